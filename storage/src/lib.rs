@@ -1,1 +1,19 @@
+//! Flagstone's storage: everything between a command and the disk.
+//!
+//! A write mutates decoded values in the [`Store`] (the hot tier of one worker), is sealed into one
+//! journal record per round, and reaches SlateDB later through the pending rows of its shard. The
+//! crate knows neither RESP nor sockets.
+//!
+//! Way of a write: [`Store`] → [`commit`] → [`journal`] → [`pending`] → [`materialise`] → SlateDB.
+//! Way of a cold read: [`Need`] → [`load`] → pending rows, then SlateDB → [`Store`].
 
+pub mod clock;
+pub mod commit;
+pub mod encoding;
+pub mod slot;
+pub mod store;
+pub mod value;
+
+pub use slot::{KeyHash, Layout, SLOTS};
+pub use store::{Fault, Need, Store};
+pub use value::{Entry, Value};

@@ -1,0 +1,341 @@
+//! Sealing a round: the entries that changed become the operations of a journal record.
+
+use crate::encoding::{Delta, OpWriter, RowKey, encode_field, encode_meta};
+use crate::slot::KeyHash;
+use crate::store::{DirtyKey, Store, Versions};
+use crate::value::string::CHUNK;
+use crate::value::{Entry, Str, Stored, Value};
+use std::collections::BTreeMap;
+
+/// A packed hash of more bytes than this goes to element rows whatever the listpack limits say.
+const PACKED_MAX: usize = 64 * 1024;
+
+/// A sealed round: what goes into the journal, and which keys it changed.
+#[derive(Debug, Default)]
+pub struct Sealed {
+    /// The round's number.
+    pub round: u64,
+    /// Operations by shard.
+    pub ops: BTreeMap<u16, OpWriter>,
+    pub(crate) keys: Vec<DirtyKey>,
+}
+
+impl Sealed {
+    /// The shards it touches, ascending.
+    pub fn shards(&self) -> Vec<u16> {
+        self.ops.keys().copied().collect()
+    }
+
+    /// The record's body: for each shard its number (u16), the length (u32) of its operations,
+    /// and these.
+    pub fn body(&self) -> Vec<u8> {
+        let len = self.ops.values().map(|w| w.as_bytes().len() + 6).sum();
+        let mut body = Vec::with_capacity(len);
+        for (shard, writer) in &self.ops {
+            body.extend_from_slice(&shard.to_be_bytes());
+            body.extend_from_slice(&(writer.as_bytes().len() as u32).to_be_bytes());
+            body.extend_from_slice(writer.as_bytes());
+        }
+        body
+    }
+
+    /// Which keys changed.
+    pub fn keys(&self) -> impl Iterator<Item = (u32, &[u8])> {
+        self.keys.iter().map(|k| (k.db, &*k.key))
+    }
+}
+
+/// Splits a record's body into shards and their operations; `None` if it is damaged.
+pub fn split_body(mut body: &[u8]) -> Option<Vec<(u16, &[u8])>> {
+    let mut out = Vec::new();
+    while !body.is_empty() {
+        let (shard, rest) = body.split_first_chunk::<2>()?;
+        let (len, rest) = rest.split_first_chunk::<4>()?;
+        let (ops, rest) = rest.split_at_checked(u32::from_be_bytes(*len) as usize)?;
+        out.push((u16::from_be_bytes(*shard), ops));
+        body = rest;
+    }
+    Some(out)
+}
+
+impl Entry {
+    /// What the journal is to know of it.
+    pub(crate) fn state(&self) -> Stored {
+        if !self.is_live() {
+            return Stored::default();
+        }
+        Stored {
+            live: true,
+            expire_at_ms: self.expire_at_ms,
+            fields_expire_at_ms: self.value.fields_expire_at_ms(),
+            version: self.value.version(),
+        }
+    }
+}
+
+impl Store {
+    /// Seals the open round and opens the next. Entries count as clean from here on: if the record
+    /// cannot be appended, [`Store::unseal`] drops them.
+    pub fn seal(&mut self) -> Sealed {
+        let keys = std::mem::take(&mut self.dirty);
+        let mut sealed = Sealed { round: self.round(), ..Sealed::default() };
+        let versions = self.versions.clone();
+        let layout = self.layout.clone();
+        for key in &keys {
+            let generation = self.generation(key.db);
+            let Some(entry) = self.get_mut(key.db, key.at, &key.key) else { continue };
+            let ops = sealed.ops.entry(layout.shard_of(key.at.slot)).or_default();
+            seal_entry(entry, generation, key.at, ops, &versions, &|name| layout.hash(name));
+            let (before, after) = (entry.counted, entry.memory() as u32);
+            entry.counted = after;
+            let live = entry.is_live();
+            self.count_memory(before, after);
+            if !live {
+                self.bury(key.clone());
+            }
+        }
+        sealed.ops.retain(|_, ops| !ops.is_empty());
+        sealed.keys = keys;
+        self.next_round();
+        sealed
+    }
+
+    /// The record was not appended: the entries it touched are dropped, so that what is on disk
+    /// counts again.
+    pub fn unseal(&mut self, sealed: &Sealed) {
+        for key in &sealed.keys {
+            self.forget(key.db, &key.key);
+        }
+    }
+}
+
+/// Writes what changed of one entry since the journal last heard of it.
+fn seal_entry(
+    entry: &mut Entry,
+    generation: u32,
+    at: KeyHash,
+    ops: &mut OpWriter,
+    versions: &Versions,
+    hash_of: &dyn Fn(&[u8]) -> u64,
+) {
+    entry.dirty = false;
+    if matches!(&entry.value, Value::Hash(hash) if hash.is_empty()) {
+        entry.clear();
+    }
+    seal_elements(entry, at.slot, ops, versions, hash_of);
+    let new = entry.state();
+    let old = std::mem::replace(&mut entry.stored, new);
+    if !old.live && !new.live {
+        return;
+    }
+    if old.version != 0 && old.version != new.version {
+        ops.put(&RowKey::dead(at.slot, old.version), b"", Delta::default());
+    }
+    seal_times(&entry.key, generation, at.slot, &old, &new, ops);
+    let delta = Delta {
+        keys: i8::from(new.live) - i8::from(old.live),
+        expires: i8::from(new.expire_at_ms != 0) - i8::from(old.expire_at_ms != 0),
+    };
+    let mut row_key = Vec::with_capacity(13 + entry.key.len());
+    RowKey::meta(&mut row_key, generation, at, &entry.key);
+    if new.live {
+        let mut row = Vec::with_capacity(32);
+        encode_meta(&mut row, entry);
+        ops.put(&row_key, &row, delta);
+    } else {
+        ops.delete(&row_key, delta);
+    }
+}
+
+/// The expiry index follows the key's and its fields' expiries.
+fn seal_times(
+    key: &[u8],
+    generation: u32,
+    slot: u16,
+    old: &Stored,
+    new: &Stored,
+    ops: &mut OpWriter,
+) {
+    for (before, after, fields) in [
+        (old.expire_at_ms, new.expire_at_ms, false),
+        (old.fields_expire_at_ms, new.fields_expire_at_ms, true),
+    ] {
+        if before == after {
+            continue;
+        }
+        if before != 0 {
+            ops.delete(&RowKey::time(before, slot, generation, fields, key), Delta::default());
+        }
+        if after != 0 {
+            ops.put(&RowKey::time(after, slot, generation, fields, key), b"", Delta::default());
+        }
+    }
+}
+
+/// Writes the element rows that changed; a value that has outgrown its meta row gets a version.
+fn seal_elements(
+    entry: &mut Entry,
+    slot: u16,
+    ops: &mut OpWriter,
+    versions: &Versions,
+    hash_of: &dyn Fn(&[u8]) -> u64,
+) {
+    let mut row_key = Vec::new();
+    match &mut entry.value {
+        Value::Str(Str::Big(big)) => {
+            if big.version == 0 {
+                big.version = versions.next();
+            }
+            RowKey::elements(&mut row_key, slot, big.version);
+            let head = row_key.len();
+            for n in std::mem::take(&mut big.dirty) {
+                row_key.truncate(head);
+                row_key.extend_from_slice(&n.to_be_bytes());
+                let chunk = big.chunks.get(&n).map_or(&[][..], |c| c);
+                debug_assert!(chunk.len() <= CHUNK, "a chunk has outgrown its size");
+                ops.put(&row_key, chunk, Delta::default());
+            }
+        }
+        Value::Hash(hash) => {
+            if hash.is_packed() && (hash.is_table() || hash.memory() > PACKED_MAX) {
+                hash.unpack(versions.next());
+            }
+            if hash.is_packed() {
+                return;
+            }
+            RowKey::elements(&mut row_key, slot, hash.version);
+            let head = row_key.len();
+            let mut value = Vec::new();
+            for name in hash.take_dirty() {
+                row_key.truncate(head);
+                row_key.extend_from_slice(&RowKey::named_element(hash_of(&name), &name));
+                if let Some(field) = hash.known(&name) {
+                    value.clear();
+                    let kept = RowKey::name_is_digested(&name).then_some(&*name);
+                    encode_field(&mut value, field, kept);
+                    ops.put(&row_key, &value, Delta::default());
+                } else {
+                    ops.delete(&row_key, Delta::default());
+                }
+            }
+        }
+        Value::Absent | Value::Str(_) => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::encoding::{Op, OpReader, Row};
+    use crate::slot::Layout;
+    use crate::value::Hash;
+    use std::sync::Arc;
+
+    fn store() -> Store {
+        let layout = Arc::new(Layout { shards: 2, seed: 1 });
+        Store::new(layout, Arc::new(Versions::new(1)), &[1, 2], false)
+    }
+
+    fn ops(sealed: &Sealed) -> Vec<(u16, String)> {
+        let body = sealed.body();
+        let mut out = Vec::new();
+        for (shard, bytes) in split_body(&body).unwrap() {
+            for op in OpReader::new(bytes) {
+                let text = match op {
+                    Op::Put { key, delta, .. } => {
+                        format!("put {} {delta:?}", char::from(key[0]))
+                    }
+                    Op::Delete { key, delta } => format!("del {} {delta:?}", char::from(key[0])),
+                    Op::Generation { .. } => "generation".into(),
+                };
+                out.push((shard, text));
+            }
+        }
+        out
+    }
+
+    fn set(store: &mut Store, key: &[u8], value: &[u8]) {
+        let mut entry = store.entry_mut(0, key).unwrap();
+        entry.value = Value::Str(Str::new(value));
+        entry.expire_at_ms = 0;
+    }
+
+    #[test]
+    fn equal_rows_of_a_round_collapse() {
+        let mut store = store();
+        for n in 0..10 {
+            set(&mut store, b"n", n.to_string().as_bytes());
+        }
+        let sealed = store.seal();
+        assert_eq!(ops(&sealed).len(), 1);
+        assert!(ops(&sealed)[0].1.starts_with("put M Delta { keys: 1"));
+        set(&mut store, b"n", b"x");
+        assert!(ops(&store.seal())[0].1.starts_with("put M Delta { keys: 0"));
+        store.remove(0, b"n").unwrap();
+        assert!(ops(&store.seal())[0].1.starts_with("del M Delta { keys: -1"));
+    }
+
+    #[test]
+    fn born_and_gone_in_a_round_leaves_nothing() {
+        let mut store = store();
+        set(&mut store, b"n", b"1");
+        store.remove(0, b"n").unwrap();
+        assert!(store.seal().ops.is_empty());
+    }
+
+    #[test]
+    fn a_replaced_big_value_leaves_a_dead_version() {
+        let mut store = store();
+        set(&mut store, b"n", &vec![1; 3 * CHUNK]);
+        let first = ops(&store.seal());
+        assert_eq!(first.iter().filter(|(_, o)| o.starts_with("put E")).count(), 3);
+        set(&mut store, b"n", b"small");
+        let second = ops(&store.seal());
+        assert!(second.iter().any(|(_, o)| o.starts_with("put D")), "{second:?}");
+    }
+
+    #[test]
+    fn an_expiry_moves_its_index_row() {
+        let mut store = store();
+        set(&mut store, b"n", b"1");
+        store.entry_mut(0, b"n").unwrap().expire_at_ms = 500;
+        assert_eq!(ops(&store.seal()).len(), 2);
+        store.entry_mut(0, b"n").unwrap().expire_at_ms = 600;
+        assert_eq!(ops(&store.seal()).len(), 3);
+        store.begin(600, true);
+        assert!(!store.exists(0, b"n").unwrap());
+        let gone = ops(&store.seal());
+        assert_eq!(gone.len(), 2);
+        assert!(gone[1].1.contains("keys: -1, expires: -1"), "{gone:?}");
+    }
+
+    #[test]
+    fn a_renamed_big_hash_keeps_its_rows_in_its_slot() {
+        let mut store = store();
+        let mut hash = Hash::new();
+        hash.set(b"f", b"v", 0);
+        hash.make_table();
+        store.entry_mut(0, b"{t}a").unwrap().value = Value::Hash(Box::new(hash));
+        store.seal();
+        store.rename((0, b"{t}a"), (0, b"{t}b")).unwrap();
+        let same = ops(&store.seal());
+        assert!(!same.iter().any(|(_, o)| o.starts_with("put D") || o.contains(" E ")), "{same:?}");
+        store.rename((0, b"{t}b"), (0, b"other")).unwrap();
+        let other = ops(&store.seal());
+        assert!(other.iter().any(|(_, o)| o.starts_with("put D")));
+        assert!(other.iter().any(|(_, o)| o.starts_with("put E")));
+    }
+
+    #[test]
+    fn an_unsealed_round_is_forgotten() {
+        let mut store = store();
+        set(&mut store, b"n", b"1");
+        let sealed = store.seal();
+        store.unseal(&sealed);
+        assert!(!store.is_hot(0, b"n"));
+        assert!(matches!(
+            Row::parse(&RowKey::dead(1, 1)),
+            Some(Row::Dead { slot: 1, version: 1 })
+        ));
+    }
+}

@@ -1,0 +1,187 @@
+//! Row keys: kind first, so that each kind can be an engine segment of its own; slot inside, so
+//! that a shard can be split by ranges without rewriting it.
+
+use crate::slot::KeyHash;
+use sha2::{Digest, Sha256};
+
+/// The kinds of rows, by their first byte.
+pub mod row {
+    /// Meta row: type, expiry, size, and the value when it is small.
+    pub const META: u8 = b'M';
+    /// Element row: one field or chunk of a value that has outgrown its meta row.
+    pub const ELEMENT: u8 = b'E';
+    /// Expiry index.
+    pub const TIME: u8 = b'T';
+    /// A dead version, whose element rows may be swept.
+    pub const DEAD: u8 = b'D';
+    /// Shard-wide: applied, reaches, generations, counters.
+    pub const CONTROL: u8 = b'C';
+}
+
+/// Element names longer than this are keyed by their SHA-256.
+const MAX_PLAIN_NAME: usize = 32 * 1024;
+
+const PLAIN: u8 = 0;
+const DIGEST: u8 = 1;
+
+/// Offset of the slot in a meta row key.
+const META_SLOT: usize = 5;
+/// Length of a meta row key before the user key: kind, generation, slot, hash48.
+const META_HEAD: usize = 1 + 4 + 2 + 6;
+/// Length of an element row key before the element: kind, slot, version.
+const ELEMENT_HEAD: usize = 1 + 2 + 8;
+
+/// Builds row keys.
+pub struct RowKey;
+
+impl RowKey {
+    /// `M | generation u32 | slot u16 | hash48 | key`
+    pub fn meta(out: &mut Vec<u8>, generation: u32, at: KeyHash, key: &[u8]) {
+        Self::meta_prefix(out, generation, at.slot, at.hash48());
+        out.extend_from_slice(key);
+    }
+
+    /// The head of the meta rows from a hash on.
+    pub fn meta_prefix(out: &mut Vec<u8>, generation: u32, slot: u16, hash48: u64) {
+        out.push(row::META);
+        out.extend_from_slice(&generation.to_be_bytes());
+        out.extend_from_slice(&slot.to_be_bytes());
+        out.extend_from_slice(&hash48.to_be_bytes()[2..]);
+    }
+
+    /// `E | slot u16 | version u64`: the head of all element rows of a version.
+    pub fn elements(out: &mut Vec<u8>, slot: u16, version: u64) {
+        out.push(row::ELEMENT);
+        out.extend_from_slice(&slot.to_be_bytes());
+        out.extend_from_slice(&version.to_be_bytes());
+    }
+
+    /// `hash u64 | 0 | name`, or `hash u64 | 1 | sha256` for a name too long for an engine key.
+    pub fn named_element(hash: u64, name: &[u8]) -> Vec<u8> {
+        let mut out = Vec::with_capacity(9 + name.len().min(32));
+        out.extend_from_slice(&hash.to_be_bytes());
+        if name.len() <= MAX_PLAIN_NAME {
+            out.push(PLAIN);
+            out.extend_from_slice(name);
+        } else {
+            out.push(DIGEST);
+            out.extend_from_slice(&Sha256::digest(name));
+        }
+        out
+    }
+
+    /// Whether rows of this name keep the name in their value.
+    pub fn name_is_digested(name: &[u8]) -> bool {
+        name.len() > MAX_PLAIN_NAME
+    }
+
+    /// `T | expire_at_ms u64 | slot u16 | generation u32 | what u8 | key`; `what` is 0 for the key
+    /// itself and 1 for the earliest of its fields.
+    pub fn time(at_ms: u64, slot: u16, generation: u32, fields: bool, key: &[u8]) -> Vec<u8> {
+        let mut out = Vec::with_capacity(16 + key.len());
+        out.push(row::TIME);
+        out.extend_from_slice(&at_ms.to_be_bytes());
+        out.extend_from_slice(&slot.to_be_bytes());
+        out.extend_from_slice(&generation.to_be_bytes());
+        out.push(u8::from(fields));
+        out.extend_from_slice(key);
+        out
+    }
+
+    /// `D | slot u16 | version u64`
+    pub fn dead(slot: u16, version: u64) -> Vec<u8> {
+        let mut out = Vec::with_capacity(11);
+        out.push(row::DEAD);
+        out.extend_from_slice(&slot.to_be_bytes());
+        out.extend_from_slice(&version.to_be_bytes());
+        out
+    }
+}
+
+/// A row key taken apart.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Row<'a> {
+    Meta { generation: u32, slot: u16, hash48: u64, key: &'a [u8] },
+    Element { slot: u16, version: u64, element: &'a [u8] },
+    Time { at_ms: u64, slot: u16, generation: u32, fields: bool, key: &'a [u8] },
+    Dead { slot: u16, version: u64 },
+    Control { name: &'a [u8] },
+}
+
+impl<'a> Row<'a> {
+    /// Takes a row key apart; `None` if it is none of ours.
+    pub fn parse(row_key: &'a [u8]) -> Option<Self> {
+        let (&kind, rest) = row_key.split_first()?;
+        Some(match kind {
+            row::META => Self::Meta {
+                generation: be_u32(rest.get(..4)?)?,
+                slot: be_u16(row_key.get(META_SLOT..META_SLOT + 2)?)?,
+                hash48: row_key
+                    .get(META_SLOT + 2..META_HEAD)?
+                    .iter()
+                    .fold(0, |n, &b| n << 8 | u64::from(b)),
+                key: row_key.get(META_HEAD..)?,
+            },
+            row::ELEMENT => Self::Element {
+                slot: be_u16(rest.get(..2)?)?,
+                version: be_u64(rest.get(2..10)?)?,
+                element: row_key.get(ELEMENT_HEAD..)?,
+            },
+            row::TIME => Self::Time {
+                at_ms: be_u64(rest.get(..8)?)?,
+                slot: be_u16(rest.get(8..10)?)?,
+                generation: be_u32(rest.get(10..14)?)?,
+                fields: *rest.get(14)? == 1,
+                key: rest.get(15..)?,
+            },
+            row::DEAD => {
+                Self::Dead { slot: be_u16(rest.get(..2)?)?, version: be_u64(rest.get(2..10)?)? }
+            }
+            row::CONTROL => Self::Control { name: rest },
+            _ => return None,
+        })
+    }
+
+    /// The name inside an element built by [`RowKey::named_element`], unless it is digested.
+    pub fn plain_name(element: &'a [u8]) -> Option<&'a [u8]> {
+        (*element.get(8)? == PLAIN).then(|| &element[9..])
+    }
+}
+
+fn be_u16(bytes: &[u8]) -> Option<u16> {
+    Some(u16::from_be_bytes(bytes.try_into().ok()?))
+}
+
+fn be_u32(bytes: &[u8]) -> Option<u32> {
+    Some(u32::from_be_bytes(bytes.try_into().ok()?))
+}
+
+fn be_u64(bytes: &[u8]) -> Option<u64> {
+    Some(u64::from_be_bytes(bytes.try_into().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_roundtrip() {
+        let at = KeyHash { slot: 513, hash: 0x0123_4567_89ab_cdef };
+        let mut key = Vec::new();
+        RowKey::meta(&mut key, 7, at, b"user");
+        assert_eq!(
+            Row::parse(&key),
+            Some(Row::Meta { generation: 7, slot: 513, hash48: 0x0123_4567_89ab, key: b"user" })
+        );
+        let time = RowKey::time(99, 5, 7, true, b"k");
+        assert_eq!(
+            Row::parse(&time),
+            Some(Row::Time { at_ms: 99, slot: 5, generation: 7, fields: true, key: b"k" })
+        );
+        assert_eq!(Row::parse(&RowKey::dead(3, 9)), Some(Row::Dead { slot: 3, version: 9 }));
+        assert_eq!(Row::parse(b"X"), None);
+        let long = vec![b'x'; MAX_PLAIN_NAME + 1];
+        assert_eq!(RowKey::named_element(1, &long).len(), 41);
+        assert_eq!(Row::plain_name(&RowKey::named_element(1, b"f")), Some(&b"f"[..]));
+    }
+}

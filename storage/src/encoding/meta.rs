@@ -1,0 +1,226 @@
+//! Meta rows and element values.
+//!
+//! ```text
+//! meta row    type u8 | flags u8 | [expire_at_ms u64] | payload
+//!   string    the bytes
+//!   big string   version u64 | len u64                              (chunks: E rows)
+//!   packed hash  count | (name, value, [expire_at_ms u64])…          (lengths are varints)
+//!   big hash     version u64 | len u64 | min_expire_at_ms u64        (fields: E rows)
+//! field       flags u8 | [expire_at_ms u64] | [name] | value
+//! ```
+
+use super::varint::{get_bytes, get_varint, put_bytes, put_varint};
+use crate::value::{BigStr, Entry, Field, Hash, Str, Value};
+use thiserror::Error;
+
+const TYPE_STRING: u8 = 1;
+const TYPE_HASH: u8 = 2;
+
+/// The key expires: its time follows the flags.
+const EXPIRES: u8 = 1;
+/// The value is in element rows.
+const BIG: u8 = 2;
+/// A hash whose fields have, or had, expiries.
+const TIMED: u8 = 4;
+/// A packed hash that is a "hashtable" all the same.
+const TABLE: u8 = 8;
+
+/// The field expires: its time follows the flags.
+const FIELD_EXPIRES: u8 = 1;
+/// The row's key holds only a digest of the name; the name follows.
+const FIELD_NAMED: u8 = 2;
+
+/// A row that does not have the form it must have.
+#[derive(Debug, Error)]
+#[error("damaged row: {what}")]
+pub struct MetaError {
+    what: &'static str,
+}
+
+const fn damaged(what: &'static str) -> MetaError {
+    MetaError { what }
+}
+
+/// Writes the meta row of a live entry.
+pub fn encode_meta(out: &mut Vec<u8>, entry: &Entry) {
+    let kind = match &entry.value {
+        Value::Absent | Value::Str(_) => TYPE_STRING,
+        Value::Hash(_) => TYPE_HASH,
+    };
+    let mut flags = if entry.expire_at_ms != 0 { EXPIRES } else { 0 };
+    if entry.value.version() != 0 {
+        flags |= BIG;
+    }
+    if let Value::Hash(hash) = &entry.value {
+        flags |= if hash.is_timed() { TIMED } else { 0 } | if hash.is_table() { TABLE } else { 0 };
+    }
+    out.extend_from_slice(&[kind, flags]);
+    if entry.expire_at_ms != 0 {
+        out.extend_from_slice(&entry.expire_at_ms.to_be_bytes());
+    }
+    match &entry.value {
+        Value::Absent => {}
+        Value::Str(Str::Int(n)) => out.extend_from_slice(n.to_string().as_bytes()),
+        Value::Str(Str::Emb(bytes)) => out.extend_from_slice(bytes),
+        Value::Str(Str::Raw(bytes)) => out.extend_from_slice(bytes),
+        Value::Str(Str::Big(big)) => {
+            out.extend_from_slice(&big.version.to_be_bytes());
+            out.extend_from_slice(&big.len.to_be_bytes());
+        }
+        Value::Hash(hash) if hash.is_packed() => pack_hash(out, hash),
+        Value::Hash(hash) => {
+            out.extend_from_slice(&hash.version.to_be_bytes());
+            out.extend_from_slice(&hash.len().to_be_bytes());
+            out.extend_from_slice(&hash.min_expire_at_ms().to_be_bytes());
+        }
+    }
+}
+
+fn pack_hash(out: &mut Vec<u8>, hash: &Hash) {
+    put_varint(out, hash.len());
+    for (name, field) in hash.iter() {
+        put_bytes(out, name);
+        put_bytes(out, &field.value);
+        if hash.is_timed() {
+            out.extend_from_slice(&field.expire_at_ms.to_be_bytes());
+        }
+    }
+}
+
+/// Reads a meta row; what is in element rows stays there.
+pub fn decode_entry(key: &[u8], hash: u64, row: &[u8]) -> Result<Entry, MetaError> {
+    let mut rest = row;
+    let [kind, flags] = *take::<2>(&mut rest).ok_or(damaged("no type"))?;
+    let mut entry = Entry::absent(key, hash);
+    if flags & EXPIRES != 0 {
+        entry.expire_at_ms = take_u64(&mut rest).ok_or(damaged("no expiry"))?;
+    }
+    entry.value = match (kind, flags & BIG != 0) {
+        (TYPE_STRING, false) => Value::Str(Str::new(rest)),
+        (TYPE_STRING, true) => Value::Str(Str::Big(Box::new(BigStr {
+            version: take_u64(&mut rest).ok_or(damaged("no version"))?,
+            len: take_u64(&mut rest).ok_or(damaged("no length"))?,
+            ..BigStr::default()
+        }))),
+        (TYPE_HASH, false) => {
+            let mut hash = unpack_hash(rest, flags & TIMED != 0)?;
+            if flags & TABLE != 0 {
+                hash.make_table();
+            }
+            Value::Hash(Box::new(hash))
+        }
+        (TYPE_HASH, true) => Value::Hash(Box::new(Hash::from_meta(
+            take_u64(&mut rest).ok_or(damaged("no version"))?,
+            take_u64(&mut rest).ok_or(damaged("no length"))?,
+            flags & TIMED != 0,
+            take_u64(&mut rest).ok_or(damaged("no field expiry"))?,
+        ))),
+        _ => return Err(damaged("unknown type")),
+    };
+    entry.stored = entry.state();
+    Ok(entry)
+}
+
+fn unpack_hash(mut rest: &[u8], timed: bool) -> Result<Hash, MetaError> {
+    let mut hash = Hash::new();
+    if timed {
+        hash.set_timed();
+    }
+    let count = get_varint(&mut rest).ok_or(damaged("no count"))?;
+    for _ in 0..count {
+        let name = get_bytes(&mut rest).ok_or(damaged("no field name"))?;
+        let value = get_bytes(&mut rest).ok_or(damaged("no field value"))?;
+        let expire_at_ms =
+            if timed { take_u64(&mut rest).ok_or(damaged("no field expiry"))? } else { 0 };
+        hash.set(name, value, expire_at_ms);
+    }
+    Ok(hash)
+}
+
+/// Writes the element row's value of a hash field; `name` only where the row's key has a digest.
+pub fn encode_field(out: &mut Vec<u8>, field: &Field, name: Option<&[u8]>) {
+    let expires = if field.expire_at_ms != 0 { FIELD_EXPIRES } else { 0 };
+    out.push(expires | if name.is_some() { FIELD_NAMED } else { 0 });
+    if field.expire_at_ms != 0 {
+        out.extend_from_slice(&field.expire_at_ms.to_be_bytes());
+    }
+    if let Some(name) = name {
+        put_bytes(out, name);
+    }
+    out.extend_from_slice(&field.value);
+}
+
+/// Reads a field's element row: the name, if the row keeps it, and the field.
+pub fn decode_field(row: &[u8]) -> Result<(Option<&[u8]>, Field), MetaError> {
+    let mut rest = row;
+    let [flags] = *take::<1>(&mut rest).ok_or(damaged("empty field"))?;
+    let expire_at_ms = if flags & FIELD_EXPIRES != 0 {
+        take_u64(&mut rest).ok_or(damaged("no field expiry"))?
+    } else {
+        0
+    };
+    let name = if flags & FIELD_NAMED != 0 {
+        Some(get_bytes(&mut rest).ok_or(damaged("no field name"))?)
+    } else {
+        None
+    };
+    Ok((name, Field { value: rest.into(), expire_at_ms }))
+}
+
+fn take<'a, const N: usize>(input: &mut &'a [u8]) -> Option<&'a [u8; N]> {
+    let (head, rest) = input.split_first_chunk::<N>()?;
+    *input = rest;
+    Some(head)
+}
+
+fn take_u64(input: &mut &[u8]) -> Option<u64> {
+    take::<8>(input).map(|b| u64::from_be_bytes(*b))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn roundtrip(value: Value, expire_at_ms: u64) -> Entry {
+        let mut entry = Entry::absent(b"k", 1);
+        entry.value = value;
+        entry.expire_at_ms = expire_at_ms;
+        let mut row = Vec::new();
+        encode_meta(&mut row, &entry);
+        decode_entry(b"k", 1, &row).unwrap()
+    }
+
+    #[test]
+    fn strings_roundtrip() {
+        let back = roundtrip(Value::Str(Str::new(b"12345")), 77);
+        assert!(matches!(back.value, Value::Str(Str::Int(12345))));
+        assert_eq!(back.expire_at_ms, 77);
+        let back = roundtrip(Value::Str(Str::new(&[b'x'; 100])), 0);
+        assert!(matches!(back.value, Value::Str(Str::Raw(v)) if v == [b'x'; 100]));
+    }
+
+    #[test]
+    fn packed_hashes_roundtrip() {
+        let mut hash: Hash = [(&b"a"[..], &b"1"[..]), (b"b", b"2")].into_iter().collect();
+        hash.set(b"c", b"3", 99);
+        let back = roundtrip(Value::Hash(Box::new(hash)), 0);
+        let Value::Hash(hash) = back.value else { panic!("no hash") };
+        assert_eq!((hash.len(), hash.min_expire_at_ms()), (3, 99));
+        assert_eq!(&*hash.get(b"b", 0).unwrap().unwrap().value, b"2");
+    }
+
+    #[test]
+    fn damaged_rows_are_refused() {
+        for row in [&b""[..], &[9, 0], &[TYPE_HASH, 0, 2, 1], &[TYPE_STRING, EXPIRES, 0]] {
+            assert!(decode_entry(b"k", 1, row).is_err());
+        }
+    }
+
+    #[test]
+    fn fields_roundtrip() {
+        let field = Field { value: b"v"[..].into(), expire_at_ms: 5 };
+        let mut row = Vec::new();
+        encode_field(&mut row, &field, Some(b"name"));
+        assert_eq!(decode_field(&row).unwrap(), (Some(&b"name"[..]), field));
+    }
+}

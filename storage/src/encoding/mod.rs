@@ -1,0 +1,12 @@
+//! Every byte that goes to disk, but for the journal's own framing: row keys, meta rows, element
+//! values, the body of a journal record. `docs/format.md` draws them.
+
+mod keys;
+mod meta;
+mod ops;
+mod varint;
+
+pub use keys::{Row, RowKey, row};
+pub use meta::{MetaError, decode_entry, decode_field, encode_field, encode_meta};
+pub use ops::{Delta, Op, OpReader, OpWriter};
+pub use varint::{get_bytes, get_varint, put_bytes, put_varint};

@@ -1,0 +1,148 @@
+//! The body of a journal record: for each shard, row puts and deletes as absolute values, what they
+//! change in the shard's counters as deltas, and changes of generations as commands.
+
+use super::varint::{get_bytes, get_varint, put_bytes, put_varint};
+
+const PUT: u8 = 0;
+const DELETE: u8 = 1;
+const GENERATION: u8 = 2;
+const KIND: u8 = 0b11;
+
+/// What a row changes in its slot's counters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Delta {
+    /// Keys: −1, 0 or 1.
+    pub keys: i8,
+    /// Keys with an expiry: −1, 0 or 1.
+    pub expires: i8,
+}
+
+impl Delta {
+    fn encode(self) -> u8 {
+        ((self.keys + 1) as u8) << 2 | ((self.expires + 1) as u8) << 4
+    }
+
+    fn decode(flags: u8) -> Self {
+        Self { keys: (flags >> 2 & 3) as i8 - 1, expires: (flags >> 4 & 3) as i8 - 1 }
+    }
+}
+
+/// One operation of a record's body.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Op<'a> {
+    Put { key: &'a [u8], value: &'a [u8], delta: Delta },
+    Delete { key: &'a [u8], delta: Delta },
+    /// Database `db` is now `generation`; `dead` is swept, if it is not 0.
+    Generation { db: u32, generation: u32, dead: u32 },
+}
+
+/// Collects the operations of one shard.
+#[derive(Debug, Default)]
+pub struct OpWriter {
+    buf: Vec<u8>,
+}
+
+impl OpWriter {
+    pub fn is_empty(&self) -> bool {
+        self.buf.is_empty()
+    }
+
+    /// The operations as bytes.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.buf
+    }
+
+    pub fn clear(&mut self) {
+        self.buf.clear();
+    }
+
+    /// Takes the bytes out.
+    pub fn take(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.buf)
+    }
+
+    pub fn put(&mut self, key: &[u8], value: &[u8], delta: Delta) {
+        self.buf.push(PUT | delta.encode());
+        put_bytes(&mut self.buf, key);
+        put_bytes(&mut self.buf, value);
+    }
+
+    pub fn delete(&mut self, key: &[u8], delta: Delta) {
+        self.buf.push(DELETE | delta.encode());
+        put_bytes(&mut self.buf, key);
+    }
+
+    pub fn generation(&mut self, db: u32, generation: u32, dead: u32) {
+        self.buf.push(GENERATION);
+        put_varint(&mut self.buf, u64::from(db));
+        put_varint(&mut self.buf, u64::from(generation));
+        put_varint(&mut self.buf, u64::from(dead));
+    }
+}
+
+/// Reads the operations of one shard back; stops at damage with `None` (see [`OpReader::is_done`]).
+#[derive(Debug)]
+pub struct OpReader<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> OpReader<'a> {
+    pub fn new(bytes: &'a [u8]) -> Self {
+        Self { rest: bytes }
+    }
+
+    /// Whether all was read: false after damage.
+    pub fn is_done(&self) -> bool {
+        self.rest.is_empty()
+    }
+
+    fn read(&mut self) -> Option<Op<'a>> {
+        let mut rest = self.rest;
+        let (&flags, after) = rest.split_first()?;
+        rest = after;
+        let op = match flags & KIND {
+            PUT => Op::Put {
+                key: get_bytes(&mut rest)?,
+                value: get_bytes(&mut rest)?,
+                delta: Delta::decode(flags),
+            },
+            DELETE => Op::Delete { key: get_bytes(&mut rest)?, delta: Delta::decode(flags) },
+            GENERATION => Op::Generation {
+                db: u32::try_from(get_varint(&mut rest)?).ok()?,
+                generation: u32::try_from(get_varint(&mut rest)?).ok()?,
+                dead: u32::try_from(get_varint(&mut rest)?).ok()?,
+            },
+            _ => return None,
+        };
+        self.rest = rest;
+        Some(op)
+    }
+}
+
+impl<'a> Iterator for OpReader<'a> {
+    type Item = Op<'a>;
+
+    fn next(&mut self) -> Option<Op<'a>> {
+        self.read()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn operations_roundtrip() {
+        let mut writer = OpWriter::default();
+        let delta = Delta { keys: 1, expires: -1 };
+        writer.put(b"k", b"v", delta);
+        writer.delete(b"k2", Delta::default());
+        writer.generation(3, 9, 4);
+        let mut reader = OpReader::new(writer.as_bytes());
+        assert_eq!(reader.next(), Some(Op::Put { key: b"k", value: b"v", delta }));
+        assert_eq!(reader.next(), Some(Op::Delete { key: b"k2", delta: Delta::default() }));
+        assert_eq!(reader.next(), Some(Op::Generation { db: 3, generation: 9, dead: 4 }));
+        assert_eq!(reader.next(), None);
+        assert!(reader.is_done());
+    }
+}

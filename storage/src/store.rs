@@ -1,0 +1,664 @@
+//! The hot tier of one worker: decoded values of the keys it owns, and what of them is not in the
+//! journal yet.
+//!
+//! Commands are synchronous functions over a `Store`. What is not in memory they report as
+//! [`Fault::Miss`]; the caller loads it and runs the command again from its start, so a command
+//! must ask for all it needs before it changes anything.
+//!
+//! Changes gather in *rounds*: [`Store::seal`](crate::commit) turns the entries that became dirty
+//! into the body of one journal record. Rounds count up per store; an entry carries the round of
+//! its last write, and a reply waits for the greatest round it has seen.
+
+use crate::slot::{KeyHash, Layout, SUB_TABLES, sub_table};
+use crate::value::{Entry, Hash, Str, Value};
+use hashbrown::HashTable;
+use std::collections::VecDeque;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Why a command could not go on.
+#[derive(Debug)]
+pub enum Fault {
+    /// Something is not in memory: load it, run again.
+    Miss(Box<Need>),
+    WrongType,
+}
+
+/// What must be loaded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Need {
+    pub db: u32,
+    pub key: Box<[u8]>,
+    /// `None`: the key itself (its meta row).
+    pub part: Option<Part>,
+}
+
+/// A part of a value that is not in memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Part {
+    Fields(Vec<Box<[u8]>>),
+    Chunks(Vec<u32>),
+    All,
+}
+
+impl Part {
+    /// The fault that asks for this part of a key.
+    pub fn of(self, db: u32, key: &[u8]) -> Fault {
+        Fault::Miss(Box::new(Need { db, key: key.into(), part: Some(self) }))
+    }
+}
+
+/// Turns a missing part of a key's value into the fault that asks for it.
+pub trait OrLoad<T> {
+    /// `Err(part)` becomes the fault that loads that part of `key`.
+    fn or_load(self, db: u32, key: &[u8]) -> Result<T, Fault>;
+}
+
+impl<T> OrLoad<T> for Result<T, Part> {
+    fn or_load(self, db: u32, key: &[u8]) -> Result<T, Fault> {
+        self.map_err(|part| part.of(db, key))
+    }
+}
+
+/// Hands out versions: the journal epoch in the high bits, so that none repeats after a restart.
+#[derive(Debug)]
+pub struct Versions(AtomicU64);
+
+/// Bits of a version below the epoch.
+const VERSION_BITS: u32 = 44;
+
+impl Versions {
+    /// Versions of a journal epoch (1 to 2²⁰ − 1).
+    pub fn new(epoch: u64) -> Self {
+        Self(AtomicU64::new(epoch << VERSION_BITS | 1))
+    }
+
+    pub fn next(&self) -> u64 {
+        self.0.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// The epoch a version was given in.
+    pub fn epoch_of(version: u64) -> u64 {
+        version >> VERSION_BITS
+    }
+}
+
+/// A sub-table: the keys of some slots.
+#[derive(Debug, Default)]
+struct Table {
+    map: HashTable<Entry>,
+    /// Keys that are not in `map` may exist on disk.
+    partial: bool,
+}
+
+/// A logical database.
+#[derive(Debug)]
+struct Db {
+    generation: u32,
+    /// Empty until the first key.
+    tables: Vec<Table>,
+    partial: bool,
+}
+
+impl Db {
+    fn new(generation: u32, partial: bool) -> Self {
+        Self { generation, tables: Vec::new(), partial }
+    }
+
+    fn table(&mut self, slot: u16) -> &mut Table {
+        if self.tables.is_empty() {
+            let partial = self.partial;
+            self.tables.resize_with(SUB_TABLES, || Table { map: HashTable::new(), partial });
+        }
+        &mut self.tables[sub_table(slot)]
+    }
+}
+
+/// A key that changed in the open round.
+#[derive(Clone, Debug)]
+pub(crate) struct DirtyKey {
+    pub(crate) db: u32,
+    pub(crate) at: KeyHash,
+    pub(crate) key: Box<[u8]>,
+}
+
+/// What the commands of one worker did, for INFO.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct StoreStats {
+    pub hits: u64,
+    pub misses: u64,
+    pub expired: u64,
+    pub expired_fields: u64,
+    pub evicted: u64,
+    pub loaded: u64,
+}
+
+/// See the module's description.
+#[derive(Debug)]
+pub struct Store {
+    pub(crate) layout: Arc<Layout>,
+    pub(crate) versions: Arc<Versions>,
+    dbs: Vec<Db>,
+    pub(crate) dirty: Vec<DirtyKey>,
+    /// Entries that became absent, to be forgotten once their round is durable.
+    graves: VecDeque<(u64, DirtyKey)>,
+    round: u64,
+    seen: u64,
+    now_ms: u64,
+    touch: bool,
+    hint: Option<(*const u8, usize, KeyHash)>,
+    memory: usize,
+    hand: (usize, usize, usize),
+    pub stats: StoreStats,
+}
+
+impl Store {
+    /// A store of `generations.len()` databases. `partial`: there may be keys on disk already.
+    pub fn new(
+        layout: Arc<Layout>,
+        versions: Arc<Versions>,
+        generations: &[u32],
+        partial: bool,
+    ) -> Self {
+        Self {
+            layout,
+            versions,
+            dbs: generations.iter().map(|&g| Db::new(g, partial)).collect(),
+            dirty: Vec::new(),
+            graves: VecDeque::new(),
+            round: 1,
+            seen: 0,
+            now_ms: 0,
+            touch: true,
+            hint: None,
+            memory: 0,
+            hand: (0, 0, 0),
+            stats: StoreStats::default(),
+        }
+    }
+
+    /// A store for one multi-shard command: it knows only the entries it is lent.
+    pub fn workspace(&self) -> Self {
+        let generations: Vec<u32> = self.dbs.iter().map(|db| db.generation).collect();
+        Self::new(self.layout.clone(), self.versions.clone(), &generations, true)
+    }
+
+    // ---- per command -------------------------------------------------------------------------
+
+    /// Begins a command: its time, and whether it counts as an access (CLIENT NO-TOUCH).
+    pub fn begin(&mut self, now_ms: u64, touch: bool) {
+        self.now_ms = now_ms;
+        self.touch = touch;
+        self.seen = 0;
+        self.hint = None;
+    }
+
+    /// The hash of a key that this command will ask for, computed already by the router.
+    pub fn hint(&mut self, key: &[u8], at: KeyHash) {
+        self.hint = Some((key.as_ptr(), key.len(), at));
+    }
+
+    /// The greatest round that the command has read from or written in: its reply shows it.
+    pub fn seen(&self) -> u64 {
+        self.seen
+    }
+
+    /// The reply shows the open round.
+    pub fn see_open_round(&mut self) {
+        self.seen = self.round;
+    }
+
+    /// The time of the command, in ms since the Unix epoch.
+    pub fn now_ms(&self) -> u64 {
+        self.now_ms
+    }
+
+    /// Number of databases.
+    pub fn databases(&self) -> u32 {
+        self.dbs.len() as u32
+    }
+
+    /// Slots and hashes.
+    pub fn layout(&self) -> &Arc<Layout> {
+        &self.layout
+    }
+
+    pub(crate) fn at(&self, key: &[u8]) -> KeyHash {
+        match self.hint {
+            Some((ptr, len, at)) if ptr == key.as_ptr() && len == key.len() => at,
+            _ => self.layout.key_hash(key),
+        }
+    }
+
+    // ---- reading -----------------------------------------------------------------------------
+
+    /// A key for reading; `None` when it does not exist. Counts as a keyspace hit or miss.
+    pub fn entry(&mut self, db: u32, key: &[u8]) -> Result<Option<&Entry>, Fault> {
+        let found = self.find(db, key)?;
+        let live = found.as_ref().is_some_and(|f| f.entry(self).is_live());
+        if live {
+            self.stats.hits += 1;
+        } else {
+            self.stats.misses += 1;
+        }
+        Ok(found.filter(|_| live).map(|f| f.entry(self)))
+    }
+
+    /// The same without counting and without touching its access time (OBJECT, TYPE, TTL).
+    pub fn peek(&mut self, db: u32, key: &[u8]) -> Result<Option<&Entry>, Fault> {
+        let touch = std::mem::replace(&mut self.touch, false);
+        let found = self.find(db, key);
+        self.touch = touch;
+        Ok(found?.map(|f| f.entry(self)).filter(|e| e.is_live()))
+    }
+
+    /// Whether a key exists; counts as a hit or miss.
+    pub fn exists(&mut self, db: u32, key: &[u8]) -> Result<bool, Fault> {
+        Ok(self.entry(db, key)?.is_some())
+    }
+
+    /// A string for reading.
+    pub fn string(&mut self, db: u32, key: &[u8]) -> Result<Option<&Str>, Fault> {
+        match self.entry(db, key)?.map(|e| &e.value) {
+            None => Ok(None),
+            Some(Value::Str(s)) => Ok(Some(s)),
+            Some(_) => Err(Fault::WrongType),
+        }
+    }
+
+    /// A hash for reading.
+    pub fn hash(&mut self, db: u32, key: &[u8]) -> Result<Option<&Hash>, Fault> {
+        match self.entry(db, key)?.map(|e| &e.value) {
+            None => Ok(None),
+            Some(Value::Hash(h)) => Ok(Some(h)),
+            Some(_) => Err(Fault::WrongType),
+        }
+    }
+
+    // ---- writing -----------------------------------------------------------------------------
+
+    /// A key for writing, whether it exists or not. The first mutable access marks it dirty; set
+    /// [`Entry::value`] and `expire_at_ms` to what shall be, [`Entry::clear`] to delete.
+    pub fn entry_mut(&mut self, db: u32, key: &[u8]) -> Result<EntryMut<'_>, Fault> {
+        let found = match self.find(db, key)? {
+            Some(found) => found,
+            None => self.insert_absent(db, key),
+        };
+        let (round, generation_slot) = (self.round, found);
+        let Self { dbs, dirty, seen, .. } = self;
+        let entry = generation_slot.entry_mut(dbs);
+        Ok(EntryMut { entry, dirty, seen, round, db, at: found.at })
+    }
+
+    /// A string for writing: `None` when the key does not exist.
+    pub fn string_mut(&mut self, db: u32, key: &[u8]) -> Result<Option<EntryMut<'_>>, Fault> {
+        let entry = self.entry_mut(db, key)?;
+        match entry.value {
+            Value::Absent => Ok(None),
+            Value::Str(_) => Ok(Some(entry)),
+            _ => Err(Fault::WrongType),
+        }
+    }
+
+    /// Deletes a key; whether it existed.
+    pub fn remove(&mut self, db: u32, key: &[u8]) -> Result<bool, Fault> {
+        let mut entry = self.entry_mut(db, key)?;
+        if !entry.is_live() {
+            return Ok(false);
+        }
+        entry.clear();
+        Ok(true)
+    }
+
+    /// Moves a live key with its expiry over another one (RENAME, MOVE). Between slots the element
+    /// rows are written anew, so all of a big value must be in memory.
+    pub fn rename(
+        &mut self,
+        (from_db, from): (u32, &[u8]),
+        (to_db, to): (u32, &[u8]),
+    ) -> Result<(), Fault> {
+        let same_slot = self.at(from).slot == self.at(to).slot;
+        self.entry_mut(to_db, to)?;
+        let mut source = self.entry_mut(from_db, from)?;
+        if !same_slot {
+            source.value.require_whole().or_load(from_db, from)?;
+        }
+        let expire_at_ms = source.expire_at_ms;
+        let mut value = std::mem::take(&mut source.value);
+        source.expire_at_ms = 0;
+        if same_slot {
+            // The element rows stay where they are: their version is not dead but elsewhere.
+            source.stored.version = 0;
+        } else {
+            value.detach();
+        }
+        let mut target = self.entry_mut(to_db, to)?;
+        target.value = value;
+        target.expire_at_ms = expire_at_ms;
+        Ok(())
+    }
+
+    // ---- finding -----------------------------------------------------------------------------
+
+    /// Finds a key, deleting it if it has expired. `None`: known not to exist.
+    fn find(&mut self, db: u32, key: &[u8]) -> Result<Option<Found>, Fault> {
+        let at = self.at(key);
+        let now_ms = self.now_ms;
+        let table = self.dbs[db as usize].table(at.slot);
+        let Some(bucket) = table.map.find_bucket_index(at.hash, |e| *e.key == *key) else {
+            if table.partial {
+                return Err(Fault::Miss(Box::new(Need { db, key: key.into(), part: None })));
+            }
+            return Ok(None);
+        };
+        let Some(entry) = table.map.get_bucket_mut(bucket) else { return Ok(None) };
+        if self.touch {
+            entry.accessed_s = (now_ms / 1000) as u32;
+            entry.freq = entry.freq.saturating_add(u8::from(entry.freq < 5));
+        }
+        self.seen = self.seen.max(entry.round);
+        let found = Found { db, at, bucket };
+        if entry.expire_at_ms != 0 && entry.expire_at_ms <= now_ms && entry.is_live() {
+            self.stats.expired += 1;
+            let round = self.round;
+            let Self { dbs, dirty, seen, .. } = self;
+            let entry = found.entry_mut(dbs);
+            EntryMut { entry, dirty, seen, round, db, at }.clear();
+        }
+        Ok(Some(found))
+    }
+
+    fn insert_absent(&mut self, db: u32, key: &[u8]) -> Found {
+        let at = self.at(key);
+        let table = self.dbs[db as usize].table(at.slot);
+        let entry = Entry::absent(key, at.hash);
+        let bucket = table.map.insert_unique(at.hash, entry, |e| e.hash).bucket_index();
+        Found { db, at, bucket }
+    }
+
+    /// Whether the key's entry is in memory (or known to be absent).
+    pub fn is_hot(&mut self, db: u32, key: &[u8]) -> bool {
+        let at = self.at(key);
+        let table = self.dbs[db as usize].table(at.slot);
+        !table.partial || table.map.find(at.hash, |e| *e.key == *key).is_some()
+    }
+
+    pub(crate) fn get_mut(&mut self, db: u32, at: KeyHash, key: &[u8]) -> Option<&mut Entry> {
+        self.dbs[db as usize].table(at.slot).map.find_mut(at.hash, |e| *e.key == *key)
+    }
+
+    // ---- loading and lending -----------------------------------------------------------------
+
+    /// Takes in what was found on disk for a key that is not in memory.
+    pub fn learn(&mut self, db: u32, mut entry: Entry) {
+        let at = self.layout.key_hash(&entry.key);
+        entry.hash = at.hash;
+        entry.accessed_s = (self.now_ms / 1000) as u32;
+        entry.counted = entry.memory() as u32;
+        let table = self.dbs[db as usize].table(at.slot);
+        if table.map.find(at.hash, |e| *e.key == *entry.key).is_none() {
+            self.stats.loaded += 1;
+            self.memory += entry.counted as usize;
+            table.map.insert_unique(at.hash, entry, |e| e.hash);
+        }
+    }
+
+    /// The entry of a key whose part was loaded.
+    pub fn entry_for_part(&mut self, db: u32, key: &[u8]) -> Option<&mut Entry> {
+        let at = self.layout.key_hash(key);
+        self.get_mut(db, at, key)
+    }
+
+    /// Lends an entry out: it leaves the table. The key must be locked until it is given back.
+    pub fn lend(&mut self, db: u32, key: &[u8]) -> Option<Entry> {
+        let at = self.layout.key_hash(key);
+        let table = self.dbs[db as usize].table(at.slot);
+        match table.map.find_entry(at.hash, |e| *e.key == *key) {
+            Ok(found) => {
+                let entry = found.remove().0;
+                self.memory = self.memory.saturating_sub(entry.counted as usize);
+                Some(entry)
+            }
+            Err(_) if !table.partial => Some(Entry::absent(key, at.hash)),
+            Err(_) => None,
+        }
+    }
+
+    /// Takes an entry in as it is (a loan, or its return).
+    pub fn adopt(&mut self, db: u32, entry: Entry) {
+        let at = KeyHash { slot: crate::slot::slot_of(&entry.key), hash: entry.hash };
+        let table = self.dbs[db as usize].table(at.slot);
+        self.memory += entry.counted as usize;
+        table.map.insert_unique(at.hash, entry, |e| e.hash);
+    }
+
+    /// A lent entry comes back from a commit: replies that show it wait for the open round.
+    pub fn give_back(&mut self, db: u32, mut entry: Entry, written: bool) {
+        if written {
+            entry.round = self.round;
+        }
+        entry.counted = entry.memory() as u32;
+        self.adopt(db, entry);
+    }
+
+    /// An entry is gone for good (a failed commit): whatever is on disk counts.
+    pub fn forget(&mut self, db: u32, key: &[u8]) {
+        let at = self.layout.key_hash(key);
+        let table = self.dbs[db as usize].table(at.slot);
+        table.partial = true;
+        if let Ok(found) = table.map.find_entry(at.hash, |e| *e.key == *key) {
+            let entry = found.remove().0;
+            self.memory = self.memory.saturating_sub(entry.counted as usize);
+        }
+    }
+
+    /// Takes every entry out of a workspace.
+    pub fn drain(&mut self) -> Vec<(u32, Entry)> {
+        let mut out = Vec::new();
+        for (db, tables) in (0u32..).zip(&mut self.dbs) {
+            for table in &mut tables.tables {
+                out.extend(table.map.drain().map(|e| (db, e)));
+            }
+        }
+        out
+    }
+
+    // ---- rounds ------------------------------------------------------------------------------
+
+    /// The round that is open: its number.
+    pub fn round(&self) -> u64 {
+        self.round
+    }
+
+    /// Whether the open round has changed anything.
+    pub fn is_dirty(&self) -> bool {
+        !self.dirty.is_empty()
+    }
+
+    pub(crate) fn next_round(&mut self) {
+        self.round += 1;
+    }
+
+    pub(crate) fn bury(&mut self, key: DirtyKey) {
+        self.graves.push_back((self.round, key));
+    }
+
+    pub(crate) fn count_memory(&mut self, before: u32, after: u32) {
+        self.memory = (self.memory + after as usize).saturating_sub(before as usize);
+    }
+
+    /// Bytes of memory that the entries take, about.
+    pub fn memory(&self) -> usize {
+        self.memory
+    }
+
+    /// Rounds up to `durable` are durable: forgets the entries that became absent in them, where
+    /// the table is complete and so needs no reminder.
+    pub fn settle(&mut self, durable: u64) {
+        while self.graves.front().is_some_and(|(round, _)| *round <= durable) {
+            let Some((round, key)) = self.graves.pop_front() else { return };
+            let table = self.dbs[key.db as usize].table(key.at.slot);
+            if table.partial {
+                continue;
+            }
+            if let Ok(found) = table.map.find_entry(key.at.hash, |e| {
+                *e.key == *key.key && e.round == round && !e.is_live() && !e.dirty
+            }) {
+                let entry = found.remove().0;
+                self.memory = self.memory.saturating_sub(entry.counted as usize);
+            }
+        }
+    }
+
+    /// Evicts until `budget` bytes are held or `steps` entries were looked at: entries that are
+    /// clean, durable, and were not used since the hand last passed. A key that `keep` says true
+    /// for stays (it is locked).
+    pub fn evict(&mut self, budget: usize, durable: u64, steps: usize, keep: impl Fn(u32, &[u8]) -> bool) {
+        let mut left = steps;
+        while self.memory > budget && left > 0 {
+            let (db, table_no, bucket) = self.hand;
+            let Some(tables) = self.dbs.get_mut(db).map(|d| &mut d.tables) else {
+                self.hand = (0, 0, 0);
+                left = left.saturating_sub(1);
+                continue;
+            };
+            let Some(table) = tables.get_mut(table_no) else {
+                self.hand = (db + 1, 0, 0);
+                continue;
+            };
+            if bucket >= table.map.num_buckets() {
+                self.hand = (db, table_no + 1, 0);
+                left = left.saturating_sub(1);
+                continue;
+            }
+            self.hand.2 += 1;
+            left -= 1;
+            let Some(entry) = table.map.get_bucket_mut(bucket) else { continue };
+            if entry.dirty || entry.round > durable || keep(db as u32, &entry.key) {
+                continue;
+            }
+            if entry.freq > 0 {
+                entry.freq /= 2;
+                continue;
+            }
+            table.partial |= entry.is_live();
+            if let Ok(found) = table.map.get_bucket_entry(bucket) {
+                let entry = found.remove().0;
+                self.memory = self.memory.saturating_sub(entry.counted as usize);
+                self.stats.evicted += 1;
+            }
+        }
+    }
+
+    // ---- databases ---------------------------------------------------------------------------
+
+    /// The generation of a database.
+    pub fn generation(&self, db: u32) -> u32 {
+        self.dbs[db as usize].generation
+    }
+
+    /// The database that has a generation now.
+    pub fn db_of(&self, generation: u32) -> Option<u32> {
+        self.dbs.iter().position(|db| db.generation == generation).map(|db| db as u32)
+    }
+
+    /// Empties a database, which is `generation` from now on. What it held comes back, to be
+    /// dropped elsewhere.
+    pub fn flush_db(&mut self, db: u32, generation: u32) -> impl Send + 'static {
+        let old = std::mem::replace(&mut self.dbs[db as usize], Db::new(generation, false));
+        let freed: usize =
+            old.tables.iter().flat_map(|t| t.map.iter()).map(|e| e.counted as usize).sum();
+        self.memory = self.memory.saturating_sub(freed);
+        old.tables
+    }
+
+    /// Exchanges two databases.
+    pub fn swap_db(&mut self, a: u32, b: u32) {
+        self.dbs.swap(a as usize, b as usize);
+    }
+
+    /// Sets a generation at recovery.
+    pub fn set_generation(&mut self, db: u32, generation: u32) {
+        self.dbs[db as usize].generation = generation;
+    }
+}
+
+// The hint's pointer is only ever compared, never followed.
+// SAFETY: no memory is reached through it.
+unsafe impl Send for Store {}
+
+/// Where an entry is; valid until the table changes.
+#[derive(Clone, Copy)]
+struct Found {
+    db: u32,
+    at: KeyHash,
+    bucket: usize,
+}
+
+impl Found {
+    #[allow(clippy::expect_used, reason = "a bucket stays while the table is not changed")]
+    fn entry(self, store: &Store) -> &Entry {
+        store.dbs[self.db as usize].tables[sub_table(self.at.slot)]
+            .map
+            .get_bucket(self.bucket)
+            .expect("found a moment ago")
+    }
+
+    #[allow(clippy::expect_used, reason = "a bucket stays while the table is not changed")]
+    fn entry_mut(self, dbs: &mut [Db]) -> &mut Entry {
+        dbs[self.db as usize].tables[sub_table(self.at.slot)]
+            .map
+            .get_bucket_mut(self.bucket)
+            .expect("found a moment ago")
+    }
+}
+
+/// An entry that notes the key as dirty when it is first accessed mutably.
+#[derive(Debug)]
+pub struct EntryMut<'a> {
+    entry: &'a mut Entry,
+    dirty: &'a mut Vec<DirtyKey>,
+    seen: &'a mut u64,
+    round: u64,
+    db: u32,
+    at: KeyHash,
+}
+
+impl EntryMut<'_> {
+    /// The string it holds, for changing it in place.
+    pub fn as_str_mut(&mut self) -> Option<&mut Str> {
+        match &mut self.deref_mut().value {
+            Value::Str(s) => Some(s),
+            _ => None,
+        }
+    }
+
+    /// The hash it holds, for changing it in place.
+    pub fn as_hash_mut(&mut self) -> Option<&mut Hash> {
+        match &mut self.deref_mut().value {
+            Value::Hash(h) => Some(h),
+            _ => None,
+        }
+    }
+}
+
+impl Deref for EntryMut<'_> {
+    type Target = Entry;
+
+    fn deref(&self) -> &Entry {
+        self.entry
+    }
+}
+
+impl DerefMut for EntryMut<'_> {
+    fn deref_mut(&mut self) -> &mut Entry {
+        if !self.entry.dirty {
+            self.entry.dirty = true;
+            self.entry.round = self.round;
+            *self.seen = self.round;
+            self.dirty.push(DirtyKey { db: self.db, at: self.at, key: self.entry.key.clone() });
+        }
+        self.entry
+    }
+}

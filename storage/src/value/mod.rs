@@ -1,0 +1,174 @@
+//! Decoded values, as the hot tier keeps them.
+
+pub mod hash;
+pub mod string;
+
+pub use hash::{Field, Hash};
+pub use string::{BigStr, Str};
+
+/// What a key holds. `Absent` is a fact too: the key is known not to exist.
+#[derive(Debug, Default)]
+pub enum Value {
+    #[default]
+    Absent,
+    Str(Str),
+    Hash(Box<Hash>),
+}
+
+impl Value {
+    /// The type's name as TYPE answers it.
+    pub fn type_name(&self) -> &'static str {
+        match self {
+            Self::Absent => "none",
+            Self::Str(_) => "string",
+            Self::Hash(_) => "hash",
+        }
+    }
+
+    pub fn is_absent(&self) -> bool {
+        matches!(self, Self::Absent)
+    }
+
+    /// The version its element rows are under; 0 when it has none.
+    pub fn version(&self) -> u64 {
+        match self {
+            Self::Str(Str::Big(big)) => big.version,
+            Self::Hash(hash) => hash.version,
+            Self::Absent | Self::Str(_) => 0,
+        }
+    }
+
+    /// The earliest expiry of a field in ms; 0 when no field expires.
+    pub fn fields_expire_at_ms(&self) -> u64 {
+        match self {
+            Self::Hash(hash) => hash.min_expire_at_ms(),
+            Self::Absent | Self::Str(_) => 0,
+        }
+    }
+
+    /// Bytes of memory it takes, about.
+    pub fn memory(&self) -> usize {
+        match self {
+            Self::Absent | Self::Str(Str::Int(_)) => 0,
+            Self::Str(s) => s.memory(),
+            Self::Hash(hash) => hash.memory(),
+        }
+    }
+}
+
+/// What the journal last heard of a key: [`crate::commit`] compares with it to find what changed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stored {
+    pub live: bool,
+    pub expire_at_ms: u64,
+    pub fields_expire_at_ms: u64,
+    pub version: u64,
+}
+
+/// A key of the hot tier.
+#[derive(Debug)]
+pub struct Entry {
+    pub(crate) key: Box<[u8]>,
+    pub(crate) hash: u64,
+    pub value: Value,
+    /// 0: never.
+    pub expire_at_ms: u64,
+    pub(crate) stored: Stored,
+    /// The round of its last write; see [`crate::Store`].
+    pub(crate) round: u64,
+    /// What it counted for in its table's memory.
+    pub(crate) counted: u32,
+    /// Seconds (mod 2³²) of the last access, for OBJECT IDLETIME.
+    pub(crate) accessed_s: u32,
+    /// Logarithmic access counter, for OBJECT FREQ and eviction.
+    pub(crate) freq: u8,
+    pub(crate) dirty: bool,
+}
+
+impl Entry {
+    /// A key that does not exist.
+    pub(crate) fn absent(key: &[u8], hash: u64) -> Self {
+        Self {
+            key: key.into(),
+            hash,
+            value: Value::Absent,
+            expire_at_ms: 0,
+            stored: Stored::default(),
+            round: 0,
+            counted: 0,
+            accessed_s: 0,
+            freq: 0,
+            dirty: false,
+        }
+    }
+
+    pub fn key(&self) -> &[u8] {
+        &self.key
+    }
+
+    /// Whether the key exists (expiry apart).
+    pub fn is_live(&self) -> bool {
+        !self.value.is_absent()
+    }
+
+    /// Bytes of memory the entry takes, about.
+    pub fn memory(&self) -> usize {
+        size_of::<Self>() + self.key.len() + self.value.memory()
+    }
+
+    /// Seconds since the last access.
+    pub fn idle_s(&self, now_ms: u64) -> u32 {
+        ((now_ms / 1000) as u32).wrapping_sub(self.accessed_s)
+    }
+
+    /// Sets the last access to `idle_s` seconds ago.
+    pub fn set_idle_s(&mut self, now_ms: u64, idle_s: u32) {
+        self.accessed_s = ((now_ms / 1000) as u32).wrapping_sub(idle_s);
+    }
+
+    pub fn freq(&self) -> u8 {
+        self.freq
+    }
+
+    pub fn set_freq(&mut self, freq: u8) {
+        self.freq = freq;
+    }
+
+    /// Makes the key absent.
+    pub fn clear(&mut self) {
+        self.value = Value::Absent;
+        self.expire_at_ms = 0;
+    }
+}
+
+impl Value {
+    /// Checks that all of it is in memory.
+    pub fn require_whole(&self) -> Result<(), crate::store::Part> {
+        match self {
+            Self::Str(Str::Big(big)) => big.require_whole(),
+            Self::Hash(hash) => hash.require_all(),
+            Self::Absent | Self::Str(_) => Ok(()),
+        }
+    }
+
+    /// Cuts it loose from its element rows: they will be written anew under another version.
+    /// All of it must be in memory.
+    pub(crate) fn detach(&mut self) {
+        match self {
+            Self::Str(Str::Big(big)) => big.detach(),
+            Self::Hash(hash) => hash.detach(),
+            Self::Absent | Self::Str(_) => {}
+        }
+    }
+
+    /// A copy for another key (COPY). All of it must be in memory.
+    pub fn copied(&self) -> Self {
+        let mut copy = match self {
+            Self::Absent => Self::Absent,
+            Self::Str(s) => Self::Str(s.clone()),
+            Self::Hash(hash) => Self::Hash(hash.clone()),
+        };
+        copy.detach();
+        copy
+    }
+}
