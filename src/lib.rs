@@ -1,3 +1,6 @@
-//! Flagstone: a durable Redis-compatible server.
+//! The Flagstone server: a durable Redis-compatible server.
 
 pub mod config;
+pub mod glob;
+pub mod num;
+pub mod resp;

@@ -4,13 +4,14 @@ use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf, absolute};
 
+use crate::glob;
+
 use super::arguments::Arguments;
 use super::directives::{self, OBSOLETE, TABLE};
 use super::error::{ConfigError, Origin};
 use super::parse::split_words;
 use super::settings::Values;
 use super::value;
-use crate::config::glob;
 
 /// How deeply files may include one another.
 const INCLUDE_DEPTH: usize = 16;
@@ -278,7 +279,7 @@ fn matching_files(pattern: &str) -> io::Result<Vec<PathBuf>> {
         let entry = entry?.file_name();
         let entry = entry.as_encoded_bytes();
         let hidden = entry.starts_with(b".") && !name.starts_with('.');
-        if !hidden && glob::matches(name.as_bytes(), entry, false) {
+        if !hidden && glob::matches(name.as_bytes(), entry) {
             paths.push(directory.join(String::from_utf8_lossy(entry).as_ref()));
         }
     }

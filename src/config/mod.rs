@@ -8,7 +8,6 @@ mod arguments;
 mod directive;
 mod directives;
 mod error;
-mod glob;
 mod load;
 mod machine;
 mod notify;
@@ -24,6 +23,8 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
+
+use crate::glob;
 
 use arguments::Request;
 use directive::Mutability;
@@ -151,7 +152,7 @@ impl Config {
             }
             for (index, directive) in TABLE.iter().enumerate().filter(|(_, d)| !d.hidden) {
                 for name in [Some(directive.name), directive.alias].into_iter().flatten() {
-                    if glob::matches(pattern, name.as_bytes(), true) {
+                    if glob::matches_nocase(pattern, name.as_bytes()) {
                         add(name, state.values.at(index));
                     }
                 }

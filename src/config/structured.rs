@@ -2,8 +2,9 @@
 
 use std::fmt::Write as _;
 
+use crate::num::parse_memory;
+
 use super::notify::NotifyFlags;
-use super::value::parse_memory;
 
 /// The grammar of a structured value.
 #[derive(Clone, Copy, PartialEq, Eq)]

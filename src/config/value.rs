@@ -1,5 +1,7 @@
 //! Values of directives: from words to canonical text.
 
+use crate::num::{parse_i64, parse_memory};
+
 use super::directive::{Directive, Kind, Range};
 
 /// Checks `words` as the value of `directive`; answers the canonical text that CONFIG GET shows.
@@ -78,7 +80,7 @@ fn in_range(number: i128, (least, greatest): Range) -> Result<String, String> {
 }
 
 fn integer(range: Range, word: &str) -> Result<String, String> {
-    let number = parse_integer(word)
+    let number = parse_i64(word.as_bytes())
         .ok_or_else(|| "argument couldn't be parsed into an integer".to_owned())?;
     in_range(i128::from(number), range)
 }
@@ -92,7 +94,10 @@ fn memory_or_percent(word: &str) -> Result<String, String> {
     if let Some(bytes) = parse_memory(word) {
         return in_range(i128::from(bytes), (0, i128::from(i64::MAX)));
     }
-    let percent = word.strip_suffix('%').and_then(parse_integer).filter(|percent| *percent >= 0);
+    let percent = word
+        .strip_suffix('%')
+        .and_then(|percent| parse_i64(percent.as_bytes()))
+        .filter(|percent| *percent >= 0);
     match percent {
         Some(0) => Ok("0".to_owned()),
         Some(percent @ 1..=100) => Ok(format!("{percent}%")),
@@ -115,28 +120,4 @@ fn auto_or(word: &str, number: impl Fn(&str) -> Result<String, String>) -> Resul
         return Ok("auto".to_owned());
     }
     number(word).map_err(|reason| format!("{reason}, or 'auto'"))
-}
-
-/// A decimal integer in its only spelling: no plus sign, no spaces, no leading zeros.
-pub(super) fn parse_integer(word: &str) -> Option<i64> {
-    let digits = word.strip_prefix('-').unwrap_or(word);
-    let canonical = word == "0" || digits.starts_with(|first: char| matches!(first, '1'..='9'));
-    if canonical { word.parse().ok() } else { None }
-}
-
-/// Bytes with an optional unit: k, m, g are powers of 1000, kb, mb, gb of 1024.
-pub(super) fn parse_memory(word: &str) -> Option<u64> {
-    let unit_start = word.find(|c: char| !c.is_ascii_digit()).unwrap_or(word.len());
-    let (digits, unit) = word.split_at(unit_start);
-    let factor = match unit.to_ascii_lowercase().as_str() {
-        "" | "b" => 1,
-        "k" => 1000,
-        "kb" => 1024,
-        "m" => 1000 * 1000,
-        "mb" => 1024 * 1024,
-        "g" => 1000 * 1000 * 1000,
-        "gb" => 1024 * 1024 * 1024,
-        _ => return None,
-    };
-    digits.parse::<u64>().ok()?.checked_mul(factor)
 }

@@ -1,0 +1,158 @@
+//! Doubles.
+use std::fmt::Write as _;
+
+use super::longdouble::parse_hex_f64;
+
+/// Text of a double: at most 25 bytes.
+#[derive(Clone, Copy)]
+pub struct FloatText {
+    bytes: [u8; Self::CAPACITY],
+    len: u8,
+}
+
+impl FloatText {
+    const CAPACITY: usize = 32;
+
+    const fn new() -> Self {
+        Self { bytes: [0; Self::CAPACITY], len: 0 }
+    }
+
+    /// The text, which is ASCII.
+    #[inline]
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len)]
+    }
+
+    #[inline]
+    fn push(&mut self, text: &[u8]) {
+        let start = usize::from(self.len);
+        self.bytes[start..start + text.len()].copy_from_slice(text);
+        self.len += text.len() as u8;
+    }
+
+    fn push_zeros(&mut self, count: usize) {
+        self.push(&b"00000000000000000000"[..count]);
+    }
+}
+
+impl std::fmt::Write for FloatText {
+    fn write_str(&mut self, text: &str) -> std::fmt::Result {
+        if text.len() > Self::CAPACITY - usize::from(self.len) {
+            return Err(std::fmt::Error);
+        }
+        self.push(text.as_bytes());
+        Ok(())
+    }
+}
+
+impl std::fmt::Display for FloatText {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(&String::from_utf8_lossy(self.as_bytes()))
+    }
+}
+
+impl std::fmt::Debug for FloatText {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "{:?}", String::from_utf8_lossy(self.as_bytes()))
+    }
+}
+
+/// The double that `text` is as C's `strtod` reads it: decimal or hexadecimal, with an exponent
+/// or not, or infinity. Spaces, NaN, and what overflows or vanishes to zero are refused.
+pub fn parse_f64(text: &[u8]) -> Option<f64> {
+    let unsigned = text.strip_prefix(b"-").or_else(|| text.strip_prefix(b"+")).unwrap_or(text);
+    match unsigned {
+        [] => return None,
+        [b'0', b'x' | b'X', ..] => return parse_hex_f64(text),
+        _ => {}
+    }
+    let value: f64 = std::str::from_utf8(text).ok()?.parse().ok()?;
+    let overflowed = value.is_infinite() && !unsigned[0].is_ascii_alphabetic();
+    let vanished = value == 0.0
+        && unsigned
+            .iter()
+            .take_while(|byte| !matches!(byte, b'e' | b'E'))
+            .any(|byte| matches!(byte, b'1'..=b'9'));
+    (!value.is_nan() && !overflowed && !vanished).then_some(value)
+}
+
+/// The text of a double: the shortest that reads back as the same number; whole numbers without a
+/// point up to 2^62, others in scientific notation where plain notation would be long.
+pub fn format_f64(value: f64) -> FloatText {
+    let mut text = FloatText::new();
+    // Exact in `f64`, and the largest magnitude printed as an integer.
+    const MAX_WHOLE: f64 = (1u64 << 62) as f64;
+    if value.is_nan() {
+        text.push(b"nan");
+    } else if value.is_infinite() {
+        text.push(if value < 0.0 { b"-inf" } else { b"inf" });
+    } else if value == 0.0 {
+        text.push(if value.is_sign_negative() { b"-0" } else { b"0" });
+    } else if value.abs() <= MAX_WHOLE && value.trunc() == value {
+        text.push(itoa::Buffer::new().format(value as i64).as_bytes());
+    } else {
+        if value < 0.0 {
+            text.push(b"-");
+        }
+        let (digits, count, exponent) = shortest_digits(value.abs());
+        push_decimal(&mut text, &digits[..count], exponent);
+    }
+    text
+}
+
+/// The fewest digits that name `value`, their number, and the power of ten of the last one.
+fn shortest_digits(value: f64) -> ([u8; 20], usize, i32) {
+    let mut text = FloatText::new();
+    // Never fails: the longest is `1.7976931348623157e308`.
+    let _ = write!(text, "{value:e}");
+    let mut digits = [0; 20];
+    let mut count = 0;
+    let mut parts = text.as_bytes().split(|&byte| byte == b'e');
+    for &byte in parts.next().unwrap_or_default() {
+        if byte.is_ascii_digit() {
+            digits[count] = byte;
+            count += 1;
+        }
+    }
+    let exponent = parts
+        .next()
+        .and_then(super::parse_i64)
+        .and_then(|exponent| i32::try_from(exponent).ok())
+        .unwrap_or_default();
+    (digits, count, exponent - count as i32 + 1)
+}
+
+/// Writes `digits` × 10^`exponent` in the shorter sensible notation.
+fn push_decimal(text: &mut FloatText, digits: &[u8], exponent: i32) {
+    let count = digits.len() as i32;
+    // The power of ten of the first digit.
+    let first = exponent + count - 1;
+    if exponent >= 0 && first < count + 7 {
+        text.push(digits);
+        text.push_zeros(exponent as usize);
+    } else if exponent < 0 && (exponent > -7 || first.abs() < 4) {
+        if first < 0 {
+            text.push(b"0.");
+            text.push_zeros((-first - 1) as usize);
+            text.push(digits);
+        } else {
+            let (whole, fraction) = digits.split_at(first as usize + 1);
+            text.push(whole);
+            text.push(b".");
+            text.push(fraction);
+        }
+    } else {
+        let (leading, fraction) = digits.split_at(1);
+        text.push(leading);
+        if !fraction.is_empty() {
+            text.push(b".");
+            text.push(fraction);
+        }
+        text.push(if first < 0 { b"e-" } else { b"e+" });
+        text.push(itoa::Buffer::new().format(first.unsigned_abs()).as_bytes());
+    }
+}
+
+#[cfg(test)]
+#[path = "float_tests.rs"]
+mod tests;

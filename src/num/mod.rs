@@ -1,0 +1,12 @@
+//! Numbers as text: strict integers, doubles, long doubles and memory sizes, read and written as
+//! Valkey does it.
+
+mod float;
+mod integer;
+mod longdouble;
+mod memory;
+
+pub use float::{FloatText, format_f64, parse_f64};
+pub use integer::{parse_i64, parse_u64};
+pub use longdouble::LongDouble;
+pub use memory::parse_memory;

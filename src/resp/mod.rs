@@ -1,0 +1,12 @@
+//! The wire protocol: bytes to commands ([`parse`]) and replies to bytes ([`reply`]).
+//!
+//! Both directions are pure: they know neither sockets nor sessions. The protocol is RESP2 for
+//! requests and RESP2 or RESP3 for replies, as <https://valkey.io/topics/protocol/> describes it.
+
+mod inline;
+pub mod parse;
+pub mod reply;
+
+pub use inline::split_args;
+pub use parse::{ArgRanges, Args, Limits, Parsed, Parser, ProtocolError};
+pub use reply::{Mark, Proto, Reply};

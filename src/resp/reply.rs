@@ -1,0 +1,370 @@
+//! Replies: the only place that renders RESP.
+//!
+//! RESP3 types have their RESP2 stand-ins here, as Valkey has them: a map is a flat array, a
+//! double is a bulk string, a boolean is an integer.
+
+use crate::num::{self, LongDouble};
+
+/// The protocol version a connection speaks (HELLO).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Proto {
+    #[default]
+    Resp2,
+    Resp3,
+}
+
+/// An aggregate whose length is not known yet, begun by one of the `begin_` methods.
+#[derive(Debug)]
+#[must_use = "an aggregate without its length breaks the protocol"]
+pub struct Mark {
+    /// Where the header is to be.
+    at: usize,
+    /// The aggregate's type byte.
+    prefix: u8,
+    /// Elements counted for each one announced: 2 for a map that is sent as an array.
+    scale: usize,
+}
+
+/// Bytes kept free for a header whose length comes later: `*9\r\n`.
+const PLACEHOLDER: &[u8] = b"*0\r\n";
+
+/// Replies being rendered, one behind the other.
+#[derive(Debug, Default)]
+pub struct Reply {
+    buf: Vec<u8>,
+    proto: Proto,
+}
+
+impl Reply {
+    /// An empty buffer for replies in `proto`.
+    pub fn new(proto: Proto) -> Self {
+        Self { buf: Vec::new(), proto }
+    }
+
+    /// An empty buffer that takes `bytes` bytes before it grows.
+    pub fn with_capacity(proto: Proto, bytes: usize) -> Self {
+        Self { buf: Vec::with_capacity(bytes), proto }
+    }
+
+    /// The protocol replies are rendered in.
+    pub fn proto(&self) -> Proto {
+        self.proto
+    }
+
+    /// Changes the protocol for what is rendered from now on.
+    pub fn set_proto(&mut self, proto: Proto) {
+        self.proto = proto;
+    }
+
+    /// Whether replies are rendered as RESP3.
+    #[inline]
+    pub fn is_resp3(&self) -> bool {
+        self.proto == Proto::Resp3
+    }
+
+    /// `+text`. CR and LF become spaces.
+    pub fn simple(&mut self, text: &str) {
+        self.line(b'+', text.as_bytes());
+    }
+
+    /// `+OK`.
+    #[inline]
+    pub fn ok(&mut self) {
+        self.buf.extend_from_slice(b"+OK\r\n");
+    }
+
+    /// `-text`; `text` begins with its code (`ERR …`). CR and LF become spaces.
+    pub fn error(&mut self, text: impl AsRef<[u8]>) {
+        self.line(b'-', text.as_ref());
+    }
+
+    /// An integer.
+    #[inline]
+    pub fn int(&mut self, value: i64) {
+        match u8::try_from(value) {
+            Ok(digit @ 0..=9) => {
+                self.buf.extend_from_slice(&[b':', b'0' + digit, b'\r', b'\n']);
+            }
+            _ => {
+                self.buf.push(b':');
+                self.digits(value);
+                self.buf.extend_from_slice(b"\r\n");
+            }
+        }
+    }
+
+    /// A count as an integer; beyond the range of integers, the largest one.
+    #[inline]
+    pub fn count(&mut self, value: usize) {
+        self.int(i64::try_from(value).unwrap_or(i64::MAX));
+    }
+
+    /// A bulk string.
+    #[inline]
+    pub fn bulk(&mut self, bytes: &[u8]) {
+        self.buf.reserve(bytes.len() + 16);
+        self.header(b'$', bytes.len());
+        self.buf.extend_from_slice(bytes);
+        self.buf.extend_from_slice(b"\r\n");
+    }
+
+    /// A bulk string from text.
+    #[inline]
+    pub fn bulk_str(&mut self, text: &str) {
+        self.bulk(text.as_bytes());
+    }
+
+    /// An integer's digits as a bulk string.
+    pub fn bulk_int(&mut self, value: i64) {
+        let mut digits = itoa::Buffer::new();
+        self.bulk(digits.format(value).as_bytes());
+    }
+
+    /// A bulk string, or null for `None`.
+    #[inline]
+    pub fn bulk_or_null(&mut self, bytes: Option<&[u8]>) {
+        match bytes {
+            Some(bytes) => self.bulk(bytes),
+            None => self.null(),
+        }
+    }
+
+    /// Null: in RESP2 a null bulk string.
+    #[inline]
+    pub fn null(&mut self) {
+        self.buf.extend_from_slice(if self.is_resp3() { b"_\r\n" } else { b"$-1\r\n" });
+    }
+
+    /// Null where an array was asked for: in RESP2 a null array.
+    #[inline]
+    pub fn null_array(&mut self) {
+        self.buf.extend_from_slice(if self.is_resp3() { b"_\r\n" } else { b"*-1\r\n" });
+    }
+
+    /// The header of an array of `len` elements, which follow.
+    #[inline]
+    pub fn array(&mut self, len: usize) {
+        self.header(b'*', len);
+    }
+
+    /// The header of a map of `len` pairs, which follow: in RESP2 an array of twice as many.
+    #[inline]
+    pub fn map(&mut self, len: usize) {
+        let (prefix, scale) = self.map_form();
+        self.header(prefix, len * scale);
+    }
+
+    /// The header of a set of `len` elements, which follow: in RESP2 an array.
+    #[inline]
+    pub fn set(&mut self, len: usize) {
+        let prefix = self.resp3_or_array(b'~');
+        self.header(prefix, len);
+    }
+
+    /// The header of a push message of `len` elements, which follow: in RESP2 an array.
+    #[inline]
+    pub fn push(&mut self, len: usize) {
+        let prefix = self.resp3_or_array(b'>');
+        self.header(prefix, len);
+    }
+
+    /// The header of an attribute of `len` pairs, which follow, before the reply it describes.
+    ///
+    /// RESP2 has none: then nothing is written, false returned, and the pairs must be left out.
+    #[must_use]
+    pub fn attribute(&mut self, len: usize) -> bool {
+        if self.is_resp3() {
+            self.header(b'|', len);
+        }
+        self.is_resp3()
+    }
+
+    /// A double: in RESP2 its text as a bulk string.
+    pub fn double(&mut self, value: f64) {
+        self.number(num::format_f64(value).as_bytes());
+    }
+
+    /// A long double in plain decimal notation: in RESP2 its text as a bulk string.
+    pub fn long_double(&mut self, value: LongDouble) {
+        self.number(value.to_string().as_bytes());
+    }
+
+    /// A boolean: in RESP2 the integer 1 or 0.
+    pub fn bool(&mut self, value: bool) {
+        if self.is_resp3() {
+            self.buf.extend_from_slice(if value { b"#t\r\n" } else { b"#f\r\n" });
+        } else {
+            self.int(i64::from(value));
+        }
+    }
+
+    /// An integer of any size by its digits: in RESP2 a bulk string.
+    pub fn big_number(&mut self, digits: &str) {
+        if self.is_resp3() {
+            self.line(b'(', digits.as_bytes());
+        } else {
+            self.bulk_str(digits);
+        }
+    }
+
+    /// Text with its format, three bytes such as `txt` or `mkd`: in RESP2 a bulk string.
+    pub fn verbatim(&mut self, format: [u8; 3], text: &[u8]) {
+        if !self.is_resp3() {
+            return self.bulk(text);
+        }
+        self.header(b'=', text.len() + format.len() + 1);
+        self.buf.extend_from_slice(&format);
+        self.buf.push(b':');
+        self.buf.extend_from_slice(text);
+        self.buf.extend_from_slice(b"\r\n");
+    }
+
+    /// Begins an array whose length [`Reply::end`] gives.
+    pub fn begin_array(&mut self) -> Mark {
+        self.begin(b'*', 1)
+    }
+
+    /// Begins a map whose number of pairs [`Reply::end`] gives.
+    pub fn begin_map(&mut self) -> Mark {
+        let (prefix, scale) = self.map_form();
+        self.begin(prefix, scale)
+    }
+
+    /// Begins a set whose length [`Reply::end`] gives.
+    pub fn begin_set(&mut self) -> Mark {
+        let prefix = self.resp3_or_array(b'~');
+        self.begin(prefix, 1)
+    }
+
+    /// Begins a push message whose length [`Reply::end`] gives.
+    pub fn begin_push(&mut self) -> Mark {
+        let prefix = self.resp3_or_array(b'>');
+        self.begin(prefix, 1)
+    }
+
+    /// Ends an aggregate: it has `len` elements, a map `len` pairs.
+    ///
+    /// Nested aggregates end before the ones around them. Costs a move of the elements' bytes
+    /// when `len` has more than one digit.
+    pub fn end(&mut self, mark: Mark, len: usize) {
+        let mut digits = itoa::Buffer::new();
+        let digits = digits.format(len * mark.scale).as_bytes();
+        self.buf[mark.at] = mark.prefix;
+        let placeholder = mark.at + 1..mark.at + 2;
+        if let &[digit] = digits {
+            self.buf[placeholder.start] = digit;
+        } else {
+            self.buf.splice(placeholder, digits.iter().copied());
+        }
+    }
+
+    /// Takes an aggregate back, with everything rendered since it was begun.
+    pub fn discard(&mut self, mark: Mark) {
+        self.buf.truncate(mark.at);
+    }
+
+    /// Appends replies that are rendered already.
+    pub fn append(&mut self, rendered: &[u8]) {
+        self.buf.extend_from_slice(rendered);
+    }
+
+    /// Rendered bytes.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.buf.len()
+    }
+
+    /// Whether nothing is rendered.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.buf.is_empty()
+    }
+
+    /// Takes back everything behind the first `len` bytes ([`Reply::len`] at some point before).
+    pub fn truncate(&mut self, len: usize) {
+        self.buf.truncate(len);
+    }
+
+    /// What is rendered.
+    #[inline]
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.buf
+    }
+
+    /// Drops what is rendered and keeps the memory.
+    pub fn clear(&mut self) {
+        self.buf.clear();
+    }
+
+    /// Takes what is rendered out, leaving nothing.
+    pub fn take(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.buf)
+    }
+
+    /// What is rendered.
+    pub fn into_bytes(self) -> Vec<u8> {
+        self.buf
+    }
+
+    fn begin(&mut self, prefix: u8, scale: usize) -> Mark {
+        let at = self.buf.len();
+        self.buf.extend_from_slice(PLACEHOLDER);
+        Mark { at, prefix, scale }
+    }
+
+    /// The type byte of a map and the elements each pair counts as.
+    #[inline]
+    fn map_form(&self) -> (u8, usize) {
+        if self.is_resp3() { (b'%', 1) } else { (b'*', 2) }
+    }
+
+    #[inline]
+    fn resp3_or_array(&self, prefix: u8) -> u8 {
+        if self.is_resp3() { prefix } else { b'*' }
+    }
+
+    /// The text of a number: `,text` or a bulk string.
+    fn number(&mut self, text: &[u8]) {
+        if self.is_resp3() {
+            self.line(b',', text);
+        } else {
+            self.bulk(text);
+        }
+    }
+
+    /// A type byte and a length.
+    #[inline]
+    fn header(&mut self, prefix: u8, len: usize) {
+        if len < 10 {
+            self.buf.extend_from_slice(&[prefix, b'0' + len as u8, b'\r', b'\n']);
+        } else {
+            self.buf.push(prefix);
+            self.digits(len);
+            self.buf.extend_from_slice(b"\r\n");
+        }
+    }
+
+    #[inline]
+    fn digits(&mut self, value: impl itoa::Integer) {
+        let mut digits = itoa::Buffer::new();
+        self.buf.extend_from_slice(digits.format(value).as_bytes());
+    }
+
+    /// A type byte and one line of text.
+    fn line(&mut self, prefix: u8, text: &[u8]) {
+        self.buf.reserve(text.len() + 3);
+        self.buf.push(prefix);
+        let start = self.buf.len();
+        self.buf.extend_from_slice(text);
+        for byte in &mut self.buf[start..] {
+            if matches!(byte, b'\r' | b'\n') {
+                *byte = b' ';
+            }
+        }
+        self.buf.extend_from_slice(b"\r\n");
+    }
+}
+
+#[cfg(test)]
+#[path = "reply_tests.rs"]
+mod tests;

@@ -1,0 +1,141 @@
+use super::*;
+
+/// What `render` writes in RESP2 and in RESP3.
+fn both(render: impl Fn(&mut Reply)) -> (String, String) {
+    let [two, three] = [Proto::Resp2, Proto::Resp3].map(|proto| {
+        let mut reply = Reply::new(proto);
+        render(&mut reply);
+        reply.into_bytes().escape_ascii().to_string()
+    });
+    (two, three)
+}
+
+#[track_caller]
+fn same(render: impl Fn(&mut Reply), expected: &str) {
+    differ(render, expected, expected);
+}
+
+#[track_caller]
+fn differ(render: impl Fn(&mut Reply), resp2: &str, resp3: &str) {
+    assert_eq!(both(render), (resp2.to_owned(), resp3.to_owned()));
+}
+
+#[test]
+fn plain_types() {
+    same(|r| r.ok(), r"+OK\r\n");
+    same(|r| r.simple("PONG"), r"+PONG\r\n");
+    same(|r| r.simple("a\r\nb"), r"+a  b\r\n");
+    same(|r| r.error("ERR no\nsuch\rkey"), r"-ERR no such key\r\n");
+    same(|r| r.error(b"ERR \xff"), r"-ERR \xff\r\n");
+    same(|r| r.bulk(b""), r"$0\r\n\r\n");
+    same(|r| r.bulk(b"a\r\nb"), r"$4\r\na\r\nb\r\n");
+    same(|r| r.bulk_str("0123456789"), r"$10\r\n0123456789\r\n");
+    same(|r| r.bulk_int(-42), r"$3\r\n-42\r\n");
+    same(|r| r.bulk_or_null(Some(b"x")), r"$1\r\nx\r\n");
+    same(|r| r.append(b":1\r\n"), r":1\r\n");
+}
+
+#[test]
+fn integers() {
+    for value in [0, 1, 9, 10, -1, 255, 256, i64::MAX, i64::MIN] {
+        same(|r| r.int(value), &format!(r":{value}\r\n"));
+    }
+    same(|r| r.count(7), r":7\r\n");
+    same(|r| r.count(usize::MAX), r":9223372036854775807\r\n");
+}
+
+#[test]
+fn types_of_resp3() {
+    differ(|r| r.null(), r"$-1\r\n", r"_\r\n");
+    differ(|r| r.bulk_or_null(None), r"$-1\r\n", r"_\r\n");
+    differ(|r| r.null_array(), r"*-1\r\n", r"_\r\n");
+    differ(|r| r.bool(true), r":1\r\n", r"#t\r\n");
+    differ(|r| r.bool(false), r":0\r\n", r"#f\r\n");
+    differ(|r| r.double(3.25), r"$4\r\n3.25\r\n", r",3.25\r\n");
+    differ(|r| r.double(f64::NEG_INFINITY), r"$4\r\n-inf\r\n", r",-inf\r\n");
+    differ(|r| r.double(f64::NAN), r"$3\r\nnan\r\n", r",nan\r\n");
+    differ(|r| r.long_double(LongDouble::from(3)), r"$1\r\n3\r\n", r",3\r\n");
+    differ(|r| r.big_number("123"), r"$3\r\n123\r\n", r"(123\r\n");
+    differ(|r| r.verbatim(*b"txt", b"hi"), r"$2\r\nhi\r\n", r"=6\r\ntxt:hi\r\n");
+    differ(
+        |r| {
+            if r.attribute(1) {
+                r.int(1);
+                r.int(2);
+            }
+        },
+        "",
+        r"|1\r\n:1\r\n:2\r\n",
+    );
+}
+
+#[test]
+fn aggregates() {
+    same(|r| r.array(0), r"*0\r\n");
+    same(|r| r.array(12), r"*12\r\n");
+    differ(|r| r.map(6), r"*12\r\n", r"%6\r\n");
+    differ(|r| r.set(6), r"*6\r\n", r"~6\r\n");
+    differ(|r| r.push(3), r"*3\r\n", r">3\r\n");
+}
+
+#[test]
+fn lengths_that_come_later() {
+    differ(
+        |r| {
+            r.ok();
+            let map = r.begin_map();
+            for key in 0..6 {
+                r.int(key);
+                let set = r.begin_set();
+                r.int(1);
+                r.end(set, 1);
+            }
+            r.end(map, 6);
+            r.ok();
+        },
+        &format!(r"+OK\r\n*12\r\n{}+OK\r\n", pairs('*')),
+        &format!(r"+OK\r\n%6\r\n{}+OK\r\n", pairs('~')),
+    );
+    differ(
+        |r| {
+            let push = r.begin_push();
+            r.end(push, 0);
+        },
+        r"*0\r\n",
+        r">0\r\n",
+    );
+    same(
+        |r| {
+            let array = r.begin_array();
+            (0..100).for_each(|_| r.int(5));
+            r.end(array, 100);
+        },
+        &format!(r"*100\r\n{}", r":5\r\n".repeat(100)),
+    );
+}
+
+fn pairs(set: char) -> String {
+    (0..6).map(|key| format!(r":{key}\r\n{set}1\r\n:1\r\n")).collect()
+}
+
+#[test]
+fn taking_back() {
+    let mut reply = Reply::with_capacity(Proto::Resp2, 64);
+    reply.ok();
+    let len = reply.len();
+    reply.int(1);
+    reply.truncate(len);
+    let mark = reply.begin_array();
+    reply.int(1);
+    reply.discard(mark);
+    assert_eq!(reply.as_bytes(), b"+OK\r\n");
+    assert_eq!(reply.take(), b"+OK\r\n");
+    assert!(reply.is_empty());
+
+    reply.set_proto(Proto::Resp3);
+    assert_eq!(reply.proto(), Proto::Resp3);
+    reply.null();
+    assert_eq!(reply.as_bytes(), b"_\r\n");
+    reply.clear();
+    assert_eq!(reply.len(), 0);
+}
