@@ -19,6 +19,8 @@ mod structured;
 mod tests;
 mod value;
 
+use std::env;
+use std::ffi::OsString;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -67,6 +69,16 @@ pub enum Startup {
 }
 
 impl Config {
+    /// [`Config::load`] with the arguments and the environment of this process.
+    ///
+    /// # Errors
+    /// As [`Config::load`].
+    pub fn load_process() -> Result<Startup, ConfigError> {
+        let text = |value: OsString| value.to_string_lossy().into_owned();
+        let environment = env::vars_os().map(|(name, value)| (text(name), text(value)));
+        Self::load(env::args_os().skip(1).map(text), environment)
+    }
+
     /// Reads the configuration: `args` after the program's name, `environment` of the process,
     /// standard input if `-` asks for it.
     ///
