@@ -1,0 +1,294 @@
+//! Reading the configuration at start: file, environment, command line, in this order.
+
+use std::fs;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf, absolute};
+
+use crate::glob;
+
+use super::arguments::Arguments;
+use super::directives::{self, OBSOLETE, TABLE};
+use super::error::{ConfigError, Origin};
+use super::parse::split_words;
+use super::settings::Values;
+use super::value;
+
+/// How deeply files may include one another.
+const INCLUDE_DEPTH: usize = 16;
+/// What the names of environment variables begin with.
+const ENVIRONMENT_PREFIX: &str = "FLAGSTONE_";
+
+/// A statement of the configuration that other parts of the server carry out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Declaration {
+    pub origin: Origin,
+    /// The words after the directive's name.
+    pub words: Vec<String>,
+}
+
+/// What was read.
+pub(super) struct Loaded {
+    pub(super) values: Values,
+    pub(super) file: Option<PathBuf>,
+    pub(super) users: Vec<Declaration>,
+    pub(super) renamed_commands: Vec<Declaration>,
+    pub(super) notices: Vec<String>,
+}
+
+/// Reads all sources; a later one overrides an earlier one.
+///
+/// # Errors
+/// The first statement that is refused, or a file that cannot be read.
+pub(super) fn load(
+    arguments: &Arguments,
+    environment: impl Iterator<Item = (String, String)>,
+    standard_input: &mut dyn Read,
+) -> Result<Loaded, ConfigError> {
+    let mut loader = Loader::new();
+    if let Some(path) = &arguments.file {
+        let file = absolute(path)
+            .map_err(|error| refusal(&Origin::CommandLine, path, io_reason(&error)))?;
+        loader.read_file(&file, &Origin::CommandLine, 0)?;
+        loader.loaded.file = Some(file);
+    }
+    if arguments.standard_input {
+        let mut text = String::new();
+        let origin = Origin::StandardInput { line: 1 };
+        let read = standard_input.read_to_string(&mut text);
+        read.map_err(|error| refusal(&origin, "-", io_reason(&error)))?;
+        loader.read_text(&text, 0, |line| Origin::StandardInput { line })?;
+    }
+    loader.read_environment(environment)?;
+    for words in &arguments.statements {
+        loader.apply(&Origin::CommandLine, &words.join(" "), words, 0)?;
+    }
+    loader.finish()
+}
+
+struct Loader {
+    loaded: Loaded,
+    /// Whether a `save` was read: the first one replaces the default, later ones add to it.
+    save_seen: bool,
+}
+
+impl Loader {
+    fn new() -> Self {
+        let loaded = Loaded {
+            values: Values::defaults(),
+            file: None,
+            users: Vec::new(),
+            renamed_commands: Vec::new(),
+            notices: Vec::new(),
+        };
+        Self { loaded, save_seen: false }
+    }
+
+    fn read_file(&mut self, path: &Path, origin: &Origin, depth: usize) -> Result<(), ConfigError> {
+        let shown = path.display().to_string();
+        let text = fs::read_to_string(path).map_err(|error| {
+            let reason = format!("can't open config file '{shown}': {}", io_reason(&error));
+            refusal(origin, &shown, reason)
+        })?;
+        self.read_text(&text, depth, |line| Origin::File { path: shown.clone(), line })
+    }
+
+    fn read_text(
+        &mut self,
+        text: &str,
+        depth: usize,
+        origin_of_line: impl Fn(usize) -> Origin,
+    ) -> Result<(), ConfigError> {
+        for (index, line) in text.split('\n').enumerate() {
+            let line = line.trim_matches([' ', '\t', '\r', '\n']);
+            if line.is_empty() || line.starts_with('#') {
+                continue;
+            }
+            let origin = origin_of_line(index + 1);
+            let words = split_words(line)
+                .ok_or_else(|| refusal(&origin, line, "Unbalanced quotes in configuration line"))?;
+            self.apply(&origin, line, &words, depth)?;
+        }
+        Ok(())
+    }
+
+    fn read_environment(
+        &mut self,
+        environment: impl Iterator<Item = (String, String)>,
+    ) -> Result<(), ConfigError> {
+        let mut variables: Vec<_> = environment
+            .filter(|(variable, value)| {
+                variable.starts_with(ENVIRONMENT_PREFIX) && !is_service_link(variable, value)
+            })
+            .collect();
+        variables.sort();
+        for (variable, value) in variables {
+            let name = variable[ENVIRONMENT_PREFIX.len()..].to_ascii_lowercase().replace('_', "-");
+            if directives::find(&name).is_none() {
+                let notice = format!("environment variable {variable} names no directive; ignored");
+                self.loaded.notices.push(notice);
+                continue;
+            }
+            let text = format!("{name} {value}");
+            self.apply(&Origin::Environment { variable }, &text, &[name, value], 0)?;
+        }
+        Ok(())
+    }
+
+    /// Carries out one statement.
+    fn apply(
+        &mut self,
+        origin: &Origin,
+        text: &str,
+        words: &[String],
+        depth: usize,
+    ) -> Result<(), ConfigError> {
+        let Some((name, arguments)) = words.split_first() else { return Ok(()) };
+        let name = name.to_ascii_lowercase();
+        if let Some((index, _)) = directives::find(&name) {
+            let shown =
+                if TABLE[index].sensitive { format!("{name} ***") } else { text.to_owned() };
+            return self.assign(index, arguments).map_err(|reason| refusal(origin, &shown, reason));
+        }
+        match (name.as_str(), arguments) {
+            ("include", [pattern]) => self.include(origin, text, pattern, depth),
+            ("user", [_, ..]) => {
+                self.loaded.users.push(declaration(origin, arguments));
+                Ok(())
+            }
+            ("rename-command", [_, _]) => {
+                self.loaded.renamed_commands.push(declaration(origin, arguments));
+                Ok(())
+            }
+            ("loadmodule", [_, ..]) => Err(refusal(origin, text, "modules are not supported")),
+            (obsolete, [_]) if OBSOLETE.contains(&obsolete) => {
+                self.loaded.notices.push(format!("directive '{obsolete}' is obsolete; ignored"));
+                Ok(())
+            }
+            _ => Err(refusal(origin, text, "Bad directive or wrong number of arguments")),
+        }
+    }
+
+    fn assign(&mut self, index: usize, arguments: &[String]) -> Result<(), String> {
+        let directive = &TABLE[index];
+        let split;
+        let mut words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        if directive.is_multi()
+            && let [only] = words[..]
+            && !only.is_empty()
+        {
+            split = split_words(only).ok_or("Unbalanced quotes in configuration line")?;
+            words = split.iter().map(String::as_str).collect();
+        }
+        let current = self.loaded.values.at(index);
+        let mut value = value::canonical(directive, &words, current)?;
+        if directive.name == "save" {
+            if self.save_seen && !value.is_empty() && !current.is_empty() {
+                value = format!("{current} {value}");
+            }
+            self.save_seen = true;
+        }
+        self.loaded.values.put(index, value);
+        Ok(())
+    }
+
+    fn include(
+        &mut self,
+        origin: &Origin,
+        text: &str,
+        pattern: &str,
+        depth: usize,
+    ) -> Result<(), ConfigError> {
+        if depth == INCLUDE_DEPTH {
+            return Err(refusal(origin, text, "files include one another too deeply"));
+        }
+        let paths =
+            matching_files(pattern).map_err(|error| refusal(origin, text, io_reason(&error)))?;
+        for path in paths {
+            self.read_file(&path, origin, depth + 1)?;
+        }
+        Ok(())
+    }
+
+    /// Settles what depends on several directives and says what has no meaning.
+    fn finish(mut self) -> Result<Loaded, ConfigError> {
+        let values = &mut self.loaded.values;
+        settle(values);
+        let dir = directives::find("dir").map_or(0, |(index, _)| index);
+        let path = absolute(values.at(dir)).map_err(|error| {
+            refusal(&Origin::CommandLine, &format!("dir {}", values.at(dir)), io_reason(&error))
+        })?;
+        values.put(dir, path.display().to_string());
+        for (index, directive) in TABLE.iter().enumerate() {
+            if let Some(reason) = directive.inert
+                && self.loaded.values.at(index) != directive.default
+            {
+                let notice = format!("directive '{}' has no effect: {reason}", directive.name);
+                self.loaded.notices.push(notice);
+            }
+        }
+        Ok(self.loaded)
+    }
+}
+
+/// Frequencies that `hz` is kept within, per second.
+const HZ: (i64, i64) = (1, 500);
+
+/// Settles values that are bounded silently or depend on another directive.
+pub(super) fn settle(values: &mut Values) {
+    for (index, directive) in TABLE.iter().enumerate() {
+        if directive.name == "hz" {
+            let hz = values.at(index).parse().unwrap_or(HZ.1).clamp(HZ.0, HZ.1);
+            values.put(index, hz.to_string());
+        }
+        if directive.name == "databases" && values.text("cluster-enabled") == "yes" {
+            values.put(index, "1".to_owned());
+        }
+    }
+}
+
+fn declaration(origin: &Origin, words: &[String]) -> Declaration {
+    Declaration { origin: origin.clone(), words: words.to_vec() }
+}
+
+fn refusal(origin: &Origin, text: &str, reason: impl Into<String>) -> ConfigError {
+    ConfigError { origin: origin.clone(), text: text.to_owned(), reason: reason.into() }
+}
+
+/// Whether a container platform made the variable for a service named `flagstone`.
+fn is_service_link(variable: &str, value: &str) -> bool {
+    let name = &variable[ENVIRONMENT_PREFIX.len()..];
+    name.starts_with("SERVICE_")
+        || name.starts_with("PORT_")
+        || (name == "PORT" && value.starts_with("tcp://"))
+}
+
+/// The files that a path names; wildcards are allowed in its last part and may match nothing.
+fn matching_files(pattern: &str) -> io::Result<Vec<PathBuf>> {
+    let path = Path::new(pattern);
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    if !name.contains(['*', '?', '[']) {
+        return Ok(vec![path.to_path_buf()]);
+    }
+    let directory = match path.parent() {
+        Some(parent) if parent != Path::new("") => parent,
+        _ => Path::new("."),
+    };
+    let Ok(entries) = fs::read_dir(directory) else { return Ok(Vec::new()) };
+    let mut paths = Vec::new();
+    for entry in entries {
+        let entry = entry?.file_name();
+        let entry = entry.as_encoded_bytes();
+        let hidden = entry.starts_with(b".") && !name.starts_with('.');
+        if !hidden && glob::matches(name.as_bytes(), entry) {
+            paths.push(directory.join(String::from_utf8_lossy(entry).as_ref()));
+        }
+    }
+    paths.sort();
+    Ok(paths)
+}
+
+/// The text of an input or output error without the number that Rust appends.
+pub(super) fn io_reason(error: &io::Error) -> String {
+    let text = error.to_string();
+    text.split(" (os error").next().unwrap_or(&text).to_owned()
+}

@@ -1,0 +1,65 @@
+//! What the machine, or the cgroup the process lives in, offers.
+
+use std::fs;
+use std::path::Path;
+use std::thread;
+
+/// Where control groups are mounted.
+const CGROUP_ROOT: &str = "/sys/fs/cgroup";
+/// Assumed when the machine does not tell: 1 GiB.
+const FALLBACK_MEMORY_BYTES: u64 = 1 << 30;
+
+/// The resources that `auto` settings are derived from.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Machine {
+    /// CPUs this process may use, at least one.
+    pub(super) cpus: usize,
+    /// Memory this process may use, in bytes.
+    pub(super) memory_bytes: u64,
+}
+
+impl Machine {
+    /// Looks at affinity, control groups and installed memory.
+    pub(super) fn detect() -> Self {
+        let cpus = thread::available_parallelism().map_or(1, usize::from);
+        let limit = cgroup_memory_bytes(Path::new(CGROUP_ROOT));
+        let installed = installed_memory_bytes();
+        let memory_bytes =
+            limit.into_iter().chain(installed).min().unwrap_or(FALLBACK_MEMORY_BYTES);
+        Self { cpus, memory_bytes }
+    }
+}
+
+/// The least memory limit on the way from this process's control group to the root, if any.
+fn cgroup_memory_bytes(root: &Path) -> Option<u64> {
+    let membership = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let mut limits = Vec::new();
+    for line in membership.lines() {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (controllers, group) = (parts.next()?, parts.next()?);
+        let (base, file) = if controllers.is_empty() {
+            (root.to_path_buf(), "memory.max")
+        } else if controllers.split(',').any(|controller| controller == "memory") {
+            (root.join("memory"), "memory.limit_in_bytes")
+        } else {
+            continue;
+        };
+        let group = base.join(group.trim_start_matches('/'));
+        let levels = group.ancestors().take_while(|level| level.starts_with(&base));
+        limits.extend(levels.filter_map(|level| number_in(&level.join(file))));
+    }
+    limits.into_iter().min()
+}
+
+/// The number a file holds; `None` when it says `max` or is missing.
+fn number_in(path: &Path) -> Option<u64> {
+    fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+/// `MemTotal` of `/proc/meminfo`.
+fn installed_memory_bytes() -> Option<u64> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kibibytes * 1024)
+}

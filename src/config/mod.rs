@@ -1,0 +1,275 @@
+//! The typed configuration of the server.
+//!
+//! One table, `directives`, declares every directive; file, environment, command line, CONFIG GET,
+//! CONFIG SET and CONFIG REWRITE derive from it. Precedence: defaults, file, environment, command
+//! line. Values are kept as canonical text, from which [`Settings`] is read anew on each change.
+
+mod arguments;
+mod directive;
+mod directives;
+mod error;
+mod load;
+mod machine;
+mod notify;
+mod parse;
+mod rewrite;
+mod settings;
+mod structured;
+#[cfg(test)]
+mod tests;
+mod value;
+
+use std::env;
+use std::ffi::OsString;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use crate::glob;
+
+use arguments::Request;
+use directive::Mutability;
+use directives::TABLE;
+use machine::Machine;
+use settings::Values;
+
+pub use error::{ConfigError, Origin};
+pub use load::Declaration;
+pub use notify::NotifyFlags;
+pub use settings::{
+    AcceptMode, AclPubsubDefault, AppendFsync, Compression, LogLevel, MaxmemoryPolicy,
+    MemoryOrPercent, OutputBufferLimit, OutputBufferLimits, ProtectedAction, RdbVersionCheck,
+    Settings,
+};
+
+/// The server's configuration, shared by all threads.
+pub struct Config {
+    state: RwLock<State>,
+    /// Counts changes; bumped after the new settings are in place.
+    generation: AtomicU64,
+    machine: Machine,
+    file: Option<PathBuf>,
+    users: Vec<Declaration>,
+    renamed_commands: Vec<Declaration>,
+    notices: Vec<String>,
+}
+
+struct State {
+    values: Values,
+    settings: Arc<Settings>,
+}
+
+/// What the command line asks for.
+pub enum Startup {
+    /// To run with this configuration.
+    Run(Config),
+    /// To print this text on standard output and end.
+    Print(String),
+}
+
+impl Config {
+    /// [`Config::load`] with the arguments and the environment of this process.
+    ///
+    /// # Errors
+    /// As [`Config::load`].
+    pub fn load_process() -> Result<Startup, ConfigError> {
+        let text = |value: OsString| value.to_string_lossy().into_owned();
+        let environment = env::vars_os().map(|(name, value)| (text(name), text(value)));
+        Self::load(env::args_os().skip(1).map(text), environment)
+    }
+
+    /// Reads the configuration: `args` after the program's name, `environment` of the process,
+    /// standard input if `-` asks for it.
+    ///
+    /// # Errors
+    /// The first statement that is refused, naming origin, line, directive and reason.
+    pub fn load(
+        args: impl Iterator<Item = String>,
+        environment: impl Iterator<Item = (String, String)>,
+    ) -> Result<Startup, ConfigError> {
+        Self::load_from(args, environment, &mut io::stdin().lock())
+    }
+
+    fn load_from(
+        args: impl Iterator<Item = String>,
+        environment: impl Iterator<Item = (String, String)>,
+        standard_input: &mut dyn Read,
+    ) -> Result<Startup, ConfigError> {
+        let arguments = match arguments::parse(args)? {
+            Request::Run(arguments) => arguments,
+            Request::Print(text) => return Ok(Startup::Print(text)),
+        };
+        let loaded = load::load(&arguments, environment, standard_input)?;
+        let machine = Machine::detect();
+        let settings = Arc::new(Settings::read(&loaded.values, machine));
+        Ok(Startup::Run(Self {
+            state: RwLock::new(State { values: loaded.values, settings }),
+            generation: AtomicU64::new(0),
+            machine,
+            file: loaded.file,
+            users: loaded.users,
+            renamed_commands: loaded.renamed_commands,
+            notices: loaded.notices,
+        }))
+    }
+
+    /// The settings now. A thread may keep them until [`Config::generation`] changes.
+    pub fn settings(&self) -> Arc<Settings> {
+        Arc::clone(&self.state.read().unwrap_or_else(PoisonError::into_inner).settings)
+    }
+
+    /// Changes whenever the settings do.
+    pub fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
+    }
+
+    /// The configuration file the server was started with, absolute.
+    pub fn file(&self) -> Option<&Path> {
+        self.file.as_deref()
+    }
+
+    /// `user` directives, to be carried out by the access control list.
+    pub fn users(&self) -> &[Declaration] {
+        &self.users
+    }
+
+    /// `rename-command` directives: old and new name; an empty new name removes the command.
+    pub fn renamed_commands(&self) -> &[Declaration] {
+        &self.renamed_commands
+    }
+
+    /// What was accepted but has no effect, to be logged at start.
+    pub fn notices(&self) -> &[String] {
+        &self.notices
+    }
+
+    /// CONFIG GET: names and values for exact names or glob patterns, in any case. An alias is a
+    /// name of its own, as in Redis: patterns find both, and an exact name is answered as asked.
+    pub fn get(&self, patterns: &[&[u8]]) -> Vec<(String, String)> {
+        let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
+        let mut found: Vec<(String, String)> = Vec::new();
+        let mut add = |name: &str, value: &str| {
+            if found.iter().all(|(known, _)| known != name) {
+                found.push((name.to_owned(), value.to_owned()));
+            }
+        };
+        for pattern in patterns {
+            if !pattern.iter().any(|byte| b"[*?".contains(byte)) {
+                let name = String::from_utf8_lossy(pattern);
+                if let Some((index, _)) = directives::find(&name) {
+                    add(&name, state.values.at(index));
+                }
+                continue;
+            }
+            for (index, directive) in TABLE.iter().enumerate().filter(|(_, d)| !d.hidden) {
+                for name in [Some(directive.name), directive.alias].into_iter().flatten() {
+                    if glob::matches_nocase(pattern, name.as_bytes()) {
+                        add(name, state.values.at(index));
+                    }
+                }
+            }
+        }
+        found
+    }
+
+    /// CONFIG SET: all pairs or none. Answers the directives whose values changed, which the caller
+    /// carries out. `client_is_local` decides where protected directives are for local clients.
+    ///
+    /// # Errors
+    /// The text of the error reply.
+    pub fn set(
+        &self,
+        pairs: &[(&[u8], &[u8])],
+        client_is_local: bool,
+    ) -> Result<Vec<&'static str>, String> {
+        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        let protected_allowed = state.settings.enable_protected_configs.allows(client_is_local);
+        let mut places: Vec<(usize, &'static str)> = Vec::with_capacity(pairs.len());
+        for (typed, _) in pairs {
+            let typed = String::from_utf8_lossy(typed);
+            let Some(place) = directives::find(&typed) else {
+                return Err(format!(
+                    "ERR Unknown option or number of arguments for CONFIG SET - '{typed}'"
+                ));
+            };
+            let directive = &TABLE[place.0];
+            if directive.mutability == Mutability::Immutable {
+                return Err(set_failed(&typed, "can't set immutable config"));
+            }
+            if directive.protected && !protected_allowed {
+                return Err(set_failed(&typed, "can't set protected config"));
+            }
+            if places.contains(&place) {
+                return Err(set_failed(&typed, "duplicate parameter"));
+            }
+            places.push(place);
+        }
+        let mut values = state.values.clone();
+        for ((index, name), (_, value)) in places.iter().zip(pairs) {
+            let value = new_value(*index, value, values.at(*index));
+            values.put(*index, value.map_err(|reason| set_failed(name, &reason))?);
+        }
+        load::settle(&mut values);
+        Ok(self.replace(&mut state, values))
+    }
+
+    /// Puts new values in place; answers the names of those that changed.
+    fn replace(&self, state: &mut State, values: Values) -> Vec<&'static str> {
+        let changed: Vec<&'static str> = TABLE
+            .iter()
+            .enumerate()
+            .filter(|(index, _)| values.at(*index) != state.values.at(*index))
+            .map(|(_, directive)| directive.name)
+            .collect();
+        if !changed.is_empty() {
+            state.settings = Arc::new(Settings::read(&values, self.machine));
+            state.values = values;
+            self.generation.fetch_add(1, Ordering::Release);
+        }
+        changed
+    }
+
+    /// CONFIG REWRITE: writes the values that differ from the defaults into the file the server was
+    /// started with, keeping its comments and order.
+    ///
+    /// # Errors
+    /// The text of the error reply.
+    pub fn rewrite(&self) -> Result<(), String> {
+        self.rewrite_with_users(None)
+    }
+
+    /// [`Config::rewrite`] that also replaces the file's `user` lines by `users`, each the words
+    /// after `user`. `None` leaves them as they are.
+    ///
+    /// # Errors
+    /// The text of the error reply.
+    pub fn rewrite_with_users(&self, users: Option<&[String]>) -> Result<(), String> {
+        let Some(file) = &self.file else {
+            return Err("ERR The server is running without a config file".to_owned());
+        };
+        let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
+        rewrite::rewrite(file, &state.values, users)
+            .map_err(|error| format!("ERR Rewriting config file: {}", load::io_reason(&error)))
+    }
+}
+
+/// The canonical new value of the directive at `index`.
+fn new_value(index: usize, value: &[u8], current: &str) -> Result<String, String> {
+    let directive = &TABLE[index];
+    let value = str::from_utf8(value).map_err(|_| "argument must be valid UTF-8".to_owned())?;
+    let words: Vec<&str> = match value {
+        "" if directive.is_multi() => Vec::new(),
+        _ if directive.is_multi() => value.split(' ').collect(),
+        _ => vec![value],
+    };
+    let value = value::canonical(directive, &words, current)?;
+    if directive.mutability == Mutability::AtStart && value != current {
+        return Err("can't set immutable config".to_owned());
+    }
+    Ok(value)
+}
+
+fn set_failed(name: &str, reason: &str) -> String {
+    format!("ERR CONFIG SET failed (possibly related to argument '{name}') - {reason}")
+}

@@ -1,0 +1,340 @@
+//! The settings that the server reads, with their types.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use super::directives;
+use super::machine::Machine;
+use super::notify::NotifyFlags;
+
+/// The canonical text of every directive, in the table's order.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct Values(Vec<String>);
+
+impl Values {
+    /// Every directive at its default.
+    pub(super) fn defaults() -> Self {
+        Self(directives::TABLE.iter().map(|directive| directive.default.to_owned()).collect())
+    }
+
+    pub(super) fn at(&self, index: usize) -> &str {
+        &self.0[index]
+    }
+
+    pub(super) fn put(&mut self, index: usize, value: String) {
+        self.0[index] = value;
+    }
+
+    /// The value of a directive of the table.
+    pub(super) fn text(&self, name: &str) -> &str {
+        let index = directives::TABLE.iter().position(|directive| directive.name == name);
+        self.at(index.expect("the table knows every directive that the settings read"))
+    }
+
+    /// The value of a directive whose kind guarantees that it reads as `T`.
+    fn number<T: FromStr>(&self, name: &str) -> T {
+        self.text(name).parse().ok().expect("the table's bounds fit the type of the setting")
+    }
+
+    fn flag(&self, name: &str) -> bool {
+        self.text(name) == "yes"
+    }
+
+    fn optional_text(&self, name: &str) -> Option<String> {
+        let value = self.text(name);
+        (!value.is_empty()).then(|| value.to_owned())
+    }
+
+    /// The number, or `None` for `auto`.
+    fn unless_auto<T: FromStr>(&self, name: &str) -> Option<T> {
+        (self.text(name) != "auto").then(|| self.number(name))
+    }
+
+    fn choice<T: Choice>(&self, name: &str) -> T {
+        T::from_word(self.text(name)).expect("the table lists the words of the choice")
+    }
+}
+
+/// A setting with a fixed set of words.
+trait Choice: Sized {
+    fn from_word(word: &str) -> Option<Self>;
+}
+
+macro_rules! choice {
+    ($(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident = $word:literal),+ $(,)? }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        pub enum $name { $($(#[$variant_doc])* $variant),+ }
+
+        impl $name {
+            /// The word that stands for it in the configuration.
+            pub const fn as_str(self) -> &'static str {
+                match self { $(Self::$variant => $word),+ }
+            }
+        }
+
+        impl Choice for $name {
+            fn from_word(word: &str) -> Option<Self> {
+                match word { $($word => Some(Self::$variant),)+ _ => None }
+            }
+        }
+    };
+}
+
+choice! {
+    /// What an answered write has survived.
+    AppendFsync {
+        /// It is on disk.
+        Always = "always",
+        /// It is in the journal's file, and on disk within a bound.
+        Everysec = "everysec",
+        /// It is in the journal's file.
+        No = "no",
+    }
+}
+choice! {
+    /// How connections are spread over threads.
+    AcceptMode {
+        /// Every thread listens and the kernel chooses.
+        Reuseport = "reuseport",
+        /// One listener hands connections on in turn.
+        RoundRobin = "round-robin",
+    }
+}
+choice! {
+    /// Compression of stored blocks.
+    Compression { None = "none" }
+}
+choice! {
+    /// The least level that is logged.
+    LogLevel {
+        Debug = "debug",
+        Verbose = "verbose",
+        Notice = "notice",
+        Warning = "warning",
+        Nothing = "nothing",
+    }
+}
+choice! {
+    /// Who may do something dangerous.
+    ProtectedAction {
+        No = "no",
+        Yes = "yes",
+        /// Clients on the same machine.
+        Local = "local",
+    }
+}
+choice! {
+    /// Channels a new user may use.
+    AclPubsubDefault { AllChannels = "allchannels", ResetChannels = "resetchannels" }
+}
+choice! {
+    /// Whether RDB files of a newer version are tried.
+    RdbVersionCheck { Strict = "strict", Relaxed = "relaxed" }
+}
+choice! {
+    /// What goes when `maxmemory` is reached.
+    MaxmemoryPolicy {
+        VolatileLru = "volatile-lru",
+        VolatileLfu = "volatile-lfu",
+        VolatileRandom = "volatile-random",
+        VolatileTtl = "volatile-ttl",
+        AllkeysLru = "allkeys-lru",
+        AllkeysLfu = "allkeys-lfu",
+        AllkeysRandom = "allkeys-random",
+        Noeviction = "noeviction",
+    }
+}
+
+impl ProtectedAction {
+    /// Whether a client may act, given whether it is on the same machine.
+    pub const fn allows(self, client_is_local: bool) -> bool {
+        match self {
+            Self::Yes => true,
+            Self::Local => client_is_local,
+            Self::No => false,
+        }
+    }
+}
+
+/// When a client that reads too slowly is closed. Zero: no limit.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct OutputBufferLimit {
+    pub hard_bytes: u64,
+    pub soft_bytes: u64,
+    /// How long the soft limit may be exceeded.
+    pub soft_seconds: u32,
+}
+
+/// [`OutputBufferLimit`] by class of client.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct OutputBufferLimits {
+    pub normal: OutputBufferLimit,
+    pub replica: OutputBufferLimit,
+    pub pubsub: OutputBufferLimit,
+}
+
+/// `maxmemory-clients`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum MemoryOrPercent {
+    Bytes(u64),
+    /// Percent of `maxmemory`, 1 to 100.
+    Percent(u8),
+}
+
+macro_rules! settings {
+    ($($(#[$doc:meta])* $field:ident: $type:ty = $read:expr;)+) => {
+        /// The settings that the server reads. Units are last in a name; sizes are bytes.
+        #[derive(Clone, PartialEq, Debug)]
+        #[allow(clippy::struct_excessive_bools, reason = "each is a directive of its own")]
+        pub struct Settings { $($(#[$doc])* pub $field: $type),+ }
+
+        impl Settings {
+            /// Reads canonical values; `auto` is resolved by what the machine has.
+            pub(super) fn read(values: &Values, machine: Machine) -> Self {
+                Self { $($field: read_field(values, machine, $read)),+ }
+            }
+        }
+    };
+}
+
+fn read_field<T>(values: &Values, machine: Machine, read: impl Fn(&Values, Machine) -> T) -> T {
+    read(values, machine)
+}
+
+settings! {
+    // Storage and threads.
+    /// The data directory, absolute.
+    dir: PathBuf = |v, _| PathBuf::from(v.text("dir"));
+    workers: usize = |v, m| v.unless_auto("workers").unwrap_or(m.cpus);
+    net_workers: usize = |v, _| v.number("net-workers");
+    background_workers: usize = |v, m| v.unless_auto("background-workers").unwrap_or((m.cpus / 4).max(2));
+    /// `None`: as many as a new data directory gets by default, or an existing one has.
+    shards: Option<u32> = |v, _| v.unless_auto("shards");
+    memory_budget: u64 = |v, m| v.unless_auto("memory-budget").unwrap_or(m.memory_bytes / 2);
+    /// `None`: a share of the memory budget.
+    block_cache_size: Option<u64> = |v, _| v.unless_auto("block-cache-size");
+    accept_mode: AcceptMode = |v, _| v.choice("accept-mode");
+    appendfsync: AppendFsync = |v, _| v.choice("appendfsync");
+    everysec_bound_ms: u64 = |v, _| v.number("everysec-bound");
+    handover_interval_ms: u64 = |v, _| v.number("handover-interval-ms");
+    journal_segment_size: u64 = |v, _| v.number("journal-segment-size");
+    journal_max_size: u64 = |v, _| v.number("journal-max-size");
+    compression: Compression = |v, _| v.choice("compression");
+
+    // Network.
+    /// Zero: no TCP port.
+    port: u16 = |v, _| v.number("port");
+    /// Addresses as written; `*` and `-::*` stand for all, a leading `-` for "may be missing".
+    bind: Vec<String> = |v, _| v.text("bind").split_whitespace().map(str::to_owned).collect();
+    unixsocket: Option<String> = |v, _| v.optional_text("unixsocket");
+    unixsocketgroup: Option<String> = |v, _| v.optional_text("unixsocketgroup");
+    /// Zero: by umask.
+    unixsocketperm: u32 = |v, _| u32::from_str_radix(v.text("unixsocketperm"), 8).unwrap_or(0);
+    tcp_backlog: i32 = |v, _| v.number("tcp-backlog");
+    /// Zero: none.
+    tcp_keepalive_seconds: u32 = |v, _| v.number("tcp-keepalive");
+    /// Zero: never.
+    timeout_seconds: u32 = |v, _| v.number("timeout");
+    maxclients: u32 = |v, _| v.number("maxclients");
+    protected_mode: bool = |v, _| v.flag("protected-mode");
+    client_query_buffer_limit: usize = |v, _| v.number("client-query-buffer-limit");
+    proto_max_bulk_len: usize = |v, _| v.number("proto-max-bulk-len");
+    client_output_buffer_limit: OutputBufferLimits = |v, _| output_buffer_limits(v);
+    maxmemory_clients: MemoryOrPercent = |v, _| memory_or_percent(v);
+    tracking_table_max_keys: usize = |v, _| v.number("tracking-table-max-keys");
+    cluster_enabled: bool = |v, _| v.flag("cluster-enabled");
+    cluster_announce_ip: Option<String> = |v, _| v.optional_text("cluster-announce-ip");
+    /// Zero: the port itself.
+    cluster_announce_port: u16 = |v, _| v.number("cluster-announce-port");
+
+    // Access.
+    requirepass: Option<String> = |v, _| v.optional_text("requirepass");
+    aclfile: Option<String> = |v, _| v.optional_text("aclfile");
+    acl_pubsub_default: AclPubsubDefault = |v, _| v.choice("acl-pubsub-default");
+    acllog_max_len: usize = |v, _| v.number("acllog-max-len");
+    enable_protected_configs: ProtectedAction = |v, _| v.choice("enable-protected-configs");
+    enable_debug_command: ProtectedAction = |v, _| v.choice("enable-debug-command");
+    enable_module_command: ProtectedAction = |v, _| v.choice("enable-module-command");
+
+    // Data set.
+    databases: u32 = |v, _| v.number("databases");
+    /// Zero: no limit.
+    maxmemory: u64 = |v, _| v.number("maxmemory");
+    maxmemory_policy: MaxmemoryPolicy = |v, _| v.choice("maxmemory-policy");
+    maxmemory_samples: usize = |v, _| v.number("maxmemory-samples");
+    maxmemory_eviction_tenacity: u32 = |v, _| v.number("maxmemory-eviction-tenacity");
+    lfu_log_factor: u32 = |v, _| v.number("lfu-log-factor");
+    lfu_decay_minutes: u32 = |v, _| v.number("lfu-decay-time");
+    active_expire_effort: u32 = |v, _| v.number("active-expire-effort");
+    hz: u32 = |v, _| v.number("hz");
+    hash_max_listpack_entries: usize = |v, _| v.number("hash-max-listpack-entries");
+    hash_max_listpack_value: usize = |v, _| v.number("hash-max-listpack-value");
+    /// Positive: elements of a node. -1 to -5: 4, 8, 16, 32, 64 KiB of a node.
+    list_max_listpack_size: i32 = |v, _| v.number("list-max-listpack-size");
+    set_max_intset_entries: usize = |v, _| v.number("set-max-intset-entries");
+    set_max_listpack_entries: usize = |v, _| v.number("set-max-listpack-entries");
+    set_max_listpack_value: usize = |v, _| v.number("set-max-listpack-value");
+    zset_max_listpack_entries: usize = |v, _| v.number("zset-max-listpack-entries");
+    zset_max_listpack_value: usize = |v, _| v.number("zset-max-listpack-value");
+    stream_node_max_bytes: usize = |v, _| v.number("stream-node-max-bytes");
+    stream_node_max_entries: u64 = |v, _| v.number("stream-node-max-entries");
+    hll_sparse_max_bytes: usize = |v, _| v.number("hll-sparse-max-bytes");
+    notify_keyspace_events: NotifyFlags = |v, _| NotifyFlags::parse(v.text("notify-keyspace-events")).unwrap_or_default();
+
+    // Observation.
+    loglevel: LogLevel = |v, _| v.choice("loglevel");
+    logfile: Option<String> = |v, _| v.optional_text("logfile");
+    pidfile: Option<String> = |v, _| v.optional_text("pidfile");
+    /// Microseconds; -1: never.
+    slowlog_log_slower_than_us: i64 = |v, _| v.number("commandlog-execution-slower-than");
+    slowlog_max_len: usize = |v, _| v.number("commandlog-slow-execution-max-len");
+    /// Bytes; -1: never.
+    commandlog_request_larger_than: i64 = |v, _| v.number("commandlog-request-larger-than");
+    commandlog_large_request_max_len: usize = |v, _| v.number("commandlog-large-request-max-len");
+    /// Bytes; -1: never.
+    commandlog_reply_larger_than: i64 = |v, _| v.number("commandlog-reply-larger-than");
+    commandlog_large_reply_max_len: usize = |v, _| v.number("commandlog-large-reply-max-len");
+    /// Zero: off.
+    latency_monitor_threshold_ms: u64 = |v, _| v.number("latency-monitor-threshold");
+    latency_tracking: bool = |v, _| v.flag("latency-tracking");
+    latency_tracking_info_percentiles: Vec<f64> = |v, _| {
+        v.text("latency-tracking-info-percentiles").split_whitespace().filter_map(|word| word.parse().ok()).collect()
+    };
+    hide_user_data_from_log: bool = |v, _| v.flag("hide-user-data-from-log");
+    availability_zone: String = |v, _| v.text("availability-zone").to_owned();
+
+    // Commands and RDB files.
+    busy_reply_threshold_ms: u64 = |v, _| v.number("busy-reply-threshold");
+    lua_enable_insecure_api: bool = |v, _| v.flag("lua-enable-insecure-api");
+    extended_redis_compatibility: bool = |v, _| v.flag("extended-redis-compatibility");
+    dbfilename: String = |v, _| v.text("dbfilename").to_owned();
+    rdbcompression: bool = |v, _| v.flag("rdbcompression");
+    rdbchecksum: bool = |v, _| v.flag("rdbchecksum");
+    rdb_version_check: RdbVersionCheck = |v, _| v.choice("rdb-version-check");
+}
+
+impl Default for Settings {
+    /// Every directive at its default, on this machine; `dir` relative.
+    fn default() -> Self {
+        Self::read(&Values::defaults(), Machine::detect())
+    }
+}
+
+fn output_buffer_limits(values: &Values) -> OutputBufferLimits {
+    let words: Vec<&str> = values.text("client-output-buffer-limit").split(' ').collect();
+    let class = |row: usize| OutputBufferLimit {
+        hard_bytes: words[row * 4 + 1].parse().unwrap_or(0),
+        soft_bytes: words[row * 4 + 2].parse().unwrap_or(0),
+        soft_seconds: words[row * 4 + 3].parse().unwrap_or(0),
+    };
+    OutputBufferLimits { normal: class(0), replica: class(1), pubsub: class(2) }
+}
+
+fn memory_or_percent(values: &Values) -> MemoryOrPercent {
+    let text = values.text("maxmemory-clients");
+    match text.strip_suffix('%').and_then(|percent| percent.parse().ok()) {
+        Some(percent) => MemoryOrPercent::Percent(percent),
+        None => MemoryOrPercent::Bytes(text.parse().unwrap_or(0)),
+    }
+}

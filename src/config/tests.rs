@@ -1,0 +1,407 @@
+use std::collections::BTreeSet;
+use std::fs;
+
+use super::directive::Kind;
+use super::*;
+
+fn load(args: &[&str]) -> Result<Config, ConfigError> {
+    load_with(args, &[], "")
+}
+
+fn load_with(
+    args: &[&str],
+    environment: &[(&str, &str)],
+    standard_input: &str,
+) -> Result<Config, ConfigError> {
+    let args = args.iter().map(|arg| (*arg).to_owned());
+    let environment =
+        environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+    match Config::load_from(args, environment, &mut standard_input.as_bytes())? {
+        Startup::Run(config) => Ok(config),
+        Startup::Print(text) => panic!("nothing was to be printed: {text}"),
+    }
+}
+
+/// A configuration that lets protected directives be set.
+fn unprotected() -> Config {
+    load(&["--enable-protected-configs", "yes"]).unwrap()
+}
+
+fn value(config: &Config, name: &str) -> String {
+    let found = config.get(&[name.as_bytes()]);
+    assert_eq!(found.len(), 1, "{name}");
+    found[0].1.clone()
+}
+
+fn set(config: &Config, pairs: &[(&str, &str)]) -> Result<Vec<&'static str>, String> {
+    let pairs: Vec<(&[u8], &[u8])> =
+        pairs.iter().map(|(name, value)| (name.as_bytes(), value.as_bytes())).collect();
+    config.set(&pairs, true)
+}
+
+/// The refusal of a configuration that must not load.
+fn refused(args: &[&str], standard_input: &str) -> ConfigError {
+    load_with(args, &[], standard_input).err().unwrap()
+}
+
+#[test]
+fn names_and_aliases_are_unique_lower_case_words() {
+    let mut seen = BTreeSet::new();
+    for directive in TABLE {
+        for name in [Some(directive.name), directive.alias].into_iter().flatten() {
+            assert!(seen.insert(name), "{name} twice");
+            assert_eq!(name, name.to_ascii_lowercase());
+        }
+        assert!(!directive.doc.is_empty(), "{}", directive.name);
+    }
+}
+
+#[test]
+fn every_default_is_canonical() {
+    for directive in TABLE {
+        let words: Vec<&str> = if directive.is_multi() {
+            directive.default.split_whitespace().collect()
+        } else {
+            vec![directive.default]
+        };
+        let read = value::canonical(directive, &words, directive.default);
+        // No `replicaof` has no words of its own.
+        if directive.name != "replicaof" {
+            assert_eq!(read.as_deref(), Ok(directive.default), "{}", directive.name);
+        }
+    }
+}
+
+#[test]
+fn config_set_accepts_what_config_get_answers() {
+    let config = unprotected();
+    for (name, value) in config.get(&[b"*"]) {
+        let (index, _) = directives::find(&name).unwrap();
+        let answer = set(&config, &[(&name, &value)]);
+        if TABLE[index].mutability == Mutability::Immutable {
+            assert!(answer.unwrap_err().ends_with("can't set immutable config"), "{name}");
+        } else {
+            assert_eq!(answer, Ok(Vec::new()), "{name} {value}");
+        }
+    }
+    assert_eq!(config.generation(), 0);
+}
+
+#[test]
+fn settings_hold_the_bounds_of_every_number() {
+    for directive in TABLE {
+        let (Kind::Integer(range)
+        | Kind::Memory(range)
+        | Kind::AutoInteger(range)
+        | Kind::AutoMemory(range)) = directive.kind
+        else {
+            continue;
+        };
+        if directive.check.is_some() {
+            continue;
+        }
+        for bound in [range.0, range.1] {
+            let bound = bound.to_string();
+            let option = format!("--{}", directive.name);
+            match load(&[&option, &bound]) {
+                Ok(config) => drop(config.settings()),
+                // Beyond what the reference reads as an integer.
+                Err(error) => assert!(error.reason.contains("integer"), "{error}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn defaults_that_are_this_servers_own() {
+    let settings = load(&[]).unwrap().settings();
+    assert_eq!(settings.appendfsync, AppendFsync::Always);
+    assert_eq!(settings.port, 6379);
+    assert_eq!(settings.bind, ["*", "-::*"]);
+    assert_eq!(settings.handover_interval_ms, 5000);
+    assert_eq!(settings.journal_segment_size, 64 << 20);
+    assert_eq!(settings.hash_max_listpack_entries, 512);
+    assert_eq!(settings.client_output_buffer_limit.replica.hard_bytes, 256 << 20);
+    assert_eq!(settings.maxmemory_clients, MemoryOrPercent::Bytes(0));
+    assert!(settings.dir.is_absolute() && settings.dir.ends_with("data"));
+    assert!(settings.workers >= 1 && settings.background_workers >= 2);
+    assert!(settings.memory_budget > 0);
+}
+
+#[test]
+fn later_sources_override_earlier_ones() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("flagstone.conf");
+    fs::write(&file, "# comment\n\nport 1\nTIMEOUT 1\nhz 20\ndatabases 3\n").unwrap();
+    let environment = [("FLAGSTONE_TIMEOUT", "2"), ("FLAGSTONE_HZ", "30"), ("PATH", "x")];
+    let args = [file.to_str().unwrap(), "--hz", "40"];
+    let config = load_with(&args, &environment, "").unwrap();
+    let settings = config.settings();
+    assert_eq!(
+        (settings.databases, settings.port, settings.timeout_seconds, settings.hz),
+        (3, 1, 2, 40)
+    );
+    assert_eq!(config.file(), Some(file.as_path()));
+}
+
+#[test]
+fn command_line_takes_values_as_redis_does() {
+    let cases: &[(&[&str], &str, &str)] = &[
+        (&["--port", "6380"], "port", "6380"),
+        (&["--port 6380"], "port", "6380"),
+        (&["--bind", "127.0.0.1", "::1"], "bind", "127.0.0.1 ::1"),
+        (&["--bind", "127.0.0.1 ::1"], "bind", "127.0.0.1 ::1"),
+        (&["--requirepass", "--secret"], "requirepass", "--secret"),
+        (&["--save", "--port", "1"], "save", ""),
+        (&["--save"], "save", ""),
+        (&["--save", ""], "save", ""),
+        (&["--save", "900", "1", "--save", "300 10"], "save", "900 1 300 10"),
+        (&["--shutdown-on-sigterm", "nosave", "now"], "shutdown-on-sigterm", "nosave now"),
+        (&["--maxmemory", "1gb"], "maxmemory", "1073741824"),
+        (&["--hash-max-ziplist-entries", "7"], "hash-max-listpack-entries", "7"),
+        (&["--list-max-listpack-size", "-1"], "list-max-listpack-size", "-1"),
+        (&["--cluster-enabled", "yes"], "databases", "1"),
+    ];
+    for (args, name, expected) in cases {
+        assert_eq!(value(&load(args).unwrap(), name), *expected, "{args:?}");
+    }
+}
+
+#[test]
+fn standard_input_is_a_configuration_file() {
+    for args in [&["-", "--hz", "11"][..], &["--hz", "11", "-"]] {
+        let settings = load_with(args, &[], "port 7\nhz 12\n").unwrap().settings();
+        assert_eq!((settings.port, settings.hz), (7, 11));
+    }
+    assert_eq!(load(&["--requirepass", "-"]).unwrap().settings().requirepass.as_deref(), Some("-"));
+}
+
+#[test]
+fn words_quotes_and_escapes() {
+    let cases = [
+        (r#"requirepass "a b\x41\n\"""#, "a bA\n\""),
+        (r"requirepass 'it\'s'", "it's"),
+        ("requirepass ''", ""),
+        ("  requirepass\tplain  ", "plain"),
+        ("requirepass \"\\xc3\\xa4\"", "ä"),
+    ];
+    for (line, expected) in cases {
+        let config = load_with(&["-"], &[], line).unwrap();
+        assert_eq!(value(&config, "requirepass"), expected, "{line}");
+        let quoted = format!("requirepass {}", parse::quote(expected));
+        let config = load_with(&["-"], &[], &quoted).unwrap();
+        assert_eq!(value(&config, "requirepass"), expected, "{quoted}");
+    }
+}
+
+#[test]
+fn files_include_files() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+    fs::write(path("a.conf"), format!("port 1\ninclude {}\nhz 9\n", path("conf.d/*.conf")))
+        .unwrap();
+    fs::create_dir(path("conf.d")).unwrap();
+    fs::write(path("conf.d/1.conf"), "port 2\nhz 2\n").unwrap();
+    fs::write(path("conf.d/2.conf"), "port 3\n").unwrap();
+    fs::write(path("conf.d/other"), "port 4\n").unwrap();
+    let settings = load(&[&path("a.conf")]).unwrap().settings();
+    assert_eq!((settings.port, settings.hz), (3, 9));
+
+    fs::write(path("loop.conf"), format!("include {}\n", path("loop.conf"))).unwrap();
+    assert!(load(&[&path("loop.conf")]).err().unwrap().reason.contains("too deeply"));
+    fs::write(path("b.conf"), format!("include {}\n", path("missing.conf"))).unwrap();
+    let error = load(&[&path("b.conf")]).err().unwrap();
+    assert_eq!(error.origin, Origin::File { path: path("b.conf"), line: 1 });
+    assert!(error.reason.ends_with("missing.conf': No such file or directory"), "{error}");
+}
+
+#[test]
+fn refusals_name_origin_directive_and_reason() {
+    let cases = [
+        ("\nprot 1", 2, "prot 1", "Bad directive or wrong number of arguments"),
+        ("port 1 2", 1, "port 1 2", "wrong number of arguments"),
+        ("port", 1, "port", "wrong number of arguments"),
+        ("port x", 1, "port x", "argument couldn't be parsed into an integer"),
+        ("port 65536", 1, "port 65536", "argument must be between 0 and 65535 inclusive"),
+        ("requirepass 'x", 1, "requirepass 'x", "Unbalanced quotes in configuration line"),
+        ("requirepass a b", 1, "requirepass ***", "wrong number of arguments"),
+        ("loadmodule x.so", 1, "loadmodule x.so", "modules are not supported"),
+        ("tls-port 6380", 1, "tls-port 6380", "TLS is not supported by this server"),
+    ];
+    for (input, line, text, reason) in cases {
+        let error = refused(&["-"], input);
+        assert_eq!(error.origin, Origin::StandardInput { line }, "{input}");
+        assert_eq!((error.text.as_str(), error.reason.as_str()), (text, reason));
+    }
+    let shown = refused(&["--port", "x"], "").to_string();
+    let lines: Vec<&str> = shown.lines().collect();
+    assert!(lines[0].starts_with("*** FATAL CONFIG FILE ERROR (Flagstone "));
+    assert_eq!(lines[1..3], ["Reading the command line", ">>> 'port x'"]);
+    assert_eq!(refused(&["a.conf", "b.conf"], "").text, "b.conf");
+    let error = load_with(&[], &[("FLAGSTONE_PORT", "x")], "").err().unwrap();
+    assert_eq!(error.origin, Origin::Environment { variable: "FLAGSTONE_PORT".to_owned() });
+}
+
+#[test]
+fn what_has_no_effect_is_noticed() {
+    let environment = [
+        ("FLAGSTONE_TYPO", "1"),
+        ("FLAGSTONE_PORT", "tcp://10.0.0.1:6379"),
+        ("FLAGSTONE_SERVICE_HOST", "10.0.0.1"),
+    ];
+    let config = load_with(&["-"], &environment, "io-threads 4\ndynamic-hz yes\nhz 20").unwrap();
+    let notices = config.notices().join("\n");
+    for expected in ["FLAGSTONE_TYPO", "'io-threads'", "'dynamic-hz'"] {
+        assert!(notices.contains(expected), "{notices}");
+    }
+    assert_eq!(config.notices().len(), 3, "{notices}");
+    assert_eq!(config.settings().port, 6379);
+}
+
+#[test]
+fn users_and_renamed_commands_are_handed_on() {
+    let input = "user alice on >secret ~*\nrename-command FLUSHALL \"\"\n";
+    let config = load_with(&["-"], &[], input).unwrap();
+    assert_eq!(config.users()[0].words, ["alice", "on", ">secret", "~*"]);
+    assert_eq!(config.users()[0].origin, Origin::StandardInput { line: 1 });
+    assert_eq!(config.renamed_commands()[0].words, ["FLUSHALL", ""]);
+}
+
+#[test]
+fn version_and_help_are_printed() {
+    for (arg, expected) in
+        [("-v", "flagstone 0"), ("--version", "flagstone "), ("-h", "--port 6379")]
+    {
+        let args = [arg.to_owned()].into_iter();
+        match Config::load_from(args, [].into_iter(), &mut io::empty()).unwrap() {
+            Startup::Print(text) => assert!(text.contains(expected), "{text}"),
+            Startup::Run(_) => panic!("{arg} is no reason to run"),
+        }
+    }
+}
+
+#[test]
+fn config_get_finds_names_aliases_and_patterns() {
+    let config = load(&[]).unwrap();
+    let names = |patterns: &[&[u8]]| -> Vec<String> {
+        config.get(patterns).into_iter().map(|(name, _)| name).collect()
+    };
+    assert_eq!(names(&[b"port", b"PORT", b"nothing"]), ["port", "PORT"]);
+    assert_eq!(names(&[b"slowlog-max-len"]), ["slowlog-max-len"]);
+    assert_eq!(
+        names(&[b"HASH-max-*-entries", b"hash-max-listpack-entries"]),
+        ["hash-max-listpack-entries", "hash-max-ziplist-entries"]
+    );
+    // Hidden directives answer only to their names.
+    assert!(names(&[b"watchdog-*"]).is_empty());
+    assert_eq!(names(&[b"watchdog-period"]), ["watchdog-period"]);
+}
+
+#[test]
+fn config_set_refuses_in_the_words_of_the_reference() {
+    let failed = |name: &str, reason: &str| {
+        format!("ERR CONFIG SET failed (possibly related to argument '{name}') - {reason}")
+    };
+    let one_of = "argument(s) must be one of the following: everysec, always, no";
+    let cases: &[(&[(&str, &str)], String)] = &[
+        (
+            &[("hz", "1"), ("Foo", "1")],
+            "ERR Unknown option or number of arguments for CONFIG SET - 'Foo'".to_owned(),
+        ),
+        (&[("DATABASES", "1")], failed("DATABASES", "can't set immutable config")),
+        (&[("dbfilename", "x")], failed("dbfilename", "can't set protected config")),
+        (&[("hz", "1"), ("HZ", "2")], failed("HZ", "duplicate parameter")),
+        (&[("activerehashing", "1")], failed("activerehashing", "argument must be 'yes' or 'no'")),
+        (&[("appendfsync", "x")], failed("appendfsync", one_of)),
+        (&[("maxmemory", "-1")], failed("maxmemory", "argument must be a memory value")),
+        (
+            &[("maxmemory-clients", "101%")],
+            failed("maxmemory-clients", "percentage argument must be less or equal to 100"),
+        ),
+        (
+            &[("maxmemory-clients", "x")],
+            failed("maxmemory-clients", "argument must be a memory or percent value"),
+        ),
+        (
+            &[("MAXCLIENTS", "0")],
+            failed("maxclients", "argument must be between 1 and 4294967295 inclusive"),
+        ),
+        (&[("save", "100")], failed("save", "Invalid save parameters")),
+        (
+            &[("notify-keyspace-events", "q")],
+            failed(
+                "notify-keyspace-events",
+                "Invalid event class character. Use 'Ag$lshzxeKEtmdn'.",
+            ),
+        ),
+        (
+            &[("client-output-buffer-limit", "master 0 0 0")],
+            failed(
+                "client-output-buffer-limit",
+                "Invalid client class specified in buffer limit configuration.",
+            ),
+        ),
+        (
+            &[("shutdown-on-sigint", "save nosave")],
+            failed(
+                "shutdown-on-sigint",
+                "shutdown options SAVE and NOSAVE can't be used simultaneously",
+            ),
+        ),
+        (&[("workers", "1000")], failed("workers", "can't set immutable config")),
+    ];
+    let config = load(&[]).unwrap();
+    let before = config.get(&[b"*"]);
+    for (pairs, expected) in cases {
+        assert_eq!(set(&config, pairs).as_ref(), Err(expected));
+    }
+    assert_eq!(config.get(&[b"*"]), before);
+}
+
+#[test]
+fn config_set_normalises_values() {
+    let cases = [
+        ("notify-keyspace-events", "KEA", "AKE"),
+        ("notify-keyspace-events", "Elg$shzxetd", "AE"),
+        ("notify-keyspace-events", "KnA", "AnK"),
+        ("notify-keyspace-events", "mKE$l", "$lKEm"),
+        ("maxmemory", "2mb", "2097152"),
+        ("maxmemory-clients", "5%", "5%"),
+        ("APPENDFSYNC", "EverySec", "everysec"),
+        ("save", "", ""),
+        ("bind", "", ""),
+        ("latency-tracking-info-percentiles", "50.0 99.90 100", "50 99.9 100"),
+        ("hz", "100000", "500"),
+        ("shutdown-on-sigint", "now nosave", "nosave now"),
+        (
+            "client-output-buffer-limit",
+            "replica 1mb 0 60 normal 1k 2 3",
+            "normal 1000 2 3 slave 1048576 0 60 pubsub 33554432 8388608 60",
+        ),
+    ];
+    let config = unprotected();
+    for (name, value_set, expected) in cases {
+        set(&config, &[(name, value_set)]).unwrap();
+        assert_eq!(value(&config, name), expected, "{name} {value_set}");
+    }
+}
+
+#[test]
+fn config_set_changes_all_or_nothing() {
+    let config = load(&[]).unwrap();
+    let kept = config.settings();
+    assert!(set(&config, &[("timeout", "5"), ("hz", "x")]).is_err());
+    assert_eq!((config.generation(), config.settings().timeout_seconds), (0, 0));
+    let changed = set(&config, &[("timeout", "5"), ("slowlog-max-len", "9"), ("hz", "10")]);
+    assert_eq!(changed, Ok(vec!["timeout", "commandlog-slow-execution-max-len"]));
+    assert_eq!(config.generation(), 1);
+    assert_eq!((kept.timeout_seconds, config.settings().slowlog_max_len), (0, 9));
+}
+
+#[test]
+fn protected_directives_open_to_local_clients() {
+    let config = load(&["--enable-protected-configs", "local"]).unwrap();
+    let pair: [(&[u8], &[u8]); 1] = [(b"dbfilename", b"x.rdb")];
+    assert!(config.set(&pair, false).unwrap_err().ends_with("can't set protected config"));
+    assert_eq!(config.set(&pair, true), Ok(vec!["dbfilename"]));
+}
