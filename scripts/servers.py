@@ -46,22 +46,28 @@ def is_reference(binary):
     return Path(shlex.split(binary)[0]).name.startswith(("redis", "valkey"))
 
 
+PORTS_GIVEN = set()
+
+
 def free_port(first=22000, count=200):
-    """A port of [first, first + count) nobody listens on; FLAGSTONE_PORTS=first-last moves the range."""
+    """A port of [first, first + count) nobody listens on, each once; FLAGSTONE_PORTS=first-last moves the range."""
     if os.environ.get("FLAGSTONE_PORTS"):
         low, _, high = os.environ["FLAGSTONE_PORTS"].partition("-")
         first, count = int(low), int(high) - int(low) + 1
     start = os.getpid() * 7 % count
     for offset in range(count):
         port = first + (start + offset) % count
+        if port in PORTS_GIVEN:
+            continue
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((HOST, port))
+                PORTS_GIVEN.add(port)
                 return port
             except OSError:
                 continue
-    fail(f"no free port in {first}..{first + count}")
+    return fail(f"no free port in {first}..{first + count}")
 
 
 class Server:
