@@ -17,6 +17,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 HOST = "127.0.0.1"
+# A script that is told to stop leaves its with-blocks, and they stop the servers.
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
