@@ -1,0 +1,29 @@
+# docker build -t flagstone .
+# docker run -p 127.0.0.1:6379:6379 -v flagstone:/data flagstone \
+#   --dir /data --port 6379 --bind 0.0.0.0 --requirepass SECRET
+# Without --bind the server listens on the container's own loopback only, and it refuses another address without a password.
+FROM rust:1.95-slim AS build
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends gcc libc6-dev make \
+ && rm -rf /var/lib/apt/lists/*
+WORKDIR /src
+COPY . .
+RUN cargo build --release --locked --bin flagstone \
+ && cp target/release/flagstone /usr/local/bin/flagstone
+
+FROM debian:trixie-slim
+RUN useradd --system --uid 6379 --home-dir /data --shell /usr/sbin/nologin flagstone \
+ && install -d -o flagstone -g flagstone -m 0750 /data
+COPY --from=build /usr/local/bin/flagstone /usr/local/bin/flagstone
+COPY LICENSE /usr/share/doc/flagstone/LICENSE
+USER flagstone
+WORKDIR /data
+VOLUME /data
+EXPOSE 6379
+# An inline PING over bash's own sockets. An answer of any kind means that the server is up: -NOAUTH and -LOADING are answers too.
+HEALTHCHECK --interval=10s --timeout=3s --start-period=30s --retries=3 CMD \
+  ["bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/6379 && printf 'PING\\r\\n' >&3 && read -r -t 2 reply <&3 && [[ $reply == +PONG* || $reply == -NOAUTH* || $reply == -LOADING* ]]"]
+# The server drains, flushes and closes on SIGTERM; give it time with `docker stop --time 60`.
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["flagstone"]
+CMD ["--dir", "/data", "--port", "6379"]

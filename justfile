@@ -1,0 +1,42 @@
+# The verbs of this repository; each one calls the same script that CI and people call. `just` lists them.
+
+default:
+    @just --list
+
+# Everything a change has to pass
+ci:
+    .ci/run
+
+build:
+    cargo build --release --bin flagstone
+
+run *args: build
+    "${CARGO_TARGET_DIR:-target}/release/flagstone" {{args}}
+
+fmt:
+    cargo fmt --all
+
+lint:
+    cargo clippy --workspace --all-targets -- -D warnings
+
+test *args:
+    cargo test --workspace {{args}}
+
+doc:
+    RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --workspace
+
+# Licences and advisories (needs cargo-deny)
+deny:
+    cargo deny check
+
+# Valkey's own test suite and the differential fuzzer: `just conformance suite unit/type/string`
+conformance *args: build
+    scripts/conformance {{args}}
+
+# Side by side with redis-server: `just bench run --quick`
+bench *args: build
+    scripts/bench {{args}}
+
+# Kill -9 loops: `just crash sets --mode always --kills 10`
+crash *args: build
+    scripts/crash {{args}}
