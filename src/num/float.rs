@@ -1,6 +1,6 @@
 //! Doubles.
-use std::fmt::Write as _;
 
+use super::grisu;
 use super::longdouble::parse_hex_f64;
 
 /// Text of a double: at most 25 bytes.
@@ -35,16 +35,6 @@ impl FloatText {
     }
 }
 
-impl std::fmt::Write for FloatText {
-    fn write_str(&mut self, text: &str) -> std::fmt::Result {
-        if text.len() > Self::CAPACITY - usize::from(self.len) {
-            return Err(std::fmt::Error);
-        }
-        self.push(text.as_bytes());
-        Ok(())
-    }
-}
-
 impl std::fmt::Display for FloatText {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter.write_str(&String::from_utf8_lossy(self.as_bytes()))
@@ -76,7 +66,7 @@ pub fn parse_f64(text: &[u8]) -> Option<f64> {
     (!value.is_nan() && !overflowed && !vanished).then_some(value)
 }
 
-/// The text of a double: the shortest that reads back as the same number; whole numbers without a
+/// The text of a double, which reads back as the same number (see [`grisu`]): whole numbers without a
 /// point up to 2^62, others in scientific notation where plain notation would be long.
 pub fn format_f64(value: f64) -> FloatText {
     let mut text = FloatText::new();
@@ -94,32 +84,10 @@ pub fn format_f64(value: f64) -> FloatText {
         if value < 0.0 {
             text.push(b"-");
         }
-        let (digits, count, exponent) = shortest_digits(value.abs());
-        push_decimal(&mut text, &digits[..count], exponent);
+        let decimal = grisu::digits(value.abs());
+        push_decimal(&mut text, decimal.digits(), decimal.exponent);
     }
     text
-}
-
-/// The fewest digits that name `value`, their number, and the power of ten of the last one.
-fn shortest_digits(value: f64) -> ([u8; 20], usize, i32) {
-    let mut text = FloatText::new();
-    // Never fails: the longest is `1.7976931348623157e308`.
-    let _ = write!(text, "{value:e}");
-    let mut digits = [0; 20];
-    let mut count = 0;
-    let mut parts = text.as_bytes().split(|&byte| byte == b'e');
-    for &byte in parts.next().unwrap_or_default() {
-        if byte.is_ascii_digit() {
-            digits[count] = byte;
-            count += 1;
-        }
-    }
-    let exponent = parts
-        .next()
-        .and_then(super::parse_i64)
-        .and_then(|exponent| i32::try_from(exponent).ok())
-        .unwrap_or_default();
-    (digits, count, exponent - count as i32 + 1)
 }
 
 /// Writes `digits` × 10^`exponent` in the shorter sensible notation.

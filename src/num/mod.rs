@@ -2,6 +2,7 @@
 //! Valkey does it.
 
 mod float;
+mod grisu;
 mod integer;
 mod longdouble;
 mod memory;

@@ -348,24 +348,22 @@ impl Parser {
     #[inline]
     fn header(&mut self, buf: &[u8], limits: &Limits) -> Header {
         let line = buf.get(self.pos..).unwrap_or_default();
-        let mut number = 0;
-        // Up to nine digits and the line's end; anything else is left to the slow path.
-        for (at, &byte) in line.iter().enumerate().skip(1).take(10) {
-            let digit = byte.wrapping_sub(b'0');
-            if digit <= 9 {
-                number = number * 10 + i64::from(digit);
-            } else if byte == b'\r' && at > 1 && line.len() > at + 1 && (line[1] != b'0' || at == 2)
-            {
-                return Header::Line(Some(number), self.pos + at + 2);
-            } else {
-                break;
+        let digit = |byte: u8| i64::from(byte - b'0');
+        // One to three digits and the line's end; anything else is left to the slow path.
+        match *line {
+            [_, a @ b'0'..=b'9', b'\r', _, ..] => Header::Line(Some(digit(a)), self.pos + 4),
+            [_, a @ b'1'..=b'9', b @ b'0'..=b'9', b'\r', _, ..] => {
+                Header::Line(Some(digit(a) * 10 + digit(b)), self.pos + 5)
             }
+            [_, a @ b'1'..=b'9', b @ b'0'..=b'9', c @ b'0'..=b'9', b'\r', _, ..] => {
+                Header::Line(Some(digit(a) * 100 + digit(b) * 10 + digit(c)), self.pos + 6)
+            }
+            _ => self.header_slow(buf, limits),
         }
-        self.header_slow(buf, limits)
     }
 
     /// [`Parser::header`] for any line: a long one, an incomplete one, one that is no number.
-    #[cold]
+    #[inline(never)]
     fn header_slow(&mut self, buf: &[u8], limits: &Limits) -> Header {
         let window = self.line_window(buf, limits);
         let from = self.scanned.clamp(window.start, window.end);
