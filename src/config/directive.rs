@@ -7,6 +7,9 @@ use super::structured::Structure;
 /// Inclusive bounds of a number.
 pub(super) type Range = (i128, i128);
 
+/// A condition on a canonical value; the error is the reason shown to whoever set it.
+pub(super) type Check = fn(&str) -> Result<(), &'static str>;
+
 /// The kind of value a directive takes. Values are kept in canonical text: what CONFIG GET answers.
 #[derive(Clone, Copy)]
 pub(super) enum Kind {
@@ -62,7 +65,7 @@ pub(super) struct Directive {
     /// Why the value is accepted but changes nothing here.
     pub(super) inert: Option<&'static str>,
     /// A further condition on the canonical value.
-    pub(super) check: Option<fn(&str) -> Result<(), &'static str>>,
+    pub(super) check: Option<Check>,
     pub(super) doc: &'static str,
 }
 
@@ -124,7 +127,7 @@ impl Directive {
         self
     }
 
-    pub(super) const fn check(mut self, check: fn(&str) -> Result<(), &'static str>) -> Self {
+    pub(super) const fn check(mut self, check: Check) -> Self {
         self.check = Some(check);
         self
     }
@@ -199,7 +202,7 @@ pub(super) fn announced_hostname(value: &str) -> Result<(), &'static str> {
 }
 
 pub(super) fn announced_nodename(value: &str) -> Result<(), &'static str> {
-    let forbidden = |byte: u8| b"!#$%&()*+.:;<>?@[]^{|}~".contains(&byte);
+    let forbidden = |byte: u8| b"!#$%&()*+;<>?@[]^{|}~".contains(&byte);
     if value.bytes().any(forbidden) {
         return Err("Announced human node name contained invalid character");
     }

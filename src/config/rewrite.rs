@@ -228,3 +228,7 @@ fn replace_file(path: &Path, text: &str) -> io::Result<()> {
     }
     written
 }
+
+#[cfg(test)]
+#[path = "rewrite_tests.rs"]
+mod tests;

@@ -184,8 +184,9 @@ pub enum MemoryOrPercent {
 
 macro_rules! settings {
     ($($(#[$doc:meta])* $field:ident: $type:ty = $read:expr;)+) => {
-        /// The settings that the server reads. Units are last in a name; sizes are bytes.
-        #[derive(Clone, PartialEq, Debug)]
+        /// The settings that the server reads. Units are last in a name; sizes are bytes. Not
+        /// `Debug`, since a password is among them.
+        #[derive(Clone, PartialEq)]
         #[allow(clippy::struct_excessive_bools, reason = "each is a directive of its own")]
         pub struct Settings { $($(#[$doc])* pub $field: $type),+ }
 
