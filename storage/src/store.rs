@@ -384,6 +384,12 @@ impl Store {
         !table.partial || table.map.find(at.hash, |e| *e.key == *key).is_some()
     }
 
+    /// The round of a key's last write, if its entry is in memory.
+    pub fn round_of(&mut self, db: u32, key: &[u8]) -> Option<u64> {
+        let at = self.layout.key_hash(key);
+        self.get_mut(db, at, key).map(|entry| entry.round)
+    }
+
     pub(crate) fn get_mut(&mut self, db: u32, at: KeyHash, key: &[u8]) -> Option<&mut Entry> {
         self.dbs[db as usize].table(at.slot).map.find_mut(at.hash, |e| *e.key == *key)
     }

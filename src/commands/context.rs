@@ -1,0 +1,109 @@
+//! What a command's handler has at hand.
+
+use crate::config::Settings;
+use crate::node::Node;
+use crate::resp::{Args, Reply};
+use crate::session::Session;
+use crate::worker::Worker;
+use flagstone_storage::store::{Fault, Need};
+use flagstone_storage::Store;
+use std::borrow::Cow;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// What a handler returns: its reply is written, or it could not go on.
+pub type Outcome = Result<(), Stop>;
+
+/// Why a handler stopped. What it has written to the reply is taken back.
+#[derive(Debug)]
+pub enum Stop {
+    /// Something is not in memory: it is loaded, and the command run again from its start.
+    Miss(Box<Need>),
+    /// The error text, with its code ("ERR …", "WRONGTYPE …").
+    Error(Cow<'static, str>),
+    /// The connection is to be closed after what was written so far.
+    Close,
+}
+
+impl From<Fault> for Stop {
+    fn from(fault: Fault) -> Self {
+        match fault {
+            Fault::Miss(need) => Self::Miss(need),
+            Fault::WrongType => Self::Error(Cow::Borrowed(error::WRONG_TYPE)),
+        }
+    }
+}
+
+impl From<&'static str> for Stop {
+    fn from(text: &'static str) -> Self {
+        Self::Error(Cow::Borrowed(text))
+    }
+}
+
+impl From<String> for Stop {
+    fn from(text: String) -> Self {
+        Self::Error(Cow::Owned(text))
+    }
+}
+
+/// Error texts that several commands share.
+pub mod error {
+    pub const WRONG_TYPE: &str =
+        "WRONGTYPE Operation against a key holding the wrong kind of value";
+    pub const SYNTAX: &str = "ERR syntax error";
+    pub const NOT_INTEGER: &str = "ERR value is not an integer or out of range";
+    pub const NOT_FLOAT: &str = "ERR value is not a valid float";
+    pub const NO_SUCH_KEY: &str = "ERR no such key";
+    pub const INDEX_OUT_OF_RANGE: &str = "ERR index out of range";
+    pub const STRING_TOO_LONG: &str =
+        "ERR string exceeds maximum allowed size (proto-max-bulk-len)";
+
+    /// `ERR invalid expire time in 'name' command`
+    pub fn invalid_expire(name: &str) -> String {
+        format!("ERR invalid expire time in '{name}' command")
+    }
+
+    /// `ERR wrong number of arguments for 'name' command`
+    pub fn arity(name: &str) -> String {
+        format!("ERR wrong number of arguments for '{name}' command")
+    }
+}
+
+/// For commands on keys: the store, and where the reply goes.
+pub struct Ctx<'a> {
+    pub store: &'a mut Store,
+    pub out: &'a mut Reply,
+    /// The selected database.
+    pub db: u32,
+    pub settings: &'a Settings,
+}
+
+impl Ctx<'_> {
+    /// The time of this command in ms since the Unix epoch; fixed while it runs.
+    pub fn now_ms(&self) -> u64 {
+        self.store.now_ms()
+    }
+}
+
+/// For commands on the connection: session, node and worker.
+pub struct Call<'a> {
+    pub session: &'a mut Session,
+    pub node: &'a Arc<Node>,
+    pub worker: &'a Rc<Worker>,
+    pub out: &'a mut Reply,
+}
+
+/// The argument at `index`, for handlers whose arity was checked.
+pub fn arg<'a>(args: Args<'a>, index: usize) -> Result<&'a [u8], Stop> {
+    args.get(index).ok_or(Stop::Error(Cow::Borrowed(error::SYNTAX)))
+}
+
+/// An integer argument, or Redis's "not an integer" error.
+pub fn int_arg(args: Args<'_>, index: usize) -> Result<i64, Stop> {
+    crate::num::parse_i64(arg(args, index)?).ok_or_else(|| error::NOT_INTEGER.into())
+}
+
+/// Whether an argument is this word, case apart.
+pub fn is_word(arg: &[u8], word: &str) -> bool {
+    arg.eq_ignore_ascii_case(word.as_bytes())
+}

@@ -1,0 +1,10 @@
+//! The commands, one file or folder per family. A family's file ends in its `COMMANDS`, the
+//! declarations of its commands; [`registry`] puts them together.
+
+pub mod context;
+pub mod registry;
+pub mod spec;
+pub mod string;
+
+pub use context::{Call, Ctx, Outcome, Stop, arg, error, int_arg, is_word};
+pub use spec::{Begin, Find, Group, KeySpec, Run, Spec, Waiting, acl, flag, key};

@@ -1,0 +1,117 @@
+//! Looks commands up by name.
+
+use super::{Find, Begin, KeySpec, Spec, key};
+use crate::resp::Args;
+use fnv::FnvHashMap;
+use std::sync::LazyLock;
+
+/// Every family's declarations.
+const FAMILIES: &[&[Spec]] = &[super::string::COMMANDS];
+
+/// Longest command name, for case folding on the stack.
+const MAX_NAME: usize = 32;
+
+/// A command or subcommand as it is looked up: its declaration, and what is worked out once.
+#[derive(Debug)]
+pub struct Command {
+    pub spec: &'static Spec,
+    /// Its place among all commands and subcommands, for statistics.
+    pub id: usize,
+    /// "get", or "config|get".
+    pub full_name: &'static str,
+    /// Its only key is the first argument.
+    pub one_key: bool,
+    pub subcommands: Vec<Command>,
+}
+
+static COMMANDS: LazyLock<Vec<Command>> = LazyLock::new(|| {
+    let mut next_id = 0;
+    FAMILIES
+        .iter()
+        .flat_map(|family| family.iter())
+        .map(|spec| Command::new(spec, None, &mut next_id))
+        .collect()
+});
+
+static TABLE: LazyLock<FnvHashMap<&'static [u8], &'static Command>> =
+    LazyLock::new(|| COMMANDS.iter().map(|c| (c.spec.name.as_bytes(), c)).collect());
+
+impl Command {
+    fn new(spec: &'static Spec, parent: Option<&str>, next_id: &mut usize) -> Self {
+        let id = *next_id;
+        *next_id += 1;
+        let full_name = match parent {
+            Some(parent) => &*Box::leak(format!("{parent}|{}", spec.name).into_boxed_str()),
+            None => spec.name,
+        };
+        let subcommands =
+            spec.subcommands.iter().map(|sub| Self::new(sub, Some(spec.name), next_id)).collect();
+        let one_key = matches!(
+            spec.keys,
+            [KeySpec { begin: Begin::Index(1), find: Find::Range { last: 0, .. }, .. }]
+        );
+        Self { spec, id, full_name, one_key, subcommands }
+    }
+
+    /// The keys among the arguments with their databases; none when the arguments do not fit.
+    pub fn keys<'a>(&self, args: Args<'a>, db: u32) -> Vec<(u32, &'a [u8])> {
+        if self.one_key {
+            return args.get(1).map(|key| (db, key)).into_iter().collect();
+        }
+        let Some(indices) = self.spec.key_indices(args) else { return Vec::new() };
+        let mut keys: Vec<_> =
+            indices.into_iter().filter_map(|i| Some((db, args.get(i)?))).collect();
+        if let Some(elsewhere) = self.spec.other_db {
+            let here = keys.clone();
+            keys.extend(elsewhere(args, db, &here));
+        }
+        keys
+    }
+
+    /// Whether it may change something.
+    pub fn may_write(&self) -> bool {
+        self.spec.has(super::flag::WRITE)
+    }
+}
+
+/// All commands, family by family.
+pub fn all() -> &'static [Command] {
+    &COMMANDS
+}
+
+/// The command of a name in any case.
+pub fn lookup(name: &[u8]) -> Option<&'static Command> {
+    let mut folded = [0u8; MAX_NAME];
+    let folded = folded.get_mut(..name.len())?;
+    folded.copy_from_slice(name);
+    folded.make_ascii_lowercase();
+    TABLE.get(&*folded).copied()
+}
+
+impl Command {
+    /// The subcommand of a name in any case.
+    pub fn subcommand(&self, name: &[u8]) -> Option<&Command> {
+        self.subcommands.iter().find(|sub| name.eq_ignore_ascii_case(sub.spec.name.as_bytes()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_folded() {
+        assert_eq!(lookup(b"GeT").map(|c| c.full_name), Some("get"));
+        assert!(lookup(b"nosuch").is_none());
+        assert!(lookup(&[b'x'; 100]).is_none());
+    }
+
+    #[test]
+    fn key_specs_flags_are_known() {
+        for command in all() {
+            for spec in command.spec.keys {
+                assert!(spec.flags < key::VARIABLE_FLAGS << 1, "{}", command.full_name);
+            }
+        }
+    }
+}

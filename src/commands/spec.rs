@@ -1,0 +1,410 @@
+//! What a command is: one declaration, from which lookup, arity check, routing, COMMAND, ACL
+//! categories, statistics and documentation derive.
+
+use crate::commands::context::{Call, Ctx, Outcome};
+use crate::resp::Args;
+use std::future::Future;
+use std::pin::Pin;
+
+/// A command, or a subcommand of one.
+#[derive(Debug)]
+pub struct Spec {
+    /// Lower case; a subcommand's own word.
+    pub name: &'static str,
+    pub group: Group,
+    /// The version of Redis (or Valkey) that brought it.
+    pub since: &'static str,
+    pub complexity: &'static str,
+    /// One sentence, in our own words.
+    pub summary: &'static str,
+    /// Arguments with the name; negative: at least that many.
+    pub arity: i16,
+    /// Bits of [`flag`].
+    pub flags: u32,
+    pub keys: &'static [KeySpec],
+    /// Bits of [`acl`] beyond those that follow from flags and group (see [`Spec::categories`]).
+    pub acl: u32,
+    pub tips: &'static [&'static str],
+    /// Keys it touches in databases other than the selected one (MOVE, COPY … DB): given the
+    /// arguments, the selected database and the keys found in it.
+    pub other_db: Option<OtherDb>,
+    pub subcommands: &'static [Spec],
+    pub run: Run,
+}
+
+impl Spec {
+    /// A command to start a declaration from: `Spec { name: "get", …, ..Spec::NEW }`.
+    pub const NEW: Self = Self {
+        name: "",
+        group: Group::Generic,
+        since: "1.0.0",
+        complexity: "O(1)",
+        summary: "",
+        arity: 0,
+        flags: 0,
+        keys: &[],
+        acl: 0,
+        tips: &[],
+        other_db: None,
+        subcommands: &[],
+        run: Run::Container,
+    };
+
+    pub const fn has(&self, flag: u32) -> bool {
+        self.flags & flag != 0
+    }
+
+    /// Whether `len` arguments (with the name, and the subcommand's) are a legal number.
+    pub const fn arity_allows(&self, len: usize) -> bool {
+        let len = len as i64;
+        let arity = self.arity as i64;
+        if arity >= 0 { len == arity } else { len >= -arity }
+    }
+
+    /// ACL categories: those that its flags and its group imply, and its own.
+    pub fn categories(&self) -> u32 {
+        let mut set = self.acl | self.group.category();
+        for (flag, category) in [
+            (flag::WRITE, acl::WRITE),
+            (flag::READONLY, acl::READ),
+            (flag::ADMIN, acl::ADMIN | acl::DANGEROUS),
+            (flag::PUBSUB, acl::PUBSUB),
+            (flag::FAST, acl::FAST),
+            (flag::BLOCKING, acl::BLOCKING),
+        ] {
+            if self.has(flag) {
+                set |= category;
+            }
+        }
+        // As Redis derives them: what is not fast is slow.
+        if set & acl::FAST == 0 { set | acl::SLOW } else { set }
+    }
+}
+
+/// See [`Spec::other_db`].
+pub type OtherDb =
+    for<'a> fn(Args<'a>, u32, &[(u32, &'a [u8])]) -> Vec<(u32, &'a [u8])>;
+
+/// How a command runs: the variant is its routing shape.
+#[derive(Clone, Copy)]
+pub enum Run {
+    /// On the store of the worker that owns its keys; when the keys belong to several workers, on
+    /// a workspace of entries that these lend (see `routing`). It must ask for all it needs before
+    /// it changes anything: on a miss it is run again from its start.
+    Keys(fn(&mut Ctx<'_>, Args<'_>) -> Outcome),
+    /// On the connection, with the session and the node at hand; never waits.
+    Session(fn(&mut Call<'_>, Args<'_>) -> Outcome),
+    /// On the connection, and may wait: for workers, the journal, a time.
+    Wait(for<'a> fn(&'a mut Call<'_>, Args<'a>) -> Waiting<'a>),
+    /// Has subcommands only.
+    Container,
+}
+
+/// The future of a command that may wait.
+pub type Waiting<'a> = Pin<Box<dyn Future<Output = Outcome> + 'a>>;
+
+impl std::fmt::Debug for Run {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Keys(_) => "Keys",
+            Self::Session(_) => "Session",
+            Self::Wait(_) => "Wait",
+            Self::Container => "Container",
+        })
+    }
+}
+
+/// Groups of COMMAND DOCS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Group {
+    Generic,
+    String,
+    List,
+    Set,
+    SortedSet,
+    Hash,
+    Pubsub,
+    Transactions,
+    Connection,
+    Server,
+    Scripting,
+    Hyperloglog,
+    Cluster,
+    Geo,
+    Stream,
+    Bitmap,
+}
+
+impl Group {
+    /// The name COMMAND DOCS answers.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Generic => "generic",
+            Self::String => "string",
+            Self::List => "list",
+            Self::Set => "set",
+            Self::SortedSet => "sorted-set",
+            Self::Hash => "hash",
+            Self::Pubsub => "pubsub",
+            Self::Transactions => "transactions",
+            Self::Connection => "connection",
+            Self::Server => "server",
+            Self::Scripting => "scripting",
+            Self::Hyperloglog => "hyperloglog",
+            Self::Cluster => "cluster",
+            Self::Geo => "geo",
+            Self::Stream => "stream",
+            Self::Bitmap => "bitmap",
+        }
+    }
+
+    const fn category(self) -> u32 {
+        match self {
+            Self::String => acl::STRING,
+            Self::List => acl::LIST,
+            Self::Set => acl::SET,
+            Self::SortedSet => acl::SORTEDSET,
+            Self::Hash => acl::HASH,
+            Self::Pubsub => acl::PUBSUB,
+            Self::Transactions => acl::TRANSACTION,
+            Self::Connection => acl::CONNECTION,
+            Self::Scripting => acl::SCRIPTING,
+            Self::Hyperloglog => acl::HYPERLOGLOG,
+            Self::Geo => acl::GEO,
+            Self::Stream => acl::STREAM,
+            Self::Bitmap => acl::BITMAP,
+            Self::Generic | Self::Server | Self::Cluster => 0,
+        }
+    }
+}
+
+/// Command flags, as COMMAND names them.
+pub mod flag {
+    pub const WRITE: u32 = 1;
+    pub const READONLY: u32 = 1 << 1;
+    pub const DENYOOM: u32 = 1 << 2;
+    pub const ADMIN: u32 = 1 << 3;
+    pub const PUBSUB: u32 = 1 << 4;
+    pub const NOSCRIPT: u32 = 1 << 5;
+    pub const BLOCKING: u32 = 1 << 6;
+    pub const LOADING: u32 = 1 << 7;
+    pub const STALE: u32 = 1 << 8;
+    pub const FAST: u32 = 1 << 9;
+    pub const NO_AUTH: u32 = 1 << 10;
+    pub const SKIP_MONITOR: u32 = 1 << 11;
+    pub const SKIP_SLOWLOG: u32 = 1 << 12;
+    pub const ASKING: u32 = 1 << 13;
+    pub const MAY_REPLICATE: u32 = 1 << 14;
+    pub const NO_MANDATORY_KEYS: u32 = 1 << 15;
+    pub const PROTECTED: u32 = 1 << 16;
+    pub const NO_ASYNC_LOADING: u32 = 1 << 17;
+    pub const NO_MULTI: u32 = 1 << 18;
+    pub const ALLOW_BUSY: u32 = 1 << 19;
+    pub const MOVABLE_KEYS: u32 = 1 << 20;
+
+    /// Every flag with its name, in the order COMMAND answers them.
+    pub const NAMES: &[(u32, &str)] = &[
+        (WRITE, "write"),
+        (READONLY, "readonly"),
+        (DENYOOM, "denyoom"),
+        (ADMIN, "admin"),
+        (PUBSUB, "pubsub"),
+        (NOSCRIPT, "noscript"),
+        (BLOCKING, "blocking"),
+        (LOADING, "loading"),
+        (STALE, "stale"),
+        (SKIP_MONITOR, "skip_monitor"),
+        (SKIP_SLOWLOG, "skip_slowlog"),
+        (ASKING, "asking"),
+        (FAST, "fast"),
+        (NO_AUTH, "no_auth"),
+        (MAY_REPLICATE, "may_replicate"),
+        (NO_MANDATORY_KEYS, "no_mandatory_keys"),
+        (PROTECTED, "protected"),
+        (NO_ASYNC_LOADING, "no_async_loading"),
+        (NO_MULTI, "no_multi"),
+        (ALLOW_BUSY, "allow_busy"),
+        (MOVABLE_KEYS, "movablekeys"),
+    ];
+}
+
+/// ACL categories.
+pub mod acl {
+    pub const KEYSPACE: u32 = 1;
+    pub const READ: u32 = 1 << 1;
+    pub const WRITE: u32 = 1 << 2;
+    pub const SET: u32 = 1 << 3;
+    pub const SORTEDSET: u32 = 1 << 4;
+    pub const LIST: u32 = 1 << 5;
+    pub const HASH: u32 = 1 << 6;
+    pub const STRING: u32 = 1 << 7;
+    pub const BITMAP: u32 = 1 << 8;
+    pub const HYPERLOGLOG: u32 = 1 << 9;
+    pub const GEO: u32 = 1 << 10;
+    pub const STREAM: u32 = 1 << 11;
+    pub const PUBSUB: u32 = 1 << 12;
+    pub const ADMIN: u32 = 1 << 13;
+    pub const FAST: u32 = 1 << 14;
+    pub const SLOW: u32 = 1 << 15;
+    pub const BLOCKING: u32 = 1 << 16;
+    pub const DANGEROUS: u32 = 1 << 17;
+    pub const CONNECTION: u32 = 1 << 18;
+    pub const TRANSACTION: u32 = 1 << 19;
+    pub const SCRIPTING: u32 = 1 << 20;
+
+    /// Every category with its name, in the order ACL CAT answers them.
+    pub const NAMES: &[(u32, &str)] = &[
+        (KEYSPACE, "keyspace"),
+        (READ, "read"),
+        (WRITE, "write"),
+        (SET, "set"),
+        (SORTEDSET, "sortedset"),
+        (LIST, "list"),
+        (HASH, "hash"),
+        (STRING, "string"),
+        (BITMAP, "bitmap"),
+        (HYPERLOGLOG, "hyperloglog"),
+        (GEO, "geo"),
+        (STREAM, "stream"),
+        (PUBSUB, "pubsub"),
+        (ADMIN, "admin"),
+        (FAST, "fast"),
+        (SLOW, "slow"),
+        (BLOCKING, "blocking"),
+        (DANGEROUS, "dangerous"),
+        (CONNECTION, "connection"),
+        (TRANSACTION, "transaction"),
+        (SCRIPTING, "scripting"),
+    ];
+}
+
+/// Where keys stand in a command's arguments, and what is done with them.
+#[derive(Clone, Copy, Debug)]
+pub struct KeySpec {
+    /// Bits of [`key`].
+    pub flags: u32,
+    pub begin: Begin,
+    pub find: Find,
+}
+
+/// Flags of a key spec, as COMMAND INFO names them.
+pub mod key {
+    pub const RO: u32 = 1;
+    pub const RW: u32 = 1 << 1;
+    pub const OW: u32 = 1 << 2;
+    pub const RM: u32 = 1 << 3;
+    pub const ACCESS: u32 = 1 << 4;
+    pub const UPDATE: u32 = 1 << 5;
+    pub const INSERT: u32 = 1 << 6;
+    pub const DELETE: u32 = 1 << 7;
+    pub const NOT_KEY: u32 = 1 << 8;
+    pub const INCOMPLETE: u32 = 1 << 9;
+    pub const VARIABLE_FLAGS: u32 = 1 << 10;
+
+    pub const NAMES: &[(u32, &str)] = &[
+        (RO, "RO"),
+        (RW, "RW"),
+        (OW, "OW"),
+        (RM, "RM"),
+        (ACCESS, "access"),
+        (UPDATE, "update"),
+        (INSERT, "insert"),
+        (DELETE, "delete"),
+        (NOT_KEY, "not_key"),
+        (INCOMPLETE, "incomplete"),
+        (VARIABLE_FLAGS, "variable_flags"),
+    ];
+}
+
+/// Where to begin to look for keys.
+#[derive(Clone, Copy, Debug)]
+pub enum Begin {
+    Index(usize),
+    /// Behind this word, looked for from `start` on (negative: backwards from the end).
+    Keyword(&'static str, i32),
+    Unknown,
+}
+
+/// How to find them from there.
+#[derive(Clone, Copy, Debug)]
+pub enum Find {
+    /// Up to `last` (relative to the first; negative: from the end of the arguments), every
+    /// `step`-th; `limit` > 1: only the first 1/limit of what is left.
+    Range { last: i32, step: usize, limit: usize },
+    /// A count at `at`, the keys from `first` on (both relative), every `step`-th.
+    KeyNum { at: usize, first: usize, step: usize },
+    Unknown,
+}
+
+impl KeySpec {
+    /// One key at argument `index`.
+    pub const fn one(index: usize, flags: u32) -> Self {
+        Self { flags, begin: Begin::Index(index), find: Find::Range { last: 0, step: 1, limit: 0 } }
+    }
+
+    /// Keys from argument `first` to the end, every `step`-th.
+    pub const fn to_end(first: usize, step: usize, flags: u32) -> Self {
+        Self { flags, begin: Begin::Index(first), find: Find::Range { last: -1, step, limit: 0 } }
+    }
+
+    /// Appends the indices of the keys in `args`; `None` when the arguments do not fit.
+    pub fn find(&self, args: Args<'_>, out: &mut Vec<usize>) -> Option<()> {
+        let len = args.len();
+        let begin = match self.begin {
+            Begin::Index(index) => index,
+            Begin::Keyword(word, start) => {
+                let is_word = |i: &usize| {
+                    args.get(*i).is_some_and(|a| a.eq_ignore_ascii_case(word.as_bytes()))
+                };
+                let found = if start >= 0 {
+                    (start as usize..len).find(is_word)
+                } else {
+                    (1..=len.checked_sub(start.unsigned_abs() as usize)?).rev().find(is_word)
+                };
+                match found {
+                    Some(index) => index + 1,
+                    None => return Some(()),
+                }
+            }
+            Begin::Unknown => return Some(()),
+        };
+        match self.find {
+            Find::Range { last, step, limit } => {
+                if begin >= len {
+                    return None;
+                }
+                let end = match last {
+                    0.. => begin + last as usize,
+                    -1 if limit > 1 => begin + (len - begin) / limit - 1,
+                    _ => len.checked_sub(last.unsigned_abs() as usize)?,
+                };
+                if end >= len {
+                    return None;
+                }
+                out.extend((begin..=end).step_by(step));
+            }
+            Find::KeyNum { at, first, step } => {
+                let count = crate::num::parse_i64(args.get(begin + at)?)?;
+                let count = usize::try_from(count).ok().filter(|&n| n <= len)?;
+                let first = begin + first;
+                if count > 0 && first + (count - 1) * step >= len {
+                    return None;
+                }
+                out.extend((0..count).map(|i| first + i * step));
+            }
+            Find::Unknown => {}
+        }
+        Some(())
+    }
+}
+
+impl Spec {
+    /// The indices of the keys in `args`; `None` when the arguments do not fit the key specs.
+    pub fn key_indices(&self, args: Args<'_>) -> Option<Vec<usize>> {
+        let mut out = Vec::new();
+        for spec in self.keys.iter().filter(|s| s.flags & key::NOT_KEY == 0) {
+            spec.find(args, &mut out)?;
+        }
+        Some(out)
+    }
+}

@@ -1,0 +1,149 @@
+//! What all workers of the process share.
+
+use crate::clients::Clients;
+use crate::config::{AppendFsync, Config};
+use crate::worker::{Mailbox, WorkerStats};
+use flagstone_storage::Layout;
+use flagstone_storage::clock::Clock;
+use flagstone_storage::journal::{Journal, SyncMode};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+use tokio::sync::Notify;
+
+/// CLIENT PAUSE.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pause {
+    /// Ms since the Unix epoch; 0: not paused.
+    pub until_ms: u64,
+    /// Only commands that may write wait.
+    pub writes_only: bool,
+}
+
+/// How the node is to be shut down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ShutdownRequest {
+    /// Close the engines without a last flush: the journal has everything.
+    pub now: bool,
+}
+
+/// The process: configuration, journal, workers, connections.
+pub struct Node {
+    pub config: Arc<Config>,
+    pub layout: Arc<Layout>,
+    pub clock: Clock,
+    pub journal: Arc<dyn Journal>,
+    pub mailboxes: Vec<Mailbox>,
+    /// Workers that own shards; the rest only does network.
+    pub shard_workers: usize,
+    pub clients: Clients,
+    pub stats: Vec<Arc<WorkerStats>>,
+    pub started: Instant,
+    pub started_ms: u64,
+    /// 40 hexadecimal digits, new at each start.
+    pub run_id: String,
+    pub next_generation: AtomicU64,
+    /// Set by DEBUG SET-ACTIVE-EXPIRE.
+    pub active_expire: AtomicBool,
+    paused: AtomicBool,
+    pause: Mutex<Pause>,
+    pub(crate) unpaused: Notify,
+    pub(crate) shutdown: tokio::sync::watch::Sender<Option<ShutdownRequest>>,
+    /// The Tokio runtime of everything that is not a worker's.
+    pub background: tokio::runtime::Handle,
+}
+
+impl Node {
+    /// What a new node begins with.
+    #[allow(clippy::too_many_arguments, reason = "each is a part of the node")]
+    pub fn new(
+        config: Arc<Config>,
+        layout: Arc<Layout>,
+        clock: Clock,
+        journal: Arc<dyn Journal>,
+        mailboxes: Vec<Mailbox>,
+        shard_workers: usize,
+        next_generation: u32,
+        background: tokio::runtime::Handle,
+    ) -> Self {
+        let started_ms = clock.now_ms();
+        let stats = mailboxes.iter().map(|_| Arc::default()).collect();
+        Self {
+            config,
+            layout,
+            clock,
+            journal,
+            mailboxes,
+            shard_workers,
+            clients: Clients::default(),
+            stats,
+            started: Instant::now(),
+            started_ms,
+            run_id: (0..40).map(|_| char::from(b"0123456789abcdef"[rand::random_range(0..16)])).collect(),
+            next_generation: AtomicU64::new(u64::from(next_generation)),
+            active_expire: AtomicBool::new(true),
+            paused: AtomicBool::new(false),
+            pause: Mutex::default(),
+            unpaused: Notify::new(),
+            shutdown: tokio::sync::watch::channel(None).0,
+            background,
+        }
+    }
+
+    /// The worker that owns a slot.
+    pub fn worker_of(&self, slot: u16) -> usize {
+        usize::from(self.layout.shard_of(slot)) % self.shard_workers
+    }
+
+    /// The pause that holds now, if any.
+    pub fn pause(&self) -> Option<Pause> {
+        if !self.paused.load(Ordering::Relaxed) {
+            return None;
+        }
+        let pause = *self.pause.lock().unwrap_or_else(PoisonError::into_inner);
+        (pause.until_ms > self.clock.now_ms()).then_some(pause)
+    }
+
+    /// Begins, changes or (with `until_ms` 0) ends a pause.
+    pub fn set_pause(&self, pause: Pause) {
+        *self.pause.lock().unwrap_or_else(PoisonError::into_inner) = pause;
+        self.paused.store(pause.until_ms != 0, Ordering::Relaxed);
+        self.unpaused.notify_waiters();
+    }
+
+    /// Waits until no pause holds for a command (`may_write`: it may change something).
+    pub async fn wait_unpaused(&self, may_write: bool) {
+        while let Some(pause) = self.pause() {
+            if pause.writes_only && !may_write {
+                return;
+            }
+            let left = pause.until_ms.saturating_sub(self.clock.now_ms()).max(1);
+            let changed = self.unpaused.notified();
+            let _ = tokio::time::timeout(std::time::Duration::from_millis(left), changed).await;
+        }
+    }
+
+    /// Begins the shutdown of the whole node; `None` takes a request back that has not begun.
+    pub fn request_shutdown(&self, request: ShutdownRequest) {
+        self.shutdown.send_replace(Some(request));
+    }
+
+    /// The durability mode a reply must wait for.
+    pub fn appendfsync(&self) -> AppendFsync {
+        self.config.settings().appendfsync
+    }
+
+    /// Makes the journal follow the configuration.
+    pub fn apply_appendfsync(&self) {
+        self.journal.set_mode(sync_mode(self.appendfsync()));
+    }
+}
+
+/// The journal's name of a mode.
+pub fn sync_mode(mode: AppendFsync) -> SyncMode {
+    match mode {
+        AppendFsync::Always => SyncMode::Always,
+        AppendFsync::Everysec => SyncMode::EverySec,
+        AppendFsync::No => SyncMode::No,
+    }
+}

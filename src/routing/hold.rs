@@ -1,0 +1,159 @@
+//! What a coordinator holds at a worker: locks, and the entries it was lent.
+
+use crate::worker::{Lock, LockKey, Worker};
+use flagstone_storage::Entry;
+use flagstone_storage::journal::Lsn;
+use flagstone_storage::store::Need;
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use tokio::sync::oneshot;
+
+/// What a coordinator asks a worker for.
+#[derive(Debug)]
+pub struct Acquire {
+    /// The keys to lock and lend; empty with `all`.
+    pub keys: Vec<(u32, Box<[u8]>)>,
+    /// Parts of their values that must be in memory.
+    pub needs: Vec<Need>,
+    /// The whole worker, for commands on databases.
+    pub all: bool,
+}
+
+/// What a worker lends: until it is applied or given back, nobody else touches these keys.
+#[derive(Debug)]
+pub struct Grant {
+    pub hold: u64,
+    pub entries: Vec<(u32, Entry)>,
+    /// Loading failed: nothing is held. The text for the client.
+    pub error: Option<String>,
+}
+
+/// The end of a hold.
+#[derive(Debug, Default)]
+pub struct Apply {
+    pub hold: u64,
+    /// What was lent, and whether it was changed.
+    pub entries: Vec<(u32, Entry, bool)>,
+    /// Keys whose entries are gone (a failed commit): what is on disk counts.
+    pub forget: Vec<LockKey>,
+    /// The record that the coordinator appended, and its body.
+    pub record: Option<(Lsn, Arc<Vec<u8>>)>,
+    /// New generations of databases.
+    pub generations: Vec<(u32, u32)>,
+    /// Two databases that change places.
+    pub swap: Option<(u32, u32)>,
+}
+
+/// The holds of one worker.
+#[derive(Default)]
+pub struct Holds {
+    next: u64,
+    locks: HashMap<u64, Lock>,
+}
+
+impl Worker {
+    /// Locks what a coordinator asks for, loads it, and lends it.
+    pub(crate) fn acquire(self: &Rc<Self>, acquire: Acquire, to: oneshot::Sender<Grant>) {
+        let (lock, granted) =
+            if acquire.all { self.lock_all() } else { self.lock(acquire.keys.clone()) };
+        let worker = self.clone();
+        tokio::task::spawn_local(async move {
+            if granted.await.is_err() {
+                return;
+            }
+            match worker.prepare(&acquire).await {
+                Ok(()) => worker.lend(&acquire, lock, to),
+                Err(error) => {
+                    drop(lock);
+                    let _ = to.send(Grant { hold: 0, entries: Vec::new(), error: Some(error) });
+                }
+            }
+        });
+    }
+
+    /// Has everything in memory, and what it shows stored.
+    async fn prepare(self: &Rc<Self>, acquire: &Acquire) -> Result<(), String> {
+        let cold: Vec<Need> = {
+            let mut partition = self.partition.borrow_mut();
+            let keys = acquire.keys.iter();
+            keys.filter(|(db, key)| !partition.store.is_hot(*db, key))
+                .map(|(db, key)| Need { db: *db, key: key.clone(), part: None })
+                .collect()
+        };
+        if !cold.is_empty() {
+            self.load(cold).await?;
+        }
+        if !acquire.needs.is_empty() {
+            self.load(acquire.needs.clone()).await?;
+        }
+        let round = {
+            let mut partition = self.partition.borrow_mut();
+            let store = &mut partition.store;
+            let newest = acquire.keys.iter().filter_map(|(db, key)| store.round_of(*db, key)).max();
+            if acquire.all { store.round() } else { newest.unwrap_or(0) }
+        };
+        if round > self.partition.borrow().appended() {
+            self.commit();
+        }
+        self.wait_shown(round).await.map_err(|e| e.0)
+    }
+
+    fn lend(self: &Rc<Self>, acquire: &Acquire, lock: Lock, to: oneshot::Sender<Grant>) {
+        let mut entries = Vec::with_capacity(acquire.keys.len());
+        let mut seen = std::collections::HashSet::new();
+        let mut partition = self.partition.borrow_mut();
+        for (db, key) in &acquire.keys {
+            if seen.insert((db, key))
+                && let Some(entry) = partition.store.lend(*db, key)
+            {
+                entries.push((*db, entry));
+            }
+        }
+        partition.granted();
+        drop(partition);
+        let hold = {
+            let mut holds = self.holds.borrow_mut();
+            holds.next += 1;
+            let hold = holds.next;
+            holds.locks.insert(hold, lock);
+            hold
+        };
+        if let Err(grant) = to.send(Grant { hold, entries, error: None }) {
+            let entries = grant.entries.into_iter().map(|(db, e)| (db, e, false)).collect();
+            self.apply(Apply { hold, entries, ..Apply::default() });
+        }
+    }
+
+    /// Ends a hold: the coordinator's record counts here from now on.
+    pub(crate) fn apply(self: &Rc<Self>, apply: Apply) {
+        let mut partition = self.partition.borrow_mut();
+        for (db, generation) in apply.generations {
+            let old = partition.store.flush_db(db, generation);
+            self.node.background.spawn_blocking(move || drop(old));
+        }
+        if let Some((a, b)) = apply.swap {
+            partition.store.swap_db(a, b);
+        }
+        for (db, key) in apply.forget {
+            partition.store.forget(db, &key);
+        }
+        for (db, entry, written) in apply.entries {
+            partition.store.give_back(db, entry, written);
+        }
+        if let Some((lsn, body)) = &apply.record {
+            partition.merge(*lsn, body);
+            partition.saw_lsn(*lsn);
+        }
+        partition.released();
+        drop(partition);
+        if apply.record.is_some() {
+            self.stats().commits.fetch_add(1, Ordering::Relaxed);
+            // The open round now shows the record: it is closed soon, so that readers go on.
+            self.commit_soon();
+        }
+        let lock = self.holds.borrow_mut().locks.remove(&apply.hold);
+        drop(lock);
+    }
+}

@@ -1,0 +1,64 @@
+//! What a connection is to the server.
+
+use crate::clients::Client;
+use crate::resp::Proto;
+use std::sync::Arc;
+
+/// Which replies a client wants (CLIENT REPLY).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ReplyMode {
+    #[default]
+    On,
+    Off,
+    /// The reply of the next command is left out.
+    SkipNext,
+    /// The reply of this command is left out.
+    Skip,
+}
+
+/// A connection's state, owned by its task.
+#[derive(Debug)]
+pub struct Session {
+    /// The part that other connections may see and act on.
+    pub client: Arc<Client>,
+    pub db: u32,
+    pub proto: Proto,
+    pub authenticated: bool,
+    pub reply_mode: ReplyMode,
+    /// CLIENT NO-TOUCH: reads do not count as accesses.
+    pub no_touch: bool,
+    pub no_evict: bool,
+    /// Close once the reply is written.
+    pub closing: bool,
+    /// The greatest journal position that holds a write of this connection (WAITAOF).
+    pub written: u64,
+}
+
+impl Session {
+    pub fn new(client: Arc<Client>, authenticated: bool) -> Self {
+        Self {
+            client,
+            db: 0,
+            proto: Proto::Resp2,
+            authenticated,
+            reply_mode: ReplyMode::On,
+            no_touch: false,
+            no_evict: false,
+            closing: false,
+            written: 0,
+        }
+    }
+
+    /// RESET: everything but the connection's identity as it was at the start.
+    pub fn reset(&mut self, authenticated: bool) {
+        let client = self.client.clone();
+        *self = Self::new(client, authenticated);
+        self.client.reset();
+    }
+
+    /// SELECT.
+    pub fn select(&mut self, db: u32) {
+        self.db = db;
+        self.client.set_db(db);
+    }
+}

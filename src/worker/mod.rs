@@ -1,0 +1,191 @@
+//! A worker: an OS thread with a private current-thread runtime, which owns shards, connections,
+//! or both. Everything here stays on its thread but the [`Mailbox`].
+
+mod batch;
+mod execute;
+mod locks;
+mod mailbox;
+mod rounds;
+
+pub use batch::{BatchReply, CmdBatch, Request};
+pub use execute::{Blocked, OwnedCommand, Ran};
+pub(crate) use locks::LockKey;
+pub use mailbox::{Inbox, Mailbox, Message, WorkerGone, mailbox};
+pub use rounds::RoundError;
+
+use crate::node::Node;
+use flagstone_storage::partition::Partition;
+use locks::{LockTable, TicketId};
+use rounds::Rounds;
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use tokio::sync::Notify;
+
+/// Counters of a worker that others read.
+#[derive(Debug, Default)]
+pub struct WorkerStats {
+    pub commands: AtomicU64,
+    /// Commands run in place for a connection of the same worker.
+    pub local: AtomicU64,
+    /// Commands that came from other workers' connections.
+    pub remote: AtomicU64,
+    pub parked: AtomicU64,
+    pub connections: AtomicU64,
+    pub commits: AtomicU64,
+    pub failed_commits: AtomicU64,
+    pub bytes_in: AtomicU64,
+    pub bytes_out: AtomicU64,
+    pub hits: AtomicU64,
+    pub misses: AtomicU64,
+    pub expired: AtomicU64,
+    pub expired_fields: AtomicU64,
+    pub evicted: AtomicU64,
+    pub hot_bytes: AtomicU64,
+    pub pending_bytes: AtomicU64,
+    pub errors: AtomicU64,
+}
+
+/// See the module's description.
+pub struct Worker {
+    pub id: usize,
+    pub node: Arc<Node>,
+    pub(crate) partition: RefCell<Partition>,
+    pub(crate) locks: RefCell<LockTable>,
+    pub(crate) rounds: Rounds,
+    pub(crate) holds: RefCell<crate::routing::Holds>,
+    held: RefCell<std::collections::VecDeque<batch::Held>>,
+    commit_due: Notify,
+    commit_pending: Cell<bool>,
+    settings: RefCell<(u64, Arc<crate::config::Settings>)>,
+}
+
+/// Key locks held or waited for; dropping it gives them up.
+pub(crate) struct Lock {
+    worker: Rc<Worker>,
+    id: TicketId,
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        self.worker.locks.borrow_mut().release(self.id);
+    }
+}
+
+impl Worker {
+    pub fn new(id: usize, node: Arc<Node>, partition: Partition) -> Rc<Self> {
+        let settings = (node.config.generation(), node.config.settings());
+        Rc::new(Self {
+            id,
+            node,
+            partition: RefCell::new(partition),
+            locks: RefCell::default(),
+            rounds: Rounds::default(),
+            holds: RefCell::default(),
+            held: RefCell::default(),
+            commit_due: Notify::new(),
+            commit_pending: Cell::new(false),
+            settings: RefCell::new(settings),
+        })
+    }
+
+    /// The settings, refreshed when they changed.
+    pub fn settings(&self) -> Arc<crate::config::Settings> {
+        let generation = self.node.config.generation();
+        let mut cached = self.settings.borrow_mut();
+        if cached.0 != generation {
+            *cached = (generation, self.node.config.settings());
+        }
+        cached.1.clone()
+    }
+
+    /// This worker's counters.
+    pub fn stats(&self) -> &WorkerStats {
+        &self.node.stats[self.id]
+    }
+
+    /// Queues for the locks of some keys now; the future resolves when they are held.
+    pub(crate) fn lock(
+        self: &Rc<Self>,
+        keys: Vec<LockKey>,
+    ) -> (Lock, tokio::sync::oneshot::Receiver<()>) {
+        let (id, granted) = self.locks.borrow_mut().enqueue(keys);
+        (Lock { worker: self.clone(), id }, granted)
+    }
+
+    /// Queues for the whole worker now.
+    pub(crate) fn lock_all(self: &Rc<Self>) -> (Lock, tokio::sync::oneshot::Receiver<()>) {
+        let (id, granted) = self.locks.borrow_mut().enqueue_barrier();
+        (Lock { worker: self.clone(), id }, granted)
+    }
+
+    /// The open round has changes: it is committed when the tasks that are ready now have run.
+    pub(crate) fn commit_soon(&self) {
+        if !self.commit_pending.replace(true) {
+            self.commit_due.notify_one();
+        }
+    }
+
+    /// Commits the open round now.
+    pub(crate) fn commit(&self) {
+        self.commit_pending.set(false);
+        let now_ms = self.node.clock.now_ms();
+        let mut partition = self.partition.borrow_mut();
+        let result = partition.commit(now_ms);
+        let (appended, durable) = (partition.appended(), partition.durable());
+        drop(partition);
+        if let Err(failed) = result {
+            self.rounds.fail(failed.round, &failed.error);
+        }
+        self.rounds.advance(appended, durable);
+        self.release_held();
+    }
+
+    /// Whether replies wait until what they show is durable.
+    pub(crate) fn is_always(&self) -> bool {
+        self.settings().appendfsync == crate::config::AppendFsync::Always
+    }
+
+    /// Commits whenever it is due; runs as long as the worker.
+    pub(crate) async fn run_committer(self: Rc<Self>) {
+        loop {
+            self.commit_due.notified().await;
+            if self.commit_pending.get() {
+                self.commit();
+            }
+        }
+    }
+
+    /// Follows the journal's durable lsn; runs as long as the worker.
+    pub(crate) async fn run_settler(self: Rc<Self>, durable: Arc<Notify>) {
+        loop {
+            durable.notified().await;
+            let mut partition = self.partition.borrow_mut();
+            let durable = partition.observe_durable();
+            let appended = partition.appended();
+            drop(partition);
+            if let Some(reason) = self.node.journal.failed() {
+                self.rounds.fail_all(&reason);
+            }
+            self.rounds.advance(appended, durable);
+            self.release_held();
+        }
+    }
+
+    /// The round of this worker that shows the record at `lsn`, which is in the journal.
+    pub(crate) fn round_showing(&self, lsn: flagstone_storage::journal::Lsn) -> u64 {
+        let mut partition = self.partition.borrow_mut();
+        partition.saw_lsn(lsn);
+        let round = partition.store.round();
+        drop(partition);
+        self.commit_soon();
+        round
+    }
+
+    /// Waits until a reply that shows `round` may be sent: until it is in the journal, and in the
+    /// mode `always` until it is durable.
+    pub(crate) async fn wait_shown(&self, round: u64) -> Result<(), RoundError> {
+        self.rounds.wait(round, self.is_always()).await
+    }
+}

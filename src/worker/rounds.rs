@@ -1,0 +1,97 @@
+//! Who waits for which round.
+
+use flagstone_storage::journal::JournalError;
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::task::{Poll, Waker};
+
+/// Failed rounds that are remembered; those who showed one ask soon after.
+const REMEMBERED: usize = 1024;
+
+/// The error text for commands whose round could not be stored.
+#[derive(Clone, Debug)]
+pub struct RoundError(pub String);
+
+/// See the module's description.
+#[derive(Debug, Default)]
+pub(crate) struct Rounds {
+    appended: Cell<u64>,
+    durable: Cell<u64>,
+    failed: RefCell<VecDeque<(u64, RoundError)>>,
+    journal_failed: RefCell<Option<RoundError>>,
+    waiting: RefCell<Vec<(u64, bool, Waker)>>,
+}
+
+impl Rounds {
+    /// A round's record was not appended.
+    pub(crate) fn fail(&self, round: u64, error: &JournalError) {
+        let text = match error {
+            JournalError::NoSpace { .. } => {
+                format!("ERR no space left to store the write: {error}")
+            }
+            _ => format!("ERR the write could not be stored: {error}"),
+        };
+        let mut failed = self.failed.borrow_mut();
+        if failed.len() == REMEMBERED {
+            failed.pop_front();
+        }
+        failed.push_back((round, RoundError(text)));
+    }
+
+    /// Nothing becomes durable any more.
+    pub(crate) fn fail_all(&self, reason: &str) {
+        let text = format!("ERR the write could not be stored: the journal has failed: {reason}");
+        *self.journal_failed.borrow_mut() = Some(RoundError(text));
+        self.wake(|_, _| true);
+    }
+
+    /// Rounds up to `appended` are in the journal, up to `durable` durable.
+    pub(crate) fn advance(&self, appended: u64, durable: u64) {
+        self.appended.set(appended);
+        self.durable.set(durable);
+        self.wake(|round, to_disk| round <= if to_disk { durable } else { appended });
+    }
+
+    /// Whether nobody has to wait for a round.
+    pub(crate) fn is_shown(&self, round: u64, to_disk: bool) -> bool {
+        round <= if to_disk { self.durable.get() } else { self.appended.get() }
+            && self.failed.borrow().is_empty()
+    }
+
+    fn wake(&self, done: impl Fn(u64, bool) -> bool) {
+        self.waiting.borrow_mut().retain(|(round, to_disk, waker)| {
+            let done = done(*round, *to_disk);
+            if done {
+                waker.wake_by_ref();
+            }
+            !done
+        });
+    }
+
+    /// What became of a round; `None`: not known yet.
+    pub(crate) fn outcome(&self, round: u64, to_disk: bool) -> Option<Result<(), RoundError>> {
+        if let Some((_, error)) = self.failed.borrow().iter().find(|(n, _)| *n == round) {
+            return Some(Err(error.clone()));
+        }
+        if round <= if to_disk { self.durable.get() } else { self.appended.get() } {
+            return Some(Ok(()));
+        }
+        if to_disk || round > self.appended.get() {
+            return self.journal_failed.borrow().clone().map(Err);
+        }
+        None
+    }
+
+    /// Waits until a round is in the journal, or with `to_disk` until it is durable.
+    pub(crate) async fn wait(&self, round: u64, to_disk: bool) -> Result<(), RoundError> {
+        poll_fn(|cx| match self.outcome(round, to_disk) {
+            Some(outcome) => Poll::Ready(outcome),
+            None => {
+                self.waiting.borrow_mut().push((round, to_disk, cx.waker().clone()));
+                Poll::Pending
+            }
+        })
+        .await
+    }
+}
