@@ -10,9 +10,13 @@
 pub mod clock;
 pub mod commit;
 pub mod encoding;
+pub mod journal;
+pub mod partition;
+pub mod shard;
 pub mod slot;
 pub mod store;
 pub mod value;
+
 
 pub use slot::{KeyHash, Layout, SLOTS};
 pub use store::{Fault, Need, Store};

@@ -1,0 +1,319 @@
+//! Appending: a commit is laid out and its checksums computed outside the lock, and written with
+//! one call per part under it.
+
+use std::io::IoSlice;
+use std::sync::MutexGuard;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use super::disk::write_zeros;
+use super::local::{ClosedSegment, Current, Shared, Writer, lock};
+use super::record::{ALIGN, HEADER, RecordHeader, record_len};
+use super::segment::{
+    FIRST_RECORD, SEGMENT_HEADER, SegmentHeader, Spans, prepare_segment, segment_path,
+};
+use super::{JournalError, Lsn, Options};
+
+/// A commit, laid out in parts.
+struct Commit<'a> {
+    time_ms: u64,
+    shards: &'a [u16],
+    shard_bytes: Vec<u8>,
+    parts: Vec<Part<'a>>,
+}
+
+struct Part<'a> {
+    slices: Vec<&'a [u8]>,
+    body_len: u32,
+    body_crc: u32,
+    /// Length of the record, padding included.
+    len: u64,
+}
+
+const PADDING: [u8; ALIGN as usize] = [0; ALIGN as usize];
+
+impl<'a> Commit<'a> {
+    fn new(
+        time_ms: u64,
+        shards: &'a [u16],
+        body: &[&'a [u8]],
+        options: &Options,
+    ) -> Result<Self, JournalError> {
+        let max_part = options.max_part();
+        if 2 * shards.len() > max_part || shards.len() > usize::from(u16::MAX) {
+            return Err(JournalError::TooLarge("too many shards for a segment"));
+        }
+        let shard_bytes: Vec<u8> = shards.iter().flat_map(|shard| shard.to_le_bytes()).collect();
+        let mut parts = Vec::with_capacity(1);
+        let mut part = Part::default();
+        for mut rest in body.iter().copied().filter(|slice| !slice.is_empty()) {
+            while !rest.is_empty() {
+                let room = max_part - part.body_len as usize;
+                if room == 0 {
+                    parts.push(std::mem::take(&mut part).seal(&shard_bytes));
+                    continue;
+                }
+                let (slice, behind) = rest.split_at(rest.len().min(room));
+                part.slices.push(slice);
+                part.body_len += slice.len() as u32; // at most `max_part`
+                rest = behind;
+            }
+        }
+        parts.push(part.seal(&shard_bytes));
+        if u32::try_from(parts.len()).is_err() {
+            return Err(JournalError::TooLarge("too many parts"));
+        }
+        Ok(Self { time_ms, shards, shard_bytes, parts })
+    }
+
+    /// How many segments it begins if `room` bytes are left in the current one.
+    fn segments_needed(&self, mut room: u64, segment_bytes: u64) -> usize {
+        let mut needed = 0;
+        for part in &self.parts {
+            if part.len > room {
+                needed += 1;
+                room = segment_bytes - FIRST_RECORD;
+            }
+            room -= part.len;
+        }
+        needed
+    }
+}
+
+impl Default for Part<'_> {
+    fn default() -> Self {
+        Self { slices: Vec::with_capacity(1), body_len: 0, body_crc: 0, len: 0 }
+    }
+}
+
+impl Part<'_> {
+    fn seal(mut self, shard_bytes: &[u8]) -> Self {
+        self.len = record_len(shard_bytes.len() / 2, u64::from(self.body_len));
+        let crc = self
+            .slices
+            .iter()
+            .fold(crc32c::crc32c(shard_bytes), |crc, slice| crc32c::crc32c_append(crc, slice));
+        self.body_crc = crc32c::crc32c_append(crc, self.padding(shard_bytes));
+        self
+    }
+
+    fn padding(&self, shard_bytes: &[u8]) -> &'static [u8] {
+        let used = HEADER + shard_bytes.len() + self.body_len as usize;
+        &PADDING[..used.next_multiple_of(ALIGN as usize) - used]
+    }
+}
+
+impl Shared {
+    pub(super) fn append(
+        &self,
+        time_ms: u64,
+        shards: &[u16],
+        body: &[&[u8]],
+    ) -> Result<Lsn, JournalError> {
+        let commit = Commit::new(time_ms, shards, body, &self.options)?;
+        let mut writer = self.lock_for(&commit)?;
+        let spares = writer.spares.len();
+        let result = self.write_commit(&mut writer, &commit);
+        let switched = writer.spares.len() != spares;
+        drop(writer);
+        if switched {
+            self.request_upkeep();
+        }
+        match &result {
+            Ok(_) if self.wake_on_append.load(Ordering::SeqCst) => self.notify_sync(),
+            Err(_) if self.failed.get().is_some() => {
+                self.progress.notify_all();
+                self.announce();
+            }
+            _ => {}
+        }
+        result
+    }
+
+    /// Locks the writer when it may write `commit`: not stalled, and with enough segments ready,
+    /// so that running out of space is noticed before anything is written.
+    fn lock_for(&self, commit: &Commit<'_>) -> Result<MutexGuard<'_, Writer>, JournalError> {
+        loop {
+            let writer = self.lock_unstalled()?;
+            let room = writer.current.size - writer.current.offset;
+            let needed = commit.segments_needed(room, self.options.segment_bytes);
+            if writer.spares.len() >= needed {
+                return Ok(writer);
+            }
+            drop(writer);
+            self.prepare_up_to(needed).inspect_err(|_| self.request_upkeep())?;
+        }
+    }
+
+    /// Prepares segments until `wanted` are ready.
+    pub(super) fn prepare_up_to(&self, wanted: usize) -> Result<(), JournalError> {
+        let mut preparing = lock(&self.preparing);
+        let disk = &*self.options.disk;
+        while lock(&self.writer).spares.len() < wanted {
+            let number = preparing.next_number;
+            match prepare_segment(disk, &self.dir, number, self.options.segment_bytes) {
+                Ok(file) => lock(&self.writer).spares.push_back((number, file)),
+                Err(error) => {
+                    // A commit too large for the disk gives back what was prepared for it.
+                    let mut writer = lock(&self.writer);
+                    let kept = writer.spares.len().min(Options::SPARES);
+                    let surplus = writer.spares.split_off(kept);
+                    drop(writer);
+                    for (number, _) in surplus {
+                        // One that stays is removed at the next start.
+                        let _ = disk.remove(&segment_path(&self.dir, number));
+                    }
+                    return Err(error);
+                }
+            }
+            preparing.next_number += 1;
+        }
+        Ok(())
+    }
+
+    fn write_commit(&self, writer: &mut Writer, commit: &Commit<'_>) -> Result<Lsn, JournalError> {
+        let lsn = writer.last + 1;
+        // Before the write: a sync that starts later covers it, so that it is never too young.
+        let now = writer.dirty_since.is_none().then(Instant::now);
+        let time_ms = writer.max_time_ms.max(commit.time_ms);
+        let mut placed: Vec<(u64, u64)> = Vec::with_capacity(1);
+        for (index, part) in commit.parts.iter().enumerate() {
+            if part.len > writer.current.size - writer.current.offset {
+                self.switch(writer)?;
+            }
+            let mut header = RecordHeader {
+                crc: 0,
+                body_len: part.body_len,
+                shard_count: commit.shards.len() as u16, // checked by `Commit::new`
+                mark: false,
+                epoch: self.epoch,
+                lsn,
+                time_ms: commit.time_ms,
+                durable: self.durable.load(Ordering::Acquire),
+                prev_crc: writer.chain_crc,
+                part: index as u32 + 1, // checked by `Commit::new`
+                parts: commit.parts.len() as u32,
+                body_crc: part.body_crc,
+            };
+            self.write_part(writer, &mut header, part, &commit.shard_bytes)?;
+            placed.push((writer.current.number, part.len));
+        }
+        for &(number, bytes) in &placed {
+            writer.spans_of(number).add(commit.shards, lsn, bytes);
+            writer.appended_bytes += bytes;
+        }
+        writer.dirty_since = writer.dirty_since.or(now);
+        (writer.last, writer.max_time_ms) = (lsn, time_ms);
+        writer.appends += 1;
+        self.end.store(lsn, Ordering::SeqCst);
+        Ok(lsn)
+    }
+
+    /// Writes one part behind the last record. After an error its place is wiped; parts before it
+    /// stay, and recovery passes over them as a commit that was never finished.
+    fn write_part(
+        &self,
+        writer: &mut Writer,
+        header: &mut RecordHeader,
+        part: &Part<'_>,
+        shard_bytes: &[u8],
+    ) -> Result<(), JournalError> {
+        let head = header.encode(self.salt);
+        let mut slices = Vec::with_capacity(part.slices.len() + 3);
+        slices.extend([IoSlice::new(&head), IoSlice::new(shard_bytes)]);
+        slices.extend(part.slices.iter().map(|slice| IoSlice::new(slice)));
+        slices.push(IoSlice::new(part.padding(shard_bytes)));
+        let current = &mut writer.current;
+        if let Err(error) = current.file.write_all_at(&mut slices, current.offset) {
+            let path = segment_path(&self.dir, current.number);
+            if let Err(wipe) = write_zeros(&*current.file, current.offset, part.len) {
+                self.fail(format!(
+                    "writing {}: {error}; and wiping what was written: {wipe}",
+                    path.display()
+                ));
+            }
+            return Err(JournalError::io("writing", &path, error));
+        }
+        current.offset += part.len;
+        writer.chain_crc = header.crc;
+        Ok(())
+    }
+
+    /// Goes on in the next segment that is ready.
+    fn switch(&self, writer: &mut Writer) -> Result<(), JournalError> {
+        // `lock_for` saw to it that there is one.
+        let Some((number, file)) = writer.spares.front().cloned() else {
+            return Err(JournalError::NoSpace { path: self.dir.clone() });
+        };
+        let header = SegmentHeader {
+            number,
+            epoch: self.epoch,
+            first_lsn: writer.last + 1,
+            prev_number: writer.current.number,
+            prev_epoch: self.epoch,
+            prev_lsn: writer.last,
+            prev_crc: writer.chain_crc,
+            salt: self.salt,
+            durable: self.durable.load(Ordering::Acquire),
+            time_ms: writer.max_time_ms,
+        };
+        if let Err(error) = header.write(&*file) {
+            let path = segment_path(&self.dir, number);
+            if let Err(wipe) = write_zeros(&*file, 0, SEGMENT_HEADER as u64) {
+                self.fail(format!("beginning {}: {error}; and wiping: {wipe}", path.display()));
+            }
+            return Err(JournalError::io("beginning", &path, error));
+        }
+        writer.spares.pop_front();
+        let next = Current {
+            number,
+            file,
+            size: self.options.segment_bytes,
+            offset: FIRST_RECORD,
+            first_lsn: writer.last + 1,
+            spans: Spans::default(),
+        };
+        let full = std::mem::replace(&mut writer.current, next);
+        writer.unsynced.push(full.file);
+        writer.closed.push_back(ClosedSegment {
+            number: full.number,
+            used: full.offset,
+            first_lsn: full.first_lsn,
+            last: writer.last,
+            spans: full.spans,
+        });
+        Ok(())
+    }
+
+    /// Says at the end of the journal that everything is durable, which it must be: without that,
+    /// rot in the last commits could not be told from a torn write. Left out if there is no room.
+    pub(super) fn write_mark(&self, writer: &mut Writer) -> Result<(), JournalError> {
+        let part = Part::default().seal(&[]);
+        if part.len > writer.current.size - writer.current.offset {
+            return Ok(());
+        }
+        let mut header = RecordHeader {
+            crc: 0,
+            body_len: 0,
+            shard_count: 0,
+            mark: true,
+            epoch: self.epoch,
+            lsn: writer.last,
+            time_ms: writer.max_time_ms,
+            durable: writer.last,
+            prev_crc: writer.chain_crc,
+            part: 0,
+            parts: 0,
+            body_crc: part.body_crc,
+        };
+        self.write_part(writer, &mut header, &part, &[])
+    }
+}
+
+impl Writer {
+    /// The spans of a segment that holds a part of the commit being written.
+    fn spans_of(&mut self, number: u64) -> &mut Spans {
+        let closed = self.closed.iter_mut().rev().find(|segment| segment.number == number);
+        closed.map_or(&mut self.current.spans, |segment| &mut segment.spans)
+    }
+}

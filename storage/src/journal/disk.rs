@@ -1,0 +1,137 @@
+//! The few file operations the journal needs, as traits, so that a test can lose what was not
+//! synced.
+
+use std::fs::{self, OpenOptions};
+use std::io::{self, IoSlice};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+
+/// A directory tree. Changes of names are durable after [`Disk::sync_dir`].
+pub trait Disk: Send + Sync {
+    /// Creates `dir` and its parents; no error if it exists.
+    fn create_dir(&self, dir: &Path) -> io::Result<()>;
+    /// The names in `dir`, in no order; those that are not UTF-8 are left out.
+    fn list(&self, dir: &Path) -> io::Result<Vec<String>>;
+    /// Opens an existing file for reading and writing.
+    fn open(&self, path: &Path) -> io::Result<Arc<dyn File>>;
+    /// Creates an empty file, in place of one that exists.
+    fn create(&self, path: &Path) -> io::Result<Arc<dyn File>>;
+    /// Renames atomically, in place of a file that exists.
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
+    fn remove(&self, path: &Path) -> io::Result<()>;
+    fn sync_dir(&self, dir: &Path) -> io::Result<()>;
+}
+
+/// An open file. It stays usable when it is renamed.
+pub trait File: Send + Sync {
+    /// Its length in bytes.
+    fn size(&self) -> io::Result<u64>;
+    fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()>;
+    /// Writes all slices one after the other from `offset` on; they are used up. After an error
+    /// any part of them may have been written.
+    fn write_all_at(&self, slices: &mut [IoSlice<'_>], offset: u64) -> io::Result<()>;
+    /// Makes content and length durable.
+    fn sync(&self) -> io::Result<()>;
+}
+
+/// The operating system's files.
+#[derive(Debug, Clone, Copy)]
+pub struct RealDisk;
+
+impl Disk for RealDisk {
+    fn create_dir(&self, dir: &Path) -> io::Result<()> {
+        fs::create_dir_all(dir)
+    }
+
+    fn list(&self, dir: &Path) -> io::Result<Vec<String>> {
+        let mut names = Vec::new();
+        for entry in fs::read_dir(dir)? {
+            names.extend(entry?.file_name().into_string().ok());
+        }
+        Ok(names)
+    }
+
+    fn open(&self, path: &Path) -> io::Result<Arc<dyn File>> {
+        Ok(Arc::new(OpenOptions::new().read(true).write(true).open(path)?))
+    }
+
+    fn create(&self, path: &Path) -> io::Result<Arc<dyn File>> {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(true);
+        Ok(Arc::new(options.open(path)?))
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        fs::rename(from, to)
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        fs::remove_file(path)
+    }
+
+    fn sync_dir(&self, dir: &Path) -> io::Result<()> {
+        fs::File::open(dir)?.sync_all()
+    }
+}
+
+/// The most slices one `pwritev` takes on Linux.
+const MAX_SLICES: usize = 1024;
+
+impl File for fs::File {
+    fn size(&self) -> io::Result<u64> {
+        Ok(self.metadata()?.len())
+    }
+
+    fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        FileExt::read_exact_at(self, buffer, offset)
+    }
+
+    fn write_all_at(&self, mut slices: &mut [IoSlice<'_>], mut offset: u64) -> io::Result<()> {
+        IoSlice::advance_slices(&mut slices, 0); // drops empty ones in front
+        while !slices.is_empty() {
+            let written = match write_vectored_at(self, slices, offset) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(written) => written,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(error),
+            };
+            IoSlice::advance_slices(&mut slices, written);
+            offset += written as u64;
+        }
+        Ok(())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.sync_data()
+    }
+}
+
+/// One `pwritev`; the standard library has none that is stable.
+fn write_vectored_at(file: &fs::File, slices: &[IoSlice<'_>], offset: u64) -> io::Result<usize> {
+    let count = slices.len().min(MAX_SLICES);
+    let offset = libc::off_t::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
+    // SAFETY: `IoSlice` is guaranteed to have the layout of `iovec`; `slices` holds at least
+    // `count` of them (≤ 1024, so the cast is exact), each borrowing readable memory for the
+    // length of the call; the descriptor is open as long as `file` is borrowed.
+    let written = unsafe {
+        libc::pwritev(file.as_raw_fd(), slices.as_ptr().cast(), count as libc::c_int, offset)
+    };
+    usize::try_from(written).map_err(|_| io::Error::last_os_error())
+}
+
+/// Size of the pieces in which long ranges are copied or wiped.
+pub(super) const CHUNK: usize = 1 << 20;
+
+/// Writes zeros over `length` bytes from `offset` on.
+pub(super) fn write_zeros(file: &dyn File, mut offset: u64, mut length: u64) -> io::Result<()> {
+    static ZEROS: [u8; CHUNK] = [0; CHUNK];
+    while length > 0 {
+        let piece = length.min(CHUNK as u64);
+        file.write_all_at(&mut [IoSlice::new(&ZEROS[..piece as usize])], offset)?;
+        offset += piece;
+        length -= piece;
+    }
+    Ok(())
+}

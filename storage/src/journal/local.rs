@@ -1,0 +1,336 @@
+//! The journal on a local disk: its state, and the trait's methods.
+//!
+//! The committing thread writes its record itself, under one short lock. One thread syncs, one
+//! recycles and prepares segments. Locks are taken in the order: syncing, preparing, signal,
+//! writer.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+use std::thread::{self, JoinHandle};
+use std::time::Instant;
+
+use super::disk::File;
+use super::floor::Floor;
+use super::recovery::Scanned;
+use super::segment::{FIRST_RECORD, SegmentHeader, Spans};
+use super::sync::Signal;
+use super::{Journal, JournalError, JournalStats, Lsn, Options, Subscriber, SyncMode};
+
+/// The journal in segments on a local disk. Made by [`super::Recovery::start`]; dropped without
+/// [`Journal::close`] it stops as after a kill.
+pub struct LocalJournal {
+    shared: Arc<Shared>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// What recovery hands over.
+pub(super) struct Opened {
+    pub(super) dir: PathBuf,
+    pub(super) options: Options,
+    pub(super) floor: Floor,
+    pub(super) closed: Vec<Scanned>,
+    /// Of the fresh segment.
+    pub(super) header: SegmentHeader,
+    pub(super) file: Arc<dyn File>,
+    pub(super) spares: Vec<(u64, Arc<dyn File>)>,
+    pub(super) next_number: u64,
+}
+
+pub(super) struct Shared {
+    pub(super) dir: PathBuf,
+    pub(super) options: Options,
+    pub(super) salt: u32,
+    pub(super) epoch: u64,
+    pub(super) end: AtomicU64,
+    pub(super) durable: AtomicU64,
+    pub(super) failed: OnceLock<String>,
+    pub(super) writer: Mutex<Writer>,
+    /// Notified, with `writer`, after a sync and after a failure: an append may stall on it.
+    pub(super) progress: Condvar,
+    /// Appends stall when the oldest undurable one is too old.
+    pub(super) bounded: AtomicBool,
+    /// Held by the one that syncs.
+    pub(super) syncing: Mutex<()>,
+    pub(super) signal: Mutex<Signal>,
+    pub(super) wake_sync: Condvar,
+    /// The sync thread is idle and wants to know of an append.
+    pub(super) wake_on_append: AtomicBool,
+    /// Held by the one that prepares or recycles segments.
+    pub(super) preparing: Mutex<Preparing>,
+    pub(super) upkeep_due: Mutex<UpkeepDue>,
+    pub(super) wake_upkeep: Condvar,
+    subscribers: RwLock<Vec<Subscriber>>,
+}
+
+pub(super) struct Preparing {
+    pub(super) next_number: u64,
+    /// As on disk.
+    pub(super) floor: Floor,
+}
+
+#[derive(Default)]
+pub(super) struct UpkeepDue {
+    pub(super) due: bool,
+    pub(super) stop: bool,
+}
+
+/// Where the next record goes, and what is where.
+pub(super) struct Writer {
+    pub(super) current: Current,
+    /// CRC of the last record.
+    pub(super) chain_crc: u32,
+    /// The last whole commit.
+    pub(super) last: Lsn,
+    pub(super) max_time_ms: u64,
+    /// Segments before the current one that hold writes not synced.
+    pub(super) unsynced: Vec<Arc<dyn File>>,
+    /// Segments before the current one, oldest first.
+    pub(super) closed: VecDeque<ClosedSegment>,
+    /// Segments to use next.
+    pub(super) spares: VecDeque<(u64, Arc<dyn File>)>,
+    /// Segments up to this number are known to be on disk, header included.
+    pub(super) synced_segment: u64,
+    /// By shard, what is flushed in its engine.
+    pub(super) flushed: Vec<Lsn>,
+    /// When the oldest write was made that no sync has covered or begun to cover, ...
+    pub(super) dirty_since: Option<Instant>,
+    /// ... and the oldest of those that a sync is covering now.
+    pub(super) syncing_since: Option<Instant>,
+    pub(super) closed_for_good: bool,
+    pub(super) appends: u64,
+    pub(super) appended_bytes: u64,
+    pub(super) syncs: u64,
+}
+
+/// The segment that is being written.
+pub(super) struct Current {
+    pub(super) number: u64,
+    pub(super) file: Arc<dyn File>,
+    pub(super) size: u64,
+    /// Where the next record goes.
+    pub(super) offset: u64,
+    pub(super) first_lsn: Lsn,
+    pub(super) spans: Spans,
+}
+
+pub(super) struct ClosedSegment {
+    pub(super) number: u64,
+    /// Bytes in use.
+    pub(super) used: u64,
+    pub(super) first_lsn: Lsn,
+    /// The last commit that ends in it or before it.
+    pub(super) last: Lsn,
+    pub(super) spans: Spans,
+}
+
+/// Locks; the data is kept whole by code that does not panic, so a poisoned lock is as good.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl LocalJournal {
+    pub(super) fn open(opened: Opened) -> Result<Arc<Self>, JournalError> {
+        let shared = Arc::new(Shared::new(opened));
+        let journal =
+            Self { shared: Arc::clone(&shared), threads: Mutex::new(Vec::with_capacity(2)) };
+        // If the second thread cannot be started, dropping `journal` stops the first.
+        journal.spawn("journal-sync", Shared::run_sync)?;
+        journal.spawn("journal-upkeep", Shared::run_upkeep)?;
+        Ok(Arc::new(journal))
+    }
+
+    fn spawn(&self, name: &str, run: fn(&Shared)) -> Result<(), JournalError> {
+        let shared = Arc::clone(&self.shared);
+        let thread = thread::Builder::new().name(name.to_owned()).spawn(move || run(&shared));
+        let thread = thread.map_err(|source| JournalError::Io {
+            doing: "starting a thread for",
+            path: self.shared.dir.clone(),
+            source,
+        })?;
+        lock(&self.threads).push(thread);
+        Ok(())
+    }
+
+    /// Ends both threads; what they are doing is finished first.
+    fn stop_threads(&self) {
+        lock(&self.shared.signal).stop = true;
+        self.shared.wake_sync.notify_all();
+        lock(&self.shared.upkeep_due).stop = true;
+        self.shared.wake_upkeep.notify_all();
+        let threads = std::mem::take(&mut *lock(&self.threads));
+        for thread in threads {
+            // A subscriber may be the last to let go of the journal, on the sync thread.
+            if thread.thread().id() != thread::current().id() && thread.join().is_err() {
+                tracing::error!("a journal thread has panicked");
+            }
+        }
+    }
+}
+
+impl Drop for LocalJournal {
+    fn drop(&mut self) {
+        self.stop_threads();
+    }
+}
+
+impl Shared {
+    fn new(opened: Opened) -> Self {
+        let Opened { dir, options, floor, closed, header, file, spares, next_number } = opened;
+        let closed = closed.into_iter().map(|segment| ClosedSegment {
+            number: segment.header.number,
+            used: segment.end,
+            first_lsn: segment.header.first_lsn,
+            last: segment.last,
+            spans: segment.spans,
+        });
+        let last = header.first_lsn - 1;
+        let writer = Writer {
+            current: Current {
+                number: header.number,
+                file,
+                size: options.segment_bytes,
+                offset: FIRST_RECORD,
+                first_lsn: header.first_lsn,
+                spans: Spans::default(),
+            },
+            chain_crc: header.prev_crc,
+            last,
+            max_time_ms: header.time_ms,
+            unsynced: Vec::new(),
+            closed: closed.collect(),
+            spares: spares.into(),
+            synced_segment: header.number,
+            flushed: Vec::new(),
+            dirty_since: None,
+            syncing_since: None,
+            closed_for_good: false,
+            appends: 0,
+            appended_bytes: 0,
+            syncs: 0,
+        };
+        Self {
+            bounded: AtomicBool::new(options.mode == SyncMode::EverySec),
+            signal: Mutex::new(Signal::new(options.mode)),
+            dir,
+            options,
+            salt: header.salt,
+            epoch: header.epoch,
+            end: AtomicU64::new(last),
+            durable: AtomicU64::new(last),
+            failed: OnceLock::new(),
+            writer: Mutex::new(writer),
+            progress: Condvar::new(),
+            syncing: Mutex::new(()),
+            wake_sync: Condvar::new(),
+            wake_on_append: AtomicBool::new(false),
+            preparing: Mutex::new(Preparing { next_number, floor }),
+            // The first task is to prepare spares.
+            upkeep_due: Mutex::new(UpkeepDue { due: true, stop: false }),
+            wake_upkeep: Condvar::new(),
+            subscribers: RwLock::new(Vec::new()),
+        }
+    }
+
+    /// Fails for good. [`announce`](Self::announce) is to follow when no lock is held.
+    pub(super) fn fail(&self, reason: String) {
+        tracing::error!(%reason, "the journal has failed: no write is accepted any more");
+        // Only the first reason counts.
+        let _ = self.failed.set(reason);
+    }
+
+    pub(super) fn check_failed(&self) -> Result<(), JournalError> {
+        self.failed.get().map_or(Ok(()), |reason| Err(JournalError::Failed(reason.clone())))
+    }
+
+    /// Tells the subscribers that the durable lsn advanced or the journal failed.
+    pub(super) fn announce(&self) {
+        for subscriber in &*self.subscribers.read().unwrap_or_else(PoisonError::into_inner) {
+            subscriber();
+        }
+    }
+}
+
+impl Writer {
+    /// The shards that have something in the oldest segment that is not flushed.
+    fn holders(&self) -> Vec<u16> {
+        let oldest = self.closed.front().map_or(&self.current.spans, |segment| &segment.spans);
+        oldest.held(&self.flushed).map(|(shard, _)| shard).collect()
+    }
+
+    fn backlog(&self) -> Vec<(u16, u64)> {
+        let mut backlog = BTreeMap::new();
+        let closed = self.closed.iter().map(|segment| &segment.spans);
+        for spans in closed.chain([&self.current.spans]) {
+            for (shard, bytes) in spans.held(&self.flushed) {
+                *backlog.entry(shard).or_insert(0) += bytes;
+            }
+        }
+        backlog.into_iter().collect()
+    }
+}
+
+impl Journal for LocalJournal {
+    fn append(&self, time_ms: u64, shards: &[u16], body: &[&[u8]]) -> Result<Lsn, JournalError> {
+        self.shared.append(time_ms, shards, body)
+    }
+
+    fn end(&self) -> Lsn {
+        self.shared.end.load(Ordering::Acquire)
+    }
+
+    fn durable(&self) -> Lsn {
+        self.shared.durable.load(Ordering::Acquire)
+    }
+
+    fn request_sync(&self, lsn: Lsn) {
+        self.shared.request_sync(lsn);
+    }
+
+    fn sync_now(&self) -> Result<Lsn, JournalError> {
+        self.shared.sync_through(self.end())
+    }
+
+    fn set_mode(&self, mode: SyncMode) {
+        self.shared.set_mode(mode);
+    }
+
+    fn subscribe(&self, subscriber: Subscriber) {
+        let subscribers = &self.shared.subscribers;
+        subscribers.write().unwrap_or_else(PoisonError::into_inner).push(subscriber);
+    }
+
+    fn failed(&self) -> Option<String> {
+        self.shared.failed.get().cloned()
+    }
+
+    fn flushed(&self, shard: u16, applied: Lsn) {
+        self.shared.flushed(shard, applied);
+    }
+
+    fn oldest(&self) -> Lsn {
+        let writer = lock(&self.shared.writer);
+        writer.closed.front().map_or(writer.current.first_lsn, |segment| segment.first_lsn)
+    }
+
+    fn stats(&self) -> JournalStats {
+        let writer = lock(&self.shared.writer);
+        JournalStats {
+            segments: writer.closed.len() + 1,
+            spares: writer.spares.len(),
+            bytes: writer.closed.iter().map(|s| s.used).sum::<u64>() + writer.current.offset,
+            appends: writer.appends,
+            appended_bytes: writer.appended_bytes,
+            syncs: writer.syncs,
+            backlog: writer.backlog(),
+            holders: writer.holders(),
+        }
+    }
+
+    fn close(&self) -> Result<Lsn, JournalError> {
+        let closed = self.shared.close();
+        self.stop_threads();
+        closed
+    }
+}

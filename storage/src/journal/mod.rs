@@ -1,0 +1,229 @@
+//! The node's journal: one totally ordered log of commits for all shards.
+//!
+//! A commit is one record, whatever number of shards it touches, so a crash leaves a prefix of
+//! history over all of them. The journal is the truth; the engine is its materialisation.
+//! The bytes are described in `docs/format-journal.md`.
+
+mod append;
+mod disk;
+mod floor;
+mod local;
+mod record;
+mod recovery;
+mod scan;
+mod segment;
+mod sync;
+mod upkeep;
+
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+pub use disk::{Disk, File, RealDisk};
+pub use local::LocalJournal;
+pub use recovery::Recovery;
+
+/// A commit's place in the journal: from 1 on, greater for a later commit; 0 is "nothing".
+pub type Lsn = u64;
+
+/// When an appended commit is made durable; Redis's `appendfsync`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SyncMode {
+    /// Sync again as long as anything is not durable.
+    Always,
+    /// Sync once per bound; appends stall when the oldest undurable one is twice as old.
+    EverySec,
+    /// Sync only what somebody asks for by [`Journal::request_sync`].
+    No,
+}
+
+/// One commit, as replayed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Record {
+    pub lsn: Lsn,
+    /// The life of the journal it was written in: each start opens a greater one.
+    pub epoch: u64,
+    /// The committer's clock, milliseconds since 1970.
+    pub time_ms: u64,
+    /// The shards it touches.
+    pub shards: Vec<u16>,
+    pub body: Bytes,
+}
+
+/// Called after the durable lsn advanced and after the journal failed, on the thread that saw it.
+pub type Subscriber = Box<dyn Fn() + Send + Sync>;
+
+/// Why the journal did not do it.
+#[derive(Debug, thiserror::Error)]
+pub enum JournalError {
+    /// Nothing was written and no lsn consumed; the same append may succeed later.
+    #[error("no space left for the journal in {}", path.display())]
+    NoSpace { path: PathBuf },
+    /// Nothing was written and no lsn consumed.
+    #[error("{doing} {}: {source}", path.display())]
+    Io { doing: &'static str, path: PathBuf, source: io::Error },
+    /// No append is accepted until a restart.
+    #[error("the journal has failed: {0}")]
+    Failed(String),
+    /// The journal was closed.
+    #[error("the journal is closed")]
+    Closed,
+    /// The commit cannot be represented.
+    #[error("the commit is too large for the journal: {0}")]
+    TooLarge(&'static str),
+    /// Something durable is damaged or missing.
+    #[error("the journal is damaged: {}, offset {offset}: {reason}", path.display())]
+    Corrupt { path: PathBuf, offset: u64, reason: String },
+    /// Written by a newer version of the program.
+    #[error("{} has format version {found}; this program knows up to {known}", path.display())]
+    NewerFormat { path: PathBuf, found: u32, known: u32 },
+    /// A shard directory from before records that the journal has dropped.
+    #[error(
+        "shard {shard} is an older copy: it holds lsn {applied}, and the journal has dropped \
+         records of this shard up to {floor}"
+    )]
+    OlderShard { shard: u16, applied: Lsn, floor: Lsn },
+}
+
+impl JournalError {
+    /// An I/O error at `path`, running out of space told apart.
+    pub(crate) fn io(doing: &'static str, path: &Path, source: io::Error) -> Self {
+        let path = path.to_path_buf();
+        match source.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Self::NoSpace { path },
+            _ => Self::Io { doing, path, source },
+        }
+    }
+
+    fn corrupt(path: PathBuf, offset: u64, reason: impl Into<String>) -> Self {
+        Self::Corrupt { path, offset, reason: reason.into() }
+    }
+}
+
+/// Figures for INFO and for deciding what to flush.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct JournalStats {
+    /// Segments that hold records, the open one included.
+    pub segments: usize,
+    /// Prepared segments waiting to be used.
+    pub spares: usize,
+    /// Bytes in use in the segments.
+    pub bytes: u64,
+    /// Commits since the start.
+    pub appends: u64,
+    /// Bytes appended since the start, headers included.
+    pub appended_bytes: u64,
+    /// Syncs since the start.
+    pub syncs: u64,
+    /// Per shard, bytes of records above its flushed `applied`, counted by whole segments: an
+    /// upper bound. A record of several shards counts for each. Shards with none are left out.
+    pub backlog: Vec<(u16, u64)>,
+    /// The shards for which the oldest segment is kept.
+    pub holders: Vec<u16>,
+}
+
+/// The node's journal.
+pub trait Journal: Send + Sync {
+    /// Appends one commit: `time_ms` is the committer's clock, `shards` what it touches, its body
+    /// the concatenation of `body`. When it returns the commit is the kernel's and outlives the
+    /// process; it is durable once [`durable`](Self::durable) has reached the lsn returned.
+    ///
+    /// After an error nothing of the commit is in the journal and no lsn is consumed.
+    fn append(&self, time_ms: u64, shards: &[u16], body: &[&[u8]]) -> Result<Lsn, JournalError>;
+
+    /// The last lsn appended.
+    fn end(&self) -> Lsn;
+
+    /// The greatest lsn up to which everything is durable. Wait-free.
+    fn durable(&self) -> Lsn;
+
+    /// Asks for everything up to `lsn` to be made durable soon, in whatever mode.
+    fn request_sync(&self, lsn: Lsn);
+
+    /// Makes everything appended before the call durable, on the calling thread, and returns the
+    /// durable lsn.
+    fn sync_now(&self) -> Result<Lsn, JournalError>;
+
+    /// Changes the mode; a stricter one applies to what is already appended too.
+    fn set_mode(&self, mode: SyncMode);
+
+    /// Adds a callback. It must be short and must not append.
+    fn subscribe(&self, subscriber: Subscriber);
+
+    /// Why the journal accepts no write any more, if so: a sync failed, or a failed append could
+    /// not be wiped. Only a restart helps.
+    fn failed(&self) -> Option<String>;
+
+    /// Says that the rows of `shard` up to `applied` are flushed in its engine, so that records
+    /// may be dropped.
+    fn flushed(&self, shard: u16, applied: Lsn);
+
+    /// The oldest lsn that is still in the journal, or the next one if it holds none.
+    fn oldest(&self) -> Lsn;
+
+    fn stats(&self) -> JournalStats;
+
+    /// Syncs everything, marks the end and accepts no more appends. Returns the durable lsn.
+    fn close(&self) -> Result<Lsn, JournalError>;
+}
+
+/// How a local journal is kept.
+#[derive(Clone)]
+pub struct Options {
+    /// Size of a segment file in bytes; at least [`Options::MIN_SEGMENT`]. Existing segments of
+    /// another size stay readable.
+    pub segment_bytes: u64,
+    /// How old an undurable commit may become in [`SyncMode::EverySec`] before a sync starts.
+    pub everysec_bound: Duration,
+    pub mode: SyncMode,
+    /// The committer calls [`Journal::sync_now`] itself: in [`SyncMode::Always`] the sync thread
+    /// then acts on requests only, so that a commit is not synced twice.
+    pub inline_sync: bool,
+    /// Random number, used when the directory is new: what clients store cannot be taken for
+    /// journal records, since it does not know it.
+    pub salt: u32,
+    pub disk: Arc<dyn Disk>,
+}
+
+impl Options {
+    /// The smallest segment, in bytes.
+    pub const MIN_SEGMENT: u64 = 4096;
+    /// Prepared segments kept at most.
+    pub(crate) const SPARES: usize = 2;
+
+    /// The greatest body of one part of a commit, in bytes.
+    pub(crate) fn max_part(&self) -> usize {
+        usize::try_from((self.segment_bytes / 4).min(8 << 20)).unwrap_or(8 << 20)
+    }
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            segment_bytes: 64 << 20,
+            everysec_bound: Duration::from_millis(1000),
+            mode: SyncMode::Always,
+            inline_sync: false,
+            salt: 0,
+            disk: Arc::new(RealDisk),
+        }
+    }
+}
+
+impl fmt::Debug for Options {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Options")
+            .field("segment_bytes", &self.segment_bytes)
+            .field("everysec_bound", &self.everysec_bound)
+            .field("mode", &self.mode)
+            .field("inline_sync", &self.inline_sync)
+            .finish_non_exhaustive()
+    }
+}

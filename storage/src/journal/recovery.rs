@@ -1,0 +1,508 @@
+//! Opening a journal after whatever ended its last life.
+//!
+//! Recovery follows the chain of records to its end. Whatever any header says is durable must lie
+//! before that end, or the journal is damaged and refused. What lies behind it is a torn tail: it
+//! was never said to be durable, and is cut.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, IoSlice};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use bytes::BytesMut;
+
+use super::disk::{CHUNK, Disk, File, write_zeros};
+use super::floor::{Floor, floor_path};
+use super::local::{LocalJournal, Opened};
+use super::record::{HEADER, decode_shards};
+use super::scan::{Chain, Met, Remains, Walk, remains};
+use super::segment::{
+    FIRST_RECORD, FoundHeader, SegmentHeader, Spans, VERSION, prepare_segment, segment_number,
+    segment_path,
+};
+use super::{JournalError, Lsn, Options, Record};
+
+/// A journal that was read and not started yet. Nothing on disk has been changed.
+pub struct Recovery {
+    dir: PathBuf,
+    options: Options,
+    floor: Option<Floor>,
+    segments: Vec<Scanned>,
+    chain: Chain,
+    /// Numbers of files that hold nothing of the journal, in order: dropped before the end, ...
+    dropped: Vec<u64>,
+    /// ... begun behind the end of the chain, ...
+    torn_off: Vec<u64>,
+    /// ... and prepared for later.
+    spares: Vec<u64>,
+    /// The last segment has something behind the end of the chain.
+    torn: bool,
+    durable: Lsn,
+    max_epoch: u64,
+    max_time_ms: u64,
+    max_number: u64,
+}
+
+/// A segment of the chain.
+pub(super) struct Scanned {
+    pub(super) header: SegmentHeader,
+    /// The chain at its start.
+    entry: Chain,
+    /// Where its last record ends.
+    pub(super) end: u64,
+    /// The last commit that ends in it or before it.
+    pub(super) last: Lsn,
+    pub(super) spans: Spans,
+}
+
+impl LocalJournal {
+    /// Reads the journal in `dir`, which is created if it is not there.
+    ///
+    /// # Errors
+    /// [`JournalError::Corrupt`] if something that was durable is damaged or missing;
+    /// [`JournalError::NewerFormat`]; I/O errors.
+    pub fn recover(dir: &Path, options: Options) -> Result<Recovery, JournalError> {
+        Recovery::scan(dir, options)
+    }
+}
+
+impl Recovery {
+    fn scan(dir: &Path, mut options: Options) -> Result<Self, JournalError> {
+        options.segment_bytes =
+            options.segment_bytes.max(Options::MIN_SEGMENT).next_multiple_of(FIRST_RECORD);
+        let disk = Arc::clone(&options.disk);
+        disk.create_dir(dir).map_err(|e| JournalError::io("creating", dir, e))?;
+        let names = disk.list(dir).map_err(|e| JournalError::io("listing", dir, e))?;
+        let numbers: BTreeSet<u64> = names.iter().filter_map(|n| segment_number(n)).collect();
+        let floor = Floor::read(&*disk, dir)?;
+        let mut recovery = Self {
+            dir: dir.to_path_buf(),
+            options,
+            floor: None,
+            segments: Vec::new(),
+            chain: Chain::default(),
+            dropped: Vec::new(),
+            torn_off: Vec::new(),
+            spares: Vec::new(),
+            torn: false,
+            durable: 0,
+            max_epoch: 0,
+            max_time_ms: 0,
+            max_number: numbers.last().copied().unwrap_or(0),
+        };
+        let mut headers = BTreeMap::new();
+        for &number in &numbers {
+            headers.insert(number, recovery.read_header(number)?);
+        }
+        match floor {
+            None => recovery.expect_new(&headers)?,
+            Some(floor) => {
+                recovery.floor = Some(floor);
+                recovery.follow_chain(&headers)?;
+                recovery.judge_rest(&headers)?;
+            }
+        }
+        Ok(recovery)
+    }
+
+    fn path(&self, number: u64) -> PathBuf {
+        segment_path(&self.dir, number)
+    }
+
+    fn salt(&self) -> u32 {
+        self.floor.as_ref().map_or(self.options.salt, |floor| floor.salt)
+    }
+
+    fn open_file(&self, number: u64) -> Result<Arc<dyn File>, JournalError> {
+        let path = self.path(number);
+        self.options.disk.open(&path).map_err(|e| JournalError::io("opening", &path, e))
+    }
+
+    fn read_header(&self, number: u64) -> Result<Option<SegmentHeader>, JournalError> {
+        let path = self.path(number);
+        let file = self.open_file(number)?;
+        match SegmentHeader::read(&*file, number) {
+            Ok(FoundHeader::Valid(header)) if header.first_lsn > 0 => Ok(Some(header)),
+            Ok(FoundHeader::Valid(_) | FoundHeader::Absent) => Ok(None),
+            Ok(FoundHeader::Newer(found)) => {
+                Err(JournalError::NewerFormat { path, found, known: VERSION })
+            }
+            Err(error) => Err(JournalError::io("reading", &path, error)),
+        }
+    }
+
+    /// Without a floor nothing can have been appended: it is written before a first start ends.
+    fn expect_new(
+        &mut self,
+        headers: &BTreeMap<u64, Option<SegmentHeader>>,
+    ) -> Result<(), JournalError> {
+        for (&number, header) in headers {
+            let salt = header.map_or(self.options.salt, |h| h.salt);
+            let found = self.remains_of(number, salt, FIRST_RECORD)?;
+            if found != Remains::default() || header.is_some_and(|h| h.prev_number != 0) {
+                let reason = "the file is missing, but there are segments with records";
+                return Err(JournalError::corrupt(floor_path(&self.dir), 0, reason));
+            }
+            self.max_epoch = self.max_epoch.max(header.map_or(0, |h| h.epoch));
+            self.dropped.push(number);
+        }
+        Ok(())
+    }
+
+    fn follow_chain(
+        &mut self,
+        headers: &BTreeMap<u64, Option<SegmentHeader>>,
+    ) -> Result<(), JournalError> {
+        let (first, dropped) = self.floor.as_ref().map_or((0, 0), |f| (f.first_segment, f.dropped));
+        let Some(Some(head)) = headers.get(&first).copied() else {
+            let reason = "the journal's first segment is missing or its header is damaged";
+            return Err(JournalError::corrupt(self.path(first), 0, reason));
+        };
+        if head.prev_lsn > dropped {
+            let reason = format!(
+                "the segment begins behind lsn {}, but records were dropped only up to {dropped}",
+                head.prev_lsn
+            );
+            return Err(JournalError::corrupt(self.path(first), 0, reason));
+        }
+        self.dropped = headers.range(..first).map(|(&number, _)| number).collect();
+        let mut entry = Chain::head(&head);
+        let mut begun = headers.range(first..).filter_map(|(_, header)| *header).peekable();
+        let mut pending = Vec::new();
+        while let Some(header) = begun.next() {
+            self.follow_segment(header, entry, &mut pending)?;
+            match begun.peek().and_then(|next| self.chain.enter(next)) {
+                Some(next) => entry = next,
+                None => break,
+            }
+        }
+        Ok(())
+    }
+
+    /// Follows the chain through one segment. `pending`: where the parts of an unfinished commit
+    /// are, as (index of the segment, bytes).
+    fn follow_segment(
+        &mut self,
+        header: SegmentHeader,
+        entry: Chain,
+        pending: &mut Vec<(usize, u64)>,
+    ) -> Result<(), JournalError> {
+        let path = self.path(header.number);
+        let failed = |error| JournalError::io("reading", &path, error);
+        let file = self.open_file(header.number)?;
+        let index = self.segments.len();
+        let spans = Spans::default();
+        self.segments.push(Scanned { header, entry, end: 0, last: 0, spans });
+        self.durable = self.durable.max(header.durable);
+        self.max_time_ms = self.max_time_ms.max(header.time_ms);
+        let mut walk = Walk::new(&*file, self.salt(), entry).map_err(failed)?;
+        while let Some(step) = walk.next().map_err(failed)? {
+            self.durable = self.durable.max(step.header.durable);
+            self.max_time_ms = self.max_time_ms.max(step.header.time_ms);
+            let Met::Part { first, last } = step.met else { continue };
+            if first {
+                pending.clear();
+            }
+            pending.push((index, step.header.record_len()));
+            if last {
+                let shards = decode_shards(step.payload, step.header.shard_count);
+                for (segment, bytes) in pending.drain(..) {
+                    self.segments[segment].spans.add(&shards, step.header.lsn, bytes);
+                }
+            }
+        }
+        self.chain = walk.chain;
+        self.max_epoch = self.max_epoch.max(header.epoch);
+        let segment = &mut self.segments[index];
+        (segment.end, segment.last) = (walk.offset, walk.chain.last);
+        Ok(())
+    }
+
+    fn remains_of(&self, number: u64, salt: u32, offset: u64) -> Result<Remains, JournalError> {
+        let file = self.open_file(number)?;
+        remains(&*file, salt, offset)
+            .map_err(|error| JournalError::io("reading", &self.path(number), error))
+    }
+
+    /// Decides whether what lies behind the end of the chain is a torn tail or the rest of a
+    /// damaged journal, and sorts the files there.
+    fn judge_rest(
+        &mut self,
+        headers: &BTreeMap<u64, Option<SegmentHeader>>,
+    ) -> Result<(), JournalError> {
+        let (number, end) = (self.chain.number, self.segments.last().map_or(0, |s| s.end));
+        let (last, epoch) = (self.chain.last, self.chain.epoch);
+        let behind = self.remains_of(number, self.salt(), end)?;
+        self.torn = behind.last > last || !self.is_blank(number, end)?;
+        // Where to say that the damage is, and what proves that it is damage.
+        let mut proof = (behind.durable > last).then_some((number, end, behind.durable));
+        let begun_behind = headers.range(number + 1..).find_map(|(_, header)| *header);
+        for (&other, header) in headers.range(number + 1..) {
+            let found = self.remains_of(other, self.salt(), FIRST_RECORD)?;
+            let durable = found.durable.max(header.map_or(0, |h| h.durable));
+            self.max_epoch = self.max_epoch.max(found.epoch).max(header.map_or(0, |h| h.epoch));
+            if header.is_some() || found.last > last {
+                self.torn_off.push(other);
+            } else {
+                self.spares.push(other);
+            }
+            if durable > last && proof.is_none() {
+                let place = match begun_behind {
+                    Some(h) if h.prev_number != number => (h.prev_number, 0),
+                    Some(_) => (number, end),
+                    None => (other, 0),
+                };
+                proof = Some((place.0, place.1, durable));
+            }
+            let Some(header) = header else { continue };
+            // A segment is removed after those that follow it, and begun after the one before it.
+            if header.prev_number > number && !headers.contains_key(&header.prev_number) {
+                let path = self.path(header.prev_number);
+                return Err(JournalError::corrupt(path, 0, "the segment is missing"));
+            }
+            if header.epoch > epoch && proof.is_none() {
+                // Everything before it was made durable when its epoch began.
+                proof = Some((number, end, header.prev_lsn));
+            }
+        }
+        if let Some((number, offset, durable)) = proof {
+            let reason = format!(
+                "the chain of records breaks behind lsn {last}, and lsn {durable} was durable"
+            );
+            return Err(JournalError::corrupt(self.path(number), offset, reason));
+        }
+        Ok(())
+    }
+
+    /// Whether no record was ever begun at `offset`.
+    fn is_blank(&self, number: u64, offset: u64) -> Result<bool, JournalError> {
+        let file = self.open_file(number)?;
+        let read = || {
+            let mut bytes = [0; HEADER];
+            let length = file.size()?.saturating_sub(offset).min(HEADER as u64) as usize;
+            file.read_exact_at(&mut bytes[..length], offset)?;
+            Ok(bytes == [0; HEADER])
+        };
+        read().map_err(|error| JournalError::io("reading", &self.path(number), error))
+    }
+
+    /// The last lsn: of the last commit, or what the last epoch's first one was to follow.
+    pub fn end(&self) -> Lsn {
+        self.chain.last
+    }
+
+    /// The greatest lsn that was known to be durable.
+    pub fn durable(&self) -> Lsn {
+        self.durable
+    }
+
+    /// The greatest epoch met, 0 in a new journal.
+    pub fn max_epoch(&self) -> u64 {
+        self.max_epoch
+    }
+
+    /// The greatest time in any record, dropped ones included.
+    pub fn max_time_ms(&self) -> u64 {
+        self.max_time_ms
+    }
+
+    /// The greatest lsn of `shard` that was dropped because its rows were flushed.
+    pub fn floor(&self, shard: u16) -> Lsn {
+        self.floor.as_ref().and_then(|f| f.shards.get(&shard).copied()).unwrap_or(0)
+    }
+
+    /// Refuses the directory of `shard`, flushed up to `applied`, if it is an older copy.
+    pub fn check_shard(&self, shard: u16, applied: Lsn) -> Result<(), JournalError> {
+        match self.floor(shard) {
+            floor if applied < floor => Err(JournalError::OlderShard { shard, applied, floor }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Hands every whole commit from the lsn `from` on to `each`, in order, until it fails.
+    pub fn replay<E: From<JournalError>>(
+        &self,
+        from: Lsn,
+        mut each: impl FnMut(&Record) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut body = BytesMut::new();
+        // A commit whose first parts are in a segment follows that segment's last one.
+        for segment in self.segments.iter().filter(|s| s.last + 1 >= from) {
+            let path = self.path(segment.header.number);
+            let failed = |error| JournalError::io("reading", &path, error);
+            let file = self.open_file(segment.header.number)?;
+            let mut walk = Walk::new(&*file, self.salt(), segment.entry).map_err(failed)?;
+            while let Some(step) = walk.next().map_err(failed)? {
+                let header = step.header;
+                let Met::Part { first, last } = step.met else { continue };
+                if header.lsn < from {
+                    continue;
+                }
+                if first {
+                    body.clear();
+                }
+                body.extend_from_slice(&step.payload[header.body_range()]);
+                if last {
+                    each(&Record {
+                        lsn: header.lsn,
+                        epoch: header.epoch,
+                        time_ms: header.time_ms,
+                        shards: decode_shards(step.payload, header.shard_count),
+                        body: body.split().freeze(),
+                    })?;
+                }
+            }
+            if walk.offset != segment.end {
+                let reason = "the segment changed while it was read";
+                return Err(JournalError::corrupt(path, walk.offset, reason).into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes what was recovered durable anew, cuts a torn tail, opens an epoch of at least
+    /// `min_epoch` in a fresh segment, and starts the journal. The next lsn is at least
+    /// `min_next_lsn`. Interrupted anywhere, it can be done again from the start.
+    pub fn start(
+        mut self,
+        min_epoch: u64,
+        min_next_lsn: Lsn,
+    ) -> Result<Arc<LocalJournal>, JournalError> {
+        let (dir, disk) = (self.dir.clone(), Arc::clone(&self.options.disk));
+        self.restore_tail()?;
+        self.remove_strays(&*disk)?;
+        let (number, file) = self.fresh_segment(&*disk)?;
+        let header = SegmentHeader {
+            number,
+            epoch: (self.max_epoch + 1).max(min_epoch),
+            first_lsn: (self.chain.last + 1).max(min_next_lsn),
+            prev_number: self.chain.number,
+            prev_epoch: self.chain.epoch,
+            prev_lsn: self.chain.last,
+            prev_crc: self.chain.crc,
+            salt: self.salt(),
+            durable: self.chain.last,
+            time_ms: self.max_time_ms,
+        };
+        let begin = || {
+            header.write(&*file)?;
+            file.sync()?;
+            disk.sync_dir(&dir)
+        };
+        begin().map_err(|e| JournalError::io("beginning", &segment_path(&dir, number), e))?;
+        let floor = match self.floor.take() {
+            Some(floor) => floor,
+            None => {
+                let salt = header.salt;
+                let floor = Floor { first_segment: number, salt, ..Floor::default() };
+                floor.write(&*disk, &dir)?;
+                floor
+            }
+        };
+        let mut spares = Vec::new();
+        for &number in &self.spares {
+            spares.push((number, self.open_file(number)?));
+        }
+        LocalJournal::open(Opened {
+            next_number: self.max_number + 1,
+            dir: self.dir,
+            options: self.options,
+            floor,
+            closed: self.segments,
+            header,
+            file,
+            spares,
+        })
+    }
+
+    /// Writes again in place what may be in the page cache only, wipes what is torn, and syncs.
+    fn restore_tail(&self) -> Result<(), JournalError> {
+        let last_number = self.chain.number;
+        for segment in &self.segments {
+            let number = segment.header.number;
+            let torn = self.torn && number == last_number;
+            // A segment may hold parts of the commit after its last whole one.
+            if segment.last < self.durable && number != last_number {
+                continue;
+            }
+            let path = self.path(number);
+            let file = self.open_file(number)?;
+            let restore = || {
+                rewrite(&*file, self.first_above_durable(segment, &*file)?, segment.end)?;
+                if torn {
+                    write_zeros(&*file, segment.end, file.size()?.saturating_sub(segment.end))?;
+                }
+                file.sync()
+            };
+            restore().map_err(|error| JournalError::io("restoring", &path, error))?;
+        }
+        Ok(())
+    }
+
+    /// Where the part of `segment` starts that may not be durable.
+    fn first_above_durable(&self, segment: &Scanned, file: &dyn File) -> io::Result<u64> {
+        let mut walk = Walk::new(file, self.salt(), segment.entry)?;
+        let mut whole = true;
+        while let Some(step) = walk.next()? {
+            if step.header.lsn > self.durable {
+                // The header may be as new as the first record.
+                return Ok(if whole { 0 } else { step.offset });
+            }
+            whole = false;
+        }
+        Ok(if whole { 0 } else { segment.end })
+    }
+
+    /// Removes files that are no part of the journal. The last one begun goes first, and durably,
+    /// so that a segment is never missing before one that was begun.
+    fn remove_strays(&self, disk: &dyn Disk) -> Result<(), JournalError> {
+        for &number in self.torn_off.iter().rev() {
+            let path = self.path(number);
+            let removed = disk.remove(&path).and_then(|()| disk.sync_dir(&self.dir));
+            removed.map_err(|e| JournalError::io("removing", &path, e))?;
+        }
+        for &number in &self.dropped {
+            let path = self.path(number);
+            disk.remove(&path).map_err(|e| JournalError::io("removing", &path, e))?;
+        }
+        disk.sync_dir(&self.dir).map_err(|e| JournalError::io("syncing", &self.dir, e))
+    }
+
+    /// The segment for the new epoch: one that was prepared, or a new one. Prepared ones of
+    /// another size, and those beyond the number kept, are removed.
+    fn fresh_segment(&mut self, disk: &dyn Disk) -> Result<(u64, Arc<dyn File>), JournalError> {
+        let mut usable = Vec::new();
+        for &number in &self.spares {
+            let path = self.path(number);
+            let size = self.open_file(number)?.size();
+            let size = size.map_err(|e| JournalError::io("reading", &path, e))?;
+            if size == self.options.segment_bytes && usable.len() <= Options::SPARES {
+                usable.push(number);
+            } else {
+                disk.remove(&path).map_err(|e| JournalError::io("removing", &path, e))?;
+            }
+        }
+        if usable.is_empty() {
+            self.max_number += 1;
+            self.spares = Vec::new();
+            let size = self.options.segment_bytes;
+            return Ok((self.max_number, prepare_segment(disk, &self.dir, self.max_number, size)?));
+        }
+        let first = usable.remove(0);
+        self.spares = usable;
+        Ok((first, self.open_file(first)?))
+    }
+}
+
+/// Reads and writes again, in place, the bytes from `start` to `end`.
+fn rewrite(file: &dyn File, start: u64, end: u64) -> io::Result<()> {
+    let mut buffer = vec![0; CHUNK.min((end - start) as usize)];
+    let mut offset = start;
+    while offset < end {
+        let piece = buffer.len().min((end - offset) as usize);
+        file.read_exact_at(&mut buffer[..piece], offset)?;
+        file.write_all_at(&mut [IoSlice::new(&buffer[..piece])], offset)?;
+        offset += piece as u64;
+    }
+    Ok(())
+}

@@ -1,0 +1,214 @@
+//! Reading segments: record by record along the chain, or past damage for what is left.
+
+use std::io;
+
+use super::Lsn;
+use super::disk::{CHUNK, File};
+use super::record::{ALIGN, HEADER, RecordHeader};
+use super::segment::{FIRST_RECORD, SegmentHeader};
+
+/// A file read through a buffer.
+pub(super) struct Window<'a> {
+    file: &'a dyn File,
+    size: u64,
+    start: u64,
+    buffer: Vec<u8>,
+}
+
+impl<'a> Window<'a> {
+    pub(super) fn new(file: &'a dyn File) -> io::Result<Self> {
+        Ok(Self { file, size: file.size()?, start: 0, buffer: Vec::new() })
+    }
+
+    /// `length` bytes from `offset` on, or none if the file ends before.
+    fn get(&mut self, offset: u64, length: u64) -> io::Result<Option<&[u8]>> {
+        let Some(end) = offset.checked_add(length).filter(|end| *end <= self.size) else {
+            return Ok(None);
+        };
+        if offset < self.start || end > self.start + self.buffer.len() as u64 {
+            let ahead = length.max(CHUNK as u64).min(self.size - offset);
+            self.buffer.resize(ahead as usize, 0);
+            self.start = offset;
+            let read = self.file.read_exact_at(&mut self.buffer, offset);
+            if read.is_err() {
+                self.buffer.clear();
+            }
+            read?;
+        }
+        let at = (offset - self.start) as usize;
+        Ok(Some(&self.buffer[at..at + length as usize]))
+    }
+}
+
+/// How far the chain of records has been followed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Chain {
+    /// The segment it is in.
+    pub(super) number: u64,
+    pub(super) epoch: u64,
+    /// The last whole commit.
+    pub(super) last: Lsn,
+    /// CRC of the last record.
+    pub(super) crc: u32,
+    open: Option<OpenCommit>,
+    /// Nothing was read yet: the first record may be from within a commit.
+    at_head: bool,
+}
+
+/// A commit of which not all parts have been met.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct OpenCommit {
+    part: u32,
+    parts: u32,
+    /// Its first part was met too.
+    whole: bool,
+}
+
+/// What a record is to the commit it belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Met {
+    Mark,
+    /// The end of a commit whose beginning was dropped.
+    Rest,
+    Part {
+        first: bool,
+        last: bool,
+    },
+}
+
+impl Chain {
+    /// At the start of the journal's first segment.
+    pub(super) fn head(header: &SegmentHeader) -> Self {
+        Self {
+            number: header.number,
+            epoch: header.epoch,
+            last: header.first_lsn - 1,
+            crc: header.prev_crc,
+            open: None,
+            at_head: true,
+        }
+    }
+
+    /// The chain at the start of the segment `next`, if that is the one that follows.
+    pub(super) fn enter(&self, next: &SegmentHeader) -> Option<Self> {
+        let linked = next.prev_number == self.number
+            && next.prev_epoch == self.epoch
+            && next.prev_lsn == self.last
+            && next.prev_crc == self.crc;
+        let contiguous = if next.epoch == self.epoch {
+            next.first_lsn == self.last + 1
+        } else {
+            next.epoch > self.epoch && next.first_lsn > self.last
+        };
+        if !linked || !contiguous {
+            return None;
+        }
+        let open = self.open.filter(|_| next.epoch == self.epoch);
+        let last = next.first_lsn - 1;
+        Some(Self { number: next.number, epoch: next.epoch, last, open, ..*self })
+    }
+
+    /// Takes `record` as the next one, if it is.
+    fn follow(&mut self, record: &RecordHeader) -> Option<Met> {
+        if record.epoch != self.epoch || record.prev_crc != self.crc {
+            return None;
+        }
+        if record.mark {
+            if record.lsn != self.last {
+                return None;
+            }
+            (self.crc, self.open, self.at_head) = (record.crc, None, false);
+            return Some(Met::Mark);
+        }
+        let RecordHeader { part, parts, .. } = *record;
+        if record.lsn != self.last + 1 || part == 0 || part > parts {
+            return None;
+        }
+        // A first part may follow an unfinished commit: its append failed, and the lsn was free.
+        let whole = match self.open {
+            _ if part == 1 => true,
+            Some(open) if open.part + 1 == part && open.parts == parts => open.whole,
+            None if self.at_head => false,
+            _ => return None,
+        };
+        let last = part == parts;
+        self.open = (!last).then_some(OpenCommit { part, parts, whole });
+        (self.crc, self.at_head) = (record.crc, false);
+        if last {
+            self.last = record.lsn;
+        }
+        Some(if whole { Met::Part { first: part == 1, last } } else { Met::Rest })
+    }
+}
+
+/// A walk along the records of one segment.
+pub(super) struct Walk<'a> {
+    window: Window<'a>,
+    salt: u32,
+    pub(super) chain: Chain,
+    /// Where the next record starts, if there is one.
+    pub(super) offset: u64,
+}
+
+/// A record met by a walk.
+pub(super) struct Step<'w> {
+    pub(super) header: RecordHeader,
+    pub(super) met: Met,
+    pub(super) offset: u64,
+    /// Shards, body and padding.
+    pub(super) payload: &'w [u8],
+}
+
+impl<'a> Walk<'a> {
+    pub(super) fn new(file: &'a dyn File, salt: u32, chain: Chain) -> io::Result<Self> {
+        Ok(Self { window: Window::new(file)?, salt, chain, offset: FIRST_RECORD })
+    }
+
+    /// The next record; none where the chain ends in this segment, damaged or not.
+    pub(super) fn next(&mut self) -> io::Result<Option<Step<'_>>> {
+        let Some(bytes) = self.window.get(self.offset, HEADER as u64)? else { return Ok(None) };
+        let Some(header) = RecordHeader::decode(bytes, self.salt) else { return Ok(None) };
+        let mut chain = self.chain;
+        let Some(met) = chain.follow(&header) else { return Ok(None) };
+        let payload_len = header.record_len() - HEADER as u64;
+        let Some(payload) = self.window.get(self.offset + HEADER as u64, payload_len)? else {
+            return Ok(None);
+        };
+        if crc32c::crc32c(payload) != header.body_crc {
+            return Ok(None);
+        }
+        let offset = self.offset;
+        self.offset += header.record_len();
+        self.chain = chain;
+        Ok(Some(Step { header, met, offset, payload }))
+    }
+}
+
+/// What is left behind the end of the chain.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Remains {
+    /// The greatest lsn that a valid header says is durable.
+    pub(super) durable: Lsn,
+    /// The greatest lsn of a valid header.
+    pub(super) last: Lsn,
+    pub(super) epoch: u64,
+}
+
+/// Looks for valid record headers from `offset` on, at every place where one may start.
+///
+/// What they say is durable was so whenever they were written, those of an earlier life of the
+/// file included: an lsn once durable is never given again.
+pub(super) fn remains(file: &dyn File, salt: u32, offset: u64) -> io::Result<Remains> {
+    let mut window = Window::new(file)?;
+    let mut found = Remains::default();
+    let mut offset = offset.next_multiple_of(ALIGN);
+    while let Some(bytes) = window.get(offset, HEADER as u64)? {
+        if let Some(header) = RecordHeader::decode(bytes, salt) {
+            found.durable = found.durable.max(header.durable);
+            found.last = found.last.max(header.lsn);
+            found.epoch = found.epoch.max(header.epoch);
+        }
+        offset += ALIGN;
+    }
+    Ok(found)
+}

@@ -1,0 +1,214 @@
+use std::path::PathBuf;
+
+use super::*;
+use crate::journal::Disk;
+use crate::journal::floor::floor_path;
+use crate::journal::scan::remains;
+use crate::journal::segment::{FIRST_RECORD, SEGMENT_HEADER, SegmentHeader, segment_path};
+
+type Model = Vec<(Lsn, Vec<u8>)>;
+
+/// A journal of two epochs and a few segments, with recycled ones; `clean`ly closed or not.
+fn small_journal(clean: bool) -> (Arc<SimDisk>, Model) {
+    let disk = Arc::new(SimDisk::default());
+    let mut rng = Rng::new(11);
+    let mut model = Vec::new();
+    for epoch in 0..2 {
+        let journal = start(&disk, SyncMode::No);
+        for round in 0..9 {
+            let body = rng.bytes(700);
+            model.push((journal.append(0, &[0], &[&body]).unwrap(), body));
+            if round % 2 == 0 {
+                journal.sync_now().unwrap();
+            }
+            journal.flushed(0, 4);
+        }
+        eventually("recycling", || journal.oldest() == 5 && journal.stats().spares == 2);
+        if clean || epoch == 0 {
+            journal.close().unwrap();
+        }
+    }
+    let kept = model.split_off(4);
+    (disk, kept)
+}
+
+/// What is recovered is a prefix of `model` that reaches `durable` at least; and it can be used.
+fn check_prefix(disk: &Arc<SimDisk>, recovery: Recovery, model: &Model, durable: Lsn) {
+    let (end, found) = (recovery.end(), bodies(&recovery));
+    assert!(end >= durable, "lsn {durable} was durable, the end is {end}");
+    assert_eq!(found, model[..found.len()]);
+    assert_eq!(found.last().map_or(0, |last| last.0), end);
+    let journal = recovery.start(0, 0).unwrap();
+    assert_eq!(journal.append(0, &[0], &[b"next"]).unwrap(), end + 1);
+    drop(journal);
+    let mut again = bodies(&recover(disk).unwrap());
+    assert_eq!(again.pop(), Some((end + 1, b"next".to_vec())));
+    assert_eq!(again, found);
+}
+
+#[test]
+fn a_flipped_bit_is_never_served() {
+    for clean in [true, false] {
+        let (disk, model) = small_journal(clean);
+        let intact = recover(&disk).unwrap();
+        assert_eq!(bodies(&intact), model);
+        let durable = intact.durable();
+        assert_eq!(durable, if clean { 18 } else { 16 });
+        let mut rng = Rng::new(12);
+        let (mut detected, mut cut) = (0, 0);
+        for path in disk.files() {
+            let bytes = disk.read(&path);
+            // Every byte in use, and some of the others.
+            let used = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+            for at in (0..used).chain((used..bytes.len()).step_by(97)) {
+                let damaged = disk.copy();
+                damaged.edit(&path, |bytes| bytes[at] ^= 1 << rng.below(8));
+                match recover(&damaged) {
+                    Err(JournalError::Corrupt { .. }) => detected += 1,
+                    Err(error) => panic!("{}, {at}: {error}", path.display()),
+                    Ok(recovery) if recovery.end() == 18 => {
+                        assert_eq!(bodies(&recovery), model);
+                    }
+                    Ok(recovery) => {
+                        cut += 1;
+                        check_prefix(&damaged, recovery, &model, durable);
+                    }
+                }
+            }
+        }
+        assert!(detected > 9000, "{detected}");
+        assert_eq!(cut > 0, !clean);
+    }
+}
+
+#[test]
+fn a_torn_tail_is_cut_at_every_byte() {
+    let disk = Arc::new(SimDisk::default());
+    let journal = start(&disk, SyncMode::No);
+    let mut model = vec![(1, b"first".to_vec()), (2, vec![9; 77])];
+    for (_, body) in &model {
+        journal.append(0, &[1], &[body]).unwrap();
+    }
+    journal.sync_now().unwrap();
+    let start_of_last = journal.stats().bytes as usize;
+    model.push((3, vec![7; 133]));
+    journal.append(0, &[1], &[&model[2].1]).unwrap();
+    let end_of_last = journal.stats().bytes as usize;
+    drop(journal);
+    let path = segment_path(dir(), 1);
+    for garbage in [false, true] {
+        for cut in start_of_last..=end_of_last {
+            let torn = disk.copy();
+            torn.edit(&path, |bytes| bytes[cut..].fill(if garbage { 0xA5 } else { 0 }));
+            let recovery = recover(&torn).unwrap();
+            // The end of the record is padding.
+            let whole = cut == end_of_last || (!garbage && cut >= start_of_last + 64 + 2 + 133);
+            assert_eq!(recovery.end(), if whole { 3 } else { 2 }, "cut at {cut}");
+            check_prefix(&torn, recovery, &model, 2);
+            let bytes = torn.read(&path);
+            let end = if whole { end_of_last } else { start_of_last };
+            assert!(bytes[end..].iter().all(|byte| *byte == 0), "wiped");
+        }
+    }
+}
+
+fn segments(disk: &SimDisk) -> Vec<PathBuf> {
+    disk.files().into_iter().filter(|path| path.extension().is_some()).collect()
+}
+
+#[test]
+fn a_missing_file_is_corruption() {
+    let (disk, _) = small_journal(true);
+    let begun = segments(&disk).len() - 2;
+    assert!(begun >= 4);
+    for path in &segments(&disk)[..begun - 1] {
+        let damaged = disk.copy();
+        damaged.delete(path);
+        match recover(&damaged).map(|recovery| recovery.end()) {
+            Err(JournalError::Corrupt { path: named, .. }) => assert_eq!(named, *path),
+            other => panic!("{}: {other:?}", path.display()),
+        }
+    }
+    disk.delete(&floor_path(dir()));
+    let error = recover(&disk).map(|recovery| recovery.end()).unwrap_err();
+    assert!(matches!(&error, JournalError::Corrupt { path, .. } if path.ends_with("floor")));
+}
+
+#[test]
+fn damage_is_named_by_file_and_offset() {
+    let disk = Arc::new(SimDisk::default());
+    let journal = start(&disk, SyncMode::No);
+    for _ in 0..5 {
+        journal.append(0, &[0], &[&[1; 100]]).unwrap();
+        journal.sync_now().unwrap();
+    }
+    drop(journal);
+    let path = segment_path(dir(), 1);
+    let second = FIRST_RECORD as usize + (64 + 2 + 100_usize).next_multiple_of(8);
+    disk.edit(&path, |bytes| bytes[second + 80] ^= 1);
+    let error = recover(&disk).map(|recovery| recovery.end()).unwrap_err();
+    let JournalError::Corrupt { path: named, offset, .. } = &error else { panic!("{error}") };
+    assert_eq!((named, *offset), (&path, second as u64));
+    assert!(error.to_string().contains("lsn 1") && error.to_string().contains("lsn 4"), "{error}");
+}
+
+#[test]
+fn a_newer_format_is_refused() {
+    let (disk, _) = small_journal(true);
+    let path = &segments(&disk)[0];
+    disk.edit(path, |bytes| {
+        bytes[8] = 2;
+        let crc = crc32c::crc32c_append(crc32c::crc32c(&bytes[..12]), &bytes[16..SEGMENT_HEADER]);
+        bytes[12..16].copy_from_slice(&crc.to_le_bytes());
+    });
+    let error = recover(&disk).map(|recovery| recovery.end()).unwrap_err();
+    assert!(matches!(error, JournalError::NewerFormat { found: 2, known: 1, .. }), "{error}");
+}
+
+#[test]
+fn records_of_an_earlier_life_of_a_segment_are_not_taken() {
+    let disk = Arc::new(SimDisk::default());
+    let journal = start(&disk, SyncMode::No);
+    // Records of one length: those of a recycled file lie where new ones go.
+    for lsn in 1..=200 {
+        eventually("recycling", || {
+            let stats = journal.stats();
+            stats.segments <= 2 && stats.spares == 2
+        });
+        assert_eq!(journal.append(0, &[0], &[&[lsn as u8; 200]]).unwrap(), lsn);
+        journal.sync_now().unwrap();
+        journal.flushed(0, lsn);
+    }
+    drop(journal);
+    let recovery = recover(&disk).unwrap();
+    assert_eq!(recovery.end(), 200);
+    let used = bodies(&recovery).len();
+    assert!(used <= 26);
+    // There is a whole older record right behind the end.
+    let file = Handle(Arc::clone(&disk)).open(&segment_path(dir(), newest(&disk))).unwrap();
+    let behind = remains(&*file, 0x5A17, FIRST_RECORD).unwrap();
+    let in_use = (200 - 1) % 13 + 1;
+    let older = remains(&*file, 0x5A17, FIRST_RECORD + in_use * 272).unwrap();
+    assert!(behind.last == 200 && older.last > 100 && older.last < 200, "{older:?}");
+    let journal = recovery.start(0, 0).unwrap();
+    assert_eq!(journal.append(0, &[0], &[b"x"]).unwrap(), 201);
+    drop(journal);
+    assert_eq!(bodies(&recover(&disk).unwrap()).len(), used + 1);
+}
+
+/// The greatest number of a segment that was begun.
+fn newest(disk: &SimDisk) -> u64 {
+    let begun = |path: &PathBuf| {
+        let bytes = disk.read(path);
+        let header: [u8; SEGMENT_HEADER] = bytes[..SEGMENT_HEADER].try_into().unwrap();
+        match SegmentHeader::decode(&header) {
+            crate::journal::segment::FoundHeader::Valid(header)
+                if segment_path(dir(), header.number) == *path =>
+            {
+                Some(header.number)
+            }
+            _ => None,
+        }
+    };
+    segments(disk).iter().filter_map(begun).max().unwrap()
+}

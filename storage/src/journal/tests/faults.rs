@@ -1,0 +1,162 @@
+use std::io::ErrorKind;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::*;
+
+#[test]
+fn a_full_disk_refuses_and_recovers() {
+    let disk = Arc::new(SimDisk::default());
+    let journal = start(&disk, SyncMode::No);
+    eventually("spares", || journal.stats().spares == 2);
+    let before = journal.append(0, &[0], &[b"before"]).unwrap();
+    disk.set_capacity(Some(disk.used() + 5000));
+    // Too large for what is left: nothing of it is written, and its space is given back.
+    let refused = journal.append(0, &[0], &[&[1; 30_000]]);
+    assert!(matches!(refused, Err(JournalError::NoSpace { .. })), "{refused:?}");
+    assert_eq!(journal.end(), before);
+    eventually("space given back", || journal.stats().spares == 2);
+    // The reserve can still be used.
+    let mut expected = vec![(before, b"before".to_vec())];
+    expected.push((journal.append(0, &[0], &[&[2; 5000]]).unwrap(), vec![2; 5000]));
+    disk.set_capacity(None);
+    expected.push((journal.append(0, &[0], &[&[3; 30_000]]).unwrap(), vec![3; 30_000]));
+    assert_eq!(journal.failed(), None);
+    drop(journal);
+    assert_eq!(bodies(&recover(&disk).unwrap()), expected);
+}
+
+#[test]
+fn a_failed_write_is_wiped_and_its_lsn_used_again() {
+    for (kind, written) in
+        [(ErrorKind::StorageFull, 0), (ErrorKind::Other, 70), (ErrorKind::Other, 10_000)]
+    {
+        let disk = Arc::new(SimDisk::default());
+        let journal = start(&disk, SyncMode::No);
+        eventually("spares", || journal.stats().spares == 2);
+        journal.append(0, &[0], &[b"before"]).unwrap();
+        disk.fail_write(kind, written);
+        let error = journal.append(0, &[5], &[b"lost, and longer than the next"]).unwrap_err();
+        assert_eq!(matches!(error, JournalError::NoSpace { .. }), kind == ErrorKind::StorageFull);
+        assert_eq!((journal.end(), journal.failed()), (1, None));
+        assert_eq!(bodies(&recover(&disk.copy()).unwrap()).len(), 1, "it is not there");
+        assert_eq!(journal.append(0, &[0], &[b"after"]).unwrap(), 2);
+        drop(journal);
+        let expected = [(1, b"before".to_vec()), (2, b"after".to_vec())];
+        assert_eq!(bodies(&recover(&disk).unwrap()), expected);
+    }
+}
+
+#[test]
+fn a_commit_that_fails_between_its_parts_does_not_count() {
+    let disk = Arc::new(SimDisk::default());
+    let journal = start(&disk, SyncMode::No);
+    journal.append(0, &[0], &[b"before"]).unwrap();
+    // Two parts fit into the segment and are left behind; the third fails.
+    for _ in 0..2 {
+        eventually("spares", || journal.stats().spares == 2);
+        disk.pass_writes(2);
+        disk.fail_write(ErrorKind::Other, usize::MAX);
+        assert!(journal.append(0, &[5], &[&[9; 5000]]).is_err());
+        assert_eq!(bodies(&recover(&disk.copy()).unwrap()), [(1, b"before".to_vec())]);
+    }
+    journal.append(0, &[0], &[&[8; 3000]]).unwrap();
+    let expected = [(1, b"before".to_vec()), (2, vec![8; 3000])];
+    journal.sync_now().unwrap();
+    assert!(journal.stats().backlog.iter().all(|(shard, _)| *shard == 0));
+    drop(journal);
+    assert_eq!(bodies(&recover(&disk).unwrap()), expected);
+    // An unfinished commit at the very end, and a new epoch behind it.
+    let journal = start(&disk, SyncMode::No);
+    eventually("spares", || journal.stats().spares == 2);
+    disk.pass_writes(2);
+    disk.fail_write(ErrorKind::Other, 0);
+    assert!(journal.append(0, &[5], &[&[9; 5000]]).is_err());
+    drop(journal);
+    let journal = start(&disk, SyncMode::No);
+    assert_eq!(journal.append(0, &[0], &[b"last"]).unwrap(), 3);
+    journal.close().unwrap();
+    assert_eq!(bodies(&recover(&disk).unwrap())[2], (3, b"last".to_vec()));
+}
+
+#[test]
+fn a_write_that_cannot_be_wiped_fails_the_journal() {
+    let disk = Arc::new(SimDisk::default());
+    let journal = start(&disk, SyncMode::Always);
+    eventually("spares", || journal.stats().spares == 2);
+    let told = Arc::new(AtomicBool::new(false));
+    let tell = Arc::clone(&told);
+    journal.subscribe(Box::new(move || tell.store(true, Ordering::SeqCst)));
+    disk.fail_write(ErrorKind::Other, 3);
+    disk.fail_write(ErrorKind::Other, 0);
+    assert!(journal.append(0, &[0], &[b"x"]).is_err());
+    assert!(journal.failed().is_some() && told.load(Ordering::SeqCst));
+    assert!(matches!(journal.append(0, &[0], &[b"x"]), Err(JournalError::Failed(_))));
+    assert!(matches!(journal.close(), Err(JournalError::Failed(_))));
+}
+
+#[test]
+fn a_failed_sync_fails_the_journal_for_good() {
+    let disk = Arc::new(SimDisk::default());
+    let journal = start(&disk, SyncMode::No);
+    eventually("spares", || journal.stats().spares == 2);
+    journal.append(0, &[0], &[b"1"]).unwrap();
+    journal.sync_now().unwrap();
+    let told = Arc::new(AtomicBool::new(false));
+    let tell = Arc::clone(&told);
+    journal.subscribe(Box::new(move || tell.store(true, Ordering::SeqCst)));
+    journal.append(0, &[0], &[b"2"]).unwrap();
+    disk.fail_sync();
+    journal.request_sync(2);
+    eventually("the failure", || told.load(Ordering::SeqCst));
+    assert!(journal.failed().unwrap().contains("a sync failed"));
+    assert!(matches!(journal.append(0, &[0], &[b"3"]), Err(JournalError::Failed(_))));
+    assert!(matches!(journal.sync_now(), Err(JournalError::Failed(_))));
+    assert_eq!((journal.durable(), journal.end()), (1, 2));
+}
+
+#[test]
+fn every_second_stalls_when_the_disk_does_not_keep_up() {
+    let disk = Arc::new(SimDisk::default());
+    let bound = Duration::from_millis(20);
+    let options = Options { everysec_bound: bound, ..options(&disk, SyncMode::EverySec) };
+    let journal = LocalJournal::recover(dir(), options).unwrap().start(0, 0).unwrap();
+    eventually("spares", || journal.stats().spares == 2);
+    disk.hold_syncs.store(true, Ordering::SeqCst);
+    journal.append(0, &[0], &[b"1"]).unwrap();
+    std::thread::sleep(bound * 3);
+    let appended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            journal.append(0, &[0], &[b"2"]).unwrap();
+            appended.store(true, Ordering::SeqCst);
+        });
+        std::thread::sleep(bound * 3);
+        assert!(!appended.load(Ordering::SeqCst), "stalled");
+        assert_eq!(journal.durable(), 0);
+        disk.hold_syncs.store(false, Ordering::SeqCst);
+        eventually("the append that stalled", || appended.load(Ordering::SeqCst));
+    });
+
+    // A change of the mode frees a stalled append too.
+    eventually("durable", || journal.durable() == 2);
+    disk.hold_syncs.store(true, Ordering::SeqCst);
+    journal.append(0, &[0], &[b"3"]).unwrap();
+    std::thread::sleep(bound * 3);
+    std::thread::scope(|scope| {
+        let stalled = scope.spawn(|| journal.append(0, &[0], &[b"4"]).unwrap());
+        std::thread::sleep(bound);
+        journal.set_mode(SyncMode::No);
+        assert_eq!(stalled.join().unwrap(), 4);
+    });
+    disk.hold_syncs.store(false, Ordering::SeqCst);
+}
+
+#[test]
+fn what_cannot_be_opened_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("file");
+    std::fs::write(&file, b"").unwrap();
+    let path = file.join("journal");
+    let error = LocalJournal::recover(&path, Options::default()).map(|r| r.end()).unwrap_err();
+    assert!(error.to_string().contains(path.to_str().unwrap()), "{error}");
+}

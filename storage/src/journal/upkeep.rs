@@ -1,0 +1,151 @@
+//! Dropping segments nobody needs any more, and keeping prepared ones ready, off the way of
+//! appends.
+
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use super::floor::Floor;
+use super::local::{Preparing, Shared, Writer, lock};
+use super::segment::segment_path;
+use super::{JournalError, Lsn, Options};
+
+/// How long to wait after a failure, as a full disk, before trying again.
+const RETRY: Duration = Duration::from_secs(1);
+
+impl Shared {
+    /// The upkeep thread.
+    pub(super) fn run_upkeep(&self) {
+        let mut failing = false;
+        while self.await_upkeep(failing) {
+            let done = self.recycle().and_then(|()| self.prepare_up_to(Options::SPARES));
+            if let (Err(error), false) = (&done, failing) {
+                tracing::warn!(%error, "journal segments cannot be prepared; trying again");
+            }
+            failing = done.is_err();
+        }
+    }
+
+    /// Waits for something to do; false if the thread is to end.
+    fn await_upkeep(&self, failing: bool) -> bool {
+        let mut due = lock(&self.upkeep_due);
+        let mut retry = false;
+        while !due.stop && !due.due && !retry {
+            due = if failing {
+                retry = true;
+                let waited = self.wake_upkeep.wait_timeout(due, RETRY);
+                waited.unwrap_or_else(PoisonError::into_inner).0
+            } else {
+                self.wake_upkeep.wait(due).unwrap_or_else(PoisonError::into_inner)
+            };
+        }
+        due.due = false;
+        !due.stop
+    }
+
+    pub(super) fn request_upkeep(&self) {
+        lock(&self.upkeep_due).due = true;
+        self.wake_upkeep.notify_all();
+    }
+
+    pub(super) fn flushed(&self, shard: u16, applied: Lsn) {
+        let droppable = {
+            let mut writer = lock(&self.writer);
+            let at = usize::from(shard);
+            if writer.flushed.len() <= at {
+                writer.flushed.resize(at + 1, 0);
+            }
+            writer.flushed[at] = writer.flushed[at].max(applied);
+            writer.droppable() > 0
+        };
+        if droppable {
+            self.request_upkeep();
+        }
+    }
+
+    /// Drops the segments nobody needs: raises the floor durably, then makes spares of them, or
+    /// deletes what is beyond the number of spares.
+    fn recycle(&self) -> Result<(), JournalError> {
+        let mut preparing = lock(&self.preparing);
+        let floor = {
+            let writer = lock(&self.writer);
+            match writer.droppable() {
+                0 => return Ok(()),
+                count => writer.floor_without(count, &preparing.floor),
+            }
+        };
+        floor.write(&*self.options.disk, &self.dir)?;
+        preparing.floor = floor;
+        let (numbers, mut wanted) = {
+            let mut writer = lock(&self.writer);
+            let mut numbers = Vec::new();
+            while let Some(oldest) = writer.closed.front() {
+                if oldest.number >= preparing.floor.first_segment {
+                    break;
+                }
+                numbers.push(oldest.number);
+                writer.closed.pop_front();
+            }
+            (numbers, Options::SPARES.saturating_sub(writer.spares.len()))
+        };
+        let mut outcome = Ok(());
+        for number in numbers {
+            let done = if wanted > 0 {
+                self.reuse(number, &mut preparing).map(|reused| wanted -= usize::from(reused))
+            } else {
+                self.remove(number)
+            };
+            // One that stays is removed at the next start.
+            outcome = outcome.and(done);
+        }
+        outcome
+    }
+
+    /// Makes a spare of the dropped segment `number`; false if it had to be deleted because its
+    /// size is not the one used now. What it holds is never taken for valid: its header names
+    /// another number, and its records a smaller lsn.
+    fn reuse(&self, number: u64, preparing: &mut Preparing) -> Result<bool, JournalError> {
+        let disk = &self.options.disk;
+        let path = segment_path(&self.dir, number);
+        let failed = |error| JournalError::io("recycling", &path, error);
+        let file = disk.open(&path).map_err(failed)?;
+        if file.size().map_err(failed)? != self.options.segment_bytes {
+            return self.remove(number).map(|()| false);
+        }
+        let next = preparing.next_number;
+        preparing.next_number += 1;
+        disk.rename(&path, &segment_path(&self.dir, next)).map_err(failed)?;
+        disk.sync_dir(&self.dir).map_err(failed)?;
+        lock(&self.writer).spares.push_back((next, Arc::clone(&file)));
+        Ok(true)
+    }
+
+    fn remove(&self, number: u64) -> Result<(), JournalError> {
+        let path = segment_path(&self.dir, number);
+        self.options.disk.remove(&path).map_err(|e| JournalError::io("removing", &path, e))
+    }
+}
+
+impl Writer {
+    /// How many of the oldest segments hold nothing that is needed, the segment after them being
+    /// durably begun.
+    fn droppable(&self) -> usize {
+        let free = |spans: &super::segment::Spans| spans.held(&self.flushed).next().is_none();
+        let segments = self.closed.iter();
+        segments.take_while(|s| s.number < self.synced_segment && free(&s.spans)).count()
+    }
+
+    /// The floor when the first `count` segments are dropped.
+    fn floor_without(&self, count: usize, before: &Floor) -> Floor {
+        let mut floor = before.clone();
+        let next = self.closed.get(count).map(|segment| segment.number);
+        floor.first_segment = next.unwrap_or(self.current.number);
+        for segment in self.closed.iter().take(count) {
+            floor.dropped = floor.dropped.max(segment.last);
+            for (shard, lsn) in segment.spans.last() {
+                let entry = floor.shards.entry(shard).or_insert(0);
+                *entry = lsn.max(*entry);
+            }
+        }
+        floor
+    }
+}
