@@ -1,0 +1,3 @@
+//! Flagstone: a durable Redis-compatible server.
+
+pub mod rdb;
