@@ -233,7 +233,7 @@ mod tests {
     fn one_table_serves_many_inputs() {
         let mut compressor = Compressor::new();
         for round in 0..200u8 {
-            let input: Vec<u8> = (0..300u16).map(|i| (i % 50) as u8 ^ round / 3).collect();
+            let input: Vec<u8> = (0..300u16).map(|i| (i % 50) as u8 ^ (round / 3)).collect();
             let compressed = compressor.compress(&input, input.len()).unwrap();
             assert_eq!(decompress(&compressed, 300).unwrap(), input);
             assert_eq!(Some(compressed), Compressor::new().compress(&input, input.len()));

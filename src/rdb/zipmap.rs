@@ -1,6 +1,6 @@
 //! Zipmaps: small hashes in one run of bytes, before Redis 2.6.
 //!
-//! A byte of field count (254 and more: unknown); pairs of name and value; a byte 255. Both have a
+//! A byte of field count (254: unknown); pairs of name and value; a byte 255. Both have a
 //! length before them (one byte, or 254 and four bytes little-endian), the value's followed by a
 //! byte that tells how many unused bytes come after the value. Format: Valkey's `zipmap.c`.
 
@@ -29,7 +29,7 @@ pub(super) fn fields(zipmap: &[u8]) -> Result<Vec<(&[u8], &[u8])>> {
         reader.bytes(unused.into())?;
         fields.push((name, value));
     }
-    let count_is_right = count >= LONG || usize::from(count) == fields.len();
+    let count_is_right = count == LONG || usize::from(count) == fields.len();
     if reader.is_empty() && count_is_right { Ok(fields) } else { Err(RestoreError::BadFormat) }
 }
 
