@@ -1,6 +1,19 @@
 //! The Flagstone server: a durable Redis-compatible server.
+//!
+//! The way of a request: [`connection`] reads and parses ([`resp`]), looks the command up and
+//! checks it ([`commands`]), and routes it ([`routing`]) to the [`worker`] that owns its keys, whose
+//! replies it writes in order.
 
+pub mod clients;
+pub mod commands;
 pub mod config;
+pub mod connection;
 pub mod glob;
+pub mod node;
 pub mod num;
+pub mod rdb;
 pub mod resp;
+pub mod routing;
+pub mod server;
+pub mod session;
+pub mod worker;

@@ -1,0 +1,18 @@
+//! The checksum of a payload: CRC-64 with Jones' polynomial.
+
+use crc::{CRC_64_REDIS, Crc, Table};
+
+static CRC: Crc<u64, Table<16>> = Crc::<u64, Table<16>>::new(&CRC_64_REDIS);
+
+/// The checksum of `bytes`.
+pub(super) fn checksum(bytes: &[u8]) -> u64 {
+    CRC.checksum(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn check_value_of_the_polynomial() {
+        assert_eq!(super::checksum(b"123456789"), 0xe9c6_d914_c4b8_d9ca);
+    }
+}

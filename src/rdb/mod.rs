@@ -1,0 +1,161 @@
+//! The payloads of DUMP and RESTORE.
+//!
+//! A payload is one object in the encoding of an RDB file, then two bytes of RDB version and eight
+//! bytes of CRC-64 of all before, both little-endian. Reading takes every encoding from Redis 2.4
+//! up to Valkey 8.1 and the hashes with field expiry of Redis 8.0, and always validates in full
+//! (what `sanitize-dump-payload yes` does there, and more: trailing bytes and scores that are no
+//! numbers are refused). Writing gives what Valkey 8.1 gives for the same value: RDB version 11,
+//! except hashes with field expiry, which only Redis 8.0 knows (version 12).
+//!
+//! Format: `rdb.h` and `rdb.c` of Valkey 8.1.1 and Redis 8.0; there is no other specification.
+
+mod crc64;
+mod double;
+mod dump;
+mod integer;
+mod intset;
+mod listpack;
+mod lzf;
+mod reader;
+mod restore;
+#[cfg(test)]
+mod tests;
+mod writer;
+mod ziplist;
+mod zipmap;
+
+use thiserror::Error;
+
+pub use dump::dump;
+pub use restore::restore;
+
+/// A value of any type that has a payload; `B` are its bytes, owned or borrowed.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Object<B = Vec<u8>> {
+    String(B),
+    /// From head to tail.
+    List(Vec<B>),
+    /// Distinct members, in any order; a small set is dumped in this order.
+    Set(Vec<B>),
+    /// Distinct members, each with its score, in any order.
+    Zset(Vec<(B, f64)>),
+    /// Distinct fields, in any order; a small hash is dumped in this order.
+    Hash(Vec<HashField<B>>),
+}
+
+/// One field of a hash.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HashField<B = Vec<u8>> {
+    pub name: B,
+    pub value: B,
+    /// When the field expires, in milliseconds since 1970; it may be in the past.
+    pub expire_at_ms: Option<u64>,
+}
+
+/// The settings that choose the encoding a value is dumped in; named as in `valkey.conf`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Limits {
+    pub hash_max_listpack_entries: usize,
+    /// In bytes, of a field's name or value.
+    pub hash_max_listpack_value: usize,
+    /// Positive: elements of a node; -1 to -5: 4, 8, 16, 32, 64 KiB a node.
+    pub list_max_listpack_size: i32,
+    pub set_max_intset_entries: usize,
+    pub set_max_listpack_entries: usize,
+    /// In bytes, of a member.
+    pub set_max_listpack_value: usize,
+    pub zset_max_listpack_entries: usize,
+    /// In bytes, of a member.
+    pub zset_max_listpack_value: usize,
+    /// `rdbcompression`: LZF for strings of more than 20 bytes.
+    pub compression: bool,
+}
+
+impl Default for Limits {
+    /// Valkey 8.1's defaults.
+    fn default() -> Self {
+        Limits {
+            hash_max_listpack_entries: 512,
+            hash_max_listpack_value: 64,
+            list_max_listpack_size: -2,
+            set_max_intset_entries: 512,
+            set_max_listpack_entries: 128,
+            set_max_listpack_value: 64,
+            zset_max_listpack_entries: 128,
+            zset_max_listpack_value: 64,
+            compression: true,
+        }
+    }
+}
+
+/// Why a payload was refused; the text is what the client gets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum RestoreError {
+    #[error("ERR DUMP payload version or checksum are wrong")]
+    BadChecksumOrVersion,
+    #[error("ERR Bad data format")]
+    BadFormat,
+    /// A stream or a module's value, given as its RDB type.
+    #[error("ERR Bad data format")]
+    Unsupported(u8),
+}
+
+/// The RDB version Valkey 8.1 and Redis 7.2 write.
+const VERSION: u16 = 11;
+/// The RDB version Redis 7.4 and 8.0 write.
+const VERSION_FIELD_EXPIRY: u16 = 12;
+/// Bytes of version and checksum at a payload's end.
+const FOOTER_LEN: usize = 10;
+/// The greatest expiry of a hash field Redis 8.0 takes, in milliseconds since 1970.
+const FIELD_EXPIRY_MAX_MS: u64 = 0xffff_ffff_fffe;
+
+/// The first byte of a payload: the type of the object and its encoding.
+mod object_type {
+    pub(super) const STRING: u8 = 0;
+    pub(super) const LIST: u8 = 1;
+    pub(super) const SET: u8 = 2;
+    pub(super) const ZSET: u8 = 3;
+    pub(super) const HASH: u8 = 4;
+    pub(super) const ZSET_2: u8 = 5;
+    pub(super) const MODULE_PRE_GA: u8 = 6;
+    pub(super) const MODULE_2: u8 = 7;
+    pub(super) const HASH_ZIPMAP: u8 = 9;
+    pub(super) const LIST_ZIPLIST: u8 = 10;
+    pub(super) const SET_INTSET: u8 = 11;
+    pub(super) const ZSET_ZIPLIST: u8 = 12;
+    pub(super) const HASH_ZIPLIST: u8 = 13;
+    pub(super) const LIST_QUICKLIST: u8 = 14;
+    pub(super) const STREAM_LISTPACKS: u8 = 15;
+    pub(super) const HASH_LISTPACK: u8 = 16;
+    pub(super) const ZSET_LISTPACK: u8 = 17;
+    pub(super) const LIST_QUICKLIST_2: u8 = 18;
+    pub(super) const STREAM_LISTPACKS_2: u8 = 19;
+    pub(super) const SET_LISTPACK: u8 = 20;
+    pub(super) const STREAM_LISTPACKS_3: u8 = 21;
+    pub(super) const HASH_METADATA: u8 = 24;
+    pub(super) const HASH_LISTPACK_EX: u8 = 25;
+}
+
+/// How a node of a quicklist holds its elements.
+mod quicklist_node {
+    /// One element, as it is.
+    pub(super) const PLAIN: u64 = 1;
+    /// A listpack of elements.
+    pub(super) const PACKED: u64 = 2;
+}
+
+/// The first byte of an RDB length and of a string that is not stored as it is.
+mod length {
+    pub(super) const BITS_32: u8 = 0x80;
+    pub(super) const BITS_64: u8 = 0x81;
+    pub(super) const INT8: u8 = 0xc0;
+    pub(super) const INT16: u8 = 0xc1;
+    pub(super) const INT32: u8 = 0xc2;
+    pub(super) const LZF: u8 = 0xc3;
+}
+
+/// Whether `items` has no two equal ones.
+fn distinct<'a>(items: impl ExactSizeIterator<Item = &'a [u8]>) -> bool {
+    let mut seen = std::collections::HashSet::with_capacity(items.len());
+    items.into_iter().all(|item| seen.insert(item))
+}

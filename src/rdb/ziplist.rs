@@ -1,0 +1,110 @@
+//! Ziplists: small collections in one run of bytes, before Redis 7.
+//!
+//! Four bytes of total length, four of the last entry's offset, two of entry count (65535: unknown),
+//! little-endian; the entries; a byte 255. An entry is the length of the one before it (one byte, or
+//! 254 and four bytes little-endian), an encoding, and what it holds. Format: Valkey's `ziplist.c`.
+
+use super::listpack::Element;
+use super::reader::{Reader, Result};
+use super::{RestoreError, integer};
+
+const HEADER_LEN: usize = 10;
+const END: u8 = 0xff;
+const COUNT_UNKNOWN: u16 = u16::MAX;
+const LONG_PREVIOUS: u8 = 0xfe;
+
+/// The entries of `ziplist`, validated.
+pub(super) fn elements(ziplist: &[u8]) -> Result<Vec<Element<'_>>> {
+    let mut reader = Reader::new(ziplist);
+    let total_len = u32::from_le_bytes(reader.array()?);
+    let last_offset = u32::from_le_bytes(reader.array()?);
+    let count = u16::from_le_bytes(reader.array()?);
+    let mut elements = Vec::with_capacity(reader.capacity_for(count.into()));
+    let mut offset = HEADER_LEN;
+    let mut previous_len = 0;
+    loop {
+        let first = reader.byte()?;
+        if first == END {
+            break;
+        }
+        let stated = match first {
+            LONG_PREVIOUS => (u32::from_le_bytes(reader.array()?), 5),
+            len => (len.into(), 1),
+        };
+        if stated.0 as usize != previous_len {
+            return Err(RestoreError::BadFormat);
+        }
+        let (element, len) = element(&mut reader)?;
+        elements.push(element);
+        offset += previous_len;
+        previous_len = stated.1 + len;
+    }
+    let last_is_right = if elements.is_empty() {
+        (last_offset as usize) < ziplist.len()
+    } else {
+        last_offset as usize == offset
+    };
+    let good = total_len as usize == ziplist.len()
+        && last_is_right
+        && (count == COUNT_UNKNOWN || usize::from(count) == elements.len())
+        && reader.is_empty();
+    if good { Ok(elements) } else { Err(RestoreError::BadFormat) }
+}
+
+/// An entry from its encoding on, and how many bytes that takes.
+fn element<'a>(reader: &mut Reader<'a>) -> Result<(Element<'a>, usize)> {
+    let encoding = reader.byte()?;
+    let integer_len = match encoding {
+        0..0x40 => return text(reader, encoding.into(), 1),
+        0x40..0x80 => {
+            let len = u32::from(encoding & 0x3f) << 8 | u32::from(reader.byte()?);
+            return text(reader, len, 2);
+        }
+        0x80..0xc0 => {
+            let len = u32::from_be_bytes(reader.array()?);
+            return text(reader, len, 5);
+        }
+        0xc0 => 2,
+        0xd0 => 4,
+        0xe0 => 8,
+        0xf0 => 3,
+        0xfe => 1,
+        0xf1..=0xfd => return Ok((Element::Integer(i64::from(encoding & 0x0f) - 1), 1)),
+        _ => return Err(RestoreError::BadFormat),
+    };
+    let integer = integer::from_le(reader.bytes(integer_len as u64)?);
+    Ok((Element::Integer(integer), 1 + integer_len))
+}
+
+fn text<'a>(reader: &mut Reader<'a>, len: u32, head: usize) -> Result<(Element<'a>, usize)> {
+    Ok((Element::Text(reader.bytes(len.into())?), head + len as usize))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Entries "ab", 5, -2, 300.
+    const GOOD: &[u8] = b"\x18\0\0\0\x13\0\0\0\x04\0\
+        \0\x02ab\
+        \x04\xf6\
+        \x02\xfe\xfe\
+        \x03\xc0\x2c\x01\
+        \xff";
+
+    #[test]
+    fn entries_of_every_kind() {
+        let expected = [
+            Element::Text(b"ab"),
+            Element::Integer(5),
+            Element::Integer(-2),
+            Element::Integer(300),
+        ];
+        assert_eq!(elements(GOOD).unwrap(), expected);
+        for (at, byte) in [(0, 1), (4, 18), (8, 5), (10, 1), (11, 3), (14, 5), (23, 0xfe)] {
+            let mut bad = GOOD.to_vec();
+            bad[at] = byte;
+            assert_eq!(elements(&bad), Err(RestoreError::BadFormat), "{at}");
+        }
+    }
+}
