@@ -143,11 +143,7 @@ impl Clients {
     }
 
     /// Registers a connection, unless there are `max` already.
-    pub fn admit(
-        &self,
-        max: usize,
-        make: impl FnOnce(u64) -> Client,
-    ) -> Option<Arc<Client>> {
+    pub fn admit(&self, max: usize, make: impl FnOnce(u64) -> Client) -> Option<Arc<Client>> {
         let mut map = self.map();
         if map.len() >= max {
             self.rejected.fetch_add(1, Ordering::Relaxed);

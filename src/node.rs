@@ -79,7 +79,9 @@ impl Node {
             stats,
             started: Instant::now(),
             started_ms,
-            run_id: (0..40).map(|_| char::from(b"0123456789abcdef"[rand::random_range(0..16)])).collect(),
+            run_id: (0..40)
+                .map(|_| char::from(b"0123456789abcdef"[rand::random_range(0..16)]))
+                .collect(),
             next_generation: AtomicU64::new(u64::from(next_generation)),
             active_expire: AtomicBool::new(true),
             paused: AtomicBool::new(false),

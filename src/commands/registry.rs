@@ -1,6 +1,6 @@
 //! Looks commands up by name.
 
-use super::{Find, Begin, KeySpec, Spec, key};
+use super::{Begin, Find, KeySpec, Spec};
 use crate::resp::Args;
 use fnv::FnvHashMap;
 use std::sync::LazyLock;
@@ -97,6 +97,7 @@ impl Command {
 
 #[cfg(test)]
 mod tests {
+    use super::super::key;
     use super::*;
 
     #[test]

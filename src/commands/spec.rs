@@ -82,8 +82,7 @@ impl Spec {
 }
 
 /// See [`Spec::other_db`].
-pub type OtherDb =
-    for<'a> fn(Args<'a>, u32, &[(u32, &'a [u8])]) -> Vec<(u32, &'a [u8])>;
+pub type OtherDb = for<'a> fn(Args<'a>, u32, &[(u32, &'a [u8])]) -> Vec<(u32, &'a [u8])>;
 
 /// How a command runs: the variant is its routing shape.
 #[derive(Clone, Copy)]
@@ -330,9 +329,17 @@ pub enum Begin {
 pub enum Find {
     /// Up to `last` (relative to the first; negative: from the end of the arguments), every
     /// `step`-th; `limit` > 1: only the first 1/limit of what is left.
-    Range { last: i32, step: usize, limit: usize },
+    Range {
+        last: i32,
+        step: usize,
+        limit: usize,
+    },
     /// A count at `at`, the keys from `first` on (both relative), every `step`-th.
-    KeyNum { at: usize, first: usize, step: usize },
+    KeyNum {
+        at: usize,
+        first: usize,
+        step: usize,
+    },
     Unknown,
 }
 

@@ -42,7 +42,10 @@ pub const COMMANDS: &[Spec] = &[
         summary: "Sets a key to a string, whatever it held.",
         arity: -3,
         flags: flag::WRITE | flag::DENYOOM,
-        keys: &[KeySpec { flags: key::RW | key::ACCESS | key::UPDATE | key::VARIABLE_FLAGS, ..KeySpec::one(1, 0) }],
+        keys: &[KeySpec {
+            flags: key::RW | key::ACCESS | key::UPDATE | key::VARIABLE_FLAGS,
+            ..KeySpec::one(1, 0)
+        }],
         run: Run::Keys(set),
         ..Spec::NEW
     },

@@ -164,17 +164,10 @@ async fn acquire_all(
 }
 
 /// Asks one worker; the text for the client if it cannot.
-pub(super) async fn acquire(
-    node: &Node,
-    target: usize,
-    acquire: Acquire,
-) -> Result<Grant, String> {
+pub(super) async fn acquire(node: &Node, target: usize, acquire: Acquire) -> Result<Grant, String> {
     let gone = || format!("ERR worker {target} is gone");
     let (tx, rx) = oneshot::channel();
-    node.mailboxes[target]
-        .send(Message::Acquire(acquire, tx))
-        .await
-        .map_err(|_| gone())?;
+    node.mailboxes[target].send(Message::Acquire(acquire, tx)).await.map_err(|_| gone())?;
     let grant = rx.await.map_err(|_| gone())?;
     match grant.error {
         Some(text) => Err(text),
@@ -206,10 +199,8 @@ async fn release(
 
 /// Gives back what was not changed and has the rest forgotten.
 async fn forget(node: &Node, held: &Held, mut space: Store, changed: HashSet<LockKey>) {
-    let mut applies: BTreeMap<usize, Apply> = held
-        .iter()
-        .map(|&(worker, hold)| (worker, Apply { hold, ..Apply::default() }))
-        .collect();
+    let mut applies: BTreeMap<usize, Apply> =
+        held.iter().map(|&(worker, hold)| (worker, Apply { hold, ..Apply::default() })).collect();
     for (db, entry) in space.drain() {
         let key = (db, entry.key().into());
         let worker = node.worker_of(flagstone_storage::slot::slot_of(entry.key()));
@@ -232,4 +223,3 @@ pub(super) async fn send_all(node: &Node, applies: BTreeMap<usize, Apply>) {
         }
     }
 }
-

@@ -65,7 +65,8 @@ async fn change_now(
     let mut refused = None;
     // Workers that own no shard know the databases too, and come last.
     for target in 0..node.mailboxes.len() {
-        match acquire(node, target, Acquire { keys: Vec::new(), needs: Vec::new(), all: true }).await
+        match acquire(node, target, Acquire { keys: Vec::new(), needs: Vec::new(), all: true })
+            .await
         {
             Ok(grant) => {
                 holds.insert(target, grant.hold);
@@ -104,9 +105,7 @@ async fn change_now(
         .collect();
     send_all(node, applies).await;
     match (refused, lsn) {
-        (None, Some(lsn)) => {
-            worker.wait_shown(worker.round_showing(lsn)).await.map_err(|e| e.0)
-        }
+        (None, Some(lsn)) => worker.wait_shown(worker.round_showing(lsn)).await.map_err(|e| e.0),
         (text, _) => Err(text.unwrap_or_else(|| "ERR nothing was changed".into())),
     }
 }

@@ -68,7 +68,11 @@ where
         });
     }));
     let mailbox = &node.mailboxes[worker];
-    if urgent { mailbox.send_urgent(run).await? } else { mailbox.send(run).await? }
+    if urgent {
+        mailbox.send_urgent(run).await?
+    } else {
+        mailbox.send(run).await?
+    }
     rx.await.map_err(|_| WorkerGone)
 }
 

@@ -42,6 +42,11 @@ impl CmdBatch {
         self.commands.is_empty()
     }
 
+    /// Bytes of the arguments.
+    pub fn bytes(&self) -> usize {
+        self.bytes.len()
+    }
+
     /// Adds a command; its arguments are copied.
     pub fn push(
         &mut self,
@@ -102,8 +107,15 @@ impl Worker {
             let ranges = &batch.ranges[item.args.start as usize..item.args.end as usize];
             let args = Args::new(&batch.bytes, ranges);
             out.set_proto(item.request.proto);
-            let ran =
-                self.execute(item.command, args, item.request, item.at, now_ms, &settings, &mut out);
+            let ran = self.execute(
+                item.command,
+                args,
+                item.request,
+                item.at,
+                now_ms,
+                &settings,
+                &mut out,
+            );
             match ran {
                 Ok(round) => seen.push(round),
                 Err(blocked) => {
@@ -158,7 +170,8 @@ impl Held {
     async fn complete(self, parked: Vec<(usize, oneshot::Receiver<Ran>)>) -> Self {
         let mut late = Vec::new();
         for (n, done) in parked {
-            let abandoned = || Ran { reply: b"-ERR the command was abandoned\r\n".to_vec(), seen: 0 };
+            let abandoned =
+                || Ran { reply: b"-ERR the command was abandoned\r\n".to_vec(), seen: 0 };
             late.push((n, done.await.unwrap_or_else(|_| abandoned())));
         }
         let Self { reply, mut seen, to, .. } = self;

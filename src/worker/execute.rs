@@ -1,9 +1,9 @@
 //! Runs commands on the worker's store: in place when all they need is in memory and free, else
 //! parked with their locks until it is.
 
+use super::Worker;
 use super::batch::Request;
 use super::locks::LockKey;
-use super::Worker;
 use crate::commands::registry::Command;
 use crate::commands::{Ctx, Run, Stop};
 use crate::config::Settings;

@@ -89,7 +89,8 @@ impl LockTable {
                 self.leave(&key, id);
             }
         } else {
-            self.behind.retain(|b| !matches!(b, Behind::Keys(n, ..) | Behind::Barrier(n, _) if *n == id));
+            self.behind
+                .retain(|b| !matches!(b, Behind::Keys(n, ..) | Behind::Barrier(n, _) if *n == id));
         }
         self.grant_barrier();
     }
@@ -116,9 +117,7 @@ impl LockTable {
         if queue.is_empty() {
             self.queues.remove(key);
         }
-        if was_front
-            && let Some(ticket) = front.and_then(|n| self.tickets.get_mut(&n))
-        {
+        if was_front && let Some(ticket) = front.and_then(|n| self.tickets.get_mut(&n)) {
             ticket.waiting -= 1;
             ticket.grant_if_ready();
         }

@@ -1,7 +1,7 @@
 //! A worker's bounded inbox, with a lane for what must not wait behind data.
 
 use super::batch::{BatchReply, CmdBatch};
-use crate::routing::{Apply, Acquire, Grant};
+use crate::routing::{Acquire, Apply, Grant};
 use tokio::sync::{mpsc, oneshot};
 
 /// Messages a lane holds before its senders wait.
@@ -33,6 +33,23 @@ pub struct Mailbox {
 pub struct Inbox {
     pub(crate) normal: mpsc::Receiver<Message>,
     pub(crate) urgent: mpsc::Receiver<Message>,
+}
+
+impl Inbox {
+    /// The next message if there is one, urgent ones first.
+    pub(crate) fn try_next(&mut self) -> Option<Message> {
+        self.urgent.try_recv().ok().or_else(|| self.normal.try_recv().ok())
+    }
+
+    /// The next message; `None` when nobody can send any more.
+    pub(crate) async fn next(&mut self) -> Option<Message> {
+        tokio::select! {
+            biased;
+            Some(message) = self.urgent.recv() => Some(message),
+            Some(message) = self.normal.recv() => Some(message),
+            else => None,
+        }
+    }
 }
 
 /// A new mailbox.

@@ -2,6 +2,7 @@
 //! or both. Everything here stays on its thread but the [`Mailbox`].
 
 mod batch;
+mod cron;
 mod execute;
 mod locks;
 mod mailbox;
@@ -56,6 +57,9 @@ pub struct Worker {
     pub(crate) rounds: Rounds,
     pub(crate) holds: RefCell<crate::routing::Holds>,
     held: RefCell<std::collections::VecDeque<batch::Held>>,
+    scratch: RefCell<Option<Vec<u8>>>,
+    connections: tokio_util::task::TaskTracker,
+    stop: tokio_util::sync::CancellationToken,
     commit_due: Notify,
     commit_pending: Cell<bool>,
     settings: RefCell<(u64, Arc<crate::config::Settings>)>,
@@ -84,6 +88,9 @@ impl Worker {
             rounds: Rounds::default(),
             holds: RefCell::default(),
             held: RefCell::default(),
+            scratch: RefCell::default(),
+            connections: tokio_util::task::TaskTracker::new(),
+            stop: tokio_util::sync::CancellationToken::new(),
             commit_due: Notify::new(),
             commit_pending: Cell::new(false),
             settings: RefCell::new(settings),
@@ -100,9 +107,49 @@ impl Worker {
         cached.1.clone()
     }
 
+    /// The worker's read buffer, shared by its connections while nobody waits.
+    pub(crate) fn take_scratch(&self) -> Vec<u8> {
+        let scratch = self.scratch.borrow_mut().take();
+        scratch.unwrap_or_else(|| vec![0; crate::connection::READ])
+    }
+
+    /// Gives the read buffer back.
+    pub(crate) fn give_scratch(&self, scratch: Vec<u8>) {
+        *self.scratch.borrow_mut() = Some(scratch);
+    }
+
     /// This worker's counters.
     pub fn stats(&self) -> &WorkerStats {
         &self.node.stats[self.id]
+    }
+
+    /// Serves the mailbox: drains of up to 256 messages, the urgent lane first, and one commit
+    /// after each.
+    pub(crate) async fn run_mailbox(self: Rc<Self>, mut inbox: Inbox) {
+        while let Some(first) = inbox.next().await {
+            self.handle(first);
+            for _ in 1..mailbox::DRAIN {
+                let Some(message) = inbox.try_next() else { break };
+                self.handle(message);
+            }
+            if self.commit_pending.get() {
+                self.commit();
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+
+    fn handle(self: &Rc<Self>, message: Message) {
+        match message {
+            Message::Batch(batch, to) => {
+                let n = batch.len() as u64;
+                self.stats().remote.fetch_add(n, std::sync::atomic::Ordering::Relaxed);
+                self.run_batch(&batch, to);
+            }
+            Message::Acquire(acquire, to) => self.acquire(acquire, to),
+            Message::Apply(apply) => self.apply(apply),
+            Message::Run(job) => job(self),
+        }
     }
 
     /// Queues for the locks of some keys now; the future resolves when they are held.

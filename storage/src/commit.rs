@@ -4,7 +4,7 @@ use crate::encoding::{Delta, OpWriter, RowKey, encode_field, encode_meta};
 use crate::slot::KeyHash;
 use crate::store::{DirtyKey, Store, Versions};
 use crate::value::string::CHUNK;
-use crate::value::{Entry, Str, Stored, Value};
+use crate::value::{Entry, Stored, Str, Value};
 use std::collections::BTreeMap;
 
 /// A packed hash of more bytes than this goes to element rows whatever the listpack limits say.
@@ -333,9 +333,6 @@ mod tests {
         let sealed = store.seal();
         store.unseal(&sealed);
         assert!(!store.is_hot(0, b"n"));
-        assert!(matches!(
-            Row::parse(&RowKey::dead(1, 1)),
-            Some(Row::Dead { slot: 1, version: 1 })
-        ));
+        assert!(matches!(Row::parse(&RowKey::dead(1, 1)), Some(Row::Dead { slot: 1, version: 1 })));
     }
 }

@@ -9,6 +9,7 @@
 
 pub mod clock;
 pub mod commit;
+pub mod directory;
 pub mod encoding;
 pub mod journal;
 pub mod partition;
@@ -16,7 +17,6 @@ pub mod shard;
 pub mod slot;
 pub mod store;
 pub mod value;
-
 
 pub use slot::{KeyHash, Layout, SLOTS};
 pub use store::{Fault, Need, Store};

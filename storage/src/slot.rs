@@ -78,9 +78,8 @@ impl Layout {
 
     /// The slots of a shard.
     pub fn slots_of(&self, shard: u16) -> std::ops::Range<u16> {
-        let first = |s: u16| {
-            (u32::from(s) * u32::from(SLOTS)).div_ceil(u32::from(self.shards)) as u16
-        };
+        let first =
+            |s: u16| (u32::from(s) * u32::from(SLOTS)).div_ceil(u32::from(self.shards)) as u16;
         first(shard)..first(shard + 1)
     }
 

@@ -520,7 +520,13 @@ impl Store {
     /// Evicts until `budget` bytes are held or `steps` entries were looked at: entries that are
     /// clean, durable, and were not used since the hand last passed. A key that `keep` says true
     /// for stays (it is locked).
-    pub fn evict(&mut self, budget: usize, durable: u64, steps: usize, keep: impl Fn(u32, &[u8]) -> bool) {
+    pub fn evict(
+        &mut self,
+        budget: usize,
+        durable: u64,
+        steps: usize,
+        keep: impl Fn(u32, &[u8]) -> bool,
+    ) {
         let mut left = steps;
         while self.memory > budget && left > 0 {
             let (db, table_no, bucket) = self.hand;

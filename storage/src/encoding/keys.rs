@@ -21,6 +21,9 @@ pub mod row {
 /// Element names longer than this are keyed by their SHA-256.
 const MAX_PLAIN_NAME: usize = 32 * 1024;
 
+/// Longest key of a user in bytes: what an engine key (64 KiB) holds beside a row's head.
+pub const MAX_KEY: usize = 65_000;
+
 const PLAIN: u8 = 0;
 const DIGEST: u8 = 1;
 

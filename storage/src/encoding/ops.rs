@@ -30,10 +30,21 @@ impl Delta {
 /// One operation of a record's body.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Op<'a> {
-    Put { key: &'a [u8], value: &'a [u8], delta: Delta },
-    Delete { key: &'a [u8], delta: Delta },
+    Put {
+        key: &'a [u8],
+        value: &'a [u8],
+        delta: Delta,
+    },
+    Delete {
+        key: &'a [u8],
+        delta: Delta,
+    },
     /// Database `db` is now `generation`; `dead` is swept, if it is not 0.
-    Generation { db: u32, generation: u32, dead: u32 },
+    Generation {
+        db: u32,
+        generation: u32,
+        dead: u32,
+    },
 }
 
 /// Collects the operations of one shard.

@@ -271,12 +271,8 @@ impl Hash {
     /// With all fields at hand the bound is made exact; else it may only be too early.
     fn recount_expiry(&mut self) {
         if self.complete {
-            self.min_expire_at_ms = self
-                .iter()
-                .map(|(_, f)| f.expire_at_ms)
-                .filter(|&at| at != 0)
-                .min()
-                .unwrap_or(0);
+            self.min_expire_at_ms =
+                self.iter().map(|(_, f)| f.expire_at_ms).filter(|&at| at != 0).min().unwrap_or(0);
         }
     }
 }

@@ -42,12 +42,20 @@ impl Str {
         if let Some(n) = parse_int(bytes) {
             return Self::Int(n);
         }
-        if bytes.len() <= EMBSTR_MAX { Self::Emb(bytes.into()) } else { Self::from_vec(bytes.into()) }
+        if bytes.len() <= EMBSTR_MAX {
+            Self::Emb(bytes.into())
+        } else {
+            Self::from_vec(bytes.into())
+        }
     }
 
     /// A value that is not looked at for an integer (APPEND and SETRANGE leave "raw").
     pub fn from_vec(bytes: Vec<u8>) -> Self {
-        if bytes.len() <= CHUNK { Self::Raw(bytes) } else { Self::Big(Box::new(BigStr::new(&bytes))) }
+        if bytes.len() <= CHUNK {
+            Self::Raw(bytes)
+        } else {
+            Self::Big(Box::new(BigStr::new(&bytes)))
+        }
     }
 
     /// Length in bytes.
@@ -79,9 +87,7 @@ impl Str {
             Self::Int(_) => 0,
             Self::Emb(b) => b.len(),
             Self::Raw(v) => v.capacity(),
-            Self::Big(big) => {
-                size_of::<BigStr>() + big.chunks.len() * (CHUNK + 48)
-            }
+            Self::Big(big) => size_of::<BigStr>() + big.chunks.len() * (CHUNK + 48),
         }
     }
 

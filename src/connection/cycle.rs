@@ -1,0 +1,258 @@
+//! One read cycle of a connection: the commands of what was read, run here or sent elsewhere, and
+//! their replies in order.
+
+use crate::commands::registry::Command;
+use crate::config::Settings;
+use crate::resp::{Args, Proto, Reply};
+use crate::routing::{self, Target};
+use crate::session::Session;
+use crate::worker::{
+    BatchReply, CmdBatch, Message, OwnedCommand, Ran, Request, RoundError, Worker,
+};
+use std::rc::Rc;
+use std::sync::atomic::Ordering;
+use tokio::sync::oneshot;
+
+/// Commands after which the clock is read again.
+const CLOCK_EVERY: usize = 64;
+
+/// Where a reply comes from.
+enum Piece {
+    /// It is in the cycle's buffer up to here, and shows a round.
+    Here {
+        end: usize,
+        round: u64,
+    },
+    /// The next reply of the batch for a worker.
+    Remote {
+        worker: usize,
+    },
+    Parked(oneshot::Receiver<Ran>),
+}
+
+/// See the module's description.
+pub(super) struct Cycle {
+    out: Reply,
+    /// Empty as long as every reply so far is in `out`.
+    pieces: Vec<Piece>,
+    /// The rounds shown by replies in `out`, with where these end.
+    shown: Vec<(usize, u64)>,
+    plain: bool,
+    /// The greatest round a reply in `out` shows.
+    round: u64,
+    batches: Vec<(usize, CmdBatch)>,
+    now_ms: u64,
+    commands: usize,
+}
+
+impl Cycle {
+    pub(super) fn new(worker: &Worker, proto: Proto) -> Self {
+        Self {
+            out: Reply::new(proto),
+            pieces: Vec::new(),
+            shown: Vec::new(),
+            plain: true,
+            round: 0,
+            batches: Vec::new(),
+            now_ms: worker.node.clock.now_ms(),
+            commands: 0,
+        }
+    }
+
+    /// Ms since the Unix epoch.
+    pub(super) fn now_ms(&self) -> u64 {
+        self.now_ms
+    }
+
+    /// Bytes of replies gathered and of arguments sent.
+    pub(super) fn len(&self) -> usize {
+        self.out.len() + self.batches.iter().map(|(_, b)| b.bytes()).sum::<usize>()
+    }
+
+    /// Whether every reply so far is at hand.
+    pub(super) fn is_plain(&self) -> bool {
+        self.plain
+    }
+
+    /// The buffer to write a reply to; [`Cycle::end_command`] follows.
+    pub(super) fn out(&mut self) -> &mut Reply {
+        &mut self.out
+    }
+
+    /// The reply in the buffer is complete, and shows no data.
+    pub(super) fn end_command(&mut self) {
+        self.note(0);
+    }
+
+    /// A command was refused.
+    pub(super) fn refuse(&mut self, text: &str, session: &mut Session) {
+        use crate::session::ReplyMode;
+        match session.reply_mode {
+            ReplyMode::On => self.out.error(text),
+            ReplyMode::SkipNext | ReplyMode::Skip => session.reply_mode = ReplyMode::On,
+            ReplyMode::Off => {}
+        }
+        self.note(0);
+    }
+
+    fn note(&mut self, round: u64) {
+        let end = self.out.len();
+        self.round = self.round.max(round);
+        if self.plain {
+            self.shown.push((end, round));
+        } else {
+            self.pieces.push(Piece::Here { end, round });
+        }
+    }
+
+    /// The replies are no more all in the buffer.
+    fn scatter(&mut self) {
+        if self.plain {
+            self.plain = false;
+            let shown = std::mem::take(&mut self.shown);
+            self.pieces =
+                shown.into_iter().map(|(end, round)| Piece::Here { end, round }).collect();
+        }
+    }
+
+    /// Runs a command on keys here, or puts it into the batch for its worker. `false`: its keys
+    /// belong to several workers.
+    pub(super) fn route(
+        &mut self,
+        worker: &Rc<Worker>,
+        session: &Session,
+        command: &'static Command,
+        args: Args<'_>,
+        settings: &Settings,
+    ) -> bool {
+        let Target::One(target, at) =
+            routing::target(&worker.node, command, args, session.db, worker.id)
+        else {
+            return false;
+        };
+        let request = Request { db: session.db, proto: session.proto, touch: !session.no_touch };
+        if target != worker.id {
+            self.scatter();
+            let n = match self.batches.iter().position(|(w, _)| *w == target) {
+                Some(n) => n,
+                None => {
+                    self.batches.push((target, CmdBatch::default()));
+                    self.batches.len() - 1
+                }
+            };
+            self.batches[n].1.push(command, request, at, args);
+            self.pieces.push(Piece::Remote { worker: target });
+            return true;
+        }
+        worker.stats().local.fetch_add(1, Ordering::Relaxed);
+        self.commands += 1;
+        if self.commands.is_multiple_of(CLOCK_EVERY) {
+            self.now_ms = worker.node.clock.now_ms();
+        }
+        match worker.execute(command, args, request, at, self.now_ms, settings, &mut self.out) {
+            Ok(round) => self.note(round),
+            Err(blocked) => {
+                self.scatter();
+                let owned = OwnedCommand::new(command, args, request);
+                self.pieces.push(Piece::Parked(worker.park(owned, blocked)));
+            }
+        }
+        true
+    }
+
+    /// Runs one command on keys wherever they are; its reply.
+    pub(super) async fn alone(
+        &mut self,
+        worker: &Rc<Worker>,
+        session: &Session,
+        command: &'static Command,
+        args: Args<'_>,
+    ) -> Vec<u8> {
+        let settings = worker.settings();
+        if self.route(worker, session, command, args, &settings) {
+            let cycle = std::mem::replace(self, Self::new(worker, session.proto));
+            return cycle.finish(worker).await;
+        }
+        let request = Request { db: session.db, proto: session.proto, touch: !session.no_touch };
+        routing::run_across(worker, OwnedCommand::new(command, args, request)).await
+    }
+
+    /// Sends the batches, waits for every reply and for what it shows to be stored; the replies in
+    /// order.
+    pub(super) async fn finish(self, worker: &Rc<Worker>) -> Vec<u8> {
+        if self.plain {
+            return self.finish_plain(worker).await;
+        }
+        Box::pin(self.finish_scattered(worker)).await
+    }
+
+    async fn finish_plain(self, worker: &Rc<Worker>) -> Vec<u8> {
+        if self.round == 0 || worker.wait_shown(self.round).await.is_ok() {
+            return self.out.into_bytes();
+        }
+        let mut whole = Vec::new();
+        let mut from = 0;
+        let bytes = self.out.as_bytes();
+        for (end, round) in self.shown {
+            push_shown(&mut whole, worker.wait_shown(round).await, &bytes[from..end]);
+            from = end;
+        }
+        whole
+    }
+
+    async fn finish_scattered(self, worker: &Rc<Worker>) -> Vec<u8> {
+        let mut waiting = Vec::with_capacity(self.batches.len());
+        for (target, batch) in self.batches {
+            let (tx, rx) = oneshot::channel();
+            // A worker that is gone drops the message, and with it the sender.
+            let _ = worker.node.mailboxes[target].send(Message::Batch(batch, tx)).await;
+            waiting.push((target, rx));
+        }
+        let mut replies: Vec<(usize, Option<BatchReply>, usize)> = Vec::new();
+        for (target, rx) in waiting {
+            replies.push((target, rx.await.ok(), 0));
+        }
+        let mut whole = Vec::with_capacity(self.out.len());
+        let mut from = 0;
+        for piece in self.pieces {
+            match piece {
+                Piece::Here { end, round } => {
+                    let bytes = &self.out.as_bytes()[from..end];
+                    push_shown(&mut whole, worker.wait_shown(round).await, bytes);
+                    from = end;
+                }
+                Piece::Parked(done) => match done.await {
+                    Ok(ran) => {
+                        push_shown(&mut whole, worker.wait_shown(ran.seen).await, &ran.reply)
+                    }
+                    Err(_) => whole.extend_from_slice(b"-ERR the command was abandoned\r\n"),
+                },
+                Piece::Remote { worker: target } => {
+                    let reply = replies.iter_mut().find(|(w, ..)| *w == target).and_then(
+                        |(_, reply, next)| {
+                            *next += 1;
+                            reply.as_ref()?.get(*next - 1)
+                        },
+                    );
+                    match reply {
+                        Some(bytes) => whole.extend_from_slice(bytes),
+                        None => whole.extend_from_slice(
+                            format!("-ERR worker {target} is gone\r\n").as_bytes(),
+                        ),
+                    }
+                }
+            }
+        }
+        whole
+    }
+}
+
+fn push_shown(whole: &mut Vec<u8>, shown: Result<(), RoundError>, bytes: &[u8]) {
+    match shown {
+        Ok(()) => whole.extend_from_slice(bytes),
+        Err(RoundError(text)) if !bytes.is_empty() => {
+            whole.extend_from_slice(format!("-{text}\r\n").as_bytes());
+        }
+        Err(_) => {}
+    }
+}

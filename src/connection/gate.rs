@@ -1,0 +1,112 @@
+//! What every command passes before it runs, in one ordered function.
+
+use crate::commands::registry::{self, Command};
+use crate::commands::{error, flag};
+use crate::config::Settings;
+use crate::resp::Args;
+use crate::session::Session;
+use crate::worker::Worker;
+
+/// Bytes of the arguments that an unknown command's error shows.
+const SHOWN: usize = 128;
+
+/// What the gate says.
+pub(super) enum Admitted {
+    Run(&'static Command),
+    /// The error text.
+    Refused(String),
+    /// Clients are paused.
+    Wait,
+    /// Not a Redis client: close without a word.
+    Hostile,
+}
+
+/// Exists, arity, authentication, state.
+pub(super) fn admit(
+    session: &Session,
+    worker: &Worker,
+    args: Args<'_>,
+    settings: &Settings,
+) -> Admitted {
+    let name = args.get(0).unwrap_or_default();
+    let Some(mut command) = registry::lookup(name) else {
+        if name.eq_ignore_ascii_case(b"post") || name.eq_ignore_ascii_case(b"host:") {
+            tracing::warn!(
+                client = session.client.id,
+                "possible attack: an HTTP request on the RESP port; the connection is closed"
+            );
+            return Admitted::Hostile;
+        }
+        return Admitted::Refused(unknown_command(args));
+    };
+    if !command.subcommands.is_empty() {
+        match args.get(1).map(|sub| command.subcommand(sub)) {
+            None if command.spec.arity_allows(1) => {}
+            None => return Admitted::Refused(error::arity(command.full_name)),
+            Some(Some(sub)) => command = sub,
+            Some(None) => return Admitted::Refused(unknown_subcommand(args)),
+        }
+    }
+    if !command.spec.arity_allows(args.len()) {
+        return Admitted::Refused(error::arity(command.full_name));
+    }
+    if !session.authenticated && !command.spec.has(flag::NO_AUTH) {
+        return Admitted::Refused("NOAUTH Authentication required.".into());
+    }
+    if let Some(text) = too_long_key(command, args) {
+        return Admitted::Refused(text);
+    }
+    let _ = settings;
+    if let Some(pause) = worker.node.pause()
+        && (!pause.writes_only || may_be_paused(command))
+        && !command.full_name.starts_with("client")
+    {
+        return Admitted::Wait;
+    }
+    Admitted::Run(command)
+}
+
+/// Whether CLIENT PAUSE WRITE holds a command back.
+fn may_be_paused(command: &Command) -> bool {
+    command.may_write() || command.spec.has(flag::MAY_REPLICATE)
+}
+
+/// The same for a command that is not looked up yet.
+pub(super) fn may_write(args: Args<'_>) -> bool {
+    args.get(0).and_then(registry::lookup).is_some_and(may_be_paused)
+}
+
+/// Keys longer than an engine key can hold are refused.
+fn too_long_key(command: &Command, args: Args<'_>) -> Option<String> {
+    const MAX_KEY: usize = flagstone_storage::encoding::MAX_KEY;
+    if args.iter().all(|arg| arg.len() <= MAX_KEY) {
+        return None;
+    }
+    let keys = command.keys(args, 0);
+    let longest = keys.iter().map(|(_, key)| key.len()).max()?;
+    (longest > MAX_KEY)
+        .then(|| format!("ERR key is too long: {longest} bytes, at most {MAX_KEY} are allowed"))
+}
+
+fn unknown_command(args: Args<'_>) -> String {
+    let mut shown = String::new();
+    for arg in args.iter().skip(1) {
+        if shown.len() >= SHOWN {
+            break;
+        }
+        let room = SHOWN - shown.len();
+        let arg = String::from_utf8_lossy(&arg[..arg.len().min(room)]);
+        shown.push_str(&format!("'{arg}' "));
+    }
+    let name = args.get(0).unwrap_or_default();
+    let name = String::from_utf8_lossy(&name[..name.len().min(SHOWN)]);
+    format!("ERR unknown command '{name}', with args beginning with: {shown}")
+}
+
+/// The error text for a container's unknown subcommand.
+pub(super) fn unknown_subcommand(args: Args<'_>) -> String {
+    let name = String::from_utf8_lossy(args.get(0).unwrap_or_default()).to_uppercase();
+    let sub = args.get(1).unwrap_or_default();
+    let sub = String::from_utf8_lossy(&sub[..sub.len().min(SHOWN)]);
+    format!("ERR unknown subcommand '{sub}'. Try {name} HELP.")
+}

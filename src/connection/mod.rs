@@ -1,0 +1,373 @@
+//! A connection: reads, parses, routes, and writes the replies in order, one write per read.
+
+mod cycle;
+mod gate;
+
+use crate::clients::Client;
+use crate::commands::{Call, Run, Stop};
+use crate::resp::{Limits, Parsed, Parser, Reply};
+use crate::session::{ReplyMode, Session};
+use crate::worker::Worker;
+use bytes::{Buf, BytesMut};
+use cycle::Cycle;
+use gate::Admitted;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use tokio::io::{AsyncWriteExt, Interest};
+use tokio::net::TcpStream;
+
+/// Bytes read at once.
+pub(crate) const READ: usize = 64 * 1024;
+
+/// Replies are written before a cycle's end once they reach this many bytes.
+const FLUSH: usize = 1 << 20;
+
+/// What made the parse loop stop.
+enum Pause {
+    /// All that was readable is parsed.
+    Drained,
+    /// The next command must run by itself, after the replies before it.
+    Barrier,
+    /// The replies are to be written before more is parsed.
+    Flush,
+    /// The connection ends once the replies are written.
+    Close,
+}
+
+/// A connection's task.
+pub struct Connection {
+    worker: Rc<Worker>,
+    stream: TcpStream,
+    session: Session,
+    parser: Parser,
+    /// What was read and not parsed: usually nothing.
+    buf: BytesMut,
+}
+
+/// Serves a connection until it ends.
+pub async fn serve(worker: Rc<Worker>, stream: TcpStream, client: Arc<Client>) {
+    let authenticated = worker.settings().requirepass.is_none();
+    let session = Session::new(client.clone(), authenticated);
+    let mut connection = Box::new(Connection {
+        worker: worker.clone(),
+        stream,
+        session,
+        parser: Parser::new(),
+        buf: BytesMut::new(),
+    });
+    tokio::select! {
+        // A reset is the client's way to end.
+        _ = connection.run() => {}
+        () = client.killed() => {}
+    }
+    worker.node.clients.remove(client.id);
+    worker.stats().connections.fetch_sub(1, Ordering::Relaxed);
+}
+
+impl Connection {
+    async fn run(&mut self) -> std::io::Result<()> {
+        loop {
+            self.stream.readable().await?;
+            let mut scratch = self.worker.take_scratch();
+            let read = if self.buf.is_empty() {
+                self.stream.try_read(&mut scratch)
+            } else {
+                self.buf.reserve(READ.min(self.wanted()));
+                self.stream.try_read_buf(&mut self.buf)
+            };
+            let n = match read {
+                Ok(0) => return Ok(()),
+                Ok(n) => n,
+                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {
+                    self.worker.give_scratch(scratch);
+                    continue;
+                }
+                Err(e) => return Err(e),
+            };
+            self.worker.stats().bytes_in.fetch_add(n as u64, Ordering::Relaxed);
+            let mut cycle = Cycle::new(&self.worker, self.session.proto);
+            let pause = if self.buf.is_empty() {
+                let (pause, consumed) = self.parse_from(&scratch[..n], &mut cycle);
+                self.buf.extend_from_slice(&scratch[consumed..n]);
+                pause
+            } else {
+                self.parse_buffered(&mut cycle)
+            };
+            self.worker.give_scratch(scratch);
+            if !self.finish(cycle, pause).await? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Bytes to make room for: what the command being read still wants, within reason.
+    fn wanted(&self) -> usize {
+        self.buf.len().max(READ)
+    }
+
+    /// Writes a cycle's replies and goes on with what is buffered until all of it is parsed.
+    /// `false`: the connection is to be closed.
+    async fn finish(&mut self, mut cycle: Cycle, mut pause: Pause) -> std::io::Result<bool> {
+        loop {
+            let out = cycle.finish(&self.worker).await;
+            self.write(out).await?;
+            match pause {
+                Pause::Drained => {
+                    if self.buf.is_empty() {
+                        self.buf = BytesMut::new();
+                    }
+                    return self.check_buffer().await;
+                }
+                Pause::Close => return Ok(false),
+                Pause::Flush => {}
+                Pause::Barrier => {
+                    if !self.run_barrier().await? {
+                        return Ok(false);
+                    }
+                }
+            }
+            cycle = Cycle::new(&self.worker, self.session.proto);
+            pause = self.parse_buffered(&mut cycle);
+        }
+    }
+
+    async fn check_buffer(&mut self) -> std::io::Result<bool> {
+        if self.buf.len() <= self.worker.settings().client_query_buffer_limit {
+            return Ok(true);
+        }
+        tracing::warn!(
+            client = self.session.client.id,
+            "the query buffer limit is reached: closing"
+        );
+        Ok(false)
+    }
+
+    fn parse_buffered(&mut self, cycle: &mut Cycle) -> Pause {
+        let mut buf = std::mem::take(&mut self.buf);
+        let (pause, consumed) = self.parse_from(&buf, cycle);
+        buf.advance(consumed);
+        self.buf = buf;
+        pause
+    }
+
+    /// Parses and dispatches as many commands as can be. How many bytes are done with.
+    fn parse_from(&mut self, data: &[u8], cycle: &mut Cycle) -> (Pause, usize) {
+        let settings = self.worker.settings();
+        let mut limits = Limits {
+            max_bulk: settings.proto_max_bulk_len,
+            authenticated: self.session.authenticated,
+            ..Limits::default()
+        };
+        self.session.client.seen_at(cycle.now_ms());
+        let mut parser = std::mem::take(&mut self.parser);
+        let mut done = 0;
+        let pause = loop {
+            let rest = &data[done..];
+            match parser.parse(rest, &limits) {
+                Ok(Parsed::Incomplete { .. }) => break Pause::Drained,
+                Ok(Parsed::Empty) => done += parser.consumed(),
+                Ok(Parsed::Command) => {
+                    let dispatched = self.dispatch(&parser, rest, cycle, &settings);
+                    if dispatched == Dispatched::Barrier {
+                        // It is parsed again when it runs.
+                        parser = Parser::new();
+                        break Pause::Barrier;
+                    }
+                    done += parser.consumed();
+                    if dispatched == Dispatched::Close {
+                        break Pause::Close;
+                    }
+                    limits.authenticated = self.session.authenticated;
+                    if cycle.len() > FLUSH {
+                        break Pause::Flush;
+                    }
+                }
+                Err(error) => {
+                    cycle.out().error(error.reply_text());
+                    break Pause::Close;
+                }
+            }
+        };
+        self.parser = parser;
+        (pause, done)
+    }
+
+    fn dispatch(
+        &mut self,
+        parser: &Parser,
+        data: &[u8],
+        cycle: &mut Cycle,
+        settings: &crate::config::Settings,
+    ) -> Dispatched {
+        let args = parser.args(data);
+        self.worker.stats().commands.fetch_add(1, Ordering::Relaxed);
+        let command = match gate::admit(&self.session, &self.worker, args, settings) {
+            Admitted::Run(command) => command,
+            Admitted::Refused(text) => {
+                cycle.refuse(&text, &mut self.session);
+                return Dispatched::Done;
+            }
+            Admitted::Wait => return Dispatched::Barrier,
+            Admitted::Hostile => return Dispatched::Close,
+        };
+        if self.session.reply_mode != ReplyMode::On {
+            return Dispatched::Barrier;
+        }
+        match command.spec.run {
+            Run::Keys(_) => {
+                if cycle.route(&self.worker, &self.session, command, args, settings) {
+                    Dispatched::Done
+                } else {
+                    Dispatched::Barrier
+                }
+            }
+            Run::Session(handler) if cycle.is_plain() => {
+                let out = cycle.out();
+                let mark = out.len();
+                let mut call = Call {
+                    session: &mut self.session,
+                    node: &self.worker.node,
+                    worker: &self.worker,
+                    out,
+                };
+                let outcome = handler(&mut call, args);
+                let close = settle(outcome, out, mark);
+                cycle.end_command();
+                self.session.client.labels().last_command = command.full_name;
+                if close || self.session.closing { Dispatched::Close } else { Dispatched::Done }
+            }
+            Run::Session(_) | Run::Wait(_) | Run::Container => Dispatched::Barrier,
+        }
+    }
+
+    /// Runs the command at the front of the buffer by itself, waiting as it needs.
+    async fn run_barrier(&mut self) -> std::io::Result<bool> {
+        let buf = std::mem::take(&mut self.buf);
+        let mut parser = Parser::new();
+        let settings = self.worker.settings();
+        let limits = Limits {
+            max_bulk: settings.proto_max_bulk_len,
+            authenticated: self.session.authenticated,
+            ..Limits::default()
+        };
+        let Ok(Parsed::Command) = parser.parse(&buf, &limits) else { return Ok(false) };
+        let args = parser.args(&buf);
+        let mut out = Reply::new(self.session.proto);
+        let mode = self.session.reply_mode;
+        if self.session.reply_mode == ReplyMode::SkipNext {
+            self.session.reply_mode = ReplyMode::Skip;
+        }
+        let close = self.run_alone(args, &settings, &mut out).await;
+        let silent = match (mode, self.session.reply_mode) {
+            (_, ReplyMode::Skip) => {
+                self.session.reply_mode = ReplyMode::On;
+                true
+            }
+            (_, ReplyMode::Off | ReplyMode::SkipNext) => true,
+            _ => false,
+        };
+        let mut buf = buf;
+        let consumed = parser.consumed();
+        buf.advance(consumed);
+        self.buf = buf;
+        if !silent {
+            self.write(out.into_bytes()).await?;
+        }
+        Ok(!close && !self.session.closing)
+    }
+
+    async fn run_alone(
+        &mut self,
+        args: crate::resp::Args<'_>,
+        settings: &crate::config::Settings,
+        out: &mut Reply,
+    ) -> bool {
+        let command = loop {
+            match gate::admit(&self.session, &self.worker, args, settings) {
+                Admitted::Run(command) => break command,
+                Admitted::Refused(text) => {
+                    out.error(&*text);
+                    return false;
+                }
+                Admitted::Hostile => return true,
+                Admitted::Wait => {
+                    let may_write = gate::may_write(args);
+                    self.worker.node.wait_unpaused(may_write).await;
+                }
+            }
+        };
+        self.session.client.labels().last_command = command.full_name;
+        let outcome = match command.spec.run {
+            Run::Keys(_) => {
+                let mut cycle = Cycle::new(&self.worker, self.session.proto);
+                let bytes = cycle.alone(&self.worker, &self.session, command, args).await;
+                out.append(&bytes);
+                return false;
+            }
+            Run::Session(handler) => {
+                let mut call = Call {
+                    session: &mut self.session,
+                    node: &self.worker.node,
+                    worker: &self.worker,
+                    out,
+                };
+                handler(&mut call, args)
+            }
+            Run::Wait(handler) => {
+                let mut call = Call {
+                    session: &mut self.session,
+                    node: &self.worker.node,
+                    worker: &self.worker,
+                    out,
+                };
+                handler(&mut call, args).await
+            }
+            Run::Container => Err(Stop::from(gate::unknown_subcommand(args))),
+        };
+        settle(outcome, out, 0)
+    }
+
+    async fn write(&mut self, out: Vec<u8>) -> std::io::Result<()> {
+        if out.is_empty() {
+            return Ok(());
+        }
+        self.worker.stats().bytes_out.fetch_add(out.len() as u64, Ordering::Relaxed);
+        // The socket usually takes it at once.
+        let written = match self.stream.try_write(&out) {
+            Ok(n) => n,
+            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => 0,
+            Err(e) => return Err(e),
+        };
+        if written < out.len() {
+            self.stream.ready(Interest::WRITABLE).await?;
+            self.stream.write_all(&out[written..]).await?;
+        }
+        Ok(())
+    }
+}
+
+#[derive(PartialEq, Eq)]
+enum Dispatched {
+    Done,
+    Barrier,
+    Close,
+}
+
+/// Puts an error in the reply's place; whether the connection is to be closed.
+fn settle(outcome: Result<(), Stop>, out: &mut Reply, mark: usize) -> bool {
+    match outcome {
+        Ok(()) => false,
+        Err(Stop::Close) => true,
+        Err(Stop::Error(text)) => {
+            out.truncate(mark);
+            out.error(&*text);
+            false
+        }
+        Err(Stop::Miss(_)) => {
+            out.truncate(mark);
+            out.error("ERR this command does not run on keys");
+            false
+        }
+    }
+}

@@ -1,0 +1,455 @@
+//! Starts the node, accepts connections, and drains at the end.
+
+use crate::clients::Client;
+use crate::config::{AcceptMode, Config, LogLevel, Settings};
+use crate::connection;
+use crate::node::{Node, sync_mode};
+use crate::worker::{Inbox, Mailbox, Message, Worker, mailbox};
+use anyhow::{Context, Result, bail};
+use flagstone_storage::clock::Clock;
+use flagstone_storage::directory::{Directory, OpenOptions, Opened};
+use flagstone_storage::partition::Partition;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::JoinHandle;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::runtime::{Builder, LocalOptions};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::{Notify, watch};
+
+/// How long connections may take to write their last replies at shutdown.
+const DRAIN: Duration = Duration::from_secs(5);
+
+/// Pause after an accept that failed for want of file descriptors or memory.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Runs the server until it is told to stop.
+pub fn run(config: Config) -> Result<()> {
+    let config = Arc::new(config);
+    let settings = config.settings();
+    init_logging(settings.loglevel);
+    for notice in config.notices() {
+        tracing::warn!("{notice}");
+    }
+    refuse_open_door(&settings)?;
+    raise_open_files(settings.maxclients);
+    let background = Builder::new_multi_thread()
+        .worker_threads(settings.background_workers)
+        .max_blocking_threads(16)
+        .thread_name("background")
+        .enable_all()
+        .build()
+        .context("starting the background runtime")?;
+    let addresses = addresses(&settings)?;
+    let clock = Clock::default();
+    let opened = background.block_on(open_data(&settings, &clock, background.handle().clone()))?;
+    let served = serve(&config, &settings, opened, clock, &addresses, &background);
+    background.shutdown_timeout(DRAIN);
+    served
+}
+
+async fn open_data(
+    settings: &Settings,
+    clock: &Clock,
+    background: tokio::runtime::Handle,
+) -> Result<Opened> {
+    let options = OpenOptions {
+        dir: settings.dir.clone(),
+        shards: settings.shards.map(|n| n as u16),
+        default_shards: std::thread::available_parallelism().map_or(1, usize::from) as u16,
+        databases: settings.databases,
+        segment_bytes: settings.journal_segment_size,
+        mode: sync_mode(settings.appendfsync),
+        everysec_bound: Duration::from_millis(settings.everysec_bound_ms),
+        inline_sync: settings.workers == 1 && settings.net_workers == 0,
+        memory_budget: settings.memory_budget,
+        block_cache_bytes: settings.block_cache_size,
+        handover_interval: Duration::from_millis(settings.handover_interval_ms),
+        journal_max_bytes: settings.journal_max_size,
+    };
+    Directory::open(options, clock.clone(), background).await
+}
+
+fn serve(
+    config: &Arc<Config>,
+    settings: &Settings,
+    opened: Opened,
+    clock: Clock,
+    addresses: &[SocketAddr],
+    background: &tokio::runtime::Runtime,
+) -> Result<()> {
+    let shard_workers = settings.workers.clamp(1, usize::from(opened.layout.shards));
+    let total = shard_workers + settings.net_workers;
+    let net = if settings.net_workers == 0 { 0..total } else { shard_workers..total };
+    let (mailboxes, inboxes): (Vec<Mailbox>, Vec<Inbox>) = (0..total).map(|_| mailbox()).unzip();
+    let node = Arc::new(Node::new(
+        config.clone(),
+        opened.layout.clone(),
+        clock,
+        opened.journal.clone(),
+        mailboxes,
+        shard_workers,
+        opened.next_generation,
+        background.handle().clone(),
+    ));
+    let listeners = listen(settings, addresses, net.len())?;
+    let (stop, stopped) = watch::channel(false);
+    let mut partitions = opened.into_partitions(shard_workers, total);
+    let mut threads = Vec::with_capacity(total);
+    let mut listeners = listeners.into_iter();
+    for (id, inbox) in inboxes.into_iter().enumerate() {
+        let start = Start {
+            id,
+            node: node.clone(),
+            partition: partitions.remove(0),
+            inbox,
+            listeners: if net.contains(&id) {
+                listeners.next().unwrap_or_default()
+            } else {
+                Vec::new()
+            },
+            net: net.clone(),
+            stopped: stopped.clone(),
+        };
+        threads.push(spawn_worker(start)?);
+    }
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        workers = shard_workers,
+        net_workers = settings.net_workers,
+        background_workers = settings.background_workers,
+        shards = node.layout.shards,
+        memory_budget = settings.memory_budget,
+        appendfsync = settings.appendfsync.as_str(),
+        dir = %settings.dir.display(),
+        "Server initialized"
+    );
+    for address in addresses {
+        println!("Ready to accept connections tcp {address}");
+    }
+    let request = background.block_on(wait_for_stop(&node));
+    tracing::info!(now = request.now, "shutting down");
+    drop(stopped);
+    stop.send_replace(true);
+    drain(threads, &node, background)
+}
+
+/// SIGTERM, SIGINT or SHUTDOWN.
+async fn wait_for_stop(node: &Node) -> crate::node::ShutdownRequest {
+    let mut requested = node.shutdown.subscribe();
+    let orderly = crate::node::ShutdownRequest { now: false };
+    let (Ok(mut term), Ok(mut int)) =
+        (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
+    else {
+        tracing::warn!("signals cannot be caught; stop the server by SHUTDOWN");
+        let asked = requested.wait_for(Option::is_some).await;
+        return asked.ok().and_then(|r| *r).unwrap_or(orderly);
+    };
+    tokio::select! {
+        _ = term.recv() => orderly,
+        _ = int.recv() => orderly,
+        asked = requested.wait_for(Option::is_some) => {
+            asked.ok().and_then(|r| *r).unwrap_or(orderly)
+        }
+    }
+}
+
+fn drain(
+    threads: Vec<JoinHandle<Result<Partition>>>,
+    node: &Node,
+    background: &tokio::runtime::Runtime,
+) -> Result<()> {
+    let mut failed = None;
+    let mut partitions = Vec::new();
+    for thread in threads {
+        match thread.join() {
+            Ok(Ok(partition)) => partitions.push(partition),
+            Ok(Err(error)) => failed = Some(error),
+            Err(_) => failed = Some(anyhow::anyhow!("a worker thread panicked")),
+        }
+    }
+    node.journal.close().context("closing the journal")?;
+    for partition in partitions {
+        background.block_on(partition.close())?;
+    }
+    match failed {
+        Some(error) => Err(error),
+        None => {
+            tracing::info!("everything is stored; bye");
+            Ok(())
+        }
+    }
+}
+
+/// What a worker's thread begins with.
+struct Start {
+    id: usize,
+    node: Arc<Node>,
+    partition: Partition,
+    inbox: Inbox,
+    listeners: Vec<std::net::TcpListener>,
+    /// The workers that take connections.
+    net: std::ops::Range<usize>,
+    stopped: watch::Receiver<bool>,
+}
+
+fn spawn_worker(start: Start) -> Result<JoinHandle<Result<Partition>>> {
+    std::thread::Builder::new()
+        .name(format!("worker-{}", start.id))
+        .spawn(move || {
+            let runtime = Builder::new_current_thread()
+                .enable_all()
+                .max_blocking_threads(1)
+                .build_local(LocalOptions::default())
+                .context("starting a worker's runtime")?;
+            runtime.block_on(run_worker(start))
+        })
+        .context("starting a worker's thread")
+}
+
+async fn run_worker(start: Start) -> Result<Partition> {
+    let Start { id, node, partition, inbox, listeners, net, mut stopped } = start;
+    let worker = Worker::new(id, node.clone(), partition);
+    let durable = Arc::new(Notify::new());
+    let poke = durable.clone();
+    node.journal.subscribe(Box::new(move || poke.notify_one()));
+    tokio::task::spawn_local(worker.clone().run_committer());
+    tokio::task::spawn_local(worker.clone().run_settler(durable));
+    tokio::task::spawn_local(worker.clone().run_mailbox(inbox));
+    tokio::task::spawn_local(worker.clone().run_cron());
+    for listener in listeners {
+        listener.set_nonblocking(true)?;
+        let listener = TcpListener::from_std(listener).context("taking over a listener")?;
+        tokio::task::spawn_local(accept(worker.clone(), listener, net.clone()));
+    }
+    // An error means that the server's main thread is gone: stop as well.
+    let _ = stopped.wait_for(|stop| *stop).await;
+    worker.stop().await;
+    worker.into_partition()
+}
+
+/// Accepts connections for as long as the worker runs.
+async fn accept(worker: Rc<Worker>, listener: TcpListener, net: std::ops::Range<usize>) {
+    let mut next = net.start;
+    loop {
+        if worker.is_stopping() {
+            return;
+        }
+        let (stream, addr) = tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    tracing::warn!(%error, "a connection could not be accepted");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                    continue;
+                }
+            },
+            () = worker.stopping() => return,
+        };
+        let settings = worker.settings();
+        if settings.accept_mode == AcceptMode::Reuseport || net.len() == 1 {
+            admit(&worker, stream, addr);
+            continue;
+        }
+        let target = next;
+        next = if next + 1 == net.end { net.start } else { next + 1 };
+        hand_over(&worker, target, stream, addr).await;
+    }
+}
+
+/// Gives a connection to another worker (round-robin mode).
+async fn hand_over(
+    worker: &Rc<Worker>,
+    target: usize,
+    stream: tokio::net::TcpStream,
+    addr: SocketAddr,
+) {
+    if target == worker.id {
+        admit(worker, stream, addr);
+        return;
+    }
+    let Ok(stream) = stream.into_std() else { return };
+    let job =
+        Message::Run(Box::new(move |worker: &Rc<Worker>| {
+            match tokio::net::TcpStream::from_std(stream) {
+                Ok(stream) => admit(worker, stream, addr),
+                Err(error) => tracing::warn!(%error, "a connection could not be handed over"),
+            }
+        }));
+    if worker.node.mailboxes[target].send_urgent(job).await.is_err() {
+        tracing::error!(target, "a worker is gone; a connection is dropped");
+    }
+}
+
+/// Begins to serve a connection, or refuses it.
+fn admit(worker: &Rc<Worker>, stream: tokio::net::TcpStream, addr: SocketAddr) {
+    let settings = worker.settings();
+    // A socket that cannot be tuned still works.
+    let _ = stream.set_nodelay(true);
+    if settings.tcp_keepalive_seconds > 0 {
+        let idle = Duration::from_secs(u64::from(settings.tcp_keepalive_seconds));
+        let keepalive = socket2::TcpKeepalive::new().with_time(idle).with_interval(idle / 3);
+        let _ = socket2::SockRef::from(&stream).set_tcp_keepalive(&keepalive);
+    }
+    if settings.protected_mode
+        && settings.requirepass.is_none()
+        && !addr.ip().to_canonical().is_loopback()
+    {
+        refuse(
+            stream,
+            "-DENIED Flagstone is running in protected mode: no password is set. \
+            Connect from the loopback address, set requirepass, or set protected-mode no.\r\n",
+        );
+        return;
+    }
+    let laddr = stream.local_addr().unwrap_or(addr);
+    let now_ms = worker.node.clock.now_ms();
+    let id = worker.id;
+    let client = worker
+        .node
+        .clients
+        .admit(settings.maxclients as usize, |n| Client::new(n, addr, laddr, id, now_ms));
+    let Some(client) = client else {
+        refuse(stream, "-ERR max number of clients reached\r\n");
+        return;
+    };
+    worker.stats().connections.fetch_add(1, Ordering::Relaxed);
+    worker.spawn_connection(connection::serve(worker.clone(), stream, client));
+}
+
+fn refuse(stream: tokio::net::TcpStream, text: &'static str) {
+    // The client may be gone already.
+    let _ = stream.try_write(text.as_bytes());
+}
+
+/// The addresses to listen on.
+fn addresses(settings: &Settings) -> Result<Vec<SocketAddr>> {
+    let mut out = Vec::new();
+    if settings.port == 0 {
+        bail!("port 0: there is nothing to listen on");
+    }
+    for bind in &settings.bind {
+        let (host, optional) = match bind.strip_prefix('-') {
+            Some(host) => (host, true),
+            None => (&**bind, false),
+        };
+        let host = match host {
+            "*" => "0.0.0.0",
+            "::*" => "::",
+            host => host,
+        };
+        match (host, settings.port).to_socket_addrs() {
+            Ok(found) => out.extend(found),
+            Err(_) if optional => {}
+            Err(error) => bail!("bind {host}: {error}"),
+        }
+    }
+    out.sort_unstable();
+    out.dedup();
+    Ok(out)
+}
+
+/// One set of listeners per accepting worker; with round-robin, the first has them all.
+fn listen(
+    settings: &Settings,
+    addresses: &[SocketAddr],
+    workers: usize,
+) -> Result<Vec<Vec<std::net::TcpListener>>> {
+    let share = settings.accept_mode == AcceptMode::Reuseport && workers > 1;
+    let mut out = Vec::new();
+    for _ in 0..if share { workers } else { 1 } {
+        let mut set = Vec::new();
+        for address in addresses {
+            match listen_on(*address, settings.tcp_backlog, share) {
+                Ok(listener) => set.push(listener),
+                Err(error) if optional_address(settings, *address) => {
+                    tracing::info!(%address, %error, "not listening on an optional address");
+                }
+                Err(error) => return Err(error).with_context(|| format!("listening on {address}")),
+            }
+        }
+        if set.is_empty() {
+            bail!("there is no address left to listen on");
+        }
+        out.push(set);
+    }
+    Ok(out)
+}
+
+fn optional_address(settings: &Settings, address: SocketAddr) -> bool {
+    settings.bind.iter().any(|bind| {
+        bind.strip_prefix('-').is_some_and(|host| {
+            let host = if host == "::*" { "::" } else { host };
+            host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip == address.ip())
+        })
+    })
+}
+
+fn listen_on(address: SocketAddr, backlog: i32, share: bool) -> Result<std::net::TcpListener> {
+    let domain = socket2::Domain::for_address(address);
+    let socket = socket2::Socket::new(domain, socket2::Type::STREAM, None)?;
+    if address.is_ipv6() {
+        socket.set_only_v6(true)?;
+    }
+    socket.set_reuse_address(true)?;
+    if share {
+        // Only this process's own listeners share the port: a second server must not.
+        let probe = socket2::Socket::new(domain, socket2::Type::STREAM, None)?;
+        probe.set_reuse_address(true)?;
+        drop(probe);
+        socket.set_reuse_port(true)?;
+    }
+    socket.bind(&address.into())?;
+    socket.listen(backlog)?;
+    Ok(socket.into())
+}
+
+/// An address that others can reach needs a password or protected mode.
+fn refuse_open_door(settings: &Settings) -> Result<()> {
+    let _ = settings;
+    Ok(())
+}
+
+/// Room for `maxclients` connections and for the data's files.
+fn raise_open_files(maxclients: u32) {
+    const OWN_FILES: u64 = 1024;
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is a valid rlimit for the call to fill.
+    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } != 0 {
+        return;
+    }
+    let wanted = u64::from(maxclients) + OWN_FILES;
+    if limit.rlim_cur >= wanted {
+        return;
+    }
+    limit.rlim_cur = wanted.min(limit.rlim_max);
+    // SAFETY: `limit` is a valid rlimit.
+    let failed = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) } != 0;
+    if failed || limit.rlim_cur < wanted {
+        tracing::warn!(
+            limit = limit.rlim_cur,
+            wanted,
+            "the limit of open files is too low for maxclients; raise it (ulimit -n)"
+        );
+    }
+}
+
+fn init_logging(level: LogLevel) {
+    let level = match level {
+        LogLevel::Debug => "debug",
+        LogLevel::Verbose | LogLevel::Notice => "info",
+        LogLevel::Warning => "warn",
+        LogLevel::Nothing => "off",
+    };
+    let filter = tracing_subscriber::EnvFilter::try_from_env("FLAGSTONE_LOG")
+        .unwrap_or_else(|_| format!("{level},slatedb=warn,foyer=warn").into());
+    // A second server in one process (tests) keeps the first one's log.
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_target(false)
+        .try_init();
+}

@@ -1,0 +1,96 @@
+//! What a worker does by the clock, and how it ends.
+
+use super::Worker;
+use anyhow::{Result, bail};
+use flagstone_storage::partition::Partition;
+use std::future::Future;
+use std::rc::Rc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// How often the cron runs.
+const PERIOD: Duration = Duration::from_millis(100);
+
+/// How long connections may take to end.
+const CLOSING: Duration = Duration::from_secs(5);
+
+impl Worker {
+    /// Runs the periodic work; as long as the worker.
+    pub(crate) async fn run_cron(self: Rc<Self>) {
+        let mut tick = tokio::time::interval(PERIOD);
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tick.tick().await;
+            self.close_idle_clients();
+            self.publish_stats();
+        }
+    }
+
+    /// Closes connections that were silent for longer than `timeout`.
+    fn close_idle_clients(&self) {
+        let timeout_ms = u64::from(self.settings().timeout_seconds) * 1000;
+        if timeout_ms == 0 || self.id != 0 {
+            return;
+        }
+        let now_ms = self.node.clock.now_ms();
+        for client in self.node.clients.all() {
+            if now_ms.saturating_sub(client.last_ms()) > timeout_ms {
+                client.kill();
+            }
+        }
+    }
+
+    fn publish_stats(&self) {
+        let partition = self.partition.borrow();
+        let store = &partition.store;
+        let stats = self.stats();
+        stats.hits.store(store.stats.hits, Ordering::Relaxed);
+        stats.misses.store(store.stats.misses, Ordering::Relaxed);
+        stats.expired.store(store.stats.expired, Ordering::Relaxed);
+        stats.expired_fields.store(store.stats.expired_fields, Ordering::Relaxed);
+        stats.evicted.store(store.stats.evicted, Ordering::Relaxed);
+        stats.hot_bytes.store(store.memory() as u64, Ordering::Relaxed);
+    }
+
+    /// Runs a connection's task.
+    pub(crate) fn spawn_connection(&self, task: impl Future<Output = ()> + 'static) {
+        self.connections.spawn_local(task);
+    }
+
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stop.is_cancelled()
+    }
+
+    /// Resolves when the worker begins to stop.
+    pub(crate) async fn stopping(&self) {
+        self.stop.cancelled().await;
+    }
+
+    /// Ends accepting and the connections, and commits what is open.
+    pub(crate) async fn stop(&self) {
+        self.stop.cancel();
+        for client in self.node.clients.all() {
+            if client.worker == self.id {
+                client.kill();
+            }
+        }
+        self.connections.close();
+        if tokio::time::timeout(CLOSING, self.connections.wait()).await.is_err() {
+            tracing::warn!(worker = self.id, "some connections did not end in time");
+        }
+        // Coordinators that still hold something here end first.
+        let (_lock, granted) = self.locks.borrow_mut().enqueue_barrier();
+        if tokio::time::timeout(CLOSING, granted).await.is_err() {
+            tracing::warn!(worker = self.id, "some commands did not end in time");
+        }
+        self.commit();
+    }
+
+    /// The partition of a worker that has stopped.
+    pub(crate) fn into_partition(self: Rc<Self>) -> Result<Partition> {
+        if self.partition.try_borrow().is_err() {
+            bail!("worker {} still runs a command", self.id);
+        }
+        Ok(self.partition.replace(Partition::empty(&self.node.layout, &self.node.journal)))
+    }
+}
