@@ -195,7 +195,9 @@ pub struct Options {
 impl Options {
     /// The smallest segment, in bytes.
     pub const MIN_SEGMENT: u64 = 4096;
-    /// Prepared segments kept at most.
+    /// Segments prepared ahead. Not more, so that dropped ones are reused and not written anew.
+    pub(crate) const READY: usize = 1;
+    /// Prepared and recycled segments kept at most.
     pub(crate) const SPARES: usize = 2;
 
     /// The greatest body of one part of a commit, in bytes.
