@@ -154,7 +154,7 @@ pub trait Journal: Send + Sync {
     /// Changes the mode; a stricter one applies to what is already appended too.
     fn set_mode(&self, mode: SyncMode);
 
-    /// Adds a callback. It must be short and must not append.
+    /// Adds a callback. It must be short, and must neither append nor subscribe.
     fn subscribe(&self, subscriber: Subscriber);
 
     /// Why the journal accepts no write any more, if so: a sync failed, or a failed append could

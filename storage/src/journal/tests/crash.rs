@@ -157,7 +157,7 @@ fn what_a_failed_sync_forgot_is_written_again() {
     disk.fail_sync();
     assert!(journal.sync_now().is_err());
     drop(journal);
-    // All of it is still in the page cache, and nothing of the first segment will be written.
+    // All of it is still in the page cache, and will not be written by a sync alone.
     let recovery = recover(&disk).unwrap();
     assert_eq!(recovery.end(), 20);
     assert_eq!(recovery.start(0, 0).unwrap().durable(), 20);

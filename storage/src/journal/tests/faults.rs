@@ -115,6 +115,22 @@ fn a_failed_sync_fails_the_journal_for_good() {
 }
 
 #[test]
+fn what_is_appended_during_a_sync_waits_for_the_next() {
+    let disk = Arc::new(SimDisk::default());
+    let journal = start(&disk, SyncMode::No);
+    eventually("a spare", || journal.stats().spares >= 1);
+    disk.hold_syncs.store(true, Ordering::SeqCst);
+    journal.append(0, &[0], &[b"1"]).unwrap();
+    journal.request_sync(1);
+    eventually("a sync", || disk.sync_held.load(Ordering::SeqCst));
+    journal.append(0, &[0], &[b"2"]).unwrap();
+    disk.hold_syncs.store(false, Ordering::SeqCst);
+    eventually("the sync's end", || journal.durable() > 0);
+    assert_eq!((journal.durable(), journal.end()), (1, 2));
+    assert_eq!(journal.sync_now().unwrap(), 2);
+}
+
+#[test]
 fn every_second_stalls_when_the_disk_does_not_keep_up() {
     let disk = Arc::new(SimDisk::default());
     let bound = Duration::from_millis(20);

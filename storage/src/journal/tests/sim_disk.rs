@@ -16,7 +16,7 @@ struct Content {
     now: Vec<u8>,
     /// What a power loss leaves.
     safe: Vec<u8>,
-    /// Sectors that the next sync writes. A failed one forgets them, as kernels do.
+    /// Sectors that the next sync writes. A failed one, of any file, forgets them, as kernels do.
     dirty: BTreeSet<usize>,
 }
 
@@ -50,6 +50,8 @@ pub(super) struct SimDisk {
     state: Mutex<State>,
     /// Syncs wait as long as it is set.
     pub(super) hold_syncs: AtomicBool,
+    /// One has waited.
+    pub(super) sync_held: AtomicBool,
 }
 
 struct SimFile {
@@ -62,7 +64,7 @@ pub(super) struct Handle(pub(super) Arc<SimDisk>);
 
 impl SimDisk {
     fn with(state: State) -> Arc<Self> {
-        Arc::new(Self { state: Mutex::new(state), hold_syncs: AtomicBool::new(false) })
+        Arc::new(Self { state: Mutex::new(state), ..Self::default() })
     }
 
     pub(super) fn copy(&self) -> Arc<Self> {
@@ -275,16 +277,17 @@ impl File for SimFile {
 
     fn sync(&self) -> io::Result<()> {
         while self.disk.hold_syncs.load(Ordering::SeqCst) {
+            self.disk.sync_held.store(true, Ordering::SeqCst);
             std::thread::yield_now();
         }
         let mut state = self.disk.state.lock().unwrap();
         state.live()?;
-        let failing = std::mem::take(&mut state.failing_sync);
-        let Content { now, safe, dirty } = &mut state.contents[self.id];
-        let dirty = std::mem::take(dirty);
-        if failing {
+        if std::mem::take(&mut state.failing_sync) {
+            state.contents.iter_mut().for_each(|content| content.dirty.clear());
             return Err(io::Error::other("a sync failed"));
         }
+        let Content { now, safe, dirty } = &mut state.contents[self.id];
+        let dirty = std::mem::take(dirty);
         safe.resize(now.len(), 0);
         for at in dirty.into_iter().map(|sector| sector * SECTOR) {
             let end = (at + SECTOR).min(now.len());
