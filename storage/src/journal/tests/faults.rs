@@ -115,6 +115,19 @@ fn a_failed_sync_fails_the_journal_for_good() {
 }
 
 #[test]
+fn a_panic_of_the_sync_thread_fails_the_journal() {
+    let disk = Arc::new(SimDisk::default());
+    let journal = start(&disk, SyncMode::No);
+    journal.subscribe(Box::new(|| assert!(std::thread::current().name() != Some("journal-sync"))));
+    journal.append(0, &[0], &[b"1"]).unwrap();
+    journal.sync_now().unwrap();
+    journal.append(0, &[0], &[b"2"]).unwrap();
+    journal.request_sync(2);
+    eventually("the failure", || journal.failed().is_some());
+    assert!(matches!(journal.append(0, &[0], &[b"3"]), Err(JournalError::Failed(_))));
+}
+
+#[test]
 fn what_is_appended_during_a_sync_waits_for_the_next() {
     let disk = Arc::new(SimDisk::default());
     let journal = start(&disk, SyncMode::No);
