@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 /// A directory tree. Changes of names are durable after [`Disk::sync_dir`].
 pub trait Disk: Send + Sync {
-    /// Creates `dir` and its parents; no error if it exists.
+    /// Creates `dir` and its parents durably; no error if it exists.
     fn create_dir(&self, dir: &Path) -> io::Result<()>;
     /// The names in `dir`, in no order; those that are not UTF-8 are left out.
     fn list(&self, dir: &Path) -> io::Result<Vec<String>>;
@@ -42,7 +42,16 @@ pub struct RealDisk;
 
 impl Disk for RealDisk {
     fn create_dir(&self, dir: &Path) -> io::Result<()> {
-        fs::create_dir_all(dir)
+        if dir.is_dir() {
+            return Ok(());
+        }
+        let parent = match dir.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent,
+            _ => Path::new("."),
+        };
+        self.create_dir(parent)?;
+        fs::create_dir(dir)?;
+        self.sync_dir(parent)
     }
 
     fn list(&self, dir: &Path) -> io::Result<Vec<String>> {

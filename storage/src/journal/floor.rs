@@ -64,7 +64,9 @@ impl Floor {
             return Err(JournalError::NewerFormat { path, found: version, known: VERSION });
         }
         let entries = &bytes[FIXED..];
-        if entries.len() % ENTRY != 0 || (entries.len() / ENTRY) as u64 != le_u64(bytes, 40) {
+        if !entries.len().is_multiple_of(ENTRY)
+            || (entries.len() / ENTRY) as u64 != le_u64(bytes, 40)
+        {
             return damaged("its length is wrong");
         }
         let shards = entries

@@ -5,6 +5,7 @@
 //! writer.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
@@ -166,6 +167,17 @@ impl LocalJournal {
                 tracing::error!("a journal thread has panicked");
             }
         }
+    }
+}
+
+impl fmt::Debug for LocalJournal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LocalJournal")
+            .field("dir", &self.shared.dir)
+            .field("epoch", &self.shared.epoch)
+            .field("end", &self.end())
+            .field("durable", &self.durable())
+            .finish_non_exhaustive()
     }
 }
 

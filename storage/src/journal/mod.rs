@@ -154,7 +154,7 @@ pub trait Journal: Send + Sync {
     /// Changes the mode; a stricter one applies to what is already appended too.
     fn set_mode(&self, mode: SyncMode);
 
-    /// Adds a callback. It must be short and must not append.
+    /// Adds a callback. It must be short, and must neither append nor subscribe.
     fn subscribe(&self, subscriber: Subscriber);
 
     /// Why the journal accepts no write any more, if so: a sync failed, or a failed append could
@@ -195,7 +195,9 @@ pub struct Options {
 impl Options {
     /// The smallest segment, in bytes.
     pub const MIN_SEGMENT: u64 = 4096;
-    /// Prepared segments kept at most.
+    /// Segments prepared ahead. Not more, so that dropped ones are reused and not written anew.
+    pub(crate) const READY: usize = 1;
+    /// Prepared and recycled segments kept at most.
     pub(crate) const SPARES: usize = 2;
 
     /// The greatest body of one part of a commit, in bytes.

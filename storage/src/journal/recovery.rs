@@ -5,6 +5,7 @@
 //! was never said to be durable, and is cut.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::io::{self, IoSlice};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -53,6 +54,17 @@ pub(super) struct Scanned {
     /// The last commit that ends in it or before it.
     pub(super) last: Lsn,
     pub(super) spans: Spans,
+}
+
+impl fmt::Debug for Recovery {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Recovery")
+            .field("dir", &self.dir)
+            .field("end", &self.end())
+            .field("durable", &self.durable)
+            .field("max_epoch", &self.max_epoch)
+            .finish_non_exhaustive()
+    }
 }
 
 impl LocalJournal {

@@ -21,6 +21,20 @@ impl Signal {
     }
 }
 
+/// Fails the journal when the thread that syncs panics, as by a subscriber: waiting for a sync
+/// that never comes would be silence.
+struct FailOnPanic<'a>(&'a Shared);
+
+impl Drop for FailOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let _writer = lock(&self.0.writer);
+            self.0.fail("the sync thread has panicked".to_owned());
+            self.0.progress.notify_all();
+        }
+    }
+}
+
 enum Due {
     Now,
     After(Duration),
@@ -33,6 +47,7 @@ enum Due {
 impl Shared {
     /// The sync thread.
     pub(super) fn run_sync(&self) {
+        let _guard = FailOnPanic(self);
         while self.await_due() {
             let end = self.end.load(Ordering::SeqCst);
             if self.sync_through(end).is_err() {

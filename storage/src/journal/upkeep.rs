@@ -17,7 +17,7 @@ impl Shared {
     pub(super) fn run_upkeep(&self) {
         let mut failing = false;
         while self.await_upkeep(failing) {
-            let done = self.recycle().and_then(|()| self.prepare_up_to(Options::SPARES));
+            let done = self.recycle().and_then(|()| self.prepare_up_to(Options::READY));
             if let (Err(error), false) = (&done, failing) {
                 tracing::warn!(%error, "journal segments cannot be prepared; trying again");
             }

@@ -12,7 +12,9 @@ fn work(journal: &LocalJournal, rng: &mut Rng, model: &mut Model, flushed: &mut 
                 }
             }
             2 => {
-                *flushed = rng.below(journal.durable() + 1).max(*flushed);
+                let durable = journal.durable();
+                let applied = if rng.below(2) == 0 { durable } else { rng.below(durable + 1) };
+                *flushed = applied.max(*flushed);
                 journal.flushed(0, *flushed);
                 journal.flushed(1, *flushed);
             }
@@ -137,4 +139,53 @@ fn recovery_can_be_interrupted_anywhere() {
         }
         assert!(changes >= 3);
     }
+}
+
+#[test]
+fn what_a_failed_sync_forgot_is_written_again() {
+    let mut rng = Rng::new(5);
+    let disk = Arc::new(SimDisk::default());
+    let journal = start(&disk, SyncMode::No);
+    eventually("a spare", || journal.stats().spares >= 1);
+    for round in 0..20 {
+        journal.append(round, &[0], &[&[1; 700]]).unwrap();
+        if round == 4 {
+            journal.sync_now().unwrap();
+        }
+    }
+    eventually("a spare", || journal.stats().spares >= 1);
+    disk.fail_sync();
+    assert!(journal.sync_now().is_err());
+    drop(journal);
+    // All of it is still in the page cache, and will not be written by a sync alone.
+    let recovery = recover(&disk).unwrap();
+    assert_eq!(recovery.end(), 20);
+    assert_eq!(recovery.start(0, 0).unwrap().durable(), 20);
+    for _ in 0..10 {
+        let recovery = recover(&disk.after_power_loss(&mut rng)).unwrap();
+        assert_eq!((recovery.end(), bodies(&recovery).len()), (20, 20));
+    }
+}
+
+#[test]
+fn a_segment_stays_until_the_one_after_it_is_durable() {
+    let disk = Arc::new(SimDisk::default());
+    let journal = start(&disk, SyncMode::No);
+    for _ in 0..3 {
+        journal.append(0, &[0], &[&[1; 1000]]).unwrap();
+    }
+    journal.sync_now().unwrap();
+    journal.append(0, &[1], &[&[2; 1000]]).unwrap();
+    assert_eq!(journal.stats().segments, 2);
+    journal.flushed(0, 3);
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(journal.oldest(), 1);
+    let mut rng = Rng::new(6);
+    for _ in 0..20 {
+        let recovery = recover(&disk.after_power_loss(&mut rng)).unwrap();
+        assert!(recovery.end() >= 3);
+    }
+    journal.sync_now().unwrap();
+    eventually("recycling", || journal.oldest() == 4);
+    assert_eq!(recover(&disk.after_power_loss(&mut rng)).unwrap().end(), 4);
 }

@@ -23,7 +23,7 @@ fn small_journal(clean: bool) -> (Arc<SimDisk>, Model) {
             }
             journal.flushed(0, 4);
         }
-        eventually("recycling", || journal.oldest() == 5 && journal.stats().spares == 2);
+        eventually("recycling", || journal.oldest() == 5 && journal.stats().spares >= 1);
         if clean || epoch == 0 {
             journal.close().unwrap();
         }
@@ -119,9 +119,10 @@ fn segments(disk: &SimDisk) -> Vec<PathBuf> {
 #[test]
 fn a_missing_file_is_corruption() {
     let (disk, _) = small_journal(true);
-    let begun = segments(&disk).len() - 2;
-    assert!(begun >= 4);
-    for path in &segments(&disk)[..begun - 1] {
+    let last = segment_path(dir(), newest(&disk));
+    let begun: Vec<_> = segments(&disk).into_iter().filter(|path| *path < last).collect();
+    assert!(begun.len() >= 3);
+    for path in &begun {
         let damaged = disk.copy();
         damaged.delete(path);
         match recover(&damaged).map(|recovery| recovery.end()) {
@@ -173,7 +174,7 @@ fn records_of_an_earlier_life_of_a_segment_are_not_taken() {
     for lsn in 1..=200 {
         eventually("recycling", || {
             let stats = journal.stats();
-            stats.segments <= 2 && stats.spares == 2
+            stats.segments <= 2 && stats.spares >= 1
         });
         assert_eq!(journal.append(0, &[0], &[&[lsn as u8; 200]]).unwrap(), lsn);
         journal.sync_now().unwrap();

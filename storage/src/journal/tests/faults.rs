@@ -7,7 +7,7 @@ use super::*;
 fn a_full_disk_refuses_and_recovers() {
     let disk = Arc::new(SimDisk::default());
     let journal = start(&disk, SyncMode::No);
-    eventually("spares", || journal.stats().spares == 2);
+    eventually("a spare", || journal.stats().spares >= 1);
     let before = journal.append(0, &[0], &[b"before"]).unwrap();
     disk.set_capacity(Some(disk.used() + 5000));
     // Too large for what is left: nothing of it is written, and its space is given back.
@@ -32,7 +32,7 @@ fn a_failed_write_is_wiped_and_its_lsn_used_again() {
     {
         let disk = Arc::new(SimDisk::default());
         let journal = start(&disk, SyncMode::No);
-        eventually("spares", || journal.stats().spares == 2);
+        eventually("a spare", || journal.stats().spares >= 1);
         journal.append(0, &[0], &[b"before"]).unwrap();
         disk.fail_write(kind, written);
         let error = journal.append(0, &[5], &[b"lost, and longer than the next"]).unwrap_err();
@@ -53,7 +53,7 @@ fn a_commit_that_fails_between_its_parts_does_not_count() {
     journal.append(0, &[0], &[b"before"]).unwrap();
     // Two parts fit into the segment and are left behind; the third fails.
     for _ in 0..2 {
-        eventually("spares", || journal.stats().spares == 2);
+        eventually("a spare", || journal.stats().spares >= 1);
         disk.pass_writes(2);
         disk.fail_write(ErrorKind::Other, usize::MAX);
         assert!(journal.append(0, &[5], &[&[9; 5000]]).is_err());
@@ -67,7 +67,7 @@ fn a_commit_that_fails_between_its_parts_does_not_count() {
     assert_eq!(bodies(&recover(&disk).unwrap()), expected);
     // An unfinished commit at the very end, and a new epoch behind it.
     let journal = start(&disk, SyncMode::No);
-    eventually("spares", || journal.stats().spares == 2);
+    eventually("a spare", || journal.stats().spares >= 1);
     disk.pass_writes(2);
     disk.fail_write(ErrorKind::Other, 0);
     assert!(journal.append(0, &[5], &[&[9; 5000]]).is_err());
@@ -82,7 +82,7 @@ fn a_commit_that_fails_between_its_parts_does_not_count() {
 fn a_write_that_cannot_be_wiped_fails_the_journal() {
     let disk = Arc::new(SimDisk::default());
     let journal = start(&disk, SyncMode::Always);
-    eventually("spares", || journal.stats().spares == 2);
+    eventually("a spare", || journal.stats().spares >= 1);
     let told = Arc::new(AtomicBool::new(false));
     let tell = Arc::clone(&told);
     journal.subscribe(Box::new(move || tell.store(true, Ordering::SeqCst)));
@@ -98,7 +98,7 @@ fn a_write_that_cannot_be_wiped_fails_the_journal() {
 fn a_failed_sync_fails_the_journal_for_good() {
     let disk = Arc::new(SimDisk::default());
     let journal = start(&disk, SyncMode::No);
-    eventually("spares", || journal.stats().spares == 2);
+    eventually("a spare", || journal.stats().spares >= 1);
     journal.append(0, &[0], &[b"1"]).unwrap();
     journal.sync_now().unwrap();
     let told = Arc::new(AtomicBool::new(false));
@@ -115,12 +115,41 @@ fn a_failed_sync_fails_the_journal_for_good() {
 }
 
 #[test]
+fn a_panic_of_the_sync_thread_fails_the_journal() {
+    let disk = Arc::new(SimDisk::default());
+    let journal = start(&disk, SyncMode::No);
+    journal.subscribe(Box::new(|| assert!(std::thread::current().name() != Some("journal-sync"))));
+    journal.append(0, &[0], &[b"1"]).unwrap();
+    journal.sync_now().unwrap();
+    journal.append(0, &[0], &[b"2"]).unwrap();
+    journal.request_sync(2);
+    eventually("the failure", || journal.failed().is_some());
+    assert!(matches!(journal.append(0, &[0], &[b"3"]), Err(JournalError::Failed(_))));
+}
+
+#[test]
+fn what_is_appended_during_a_sync_waits_for_the_next() {
+    let disk = Arc::new(SimDisk::default());
+    let journal = start(&disk, SyncMode::No);
+    eventually("a spare", || journal.stats().spares >= 1);
+    disk.hold_syncs.store(true, Ordering::SeqCst);
+    journal.append(0, &[0], &[b"1"]).unwrap();
+    journal.request_sync(1);
+    eventually("a sync", || disk.sync_held.load(Ordering::SeqCst));
+    journal.append(0, &[0], &[b"2"]).unwrap();
+    disk.hold_syncs.store(false, Ordering::SeqCst);
+    eventually("the sync's end", || journal.durable() > 0);
+    assert_eq!((journal.durable(), journal.end()), (1, 2));
+    assert_eq!(journal.sync_now().unwrap(), 2);
+}
+
+#[test]
 fn every_second_stalls_when_the_disk_does_not_keep_up() {
     let disk = Arc::new(SimDisk::default());
     let bound = Duration::from_millis(20);
     let options = Options { everysec_bound: bound, ..options(&disk, SyncMode::EverySec) };
     let journal = LocalJournal::recover(dir(), options).unwrap().start(0, 0).unwrap();
-    eventually("spares", || journal.stats().spares == 2);
+    eventually("a spare", || journal.stats().spares >= 1);
     disk.hold_syncs.store(true, Ordering::SeqCst);
     journal.append(0, &[0], &[b"1"]).unwrap();
     std::thread::sleep(bound * 3);

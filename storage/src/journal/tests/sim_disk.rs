@@ -1,6 +1,6 @@
 //! A disk in memory that loses what was not synced, and fails when told to.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, IoSlice};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,6 +16,8 @@ struct Content {
     now: Vec<u8>,
     /// What a power loss leaves.
     safe: Vec<u8>,
+    /// Sectors that the next sync writes. A failed one, of any file, forgets them, as kernels do.
+    dirty: BTreeSet<usize>,
 }
 
 #[derive(Clone)]
@@ -48,6 +50,8 @@ pub(super) struct SimDisk {
     state: Mutex<State>,
     /// Syncs wait as long as it is set.
     pub(super) hold_syncs: AtomicBool,
+    /// One has waited.
+    pub(super) sync_held: AtomicBool,
 }
 
 struct SimFile {
@@ -60,7 +64,7 @@ pub(super) struct Handle(pub(super) Arc<SimDisk>);
 
 impl SimDisk {
     fn with(state: State) -> Arc<Self> {
-        Arc::new(Self { state: Mutex::new(state), hold_syncs: AtomicBool::new(false) })
+        Arc::new(Self { state: Mutex::new(state), ..Self::default() })
     }
 
     pub(super) fn copy(&self) -> Arc<Self> {
@@ -82,13 +86,13 @@ impl SimDisk {
                 left.resize(content.now.len(), 0);
             }
             let odds = 1 + rng.below(4);
-            for at in (0..left.len().min(content.now.len())).step_by(SECTOR) {
-                let end = (at + SECTOR).min(left.len()).min(content.now.len());
-                if rng.below(odds) == 0 {
+            for at in content.dirty.iter().map(|sector| sector * SECTOR) {
+                let end = (at + SECTOR).min(left.len());
+                if at < end && rng.below(odds) == 0 {
                     left[at..end].copy_from_slice(&content.now[at..end]);
                 }
             }
-            *content = Content { now: left.clone(), safe: left };
+            *content = Content { now: left.clone(), safe: left, dirty: BTreeSet::new() };
         }
         let contents = state.contents;
         Self::with(State { contents, safe_names: names.clone(), names, ..State::default() })
@@ -250,14 +254,16 @@ impl File for SimFile {
         let mut state = self.disk.state.lock().unwrap();
         state.live()?;
         let (mut written, mut result) = (bytes.len(), Ok(()));
-        if state.passing_writes > 0 {
+        // Filling a new segment does not count.
+        let filling = offset == 0 && bytes.len() > SECTOR;
+        if state.passing_writes > 0 && !filling {
             state.passing_writes -= 1;
-        } else if !state.failing_writes.is_empty() {
+        } else if !filling && !state.failing_writes.is_empty() {
             let (kind, at) = state.failing_writes.remove(0);
             (written, result) = (written.min(at), Err(kind.into()));
         }
         let capacity = state.capacity;
-        let now = &mut state.contents[self.id].now;
+        let Content { now, dirty, .. } = &mut state.contents[self.id];
         let end = offset as usize + written;
         let growth = end.saturating_sub(now.len());
         if growth > 0 && capacity.is_some_and(|capacity| used + growth > capacity) {
@@ -265,20 +271,28 @@ impl File for SimFile {
         }
         now.resize(now.len().max(end), 0);
         now[offset as usize..end].copy_from_slice(&bytes[..written]);
+        dirty.extend(offset as usize / SECTOR..end.div_ceil(SECTOR));
         result
     }
 
     fn sync(&self) -> io::Result<()> {
         while self.disk.hold_syncs.load(Ordering::SeqCst) {
+            self.disk.sync_held.store(true, Ordering::SeqCst);
             std::thread::yield_now();
         }
         let mut state = self.disk.state.lock().unwrap();
         state.live()?;
-        if state.failing_sync {
+        if std::mem::take(&mut state.failing_sync) {
+            state.contents.iter_mut().for_each(|content| content.dirty.clear());
             return Err(io::Error::other("a sync failed"));
         }
-        let content = &mut state.contents[self.id];
-        content.safe = content.now.clone();
+        let Content { now, safe, dirty } = &mut state.contents[self.id];
+        let dirty = std::mem::take(dirty);
+        safe.resize(now.len(), 0);
+        for at in dirty.into_iter().map(|sector| sector * SECTOR) {
+            let end = (at + SECTOR).min(now.len());
+            safe[at..end].copy_from_slice(&now[at..end]);
+        }
         Ok(())
     }
 }
