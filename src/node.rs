@@ -27,6 +27,30 @@ pub struct ShutdownRequest {
     pub now: bool,
 }
 
+/// How the memory budget is split; bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Budget {
+    /// Decoded values, all workers together.
+    pub hot: usize,
+    /// Pending rows, all shards together: beyond it writers wait.
+    pub pending: usize,
+    pub block_cache: u64,
+}
+
+impl Budget {
+    /// Half of it for decoded values, a quarter for pending rows, an eighth for the block cache
+    /// (with a quarter of that again for filters and indexes); the rest is for memtables and
+    /// buffers.
+    pub fn new(settings: &crate::config::Settings) -> Self {
+        let total = settings.memory_budget;
+        Self {
+            hot: (total / 2) as usize,
+            pending: (total / 4) as usize,
+            block_cache: settings.block_cache_size.unwrap_or(total / 8),
+        }
+    }
+}
+
 /// The process: configuration, journal, workers, connections.
 pub struct Node {
     pub config: Arc<Config>,
@@ -45,6 +69,9 @@ pub struct Node {
     pub next_generation: AtomicU64,
     /// Set by DEBUG SET-ACTIVE-EXPIRE.
     pub active_expire: AtomicBool,
+    pub budget: Budget,
+    /// There are more pending rows than the budget allows: writers wait.
+    pub pressure: AtomicBool,
     paused: AtomicBool,
     pause: Mutex<Pause>,
     pub(crate) unpaused: Notify,
@@ -69,6 +96,7 @@ impl Node {
         let started_ms = clock.now_ms();
         let stats = mailboxes.iter().map(|_| Arc::default()).collect();
         Self {
+            budget: Budget::new(&config.settings()),
             config,
             layout,
             clock,
@@ -84,6 +112,7 @@ impl Node {
                 .collect(),
             next_generation: AtomicU64::new(u64::from(next_generation)),
             active_expire: AtomicBool::new(true),
+            pressure: AtomicBool::new(false),
             paused: AtomicBool::new(false),
             pause: Mutex::default(),
             unpaused: Notify::new(),

@@ -3,11 +3,11 @@
 use crate::clients::Client;
 use crate::config::{AcceptMode, Config, LogLevel, Settings};
 use crate::connection;
-use crate::node::{Node, sync_mode};
+use crate::node::{Budget, Node, sync_mode};
 use crate::worker::{Inbox, Mailbox, Message, Worker, mailbox};
 use anyhow::{Context, Result, bail};
 use flagstone_storage::clock::Clock;
-use flagstone_storage::directory::{Directory, OpenOptions, Opened};
+use flagstone_storage::directory::{Directory, OpenOptions};
 use flagstone_storage::partition::Partition;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::rc::Rc;
@@ -45,38 +45,33 @@ pub fn run(config: Config) -> Result<()> {
         .context("starting the background runtime")?;
     let addresses = addresses(&settings)?;
     let clock = Clock::default();
-    let opened = background.block_on(open_data(&settings, &clock, background.handle().clone()))?;
+    let options = open_options(&settings);
+    let opening = background.spawn(Directory::open(options, clock.clone()));
+    let opened = background.block_on(opening).context("opening the data directory")??;
     let served = serve(&config, &settings, opened, clock, &addresses, &background);
     background.shutdown_timeout(DRAIN);
     served
 }
 
-async fn open_data(
-    settings: &Settings,
-    clock: &Clock,
-    background: tokio::runtime::Handle,
-) -> Result<Opened> {
-    let options = OpenOptions {
+fn open_options(settings: &Settings) -> OpenOptions {
+    let budget = Budget::new(settings);
+    OpenOptions {
         dir: settings.dir.clone(),
-        shards: settings.shards.map(|n| n as u16),
+        shards: settings.shards.map(|n| u16::try_from(n).unwrap_or(u16::MAX)),
         default_shards: std::thread::available_parallelism().map_or(1, usize::from) as u16,
         databases: settings.databases,
         segment_bytes: settings.journal_segment_size,
         mode: sync_mode(settings.appendfsync),
         everysec_bound: Duration::from_millis(settings.everysec_bound_ms),
         inline_sync: settings.workers == 1 && settings.net_workers == 0,
-        memory_budget: settings.memory_budget,
-        block_cache_bytes: settings.block_cache_size,
-        handover_interval: Duration::from_millis(settings.handover_interval_ms),
-        journal_max_bytes: settings.journal_max_size,
-    };
-    Directory::open(options, clock.clone(), background).await
+        block_cache_bytes: budget.block_cache,
+    }
 }
 
 fn serve(
     config: &Arc<Config>,
     settings: &Settings,
-    opened: Opened,
+    opened: Directory,
     clock: Clock,
     addresses: &[SocketAddr],
     background: &tokio::runtime::Runtime,
@@ -92,12 +87,12 @@ fn serve(
         opened.journal.clone(),
         mailboxes,
         shard_workers,
-        opened.next_generation,
+        opened.generations.next,
         background.handle().clone(),
     ));
     let listeners = listen(settings, addresses, net.len())?;
     let (stop, stopped) = watch::channel(false);
-    let mut partitions = opened.into_partitions(shard_workers, total);
+    let (mut partitions, lock) = opened.into_partitions(shard_workers, total);
     let mut threads = Vec::with_capacity(total);
     let mut listeners = listeners.into_iter();
     for (id, inbox) in inboxes.into_iter().enumerate() {
@@ -134,7 +129,9 @@ fn serve(
     tracing::info!(now = request.now, "shutting down");
     drop(stopped);
     stop.send_replace(true);
-    drain(threads, &node, background)
+    let drained = drain(threads, &node, background);
+    drop(lock);
+    drained
 }
 
 /// SIGTERM, SIGINT or SHUTDOWN.
@@ -171,10 +168,12 @@ fn drain(
             Err(_) => failed = Some(anyhow::anyhow!("a worker thread panicked")),
         }
     }
-    node.journal.close().context("closing the journal")?;
+    node.journal.sync_now().context("syncing the journal")?;
     for partition in partitions {
-        background.block_on(partition.close())?;
+        let closing = background.spawn(partition.close());
+        background.block_on(closing).context("closing the shards")??;
     }
+    node.journal.close().context("closing the journal")?;
     match failed {
         Some(error) => Err(error),
         None => {
@@ -220,6 +219,8 @@ async fn run_worker(start: Start) -> Result<Partition> {
     tokio::task::spawn_local(worker.clone().run_settler(durable));
     tokio::task::spawn_local(worker.clone().run_mailbox(inbox));
     tokio::task::spawn_local(worker.clone().run_cron());
+    tokio::task::spawn_local(worker.clone().run_materialiser());
+    tokio::task::spawn_local(worker.clone().run_expiry());
     for listener in listeners {
         listener.set_nonblocking(true)?;
         let listener = TcpListener::from_std(listener).context("taking over a listener")?;

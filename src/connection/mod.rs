@@ -23,6 +23,10 @@ pub(crate) const READ: usize = 64 * 1024;
 /// Replies are written before a cycle's end once they reach this many bytes.
 const FLUSH: usize = 1 << 20;
 
+/// How long a connection waits for room before its writes are refused, and how often it looks.
+const PRESSURE_WAIT: std::time::Duration = std::time::Duration::from_secs(5);
+const PRESSURE_POLL: std::time::Duration = std::time::Duration::from_millis(2);
+
 /// What made the parse loop stop.
 enum Pause {
     /// All that was readable is parsed.
@@ -69,6 +73,9 @@ impl Connection {
     async fn run(&mut self) -> std::io::Result<()> {
         loop {
             self.stream.readable().await?;
+            if self.worker.node.pressure.load(Ordering::Relaxed) {
+                self.wait_for_room().await;
+            }
             let mut scratch = self.worker.take_scratch();
             let read = if self.buf.is_empty() {
                 self.stream.try_read(&mut scratch)
@@ -98,6 +105,15 @@ impl Connection {
             if !self.finish(cycle, pause).await? {
                 return Ok(());
             }
+        }
+    }
+
+    /// Waits while there are more pending rows than the memory budget allows, up to a limit: a
+    /// write that still finds no room is refused.
+    async fn wait_for_room(&self) {
+        let begun = std::time::Instant::now();
+        while self.worker.node.pressure.load(Ordering::Relaxed) && begun.elapsed() < PRESSURE_WAIT {
+            tokio::time::sleep(PRESSURE_POLL).await;
         }
     }
 

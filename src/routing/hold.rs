@@ -111,8 +111,6 @@ impl Worker {
                 entries.push((*db, entry));
             }
         }
-        partition.granted();
-        drop(partition);
         let hold = {
             let mut holds = self.holds.borrow_mut();
             holds.next += 1;
@@ -120,6 +118,8 @@ impl Worker {
             holds.locks.insert(hold, lock);
             hold
         };
+        partition.granted(hold);
+        drop(partition);
         if let Err(grant) = to.send(Grant { hold, entries, error: None }) {
             let entries = grant.entries.into_iter().map(|(db, e)| (db, e, false)).collect();
             self.apply(Apply { hold, entries, ..Apply::default() });
@@ -146,7 +146,7 @@ impl Worker {
             partition.merge(*lsn, body);
             partition.saw_lsn(*lsn);
         }
-        partition.released();
+        partition.released(apply.hold);
         drop(partition);
         if apply.record.is_some() {
             self.stats().commits.fetch_add(1, Ordering::Relaxed);

@@ -209,9 +209,12 @@ impl Worker {
 
     /// Loads what is not in memory; the keys are locked. `Err`: the text for the client.
     pub(crate) async fn load(self: &Rc<Self>, needs: Vec<Need>) -> Result<(), String> {
-        let plan = self.partition.borrow().plan_load(needs);
+        let plan = self.partition.borrow_mut().plan_load(needs);
         let loaded = plan.run(&self.node.background).await;
-        let now_ms = self.node.clock.now_ms();
-        self.partition.borrow_mut().finish_load(loaded, now_ms).map_err(|e| format!("ERR {e}"))
+        let finished = self.partition.borrow_mut().finish_load(loaded);
+        finished.map_err(|error| {
+            tracing::error!("{error:#}");
+            format!("ERR the data could not be read: {error:#}")
+        })
     }
 }

@@ -6,7 +6,9 @@ mod cron;
 mod execute;
 mod locks;
 mod mailbox;
+mod materialise;
 mod rounds;
+pub mod scan;
 
 pub use batch::{BatchReply, CmdBatch, Request};
 pub use execute::{Blocked, OwnedCommand, Ran};
@@ -182,8 +184,16 @@ impl Worker {
         let result = partition.commit(now_ms);
         let (appended, durable) = (partition.appended(), partition.durable());
         drop(partition);
-        if let Err(failed) = result {
-            self.rounds.fail(failed.round, &failed.error);
+        match result {
+            Ok(false) => {}
+            Ok(true) => {
+                self.stats().commits.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                self.evict();
+            }
+            Err(failed) => {
+                self.stats().failed_commits.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                self.rounds.fail(failed.round, &failed.error);
+            }
         }
         self.rounds.advance(appended, durable);
         self.release_held();

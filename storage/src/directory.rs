@@ -1,80 +1,338 @@
-//! The data directory.
+//! The data directory: `flagstone.json`, `journal/`, `shard-<id>/`, and its recovery.
 
 use crate::clock::Clock;
-use crate::journal::{Journal, LocalJournal, Options, SyncMode};
+use crate::commit::split_body;
+use crate::control::{Control, Generations};
+use crate::encoding::row;
+use crate::engine::{Engine, prefix_range};
+use crate::journal::{Journal, JournalError, LocalJournal, Lsn, Options, Recovery, SyncMode};
 use crate::partition::Partition;
+use crate::shard::Shard;
 use crate::slot::Layout;
 use crate::store::{Store, Versions};
-use anyhow::Result;
+use anyhow::{Context, Result, bail};
+use object_store::local::LocalFileSystem;
+use serde::{Deserialize, Serialize};
+use slatedb::db_cache::foyer::{FoyerCache, FoyerCacheOptions};
+use slatedb::db_cache::{DbCache, SplitCache};
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
+
+/// The version of the formats on disk that this program writes.
+const FORMAT: u32 = 1;
+
+/// Most shards of a node.
+const MAX_SHARDS: u16 = 1024;
+
+const MANIFEST: &str = "flagstone.json";
 
 /// How to open a data directory.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
     pub dir: PathBuf,
+    /// `None`: what the directory has, or `default_shards` if it is new.
     pub shards: Option<u16>,
     pub default_shards: u16,
     pub databases: u32,
     pub segment_bytes: u64,
     pub mode: SyncMode,
     pub everysec_bound: Duration,
+    /// The only committer syncs by itself.
     pub inline_sync: bool,
-    pub memory_budget: u64,
-    pub block_cache_bytes: Option<u64>,
-    pub handover_interval: Duration,
-    pub journal_max_bytes: u64,
+    pub block_cache_bytes: u64,
 }
 
-/// See [`Opened`].
-pub struct Directory;
+/// What is fixed when a data directory is created.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
+struct Manifest {
+    format: u32,
+    shards: u16,
+    /// Seed of the key hashes that rows carry.
+    seed: u64,
+    /// Marks this journal's headers.
+    salt: u32,
+}
 
 /// An open data directory.
-pub struct Opened {
+pub struct Directory {
     pub layout: Arc<Layout>,
     pub journal: Arc<dyn Journal>,
-    pub next_generation: u32,
+    pub generations: Generations,
     versions: Arc<Versions>,
+    shards: Vec<Shard>,
     databases: u32,
+    /// Holds the directory until the process ends or this is dropped.
+    lock: File,
 }
 
 impl Directory {
-    pub async fn open(
-        options: OpenOptions,
-        _clock: Clock,
-        _background: tokio::runtime::Handle,
-    ) -> Result<Opened> {
-        let dir = options.dir.join("journal");
-        std::fs::create_dir_all(&dir)?;
-        let recovery = LocalJournal::recover(
-            &dir,
-            Options { mode: options.mode, inline_sync: options.inline_sync, ..Options::default() },
-        )?;
-        let epoch = recovery.max_epoch() + 1;
-        let journal: Arc<dyn Journal> = recovery.start(epoch, 1)?;
-        Ok(Opened {
-            layout: Arc::new(Layout { shards: options.default_shards, seed: 0 }),
+    /// Opens a data directory, or creates it, and recovers what was committed. Must run on the
+    /// background runtime, where the engines' tasks stay.
+    pub async fn open(options: OpenOptions, clock: Clock) -> Result<Self> {
+        let dir = &options.dir;
+        fs::create_dir_all(dir).with_context(|| format!("creating {}", dir.display()))?;
+        let lock = lock(dir)?;
+        let manifest = open_manifest(&options)?;
+        let layout = Arc::new(Layout { shards: manifest.shards, seed: manifest.seed });
+        let journal_dir = dir.join("journal");
+        fs::create_dir_all(&journal_dir)
+            .with_context(|| format!("creating {}", journal_dir.display()))?;
+        let recovery = LocalJournal::recover(&journal_dir, journal_options(&options, &manifest))?;
+        clock.at_least(recovery.max_time_ms());
+        let engines = open_engines(&options, manifest.shards, &clock).await?;
+        let mut opened = Vec::with_capacity(engines.len());
+        for (id, engine) in (0u16..).zip(engines) {
+            let rows = engine.scan(prefix_range(&[row::CONTROL]), usize::MAX).await?;
+            let control = Control::read(&rows, options.databases).map_err(|what| {
+                anyhow::anyhow!("shard {id} ({}): {what}", shard_dir(dir, id).display())
+            })?;
+            check_shard(&recovery, id, &control)?;
+            opened.push((id, engine, control));
+        }
+        let epoch = opened.iter().map(|(.., c)| c.epoch).max().unwrap_or(0);
+        let epoch = (recovery.max_epoch() + 1).max(epoch + 1);
+        let highest = opened.iter().map(|(.., c)| c.reaches.max(c.applied)).max().unwrap_or(0);
+        let mut shards: Vec<Shard> = opened
+            .into_iter()
+            .map(|(id, engine, control)| Shard::new(id, engine, epoch, control))
+            .collect();
+        let replayed = replay(&recovery, &mut shards)?;
+        if replayed > 0 {
+            tracing::info!(records = replayed, "the journal's tail was replayed");
+        }
+        let journal = recovery.start(epoch, highest + 1)?;
+        for shard in &shards {
+            journal.flushed(shard.id, shard.flushed());
+        }
+        let generations = shards.first().map(|s| s.generations().clone()).unwrap_or_default();
+        if shards.iter().any(|s| s.generations().live != generations.live) {
+            bail!("the shards in {} do not agree on the databases' generations", dir.display());
+        }
+        let next = shards.iter().map(|s| s.generations().next).max().unwrap_or(1);
+        Ok(Self {
+            layout,
             journal,
-            next_generation: 1000,
+            generations: Generations { next, ..generations },
             versions: Arc::new(Versions::new(epoch)),
+            shards,
             databases: options.databases,
+            lock,
         })
+    }
+
+    /// Deals the shards out: shard n to worker n mod `shard_workers`; the workers beyond own none.
+    /// The directory's lock comes along.
+    pub fn into_partitions(self, shard_workers: usize, total: usize) -> (Vec<Partition>, File) {
+        let mut dealt: Vec<BTreeMap<u16, Shard>> = Vec::new();
+        dealt.resize_with(total.max(shard_workers), BTreeMap::new);
+        for shard in self.shards {
+            dealt[usize::from(shard.id) % shard_workers].insert(shard.id, shard);
+        }
+        let live = &self.generations.live[..self.databases as usize];
+        let partitions = dealt
+            .into_iter()
+            .map(|shards| {
+                let mut store = Store::new(self.layout.clone(), self.versions.clone(), live, false);
+                for (db, generation) in (0u32..).zip(live) {
+                    if shards.values().any(|shard| shard.totals(*generation).0 > 0) {
+                        store.set_partial(db);
+                    }
+                }
+                Partition::new(store, shards, self.journal.clone())
+            })
+            .collect();
+        (partitions, self.lock)
     }
 }
 
-impl Opened {
-    pub fn into_partitions(self, _shard_workers: usize, total: usize) -> Vec<Partition> {
-        let generations: Vec<u32> = (1..=self.databases).collect();
-        (0..total)
-            .map(|_| {
-                Partition::new(
-                    Store::new(self.layout.clone(), self.versions.clone(), &generations, false),
-                    BTreeMap::new(),
-                    self.journal.clone(),
-                )
-            })
-            .collect()
+fn lock(dir: &Path) -> Result<File> {
+    let path = dir.join("lock");
+    let file = File::options()
+        .create(true)
+        .write(true)
+        .truncate(false)
+        .open(&path)
+        .with_context(|| format!("opening {}", path.display()))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(fs::TryLockError::WouldBlock) => {
+            bail!("the data directory {} is in use by another process", dir.display())
+        }
+        Err(fs::TryLockError::Error(error)) => {
+            Err(error).with_context(|| format!("locking {}", path.display()))
+        }
     }
+}
+
+fn open_manifest(options: &OpenOptions) -> Result<Manifest> {
+    let path = options.dir.join(MANIFEST);
+    let manifest = match fs::read(&path) {
+        Ok(bytes) => read_manifest(&path, &bytes)?,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            return create_manifest(options, &path);
+        }
+        Err(error) => return Err(error).with_context(|| format!("reading {}", path.display())),
+    };
+    if let Some(asked) = options.shards
+        && asked != manifest.shards
+    {
+        bail!(
+            "{} has {} shards, and that is fixed: start without `shards` or with `shards {}`",
+            options.dir.display(),
+            manifest.shards,
+            manifest.shards
+        );
+    }
+    Ok(manifest)
+}
+
+fn read_manifest(path: &Path, bytes: &[u8]) -> Result<Manifest> {
+    #[derive(Deserialize)]
+    struct Version {
+        format: u32,
+    }
+    let version: Version =
+        serde_json::from_slice(bytes).with_context(|| format!("{} is damaged", path.display()))?;
+    if version.format != FORMAT {
+        bail!(
+            "{} has format {}; this program knows format {FORMAT} only",
+            path.display(),
+            version.format
+        );
+    }
+    let manifest: Manifest =
+        serde_json::from_slice(bytes).with_context(|| format!("{} is damaged", path.display()))?;
+    if !(1..=MAX_SHARDS).contains(&manifest.shards) {
+        bail!("{} is damaged: {} shards", path.display(), manifest.shards);
+    }
+    Ok(manifest)
+}
+
+fn create_manifest(options: &OpenOptions, path: &Path) -> Result<Manifest> {
+    let dir = &options.dir;
+    for entry in fs::read_dir(dir).with_context(|| format!("reading {}", dir.display()))? {
+        let name = entry?.file_name();
+        let name = name.to_string_lossy();
+        if name == "journal" || name.starts_with("shard-") {
+            bail!(
+                "{} holds {name} but no {MANIFEST}: it is not a whole data directory",
+                dir.display()
+            );
+        }
+    }
+    let shards = options.shards.unwrap_or(options.default_shards).clamp(1, MAX_SHARDS);
+    let manifest = Manifest { format: FORMAT, shards, seed: rand::random(), salt: rand::random() };
+    let mut text = serde_json::to_vec_pretty(&manifest)?;
+    text.push(b'\n');
+    let temporary = path.with_extension("json.new");
+    let write = || -> std::io::Result<()> {
+        let mut file = File::create(&temporary)?;
+        file.write_all(&text)?;
+        file.sync_all()?;
+        fs::rename(&temporary, path)?;
+        File::open(dir)?.sync_all()
+    };
+    write().with_context(|| format!("creating {}", path.display()))?;
+    Ok(manifest)
+}
+
+fn journal_options(options: &OpenOptions, manifest: &Manifest) -> Options {
+    Options {
+        segment_bytes: options.segment_bytes,
+        everysec_bound: options.everysec_bound,
+        mode: options.mode,
+        inline_sync: options.inline_sync,
+        salt: manifest.salt,
+        ..Options::default()
+    }
+}
+
+fn shard_dir(dir: &Path, id: u16) -> PathBuf {
+    dir.join(format!("shard-{id}"))
+}
+
+/// Opens all engines at the same time, with one block cache.
+async fn open_engines(options: &OpenOptions, shards: u16, clock: &Clock) -> Result<Vec<Engine>> {
+    let block = FoyerCache::new_with_opts(FoyerCacheOptions {
+        max_capacity: options.block_cache_bytes,
+        shards: 8,
+    });
+    let meta = FoyerCache::new_with_opts(FoyerCacheOptions {
+        max_capacity: options.block_cache_bytes / 4,
+        shards: 8,
+    });
+    let cache: Arc<dyn DbCache> = Arc::new(
+        SplitCache::new()
+            .with_block_cache(Some(Arc::new(block)))
+            .with_meta_cache(Some(Arc::new(meta)))
+            .build(),
+    );
+    let mut opening = Vec::with_capacity(usize::from(shards));
+    for id in 0..shards {
+        let dir = shard_dir(&options.dir, id);
+        fs::create_dir_all(&dir).with_context(|| format!("creating {}", dir.display()))?;
+        let store = LocalFileSystem::new_with_prefix(&dir)
+            .with_context(|| format!("opening {}", dir.display()))?
+            .with_fsync(true);
+        let (cache, clock) = (cache.clone(), clock.clone());
+        opening.push(tokio::spawn(async move {
+            Engine::open(Arc::new(store), "db", cache, u64::from(id), clock)
+                .await
+                .with_context(|| format!("shard {id} ({})", dir.display()))
+        }));
+    }
+    let mut engines = Vec::with_capacity(opening.len());
+    for engine in opening {
+        engines.push(engine.await??);
+    }
+    Ok(engines)
+}
+
+/// Refuses a shard that the journal does not fit.
+fn check_shard(recovery: &Recovery, id: u16, control: &Control) -> Result<()> {
+    recovery.check_shard(id, control.applied)?;
+    let cleanly_closed = control.reaches == control.applied;
+    if control.reaches > recovery.end() && !(cleanly_closed && recovery.end() == 0) {
+        bail!(
+            "shard {id} reaches lsn {}, but the journal ends at {}: the journal's files are older \
+             than the shard's, or missing",
+            control.reaches,
+            recovery.end()
+        );
+    }
+    Ok(())
+}
+
+/// Merges what each shard has not applied; how many records there were.
+fn replay(recovery: &Recovery, shards: &mut [Shard]) -> Result<u64> {
+    let applied: Vec<Lsn> = shards.iter().map(Shard::flushed).collect();
+    let from = applied.iter().min().map_or(1, |lsn| lsn + 1);
+    let mut records = 0;
+    recovery.replay::<ReplayError>(from, |record| {
+        let body = split_body(&record.body).ok_or(ReplayError::Body(record.lsn))?;
+        records += 1;
+        for (id, ops) in body {
+            let shard =
+                shards.get_mut(usize::from(id)).ok_or(ReplayError::Shard(record.lsn, id))?;
+            if record.lsn > applied[usize::from(id)] {
+                shard.merge(record.lsn, ops);
+            }
+        }
+        Ok(())
+    })?;
+    Ok(records)
+}
+
+#[derive(Debug, thiserror::Error)]
+enum ReplayError {
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    #[error("the journal record {0} is damaged")]
+    Body(Lsn),
+    #[error("the journal record {0} names shard {1}, which does not exist")]
+    Shard(Lsn, u16),
 }

@@ -9,10 +9,17 @@
 
 pub mod clock;
 pub mod commit;
+pub mod control;
+pub mod counters;
 pub mod directory;
 pub mod encoding;
+pub mod engine;
 pub mod journal;
+pub mod load;
+pub mod materialise;
 pub mod partition;
+pub mod pending;
+pub mod scan;
 pub mod shard;
 pub mod slot;
 pub mod store;

@@ -2,9 +2,12 @@
 
 use crate::commit::{Sealed, split_body};
 use crate::journal::{Journal, JournalError, Lsn};
-use crate::shard::Shard;
-use crate::store::Store;
-use std::collections::{BTreeMap, VecDeque};
+use crate::materialise::hand_over;
+use crate::shard::{Cut, Shard};
+use crate::slot::Layout;
+use crate::store::{Store, Versions};
+use anyhow::{Context, Result};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 /// A round whose record could not be appended; what it showed must not be answered.
@@ -25,12 +28,23 @@ pub struct Partition {
     durable: u64,
     /// The greatest lsn this worker knows to be in the journal.
     last_lsn: Lsn,
+    /// Open holds of coordinators, by number.
+    holds: BTreeSet<u64>,
 }
 
 impl Partition {
     pub fn new(store: Store, shards: BTreeMap<u16, Shard>, journal: Arc<dyn Journal>) -> Self {
         let last_lsn = journal.end();
-        Self { store, shards, journal, rounds: VecDeque::new(), appended: 0, durable: 0, last_lsn }
+        Self {
+            store,
+            shards,
+            journal,
+            rounds: VecDeque::new(),
+            appended: 0,
+            durable: 0,
+            last_lsn,
+            holds: BTreeSet::new(),
+        }
     }
 
     /// The greatest round that is in the journal.
@@ -111,43 +125,96 @@ impl Partition {
     }
 }
 
-/// What is to be read from disk.
-#[derive(Debug)]
-pub struct LoadPlan {}
-
-/// What was read.
-#[derive(Debug)]
-pub struct Loaded {}
-
-impl LoadPlan {
-    pub async fn run(self, _background: &tokio::runtime::Handle) -> Loaded {
-        Loaded {}
-    }
-}
-
-impl Partition {
-    pub fn plan_load(&self, _needs: Vec<crate::store::Need>) -> LoadPlan {
-        LoadPlan {}
-    }
-
-    pub fn finish_load(&mut self, _loaded: Loaded, _now_ms: u64) -> Result<(), String> {
-        Err("not found".into())
-    }
-
-    pub fn granted(&mut self) {}
-
-    pub fn released(&mut self) {}
-
-    pub async fn close(self) -> anyhow::Result<()> {
-        Ok(())
-    }
-}
-
 impl Partition {
     /// A partition of no shards, to leave behind when one is taken.
-    pub fn empty(layout: &Arc<crate::slot::Layout>, journal: &Arc<dyn Journal>) -> Self {
-        let versions = Arc::new(crate::store::Versions::new(0));
-        let store = Store::new(layout.clone(), versions, &[], false);
+    pub fn empty(layout: &Arc<Layout>, journal: &Arc<dyn Journal>) -> Self {
+        let store = Store::new(layout.clone(), Arc::new(Versions::new(0)), &[], false);
         Self::new(store, BTreeMap::new(), journal.clone())
+    }
+
+    // ---- holds -------------------------------------------------------------------------------
+
+    /// A coordinator was lent entries: it may bring a record.
+    pub fn granted(&mut self, hold: u64) {
+        self.holds.insert(hold);
+    }
+
+    /// A hold has ended; its record, if any, is merged.
+    pub fn released(&mut self, hold: u64) {
+        self.holds.remove(&hold);
+    }
+
+    // ---- materialising -----------------------------------------------------------------------
+
+    /// Cuts off the pending rows of a shard, for a hand-over.
+    pub fn cut(&mut self, shard: u16) {
+        let until_hold = self.holds.last().copied().unwrap_or(0);
+        let lsn = self.journal.end();
+        if let Some(shard) = self.shards.get_mut(&shard)
+            && shard.can_cut()
+        {
+            shard.cut(lsn, until_hold);
+        }
+    }
+
+    /// The cut of a shard, once it is complete.
+    pub fn take_cut(&mut self, shard: u16) -> Option<Arc<Cut>> {
+        let oldest = self.holds.first().copied();
+        self.shards.get_mut(&shard)?.take_cut(oldest)
+    }
+
+    /// Tells the journal what the engines have flushed.
+    pub fn observe_flushed(&mut self) {
+        for shard in self.shards.values_mut() {
+            if let Some(applied) = shard.observe_flushed() {
+                self.journal.flushed(shard.id, applied);
+            }
+        }
+    }
+
+    /// Bytes of pending rows, about.
+    pub fn pending_bytes(&self) -> usize {
+        self.shards.values().map(Shard::pending_bytes).sum()
+    }
+
+    /// Keys, and keys with an expiry, of a database in these shards.
+    pub fn totals(&self, db: u32) -> (u64, u64) {
+        let generation = self.store.generation(db);
+        self.shards.values().fold((0, 0), |(keys, expires), shard| {
+            let (k, e) = shard.totals(generation);
+            (keys + k, expires + e)
+        })
+    }
+
+    /// Stops: hands everything over, flushes, closes the engines. The shard directories are then
+    /// complete by themselves.
+    pub async fn close(mut self) -> Result<()> {
+        self.holds.clear();
+        let ids: Vec<u16> = self.shards.keys().copied().collect();
+        for id in ids {
+            self.close_shard(id).await.with_context(|| format!("closing shard {id}"))?;
+        }
+        Ok(())
+    }
+
+    async fn close_shard(&mut self, id: u16) -> Result<()> {
+        // A hand-over that was under way when the worker stopped is done again: rows are absolute.
+        for _ in 0..2 {
+            self.cut(id);
+            let Some(cut) = self.take_cut(id).or_else(|| self.shards.get(&id)?.handing()) else {
+                continue;
+            };
+            let Some(shard) = self.shards.get_mut(&id) else { continue };
+            let engine = shard.engine().clone();
+            let seq = hand_over(engine, self.journal.clone(), cut.clone()).await?;
+            shard.handed_over(cut.lsn, seq);
+        }
+        let Some(shard) = self.shards.get_mut(&id) else { return Ok(()) };
+        let engine = shard.engine().clone();
+        if shard.unflushed_age().is_some() {
+            engine.flush().await?;
+        }
+        self.observe_flushed();
+        engine.close().await
     }
 }

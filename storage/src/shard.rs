@@ -1,12 +1,279 @@
-//! One shard.
+//! One shard: its engine, and the maps of pending rows on their way there.
+//!
+//! Rows gather in the current map. When a hand-over is due the map is *cut* at an lsn and a new
+//! one begins: what was committed up to the cut belongs to the old map, even if it arrives late
+//! (a coordinator that was granted entries before the cut may apply its record after it). Once all
+//! such grants have ended the map is handed over by [`crate::materialise`], and lives until its
+//! rows are in the engine.
 
+use crate::control::{Control, Generations};
+use crate::counters::Counters;
+use crate::encoding::{Op, OpReader, Row};
+use crate::engine::Engine;
 use crate::journal::Lsn;
+use crate::pending::{Lookup, Pending};
+use crate::slot::KeyHash;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
 
-/// A shard.
-#[derive(Debug, Default)]
-pub struct Shard {}
+/// A map that was cut off, with what the engine must know once it has its rows.
+#[derive(Debug)]
+pub struct Cut {
+    pub pending: Pending,
+    /// Every record of this shard up to here is in the engine or in `pending`.
+    pub lsn: Lsn,
+    pub epoch: u64,
+    pub generations: Generations,
+    pub counters: Counters,
+}
+
+/// A cut that late records may still belong to.
+#[derive(Debug)]
+struct Closing {
+    cut: Cut,
+    /// Holds up to this one may bring records of before the cut.
+    until_hold: u64,
+}
+
+/// See the module's description.
+pub struct Shard {
+    pub id: u16,
+    engine: Engine,
+    epoch: u64,
+    current: Pending,
+    /// When the oldest row of `current` came.
+    since: Option<Instant>,
+    closing: Option<Closing>,
+    handing: Option<Arc<Cut>>,
+    generations: Generations,
+    counters: Counters,
+    /// Handed over and not known to be flushed: (applied, engine's sequence number, when).
+    unflushed: VecDeque<(Lsn, u64, Instant)>,
+    /// Greatest applied lsn that is flushed.
+    flushed: Lsn,
+}
+
+impl std::fmt::Debug for Shard {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shard")
+            .field("id", &self.id)
+            .field("flushed", &self.flushed)
+            .finish_non_exhaustive()
+    }
+}
 
 impl Shard {
-    /// Takes the rows of a journal record in.
-    pub fn merge(&mut self, _lsn: Lsn, _ops: &[u8]) {}
+    /// A shard as its engine's control rows tell it.
+    pub fn new(id: u16, engine: Engine, epoch: u64, control: Control) -> Self {
+        Self {
+            id,
+            engine,
+            epoch,
+            current: Pending::default(),
+            since: None,
+            closing: None,
+            handing: None,
+            generations: control.generations,
+            counters: control.counters,
+            unflushed: VecDeque::new(),
+            flushed: control.applied,
+        }
+    }
+
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    pub fn generations(&self) -> &Generations {
+        &self.generations
+    }
+
+    /// Keys, and keys with an expiry, of a generation.
+    pub fn totals(&self, generation: u32) -> (u64, u64) {
+        self.counters.totals(generation)
+    }
+
+    /// Greatest lsn up to which everything is flushed in the engine.
+    pub fn flushed(&self) -> Lsn {
+        self.flushed
+    }
+
+    /// Bytes of pending rows in memory, about.
+    pub fn pending_bytes(&self) -> usize {
+        self.maps().map(Pending::bytes).sum()
+    }
+
+    /// Pending rows that are not being handed over yet.
+    pub fn pending_rows(&self) -> usize {
+        self.current.rows()
+    }
+
+    // ---- merging -----------------------------------------------------------------------------
+
+    /// Takes the rows of the journal record at `lsn` in.
+    pub fn merge(&mut self, lsn: Lsn, ops: &[u8]) {
+        let late = self.closing.as_mut().filter(|closing| lsn <= closing.cut.lsn);
+        let late = late.map(|closing| &mut closing.cut);
+        if late.is_none() && self.since.is_none() {
+            self.since = Some(Instant::now());
+        }
+        let mut target = Target {
+            generations: &mut self.generations,
+            counters: &mut self.counters,
+            current: &mut self.current,
+            late,
+        };
+        for op in OpReader::new(ops) {
+            target.apply(op);
+        }
+        target.reached(lsn);
+    }
+
+    // ---- reading -----------------------------------------------------------------------------
+
+    /// The maps, newest first.
+    pub(crate) fn maps(&self) -> impl Iterator<Item = &Pending> {
+        let closing = self.closing.as_ref().map(|c| &c.cut.pending);
+        let handing = self.handing.as_ref().map(|c| &c.pending);
+        std::iter::once(&self.current).chain(closing).chain(handing)
+    }
+
+    /// The newest pending meta row of a key.
+    pub fn pending_meta(&self, generation: u32, at: KeyHash, key: &[u8]) -> Lookup<'_> {
+        self.maps().find_map(|map| map.meta(generation, at, key))
+    }
+
+    /// The newest pending row of an element.
+    pub fn pending_element(&self, version: u64, element: &[u8]) -> Lookup<'_> {
+        self.maps().find_map(|map| map.element(version, element))
+    }
+
+    // ---- handing over ------------------------------------------------------------------------
+
+    /// Age of the oldest row in the current map.
+    pub fn age(&self) -> std::time::Duration {
+        self.since.map_or_else(Default::default, |since| since.elapsed())
+    }
+
+    /// Whether a cut may be made: one hand-over at a time.
+    pub fn can_cut(&self) -> bool {
+        self.closing.is_none() && self.handing.is_none() && self.since.is_some()
+    }
+
+    /// Cuts the current map at `lsn`: everything of this shard up to there is merged, but for
+    /// records of holds up to `until_hold`.
+    pub fn cut(&mut self, lsn: Lsn, until_hold: u64) {
+        let pending = std::mem::take(&mut self.current);
+        self.since = None;
+        let cut = Cut {
+            pending,
+            lsn,
+            epoch: self.epoch,
+            generations: self.generations.clone(),
+            counters: self.counters.cut(),
+        };
+        self.closing = Some(Closing { cut, until_hold });
+    }
+
+    /// The cut to hand over, once no open hold can add to it: `oldest` is the oldest open one.
+    pub fn take_cut(&mut self, oldest: Option<u64>) -> Option<Arc<Cut>> {
+        let ready = |closing: &Closing| oldest.is_none_or(|hold| hold > closing.until_hold);
+        if !self.closing.as_ref().is_some_and(ready) {
+            return None;
+        }
+        let closing = self.closing.take()?;
+        let cut = Arc::new(closing.cut);
+        self.handing = Some(cut.clone());
+        Some(cut)
+    }
+
+    /// The cut that is being handed over.
+    pub fn handing(&self) -> Option<Arc<Cut>> {
+        self.handing.clone()
+    }
+
+    /// The cut that was taken is in the engine, the last batch under `seq`. What was in memory
+    /// comes back, to be dropped elsewhere.
+    pub fn handed_over(&mut self, lsn: Lsn, seq: u64) -> Option<Arc<Cut>> {
+        self.unflushed.push_back((lsn, seq, Instant::now()));
+        self.handing.take()
+    }
+
+    /// Follows the engine's flushes; the new flushed lsn when it has grown.
+    pub fn observe_flushed(&mut self) -> Option<Lsn> {
+        let durable = self.engine.durable();
+        let before = self.flushed;
+        while self.unflushed.front().is_some_and(|&(_, seq, _)| seq <= durable) {
+            if let Some((lsn, ..)) = self.unflushed.pop_front() {
+                self.flushed = lsn;
+            }
+        }
+        (self.flushed > before).then_some(self.flushed)
+    }
+
+    /// Age of the oldest hand-over that is not flushed.
+    pub fn unflushed_age(&self) -> Option<std::time::Duration> {
+        self.unflushed.front().map(|(_, _, when)| when.elapsed())
+    }
+
+    /// Rows of these generations are gone from the engine.
+    pub fn swept(&mut self, generations: &[u32]) {
+        for generation in generations {
+            self.generations.dead.remove(generation);
+        }
+    }
+}
+
+/// Where the operations of a record go.
+struct Target<'a> {
+    generations: &'a mut Generations,
+    counters: &'a mut Counters,
+    current: &'a mut Pending,
+    late: Option<&'a mut Cut>,
+}
+
+impl Target<'_> {
+    fn pending(&mut self) -> &mut Pending {
+        match &mut self.late {
+            Some(cut) => &mut cut.pending,
+            None => self.current,
+        }
+    }
+
+    fn reached(&mut self, lsn: Lsn) {
+        self.pending().reached(lsn);
+    }
+
+    fn apply(&mut self, op: Op<'_>) {
+        match op {
+            Op::Put { key, value, delta } => {
+                self.count(key, delta);
+                self.pending().set(key, Some(value));
+            }
+            Op::Delete { key, delta } => {
+                self.count(key, delta);
+                self.pending().set(key, None);
+            }
+            Op::Generation { db, generation, dead } => {
+                self.generations.set(db, generation, dead);
+                if let Some(cut) = &mut self.late {
+                    cut.generations.set(db, generation, dead);
+                    cut.counters.drop_generation(dead);
+                }
+                self.counters.drop_generation(dead);
+                let freed = self.pending().drop_generation(dead);
+                std::thread::spawn(move || drop(freed));
+            }
+        }
+    }
+
+    fn count(&mut self, key: &[u8], delta: crate::encoding::Delta) {
+        if let Some(Row::Meta { generation, slot, .. }) = Row::parse(key) {
+            self.counters.add(generation, slot, delta);
+            if let Some(cut) = &mut self.late {
+                cut.counters.add(generation, slot, delta);
+            }
+        }
+    }
 }

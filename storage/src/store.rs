@@ -339,6 +339,28 @@ impl Store {
         Ok(())
     }
 
+    /// Deletes the expired fields of a hash that is wholly in memory, and the hash with the last.
+    pub fn expire_fields(&mut self, db: u32, key: &[u8]) {
+        let now_ms = self.now_ms;
+        let Ok(mut entry) = self.entry_mut(db, key) else { return };
+        let due = matches!(&entry.value, Value::Hash(h) if h.is_complete()
+            && h.min_expire_at_ms() != 0 && h.min_expire_at_ms() <= now_ms);
+        if !due {
+            return;
+        }
+        let Some(hash) = entry.as_hash_mut() else { return };
+        let expired = hash.remove_expired(now_ms);
+        if hash.is_empty() {
+            entry.clear();
+        }
+        self.stats.expired_fields += expired;
+    }
+
+    /// Whether part of a key's value is not in memory.
+    pub fn is_partial_value(&mut self, db: u32, key: &[u8]) -> bool {
+        self.entry_for_part(db, key).is_some_and(|e| e.value.require_whole().is_err())
+    }
+
     // ---- finding -----------------------------------------------------------------------------
 
     /// Finds a key, deleting it if it has expired. `None`: known not to exist.
@@ -590,9 +612,9 @@ impl Store {
         self.dbs.swap(a as usize, b as usize);
     }
 
-    /// Sets a generation at recovery.
-    pub fn set_generation(&mut self, db: u32, generation: u32) {
-        self.dbs[db as usize].generation = generation;
+    /// There may be keys of a database on disk (at the start).
+    pub fn set_partial(&mut self, db: u32) {
+        self.dbs[db as usize].partial = true;
     }
 }
 

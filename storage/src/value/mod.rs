@@ -172,3 +172,14 @@ impl Value {
         copy
     }
 }
+
+impl Value {
+    /// All element rows have been learnt.
+    pub(crate) fn learnt_all(&mut self) {
+        match self {
+            Self::Str(Str::Big(big)) => big.complete = true,
+            Self::Hash(hash) => hash.learnt_all(),
+            Self::Absent | Self::Str(_) => {}
+        }
+    }
+}

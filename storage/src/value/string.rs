@@ -160,6 +160,11 @@ impl BigStr {
         self.dirty = self.chunks.keys().copied().collect();
     }
 
+    /// Takes a chunk found on disk in (empty: a hole); what is known already is newer and stays.
+    pub(crate) fn learn(&mut self, n: u32, chunk: &[u8]) {
+        self.chunks.entry(n).or_insert_with(|| chunk.to_vec());
+    }
+
     fn missing(&self, range: &Range<usize>) -> Option<Part> {
         if self.complete || range.is_empty() {
             return None;

@@ -1,0 +1,293 @@
+//! What a worker has done in the background for its shards: hand-overs, flushes, sweeps, expiry,
+//! eviction.
+
+use super::{LockKey, Worker};
+use flagstone_storage::materialise::{hand_over, sweep};
+use flagstone_storage::scan::Due;
+use flagstone_storage::shard::Cut;
+use flagstone_storage::store::{Need, Part};
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// How often the state of the shards is looked at.
+const PERIOD: Duration = Duration::from_millis(50);
+
+/// Pause before a hand-over that failed is tried again.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Age of handed-over rows at which the engine is made to flush.
+const FLUSH_AGE: Duration = Duration::from_secs(30);
+
+/// How often dead rows are looked for.
+const SWEEP_PERIOD: Duration = Duration::from_secs(5);
+
+/// How often expired keys are looked for, as in Redis.
+const EXPIRE_PERIOD: Duration = Duration::from_millis(100);
+
+/// Expired keys handled at once.
+const EXPIRE_BATCH: usize = 1000;
+
+/// The expiry index is read again from this much before the last look: commands may act on a time
+/// read a little earlier.
+const EXPIRE_MARGIN_MS: u64 = 5000;
+
+/// Entries the eviction looks at after a commit at most.
+const EVICT_STEPS: usize = 2048;
+
+/// What the background does for one shard; one thing at a time.
+#[derive(Default)]
+struct Job {
+    busy: bool,
+    swept: Option<Instant>,
+    flushing: bool,
+}
+
+type Jobs = Rc<RefCell<HashMap<u16, Job>>>;
+
+impl Worker {
+    /// Sees to the shards' hand-overs, flushes and sweeps; runs as long as the worker.
+    pub(crate) async fn run_materialiser(self: Rc<Self>) {
+        let jobs: Jobs = Rc::default();
+        loop {
+            tokio::time::sleep(PERIOD).await;
+            if self.is_stopping() {
+                return;
+            }
+            self.partition.borrow_mut().observe_flushed();
+            let ids: Vec<u16> = self.partition.borrow().shards.keys().copied().collect();
+            for id in ids {
+                self.tend(id, &jobs);
+            }
+            self.publish_pressure();
+        }
+    }
+
+    /// Looks whether something is to be done for a shard, and has it done.
+    fn tend(self: &Rc<Self>, id: u16, jobs: &Jobs) {
+        let mut partition = self.partition.borrow_mut();
+        let Some(shard) = partition.shards.get(&id) else { return };
+        let interval = Duration::from_millis(self.settings().handover_interval_ms);
+        let share = self.node.budget.pending / usize::from(self.node.layout.shards) / 2;
+        let due = shard.age() >= interval || shard.pending_bytes() >= share;
+        if due && shard.can_cut() {
+            partition.cut(id);
+        }
+        let mut all = jobs.borrow_mut();
+        let job = all.entry(id).or_default();
+        if job.busy {
+            return;
+        }
+        if let Some(cut) = partition.take_cut(id) {
+            job.busy = true;
+            tokio::task::spawn_local(self.clone().hand_over(id, cut, jobs.clone()));
+            return;
+        }
+        let Some(shard) = partition.shards.get(&id) else { return };
+        let full = self.node.journal.stats().bytes > self.settings().journal_max_size / 2;
+        match shard.unflushed_age() {
+            Some(age) if (age >= FLUSH_AGE || full) && !job.flushing => {
+                job.flushing = true;
+                tokio::task::spawn_local(self.clone().flush(id, jobs.clone()));
+            }
+            Some(_) => {}
+            None if job.swept.is_none_or(|at| at.elapsed() >= SWEEP_PERIOD) => {
+                job.busy = true;
+                tokio::task::spawn_local(self.clone().sweep(id, jobs.clone()));
+            }
+            None => {}
+        }
+    }
+
+    async fn hand_over(self: Rc<Self>, id: u16, cut: Arc<Cut>, jobs: Jobs) {
+        let Some(engine) = self.partition.borrow().shards.get(&id).map(|s| s.engine().clone())
+        else {
+            return;
+        };
+        loop {
+            let job = hand_over(engine.clone(), self.node.journal.clone(), cut.clone());
+            let seq = match self.node.background.spawn(job).await {
+                Ok(Ok(seq)) => seq,
+                Ok(Err(error)) => {
+                    tracing::error!(shard = id, "handing rows over to the engine: {error:#}");
+                    tokio::time::sleep(RETRY).await;
+                    continue;
+                }
+                // The runtime is ending.
+                Err(_) => return,
+            };
+            let mut partition = self.partition.borrow_mut();
+            let freed = partition.shards.get_mut(&id).and_then(|s| s.handed_over(cut.lsn, seq));
+            drop(partition);
+            drop(cut);
+            self.node.background.spawn_blocking(move || drop(freed));
+            if let Some(job) = jobs.borrow_mut().get_mut(&id) {
+                job.busy = false;
+            }
+            return;
+        }
+    }
+
+    async fn flush(self: Rc<Self>, id: u16, jobs: Jobs) {
+        let engine = self.partition.borrow().shards.get(&id).map(|s| s.engine().clone());
+        if let Some(engine) = engine {
+            let flushed = self.node.background.spawn(async move { engine.flush().await }).await;
+            if let Ok(Err(error)) = flushed {
+                tracing::error!(shard = id, "flushing the engine: {error:#}");
+                tokio::time::sleep(RETRY).await;
+            }
+        }
+        if let Some(job) = jobs.borrow_mut().get_mut(&id) {
+            job.flushing = false;
+        }
+    }
+
+    async fn sweep(self: Rc<Self>, id: u16, jobs: Jobs) {
+        let plan = self.partition.borrow().shards.get(&id).map(|shard| {
+            (shard.engine().clone(), shard.generations().dead.iter().copied().collect::<Vec<_>>())
+        });
+        let mut more = false;
+        if let Some((engine, dead)) = plan {
+            let job = async move { sweep(&engine, dead).await };
+            match self.node.background.spawn(job).await {
+                Ok(Ok((swept, rest))) => {
+                    more = rest;
+                    if let Some(shard) = self.partition.borrow_mut().shards.get_mut(&id) {
+                        shard.swept(&swept);
+                    }
+                }
+                Ok(Err(error)) => tracing::error!(shard = id, "sweeping dead rows: {error:#}"),
+                Err(_) => return,
+            }
+        }
+        if let Some(job) = jobs.borrow_mut().get_mut(&id) {
+            job.busy = false;
+            job.swept = (!more).then(Instant::now);
+        }
+    }
+
+    fn publish_pressure(&self) {
+        let bytes = self.partition.borrow().pending_bytes() as u64;
+        self.stats().pending_bytes.store(bytes, Ordering::Relaxed);
+        let total: u64 =
+            self.node.stats.iter().map(|s| s.pending_bytes.load(Ordering::Relaxed)).sum();
+        let pressure = total > self.node.budget.pending as u64;
+        self.node.pressure.store(pressure, Ordering::Relaxed);
+    }
+
+    /// Evicts entries if the hot tier is over its budget.
+    pub(crate) fn evict(&self) {
+        let budget = self.node.budget.hot / self.node.shard_workers;
+        let mut partition = self.partition.borrow_mut();
+        if partition.store.memory() <= budget {
+            return;
+        }
+        let durable = partition.durable();
+        let locks = self.locks.borrow();
+        partition.store.evict(budget, durable, EVICT_STEPS, |db, key| locks.is_locked(db, key));
+        if partition.store.memory() > budget {
+            // What is not durable cannot go.
+            self.node.journal.request_sync(partition.last_lsn());
+        }
+    }
+
+    // ---- expiry ------------------------------------------------------------------------------
+
+    /// Deletes keys and fields whose time has come; runs as long as the worker.
+    pub(crate) async fn run_expiry(self: Rc<Self>) {
+        let mut since: HashMap<u16, u64> = HashMap::new();
+        loop {
+            tokio::time::sleep(EXPIRE_PERIOD).await;
+            if self.is_stopping() {
+                return;
+            }
+            if !self.node.active_expire.load(Ordering::Relaxed) {
+                continue;
+            }
+            let ids: Vec<u16> = self.partition.borrow().shards.keys().copied().collect();
+            for id in ids {
+                let low = since.entry(id).or_default();
+                if let Some(next) = self.expire_shard(id, *low).await {
+                    *low = next;
+                }
+            }
+        }
+    }
+
+    /// One round over a shard's index; from where the next one may begin, if all is done.
+    async fn expire_shard(self: &Rc<Self>, id: u16, since_ms: u64) -> Option<u64> {
+        let now_ms = self.node.clock.now_ms();
+        loop {
+            let plan = self.partition.borrow().plan_due(id, since_ms, now_ms, EXPIRE_BATCH)?;
+            let (due, all) = match self.node.background.spawn(plan.run()).await {
+                Ok(Ok(found)) => found,
+                Ok(Err(error)) => {
+                    tracing::error!(shard = id, "reading the expiry index: {error:#}");
+                    return None;
+                }
+                Err(_) => return None,
+            };
+            let found = due.len();
+            self.expire(due).await;
+            if all || found == 0 || self.is_stopping() {
+                return all.then(|| now_ms.saturating_sub(EXPIRE_MARGIN_MS));
+            }
+        }
+    }
+
+    /// Deletes what is due, under the locks of its keys.
+    async fn expire(self: &Rc<Self>, due: Vec<Due>) {
+        let due: Vec<(u32, Due)> = {
+            let partition = self.partition.borrow();
+            due.into_iter()
+                .filter_map(|due| Some((partition.store.db_of(due.generation)?, due)))
+                .collect()
+        };
+        if due.is_empty() {
+            return;
+        }
+        let keys: Vec<LockKey> = due.iter().map(|(db, due)| (*db, due.key.clone())).collect();
+        let (_lock, granted) = self.lock(keys);
+        if granted.await.is_err() || self.load_due(&due).await.is_err() {
+            return;
+        }
+        let now_ms = self.node.clock.now_ms();
+        let mut partition = self.partition.borrow_mut();
+        let store = &mut partition.store;
+        store.begin(now_ms, false);
+        for (db, due) in &due {
+            // Looking an expired key up deletes it.
+            let live = store.peek(*db, &due.key).is_ok_and(|entry| entry.is_some());
+            if live && due.fields {
+                store.expire_fields(*db, &due.key);
+            }
+        }
+        drop(partition);
+        // What this deletes is closed with a round of its own, so that the index is read afresh.
+        self.commit();
+    }
+
+    async fn load_due(self: &Rc<Self>, due: &[(u32, Due)]) -> Result<(), String> {
+        let need = |db: u32, key: &[u8], part| Need { db, key: key.into(), part };
+        let cold: Vec<Need> = {
+            let mut partition = self.partition.borrow_mut();
+            let cold = due.iter().filter(|(db, due)| !partition.store.is_hot(*db, &due.key));
+            cold.map(|(db, due)| need(*db, &due.key, None)).collect()
+        };
+        if !cold.is_empty() {
+            self.load(cold).await?;
+        }
+        let partial: Vec<Need> = {
+            let mut partition = self.partition.borrow_mut();
+            let fields = due.iter().filter(|(_, due)| due.fields);
+            fields
+                .filter(|(db, due)| partition.store.is_partial_value(*db, &due.key))
+                .map(|(db, due)| need(*db, &due.key, Some(Part::All)))
+                .collect()
+        };
+        if partial.is_empty() { Ok(()) } else { self.load(partial).await }
+    }
+}

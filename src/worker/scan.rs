@@ -1,0 +1,38 @@
+//! The worker's side of commands over the whole keyspace.
+
+use super::Worker;
+pub use flagstone_storage::scan::{Cursor, ScanKey, ScanPage};
+use std::rc::Rc;
+
+impl Worker {
+    /// What this worker's clients wrote before is in what follows, and may be shown.
+    async fn settle(self: &Rc<Self>) -> Result<(), String> {
+        self.commit();
+        let appended = self.partition.borrow().appended();
+        self.wait_shown(appended).await.map_err(|e| e.0)
+    }
+
+    /// Keys of a database in one of this worker's shards, from a place on: about `limit`.
+    pub async fn scan(
+        self: &Rc<Self>,
+        db: u32,
+        shard: u16,
+        from: Cursor,
+        limit: usize,
+    ) -> Result<ScanPage, String> {
+        self.settle().await?;
+        let Some(plan) = self.partition.borrow().plan_scan(db, shard, from, limit) else {
+            return Err(format!("ERR shard {shard} is not on worker {}", self.id));
+        };
+        let scanned = self.node.background.spawn(plan.run()).await;
+        scanned
+            .map_err(|e| format!("ERR the scan was abandoned: {e}"))?
+            .map_err(|e| format!("ERR the data could not be read: {e:#}"))
+    }
+
+    /// Keys of a database in this worker's shards, and those with an expiry.
+    pub async fn key_count(self: &Rc<Self>, db: u32) -> Result<(u64, u64), String> {
+        self.settle().await?;
+        Ok(self.partition.borrow().totals(db))
+    }
+}

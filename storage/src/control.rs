@@ -1,0 +1,178 @@
+//! Control rows: how far a shard's engine has come, its generations, its counters.
+//!
+//! ```text
+//! C reaches         lsn u64                      written with the first batch of a hand-over
+//! C applied         lsn u64 | epoch u64          with the last
+//! C generations     next u32 | n | n × u32 | dead | dead × u32      (varints)
+//! C n | generation u32 | block u16 → 64 × (keys, expires)           (varints)
+//! ```
+
+use crate::counters::Counters;
+use crate::encoding::{get_varint, put_varint, row};
+use crate::journal::Lsn;
+use bytes::Bytes;
+use std::collections::BTreeSet;
+
+const REACHES: &[u8] = b"reaches";
+const APPLIED: &[u8] = b"applied";
+const GENERATIONS: &[u8] = b"generations";
+const COUNTERS: u8 = b'n';
+
+/// The generation of each database.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Generations {
+    /// Greater than any generation ever used.
+    pub next: u32,
+    /// By database.
+    pub live: Vec<u32>,
+    /// Flushed ones whose rows are not swept yet.
+    pub dead: BTreeSet<u32>,
+}
+
+impl Generations {
+    /// The generations of a new data directory: database n is n + 1.
+    pub fn new(databases: u32) -> Self {
+        Self { next: databases + 1, live: (1..=databases).collect(), dead: BTreeSet::new() }
+    }
+
+    /// A database is `generation` now; `dead` is to be swept, unless 0.
+    pub fn set(&mut self, db: u32, generation: u32, dead: u32) {
+        if let Some(live) = self.live.get_mut(db as usize) {
+            *live = generation;
+        }
+        self.next = self.next.max(generation.saturating_add(1));
+        if dead != 0 {
+            self.dead.insert(dead);
+        }
+    }
+
+    /// Has at least `databases` databases.
+    pub fn grow(&mut self, databases: u32) {
+        while self.live.len() < databases as usize {
+            self.live.push(self.next);
+            self.next += 1;
+        }
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        put_varint(&mut out, u64::from(self.next));
+        put_varint(&mut out, self.live.len() as u64);
+        self.live.iter().for_each(|g| put_varint(&mut out, u64::from(*g)));
+        put_varint(&mut out, self.dead.len() as u64);
+        self.dead.iter().for_each(|g| put_varint(&mut out, u64::from(*g)));
+        out
+    }
+
+    fn decode(mut bytes: &[u8]) -> Option<Self> {
+        let input = &mut bytes;
+        let mut number = || u32::try_from(get_varint(input)?).ok();
+        let next = number()?;
+        let live = (0..number()?).map(|_| number()).collect::<Option<_>>()?;
+        let dead = (0..number()?).map(|_| number()).collect::<Option<_>>()?;
+        Some(Self { next, live, dead })
+    }
+}
+
+/// What the control rows of an engine say.
+#[derive(Debug, Default)]
+pub struct Control {
+    pub reaches: Lsn,
+    pub applied: Lsn,
+    /// The greatest journal epoch that has written here.
+    pub epoch: u64,
+    pub generations: Generations,
+    pub counters: Counters,
+}
+
+fn key(name: &[u8]) -> Bytes {
+    [&[row::CONTROL], name].concat().into()
+}
+
+/// The row that goes with the first batch of a hand-over.
+pub fn reaches_row(lsn: Lsn) -> (Bytes, Option<Bytes>) {
+    (key(REACHES), Some(Bytes::copy_from_slice(&lsn.to_be_bytes())))
+}
+
+/// The rows that go with its last batch.
+pub fn applied_rows(
+    lsn: Lsn,
+    epoch: u64,
+    generations: &Generations,
+    counters: &Counters,
+) -> Vec<(Bytes, Option<Bytes>)> {
+    let applied = [lsn.to_be_bytes(), epoch.to_be_bytes()].concat();
+    let mut rows = vec![
+        (key(APPLIED), Some(applied.into())),
+        (key(GENERATIONS), Some(generations.encode().into())),
+    ];
+    for (generation, block, value) in counters.dirty_rows() {
+        rows.push((counter_key(generation, block), Some(value.into())));
+    }
+    rows
+}
+
+fn counter_key(generation: u32, block: u16) -> Bytes {
+    [&[row::CONTROL, COUNTERS][..], &generation.to_be_bytes(), &block.to_be_bytes()].concat().into()
+}
+
+/// The head of the counter rows of a generation.
+pub fn counter_prefix(generation: u32) -> Vec<u8> {
+    [&[row::CONTROL, COUNTERS][..], &generation.to_be_bytes()].concat()
+}
+
+impl Control {
+    /// Reads the control rows; the name of the one that is damaged otherwise.
+    pub fn read(rows: &[(Bytes, Bytes)], databases: u32) -> Result<Self, String> {
+        let mut control = Self { generations: Generations::new(databases), ..Self::default() };
+        for (key, value) in rows {
+            let name = &key[1..];
+            control.learn(name, value).ok_or_else(|| {
+                format!("the control row {:?} is damaged", String::from_utf8_lossy(name))
+            })?;
+        }
+        control.generations.grow(databases);
+        Ok(control)
+    }
+
+    fn learn(&mut self, name: &[u8], value: &[u8]) -> Option<()> {
+        let be_u64 = |bytes: &[u8]| Some(u64::from_be_bytes(bytes.try_into().ok()?));
+        match name {
+            REACHES => self.reaches = be_u64(value)?,
+            APPLIED => {
+                self.applied = be_u64(value.get(..8)?)?;
+                self.epoch = be_u64(value.get(8..)?)?;
+            }
+            GENERATIONS => self.generations = Generations::decode(value)?,
+            [COUNTERS, rest @ ..] if rest.len() == 6 => {
+                let generation = u32::from_be_bytes(rest[..4].try_into().ok()?);
+                let block = u16::from_be_bytes(rest[4..].try_into().ok()?);
+                self.counters.learn(generation, block, value)?;
+            }
+            _ => {}
+        }
+        Some(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::encoding::Delta;
+
+    #[test]
+    fn control_rows_roundtrip() {
+        let mut generations = Generations::new(3);
+        generations.set(1, 9, 2);
+        let mut counters = Counters::default();
+        counters.add(9, 77, Delta { keys: 1, expires: 0 });
+        let mut rows = applied_rows(5, 2, &generations, &counters);
+        rows.push(reaches_row(6));
+        let rows: Vec<_> = rows.into_iter().filter_map(|(k, v)| Some((k, v?))).collect();
+        let control = Control::read(&rows, 4).unwrap();
+        assert_eq!((control.applied, control.reaches, control.epoch), (5, 6, 2));
+        assert_eq!(control.generations.live, [1, 9, 3, 10]);
+        assert_eq!(control.counters.totals(9), (1, 0));
+        assert!(control.generations.dead.contains(&2));
+    }
+}

@@ -1,0 +1,175 @@
+//! The engine of one shard: a SlateDB instance without a WAL, written only by hand-overs.
+
+use crate::clock::Clock;
+use anyhow::{Context, Result};
+use bytes::Bytes;
+use chrono::{DateTime, Utc};
+use object_store::ObjectStore;
+use slatedb::config::{
+    CompactorOptions, FlushOptions, FlushType, GarbageCollectorDirectoryOptions,
+    GarbageCollectorOptions, ScanOptions, Settings, WriteOptions,
+};
+use slatedb::db_cache::DbCache;
+use slatedb::{Db, WriteBatch};
+use slatedb_common::clock::{DefaultSystemClock, SystemClock, SystemClockTicker};
+use std::future::Future;
+use std::ops::Range;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Bytes of a memtable before it is flushed.
+const MEMTABLE_BYTES: usize = 32 << 20;
+
+/// Bytes of a batch of a hand-over at most, about; see [`engine_settings`].
+pub const BATCH_BYTES: usize = 8 << 20;
+
+/// SlateDB's clock: ours, which does not step back (a clock that does ends its writer).
+#[derive(Debug)]
+struct EngineClock {
+    clock: Clock,
+    timer: DefaultSystemClock,
+}
+
+impl SystemClock for EngineClock {
+    fn now(&self) -> DateTime<Utc> {
+        let now_us = i64::try_from(self.clock.now_us()).unwrap_or(i64::MAX);
+        DateTime::from_timestamp_micros(now_us).unwrap_or_default()
+    }
+
+    fn sleep<'a>(&'a self, duration: Duration) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>> {
+        self.timer.sleep(duration)
+    }
+
+    fn ticker<'a>(&'a self, duration: Duration) -> SystemClockTicker<'a> {
+        self.timer.ticker(duration)
+    }
+}
+
+/// An open engine; cheap to clone.
+#[derive(Clone)]
+pub struct Engine {
+    db: Db,
+}
+
+impl Engine {
+    /// Opens (or creates) the engine in `path` of a store. Must run on the background runtime:
+    /// its tasks stay there.
+    pub async fn open(
+        store: Arc<dyn ObjectStore>,
+        path: &str,
+        cache: Arc<dyn DbCache>,
+        cache_id: u64,
+        clock: Clock,
+    ) -> Result<Self> {
+        let clock = EngineClock { clock, timer: DefaultSystemClock::new() };
+        let db = Db::builder(path, store)
+            .with_settings(engine_settings())
+            .with_db_cache(cache, cache_id)
+            .with_system_clock(Arc::new(clock))
+            .build()
+            .await
+            .with_context(|| format!("opening the engine of {path}"))?;
+        Ok(Self { db })
+    }
+
+    pub async fn get(&self, key: &[u8]) -> Result<Option<Bytes>> {
+        Ok(self.db.get(key).await?)
+    }
+
+    /// Rows of a key range in order, `limit` at most.
+    pub async fn scan(&self, range: Range<Vec<u8>>, limit: usize) -> Result<Vec<(Bytes, Bytes)>> {
+        let mut rows = Vec::new();
+        if range.start >= range.end {
+            return Ok(rows);
+        }
+        let options = ScanOptions { cache_blocks: true, ..ScanOptions::default() };
+        let mut iterator = self.db.scan_with_options(range, &options).await?;
+        while rows.len() < limit
+            && let Some(row) = iterator.next().await?
+        {
+            rows.push((row.key, row.value));
+        }
+        Ok(rows)
+    }
+
+    /// Writes a batch; its sequence number. It is not durable before [`Engine::durable`] says so.
+    pub async fn write(&self, rows: Vec<(Bytes, Option<Bytes>)>) -> Result<u64> {
+        let mut batch = WriteBatch::new();
+        for (key, value) in rows {
+            match value {
+                Some(value) => batch.put_bytes(key, value),
+                None => batch.delete(key),
+            }
+        }
+        let handle = self.db.write_with_options(batch, &WriteOptions::default()).await?;
+        Ok(handle.seqnum())
+    }
+
+    /// Writes up to this sequence number are flushed.
+    pub fn durable(&self) -> u64 {
+        self.db.status().durable_seq
+    }
+
+    /// Why the engine has closed, if it has.
+    pub fn closed(&self) -> Option<String> {
+        self.db.status().close_reason.map(|reason| format!("{reason:?}"))
+    }
+
+    /// Flushes everything written so far.
+    pub async fn flush(&self) -> Result<()> {
+        Ok(self.db.flush_with_options(FlushOptions { flush_type: FlushType::MemTable }).await?)
+    }
+
+    pub async fn close(&self) -> Result<()> {
+        Ok(self.db.close().await?)
+    }
+}
+
+/// The key range of all rows that begin with `prefix`.
+pub fn prefix_range(prefix: &[u8]) -> Range<Vec<u8>> {
+    let mut end = prefix.to_vec();
+    while let Some(last) = end.pop() {
+        if last < u8::MAX {
+            end.push(last + 1);
+            break;
+        }
+    }
+    prefix.to_vec()..end
+}
+
+fn engine_settings() -> Settings {
+    let directory = |min_age_s| {
+        Some(GarbageCollectorDirectoryOptions {
+            interval: Some(Duration::from_secs(30)),
+            min_age: Duration::from_secs(min_age_s),
+            ..GarbageCollectorDirectoryOptions::default()
+        })
+    };
+    Settings {
+        wal_enabled: false,
+        flush_interval: None,
+        l0_sst_size_bytes: MEMTABLE_BYTES,
+        l0_max_ssts: 64,
+        l0_max_ssts_per_key: 64,
+        // Below twice the memtable and a batch the engine waits for itself.
+        max_unflushed_bytes: 4 * MEMTABLE_BYTES + 4 * BATCH_BYTES,
+        compactor_options: Some(CompactorOptions {
+            poll_interval: Duration::from_secs(1),
+            max_concurrent_compactions: 1,
+            checkpoint_lifetime: Duration::from_secs(120),
+            ..CompactorOptions::default()
+        }),
+        garbage_collector_options: Some(GarbageCollectorOptions {
+            manifest_options: directory(300),
+            compacted_options: directory(120),
+            compactions_options: directory(300),
+            wal_options: None,
+            wal_fence_options: None,
+            // A local directory has no conditional overwrite.
+            boundary_files_enabled: false,
+            ..GarbageCollectorOptions::default()
+        }),
+        ..Settings::default()
+    }
+}

@@ -1,0 +1,357 @@
+//! Pending rows: what is in the journal and not yet in the engine, last value per row.
+//!
+//! Meta rows sit in hash tables by slot range, so that none pauses to grow; element rows are
+//! grouped by version, in the order of their keys; the rest is few.
+
+use crate::encoding::{Row, RowKey};
+use crate::journal::Lsn;
+use crate::slot::{KeyHash, SUB_TABLES, sub_table};
+use bytes::Bytes;
+use hashbrown::HashTable;
+use std::collections::{BTreeMap, HashMap};
+
+/// Bytes that a row takes in memory beside its key and value, about.
+const ROW_OVERHEAD: usize = 48;
+
+/// A meta row: key and value in one allocation.
+#[derive(Debug)]
+struct MetaRow {
+    hash: u64,
+    bytes: Box<[u8]>,
+    key_len: u32,
+    put: bool,
+}
+
+impl MetaRow {
+    fn new(hash: u64, key: &[u8], value: Option<&[u8]>) -> Self {
+        let mut bytes = Vec::with_capacity(key.len() + value.map_or(0, <[u8]>::len));
+        bytes.extend_from_slice(key);
+        bytes.extend_from_slice(value.unwrap_or_default());
+        Self { hash, bytes: bytes.into(), key_len: key.len() as u32, put: value.is_some() }
+    }
+
+    fn key(&self) -> &[u8] {
+        &self.bytes[..self.key_len as usize]
+    }
+
+    fn value(&self) -> Option<&[u8]> {
+        self.put.then(|| &self.bytes[self.key_len as usize..])
+    }
+}
+
+/// The element rows of one version.
+#[derive(Debug, Default)]
+struct Elements {
+    slot: u16,
+    rows: BTreeMap<Box<[u8]>, Option<Box<[u8]>>>,
+}
+
+/// One map of pending rows.
+#[derive(Debug, Default)]
+pub struct Pending {
+    /// By generation, then sub-table.
+    meta: HashMap<u32, Vec<HashTable<MetaRow>>>,
+    elements: HashMap<u64, Elements>,
+    /// Expiry index and dead versions: whether the row is put or deleted.
+    others: BTreeMap<Box<[u8]>, bool>,
+    rows: usize,
+    bytes: usize,
+    /// The lsn of the newest record merged.
+    last_lsn: Lsn,
+}
+
+/// A row's pending state: `None`, nothing is pending; `Some(None)`, it is deleted.
+pub type Lookup<'a> = Option<Option<&'a [u8]>>;
+
+/// Spreads the 48 bits of a key's hash over the 64 that the tables use.
+fn table_hash(hash48: u64) -> u64 {
+    hash48 ^ (hash48 << 40)
+}
+
+impl Pending {
+    pub fn is_empty(&self) -> bool {
+        self.rows == 0
+    }
+
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Bytes of memory it takes, about.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub fn last_lsn(&self) -> Lsn {
+        self.last_lsn
+    }
+
+    /// Notes that a record at `lsn` was merged.
+    pub fn reached(&mut self, lsn: Lsn) {
+        self.last_lsn = self.last_lsn.max(lsn);
+    }
+
+    /// Puts (`Some`) or deletes (`None`) a row. Keys that are none of ours are ignored.
+    pub fn set(&mut self, key: &[u8], value: Option<&[u8]>) {
+        match Row::parse(key) {
+            Some(Row::Meta { generation, slot, hash48, .. }) => {
+                self.set_meta(generation, slot, hash48, key, value);
+            }
+            Some(Row::Element { slot, version, element }) => {
+                let group = self.elements.entry(version).or_default();
+                group.slot = slot;
+                let size = element.len() + value.map_or(0, <[u8]>::len) + ROW_OVERHEAD;
+                self.bytes += size;
+                self.rows += 1;
+                if let Some(old) = group.rows.insert(element.into(), value.map(Into::into)) {
+                    self.rows -= 1;
+                    self.bytes -= element.len() + old.map_or(0, |v| v.len()) + ROW_OVERHEAD;
+                }
+            }
+            Some(Row::Dead { version, .. }) => {
+                // Rows of a dead version need not be written any more.
+                if value.is_some()
+                    && let Some(group) = self.elements.remove(&version)
+                {
+                    self.rows -= group.rows.len();
+                    let bytes = |(k, v): (&Box<[u8]>, &Option<Box<[u8]>>)| {
+                        k.len() + v.as_ref().map_or(0, |v| v.len()) + ROW_OVERHEAD
+                    };
+                    self.bytes -= group.rows.iter().map(bytes).sum::<usize>();
+                }
+                self.set_other(key, value.is_some());
+            }
+            Some(Row::Time { .. }) => self.set_other(key, value.is_some()),
+            Some(Row::Control { .. }) | None => {}
+        }
+    }
+
+    fn set_other(&mut self, key: &[u8], put: bool) {
+        if self.others.insert(key.into(), put).is_none() {
+            self.rows += 1;
+            self.bytes += key.len() + ROW_OVERHEAD;
+        }
+    }
+
+    fn set_meta(
+        &mut self,
+        generation: u32,
+        slot: u16,
+        hash48: u64,
+        key: &[u8],
+        value: Option<&[u8]>,
+    ) {
+        let tables = self.meta.entry(generation).or_insert_with(|| {
+            let mut tables = Vec::new();
+            tables.resize_with(SUB_TABLES, HashTable::new);
+            tables
+        });
+        let table = &mut tables[sub_table(slot)];
+        let hash = table_hash(hash48);
+        let size = key.len() + value.map_or(0, <[u8]>::len) + ROW_OVERHEAD;
+        self.bytes += size;
+        match table.find_mut(hash, |row| row.key() == key) {
+            Some(row) => {
+                self.bytes -= row.bytes.len() + ROW_OVERHEAD;
+                let same_size = row.bytes.len() == key.len() + value.map_or(0, <[u8]>::len);
+                match value {
+                    Some(value) if same_size => {
+                        row.bytes[key.len()..].copy_from_slice(value);
+                        row.put = true;
+                    }
+                    _ => *row = MetaRow::new(hash, key, value),
+                }
+            }
+            None => {
+                table.insert_unique(hash, MetaRow::new(hash, key, value), |row| row.hash);
+                self.rows += 1;
+            }
+        }
+    }
+
+    /// The pending meta row of a key.
+    pub fn meta(&self, generation: u32, at: KeyHash, key: &[u8]) -> Lookup<'_> {
+        let table = &self.meta.get(&generation)?[sub_table(at.slot)];
+        if table.is_empty() {
+            return None;
+        }
+        let mut row_key = Vec::with_capacity(13 + key.len());
+        RowKey::meta(&mut row_key, generation, at, key);
+        let row = table.find(table_hash(at.hash48()), |row| row.key() == row_key)?;
+        Some(row.value())
+    }
+
+    /// The pending row of an element.
+    pub fn element(&self, version: u64, element: &[u8]) -> Lookup<'_> {
+        let row = self.elements.get(&version)?.rows.get(element)?;
+        Some(row.as_deref())
+    }
+
+    /// All pending element rows of a version, in the order of their keys.
+    pub fn elements(&self, version: u64) -> impl Iterator<Item = (&[u8], Option<&[u8]>)> {
+        let group = self.elements.get(&version);
+        group.into_iter().flat_map(|g| g.rows.iter().map(|(k, v)| (&**k, v.as_deref())))
+    }
+
+    /// The first meta rows of a generation from `from` on, in order: at least `limit` of them, or
+    /// all (then the second value is false). A row is its key and, unless deleted, its value.
+    #[allow(clippy::type_complexity, reason = "rows and whether there are more")]
+    pub fn meta_from(
+        &self,
+        generation: u32,
+        from: &[u8],
+        slot: u16,
+        limit: usize,
+    ) -> (Vec<(Box<[u8]>, Option<Box<[u8]>>)>, bool) {
+        let mut out: Vec<&MetaRow> = Vec::new();
+        let Some(tables) = self.meta.get(&generation) else { return (Vec::new(), false) };
+        let mut more = false;
+        for (n, table) in tables.iter().enumerate().skip(sub_table(slot)) {
+            if out.len() >= limit {
+                more = tables[n..].iter().any(|t| !t.is_empty());
+                break;
+            }
+            out.extend(table.iter().filter(|row| row.key() >= from));
+        }
+        out.sort_unstable_by(|a, b| a.key().cmp(b.key()));
+        if out.len() > limit {
+            // A group of equal hashes is never cut: the whole sub-table's rest is dropped after it.
+            let head = |row: &MetaRow| row.key()[..13].to_vec();
+            let last = head(out[limit - 1]);
+            let end = limit + out[limit..].iter().take_while(|row| head(row) == last).count();
+            more |= end < out.len();
+            out.truncate(end);
+        }
+        let copy = |row: &MetaRow| (row.key().into(), row.value().map(Into::into));
+        (out.into_iter().map(copy).collect(), more)
+    }
+
+    /// Expiry index rows up to and including `until_ms`, put or deleted.
+    pub fn times_until(&self, until_ms: u64) -> impl Iterator<Item = (&[u8], bool)> {
+        let mut end = vec![crate::encoding::row::TIME];
+        end.extend_from_slice(&until_ms.saturating_add(1).to_be_bytes());
+        let start = vec![crate::encoding::row::TIME];
+        let range = (
+            std::ops::Bound::Included(start.into_boxed_slice()),
+            std::ops::Bound::Excluded(end.into_boxed_slice()),
+        );
+        self.others.range::<Box<[u8]>, _>(range).map(|(k, put)| (&**k, *put))
+    }
+
+    /// Forgets the meta rows of a generation that is dead.
+    pub fn drop_generation(&mut self, generation: u32) -> impl Send + 'static {
+        let tables = self.meta.remove(&generation);
+        for row in tables.iter().flatten().flat_map(HashTable::iter) {
+            self.rows -= 1;
+            self.bytes -= row.bytes.len() + ROW_OVERHEAD;
+        }
+        tables
+    }
+
+    /// Every row as the engine takes it, sorted, in batches of at least `size` rows.
+    pub fn batches(&self, size: usize) -> Vec<Vec<(Bytes, Option<Bytes>)>> {
+        let mut out = Vec::new();
+        let mut batch = Vec::with_capacity(size);
+        let cut = |batch: &mut Vec<_>, out: &mut Vec<_>| {
+            if batch.len() >= size {
+                out.push(std::mem::replace(batch, Vec::with_capacity(size)));
+            }
+        };
+        for (key, put) in &self.others {
+            batch.push((Bytes::copy_from_slice(key), put.then(Bytes::new)));
+            cut(&mut batch, &mut out);
+        }
+        let mut versions: Vec<_> = self.elements.iter().collect();
+        versions.sort_unstable_by_key(|(version, group)| (group.slot, **version));
+        for (version, group) in versions {
+            let mut head = Vec::with_capacity(11);
+            RowKey::elements(&mut head, group.slot, *version);
+            for (element, value) in &group.rows {
+                let mut key = Vec::with_capacity(head.len() + element.len());
+                key.extend_from_slice(&head);
+                key.extend_from_slice(element);
+                batch.push((key.into(), value.as_deref().map(Bytes::copy_from_slice)));
+                cut(&mut batch, &mut out);
+            }
+        }
+        let mut generations: Vec<_> = self.meta.iter().collect();
+        generations.sort_unstable_by_key(|(generation, _)| **generation);
+        for (_, tables) in generations {
+            for table in tables {
+                let mut rows: Vec<&MetaRow> = table.iter().collect();
+                rows.sort_unstable_by(|a, b| a.key().cmp(b.key()));
+                for row in rows {
+                    let value = row.value().map(Bytes::copy_from_slice);
+                    batch.push((Bytes::copy_from_slice(row.key()), value));
+                    cut(&mut batch, &mut out);
+                }
+            }
+        }
+        if !batch.is_empty() {
+            out.push(batch);
+        }
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::slot::Layout;
+
+    fn meta_key(layout: &Layout, name: &[u8]) -> (KeyHash, Vec<u8>) {
+        let at = layout.key_hash(name);
+        let mut key = Vec::new();
+        RowKey::meta(&mut key, 1, at, name);
+        (at, key)
+    }
+
+    #[test]
+    fn the_last_value_of_a_row_counts() {
+        let layout = Layout { shards: 1, seed: 3 };
+        let mut pending = Pending::default();
+        let (at, key) = meta_key(&layout, b"k");
+        pending.set(&key, Some(b"one"));
+        pending.set(&key, Some(b"two"));
+        assert_eq!(pending.meta(1, at, b"k"), Some(Some(&b"two"[..])));
+        pending.set(&key, None);
+        assert_eq!(pending.meta(1, at, b"k"), Some(None));
+        assert_eq!(pending.meta(2, at, b"k"), None);
+        assert_eq!(pending.rows(), 1);
+    }
+
+    #[test]
+    fn a_dead_version_takes_its_rows_along() {
+        let mut pending = Pending::default();
+        let mut key = Vec::new();
+        RowKey::elements(&mut key, 7, 99);
+        key.push(1);
+        pending.set(&key, Some(b"v"));
+        assert_eq!(pending.element(99, &[1]), Some(Some(&b"v"[..])));
+        pending.set(&RowKey::dead(7, 99), Some(b""));
+        assert_eq!(pending.element(99, &[1]), None);
+        assert_eq!(pending.rows(), 1);
+    }
+
+    #[test]
+    fn batches_hold_every_row_once_and_in_order() {
+        let layout = Layout { shards: 1, seed: 3 };
+        let mut pending = Pending::default();
+        for n in 0..5000u32 {
+            let (_, key) = meta_key(&layout, format!("k{n}").as_bytes());
+            pending.set(&key, (n % 7 != 0).then_some(b"v"));
+        }
+        let batches = pending.batches(1000);
+        let keys: Vec<&Bytes> = batches.iter().flatten().map(|(k, _)| k).collect();
+        assert_eq!(keys.len(), 5000);
+        assert!(keys.is_sorted());
+        let (page, more) = pending.meta_from(1, keys[100], 0, 10);
+        assert!(!more || page.len() >= 10);
+        let from = Row::parse(keys[100]);
+        let Some(Row::Meta { slot, .. }) = from else { panic!("no meta row") };
+        let (page, more) = pending.meta_from(1, keys[100], slot, 10);
+        assert!(more);
+        assert_eq!(&*page[0].0, &keys[100][..]);
+        assert_eq!(&*page[9].0, &keys[109][..]);
+    }
+}

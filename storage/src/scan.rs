@@ -1,0 +1,199 @@
+//! Ordered reads over pending rows and the engine: the keyspace for SCAN, the expiry index.
+
+use crate::encoding::{Row, RowKey, decode_entry, row};
+use crate::engine::{Engine, prefix_range};
+use crate::partition::Partition;
+use anyhow::Result;
+use std::collections::BTreeMap;
+
+/// Length of the head of a meta row's key: what SCAN's cursor can tell apart.
+const HEAD: usize = 13;
+
+/// A place in the keyspace's order: by slot, then by the 48-bit keyed hash of the key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Cursor {
+    pub slot: u16,
+    pub hash48: u64,
+}
+
+impl Cursor {
+    /// The place right behind.
+    fn next(self) -> Self {
+        if self.hash48 >> 48 == 0 && self.hash48 + 1 < 1 << 48 {
+            Self { slot: self.slot, hash48: self.hash48 + 1 }
+        } else {
+            Self { slot: self.slot + 1, hash48: 0 }
+        }
+    }
+}
+
+/// A key that a scan has found.
+#[derive(Clone, Debug)]
+pub struct ScanKey {
+    pub key: Box<[u8]>,
+    pub type_name: &'static str,
+    /// 0: never.
+    pub expire_at_ms: u64,
+}
+
+/// Keys of one shard; `next` is `None` when there are no more.
+#[derive(Clone, Debug, Default)]
+pub struct ScanPage {
+    pub keys: Vec<ScanKey>,
+    pub next: Option<Cursor>,
+}
+
+type Overlay = BTreeMap<Box<[u8]>, Option<Box<[u8]>>>;
+
+/// A scan of one shard, planned on its worker.
+pub struct ScanPlan {
+    engine: Engine,
+    overlay: Overlay,
+    /// Rows beyond this head are left to the next page.
+    horizon: Option<Vec<u8>>,
+    range: std::ops::Range<Vec<u8>>,
+    limit: usize,
+}
+
+impl Partition {
+    /// Plans to scan the keys of a database in one shard from a place on: about `limit` keys.
+    pub fn plan_scan(&self, db: u32, shard: u16, from: Cursor, limit: usize) -> Option<ScanPlan> {
+        let slots = self.store.layout().slots_of(shard);
+        let shard = self.shards.get(&shard)?;
+        let generation = self.store.generation(db);
+        let from = from.max(Cursor { slot: slots.start, hash48: 0 });
+        let mut start = Vec::new();
+        RowKey::meta_prefix(&mut start, generation, from.slot, from.hash48);
+        let mut end = Vec::new();
+        RowKey::meta_prefix(&mut end, generation, slots.end, 0);
+        let mut overlay = Overlay::new();
+        let mut horizon: Option<Vec<u8>> = None;
+        let maps: Vec<_> = shard.maps().collect();
+        for map in maps.into_iter().rev() {
+            let (rows, more) = map.meta_from(generation, &start, from.slot, limit.max(1));
+            if more && let Some((last, _)) = rows.last() {
+                let head = last[..HEAD].to_vec();
+                horizon = Some(horizon.map_or(head.clone(), |h| h.min(head)));
+            }
+            overlay.extend(rows);
+        }
+        let engine = shard.engine().clone();
+        Some(ScanPlan { engine, overlay, horizon, range: start..end, limit: limit.max(1) })
+    }
+
+    /// Plans to find the expiry index rows up to `now_ms` of one shard, from `since_ms` on.
+    pub fn plan_due(
+        &self,
+        shard: u16,
+        since_ms: u64,
+        now_ms: u64,
+        limit: usize,
+    ) -> Option<DuePlan> {
+        let shard = self.shards.get(&shard)?;
+        let mut overlay = BTreeMap::new();
+        let maps: Vec<_> = shard.maps().collect();
+        for map in maps.into_iter().rev() {
+            overlay.extend(map.times_until(now_ms).map(|(key, put)| (key.to_vec(), put)));
+        }
+        let mut start = vec![row::TIME];
+        start.extend_from_slice(&since_ms.to_be_bytes());
+        let mut end = vec![row::TIME];
+        end.extend_from_slice(&now_ms.saturating_add(1).to_be_bytes());
+        Some(DuePlan { engine: shard.engine().clone(), overlay, range: start..end, limit })
+    }
+}
+
+impl ScanPlan {
+    /// Scans; to be run on the background runtime.
+    pub async fn run(mut self) -> Result<ScanPage> {
+        let mut rows = self.engine.scan(self.range.clone(), self.limit).await?;
+        if rows.len() == self.limit
+            && let Some((last, _)) = rows.last()
+        {
+            // A group of equal hashes is never cut.
+            let head = last[..HEAD].to_vec();
+            let rest = [last, &[0][..]].concat()..prefix_range(&head).end;
+            rows.extend(self.engine.scan(rest, usize::MAX).await?);
+            self.horizon = Some(self.horizon.map_or(head.clone(), |h| h.min(head)));
+        }
+        for (key, value) in rows {
+            self.overlay.entry((*key).into()).or_insert_with(|| Some((*value).into()));
+        }
+        let mut page = ScanPage::default();
+        for (key, value) in self.overlay {
+            if self.horizon.as_ref().is_some_and(|horizon| key[..HEAD] > horizon[..]) {
+                break;
+            }
+            let Some(value) = value else { continue };
+            let Some(Row::Meta { key, .. }) = Row::parse(&key) else { continue };
+            let entry = decode_entry(key, 0, &value)?;
+            page.keys.push(ScanKey {
+                key: key.into(),
+                type_name: entry.value.type_name(),
+                expire_at_ms: entry.expire_at_ms,
+            });
+        }
+        if let Some(horizon) = self.horizon
+            && let Some(Row::Meta { slot, hash48, .. }) = Row::parse(&horizon)
+        {
+            page.next = Some(Cursor { slot, hash48 }.next());
+        }
+        Ok(page)
+    }
+}
+
+/// An expiry that is due.
+#[derive(Clone, Debug)]
+pub struct Due {
+    pub generation: u32,
+    pub key: Box<[u8]>,
+    pub at_ms: u64,
+    /// The earliest of its fields, not the key itself.
+    pub fields: bool,
+}
+
+/// A look into the expiry index, planned on the shard's worker.
+pub struct DuePlan {
+    engine: Engine,
+    overlay: BTreeMap<Vec<u8>, bool>,
+    range: std::ops::Range<Vec<u8>>,
+    limit: usize,
+}
+
+impl DuePlan {
+    /// Looks; to be run on the background runtime. Earliest first, and whether that is all.
+    pub async fn run(mut self) -> Result<(Vec<Due>, bool)> {
+        let rows = self.engine.scan(self.range, self.limit).await?;
+        let all = rows.len() < self.limit;
+        let last = rows.last().map(|(key, _)| key.clone());
+        for (key, _) in rows {
+            self.overlay.entry(key.to_vec()).or_insert(true);
+        }
+        let within = |key: &[u8]| all || last.as_ref().is_none_or(|last| key <= &last[..]);
+        let due =
+            self.overlay.iter().filter(|(key, put)| **put && within(key)).filter_map(|(key, _)| {
+                match Row::parse(key)? {
+                    Row::Time { at_ms, generation, fields, key, .. } => {
+                        Some(Due { generation, key: key.into(), at_ms, fields })
+                    }
+                    _ => None,
+                }
+            });
+        let mut due: Vec<Due> = due.take(self.limit + 1).collect();
+        let all = all && due.len() <= self.limit;
+        due.truncate(self.limit);
+        Ok((due, all))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cursors_step_over_slots() {
+        let last = Cursor { slot: 3, hash48: (1 << 48) - 1 };
+        assert_eq!(last.next(), Cursor { slot: 4, hash48: 0 });
+        assert_eq!(Cursor { slot: 3, hash48: 9 }.next(), Cursor { slot: 3, hash48: 10 });
+    }
+}
