@@ -34,7 +34,6 @@ pub fn run(config: Config) -> Result<()> {
     for notice in config.notices() {
         tracing::warn!("{notice}");
     }
-    refuse_open_door(&settings)?;
     raise_open_files(settings.maxclients);
     let background = Builder::new_multi_thread()
         .worker_threads(settings.background_workers)
@@ -408,12 +407,6 @@ fn listen_on(address: SocketAddr, backlog: i32, share: bool) -> Result<std::net:
     Ok(socket.into())
 }
 
-/// An address that others can reach needs a password or protected mode.
-fn refuse_open_door(settings: &Settings) -> Result<()> {
-    let _ = settings;
-    Ok(())
-}
-
 /// Room for `maxclients` connections and for the data's files.
 fn raise_open_files(maxclients: u32) {
     const OWN_FILES: u64 = 1024;
@@ -451,6 +444,7 @@ fn init_logging(level: LogLevel) {
     let _ = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
+        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
         .with_target(false)
         .try_init();
 }
