@@ -6,7 +6,15 @@ use fnv::FnvHashMap;
 use std::sync::LazyLock;
 
 /// Every family's declarations.
-const FAMILIES: &[&[Spec]] = &[super::string::COMMANDS];
+const FAMILIES: &[&[Spec]] = &[
+    super::string::COMMANDS,
+    super::hash::read::COMMANDS,
+    super::hash::write::COMMANDS,
+    super::hash::random::COMMANDS,
+    super::hash::scan::COMMANDS,
+    super::hash::ttl::COMMANDS,
+    super::hash::extended::COMMANDS,
+];
 
 /// Longest command name, for case folding on the stack.
 const MAX_NAME: usize = 32;
