@@ -10,6 +10,10 @@ const FAMILIES: &[&[Spec]] = &[
     super::string::COMMANDS,
     super::generic::KEY,
     super::generic::EXPIRE,
+    super::generic::RELOCATE,
+    super::generic::SCAN,
+    super::generic::OBJECT,
+    super::generic::DUMP,
     super::generic::DATABASE,
 ];
 
