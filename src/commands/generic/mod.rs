@@ -35,6 +35,11 @@ fn look<T>(
     Ok(found)
 }
 
+/// What an error text shows of an argument: what stands before the first zero byte.
+fn shown(arg: &[u8]) -> &[u8] {
+    arg.split(|&byte| byte == 0).next().unwrap_or_default()
+}
+
 /// An argument that counts databases, as [`super::int_arg`] but within 32 bits.
 fn db_arg(args: Args<'_>, index: usize) -> Result<i32, Stop> {
     let number = super::int_arg(args, index)?;

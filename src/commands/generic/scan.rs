@@ -1,9 +1,10 @@
 //! Walking over the keys of a database: SCAN, KEYS, RANDOMKEY.
 
+use super::shown;
 use crate::commands::{Call, Run, Spec, Stop, Waiting, acl, arg, error, flag, is_word};
 use crate::glob;
 use crate::num::{parse_i64, parse_u64};
-use crate::resp::Args;
+use crate::resp::{Args, Reply};
 use crate::routing;
 use crate::worker::{Cursor, ScanKey};
 use flagstone_storage::slot::SLOTS;
@@ -73,13 +74,12 @@ async fn keep(call: &Call<'_>, keys: &mut Vec<ScanKey>, filter: Filter<'_>) -> R
     .map_err(|_| format!("ERR worker {worker} is gone").into())
 }
 
-/// The options of SCAN.
-fn scan_options(args: Args<'_>) -> Result<(Filter<'_>, usize), Stop> {
+/// The options of SCAN; `None`: a type is unknown, and the reply says so.
+fn scan_options<'a>(args: Args<'a>, out: &mut Reply) -> Result<Option<(Filter<'a>, usize)>, Stop> {
     let (mut filter, mut count) = (Filter::default(), DEFAULT_COUNT);
     let mut at = 2;
     while let Some(option) = args.get(at) {
-        let value = args.get(at + 1);
-        match value {
+        match args.get(at + 1) {
             Some(value) if is_word(option, "count") => {
                 let wanted = parse_i64(value).ok_or(error::NOT_INTEGER)?;
                 count = usize::try_from(wanted).ok().filter(|&n| n > 0).ok_or(error::SYNTAX)?;
@@ -88,10 +88,11 @@ fn scan_options(args: Args<'_>) -> Result<(Filter<'_>, usize), Stop> {
                 filter.pattern = (value != b"*").then_some(value);
             }
             Some(value) if is_word(option, "type") => {
-                let known = TYPES.into_iter().find(|name| is_word(value, name));
-                let unknown =
-                    || format!("ERR unknown type name '{}'", String::from_utf8_lossy(value));
-                filter.type_name = Some(known.ok_or_else(unknown)?);
+                filter.type_name = TYPES.into_iter().find(|name| is_word(value, name));
+                if filter.type_name.is_none() {
+                    out.error([b"ERR unknown type name '", shown(value), b"'"].concat());
+                    return Ok(None);
+                }
             }
             _ if is_word(option, "novalues") => {
                 return Err("ERR NOVALUES option can only be used in HSCAN".into());
@@ -103,14 +104,14 @@ fn scan_options(args: Args<'_>) -> Result<(Filter<'_>, usize), Stop> {
         }
         at += 2;
     }
-    Ok((filter, count))
+    Ok(Some((filter, count)))
 }
 
 /// `SCAN cursor [MATCH pattern] [COUNT count] [TYPE type]`
 fn scan<'a>(call: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
     Box::pin(async move {
         let number = parse_u64(arg(args, 1)?).ok_or("ERR invalid cursor")?;
-        let (filter, count) = scan_options(args)?;
+        let Some((filter, count)) = scan_options(args, call.out)? else { return Ok(()) };
         let mut next = Cursor::from_number(number);
         let mut left = count;
         let mut found = Vec::new();
