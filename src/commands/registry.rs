@@ -7,6 +7,8 @@ use std::sync::LazyLock;
 
 /// Every family's declarations.
 const FAMILIES: &[&[Spec]] = &[
+    super::connection::COMMANDS,
+    super::server::COMMANDS,
     super::string::COMMANDS,
     super::generic::KEY,
     super::generic::EXPIRE,
