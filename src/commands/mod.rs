@@ -2,6 +2,7 @@
 //! declarations of its commands; [`registry`] puts them together.
 
 pub mod context;
+pub mod expiry;
 pub mod registry;
 pub mod spec;
 pub mod string;

@@ -6,7 +6,14 @@ use fnv::FnvHashMap;
 use std::sync::LazyLock;
 
 /// Every family's declarations.
-const FAMILIES: &[&[Spec]] = &[super::string::COMMANDS];
+const FAMILIES: &[&[Spec]] = &[
+    super::string::set::COMMANDS,
+    super::string::get::COMMANDS,
+    super::string::counters::COMMANDS,
+    super::string::ranges::COMMANDS,
+    super::string::multi::COMMANDS,
+    super::string::lcs::COMMANDS,
+];
 
 /// Longest command name, for case folding on the stack.
 const MAX_NAME: usize = 32;
