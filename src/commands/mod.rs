@@ -1,9 +1,12 @@
 //! The commands, one file or folder per family. A family's file ends in its `COMMANDS`, the
 //! declarations of its commands; [`registry`] puts them together.
 
+pub mod connection;
 pub mod context;
 pub mod expiry;
+pub mod help;
 pub mod registry;
+pub mod server;
 pub mod spec;
 pub mod string;
 

@@ -13,6 +13,8 @@ const FAMILIES: &[&[Spec]] = &[
     super::string::ranges::COMMANDS,
     super::string::multi::COMMANDS,
     super::string::lcs::COMMANDS,
+    super::connection::COMMANDS,
+    super::server::COMMANDS,
 ];
 
 /// Longest command name, for case folding on the stack.

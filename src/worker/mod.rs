@@ -48,6 +48,25 @@ pub struct WorkerStats {
     pub errors: AtomicU64,
 }
 
+impl WorkerStats {
+    /// Puts the counters back to zero; what is a state stays.
+    pub(crate) fn reset(&self) {
+        for counter in [
+            &self.commands,
+            &self.local,
+            &self.remote,
+            &self.parked,
+            &self.commits,
+            &self.failed_commits,
+            &self.bytes_in,
+            &self.bytes_out,
+            &self.errors,
+        ] {
+            counter.store(0, std::sync::atomic::Ordering::Relaxed);
+        }
+    }
+}
+
 /// See the module's description.
 pub struct Worker {
     pub id: usize,
