@@ -15,6 +15,9 @@ const FAMILIES: &[&[Spec]] = &[
     super::string::lcs::COMMANDS,
     super::connection::COMMANDS,
     super::server::COMMANDS,
+    super::generic::KEY,
+    super::generic::EXPIRE,
+    super::generic::DATABASE,
 ];
 
 /// Longest command name, for case folding on the stack.
@@ -55,10 +58,11 @@ impl Command {
         };
         let subcommands =
             spec.subcommands.iter().map(|sub| Self::new(sub, Some(spec.name), next_id)).collect();
-        let one_key = matches!(
-            spec.keys,
-            [KeySpec { begin: Begin::Index(1), find: Find::Range { last: 0, .. }, .. }]
-        );
+        let one_key = spec.other_db.is_none()
+            && matches!(
+                spec.keys,
+                [KeySpec { begin: Begin::Index(1), find: Find::Range { last: 0, .. }, .. }]
+            );
         Self { spec, id, full_name, one_key, subcommands }
     }
 
