@@ -17,6 +17,10 @@ const FAMILIES: &[&[Spec]] = &[
     super::server::COMMANDS,
     super::generic::KEY,
     super::generic::EXPIRE,
+    super::generic::RELOCATE,
+    super::generic::SCAN,
+    super::generic::OBJECT,
+    super::generic::DUMP,
     super::generic::DATABASE,
 ];
 

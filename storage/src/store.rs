@@ -570,6 +570,24 @@ impl Store {
         }
     }
 
+    /// The keys of some slots that exist and are in memory, in no order.
+    pub fn live_entries(
+        &self,
+        db: u32,
+        slots: std::ops::Range<u16>,
+    ) -> impl Iterator<Item = (KeyHash, &Entry)> {
+        let tables = self.dbs.get(db as usize).map_or(&[][..], |db| &db.tables);
+        let wanted = match slots.is_empty() {
+            true => 0..0,
+            false => sub_table(slots.start)..sub_table(slots.end - 1) + 1,
+        };
+        let tables = tables.get(wanted).unwrap_or_default();
+        tables.iter().flat_map(|table| table.map.iter()).filter_map(move |entry| {
+            let at = KeyHash { slot: crate::slot::slot_of(&entry.key), hash: entry.hash };
+            (entry.is_live() && slots.contains(&at.slot)).then_some((at, entry))
+        })
+    }
+
     // ---- databases ---------------------------------------------------------------------------
 
     /// The generation of a database.

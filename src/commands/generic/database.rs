@@ -1,4 +1,4 @@
-//! Emptying and exchanging whole databases.
+//! Counting, emptying and exchanging whole databases.
 
 use super::existing_db;
 use crate::commands::{
@@ -6,6 +6,8 @@ use crate::commands::{
 };
 use crate::resp::Args;
 use crate::routing;
+use crate::worker::Worker;
+use std::rc::Rc;
 
 /// Checks the option of FLUSHDB and FLUSHALL. Both ways are the same here: the keys are gone at
 /// once, their memory is given back in the background.
@@ -20,6 +22,18 @@ fn check_flush_option(args: Args<'_>) -> Result<(), Stop> {
 /// Number of databases.
 fn databases(call: &Call<'_>) -> u32 {
     call.worker.partition.borrow().store.databases()
+}
+
+/// `DBSIZE`
+fn dbsize<'a>(call: &'a mut Call<'_>, _args: Args<'a>) -> Waiting<'a> {
+    Box::pin(async move {
+        let db = call.session.db;
+        let count = move |worker: Rc<Worker>| async move { worker.key_count(db).await.0 };
+        let counts = routing::on_all(call.node, false, count).await;
+        let counts = counts.map_err(|_| "ERR a worker is gone")?;
+        call.out.int(counts.iter().sum::<u64>().cast_signed());
+        Ok(())
+    })
 }
 
 /// `FLUSHDB [ASYNC | SYNC]`
@@ -76,6 +90,17 @@ const FLUSHES: Spec = Spec {
 
 /// Commands on whole databases.
 pub const COMMANDS: &[Spec] = &[
+    Spec {
+        name: "dbsize",
+        group: Group::Server,
+        summary: "Counts the keys of the selected database.",
+        arity: 1,
+        flags: flag::READONLY | flag::FAST,
+        acl: acl::KEYSPACE,
+        tips: &["request_policy:all_shards", "response_policy:agg_sum"],
+        run: Run::Wait(dbsize),
+        ..Spec::NEW
+    },
     Spec {
         name: "flushdb",
         summary: "Deletes every key of the selected database.",

@@ -1,10 +1,10 @@
 //! When keys expire.
 
-use super::look;
+use super::{look, shown};
 use crate::commands::{
     Ctx, KeySpec, Outcome, Run, Spec, Stop, acl, arg, error, flag, int_arg, is_word, key,
 };
-use crate::resp::Args;
+use crate::resp::{Args, Reply};
 
 /// The options of EXPIRE and its kin: what the present expiry must be like.
 #[derive(Clone, Copy, Debug, Default)]
@@ -16,7 +16,8 @@ struct Condition {
 }
 
 impl Condition {
-    fn parse(args: Args<'_>) -> Result<Self, Stop> {
+    /// Reads the options; `None`: they are wrong, and the reply says so.
+    fn parse(args: Args<'_>, out: &mut Reply) -> Option<Self> {
         let mut condition = Self::default();
         for option in args.iter().skip(3) {
             let chosen = [
@@ -30,20 +31,21 @@ impl Condition {
             match chosen {
                 Some((_, chosen)) => *chosen = true,
                 None => {
-                    let option = String::from_utf8_lossy(option);
-                    return Err(format!("ERR Unsupported option {option}").into());
+                    out.error([b"ERR Unsupported option ", shown(option)].concat());
+                    return None;
                 }
             }
         }
         let Self { nx, xx, gt, lt } = condition;
         if nx && (xx || gt || lt) {
-            let text = "ERR NX and XX, GT or LT options at the same time are not compatible";
-            return Err(text.into());
+            out.error("ERR NX and XX, GT or LT options at the same time are not compatible");
+            return None;
         }
         if gt && lt {
-            return Err("ERR GT and LT options at the same time are not compatible".into());
+            out.error("ERR GT and LT options at the same time are not compatible");
+            return None;
         }
-        Ok(condition)
+        Some(condition)
     }
 
     /// Whether a key that expires at `current` (0: never) may be made to expire at `at`.
@@ -83,7 +85,7 @@ impl Unit {
 }
 
 fn set_expiry(cx: &mut Ctx<'_>, args: Args<'_>, unit: Unit) -> Outcome {
-    let condition = Condition::parse(args)?;
+    let Some(condition) = Condition::parse(args, cx.out) else { return Ok(()) };
     let at = unit.at_ms(int_arg(args, 2)?, cx.now_ms())?;
     let now_ms = cx.now_ms();
     let name = arg(args, 1)?;

@@ -1,16 +1,24 @@
 //! Commands on keys whatever they hold, and on whole databases.
 
 mod database;
+mod dump;
 mod expire;
 mod key;
+mod object;
+mod relocate;
+mod scan;
 
 use super::{Ctx, Stop};
 use crate::resp::Args;
 use flagstone_storage::Entry;
 
 pub use database::COMMANDS as DATABASE;
+pub use dump::COMMANDS as DUMP;
 pub use expire::COMMANDS as EXPIRE;
 pub use key::COMMANDS as KEY;
+pub use object::COMMANDS as OBJECT;
+pub use relocate::COMMANDS as RELOCATE;
+pub use scan::COMMANDS as SCAN;
 
 /// What `take` finds in a key's entry; `None` when the key does not exist. Counts as a keyspace hit
 /// or miss, but not as an access.
@@ -25,6 +33,11 @@ fn look<T>(
         None => cx.store.stats.misses += 1,
     }
     Ok(found)
+}
+
+/// What an error text shows of an argument: what stands before the first zero byte.
+fn shown(arg: &[u8]) -> &[u8] {
+    arg.split(|&byte| byte == 0).next().unwrap_or_default()
 }
 
 /// An argument that counts databases, as [`super::int_arg`] but within 32 bits.
