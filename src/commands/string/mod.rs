@@ -30,3 +30,6 @@ fn grown(len: usize, more: usize, settings: &Settings) -> Result<usize, &'static
         .filter(|&total| total <= settings.proto_max_bulk_len)
         .ok_or(error::STRING_TOO_LONG)
 }
+
+#[cfg(test)]
+mod tests;
