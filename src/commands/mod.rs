@@ -5,6 +5,7 @@ pub mod connection;
 pub mod context;
 pub mod expiry;
 pub mod generic;
+pub mod hash;
 pub mod help;
 pub mod registry;
 pub mod server;
