@@ -6,7 +6,7 @@ use fnv::FnvHashMap;
 use std::sync::LazyLock;
 
 /// Every family's declarations.
-const FAMILIES: &[&[Spec]] = &[super::string::COMMANDS];
+const FAMILIES: &[&[Spec]] = &[super::bitmap::COMMANDS, super::string::COMMANDS];
 
 /// Longest command name, for case folding on the stack.
 const MAX_NAME: usize = 32;

@@ -164,12 +164,13 @@ impl Str {
     }
 
     /// The stored bytes of a range inside the value, in order, each piece with its offset in the
-    /// value: zeros are between them. No piece crosses a multiple of [`CHUNK`].
+    /// value: zeros are between them. No piece is empty or crosses a multiple of [`CHUNK`].
     pub fn pieces(
         &self,
         range: Range<usize>,
     ) -> Result<impl Iterator<Item = (usize, Cow<'_, [u8]>)>, Part> {
         let (whole, big) = match self {
+            _ if range.is_empty() => (None, None),
             Self::Big(big) => (None, Some(big.pieces(range)?)),
             _ => (Some((range.start, self.range(range)?)), None),
         };
@@ -248,8 +249,7 @@ impl BigStr {
             return Err(part);
         }
         let chunks = (range.start / CHUNK) as u32..range.end.div_ceil(CHUNK) as u32;
-        let chunks = (!range.is_empty()).then(|| self.chunks.range(chunks));
-        Ok(chunks.into_iter().flatten().filter_map(move |(&n, chunk)| {
+        Ok(self.chunks.range(chunks).filter_map(move |(&n, chunk)| {
             let base = n as usize * CHUNK;
             let from = range.start.max(base);
             let to = range.end.min(base + chunk.len());
