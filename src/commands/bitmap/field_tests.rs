@@ -46,7 +46,8 @@ fn numbers_to_be_set_may_be_far_off() {
         ("i8", i64::MIN + 128, -128),
         ("i64", i64::MIN, i64::MIN),
         ("i63", i64::MIN, (1 << 62) - 1),
-        ("i63", -(1 << 62) - 1, -(1 << 62)),
+        ("i63", -(1 << 62) - 1, (1 << 62) - 1),
+        ("i62", -(1 << 61) - 1, -(1 << 61)),
     ] {
         let kind_of = field(kind);
         let set = kind_of.fit(kind_of.widen(value), Overflow::Saturate);
