@@ -63,6 +63,11 @@ impl Client {
         }
     }
 
+    /// Whether it runs on the same machine.
+    pub fn is_local(&self) -> bool {
+        self.addr.ip().to_canonical().is_loopback()
+    }
+
     pub fn labels(&self) -> MutexGuard<'_, Labels> {
         self.labels.lock().unwrap_or_else(PoisonError::into_inner)
     }

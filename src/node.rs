@@ -130,6 +130,15 @@ impl Node {
         self.shutdown.send_replace(Some(request));
     }
 
+    /// CONFIG RESETSTAT.
+    pub fn reset_stats(&self) {
+        for stats in &self.stats {
+            stats.reset();
+        }
+        self.clients.accepted.store(0, Ordering::Relaxed);
+        self.clients.rejected.store(0, Ordering::Relaxed);
+    }
+
     /// The durability mode a reply must wait for.
     pub fn appendfsync(&self) -> AppendFsync {
         self.config.settings().appendfsync

@@ -61,4 +61,10 @@ impl Session {
         self.db = db;
         self.client.set_db(db);
     }
+
+    /// HELLO's protocol version.
+    pub fn set_proto(&mut self, proto: Proto) {
+        self.proto = proto;
+        self.client.set_resp(if proto == Proto::Resp3 { 3 } else { 2 });
+    }
 }

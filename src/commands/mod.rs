@@ -2,8 +2,13 @@
 //! declarations of its commands; [`registry`] puts them together.
 
 pub mod bitmap;
+pub mod connection;
 pub mod context;
+pub mod expiry;
+pub mod generic;
+pub mod help;
 pub mod registry;
+pub mod server;
 pub mod spec;
 pub mod string;
 

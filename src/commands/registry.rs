@@ -6,7 +6,24 @@ use fnv::FnvHashMap;
 use std::sync::LazyLock;
 
 /// Every family's declarations.
-const FAMILIES: &[&[Spec]] = &[super::bitmap::COMMANDS, super::string::COMMANDS];
+const FAMILIES: &[&[Spec]] = &[
+    super::bitmap::COMMANDS,
+    super::string::set::COMMANDS,
+    super::string::get::COMMANDS,
+    super::string::counters::COMMANDS,
+    super::string::ranges::COMMANDS,
+    super::string::multi::COMMANDS,
+    super::string::lcs::COMMANDS,
+    super::connection::COMMANDS,
+    super::server::COMMANDS,
+    super::generic::KEY,
+    super::generic::EXPIRE,
+    super::generic::RELOCATE,
+    super::generic::SCAN,
+    super::generic::OBJECT,
+    super::generic::DUMP,
+    super::generic::DATABASE,
+];
 
 /// Longest command name, for case folding on the stack.
 const MAX_NAME: usize = 32;
@@ -46,10 +63,11 @@ impl Command {
         };
         let subcommands =
             spec.subcommands.iter().map(|sub| Self::new(sub, Some(spec.name), next_id)).collect();
-        let one_key = matches!(
-            spec.keys,
-            [KeySpec { begin: Begin::Index(1), find: Find::Range { last: 0, .. }, .. }]
-        );
+        let one_key = spec.other_db.is_none()
+            && matches!(
+                spec.keys,
+                [KeySpec { begin: Begin::Index(1), find: Find::Range { last: 0, .. }, .. }]
+            );
         Self { spec, id, full_name, one_key, subcommands }
     }
 

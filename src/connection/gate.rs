@@ -50,13 +50,18 @@ pub(super) fn admit(
     if !command.spec.arity_allows(args.len()) {
         return Admitted::Refused(error::arity(command.full_name));
     }
-    if !session.authenticated && !command.spec.has(flag::NO_AUTH) {
+    if command.spec.has(flag::PROTECTED)
+        && let Some(text) = protected(session, command, settings)
+    {
+        return Admitted::Refused(text);
+    }
+    if !session.authenticated && settings.requirepass.is_some() && !command.spec.has(flag::NO_AUTH)
+    {
         return Admitted::Refused("NOAUTH Authentication required.".into());
     }
     if let Some(text) = too_long_key(command, args) {
         return Admitted::Refused(text);
     }
-    let _ = settings;
     if let Some(pause) = worker.node.pause()
         && (!pause.writes_only || may_be_paused(command))
         && !command.full_name.starts_with("client")
@@ -64,6 +69,23 @@ pub(super) fn admit(
         return Admitted::Wait;
     }
     Admitted::Run(command)
+}
+
+/// DEBUG and MODULE only run when the configuration lets this client run them.
+fn protected(session: &Session, command: &Command, settings: &Settings) -> Option<String> {
+    let name = command.full_name.split('|').next().unwrap_or_default();
+    let action = match name {
+        "debug" => settings.enable_debug_command,
+        _ => settings.enable_module_command,
+    };
+    (!action.allows(session.client.is_local())).then(|| {
+        format!(
+            "ERR {} command not allowed. If the enable-{name}-command option is set to \"local\", \
+            you can run it from a local connection, otherwise you need to set this option in the \
+            configuration file, and then restart the server.",
+            name.to_uppercase()
+        )
+    })
 }
 
 /// Whether CLIENT PAUSE WRITE holds a command back.

@@ -7,12 +7,14 @@ mod execute;
 mod locks;
 mod mailbox;
 mod rounds;
+mod scan;
 
 pub use batch::{BatchReply, CmdBatch, Request};
 pub use execute::{Blocked, OwnedCommand, Ran};
 pub(crate) use locks::LockKey;
 pub use mailbox::{Inbox, Mailbox, Message, WorkerGone, mailbox};
 pub use rounds::RoundError;
+pub use scan::{Cursor, ScanKey, ScanPage};
 
 use crate::node::Node;
 use flagstone_storage::partition::Partition;
@@ -46,6 +48,25 @@ pub struct WorkerStats {
     pub hot_bytes: AtomicU64,
     pub pending_bytes: AtomicU64,
     pub errors: AtomicU64,
+}
+
+impl WorkerStats {
+    /// Puts the counters back to zero; what is a state stays.
+    pub(crate) fn reset(&self) {
+        for counter in [
+            &self.commands,
+            &self.local,
+            &self.remote,
+            &self.parked,
+            &self.commits,
+            &self.failed_commits,
+            &self.bytes_in,
+            &self.bytes_out,
+            &self.errors,
+        ] {
+            counter.store(0, std::sync::atomic::Ordering::Relaxed);
+        }
+    }
 }
 
 /// See the module's description.

@@ -42,6 +42,11 @@ impl Str {
         if let Some(n) = parse_int(bytes) {
             return Self::Int(n);
         }
+        Self::text(bytes)
+    }
+
+    /// The same without looking for an integer: INCRBYFLOAT leaves "embstr" whatever the text.
+    pub fn text(bytes: &[u8]) -> Self {
         if bytes.len() <= EMBSTR_MAX {
             Self::Emb(bytes.into())
         } else {
@@ -104,6 +109,14 @@ impl Str {
     /// The whole value.
     pub fn whole(&self) -> Result<Cow<'_, [u8]>, Part> {
         self.range(0..self.len())
+    }
+
+    /// Checks that what [`Str::write_at`] with `len` bytes needs is in memory.
+    pub fn require_write(&self, offset: usize, len: usize) -> Result<(), Part> {
+        match self {
+            Self::Big(big) => big.require_write(offset, len),
+            Self::Int(_) | Self::Emb(_) | Self::Raw(_) => Ok(()),
+        }
     }
 
     /// Overwrites from `offset` on, growing with zeros. Nothing is changed if a part must be loaded.
@@ -257,18 +270,30 @@ impl BigStr {
         }))
     }
 
-    fn write_at(&mut self, offset: usize, bytes: &[u8]) -> Result<(), Part> {
-        let end = offset + bytes.len();
-        // Only chunks that are partly overwritten, and exist, must be known.
-        for edge in [offset, end.saturating_sub(1)] {
+    /// Only chunks that are partly overwritten, and exist, must be known.
+    fn require_write(&self, offset: usize, len: usize) -> Result<(), Part> {
+        if len == 0 {
+            return Ok(());
+        }
+        let end = offset + len;
+        let mut edges = Vec::new();
+        for edge in [offset, end - 1] {
             let base = edge / CHUNK * CHUNK;
             let known_end = (self.len as usize).min(base + CHUNK);
-            if base < known_end && (offset > base || end < known_end) {
-                if let Some(part) = self.missing(&(base..base + 1)) {
-                    return Err(part);
-                }
+            if base < known_end
+                && (offset > base || end < known_end)
+                && let Some(Part::Chunks(chunks)) = self.missing(&(base..base + 1))
+                && !edges.contains(&chunks[0])
+            {
+                edges.extend(chunks);
             }
         }
+        if edges.is_empty() { Ok(()) } else { Err(Part::Chunks(edges)) }
+    }
+
+    fn write_at(&mut self, offset: usize, bytes: &[u8]) -> Result<(), Part> {
+        self.require_write(offset, bytes.len())?;
+        let end = offset + bytes.len();
         self.len = self.len.max(end as u64);
         let mut at = offset;
         while at < end {
