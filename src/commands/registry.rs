@@ -7,6 +7,7 @@ use std::sync::LazyLock;
 
 /// Every family's declarations.
 const FAMILIES: &[&[Spec]] = &[
+    super::bitmap::COMMANDS,
     super::string::set::COMMANDS,
     super::string::get::COMMANDS,
     super::string::counters::COMMANDS,
