@@ -6,6 +6,7 @@ pub mod connection;
 pub mod context;
 pub mod expiry;
 pub mod generic;
+pub mod hash;
 pub mod help;
 pub mod registry;
 pub mod server;

@@ -23,6 +23,12 @@ const FAMILIES: &[&[Spec]] = &[
     super::generic::OBJECT,
     super::generic::DUMP,
     super::generic::DATABASE,
+    super::hash::read::COMMANDS,
+    super::hash::write::COMMANDS,
+    super::hash::random::COMMANDS,
+    super::hash::scan::COMMANDS,
+    super::hash::ttl::COMMANDS,
+    super::hash::extended::COMMANDS,
 ];
 
 /// Longest command name, for case folding on the stack.

@@ -301,6 +301,19 @@ impl Store {
         }
     }
 
+    /// A hash for writing: `None` when the key does not exist.
+    pub fn hash_mut(&mut self, db: u32, key: &[u8]) -> Result<Option<EntryMut<'_>>, Fault> {
+        let Some(found) = self.find(db, key)? else { return Ok(None) };
+        match found.entry(self).value {
+            Value::Absent => return Ok(None),
+            Value::Hash(_) => {}
+            Value::Str(_) => return Err(Fault::WrongType),
+        }
+        let round = self.round;
+        let Self { dbs, dirty, seen, .. } = self;
+        Ok(Some(EntryMut { entry: found.entry_mut(dbs), dirty, seen, round, db, at: found.at }))
+    }
+
     /// Deletes a key; whether it existed.
     pub fn remove(&mut self, db: u32, key: &[u8]) -> Result<bool, Fault> {
         // No reminder is kept of a key that was not there.

@@ -1,6 +1,7 @@
 //! OBJECT: how a value is kept.
 
 use super::look;
+use crate::commands::help::help;
 use crate::commands::{Call, Ctx, KeySpec, Outcome, Run, Spec, acl, arg, flag, key};
 use crate::config::{MaxmemoryPolicy, Settings};
 use crate::resp::Args;
@@ -72,24 +73,16 @@ fn freq(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 }
 
 /// What OBJECT HELP answers.
-const HELP: &[&str] = &[
-    "OBJECT <subcommand> [<arg> [value] [opt] ...]. Subcommands are:",
-    "ENCODING <key>",
-    "    How the value of <key> is encoded.",
-    "FREQ <key>",
-    "    The logarithm of how often <key> was accessed lately.",
-    "IDLETIME <key>",
-    "    The seconds since <key> was last accessed.",
-    "REFCOUNT <key>",
-    "    How many refer to the value of <key>.",
-    "HELP",
-    "    This text.",
+const HELP: &[(&str, &str)] = &[
+    ("ENCODING <key>", "How the value of <key> is encoded."),
+    ("FREQ <key>", "The logarithm of how often <key> was accessed lately."),
+    ("IDLETIME <key>", "The seconds since <key> was last accessed."),
+    ("REFCOUNT <key>", "How many refer to the value of <key>."),
 ];
 
 /// `OBJECT HELP`
-fn help(call: &mut Call<'_>, _args: Args<'_>) -> Outcome {
-    call.out.array(HELP.len());
-    HELP.iter().for_each(|line| call.out.simple(line));
+fn object_help(call: &mut Call<'_>, _args: Args<'_>) -> Outcome {
+    help(call.out, "OBJECT", HELP);
     Ok(())
 }
 
@@ -125,7 +118,7 @@ const SUBCOMMANDS: &[Spec] = &[
         arity: 2,
         flags: flag::LOADING | flag::STALE,
         acl: acl::KEYSPACE,
-        run: Run::Session(help),
+        run: Run::Session(object_help),
         ..Spec::NEW
     },
     Spec {
