@@ -3,6 +3,8 @@
 
 pub mod connection;
 pub mod context;
+pub mod generic;
+pub mod hash;
 pub mod help;
 pub mod registry;
 pub mod server;

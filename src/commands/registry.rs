@@ -6,8 +6,24 @@ use fnv::FnvHashMap;
 use std::sync::LazyLock;
 
 /// Every family's declarations.
-const FAMILIES: &[&[Spec]] =
-    &[super::connection::COMMANDS, super::server::COMMANDS, super::string::COMMANDS];
+const FAMILIES: &[&[Spec]] = &[
+    super::connection::COMMANDS,
+    super::server::COMMANDS,
+    super::string::COMMANDS,
+    super::generic::KEY,
+    super::generic::EXPIRE,
+    super::generic::RELOCATE,
+    super::generic::SCAN,
+    super::generic::OBJECT,
+    super::generic::DUMP,
+    super::generic::DATABASE,
+    super::hash::read::COMMANDS,
+    super::hash::write::COMMANDS,
+    super::hash::random::COMMANDS,
+    super::hash::scan::COMMANDS,
+    super::hash::ttl::COMMANDS,
+    super::hash::extended::COMMANDS,
+];
 
 /// Longest command name, for case folding on the stack.
 const MAX_NAME: usize = 32;
@@ -47,10 +63,11 @@ impl Command {
         };
         let subcommands =
             spec.subcommands.iter().map(|sub| Self::new(sub, Some(spec.name), next_id)).collect();
-        let one_key = matches!(
-            spec.keys,
-            [KeySpec { begin: Begin::Index(1), find: Find::Range { last: 0, .. }, .. }]
-        );
+        let one_key = spec.other_db.is_none()
+            && matches!(
+                spec.keys,
+                [KeySpec { begin: Begin::Index(1), find: Find::Range { last: 0, .. }, .. }]
+            );
         Self { spec, id, full_name, one_key, subcommands }
     }
 

@@ -7,12 +7,14 @@ mod execute;
 mod locks;
 mod mailbox;
 mod rounds;
+mod scan;
 
 pub use batch::{BatchReply, CmdBatch, Request};
 pub use execute::{Blocked, OwnedCommand, Ran};
 pub(crate) use locks::LockKey;
 pub use mailbox::{Inbox, Mailbox, Message, WorkerGone, mailbox};
 pub use rounds::RoundError;
+pub use scan::{Cursor, ScanKey, ScanPage};
 
 use crate::node::Node;
 use flagstone_storage::partition::Partition;

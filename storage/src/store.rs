@@ -301,13 +301,29 @@ impl Store {
         }
     }
 
+    /// A hash for writing: `None` when the key does not exist.
+    pub fn hash_mut(&mut self, db: u32, key: &[u8]) -> Result<Option<EntryMut<'_>>, Fault> {
+        let Some(found) = self.find(db, key)? else { return Ok(None) };
+        match found.entry(self).value {
+            Value::Absent => return Ok(None),
+            Value::Hash(_) => {}
+            Value::Str(_) => return Err(Fault::WrongType),
+        }
+        let round = self.round;
+        let Self { dbs, dirty, seen, .. } = self;
+        Ok(Some(EntryMut { entry: found.entry_mut(dbs), dirty, seen, round, db, at: found.at }))
+    }
+
     /// Deletes a key; whether it existed.
     pub fn remove(&mut self, db: u32, key: &[u8]) -> Result<bool, Fault> {
-        let mut entry = self.entry_mut(db, key)?;
-        if !entry.is_live() {
+        // No reminder is kept of a key that was not there.
+        let Some(found) = self.find(db, key)?.filter(|found| found.entry(self).is_live()) else {
             return Ok(false);
-        }
-        entry.clear();
+        };
+        let round = self.round;
+        let Self { dbs, dirty, seen, .. } = self;
+        let entry = found.entry_mut(dbs);
+        EntryMut { entry, dirty, seen, round, db, at: found.at }.clear();
         Ok(true)
     }
 
@@ -377,10 +393,12 @@ impl Store {
         Found { db, at, bucket }
     }
 
-    /// Whether the key's entry is in memory (or known to be absent).
+    /// Whether the key's entry is in memory (or known to be absent, as in a database that does not
+    /// exist).
     pub fn is_hot(&mut self, db: u32, key: &[u8]) -> bool {
         let at = self.at(key);
-        let table = self.dbs[db as usize].table(at.slot);
+        let Some(db) = self.dbs.get_mut(db as usize) else { return true };
+        let table = db.table(at.slot);
         !table.partial || table.map.find(at.hash, |e| *e.key == *key).is_some()
     }
 
@@ -391,7 +409,8 @@ impl Store {
     }
 
     pub(crate) fn get_mut(&mut self, db: u32, at: KeyHash, key: &[u8]) -> Option<&mut Entry> {
-        self.dbs[db as usize].table(at.slot).map.find_mut(at.hash, |e| *e.key == *key)
+        let db = self.dbs.get_mut(db as usize)?;
+        db.table(at.slot).map.find_mut(at.hash, |e| *e.key == *key)
     }
 
     // ---- loading and lending -----------------------------------------------------------------
@@ -417,9 +436,10 @@ impl Store {
     }
 
     /// Lends an entry out: it leaves the table. The key must be locked until it is given back.
+    /// `None` when it is not in memory, or the database does not exist.
     pub fn lend(&mut self, db: u32, key: &[u8]) -> Option<Entry> {
         let at = self.layout.key_hash(key);
-        let table = self.dbs[db as usize].table(at.slot);
+        let table = self.dbs.get_mut(db as usize)?.table(at.slot);
         match table.map.find_entry(at.hash, |e| *e.key == *key) {
             Ok(found) => {
                 let entry = found.remove().0;
@@ -561,6 +581,24 @@ impl Store {
                 self.stats.evicted += 1;
             }
         }
+    }
+
+    /// The keys of some slots that exist and are in memory, in no order.
+    pub fn live_entries(
+        &self,
+        db: u32,
+        slots: std::ops::Range<u16>,
+    ) -> impl Iterator<Item = (KeyHash, &Entry)> {
+        let tables = self.dbs.get(db as usize).map_or(&[][..], |db| &db.tables);
+        let wanted = match slots.is_empty() {
+            true => 0..0,
+            false => sub_table(slots.start)..sub_table(slots.end - 1) + 1,
+        };
+        let tables = tables.get(wanted).unwrap_or_default();
+        tables.iter().flat_map(|table| table.map.iter()).filter_map(move |entry| {
+            let at = KeyHash { slot: crate::slot::slot_of(&entry.key), hash: entry.hash };
+            (entry.is_live() && slots.contains(&at.slot)).then_some((at, entry))
+        })
     }
 
     // ---- databases ---------------------------------------------------------------------------
