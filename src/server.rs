@@ -10,6 +10,7 @@ use flagstone_storage::clock::Clock;
 use flagstone_storage::directory::{Directory, OpenOptions};
 use flagstone_storage::partition::Partition;
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::os::fd::AsRawFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -308,10 +309,11 @@ fn admit(worker: &Rc<Worker>, stream: tokio::net::TcpStream, addr: SocketAddr) {
     let laddr = stream.local_addr().unwrap_or(addr);
     let now_ms = worker.node.clock.now_ms();
     let id = worker.id;
+    let fd = stream.as_raw_fd();
     let client = worker
         .node
         .clients
-        .admit(settings.maxclients as usize, |n| Client::new(n, addr, laddr, id, now_ms));
+        .admit(settings.maxclients as usize, |n| Client::new(n, (addr, laddr), fd, id, now_ms));
     let Some(client) = client else {
         refuse(stream, "-ERR max number of clients reached\r\n");
         return;

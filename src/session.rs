@@ -27,7 +27,6 @@ pub struct Session {
     pub reply_mode: ReplyMode,
     /// CLIENT NO-TOUCH: reads do not count as accesses.
     pub no_touch: bool,
-    pub no_evict: bool,
     /// Close once the reply is written.
     pub closing: bool,
     /// The greatest journal position that holds a write of this connection (WAITAOF).
@@ -43,7 +42,6 @@ impl Session {
             authenticated,
             reply_mode: ReplyMode::On,
             no_touch: false,
-            no_evict: false,
             closing: false,
             written: 0,
         }

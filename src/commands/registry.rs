@@ -103,6 +103,21 @@ pub fn all() -> &'static [Command] {
     &COMMANDS
 }
 
+/// Every command and subcommand by its [`Command::id`].
+static BY_ID: LazyLock<Vec<&'static Command>> = LazyLock::new(|| {
+    COMMANDS.iter().flat_map(|c| std::iter::once(c).chain(&c.subcommands)).collect()
+});
+
+/// The command or subcommand with this [`Command::id`].
+pub fn by_id(id: usize) -> Option<&'static Command> {
+    BY_ID.get(id).copied()
+}
+
+/// How many commands and subcommands there are: their ids are below.
+pub fn count() -> usize {
+    BY_ID.len()
+}
+
 /// The command of a name in any case.
 pub fn lookup(name: &[u8]) -> Option<&'static Command> {
     let mut folded = [0u8; MAX_NAME];

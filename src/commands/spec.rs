@@ -63,7 +63,12 @@ impl Spec {
 
     /// ACL categories: those that its flags and its group imply, and its own.
     pub fn categories(&self) -> u32 {
-        let mut set = self.acl | self.group.category();
+        // A container is not one of its group's commands itself.
+        let group = match self.run {
+            Run::Container => 0,
+            _ => self.group.category(),
+        };
+        let mut set = self.acl | group;
         for (flag, category) in [
             (flag::WRITE, acl::WRITE),
             (flag::READONLY, acl::READ),

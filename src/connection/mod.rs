@@ -3,9 +3,10 @@
 mod cycle;
 mod gate;
 
-use crate::clients::Client;
+use crate::clients::{Client, count};
+use crate::commands::registry::Command;
 use crate::commands::{Call, Run, Stop};
-use crate::resp::{Limits, Parsed, Parser, Reply};
+use crate::resp::{Args, Limits, Parsed, Parser, Reply};
 use crate::session::{ReplyMode, Session};
 use crate::worker::Worker;
 use bytes::{Buf, BytesMut};
@@ -92,6 +93,7 @@ impl Connection {
                 }
                 Err(e) => return Err(e),
             };
+            count(&self.session.client.bytes_in, n as u64);
             self.worker.stats().bytes_in.fetch_add(n as u64, Ordering::Relaxed);
             let mut cycle = Cycle::new(&self.worker, self.session.proto);
             let pause = if self.buf.is_empty() {
@@ -149,6 +151,9 @@ impl Connection {
     }
 
     async fn check_buffer(&mut self) -> std::io::Result<bool> {
+        let client = &self.session.client;
+        client.query_bytes.store(self.buf.len() as u64, Ordering::Relaxed);
+        client.argument_bytes.store(0, Ordering::Relaxed);
         if self.buf.len() <= self.worker.settings().client_query_buffer_limit {
             return Ok(true);
         }
@@ -175,7 +180,9 @@ impl Connection {
             authenticated: self.session.authenticated,
             ..Limits::default()
         };
-        self.session.client.seen_at(cycle.now_ms());
+        let client = &self.session.client;
+        client.seen_at(cycle.now_ms());
+        client.query_bytes.store(data.len() as u64, Ordering::Relaxed);
         let mut parser = std::mem::take(&mut self.parser);
         let mut done = 0;
         let pause = loop {
@@ -233,12 +240,14 @@ impl Connection {
         match command.spec.run {
             Run::Keys(_) => {
                 if cycle.route(&self.worker, &self.session, command, args, settings) {
+                    self.session.client.runs(command.id);
                     Dispatched::Done
                 } else {
                     Dispatched::Barrier
                 }
             }
             Run::Session(handler) if cycle.is_plain() => {
+                self.note_command(command, args);
                 let out = cycle.out();
                 let mark = out.len();
                 let mut call = Call {
@@ -250,11 +259,18 @@ impl Connection {
                 let outcome = handler(&mut call, args);
                 let close = settle(outcome, out, mark);
                 cycle.end_command();
-                self.session.client.labels().last_command = command.full_name;
                 if close || self.session.closing { Dispatched::Close } else { Dispatched::Done }
             }
             Run::Session(_) | Run::Wait(_) | Run::Container => Dispatched::Barrier,
         }
+    }
+
+    /// A command begins: what CLIENT LIST shows of it.
+    fn note_command(&self, command: &Command, args: Args<'_>) {
+        let client = &self.session.client;
+        client.runs(command.id);
+        let bytes: usize = args.iter().map(<[u8]>::len).sum();
+        client.argument_bytes.store(bytes as u64, Ordering::Relaxed);
     }
 
     /// Runs the command at the front of the buffer by itself, waiting as it needs.
@@ -295,7 +311,7 @@ impl Connection {
 
     async fn run_alone(
         &mut self,
-        args: crate::resp::Args<'_>,
+        args: Args<'_>,
         settings: &crate::config::Settings,
         out: &mut Reply,
     ) -> bool {
@@ -313,7 +329,7 @@ impl Connection {
                 }
             }
         };
-        self.session.client.labels().last_command = command.full_name;
+        self.note_command(command, args);
         let outcome = match command.spec.run {
             Run::Keys(_) => {
                 let mut cycle = Cycle::new(&self.worker, self.session.proto);
@@ -348,6 +364,7 @@ impl Connection {
         if out.is_empty() {
             return Ok(());
         }
+        count(&self.session.client.bytes_out, out.len() as u64);
         self.worker.stats().bytes_out.fetch_add(out.len() as u64, Ordering::Relaxed);
         // The socket usually takes it at once.
         let written = match self.stream.try_write(&out) {

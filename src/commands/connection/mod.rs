@@ -1,5 +1,6 @@
 //! Commands on the connection itself.
 
+mod client;
 mod handshake;
 
 use super::{Call, Group, Outcome, Run, Spec, Stop, arg, error, flag, int_arg};
@@ -57,6 +58,16 @@ const ANY_TIME: u32 = flag::NOSCRIPT | flag::LOADING | flag::STALE;
 
 /// The commands on connections.
 pub const COMMANDS: &[Spec] = &[
+    Spec {
+        name: "client",
+        group: Group::Connection,
+        since: "2.4.0",
+        complexity: "Depends on subcommand.",
+        summary: "Holds the commands on connections.",
+        arity: -2,
+        subcommands: client::SUBCOMMANDS,
+        ..Spec::NEW
+    },
     Spec {
         name: "ping",
         group: Group::Connection,

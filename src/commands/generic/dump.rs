@@ -4,7 +4,7 @@ use super::object::counts_accesses;
 use crate::commands::{
     Ctx, KeySpec, Outcome, Run, Spec, Stop, acl, arg, error, flag, int_arg, is_word, key,
 };
-use crate::config::Settings;
+use crate::config::{RdbVersionCheck, Settings};
 use crate::num::parse_i64;
 use crate::rdb::{self, HashField, Limits, Object, RestoreError};
 use crate::resp::Args;
@@ -104,7 +104,11 @@ fn restore(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         return Err("ERR Invalid TTL value, must be >= 0".into());
     }
     let now_ms = cx.now_ms();
-    let object = rdb::restore(arg(args, 3)?).map_err(|e| Stop::from(e.to_string()))?;
+    let read = match cx.settings.rdb_version_check {
+        RdbVersionCheck::Strict => rdb::restore,
+        RdbVersionCheck::Relaxed => rdb::restore_newer,
+    };
+    let object = read(arg(args, 3)?).map_err(|e| Stop::from(e.to_string()))?;
     let value = value_of(object, cx.settings, now_ms)?;
     let expire_at_ms = match (ttl.unsigned_abs(), options.absolute) {
         (0, _) => 0,
