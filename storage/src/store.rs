@@ -314,25 +314,6 @@ impl Store {
         Ok(Some(EntryMut { entry: found.entry_mut(dbs), dirty, seen, round, db, at: found.at }))
     }
 
-    /// Removes the expired fields of a hash, and the key with the last field. All of it must be in
-    /// memory if some may have expired.
-    pub fn expire_fields(&mut self, db: u32, key: &[u8]) -> Result<(), Fault> {
-        let now_ms = self.now_ms;
-        let Some(mut entry) = self.hash_mut(db, key)? else { return Ok(()) };
-        let Value::Hash(hash) = &entry.value else { return Ok(()) };
-        if !hash.is_due(now_ms) {
-            return Ok(());
-        }
-        hash.require_all().or_load(db, key)?;
-        let Some(hash) = entry.as_hash_mut() else { return Ok(()) };
-        let removed = hash.remove_expired(now_ms);
-        if hash.is_empty() {
-            entry.clear();
-        }
-        self.stats.expired_fields += removed;
-        Ok(())
-    }
-
     /// Deletes a key; whether it existed.
     pub fn remove(&mut self, db: u32, key: &[u8]) -> Result<bool, Fault> {
         // No reminder is kept of a key that was not there.

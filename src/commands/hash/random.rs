@@ -5,19 +5,24 @@ use crate::commands::{Ctx, Group, Outcome, Run, Spec, arg, error, flag, int_arg,
 use crate::resp::{Args, Reply};
 use flagstone_storage::Store;
 use flagstone_storage::store::{Fault, OrLoad};
-use flagstone_storage::value::Hash;
+use flagstone_storage::value::{Hash, Value};
 
 /// Most fields that one command may draw with repetition; a reply of more would not fit anywhere.
 const MAX_DRAWS: u64 = 1 << 27;
 
 /// The hash of a key, all in memory and without expired fields; `None` if the key does not exist.
 fn live_hash<'a>(store: &'a mut Store, db: u32, key: &[u8]) -> Result<Option<&'a Hash>, Fault> {
-    store.expire_fields(db, key)?;
-    let hash = store.hash(db, key)?;
-    if let Some(hash) = hash {
-        hash.require_all().or_load(db, key)?;
+    let now_ms = store.now_ms();
+    let Some(hash) = store.hash(db, key)? else { return Ok(None) };
+    hash.require_all().or_load(db, key)?;
+    if hash.is_due(now_ms) {
+        store.expire_fields(db, key);
     }
-    Ok(hash)
+    let entry = store.peek(db, key)?;
+    Ok(entry.and_then(|entry| match &entry.value {
+        Value::Hash(hash) => Some(&**hash),
+        _ => None,
+    }))
 }
 
 /// `HRANDFIELD key [count [WITHVALUES]]`
