@@ -304,7 +304,7 @@ impl Hash {
     }
 
     /// Takes a field found on disk in; what is known already is newer and stays.
-    pub(crate) fn learn(&mut self, name: &[u8], field: Option<Field>) {
+    pub fn learn(&mut self, name: &[u8], field: Option<Field>) {
         if !self.fields.contains_key(name) {
             self.bytes += name.len() + field.as_ref().map_or(0, |f| f.value.len());
             self.move_expiry(name, 0, field.as_ref().map_or(0, |f| f.expire_at_ms));
@@ -313,7 +313,7 @@ impl Hash {
     }
 
     /// Every field that exists has been learnt. Takes time in proportion to the fields.
-    pub(crate) fn learnt_all(&mut self) {
+    pub fn learnt_all(&mut self) {
         let mut forgotten = 0;
         self.fields.retain(|name, f| {
             forgotten += if f.is_none() { name.len() } else { 0 };
