@@ -8,6 +8,10 @@ use std::ops::Range;
 /// Bytes of a chunk of a big string, and the greatest size of a string kept in its meta row.
 pub const CHUNK: usize = 16 * 1024;
 
+/// More missing chunks than this, and than half of the value's, are read in one scan of the value;
+/// which also finds the holes for good.
+const READ_SINGLY: usize = 16;
+
 /// Longest string that Redis keeps in one allocation with its object ("embstr").
 const EMBSTR_MAX: usize = 44;
 
@@ -248,6 +252,10 @@ impl BigStr {
         }
         let wanted = (range.start / CHUNK) as u32..((range.end - 1) / CHUNK + 1) as u32;
         let chunks: Vec<u32> = wanted.filter(|n| !self.chunks.contains_key(n)).collect();
+        let all = (self.len as usize).div_ceil(CHUNK);
+        if chunks.len() > READ_SINGLY && chunks.len() > all / 2 {
+            return Some(Part::All);
+        }
         (!chunks.is_empty()).then_some(Part::Chunks(chunks))
     }
 
@@ -408,6 +416,15 @@ mod tests {
         let int = Str::new(b"1234");
         assert_eq!(&*int.pieces(1..3).unwrap().next().unwrap().1, b"23");
         assert_eq!(&*Str::from_chunks(3, BTreeMap::new()).whole().unwrap(), b"\0\0\0");
+    }
+
+    #[test]
+    fn many_chunks_are_asked_for_as_a_whole() {
+        let len = 100 * CHUNK;
+        let s = Str::Big(Box::new(BigStr { len: len as u64, ..BigStr::default() }));
+        assert_eq!(s.require(0..2 * CHUNK).unwrap_err(), Part::Chunks(vec![0, 1]));
+        assert!(matches!(s.require(0..50 * CHUNK).unwrap_err(), Part::Chunks(_)));
+        assert_eq!(s.require(0..51 * CHUNK).unwrap_err(), Part::All);
     }
 
     #[test]
