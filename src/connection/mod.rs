@@ -24,8 +24,7 @@ pub(crate) const READ: usize = 64 * 1024;
 /// Replies are written before a cycle's end once they reach this many bytes.
 const FLUSH: usize = 1 << 20;
 
-/// How long a connection waits for room before its writes are refused, and how often it looks.
-const PRESSURE_WAIT: std::time::Duration = std::time::Duration::from_secs(5);
+/// How often a connection that waits for room looks for it.
 const PRESSURE_POLL: std::time::Duration = std::time::Duration::from_millis(2);
 
 /// What made the parse loop stop.
@@ -74,7 +73,7 @@ impl Connection {
     async fn run(&mut self) -> std::io::Result<()> {
         loop {
             self.stream.readable().await?;
-            if self.worker.node.pressure.load(Ordering::Relaxed) {
+            if self.worker.node.is_pressed() {
                 self.wait_for_room().await;
             }
             let mut scratch = self.worker.take_scratch();
@@ -113,8 +112,7 @@ impl Connection {
     /// Waits while there are more pending rows than the memory budget allows, up to a limit: a
     /// write that still finds no room is refused.
     async fn wait_for_room(&self) {
-        let begun = std::time::Instant::now();
-        while self.worker.node.pressure.load(Ordering::Relaxed) && begun.elapsed() < PRESSURE_WAIT {
+        while self.worker.node.is_pressed() && !self.worker.node.is_choked() {
             tokio::time::sleep(PRESSURE_POLL).await;
         }
     }
