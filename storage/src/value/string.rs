@@ -38,7 +38,7 @@ pub struct BigStr {
     /// The chunks in memory, by number. A chunk may be shorter than [`CHUNK`]: zeros follow.
     pub(crate) chunks: BTreeMap<u32, Vec<u8>>,
     /// Bytes of the chunks in memory.
-    held: usize,
+    pub(crate) held: usize,
     /// Whether a chunk that is not in `chunks` is a hole of zeros rather than not loaded.
     pub(crate) complete: bool,
     /// Chunks the journal has not heard of.
