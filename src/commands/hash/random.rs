@@ -1,27 +1,28 @@
 //! HRANDFIELD.
 
-use super::{READS, drop_if_empty, hash_in, key_arg};
+use super::{READS, key_arg};
 use crate::commands::{Ctx, Group, Outcome, Run, Spec, arg, error, flag, int_arg, is_word};
 use crate::resp::{Args, Reply};
-use flagstone_storage::store::OrLoad;
-use flagstone_storage::value::Hash;
+use flagstone_storage::Store;
+use flagstone_storage::store::{Fault, OrLoad};
+use flagstone_storage::value::{Hash, Value};
 
 /// Most fields that one command may draw with repetition; a reply of more would not fit anywhere.
 const MAX_DRAWS: u64 = 1 << 27;
 
-/// Removes all expired fields of the hash, and the key with the last of them.
-fn remove_all_expired(cx: &mut Ctx<'_>, key: &[u8]) -> Outcome {
-    let now_ms = cx.now_ms();
-    let Some(hash) = cx.store.hash(cx.db, key)? else { return Ok(()) };
-    hash.require_all().or_load(cx.db, key)?;
-    if !hash.is_due(now_ms) {
-        return Ok(());
+/// The hash of a key, all in memory and without expired fields; `None` if the key does not exist.
+fn live_hash<'a>(store: &'a mut Store, db: u32, key: &[u8]) -> Result<Option<&'a Hash>, Fault> {
+    let now_ms = store.now_ms();
+    let Some(hash) = store.hash(db, key)? else { return Ok(None) };
+    hash.require_all().or_load(db, key)?;
+    if hash.is_due(now_ms) {
+        store.expire_fields(db, key);
     }
-    let Some(mut entry) = cx.store.hash_mut(cx.db, key)? else { return Ok(()) };
-    let removed = entry.as_hash_mut().map_or(0, |hash| hash.remove_expired(now_ms));
-    drop_if_empty(&mut entry);
-    cx.store.stats.expired_fields += removed;
-    Ok(())
+    let entry = store.peek(db, key)?;
+    Ok(entry.and_then(|entry| match &entry.value {
+        Value::Hash(hash) => Some(&**hash),
+        _ => None,
+    }))
 }
 
 /// `HRANDFIELD key [count [WITHVALUES]]`
@@ -30,9 +31,7 @@ fn remove_all_expired(cx: &mut Ctx<'_>, key: &[u8]) -> Outcome {
 fn hrandfield(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let key = key_arg(args)?;
     if args.len() == 2 {
-        remove_all_expired(cx, key)?;
-        let entry = cx.store.hash_mut(cx.db, key)?;
-        let hash = entry.as_ref().and_then(hash_in);
+        let hash = live_hash(cx.store, cx.db, key)?;
         let name = hash.and_then(|hash| hash.at(draw(hash)?)).map(|(name, _)| name);
         cx.out.bulk_or_null(name);
         return Ok(());
@@ -50,9 +49,7 @@ fn hrandfield(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     if too_many || (count < 0 && count.unsigned_abs() > MAX_DRAWS) {
         return Err("ERR value is out of range".into());
     }
-    remove_all_expired(cx, key)?;
-    let entry = cx.store.hash_mut(cx.db, key)?;
-    match entry.as_ref().and_then(hash_in) {
+    match live_hash(cx.store, cx.db, key)? {
         Some(hash) if count != 0 => reply_fields(cx.out, hash, count, with_values),
         _ => cx.out.array(0),
     }
