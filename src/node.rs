@@ -11,6 +11,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 use tokio::sync::Notify;
 
+/// How long writers wait for room before their writes are refused.
+pub const PRESSURE_LIMIT_MS: u64 = 5000;
+
 /// CLIENT PAUSE.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pause {
@@ -70,8 +73,11 @@ pub struct Node {
     /// Set by DEBUG SET-ACTIVE-EXPIRE.
     pub active_expire: AtomicBool,
     pub budget: Budget,
-    /// There are more pending rows than the budget allows: writers wait.
-    pub pressure: AtomicBool,
+    /// There is one committer, which syncs the journal itself.
+    pub inline_sync: bool,
+    /// Since when there have been more pending rows than the budget allows, so that writers wait:
+    /// ms since the Unix epoch, 0 when there is room.
+    pub pressure_since_ms: AtomicU64,
     paused: AtomicBool,
     pause: Mutex<Pause>,
     pub(crate) unpaused: Notify,
@@ -97,6 +103,7 @@ impl Node {
         let stats = mailboxes.iter().map(|_| Arc::default()).collect();
         Self {
             budget: Budget::new(&config.settings()),
+            inline_sync: mailboxes.len() == 1,
             config,
             layout,
             clock,
@@ -112,13 +119,24 @@ impl Node {
                 .collect(),
             next_generation: AtomicU64::new(u64::from(next_generation)),
             active_expire: AtomicBool::new(true),
-            pressure: AtomicBool::new(false),
+            pressure_since_ms: AtomicU64::new(0),
             paused: AtomicBool::new(false),
             pause: Mutex::default(),
             unpaused: Notify::new(),
             shutdown: tokio::sync::watch::channel(None).0,
             background,
         }
+    }
+
+    /// Whether writers have to wait until rows are handed over.
+    pub fn is_pressed(&self) -> bool {
+        self.pressure_since_ms.load(Ordering::Relaxed) != 0
+    }
+
+    /// Whether the engines have not taken rows for so long that writes are refused.
+    pub fn is_choked(&self) -> bool {
+        let since_ms = self.pressure_since_ms.load(Ordering::Relaxed);
+        since_ms != 0 && self.clock.now_ms().saturating_sub(since_ms) > PRESSURE_LIMIT_MS
     }
 
     /// The worker that owns a slot.
@@ -176,6 +194,8 @@ impl Node {
     /// Makes the journal follow the configuration.
     pub fn apply_appendfsync(&self) {
         self.journal.set_mode(sync_mode(self.appendfsync()));
+        // Whoever waits by the new mode for what was written in the old one.
+        self.journal.request_sync(self.journal.end());
     }
 }
 

@@ -228,7 +228,11 @@ async fn run_worker(start: Start) -> Result<Partition> {
     }
     // An error means that the server's main thread is gone: stop as well.
     let _ = stopped.wait_for(|stop| *stop).await;
-    worker.stop().await;
+    if !worker.stop().await {
+        anyhow::bail!(
+            "worker {id}: the engine did not take its rows in time; they are in the journal"
+        );
+    }
     worker.into_partition()
 }
 

@@ -62,6 +62,13 @@ pub(super) fn admit(
     if let Some(text) = too_long_key(command, args) {
         return Admitted::Refused(text);
     }
+    if command.spec.has(flag::DENYOOM) && worker.node.is_choked() {
+        return Admitted::Refused(
+            "OOM the engine does not take rows fast enough, or its disk is full: \
+             there is no memory left for writes"
+                .into(),
+        );
+    }
     if let Some(pause) = worker.node.pause()
         && (!pause.writes_only || may_be_paused(command))
         && !command.full_name.starts_with("client")

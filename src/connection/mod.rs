@@ -21,11 +21,7 @@ use tokio::net::TcpStream;
 /// Bytes read at once.
 pub(crate) const READ: usize = 64 * 1024;
 
-/// Replies are written before a cycle's end once they reach this many bytes.
-const FLUSH: usize = 1 << 20;
-
-/// How long a connection waits for room before its writes are refused, and how often it looks.
-const PRESSURE_WAIT: std::time::Duration = std::time::Duration::from_secs(5);
+/// How often a connection that waits for room looks for it.
 const PRESSURE_POLL: std::time::Duration = std::time::Duration::from_millis(2);
 
 /// What made the parse loop stop.
@@ -74,7 +70,7 @@ impl Connection {
     async fn run(&mut self) -> std::io::Result<()> {
         loop {
             self.stream.readable().await?;
-            if self.worker.node.pressure.load(Ordering::Relaxed) {
+            if self.worker.node.is_pressed() {
                 self.wait_for_room().await;
             }
             let mut scratch = self.worker.take_scratch();
@@ -113,8 +109,7 @@ impl Connection {
     /// Waits while there are more pending rows than the memory budget allows, up to a limit: a
     /// write that still finds no room is refused.
     async fn wait_for_room(&self) {
-        let begun = std::time::Instant::now();
-        while self.worker.node.pressure.load(Ordering::Relaxed) && begun.elapsed() < PRESSURE_WAIT {
+        while self.worker.node.is_pressed() && !self.worker.node.is_choked() {
             tokio::time::sleep(PRESSURE_POLL).await;
         }
     }
@@ -202,7 +197,7 @@ impl Connection {
                         break Pause::Close;
                     }
                     limits.authenticated = self.session.authenticated;
-                    if cycle.len() > FLUSH {
+                    if cycle.is_full() {
                         break Pause::Flush;
                     }
                 }

@@ -139,11 +139,16 @@ impl Worker {
 
     /// Sends replies now if they may be shown, else when they may.
     fn hold(&self, held: Held) {
-        if self.rounds.is_shown(held.round, self.is_always()) {
+        let round = held.round;
+        let to_disk = self.is_always();
+        if self.rounds.is_shown(held.round, to_disk) {
             // The connection may be gone: then nobody wants the replies.
             let _ = held.to.send(held.reply);
-        } else {
-            self.held.borrow_mut().push_back(held);
+            return;
+        }
+        self.held.borrow_mut().push_back(held);
+        if self.rounds.outcome(round, to_disk).is_some() {
+            self.release_held();
         }
     }
 

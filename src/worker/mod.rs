@@ -80,6 +80,7 @@ pub struct Worker {
     pub(crate) holds: RefCell<crate::routing::Holds>,
     held: RefCell<std::collections::VecDeque<batch::Held>>,
     scratch: RefCell<Option<Vec<u8>>>,
+    jobs: materialise::Jobs,
     connections: tokio_util::task::TaskTracker,
     stop: tokio_util::sync::CancellationToken,
     commit_due: Notify,
@@ -111,6 +112,7 @@ impl Worker {
             holds: RefCell::default(),
             held: RefCell::default(),
             scratch: RefCell::default(),
+            jobs: materialise::Jobs::default(),
             connections: tokio_util::task::TaskTracker::new(),
             stop: tokio_util::sync::CancellationToken::new(),
             commit_due: Notify::new(),
@@ -202,6 +204,9 @@ impl Worker {
         let now_ms = self.node.clock.now_ms();
         let mut partition = self.partition.borrow_mut();
         let result = partition.commit(now_ms);
+        if self.node.inline_sync && self.is_always() && result.is_ok() {
+            self.sync_inline(&mut partition);
+        }
         let (appended, durable) = (partition.appended(), partition.durable());
         drop(partition);
         match result {
@@ -217,6 +222,16 @@ impl Worker {
         }
         self.rounds.advance(appended, durable);
         self.release_held();
+    }
+
+    /// The only committer syncs by itself: no thread is handed anything.
+    fn sync_inline(&self, partition: &mut Partition) {
+        if self.node.journal.durable() < partition.last_lsn()
+            && let Err(error) = self.node.journal.sync_now()
+        {
+            self.rounds.fail_all(&error.to_string());
+        }
+        partition.observe_durable();
     }
 
     /// Whether replies wait until what they show is durable.

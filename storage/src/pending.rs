@@ -3,7 +3,7 @@
 //! Meta rows sit in hash tables by slot range, so that none pauses to grow; element rows are
 //! grouped by version, in the order of their keys; the rest is few.
 
-use crate::encoding::{Row, RowKey};
+use crate::encoding::{Row, RowKey, version_of};
 use crate::journal::Lsn;
 use crate::slot::{KeyHash, SUB_TABLES, sub_table};
 use bytes::Bytes;
@@ -110,14 +110,8 @@ impl Pending {
             }
             Some(Row::Dead { version, .. }) => {
                 // Rows of a dead version need not be written any more.
-                if value.is_some()
-                    && let Some(group) = self.elements.remove(&version)
-                {
-                    self.rows -= group.rows.len();
-                    let bytes = |(k, v): (&Box<[u8]>, &Option<Box<[u8]>>)| {
-                        k.len() + v.as_ref().map_or(0, |v| v.len()) + ROW_OVERHEAD
-                    };
-                    self.bytes -= group.rows.iter().map(bytes).sum::<usize>();
+                if value.is_some() {
+                    self.drop_elements(version);
                 }
                 self.set_other(key, value.is_some());
             }
@@ -244,8 +238,21 @@ impl Pending {
         for row in tables.iter().flatten().flat_map(HashTable::iter) {
             self.rows -= 1;
             self.bytes -= row.bytes.len() + ROW_OVERHEAD;
+            // Its elements would never be swept: no meta row of theirs gets to the engine.
+            let version = row.value().and_then(version_of).unwrap_or(0);
+            if version != 0 {
+                self.drop_elements(version);
+            }
         }
         tables
+    }
+
+    fn drop_elements(&mut self, version: u64) {
+        let Some(group) = self.elements.remove(&version) else { return };
+        self.rows -= group.rows.len();
+        for (element, value) in &group.rows {
+            self.bytes -= element.len() + value.as_ref().map_or(0, |v| v.len()) + ROW_OVERHEAD;
+        }
     }
 
     /// Every row as the engine takes it, sorted, in batches of at least `size` rows.
