@@ -14,4 +14,4 @@ pub mod spec;
 pub mod string;
 
 pub use context::{Call, Ctx, Outcome, Stop, arg, error, int_arg, is_word};
-pub use spec::{Begin, Find, Group, KeySpec, Run, Spec, Waiting, acl, flag, key};
+pub use spec::{Begin, Find, Group, KeyRange, KeySpec, Run, Spec, Waiting, acl, flag, key};

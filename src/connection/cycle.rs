@@ -16,6 +16,12 @@ use tokio::sync::oneshot;
 /// Commands after which the clock is read again.
 const CLOCK_EVERY: usize = 64;
 
+/// Bytes of replies and of arguments sent after which a cycle ends.
+const FLUSH: usize = 1 << 20;
+
+/// Commands that a cycle sends to other workers at most.
+const MAX_REMOTE: usize = 256;
+
 /// Where a reply comes from.
 enum Piece {
     /// It is in the cycle's buffer up to here, and shows a round.
@@ -64,9 +70,13 @@ impl Cycle {
         self.now_ms
     }
 
-    /// Bytes of replies gathered and of arguments sent.
-    pub(super) fn len(&self) -> usize {
-        self.out.len() + self.batches.iter().map(|(_, b)| b.bytes()).sum::<usize>()
+    /// Whether the replies are to be written before more commands are taken in: there are many
+    /// bytes of them, or so many commands are elsewhere that theirs may become many.
+    pub(super) fn is_full(&self) -> bool {
+        let sent = self.batches.iter().fold((0, 0), |(commands, bytes), (_, batch)| {
+            (commands + batch.len(), bytes + batch.bytes())
+        });
+        sent.0 >= MAX_REMOTE || self.out.len() + sent.1 > FLUSH
     }
 
     /// Whether every reply so far is at hand.

@@ -21,9 +21,6 @@ use tokio::net::TcpStream;
 /// Bytes read at once.
 pub(crate) const READ: usize = 64 * 1024;
 
-/// Replies are written before a cycle's end once they reach this many bytes.
-const FLUSH: usize = 1 << 20;
-
 /// How often a connection that waits for room looks for it.
 const PRESSURE_POLL: std::time::Duration = std::time::Duration::from_millis(2);
 
@@ -200,7 +197,7 @@ impl Connection {
                         break Pause::Close;
                     }
                     limits.authenticated = self.session.authenticated;
-                    if cycle.len() > FLUSH {
+                    if cycle.is_full() {
                         break Pause::Flush;
                     }
                 }

@@ -8,6 +8,7 @@ mod locks;
 mod mailbox;
 mod materialise;
 mod rounds;
+mod stats;
 mod scan;
 
 pub use batch::{BatchReply, CmdBatch, Request};
@@ -15,6 +16,7 @@ pub use execute::{Blocked, OwnedCommand, Ran};
 pub(crate) use locks::LockKey;
 pub use mailbox::{Inbox, Mailbox, Message, WorkerGone, mailbox};
 pub use rounds::RoundError;
+pub use stats::{Counters, WorkerStats};
 pub use scan::{Cursor, ScanKey, ScanPage};
 
 use crate::node::Node;
@@ -24,51 +26,7 @@ use rounds::Rounds;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use tokio::sync::Notify;
-
-/// Counters of a worker that others read.
-#[derive(Debug, Default)]
-pub struct WorkerStats {
-    pub commands: AtomicU64,
-    /// Commands run in place for a connection of the same worker.
-    pub local: AtomicU64,
-    /// Commands that came from other workers' connections.
-    pub remote: AtomicU64,
-    pub parked: AtomicU64,
-    pub connections: AtomicU64,
-    pub commits: AtomicU64,
-    pub failed_commits: AtomicU64,
-    pub bytes_in: AtomicU64,
-    pub bytes_out: AtomicU64,
-    pub hits: AtomicU64,
-    pub misses: AtomicU64,
-    pub expired: AtomicU64,
-    pub expired_fields: AtomicU64,
-    pub evicted: AtomicU64,
-    pub hot_bytes: AtomicU64,
-    pub pending_bytes: AtomicU64,
-    pub errors: AtomicU64,
-}
-
-impl WorkerStats {
-    /// Puts the counters back to zero; what is a state stays.
-    pub(crate) fn reset(&self) {
-        for counter in [
-            &self.commands,
-            &self.local,
-            &self.remote,
-            &self.parked,
-            &self.commits,
-            &self.failed_commits,
-            &self.bytes_in,
-            &self.bytes_out,
-            &self.errors,
-        ] {
-            counter.store(0, std::sync::atomic::Ordering::Relaxed);
-        }
-    }
-}
 
 /// See the module's description.
 pub struct Worker {

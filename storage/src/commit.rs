@@ -26,17 +26,25 @@ impl Sealed {
         self.ops.keys().copied().collect()
     }
 
+    /// The heads of the shards' parts of the record's body; see [`Sealed::parts`].
+    pub(crate) fn heads(&self) -> Vec<[u8; 6]> {
+        let head = |(shard, writer): (&u16, &OpWriter)| {
+            let [a, b] = shard.to_be_bytes();
+            let [c, d, e, f] = (writer.as_bytes().len() as u32).to_be_bytes();
+            [a, b, c, d, e, f]
+        };
+        self.ops.iter().map(head).collect()
+    }
+
     /// The record's body: for each shard its number (u16), the length (u32) of its operations,
     /// and these.
+    pub(crate) fn parts<'a>(&'a self, heads: &'a [[u8; 6]]) -> Vec<&'a [u8]> {
+        heads.iter().zip(self.ops.values()).flat_map(|(h, w)| [&h[..], w.as_bytes()]).collect()
+    }
+
+    /// The body in one piece.
     pub fn body(&self) -> Vec<u8> {
-        let len = self.ops.values().map(|w| w.as_bytes().len() + 6).sum();
-        let mut body = Vec::with_capacity(len);
-        for (shard, writer) in &self.ops {
-            body.extend_from_slice(&shard.to_be_bytes());
-            body.extend_from_slice(&(writer.as_bytes().len() as u32).to_be_bytes());
-            body.extend_from_slice(writer.as_bytes());
-        }
-        body
+        self.parts(&self.heads()).concat()
     }
 
     /// Which keys changed.

@@ -70,10 +70,14 @@ impl Partition {
             self.close_round(sealed.round, self.last_lsn);
             return Ok(false);
         }
-        let body = sealed.body();
-        match self.journal.append(now_ms, &sealed.shards(), &[&body]) {
+        let heads = sealed.heads();
+        match self.journal.append(now_ms, &sealed.shards(), &sealed.parts(&heads)) {
             Ok(lsn) => {
-                self.merge(lsn, &body);
+                for (shard, ops) in &sealed.ops {
+                    if let Some(shard) = self.shards.get_mut(shard) {
+                        shard.merge(lsn, ops.as_bytes());
+                    }
+                }
                 self.close_round(sealed.round, lsn);
                 Ok(true)
             }

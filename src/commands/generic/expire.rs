@@ -97,7 +97,10 @@ fn set_expiry(cx: &mut Ctx<'_>, args: Args<'_>, unit: Unit) -> Outcome {
     let mut entry = cx.store.entry_mut(cx.db, name)?;
     match u64::try_from(at).ok().filter(|&at| at > now_ms) {
         Some(at) => entry.expire_at_ms = at,
-        None => entry.clear(),
+        None => {
+            entry.clear();
+            cx.store.stats.expired += 1;
+        }
     }
     cx.out.int(1);
     Ok(())

@@ -1,7 +1,7 @@
 //! Reading a whole string, and deleting it or changing its expiry on the way.
 
 use super::bulk;
-use crate::commands::expiry::{ExpiryOption, TimeForm};
+use crate::commands::expiry::ExpiryOption;
 use crate::commands::{Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, key};
 use crate::resp::Args;
 use flagstone_storage::store::OrLoad;
@@ -48,7 +48,7 @@ fn getex(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let mut entry = cx.store.entry_mut(cx.db, name)?;
     match (expiry, expire_at_ms) {
         (ExpiryOption::Time(form, _), Some(at)) => {
-            if TimeForm::is_absolute(form) && at <= now_ms {
+            if form.is_absolute() && at <= now_ms {
                 entry.clear();
             } else {
                 entry.expire_at_ms = at;

@@ -42,7 +42,7 @@ fn set_all(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 }
 
 fn check_pairs(args: Args<'_>, command: &str) -> Outcome {
-    if args.len() % 2 == 0 {
+    if args.len().is_multiple_of(2) {
         return Err(error::arity(command).into());
     }
     Ok(())

@@ -2,11 +2,18 @@
 
 use crate::store::Part;
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, btree_map};
 use std::ops::Range;
 
 /// Bytes of a chunk of a big string, and the greatest size of a string kept in its meta row.
 pub const CHUNK: usize = 16 * 1024;
+
+/// More missing chunks than this, and than half of the value's, are read in one scan of the value;
+/// which also finds the holes for good.
+const READ_SINGLY: usize = 16;
+
+/// Bytes a chunk takes in memory beside its own, about.
+const CHUNK_OVERHEAD: usize = 48;
 
 /// Longest string that Redis keeps in one allocation with its object ("embstr").
 const EMBSTR_MAX: usize = 44;
@@ -30,6 +37,8 @@ pub struct BigStr {
     pub(crate) len: u64,
     /// The chunks in memory, by number. A chunk may be shorter than [`CHUNK`]: zeros follow.
     pub(crate) chunks: BTreeMap<u32, Vec<u8>>,
+    /// Bytes of the chunks in memory.
+    pub(crate) held: usize,
     /// Whether a chunk that is not in `chunks` is a hole of zeros rather than not loaded.
     pub(crate) complete: bool,
     /// Chunks the journal has not heard of.
@@ -92,7 +101,7 @@ impl Str {
             Self::Int(_) => 0,
             Self::Emb(b) => b.len(),
             Self::Raw(v) => v.capacity(),
-            Self::Big(big) => size_of::<BigStr>() + big.chunks.len() * (CHUNK + 48),
+            Self::Big(big) => size_of::<BigStr>() + big.held + big.chunks.len() * CHUNK_OVERHEAD,
         }
     }
 
@@ -200,8 +209,9 @@ impl Str {
             return Self::Raw(only);
         }
         let dirty = chunks.keys().copied().collect();
+        let held = chunks.values().map(Vec::len).sum();
         let len = len as u64;
-        Self::Big(Box::new(BigStr { len, chunks, dirty, complete: true, version: 0 }))
+        Self::Big(Box::new(BigStr { len, chunks, held, dirty, complete: true, version: 0 }))
     }
 
     /// Appends; cheap on a string that is already raw.
@@ -225,6 +235,7 @@ impl BigStr {
             big.dirty.insert(n);
         }
         big.len = bytes.len() as u64;
+        big.held = bytes.len();
         big
     }
 
@@ -239,7 +250,10 @@ impl BigStr {
 
     /// Takes a chunk found on disk in (empty: a hole); what is known already is newer and stays.
     pub(crate) fn learn(&mut self, n: u32, chunk: &[u8]) {
-        self.chunks.entry(n).or_insert_with(|| chunk.to_vec());
+        if let btree_map::Entry::Vacant(place) = self.chunks.entry(n) {
+            place.insert(chunk.to_vec());
+            self.held += chunk.len();
+        }
     }
 
     fn missing(&self, range: &Range<usize>) -> Option<Part> {
@@ -248,6 +262,10 @@ impl BigStr {
         }
         let wanted = (range.start / CHUNK) as u32..((range.end - 1) / CHUNK + 1) as u32;
         let chunks: Vec<u32> = wanted.filter(|n| !self.chunks.contains_key(n)).collect();
+        let all = (self.len as usize).div_ceil(CHUNK);
+        if chunks.len() > READ_SINGLY && chunks.len() > all / 2 {
+            return Some(Part::All);
+        }
         (!chunks.is_empty()).then_some(Part::Chunks(chunks))
     }
 
@@ -307,6 +325,7 @@ impl BigStr {
             let take = (CHUNK - within).min(end - at);
             let chunk = self.chunks.entry(n).or_default();
             if chunk.len() < within + take {
+                self.held += within + take - chunk.len();
                 chunk.resize(within + take, 0);
             }
             chunk[within..within + take].copy_from_slice(&bytes[at - offset..at - offset + take]);
@@ -345,80 +364,5 @@ fn int_len(n: i64) -> usize {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn integers_are_canonical_only() {
-        for (text, want) in [
-            ("0", Some(0)),
-            ("-1", Some(-1)),
-            ("9223372036854775807", Some(i64::MAX)),
-            ("-9223372036854775808", Some(i64::MIN)),
-            ("9223372036854775808", None),
-            ("-0", None),
-            ("01", None),
-            ("+1", None),
-            ("", None),
-            ("1 ", None),
-        ] {
-            assert_eq!(parse_int(text.as_bytes()), want, "{text}");
-            if let Some(n) = want {
-                assert_eq!(int_len(n), text.len());
-            }
-        }
-    }
-
-    #[test]
-    fn writes_grow_into_chunks() {
-        let mut s = Str::new(b"hello");
-        s.write_at(3 * CHUNK + 5, b"world").unwrap();
-        assert_eq!(s.len(), 3 * CHUNK + 10);
-        assert_eq!(&*s.range(0..6).unwrap(), b"hello\0");
-        assert_eq!(&*s.range(3 * CHUNK + 4..3 * CHUNK + 10).unwrap(), b"\0world");
-        s.write_at(CHUNK - 2, b"abcd").unwrap();
-        assert_eq!(&*s.range(CHUNK - 3..CHUNK + 3).unwrap(), b"\0abcd\0");
-    }
-
-    #[test]
-    fn growing_allocates_nothing() {
-        let mut s = Str::new(b"12");
-        s.grow(1).unwrap();
-        assert_eq!(s.encoding(), "int");
-        s.grow(5).unwrap();
-        assert_eq!(&*s.whole().unwrap(), b"12\0\0\0");
-        s.grow(100 * CHUNK).unwrap();
-        s.grow(1000 * CHUNK + 1).unwrap();
-        assert_eq!(s.len(), 1000 * CHUNK + 1);
-        assert!(s.memory() < 2 * CHUNK);
-        assert_eq!(&*s.range(1000 * CHUNK - 1..1000 * CHUNK + 1).unwrap(), b"\0\0");
-    }
-
-    #[test]
-    fn pieces_leave_out_holes() {
-        let mut s = Str::from_chunks(4 * CHUNK, BTreeMap::from([(0, vec![1; 3]), (2, vec![2])]));
-        s.write_at(3 * CHUNK, &[3; CHUNK]).unwrap();
-        let pieces = |range: Range<usize>| -> Vec<(usize, usize)> {
-            s.pieces(range).unwrap().map(|(at, bytes)| (at, bytes.len())).collect()
-        };
-        assert_eq!(pieces(0..s.len()), [(0, 3), (2 * CHUNK, 1), (3 * CHUNK, CHUNK)]);
-        assert_eq!(pieces(2..2 * CHUNK), [(2, 1)]);
-        assert_eq!(pieces(2 * CHUNK + 1..3 * CHUNK + 1), [(3 * CHUNK, 1)]);
-        assert_eq!(pieces(5..5), []);
-        let int = Str::new(b"1234");
-        assert_eq!(&*int.pieces(1..3).unwrap().next().unwrap().1, b"23");
-        assert_eq!(&*Str::from_chunks(3, BTreeMap::new()).whole().unwrap(), b"\0\0\0");
-    }
-
-    #[test]
-    fn a_part_that_is_not_loaded_is_asked_for() {
-        let mut big = BigStr::new(&vec![7; 4 * CHUNK]);
-        big.complete = false;
-        big.chunks.remove(&2);
-        let mut s = Str::Big(Box::new(big));
-        assert_eq!(s.range(0..3 * CHUNK).unwrap_err(), Part::Chunks(vec![2]));
-        assert_eq!(s.write_at(2 * CHUNK + 1, b"x").unwrap_err(), Part::Chunks(vec![2]));
-        s.write_at(2 * CHUNK, &vec![1; CHUNK]).unwrap();
-        assert_eq!(s.range(2 * CHUNK..2 * CHUNK + 1).unwrap()[0], 1);
-    }
-}
+#[path = "string_tests.rs"]
+mod tests;
