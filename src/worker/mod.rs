@@ -8,16 +8,16 @@ mod locks;
 mod mailbox;
 mod materialise;
 mod rounds;
-mod stats;
 mod scan;
+mod stats;
 
 pub use batch::{BatchReply, CmdBatch, Request};
 pub use execute::{Blocked, OwnedCommand, Ran};
 pub(crate) use locks::LockKey;
 pub use mailbox::{Inbox, Mailbox, Message, WorkerGone, mailbox};
 pub use rounds::RoundError;
-pub use stats::{Counters, WorkerStats};
 pub use scan::{Cursor, ScanKey, ScanPage};
+pub use stats::{Counters, WorkerStats};
 
 use crate::node::Node;
 use flagstone_storage::partition::Partition;

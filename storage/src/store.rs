@@ -410,7 +410,8 @@ impl Store {
     fn insert_absent(&mut self, db: u32, key: &[u8]) -> Found {
         let at = self.at(key);
         let table = self.dbs[db as usize].table(at.slot);
-        let entry = Entry::absent(key, at.hash);
+        let mut entry = Entry::absent(key, at.hash);
+        entry.accessed_s = (self.now_ms / 1000) as u32;
         let bucket = table.map.insert_unique(at.hash, entry, |e| e.hash).bucket_index();
         Found { db, at, bucket }
     }

@@ -85,16 +85,13 @@ fn copy(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     if (db, to) == (cx.db, from) {
         return Err(SAME_OBJECT.into());
     }
-    let Some(source) = cx.store.entry(cx.db, from)? else {
+    let taken = cx.store.peek(db, to)?.is_some() && !replace;
+    let Some(source) = cx.store.entry(cx.db, from)?.filter(|_| !taken) else {
         cx.out.int(0);
         return Ok(());
     };
     source.value.require_whole().or_load(cx.db, from)?;
     let (value, expire_at_ms) = (source.value.copied(), source.expire_at_ms);
-    if cx.store.peek(db, to)?.is_some() && !replace {
-        cx.out.int(0);
-        return Ok(());
-    }
     let mut target = cx.store.entry_mut(db, to)?;
     target.value = value;
     target.expire_at_ms = expire_at_ms;
