@@ -127,10 +127,8 @@ impl WorkerStats {
 
     /// Puts the counters back to zero; what is a state stays.
     pub(crate) fn reset(&self) {
-        let by_command = self
-            .by_command
-            .iter()
-            .flat_map(|c| [&c.calls, &c.time_ns, &c.rejected, &c.failed]);
+        let by_command =
+            self.by_command.iter().flat_map(|c| [&c.calls, &c.time_ns, &c.rejected, &c.failed]);
         let own = [
             &self.error_replies,
             &self.commands,
