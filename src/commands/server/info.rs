@@ -123,9 +123,7 @@ impl Page<'_> {
             "keyspace" => {
                 for (db, (keys, expires)) in keyspace.iter().enumerate() {
                     if *keys > 0 {
-                        self.line(format_args!(
-                            "db{db}:keys={keys},expires={expires},avg_ttl=0"
-                        ));
+                        self.line(format_args!("db{db}:keys={keys},expires={expires},avg_ttl=0"));
                     }
                 }
             }
@@ -194,7 +192,10 @@ impl Page<'_> {
             ("config_file", &file),
             ("io_threads_active", &0),
             ("availability_zone", &settings.availability_zone),
-            ("listener0", &format_args!("name=tcp,bind={},port={}", settings.bind.join(" "), settings.port)),
+            (
+                "listener0",
+                &format_args!("name=tcp,bind={},port={}", settings.bind.join(" "), settings.port),
+            ),
         ]);
     }
 
@@ -389,10 +390,7 @@ impl Page<'_> {
             ("dump_payload_sanitizations", &0),
             ("total_reads_processed", &self.sum(|s| &s.reads)),
             ("total_writes_processed", &self.sum(|s| &s.writes)),
-            (
-                "client_query_buffer_limit_disconnections",
-                &self.sum(|s| &s.query_limit_closes),
-            ),
+            ("client_query_buffer_limit_disconnections", &self.sum(|s| &s.query_limit_closes)),
             ("client_output_buffer_limit_disconnections", &0),
         ]);
     }
