@@ -72,19 +72,19 @@ fn wanted(args: Args<'_>) -> Vec<&'static str> {
         .collect()
 }
 
-async fn keyspace(node: &Node) -> Result<Keyspace, &'static str> {
+async fn keyspace(node: &Node) -> Result<Keyspace, String> {
     let databases = node.config.settings().databases;
     let count = move |worker: Rc<Worker>| async move {
         let mut counts = Vec::with_capacity(databases as usize);
         for db in 0..databases {
-            counts.push(worker.key_count(db).await);
+            counts.push(worker.key_count(db).await?);
         }
-        counts
+        Ok::<_, String>(counts)
     };
     let all = routing::on_all(node, true, count).await.map_err(|_| "ERR a worker is gone")?;
     let mut sums = vec![(0, 0); databases as usize];
     for counts in all {
-        for (sum, (keys, expires)) in sums.iter_mut().zip(counts) {
+        for (sum, (keys, expires)) in sums.iter_mut().zip(counts?) {
             sum.0 += keys;
             sum.1 += expires;
         }
