@@ -10,6 +10,9 @@ use std::collections::BTreeMap;
 /// A packed hash of more bytes than this goes to element rows whatever the listpack limits say.
 const PACKED_MAX: usize = 64 * 1024;
 
+/// Bytes before a shard's operations in a record's body: its number and their length.
+const HEAD: usize = 2 + 8;
+
 /// A sealed round: what goes into the journal, and which keys it changed.
 #[derive(Debug, Default)]
 pub struct Sealed {
@@ -27,18 +30,19 @@ impl Sealed {
     }
 
     /// The heads of the shards' parts of the record's body; see [`Sealed::parts`].
-    pub(crate) fn heads(&self) -> Vec<[u8; 6]> {
+    pub(crate) fn heads(&self) -> Vec<[u8; HEAD]> {
         let head = |(shard, writer): (&u16, &OpWriter)| {
-            let [a, b] = shard.to_be_bytes();
-            let [c, d, e, f] = (writer.as_bytes().len() as u32).to_be_bytes();
-            [a, b, c, d, e, f]
+            let mut head = [0; HEAD];
+            head[..2].copy_from_slice(&shard.to_be_bytes());
+            head[2..].copy_from_slice(&(writer.as_bytes().len() as u64).to_be_bytes());
+            head
         };
         self.ops.iter().map(head).collect()
     }
 
-    /// The record's body: for each shard its number (u16), the length (u32) of its operations,
+    /// The record's body: for each shard its number (u16), the length (u64) of its operations,
     /// and these.
-    pub(crate) fn parts<'a>(&'a self, heads: &'a [[u8; 6]]) -> Vec<&'a [u8]> {
+    pub(crate) fn parts<'a>(&'a self, heads: &'a [[u8; HEAD]]) -> Vec<&'a [u8]> {
         heads.iter().zip(self.ops.values()).flat_map(|(h, w)| [&h[..], w.as_bytes()]).collect()
     }
 
@@ -58,8 +62,9 @@ pub fn split_body(mut body: &[u8]) -> Option<Vec<(u16, &[u8])>> {
     let mut out = Vec::new();
     while !body.is_empty() {
         let (shard, rest) = body.split_first_chunk::<2>()?;
-        let (len, rest) = rest.split_first_chunk::<4>()?;
-        let (ops, rest) = rest.split_at_checked(u32::from_be_bytes(*len) as usize)?;
+        let (len, rest) = rest.split_first_chunk::<8>()?;
+        let len = usize::try_from(u64::from_be_bytes(*len)).ok()?;
+        let (ops, rest) = rest.split_at_checked(len)?;
         out.push((u16::from_be_bytes(*shard), ops));
         body = rest;
     }

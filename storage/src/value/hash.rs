@@ -68,7 +68,7 @@ impl Hash {
     /// What is known of a big hash from its meta row alone.
     pub(crate) fn from_meta(version: u64, len: u64, timed: bool, min_expire_at_ms: u64) -> Self {
         let min_unknown_expire_at_ms = min_expire_at_ms;
-        Self { version, len, table: true, timed, min_unknown_expire_at_ms, ..Self::default() }
+        Self { version, len, timed, min_unknown_expire_at_ms, ..Self::default() }
     }
 
     /// Number of fields, expired ones that were not yet removed included.
