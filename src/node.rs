@@ -2,6 +2,8 @@
 
 use crate::clients::Clients;
 use crate::config::{AppendFsync, Config};
+use crate::rates::Rates;
+use crate::slowlog::SlowLog;
 use crate::worker::{Mailbox, WorkerStats};
 use flagstone_storage::Layout;
 use flagstone_storage::clock::Clock;
@@ -65,6 +67,8 @@ pub struct Node {
     pub shard_workers: usize,
     pub clients: Clients,
     pub stats: Vec<Arc<WorkerStats>>,
+    pub rates: Rates,
+    pub slowlog: SlowLog,
     pub started: Instant,
     pub started_ms: u64,
     /// 40 hexadecimal digits, new at each start.
@@ -112,6 +116,8 @@ impl Node {
             shard_workers,
             clients: Clients::default(),
             stats,
+            rates: Rates::default(),
+            slowlog: SlowLog::default(),
             started: Instant::now(),
             started_ms,
             run_id: (0..40)

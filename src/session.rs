@@ -2,6 +2,7 @@
 
 use crate::clients::Client;
 use crate::resp::Proto;
+use crate::worker::Request;
 use std::sync::Arc;
 
 /// Which replies a client wants (CLIENT REPLY).
@@ -52,6 +53,11 @@ impl Session {
         let client = self.client.clone();
         *self = Self::new(client, authenticated);
         self.client.reset();
+    }
+
+    /// What a command on keys needs to know of it.
+    pub fn request(&self) -> Request {
+        Request { db: self.db, proto: self.proto, touch: !self.no_touch, client: self.client.id }
     }
 
     /// SELECT.

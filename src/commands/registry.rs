@@ -16,6 +16,7 @@ const FAMILIES: &[&[Spec]] = &[
     super::string::lcs::COMMANDS,
     super::connection::COMMANDS,
     super::server::COMMANDS,
+    super::server::ADMIN_COMMANDS,
     super::generic::KEY,
     super::generic::EXPIRE,
     super::generic::RELOCATE,
@@ -107,6 +108,11 @@ pub fn all() -> &'static [Command] {
 static BY_ID: LazyLock<Vec<&'static Command>> = LazyLock::new(|| {
     COMMANDS.iter().flat_map(|c| std::iter::once(c).chain(&c.subcommands)).collect()
 });
+
+/// All commands and subcommands.
+pub fn every() -> impl Iterator<Item = &'static Command> {
+    BY_ID.iter().copied()
+}
 
 /// The command or subcommand with this [`Command::id`].
 pub fn by_id(id: usize) -> Option<&'static Command> {

@@ -6,9 +6,7 @@ use crate::config::Settings;
 use crate::resp::{Args, Proto, Reply};
 use crate::routing::{self, Target};
 use crate::session::Session;
-use crate::worker::{
-    BatchReply, CmdBatch, Message, OwnedCommand, Ran, Request, RoundError, Worker,
-};
+use crate::worker::{BatchReply, CmdBatch, Message, OwnedCommand, Ran, RoundError, Worker};
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use tokio::sync::oneshot;
@@ -140,7 +138,7 @@ impl Cycle {
         else {
             return false;
         };
-        let request = Request { db: session.db, proto: session.proto, touch: !session.no_touch };
+        let request = session.request();
         if target != worker.id {
             self.scatter();
             let n = match self.batches.iter().position(|(w, _)| *w == target) {
@@ -183,7 +181,7 @@ impl Cycle {
             let cycle = std::mem::replace(self, Self::new(worker, session.proto));
             return cycle.finish(worker).await;
         }
-        let request = Request { db: session.db, proto: session.proto, touch: !session.no_touch };
+        let request = session.request();
         routing::run_across(worker, OwnedCommand::new(command, args, request)).await
     }
 

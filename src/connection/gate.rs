@@ -21,6 +21,19 @@ pub(super) enum Admitted {
     Hostile,
 }
 
+/// The command or subcommand that the arguments name; the error text when there is none.
+pub(super) fn resolve(args: Args<'_>) -> Result<&'static Command, String> {
+    let name = args.get(0).unwrap_or_default();
+    let command = registry::lookup(name).ok_or_else(|| unknown_command(args))?;
+    if command.subcommands.is_empty() {
+        return Ok(command);
+    }
+    match args.get(1) {
+        None => Ok(command),
+        Some(sub) => command.subcommand(sub).ok_or_else(|| unknown_subcommand(args)),
+    }
+}
+
 /// Exists, arity, authentication, state.
 pub(super) fn admit(
     session: &Session,
@@ -28,25 +41,20 @@ pub(super) fn admit(
     args: Args<'_>,
     settings: &Settings,
 ) -> Admitted {
-    let name = args.get(0).unwrap_or_default();
-    let Some(mut command) = registry::lookup(name) else {
-        if name.eq_ignore_ascii_case(b"post") || name.eq_ignore_ascii_case(b"host:") {
-            tracing::warn!(
-                client = session.client.id,
-                "possible attack: an HTTP request on the RESP port; the connection is closed"
-            );
-            return Admitted::Hostile;
+    let command = match resolve(args) {
+        Ok(command) => command,
+        Err(text) => {
+            let name = args.get(0).unwrap_or_default();
+            if name.eq_ignore_ascii_case(b"post") || name.eq_ignore_ascii_case(b"host:") {
+                tracing::warn!(
+                    client = session.client.id,
+                    "possible attack: an HTTP request on the RESP port; the connection is closed"
+                );
+                return Admitted::Hostile;
+            }
+            return Admitted::Refused(text);
         }
-        return Admitted::Refused(unknown_command(args));
     };
-    if !command.subcommands.is_empty() {
-        match args.get(1).map(|sub| command.subcommand(sub)) {
-            None if command.spec.arity_allows(1) => {}
-            None => return Admitted::Refused(error::arity(command.full_name)),
-            Some(Some(sub)) => command = sub,
-            Some(None) => return Admitted::Refused(unknown_subcommand(args)),
-        }
-    }
     if !command.spec.arity_allows(args.len()) {
         return Admitted::Refused(error::arity(command.full_name));
     }

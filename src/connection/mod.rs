@@ -3,7 +3,7 @@
 mod cycle;
 mod gate;
 
-use crate::clients::{Client, count};
+use crate::clients::{Client, count, state};
 use crate::commands::registry::Command;
 use crate::commands::{Call, Run, Stop};
 use crate::resp::{Args, Limits, Parsed, Parser, Reply};
@@ -15,6 +15,7 @@ use gate::Admitted;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 use tokio::io::{AsyncWriteExt, Interest};
 use tokio::net::TcpStream;
 
@@ -89,6 +90,7 @@ impl Connection {
                 }
                 Err(e) => return Err(e),
             };
+            count(&self.worker.stats().reads, 1);
             count(&self.session.client.bytes_in, n as u64);
             self.worker.stats().bytes_in.fetch_add(n as u64, Ordering::Relaxed);
             let mut cycle = Cycle::new(&self.worker, self.session.proto);
@@ -156,6 +158,7 @@ impl Connection {
             client = self.session.client.id,
             "the query buffer limit is reached: closing"
         );
+        count(&self.worker.stats().query_limit_closes, 1);
         Ok(false)
     }
 
@@ -179,6 +182,7 @@ impl Connection {
         client.seen_at(cycle.now_ms());
         client.query_bytes.store(data.len() as u64, Ordering::Relaxed);
         let mut parser = std::mem::take(&mut self.parser);
+        self.worker.start_watch();
         let mut done = 0;
         let pause = loop {
             let rest = &data[done..];
@@ -202,6 +206,7 @@ impl Connection {
                     }
                 }
                 Err(error) => {
+                    self.worker.stats().error("ERR");
                     cycle.out().error(error.reply_text());
                     break Pause::Close;
                 }
@@ -223,6 +228,7 @@ impl Connection {
         let command = match gate::admit(&self.session, &self.worker, args, settings) {
             Admitted::Run(command) => command,
             Admitted::Refused(text) => {
+                self.count_refusal(args, &text);
                 cycle.refuse(&text, &mut self.session);
                 return Dispatched::Done;
             }
@@ -252,7 +258,8 @@ impl Connection {
                     out,
                 };
                 let outcome = handler(&mut call, args);
-                let close = settle(outcome, out, mark);
+                let close = self.settle(command, outcome, cycle.out(), mark);
+                self.worker.ran(command, args, self.session.client.id, settings);
                 cycle.end_command();
                 if close || self.session.closing { Dispatched::Close } else { Dispatched::Done }
             }
@@ -314,20 +321,25 @@ impl Connection {
             match gate::admit(&self.session, &self.worker, args, settings) {
                 Admitted::Run(command) => break command,
                 Admitted::Refused(text) => {
+                    self.count_refusal(args, &text);
                     out.error(&*text);
                     return false;
                 }
                 Admitted::Hostile => return true,
                 Admitted::Wait => {
                     let may_write = gate::may_write(args);
+                    self.session.client.set(state::BLOCKED, true);
                     self.worker.node.wait_unpaused(may_write).await;
+                    self.session.client.set(state::BLOCKED, false);
                 }
             }
         };
         self.note_command(command, args);
+        let began = Instant::now();
         let outcome = match command.spec.run {
             Run::Keys(_) => {
                 let mut cycle = Cycle::new(&self.worker, self.session.proto);
+                self.worker.start_watch();
                 let bytes = cycle.alone(&self.worker, &self.session, command, args).await;
                 out.append(&bytes);
                 return false;
@@ -352,13 +364,40 @@ impl Connection {
             }
             Run::Container => Err(Stop::from(gate::unknown_subcommand(args))),
         };
-        settle(outcome, out, 0)
+        let client = self.session.client.id;
+        self.worker.ran_since(began, command, args, client, settings);
+        self.settle(command, outcome, out, 0)
+    }
+
+    fn count_refusal(&self, args: Args<'_>, text: &str) {
+        self.worker.stats().refused(gate::resolve(args).ok(), text);
+    }
+
+    /// Puts an error in the reply's place; whether the connection is to be closed.
+    fn settle(
+        &self,
+        command: &Command,
+        outcome: Result<(), Stop>,
+        out: &mut Reply,
+        mark: usize,
+    ) -> bool {
+        let text = match outcome {
+            Ok(()) => return false,
+            Err(Stop::Close) => return true,
+            Err(Stop::Error(text)) => text,
+            Err(Stop::Miss(_)) => "ERR this command does not run on keys".into(),
+        };
+        self.worker.stats().failed(command, &text);
+        out.truncate(mark);
+        out.error(&*text);
+        false
     }
 
     async fn write(&mut self, out: Vec<u8>) -> std::io::Result<()> {
         if out.is_empty() {
             return Ok(());
         }
+        count(&self.worker.stats().writes, 1);
         count(&self.session.client.bytes_out, out.len() as u64);
         self.worker.stats().bytes_out.fetch_add(out.len() as u64, Ordering::Relaxed);
         // The socket usually takes it at once.
@@ -380,22 +419,4 @@ enum Dispatched {
     Done,
     Barrier,
     Close,
-}
-
-/// Puts an error in the reply's place; whether the connection is to be closed.
-fn settle(outcome: Result<(), Stop>, out: &mut Reply, mark: usize) -> bool {
-    match outcome {
-        Ok(()) => false,
-        Err(Stop::Close) => true,
-        Err(Stop::Error(text)) => {
-            out.truncate(mark);
-            out.error(&*text);
-            false
-        }
-        Err(Stop::Miss(_)) => {
-            out.truncate(mark);
-            out.error("ERR this command does not run on keys");
-            false
-        }
-    }
 }

@@ -14,6 +14,8 @@ pub struct Request {
     pub db: u32,
     pub proto: Proto,
     pub touch: bool,
+    /// The connection.
+    pub client: u64,
 }
 
 /// One command of a batch: its arguments are ranges of the batch's bytes.
@@ -103,6 +105,7 @@ impl Worker {
         let mut parked = Vec::new();
         let settings = self.settings();
         let now_ms = self.node.clock.now_ms();
+        self.start_watch();
         for (n, item) in batch.commands.iter().enumerate() {
             let ranges = &batch.ranges[item.args.start as usize..item.args.end as usize];
             let args = Args::new(&batch.bytes, ranges);

@@ -26,6 +26,9 @@ impl Worker {
             tick.tick().await;
             self.close_idle_clients();
             self.publish_stats();
+            if self.id == 0 {
+                self.sample_rates();
+            }
         }
     }
 
@@ -41,6 +44,18 @@ impl Worker {
                 client.kill();
             }
         }
+    }
+
+    fn sample_rates(&self) {
+        let mut totals = [0; 3];
+        for stats in &self.node.stats {
+            for (total, counter) in
+                totals.iter_mut().zip([&stats.commands, &stats.bytes_in, &stats.bytes_out])
+            {
+                *total += counter.load(Ordering::Relaxed);
+            }
+        }
+        self.node.rates.sample(totals);
     }
 
     fn publish_stats(&self) {

@@ -19,13 +19,19 @@ pub use rounds::RoundError;
 pub use scan::{Cursor, ScanKey, ScanPage};
 pub use stats::{Counters, WorkerStats};
 
+use crate::commands::flag;
+use crate::commands::registry::Command;
+use crate::config::Settings;
 use crate::node::Node;
+use crate::resp::Args;
+use crate::slowlog::{self, SlowCommand};
 use flagstone_storage::partition::Partition;
 use locks::{LockTable, TicketId};
 use rounds::Rounds;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Instant;
 use tokio::sync::Notify;
 
 /// See the module's description.
@@ -42,8 +48,10 @@ pub struct Worker {
     connections: tokio_util::task::TaskTracker,
     stop: tokio_util::sync::CancellationToken,
     commit_due: Notify,
+    /// When the last command that was timed ended.
+    watch: Cell<Instant>,
     commit_pending: Cell<bool>,
-    settings: RefCell<(u64, Arc<crate::config::Settings>)>,
+    settings: RefCell<(u64, Arc<Settings>)>,
 }
 
 /// Key locks held or waited for; dropping it gives them up.
@@ -74,13 +82,14 @@ impl Worker {
             connections: tokio_util::task::TaskTracker::new(),
             stop: tokio_util::sync::CancellationToken::new(),
             commit_due: Notify::new(),
+            watch: Cell::new(Instant::now()),
             commit_pending: Cell::new(false),
             settings: RefCell::new(settings),
         })
     }
 
     /// The settings, refreshed when they changed.
-    pub fn settings(&self) -> Arc<crate::config::Settings> {
+    pub fn settings(&self) -> Arc<Settings> {
         let generation = self.node.config.generation();
         let mut cached = self.settings.borrow_mut();
         if cached.0 != generation {
@@ -103,6 +112,48 @@ impl Worker {
     /// This worker's counters.
     pub fn stats(&self) -> &WorkerStats {
         &self.node.stats[self.id]
+    }
+
+    /// The next command begins now.
+    pub(crate) fn start_watch(&self) {
+        self.watch.set(Instant::now());
+    }
+
+    /// A command has run, from when the last one ended or the watch was started.
+    pub(crate) fn ran(&self, command: &Command, args: Args<'_>, client: u64, settings: &Settings) {
+        let now = Instant::now();
+        let time_ns = (now - self.watch.replace(now)).as_nanos() as u64;
+        self.stats().ran(command, time_ns);
+        if is_slow(settings, time_ns) && !command.spec.has(flag::SKIP_SLOWLOG) {
+            self.log_slow(args, client, time_ns / 1000, settings.slowlog_max_len);
+        }
+    }
+
+    /// The same for a command that had its own beginning.
+    pub(crate) fn ran_since(
+        &self,
+        began: Instant,
+        command: &Command,
+        args: Args<'_>,
+        client: u64,
+        settings: &Settings,
+    ) {
+        self.watch.set(began);
+        self.ran(command, args, client, settings);
+    }
+
+    #[cold]
+    fn log_slow(&self, args: Args<'_>, client: u64, duration_us: u64, max: usize) {
+        let client = self.node.clients.get(client);
+        let command = SlowCommand {
+            id: 0,
+            time_s: self.node.clock.now_ms() / 1000,
+            duration_us,
+            args: slowlog::kept_args(args),
+            addr: client.as_ref().map(|c| c.addr.to_string()).unwrap_or_default(),
+            name: client.map(|c| c.labels().name.clone()).unwrap_or_default(),
+        };
+        self.node.slowlog.push(command, max);
     }
 
     /// Serves the mailbox: drains of up to 256 messages, the urgent lane first, and one commit
@@ -238,4 +289,9 @@ impl Worker {
     pub(crate) async fn wait_shown(&self, round: u64) -> Result<(), RoundError> {
         self.rounds.wait(round, self.is_always()).await
     }
+}
+
+/// Whether a command belongs into the log of slow ones.
+fn is_slow(settings: &Settings, time_ns: u64) -> bool {
+    u64::try_from(settings.slowlog_log_slower_than_us).is_ok_and(|us| time_ns / 1000 >= us)
 }

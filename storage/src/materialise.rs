@@ -42,7 +42,9 @@ pub async fn hand_over(engine: Engine, journal: Arc<dyn Journal>, cut: Arc<Cut>)
                 bytes = 0;
             }
         }
-        engine.write(std::mem::take(&mut first)).await?;
+        if !first.is_empty() {
+            engine.write(std::mem::take(&mut first)).await?;
+        }
     }
     first.extend(applied_rows(cut.lsn, cut.epoch, &cut.generations, &cut.counters));
     engine.write(first).await

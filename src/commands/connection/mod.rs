@@ -3,6 +3,8 @@
 mod client;
 mod handshake;
 
+pub(crate) use handshake::{COMPATIBLE_VERSION, REDIS_VERSION};
+
 use super::{Call, Group, Outcome, Run, Spec, Stop, arg, error, flag, int_arg};
 use crate::resp::Args;
 

@@ -147,3 +147,6 @@ const NOT_A_COUNT: &str = "ERR Number of fields must be a positive integer";
 fn key_arg(args: Args<'_>) -> Result<&[u8], Stop> {
     arg(args, 1)
 }
+
+#[cfg(test)]
+mod tests;

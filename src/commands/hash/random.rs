@@ -8,7 +8,7 @@ use flagstone_storage::store::{Fault, OrLoad};
 use flagstone_storage::value::{Hash, Value};
 
 /// Most fields that one command may draw with repetition; a reply of more would not fit anywhere.
-const MAX_DRAWS: u64 = 1 << 27;
+const MAX_DRAWS: u64 = 1 << 24;
 
 /// The hash of a key, all in memory and without expired fields; `None` if the key does not exist.
 fn live_hash<'a>(store: &'a mut Store, db: u32, key: &[u8]) -> Result<Option<&'a Hash>, Fault> {

@@ -215,11 +215,9 @@ fn getkeysandflags(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
 
 fn keys_of(out: &mut Reply, args: Args<'_>, with_flags: bool) -> Outcome {
     let inner = args.skip(2);
-    let command = inner.get(0).and_then(registry::lookup).and_then(|command| {
-        match inner.get(1) {
-            Some(sub) if !command.subcommands.is_empty() => command.subcommand(sub),
-            _ => Some(command),
-        }
+    let command = inner.get(0).and_then(registry::lookup).and_then(|command| match inner.get(1) {
+        Some(sub) if !command.subcommands.is_empty() => command.subcommand(sub),
+        _ => Some(command),
     });
     let spec = command.ok_or("ERR Invalid command specified")?.spec;
     if spec.keys.iter().all(|keys| keys.flags & key::NOT_KEY != 0) {
@@ -290,11 +288,89 @@ fn show_help(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
 
 /// The subcommands of COMMAND.
 pub(super) const SUBCOMMANDS: &[Spec] = &[
-Spec { name: "count", group: Group::Server, since: "2.8.13", summary: "Answers how many commands there are.", arity: 2, flags: flag::LOADING | flag::STALE, acl: acl::CONNECTION, run: Run::Session(count), ..Spec::NEW },
-Spec { name: "docs", group: Group::Server, since: "7.0.0", complexity: "O(N) where N is the number of commands to look up", summary: "Documents commands.", arity: -2, flags: flag::LOADING | flag::STALE, acl: acl::CONNECTION, tips: &["nondeterministic_output_order"], run: Run::Session(docs), ..Spec::NEW },
-Spec { name: "getkeys", group: Group::Server, since: "2.8.13", complexity: "O(N) where N is the number of arguments to the command", summary: "Answers the keys among the arguments of a command.", arity: -3, flags: flag::LOADING | flag::STALE, acl: acl::CONNECTION, run: Run::Session(getkeys), ..Spec::NEW },
-Spec { name: "getkeysandflags", group: Group::Server, since: "7.0.0", complexity: "O(N) where N is the number of arguments to the command", summary: "Answers the keys among the arguments of a command, and what is done to them.", arity: -3, flags: flag::LOADING | flag::STALE, acl: acl::CONNECTION, run: Run::Session(getkeysandflags), ..Spec::NEW },
-Spec { name: "help", group: Group::Server, since: "5.0.0", summary: "Tells the subcommands.", arity: 2, flags: flag::LOADING | flag::STALE, acl: acl::CONNECTION, run: Run::Session(show_help), ..Spec::NEW },
-Spec { name: "info", group: Group::Server, since: "2.8.13", complexity: "O(N) where N is the number of commands to look up", summary: "Describes commands.", arity: -2, flags: flag::LOADING | flag::STALE, acl: acl::CONNECTION, tips: &["nondeterministic_output_order"], run: Run::Session(info), ..Spec::NEW },
-Spec { name: "list", group: Group::Server, since: "7.0.0", complexity: "O(N) where N is the total number of commands", summary: "Answers the commands' names.", arity: -2, flags: flag::LOADING | flag::STALE, acl: acl::CONNECTION, tips: &["nondeterministic_output_order"], run: Run::Session(list), ..Spec::NEW },
+    Spec {
+        name: "count",
+        group: Group::Server,
+        since: "2.8.13",
+        summary: "Answers how many commands there are.",
+        arity: 2,
+        flags: flag::LOADING | flag::STALE,
+        acl: acl::CONNECTION,
+        run: Run::Session(count),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "docs",
+        group: Group::Server,
+        since: "7.0.0",
+        complexity: "O(N) where N is the number of commands to look up",
+        summary: "Documents commands.",
+        arity: -2,
+        flags: flag::LOADING | flag::STALE,
+        acl: acl::CONNECTION,
+        tips: &["nondeterministic_output_order"],
+        run: Run::Session(docs),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "getkeys",
+        group: Group::Server,
+        since: "2.8.13",
+        complexity: "O(N) where N is the number of arguments to the command",
+        summary: "Answers the keys among the arguments of a command.",
+        arity: -3,
+        flags: flag::LOADING | flag::STALE,
+        acl: acl::CONNECTION,
+        run: Run::Session(getkeys),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "getkeysandflags",
+        group: Group::Server,
+        since: "7.0.0",
+        complexity: "O(N) where N is the number of arguments to the command",
+        summary: "Answers the keys among the arguments of a command, and what is done to them.",
+        arity: -3,
+        flags: flag::LOADING | flag::STALE,
+        acl: acl::CONNECTION,
+        run: Run::Session(getkeysandflags),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "help",
+        group: Group::Server,
+        since: "5.0.0",
+        summary: "Tells the subcommands.",
+        arity: 2,
+        flags: flag::LOADING | flag::STALE,
+        acl: acl::CONNECTION,
+        run: Run::Session(show_help),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "info",
+        group: Group::Server,
+        since: "2.8.13",
+        complexity: "O(N) where N is the number of commands to look up",
+        summary: "Describes commands.",
+        arity: -2,
+        flags: flag::LOADING | flag::STALE,
+        acl: acl::CONNECTION,
+        tips: &["nondeterministic_output_order"],
+        run: Run::Session(info),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "list",
+        group: Group::Server,
+        since: "7.0.0",
+        complexity: "O(N) where N is the total number of commands",
+        summary: "Answers the commands' names.",
+        arity: -2,
+        flags: flag::LOADING | flag::STALE,
+        acl: acl::CONNECTION,
+        tips: &["nondeterministic_output_order"],
+        run: Run::Session(list),
+        ..Spec::NEW
+    },
 ];

@@ -72,19 +72,19 @@ fn wanted(args: Args<'_>) -> Vec<&'static str> {
         .collect()
 }
 
-async fn keyspace(node: &Node) -> Result<Keyspace, &'static str> {
+async fn keyspace(node: &Node) -> Result<Keyspace, String> {
     let databases = node.config.settings().databases;
     let count = move |worker: Rc<Worker>| async move {
         let mut counts = Vec::with_capacity(databases as usize);
         for db in 0..databases {
-            counts.push(worker.key_count(db).await);
+            counts.push(worker.key_count(db).await?);
         }
-        counts
+        Ok::<_, String>(counts)
     };
     let all = routing::on_all(node, true, count).await.map_err(|_| "ERR a worker is gone")?;
     let mut sums = vec![(0, 0); databases as usize];
     for counts in all {
-        for (sum, (keys, expires)) in sums.iter_mut().zip(counts) {
+        for (sum, (keys, expires)) in sums.iter_mut().zip(counts?) {
             sum.0 += keys;
             sum.1 += expires;
         }
@@ -123,9 +123,7 @@ impl Page<'_> {
             "keyspace" => {
                 for (db, (keys, expires)) in keyspace.iter().enumerate() {
                     if *keys > 0 {
-                        self.line(format_args!(
-                            "db{db}:keys={keys},expires={expires},avg_ttl=0"
-                        ));
+                        self.line(format_args!("db{db}:keys={keys},expires={expires},avg_ttl=0"));
                     }
                 }
             }
@@ -194,7 +192,10 @@ impl Page<'_> {
             ("config_file", &file),
             ("io_threads_active", &0),
             ("availability_zone", &settings.availability_zone),
-            ("listener0", &format_args!("name=tcp,bind={},port={}", settings.bind.join(" "), settings.port)),
+            (
+                "listener0",
+                &format_args!("name=tcp,bind={},port={}", settings.bind.join(" "), settings.port),
+            ),
         ]);
     }
 
@@ -389,10 +390,7 @@ impl Page<'_> {
             ("dump_payload_sanitizations", &0),
             ("total_reads_processed", &self.sum(|s| &s.reads)),
             ("total_writes_processed", &self.sum(|s| &s.writes)),
-            (
-                "client_query_buffer_limit_disconnections",
-                &self.sum(|s| &s.query_limit_closes),
-            ),
+            ("client_query_buffer_limit_disconnections", &self.sum(|s| &s.query_limit_closes)),
             ("client_output_buffer_limit_disconnections", &0),
         ]);
     }

@@ -197,31 +197,33 @@ impl Hash {
     /// Sets a field that is known (see [`Hash::require`]); true when it is new. `expire_at_ms` 0:
     /// never.
     pub fn set(&mut self, name: &[u8], value: &[u8], expire_at_ms: u64) -> bool {
-        let field = Field { value: value.into(), expire_at_ms };
         self.note(name);
         self.bytes += value.len();
-        let old = match self.fields.get_mut(name) {
-            Some(slot) => slot.replace(field),
+        let slot = match self.fields.get_mut(name) {
+            Some(slot) => slot,
             None => {
                 self.bytes += name.len();
-                self.fields.insert(name.into(), Some(field));
-                None
+                self.fields.entry(name.into()).or_default()
             }
         };
-        match &old {
-            Some(old) => {
-                self.bytes -= old.value.len();
-                self.move_expiry(name, old.expire_at_ms, expire_at_ms);
+        if let Some(field) = slot {
+            self.bytes -= field.value.len();
+            if field.value.len() == value.len() {
+                field.value.copy_from_slice(value);
+            } else {
+                field.value = value.into();
             }
-            None => {
-                self.len += 1;
-                self.move_expiry(name, 0, expire_at_ms);
-                if let Some(scan) = self.scan.get_mut() {
-                    scan.stale = true;
-                }
-            }
+            let old = std::mem::replace(&mut field.expire_at_ms, expire_at_ms);
+            self.move_expiry(name, old, expire_at_ms);
+            return false;
         }
-        old.is_none()
+        *slot = Some(Field { value: value.into(), expire_at_ms });
+        self.len += 1;
+        self.move_expiry(name, 0, expire_at_ms);
+        if let Some(scan) = self.scan.get_mut() {
+            scan.stale = true;
+        }
+        true
     }
 
     /// Removes a field that is known; what it was, if it existed.
@@ -304,7 +306,7 @@ impl Hash {
     }
 
     /// Takes a field found on disk in; what is known already is newer and stays.
-    pub(crate) fn learn(&mut self, name: &[u8], field: Option<Field>) {
+    pub fn learn(&mut self, name: &[u8], field: Option<Field>) {
         if !self.fields.contains_key(name) {
             self.bytes += name.len() + field.as_ref().map_or(0, |f| f.value.len());
             self.move_expiry(name, 0, field.as_ref().map_or(0, |f| f.expire_at_ms));
@@ -313,7 +315,7 @@ impl Hash {
     }
 
     /// Every field that exists has been learnt. Takes time in proportion to the fields.
-    pub(crate) fn learnt_all(&mut self) {
+    pub fn learnt_all(&mut self) {
         let mut forgotten = 0;
         self.fields.retain(|name, f| {
             forgotten += if f.is_none() { name.len() } else { 0 };
