@@ -1,8 +1,10 @@
 //! The commands, one file or folder per family. A family's file ends in its `COMMANDS`, the
 //! declarations of its commands; [`registry`] puts them together.
 
+pub mod bitmap;
 pub mod connection;
 pub mod context;
+pub mod expiry;
 pub mod generic;
 pub mod hash;
 pub mod help;

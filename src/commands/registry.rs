@@ -7,10 +7,16 @@ use std::sync::LazyLock;
 
 /// Every family's declarations.
 const FAMILIES: &[&[Spec]] = &[
+    super::bitmap::COMMANDS,
+    super::string::set::COMMANDS,
+    super::string::get::COMMANDS,
+    super::string::counters::COMMANDS,
+    super::string::ranges::COMMANDS,
+    super::string::multi::COMMANDS,
+    super::string::lcs::COMMANDS,
     super::connection::COMMANDS,
     super::server::COMMANDS,
     super::server::ADMIN_COMMANDS,
-    super::string::COMMANDS,
     super::generic::KEY,
     super::generic::EXPIRE,
     super::generic::RELOCATE,

@@ -36,7 +36,7 @@ fn look<T>(
 }
 
 /// What an error text shows of an argument: what stands before the first zero byte.
-fn shown(arg: &[u8]) -> &[u8] {
+pub(super) fn shown(arg: &[u8]) -> &[u8] {
     arg.split(|&byte| byte == 0).next().unwrap_or_default()
 }
 

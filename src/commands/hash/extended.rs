@@ -5,10 +5,11 @@ use super::{
     NOT_A_COUNT, READS_UPDATES, UPDATES, convert_for, convert_if_long, drop_if_empty, entry_with,
     fields_from, hash_in, hash_or_new, key_arg, remove_expired, tail, take,
 };
+use crate::commands::generic::shown;
 use crate::commands::{
     Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, is_word, key,
 };
-use crate::resp::Args;
+use crate::resp::{Args, Reply};
 use flagstone_storage::store::OrLoad;
 
 /// `HGETDEL key FIELDS count field…`
@@ -104,13 +105,14 @@ struct SetOptions {
 }
 
 impl SetOptions {
-    fn parse(args: Args<'_>, now_ms: u64) -> Result<Self, Stop> {
+    /// `None`: an option is unknown, and the reply says so.
+    fn parse(args: Args<'_>, now_ms: u64, out: &mut Reply) -> Result<Option<Self>, Stop> {
         let mut options = Self { must_exist: None, expiry: Expiry::Discard, first: 0 };
         let mut at = 2;
         while let Some(word) = args.get(at) {
             if is_word(word, "FIELDS") {
                 options.first = pairs_from(args, at)?;
-                return Ok(options);
+                return Ok(Some(options));
             }
             let form = Form::of_word(word);
             if form.is_some() || is_word(word, "KEEPTTL") {
@@ -131,8 +133,8 @@ impl SetOptions {
                 }
                 options.must_exist = Some(is_word(word, "FXX"));
             } else {
-                let word = String::from_utf8_lossy(word);
-                return Err(format!("ERR unknown argument: {word}").into());
+                out.error([b"ERR unknown argument: ", shown(word)].concat());
+                return Ok(None);
             }
             at += 1;
         }
@@ -159,7 +161,7 @@ fn pairs_from(args: Args<'_>, at: usize) -> Result<usize, Stop> {
 /// `HSETEX key [FNX | FXX] [EX s | PX ms | EXAT s | PXAT ms | KEEPTTL] FIELDS count field value…`
 fn hsetex(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let (key, now_ms, settings) = (key_arg(args)?, cx.now_ms(), cx.settings);
-    let options = SetOptions::parse(args, now_ms)?;
+    let Some(options) = SetOptions::parse(args, now_ms, cx.out)? else { return Ok(()) };
     let names = || tail(args, options.first).step_by(2);
     if !condition_holds(cx, key, names, options.must_exist)? {
         cx.out.int(0);

@@ -42,6 +42,11 @@ impl Str {
         if let Some(n) = parse_int(bytes) {
             return Self::Int(n);
         }
+        Self::text(bytes)
+    }
+
+    /// The same without looking for an integer: INCRBYFLOAT leaves "embstr" whatever the text.
+    pub fn text(bytes: &[u8]) -> Self {
         if bytes.len() <= EMBSTR_MAX {
             Self::Emb(bytes.into())
         } else {
@@ -106,25 +111,97 @@ impl Str {
         self.range(0..self.len())
     }
 
+    /// Checks that what [`Str::write_at`] with `len` bytes needs is in memory.
+    pub fn require_write(&self, offset: usize, len: usize) -> Result<(), Part> {
+        match self {
+            Self::Big(big) => big.require_write(offset, len),
+            Self::Int(_) | Self::Emb(_) | Self::Raw(_) => Ok(()),
+        }
+    }
+
     /// Overwrites from `offset` on, growing with zeros. Nothing is changed if a part must be loaded.
     pub fn write_at(&mut self, offset: usize, bytes: &[u8]) -> Result<(), Part> {
         if let Self::Big(big) = self {
             return big.write_at(offset, bytes);
         }
-        let mut whole = self.whole()?.into_owned();
         let end = offset + bytes.len();
         if end > CHUNK {
-            let mut big = BigStr::new(&whole);
+            let mut big = BigStr::new(&self.whole()?);
             big.write_at(offset, bytes)?;
             *self = Self::Big(Box::new(big));
             return Ok(());
         }
-        if whole.len() < end {
-            whole.resize(end, 0);
+        let raw = self.make_raw()?;
+        if raw.len() < end {
+            raw.resize(end, 0);
         }
-        whole[offset..end].copy_from_slice(bytes);
-        *self = Self::Raw(whole);
+        raw[offset..end].copy_from_slice(bytes);
         Ok(())
+    }
+
+    /// Lengthens with zeros to `len` bytes; they take no memory beyond the first [`CHUNK`].
+    pub fn grow(&mut self, len: usize) -> Result<(), Part> {
+        if len <= self.len() {
+            return Ok(());
+        }
+        if let Self::Big(big) = self {
+            big.len = len as u64;
+        } else if len > CHUNK {
+            let mut big = BigStr::new(&self.whole()?);
+            big.len = len as u64;
+            *self = Self::Big(Box::new(big));
+        } else {
+            self.make_raw()?.resize(len, 0);
+        }
+        Ok(())
+    }
+
+    /// The bytes of a string that is not big, for changing them in place.
+    fn make_raw(&mut self) -> Result<&mut Vec<u8>, Part> {
+        if !matches!(self, Self::Raw(_)) {
+            *self = Self::Raw(self.whole()?.into_owned());
+        }
+        match self {
+            Self::Raw(v) => Ok(v),
+            // Not reached: it was made raw above.
+            _ => Err(Part::All),
+        }
+    }
+
+    /// Checks that a range inside the value is in memory.
+    pub fn require(&self, range: Range<usize>) -> Result<(), Part> {
+        match self {
+            Self::Big(big) => big.missing(&range).map_or(Ok(()), Err),
+            Self::Int(_) | Self::Emb(_) | Self::Raw(_) => Ok(()),
+        }
+    }
+
+    /// The stored bytes of a range inside the value, in order, each piece with its offset in the
+    /// value: zeros are between them. No piece is empty or crosses a multiple of [`CHUNK`].
+    pub fn pieces(
+        &self,
+        range: Range<usize>,
+    ) -> Result<impl Iterator<Item = (usize, Cow<'_, [u8]>)>, Part> {
+        let (whole, big) = match self {
+            _ if range.is_empty() => (None, None),
+            Self::Big(big) => (None, Some(big.pieces(range)?)),
+            _ => (Some((range.start, self.range(range)?)), None),
+        };
+        let big = big.into_iter().flatten().map(|(at, bytes)| (at, Cow::Borrowed(bytes)));
+        Ok(whole.into_iter().chain(big))
+    }
+
+    /// A value of `len` bytes from its chunks by number: each at most [`CHUNK`] bytes, none beyond
+    /// the length. What they leave out is zeros.
+    pub fn from_chunks(len: usize, mut chunks: BTreeMap<u32, Vec<u8>>) -> Self {
+        if len <= CHUNK {
+            let mut only = chunks.remove(&0).unwrap_or_default();
+            only.resize(len, 0);
+            return Self::Raw(only);
+        }
+        let dirty = chunks.keys().copied().collect();
+        let len = len as u64;
+        Self::Big(Box::new(BigStr { len, chunks, dirty, complete: true, version: 0 }))
     }
 
     /// Appends; cheap on a string that is already raw.
@@ -170,39 +247,53 @@ impl BigStr {
     }
 
     fn range(&self, range: Range<usize>) -> Result<Vec<u8>, Part> {
-        if let Some(part) = self.missing(&range) {
-            return Err(part);
-        }
+        let pieces = self.pieces(range.clone())?;
         let mut out = vec![0; range.len()];
-        if range.is_empty() {
-            return Ok(out);
-        }
-        let first = (range.start / CHUNK) as u32;
-        let last = ((range.end - 1) / CHUNK) as u32;
-        for (&n, chunk) in self.chunks.range(first..=last) {
-            let base = n as usize * CHUNK;
-            let from = range.start.max(base);
-            let to = range.end.min(base + chunk.len());
-            if from < to {
-                out[from - range.start..to - range.start]
-                    .copy_from_slice(&chunk[from - base..to - base]);
-            }
+        for (at, bytes) in pieces {
+            let from = at - range.start;
+            out[from..from + bytes.len()].copy_from_slice(bytes);
         }
         Ok(out)
     }
 
-    fn write_at(&mut self, offset: usize, bytes: &[u8]) -> Result<(), Part> {
-        let end = offset + bytes.len();
-        // Only chunks that are partly overwritten, and exist, must be known.
-        for edge in [offset, end.saturating_sub(1)] {
+    /// See [`Str::pieces`].
+    fn pieces(&self, range: Range<usize>) -> Result<impl Iterator<Item = (usize, &[u8])>, Part> {
+        if let Some(part) = self.missing(&range) {
+            return Err(part);
+        }
+        let chunks = (range.start / CHUNK) as u32..range.end.div_ceil(CHUNK) as u32;
+        Ok(self.chunks.range(chunks).filter_map(move |(&n, chunk)| {
+            let base = n as usize * CHUNK;
+            let from = range.start.max(base);
+            let to = range.end.min(base + chunk.len());
+            (from < to).then(|| (from, &chunk[from - base..to - base]))
+        }))
+    }
+
+    /// Only chunks that are partly overwritten, and exist, must be known.
+    fn require_write(&self, offset: usize, len: usize) -> Result<(), Part> {
+        if len == 0 {
+            return Ok(());
+        }
+        let end = offset + len;
+        let mut edges = Vec::new();
+        for edge in [offset, end - 1] {
             let base = edge / CHUNK * CHUNK;
             let known_end = (self.len as usize).min(base + CHUNK);
-            if base < known_end && (offset > base || end < known_end) {
-                if let Some(part) = self.missing(&(base..base + 1)) {
-                    return Err(part);
-                }
+            if base < known_end
+                && (offset > base || end < known_end)
+                && let Some(Part::Chunks(chunks)) = self.missing(&(base..base + 1))
+                && !edges.contains(&chunks[0])
+            {
+                edges.extend(chunks);
             }
         }
+        if edges.is_empty() { Ok(()) } else { Err(Part::Chunks(edges)) }
+    }
+
+    fn write_at(&mut self, offset: usize, bytes: &[u8]) -> Result<(), Part> {
+        self.require_write(offset, bytes.len())?;
+        let end = offset + bytes.len();
         self.len = self.len.max(end as u64);
         let mut at = offset;
         while at < end {
@@ -282,6 +373,36 @@ mod tests {
         assert_eq!(&*s.range(3 * CHUNK + 4..3 * CHUNK + 10).unwrap(), b"\0world");
         s.write_at(CHUNK - 2, b"abcd").unwrap();
         assert_eq!(&*s.range(CHUNK - 3..CHUNK + 3).unwrap(), b"\0abcd\0");
+    }
+
+    #[test]
+    fn growing_allocates_nothing() {
+        let mut s = Str::new(b"12");
+        s.grow(1).unwrap();
+        assert_eq!(s.encoding(), "int");
+        s.grow(5).unwrap();
+        assert_eq!(&*s.whole().unwrap(), b"12\0\0\0");
+        s.grow(100 * CHUNK).unwrap();
+        s.grow(1000 * CHUNK + 1).unwrap();
+        assert_eq!(s.len(), 1000 * CHUNK + 1);
+        assert!(s.memory() < 2 * CHUNK);
+        assert_eq!(&*s.range(1000 * CHUNK - 1..1000 * CHUNK + 1).unwrap(), b"\0\0");
+    }
+
+    #[test]
+    fn pieces_leave_out_holes() {
+        let mut s = Str::from_chunks(4 * CHUNK, BTreeMap::from([(0, vec![1; 3]), (2, vec![2])]));
+        s.write_at(3 * CHUNK, &[3; CHUNK]).unwrap();
+        let pieces = |range: Range<usize>| -> Vec<(usize, usize)> {
+            s.pieces(range).unwrap().map(|(at, bytes)| (at, bytes.len())).collect()
+        };
+        assert_eq!(pieces(0..s.len()), [(0, 3), (2 * CHUNK, 1), (3 * CHUNK, CHUNK)]);
+        assert_eq!(pieces(2..2 * CHUNK), [(2, 1)]);
+        assert_eq!(pieces(2 * CHUNK + 1..3 * CHUNK + 1), [(3 * CHUNK, 1)]);
+        assert_eq!(pieces(5..5), []);
+        let int = Str::new(b"1234");
+        assert_eq!(&*int.pieces(1..3).unwrap().next().unwrap().1, b"23");
+        assert_eq!(&*Str::from_chunks(3, BTreeMap::new()).whole().unwrap(), b"\0\0\0");
     }
 
     #[test]
