@@ -79,7 +79,6 @@ pub(super) fn admit(
     }
     if let Some(pause) = worker.node.pause()
         && (!pause.writes_only || may_be_paused(command))
-        && !command.full_name.starts_with("client")
     {
         return Admitted::Wait;
     }

@@ -248,7 +248,7 @@ impl Connection {
                 }
             }
             Run::Session(handler) if cycle.is_plain() => {
-                self.note_command(command, args);
+                self.note_command(command, args, data.len() - parser.consumed());
                 let out = cycle.out();
                 let mark = out.len();
                 let mut call = Call {
@@ -268,8 +268,10 @@ impl Connection {
     }
 
     /// A command begins: what CLIENT LIST shows of it.
-    fn note_command(&self, command: &Command, args: Args<'_>) {
+    /// `left` bytes behind it are read and not parsed.
+    fn note_command(&self, command: &Command, args: Args<'_>, left: usize) {
         let client = &self.session.client;
+        client.query_bytes.store(left as u64, Ordering::Relaxed);
         client.runs(command.id);
         let bytes: usize = args.iter().map(<[u8]>::len).sum();
         client.argument_bytes.store(bytes as u64, Ordering::Relaxed);
@@ -292,7 +294,7 @@ impl Connection {
         if self.session.reply_mode == ReplyMode::SkipNext {
             self.session.reply_mode = ReplyMode::Skip;
         }
-        let close = self.run_alone(args, &settings, &mut out).await;
+        let close = self.run_alone(args, buf.len() - parser.consumed(), &settings, &mut out).await;
         let silent = match (mode, self.session.reply_mode) {
             (_, ReplyMode::Skip) => {
                 self.session.reply_mode = ReplyMode::On;
@@ -314,6 +316,7 @@ impl Connection {
     async fn run_alone(
         &mut self,
         args: Args<'_>,
+        left: usize,
         settings: &crate::config::Settings,
         out: &mut Reply,
     ) -> bool {
@@ -334,7 +337,7 @@ impl Connection {
                 }
             }
         };
-        self.note_command(command, args);
+        self.note_command(command, args, left);
         let began = Instant::now();
         let outcome = match command.spec.run {
             Run::Keys(_) => {

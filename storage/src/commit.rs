@@ -94,10 +94,12 @@ impl Store {
         let mut sealed = Sealed { round: self.round(), ..Sealed::default() };
         let versions = self.versions.clone();
         let layout = self.layout.clone();
+        let mut spare = std::mem::take(&mut self.spare);
         for key in &keys {
             let generation = self.generation(key.db);
             let Some(entry) = self.get_mut(key.db, key.at, &key.key) else { continue };
-            let ops = sealed.ops.entry(layout.shard_of(key.at.slot)).or_default();
+            let shard = layout.shard_of(key.at.slot);
+            let ops = sealed.ops.entry(shard).or_insert_with(|| spare.pop().unwrap_or_default());
             seal_entry(entry, generation, key.at, ops, &versions, &|name| layout.hash(name));
             let (before, after) = (entry.counted, entry.memory() as u32);
             entry.counted = after;
@@ -107,10 +109,21 @@ impl Store {
                 self.bury(key.clone());
             }
         }
+        self.spare = spare;
         sealed.ops.retain(|_, ops| !ops.is_empty());
         sealed.keys = keys;
         self.next_round();
         sealed
+    }
+
+    /// A sealed round is done with: its memory serves the next ones.
+    pub fn recycle(&mut self, sealed: Sealed) {
+        self.spare.extend(sealed.ops.into_values().filter_map(OpWriter::recycled));
+        let mut keys = sealed.keys;
+        keys.clear();
+        if self.dirty.is_empty() && keys.capacity() > self.dirty.capacity() {
+            self.dirty = keys;
+        }
     }
 
     /// The record was not appended: the entries it touched are dropped, so that what is on disk
@@ -149,14 +162,16 @@ fn seal_entry(
         keys: i8::from(new.live) - i8::from(old.live),
         expires: i8::from(new.expire_at_ms != 0) - i8::from(old.expire_at_ms != 0),
     };
-    let mut row_key = Vec::with_capacity(13 + entry.key.len());
-    RowKey::meta(&mut row_key, generation, at, &entry.key);
     if new.live {
-        let mut row = Vec::with_capacity(32);
-        encode_meta(&mut row, entry);
-        ops.put(&row_key, &row, delta);
+        ops.put_built(
+            delta,
+            |key| RowKey::meta(key, generation, at, &entry.key),
+            |row| encode_meta(row, entry),
+        );
     } else {
-        ops.delete(&row_key, delta);
+        let mut key = Vec::with_capacity(13 + entry.key.len());
+        RowKey::meta(&mut key, generation, at, &entry.key);
+        ops.delete(&key, delta);
     }
 }
 

@@ -79,6 +79,7 @@ impl Partition {
                     }
                 }
                 self.close_round(sealed.round, lsn);
+                self.store.recycle(sealed);
                 Ok(true)
             }
             Err(error) => {

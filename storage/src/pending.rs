@@ -7,8 +7,8 @@ use crate::encoding::{Row, RowKey, version_of};
 use crate::journal::Lsn;
 use crate::slot::{KeyHash, SUB_TABLES, sub_table};
 use bytes::Bytes;
-use hashbrown::HashTable;
-use std::collections::{BTreeMap, HashMap};
+use hashbrown::{HashMap, HashTable};
+use std::collections::BTreeMap;
 
 /// Bytes that a row takes in memory beside its key and value, about.
 const ROW_OVERHEAD: usize = 48;

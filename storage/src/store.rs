@@ -141,6 +141,8 @@ pub struct Store {
     pub(crate) versions: Arc<Versions>,
     dbs: Vec<Db>,
     pub(crate) dirty: Vec<DirtyKey>,
+    /// Writers of earlier rounds, to be used again.
+    pub(crate) spare: Vec<crate::encoding::OpWriter>,
     /// Entries that became absent, to be forgotten once their round is durable.
     graves: VecDeque<(u64, DirtyKey)>,
     round: u64,
@@ -166,6 +168,7 @@ impl Store {
             versions,
             dbs: generations.iter().map(|&g| Db::new(g, partial)).collect(),
             dirty: Vec::new(),
+            spare: Vec::new(),
             graves: VecDeque::new(),
             round: 1,
             seen: 0,

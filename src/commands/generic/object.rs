@@ -6,12 +6,23 @@ use crate::commands::{Call, Ctx, KeySpec, Outcome, Run, Spec, acl, arg, flag, ke
 use crate::config::{MaxmemoryPolicy, Settings};
 use crate::resp::Args;
 use flagstone_storage::Entry;
-use flagstone_storage::value::Value;
+use flagstone_storage::value::{Str, Value};
+
+/// Bytes of the object that Valkey keeps a short string in, together with its key and expiry.
+const EMBEDDED_MAX: usize = 64;
+
+/// Whether Valkey would keep a string of `len` bytes in one allocation with its key: the object's
+/// head has 16 bytes, a time 8, and key and value have 3 and 4 bytes beside their text.
+fn is_embedded(entry: &Entry, len: usize) -> bool {
+    let expiry = if entry.expire_at_ms == 0 { 0 } else { 8 };
+    16 + expiry + entry.key().len() + 3 + len + 4 <= EMBEDDED_MAX
+}
 
 /// The encoding's name as OBJECT ENCODING answers it.
 fn encoding_of(entry: &Entry) -> &'static str {
     match &entry.value {
         Value::Absent => "none",
+        Value::Str(s @ Str::Emb(_)) if !is_embedded(entry, s.len()) => "raw",
         Value::Str(s) => s.encoding(),
         Value::Hash(hash) => hash.encoding(),
     }

@@ -1,5 +1,6 @@
 //! DEBUG: what tests of clients and of the server itself ask for.
 
+use super::debug_keys;
 use crate::commands::help::{help, syntax};
 use crate::commands::{Call, Outcome, Waiting, arg, is_word};
 use crate::resp::{Args, Reply};
@@ -51,6 +52,11 @@ async fn run(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
             3,
         )
         | (b"replybuffer", 4) => cx.out.ok(),
+        (b"object", 3 | 4) => debug_keys::object(cx, args).await?,
+        (b"listpack" | b"quicklist", 3 | 4) => debug_keys::shape(cx, args).await?,
+        (b"populate", 3..=5) => debug_keys::populate(cx, args).await?,
+        (b"digest", 2) => debug_keys::digest(cx).await?,
+        (b"digest-value", _) => debug_keys::digest_value(cx, args).await?,
         (b"stringmatch-len", 4) => {
             let matched = crate::glob::matches(arg(args, 3)?, arg(args, 2)?);
             cx.out.int(i64::from(matched));
@@ -66,9 +72,13 @@ fn show_help(out: &mut Reply) {
         "DEBUG",
         &[
             ("CHANGE-REPL-ID", "Does nothing: there is no replication."),
+            ("DIGEST", "Answers a digest of all data."),
+            ("DIGEST-VALUE <key> [<key> ...]", "Answers digests of these values."),
             ("ERROR <string>", "Answers an error with this text."),
             ("LOADAOF", "Waits until all writes so far are durable."),
             ("LOG <message>", "Writes a message into the server's log."),
+            ("OBJECT <key> [FAST]", "Tells how a value is kept."),
+            ("POPULATE <count> [<prefix>] [<size>]", "Creates keys."),
             ("PROTOCOL <type>", "Answers a value of this type."),
             ("RELOAD [option ...]", "Waits until all writes so far are durable."),
             ("SET-ACTIVE-EXPIRE <0|1>", "Switches the removal of unread expired keys."),

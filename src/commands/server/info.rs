@@ -159,6 +159,10 @@ impl Page<'_> {
         let settings = self.worker.settings();
         let uptime_s = node.started.elapsed().as_secs();
         let now_us = node.clock.now_us();
+        let mode_field = match settings.extended_redis_compatibility {
+            true => "redis_mode",
+            false => "server_mode",
+        };
         let executable = std::env::current_exe().unwrap_or_default();
         let file = node.config.file().map(|f| f.display().to_string()).unwrap_or_default();
         self.fields(&[
@@ -170,8 +174,7 @@ impl Page<'_> {
             ("redis_git_sha1", &"00000000"),
             ("redis_git_dirty", &0),
             ("redis_build_id", &"0"),
-            ("server_mode", &if settings.cluster_enabled { "cluster" } else { "standalone" }),
-            ("redis_mode", &if settings.cluster_enabled { "cluster" } else { "standalone" }),
+            (mode_field, &if settings.cluster_enabled { "cluster" } else { "standalone" }),
             ("os", &process::system()),
             ("arch_bits", &usize::BITS),
             ("monotonic_clock", &"POSIX clock_gettime"),

@@ -4,6 +4,7 @@ mod admin;
 mod command;
 mod config;
 mod debug;
+mod debug_keys;
 mod info;
 mod memory;
 mod process;
