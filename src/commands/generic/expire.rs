@@ -259,3 +259,34 @@ pub const COMMANDS: &[Spec] = &[
         ..SETS
     },
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_made_absolute() {
+        assert_eq!(EXPIRE.at_ms(2, 500).unwrap(), 2500);
+        assert_eq!(EXPIREAT.at_ms(2, 500).unwrap(), 2000);
+        assert_eq!(PEXPIRE.at_ms(-2, 500).unwrap(), 498);
+        assert_eq!(PEXPIREAT.at_ms(i64::MAX, 500).unwrap(), i64::MAX);
+        assert!(EXPIRE.at_ms(i64::MAX / 1000 + 1, 0).is_err());
+        assert!(PEXPIRE.at_ms(i64::MAX, 1).is_err());
+        assert_eq!(seconds(1499), 1);
+        assert_eq!(seconds(1500), 2);
+    }
+
+    #[test]
+    fn no_expiry_counts_as_the_latest() {
+        let [nx, xx, gt, lt] = [
+            Condition { nx: true, ..Condition::default() },
+            Condition { xx: true, ..Condition::default() },
+            Condition { gt: true, ..Condition::default() },
+            Condition { lt: true, ..Condition::default() },
+        ];
+        assert!(nx.allows(0, 10) && !nx.allows(5, 10));
+        assert!(xx.allows(5, 10) && !xx.allows(0, 10));
+        assert!(gt.allows(5, 10) && !gt.allows(10, 10) && !gt.allows(0, 10));
+        assert!(lt.allows(20, 10) && !lt.allows(10, 10) && lt.allows(0, 10));
+    }
+}
