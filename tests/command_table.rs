@@ -1,6 +1,8 @@
 //! The command table against the facts of the reference, in `data/commands.json` (written by
 //! `compat/command_facts.py`): arity, flags, keys, ACL categories, tips.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 use flagstone::commands::registry::{self, Command};
 use flagstone::commands::{Begin, Find, key};
 use serde_json::{Value, json};

@@ -7,6 +7,10 @@ use crate::resp::{Args, Reply};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+/// The double that DEBUG PROTOCOL answers.
+#[allow(clippy::approx_constant, reason = "it is not meant to be pi")]
+const PROTOCOL_DOUBLE: f64 = 3.141;
+
 /// How often the journal is asked whether everything is durable.
 const POLL: Duration = Duration::from_millis(1);
 
@@ -128,7 +132,7 @@ fn protocol(out: &mut Reply, kind: &[u8]) -> Outcome {
     match kind.to_ascii_lowercase().as_slice() {
         b"string" => out.bulk_str("Hello World"),
         b"integer" => out.int(12345),
-        b"double" => out.double(3.141),
+        b"double" => out.double(PROTOCOL_DOUBLE),
         b"bignum" => out.big_number("1234567999999999999999999999999999999"),
         b"null" => out.null(),
         b"array" => {

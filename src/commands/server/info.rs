@@ -190,7 +190,7 @@ impl Page<'_> {
             ("hz", &settings.hz),
             ("configured_hz", &settings.hz),
             ("clients_hz", &settings.hz),
-            ("lru_clock", &(now_us / 1_000_000 & 0xff_ffff)),
+            ("lru_clock", &((now_us / 1_000_000) & 0xff_ffff)),
             ("executable", &executable.display()),
             ("config_file", &file),
             ("io_threads_active", &0),
