@@ -10,7 +10,7 @@
 //! its last write, and a reply waits for the greatest round it has seen.
 
 use crate::slot::{KeyHash, Layout, SUB_TABLES, sub_table};
-use crate::value::{Entry, Hash, Str, Value};
+use crate::value::{Entry, Hash, KeyBuf, Str, Value};
 use hashbrown::HashTable;
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
@@ -120,7 +120,7 @@ impl Db {
 pub(crate) struct DirtyKey {
     pub(crate) db: u32,
     pub(crate) at: KeyHash,
-    pub(crate) key: Box<[u8]>,
+    pub(crate) key: KeyBuf,
 }
 
 /// What the commands of one worker did, for INFO.
