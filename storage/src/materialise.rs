@@ -162,3 +162,41 @@ async fn sweep_generation(engine: &Engine, generation: u32) -> Result<bool> {
     }
     Ok(done)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::counters::Counters;
+    use crate::pending::Pending;
+
+    #[test]
+    fn no_batch_of_a_hand_over_is_empty() {
+        // The last row fills its batch: by itself, or with those before it.
+        for (rows, size) in [(1, BATCH_BYTES), (8, BATCH_BYTES / 8), (3, BATCH_BYTES / 2), (0, 0)] {
+            let mut pending = Pending::default();
+            for n in 0..rows {
+                let mut key = Vec::new();
+                RowKey::elements(&mut key, 1, 9);
+                key.push(n);
+                pending.set(&key, Some(&vec![0; size]));
+            }
+            let cut = Cut {
+                pending,
+                lsn: 7,
+                epoch: 1,
+                generations: Generations::default(),
+                counters: Counters::default(),
+            };
+            let batches = hand_over_batches(&cut, usize::from(rows).max(1));
+            assert!(batches.iter().all(|batch| !batch.is_empty()));
+            let elements = batches.iter().flatten().filter(|(key, _)| key[0] == row::ELEMENT);
+            assert_eq!(elements.count(), usize::from(rows));
+            assert_eq!(batches[0][0], reaches_row(7));
+            let last = batches.last().expect("one at least");
+            assert!(
+                last.iter()
+                    .any(|row| *row == applied_rows(7, 1, &cut.generations, &cut.counters)[0])
+            );
+        }
+    }
+}
