@@ -5,7 +5,7 @@ use crate::slot::KeyHash;
 use crate::store::{DirtyKey, Store, Versions};
 use crate::value::string::CHUNK;
 use crate::value::{Entry, Stored, Str, Value};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 /// A packed hash of more bytes than this goes to element rows whatever the listpack limits say.
 const PACKED_MAX: usize = 64 * 1024;
@@ -95,6 +95,8 @@ impl Store {
         let versions = self.versions.clone();
         let layout = self.layout.clone();
         let mut spare = std::mem::take(&mut self.spare);
+        let moved = std::mem::take(&mut self.moved);
+        let mut alive = HashSet::new();
         for key in &keys {
             let generation = self.generation(key.db);
             let Some(entry) = self.get_mut(key.db, key.at, &key.key) else { continue };
@@ -104,12 +106,19 @@ impl Store {
             let (before, after) = (entry.counted, entry.memory() as u32);
             entry.counted = after;
             let live = entry.is_live();
+            if !moved.is_empty() {
+                alive.insert(entry.value.version());
+            }
             self.count_memory(before, after);
             if !live {
                 self.bury(key.clone());
             }
         }
         self.spare = spare;
+        for (slot, version) in moved.into_iter().filter(|(_, version)| !alive.contains(version)) {
+            let ops = sealed.ops.entry(layout.shard_of(slot)).or_default();
+            ops.put(&RowKey::dead(slot, version), b"", Delta::default());
+        }
         sealed.ops.retain(|_, ops| !ops.is_empty());
         sealed.keys = keys;
         self.next_round();

@@ -30,28 +30,23 @@ pub struct Generations {
 }
 
 impl Generations {
-    /// The generations of a new data directory: database n is n + 1.
-    pub fn new(databases: u32) -> Self {
-        Self { next: databases + 1, live: (1..=databases).collect(), dead: BTreeSet::new() }
-    }
-
     /// A database is `generation` now; `dead` is to be swept, unless 0.
     pub fn set(&mut self, db: u32, generation: u32, dead: u32) {
-        if let Some(live) = self.live.get_mut(db as usize) {
-            *live = generation;
+        let db = db as usize;
+        if self.live.len() <= db {
+            self.live.resize(db + 1, 0);
         }
+        self.live[db] = generation;
         self.next = self.next.max(generation.saturating_add(1));
         if dead != 0 {
             self.dead.insert(dead);
         }
     }
 
-    /// Has at least `databases` databases.
-    pub fn grow(&mut self, databases: u32) {
-        while self.live.len() < databases as usize {
-            self.live.push(self.next);
-            self.next += 1;
-        }
+    /// The databases below `databases` that have no generation yet, with one for each. They count
+    /// once the journal has them: another start must find the same ones.
+    pub fn missing(&self, databases: u32) -> Vec<(u32, u32)> {
+        (self.live.len() as u32..databases).zip(self.next.max(1)..).collect()
     }
 
     fn encode(&self) -> Vec<u8> {
@@ -64,7 +59,8 @@ impl Generations {
         out
     }
 
-    fn decode(mut bytes: &[u8]) -> Option<Self> {
+    /// Reads the control row; `None` if it is damaged.
+    pub(crate) fn decode(mut bytes: &[u8]) -> Option<Self> {
         let input = &mut bytes;
         let mut number = || u32::try_from(get_varint(input)?).ok();
         let next = number()?;
@@ -112,6 +108,11 @@ pub fn applied_rows(
     rows
 }
 
+/// The row of a shard's generations.
+pub(crate) fn generations_key() -> Bytes {
+    key(GENERATIONS)
+}
+
 fn counter_key(generation: u32, block: u16) -> Bytes {
     [&[row::CONTROL, COUNTERS][..], &generation.to_be_bytes(), &block.to_be_bytes()].concat().into()
 }
@@ -123,15 +124,14 @@ pub fn counter_prefix(generation: u32) -> Vec<u8> {
 
 impl Control {
     /// Reads the control rows; the name of the one that is damaged otherwise.
-    pub fn read(rows: &[(Bytes, Bytes)], databases: u32) -> Result<Self, String> {
-        let mut control = Self { generations: Generations::new(databases), ..Self::default() };
+    pub fn read(rows: &[(Bytes, Bytes)]) -> Result<Self, String> {
+        let mut control = Self::default();
         for (key, value) in rows {
             let name = &key[1..];
             control.learn(name, value).ok_or_else(|| {
                 format!("the control row {:?} is damaged", String::from_utf8_lossy(name))
             })?;
         }
-        control.generations.grow(databases);
         Ok(control)
     }
 
@@ -162,16 +162,21 @@ mod tests {
 
     #[test]
     fn control_rows_roundtrip() {
-        let mut generations = Generations::new(3);
+        let mut generations = Generations::default();
+        for (db, generation) in generations.missing(3) {
+            generations.set(db, generation, 0);
+        }
         generations.set(1, 9, 2);
         let mut counters = Counters::default();
         counters.add(9, 77, Delta { keys: 1, expires: 0 });
         let mut rows = applied_rows(5, 2, &generations, &counters);
         rows.push(reaches_row(6));
         let rows: Vec<_> = rows.into_iter().filter_map(|(k, v)| Some((k, v?))).collect();
-        let control = Control::read(&rows, 4).unwrap();
+        let control = Control::read(&rows).unwrap();
         assert_eq!((control.applied, control.reaches, control.epoch), (5, 6, 2));
-        assert_eq!(control.generations.live, [1, 9, 3, 10]);
+        assert_eq!(control.generations.live, [1, 9, 3]);
+        assert_eq!(control.generations.missing(5), [(3, 10), (4, 11)]);
+        assert_eq!(control.generations.missing(2), []);
         assert_eq!(control.counters.totals(9), (1, 0));
         assert!(control.generations.dead.contains(&2));
     }

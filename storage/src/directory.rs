@@ -1,7 +1,7 @@
 //! The data directory: `flagstone.json`, `journal/`, `shard-<id>/`, and its recovery.
 
 use crate::clock::Clock;
-use crate::commit::split_body;
+use crate::commit::{Sealed, split_body};
 use crate::control::{Control, Generations};
 use crate::encoding::row;
 use crate::engine::{Engine, prefix_range};
@@ -11,6 +11,7 @@ use crate::shard::Shard;
 use crate::slot::Layout;
 use crate::store::{Store, Versions};
 use anyhow::{Context, Result, bail};
+use object_store::ObjectStore;
 use object_store::local::LocalFileSystem;
 use serde::{Deserialize, Serialize};
 use slatedb::db_cache::foyer::{FoyerCache, FoyerCacheOptions};
@@ -73,6 +74,15 @@ impl Directory {
     /// Opens a data directory, or creates it, and recovers what was committed. Must run on the
     /// background runtime, where the engines' tasks stay.
     pub async fn open(options: OpenOptions, clock: Clock) -> Result<Self> {
+        Self::open_with(options, clock, &local_store).await
+    }
+
+    /// The same with stores of another making: `open_store` is given each shard's directory.
+    pub async fn open_with(
+        options: OpenOptions,
+        clock: Clock,
+        open_store: &OpenStore<'_>,
+    ) -> Result<Self> {
         let dir = &options.dir;
         fs::create_dir_all(dir).with_context(|| format!("creating {}", dir.display()))?;
         let lock = lock(dir)?;
@@ -83,11 +93,11 @@ impl Directory {
             .with_context(|| format!("creating {}", journal_dir.display()))?;
         let recovery = LocalJournal::recover(&journal_dir, journal_options(&options, &manifest))?;
         clock.at_least(recovery.max_time_ms());
-        let engines = open_engines(&options, manifest.shards, &clock).await?;
+        let engines = open_engines(&options, manifest.shards, &clock, open_store).await?;
         let mut opened = Vec::with_capacity(engines.len());
         for (id, engine) in (0u16..).zip(engines) {
             let rows = engine.scan(prefix_range(&[row::CONTROL]), usize::MAX).await?;
-            let control = Control::read(&rows, options.databases).map_err(|what| {
+            let control = Control::read(&rows).map_err(|what| {
                 anyhow::anyhow!("shard {id} ({}): {what}", shard_dir(dir, id).display())
             })?;
             check_shard(&recovery, id, &control)?;
@@ -108,10 +118,12 @@ impl Directory {
         for shard in &shards {
             journal.flushed(shard.id, shard.flushed());
         }
-        let generations = shards.first().map(|s| s.generations().clone()).unwrap_or_default();
-        if shards.iter().any(|s| s.generations().live != generations.live) {
+        let live = |shard: &Shard| shard.generations().live.clone();
+        if shards.windows(2).any(|pair| live(&pair[0]) != live(&pair[1])) {
             bail!("the shards in {} do not agree on the databases' generations", dir.display());
         }
+        add_databases(&*journal, &mut shards, options.databases, &clock)?;
+        let generations = shards.first().map(|s| s.generations().clone()).unwrap_or_default();
         let next = shards.iter().map(|s| s.generations().next).max().unwrap_or(1);
         Ok(Self {
             layout,
@@ -147,6 +159,13 @@ impl Directory {
             .collect();
         (partitions, self.lock)
     }
+}
+
+/// Makes the object store of a shard's directory.
+pub type OpenStore<'a> = dyn Fn(&Path) -> Result<Arc<dyn ObjectStore>> + Sync + 'a;
+
+fn local_store(dir: &Path) -> Result<Arc<dyn ObjectStore>> {
+    Ok(Arc::new(LocalFileSystem::new_with_prefix(dir)?.with_fsync(true)))
 }
 
 fn lock(dir: &Path) -> Result<File> {
@@ -256,7 +275,12 @@ fn shard_dir(dir: &Path, id: u16) -> PathBuf {
 }
 
 /// Opens all engines at the same time, with one block cache.
-async fn open_engines(options: &OpenOptions, shards: u16, clock: &Clock) -> Result<Vec<Engine>> {
+async fn open_engines(
+    options: &OpenOptions,
+    shards: u16,
+    clock: &Clock,
+    open_store: &OpenStore<'_>,
+) -> Result<Vec<Engine>> {
     let block = FoyerCache::new_with_opts(FoyerCacheOptions {
         max_capacity: options.block_cache_bytes,
         shards: 8,
@@ -275,12 +299,10 @@ async fn open_engines(options: &OpenOptions, shards: u16, clock: &Clock) -> Resu
     for id in 0..shards {
         let dir = shard_dir(&options.dir, id);
         fs::create_dir_all(&dir).with_context(|| format!("creating {}", dir.display()))?;
-        let store = LocalFileSystem::new_with_prefix(&dir)
-            .with_context(|| format!("opening {}", dir.display()))?
-            .with_fsync(true);
+        let store = open_store(&dir).with_context(|| format!("opening {}", dir.display()))?;
         let (cache, clock) = (cache.clone(), clock.clone());
         opening.push(tokio::spawn(async move {
-            Engine::open(Arc::new(store), "db", cache, u64::from(id), clock)
+            Engine::open(store, "db", cache, u64::from(id), clock)
                 .await
                 .with_context(|| format!("shard {id} ({})", dir.display()))
         }));
@@ -295,8 +317,7 @@ async fn open_engines(options: &OpenOptions, shards: u16, clock: &Clock) -> Resu
 /// Refuses a shard that the journal does not fit.
 fn check_shard(recovery: &Recovery, id: u16, control: &Control) -> Result<()> {
     recovery.check_shard(id, control.applied)?;
-    let cleanly_closed = control.reaches == control.applied;
-    if control.reaches > recovery.end() && !(cleanly_closed && recovery.end() == 0) {
+    if control.reaches > recovery.end() {
         bail!(
             "shard {id} reaches lsn {}, but the journal ends at {}: the journal's files are older \
              than the shard's, or missing",
@@ -318,13 +339,38 @@ fn replay(recovery: &Recovery, shards: &mut [Shard]) -> Result<u64> {
         for (id, ops) in body {
             let shard =
                 shards.get_mut(usize::from(id)).ok_or(ReplayError::Shard(record.lsn, id))?;
-            if record.lsn > applied[usize::from(id)] {
-                shard.merge(record.lsn, ops);
+            if record.lsn > applied[usize::from(id)] && !shard.merge(record.lsn, ops) {
+                return Err(ReplayError::Body(record.lsn));
             }
         }
         Ok(())
     })?;
     Ok(records)
+}
+
+/// Gives databases that have none yet a generation, by a journal record.
+fn add_databases(
+    journal: &dyn Journal,
+    shards: &mut [Shard],
+    databases: u32,
+    clock: &Clock,
+) -> Result<()> {
+    let Some(first) = shards.first() else { return Ok(()) };
+    let missing = first.generations().missing(databases);
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let mut record = Sealed::default();
+    for shard in shards.iter() {
+        let ops = record.ops.entry(shard.id).or_default();
+        missing.iter().for_each(|&(db, generation)| ops.generation(db, generation, 0));
+    }
+    let lsn = journal.append(clock.now_ms(), &record.shards(), &[&record.body()])?;
+    journal.sync_now()?;
+    for shard in shards {
+        shard.merge(lsn, record.ops[&shard.id].as_bytes());
+    }
+    Ok(())
 }
 
 #[derive(Debug, thiserror::Error)]

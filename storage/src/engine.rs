@@ -1,6 +1,7 @@
 //! The engine of one shard: a SlateDB instance without a WAL, written only by hand-overs.
 
 use crate::clock::Clock;
+use crate::journal::Lsn;
 use anyhow::{Context, Result};
 use bytes::Bytes;
 use chrono::{DateTime, Utc};
@@ -17,6 +18,7 @@ use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::{Mutex, MutexGuard};
 
 /// Bytes of a memtable before it is flushed.
 const MEMTABLE_BYTES: usize = 32 << 20;
@@ -50,6 +52,8 @@ impl SystemClock for EngineClock {
 #[derive(Clone)]
 pub struct Engine {
     db: Db,
+    /// The lsn of the last cut that was handed over.
+    turn: Arc<Mutex<Lsn>>,
 }
 
 impl Engine {
@@ -70,7 +74,7 @@ impl Engine {
             .build()
             .await
             .with_context(|| format!("opening the engine of {path}"))?;
-        Ok(Self { db })
+        Ok(Self { db, turn: Arc::default() })
     }
 
     pub async fn get(&self, key: &[u8]) -> Result<Option<Bytes>> {
@@ -93,7 +97,12 @@ impl Engine {
         Ok(rows)
     }
 
-    /// Writes a batch; its sequence number. It is not durable before [`Engine::durable`] says so.
+    /// Waits until nobody else writes; with the lsn of the last cut that was handed over.
+    pub(crate) async fn turn(&self) -> MutexGuard<'_, Lsn> {
+        self.turn.lock().await
+    }
+
+    /// Writes a batch, which must not be empty; its sequence number. It is not durable before [`Engine::durable`] says so.
     pub async fn write(&self, rows: Vec<(Bytes, Option<Bytes>)>) -> Result<u64> {
         let mut batch = WriteBatch::new();
         for (key, value) in rows {

@@ -140,6 +140,7 @@ impl Partition {
                 for (name, row) in elements {
                     learn_element(&mut entry.value, &name, row.as_deref())?;
                 }
+                self.store.recount(need.db, &need.key);
             }
             Found::All(rows) => {
                 let Some(entry) = self.store.entry_for_part(need.db, &need.key) else {
@@ -149,6 +150,7 @@ impl Partition {
                     learn_scanned(&mut entry.value, &element, &row)?;
                 }
                 entry.value.learnt_all();
+                self.store.recount(need.db, &need.key);
             }
         }
         Ok(())

@@ -4,13 +4,14 @@
 //! carries `reaches`, the last one `applied` with the counters and generations of the cut.
 //! Batches are awaited in order. "Flushed" is what the engine says, nothing else.
 
-use crate::control::{applied_rows, counter_prefix, reaches_row};
+use crate::control::{Generations, applied_rows, counter_prefix, generations_key, reaches_row};
 use crate::encoding::{Row, RowKey, decode_entry, row};
 use crate::engine::{BATCH_BYTES, Engine, prefix_range};
 use crate::journal::Journal;
 use crate::shard::Cut;
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use bytes::Bytes;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,28 +27,47 @@ const SWEEP_ROWS: usize = 4096;
 /// Steps of one sweep at most; the next one goes on.
 const SWEEP_STEPS: usize = 16;
 
-/// Hands a cut over; the engine's sequence number of its last batch.
+/// Rows as the engine takes them: puts (`Some`) and deletes.
+pub type Batch = Vec<(Bytes, Option<Bytes>)>;
+
+/// Hands a cut over; the engine's sequence number of its last batch. The same cut may be handed
+/// over again, an older one than the last is refused: its values would replace newer ones.
 pub async fn hand_over(engine: Engine, journal: Arc<dyn Journal>, cut: Arc<Cut>) -> Result<u64> {
     wait_durable(&*journal, cut.lsn).await?;
+    let mut turn = engine.turn().await;
+    if cut.lsn < *turn {
+        bail!("rows up to lsn {} come after those up to {}", cut.lsn, *turn);
+    }
+    *turn = cut.lsn;
     let gathered = cut.clone();
-    let batches = tokio::task::spawn_blocking(move || gathered.pending.batches(BATCH_ROWS)).await?;
-    let mut first = vec![reaches_row(cut.lsn)];
+    let batches =
+        tokio::task::spawn_blocking(move || hand_over_batches(&gathered, BATCH_ROWS)).await?;
+    let mut seq = 0;
     for batch in batches {
+        seq = engine.write(batch).await?;
+    }
+    Ok(seq)
+}
+
+/// The batches of a hand-over, in the order in which they must be written: about `rows` rows each.
+pub fn hand_over_batches(cut: &Cut, rows: usize) -> Vec<Batch> {
+    let mut out = Vec::new();
+    let mut batch = vec![reaches_row(cut.lsn)];
+    for rows in cut.pending.batches(rows) {
         let mut bytes = 0;
-        for row in batch {
-            bytes += row.0.len() + row.1.as_ref().map_or(0, Bytes::len);
-            first.push(row);
+        for row in rows {
             if bytes >= BATCH_BYTES {
-                engine.write(std::mem::take(&mut first)).await?;
+                out.push(std::mem::take(&mut batch));
                 bytes = 0;
             }
+            bytes += row.0.len() + row.1.as_ref().map_or(0, Bytes::len);
+            batch.push(row);
         }
-        if !first.is_empty() {
-            engine.write(std::mem::take(&mut first)).await?;
-        }
+        out.push(std::mem::take(&mut batch));
     }
-    first.extend(applied_rows(cut.lsn, cut.epoch, &cut.generations, &cut.counters));
-    engine.write(first).await
+    batch.extend(applied_rows(cut.lsn, cut.epoch, &cut.generations, &cut.counters));
+    out.push(batch);
+    out
 }
 
 async fn wait_durable(journal: &dyn Journal, lsn: u64) -> Result<()> {
@@ -63,12 +83,17 @@ async fn wait_durable(journal: &dyn Journal, lsn: u64) -> Result<()> {
 
 /// Deletes rows that nobody can reach any more: elements of dead versions, and everything of dead
 /// generations. To be called only when all that was handed over is flushed, so that no replay
-/// brings such rows back. Generations of which nothing is left come back, and whether there is
-/// more to do.
+/// brings such rows back; a generation whose end was not handed over is left alone. Generations of
+/// which nothing is left come back, and whether there is more to do.
 pub async fn sweep(engine: &Engine, dead_generations: Vec<u32>) -> Result<(Vec<u32>, bool)> {
+    let _turn = engine.turn().await;
+    let handed_over = match engine.get(&generations_key()).await? {
+        Some(row) => Generations::decode(&row).context("the generations row is damaged")?.dead,
+        None => BTreeSet::new(),
+    };
     let mut swept = Vec::new();
     let mut steps = 0;
-    for generation in dead_generations {
+    for generation in dead_generations.into_iter().filter(|g| handed_over.contains(g)) {
         while !sweep_generation(engine, generation).await? {
             steps += 1;
             if steps >= SWEEP_STEPS {
@@ -96,7 +121,7 @@ async fn sweep_version(engine: &Engine, key: &Bytes, slot: u16, version: u64) ->
     RowKey::elements(&mut head, slot, version);
     let rows = engine.scan(prefix_range(&head), SWEEP_ROWS).await?;
     let done = rows.len() < SWEEP_ROWS;
-    let mut batch: Vec<(Bytes, Option<Bytes>)> = rows.into_iter().map(|(k, _)| (k, None)).collect();
+    let mut batch: Batch = rows.into_iter().map(|(k, _)| (k, None)).collect();
     if done {
         batch.push((key.clone(), None));
     }
@@ -136,4 +161,42 @@ async fn sweep_generation(engine: &Engine, generation: u32) -> Result<bool> {
         engine.write(batch).await?;
     }
     Ok(done)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::counters::Counters;
+    use crate::pending::Pending;
+
+    #[test]
+    fn no_batch_of_a_hand_over_is_empty() {
+        // The last row fills its batch: by itself, or with those before it.
+        for (rows, size) in [(1, BATCH_BYTES), (8, BATCH_BYTES / 8), (3, BATCH_BYTES / 2), (0, 0)] {
+            let mut pending = Pending::default();
+            for n in 0..rows {
+                let mut key = Vec::new();
+                RowKey::elements(&mut key, 1, 9);
+                key.push(n);
+                pending.set(&key, Some(&vec![0; size]));
+            }
+            let cut = Cut {
+                pending,
+                lsn: 7,
+                epoch: 1,
+                generations: Generations::default(),
+                counters: Counters::default(),
+            };
+            let batches = hand_over_batches(&cut, usize::from(rows).max(1));
+            assert!(batches.iter().all(|batch| !batch.is_empty()));
+            let elements = batches.iter().flatten().filter(|(key, _)| key[0] == row::ELEMENT);
+            assert_eq!(elements.count(), usize::from(rows));
+            assert_eq!(batches[0][0], reaches_row(7));
+            let last = batches.last().expect("one at least");
+            assert!(
+                last.iter()
+                    .any(|row| *row == applied_rows(7, 1, &cut.generations, &cut.counters)[0])
+            );
+        }
+    }
 }

@@ -25,6 +25,8 @@ pub struct Partition {
     /// Rounds in the journal that are not known to be durable, with their lsn.
     rounds: VecDeque<(u64, Lsn)>,
     appended: u64,
+    /// The greatest round that did not fail.
+    good: u64,
     durable: u64,
     /// The greatest lsn this worker knows to be in the journal.
     last_lsn: Lsn,
@@ -41,6 +43,7 @@ impl Partition {
             journal,
             rounds: VecDeque::new(),
             appended: 0,
+            good: 0,
             durable: 0,
             last_lsn,
             holds: BTreeSet::new(),
@@ -67,6 +70,7 @@ impl Partition {
     pub fn commit(&mut self, now_ms: u64) -> Result<bool, FailedRound> {
         let sealed = self.store.seal();
         if sealed.ops.is_empty() {
+            self.good = sealed.round;
             self.close_round(sealed.round, self.last_lsn);
             return Ok(false);
         }
@@ -78,6 +82,7 @@ impl Partition {
                         shard.merge(lsn, ops.as_bytes());
                     }
                 }
+                self.good = sealed.round;
                 self.close_round(sealed.round, lsn);
                 self.store.recycle(sealed);
                 Ok(true)
@@ -89,9 +94,11 @@ impl Partition {
         }
     }
 
-    /// Nothing of a sealed round counts.
+    /// Nothing of a sealed round counts. What its keys held before is loaded again, and may be of
+    /// rounds that are not durable yet.
     fn fail(&mut self, sealed: &Sealed) {
         self.store.unseal(sealed);
+        self.store.load_as_of(self.good);
         self.close_round(sealed.round, self.last_lsn);
     }
 
@@ -106,7 +113,8 @@ impl Partition {
     pub fn merge(&mut self, lsn: Lsn, body: &[u8]) {
         for (shard, ops) in split_body(body).unwrap_or_default() {
             if let Some(shard) = self.shards.get_mut(&shard) {
-                shard.merge(lsn, ops);
+                let whole = shard.merge(lsn, ops);
+                debug_assert!(whole, "a record that this program wrote is damaged");
             }
         }
     }
@@ -192,9 +200,12 @@ impl Partition {
     }
 
     /// Stops: hands everything over, flushes, closes the engines. The shard directories are then
-    /// complete by themselves.
+    /// complete by themselves; but if a coordinator has not told what became of its record, what
+    /// may be older than that stays in the journal, for the next start to replay.
     pub async fn close(mut self) -> Result<()> {
-        self.holds.clear();
+        if !self.holds.is_empty() {
+            tracing::warn!(holds = self.holds.len(), "closing with commits that were not applied");
+        }
         let ids: Vec<u16> = self.shards.keys().copied().collect();
         for id in ids {
             self.close_shard(id).await.with_context(|| format!("closing shard {id}"))?;

@@ -3,12 +3,12 @@
 //! Meta rows sit in hash tables by slot range, so that none pauses to grow; element rows are
 //! grouped by version, in the order of their keys; the rest is few.
 
-use crate::encoding::{Row, RowKey, version_of};
+use crate::encoding::{Row, RowKey, decode_entry};
 use crate::journal::Lsn;
 use crate::slot::{KeyHash, SUB_TABLES, sub_table};
 use bytes::Bytes;
 use hashbrown::{HashMap, HashTable};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 /// Bytes that a row takes in memory beside its key and value, about.
 const ROW_OVERHEAD: usize = 48;
@@ -51,6 +51,8 @@ struct Elements {
 pub struct Pending {
     /// By generation, then sub-table.
     meta: HashMap<u32, Vec<HashTable<MetaRow>>>,
+    /// Generations that died: none of their meta rows counts any more.
+    dead: BTreeSet<u32>,
     elements: HashMap<u64, Elements>,
     /// Expiry index and dead versions: whether the row is put or deleted.
     others: BTreeMap<Box<[u8]>, bool>,
@@ -232,19 +234,13 @@ impl Pending {
         self.others.range::<Box<[u8]>, _>(range).map(|(k, put)| (&**k, *put))
     }
 
-    /// Forgets the meta rows of a generation that is dead.
-    pub fn drop_generation(&mut self, generation: u32) -> impl Send + 'static {
-        let tables = self.meta.remove(&generation);
-        for row in tables.iter().flatten().flat_map(HashTable::iter) {
-            self.rows -= 1;
-            self.bytes -= row.bytes.len() + ROW_OVERHEAD;
-            // Its elements would never be swept: no meta row of theirs gets to the engine.
-            let version = row.value().and_then(version_of).unwrap_or(0);
-            if version != 0 {
-                self.drop_elements(version);
-            }
+    /// A generation is dead. Its meta rows become deletes when they are handed over, and so leave
+    /// nothing stale in the engine: what the sweep finds there must be the last word on a version,
+    /// which may have moved to another database meanwhile.
+    pub fn drop_generation(&mut self, generation: u32) {
+        if self.meta.contains_key(&generation) {
+            self.dead.insert(generation);
         }
-        tables
     }
 
     fn drop_elements(&mut self, version: u64) {
@@ -255,7 +251,32 @@ impl Pending {
         }
     }
 
-    /// Every row as the engine takes it, sorted, in batches of at least `size` rows.
+    /// What the meta rows of dead generations leave behind: dead versions and deletes in the
+    /// expiry index, and the versions that died.
+    fn remains(&self) -> (BTreeMap<Vec<u8>, bool>, HashSet<u64>) {
+        let (mut rows, mut versions) = (BTreeMap::new(), HashSet::new());
+        let tables = self.dead.iter().filter_map(|generation| self.meta.get(generation));
+        for row in tables.flatten().flat_map(HashTable::iter) {
+            let Some(Row::Meta { generation, slot, key, .. }) = Row::parse(row.key()) else {
+                continue;
+            };
+            let Some(Ok(entry)) = row.value().map(|value| decode_entry(key, 0, value)) else {
+                continue;
+            };
+            let version = entry.value.version();
+            if version != 0 {
+                rows.insert(RowKey::dead(slot, version), true);
+                versions.insert(version);
+            }
+            let times = [(entry.expire_at_ms, false), (entry.value.fields_expire_at_ms(), true)];
+            for (at_ms, fields) in times.into_iter().filter(|(at_ms, _)| *at_ms != 0) {
+                rows.insert(RowKey::time(at_ms, slot, generation, fields, key), false);
+            }
+        }
+        (rows, versions)
+    }
+
+    /// Every row as the engine takes it, by kind, sorted, in batches of at least `size` rows.
     pub fn batches(&self, size: usize) -> Vec<Vec<(Bytes, Option<Bytes>)>> {
         let mut out = Vec::new();
         let mut batch = Vec::with_capacity(size);
@@ -264,11 +285,15 @@ impl Pending {
                 out.push(std::mem::replace(batch, Vec::with_capacity(size)));
             }
         };
-        for (key, put) in &self.others {
+        let (remains, dead_versions) = self.remains();
+        let others = self.others.iter().filter(|(key, _)| !remains.contains_key(&key[..]));
+        let others = others.map(|(key, put)| (&key[..], *put));
+        for (key, put) in others.chain(remains.iter().map(|(key, put)| (&key[..], *put))) {
             batch.push((Bytes::copy_from_slice(key), put.then(Bytes::new)));
             cut(&mut batch, &mut out);
         }
         let mut versions: Vec<_> = self.elements.iter().collect();
+        versions.retain(|(version, _)| !dead_versions.contains(version));
         versions.sort_unstable_by_key(|(version, group)| (group.slot, **version));
         for (version, group) in versions {
             let mut head = Vec::with_capacity(11);
@@ -283,12 +308,13 @@ impl Pending {
         }
         let mut generations: Vec<_> = self.meta.iter().collect();
         generations.sort_unstable_by_key(|(generation, _)| **generation);
-        for (_, tables) in generations {
+        for (generation, tables) in generations {
+            let dead = self.dead.contains(generation);
             for table in tables {
                 let mut rows: Vec<&MetaRow> = table.iter().collect();
                 rows.sort_unstable_by(|a, b| a.key().cmp(b.key()));
                 for row in rows {
-                    let value = row.value().map(Bytes::copy_from_slice);
+                    let value = row.value().filter(|_| !dead).map(Bytes::copy_from_slice);
                     batch.push((Bytes::copy_from_slice(row.key()), value));
                     cut(&mut batch, &mut out);
                 }

@@ -118,7 +118,8 @@ impl Partition {
         start.extend_from_slice(&since_ms.to_be_bytes());
         let mut end = vec![row::TIME];
         end.extend_from_slice(&now_ms.saturating_add(1).to_be_bytes());
-        Some(DuePlan { engine: shard.engine().clone(), overlay, range: start..end, limit })
+        let live = (0..self.store.databases()).map(|db| self.store.generation(db)).collect();
+        Some(DuePlan { engine: shard.engine().clone(), overlay, range: start..end, limit, live })
     }
 }
 
@@ -177,31 +178,45 @@ pub struct DuePlan {
     overlay: BTreeMap<Vec<u8>, bool>,
     range: std::ops::Range<Vec<u8>>,
     limit: usize,
+    /// The generations of the databases; rows of others are left to the sweep.
+    live: Vec<u32>,
 }
 
 impl DuePlan {
     /// Looks; to be run on the background runtime. Earliest first, and whether that is all.
     pub async fn run(mut self) -> Result<(Vec<Due>, bool)> {
-        let rows = self.engine.scan(self.range, self.limit).await?;
-        let all = rows.len() < self.limit;
-        let last = rows.last().map(|(key, _)| key.clone());
-        for (key, _) in rows {
-            self.overlay.entry(key.to_vec()).or_insert(true);
-        }
-        let within = |key: &[u8]| all || last.as_ref().is_none_or(|last| key <= &last[..]);
-        let due =
-            self.overlay.iter().filter(|(key, put)| **put && within(key)).filter_map(|(key, _)| {
+        let mut due = Vec::new();
+        loop {
+            let rows = self.engine.scan(self.range.clone(), self.limit).await?;
+            let all = rows.len() < self.limit;
+            let next = rows.last().map(|(key, _)| [key, &[0][..]].concat());
+            for (key, _) in rows {
+                self.overlay.entry(key.to_vec()).or_insert(true);
+            }
+            let rest = match next.filter(|_| !all) {
+                Some(next) => {
+                    self.range.start = next;
+                    self.overlay.split_off(&self.range.start)
+                }
+                None => BTreeMap::new(),
+            };
+            let within = std::mem::replace(&mut self.overlay, rest);
+            due.extend(within.iter().filter(|(_, put)| **put).filter_map(|(key, _)| {
                 match Row::parse(key)? {
-                    Row::Time { at_ms, generation, fields, key, .. } => {
+                    Row::Time { at_ms, generation, fields, key, .. }
+                        if self.live.contains(&generation) =>
+                    {
                         Some(Due { generation, key: key.into(), at_ms, fields })
                     }
                     _ => None,
                 }
-            });
-        let mut due: Vec<Due> = due.take(self.limit + 1).collect();
-        let all = all && due.len() <= self.limit;
-        due.truncate(self.limit);
-        Ok((due, all))
+            }));
+            if all || due.len() >= self.limit {
+                let all = all && due.len() <= self.limit;
+                due.truncate(self.limit);
+                return Ok((due, all));
+            }
+        }
     }
 }
 

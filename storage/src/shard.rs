@@ -111,8 +111,8 @@ impl Shard {
 
     // ---- merging -----------------------------------------------------------------------------
 
-    /// Takes the rows of the journal record at `lsn` in.
-    pub fn merge(&mut self, lsn: Lsn, ops: &[u8]) {
+    /// Takes the rows of the journal record at `lsn` in. False: not all of it was understood.
+    pub fn merge(&mut self, lsn: Lsn, ops: &[u8]) -> bool {
         let late = self.closing.as_mut().filter(|closing| lsn <= closing.cut.lsn);
         let late = late.map(|closing| &mut closing.cut);
         if late.is_none() && self.since.is_none() {
@@ -124,10 +124,12 @@ impl Shard {
             current: &mut self.current,
             late,
         };
-        for op in OpReader::new(ops) {
+        let mut reader = OpReader::new(ops);
+        for op in reader.by_ref() {
             target.apply(op);
         }
         target.reached(lsn);
+        reader.is_done()
     }
 
     // ---- reading -----------------------------------------------------------------------------
@@ -262,8 +264,7 @@ impl Target<'_> {
                     cut.counters.drop_generation(dead);
                 }
                 self.counters.drop_generation(dead);
-                let freed = self.pending().drop_generation(dead);
-                std::thread::spawn(move || drop(freed));
+                self.pending().drop_generation(dead);
             }
         }
     }

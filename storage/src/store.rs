@@ -143,9 +143,13 @@ pub struct Store {
     pub(crate) dirty: Vec<DirtyKey>,
     /// Writers of earlier rounds, to be used again.
     pub(crate) spare: Vec<crate::encoding::OpWriter>,
+    /// Versions whose element rows changed hands in the open round, with their slot.
+    pub(crate) moved: Vec<(u16, u64)>,
     /// Entries that became absent, to be forgotten once their round is durable.
     graves: VecDeque<(u64, DirtyKey)>,
     round: u64,
+    /// Entries were dropped that showed writes of rounds up to this one.
+    forgotten: u64,
     seen: u64,
     now_ms: u64,
     touch: bool,
@@ -169,8 +173,10 @@ impl Store {
             dbs: generations.iter().map(|&g| Db::new(g, partial)).collect(),
             dirty: Vec::new(),
             spare: Vec::new(),
+            moved: Vec::new(),
             graves: VecDeque::new(),
             round: 1,
+            forgotten: 0,
             seen: 0,
             now_ms: 0,
             touch: true,
@@ -337,7 +343,8 @@ impl Store {
         (from_db, from): (u32, &[u8]),
         (to_db, to): (u32, &[u8]),
     ) -> Result<(), Fault> {
-        let same_slot = self.at(from).slot == self.at(to).slot;
+        let slot = self.at(from).slot;
+        let same_slot = slot == self.at(to).slot;
         self.entry_mut(to_db, to)?;
         let mut source = self.entry_mut(from_db, from)?;
         if !same_slot {
@@ -346,11 +353,17 @@ impl Store {
         let expire_at_ms = source.expire_at_ms;
         let mut value = std::mem::take(&mut source.value);
         source.expire_at_ms = 0;
-        if same_slot {
-            // The element rows stay where they are: their version is not dead but elsewhere.
+        let version = value.version();
+        // The element rows stay where they are: their version is not dead but elsewhere.
+        if same_slot && source.stored.version == version {
             source.stored.version = 0;
-        } else {
+        }
+        if !same_slot {
             value.detach();
+        }
+        if version != 0 {
+            // If it does not outlive the round at any key it is dead all the same.
+            self.moved.push((slot, version));
         }
         let mut target = self.entry_mut(to_db, to)?;
         target.value = value;
@@ -365,6 +378,12 @@ impl Store {
         let due = matches!(&entry.value, Value::Hash(h) if h.is_complete()
             && h.min_expire_at_ms() != 0 && h.min_expire_at_ms() <= now_ms);
         if !due {
+            // The index may hold too early a time, of a hash that was not wholly in memory.
+            if entry.value.require_whole().is_ok()
+                && entry.stored.fields_expire_at_ms != entry.value.fields_expire_at_ms()
+            {
+                entry.touch();
+            }
             return;
         }
         let Some(hash) = entry.as_hash_mut() else { return };
@@ -445,6 +464,7 @@ impl Store {
     pub fn learn(&mut self, db: u32, mut entry: Entry) {
         let at = self.layout.key_hash(&entry.key);
         entry.hash = at.hash;
+        entry.round = self.forgotten;
         entry.accessed_s = (self.now_ms / 1000) as u32;
         entry.counted = entry.memory() as u32;
         let table = self.dbs[db as usize].table(at.slot);
@@ -485,10 +505,16 @@ impl Store {
         table.map.insert_unique(at.hash, entry, |e| e.hash);
     }
 
-    /// A lent entry comes back from a commit: replies that show it wait for the open round.
+    /// A lent entry comes back from a commit: replies that show it wait for the open round. One
+    /// that comes back changed and not committed (it had expired, and the command was broken off)
+    /// is committed with the open round.
     pub fn give_back(&mut self, db: u32, mut entry: Entry, written: bool) {
-        if written {
+        if written || entry.dirty {
             entry.round = self.round;
+        }
+        if entry.dirty {
+            let at = self.layout.key_hash(&entry.key);
+            self.dirty.push(DirtyKey { db, at, key: entry.key.clone() });
         }
         entry.counted = entry.memory() as u32;
         self.adopt(db, entry);
@@ -530,6 +556,19 @@ impl Store {
 
     pub(crate) fn next_round(&mut self) {
         self.round += 1;
+    }
+
+    /// Counts the memory of a key's entry anew.
+    pub(crate) fn recount(&mut self, db: u32, key: &[u8]) {
+        let Some(entry) = self.entry_for_part(db, key) else { return };
+        let (before, after) = (entry.counted, entry.memory() as u32);
+        entry.counted = after;
+        self.count_memory(before, after);
+    }
+
+    /// From now on what is loaded counts as written in `round`, which may not be durable yet.
+    pub(crate) fn load_as_of(&mut self, round: u64) {
+        self.forgotten = round;
     }
 
     pub(crate) fn bury(&mut self, key: DirtyKey) {
@@ -684,6 +723,11 @@ pub struct EntryMut<'a> {
 }
 
 impl EntryMut<'_> {
+    /// Notes the key as dirty.
+    fn touch(&mut self) {
+        self.deref_mut();
+    }
+
     /// The string it holds, for changing it in place.
     pub fn as_str_mut(&mut self) -> Option<&mut Str> {
         match &mut self.deref_mut().value {

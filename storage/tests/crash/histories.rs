@@ -1,0 +1,409 @@
+//! Random histories, killed at random points.
+
+use crate::image::Pick;
+use crate::model::{Item, Model, V};
+use crate::world::{SHARDS, World, fresh};
+use flagstone_storage::store::OrLoad;
+use flagstone_storage::value::{Hash, Str, Value};
+use rand::rngs::StdRng;
+use rand::{Rng, RngExt, SeedableRng};
+use std::sync::Arc;
+
+const DATABASES: usize = 3;
+const CYCLES: u32 = 3;
+const STEPS: u32 = 70;
+
+/// One run of a seed.
+struct History {
+    world: World,
+    random: StdRng,
+}
+
+fn pick_some(random: &mut StdRng) -> Pick {
+    let mut random = StdRng::seed_from_u64(random.next_u64());
+    let mut left = 3;
+    Box::new(move |_| {
+        let picked = left > 0 && random.random_range(0..60) == 0;
+        left -= u32::from(picked);
+        picked
+    })
+}
+
+fn key(random: &mut StdRng) -> Vec<u8> {
+    let n = random.random_range(0..8);
+    // Half of the keys share a slot.
+    if random.random() { format!("{{t}}{n}").into() } else { format!("key{n}").into() }
+}
+
+fn bytes(random: &mut StdRng, len: usize) -> Vec<u8> {
+    let mut out = vec![0; len];
+    random.fill_bytes(&mut out);
+    out
+}
+
+impl History {
+    fn db(&mut self) -> u32 {
+        // Mostly one, so that keys meet.
+        if self.random.random_range(0..3) > 0 {
+            0
+        } else {
+            self.random.random_range(0..DATABASES as u32)
+        }
+    }
+
+    fn expiry(&mut self) -> u64 {
+        match self.random.random_range(0..3) {
+            0 => self.world.model.now_ms + self.random.random_range(1..2000),
+            _ => 0,
+        }
+    }
+
+    fn step(&mut self) {
+        match self.random.random_range(0..100) {
+            0..18 => self.set(),
+            18..23 => self.write_at(),
+            23..40 => self.set_fields(),
+            40..45 => self.remove_fields(),
+            45..51 => self.remove(),
+            51..54 => self.set_expiry(),
+            54..61 => self.rename(),
+            61..64 => self.copy(),
+            64..67 => self.coordinate(),
+            67..75 => self.world.commit(),
+            75..78 => self.world.evict(),
+            78..80 => {
+                self.world.commit();
+                self.world.model.now_ms += self.random.random_range(1..1000);
+                self.world.expire();
+            }
+            80..84 => {
+                let db = self.db();
+                self.world.flush_db(db);
+            }
+            84..86 => {
+                let (a, b) = (self.db(), self.db());
+                self.world.swap_db(a, b);
+            }
+            86..91 => {
+                let shard = self.random.random_range(0..SHARDS);
+                let batch = self.random.random::<bool>().then(|| self.random.random_range(1..40));
+                self.world.hand_over(shard, batch);
+            }
+            91..96 => {
+                let shard = self.random.random_range(0..SHARDS);
+                self.world.flush(shard);
+            }
+            96..99 => {
+                let shard = self.random.random_range(0..SHARDS);
+                self.world.sweep(shard);
+            }
+            _ => {
+                let db = self.db() as usize;
+                let name = key(&mut self.random);
+                let found = self.world.get(db as u32, &name);
+                let want = self.world.model.dbs[db].get(&name).map(|(v, at)| ((**v).clone(), *at));
+                assert_eq!(found, want, "before any crash");
+            }
+        }
+    }
+
+    fn put(&mut self, db: u32, name: &[u8], value: V, expire_at_ms: u64) {
+        let item: Item = (Arc::new(value), expire_at_ms);
+        self.world.model.dbs[db as usize].insert(name.to_vec(), item);
+    }
+
+    fn set(&mut self) {
+        let (db, name, expiry) = (self.db(), key(&mut self.random), self.expiry());
+        let value = match self.random.random_range(0..4) {
+            0 => self.random.random_range(-5i64..5).to_string().into(),
+            1 => {
+                let len = self.random.random_range(16_000..60_000);
+                bytes(&mut self.random, len)
+            }
+            _ => {
+                let len = self.random.random_range(0..200);
+                bytes(&mut self.random, len)
+            }
+        };
+        self.world.set(db, &name, &value, expiry);
+    }
+
+    fn write_at(&mut self) {
+        let (db, name) = (self.db(), key(&mut self.random));
+        let offset = self.random.random_range(0..100_000usize);
+        let len = self.random.random_range(1..40_000);
+        let part = bytes(&mut self.random, len);
+        self.world.run(|store| {
+            let mut entry = store.entry_mut(db, &name)?;
+            // As SETRANGE does it: what is missing is asked for before anything changes.
+            let mut string = match &entry.value {
+                Value::Str(s) => s.clone(),
+                _ => {
+                    entry.expire_at_ms = 0;
+                    Str::from_vec(Vec::new())
+                }
+            };
+            string.write_at(offset, &part).or_load(db, &name)?;
+            entry.value = Value::Str(string);
+            Ok(())
+        });
+        let mut whole = self.world.model.string(db as usize, &name);
+        let is_string = matches!(
+            self.world.model.dbs[db as usize].get(&name).map(|(v, _)| &**v),
+            Some(V::Str(_))
+        );
+        let expiry = if is_string { self.world.model.expiry(db as usize, &name) } else { 0 };
+        whole.resize(whole.len().max(offset + len), 0);
+        whole[offset..offset + len].copy_from_slice(&part);
+        self.put(db, &name, V::Str(whole), expiry);
+    }
+
+    fn field(&mut self) -> Vec<u8> {
+        match self.random.random_range(0..40) {
+            0 => vec![b'L'; 33_000],
+            n => format!("field{}", n % 12).into(),
+        }
+    }
+
+    fn set_fields(&mut self) {
+        let (db, name) = (self.db(), key(&mut self.random));
+        let mut fields: Vec<(Vec<u8>, Vec<u8>, u64)> = Vec::new();
+        for _ in 0..self.random.random_range(1..6) {
+            let len = self.random.random_range(0..300);
+            fields.push((self.field(), bytes(&mut self.random, len), self.expiry()));
+        }
+        let table = self.random.random_range(0..3) == 0;
+        self.world.run(|store| {
+            let mut entry = store.entry_mut(db, &name)?;
+            if let Value::Hash(hash) = &entry.value {
+                hash.require(fields.iter().map(|(n, ..)| &n[..])).or_load(db, &name)?;
+            } else {
+                entry.value = Value::Hash(Box::new(Hash::new()));
+                entry.expire_at_ms = 0;
+            }
+            let hash = entry.as_hash_mut().expect("a hash");
+            for (n, v, at) in &fields {
+                hash.set(n, v, *at);
+            }
+            if table {
+                hash.make_table();
+            }
+            Ok(())
+        });
+        let expiry = match self.world.model.dbs[db as usize].get(&name) {
+            Some((v, at)) if matches!(&**v, V::Hash(_)) => *at,
+            _ => 0,
+        };
+        let mut hash = self.world.model.hash(db as usize, &name);
+        hash.extend(fields.into_iter().map(|(n, v, at)| (n, (v, at))));
+        self.put(db, &name, V::Hash(hash), expiry);
+    }
+
+    fn remove_fields(&mut self) {
+        let (db, name) = (self.db(), key(&mut self.random));
+        let mut hash = self.world.model.hash(db as usize, &name);
+        if hash.is_empty() {
+            return;
+        }
+        let gone: Vec<Vec<u8>> = (0..3).map(|_| self.field()).collect();
+        self.world.run(|store| {
+            let mut entry = store.entry_mut(db, &name)?;
+            if let Value::Hash(hash) = &entry.value {
+                hash.require(gone.iter().map(|n| &n[..])).or_load(db, &name)?;
+            }
+            let hash = entry.as_hash_mut().expect("a hash");
+            for name in &gone {
+                hash.remove(name);
+            }
+            if hash.is_empty() {
+                entry.clear();
+            }
+            Ok(())
+        });
+        gone.iter().for_each(|name| drop(hash.remove(name)));
+        if hash.is_empty() {
+            self.world.model.dbs[db as usize].remove(&name);
+        } else {
+            let expiry = self.world.model.expiry(db as usize, &name);
+            self.put(db, &name, V::Hash(hash), expiry);
+        }
+    }
+
+    fn remove(&mut self) {
+        let (db, name) = (self.db(), key(&mut self.random));
+        let was = self.world.run(|store| store.remove(db, &name));
+        let expected = self.world.model.dbs[db as usize].remove(&name).is_some();
+        assert_eq!(was, expected, "whether a deleted key existed");
+    }
+
+    fn set_expiry(&mut self) {
+        let (db, name, expiry) = (self.db(), key(&mut self.random), self.expiry());
+        let Some(item) = self.world.model.dbs[db as usize].get_mut(&name) else { return };
+        item.1 = expiry;
+        self.world.run(|store| {
+            store.entry_mut(db, &name)?.expire_at_ms = expiry;
+            Ok(())
+        });
+    }
+
+    fn rename(&mut self) {
+        let (from_db, to_db) = (self.db(), self.db());
+        let from = key(&mut self.random);
+        let to =
+            if self.random.random_range(0..3) == 0 { from.clone() } else { key(&mut self.random) };
+        let Some(item) = self.world.model.dbs[from_db as usize].remove(&from) else { return };
+        self.world.model.dbs[to_db as usize].insert(to.clone(), item);
+        self.world.run(|store| store.rename((from_db, &from), (to_db, &to)));
+    }
+
+    fn copy(&mut self) {
+        let (from_db, to_db) = (self.db(), self.db());
+        let (from, to) = (key(&mut self.random), key(&mut self.random));
+        let Some(item) = self.world.model.dbs[from_db as usize].get(&from).cloned() else { return };
+        self.world.model.dbs[to_db as usize].insert(to.clone(), item);
+        self.world.run(|store| {
+            store.entry_mut(to_db, &to)?;
+            let source = store.entry_mut(from_db, &from)?;
+            source.value.require_whole().or_load(from_db, &from)?;
+            let (value, expire_at_ms) = (source.value.copied(), source.expire_at_ms);
+            let mut target = store.entry_mut(to_db, &to)?;
+            target.value = value;
+            target.expire_at_ms = expire_at_ms;
+            Ok(())
+        });
+    }
+
+    /// A commit of a coordinator: entries are lent, and the record is applied late, perhaps after
+    /// a cut.
+    fn coordinate(&mut self) {
+        let (db, first, second) = (self.db(), key(&mut self.random), key(&mut self.random));
+        for name in [&first, &second] {
+            self.world.run(|store| store.entry(db, name).map(|_| ()));
+        }
+        self.world.commit();
+        let partition = &mut self.world.partition;
+        self.world.holds += 1;
+        let hold = self.world.holds;
+        let mut space = partition.store.workspace();
+        let mut names = vec![&first];
+        names.extend((first != second).then_some(&second));
+        for name in &names {
+            space.adopt(db, partition.store.lend(db, name).expect("hot"));
+        }
+        partition.granted(hold);
+        let values: Vec<Vec<u8>> = names
+            .iter()
+            .map(|_| {
+                let len = self.random.random_range(0..40_000);
+                bytes(&mut self.random, len)
+            })
+            .collect();
+        space.begin(self.world.model.now_ms, true);
+        for (name, value) in names.iter().zip(&values) {
+            let mut entry = space.entry_mut(db, name).expect("lent");
+            entry.value = Value::Str(Str::new(value));
+            entry.expire_at_ms = 0;
+        }
+        let early = self.random.random_range(0..4) == 0;
+        if early {
+            (0..SHARDS).for_each(|shard| partition.cut(shard));
+        }
+        let sealed = space.seal();
+        let body = sealed.body();
+        for (name, value) in names.iter().zip(&values) {
+            let item = (Arc::new(V::Str(value.clone())), 0);
+            self.world.model.dbs[db as usize].insert(name.to_vec(), item);
+        }
+        let (journal, model) = (&self.world.journal, &self.world.model);
+        let append = || journal.append(model.now_ms, &sealed.shards(), &[&body]).expect("appended");
+        let lsn = self.world.probe.append(model, append);
+        self.world.probe.point(|| "a coordinator has appended".into());
+        if self.random.random() {
+            for shard in 0..SHARDS {
+                if partition.shards[&shard].can_cut() {
+                    partition.cut(shard);
+                    assert!(partition.take_cut(shard).is_none(), "it may still grow");
+                }
+            }
+        }
+        for (db, entry) in space.drain() {
+            partition.store.give_back(db, entry, true);
+        }
+        partition.merge(lsn, &body);
+        partition.saw_lsn(lsn);
+        partition.released(hold);
+    }
+}
+
+/// Runs one seed; how many crashes it went through.
+fn run(seed: u64) -> u32 {
+    let root = tempfile::tempdir().unwrap();
+    let mut number = 0;
+    let mut random = StdRng::seed_from_u64(seed);
+    let mut model = Model { now_ms: 1_800_000_000_000, ..Model::default() };
+    model.dbs.resize_with(DATABASES, Default::default);
+    let dir = fresh(root.path(), &mut number);
+    let mut world = World::open(&dir, model, pick_some(&mut random));
+    let mut crashes = 0;
+    for cycle in 0..CYCLES {
+        let mut history = History { world, random };
+        for _ in 0..STEPS {
+            history.step();
+        }
+        History { world, random } = history;
+        let last = world.probe.now(&format!("end of cycle {cycle}"));
+        for image in world.probe.images() {
+            let at = format!("seed {seed}, cycle {cycle}, {}", image.at);
+            let dir = fresh(root.path(), &mut number);
+            let mut copy = World::reopen(&image, &dir, Box::new(|_| false));
+            copy.verify(&at);
+            crashes += 1;
+            drop(copy);
+            std::fs::remove_dir_all(dir).unwrap();
+        }
+        drop(world);
+        let at = format!("seed {seed}, {}", last.at);
+        let dir = fresh(root.path(), &mut number);
+        world = World::reopen(&last, &dir, pick_some(&mut random));
+        world.verify(&at);
+        crashes += 1;
+    }
+    world.settle();
+    world.verify_no_garbage(&format!("seed {seed}"));
+    let model = world.model.clone();
+    world.close();
+    let dir = root.path().join(number.to_string());
+    let mut again = World::open(&dir, model, Box::new(|_| false));
+    again.verify(&format!("seed {seed}, after a clean stop"));
+    crashes
+}
+
+fn number(variable: &str, default: u64) -> u64 {
+    std::env::var(variable).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+}
+
+/// Seeds run by several threads.
+fn run_seeds(seeds: std::ops::Range<u64>) {
+    let crashes: u32 = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..2)
+            .map(|worker| {
+                let mine = seeds.clone().skip(worker).step_by(2);
+                scope.spawn(move || {
+                    mine.map(|seed| {
+                        println!("seed {seed}");
+                        run(seed)
+                    })
+                    .sum::<u32>()
+                })
+            })
+            .collect();
+        workers.into_iter().map(|worker| worker.join().expect("the seed printed last")).sum()
+    });
+    println!("{} seeds, {crashes} crashes", seeds.count());
+}
+
+#[test]
+fn random_histories_survive() {
+    let first = number("FLAGSTONE_SEED", 1);
+    run_seeds(first..first + number("FLAGSTONE_SEEDS", 12));
+}

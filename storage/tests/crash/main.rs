@@ -1,0 +1,15 @@
+//! The storage under kill -9: random histories and every step of the background's work, against a
+//! model of what was appended to the journal.
+//!
+//! `FLAGSTONE_SEEDS=n` runs n seeds of the random histories, `FLAGSTONE_SEED=s` begins at seed s.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod errors;
+mod histories;
+mod image;
+mod model;
+mod steps;
+mod store;
+mod verify;
+mod world;

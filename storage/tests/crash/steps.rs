@@ -1,0 +1,402 @@
+//! Histories that lead to one place where a kill, a stop or a fault may hurt.
+
+use crate::image::Pick;
+use crate::model::{Model, V};
+use crate::world::{SHARDS, World, fresh, options};
+use flagstone_storage::clock::Clock;
+use flagstone_storage::directory::Directory;
+use flagstone_storage::encoding::Row;
+use flagstone_storage::engine::prefix_range;
+use flagstone_storage::materialise::{hand_over, sweep};
+use flagstone_storage::slot::slot_of;
+use flagstone_storage::store::OrLoad;
+use flagstone_storage::value::{Hash, Str, Value};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use tempfile::TempDir;
+
+const NOW: u64 = 1_800_000_000_000;
+
+fn no_images() -> Pick {
+    Box::new(|_| false)
+}
+
+fn model(databases: usize) -> Model {
+    let mut model = Model { now_ms: NOW, ..Model::default() };
+    model.dbs.resize_with(databases, Default::default);
+    model
+}
+
+fn world(dir: &Path, pick: Pick) -> World {
+    World::open(dir, model(3), pick)
+}
+
+/// Kills the process now: a copy is opened and compared.
+fn kill(world: World, root: &TempDir, number: &mut u32) -> World {
+    let image = world.probe.now("killed");
+    drop(world);
+    let mut again = World::reopen(&image, &fresh(root.path(), number), no_images());
+    again.verify("after a kill");
+    again
+}
+
+/// Sets a hash whose fields are element rows.
+fn set_hash(world: &mut World, db: u32, key: &[u8], fields: u32) {
+    let name = |n: u32| format!("f{n}").into_bytes();
+    world.run(|store| {
+        let mut hash = Hash::new();
+        for n in 0..fields {
+            hash.set(&name(n), b"value", 0);
+        }
+        hash.make_table();
+        let mut entry = store.entry_mut(db, key)?;
+        entry.value = Value::Hash(Box::new(hash));
+        entry.expire_at_ms = 0;
+        Ok(())
+    });
+    let hash: BTreeMap<_, _> = (0..fields).map(|n| (name(n), (b"value".to_vec(), 0))).collect();
+    world.model.dbs[db as usize].insert(key.to_vec(), (Arc::new(V::Hash(hash)), 0));
+}
+
+fn rename(world: &mut World, (from_db, from): (u32, &[u8]), (to_db, to): (u32, &[u8])) {
+    let item = world.model.dbs[from_db as usize].remove(from).expect("it exists");
+    world.model.dbs[to_db as usize].insert(to.to_vec(), item);
+    world.run(|store| store.rename((from_db, from), (to_db, to)));
+}
+
+fn some_of_everything(world: &mut World, round: u32) {
+    for n in 0..12u32 {
+        let expiry = if n % 3 == 0 { NOW + 1000 } else { 0 };
+        world.set(n % 2, format!("s{n}").as_bytes(), format!("{round}-{n}").as_bytes(), expiry);
+    }
+    world.set(0, b"big", &vec![round as u8; 50_000], NOW + 5000);
+    set_hash(world, 0, b"{t}hash", 10 + round);
+    set_hash(world, 1, b"h", 5);
+    world.commit();
+}
+
+#[test]
+fn every_step_of_the_background_may_be_the_last() {
+    let root = tempfile::tempdir().unwrap();
+    let mut number = 0;
+    let mut world = world(&fresh(root.path(), &mut number), Box::new(|_| true));
+    some_of_everything(&mut world, 1);
+    for shard in 0..SHARDS {
+        world.hand_over(shard, Some(8));
+        world.flush(shard);
+    }
+    some_of_everything(&mut world, 2);
+    rename(&mut world, (0, b"{t}hash"), (1, b"{t}moved"));
+    world.flush_db(0);
+    world.set(0, b"s1", b"again", 0);
+    world.swap_db(0, 2);
+    world.commit();
+    for shard in 0..SHARDS {
+        world.hand_over(shard, None);
+        world.flush(shard);
+        world.sweep(shard);
+        world.flush(shard);
+    }
+    let images = world.probe.images();
+    drop(world);
+    println!("{} points", images.len());
+    assert!(images.len() > 50);
+    for (n, image) in images.iter().enumerate() {
+        let dir = fresh(root.path(), &mut number);
+        let mut copy = World::reopen(image, &dir, no_images());
+        copy.verify(&image.at);
+        if n % 8 == 0 {
+            copy.settle();
+            copy.verify(&image.at);
+            copy.verify_no_garbage(&image.at);
+        }
+        drop(copy);
+        std::fs::remove_dir_all(dir).unwrap();
+    }
+}
+
+#[test]
+fn a_moved_value_outlives_the_database_it_came_from() {
+    let root = tempfile::tempdir().unwrap();
+    let mut number = 0;
+    let mut world = world(&fresh(root.path(), &mut number), no_images());
+    set_hash(&mut world, 0, b"h", 20);
+    world.settle();
+    rename(&mut world, (0, b"h"), (1, b"h"));
+    world.commit();
+    world.flush_db(0);
+    world.settle();
+    world.evict();
+    world.verify("after the sweep");
+    kill(world, &root, &mut number).verify_no_garbage("after the sweep");
+}
+
+#[test]
+fn a_flush_that_is_not_handed_over_is_not_swept() {
+    let root = tempfile::tempdir().unwrap();
+    let mut number = 0;
+    let mut world = world(&fresh(root.path(), &mut number), no_images());
+    some_of_everything(&mut world, 1);
+    world.settle();
+    world.flush_db(0);
+    let rows = |world: &World| {
+        let shards = world.partition.shards.values();
+        let scan = |e: &flagstone_storage::engine::Engine| {
+            world.block_on(e.scan(prefix_range(b"M"), usize::MAX)).unwrap().len()
+        };
+        shards.map(|shard| scan(shard.engine())).sum::<usize>()
+    };
+    let before = rows(&world);
+    (0..SHARDS).for_each(|shard| assert!(!world.sweep(shard)));
+    assert_eq!(rows(&world), before);
+    world.settle();
+    assert!(rows(&world) < before);
+    kill(world, &root, &mut number).verify_no_garbage("after the sweep");
+}
+
+#[test]
+fn versions_that_move_and_die_in_a_round_are_swept() {
+    let root = tempfile::tempdir().unwrap();
+    let mut number = 0;
+    let mut world = world(&fresh(root.path(), &mut number), no_images());
+    for key in [&b"{t}a"[..], b"{t}b", b"{t}c"] {
+        set_hash(&mut world, 0, key, 9);
+    }
+    world.settle();
+    rename(&mut world, (0, b"{t}a"), (0, b"{t}b"));
+    rename(&mut world, (0, b"{t}b"), (0, b"{t}d"));
+    rename(&mut world, (0, b"{t}c"), (0, b"{t}a"));
+    world.set(0, b"{t}a", b"a string", 0);
+    world.commit();
+    world.settle();
+    world.verify_no_garbage("moved and overwritten");
+    kill(world, &root, &mut number);
+}
+
+#[test]
+fn another_number_of_databases_keeps_every_key() {
+    let root = tempfile::tempdir().unwrap();
+    let mut number = 0;
+    let mut world = world(&fresh(root.path(), &mut number), no_images());
+    world.set(0, b"zero", b"0", 0);
+    world.set(2, b"two", b"2", 0);
+    world.flush_db(0);
+    world.flush_db(1);
+    world.set(0, b"zero", b"again", 0);
+    world.commit();
+    // One shard has handed over, the others have not.
+    world.hand_over(1, None);
+    world.flush(1);
+    for databases in [6, 2, 9, 3] {
+        let mut image = world.probe.now("killed");
+        drop(world);
+        let all = image.model.clone();
+        image.model.dbs.resize_with(databases, Default::default);
+        world = World::reopen(&image, &fresh(root.path(), &mut number), no_images());
+        world.verify(&format!("{databases} databases"));
+        for db in 0..databases as u32 {
+            world.set(db, b"mark", format!("{db} of {databases}").as_bytes(), 0);
+        }
+        world.flush_db(databases as u32 - 1);
+        world.commit();
+        // What is out of reach stays.
+        let mut image = world.probe.now("killed");
+        let out_of_reach = all.dbs.into_iter().skip(databases);
+        image.model.dbs.extend(out_of_reach);
+        drop(world);
+        world = World::reopen(&image, &fresh(root.path(), &mut number), no_images());
+        world.verify(&format!("after {databases} databases"));
+    }
+}
+
+#[test]
+fn a_commit_that_was_not_applied_survives_a_stop() {
+    let root = tempfile::tempdir().unwrap();
+    let mut number = 0;
+    let mut world = world(&fresh(root.path(), &mut number), no_images());
+    world.set(0, b"other", b"1", 0);
+    world.set(0, b"k", b"old", 0);
+    world.commit();
+    let mut space = world.partition.store.workspace();
+    space.adopt(0, world.partition.store.lend(0, b"k").expect("hot"));
+    world.partition.granted(1);
+    space.begin(NOW, true);
+    space.entry_mut(0, b"k").unwrap().value = Value::Str(Str::new(b"new"));
+    let sealed = space.seal();
+    world.journal.append(NOW, &sealed.shards(), &[&sealed.body()]).unwrap();
+    world.model.dbs[0].get_mut(&b"k"[..]).unwrap().0 = Arc::new(V::Str(b"new".to_vec()));
+    let model = world.model.clone();
+    world.close();
+    let dir = root.path().join("1");
+    World::open(&dir, model, no_images()).verify("after a stop");
+}
+
+#[test]
+fn a_lent_entry_that_expired_is_written_again() {
+    let root = tempfile::tempdir().unwrap();
+    let mut number = 0;
+    let mut world = world(&fresh(root.path(), &mut number), no_images());
+    world.set(0, b"k", b"old", NOW + 10);
+    world.commit();
+    let store = &mut world.partition.store;
+    let mut space = store.workspace();
+    space.adopt(0, store.lend(0, b"k").expect("hot"));
+    // It has expired when the command looks; then the command is broken off.
+    space.begin(NOW + 20, true);
+    assert!(space.entry(0, b"k").unwrap().is_none());
+    for (db, entry) in space.drain() {
+        store.give_back(db, entry, false);
+    }
+    world.model.now_ms = NOW + 20;
+    world.set(0, b"k", b"new", 0);
+    world.commit();
+    kill(world, &root, &mut number);
+}
+
+#[test]
+fn an_old_hand_over_does_not_overtake_a_newer_one() {
+    let root = tempfile::tempdir().unwrap();
+    let mut number = 0;
+    let mut world = world(&fresh(root.path(), &mut number), no_images());
+    let shard = world.partition.store.layout().shard_of(slot_of(b"k"));
+    world.set(0, b"k", b"old", 0);
+    world.commit();
+    world.partition.cut(shard);
+    let old = world.partition.take_cut(shard).unwrap();
+    let engine = world.partition.shards[&shard].engine().clone();
+    let journal = world.journal.clone();
+    let seq = world.block_on(hand_over(engine.clone(), journal.clone(), old.clone())).unwrap();
+    world.partition.shards.get_mut(&shard).unwrap().handed_over(old.lsn, seq);
+    world.set(0, b"k", b"new", 0);
+    world.commit();
+    world.hand_over(shard, None);
+    assert!(world.block_on(hand_over(engine, journal, old)).is_err());
+    world.flush(shard);
+    kill(world, &root, &mut number);
+}
+
+#[test]
+fn a_full_disk_stops_the_flush_and_nothing_else() {
+    let root = tempfile::tempdir().unwrap();
+    let mut number = 0;
+    let mut world = world(&fresh(root.path(), &mut number), no_images());
+    some_of_everything(&mut world, 1);
+    (0..SHARDS).for_each(|shard| world.hand_over(shard, Some(1000)));
+    some_of_everything(&mut world, 2);
+    world.probe.refuse(true);
+    (0..SHARDS).for_each(|shard| world.hand_over(shard, None));
+    let engine = world.partition.shards[&0].engine().clone();
+    let handle = world.runtime.as_ref().unwrap().handle().clone();
+    let flush = handle.spawn(async move { engine.flush().await });
+    some_of_everything(&mut world, 3);
+    world.evict();
+    world.verify("while the store refuses");
+    assert!(!flush.is_finished());
+    let image = world.probe.now("while the store refuses");
+    World::reopen(&image, &fresh(root.path(), &mut number), no_images()).verify(&image.at);
+    world.probe.refuse(false);
+    world.block_on(flush).unwrap().unwrap();
+    world.settle();
+    world.verify_no_garbage("the store takes changes again");
+    kill(world, &root, &mut number);
+}
+
+#[test]
+fn what_a_failed_round_uncovers_may_not_be_durable() {
+    let root = tempfile::tempdir().unwrap();
+    let mut number = 0;
+    let mut world = world(&fresh(root.path(), &mut number), no_images());
+    world.set(0, b"k", b"stored", 0);
+    let round = world.partition.store.round();
+    world.commit();
+    world.set(0, b"k", b"not stored", 0);
+    world.journal.close().unwrap();
+    assert!(world.partition.commit(NOW).is_err());
+    let found = world.get(0, b"k").unwrap().0;
+    assert_eq!(found, V::Str(b"stored".to_vec()));
+    assert_eq!(world.partition.store.seen(), round);
+}
+
+#[test]
+fn expiry_goes_on_past_the_rows_of_dead_generations() {
+    let root = tempfile::tempdir().unwrap();
+    let mut number = 0;
+    let mut world = world(&fresh(root.path(), &mut number), no_images());
+    for n in 0..50 {
+        world.set(0, format!("{{t}}{n}").as_bytes(), b"v", NOW + 1);
+    }
+    world.commit();
+    let shard = world.partition.store.layout().shard_of(slot_of(b"{t}"));
+    world.hand_over(shard, None);
+    world.flush_db(0);
+    world.set(0, b"{t}x", b"v", NOW + 2);
+    world.commit();
+    world.model.now_ms += 5;
+    let plan = world.partition.plan_due(shard, 0, NOW + 5, 10).unwrap();
+    let (due, all) = world.block_on(plan.run()).unwrap();
+    assert!(all && due.len() == 1 && *due[0].key == *b"{t}x", "{due:?}");
+    world.verify("expired");
+    world.settle();
+    world.verify_no_garbage("expired");
+}
+
+#[test]
+fn times_of_fields_that_are_too_early_are_put_right() {
+    let root = tempfile::tempdir().unwrap();
+    let mut number = 0;
+    let mut world = world(&fresh(root.path(), &mut number), no_images());
+    set_hash(&mut world, 0, b"h", 3);
+    let set = |world: &mut World, name: &'static [u8], at: u64| {
+        world.run(|store| {
+            let mut entry = store.entry_mut(0, b"h")?;
+            if let Value::Hash(hash) = &entry.value {
+                hash.require([name].into_iter()).or_load(0, b"h")?;
+            }
+            entry.as_hash_mut().expect("a hash").set(name, b"value", at);
+            Ok(())
+        });
+        let mut hash = world.model.hash(0, b"h");
+        hash.insert(name.to_vec(), (b"value".to_vec(), at));
+        world.model.dbs[0].insert(b"h".to_vec(), (Arc::new(V::Hash(hash)), 0));
+    };
+    set(&mut world, b"f1", NOW + 10);
+    set(&mut world, b"f2", NOW + 1000);
+    world.evict();
+    // With only this field in memory the earliest time is not known to go.
+    set(&mut world, b"f1", 0);
+    world.model.now_ms += 20;
+    world.verify("too early");
+    for shard in 0..SHARDS {
+        let plan = world.partition.plan_due(shard, 0, NOW + 20, 10).unwrap();
+        assert!(world.block_on(plan.run()).unwrap().0.is_empty(), "it is put right once");
+    }
+}
+
+#[test]
+fn a_dead_generation_leaves_no_row_behind() {
+    let root = tempfile::tempdir().unwrap();
+    let dir = root.path().join("d");
+    std::fs::create_dir(&dir).unwrap();
+    let mut world = world(&dir, no_images());
+    some_of_everything(&mut world, 1);
+    world.flush_db(0);
+    world.flush_db(1);
+    world.settle();
+    world.verify_no_garbage("all was pending");
+    let model = world.model.clone();
+    world.close();
+    // Nothing but control rows.
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        let opened = Directory::open(options(&dir, model.dbs.len() as u32), Clock::default());
+        let (partitions, _lock) = opened.await.unwrap().into_partitions(2, 2);
+        for shard in partitions.iter().flat_map(|p| p.shards.values()) {
+            let rows = shard.engine().scan(vec![0]..vec![255], usize::MAX).await.unwrap();
+            let control = |key: &[u8]| matches!(Row::parse(key), Some(Row::Control { .. }));
+            assert!(rows.iter().all(|(key, _)| control(key)));
+            let (_, more) = sweep(shard.engine(), Vec::new()).await.unwrap();
+            assert!(!more);
+        }
+    });
+}

@@ -1,0 +1,295 @@
+//! An open data directory, beside the model of what it must hold.
+
+use crate::image::{Image, Pick, Probe};
+use crate::model::{Model, V};
+use crate::store::Watched;
+use flagstone_storage::clock::Clock;
+use flagstone_storage::directory::{Directory, OpenOptions};
+use flagstone_storage::journal::{Journal, SyncMode};
+use flagstone_storage::materialise::{hand_over, hand_over_batches, sweep};
+use flagstone_storage::partition::Partition;
+use flagstone_storage::store::{Fault, Need, OrLoad, Part, Store};
+use flagstone_storage::value::{Str, Value};
+use object_store::ObjectStore;
+use object_store::local::LocalFileSystem;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::runtime::Runtime;
+
+pub(crate) const SHARDS: u16 = 3;
+
+pub(crate) struct World {
+    pub(crate) runtime: Option<Runtime>,
+    pub(crate) partition: Partition,
+    pub(crate) journal: Arc<dyn Journal>,
+    pub(crate) probe: Arc<Probe>,
+    /// With what is not committed yet.
+    pub(crate) model: Model,
+    pub(crate) holds: u64,
+    _lock: File,
+}
+
+pub(crate) fn options(dir: &Path, databases: u32) -> OpenOptions {
+    OpenOptions {
+        dir: dir.into(),
+        shards: None,
+        default_shards: SHARDS,
+        databases,
+        segment_bytes: 64 << 10,
+        mode: SyncMode::No,
+        everysec_bound: Duration::from_secs(1),
+        inline_sync: false,
+        block_cache_bytes: 1 << 20,
+    }
+}
+
+impl World {
+    pub(crate) fn try_open(dir: &Path, model: Model, pick: Pick) -> anyhow::Result<Self> {
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+        let probe = Arc::new(Probe::new(dir, model.clone(), pick));
+        let watch = probe.clone();
+        let store = move |dir: &Path| -> anyhow::Result<Arc<dyn ObjectStore>> {
+            let local = Arc::new(LocalFileSystem::new_with_prefix(dir)?);
+            Ok(Arc::new(Watched::new(local, watch.clone())))
+        };
+        let databases = model.dbs.len() as u32;
+        let opened = runtime.block_on(Directory::open_with(
+            options(dir, databases),
+            Clock::default(),
+            &store,
+        ))?;
+        let journal = opened.journal.clone();
+        let (mut partitions, lock) = opened.into_partitions(1, 1);
+        let partition = partitions.remove(0);
+        let runtime = Some(runtime);
+        Ok(Self { runtime, partition, journal, probe, model, holds: 0, _lock: lock })
+    }
+
+    pub(crate) fn open(dir: &Path, model: Model, pick: Pick) -> Self {
+        Self::try_open(dir, model, pick).unwrap_or_else(|e| panic!("opening {dir:?}: {e:#}"))
+    }
+
+    /// Opens a copy of an image.
+    pub(crate) fn reopen(image: &Image, dir: &Path, pick: Pick) -> Self {
+        image.unpack(dir);
+        Self::try_open(dir, image.model.clone(), pick)
+            .unwrap_or_else(|e| panic!("{}: opening: {e:#}", image.at))
+    }
+
+    pub(crate) fn block_on<F: Future>(&self, future: F) -> F::Output {
+        self.runtime.as_ref().unwrap().block_on(future)
+    }
+
+    // ---- commands ----------------------------------------------------------------------------
+
+    pub(crate) fn load(&mut self, need: Need) {
+        let plan = self.partition.plan_load(vec![need]);
+        let handle = self.runtime.as_ref().unwrap().handle().clone();
+        let loaded = self.block_on(plan.run(&handle));
+        self.partition.finish_load(loaded).unwrap();
+    }
+
+    /// Runs a command, loading what it misses.
+    pub(crate) fn run<R>(&mut self, mut command: impl FnMut(&mut Store) -> Result<R, Fault>) -> R {
+        loop {
+            self.partition.store.begin(self.model.now_ms, true);
+            match command(&mut self.partition.store) {
+                Ok(result) => return result,
+                Err(Fault::Miss(need)) => self.load(*need),
+                Err(Fault::WrongType) => panic!("wrong type"),
+            }
+        }
+    }
+
+    pub(crate) fn commit(&mut self) {
+        let (partition, model) = (&mut self.partition, &self.model);
+        self.probe.append(model, || partition.commit(model.now_ms).map(|_| ()).unwrap());
+    }
+
+    /// What the store says of a key.
+    pub(crate) fn get(&mut self, db: u32, key: &[u8]) -> Option<(V, u64)> {
+        self.run(|store| {
+            let Some(entry) = store.peek(db, key)? else { return Ok(None) };
+            let value = match &entry.value {
+                Value::Absent => return Ok(None),
+                Value::Str(s) => V::Str(s.whole().or_load(db, key)?.into_owned()),
+                Value::Hash(hash) => {
+                    hash.require_all().or_load(db, key)?;
+                    let fields: BTreeMap<_, _> = hash
+                        .iter()
+                        .map(|(n, f)| (n.to_vec(), (f.value.to_vec(), f.expire_at_ms)))
+                        .collect();
+                    assert_eq!(fields.len() as u64, hash.len(), "length of a hash");
+                    V::Hash(fields)
+                }
+            };
+            Ok(Some((value, entry.expire_at_ms)))
+        })
+    }
+
+    /// Sets a string.
+    pub(crate) fn set(&mut self, db: u32, key: &[u8], value: &[u8], expire_at_ms: u64) {
+        self.run(|store| {
+            let mut entry = store.entry_mut(db, key)?;
+            entry.value = Value::Str(Str::new(value));
+            entry.expire_at_ms = expire_at_ms;
+            Ok(())
+        });
+        let item = (Arc::new(V::Str(value.to_vec())), expire_at_ms);
+        self.model.dbs[db as usize].insert(key.to_vec(), item);
+    }
+
+    /// Deletes what is due by the index.
+    pub(crate) fn expire(&mut self) {
+        self.commit();
+        self.model.expire();
+        for shard in 0..SHARDS {
+            for _ in 0..1000 {
+                let plan = self.partition.plan_due(shard, 0, self.model.now_ms, 3).unwrap();
+                let (due, _) = self.block_on(plan.run()).unwrap();
+                if due.is_empty() {
+                    break;
+                }
+                for due in due {
+                    let db = self.partition.store.db_of(due.generation).unwrap();
+                    self.run(|store| store.peek(db, &due.key).map(|_| ()));
+                    if due.fields && self.partition.store.is_partial_value(db, &due.key) {
+                        let part = Some(Part::All);
+                        self.load(Need { db, key: due.key.clone(), part });
+                    }
+                    self.partition.store.begin(self.model.now_ms, false);
+                    if due.fields {
+                        self.partition.store.expire_fields(db, &due.key);
+                    }
+                }
+                self.commit();
+            }
+        }
+    }
+
+    // ---- databases ---------------------------------------------------------------------------
+
+    fn generations(&mut self, changes: &[(u32, u32, u32)], apply: impl FnOnce(&mut Store)) {
+        let mut body = Vec::new();
+        let mut ops = flagstone_storage::encoding::OpWriter::default();
+        changes.iter().for_each(|&(db, generation, dead)| ops.generation(db, generation, dead));
+        for shard in 0..SHARDS {
+            body.extend_from_slice(&shard.to_be_bytes());
+            body.extend_from_slice(&(ops.as_bytes().len() as u64).to_be_bytes());
+            body.extend_from_slice(ops.as_bytes());
+        }
+        let shards: Vec<u16> = (0..SHARDS).collect();
+        let (journal, model) = (&self.journal, &self.model);
+        let append = || journal.append(model.now_ms, &shards, &[&body]).unwrap();
+        let lsn = self.probe.append(model, append);
+        self.probe.point(|| "between append and merge of generations".into());
+        apply(&mut self.partition.store);
+        self.partition.merge(lsn, &body);
+        self.partition.saw_lsn(lsn);
+    }
+
+    pub(crate) fn flush_db(&mut self, db: u32) {
+        self.commit();
+        self.model.dbs[db as usize].clear();
+        let shards = self.partition.shards.values();
+        let generation = shards.map(|s| s.generations().next).max().unwrap();
+        let dead = self.partition.store.generation(db);
+        self.generations(&[(db, generation, dead)], |store| {
+            drop(store.flush_db(db, generation));
+        });
+    }
+
+    pub(crate) fn swap_db(&mut self, a: u32, b: u32) {
+        self.commit();
+        self.model.dbs.swap(a as usize, b as usize);
+        let store = &self.partition.store;
+        let changes = [(a, store.generation(b), 0), (b, store.generation(a), 0)];
+        self.generations(&changes, |store| store.swap_db(a, b));
+    }
+
+    // ---- the background's work ---------------------------------------------------------------
+
+    pub(crate) fn evict(&mut self) {
+        self.commit();
+        self.journal.sync_now().unwrap();
+        let durable = self.partition.observe_durable();
+        self.partition.store.evict(0, durable, 200_000, |_, _| false);
+    }
+
+    /// Hands a shard over at once; `batch`: step by step, with a flush after every step.
+    pub(crate) fn hand_over(&mut self, shard: u16, batch: Option<usize>) {
+        self.partition.cut(shard);
+        self.probe.point(|| format!("shard {shard} is cut"));
+        let Some(cut) = self.partition.take_cut(shard) else { return };
+        let engine = self.partition.shards[&shard].engine().clone();
+        let seq = if let Some(rows) = batch {
+            self.journal.sync_now().unwrap();
+            let mut seq = 0;
+            for batch in hand_over_batches(&cut, rows) {
+                seq = self.block_on(engine.write(batch)).unwrap();
+                self.block_on(engine.flush()).unwrap();
+                self.probe.point(|| format!("a batch of shard {shard} is flushed"));
+            }
+            seq
+        } else {
+            self.block_on(hand_over(engine, self.journal.clone(), cut.clone())).unwrap()
+        };
+        self.probe.point(|| format!("shard {shard} is handed over"));
+        self.partition.shards.get_mut(&shard).unwrap().handed_over(cut.lsn, seq);
+    }
+
+    pub(crate) fn flush(&mut self, shard: u16) {
+        let engine = self.partition.shards[&shard].engine().clone();
+        self.block_on(engine.flush()).unwrap();
+        self.probe.point(|| format!("shard {shard} is flushed"));
+        self.partition.observe_flushed();
+        self.probe.point(|| format!("the journal knows of shard {shard}"));
+    }
+
+    /// As the worker does: only when nothing is on the way. Whether there is more to do.
+    pub(crate) fn sweep(&mut self, id: u16) -> bool {
+        self.partition.observe_flushed();
+        let shard = &self.partition.shards[&id];
+        if shard.unflushed_age().is_some() || shard.handing().is_some() {
+            return false;
+        }
+        let dead = shard.generations().dead.iter().copied().collect();
+        let engine = shard.engine().clone();
+        let (swept, more) = self.block_on(sweep(&engine, dead)).unwrap();
+        self.partition.shards.get_mut(&id).unwrap().swept(&swept);
+        self.probe.point(|| format!("shard {id} is swept"));
+        more
+    }
+
+    /// Hands over, flushes and sweeps until nothing is left to do.
+    pub(crate) fn settle(&mut self) {
+        self.commit();
+        for shard in 0..SHARDS {
+            for _ in 0..2 {
+                self.hand_over(shard, None);
+                self.flush(shard);
+            }
+            while self.sweep(shard) {}
+            while self.sweep(shard) {}
+            self.flush(shard);
+        }
+    }
+
+    pub(crate) fn close(mut self) {
+        let runtime = self.runtime.take().unwrap();
+        runtime.block_on(self.partition.close()).unwrap();
+        self.journal.close().unwrap();
+    }
+}
+
+/// A directory below `root` for the next copy.
+pub(crate) fn fresh(root: &Path, number: &mut u32) -> PathBuf {
+    *number += 1;
+    let dir = root.join(number.to_string());
+    std::fs::create_dir_all(&dir).unwrap();
+    dir
+}
