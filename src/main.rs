@@ -6,7 +6,16 @@ use std::process::ExitCode;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
+/// `mi_option_purge_delay` of mimalloc 3, which the bindings do not name.
+const PURGE_DELAY: libmimalloc_sys::mi_option_t = 15;
+
+/// Milliseconds that freed memory is kept before it goes back to the system (arenas: ten times
+/// that), so that the memory of one hand-over serves the next.
+const KEEP_MS: std::ffi::c_long = 2000;
+
 fn main() -> ExitCode {
+    // SAFETY: options may be set at any time.
+    unsafe { libmimalloc_sys::mi_option_set(PURGE_DELAY, KEEP_MS) };
     let config = match Config::load_process() {
         Ok(Startup::Run(config)) => config,
         Ok(Startup::Print(text)) => {
