@@ -58,7 +58,8 @@ impl Worker {
         self.node.rates.sample(totals);
     }
 
-    fn publish_stats(&self) {
+    /// Shows what the store has counted to everybody.
+    pub(crate) fn publish_stats(&self) {
         let partition = self.partition.borrow();
         let store = &partition.store;
         let stats = self.stats();
@@ -66,8 +67,17 @@ impl Worker {
         stats.misses.store(store.stats.misses, Ordering::Relaxed);
         stats.expired.store(store.stats.expired, Ordering::Relaxed);
         stats.expired_fields.store(store.stats.expired_fields, Ordering::Relaxed);
+        stats.changes.store(store.stats.changes, Ordering::Relaxed);
         stats.evicted.store(store.stats.evicted, Ordering::Relaxed);
         stats.hot_bytes.store(store.memory() as u64, Ordering::Relaxed);
+    }
+
+    /// Counts anew (CONFIG RESETSTAT).
+    pub(crate) fn reset_stats(&self) {
+        let mut partition = self.partition.borrow_mut();
+        let changes = partition.store.stats.changes;
+        partition.store.stats =
+            flagstone_storage::store::StoreStats { changes, ..Default::default() };
     }
 
     /// Runs a connection's task.

@@ -50,6 +50,8 @@ pub struct WorkerStats {
     pub expired: AtomicU64,
     pub expired_fields: AtomicU64,
     pub evicted: AtomicU64,
+    /// Keys changed, counted once per command.
+    pub changes: AtomicU64,
     pub hot_bytes: AtomicU64,
     pub pending_bytes: AtomicU64,
 }

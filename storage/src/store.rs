@@ -132,6 +132,8 @@ pub struct StoreStats {
     pub expired_fields: u64,
     pub evicted: u64,
     pub loaded: u64,
+    /// Keys changed, counted once per command.
+    pub changes: u64,
 }
 
 /// See the module's description.
@@ -294,10 +296,7 @@ impl Store {
             Some(found) => found,
             None => self.insert_absent(db, key),
         };
-        let (round, generation_slot) = (self.round, found);
-        let Self { dbs, dirty, seen, .. } = self;
-        let entry = generation_slot.entry_mut(dbs);
-        Ok(EntryMut { entry, dirty, seen, round, db, at: found.at })
+        Ok(self.change(found))
     }
 
     /// A string for writing: `None` when the key does not exist.
@@ -318,9 +317,22 @@ impl Store {
             Value::Hash(_) => {}
             Value::Str(_) => return Err(Fault::WrongType),
         }
-        let round = self.round;
-        let Self { dbs, dirty, seen, .. } = self;
-        Ok(Some(EntryMut { entry: found.entry_mut(dbs), dirty, seen, round, db, at: found.at }))
+        Ok(Some(self.change(found)))
+    }
+
+    /// An entry that was found, for writing.
+    fn change(&mut self, found: Found) -> EntryMut<'_> {
+        let Self { dbs, dirty, seen, round, stats, .. } = self;
+        EntryMut {
+            entry: found.entry_mut(dbs),
+            dirty,
+            seen,
+            changes: &mut stats.changes,
+            changed: false,
+            round: *round,
+            db: found.db,
+            at: found.at,
+        }
     }
 
     /// Deletes a key; whether it existed.
@@ -329,10 +341,7 @@ impl Store {
         let Some(found) = self.find(db, key)?.filter(|found| found.entry(self).is_live()) else {
             return Ok(false);
         };
-        let round = self.round;
-        let Self { dbs, dirty, seen, .. } = self;
-        let entry = found.entry_mut(dbs);
-        EntryMut { entry, dirty, seen, round, db, at: found.at }.clear();
+        self.change(found).clear();
         Ok(true)
     }
 
@@ -421,10 +430,7 @@ impl Store {
         let found = Found { db, at, bucket };
         if entry.expire_at_ms != 0 && entry.expire_at_ms <= now_ms && entry.is_live() {
             self.stats.expired += 1;
-            let round = self.round;
-            let Self { dbs, dirty, seen, .. } = self;
-            let entry = found.entry_mut(dbs);
-            EntryMut { entry, dirty, seen, round, db, at }.clear();
+            self.change(found).clear();
         }
         Ok(Some(found))
     }
@@ -717,6 +723,8 @@ pub struct EntryMut<'a> {
     entry: &'a mut Entry,
     dirty: &'a mut Vec<DirtyKey>,
     seen: &'a mut u64,
+    changes: &'a mut u64,
+    changed: bool,
     round: u64,
     db: u32,
     at: KeyHash,
@@ -755,6 +763,10 @@ impl Deref for EntryMut<'_> {
 
 impl DerefMut for EntryMut<'_> {
     fn deref_mut(&mut self) -> &mut Entry {
+        if !self.changed {
+            self.changed = true;
+            *self.changes += 1;
+        }
         if !self.entry.dirty {
             self.entry.dirty = true;
             self.entry.round = self.round;

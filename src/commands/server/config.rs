@@ -2,8 +2,11 @@
 
 use super::ADMIN;
 use crate::commands::help::help;
-use crate::commands::{Call, Group, Outcome, Run, Spec, error, flag};
+use crate::commands::{Call, Group, Outcome, Run, Spec, Waiting, error, flag};
 use crate::resp::Args;
+use crate::routing;
+use crate::worker::Worker;
+use std::rc::Rc;
 
 /// `CONFIG GET parameter [parameter …]`
 fn get(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
@@ -34,10 +37,14 @@ fn set(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
 }
 
 /// `CONFIG RESETSTAT`
-fn resetstat(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
-    cx.node.reset_stats();
-    cx.out.ok();
-    Ok(())
+fn resetstat<'a>(cx: &'a mut Call<'_>, _: Args<'a>) -> Waiting<'a> {
+    Box::pin(async move {
+        let reset = |worker: Rc<Worker>| async move { worker.reset_stats() };
+        routing::on_all(cx.node, true, reset).await.map_err(|_| "ERR a worker is gone")?;
+        cx.node.reset_stats();
+        cx.out.ok();
+        Ok(())
+    })
 }
 
 /// `CONFIG REWRITE`
@@ -94,7 +101,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         arity: 2,
         flags: ADMIN,
         tips: &["request_policy:all_nodes", "response_policy:all_succeeded"],
-        run: Run::Session(resetstat),
+        run: Run::Wait(resetstat),
         ..Spec::NEW
     },
     Spec {

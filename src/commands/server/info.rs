@@ -37,6 +37,8 @@ type Keyspace = Vec<(u64, u64)>;
 pub(super) fn info<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
     Box::pin(async move {
         let wanted = wanted(args);
+        let publish = |worker: Rc<Worker>| async move { worker.publish_stats() };
+        routing::on_all(cx.node, true, publish).await.map_err(|_| "ERR a worker is gone")?;
         let keyspace = match wanted.contains(&"keyspace") {
             true => keyspace(cx.node).await?,
             false => Vec::new(),
@@ -311,7 +313,7 @@ impl Page<'_> {
             ("current_fork_perc", &"0.00"),
             ("current_save_keys_processed", &0),
             ("current_save_keys_total", &0),
-            ("rdb_changes_since_last_save", &0),
+            ("rdb_changes_since_last_save", &self.sum(|stats| &stats.changes)),
             ("rdb_bgsave_in_progress", &0),
             ("rdb_last_save_time", &saved),
             ("rdb_last_bgsave_status", &"ok"),

@@ -100,8 +100,8 @@ fn store(
     }
     if expire_at_ms.is_some_and(|at| at <= now_ms) {
         // It would expire at once.
-        if cx.store.peek(cx.db, name)?.is_some() {
-            cx.store.remove(cx.db, name)?;
+        if cx.store.peek(cx.db, name)?.is_some() && cx.store.remove(cx.db, name)? {
+            cx.store.stats.expired += 1;
         }
         return Ok(true);
     }
