@@ -1,7 +1,7 @@
 # docker build -t flagstone .
 # docker run -p 127.0.0.1:6379:6379 -v flagstone:/data flagstone \
 #   --dir /data --port 6379 --bind 0.0.0.0 --requirepass SECRET
-# Without --bind the server listens on the container's own loopback only, and it refuses another address without a password.
+# Without a password the server refuses clients from outside the container (protected-mode).
 FROM rust:1.95-slim AS build
 RUN apt-get update \
  && apt-get install -y --no-install-recommends gcc libc6-dev make \

@@ -1,8 +1,10 @@
 //! The registry of connections: what CLIENT LIST shows and CLIENT KILL ends.
 
+use crate::commands::registry;
 use std::collections::BTreeMap;
+use std::fmt::Write;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 
@@ -15,52 +17,123 @@ pub struct Labels {
     pub lib_name: String,
     /// CLIENT SETINFO LIB-VER.
     pub lib_ver: String,
-    /// Full name of the last command, "client|list".
-    pub last_command: &'static str,
 }
 
-/// The part of a connection that others may see.
+/// States of a connection that CLIENT LIST shows as letters.
+pub mod state {
+    pub const MONITOR: u32 = 1;
+    pub const PUBSUB: u32 = 1 << 1;
+    pub const MULTI: u32 = 1 << 2;
+    pub const BLOCKED: u32 = 1 << 3;
+    pub const TRACKING: u32 = 1 << 4;
+    pub const BROKEN_REDIRECT: u32 = 1 << 5;
+    pub const BROADCAST: u32 = 1 << 6;
+    pub const DIRTY: u32 = 1 << 7;
+    pub const UNIX: u32 = 1 << 8;
+    pub const NO_EVICT: u32 = 1 << 9;
+    pub const NO_TOUCH: u32 = 1 << 10;
+    pub const IMPORT: u32 = 1 << 11;
+    /// CLIENT CAPA REDIRECT; it has a field of its own.
+    pub const CAPA_REDIRECT: u32 = 1 << 12;
+
+    /// The letters, in the order in which they are shown.
+    pub(super) const LETTERS: &[(u32, char)] = &[
+        (MONITOR, 'O'),
+        (PUBSUB, 'P'),
+        (MULTI, 'x'),
+        (BLOCKED, 'b'),
+        (TRACKING, 't'),
+        (BROKEN_REDIRECT, 'R'),
+        (BROADCAST, 'B'),
+        (DIRTY, 'd'),
+        (UNIX, 'U'),
+        (NO_EVICT, 'e'),
+        (NO_TOUCH, 'T'),
+        (IMPORT, 'I'),
+    ];
+}
+
+/// Bytes a connection takes with empty buffers, about.
+const BASE_MEMORY: u64 = 1024;
+
+/// The part of a connection that others may see. Its own task alone writes the counters.
 #[derive(Debug)]
 pub struct Client {
     pub id: u64,
     pub addr: SocketAddr,
     pub laddr: SocketAddr,
+    /// The socket's file descriptor, to be shown.
+    pub fd: i32,
     pub worker: usize,
     pub created_ms: u64,
     last_ms: AtomicU64,
     db: AtomicU32,
     /// RESP version: 2 or 3.
     resp: AtomicU32,
+    /// Bits of [`state`].
+    states: AtomicU32,
+    /// The id of the last command, and one.
+    last_command: AtomicU32,
+    /// Channels, patterns and shard channels subscribed to.
+    pub subscriptions: [AtomicU32; 3],
+    /// Commands queued in a transaction; -1: there is none.
+    pub queued: AtomicI32,
+    /// Keys watched.
+    pub watched: AtomicU32,
+    /// Bytes read and not yet done with.
+    pub query_bytes: AtomicU64,
+    /// Bytes of the arguments of the command that runs.
+    pub argument_bytes: AtomicU64,
     pub commands: AtomicU64,
     pub bytes_in: AtomicU64,
     pub bytes_out: AtomicU64,
-    pub no_evict: AtomicBool,
-    pub no_touch: AtomicBool,
     killed: AtomicBool,
     kill: Notify,
     labels: Mutex<Labels>,
 }
 
+/// Adds to a counter that only one thread writes.
+pub(crate) fn count(counter: &AtomicU64, n: u64) {
+    counter.store(counter.load(Ordering::Relaxed) + n, Ordering::Relaxed);
+}
+
 impl Client {
-    pub fn new(id: u64, addr: SocketAddr, laddr: SocketAddr, worker: usize, now_ms: u64) -> Self {
+    pub fn new(
+        id: u64,
+        (addr, laddr): (SocketAddr, SocketAddr),
+        fd: i32,
+        worker: usize,
+        now_ms: u64,
+    ) -> Self {
         Self {
             id,
             addr,
             laddr,
+            fd,
             worker,
             created_ms: now_ms,
             last_ms: AtomicU64::new(now_ms),
             db: AtomicU32::new(0),
             resp: AtomicU32::new(2),
+            states: AtomicU32::new(0),
+            last_command: AtomicU32::new(0),
+            subscriptions: Default::default(),
+            queued: AtomicI32::new(-1),
+            watched: AtomicU32::new(0),
+            query_bytes: AtomicU64::new(0),
+            argument_bytes: AtomicU64::new(0),
             commands: AtomicU64::new(0),
             bytes_in: AtomicU64::new(0),
             bytes_out: AtomicU64::new(0),
-            no_evict: AtomicBool::new(false),
-            no_touch: AtomicBool::new(false),
             killed: AtomicBool::new(false),
             kill: Notify::new(),
-            labels: Mutex::new(Labels { last_command: "NULL", ..Labels::default() }),
+            labels: Mutex::default(),
         }
+    }
+
+    /// Whether it runs on the same machine.
+    pub fn is_local(&self) -> bool {
+        self.addr.ip().to_canonical().is_loopback()
     }
 
     pub fn labels(&self) -> MutexGuard<'_, Labels> {
@@ -83,6 +156,20 @@ impl Client {
         self.resp.store(version, Ordering::Relaxed);
     }
 
+    /// Whether one of these states ([`state`]) holds.
+    pub fn is(&self, states: u32) -> bool {
+        self.states.load(Ordering::Relaxed) & states != 0
+    }
+
+    /// Enters or leaves states ([`state`]).
+    pub fn set(&self, states: u32, on: bool) {
+        if on {
+            self.states.fetch_or(states, Ordering::Relaxed);
+        } else {
+            self.states.fetch_and(!states, Ordering::Relaxed);
+        }
+    }
+
     /// The time of its last command, ms since the Unix epoch.
     pub fn last_ms(&self) -> u64 {
         self.last_ms.load(Ordering::Relaxed)
@@ -92,14 +179,75 @@ impl Client {
         self.last_ms.store(now_ms, Ordering::Relaxed);
     }
 
+    /// A command ([`registry::Command::id`]) begins.
+    pub fn runs(&self, command: usize) {
+        self.last_command.store(command as u32 + 1, Ordering::Relaxed);
+        count(&self.commands, 1);
+    }
+
+    /// Full name of the last command, "client|list".
+    pub fn last_command(&self) -> &'static str {
+        let last = self.last_command.load(Ordering::Relaxed) as usize;
+        last.checked_sub(1).and_then(registry::by_id).map_or("NULL", |c| c.full_name)
+    }
+
     /// Forgets what RESET forgets.
     pub(crate) fn reset(&self) {
         self.set_db(0);
         self.set_resp(2);
-        self.no_evict.store(false, Ordering::Relaxed);
-        self.no_touch.store(false, Ordering::Relaxed);
-        let mut labels = self.labels();
-        labels.name.clear();
+        self.set(state::NO_EVICT | state::NO_TOUCH | state::IMPORT | state::CAPA_REDIRECT, false);
+        self.labels().name.clear();
+    }
+
+    /// Bytes it takes, about.
+    pub fn memory(&self) -> u64 {
+        BASE_MEMORY
+            + self.query_bytes.load(Ordering::Relaxed)
+            + self.argument_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Appends its description: one line, as CLIENT LIST has it.
+    pub fn describe(&self, now_ms: u64, line: &mut String) {
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let seconds = |since_ms: u64| now_ms.saturating_sub(since_ms) / 1000;
+        let labels = self.labels().clone();
+        let [sub, psub, ssub] = [0, 1, 2].map(|n| self.subscriptions[n].load(Ordering::Relaxed));
+        // Writing into a String cannot fail.
+        let _ = writeln!(
+            line,
+            "id={} addr={} laddr={} fd={} name={} age={} idle={} flags={} capa={} db={} sub={sub} \
+            psub={psub} ssub={ssub} multi={} watch={} qbuf={} qbuf-free=0 argv-mem={} multi-mem=0 \
+            rbs=0 rbp=0 obl=0 oll=0 omem=0 tot-mem={} events=r cmd={} user=default redir=-1 resp={} \
+            lib-name={} lib-ver={} tot-net-in={} tot-net-out={} tot-cmds={}",
+            self.id,
+            self.addr,
+            self.laddr,
+            self.fd,
+            labels.name,
+            seconds(self.created_ms),
+            seconds(self.last_ms()),
+            self.letters(),
+            if self.is(state::CAPA_REDIRECT) { "r" } else { "" },
+            self.db(),
+            self.queued.load(Ordering::Relaxed),
+            self.watched.load(Ordering::Relaxed),
+            get(&self.query_bytes),
+            get(&self.argument_bytes),
+            self.memory(),
+            self.last_command(),
+            self.resp(),
+            labels.lib_name,
+            labels.lib_ver,
+            get(&self.bytes_in),
+            get(&self.bytes_out),
+            get(&self.commands),
+        );
+    }
+
+    fn letters(&self) -> String {
+        let letters: String =
+            state::LETTERS.iter().filter(|(bit, _)| self.is(*bit)).map(|(_, c)| *c).collect();
+        if letters.is_empty() { "N".to_owned() } else { letters }
     }
 
     /// Asks the connection's task to close it.
@@ -158,6 +306,12 @@ impl Clients {
 
     pub fn remove(&self, id: u64) {
         self.map().remove(&id);
+    }
+
+    /// Closes a connection; from now on it is not shown any more.
+    pub fn kill(&self, client: &Client) {
+        self.remove(client.id);
+        client.kill();
     }
 
     pub fn get(&self, id: u64) -> Option<Arc<Client>> {

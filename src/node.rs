@@ -2,6 +2,8 @@
 
 use crate::clients::Clients;
 use crate::config::{AppendFsync, Config};
+use crate::rates::Rates;
+use crate::slowlog::SlowLog;
 use crate::worker::{Mailbox, WorkerStats};
 use flagstone_storage::Layout;
 use flagstone_storage::clock::Clock;
@@ -10,6 +12,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 use tokio::sync::Notify;
+
+/// How long writers wait for room before their writes are refused.
+pub const PRESSURE_LIMIT_MS: u64 = 5000;
 
 /// CLIENT PAUSE.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -62,6 +67,8 @@ pub struct Node {
     pub shard_workers: usize,
     pub clients: Clients,
     pub stats: Vec<Arc<WorkerStats>>,
+    pub rates: Rates,
+    pub slowlog: SlowLog,
     pub started: Instant,
     pub started_ms: u64,
     /// 40 hexadecimal digits, new at each start.
@@ -70,8 +77,11 @@ pub struct Node {
     /// Set by DEBUG SET-ACTIVE-EXPIRE.
     pub active_expire: AtomicBool,
     pub budget: Budget,
-    /// There are more pending rows than the budget allows: writers wait.
-    pub pressure: AtomicBool,
+    /// There is one committer, which syncs the journal itself.
+    pub inline_sync: bool,
+    /// Since when there have been more pending rows than the budget allows, so that writers wait:
+    /// ms since the Unix epoch, 0 when there is room.
+    pub pressure_since_ms: AtomicU64,
     paused: AtomicBool,
     pause: Mutex<Pause>,
     pub(crate) unpaused: Notify,
@@ -97,6 +107,7 @@ impl Node {
         let stats = mailboxes.iter().map(|_| Arc::default()).collect();
         Self {
             budget: Budget::new(&config.settings()),
+            inline_sync: mailboxes.len() == 1,
             config,
             layout,
             clock,
@@ -105,6 +116,8 @@ impl Node {
             shard_workers,
             clients: Clients::default(),
             stats,
+            rates: Rates::default(),
+            slowlog: SlowLog::default(),
             started: Instant::now(),
             started_ms,
             run_id: (0..40)
@@ -112,13 +125,24 @@ impl Node {
                 .collect(),
             next_generation: AtomicU64::new(u64::from(next_generation)),
             active_expire: AtomicBool::new(true),
-            pressure: AtomicBool::new(false),
+            pressure_since_ms: AtomicU64::new(0),
             paused: AtomicBool::new(false),
             pause: Mutex::default(),
             unpaused: Notify::new(),
             shutdown: tokio::sync::watch::channel(None).0,
             background,
         }
+    }
+
+    /// Whether writers have to wait until rows are handed over.
+    pub fn is_pressed(&self) -> bool {
+        self.pressure_since_ms.load(Ordering::Relaxed) != 0
+    }
+
+    /// Whether the engines have not taken rows for so long that writes are refused.
+    pub fn is_choked(&self) -> bool {
+        let since_ms = self.pressure_since_ms.load(Ordering::Relaxed);
+        since_ms != 0 && self.clock.now_ms().saturating_sub(since_ms) > PRESSURE_LIMIT_MS
     }
 
     /// The worker that owns a slot.
@@ -159,6 +183,15 @@ impl Node {
         self.shutdown.send_replace(Some(request));
     }
 
+    /// CONFIG RESETSTAT.
+    pub fn reset_stats(&self) {
+        for stats in &self.stats {
+            stats.reset();
+        }
+        self.clients.accepted.store(0, Ordering::Relaxed);
+        self.clients.rejected.store(0, Ordering::Relaxed);
+    }
+
     /// The durability mode a reply must wait for.
     pub fn appendfsync(&self) -> AppendFsync {
         self.config.settings().appendfsync
@@ -167,6 +200,8 @@ impl Node {
     /// Makes the journal follow the configuration.
     pub fn apply_appendfsync(&self) {
         self.journal.set_mode(sync_mode(self.appendfsync()));
+        // Whoever waits by the new mode for what was written in the old one.
+        self.journal.request_sync(self.journal.end());
     }
 }
 

@@ -3,13 +3,14 @@
 use crate::clients::Client;
 use crate::config::{AcceptMode, Config, LogLevel, Settings};
 use crate::connection;
-use crate::node::{Budget, Node, sync_mode};
+use crate::node::{Budget, Node, ShutdownRequest, sync_mode};
 use crate::worker::{Inbox, Mailbox, Message, Worker, mailbox};
 use anyhow::{Context, Result, bail};
 use flagstone_storage::clock::Clock;
 use flagstone_storage::directory::{Directory, OpenOptions};
 use flagstone_storage::partition::Partition;
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::os::fd::AsRawFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -23,6 +24,9 @@ use tokio::sync::{Notify, watch};
 /// How long connections may take to write their last replies at shutdown.
 const DRAIN: Duration = Duration::from_secs(5);
 
+/// How long the shards of a worker may take to be completed at shutdown.
+const CLOSE: Duration = Duration::from_secs(120);
+
 /// Pause after an accept that failed for want of file descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -34,6 +38,7 @@ pub fn run(config: Config) -> Result<()> {
     for notice in config.notices() {
         tracing::warn!("{notice}");
     }
+    refuse_what_is_not_there(&config)?;
     raise_open_files(settings.maxclients);
     let background = Builder::new_multi_thread()
         .worker_threads(settings.background_workers)
@@ -128,15 +133,15 @@ fn serve(
     tracing::info!(now = request.now, "shutting down");
     drop(stopped);
     stop.send_replace(true);
-    let drained = drain(threads, &node, background);
+    let drained = drain(threads, &node, background, request);
     drop(lock);
     drained
 }
 
 /// SIGTERM, SIGINT or SHUTDOWN.
-async fn wait_for_stop(node: &Node) -> crate::node::ShutdownRequest {
+async fn wait_for_stop(node: &Node) -> ShutdownRequest {
     let mut requested = node.shutdown.subscribe();
-    let orderly = crate::node::ShutdownRequest { now: false };
+    let orderly = ShutdownRequest { now: false };
     let (Ok(mut term), Ok(mut int)) =
         (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
     else {
@@ -157,6 +162,7 @@ fn drain(
     threads: Vec<JoinHandle<Result<Partition>>>,
     node: &Node,
     background: &tokio::runtime::Runtime,
+    request: ShutdownRequest,
 ) -> Result<()> {
     let mut failed = None;
     let mut partitions = Vec::new();
@@ -168,9 +174,9 @@ fn drain(
         }
     }
     node.journal.sync_now().context("syncing the journal")?;
-    for partition in partitions {
-        let closing = background.spawn(partition.close());
-        background.block_on(closing).context("closing the shards")??;
+    if !request.now {
+        let closing = background.block_on(close_shards(partitions));
+        failed = failed.or(closing.err());
     }
     node.journal.close().context("closing the journal")?;
     match failed {
@@ -180,6 +186,18 @@ fn drain(
             Ok(())
         }
     }
+}
+
+/// Completes the shard directories. A disk that is full makes an engine wait without end: the
+/// journal has everything then too.
+async fn close_shards(partitions: Vec<Partition>) -> Result<()> {
+    for partition in partitions {
+        tokio::time::timeout(CLOSE, tokio::spawn(partition.close()))
+            .await
+            .context("an engine did not take its rows in time; they are in the journal")?
+            .context("closing the shards")??;
+    }
+    Ok(())
 }
 
 /// What a worker's thread begins with.
@@ -227,7 +245,11 @@ async fn run_worker(start: Start) -> Result<Partition> {
     }
     // An error means that the server's main thread is gone: stop as well.
     let _ = stopped.wait_for(|stop| *stop).await;
-    worker.stop().await;
+    if !worker.stop().await {
+        anyhow::bail!(
+            "worker {id}: the engine did not take its rows in time; they are in the journal"
+        );
+    }
     worker.into_partition()
 }
 
@@ -308,10 +330,11 @@ fn admit(worker: &Rc<Worker>, stream: tokio::net::TcpStream, addr: SocketAddr) {
     let laddr = stream.local_addr().unwrap_or(addr);
     let now_ms = worker.node.clock.now_ms();
     let id = worker.id;
+    let fd = stream.as_raw_fd();
     let client = worker
         .node
         .clients
-        .admit(settings.maxclients as usize, |n| Client::new(n, addr, laddr, id, now_ms));
+        .admit(settings.maxclients as usize, |n| Client::new(n, (addr, laddr), fd, id, now_ms));
     let Some(client) = client else {
         refuse(stream, "-ERR max number of clients reached\r\n");
         return;
@@ -405,6 +428,27 @@ fn listen_on(address: SocketAddr, backlog: i32, share: bool) -> Result<std::net:
     socket.bind(&address.into())?;
     socket.listen(backlog)?;
     Ok(socket.into())
+}
+
+/// Settings that protect something must not be ignored.
+fn refuse_what_is_not_there(config: &Config) -> Result<()> {
+    let settings = config.settings();
+    if let Some(user) = config.users().first() {
+        bail!("{}: users are not there yet; only requirepass protects the server", user.origin);
+    }
+    if let Some(renamed) = config.renamed_commands().first() {
+        bail!("{}: commands cannot be renamed yet", renamed.origin);
+    }
+    if settings.aclfile.is_some() {
+        bail!("aclfile: users are not there yet; only requirepass protects the server");
+    }
+    if settings.unixsocket.is_some() {
+        bail!("unixsocket: the server listens on TCP only");
+    }
+    if settings.maxmemory != 0 {
+        tracing::warn!("maxmemory has no effect yet; memory-budget bounds the memory");
+    }
+    Ok(())
 }
 
 /// Room for `maxclients` connections and for the data's files.

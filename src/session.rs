@@ -2,6 +2,7 @@
 
 use crate::clients::Client;
 use crate::resp::Proto;
+use crate::worker::Request;
 use std::sync::Arc;
 
 /// Which replies a client wants (CLIENT REPLY).
@@ -27,7 +28,6 @@ pub struct Session {
     pub reply_mode: ReplyMode,
     /// CLIENT NO-TOUCH: reads do not count as accesses.
     pub no_touch: bool,
-    pub no_evict: bool,
     /// Close once the reply is written.
     pub closing: bool,
     /// The greatest journal position that holds a write of this connection (WAITAOF).
@@ -43,7 +43,6 @@ impl Session {
             authenticated,
             reply_mode: ReplyMode::On,
             no_touch: false,
-            no_evict: false,
             closing: false,
             written: 0,
         }
@@ -56,9 +55,20 @@ impl Session {
         self.client.reset();
     }
 
+    /// What a command on keys needs to know of it.
+    pub fn request(&self) -> Request {
+        Request { db: self.db, proto: self.proto, touch: !self.no_touch, client: self.client.id }
+    }
+
     /// SELECT.
     pub fn select(&mut self, db: u32) {
         self.db = db;
         self.client.set_db(db);
+    }
+
+    /// HELLO's protocol version.
+    pub fn set_proto(&mut self, proto: Proto) {
+        self.proto = proto;
+        self.client.set_resp(if proto == Proto::Resp3 { 3 } else { 2 });
     }
 }

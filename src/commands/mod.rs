@@ -1,10 +1,17 @@
 //! The commands, one file or folder per family. A family's file ends in its `COMMANDS`, the
 //! declarations of its commands; [`registry`] puts them together.
 
+pub mod bitmap;
+pub mod connection;
 pub mod context;
+pub mod expiry;
+pub mod generic;
+pub mod hash;
+pub mod help;
 pub mod registry;
+pub mod server;
 pub mod spec;
 pub mod string;
 
 pub use context::{Call, Ctx, Outcome, Stop, arg, error, int_arg, is_word};
-pub use spec::{Begin, Find, Group, KeySpec, Run, Spec, Waiting, acl, flag, key};
+pub use spec::{Begin, Find, Group, KeyRange, KeySpec, Run, Spec, Waiting, acl, flag, key};

@@ -6,7 +6,31 @@ use fnv::FnvHashMap;
 use std::sync::LazyLock;
 
 /// Every family's declarations.
-const FAMILIES: &[&[Spec]] = &[super::string::COMMANDS];
+const FAMILIES: &[&[Spec]] = &[
+    super::bitmap::COMMANDS,
+    super::string::set::COMMANDS,
+    super::string::get::COMMANDS,
+    super::string::counters::COMMANDS,
+    super::string::ranges::COMMANDS,
+    super::string::multi::COMMANDS,
+    super::string::lcs::COMMANDS,
+    super::connection::COMMANDS,
+    super::server::COMMANDS,
+    super::server::ADMIN_COMMANDS,
+    super::generic::KEY,
+    super::generic::EXPIRE,
+    super::generic::RELOCATE,
+    super::generic::SCAN,
+    super::generic::OBJECT,
+    super::generic::DUMP,
+    super::generic::DATABASE,
+    super::hash::read::COMMANDS,
+    super::hash::write::COMMANDS,
+    super::hash::random::COMMANDS,
+    super::hash::scan::COMMANDS,
+    super::hash::ttl::COMMANDS,
+    super::hash::extended::COMMANDS,
+];
 
 /// Longest command name, for case folding on the stack.
 const MAX_NAME: usize = 32;
@@ -46,10 +70,11 @@ impl Command {
         };
         let subcommands =
             spec.subcommands.iter().map(|sub| Self::new(sub, Some(spec.name), next_id)).collect();
-        let one_key = matches!(
-            spec.keys,
-            [KeySpec { begin: Begin::Index(1), find: Find::Range { last: 0, .. }, .. }]
-        );
+        let one_key = spec.other_db.is_none()
+            && matches!(
+                spec.keys,
+                [KeySpec { begin: Begin::Index(1), find: Find::Range { last: 0, .. }, .. }]
+            );
         Self { spec, id, full_name, one_key, subcommands }
     }
 
@@ -77,6 +102,26 @@ impl Command {
 /// All commands, family by family.
 pub fn all() -> &'static [Command] {
     &COMMANDS
+}
+
+/// Every command and subcommand by its [`Command::id`].
+static BY_ID: LazyLock<Vec<&'static Command>> = LazyLock::new(|| {
+    COMMANDS.iter().flat_map(|c| std::iter::once(c).chain(&c.subcommands)).collect()
+});
+
+/// All commands and subcommands.
+pub fn every() -> impl Iterator<Item = &'static Command> {
+    BY_ID.iter().copied()
+}
+
+/// The command or subcommand with this [`Command::id`].
+pub fn by_id(id: usize) -> Option<&'static Command> {
+    BY_ID.get(id).copied()
+}
+
+/// How many commands and subcommands there are: their ids are below.
+pub fn count() -> usize {
+    BY_ID.len()
 }
 
 /// The command of a name in any case.

@@ -63,7 +63,12 @@ impl Spec {
 
     /// ACL categories: those that its flags and its group imply, and its own.
     pub fn categories(&self) -> u32 {
-        let mut set = self.acl | self.group.category();
+        // A container is not one of its group's commands itself.
+        let group = match self.run {
+            Run::Container => 0,
+            _ => self.group.category(),
+        };
+        let mut set = self.acl | group;
         for (flag, category) in [
             (flag::WRITE, acl::WRITE),
             (flag::READONLY, acl::READ),
@@ -201,7 +206,7 @@ pub mod flag {
     pub const ALLOW_BUSY: u32 = 1 << 19;
     pub const MOVABLE_KEYS: u32 = 1 << 20;
 
-    /// Every flag with its name, in the order COMMAND answers them.
+    /// The flags that COMMAND shows, in its order.
     pub const NAMES: &[(u32, &str)] = &[
         (WRITE, "write"),
         (READONLY, "readonly"),
@@ -213,17 +218,15 @@ pub mod flag {
         (LOADING, "loading"),
         (STALE, "stale"),
         (SKIP_MONITOR, "skip_monitor"),
-        (SKIP_SLOWLOG, "skip_slowlog"),
+        (SKIP_SLOWLOG, "skip_commandlog"),
         (ASKING, "asking"),
         (FAST, "fast"),
         (NO_AUTH, "no_auth"),
-        (MAY_REPLICATE, "may_replicate"),
         (NO_MANDATORY_KEYS, "no_mandatory_keys"),
-        (PROTECTED, "protected"),
         (NO_ASYNC_LOADING, "no_async_loading"),
         (NO_MULTI, "no_multi"),
-        (ALLOW_BUSY, "allow_busy"),
         (MOVABLE_KEYS, "movablekeys"),
+        (ALLOW_BUSY, "allow_busy"),
     ];
 }
 
@@ -402,6 +405,58 @@ impl KeySpec {
             Find::Unknown => {}
         }
         Some(())
+    }
+}
+
+/// A command's keys as one range: first and last key (negative: from the end), and step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KeyRange {
+    pub first: i64,
+    pub last: i64,
+    pub step: i64,
+}
+
+impl Spec {
+    /// Its keys as clients of old want them, and whether that misses some ("movablekeys").
+    ///
+    /// Only consecutive ranges of step 1 make one range, unless there is a single one.
+    pub fn key_range(&self) -> (KeyRange, bool) {
+        let mut range: Option<KeyRange> = None;
+        let mut misses = false;
+        for spec in self.keys {
+            let (Begin::Index(first), Find::Range { last, step, .. }) = (spec.begin, spec.find)
+            else {
+                misses = true;
+                continue;
+            };
+            let first = first as i64;
+            let last = if last >= 0 { first + i64::from(last) } else { i64::from(last) };
+            let step = step as i64;
+            if self.keys.len() > 1 {
+                let follows = range.is_none_or(|before| before.last == first - 1);
+                if step != 1 || !follows {
+                    misses = true;
+                    continue;
+                }
+            }
+            misses |= spec.flags & key::INCOMPLETE != 0;
+            let first = range.map_or(first, |before| before.first);
+            range = Some(KeyRange { first, last, step });
+        }
+        (range.unwrap_or_default(), misses)
+    }
+
+    /// The names of its flags, as COMMAND shows them.
+    pub fn flag_names(&self) -> Vec<&'static str> {
+        let movable = if self.key_range().1 { flag::MOVABLE_KEYS } else { 0 };
+        let flags = self.flags | movable;
+        flag::NAMES.iter().filter(|(bit, _)| flags & bit != 0).map(|(_, name)| *name).collect()
+    }
+
+    /// The names of its ACL categories.
+    pub fn category_names(&self) -> Vec<&'static str> {
+        let set = self.categories();
+        acl::NAMES.iter().filter(|(bit, _)| set & bit != 0).map(|(_, name)| *name).collect()
     }
 }
 

@@ -257,7 +257,8 @@ fn refusal(origin: &Origin, text: &str, reason: impl Into<String>) -> ConfigErro
 /// Whether a container platform made the variable for a service named `flagstone`.
 fn is_service_link(variable: &str, value: &str) -> bool {
     let name = &variable[ENVIRONMENT_PREFIX.len()..];
-    name.starts_with("SERVICE_")
+    name == "LOG"
+        || name.starts_with("SERVICE_")
         || name.starts_with("PORT_")
         || (name == "PORT" && value.starts_with("tcp://"))
 }

@@ -254,6 +254,11 @@ impl Config {
     }
 }
 
+/// Whether a directive's value is never to be shown in logs.
+pub fn is_secret(name: &str) -> bool {
+    directives::find(name).is_some_and(|(index, _)| TABLE[index].sensitive)
+}
+
 /// The canonical new value of the directive at `index`.
 fn new_value(index: usize, value: &[u8], current: &str) -> Result<String, String> {
     let directive = &TABLE[index];

@@ -6,15 +6,19 @@ use crate::config::Settings;
 use crate::resp::{Args, Proto, Reply};
 use crate::routing::{self, Target};
 use crate::session::Session;
-use crate::worker::{
-    BatchReply, CmdBatch, Message, OwnedCommand, Ran, Request, RoundError, Worker,
-};
+use crate::worker::{BatchReply, CmdBatch, Message, OwnedCommand, Ran, RoundError, Worker};
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use tokio::sync::oneshot;
 
 /// Commands after which the clock is read again.
 const CLOCK_EVERY: usize = 64;
+
+/// Bytes of replies and of arguments sent after which a cycle ends.
+const FLUSH: usize = 1 << 20;
+
+/// Commands that a cycle sends to other workers at most.
+const MAX_REMOTE: usize = 256;
 
 /// Where a reply comes from.
 enum Piece {
@@ -64,9 +68,13 @@ impl Cycle {
         self.now_ms
     }
 
-    /// Bytes of replies gathered and of arguments sent.
-    pub(super) fn len(&self) -> usize {
-        self.out.len() + self.batches.iter().map(|(_, b)| b.bytes()).sum::<usize>()
+    /// Whether the replies are to be written before more commands are taken in: there are many
+    /// bytes of them, or so many commands are elsewhere that theirs may become many.
+    pub(super) fn is_full(&self) -> bool {
+        let sent = self.batches.iter().fold((0, 0), |(commands, bytes), (_, batch)| {
+            (commands + batch.len(), bytes + batch.bytes())
+        });
+        sent.0 >= MAX_REMOTE || self.out.len() + sent.1 > FLUSH
     }
 
     /// Whether every reply so far is at hand.
@@ -130,7 +138,7 @@ impl Cycle {
         else {
             return false;
         };
-        let request = Request { db: session.db, proto: session.proto, touch: !session.no_touch };
+        let request = session.request();
         if target != worker.id {
             self.scatter();
             let n = match self.batches.iter().position(|(w, _)| *w == target) {
@@ -173,7 +181,7 @@ impl Cycle {
             let cycle = std::mem::replace(self, Self::new(worker, session.proto));
             return cycle.finish(worker).await;
         }
-        let request = Request { db: session.db, proto: session.proto, touch: !session.no_touch };
+        let request = session.request();
         routing::run_across(worker, OwnedCommand::new(command, args, request)).await
     }
 

@@ -21,6 +21,19 @@ pub(super) enum Admitted {
     Hostile,
 }
 
+/// The command or subcommand that the arguments name; the error text when there is none.
+pub(super) fn resolve(args: Args<'_>) -> Result<&'static Command, String> {
+    let name = args.get(0).unwrap_or_default();
+    let command = registry::lookup(name).ok_or_else(|| unknown_command(args))?;
+    if command.subcommands.is_empty() {
+        return Ok(command);
+    }
+    match args.get(1) {
+        None => Ok(command),
+        Some(sub) => command.subcommand(sub).ok_or_else(|| unknown_subcommand(args)),
+    }
+}
+
 /// Exists, arity, authentication, state.
 pub(super) fn admit(
     session: &Session,
@@ -28,42 +41,65 @@ pub(super) fn admit(
     args: Args<'_>,
     settings: &Settings,
 ) -> Admitted {
-    let name = args.get(0).unwrap_or_default();
-    let Some(mut command) = registry::lookup(name) else {
-        if name.eq_ignore_ascii_case(b"post") || name.eq_ignore_ascii_case(b"host:") {
-            tracing::warn!(
-                client = session.client.id,
-                "possible attack: an HTTP request on the RESP port; the connection is closed"
-            );
-            return Admitted::Hostile;
+    let command = match resolve(args) {
+        Ok(command) => command,
+        Err(text) => {
+            let name = args.get(0).unwrap_or_default();
+            if name.eq_ignore_ascii_case(b"post") || name.eq_ignore_ascii_case(b"host:") {
+                tracing::warn!(
+                    client = session.client.id,
+                    "possible attack: an HTTP request on the RESP port; the connection is closed"
+                );
+                return Admitted::Hostile;
+            }
+            return Admitted::Refused(text);
         }
-        return Admitted::Refused(unknown_command(args));
     };
-    if !command.subcommands.is_empty() {
-        match args.get(1).map(|sub| command.subcommand(sub)) {
-            None if command.spec.arity_allows(1) => {}
-            None => return Admitted::Refused(error::arity(command.full_name)),
-            Some(Some(sub)) => command = sub,
-            Some(None) => return Admitted::Refused(unknown_subcommand(args)),
-        }
-    }
     if !command.spec.arity_allows(args.len()) {
         return Admitted::Refused(error::arity(command.full_name));
     }
-    if !session.authenticated && !command.spec.has(flag::NO_AUTH) {
+    if command.spec.has(flag::PROTECTED)
+        && let Some(text) = protected(session, command, settings)
+    {
+        return Admitted::Refused(text);
+    }
+    if !session.authenticated && settings.requirepass.is_some() && !command.spec.has(flag::NO_AUTH)
+    {
         return Admitted::Refused("NOAUTH Authentication required.".into());
     }
     if let Some(text) = too_long_key(command, args) {
         return Admitted::Refused(text);
     }
-    let _ = settings;
+    if command.spec.has(flag::DENYOOM) && worker.node.is_choked() {
+        return Admitted::Refused(
+            "OOM the engine does not take rows fast enough, or its disk is full: \
+             there is no memory left for writes"
+                .into(),
+        );
+    }
     if let Some(pause) = worker.node.pause()
         && (!pause.writes_only || may_be_paused(command))
-        && !command.full_name.starts_with("client")
     {
         return Admitted::Wait;
     }
     Admitted::Run(command)
+}
+
+/// DEBUG and MODULE only run when the configuration lets this client run them.
+fn protected(session: &Session, command: &Command, settings: &Settings) -> Option<String> {
+    let name = command.full_name.split('|').next().unwrap_or_default();
+    let action = match name {
+        "debug" => settings.enable_debug_command,
+        _ => settings.enable_module_command,
+    };
+    (!action.allows(session.client.is_local())).then(|| {
+        format!(
+            "ERR {} command not allowed. If the enable-{name}-command option is set to \"local\", \
+            you can run it from a local connection, otherwise you need to set this option in the \
+            configuration file, and then restart the server.",
+            name.to_uppercase()
+        )
+    })
 }
 
 /// Whether CLIENT PAUSE WRITE holds a command back.

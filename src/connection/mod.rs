@@ -3,9 +3,10 @@
 mod cycle;
 mod gate;
 
-use crate::clients::Client;
+use crate::clients::{Client, count, state};
+use crate::commands::registry::Command;
 use crate::commands::{Call, Run, Stop};
-use crate::resp::{Limits, Parsed, Parser, Reply};
+use crate::resp::{Args, Limits, Parsed, Parser, Reply};
 use crate::session::{ReplyMode, Session};
 use crate::worker::Worker;
 use bytes::{Buf, BytesMut};
@@ -14,17 +15,14 @@ use gate::Admitted;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 use tokio::io::{AsyncWriteExt, Interest};
 use tokio::net::TcpStream;
 
 /// Bytes read at once.
 pub(crate) const READ: usize = 64 * 1024;
 
-/// Replies are written before a cycle's end once they reach this many bytes.
-const FLUSH: usize = 1 << 20;
-
-/// How long a connection waits for room before its writes are refused, and how often it looks.
-const PRESSURE_WAIT: std::time::Duration = std::time::Duration::from_secs(5);
+/// How often a connection that waits for room looks for it.
 const PRESSURE_POLL: std::time::Duration = std::time::Duration::from_millis(2);
 
 /// What made the parse loop stop.
@@ -73,7 +71,7 @@ impl Connection {
     async fn run(&mut self) -> std::io::Result<()> {
         loop {
             self.stream.readable().await?;
-            if self.worker.node.pressure.load(Ordering::Relaxed) {
+            if self.worker.node.is_pressed() {
                 self.wait_for_room().await;
             }
             let mut scratch = self.worker.take_scratch();
@@ -92,6 +90,8 @@ impl Connection {
                 }
                 Err(e) => return Err(e),
             };
+            count(&self.worker.stats().reads, 1);
+            count(&self.session.client.bytes_in, n as u64);
             self.worker.stats().bytes_in.fetch_add(n as u64, Ordering::Relaxed);
             let mut cycle = Cycle::new(&self.worker, self.session.proto);
             let pause = if self.buf.is_empty() {
@@ -111,8 +111,7 @@ impl Connection {
     /// Waits while there are more pending rows than the memory budget allows, up to a limit: a
     /// write that still finds no room is refused.
     async fn wait_for_room(&self) {
-        let begun = std::time::Instant::now();
-        while self.worker.node.pressure.load(Ordering::Relaxed) && begun.elapsed() < PRESSURE_WAIT {
+        while self.worker.node.is_pressed() && !self.worker.node.is_choked() {
             tokio::time::sleep(PRESSURE_POLL).await;
         }
     }
@@ -149,6 +148,9 @@ impl Connection {
     }
 
     async fn check_buffer(&mut self) -> std::io::Result<bool> {
+        let client = &self.session.client;
+        client.query_bytes.store(self.buf.len() as u64, Ordering::Relaxed);
+        client.argument_bytes.store(0, Ordering::Relaxed);
         if self.buf.len() <= self.worker.settings().client_query_buffer_limit {
             return Ok(true);
         }
@@ -156,6 +158,7 @@ impl Connection {
             client = self.session.client.id,
             "the query buffer limit is reached: closing"
         );
+        count(&self.worker.stats().query_limit_closes, 1);
         Ok(false)
     }
 
@@ -175,8 +178,11 @@ impl Connection {
             authenticated: self.session.authenticated,
             ..Limits::default()
         };
-        self.session.client.seen_at(cycle.now_ms());
+        let client = &self.session.client;
+        client.seen_at(cycle.now_ms());
+        client.query_bytes.store(data.len() as u64, Ordering::Relaxed);
         let mut parser = std::mem::take(&mut self.parser);
+        self.worker.start_watch();
         let mut done = 0;
         let pause = loop {
             let rest = &data[done..];
@@ -195,11 +201,12 @@ impl Connection {
                         break Pause::Close;
                     }
                     limits.authenticated = self.session.authenticated;
-                    if cycle.len() > FLUSH {
+                    if cycle.is_full() {
                         break Pause::Flush;
                     }
                 }
                 Err(error) => {
+                    self.worker.stats().error("ERR");
                     cycle.out().error(error.reply_text());
                     break Pause::Close;
                 }
@@ -221,6 +228,7 @@ impl Connection {
         let command = match gate::admit(&self.session, &self.worker, args, settings) {
             Admitted::Run(command) => command,
             Admitted::Refused(text) => {
+                self.count_refusal(args, &text);
                 cycle.refuse(&text, &mut self.session);
                 return Dispatched::Done;
             }
@@ -233,12 +241,14 @@ impl Connection {
         match command.spec.run {
             Run::Keys(_) => {
                 if cycle.route(&self.worker, &self.session, command, args, settings) {
+                    self.session.client.runs(command.id);
                     Dispatched::Done
                 } else {
                     Dispatched::Barrier
                 }
             }
             Run::Session(handler) if cycle.is_plain() => {
+                self.note_command(command, args, data.len() - parser.consumed());
                 let out = cycle.out();
                 let mark = out.len();
                 let mut call = Call {
@@ -248,13 +258,23 @@ impl Connection {
                     out,
                 };
                 let outcome = handler(&mut call, args);
-                let close = settle(outcome, out, mark);
+                let close = self.settle(command, outcome, cycle.out(), mark);
+                self.worker.ran(command, args, self.session.client.id, settings);
                 cycle.end_command();
-                self.session.client.labels().last_command = command.full_name;
                 if close || self.session.closing { Dispatched::Close } else { Dispatched::Done }
             }
             Run::Session(_) | Run::Wait(_) | Run::Container => Dispatched::Barrier,
         }
+    }
+
+    /// A command begins: what CLIENT LIST shows of it.
+    /// `left` bytes behind it are read and not parsed.
+    fn note_command(&self, command: &Command, args: Args<'_>, left: usize) {
+        let client = &self.session.client;
+        client.query_bytes.store(left as u64, Ordering::Relaxed);
+        client.runs(command.id);
+        let bytes: usize = args.iter().map(<[u8]>::len).sum();
+        client.argument_bytes.store(bytes as u64, Ordering::Relaxed);
     }
 
     /// Runs the command at the front of the buffer by itself, waiting as it needs.
@@ -274,7 +294,7 @@ impl Connection {
         if self.session.reply_mode == ReplyMode::SkipNext {
             self.session.reply_mode = ReplyMode::Skip;
         }
-        let close = self.run_alone(args, &settings, &mut out).await;
+        let close = self.run_alone(args, buf.len() - parser.consumed(), &settings, &mut out).await;
         let silent = match (mode, self.session.reply_mode) {
             (_, ReplyMode::Skip) => {
                 self.session.reply_mode = ReplyMode::On;
@@ -295,7 +315,8 @@ impl Connection {
 
     async fn run_alone(
         &mut self,
-        args: crate::resp::Args<'_>,
+        args: Args<'_>,
+        left: usize,
         settings: &crate::config::Settings,
         out: &mut Reply,
     ) -> bool {
@@ -303,20 +324,25 @@ impl Connection {
             match gate::admit(&self.session, &self.worker, args, settings) {
                 Admitted::Run(command) => break command,
                 Admitted::Refused(text) => {
+                    self.count_refusal(args, &text);
                     out.error(&*text);
                     return false;
                 }
                 Admitted::Hostile => return true,
                 Admitted::Wait => {
                     let may_write = gate::may_write(args);
+                    self.session.client.set(state::BLOCKED, true);
                     self.worker.node.wait_unpaused(may_write).await;
+                    self.session.client.set(state::BLOCKED, false);
                 }
             }
         };
-        self.session.client.labels().last_command = command.full_name;
+        self.note_command(command, args, left);
+        let began = Instant::now();
         let outcome = match command.spec.run {
             Run::Keys(_) => {
                 let mut cycle = Cycle::new(&self.worker, self.session.proto);
+                self.worker.start_watch();
                 let bytes = cycle.alone(&self.worker, &self.session, command, args).await;
                 out.append(&bytes);
                 return false;
@@ -341,13 +367,41 @@ impl Connection {
             }
             Run::Container => Err(Stop::from(gate::unknown_subcommand(args))),
         };
-        settle(outcome, out, 0)
+        let client = self.session.client.id;
+        self.worker.ran_since(began, command, args, client, settings);
+        self.settle(command, outcome, out, 0)
+    }
+
+    fn count_refusal(&self, args: Args<'_>, text: &str) {
+        self.worker.stats().refused(gate::resolve(args).ok(), text);
+    }
+
+    /// Puts an error in the reply's place; whether the connection is to be closed.
+    fn settle(
+        &self,
+        command: &Command,
+        outcome: Result<(), Stop>,
+        out: &mut Reply,
+        mark: usize,
+    ) -> bool {
+        let text = match outcome {
+            Ok(()) => return false,
+            Err(Stop::Close) => return true,
+            Err(Stop::Error(text)) => text,
+            Err(Stop::Miss(_)) => "ERR this command does not run on keys".into(),
+        };
+        self.worker.stats().failed(command, &text);
+        out.truncate(mark);
+        out.error(&*text);
+        false
     }
 
     async fn write(&mut self, out: Vec<u8>) -> std::io::Result<()> {
         if out.is_empty() {
             return Ok(());
         }
+        count(&self.worker.stats().writes, 1);
+        count(&self.session.client.bytes_out, out.len() as u64);
         self.worker.stats().bytes_out.fetch_add(out.len() as u64, Ordering::Relaxed);
         // The socket usually takes it at once.
         let written = match self.stream.try_write(&out) {
@@ -368,22 +422,4 @@ enum Dispatched {
     Done,
     Barrier,
     Close,
-}
-
-/// Puts an error in the reply's place; whether the connection is to be closed.
-fn settle(outcome: Result<(), Stop>, out: &mut Reply, mark: usize) -> bool {
-    match outcome {
-        Ok(()) => false,
-        Err(Stop::Close) => true,
-        Err(Stop::Error(text)) => {
-            out.truncate(mark);
-            out.error(&*text);
-            false
-        }
-        Err(Stop::Miss(_)) => {
-            out.truncate(mark);
-            out.error("ERR this command does not run on keys");
-            false
-        }
-    }
 }

@@ -27,7 +27,7 @@ mod zipmap;
 use thiserror::Error;
 
 pub use dump::dump;
-pub use restore::restore;
+pub use restore::{restore, restore_newer};
 
 /// A value of any type that has a payload; `B` are its bytes, owned or borrowed.
 #[derive(Debug, Clone, PartialEq)]
@@ -104,6 +104,8 @@ pub enum RestoreError {
 const VERSION: u16 = 11;
 /// The RDB version Redis 7.4 and 8.0 write.
 const VERSION_FIELD_EXPIRY: u16 = 12;
+/// The last RDB version that Valkey leaves to other servers, which are not understood.
+const VERSION_FOREIGN_MAX: u16 = 79;
 /// Bytes of version and checksum at a payload's end.
 const FOOTER_LEN: usize = 10;
 /// The greatest expiry of a hash field Redis 8.0 takes, in milliseconds since 1970.

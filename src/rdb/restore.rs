@@ -3,8 +3,9 @@
 use super::listpack::{self, Element};
 use super::reader::{Reader, Result};
 use super::{
-    FIELD_EXPIRY_MAX_MS, HashField, Object, RestoreError, VERSION_FIELD_EXPIRY, crc64, distinct,
-    double, intset, object_type, quicklist_node, ziplist, zipmap,
+    FIELD_EXPIRY_MAX_MS, HashField, Object, RestoreError, VERSION_FIELD_EXPIRY,
+    VERSION_FOREIGN_MAX, crc64, distinct, double, intset, object_type, quicklist_node, ziplist,
+    zipmap,
 };
 
 /// The object in `payload`.
@@ -17,17 +18,31 @@ use super::{
 /// [`RestoreError`] if the footer is wrong, the object is malformed or empty, has duplicates, bytes
 /// behind it, or is of a type that has no representation here.
 pub fn restore(payload: &[u8]) -> Result<Object> {
-    let mut reader = Reader::new(object_bytes(payload)?);
+    read(payload, |version| version <= VERSION_FIELD_EXPIRY)
+}
+
+/// The object in `payload`, which may also be of a later RDB version of Valkey than any known
+/// (`rdb-version-check relaxed`): such an object may have been given another meaning.
+///
+/// # Errors
+///
+/// As [`restore`].
+pub fn restore_newer(payload: &[u8]) -> Result<Object> {
+    read(payload, |version| version <= VERSION_FIELD_EXPIRY || version > VERSION_FOREIGN_MAX)
+}
+
+fn read(payload: &[u8], is_known: impl Fn(u16) -> bool) -> Result<Object> {
+    let mut reader = Reader::new(object_bytes(payload, is_known)?);
     let object = object(&mut reader)?;
     if reader.is_empty() && is_valid(&object) { Ok(object) } else { Err(RestoreError::BadFormat) }
 }
 
 /// The payload without its footer, which is checked.
-fn object_bytes(payload: &[u8]) -> Result<&[u8]> {
+fn object_bytes(payload: &[u8], is_known: impl Fn(u16) -> bool) -> Result<&[u8]> {
     let wrong = RestoreError::BadChecksumOrVersion;
     let (covered, checksum) = payload.split_last_chunk::<8>().ok_or(wrong)?;
     let (object, version) = covered.split_last_chunk::<2>().ok_or(wrong)?;
-    let right = u16::from_le_bytes(*version) <= VERSION_FIELD_EXPIRY
+    let right = is_known(u16::from_le_bytes(*version))
         && u64::from_le_bytes(*checksum) == crc64::checksum(covered);
     if right { Ok(object) } else { Err(wrong) }
 }

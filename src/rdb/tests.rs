@@ -213,6 +213,17 @@ fn a_dump_follows_the_limits() {
 }
 
 #[test]
+fn newer_versions_are_read_when_asked_for() {
+    let wrong = Err(RestoreError::BadChecksumOrVersion);
+    for (version, strict, relaxed) in [(12, true, true), (13, false, false), (80, false, true)] {
+        let payload = payload(b"\0\x03bar", version);
+        let right = Ok(string("bar"));
+        assert_eq!(restore(&payload), if strict { right.clone() } else { wrong.clone() });
+        assert_eq!(restore_newer(&payload), if relaxed { right } else { wrong.clone() });
+    }
+}
+
+#[test]
 fn version_and_checksum_are_checked() {
     let wrong = Err(RestoreError::BadChecksumOrVersion);
     for version in [0, 6, 11, 12] {

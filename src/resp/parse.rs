@@ -167,6 +167,11 @@ impl<'a> Args<'a> {
         self.source.get(start as usize..end as usize)
     }
 
+    /// Those behind the first `count`.
+    pub fn skip(&self, count: usize) -> Self {
+        Self { source: self.source, ranges: self.ranges.get(count..).unwrap_or_default() }
+    }
+
     /// All arguments in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &'a [u8]> + use<'a> {
         let source = self.source;

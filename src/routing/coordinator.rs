@@ -14,6 +14,7 @@ use flagstone_storage::store::Need;
 use std::collections::{BTreeMap, HashSet};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Instant;
 use tokio::sync::oneshot;
 
 /// How often a command may miss something before it is given up.
@@ -48,6 +49,7 @@ async fn coordinate(worker: &Rc<Worker>, command: &OwnedCommand) -> Vec<u8> {
             }
             Err(Stop::Miss(need)) => needs.push(*need),
             Err(Stop::Error(text)) => {
+                worker.stats().failed(command.command, &text);
                 out.clear();
                 out.error(&*text);
                 return out.into_bytes();
@@ -76,12 +78,15 @@ async fn attempt(
         return Err("ERR this command does not run on keys".into());
     };
     let db = command.request.db;
+    let began = Instant::now();
     let outcome =
         handler(&mut Ctx { store: &mut space, out, db, settings: &settings }, command.args());
     if let Err(Stop::Miss(need)) = outcome {
         release(node, &held, space, &HashSet::new(), None).await;
         return Err(Stop::Miss(need));
     }
+    let (name, client) = (command.command, command.request.client);
+    worker.ran_since(began, name, command.args(), client, &settings);
     let error = match outcome {
         Err(Stop::Error(text)) => Some(text),
         _ => None,

@@ -14,6 +14,8 @@ pub struct Request {
     pub db: u32,
     pub proto: Proto,
     pub touch: bool,
+    /// The connection.
+    pub client: u64,
 }
 
 /// One command of a batch: its arguments are ranges of the batch's bytes.
@@ -103,6 +105,7 @@ impl Worker {
         let mut parked = Vec::new();
         let settings = self.settings();
         let now_ms = self.node.clock.now_ms();
+        self.start_watch();
         for (n, item) in batch.commands.iter().enumerate() {
             let ranges = &batch.ranges[item.args.start as usize..item.args.end as usize];
             let args = Args::new(&batch.bytes, ranges);
@@ -139,11 +142,16 @@ impl Worker {
 
     /// Sends replies now if they may be shown, else when they may.
     fn hold(&self, held: Held) {
-        if self.rounds.is_shown(held.round, self.is_always()) {
+        let round = held.round;
+        let to_disk = self.is_always();
+        if self.rounds.is_shown(held.round, to_disk) {
             // The connection may be gone: then nobody wants the replies.
             let _ = held.to.send(held.reply);
-        } else {
-            self.held.borrow_mut().push_back(held);
+            return;
+        }
+        self.held.borrow_mut().push_back(held);
+        if self.rounds.outcome(round, to_disk).is_some() {
+            self.release_held();
         }
     }
 

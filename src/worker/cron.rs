@@ -11,6 +11,9 @@ use std::time::Duration;
 /// How often the cron runs.
 const PERIOD: Duration = Duration::from_millis(100);
 
+/// How long hand-overs may take to end.
+const HANDING: Duration = Duration::from_secs(60);
+
 /// How long connections may take to end.
 const CLOSING: Duration = Duration::from_secs(5);
 
@@ -23,6 +26,9 @@ impl Worker {
             tick.tick().await;
             self.close_idle_clients();
             self.publish_stats();
+            if self.id == 0 {
+                self.sample_rates();
+            }
         }
     }
 
@@ -38,6 +44,18 @@ impl Worker {
                 client.kill();
             }
         }
+    }
+
+    fn sample_rates(&self) {
+        let mut totals = [0; 3];
+        for stats in &self.node.stats {
+            for (total, counter) in
+                totals.iter_mut().zip([&stats.commands, &stats.bytes_in, &stats.bytes_out])
+            {
+                *total += counter.load(Ordering::Relaxed);
+            }
+        }
+        self.node.rates.sample(totals);
     }
 
     fn publish_stats(&self) {
@@ -66,8 +84,10 @@ impl Worker {
         self.stop.cancelled().await;
     }
 
-    /// Ends accepting and the connections, and commits what is open.
-    pub(crate) async fn stop(&self) {
+    /// Ends accepting and the connections, commits what is open, and lets the background finish.
+    /// False: a hand-over is still under way; the journal has everything, so the engines are left
+    /// as after a crash.
+    pub(crate) async fn stop(&self) -> bool {
         self.stop.cancel();
         for client in self.node.clients.all() {
             if client.worker == self.id {
@@ -84,6 +104,7 @@ impl Worker {
             tracing::warn!(worker = self.id, "some commands did not end in time");
         }
         self.commit();
+        self.jobs_done(HANDING).await
     }
 
     /// The partition of a worker that has stopped.

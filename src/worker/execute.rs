@@ -119,6 +119,7 @@ impl Worker {
         match outcome {
             Ok(()) | Err(Stop::Close) => {}
             Err(Stop::Error(text)) => {
+                self.stats().failed(command, &text);
                 out.truncate(mark);
                 out.error(&*text);
             }
@@ -130,6 +131,7 @@ impl Worker {
         let store = &mut partition.store;
         let (seen, dirty) = (store.seen(), store.is_dirty());
         drop(partition);
+        self.ran(command, args, request.client, settings);
         if dirty {
             self.commit_soon();
         }
@@ -179,6 +181,7 @@ impl Worker {
             let now_ms = self.node.clock.now_ms();
             let settings = self.settings();
             let args = command.args();
+            self.start_watch();
             let ran = self.execute_unlocked(
                 command.command,
                 args,

@@ -40,18 +40,18 @@ const EVICT_STEPS: usize = 2048;
 
 /// What the background does for one shard; one thing at a time.
 #[derive(Default)]
-struct Job {
+pub(super) struct Job {
     busy: bool,
     swept: Option<Instant>,
     flushing: bool,
 }
 
-type Jobs = Rc<RefCell<HashMap<u16, Job>>>;
+/// The jobs of a worker's shards.
+pub(super) type Jobs = RefCell<HashMap<u16, Job>>;
 
 impl Worker {
     /// Sees to the shards' hand-overs, flushes and sweeps; runs as long as the worker.
     pub(crate) async fn run_materialiser(self: Rc<Self>) {
-        let jobs: Jobs = Rc::default();
         loop {
             tokio::time::sleep(PERIOD).await;
             if self.is_stopping() {
@@ -60,14 +60,14 @@ impl Worker {
             self.partition.borrow_mut().observe_flushed();
             let ids: Vec<u16> = self.partition.borrow().shards.keys().copied().collect();
             for id in ids {
-                self.tend(id, &jobs);
+                self.tend(id);
             }
             self.publish_pressure();
         }
     }
 
     /// Looks whether something is to be done for a shard, and has it done.
-    fn tend(self: &Rc<Self>, id: u16, jobs: &Jobs) {
+    fn tend(self: &Rc<Self>, id: u16) {
         let mut partition = self.partition.borrow_mut();
         let Some(shard) = partition.shards.get(&id) else { return };
         let interval = Duration::from_millis(self.settings().handover_interval_ms);
@@ -76,14 +76,14 @@ impl Worker {
         if due && shard.can_cut() {
             partition.cut(id);
         }
-        let mut all = jobs.borrow_mut();
+        let mut all = self.jobs.borrow_mut();
         let job = all.entry(id).or_default();
         if job.busy {
             return;
         }
         if let Some(cut) = partition.take_cut(id) {
             job.busy = true;
-            tokio::task::spawn_local(self.clone().hand_over(id, cut, jobs.clone()));
+            tokio::task::spawn_local(self.clone().hand_over(id, cut));
             return;
         }
         let Some(shard) = partition.shards.get(&id) else { return };
@@ -91,18 +91,18 @@ impl Worker {
         match shard.unflushed_age() {
             Some(age) if (age >= FLUSH_AGE || full) && !job.flushing => {
                 job.flushing = true;
-                tokio::task::spawn_local(self.clone().flush(id, jobs.clone()));
+                tokio::task::spawn_local(self.clone().flush(id));
             }
             Some(_) => {}
             None if job.swept.is_none_or(|at| at.elapsed() >= SWEEP_PERIOD) => {
                 job.busy = true;
-                tokio::task::spawn_local(self.clone().sweep(id, jobs.clone()));
+                tokio::task::spawn_local(self.clone().sweep(id));
             }
             None => {}
         }
     }
 
-    async fn hand_over(self: Rc<Self>, id: u16, cut: Arc<Cut>, jobs: Jobs) {
+    async fn hand_over(self: Rc<Self>, id: u16, cut: Arc<Cut>) {
         let Some(engine) = self.partition.borrow().shards.get(&id).map(|s| s.engine().clone())
         else {
             return;
@@ -124,14 +124,14 @@ impl Worker {
             drop(partition);
             drop(cut);
             self.node.background.spawn_blocking(move || drop(freed));
-            if let Some(job) = jobs.borrow_mut().get_mut(&id) {
+            if let Some(job) = self.jobs.borrow_mut().get_mut(&id) {
                 job.busy = false;
             }
             return;
         }
     }
 
-    async fn flush(self: Rc<Self>, id: u16, jobs: Jobs) {
+    async fn flush(self: Rc<Self>, id: u16) {
         let engine = self.partition.borrow().shards.get(&id).map(|s| s.engine().clone());
         if let Some(engine) = engine {
             let flushed = self.node.background.spawn(async move { engine.flush().await }).await;
@@ -140,12 +140,12 @@ impl Worker {
                 tokio::time::sleep(RETRY).await;
             }
         }
-        if let Some(job) = jobs.borrow_mut().get_mut(&id) {
+        if let Some(job) = self.jobs.borrow_mut().get_mut(&id) {
             job.flushing = false;
         }
     }
 
-    async fn sweep(self: Rc<Self>, id: u16, jobs: Jobs) {
+    async fn sweep(self: Rc<Self>, id: u16) {
         let plan = self.partition.borrow().shards.get(&id).map(|shard| {
             (shard.engine().clone(), shard.generations().dead.iter().copied().collect::<Vec<_>>())
         });
@@ -163,10 +163,22 @@ impl Worker {
                 Err(_) => return,
             }
         }
-        if let Some(job) = jobs.borrow_mut().get_mut(&id) {
+        if let Some(job) = self.jobs.borrow_mut().get_mut(&id) {
             job.busy = false;
             job.swept = (!more).then(Instant::now);
         }
+    }
+
+    /// Waits until nothing is under way for the shards; false if that takes too long.
+    pub(super) async fn jobs_done(&self, within: Duration) -> bool {
+        let begun = Instant::now();
+        while self.jobs.borrow().values().any(|job| job.busy || job.flushing) {
+            if begun.elapsed() > within {
+                return false;
+            }
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        true
     }
 
     fn publish_pressure(&self) {
@@ -174,8 +186,12 @@ impl Worker {
         self.stats().pending_bytes.store(bytes, Ordering::Relaxed);
         let total: u64 =
             self.node.stats.iter().map(|s| s.pending_bytes.load(Ordering::Relaxed)).sum();
-        let pressure = total > self.node.budget.pending as u64;
-        self.node.pressure.store(pressure, Ordering::Relaxed);
+        let since = &self.node.pressure_since_ms;
+        if total <= self.node.budget.pending as u64 {
+            since.store(0, Ordering::Relaxed);
+        } else if since.load(Ordering::Relaxed) == 0 {
+            since.store(self.node.clock.now_ms(), Ordering::Relaxed);
+        }
     }
 
     /// Evicts entries if the hot tier is over its budget.

@@ -8,47 +8,31 @@ mod locks;
 mod mailbox;
 mod materialise;
 mod rounds;
-pub mod scan;
+mod scan;
+mod stats;
 
 pub use batch::{BatchReply, CmdBatch, Request};
 pub use execute::{Blocked, OwnedCommand, Ran};
 pub(crate) use locks::LockKey;
 pub use mailbox::{Inbox, Mailbox, Message, WorkerGone, mailbox};
 pub use rounds::RoundError;
+pub use scan::{Cursor, ScanKey, ScanPage};
+pub use stats::{Counters, WorkerStats};
 
+use crate::commands::flag;
+use crate::commands::registry::Command;
+use crate::config::Settings;
 use crate::node::Node;
+use crate::resp::Args;
+use crate::slowlog::{self, SlowCommand};
 use flagstone_storage::partition::Partition;
 use locks::{LockTable, TicketId};
 use rounds::Rounds;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::time::Instant;
 use tokio::sync::Notify;
-
-/// Counters of a worker that others read.
-#[derive(Debug, Default)]
-pub struct WorkerStats {
-    pub commands: AtomicU64,
-    /// Commands run in place for a connection of the same worker.
-    pub local: AtomicU64,
-    /// Commands that came from other workers' connections.
-    pub remote: AtomicU64,
-    pub parked: AtomicU64,
-    pub connections: AtomicU64,
-    pub commits: AtomicU64,
-    pub failed_commits: AtomicU64,
-    pub bytes_in: AtomicU64,
-    pub bytes_out: AtomicU64,
-    pub hits: AtomicU64,
-    pub misses: AtomicU64,
-    pub expired: AtomicU64,
-    pub expired_fields: AtomicU64,
-    pub evicted: AtomicU64,
-    pub hot_bytes: AtomicU64,
-    pub pending_bytes: AtomicU64,
-    pub errors: AtomicU64,
-}
 
 /// See the module's description.
 pub struct Worker {
@@ -60,11 +44,14 @@ pub struct Worker {
     pub(crate) holds: RefCell<crate::routing::Holds>,
     held: RefCell<std::collections::VecDeque<batch::Held>>,
     scratch: RefCell<Option<Vec<u8>>>,
+    jobs: materialise::Jobs,
     connections: tokio_util::task::TaskTracker,
     stop: tokio_util::sync::CancellationToken,
     commit_due: Notify,
+    /// When the last command that was timed ended.
+    watch: Cell<Instant>,
     commit_pending: Cell<bool>,
-    settings: RefCell<(u64, Arc<crate::config::Settings>)>,
+    settings: RefCell<(u64, Arc<Settings>)>,
 }
 
 /// Key locks held or waited for; dropping it gives them up.
@@ -91,16 +78,18 @@ impl Worker {
             holds: RefCell::default(),
             held: RefCell::default(),
             scratch: RefCell::default(),
+            jobs: materialise::Jobs::default(),
             connections: tokio_util::task::TaskTracker::new(),
             stop: tokio_util::sync::CancellationToken::new(),
             commit_due: Notify::new(),
+            watch: Cell::new(Instant::now()),
             commit_pending: Cell::new(false),
             settings: RefCell::new(settings),
         })
     }
 
     /// The settings, refreshed when they changed.
-    pub fn settings(&self) -> Arc<crate::config::Settings> {
+    pub fn settings(&self) -> Arc<Settings> {
         let generation = self.node.config.generation();
         let mut cached = self.settings.borrow_mut();
         if cached.0 != generation {
@@ -123,6 +112,48 @@ impl Worker {
     /// This worker's counters.
     pub fn stats(&self) -> &WorkerStats {
         &self.node.stats[self.id]
+    }
+
+    /// The next command begins now.
+    pub(crate) fn start_watch(&self) {
+        self.watch.set(Instant::now());
+    }
+
+    /// A command has run, from when the last one ended or the watch was started.
+    pub(crate) fn ran(&self, command: &Command, args: Args<'_>, client: u64, settings: &Settings) {
+        let now = Instant::now();
+        let time_ns = (now - self.watch.replace(now)).as_nanos() as u64;
+        self.stats().ran(command, time_ns);
+        if is_slow(settings, time_ns) && !command.spec.has(flag::SKIP_SLOWLOG) {
+            self.log_slow(args, client, time_ns / 1000, settings.slowlog_max_len);
+        }
+    }
+
+    /// The same for a command that had its own beginning.
+    pub(crate) fn ran_since(
+        &self,
+        began: Instant,
+        command: &Command,
+        args: Args<'_>,
+        client: u64,
+        settings: &Settings,
+    ) {
+        self.watch.set(began);
+        self.ran(command, args, client, settings);
+    }
+
+    #[cold]
+    fn log_slow(&self, args: Args<'_>, client: u64, duration_us: u64, max: usize) {
+        let client = self.node.clients.get(client);
+        let command = SlowCommand {
+            id: 0,
+            time_s: self.node.clock.now_ms() / 1000,
+            duration_us,
+            args: slowlog::kept_args(args),
+            addr: client.as_ref().map(|c| c.addr.to_string()).unwrap_or_default(),
+            name: client.map(|c| c.labels().name.clone()).unwrap_or_default(),
+        };
+        self.node.slowlog.push(command, max);
     }
 
     /// Serves the mailbox: drains of up to 256 messages, the urgent lane first, and one commit
@@ -182,6 +213,9 @@ impl Worker {
         let now_ms = self.node.clock.now_ms();
         let mut partition = self.partition.borrow_mut();
         let result = partition.commit(now_ms);
+        if self.node.inline_sync && self.is_always() && result.is_ok() {
+            self.sync_inline(&mut partition);
+        }
         let (appended, durable) = (partition.appended(), partition.durable());
         drop(partition);
         match result {
@@ -197,6 +231,16 @@ impl Worker {
         }
         self.rounds.advance(appended, durable);
         self.release_held();
+    }
+
+    /// The only committer syncs by itself: no thread is handed anything.
+    fn sync_inline(&self, partition: &mut Partition) {
+        if self.node.journal.durable() < partition.last_lsn()
+            && let Err(error) = self.node.journal.sync_now()
+        {
+            self.rounds.fail_all(&error.to_string());
+        }
+        partition.observe_durable();
     }
 
     /// Whether replies wait until what they show is durable.
@@ -245,4 +289,9 @@ impl Worker {
     pub(crate) async fn wait_shown(&self, round: u64) -> Result<(), RoundError> {
         self.rounds.wait(round, self.is_always()).await
     }
+}
+
+/// Whether a command belongs into the log of slow ones.
+fn is_slow(settings: &Settings, time_ns: u64) -> bool {
+    u64::try_from(settings.slowlog_log_slower_than_us).is_ok_and(|us| time_ns / 1000 >= us)
 }

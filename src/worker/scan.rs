@@ -1,6 +1,8 @@
 //! The worker's side of commands over the whole keyspace.
 
-use super::Worker;
+use super::{Blocked, OwnedCommand, Request, Worker};
+use crate::commands::registry;
+use crate::resp::{Args, Proto};
 pub use flagstone_storage::scan::{Cursor, ScanKey, ScanPage};
 use std::rc::Rc;
 
@@ -34,5 +36,22 @@ impl Worker {
     pub async fn key_count(self: &Rc<Self>, db: u32) -> Result<(u64, u64), String> {
         self.settle().await?;
         Ok(self.partition.borrow().totals(db))
+    }
+
+    /// Removes those of these keys that have expired; all of them are this worker's.
+    pub(crate) async fn remove_expired(self: &Rc<Self>, db: u32, keys: Vec<Box<[u8]>>) {
+        // Whoever looks an expired key up removes it.
+        let Some(exists) = registry::lookup(b"exists") else { return };
+        let mut bytes = exists.spec.name.as_bytes().to_vec();
+        let mut ranges = vec![(0, bytes.len() as u32)];
+        for key in keys {
+            let start = bytes.len() as u32;
+            bytes.extend_from_slice(&key);
+            ranges.push((start, bytes.len() as u32));
+        }
+        let request = Request { db, proto: Proto::Resp2, touch: false, client: 0 };
+        let command = OwnedCommand::new(exists, Args::new(&bytes, &ranges), request);
+        // Its reply says nothing of interest.
+        let _ = self.park(command, Blocked::Locked).await;
     }
 }

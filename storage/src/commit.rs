@@ -10,6 +10,9 @@ use std::collections::{BTreeMap, HashSet};
 /// A packed hash of more bytes than this goes to element rows whatever the listpack limits say.
 const PACKED_MAX: usize = 64 * 1024;
 
+/// Bytes before a shard's operations in a record's body: its number and their length.
+const HEAD: usize = 2 + 8;
+
 /// A sealed round: what goes into the journal, and which keys it changed.
 #[derive(Debug, Default)]
 pub struct Sealed {
@@ -26,17 +29,26 @@ impl Sealed {
         self.ops.keys().copied().collect()
     }
 
-    /// The record's body: for each shard its number (u16), the length (u32) of its operations,
+    /// The heads of the shards' parts of the record's body; see [`Sealed::parts`].
+    pub(crate) fn heads(&self) -> Vec<[u8; HEAD]> {
+        let head = |(shard, writer): (&u16, &OpWriter)| {
+            let mut head = [0; HEAD];
+            head[..2].copy_from_slice(&shard.to_be_bytes());
+            head[2..].copy_from_slice(&(writer.as_bytes().len() as u64).to_be_bytes());
+            head
+        };
+        self.ops.iter().map(head).collect()
+    }
+
+    /// The record's body: for each shard its number (u16), the length (u64) of its operations,
     /// and these.
+    pub(crate) fn parts<'a>(&'a self, heads: &'a [[u8; HEAD]]) -> Vec<&'a [u8]> {
+        heads.iter().zip(self.ops.values()).flat_map(|(h, w)| [&h[..], w.as_bytes()]).collect()
+    }
+
+    /// The body in one piece.
     pub fn body(&self) -> Vec<u8> {
-        let len = self.ops.values().map(|w| w.as_bytes().len() + 6).sum();
-        let mut body = Vec::with_capacity(len);
-        for (shard, writer) in &self.ops {
-            body.extend_from_slice(&shard.to_be_bytes());
-            body.extend_from_slice(&(writer.as_bytes().len() as u32).to_be_bytes());
-            body.extend_from_slice(writer.as_bytes());
-        }
-        body
+        self.parts(&self.heads()).concat()
     }
 
     /// Which keys changed.
@@ -50,8 +62,9 @@ pub fn split_body(mut body: &[u8]) -> Option<Vec<(u16, &[u8])>> {
     let mut out = Vec::new();
     while !body.is_empty() {
         let (shard, rest) = body.split_first_chunk::<2>()?;
-        let (len, rest) = rest.split_first_chunk::<4>()?;
-        let (ops, rest) = rest.split_at_checked(u32::from_be_bytes(*len) as usize)?;
+        let (len, rest) = rest.split_first_chunk::<8>()?;
+        let len = usize::try_from(u64::from_be_bytes(*len)).ok()?;
+        let (ops, rest) = rest.split_at_checked(len)?;
         out.push((u16::from_be_bytes(*shard), ops));
         body = rest;
     }
@@ -83,10 +96,12 @@ impl Store {
         let layout = self.layout.clone();
         let moved = std::mem::take(&mut self.moved);
         let mut alive = HashSet::new();
+        let mut spare = std::mem::take(&mut self.spare);
         for key in &keys {
             let generation = self.generation(key.db);
             let Some(entry) = self.get_mut(key.db, key.at, &key.key) else { continue };
-            let ops = sealed.ops.entry(layout.shard_of(key.at.slot)).or_default();
+            let shard = layout.shard_of(key.at.slot);
+            let ops = sealed.ops.entry(shard).or_insert_with(|| spare.pop().unwrap_or_default());
             seal_entry(entry, generation, key.at, ops, &versions, &|name| layout.hash(name));
             let (before, after) = (entry.counted, entry.memory() as u32);
             entry.counted = after;
@@ -103,10 +118,21 @@ impl Store {
             let ops = sealed.ops.entry(layout.shard_of(slot)).or_default();
             ops.put(&RowKey::dead(slot, version), b"", Delta::default());
         }
+        self.spare = spare;
         sealed.ops.retain(|_, ops| !ops.is_empty());
         sealed.keys = keys;
         self.next_round();
         sealed
+    }
+
+    /// A sealed round is done with: its memory serves the next ones.
+    pub fn recycle(&mut self, sealed: Sealed) {
+        self.spare.extend(sealed.ops.into_values().filter_map(OpWriter::recycled));
+        let mut keys = sealed.keys;
+        keys.clear();
+        if self.dirty.is_empty() && keys.capacity() > self.dirty.capacity() {
+            self.dirty = keys;
+        }
     }
 
     /// The record was not appended: the entries it touched are dropped, so that what is on disk
@@ -145,14 +171,16 @@ fn seal_entry(
         keys: i8::from(new.live) - i8::from(old.live),
         expires: i8::from(new.expire_at_ms != 0) - i8::from(old.expire_at_ms != 0),
     };
-    let mut row_key = Vec::with_capacity(13 + entry.key.len());
-    RowKey::meta(&mut row_key, generation, at, &entry.key);
     if new.live {
-        let mut row = Vec::with_capacity(32);
-        encode_meta(&mut row, entry);
-        ops.put(&row_key, &row, delta);
+        ops.put_built(
+            delta,
+            |key| RowKey::meta(key, generation, at, &entry.key),
+            |row| encode_meta(row, entry),
+        );
     } else {
-        ops.delete(&row_key, delta);
+        let mut key = Vec::with_capacity(13 + entry.key.len());
+        RowKey::meta(&mut key, generation, at, &entry.key);
+        ops.delete(&key, delta);
     }
 }
 

@@ -2,7 +2,8 @@
 
 use crate::encoding::{Delta, get_varint, put_varint};
 use crate::slot::SLOTS;
-use std::collections::{BTreeSet, HashMap};
+use hashbrown::HashMap;
+use std::collections::BTreeSet;
 
 /// Slots whose counters share a row.
 const BLOCK: usize = 64;

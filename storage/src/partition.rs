@@ -74,12 +74,18 @@ impl Partition {
             self.close_round(sealed.round, self.last_lsn);
             return Ok(false);
         }
-        let body = sealed.body();
-        match self.journal.append(now_ms, &sealed.shards(), &[&body]) {
+        let heads = sealed.heads();
+        match self.journal.append(now_ms, &sealed.shards(), &sealed.parts(&heads)) {
             Ok(lsn) => {
-                self.merge(lsn, &body);
+                for (shard, ops) in &sealed.ops {
+                    if let Some(shard) = self.shards.get_mut(shard) {
+                        let whole = shard.merge(lsn, ops.as_bytes());
+                        debug_assert!(whole, "a record that this program wrote is damaged");
+                    }
+                }
                 self.good = sealed.round;
                 self.close_round(sealed.round, lsn);
+                self.store.recycle(sealed);
                 Ok(true)
             }
             Err(error) => {

@@ -7,8 +7,8 @@ use crate::encoding::{Row, RowKey, decode_entry};
 use crate::journal::Lsn;
 use crate::slot::{KeyHash, SUB_TABLES, sub_table};
 use bytes::Bytes;
-use hashbrown::HashTable;
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use hashbrown::{HashMap, HashTable};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 /// Bytes that a row takes in memory beside its key and value, about.
 const ROW_OVERHEAD: usize = 48;
@@ -112,14 +112,8 @@ impl Pending {
             }
             Some(Row::Dead { version, .. }) => {
                 // Rows of a dead version need not be written any more.
-                if value.is_some()
-                    && let Some(group) = self.elements.remove(&version)
-                {
-                    self.rows -= group.rows.len();
-                    let bytes = |(k, v): (&Box<[u8]>, &Option<Box<[u8]>>)| {
-                        k.len() + v.as_ref().map_or(0, |v| v.len()) + ROW_OVERHEAD
-                    };
-                    self.bytes -= group.rows.iter().map(bytes).sum::<usize>();
+                if value.is_some() {
+                    self.drop_elements(version);
                 }
                 self.set_other(key, value.is_some());
             }
@@ -272,6 +266,14 @@ impl Pending {
             }
         }
         (rows, versions)
+    }
+
+    fn drop_elements(&mut self, version: u64) {
+        let Some(group) = self.elements.remove(&version) else { return };
+        self.rows -= group.rows.len();
+        for (element, value) in &group.rows {
+            self.bytes -= element.len() + value.as_ref().map_or(0, |v| v.len()) + ROW_OVERHEAD;
+        }
     }
 
     /// Every row as the engine takes it, by kind, sorted, in batches of at least `size` rows.

@@ -3,8 +3,12 @@
 use crate::encoding::{Row, RowKey, decode_entry, row};
 use crate::engine::{Engine, prefix_range};
 use crate::partition::Partition;
+use crate::slot::SLOTS;
 use anyhow::Result;
 use std::collections::BTreeMap;
+
+/// Bits of the hash in a cursor's number.
+const HASH_BITS: u32 = 48;
 
 /// Length of the head of a meta row's key: what SCAN's cursor can tell apart.
 const HEAD: usize = 13;
@@ -17,9 +21,24 @@ pub struct Cursor {
 }
 
 impl Cursor {
+    /// Where the keyspace begins.
+    pub const START: Self = Self { slot: 0, hash48: 0 };
+
+    /// The cursor as SCAN shows it: the slot in the bits from 48 on, 62 bits in all. 0 is the
+    /// start.
+    pub fn number(self) -> u64 {
+        u64::from(self.slot) << HASH_BITS | self.hash48
+    }
+
+    /// The cursor of a number; `None` behind the last slot.
+    pub fn from_number(number: u64) -> Option<Self> {
+        let slot = u16::try_from(number >> HASH_BITS).ok().filter(|&slot| slot < SLOTS)?;
+        Some(Self { slot, hash48: number & ((1 << HASH_BITS) - 1) })
+    }
+
     /// The place right behind.
     fn next(self) -> Self {
-        if self.hash48 >> 48 == 0 && self.hash48 + 1 < 1 << 48 {
+        if self.hash48 + 1 < 1 << HASH_BITS {
             Self { slot: self.slot, hash48: self.hash48 + 1 }
         } else {
             Self { slot: self.slot + 1, hash48: 0 }
@@ -210,5 +229,17 @@ mod tests {
         let last = Cursor { slot: 3, hash48: (1 << 48) - 1 };
         assert_eq!(last.next(), Cursor { slot: 4, hash48: 0 });
         assert_eq!(Cursor { slot: 3, hash48: 9 }.next(), Cursor { slot: 3, hash48: 10 });
+    }
+
+    #[test]
+    fn cursors_are_numbers() {
+        let last = Cursor { slot: SLOTS - 1, hash48: (1 << HASH_BITS) - 1 };
+        for cursor in [Cursor::START, Cursor { slot: 1, hash48: 0 }, last] {
+            assert_eq!(Cursor::from_number(cursor.number()), Some(cursor));
+        }
+        assert_eq!(Cursor::START.number(), 0);
+        assert_eq!(last.number(), (1 << 62) - 1);
+        assert_eq!(Cursor::from_number(1 << 62), None);
+        assert_eq!(Cursor::from_number(u64::MAX), None);
     }
 }

@@ -10,7 +10,7 @@
 //! its last write, and a reply waits for the greatest round it has seen.
 
 use crate::slot::{KeyHash, Layout, SUB_TABLES, sub_table};
-use crate::value::{Entry, Hash, Str, Value};
+use crate::value::{Entry, Hash, KeyBuf, Str, Value};
 use hashbrown::HashTable;
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
@@ -120,7 +120,7 @@ impl Db {
 pub(crate) struct DirtyKey {
     pub(crate) db: u32,
     pub(crate) at: KeyHash,
-    pub(crate) key: Box<[u8]>,
+    pub(crate) key: KeyBuf,
 }
 
 /// What the commands of one worker did, for INFO.
@@ -143,6 +143,8 @@ pub struct Store {
     pub(crate) dirty: Vec<DirtyKey>,
     /// Versions whose element rows changed hands in the open round, with their slot.
     pub(crate) moved: Vec<(u16, u64)>,
+    /// Writers of earlier rounds, to be used again.
+    pub(crate) spare: Vec<crate::encoding::OpWriter>,
     /// Entries that became absent, to be forgotten once their round is durable.
     graves: VecDeque<(u64, DirtyKey)>,
     round: u64,
@@ -171,6 +173,7 @@ impl Store {
             dbs: generations.iter().map(|&g| Db::new(g, partial)).collect(),
             dirty: Vec::new(),
             moved: Vec::new(),
+            spare: Vec::new(),
             graves: VecDeque::new(),
             round: 1,
             forgotten: 0,
@@ -307,13 +310,29 @@ impl Store {
         }
     }
 
+    /// A hash for writing: `None` when the key does not exist.
+    pub fn hash_mut(&mut self, db: u32, key: &[u8]) -> Result<Option<EntryMut<'_>>, Fault> {
+        let Some(found) = self.find(db, key)? else { return Ok(None) };
+        match found.entry(self).value {
+            Value::Absent => return Ok(None),
+            Value::Hash(_) => {}
+            Value::Str(_) => return Err(Fault::WrongType),
+        }
+        let round = self.round;
+        let Self { dbs, dirty, seen, .. } = self;
+        Ok(Some(EntryMut { entry: found.entry_mut(dbs), dirty, seen, round, db, at: found.at }))
+    }
+
     /// Deletes a key; whether it existed.
     pub fn remove(&mut self, db: u32, key: &[u8]) -> Result<bool, Fault> {
-        let mut entry = self.entry_mut(db, key)?;
-        if !entry.is_live() {
+        // No reminder is kept of a key that was not there.
+        let Some(found) = self.find(db, key)?.filter(|found| found.entry(self).is_live()) else {
             return Ok(false);
-        }
-        entry.clear();
+        };
+        let round = self.round;
+        let Self { dbs, dirty, seen, .. } = self;
+        let entry = found.entry_mut(dbs);
+        EntryMut { entry, dirty, seen, round, db, at: found.at }.clear();
         Ok(true)
     }
 
@@ -413,15 +432,18 @@ impl Store {
     fn insert_absent(&mut self, db: u32, key: &[u8]) -> Found {
         let at = self.at(key);
         let table = self.dbs[db as usize].table(at.slot);
-        let entry = Entry::absent(key, at.hash);
+        let mut entry = Entry::absent(key, at.hash);
+        entry.accessed_s = (self.now_ms / 1000) as u32;
         let bucket = table.map.insert_unique(at.hash, entry, |e| e.hash).bucket_index();
         Found { db, at, bucket }
     }
 
-    /// Whether the key's entry is in memory (or known to be absent).
+    /// Whether the key's entry is in memory (or known to be absent, as in a database that does not
+    /// exist).
     pub fn is_hot(&mut self, db: u32, key: &[u8]) -> bool {
         let at = self.at(key);
-        let table = self.dbs[db as usize].table(at.slot);
+        let Some(db) = self.dbs.get_mut(db as usize) else { return true };
+        let table = db.table(at.slot);
         !table.partial || table.map.find(at.hash, |e| *e.key == *key).is_some()
     }
 
@@ -432,7 +454,8 @@ impl Store {
     }
 
     pub(crate) fn get_mut(&mut self, db: u32, at: KeyHash, key: &[u8]) -> Option<&mut Entry> {
-        self.dbs[db as usize].table(at.slot).map.find_mut(at.hash, |e| *e.key == *key)
+        let db = self.dbs.get_mut(db as usize)?;
+        db.table(at.slot).map.find_mut(at.hash, |e| *e.key == *key)
     }
 
     // ---- loading and lending -----------------------------------------------------------------
@@ -459,9 +482,10 @@ impl Store {
     }
 
     /// Lends an entry out: it leaves the table. The key must be locked until it is given back.
+    /// `None` when it is not in memory, or the database does not exist.
     pub fn lend(&mut self, db: u32, key: &[u8]) -> Option<Entry> {
         let at = self.layout.key_hash(key);
-        let table = self.dbs[db as usize].table(at.slot);
+        let table = self.dbs.get_mut(db as usize)?.table(at.slot);
         match table.map.find_entry(at.hash, |e| *e.key == *key) {
             Ok(found) => {
                 let entry = found.remove().0;

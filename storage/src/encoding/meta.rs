@@ -102,23 +102,25 @@ pub fn decode_entry(key: &[u8], hash: u64, row: &[u8]) -> Result<Entry, MetaErro
             len: take_u64(&mut rest).ok_or(damaged("no length"))?,
             ..BigStr::default()
         }))),
-        (TYPE_HASH, false) => {
-            let mut hash = unpack_hash(rest, flags & TIMED != 0)?;
+        (TYPE_HASH, big) => {
+            let timed = flags & TIMED != 0;
+            let mut hash = if big { big_hash(rest, timed)? } else { unpack_hash(rest, timed)? };
             if flags & TABLE != 0 {
                 hash.make_table();
             }
             Value::Hash(Box::new(hash))
         }
-        (TYPE_HASH, true) => Value::Hash(Box::new(Hash::from_meta(
-            take_u64(&mut rest).ok_or(damaged("no version"))?,
-            take_u64(&mut rest).ok_or(damaged("no length"))?,
-            flags & TIMED != 0,
-            take_u64(&mut rest).ok_or(damaged("no field expiry"))?,
-        ))),
         _ => return Err(damaged("unknown type")),
     };
     entry.stored = entry.state();
     Ok(entry)
+}
+
+fn big_hash(mut rest: &[u8], timed: bool) -> Result<Hash, MetaError> {
+    let version = take_u64(&mut rest).ok_or(damaged("no version"))?;
+    let len = take_u64(&mut rest).ok_or(damaged("no length"))?;
+    let min_expire_at_ms = take_u64(&mut rest).ok_or(damaged("no field expiry"))?;
+    Ok(Hash::from_meta(version, len, timed, min_expire_at_ms))
 }
 
 fn unpack_hash(mut rest: &[u8], timed: bool) -> Result<Hash, MetaError> {

@@ -51,7 +51,13 @@ pub enum Op<'a> {
 #[derive(Debug, Default)]
 pub struct OpWriter {
     buf: Vec<u8>,
+    /// Where keys and values are built before their lengths are known.
+    key: Vec<u8>,
+    value: Vec<u8>,
 }
+
+/// A writer that has grown beyond this many bytes is not kept for the next round.
+const KEEP_BYTES: usize = 1 << 20;
 
 impl OpWriter {
     pub fn is_empty(&self) -> bool {
@@ -63,13 +69,28 @@ impl OpWriter {
         &self.buf
     }
 
-    pub fn clear(&mut self) {
+    /// An empty writer with this one's memory, unless that is much.
+    #[must_use]
+    pub fn recycled(mut self) -> Option<Self> {
+        let bytes = self.buf.capacity() + self.key.capacity() + self.value.capacity();
         self.buf.clear();
+        (bytes <= KEEP_BYTES).then_some(self)
     }
 
-    /// Takes the bytes out.
-    pub fn take(&mut self) -> Vec<u8> {
-        std::mem::take(&mut self.buf)
+    /// Puts a row whose key and value are built in place.
+    pub fn put_built(
+        &mut self,
+        delta: Delta,
+        key: impl FnOnce(&mut Vec<u8>),
+        value: impl FnOnce(&mut Vec<u8>),
+    ) {
+        self.key.clear();
+        key(&mut self.key);
+        self.value.clear();
+        value(&mut self.value);
+        self.buf.push(PUT | delta.encode());
+        put_bytes(&mut self.buf, &self.key);
+        put_bytes(&mut self.buf, &self.value);
     }
 
     pub fn put(&mut self, key: &[u8], value: &[u8], delta: Delta) {

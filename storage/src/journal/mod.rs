@@ -2,7 +2,7 @@
 //!
 //! A commit is one record, whatever number of shards it touches, so a crash leaves a prefix of
 //! history over all of them. The journal is the truth; the engine is its materialisation.
-//! The bytes are described in `docs/format-journal.md`.
+//! The bytes are described in `docs/format.md`.
 
 mod append;
 mod disk;

@@ -1,6 +1,7 @@
 //! Hashes: packed into the meta row while small, an element row per field when big.
 
 use crate::store::Part;
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 
 /// A field's value and its expiry.
@@ -14,10 +15,15 @@ pub struct Field {
 /// Bytes of memory that a field takes beside its name and value, about.
 const FIELD_OVERHEAD: usize = 72;
 
+/// Bytes of memory that a name in a set takes beside itself, about.
+const NAME_OVERHEAD: usize = 40;
+
 /// Fields in the order they were added; names are hashed with a per-process seed.
 type Names = indexmap::IndexMap<Box<[u8]>, Option<Field>, hashbrown::DefaultHashBuilder>;
 
 /// A hash value, of which some fields may not be in memory.
+///
+/// Nothing here takes time in proportion to the number of fields but what says so.
 #[derive(Clone, Debug, Default)]
 pub struct Hash {
     /// Known fields; `None`: known not to exist (only while not complete).
@@ -34,10 +40,23 @@ pub struct Hash {
     table: bool,
     /// A field has had an expiry: the encoding is "listpackex" where it would be "listpack".
     timed: bool,
-    /// A lower bound of the fields' expiries, 0 when none expires. Exact while complete.
-    min_expire_at_ms: u64,
+    /// The expiries of the fields in memory.
+    expiries: BTreeSet<(u64, Box<[u8]>)>,
+    /// A lower bound of the expiries of fields not in memory, 0 when none expires.
+    min_unknown_expire_at_ms: u64,
     /// Fields the journal has not heard of (used for element rows only).
     dirty: BTreeSet<Box<[u8]>>,
+    /// The names in scan order, kept while a scan of a big hash goes on.
+    scan: RefCell<Option<Box<ScanOrder>>>,
+}
+
+/// The names of a hash in the order of their keyed hashes, as they once were: all that existed
+/// then. Names that were removed since are still here, later ones are not.
+#[derive(Clone, Debug)]
+struct ScanOrder {
+    names: Vec<(u64, Box<[u8]>)>,
+    /// A name was added since.
+    stale: bool,
 }
 
 impl Hash {
@@ -48,12 +67,23 @@ impl Hash {
 
     /// What is known of a big hash from its meta row alone.
     pub(crate) fn from_meta(version: u64, len: u64, timed: bool, min_expire_at_ms: u64) -> Self {
-        Self { version, len, table: true, timed, min_expire_at_ms, ..Self::default() }
+        let min_unknown_expire_at_ms = min_expire_at_ms;
+        Self { version, len, timed, min_unknown_expire_at_ms, ..Self::default() }
     }
 
     /// Number of fields, expired ones that were not yet removed included.
     pub fn len(&self) -> u64 {
         self.len
+    }
+
+    /// Number of fields that have not expired at `now_ms`; needs a complete hash. Takes time in
+    /// proportion to the number of expired ones.
+    pub fn live_len(&self, now_ms: u64) -> u64 {
+        if !self.is_due(now_ms) {
+            return self.len;
+        }
+        let expired = self.expiries.iter().take_while(|(at, _)| *at <= now_ms).count();
+        self.len - expired as u64
     }
 
     pub fn is_empty(&self) -> bool {
@@ -88,8 +118,20 @@ impl Hash {
         self.timed = true;
     }
 
+    /// The earliest expiry of a field, 0 when none expires. Exact while complete, else perhaps too
+    /// early.
     pub fn min_expire_at_ms(&self) -> u64 {
-        self.min_expire_at_ms
+        match (self.expiries.first(), self.min_unknown_expire_at_ms) {
+            (None, unknown) => unknown,
+            (Some((at, _)), 0) => *at,
+            (Some((at, _)), unknown) => unknown.min(*at),
+        }
+    }
+
+    /// Whether a field may have expired at `now_ms` that was not removed yet.
+    pub fn is_due(&self, now_ms: u64) -> bool {
+        let at = self.min_expire_at_ms();
+        at != 0 && at <= now_ms
     }
 
     /// "listpack", "listpackex" or "hashtable".
@@ -103,7 +145,12 @@ impl Hash {
 
     /// Bytes of memory, about.
     pub fn memory(&self) -> usize {
-        size_of::<Self>() + self.fields.len() * FIELD_OVERHEAD + self.bytes
+        let scan = self.scan.borrow().as_ref().map_or(0, |s| s.names.len());
+        let average = self.bytes / self.fields.len().max(1);
+        size_of::<Self>()
+            + self.fields.len() * FIELD_OVERHEAD
+            + self.bytes
+            + (self.expiries.len() + scan) * (NAME_OVERHEAD + average)
     }
 
     /// Checks that all `names` are known.
@@ -121,23 +168,27 @@ impl Hash {
         if self.complete { Ok(()) } else { Err(Part::All) }
     }
 
-    /// A field that exists and has not expired at `now_ms`.
-    pub fn get(&self, name: &[u8], now_ms: u64) -> Result<Option<&Field>, Part> {
+    /// A field that exists, be it expired.
+    pub fn peek(&self, name: &[u8]) -> Result<Option<&Field>, Part> {
         match self.fields.get(name) {
-            Some(Some(field)) => Ok((!field.is_expired(now_ms)).then_some(field)),
-            Some(None) => Ok(None),
+            Some(field) => Ok(field.as_ref()),
             None if self.complete => Ok(None),
             None => Err(Part::Fields(vec![name.into()])),
         }
     }
 
-    /// All fields that exist, oldest first, expired ones included. Only when complete
-    /// (see [`Hash::require_all`]).
+    /// A field that exists and has not expired at `now_ms`.
+    pub fn get(&self, name: &[u8], now_ms: u64) -> Result<Option<&Field>, Part> {
+        Ok(self.peek(name)?.filter(|field| !field.is_expired(now_ms)))
+    }
+
+    /// All fields that exist, expired ones included; those of a packed hash oldest first. Only
+    /// when complete (see [`Hash::require_all`]).
     pub fn iter(&self) -> impl Iterator<Item = (&[u8], &Field)> {
         self.fields.iter().filter_map(|(n, f)| Some((&**n, f.as_ref()?)))
     }
 
-    /// The field at a position among the known (complete hashes: among all), oldest first.
+    /// The field at a position among the known (complete hashes: among all).
     pub fn at(&self, index: usize) -> Option<(&[u8], &Field)> {
         let (name, field) = self.fields.get_index(index)?;
         Some((name, field.as_ref()?))
@@ -146,43 +197,49 @@ impl Hash {
     /// Sets a field that is known (see [`Hash::require`]); true when it is new. `expire_at_ms` 0:
     /// never.
     pub fn set(&mut self, name: &[u8], value: &[u8], expire_at_ms: u64) -> bool {
-        let field = Field { value: value.into(), expire_at_ms };
-        if expire_at_ms != 0 {
-            self.timed = true;
-            if self.min_expire_at_ms == 0 || expire_at_ms < self.min_expire_at_ms {
-                self.min_expire_at_ms = expire_at_ms;
-            }
-        }
         self.note(name);
-        self.bytes += field.value.len();
-        let old = match self.fields.get_mut(name) {
-            Some(slot) => slot.replace(field),
+        self.bytes += value.len();
+        let slot = match self.fields.get_mut(name) {
+            Some(slot) => slot,
             None => {
                 self.bytes += name.len();
-                self.fields.insert(name.into(), Some(field));
-                None
+                self.fields.entry(name.into()).or_default()
             }
         };
-        self.len += u64::from(old.is_none());
-        if let Some(old) = &old {
-            self.bytes -= old.value.len();
-            self.forget_expiry(old.expire_at_ms, expire_at_ms);
+        if let Some(field) = slot {
+            self.bytes -= field.value.len();
+            if field.value.len() == value.len() {
+                field.value.copy_from_slice(value);
+            } else {
+                field.value = value.into();
+            }
+            let old = std::mem::replace(&mut field.expire_at_ms, expire_at_ms);
+            self.move_expiry(name, old, expire_at_ms);
+            return false;
         }
-        old.is_none()
+        *slot = Some(Field { value: value.into(), expire_at_ms });
+        self.len += 1;
+        self.move_expiry(name, 0, expire_at_ms);
+        if let Some(scan) = self.scan.get_mut() {
+            scan.stale = true;
+        }
+        true
     }
 
     /// Removes a field that is known; what it was, if it existed.
     pub fn remove(&mut self, name: &[u8]) -> Option<Field> {
-        let old = if self.complete {
-            if self.table { self.fields.swap_remove(name) } else { self.fields.shift_remove(name) }
+        let old = if !self.complete {
+            self.fields.get_mut(name).and_then(Option::take)?
+        } else if self.table || !self.is_packed() {
+            self.fields.swap_remove(name).flatten()?
         } else {
-            self.fields.get_mut(name).map(Option::take)
-        }
-        .flatten()?;
+            // Keeps the order, as a listpack does; packed hashes are small.
+            self.fields.shift_remove(name).flatten()?
+        };
         self.bytes -= old.value.len() + if self.complete { name.len() } else { 0 };
         self.note(name);
         self.len -= 1;
-        self.forget_expiry(old.expire_at_ms, 0);
+        self.move_expiry(name, old.expire_at_ms, 0);
         Some(old)
     }
 
@@ -190,41 +247,75 @@ impl Hash {
     pub fn set_expiry(&mut self, name: &[u8], expire_at_ms: u64) -> bool {
         let Some(Some(field)) = self.fields.get_mut(name) else { return false };
         let old = std::mem::replace(&mut field.expire_at_ms, expire_at_ms);
-        if expire_at_ms != 0 {
-            self.timed = true;
-            if self.min_expire_at_ms == 0 || expire_at_ms < self.min_expire_at_ms {
-                self.min_expire_at_ms = expire_at_ms;
-            }
-        }
         self.note(name);
-        self.forget_expiry(old, expire_at_ms);
+        self.move_expiry(name, old, expire_at_ms);
         true
     }
 
-    /// Removes all fields expired at `now_ms`; needs a complete hash. How many were removed.
+    /// Removes all fields expired at `now_ms`; needs a complete hash. How many were removed. Takes
+    /// time in proportion to them.
     pub fn remove_expired(&mut self, now_ms: u64) -> u64 {
-        if self.min_expire_at_ms == 0 || self.min_expire_at_ms > now_ms {
-            return 0;
+        let mut removed = 0;
+        while self.expiries.first().is_some_and(|(at, _)| *at <= now_ms) {
+            let Some((_, name)) = self.expiries.pop_first() else { break };
+            removed += u64::from(self.remove(&name).is_some());
         }
-        let expired: Vec<Box<[u8]>> =
-            self.iter().filter(|(_, f)| f.is_expired(now_ms)).map(|(n, _)| n.into()).collect();
-        for name in &expired {
-            self.remove(name);
+        removed
+    }
+
+    /// A step of a scan: fields from `cursor` on in the order of `order_of`, a fixed hash of at
+    /// most 48 bits of a name; needs a complete hash. `visit` is called for at least `count` of
+    /// them, expired ones included, if there are as many. The next cursor comes back, 0 at the
+    /// end. A field that is there from the first step to the last is visited.
+    ///
+    /// The first step takes time in proportion to all fields if some were added since the last
+    /// scan began; the others, to `count`.
+    pub fn scan(
+        &self,
+        cursor: u64,
+        count: usize,
+        order_of: impl Fn(&[u8]) -> u64,
+        mut visit: impl FnMut(&[u8], &Field),
+    ) -> u64 {
+        let mut cache = self.scan.borrow_mut();
+        if cache.as_ref().is_some_and(|order| order.stale && cursor == 0) {
+            *cache = None;
         }
-        self.recount_expiry();
-        expired.len() as u64
+        let order = cache.get_or_insert_with(|| {
+            let mut names: Vec<_> =
+                self.iter().map(|(name, _)| (order_of(name), name.into())).collect();
+            names.sort_unstable();
+            Box::new(ScanOrder { names, stale: false })
+        });
+        let first = order.names.partition_point(|(at, _)| *at < cursor);
+        let mut visited = 0;
+        let mut last = None;
+        for (at, name) in &order.names[first..] {
+            // Names of one hash go together, for the cursor cannot tell them apart.
+            if visited >= count && last != Some(*at) {
+                return *at;
+            }
+            last = Some(*at);
+            if let Some(Some(field)) = self.fields.get(name) {
+                visit(name, field);
+                visited += 1;
+            }
+        }
+        *cache = None;
+        0
     }
 
     /// Takes a field found on disk in; what is known already is newer and stays.
-    pub(crate) fn learn(&mut self, name: &[u8], field: Option<Field>) {
+    pub fn learn(&mut self, name: &[u8], field: Option<Field>) {
         if !self.fields.contains_key(name) {
             self.bytes += name.len() + field.as_ref().map_or(0, |f| f.value.len());
+            self.move_expiry(name, 0, field.as_ref().map_or(0, |f| f.expire_at_ms));
             self.fields.insert(name.into(), field);
         }
     }
 
-    /// Every field that exists has been learnt.
-    pub(crate) fn learnt_all(&mut self) {
+    /// Every field that exists has been learnt. Takes time in proportion to the fields.
+    pub fn learnt_all(&mut self) {
         let mut forgotten = 0;
         self.fields.retain(|name, f| {
             forgotten += if f.is_none() { name.len() } else { 0 };
@@ -232,7 +323,7 @@ impl Hash {
         });
         self.bytes -= forgotten;
         self.complete = true;
-        self.recount_expiry();
+        self.min_unknown_expire_at_ms = 0;
     }
 
     /// The dirty fields, for their element rows, and forgets them.
@@ -254,6 +345,7 @@ impl Hash {
     pub(crate) fn detach(&mut self) {
         self.version = 0;
         self.dirty.clear();
+        *self.scan.get_mut() = None;
     }
 
     fn note(&mut self, name: &[u8]) {
@@ -262,17 +354,17 @@ impl Hash {
         }
     }
 
-    fn forget_expiry(&mut self, old: u64, new: u64) {
-        if old != 0 && old == self.min_expire_at_ms && new != old {
-            self.recount_expiry();
+    /// The expiry of a field in memory was `old` and is `new`.
+    fn move_expiry(&mut self, name: &[u8], old: u64, new: u64) {
+        if old == new {
+            return;
         }
-    }
-
-    /// With all fields at hand the bound is made exact; else it may only be too early.
-    fn recount_expiry(&mut self) {
-        if self.complete {
-            self.min_expire_at_ms =
-                self.iter().map(|(_, f)| f.expire_at_ms).filter(|&at| at != 0).min().unwrap_or(0);
+        if old != 0 {
+            self.expiries.remove(&(old, name.into()));
+        }
+        if new != 0 {
+            self.timed = true;
+            self.expiries.insert((new, name.into()));
         }
     }
 }
@@ -323,5 +415,54 @@ mod tests {
         assert_eq!(hash.require_all().unwrap_err(), Part::All);
         assert!(hash.remove(b"a").is_some());
         assert_eq!(hash.get(b"a", 0).unwrap(), None);
+    }
+
+    #[test]
+    fn the_bound_of_expiries_follows_what_is_known() {
+        let mut hash = Hash::from_meta(9, 3, true, 20);
+        hash.learn(b"a", Some(Field { value: b"1"[..].into(), expire_at_ms: 30 }));
+        assert_eq!(hash.min_expire_at_ms(), 20);
+        hash.learn(b"b", Some(Field { value: b"2"[..].into(), expire_at_ms: 0 }));
+        hash.learn(b"c", None);
+        hash.learnt_all();
+        assert_eq!(hash.min_expire_at_ms(), 30);
+        assert!(hash.set_expiry(b"a", 0));
+        assert_eq!((hash.min_expire_at_ms(), hash.is_timed()), (0, true));
+    }
+
+    fn order(name: &[u8]) -> u64 {
+        name.iter().fold(7, |n, &b| n * 31 + u64::from(b)) % 50
+    }
+
+    /// Scans to the end, calling `between` after each step; the names visited.
+    fn scan_all(hash: &mut Hash, count: usize, between: impl Fn(&mut Hash)) -> Vec<Box<[u8]>> {
+        let (mut seen, mut cursor) = (Vec::new(), 0);
+        loop {
+            cursor = hash.scan(cursor, count, order, |name, _| seen.push(name.into()));
+            if cursor == 0 {
+                return seen;
+            }
+            between(hash);
+        }
+    }
+
+    #[test]
+    fn a_scan_visits_each_field_once_whatever_else_changes() {
+        let mut hash = Hash::new();
+        hash.make_table();
+        for n in 0..200 {
+            hash.set(n.to_string().as_bytes(), b"v", 0);
+        }
+        let mut seen = scan_all(&mut hash, 3, |hash| {
+            let name = hash.len().to_string();
+            hash.set(format!("new{name}").as_bytes(), b"v", 0);
+            hash.remove(b"5");
+        });
+        seen.retain(|name| !name.starts_with(b"new") && **name != *b"5");
+        seen.sort();
+        seen.dedup();
+        assert_eq!(seen.len(), 199);
+        let later = hash.len() as usize;
+        assert_eq!(scan_all(&mut hash, 7, |_| ()).len(), later);
     }
 }

@@ -65,10 +65,13 @@ pub struct Stored {
     pub version: u64,
 }
 
+/// A key's bytes; short ones lie where they are compared.
+pub(crate) type KeyBuf = smallvec::SmallVec<[u8; 24]>;
+
 /// A key of the hot tier.
 #[derive(Debug)]
 pub struct Entry {
-    pub(crate) key: Box<[u8]>,
+    pub(crate) key: KeyBuf,
     pub(crate) hash: u64,
     pub value: Value,
     /// 0: never.
@@ -89,7 +92,7 @@ impl Entry {
     /// A key that does not exist.
     pub(crate) fn absent(key: &[u8], hash: u64) -> Self {
         Self {
-            key: key.into(),
+            key: KeyBuf::from_slice(key),
             hash,
             value: Value::Absent,
             expire_at_ms: 0,
@@ -113,7 +116,7 @@ impl Entry {
 
     /// Bytes of memory the entry takes, about.
     pub fn memory(&self) -> usize {
-        size_of::<Self>() + self.key.len() + self.value.memory()
+        size_of::<Self>() + self.key.len().saturating_sub(24) + self.value.memory()
     }
 
     /// Seconds since the last access.

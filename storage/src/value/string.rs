@@ -2,11 +2,18 @@
 
 use crate::store::Part;
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, btree_map};
 use std::ops::Range;
 
 /// Bytes of a chunk of a big string, and the greatest size of a string kept in its meta row.
 pub const CHUNK: usize = 16 * 1024;
+
+/// More missing chunks than this, and than half of the value's, are read in one scan of the value;
+/// which also finds the holes for good.
+const READ_SINGLY: usize = 16;
+
+/// Bytes a chunk takes in memory beside its own, about.
+const CHUNK_OVERHEAD: usize = 48;
 
 /// Longest string that Redis keeps in one allocation with its object ("embstr").
 const EMBSTR_MAX: usize = 44;
@@ -30,6 +37,8 @@ pub struct BigStr {
     pub(crate) len: u64,
     /// The chunks in memory, by number. A chunk may be shorter than [`CHUNK`]: zeros follow.
     pub(crate) chunks: BTreeMap<u32, Vec<u8>>,
+    /// Bytes of the chunks in memory.
+    pub(crate) held: usize,
     /// Whether a chunk that is not in `chunks` is a hole of zeros rather than not loaded.
     pub(crate) complete: bool,
     /// Chunks the journal has not heard of.
@@ -42,6 +51,11 @@ impl Str {
         if let Some(n) = parse_int(bytes) {
             return Self::Int(n);
         }
+        Self::text(bytes)
+    }
+
+    /// The same without looking for an integer: INCRBYFLOAT leaves "embstr" whatever the text.
+    pub fn text(bytes: &[u8]) -> Self {
         if bytes.len() <= EMBSTR_MAX {
             Self::Emb(bytes.into())
         } else {
@@ -87,7 +101,7 @@ impl Str {
             Self::Int(_) => 0,
             Self::Emb(b) => b.len(),
             Self::Raw(v) => v.capacity(),
-            Self::Big(big) => size_of::<BigStr>() + big.chunks.len() * (CHUNK + 48),
+            Self::Big(big) => size_of::<BigStr>() + big.held + big.chunks.len() * CHUNK_OVERHEAD,
         }
     }
 
@@ -106,25 +120,98 @@ impl Str {
         self.range(0..self.len())
     }
 
+    /// Checks that what [`Str::write_at`] with `len` bytes needs is in memory.
+    pub fn require_write(&self, offset: usize, len: usize) -> Result<(), Part> {
+        match self {
+            Self::Big(big) => big.require_write(offset, len),
+            Self::Int(_) | Self::Emb(_) | Self::Raw(_) => Ok(()),
+        }
+    }
+
     /// Overwrites from `offset` on, growing with zeros. Nothing is changed if a part must be loaded.
     pub fn write_at(&mut self, offset: usize, bytes: &[u8]) -> Result<(), Part> {
         if let Self::Big(big) = self {
             return big.write_at(offset, bytes);
         }
-        let mut whole = self.whole()?.into_owned();
         let end = offset + bytes.len();
         if end > CHUNK {
-            let mut big = BigStr::new(&whole);
+            let mut big = BigStr::new(&self.whole()?);
             big.write_at(offset, bytes)?;
             *self = Self::Big(Box::new(big));
             return Ok(());
         }
-        if whole.len() < end {
-            whole.resize(end, 0);
+        let raw = self.make_raw()?;
+        if raw.len() < end {
+            raw.resize(end, 0);
         }
-        whole[offset..end].copy_from_slice(bytes);
-        *self = Self::Raw(whole);
+        raw[offset..end].copy_from_slice(bytes);
         Ok(())
+    }
+
+    /// Lengthens with zeros to `len` bytes; they take no memory beyond the first [`CHUNK`].
+    pub fn grow(&mut self, len: usize) -> Result<(), Part> {
+        if len <= self.len() {
+            return Ok(());
+        }
+        if let Self::Big(big) = self {
+            big.len = len as u64;
+        } else if len > CHUNK {
+            let mut big = BigStr::new(&self.whole()?);
+            big.len = len as u64;
+            *self = Self::Big(Box::new(big));
+        } else {
+            self.make_raw()?.resize(len, 0);
+        }
+        Ok(())
+    }
+
+    /// The bytes of a string that is not big, for changing them in place.
+    fn make_raw(&mut self) -> Result<&mut Vec<u8>, Part> {
+        if !matches!(self, Self::Raw(_)) {
+            *self = Self::Raw(self.whole()?.into_owned());
+        }
+        match self {
+            Self::Raw(v) => Ok(v),
+            // Not reached: it was made raw above.
+            _ => Err(Part::All),
+        }
+    }
+
+    /// Checks that a range inside the value is in memory.
+    pub fn require(&self, range: Range<usize>) -> Result<(), Part> {
+        match self {
+            Self::Big(big) => big.missing(&range).map_or(Ok(()), Err),
+            Self::Int(_) | Self::Emb(_) | Self::Raw(_) => Ok(()),
+        }
+    }
+
+    /// The stored bytes of a range inside the value, in order, each piece with its offset in the
+    /// value: zeros are between them. No piece is empty or crosses a multiple of [`CHUNK`].
+    pub fn pieces(
+        &self,
+        range: Range<usize>,
+    ) -> Result<impl Iterator<Item = (usize, Cow<'_, [u8]>)>, Part> {
+        let (whole, big) = match self {
+            _ if range.is_empty() => (None, None),
+            Self::Big(big) => (None, Some(big.pieces(range)?)),
+            _ => (Some((range.start, self.range(range)?)), None),
+        };
+        let big = big.into_iter().flatten().map(|(at, bytes)| (at, Cow::Borrowed(bytes)));
+        Ok(whole.into_iter().chain(big))
+    }
+
+    /// A value of `len` bytes from its chunks by number: each at most [`CHUNK`] bytes, none beyond
+    /// the length. What they leave out is zeros.
+    pub fn from_chunks(len: usize, mut chunks: BTreeMap<u32, Vec<u8>>) -> Self {
+        if len <= CHUNK {
+            let mut only = chunks.remove(&0).unwrap_or_default();
+            only.resize(len, 0);
+            return Self::Raw(only);
+        }
+        let dirty = chunks.keys().copied().collect();
+        let held = chunks.values().map(Vec::len).sum();
+        let len = len as u64;
+        Self::Big(Box::new(BigStr { len, chunks, held, dirty, complete: true, version: 0 }))
     }
 
     /// Appends; cheap on a string that is already raw.
@@ -148,6 +235,7 @@ impl BigStr {
             big.dirty.insert(n);
         }
         big.len = bytes.len() as u64;
+        big.held = bytes.len();
         big
     }
 
@@ -162,7 +250,10 @@ impl BigStr {
 
     /// Takes a chunk found on disk in (empty: a hole); what is known already is newer and stays.
     pub(crate) fn learn(&mut self, n: u32, chunk: &[u8]) {
-        self.chunks.entry(n).or_insert_with(|| chunk.to_vec());
+        if let btree_map::Entry::Vacant(place) = self.chunks.entry(n) {
+            place.insert(chunk.to_vec());
+            self.held += chunk.len();
+        }
     }
 
     fn missing(&self, range: &Range<usize>) -> Option<Part> {
@@ -171,43 +262,61 @@ impl BigStr {
         }
         let wanted = (range.start / CHUNK) as u32..((range.end - 1) / CHUNK + 1) as u32;
         let chunks: Vec<u32> = wanted.filter(|n| !self.chunks.contains_key(n)).collect();
+        let all = (self.len as usize).div_ceil(CHUNK);
+        if chunks.len() > READ_SINGLY && chunks.len() > all / 2 {
+            return Some(Part::All);
+        }
         (!chunks.is_empty()).then_some(Part::Chunks(chunks))
     }
 
     fn range(&self, range: Range<usize>) -> Result<Vec<u8>, Part> {
-        if let Some(part) = self.missing(&range) {
-            return Err(part);
-        }
+        let pieces = self.pieces(range.clone())?;
         let mut out = vec![0; range.len()];
-        if range.is_empty() {
-            return Ok(out);
-        }
-        let first = (range.start / CHUNK) as u32;
-        let last = ((range.end - 1) / CHUNK) as u32;
-        for (&n, chunk) in self.chunks.range(first..=last) {
-            let base = n as usize * CHUNK;
-            let from = range.start.max(base);
-            let to = range.end.min(base + chunk.len());
-            if from < to {
-                out[from - range.start..to - range.start]
-                    .copy_from_slice(&chunk[from - base..to - base]);
-            }
+        for (at, bytes) in pieces {
+            let from = at - range.start;
+            out[from..from + bytes.len()].copy_from_slice(bytes);
         }
         Ok(out)
     }
 
-    fn write_at(&mut self, offset: usize, bytes: &[u8]) -> Result<(), Part> {
-        let end = offset + bytes.len();
-        // Only chunks that are partly overwritten, and exist, must be known.
-        for edge in [offset, end.saturating_sub(1)] {
+    /// See [`Str::pieces`].
+    fn pieces(&self, range: Range<usize>) -> Result<impl Iterator<Item = (usize, &[u8])>, Part> {
+        if let Some(part) = self.missing(&range) {
+            return Err(part);
+        }
+        let chunks = (range.start / CHUNK) as u32..range.end.div_ceil(CHUNK) as u32;
+        Ok(self.chunks.range(chunks).filter_map(move |(&n, chunk)| {
+            let base = n as usize * CHUNK;
+            let from = range.start.max(base);
+            let to = range.end.min(base + chunk.len());
+            (from < to).then(|| (from, &chunk[from - base..to - base]))
+        }))
+    }
+
+    /// Only chunks that are partly overwritten, and exist, must be known.
+    fn require_write(&self, offset: usize, len: usize) -> Result<(), Part> {
+        if len == 0 {
+            return Ok(());
+        }
+        let end = offset + len;
+        let mut edges = Vec::new();
+        for edge in [offset, end - 1] {
             let base = edge / CHUNK * CHUNK;
             let known_end = (self.len as usize).min(base + CHUNK);
-            if base < known_end && (offset > base || end < known_end) {
-                if let Some(part) = self.missing(&(base..base + 1)) {
-                    return Err(part);
-                }
+            if base < known_end
+                && (offset > base || end < known_end)
+                && let Some(Part::Chunks(chunks)) = self.missing(&(base..base + 1))
+                && !edges.contains(&chunks[0])
+            {
+                edges.extend(chunks);
             }
         }
+        if edges.is_empty() { Ok(()) } else { Err(Part::Chunks(edges)) }
+    }
+
+    fn write_at(&mut self, offset: usize, bytes: &[u8]) -> Result<(), Part> {
+        self.require_write(offset, bytes.len())?;
+        let end = offset + bytes.len();
         self.len = self.len.max(end as u64);
         let mut at = offset;
         while at < end {
@@ -216,6 +325,7 @@ impl BigStr {
             let take = (CHUNK - within).min(end - at);
             let chunk = self.chunks.entry(n).or_default();
             if chunk.len() < within + take {
+                self.held += within + take - chunk.len();
                 chunk.resize(within + take, 0);
             }
             chunk[within..within + take].copy_from_slice(&bytes[at - offset..at - offset + take]);
@@ -254,50 +364,5 @@ fn int_len(n: i64) -> usize {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn integers_are_canonical_only() {
-        for (text, want) in [
-            ("0", Some(0)),
-            ("-1", Some(-1)),
-            ("9223372036854775807", Some(i64::MAX)),
-            ("-9223372036854775808", Some(i64::MIN)),
-            ("9223372036854775808", None),
-            ("-0", None),
-            ("01", None),
-            ("+1", None),
-            ("", None),
-            ("1 ", None),
-        ] {
-            assert_eq!(parse_int(text.as_bytes()), want, "{text}");
-            if let Some(n) = want {
-                assert_eq!(int_len(n), text.len());
-            }
-        }
-    }
-
-    #[test]
-    fn writes_grow_into_chunks() {
-        let mut s = Str::new(b"hello");
-        s.write_at(3 * CHUNK + 5, b"world").unwrap();
-        assert_eq!(s.len(), 3 * CHUNK + 10);
-        assert_eq!(&*s.range(0..6).unwrap(), b"hello\0");
-        assert_eq!(&*s.range(3 * CHUNK + 4..3 * CHUNK + 10).unwrap(), b"\0world");
-        s.write_at(CHUNK - 2, b"abcd").unwrap();
-        assert_eq!(&*s.range(CHUNK - 3..CHUNK + 3).unwrap(), b"\0abcd\0");
-    }
-
-    #[test]
-    fn a_part_that_is_not_loaded_is_asked_for() {
-        let mut big = BigStr::new(&vec![7; 4 * CHUNK]);
-        big.complete = false;
-        big.chunks.remove(&2);
-        let mut s = Str::Big(Box::new(big));
-        assert_eq!(s.range(0..3 * CHUNK).unwrap_err(), Part::Chunks(vec![2]));
-        assert_eq!(s.write_at(2 * CHUNK + 1, b"x").unwrap_err(), Part::Chunks(vec![2]));
-        s.write_at(2 * CHUNK, &vec![1; CHUNK]).unwrap();
-        assert_eq!(s.range(2 * CHUNK..2 * CHUNK + 1).unwrap()[0], 1);
-    }
-}
+#[path = "string_tests.rs"]
+mod tests;

@@ -1,0 +1,578 @@
+//! CLIENT.
+
+use super::handshake::{client_name, is_printable};
+use crate::clients::{Client, state};
+use crate::commands::help::help;
+use crate::commands::{Call, Group, Outcome, Run, Spec, Stop, arg, error, flag, is_word};
+use crate::node::Pause;
+use crate::num::parse_i64;
+use crate::resp::Args;
+use crate::session::ReplyMode;
+
+/// Which connections CLIENT LIST shows and CLIENT KILL closes.
+#[derive(Default)]
+struct Filter<'a> {
+    ids: Option<Vec<u64>>,
+    /// Seconds; 0: any.
+    max_age_s: u64,
+    kind: Option<Kind>,
+    addr: Option<&'a [u8]>,
+    laddr: Option<&'a [u8]>,
+    skip_me: bool,
+}
+
+/// Kinds of connections. There are no replicas here, and no connection to a primary.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Normal,
+    Pubsub,
+    Replica,
+    Primary,
+}
+
+impl Kind {
+    fn of(client: &Client) -> Self {
+        if client.is(state::PUBSUB) {
+            Self::Pubsub
+        } else if client.is(state::MONITOR) {
+            Self::Replica
+        } else {
+            Self::Normal
+        }
+    }
+
+    fn named(name: &[u8]) -> Result<Self, Stop> {
+        Ok(match name.to_ascii_lowercase().as_slice() {
+            b"normal" => Self::Normal,
+            b"pubsub" => Self::Pubsub,
+            b"slave" | b"replica" => Self::Replica,
+            b"master" | b"primary" => Self::Primary,
+            _ => {
+                let name = String::from_utf8_lossy(name);
+                return Err(format!("ERR Unknown client type '{name}'").into());
+            }
+        })
+    }
+}
+
+impl<'a> Filter<'a> {
+    /// Reads the options behind the subcommand.
+    fn parse(args: Args<'a>, skip_me: bool) -> Result<Self, Stop> {
+        let mut filter = Self { skip_me, ..Self::default() };
+        let mut at = 2;
+        while let Some(option) = args.get(at) {
+            if is_word(option, "id") {
+                at = filter.add_ids(args, at + 1)?;
+                continue;
+            }
+            let value = args.get(at + 1).ok_or(error::SYNTAX)?;
+            filter.set(option, value)?;
+            at += 2;
+        }
+        Ok(filter)
+    }
+
+    /// Takes ids up to the first word that is no number; where that is.
+    fn add_ids(&mut self, args: Args<'_>, mut at: usize) -> Result<usize, Stop> {
+        let ids = self.ids.get_or_insert_default();
+        while let Some(id) = args.get(at).and_then(parse_i64) {
+            match u64::try_from(id) {
+                Ok(id @ 1..) => ids.push(id),
+                _ => return Err("ERR client-id should be greater than 0".into()),
+            }
+            at += 1;
+        }
+        Ok(at)
+    }
+
+    fn set(&mut self, option: &[u8], value: &'a [u8]) -> Outcome {
+        match option.to_ascii_lowercase().as_slice() {
+            b"maxage" => {
+                let seconds =
+                    parse_i64(value).ok_or("ERR maxage is not an integer or out of range")?;
+                self.max_age_s = u64::try_from(seconds).unwrap_or(0);
+                if self.max_age_s == 0 {
+                    return Err("ERR maxage should be greater than 0".into());
+                }
+            }
+            b"type" => self.kind = Some(Kind::named(value)?),
+            b"addr" => self.addr = Some(value),
+            b"laddr" => self.laddr = Some(value),
+            b"user" if value == b"default" => {}
+            b"user" => {
+                let name = String::from_utf8_lossy(value);
+                return Err(format!("ERR No such user '{name}'").into());
+            }
+            b"skipme" if is_word(value, "yes") => self.skip_me = true,
+            b"skipme" if is_word(value, "no") => self.skip_me = false,
+            _ => return Err(error::SYNTAX.into()),
+        }
+        Ok(())
+    }
+
+    fn matches(&self, client: &Client, me: u64, now_ms: u64) -> bool {
+        let same =
+            |wanted: Option<&[u8]>, text: String| wanted.is_none_or(|w| w == text.as_bytes());
+        let age_s = now_ms.saturating_sub(client.created_ms) / 1000;
+        same(self.addr, client.addr.to_string())
+            && same(self.laddr, client.laddr.to_string())
+            && self.kind.is_none_or(|kind| kind == Kind::of(client))
+            && self.ids.as_ref().is_none_or(|ids| ids.contains(&client.id))
+            && !(self.skip_me && client.id == me)
+            && age_s >= self.max_age_s
+    }
+}
+
+/// `CLIENT LIST [filter …]`
+fn list(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+    if args.len() == 3 {
+        return Err(error::SYNTAX.into());
+    }
+    let filter = Filter::parse(args, false)?;
+    let now_ms = cx.node.clock.now_ms();
+    let mut text = String::new();
+    for client in cx.node.clients.all() {
+        if filter.matches(&client, cx.session.client.id, now_ms) {
+            client.describe(now_ms, &mut text);
+        }
+    }
+    cx.out.verbatim(*b"txt", text.as_bytes());
+    Ok(())
+}
+
+/// `CLIENT INFO`
+fn info(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+    let mut text = String::new();
+    cx.session.client.describe(cx.node.clock.now_ms(), &mut text);
+    cx.out.verbatim(*b"txt", text.as_bytes());
+    Ok(())
+}
+
+/// `CLIENT KILL address`, or `CLIENT KILL filter …`
+fn kill(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+    let by_address = args.len() == 3;
+    let filter = if by_address {
+        Filter { addr: Some(arg(args, 2)?), ..Filter::default() }
+    } else {
+        Filter::parse(args, true)?
+    };
+    let (me, now_ms) = (cx.session.client.id, cx.node.clock.now_ms());
+    let mut killed = 0;
+    for client in cx.node.clients.all() {
+        if !filter.matches(&client, me, now_ms) {
+            continue;
+        }
+        killed += 1;
+        if client.id == me {
+            cx.session.closing = true;
+        } else {
+            cx.node.clients.kill(&client);
+        }
+    }
+    match (by_address, killed) {
+        (true, 0) => return Err("ERR No such client".into()),
+        (true, _) => cx.out.ok(),
+        (false, n) => cx.out.count(n),
+    }
+    Ok(())
+}
+
+/// `CLIENT ID`
+fn id(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+    cx.out.int(cx.session.client.id.cast_signed());
+    Ok(())
+}
+
+/// `CLIENT GETNAME`
+fn getname(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+    match cx.session.client.labels().name.as_str() {
+        "" => cx.out.null(),
+        name => cx.out.bulk_str(name),
+    }
+    Ok(())
+}
+
+/// `CLIENT SETNAME name`
+fn setname(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+    cx.session.client.labels().name = client_name(arg(args, 2)?)?;
+    cx.out.ok();
+    Ok(())
+}
+
+/// `CLIENT SETINFO <LIB-NAME | LIB-VER> text`
+fn setinfo(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+    let (name, value) = (arg(args, 2)?, arg(args, 3)?);
+    let shown = String::from_utf8_lossy(name);
+    let is_name = is_word(name, "lib-name");
+    if !is_name && !is_word(name, "lib-ver") {
+        return Err(format!("ERR Unrecognized option '{shown}'").into());
+    }
+    if !is_printable(value) {
+        return Err(
+            format!("ERR {shown} cannot contain spaces, newlines or special characters.").into()
+        );
+    }
+    let value = String::from_utf8_lossy(value).into_owned();
+    let mut labels = cx.session.client.labels();
+    *(if is_name { &mut labels.lib_name } else { &mut labels.lib_ver }) = value;
+    drop(labels);
+    cx.out.ok();
+    Ok(())
+}
+
+/// `ON` or `OFF` at argument 2.
+fn on_off(args: Args<'_>) -> Result<bool, Stop> {
+    let word = arg(args, 2)?;
+    match (is_word(word, "on"), is_word(word, "off")) {
+        (true, _) => Ok(true),
+        (_, true) => Ok(false),
+        _ => Err(error::SYNTAX.into()),
+    }
+}
+
+/// `CLIENT NO-EVICT <ON | OFF>`
+fn no_evict(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+    cx.session.client.set(state::NO_EVICT, on_off(args)?);
+    cx.out.ok();
+    Ok(())
+}
+
+/// `CLIENT NO-TOUCH <ON | OFF>`
+fn no_touch(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+    let on = on_off(args)?;
+    cx.session.no_touch = on;
+    cx.session.client.set(state::NO_TOUCH, on);
+    cx.out.ok();
+    Ok(())
+}
+
+/// `CLIENT IMPORT-SOURCE <ON | OFF>`: there is no import mode to be in.
+fn import_source(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+    if !is_word(arg(args, 2)?, "off") {
+        return Err("ERR Server is not in import mode".into());
+    }
+    cx.session.client.set(state::IMPORT, false);
+    cx.out.ok();
+    Ok(())
+}
+
+/// `CLIENT CAPA option [option …]`
+fn capa(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+    if args.iter().skip(2).any(|option| is_word(option, "redirect")) {
+        cx.session.client.set(state::CAPA_REDIRECT, true);
+    }
+    cx.out.ok();
+    Ok(())
+}
+
+/// `CLIENT REPLY <ON | OFF | SKIP>`
+fn reply(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+    let word = arg(args, 2)?;
+    if is_word(word, "on") {
+        cx.session.reply_mode = ReplyMode::On;
+        cx.out.ok();
+    } else if is_word(word, "off") {
+        cx.session.reply_mode = ReplyMode::Off;
+    } else if is_word(word, "skip") {
+        if cx.session.reply_mode != ReplyMode::Off {
+            cx.session.reply_mode = ReplyMode::SkipNext;
+        }
+    } else {
+        return Err(error::SYNTAX.into());
+    }
+    Ok(())
+}
+
+/// `CLIENT PAUSE timeout-ms [WRITE | ALL]`
+fn pause(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+    let writes_only = match args.get(3) {
+        _ if args.len() > 4 => return Err(error::SYNTAX.into()),
+        None => false,
+        Some(mode) if is_word(mode, "write") => true,
+        Some(mode) if is_word(mode, "all") => false,
+        Some(_) => return Err("ERR CLIENT PAUSE mode must be WRITE or ALL".into()),
+    };
+    let timeout =
+        parse_i64(arg(args, 2)?).ok_or("ERR timeout is not an integer or out of range")?;
+    let timeout = u64::try_from(timeout).map_err(|_| "ERR timeout is negative")?;
+    let now_ms = cx.node.clock.now_ms();
+    let until_ms = now_ms + timeout;
+    if i64::try_from(until_ms).is_err() {
+        return Err("ERR timeout is out of range".into());
+    }
+    // A pause that holds neither gets shorter nor lets more through.
+    let held = cx.node.pause().unwrap_or(Pause { until_ms: 0, writes_only: true });
+    cx.node.set_pause(Pause {
+        until_ms: until_ms.max(held.until_ms),
+        writes_only: writes_only && held.writes_only,
+    });
+    cx.out.ok();
+    Ok(())
+}
+
+/// `CLIENT UNPAUSE`
+fn unpause(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+    cx.node.set_pause(Pause::default());
+    cx.out.ok();
+    Ok(())
+}
+
+/// `CLIENT UNBLOCK client-id [TIMEOUT | ERROR]`: no connection is blocked on keys.
+fn unblock(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+    if let Some(reason) = args.get(3)
+        && !is_word(reason, "timeout")
+        && !is_word(reason, "error")
+    {
+        return Err("ERR CLIENT UNBLOCK reason should be TIMEOUT or ERROR".into());
+    }
+    parse_i64(arg(args, 2)?).ok_or(error::NOT_INTEGER)?;
+    cx.out.int(0);
+    Ok(())
+}
+
+/// `CLIENT GETREDIR`
+fn getredir(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+    cx.out.int(-1);
+    Ok(())
+}
+
+/// `CLIENT TRACKINGINFO`
+fn trackinginfo(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+    let out = &mut *cx.out;
+    out.map(3);
+    out.bulk_str("flags");
+    out.set(1);
+    out.bulk_str("off");
+    out.bulk_str("redirect");
+    out.int(-1);
+    out.bulk_str("prefixes");
+    out.array(0);
+    Ok(())
+}
+
+/// `CLIENT HELP`
+fn show_help(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+    help(
+        cx.out,
+        "CLIENT",
+        &[
+            ("CAPA <option> [options...]", "Tells what the client can handle: REDIRECT."),
+            ("GETNAME", "Answers the connection's name."),
+            ("GETREDIR", "Answers where invalidation messages go, or -1."),
+            ("ID", "Answers the connection's number."),
+            ("IMPORT-SOURCE (ON|OFF)", "Marks the connection as the source of an import."),
+            ("INFO", "Describes the connection."),
+            ("KILL <ip:port>", "Closes the connection from this address."),
+            (
+                "KILL <option> <value> [<option> <value> [...]]",
+                "Closes connections by ID, TYPE, USER, ADDR, LADDR, MAXAGE; SKIPME spares this one.",
+            ),
+            ("LIST [options ...]", "Describes connections, chosen by the options that KILL has."),
+            ("NO-EVICT (ON|OFF)", "Keeps the connection when clients take too much memory."),
+            ("NO-TOUCH (ON|OFF)", "Lets reads leave idle times alone."),
+            ("PAUSE <timeout> [WRITE|ALL]", "Makes commands wait for some milliseconds."),
+            ("REPLY (ON|OFF|SKIP)", "Chooses which replies the connection gets."),
+            ("SETINFO <option> <value>", "Sets LIB-NAME or LIB-VER."),
+            ("SETNAME <name>", "Names the connection."),
+            ("TRACKINGINFO", "Describes the tracking of keys."),
+            ("UNBLOCK <clientid> [TIMEOUT|ERROR]", "Ends the wait of a blocked connection."),
+            ("UNPAUSE", "Ends a pause."),
+        ],
+    );
+    Ok(())
+}
+
+/// Flags that most of them have.
+const ANY_TIME: u32 = flag::NOSCRIPT | flag::LOADING | flag::STALE;
+
+/// The subcommands of CLIENT.
+pub(super) const SUBCOMMANDS: &[Spec] = &[
+    Spec {
+        name: "capa",
+        group: Group::Connection,
+        since: "8.0.0",
+        summary: "Tells the server what the client is able to handle.",
+        arity: -3,
+        flags: ANY_TIME,
+        run: Run::Session(capa),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "getname",
+        group: Group::Connection,
+        since: "2.6.9",
+        summary: "Answers the connection's name.",
+        arity: 2,
+        flags: ANY_TIME,
+        run: Run::Session(getname),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "getredir",
+        group: Group::Connection,
+        since: "6.0.0",
+        summary: "Answers the connection that invalidation messages go to.",
+        arity: 2,
+        flags: ANY_TIME,
+        run: Run::Session(getredir),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "help",
+        group: Group::Connection,
+        since: "5.0.0",
+        summary: "Tells the subcommands.",
+        arity: 2,
+        flags: flag::LOADING | flag::STALE,
+        run: Run::Session(show_help),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "id",
+        group: Group::Connection,
+        since: "5.0.0",
+        summary: "Answers the connection's number.",
+        arity: 2,
+        flags: ANY_TIME,
+        run: Run::Session(id),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "import-source",
+        group: Group::Connection,
+        since: "8.1.0",
+        summary: "Marks the connection as the source of an import.",
+        arity: 3,
+        flags: ANY_TIME,
+        run: Run::Session(import_source),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "info",
+        group: Group::Connection,
+        since: "6.2.0",
+        summary: "Describes the connection.",
+        arity: 2,
+        flags: ANY_TIME,
+        tips: &["nondeterministic_output"],
+        run: Run::Session(info),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "kill",
+        group: Group::Connection,
+        since: "2.4.0",
+        complexity: "O(N) where N is the number of client connections",
+        summary: "Closes connections.",
+        arity: -3,
+        flags: flag::ADMIN | ANY_TIME,
+        run: Run::Session(kill),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "list",
+        group: Group::Connection,
+        since: "2.4.0",
+        complexity: "O(N) where N is the number of client connections",
+        summary: "Describes the connections.",
+        arity: -2,
+        flags: flag::ADMIN | ANY_TIME,
+        tips: &["nondeterministic_output"],
+        run: Run::Session(list),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "no-evict",
+        group: Group::Connection,
+        since: "7.0.0",
+        summary: "Keeps the connection when clients take too much memory.",
+        arity: 3,
+        flags: flag::ADMIN | ANY_TIME,
+        run: Run::Session(no_evict),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "no-touch",
+        group: Group::Connection,
+        since: "7.2.0",
+        summary: "Lets reads of the connection leave the idle times of keys alone.",
+        arity: 3,
+        flags: ANY_TIME,
+        run: Run::Session(no_touch),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "pause",
+        group: Group::Connection,
+        since: "3.0.0",
+        summary: "Makes commands of all connections wait.",
+        arity: -3,
+        flags: flag::ADMIN | ANY_TIME,
+        run: Run::Session(pause),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "reply",
+        group: Group::Connection,
+        since: "3.2.0",
+        summary: "Chooses which replies the connection gets.",
+        arity: 3,
+        flags: ANY_TIME,
+        run: Run::Session(reply),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "setinfo",
+        group: Group::Connection,
+        since: "7.2.0",
+        summary: "Describes the library that the client uses.",
+        arity: 4,
+        flags: ANY_TIME,
+        tips: &["request_policy:all_nodes", "response_policy:all_succeeded"],
+        run: Run::Session(setinfo),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "setname",
+        group: Group::Connection,
+        since: "2.6.9",
+        summary: "Names the connection.",
+        arity: 3,
+        flags: ANY_TIME,
+        tips: &["request_policy:all_nodes", "response_policy:all_succeeded"],
+        run: Run::Session(setname),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "trackinginfo",
+        group: Group::Connection,
+        since: "6.2.0",
+        summary: "Describes the tracking of keys that the connection has read.",
+        arity: 2,
+        flags: ANY_TIME,
+        run: Run::Session(trackinginfo),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "unblock",
+        group: Group::Connection,
+        since: "5.0.0",
+        complexity: "O(log N) where N is the number of client connections",
+        summary: "Ends the wait of a blocked connection.",
+        arity: -3,
+        flags: flag::ADMIN | ANY_TIME,
+        run: Run::Session(unblock),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "unpause",
+        group: Group::Connection,
+        since: "6.2.0",
+        complexity: "O(N) Where N is the number of paused clients",
+        summary: "Ends the wait that PAUSE began.",
+        arity: 2,
+        flags: flag::ADMIN | ANY_TIME,
+        run: Run::Session(unpause),
+        ..Spec::NEW
+    },
+];

@@ -1,0 +1,147 @@
+//! HELLO and AUTH.
+
+use crate::commands::{Call, Outcome, Stop, arg, error, is_word};
+use crate::num::parse_i64;
+use crate::resp::{Args, Proto};
+
+const WRONG_PASS: &str = "WRONGPASS invalid username-password pair or user is disabled.";
+const NO_PASSWORD_SET: &str = "ERR AUTH <password> called without any password configured for \
+    the default user. Are you sure your configuration is correct?";
+const NOT_AUTHENTICATED: &str = "NOAUTH HELLO must be called with the client already \
+    authenticated, otherwise the HELLO <proto> AUTH <user> <pass> option can be used to \
+    authenticate the client and select the RESP protocol version at the same time";
+const BAD_NAME: &str = "ERR Client names cannot contain spaces, newlines or special characters.";
+
+/// The name and version that clients are told: what this server is compatible with.
+pub(crate) const COMPATIBLE_VERSION: &str = "8.1.1";
+/// The version of Redis that this server is compatible with.
+pub(crate) const REDIS_VERSION: &str = "7.2.4";
+
+/// `HELLO [protover [AUTH username password] [SETNAME clientname]]`
+pub(super) fn hello(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+    let version = match args.get(1) {
+        None => None,
+        Some(text) => Some(protocol_version(text)?),
+    };
+    let mut credentials = None;
+    let mut name = None;
+    let mut at = 2;
+    while let Some(option) = args.get(at) {
+        let left = args.len() - 1 - at;
+        if is_word(option, "auth") && left >= 2 {
+            credentials = Some((arg(args, at + 1)?, arg(args, at + 2)?));
+            at += 3;
+        } else if is_word(option, "setname") && left >= 1 {
+            name = Some(client_name(arg(args, at + 1)?)?);
+            at += 2;
+        } else {
+            let option = String::from_utf8_lossy(option);
+            return Err(format!("ERR Syntax error in HELLO option '{option}'").into());
+        }
+    }
+    if let Some((user, password)) = credentials {
+        authenticate(cx, user, password)?;
+    }
+    if !cx.session.authenticated && cx.worker.settings().requirepass.is_some() {
+        return Err(NOT_AUTHENTICATED.into());
+    }
+    if let Some(name) = name {
+        cx.session.client.labels().name = name;
+    }
+    if let Some(version) = version {
+        cx.session.set_proto(version);
+        cx.out.set_proto(version);
+    }
+    answer(cx);
+    Ok(())
+}
+
+fn protocol_version(text: &[u8]) -> Result<Proto, Stop> {
+    match parse_i64(text) {
+        None => Err("ERR Protocol version is not an integer or out of range".into()),
+        Some(2) => Ok(Proto::Resp2),
+        Some(3) => Ok(Proto::Resp3),
+        Some(_) => Err("NOPROTO unsupported protocol version".into()),
+    }
+}
+
+fn answer(cx: &mut Call<'_>) {
+    let settings = cx.worker.settings();
+    let out = &mut *cx.out;
+    let zone = settings.availability_zone.as_str();
+    out.map(7 + usize::from(!zone.is_empty()));
+    let (server, version) = if settings.extended_redis_compatibility {
+        ("redis", REDIS_VERSION)
+    } else {
+        ("valkey", COMPATIBLE_VERSION)
+    };
+    out.bulk_str("server");
+    out.bulk_str(server);
+    out.bulk_str("version");
+    out.bulk_str(version);
+    out.bulk_str("proto");
+    out.int(if out.is_resp3() { 3 } else { 2 });
+    out.bulk_str("id");
+    out.int(cx.session.client.id.cast_signed());
+    out.bulk_str("mode");
+    out.bulk_str(if settings.cluster_enabled { "cluster" } else { "standalone" });
+    out.bulk_str("role");
+    out.bulk_str("master");
+    out.bulk_str("modules");
+    out.array(0);
+    if !zone.is_empty() {
+        out.bulk_str("availability_zone");
+        out.bulk_str(zone);
+    }
+}
+
+/// `AUTH [username] password`
+pub(super) fn auth(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+    match args.len() {
+        2 if cx.worker.settings().requirepass.is_none() => {
+            return Err(NO_PASSWORD_SET.into());
+        }
+        2 => authenticate(cx, b"default", arg(args, 1)?)?,
+        3 => authenticate(cx, arg(args, 1)?, arg(args, 2)?)?,
+        _ => return Err(error::SYNTAX.into()),
+    }
+    cx.out.ok();
+    Ok(())
+}
+
+/// Checks a password; the connection stays what it was when it is wrong.
+fn authenticate(cx: &mut Call<'_>, user: &[u8], password: &[u8]) -> Outcome {
+    let settings = cx.worker.settings();
+    let right = match &settings.requirepass {
+        None => true,
+        Some(wanted) => same_secret(wanted.as_bytes(), password),
+    };
+    if user != b"default" || !right {
+        return Err(WRONG_PASS.into());
+    }
+    cx.session.authenticated = true;
+    Ok(())
+}
+
+/// Compares in a time that does not tell where the first difference is.
+fn same_secret(wanted: &[u8], given: &[u8]) -> bool {
+    let mut difference = wanted.len() ^ given.len();
+    for (at, byte) in given.iter().enumerate() {
+        let other = wanted.get(at % wanted.len().max(1)).copied().unwrap_or(0);
+        difference |= usize::from(byte ^ other);
+    }
+    difference == 0
+}
+
+/// A name for a connection, which may be empty.
+pub(super) fn client_name(name: &[u8]) -> Result<String, Stop> {
+    if !is_printable(name) {
+        return Err(BAD_NAME.into());
+    }
+    Ok(String::from_utf8_lossy(name).into_owned())
+}
+
+/// Whether CLIENT LIST can show it as one word.
+pub(super) fn is_printable(text: &[u8]) -> bool {
+    text.iter().all(|byte| (b'!'..=b'~').contains(byte))
+}

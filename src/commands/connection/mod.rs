@@ -1,0 +1,140 @@
+//! Commands on the connection itself.
+
+mod client;
+mod handshake;
+
+pub(crate) use handshake::{COMPATIBLE_VERSION, REDIS_VERSION};
+
+use super::{Call, Group, Outcome, Run, Spec, Stop, arg, error, flag, int_arg};
+use crate::resp::Args;
+
+/// `PING [message]`
+fn ping(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+    match args.len() {
+        1 => cx.out.simple("PONG"),
+        2 => cx.out.bulk(arg(args, 1)?),
+        _ => return Err(error::arity("ping").into()),
+    }
+    Ok(())
+}
+
+/// `ECHO message`
+fn echo(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+    cx.out.bulk(arg(args, 1)?);
+    Ok(())
+}
+
+/// `SELECT index`
+fn select(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+    let index = i32::try_from(int_arg(args, 1)?)
+        .map_err(|_| "ERR value is out of range, value must between -2147483648 and 2147483647")?;
+    let settings = cx.worker.settings();
+    if settings.cluster_enabled && index != 0 {
+        return Err("ERR SELECT is not allowed in cluster mode".into());
+    }
+    match u32::try_from(index) {
+        Ok(db) if db < settings.databases => cx.session.select(db),
+        _ => return Err("ERR DB index is out of range".into()),
+    }
+    cx.out.ok();
+    Ok(())
+}
+
+/// `QUIT`
+fn quit(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+    cx.out.ok();
+    Err(Stop::Close)
+}
+
+/// `RESET`
+fn reset(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+    let authenticated = cx.worker.settings().requirepass.is_none();
+    cx.session.reset(authenticated);
+    cx.out.set_proto(cx.session.proto);
+    cx.out.simple("RESET");
+    Ok(())
+}
+
+/// Flags that most commands on connections have.
+const ANY_TIME: u32 = flag::NOSCRIPT | flag::LOADING | flag::STALE;
+
+/// The commands on connections.
+pub const COMMANDS: &[Spec] = &[
+    Spec {
+        name: "client",
+        group: Group::Connection,
+        since: "2.4.0",
+        complexity: "Depends on subcommand.",
+        summary: "Holds the commands on connections.",
+        arity: -2,
+        subcommands: client::SUBCOMMANDS,
+        ..Spec::NEW
+    },
+    Spec {
+        name: "ping",
+        group: Group::Connection,
+        summary: "Answers PONG, or the message.",
+        arity: -1,
+        flags: flag::FAST,
+        tips: &["request_policy:all_shards", "response_policy:all_succeeded"],
+        run: Run::Session(ping),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "echo",
+        group: Group::Connection,
+        summary: "Answers the message.",
+        arity: 2,
+        flags: flag::LOADING | flag::STALE | flag::FAST,
+        run: Run::Session(echo),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "hello",
+        group: Group::Connection,
+        since: "6.0.0",
+        summary: "Chooses the protocol version, and may authenticate and name the connection.",
+        arity: -1,
+        flags: ANY_TIME | flag::FAST | flag::NO_AUTH | flag::ALLOW_BUSY,
+        run: Run::Session(handshake::hello),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "auth",
+        group: Group::Connection,
+        complexity: "O(N) where N is the number of passwords defined for the user",
+        summary: "Authenticates the connection by a password.",
+        arity: -2,
+        flags: ANY_TIME | flag::FAST | flag::NO_AUTH | flag::ALLOW_BUSY,
+        run: Run::Session(handshake::auth),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "select",
+        group: Group::Connection,
+        summary: "Chooses the database of the connection.",
+        arity: 2,
+        flags: flag::LOADING | flag::STALE | flag::FAST,
+        run: Run::Session(select),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "quit",
+        group: Group::Connection,
+        summary: "Ends the connection.",
+        arity: -1,
+        flags: ANY_TIME | flag::FAST | flag::NO_AUTH | flag::ALLOW_BUSY,
+        run: Run::Session(quit),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "reset",
+        group: Group::Connection,
+        since: "6.2.0",
+        summary: "Puts the connection back to how it was at its start.",
+        arity: 1,
+        flags: ANY_TIME | flag::FAST | flag::NO_AUTH | flag::ALLOW_BUSY,
+        run: Run::Session(reset),
+        ..Spec::NEW
+    },
+];

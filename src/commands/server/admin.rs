@@ -1,0 +1,263 @@
+//! Time, durability, roles and the end of the server.
+
+use crate::clients::state;
+use crate::commands::{
+    Call, Group, Outcome, Run, Spec, Stop, Waiting, acl, arg, error, flag, is_word,
+};
+use crate::node::ShutdownRequest;
+use crate::num::parse_i64;
+use crate::resp::Args;
+use std::future::pending;
+use std::time::{Duration, Instant};
+
+/// How often the journal is asked how far it is durable.
+const POLL: Duration = Duration::from_millis(1);
+
+const MUST_BE_POSITIVE: &str = "ERR value is out of range, must be positive";
+
+/// `TIME`
+fn time(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+    let now_us = cx.node.clock.now_us().cast_signed();
+    cx.out.array(2);
+    cx.out.bulk_int(now_us / 1_000_000);
+    cx.out.bulk_int(now_us % 1_000_000);
+    Ok(())
+}
+
+/// `LASTSAVE`: every answered write is stored, so it is the time of the start.
+fn lastsave(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+    cx.out.int((cx.node.started_ms / 1000).cast_signed());
+    Ok(())
+}
+
+/// `ROLE`
+fn role(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+    cx.out.array(3);
+    cx.out.bulk_str("master");
+    cx.out.int(0);
+    cx.out.array(0);
+    Ok(())
+}
+
+/// `REPLICAOF NO ONE`: this server is a primary and stays one.
+fn replicaof(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+    if !is_word(arg(args, 1)?, "no") || !is_word(arg(args, 2)?, "one") {
+        return Err("ERR this server cannot be a replica".into());
+    }
+    cx.out.ok();
+    Ok(())
+}
+
+/// A timeout in ms; 0: none.
+fn timeout_arg(cx: &Call<'_>, text: &[u8]) -> Result<u64, Stop> {
+    let ms = parse_i64(text).ok_or("ERR timeout is not an integer or out of range")?;
+    let ms = u64::try_from(ms).map_err(|_| "ERR timeout is negative")?;
+    match i64::try_from(cx.node.clock.now_ms() + ms) {
+        Ok(_) => Ok(ms),
+        Err(_) => Err("ERR timeout is out of range".into()),
+    }
+}
+
+/// Waits as long as a command may; forever if its timeout is 0.
+async fn sleep_through(timeout_ms: u64) {
+    match timeout_ms {
+        0 => pending().await,
+        ms => tokio::time::sleep(Duration::from_millis(ms)).await,
+    }
+}
+
+/// `WAIT numreplicas timeout`: there are no replicas that could acknowledge anything.
+fn wait<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
+    Box::pin(async move {
+        let replicas = parse_i64(arg(args, 1)?).ok_or(error::NOT_INTEGER)?;
+        let timeout_ms = timeout_arg(cx, arg(args, 2)?)?;
+        if replicas > 0 {
+            cx.session.client.set(state::BLOCKED, true);
+            sleep_through(timeout_ms).await;
+            cx.session.client.set(state::BLOCKED, false);
+        }
+        cx.out.int(0);
+        Ok(())
+    })
+}
+
+/// `WAITAOF numlocal numreplicas timeout`: waits until the connection's writes are durable.
+fn waitaof<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
+    Box::pin(async move {
+        let local = parse_i64(arg(args, 1)?).ok_or(error::NOT_INTEGER)?;
+        if !(0..=1).contains(&local) {
+            return Err("ERR value is out of range, value must between 0 and 1".into());
+        }
+        let replicas = parse_i64(arg(args, 2)?).filter(|&n| n >= 0).ok_or(MUST_BE_POSITIVE)?;
+        let timeout_ms = timeout_arg(cx, arg(args, 3)?)?;
+        // What this connection wrote was answered before, and is in the journal.
+        let end = cx.node.journal.end();
+        let began = Instant::now();
+        cx.session.client.set(state::BLOCKED, true);
+        if local > 0 {
+            wait_durable(cx, end, timeout_ms).await;
+        }
+        if replicas > 0 {
+            let spent_ms = began.elapsed().as_millis() as u64;
+            match timeout_ms {
+                0 => pending().await,
+                ms if spent_ms < ms => sleep_through(ms - spent_ms).await,
+                _ => {}
+            }
+        }
+        cx.session.client.set(state::BLOCKED, false);
+        cx.out.array(2);
+        cx.out.int(i64::from(cx.node.journal.durable() >= end));
+        cx.out.int(0);
+        Ok(())
+    })
+}
+
+/// Waits until the journal is durable up to `end`, has failed, or the timeout (0: none) is over.
+async fn wait_durable(cx: &Call<'_>, end: flagstone_storage::journal::Lsn, timeout_ms: u64) {
+    let journal = &cx.node.journal;
+    let began = Instant::now();
+    journal.request_sync(end);
+    while journal.durable() < end && journal.failed().is_none() {
+        if timeout_ms > 0 && began.elapsed() >= Duration::from_millis(timeout_ms) {
+            return;
+        }
+        tokio::time::sleep(POLL).await;
+    }
+}
+
+/// `SHUTDOWN [NOSAVE | SAVE] [NOW] [FORCE] [ABORT]`: everything answered is stored anyway.
+fn shutdown<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
+    Box::pin(async move {
+        let given: Vec<Vec<u8>> = args.iter().skip(1).map(<[u8]>::to_ascii_lowercase).collect();
+        let has = |word: &[u8]| given.iter().any(|option| option == word);
+        let known: [&[u8]; 5] = [b"nosave", b"save", b"now", b"force", b"abort"];
+        let only_abort = given.iter().all(|option| option == b"abort");
+        if !given.iter().all(|option| known.contains(&option.as_slice()))
+            || (has(b"abort") && !only_abort)
+            || (has(b"save") && has(b"nosave"))
+        {
+            return Err(error::SYNTAX.into());
+        }
+        if has(b"abort") {
+            return Err("ERR No shutdown in progress.".into());
+        }
+        tracing::info!(client = cx.session.client.id, "a client asks for the shutdown");
+        cx.node.request_shutdown(ShutdownRequest { now: has(b"now") });
+        // The connection ends with the server.
+        pending().await
+    })
+}
+
+/// `LOLWUT [VERSION version …]`
+fn lolwut(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+    let stones = "    ____\n  _/    \\__\n /_________\\\n|___________|\n";
+    let text = format!("{stones}\nFlagstone ver. {}\n", env!("CARGO_PKG_VERSION"));
+    cx.out.verbatim(*b"txt", text.as_bytes());
+    Ok(())
+}
+
+/// Time, durability, roles and the end of the server.
+pub const ADMIN_COMMANDS: &[Spec] = &[
+    Spec {
+        name: "time",
+        group: Group::Server,
+        since: "2.6.0",
+        summary: "Answers the time of the server.",
+        arity: 1,
+        flags: flag::LOADING | flag::STALE | flag::FAST,
+        tips: &["nondeterministic_output"],
+        run: Run::Session(time),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "lastsave",
+        group: Group::Server,
+        summary: "Answers when the data was last saved to an RDB file.",
+        arity: 1,
+        flags: flag::LOADING | flag::STALE | flag::FAST,
+        acl: acl::ADMIN | acl::DANGEROUS,
+        tips: &["nondeterministic_output"],
+        run: Run::Session(lastsave),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "role",
+        group: Group::Server,
+        since: "2.8.12",
+        summary: "Answers the role in replication.",
+        arity: 1,
+        flags: flag::NOSCRIPT | flag::LOADING | flag::STALE | flag::FAST,
+        acl: acl::ADMIN | acl::DANGEROUS,
+        run: Run::Session(role),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "replicaof",
+        group: Group::Server,
+        since: "5.0.0",
+        summary: "Chooses the primary to copy; there is none to choose here.",
+        arity: 3,
+        flags: flag::NO_ASYNC_LOADING | flag::ADMIN | flag::NOSCRIPT | flag::STALE,
+        run: Run::Session(replicaof),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "slaveof",
+        group: Group::Server,
+        summary: "The old name of REPLICAOF.",
+        arity: 3,
+        flags: flag::NO_ASYNC_LOADING | flag::ADMIN | flag::NOSCRIPT | flag::STALE,
+        run: Run::Session(replicaof),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "wait",
+        group: Group::Generic,
+        since: "3.0.0",
+        summary: "Waits until replicas have the writes of the connection.",
+        arity: 3,
+        flags: flag::BLOCKING,
+        acl: acl::CONNECTION,
+        tips: &["request_policy:all_shards", "response_policy:agg_min"],
+        run: Run::Wait(wait),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "waitaof",
+        group: Group::Generic,
+        since: "7.2.0",
+        summary: "Waits until the writes of the connection are durable.",
+        arity: 4,
+        flags: flag::BLOCKING,
+        acl: acl::CONNECTION,
+        tips: &["request_policy:all_shards", "response_policy:agg_min"],
+        run: Run::Wait(waitaof),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "shutdown",
+        group: Group::Server,
+        complexity: "O(N) when saving, where N is the total number of keys in all databases when saving data, otherwise O(1)",
+        summary: "Ends the server.",
+        arity: -1,
+        flags: flag::ADMIN
+            | flag::NOSCRIPT
+            | flag::LOADING
+            | flag::STALE
+            | flag::NO_MULTI
+            | flag::ALLOW_BUSY,
+        run: Run::Wait(shutdown),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "lolwut",
+        group: Group::Server,
+        since: "5.0.0",
+        summary: "Shows a picture and the version.",
+        arity: -1,
+        flags: flag::READONLY | flag::FAST,
+        run: Run::Session(lolwut),
+        ..Spec::NEW
+    },
+];

@@ -1,0 +1,376 @@
+//! COMMAND: what the server's commands are, out of their declarations.
+
+use crate::commands::help::help;
+use crate::commands::registry::{self, Command};
+use crate::commands::{
+    Begin, Call, Find, Group, KeySpec, Outcome, Run, Spec, acl, arg, error, flag, is_word, key,
+};
+use crate::glob;
+use crate::resp::{Args, Reply};
+
+/// A command by its name, or a subcommand by "container|name".
+fn find(name: &[u8]) -> Option<&'static Command> {
+    match name.iter().position(|&byte| byte == b'|') {
+        None => registry::lookup(name),
+        Some(at) => registry::lookup(&name[..at])?.subcommand(&name[at + 1..]),
+    }
+}
+
+/// `COMMAND`
+pub(super) fn all(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+    let commands = registry::all();
+    cx.out.array(commands.len());
+    for command in commands {
+        describe(cx.out, command);
+    }
+    Ok(())
+}
+
+/// `COMMAND COUNT`
+fn count(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+    cx.out.count(registry::all().len());
+    Ok(())
+}
+
+/// `COMMAND INFO [name …]`
+fn info(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+    if args.len() == 2 {
+        return all(cx, args);
+    }
+    cx.out.array(args.len() - 2);
+    for name in args.iter().skip(2) {
+        match find(name) {
+            Some(command) => describe(cx.out, command),
+            None => cx.out.null(),
+        }
+    }
+    Ok(())
+}
+
+fn describe(out: &mut Reply, command: &Command) {
+    let spec = command.spec;
+    let range = spec.key_range().0;
+    out.array(10);
+    out.bulk_str(command.full_name);
+    out.int(spec.arity.into());
+    statuses(out, &spec.flag_names());
+    out.int(range.first);
+    out.int(range.last);
+    out.int(range.step);
+    let categories = spec.category_names();
+    out.set(categories.len());
+    for category in categories {
+        out.simple(&format!("@{category}"));
+    }
+    out.set(spec.tips.len());
+    for tip in spec.tips {
+        out.bulk_str(tip);
+    }
+    out.set(spec.keys.len());
+    for keys in spec.keys {
+        describe_keys(out, keys);
+    }
+    out.array(command.subcommands.len());
+    for sub in &command.subcommands {
+        describe(out, sub);
+    }
+}
+
+/// A set of simple strings.
+fn statuses(out: &mut Reply, names: &[&str]) {
+    out.set(names.len());
+    for name in names {
+        out.simple(name);
+    }
+}
+
+fn key_flags(out: &mut Reply, flags: u32) {
+    let names: Vec<&str> =
+        key::NAMES.iter().filter(|(bit, _)| flags & bit != 0).map(|(_, name)| *name).collect();
+    statuses(out, &names);
+}
+
+fn describe_keys(out: &mut Reply, keys: &KeySpec) {
+    out.map(3);
+    out.bulk_str("flags");
+    key_flags(out, keys.flags);
+    out.bulk_str("begin_search");
+    match keys.begin {
+        Begin::Index(index) => {
+            typed(out, "index", 1);
+            number(out, "index", index as i64);
+        }
+        Begin::Keyword(word, start) => {
+            typed(out, "keyword", 2);
+            out.bulk_str("keyword");
+            out.bulk_str(word);
+            number(out, "startfrom", start.into());
+        }
+        Begin::Unknown => typed(out, "unknown", 0),
+    }
+    out.bulk_str("find_keys");
+    match keys.find {
+        Find::Range { last, step, limit } => {
+            typed(out, "range", 3);
+            number(out, "lastkey", last.into());
+            number(out, "keystep", step as i64);
+            number(out, "limit", limit as i64);
+        }
+        Find::KeyNum { at, first, step } => {
+            typed(out, "keynum", 3);
+            number(out, "keynumidx", at as i64);
+            number(out, "firstkey", first as i64);
+            number(out, "keystep", step as i64);
+        }
+        Find::Unknown => typed(out, "unknown", 0),
+    }
+}
+
+/// The head of a part of a key spec; `pairs` pairs follow.
+fn typed(out: &mut Reply, kind: &str, pairs: usize) {
+    out.map(2);
+    out.bulk_str("type");
+    out.bulk_str(kind);
+    out.bulk_str("spec");
+    out.map(pairs);
+}
+
+fn number(out: &mut Reply, name: &str, value: i64) {
+    out.bulk_str(name);
+    out.int(value);
+}
+
+/// `COMMAND DOCS [name …]`
+fn docs(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+    let commands: Vec<&Command> = if args.len() == 2 {
+        registry::all().iter().collect()
+    } else {
+        args.iter().skip(2).filter_map(find).collect()
+    };
+    document(cx.out, commands.into_iter());
+    Ok(())
+}
+
+fn document<'a>(out: &mut Reply, commands: impl ExactSizeIterator<Item = &'a Command>) {
+    out.map(commands.len());
+    for command in commands {
+        let spec = command.spec;
+        out.bulk_str(command.full_name);
+        out.map(4 + usize::from(!command.subcommands.is_empty()));
+        for (name, text) in [
+            ("summary", spec.summary),
+            ("since", spec.since),
+            ("group", spec.group.name()),
+            ("complexity", spec.complexity),
+        ] {
+            out.bulk_str(name);
+            out.bulk_str(text);
+        }
+        if !command.subcommands.is_empty() {
+            out.bulk_str("subcommands");
+            document(out, command.subcommands.iter());
+        }
+    }
+}
+
+/// `COMMAND LIST [FILTERBY <MODULE name | ACLCAT category | PATTERN pattern>]`
+fn list(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+    let chosen: Box<dyn Fn(&Command) -> bool> = match args.len() {
+        2 => Box::new(|_| true),
+        5 if is_word(arg(args, 2)?, "filterby") => {
+            let (kind, value) = (arg(args, 3)?, arg(args, 4)?);
+            if is_word(kind, "module") {
+                Box::new(|_| false)
+            } else if is_word(kind, "aclcat") {
+                let named = acl::NAMES.iter().find(|(_, name)| is_word(value, name));
+                let bit = named.map_or(0, |(bit, _)| *bit);
+                Box::new(move |command| command.spec.categories() & bit != 0)
+            } else if is_word(kind, "pattern") {
+                Box::new(|command| glob::matches_nocase(value, command.full_name.as_bytes()))
+            } else {
+                return Err(error::SYNTAX.into());
+            }
+        }
+        _ => return Err(error::SYNTAX.into()),
+    };
+    let mark = cx.out.begin_set();
+    let mut found = 0;
+    for command in registry::every().filter(|command| chosen(command)) {
+        cx.out.bulk_str(command.full_name);
+        found += 1;
+    }
+    cx.out.end(mark, found);
+    Ok(())
+}
+
+/// `COMMAND GETKEYS command [arg …]`
+fn getkeys(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+    keys_of(cx.out, args, false)
+}
+
+/// `COMMAND GETKEYSANDFLAGS command [arg …]`
+fn getkeysandflags(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+    keys_of(cx.out, args, true)
+}
+
+fn keys_of(out: &mut Reply, args: Args<'_>, with_flags: bool) -> Outcome {
+    let inner = args.skip(2);
+    let command = inner.get(0).and_then(registry::lookup).and_then(|command| match inner.get(1) {
+        Some(sub) if !command.subcommands.is_empty() => command.subcommand(sub),
+        _ => Some(command),
+    });
+    let spec = command.ok_or("ERR Invalid command specified")?.spec;
+    if spec.keys.iter().all(|keys| keys.flags & key::NOT_KEY != 0) {
+        return Err("ERR The command has no key arguments".into());
+    }
+    if !spec.arity_allows(inner.len()) {
+        return Err("ERR Invalid number of arguments specified for command".into());
+    }
+    let mut found = Vec::new();
+    for keys in spec.keys.iter().filter(|keys| keys.flags & key::NOT_KEY == 0) {
+        let mut indices = Vec::new();
+        if keys.find(inner, &mut indices).is_none() {
+            return Err("ERR Invalid arguments specified for command".into());
+        }
+        let flags = precise_flags(spec, keys.flags, inner);
+        found.extend(indices.into_iter().map(|index| (index, flags)));
+    }
+    if found.is_empty() && !spec.has(flag::NO_MANDATORY_KEYS) {
+        return Err("ERR Invalid arguments specified for command".into());
+    }
+    out.array(found.len());
+    for (index, flags) in found {
+        if with_flags {
+            out.array(2);
+        }
+        out.bulk(arg(inner, index)?);
+        if with_flags {
+            key_flags(out, flags);
+        }
+    }
+    Ok(())
+}
+
+/// The flags of a key where they depend on the arguments.
+fn precise_flags(spec: &Spec, flags: u32, args: Args<'_>) -> u32 {
+    if flags & key::VARIABLE_FLAGS == 0 {
+        return flags;
+    }
+    let has = |word: &str| args.iter().skip(3).any(|arg| is_word(arg, word));
+    match spec.name {
+        "set" if has("get") => key::RW | key::ACCESS | key::UPDATE,
+        "set" => key::OW | key::UPDATE,
+        "bitfield" if !args.iter().skip(2).any(|a| is_word(a, "set") || is_word(a, "incrby")) => {
+            key::RO | key::ACCESS
+        }
+        "bitfield" => key::RW | key::ACCESS | key::UPDATE,
+        _ => flags,
+    }
+}
+
+/// `COMMAND HELP`
+fn show_help(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+    help(
+        cx.out,
+        "COMMAND",
+        &[
+            ("(no subcommand)", "Describes all commands."),
+            ("COUNT", "Answers how many commands there are."),
+            ("LIST [FILTERBY (MODULE|ACLCAT|PATTERN) <value>]", "Answers the commands' names."),
+            ("INFO [<command-name> ...]", "Describes these commands, or all."),
+            ("DOCS [<command-name> ...]", "Documents these commands, or all."),
+            ("GETKEYS <full-command>", "Answers the keys in a full command."),
+            ("GETKEYSANDFLAGS <full-command>", "The same, with what is done to each key."),
+        ],
+    );
+    Ok(())
+}
+
+/// The subcommands of COMMAND.
+pub(super) const SUBCOMMANDS: &[Spec] = &[
+    Spec {
+        name: "count",
+        group: Group::Server,
+        since: "2.8.13",
+        summary: "Answers how many commands there are.",
+        arity: 2,
+        flags: flag::LOADING | flag::STALE,
+        acl: acl::CONNECTION,
+        run: Run::Session(count),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "docs",
+        group: Group::Server,
+        since: "7.0.0",
+        complexity: "O(N) where N is the number of commands to look up",
+        summary: "Documents commands.",
+        arity: -2,
+        flags: flag::LOADING | flag::STALE,
+        acl: acl::CONNECTION,
+        tips: &["nondeterministic_output_order"],
+        run: Run::Session(docs),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "getkeys",
+        group: Group::Server,
+        since: "2.8.13",
+        complexity: "O(N) where N is the number of arguments to the command",
+        summary: "Answers the keys among the arguments of a command.",
+        arity: -3,
+        flags: flag::LOADING | flag::STALE,
+        acl: acl::CONNECTION,
+        run: Run::Session(getkeys),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "getkeysandflags",
+        group: Group::Server,
+        since: "7.0.0",
+        complexity: "O(N) where N is the number of arguments to the command",
+        summary: "Answers the keys among the arguments of a command, and what is done to them.",
+        arity: -3,
+        flags: flag::LOADING | flag::STALE,
+        acl: acl::CONNECTION,
+        run: Run::Session(getkeysandflags),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "help",
+        group: Group::Server,
+        since: "5.0.0",
+        summary: "Tells the subcommands.",
+        arity: 2,
+        flags: flag::LOADING | flag::STALE,
+        acl: acl::CONNECTION,
+        run: Run::Session(show_help),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "info",
+        group: Group::Server,
+        since: "2.8.13",
+        complexity: "O(N) where N is the number of commands to look up",
+        summary: "Describes commands.",
+        arity: -2,
+        flags: flag::LOADING | flag::STALE,
+        acl: acl::CONNECTION,
+        tips: &["nondeterministic_output_order"],
+        run: Run::Session(info),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "list",
+        group: Group::Server,
+        since: "7.0.0",
+        complexity: "O(N) where N is the total number of commands",
+        summary: "Answers the commands' names.",
+        arity: -2,
+        flags: flag::LOADING | flag::STALE,
+        acl: acl::CONNECTION,
+        tips: &["nondeterministic_output_order"],
+        run: Run::Session(list),
+        ..Spec::NEW
+    },
+];

@@ -1,0 +1,210 @@
+//! The subcommands of DEBUG that look at keys. They run ordinary commands and read the replies, so
+//! that it does not matter where a key is.
+
+use crate::commands::{Call, Outcome, Stop, arg, error, is_word, registry};
+use crate::num::parse_i64;
+use crate::resp::{Args, Proto};
+use crate::routing;
+use crate::worker::{Cursor, OwnedCommand, Request, Worker};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::rc::Rc;
+
+/// Bytes of a DUMP payload that are not the value: its type, the version, the checksum.
+const DUMP_FRAME: usize = 11;
+
+/// Bytes of a digest.
+const DIGEST: usize = 20;
+
+/// Keys of a page while all keys are walked.
+const PAGE: usize = 1000;
+
+/// Runs a command; its reply in RESP2.
+async fn run(cx: &Call<'_>, db: u32, words: &[&[u8]]) -> Result<Vec<u8>, Stop> {
+    let command = words.first().and_then(|name| registry::lookup(name));
+    let command = match words.get(1).zip(command) {
+        Some((sub, container)) if !container.subcommands.is_empty() => container.subcommand(sub),
+        _ => command,
+    };
+    let command = command.ok_or("ERR DEBUG needs a command that this server does not have")?;
+    let mut bytes = Vec::new();
+    let mut ranges = Vec::new();
+    for word in words {
+        let start = bytes.len() as u32;
+        bytes.extend_from_slice(word);
+        ranges.push((start, bytes.len() as u32));
+    }
+    let request = Request { db, proto: Proto::Resp2, touch: false, client: 0 };
+    let owned = OwnedCommand::new(command, Args::new(&bytes, &ranges), request);
+    Ok(routing::run_across(cx.worker, owned).await)
+}
+
+/// The bytes of a bulk string; `None`: null or an error.
+fn bulk(reply: &[u8]) -> Option<&[u8]> {
+    let rest = reply.strip_prefix(b"$")?;
+    let line = rest.iter().position(|&byte| byte == b'\r')?;
+    let len = usize::try_from(parse_i64(&rest[..line])?).ok()?;
+    rest.get(line + 2..line + 2 + len)
+}
+
+async fn encoding(cx: &Call<'_>, key: &[u8]) -> Result<Option<String>, Stop> {
+    let reply = run(cx, cx.session.db, &[b"object", b"encoding", key]).await?;
+    Ok(bulk(&reply).map(|name| String::from_utf8_lossy(name).into_owned()))
+}
+
+/// `DEBUG OBJECT key [FAST]`
+pub(super) async fn object(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+    let (db, key) = (cx.session.db, arg(args, 2)?);
+    let encoding = encoding(cx, key).await?.ok_or(error::NO_SUCH_KEY)?;
+    let fast = args.get(3).is_some_and(|word| is_word(word, "fast"));
+    let mut line = format!("Value at:0x0 refcount:1 encoding:{encoding}");
+    if !fast {
+        let dump = run(cx, db, &[b"dump", key]).await?;
+        let len = bulk(&dump).map_or(0, |payload| payload.len().saturating_sub(DUMP_FRAME));
+        line.push_str(&format!(" serializedlength:{len}"));
+    }
+    let idle = run(cx, db, &[b"object", b"idletime", key]).await?;
+    let idle_s = idle.strip_prefix(b":").and_then(|n| parse_i64(n.trim_ascii_end())).unwrap_or(0);
+    let lru = (cx.node.clock.now_ms() / 1000).cast_signed() - idle_s;
+    line.push_str(&format!(" lru:{} lru_seconds_idle:{idle_s}", lru & 0xff_ffff));
+    cx.out.simple(&line);
+    Ok(())
+}
+
+/// `DEBUG LISTPACK key` and `DEBUG QUICKLIST key`: there is nothing to print, but clients see
+/// whether the key has that encoding.
+pub(super) async fn shape(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+    let wanted = String::from_utf8_lossy(arg(args, 1)?).to_lowercase();
+    let encoding = encoding(cx, arg(args, 2)?).await?.ok_or(error::NO_SUCH_KEY)?;
+    if encoding != wanted {
+        return Err(format!("ERR Not a {wanted} encoded object.").into());
+    }
+    let (first, rest) = wanted.split_at(1);
+    let title = first.to_uppercase() + rest;
+    cx.out.simple(&format!("{title} structure printed on stdout"));
+    Ok(())
+}
+
+/// `DEBUG POPULATE count [prefix] [size]`
+pub(super) async fn populate(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+    let number = |text: &[u8]| {
+        parse_i64(text)
+            .and_then(|n| usize::try_from(n).ok())
+            .ok_or("ERR value is out of range, must be positive")
+    };
+    let count = number(arg(args, 2)?)?;
+    let prefix = args.get(3).unwrap_or(b"key");
+    let size = args.get(4).map_or(Ok(0), number)?;
+    for n in 0..count {
+        let mut key = prefix.to_vec();
+        key.extend_from_slice(format!(":{n}").as_bytes());
+        let mut value = format!("value:{n}").into_bytes();
+        if size > 0 {
+            value.resize(size, 0);
+        }
+        run(cx, cx.session.db, &[b"set", &key, &value, b"nx"]).await?;
+    }
+    cx.out.ok();
+    Ok(())
+}
+
+/// A digest that does not depend on the order in which parts are added.
+#[derive(Clone, Copy, Default)]
+struct Digest([u8; DIGEST]);
+
+impl Digest {
+    fn add(&mut self, part: impl Hash) {
+        for (n, bytes) in self.0.chunks_mut(8).enumerate() {
+            let mut hasher = DefaultHasher::new();
+            (n, &part).hash(&mut hasher);
+            for (byte, other) in bytes.iter_mut().zip(hasher.finish().to_le_bytes()) {
+                *byte ^= other;
+            }
+        }
+    }
+
+    fn text(&self) -> String {
+        self.0.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+}
+
+/// The digest of a key's value; zero when there is none.
+async fn digest_of(cx: &Call<'_>, db: u32, key: &[u8]) -> Result<Digest, Stop> {
+    let mut digest = Digest::default();
+    let kind = run(cx, db, &[b"type", key]).await?;
+    match kind.as_slice() {
+        b"+none\r\n" => return Ok(digest),
+        b"+string\r\n" => digest.add(run(cx, db, &[b"get", key]).await?),
+        b"+hash\r\n" => {
+            let reply = run(cx, db, &[b"hgetall", key]).await?;
+            let fields = bulks(&reply);
+            for pair in fields.chunks(2) {
+                digest.add(pair);
+            }
+        }
+        _ => digest.add(run(cx, db, &[b"dump", key]).await?),
+    }
+    let expiry = run(cx, db, &[b"pexpiretime", key]).await?;
+    if expiry != b":-1\r\n" {
+        digest.add("expires");
+    }
+    Ok(digest)
+}
+
+/// The elements of an array of bulk strings.
+fn bulks(reply: &[u8]) -> Vec<&[u8]> {
+    let mut out = Vec::new();
+    let mut rest = reply;
+    while let Some(at) = rest.iter().position(|&byte| byte == b'$') {
+        let Some(element) = bulk(&rest[at..]) else { break };
+        out.push(element);
+        let header = rest[at..].iter().position(|&byte| byte == b'\n').unwrap_or(0);
+        rest = rest.get(at + header + 1 + element.len()..).unwrap_or_default();
+    }
+    out
+}
+
+/// `DEBUG DIGEST-VALUE key [key …]`
+pub(super) async fn digest_value(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+    cx.out.array(args.len() - 2);
+    for key in args.iter().skip(2) {
+        let digest = digest_of(cx, cx.session.db, key).await?;
+        cx.out.simple(&digest.text());
+    }
+    Ok(())
+}
+
+/// `DEBUG DIGEST`: of all keys of all databases.
+pub(super) async fn digest(cx: &mut Call<'_>) -> Outcome {
+    let mut all = Digest::default();
+    for db in 0..cx.worker.settings().databases {
+        let found = routing::on_all(cx.node, false, move |worker| keys_of(worker, db)).await;
+        for keys in found.map_err(|_| "ERR a worker is gone")? {
+            for key in keys? {
+                let value = digest_of(cx, db, &key).await?;
+                if value.0 != Digest::default().0 {
+                    all.add((db, &*key, value.0));
+                }
+            }
+        }
+    }
+    cx.out.simple(&all.text());
+    Ok(())
+}
+
+/// All keys of a database on a worker.
+async fn keys_of(worker: Rc<Worker>, db: u32) -> Result<Vec<Box<[u8]>>, String> {
+    let mut keys = Vec::new();
+    let node = &worker.node;
+    let own = (0..node.layout.shards)
+        .filter(|&shard| usize::from(shard) % node.shard_workers == worker.id);
+    for shard in own {
+        let start = node.layout.slots_of(shard).start;
+        let mut next = Some(Cursor { slot: start, ..Cursor::START });
+        while let Some(from) = next {
+            let page = worker.scan(db, shard, from, PAGE).await?;
+            keys.extend(page.keys.into_iter().map(|found| found.key));
+            next = page.next;
+        }
+    }
+    Ok(keys)
+}

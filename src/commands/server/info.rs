@@ -1,0 +1,512 @@
+//! INFO.
+
+use super::process;
+use crate::commands::connection::{COMPATIBLE_VERSION, REDIS_VERSION};
+use crate::commands::{Call, Waiting, registry};
+use crate::node::Node;
+use crate::resp::Args;
+use crate::routing;
+use crate::worker::{Counters, Worker, WorkerStats};
+use std::collections::BTreeMap;
+use std::fmt::{Display, Write};
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The sections in their order, and whether INFO shows them unasked.
+const SECTIONS: &[(&str, bool)] = &[
+    ("server", true),
+    ("clients", true),
+    ("memory", true),
+    ("persistence", true),
+    ("stats", true),
+    ("replication", true),
+    ("cpu", true),
+    ("modules", true),
+    ("commandstats", false),
+    ("errorstats", true),
+    ("latencystats", false),
+    ("cluster", true),
+    ("keyspace", true),
+    ("flagstone", true),
+];
+
+/// Keys and expiries of each database.
+type Keyspace = Vec<(u64, u64)>;
+
+/// `INFO [section …]`
+pub(super) fn info<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
+    Box::pin(async move {
+        let wanted = wanted(args);
+        let keyspace = match wanted.contains(&"keyspace") {
+            true => keyspace(cx.node).await?,
+            false => Vec::new(),
+        };
+        let mut text = String::new();
+        for section in wanted {
+            if !text.is_empty() {
+                text.push_str("\r\n");
+            }
+            Page { text: &mut text, node: cx.node, worker: cx.worker }.section(section, &keyspace);
+        }
+        cx.out.verbatim(*b"txt", text.as_bytes());
+        Ok(())
+    })
+}
+
+/// The sections asked for, each once, in their order.
+fn wanted(args: Args<'_>) -> Vec<&'static str> {
+    let names: Vec<String> =
+        args.iter().skip(1).map(|arg| String::from_utf8_lossy(arg).to_lowercase()).collect();
+    let asked = |name: &str| names.iter().any(|n| n == name);
+    let everything = asked("all") || asked("everything");
+    let defaults = names.is_empty() || asked("default");
+    SECTIONS
+        .iter()
+        .filter(|(name, shown)| {
+            everything
+                || (defaults && *shown)
+                || asked(name)
+                || (*name == "modules" && asked("module_list"))
+        })
+        .map(|(name, _)| *name)
+        .collect()
+}
+
+async fn keyspace(node: &Node) -> Result<Keyspace, String> {
+    let databases = node.config.settings().databases;
+    let count = move |worker: Rc<Worker>| async move {
+        let mut counts = Vec::with_capacity(databases as usize);
+        for db in 0..databases {
+            counts.push(worker.key_count(db).await?);
+        }
+        Ok::<_, String>(counts)
+    };
+    let all = routing::on_all(node, true, count).await.map_err(|_| "ERR a worker is gone")?;
+    let mut sums = vec![(0, 0); databases as usize];
+    for counts in all {
+        for (sum, (keys, expires)) in sums.iter_mut().zip(counts?) {
+            sum.0 += keys;
+            sum.1 += expires;
+        }
+    }
+    Ok(sums)
+}
+
+/// The text being written.
+struct Page<'a> {
+    text: &'a mut String,
+    node: &'a Node,
+    worker: &'a Worker,
+}
+
+impl Page<'_> {
+    fn section(&mut self, name: &str, keyspace: &Keyspace) {
+        let title = match name {
+            "cpu" => "CPU".to_owned(),
+            name => name[..1].to_uppercase() + &name[1..],
+        };
+        self.line(format_args!("# {title}"));
+        match name {
+            "server" => self.server(),
+            "clients" => self.clients(),
+            "memory" => self.memory(),
+            "persistence" => self.persistence(),
+            "stats" => self.stats(),
+            "replication" => self.replication(),
+            "cpu" => self.cpu(),
+            "commandstats" => self.commandstats(),
+            "errorstats" => self.errorstats(),
+            "cluster" => {
+                let enabled = self.worker.settings().cluster_enabled;
+                self.field("cluster_enabled", i32::from(enabled));
+            }
+            "keyspace" => {
+                for (db, (keys, expires)) in keyspace.iter().enumerate() {
+                    if *keys > 0 {
+                        self.line(format_args!("db{db}:keys={keys},expires={expires},avg_ttl=0"));
+                    }
+                }
+            }
+            "flagstone" => self.flagstone(),
+            _ => {}
+        }
+    }
+
+    fn line(&mut self, text: impl Display) {
+        // Writing into a String cannot fail.
+        let _ = write!(self.text, "{text}\r\n");
+    }
+
+    fn field(&mut self, name: &str, value: impl Display) {
+        self.line(format_args!("{name}:{value}"));
+    }
+
+    fn fields(&mut self, fields: &[(&str, &dyn Display)]) {
+        for (name, value) in fields {
+            self.field(name, value);
+        }
+    }
+
+    /// Fields that are zero here: the server has nothing of the kind.
+    fn zeros(&mut self, names: &[&str]) {
+        for name in names {
+            self.field(name, 0);
+        }
+    }
+
+    fn server(&mut self) {
+        let node = self.node;
+        let settings = self.worker.settings();
+        let uptime_s = node.started.elapsed().as_secs();
+        let now_us = node.clock.now_us();
+        let mode_field = match settings.extended_redis_compatibility {
+            true => "redis_mode",
+            false => "server_mode",
+        };
+        let executable = std::env::current_exe().unwrap_or_default();
+        let file = node.config.file().map(|f| f.display().to_string()).unwrap_or_default();
+        self.fields(&[
+            ("redis_version", &REDIS_VERSION),
+            ("server_name", &"valkey"),
+            ("valkey_version", &COMPATIBLE_VERSION),
+            ("valkey_release_stage", &"ga"),
+            ("flagstone_version", &env!("CARGO_PKG_VERSION")),
+            ("redis_git_sha1", &"00000000"),
+            ("redis_git_dirty", &0),
+            ("redis_build_id", &"0"),
+            (mode_field, &if settings.cluster_enabled { "cluster" } else { "standalone" }),
+            ("os", &process::system()),
+            ("arch_bits", &usize::BITS),
+            ("monotonic_clock", &"POSIX clock_gettime"),
+            ("multiplexing_api", &"epoll"),
+            ("gcc_version", &"0.0.0"),
+            ("process_id", &std::process::id()),
+            ("process_supervised", &"no"),
+            ("run_id", &node.run_id),
+            ("tcp_port", &settings.port),
+            ("server_time_usec", &now_us),
+            ("uptime_in_seconds", &uptime_s),
+            ("uptime_in_days", &(uptime_s / 86400)),
+            ("hz", &settings.hz),
+            ("configured_hz", &settings.hz),
+            ("clients_hz", &settings.hz),
+            ("lru_clock", &((now_us / 1_000_000) & 0xff_ffff)),
+            ("executable", &executable.display()),
+            ("config_file", &file),
+            ("io_threads_active", &0),
+            ("availability_zone", &settings.availability_zone),
+            (
+                "listener0",
+                &format_args!("name=tcp,bind={},port={}", settings.bind.join(" "), settings.port),
+            ),
+        ]);
+    }
+
+    fn clients(&mut self) {
+        use crate::clients::state;
+        let clients = self.node.clients.all();
+        let with = |states: u32| clients.iter().filter(|c| c.is(states)).count();
+        let watching: Vec<u64> =
+            clients.iter().map(|c| c.watched.load(Ordering::Relaxed).into()).collect();
+        let input = clients.iter().map(|c| c.query_bytes.load(Ordering::Relaxed)).max();
+        let pause = self.node.pause();
+        let (reason, actions, left) = match pause {
+            None => ("none", "none", 0),
+            Some(pause) => {
+                let left = pause.until_ms.saturating_sub(self.node.clock.now_ms());
+                ("client_pause", if pause.writes_only { "write" } else { "all" }, left)
+            }
+        };
+        self.fields(&[
+            ("connected_clients", &clients.len()),
+            ("cluster_connections", &0),
+            ("maxclients", &self.worker.settings().maxclients),
+            ("client_recent_max_input_buffer", &input.unwrap_or(0)),
+            ("client_recent_max_output_buffer", &0),
+            ("blocked_clients", &with(state::BLOCKED)),
+            ("tracking_clients", &with(state::TRACKING)),
+            ("pubsub_clients", &with(state::PUBSUB)),
+            ("watching_clients", &watching.iter().filter(|&&n| n > 0).count()),
+            ("clients_in_timeout_table", &0),
+            ("total_watched_keys", &watching.iter().sum::<u64>()),
+            ("total_blocking_keys", &0),
+            ("total_blocking_keys_on_nokey", &0),
+            ("paused_reason", &reason),
+            ("paused_actions", &actions),
+            ("paused_timeout_milliseconds", &left),
+        ]);
+    }
+
+    fn memory(&mut self) {
+        let settings = self.worker.settings();
+        let used = process::memory();
+        let dataset = self.sum(|s| &s.hot_bytes);
+        let clients: u64 = self.node.clients.all().iter().map(|c| c.memory()).sum();
+        let overhead = used.resident.saturating_sub(dataset);
+        let share = |part: u64| part as f64 * 100.0 / used.resident.max(1) as f64;
+        self.sized("used_memory", used.resident);
+        self.sized("used_memory_rss", used.resident);
+        self.sized("used_memory_peak", used.peak);
+        self.field(
+            "used_memory_peak_perc",
+            format_args!("{:.2}%", used.resident as f64 * 100.0 / used.peak.max(1) as f64),
+        );
+        self.fields(&[
+            ("used_memory_overhead", &overhead),
+            ("used_memory_startup", &0),
+            ("used_memory_dataset", &dataset),
+            ("used_memory_dataset_perc", &format_args!("{:.2}%", share(dataset))),
+            ("allocator_allocated", &used.resident),
+            ("allocator_active", &used.resident),
+            ("allocator_resident", &used.resident),
+            ("allocator_muzzy", &0),
+        ]);
+        self.sized("total_system_memory", used.installed);
+        self.sized("used_memory_lua", 0);
+        self.zeros(&[
+            "used_memory_vm_eval",
+            "used_memory_scripts_eval",
+            "number_of_cached_scripts",
+            "number_of_functions",
+            "number_of_libraries",
+            "used_memory_vm_functions",
+        ]);
+        self.sized("used_memory_vm_total", 0);
+        self.field("used_memory_functions", 0);
+        self.sized("used_memory_scripts", 0);
+        self.sized("maxmemory", settings.maxmemory);
+        self.fields(&[
+            ("maxmemory_policy", &settings.maxmemory_policy.as_str()),
+            ("mem_fragmentation_ratio", &"1.00"),
+            ("mem_fragmentation_bytes", &0),
+            ("mem_not_counted_for_evict", &0),
+            ("mem_replication_backlog", &0),
+            ("mem_total_replication_buffers", &0),
+            ("mem_clients_slaves", &0),
+            ("mem_clients_normal", &clients),
+            ("mem_cluster_links", &0),
+            ("mem_aof_buffer", &0),
+            ("mem_allocator", &"mimalloc"),
+            ("active_defrag_running", &0),
+            ("lazyfree_pending_objects", &0),
+            ("lazyfreed_objects", &0),
+        ]);
+    }
+
+    fn sized(&mut self, name: &str, bytes: u64) {
+        self.field(name, bytes);
+        self.field(&format!("{name}_human"), human(bytes));
+    }
+
+    fn persistence(&mut self) {
+        let journal = self.node.journal.stats();
+        let failed = if self.node.journal.failed().is_some() { "err" } else { "ok" };
+        let saved = self.node.started_ms / 1000;
+        self.fields(&[
+            ("loading", &0),
+            ("async_loading", &0),
+            ("current_cow_peak", &0),
+            ("current_cow_size", &0),
+            ("current_cow_size_age", &0),
+            ("current_fork_perc", &"0.00"),
+            ("current_save_keys_processed", &0),
+            ("current_save_keys_total", &0),
+            ("rdb_changes_since_last_save", &0),
+            ("rdb_bgsave_in_progress", &0),
+            ("rdb_last_save_time", &saved),
+            ("rdb_last_bgsave_status", &"ok"),
+            ("rdb_last_bgsave_time_sec", &-1),
+            ("rdb_current_bgsave_time_sec", &-1),
+            ("rdb_saves", &0),
+            ("rdb_last_cow_size", &0),
+            ("rdb_last_load_keys_expired", &0),
+            ("rdb_last_load_keys_loaded", &0),
+            ("aof_enabled", &1),
+            ("aof_rewrite_in_progress", &0),
+            ("aof_rewrite_scheduled", &0),
+            ("aof_last_rewrite_time_sec", &-1),
+            ("aof_current_rewrite_time_sec", &-1),
+            ("aof_last_bgrewrite_status", &"ok"),
+            ("aof_rewrites", &0),
+            ("aof_rewrites_consecutive_failures", &0),
+            ("aof_last_write_status", &failed),
+            ("aof_last_cow_size", &0),
+            ("module_fork_in_progress", &0),
+            ("module_fork_last_cow_size", &0),
+            ("aof_current_size", &journal.bytes),
+            ("aof_base_size", &0),
+            ("aof_pending_rewrite", &0),
+            ("aof_buffer_length", &0),
+            ("aof_pending_bio_fsync", &0),
+            ("aof_delayed_fsync", &0),
+        ]);
+    }
+
+    fn sum(&self, counter: impl Fn(&WorkerStats) -> &AtomicU64) -> u64 {
+        self.node.stats.iter().map(|stats| counter(stats).load(Ordering::Relaxed)).sum()
+    }
+
+    fn stats(&mut self) {
+        let [commands, bytes_in, bytes_out] = self.node.rates.per_second();
+        let clients = &self.node.clients;
+        let kib = |bytes: u64| format!("{:.2}", bytes as f64 / 1024.0);
+        self.fields(&[
+            ("total_connections_received", &clients.accepted.load(Ordering::Relaxed)),
+            ("total_commands_processed", &self.sum(|s| &s.commands)),
+            ("instantaneous_ops_per_sec", &commands),
+            ("total_net_input_bytes", &self.sum(|s| &s.bytes_in)),
+            ("total_net_output_bytes", &self.sum(|s| &s.bytes_out)),
+            ("total_net_repl_input_bytes", &0),
+            ("total_net_repl_output_bytes", &0),
+            ("instantaneous_input_kbps", &kib(bytes_in)),
+            ("instantaneous_output_kbps", &kib(bytes_out)),
+            ("instantaneous_input_repl_kbps", &"0.00"),
+            ("instantaneous_output_repl_kbps", &"0.00"),
+            ("rejected_connections", &clients.rejected.load(Ordering::Relaxed)),
+            ("sync_full", &0),
+            ("sync_partial_ok", &0),
+            ("sync_partial_err", &0),
+            ("expired_keys", &self.sum(|s| &s.expired)),
+            ("expired_fields", &self.sum(|s| &s.expired_fields)),
+            ("expired_stale_perc", &"0.00"),
+            ("expired_time_cap_reached_count", &0),
+            ("expire_cycle_cpu_milliseconds", &0),
+            ("evicted_keys", &self.sum(|s| &s.evicted)),
+            ("evicted_clients", &0),
+            ("evicted_scripts", &0),
+            ("total_eviction_exceeded_time", &0),
+            ("current_eviction_exceeded_time", &0),
+            ("keyspace_hits", &self.sum(|s| &s.hits)),
+            ("keyspace_misses", &self.sum(|s| &s.misses)),
+            ("pubsub_channels", &0),
+            ("pubsub_patterns", &0),
+            ("pubsubshard_channels", &0),
+            ("latest_fork_usec", &0),
+            ("total_forks", &0),
+            ("migrate_cached_sockets", &0),
+            ("slave_expires_tracked_keys", &0),
+            ("tracking_total_keys", &0),
+            ("tracking_total_items", &0),
+            ("tracking_total_prefixes", &0),
+            ("unexpected_error_replies", &0),
+            ("total_error_replies", &self.sum(|s| &s.error_replies)),
+            ("dump_payload_sanitizations", &0),
+            ("total_reads_processed", &self.sum(|s| &s.reads)),
+            ("total_writes_processed", &self.sum(|s| &s.writes)),
+            ("client_query_buffer_limit_disconnections", &self.sum(|s| &s.query_limit_closes)),
+            ("client_output_buffer_limit_disconnections", &0),
+        ]);
+    }
+
+    fn replication(&mut self) {
+        self.fields(&[
+            ("role", &"master"),
+            ("connected_slaves", &0),
+            ("replicas_waiting_psync", &0),
+            ("master_failover_state", &"no-failover"),
+            ("master_replid", &self.node.run_id),
+            ("master_replid2", &"0000000000000000000000000000000000000000"),
+            ("master_repl_offset", &0),
+            ("second_repl_offset", &-1),
+            ("repl_backlog_active", &0),
+            ("repl_backlog_size", &0),
+            ("repl_backlog_first_byte_offset", &0),
+            ("repl_backlog_histlen", &0),
+        ]);
+    }
+
+    fn cpu(&mut self) {
+        let (own, children, thread) = process::cpu();
+        for (name, seconds) in [
+            ("used_cpu_sys", own.system_s),
+            ("used_cpu_user", own.user_s),
+            ("used_cpu_sys_children", children.system_s),
+            ("used_cpu_user_children", children.user_s),
+            ("used_cpu_sys_main_thread", thread.system_s),
+            ("used_cpu_user_main_thread", thread.user_s),
+        ] {
+            self.field(name, format_args!("{seconds:.6}"));
+        }
+    }
+
+    fn commandstats(&mut self) {
+        for command in registry::every() {
+            let sum = |counter: fn(&Counters) -> &AtomicU64| {
+                self.sum(|stats| counter(&stats.by_command[command.id]))
+            };
+            let calls = sum(|c| &c.calls);
+            let (rejected, failed) = (sum(|c| &c.rejected), sum(|c| &c.failed));
+            if calls + rejected + failed == 0 {
+                continue;
+            }
+            let usec = sum(|c| &c.time_ns) / 1000;
+            let each = usec as f64 / calls.max(1) as f64;
+            let name = command.full_name;
+            self.line(format_args!(
+                "cmdstat_{name}:calls={calls},usec={usec},usec_per_call={each:.2},\
+                rejected_calls={rejected},failed_calls={failed}"
+            ));
+        }
+    }
+
+    fn errorstats(&mut self) {
+        let mut sums: BTreeMap<String, u64> = BTreeMap::new();
+        for stats in &self.node.stats {
+            for (code, n) in stats.errors() {
+                *sums.entry(code).or_default() += n;
+            }
+        }
+        for (code, n) in sums {
+            let code = code.replace([':', '#', '\r', '\n'], "_");
+            self.line(format_args!("errorstat_{code}:count={n}"));
+        }
+    }
+
+    fn flagstone(&mut self) {
+        let node = self.node;
+        let settings = self.worker.settings();
+        let journal = node.journal.stats();
+        let backlog: u64 = journal.backlog.iter().map(|(_, bytes)| bytes).sum();
+        self.fields(&[
+            ("workers", &node.shard_workers),
+            ("net_workers", &settings.net_workers),
+            ("background_workers", &settings.background_workers),
+            ("shards", &node.layout.shards),
+            ("accept_mode", &settings.accept_mode.as_str()),
+            ("appendfsync", &settings.appendfsync.as_str()),
+            ("memory_budget", &settings.memory_budget),
+            ("hot_bytes", &self.sum(|s| &s.hot_bytes)),
+            ("pending_bytes", &self.sum(|s| &s.pending_bytes)),
+            ("commands_local", &self.sum(|s| &s.local)),
+            ("commands_remote", &self.sum(|s| &s.remote)),
+            ("commands_parked", &self.sum(|s| &s.parked)),
+            ("commits", &self.sum(|s| &s.commits)),
+            ("failed_commits", &self.sum(|s| &s.failed_commits)),
+            ("journal_end_lsn", &node.journal.end()),
+            ("journal_durable_lsn", &node.journal.durable()),
+            ("journal_segments", &journal.segments),
+            ("journal_spare_segments", &journal.spares),
+            ("journal_bytes", &journal.bytes),
+            ("journal_appends", &journal.appends),
+            ("journal_appended_bytes", &journal.appended_bytes),
+            ("journal_syncs", &journal.syncs),
+            ("journal_backlog_bytes", &backlog),
+            ("journal_failed", &i32::from(node.journal.failed().is_some())),
+        ]);
+    }
+}
+
+/// Bytes as people read them: "1.50M".
+pub(super) fn human(bytes: u64) -> String {
+    const UNITS: [char; 6] = ['K', 'M', 'G', 'T', 'P', 'E'];
+    if bytes < 1024 {
+        return format!("{bytes}B");
+    }
+    let mut size = bytes as f64 / 1024.0;
+    let mut unit = 0;
+    while size >= 1024.0 && unit + 1 < UNITS.len() {
+        size /= 1024.0;
+        unit += 1;
+    }
+    format!("{size:.2}{}", UNITS[unit])
+}

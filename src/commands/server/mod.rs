@@ -1,0 +1,87 @@
+//! Commands on the server.
+
+mod admin;
+mod command;
+mod config;
+mod debug;
+mod debug_keys;
+mod info;
+mod memory;
+mod process;
+mod slowlog;
+
+use super::{Group, Run, Spec, acl, flag};
+
+pub use admin::ADMIN_COMMANDS;
+
+/// Flags that most commands on the server have.
+const ADMIN: u32 = flag::ADMIN | flag::NOSCRIPT | flag::LOADING | flag::STALE;
+
+/// The commands on the server.
+pub const COMMANDS: &[Spec] = &[
+    Spec {
+        name: "config",
+        group: Group::Server,
+        since: "2.0.0",
+        complexity: "Depends on subcommand.",
+        summary: "Holds the commands on the configuration.",
+        arity: -2,
+        subcommands: config::SUBCOMMANDS,
+        ..Spec::NEW
+    },
+    Spec {
+        name: "debug",
+        group: Group::Server,
+        complexity: "Depends on subcommand.",
+        summary: "Holds commands for tests of the server.",
+        arity: -2,
+        flags: ADMIN | flag::PROTECTED,
+        run: Run::Wait(debug::debug),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "command",
+        group: Group::Server,
+        since: "2.8.13",
+        complexity: "O(N) where N is the total number of commands",
+        summary: "Describes all commands.",
+        arity: -1,
+        flags: flag::LOADING | flag::STALE,
+        acl: acl::CONNECTION,
+        tips: &["nondeterministic_output_order"],
+        subcommands: command::SUBCOMMANDS,
+        run: Run::Session(command::all),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "info",
+        group: Group::Server,
+        summary: "Answers figures and facts of the server.",
+        arity: -1,
+        flags: flag::LOADING | flag::STALE,
+        acl: acl::DANGEROUS,
+        tips: &["nondeterministic_output", "request_policy:all_shards", "response_policy:special"],
+        run: Run::Wait(info::info),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "memory",
+        group: Group::Server,
+        since: "4.0.0",
+        complexity: "Depends on subcommand.",
+        summary: "Holds the commands on memory.",
+        arity: -2,
+        subcommands: memory::SUBCOMMANDS,
+        ..Spec::NEW
+    },
+    Spec {
+        name: "slowlog",
+        group: Group::Server,
+        since: "2.2.12",
+        complexity: "Depends on subcommand.",
+        summary: "Holds the commands on the log of slow commands.",
+        arity: -2,
+        subcommands: slowlog::SUBCOMMANDS,
+        ..Spec::NEW
+    },
+];

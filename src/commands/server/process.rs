@@ -1,0 +1,61 @@
+//! What the operating system tells of this process.
+
+use std::fs;
+
+/// Memory in bytes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Memory {
+    /// In RAM now.
+    pub(super) resident: u64,
+    /// The most there ever was.
+    pub(super) peak: u64,
+    /// Of the machine.
+    pub(super) installed: u64,
+}
+
+/// CPU time used, in seconds.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct CpuTime {
+    pub(super) user_s: f64,
+    pub(super) system_s: f64,
+}
+
+/// Reads `/proc`; what it does not tell is zero.
+pub(super) fn memory() -> Memory {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let machine = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let resident = kib(&status, "VmRSS:");
+    Memory {
+        resident,
+        peak: kib(&status, "VmHWM:").max(resident),
+        installed: kib(&machine, "MemTotal:"),
+    }
+}
+
+/// The bytes of a line such as `VmRSS:  1234 kB`.
+fn kib(text: &str, name: &str) -> u64 {
+    let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
+    line.trim().trim_end_matches("kB").trim().parse::<u64>().unwrap_or(0) * 1024
+}
+
+/// CPU time of the process, of its children, and of this thread.
+pub(super) fn cpu() -> (CpuTime, CpuTime, CpuTime) {
+    (usage(libc::RUSAGE_SELF), usage(libc::RUSAGE_CHILDREN), usage(libc::RUSAGE_THREAD))
+}
+
+fn usage(who: libc::c_int) -> CpuTime {
+    // SAFETY: an rusage of zeros is a valid one.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: `usage` is valid for the call to fill. On failure it stays zero.
+    unsafe { libc::getrusage(who, &raw mut usage) };
+    let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
+    CpuTime { user_s: seconds(usage.ru_utime), system_s: seconds(usage.ru_stime) }
+}
+
+/// Name, release and architecture of the operating system.
+pub(super) fn system() -> String {
+    let read = |name: &str| {
+        fs::read_to_string(format!("/proc/sys/kernel/{name}")).unwrap_or_default().trim().to_owned()
+    };
+    format!("{} {} {}", read("ostype"), read("osrelease"), std::env::consts::ARCH)
+}

@@ -1,0 +1,116 @@
+//! SLOWLOG.
+
+use crate::commands::help::help;
+use crate::commands::{Call, Group, Outcome, Run, Spec, arg, flag};
+use crate::num::parse_i64;
+use crate::resp::Args;
+
+/// Entries that GET answers unless told.
+const DEFAULT_COUNT: usize = 10;
+
+/// `SLOWLOG GET [count]`
+fn get(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+    let count = match args.len() {
+        2 => DEFAULT_COUNT,
+        _ => match parse_i64(arg(args, 2)?) {
+            Some(-1) => usize::MAX,
+            Some(count @ 0..) => count as usize,
+            _ => return Err("ERR count should be greater than or equal to -1".into()),
+        },
+    };
+    let entries = cx.node.slowlog.latest(count);
+    cx.out.array(entries.len());
+    for entry in entries {
+        cx.out.array(6);
+        cx.out.int(entry.id.cast_signed());
+        cx.out.int(entry.time_s.cast_signed());
+        cx.out.int(entry.duration_us.cast_signed());
+        cx.out.array(entry.args.len());
+        for kept in &entry.args {
+            cx.out.bulk(kept);
+        }
+        cx.out.bulk_str(&entry.addr);
+        cx.out.bulk_str(&entry.name);
+    }
+    Ok(())
+}
+
+/// `SLOWLOG LEN`
+fn len(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+    cx.out.count(cx.node.slowlog.len());
+    Ok(())
+}
+
+/// `SLOWLOG RESET`
+fn reset(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+    cx.node.slowlog.clear();
+    cx.out.ok();
+    Ok(())
+}
+
+/// `SLOWLOG HELP`
+fn show_help(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+    help(
+        cx.out,
+        "SLOWLOG",
+        &[
+            (
+                "GET [<count>]",
+                "Answers the latest slow commands (10, -1 for all): id, time, microseconds, \
+                arguments, address and name of the connection.",
+            ),
+            ("LEN", "Answers how many there are."),
+            ("RESET", "Forgets them."),
+        ],
+    );
+    Ok(())
+}
+
+/// The subcommands of SLOWLOG.
+pub(super) const SUBCOMMANDS: &[Spec] = &[
+    Spec {
+        name: "get",
+        group: Group::Server,
+        since: "2.2.12",
+        complexity: "O(N) where N is the number of entries returned",
+        summary: "Answers the latest slow commands.",
+        arity: -2,
+        flags: flag::ADMIN | flag::LOADING | flag::STALE,
+        tips: &["request_policy:all_nodes", "nondeterministic_output"],
+        run: Run::Session(get),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "help",
+        group: Group::Server,
+        since: "6.2.0",
+        summary: "Tells the subcommands.",
+        arity: 2,
+        flags: flag::LOADING | flag::STALE,
+        run: Run::Session(show_help),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "len",
+        group: Group::Server,
+        since: "2.2.12",
+        summary: "Answers how many slow commands are kept.",
+        arity: 2,
+        flags: flag::ADMIN | flag::LOADING | flag::STALE,
+        tips: &["request_policy:all_nodes", "response_policy:agg_sum", "nondeterministic_output"],
+        run: Run::Session(len),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "reset",
+        group: Group::Server,
+        since: "2.2.12",
+        complexity: "O(N) where N is the number of entries in the slowlog",
+        summary: "Forgets the slow commands.",
+        arity: 2,
+        flags: flag::ADMIN | flag::LOADING | flag::STALE,
+        tips: &["request_policy:all_nodes", "response_policy:all_succeeded"],
+        run: Run::Session(reset),
+        ..Spec::NEW
+    },
+];

@@ -1,0 +1,115 @@
+//! The log of slow commands (SLOWLOG).
+
+use crate::resp::Args;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Arguments that an entry keeps; the last one tells how many more there were.
+const MAX_ARGS: usize = 32;
+/// Bytes of an argument that an entry keeps.
+const MAX_ARG: usize = 128;
+
+/// A slow command.
+#[derive(Clone, Debug)]
+pub struct SlowCommand {
+    pub id: u64,
+    /// When it ended, seconds since the Unix epoch.
+    pub time_s: u64,
+    pub duration_us: u64,
+    /// What is kept of its arguments.
+    pub args: Vec<Vec<u8>>,
+    /// The connection's address and name.
+    pub addr: String,
+    pub name: String,
+}
+
+/// See the module's description.
+#[derive(Debug, Default)]
+pub struct SlowLog {
+    next_id: AtomicU64,
+    /// The latest first.
+    entries: Mutex<VecDeque<SlowCommand>>,
+}
+
+impl SlowLog {
+    fn entries(&self) -> MutexGuard<'_, VecDeque<SlowCommand>> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a command and drops the oldest beyond `max`. Its id is set here.
+    pub fn push(&self, mut command: SlowCommand, max: usize) {
+        let mut entries = self.entries();
+        command.id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        entries.push_front(command);
+        entries.truncate(max);
+    }
+
+    /// The latest `count` entries.
+    pub fn latest(&self, count: usize) -> Vec<SlowCommand> {
+        self.entries().iter().take(count).cloned().collect()
+    }
+
+    pub fn len(&self) -> usize {
+        self.entries().len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Forgets all entries; ids go on.
+    pub fn clear(&self) {
+        self.entries().clear();
+    }
+}
+
+/// What an entry keeps of the arguments.
+pub fn kept_args(args: Args<'_>) -> Vec<Vec<u8>> {
+    let shown = if args.len() > MAX_ARGS { MAX_ARGS - 1 } else { args.len() };
+    let mut kept: Vec<Vec<u8>> = args.iter().take(shown).map(kept_arg).collect();
+    redact(&mut kept);
+    if args.len() > shown {
+        kept.push(format!("... ({} more arguments)", args.len() - shown).into_bytes());
+    }
+    kept
+}
+
+/// Takes secrets out.
+fn redact(args: &mut [Vec<u8>]) {
+    let is = |at: usize, word: &str| {
+        args.get(at).is_some_and(|arg| arg.eq_ignore_ascii_case(word.as_bytes()))
+    };
+    let mut secret = Vec::new();
+    if is(0, "auth") {
+        secret.extend(1..args.len());
+    } else if is(0, "acl") && (is(1, "setuser") || is(1, "getuser") || is(1, "deluser")) {
+        secret.extend(2..args.len());
+    } else if is(0, "hello") {
+        secret.extend((2..args.len()).filter(|&at| is(at, "auth")).flat_map(|at| [at + 1, at + 2]));
+    } else if is(0, "migrate") {
+        secret.extend((6..args.len()).filter(|&at| is(at, "auth")).map(|at| at + 1));
+        secret
+            .extend((6..args.len()).filter(|&at| is(at, "auth2")).flat_map(|at| [at + 1, at + 2]));
+    } else if is(0, "config") && is(1, "set") {
+        secret.extend(
+            (3..args.len())
+                .step_by(2)
+                .filter(|&at| crate::config::is_secret(&String::from_utf8_lossy(&args[at - 1]))),
+        );
+    }
+    for at in secret {
+        if let Some(arg) = args.get_mut(at) {
+            *arg = b"(redacted)".to_vec();
+        }
+    }
+}
+
+fn kept_arg(arg: &[u8]) -> Vec<u8> {
+    if arg.len() <= MAX_ARG {
+        return arg.to_vec();
+    }
+    let mut kept = arg[..MAX_ARG].to_vec();
+    kept.extend_from_slice(format!("... ({} more bytes)", arg.len() - MAX_ARG).as_bytes());
+    kept
+}

@@ -1,0 +1,151 @@
+//! Counters of a worker that others read.
+
+use crate::clients::count;
+use crate::commands::registry::{self, Command};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// Different error codes that are counted at most.
+const MAX_ERRORS: usize = 128;
+
+/// What a command came to. Only the worker it ran on writes them.
+#[derive(Debug, Default)]
+pub struct Counters {
+    pub calls: AtomicU64,
+    /// Nanoseconds.
+    pub time_ns: AtomicU64,
+    /// Refused before they ran.
+    pub rejected: AtomicU64,
+    /// Answered by an error.
+    pub failed: AtomicU64,
+}
+
+/// See the module's description.
+#[derive(Debug)]
+pub struct WorkerStats {
+    /// By [`Command::id`].
+    pub by_command: Vec<Counters>,
+    /// Error replies by their code.
+    errors: Mutex<BTreeMap<String, u64>>,
+    /// Error replies.
+    pub error_replies: AtomicU64,
+    pub commands: AtomicU64,
+    /// Commands run in place for a connection of the same worker.
+    pub local: AtomicU64,
+    /// Commands that came from other workers' connections.
+    pub remote: AtomicU64,
+    pub parked: AtomicU64,
+    pub connections: AtomicU64,
+    pub commits: AtomicU64,
+    pub failed_commits: AtomicU64,
+    pub reads: AtomicU64,
+    pub writes: AtomicU64,
+    pub bytes_in: AtomicU64,
+    pub bytes_out: AtomicU64,
+    /// Connections closed because of `client-query-buffer-limit`.
+    pub query_limit_closes: AtomicU64,
+    pub hits: AtomicU64,
+    pub misses: AtomicU64,
+    pub expired: AtomicU64,
+    pub expired_fields: AtomicU64,
+    pub evicted: AtomicU64,
+    pub hot_bytes: AtomicU64,
+    pub pending_bytes: AtomicU64,
+}
+
+impl Default for WorkerStats {
+    fn default() -> Self {
+        Self {
+            by_command: (0..registry::count()).map(|_| Counters::default()).collect(),
+            errors: Mutex::default(),
+            error_replies: AtomicU64::default(),
+            commands: AtomicU64::default(),
+            local: AtomicU64::default(),
+            remote: AtomicU64::default(),
+            parked: AtomicU64::default(),
+            connections: AtomicU64::default(),
+            commits: AtomicU64::default(),
+            failed_commits: AtomicU64::default(),
+            reads: AtomicU64::default(),
+            writes: AtomicU64::default(),
+            bytes_in: AtomicU64::default(),
+            bytes_out: AtomicU64::default(),
+            query_limit_closes: AtomicU64::default(),
+            hits: AtomicU64::default(),
+            misses: AtomicU64::default(),
+            expired: AtomicU64::default(),
+            expired_fields: AtomicU64::default(),
+            evicted: AtomicU64::default(),
+            hot_bytes: AtomicU64::default(),
+            pending_bytes: AtomicU64::default(),
+        }
+    }
+}
+
+impl WorkerStats {
+    /// A command has run.
+    pub(crate) fn ran(&self, command: &Command, time_ns: u64) {
+        if let Some(counters) = self.by_command.get(command.id) {
+            count(&counters.calls, 1);
+            count(&counters.time_ns, time_ns);
+        }
+    }
+
+    /// A command was refused before it ran; `None`: it is unknown.
+    pub(crate) fn refused(&self, command: Option<&Command>, text: &str) {
+        if let Some(counters) = command.and_then(|c| self.by_command.get(c.id)) {
+            count(&counters.rejected, 1);
+        }
+        self.error(text);
+    }
+
+    /// A command was answered by an error.
+    pub(crate) fn failed(&self, command: &Command, text: &str) {
+        if let Some(counters) = self.by_command.get(command.id) {
+            count(&counters.failed, 1);
+        }
+        self.error(text);
+    }
+
+    /// An error reply.
+    pub(crate) fn error(&self, text: &str) {
+        count(&self.error_replies, 1);
+        let code = text.split(' ').next().unwrap_or_default();
+        let mut errors = self.errors.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(n) = errors.get_mut(code) {
+            *n += 1;
+        } else if errors.len() < MAX_ERRORS {
+            errors.insert(code.to_owned(), 1);
+        }
+    }
+
+    /// Error replies by their code.
+    pub fn errors(&self) -> BTreeMap<String, u64> {
+        self.errors.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Puts the counters back to zero; what is a state stays.
+    pub(crate) fn reset(&self) {
+        let by_command =
+            self.by_command.iter().flat_map(|c| [&c.calls, &c.time_ns, &c.rejected, &c.failed]);
+        let own = [
+            &self.error_replies,
+            &self.commands,
+            &self.local,
+            &self.remote,
+            &self.parked,
+            &self.commits,
+            &self.failed_commits,
+            &self.reads,
+            &self.writes,
+            &self.bytes_in,
+            &self.bytes_out,
+            &self.query_limit_closes,
+        ];
+        for counter in by_command.chain(own) {
+            counter.store(0, Ordering::Relaxed);
+        }
+        self.errors.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+}

@@ -1,0 +1,97 @@
+use super::*;
+
+#[test]
+fn integers_are_canonical_only() {
+    for (text, want) in [
+        ("0", Some(0)),
+        ("-1", Some(-1)),
+        ("9223372036854775807", Some(i64::MAX)),
+        ("-9223372036854775808", Some(i64::MIN)),
+        ("9223372036854775808", None),
+        ("-0", None),
+        ("01", None),
+        ("+1", None),
+        ("", None),
+        ("1 ", None),
+    ] {
+        assert_eq!(parse_int(text.as_bytes()), want, "{text}");
+        if let Some(n) = want {
+            assert_eq!(int_len(n), text.len());
+        }
+    }
+}
+
+#[test]
+fn writes_grow_into_chunks() {
+    let mut s = Str::new(b"hello");
+    s.write_at(3 * CHUNK + 5, b"world").unwrap();
+    assert_eq!(s.len(), 3 * CHUNK + 10);
+    assert_eq!(&*s.range(0..6).unwrap(), b"hello\0");
+    assert_eq!(&*s.range(3 * CHUNK + 4..3 * CHUNK + 10).unwrap(), b"\0world");
+    s.write_at(CHUNK - 2, b"abcd").unwrap();
+    assert_eq!(&*s.range(CHUNK - 3..CHUNK + 3).unwrap(), b"\0abcd\0");
+}
+
+#[test]
+fn growing_allocates_nothing() {
+    let mut s = Str::new(b"12");
+    s.grow(1).unwrap();
+    assert_eq!(s.encoding(), "int");
+    s.grow(5).unwrap();
+    assert_eq!(&*s.whole().unwrap(), b"12\0\0\0");
+    s.grow(100 * CHUNK).unwrap();
+    s.grow(1000 * CHUNK + 1).unwrap();
+    assert_eq!(s.len(), 1000 * CHUNK + 1);
+    assert!(s.memory() < 2 * CHUNK);
+    assert_eq!(&*s.range(1000 * CHUNK - 1..1000 * CHUNK + 1).unwrap(), b"\0\0");
+}
+
+#[test]
+fn pieces_leave_out_holes() {
+    let mut s = Str::from_chunks(4 * CHUNK, BTreeMap::from([(0, vec![1; 3]), (2, vec![2])]));
+    s.write_at(3 * CHUNK, &[3; CHUNK]).unwrap();
+    let pieces = |range: Range<usize>| -> Vec<(usize, usize)> {
+        s.pieces(range).unwrap().map(|(at, bytes)| (at, bytes.len())).collect()
+    };
+    assert_eq!(pieces(0..s.len()), [(0, 3), (2 * CHUNK, 1), (3 * CHUNK, CHUNK)]);
+    assert_eq!(pieces(2..2 * CHUNK), [(2, 1)]);
+    assert_eq!(pieces(2 * CHUNK + 1..3 * CHUNK + 1), [(3 * CHUNK, 1)]);
+    assert_eq!(pieces(5..5), []);
+    let int = Str::new(b"1234");
+    assert_eq!(&*int.pieces(1..3).unwrap().next().unwrap().1, b"23");
+    assert_eq!(&*Str::from_chunks(3, BTreeMap::new()).whole().unwrap(), b"\0\0\0");
+}
+
+#[test]
+fn many_chunks_are_asked_for_as_a_whole() {
+    let len = 100 * CHUNK;
+    let s = Str::Big(Box::new(BigStr { len: len as u64, ..BigStr::default() }));
+    assert_eq!(s.require(0..2 * CHUNK).unwrap_err(), Part::Chunks(vec![0, 1]));
+    assert!(matches!(s.require(0..50 * CHUNK).unwrap_err(), Part::Chunks(_)));
+    assert_eq!(s.require(0..51 * CHUNK).unwrap_err(), Part::All);
+}
+
+#[test]
+fn a_part_that_is_not_loaded_is_asked_for() {
+    let mut big = BigStr::new(&vec![7; 4 * CHUNK]);
+    big.complete = false;
+    big.chunks.remove(&2);
+    let mut s = Str::Big(Box::new(big));
+    assert_eq!(s.range(0..3 * CHUNK).unwrap_err(), Part::Chunks(vec![2]));
+    assert_eq!(s.write_at(2 * CHUNK + 1, b"x").unwrap_err(), Part::Chunks(vec![2]));
+    s.write_at(2 * CHUNK, &vec![1; CHUNK]).unwrap();
+    assert_eq!(s.range(2 * CHUNK..2 * CHUNK + 1).unwrap()[0], 1);
+}
+
+#[test]
+fn memory_follows_the_chunks() {
+    let mut s = Str::from_chunks(9 * CHUNK, BTreeMap::from([(2, vec![2; 5])]));
+    s.write_at(2 * CHUNK + 1, &[3; 9]).unwrap();
+    s.write_at(6 * CHUNK - 1, &[4; 2]).unwrap();
+    let Str::Big(big) = &mut s else { panic!("not in chunks") };
+    big.learn(2, &[1; 100]);
+    big.learn(7, &[1; 100]);
+    big.learn(8, b"");
+    assert_eq!(big.held, big.chunks.values().map(Vec::len).sum::<usize>());
+    assert_eq!(big.held, 10 + CHUNK + 1 + 100);
+}

@@ -1,0 +1,93 @@
+//! A command on keys of several shards is stored whole or not at all.
+
+use super::Server;
+use redis::Commands;
+use std::time::Duration;
+
+/// Kills of a run; `FLAGSTONE_TEST_KILLS` asks for more.
+fn kills() -> u64 {
+    std::env::var("FLAGSTONE_TEST_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(6)
+}
+
+/// Two keys in different shards of two.
+const LEFT: &str = "{a}";
+const RIGHT: &str = "{b}";
+
+fn write_pairs(server: &Server, lane: u64, first: u64) {
+    let mut client = server.client();
+    for n in first.. {
+        let pairs = [(format!("{LEFT}{lane}"), n), (format!("{RIGHT}{lane}"), n)];
+        if client.mset::<_, _, ()>(&pairs).is_err() {
+            return;
+        }
+    }
+}
+
+fn rename_back_and_forth(server: &Server, lane: u64) {
+    let mut client = server.client();
+    let (a, b) = (format!("{LEFT}r{lane}"), format!("{RIGHT}r{lane}"));
+    loop {
+        let here = client.exists::<_, bool>(&a);
+        let moved = match here {
+            Ok(true) => client.rename::<_, _, ()>(&a, &b),
+            Ok(false) => client.rename::<_, _, ()>(&b, &a),
+            Err(_) => return,
+        };
+        if moved.is_err() {
+            return;
+        }
+    }
+}
+
+#[test]
+fn mset_and_rename_over_shards_are_never_torn_by_kill_9() {
+    for mode in ["always", "everysec"] {
+        let options = ["--workers", "2", "--shards", "2", "--appendfsync", mode];
+        let options = [&options[..], &["--handover-interval-ms", "100"]].concat();
+        let mut server = Server::start(&options);
+        let mut client = server.client();
+        for lane in 0..3 {
+            let () = client.set(format!("{LEFT}r{lane}"), lane).expect("stored");
+        }
+        drop(client);
+        for kill in 0..kills() {
+            std::thread::scope(|scope| {
+                for lane in 0..3 {
+                    let server = &server;
+                    scope.spawn(move || write_pairs(server, lane, kill * 1_000_000 + 1));
+                    scope.spawn(move || rename_back_and_forth(server, lane));
+                }
+                std::thread::sleep(Duration::from_millis(60 + kill * 37 % 150));
+                server.kill_shared();
+            });
+            server.reap();
+            server.restart();
+            let mut client = server.client();
+            for lane in 0..3u64 {
+                let (left, right): (Option<u64>, Option<u64>) = client
+                    .mget(&[format!("{LEFT}{lane}"), format!("{RIGHT}{lane}")])
+                    .expect("an answer");
+                assert_eq!(left, right, "an MSET was torn in {mode}");
+                let (a, b): (Option<u64>, Option<u64>) = client
+                    .mget(&[format!("{LEFT}r{lane}"), format!("{RIGHT}r{lane}")])
+                    .expect("an answer");
+                assert_eq!(a.xor(b), Some(lane), "a RENAME was torn in {mode}: {a:?} {b:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn an_mget_over_shards_is_a_snapshot() {
+    let server = Server::start(&["--workers", "2", "--shards", "2", "--appendfsync", "no"]);
+    std::thread::scope(|scope| {
+        scope.spawn(|| write_pairs(&server, 7, 1));
+        let mut client = server.client();
+        for _ in 0..2000 {
+            let (left, right): (Option<u64>, Option<u64>) =
+                client.mget(&[format!("{LEFT}7"), format!("{RIGHT}7")]).expect("an answer");
+            assert_eq!(left, right);
+        }
+        server.kill_shared();
+    });
+}

@@ -1,0 +1,118 @@
+//! Databases, expiry, scans and counts, over restarts.
+
+use super::Server;
+use redis::Commands;
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+
+fn dbsize(client: &mut redis::Connection) -> u64 {
+    redis::cmd("DBSIZE").query(client).expect("a size")
+}
+
+fn scan_all(client: &mut redis::Connection, count: u32) -> HashSet<String> {
+    let mut found = HashSet::new();
+    let mut cursor = 0u64;
+    loop {
+        let (next, keys): (u64, Vec<String>) =
+            redis::cmd("SCAN").arg(cursor).arg("COUNT").arg(count).query(client).expect("a page");
+        found.extend(keys);
+        if next == 0 {
+            return found;
+        }
+        cursor = next;
+    }
+}
+
+#[test]
+fn scans_and_counts_are_exact_hot_pending_and_cold() {
+    let options = ["--workers", "2", "--shards", "3", "--handover-interval-ms", "100"];
+    let mut server = Server::start(&options);
+    let mut client = server.client();
+    let mut want = HashSet::new();
+    for n in 0..3000u32 {
+        let () = client.set(format!("k{n}"), n).expect("stored");
+        want.insert(format!("k{n}"));
+    }
+    for n in (0..3000u32).step_by(3) {
+        let () = client.del(format!("k{n}")).expect("deleted");
+        want.remove(&format!("k{n}"));
+    }
+    assert_eq!(dbsize(&mut client), 2000);
+    assert_eq!(scan_all(&mut client, 10), want);
+    std::thread::sleep(Duration::from_millis(400));
+    assert_eq!(scan_all(&mut client, 100), want);
+    server.kill();
+    server.restart();
+    let mut client = server.client();
+    assert_eq!(dbsize(&mut client), 2000);
+    assert_eq!(scan_all(&mut client, 100), want);
+    // New and changed keys over cold ones.
+    for n in 0..500u32 {
+        let () = client.set(format!("k{n}"), "new").expect("stored");
+        want.insert(format!("k{n}"));
+    }
+    assert_eq!(dbsize(&mut client), want.len() as u64);
+    assert_eq!(scan_all(&mut client, 50), want);
+}
+
+#[test]
+fn expired_keys_go_by_themselves() {
+    let mut server = Server::start(&["--workers", "2", "--shards", "2"]);
+    let mut client = server.client();
+    for n in 0..500u32 {
+        let () = client.pset_ex(format!("k{n}"), n, 300 + u64::from(n % 200)).expect("stored");
+    }
+    let () = client.set("stays", 1).expect("stored");
+    server.kill();
+    server.restart();
+    let mut client = server.client();
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while dbsize(&mut client) != 1 {
+        assert!(Instant::now() < deadline, "expired keys are still counted");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn flushed_databases_stay_empty_over_a_kill() {
+    let options = ["--workers", "2", "--shards", "2", "--handover-interval-ms", "50"];
+    let mut server = Server::start(&options);
+    let mut client = server.client();
+    for n in 0..1000u32 {
+        let () = client.set(format!("k{n}"), n).expect("stored");
+        let () = client.hset(format!("h{n}"), "f", "v".repeat(100)).expect("stored");
+    }
+    let () = redis::cmd("SELECT").arg(1).query(&mut client).expect("selected");
+    let () = client.set("other", 1).expect("stored");
+    let () = redis::cmd("SWAPDB").arg(0).arg(1).query(&mut client).expect("swapped");
+    assert_eq!(dbsize(&mut client), 2000);
+    let () = redis::cmd("FLUSHDB").query(&mut client).expect("flushed");
+    assert_eq!(dbsize(&mut client), 0);
+    let () = client.set("after", 1).expect("stored");
+    server.kill();
+    server.restart();
+    let mut client = server.client();
+    assert_eq!(scan_all(&mut client, 10), HashSet::from(["other".to_owned()]));
+    let () = redis::cmd("SELECT").arg(1).query(&mut client).expect("selected");
+    assert_eq!(scan_all(&mut client, 10), HashSet::from(["after".to_owned()]));
+    assert_eq!(client.get::<_, Option<u32>>("k1").expect("an answer"), None);
+}
+
+#[test]
+fn counters_from_many_clients_lose_no_increment() {
+    let server = Server::start(&["--workers", "2", "--shards", "2", "--appendfsync", "everysec"]);
+    std::thread::scope(|scope| {
+        for _ in 0..20 {
+            scope.spawn(|| {
+                let mut client = server.client();
+                for n in 0..200u32 {
+                    let () = client.incr(format!("c{}", n % 4), 1).expect("stored");
+                }
+            });
+        }
+    });
+    let mut client = server.client();
+    for n in 0..4 {
+        assert_eq!(client.get::<_, u32>(format!("c{n}")).expect("an answer"), 1000);
+    }
+}

@@ -1,0 +1,9 @@
+//! End-to-end tests: the built binary, real clients, kill -9.
+
+mod atomicity;
+mod durability;
+mod hostile;
+mod keyspace;
+mod server;
+
+pub use server::Server;

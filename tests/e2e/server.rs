@@ -1,0 +1,160 @@
+//! A server process of a test's own.
+
+use std::io::{BufRead, BufReader};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// How long a start or a stop may take on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A running server on a directory that outlives it.
+pub struct Server {
+    child: Option<Child>,
+    port: u16,
+    dir: TempDir,
+    options: Vec<String>,
+}
+
+impl Server {
+    /// Starts a server on a new directory.
+    pub fn start(options: &[&str]) -> Self {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let options = options.iter().map(ToString::to_string).collect();
+        let mut server = Self { child: None, port: free_port(), dir, options };
+        server.spawn();
+        server
+    }
+
+    /// The data directory.
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    fn data(&self) -> PathBuf {
+        self.dir.path().join("data")
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_flagstone"));
+        command
+            .args(["--port", &self.port.to_string(), "--bind", "127.0.0.1"])
+            .args(["--dir", &self.data().display().to_string()])
+            .args(["--journal-segment-size", "4mb", "--memory-budget", "256mb"])
+            .args(&self.options)
+            .current_dir(self.dir.path());
+        command
+    }
+
+    fn spawn(&mut self) {
+        let mut child = self
+            .command()
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("the server's binary starts");
+        let out = child.stdout.take().expect("its output");
+        let ready = BufReader::new(out)
+            .lines()
+            .map_while(Result::ok)
+            .any(|line| line.contains("Ready to accept connections"));
+        assert!(ready, "the server ended before it was ready");
+        self.child = Some(child);
+    }
+
+    /// Starts again with other options (the directory and the port stay).
+    pub fn restart_with(&mut self, options: &[&str]) {
+        self.options = options.iter().map(ToString::to_string).collect();
+        self.restart();
+    }
+
+    /// Starts again.
+    pub fn restart(&mut self) {
+        assert!(self.child.is_none(), "still running");
+        self.spawn();
+    }
+
+    /// What a start that must fail says.
+    pub fn refused(&self, options: &[&str]) -> String {
+        let output = self.command().args(options).output().expect("the server's binary runs");
+        assert!(!output.status.success(), "it started");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    }
+
+    /// kill -9.
+    pub fn kill(&mut self) {
+        let mut child = self.child.take().expect("running");
+        child.kill().expect("killed");
+        child.wait().expect("reaped");
+    }
+
+    /// kill -9 while other threads use the server; [`Server::reap`] follows.
+    pub fn kill_shared(&self) {
+        let child = self.child.as_ref().expect("running");
+        // SAFETY: the process is our child and not reaped yet.
+        unsafe { libc::kill(child.id() as libc::pid_t, libc::SIGKILL) };
+    }
+
+    /// Waits for the end of a server that was killed.
+    pub fn reap(&mut self) {
+        let mut child = self.child.take().expect("running");
+        child.wait().expect("reaped");
+    }
+
+    /// SIGTERM, and a clean end.
+    pub fn stop(&mut self) {
+        let mut child = self.child.take().expect("running");
+        // SAFETY: the process is our child and not reaped yet.
+        unsafe { libc::kill(child.id() as libc::pid_t, libc::SIGTERM) };
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = child.try_wait().expect("its status") {
+                assert!(status.success(), "it ended with {status}");
+                return;
+            }
+            assert!(Instant::now() < deadline, "it does not end");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// A client of the `redis` crate.
+    pub fn client(&self) -> redis::Connection {
+        let client = redis::Client::open(format!("redis://127.0.0.1:{}/", self.port));
+        client.expect("an address").get_connection().expect("a connection")
+    }
+
+    /// A bare socket.
+    pub fn socket(&self) -> TcpStream {
+        let socket = TcpStream::connect(("127.0.0.1", self.port)).expect("a connection");
+        socket.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        socket
+    }
+
+    /// Bytes of memory the process holds.
+    pub fn rss(&self) -> u64 {
+        let pid = self.child.as_ref().expect("running").id();
+        let statm = std::fs::read_to_string(format!("/proc/{pid}/statm")).expect("statm");
+        statm.split_whitespace().nth(1).and_then(|n| n.parse::<u64>().ok()).expect("pages") * 4096
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            // It may have ended by itself.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    listener.local_addr().expect("its address").port()
+}
