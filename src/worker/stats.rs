@@ -67,6 +67,7 @@ impl Default for WorkerStats {
             remote: AtomicU64::default(),
             parked: AtomicU64::default(),
             connections: AtomicU64::default(),
+            changes: AtomicU64::default(),
             commits: AtomicU64::default(),
             failed_commits: AtomicU64::default(),
             reads: AtomicU64::default(),

@@ -94,9 +94,9 @@ impl Store {
         let mut sealed = Sealed { round: self.round(), ..Sealed::default() };
         let versions = self.versions.clone();
         let layout = self.layout.clone();
-        let mut spare = std::mem::take(&mut self.spare);
         let moved = std::mem::take(&mut self.moved);
         let mut alive = HashSet::new();
+        let mut spare = std::mem::take(&mut self.spare);
         for key in &keys {
             let generation = self.generation(key.db);
             let Some(entry) = self.get_mut(key.db, key.at, &key.key) else { continue };
@@ -114,11 +114,11 @@ impl Store {
                 self.bury(key.clone());
             }
         }
-        self.spare = spare;
         for (slot, version) in moved.into_iter().filter(|(_, version)| !alive.contains(version)) {
             let ops = sealed.ops.entry(layout.shard_of(slot)).or_default();
             ops.put(&RowKey::dead(slot, version), b"", Delta::default());
         }
+        self.spare = spare;
         sealed.ops.retain(|_, ops| !ops.is_empty());
         sealed.keys = keys;
         self.next_round();

@@ -299,6 +299,7 @@ async fn open_engines(
     for id in 0..shards {
         let dir = shard_dir(&options.dir, id);
         fs::create_dir_all(&dir).with_context(|| format!("creating {}", dir.display()))?;
+        remove_staged(&dir).with_context(|| format!("cleaning {}", dir.display()))?;
         let store = open_store(&dir).with_context(|| format!("opening {}", dir.display()))?;
         let (cache, clock) = (cache.clone(), clock.clone());
         opening.push(tokio::spawn(async move {
@@ -312,6 +313,22 @@ async fn open_engines(
         engines.push(engine.await??);
     }
     Ok(engines)
+}
+
+/// Removes objects that a kill has left half-written: the local store writes them beside their
+/// place, under names that end in `#` and a number, and never looks at them again.
+fn remove_staged(dir: &Path) -> std::io::Result<()> {
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let number = name.to_str().and_then(|name| Some(name.rsplit_once('#')?.1));
+        if entry.file_type()?.is_dir() {
+            remove_staged(&entry.path())?;
+        } else if number.is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit())) {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
 }
 
 /// Refuses a shard that the journal does not fit.

@@ -79,7 +79,8 @@ impl Partition {
             Ok(lsn) => {
                 for (shard, ops) in &sealed.ops {
                     if let Some(shard) = self.shards.get_mut(shard) {
-                        shard.merge(lsn, ops.as_bytes());
+                        let whole = shard.merge(lsn, ops.as_bytes());
+                        debug_assert!(whole, "a record that this program wrote is damaged");
                     }
                 }
                 self.good = sealed.round;

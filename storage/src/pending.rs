@@ -243,14 +243,6 @@ impl Pending {
         }
     }
 
-    fn drop_elements(&mut self, version: u64) {
-        let Some(group) = self.elements.remove(&version) else { return };
-        self.rows -= group.rows.len();
-        for (element, value) in &group.rows {
-            self.bytes -= element.len() + value.as_ref().map_or(0, |v| v.len()) + ROW_OVERHEAD;
-        }
-    }
-
     /// What the meta rows of dead generations leave behind: dead versions and deletes in the
     /// expiry index, and the versions that died.
     fn remains(&self) -> (BTreeMap<Vec<u8>, bool>, HashSet<u64>) {
@@ -274,6 +266,14 @@ impl Pending {
             }
         }
         (rows, versions)
+    }
+
+    fn drop_elements(&mut self, version: u64) {
+        let Some(group) = self.elements.remove(&version) else { return };
+        self.rows -= group.rows.len();
+        for (element, value) in &group.rows {
+            self.bytes -= element.len() + value.as_ref().map_or(0, |v| v.len()) + ROW_OVERHEAD;
+        }
     }
 
     /// Every row as the engine takes it, by kind, sorted, in batches of at least `size` rows.

@@ -143,10 +143,10 @@ pub struct Store {
     pub(crate) versions: Arc<Versions>,
     dbs: Vec<Db>,
     pub(crate) dirty: Vec<DirtyKey>,
-    /// Writers of earlier rounds, to be used again.
-    pub(crate) spare: Vec<crate::encoding::OpWriter>,
     /// Versions whose element rows changed hands in the open round, with their slot.
     pub(crate) moved: Vec<(u16, u64)>,
+    /// Writers of earlier rounds, to be used again.
+    pub(crate) spare: Vec<crate::encoding::OpWriter>,
     /// Entries that became absent, to be forgotten once their round is durable.
     graves: VecDeque<(u64, DirtyKey)>,
     round: u64,
@@ -174,8 +174,8 @@ impl Store {
             versions,
             dbs: generations.iter().map(|&g| Db::new(g, partial)).collect(),
             dirty: Vec::new(),
-            spare: Vec::new(),
             moved: Vec::new(),
+            spare: Vec::new(),
             graves: VecDeque::new(),
             round: 1,
             forgotten: 0,

@@ -116,19 +116,6 @@ pub fn decode_entry(key: &[u8], hash: u64, row: &[u8]) -> Result<Entry, MetaErro
     Ok(entry)
 }
 
-/// The version of a meta row's element rows; `None` when it has none.
-pub fn version_of(row: &[u8]) -> Option<u64> {
-    let mut rest = row;
-    let [_, flags] = *take::<2>(&mut rest)?;
-    if flags & BIG == 0 {
-        return None;
-    }
-    if flags & EXPIRES != 0 {
-        take_u64(&mut rest)?;
-    }
-    take_u64(&mut rest)
-}
-
 fn big_hash(mut rest: &[u8], timed: bool) -> Result<Hash, MetaError> {
     let version = take_u64(&mut rest).ok_or(damaged("no version"))?;
     let len = take_u64(&mut rest).ok_or(damaged("no length"))?;

@@ -7,6 +7,6 @@ mod ops;
 mod varint;
 
 pub use keys::{MAX_KEY, Row, RowKey, row};
-pub use meta::{MetaError, decode_entry, decode_field, encode_field, encode_meta, version_of};
+pub use meta::{MetaError, decode_entry, decode_field, encode_field, encode_meta};
 pub use ops::{Delta, Op, OpReader, OpWriter};
 pub use varint::{get_bytes, get_varint, put_bytes, put_varint};

@@ -74,6 +74,20 @@ fn what_is_no_whole_data_directory_is_refused_by_name() {
 }
 
 #[test]
+fn half_written_objects_are_removed() {
+    let root = tempfile::tempdir().unwrap();
+    let mut number = 0;
+    let image = image(&root, &mut number);
+    let dir = fresh(root.path(), &mut number);
+    image.unpack(&dir);
+    let staged = dir.join("shard-0/db/compacted/00000000000000000000000001.sst#1");
+    fs::create_dir_all(staged.parent().unwrap()).unwrap();
+    fs::write(&staged, "half").unwrap();
+    World::open(&dir, image.model.clone(), no_images()).verify("swept");
+    assert!(!staged.exists());
+}
+
+#[test]
 fn an_older_copy_of_a_shard_is_refused() {
     let root = tempfile::tempdir().unwrap();
     let mut number = 0;

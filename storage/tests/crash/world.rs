@@ -4,6 +4,7 @@ use crate::image::{Image, Pick, Probe};
 use crate::model::{Model, V};
 use crate::store::Watched;
 use flagstone_storage::clock::Clock;
+use flagstone_storage::commit::Sealed;
 use flagstone_storage::directory::{Directory, OpenOptions};
 use flagstone_storage::journal::{Journal, SyncMode};
 use flagstone_storage::materialise::{hand_over, hand_over_batches, sweep};
@@ -174,14 +175,12 @@ impl World {
     // ---- databases ---------------------------------------------------------------------------
 
     fn generations(&mut self, changes: &[(u32, u32, u32)], apply: impl FnOnce(&mut Store)) {
-        let mut body = Vec::new();
-        let mut ops = flagstone_storage::encoding::OpWriter::default();
-        changes.iter().for_each(|&(db, generation, dead)| ops.generation(db, generation, dead));
+        let mut record = Sealed::default();
         for shard in 0..SHARDS {
-            body.extend_from_slice(&shard.to_be_bytes());
-            body.extend_from_slice(&(ops.as_bytes().len() as u64).to_be_bytes());
-            body.extend_from_slice(ops.as_bytes());
+            let ops = record.ops.entry(shard).or_default();
+            changes.iter().for_each(|&(db, generation, dead)| ops.generation(db, generation, dead));
         }
+        let body = record.body();
         let shards: Vec<u16> = (0..SHARDS).collect();
         let (journal, model) = (&self.journal, &self.model);
         let append = || journal.append(model.now_ms, &shards, &[&body]).unwrap();
