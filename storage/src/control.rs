@@ -3,6 +3,7 @@
 //! ```text
 //! C reaches         lsn u64                      written with the first batch of a hand-over
 //! C applied         lsn u64 | epoch u64          with the last
+//! C complete        lsn u64                      while the shard is closed with all applied
 //! C generations     next u32 | n | n × u32 | dead | dead × u32      (varints)
 //! C n | generation u32 | block u16 → 64 × (keys, expires)           (varints)
 //! ```
@@ -15,6 +16,7 @@ use std::collections::BTreeSet;
 
 const REACHES: &[u8] = b"reaches";
 const APPLIED: &[u8] = b"applied";
+const COMPLETE: &[u8] = b"complete";
 const GENERATIONS: &[u8] = b"generations";
 const COUNTERS: u8 = b'n';
 
@@ -75,6 +77,8 @@ impl Generations {
 pub struct Control {
     pub reaches: Lsn,
     pub applied: Lsn,
+    /// The shard was closed with everything applied up to the journal's end, which was this.
+    pub complete: Option<Lsn>,
     /// The greatest journal epoch that has written here.
     pub epoch: u64,
     pub generations: Generations,
@@ -88,6 +92,11 @@ fn key(name: &[u8]) -> Bytes {
 /// The row that goes with the first batch of a hand-over.
 pub fn reaches_row(lsn: Lsn) -> (Bytes, Option<Bytes>) {
     (key(REACHES), Some(Bytes::copy_from_slice(&lsn.to_be_bytes())))
+}
+
+/// Says that the shard is complete by itself (`Some`: up to the journal's end), or no more.
+pub fn complete_row(lsn: Option<Lsn>) -> (Bytes, Option<Bytes>) {
+    (key(COMPLETE), lsn.map(|lsn| Bytes::copy_from_slice(&lsn.to_be_bytes())))
 }
 
 /// The rows that go with its last batch.
@@ -139,6 +148,7 @@ impl Control {
         let be_u64 = |bytes: &[u8]| Some(u64::from_be_bytes(bytes.try_into().ok()?));
         match name {
             REACHES => self.reaches = be_u64(value)?,
+            COMPLETE => self.complete = Some(be_u64(value)?),
             APPLIED => {
                 self.applied = be_u64(value.get(..8)?)?;
                 self.epoch = be_u64(value.get(8..)?)?;

@@ -2,7 +2,7 @@
 
 use crate::clock::Clock;
 use crate::commit::{Sealed, split_body};
-use crate::control::{Control, Generations};
+use crate::control::{Control, Generations, complete_row};
 use crate::encoding::row;
 use crate::engine::{Engine, prefix_range};
 use crate::journal::{Journal, JournalError, LocalJournal, Lsn, Options, Recovery, SyncMode};
@@ -100,12 +100,20 @@ impl Directory {
             let control = Control::read(&rows).map_err(|what| {
                 anyhow::anyhow!("shard {id} ({}): {what}", shard_dir(dir, id).display())
             })?;
-            check_shard(&recovery, id, &control)?;
             opened.push((id, engine, control));
+        }
+        check_shards(&recovery, &opened)?;
+        for (_, engine, control) in &opened {
+            // From the next record on the shard is not complete by itself.
+            if control.complete.is_some() {
+                engine.write(vec![complete_row(None)]).await?;
+                engine.flush().await?;
+            }
         }
         let epoch = opened.iter().map(|(.., c)| c.epoch).max().unwrap_or(0);
         let epoch = (recovery.max_epoch() + 1).max(epoch + 1);
-        let highest = opened.iter().map(|(.., c)| c.reaches.max(c.applied)).max().unwrap_or(0);
+        let end = |c: &Control| c.reaches.max(c.applied).max(c.complete.unwrap_or(0));
+        let highest = opened.iter().map(|(.., c)| end(c)).max().unwrap_or(0);
         let mut shards: Vec<Shard> = opened
             .into_iter()
             .map(|(id, engine, control)| Shard::new(id, engine, epoch, control))
@@ -331,16 +339,24 @@ fn remove_staged(dir: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Refuses a shard that the journal does not fit.
-fn check_shard(recovery: &Recovery, id: u16, control: &Control) -> Result<()> {
-    recovery.check_shard(id, control.applied)?;
-    if control.reaches > recovery.end() {
-        bail!(
-            "shard {id} reaches lsn {}, but the journal ends at {}: the journal's files are older \
-             than the shard's, or missing",
-            control.reaches,
-            recovery.end()
-        );
+/// Refuses shards that the journal does not fit. Without a journal they must be complete by
+/// themselves, all up to the same end: copies of what a clean stop has left.
+fn check_shards(recovery: &Recovery, shards: &[(u16, Engine, Control)]) -> Result<()> {
+    let complete = |(_, _, control): &(u16, Engine, Control)| control.complete;
+    let whole = shards.first().and_then(complete);
+    let restored = recovery.end() == 0
+        && whole.is_some()
+        && shards.iter().all(|shard| complete(shard) == whole);
+    for (id, _, control) in shards {
+        recovery.check_shard(*id, control.applied)?;
+        if control.reaches > recovery.end() && !restored {
+            bail!(
+                "shard {id} reaches lsn {}, but the journal ends at {}: the journal's files are \
+                 older than the shard's, or missing",
+                control.reaches,
+                recovery.end()
+            );
+        }
     }
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! The shards of one worker: their hot tier, and the rounds on their way into the journal.
 
 use crate::commit::{Sealed, split_body};
+use crate::control::complete_row;
 use crate::journal::{Journal, JournalError, Lsn};
 use crate::materialise::hand_over;
 use crate::shard::{Cut, Shard};
@@ -228,9 +229,10 @@ impl Partition {
         }
         let Some(shard) = self.shards.get_mut(&id) else { return Ok(()) };
         let engine = shard.engine().clone();
-        if shard.unflushed_age().is_some() {
-            engine.flush().await?;
+        if self.holds.is_empty() {
+            engine.write(vec![complete_row(Some(self.journal.end()))]).await?;
         }
+        engine.flush().await?;
         self.observe_flushed();
         engine.close().await
     }
