@@ -43,15 +43,15 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// Half of it for decoded values, a quarter for pending rows, an eighth for the block cache
-    /// (with a quarter of that again for filters and indexes); the rest is for memtables and
-    /// buffers.
+    /// Three eighths of it for decoded values, an eighth for pending rows, a sixteenth for the
+    /// block cache (with a quarter of that again for filters and indexes). The rest is for what is
+    /// being handed over, memtables, buffers, and what the allocator keeps.
     pub fn new(settings: &crate::config::Settings) -> Self {
         let total = settings.memory_budget;
         Self {
-            hot: (total / 2) as usize,
-            pending: (total / 4) as usize,
-            block_cache: settings.block_cache_size.unwrap_or(total / 8),
+            hot: (total / 8 * 3) as usize,
+            pending: (total / 8) as usize,
+            block_cache: settings.block_cache_size.unwrap_or(total / 16),
         }
     }
 }

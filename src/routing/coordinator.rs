@@ -91,10 +91,10 @@ async fn attempt(
         Err(Stop::Error(text)) => Some(text),
         _ => None,
     };
-    let committed = commit(node, &mut space);
-    let (changed, record) = match committed {
-        Ok(committed) => committed,
-        Err((failed, changed)) => {
+    let (changed, committed) = commit(node, &mut space);
+    let record = match committed {
+        Ok(record) => record,
+        Err(failed) => {
             forget(node, &held, space, changed).await;
             return Err(format!("ERR the write could not be stored: {failed}").into());
         }
@@ -114,17 +114,15 @@ type Record = (Lsn, Arc<Vec<u8>>);
 fn commit(
     node: &Node,
     space: &mut Store,
-) -> Result<(HashSet<LockKey>, Option<Record>), (JournalError, HashSet<LockKey>)> {
+) -> (HashSet<LockKey>, Result<Option<Record>, JournalError>) {
     let sealed = space.seal();
     let changed: HashSet<LockKey> = sealed.keys().map(|(db, key)| (db, key.into())).collect();
     if sealed.ops.is_empty() {
-        return Ok((changed, None));
+        return (changed, Ok(None));
     }
     let body = sealed.body();
-    match node.journal.append(node.clock.now_ms(), &sealed.shards(), &[&body]) {
-        Ok(lsn) => Ok((changed, Some((lsn, Arc::new(body))))),
-        Err(error) => Err((error, changed)),
-    }
+    let appended = node.journal.append(node.clock.now_ms(), &sealed.shards(), &[&body]);
+    (changed, appended.map(|lsn| Some((lsn, Arc::new(body)))))
 }
 
 fn by_worker(node: &Node, keys: Vec<LockKey>) -> BTreeMap<usize, Vec<LockKey>> {

@@ -86,7 +86,7 @@ where
     let mut out = Vec::with_capacity(node.shard_workers);
     for worker in 0..node.shard_workers {
         let job = job.clone();
-        out.push(on_worker(node, worker, urgent, move |w| job(w)).await?);
+        out.push(on_worker(node, worker, urgent, job).await?);
     }
     Ok(out)
 }

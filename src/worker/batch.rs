@@ -185,11 +185,11 @@ impl Held {
         let Self { reply, mut seen, to, .. } = self;
         let mut whole = BatchReply::default();
         let mut late = late.into_iter().peekable();
-        for n in 0..seen.len() {
+        for (n, round) in seen.iter_mut().enumerate() {
             match late.next_if(|(at, _)| *at == n) {
                 Some((_, ran)) => {
                     whole.bytes.extend_from_slice(&ran.reply);
-                    seen[n] = ran.seen;
+                    *round = ran.seen;
                 }
                 None => whole.bytes.extend_from_slice(reply.get(n).unwrap_or_default()),
             }

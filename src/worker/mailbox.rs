@@ -10,6 +10,9 @@ const LANE: usize = 1024;
 /// Messages of a drain at most.
 pub(crate) const DRAIN: usize = 256;
 
+/// Something to run on a worker's thread.
+pub type Job = Box<dyn FnOnce(&std::rc::Rc<super::Worker>) + Send>;
+
 /// What workers say to each other.
 pub enum Message {
     /// Commands of a connection elsewhere.
@@ -19,7 +22,7 @@ pub enum Message {
     /// A coordinator gives back what it holds, with its rows.
     Apply(Apply),
     /// Something to run on the worker's thread.
-    Run(Box<dyn FnOnce(&std::rc::Rc<super::Worker>) + Send>),
+    Run(Job),
 }
 
 /// The sending side, for everybody.

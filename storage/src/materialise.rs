@@ -8,12 +8,16 @@ use crate::control::{Generations, applied_rows, counter_prefix, generations_key,
 use crate::encoding::{Row, RowKey, decode_entry, row};
 use crate::engine::{BATCH_BYTES, Engine, prefix_range};
 use crate::journal::Journal;
+use crate::pending::Batch;
 use crate::shard::Cut;
 use anyhow::{Context, Result, bail};
 use bytes::Bytes;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
+
+/// Batches that are made ready while one is written.
+const BATCHES_AHEAD: usize = 2;
 
 /// Rows of a batch.
 const BATCH_ROWS: usize = 8192;
@@ -27,9 +31,6 @@ const SWEEP_ROWS: usize = 4096;
 /// Steps of one sweep at most; the next one goes on.
 const SWEEP_STEPS: usize = 16;
 
-/// Rows as the engine takes them: puts (`Some`) and deletes.
-pub type Batch = Vec<(Bytes, Option<Bytes>)>;
-
 /// Hands a cut over; the engine's sequence number of its last batch. The same cut may be handed
 /// over again, an older one than the last is refused: its values would replace newer ones.
 pub async fn hand_over(engine: Engine, journal: Arc<dyn Journal>, cut: Arc<Cut>) -> Result<u64> {
@@ -39,35 +40,36 @@ pub async fn hand_over(engine: Engine, journal: Arc<dyn Journal>, cut: Arc<Cut>)
         bail!("rows up to lsn {} come after those up to {}", cut.lsn, *turn);
     }
     *turn = cut.lsn;
-    let gathered = cut.clone();
-    let batches =
-        tokio::task::spawn_blocking(move || hand_over_batches(&gathered, BATCH_ROWS)).await?;
+    let (ready, mut batches) = tokio::sync::mpsc::channel(BATCHES_AHEAD);
+    let gathering = tokio::task::spawn_blocking(move || {
+        // The receiver is gone after a failed write: the rest is for nobody.
+        each_hand_over_batch(&cut, BATCH_ROWS, &mut |batch| drop(ready.blocking_send(batch)));
+    });
     let mut seq = 0;
-    for batch in batches {
+    while let Some(batch) = batches.recv().await {
         seq = engine.write(batch).await?;
     }
+    gathering.await?;
     Ok(seq)
 }
 
 /// The batches of a hand-over, in the order in which they must be written: about `rows` rows each.
-pub fn hand_over_batches(cut: &Cut, rows: usize) -> Vec<Batch> {
-    let mut out = Vec::new();
+pub fn each_hand_over_batch(cut: &Cut, rows: usize, emit: &mut dyn FnMut(Batch)) {
     let mut batch = vec![reaches_row(cut.lsn)];
-    for rows in cut.pending.batches(rows) {
+    cut.pending.each_batch(rows, &mut |rows| {
         let mut bytes = 0;
         for row in rows {
             if bytes >= BATCH_BYTES {
-                out.push(std::mem::take(&mut batch));
+                emit(std::mem::take(&mut batch));
                 bytes = 0;
             }
             bytes += row.0.len() + row.1.as_ref().map_or(0, Bytes::len);
             batch.push(row);
         }
-        out.push(std::mem::take(&mut batch));
-    }
+        emit(std::mem::take(&mut batch));
+    });
     batch.extend(applied_rows(cut.lsn, cut.epoch, &cut.generations, &cut.counters));
-    out.push(batch);
-    out
+    emit(batch);
 }
 
 async fn wait_durable(journal: &dyn Journal, lsn: u64) -> Result<()> {
@@ -187,7 +189,8 @@ mod tests {
                 generations: Generations::default(),
                 counters: Counters::default(),
             };
-            let batches = hand_over_batches(&cut, usize::from(rows).max(1));
+            let mut batches = Vec::new();
+            each_hand_over_batch(&cut, usize::from(rows).max(1), &mut |batch| batches.push(batch));
             assert!(batches.iter().all(|batch| !batch.is_empty()));
             let elements = batches.iter().flatten().filter(|(key, _)| key[0] == row::ELEMENT);
             assert_eq!(elements.count(), usize::from(rows));

@@ -11,7 +11,7 @@ use hashbrown::{HashMap, HashTable};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 /// Bytes that a row takes in memory beside its key and value, about.
-const ROW_OVERHEAD: usize = 48;
+const ROW_OVERHEAD: usize = 80;
 
 /// A meta row: key and value in one allocation.
 #[derive(Debug)]
@@ -61,6 +61,9 @@ pub struct Pending {
     /// The lsn of the newest record merged.
     last_lsn: Lsn,
 }
+
+/// Rows as the engine takes them: puts (`Some`) and deletes.
+pub type Batch = Vec<(Bytes, Option<Bytes>)>;
 
 /// A row's pending state: `None`, nothing is pending; `Some(None)`, it is deleted.
 pub type Lookup<'a> = Option<Option<&'a [u8]>>;
@@ -276,13 +279,13 @@ impl Pending {
         }
     }
 
-    /// Every row as the engine takes it, by kind, sorted, in batches of at least `size` rows.
-    pub fn batches(&self, size: usize) -> Vec<Vec<(Bytes, Option<Bytes>)>> {
-        let mut out = Vec::new();
+    /// Every row as the engine takes it, by kind, sorted, in batches of at least `size` rows,
+    /// which `emit` is given one by one.
+    pub fn each_batch(&self, size: usize, emit: &mut dyn FnMut(Batch)) {
         let mut batch = Vec::with_capacity(size);
-        let cut = |batch: &mut Vec<_>, out: &mut Vec<_>| {
+        let mut cut = |batch: &mut Batch| {
             if batch.len() >= size {
-                out.push(std::mem::replace(batch, Vec::with_capacity(size)));
+                emit(std::mem::replace(batch, Vec::with_capacity(size)));
             }
         };
         let (remains, dead_versions) = self.remains();
@@ -290,7 +293,7 @@ impl Pending {
         let others = others.map(|(key, put)| (&key[..], *put));
         for (key, put) in others.chain(remains.iter().map(|(key, put)| (&key[..], *put))) {
             batch.push((Bytes::copy_from_slice(key), put.then(Bytes::new)));
-            cut(&mut batch, &mut out);
+            cut(&mut batch);
         }
         let mut versions: Vec<_> = self.elements.iter().collect();
         versions.retain(|(version, _)| !dead_versions.contains(version));
@@ -303,7 +306,7 @@ impl Pending {
                 key.extend_from_slice(&head);
                 key.extend_from_slice(element);
                 batch.push((key.into(), value.as_deref().map(Bytes::copy_from_slice)));
-                cut(&mut batch, &mut out);
+                cut(&mut batch);
             }
         }
         let mut generations: Vec<_> = self.meta.iter().collect();
@@ -316,14 +319,13 @@ impl Pending {
                 for row in rows {
                     let value = row.value().filter(|_| !dead).map(Bytes::copy_from_slice);
                     batch.push((Bytes::copy_from_slice(row.key()), value));
-                    cut(&mut batch, &mut out);
+                    cut(&mut batch);
                 }
             }
         }
         if !batch.is_empty() {
-            out.push(batch);
+            emit(batch);
         }
-        out
     }
 }
 
@@ -374,7 +376,8 @@ mod tests {
             let (_, key) = meta_key(&layout, format!("k{n}").as_bytes());
             pending.set(&key, (n % 7 != 0).then_some(b"v"));
         }
-        let batches = pending.batches(1000);
+        let mut batches = Vec::new();
+        pending.each_batch(1000, &mut |batch| batches.push(batch));
         let keys: Vec<&Bytes> = batches.iter().flatten().map(|(k, _)| k).collect();
         assert_eq!(keys.len(), 5000);
         assert!(keys.is_sorted());

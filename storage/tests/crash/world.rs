@@ -7,7 +7,7 @@ use flagstone_storage::clock::Clock;
 use flagstone_storage::commit::Sealed;
 use flagstone_storage::directory::{Directory, OpenOptions};
 use flagstone_storage::journal::{Journal, SyncMode};
-use flagstone_storage::materialise::{hand_over, hand_over_batches, sweep};
+use flagstone_storage::materialise::{each_hand_over_batch, hand_over, sweep};
 use flagstone_storage::partition::Partition;
 use flagstone_storage::store::{Fault, Need, OrLoad, Part, Store};
 use flagstone_storage::value::{Str, Value};
@@ -228,7 +228,9 @@ impl World {
         let seq = if let Some(rows) = batch {
             self.journal.sync_now().unwrap();
             let mut seq = 0;
-            for batch in hand_over_batches(&cut, rows) {
+            let mut batches = Vec::new();
+            each_hand_over_batch(&cut, rows, &mut |batch| batches.push(batch));
+            for batch in batches {
                 seq = self.block_on(engine.write(batch)).unwrap();
                 self.block_on(engine.flush()).unwrap();
                 self.probe.point(|| format!("a batch of shard {shard} is flushed"));
