@@ -11,7 +11,7 @@ const LANE: usize = 1024;
 pub(crate) const DRAIN: usize = 256;
 
 /// Something to run on a worker's thread.
-pub type Job = Box<dyn FnOnce(&std::rc::Rc<super::Worker>) + Send>;
+pub(super) type Job = Box<dyn FnOnce(&std::rc::Rc<super::Worker>) + Send>;
 
 /// What workers say to each other.
 pub enum Message {
