@@ -66,7 +66,7 @@ pub fn parse_f64(text: &[u8]) -> Option<f64> {
     (!value.is_nan() && !overflowed && !vanished).then_some(value)
 }
 
-/// The text of a double, which reads back as the same number (see [`grisu`]): whole numbers without a
+/// The text of a double, which reads back as the same number (see `grisu`): whole numbers without a
 /// point up to 2^62, others in scientific notation where plain notation would be long.
 pub fn format_f64(value: f64) -> FloatText {
     let mut text = FloatText::new();

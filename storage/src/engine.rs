@@ -23,7 +23,7 @@ use tokio::sync::{Mutex, MutexGuard};
 /// Bytes of a memtable before it is flushed.
 const MEMTABLE_BYTES: usize = 32 << 20;
 
-/// Bytes of a batch of a hand-over at most, about; see [`engine_settings`].
+/// Bytes of a batch of a hand-over at most, about.
 pub const BATCH_BYTES: usize = 8 << 20;
 
 /// SlateDB's clock: ours, which does not step back (a clock that does ends its writer).
