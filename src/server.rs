@@ -235,6 +235,7 @@ async fn run_worker(start: Start) -> Result<Partition> {
     tokio::task::spawn_local(worker.clone().run_committer());
     tokio::task::spawn_local(worker.clone().run_settler(durable));
     tokio::task::spawn_local(worker.clone().run_mailbox(inbox));
+    tokio::task::spawn_local(worker.clone().run_loader());
     tokio::task::spawn_local(worker.clone().run_cron());
     tokio::task::spawn_local(worker.clone().run_materialiser());
     tokio::task::spawn_local(worker.clone().run_expiry());
@@ -483,7 +484,7 @@ fn init_logging(level: LogLevel) {
         LogLevel::Nothing => "off",
     };
     let filter = tracing_subscriber::EnvFilter::try_from_env("FLAGSTONE_LOG")
-        .unwrap_or_else(|_| format!("{level},slatedb=warn,foyer=warn").into());
+        .unwrap_or_else(|_| format!("{level},slatedb=error,foyer=error").into());
     // A second server in one process (tests) keeps the first one's log.
     let _ = tracing_subscriber::fmt()
         .with_env_filter(filter)

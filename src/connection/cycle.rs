@@ -18,7 +18,7 @@ const CLOCK_EVERY: usize = 64;
 const FLUSH: usize = 1 << 20;
 
 /// Commands that a cycle sends to other workers at most.
-const MAX_REMOTE: usize = 256;
+const MAX_REMOTE: usize = 128;
 
 /// Where a reply comes from.
 enum Piece {

@@ -209,15 +209,4 @@ impl Worker {
             .map(|(db, key)| Need { db, key, part: None })
             .collect()
     }
-
-    /// Loads what is not in memory; the keys are locked. `Err`: the text for the client.
-    pub(crate) async fn load(self: &Rc<Self>, needs: Vec<Need>) -> Result<(), String> {
-        let plan = self.partition.borrow_mut().plan_load(needs);
-        let loaded = plan.run(&self.node.background).await;
-        let finished = self.partition.borrow_mut().finish_load(loaded);
-        finished.map_err(|error| {
-            tracing::error!("{error:#}");
-            format!("ERR the data could not be read: {error:#}")
-        })
-    }
 }

@@ -4,6 +4,7 @@
 mod batch;
 mod cron;
 mod execute;
+mod load;
 mod locks;
 mod mailbox;
 mod materialise;
@@ -45,6 +46,7 @@ pub struct Worker {
     held: RefCell<std::collections::VecDeque<batch::Held>>,
     scratch: RefCell<Option<Vec<u8>>>,
     jobs: materialise::Jobs,
+    loader: load::Loader,
     connections: tokio_util::task::TaskTracker,
     stop: tokio_util::sync::CancellationToken,
     commit_due: Notify,
@@ -79,6 +81,7 @@ impl Worker {
             held: RefCell::default(),
             scratch: RefCell::default(),
             jobs: materialise::Jobs::default(),
+            loader: load::Loader::default(),
             connections: tokio_util::task::TaskTracker::new(),
             stop: tokio_util::sync::CancellationToken::new(),
             commit_due: Notify::new(),

@@ -16,8 +16,9 @@ use std::collections::BTreeMap;
 /// Rows of one scan; a value of more is scanned on.
 const SCAN_ROWS: usize = 16_384;
 
-/// Loads that run at the same time.
+/// Tasks that read at the same time, and what each reads.
 const PARALLEL: usize = 16;
+const PER_TASK: usize = 8;
 
 /// One thing to load.
 struct Item {
@@ -189,40 +190,39 @@ impl LoadPlan {
     pub async fn run(self, background: &tokio::runtime::Handle) -> Loaded {
         let pending_only = |item: &Item| matches!(&item.work, Work::Meta { pending: Some(_), .. });
         if self.items.iter().all(pending_only) {
-            let mut found = Vec::with_capacity(self.items.len());
-            for item in self.items {
-                match item.read().await {
-                    Ok(one) => found.push(one),
-                    Err(error) => return Loaded { found: Err(error) },
-                }
-            }
-            return Loaded { found: Ok(found) };
+            return Loaded { found: read_some(self.items).await };
         }
         let reading = background.spawn(read_all(self.items));
         Loaded { found: reading.await.unwrap_or_else(|e| Err(e.into())) }
     }
 }
 
-/// Reads everything, some at a time.
+/// Reads everything: a few items after one another in each of a few tasks at the same time.
 async fn read_all(items: Vec<Item>) -> Result<Vec<(Need, KeyHash, Found)>> {
+    if items.len() <= PER_TASK {
+        return read_some(items).await;
+    }
     let mut found = Vec::with_capacity(items.len());
-    if items.len() == 1 {
-        for item in items {
-            found.push(item.read().await?);
-        }
-        return Ok(found);
-    }
     let mut running = tokio::task::JoinSet::new();
-    for item in items {
+    let mut items = items.into_iter().peekable();
+    while items.peek().is_some() {
         if running.len() >= PARALLEL
-            && let Some(one) = running.join_next().await
+            && let Some(some) = running.join_next().await
         {
-            found.push(one??);
+            found.extend(some??);
         }
-        running.spawn(item.read());
+        running.spawn(read_some(items.by_ref().take(PER_TASK).collect()));
     }
-    while let Some(one) = running.join_next().await {
-        found.push(one??);
+    while let Some(some) = running.join_next().await {
+        found.extend(some??);
+    }
+    Ok(found)
+}
+
+async fn read_some(items: Vec<Item>) -> Result<Vec<(Need, KeyHash, Found)>> {
+    let mut found = Vec::with_capacity(items.len());
+    for item in items {
+        found.push(item.read().await?);
     }
     Ok(found)
 }
