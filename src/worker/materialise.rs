@@ -247,15 +247,18 @@ impl Worker {
                 Err(_) => return None,
             };
             let found = due.len();
-            self.expire(due).await;
+            if !self.expire(due).await {
+                // The next round begins where this one did.
+                return None;
+            }
             if all || found == 0 || self.is_stopping() {
                 return all.then(|| now_ms.saturating_sub(EXPIRE_MARGIN_MS));
             }
         }
     }
 
-    /// Deletes what is due, under the locks of its keys.
-    async fn expire(self: &Rc<Self>, due: Vec<Due>) {
+    /// Deletes what is due, under the locks of its keys; false if it could not be read.
+    async fn expire(self: &Rc<Self>, due: Vec<Due>) -> bool {
         let due: Vec<(u32, Due)> = {
             let partition = self.partition.borrow();
             due.into_iter()
@@ -263,12 +266,12 @@ impl Worker {
                 .collect()
         };
         if due.is_empty() {
-            return;
+            return true;
         }
         let keys: Vec<LockKey> = due.iter().map(|(db, due)| (*db, due.key.clone())).collect();
         let (_lock, granted) = self.lock(keys);
         if granted.await.is_err() || self.load_due(&due).await.is_err() {
-            return;
+            return false;
         }
         let now_ms = self.node.clock.now_ms();
         let mut partition = self.partition.borrow_mut();
@@ -284,6 +287,7 @@ impl Worker {
         drop(partition);
         // What this deletes is closed with a round of its own, so that the index is read afresh.
         self.commit();
+        true
     }
 
     async fn load_due(self: &Rc<Self>, due: &[(u32, Due)]) -> Result<(), String> {
