@@ -116,3 +116,27 @@ fn counters_from_many_clients_lose_no_increment() {
         assert_eq!(client.get::<_, u32>(format!("c{n}")).expect("an answer"), 1000);
     }
 }
+
+#[test]
+fn every_layout_of_threads_serves_the_same_commands() {
+    for layout in [
+        &["--workers", "1"][..],
+        &["--workers", "2", "--net-workers", "1"],
+        &["--workers", "2", "--accept-mode", "round-robin"],
+    ] {
+        let server = Server::start(&[layout, &["--shards", "3"]].concat());
+        let mut clients: Vec<_> = (0..4).map(|_| server.client()).collect();
+        for n in 0..400usize {
+            let () = clients[n % 4].set(format!("k{n}"), n).expect("stored");
+        }
+        let client = &mut clients[0];
+        let keys: Vec<String> = (0..400).map(|n| format!("k{n}")).collect();
+        let values: Vec<u32> = client.mget(&keys).expect("an answer");
+        assert!(values.iter().copied().eq(0..400), "{layout:?}");
+        let removed: u32 = client.del(&keys[..100]).expect("an answer");
+        assert_eq!((removed, dbsize(client)), (100, 300), "{layout:?}");
+        assert_eq!(scan_all(client, 30).len(), 300, "{layout:?}");
+        let () = redis::cmd("FLUSHALL").query(client).expect("flushed");
+        assert_eq!(clients.iter_mut().map(dbsize).sum::<u64>(), 0, "{layout:?}");
+    }
+}
