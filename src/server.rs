@@ -384,9 +384,17 @@ fn listen(
 ) -> Result<Vec<Vec<std::net::TcpListener>>> {
     let share = settings.accept_mode == AcceptMode::Reuseport && workers > 1;
     let mut out = Vec::new();
-    for _ in 0..if share { workers } else { 1 } {
+    for n in 0..if share { workers } else { 1 } {
         let mut set = Vec::new();
         for address in addresses {
+            if share && n == 0 {
+                // Only listeners of this process may share the port. A sharing socket binds beside
+                // another server's, one that does not share is refused.
+                let alone = listen_on(*address, settings.tcp_backlog, false);
+                if !optional_address(settings, *address) {
+                    alone.with_context(|| format!("listening on {address}"))?;
+                }
+            }
             match listen_on(*address, settings.tcp_backlog, share) {
                 Ok(listener) => set.push(listener),
                 Err(error) if optional_address(settings, *address) => {
@@ -420,10 +428,6 @@ fn listen_on(address: SocketAddr, backlog: i32, share: bool) -> Result<std::net:
     }
     socket.set_reuse_address(true)?;
     if share {
-        // Only this process's own listeners share the port: a second server must not.
-        let probe = socket2::Socket::new(domain, socket2::Type::STREAM, None)?;
-        probe.set_reuse_address(true)?;
-        drop(probe);
         socket.set_reuse_port(true)?;
     }
     socket.bind(&address.into())?;

@@ -155,7 +155,8 @@ pub struct Store {
     seen: u64,
     now_ms: u64,
     touch: bool,
-    hint: Option<(*const u8, usize, KeyHash)>,
+    /// Address, length and hash of a key; the address is only compared.
+    hint: Option<(usize, usize, KeyHash)>,
     memory: usize,
     hand: (usize, usize, usize),
     pub stats: StoreStats,
@@ -207,7 +208,7 @@ impl Store {
 
     /// The hash of a key that this command will ask for, computed already by the router.
     pub fn hint(&mut self, key: &[u8], at: KeyHash) {
-        self.hint = Some((key.as_ptr(), key.len(), at));
+        self.hint = Some((key.as_ptr().addr(), key.len(), at));
     }
 
     /// The greatest round that the command has read from or written in: its reply shows it.
@@ -237,7 +238,7 @@ impl Store {
 
     pub(crate) fn at(&self, key: &[u8]) -> KeyHash {
         match self.hint {
-            Some((ptr, len, at)) if ptr == key.as_ptr() && len == key.len() => at,
+            Some((ptr, len, at)) if ptr == key.as_ptr().addr() && len == key.len() => at,
             _ => self.layout.key_hash(key),
         }
     }
@@ -686,10 +687,6 @@ impl Store {
         self.dbs[db as usize].partial = true;
     }
 }
-
-// The hint's pointer is only ever compared, never followed.
-// SAFETY: no memory is reached through it.
-unsafe impl Send for Store {}
 
 /// Where an entry is; valid until the table changes.
 #[derive(Clone, Copy)]

@@ -185,3 +185,13 @@ fn a_damaged_or_foreign_directory_is_refused_by_name() {
     server.restart();
     assert_eq!(server.client().get::<_, u32>("k99").expect("an answer"), 99);
 }
+
+#[test]
+fn a_second_server_does_not_share_the_port() {
+    let server = Server::start(&["--workers", "2", "--shards", "2"]);
+    let other = server.dir().join("other");
+    let said = server.refused(&["--dir", &other.display().to_string()]);
+    assert!(said.contains("listening on 127.0.0.1"), "{said}");
+    let pong: String = redis::cmd("PING").query(&mut server.client()).expect("an answer");
+    assert_eq!(pong, "PONG");
+}
