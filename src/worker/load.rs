@@ -58,6 +58,11 @@ impl Worker {
     }
 
     async fn load_now(&self, needs: Vec<Need>) -> Result<(), String> {
+        // Ranges of elements are read as pending rows and engine know them: so they must know all.
+        if needs.iter().any(|need| need.part.is_some()) && self.partition.borrow().store.is_dirty()
+        {
+            self.commit();
+        }
         let plan = self.partition.borrow_mut().plan_load(needs);
         let loaded = plan.run(&self.node.background).await;
         let finished = self.partition.borrow_mut().finish_load(loaded);

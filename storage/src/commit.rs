@@ -1,14 +1,11 @@
 //! Sealing a round: the entries that changed become the operations of a journal record.
 
-use crate::encoding::{Delta, OpWriter, RowKey, encode_field, encode_meta};
+use crate::encoding::{Delta, ElementRows, OpWriter, RowKey, encode_meta};
 use crate::slot::KeyHash;
 use crate::store::{DirtyKey, Store, Versions};
 use crate::value::string::CHUNK;
 use crate::value::{Entry, Stored, Str, Value};
 use std::collections::{BTreeMap, HashSet};
-
-/// A packed hash of more bytes than this goes to element rows whatever the listpack limits say.
-const PACKED_MAX: usize = 64 * 1024;
 
 /// Bytes before a shard's operations in a record's body: its number and their length.
 const HEAD: usize = 2 + 8;
@@ -154,7 +151,7 @@ fn seal_entry(
     hash_of: &dyn Fn(&[u8]) -> u64,
 ) {
     entry.dirty = false;
-    if matches!(&entry.value, Value::Hash(hash) if hash.is_empty()) {
+    if entry.value.is_empty_collection() {
         entry.clear();
     }
     seal_elements(entry, at.slot, ops, versions, hash_of);
@@ -217,46 +214,23 @@ fn seal_elements(
     versions: &Versions,
     hash_of: &dyn Fn(&[u8]) -> u64,
 ) {
-    let mut row_key = Vec::new();
-    match &mut entry.value {
-        Value::Str(Str::Big(big)) => {
-            if big.version == 0 {
-                big.version = versions.next();
-            }
-            RowKey::elements(&mut row_key, slot, big.version);
-            let head = row_key.len();
-            for n in std::mem::take(&mut big.dirty) {
-                row_key.truncate(head);
-                row_key.extend_from_slice(&n.to_be_bytes());
-                let chunk = big.chunks.get(&n).map_or(&[][..], |c| c);
-                debug_assert!(chunk.len() <= CHUNK, "a chunk has outgrown its size");
-                ops.put(&row_key, chunk, Delta::default());
-            }
+    if let Value::Str(Str::Big(big)) = &mut entry.value {
+        if big.version == 0 {
+            big.version = versions.next();
         }
-        Value::Hash(hash) => {
-            if hash.is_packed() && (hash.is_table() || hash.memory() > PACKED_MAX) {
-                hash.unpack(versions.next());
-            }
-            if hash.is_packed() {
-                return;
-            }
-            RowKey::elements(&mut row_key, slot, hash.version);
-            let head = row_key.len();
-            let mut value = Vec::new();
-            for name in hash.take_dirty() {
-                row_key.truncate(head);
-                row_key.extend_from_slice(&RowKey::named_element(hash_of(&name), &name));
-                if let Some(field) = hash.known(&name) {
-                    value.clear();
-                    let kept = RowKey::name_is_digested(&name).then_some(&*name);
-                    encode_field(&mut value, field, kept);
-                    ops.put(&row_key, &value, Delta::default());
-                } else {
-                    ops.delete(&row_key, Delta::default());
-                }
-            }
+        let mut rows = ElementRows::new(ops, slot, big.version, hash_of);
+        for n in std::mem::take(&mut big.dirty) {
+            let chunk = big.chunks.get(&n).map_or(&[][..], |c| c);
+            debug_assert!(chunk.len() <= CHUNK, "a chunk has outgrown its size");
+            rows.put(&n.to_be_bytes(), chunk);
         }
-        Value::Absent | Value::Str(_) => {}
+    }
+    let Some(collection) = entry.value.collection_mut() else { return };
+    if collection.version() == 0 && collection.is_too_big() {
+        collection.unpack(versions.next());
+    }
+    if collection.version() != 0 {
+        collection.seal(&mut ElementRows::new(ops, slot, collection.version(), hash_of));
     }
 }
 

@@ -11,7 +11,7 @@ use slatedb::config::{
     GarbageCollectorOptions, ScanOptions, Settings, WriteOptions,
 };
 use slatedb::db_cache::DbCache;
-use slatedb::{Db, WriteBatch};
+use slatedb::{Db, IterationOrder, WriteBatch};
 use slatedb_common::clock::{DefaultSystemClock, SystemClock, SystemClockTicker};
 use std::future::Future;
 use std::ops::Range;
@@ -83,11 +83,29 @@ impl Engine {
 
     /// Rows of a key range in order, `limit` at most.
     pub async fn scan(&self, range: Range<Vec<u8>>, limit: usize) -> Result<Vec<(Bytes, Bytes)>> {
+        self.scan_in(IterationOrder::Ascending, range, limit).await
+    }
+
+    /// The last rows of a key range, the very last first.
+    pub async fn scan_back(
+        &self,
+        range: Range<Vec<u8>>,
+        limit: usize,
+    ) -> Result<Vec<(Bytes, Bytes)>> {
+        self.scan_in(IterationOrder::Descending, range, limit).await
+    }
+
+    async fn scan_in(
+        &self,
+        order: IterationOrder,
+        range: Range<Vec<u8>>,
+        limit: usize,
+    ) -> Result<Vec<(Bytes, Bytes)>> {
         let mut rows = Vec::new();
         if range.start >= range.end {
             return Ok(rows);
         }
-        let options = ScanOptions { cache_blocks: true, ..ScanOptions::default() };
+        let options = ScanOptions { cache_blocks: true, order, ..ScanOptions::default() };
         let mut iterator = self.db.scan_with_options(range, &options).await?;
         while rows.len() < limit
             && let Some(row) = iterator.next().await?

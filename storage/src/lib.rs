@@ -17,6 +17,7 @@ pub mod engine;
 pub mod journal;
 pub mod load;
 pub mod materialise;
+pub mod need;
 pub mod partition;
 pub mod pending;
 pub mod scan;

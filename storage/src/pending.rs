@@ -5,10 +5,12 @@
 
 use crate::encoding::{Row, RowKey, decode_entry};
 use crate::journal::Lsn;
+use crate::need::ElementRange;
 use crate::slot::{KeyHash, SUB_TABLES, sub_table};
 use bytes::Bytes;
 use hashbrown::{HashMap, HashTable};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::ops::Bound;
 
 /// Bytes that a row takes in memory beside its key and value, about.
 const ROW_OVERHEAD: usize = 80;
@@ -190,6 +192,25 @@ impl Pending {
     pub fn elements(&self, version: u64) -> impl Iterator<Item = (&[u8], Option<&[u8]>)> {
         let group = self.elements.get(&version);
         group.into_iter().flat_map(|g| g.rows.iter().map(|(k, v)| (&**k, v.as_deref())))
+    }
+
+    /// The pending element rows of a version in a range of element keys, in order.
+    pub fn elements_in(
+        &self,
+        version: u64,
+        range: &ElementRange,
+    ) -> impl DoubleEndedIterator<Item = (&[u8], Option<&[u8]>)> {
+        let group = self.elements.get(&version);
+        let empty = range.to.as_ref().is_some_and(|to| *to <= range.from);
+        let bounds = (
+            Bound::Included(&range.from[..]),
+            range.to.as_ref().map_or(Bound::Unbounded, |to| Bound::Excluded(&to[..])),
+        );
+        let rows = group
+            .filter(|_| !empty)
+            .into_iter()
+            .flat_map(move |group| group.rows.range::<[u8], _>(bounds));
+        rows.map(|(k, v)| (&**k, v.as_deref()))
     }
 
     /// The first meta rows of a generation from `from` on, in order: at least `limit` of them, or

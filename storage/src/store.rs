@@ -9,57 +9,14 @@
 //! into the body of one journal record. Rounds count up per store; an entry carries the round of
 //! its last write, and a reply waits for the greatest round it has seen.
 
+pub use crate::need::{Fault, Need, OrLoad, Part};
 use crate::slot::{KeyHash, Layout, SUB_TABLES, sub_table};
-use crate::value::{Entry, Hash, KeyBuf, Str, Value};
+use crate::value::{Entry, Hash, KeyBuf, Str, Typed, Value};
 use hashbrown::HashTable;
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-
-/// Why a command could not go on.
-#[derive(Debug)]
-pub enum Fault {
-    /// Something is not in memory: load it, run again.
-    Miss(Box<Need>),
-    WrongType,
-}
-
-/// What must be loaded.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Need {
-    pub db: u32,
-    pub key: Box<[u8]>,
-    /// `None`: the key itself (its meta row).
-    pub part: Option<Part>,
-}
-
-/// A part of a value that is not in memory.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Part {
-    Fields(Vec<Box<[u8]>>),
-    Chunks(Vec<u32>),
-    All,
-}
-
-impl Part {
-    /// The fault that asks for this part of a key.
-    pub fn of(self, db: u32, key: &[u8]) -> Fault {
-        Fault::Miss(Box::new(Need { db, key: key.into(), part: Some(self) }))
-    }
-}
-
-/// Turns a missing part of a key's value into the fault that asks for it.
-pub trait OrLoad<T> {
-    /// `Err(part)` becomes the fault that loads that part of `key`.
-    fn or_load(self, db: u32, key: &[u8]) -> Result<T, Fault>;
-}
-
-impl<T> OrLoad<T> for Result<T, Part> {
-    fn or_load(self, db: u32, key: &[u8]) -> Result<T, Fault> {
-        self.map_err(|part| part.of(db, key))
-    }
-}
 
 /// Hands out versions: the journal epoch in the high bits, so that none repeats after a restart.
 #[derive(Debug)]
@@ -270,22 +227,22 @@ impl Store {
         Ok(self.entry(db, key)?.is_some())
     }
 
+    /// A value of one type for reading.
+    pub fn typed<T: Typed>(&mut self, db: u32, key: &[u8]) -> Result<Option<&T>, Fault> {
+        match self.entry(db, key)? {
+            None => Ok(None),
+            Some(entry) => T::of(&entry.value).map(Some).ok_or(Fault::WrongType),
+        }
+    }
+
     /// A string for reading.
     pub fn string(&mut self, db: u32, key: &[u8]) -> Result<Option<&Str>, Fault> {
-        match self.entry(db, key)?.map(|e| &e.value) {
-            None => Ok(None),
-            Some(Value::Str(s)) => Ok(Some(s)),
-            Some(_) => Err(Fault::WrongType),
-        }
+        self.typed(db, key)
     }
 
     /// A hash for reading.
     pub fn hash(&mut self, db: u32, key: &[u8]) -> Result<Option<&Hash>, Fault> {
-        match self.entry(db, key)?.map(|e| &e.value) {
-            None => Ok(None),
-            Some(Value::Hash(h)) => Ok(Some(h)),
-            Some(_) => Err(Fault::WrongType),
-        }
+        self.typed(db, key)
     }
 
     // ---- writing -----------------------------------------------------------------------------
@@ -310,15 +267,26 @@ impl Store {
         }
     }
 
-    /// A hash for writing: `None` when the key does not exist.
-    pub fn hash_mut(&mut self, db: u32, key: &[u8]) -> Result<Option<EntryMut<'_>>, Fault> {
+    /// A value of one type for writing: `None` when the key does not exist.
+    pub fn typed_mut<T: Typed>(
+        &mut self,
+        db: u32,
+        key: &[u8],
+    ) -> Result<Option<EntryMut<'_>>, Fault> {
         let Some(found) = self.find(db, key)? else { return Ok(None) };
-        match found.entry(self).value {
-            Value::Absent => return Ok(None),
-            Value::Hash(_) => {}
-            Value::Str(_) => return Err(Fault::WrongType),
+        let entry = found.entry(self);
+        if !entry.is_live() {
+            return Ok(None);
+        }
+        if T::of(&entry.value).is_none() {
+            return Err(Fault::WrongType);
         }
         Ok(Some(self.change(found)))
+    }
+
+    /// A hash for writing: `None` when the key does not exist.
+    pub fn hash_mut(&mut self, db: u32, key: &[u8]) -> Result<Option<EntryMut<'_>>, Fault> {
+        self.typed_mut::<Hash>(db, key)
     }
 
     /// An entry that was found, for writing.
@@ -733,19 +701,41 @@ impl EntryMut<'_> {
         self.deref_mut();
     }
 
+    /// The value it holds, if it is of this type.
+    pub fn typed<T: Typed>(&self) -> Option<&T> {
+        T::of(&self.entry.value)
+    }
+
+    /// The value it holds, for changing it in place.
+    pub fn typed_mut<T: Typed>(&mut self) -> Option<&mut T> {
+        T::of_mut(&mut self.deref_mut().value)
+    }
+
+    /// The value it holds, for changing it in place; made if the key does not exist.
+    pub fn typed_or_new<T: Typed + Default>(&mut self) -> Result<&mut T, Fault> {
+        if self.entry.value.is_absent() {
+            self.deref_mut().value = T::default().into_value();
+        }
+        if T::of(&self.entry.value).is_none() {
+            return Err(Fault::WrongType);
+        }
+        self.typed_mut().ok_or(Fault::WrongType)
+    }
+
     /// The string it holds, for changing it in place.
     pub fn as_str_mut(&mut self) -> Option<&mut Str> {
-        match &mut self.deref_mut().value {
-            Value::Str(s) => Some(s),
-            _ => None,
-        }
+        self.typed_mut()
     }
 
     /// The hash it holds, for changing it in place.
     pub fn as_hash_mut(&mut self) -> Option<&mut Hash> {
-        match &mut self.deref_mut().value {
-            Value::Hash(h) => Some(h),
-            _ => None,
+        self.typed_mut()
+    }
+
+    /// Deletes the key if it holds a collection without elements.
+    pub fn clear_if_empty(&mut self) {
+        if self.entry.value.is_empty_collection() {
+            self.deref_mut().clear();
         }
     }
 }

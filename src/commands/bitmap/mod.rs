@@ -36,7 +36,7 @@ fn string_of(entry: &Entry) -> Result<Option<&Str>, Stop> {
     match &entry.value {
         Value::Absent => Ok(None),
         Value::Str(s) => Ok(Some(s)),
-        Value::Hash(_) => Err(error::WRONG_TYPE.into()),
+        _ => Err(error::WRONG_TYPE.into()),
     }
 }
 

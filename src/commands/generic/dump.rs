@@ -30,6 +30,7 @@ fn dump(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
             limits.hash_max_listpack_value = most;
             rdb::dump(&Object::Hash(live_fields(hash, now_ms)), &limits)
         }
+        Some(_) => return Err(error::WRONG_TYPE.into()),
     };
     cx.out.bulk(&payload);
     Ok(())

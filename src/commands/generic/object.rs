@@ -21,10 +21,8 @@ fn is_embedded(entry: &Entry, len: usize) -> bool {
 /// The encoding's name as OBJECT ENCODING answers it.
 fn encoding_of(entry: &Entry) -> &'static str {
     match &entry.value {
-        Value::Absent => "none",
         Value::Str(s @ Str::Emb(_)) if !is_embedded(entry, s.len()) => "raw",
-        Value::Str(s) => s.encoding(),
-        Value::Hash(hash) => hash.encoding(),
+        value => value.encoding(),
     }
 }
 

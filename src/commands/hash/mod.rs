@@ -46,7 +46,7 @@ fn entry_with<'a, 'n>(
     match &entry.value {
         Value::Absent => {}
         Value::Hash(hash) => hash.require(names).or_load(db, key)?,
-        Value::Str(_) => return Err(error::WRONG_TYPE.into()),
+        _ => return Err(error::WRONG_TYPE.into()),
     }
     Ok(entry)
 }

@@ -2,38 +2,35 @@
 
 use super::{READS, key_arg};
 use crate::commands::{Ctx, Group, Outcome, Run, Spec, arg, error, flag, int_arg, is_word};
-use crate::resp::{Args, Reply};
+use crate::resp::Args;
 use flagstone_storage::Store;
 use flagstone_storage::store::{Fault, OrLoad};
-use flagstone_storage::value::{Hash, Value};
+use flagstone_storage::value::{Hash, Typed};
 
 /// Most fields that one command may draw with repetition; a reply of more would not fit anywhere.
 const MAX_DRAWS: u64 = 1 << 24;
 
-/// The hash of a key, all in memory and without expired fields; `None` if the key does not exist.
+/// The hash of a key without expired fields; `None` if the key does not exist.
 fn live_hash<'a>(store: &'a mut Store, db: u32, key: &[u8]) -> Result<Option<&'a Hash>, Fault> {
     let now_ms = store.now_ms();
     let Some(hash) = store.hash(db, key)? else { return Ok(None) };
-    hash.require_all().or_load(db, key)?;
     if hash.is_due(now_ms) {
+        hash.require_all().or_load(db, key)?;
         store.expire_fields(db, key);
     }
     let entry = store.peek(db, key)?;
-    Ok(entry.and_then(|entry| match &entry.value {
-        Value::Hash(hash) => Some(&**hash),
-        _ => None,
-    }))
+    Ok(entry.and_then(|entry| Hash::of(&entry.value)))
 }
 
 /// `HRANDFIELD key [count [WITHVALUES]]`
-///
-/// All of the hash must be in memory: O(N) in its size when it is not.
 fn hrandfield(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let key = key_arg(args)?;
     if args.len() == 2 {
-        let hash = live_hash(cx.store, cx.db, key)?;
-        let name = hash.and_then(|hash| hash.at(draw(hash)?)).map(|(name, _)| name);
-        cx.out.bulk_or_null(name);
+        let drawn = match live_hash(cx.store, cx.db, key)? {
+            Some(hash) => hash.draw(1).or_load(cx.db, key)?,
+            None => Vec::new(),
+        };
+        cx.out.bulk_or_null(drawn.first().map(|(name, _)| *name));
         return Ok(());
     }
     let count = int_arg(args, 2)?;
@@ -49,42 +46,24 @@ fn hrandfield(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     if too_many || (count < 0 && count.unsigned_abs() > MAX_DRAWS) {
         return Err("ERR value is out of range".into());
     }
-    match live_hash(cx.store, cx.db, key)? {
-        Some(hash) if count != 0 => reply_fields(cx.out, hash, count, with_values),
-        _ => cx.out.array(0),
+    let wanted = usize::try_from(count.unsigned_abs()).unwrap_or(usize::MAX);
+    let drawn = match live_hash(cx.store, cx.db, key)? {
+        None => Vec::new(),
+        Some(hash) if count < 0 => hash.draw(wanted).or_load(cx.db, key)?,
+        Some(hash) => hash.sample(wanted).or_load(cx.db, key)?,
+    };
+    let pairs = with_values && cx.out.is_resp3();
+    cx.out.array(if with_values && !pairs { drawn.len() * 2 } else { drawn.len() });
+    for (name, field) in drawn {
+        if pairs {
+            cx.out.array(2);
+        }
+        cx.out.bulk(name);
+        if with_values {
+            cx.out.bulk(&field.value);
+        }
     }
     Ok(())
-}
-
-/// The position of a field drawn at random.
-fn draw(hash: &Hash) -> Option<usize> {
-    let len = hash.len() as usize;
-    (len > 0).then(|| rand::random_range(0..len))
-}
-
-/// `count` distinct fields in no certain order, or `-count` that may repeat.
-fn reply_fields(out: &mut Reply, hash: &Hash, count: i64, with_values: bool) {
-    let len = hash.len() as usize;
-    let wanted = usize::try_from(count.unsigned_abs()).unwrap_or(usize::MAX);
-    let shown = if count < 0 { wanted } else { wanted.min(len) };
-    out.array(if with_values && !out.is_resp3() { shown * 2 } else { shown });
-    let mut reply = |index| {
-        let Some((name, field)) = hash.at(index) else { return };
-        if with_values && out.is_resp3() {
-            out.array(2);
-        }
-        out.bulk(name);
-        if with_values {
-            out.bulk(&field.value);
-        }
-    };
-    if count < 0 {
-        (0..shown).filter_map(|_| draw(hash)).for_each(reply);
-    } else if shown == len {
-        (0..len).for_each(reply);
-    } else {
-        rand::seq::index::sample(&mut rand::rng(), len, shown).iter().for_each(&mut reply);
-    }
 }
 
 /// The commands of this file.

@@ -63,8 +63,7 @@ fn parse_cursor(text: &[u8]) -> Result<u64, Stop> {
 
 /// `HSCAN key cursor [MATCH pattern] [COUNT count] [NOVALUES]`
 ///
-/// A listpack is answered whole. Of a "hashtable", the first call of a scan costs O(N log N) in
-/// its size, and all of it must be in memory.
+/// A listpack is answered whole.
 fn hscan(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let key = key_arg(args)?;
     let cursor = parse_cursor(arg(args, 2)?)?;
@@ -77,7 +76,6 @@ fn hscan(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         return Ok(());
     };
     let options = Options::parse(args)?;
-    hash.require_all().or_load(cx.db, key)?;
     let mut shown = Vec::new();
     let mut visit = |name: &[u8], field: &flagstone_storage::value::Field| {
         if !field.is_expired(now_ms) && options.takes(name) {
@@ -88,8 +86,10 @@ fn hscan(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         }
     };
     let next = if hash.is_table() {
-        hash.scan(cursor, options.count, |name| layout.hash(name) >> LEFT_OUT, visit)
+        let place = |name: &[u8]| layout.hash(name) >> LEFT_OUT;
+        hash.scan(cursor, options.count, place, visit).or_load(cx.db, key)?
     } else {
+        hash.require_all().or_load(cx.db, key)?;
         hash.iter().for_each(|(name, field)| visit(name, field));
         0
     };
@@ -105,7 +105,7 @@ pub const COMMANDS: &[Spec] = &[Spec {
     name: "hscan",
     group: Group::Hash,
     since: "2.8.0",
-    complexity: "O(1) for each call, O(N) for a whole scan of N fields; the first call sorts them.",
+    complexity: "O(1) for each call, O(N) for a whole scan of N fields.",
     summary: "Iterates over the fields.",
     arity: -3,
     flags: flag::READONLY,

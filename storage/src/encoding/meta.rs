@@ -6,24 +6,30 @@
 //!   big string   version u64 | len u64                              (chunks: E rows)
 //!   packed hash  count | (name, value, [expire_at_ms u64])…          (lengths are varints)
 //!   big hash     version u64 | len u64 | min_expire_at_ms u64        (fields: E rows)
+//!   packed set   count | name…
+//!   big set      version u64 | len u64                              (members: E rows)
 //! field       flags u8 | [expire_at_ms u64] | [name] | value
 //! ```
 
 use super::varint::{get_bytes, get_varint, put_bytes, put_varint};
-use crate::value::{BigStr, Entry, Field, Hash, Str, Value};
+use crate::value::collection::Collection;
+use crate::value::{BigStr, Entry, Field, Hash, Set, SetEncoding, Str, Value};
 use thiserror::Error;
 
-const TYPE_STRING: u8 = 1;
-const TYPE_HASH: u8 = 2;
+pub(crate) const TYPE_STRING: u8 = 1;
+pub(crate) const TYPE_HASH: u8 = 2;
+pub(crate) const TYPE_SET: u8 = 3;
 
 /// The key expires: its time follows the flags.
-const EXPIRES: u8 = 1;
+pub(crate) const EXPIRES: u8 = 1;
 /// The value is in element rows.
-const BIG: u8 = 2;
+pub(crate) const BIG: u8 = 2;
 /// A hash whose fields have, or had, expiries.
-const TIMED: u8 = 4;
+pub(crate) const TIMED: u8 = 4;
 /// A packed hash that is a "hashtable" all the same.
-const TABLE: u8 = 8;
+pub(crate) const TABLE: u8 = 8;
+/// A packed set of integers only.
+pub(crate) const INTSET: u8 = 16;
 
 /// The field expires: its time follows the flags.
 const FIELD_EXPIRES: u8 = 1;
@@ -43,23 +49,19 @@ const fn damaged(what: &'static str) -> MetaError {
 
 /// Writes the meta row of a live entry.
 pub fn encode_meta(out: &mut Vec<u8>, entry: &Entry) {
-    let kind = match &entry.value {
-        Value::Absent | Value::Str(_) => TYPE_STRING,
-        Value::Hash(_) => TYPE_HASH,
-    };
-    let mut flags = if entry.expire_at_ms != 0 { EXPIRES } else { 0 };
+    let collection = entry.value.collection();
+    let (kind, mut flags) = collection.map_or((TYPE_STRING, 0), Collection::kind);
+    if entry.expire_at_ms != 0 {
+        flags |= EXPIRES;
+    }
     if entry.value.version() != 0 {
         flags |= BIG;
-    }
-    if let Value::Hash(hash) = &entry.value {
-        flags |= if hash.is_timed() { TIMED } else { 0 } | if hash.is_table() { TABLE } else { 0 };
     }
     out.extend_from_slice(&[kind, flags]);
     if entry.expire_at_ms != 0 {
         out.extend_from_slice(&entry.expire_at_ms.to_be_bytes());
     }
     match &entry.value {
-        Value::Absent => {}
         Value::Str(Str::Int(n)) => out.extend_from_slice(n.to_string().as_bytes()),
         Value::Str(Str::Emb(bytes)) => out.extend_from_slice(bytes),
         Value::Str(Str::Raw(bytes)) => out.extend_from_slice(bytes),
@@ -67,13 +69,22 @@ pub fn encode_meta(out: &mut Vec<u8>, entry: &Entry) {
             out.extend_from_slice(&big.version.to_be_bytes());
             out.extend_from_slice(&big.len.to_be_bytes());
         }
-        Value::Hash(hash) if hash.is_packed() => pack_hash(out, hash),
-        Value::Hash(hash) => {
-            out.extend_from_slice(&hash.version.to_be_bytes());
-            out.extend_from_slice(&hash.len().to_be_bytes());
-            out.extend_from_slice(&hash.min_expire_at_ms().to_be_bytes());
+        _ => {
+            if let Some(collection) = collection {
+                collection.encode(out);
+            }
         }
     }
+}
+
+/// The payload of a hash.
+pub(crate) fn encode_hash(out: &mut Vec<u8>, hash: &Hash) {
+    if hash.is_packed() {
+        return pack_hash(out, hash);
+    }
+    out.extend_from_slice(&Collection::version(hash).to_be_bytes());
+    out.extend_from_slice(&hash.len().to_be_bytes());
+    out.extend_from_slice(&hash.min_expire_at_ms().to_be_bytes());
 }
 
 fn pack_hash(out: &mut Vec<u8>, hash: &Hash) {
@@ -110,6 +121,18 @@ pub fn decode_entry(key: &[u8], hash: u64, row: &[u8]) -> Result<Entry, MetaErro
             }
             Value::Hash(Box::new(hash))
         }
+        (TYPE_SET, big) => {
+            let encoding = match (flags & INTSET != 0, flags & TABLE != 0) {
+                (true, _) => SetEncoding::Intset,
+                (false, false) => SetEncoding::Listpack,
+                (false, true) => SetEncoding::Table,
+            };
+            Value::Set(Box::new(if big {
+                big_set(rest, encoding)?
+            } else {
+                unpack_set(rest, encoding)?
+            }))
+        }
         _ => return Err(damaged("unknown type")),
     };
     entry.stored = entry.state();
@@ -137,6 +160,32 @@ fn unpack_hash(mut rest: &[u8], timed: bool) -> Result<Hash, MetaError> {
         hash.set(name, value, expire_at_ms);
     }
     Ok(hash)
+}
+
+/// The payload of a set.
+pub(crate) fn encode_set(out: &mut Vec<u8>, set: &Set) {
+    let version = Collection::version(set);
+    if version == 0 {
+        put_varint(out, set.len());
+        set.iter().for_each(|name| put_bytes(out, name));
+        return;
+    }
+    out.extend_from_slice(&version.to_be_bytes());
+    out.extend_from_slice(&set.len().to_be_bytes());
+}
+
+fn big_set(mut rest: &[u8], encoding: SetEncoding) -> Result<Set, MetaError> {
+    let version = take_u64(&mut rest).ok_or(damaged("no version"))?;
+    let len = take_u64(&mut rest).ok_or(damaged("no length"))?;
+    Ok(Set::from_meta(version, len, encoding))
+}
+
+fn unpack_set(mut rest: &[u8], encoding: SetEncoding) -> Result<Set, MetaError> {
+    let mut set = Set::new(encoding);
+    for _ in 0..get_varint(&mut rest).ok_or(damaged("no count"))? {
+        set.add(get_bytes(&mut rest).ok_or(damaged("no member"))?);
+    }
+    Ok(set)
 }
 
 /// Writes the element row's value of a hash field; `name` only where the row's key has a digest.

@@ -2,11 +2,14 @@
 //! values, the body of a journal record. `docs/format.md` draws them.
 
 mod keys;
-mod meta;
+pub(crate) mod meta;
 mod ops;
+mod rows;
 mod varint;
 
 pub use keys::{MAX_KEY, Row, RowKey, row};
 pub use meta::{MetaError, decode_entry, decode_field, encode_field, encode_meta};
+pub(crate) use meta::{encode_hash, encode_set};
 pub use ops::{Delta, Op, OpReader, OpWriter};
+pub(crate) use rows::ElementRows;
 pub use varint::{get_bytes, get_varint, put_bytes, put_varint};

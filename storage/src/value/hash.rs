@@ -1,7 +1,11 @@
 //! Hashes: packed into the meta row while small, an element row per field when big.
 
-use crate::store::Part;
-use std::cell::RefCell;
+use super::collection::{Collection, PACKED_MAX};
+use super::members::{Members, Name, Payload};
+use crate::encoding::{ElementRows, Row, RowKey, decode_field, encode_field, encode_hash, meta};
+use crate::need::{Page, Part};
+use anyhow::Context;
+use bytes::Bytes;
 use std::collections::BTreeSet;
 
 /// A field's value and its expiry.
@@ -12,91 +16,70 @@ pub struct Field {
     pub expire_at_ms: u64,
 }
 
-/// Bytes of memory that a field takes beside its name and value, about.
-const FIELD_OVERHEAD: usize = 72;
-
-/// Bytes of memory that a name in a set takes beside itself, about.
-const NAME_OVERHEAD: usize = 40;
-
-/// Fields in the order they were added; names are hashed with a per-process seed.
-type Names = indexmap::IndexMap<Box<[u8]>, Option<Field>, hashbrown::DefaultHashBuilder>;
+/// Bytes of memory that an expiry takes, about.
+const EXPIRY_OVERHEAD: usize = size_of::<Name>() + 24;
 
 /// A hash value, of which some fields may not be in memory.
 ///
 /// Nothing here takes time in proportion to the number of fields but what says so.
 #[derive(Clone, Debug, Default)]
 pub struct Hash {
-    /// Known fields; `None`: known not to exist (only while not complete).
-    fields: Names,
-    /// Bytes of the names and values in `fields`.
-    bytes: usize,
-    /// Fields that exist, in memory or not.
-    len: u64,
-    /// 0 while packed into the meta row.
-    pub(crate) version: u64,
-    /// Whether every field that exists is in `fields`.
-    complete: bool,
+    fields: Members<Field>,
     /// Once a hash has outgrown the listpack limits it stays a "hashtable", as in Redis.
     table: bool,
     /// A field has had an expiry: the encoding is "listpackex" where it would be "listpack".
     timed: bool,
     /// The expiries of the fields in memory.
-    expiries: BTreeSet<(u64, Box<[u8]>)>,
+    expiries: BTreeSet<(u64, Name)>,
     /// A lower bound of the expiries of fields not in memory, 0 when none expires.
     min_unknown_expire_at_ms: u64,
-    /// Fields the journal has not heard of (used for element rows only).
-    dirty: BTreeSet<Box<[u8]>>,
-    /// The names in scan order, kept while a scan of a big hash goes on.
-    scan: RefCell<Option<Box<ScanOrder>>>,
 }
 
-/// The names of a hash in the order of their keyed hashes, as they once were: all that existed
-/// then. Names that were removed since are still here, later ones are not.
-#[derive(Clone, Debug)]
-struct ScanOrder {
-    names: Vec<(u64, Box<[u8]>)>,
-    /// A name was added since.
-    stale: bool,
+impl Payload for Field {
+    fn memory(&self) -> usize {
+        self.value.len() + 16
+    }
 }
 
 impl Hash {
     /// An empty hash, wholly in memory.
     pub fn new() -> Self {
-        Self { complete: true, ..Self::default() }
+        Self::default()
     }
 
     /// What is known of a big hash from its meta row alone.
     pub(crate) fn from_meta(version: u64, len: u64, timed: bool, min_expire_at_ms: u64) -> Self {
+        let fields = Members::from_meta(version, len);
         let min_unknown_expire_at_ms = min_expire_at_ms;
-        Self { version, len, timed, min_unknown_expire_at_ms, ..Self::default() }
+        Self { fields, timed, min_unknown_expire_at_ms, ..Self::default() }
     }
 
     /// Number of fields, expired ones that were not yet removed included.
     pub fn len(&self) -> u64 {
-        self.len
+        self.fields.len()
     }
 
     /// Number of fields that have not expired at `now_ms`; needs a complete hash. Takes time in
     /// proportion to the number of expired ones.
     pub fn live_len(&self, now_ms: u64) -> u64 {
         if !self.is_due(now_ms) {
-            return self.len;
+            return self.len();
         }
         let expired = self.expiries.iter().take_while(|(at, _)| *at <= now_ms).count();
-        self.len - expired as u64
+        self.len() - expired as u64
     }
 
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.len() == 0
     }
 
     pub fn is_complete(&self) -> bool {
-        self.complete
+        self.fields.is_complete()
     }
 
     /// Whether the fields are packed into the meta row.
     pub fn is_packed(&self) -> bool {
-        self.version == 0
+        self.fields.version() == 0
     }
 
     /// Whether it is a "hashtable" for OBJECT ENCODING.
@@ -134,47 +117,24 @@ impl Hash {
         at != 0 && at <= now_ms
     }
 
-    /// "listpack", "listpackex" or "hashtable".
-    pub fn encoding(&self) -> &'static str {
-        match (self.table, self.timed) {
-            (true, _) => "hashtable",
-            (false, true) => "listpackex",
-            (false, false) => "listpack",
-        }
-    }
-
     /// Bytes of memory, about.
     pub fn memory(&self) -> usize {
-        let scan = self.scan.borrow().as_ref().map_or(0, |s| s.names.len());
-        let average = self.bytes / self.fields.len().max(1);
-        size_of::<Self>()
-            + self.fields.len() * FIELD_OVERHEAD
-            + self.bytes
-            + (self.expiries.len() + scan) * (NAME_OVERHEAD + average)
+        size_of::<Self>() + self.fields.memory() + self.expiries.len() * EXPIRY_OVERHEAD
     }
 
     /// Checks that all `names` are known.
     pub fn require<'a>(&self, names: impl Iterator<Item = &'a [u8]>) -> Result<(), Part> {
-        if self.complete {
-            return Ok(());
-        }
-        let unknown: Vec<Box<[u8]>> =
-            names.filter(|n| !self.fields.contains_key(*n)).map(Into::into).collect();
-        if unknown.is_empty() { Ok(()) } else { Err(Part::Fields(unknown)) }
+        self.fields.require(names)
     }
 
     /// Checks that every field is in memory.
     pub fn require_all(&self) -> Result<(), Part> {
-        if self.complete { Ok(()) } else { Err(Part::All) }
+        self.fields.require_all()
     }
 
     /// A field that exists, be it expired.
     pub fn peek(&self, name: &[u8]) -> Result<Option<&Field>, Part> {
-        match self.fields.get(name) {
-            Some(field) => Ok(field.as_ref()),
-            None if self.complete => Ok(None),
-            None => Err(Part::Fields(vec![name.into()])),
-        }
+        self.fields.get(name)
     }
 
     /// A field that exists and has not expired at `now_ms`.
@@ -185,69 +145,52 @@ impl Hash {
     /// All fields that exist, expired ones included; those of a packed hash oldest first. Only
     /// when complete (see [`Hash::require_all`]).
     pub fn iter(&self) -> impl Iterator<Item = (&[u8], &Field)> {
-        self.fields.iter().filter_map(|(n, f)| Some((&**n, f.as_ref()?)))
+        self.fields.iter()
     }
 
-    /// The field at a position among the known (complete hashes: among all).
-    pub fn at(&self, index: usize) -> Option<(&[u8], &Field)> {
-        let (name, field) = self.fields.get_index(index)?;
-        Some((name, field.as_ref()?))
+    /// `count` fields drawn at random, of which some may be the same, expired ones included.
+    pub fn draw(&self, count: usize) -> Result<Vec<(&[u8], &Field)>, Part> {
+        self.fields.draw(count, b"")
+    }
+
+    /// `count` different fields drawn at random, expired ones included, or all if there are not as
+    /// many. Where not all are in memory they are neighbours by hash.
+    pub fn sample(&self, count: usize) -> Result<Vec<(&[u8], &Field)>, Part> {
+        self.fields.sample(count, b"")
     }
 
     /// Sets a field that is known (see [`Hash::require`]); true when it is new. `expire_at_ms` 0:
     /// never.
     pub fn set(&mut self, name: &[u8], value: &[u8], expire_at_ms: u64) -> bool {
-        self.note(name);
-        self.bytes += value.len();
-        let slot = match self.fields.get_mut(name) {
-            Some(slot) => slot,
-            None => {
-                self.bytes += name.len();
-                self.fields.entry(name.into()).or_default()
-            }
-        };
-        if let Some(field) = slot {
-            self.bytes -= field.value.len();
-            if field.value.len() == value.len() {
+        let same_size = |field: &Field| field.value.len() == value.len();
+        let old = match self.fields.known(name) {
+            Some(field) if same_size(field) => self.fields.update(name, |field| {
                 field.value.copy_from_slice(value);
-            } else {
-                field.value = value.into();
-            }
-            let old = std::mem::replace(&mut field.expire_at_ms, expire_at_ms);
-            self.move_expiry(name, old, expire_at_ms);
-            return false;
-        }
-        *slot = Some(Field { value: value.into(), expire_at_ms });
-        self.len += 1;
-        self.move_expiry(name, 0, expire_at_ms);
-        if let Some(scan) = self.scan.get_mut() {
-            scan.stale = true;
-        }
-        true
+                std::mem::replace(&mut field.expire_at_ms, expire_at_ms)
+            }),
+            _ => self
+                .fields
+                .insert(name, Field { value: value.into(), expire_at_ms })
+                .map(|old| old.expire_at_ms),
+        };
+        self.move_expiry(name, old.unwrap_or(0), expire_at_ms);
+        old.is_none()
     }
 
     /// Removes a field that is known; what it was, if it existed.
     pub fn remove(&mut self, name: &[u8]) -> Option<Field> {
-        let old = if !self.complete {
-            self.fields.get_mut(name).and_then(Option::take)?
-        } else if self.table || !self.is_packed() {
-            self.fields.swap_remove(name).flatten()?
-        } else {
-            // Keeps the order, as a listpack does; packed hashes are small.
-            self.fields.shift_remove(name).flatten()?
-        };
-        self.bytes -= old.value.len() + if self.complete { name.len() } else { 0 };
-        self.note(name);
-        self.len -= 1;
+        // A listpack keeps its order; packed hashes are small.
+        let old = self.fields.remove(name, !self.table && self.is_packed())?;
         self.move_expiry(name, old.expire_at_ms, 0);
         Some(old)
     }
 
     /// Sets only the expiry of a known field (0: never); false when the field does not exist.
     pub fn set_expiry(&mut self, name: &[u8], expire_at_ms: u64) -> bool {
-        let Some(Some(field)) = self.fields.get_mut(name) else { return false };
-        let old = std::mem::replace(&mut field.expire_at_ms, expire_at_ms);
-        self.note(name);
+        let old = self
+            .fields
+            .update(name, |field| std::mem::replace(&mut field.expire_at_ms, expire_at_ms));
+        let Some(old) = old else { return false };
         self.move_expiry(name, old, expire_at_ms);
         true
     }
@@ -263,95 +206,32 @@ impl Hash {
         removed
     }
 
-    /// A step of a scan: fields from `cursor` on in the order of `order_of`, a fixed hash of at
-    /// most 48 bits of a name; needs a complete hash. `visit` is called for at least `count` of
-    /// them, expired ones included, if there are as many. The next cursor comes back, 0 at the
-    /// end. A field that is there from the first step to the last is visited.
-    ///
-    /// The first step takes time in proportion to all fields if some were added since the last
-    /// scan began; the others, to `count`.
+    /// A step of a scan: fields from `cursor` on by the place `place`, the upper 48 bits of the
+    /// keyed hash of a name. `visit` is called for about `count` of them, expired ones included.
+    /// The next cursor comes back, 0 at the end. A field that is there from the first step to the
+    /// last is visited.
     pub fn scan(
         &self,
         cursor: u64,
         count: usize,
-        order_of: impl Fn(&[u8]) -> u64,
-        mut visit: impl FnMut(&[u8], &Field),
-    ) -> u64 {
-        let mut cache = self.scan.borrow_mut();
-        if cache.as_ref().is_some_and(|order| order.stale && cursor == 0) {
-            *cache = None;
-        }
-        let order = cache.get_or_insert_with(|| {
-            let mut names: Vec<_> =
-                self.iter().map(|(name, _)| (order_of(name), name.into())).collect();
-            names.sort_unstable();
-            Box::new(ScanOrder { names, stale: false })
-        });
-        let first = order.names.partition_point(|(at, _)| *at < cursor);
-        let mut visited = 0;
-        let mut last = None;
-        for (at, name) in &order.names[first..] {
-            // Names of one hash go together, for the cursor cannot tell them apart.
-            if visited >= count && last != Some(*at) {
-                return *at;
-            }
-            last = Some(*at);
-            if let Some(Some(field)) = self.fields.get(name) {
-                visit(name, field);
-                visited += 1;
-            }
-        }
-        *cache = None;
-        0
+        place: impl Fn(&[u8]) -> u64,
+        visit: impl FnMut(&[u8], &Field),
+    ) -> Result<u64, Part> {
+        self.fields.scan(cursor, count, b"", place, visit)
     }
 
     /// Takes a field found on disk in; what is known already is newer and stays.
     pub fn learn(&mut self, name: &[u8], field: Option<Field>) {
-        if !self.fields.contains_key(name) {
-            self.bytes += name.len() + field.as_ref().map_or(0, |f| f.value.len());
-            self.move_expiry(name, 0, field.as_ref().map_or(0, |f| f.expire_at_ms));
-            self.fields.insert(name.into(), field);
+        let expire_at_ms = field.as_ref().map_or(0, |field| field.expire_at_ms);
+        if self.fields.learn(name, field) {
+            self.move_expiry(name, 0, expire_at_ms);
         }
     }
 
     /// Every field that exists has been learnt. Takes time in proportion to the fields.
     pub fn learnt_all(&mut self) {
-        let mut forgotten = 0;
-        self.fields.retain(|name, f| {
-            forgotten += if f.is_none() { name.len() } else { 0 };
-            f.is_some()
-        });
-        self.bytes -= forgotten;
-        self.complete = true;
+        self.fields.learnt_all();
         self.min_unknown_expire_at_ms = 0;
-    }
-
-    /// The dirty fields, for their element rows, and forgets them.
-    pub(crate) fn take_dirty(&mut self) -> BTreeSet<Box<[u8]>> {
-        std::mem::take(&mut self.dirty)
-    }
-
-    /// What a known name holds.
-    pub(crate) fn known(&self, name: &[u8]) -> Option<&Field> {
-        self.fields.get(name)?.as_ref()
-    }
-
-    /// Gives a packed hash its own version: from now on each field is an element row.
-    pub(crate) fn unpack(&mut self, version: u64) {
-        self.version = version;
-        self.dirty = self.fields.keys().cloned().collect();
-    }
-
-    pub(crate) fn detach(&mut self) {
-        self.version = 0;
-        self.dirty.clear();
-        *self.scan.get_mut() = None;
-    }
-
-    fn note(&mut self, name: &[u8]) {
-        if self.version != 0 && !self.dirty.contains(name) {
-            self.dirty.insert(name.into());
-        }
     }
 
     /// The expiry of a field in memory was `old` and is `new`.
@@ -367,6 +247,115 @@ impl Hash {
             self.expiries.insert((new, name.into()));
         }
     }
+}
+
+impl Collection for Hash {
+    fn type_name(&self) -> &'static str {
+        "hash"
+    }
+
+    fn encoding(&self) -> &'static str {
+        match (self.table, self.timed) {
+            (true, _) => "hashtable",
+            (false, true) => "listpackex",
+            (false, false) => "listpack",
+        }
+    }
+
+    fn len(&self) -> u64 {
+        self.fields.len()
+    }
+
+    fn version(&self) -> u64 {
+        self.fields.version()
+    }
+
+    fn memory(&self) -> usize {
+        Self::memory(self)
+    }
+
+    fn require_whole(&self) -> Result<(), Part> {
+        self.require_all()
+    }
+
+    fn fields_expire_at_ms(&self) -> u64 {
+        self.min_expire_at_ms()
+    }
+
+    fn is_too_big(&self) -> bool {
+        self.table || Self::memory(self) > PACKED_MAX
+    }
+
+    fn unpack(&mut self, version: u64) {
+        self.fields.unpack(version);
+    }
+
+    fn detach(&mut self) {
+        self.fields.detach();
+    }
+
+    fn seal(&mut self, rows: &mut ElementRows<'_>) {
+        let mut value = Vec::new();
+        for name in self.fields.take_dirty() {
+            let element = rows.named(&name);
+            if let Some(field) = self.fields.known(&name) {
+                value.clear();
+                let kept = RowKey::name_is_digested(&name).then_some(&*name);
+                encode_field(&mut value, field, kept);
+                rows.put(&element, &value);
+            } else {
+                rows.delete(&element);
+            }
+        }
+    }
+
+    fn encode(&self, out: &mut Vec<u8>) {
+        encode_hash(out, self);
+    }
+
+    fn kind(&self) -> (u8, u8) {
+        let timed = if self.timed { meta::TIMED } else { 0 };
+        (meta::TYPE_HASH, timed | if self.table { meta::TABLE } else { 0 })
+    }
+
+    fn learn_named(&mut self, name: &[u8], row: Option<&[u8]>) -> anyhow::Result<()> {
+        let field = row.map(decode_field).transpose()?.map(|(_, field)| field);
+        self.learn(name, field);
+        Ok(())
+    }
+
+    fn learn_all(&mut self, rows: Vec<(Bytes, Bytes)>) -> anyhow::Result<()> {
+        for (element, row) in rows {
+            let (name, field) = read_row(&element, &row)?;
+            self.learn(&name, Some(field));
+        }
+        self.learnt_all();
+        Ok(())
+    }
+
+    fn learn_page(&mut self, page: Page) -> anyhow::Result<()> {
+        for (name, field) in self.fields.learn_page(page, b"", read_row)? {
+            self.move_expiry(&name, 0, field.expire_at_ms);
+        }
+        Ok(())
+    }
+
+    fn shed(&mut self, steps: usize) {
+        let Self { fields, expiries, min_unknown_expire_at_ms: unknown, .. } = self;
+        fields.shed(steps, |name, field| {
+            let at = field.expire_at_ms;
+            if at != 0 {
+                expiries.remove(&(at, name.into()));
+                *unknown = if *unknown == 0 { at } else { at.min(*unknown) };
+            }
+        });
+    }
+}
+
+fn read_row(element: &[u8], row: &[u8]) -> anyhow::Result<(Name, Field)> {
+    let (kept, field) = decode_field(row)?;
+    let name = kept.or_else(|| Row::plain_name(element)).context("an element row has no name")?;
+    Ok((name.into(), field))
 }
 
 impl Field {
@@ -438,7 +427,7 @@ mod tests {
     fn scan_all(hash: &mut Hash, count: usize, between: impl Fn(&mut Hash)) -> Vec<Box<[u8]>> {
         let (mut seen, mut cursor) = (Vec::new(), 0);
         loop {
-            cursor = hash.scan(cursor, count, order, |name, _| seen.push(name.into()));
+            cursor = hash.scan(cursor, count, order, |name, _| seen.push(name.into())).unwrap();
             if cursor == 0 {
                 return seen;
             }

@@ -1,9 +1,16 @@
 //! Decoded values, as the hot tier keeps them.
 
+pub(crate) mod collection;
 pub mod hash;
+pub(crate) mod members;
+pub(crate) mod sequence;
+pub mod set;
 pub mod string;
 
+use crate::need::Part;
+use collection::Collection;
 pub use hash::{Field, Hash};
+pub use set::{Set, SetEncoding};
 pub use string::{BigStr, Str};
 
 /// What a key holds. `Absent` is a fact too: the key is known not to exist.
@@ -13,6 +20,7 @@ pub enum Value {
     Absent,
     Str(Str),
     Hash(Box<Hash>),
+    Set(Box<Set>),
 }
 
 impl Value {
@@ -21,7 +29,15 @@ impl Value {
         match self {
             Self::Absent => "none",
             Self::Str(_) => "string",
-            Self::Hash(_) => "hash",
+            _ => self.collection().map_or("none", Collection::type_name),
+        }
+    }
+
+    /// The encoding's name as OBJECT ENCODING answers it.
+    pub fn encoding(&self) -> &'static str {
+        match self {
+            Self::Str(s) => s.encoding(),
+            _ => self.collection().map_or("none", Collection::encoding),
         }
     }
 
@@ -29,32 +45,120 @@ impl Value {
         matches!(self, Self::Absent)
     }
 
+    /// The collection, if it is one.
+    pub(crate) fn collection(&self) -> Option<&dyn Collection> {
+        match self {
+            Self::Absent | Self::Str(_) => None,
+            Self::Hash(hash) => Some(&**hash),
+            Self::Set(set) => Some(&**set),
+        }
+    }
+
+    pub(crate) fn collection_mut(&mut self) -> Option<&mut dyn Collection> {
+        match self {
+            Self::Absent | Self::Str(_) => None,
+            Self::Hash(hash) => Some(&mut **hash),
+            Self::Set(set) => Some(&mut **set),
+        }
+    }
+
+    /// Whether it is a collection without elements, which no key may hold.
+    pub(crate) fn is_empty_collection(&self) -> bool {
+        self.collection().is_some_and(|collection| collection.len() == 0)
+    }
+
     /// The version its element rows are under; 0 when it has none.
     pub fn version(&self) -> u64 {
         match self {
             Self::Str(Str::Big(big)) => big.version,
-            Self::Hash(hash) => hash.version,
-            Self::Absent | Self::Str(_) => 0,
+            _ => self.collection().map_or(0, Collection::version),
         }
     }
 
     /// The earliest expiry of a field in ms; 0 when no field expires.
     pub fn fields_expire_at_ms(&self) -> u64 {
-        match self {
-            Self::Hash(hash) => hash.min_expire_at_ms(),
-            Self::Absent | Self::Str(_) => 0,
-        }
+        self.collection().map_or(0, Collection::fields_expire_at_ms)
     }
 
     /// Bytes of memory it takes, about.
     pub fn memory(&self) -> usize {
         match self {
-            Self::Absent | Self::Str(Str::Int(_)) => 0,
             Self::Str(s) => s.memory(),
-            Self::Hash(hash) => hash.memory(),
+            _ => self.collection().map_or(0, Collection::memory),
         }
     }
+
+    /// Checks that all of it is in memory.
+    pub fn require_whole(&self) -> Result<(), Part> {
+        match self {
+            Self::Str(Str::Big(big)) => big.require_whole(),
+            _ => self.collection().map_or(Ok(()), Collection::require_whole),
+        }
+    }
+
+    /// Cuts it loose from its element rows: they will be written anew under another version.
+    /// All of it must be in memory.
+    pub(crate) fn detach(&mut self) {
+        match self {
+            Self::Str(Str::Big(big)) => big.detach(),
+            _ => {
+                if let Some(collection) = self.collection_mut() {
+                    collection.detach();
+                }
+            }
+        }
+    }
+
+    /// A copy for another key (COPY). All of it must be in memory.
+    pub fn copied(&self) -> Self {
+        let mut copy = match self {
+            Self::Absent => Self::Absent,
+            Self::Str(s) => Self::Str(s.clone()),
+            Self::Hash(hash) => Self::Hash(hash.clone()),
+            Self::Set(set) => Self::Set(set.clone()),
+        };
+        copy.detach();
+        copy
+    }
 }
+
+/// A type that a key can hold.
+pub trait Typed: Sized {
+    /// The value, if it is of this type.
+    fn of(value: &Value) -> Option<&Self>;
+    /// The value for changing it in place, if it is of this type.
+    fn of_mut(value: &mut Value) -> Option<&mut Self>;
+    /// As a value.
+    fn into_value(self) -> Value;
+}
+
+macro_rules! typed {
+    ($type:ty, $variant:ident, $boxed:expr) => {
+        impl Typed for $type {
+            fn of(value: &Value) -> Option<&Self> {
+                match value {
+                    Value::$variant(it) => Some(it),
+                    _ => None,
+                }
+            }
+
+            fn of_mut(value: &mut Value) -> Option<&mut Self> {
+                match value {
+                    Value::$variant(it) => Some(it),
+                    _ => None,
+                }
+            }
+
+            fn into_value(self) -> Value {
+                Value::$variant($boxed(self))
+            }
+        }
+    };
+}
+
+typed!(Str, Str, std::convert::identity);
+typed!(Hash, Hash, Box::new);
+typed!(Set, Set, Box::new);
 
 /// What the journal last heard of a key: [`crate::commit`] compares with it to find what changed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -65,7 +169,7 @@ pub struct Stored {
     pub version: u64,
 }
 
-/// A key's bytes; short ones lie where they are compared.
+/// The bytes of a key or of an element's name; short ones lie where they are compared.
 pub(crate) type KeyBuf = smallvec::SmallVec<[u8; 24]>;
 
 /// A key of the hot tier.
@@ -142,48 +246,5 @@ impl Entry {
     pub fn clear(&mut self) {
         self.value = Value::Absent;
         self.expire_at_ms = 0;
-    }
-}
-
-impl Value {
-    /// Checks that all of it is in memory.
-    pub fn require_whole(&self) -> Result<(), crate::store::Part> {
-        match self {
-            Self::Str(Str::Big(big)) => big.require_whole(),
-            Self::Hash(hash) => hash.require_all(),
-            Self::Absent | Self::Str(_) => Ok(()),
-        }
-    }
-
-    /// Cuts it loose from its element rows: they will be written anew under another version.
-    /// All of it must be in memory.
-    pub(crate) fn detach(&mut self) {
-        match self {
-            Self::Str(Str::Big(big)) => big.detach(),
-            Self::Hash(hash) => hash.detach(),
-            Self::Absent | Self::Str(_) => {}
-        }
-    }
-
-    /// A copy for another key (COPY). All of it must be in memory.
-    pub fn copied(&self) -> Self {
-        let mut copy = match self {
-            Self::Absent => Self::Absent,
-            Self::Str(s) => Self::Str(s.clone()),
-            Self::Hash(hash) => Self::Hash(hash.clone()),
-        };
-        copy.detach();
-        copy
-    }
-}
-
-impl Value {
-    /// All element rows have been learnt.
-    pub(crate) fn learnt_all(&mut self) {
-        match self {
-            Self::Str(Str::Big(big)) => big.complete = true,
-            Self::Hash(hash) => hash.learnt_all(),
-            Self::Absent | Self::Str(_) => {}
-        }
     }
 }

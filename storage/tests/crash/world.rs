@@ -100,7 +100,12 @@ impl World {
             self.partition.store.begin(self.model.now_ms, true);
             match command(&mut self.partition.store) {
                 Ok(result) => return result,
-                Err(Fault::Miss(need)) => self.load(*need),
+                Err(Fault::Miss(need)) => {
+                    if need.part.is_some() {
+                        self.commit();
+                    }
+                    self.load(*need);
+                }
                 Err(Fault::WrongType) => panic!("wrong type"),
             }
         }
@@ -127,6 +132,7 @@ impl World {
                     assert_eq!(fields.len() as u64, hash.len(), "length of a hash");
                     V::Hash(fields)
                 }
+                other => panic!("no history writes a {}", other.type_name()),
             };
             Ok(Some((value, entry.expire_at_ms)))
         })

@@ -2,19 +2,20 @@
 //!
 //! A plan is made on the worker, where it takes what is pending; what it must ask the engine for
 //! it does in the background. The keys are locked meanwhile, so nothing that was found grows old.
+//! Rounds are closed before, so that pending rows and engine together know everything.
 
-use crate::encoding::{Row, RowKey, decode_entry, decode_field};
-use crate::engine::{Engine, prefix_range};
+mod range;
+
+use crate::encoding::{RowKey, decode_entry};
+use crate::engine::Engine;
+use crate::need::{ElementRange, IndexPiece, Need, Page, Part};
 use crate::partition::Partition;
+use crate::shard::Shard;
 use crate::slot::KeyHash;
-use crate::store::{Need, Part};
-use crate::value::{Entry, Str, Value};
-use anyhow::{Context, Result};
+use crate::value::{BigStr, Entry, Str, Value};
+use anyhow::{Context, Result, bail};
 use bytes::Bytes;
-use std::collections::BTreeMap;
-
-/// Rows of one scan; a value of more is scanned on.
-const SCAN_ROWS: usize = 16_384;
+use range::RangeWork;
 
 /// Tasks that read at the same time, and what each reads.
 const PARALLEL: usize = 16;
@@ -33,8 +34,8 @@ enum Work {
     Meta { pending: Option<Option<Vec<u8>>>, row_key: Vec<u8> },
     /// Some element rows: name or chunk, row key, pending value.
     Elements(Vec<ElementWork>),
-    /// All element rows of a version; what is pending of them, newest value.
-    All { head: Vec<u8>, pending: BTreeMap<Vec<u8>, Option<Vec<u8>>> },
+    /// Element rows of a version in a range.
+    Range(RangeWork),
 }
 
 struct ElementWork {
@@ -56,6 +57,8 @@ enum Found {
     Elements(Vec<(Box<[u8]>, Option<Bytes>)>),
     /// All element rows: element and value.
     All(Vec<(Bytes, Bytes)>),
+    Page(Page),
+    Index(ElementRange, Vec<IndexPiece>),
 }
 
 /// What was read.
@@ -83,37 +86,22 @@ impl Partition {
             return Some(Item { at, engine, work: Work::Meta { pending, row_key }, need });
         };
         let layout = self.store.layout().clone();
-        let version = self.store.entry_for_part(need.db, &need.key)?.value.version();
+        let value = &self.store.entry_for_part(need.db, &need.key)?.value;
+        let version = value.version();
         let mut head = Vec::new();
         RowKey::elements(&mut head, at.slot, version);
-        let element = |name: &[u8], element: Vec<u8>| ElementWork {
-            name: name.into(),
-            pending: shard.pending_element(version, &element).map(|v| v.map(<[u8]>::to_vec)),
-            row_key: [&head[..], &element].concat(),
-        };
         let work = match part {
-            Part::Fields(names) => Work::Elements(
-                names
-                    .iter()
-                    .map(|n| element(n, RowKey::named_element(layout.hash(n), n)))
-                    .collect(),
-            ),
-            Part::Chunks(chunks) => Work::Elements(
-                chunks
-                    .iter()
-                    .map(|n| element(&n.to_be_bytes(), n.to_be_bytes().to_vec()))
-                    .collect(),
-            ),
-            Part::All => {
-                let mut pending = BTreeMap::new();
-                let maps: Vec<_> = shard.maps().collect();
-                for map in maps.into_iter().rev() {
-                    for (element, value) in map.elements(version) {
-                        pending.insert(element.to_vec(), value.map(<[u8]>::to_vec));
-                    }
-                }
-                Work::All { head: head.clone(), pending }
+            Part::Fields(names) => {
+                let collection = value.collection()?;
+                let elements =
+                    names.iter().map(|n| (n.clone(), collection.element_key(n, &layout)));
+                named(shard, &head, version, elements)
             }
+            Part::Chunks(chunks) => {
+                let elements = chunks.iter().map(|n| n.to_be_bytes());
+                named(shard, &head, version, elements.map(|n| (n[..].into(), n.to_vec())))
+            }
+            ranged => Work::Range(RangeWork::new(shard, head, version, ranged)?),
         };
         Some(Item { need, at, engine, work })
     }
@@ -134,23 +122,15 @@ impl Partition {
             Found::Meta(Some(row)) => {
                 self.store.learn(need.db, decode_entry(&need.key, at.hash, &row)?);
             }
-            Found::Elements(elements) => {
+            part => {
                 let Some(entry) = self.store.entry_for_part(need.db, &need.key) else {
                     return Ok(());
                 };
-                for (name, row) in elements {
-                    learn_element(&mut entry.value, &name, row.as_deref())?;
+                match &mut entry.value {
+                    Value::Absent => {}
+                    Value::Str(Str::Big(big)) => learn_chunks(big, part)?,
+                    value => learn_elements(value, part)?,
                 }
-                self.store.recount(need.db, &need.key);
-            }
-            Found::All(rows) => {
-                let Some(entry) = self.store.entry_for_part(need.db, &need.key) else {
-                    return Ok(());
-                };
-                for (element, row) in rows {
-                    learn_scanned(&mut entry.value, &element, &row)?;
-                }
-                entry.value.learnt_all();
                 self.store.recount(need.db, &need.key);
             }
         }
@@ -158,31 +138,56 @@ impl Partition {
     }
 }
 
-fn learn_element(value: &mut Value, name: &[u8], row: Option<&[u8]>) -> Result<()> {
-    match value {
-        Value::Hash(hash) => {
-            let field = row.map(decode_field).transpose()?.map(|(_, field)| field);
-            hash.learn(name, field);
+/// Some element rows: name and element key of each.
+fn named(
+    shard: &Shard,
+    head: &[u8],
+    version: u64,
+    elements: impl Iterator<Item = (Box<[u8]>, Vec<u8>)>,
+) -> Work {
+    let work = |(name, element): (Box<[u8]>, Vec<u8>)| ElementWork {
+        name,
+        pending: shard.pending_element(version, &element).map(|v| v.map(<[u8]>::to_vec)),
+        row_key: [head, &element].concat(),
+    };
+    Work::Elements(elements.map(work).collect())
+}
+
+fn learn_chunks(big: &mut BigStr, found: Found) -> Result<()> {
+    let number = |name: &[u8]| -> Result<u32> {
+        Ok(u32::from_be_bytes(name.try_into().context("a chunk's number is damaged")?))
+    };
+    match found {
+        Found::Elements(elements) => {
+            for (name, row) in elements {
+                big.learn(number(&name)?, row.as_deref().unwrap_or_default());
+            }
         }
-        Value::Str(Str::Big(big)) => {
-            let n = u32::from_be_bytes(name.try_into().context("a chunk's number is damaged")?);
-            big.learn(n, row.unwrap_or_default());
+        Found::All(rows) => {
+            for (element, row) in rows {
+                big.learn(number(&element)?, &row);
+            }
+            big.complete = true;
         }
-        Value::Absent | Value::Str(_) => {}
+        _ => bail!("a string has no pages"),
     }
     Ok(())
 }
 
-fn learn_scanned(value: &mut Value, element: &[u8], row: &[u8]) -> Result<()> {
-    match value {
-        Value::Hash(hash) => {
-            let (kept, field) = decode_field(row)?;
-            let name = kept.or_else(|| Row::plain_name(element));
-            hash.learn(name.context("an element row has no name")?, Some(field));
-            Ok(())
+fn learn_elements(value: &mut Value, found: Found) -> Result<()> {
+    let collection = value.collection_mut().context("the value has no elements")?;
+    match found {
+        Found::Elements(elements) => {
+            for (name, row) in elements {
+                collection.learn_named(&name, row.as_deref())?;
+            }
         }
-        _ => learn_element(value, element, Some(row)),
+        Found::All(rows) => collection.learn_all(rows)?,
+        Found::Page(page) => collection.learn_page(page)?,
+        Found::Index(range, pieces) => collection.learn_index(&range, pieces)?,
+        Found::Meta(_) => {}
     }
+    Ok(())
 }
 
 impl LoadPlan {
@@ -244,38 +249,8 @@ impl Item {
                 }
                 Found::Elements(found)
             }
-            Work::All { head, pending } => Found::All(read_version(&engine, &head, pending).await?),
+            Work::Range(range) => range.read(&engine).await?,
         };
         Ok((need, at, found))
     }
-}
-
-/// All element rows of a version, pending values over the engine's.
-async fn read_version(
-    engine: &Engine,
-    head: &[u8],
-    mut pending: BTreeMap<Vec<u8>, Option<Vec<u8>>>,
-) -> Result<Vec<(Bytes, Bytes)>> {
-    let mut out = Vec::new();
-    let mut range = prefix_range(head);
-    loop {
-        let rows = engine.scan(range.clone(), SCAN_ROWS).await?;
-        let more = rows.len() == SCAN_ROWS;
-        if let Some((last, _)) = rows.last() {
-            range.start = [last, &[0][..]].concat();
-        }
-        for (key, value) in rows {
-            let element = key.slice(head.len()..);
-            match pending.remove(&element[..]) {
-                None => out.push((element, value)),
-                Some(Some(newer)) => out.push((element, newer.into())),
-                Some(None) => {}
-            }
-        }
-        if !more {
-            break;
-        }
-    }
-    out.extend(pending.into_iter().filter_map(|(k, v)| Some((k.into(), v?.into()))));
-    Ok(out)
 }

@@ -1,0 +1,46 @@
+//! Writes the element rows of one value.
+
+use super::{Delta, OpWriter, RowKey};
+
+/// See the module's description.
+pub(crate) struct ElementRows<'a> {
+    ops: &'a mut OpWriter,
+    /// A row's key: the head of all of them, then the element.
+    key: Vec<u8>,
+    head: usize,
+    hash_of: &'a dyn Fn(&[u8]) -> u64,
+}
+
+impl<'a> ElementRows<'a> {
+    /// Rows of a version; `hash_of` hashes element names.
+    pub(crate) fn new(
+        ops: &'a mut OpWriter,
+        slot: u16,
+        version: u64,
+        hash_of: &'a dyn Fn(&[u8]) -> u64,
+    ) -> Self {
+        let mut key = Vec::with_capacity(64);
+        RowKey::elements(&mut key, slot, version);
+        let head = key.len();
+        Self { ops, key, head, hash_of }
+    }
+
+    /// The row of an element from now on.
+    pub(crate) fn put(&mut self, element: &[u8], value: &[u8]) {
+        self.key.truncate(self.head);
+        self.key.extend_from_slice(element);
+        self.ops.put(&self.key, value, Delta::default());
+    }
+
+    /// There is no such element any more.
+    pub(crate) fn delete(&mut self, element: &[u8]) {
+        self.key.truncate(self.head);
+        self.key.extend_from_slice(element);
+        self.ops.delete(&self.key, Delta::default());
+    }
+
+    /// The element key of a name.
+    pub(crate) fn named(&self, name: &[u8]) -> Vec<u8> {
+        RowKey::named_element((self.hash_of)(name), name)
+    }
+}

@@ -1,0 +1,206 @@
+//! Ranges of element rows: pending rows over the engine's.
+
+use super::Found;
+use crate::encoding::get_varint;
+use crate::engine::{Engine, prefix_range};
+use crate::need::{ElementRange, IndexBy, IndexPiece, Page, Part};
+use crate::shard::Shard;
+use anyhow::{Context, Result};
+use bytes::Bytes;
+use std::collections::BTreeMap;
+
+/// Rows of one scan of the engine; a range of more is scanned on.
+const SCAN_ROWS: usize = 16_384;
+
+/// Pending rows that a page looks at, at least: among them may be any number of deleted ones.
+const PENDING_ROWS: usize = 1024;
+
+/// Pending rows by element: newest value, or deleted.
+type Overlay = BTreeMap<Vec<u8>, Option<Bytes>>;
+
+/// Element rows of one version in a range, planned on the shard's worker.
+pub(super) struct RangeWork {
+    /// Of all row keys of the version.
+    head: Vec<u8>,
+    /// As far as `pending` is known.
+    range: ElementRange,
+    pending: Overlay,
+    what: What,
+}
+
+enum What {
+    All,
+    Page { reverse: bool, limit: usize },
+    Index { by: IndexBy },
+}
+
+impl RangeWork {
+    /// `None` if the part is no range.
+    pub(super) fn new(shard: &Shard, head: Vec<u8>, version: u64, part: &Part) -> Option<Self> {
+        let everything = ElementRange { from: Vec::new(), to: None };
+        let (range, what) = match part {
+            Part::All => (everything, What::All),
+            Part::Page { range, reverse, limit } => {
+                (range.clone(), What::Page { reverse: *reverse, limit: *limit })
+            }
+            Part::Index { range, by } => (range.clone(), What::Index { by: *by }),
+            Part::Fields(_) | Part::Chunks(_) => return None,
+        };
+        let mut work = Self { head, range, pending: Overlay::new(), what };
+        work.capture(shard, version);
+        Some(work)
+    }
+
+    /// Takes what is pending; a page only as far as it may need it.
+    fn capture(&mut self, shard: &Shard, version: u64) {
+        let (reverse, most) = match self.what {
+            What::Page { reverse, limit } => (reverse, PENDING_ROWS.max(2 * limit)),
+            What::All | What::Index { .. } => (false, usize::MAX),
+        };
+        let maps: Vec<_> = shard.maps().collect();
+        let mut narrowed = self.range.clone();
+        for map in maps.into_iter().rev() {
+            let rows = map.elements_in(version, &self.range);
+            let copy = |(element, value): (&[u8], Option<&[u8]>)| {
+                (element.to_vec(), value.map(Bytes::copy_from_slice))
+            };
+            if reverse {
+                let mut rows = rows.rev();
+                self.pending.extend(rows.by_ref().take(most).map(copy));
+                if let Some((next, _)) = rows.next() {
+                    narrowed.from = narrowed.from.max([next, &[0]].concat());
+                }
+            } else {
+                let mut rows = rows;
+                self.pending.extend(rows.by_ref().take(most).map(copy));
+                if let Some((next, _)) = rows.next() {
+                    let next = next.to_vec();
+                    narrowed.to = Some(narrowed.to.map_or(next.clone(), |to| to.min(next)));
+                }
+            }
+        }
+        self.range = narrowed;
+        self.pending.retain(|element, _| self.range.contains(element));
+    }
+
+    /// Reads; to be run on the background runtime.
+    pub(super) async fn read(self, engine: &Engine) -> Result<Found> {
+        match self.what {
+            What::All => Ok(Found::All(self.read_all(engine).await?)),
+            What::Page { reverse, limit } => {
+                Ok(Found::Page(self.read_page(engine, reverse, limit).await?))
+            }
+            What::Index { by } => self.read_index(engine, by).await,
+        }
+    }
+
+    /// The row keys of a range of elements.
+    fn row_range(&self, range: &ElementRange) -> std::ops::Range<Vec<u8>> {
+        let start = [&self.head[..], &range.from].concat();
+        let end = match &range.to {
+            Some(to) => [&self.head[..], to].concat(),
+            None => prefix_range(&self.head).end,
+        };
+        start..end
+    }
+
+    async fn read_all(mut self, engine: &Engine) -> Result<Vec<(Bytes, Bytes)>> {
+        let mut out = Vec::new();
+        let pending = std::mem::take(&mut self.pending);
+        self.each(engine, pending, |element, value| {
+            out.push((element, value));
+            Ok(())
+        })
+        .await?;
+        Ok(out)
+    }
+
+    /// Every row in order.
+    async fn each(
+        &self,
+        engine: &Engine,
+        mut pending: Overlay,
+        mut visit: impl FnMut(Bytes, Bytes) -> Result<()>,
+    ) -> Result<()> {
+        let mut range = self.row_range(&self.range);
+        loop {
+            let rows = engine.scan(range.clone(), SCAN_ROWS).await?;
+            let more = rows.len() == SCAN_ROWS;
+            if let Some((last, _)) = rows.last() {
+                range.start = [last, &[0][..]].concat();
+            }
+            for (key, value) in rows {
+                let element = key.slice(self.head.len()..);
+                while let Some(first) = pending.first_entry()
+                    && first.key()[..] < element[..]
+                {
+                    let (element, value) = first.remove_entry();
+                    if let Some(value) = value {
+                        visit(element.into(), value)?;
+                    }
+                }
+                match pending.remove(&element[..]) {
+                    None => visit(element, value)?,
+                    Some(Some(newer)) => visit(element, newer)?,
+                    Some(None) => {}
+                }
+            }
+            if !more {
+                break;
+            }
+        }
+        for (element, value) in pending {
+            if let Some(value) = value {
+                visit(element.into(), value)?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn read_page(mut self, engine: &Engine, reverse: bool, limit: usize) -> Result<Page> {
+        let limit = limit.max(1);
+        let asked = self.row_range(&self.range);
+        let rows = if reverse {
+            engine.scan_back(asked, limit).await?
+        } else {
+            engine.scan(asked, limit).await?
+        };
+        if rows.len() == limit
+            && let Some((last, _)) = rows.last()
+        {
+            let last = &last[self.head.len()..];
+            if reverse {
+                self.range.from = last.to_vec();
+            } else {
+                self.range.to = Some([last, &[0]].concat());
+            }
+        }
+        let Self { head, range, mut pending, .. } = self;
+        pending.retain(|element, _| range.contains(element));
+        for (key, value) in rows {
+            pending.entry(key[head.len()..].to_vec()).or_insert(Some(value));
+        }
+        let rows = pending.into_iter().filter_map(|(k, v)| Some((k.into(), v?))).collect();
+        Ok(Page { range, rows })
+    }
+
+    async fn read_index(mut self, engine: &Engine, by: IndexBy) -> Result<Found> {
+        let mut pieces: Vec<IndexPiece> = Vec::new();
+        let pending = std::mem::take(&mut self.pending);
+        self.each(engine, pending, |element, value| {
+            match by {
+                IndexBy::Values => {
+                    let count = get_varint(&mut &value[..]).context("a row has no count")?;
+                    pieces.push((element, count));
+                }
+                IndexBy::Rows(most) => match pieces.last_mut() {
+                    Some((_, count)) if *count < most => *count += 1,
+                    _ => pieces.push((Bytes::copy_from_slice(&element), 1)),
+                },
+            }
+            Ok(())
+        })
+        .await?;
+        Ok(Found::Index(self.range, pieces))
+    }
+}

@@ -1,0 +1,90 @@
+//! What a command may find missing from memory, and what is read for it.
+
+use bytes::Bytes;
+
+/// Why a command could not go on.
+#[derive(Debug)]
+pub enum Fault {
+    /// Something is not in memory: load it, run again.
+    Miss(Box<Need>),
+    WrongType,
+}
+
+/// What must be loaded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Need {
+    pub db: u32,
+    pub key: Box<[u8]>,
+    /// `None`: the key itself (its meta row).
+    pub part: Option<Part>,
+}
+
+/// A part of a value that is not in memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// Fields or members, by name.
+    Fields(Vec<Box<[u8]>>),
+    /// Chunks of a string, by number.
+    Chunks(Vec<u32>),
+    /// Everything.
+    All,
+    /// About `limit` elements from the beginning of a range, or `reverse` from its end.
+    Page { range: ElementRange, reverse: bool, limit: usize },
+    /// How many elements lie where in a range.
+    Index { range: ElementRange, by: IndexBy },
+}
+
+/// What an index counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IndexBy {
+    /// Each row is an element; so many make a piece.
+    Rows(u64),
+    /// Each row is a piece; its value begins with the number of its elements as a varint.
+    Values,
+}
+
+/// A range of element keys, as they stand in the rows behind the version: from `from` on, before
+/// `to` (`None`: to the last).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ElementRange {
+    pub from: Vec<u8>,
+    pub to: Option<Vec<u8>>,
+}
+
+/// Elements that were read.
+#[derive(Debug)]
+pub struct Page {
+    /// What was covered of the range that was asked for: whatever exists in here is in `rows`.
+    pub range: ElementRange,
+    /// Element keys and values, ascending.
+    pub rows: Vec<(Bytes, Bytes)>,
+}
+
+/// A piece of an index: its first element key and the number of its elements.
+pub type IndexPiece = (Bytes, u64);
+
+impl ElementRange {
+    /// Whether an element key lies in it.
+    pub fn contains(&self, element: &[u8]) -> bool {
+        *self.from <= *element && self.to.as_ref().is_none_or(|to| *element < **to)
+    }
+}
+
+impl Part {
+    /// The fault that asks for this part of a key.
+    pub fn of(self, db: u32, key: &[u8]) -> Fault {
+        Fault::Miss(Box::new(Need { db, key: key.into(), part: Some(self) }))
+    }
+}
+
+/// Turns a missing part of a key's value into the fault that asks for it.
+pub trait OrLoad<T> {
+    /// `Err(part)` becomes the fault that loads that part of `key`.
+    fn or_load(self, db: u32, key: &[u8]) -> Result<T, Fault>;
+}
+
+impl<T> OrLoad<T> for Result<T, Part> {
+    fn or_load(self, db: u32, key: &[u8]) -> Result<T, Fault> {
+        self.map_err(|part| part.of(db, key))
+    }
+}

@@ -1,0 +1,79 @@
+//! What all collections have in common: they are packed into the meta row while small, and have
+//! rows of their own for their elements when big.
+
+use crate::encoding::ElementRows;
+use crate::need::{ElementRange, IndexPiece, Page, Part};
+use crate::slot::Layout;
+use anyhow::{Result, bail};
+
+/// A packed collection of more bytes than this goes to element rows whatever Redis's limits say.
+pub(crate) const PACKED_MAX: usize = 64 * 1024;
+
+/// A hash, list, set or sorted set.
+pub(crate) trait Collection {
+    /// The type's name as TYPE answers it.
+    fn type_name(&self) -> &'static str;
+
+    /// The encoding's name as OBJECT ENCODING answers it.
+    fn encoding(&self) -> &'static str;
+
+    /// Number of elements.
+    fn len(&self) -> u64;
+
+    /// The version its element rows are under; 0 while it is packed.
+    fn version(&self) -> u64;
+
+    /// Bytes of memory, about; in constant time.
+    fn memory(&self) -> usize;
+
+    /// Checks that all of it is in memory.
+    fn require_whole(&self) -> Result<(), Part>;
+
+    /// The earliest expiry of an element in ms; 0 when none expires.
+    fn fields_expire_at_ms(&self) -> u64 {
+        0
+    }
+
+    /// Whether it has to be unpacked.
+    fn is_too_big(&self) -> bool;
+
+    /// Gives it a version: each element becomes a row with the next [`Collection::seal`].
+    fn unpack(&mut self, version: u64);
+
+    /// Cuts it loose from its element rows: they will be written anew under another version. All
+    /// of it must be in memory.
+    fn detach(&mut self);
+
+    /// Writes the element rows that changed since the last time.
+    fn seal(&mut self, rows: &mut ElementRows<'_>);
+
+    /// Writes the meta row's payload.
+    fn encode(&self, out: &mut Vec<u8>);
+
+    /// Its type and flags in the meta row.
+    fn kind(&self) -> (u8, u8);
+
+    /// The element key of a name.
+    fn element_key(&self, name: &[u8], layout: &Layout) -> Vec<u8> {
+        crate::encoding::RowKey::named_element(layout.hash(name), name)
+    }
+
+    /// An element was asked for by name; its row was read.
+    fn learn_named(&mut self, _name: &[u8], _row: Option<&[u8]>) -> Result<()> {
+        bail!("a {} has no names", self.type_name())
+    }
+
+    /// All element rows were read: key and value.
+    fn learn_all(&mut self, rows: Vec<(bytes::Bytes, bytes::Bytes)>) -> Result<()>;
+
+    /// A page was read.
+    fn learn_page(&mut self, page: Page) -> Result<()>;
+
+    /// A range was counted.
+    fn learn_index(&mut self, _range: &ElementRange, _pieces: Vec<IndexPiece>) -> Result<()> {
+        bail!("a {} has no index", self.type_name())
+    }
+
+    /// Drops elements from memory that the journal knows, looking at up to `steps`.
+    fn shed(&mut self, steps: usize);
+}

@@ -1,0 +1,493 @@
+//! The named elements of a hash, set or sorted set, of which some may not be in memory.
+
+use crate::need::{ElementRange, Page, Part};
+use indexmap::IndexMap;
+use rand::RngExt;
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+
+/// The name of a field or member.
+pub(crate) use super::KeyBuf as Name;
+
+/// Elements that a page asks for at least.
+const PAGE: usize = 512;
+
+/// A scan of more elements than this reads them page by page from where they are stored, in their
+/// order, even if all are in memory: sorting them would hold everybody else up.
+const SORT_MAX: u64 = 50_000;
+
+/// Behind the last place of a scan: places have 48 bits.
+const END: u64 = 1 << 48;
+
+/// Bytes of memory that an element takes beside its payload, about.
+const OVERHEAD: usize = size_of::<Name>() + 24;
+
+/// What is kept with a name.
+pub(crate) trait Payload: Clone {
+    /// Bytes of memory, about.
+    fn memory(&self) -> usize;
+}
+
+/// See the module's description.
+///
+/// Nothing here takes time in proportion to the number of elements but what says so.
+#[derive(Clone, Debug)]
+pub(crate) struct Members<V> {
+    /// Known elements, in the order in which they were added; `None`: known not to exist (only
+    /// while not complete).
+    known: IndexMap<Name, Option<V>, hashbrown::DefaultHashBuilder>,
+    /// Bytes of names (beyond what a [`Name`] holds) and payloads in `known`.
+    bytes: usize,
+    /// Elements that exist, in memory or not.
+    len: u64,
+    /// 0 while packed into the meta row.
+    version: u64,
+    /// Whether every element that exists is in `known`.
+    complete: bool,
+    /// Elements the journal has not heard of (used for element rows only).
+    dirty: BTreeSet<Name>,
+    window: RefCell<Option<Box<Window>>>,
+    /// Where the next elements are dropped from memory.
+    hand: usize,
+}
+
+/// The names in a range of places, by place: all that existed when it was made. Names that were
+/// removed since are still here, later ones are not.
+#[derive(Clone, Debug)]
+struct Window {
+    from: u64,
+    /// Exclusive.
+    to: u64,
+    names: Vec<(u64, Name)>,
+    /// A name was added since.
+    stale: bool,
+    /// Draws that it may still serve, and the names drawn from.
+    draws: usize,
+    pool: Vec<Name>,
+    /// The most that were asked for at once.
+    asked: usize,
+}
+
+impl<V> Default for Members<V> {
+    fn default() -> Self {
+        Self {
+            known: IndexMap::default(),
+            bytes: 0,
+            len: 0,
+            version: 0,
+            complete: true,
+            dirty: BTreeSet::new(),
+            window: RefCell::default(),
+            hand: 0,
+        }
+    }
+}
+
+fn heap_bytes(name: &Name) -> usize {
+    if name.spilled() { name.len() + 16 } else { 0 }
+}
+
+/// The range of element keys from a place on, behind `prefix`.
+fn range_from(prefix: &[u8], place: u64) -> ElementRange {
+    let from = [prefix, &place.to_be_bytes()[2..]].concat();
+    let to = (!prefix.is_empty()).then(|| crate::engine::prefix_range(prefix).end);
+    ElementRange { from, to }
+}
+
+/// The place of an element key behind its prefix.
+fn place_of(element: &[u8]) -> u64 {
+    element
+        .iter()
+        .take(6)
+        .chain(std::iter::repeat(&0))
+        .take(6)
+        .fold(0, |n, &b| n << 8 | u64::from(b))
+}
+
+impl<V: Payload> Members<V> {
+    /// What is known from a meta row alone.
+    pub(crate) fn from_meta(version: u64, len: u64) -> Self {
+        Self { version, len, complete: false, ..Self::default() }
+    }
+
+    /// Number of elements.
+    pub(crate) fn len(&self) -> u64 {
+        self.len
+    }
+
+    pub(crate) fn is_complete(&self) -> bool {
+        self.complete
+    }
+
+    /// 0 while packed into the meta row.
+    pub(crate) fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// Bytes of memory, about.
+    pub(crate) fn memory(&self) -> usize {
+        let window = self.window.borrow().as_ref().map_or(0, |w| w.names.len() + w.pool.len());
+        self.known.len() * (OVERHEAD + size_of::<Option<V>>())
+            + self.bytes
+            + (self.dirty.len() + window) * OVERHEAD
+    }
+
+    /// Checks that all `names` are known.
+    pub(crate) fn require<'a>(&self, names: impl Iterator<Item = &'a [u8]>) -> Result<(), Part> {
+        if self.complete {
+            return Ok(());
+        }
+        let unknown: Vec<Box<[u8]>> =
+            names.filter(|n| !self.known.contains_key(*n)).map(Into::into).collect();
+        if unknown.is_empty() { Ok(()) } else { Err(Part::Fields(unknown)) }
+    }
+
+    /// Checks that every element is in memory.
+    pub(crate) fn require_all(&self) -> Result<(), Part> {
+        if self.complete { Ok(()) } else { Err(Part::All) }
+    }
+
+    /// An element.
+    pub(crate) fn get(&self, name: &[u8]) -> Result<Option<&V>, Part> {
+        match self.known.get(name) {
+            Some(value) => Ok(value.as_ref()),
+            None if self.complete => Ok(None),
+            None => Err(Part::Fields(vec![name.into()])),
+        }
+    }
+
+    /// What a known name holds.
+    pub(crate) fn known(&self, name: &[u8]) -> Option<&V> {
+        self.known.get(name)?.as_ref()
+    }
+
+    /// The elements in memory, of a packed collection oldest first.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&[u8], &V)> {
+        self.known.iter().filter_map(|(n, v)| Some((&**n, v.as_ref()?)))
+    }
+
+    /// The element at a position among the known (complete collections: among all).
+    pub(crate) fn at(&self, index: usize) -> Option<(&[u8], &V)> {
+        let (name, value) = self.known.get_index(index)?;
+        Some((name, value.as_ref()?))
+    }
+
+    /// Sets an element that is known (see [`Members::require`]); what it was.
+    pub(crate) fn insert(&mut self, name: &[u8], value: V) -> Option<V> {
+        self.note(name);
+        self.bytes += value.memory();
+        let slot = match self.known.get_mut(name) {
+            Some(slot) => slot,
+            None => {
+                let name = Name::from_slice(name);
+                self.bytes += heap_bytes(&name);
+                self.known.entry(name).or_default()
+            }
+        };
+        let old = slot.replace(value);
+        match &old {
+            Some(old) => self.bytes -= old.memory(),
+            None => {
+                self.len += 1;
+                if let Some(window) = self.window.get_mut() {
+                    window.stale = true;
+                }
+            }
+        }
+        old
+    }
+
+    /// Changes an element that exists and is known.
+    pub(crate) fn update<R>(&mut self, name: &[u8], change: impl FnOnce(&mut V) -> R) -> Option<R> {
+        let value = self.known.get_mut(name)?.as_mut()?;
+        self.bytes -= value.memory();
+        let result = change(value);
+        self.bytes += value.memory();
+        self.note(name);
+        Some(result)
+    }
+
+    /// Removes an element that is known; what it was. With `in_order` the others keep theirs,
+    /// which takes time in proportion to them.
+    pub(crate) fn remove(&mut self, name: &[u8], in_order: bool) -> Option<V> {
+        let old = if !self.complete {
+            self.known.get_mut(name).and_then(Option::take)?
+        } else {
+            let (name, old) = if in_order {
+                self.known.shift_remove_entry(name)?
+            } else {
+                self.known.swap_remove_entry(name)?
+            };
+            self.bytes -= heap_bytes(&name);
+            old?
+        };
+        self.bytes -= old.memory();
+        self.note(name);
+        self.len -= 1;
+        Some(old)
+    }
+
+    /// Takes an element found on disk in; what is known already is newer and stays. Whether it was
+    /// not known.
+    pub(crate) fn learn(&mut self, name: &[u8], value: Option<V>) -> bool {
+        if self.complete || self.known.contains_key(name) {
+            return false;
+        }
+        let name = Name::from_slice(name);
+        self.bytes += heap_bytes(&name) + value.as_ref().map_or(0, Payload::memory);
+        self.known.insert(name, value);
+        true
+    }
+
+    /// Every element that exists has been learnt. Takes time in proportion to them.
+    pub(crate) fn learnt_all(&mut self) {
+        let mut forgotten = 0;
+        self.known.retain(|name, value| {
+            forgotten += if value.is_none() { heap_bytes(name) } else { 0 };
+            value.is_some()
+        });
+        self.bytes -= forgotten;
+        self.complete = true;
+    }
+
+    /// Puts the elements into the order of a key. Takes time in proportion to them.
+    pub(crate) fn sort_by_key<K: Ord>(&mut self, key: impl Fn(&[u8]) -> K) {
+        self.known.sort_by_cached_key(|name, _| key(name));
+    }
+
+    /// The dirty names, for their element rows, and forgets them.
+    pub(crate) fn take_dirty(&mut self) -> BTreeSet<Name> {
+        std::mem::take(&mut self.dirty)
+    }
+
+    /// Gives a packed collection its own version: from now on each element is a row.
+    pub(crate) fn unpack(&mut self, version: u64) {
+        self.version = version;
+        self.dirty = self.known.keys().cloned().collect();
+    }
+
+    pub(crate) fn detach(&mut self) {
+        self.version = 0;
+        self.dirty.clear();
+        *self.window.get_mut() = None;
+    }
+
+    fn note(&mut self, name: &[u8]) {
+        if self.version != 0 && !self.dirty.contains(name) {
+            self.dirty.insert(Name::from_slice(name));
+        }
+    }
+
+    /// Drops up to `steps` elements from memory that the journal knows, calling `dropped` for
+    /// each that exists. How many names were dropped.
+    pub(crate) fn shed(&mut self, steps: usize, mut dropped: impl FnMut(&[u8], &V)) -> usize {
+        if self.version == 0 {
+            return 0;
+        }
+        *self.window.get_mut() = None;
+        let mut count = 0;
+        for _ in 0..steps.min(self.known.len()) {
+            if self.hand >= self.known.len() {
+                self.hand = 0;
+            }
+            let Some((name, _)) = self.known.get_index(self.hand) else { break };
+            if self.dirty.contains(name) {
+                self.hand += 1;
+                continue;
+            }
+            let Some((name, value)) = self.known.swap_remove_index(self.hand) else { break };
+            self.bytes -= heap_bytes(&name);
+            if let Some(value) = value {
+                self.bytes -= value.memory();
+                dropped(&name, &value);
+            }
+            // The one that took its place has its turn when the hand comes round again.
+            self.hand += 1;
+            count += 1;
+        }
+        if count > 0 {
+            self.complete = false;
+            if self.known.capacity() > 4 * self.known.len() {
+                self.known.shrink_to(2 * self.known.len());
+            }
+        }
+        count
+    }
+
+    // ---- scanning and drawing ----------------------------------------------------------------
+
+    /// A step of a scan: elements from `cursor` on, by their places: `place` is a fixed hash of 48
+    /// bits of a name, that of its row. `visit` is called for about `count` of them. The next
+    /// cursor comes back, 0 at the end. An element that is there from the first step to the last
+    /// is visited. `prefix` stands before the hash in the keys of their rows.
+    pub(crate) fn scan(
+        &self,
+        cursor: u64,
+        count: usize,
+        prefix: &[u8],
+        place: impl Fn(&[u8]) -> u64,
+        mut visit: impl FnMut(&[u8], &V),
+    ) -> Result<u64, Part> {
+        let mut cache = self.window.borrow_mut();
+        let of_use = |w: &Window| {
+            (w.from..w.to).contains(&cursor) && !(w.stale && (cursor == 0 || w.from == cursor))
+        };
+        if !cache.as_deref().is_some_and(of_use) {
+            let in_memory = self.complete && (self.version == 0 || self.len <= SORT_MAX);
+            if !in_memory {
+                let range = range_from(prefix, cursor);
+                return Err(Part::Page {
+                    range,
+                    reverse: false,
+                    limit: count.clamp(PAGE, 16 * PAGE),
+                });
+            }
+            let mut names: Vec<_> =
+                self.known.keys().map(|name| (place(name), name.clone())).collect();
+            names.sort_unstable();
+            *cache = Some(Box::new(Window::new(0, END, names)));
+        }
+        let Some(window) = cache.as_deref() else { return Ok(0) };
+        let first = window.names.partition_point(|(at, _)| *at < cursor);
+        let (mut visited, mut last) = (0, None);
+        for (at, name) in &window.names[first..] {
+            // Names of one place go together, for the cursor cannot tell them apart.
+            if visited >= count && last != Some(*at) {
+                return Ok(*at);
+            }
+            last = Some(*at);
+            match self.known.get(name) {
+                Some(Some(value)) => {
+                    visit(name, value);
+                    visited += 1;
+                }
+                Some(None) => {}
+                None if self.complete => {}
+                None => {
+                    // Dropped from memory since.
+                    let range = range_from(prefix, cursor);
+                    return Err(Part::Page { range, reverse: false, limit: PAGE });
+                }
+            }
+        }
+        let next = window.to;
+        if next == END {
+            *cache = None;
+            return Ok(0);
+        }
+        Ok(next)
+    }
+
+    /// Takes a page of element rows in, which become the window: by name what was learnt.
+    pub(crate) fn learn_page(
+        &mut self,
+        page: Page,
+        prefix: &[u8],
+        mut read: impl FnMut(&[u8], &[u8]) -> anyhow::Result<(Name, V)>,
+    ) -> anyhow::Result<Vec<(Name, V)>> {
+        let from = place_of(page.range.from.get(prefix.len()..).unwrap_or_default());
+        let mut names = Vec::with_capacity(page.rows.len());
+        let mut learnt = Vec::new();
+        for (element, row) in &page.rows {
+            let (name, value) = read(element, row)?;
+            names.push((place_of(&element[prefix.len()..]), name.clone()));
+            if self.learn(&name, Some(value.clone())) {
+                learnt.push((name, value));
+            }
+        }
+        let asked = range_from(prefix, 0).to;
+        let mut to = END;
+        if page.range.to != asked
+            && let Some(end) = &page.range.to
+        {
+            // The last place may not be whole: the next page begins with it.
+            to = place_of(&end[prefix.len().min(end.len())..]);
+            if to <= from {
+                to = from + 1;
+            }
+            names.retain(|(at, _)| *at < to);
+        }
+        *self.window.get_mut() = Some(Box::new(Window::new(from, to, names)));
+        Ok(learnt)
+    }
+
+    /// `count` different elements drawn at random, all of them if there are not as many; by name.
+    /// Where not all are in memory, they are drawn from a stretch of neighbours by hash.
+    pub(crate) fn sample(&self, count: usize, prefix: &[u8]) -> Result<Vec<(&[u8], &V)>, Part> {
+        let len = usize::try_from(self.len).unwrap_or(usize::MAX);
+        if self.complete {
+            let count = count.min(len);
+            if count == len {
+                return Ok(self.iter().collect());
+            }
+            let picked = rand::seq::index::sample(&mut rand::rng(), len, count);
+            return Ok(picked.iter().filter_map(|i| self.at(i)).collect());
+        }
+        if count == 0 {
+            return Ok(Vec::new());
+        }
+        if count.saturating_mul(2) >= len {
+            self.require_all()?;
+        }
+        let mut cache = self.window.borrow_mut();
+        let page = |place: u64| Part::Page {
+            range: range_from(prefix, place),
+            reverse: false,
+            limit: (count * 2).max(PAGE),
+        };
+        let random = || page(rand::rng().random_range(0..END));
+        let Some(window) = cache.as_deref_mut() else { return Err(random()) };
+        if count > PAGE && window.pool.len() < count && window.asked >= count {
+            return Err(Part::All);
+        }
+        window.asked = count;
+        let behind = page(if window.to == END { 0 } else { window.to });
+        if window.draws < count {
+            // On from where the page ended if elements were popped: to read over the gaps that
+            // they leave would take longer and longer.
+            let popped = window.pool.len() < window.names.len();
+            return Err(if popped { behind } else { random() });
+        }
+        let mut drawn = Vec::with_capacity(count);
+        let mut left = window.pool.len();
+        while drawn.len() < count && left > 0 {
+            let i = rand::rng().random_range(0..left);
+            left -= 1;
+            window.pool.swap(i, left);
+            match self.known.get_key_value(&*window.pool[left]) {
+                Some((name, Some(value))) => drawn.push((&**name, value)),
+                _ => {
+                    window.pool.swap_remove(left);
+                }
+            }
+        }
+        if drawn.len() < count {
+            return Err(behind);
+        }
+        window.draws -= count;
+        Ok(drawn)
+    }
+}
+
+impl<V: Payload> Members<V> {
+    /// `count` elements drawn at random, of which some may be the same; none if there are none.
+    /// Where not all are in memory, they are drawn from fewer.
+    pub(crate) fn draw(&self, count: usize, prefix: &[u8]) -> Result<Vec<(&[u8], &V)>, Part> {
+        let mut rng = rand::rng();
+        if self.complete {
+            let len = if self.len == 0 { 0 } else { count };
+            let picked = (0..len).map(|_| rng.random_range(0..self.known.len()));
+            return Ok(picked.filter_map(|i| self.at(i)).collect());
+        }
+        let pool = self.sample(count.min(PAGE), prefix)?;
+        let len = if pool.is_empty() { 0 } else { count };
+        Ok((0..len).map(|_| pool[rng.random_range(0..pool.len())]).collect())
+    }
+}
+
+impl Window {
+    fn new(from: u64, to: u64, names: Vec<(u64, Name)>) -> Self {
+        let pool: Vec<Name> = names.iter().map(|(_, name)| name.clone()).collect();
+        Self { from, to, stale: false, draws: pool.len().max(1), pool, names, asked: 0 }
+    }
+}

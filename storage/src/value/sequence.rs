@@ -1,0 +1,343 @@
+//! A long sequence of counted pieces (list nodes, blocks of a sorted set): finds a piece by
+//! position or by order without walking over all of them.
+//!
+//! Pieces stand in groups of up to [`GROUP_MAX`], which know their sums; a search goes over the
+//! groups' sums, then over one group.
+
+use std::collections::VecDeque;
+
+/// Pieces in a group at most.
+const GROUP_MAX: usize = 128;
+
+/// A piece of a sequence.
+pub(crate) trait Piece {
+    /// Its elements; `None` when nobody has counted them.
+    fn count(&self) -> Option<u64>;
+}
+
+/// See the module's description.
+#[derive(Clone, Debug)]
+pub(crate) struct Sequence<T> {
+    groups: VecDeque<Group<T>>,
+    pieces: usize,
+}
+
+#[derive(Clone, Debug)]
+struct Group<T> {
+    pieces: VecDeque<T>,
+    /// Elements of the pieces that were counted.
+    count: u64,
+    uncounted: usize,
+}
+
+/// Where a piece is; valid until a piece is inserted or removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct At {
+    group: usize,
+    piece: usize,
+}
+
+impl<T> Default for Sequence<T> {
+    fn default() -> Self {
+        Self { groups: VecDeque::new(), pieces: 0 }
+    }
+}
+
+impl<T: Piece> Group<T> {
+    fn new(pieces: VecDeque<T>) -> Self {
+        let mut group = Self { pieces, count: 0, uncounted: 0 };
+        for piece in &group.pieces {
+            match piece.count() {
+                Some(count) => group.count += count,
+                None => group.uncounted += 1,
+            }
+        }
+        group
+    }
+
+    fn add(&mut self, count: Option<u64>) {
+        match count {
+            Some(count) => self.count += count,
+            None => self.uncounted += 1,
+        }
+    }
+
+    fn subtract(&mut self, count: Option<u64>) {
+        match count {
+            Some(count) => self.count -= count,
+            None => self.uncounted -= 1,
+        }
+    }
+}
+
+impl<T: Piece> Sequence<T> {
+    /// Number of pieces.
+    pub(crate) fn len(&self) -> usize {
+        self.pieces
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.pieces == 0
+    }
+
+    pub(crate) fn first(&self) -> Option<At> {
+        (!self.is_empty()).then_some(At { group: 0, piece: 0 })
+    }
+
+    pub(crate) fn last(&self) -> Option<At> {
+        let group = self.groups.len().checked_sub(1)?;
+        Some(At { group, piece: self.groups[group].pieces.len() - 1 })
+    }
+
+    pub(crate) fn next(&self, at: At) -> Option<At> {
+        if at.piece + 1 < self.groups[at.group].pieces.len() {
+            return Some(At { group: at.group, piece: at.piece + 1 });
+        }
+        (at.group + 1 < self.groups.len()).then_some(At { group: at.group + 1, piece: 0 })
+    }
+
+    pub(crate) fn prev(&self, at: At) -> Option<At> {
+        if at.piece > 0 {
+            return Some(At { group: at.group, piece: at.piece - 1 });
+        }
+        let group = at.group.checked_sub(1)?;
+        Some(At { group, piece: self.groups[group].pieces.len() - 1 })
+    }
+
+    pub(crate) fn get(&self, at: At) -> &T {
+        &self.groups[at.group].pieces[at.piece]
+    }
+
+    /// Changes a piece; the sums follow.
+    pub(crate) fn update<R>(&mut self, at: At, change: impl FnOnce(&mut T) -> R) -> R {
+        let group = &mut self.groups[at.group];
+        let before = group.pieces[at.piece].count();
+        let result = change(&mut group.pieces[at.piece]);
+        let after = group.pieces[at.piece].count();
+        if before != after {
+            group.subtract(before);
+            group.add(after);
+        }
+        result
+    }
+
+    /// All pieces in order.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
+        self.groups.iter().flat_map(|group| group.pieces.iter())
+    }
+
+    /// Inserts a piece before another; `None`: at the end. Where it is now.
+    pub(crate) fn insert(&mut self, before: Option<At>, piece: T) -> At {
+        let mut at = match (before, self.groups.len()) {
+            (Some(at), _) => at,
+            (None, 0) => At { group: 0, piece: 0 },
+            (None, n) => At { group: n - 1, piece: self.groups[n - 1].pieces.len() },
+        };
+        if self.groups.is_empty() {
+            self.groups.push_back(Group::new(VecDeque::new()));
+        }
+        if self.groups[at.group].pieces.len() >= GROUP_MAX {
+            at = self.split_group(at);
+        }
+        let group = &mut self.groups[at.group];
+        group.add(piece.count());
+        group.pieces.insert(at.piece, piece);
+        self.pieces += 1;
+        at
+    }
+
+    /// Makes room in a full group for a piece to be inserted at `at`. At the ends a group of its
+    /// own is begun, so that those of a queue are full.
+    fn split_group(&mut self, at: At) -> At {
+        let pieces = &mut self.groups[at.group].pieces;
+        let cut = match at.piece {
+            0 => 0,
+            end if end == pieces.len() => pieces.len(),
+            _ => pieces.len() / 2,
+        };
+        let tail = pieces.split_off(cut);
+        let head = std::mem::take(pieces);
+        self.groups[at.group] = Group::new(head);
+        self.groups.insert(at.group + 1, Group::new(tail));
+        if cut == 0 || at.piece < cut {
+            at
+        } else {
+            At { group: at.group + 1, piece: at.piece - cut }
+        }
+    }
+
+    /// Takes a piece out. Where the one behind it is now.
+    pub(crate) fn remove(&mut self, at: At) -> (T, Option<At>) {
+        let group = &mut self.groups[at.group];
+        #[allow(clippy::expect_used, reason = "a place stays while nothing is inserted or removed")]
+        let piece = group.pieces.remove(at.piece).expect("a place that was found");
+        group.subtract(piece.count());
+        self.pieces -= 1;
+        let len = group.pieces.len();
+        if len == 0 {
+            self.groups.remove(at.group);
+        }
+        let next = if len > 0 && at.piece < len {
+            Some(at)
+        } else {
+            let group = if len == 0 { at.group } else { at.group + 1 };
+            (group < self.groups.len()).then_some(At { group, piece: 0 })
+        };
+        (piece, next)
+    }
+
+    /// The last piece for which `begins` holds; it must hold for none behind one for which it does
+    /// not.
+    pub(crate) fn last_where(&self, begins: impl Fn(&T) -> bool) -> Option<At> {
+        let groups = self.groups.partition_point(|group| begins(&group.pieces[0]));
+        let group = groups.checked_sub(1)?;
+        let piece = self.groups[group].pieces.partition_point(&begins) - 1;
+        Some(At { group, piece })
+    }
+
+    /// Elements before a piece, if all of them were counted.
+    pub(crate) fn count_before(&self, at: At) -> Option<u64> {
+        let mut sum = 0;
+        for group in self.groups.iter().take(at.group) {
+            sum += (group.uncounted == 0).then_some(group.count)?;
+        }
+        for piece in self.groups[at.group].pieces.iter().take(at.piece) {
+            sum += piece.count()?;
+        }
+        Some(sum)
+    }
+
+    /// Elements behind a piece, if all of them were counted.
+    pub(crate) fn count_after(&self, at: At) -> Option<u64> {
+        let mut sum = 0;
+        for group in self.groups.iter().skip(at.group + 1) {
+            sum += (group.uncounted == 0).then_some(group.count)?;
+        }
+        for piece in self.groups[at.group].pieces.iter().skip(at.piece + 1) {
+            sum += piece.count()?;
+        }
+        Some(sum)
+    }
+
+    /// The piece with the element at a position from the start, and how many elements of the piece
+    /// stand before it; the first uncounted piece (with `None`) if that comes earlier.
+    pub(crate) fn find(&self, position: u64) -> Option<(At, Option<u64>)> {
+        let mut left = position;
+        for (g, group) in self.groups.iter().enumerate() {
+            if group.uncounted == 0 && left >= group.count {
+                left -= group.count;
+                continue;
+            }
+            for (p, piece) in group.pieces.iter().enumerate() {
+                let at = At { group: g, piece: p };
+                match piece.count() {
+                    None => return Some((at, None)),
+                    Some(count) if left < count => return Some((at, Some(left))),
+                    Some(count) => left -= count,
+                }
+            }
+        }
+        None
+    }
+
+    /// The same from the end: the last element is at position 0, and the count is of elements of
+    /// the piece behind it.
+    pub(crate) fn find_back(&self, position: u64) -> Option<(At, Option<u64>)> {
+        let mut left = position;
+        for (g, group) in self.groups.iter().enumerate().rev() {
+            if group.uncounted == 0 && left >= group.count {
+                left -= group.count;
+                continue;
+            }
+            for (p, piece) in group.pieces.iter().enumerate().rev() {
+                let at = At { group: g, piece: p };
+                match piece.count() {
+                    None => return Some((at, None)),
+                    Some(count) if left < count => return Some((at, Some(left))),
+                    Some(count) => left -= count,
+                }
+            }
+        }
+        None
+    }
+
+    /// Number of uncounted pieces.
+    pub(crate) fn uncounted(&self) -> usize {
+        self.groups.iter().map(|group| group.uncounted).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    impl Piece for (u64, Option<u64>) {
+        fn count(&self) -> Option<u64> {
+            self.1
+        }
+    }
+
+    /// Compares every answer with a plain vector's.
+    fn check(sequence: &Sequence<(u64, Option<u64>)>, model: &[(u64, Option<u64>)]) {
+        assert_eq!(sequence.len(), model.len());
+        assert!(sequence.iter().eq(model.iter()));
+        let mut at = sequence.first();
+        let mut before = Some(0);
+        for piece in model {
+            let place = at.unwrap();
+            assert_eq!(sequence.get(place), piece);
+            assert_eq!(sequence.count_before(place), before);
+            before = before.zip(piece.1).map(|(sum, count)| sum + count);
+            at = sequence.next(place);
+        }
+        assert_eq!(at, None);
+        assert_eq!(sequence.last().and_then(|at| sequence.next(at)), None);
+    }
+
+    #[test]
+    fn a_sequence_is_as_a_vector() {
+        use rand::{RngExt, SeedableRng, rngs::SmallRng};
+        let mut rng = SmallRng::seed_from_u64(7);
+        let (mut sequence, mut model) = (Sequence::default(), Vec::new());
+        for n in 0..3000u64 {
+            let i = rng.random_range(0..=model.len());
+            let place = |sequence: &Sequence<_>, i: usize| {
+                (0..i).fold(sequence.first(), |at, _| at.and_then(|at| sequence.next(at)))
+            };
+            let at = place(&sequence, i);
+            if n % 3 == 2 && i < model.len() {
+                let (piece, next) = sequence.remove(at.unwrap());
+                assert_eq!(piece, model.remove(i));
+                assert_eq!(next.map(|at| *sequence.get(at)), model.get(i).copied());
+            } else {
+                let piece = (n, (n % 50 != 0).then_some(n % 7));
+                let at = sequence.insert(at, piece);
+                assert_eq!(*sequence.get(at), piece);
+                model.insert(i, piece);
+            }
+            if n % 100 == 0 {
+                check(&sequence, &model);
+            }
+        }
+        check(&sequence, &model);
+    }
+
+    #[test]
+    fn positions_are_found_from_both_ends() {
+        let mut sequence = Sequence::default();
+        for n in 0..1000 {
+            sequence.insert(None, (n, Some(3)));
+        }
+        let (at, rest) = sequence.find(301).unwrap();
+        assert_eq!((sequence.get(at).0, rest), (100, Some(1)));
+        let (at, rest) = sequence.find_back(0).unwrap();
+        assert_eq!((sequence.get(at).0, rest), (999, Some(0)));
+        assert_eq!(sequence.find(3000), None);
+        let at = sequence.last_where(|piece| piece.0 <= 500).unwrap();
+        assert_eq!(sequence.count_before(at), Some(1500));
+        sequence.update(at, |piece| piece.1 = None);
+        assert_eq!((sequence.find(1502).unwrap().1, sequence.uncounted()), (None, 1));
+        assert_eq!(sequence.find(1499).unwrap().1, Some(2));
+        assert_eq!(sequence.count_after(at), Some(1497));
+    }
+}

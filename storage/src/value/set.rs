@@ -1,0 +1,247 @@
+//! Sets: packed into the meta row while small, an element row per member when big.
+
+use super::collection::{Collection, PACKED_MAX};
+use super::members::{Members, Name, Payload};
+use crate::encoding::{ElementRows, Row, RowKey, encode_set, meta};
+use crate::need::{Page, Part};
+use anyhow::Context;
+use bytes::Bytes;
+
+/// How OBJECT ENCODING calls a set. The order is the one in which a set goes from one to the next.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum SetEncoding {
+    /// Integers only: in ascending order.
+    #[default]
+    Intset,
+    Listpack,
+    Table,
+}
+
+impl Payload for () {
+    fn memory(&self) -> usize {
+        0
+    }
+}
+
+/// A set, of which some members may not be in memory. A new one is an empty "intset".
+///
+/// Nothing here takes time in proportion to the number of members but what says so.
+#[derive(Clone, Debug, Default)]
+pub struct Set {
+    members: Members<()>,
+    encoding: SetEncoding,
+}
+
+impl Set {
+    /// An empty set.
+    pub fn new(encoding: SetEncoding) -> Self {
+        Self { encoding, ..Self::default() }
+    }
+
+    /// What is known of a big set from its meta row alone.
+    pub(crate) fn from_meta(version: u64, len: u64, encoding: SetEncoding) -> Self {
+        Self { members: Members::from_meta(version, len), encoding }
+    }
+
+    /// Number of members.
+    pub fn len(&self) -> u64 {
+        self.members.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// What OBJECT ENCODING calls it.
+    pub fn encoding(&self) -> SetEncoding {
+        self.encoding
+    }
+
+    /// Changes what OBJECT ENCODING calls it. An "intset" that becomes another is put into
+    /// ascending order, as in Redis.
+    pub fn set_encoding(&mut self, encoding: SetEncoding) {
+        let is_packed = self.members.version() == 0;
+        if is_packed && self.encoding == SetEncoding::Intset && encoding != SetEncoding::Intset {
+            self.members.sort_by_key(|name| integer(name));
+        }
+        self.encoding = encoding;
+    }
+
+    /// Checks that all `names` are known.
+    pub fn require<'a>(&self, names: impl Iterator<Item = &'a [u8]>) -> Result<(), Part> {
+        self.members.require(names)
+    }
+
+    /// Checks that every member is in memory.
+    pub fn require_all(&self) -> Result<(), Part> {
+        self.members.require_all()
+    }
+
+    /// Whether a member is in it.
+    pub fn contains(&self, name: &[u8]) -> Result<bool, Part> {
+        Ok(self.members.get(name)?.is_some())
+    }
+
+    /// Every member, those of an "intset" in ascending order. Only when all are in memory (see
+    /// [`Set::require_all`]); takes time in proportion to them.
+    pub fn members(&self) -> Vec<&[u8]> {
+        let mut members: Vec<&[u8]> = self.members.iter().map(|(name, ())| name).collect();
+        if self.encoding == SetEncoding::Intset {
+            members.sort_by_cached_key(|name| integer(name));
+        }
+        members
+    }
+
+    /// Every member in memory in no certain order.
+    pub fn iter(&self) -> impl Iterator<Item = &[u8]> {
+        self.members.iter().map(|(name, ())| name)
+    }
+
+    /// Adds a member that is known (see [`Set::require`]); true when it is new. The encoding stays.
+    pub fn add(&mut self, name: &[u8]) -> bool {
+        // Nothing changes where it is a member already.
+        self.members.known(name).is_none() && self.members.insert(name, ()).is_none()
+    }
+
+    /// Removes a member that is known; whether it was there.
+    pub fn remove(&mut self, name: &[u8]) -> bool {
+        // A listpack keeps its order; it is small.
+        self.members.remove(name, self.encoding == SetEncoding::Listpack).is_some()
+    }
+
+    /// `count` different members drawn at random, or all if there are not as many. Where not all
+    /// are in memory they are neighbours by hash.
+    pub fn sample(&self, count: usize) -> Result<Vec<&[u8]>, Part> {
+        let drawn = self.members.sample(count, b"")?;
+        Ok(drawn.into_iter().map(|(name, ())| name).collect())
+    }
+
+    /// `count` members drawn at random, of which some may be the same.
+    pub fn draw(&self, count: usize) -> Result<Vec<&[u8]>, Part> {
+        let drawn = self.members.draw(count, b"")?;
+        Ok(drawn.into_iter().map(|(name, ())| name).collect())
+    }
+
+    /// A step of a scan: members from `cursor` on by the place `place`, the upper 48 bits of the
+    /// keyed hash of a name. `visit` is called for about `count` of them. The next cursor comes
+    /// back, 0 at the end. A member that is there from the first step to the last is visited.
+    pub fn scan(
+        &self,
+        cursor: u64,
+        count: usize,
+        place: impl Fn(&[u8]) -> u64,
+        mut visit: impl FnMut(&[u8]),
+    ) -> Result<u64, Part> {
+        self.members.scan(cursor, count, b"", place, |name, ()| visit(name))
+    }
+}
+
+/// The integer that a member of an "intset" is.
+fn integer(name: &[u8]) -> i64 {
+    std::str::from_utf8(name).ok().and_then(|text| text.parse().ok()).unwrap_or(i64::MAX)
+}
+
+impl<'a> FromIterator<&'a [u8]> for Set {
+    fn from_iter<I: IntoIterator<Item = &'a [u8]>>(names: I) -> Self {
+        let mut set = Self::default();
+        for name in names {
+            set.add(name);
+        }
+        set
+    }
+}
+
+impl Collection for Set {
+    fn type_name(&self) -> &'static str {
+        "set"
+    }
+
+    fn encoding(&self) -> &'static str {
+        match self.encoding {
+            SetEncoding::Intset => "intset",
+            SetEncoding::Listpack => "listpack",
+            SetEncoding::Table => "hashtable",
+        }
+    }
+
+    fn len(&self) -> u64 {
+        self.members.len()
+    }
+
+    fn version(&self) -> u64 {
+        self.members.version()
+    }
+
+    fn memory(&self) -> usize {
+        size_of::<Self>() + self.members.memory()
+    }
+
+    fn require_whole(&self) -> Result<(), Part> {
+        self.require_all()
+    }
+
+    fn is_too_big(&self) -> bool {
+        self.encoding == SetEncoding::Table || Collection::memory(self) > PACKED_MAX
+    }
+
+    fn unpack(&mut self, version: u64) {
+        self.members.unpack(version);
+    }
+
+    fn detach(&mut self) {
+        self.members.detach();
+    }
+
+    fn seal(&mut self, rows: &mut ElementRows<'_>) {
+        for name in self.members.take_dirty() {
+            let element = rows.named(&name);
+            if self.members.known(&name).is_some() {
+                let kept = if RowKey::name_is_digested(&name) { &*name } else { b"" };
+                rows.put(&element, kept);
+            } else {
+                rows.delete(&element);
+            }
+        }
+    }
+
+    fn encode(&self, out: &mut Vec<u8>) {
+        encode_set(out, self);
+    }
+
+    fn kind(&self) -> (u8, u8) {
+        let flag = match self.encoding {
+            SetEncoding::Intset => meta::INTSET,
+            SetEncoding::Listpack => 0,
+            SetEncoding::Table => meta::TABLE,
+        };
+        (meta::TYPE_SET, flag)
+    }
+
+    fn learn_named(&mut self, name: &[u8], row: Option<&[u8]>) -> anyhow::Result<()> {
+        self.members.learn(name, row.map(|_| ()));
+        Ok(())
+    }
+
+    fn learn_all(&mut self, rows: Vec<(Bytes, Bytes)>) -> anyhow::Result<()> {
+        for (element, row) in rows {
+            let (name, ()) = read_row(&element, &row)?;
+            self.members.learn(&name, Some(()));
+        }
+        self.members.learnt_all();
+        Ok(())
+    }
+
+    fn learn_page(&mut self, page: Page) -> anyhow::Result<()> {
+        self.members.learn_page(page, b"", read_row)?;
+        Ok(())
+    }
+
+    fn shed(&mut self, steps: usize) {
+        self.members.shed(steps, |_, ()| ());
+    }
+}
+
+fn read_row(element: &[u8], row: &[u8]) -> anyhow::Result<(Name, ())> {
+    let name = Row::plain_name(element).or_else(|| (!row.is_empty()).then_some(row));
+    Ok((name.context("an element row has no name")?.into(), ()))
+}
