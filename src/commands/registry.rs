@@ -8,6 +8,7 @@ use std::sync::LazyLock;
 /// Every family's declarations.
 const FAMILIES: &[&[Spec]] = &[
     super::bitmap::COMMANDS,
+    super::hyperloglog::COMMANDS,
     super::string::set::COMMANDS,
     super::string::get::COMMANDS,
     super::string::counters::COMMANDS,
@@ -78,12 +79,12 @@ impl Command {
         Self { spec, id, full_name, one_key, subcommands }
     }
 
-    /// The keys among the arguments with their databases; none when the arguments do not fit.
+    /// The keys among the arguments with their databases, for routing and locks.
     pub fn keys<'a>(&self, args: Args<'a>, db: u32) -> Vec<(u32, &'a [u8])> {
         if self.one_key {
             return args.get(1).map(|key| (db, key)).into_iter().collect();
         }
-        let Some(indices) = self.spec.key_indices(args) else { return Vec::new() };
+        let indices = self.spec.fitting_key_indices(args);
         let mut keys: Vec<_> =
             indices.into_iter().filter_map(|i| Some((db, args.get(i)?))).collect();
         if let Some(elsewhere) = self.spec.other_db {
@@ -150,6 +151,31 @@ mod tests {
         assert_eq!(lookup(b"GeT").map(|c| c.full_name), Some("get"));
         assert!(lookup(b"nosuch").is_none());
         assert!(lookup(&[b'x'; 100]).is_none());
+    }
+
+    #[test]
+    fn keys_of_optional_specs_may_be_missing() {
+        for (words, want) in [
+            (&["pfmerge", "a"][..], &["a"][..]),
+            (&["pfmerge", "a", "b", "c"], &["a", "b", "c"]),
+            (&["bitop", "NOT", "a", "b"], &["a", "b"]),
+            (&["pfcount"], &[]),
+        ] {
+            let bytes = words.concat();
+            let mut end = 0;
+            let ranges: Vec<(u32, u32)> = words
+                .iter()
+                .map(|word| {
+                    let start = end;
+                    end += word.len() as u32;
+                    (start, end)
+                })
+                .collect();
+            let args = Args::new(bytes.as_bytes(), &ranges);
+            let keys = lookup(words[0].as_bytes()).unwrap().keys(args, 3);
+            let want: Vec<_> = want.iter().map(|key| (3, key.as_bytes())).collect();
+            assert_eq!(keys, want, "{words:?}");
+        }
     }
 
     #[test]
