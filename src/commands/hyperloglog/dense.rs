@@ -30,12 +30,23 @@ pub(super) fn set(packed: &mut [u8], index: usize, value: u8) {
     }
 }
 
+fn unpack_four(&[a, b, c]: &[u8; 3]) -> [u8; 4] {
+    [a & 63, (a >> 6 | b << 2) & 63, (b >> 4 | c << 4) & 63, c >> 2]
+}
+
 /// All registers in order.
 pub(super) fn unpack(packed: &[u8]) -> impl Iterator<Item = u8> {
-    let (threes, _) = packed.as_chunks::<3>();
-    threes
-        .iter()
-        .flat_map(|&[a, b, c]| [a & 63, (a >> 6 | b << 2) & 63, (b >> 4 | c << 4) & 63, c >> 2])
+    packed.as_chunks::<3>().0.iter().flat_map(unpack_four)
+}
+
+/// Raises `registers` to the packed ones.
+pub(super) fn merge(packed: &[u8], registers: &mut [u8]) {
+    let (fours, _) = registers.as_chunks_mut::<4>();
+    for (four, three) in fours.iter_mut().zip(packed.as_chunks::<3>().0) {
+        for (register, value) in four.iter_mut().zip(unpack_four(three)) {
+            *register = value.max(*register);
+        }
+    }
 }
 
 /// Packs all registers.

@@ -86,3 +86,6 @@ pub const COMMANDS: &[Spec] = &[
         ..Spec::NEW
     },
 ];
+
+#[cfg(test)]
+mod tests;

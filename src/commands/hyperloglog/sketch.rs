@@ -165,7 +165,7 @@ impl<'a> Sketch<'a> {
                 }
             });
         }
-        registers.iter_mut().zip(dense::unpack(self.body())).for_each(|(a, b)| *a = (*a).max(b));
+        dense::merge(self.body(), registers);
         Ok(())
     }
 

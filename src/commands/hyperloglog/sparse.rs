@@ -148,16 +148,13 @@ fn join(bytes: &mut Vec<u8>, mut at: usize) {
     for _ in 0..JOIN_WITHIN {
         let Some(run) = bytes.get(at..).and_then(decode) else { return };
         let next = bytes.get(at + run.bytes..).and_then(decode);
-        match next {
-            Some(next) if run.value > 0 && next.value == run.value => {
-                if run.len + next.len <= MAX_VALS {
-                    bytes.remove(at);
-                    bytes[at] += run.len as u8;
-                    continue;
-                }
-            }
-            _ => {}
+        let fits = |next: Run| next.value == run.value && run.len + next.len <= MAX_VALS;
+        if run.value > 0 && next.is_some_and(fits) {
+            bytes.remove(at);
+            // The length is in the lowest bits of the opcode that stays.
+            bytes[at] += run.len as u8;
+        } else {
+            at += run.bytes;
         }
-        at += run.bytes;
     }
 }
