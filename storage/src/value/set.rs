@@ -57,11 +57,11 @@ impl Set {
         self.encoding
     }
 
-    /// Changes what OBJECT ENCODING calls it. An "intset" that becomes another is put into
-    /// ascending order, as in Redis.
+    /// Changes what OBJECT ENCODING calls it. An "intset" that becomes a "listpack" is put into
+    /// ascending order, as in Redis, if all of it is in memory.
     pub fn set_encoding(&mut self, encoding: SetEncoding) {
-        let is_packed = self.members.version() == 0;
-        if is_packed && self.encoding == SetEncoding::Intset && encoding != SetEncoding::Intset {
+        let sorts = (self.encoding, encoding) == (SetEncoding::Intset, SetEncoding::Listpack);
+        if sorts && self.members.is_complete() {
             self.members.sort_by_key(|name| integer(name));
         }
         self.encoding = encoding;
@@ -75,6 +75,11 @@ impl Set {
     /// Checks that every member is in memory.
     pub fn require_all(&self) -> Result<(), Part> {
         self.members.require_all()
+    }
+
+    /// Checks that about `count` members are in memory, or a page of them was read.
+    pub fn require_some(&self, count: usize) -> Result<(), Part> {
+        self.members.require_some(count, b"")
     }
 
     /// Whether a member is in it.
@@ -92,7 +97,7 @@ impl Set {
         members
     }
 
-    /// Every member in memory in no certain order.
+    /// Every member in memory; of a packed set in the order in which they were added.
     pub fn iter(&self) -> impl Iterator<Item = &[u8]> {
         self.members.iter().map(|(name, ())| name)
     }
