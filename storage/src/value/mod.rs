@@ -2,14 +2,19 @@
 
 pub(crate) mod collection;
 pub mod hash;
+pub mod list;
 pub(crate) mod members;
+pub(crate) mod pack;
 pub(crate) mod sequence;
 pub mod set;
 pub mod string;
+#[cfg(test)]
+mod test_rows;
 
 use crate::need::Part;
 use collection::Collection;
 pub use hash::{Field, Hash};
+pub use list::List;
 pub use set::{Set, SetEncoding};
 pub use string::{BigStr, Str};
 
@@ -21,6 +26,7 @@ pub enum Value {
     Str(Str),
     Hash(Box<Hash>),
     Set(Box<Set>),
+    List(Box<List>),
 }
 
 impl Value {
@@ -51,6 +57,7 @@ impl Value {
             Self::Absent | Self::Str(_) => None,
             Self::Hash(hash) => Some(&**hash),
             Self::Set(set) => Some(&**set),
+            Self::List(list) => Some(&**list),
         }
     }
 
@@ -59,6 +66,7 @@ impl Value {
             Self::Absent | Self::Str(_) => None,
             Self::Hash(hash) => Some(&mut **hash),
             Self::Set(set) => Some(&mut **set),
+            Self::List(list) => Some(&mut **list),
         }
     }
 
@@ -116,6 +124,7 @@ impl Value {
             Self::Str(s) => Self::Str(s.clone()),
             Self::Hash(hash) => Self::Hash(hash.clone()),
             Self::Set(set) => Self::Set(set.clone()),
+            Self::List(list) => Self::List(list.clone()),
         };
         copy.detach();
         copy
@@ -159,6 +168,7 @@ macro_rules! typed {
 typed!(Str, Str, std::convert::identity);
 typed!(Hash, Hash, Box::new);
 typed!(Set, Set, Box::new);
+typed!(List, List, Box::new);
 
 /// What the journal last heard of a key: [`crate::commit`] compares with it to find what changed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
