@@ -66,6 +66,7 @@ impl Worker {
         let plan = self.partition.borrow_mut().plan_load(needs);
         let loaded = plan.run(&self.node.background).await;
         let finished = self.partition.borrow_mut().finish_load(loaded);
+        self.evict();
         finished.map_err(|error| {
             tracing::error!("{error:#}");
             format!("ERR the data could not be read: {error:#}")

@@ -100,13 +100,12 @@ impl Store {
             let shard = layout.shard_of(key.at.slot);
             let ops = sealed.ops.entry(shard).or_insert_with(|| spare.pop().unwrap_or_default());
             seal_entry(entry, generation, key.at, ops, &versions, &|name| layout.hash(name));
-            let (before, after) = (entry.counted, entry.memory() as u32);
-            entry.counted = after;
             let live = entry.is_live();
             if !moved.is_empty() {
                 alive.insert(entry.value.version());
             }
-            self.count_memory(before, after);
+            let counted = entry.count();
+            self.counted(key, counted);
             if !live {
                 self.bury(key.clone());
             }

@@ -11,7 +11,7 @@
 
 pub use crate::need::{Fault, Need, OrLoad, Part};
 use crate::slot::{KeyHash, Layout, SUB_TABLES, sub_table};
-use crate::value::{Entry, Hash, KeyBuf, Str, Typed, Value};
+use crate::value::{Counted, Entry, Hash, KeyBuf, Str, Typed, Value};
 use hashbrown::HashTable;
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
@@ -43,18 +43,18 @@ impl Versions {
 
 /// A sub-table: the keys of some slots.
 #[derive(Debug, Default)]
-struct Table {
-    map: HashTable<Entry>,
+pub(crate) struct Table {
+    pub(crate) map: HashTable<Entry>,
     /// Keys that are not in `map` may exist on disk.
-    partial: bool,
+    pub(crate) partial: bool,
 }
 
 /// A logical database.
 #[derive(Debug)]
-struct Db {
+pub(crate) struct Db {
     generation: u32,
     /// Empty until the first key.
-    tables: Vec<Table>,
+    pub(crate) tables: Vec<Table>,
     partial: bool,
 }
 
@@ -98,7 +98,7 @@ pub struct StoreStats {
 pub struct Store {
     pub(crate) layout: Arc<Layout>,
     pub(crate) versions: Arc<Versions>,
-    dbs: Vec<Db>,
+    pub(crate) dbs: Vec<Db>,
     pub(crate) dirty: Vec<DirtyKey>,
     /// Versions whose element rows changed hands in the open round, with their slot.
     pub(crate) moved: Vec<(u16, u64)>,
@@ -114,8 +114,10 @@ pub struct Store {
     touch: bool,
     /// Address, length and hash of a key; the address is only compared.
     hint: Option<(usize, usize, KeyHash)>,
-    memory: usize,
-    hand: (usize, usize, usize),
+    pub(crate) memory: usize,
+    pub(crate) hand: (usize, usize, usize),
+    /// Keys whose values may be dropped from memory in part.
+    pub(crate) large: VecDeque<DirtyKey>,
     pub stats: StoreStats,
 }
 
@@ -143,6 +145,7 @@ impl Store {
             hint: None,
             memory: 0,
             hand: (0, 0, 0),
+            large: VecDeque::new(),
             stats: StoreStats::default(),
         }
     }
@@ -441,11 +444,11 @@ impl Store {
         entry.hash = at.hash;
         entry.round = self.forgotten;
         entry.accessed_s = (self.now_ms / 1000) as u32;
-        entry.counted = entry.memory() as u32;
+        entry.counted = entry.memory();
         let table = self.dbs[db as usize].table(at.slot);
         if table.map.find(at.hash, |e| *e.key == *entry.key).is_none() {
             self.stats.loaded += 1;
-            self.memory += entry.counted as usize;
+            self.memory += entry.counted;
             table.map.insert_unique(at.hash, entry, |e| e.hash);
         }
     }
@@ -464,7 +467,7 @@ impl Store {
         match table.map.find_entry(at.hash, |e| *e.key == *key) {
             Ok(found) => {
                 let entry = found.remove().0;
-                self.memory = self.memory.saturating_sub(entry.counted as usize);
+                self.memory = self.memory.saturating_sub(entry.counted);
                 Some(entry)
             }
             Err(_) if !table.partial => Some(Entry::absent(key, at.hash)),
@@ -473,10 +476,14 @@ impl Store {
     }
 
     /// Takes an entry in as it is (a loan, or its return).
-    pub fn adopt(&mut self, db: u32, entry: Entry) {
+    pub fn adopt(&mut self, db: u32, mut entry: Entry) {
         let at = KeyHash { slot: crate::slot::slot_of(&entry.key), hash: entry.hash };
+        entry.large = false;
+        if entry.count().grew_large {
+            self.large.push_back(DirtyKey { db, at, key: entry.key.clone() });
+        }
         let table = self.dbs[db as usize].table(at.slot);
-        self.memory += entry.counted as usize;
+        self.memory += entry.counted;
         table.map.insert_unique(at.hash, entry, |e| e.hash);
     }
 
@@ -491,7 +498,7 @@ impl Store {
             let at = self.layout.key_hash(&entry.key);
             self.dirty.push(DirtyKey { db, at, key: entry.key.clone() });
         }
-        entry.counted = entry.memory() as u32;
+        entry.counted = entry.memory();
         self.adopt(db, entry);
     }
 
@@ -502,7 +509,7 @@ impl Store {
         table.partial = true;
         if let Ok(found) = table.map.find_entry(at.hash, |e| *e.key == *key) {
             let entry = found.remove().0;
-            self.memory = self.memory.saturating_sub(entry.counted as usize);
+            self.memory = self.memory.saturating_sub(entry.counted);
         }
     }
 
@@ -535,10 +542,22 @@ impl Store {
 
     /// Counts the memory of a key's entry anew.
     pub(crate) fn recount(&mut self, db: u32, key: &[u8]) {
-        let Some(entry) = self.entry_for_part(db, key) else { return };
-        let (before, after) = (entry.counted, entry.memory() as u32);
-        entry.counted = after;
-        self.count_memory(before, after);
+        let at = self.layout.key_hash(key);
+        self.count_anew(&DirtyKey { db, at, key: KeyBuf::from_slice(key) });
+    }
+
+    pub(crate) fn count_anew(&mut self, key: &DirtyKey) {
+        if let Some(change) = self.get_mut(key.db, key.at, &key.key).map(Entry::count) {
+            self.counted(key, change);
+        }
+    }
+
+    /// The memory of a key's entry was counted.
+    pub(crate) fn counted(&mut self, key: &DirtyKey, change: Counted) {
+        self.memory = (self.memory + change.after).saturating_sub(change.before);
+        if change.grew_large {
+            self.large.push_back(key.clone());
+        }
     }
 
     /// From now on what is loaded counts as written in `round`, which may not be durable yet.
@@ -548,10 +567,6 @@ impl Store {
 
     pub(crate) fn bury(&mut self, key: DirtyKey) {
         self.graves.push_back((self.round, key));
-    }
-
-    pub(crate) fn count_memory(&mut self, before: u32, after: u32) {
-        self.memory = (self.memory + after as usize).saturating_sub(before as usize);
     }
 
     /// Bytes of memory that the entries take, about.
@@ -572,53 +587,7 @@ impl Store {
                 *e.key == *key.key && e.round == round && !e.is_live() && !e.dirty
             }) {
                 let entry = found.remove().0;
-                self.memory = self.memory.saturating_sub(entry.counted as usize);
-            }
-        }
-    }
-
-    /// Evicts until `budget` bytes are held or `steps` entries were looked at: entries that are
-    /// clean, durable, and were not used since the hand last passed. A key that `keep` says true
-    /// for stays (it is locked).
-    pub fn evict(
-        &mut self,
-        budget: usize,
-        durable: u64,
-        steps: usize,
-        keep: impl Fn(u32, &[u8]) -> bool,
-    ) {
-        let mut left = steps;
-        while self.memory > budget && left > 0 {
-            let (db, table_no, bucket) = self.hand;
-            let Some(tables) = self.dbs.get_mut(db).map(|d| &mut d.tables) else {
-                self.hand = (0, 0, 0);
-                left = left.saturating_sub(1);
-                continue;
-            };
-            let Some(table) = tables.get_mut(table_no) else {
-                self.hand = (db + 1, 0, 0);
-                continue;
-            };
-            if bucket >= table.map.num_buckets() {
-                self.hand = (db, table_no + 1, 0);
-                left = left.saturating_sub(1);
-                continue;
-            }
-            self.hand.2 += 1;
-            left -= 1;
-            let Some(entry) = table.map.get_bucket_mut(bucket) else { continue };
-            if entry.dirty || entry.round > durable || keep(db as u32, &entry.key) {
-                continue;
-            }
-            if entry.freq > 0 {
-                entry.freq /= 2;
-                continue;
-            }
-            table.partial |= entry.is_live();
-            if let Ok(found) = table.map.get_bucket_entry(bucket) {
-                let entry = found.remove().0;
-                self.memory = self.memory.saturating_sub(entry.counted as usize);
-                self.stats.evicted += 1;
+                self.memory = self.memory.saturating_sub(entry.counted);
             }
         }
     }
@@ -639,8 +608,7 @@ impl Store {
     /// dropped elsewhere.
     pub fn flush_db(&mut self, db: u32, generation: u32) -> impl Send + 'static {
         let old = std::mem::replace(&mut self.dbs[db as usize], Db::new(generation, false));
-        let freed: usize =
-            old.tables.iter().flat_map(|t| t.map.iter()).map(|e| e.counted as usize).sum();
+        let freed: usize = old.tables.iter().flat_map(|t| t.map.iter()).map(|e| e.counted).sum();
         self.memory = self.memory.saturating_sub(freed);
         old.tables
     }

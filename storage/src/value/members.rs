@@ -1,6 +1,7 @@
 //! The named elements of a hash, set or sorted set, of which some may not be in memory.
 
 use crate::need::{ElementRange, Page, Part};
+use crate::reclaim::{Parts, Reclaimed};
 use indexmap::IndexMap;
 use rand::RngExt;
 use std::cell::RefCell;
@@ -23,19 +24,27 @@ const END: u64 = 1 << 48;
 const OVERHEAD: usize = size_of::<Name>() + 24;
 
 /// What is kept with a name.
-pub(crate) trait Payload: Clone {
+pub(crate) trait Payload: Clone + Send + 'static {
     /// Bytes of memory, about.
     fn memory(&self) -> usize;
+}
+
+type Known<V> = IndexMap<Name, Option<V>, hashbrown::DefaultHashBuilder>;
+
+impl<V: Payload> Parts for Known<V> {
+    fn parts(&self) -> usize {
+        self.len()
+    }
 }
 
 /// See the module's description.
 ///
 /// Nothing here takes time in proportion to the number of elements but what says so.
 #[derive(Clone, Debug)]
-pub(crate) struct Members<V> {
+pub(crate) struct Members<V: Payload> {
     /// Known elements, in the order in which they were added; `None`: known not to exist (only
     /// while not complete).
-    known: IndexMap<Name, Option<V>, hashbrown::DefaultHashBuilder>,
+    known: Reclaimed<Known<V>>,
     /// Bytes of names (beyond what a [`Name`] holds) and payloads in `known`.
     bytes: usize,
     /// Elements that exist, in memory or not.
@@ -68,10 +77,10 @@ struct Window {
     asked: usize,
 }
 
-impl<V> Default for Members<V> {
+impl<V: Payload> Default for Members<V> {
     fn default() -> Self {
         Self {
-            known: IndexMap::default(),
+            known: Reclaimed::default(),
             bytes: 0,
             len: 0,
             version: 0,
@@ -308,7 +317,8 @@ impl<V: Payload> Members<V> {
         if count > 0 {
             self.complete = false;
             if self.known.capacity() > 4 * self.known.len() {
-                self.known.shrink_to(2 * self.known.len());
+                let room = 2 * self.known.len();
+                self.known.shrink_to(room);
             }
         }
         count
@@ -489,5 +499,166 @@ impl Window {
     fn new(from: u64, to: u64, names: Vec<(u64, Name)>) -> Self {
         let pool: Vec<Name> = names.iter().map(|(_, name)| name.clone()).collect();
         Self { from, to, stale: false, draws: pool.len().max(1), pool, names, asked: 0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::encoding::{Row, RowKey};
+    use std::collections::{BTreeMap, BTreeSet as Names};
+
+    const SEED: u64 = 5;
+
+    impl Payload for u64 {
+        fn memory(&self) -> usize {
+            0
+        }
+    }
+
+    fn hash(name: &[u8]) -> u64 {
+        xxhash_rust::xxh3::xxh3_64_with_seed(name, SEED)
+    }
+
+    /// Members with their rows.
+    struct World {
+        members: Members<u64>,
+        rows: BTreeMap<Vec<u8>, u64>,
+        pages: usize,
+    }
+
+    impl World {
+        fn new(count: u64) -> Self {
+            let mut members = Members::default();
+            for n in 0..count {
+                members.insert(n.to_string().as_bytes(), n);
+            }
+            members.unpack(7);
+            let mut world = Self { members, rows: BTreeMap::new(), pages: 0 };
+            world.seal();
+            world
+        }
+
+        fn seal(&mut self) {
+            for name in self.members.take_dirty() {
+                let key = RowKey::named_element(hash(&name), &name);
+                match self.members.known(&name) {
+                    Some(value) => self.rows.insert(key, *value),
+                    None => self.rows.remove(&key),
+                };
+            }
+        }
+
+        fn load(&mut self, part: Part) {
+            self.seal();
+            match part {
+                Part::Page { mut range, reverse: false, limit } => {
+                    self.pages += 1;
+                    let from = self.rows.range(range.from.clone()..);
+                    let rows: Vec<_> = from.take(limit).map(|(k, v)| (k.clone(), *v)).collect();
+                    if rows.len() == limit {
+                        range.to = rows.last().map(|(key, _)| [&key[..], &[0]].concat());
+                    }
+                    let bytes = |(key, value): (Vec<u8>, u64)| {
+                        (key.into(), value.to_be_bytes().to_vec().into())
+                    };
+                    let page = Page { range, rows: rows.into_iter().map(bytes).collect() };
+                    self.members.learn_page(page, b"", read).unwrap();
+                }
+                Part::Fields(names) => {
+                    for name in names {
+                        let row = self.rows.get(&RowKey::named_element(hash(&name), &name));
+                        self.members.learn(&name, row.copied());
+                    }
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+
+        /// Scans to the end, calling `between` after every step.
+        fn scan(&mut self, count: usize, mut between: impl FnMut(&mut Self)) -> Names<Vec<u8>> {
+            let (mut seen, mut cursor) = (Names::new(), 0);
+            loop {
+                let mut step = Vec::new();
+                let visit = |name: &[u8], _: &u64| step.push(name.to_vec());
+                match self.members.scan(cursor, count, b"", |name| hash(name) >> 16, visit) {
+                    Err(part) => self.load(part),
+                    Ok(next) => {
+                        seen.extend(step);
+                        if next == 0 {
+                            return seen;
+                        }
+                        cursor = next;
+                        between(self);
+                    }
+                }
+            }
+        }
+    }
+
+    fn read(element: &[u8], row: &[u8]) -> anyhow::Result<(Name, u64)> {
+        let name = Row::plain_name(element).unwrap();
+        Ok((name.into(), u64::from_be_bytes(row.try_into().unwrap())))
+    }
+
+    #[test]
+    fn a_scan_of_what_is_not_in_memory_visits_all() {
+        let mut world = World::new(5000);
+        world.members.shed(5000, |_, _| ());
+        assert!(!world.members.is_complete());
+        let mut gone = 0;
+        let seen = world.scan(10, |world| {
+            world.members.shed(50, |_, _| ());
+            let name = format!("{gone}");
+            if let Err(part) = world.members.require(std::iter::once(name.as_bytes())) {
+                world.load(part);
+            }
+            world.members.remove(name.as_bytes(), false);
+            world.members.insert(format!("new{gone}").as_bytes(), 1);
+            gone += 1;
+        });
+        for n in gone..5000 {
+            assert!(seen.contains(n.to_string().as_bytes()), "{n}");
+        }
+        assert_eq!(world.members.len(), 5000);
+    }
+
+    #[test]
+    fn all_is_popped_with_few_pages() {
+        let mut world = World::new(5000);
+        world.members.shed(5000, |_, _| ());
+        let mut popped = Names::new();
+        while world.members.len() > 0 {
+            let drawn = world.members.sample(1, b"");
+            match drawn.map(|drawn| drawn.first().map(|(name, _)| name.to_vec())) {
+                Ok(Some(name)) => {
+                    assert!(world.members.remove(&name, false).is_some());
+                    assert!(popped.insert(name));
+                }
+                Ok(None) => panic!("nothing drawn of {}", world.members.len()),
+                Err(Part::All) => {
+                    let rows = world.rows.clone();
+                    for (element, value) in rows {
+                        world.members.learn(Row::plain_name(&element).unwrap(), Some(value));
+                    }
+                    world.members.learnt_all();
+                }
+                Err(part) => world.load(part),
+            }
+        }
+        assert_eq!(popped.len(), 5000);
+        assert!(world.pages < 30, "{} pages", world.pages);
+    }
+
+    #[test]
+    fn dropping_keeps_what_the_journal_does_not_know() {
+        let mut world = World::new(100);
+        world.members.insert(b"new", 9);
+        let before = world.members.memory();
+        world.members.shed(1000, |_, _| ());
+        assert!(world.members.memory() < before);
+        assert_eq!(world.members.len(), 101);
+        assert_eq!(world.members.get(b"new").unwrap(), Some(&9));
+        assert!(matches!(world.members.get(b"5"), Err(Part::Fields(_))));
     }
 }

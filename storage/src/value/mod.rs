@@ -192,7 +192,9 @@ pub struct Entry {
     /// The round of its last write; see [`crate::Store`].
     pub(crate) round: u64,
     /// What it counted for in its table's memory.
-    pub(crate) counted: u32,
+    pub(crate) counted: usize,
+    /// Whether it is among the large values of its store.
+    pub(crate) large: bool,
     /// Seconds (mod 2³²) of the last access, for OBJECT IDLETIME.
     pub(crate) accessed_s: u32,
     /// Logarithmic access counter, for OBJECT FREQ and eviction.
@@ -200,7 +202,27 @@ pub struct Entry {
     pub(crate) dirty: bool,
 }
 
+/// A value of more bytes of memory than this may be dropped from it in part.
+const LARGE: usize = 256 * 1024;
+
+/// What counting an entry's memory anew has found.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Counted {
+    pub(crate) before: usize,
+    pub(crate) after: usize,
+    pub(crate) grew_large: bool,
+}
+
 impl Entry {
+    /// Counts its memory anew.
+    pub(crate) fn count(&mut self) -> Counted {
+        let after = self.memory();
+        let before = std::mem::replace(&mut self.counted, after);
+        let grew_large = after >= LARGE && !self.large;
+        self.large |= grew_large;
+        Counted { before, after, grew_large }
+    }
+
     /// A key that does not exist.
     pub(crate) fn absent(key: &[u8], hash: u64) -> Self {
         Self {
@@ -211,6 +233,7 @@ impl Entry {
             stored: Stored::default(),
             round: 0,
             counted: 0,
+            large: false,
             accessed_s: 0,
             freq: 0,
             dirty: false,

@@ -4,26 +4,27 @@
 //! Pieces stand in groups of up to [`GROUP_MAX`], which know their sums; a search goes over the
 //! groups' sums, then over one group.
 
+use crate::reclaim::{Parts, Reclaimed};
 use std::collections::VecDeque;
 
 /// Pieces in a group at most.
 const GROUP_MAX: usize = 128;
 
 /// A piece of a sequence.
-pub(crate) trait Piece {
+pub(crate) trait Piece: Send + 'static {
     /// Its elements; `None` when nobody has counted them.
     fn count(&self) -> Option<u64>;
 }
 
 /// See the module's description.
 #[derive(Clone, Debug)]
-pub(crate) struct Sequence<T> {
-    groups: VecDeque<Group<T>>,
+pub(crate) struct Sequence<T: Piece> {
+    groups: Reclaimed<VecDeque<Group<T>>>,
     pieces: usize,
 }
 
 #[derive(Clone, Debug)]
-struct Group<T> {
+pub(crate) struct Group<T> {
     pieces: VecDeque<T>,
     /// Elements of the pieces that were counted.
     count: u64,
@@ -37,9 +38,15 @@ pub(crate) struct At {
     piece: usize,
 }
 
-impl<T> Default for Sequence<T> {
+impl<T: Piece> Default for Sequence<T> {
     fn default() -> Self {
-        Self { groups: VecDeque::new(), pieces: 0 }
+        Self { groups: Reclaimed::default(), pieces: 0 }
+    }
+}
+
+impl<T: Piece> Parts for VecDeque<Group<T>> {
+    fn parts(&self) -> usize {
+        self.len() * GROUP_MAX
     }
 }
 

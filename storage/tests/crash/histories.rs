@@ -93,10 +93,11 @@ impl History {
                 let shard = self.random.random_range(0..SHARDS);
                 self.world.flush(shard);
             }
-            96..99 => {
+            96..98 => {
                 let shard = self.random.random_range(0..SHARDS);
                 self.world.sweep(shard);
             }
+            98 => self.scan(),
             _ => {
                 let db = self.db() as usize;
                 let name = key(&mut self.random);
@@ -229,6 +230,39 @@ impl History {
         }
     }
 
+    /// Scans a hash step by step, while some of it is dropped from memory.
+    fn scan(&mut self) {
+        let (db, name) = (self.db(), key(&mut self.random));
+        let item = self.world.model.dbs[db as usize].get(&name).cloned();
+        let Some(V::Hash(expected)) = item.map(|(value, _)| (*value).clone()) else { return };
+        let layout = self.world.partition.store.layout().clone();
+        let (mut seen, mut cursor) = (Vec::new(), 0);
+        loop {
+            let step = self.random.random_range(1..5);
+            let (next, mut names) = self.world.run(|store| {
+                let Some(hash) = store.typed::<Hash>(db, &name)? else {
+                    return Ok((0, Vec::new()));
+                };
+                let mut names = Vec::new();
+                let visit = |name: &[u8], _: &_| names.push(name.to_vec());
+                let next = hash.scan(cursor, step, |name| layout.hash(name) >> 16, visit);
+                Ok((next.or_load(db, &name)?, names))
+            });
+            seen.append(&mut names);
+            if next == 0 {
+                break;
+            }
+            cursor = next;
+            if self.random.random_range(0..3) == 0 {
+                self.world.commit();
+                self.world.partition.store.shed(db, &name, step);
+            }
+        }
+        seen.sort();
+        seen.dedup();
+        assert!(seen.iter().eq(expected.keys()), "a scan of a hash");
+    }
+
     fn remove(&mut self) {
         let (db, name) = (self.db(), key(&mut self.random));
         let was = self.world.run(|store| store.remove(db, &name));
@@ -238,12 +272,16 @@ impl History {
 
     fn set_expiry(&mut self) {
         let (db, name, expiry) = (self.db(), key(&mut self.random), self.expiry());
-        let Some(item) = self.world.model.dbs[db as usize].get_mut(&name) else { return };
-        item.1 = expiry;
+        if !self.world.model.dbs[db as usize].contains_key(&name) {
+            return;
+        }
         self.world.run(|store| {
             store.entry_mut(db, &name)?.expire_at_ms = expiry;
             Ok(())
         });
+        if let Some(item) = self.world.model.dbs[db as usize].get_mut(&name) {
+            item.1 = expiry;
+        }
     }
 
     fn rename(&mut self) {
@@ -251,16 +289,19 @@ impl History {
         let from = key(&mut self.random);
         let to =
             if self.random.random_range(0..3) == 0 { from.clone() } else { key(&mut self.random) };
-        let Some(item) = self.world.model.dbs[from_db as usize].remove(&from) else { return };
-        self.world.model.dbs[to_db as usize].insert(to.clone(), item);
+        if !self.world.model.dbs[from_db as usize].contains_key(&from) {
+            return;
+        }
         self.world.run(|store| store.rename((from_db, &from), (to_db, &to)));
+        if let Some(item) = self.world.model.dbs[from_db as usize].remove(&from) {
+            self.world.model.dbs[to_db as usize].insert(to, item);
+        }
     }
 
     fn copy(&mut self) {
         let (from_db, to_db) = (self.db(), self.db());
         let (from, to) = (key(&mut self.random), key(&mut self.random));
         let Some(item) = self.world.model.dbs[from_db as usize].get(&from).cloned() else { return };
-        self.world.model.dbs[to_db as usize].insert(to.clone(), item);
         self.world.run(|store| {
             store.entry_mut(to_db, &to)?;
             let source = store.entry_mut(from_db, &from)?;
@@ -271,6 +312,7 @@ impl History {
             target.expire_at_ms = expire_at_ms;
             Ok(())
         });
+        self.world.model.dbs[to_db as usize].insert(to, item);
     }
 
     /// A commit of a coordinator: entries are lent, and the record is applied late, perhaps after

@@ -1,0 +1,96 @@
+//! Keeps the hot tier within its budget: whole entries go that were not used for a while, and of
+//! large values the elements that the journal knows.
+
+use crate::store::Store;
+
+/// Elements of a large value that are looked at for each step.
+const SHED_PER_STEP: usize = 2;
+
+impl Store {
+    /// Evicts until `budget` bytes are held or about `steps` entries were looked at. Entries go
+    /// that are clean, durable, and were not used since the hand last passed. A key that `keep`
+    /// says true for stays (it is locked).
+    pub fn evict(
+        &mut self,
+        budget: usize,
+        durable: u64,
+        steps: usize,
+        keep: impl Fn(u32, &[u8]) -> bool,
+    ) {
+        self.shed_large(budget, steps / 2, &keep);
+        self.evict_entries(budget, durable, steps, &keep);
+    }
+
+    /// Drops elements of a collection from memory, looking at up to `steps`: those that the
+    /// journal knows.
+    pub fn shed(&mut self, db: u32, key: &[u8], steps: usize) {
+        if let Some(entry) = self.entry_for_part(db, key)
+            && let Some(collection) = entry.value.collection_mut()
+        {
+            collection.shed(steps);
+            self.recount(db, key);
+        }
+    }
+
+    /// Drops parts of large values from memory, one value after the other. What is not in the
+    /// journal yet stays; what is not durable may go: the entry stays and knows its round.
+    fn shed_large(&mut self, budget: usize, steps: usize, keep: &impl Fn(u32, &[u8]) -> bool) {
+        let each = (steps / self.large.len().clamp(1, 8)).max(1);
+        for _ in 0..self.large.len().min(8) {
+            if self.memory <= budget {
+                return;
+            }
+            let Some(key) = self.large.pop_front() else { return };
+            let Some(entry) = self.get_mut(key.db, key.at, &key.key) else { continue };
+            entry.large = false;
+            if keep(key.db, &key.key) {
+                self.count_anew(&key);
+            } else {
+                self.shed(key.db, &key.key, each * SHED_PER_STEP);
+            }
+        }
+    }
+
+    fn evict_entries(
+        &mut self,
+        budget: usize,
+        durable: u64,
+        steps: usize,
+        keep: &impl Fn(u32, &[u8]) -> bool,
+    ) {
+        let mut left = steps;
+        while self.memory > budget && left > 0 {
+            let (db, table_no, bucket) = self.hand;
+            let Some(tables) = self.dbs.get_mut(db).map(|d| &mut d.tables) else {
+                self.hand = (0, 0, 0);
+                left = left.saturating_sub(1);
+                continue;
+            };
+            let Some(table) = tables.get_mut(table_no) else {
+                self.hand = (db + 1, 0, 0);
+                continue;
+            };
+            if bucket >= table.map.num_buckets() {
+                self.hand = (db, table_no + 1, 0);
+                left = left.saturating_sub(1);
+                continue;
+            }
+            self.hand.2 += 1;
+            left -= 1;
+            let Some(entry) = table.map.get_bucket_mut(bucket) else { continue };
+            if entry.dirty || entry.round > durable || keep(db as u32, &entry.key) {
+                continue;
+            }
+            if entry.freq > 0 {
+                entry.freq /= 2;
+                continue;
+            }
+            table.partial |= entry.is_live();
+            if let Ok(found) = table.map.get_bucket_entry(bucket) {
+                let entry = found.remove().0;
+                self.memory = self.memory.saturating_sub(entry.counted);
+                self.stats.evicted += 1;
+            }
+        }
+    }
+}
