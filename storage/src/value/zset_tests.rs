@@ -399,8 +399,8 @@ fn names_are_found_by_their_order() {
         assert_eq!(names(&mut world, Excluding(b"c"), Including(b"c"), false), "");
     }
     // Scores that differ: a listpack is searched from one end on.
-    let mut world = World::default();
-    world.zset = [(&b"c"[..], 1.0), (b"a", 2.0), (b"d", 3.0), (b"b", 4.0)].into_iter().collect();
+    let zset = [(&b"c"[..], 1.0), (b"a", 2.0), (b"d", 3.0), (b"b", 4.0)].into_iter().collect();
+    let mut world = World { zset, ..World::default() };
     assert_eq!(names(&mut world, Min, Including(b"c"), false), "ca");
     assert_eq!(names(&mut world, Including(b"b"), Max, true), "bd");
     assert_eq!(names(&mut world, Including(b"c"), Max, false), "");
