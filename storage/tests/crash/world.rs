@@ -133,6 +133,11 @@ impl World {
                     assert_eq!(fields.len() as u64, hash.len(), "length of a hash");
                     V::Hash(fields)
                 }
+                Value::Set(set) => {
+                    set.require_all().or_load(db, key)?;
+                    assert_eq!(set.iter().count() as u64, set.len(), "length of a set");
+                    V::Set(set.iter().map(<[u8]>::to_vec).collect())
+                }
                 other => panic!("no history writes a {}", other.type_name()),
             };
             Ok(Some((value, entry.expire_at_ms)))
