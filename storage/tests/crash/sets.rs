@@ -15,6 +15,26 @@ impl History {
         }
     }
 
+    /// A key, mostly one that holds a set.
+    fn set_key(&mut self) -> (u32, Vec<u8>) {
+        let db = self.db();
+        let items = self.world.model.dbs[db as usize].iter();
+        let sets: Vec<_> = items.filter(|(_, (value, _))| matches!(**value, V::Set(_))).collect();
+        if sets.is_empty() || self.random.random_range(0..4) == 0 {
+            return (db, key(&mut self.random));
+        }
+        (db, sets[self.random.random_range(0..sets.len())].0.clone())
+    }
+
+    /// Drops members from memory, sometimes all.
+    fn drop_some(&mut self, db: u32, name: &[u8]) {
+        let steps = [0, 0, 30, 10_000][self.random.random_range(0..4)];
+        if steps > 0 {
+            self.world.commit();
+            self.world.partition.store.shed(db, name, steps);
+        }
+    }
+
     /// Makes a set what it is in the model from now on; its expiry stays.
     fn put_set(&mut self, db: u32, name: &[u8], members: BTreeSet<Vec<u8>>) {
         let was = self.world.model.dbs[db as usize].get(name);
@@ -29,7 +49,7 @@ impl History {
 
     /// Few members, or more than a page has.
     pub(crate) fn add_members(&mut self) {
-        let (db, name) = (self.db(), key(&mut self.random));
+        let (db, name) = self.set_key();
         let mut added: Vec<Vec<u8>> = Vec::new();
         if self.random.random_range(0..8) == 0 {
             let first = self.random.random_range(0..400);
@@ -38,10 +58,9 @@ impl History {
         for _ in 0..self.random.random_range(1..12) {
             added.push(self.member());
         }
-        let encoding = match self.random.random_range(0..3) {
-            0 => SetEncoding::Table,
-            _ => SetEncoding::Listpack,
-        };
+        let is_table = self.random.random();
+        let encoding = if is_table { SetEncoding::Table } else { SetEncoding::Listpack };
+        self.drop_some(db, &name);
         self.world.run(|store| {
             let mut entry = store.entry_mut(db, &name)?;
             match entry.typed::<Set>() {
@@ -61,12 +80,13 @@ impl History {
     }
 
     pub(crate) fn remove_members(&mut self) {
-        let (db, name) = (self.db(), key(&mut self.random));
+        let (db, name) = self.set_key();
         let mut members = self.world.model.set(db as usize, &name);
         if members.is_empty() {
             return;
         }
         let gone: Vec<Vec<u8>> = (0..5).map(|_| self.member()).collect();
+        self.drop_some(db, &name);
         self.world.run(|store| {
             let mut entry = store.entry_mut(db, &name)?;
             if let Some(set) = entry.typed::<Set>() {
@@ -79,13 +99,13 @@ impl History {
             entry.clear_if_empty();
             Ok(())
         });
-        gone.iter().for_each(|name| drop(members.remove(name)));
+        members.retain(|name| !gone.contains(name));
         self.put_set(db, &name, members);
     }
 
     /// As SPOP does it. Which members it takes does not follow from the seed.
     pub(crate) fn pop_members(&mut self) {
-        let (db, name) = (self.db(), key(&mut self.random));
+        let (db, name) = self.set_key();
         let mut members = self.world.model.set(db as usize, &name);
         if members.is_empty() {
             return;
@@ -93,6 +113,7 @@ impl History {
         let len = members.len();
         for _ in 0..self.random.random_range(1..20) {
             let count = self.random.random_range(0..4).min(members.len());
+            self.drop_some(db, &name);
             let popped: Vec<Vec<u8>> = self.world.run(|store| {
                 let mut entry = store.entry_mut(db, &name)?;
                 let Some(set) = entry.typed::<Set>() else { return Ok(Vec::new()) };
