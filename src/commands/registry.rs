@@ -30,6 +30,11 @@ const FAMILIES: &[&[Spec]] = &[
     super::hash::scan::COMMANDS,
     super::hash::ttl::COMMANDS,
     super::hash::extended::COMMANDS,
+    super::list::push::COMMANDS,
+    super::list::pop::COMMANDS,
+    super::list::read::COMMANDS,
+    super::list::edit::COMMANDS,
+    super::list::moves::COMMANDS,
 ];
 
 /// Longest command name, for case folding on the stack.

@@ -6,10 +6,10 @@ use crate::commands::{
 };
 use crate::config::{RdbVersionCheck, Settings};
 use crate::num::parse_i64;
-use crate::rdb::{self, HashField, Limits, Object, RestoreError};
+use crate::rdb::{self, HashField, Limits, NodeLimit, Object, RestoreError};
 use crate::resp::Args;
 use flagstone_storage::store::OrLoad;
-use flagstone_storage::value::{Hash, Str, Value};
+use flagstone_storage::value::{Hash, List, Str, Value};
 
 /// `DUMP key`
 fn dump(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
@@ -29,6 +29,11 @@ fn dump(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
             limits.hash_max_listpack_entries = most;
             limits.hash_max_listpack_value = most;
             rdb::dump(&Object::Hash(live_fields(hash, now_ms)), &limits)
+        }
+        Some(Value::List(list)) => {
+            let elements = list.range(0, list.len(), false).or_load(cx.db, name)?;
+            limits.list_max_listpack_size = cx.settings.list_max_listpack_size;
+            rdb::dump(&Object::List(elements.collect()), &limits)
         }
         Some(_) => return Err(error::WRONG_TYPE.into()),
     };
@@ -141,9 +146,8 @@ fn value_of(object: Object, settings: &Settings, now_ms: u64) -> Result<Value, S
     match object {
         Object::String(bytes) => Ok(Value::Str(Str::new(&bytes))),
         Object::Hash(fields) => Ok(hash_of(fields, settings, now_ms)),
-        Object::List(_) | Object::Set(_) | Object::Zset(_) => {
-            Err(RestoreError::BadFormat.to_string().into())
-        }
+        Object::List(elements) => Ok(list_of(&elements, settings)),
+        Object::Set(_) | Object::Zset(_) => Err(RestoreError::BadFormat.to_string().into()),
     }
 }
 
@@ -162,6 +166,15 @@ fn hash_of(fields: Vec<HashField>, settings: &Settings, now_ms: u64) -> Value {
         hash.make_table();
     }
     if hash.is_empty() { Value::Absent } else { Value::Hash(Box::new(hash)) }
+}
+
+fn list_of(elements: &[Vec<u8>], settings: &Settings) -> Value {
+    let limit = NodeLimit::new(settings.list_max_listpack_size);
+    let mut list = List::new();
+    elements.iter().for_each(|element| list.push(element, false));
+    let fits = list.listpack_bytes() <= limit.bytes as u64 && elements.len() <= limit.count;
+    list.set_quicklist(!fits);
+    Value::List(Box::new(list))
 }
 
 /// DUMP and RESTORE.
