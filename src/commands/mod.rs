@@ -10,6 +10,7 @@ pub mod generic;
 pub mod hash;
 pub mod help;
 pub mod hyperloglog;
+pub mod list;
 pub mod registry;
 pub mod scan;
 pub mod server;

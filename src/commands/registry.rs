@@ -36,6 +36,11 @@ const FAMILIES: &[&[Spec]] = &[
     super::set::random::COMMANDS,
     super::set::combine::COMMANDS,
     super::set::scan::COMMANDS,
+    super::list::push::COMMANDS,
+    super::list::pop::COMMANDS,
+    super::list::read::COMMANDS,
+    super::list::edit::COMMANDS,
+    super::list::moves::COMMANDS,
 ];
 
 /// Longest command name, for case folding on the stack.

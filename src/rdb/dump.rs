@@ -52,9 +52,10 @@ fn fits_listpack<'a>(
 }
 
 /// The bytes and elements a quicklist node may have.
-struct NodeLimit {
-    bytes: usize,
-    count: usize,
+#[derive(Debug, Clone, Copy)]
+pub struct NodeLimit {
+    pub bytes: usize,
+    pub count: usize,
 }
 
 impl NodeLimit {
@@ -63,7 +64,8 @@ impl NodeLimit {
     /// What an element is taken to need beside its text, in bytes.
     const ELEMENT_OVERHEAD: usize = 8;
 
-    fn new(list_max_listpack_size: i32) -> Self {
+    /// What the setting allows.
+    pub fn new(list_max_listpack_size: i32) -> Self {
         match usize::try_from(list_max_listpack_size) {
             Ok(count) => NodeLimit { bytes: Self::SAFE_BYTES, count: count.max(1) },
             Err(_) => {
