@@ -108,15 +108,20 @@ impl Span {
 
 impl Zset {
     /// An empty sorted set.
-    pub fn new() -> Self {
-        Self::default()
+    pub fn new(skiplist: bool) -> Self {
+        Self { skiplist, ..Self::default() }
     }
 
     /// What is known of a big sorted set from its meta row alone: all scores are from `low` to
     /// `high`.
-    pub(crate) fn from_meta(version: u64, len: u64, low: f64, high: f64) -> Self {
+    pub(crate) fn from_meta(
+        version: u64,
+        len: u64,
+        (low, high): (f64, f64),
+        skiplist: bool,
+    ) -> Self {
         let members = Members::from_meta(version, len);
-        Self { members, order: Order::away(len, low, high), skiplist: false }
+        Self { members, order: Order::away(len, low, high), skiplist }
     }
 
     /// Number of members.
@@ -172,8 +177,9 @@ impl Zset {
     // ---- changing ----------------------------------------------------------------------------
 
     /// Gives a score, which is a number, to a member that is known (see [`Zset::require`]), or to
-    /// a new one; what it was. The encoding stays.
+    /// a new one; what it was. The encoding stays. A "listpack" knows no negative zero.
     pub fn set(&mut self, name: &[u8], score: f64) -> Option<f64> {
+        let score = if self.skiplist { score } else { score + 0.0 };
         let old = self.members.known(name).copied();
         if old == Some(score) {
             return old;
@@ -327,7 +333,7 @@ impl Zset {
 
 impl<'a> FromIterator<(&'a [u8], f64)> for Zset {
     fn from_iter<I: IntoIterator<Item = (&'a [u8], f64)>>(members: I) -> Self {
-        let mut zset = Self::new();
+        let mut zset = Self::default();
         for (name, score) in members {
             zset.set(name, score);
         }
