@@ -39,6 +39,7 @@ fn dump(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
             };
             rdb::dump(&Object::Set(form, set.iter().collect()), &limits)
         }
+        Some(Value::List(_) | Value::Zset(_)) => return Err(error::WRONG_TYPE.into()),
     };
     cx.out.bulk(&payload);
     Ok(())
