@@ -36,6 +36,13 @@ const FAMILIES: &[&[Spec]] = &[
     super::set::random::COMMANDS,
     super::set::combine::COMMANDS,
     super::set::scan::COMMANDS,
+    super::zset::write::COMMANDS,
+    super::zset::read::COMMANDS,
+    super::zset::range::COMMANDS,
+    super::zset::remove::COMMANDS,
+    super::zset::pop::COMMANDS,
+    super::zset::random::COMMANDS,
+    super::zset::scan::COMMANDS,
 ];
 
 /// Longest command name, for case folding on the stack.

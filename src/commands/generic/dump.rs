@@ -2,11 +2,11 @@
 
 use super::object::counts_accesses;
 use crate::commands::{
-    Ctx, KeySpec, Outcome, Run, Spec, Stop, acl, arg, error, flag, int_arg, is_word, key, set,
+    Ctx, KeySpec, Outcome, Run, Spec, Stop, acl, arg, error, flag, int_arg, is_word, key, set, zset,
 };
 use crate::config::{RdbVersionCheck, Settings};
 use crate::num::parse_i64;
-use crate::rdb::{self, HashField, Limits, Object, RestoreError, SetForm};
+use crate::rdb::{self, HashField, Limits, Object, RestoreError, SetForm, ZsetForm};
 use crate::resp::Args;
 use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::{Hash, SetEncoding, Str, Typed, Value};
@@ -39,7 +39,12 @@ fn dump(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
             };
             rdb::dump(&Object::Set(form, set.iter().collect()), &limits)
         }
-        Some(Value::List(_) | Value::Zset(_)) => return Err(error::WRONG_TYPE.into()),
+        Some(Value::Zset(zset)) => {
+            zset.require_all().or_load(cx.db, name)?;
+            let form = if zset.is_skiplist() { ZsetForm::Skiplist } else { ZsetForm::Listpack };
+            rdb::dump(&Object::Zset(form, zset.iter().collect()), &limits)
+        }
+        Some(Value::List(_)) => return Err(error::WRONG_TYPE.into()),
     };
     cx.out.bulk(&payload);
     Ok(())
@@ -151,7 +156,8 @@ fn value_of(object: Object, settings: &Settings, now_ms: u64) -> Result<Value, S
         Object::String(bytes) => Ok(Value::Str(Str::new(&bytes))),
         Object::Hash(fields) => Ok(hash_of(fields, settings, now_ms)),
         Object::Set(form, members) => Ok(set::restored(form, &members, settings).into_value()),
-        Object::List(_) | Object::Zset(_) => Err(RestoreError::BadFormat.to_string().into()),
+        Object::Zset(form, members) => Ok(zset::restored(form, &members, settings).into_value()),
+        Object::List(_) => Err(RestoreError::BadFormat.to_string().into()),
     }
 }
 

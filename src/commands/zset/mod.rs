@@ -11,6 +11,7 @@ pub mod write;
 
 use super::{Ctx, KeySpec, Stop, arg, key};
 use crate::config::Settings;
+use crate::rdb::ZsetForm;
 use crate::resp::{Args, Reply};
 use flagstone_storage::store::Part;
 use flagstone_storage::value::Zset;
@@ -39,10 +40,7 @@ pub(super) fn outgrows_listpack(count: u64, longest: usize, settings: &Settings)
 /// skiplist.
 fn put(zset: &mut Zset, name: &[u8], score: f64, settings: &Settings) {
     let is_new = || zset.score(name).is_ok_and(|score| score.is_none());
-    if !zset.is_skiplist()
-        && is_new()
-        && outgrows_listpack(zset.len() + 1, name.len(), settings)
-    {
+    if !zset.is_skiplist() && is_new() && outgrows_listpack(zset.len() + 1, name.len(), settings) {
         zset.make_skiplist();
     }
     zset.set(name, score);
@@ -56,6 +54,16 @@ pub(super) fn built<N: AsRef<[u8]>>(members: &[(N, f64)], settings: &Settings) -
         zset.set(name.as_ref(), *score);
     }
     zset
+}
+
+/// The sorted set of a payload. A listpack stays one if its members are not too many, however long
+/// they are, as in Redis.
+pub(super) fn restored(form: ZsetForm, members: &[(Vec<u8>, f64)], settings: &Settings) -> Zset {
+    let count = members.len() as u64;
+    if form == ZsetForm::Skiplist || outgrows_listpack(count, 0, settings) {
+        return built(members, settings);
+    }
+    members.iter().map(|(name, score)| (&**name, *score)).collect()
 }
 
 /// Members that outlive a change of the sorted set.

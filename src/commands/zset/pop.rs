@@ -3,7 +3,7 @@
 use super::parse::count_arg;
 use super::{Owned, key_arg, owned, reply};
 use crate::commands::{
-    Begin, Ctx, Find, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, is_word, key,
+    Begin, Ctx, Find, Group, KeySpec, Outcome, Run, Spec, Stop, error, flag, is_word, key,
 };
 use crate::resp::Args;
 use flagstone_storage::store::{EntryMut, OrLoad};

@@ -7,7 +7,7 @@ use crate::commands::{
 };
 use crate::resp::Args;
 use flagstone_storage::store::{OrLoad, Part};
-use flagstone_storage::value::{LexEdge, Span, Typed, Walk, Zset};
+use flagstone_storage::value::{LexEdge, Span, Typed, Zset, ZsetWalk};
 
 /// What a range goes by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,8 +80,9 @@ impl Options {
                 .into());
         }
         if with_scores && by == By::Lex {
-            return Err("ERR syntax error, WITHSCORES not supported in combination with BYLEX"
-                .into());
+            return Err(
+                "ERR syntax error, WITHSCORES not supported in combination with BYLEX".into()
+            );
         }
         Ok(Self { by, reverse: reverse.unwrap_or(false), with_scores, skip, count })
     }
@@ -108,7 +109,7 @@ impl<'a> Query<'a> {
     }
 
     /// The members it asks for.
-    fn walk<'z>(&self, zset: &'z Zset) -> Result<Walk<'z>, Part> {
+    fn walk<'z>(&self, zset: &'z Zset) -> Result<ZsetWalk<'z>, Part> {
         let reverse = self.options.reverse;
         match &self.range {
             Range::Ranks(ranks) => {
@@ -122,7 +123,7 @@ impl<'a> Query<'a> {
 
     /// A negative offset finds nothing in a listpack; in a skiplist it counts from the end of the
     /// range, as in Redis.
-    fn limited<'z>(&self, zset: &'z Zset, span: &Span) -> Result<Walk<'z>, Part> {
+    fn limited<'z>(&self, zset: &'z Zset, span: &Span) -> Result<ZsetWalk<'z>, Part> {
         let Options { skip, count, reverse, .. } = self.options;
         let count = u64::try_from(count).unwrap_or(u64::MAX);
         let skip = match u64::try_from(skip) {
@@ -261,10 +262,7 @@ pub const COMMANDS: &[Spec] = &[
         summary: "Stores the members in a range as another sorted set.",
         arity: -5,
         flags: flag::WRITE | flag::DENYOOM,
-        keys: &[
-            KeySpec::one(1, key::OW | key::UPDATE),
-            KeySpec::one(2, key::RO | key::ACCESS),
-        ],
+        keys: &[KeySpec::one(1, key::OW | key::UPDATE), KeySpec::one(2, key::RO | key::ACCESS)],
         run: Run::Keys(zrangestore),
         ..RANGE
     },

@@ -103,10 +103,9 @@ fn zlexcount(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let (min, max) = parse::lex_edges(arg(args, 2)?, arg(args, 3)?)?;
     let (db, key) = (cx.db, key_arg(args)?);
     let count = match zset_of(cx, key)? {
-        Some(zset) => zset
-            .lex_span(min, max, false)
-            .and_then(|span| zset.count(&span))
-            .or_load(db, key)?,
+        Some(zset) => {
+            zset.lex_span(min, max, false).and_then(|span| zset.count(&span)).or_load(db, key)?
+        }
         None => 0,
     };
     cx.out.int(count.cast_signed());

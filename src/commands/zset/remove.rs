@@ -5,13 +5,13 @@ use super::{REMOVES, key_arg, owned};
 use crate::commands::{Ctx, Group, Outcome, Run, Spec, arg, flag};
 use crate::resp::Args;
 use flagstone_storage::store::{OrLoad, Part};
-use flagstone_storage::value::{Walk, Zset};
+use flagstone_storage::value::{Zset, ZsetWalk};
 
 /// Removes the members that `find` finds in the key's sorted set.
 fn remove(
     cx: &mut Ctx<'_>,
     args: Args<'_>,
-    find: impl Fn(&Zset) -> Result<Walk<'_>, Part>,
+    find: impl Fn(&Zset) -> Result<ZsetWalk<'_>, Part>,
 ) -> Outcome {
     let (db, key) = (cx.db, key_arg(args)?);
     let mut removed = 0;

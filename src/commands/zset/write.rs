@@ -46,9 +46,7 @@ impl Options {
             return Err("ERR XX and NX options at the same time are not compatible".into());
         }
         if (self.only_new && (self.greater || self.less)) || (self.greater && self.less) {
-            return Err(
-                "ERR GT, LT, and/or NX options at the same time are not compatible".into()
-            );
+            return Err("ERR GT, LT, and/or NX options at the same time are not compatible".into());
         }
         if self.increment && pairs > 1 {
             return Err("ERR INCR option supports a single increment-element pair".into());

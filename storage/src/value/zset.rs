@@ -3,7 +3,8 @@
 
 use super::collection::{Collection, PACKED_MAX};
 use super::members::{Members, Name, Payload};
-use super::order::{Order, PREFIX as ORDER_PREFIX, Place, Walk};
+pub use super::order::Walk as ZsetWalk;
+use super::order::{Order, PREFIX as ORDER_PREFIX, Place};
 use crate::encoding::{ElementRows, Row, RowKey, encode_zset, meta};
 use crate::need::{ElementRange, IndexPiece, Page, Part};
 use crate::slot::Layout;
@@ -216,7 +217,7 @@ impl Zset {
 
     /// Up to `count` members from a rank on; `reverse`: from the last one on. Whether what is
     /// needed is in memory shows while walking, too.
-    pub fn by_rank(&self, rank: u64, count: u64, reverse: bool) -> Result<Walk<'_>, Part> {
+    pub fn by_rank(&self, rank: u64, count: u64, reverse: bool) -> Result<ZsetWalk<'_>, Part> {
         self.order.by_rank(rank, count, reverse)
     }
 
@@ -228,7 +229,7 @@ impl Zset {
         skip: u64,
         count: u64,
         reverse: bool,
-    ) -> Result<Walk<'_>, Part> {
+    ) -> Result<ZsetWalk<'_>, Part> {
         self.order.within((&span.from, &span.to), skip, count, reverse)
     }
 

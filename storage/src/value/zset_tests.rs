@@ -149,7 +149,7 @@ impl World {
     }
 }
 
-fn collect(walk: Walk<'_>) -> Result<Vec<(Vec<u8>, f64)>, Part> {
+fn collect(walk: ZsetWalk<'_>) -> Result<Vec<(Vec<u8>, f64)>, Part> {
     walk.map(|item| item.map(|(name, score)| (name.to_vec(), score))).collect()
 }
 
