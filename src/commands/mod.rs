@@ -19,6 +19,7 @@ pub mod spec;
 pub mod string;
 #[cfg(test)]
 mod testing;
+pub mod zset;
 
 pub use context::{Call, Ctx, Outcome, Stop, arg, error, int_arg, is_word, tail};
 pub use spec::{Begin, Find, Group, KeyRange, KeySpec, Run, Spec, Waiting, acl, flag, key};

@@ -41,6 +41,13 @@ const FAMILIES: &[&[Spec]] = &[
     super::list::read::COMMANDS,
     super::list::edit::COMMANDS,
     super::list::moves::COMMANDS,
+    super::zset::write::COMMANDS,
+    super::zset::read::COMMANDS,
+    super::zset::range::COMMANDS,
+    super::zset::remove::COMMANDS,
+    super::zset::pop::COMMANDS,
+    super::zset::random::COMMANDS,
+    super::zset::scan::COMMANDS,
 ];
 
 /// Longest command name, for case folding on the stack.

@@ -2,11 +2,11 @@
 
 use super::object::counts_accesses;
 use crate::commands::{
-    Ctx, KeySpec, Outcome, Run, Spec, Stop, acl, arg, error, flag, int_arg, is_word, key, set,
+    Ctx, KeySpec, Outcome, Run, Spec, Stop, acl, arg, error, flag, int_arg, is_word, key, set, zset,
 };
 use crate::config::{RdbVersionCheck, Settings};
 use crate::num::parse_i64;
-use crate::rdb::{self, HashField, Limits, NodeLimit, Object, RestoreError, SetForm};
+use crate::rdb::{self, HashField, Limits, NodeLimit, Object, SetForm, ZsetForm};
 use crate::resp::Args;
 use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::{Hash, List, SetEncoding, Str, Typed, Value};
@@ -44,7 +44,11 @@ fn dump(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
             limits.list_max_listpack_size = cx.settings.list_max_listpack_size;
             rdb::dump(&Object::List(elements.collect()), &limits)
         }
-        Some(Value::Zset(_)) => return Err(error::WRONG_TYPE.into()),
+        Some(Value::Zset(zset)) => {
+            zset.require_all().or_load(cx.db, name)?;
+            let form = if zset.is_skiplist() { ZsetForm::Skiplist } else { ZsetForm::Listpack };
+            rdb::dump(&Object::Zset(form, zset.iter().collect()), &limits)
+        }
     };
     cx.out.bulk(&payload);
     Ok(())
@@ -157,7 +161,7 @@ fn value_of(object: Object, settings: &Settings, now_ms: u64) -> Result<Value, S
         Object::Hash(fields) => Ok(hash_of(fields, settings, now_ms)),
         Object::Set(form, members) => Ok(set::restored(form, &members, settings).into_value()),
         Object::List(elements) => Ok(list_of(&elements, settings)),
-        Object::Zset(_) => Err(RestoreError::BadFormat.to_string().into()),
+        Object::Zset(form, members) => Ok(zset::restored(form, &members, settings).into_value()),
     }
 }
 
