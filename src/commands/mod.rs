@@ -13,5 +13,5 @@ pub mod server;
 pub mod spec;
 pub mod string;
 
-pub use context::{Call, Ctx, Outcome, Stop, arg, error, int_arg, is_word};
+pub use context::{Call, Ctx, Misses, Outcome, Stop, arg, error, int_arg, is_word};
 pub use spec::{Begin, Find, Group, KeyRange, KeySpec, Run, Spec, Waiting, acl, flag, key};

@@ -42,7 +42,8 @@ fn run(store: &mut Store, disk: &mut Store, words: &[&str]) -> (Vec<String>, Str
             Ok(()) => return (missed, String::from_utf8(out.into_bytes()).unwrap()),
             Err(Stop::Error(text)) => return (missed, text.into_owned()),
             Err(Stop::Close) => panic!("closed"),
-            Err(Stop::Miss(need)) => {
+            Err(Stop::Miss(mut needs)) => {
+                let need = needs.pop().unwrap();
                 assert!(!store.is_dirty(), "{words:?} changed something before it missed");
                 missed.push(String::from_utf8(need.key.to_vec()).unwrap());
                 let entry = disk.lend(0, &need.key).unwrap();
