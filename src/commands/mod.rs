@@ -8,6 +8,7 @@ pub mod expiry;
 pub mod generic;
 pub mod hash;
 pub mod help;
+pub mod hyperloglog;
 pub mod registry;
 pub mod server;
 pub mod spec;

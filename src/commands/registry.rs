@@ -8,6 +8,7 @@ use std::sync::LazyLock;
 /// Every family's declarations.
 const FAMILIES: &[&[Spec]] = &[
     super::bitmap::COMMANDS,
+    super::hyperloglog::COMMANDS,
     super::string::set::COMMANDS,
     super::string::get::COMMANDS,
     super::string::counters::COMMANDS,
@@ -82,12 +83,12 @@ impl Command {
         Self { spec, id, full_name, one_key, undeclared_keys, subcommands }
     }
 
-    /// The keys among the arguments with their databases; none when the arguments do not fit.
+    /// The keys among the arguments with their databases, for routing and locks.
     pub fn keys<'a>(&self, args: Args<'a>, db: u32) -> Vec<(u32, &'a [u8])> {
         if self.one_key {
             return args.get(1).map(|key| (db, key)).into_iter().collect();
         }
-        let Some(indices) = self.spec.key_indices(args) else { return Vec::new() };
+        let indices = self.spec.fitting_key_indices(args);
         let mut keys: Vec<_> =
             indices.into_iter().filter_map(|i| Some((db, args.get(i)?))).collect();
         if let Some(elsewhere) = self.spec.other_db {
@@ -154,6 +155,16 @@ mod tests {
         assert_eq!(lookup(b"GeT").map(|c| c.full_name), Some("get"));
         assert!(lookup(b"nosuch").is_none());
         assert!(lookup(&[b'x'; 100]).is_none());
+    }
+
+    #[test]
+    fn keys_of_optional_specs_may_be_missing() {
+        let pfmerge = lookup(b"pfmerge").unwrap();
+        let (bytes, ranges) = (b"pfmergeabc", [(0, 7), (7, 8), (8, 10)]);
+        let keys = |words| pfmerge.keys(Args::new(bytes, &ranges[..words]), 3);
+        assert_eq!(keys(1), []);
+        assert_eq!(keys(2), [(3, &b"a"[..])]);
+        assert_eq!(keys(3), [(3, &b"a"[..]), (3, b"bc")]);
     }
 
     #[test]

@@ -466,9 +466,22 @@ impl Spec {
     /// The indices of the keys in `args`; `None` when the arguments do not fit the key specs.
     pub fn key_indices(&self, args: Args<'_>) -> Option<Vec<usize>> {
         let mut out = Vec::new();
-        for spec in self.keys.iter().filter(|s| s.flags & key::NOT_KEY == 0) {
-            spec.find(args, &mut out)?;
-        }
+        self.key_specs().try_for_each(|spec| spec.find(args, &mut out))?;
         Some(out)
+    }
+
+    /// The indices of the keys in `args` by those key specs that the arguments fit. PFMERGE may
+    /// have no sources.
+    pub fn fitting_key_indices(&self, args: Args<'_>) -> Vec<usize> {
+        let mut out = Vec::new();
+        self.key_specs().for_each(|spec| {
+            let _ = spec.find(args, &mut out);
+        });
+        out
+    }
+
+    /// Where its keys stand.
+    fn key_specs(&self) -> impl Iterator<Item = &'static KeySpec> {
+        self.keys.iter().filter(|s| s.flags & key::NOT_KEY == 0)
     }
 }

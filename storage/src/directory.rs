@@ -45,6 +45,8 @@ pub struct OpenOptions {
     /// The only committer syncs by itself.
     pub inline_sync: bool,
     pub block_cache_bytes: u64,
+    /// Memtables of all engines together, before they are flushed.
+    pub memtable_bytes: usize,
 }
 
 /// What is fixed when a data directory is created.
@@ -303,6 +305,7 @@ async fn open_engines(
             .with_meta_cache(Some(Arc::new(meta)))
             .build(),
     );
+    let memtable_bytes = options.memtable_bytes / usize::from(shards.max(1));
     let mut opening = Vec::with_capacity(usize::from(shards));
     for id in 0..shards {
         let dir = shard_dir(&options.dir, id);
@@ -311,7 +314,7 @@ async fn open_engines(
         let store = open_store(&dir).with_context(|| format!("opening {}", dir.display()))?;
         let (cache, clock) = (cache.clone(), clock.clone());
         opening.push(tokio::spawn(async move {
-            Engine::open(store, "db", cache, u64::from(id), clock)
+            Engine::open(store, "db", cache, u64::from(id), clock, memtable_bytes)
                 .await
                 .with_context(|| format!("shard {id} ({})", dir.display()))
         }));

@@ -14,17 +14,18 @@ use slatedb::db_cache::DbCache;
 use slatedb::{Db, IterationOrder, WriteBatch};
 use slatedb_common::clock::{DefaultSystemClock, SystemClock, SystemClockTicker};
 use std::future::Future;
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Mutex, MutexGuard};
 
-/// Bytes of a memtable before it is flushed.
-const MEMTABLE_BYTES: usize = 32 << 20;
+/// Bytes of a memtable before it is flushed: smaller ones would leave too many files, bigger ones
+/// are not worth their memory.
+const MEMTABLE_BYTES: RangeInclusive<usize> = 4 << 20..=32 << 20;
 
 /// Bytes of a batch of a hand-over at most, about.
-pub const BATCH_BYTES: usize = 8 << 20;
+pub const BATCH_BYTES: usize = 2 << 20;
 
 /// SlateDB's clock: ours, which does not step back (a clock that does ends its writer).
 #[derive(Debug)]
@@ -57,18 +58,20 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Opens (or creates) the engine in `path` of a store. Must run on the background runtime:
-    /// its tasks stay there.
+    /// Opens (or creates) the engine in `path` of a store, with memtables of about
+    /// `memtable_bytes`. Must run on the background runtime: its tasks stay there.
     pub async fn open(
         store: Arc<dyn ObjectStore>,
         path: &str,
         cache: Arc<dyn DbCache>,
         cache_id: u64,
         clock: Clock,
+        memtable_bytes: usize,
     ) -> Result<Self> {
+        let memtable_bytes = memtable_bytes.clamp(*MEMTABLE_BYTES.start(), *MEMTABLE_BYTES.end());
         let clock = EngineClock { clock, timer: DefaultSystemClock::new() };
         let db = Db::builder(path, store)
-            .with_settings(engine_settings())
+            .with_settings(engine_settings(memtable_bytes))
             .with_db_cache(cache, cache_id)
             .with_system_clock(Arc::new(clock))
             .build()
@@ -165,7 +168,7 @@ pub fn prefix_range(prefix: &[u8]) -> Range<Vec<u8>> {
     prefix.to_vec()..end
 }
 
-fn engine_settings() -> Settings {
+fn engine_settings(memtable_bytes: usize) -> Settings {
     let directory = |min_age_s| {
         Some(GarbageCollectorDirectoryOptions {
             interval: Some(Duration::from_secs(30)),
@@ -176,11 +179,11 @@ fn engine_settings() -> Settings {
     Settings {
         wal_enabled: false,
         flush_interval: None,
-        l0_sst_size_bytes: MEMTABLE_BYTES,
+        l0_sst_size_bytes: memtable_bytes,
         l0_max_ssts: 64,
         l0_max_ssts_per_key: 64,
         // Below twice the memtable and a batch the engine waits for itself.
-        max_unflushed_bytes: 4 * MEMTABLE_BYTES + 4 * BATCH_BYTES,
+        max_unflushed_bytes: 3 * memtable_bytes + 2 * BATCH_BYTES,
         compactor_options: Some(CompactorOptions {
             poll_interval: Duration::from_secs(1),
             max_concurrent_compactions: 1,

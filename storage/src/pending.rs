@@ -251,10 +251,8 @@ impl Pending {
         let mut end = vec![crate::encoding::row::TIME];
         end.extend_from_slice(&until_ms.saturating_add(1).to_be_bytes());
         let start = vec![crate::encoding::row::TIME];
-        let range = (
-            std::ops::Bound::Included(start.into_boxed_slice()),
-            std::ops::Bound::Excluded(end.into_boxed_slice()),
-        );
+        let range =
+            (Bound::Included(start.into_boxed_slice()), Bound::Excluded(end.into_boxed_slice()));
         self.others.range::<Box<[u8]>, _>(range).map(|(k, put)| (&**k, *put))
     }
 

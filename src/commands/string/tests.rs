@@ -11,14 +11,18 @@ use std::sync::Arc;
 /// The time of all commands, ms.
 const NOW_MS: u64 = 1_000_000;
 
-fn store(partial: bool) -> Store {
+pub(in crate::commands) fn store(partial: bool) -> Store {
     let layout = Arc::new(Layout { shards: 2, seed: 1 });
     Store::new(layout, Arc::new(Versions::new(1)), &[1], partial)
 }
 
 /// Runs a command; the keys it missed, in order, and its reply come back. What it misses moves
 /// over from `disk`.
-fn run(store: &mut Store, disk: &mut Store, words: &[&str]) -> (Vec<String>, String) {
+pub(in crate::commands) fn run(
+    store: &mut Store,
+    disk: &mut Store,
+    words: &[&str],
+) -> (Vec<String>, String) {
     let bytes = words.concat();
     let mut end = 0;
     let ranges: Vec<(u32, u32)> = words
@@ -54,7 +58,7 @@ fn run(store: &mut Store, disk: &mut Store, words: &[&str]) -> (Vec<String>, Str
 }
 
 /// A store that knows nothing, and what is on disk.
-fn cold(setup: &[&[&str]]) -> (Store, Store) {
+pub(in crate::commands) fn cold(setup: &[&[&str]]) -> (Store, Store) {
     let mut disk = store(false);
     for words in setup {
         run(&mut disk, &mut store(false), words);
