@@ -122,6 +122,14 @@ pub fn arg<'a>(args: Args<'a>, index: usize) -> Result<&'a [u8], Stop> {
     args.get(index).ok_or(Stop::Error(Cow::Borrowed(error::SYNTAX)))
 }
 
+/// The arguments from `first` on.
+pub fn tail<'a>(
+    args: Args<'a>,
+    first: usize,
+) -> std::iter::Skip<impl ExactSizeIterator<Item = &'a [u8]> + Clone + use<'a>> {
+    args.iter().skip(first)
+}
+
 /// An integer argument, or Redis's "not an integer" error.
 pub fn int_arg(args: Args<'_>, index: usize) -> Result<i64, Stop> {
     crate::num::parse_i64(arg(args, index)?).ok_or_else(|| error::NOT_INTEGER.into())

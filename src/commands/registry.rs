@@ -32,6 +32,11 @@ const FAMILIES: &[&[Spec]] = &[
     super::hash::scan::COMMANDS,
     super::hash::ttl::COMMANDS,
     super::hash::extended::COMMANDS,
+    super::set::read::COMMANDS,
+    super::set::write::COMMANDS,
+    super::set::random::COMMANDS,
+    super::set::combine::COMMANDS,
+    super::set::scan::COMMANDS,
 ];
 
 /// Longest command name, for case folding on the stack.

@@ -3,8 +3,8 @@
 use super::listpack::{self, Listpack};
 use super::writer::Writer;
 use super::{
-    HashField, Limits, Object, VERSION, VERSION_FIELD_EXPIRY, double, integer, intset, object_type,
-    quicklist_node,
+    HashField, Limits, Object, SetForm, VERSION, VERSION_FIELD_EXPIRY, double, integer, intset,
+    object_type, quicklist_node,
 };
 
 /// The payload of `object`, which has no duplicates and, if a collection, is not empty.
@@ -20,7 +20,7 @@ pub fn dump<B: AsRef<[u8]>>(object: &Object<B>, limits: &Limits) -> Vec<u8> {
             writer.finish(VERSION)
         }
         Object::List(elements) => list(elements, limits),
-        Object::Set(members) => set(members, limits),
+        Object::Set(form, members) => set(*form, members, limits),
         Object::Zset(members) => zset(members, limits),
         Object::Hash(fields) => match fields.iter().filter_map(|f| f.expire_at_ms).min() {
             None => hash(fields, limits),
@@ -123,24 +123,20 @@ fn list<B: AsRef<[u8]>>(elements: &[B], limits: &Limits) -> Vec<u8> {
     writer.finish(VERSION)
 }
 
-fn set<B: AsRef<[u8]>>(members: &[B], limits: &Limits) -> Vec<u8> {
+fn set<B: AsRef<[u8]>>(form: SetForm, members: &[B], limits: &Limits) -> Vec<u8> {
     let members = members.iter().map(AsRef::as_ref);
-    // A set of integers stays an intset until the first other member comes.
-    let mut leading: Vec<i64> = members.clone().map_while(integer::parse).collect();
-    leading.sort_unstable();
-    if leading.len() == members.len() {
-        if leading.len() <= limits.set_max_intset_entries {
-            return single(object_type::SET_INTSET, &intset::encode(&leading), limits);
-        }
-    } else if fits_listpack(
-        members.len(),
-        limits.set_max_listpack_entries,
-        members.clone(),
-        limits.set_max_listpack_value,
-    ) {
+    let integers = || members.clone().map(integer::parse).collect::<Option<Vec<i64>>>();
+    if form == SetForm::Intset
+        && let Some(mut integers) = integers()
+    {
+        integers.sort_unstable();
+        return single(object_type::SET_INTSET, &intset::encode(&integers), limits);
+    }
+    if form == SetForm::Listpack
+        && fits_listpack(members.len(), usize::MAX, members.clone(), usize::MAX)
+    {
         let mut listpack = Listpack::new();
-        leading.iter().for_each(|&member| listpack.push_integer(member));
-        members.skip(leading.len()).for_each(|member| listpack.push(member));
+        members.for_each(|member| listpack.push(member));
         return single(object_type::SET_LISTPACK, &listpack.finish(), limits);
     }
     let mut writer = Writer::new(object_type::SET, limits.compression);

@@ -233,6 +233,13 @@ impl Store {
         Ok(found?.map(|f| f.entry(self)).filter(|e| e.is_live()))
     }
 
+    /// A key that this command has found already, beside others; `None` when it does not exist.
+    pub fn found(&self, db: u32, key: &[u8]) -> Option<&Entry> {
+        let at = self.at(key);
+        let table = self.dbs.get(db as usize)?.tables.get(sub_table(at.slot))?;
+        table.map.find(at.hash, |e| *e.key == *key).filter(|e| e.is_live())
+    }
+
     /// Whether a key exists; counts as a hit or miss.
     pub fn exists(&mut self, db: u32, key: &[u8]) -> Result<bool, Fault> {
         Ok(self.entry(db, key)?.is_some())

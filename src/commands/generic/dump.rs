@@ -2,14 +2,14 @@
 
 use super::object::counts_accesses;
 use crate::commands::{
-    Ctx, KeySpec, Outcome, Run, Spec, Stop, acl, arg, error, flag, int_arg, is_word, key,
+    Ctx, KeySpec, Outcome, Run, Spec, Stop, acl, arg, error, flag, int_arg, is_word, key, set,
 };
 use crate::config::{RdbVersionCheck, Settings};
 use crate::num::parse_i64;
-use crate::rdb::{self, HashField, Limits, Object, RestoreError};
+use crate::rdb::{self, HashField, Limits, Object, RestoreError, SetForm};
 use crate::resp::Args;
 use flagstone_storage::store::OrLoad;
-use flagstone_storage::value::{Hash, Str, Value};
+use flagstone_storage::value::{Hash, SetEncoding, Str, Typed, Value};
 
 /// `DUMP key`
 fn dump(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
@@ -30,7 +30,16 @@ fn dump(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
             limits.hash_max_listpack_value = most;
             rdb::dump(&Object::Hash(live_fields(hash, now_ms)), &limits)
         }
-        Some(_) => return Err(error::WRONG_TYPE.into()),
+        Some(Value::Set(set)) => {
+            set.require_all().or_load(cx.db, name)?;
+            let form = match set.encoding() {
+                SetEncoding::Intset => SetForm::Intset,
+                SetEncoding::Listpack => SetForm::Listpack,
+                SetEncoding::Table => SetForm::Table,
+            };
+            rdb::dump(&Object::Set(form, set.iter().collect()), &limits)
+        }
+        Some(Value::List(_) | Value::Zset(_)) => return Err(error::WRONG_TYPE.into()),
     };
     cx.out.bulk(&payload);
     Ok(())
@@ -141,9 +150,8 @@ fn value_of(object: Object, settings: &Settings, now_ms: u64) -> Result<Value, S
     match object {
         Object::String(bytes) => Ok(Value::Str(Str::new(&bytes))),
         Object::Hash(fields) => Ok(hash_of(fields, settings, now_ms)),
-        Object::List(_) | Object::Set(_) | Object::Zset(_) => {
-            Err(RestoreError::BadFormat.to_string().into())
-        }
+        Object::Set(form, members) => Ok(set::restored(form, &members, settings).into_value()),
+        Object::List(_) | Object::Zset(_) => Err(RestoreError::BadFormat.to_string().into()),
     }
 }
 

@@ -8,8 +8,8 @@ use crate::commands::{
 use crate::num::parse_f64;
 use crate::resp::Args;
 use flagstone_storage::encoding::MAX_KEY;
-use flagstone_storage::store::OrLoad;
-use flagstone_storage::value::Value;
+use flagstone_storage::store::{OrLoad, Part};
+use flagstone_storage::value::{List, Value, Zset};
 use std::cmp::Ordering;
 use std::ops::Range;
 
@@ -152,7 +152,7 @@ fn c_string(text: &[u8]) -> &[u8] {
 }
 
 /// The elements at a key: all of them, with the places that are asked for; or these only, where
-/// the collection has an order and it is asked for.
+/// the collection has an order and keeps it.
 fn elements(
     cx: &mut Ctx<'_>,
     name: &[u8],
@@ -160,19 +160,50 @@ fn elements(
 ) -> Result<(Vec<Vec<u8>>, Range<usize>), Stop> {
     let db = cx.db;
     let Some(entry) = cx.store.entry(db, name)? else { return Ok((Vec::new(), 0..0)) };
-    let all: Vec<Vec<u8>> = match &entry.value {
+    let keeps_order = options.nosort && !matches!(entry.value, Value::Set(_));
+    let found = match &entry.value {
         Value::Set(set) => {
             if options.nosort && options.store.is_some() {
                 // What is stored is not to depend on an order that is none.
                 (options.nosort, options.alpha, options.by) = (false, true, None);
             }
-            set.require_all().or_load(db, name)?;
-            set.members().into_iter().map(<[u8]>::to_vec).collect()
+            set.require_all().map(|()| set.members().into_iter().map(<[u8]>::to_vec).collect())
+        }
+        Value::List(list) if keeps_order => list_range(list, options),
+        Value::List(list) => {
+            list.range(0, list.len(), false).map(|all| all.map(<[u8]>::to_vec).collect())
+        }
+        Value::Zset(zset) if keeps_order => zset_range(zset, options),
+        Value::Zset(zset) => {
+            zset.require_all().map(|()| zset.iter().map(|(name, _)| name.to_vec()).collect())
         }
         _ => return Err(error::WRONG_TYPE.into()),
     };
-    let window = options.window(all.len());
-    Ok((all, window))
+    let found: Vec<Vec<u8>> = found.or_load(db, name)?;
+    let window = if keeps_order { 0..found.len() } else { options.window(found.len()) };
+    Ok((found, window))
+}
+
+/// What LIMIT leaves of a list as it is, with DESC from its end.
+fn list_range(list: &List, options: &Options<'_>) -> Result<Vec<Vec<u8>>, Part> {
+    let window = options.window(list.len() as usize);
+    if window.is_empty() {
+        return Ok(Vec::new());
+    }
+    let first = window.start as u64;
+    let position = if options.desc { list.len() - 1 - first } else { first };
+    let range = list.range(position, window.len() as u64, options.desc)?;
+    Ok(range.map(<[u8]>::to_vec).collect())
+}
+
+/// What LIMIT leaves of a sorted set in its order, with DESC from its end.
+fn zset_range(zset: &Zset, options: &Options<'_>) -> Result<Vec<Vec<u8>>, Part> {
+    let window = options.window(zset.len() as usize);
+    if window.len() as u64 == zset.len() {
+        zset.require_all()?;
+    }
+    let walk = zset.by_rank(window.start as u64, window.len() as u64, options.desc)?;
+    walk.map(|member| member.map(|(name, _)| name.to_vec())).collect()
 }
 
 /// What an element is sorted by.
@@ -288,10 +319,37 @@ fn sort_any(cx: &mut Ctx<'_>, args: Args<'_>, read_only: bool) -> Outcome {
     elements.truncate(window.end);
     elements.drain(..window.start);
     let found = fetch(cx, elements, &options)?;
+    if let Some(target) = options.store {
+        return store(cx, target, found);
+    }
     cx.out.array(found.len());
     for value in &found {
         cx.out.bulk_or_null(value.as_deref());
     }
+    Ok(())
+}
+
+fn list_of(elements: &[Vec<u8>], _settings: &crate::config::Settings) -> Value {
+    let mut list = List::new();
+    elements.iter().for_each(|element| list.push(element, false));
+    list.set_quicklist(list.listpack_bytes() > 8192);
+    Value::List(Box::new(list))
+}
+
+/// Makes a list of what was found, where nothing was found an empty element; an empty list is no
+/// key.
+fn store(cx: &mut Ctx<'_>, target: &[u8], found: Vec<Option<Vec<u8>>>) -> Outcome {
+    let count = found.len();
+    if count == 0 {
+        cx.store.remove(cx.db, target)?;
+    } else {
+        let elements: Vec<_> = found.into_iter().map(Option::unwrap_or_default).collect();
+        let value = list_of(&elements, cx.settings);
+        let mut entry = cx.store.entry_mut(cx.db, target)?;
+        entry.value = value;
+        entry.expire_at_ms = 0;
+    }
+    cx.out.count(count);
     Ok(())
 }
 

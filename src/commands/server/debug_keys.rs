@@ -141,6 +141,10 @@ async fn digest_of(cx: &Call<'_>, db: u32, key: &[u8]) -> Result<Digest, Stop> {
                 digest.add(pair);
             }
         }
+        b"+set\r\n" => {
+            let reply = run(cx, db, &[b"smembers", key]).await?;
+            bulks(&reply).into_iter().for_each(|name| digest.add(name));
+        }
         _ => digest.add(run(cx, db, &[b"dump", key]).await?),
     }
     let expiry = run(cx, db, &[b"pexpiretime", key]).await?;
