@@ -397,3 +397,7 @@ pub const COMMANDS: &[Spec] = &[
         ..Spec::NEW
     },
 ];
+
+#[cfg(test)]
+#[path = "sort_tests.rs"]
+mod tests;
