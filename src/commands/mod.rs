@@ -21,5 +21,5 @@ pub mod string;
 mod testing;
 pub mod zset;
 
-pub use context::{Call, Ctx, Outcome, Stop, arg, error, int_arg, is_word, tail};
+pub use context::{Call, Ctx, Misses, Outcome, Stop, arg, error, int_arg, is_word, tail};
 pub use spec::{Begin, Find, Group, KeyRange, KeySpec, Run, Spec, Waiting, acl, flag, key};
