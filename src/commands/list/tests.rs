@@ -106,7 +106,7 @@ fn cold_lists_are_asked_for_what_is_needed() {
     assert_eq!(cold.encoding(), "quicklist");
     store.entry_for_part(0, b"l").unwrap().value = cold;
     let mut missed = |words: &[&str]| match try_run(&mut store, words) {
-        Err(Stop::Miss(need)) => need.part,
+        Err(Stop::Miss(need)) => need.into_iter().next().and_then(|need| need.part),
         other => panic!("{words:?} did not miss: {other:?}"),
     };
     for (words, from_end) in [
