@@ -45,6 +45,8 @@ pub struct OpenOptions {
     /// The only committer syncs by itself.
     pub inline_sync: bool,
     pub block_cache_bytes: u64,
+    /// Cache of filters and indexes.
+    pub meta_cache_bytes: u64,
     /// Memtables of all engines together, before they are flushed.
     pub memtable_bytes: usize,
 }
@@ -296,7 +298,7 @@ async fn open_engines(
         shards: 8,
     });
     let meta = FoyerCache::new_with_opts(FoyerCacheOptions {
-        max_capacity: options.block_cache_bytes / 4,
+        max_capacity: options.meta_cache_bytes,
         shards: 8,
     });
     let cache: Arc<dyn DbCache> = Arc::new(
