@@ -8,6 +8,7 @@ use std::sync::LazyLock;
 /// Every family's declarations.
 const FAMILIES: &[&[Spec]] = &[
     super::bitmap::COMMANDS,
+    super::hyperloglog::COMMANDS,
     super::string::set::COMMANDS,
     super::string::get::COMMANDS,
     super::string::counters::COMMANDS,
@@ -21,6 +22,7 @@ const FAMILIES: &[&[Spec]] = &[
     super::generic::EXPIRE,
     super::generic::RELOCATE,
     super::generic::SCAN,
+    super::generic::SORT,
     super::generic::OBJECT,
     super::generic::DUMP,
     super::generic::DATABASE,
@@ -35,6 +37,18 @@ const FAMILIES: &[&[Spec]] = &[
     super::set::random::COMMANDS,
     super::set::combine::COMMANDS,
     super::set::scan::COMMANDS,
+    super::list::push::COMMANDS,
+    super::list::pop::COMMANDS,
+    super::list::read::COMMANDS,
+    super::list::edit::COMMANDS,
+    super::list::moves::COMMANDS,
+    super::zset::write::COMMANDS,
+    super::zset::read::COMMANDS,
+    super::zset::range::COMMANDS,
+    super::zset::remove::COMMANDS,
+    super::zset::pop::COMMANDS,
+    super::zset::random::COMMANDS,
+    super::zset::scan::COMMANDS,
 ];
 
 /// Longest command name, for case folding on the stack.
@@ -50,6 +64,8 @@ pub struct Command {
     pub full_name: &'static str,
     /// Its only key is the first argument.
     pub one_key: bool,
+    /// It may need keys that follow from data: they are found as it runs (see `routing`).
+    pub undeclared_keys: bool,
     pub subcommands: Vec<Command>,
 }
 
@@ -80,15 +96,16 @@ impl Command {
                 spec.keys,
                 [KeySpec { begin: Begin::Index(1), find: Find::Range { last: 0, .. }, .. }]
             );
-        Self { spec, id, full_name, one_key, subcommands }
+        let undeclared_keys = spec.keys.iter().any(|keys| matches!(keys.find, Find::Unknown));
+        Self { spec, id, full_name, one_key, undeclared_keys, subcommands }
     }
 
-    /// The keys among the arguments with their databases; none when the arguments do not fit.
+    /// The keys among the arguments with their databases, for routing and locks.
     pub fn keys<'a>(&self, args: Args<'a>, db: u32) -> Vec<(u32, &'a [u8])> {
         if self.one_key {
             return args.get(1).map(|key| (db, key)).into_iter().collect();
         }
-        let Some(indices) = self.spec.key_indices(args) else { return Vec::new() };
+        let indices = self.spec.fitting_key_indices(args);
         let mut keys: Vec<_> =
             indices.into_iter().filter_map(|i| Some((db, args.get(i)?))).collect();
         if let Some(elsewhere) = self.spec.other_db {
@@ -155,6 +172,16 @@ mod tests {
         assert_eq!(lookup(b"GeT").map(|c| c.full_name), Some("get"));
         assert!(lookup(b"nosuch").is_none());
         assert!(lookup(&[b'x'; 100]).is_none());
+    }
+
+    #[test]
+    fn keys_of_optional_specs_may_be_missing() {
+        let pfmerge = lookup(b"pfmerge").unwrap();
+        let (bytes, ranges) = (b"pfmergeabc", [(0, 7), (7, 8), (8, 10)]);
+        let keys = |words| pfmerge.keys(Args::new(bytes, &ranges[..words]), 3);
+        assert_eq!(keys(1), []);
+        assert_eq!(keys(2), [(3, &b"a"[..])]);
+        assert_eq!(keys(3), [(3, &b"a"[..]), (3, b"bc")]);
     }
 
     #[test]

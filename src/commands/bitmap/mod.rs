@@ -32,7 +32,7 @@ fn scaled_offset(cx: &Ctx<'_>, text: &[u8], scale: u64) -> Result<u64, Stop> {
 }
 
 /// The string an entry holds; `None` when the key does not exist.
-fn string_of(entry: &Entry) -> Result<Option<&Str>, Stop> {
+pub(super) fn string_of(entry: &Entry) -> Result<Option<&Str>, Stop> {
     match &entry.value {
         Value::Absent => Ok(None),
         Value::Str(s) => Ok(Some(s)),

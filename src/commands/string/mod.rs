@@ -32,4 +32,4 @@ fn grown(len: usize, more: usize, settings: &Settings) -> Result<usize, &'static
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -8,7 +8,11 @@ use flagstone_storage::Store;
 
 /// Runs a command; the keys it missed, in order, and its reply come back. What it misses moves
 /// over from `disk`.
-fn run(store: &mut Store, disk: &mut Store, words: &[&str]) -> (Vec<String>, String) {
+pub(in crate::commands) fn run(
+    store: &mut Store,
+    disk: &mut Store,
+    words: &[&str],
+) -> (Vec<String>, String) {
     let settings = Settings::default();
     let mut missed = Vec::new();
     loop {
@@ -16,7 +20,8 @@ fn run(store: &mut Store, disk: &mut Store, words: &[&str]) -> (Vec<String>, Str
             Ok(reply) => return (missed, reply),
             Err(Stop::Error(text)) => return (missed, text.into_owned()),
             Err(Stop::Close) => panic!("closed"),
-            Err(Stop::Miss(need)) => {
+            Err(Stop::Miss(mut needs)) => {
+                let need = needs.pop().unwrap();
                 assert!(!store.is_dirty(), "{words:?} changed something before it missed");
                 missed.push(String::from_utf8(need.key.to_vec()).unwrap());
                 let entry = disk.lend(0, &need.key).unwrap();
@@ -27,7 +32,7 @@ fn run(store: &mut Store, disk: &mut Store, words: &[&str]) -> (Vec<String>, Str
 }
 
 /// A store that knows nothing, and what is on disk.
-fn cold(setup: &[&[&str]]) -> (Store, Store) {
+pub(in crate::commands) fn cold(setup: &[&[&str]]) -> (Store, Store) {
     let mut disk = store(false);
     for words in setup {
         run(&mut disk, &mut store(false), words);

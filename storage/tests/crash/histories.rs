@@ -335,7 +335,7 @@ impl History {
         let partition = &mut self.world.partition;
         self.world.holds += 1;
         let hold = self.world.holds;
-        let mut space = partition.store.workspace();
+        let mut space = partition.store.workspace(&partition.store.generations());
         let mut names = vec![&first];
         names.extend((first != second).then_some(&second));
         for name in &names {

@@ -1,0 +1,160 @@
+//! Registers as runs of equal values, for sketches of few elements. A run is one opcode:
+//!
+//! | bytes | name | run |
+//! |---|---|---|
+//! | `00xxxxxx` | zero | 1 to 64 zeros |
+//! | `01xxxxxx yyyyyyyy` | xzero | 1 to 16384 zeros |
+//! | `1vvvvvxx` | val | 1 to 4 registers of value 1 to 32 |
+
+use super::sketch::{Corrupt, REGISTERS};
+use smallvec::SmallVec;
+
+/// The greatest value an opcode can hold.
+pub(super) const MAX_VALUE: u8 = 32;
+
+const MAX_ZEROS: usize = 64;
+const MAX_VALS: usize = 4;
+const XZERO: u8 = 0x40;
+const VAL: u8 = 0x80;
+
+/// How many opcodes are looked at for runs to be joined after a change.
+const JOIN_WITHIN: usize = 5;
+
+/// A run of registers, as an opcode gives it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Run {
+    pub(super) value: u8,
+    pub(super) len: usize,
+    /// Bytes of its opcode.
+    pub(super) bytes: usize,
+}
+
+/// The run whose opcode begins `opcodes`. An opcode that is cut off goes on with a zero byte.
+fn decode(opcodes: &[u8]) -> Option<Run> {
+    let first = *opcodes.first()?;
+    let low = usize::from(first & 0x3f);
+    Some(match first & (VAL | XZERO) {
+        0 => Run { value: 0, len: low + 1, bytes: 1 },
+        XZERO => {
+            let second = opcodes.get(1).copied().unwrap_or(0);
+            Run { value: 0, len: (low << 8 | usize::from(second)) + 1, bytes: 2 }
+        }
+        _ => Run { value: (first >> 2 & 0x1f) + 1, len: usize::from(first & 3) + 1, bytes: 1 },
+    })
+}
+
+/// All runs, in order.
+pub(super) fn runs(opcodes: &[u8]) -> impl Iterator<Item = Run> {
+    let mut rest = opcodes;
+    std::iter::from_fn(move || {
+        let run = decode(rest)?;
+        rest = rest.get(run.bytes..).unwrap_or_default();
+        Some(run)
+    })
+}
+
+/// Hands over every run with its first register; they must make up all registers exactly.
+pub(super) fn for_each(opcodes: &[u8], mut f: impl FnMut(usize, Run)) -> Result<(), Corrupt> {
+    let mut first = 0;
+    for run in runs(opcodes) {
+        if first + run.len > REGISTERS {
+            return Err(Corrupt);
+        }
+        f(first, run);
+        first += run.len;
+    }
+    if first == REGISTERS { Ok(()) } else { Err(Corrupt) }
+}
+
+/// Opcodes on their way into a sketch.
+type Opcodes = SmallVec<[u8; 8]>;
+
+fn push_zeros(out: &mut Opcodes, len: usize) {
+    match len.checked_sub(1) {
+        None => {}
+        Some(n) if len <= MAX_ZEROS => out.push(n as u8),
+        Some(n) => out.extend_from_slice(&[XZERO | (n >> 8) as u8, n as u8]),
+    }
+}
+
+fn push_value(out: &mut Opcodes, value: u8, len: usize) {
+    if let Some(n) = len.checked_sub(1) {
+        out.push(VAL | (value - 1) << 2 | n as u8);
+    }
+}
+
+/// The opcode of a new sketch: zeros only.
+pub(super) fn empty() -> [u8; 2] {
+    let n = REGISTERS - 1;
+    [XZERO | (n >> 8) as u8, n as u8]
+}
+
+/// How a register is raised: one opcode gives way to up to three.
+#[derive(Debug)]
+pub(super) struct Change {
+    at: usize,
+    old: usize,
+    new: Opcodes,
+    /// Where the opcode before it begins: joining runs starts there.
+    before: usize,
+}
+
+/// What raises a register to `value` (at most [`MAX_VALUE`]); `None` when it is not less already.
+pub(super) fn raise(opcodes: &[u8], index: usize, value: u8) -> Result<Option<Change>, Corrupt> {
+    let (mut at, mut before, mut first) = (0, 0, 0);
+    let mut found = None;
+    for run in runs(opcodes) {
+        if index < first + run.len {
+            found = Some(run);
+            break;
+        }
+        (before, at, first) = (at, at + run.bytes, first + run.len);
+    }
+    let run = found.ok_or(Corrupt)?;
+    if run.value >= value {
+        return Ok(None);
+    }
+    let (left, right) = (index - first, first + run.len - 1 - index);
+    let push = |out: &mut Opcodes, len| match run.value {
+        0 => push_zeros(out, len),
+        value => push_value(out, value, len),
+    };
+    let mut new = Opcodes::new();
+    push(&mut new, left);
+    push_value(&mut new, value, 1);
+    push(&mut new, right);
+    Ok(Some(Change { at, old: run.bytes, new, before }))
+}
+
+impl Change {
+    /// By how many bytes the opcodes become longer.
+    pub(super) fn growth(&self) -> usize {
+        self.new.len().saturating_sub(self.old)
+    }
+
+    /// Changes the opcodes, which begin at `start`, and joins runs next to the change.
+    pub(super) fn apply(self, bytes: &mut Vec<u8>, start: usize) {
+        let at = start + self.at;
+        let len = bytes.len() + self.new.len() - self.old;
+        bytes.splice(at..(at + self.old).min(bytes.len()), self.new);
+        // Behind an opcode that was cut off there is nothing to take the place of.
+        bytes.truncate(len);
+        join(bytes, start + self.before);
+    }
+}
+
+/// Joins runs of one value that are next to each other, where one opcode can hold both.
+fn join(bytes: &mut Vec<u8>, mut at: usize) {
+    for _ in 0..JOIN_WITHIN {
+        let Some(run) = bytes.get(at..).and_then(decode) else { return };
+        let next = bytes.get(at + run.bytes..).and_then(decode);
+        let fits = |next: Run| next.value == run.value && run.len + next.len <= MAX_VALS;
+        if run.value > 0 && next.is_some_and(fits) {
+            bytes.remove(at);
+            // The length is in the lowest bits of the opcode that stays.
+            bytes[at] += run.len as u8;
+        } else {
+            at += run.bytes;
+        }
+    }
+}
