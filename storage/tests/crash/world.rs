@@ -141,6 +141,7 @@ impl World {
                     assert_eq!(set.iter().count() as u64, set.len(), "length of a set");
                     V::Set(set.iter().map(<[u8]>::to_vec).collect())
                 }
+                other => panic!("no history writes a {}", other.type_name()),
             };
             Ok(Some((value, entry.expire_at_ms)))
         })
