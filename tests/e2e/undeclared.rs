@@ -116,13 +116,19 @@ fn a_sort_sees_all_or_nothing_of_an_mset() {
             scope.spawn(|| fill(&server, &stop));
             let readers = places.map(|(set, _, pattern)| {
                 let server = &server;
-                [(); 2].map(|()| scope.spawn(move || read_equal(server, set, pattern, 300)))
+                [(); 2].map(|()| scope.spawn(move || read_equal(server, set, pattern, 150)))
             });
             let done: Vec<_> =
                 readers.into_iter().flatten().map(std::thread::ScopedJoinHandle::join).collect();
             stop.store(true, Ordering::Relaxed);
             assert!(done.into_iter().all(|reader| reader.is_ok()), "with {workers} workers");
         });
+        let evicted: u64 = redis::InfoDict::new(
+            &redis::cmd("INFO").arg("stats").query::<String>(&mut client).expect("an answer"),
+        )
+        .get("evicted_keys")
+        .expect("a number");
+        assert!(evicted > 1000, "only {evicted} keys were evicted");
     }
 }
 
@@ -173,7 +179,11 @@ fn commands_behind_a_sort_do_not_overtake_it() {
                 .ignore()
                 .cmd("SORT")
                 .arg(&["s", "BY", "nosort", "GET", "w_*"])
-                .mset(&[("w_1", 1000), ("w_2", 1000), ("w_3", 1000)])
+                .set("w_1", 1000)
+                .ignore()
+                .set("w_2", 1000)
+                .ignore()
+                .set("w_3", 1000)
                 .ignore()
                 .query(&mut client)
                 .expect("an answer");
