@@ -10,6 +10,7 @@ pub mod generic;
 pub mod hash;
 pub mod help;
 pub mod hyperloglog;
+pub mod list;
 pub mod registry;
 pub mod scan;
 pub mod server;
@@ -18,6 +19,7 @@ pub mod spec;
 pub mod string;
 #[cfg(test)]
 mod testing;
+pub mod zset;
 
 pub use context::{Call, Ctx, Misses, Outcome, Stop, arg, error, int_arg, is_word, tail};
 pub use spec::{Begin, Find, Group, KeyRange, KeySpec, Run, Spec, Waiting, acl, flag, key};

@@ -37,6 +37,18 @@ const FAMILIES: &[&[Spec]] = &[
     super::set::random::COMMANDS,
     super::set::combine::COMMANDS,
     super::set::scan::COMMANDS,
+    super::list::push::COMMANDS,
+    super::list::pop::COMMANDS,
+    super::list::read::COMMANDS,
+    super::list::edit::COMMANDS,
+    super::list::moves::COMMANDS,
+    super::zset::write::COMMANDS,
+    super::zset::read::COMMANDS,
+    super::zset::range::COMMANDS,
+    super::zset::remove::COMMANDS,
+    super::zset::pop::COMMANDS,
+    super::zset::random::COMMANDS,
+    super::zset::scan::COMMANDS,
 ];
 
 /// Longest command name, for case folding on the stack.

@@ -4,8 +4,8 @@ use super::listpack::{self, Element};
 use super::reader::{Reader, Result};
 use super::{
     FIELD_EXPIRY_MAX_MS, HashField, Object, RestoreError, SetForm, VERSION_FIELD_EXPIRY,
-    VERSION_FOREIGN_MAX, crc64, distinct, double, intset, object_type, quicklist_node, ziplist,
-    zipmap,
+    VERSION_FOREIGN_MAX, ZsetForm, crc64, distinct, double, intset, object_type, quicklist_node,
+    ziplist, zipmap,
 };
 
 /// The object in `payload`.
@@ -55,7 +55,7 @@ fn is_valid(object: &Object) -> bool {
         Object::Set(_, members) => {
             !members.is_empty() && distinct(members.iter().map(Vec::as_slice))
         }
-        Object::Zset(members) => {
+        Object::Zset(_, members) => {
             !members.is_empty() && distinct(members.iter().map(|(member, _)| member.as_slice()))
         }
         Object::Hash(fields) => {
@@ -79,11 +79,17 @@ fn object(reader: &mut Reader<'_>) -> Result<Object> {
         object_type::SET_LISTPACK => {
             Object::Set(SetForm::Listpack, texts(listpack::elements(&reader.string()?)?))
         }
-        object_type::ZSET => Object::Zset(scored_strings(reader, Reader::text_score)?),
-        object_type::ZSET_2 => Object::Zset(scored_strings(reader, Reader::binary_score)?),
-        object_type::ZSET_ZIPLIST => Object::Zset(scored(&ziplist::elements(&reader.string()?)?)?),
+        object_type::ZSET => {
+            Object::Zset(ZsetForm::Skiplist, scored_strings(reader, Reader::text_score)?)
+        }
+        object_type::ZSET_2 => {
+            Object::Zset(ZsetForm::Skiplist, scored_strings(reader, Reader::binary_score)?)
+        }
+        object_type::ZSET_ZIPLIST => {
+            Object::Zset(ZsetForm::Listpack, scored(&ziplist::elements(&reader.string()?)?)?)
+        }
         object_type::ZSET_LISTPACK => {
-            Object::Zset(scored(&listpack::elements(&reader.string()?)?)?)
+            Object::Zset(ZsetForm::Listpack, scored(&listpack::elements(&reader.string()?)?)?)
         }
         object_type::HASH => Object::Hash(hash(reader)?),
         object_type::HASH_ZIPMAP => Object::Hash(hash_of_zipmap(&reader.string()?)?),

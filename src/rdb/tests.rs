@@ -22,8 +22,8 @@ fn set(form: SetForm, members: &[&str]) -> Object {
     Object::Set(form, members.iter().map(|&member| member.into()).collect())
 }
 
-fn zset(members: &[(&str, f64)]) -> Object {
-    Object::Zset(members.iter().map(|&(member, score)| (member.into(), score)).collect())
+fn zset(form: ZsetForm, members: &[(&str, f64)]) -> Object {
+    Object::Zset(form, members.iter().map(|&(member, score)| (member.into(), score)).collect())
 }
 
 fn hash(fields: &[(&str, &str, Option<u64>)]) -> Object {
@@ -80,12 +80,15 @@ fn written() -> Vec<(&'static str, Object)> {
         (
             "112b2b0000000a00816302842d302e35058165028431652d39058161020101816202010181640283696e\
              6604ff0b00f8b7dbf00108283c",
-            zset(&[("c", -0.5), ("e", 1e-9), ("a", 1.0), ("b", 1.0), ("d", f64::INFINITY)]),
+            zset(
+                ZsetForm::Listpack,
+                &[("c", -0.5), ("e", 1e-9), ("a", 1.0), ("b", 1.0), ("d", f64::INFINITY)],
+            ),
         ),
         (
             "0502016e0000000000000040c3094041016d6de03400016d6d000000000000f03f0b00b7a2f60a455909\
              27",
-            zset(&[("n", 2.0), (&"m".repeat(65), 1.0)]),
+            zset(ZsetForm::Skiplist, &[("n", 2.0), (&"m".repeat(65), 1.0)]),
         ),
         (
             "10121200000004008166028176020101dfff02ff0b002c85f6b862cf4b99",
@@ -130,20 +133,20 @@ fn only_read() -> Vec<(&'static str, Object)> {
         ("02020161c0ff0b008d0c5ae335775bc2", set(SetForm::Table, &["a", "-1"])),
         (
             "0303016103312e350162ff0163fe0b0085a253ff460d6ed1",
-            zset(&[("a", 1.5), ("b", f64::NEG_INFINITY), ("c", f64::INFINITY)]),
+            zset(ZsetForm::Skiplist, &[("a", 1.5), ("b", f64::NEG_INFINITY), ("c", f64::INFINITY)]),
         ),
         (
             "05020161000000000000f83f0162000000000000f0ff0b002148c34098018f82",
-            zset(&[("a", 1.5), ("b", f64::NEG_INFINITY)]),
+            zset(ZsetForm::Skiplist, &[("a", 1.5), ("b", f64::NEG_INFINITY)]),
         ),
         (
             "0c20200000001a000000060000016103f20201620303322e350501630303696e66ff0b0087851c854d42\
              023f",
-            zset(&[("a", 1.0), ("b", 2.5), ("c", f64::INFINITY)]),
+            zset(ZsetForm::Listpack, &[("a", 1.0), ("b", 2.5), ("c", f64::INFINITY)]),
         ),
         (
             "1114140000000400816102010181620283322e3504ff0b00bd93d3d70bdb305e",
-            zset(&[("a", 1.0), ("b", 2.5)]),
+            zset(ZsetForm::Listpack, &[("a", 1.0), ("b", 2.5)]),
         ),
         ("040201660176c001000b0014766c441ab4c115", hash(&[("f", "v", None), ("1", "", None)])),
         (
@@ -195,14 +198,10 @@ fn long_entries_of_former_encodings() {
 fn a_dump_follows_the_limits() {
     let of = |limits: &Limits, object: &Object| dump(object, limits)[0];
     let default = Limits::default();
-    let none =
-        Limits { hash_max_listpack_entries: 0, zset_max_listpack_entries: 0, ..Limits::default() };
+    let none = Limits { hash_max_listpack_entries: 0, ..Limits::default() };
     let hash = hash(&[("a", "b", None)]);
     assert_eq!(of(&default, &hash), object_type::HASH_LISTPACK);
     assert_eq!(of(&none, &hash), object_type::HASH);
-    let zset = zset(&[("a", 0.0)]);
-    assert_eq!(of(&default, &zset), object_type::ZSET_LISTPACK);
-    assert_eq!(of(&none, &zset), object_type::ZSET_2);
     let text = string(&"ab".repeat(15));
     let uncompressed = dump(&text, &Limits { compression: false, ..Limits::default() });
     assert_eq!(uncompressed.len(), 2 + 30 + FOOTER_LEN);
@@ -341,6 +340,7 @@ fn any_object() -> impl Strategy<Value = Object> {
     let score = any::<f64>().prop_filter("a score", |score| !score.is_nan());
     let field = (any_text(), proptest::option::of(0..=FIELD_EXPIRY_MAX_MS));
     let text_form = prop_oneof![Just(SetForm::Listpack), Just(SetForm::Table)];
+    let zset_form = prop_oneof![Just(ZsetForm::Listpack), Just(ZsetForm::Skiplist)];
     let to_field = |(name, (value, expire_at_ms))| HashField { name, value, expire_at_ms };
     prop_oneof![
         vec(any_text(), 1..30).prop_map(|texts| Object::String(texts.concat())),
@@ -349,8 +349,8 @@ fn any_object() -> impl Strategy<Value = Object> {
             .prop_map(|(form, members)| Object::Set(form, Vec::from_iter(members))),
         hash_set(any::<i16>().prop_map(|i| i.to_string().into_bytes()), 1..200)
             .prop_map(|members| Object::Set(SetForm::Intset, Vec::from_iter(members))),
-        hash_map(any_text(), score, 1..200)
-            .prop_map(|members| Object::Zset(Vec::from_iter(members))),
+        (zset_form, hash_map(any_text(), score, 1..200))
+            .prop_map(|(form, members)| Object::Zset(form, Vec::from_iter(members))),
         hash_map(any_text(), any_text(), 1..200).prop_map(move |fields| Object::Hash(
             fields.into_iter().map(|(name, value)| to_field((name, (value, None)))).collect()
         )),
@@ -364,7 +364,7 @@ fn sorted(mut object: Object) -> Object {
     match &mut object {
         Object::String(_) | Object::List(_) => (),
         Object::Set(_, members) => members.sort(),
-        Object::Zset(members) => members.sort_by(|a, b| a.0.cmp(&b.0)),
+        Object::Zset(_, members) => members.sort_by(|a, b| a.0.cmp(&b.0)),
         Object::Hash(fields) => fields.sort_by(|a, b| a.name.cmp(&b.name)),
     }
     object

@@ -41,7 +41,7 @@ fn filled() -> Store {
     let mut list = List::new();
     [b"2", b"1", b"4", b"3"].iter().for_each(|element| list.push(*element, false));
     store.entry_mut(0, b"l").unwrap().value = list.into_value();
-    let mut zset = Zset::new();
+    let mut zset = Zset::new(false);
     for (name, score) in [(b"1", 2.0), (b"2", 4.0), (b"3", 1.0), (b"4", 3.0)] {
         zset.set(name, score);
     }

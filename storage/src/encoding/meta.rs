@@ -146,10 +146,8 @@ pub fn decode_entry(key: &[u8], hash: u64, row: &[u8]) -> Result<Entry, MetaErro
             Value::List(Box::new(list))
         }
         (TYPE_ZSET, big) => {
-            let mut zset = if big { big_zset(rest)? } else { unpack_zset(rest)? };
-            if flags & TABLE != 0 {
-                zset.make_skiplist();
-            }
+            let skiplist = flags & TABLE != 0;
+            let zset = if big { big_zset(rest, skiplist)? } else { unpack_zset(rest, skiplist)? };
             Value::Zset(Box::new(zset))
         }
         _ => return Err(damaged("unknown type")),
@@ -256,16 +254,16 @@ pub(crate) fn encode_zset(out: &mut Vec<u8>, zset: &Zset) {
     out.extend_from_slice(&high.to_bits().to_be_bytes());
 }
 
-fn big_zset(mut rest: &[u8]) -> Result<Zset, MetaError> {
+fn big_zset(mut rest: &[u8], skiplist: bool) -> Result<Zset, MetaError> {
     let version = take_u64(&mut rest).ok_or(damaged("no version"))?;
     let len = take_u64(&mut rest).ok_or(damaged("no length"))?;
     let low = take_score(&mut rest).ok_or(damaged("no least score"))?;
     let high = take_score(&mut rest).ok_or(damaged("no greatest score"))?;
-    Ok(Zset::from_meta(version, len, low, high))
+    Ok(Zset::from_meta(version, len, (low, high), skiplist))
 }
 
-fn unpack_zset(mut rest: &[u8]) -> Result<Zset, MetaError> {
-    let mut zset = Zset::new();
+fn unpack_zset(mut rest: &[u8], skiplist: bool) -> Result<Zset, MetaError> {
+    let mut zset = Zset::new(skiplist);
     for _ in 0..get_varint(&mut rest).ok_or(damaged("no count"))? {
         let score = take_score(&mut rest).ok_or(damaged("no score"))?;
         zset.set(get_bytes(&mut rest).ok_or(damaged("no member"))?, score);

@@ -19,7 +19,7 @@ pub use hash::{Field, Hash};
 pub use list::List;
 pub use set::{Set, SetEncoding};
 pub use string::{BigStr, Str};
-pub use zset::{LexEdge, Span, Zset};
+pub use zset::{LexEdge, Span, Zset, ZsetWalk};
 
 /// What a key holds. `Absent` is a fact too: the key is known not to exist.
 #[derive(Debug, Default)]

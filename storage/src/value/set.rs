@@ -62,7 +62,7 @@ impl Set {
     pub fn set_encoding(&mut self, encoding: SetEncoding) {
         let sorts = (self.encoding, encoding) == (SetEncoding::Intset, SetEncoding::Listpack);
         if sorts && self.members.is_complete() {
-            self.members.sort_by_key(|name| integer(name));
+            self.members.sort_by_key(integer);
         }
         self.encoding = encoding;
     }

@@ -3,7 +3,8 @@
 
 use super::collection::{Collection, PACKED_MAX};
 use super::members::{Members, Name, Payload};
-use super::order::{Order, PREFIX as ORDER_PREFIX, Place, Walk};
+pub use super::order::Walk as ZsetWalk;
+use super::order::{Order, PREFIX as ORDER_PREFIX, Place};
 use crate::encoding::{ElementRows, Row, RowKey, encode_zset, meta};
 use crate::need::{ElementRange, IndexPiece, Page, Part};
 use crate::slot::Layout;
@@ -108,15 +109,20 @@ impl Span {
 
 impl Zset {
     /// An empty sorted set.
-    pub fn new() -> Self {
-        Self::default()
+    pub fn new(skiplist: bool) -> Self {
+        Self { skiplist, ..Self::default() }
     }
 
     /// What is known of a big sorted set from its meta row alone: all scores are from `low` to
     /// `high`.
-    pub(crate) fn from_meta(version: u64, len: u64, low: f64, high: f64) -> Self {
+    pub(crate) fn from_meta(
+        version: u64,
+        len: u64,
+        (low, high): (f64, f64),
+        skiplist: bool,
+    ) -> Self {
         let members = Members::from_meta(version, len);
-        Self { members, order: Order::away(len, low, high), skiplist: false }
+        Self { members, order: Order::away(len, low, high), skiplist }
     }
 
     /// Number of members.
@@ -172,8 +178,9 @@ impl Zset {
     // ---- changing ----------------------------------------------------------------------------
 
     /// Gives a score, which is a number, to a member that is known (see [`Zset::require`]), or to
-    /// a new one; what it was. The encoding stays.
+    /// a new one; what it was. The encoding stays. A "listpack" knows no negative zero.
     pub fn set(&mut self, name: &[u8], score: f64) -> Option<f64> {
+        let score = if self.skiplist { score } else { score + 0.0 };
         let old = self.members.known(name).copied();
         if old == Some(score) {
             return old;
@@ -210,7 +217,7 @@ impl Zset {
 
     /// Up to `count` members from a rank on; `reverse`: from the last one on. Whether what is
     /// needed is in memory shows while walking, too.
-    pub fn by_rank(&self, rank: u64, count: u64, reverse: bool) -> Result<Walk<'_>, Part> {
+    pub fn by_rank(&self, rank: u64, count: u64, reverse: bool) -> Result<ZsetWalk<'_>, Part> {
         self.order.by_rank(rank, count, reverse)
     }
 
@@ -222,7 +229,7 @@ impl Zset {
         skip: u64,
         count: u64,
         reverse: bool,
-    ) -> Result<Walk<'_>, Part> {
+    ) -> Result<ZsetWalk<'_>, Part> {
         self.order.within((&span.from, &span.to), skip, count, reverse)
     }
 
@@ -327,7 +334,7 @@ impl Zset {
 
 impl<'a> FromIterator<(&'a [u8], f64)> for Zset {
     fn from_iter<I: IntoIterator<Item = (&'a [u8], f64)>>(members: I) -> Self {
-        let mut zset = Self::new();
+        let mut zset = Self::default();
         for (name, score) in members {
             zset.set(name, score);
         }

@@ -15,7 +15,7 @@ use crate::need::ElementRange;
 use place::{Key, ordered, row_name, unordered};
 pub(in crate::value) use place::{PREFIX, Place};
 use std::collections::BTreeMap;
-pub(in crate::value) use walk::Walk;
+pub use walk::Walk;
 
 /// Items of a block in memory at most.
 const BLOCK_MAX: usize = 128;
