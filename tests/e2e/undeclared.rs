@@ -27,10 +27,9 @@ fn add(client: &mut Connection, key: &str, elements: std::ops::Range<u64>) {
 /// Uses up the memory, so that what is not used gets cold, until told to stop.
 fn fill(server: &Server, stop: &AtomicBool) {
     let mut client = server.client();
-    let value = "x".repeat(1000);
+    let value = "x".repeat(50_000);
     for n in (0u64..).take_while(|_| !stop.load(Ordering::Relaxed)) {
-        let pairs: Vec<_> = (0..64).map(|k| (format!("fill:{}:{k}", n % 200), &value)).collect();
-        let () = client.mset(&pairs).expect("stored");
+        let () = client.set(format!("fill{}", n % 400), &value).expect("stored");
     }
 }
 
@@ -64,13 +63,17 @@ fn sort_finds_its_keys_on_every_shard_and_in_the_cold() {
     }
 }
 
-/// Sets all keys `{left}w_0` … `{left}w_9` to the same number, and one that is elsewhere.
-fn write_equal(server: &Server, name: &str, other: &str, seed: u64, stop: &AtomicBool) {
+/// Groups of keys that are set together; each is used too seldom to stay in memory.
+const GROUPS: u64 = 50;
+
+/// Sets the ten keys of one group after the other to the same number, and a key that is elsewhere.
+fn write_equal(server: &Server, name: &str, seed: u64, stop: &AtomicBool) {
     let mut client = server.client();
-    for n in (seed..).step_by(16).take_while(|_| !stop.load(Ordering::Relaxed)) {
+    for n in (seed..).step_by(7).take_while(|_| !stop.load(Ordering::Relaxed)) {
+        let group = n % GROUPS;
+        let mut keys: Vec<_> = (0..10).map(|k| (format!("{name}{group}_{k}"), n)).collect();
+        keys.push(("{b}other".to_owned(), n));
         // Some writers go through the keys in the other direction.
-        let mut keys: Vec<_> = (0..10).map(|k| (format!("{name}{k}"), n)).collect();
-        keys.push((other.to_owned(), n));
         if seed.is_multiple_of(2) {
             keys.reverse();
         }
@@ -78,19 +81,36 @@ fn write_equal(server: &Server, name: &str, other: &str, seed: u64, stop: &Atomi
     }
 }
 
-/// Reads the keys that writers set to equal numbers, `rounds` times.
-fn read_equal(server: &Server, set: &str, pattern: &str, rounds: u64) {
+/// Reads groups of keys that writers set to equal numbers, at least a hundred times.
+fn read_equal(server: &Server, name: &str, seed: u64, enough: &AtomicBool) {
     let mut client = server.client();
-    for round in 0..rounds {
-        let query: &[&str] = if round.is_multiple_of(2) {
-            &[set, "BY", "nosort", "GET", pattern]
-        } else {
-            &[set, "BY", pattern, "GET", pattern]
-        };
-        let found = sort(&mut client, query);
+    let mut left: u32 = 100;
+    for round in (seed..).step_by(13) {
+        if left == 0 && enough.load(Ordering::Relaxed) {
+            return;
+        }
+        left = left.saturating_sub(1);
+        let pattern = format!("{name}{}_*", round % GROUPS);
+        let by = if round.is_multiple_of(2) { "nosort" } else { &pattern };
+        let found = sort(&mut client, &[&format!("{name}s"), "BY", by, "GET", &pattern]);
         assert_eq!(found.len(), 10);
         assert!(found[0].is_some(), "keys were not found: {found:?}");
         assert!(found.iter().all(|n| *n == found[0]), "an MSET was seen in part: {found:?}");
+    }
+}
+
+/// Waits until so many keys have been dropped from memory.
+fn wait_for_evictions(server: &Server, count: u64) {
+    let mut client = server.client();
+    let deadline = Instant::now() + Duration::from_secs(100);
+    loop {
+        let text: String = redis::cmd("INFO").arg("stats").query(&mut client).expect("an answer");
+        let evicted: u64 = redis::InfoDict::new(&text).get("evicted_keys").expect("a number");
+        if evicted >= count || Instant::now() > deadline {
+            assert!(evicted >= count, "only {evicted} keys were evicted");
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(50));
     }
 }
 
@@ -100,24 +120,26 @@ fn a_sort_sees_all_or_nothing_of_an_mset() {
         let server = start(workers);
         let mut client = server.client();
         // Keys all over the shards, and keys of one shard that are lent to a coordinator.
-        let places = [("all", "w_", "w_*"), ("{a}s", "{a}w_", "{a}w_*")];
-        for (set, name, _) in places {
-            add(&mut client, set, 0..10);
-            let first: Vec<_> = (0..10).map(|k| (format!("{name}{k}"), 0)).collect();
+        let names = ["w", "{a}w"];
+        for name in names {
+            add(&mut client, &format!("{name}s"), 0..10);
+            let keys = (0..GROUPS).flat_map(|g| (0..10).map(move |k| format!("{name}{g}_{k}")));
+            let first: Vec<_> = keys.map(|key| (key, 0)).collect();
             let () = client.mset(&first).expect("stored");
         }
-        let stop = AtomicBool::new(false);
+        let (enough, stop) = (AtomicBool::new(false), AtomicBool::new(false));
         std::thread::scope(|scope| {
-            let writers = places.iter().flat_map(|place| (1..4).map(move |seed| (place, seed)));
-            for ((_, name, _), seed) in writers {
+            for (name, seed) in names.iter().flat_map(|name| (1..4).map(move |seed| (name, seed))) {
                 let (server, stop) = (&server, &stop);
-                scope.spawn(move || write_equal(server, name, "{b}other", seed, stop));
+                scope.spawn(move || write_equal(server, name, seed, stop));
             }
             scope.spawn(|| fill(&server, &stop));
-            let readers = places.map(|(set, _, pattern)| {
-                let server = &server;
-                [(); 2].map(|()| scope.spawn(move || read_equal(server, set, pattern, 300)))
+            let readers = names.map(|name| {
+                let (server, enough) = (&server, &enough);
+                [1, 2].map(|seed| scope.spawn(move || read_equal(server, name, seed, enough)))
             });
+            wait_for_evictions(&server, 1000);
+            enough.store(true, Ordering::Relaxed);
             let done: Vec<_> =
                 readers.into_iter().flatten().map(std::thread::ScopedJoinHandle::join).collect();
             stop.store(true, Ordering::Relaxed);
@@ -173,7 +195,11 @@ fn commands_behind_a_sort_do_not_overtake_it() {
                 .ignore()
                 .cmd("SORT")
                 .arg(&["s", "BY", "nosort", "GET", "w_*"])
-                .mset(&[("w_1", 1000), ("w_2", 1000), ("w_3", 1000)])
+                .set("w_1", 1000)
+                .ignore()
+                .set("w_2", 1000)
+                .ignore()
+                .set("w_3", 1000)
                 .ignore()
                 .query(&mut client)
                 .expect("an answer");

@@ -182,7 +182,8 @@ fn hash_of(fields: Vec<HashField>, settings: &Settings, now_ms: u64) -> Value {
     if hash.is_empty() { Value::Absent } else { Value::Hash(Box::new(hash)) }
 }
 
-fn list_of(elements: &[Vec<u8>], settings: &Settings) -> Value {
+/// A list of these elements.
+pub(super) fn list_of(elements: &[Vec<u8>], settings: &Settings) -> Value {
     let limit = NodeLimit::new(settings.list_max_listpack_size);
     let mut list = List::new();
     elements.iter().for_each(|element| list.push(element, false));

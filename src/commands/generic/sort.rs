@@ -1,6 +1,7 @@
 //! SORT and SORT_RO. The keys of BY and GET follow from the elements: they are not declared, and
 //! are found as the command runs.
 
+use super::dump::list_of;
 use crate::commands::{
     Ctx, Find, KeySpec, Misses, Outcome, Run, Spec, Stop, acl, arg, error, flag, int_arg, is_word,
     key,
@@ -327,13 +328,6 @@ fn sort_any(cx: &mut Ctx<'_>, args: Args<'_>, read_only: bool) -> Outcome {
         cx.out.bulk_or_null(value.as_deref());
     }
     Ok(())
-}
-
-fn list_of(elements: &[Vec<u8>], _settings: &crate::config::Settings) -> Value {
-    let mut list = List::new();
-    elements.iter().for_each(|element| list.push(element, false));
-    list.set_quicklist(list.listpack_bytes() > 8192);
-    Value::List(Box::new(list))
 }
 
 /// Makes a list of what was found, where nothing was found an empty element; an empty list is no

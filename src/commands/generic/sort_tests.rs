@@ -3,7 +3,6 @@ use crate::commands::testing::{NOW_MS, store, try_run};
 use crate::config::Settings;
 use crate::resp::Proto;
 use flagstone_storage::Store;
-use flagstone_storage::value::{List, Typed, Zset};
 use std::collections::BTreeSet;
 
 fn try_once(store: &mut Store, command: &str) -> Result<String, Stop> {
@@ -35,17 +34,11 @@ fn filled() -> Store {
         "mset w_1 3 w_2 1 w_3 2 d_1 one d_2 two d_4 four",
         "hset h_1 f x g y",
         "hset h_2 f z",
+        "rpush l 2 1 4 3",
+        "zadd z 2 1 4 2 1 3 3 4",
     ] {
         run(&mut store, command);
     }
-    let mut list = List::new();
-    [b"2", b"1", b"4", b"3"].iter().for_each(|element| list.push(*element, false));
-    store.entry_mut(0, b"l").unwrap().value = list.into_value();
-    let mut zset = Zset::new(false);
-    for (name, score) in [(b"1", 2.0), (b"2", 4.0), (b"3", 1.0), (b"4", 3.0)] {
-        zset.set(name, score);
-    }
-    store.entry_mut(0, b"z").unwrap().value = zset.into_value();
     store
 }
 
