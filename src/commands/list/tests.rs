@@ -126,6 +126,9 @@ fn cold_lists_are_asked_for_what_is_needed() {
     for words in [&["lrange", "l", "0", "-1"][..], &["dump", "l"]] {
         assert_eq!(missed(words), Some(Part::All));
     }
+    for words in [&["lrange", "l", "3", "2"][..], &["lpop", "l", "0"]] {
+        assert_eq!(run(&mut store, words), "*0 ");
+    }
     assert_eq!(run(&mut store, &["llen", "l"]), ":5000 ");
     assert_eq!(run(&mut store, &["ltrim", "l", "1", "0"]), "+OK ");
     assert_eq!(run(&mut store, &["llen", "l"]), ":0 ");
