@@ -6,5 +6,6 @@ mod hostile;
 mod keyspace;
 mod server;
 mod undeclared;
+mod zsets;
 
 pub use server::Server;
