@@ -2,11 +2,13 @@
 //! declarations of its commands; [`registry`] puts them together.
 
 pub mod bitmap;
+pub mod combine;
 pub mod connection;
 pub mod context;
 pub mod draws;
 pub mod expiry;
 pub mod generic;
+pub mod geo;
 pub mod hash;
 pub mod help;
 pub mod hyperloglog;

@@ -49,6 +49,9 @@ const FAMILIES: &[&[Spec]] = &[
     super::zset::pop::COMMANDS,
     super::zset::random::COMMANDS,
     super::zset::scan::COMMANDS,
+    super::zset::combine::COMMANDS,
+    super::geo::members::COMMANDS,
+    super::geo::search::COMMANDS,
 ];
 
 /// Longest command name, for case folding on the stack.

@@ -25,8 +25,9 @@ pub struct Spec {
     /// Bits of [`acl`] beyond those that follow from flags and group (see [`Spec::categories`]).
     pub acl: u32,
     pub tips: &'static [&'static str],
-    /// Keys it touches in databases other than the selected one (MOVE, COPY … DB): given the
-    /// arguments, the selected database and the keys found in it.
+    /// Keys that do not follow from `keys`: in databases other than the selected one (MOVE, COPY …
+    /// DB), or behind a word that is there twice (GEORADIUS … STORE). Given the arguments, the
+    /// selected database and the keys found in it.
     pub other_db: Option<OtherDb>,
     pub subcommands: &'static [Spec],
     pub run: Run,

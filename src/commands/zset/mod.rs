@@ -1,5 +1,6 @@
 //! Sorted sets.
 
+pub mod combine;
 mod parse;
 pub mod pop;
 pub mod random;

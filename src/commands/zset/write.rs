@@ -12,7 +12,7 @@ use flagstone_storage::value::{Value, Zset};
 
 /// The options of ZADD.
 #[derive(Clone, Copy, Debug, Default)]
-struct Options {
+pub(in crate::commands) struct Options {
     /// Only new members (NX).
     only_new: bool,
     /// Only members that exist (XX).
@@ -28,7 +28,7 @@ struct Options {
 
 impl Options {
     /// Takes the option in that a word is; whether it is one.
-    fn take(&mut self, word: &[u8]) -> bool {
+    pub(in crate::commands) fn take(&mut self, word: &[u8]) -> bool {
         let options = [
             ("NX", &mut self.only_new),
             ("XX", &mut self.only_old),
@@ -129,8 +129,17 @@ fn add(cx: &mut Ctx<'_>, args: Args<'_>, mut options: Options) -> Outcome {
         return Err(error::SYNTAX.into());
     }
     options.check(words / 2)?;
-    let pairs = pairs_from(args, first)?;
-    let (key, settings) = (key_arg(args)?, cx.settings);
+    add_pairs(cx, key_arg(args)?, &pairs_from(args, first)?, options)
+}
+
+/// Adds pairs of scores and names, and replies.
+pub(in crate::commands) fn add_pairs(
+    cx: &mut Ctx<'_>,
+    key: &[u8],
+    pairs: &[(f64, &[u8])],
+    options: Options,
+) -> Outcome {
+    let settings = cx.settings;
     let mut entry = cx.store.entry_mut(cx.db, key)?;
     match &entry.value {
         Value::Absent => {}
@@ -139,7 +148,7 @@ fn add(cx: &mut Ctx<'_>, args: Args<'_>, mut options: Options) -> Outcome {
         }
         _ => return Err(error::WRONG_TYPE.into()),
     }
-    let done = add_all(&mut entry, &pairs, options, settings)?;
+    let done = add_all(&mut entry, pairs, options, settings)?;
     match done.score {
         Some(score) if options.increment => cx.out.double(score),
         None if options.increment => cx.out.null(),

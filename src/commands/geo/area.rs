@@ -1,0 +1,237 @@
+//! Distances on the earth, and where to look for the members of a circle or box.
+
+use super::grid::{Area, Cell, EARTH, MAX_STEP, Position, Range};
+
+/// Meters; the quadratic mean of WGS 84.
+const EARTH_RADIUS: f64 = 6_372_797.560856;
+
+/// Half of what the Web Mercator projection makes of the equator, meters.
+const HALF_EQUATOR: f64 = 20_037_726.37;
+
+const DEGREE: f64 = std::f64::consts::PI / 180.0;
+
+fn radians(degrees: f64) -> f64 {
+    degrees * DEGREE
+}
+
+fn degrees(radians: f64) -> f64 {
+    radians / DEGREE
+}
+
+/// Meters between two latitudes.
+fn latitude_distance(a: f64, b: f64) -> f64 {
+    EARTH_RADIUS * (radians(b) - radians(a)).abs()
+}
+
+/// Meters between two places by the haversine formula.
+pub(super) fn distance(a: Position, b: Position) -> f64 {
+    let v = ((radians(b.longitude) - radians(a.longitude)) / 2.0).sin();
+    if v == 0.0 {
+        return latitude_distance(a.latitude, b.latitude);
+    }
+    let (from, to) = (radians(a.latitude), radians(b.latitude));
+    let u = ((to - from) / 2.0).sin();
+    let square = u * u + from.cos() * to.cos() * v * v;
+    // Rounding may lead beyond the other side of the earth.
+    2.0 * EARTH_RADIUS * square.sqrt().min(1.0).asin()
+}
+
+/// What is searched, around a place; in units of some meters.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Form {
+    Circle { radius: f64 },
+    Box { width: f64, height: f64 },
+}
+
+/// An area to search.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Shape {
+    pub(super) form: Form,
+    /// Meters.
+    pub(super) unit: f64,
+}
+
+impl Shape {
+    /// The distance in meters of a place to the center if it is in the shape.
+    pub(super) fn distance(&self, center: Position, place: Position) -> Option<f64> {
+        match self.form {
+            Form::Circle { radius } => {
+                let distance = distance(center, place);
+                (distance <= radius * self.unit).then_some(distance)
+            }
+            Form::Box { width, height } => {
+                let (width, height) = (width * self.unit, height * self.unit);
+                let same_latitude = Position { latitude: place.latitude, ..center };
+                let is_outside = latitude_distance(place.latitude, center.latitude) > height / 2.0
+                    || distance(place, same_latitude) > width / 2.0;
+                (!is_outside).then(|| distance(center, place))
+            }
+        }
+    }
+
+    /// Meters from the center to what is farthest from it.
+    fn reach(&self) -> f64 {
+        let units = match self.form {
+            Form::Circle { radius } => radius,
+            Form::Box { width, height } => {
+                ((width / 2.0) * (width / 2.0) + (height / 2.0) * (height / 2.0)).sqrt()
+            }
+        };
+        units * self.unit
+    }
+
+    /// The area that a shape is within, about; it may reach beyond the edges of the earth.
+    fn bounds(&self, center: Position) -> Area {
+        let (width, height) = match self.form {
+            Form::Circle { radius } => (radius, radius),
+            Form::Box { width, height } => (width / 2.0, height / 2.0),
+        };
+        let Position { longitude, latitude } = center;
+        let north = degrees(self.unit * height / EARTH_RADIUS);
+        // Parallels are the shorter the nearer they are to a pole.
+        let widest = if latitude < 0.0 { latitude - north } else { latitude + north };
+        let east = degrees(self.unit * width / EARTH_RADIUS / radians(widest).cos());
+        Area {
+            longitude: Range { min: longitude - east, max: longitude + east },
+            latitude: Range { min: latitude - north, max: latitude + north },
+        }
+    }
+
+    /// The cells that together have all of the shape, in the order in which they are searched.
+    pub(super) fn cells(&self, center: Position) -> Vec<Cell> {
+        let bounds = self.bounds(center);
+        let step = steps(self.reach(), center.latitude);
+        let mut cell = Cell::of(center, &EARTH, step);
+        if step > 1 && !reaches(cell, &bounds) {
+            cell = Cell::of(center, &EARTH, step - 1);
+        }
+        let area = cell.area();
+        // With the biggest cells the whole earth is searched.
+        let leaves_out = cell.step >= 2;
+        let is_needed = |(east, north): &(i32, i32)| {
+            let is_past = match north {
+                0 => false,
+                1.. => area.latitude.max > bounds.latitude.max,
+                _ => area.latitude.min < bounds.latitude.min,
+            } || match east {
+                0 => false,
+                1.. => area.longitude.max > bounds.longitude.max,
+                _ => area.longitude.min < bounds.longitude.min,
+            };
+            !(leaves_out && is_past)
+        };
+        let mut cells: Vec<Cell> = NEIGHBOURS
+            .iter()
+            .filter(|place| is_needed(place))
+            .map(|&(east, north)| cell.neighbour(east, north))
+            .collect();
+        // On both sides of the earth may be the same cell.
+        cells.dedup();
+        cells.insert(0, cell);
+        cells
+    }
+}
+
+/// Where the cells around one are: east, north.
+const NEIGHBOURS: [(i32, i32); 8] =
+    [(0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (-1, 1), (1, -1), (-1, -1)];
+
+/// Steps of cells that are big enough for a distance in meters to reach no farther than to the
+/// next cell, in most cases.
+fn steps(mut meters: f64, latitude: f64) -> u32 {
+    if meters == 0.0 {
+        return MAX_STEP;
+    }
+    let mut steps: i32 = -1;
+    while meters < HALF_EQUATOR {
+        meters *= 2.0;
+        steps += 1;
+    }
+    steps -= i32::from(latitude.abs() > 66.0) + i32::from(latitude.abs() > 80.0);
+    steps.clamp(1, MAX_STEP.cast_signed()).cast_unsigned()
+}
+
+/// Whether the cells around one reach the bounds.
+fn reaches(cell: Cell, bounds: &Area) -> bool {
+    let next = |east, north| cell.neighbour(east, north).area();
+    let falls_short = next(0, 1).latitude.max < bounds.latitude.max
+        || next(0, -1).latitude.min > bounds.latitude.min
+        || next(1, 0).longitude.max < bounds.longitude.max
+        || next(-1, 0).longitude.min > bounds.longitude.min;
+    !falls_short
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PALERMO: Position = Position { longitude: 13.361389, latitude: 38.115556 };
+    const CATANIA: Position = Position { longitude: 15.087269, latitude: 37.502669 };
+
+    fn circle(radius: f64) -> Shape {
+        Shape { form: Form::Circle { radius }, unit: 1000.0 }
+    }
+
+    #[test]
+    fn distances_are_along_the_surface() {
+        assert_eq!(distance(PALERMO, PALERMO), 0.0);
+        assert!((distance(PALERMO, CATANIA) - 166_274.15).abs() < 1.0);
+        let antipode =
+            Position { longitude: PALERMO.longitude - 180.0, latitude: -PALERMO.latitude };
+        assert!((distance(PALERMO, antipode) - EARTH_RADIUS * std::f64::consts::PI).abs() < 1.0);
+    }
+
+    #[test]
+    fn shapes_have_edges() {
+        let far = distance(PALERMO, CATANIA) / 1000.0;
+        assert_eq!(circle(far + 0.001).distance(PALERMO, CATANIA), Some(far * 1000.0));
+        assert_eq!(circle(far - 0.001).distance(PALERMO, CATANIA), None);
+        let at = |width, height| {
+            let shape = Shape { form: Form::Box { width, height }, unit: 1000.0 };
+            shape.distance(PALERMO, CATANIA).is_some()
+        };
+        assert!(at(310.0, 140.0));
+        assert!(!at(300.0, 140.0));
+        assert!(!at(310.0, 130.0));
+    }
+
+    #[test]
+    fn cells_shrink_with_the_shape() {
+        for (radius, step) in [(0.0, 26), (0.1, 16), (100.0, 6), (6000.0, 1), (f64::INFINITY, 1)] {
+            let cells = circle(radius).cells(PALERMO);
+            assert_eq!(cells[0].step, step, "{radius}");
+        }
+        assert_eq!(steps(100_000.0, 70.0), steps(100_000.0, 0.0) - 1);
+        assert_eq!(steps(100_000.0, -84.0), steps(100_000.0, 0.0) - 2);
+    }
+
+    #[test]
+    fn cells_have_all_of_a_circle() {
+        for (longitude, latitude) in [(0.0, 0.0), (179.9, 60.0), (-100.0, -84.9), (13.4, 38.1)] {
+            let center = Position { longitude, latitude };
+            for radius in [0.001, 1.0, 50.0, 700.0] {
+                let shape = circle(radius);
+                let cells = shape.cells(center);
+                // Places all around, a little inside.
+                for direction in 0..64 {
+                    let (sin, cos) = (f64::from(direction) / 10.0).sin_cos();
+                    let reach = degrees(radius * 999.0 / EARTH_RADIUS);
+                    let place = Position {
+                        longitude: longitude + cos * reach,
+                        latitude: latitude + sin * reach,
+                    };
+                    if !EARTH.contains(place) {
+                        continue;
+                    }
+                    assert!(shape.distance(center, place).is_some());
+                    let score = place.score();
+                    let is_in = |cell: &Cell| {
+                        let (first, end) = cell.scores();
+                        first <= score && score < end
+                    };
+                    assert!(cells.iter().any(is_in), "{center:?} {radius} {place:?}");
+                }
+            }
+        }
+    }
+}
