@@ -60,8 +60,10 @@ impl History {
 
     fn step(&mut self) {
         match self.random.random_range(0..100) {
-            0..12 => self.set(),
-            12..16 => self.write_at(),
+            0..6 => self.set(),
+            6..9 => self.push(),
+            9..13 => self.edit_list(),
+            13..16 => self.write_at(),
             16..27 => self.set_fields(),
             27..31 => self.remove_fields(),
             31..39 => self.add_members(),

@@ -8,6 +8,7 @@
 mod errors;
 mod histories;
 mod image;
+mod lists;
 mod model;
 mod sets;
 mod steps;

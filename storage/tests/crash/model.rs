@@ -9,6 +9,7 @@ pub(crate) enum V {
     /// Field to value and expiry (0: never).
     Hash(BTreeMap<Vec<u8>, (Vec<u8>, u64)>),
     Set(BTreeSet<Vec<u8>>),
+    List(Vec<Vec<u8>>),
 }
 
 /// A value and its expiry (0: never).
@@ -39,6 +40,7 @@ impl std::fmt::Debug for V {
                 f.debug_list().entries(fields).finish()
             }
             Self::Set(members) => f.debug_set().entries(members.iter().map(|n| short(n))).finish(),
+            Self::List(list) => f.debug_list().entries(list.iter().map(|e| short(e))).finish(),
         }
     }
 }
@@ -56,6 +58,14 @@ impl Model {
         match self.dbs[db].get(key).map(|(v, _)| &**v) {
             Some(V::Set(members)) => members.clone(),
             _ => BTreeSet::new(),
+        }
+    }
+
+    /// What is not a list counts as an empty one.
+    pub(crate) fn list(&self, db: usize, key: &[u8]) -> Vec<Vec<u8>> {
+        match self.dbs[db].get(key).map(|(v, _)| &**v) {
+            Some(V::List(list)) => list.clone(),
+            _ => Vec::new(),
         }
     }
 

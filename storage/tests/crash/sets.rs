@@ -26,8 +26,8 @@ impl History {
         (db, sets[self.random.random_range(0..sets.len())].0.clone())
     }
 
-    /// Drops members from memory, sometimes all.
-    fn drop_some(&mut self, db: u32, name: &[u8]) {
+    /// Drops elements from memory, sometimes all.
+    pub(crate) fn drop_some(&mut self, db: u32, name: &[u8]) {
         let steps = [0, 0, 30, 10_000][self.random.random_range(0..4)];
         if steps > 0 {
             self.world.commit();

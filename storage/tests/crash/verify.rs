@@ -62,6 +62,7 @@ impl World {
                 V::Str(_) => "string",
                 V::Hash(_) => "hash",
                 V::Set(_) => "set",
+                V::List(_) => "list",
             };
             let want: BTreeMap<_, _> =
                 self.model.dbs[db].iter().map(|(k, (v, at))| (k.clone(), (kind(v), *at))).collect();

@@ -142,6 +142,12 @@ impl World {
                     assert_eq!(set.iter().count() as u64, set.len(), "length of a set");
                     V::Set(set.iter().map(<[u8]>::to_vec).collect())
                 }
+                Value::List(list) => {
+                    let elements = list.range(0, list.len(), false).or_load(db, key)?;
+                    let elements: Vec<_> = elements.map(<[u8]>::to_vec).collect();
+                    assert_eq!(elements.len() as u64, list.len(), "length of a list");
+                    V::List(elements)
+                }
                 other => panic!("no history writes a {}", other.type_name()),
             };
             Ok(Some((value, entry.expire_at_ms)))
