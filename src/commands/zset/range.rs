@@ -1,10 +1,11 @@
 //! Ranges: ZRANGE and its older forms, ZRANGESTORE.
 
 use super::parse::{self, Ranks};
-use super::{READS, built, owned, reply, zset_of};
+use super::{Owned, READS, outgrows_listpack, owned, put, reply, zset_of};
 use crate::commands::{
     Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, int_arg, is_word, key,
 };
+use crate::config::Settings;
 use crate::resp::Args;
 use flagstone_storage::store::{OrLoad, Part};
 use flagstone_storage::value::{LexEdge, Span, Typed, Zset, ZsetWalk};
@@ -181,6 +182,17 @@ fn zrevrangebylex(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     show(cx, args, Form { by: Some(By::Lex), reverse: Some(true), store: false })
 }
 
+/// A sorted set of members one after the other. As in Redis, a negative zero becomes a positive one
+/// while it is a listpack, and only a range of ranks tells before how many there are.
+fn stored(members: &Owned, by: By, settings: &Settings) -> Zset {
+    let count = if by == By::Rank { members.len() as u64 } else { 0 };
+    let mut zset = Zset::new(outgrows_listpack(count, 0, settings));
+    for (name, score) in members {
+        put(&mut zset, name, *score, settings);
+    }
+    zset
+}
+
 /// `ZRANGESTORE destination source min max [BYSCORE | BYLEX] [REV] [LIMIT offset count]`
 fn zrangestore(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let query = Query::parse(args, 2, Form { store: true, ..Form::default() })?;
@@ -194,7 +206,7 @@ fn zrangestore(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         cx.store.remove(db, destination)?;
     } else {
         let mut entry = cx.store.entry_mut(db, destination)?;
-        entry.value = built(&members, settings).into_value();
+        entry.value = stored(&members, query.options.by, settings).into_value();
         entry.expire_at_ms = 0;
     }
     cx.out.count(members.len());

@@ -17,6 +17,9 @@ const PREFIX: &[u8] = &[0];
 /// Members dropped from memory for which one block of the order is.
 const BLOCK_STEPS: usize = 64;
 
+/// A "skiplist" of more members of different scores is not searched for names one by one.
+const LEX_SEARCH: u64 = 512;
+
 impl Payload for f64 {
     fn memory(&self) -> usize {
         0
@@ -240,9 +243,9 @@ impl Zset {
 
     /// The span of names from `min` to `max`, which is meant for members of equal scores.
     ///
-    /// Where scores differ, Redis does not say what happens. A "listpack" is searched as there:
-    /// from its beginning, or with `reverse` from its end, up to the first name that is outside. In
-    /// a "skiplist" the names of the least score are meant.
+    /// Where scores differ, Redis does not say what happens. A small one is searched as a "listpack"
+    /// there: from its beginning, or with `reverse` from its end, up to the first name that is
+    /// outside. In a large "skiplist" the names of the least score are meant.
     pub fn lex_span(
         &self,
         min: LexEdge<'_>,
@@ -256,7 +259,7 @@ impl Zset {
         if low == high {
             return Ok(Self::lex_span_of(low, min, max));
         }
-        if !self.skiplist {
+        if !self.skiplist || self.len() <= LEX_SEARCH {
             self.require_all()?;
             return Ok(self.lex_search(min, max, reverse));
         }
