@@ -4,15 +4,22 @@
 pub mod bitmap;
 pub mod connection;
 pub mod context;
+pub mod draws;
 pub mod expiry;
 pub mod generic;
 pub mod hash;
 pub mod help;
 pub mod hyperloglog;
+pub mod list;
 pub mod registry;
+pub mod scan;
 pub mod server;
+pub mod set;
 pub mod spec;
 pub mod string;
+#[cfg(test)]
+mod testing;
+pub mod zset;
 
-pub use context::{Call, Ctx, Outcome, Stop, arg, error, int_arg, is_word};
+pub use context::{Call, Ctx, Misses, Outcome, Stop, arg, error, int_arg, is_word, tail};
 pub use spec::{Begin, Find, Group, KeyRange, KeySpec, Run, Spec, Waiting, acl, flag, key};

@@ -66,6 +66,44 @@ pub fn parse_f64(text: &[u8]) -> Option<f64> {
     (!value.is_nan() && !overflowed && !vanished).then_some(value)
 }
 
+/// The double that all of `text`, up to its first zero byte, is for C's `strtod` alone: spaces may
+/// lead, what overflows is infinite, nothing at all is 0. NaN is refused.
+pub fn parse_f64_loosely(text: &[u8]) -> Option<f64> {
+    let text = text.split(|byte| *byte == 0).next().filter(|text| !text.is_empty());
+    let Some(text) = text else { return Some(0.0) };
+    let is_space = |byte: &u8| matches!(byte, b' ' | b'\t'..=b'\r');
+    let number = &text[text.iter().take_while(|byte| is_space(byte)).count()..];
+    let unsigned = number.strip_prefix(b"-").or_else(|| number.strip_prefix(b"+"));
+    if let [b'0', b'x' | b'X', ..] = unsigned.unwrap_or(number) {
+        return parse_hex_f64(number);
+    }
+    let value: f64 = std::str::from_utf8(number).ok()?.parse().ok()?;
+    (!value.is_nan()).then_some(value)
+}
+
+/// The text of a double with 17 significant digits, as C's `%.17g` prints it.
+pub fn format_f64_in_full(value: f64) -> String {
+    const DIGITS: usize = 17;
+    if !value.is_finite() {
+        return format_f64(value).to_string();
+    }
+    let scientific = format!("{value:.*e}", DIGITS - 1);
+    let (mantissa, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
+    let exponent: i32 = exponent.parse().unwrap_or(0);
+    let is_plain = (-4..DIGITS as i32).contains(&exponent);
+    let plain = format!("{value:.*}", (DIGITS as i32 - 1 - exponent).max(0) as usize);
+    let digits = if is_plain { &plain } else { mantissa };
+    let digits = match digits.contains('.') {
+        true => digits.trim_end_matches('0').trim_end_matches('.'),
+        false => digits,
+    };
+    if is_plain {
+        return digits.to_owned();
+    }
+    let sign = if exponent < 0 { '-' } else { '+' };
+    format!("{digits}e{sign}{:02}", exponent.unsigned_abs())
+}
+
 /// The text of a double, which reads back as the same number (see `grisu`): whole numbers without a
 /// point up to 2^62, others in scientific notation where plain notation would be long.
 pub fn format_f64(value: f64) -> FloatText {

@@ -88,3 +88,41 @@ proptest! {
         let _ = parse_f64(&text);
     }
 }
+
+#[test]
+fn seventeen_digits_are_as_c_prints_them() {
+    for (value, text) in [
+        (0.1, "0.10000000000000001"),
+        (-2.5, "-2.5"),
+        (0.0, "0"),
+        (-0.0, "-0"),
+        (100.0, "100"),
+        (1e16, "10000000000000000"),
+        (1e17, "1e+17"),
+        (12345678901234567890.0, "1.2345678901234567e+19"),
+        (0.0001, "0.0001"),
+        (0.00001, "1.0000000000000001e-05"),
+        (5e-324, "4.9406564584124654e-324"),
+        (f64::NEG_INFINITY, "-inf"),
+    ] {
+        assert_eq!(format_f64_in_full(value), text);
+    }
+}
+
+#[test]
+fn loose_reading_is_that_of_strtod() {
+    for (text, value) in [
+        (&b""[..], Some(0.0)),
+        (b"  7", Some(7.0)),
+        (b"1e400", Some(f64::INFINITY)),
+        (b"-inf", Some(f64::NEG_INFINITY)),
+        (b"0x10", Some(16.0)),
+        (b"3\0x", Some(3.0)),
+        (b" ", None),
+        (b"7 ", None),
+        (b"nan", None),
+        (b"1x", None),
+    ] {
+        assert_eq!(parse_f64_loosely(text), value, "{text:?}");
+    }
+}

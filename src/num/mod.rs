@@ -7,7 +7,7 @@ mod integer;
 mod longdouble;
 mod memory;
 
-pub use float::{FloatText, format_f64, parse_f64};
+pub use float::{FloatText, format_f64, format_f64_in_full, parse_f64, parse_f64_loosely};
 pub use integer::{parse_i64, parse_u64};
 pub use longdouble::LongDouble;
 pub use memory::parse_memory;

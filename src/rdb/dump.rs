@@ -3,8 +3,8 @@
 use super::listpack::{self, Listpack};
 use super::writer::Writer;
 use super::{
-    HashField, Limits, Object, VERSION, VERSION_FIELD_EXPIRY, double, integer, intset, object_type,
-    quicklist_node,
+    HashField, Limits, Object, SetForm, VERSION, VERSION_FIELD_EXPIRY, ZsetForm, double, integer,
+    intset, object_type, quicklist_node,
 };
 
 /// The payload of `object`, which has no duplicates and, if a collection, is not empty.
@@ -20,8 +20,8 @@ pub fn dump<B: AsRef<[u8]>>(object: &Object<B>, limits: &Limits) -> Vec<u8> {
             writer.finish(VERSION)
         }
         Object::List(elements) => list(elements, limits),
-        Object::Set(members) => set(members, limits),
-        Object::Zset(members) => zset(members, limits),
+        Object::Set(form, members) => set(*form, members, limits),
+        Object::Zset(form, members) => zset(*form, members, limits),
         Object::Hash(fields) => match fields.iter().filter_map(|f| f.expire_at_ms).min() {
             None => hash(fields, limits),
             Some(least_expire_at_ms) => hash_with_expiry(fields, least_expire_at_ms, limits),
@@ -52,9 +52,10 @@ fn fits_listpack<'a>(
 }
 
 /// The bytes and elements a quicklist node may have.
-struct NodeLimit {
-    bytes: usize,
-    count: usize,
+#[derive(Debug, Clone, Copy)]
+pub struct NodeLimit {
+    pub bytes: usize,
+    pub count: usize,
 }
 
 impl NodeLimit {
@@ -63,7 +64,8 @@ impl NodeLimit {
     /// What an element is taken to need beside its text, in bytes.
     const ELEMENT_OVERHEAD: usize = 8;
 
-    fn new(list_max_listpack_size: i32) -> Self {
+    /// What the setting allows.
+    pub fn new(list_max_listpack_size: i32) -> Self {
         match usize::try_from(list_max_listpack_size) {
             Ok(count) => NodeLimit { bytes: Self::SAFE_BYTES, count: count.max(1) },
             Err(_) => {
@@ -123,24 +125,20 @@ fn list<B: AsRef<[u8]>>(elements: &[B], limits: &Limits) -> Vec<u8> {
     writer.finish(VERSION)
 }
 
-fn set<B: AsRef<[u8]>>(members: &[B], limits: &Limits) -> Vec<u8> {
+fn set<B: AsRef<[u8]>>(form: SetForm, members: &[B], limits: &Limits) -> Vec<u8> {
     let members = members.iter().map(AsRef::as_ref);
-    // A set of integers stays an intset until the first other member comes.
-    let mut leading: Vec<i64> = members.clone().map_while(integer::parse).collect();
-    leading.sort_unstable();
-    if leading.len() == members.len() {
-        if leading.len() <= limits.set_max_intset_entries {
-            return single(object_type::SET_INTSET, &intset::encode(&leading), limits);
-        }
-    } else if fits_listpack(
-        members.len(),
-        limits.set_max_listpack_entries,
-        members.clone(),
-        limits.set_max_listpack_value,
-    ) {
+    let integers = || members.clone().map(integer::parse).collect::<Option<Vec<i64>>>();
+    if form == SetForm::Intset
+        && let Some(mut integers) = integers()
+    {
+        integers.sort_unstable();
+        return single(object_type::SET_INTSET, &intset::encode(&integers), limits);
+    }
+    if form == SetForm::Listpack
+        && fits_listpack(members.len(), usize::MAX, members.clone(), usize::MAX)
+    {
         let mut listpack = Listpack::new();
-        leading.iter().for_each(|&member| listpack.push_integer(member));
-        members.skip(leading.len()).for_each(|member| listpack.push(member));
+        members.for_each(|member| listpack.push(member));
         return single(object_type::SET_LISTPACK, &listpack.finish(), limits);
     }
     let mut writer = Writer::new(object_type::SET, limits.compression);
@@ -149,15 +147,14 @@ fn set<B: AsRef<[u8]>>(members: &[B], limits: &Limits) -> Vec<u8> {
     writer.finish(VERSION)
 }
 
-fn zset<B: AsRef<[u8]>>(members: &[(B, f64)], limits: &Limits) -> Vec<u8> {
+fn zset<B: AsRef<[u8]>>(form: ZsetForm, members: &[(B, f64)], limits: &Limits) -> Vec<u8> {
     let mut members: Vec<(&[u8], f64)> =
         members.iter().map(|(member, score)| (member.as_ref(), *score)).collect();
     members.sort_unstable_by(|a, b| {
         a.1.partial_cmp(&b.1).unwrap_or(std::cmp::Ordering::Equal).then_with(|| a.0.cmp(b.0))
     });
     let names = members.iter().map(|(member, _)| *member);
-    let (max_count, max_len) = (limits.zset_max_listpack_entries, limits.zset_max_listpack_value);
-    if fits_listpack(members.len(), max_count, names, max_len) {
+    if form == ZsetForm::Listpack && fits_listpack(members.len(), usize::MAX, names, usize::MAX) {
         let mut listpack = Listpack::new();
         for (member, score) in members {
             listpack.push(member);

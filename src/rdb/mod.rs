@@ -26,7 +26,7 @@ mod zipmap;
 
 use thiserror::Error;
 
-pub use dump::dump;
+pub use dump::{NodeLimit, dump};
 pub use restore::{restore, restore_newer};
 
 /// A value of any type that has a payload; `B` are its bytes, owned or borrowed.
@@ -35,12 +35,28 @@ pub enum Object<B = Vec<u8>> {
     String(B),
     /// From head to tail.
     List(Vec<B>),
-    /// Distinct members, in any order; a small set is dumped in this order.
-    Set(Vec<B>),
+    /// Distinct members, in any order; a listpack is dumped in this order.
+    Set(SetForm, Vec<B>),
     /// Distinct members, each with its score, in any order.
-    Zset(Vec<(B, f64)>),
+    Zset(ZsetForm, Vec<(B, f64)>),
     /// Distinct fields, in any order; a small hash is dumped in this order.
     Hash(Vec<HashField<B>>),
+}
+
+/// How the members of a set lie in a payload.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SetForm {
+    /// They are integers.
+    Intset,
+    Listpack,
+    Table,
+}
+
+/// How the members of a sorted set lie in a payload.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ZsetForm {
+    Listpack,
+    Skiplist,
 }
 
 /// One field of a hash.
@@ -60,13 +76,6 @@ pub struct Limits {
     pub hash_max_listpack_value: usize,
     /// Positive: elements of a node; -1 to -5: 4, 8, 16, 32, 64 KiB a node.
     pub list_max_listpack_size: i32,
-    pub set_max_intset_entries: usize,
-    pub set_max_listpack_entries: usize,
-    /// In bytes, of a member.
-    pub set_max_listpack_value: usize,
-    pub zset_max_listpack_entries: usize,
-    /// In bytes, of a member.
-    pub zset_max_listpack_value: usize,
     /// `rdbcompression`: LZF for strings of more than 20 bytes.
     pub compression: bool,
 }
@@ -78,11 +87,6 @@ impl Default for Limits {
             hash_max_listpack_entries: 512,
             hash_max_listpack_value: 64,
             list_max_listpack_size: -2,
-            set_max_intset_entries: 512,
-            set_max_listpack_entries: 128,
-            set_max_listpack_value: 64,
-            zset_max_listpack_entries: 128,
-            zset_max_listpack_value: 64,
             compression: true,
         }
     }

@@ -3,9 +3,9 @@
 use super::listpack::{self, Element};
 use super::reader::{Reader, Result};
 use super::{
-    FIELD_EXPIRY_MAX_MS, HashField, Object, RestoreError, VERSION_FIELD_EXPIRY,
-    VERSION_FOREIGN_MAX, crc64, distinct, double, intset, object_type, quicklist_node, ziplist,
-    zipmap,
+    FIELD_EXPIRY_MAX_MS, HashField, Object, RestoreError, SetForm, VERSION_FIELD_EXPIRY,
+    VERSION_FOREIGN_MAX, ZsetForm, crc64, distinct, double, intset, object_type, quicklist_node,
+    ziplist, zipmap,
 };
 
 /// The object in `payload`.
@@ -52,8 +52,10 @@ fn is_valid(object: &Object) -> bool {
     match object {
         Object::String(_) => true,
         Object::List(elements) => !elements.is_empty(),
-        Object::Set(members) => !members.is_empty() && distinct(members.iter().map(Vec::as_slice)),
-        Object::Zset(members) => {
+        Object::Set(_, members) => {
+            !members.is_empty() && distinct(members.iter().map(Vec::as_slice))
+        }
+        Object::Zset(_, members) => {
             !members.is_empty() && distinct(members.iter().map(|(member, _)| member.as_slice()))
         }
         Object::Hash(fields) => {
@@ -70,14 +72,24 @@ fn object(reader: &mut Reader<'_>) -> Result<Object> {
         object_type::LIST_ZIPLIST => Object::List(texts(ziplist::elements(&reader.string()?)?)),
         object_type::LIST_QUICKLIST => Object::List(quicklist_of_ziplists(reader)?),
         object_type::LIST_QUICKLIST_2 => Object::List(quicklist(reader)?),
-        object_type::SET => Object::Set(strings(reader)?),
-        object_type::SET_INTSET => Object::Set(integers(&intset::members(&reader.string()?)?)),
-        object_type::SET_LISTPACK => Object::Set(texts(listpack::elements(&reader.string()?)?)),
-        object_type::ZSET => Object::Zset(scored_strings(reader, Reader::text_score)?),
-        object_type::ZSET_2 => Object::Zset(scored_strings(reader, Reader::binary_score)?),
-        object_type::ZSET_ZIPLIST => Object::Zset(scored(&ziplist::elements(&reader.string()?)?)?),
+        object_type::SET => Object::Set(SetForm::Table, strings(reader)?),
+        object_type::SET_INTSET => {
+            Object::Set(SetForm::Intset, integers(&intset::members(&reader.string()?)?))
+        }
+        object_type::SET_LISTPACK => {
+            Object::Set(SetForm::Listpack, texts(listpack::elements(&reader.string()?)?))
+        }
+        object_type::ZSET => {
+            Object::Zset(ZsetForm::Skiplist, scored_strings(reader, Reader::text_score)?)
+        }
+        object_type::ZSET_2 => {
+            Object::Zset(ZsetForm::Skiplist, scored_strings(reader, Reader::binary_score)?)
+        }
+        object_type::ZSET_ZIPLIST => {
+            Object::Zset(ZsetForm::Listpack, scored(&ziplist::elements(&reader.string()?)?)?)
+        }
         object_type::ZSET_LISTPACK => {
-            Object::Zset(scored(&listpack::elements(&reader.string()?)?)?)
+            Object::Zset(ZsetForm::Listpack, scored(&listpack::elements(&reader.string()?)?)?)
         }
         object_type::HASH => Object::Hash(hash(reader)?),
         object_type::HASH_ZIPMAP => Object::Hash(hash_of_zipmap(&reader.string()?)?),

@@ -18,12 +18,12 @@ fn list(elements: &[&str]) -> Object {
     Object::List(elements.iter().map(|&element| element.into()).collect())
 }
 
-fn set(members: &[&str]) -> Object {
-    Object::Set(members.iter().map(|&member| member.into()).collect())
+fn set(form: SetForm, members: &[&str]) -> Object {
+    Object::Set(form, members.iter().map(|&member| member.into()).collect())
 }
 
-fn zset(members: &[(&str, f64)]) -> Object {
-    Object::Zset(members.iter().map(|&(member, score)| (member.into(), score)).collect())
+fn zset(form: ZsetForm, members: &[(&str, f64)]) -> Object {
+    Object::Zset(form, members.iter().map(|&(member, score)| (member.into(), score)).collect())
 }
 
 fn hash(fields: &[(&str, &str, Option<u64>)]) -> Object {
@@ -61,22 +61,34 @@ fn written() -> Vec<(&'static str, Object)> {
              ff00e00b00016262020a0a0000000100c12c02ff0b00cbc4e795181b635b",
             list(&["a", "-1", &"b".repeat(9000), "300"]),
         ),
-        ("0b0e0200000003000000fbff00002c010b003213dc6ec1187db8", set(&["-5", "0", "300"])),
-        ("0b10040000000200000090eefeff010000000b00fd7eb89aa470058c", set(&["-70000", "1"])),
+        (
+            "0b0e0200000003000000fbff00002c010b003213dc6ec1187db8",
+            set(SetForm::Intset, &["-5", "0", "300"]),
+        ),
+        (
+            "0b10040000000200000090eefeff010000000b00fd7eb89aa470058c",
+            set(SetForm::Intset, &["-70000", "1"]),
+        ),
         (
             "0bc312180408000000022003a0000180ff600001ff7f0b0009e588f23375f2c5",
-            set(&["-9223372036854775808", "9223372036854775807"]),
+            set(SetForm::Intset, &["-9223372036854775808", "9223372036854775807"]),
         ),
-        ("1410100000000400010103018178020201ff0b00f6f2ee70b47aed0f", set(&["1", "3", "x", "2"])),
+        (
+            "1410100000000400010103018178020201ff0b00f6f2ee70b47aed0f",
+            set(SetForm::Listpack, &["1", "3", "x", "2"]),
+        ),
         (
             "112b2b0000000a00816302842d302e35058165028431652d39058161020101816202010181640283696e\
              6604ff0b00f8b7dbf00108283c",
-            zset(&[("c", -0.5), ("e", 1e-9), ("a", 1.0), ("b", 1.0), ("d", f64::INFINITY)]),
+            zset(
+                ZsetForm::Listpack,
+                &[("c", -0.5), ("e", 1e-9), ("a", 1.0), ("b", 1.0), ("d", f64::INFINITY)],
+            ),
         ),
         (
             "0502016e0000000000000040c3094041016d6de03400016d6d000000000000f03f0b00b7a2f60a455909\
              27",
-            zset(&[("n", 2.0), (&"m".repeat(65), 1.0)]),
+            zset(ZsetForm::Skiplist, &[("n", 2.0), (&"m".repeat(65), 1.0)]),
         ),
         (
             "10121200000004008166028176020101dfff02ff0b002c85f6b862cf4b99",
@@ -101,7 +113,7 @@ fn only_read() -> Vec<(&'static str, Object)> {
         // Not compressed.
         (
             "0b1808000000020000000000000000000080ffffffffffffff7f0b004102dee1865b02f3",
-            set(&["-9223372036854775808", "9223372036854775807"]),
+            set(SetForm::Intset, &["-9223372036854775808", "9223372036854775807"]),
         ),
         // Lengths of more bytes than they need.
         ("00800000000268690b00e416957f792efc81", string("hi")),
@@ -118,23 +130,23 @@ fn only_read() -> Vec<(&'static str, Object)> {
              6d3c",
             list(&["a", "-32768", "plain"]),
         ),
-        ("02020161c0ff0b008d0c5ae335775bc2", set(&["a", "-1"])),
+        ("02020161c0ff0b008d0c5ae335775bc2", set(SetForm::Table, &["a", "-1"])),
         (
             "0303016103312e350162ff0163fe0b0085a253ff460d6ed1",
-            zset(&[("a", 1.5), ("b", f64::NEG_INFINITY), ("c", f64::INFINITY)]),
+            zset(ZsetForm::Skiplist, &[("a", 1.5), ("b", f64::NEG_INFINITY), ("c", f64::INFINITY)]),
         ),
         (
             "05020161000000000000f83f0162000000000000f0ff0b002148c34098018f82",
-            zset(&[("a", 1.5), ("b", f64::NEG_INFINITY)]),
+            zset(ZsetForm::Skiplist, &[("a", 1.5), ("b", f64::NEG_INFINITY)]),
         ),
         (
             "0c20200000001a000000060000016103f20201620303322e350501630303696e66ff0b0087851c854d42\
              023f",
-            zset(&[("a", 1.0), ("b", 2.5), ("c", f64::INFINITY)]),
+            zset(ZsetForm::Listpack, &[("a", 1.0), ("b", 2.5), ("c", f64::INFINITY)]),
         ),
         (
             "1114140000000400816102010181620283322e3504ff0b00bd93d3d70bdb305e",
-            zset(&[("a", 1.0), ("b", 2.5)]),
+            zset(ZsetForm::Listpack, &[("a", 1.0), ("b", 2.5)]),
         ),
         ("040201660176c001000b0014766c441ab4c115", hash(&[("f", "v", None), ("1", "", None)])),
         (
@@ -186,23 +198,10 @@ fn long_entries_of_former_encodings() {
 fn a_dump_follows_the_limits() {
     let of = |limits: &Limits, object: &Object| dump(object, limits)[0];
     let default = Limits::default();
-    let none = Limits {
-        hash_max_listpack_entries: 0,
-        set_max_intset_entries: 0,
-        set_max_listpack_entries: 0,
-        zset_max_listpack_entries: 0,
-        ..Limits::default()
-    };
+    let none = Limits { hash_max_listpack_entries: 0, ..Limits::default() };
     let hash = hash(&[("a", "b", None)]);
     assert_eq!(of(&default, &hash), object_type::HASH_LISTPACK);
     assert_eq!(of(&none, &hash), object_type::HASH);
-    let zset = zset(&[("a", 0.0)]);
-    assert_eq!(of(&default, &zset), object_type::ZSET_LISTPACK);
-    assert_eq!(of(&none, &zset), object_type::ZSET_2);
-    assert_eq!(of(&default, &set(&["1"])), object_type::SET_INTSET);
-    assert_eq!(of(&default, &set(&["a"])), object_type::SET_LISTPACK);
-    assert_eq!(of(&none, &set(&["1"])), object_type::SET);
-    assert_eq!(of(&none, &set(&["a"])), object_type::SET);
     let text = string(&"ab".repeat(15));
     let uncompressed = dump(&text, &Limits { compression: false, ..Limits::default() });
     assert_eq!(uncompressed.len(), 2 + 30 + FOOTER_LEN);
@@ -210,6 +209,20 @@ fn a_dump_follows_the_limits() {
     let by_count = dump(&elements, &Limits { list_max_listpack_size: 2, ..Limits::default() });
     assert_eq!(by_count[..2], [object_type::LIST_QUICKLIST_2, 2]);
     assert_eq!(restore(&by_count), Ok(elements));
+}
+
+#[test]
+fn a_set_is_dumped_in_its_form() {
+    for (form, object_type) in [
+        (SetForm::Intset, object_type::SET_INTSET),
+        (SetForm::Listpack, object_type::SET_LISTPACK),
+        (SetForm::Table, object_type::SET),
+    ] {
+        let payload = dump(&set(form, &["2", "1"]), &Limits::default());
+        assert_eq!(payload[0], object_type);
+        let order = if form == SetForm::Intset { ["1", "2"] } else { ["2", "1"] };
+        assert_eq!(restore(&payload), Ok(set(form, &order)));
+    }
 }
 
 #[test]
@@ -326,15 +339,18 @@ fn any_object() -> impl Strategy<Value = Object> {
     use proptest::collection::{hash_map, hash_set, vec};
     let score = any::<f64>().prop_filter("a score", |score| !score.is_nan());
     let field = (any_text(), proptest::option::of(0..=FIELD_EXPIRY_MAX_MS));
+    let text_form = prop_oneof![Just(SetForm::Listpack), Just(SetForm::Table)];
+    let zset_form = prop_oneof![Just(ZsetForm::Listpack), Just(ZsetForm::Skiplist)];
     let to_field = |(name, (value, expire_at_ms))| HashField { name, value, expire_at_ms };
     prop_oneof![
         vec(any_text(), 1..30).prop_map(|texts| Object::String(texts.concat())),
         vec(any_text(), 1..200).prop_map(Object::List),
-        hash_set(any_text(), 1..200).prop_map(|members| Object::Set(Vec::from_iter(members))),
+        (text_form, hash_set(any_text(), 1..200))
+            .prop_map(|(form, members)| Object::Set(form, Vec::from_iter(members))),
         hash_set(any::<i16>().prop_map(|i| i.to_string().into_bytes()), 1..200)
-            .prop_map(|members| Object::Set(Vec::from_iter(members))),
-        hash_map(any_text(), score, 1..200)
-            .prop_map(|members| Object::Zset(Vec::from_iter(members))),
+            .prop_map(|members| Object::Set(SetForm::Intset, Vec::from_iter(members))),
+        (zset_form, hash_map(any_text(), score, 1..200))
+            .prop_map(|(form, members)| Object::Zset(form, Vec::from_iter(members))),
         hash_map(any_text(), any_text(), 1..200).prop_map(move |fields| Object::Hash(
             fields.into_iter().map(|(name, value)| to_field((name, (value, None)))).collect()
         )),
@@ -347,8 +363,8 @@ fn any_object() -> impl Strategy<Value = Object> {
 fn sorted(mut object: Object) -> Object {
     match &mut object {
         Object::String(_) | Object::List(_) => (),
-        Object::Set(members) => members.sort(),
-        Object::Zset(members) => members.sort_by(|a, b| a.0.cmp(&b.0)),
+        Object::Set(_, members) => members.sort(),
+        Object::Zset(_, members) => members.sort_by(|a, b| a.0.cmp(&b.0)),
         Object::Hash(fields) => fields.sort_by(|a, b| a.name.cmp(&b.name)),
     }
     object

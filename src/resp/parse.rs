@@ -173,7 +173,7 @@ impl<'a> Args<'a> {
     }
 
     /// All arguments in order.
-    pub fn iter(&self) -> impl ExactSizeIterator<Item = &'a [u8]> + use<'a> {
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &'a [u8]> + Clone + use<'a> {
         let source = self.source;
         self.ranges.iter().map(move |&(start, end)| &source[start as usize..end as usize])
     }

@@ -5,5 +5,6 @@ mod durability;
 mod hostile;
 mod keyspace;
 mod server;
+mod undeclared;
 
 pub use server::Server;

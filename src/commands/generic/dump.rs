@@ -2,14 +2,14 @@
 
 use super::object::counts_accesses;
 use crate::commands::{
-    Ctx, KeySpec, Outcome, Run, Spec, Stop, acl, arg, error, flag, int_arg, is_word, key,
+    Ctx, KeySpec, Outcome, Run, Spec, Stop, acl, arg, error, flag, int_arg, is_word, key, set, zset,
 };
 use crate::config::{RdbVersionCheck, Settings};
 use crate::num::parse_i64;
-use crate::rdb::{self, HashField, Limits, Object, RestoreError};
+use crate::rdb::{self, HashField, Limits, NodeLimit, Object, SetForm, ZsetForm};
 use crate::resp::Args;
 use flagstone_storage::store::OrLoad;
-use flagstone_storage::value::{Hash, Str, Value};
+use flagstone_storage::value::{Hash, List, SetEncoding, Str, Typed, Value};
 
 /// `DUMP key`
 fn dump(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
@@ -30,7 +30,25 @@ fn dump(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
             limits.hash_max_listpack_value = most;
             rdb::dump(&Object::Hash(live_fields(hash, now_ms)), &limits)
         }
-        Some(_) => return Err(error::WRONG_TYPE.into()),
+        Some(Value::Set(set)) => {
+            set.require_all().or_load(cx.db, name)?;
+            let form = match set.encoding() {
+                SetEncoding::Intset => SetForm::Intset,
+                SetEncoding::Listpack => SetForm::Listpack,
+                SetEncoding::Table => SetForm::Table,
+            };
+            rdb::dump(&Object::Set(form, set.iter().collect()), &limits)
+        }
+        Some(Value::List(list)) => {
+            let elements = list.range(0, list.len(), false).or_load(cx.db, name)?;
+            limits.list_max_listpack_size = cx.settings.list_max_listpack_size;
+            rdb::dump(&Object::List(elements.collect()), &limits)
+        }
+        Some(Value::Zset(zset)) => {
+            zset.require_all().or_load(cx.db, name)?;
+            let form = if zset.is_skiplist() { ZsetForm::Skiplist } else { ZsetForm::Listpack };
+            rdb::dump(&Object::Zset(form, zset.iter().collect()), &limits)
+        }
     };
     cx.out.bulk(&payload);
     Ok(())
@@ -141,9 +159,9 @@ fn value_of(object: Object, settings: &Settings, now_ms: u64) -> Result<Value, S
     match object {
         Object::String(bytes) => Ok(Value::Str(Str::new(&bytes))),
         Object::Hash(fields) => Ok(hash_of(fields, settings, now_ms)),
-        Object::List(_) | Object::Set(_) | Object::Zset(_) => {
-            Err(RestoreError::BadFormat.to_string().into())
-        }
+        Object::Set(form, members) => Ok(set::restored(form, &members, settings).into_value()),
+        Object::List(elements) => Ok(list_of(&elements, settings)),
+        Object::Zset(form, members) => Ok(zset::restored(form, &members, settings).into_value()),
     }
 }
 
@@ -162,6 +180,15 @@ fn hash_of(fields: Vec<HashField>, settings: &Settings, now_ms: u64) -> Value {
         hash.make_table();
     }
     if hash.is_empty() { Value::Absent } else { Value::Hash(Box::new(hash)) }
+}
+
+fn list_of(elements: &[Vec<u8>], settings: &Settings) -> Value {
+    let limit = NodeLimit::new(settings.list_max_listpack_size);
+    let mut list = List::new();
+    elements.iter().for_each(|element| list.push(element, false));
+    let fits = list.listpack_bytes() <= limit.bytes as u64 && elements.len() <= limit.count;
+    list.set_quicklist(!fits);
+    Value::List(Box::new(list))
 }
 
 /// DUMP and RESTORE.

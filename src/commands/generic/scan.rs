@@ -1,9 +1,10 @@
 //! Walking over the keys of a database: SCAN, KEYS, RANDOMKEY.
 
 use super::shown;
+use crate::commands::scan::parse_cursor;
 use crate::commands::{Call, Run, Spec, Stop, Waiting, acl, arg, error, flag, is_word};
 use crate::glob;
-use crate::num::{parse_i64, parse_u64};
+use crate::num::parse_i64;
 use crate::resp::{Args, Reply};
 use crate::routing;
 use crate::worker::{Cursor, ScanKey};
@@ -110,7 +111,7 @@ fn scan_options<'a>(args: Args<'a>, out: &mut Reply) -> Result<Option<(Filter<'a
 /// `SCAN cursor [MATCH pattern] [COUNT count] [TYPE type]`
 fn scan<'a>(call: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
     Box::pin(async move {
-        let number = parse_u64(arg(args, 1)?).ok_or("ERR invalid cursor")?;
+        let number = parse_cursor(arg(args, 1)?)?;
         let Some((filter, count)) = scan_options(args, call.out)? else { return Ok(()) };
         let mut next = Cursor::from_number(number);
         let mut left = count;

@@ -12,7 +12,7 @@ pub mod scan;
 pub mod ttl;
 pub mod write;
 
-use super::{Ctx, KeySpec, Outcome, Stop, arg, error, is_word, key};
+use super::{Ctx, KeySpec, Outcome, Stop, arg, error, is_word, key, tail};
 use crate::config::Settings;
 use crate::resp::Args;
 use flagstone_storage::store::{EntryMut, OrLoad};
@@ -130,14 +130,6 @@ fn fields_from(args: Args<'_>, at: usize, not_a_count: &'static str) -> Result<u
         return Err("ERR The `numfields` parameter must match the number of arguments".into());
     }
     Ok(at + 2)
-}
-
-/// The arguments from `first` on.
-fn tail<'a>(
-    args: Args<'a>,
-    first: usize,
-) -> std::iter::Skip<impl ExactSizeIterator<Item = &'a [u8]> + use<'a>> {
-    args.iter().skip(first)
 }
 
 /// Error for the count behind FIELDS.

@@ -1,14 +1,11 @@
 //! HRANDFIELD.
 
 use super::{READS, key_arg};
-use crate::commands::{Ctx, Group, Outcome, Run, Spec, arg, error, flag, int_arg, is_word};
+use crate::commands::{Ctx, Group, Outcome, Run, Spec, arg, draws, error, flag, is_word};
 use crate::resp::Args;
 use flagstone_storage::Store;
 use flagstone_storage::store::{Fault, OrLoad};
 use flagstone_storage::value::{Hash, Typed};
-
-/// Most fields that one command may draw with repetition; a reply of more would not fit anywhere.
-const MAX_DRAWS: u64 = 1 << 24;
 
 /// The hash of a key without expired fields; `None` if the key does not exist.
 fn live_hash<'a>(store: &'a mut Store, db: u32, key: &[u8]) -> Result<Option<&'a Hash>, Fault> {
@@ -33,20 +30,15 @@ fn hrandfield(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         cx.out.bulk_or_null(drawn.first().map(|(name, _)| *name));
         return Ok(());
     }
-    let count = int_arg(args, 2)?;
-    if count == i64::MIN {
-        let (min, max) = (-i64::MAX, i64::MAX);
-        return Err(format!("ERR value is out of range, value must between {min} and {max}").into());
-    }
+    let count = draws::count_arg(args, 2)?;
     if args.len() > 4 || (args.len() == 4 && !is_word(arg(args, 3)?, "WITHVALUES")) {
         return Err(error::SYNTAX.into());
     }
     let with_values = args.len() == 4;
-    let too_many = with_values && count.unsigned_abs() > i64::MAX as u64 / 2;
-    if too_many || (count < 0 && count.unsigned_abs() > MAX_DRAWS) {
+    if with_values && count.unsigned_abs() > i64::MAX as u64 / 2 {
         return Err("ERR value is out of range".into());
     }
-    let wanted = usize::try_from(count.unsigned_abs()).unwrap_or(usize::MAX);
+    let wanted = draws::wanted(count)?;
     let drawn = match live_hash(cx.store, cx.db, key)? {
         None => Vec::new(),
         Some(hash) if count < 0 => hash.draw(wanted).or_load(cx.db, key)?,

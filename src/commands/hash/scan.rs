@@ -1,102 +1,43 @@
 //! HSCAN.
-//!
-//! The cursor is a place among the fields in the order of their names' keyed hashes, of which it
-//! holds 48 bits. It needs no state, and stays good over evictions and restarts.
 
 use super::{READS, key_arg};
-use crate::commands::{Ctx, Group, Outcome, Run, Spec, Stop, arg, error, flag, int_arg, is_word};
-use crate::glob;
+use crate::commands::scan::{self, Options};
+use crate::commands::{Ctx, Group, Outcome, Run, Spec, arg, flag};
 use crate::resp::Args;
 use flagstone_storage::store::OrLoad;
-
-/// Bits of a name's hash that the cursor leaves out, so that it fits a double.
-const LEFT_OUT: u32 = 16;
-
-/// What follows the cursor.
-struct Options<'a> {
-    count: usize,
-    pattern: Option<&'a [u8]>,
-    values: bool,
-}
-
-impl<'a> Options<'a> {
-    fn parse(args: Args<'a>) -> Result<Self, Stop> {
-        let mut options = Self { count: 10, pattern: None, values: true };
-        let mut at = 3;
-        while let Some(word) = args.get(at) {
-            let has_value = at + 1 < args.len();
-            if is_word(word, "COUNT") && has_value {
-                let count = int_arg(args, at + 1)?;
-                if count < 1 {
-                    return Err(error::SYNTAX.into());
-                }
-                options.count = usize::try_from(count).unwrap_or(usize::MAX);
-                at += 2;
-            } else if is_word(word, "MATCH") && has_value {
-                options.pattern = args.get(at + 1).filter(|pattern| *pattern != b"*");
-                at += 2;
-            } else if is_word(word, "NOVALUES") {
-                options.values = false;
-                at += 1;
-            } else if is_word(word, "NOSCORES") {
-                return Err("ERR NOSCORES option can only be used in ZSCAN".into());
-            } else {
-                return Err(error::SYNTAX.into());
-            }
-        }
-        Ok(options)
-    }
-
-    fn takes(&self, name: &[u8]) -> bool {
-        self.pattern.is_none_or(|pattern| glob::matches(pattern, name))
-    }
-}
-
-/// A cursor as C's `strtoull` reads it: spaces, a plus and zeros may lead.
-fn parse_cursor(text: &[u8]) -> Result<u64, Stop> {
-    let digits = text.trim_ascii_start();
-    let digits = digits.strip_prefix(b"+").unwrap_or(digits);
-    let zeros = digits.iter().take_while(|&&b| b == b'0').count();
-    let digits = &digits[zeros.min(digits.len().saturating_sub(1))..];
-    crate::num::parse_u64(digits).ok_or_else(|| "ERR invalid cursor".into())
-}
+use flagstone_storage::value::Field;
 
 /// `HSCAN key cursor [MATCH pattern] [COUNT count] [NOVALUES]`
 ///
 /// A listpack is answered whole.
 fn hscan(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let key = key_arg(args)?;
-    let cursor = parse_cursor(arg(args, 2)?)?;
+    let cursor = scan::parse_cursor(arg(args, 2)?)?;
     let now_ms = cx.now_ms();
     let layout = cx.store.layout().clone();
+    let mut shown: Vec<Box<[u8]>> = Vec::new();
     let Some(hash) = cx.store.hash(cx.db, key)? else {
-        cx.out.array(2);
-        cx.out.bulk_str("0");
-        cx.out.array(0);
+        scan::reply(cx.out, 0, &shown);
         return Ok(());
     };
-    let options = Options::parse(args)?;
-    let mut shown = Vec::new();
-    let mut visit = |name: &[u8], field: &flagstone_storage::value::Field| {
+    let options = Options::parse(args, "HSCAN")?;
+    let mut visit = |name: &[u8], field: &Field| {
         if !field.is_expired(now_ms) && options.takes(name) {
-            shown.push(Box::<[u8]>::from(name));
-            if options.values {
+            shown.push(name.into());
+            if !options.names_only {
                 shown.push(field.value.clone());
             }
         }
     };
     let next = if hash.is_table() {
-        let place = |name: &[u8]| layout.hash(name) >> LEFT_OUT;
+        let place = |name: &[u8]| scan::place(&layout, name);
         hash.scan(cursor, options.count, place, visit).or_load(cx.db, key)?
     } else {
         hash.require_all().or_load(cx.db, key)?;
         hash.iter().for_each(|(name, field)| visit(name, field));
         0
     };
-    cx.out.array(2);
-    cx.out.bulk_str(&next.to_string());
-    cx.out.array(shown.len());
-    shown.iter().for_each(|item| cx.out.bulk(item));
+    scan::reply(cx.out, next, &shown);
     Ok(())
 }
 
@@ -114,25 +55,3 @@ pub const COMMANDS: &[Spec] = &[Spec {
     run: Run::Keys(hscan),
     ..Spec::NEW
 }];
-
-#[cfg(test)]
-mod tests {
-    use super::parse_cursor;
-
-    #[test]
-    fn cursors_are_read_as_c_does() {
-        for (text, want) in [
-            ("0", Some(0)),
-            ("007", Some(7)),
-            ("00", Some(0)),
-            (" +12", Some(12)),
-            ("18446744073709551615", Some(u64::MAX)),
-            ("18446744073709551616", None),
-            ("", None),
-            ("-1", None),
-            ("1x", None),
-        ] {
-            assert_eq!(parse_cursor(text.as_bytes()).ok(), want, "{text:?}");
-        }
-    }
-}

@@ -1,44 +1,19 @@
 //! Commands on hashes that are partly in memory, on fields that have expired, and commands that
 //! change nothing.
 
-use super::super::{Ctx, Run, Stop, registry};
+use super::super::Stop;
+use super::super::testing::{NOW_MS, store, try_run};
 use crate::config::Settings;
-use crate::resp::{Args, Proto, Reply};
+use crate::resp::Proto;
 use flagstone_storage::Store;
 use flagstone_storage::encoding::{decode_entry, encode_meta};
-use flagstone_storage::slot::Layout;
-use flagstone_storage::store::{Part, Versions};
+use flagstone_storage::store::Part;
 use flagstone_storage::value::{Hash, Value};
-use std::sync::Arc;
-
-/// The time of a command unless it matters, ms.
-const NOW_MS: u64 = 1_000_000;
-
-fn store(partial: bool) -> Store {
-    let layout = Arc::new(Layout { shards: 2, seed: 1 });
-    Store::new(layout, Arc::new(Versions::new(1)), &[1], partial)
-}
 
 /// Runs a command at a time once; its reply, or why it stopped.
 fn try_at(store: &mut Store, now_ms: u64, words: &[&str]) -> Result<String, Stop> {
-    let bytes = words.concat();
-    let mut end = 0;
-    let ranges: Vec<(u32, u32)> = words
-        .iter()
-        .map(|word| {
-            let start = end;
-            end += word.len() as u32;
-            (start, end)
-        })
-        .collect();
-    let args = Args::new(bytes.as_bytes(), &ranges);
-    let command = registry::lookup(words[0].as_bytes()).unwrap();
-    let Run::Keys(handler) = command.spec.run else { panic!("not on keys") };
     let settings = Settings { hash_max_listpack_entries: 3, ..Settings::default() };
-    let mut out = Reply::new(Proto::Resp2);
-    store.begin(now_ms, true);
-    handler(&mut Ctx { store, out: &mut out, db: 0, settings: &settings }, args)?;
-    Ok(String::from_utf8(out.into_bytes()).unwrap())
+    try_run(store, &settings, Proto::Resp2, now_ms, words)
 }
 
 /// The same for a command that misses nothing.
@@ -68,7 +43,7 @@ fn run_cold(disk: &mut Store, words: &[&str]) -> (Vec<String>, String) {
     loop {
         let need = match try_at(&mut store, NOW_MS, words) {
             Ok(reply) => return (missed, reply),
-            Err(Stop::Miss(need)) => need,
+            Err(Stop::Miss(mut needs)) => needs.pop().unwrap(),
             Err(other) => panic!("{words:?}: {other:?}"),
         };
         assert!(!store.is_dirty(), "{words:?} changed something before it missed");

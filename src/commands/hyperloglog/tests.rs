@@ -1,6 +1,7 @@
 //! Sketches that are not in memory, and commands that change nothing.
 
-use super::super::string::tests::{cold, run, store};
+use super::super::string::tests::{cold, run};
+use super::super::testing::store;
 
 const SETUP: &[&[&str]] =
     &[&["pfadd", "a", "1", "2"], &["pfadd", "b", "2", "3", "4"], &["set", "s", "x"]];

@@ -1,20 +1,10 @@
 //! Commands on keys that are not in memory: they ask for them before they change anything.
 
-use super::super::{Ctx, Run, Stop, registry};
+use super::super::Stop;
+use super::super::testing::{NOW_MS, store, try_run};
 use crate::config::Settings;
-use crate::resp::{Args, Proto, Reply};
+use crate::resp::Proto;
 use flagstone_storage::Store;
-use flagstone_storage::slot::Layout;
-use flagstone_storage::store::Versions;
-use std::sync::Arc;
-
-/// The time of all commands, ms.
-const NOW_MS: u64 = 1_000_000;
-
-pub(in crate::commands) fn store(partial: bool) -> Store {
-    let layout = Arc::new(Layout { shards: 2, seed: 1 });
-    Store::new(layout, Arc::new(Versions::new(1)), &[1], partial)
-}
 
 /// Runs a command; the keys it missed, in order, and its reply come back. What it misses moves
 /// over from `disk`.
@@ -23,30 +13,15 @@ pub(in crate::commands) fn run(
     disk: &mut Store,
     words: &[&str],
 ) -> (Vec<String>, String) {
-    let bytes = words.concat();
-    let mut end = 0;
-    let ranges: Vec<(u32, u32)> = words
-        .iter()
-        .map(|word| {
-            let start = end;
-            end += word.len() as u32;
-            (start, end)
-        })
-        .collect();
-    let args = Args::new(bytes.as_bytes(), &ranges);
-    let command = registry::lookup(words[0].as_bytes()).unwrap();
-    let Run::Keys(handler) = command.spec.run else { panic!("not on keys") };
     let settings = Settings::default();
     let mut missed = Vec::new();
     loop {
-        let mut out = Reply::new(Proto::Resp2);
-        store.begin(NOW_MS, true);
-        let mut cx = Ctx { store, out: &mut out, db: 0, settings: &settings };
-        match handler(&mut cx, args) {
-            Ok(()) => return (missed, String::from_utf8(out.into_bytes()).unwrap()),
+        match try_run(store, &settings, Proto::Resp2, NOW_MS, words) {
+            Ok(reply) => return (missed, reply),
             Err(Stop::Error(text)) => return (missed, text.into_owned()),
             Err(Stop::Close) => panic!("closed"),
-            Err(Stop::Miss(need)) => {
+            Err(Stop::Miss(mut needs)) => {
+                let need = needs.pop().unwrap();
                 assert!(!store.is_dirty(), "{words:?} changed something before it missed");
                 missed.push(String::from_utf8(need.key.to_vec()).unwrap());
                 let entry = disk.lend(0, &need.key).unwrap();

@@ -78,6 +78,17 @@ impl RowKey {
         name.len() > MAX_PLAIN_NAME
     }
 
+    /// A name in a key that sorts by names: itself, or its first 32 KiB and `sha256` where it is
+    /// longer.
+    pub fn ordered_name(name: &[u8]) -> std::borrow::Cow<'_, [u8]> {
+        if !Self::name_is_digested(name) {
+            return name.into();
+        }
+        let mut out = name[..MAX_PLAIN_NAME].to_vec();
+        out.extend_from_slice(&Sha256::digest(name));
+        out.into()
+    }
+
     /// `T | expire_at_ms u64 | slot u16 | generation u32 | what u8 | key`; `what` is 0 for the key
     /// itself and 1 for the earliest of its fields.
     pub fn time(at_ms: u64, slot: u16, generation: u32, fields: bool, key: &[u8]) -> Vec<u8> {

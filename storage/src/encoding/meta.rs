@@ -8,17 +8,23 @@
 //!   big hash     version u64 | len u64 | min_expire_at_ms u64        (fields: E rows)
 //!   packed set   count | name…
 //!   big set      version u64 | len u64                              (members: E rows)
+//! packed list  count | element…
+//! big list     version u64 | len u64 | first u64 | last u64 | listpack u64  (nodes: E rows)
+//!   packed zset  count | (score f64, name)…                          (in order)
+//!   big zset     version u64 | len u64 | low f64 | high f64          (members, order: E rows)
 //! field       flags u8 | [expire_at_ms u64] | [name] | value
 //! ```
 
 use super::varint::{get_bytes, get_varint, put_bytes, put_varint};
 use crate::value::collection::Collection;
-use crate::value::{BigStr, Entry, Field, Hash, Set, SetEncoding, Str, Value};
+use crate::value::{BigStr, Entry, Field, Hash, List, Set, SetEncoding, Str, Value, Zset};
 use thiserror::Error;
 
 pub(crate) const TYPE_STRING: u8 = 1;
 pub(crate) const TYPE_HASH: u8 = 2;
 pub(crate) const TYPE_SET: u8 = 3;
+pub(crate) const TYPE_LIST: u8 = 4;
+pub(crate) const TYPE_ZSET: u8 = 5;
 
 /// The key expires: its time follows the flags.
 pub(crate) const EXPIRES: u8 = 1;
@@ -26,7 +32,8 @@ pub(crate) const EXPIRES: u8 = 1;
 pub(crate) const BIG: u8 = 2;
 /// A hash whose fields have, or had, expiries.
 pub(crate) const TIMED: u8 = 4;
-/// A packed hash that is a "hashtable" all the same.
+/// A packed hash that is a "hashtable" all the same, a list that is a "quicklist", a sorted set
+/// that is a "skiplist".
 pub(crate) const TABLE: u8 = 8;
 /// A packed set of integers only.
 pub(crate) const INTSET: u8 = 16;
@@ -133,6 +140,16 @@ pub fn decode_entry(key: &[u8], hash: u64, row: &[u8]) -> Result<Entry, MetaErro
                 unpack_set(rest, encoding)?
             }))
         }
+        (TYPE_LIST, big) => {
+            let mut list = if big { big_list(rest)? } else { unpack_list(rest)? };
+            list.set_quicklist(flags & TABLE != 0);
+            Value::List(Box::new(list))
+        }
+        (TYPE_ZSET, big) => {
+            let skiplist = flags & TABLE != 0;
+            let zset = if big { big_zset(rest, skiplist)? } else { unpack_zset(rest, skiplist)? };
+            Value::Zset(Box::new(zset))
+        }
         _ => return Err(damaged("unknown type")),
     };
     entry.stored = entry.state();
@@ -186,6 +203,77 @@ fn unpack_set(mut rest: &[u8], encoding: SetEncoding) -> Result<Set, MetaError> 
         set.add(get_bytes(&mut rest).ok_or(damaged("no member"))?);
     }
     Ok(set)
+}
+
+/// The payload of a list.
+pub(crate) fn encode_list(out: &mut Vec<u8>, list: &List) {
+    let version = Collection::version(list);
+    if version == 0 {
+        put_varint(out, list.len());
+        list.loaded().for_each(|element| put_bytes(out, element));
+        return;
+    }
+    let (first, last) = list.bounds();
+    for n in [version, list.len(), first, last, list.listpack_bytes()] {
+        out.extend_from_slice(&n.to_be_bytes());
+    }
+}
+
+fn big_list(mut rest: &[u8]) -> Result<List, MetaError> {
+    let version = take_u64(&mut rest).ok_or(damaged("no version"))?;
+    let len = take_u64(&mut rest).ok_or(damaged("no length"))?;
+    let first = take_u64(&mut rest).ok_or(damaged("no first node"))?;
+    let last = take_u64(&mut rest).filter(|&last| last >= first).ok_or(damaged("no last node"))?;
+    let bytes = take_u64(&mut rest).filter(|&n| n >= 7).ok_or(damaged("no listpack bytes"))?;
+    Ok(List::from_meta(version, len, (first, last), bytes))
+}
+
+fn unpack_list(mut rest: &[u8]) -> Result<List, MetaError> {
+    let mut list = List::new();
+    for _ in 0..get_varint(&mut rest).ok_or(damaged("no count"))? {
+        list.push(get_bytes(&mut rest).ok_or(damaged("no element"))?, false);
+    }
+    Ok(list)
+}
+
+/// The payload of a sorted set.
+pub(crate) fn encode_zset(out: &mut Vec<u8>, zset: &Zset) {
+    let version = Collection::version(zset);
+    if version == 0 {
+        put_varint(out, zset.len());
+        for (name, score) in zset.iter() {
+            out.extend_from_slice(&score.to_bits().to_be_bytes());
+            put_bytes(out, name);
+        }
+        return;
+    }
+    out.extend_from_slice(&version.to_be_bytes());
+    out.extend_from_slice(&zset.len().to_be_bytes());
+    let (low, high) = zset.bounds();
+    out.extend_from_slice(&low.to_bits().to_be_bytes());
+    out.extend_from_slice(&high.to_bits().to_be_bytes());
+}
+
+fn big_zset(mut rest: &[u8], skiplist: bool) -> Result<Zset, MetaError> {
+    let version = take_u64(&mut rest).ok_or(damaged("no version"))?;
+    let len = take_u64(&mut rest).ok_or(damaged("no length"))?;
+    let low = take_score(&mut rest).ok_or(damaged("no least score"))?;
+    let high = take_score(&mut rest).ok_or(damaged("no greatest score"))?;
+    Ok(Zset::from_meta(version, len, (low, high), skiplist))
+}
+
+fn unpack_zset(mut rest: &[u8], skiplist: bool) -> Result<Zset, MetaError> {
+    let mut zset = Zset::new(skiplist);
+    for _ in 0..get_varint(&mut rest).ok_or(damaged("no count"))? {
+        let score = take_score(&mut rest).ok_or(damaged("no score"))?;
+        zset.set(get_bytes(&mut rest).ok_or(damaged("no member"))?, score);
+    }
+    Ok(zset)
+}
+
+/// A score, which is a number.
+fn take_score(input: &mut &[u8]) -> Option<f64> {
+    take_u64(input).map(f64::from_bits).filter(|score| !score.is_nan())
 }
 
 /// Writes the element row's value of a hash field; `name` only where the row's key has a digest.

@@ -9,7 +9,7 @@ mod varint;
 
 pub use keys::{MAX_KEY, Row, RowKey, row};
 pub use meta::{MetaError, decode_entry, decode_field, encode_field, encode_meta};
-pub(crate) use meta::{encode_hash, encode_set};
+pub(crate) use meta::{encode_hash, encode_list, encode_set, encode_zset};
 pub use ops::{Delta, Op, OpReader, OpWriter};
 pub(crate) use rows::ElementRows;
 pub use varint::{get_bytes, get_varint, put_bytes, put_varint};

@@ -156,6 +156,15 @@ impl<V: Payload> Members<V> {
         if self.complete { Ok(()) } else { Err(Part::All) }
     }
 
+    /// Checks that about `count` elements are in memory, or a page of them was read.
+    pub(crate) fn require_some(&self, count: usize, prefix: &[u8]) -> Result<(), Part> {
+        if self.complete || self.known.len() >= count || self.window.borrow().is_some() {
+            return Ok(());
+        }
+        let range = range_from(prefix, 0);
+        Err(Part::Page { range, reverse: false, limit: (count * 2).max(PAGE) })
+    }
+
     /// An element.
     pub(crate) fn get(&self, name: &[u8]) -> Result<Option<&V>, Part> {
         match self.known.get(name) {

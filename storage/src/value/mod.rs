@@ -2,16 +2,24 @@
 
 pub(crate) mod collection;
 pub mod hash;
+pub mod list;
 pub(crate) mod members;
+pub(crate) mod order;
+pub(crate) mod pack;
 pub(crate) mod sequence;
 pub mod set;
 pub mod string;
+#[cfg(test)]
+mod test_rows;
+pub mod zset;
 
 use crate::need::Part;
 use collection::Collection;
 pub use hash::{Field, Hash};
+pub use list::List;
 pub use set::{Set, SetEncoding};
 pub use string::{BigStr, Str};
+pub use zset::{LexEdge, Span, Zset, ZsetWalk};
 
 /// What a key holds. `Absent` is a fact too: the key is known not to exist.
 #[derive(Debug, Default)]
@@ -21,6 +29,8 @@ pub enum Value {
     Str(Str),
     Hash(Box<Hash>),
     Set(Box<Set>),
+    List(Box<List>),
+    Zset(Box<Zset>),
 }
 
 impl Value {
@@ -51,6 +61,8 @@ impl Value {
             Self::Absent | Self::Str(_) => None,
             Self::Hash(hash) => Some(&**hash),
             Self::Set(set) => Some(&**set),
+            Self::List(list) => Some(&**list),
+            Self::Zset(zset) => Some(&**zset),
         }
     }
 
@@ -59,6 +71,8 @@ impl Value {
             Self::Absent | Self::Str(_) => None,
             Self::Hash(hash) => Some(&mut **hash),
             Self::Set(set) => Some(&mut **set),
+            Self::List(list) => Some(&mut **list),
+            Self::Zset(zset) => Some(&mut **zset),
         }
     }
 
@@ -116,6 +130,8 @@ impl Value {
             Self::Str(s) => Self::Str(s.clone()),
             Self::Hash(hash) => Self::Hash(hash.clone()),
             Self::Set(set) => Self::Set(set.clone()),
+            Self::List(list) => Self::List(list.clone()),
+            Self::Zset(zset) => Self::Zset(zset.clone()),
         };
         copy.detach();
         copy
@@ -159,6 +175,8 @@ macro_rules! typed {
 typed!(Str, Str, std::convert::identity);
 typed!(Hash, Hash, Box::new);
 typed!(Set, Set, Box::new);
+typed!(List, List, Box::new);
+typed!(Zset, Zset, Box::new);
 
 /// What the journal last heard of a key: [`crate::commit`] compares with it to find what changed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -129,7 +129,7 @@ impl<T: Piece> Sequence<T> {
     }
 
     /// All pieces in order.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
+    pub(crate) fn iter(&self) -> impl DoubleEndedIterator<Item = &T> {
         self.groups.iter().flat_map(|group| group.pieces.iter())
     }
 
@@ -141,7 +141,9 @@ impl<T: Piece> Sequence<T> {
             (None, n) => At { group: n - 1, piece: self.groups[n - 1].pieces.len() },
         };
         if self.groups.is_empty() {
-            self.groups.push_back(Group::new(VecDeque::new()));
+            // Most sequences are short.
+            self.groups.reserve_exact(1);
+            self.groups.push_back(Group::new(VecDeque::with_capacity(1)));
         }
         if self.groups[at.group].pieces.len() >= GROUP_MAX {
             at = self.split_group(at);
@@ -204,26 +206,51 @@ impl<T: Piece> Sequence<T> {
 
     /// Elements before a piece, if all of them were counted.
     pub(crate) fn count_before(&self, at: At) -> Option<u64> {
-        let mut sum = 0;
-        for group in self.groups.iter().take(at.group) {
-            sum += (group.uncounted == 0).then_some(group.count)?;
-        }
-        for piece in self.groups[at.group].pieces.iter().take(at.piece) {
-            sum += piece.count()?;
-        }
-        Some(sum)
+        self.count_between(At { group: 0, piece: 0 }, Some(at))
     }
 
     /// Elements behind a piece, if all of them were counted.
     pub(crate) fn count_after(&self, at: At) -> Option<u64> {
+        self.next(at).map_or(Some(0), |next| self.count_between(next, None))
+    }
+
+    /// Elements from a piece on and before another (`None`: to the end), if all of them were
+    /// counted.
+    pub(crate) fn count_between(&self, from: At, to: Option<At>) -> Option<u64> {
+        let to = to.unwrap_or(At { group: self.groups.len(), piece: 0 });
         let mut sum = 0;
-        for group in self.groups.iter().skip(at.group + 1) {
-            sum += (group.uncounted == 0).then_some(group.count)?;
-        }
-        for piece in self.groups[at.group].pieces.iter().skip(at.piece + 1) {
-            sum += piece.count()?;
+        for (g, group) in self.groups.iter().enumerate().take(to.group + 1).skip(from.group) {
+            let first = if g == from.group { from.piece } else { 0 };
+            let end = if g == to.group { to.piece } else { group.pieces.len() };
+            if end.saturating_sub(first) == group.pieces.len() {
+                sum += (group.uncounted == 0).then_some(group.count)?;
+                continue;
+            }
+            for piece in group.pieces.range(first.min(end)..end) {
+                sum += piece.count()?;
+            }
         }
         Some(sum)
+    }
+
+    /// Elements of the pieces that were counted.
+    pub(crate) fn total(&self) -> u64 {
+        self.groups.iter().map(|group| group.count).sum()
+    }
+
+    /// The first uncounted piece from one on and before another (`None`: to the end).
+    pub(crate) fn first_uncounted(&self, from: At, to: Option<At>) -> Option<At> {
+        let groups = self.groups.iter().enumerate().skip(from.group);
+        for (g, group) in groups.filter(|(_, group)| group.uncounted > 0) {
+            let first = if g == from.group { from.piece } else { 0 };
+            let found = (first..group.pieces.len())
+                .find(|&p| group.pieces[p].count().is_none())
+                .map(|piece| At { group: g, piece });
+            if let Some(found) = found {
+                return Some(found).filter(|found| to.is_none_or(|to| *found < to));
+            }
+        }
+        None
     }
 
     /// The piece with the element at a position from the start, and how many elements of the piece

@@ -57,12 +57,12 @@ impl Set {
         self.encoding
     }
 
-    /// Changes what OBJECT ENCODING calls it. An "intset" that becomes another is put into
-    /// ascending order, as in Redis.
+    /// Changes what OBJECT ENCODING calls it. An "intset" that becomes a "listpack" is put into
+    /// ascending order, as in Redis, if all of it is in memory.
     pub fn set_encoding(&mut self, encoding: SetEncoding) {
-        let is_packed = self.members.version() == 0;
-        if is_packed && self.encoding == SetEncoding::Intset && encoding != SetEncoding::Intset {
-            self.members.sort_by_key(|name| integer(name));
+        let sorts = (self.encoding, encoding) == (SetEncoding::Intset, SetEncoding::Listpack);
+        if sorts && self.members.is_complete() {
+            self.members.sort_by_key(integer);
         }
         self.encoding = encoding;
     }
@@ -75,6 +75,11 @@ impl Set {
     /// Checks that every member is in memory.
     pub fn require_all(&self) -> Result<(), Part> {
         self.members.require_all()
+    }
+
+    /// Checks that about `count` members are in memory, or a page of them was read.
+    pub fn require_some(&self, count: usize) -> Result<(), Part> {
+        self.members.require_some(count, b"")
     }
 
     /// Whether a member is in it.
@@ -92,7 +97,7 @@ impl Set {
         members
     }
 
-    /// Every member in memory in no certain order.
+    /// Every member in memory; of a packed set in the order in which they were added.
     pub fn iter(&self) -> impl Iterator<Item = &[u8]> {
         self.members.iter().map(|(name, ())| name)
     }
@@ -107,6 +112,16 @@ impl Set {
     pub fn remove(&mut self, name: &[u8]) -> bool {
         // A listpack keeps its order; it is small.
         self.members.remove(name, self.encoding == SetEncoding::Listpack).is_some()
+    }
+
+    /// Takes in whether a member was found on disk; what is known already is newer and stays.
+    pub fn learn(&mut self, name: &[u8], is_member: bool) {
+        self.members.learn(name, is_member.then_some(()));
+    }
+
+    /// Every member has been learnt. Takes time in proportion to them.
+    pub fn learnt_all(&mut self) {
+        self.members.learnt_all();
     }
 
     /// `count` different members drawn at random, or all if there are not as many. Where not all
@@ -218,16 +233,16 @@ impl Collection for Set {
     }
 
     fn learn_named(&mut self, name: &[u8], row: Option<&[u8]>) -> anyhow::Result<()> {
-        self.members.learn(name, row.map(|_| ()));
+        self.learn(name, row.is_some());
         Ok(())
     }
 
     fn learn_all(&mut self, rows: Vec<(Bytes, Bytes)>) -> anyhow::Result<()> {
         for (element, row) in rows {
             let (name, ()) = read_row(&element, &row)?;
-            self.members.learn(&name, Some(()));
+            self.learn(&name, true);
         }
-        self.members.learnt_all();
+        self.learnt_all();
         Ok(())
     }
 
@@ -244,4 +259,57 @@ impl Collection for Set {
 fn read_row(element: &[u8], row: &[u8]) -> anyhow::Result<(Name, ())> {
     let name = Row::plain_name(element).or_else(|| (!row.is_empty()).then_some(row));
     Ok((name.context("an element row has no name")?.into(), ()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::need::ElementRange;
+
+    fn names(set: &Set) -> Vec<String> {
+        set.members().into_iter().map(|name| String::from_utf8_lossy(name).into()).collect()
+    }
+
+    #[test]
+    fn the_order_follows_the_encoding() {
+        let mut set: Set = [&b"30"[..], b"-1", b"4", b"4"].into_iter().collect();
+        assert_eq!((set.len(), names(&set)), (3, vec!["-1".into(), "4".into(), "30".into()]));
+        set.set_encoding(SetEncoding::Listpack);
+        assert!(set.add(b"x"));
+        assert!(set.add(b"0"));
+        assert!(set.remove(b"4"));
+        assert_eq!(names(&set), ["-1", "30", "x", "0"]);
+    }
+
+    #[test]
+    fn unknown_members_are_asked_for() {
+        let mut set = Set::from_meta(9, 2, SetEncoding::Table);
+        assert_eq!(set.contains(b"a"), Err(Part::Fields(vec![b"a"[..].into()])));
+        set.learn(b"a", false);
+        set.learn(b"b", true);
+        assert_eq!((set.contains(b"a"), set.contains(b"b")), (Ok(false), Ok(true)));
+        assert!(set.add(b"a"));
+        assert!(!set.add(b"b"));
+        assert!(set.remove(b"b"));
+        set.learn(b"b", true);
+        assert_eq!((set.contains(b"b"), set.len()), (Ok(false), 2));
+        assert_eq!(set.require_all(), Err(Part::All));
+        set.learn(b"c", true);
+        set.learnt_all();
+        assert_eq!(names(&set), ["a", "c"]);
+    }
+
+    #[test]
+    fn some_members_are_one_page_at_most() {
+        let mut set = Set::from_meta(9, 1 << 20, SetEncoding::Table);
+        let Err(Part::Page { range, reverse, limit }) = set.require_some(1000) else {
+            panic!("nothing asked for")
+        };
+        assert_eq!((reverse, limit), (false, 2000));
+        // It may hold less than was asked for.
+        let range = ElementRange { to: Some(vec![0; 8]), ..range };
+        set.learn_page(Page { range, rows: Vec::new() }).unwrap();
+        assert_eq!(set.require_some(1000), Ok(()));
+        assert_eq!(set.require_all(), Err(Part::All));
+    }
 }

@@ -347,7 +347,7 @@ impl BigStr {
 }
 
 /// The integer a text stands for, if it is its canonical decimal form.
-fn parse_int(bytes: &[u8]) -> Option<i64> {
+pub(super) fn parse_int(bytes: &[u8]) -> Option<i64> {
     let (negative, digits) = match bytes {
         [b'-', rest @ ..] => (true, rest),
         _ => (false, bytes),

@@ -9,6 +9,7 @@ mod errors;
 mod histories;
 mod image;
 mod model;
+mod sets;
 mod steps;
 mod store;
 mod verify;

@@ -1,0 +1,103 @@
+//! What the scans of collections have in common: HSCAN and its kin.
+//!
+//! The cursor is a place among the elements in the order of their names' keyed hashes, of which it
+//! holds 48 bits. It needs no state, and stays good over evictions and restarts.
+
+use super::{Stop, error, int_arg, is_word};
+use crate::glob;
+use crate::resp::{Args, Reply};
+use flagstone_storage::slot::Layout;
+
+/// Bits of a name's hash that the cursor leaves out, so that it fits a double.
+const LEFT_OUT: u32 = 16;
+
+/// The words that ask for names only: each with the one command that takes it.
+const NAMES_ONLY: [(&str, &str); 2] = [("NOVALUES", "HSCAN"), ("NOSCORES", "ZSCAN")];
+
+/// What follows the cursor.
+pub struct Options<'a> {
+    pub count: usize,
+    pattern: Option<&'a [u8]>,
+    /// NOVALUES or NOSCORES.
+    pub names_only: bool,
+}
+
+impl<'a> Options<'a> {
+    /// The options of `command`, which is written in capitals.
+    pub fn parse(args: Args<'a>, command: &str) -> Result<Self, Stop> {
+        let mut options = Self { count: 10, pattern: None, names_only: false };
+        let mut at = 3;
+        while let Some(word) = args.get(at) {
+            let has_value = at + 1 < args.len();
+            if is_word(word, "COUNT") && has_value {
+                let count = int_arg(args, at + 1)?;
+                if count < 1 {
+                    return Err(error::SYNTAX.into());
+                }
+                options.count = usize::try_from(count).unwrap_or(usize::MAX);
+                at += 2;
+            } else if is_word(word, "MATCH") && has_value {
+                options.pattern = args.get(at + 1).filter(|pattern| *pattern != b"*");
+                at += 2;
+            } else {
+                let found = NAMES_ONLY.iter().find(|(name, _)| is_word(word, name));
+                let (name, only) = found.ok_or(error::SYNTAX)?;
+                if *only != command {
+                    return Err(format!("ERR {name} option can only be used in {only}").into());
+                }
+                options.names_only = true;
+                at += 1;
+            }
+        }
+        Ok(options)
+    }
+
+    /// Whether a name matches the pattern.
+    pub fn takes(&self, name: &[u8]) -> bool {
+        self.pattern.is_none_or(|pattern| glob::matches(pattern, name))
+    }
+}
+
+/// A cursor as C's `strtoull` reads it: spaces, a plus and zeros may lead.
+pub fn parse_cursor(text: &[u8]) -> Result<u64, Stop> {
+    let digits = text.trim_ascii_start();
+    let digits = digits.strip_prefix(b"+").unwrap_or(digits);
+    let zeros = digits.iter().take_while(|&&b| b == b'0').count();
+    let digits = &digits[zeros.min(digits.len().saturating_sub(1))..];
+    crate::num::parse_u64(digits).ok_or_else(|| "ERR invalid cursor".into())
+}
+
+/// The place of a name.
+pub fn place(layout: &Layout, name: &[u8]) -> u64 {
+    layout.hash(name) >> LEFT_OUT
+}
+
+/// Replies with the next cursor and what was found.
+pub fn reply<T: AsRef<[u8]>>(out: &mut Reply, next: u64, found: &[T]) {
+    out.array(2);
+    out.bulk_str(&next.to_string());
+    out.array(found.len());
+    found.iter().for_each(|item| out.bulk(item.as_ref()));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parse_cursor;
+
+    #[test]
+    fn cursors_are_read_as_c_does() {
+        for (text, want) in [
+            ("0", Some(0)),
+            ("007", Some(7)),
+            ("00", Some(0)),
+            (" +12", Some(12)),
+            ("18446744073709551615", Some(u64::MAX)),
+            ("18446744073709551616", None),
+            ("", None),
+            ("-1", None),
+            ("1x", None),
+        ] {
+            assert_eq!(parse_cursor(text.as_bytes()).ok(), want, "{text:?}");
+        }
+    }
+}

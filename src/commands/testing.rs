@@ -1,0 +1,45 @@
+//! What the tests of commands on keys share.
+
+use super::{Ctx, Run, Stop, registry};
+use crate::config::Settings;
+use crate::resp::{Args, Proto, Reply};
+use flagstone_storage::Store;
+use flagstone_storage::slot::Layout;
+use flagstone_storage::store::Versions;
+use std::sync::Arc;
+
+/// The time of a command unless it matters, ms.
+pub(super) const NOW_MS: u64 = 1_000_000;
+
+/// A store of one database; `partial`: there may be keys on disk.
+pub(super) fn store(partial: bool) -> Store {
+    let layout = Arc::new(Layout { shards: 2, seed: 1 });
+    Store::new(layout, Arc::new(Versions::new(1)), &[1], partial)
+}
+
+/// Runs a command once at a time; its reply, or why it stopped.
+pub(super) fn try_run(
+    store: &mut Store,
+    settings: &Settings,
+    proto: Proto,
+    now_ms: u64,
+    words: &[&str],
+) -> Result<String, Stop> {
+    let bytes = words.concat();
+    let mut end = 0;
+    let ranges: Vec<(u32, u32)> = words
+        .iter()
+        .map(|word| {
+            let start = end;
+            end += word.len() as u32;
+            (start, end)
+        })
+        .collect();
+    let args = Args::new(bytes.as_bytes(), &ranges);
+    let command = registry::lookup(words[0].as_bytes()).unwrap();
+    let Run::Keys(handler) = command.spec.run else { panic!("not on keys") };
+    let mut out = Reply::new(proto);
+    store.begin(now_ms, true);
+    handler(&mut Ctx { store, out: &mut out, db: 0, settings }, args)?;
+    Ok(String::from_utf8(out.into_bytes()).unwrap())
+}

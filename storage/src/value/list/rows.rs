@@ -1,0 +1,238 @@
+//! Lists in rows, and what of them is in memory.
+
+use super::super::collection::Collection;
+use super::super::pack::Pack;
+use super::{Kind, List, Node, PACKED_BYTES};
+use crate::encoding::{ElementRows, encode_list, meta};
+use crate::need::{ElementRange, IndexPiece, Page, Part};
+use anyhow::{Context, Result, ensure};
+use bytes::Bytes;
+
+/// The first number whose element key is not less than `key`.
+fn number(key: &[u8]) -> u64 {
+    let mut bytes = [0; 8];
+    let n = key.len().min(8);
+    bytes[..n].copy_from_slice(&key[..n]);
+    u64::from_be_bytes(bytes).saturating_add(u64::from(key.len() > 8))
+}
+
+/// The numbers of a range: from one to before another.
+fn numbers(range: &ElementRange) -> (u64, u64) {
+    (number(&range.from), range.to.as_deref().map_or(u64::MAX, number))
+}
+
+fn read_row((element, row): &(Bytes, Bytes)) -> Result<(u64, Kind)> {
+    let no = u64::from_be_bytes(element[..].try_into().context("a node has no number")?);
+    let pack = Pack::decode(row).context("a node is damaged")?;
+    Ok((no, Kind::Loaded(pack)))
+}
+
+impl List {
+    /// Takes the nodes with numbers in a range in: all there are, ascending. What is in memory
+    /// already is newer and stays.
+    fn learn(
+        &mut self,
+        (from, to): (u64, u64),
+        found: impl Iterator<Item = Result<(u64, Kind)>>,
+    ) -> Result<()> {
+        let mut found = found.peekable();
+        let first = self.nodes.last_where(|node| node.no <= from);
+        let mut at = first.or_else(|| self.nodes.first());
+        while let Some(here) = at {
+            let (no, end) = (self.nodes.get(here).no, self.nodes.get(here).end());
+            if no >= to {
+                break;
+            }
+            at = self.nodes.next(here);
+            if end <= from || self.nodes.get(here).pack().is_some() {
+                continue;
+            }
+            // What comes before this piece was removed, or is in memory.
+            while found.next_if(|row| row.as_ref().is_ok_and(|(row, _)| *row < no)).is_some() {}
+            let mut here_found = Vec::new();
+            while let Some(row) = found.next_if(|row| !matches!(row, Ok((row, _)) if *row >= end)) {
+                here_found.push(row?);
+            }
+            if matches!(self.nodes.get(here).kind, Kind::Cold { .. }) {
+                let (_, kind) = here_found.pop().context("a node of a list is missing")?;
+                self.load(here, kind)?;
+                continue;
+            }
+            at = self.fill_gap(here, (from, to), here_found);
+        }
+        let complete = self.nodes.uncounted() == 0;
+        let counted = || self.nodes.last().and_then(|last| self.nodes.count_before(last));
+        let last = || self.nodes.last().and_then(|last| self.count_of(last));
+        ensure!(
+            !complete
+                || counted().zip(last()).map_or(0, |(before, last)| before + last) == self.len,
+            "the nodes of a list do not have its elements"
+        );
+        Ok(())
+    }
+
+    fn count_of(&self, at: super::At) -> Option<u64> {
+        super::Piece::count(self.nodes.get(at))
+    }
+
+    /// A node whose count is known is read.
+    fn load(&mut self, at: super::At, kind: Kind) -> Result<()> {
+        let Kind::Loaded(pack) = kind else { return Ok(()) };
+        ensure!(self.count_of(at) == Some(pack.count() as u64), "a node of a list has changed");
+        self.bytes += pack.bytes();
+        self.unloaded -= 1;
+        self.nodes.update(at, |node| node.kind = Kind::Loaded(pack));
+        Ok(())
+    }
+
+    /// Puts the nodes that were found into a gap, as far as the range goes. The piece behind comes
+    /// back.
+    fn fill_gap(
+        &mut self,
+        at: super::At,
+        (from, to): (u64, u64),
+        found: Vec<(u64, Kind)>,
+    ) -> Option<super::At> {
+        let (gap, mut next) = self.nodes.remove(at);
+        self.unloaded -= 1;
+        let end = gap.end();
+        let rest = |from, to| (from < to).then(|| Node::new(from, Kind::Gap { end: to }));
+        let before = rest(gap.no, from);
+        let nodes = found.into_iter().map(|(no, kind)| Node::new(no, kind));
+        for node in before.into_iter().chain(nodes).chain(rest(to, end)) {
+            match node.pack() {
+                Some(pack) => self.bytes += pack.bytes(),
+                None => self.unloaded += 1,
+            }
+            let inserted = self.nodes.insert(next, node);
+            next = self.nodes.next(inserted);
+        }
+        next
+    }
+}
+
+impl Collection for List {
+    fn type_name(&self) -> &'static str {
+        "list"
+    }
+
+    fn encoding(&self) -> &'static str {
+        if self.quicklist { "quicklist" } else { "listpack" }
+    }
+
+    fn len(&self) -> u64 {
+        self.len
+    }
+
+    fn version(&self) -> u64 {
+        self.version
+    }
+
+    fn memory(&self) -> usize {
+        // Sequences are a quarter empty on average.
+        let node = size_of::<Node>() * 4 / 3;
+        size_of::<Self>() + self.nodes.len() * node + self.bytes + self.dirty.capacity() * 8
+    }
+
+    fn require_whole(&self) -> Result<(), Part> {
+        self.require_all()
+    }
+
+    fn is_too_big(&self) -> bool {
+        self.bytes > PACKED_BYTES
+    }
+
+    fn unpack(&mut self, version: u64) {
+        self.version = version;
+        let mut at = self.nodes.first();
+        while let Some(here) = at {
+            let no = self.nodes.update(here, |node| {
+                node.dirty = true;
+                node.no
+            });
+            self.dirty.push(no);
+            at = self.nodes.next(here);
+        }
+    }
+
+    fn detach(&mut self) {
+        self.seal_with(|_, _| ());
+        self.version = 0;
+    }
+
+    fn seal(&mut self, rows: &mut ElementRows<'_>) {
+        let mut value = Vec::new();
+        self.seal_with(|no, pack| match pack {
+            Some(pack) => {
+                value.clear();
+                pack.encode(&mut value);
+                rows.put(&no.to_be_bytes(), &value);
+            }
+            None => rows.delete(&no.to_be_bytes()),
+        });
+    }
+
+    fn encode(&self, out: &mut Vec<u8>) {
+        encode_list(out, self);
+    }
+
+    fn kind(&self) -> (u8, u8) {
+        (meta::TYPE_LIST, if self.quicklist { meta::TABLE } else { 0 })
+    }
+
+    fn learn_all(&mut self, rows: Vec<(Bytes, Bytes)>) -> Result<()> {
+        self.learn((0, u64::MAX), rows.iter().map(read_row))
+    }
+
+    fn learn_page(&mut self, page: Page) -> Result<()> {
+        self.learn(numbers(&page.range), page.rows.iter().map(read_row))
+    }
+
+    fn learn_index(&mut self, range: &ElementRange, pieces: Vec<IndexPiece>) -> Result<()> {
+        let node = |(element, count): IndexPiece| Ok((number(&element), Kind::Cold { count }));
+        self.learn(numbers(range), pieces.into_iter().map(node))
+    }
+
+    fn shed(&mut self, steps: usize) {
+        if self.version == 0 {
+            return;
+        }
+        let hand = self.hand;
+        let mut at = self.nodes.last_where(|node| node.no <= hand).or(self.nodes.first());
+        for _ in 0..steps.min(self.nodes.len()) {
+            let Some(here) = at else { break };
+            at = self.nodes.next(here).or(self.nodes.first());
+            let node = self.nodes.get(here);
+            let is_end = self.nodes.first() == Some(here) || self.nodes.last() == Some(here);
+            if let Some(pack) = node.pack().filter(|_| !is_end && !node.dirty) {
+                self.bytes -= pack.bytes();
+                self.unloaded += 1;
+                let count = pack.count() as u64;
+                self.nodes.update(here, |node| node.kind = Kind::Cold { count });
+            }
+        }
+        self.hand = at.map_or(0, |at| self.nodes.get(at).no);
+    }
+}
+
+impl List {
+    /// Calls `row` for each node that changed, or is gone, and counts them as known.
+    fn seal_with(&mut self, mut row: impl FnMut(u64, Option<&Pack>)) {
+        let mut dirty = std::mem::take(&mut self.dirty);
+        dirty.sort_unstable();
+        dirty.dedup();
+        for no in dirty.drain(..) {
+            let at = self.nodes.last_where(|node| node.no <= no);
+            let Some(at) = at.filter(|at| self.nodes.get(*at).no == no) else {
+                row(no, None);
+                continue;
+            };
+            self.nodes.update(at, |node| {
+                node.dirty = false;
+                row(no, node.pack());
+            });
+        }
+        dirty.shrink_to(16);
+        self.dirty = dirty;
+    }
+}

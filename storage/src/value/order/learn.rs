@@ -1,0 +1,195 @@
+//! What was read from the rows takes the place of blocks that are not in memory.
+
+use super::place::{row_name, unordered};
+use super::{BLOCK_MAX, Block, Item, Kept, MERGE_MAX, Order, Place};
+use crate::need::{ElementRange, IndexPiece, Page};
+use crate::value::sequence::At;
+use anyhow::{Context, Result, bail};
+use bytes::Bytes;
+
+/// The item of a row.
+fn read_item(element: &[u8], row: &[u8]) -> Result<Item> {
+    let place = Place::of_element(element)?;
+    let Some((score, name)) = row.split_first_chunk::<8>() else {
+        return Ok(Item { score: unordered(place.score), name: place.name });
+    };
+    let score = f64::from_bits(u64::from_be_bytes(*score));
+    let item =
+        if name.is_empty() { Item { score, name: place.name } } else { Item::new(score, name) };
+    if item.score.is_nan() || row_name(&item.name).len() != element.len().saturating_sub(9) {
+        bail!("a row of the order is damaged");
+    }
+    Ok(item)
+}
+
+fn places(range: &ElementRange) -> Result<(Place, Place)> {
+    let to = range.to.as_ref().context("a range of the order has no end")?;
+    Ok((Place::of_element(&range.from)?, Place::of_element(to)?))
+}
+
+/// Blocks of the same size for items in order; the first one begins at `from`.
+fn blocks_of(mut items: Vec<Item>, from: &Place) -> Vec<Block> {
+    let mut first = from.clone();
+    let mut blocks = Vec::new();
+    let mut left = items.len().div_ceil(BLOCK_MAX).max(1);
+    loop {
+        let tail = items.split_off(items.len().div_ceil(left));
+        let next = tail.first().map(Item::place);
+        blocks.push(Block { first, kept: Kept::Here(std::mem::replace(&mut items, tail)) });
+        left -= 1;
+        match next {
+            Some(next) if left > 0 => first = next,
+            _ => return blocks,
+        }
+    }
+}
+
+impl Order {
+    /// Takes all rows in: element key and value, ascending.
+    pub(in crate::value) fn learn_all(&mut self, rows: &[(Bytes, Bytes)]) -> Result<()> {
+        self.learn(&Place::first(), &Place::last(), rows)
+    }
+
+    /// Takes a page in.
+    pub(in crate::value) fn learn_page(&mut self, page: &Page) -> Result<()> {
+        let (from, to) = places(&page.range)?;
+        self.learn(&from, &to, &page.rows)
+    }
+
+    /// `rows` are all there are between two places.
+    fn learn(&mut self, from: &Place, to: &Place, rows: &[(Bytes, Bytes)]) -> Result<()> {
+        let mut rows = rows.iter().peekable();
+        let mut at = self.block_of(from.key()).or_else(|| self.blocks.first());
+        while let Some(here) = at {
+            let block = self.blocks.get(here);
+            let (lo, hi) = (from.max(&block.first).clone(), to.min(self.end_of(here)).clone());
+            if block.first >= *to {
+                break;
+            }
+            if block.items().is_some() || lo >= hi {
+                at = self.blocks.next(here);
+                continue;
+            }
+            let (lower, upper) = (lo.element(), hi.element());
+            while rows.next_if(|(element, _)| **element < *lower).is_some() {}
+            let mut items = Vec::new();
+            while let Some((element, row)) = rows.next_if(|(element, _)| **element < *upper) {
+                items.push(read_item(element, row)?);
+            }
+            let (count, heap) = (items.len(), items.iter().map(Item::heap).sum::<usize>());
+            at = self.replace(here, &hi, blocks_of(items, &lo))?;
+            self.items += count;
+            self.heap += heap;
+        }
+        self.tidy(from, to);
+        self.settle()
+    }
+
+    /// Takes the counts of a range in, which lies in one block.
+    pub(in crate::value) fn learn_index(
+        &mut self,
+        range: &ElementRange,
+        pieces: Vec<IndexPiece>,
+    ) -> Result<()> {
+        let (from, to) = places(range)?;
+        let Some(at) = self.block_of(from.key()) else { return Ok(()) };
+        if self.blocks.get(at).items().is_some() || *self.end_of(at) < to {
+            return Ok(());
+        }
+        let mut blocks = Vec::with_capacity(pieces.len());
+        for (element, count) in pieces {
+            let first = Place::of_element(&element)?;
+            blocks.push(Block { first, kept: Kept::Away(Some(count)) });
+        }
+        match blocks.first_mut() {
+            Some(block) => block.first = from.clone(),
+            None => blocks.push(Block { first: from.clone(), kept: Kept::Here(Vec::new()) }),
+        }
+        self.replace(at, &to, blocks)?;
+        self.tidy(&from, &to);
+        self.settle()
+    }
+
+    /// Replaces the part of a block that is not in memory, from the first of `blocks` up to `to`.
+    /// The block behind comes back.
+    fn replace(&mut self, at: At, to: &Place, mut blocks: Vec<Block>) -> Result<Option<At>> {
+        let old = self.blocks.get(at);
+        let found: u64 = blocks.iter().filter_map(super::Piece::count).sum();
+        let mut rest = match super::Piece::count(old) {
+            Some(count) => Some(count.checked_sub(found).context(MISCOUNTED)?),
+            None => None,
+        };
+        let is_behind = to < self.end_of(at);
+        let is_before = blocks.first().is_some_and(|block| old.first < block.first);
+        if !is_before && !is_behind && rest.is_some_and(|rest| rest > 0) {
+            bail!(MISCOUNTED);
+        }
+        let (old, mut next) = self.blocks.remove(at);
+        match rest {
+            Some(0) => {
+                if let Some(block) = blocks.first_mut() {
+                    block.first = old.first;
+                }
+            }
+            _ => {
+                if is_before && is_behind {
+                    rest = None;
+                }
+                if is_before {
+                    blocks.insert(0, Block { first: old.first, kept: Kept::Away(rest) });
+                }
+                if is_behind {
+                    blocks.push(Block { first: to.clone(), kept: Kept::Away(rest) });
+                }
+            }
+        }
+        for block in blocks {
+            let at = self.blocks.insert(next, block);
+            next = self.blocks.next(at);
+        }
+        Ok(next)
+    }
+
+    /// Merges small neighbours between two places.
+    fn tidy(&mut self, from: &Place, to: &Place) {
+        let first = self.block_of(from.key()).or_else(|| self.blocks.first());
+        let mut at = first.and_then(|at| self.blocks.prev(at)).or(first);
+        while let Some(here) = at {
+            match self.blocks.next(here) {
+                Some(next) if self.merge(here, next) => {}
+                next => at = next.filter(|next| self.blocks.get(*next).first <= *to),
+            }
+        }
+        self.trim();
+    }
+
+    /// Checks the counts, and finds those that follow from the others.
+    fn settle(&mut self) -> Result<()> {
+        if self.blocks.total() > self.len {
+            bail!(MISCOUNTED);
+        }
+        self.count_rest();
+        Ok(())
+    }
+
+    /// Finds counts that follow from the others.
+    pub(super) fn count_rest(&mut self) {
+        let uncounted = self.blocks.uncounted();
+        let rest = self.len.saturating_sub(self.blocks.total());
+        if uncounted == 0 || (uncounted > 1 && rest > 0) {
+            return;
+        }
+        let start = self.blocks.first();
+        while let Some(at) = start.and_then(|start| self.blocks.first_uncounted(start, None)) {
+            let kept = if rest == 0 { Kept::Here(Vec::new()) } else { Kept::Away(Some(rest)) };
+            self.blocks.update(at, |block| block.kept = kept);
+        }
+        if rest == 0 {
+            self.tidy(&Place::first(), &Place::last());
+        }
+    }
+}
+
+const MISCOUNTED: &str = "the rows of the order are not as many as the sorted set has members";
+
+const _: () = assert!(MERGE_MAX <= BLOCK_MAX, "a merged block is not too long");

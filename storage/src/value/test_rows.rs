@@ -1,0 +1,117 @@
+//! Element rows in a map, from which tests serve what a collection asks for.
+
+use super::collection::Collection;
+use crate::encoding::{ElementRows, Op, OpReader, OpWriter, Row, get_varint};
+use crate::need::{ElementRange, IndexBy, Page, Part};
+use bytes::Bytes;
+use std::collections::BTreeMap;
+use std::ops::Bound;
+
+/// See the module's description.
+#[derive(Default)]
+pub(super) struct TestRows {
+    rows: BTreeMap<Vec<u8>, Vec<u8>>,
+    version: u64,
+    versions: u64,
+    /// What was asked for.
+    pub(super) asked: Vec<Part>,
+    /// Rows written and deleted.
+    pub(super) written: usize,
+}
+
+impl TestRows {
+    /// Seals a collection as a round does.
+    pub(super) fn seal(&mut self, collection: &mut dyn Collection) {
+        if collection.version() == 0 && collection.is_too_big() {
+            self.versions += 1;
+            collection.unpack(self.versions);
+        }
+        if collection.version() != self.version {
+            self.version = collection.version();
+            self.rows.clear();
+        }
+        if self.version == 0 {
+            return;
+        }
+        let mut ops = OpWriter::default();
+        collection.seal(&mut ElementRows::new(&mut ops, 0, self.version, &|_| 0));
+        let element = |key| match Row::parse(key) {
+            Some(Row::Element { element, .. }) => element.to_vec(),
+            other => panic!("no element row: {other:?}"),
+        };
+        for op in OpReader::new(ops.as_bytes()) {
+            self.written += 1;
+            match op {
+                Op::Put { key, value, .. } => {
+                    self.rows.insert(element(key), value.to_vec());
+                }
+                Op::Delete { key, .. } => {
+                    self.rows.remove(&element(key));
+                }
+                Op::Generation { .. } => panic!("a collection has no generations"),
+            }
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    fn range(&self, range: &ElementRange) -> impl DoubleEndedIterator<Item = (Bytes, Bytes)> {
+        let to = range.to.clone().map_or(Bound::Unbounded, Bound::Excluded);
+        let rows = self.rows.range((Bound::Included(range.from.clone()), to));
+        rows.map(|(key, value)| (key.clone().into(), value.clone().into()))
+    }
+
+    /// Reads a part as a load does, after the round was closed.
+    pub(super) fn serve(&mut self, collection: &mut dyn Collection, part: Part) {
+        self.seal(collection);
+        self.asked.push(part.clone());
+        match part {
+            Part::All => {
+                let everything = ElementRange { from: Vec::new(), to: None };
+                let rows = self.range(&everything).collect();
+                collection.learn_all(rows).unwrap();
+            }
+            Part::Page { mut range, reverse, limit } => {
+                assert!(range.to.as_ref().is_none_or(|to| range.from < *to), "an empty page");
+                let mut rows: Vec<_> = if reverse {
+                    self.range(&range).rev().take(limit).collect()
+                } else {
+                    self.range(&range).take(limit).collect()
+                };
+                if rows.len() == limit {
+                    let last = rows.last().unwrap().0.to_vec();
+                    if reverse {
+                        range.from = last;
+                    } else {
+                        range.to = Some([&last[..], &[0]].concat());
+                    }
+                }
+                rows.sort();
+                collection.learn_page(Page { range, rows }).unwrap();
+            }
+            Part::Index { range, by: IndexBy::Values } => {
+                let count = |row: Bytes| get_varint(&mut &row[..]).unwrap();
+                let pieces = self.range(&range).map(|(key, row)| (key, count(row))).collect();
+                collection.learn_index(&range, pieces).unwrap();
+            }
+            other => panic!("nobody asks for {other:?}"),
+        }
+    }
+
+    /// Runs a query until all it needs is in memory.
+    pub(super) fn query<C: Collection, T>(
+        &mut self,
+        collection: &mut C,
+        query: impl Fn(&C) -> Result<T, Part>,
+    ) -> T {
+        for _ in 0..10_000 {
+            match query(collection) {
+                Ok(answer) => return answer,
+                Err(part) => self.serve(collection, part),
+            }
+        }
+        panic!("a query asks without end: {:?}", self.asked.last());
+    }
+}

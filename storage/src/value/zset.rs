@@ -1,0 +1,465 @@
+//! Sorted sets: packed into the meta row while small; two element rows per member when big, one by
+//! its name with its score, one that stands in order.
+
+use super::collection::{Collection, PACKED_MAX};
+use super::members::{Members, Name, Payload};
+pub use super::order::Walk as ZsetWalk;
+use super::order::{Order, PREFIX as ORDER_PREFIX, Place};
+use crate::encoding::{ElementRows, Row, RowKey, encode_zset, meta};
+use crate::need::{ElementRange, IndexPiece, Page, Part};
+use crate::slot::Layout;
+use anyhow::Context;
+use bytes::Bytes;
+
+/// The first byte of the element keys of members.
+const PREFIX: &[u8] = &[0];
+
+/// Members dropped from memory for which one block of the order is.
+const BLOCK_STEPS: usize = 64;
+
+impl Payload for f64 {
+    fn memory(&self) -> usize {
+        0
+    }
+}
+
+/// A sorted set, of which some members may not be in memory: their scores by name, and the order,
+/// each for itself. A new one is an empty "listpack".
+///
+/// Nothing here takes time in proportion to the number of members but what says so.
+#[derive(Clone, Debug, Default)]
+pub struct Zset {
+    members: Members<f64>,
+    order: Order,
+    /// Once it has outgrown the listpack limits it stays a "skiplist", as in Redis.
+    skiplist: bool,
+}
+
+/// Members from one place in the order to another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Span {
+    from: Place,
+    to: Place,
+}
+
+/// Where a range of names begins or ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LexEdge<'a> {
+    /// Before all names.
+    Min,
+    /// Behind all names.
+    Max,
+    Including(&'a [u8]),
+    Excluding(&'a [u8]),
+}
+
+impl LexEdge<'_> {
+    /// Whether a range that begins here has the name.
+    fn begins(self, name: &[u8]) -> bool {
+        match self {
+            Self::Min => true,
+            Self::Max => false,
+            Self::Including(edge) => name >= edge,
+            Self::Excluding(edge) => name > edge,
+        }
+    }
+
+    /// Whether a range that ends here has the name.
+    fn ends(self, name: &[u8]) -> bool {
+        match self {
+            Self::Min => false,
+            Self::Max => true,
+            Self::Including(edge) => name <= edge,
+            Self::Excluding(edge) => name < edge,
+        }
+    }
+
+    /// Whether no name lies between the two.
+    fn is_empty_to(self, end: Self) -> bool {
+        match (self, end) {
+            (Self::Max, _) | (_, Self::Min) => true,
+            (Self::Including(a), Self::Including(b)) => a > b,
+            (Self::Including(a) | Self::Excluding(a), Self::Including(b) | Self::Excluding(b)) => {
+                a >= b
+            }
+            _ => false,
+        }
+    }
+}
+
+impl Span {
+    /// Everything.
+    pub fn all() -> Self {
+        Self { from: Place::first(), to: Place::last() }
+    }
+
+    /// Nothing.
+    pub fn none() -> Self {
+        Self { from: Place::first(), to: Place::first() }
+    }
+
+    /// Scores from `min` to `max`, each of which may be excluded.
+    pub fn by_score((min, min_excluded): (f64, bool), (max, max_excluded): (f64, bool)) -> Self {
+        let edge = |score, behind| {
+            if behind { Place::after_score(score) } else { Place::before_score(score) }
+        };
+        Self { from: edge(min, min_excluded), to: edge(max, !max_excluded) }
+    }
+}
+
+impl Zset {
+    /// An empty sorted set.
+    pub fn new(skiplist: bool) -> Self {
+        Self { skiplist, ..Self::default() }
+    }
+
+    /// What is known of a big sorted set from its meta row alone: all scores are from `low` to
+    /// `high`.
+    pub(crate) fn from_meta(
+        version: u64,
+        len: u64,
+        (low, high): (f64, f64),
+        skiplist: bool,
+    ) -> Self {
+        let members = Members::from_meta(version, len);
+        Self { members, order: Order::away(len, low, high), skiplist }
+    }
+
+    /// Number of members.
+    pub fn len(&self) -> u64 {
+        self.members.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Whether it is a "skiplist" for OBJECT ENCODING.
+    pub fn is_skiplist(&self) -> bool {
+        self.skiplist
+    }
+
+    /// Makes it a "skiplist"; it never goes back.
+    pub fn make_skiplist(&mut self) {
+        self.skiplist = true;
+    }
+
+    /// Whether all of it is in memory.
+    pub fn is_complete(&self) -> bool {
+        self.members.is_complete() && self.order.is_complete()
+    }
+
+    /// Bounds of all scores.
+    pub(crate) fn bounds(&self) -> (f64, f64) {
+        (self.order.low(), self.order.high())
+    }
+
+    /// Checks that the scores of all `names` are known.
+    pub fn require<'a>(&self, names: impl Iterator<Item = &'a [u8]>) -> Result<(), Part> {
+        self.members.require(names)
+    }
+
+    /// Checks that all of it is in memory.
+    pub fn require_all(&self) -> Result<(), Part> {
+        if self.is_complete() { Ok(()) } else { Err(Part::All) }
+    }
+
+    /// A member's score.
+    pub fn score(&self, name: &[u8]) -> Result<Option<f64>, Part> {
+        Ok(self.members.get(name)?.copied())
+    }
+
+    /// The members in memory in order; all of them only when the order is complete (see
+    /// [`Zset::require_all`]).
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = (&[u8], f64)> {
+        self.order.iter()
+    }
+
+    // ---- changing ----------------------------------------------------------------------------
+
+    /// Gives a score, which is a number, to a member that is known (see [`Zset::require`]), or to
+    /// a new one; what it was. The encoding stays. A "listpack" knows no negative zero.
+    pub fn set(&mut self, name: &[u8], score: f64) -> Option<f64> {
+        let score = if self.skiplist { score } else { score + 0.0 };
+        let old = self.members.known(name).copied();
+        if old == Some(score) {
+            return old;
+        }
+        if let Some(old) = old {
+            self.order.remove(old, name);
+        }
+        self.members.insert(name, score);
+        self.order.insert(score, name);
+        old
+    }
+
+    /// Removes a member that is known; its score, if it was there.
+    pub fn remove(&mut self, name: &[u8]) -> Option<f64> {
+        let score = self.members.remove(name, false)?;
+        self.order.remove(score, name);
+        Some(score)
+    }
+
+    /// Removes a member that was found in the order; it need not be known by name.
+    pub fn remove_found(&mut self, name: &[u8], score: f64) {
+        self.members.learn(name, Some(score));
+        self.remove(name);
+    }
+
+    // ---- in order ----------------------------------------------------------------------------
+
+    /// A member's rank, from the end if `reverse`, and its score.
+    pub fn rank(&self, name: &[u8], reverse: bool) -> Result<Option<(u64, f64)>, Part> {
+        let Some(score) = self.score(name)? else { return Ok(None) };
+        let rank = self.order.rank(score, name)?;
+        Ok(Some((if reverse { self.len() - 1 - rank } else { rank }, score)))
+    }
+
+    /// Up to `count` members from a rank on; `reverse`: from the last one on. Whether what is
+    /// needed is in memory shows while walking, too.
+    pub fn by_rank(&self, rank: u64, count: u64, reverse: bool) -> Result<ZsetWalk<'_>, Part> {
+        self.order.by_rank(rank, count, reverse)
+    }
+
+    /// Up to `count` members of a span, the first `skip` left out; `reverse`: from the last one
+    /// on. Whether what is needed is in memory shows while walking, too.
+    pub fn within(
+        &self,
+        span: &Span,
+        skip: u64,
+        count: u64,
+        reverse: bool,
+    ) -> Result<ZsetWalk<'_>, Part> {
+        self.order.within((&span.from, &span.to), skip, count, reverse)
+    }
+
+    /// Number of members of a span.
+    pub fn count(&self, span: &Span) -> Result<u64, Part> {
+        self.order.count(&span.from, &span.to)
+    }
+
+    /// The span of names from `min` to `max`, which is meant for members of equal scores.
+    ///
+    /// Where scores differ, Redis does not say what happens. A "listpack" is searched as there:
+    /// from its beginning, or with `reverse` from its end, up to the first name that is outside. In
+    /// others the names of the least score are meant.
+    pub fn lex_span(
+        &self,
+        min: LexEdge<'_>,
+        max: LexEdge<'_>,
+        reverse: bool,
+    ) -> Result<Span, Part> {
+        if self.is_empty() || min.is_empty_to(max) {
+            return Ok(Span::none());
+        }
+        let (low, high) = self.bounds();
+        if low == high {
+            return Ok(Self::lex_span_of(low, min, max));
+        }
+        if self.members.version() == 0 && !self.skiplist {
+            return Ok(self.lex_search(min, max, reverse));
+        }
+        let first = self.by_rank(0, 1, false)?.next().transpose()?;
+        Ok(Self::lex_span_of(first.map_or(low, |(_, score)| score), min, max))
+    }
+
+    fn lex_span_of(score: f64, min: LexEdge<'_>, max: LexEdge<'_>) -> Span {
+        Span {
+            from: match min {
+                LexEdge::Min | LexEdge::Max => Place::first(),
+                LexEdge::Including(name) => Place::of(score, name),
+                LexEdge::Excluding(name) => Place::after(score, name),
+            },
+            to: match max {
+                LexEdge::Min | LexEdge::Max => Place::last(),
+                LexEdge::Including(name) => Place::after(score, name),
+                LexEdge::Excluding(name) => Place::of(score, name),
+            },
+        }
+    }
+
+    /// Looks at one after the other; takes time in proportion to the number of members.
+    fn lex_search(&self, min: LexEdge<'_>, max: LexEdge<'_>, reverse: bool) -> Span {
+        let is_outside = self.iter().next().is_none_or(|(name, _)| !max.ends(name))
+            || self.iter().next_back().is_none_or(|(name, _)| !min.begins(name));
+        if is_outside {
+            return Span::none();
+        }
+        let place = |(name, score)| Place::of(score, name);
+        let after = |(name, score)| Place::after(score, name);
+        if reverse {
+            let mut rest = self.iter().rev().skip_while(|(name, _)| !max.ends(name));
+            let last = rest.next();
+            let Some(last) = last.filter(|(name, _)| min.begins(name)) else {
+                return Span::none();
+            };
+            let first = rest.take_while(|(name, _)| min.begins(name)).last();
+            return Span { from: place(first.unwrap_or(last)), to: after(last) };
+        }
+        let mut rest = self.iter().skip_while(|(name, _)| !min.begins(name));
+        let first = rest.next();
+        let Some(first) = first.filter(|(name, _)| max.ends(name)) else { return Span::none() };
+        let last = rest.take_while(|(name, _)| max.ends(name)).last();
+        Span { from: place(first), to: after(last.unwrap_or(first)) }
+    }
+
+    // ---- by chance and by cursor -------------------------------------------------------------
+
+    /// `count` different members drawn at random, or all if there are not as many. Where not all
+    /// are in memory they are neighbours by hash.
+    pub fn sample(&self, count: usize) -> Result<Vec<(&[u8], f64)>, Part> {
+        let drawn = self.members.sample(count, PREFIX)?;
+        Ok(drawn.into_iter().map(|(name, score)| (name, *score)).collect())
+    }
+
+    /// `count` members drawn at random, of which some may be the same.
+    pub fn draw(&self, count: usize) -> Result<Vec<(&[u8], f64)>, Part> {
+        let drawn = self.members.draw(count, PREFIX)?;
+        Ok(drawn.into_iter().map(|(name, score)| (name, *score)).collect())
+    }
+
+    /// A step of a scan: members from `cursor` on by the place `place`, the upper 48 bits of the
+    /// keyed hash of a name. `visit` is called for about `count` of them. The next cursor comes
+    /// back, 0 at the end. A member that is there from the first step to the last is visited.
+    pub fn scan(
+        &self,
+        cursor: u64,
+        count: usize,
+        place: impl Fn(&[u8]) -> u64,
+        mut visit: impl FnMut(&[u8], f64),
+    ) -> Result<u64, Part> {
+        self.members.scan(cursor, count, PREFIX, place, |name, score| visit(name, *score))
+    }
+}
+
+impl<'a> FromIterator<(&'a [u8], f64)> for Zset {
+    fn from_iter<I: IntoIterator<Item = (&'a [u8], f64)>>(members: I) -> Self {
+        let mut zset = Self::default();
+        for (name, score) in members {
+            zset.set(name, score);
+        }
+        zset
+    }
+}
+
+impl Collection for Zset {
+    fn type_name(&self) -> &'static str {
+        "zset"
+    }
+
+    fn encoding(&self) -> &'static str {
+        if self.skiplist { "skiplist" } else { "listpack" }
+    }
+
+    fn len(&self) -> u64 {
+        self.members.len()
+    }
+
+    fn version(&self) -> u64 {
+        self.members.version()
+    }
+
+    fn memory(&self) -> usize {
+        size_of::<Self>() + self.members.memory() + self.order.memory()
+    }
+
+    fn require_whole(&self) -> Result<(), Part> {
+        self.require_all()
+    }
+
+    fn is_too_big(&self) -> bool {
+        self.skiplist || Collection::memory(self) > PACKED_MAX
+    }
+
+    fn unpack(&mut self, version: u64) {
+        self.members.unpack(version);
+        self.order.unpack();
+    }
+
+    fn detach(&mut self) {
+        self.members.detach();
+        self.order.detach();
+    }
+
+    fn seal(&mut self, rows: &mut ElementRows<'_>) {
+        let mut row = Vec::new();
+        for name in self.members.take_dirty() {
+            let element = [PREFIX, &rows.named(&name)].concat();
+            let Some(score) = self.members.known(&name) else {
+                rows.delete(&element);
+                continue;
+            };
+            row.clear();
+            row.extend_from_slice(&score.to_bits().to_be_bytes());
+            if RowKey::name_is_digested(&name) {
+                row.extend_from_slice(&name);
+            }
+            rows.put(&element, &row);
+        }
+        self.order.seal(rows);
+    }
+
+    fn encode(&self, out: &mut Vec<u8>) {
+        encode_zset(out, self);
+    }
+
+    fn kind(&self) -> (u8, u8) {
+        (meta::TYPE_ZSET, if self.skiplist { meta::TABLE } else { 0 })
+    }
+
+    fn element_key(&self, name: &[u8], layout: &Layout) -> Vec<u8> {
+        [PREFIX, &RowKey::named_element(layout.hash(name), name)].concat()
+    }
+
+    fn learn_named(&mut self, name: &[u8], row: Option<&[u8]>) -> anyhow::Result<()> {
+        let score = row.map(read_score).transpose()?.map(|(score, _)| score);
+        self.members.learn(name, score);
+        Ok(())
+    }
+
+    fn learn_all(&mut self, rows: Vec<(Bytes, Bytes)>) -> anyhow::Result<()> {
+        let order = rows.partition_point(|(element, _)| element.first() < Some(&ORDER_PREFIX));
+        for (element, row) in &rows[..order] {
+            let (name, score) = read_row(element, row)?;
+            self.members.learn(&name, Some(score));
+        }
+        self.members.learnt_all();
+        self.order.learn_all(&rows[order..])
+    }
+
+    fn learn_page(&mut self, page: Page) -> anyhow::Result<()> {
+        if page.range.from.first() == Some(&ORDER_PREFIX) {
+            return self.order.learn_page(&page);
+        }
+        self.members.learn_page(page, PREFIX, read_row)?;
+        Ok(())
+    }
+
+    fn learn_index(&mut self, range: &ElementRange, pieces: Vec<IndexPiece>) -> anyhow::Result<()> {
+        self.order.learn_index(range, pieces)
+    }
+
+    fn shed(&mut self, steps: usize) {
+        self.members.shed(steps, |_, _| ());
+        self.order.shed(steps.div_ceil(BLOCK_STEPS));
+    }
+}
+
+/// The score in a member's row, and the name if the row keeps it.
+fn read_score(row: &[u8]) -> anyhow::Result<(f64, &[u8])> {
+    let (score, name) = row.split_first_chunk::<8>().context("an element row has no score")?;
+    let score = f64::from_bits(u64::from_be_bytes(*score));
+    anyhow::ensure!(!score.is_nan(), "a score is no number");
+    Ok((score, name))
+}
+
+fn read_row(element: &[u8], row: &[u8]) -> anyhow::Result<(Name, f64)> {
+    let (score, kept) = read_score(row)?;
+    let plain = element.get(PREFIX.len()..).and_then(Row::plain_name);
+    let name = plain.or_else(|| (!kept.is_empty()).then_some(kept));
+    Ok((name.context("an element row has no name")?.into(), score))
+}
+
+#[cfg(test)]
+#[path = "zset_tests.rs"]
+mod tests;
