@@ -38,7 +38,7 @@ pub struct Upkeep {
     pub memtable_bytes: usize,
     /// Deleted rows of fewer bytes than this are never a reason to merge all files.
     pub least_garbage: u64,
-    /// How often it is looked whether files are to be merged.
+    /// How often it is looked whether files are to be merged, and whether some were.
     pub poll: Duration,
     /// For how long replaced files are kept: no read may take longer.
     pub keep_files: Duration,
@@ -235,13 +235,17 @@ pub fn prefix_range(prefix: &[u8]) -> Range<Vec<u8>> {
 fn compactor_options(upkeep: &Upkeep) -> CompactorOptions {
     let worker = CompactionWorkerOptions {
         compactions_poll_interval: upkeep.poll,
+        heartbeat_interval: 10 * upkeep.poll,
         max_concurrent_compactions: scheduler::AT_ONCE,
         ..CompactionWorkerOptions::default()
     };
     CompactorOptions {
         poll_interval: upkeep.poll,
+        commit_compacted_interval: upkeep.poll,
         max_concurrent_compactions: scheduler::AT_ONCE,
         checkpoint_lifetime: upkeep.keep_files,
+        // Then a merge that a killed process had begun goes on.
+        worker_heartbeat_timeout: 30 * upkeep.poll,
         worker: Some(worker),
         ..CompactorOptions::default()
     }
@@ -265,6 +269,8 @@ fn engine_settings(upkeep: &Upkeep) -> Settings {
         l0_max_ssts_per_key: 64,
         // Below twice the memtable and a batch the engine waits for itself.
         max_unflushed_bytes: 3 * memtable_bytes + 2 * BATCH_BYTES,
+        // Reads go to replaced files until this process knows of the new ones.
+        manifest_poll_interval: upkeep.poll,
         // It is given to the builder.
         compactor_options: None,
         garbage_collector_options: Some(GarbageCollectorOptions {

@@ -25,9 +25,9 @@ impl Process {
         let runtime = runtime.unwrap();
         let upkeep = Upkeep {
             least_garbage: 64 << 10,
-            poll: Duration::from_millis(20),
-            keep_files: Duration::from_millis(300),
-            collect: Duration::from_millis(50),
+            poll: Duration::from_millis(100),
+            keep_files: Duration::from_secs(1),
+            collect: Duration::from_millis(200),
             ..Upkeep::default()
         };
         let cache = Arc::new(SplitCache::new().build());
@@ -65,7 +65,7 @@ impl Process {
     fn wait_for_space(&self, store: &InMemory, bytes: u64) {
         let begun = Instant::now();
         while size(store) > bytes {
-            assert!(begun.elapsed() < Duration::from_secs(30), "{} bytes are left", size(store));
+            assert!(begun.elapsed() < Duration::from_secs(60), "{} bytes are left", size(store));
             self.sweep();
             std::thread::sleep(Duration::from_millis(50));
         }
@@ -92,32 +92,44 @@ fn size(store: &InMemory) -> u64 {
     files.iter().map(|file| file.size).sum()
 }
 
-#[test]
-fn the_space_of_a_dead_version_comes_back_whenever_the_process_is_killed() {
-    // Sweeps before a kill; 70,000 rows take two.
-    for sweeps in 0..3 {
-        let store = Arc::new(InMemory::new());
-        let mut process = Process::start(&store);
-        process.put(LIVE, 0..500);
-        process.put(DEAD, 0..70_000);
+/// Deletes most of what there is, and kills the process after some sweeps; 70,000 rows take two.
+fn delete_and_kill(sweeps: u32) {
+    let store = Arc::new(InMemory::new());
+    let mut process = Process::start(&store);
+    process.put(LIVE, 0..500);
+    process.put(DEAD, 0..70_000);
+    process.flush();
+    let before = size(&store);
+    process.write(std::iter::once((RowKey::dead(1, DEAD).into(), Some(Bytes::new()))));
+    process.flush();
+    if sweeps > 0 {
+        let more = (0..sweeps).map(|_| process.sweep()).last();
+        assert_eq!(more, Some(sweeps == 1));
         process.flush();
-        let before = size(&store);
-        process.write(std::iter::once((RowKey::dead(1, DEAD).into(), Some(Bytes::new()))));
-        process.flush();
-        if sweeps > 0 {
-            let more = (0..sweeps).map(|_| process.sweep()).last();
-            assert_eq!(more, Some(sweeps == 1));
-            process.flush();
-            process.kill();
-            process = Process::start(&store);
-        }
-        process.wait_for_space(&store, before / 20);
-        assert_eq!((process.count(LIVE), process.count(DEAD)), (500, 0));
-        // It is not asked for again.
-        assert!(!process.sweep());
-        assert_eq!(process.engine.garbage.request(), None);
         process.kill();
+        process = Process::start(&store);
     }
+    process.wait_for_space(&store, before / 20);
+    assert_eq!((process.count(LIVE), process.count(DEAD)), (500, 0));
+    // It is not asked for again.
+    assert!(!process.sweep());
+    assert_eq!(process.engine.garbage.request(), None);
+    process.kill();
+}
+
+#[test]
+fn the_space_of_a_dead_version_comes_back() {
+    delete_and_kill(0);
+}
+
+#[test]
+fn the_space_comes_back_after_a_kill_while_sweeping() {
+    delete_and_kill(1);
+}
+
+#[test]
+fn the_space_comes_back_after_a_kill_before_the_merge() {
+    delete_and_kill(2);
 }
 
 #[test]
