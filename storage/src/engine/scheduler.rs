@@ -16,8 +16,8 @@ use slatedb::config::CompactorOptions;
 use std::sync::Arc;
 
 /// Files of level 0 that are merged at once at most: they count against the limit of level 0
-/// until they are merged.
-const LEVEL0_AT_ONCE: usize = 16;
+/// until they are merged, and each takes memory to read ahead.
+const LEVEL0_AT_ONCE: usize = 8;
 
 /// Merges that may run at the same time: one, and level 0 beside one into the last run.
 pub(super) const AT_ONCE: usize = 2;
@@ -127,20 +127,20 @@ mod tests {
 
     #[test]
     fn newer_files_of_level_0_are_not_waited_for() {
-        let (new, old) = (level0(1..9), level0(1..6));
+        let (new, old) = (level0(1..8), level0(1..6));
         let spec = plan(&new, &[2, 1], &old).unwrap();
         assert_eq!(spec.sources(), &old[..]);
-        let spec = plan(&level0(6..9), &[2, 1], &old).unwrap();
+        let spec = plan(&level0(6..8), &[2, 1], &old).unwrap();
         assert_eq!(spec.sources(), [SortedRun(2), SortedRun(1)]);
-        assert!(plan(&level0(6..9), &[1], &old).is_none());
-        assert!(plan(&level0(6..9), &[], &old).is_none());
+        assert!(plan(&level0(6..8), &[1], &old).is_none());
+        assert!(plan(&level0(6..8), &[], &old).is_none());
     }
 
     #[test]
     fn of_many_files_of_level_0_the_oldest_are_taken() {
         let files = level0(0..40);
         let spec = plan(&files, &[5], &files).unwrap();
-        assert_eq!(spec.sources(), &level0(0..16)[..]);
+        assert_eq!(spec.sources(), &level0(0..LEVEL0_AT_ONCE as u128)[..]);
     }
 
     #[test]
