@@ -393,3 +393,7 @@ pub const COMMANDS: &[Spec] = &[
         ..STORE
     },
 ];
+
+#[cfg(test)]
+#[path = "combine_tests.rs"]
+mod tests;
