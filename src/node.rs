@@ -39,22 +39,26 @@ pub struct Budget {
     pub hot: usize,
     /// Pending rows, all shards together: beyond it writers wait.
     pub pending: usize,
+    /// Blocks of the engines' files.
     pub block_cache: u64,
+    /// Their filters and indexes: a read of what is not cached here costs far more than one of a
+    /// block.
+    pub meta_cache: u64,
     /// What the engines gather before they flush; while a flush goes on, up to three times that.
     pub memtables: usize,
 }
 
 impl Budget {
-    /// Three eighths of it for decoded values, an eighth for pending rows, a sixteenth for the
-    /// block cache (with a quarter of that again for filters and indexes), a sixteenth for
-    /// memtables. The rest is for what is being handed over or flushed, buffers, and what the
-    /// allocator keeps.
+    /// A quarter of it for decoded values, an eighth each for pending rows and for filters and
+    /// indexes, a sixteenth each for blocks and memtables. The rest is for what is being handed
+    /// over or flushed, buffers, and what the allocator keeps.
     pub fn new(settings: &crate::config::Settings) -> Self {
         let total = settings.memory_budget;
         Self {
-            hot: (total / 8 * 3) as usize,
+            hot: (total / 4) as usize,
             pending: (total / 8) as usize,
             block_cache: settings.block_cache_size.unwrap_or(total / 16),
+            meta_cache: total / 8,
             memtables: (total / 16) as usize,
         }
     }

@@ -69,6 +69,7 @@ fn open_options(settings: &Settings) -> OpenOptions {
         everysec_bound: Duration::from_millis(settings.everysec_bound_ms),
         inline_sync: settings.workers == 1 && settings.net_workers == 0,
         block_cache_bytes: budget.block_cache,
+        meta_cache_bytes: budget.meta_cache,
         memtable_bytes: budget.memtables,
     }
 }

@@ -43,7 +43,7 @@ fn keys(command: &Command) -> Value {
         let find = match spec.find {
             Find::Range { last, step, limit } => json!(["range", last, step, limit]),
             Find::KeyNum { at, first, step } => json!(["keynum", at, first, step]),
-            Find::Unknown => json!(["unknown"]),
+            Find::Options(_) | Find::Unknown => json!(["unknown"]),
         };
         json!({"flags": flags, "begin": begin, "find": find})
     });

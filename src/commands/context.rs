@@ -8,6 +8,7 @@ use crate::worker::Worker;
 use flagstone_storage::Store;
 use flagstone_storage::store::{Fault, Need};
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -17,8 +18,8 @@ pub type Outcome = Result<(), Stop>;
 /// Why a handler stopped. What it has written to the reply is taken back.
 #[derive(Debug)]
 pub enum Stop {
-    /// Something is not in memory: it is loaded, and the command run again from its start.
-    Miss(Box<Need>),
+    /// These are not in memory: they are loaded, and the command run again from its start.
+    Miss(Vec<Need>),
     /// The error text, with its code ("ERR …", "WRONGTYPE …").
     Error(Cow<'static, str>),
     /// The connection is to be closed after what was written so far.
@@ -28,7 +29,7 @@ pub enum Stop {
 impl From<Fault> for Stop {
     fn from(fault: Fault) -> Self {
         match fault {
-            Fault::Miss(need) => Self::Miss(need),
+            Fault::Miss(need) => Self::Miss(vec![*need]),
             Fault::WrongType => Self::Error(Cow::Borrowed(error::WRONG_TYPE)),
         }
     }
@@ -43,6 +44,29 @@ impl From<&'static str> for Stop {
 impl From<String> for Stop {
     fn from(text: String) -> Self {
         Self::Error(Cow::Owned(text))
+    }
+}
+
+/// What several look-ups miss, so that it is asked for at once.
+#[derive(Debug, Default)]
+pub struct Misses(HashSet<Need>);
+
+impl Misses {
+    /// What was found; nothing, and a note of it, if it is missing.
+    pub fn note<T>(&mut self, found: Result<Option<T>, Fault>) -> Result<Option<T>, Stop> {
+        match found {
+            Ok(found) => Ok(found),
+            Err(Fault::Miss(need)) => {
+                self.0.insert(*need);
+                Ok(None)
+            }
+            Err(other) => Err(other.into()),
+        }
+    }
+
+    /// Stops if anything was missing.
+    pub fn check(self) -> Outcome {
+        if self.0.is_empty() { Ok(()) } else { Err(Stop::Miss(self.0.into_iter().collect())) }
     }
 }
 

@@ -12,6 +12,7 @@ pub mod geo;
 pub mod hash;
 pub mod help;
 pub mod hyperloglog;
+pub mod list;
 pub mod registry;
 pub mod scan;
 pub mod server;
@@ -22,5 +23,5 @@ pub mod string;
 mod testing;
 pub mod zset;
 
-pub use context::{Call, Ctx, Outcome, Stop, arg, error, int_arg, is_word, tail};
+pub use context::{Call, Ctx, Misses, Outcome, Stop, arg, error, int_arg, is_word, tail};
 pub use spec::{Begin, Find, Group, KeyRange, KeySpec, Run, Spec, Waiting, acl, flag, key};

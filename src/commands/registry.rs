@@ -22,6 +22,7 @@ const FAMILIES: &[&[Spec]] = &[
     super::generic::EXPIRE,
     super::generic::RELOCATE,
     super::generic::SCAN,
+    super::generic::SORT,
     super::generic::OBJECT,
     super::generic::DUMP,
     super::generic::DATABASE,
@@ -36,6 +37,11 @@ const FAMILIES: &[&[Spec]] = &[
     super::set::random::COMMANDS,
     super::set::combine::COMMANDS,
     super::set::scan::COMMANDS,
+    super::list::push::COMMANDS,
+    super::list::pop::COMMANDS,
+    super::list::read::COMMANDS,
+    super::list::edit::COMMANDS,
+    super::list::moves::COMMANDS,
     super::zset::write::COMMANDS,
     super::zset::read::COMMANDS,
     super::zset::range::COMMANDS,
@@ -61,6 +67,8 @@ pub struct Command {
     pub full_name: &'static str,
     /// Its only key is the first argument.
     pub one_key: bool,
+    /// It may need keys that follow from data: they are found as it runs (see `routing`).
+    pub undeclared_keys: bool,
     pub subcommands: Vec<Command>,
 }
 
@@ -91,7 +99,8 @@ impl Command {
                 spec.keys,
                 [KeySpec { begin: Begin::Index(1), find: Find::Range { last: 0, .. }, .. }]
             );
-        Self { spec, id, full_name, one_key, subcommands }
+        let undeclared_keys = spec.keys.iter().any(|keys| matches!(keys.find, Find::Unknown));
+        Self { spec, id, full_name, one_key, undeclared_keys, subcommands }
     }
 
     /// The keys among the arguments with their databases, for routing and locks.

@@ -333,17 +333,13 @@ pub enum Begin {
 pub enum Find {
     /// Up to `last` (relative to the first; negative: from the end of the arguments), every
     /// `step`-th; `limit` > 1: only the first 1/limit of what is left.
-    Range {
-        last: i32,
-        step: usize,
-        limit: usize,
-    },
+    Range { last: i32, step: usize, limit: usize },
     /// A count at `at`, the keys from `first` on (both relative), every `step`-th.
-    KeyNum {
-        at: usize,
-        first: usize,
-        step: usize,
-    },
+    KeyNum { at: usize, first: usize, step: usize },
+    /// By this function, which appends the indices: among options that may stand anywhere. Clients
+    /// are told that it is unknown.
+    Options(for<'a> fn(Args<'a>, &mut Vec<usize>)),
+    /// Not in the arguments but in the data: the command needs keys that are not declared.
     Unknown,
 }
 
@@ -356,6 +352,11 @@ impl KeySpec {
     /// Keys from argument `first` to the end, every `step`-th.
     pub const fn to_end(first: usize, step: usize, flags: u32) -> Self {
         Self { flags, begin: Begin::Index(first), find: Find::Range { last: -1, step, limit: 0 } }
+    }
+
+    /// Keys that do not follow from the arguments.
+    pub const fn unknown(flags: u32) -> Self {
+        Self { flags, begin: Begin::Unknown, find: Find::Unknown }
     }
 
     /// Appends the indices of the keys in `args`; `None` when the arguments do not fit.
@@ -377,7 +378,7 @@ impl KeySpec {
                     None => return Some(()),
                 }
             }
-            Begin::Unknown => return Some(()),
+            Begin::Unknown => 0,
         };
         match self.find {
             Find::Range { last, step, limit } => {
@@ -403,6 +404,7 @@ impl KeySpec {
                 }
                 out.extend((0..count).map(|i| first + i * step));
             }
+            Find::Options(find) => find(args, out),
             Find::Unknown => {}
         }
         Some(())

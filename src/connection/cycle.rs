@@ -123,9 +123,22 @@ impl Cycle {
         }
     }
 
-    /// Runs a command on keys here, or puts it into the batch for its worker. `false`: its keys
-    /// belong to several workers.
+    /// Runs a command on keys here, or puts it into the batch for its worker. `false`: it must run
+    /// alone, as its keys belong to several workers, or other commands behind it might change the
+    /// keys that it has not declared before it can lock them.
     pub(super) fn route(
+        &mut self,
+        worker: &Rc<Worker>,
+        session: &Session,
+        command: &'static Command,
+        args: Args<'_>,
+        settings: &Settings,
+    ) -> bool {
+        !command.undeclared_keys && self.send(worker, session, command, args, settings)
+    }
+
+    /// Runs a command here, or puts it into the batch for its worker; `false`: it has several.
+    fn send(
         &mut self,
         worker: &Rc<Worker>,
         session: &Session,
@@ -177,7 +190,7 @@ impl Cycle {
         args: Args<'_>,
     ) -> Vec<u8> {
         let settings = worker.settings();
-        if self.route(worker, session, command, args, &settings) {
+        if self.send(worker, session, command, args, &settings) {
             let cycle = std::mem::replace(self, Self::new(worker, session.proto));
             return cycle.finish(worker).await;
         }

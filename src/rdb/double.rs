@@ -24,43 +24,12 @@ pub(super) fn to_integer(score: f64) -> Option<i64> {
     (score.abs() <= BOUND && integer as f64 == score).then_some(integer)
 }
 
-/// The text of a score that is no integer: the shortest digits that read back as the same number,
-/// as a plain decimal where that is short, else with an exponent.
-pub(super) fn format(score: f64) -> String {
-    if score.is_infinite() {
-        return if score > 0.0 { "inf" } else { "-inf" }.to_owned();
-    }
-    let sign = if score.is_sign_negative() { "-" } else { "" };
-    let scientific = format!("{:e}", score.abs());
-    let (mantissa, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
-    let digits = mantissa.replace('.', "");
-    let exponent: i32 = exponent.parse().unwrap_or(0);
-    let count = digits.len() as i32;
-    // The number is `digits` × 10^scale.
-    let scale = exponent - count + 1;
-    let magnitude = exponent.abs();
-    if scale >= 0 && magnitude < count + 7 {
-        return format!("{sign}{digits}{}", "0".repeat(scale as usize));
-    }
-    if scale < 0 && (scale > -7 || magnitude < 4) {
-        let point = count + scale;
-        if point <= 0 {
-            return format!("{sign}0.{}{digits}", "0".repeat(-point as usize));
-        }
-        let (whole, fraction) = digits.split_at(point as usize);
-        return format!("{sign}{whole}.{fraction}");
-    }
-    let (first, rest) = digits.split_at(1);
-    let point = if rest.is_empty() { "" } else { "." };
-    format!("{sign}{first}{point}{rest}e{exponent:+}")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn text_is_as_valkey_prints_it() {
+    fn text_is_read() {
         for (score, text) in [
             (1.5, "1.5"),
             (-0.25, "-0.25"),
@@ -74,7 +43,6 @@ mod tests {
             (f64::INFINITY, "inf"),
             (f64::NEG_INFINITY, "-inf"),
         ] {
-            assert_eq!(format(score), text);
             assert_eq!(parse(text.as_bytes()), Ok(score));
         }
     }

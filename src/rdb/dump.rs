@@ -6,12 +6,12 @@ use super::{
     HashField, Limits, Object, SetForm, VERSION, VERSION_FIELD_EXPIRY, ZsetForm, double, integer,
     intset, object_type, quicklist_node,
 };
+use crate::num::format_f64;
 
 /// The payload of `object`, which has no duplicates and, if a collection, is not empty.
 ///
 /// The bytes are those of Valkey 8.1, where the order of its elements is not up to a hash function,
 /// for a value that was built element by element; for a hash with field expiry, those of Redis 8.0.
-/// Rarely a score's text differs in its last digits: here they are always the fewest that do.
 pub fn dump<B: AsRef<[u8]>>(object: &Object<B>, limits: &Limits) -> Vec<u8> {
     match object {
         Object::String(string) => {
@@ -52,9 +52,10 @@ fn fits_listpack<'a>(
 }
 
 /// The bytes and elements a quicklist node may have.
-struct NodeLimit {
-    bytes: usize,
-    count: usize,
+#[derive(Debug, Clone, Copy)]
+pub struct NodeLimit {
+    pub bytes: usize,
+    pub count: usize,
 }
 
 impl NodeLimit {
@@ -63,7 +64,8 @@ impl NodeLimit {
     /// What an element is taken to need beside its text, in bytes.
     const ELEMENT_OVERHEAD: usize = 8;
 
-    fn new(list_max_listpack_size: i32) -> Self {
+    /// What the setting allows.
+    pub fn new(list_max_listpack_size: i32) -> Self {
         match usize::try_from(list_max_listpack_size) {
             Ok(count) => NodeLimit { bytes: Self::SAFE_BYTES, count: count.max(1) },
             Err(_) => {
@@ -158,7 +160,7 @@ fn zset<B: AsRef<[u8]>>(form: ZsetForm, members: &[(B, f64)], limits: &Limits) -
             listpack.push(member);
             match double::to_integer(score) {
                 Some(score) => listpack.push_integer(score),
-                None => listpack.push(double::format(score).as_bytes()),
+                None => listpack.push(format_f64(score).as_bytes()),
             }
         }
         return single(object_type::ZSET_LISTPACK, &listpack.finish(), limits);

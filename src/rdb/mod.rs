@@ -26,7 +26,7 @@ mod zipmap;
 
 use thiserror::Error;
 
-pub use dump::dump;
+pub use dump::{NodeLimit, dump};
 pub use restore::{restore, restore_newer};
 
 /// A value of any type that has a payload; `B` are its bytes, owned or borrowed.

@@ -2,16 +2,22 @@
 //! order of their numbers, is lent their entries, runs the command on them as if it owned them,
 //! appends one journal record, and tells the workers to apply it. Whole or not at all after any
 //! crash, without prepare phases.
+//!
+//! What the command misses, be it keys that it has not declared, is locked and loaded the next
+//! time: everything is given back, and taken again with that in the workers' order. So nobody
+//! waits for a lock while he holds one of a greater worker. A command that asks for ever new keys,
+//! because others change what they follow from, gets the workers whole in the end.
 
 use super::hold::{Acquire, Apply, Grant};
 use crate::commands::{Ctx, Run, Stop};
 use crate::node::Node;
 use crate::resp::Reply;
 use crate::worker::{LockKey, Message, OwnedCommand, Worker};
-use flagstone_storage::Store;
 use flagstone_storage::journal::{JournalError, Lsn};
 use flagstone_storage::store::Need;
-use std::collections::{BTreeMap, HashSet};
+use flagstone_storage::{Entry, Store};
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
@@ -20,8 +26,33 @@ use tokio::sync::oneshot;
 /// How often a command may miss something before it is given up.
 const MAX_ATTEMPTS: usize = 10_000;
 
-/// The holds of a coordinator: (worker, hold), in the order they were taken.
-type Held = Vec<(usize, u64)>;
+/// How often a command may need more keys before it gets the workers whole.
+const MAX_LOCKINGS: usize = 8;
+
+/// The holds of a coordinator, by worker.
+#[derive(Default)]
+struct Held {
+    holds: BTreeMap<usize, u64>,
+    /// They are on all that belongs to the workers, and last until the command is done.
+    whole: bool,
+}
+
+/// What a command is lent.
+struct Wanted {
+    keys: BTreeSet<LockKey>,
+    /// Parts of their values.
+    parts: Vec<Need>,
+}
+
+impl Wanted {
+    /// Adds what was missed; whether there are keys among it.
+    fn add(&mut self, missed: Vec<Need>) -> bool {
+        let before = self.keys.len();
+        self.keys.extend(missed.iter().map(|need| (need.db, need.key.clone())));
+        self.parts.extend(missed.into_iter().filter(|need| need.part.is_some()));
+        self.keys.len() > before
+    }
+}
 
 /// Runs a command on keys of several workers; its whole reply comes back. The task goes on to the
 /// end even if the future is dropped.
@@ -29,61 +60,89 @@ pub async fn run_across(worker: &Rc<Worker>, command: OwnedCommand) -> Vec<u8> {
     let (tx, rx) = oneshot::channel();
     let coordinator = worker.clone();
     tokio::task::spawn_local(async move {
-        let reply = coordinate(&coordinator, &command).await;
+        let reply = coordinate(&coordinator, &command, Vec::new()).await;
         let _ = tx.send(reply);
     });
     rx.await.unwrap_or_else(|_| b"-ERR the command was abandoned\r\n".to_vec())
 }
 
-async fn coordinate(worker: &Rc<Worker>, command: &OwnedCommand) -> Vec<u8> {
+/// Runs a command that holds no locks on keys of any workers: those it has declared, and what it
+/// has `missed` so far.
+pub(crate) async fn coordinate(
+    worker: &Rc<Worker>,
+    command: &OwnedCommand,
+    missed: Vec<Need>,
+) -> Vec<u8> {
     let mut out = Reply::new(command.request.proto);
-    let mut needs = Vec::new();
-    for _ in 0..MAX_ATTEMPTS {
-        match attempt(worker, command, &needs, &mut out).await {
-            Ok(round) => {
-                if let Err(error) = worker.wait_shown(round).await {
-                    out.clear();
-                    out.error(error.0);
-                }
-                return out.into_bytes();
-            }
-            Err(Stop::Miss(need)) => needs.push(*need),
-            Err(Stop::Error(text)) => {
-                worker.stats().failed(command.command, &text);
+    let mut held = Held::default();
+    match run(worker, command, missed, &mut held, &mut out).await {
+        Ok(round) => {
+            if let Err(error) = worker.wait_shown(round).await {
                 out.clear();
-                out.error(&*text);
-                return out.into_bytes();
+                out.error(error.0);
             }
-            Err(Stop::Close) => return out.into_bytes(),
+        }
+        Err(text) => {
+            worker.stats().failed(command.command, &text);
+            out.clear();
+            out.error(&*text);
         }
     }
-    out.clear();
-    out.error("ERR the command needs more of its keys than can be loaded");
     out.into_bytes()
 }
 
-/// One run under fresh locks. The round of this worker that its reply shows comes back.
+/// Tries until nothing is missing. The round of the worker that the reply shows comes back, or the
+/// text of the error.
+async fn run(
+    worker: &Rc<Worker>,
+    command: &OwnedCommand,
+    missed: Vec<Need>,
+    held: &mut Held,
+    out: &mut Reply,
+) -> Result<u64, Cow<'static, str>> {
+    let keys = command.lock_keys().into_iter().collect();
+    let mut wanted = Wanted { keys, parts: Vec::new() };
+    wanted.add(missed);
+    let mut lockings = 1;
+    for _ in 0..MAX_ATTEMPTS {
+        if lockings > MAX_LOCKINGS && !held.whole {
+            hold_whole(&worker.node, held).await?;
+        }
+        match attempt(worker, command, &wanted, held, out).await {
+            Ok(round) => return Ok(round),
+            Err(Stop::Miss(missed)) => lockings += usize::from(wanted.add(missed)),
+            Err(Stop::Error(text)) => return Err(text),
+            Err(Stop::Close) => return Ok(0),
+        }
+    }
+    release(&worker.node, held, Vec::new(), &HashSet::new(), None).await;
+    Err("ERR the command needs more of its keys than can be loaded".into())
+}
+
+/// One run under the holds that there are, or under fresh ones. The round of this worker that its
+/// reply shows comes back. Only with a miss the holds that were there go on.
 async fn attempt(
     worker: &Rc<Worker>,
     command: &OwnedCommand,
-    needs: &[Need],
+    wanted: &Wanted,
+    held: &mut Held,
     out: &mut Reply,
 ) -> Result<u64, Stop> {
-    let node = &worker.node;
-    let (held, mut space) = acquire_all(worker, command.lock_keys(), needs).await?;
-    out.clear();
-    let settings = worker.settings();
-    space.begin(node.clock.now_ms(), command.request.touch);
     let Run::Keys(handler) = command.command.spec.run else {
         return Err("ERR this command does not run on keys".into());
     };
+    let node = &worker.node;
+    let mut space = acquire_all(worker, wanted, held).await?;
+    out.clear();
+    let settings = worker.settings();
+    space.begin(node.clock.now_ms(), command.request.touch);
     let db = command.request.db;
     let began = Instant::now();
     let outcome =
         handler(&mut Ctx { store: &mut space, out, db, settings: &settings }, command.args());
-    if let Err(Stop::Miss(need)) = outcome {
-        release(node, &held, space, &HashSet::new(), None).await;
-        return Err(Stop::Miss(need));
+    if let Err(Stop::Miss(missed)) = outcome {
+        give_back(node, held, space).await;
+        return Err(Stop::Miss(missed));
     }
     let (name, client) = (command.command, command.request.client);
     worker.ran_since(began, name, command.args(), client, &settings);
@@ -95,12 +154,12 @@ async fn attempt(
     let record = match committed {
         Ok(record) => record,
         Err(failed) => {
-            forget(node, &held, space, changed).await;
+            forget(node, held, space, changed).await;
             return Err(format!("ERR the write could not be stored: {failed}").into());
         }
     };
     let lsn = record.as_ref().map(|(lsn, _)| *lsn);
-    release(node, &held, space, &changed, record).await;
+    release(node, held, space.drain(), &changed, record).await;
     let round = lsn.map_or(0, |lsn| worker.round_showing(lsn));
     match error {
         Some(text) => Err(Stop::Error(text)),
@@ -125,49 +184,77 @@ fn commit(
     (changed, appended.map(|lsn| Some((lsn, Arc::new(body)))))
 }
 
-fn by_worker(node: &Node, keys: Vec<LockKey>) -> BTreeMap<usize, Vec<LockKey>> {
-    let mut out: BTreeMap<usize, Vec<LockKey>> = BTreeMap::new();
-    for (db, key) in keys {
-        let worker = node.worker_of(flagstone_storage::slot::slot_of(&key));
-        out.entry(worker).or_default().push((db, key));
+fn worker_of(node: &Node, key: &[u8]) -> usize {
+    node.worker_of(flagstone_storage::slot::slot_of(key))
+}
+
+/// What is asked of each worker, in their order.
+fn by_worker(node: &Node, wanted: &Wanted, held: &Held) -> BTreeMap<usize, Acquire> {
+    let mut out: BTreeMap<usize, Acquire> = BTreeMap::new();
+    for (db, key) in &wanted.keys {
+        let target = worker_of(node, key);
+        let acquire = out.entry(target).or_default();
+        acquire.keys.push((*db, key.clone()));
+        acquire.under = held.holds.get(&target).copied();
+    }
+    for need in &wanted.parts {
+        out.entry(worker_of(node, &need.key)).or_default().needs.push(need.clone());
     }
     out
 }
 
 /// Takes all locks in the workers' order and gathers what is lent in a workspace.
-async fn acquire_all(
-    worker: &Rc<Worker>,
-    keys: Vec<LockKey>,
-    needs: &[Need],
-) -> Result<(Held, Store), Stop> {
+async fn acquire_all(worker: &Rc<Worker>, wanted: &Wanted, held: &mut Held) -> Result<Store, Stop> {
     let node = &worker.node;
-    let mut held = Vec::new();
-    let mut space = worker.partition.borrow().store.workspace();
-    for (target, keys) in by_worker(node, keys) {
-        let needs = needs
-            .iter()
-            .filter(|n| node.worker_of(flagstone_storage::slot::slot_of(&n.key)) == target)
-            .cloned()
-            .collect();
-        let grant = acquire(node, target, Acquire { keys, needs, all: false }).await;
-        match grant {
+    let mut space: Option<Store> = None;
+    for (target, asked) in by_worker(node, wanted, held) {
+        match acquire(node, target, asked).await {
             Ok(grant) => {
-                held.push((target, grant.hold));
+                held.holds.insert(target, grant.hold);
+                let store = &worker.partition.borrow().store;
+                let space = space.get_or_insert_with(|| store.workspace(&grant.generations));
                 for (db, entry) in grant.entries {
                     space.adopt(db, entry);
                 }
             }
             Err(text) => {
-                release(node, &held, space, &HashSet::new(), None).await;
+                let entries = space.map(|mut space| space.drain()).unwrap_or_default();
+                release(node, held, entries, &HashSet::new(), None).await;
                 return Err(text.into());
             }
         }
     }
-    Ok((held, space))
+    Ok(space.unwrap_or_else(|| {
+        let store = &worker.partition.borrow().store;
+        store.workspace(&store.generations())
+    }))
+}
+
+/// Takes every worker that owns shards whole, in their order.
+async fn hold_whole(node: &Node, held: &mut Held) -> Result<(), String> {
+    held.whole = true;
+    for target in 0..node.shard_workers {
+        match acquire_whole(node, target).await {
+            Ok(hold) => {
+                held.holds.insert(target, hold);
+            }
+            Err(text) => {
+                release(node, held, Vec::new(), &HashSet::new(), None).await;
+                return Err(text);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Takes one worker whole; the hold, or the text for the client.
+pub(super) async fn acquire_whole(node: &Node, target: usize) -> Result<u64, String> {
+    let whole = Acquire { all: true, ..Acquire::default() };
+    acquire(node, target, whole).await.map(|grant| grant.hold)
 }
 
 /// Asks one worker; the text for the client if it cannot.
-pub(super) async fn acquire(node: &Node, target: usize, acquire: Acquire) -> Result<Grant, String> {
+async fn acquire(node: &Node, target: usize, acquire: Acquire) -> Result<Grant, String> {
     let gone = || format!("ERR worker {target} is gone");
     let (tx, rx) = oneshot::channel();
     node.mailboxes[target].send(Message::Acquire(acquire, tx)).await.map_err(|_| gone())?;
@@ -178,21 +265,46 @@ pub(super) async fn acquire(node: &Node, target: usize, acquire: Acquire) -> Res
     }
 }
 
+/// The ends of all holds.
+fn ends(held: &mut Held) -> BTreeMap<usize, Apply> {
+    std::mem::take(held)
+        .holds
+        .into_iter()
+        .map(|(worker, hold)| (worker, Apply { hold, ..Apply::default() }))
+        .collect()
+}
+
+/// Gives back what was lent. The holds end with it, but those on whole workers.
+async fn give_back(node: &Node, held: &mut Held, mut space: Store) {
+    if !held.whole {
+        return release(node, held, space.drain(), &HashSet::new(), None).await;
+    }
+    let mut applies: BTreeMap<usize, Apply> = BTreeMap::new();
+    for (db, entry) in space.drain() {
+        let worker = worker_of(node, entry.key());
+        if let Some(&hold) = held.holds.get(&worker) {
+            let apply = applies.entry(worker).or_default();
+            (apply.hold, apply.keep) = (hold, true);
+            apply.entries.push((db, entry, false));
+        }
+    }
+    send_all(node, applies).await;
+}
+
 /// Gives everything back, with the record if there is one.
 async fn release(
     node: &Node,
-    held: &Held,
-    mut space: Store,
+    held: &mut Held,
+    entries: Vec<(u32, Entry)>,
     changed: &HashSet<LockKey>,
     record: Option<Record>,
 ) {
-    let mut applies: BTreeMap<usize, Apply> = held
-        .iter()
-        .map(|&(worker, hold)| (worker, Apply { hold, record: record.clone(), ..Apply::default() }))
-        .collect();
-    for (db, entry) in space.drain() {
-        let worker = node.worker_of(flagstone_storage::slot::slot_of(entry.key()));
-        if let Some(apply) = applies.get_mut(&worker) {
+    let mut applies = ends(held);
+    for apply in applies.values_mut() {
+        apply.record.clone_from(&record);
+    }
+    for (db, entry) in entries {
+        if let Some(apply) = applies.get_mut(&worker_of(node, entry.key())) {
             let written = changed.contains(&(db, entry.key().into()));
             apply.entries.push((db, entry, written));
         }
@@ -201,13 +313,11 @@ async fn release(
 }
 
 /// Gives back what was not changed and has the rest forgotten.
-async fn forget(node: &Node, held: &Held, mut space: Store, changed: HashSet<LockKey>) {
-    let mut applies: BTreeMap<usize, Apply> =
-        held.iter().map(|&(worker, hold)| (worker, Apply { hold, ..Apply::default() })).collect();
+async fn forget(node: &Node, held: &mut Held, mut space: Store, changed: HashSet<LockKey>) {
+    let mut applies = ends(held);
     for (db, entry) in space.drain() {
         let key = (db, entry.key().into());
-        let worker = node.worker_of(flagstone_storage::slot::slot_of(entry.key()));
-        if let Some(apply) = applies.get_mut(&worker) {
+        if let Some(apply) = applies.get_mut(&worker_of(node, entry.key())) {
             if changed.contains(&key) {
                 apply.forget.push(key);
             } else {

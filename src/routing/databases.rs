@@ -1,8 +1,8 @@
 //! Commands on whole databases: FLUSHDB, FLUSHALL, SWAPDB. They take every worker whole, in
 //! order, and change generations by one record for all shards.
 
-use super::coordinator::{acquire, send_all};
-use super::hold::{Acquire, Apply};
+use super::coordinator::{acquire_whole, send_all};
+use super::hold::Apply;
 use crate::worker::Worker;
 use flagstone_storage::commit::Sealed;
 use std::collections::BTreeMap;
@@ -65,11 +65,9 @@ async fn change_now(
     let mut refused = None;
     // Workers that own no shard know the databases too, and come last.
     for target in 0..node.mailboxes.len() {
-        match acquire(node, target, Acquire { keys: Vec::new(), needs: Vec::new(), all: true })
-            .await
-        {
-            Ok(grant) => {
-                holds.insert(target, grant.hold);
+        match acquire_whole(node, target).await {
+            Ok(hold) => {
+                holds.insert(target, hold);
             }
             Err(text) => {
                 refused = Some(text);

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use tokio::sync::oneshot;
 
 /// What a coordinator asks a worker for.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Acquire {
     /// The keys to lock and lend; empty with `all`.
     pub keys: Vec<(u32, Box<[u8]>)>,
@@ -19,21 +19,27 @@ pub struct Acquire {
     pub needs: Vec<Need>,
     /// The whole worker, for commands on databases.
     pub all: bool,
+    /// A hold on the whole worker that covers the keys: nothing more is locked.
+    pub under: Option<u64>,
 }
 
 /// What a worker lends: until it is applied or given back, nobody else touches these keys.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Grant {
     pub hold: u64,
     pub entries: Vec<(u32, Entry)>,
-    /// Loading failed: nothing is held. The text for the client.
+    /// The generations of the databases; they stay while the hold lasts.
+    pub generations: Vec<u32>,
+    /// Loading failed: nothing is lent, nor held that was not before. The text for the client.
     pub error: Option<String>,
 }
 
-/// The end of a hold.
+/// The end of a hold, or of what was lent under it.
 #[derive(Debug, Default)]
 pub struct Apply {
     pub hold: u64,
+    /// The hold goes on.
+    pub keep: bool,
     /// What was lent, and whether it was changed.
     pub entries: Vec<(u32, Entry, bool)>,
     /// Keys whose entries are gone (a failed commit): what is on disk counts.
@@ -53,21 +59,35 @@ pub struct Holds {
     locks: HashMap<u64, Lock>,
 }
 
+impl Holds {
+    fn next(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+}
+
 impl Worker {
     /// Locks what a coordinator asks for, loads it, and lends it.
     pub(crate) fn acquire(self: &Rc<Self>, acquire: Acquire, to: oneshot::Sender<Grant>) {
-        let (lock, granted) =
-            if acquire.all { self.lock_all() } else { self.lock(acquire.keys.clone()) };
+        let locked = match acquire.under {
+            Some(_) => None,
+            None if acquire.all => Some(self.lock_all()),
+            None => Some(self.lock(acquire.keys.clone())),
+        };
         let worker = self.clone();
         tokio::task::spawn_local(async move {
-            if granted.await.is_err() {
-                return;
+            let mut lock = None;
+            if let Some((queued, granted)) = locked {
+                if granted.await.is_err() {
+                    return;
+                }
+                lock = Some(queued);
             }
             match worker.prepare(&acquire).await {
                 Ok(()) => worker.lend(&acquire, lock, to),
                 Err(error) => {
                     drop(lock);
-                    let _ = to.send(Grant { hold: 0, entries: Vec::new(), error: Some(error) });
+                    let _ = to.send(Grant { error: Some(error), ..Grant::default() });
                 }
             }
         });
@@ -100,7 +120,8 @@ impl Worker {
         self.wait_shown(round).await.map_err(|e| e.0)
     }
 
-    fn lend(self: &Rc<Self>, acquire: &Acquire, lock: Lock, to: oneshot::Sender<Grant>) {
+    /// Lends what is locked: by `lock`, or by the hold that it is asked for under.
+    fn lend(self: &Rc<Self>, acquire: &Acquire, lock: Option<Lock>, to: oneshot::Sender<Grant>) {
         let mut entries = Vec::with_capacity(acquire.keys.len());
         let mut seen = std::collections::HashSet::new();
         let mut partition = self.partition.borrow_mut();
@@ -111,16 +132,14 @@ impl Worker {
                 entries.push((*db, entry));
             }
         }
-        let hold = {
-            let mut holds = self.holds.borrow_mut();
-            holds.next += 1;
-            let hold = holds.next;
-            holds.locks.insert(hold, lock);
-            hold
-        };
-        partition.granted(hold);
+        let hold = acquire.under.unwrap_or_else(|| self.holds.borrow_mut().next());
+        if let Some(lock) = lock {
+            self.holds.borrow_mut().locks.insert(hold, lock);
+            partition.granted(hold);
+        }
+        let generations = partition.store.generations();
         drop(partition);
-        if let Err(grant) = to.send(Grant { hold, entries, error: None }) {
+        if let Err(grant) = to.send(Grant { hold, entries, generations, error: None }) {
             let entries = grant.entries.into_iter().map(|(db, e)| (db, e, false)).collect();
             self.apply(Apply { hold, entries, ..Apply::default() });
         }
@@ -146,14 +165,18 @@ impl Worker {
             partition.merge(*lsn, body);
             partition.saw_lsn(*lsn);
         }
-        partition.released(apply.hold);
+        if !apply.keep {
+            partition.released(apply.hold);
+        }
         drop(partition);
         if apply.record.is_some() {
             self.stats().commits.fetch_add(1, Ordering::Relaxed);
             // The open round now shows the record: it is closed soon, so that readers go on.
             self.commit_soon();
         }
-        let lock = self.holds.borrow_mut().locks.remove(&apply.hold);
-        drop(lock);
+        if !apply.keep {
+            let lock = self.holds.borrow_mut().locks.remove(&apply.hold);
+            drop(lock);
+        }
     }
 }

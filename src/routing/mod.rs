@@ -4,6 +4,7 @@ mod coordinator;
 mod databases;
 mod hold;
 
+pub(crate) use coordinator::coordinate;
 pub use coordinator::run_across;
 pub use databases::{flush, swap};
 pub use hold::{Acquire, Apply, Grant, Holds};

@@ -8,8 +8,9 @@ use crate::commands::registry::Command;
 use crate::commands::{Ctx, Run, Stop};
 use crate::config::Settings;
 use crate::resp::{Args, Reply};
-use flagstone_storage::KeyHash;
+use crate::routing::coordinate;
 use flagstone_storage::store::Need;
+use flagstone_storage::{KeyHash, Scope};
 use std::rc::Rc;
 use tokio::sync::oneshot;
 
@@ -18,8 +19,10 @@ use tokio::sync::oneshot;
 pub enum Blocked {
     /// Somebody holds one of its keys.
     Locked,
-    /// Something is not in memory.
-    Miss(Box<Need>),
+    /// Something of its keys is not in memory.
+    Miss(Vec<Need>),
+    /// It needs keys that it has not declared, and that are not in memory here or are not free.
+    Undeclared(Vec<Need>),
 }
 
 /// What a parked command came to.
@@ -81,7 +84,8 @@ impl Worker {
         out: &mut Reply,
     ) -> Result<u64, Blocked> {
         let locks = self.locks.borrow();
-        if !locks.is_idle() {
+        let is_idle = locks.is_idle();
+        if !is_idle {
             let keys = command.keys(args, request.db);
             let blocked = locks.blocks(request.db, std::iter::empty())
                 || keys.iter().any(|(db, key)| locks.is_locked(*db, key));
@@ -90,7 +94,8 @@ impl Worker {
             }
         }
         drop(locks);
-        self.execute_unlocked(command, args, request, at, now_ms, settings, out)
+        let scope = if is_idle { Scope::Own } else { declared(command, args, request) };
+        self.execute_unlocked(command, args, request, at, scope, now_ms, settings, out)
     }
 
     #[allow(clippy::too_many_arguments, reason = "the hot path hands over what it has at hand")]
@@ -100,6 +105,7 @@ impl Worker {
         args: Args<'_>,
         request: Request,
         at: Option<KeyHash>,
+        scope: Scope,
         now_ms: u64,
         settings: &Settings,
         out: &mut Reply,
@@ -112,6 +118,9 @@ impl Worker {
         let mut partition = self.partition.borrow_mut();
         let store = &mut partition.store;
         store.begin(now_ms, request.touch);
+        if command.undeclared_keys {
+            store.confine(scope);
+        }
         if let (Some(at), Some(key)) = (at, args.get(1)) {
             store.hint(key, at);
         }
@@ -123,9 +132,9 @@ impl Worker {
                 out.truncate(mark);
                 out.error(&*text);
             }
-            Err(Stop::Miss(need)) => {
+            Err(Stop::Miss(needs)) => {
                 out.truncate(mark);
-                return Err(Blocked::Miss(need));
+                return Err(blocked_by(needs, command, args, request));
             }
         }
         let store = &mut partition.store;
@@ -139,7 +148,7 @@ impl Worker {
     }
 
     /// Parks a command: its locks are queued for now, in order; a task of its own waits for them,
-    /// loads what it needs, and runs it.
+    /// loads what it needs, and runs it. One that needs undeclared keys goes to a coordinator.
     pub(crate) fn park(
         self: &Rc<Self>,
         command: OwnedCommand,
@@ -147,35 +156,56 @@ impl Worker {
     ) -> oneshot::Receiver<Ran> {
         self.stats().parked.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let (tx, rx) = oneshot::channel();
-        let (lock, granted) = self.lock(command.lock_keys());
+        let mut missed = Vec::new();
+        let locked = match blocked {
+            Blocked::Undeclared(needs) => Err(needs),
+            Blocked::Locked => Ok(self.lock(command.lock_keys())),
+            Blocked::Miss(needs) => {
+                missed = needs;
+                Ok(self.lock(command.lock_keys()))
+            }
+        };
         let worker = self.clone();
         tokio::task::spawn_local(async move {
-            if granted.await.is_ok() {
-                let ran = worker.run_parked(&command, blocked).await;
-                drop(lock);
-                // The connection may be gone: the command ran all the same.
-                let _ = tx.send(ran);
-            }
+            let undeclared = match locked {
+                Err(needs) => needs,
+                Ok((lock, granted)) => {
+                    if granted.await.is_err() {
+                        return;
+                    }
+                    let ran = worker.run_parked(&command, missed).await;
+                    drop(lock);
+                    match ran {
+                        Ok(ran) => {
+                            // The connection may be gone: the command ran all the same.
+                            let _ = tx.send(ran);
+                            return;
+                        }
+                        Err(needs) => needs,
+                    }
+                }
+            };
+            let reply = coordinate(&worker, &command, undeclared).await;
+            let _ = tx.send(Ran { reply, seen: 0 });
         });
         rx
     }
 
-    /// Runs a command whose locks are held, loading as often as it misses something.
-    async fn run_parked(self: &Rc<Self>, command: &OwnedCommand, blocked: Blocked) -> Ran {
-        let mut miss = match blocked {
-            Blocked::Miss(need) => Some(need),
-            Blocked::Locked => None,
-        };
+    /// Runs a command whose locks are held, loading as often as it misses something. `Err`: it
+    /// needs keys that it has not declared.
+    async fn run_parked(
+        self: &Rc<Self>,
+        command: &OwnedCommand,
+        mut missed: Vec<Need>,
+    ) -> Result<Ran, Vec<Need>> {
         let mut out = Reply::new(command.request.proto);
         loop {
-            if let Some(need) = miss.take() {
+            if !missed.is_empty() {
                 let mut needs = self.cold_keys(command);
-                if !needs.contains(&need) {
-                    needs.push(*need);
-                }
+                needs.extend(missed.drain(..).filter(|need| need.part.is_some()));
                 if let Err(text) = self.load(needs).await {
                     out.error(text);
-                    return Ran { reply: out.into_bytes(), seen: 0 };
+                    return Ok(Ran { reply: out.into_bytes(), seen: 0 });
                 }
             }
             let now_ms = self.node.clock.now_ms();
@@ -187,13 +217,15 @@ impl Worker {
                 args,
                 command.request,
                 None,
+                declared(command.command, args, command.request),
                 now_ms,
                 &settings,
                 &mut out,
             );
             match ran {
-                Ok(seen) => return Ran { reply: out.into_bytes(), seen },
-                Err(Blocked::Miss(need)) => miss = Some(need),
+                Ok(seen) => return Ok(Ran { reply: out.into_bytes(), seen }),
+                Err(Blocked::Miss(needs)) => missed = needs,
+                Err(Blocked::Undeclared(needs)) => return Err(needs),
                 Err(Blocked::Locked) => {}
             }
         }
@@ -209,4 +241,20 @@ impl Worker {
             .map(|(db, key)| Need { db, key, part: None })
             .collect()
     }
+}
+
+/// What a command may ask for while others hold locks: the keys that it has declared.
+fn declared(command: &Command, args: Args<'_>, request: Request) -> Scope {
+    if !command.undeclared_keys {
+        return Scope::All;
+    }
+    let keys = command.keys(args, request.db).into_iter();
+    Scope::Keys(keys.map(|(db, key)| (db, key.into())).collect())
+}
+
+/// Why a command that missed something could not run.
+fn blocked_by(needs: Vec<Need>, command: &Command, args: Args<'_>, request: Request) -> Blocked {
+    let declared = command.keys(args, request.db);
+    let is_declared = |need: &Need| declared.contains(&(need.db, &*need.key));
+    if needs.iter().all(is_declared) { Blocked::Miss(needs) } else { Blocked::Undeclared(needs) }
 }

@@ -1,11 +1,9 @@
 //! Key locks of one worker: FIFO per key, taken all at once, so that no two commands of a worker
 //! can wait for each other. Only commands that wait for something hold them.
 
+pub(crate) use flagstone_storage::need::Key as LockKey;
 use std::collections::{HashMap, VecDeque};
 use tokio::sync::oneshot;
-
-/// A key in its database.
-pub(crate) type LockKey = (u32, Box<[u8]>);
 
 pub(crate) type TicketId = u64;
 

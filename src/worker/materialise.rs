@@ -203,7 +203,8 @@ impl Worker {
         }
         let durable = partition.durable();
         let locks = self.locks.borrow();
-        partition.store.evict(budget, durable, EVICT_STEPS, |db, key| locks.is_locked(db, key));
+        let keep = |db, key: &[u8]| locks.blocks(db, std::iter::once(key));
+        partition.store.evict(budget, durable, EVICT_STEPS, keep);
         if partition.store.memory() > budget {
             // What is not durable cannot go.
             self.node.journal.request_sync(partition.last_lsn());

@@ -4,7 +4,7 @@ use crate::clock::Clock;
 use crate::commit::{Sealed, split_body};
 use crate::control::{Control, Generations, complete_row};
 use crate::encoding::row;
-use crate::engine::{Engine, prefix_range};
+use crate::engine::{Engine, Upkeep, prefix_range};
 use crate::journal::{Journal, JournalError, LocalJournal, Lsn, Options, Recovery, SyncMode};
 use crate::partition::Partition;
 use crate::shard::Shard;
@@ -45,6 +45,8 @@ pub struct OpenOptions {
     /// The only committer syncs by itself.
     pub inline_sync: bool,
     pub block_cache_bytes: u64,
+    /// Cache of filters and indexes.
+    pub meta_cache_bytes: u64,
     /// Memtables of all engines together, before they are flushed.
     pub memtable_bytes: usize,
 }
@@ -296,7 +298,7 @@ async fn open_engines(
         shards: 8,
     });
     let meta = FoyerCache::new_with_opts(FoyerCacheOptions {
-        max_capacity: options.block_cache_bytes / 4,
+        max_capacity: options.meta_cache_bytes,
         shards: 8,
     });
     let cache: Arc<dyn DbCache> = Arc::new(
@@ -306,15 +308,16 @@ async fn open_engines(
             .build(),
     );
     let memtable_bytes = options.memtable_bytes / usize::from(shards.max(1));
+    let upkeep = Upkeep { memtable_bytes, ..Upkeep::default() };
     let mut opening = Vec::with_capacity(usize::from(shards));
     for id in 0..shards {
         let dir = shard_dir(&options.dir, id);
         fs::create_dir_all(&dir).with_context(|| format!("creating {}", dir.display()))?;
         remove_staged(&dir).with_context(|| format!("cleaning {}", dir.display()))?;
         let store = open_store(&dir).with_context(|| format!("opening {}", dir.display()))?;
-        let (cache, clock) = (cache.clone(), clock.clone());
+        let (cache, clock, upkeep) = (cache.clone(), clock.clone(), upkeep.clone());
         opening.push(tokio::spawn(async move {
-            Engine::open(store, "db", cache, u64::from(id), clock, memtable_bytes)
+            Engine::open(store, "db", cache, u64::from(id), clock, &upkeep)
                 .await
                 .with_context(|| format!("shard {id} ({})", dir.display()))
         }));

@@ -23,11 +23,13 @@ pub mod partition;
 pub mod pending;
 mod reclaim;
 pub mod scan;
+mod scope;
 pub mod shard;
 pub mod slot;
 pub mod store;
 pub mod value;
 
+pub use scope::Scope;
 pub use slot::{KeyHash, Layout, SLOTS};
 pub use store::{Fault, Need, Store};
 pub use value::{Entry, Value};

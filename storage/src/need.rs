@@ -10,8 +10,11 @@ pub enum Fault {
     WrongType,
 }
 
+/// A key in its database.
+pub type Key = (u32, Box<[u8]>);
+
 /// What must be loaded.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Need {
     pub db: u32,
     pub key: Box<[u8]>,
@@ -20,7 +23,7 @@ pub struct Need {
 }
 
 /// A part of a value that is not in memory.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Part {
     /// Fields or members, by name.
     Fields(Vec<Box<[u8]>>),
@@ -35,7 +38,7 @@ pub enum Part {
 }
 
 /// What an index counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum IndexBy {
     /// Each row is an element; so many make a piece.
     Rows(u64),
@@ -45,7 +48,7 @@ pub enum IndexBy {
 
 /// A range of element keys, as they stand in the rows behind the version: from `from` on, before
 /// `to` (`None`: to the last).
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ElementRange {
     pub from: Vec<u8>,
     pub to: Option<Vec<u8>>,

@@ -36,8 +36,9 @@ pub struct Partition {
 }
 
 impl Partition {
-    pub fn new(store: Store, shards: BTreeMap<u16, Shard>, journal: Arc<dyn Journal>) -> Self {
+    pub fn new(mut store: Store, shards: BTreeMap<u16, Shard>, journal: Arc<dyn Journal>) -> Self {
         let last_lsn = journal.end();
+        store.own_shards = shards.keys().copied().collect();
         Self {
             store,
             shards,

@@ -10,6 +10,7 @@
 //! its last write, and a reply waits for the greatest round it has seen.
 
 pub use crate::need::{Fault, Need, OrLoad, Part};
+use crate::scope::Scope;
 use crate::slot::{KeyHash, Layout, SUB_TABLES, sub_table};
 use crate::value::{Counted, Entry, Hash, KeyBuf, Str, Typed, Value};
 use hashbrown::HashTable;
@@ -114,6 +115,10 @@ pub struct Store {
     touch: bool,
     /// Address, length and hash of a key; the address is only compared.
     hint: Option<(usize, usize, KeyHash)>,
+    /// What the command may ask for.
+    pub(crate) scope: Scope,
+    /// The shards whose keys it owns; none in a workspace.
+    pub(crate) own_shards: Vec<u16>,
     pub(crate) memory: usize,
     pub(crate) hand: (usize, usize, usize),
     /// Keys whose values may be dropped from memory in part.
@@ -143,6 +148,8 @@ impl Store {
             now_ms: 0,
             touch: true,
             hint: None,
+            scope: Scope::All,
+            own_shards: Vec::new(),
             memory: 0,
             hand: (0, 0, 0),
             large: VecDeque::new(),
@@ -150,10 +157,10 @@ impl Store {
         }
     }
 
-    /// A store for one multi-shard command: it knows only the entries it is lent.
-    pub fn workspace(&self) -> Self {
-        let generations: Vec<u32> = self.dbs.iter().map(|db| db.generation).collect();
-        Self::new(self.layout.clone(), self.versions.clone(), &generations, true)
+    /// A store for one multi-shard command: it knows only the entries it is lent. The generations
+    /// of the databases are those of a lender.
+    pub fn workspace(&self, generations: &[u32]) -> Self {
+        Self::new(self.layout.clone(), self.versions.clone(), generations, true)
     }
 
     // ---- per command -------------------------------------------------------------------------
@@ -164,6 +171,7 @@ impl Store {
         self.touch = touch;
         self.seen = 0;
         self.hint = None;
+        self.scope = Scope::All;
     }
 
     /// The hash of a key that this command will ask for, computed already by the router.
@@ -392,6 +400,9 @@ impl Store {
     /// Finds a key, deleting it if it has expired. `None`: known not to exist.
     fn find(&mut self, db: u32, key: &[u8]) -> Result<Option<Found>, Fault> {
         let at = self.at(key);
+        if !self.allows(db, at, key) {
+            return Err(Fault::Miss(Box::new(Need { db, key: key.into(), part: None })));
+        }
         let now_ms = self.now_ms;
         let table = self.dbs[db as usize].table(at.slot);
         let Some(bucket) = table.map.find_bucket_index(at.hash, |e| *e.key == *key) else {
@@ -600,6 +611,11 @@ impl Store {
     }
 
     // ---- databases ---------------------------------------------------------------------------
+
+    /// The generations of all databases.
+    pub fn generations(&self) -> Vec<u32> {
+        self.dbs.iter().map(|db| db.generation).collect()
+    }
 
     /// The generation of a database.
     pub fn generation(&self, db: u32) -> u32 {

@@ -2,6 +2,7 @@
 
 use super::Server;
 use redis::Commands;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Kills of a run; `FLAGSTONE_TEST_KILLS` asks for more.
@@ -90,4 +91,38 @@ fn an_mget_over_shards_is_a_snapshot() {
         }
         server.kill_shared();
     });
+}
+
+#[test]
+fn an_mset_behind_a_flushall_is_stored() {
+    let options = ["--workers", "3", "--shards", "3", "--appendfsync", "no"];
+    let mut server = Server::start(&options);
+    for round in 0..10u64 {
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for lane in 0..3u64 {
+                let (server, stop) = (&server, &stop);
+                scope.spawn(move || {
+                    let mut client = server.client();
+                    for n in (1u64..).take_while(|_| !stop.load(Ordering::Relaxed)) {
+                        // From every worker, on keys of two.
+                        let pairs = [(format!("{LEFT}{lane}"), n), (format!("{RIGHT}{lane}"), n)];
+                        let () = client.mset(&pairs).expect("stored");
+                    }
+                });
+            }
+            let mut client = server.client();
+            for _ in 0..20 {
+                let () = redis::cmd("FLUSHALL").query(&mut client).expect("flushed");
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+        let keys: Vec<_> =
+            (0..3).flat_map(|lane| [LEFT, RIGHT].map(|side| format!("{side}{lane}"))).collect();
+        let before: Vec<Option<u64>> = server.client().mget(&keys).expect("an answer");
+        server.kill();
+        server.restart();
+        let after: Vec<Option<u64>> = server.client().mget(&keys).expect("an answer");
+        assert_eq!(before, after, "in round {round}");
+    }
 }

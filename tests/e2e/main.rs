@@ -5,5 +5,7 @@ mod durability;
 mod hostile;
 mod keyspace;
 mod server;
+mod undeclared;
+mod zsets;
 
 pub use server::Server;

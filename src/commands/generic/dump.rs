@@ -6,10 +6,10 @@ use crate::commands::{
 };
 use crate::config::{RdbVersionCheck, Settings};
 use crate::num::parse_i64;
-use crate::rdb::{self, HashField, Limits, Object, RestoreError, SetForm, ZsetForm};
+use crate::rdb::{self, HashField, Limits, NodeLimit, Object, SetForm, ZsetForm};
 use crate::resp::Args;
 use flagstone_storage::store::OrLoad;
-use flagstone_storage::value::{Hash, SetEncoding, Str, Typed, Value};
+use flagstone_storage::value::{Hash, List, SetEncoding, Str, Typed, Value};
 
 /// `DUMP key`
 fn dump(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
@@ -39,12 +39,16 @@ fn dump(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
             };
             rdb::dump(&Object::Set(form, set.iter().collect()), &limits)
         }
+        Some(Value::List(list)) => {
+            let elements = list.range(0, list.len(), false).or_load(cx.db, name)?;
+            limits.list_max_listpack_size = cx.settings.list_max_listpack_size;
+            rdb::dump(&Object::List(elements.collect()), &limits)
+        }
         Some(Value::Zset(zset)) => {
             zset.require_all().or_load(cx.db, name)?;
             let form = if zset.is_skiplist() { ZsetForm::Skiplist } else { ZsetForm::Listpack };
             rdb::dump(&Object::Zset(form, zset.iter().collect()), &limits)
         }
-        Some(Value::List(_)) => return Err(error::WRONG_TYPE.into()),
     };
     cx.out.bulk(&payload);
     Ok(())
@@ -156,8 +160,8 @@ fn value_of(object: Object, settings: &Settings, now_ms: u64) -> Result<Value, S
         Object::String(bytes) => Ok(Value::Str(Str::new(&bytes))),
         Object::Hash(fields) => Ok(hash_of(fields, settings, now_ms)),
         Object::Set(form, members) => Ok(set::restored(form, &members, settings).into_value()),
+        Object::List(elements) => Ok(list_of(&elements, settings)),
         Object::Zset(form, members) => Ok(zset::restored(form, &members, settings).into_value()),
-        Object::List(_) => Err(RestoreError::BadFormat.to_string().into()),
     }
 }
 
@@ -176,6 +180,16 @@ fn hash_of(fields: Vec<HashField>, settings: &Settings, now_ms: u64) -> Value {
         hash.make_table();
     }
     if hash.is_empty() { Value::Absent } else { Value::Hash(Box::new(hash)) }
+}
+
+/// A list of these elements.
+pub(super) fn list_of(elements: &[Vec<u8>], settings: &Settings) -> Value {
+    let limit = NodeLimit::new(settings.list_max_listpack_size);
+    let mut list = List::new();
+    elements.iter().for_each(|element| list.push(element, false));
+    let fits = list.listpack_bytes() <= limit.bytes as u64 && elements.len() <= limit.count;
+    list.set_quicklist(!fits);
+    Value::List(Box::new(list))
 }
 
 /// DUMP and RESTORE.

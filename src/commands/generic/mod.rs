@@ -7,6 +7,7 @@ mod key;
 mod object;
 mod relocate;
 mod scan;
+mod sort;
 
 use super::{Ctx, Stop};
 use crate::resp::Args;
@@ -19,6 +20,7 @@ pub use key::COMMANDS as KEY;
 pub use object::COMMANDS as OBJECT;
 pub use relocate::COMMANDS as RELOCATE;
 pub use scan::COMMANDS as SCAN;
+pub use sort::COMMANDS as SORT;
 
 /// What `take` finds in a key's entry; `None` when the key does not exist. Counts as a keyspace hit
 /// or miss, but not as an access.

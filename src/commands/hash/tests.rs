@@ -43,7 +43,7 @@ fn run_cold(disk: &mut Store, words: &[&str]) -> (Vec<String>, String) {
     loop {
         let need = match try_at(&mut store, NOW_MS, words) {
             Ok(reply) => return (missed, reply),
-            Err(Stop::Miss(need)) => need,
+            Err(Stop::Miss(mut needs)) => needs.pop().unwrap(),
             Err(other) => panic!("{words:?}: {other:?}"),
         };
         assert!(!store.is_dirty(), "{words:?} changed something before it missed");

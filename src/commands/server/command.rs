@@ -122,7 +122,7 @@ fn describe_keys(out: &mut Reply, keys: &KeySpec) {
             number(out, "firstkey", first as i64);
             number(out, "keystep", step as i64);
         }
-        Find::Unknown => typed(out, "unknown", 0),
+        Find::Options(_) | Find::Unknown => typed(out, "unknown", 0),
     }
 }
 

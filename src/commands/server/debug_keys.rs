@@ -145,6 +145,7 @@ async fn digest_of(cx: &Call<'_>, db: u32, key: &[u8]) -> Result<Digest, Stop> {
             let reply = run(cx, db, &[b"smembers", key]).await?;
             bulks(&reply).into_iter().for_each(|name| digest.add(name));
         }
+        b"+list\r\n" => digest.add(run(cx, db, &[b"lrange", key, b"0", b"-1"]).await?),
         _ => digest.add(run(cx, db, &[b"dump", key]).await?),
     }
     let expiry = run(cx, db, &[b"pexpiretime", key]).await?;

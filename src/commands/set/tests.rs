@@ -77,9 +77,10 @@ fn run_cold(disk: &mut Store, command: &str) -> (Vec<String>, String) {
     loop {
         match try_once(&mut store, &words) {
             Ok(reply) => return (missed, reply),
-            Err(Stop::Miss(need)) => {
+            Err(Stop::Miss(mut needs)) => {
+                let need = needs.pop().unwrap();
                 assert!(!store.is_dirty(), "{command} changed something before it missed");
-                missed.extend(learn(&mut store, disk, *need));
+                missed.extend(learn(&mut store, disk, need));
             }
             Err(other) => panic!("{command}: {other:?}"),
         }

@@ -20,7 +20,8 @@ pub(in crate::commands) fn run(
             Ok(reply) => return (missed, reply),
             Err(Stop::Error(text)) => return (missed, text.into_owned()),
             Err(Stop::Close) => panic!("closed"),
-            Err(Stop::Miss(need)) => {
+            Err(Stop::Miss(mut needs)) => {
+                let need = needs.pop().unwrap();
                 assert!(!store.is_dirty(), "{words:?} changed something before it missed");
                 missed.push(String::from_utf8(need.key.to_vec()).unwrap());
                 let entry = disk.lend(0, &need.key).unwrap();

@@ -13,7 +13,7 @@ use crate::partition::Partition;
 use crate::shard::Shard;
 use crate::slot::KeyHash;
 use crate::value::{BigStr, Entry, Str, Value};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use bytes::Bytes;
 use range::RangeWork;
 
@@ -169,7 +169,8 @@ fn learn_chunks(big: &mut BigStr, found: Found) -> Result<()> {
             }
             big.complete = true;
         }
-        _ => bail!("a string has no pages"),
+        // Asked of a collection that was here before.
+        _ => {}
     }
     Ok(())
 }
@@ -195,17 +196,23 @@ impl LoadPlan {
     pub async fn run(self, background: &tokio::runtime::Handle) -> Loaded {
         let pending_only = |item: &Item| matches!(&item.work, Work::Meta { pending: Some(_), .. });
         if self.items.iter().all(pending_only) {
-            return Loaded { found: read_some(self.items).await };
+            return Loaded { found: each(self.items, Item::read).await };
         }
-        let reading = background.spawn(read_all(self.items));
+        let reading = background.spawn(each(self.items, Item::read));
         Loaded { found: reading.await.unwrap_or_else(|e| Err(e.into())) }
     }
 }
 
-/// Reads everything: a few items after one another in each of a few tasks at the same time.
-async fn read_all(items: Vec<Item>) -> Result<Vec<(Need, KeyHash, Found)>> {
+/// Does something with each item: a few after one another in each of a few tasks at the same time.
+/// The results come in any order.
+async fn each<T, R, F>(items: Vec<T>, read: fn(T) -> F) -> Result<Vec<R>>
+where
+    T: Send + 'static,
+    R: Send + 'static,
+    F: Future<Output = Result<R>> + Send + 'static,
+{
     if items.len() <= PER_TASK {
-        return read_some(items).await;
+        return one_by_one(items, read).await;
     }
     let mut found = Vec::with_capacity(items.len());
     let mut running = tokio::task::JoinSet::new();
@@ -216,7 +223,7 @@ async fn read_all(items: Vec<Item>) -> Result<Vec<(Need, KeyHash, Found)>> {
         {
             found.extend(some??);
         }
-        running.spawn(read_some(items.by_ref().take(PER_TASK).collect()));
+        running.spawn(one_by_one(items.by_ref().take(PER_TASK).collect(), read));
     }
     while let Some(some) = running.join_next().await {
         found.extend(some??);
@@ -224,12 +231,25 @@ async fn read_all(items: Vec<Item>) -> Result<Vec<(Need, KeyHash, Found)>> {
     Ok(found)
 }
 
-async fn read_some(items: Vec<Item>) -> Result<Vec<(Need, KeyHash, Found)>> {
+async fn one_by_one<T, R, F>(items: Vec<T>, read: fn(T) -> F) -> Result<Vec<R>>
+where
+    F: Future<Output = Result<R>>,
+{
     let mut found = Vec::with_capacity(items.len());
     for item in items {
-        found.push(item.read().await?);
+        found.push(read(item).await?);
     }
     Ok(found)
+}
+
+async fn read_element(
+    (engine, element): (Engine, ElementWork),
+) -> Result<(Box<[u8]>, Option<Bytes>)> {
+    let value = match element.pending {
+        Some(value) => value.map(Into::into),
+        None => engine.get(&element.row_key).await?,
+    };
+    Ok((element.name, value))
 }
 
 impl Item {
@@ -239,15 +259,8 @@ impl Item {
             Work::Meta { pending: Some(value), .. } => Found::Meta(value.map(Into::into)),
             Work::Meta { pending: None, row_key } => Found::Meta(engine.get(&row_key).await?),
             Work::Elements(elements) => {
-                let mut found = Vec::with_capacity(elements.len());
-                for element in elements {
-                    let value = match element.pending {
-                        Some(value) => value.map(Into::into),
-                        None => engine.get(&element.row_key).await?,
-                    };
-                    found.push((element.name, value));
-                }
-                Found::Elements(found)
+                let elements = elements.into_iter().map(|element| (engine.clone(), element));
+                Found::Elements(each(elements.collect(), read_element).await?)
             }
             Work::Range(range) => range.read(&engine).await?,
         };

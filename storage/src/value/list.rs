@@ -364,7 +364,8 @@ impl List {
         if count >= self.len && count > NODE_GUESS {
             self.require_all()?;
         }
-        let mut iter = self.iter_from(position, reverse)?;
+        let mut iter =
+            if count == 0 { Iter::empty(self) } else { self.iter_from(position, reverse)? };
         iter.left = iter.left.min(count);
         iter.require()?;
         Ok(iter.map_while(Result::ok))

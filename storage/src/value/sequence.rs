@@ -141,7 +141,9 @@ impl<T: Piece> Sequence<T> {
             (None, n) => At { group: n - 1, piece: self.groups[n - 1].pieces.len() },
         };
         if self.groups.is_empty() {
-            self.groups.push_back(Group::new(VecDeque::new()));
+            // Most sequences are short.
+            self.groups.reserve_exact(1);
+            self.groups.push_back(Group::new(VecDeque::with_capacity(1)));
         }
         if self.groups[at.group].pieces.len() >= GROUP_MAX {
             at = self.split_group(at);

@@ -242,7 +242,7 @@ impl Zset {
     ///
     /// Where scores differ, Redis does not say what happens. A "listpack" is searched as there:
     /// from its beginning, or with `reverse` from its end, up to the first name that is outside. In
-    /// others the names of the least score are meant.
+    /// a "skiplist" the names of the least score are meant.
     pub fn lex_span(
         &self,
         min: LexEdge<'_>,
@@ -256,11 +256,18 @@ impl Zset {
         if low == high {
             return Ok(Self::lex_span_of(low, min, max));
         }
-        if self.members.version() == 0 && !self.skiplist {
+        if !self.skiplist {
+            self.require_all()?;
             return Ok(self.lex_search(min, max, reverse));
         }
         let first = self.by_rank(0, 1, false)?.next().transpose()?;
-        Ok(Self::lex_span_of(first.map_or(low, |(_, score)| score), min, max))
+        let last = self.by_rank(0, 1, true)?.next().transpose()?;
+        match first.zip(last) {
+            Some(((first, score), (last, _))) if max.ends(first) && min.begins(last) => {
+                Ok(Self::lex_span_of(score, min, max))
+            }
+            _ => Ok(Span::none()),
+        }
     }
 
     fn lex_span_of(score: f64, min: LexEdge<'_>, max: LexEdge<'_>) -> Span {

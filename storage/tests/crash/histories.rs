@@ -14,9 +14,9 @@ const CYCLES: u32 = 3;
 const STEPS: u32 = 70;
 
 /// One run of a seed.
-struct History {
-    world: World,
-    random: StdRng,
+pub(crate) struct History {
+    pub(crate) world: World,
+    pub(crate) random: StdRng,
 }
 
 fn pick_some(random: &mut StdRng) -> Pick {
@@ -29,7 +29,7 @@ fn pick_some(random: &mut StdRng) -> Pick {
     })
 }
 
-fn key(random: &mut StdRng) -> Vec<u8> {
+pub(crate) fn key(random: &mut StdRng) -> Vec<u8> {
     let n = random.random_range(0..8);
     // Half of the keys share a slot.
     if random.random() { format!("{{t}}{n}").into() } else { format!("key{n}").into() }
@@ -42,7 +42,7 @@ fn bytes(random: &mut StdRng, len: usize) -> Vec<u8> {
 }
 
 impl History {
-    fn db(&mut self) -> u32 {
+    pub(crate) fn db(&mut self) -> u32 {
         // Mostly one, so that keys meet.
         if self.random.random_range(0..3) > 0 {
             0
@@ -60,10 +60,15 @@ impl History {
 
     fn step(&mut self) {
         match self.random.random_range(0..100) {
-            0..18 => self.set(),
-            18..23 => self.write_at(),
-            23..40 => self.set_fields(),
-            40..45 => self.remove_fields(),
+            0..6 => self.set(),
+            6..9 => self.push(),
+            9..13 => self.edit_list(),
+            13..16 => self.write_at(),
+            16..27 => self.set_fields(),
+            27..31 => self.remove_fields(),
+            31..39 => self.add_members(),
+            39..42 => self.remove_members(),
+            42..45 => self.pop_members(),
             45..51 => self.remove(),
             51..54 => self.set_expiry(),
             54..61 => self.rename(),
@@ -108,7 +113,7 @@ impl History {
         }
     }
 
-    fn put(&mut self, db: u32, name: &[u8], value: V, expire_at_ms: u64) {
+    pub(crate) fn put(&mut self, db: u32, name: &[u8], value: V, expire_at_ms: u64) {
         let item: Item = (Arc::new(value), expire_at_ms);
         self.world.model.dbs[db as usize].insert(name.to_vec(), item);
     }
@@ -230,22 +235,28 @@ impl History {
         }
     }
 
-    /// Scans a hash step by step, while some of it is dropped from memory.
+    /// Scans a hash or set step by step, while some of it is dropped from memory.
     fn scan(&mut self) {
         let (db, name) = (self.db(), key(&mut self.random));
         let item = self.world.model.dbs[db as usize].get(&name).cloned();
-        let Some(V::Hash(expected)) = item.map(|(value, _)| (*value).clone()) else { return };
+        let expected: Vec<Vec<u8>> = match item.as_ref().map(|(value, _)| &**value) {
+            Some(V::Hash(fields)) => fields.keys().cloned().collect(),
+            Some(V::Set(members)) => members.iter().cloned().collect(),
+            _ => return,
+        };
         let layout = self.world.partition.store.layout().clone();
+        let place = |name: &[u8]| layout.hash(name) >> 16;
         let (mut seen, mut cursor) = (Vec::new(), 0);
         loop {
             let step = self.random.random_range(1..5);
             let (next, mut names) = self.world.run(|store| {
-                let Some(hash) = store.typed::<Hash>(db, &name)? else {
-                    return Ok((0, Vec::new()));
-                };
                 let mut names = Vec::new();
-                let visit = |name: &[u8], _: &_| names.push(name.to_vec());
-                let next = hash.scan(cursor, step, |name| layout.hash(name) >> 16, visit);
+                let mut visit = |name: &[u8]| names.push(name.to_vec());
+                let next = match store.entry(db, &name)?.map(|entry| &entry.value) {
+                    Some(Value::Hash(hash)) => hash.scan(cursor, step, place, |n, _| visit(n)),
+                    Some(Value::Set(set)) => set.scan(cursor, step, place, visit),
+                    _ => Ok(0),
+                };
                 Ok((next.or_load(db, &name)?, names))
             });
             seen.append(&mut names);
@@ -260,7 +271,7 @@ impl History {
         }
         seen.sort();
         seen.dedup();
-        assert!(seen.iter().eq(expected.keys()), "a scan of a hash");
+        assert_eq!(seen, expected, "a scan");
     }
 
     fn remove(&mut self) {
@@ -326,7 +337,7 @@ impl History {
         let partition = &mut self.world.partition;
         self.world.holds += 1;
         let hold = self.world.holds;
-        let mut space = partition.store.workspace();
+        let mut space = partition.store.workspace(&partition.store.generations());
         let mut names = vec![&first];
         names.extend((first != second).then_some(&second));
         for name in &names {

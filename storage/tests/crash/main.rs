@@ -8,7 +8,9 @@
 mod errors;
 mod histories;
 mod image;
+mod lists;
 mod model;
+mod sets;
 mod steps;
 mod store;
 mod verify;

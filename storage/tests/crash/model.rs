@@ -1,6 +1,6 @@
 //! What must be found: plain maps.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 #[derive(Clone, PartialEq, Eq)]
@@ -8,6 +8,8 @@ pub(crate) enum V {
     Str(Vec<u8>),
     /// Field to value and expiry (0: never).
     Hash(BTreeMap<Vec<u8>, (Vec<u8>, u64)>),
+    Set(BTreeSet<Vec<u8>>),
+    List(Vec<Vec<u8>>),
 }
 
 /// A value and its expiry (0: never).
@@ -37,6 +39,8 @@ impl std::fmt::Debug for V {
                 let fields = fields.iter().map(|(n, (v, at))| (short(n), short(v), at));
                 f.debug_list().entries(fields).finish()
             }
+            Self::Set(members) => f.debug_set().entries(members.iter().map(|n| short(n))).finish(),
+            Self::List(list) => f.debug_list().entries(list.iter().map(|e| short(e))).finish(),
         }
     }
 }
@@ -46,6 +50,22 @@ impl Model {
         match self.dbs[db].get(key).map(|(v, _)| &**v) {
             Some(V::Hash(fields)) => fields.clone(),
             _ => BTreeMap::new(),
+        }
+    }
+
+    /// What is not a set counts as an empty one.
+    pub(crate) fn set(&self, db: usize, key: &[u8]) -> BTreeSet<Vec<u8>> {
+        match self.dbs[db].get(key).map(|(v, _)| &**v) {
+            Some(V::Set(members)) => members.clone(),
+            _ => BTreeSet::new(),
+        }
+    }
+
+    /// What is not a list counts as an empty one.
+    pub(crate) fn list(&self, db: usize, key: &[u8]) -> Vec<Vec<u8>> {
+        match self.dbs[db].get(key).map(|(v, _)| &**v) {
+            Some(V::List(list)) => list.clone(),
+            _ => Vec::new(),
         }
     }
 

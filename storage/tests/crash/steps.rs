@@ -218,7 +218,7 @@ fn a_commit_that_was_not_applied_survives_a_stop() {
     world.set(0, b"other", b"1", 0);
     world.set(0, b"k", b"old", 0);
     world.commit();
-    let mut space = world.partition.store.workspace();
+    let mut space = world.partition.store.workspace(&world.partition.store.generations());
     space.adopt(0, world.partition.store.lend(0, b"k").expect("hot"));
     world.partition.granted(1);
     space.begin(NOW, true);
@@ -240,7 +240,7 @@ fn a_lent_entry_that_expired_is_written_again() {
     world.set(0, b"k", b"old", NOW + 10);
     world.commit();
     let store = &mut world.partition.store;
-    let mut space = store.workspace();
+    let mut space = store.workspace(&store.generations());
     space.adopt(0, store.lend(0, b"k").expect("hot"));
     // It has expired when the command looks; then the command is broken off.
     space.begin(NOW + 20, true);

@@ -58,7 +58,12 @@ impl World {
                     pages += 1;
                 }
             }
-            let kind = |v: &V| if matches!(v, V::Str(_)) { "string" } else { "hash" };
+            let kind = |v: &V| match v {
+                V::Str(_) => "string",
+                V::Hash(_) => "hash",
+                V::Set(_) => "set",
+                V::List(_) => "list",
+            };
             let want: BTreeMap<_, _> =
                 self.model.dbs[db].iter().map(|(k, (v, at))| (k.clone(), (kind(v), *at))).collect();
             assert_eq!(found, want, "{at}: scan of database {db}");

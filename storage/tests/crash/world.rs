@@ -22,6 +22,9 @@ use tokio::runtime::Runtime;
 
 pub(crate) const SHARDS: u16 = 3;
 
+/// Flushes of one hand-over, at most.
+const MAX_FLUSHES: usize = 30;
+
 pub(crate) struct World {
     pub(crate) runtime: Option<Runtime>,
     pub(crate) partition: Partition,
@@ -44,6 +47,7 @@ pub(crate) fn options(dir: &Path, databases: u32) -> OpenOptions {
         everysec_bound: Duration::from_secs(1),
         inline_sync: false,
         block_cache_bytes: 1 << 20,
+        meta_cache_bytes: 1 << 20,
         memtable_bytes: 64 << 20,
     }
 }
@@ -132,6 +136,17 @@ impl World {
                         .collect();
                     assert_eq!(fields.len() as u64, hash.len(), "length of a hash");
                     V::Hash(fields)
+                }
+                Value::Set(set) => {
+                    set.require_all().or_load(db, key)?;
+                    assert_eq!(set.iter().count() as u64, set.len(), "length of a set");
+                    V::Set(set.iter().map(<[u8]>::to_vec).collect())
+                }
+                Value::List(list) => {
+                    let elements = list.range(0, list.len(), false).or_load(db, key)?;
+                    let elements: Vec<_> = elements.map(<[u8]>::to_vec).collect();
+                    assert_eq!(elements.len() as u64, list.len(), "length of a list");
+                    V::List(elements)
                 }
                 other => panic!("no history writes a {}", other.type_name()),
             };
@@ -237,8 +252,12 @@ impl World {
             let mut seq = 0;
             let mut batches = Vec::new();
             each_hand_over_batch(&cut, rows, &mut |batch| batches.push(batch));
-            for batch in batches {
-                seq = self.block_on(engine.write(batch)).unwrap();
+            // The engine lets a flush wait when many before were small.
+            let flushed_together = batches.len().div_ceil(MAX_FLUSHES);
+            for some in batches.chunks(flushed_together) {
+                for batch in some {
+                    seq = self.block_on(engine.write(batch.clone())).unwrap();
+                }
                 self.block_on(engine.flush()).unwrap();
                 self.probe.point(|| format!("a batch of shard {shard} is flushed"));
             }

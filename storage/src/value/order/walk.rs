@@ -6,7 +6,10 @@ use crate::value::sequence::At;
 
 /// Items that a page asks for: at least, and at most.
 const PAGE: u64 = 256;
-const PAGE_MAX: u64 = 16 * 1024;
+const PAGE_MAX: u64 = 64 * 1024;
+
+/// An item that is further from both ends of a block than this is not looked for page by page.
+const NEAR: u64 = 16 * 1024;
 
 /// Rows of an index that make a block.
 const INDEX_ROWS: u64 = 128;
@@ -98,7 +101,7 @@ impl Order {
     /// What has the item with `before` others before it in its block, and `behind` others behind.
     fn near(&self, at: At, before: u64, behind: u64, want: u64) -> Part {
         let (first, end) = (&self.blocks.get(at).first, self.end_of(at));
-        if before.min(behind) + want.min(PAGE) > PAGE_MAX {
+        if before.min(behind) > NEAR {
             self.counts(at, first, end)
         } else if before <= behind {
             self.page(at, first, end, before.saturating_add(want))

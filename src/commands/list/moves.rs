@@ -1,0 +1,79 @@
+//! From one list to another: LMOVE, RPOPLPUSH.
+
+use super::{TAKES, grow, is_front, key_arg, shrink_or_delete};
+use crate::commands::{Ctx, Group, KeySpec, Outcome, Run, Spec, arg, flag, key};
+use crate::num::parse_i64;
+use crate::resp::Args;
+use flagstone_storage::store::{EntryMut, OrLoad};
+use flagstone_storage::value::List;
+
+/// Moves an element from an end of a list to an end of another, or of the same.
+fn move_element(cx: &mut Ctx<'_>, args: Args<'_>, from_front: bool, to_front: bool) -> Outcome {
+    let (from, to, db, settings) = (key_arg(args)?, arg(args, 2)?, cx.db, cx.settings);
+    let source = cx.store.typed_mut::<List>(db, from)?;
+    let Some(list) = source.as_ref().and_then(EntryMut::typed::<List>) else {
+        cx.out.null();
+        return Ok(());
+    };
+    list.require_end(from_front, 1).or_load(db, from)?;
+    let element = list.peek_end(from_front).unwrap_or_default().to_vec();
+    // As in Redis, an integer from a "quicklist" counts nothing for the encoding of the other.
+    let is_number = list.is_quicklist() && parse_i64(&element).is_some();
+    let target = cx.store.typed_mut::<List>(db, to)?;
+    if let Some(list) = target.as_ref().and_then(EntryMut::typed::<List>) {
+        list.require_push(to_front).or_load(db, to)?;
+    }
+    if let Some(mut source) = cx.store.typed_mut::<List>(db, from)?
+        && let Some(list) = source.typed_mut::<List>()
+    {
+        list.drop_end(from_front, 1);
+    }
+    let mut target = cx.store.entry_mut(db, to)?;
+    target.typed_or_new::<List>()?;
+    grow(&mut target, settings, if is_number { 0 } else { element.len() });
+    target.typed_or_new::<List>()?.push(&element, to_front);
+    if let Some(mut source) = cx.store.typed_mut::<List>(db, from)? {
+        shrink_or_delete(&mut source, settings);
+    }
+    cx.out.bulk(&element);
+    Ok(())
+}
+
+/// `LMOVE source destination LEFT|RIGHT LEFT|RIGHT`
+fn lmove(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+    let (from_front, to_front) = (is_front(args, 3)?, is_front(args, 4)?);
+    move_element(cx, args, from_front, to_front)
+}
+
+/// `RPOPLPUSH source destination`
+fn rpoplpush(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+    move_element(cx, args, false, true)
+}
+
+/// A command that moves an element.
+const MOVE: Spec = Spec {
+    group: Group::List,
+    flags: flag::WRITE | flag::DENYOOM,
+    keys: &[TAKES, KeySpec::one(2, key::RW | key::INSERT)],
+    ..Spec::NEW
+};
+
+/// The commands of this file.
+pub const COMMANDS: &[Spec] = &[
+    Spec {
+        name: "lmove",
+        since: "6.2.0",
+        summary: "Moves an element from an end of a list to an end of another.",
+        arity: 5,
+        run: Run::Keys(lmove),
+        ..MOVE
+    },
+    Spec {
+        name: "rpoplpush",
+        since: "1.2.0",
+        summary: "Moves an element from the end of a list to the front of another.",
+        arity: 3,
+        run: Run::Keys(rpoplpush),
+        ..MOVE
+    },
+];

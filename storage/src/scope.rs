@@ -1,0 +1,85 @@
+//! Which keys a command may ask for. One that asks only for keys it has declared may ask for any;
+//! where the keys follow from data, the others must be locked for it first.
+
+use crate::need::Key;
+use crate::slot::KeyHash;
+use crate::store::Store;
+use std::collections::BTreeSet;
+
+/// Which keys a command may ask for: any other counts as missing.
+#[derive(Debug, Default)]
+pub enum Scope {
+    /// Every key: it asks only for keys that it has declared.
+    #[default]
+    All,
+    /// Those of the store's own shards, while nobody has locked any.
+    Own,
+    /// These.
+    Keys(BTreeSet<Key>),
+}
+
+impl Store {
+    /// Sets what the command that has begun may ask for.
+    pub fn confine(&mut self, scope: Scope) {
+        self.scope = scope;
+    }
+
+    /// Whether the command may ask for a key.
+    #[inline]
+    pub(crate) fn allows(&self, db: u32, at: KeyHash, key: &[u8]) -> bool {
+        match &self.scope {
+            Scope::All => true,
+            Scope::Own => self.own_shards.contains(&self.layout.shard_of(at.slot)),
+            Scope::Keys(keys) => keys.contains(&(db, key.into())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::slot::{Layout, slot_of};
+    use crate::store::{Fault, Versions};
+    use std::sync::Arc;
+
+    fn store() -> Store {
+        let layout = Arc::new(Layout { shards: 2, seed: 1 });
+        let mut store = Store::new(layout, Arc::new(Versions::new(1)), &[1, 2], false);
+        store.begin(1, true);
+        store
+    }
+
+    fn misses(store: &mut Store, db: u32, key: &[u8]) -> bool {
+        match store.entry(db, key) {
+            Ok(_) => false,
+            Err(Fault::Miss(need)) => {
+                assert_eq!((need.db, &*need.key, need.part), (db, key, None));
+                true
+            }
+            Err(other) => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn keys_out_of_scope_are_missing() {
+        let mut store = store();
+        assert!(!misses(&mut store, 0, b"k"));
+        store.confine(Scope::Keys([(0, b"k"[..].into())].into()));
+        assert!(!misses(&mut store, 0, b"k"));
+        assert!(misses(&mut store, 1, b"k"));
+        assert!(misses(&mut store, 0, b"other"));
+        assert!(store.entry_mut(0, b"other").is_err());
+        store.begin(2, true);
+        assert!(!misses(&mut store, 0, b"other"), "a scope is of one command");
+    }
+
+    #[test]
+    fn keys_of_other_shards_are_missing() {
+        let mut store = store();
+        let shard = store.layout.shard_of(slot_of(b"k"));
+        store.confine(Scope::Own);
+        assert!(misses(&mut store, 0, b"k"));
+        store.own_shards = vec![shard];
+        assert!(!misses(&mut store, 0, b"k"));
+    }
+}

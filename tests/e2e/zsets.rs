@@ -1,0 +1,65 @@
+//! Sorted sets that are not in memory.
+
+use super::Server;
+use redis::{Commands, Connection};
+
+const MEMBERS: u32 = 4000;
+
+fn name(n: u32) -> String {
+    format!("m{n:05}")
+}
+
+/// Asks for what `left` says is there: members with their numbers as scores, in order.
+fn check(client: &mut Connection, left: &[u32]) {
+    let len = left.len();
+    assert_eq!(client.zcard("z"), Ok(len));
+    for rank in [0, 1, len / 3, len / 2, len - 1] {
+        let n = left[rank];
+        assert_eq!(client.zrank("z", name(n)), Ok(rank));
+        assert_eq!(client.zrevrank("z", name(n)), Ok(len - 1 - rank));
+        assert_eq!(client.zscore("z", name(n)), Ok(f64::from(n)));
+        let to = (rank + 300).min(len);
+        let names: Vec<String> = left[rank..to].iter().map(|&n| name(n)).collect();
+        assert_eq!(client.zrange("z", rank as isize, to as isize - 1), Ok(names.clone()));
+        assert_eq!(client.zrangebyscore("z", n, left[to - 1]), Ok(names));
+        assert_eq!(client.zcount("z", n, left[to - 1]), Ok(to - rank));
+    }
+}
+
+fn pop(client: &mut Connection, command: &str) -> (String, f64) {
+    redis::cmd(command).arg("z").query(client).expect("a member")
+}
+
+#[test]
+fn sorted_sets_are_found_in_order_whatever_is_in_memory() {
+    let options = ["--workers", "2", "--shards", "2", "--handover-interval-ms", "100"];
+    let mut server = Server::start(&options);
+    let mut client = server.client();
+    let mut left: Vec<u32> = (0..MEMBERS).collect();
+    for chunk in left.chunks(1000) {
+        let pairs: Vec<(u32, String)> = chunk.iter().map(|&n| (n, name(n))).collect();
+        let () = client.zadd_multiple("z", &pairs).expect("stored");
+    }
+    check(&mut client, &left);
+    for round in 0..4u32 {
+        // Killed at once, what is cold is above all in the journal; later, in the engine.
+        if round % 2 == 1 {
+            std::thread::sleep(std::time::Duration::from_millis(400));
+        }
+        server.kill();
+        server.restart();
+        let mut client = server.client();
+        // Changes come before anything was read.
+        let n = left[left.len() / 2];
+        assert_eq!(client.zrem("z", name(n)), Ok(1));
+        left.retain(|&other| other != n);
+        for _ in 0..300 {
+            assert_eq!(pop(&mut client, "ZPOPMIN").0, name(left.remove(0)));
+        }
+        assert_eq!(pop(&mut client, "ZPOPMAX").0, name(left.pop().expect("there are more")));
+        let (from, to) = (left[100], left[149]);
+        assert_eq!(client.zrembyscore("z", from, to), Ok(50));
+        left.drain(100..150);
+        check(&mut client, &left);
+    }
+}
