@@ -198,8 +198,9 @@ fn big_ones_are_asked_for_what_is_needed() {
         store.learn(0, crate::commands::testing::store(false).lend(0, b"one").unwrap());
         try_run(&mut store, &settings(), Proto::Resp2, NOW_MS, &words).unwrap();
         match (try_once(&mut store, Proto::Resp2, command), want) {
-            (Err(Stop::Miss(need)), Some(want)) => {
-                assert_eq!((&*need.key, need.part), (&b"big"[..], Some(want)), "{command}");
+            (Err(Stop::Miss(needs)), Some(want)) => {
+                let [need] = &*needs else { panic!("{command}: {needs:?}") };
+                assert_eq!((&*need.key, &need.part), (&b"big"[..], &Some(want)), "{command}");
             }
             (Ok(reply), None) => assert_eq!(reply, "*0\r\n", "{command}"),
             (other, _) => panic!("{command}: {other:?}"),
