@@ -190,10 +190,12 @@ class Server:
                 return int(line.split()[1])
         return 0
 
-    def disk_bytes(self):
-        """Bytes allocated on disk for the data directory."""
+    def disk_bytes(self, part=""):
+        """Bytes allocated on disk for the data directory, or for the folders in it whose names begin with `part`."""
         total = 0
         for folder, _, files in os.walk(self.data):
+            if not Path(folder).relative_to(self.data).as_posix().startswith(part):
+                continue
             for file in files:
                 try:
                     total += os.stat(os.path.join(folder, file)).st_blocks * 512

@@ -23,7 +23,7 @@ pub trait Members<'a>: Copy {
     /// The value, if it is of this kind.
     fn of(value: &'a Value) -> Option<Self>;
     /// Number of members.
-    fn len(self) -> u64;
+    fn size(self) -> u64;
     /// Checks that all `names` are known.
     fn require<'n>(self, names: impl Iterator<Item = &'n [u8]>) -> Result<(), Part>;
     /// Checks that everything is in memory.
@@ -49,8 +49,8 @@ impl<'a> Members<'a> for &'a Set {
         }
     }
 
-    fn len(self) -> u64 {
-        Set::len(self)
+    fn size(self) -> u64 {
+        self.len()
     }
 
     fn require<'n>(self, names: impl Iterator<Item = &'n [u8]>) -> Result<(), Part> {
@@ -108,7 +108,7 @@ impl<'a, M: Members<'a>> Source<'a, M> {
 
     /// Those of the names that are members, or with `!inside`, that are not.
     fn filter<'n>(&self, names: Vec<&'n [u8]>, inside: bool) -> Result<Vec<&'n [u8]>, Fault> {
-        let is_many = (names.len() as u64).saturating_mul(MANY) > self.members.len();
+        let is_many = (names.len() as u64).saturating_mul(MANY) > self.members.size();
         let known = match is_many {
             true => self.members.require_all(),
             false => self.members.require(names.iter().copied()),
@@ -142,7 +142,7 @@ pub fn smallest_first<'a, M: Members<'a>>(
     sources: &[Option<Source<'a, M>>],
 ) -> Option<(Source<'a, M>, Vec<Source<'a, M>>)> {
     let mut sources: Vec<Source<'a, M>> = sources.iter().copied().collect::<Option<_>>()?;
-    sources.sort_by_key(|source| source.members.len());
+    sources.sort_by_key(|source| source.members.size());
     let mut sources = sources.into_iter();
     Some((sources.next()?, sources.collect()))
 }
@@ -179,8 +179,8 @@ pub fn minuend<'a, M: Members<'a>>(
 /// Whether it is less work to take the members of the others from those of the first than to look
 /// for each member of the first in all others; as Redis decides it.
 pub fn takes_away<'a, M: Members<'a>>(first: Source<'a, M>, others: &[Source<'a, M>]) -> bool {
-    let len = first.members.len();
-    let sum: u64 = others.iter().map(|other| other.members.len()).sum();
+    let len = first.members.size();
+    let sum: u64 = others.iter().map(|other| other.members.size()).sum();
     len * (others.len() as u64 + 1) / 2 > len + sum
 }
 
@@ -193,7 +193,7 @@ fn diff<'a, M: Members<'a>>(sources: &[Option<Source<'a, M>>]) -> Result<Vec<&'a
         let taken: HashSet<&[u8]> = taken.into_iter().collect();
         return Ok(names.into_iter().filter(|name| !taken.contains(name)).collect());
     }
-    others.sort_by_key(|other| std::cmp::Reverse(other.members.len()));
+    others.sort_by_key(|other| std::cmp::Reverse(other.members.size()));
     others.iter().try_fold(names, |names, other| other.filter(names, false))
 }
 

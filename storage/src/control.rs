@@ -5,6 +5,7 @@
 //! C applied         lsn u64 | epoch u64          with the last
 //! C complete        lsn u64                      while the shard is closed with all applied
 //! C generations     next u32 | n | n × u32 | dead | dead × u32      (varints)
+//! C garbage         bytes u64                    with every batch that deletes rows
 //! C n | generation u32 | block u16 → 64 × (keys, expires)           (varints)
 //! ```
 
@@ -18,6 +19,7 @@ const REACHES: &[u8] = b"reaches";
 const APPLIED: &[u8] = b"applied";
 const COMPLETE: &[u8] = b"complete";
 const GENERATIONS: &[u8] = b"generations";
+const GARBAGE: &[u8] = b"garbage";
 const COUNTERS: u8 = b'n';
 
 /// The generation of each database.
@@ -120,6 +122,21 @@ pub fn applied_rows(
 /// The row of a shard's generations.
 pub(crate) fn generations_key() -> Bytes {
     key(GENERATIONS)
+}
+
+/// The row of the bytes that were deleted since the shard was created.
+pub(crate) fn garbage_key() -> Bytes {
+    key(GARBAGE)
+}
+
+/// The value of that row.
+pub(crate) fn garbage_value(bytes: u64) -> Bytes {
+    Bytes::copy_from_slice(&bytes.to_be_bytes())
+}
+
+/// What that row says; `None` if it is damaged.
+pub(crate) fn garbage_bytes(value: &[u8]) -> Option<u64> {
+    Some(u64::from_be_bytes(value.try_into().ok()?))
 }
 
 fn counter_key(generation: u32, block: u16) -> Bytes {

@@ -4,7 +4,7 @@ use crate::clock::Clock;
 use crate::commit::{Sealed, split_body};
 use crate::control::{Control, Generations, complete_row};
 use crate::encoding::row;
-use crate::engine::{Engine, prefix_range};
+use crate::engine::{Engine, Upkeep, prefix_range};
 use crate::journal::{Journal, JournalError, LocalJournal, Lsn, Options, Recovery, SyncMode};
 use crate::partition::Partition;
 use crate::shard::Shard;
@@ -308,15 +308,16 @@ async fn open_engines(
             .build(),
     );
     let memtable_bytes = options.memtable_bytes / usize::from(shards.max(1));
+    let upkeep = Upkeep { memtable_bytes, ..Upkeep::default() };
     let mut opening = Vec::with_capacity(usize::from(shards));
     for id in 0..shards {
         let dir = shard_dir(&options.dir, id);
         fs::create_dir_all(&dir).with_context(|| format!("creating {}", dir.display()))?;
         remove_staged(&dir).with_context(|| format!("cleaning {}", dir.display()))?;
         let store = open_store(&dir).with_context(|| format!("opening {}", dir.display()))?;
-        let (cache, clock) = (cache.clone(), clock.clone());
+        let (cache, clock, upkeep) = (cache.clone(), clock.clone(), upkeep.clone());
         opening.push(tokio::spawn(async move {
-            Engine::open(store, "db", cache, u64::from(id), clock, memtable_bytes)
+            Engine::open(store, "db", cache, u64::from(id), clock, &upkeep)
                 .await
                 .with_context(|| format!("shard {id} ({})", dir.display()))
         }));

@@ -1,17 +1,24 @@
-//! The engine of one shard: a SlateDB instance without a WAL, written only by hand-overs.
+//! The engine of one shard: a SlateDB instance without a WAL, written only by hand-overs and sweeps.
+
+mod garbage;
+mod scheduler;
+#[cfg(test)]
+mod tests;
 
 use crate::clock::Clock;
+use crate::control::{garbage_key, garbage_value};
 use crate::journal::Lsn;
 use anyhow::{Context, Result};
 use bytes::Bytes;
 use chrono::{DateTime, Utc};
+use garbage::Garbage;
 use object_store::ObjectStore;
 use slatedb::config::{
-    CompactorOptions, FlushOptions, FlushType, GarbageCollectorDirectoryOptions,
-    GarbageCollectorOptions, ScanOptions, Settings, WriteOptions,
+    CompactionWorkerOptions, CompactorOptions, FlushOptions, FlushType,
+    GarbageCollectorDirectoryOptions, GarbageCollectorOptions, ScanOptions, Settings, WriteOptions,
 };
 use slatedb::db_cache::DbCache;
-use slatedb::{Db, IterationOrder, WriteBatch};
+use slatedb::{CompactorBuilder, Db, IterationOrder, SstReader, WriteBatch};
 use slatedb_common::clock::{DefaultSystemClock, SystemClock, SystemClockTicker};
 use std::future::Future;
 use std::ops::{Range, RangeInclusive};
@@ -24,8 +31,38 @@ use tokio::sync::{Mutex, MutexGuard};
 /// are not worth their memory.
 const MEMTABLE_BYTES: RangeInclusive<usize> = 4 << 20..=32 << 20;
 
+/// How an engine keeps its files.
+#[derive(Clone, Debug)]
+pub struct Upkeep {
+    /// Bytes of a memtable before it is flushed, within bounds.
+    pub memtable_bytes: usize,
+    /// Deleted rows of fewer bytes than this are never a reason to merge all files.
+    pub least_garbage: u64,
+    /// How often it is looked whether files are to be merged, and whether some were.
+    pub poll: Duration,
+    /// For how long replaced files are kept: no read may take longer.
+    pub keep_files: Duration,
+    /// How often it is looked whether files can be deleted.
+    pub collect: Duration,
+}
+
+impl Default for Upkeep {
+    fn default() -> Self {
+        Self {
+            memtable_bytes: *MEMTABLE_BYTES.end(),
+            least_garbage: 8 << 20,
+            poll: Duration::from_secs(1),
+            keep_files: Duration::from_secs(120),
+            collect: Duration::from_secs(30),
+        }
+    }
+}
+
 /// Bytes of a batch of a hand-over at most, about.
 pub const BATCH_BYTES: usize = 2 << 20;
+
+/// How old a manifest is at least when it is deleted.
+const MANIFEST_AGE: Duration = Duration::from_secs(300);
 
 /// SlateDB's clock: ours, which does not step back (a clock that does ends its writer).
 #[derive(Debug)]
@@ -53,31 +90,41 @@ impl SystemClock for EngineClock {
 #[derive(Clone)]
 pub struct Engine {
     db: Db,
+    /// Reads its files.
+    files: Arc<SstReader>,
+    garbage: Arc<Garbage>,
     /// The lsn of the last cut that was handed over.
     turn: Arc<Mutex<Lsn>>,
 }
 
 impl Engine {
-    /// Opens (or creates) the engine in `path` of a store, with memtables of about
-    /// `memtable_bytes`. Must run on the background runtime: its tasks stay there.
+    /// Opens (or creates) the engine in `path` of a store. Must run on the background runtime: its
+    /// tasks stay there.
     pub async fn open(
         store: Arc<dyn ObjectStore>,
         path: &str,
         cache: Arc<dyn DbCache>,
         cache_id: u64,
         clock: Clock,
-        memtable_bytes: usize,
+        upkeep: &Upkeep,
     ) -> Result<Self> {
-        let memtable_bytes = memtable_bytes.clamp(*MEMTABLE_BYTES.start(), *MEMTABLE_BYTES.end());
         let clock = EngineClock { clock, timer: DefaultSystemClock::new() };
+        let garbage = Arc::new(Garbage::new(upkeep.least_garbage));
+        let compactor = CompactorBuilder::new(path, store.clone())
+            .with_options(compactor_options(upkeep))
+            .with_scheduler_supplier(Arc::new(scheduler::Supplier(garbage.clone())));
+        let files = Arc::new(SstReader::new(path, store.clone(), None, None));
         let db = Db::builder(path, store)
-            .with_settings(engine_settings(memtable_bytes))
+            .with_settings(engine_settings(upkeep))
+            .with_compactor_builder(compactor)
             .with_db_cache(cache, cache_id)
             .with_system_clock(Arc::new(clock))
             .build()
             .await
             .with_context(|| format!("opening the engine of {path}"))?;
-        Ok(Self { db, turn: Arc::default() })
+        let engine = Self { db, files, garbage, turn: Arc::default() };
+        engine.learn_garbage().await.with_context(|| format!("opening the engine of {path}"))?;
+        Ok(engine)
     }
 
     pub async fn get(&self, key: &[u8]) -> Result<Option<Bytes>> {
@@ -125,12 +172,29 @@ impl Engine {
 
     /// Writes a batch, which must not be empty; its sequence number. It is not durable before [`Engine::durable`] says so.
     pub async fn write(&self, rows: Vec<(Bytes, Option<Bytes>)>) -> Result<u64> {
+        self.write_deleting(rows, 0).await
+    }
+
+    /// Writes a batch that deletes rows whose values are known to have `value_bytes` in all.
+    pub(crate) async fn write_deleting(
+        &self,
+        rows: Vec<(Bytes, Option<Bytes>)>,
+        value_bytes: u64,
+    ) -> Result<u64> {
         let mut batch = WriteBatch::new();
+        let mut garbage = value_bytes;
         for (key, value) in rows {
             match value {
                 Some(value) => batch.put_bytes(key, value),
-                None => batch.delete(key),
+                None => {
+                    // The row and its tombstone.
+                    garbage += 2 * key.len() as u64;
+                    batch.delete(key);
+                }
             }
+        }
+        if garbage > 0 {
+            batch.put_bytes(garbage_key(), garbage_value(self.garbage.add(garbage)));
         }
         let handle = self.db.write_with_options(batch, &WriteOptions::default()).await?;
         Ok(handle.seqnum())
@@ -168,11 +232,32 @@ pub fn prefix_range(prefix: &[u8]) -> Range<Vec<u8>> {
     prefix.to_vec()..end
 }
 
-fn engine_settings(memtable_bytes: usize) -> Settings {
-    let directory = |min_age_s| {
+fn compactor_options(upkeep: &Upkeep) -> CompactorOptions {
+    let worker = CompactionWorkerOptions {
+        compactions_poll_interval: upkeep.poll,
+        heartbeat_interval: 10 * upkeep.poll,
+        max_concurrent_compactions: scheduler::AT_ONCE,
+        ..CompactionWorkerOptions::default()
+    };
+    CompactorOptions {
+        poll_interval: upkeep.poll,
+        commit_compacted_interval: upkeep.poll,
+        max_concurrent_compactions: scheduler::AT_ONCE,
+        checkpoint_lifetime: upkeep.keep_files,
+        // Then a merge that a killed process had begun goes on.
+        worker_heartbeat_timeout: 30 * upkeep.poll,
+        worker: Some(worker),
+        ..CompactorOptions::default()
+    }
+}
+
+fn engine_settings(upkeep: &Upkeep) -> Settings {
+    let memtable_bytes =
+        upkeep.memtable_bytes.clamp(*MEMTABLE_BYTES.start(), *MEMTABLE_BYTES.end());
+    let directory = |min_age| {
         Some(GarbageCollectorDirectoryOptions {
-            interval: Some(Duration::from_secs(30)),
-            min_age: Duration::from_secs(min_age_s),
+            interval: Some(upkeep.collect),
+            min_age,
             ..GarbageCollectorDirectoryOptions::default()
         })
     };
@@ -184,16 +269,14 @@ fn engine_settings(memtable_bytes: usize) -> Settings {
         l0_max_ssts_per_key: 64,
         // Below twice the memtable and a batch the engine waits for itself.
         max_unflushed_bytes: 3 * memtable_bytes + 2 * BATCH_BYTES,
-        compactor_options: Some(CompactorOptions {
-            poll_interval: Duration::from_secs(1),
-            max_concurrent_compactions: 1,
-            checkpoint_lifetime: Duration::from_secs(120),
-            ..CompactorOptions::default()
-        }),
+        // Reads go to replaced files until this process knows of the new ones.
+        manifest_poll_interval: upkeep.poll,
+        // It is given to the builder.
+        compactor_options: None,
         garbage_collector_options: Some(GarbageCollectorOptions {
-            manifest_options: directory(300),
-            compacted_options: directory(120),
-            compactions_options: directory(300),
+            manifest_options: directory(MANIFEST_AGE),
+            compacted_options: directory(upkeep.keep_files),
+            compactions_options: directory(MANIFEST_AGE),
             wal_options: None,
             wal_fence_options: None,
             // A local directory has no conditional overwrite.

@@ -86,9 +86,18 @@ async fn wait_durable(journal: &dyn Journal, lsn: u64) -> Result<()> {
 /// Deletes rows that nobody can reach any more: elements of dead versions, and everything of dead
 /// generations. To be called only when all that was handed over is flushed, so that no replay
 /// brings such rows back; a generation whose end was not handed over is left alone. Generations of
-/// which nothing is left come back, and whether there is more to do.
+/// which nothing is left come back, and whether there is more to do. In the end the engine may ask
+/// for a merge of its files, to get the space back.
 pub async fn sweep(engine: &Engine, dead_generations: Vec<u32>) -> Result<(Vec<u32>, bool)> {
     let _turn = engine.turn().await;
+    let (swept, more) = sweep_some(engine, dead_generations).await?;
+    if !more {
+        engine.weigh().await?;
+    }
+    Ok((swept, more))
+}
+
+async fn sweep_some(engine: &Engine, dead_generations: Vec<u32>) -> Result<(Vec<u32>, bool)> {
     let handed_over = match engine.get(&generations_key()).await? {
         Some(row) => Generations::decode(&row).context("the generations row is damaged")?.dead,
         None => BTreeSet::new(),
@@ -123,11 +132,12 @@ async fn sweep_version(engine: &Engine, key: &Bytes, slot: u16, version: u64) ->
     RowKey::elements(&mut head, slot, version);
     let rows = engine.scan(prefix_range(&head), SWEEP_ROWS).await?;
     let done = rows.len() < SWEEP_ROWS;
+    let value_bytes = rows.iter().map(|(_, value)| value.len() as u64).sum();
     let mut batch: Batch = rows.into_iter().map(|(k, _)| (k, None)).collect();
     if done {
         batch.push((key.clone(), None));
     }
-    engine.write(batch).await?;
+    engine.write_deleting(batch, value_bytes).await?;
     Ok(done)
 }
 
@@ -138,6 +148,7 @@ async fn sweep_generation(engine: &Engine, generation: u32) -> Result<bool> {
     head.extend_from_slice(&generation.to_be_bytes());
     let rows = engine.scan(prefix_range(&head), SWEEP_ROWS).await?;
     let done = rows.len() < SWEEP_ROWS;
+    let value_bytes = rows.iter().map(|(_, value)| value.len() as u64).sum();
     let mut batch = Vec::with_capacity(rows.len() + 1);
     for (key, value) in rows {
         if let Some(Row::Meta { slot, key: name, .. }) = Row::parse(&key)
@@ -160,7 +171,7 @@ async fn sweep_generation(engine: &Engine, generation: u32) -> Result<bool> {
         }
     }
     if !batch.is_empty() {
-        engine.write(batch).await?;
+        engine.write_deleting(batch, value_bytes).await?;
     }
     Ok(done)
 }

@@ -6,6 +6,7 @@
 use crate::encoding::{Row, RowKey, decode_entry};
 use crate::journal::Lsn;
 use crate::need::ElementRange;
+use crate::reclaim::{Parts, Reclaimed};
 use crate::slot::{KeyHash, SUB_TABLES, sub_table};
 use bytes::Bytes;
 use hashbrown::{HashMap, HashTable};
@@ -41,11 +42,22 @@ impl MetaRow {
     }
 }
 
+/// Rows by the element they are of; `None`: deleted.
+type ElementMap = BTreeMap<Box<[u8]>, Option<Box<[u8]>>>;
+
+impl Parts for ElementMap {
+    fn parts(&self) -> usize {
+        self.len()
+    }
+}
+
 /// The element rows of one version.
 #[derive(Debug, Default)]
 struct Elements {
     slot: u16,
-    rows: BTreeMap<Box<[u8]>, Option<Box<[u8]>>>,
+    /// Bytes of memory they take, about.
+    bytes: usize,
+    rows: Reclaimed<ElementMap>,
 }
 
 /// One map of pending rows.
@@ -107,13 +119,14 @@ impl Pending {
             Some(Row::Element { slot, version, element }) => {
                 let group = self.elements.entry(version).or_default();
                 group.slot = slot;
-                let size = element.len() + value.map_or(0, <[u8]>::len) + ROW_OVERHEAD;
-                self.bytes += size;
+                let before = group.bytes;
+                group.bytes += element.len() + value.map_or(0, <[u8]>::len) + ROW_OVERHEAD;
                 self.rows += 1;
                 if let Some(old) = group.rows.insert(element.into(), value.map(Into::into)) {
                     self.rows -= 1;
-                    self.bytes -= element.len() + old.map_or(0, |v| v.len()) + ROW_OVERHEAD;
+                    group.bytes -= element.len() + old.map_or(0, |v| v.len()) + ROW_OVERHEAD;
                 }
+                self.bytes = self.bytes + group.bytes - before;
             }
             Some(Row::Dead { version, .. }) => {
                 // Rows of a dead version need not be written any more.
@@ -290,12 +303,11 @@ impl Pending {
         (rows, versions)
     }
 
+    /// Takes the same time however many there are.
     fn drop_elements(&mut self, version: u64) {
         let Some(group) = self.elements.remove(&version) else { return };
         self.rows -= group.rows.len();
-        for (element, value) in &group.rows {
-            self.bytes -= element.len() + value.as_ref().map_or(0, |v| v.len()) + ROW_OVERHEAD;
-        }
+        self.bytes -= group.bytes;
     }
 
     /// Every row as the engine takes it, by kind, sorted, in batches of at least `size` rows,
@@ -320,7 +332,7 @@ impl Pending {
         for (version, group) in versions {
             let mut head = Vec::with_capacity(11);
             RowKey::elements(&mut head, group.slot, *version);
-            for (element, value) in &group.rows {
+            for (element, value) in group.rows.iter() {
                 let mut key = Vec::with_capacity(head.len() + element.len());
                 key.extend_from_slice(&head);
                 key.extend_from_slice(element);
@@ -381,10 +393,17 @@ mod tests {
         RowKey::elements(&mut key, 7, 99);
         key.push(1);
         pending.set(&key, Some(b"v"));
+        let one = pending.bytes();
+        pending.set(&key, None);
+        assert_eq!(pending.bytes(), one - 1);
+        pending.set(&key, Some(b"v"));
         assert_eq!(pending.element(99, &[1]), Some(Some(&b"v"[..])));
         pending.set(&RowKey::dead(7, 99), Some(b""));
         assert_eq!(pending.element(99, &[1]), None);
         assert_eq!(pending.rows(), 1);
+        let mut other = Pending::default();
+        other.set(&RowKey::dead(7, 99), Some(b""));
+        assert_eq!(pending.bytes(), other.bytes());
     }
 
     #[test]

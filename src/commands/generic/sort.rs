@@ -237,7 +237,7 @@ fn weigh(
 struct NotANumber;
 
 /// The number that a text is as C's `strtod` reads it: behind spaces, up to a zero byte. No text
-/// at all is 0.
+/// at all is 0; what is too small to be exact is refused.
 fn score(text: &[u8]) -> Result<Weight, NotANumber> {
     let text = c_string(text);
     if text.is_empty() {
@@ -245,7 +245,8 @@ fn score(text: &[u8]) -> Result<Weight, NotANumber> {
     }
     let is_space = |byte: &u8| byte.is_ascii_whitespace() || *byte == b'\x0b';
     let from = text.iter().position(|byte| !is_space(byte)).unwrap_or(text.len());
-    parse_f64(&text[from..]).map(Weight::Score).ok_or(NotANumber)
+    let number = parse_f64(&text[from..]).filter(|number| !number.is_subnormal());
+    number.map(Weight::Score).ok_or(NotANumber)
 }
 
 /// The order of two elements with their weights. Where nothing is stored the reference compares
@@ -311,15 +312,43 @@ fn fetch(
     Ok(found)
 }
 
-fn sort_any(cx: &mut Ctx<'_>, args: Args<'_>, read_only: bool) -> Outcome {
-    let mut options = Options::parse(args, read_only)?;
-    let (mut elements, window) = elements(cx, arg(args, 1)?, &mut options)?;
+/// What the command is to answer or to store.
+fn result(
+    cx: &mut Ctx<'_>,
+    name: &[u8],
+    options: &mut Options<'_>,
+) -> Result<Vec<Option<Vec<u8>>>, Stop> {
+    let (mut elements, window) = elements(cx, name, options)?;
     if !options.nosort {
-        elements = sort(cx, elements, &options)?;
+        elements = sort(cx, elements, options)?;
     }
     elements.truncate(window.end);
     elements.drain(..window.start);
-    let found = fetch(cx, elements, &options)?;
+    fetch(cx, elements, options)
+}
+
+/// A sorted set that was sorted is no "listpack" any more, as in the reference; OBJECT ENCODING and
+/// the order of ZSCAN tell.
+fn convert(cx: &mut Ctx<'_>, name: &[u8]) {
+    if let Ok(Some(mut entry)) = cx.store.typed_mut::<Zset>(cx.db, name)
+        && entry.typed().is_some_and(|zset: &Zset| !zset.is_skiplist())
+        && let Some(zset) = entry.typed_mut::<Zset>()
+    {
+        zset.make_skiplist();
+    }
+}
+
+fn sort_any(cx: &mut Ctx<'_>, args: Args<'_>, read_only: bool) -> Outcome {
+    let mut options = Options::parse(args, read_only)?;
+    let name = arg(args, 1)?;
+    let found = result(cx, name, &mut options);
+    if let (Some(target), Ok(_)) = (options.store, &found) {
+        cx.store.peek(cx.db, target)?;
+    }
+    if !matches!(found, Err(Stop::Miss(_))) {
+        convert(cx, name);
+    }
+    let found = found?;
     if let Some(target) = options.store {
         return store(cx, target, found);
     }

@@ -79,6 +79,16 @@ fn elements_are_put_into_order() {
 }
 
 #[test]
+fn a_sorted_set_that_was_sorted_is_a_skiplist() {
+    let mut store = filled();
+    let encoding = |store: &mut Store| store.peek(0, b"z").unwrap().unwrap().value.encoding();
+    assert_eq!(encoding(&mut store), "listpack");
+    run(&mut store, "sort_ro z by nosort limit 0 1");
+    assert_eq!(encoding(&mut store), "skiplist");
+    assert_eq!(run(&mut store, "sort z by nosort"), "3 1 4 2");
+}
+
+#[test]
 fn errors_come_in_the_order_of_the_reference() {
     let mut store = filled();
     run(&mut store, "set string x");
@@ -108,6 +118,7 @@ fn weights_are_read_as_c_reads_them() {
         ("7 ", false),
         ("nan", false),
         ("1e999", false),
+        ("5e-324", false),
         ("\n", false),
         ("-", false),
     ] {

@@ -197,9 +197,11 @@ mod tests {
 
     #[test]
     fn cells_shrink_with_the_shape() {
-        for (radius, step) in [(0.0, 26), (0.1, 16), (100.0, 6), (6000.0, 1), (f64::INFINITY, 1)] {
-            let cells = circle(radius).cells(PALERMO);
-            assert_eq!(cells[0].step, step, "{radius}");
+        let expected = [(0.0, 26), (0.1, 26), (100.0, 17), (1e5, 7), (6e6, 1), (f64::INFINITY, 1)];
+        for (meters, step) in expected {
+            assert_eq!(steps(meters, 38.0), step, "{meters}");
+            let first = circle(meters / 1000.0).cells(PALERMO)[0];
+            assert!(first.step == step || first.step == step - 1, "{meters}");
         }
         assert_eq!(steps(100_000.0, 70.0), steps(100_000.0, 0.0) - 1);
         assert_eq!(steps(100_000.0, -84.0), steps(100_000.0, 0.0) - 2);

@@ -26,7 +26,7 @@ fn geoadd(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         first += 1;
     }
     let words = args.len() - first;
-    if words % 3 != 0 || (only_new && only_old) {
+    if !words.is_multiple_of(3) || (only_new && only_old) {
         return Err(error::SYNTAX.into());
     }
     let place = |at| Ok((position_arg(args, at)?.score(), arg(args, at + 2)?));

@@ -381,7 +381,7 @@ fn search(cx: &mut Ctx<'_>, args: Args<'_>, command: Command) -> Outcome {
     let zset = cx.store.found(db, key).and_then(|entry| Zset::of(&entry.value));
     let found = query.run(Source { db, key, zset })?;
     let stored = query.stored(&found, cx.settings);
-    cx.out.count(found.len());
+    cx.out.count(stored.len() as usize);
     if stored.is_empty() {
         cx.store.remove(db, target)?;
         return Ok(());

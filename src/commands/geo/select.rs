@@ -157,12 +157,13 @@ mod tests {
         let mut few: Vec<(u8, u8)> = vec![(1, 0), (0, 1), (1, 2), (0, 3)];
         sort_first(&mut few, 2, &order);
         assert_eq!(few, [(0, 1), (0, 3), (1, 0), (1, 2)]);
+        let places = |items: &[(u8, u8)]| -> Vec<u8> { items.iter().map(|item| item.1).collect() };
         let mut equal: Vec<(u8, u8)> = (0..9).map(|i| (0, i)).collect();
         sort_first(&mut equal, 3, &order);
-        let places: Vec<u8> = equal.iter().map(|item| item.1).collect();
-        assert_eq!(places, PLACES_OF_NINE);
+        assert_eq!(places(&equal), [8, 1, 2, 3, 4, 5, 6, 7, 0]);
+        let mut many: Vec<(u8, u8)> = (0..60).map(|i| ((u32::from(i) * 7 % 5) as u8, i)).collect();
+        sort_first(&mut many, 20, &order);
+        let first = [30, 35, 50, 15, 5, 55, 20, 40, 0, 45, 10, 25, 18, 48, 38, 8, 43, 13, 3, 53];
+        assert_eq!(places(&many[..20]), first);
     }
-
-    /// What nine equal items become.
-    const PLACES_OF_NINE: [u8; 9] = [8, 1, 2, 3, 4, 5, 6, 7, 0];
 }

@@ -46,7 +46,7 @@ impl<'a> Members<'a> for Scored<'a> {
         }
     }
 
-    fn len(self) -> u64 {
+    fn size(self) -> u64 {
         match self {
             Self::Set(set) => set.len(),
             Self::Zset(zset) => zset.len(),
@@ -228,7 +228,7 @@ fn members<'a>(
     match op {
         // Its scores are those of the first.
         Op::Diff => by_size.truncate(1),
-        Op::Inter | Op::Union => by_size.sort_by_key(|(_, source)| source.len()),
+        Op::Inter | Op::Union => by_size.sort_by_key(|(_, source)| source.size()),
     }
     let mut members: Vec<(&[u8], f64)> =
         names.into_iter().map(|name| (name, options.score(op, name, &by_size))).collect();
@@ -393,3 +393,7 @@ pub const COMMANDS: &[Spec] = &[
         ..STORE
     },
 ];
+
+#[cfg(test)]
+#[path = "combine_tests.rs"]
+mod tests;

@@ -4,6 +4,7 @@ use super::collection::{Collection, PACKED_MAX};
 use super::members::{Members, Name, Payload};
 use crate::encoding::{ElementRows, Row, RowKey, decode_field, encode_field, encode_hash, meta};
 use crate::need::{Page, Part};
+use crate::reclaim::{Parts, Reclaimed};
 use anyhow::Context;
 use bytes::Bytes;
 use std::collections::BTreeSet;
@@ -30,9 +31,15 @@ pub struct Hash {
     /// A field has had an expiry: the encoding is "listpackex" where it would be "listpack".
     timed: bool,
     /// The expiries of the fields in memory.
-    expiries: BTreeSet<(u64, Name)>,
+    expiries: Reclaimed<BTreeSet<(u64, Name)>>,
     /// A lower bound of the expiries of fields not in memory, 0 when none expires.
     min_unknown_expire_at_ms: u64,
+}
+
+impl Parts for BTreeSet<(u64, Name)> {
+    fn parts(&self) -> usize {
+        self.len()
+    }
 }
 
 impl Payload for Field {

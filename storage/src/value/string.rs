@@ -1,5 +1,6 @@
 //! Strings: an integer, bytes, or chunks.
 
+use crate::reclaim::{Parts, Reclaimed};
 use crate::store::Part;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, btree_map};
@@ -30,13 +31,21 @@ pub enum Str {
     Big(Box<BigStr>),
 }
 
+type Chunks = BTreeMap<u32, Vec<u8>>;
+
+impl Parts for Chunks {
+    fn parts(&self) -> usize {
+        self.len()
+    }
+}
+
 /// A string in chunks, of which some may not be in memory.
 #[derive(Clone, Debug, Default)]
 pub struct BigStr {
     pub(crate) version: u64,
     pub(crate) len: u64,
     /// The chunks in memory, by number. A chunk may be shorter than [`CHUNK`]: zeros follow.
-    pub(crate) chunks: BTreeMap<u32, Vec<u8>>,
+    pub(crate) chunks: Reclaimed<Chunks>,
     /// Bytes of the chunks in memory.
     pub(crate) held: usize,
     /// Whether a chunk that is not in `chunks` is a hole of zeros rather than not loaded.
@@ -211,6 +220,7 @@ impl Str {
         let dirty = chunks.keys().copied().collect();
         let held = chunks.values().map(Vec::len).sum();
         let len = len as u64;
+        let chunks = Reclaimed(chunks);
         Self::Big(Box::new(BigStr { len, chunks, held, dirty, complete: true, version: 0 }))
     }
 

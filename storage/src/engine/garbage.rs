@@ -1,0 +1,181 @@
+//! What deleted rows take on disk, and whether it is worth merging everything to be rid of it.
+//!
+//! A deleted row takes its place until its tombstone meets it in a compaction, and the tombstone
+//! until it reaches the last sorted run. Every batch that deletes rows carries the row
+//! `C garbage`: the bytes deleted since the shard was created. A run holds all rows up to some
+//! point in time, so what that row says in the last run is what has been got rid of, and its
+//! newest value less that is what is left. So nothing has to be reset when a compaction ends, and
+//! it does not matter when the process is killed.
+
+use super::Engine;
+use crate::control::{garbage_bytes, garbage_key, garbage_value};
+use anyhow::{Context, Result};
+use slatedb::compactor::SourceId;
+use slatedb::manifest::{SsTableId, VersionedManifest};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// All files are merged when at least one part in so many of them is garbage.
+const PARTS: u64 = 5;
+
+/// Pause after a merge that got rid of nothing.
+const RETRY: Duration = Duration::from_secs(120);
+
+/// How much garbage there is; shared by an engine and its compaction scheduler.
+#[derive(Debug)]
+pub(super) struct Garbage {
+    /// Less than this is never worth it.
+    least: u64,
+    /// Bytes deleted since the shard was created.
+    total: AtomicU64,
+    weighed: Mutex<Weighed>,
+}
+
+#[derive(Debug, Default)]
+struct Weighed {
+    /// The last run when it was looked at, and what had been got rid of then.
+    last: Option<SsTableId>,
+    collected: u64,
+    request: Option<Request>,
+    /// When a request was last made, and what had been got rid of then.
+    asked: Option<(Instant, u64)>,
+}
+
+/// All rows are to be merged.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Request {
+    /// The last run that this is about (see [`last_run`]).
+    pub(super) last: Option<SsTableId>,
+    /// The files of level 0 with the tombstones.
+    pub(super) level0: Vec<SourceId>,
+}
+
+/// What names the last run: its first file, which every compaction writes anew.
+pub(super) fn last_run(manifest: &VersionedManifest) -> Option<SsTableId> {
+    Some(manifest.compacted().last()?.sst_views().first()?.sst.id)
+}
+
+impl Garbage {
+    pub(super) fn new(least: u64) -> Self {
+        Self { least, total: AtomicU64::new(0), weighed: Mutex::default() }
+    }
+
+    /// So many bytes are deleted: the sum of all.
+    pub(super) fn add(&self, bytes: u64) -> u64 {
+        self.total.fetch_add(bytes, Ordering::Relaxed) + bytes
+    }
+
+    fn weighed(&self) -> MutexGuard<'_, Weighed> {
+        self.weighed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is to be merged, if anything.
+    pub(super) fn request(&self) -> Option<Request> {
+        self.weighed().request.clone()
+    }
+
+    /// Whether so much garbage is worth a merge of files of `size` bytes.
+    fn is_worth(&self, garbage: u64, size: u64) -> bool {
+        garbage >= self.least.max(size / PARTS)
+    }
+}
+
+impl Weighed {
+    /// Whether to ask for a merge at `now`. If the last one got rid of nothing, the next has time.
+    fn may_ask(&self, now: Instant) -> bool {
+        let in_vain =
+            |(at, collected)| collected == self.collected && now.duration_since(at) < RETRY;
+        self.request.is_none() && !self.asked.is_some_and(in_vain)
+    }
+}
+
+impl Engine {
+    /// Finds out how much was deleted before the engine was opened.
+    pub(super) async fn learn_garbage(&self) -> Result<()> {
+        if let Some(value) = self.get(&garbage_key()).await? {
+            self.garbage.add(garbage_bytes(&value).context("the garbage row is damaged")?);
+        }
+        Ok(())
+    }
+
+    /// Sees whether what was deleted is worth a merge of everything, and asks for it. Nobody else
+    /// may write meanwhile.
+    pub(crate) async fn weigh(&self) -> Result<()> {
+        let manifest = self.db.manifest();
+        let last = last_run(&manifest);
+        if self.garbage.weighed().last != last {
+            let collected = self.collected(&manifest).await?;
+            let mut weighed = self.garbage.weighed();
+            weighed.last = last;
+            weighed.collected = collected;
+            weighed.request = None;
+        }
+        let total = self.garbage.total.load(Ordering::Relaxed);
+        let size = manifest.all_sst_views().map(|view| view.sst.estimate_size()).sum();
+        let wanted = {
+            let weighed = self.garbage.weighed();
+            let left = total.saturating_sub(weighed.collected);
+            self.garbage.is_worth(left, size) && weighed.may_ask(Instant::now())
+        };
+        if !wanted {
+            return Ok(());
+        }
+        self.flush().await?;
+        // The newest file that was merged goes only when there is a newer one: let that be small.
+        self.write(vec![(garbage_key(), Some(garbage_value(total)))]).await?;
+        self.flush().await?;
+        let manifest = self.db.manifest();
+        let level0 = manifest.l0().iter().map(|view| SourceId::SstView(view.id)).collect();
+        let mut weighed = self.garbage.weighed();
+        weighed.asked = Some((Instant::now(), weighed.collected));
+        weighed.request = Some(Request { last, level0 });
+        tracing::debug!(total, collected = weighed.collected, size, "everything is to be merged");
+        Ok(())
+    }
+
+    /// What the deletes were whose tombstones have reached the last run.
+    async fn collected(&self, manifest: &VersionedManifest) -> Result<u64> {
+        let Some(run) = manifest.compacted().last() else { return Ok(0) };
+        // Control rows come first, few as they are: they are in the first file.
+        let Some(view) = run.sst_views().first() else { return Ok(0) };
+        let file = self.files.open_with_handle(view.sst.clone())?;
+        let key = garbage_key();
+        let block = file.index().await?.partition_point(|first| *first <= key[..]);
+        // Of the versions of a row the newest is the first; it may be in the block before.
+        for block in block.saturating_sub(2)..block {
+            let rows = file.read_block(block).await?;
+            if let Some(row) = rows.iter().find(|row| row.key == key) {
+                let value = row.value.as_bytes().context("the garbage row was deleted")?;
+                return garbage_bytes(&value).context("the garbage row is damaged");
+            }
+        }
+        Ok(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn little_garbage_is_not_worth_a_merge() {
+        let garbage = Garbage::new(100);
+        assert!(!garbage.is_worth(99, 0));
+        assert!(garbage.is_worth(100, 500));
+        assert!(!garbage.is_worth(100, 1000));
+        assert!(garbage.is_worth(200, 1000));
+    }
+
+    #[test]
+    fn a_merge_that_got_rid_of_nothing_is_not_asked_for_again_soon() {
+        let now = Instant::now();
+        let mut weighed = Weighed::default();
+        assert!(weighed.may_ask(now));
+        weighed.asked = Some((now, 0));
+        assert!(!weighed.may_ask(now));
+        assert!(weighed.may_ask(now + RETRY));
+        weighed.collected = 5;
+        assert!(weighed.may_ask(now));
+    }
+}

@@ -1,0 +1,147 @@
+//! Deleted rows give their space back.
+
+use super::*;
+use crate::encoding::RowKey;
+use crate::materialise::sweep;
+use futures::TryStreamExt;
+use object_store::memory::InMemory;
+use slatedb::db_cache::SplitCache;
+use std::time::Instant;
+use tokio::runtime::Runtime;
+
+const DEAD: u64 = 7;
+const LIVE: u64 = 9;
+
+/// A process with an engine.
+struct Process {
+    runtime: Runtime,
+    engine: Engine,
+}
+
+impl Process {
+    fn start(store: &Arc<InMemory>) -> Self {
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+        let runtime = runtime.unwrap();
+        let upkeep = Upkeep {
+            least_garbage: 64 << 10,
+            poll: Duration::from_millis(100),
+            keep_files: Duration::from_secs(1),
+            collect: Duration::from_millis(200),
+            ..Upkeep::default()
+        };
+        let cache = Arc::new(SplitCache::new().build());
+        let open = Engine::open(store.clone(), "db", cache, 1, Clock::default(), &upkeep);
+        let engine = runtime.block_on(open).unwrap();
+        Self { runtime, engine }
+    }
+
+    fn kill(self) {
+        self.runtime.shutdown_background();
+    }
+
+    fn write(&self, rows: impl Iterator<Item = (Bytes, Option<Bytes>)>) {
+        let rows: Vec<_> = rows.collect();
+        for rows in rows.chunks(8192) {
+            self.runtime.block_on(self.engine.write(rows.to_vec())).unwrap();
+        }
+    }
+
+    fn put(&self, version: u64, rows: Range<u32>) {
+        let value = Bytes::from_static(&[7; 20]);
+        self.write(rows.map(|n| (element(version, n), Some(value.clone()))));
+    }
+
+    fn flush(&self) {
+        self.runtime.block_on(self.engine.flush()).unwrap();
+    }
+
+    /// Whether there is more to do.
+    fn sweep(&self) -> bool {
+        self.runtime.block_on(sweep(&self.engine, Vec::new())).unwrap().1
+    }
+
+    /// Sweeps as a worker does until the files are small.
+    fn wait_for_space(&self, store: &InMemory, bytes: u64) {
+        let begun = Instant::now();
+        while size(store) > bytes {
+            assert!(begun.elapsed() < Duration::from_secs(60), "{} bytes are left", size(store));
+            self.sweep();
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    fn count(&self, version: u64) -> usize {
+        let mut head = Vec::new();
+        RowKey::elements(&mut head, 1, version);
+        self.runtime.block_on(self.engine.scan(prefix_range(&head), usize::MAX)).unwrap().len()
+    }
+}
+
+fn element(version: u64, n: u32) -> Bytes {
+    let mut key = Vec::new();
+    RowKey::elements(&mut key, 1, version);
+    key.extend_from_slice(&n.wrapping_mul(2_654_435_761).to_be_bytes());
+    key.into()
+}
+
+/// Bytes of all data files.
+fn size(store: &InMemory) -> u64 {
+    let files = store.list(Some(&"db/compacted".into())).try_collect::<Vec<_>>();
+    let files = futures::executor::block_on(files).unwrap();
+    files.iter().map(|file| file.size).sum()
+}
+
+/// Deletes most of what there is, and kills the process after some sweeps; 70,000 rows take two.
+fn delete_and_kill(sweeps: u32) {
+    let store = Arc::new(InMemory::new());
+    let mut process = Process::start(&store);
+    process.put(LIVE, 0..500);
+    process.put(DEAD, 0..70_000);
+    process.flush();
+    let before = size(&store);
+    process.write(std::iter::once((RowKey::dead(1, DEAD).into(), Some(Bytes::new()))));
+    process.flush();
+    if sweeps > 0 {
+        let more = (0..sweeps).map(|_| process.sweep()).last();
+        assert_eq!(more, Some(sweeps == 1));
+        process.flush();
+        process.kill();
+        process = Process::start(&store);
+    }
+    process.wait_for_space(&store, before / 20);
+    assert_eq!((process.count(LIVE), process.count(DEAD)), (500, 0));
+    // It is not asked for again.
+    assert!(!process.sweep());
+    assert_eq!(process.engine.garbage.request(), None);
+    process.kill();
+}
+
+#[test]
+fn the_space_of_a_dead_version_comes_back() {
+    delete_and_kill(0);
+}
+
+#[test]
+fn the_space_comes_back_after_a_kill_while_sweeping() {
+    delete_and_kill(1);
+}
+
+#[test]
+fn the_space_comes_back_after_a_kill_before_the_merge() {
+    delete_and_kill(2);
+}
+
+#[test]
+fn files_with_little_garbage_are_left_alone() {
+    let store = Arc::new(InMemory::new());
+    let process = Process::start(&store);
+    process.put(LIVE, 0..40_000);
+    process.put(DEAD, 0..4000);
+    process.write(std::iter::once((RowKey::dead(1, DEAD).into(), Some(Bytes::new()))));
+    process.flush();
+    assert!(!process.sweep());
+    assert!(process.engine.garbage.add(0) >= 64 << 10);
+    assert_eq!(process.engine.garbage.request(), None);
+    process.kill();
+}
