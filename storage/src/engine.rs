@@ -58,6 +58,12 @@ impl Default for Upkeep {
     }
 }
 
+/// Rows from which on a scan reads more than a block at a time, and from which on it reads a lot.
+const SHORT_SCAN: usize = 64;
+const LONG_SCAN: usize = 4096;
+const PAGE_READ_BYTES: usize = 32 << 10;
+const LONG_READ_BYTES: usize = 512 << 10;
+
 /// Bytes of a batch of a hand-over at most, about.
 pub const BATCH_BYTES: usize = 2 << 20;
 
@@ -155,7 +161,14 @@ impl Engine {
         if range.start >= range.end {
             return Ok(rows);
         }
-        let options = ScanOptions { cache_blocks: true, order, ..ScanOptions::default() };
+        // A long scan reads ahead, and leaves the cache to others.
+        let (read_ahead_bytes, cache_blocks) = match limit {
+            ..SHORT_SCAN => (1, true),
+            SHORT_SCAN..LONG_SCAN => (PAGE_READ_BYTES, true),
+            LONG_SCAN.. => (LONG_READ_BYTES, false),
+        };
+        let options =
+            ScanOptions { read_ahead_bytes, cache_blocks, order, ..ScanOptions::default() };
         let mut iterator = self.db.scan_with_options(range, &options).await?;
         while rows.len() < limit
             && let Some(row) = iterator.next().await?
