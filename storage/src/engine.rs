@@ -99,8 +99,40 @@ pub struct Engine {
     /// Reads its files.
     files: Arc<SstReader>,
     garbage: Arc<Garbage>,
+    turn: Arc<Mutex<Turn>>,
+}
+
+/// What only the one who writes knows.
+#[derive(Debug, Default)]
+pub(crate) struct Turn {
     /// The lsn of the last cut that was handed over.
-    turn: Arc<Mutex<Lsn>>,
+    pub(crate) lsn: Lsn,
+    pub(crate) swept: Swept,
+}
+
+/// Where a sweep goes on. From the beginning it would read over all tombstones of the steps before.
+#[derive(Debug, Default)]
+pub(crate) struct Swept {
+    /// The first D row that was not looked at.
+    pub(crate) dead: Vec<u8>,
+    /// Of the rows with this prefix, all before a key are gone.
+    pub(crate) rows: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+impl Swept {
+    /// The rows with this prefix that are left.
+    pub(crate) fn range(&self, prefix: &[u8]) -> Range<Vec<u8>> {
+        let mut range = prefix_range(prefix);
+        if let Some((_, from)) = self.rows.as_ref().filter(|(swept, _)| swept == prefix) {
+            range.start.clone_from(from);
+        }
+        range
+    }
+
+    /// The rows with this prefix up to `last` are gone.
+    pub(crate) fn up_to(&mut self, prefix: Vec<u8>, last: &[u8]) {
+        self.rows = Some((prefix, [last, &[0]].concat()));
+    }
 }
 
 impl Engine {
@@ -178,8 +210,8 @@ impl Engine {
         Ok(rows)
     }
 
-    /// Waits until nobody else writes; with the lsn of the last cut that was handed over.
-    pub(crate) async fn turn(&self) -> MutexGuard<'_, Lsn> {
+    /// Waits until nobody else writes.
+    pub(crate) async fn turn(&self) -> MutexGuard<'_, Turn> {
         self.turn.lock().await
     }
 

@@ -6,7 +6,7 @@
 
 use crate::control::{Generations, applied_rows, counter_prefix, generations_key, reaches_row};
 use crate::encoding::{Row, RowKey, decode_entry, row};
-use crate::engine::{BATCH_BYTES, Engine, prefix_range};
+use crate::engine::{BATCH_BYTES, Engine, Swept, prefix_range};
 use crate::journal::Journal;
 use crate::pending::Batch;
 use crate::shard::Cut;
@@ -36,10 +36,10 @@ const SWEEP_STEPS: usize = 16;
 pub async fn hand_over(engine: Engine, journal: Arc<dyn Journal>, cut: Arc<Cut>) -> Result<u64> {
     wait_durable(&*journal, cut.lsn).await?;
     let mut turn = engine.turn().await;
-    if cut.lsn < *turn {
-        bail!("rows up to lsn {} come after those up to {}", cut.lsn, *turn);
+    if cut.lsn < turn.lsn {
+        bail!("rows up to lsn {} come after those up to {}", cut.lsn, turn.lsn);
     }
-    *turn = cut.lsn;
+    turn.lsn = cut.lsn;
     let (ready, mut batches) = tokio::sync::mpsc::channel(BATCHES_AHEAD);
     let gathering = tokio::task::spawn_blocking(move || {
         // The receiver is gone after a failed write: the rest is for nobody.
@@ -89,15 +89,19 @@ async fn wait_durable(journal: &dyn Journal, lsn: u64) -> Result<()> {
 /// which nothing is left come back, and whether there is more to do. In the end the engine may ask
 /// for a merge of its files, to get the space back.
 pub async fn sweep(engine: &Engine, dead_generations: Vec<u32>) -> Result<(Vec<u32>, bool)> {
-    let _turn = engine.turn().await;
-    let (swept, more) = sweep_some(engine, dead_generations).await?;
+    let mut turn = engine.turn().await;
+    let (swept, more) = sweep_some(engine, &mut turn.swept, dead_generations).await?;
     if !more {
         engine.weigh().await?;
     }
     Ok((swept, more))
 }
 
-async fn sweep_some(engine: &Engine, dead_generations: Vec<u32>) -> Result<(Vec<u32>, bool)> {
+async fn sweep_some(
+    engine: &Engine,
+    place: &mut Swept,
+    dead_generations: Vec<u32>,
+) -> Result<(Vec<u32>, bool)> {
     let handed_over = match engine.get(&generations_key()).await? {
         Some(row) => Generations::decode(&row).context("the generations row is damaged")?.dead,
         None => BTreeSet::new(),
@@ -105,7 +109,7 @@ async fn sweep_some(engine: &Engine, dead_generations: Vec<u32>) -> Result<(Vec<
     let mut swept = Vec::new();
     let mut steps = 0;
     for generation in dead_generations.into_iter().filter(|g| handed_over.contains(g)) {
-        while !sweep_generation(engine, generation).await? {
+        while !sweep_generation(engine, place, generation).await? {
             steps += 1;
             if steps >= SWEEP_STEPS {
                 return Ok((swept, true));
@@ -113,24 +117,38 @@ async fn sweep_some(engine: &Engine, dead_generations: Vec<u32>) -> Result<(Vec<
         }
         swept.push(generation);
     }
-    let dead = engine.scan(prefix_range(&[row::DEAD]), SWEEP_ROWS).await?;
+    let mut range = prefix_range(&[row::DEAD]);
+    range.start = std::mem::take(&mut place.dead).max(range.start);
+    let dead = engine.scan(range, SWEEP_ROWS).await?;
     for (key, _) in &dead {
         let Some(Row::Dead { slot, version }) = Row::parse(key) else { continue };
-        while !sweep_version(engine, key, slot, version).await? {
+        while !sweep_version(engine, place, key, slot, version).await? {
             steps += 1;
             if steps >= SWEEP_STEPS {
+                place.dead = key.to_vec();
                 return Ok((swept, true));
             }
         }
     }
-    Ok((swept, dead.len() == SWEEP_ROWS))
+    let more = dead.len() == SWEEP_ROWS;
+    if let Some((key, _)) = dead.last().filter(|_| more) {
+        place.dead = key.to_vec();
+    }
+    Ok((swept, more))
 }
 
 /// Deletes some element rows of a dead version, and its D row with the last of them.
-async fn sweep_version(engine: &Engine, key: &Bytes, slot: u16, version: u64) -> Result<bool> {
+async fn sweep_version(
+    engine: &Engine,
+    place: &mut Swept,
+    key: &Bytes,
+    slot: u16,
+    version: u64,
+) -> Result<bool> {
     let mut head = Vec::new();
     RowKey::elements(&mut head, slot, version);
-    let rows = engine.scan(prefix_range(&head), SWEEP_ROWS).await?;
+    let rows = engine.scan(place.range(&head), SWEEP_ROWS).await?;
+    let last = rows.last().map(|(key, _)| key.clone());
     let done = rows.len() < SWEEP_ROWS;
     let value_bytes = rows.iter().map(|(_, value)| value.len() as u64).sum();
     let mut batch: Batch = rows.into_iter().map(|(k, _)| (k, None)).collect();
@@ -138,15 +156,19 @@ async fn sweep_version(engine: &Engine, key: &Bytes, slot: u16, version: u64) ->
         batch.push((key.clone(), None));
     }
     engine.write_deleting(batch, value_bytes).await?;
+    if let Some(last) = last {
+        place.up_to(head, &last);
+    }
     Ok(done)
 }
 
 /// Deletes some meta rows of a dead generation with their expiry rows, leaving D rows for their
 /// elements; true when none is left.
-async fn sweep_generation(engine: &Engine, generation: u32) -> Result<bool> {
+async fn sweep_generation(engine: &Engine, place: &mut Swept, generation: u32) -> Result<bool> {
     let mut head = vec![row::META];
     head.extend_from_slice(&generation.to_be_bytes());
-    let rows = engine.scan(prefix_range(&head), SWEEP_ROWS).await?;
+    let rows = engine.scan(place.range(&head), SWEEP_ROWS).await?;
+    let last = rows.last().map(|(key, _)| key.clone());
     let done = rows.len() < SWEEP_ROWS;
     let value_bytes = rows.iter().map(|(_, value)| value.len() as u64).sum();
     let mut batch = Vec::with_capacity(rows.len() + 1);
@@ -172,6 +194,9 @@ async fn sweep_generation(engine: &Engine, generation: u32) -> Result<bool> {
     }
     if !batch.is_empty() {
         engine.write_deleting(batch, value_bytes).await?;
+    }
+    if let Some(last) = last {
+        place.up_to(head, &last);
     }
     Ok(done)
 }
