@@ -104,14 +104,20 @@ impl Engine {
     pub(crate) async fn weigh(&self) -> Result<()> {
         let manifest = self.db.manifest();
         let last = last_run(&manifest);
+        let total = self.garbage.total.load(Ordering::Relaxed);
         if self.garbage.weighed().last != last {
             let collected = self.collected(&manifest).await?;
+            if total > 0 && manifest.l0().front().map(|view| view.sst.id) < last {
+                // Of the files that were merged only those go that are older than the newest file
+                // of level 0: let there be one.
+                self.write(vec![(garbage_key(), Some(garbage_value(total)))]).await?;
+                self.flush().await?;
+            }
             let mut weighed = self.garbage.weighed();
             weighed.last = last;
             weighed.collected = collected;
             weighed.request = None;
         }
-        let total = self.garbage.total.load(Ordering::Relaxed);
         let size = manifest.all_sst_views().map(|view| view.sst.estimate_size()).sum();
         let wanted = {
             let weighed = self.garbage.weighed();
@@ -121,9 +127,6 @@ impl Engine {
         if !wanted {
             return Ok(());
         }
-        self.flush().await?;
-        // The newest file that was merged goes only when there is a newer one: let that be small.
-        self.write(vec![(garbage_key(), Some(garbage_value(total)))]).await?;
         self.flush().await?;
         let manifest = self.db.manifest();
         let level0 = manifest.l0().iter().map(|view| SourceId::SstView(view.id)).collect();
