@@ -43,9 +43,8 @@ impl Store {
             let Some(key) = self.large.pop_front() else { return };
             let Some(entry) = self.get_mut(key.db, key.at, &key.key) else { continue };
             entry.large = false;
-            if keep(key.db, &key.key) {
-                self.count_anew(&key);
-            } else {
+            self.count_anew(&key);
+            if !keep(key.db, &key.key) {
                 self.shed(key.db, &key.key, each * SHED_PER_STEP);
             }
         }
@@ -59,11 +58,16 @@ impl Store {
         keep: &impl Fn(u32, &[u8]) -> bool,
     ) {
         let mut left = steps;
+        let mut rounds = 0;
         while self.memory > budget && left > 0 {
             let (db, table_no, bucket) = self.hand;
             let Some(tables) = self.dbs.get_mut(db).map(|d| &mut d.tables) else {
                 self.hand = (0, 0, 0);
-                left = left.saturating_sub(1);
+                rounds += 1;
+                if rounds == 2 {
+                    // Whatever was used since the last call has not been unused for long.
+                    return;
+                }
                 continue;
             };
             let Some(table) = tables.get_mut(table_no) else {
@@ -83,6 +87,10 @@ impl Store {
             }
             if entry.freq > 0 {
                 entry.freq /= 2;
+                continue;
+            }
+            // Large ones shrink first: what they know of their elements' places is worth keeping.
+            if entry.can_shrink() {
                 continue;
             }
             table.partial |= entry.is_live();

@@ -75,6 +75,9 @@ pub(crate) trait Collection {
         Ok(())
     }
 
+    /// Whether hardly any elements are in memory.
+    fn is_bare(&self) -> bool;
+
     /// Drops elements from memory that the journal knows, looking at up to `steps`.
     fn shed(&mut self, steps: usize);
 }

@@ -347,6 +347,10 @@ impl Collection for Hash {
         Ok(())
     }
 
+    fn is_bare(&self) -> bool {
+        self.fields.is_bare()
+    }
+
     fn shed(&mut self, steps: usize) {
         let Self { fields, expiries, min_unknown_expire_at_ms: unknown, .. } = self;
         fields.shed(steps, |name, field| {

@@ -20,6 +20,9 @@ const SORT_MAX: u64 = 50_000;
 /// Behind the last place of a scan: places have 48 bits.
 const END: u64 = 1 << 48;
 
+/// Places for elements that may be free in memory, however few elements there are.
+const SPARE: usize = 1024;
+
 /// Bytes of memory that an element takes beside its payload, about.
 const OVERHEAD: usize = size_of::<Name>() + 24;
 
@@ -136,7 +139,8 @@ impl<V: Payload> Members<V> {
     /// Bytes of memory, about.
     pub(crate) fn memory(&self) -> usize {
         let window = self.window.borrow().as_ref().map_or(0, |w| w.names.len() + w.pool.len());
-        self.known.len() * (OVERHEAD + size_of::<Option<V>>())
+        // The table has up to twice the places that are taken, a fourth more on average.
+        self.known.len() * (OVERHEAD + size_of::<Option<V>>()) * 5 / 4
             + self.bytes
             + (self.dirty.len() + window) * OVERHEAD
     }
@@ -296,6 +300,11 @@ impl<V: Payload> Members<V> {
         }
     }
 
+    /// Whether hardly any elements are in memory.
+    pub(crate) fn is_bare(&self) -> bool {
+        self.known.len() <= SPARE
+    }
+
     /// Drops up to `steps` elements from memory that the journal knows, calling `dropped` for
     /// each that exists. How many names were dropped.
     pub(crate) fn shed(&mut self, steps: usize, mut dropped: impl FnMut(&[u8], &V)) -> usize {
@@ -325,8 +334,9 @@ impl<V: Payload> Members<V> {
         }
         if count > 0 {
             self.complete = false;
-            if self.known.capacity() > 4 * self.known.len() {
-                let room = 2 * self.known.len();
+            // Three are moved for each that went, at most.
+            if self.known.capacity() > self.known.len() * 3 / 2 + SPARE {
+                let room = self.known.len() * 9 / 8;
                 self.known.shrink_to(room);
             }
         }

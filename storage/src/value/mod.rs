@@ -224,6 +224,11 @@ pub(crate) struct Counted {
 }
 
 impl Entry {
+    /// Whether it can shrink in memory without going as a whole.
+    pub(crate) fn can_shrink(&self) -> bool {
+        self.large && self.value.collection().is_some_and(|collection| !collection.is_bare())
+    }
+
     /// Counts its memory anew.
     pub(crate) fn count(&mut self) -> Counted {
         let after = self.memory();

@@ -251,6 +251,10 @@ impl Collection for Set {
         Ok(())
     }
 
+    fn is_bare(&self) -> bool {
+        self.members.is_bare()
+    }
+
     fn shed(&mut self, steps: usize) {
         self.members.shed(steps, |_, ()| ());
     }

@@ -449,6 +449,10 @@ impl Collection for Zset {
         self.order.learn_index(range, pieces)
     }
 
+    fn is_bare(&self) -> bool {
+        self.members.is_bare() && self.order.is_bare()
+    }
+
     fn shed(&mut self, steps: usize) {
         self.members.shed(steps, |_, _| ());
         self.order.shed(steps.div_ceil(BLOCK_STEPS));

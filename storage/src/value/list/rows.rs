@@ -111,6 +111,9 @@ impl List {
     }
 }
 
+/// Nodes in memory that are hardly any.
+const FEW: usize = 16;
+
 impl Collection for List {
     fn type_name(&self) -> &'static str {
         "list"
@@ -191,6 +194,10 @@ impl Collection for List {
     fn learn_index(&mut self, range: &ElementRange, pieces: Vec<IndexPiece>) -> Result<()> {
         let node = |(element, count): IndexPiece| Ok((number(&element), Kind::Cold { count }));
         self.learn(numbers(range), pieces.into_iter().map(node))
+    }
+
+    fn is_bare(&self) -> bool {
+        self.nodes.len() - self.unloaded <= FEW
     }
 
     fn shed(&mut self, steps: usize) {

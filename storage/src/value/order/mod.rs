@@ -177,7 +177,7 @@ impl Order {
 
     /// Bytes of memory, about.
     pub(in crate::value) fn memory(&self) -> usize {
-        self.items * size_of::<Item>() * 4 / 3
+        self.items * size_of::<Item>() * 3 / 2
             + self.heap
             + self.blocks.len() * size_of::<Block>()
             + self.dirty.len() * (size_of::<(Place, Change)>() + 8)
@@ -266,7 +266,12 @@ impl Order {
         let tail = self.blocks.update(at, |block| match &mut block.kept {
             Kept::Here(items) => {
                 let appended = next.is_none() && index + 1 == items.len();
-                items.split_off(if appended { index } else { items.len() / 2 })
+                let at = if appended { index } else { items.len() / 2 };
+                // Neither half ever grows beyond a block.
+                let mut tail = Vec::with_capacity(BLOCK_MAX + 1);
+                tail.extend(items.drain(at..));
+                items.shrink_to(BLOCK_MAX + 1);
+                tail
             }
             Kept::Away(_) => Vec::new(),
         });
@@ -409,6 +414,11 @@ impl Order {
     }
 
     // ---- forgetting --------------------------------------------------------------------------
+
+    /// Whether hardly any items are in memory.
+    pub(in crate::value) fn is_bare(&self) -> bool {
+        self.items <= 8 * BLOCK_MAX
+    }
 
     /// Drops the items of up to `blocks` blocks from memory that the journal knows.
     pub(in crate::value) fn shed(&mut self, blocks: usize) {
