@@ -49,16 +49,17 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// A quarter of it for decoded values, an eighth each for pending rows and for filters and
-    /// indexes, a sixteenth each for blocks and memtables. The rest is for what is being handed
-    /// over or flushed, buffers, and what the allocator keeps.
+    /// Five sixteenths of it for decoded values, an eighth for pending rows, a sixteenth each for
+    /// blocks and memtables, and for filters and indexes too, but of a small budget up to an
+    /// eighth. The rest is for what is being handed over or flushed, buffers, and what the
+    /// allocator keeps.
     pub fn new(settings: &crate::config::Settings) -> Self {
         let total = settings.memory_budget;
         Self {
-            hot: (total / 4) as usize,
+            hot: (total / 16 * 5) as usize,
             pending: (total / 8) as usize,
             block_cache: settings.block_cache_size.unwrap_or(total / 16),
-            meta_cache: total / 8,
+            meta_cache: (total / 8).min(64 << 20).max(total / 16),
             memtables: (total / 16) as usize,
         }
     }
