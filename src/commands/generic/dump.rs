@@ -128,7 +128,7 @@ fn restore(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         RdbVersionCheck::Relaxed => rdb::restore_newer,
     };
     let object = read(arg(args, 3)?).map_err(|e| Stop::from(e.to_string()))?;
-    let value = value_of(object, cx.settings, now_ms)?;
+    let value = value_of(object, cx.settings, now_ms);
     let expire_at_ms = match (ttl.unsigned_abs(), options.absolute) {
         (0, _) => 0,
         (at, true) => at,
@@ -155,13 +155,13 @@ fn restore(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 }
 
 /// The value of an object; absent for a hash whose fields have all expired.
-fn value_of(object: Object, settings: &Settings, now_ms: u64) -> Result<Value, Stop> {
+fn value_of(object: Object, settings: &Settings, now_ms: u64) -> Value {
     match object {
-        Object::String(bytes) => Ok(Value::Str(Str::new(&bytes))),
-        Object::Hash(fields) => Ok(hash_of(fields, settings, now_ms)),
-        Object::Set(form, members) => Ok(set::restored(form, &members, settings).into_value()),
-        Object::List(elements) => Ok(list_of(&elements, settings)),
-        Object::Zset(form, members) => Ok(zset::restored(form, &members, settings).into_value()),
+        Object::String(bytes) => Value::Str(Str::new(&bytes)),
+        Object::Hash(fields) => hash_of(fields, settings, now_ms),
+        Object::Set(form, members) => set::restored(form, &members, settings).into_value(),
+        Object::List(elements) => list_of(&elements, settings),
+        Object::Zset(form, members) => zset::restored(form, &members, settings).into_value(),
     }
 }
 
