@@ -43,3 +43,28 @@ pub(super) fn try_run(
     handler(&mut Ctx { store, out: &mut out, db: 0, settings }, args)?;
     Ok(String::from_utf8(out.into_bytes()).unwrap())
 }
+
+/// Runs a command, its words between blanks, once; its reply, or why it stopped.
+pub(super) fn try_line(
+    store: &mut Store,
+    settings: &Settings,
+    proto: Proto,
+    command: &str,
+) -> Result<String, Stop> {
+    let words: Vec<&str> = command.split(' ').collect();
+    try_run(store, settings, proto, NOW_MS, &words)
+}
+
+/// The same for a command that misses nothing; its reply on one line, an error as its text.
+pub(super) fn run_line(
+    store: &mut Store,
+    settings: &Settings,
+    proto: Proto,
+    command: &str,
+) -> String {
+    match try_line(store, settings, proto, command) {
+        Ok(reply) => reply.replace("\r\n", " ").trim_end().to_owned(),
+        Err(Stop::Error(text)) => text.into_owned(),
+        Err(other) => panic!("{command}: {other:?}"),
+    }
+}

@@ -3,9 +3,10 @@
 use super::area::distance;
 use super::grid::{Cell, MAX_STEP, Position, WHOLE_EARTH};
 use super::{position_arg, read_key, reply_distance, reply_position, unit_arg};
+use crate::commands::zset::read::each_score;
 use crate::commands::zset::write::{Options, add_pairs};
 use crate::commands::{
-    Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, is_word, key, tail,
+    Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, is_word, key,
 };
 use crate::resp::{Args, Reply};
 use flagstone_storage::store::OrLoad;
@@ -46,19 +47,10 @@ fn show(
     reply: impl Fn(&mut Reply, Position),
     none: impl Fn(&mut Reply),
 ) -> Outcome {
-    let key = arg(args, 1)?;
-    let zset = cx.store.typed::<Zset>(cx.db, key)?;
-    if let Some(zset) = zset {
-        zset.require(tail(args, 2)).or_load(cx.db, key)?;
-    }
-    cx.out.array(args.len() - 2);
-    for name in tail(args, 2) {
-        match zset.and_then(|zset| zset.score(name).ok().flatten()) {
-            Some(score) => reply(cx.out, Position::of_score(score)),
-            None => none(cx.out),
-        }
-    }
-    Ok(())
+    each_score(cx, args, |out, score| match score {
+        Some(score) => reply(out, Position::of_score(score)),
+        None => none(out),
+    })
 }
 
 /// `GEOPOS key [member…]`

@@ -1,7 +1,7 @@
 //! Replies in both protocols, errors, what is stored, and searching sorted sets that are not in
 //! memory.
 
-use crate::commands::testing::{NOW_MS, store, try_run};
+use crate::commands::testing::{run_line, store, try_line};
 use crate::commands::{Stop, registry};
 use crate::config::Settings;
 use crate::resp::{Args, Proto};
@@ -15,17 +15,12 @@ fn settings() -> Settings {
 }
 
 fn try_once(store: &mut Store, proto: Proto, command: &str) -> Result<String, Stop> {
-    let words: Vec<&str> = command.split(' ').collect();
-    try_run(store, &settings(), proto, NOW_MS, &words)
+    try_line(store, &settings(), proto, command)
 }
 
 /// A command that misses nothing; its reply, an error as its text.
 fn run_in(store: &mut Store, proto: Proto, command: &str) -> String {
-    match try_once(store, proto, command) {
-        Ok(reply) => reply.replace("\r\n", " ").trim_end().to_owned(),
-        Err(Stop::Error(text)) => text.into_owned(),
-        Err(other) => panic!("{command}: {other:?}"),
-    }
+    run_line(store, &settings(), proto, command)
 }
 
 fn run(store: &mut Store, command: &str) -> String {

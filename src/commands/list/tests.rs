@@ -1,40 +1,23 @@
 //! Positions, encodings, and commands on lists of which nothing is in memory.
 
-use super::super::{Ctx, Run, Stop, registry};
+use super::super::Stop;
+use super::super::testing::{self, NOW_MS};
 use super::{position, range_of};
 use crate::config::Settings;
-use crate::resp::{Args, Proto, Reply};
+use crate::resp::Proto;
 use flagstone_storage::Store;
 use flagstone_storage::encoding::{decode_entry, encode_meta};
-use flagstone_storage::slot::Layout;
-use flagstone_storage::store::{Part, Versions};
-use std::sync::Arc;
+use flagstone_storage::store::Part;
 
 fn store() -> Store {
-    let layout = Arc::new(Layout { shards: 2, seed: 1 });
-    Store::new(layout, Arc::new(Versions::new(1)), &[1], false)
+    testing::store(false)
 }
 
 /// Runs a command once; its reply, or why it stopped.
 fn try_run(store: &mut Store, words: &[&str]) -> Result<String, Stop> {
-    let bytes = words.concat();
-    let mut end = 0;
-    let ranges: Vec<(u32, u32)> = words
-        .iter()
-        .map(|word| {
-            let start = end;
-            end += word.len() as u32;
-            (start, end)
-        })
-        .collect();
-    let args = Args::new(bytes.as_bytes(), &ranges);
-    let command = registry::lookup(words[0].as_bytes()).unwrap();
-    let Run::Keys(handler) = command.spec.run else { panic!("not on keys") };
     let settings = Settings { list_max_listpack_size: 4, ..Settings::default() };
-    let mut out = Reply::new(Proto::Resp2);
-    store.begin(1_000_000, true);
-    handler(&mut Ctx { store, out: &mut out, db: 0, settings: &settings }, args)?;
-    Ok(String::from_utf8(out.into_bytes()).unwrap().replace("\r\n", " "))
+    let reply = testing::try_run(store, &settings, Proto::Resp2, NOW_MS, words)?;
+    Ok(reply.replace("\r\n", " "))
 }
 
 /// The same for a command that misses nothing.

@@ -4,7 +4,7 @@ use super::{READS, key_arg, parse, zset_of};
 use crate::commands::{
     Ctx, Group, KeySpec, Outcome, Run, Spec, arg, error, flag, is_word, key, tail,
 };
-use crate::resp::Args;
+use crate::resp::{Args, Reply};
 use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::Zset;
 
@@ -22,8 +22,12 @@ fn zscore(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// `ZMSCORE key member…`
-fn zmscore(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+/// Replies for each of the members from the second argument on, given its score if there is one.
+pub(in crate::commands) fn each_score(
+    cx: &mut Ctx<'_>,
+    args: Args<'_>,
+    reply: impl Fn(&mut Reply, Option<f64>),
+) -> Outcome {
     let key = key_arg(args)?;
     let zset = cx.store.typed::<Zset>(cx.db, key)?;
     if let Some(zset) = zset {
@@ -31,12 +35,17 @@ fn zmscore(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     }
     cx.out.array(args.len() - 2);
     for name in tail(args, 2) {
-        match zset.and_then(|zset| zset.score(name).ok().flatten()) {
-            Some(score) => cx.out.double(score),
-            None => cx.out.null(),
-        }
+        reply(cx.out, zset.and_then(|zset| zset.score(name).ok().flatten()));
     }
     Ok(())
+}
+
+/// `ZMSCORE key member…`
+fn zmscore(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+    each_score(cx, args, |out, score| match score {
+        Some(score) => out.double(score),
+        None => out.null(),
+    })
 }
 
 /// `ZCARD key`

@@ -2,7 +2,7 @@
 //! nothing, and sorted sets that are not in memory.
 
 use super::super::Stop;
-use super::super::testing::{NOW_MS, store, try_run};
+use super::super::testing::{run_line, store, try_line};
 use crate::config::Settings;
 use crate::resp::Proto;
 use flagstone_storage::Store;
@@ -15,17 +15,12 @@ fn settings() -> Settings {
 }
 
 fn try_once(store: &mut Store, proto: Proto, command: &str) -> Result<String, Stop> {
-    let words: Vec<&str> = command.split(' ').collect();
-    try_run(store, &settings(), proto, NOW_MS, &words)
+    try_line(store, &settings(), proto, command)
 }
 
 /// A command that misses nothing; its reply, an error as its text.
 fn run_in(store: &mut Store, proto: Proto, command: &str) -> String {
-    match try_once(store, proto, command) {
-        Ok(reply) => reply.replace("\r\n", " ").trim_end().to_owned(),
-        Err(Stop::Error(text)) => text.into_owned(),
-        Err(other) => panic!("{command}: {other:?}"),
-    }
+    run_line(store, &settings(), proto, command)
 }
 
 fn run(store: &mut Store, command: &str) -> String {
