@@ -129,6 +129,8 @@ fn segments_are_recycled_and_floors_kept() {
     let stats = journal.stats();
     assert!(stats.spares <= 2 && stats.segments <= 4, "{stats:?}");
     assert_eq!(stats.backlog.iter().map(|b| b.0).collect::<Vec<_>>(), [1]);
+    // The thread that drops segments has ended.
+    journal.close().unwrap();
     let oldest = journal.oldest();
     drop(journal);
     assert!(disk.files().len() <= 7, "{:?}", disk.files());
