@@ -1,6 +1,9 @@
 //! The registry of connections: what CLIENT LIST shows and CLIENT KILL ends.
 
 use crate::commands::registry;
+use crate::config::{OutputBufferLimit, OutputBufferLimits};
+use crate::outbox::Outbox;
+use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::net::SocketAddr;
@@ -87,6 +90,10 @@ pub struct Client {
     pub commands: AtomicU64,
     pub bytes_in: AtomicU64,
     pub bytes_out: AtomicU64,
+    /// What it is sent unasked.
+    pub outbox: Outbox,
+    /// It was closed because it did not read what it was sent.
+    too_slow: AtomicBool,
     killed: AtomicBool,
     kill: Notify,
     labels: Mutex<Labels>,
@@ -125,6 +132,8 @@ impl Client {
             commands: AtomicU64::new(0),
             bytes_in: AtomicU64::new(0),
             bytes_out: AtomicU64::new(0),
+            outbox: Outbox::default(),
+            too_slow: AtomicBool::new(false),
             killed: AtomicBool::new(false),
             kill: Notify::new(),
             labels: Mutex::default(),
@@ -204,6 +213,7 @@ impl Client {
         BASE_MEMORY
             + self.query_bytes.load(Ordering::Relaxed)
             + self.argument_bytes.load(Ordering::Relaxed)
+            + self.outbox.size().1 as u64
     }
 
     /// Appends its description: one line, as CLIENT LIST has it.
@@ -211,13 +221,14 @@ impl Client {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let seconds = |since_ms: u64| now_ms.saturating_sub(since_ms) / 1000;
         let labels = self.labels().clone();
+        let (frames, unsent) = self.outbox.size();
         let [sub, psub, ssub] = [0, 1, 2].map(|n| self.subscriptions[n].load(Ordering::Relaxed));
         // Writing into a String cannot fail.
         let _ = writeln!(
             line,
             "id={} addr={} laddr={} fd={} name={} age={} idle={} flags={} capa={} db={} sub={sub} \
             psub={psub} ssub={ssub} multi={} watch={} qbuf={} qbuf-free=0 argv-mem={} multi-mem=0 \
-            rbs=0 rbp=0 obl=0 oll=0 omem=0 tot-mem={} events=r cmd={} user=default redir=-1 resp={} \
+            rbs=0 rbp=0 obl=0 oll={} omem={} tot-mem={} events=r cmd={} user=default redir=-1 resp={} \
             lib-name={} lib-ver={} tot-net-in={} tot-net-out={} tot-cmds={}",
             self.id,
             self.addr,
@@ -233,6 +244,8 @@ impl Client {
             self.watched.load(Ordering::Relaxed),
             get(&self.query_bytes),
             get(&self.argument_bytes),
+            frames,
+            unsent,
             self.memory(),
             self.last_command(),
             self.resp(),
@@ -248,6 +261,47 @@ impl Client {
         let letters: String =
             state::LETTERS.iter().filter(|(bit, _)| self.is(*bit)).map(|(_, c)| *c).collect();
         if letters.is_empty() { "N".to_owned() } else { letters }
+    }
+
+    /// Sends whole RESP values, in its protocol, that it has not asked for. A client that does not
+    /// read them is closed.
+    pub fn push(&self, frame: Bytes, limits: &OutputBufferLimits, now_ms: u64) {
+        if self.outbox.push(frame, self.push_limit(limits), now_ms).is_err() {
+            self.close_slow();
+        }
+    }
+
+    /// Closes it if it has not read what it was sent for too long.
+    pub fn check_outbox(&self, limits: &OutputBufferLimits, now_ms: u64) {
+        if self.outbox.check(self.push_limit(limits), now_ms).is_err() {
+            self.close_slow();
+        }
+    }
+
+    /// The limit of what it is sent unasked, which is never without bounds: where its class has no
+    /// limit, that of subscribers holds.
+    fn push_limit<'a>(&self, limits: &'a OutputBufferLimits) -> &'a OutputBufferLimit {
+        if self.is(state::PUBSUB) || limits.normal.hard_bytes == 0 {
+            &limits.pubsub
+        } else {
+            &limits.normal
+        }
+    }
+
+    fn close_slow(&self) {
+        if !self.too_slow.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                client = self.id,
+                addr = %self.addr,
+                "it does not read what it is sent (client-output-buffer-limit): closing"
+            );
+            self.kill();
+        }
+    }
+
+    /// Whether it was closed because it did not read what it was sent.
+    pub fn is_too_slow(&self) -> bool {
+        self.too_slow.load(Ordering::Relaxed)
     }
 
     /// Asks the connection's task to close it.
@@ -275,6 +329,8 @@ pub struct Clients {
     map: Mutex<BTreeMap<u64, Arc<Client>>>,
     pub accepted: AtomicU64,
     pub rejected: AtomicU64,
+    /// Closed because they did not read what they were sent.
+    pub too_slow: AtomicU64,
 }
 
 impl Clients {

@@ -2,6 +2,7 @@
 
 use crate::clients::Clients;
 use crate::config::{AppendFsync, Config};
+use crate::pubsub::PubSub;
 use crate::rates::Rates;
 use crate::slowlog::SlowLog;
 use crate::worker::{Mailbox, WorkerStats};
@@ -75,6 +76,7 @@ pub struct Node {
     /// Workers that own shards; the rest only does network.
     pub shard_workers: usize,
     pub clients: Clients,
+    pub pubsub: PubSub,
     pub stats: Vec<Arc<WorkerStats>>,
     pub rates: Rates,
     pub slowlog: SlowLog,
@@ -124,6 +126,7 @@ impl Node {
             mailboxes,
             shard_workers,
             clients: Clients::default(),
+            pubsub: PubSub::default(),
             stats,
             rates: Rates::default(),
             slowlog: SlowLog::default(),
@@ -199,6 +202,7 @@ impl Node {
         }
         self.clients.accepted.store(0, Ordering::Relaxed);
         self.clients.rejected.store(0, Ordering::Relaxed);
+        self.clients.too_slow.store(0, Ordering::Relaxed);
     }
 
     /// The durability mode a reply must wait for.

@@ -1,6 +1,6 @@
 //! What a command's handler has at hand.
 
-use crate::config::Settings;
+use crate::config::{NotifyFlags, Settings};
 use crate::node::Node;
 use crate::resp::{Args, Reply};
 use crate::session::Session;
@@ -103,6 +103,11 @@ pub struct Ctx<'a> {
 }
 
 impl Ctx<'_> {
+    /// Tells of a keyspace event (`notify-keyspace-events`), once what it tells of is stored.
+    pub fn notify(&mut self, class: NotifyFlags, event: &'static str, key: &[u8]) {
+        self.store.notes.event(self.db, key, class.bits(), event);
+    }
+
     /// The time of this command in ms since the Unix epoch; fixed while it runs.
     pub fn now_ms(&self) -> u64 {
         self.store.now_ms()

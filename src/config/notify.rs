@@ -1,5 +1,6 @@
 //! The classes of keyspace events, `notify-keyspace-events`.
 
+use flagstone_storage::notes;
 use std::fmt;
 
 /// A set of event classes. Bits as in Valkey's module API (`VALKEYMODULE_NOTIFY_*`).
@@ -13,9 +14,9 @@ impl NotifyFlags {
     pub const STRING: Self = Self(1 << 3);
     pub const LIST: Self = Self(1 << 4);
     pub const SET: Self = Self(1 << 5);
-    pub const HASH: Self = Self(1 << 6);
+    pub const HASH: Self = Self(notes::HASH);
     pub const ZSET: Self = Self(1 << 7);
-    pub const EXPIRED: Self = Self(1 << 8);
+    pub const EXPIRED: Self = Self(notes::EXPIRED);
     pub const EVICTED: Self = Self(1 << 9);
     pub const STREAM: Self = Self(1 << 10);
     pub const KEY_MISS: Self = Self(1 << 11);
@@ -27,9 +28,19 @@ impl NotifyFlags {
         self.0 & (Self::KEYSPACE.0 | Self::KEYEVENT.0) == 0
     }
 
+    /// Its classes as bits.
+    pub const fn bits(self) -> u32 {
+        self.0
+    }
+
     /// Whether all classes of `other` are in this set.
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
+    }
+
+    /// The bits of its classes; none if nothing is published.
+    pub const fn classes(self) -> u32 {
+        if self.is_silent() { 0 } else { self.0 }
     }
 
     /// Both sets together.

@@ -12,9 +12,11 @@ use crate::worker::Worker;
 use bytes::{Buf, BytesMut};
 use cycle::Cycle;
 use gate::Admitted;
+use std::future::poll_fn;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::task::Poll;
 use std::time::Instant;
 use tokio::io::{AsyncWriteExt, Interest};
 use tokio::net::TcpStream;
@@ -63,6 +65,10 @@ pub async fn serve(worker: Rc<Worker>, stream: TcpStream, client: Arc<Client>) {
         _ = connection.run() => {}
         () = client.killed() => {}
     }
+    if client.is_too_slow() {
+        worker.node.clients.too_slow.fetch_add(1, Ordering::Relaxed);
+    }
+    worker.node.pubsub.forget(&client);
     worker.node.clients.remove(client.id);
     worker.stats().connections.fetch_sub(1, Ordering::Relaxed);
 }
@@ -70,7 +76,7 @@ pub async fn serve(worker: Rc<Worker>, stream: TcpStream, client: Arc<Client>) {
 impl Connection {
     async fn run(&mut self) -> std::io::Result<()> {
         loop {
-            self.stream.readable().await?;
+            self.wait_readable().await?;
             if self.worker.node.is_pressed() {
                 self.wait_for_room().await;
             }
@@ -106,6 +112,31 @@ impl Connection {
                 return Ok(());
             }
         }
+    }
+
+    /// Waits for something to read; meanwhile what the client has not asked for is sent.
+    async fn wait_readable(&mut self) -> std::io::Result<()> {
+        loop {
+            let readable = poll_fn(|cx| {
+                if self.session.client.outbox.poll_ready(cx).is_ready() {
+                    return Poll::Ready(Ok(false));
+                }
+                self.stream.poll_read_ready(cx).map(|ready| ready.map(|()| true))
+            });
+            if readable.await? {
+                return Ok(());
+            }
+            self.send_pushes().await?;
+        }
+    }
+
+    /// Writes what the client has not asked for.
+    async fn send_pushes(&mut self) -> std::io::Result<()> {
+        let frames = self.session.client.outbox.take();
+        let bytes = frames.len();
+        self.write(frames).await?;
+        self.session.client.outbox.written(bytes);
+        Ok(())
     }
 
     /// Waits while there are more pending rows than the memory budget allows, up to a limit: a

@@ -10,10 +10,12 @@
 
 use super::hold::{Acquire, Apply, Grant};
 use crate::commands::{Ctx, Run, Stop};
+use crate::events::News;
 use crate::node::Node;
 use crate::resp::Reply;
 use crate::worker::{LockKey, Message, OwnedCommand, Worker};
 use flagstone_storage::journal::{JournalError, Lsn};
+use flagstone_storage::notes::Note;
 use flagstone_storage::store::Need;
 use flagstone_storage::{Entry, Store};
 use std::borrow::Cow;
@@ -29,12 +31,16 @@ const MAX_ATTEMPTS: usize = 10_000;
 /// How often a command may need more keys before it gets the workers whole.
 const MAX_LOCKINGS: usize = 8;
 
-/// The holds of a coordinator, by worker.
+/// What a coordinator has so far.
 #[derive(Default)]
 struct Held {
+    /// Its holds, by worker.
     holds: BTreeMap<usize, u64>,
     /// They are on all that belongs to the workers, and last until the command is done.
     whole: bool,
+    /// What the command has noted, and the round of the coordinator's worker that shows it.
+    notes: Vec<Note>,
+    round: u64,
 }
 
 /// What a command is lent.
@@ -76,14 +82,19 @@ pub(crate) async fn coordinate(
     let mut out = Reply::new(command.request.proto);
     let mut held = Held::default();
     match run(worker, command, missed, &mut held, &mut out).await {
-        Ok(round) => {
-            if let Err(error) = worker.wait_shown(round).await {
+        Ok(round) => match worker.wait_shown(round).await {
+            Ok(()) => {
+                worker.tell(&News { round, client: command.request.client, notes: held.notes })
+            }
+            Err(error) => {
                 out.clear();
                 out.error(error.0);
             }
-        }
+        },
         Err(text) => {
             worker.stats().failed(command.command, &text);
+            // What it met may have expired all the same.
+            worker.spread(News { round: held.round, client: 0, notes: held.notes });
             out.clear();
             out.error(&*text);
         }
@@ -136,10 +147,12 @@ async fn attempt(
     out.clear();
     let settings = worker.settings();
     space.begin(node.clock.now_ms(), command.request.touch);
+    space.notes.want(node.interest(&settings));
     let db = command.request.db;
     let began = Instant::now();
     let outcome =
         handler(&mut Ctx { store: &mut space, out, db, settings: &settings }, command.args());
+    held.notes.append(&mut space.notes.take());
     if let Err(Stop::Miss(missed)) = outcome {
         give_back(node, held, space).await;
         return Err(Stop::Miss(missed));
@@ -160,10 +173,10 @@ async fn attempt(
     };
     let lsn = record.as_ref().map(|(lsn, _)| *lsn);
     release(node, held, space.drain(), &changed, record).await;
-    let round = lsn.map_or(0, |lsn| worker.round_showing(lsn));
+    held.round = lsn.map_or(0, |lsn| worker.round_showing(lsn));
     match error {
         Some(text) => Err(Stop::Error(text)),
-        None => Ok(round),
+        None => Ok(held.round),
     }
 }
 
@@ -267,8 +280,8 @@ async fn acquire(node: &Node, target: usize, acquire: Acquire) -> Result<Grant, 
 
 /// The ends of all holds.
 fn ends(held: &mut Held) -> BTreeMap<usize, Apply> {
-    std::mem::take(held)
-        .holds
+    held.whole = false;
+    std::mem::take(&mut held.holds)
         .into_iter()
         .map(|(worker, hold)| (worker, Apply { hold, ..Apply::default() }))
         .collect()

@@ -25,6 +25,7 @@ impl Worker {
         loop {
             tick.tick().await;
             self.close_idle_clients();
+            self.close_slow_clients();
             self.publish_stats();
             if self.id == 0 {
                 self.sample_rates();
@@ -42,6 +43,21 @@ impl Worker {
         for client in self.node.clients.all() {
             if now_ms.saturating_sub(client.last_ms()) > timeout_ms {
                 client.kill();
+            }
+        }
+    }
+
+    /// Closes this worker's connections that do not read what they are sent, once a second.
+    fn close_slow_clients(&self) {
+        let now_ms = self.node.clock.now_ms();
+        if now_ms.saturating_sub(self.outboxes_checked_ms.get()) < 1000 {
+            return;
+        }
+        self.outboxes_checked_ms.set(now_ms);
+        let limits = self.settings().client_output_buffer_limit;
+        for client in self.node.clients.all() {
+            if client.worker == self.id {
+                client.check_outbox(&limits, now_ms);
             }
         }
     }

@@ -118,6 +118,7 @@ impl Worker {
         let mut partition = self.partition.borrow_mut();
         let store = &mut partition.store;
         store.begin(now_ms, request.touch);
+        store.notes.want(self.node.interest(settings));
         if command.undeclared_keys {
             store.confine(scope);
         }
@@ -134,12 +135,13 @@ impl Worker {
             }
             Err(Stop::Miss(needs)) => {
                 out.truncate(mark);
+                // What it has met so far may have expired.
+                self.take_notes(partition, request.client);
                 return Err(blocked_by(needs, command, args, request));
             }
         }
-        let store = &mut partition.store;
-        let (seen, dirty) = (store.seen(), store.is_dirty());
-        drop(partition);
+        let (seen, dirty) = (partition.store.seen(), partition.store.is_dirty());
+        self.take_notes(partition, request.client);
         self.ran(command, args, request.client, settings);
         if dirty {
             self.commit_soon();

@@ -278,6 +278,7 @@ impl Worker {
         let mut partition = self.partition.borrow_mut();
         let store = &mut partition.store;
         store.begin(now_ms, false);
+        store.notes.want(self.node.interest(&self.settings()));
         for (db, due) in &due {
             // Looking an expired key up deletes it.
             let live = store.peek(*db, &due.key).is_ok_and(|entry| entry.is_some());
@@ -285,7 +286,8 @@ impl Worker {
                 store.expire_fields(*db, &due.key);
             }
         }
-        drop(partition);
+        store.see_open_round();
+        self.take_notes(partition, 0);
         // What this deletes is closed with a round of its own, so that the index is read afresh.
         self.commit();
         true

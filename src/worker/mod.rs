@@ -53,6 +53,9 @@ pub struct Worker {
     /// When the last command that was timed ended.
     watch: Cell<Instant>,
     commit_pending: Cell<bool>,
+    outboxes_checked_ms: Cell<u64>,
+    /// What is told once the rounds it shows are stored.
+    pub(crate) news: RefCell<std::collections::VecDeque<crate::events::News>>,
     settings: RefCell<(u64, Arc<Settings>)>,
 }
 
@@ -87,6 +90,8 @@ impl Worker {
             commit_due: Notify::new(),
             watch: Cell::new(Instant::now()),
             commit_pending: Cell::new(false),
+            outboxes_checked_ms: Cell::new(0),
+            news: RefCell::default(),
             settings: RefCell::new(settings),
         })
     }
@@ -233,6 +238,7 @@ impl Worker {
             }
         }
         self.rounds.advance(appended, durable);
+        self.tell_news();
         self.release_held();
     }
 
@@ -273,6 +279,7 @@ impl Worker {
                 self.rounds.fail_all(&reason);
             }
             self.rounds.advance(appended, durable);
+            self.tell_news();
             self.release_held();
         }
     }

@@ -19,6 +19,7 @@ pub mod journal;
 pub mod load;
 pub mod materialise;
 pub mod need;
+pub mod notes;
 pub mod partition;
 pub mod pending;
 mod reclaim;

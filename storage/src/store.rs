@@ -10,6 +10,7 @@
 //! its last write, and a reply waits for the greatest round it has seen.
 
 pub use crate::need::{Fault, Need, OrLoad, Part};
+use crate::notes::{self, Notes};
 use crate::scope::Scope;
 use crate::slot::{KeyHash, Layout, SUB_TABLES, sub_table};
 use crate::value::{Counted, Entry, Hash, KeyBuf, Str, Typed, Value};
@@ -124,6 +125,7 @@ pub struct Store {
     /// Keys whose values may be dropped from memory in part.
     pub(crate) large: VecDeque<DirtyKey>,
     pub stats: StoreStats,
+    pub notes: Notes,
 }
 
 impl Store {
@@ -154,6 +156,7 @@ impl Store {
             hand: (0, 0, 0),
             large: VecDeque::new(),
             stats: StoreStats::default(),
+            notes: Notes::default(),
         }
     }
 
@@ -309,12 +312,13 @@ impl Store {
 
     /// An entry that was found, for writing.
     fn change(&mut self, found: Found) -> EntryMut<'_> {
-        let Self { dbs, dirty, seen, round, stats, .. } = self;
+        let Self { dbs, dirty, seen, round, stats, notes, .. } = self;
         EntryMut {
             entry: found.entry_mut(dbs),
             dirty,
             seen,
             changes: &mut stats.changes,
+            notes,
             changed: false,
             round: *round,
             db: found.db,
@@ -388,6 +392,7 @@ impl Store {
             entry.clear();
         }
         self.stats.expired_fields += expired;
+        self.notes.event(db, key, notes::HASH, "hexpired");
     }
 
     /// Whether part of a key's value is not in memory.
@@ -421,6 +426,7 @@ impl Store {
         if entry.expire_at_ms != 0 && entry.expire_at_ms <= now_ms && entry.is_live() {
             self.stats.expired += 1;
             self.change(found).clear();
+            self.notes.event(db, key, notes::EXPIRED, "expired");
         }
         Ok(Some(found))
     }
@@ -680,6 +686,7 @@ pub struct EntryMut<'a> {
     dirty: &'a mut Vec<DirtyKey>,
     seen: &'a mut u64,
     changes: &'a mut u64,
+    notes: &'a mut Notes,
     changed: bool,
     round: u64,
     db: u32,
@@ -744,6 +751,7 @@ impl DerefMut for EntryMut<'_> {
         if !self.changed {
             self.changed = true;
             *self.changes += 1;
+            self.notes.changed(self.db, &self.entry.key);
         }
         if !self.entry.dirty {
             self.entry.dirty = true;

@@ -396,7 +396,10 @@ impl Page<'_> {
             ("total_reads_processed", &self.sum(|s| &s.reads)),
             ("total_writes_processed", &self.sum(|s| &s.writes)),
             ("client_query_buffer_limit_disconnections", &self.sum(|s| &s.query_limit_closes)),
-            ("client_output_buffer_limit_disconnections", &0),
+            (
+                "client_output_buffer_limit_disconnections",
+                &self.node.clients.too_slow.load(Ordering::Relaxed),
+            ),
         ]);
     }
 

@@ -188,7 +188,7 @@ pub struct Stored {
 }
 
 /// The bytes of a key or of an element's name; short ones lie where they are compared.
-pub(crate) type KeyBuf = smallvec::SmallVec<[u8; 24]>;
+pub type KeyBuf = smallvec::SmallVec<[u8; 24]>;
 
 /// A key of the hot tier.
 #[derive(Debug)]

@@ -1,0 +1,83 @@
+//! What commands have done that others wait for or want to hear of, in order. Whoever runs the
+//! commands takes the notes after each, and tells of them once what they tell of is stored.
+
+use crate::value::KeyBuf;
+
+/// What there is to hear of a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum What {
+    /// It was written, or deleted.
+    Changed,
+    /// A keyspace event: its class, one bit, and its name.
+    Event(u32, &'static str),
+}
+
+/// Something that happened to a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Note {
+    pub db: u32,
+    pub key: KeyBuf,
+    pub what: What,
+}
+
+/// What anybody wants to hear of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Interest {
+    /// [`What::Changed`].
+    pub changes: bool,
+    /// Bits of event classes.
+    pub events: u32,
+}
+
+/// The event class of expired keys.
+pub const EXPIRED: u32 = 1 << 8;
+
+/// The event class of hashes.
+pub const HASH: u32 = 1 << 6;
+
+/// See the module's description.
+#[derive(Debug, Default)]
+pub struct Notes {
+    interest: Interest,
+    taken: Vec<Note>,
+}
+
+impl Notes {
+    /// From now on this is noted.
+    pub fn want(&mut self, interest: Interest) {
+        self.interest = interest;
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.taken.is_empty()
+    }
+
+    /// What was noted since the last time.
+    pub fn take(&mut self) -> Vec<Note> {
+        std::mem::take(&mut self.taken)
+    }
+
+    /// Notes an event of a class, if anybody wants to hear of it.
+    #[inline]
+    pub fn event(&mut self, db: u32, key: &[u8], class: u32, name: &'static str) {
+        if self.interest.events & class != 0 {
+            self.push(db, key, What::Event(class, name));
+        }
+    }
+
+    #[inline]
+    pub(crate) fn changed(&mut self, db: u32, key: &[u8]) {
+        if self.interest.changes {
+            self.push(db, key, What::Changed);
+        }
+    }
+
+    #[cold]
+    fn push(&mut self, db: u32, key: &[u8], what: What) {
+        let note = Note { db, key: KeyBuf::from_slice(key), what };
+        // A command that looks a key up several times has changed it once.
+        if what != What::Changed || self.taken.last() != Some(&note) {
+            self.taken.push(note);
+        }
+    }
+}
