@@ -7,6 +7,8 @@ use crate::worker::Worker;
 use flagstone_storage::notes::{Interest, Note, What};
 use flagstone_storage::partition::Partition;
 use std::cell::RefMut;
+use std::rc::Rc;
+use std::sync::atomic::Ordering;
 
 /// The notes of one command.
 pub struct News {
@@ -20,7 +22,8 @@ pub struct News {
 impl Node {
     /// What anybody wants to hear of.
     pub fn interest(&self, settings: &Settings) -> Interest {
-        Interest { changes: false, events: settings.notify_keyspace_events.classes() }
+        let changes = self.change_listeners.load(Ordering::Relaxed) > 0;
+        Interest { changes, events: settings.notify_keyspace_events.classes() }
     }
 
     /// Publishes a keyspace event on the channels that are configured.
@@ -41,7 +44,7 @@ impl Node {
 impl Worker {
     /// Takes what a command of a connection (0: of none) has noted, to tell it once it is stored.
     #[inline]
-    pub(crate) fn take_notes(&self, mut partition: RefMut<'_, Partition>, client: u64) {
+    pub(crate) fn take_notes(self: &Rc<Self>, mut partition: RefMut<'_, Partition>, client: u64) {
         let store = &mut partition.store;
         if !store.notes.is_empty() {
             let news = News { round: store.seen(), client, notes: store.notes.take() };
@@ -52,10 +55,13 @@ impl Worker {
 
     /// Something has happened that is told once its round is stored.
     #[cold]
-    pub(crate) fn spread(&self, news: News) {
+    pub(crate) fn spread(self: &Rc<Self>, news: News) {
+        let changed = news.notes.iter().filter(|note| note.what == What::Changed);
+        self.touch_waiters(changed.map(|note| (note.db, &*note.key)));
         self.news.borrow_mut().push_back(news);
         // A round that nothing has changed is stored already.
         self.tell_news();
+        self.serve_waiters();
     }
 
     /// Tells what is stored by now, in order.

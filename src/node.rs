@@ -9,7 +9,7 @@ use crate::worker::{Mailbox, WorkerStats};
 use flagstone_storage::Layout;
 use flagstone_storage::clock::Clock;
 use flagstone_storage::journal::{Journal, SyncMode};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 use tokio::sync::Notify;
@@ -77,6 +77,10 @@ pub struct Node {
     pub shard_workers: usize,
     pub clients: Clients,
     pub pubsub: PubSub,
+    /// Clients that wait for keys, or are told when keys change.
+    pub change_listeners: AtomicUsize,
+    /// Clients that wait for keys.
+    pub waiters: AtomicUsize,
     pub stats: Vec<Arc<WorkerStats>>,
     pub rates: Rates,
     pub slowlog: SlowLog,
@@ -127,6 +131,8 @@ impl Node {
             shard_workers,
             clients: Clients::default(),
             pubsub: PubSub::default(),
+            change_listeners: AtomicUsize::new(0),
+            waiters: AtomicUsize::new(0),
             stats,
             rates: Rates::default(),
             slowlog: SlowLog::default(),

@@ -1,9 +1,12 @@
 //! What a coordinator holds at a worker: locks, and the entries it was lent.
 
+use crate::events::News;
 use crate::worker::{Lock, LockKey, Worker};
 use flagstone_storage::Entry;
 use flagstone_storage::journal::Lsn;
+use flagstone_storage::notes::{Note, What};
 use flagstone_storage::store::Need;
+use flagstone_storage::value::KeyBuf;
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -38,6 +41,8 @@ pub struct Grant {
 #[derive(Debug, Default)]
 pub struct Apply {
     pub hold: u64,
+    /// The connection whose command it was; 0: none.
+    pub client: u64,
     /// The hold goes on.
     pub keep: bool,
     /// What was lent, and whether it was changed.
@@ -147,6 +152,9 @@ impl Worker {
 
     /// Ends a hold: the coordinator's record counts here from now on.
     pub(crate) fn apply(self: &Rc<Self>, apply: Apply) {
+        let tells = self.node.change_listeners.load(Ordering::Relaxed) > 0;
+        let mut dbs: Vec<u32> = apply.generations.iter().map(|(db, _)| *db).collect();
+        dbs.extend(apply.swap.iter().flat_map(|(a, b)| [*a, *b]));
         let mut partition = self.partition.borrow_mut();
         for (db, generation) in apply.generations {
             let old = partition.store.flush_db(db, generation);
@@ -158,7 +166,12 @@ impl Worker {
         for (db, key) in apply.forget {
             partition.store.forget(db, &key);
         }
+        let mut changed = Vec::new();
         for (db, entry, written) in apply.entries {
+            if written && tells {
+                let key = KeyBuf::from_slice(entry.key());
+                changed.push(Note { db, key, what: What::Changed });
+            }
             partition.store.give_back(db, entry, written);
         }
         if let Some((lsn, body)) = &apply.record {
@@ -168,6 +181,7 @@ impl Worker {
         if !apply.keep {
             partition.released(apply.hold);
         }
+        let round = partition.store.round();
         drop(partition);
         if apply.record.is_some() {
             self.stats().commits.fetch_add(1, Ordering::Relaxed);
@@ -177,6 +191,12 @@ impl Worker {
         if !apply.keep {
             let lock = self.holds.borrow_mut().locks.remove(&apply.hold);
             drop(lock);
+        }
+        self.touch_all_waiters(&dbs);
+        if changed.is_empty() {
+            self.serve_waiters();
+        } else {
+            self.spread(News { round, client: apply.client, notes: changed });
         }
     }
 }
