@@ -52,6 +52,11 @@ const FAMILIES: &[&[Spec]] = &[
     super::zset::combine::COMMANDS,
     super::geo::members::COMMANDS,
     super::geo::search::COMMANDS,
+    super::stream::add::COMMANDS,
+    super::stream::range::COMMANDS,
+    super::stream::read::COMMANDS,
+    super::stream::edit::COMMANDS,
+    super::stream::info::COMMANDS,
 ];
 
 /// Longest command name, for case folding on the stack.
