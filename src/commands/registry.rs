@@ -57,6 +57,11 @@ const FAMILIES: &[&[Spec]] = &[
     super::stream::read::COMMANDS,
     super::stream::edit::COMMANDS,
     super::stream::info::COMMANDS,
+    super::stream::manage::COMMANDS,
+    super::stream::read_group::COMMANDS,
+    super::stream::ack::COMMANDS,
+    super::stream::claim::COMMANDS,
+    super::stream::pending::COMMANDS,
 ];
 
 /// Longest command name, for case folding on the stack.

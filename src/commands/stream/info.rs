@@ -1,6 +1,6 @@
 //! What is known of a stream: XINFO.
 
-use super::{group, reply_entries, reply_entry, reply_id};
+use super::{group, info_groups, reply_entries, reply_entry, reply_id};
 use crate::commands::help::{help, syntax};
 use crate::commands::{
     Call, Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, int_arg, is_word, key,
@@ -88,6 +88,29 @@ fn info_help(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
 }
 
 const SUBCOMMANDS: &[Spec] = &[
+    Spec {
+        name: "consumers",
+        group: Group::Stream,
+        since: "5.0.0",
+        summary: "Describes the consumers of a group.",
+        arity: 4,
+        flags: flag::READONLY,
+        keys: &[KeySpec::one(2, key::RO | key::ACCESS)],
+        tips: &["nondeterministic_output"],
+        run: Run::Keys(info_groups::consumers),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "groups",
+        group: Group::Stream,
+        since: "5.0.0",
+        summary: "Describes the consumer groups of a stream.",
+        arity: 3,
+        flags: flag::READONLY,
+        keys: &[KeySpec::one(2, key::RO | key::ACCESS)],
+        run: Run::Keys(info_groups::groups),
+        ..Spec::NEW
+    },
     Spec {
         name: "help",
         group: Group::Stream,

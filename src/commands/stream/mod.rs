@@ -1,12 +1,18 @@
 //! Streams.
 
+pub mod ack;
 pub mod add;
+pub mod claim;
 pub mod edit;
 mod group;
 pub mod info;
+mod info_groups;
+pub mod manage;
 pub mod parse;
+pub mod pending;
 pub mod range;
 pub mod read;
+pub mod read_group;
 pub mod read_options;
 pub mod restore;
 pub mod trim_options;

@@ -50,7 +50,7 @@ pub fn new_id(text: &[u8]) -> Result<NewId, Stop> {
 }
 
 /// An id, or `-` for the least one, or `+` for the greatest one.
-fn bound(text: &[u8], missing_seq: u64) -> Result<StreamId, Stop> {
+pub fn bound(text: &[u8], missing_seq: u64) -> Result<StreamId, Stop> {
     match text {
         b"-" => Ok(StreamId::MIN),
         b"+" => Ok(StreamId::MAX),

@@ -26,7 +26,7 @@ const GROUPS_ONLY: &str = "ERR The > ID can be specified only when calling XREAD
                            GROUP <group> <consumer> option.";
 
 /// There is nothing to read, or not before the time is over.
-fn nothing_to_read(out: &mut Reply, _options: &ReadOptions<'_>) -> Outcome {
+pub(super) fn nothing_to_read(out: &mut Reply, _options: &ReadOptions<'_>) -> Outcome {
     out.null_array();
     Ok(())
 }

@@ -123,12 +123,33 @@ impl RowKey {
 /// A row key taken apart.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Row<'a> {
-    Meta { generation: u32, slot: u16, hash48: u64, key: &'a [u8] },
-    Element { slot: u16, version: u64, element: &'a [u8] },
-    Time { at_ms: u64, slot: u16, generation: u32, fields: bool, key: &'a [u8] },
+    Meta {
+        generation: u32,
+        slot: u16,
+        hash48: u64,
+        key: &'a [u8],
+    },
+    Element {
+        slot: u16,
+        version: u64,
+        element: &'a [u8],
+    },
+    Time {
+        at_ms: u64,
+        slot: u16,
+        generation: u32,
+        fields: bool,
+        key: &'a [u8],
+    },
     /// All elements of a version, or those with a prefix.
-    Dead { slot: u16, version: u64, prefix: &'a [u8] },
-    Control { name: &'a [u8] },
+    Dead {
+        slot: u16,
+        version: u64,
+        prefix: &'a [u8],
+    },
+    Control {
+        name: &'a [u8],
+    },
 }
 
 impl<'a> Row<'a> {

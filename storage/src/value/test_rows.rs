@@ -15,6 +15,8 @@ pub(super) struct TestRows {
     versions: u64,
     /// What was asked for.
     pub(super) asked: Vec<Part>,
+    /// What the elements begin with that are dead.
+    dead: Vec<Vec<u8>>,
     /// Rows written and deleted.
     pub(super) written: usize,
 }
@@ -29,6 +31,7 @@ impl TestRows {
         if collection.version() != self.version {
             self.version = collection.version();
             self.rows.clear();
+            self.dead.clear();
         }
         if self.version == 0 {
             return;
@@ -44,9 +47,14 @@ impl TestRows {
             Some(Row::Element { element, .. }) => element.to_vec(),
             other => panic!("no element row: {other:?}"),
         };
+        let dead = |key| match Row::parse(key) {
+            Some(Row::Dead { prefix, .. }) => Some(prefix.to_vec()),
+            _ => None,
+        };
         for op in OpReader::new(ops.as_bytes()) {
             self.written += 1;
             match op {
+                Op::Put { key, .. } if dead(key).is_some() => self.dead.extend(dead(key)),
                 Op::Put { key, value, .. } => {
                     self.rows.insert(element(key), value.to_vec());
                 }
@@ -56,6 +64,12 @@ impl TestRows {
                 Op::Generation { .. } => panic!("a collection has no generations"),
             }
         }
+    }
+
+    /// Deletes what is dead.
+    pub(super) fn sweep(&mut self) {
+        let dead = std::mem::take(&mut self.dead);
+        self.rows.retain(|key, _| !dead.iter().any(|prefix| key.starts_with(prefix)));
     }
 
     pub(super) fn len(&self) -> usize {

@@ -6,23 +6,31 @@ mod group;
 mod id;
 mod node;
 mod paged;
+mod pending;
 mod rows;
 #[cfg(test)]
 mod tests;
 mod trim;
 
 use crate::need::Part;
-pub use group::Groups;
+pub use group::{Consumer, ConsumerNo, Delivered, Group, Groups};
 pub use id::StreamId;
 use node::Node;
 pub use node::{Fields, Names, NodeEntries, NodeLimits, StreamEntry};
 use paged::{Paged, Rows};
+pub use pending::PendingEntry;
 use smallvec::SmallVec;
 pub use trim::{Added, Threshold, Trim, TrimPlan};
 
 /// What stands before the keys of element rows.
 pub(super) mod prefix {
     pub(in crate::value) const NODES: u8 = 0;
+    pub(in crate::value) const GROUPS: u8 = 1;
+    /// Names of consumers.
+    pub(in crate::value) const NAMES: u8 = 2;
+    pub(in crate::value) const CONSUMERS: u8 = 3;
+    /// Nodes of pending entries.
+    pub(in crate::value) const PENDING: u8 = 4;
 }
 
 /// See the module's description.

@@ -234,6 +234,20 @@ impl<K: Key, V: Row<K>> Paged<K, V> {
         self.cover(&K::first(), end);
     }
 
+    /// There is nothing any more from a key to before another. The rows are dead, and need no
+    /// deletes.
+    pub(in crate::value) fn forget(&mut self, from: &K, to: Option<&K>) {
+        let upper = to.map_or(Bound::Unbounded, Bound::Excluded);
+        let dead = self.rows.range((Bound::Included(from), upper)).map(|(key, _)| key.clone());
+        for key in dead.collect::<Vec<_>>() {
+            if let Some(slot) = self.rows.remove(&key) {
+                self.heap -= key.heap() + slot.value.heap();
+            }
+        }
+        self.gone.retain(|key| key < from || to.is_some_and(|to| key >= to));
+        self.cover(from, to);
+    }
+
     /// From now on each row is written.
     pub(in crate::value) fn unpack(&mut self) {
         self.stored = true;
@@ -329,7 +343,7 @@ impl<K: Key, V: Row<K>> Paged<K, V> {
     }
 
     /// All is known from a key to before another.
-    fn cover(&mut self, from: &K, to: Option<&K>) {
+    pub(in crate::value) fn cover(&mut self, from: &K, to: Option<&K>) {
         if to.is_some_and(|to| to <= from) {
             return;
         }
