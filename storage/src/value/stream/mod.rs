@@ -20,6 +20,7 @@ pub use node::{Fields, Names, NodeEntries, NodeLimits, StreamEntry};
 use paged::{Paged, Rows};
 pub use pending::PendingEntry;
 use smallvec::SmallVec;
+use trim::Cold;
 pub use trim::{Added, Threshold, Trim, TrimPlan};
 
 /// What stands before the keys of element rows.
@@ -49,6 +50,8 @@ pub struct Stream {
     /// How many entries were ever added.
     entries_added: u64,
     groups: Groups,
+    /// Counted for a trim; dropped when nodes may have changed.
+    cold: Option<Cold>,
     /// 0 while packed into the meta row.
     version: u64,
 }
@@ -64,6 +67,7 @@ impl Default for Stream {
             max_deleted_id: StreamId::MIN,
             entries_added: 0,
             groups: Groups::default(),
+            cold: None,
             version: 0,
         }
     }
@@ -354,6 +358,7 @@ impl Stream {
 
     /// Deletes what [`Stream::plan_delete`] found.
     pub fn delete(&mut self, plan: &DeletePlan) {
+        self.cold = None;
         let mut ids = &plan.ids[..];
         while let Some(id) = ids.first() {
             let Ok(Some((key, node))) = self.nodes.floor(id) else { return };

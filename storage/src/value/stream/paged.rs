@@ -317,11 +317,18 @@ impl<K: Key, V: Row<K>> Paged<K, V> {
         Some((from, to.and_then(|to| K::at_least(&to[self.prefix.len()..]))))
     }
 
+    /// The key of one of this map's element keys.
+    pub(in crate::value) fn key_of(&self, element: &[u8]) -> Option<K> {
+        K::decode(element.strip_prefix(&self.prefix[..])?)
+    }
+
     /// `rows` are all there are from a key to before another. What is known already is newer.
     fn learn(&mut self, from: &K, to: Option<&K>, rows: &[(Bytes, Bytes)]) -> Result<()> {
         for (element, row) in rows {
-            let Some(bytes) = element.strip_prefix(&self.prefix[..]) else { continue };
-            let key = K::decode(bytes).context("the key of a row is damaged")?;
+            if !self.is_of(element) {
+                continue;
+            }
+            let key = self.key_of(element).context("the key of a row is damaged")?;
             let is_known = self.gap_at(&key).is_none()
                 || self.rows.contains_key(&key)
                 || self.gone.contains(&key);

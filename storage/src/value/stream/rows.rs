@@ -2,11 +2,12 @@
 
 use super::node::Node;
 use super::paged::{Paged, Row};
+use super::trim::Cold;
 use super::{Groups, Stream, StreamId, prefix};
 use crate::encoding::{ElementRows, get_bytes, get_varint, meta, put_bytes, put_varint};
-use crate::need::{Page, Part};
+use crate::need::{ElementRange, IndexPiece, Page, Part};
 use crate::value::collection::Collection;
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
 
 /// A stream of up to about this many bytes stays in the meta row.
@@ -103,7 +104,8 @@ impl Collection for Stream {
     }
 
     fn memory(&self) -> usize {
-        size_of::<Self>() + self.nodes.memory() + self.groups.memory()
+        let cold = self.cold.as_ref().map_or(0, Cold::memory);
+        size_of::<Self>() + self.nodes.memory() + self.groups.memory() + cold
     }
 
     fn require_whole(&self) -> Result<(), Part> {
@@ -124,6 +126,7 @@ impl Collection for Stream {
 
     fn detach(&mut self) {
         self.version = 0;
+        self.cold = None;
         self.nodes.detach();
         self.groups.detach();
     }
@@ -154,12 +157,26 @@ impl Collection for Stream {
         self.groups.learn_page(&page)
     }
 
+    fn learn_index(&mut self, range: &ElementRange, pieces: Vec<IndexPiece>) -> Result<()> {
+        if !self.nodes.is_of(&range.from) {
+            return Ok(());
+        }
+        let Some((from, to)) = self.nodes.keys_of(range) else { return Ok(()) };
+        let mut nodes = Vec::with_capacity(pieces.len());
+        for (element, count) in pieces {
+            nodes.push((self.nodes.key_of(&element).context("a node has no id")?, count));
+        }
+        self.cold = Some(Cold::new(from, to, nodes));
+        Ok(())
+    }
+
     fn is_bare(&self) -> bool {
         self.nodes.is_bare() && self.groups.is_bare()
     }
 
     fn shed(&mut self, steps: usize) {
         if self.version != 0 {
+            self.cold = None;
             self.nodes.shed(steps);
             self.groups.shed(steps);
         }

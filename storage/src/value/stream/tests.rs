@@ -294,6 +294,53 @@ fn an_approximate_trim_takes_whole_nodes() {
 }
 
 #[test]
+fn what_goes_by_the_ten_thousands_is_counted_and_not_read() {
+    let by_id = |n| Trim { to: Threshold::MinId(StreamId::new(n, 0)), ..max_len(0) };
+    for trim in [max_len(1005), by_id(58_996)] {
+        let mut world = World::new(10);
+        world.add_many(60_000, 1);
+        world.reload();
+        world.stream.append(StreamId::new(60_001, 0), [].into_iter(), world.limits);
+        world.model.drain(..58_995);
+        let plan = world.query(|stream| stream.plan_trim(&trim, None));
+        assert_eq!(world.stream.nodes.loaded() as u64, 2);
+        assert!(world.rows.asked.len() <= 3, "{:?}", world.rows.asked);
+        let deleted = if matches!(trim.to, Threshold::MaxLen(_)) { 58_996 } else { 58_995 };
+        assert_eq!(plan.deleted(), deleted);
+        world.stream.trim(&plan);
+        world.rows.seal(&mut world.stream);
+        assert_eq!(world.rows.len(), 102);
+        assert_eq!(
+            world.range(0, 60_000, 2000, false),
+            &world.model[(deleted - 58_995) as usize..]
+        );
+    }
+}
+
+#[test]
+fn counted_nodes_may_be_loaded_and_change() {
+    let mut world = World::new(10);
+    world.add_many(40_000, 1);
+    world.reload();
+    let trim = max_len(5);
+    let Err(part) = world.stream.plan_trim(&trim, None) else { panic!("it is not in memory") };
+    world.rows.serve(&mut world.stream, part);
+    world.range(50, 60, 10, false);
+    assert_eq!(world.delete(&[StreamId::new(55, 0), StreamId::new(1001, 0)]), 2);
+    assert_eq!(world.trim(trim), 39_993);
+    world.model.drain(..39_993);
+    world.check();
+    world.rows.seal(&mut world.stream);
+    assert_eq!(world.rows.len(), 1);
+    let mut world = World::new(10);
+    world.add_many(40_000, 1);
+    world.reload();
+    let plan = world.query(|stream| stream.plan_trim(&max_len(0), None));
+    world.stream.trim(&plan);
+    assert_eq!((world.stream.len(), world.stream.version()), (0, 0));
+}
+
+#[test]
 fn a_copy_is_written_anew() {
     let mut world = World::new(100);
     world.add_many(500, 20);

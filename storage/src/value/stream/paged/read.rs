@@ -54,8 +54,8 @@ impl<K: Key, V: Row<K>> Paged<K, V> {
         Rows { map: self, left, reverse, passed: 0 }
     }
 
-    /// Asks for rows of a gap.
-    fn page(&self, from: &K, to: Option<&K>, reverse: bool, limit: usize) -> Part {
+    /// The element keys from a key to before another (`None`: to the last).
+    pub(in crate::value) fn range_of(&self, from: &K, to: Option<&K>) -> ElementRange {
         let element = |key: &K| {
             let mut element = self.prefix.to_vec();
             key.encode(&mut element);
@@ -65,8 +65,12 @@ impl<K: Key, V: Row<K>> Paged<K, V> {
             let whole = !self.prefix.is_empty();
             whole.then(|| crate::engine::prefix_range(&self.prefix).end)
         };
-        let range = ElementRange { from: element(from), to: to.map(element).or_else(end) };
-        Part::Page { range, reverse, limit }
+        ElementRange { from: element(from), to: to.map(element).or_else(end) }
+    }
+
+    /// Asks for rows of a gap.
+    fn page(&self, from: &K, to: Option<&K>, reverse: bool, limit: usize) -> Part {
+        Part::Page { range: self.range_of(from, to), reverse, limit }
     }
 
     /// The first row from a key on, before another one.
