@@ -18,6 +18,7 @@ pub mod scan;
 pub mod server;
 pub mod set;
 pub mod spec;
+pub mod stream;
 pub mod string;
 #[cfg(test)]
 mod testing;

@@ -54,6 +54,16 @@ const FAMILIES: &[&[Spec]] = &[
     super::zset::combine::COMMANDS,
     super::geo::members::COMMANDS,
     super::geo::search::COMMANDS,
+    super::stream::add::COMMANDS,
+    super::stream::range::COMMANDS,
+    super::stream::read::COMMANDS,
+    super::stream::edit::COMMANDS,
+    super::stream::info::COMMANDS,
+    super::stream::manage::COMMANDS,
+    super::stream::read_group::COMMANDS,
+    super::stream::ack::COMMANDS,
+    super::stream::claim::COMMANDS,
+    super::stream::pending::COMMANDS,
 ];
 
 /// Longest command name, for case folding on the stack.

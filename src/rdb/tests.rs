@@ -318,10 +318,11 @@ fn malformed_objects_are_refused() {
 }
 
 #[test]
-fn streams_and_modules_are_told_apart() {
-    for object_type in [6, 7, 15, 19, 21] {
+fn modules_and_streams_with_groups_are_told_apart() {
+    for object in [&[6, 0][..], &[7, 0], &[15, 0, 0, 0, 0, 1]] {
+        let object_type = object[0];
         let unsupported = RestoreError::Unsupported(object_type);
-        assert_eq!(restore(&payload(&[object_type, 0], 11)), Err(unsupported));
+        assert_eq!(restore(&payload(object, 11)), Err(unsupported));
         assert_eq!(unsupported.to_string(), "ERR Bad data format");
     }
 }
@@ -356,13 +357,56 @@ fn any_object() -> impl Strategy<Value = Object> {
         )),
         hash_map(any_text(), field, 1..200)
             .prop_map(move |fields| Object::Hash(fields.into_iter().map(to_field).collect())),
+        any_stream(),
     ]
+}
+
+type Entry = (u64, u64, Vec<(Vec<u8>, Vec<u8>)>, bool);
+
+fn any_stream() -> impl Strategy<Value = Object> {
+    use proptest::collection::vec;
+    let pair = (prop_oneof![Just(b"a".to_vec()), any_text()], any_text());
+    let entry = (0u64..1 << 40, 1u64..9, vec(pair, 1..4), any::<bool>());
+    (vec(vec(entry, 1..6), 0..6), any::<u64>(), (any::<u64>(), any::<u64>())).prop_map(
+        |(nodes, entries_added, max_deleted_id)| {
+            let mut last_id = (0, 0);
+            let mut node = |entries: Vec<Entry>| {
+                let names = entries[0].2.iter().map(|(name, _)| name.clone()).collect();
+                let mut first = None;
+                let entry = |(ms, seq, fields, is_deleted)| {
+                    last_id = if ms % 2 == 0 {
+                        (last_id.0 + ms, seq)
+                    } else {
+                        (last_id.0, last_id.1 + seq)
+                    };
+                    last_id = last_id.max((last_id.0, seq));
+                    first = first.or(Some(last_id));
+                    (last_id, fields, is_deleted)
+                };
+                let entries = entries.into_iter().map(entry).collect();
+                StreamNode { first: first.unwrap(), names, entries }
+            };
+            let mut nodes: Vec<_> = nodes.into_iter().map(&mut node).collect();
+            let mut seen = None;
+            for node in &mut nodes {
+                node.entries.retain(|(id, ..)| seen.replace(*id) < Some(*id));
+            }
+            nodes.retain(|node| !node.entries.is_empty());
+            nodes.iter_mut().for_each(|node| node.first = node.entries[0].0);
+            let ids = nodes.iter().flat_map(|node| &node.entries);
+            let first_id = ids.clone().find(|(.., is_deleted)| !is_deleted).map(|(id, ..)| *id);
+            let last_id = ids.map(|(id, ..)| *id).max().unwrap_or_default();
+            let first_id = first_id.unwrap_or_default();
+            let stream = StreamObject { nodes, last_id, first_id, max_deleted_id, entries_added };
+            Object::Stream(Box::new(stream))
+        },
+    )
 }
 
 /// `object` with what has no order in some order.
 fn sorted(mut object: Object) -> Object {
     match &mut object {
-        Object::String(_) | Object::List(_) => (),
+        Object::String(_) | Object::List(_) | Object::Stream(_) => (),
         Object::Set(_, members) => members.sort(),
         Object::Zset(_, members) => members.sort_by(|a, b| a.0.cmp(&b.0)),
         Object::Hash(fields) => fields.sort_by(|a, b| a.name.cmp(&b.name)),
