@@ -44,6 +44,10 @@ impl Worker {
     pub(crate) fn take_notes(&self, mut partition: RefMut<'_, Partition>, client: u64) {
         let store = &mut partition.store;
         if !store.notes.is_empty() {
+            if client == 0 {
+                // It is no reader who has missed something.
+                store.notes.retry();
+            }
             let news = News { round: store.seen(), client, notes: store.notes.take() };
             drop(partition);
             self.spread(news);

@@ -152,6 +152,9 @@ async fn attempt(
     let began = Instant::now();
     let outcome =
         handler(&mut Ctx { store: &mut space, out, db, settings: &settings }, command.args());
+    if matches!(outcome, Err(Stop::Miss(_))) {
+        space.notes.retry();
+    }
     held.notes.append(&mut space.notes.take());
     if let Err(Stop::Miss(missed)) = outcome {
         give_back(node, held, space).await;

@@ -136,6 +136,7 @@ impl Worker {
             Err(Stop::Miss(needs)) => {
                 out.truncate(mark);
                 // What it has met so far may have expired.
+                partition.store.notes.retry();
                 self.take_notes(partition, request.client);
                 return Err(blocked_by(needs, command, args, request));
             }

@@ -29,11 +29,17 @@ pub struct Interest {
     pub events: u32,
 }
 
-/// The event class of expired keys.
-pub const EXPIRED: u32 = 1 << 8;
-
-/// The event class of hashes.
-pub const HASH: u32 = 1 << 6;
+/// Classes of keyspace events that the store itself notes.
+pub mod class {
+    /// Of keys whatever they hold.
+    pub const GENERIC: u32 = 1 << 2;
+    pub const HASH: u32 = 1 << 6;
+    pub const EXPIRED: u32 = 1 << 8;
+    /// A key that was asked for does not exist.
+    pub const KEY_MISS: u32 = 1 << 11;
+    /// A key that did not exist does.
+    pub const NEW: u32 = 1 << 14;
+}
 
 /// See the module's description.
 #[derive(Debug, Default)]
@@ -55,6 +61,17 @@ impl Notes {
     /// What was noted since the last time.
     pub fn take(&mut self) -> Vec<Note> {
         std::mem::take(&mut self.taken)
+    }
+
+    /// The command stopped for something that is not in memory, and will look its keys up again.
+    pub fn retry(&mut self) {
+        self.taken.retain(|note| !matches!(note.what, What::Event(class::KEY_MISS, _)));
+    }
+
+    /// Whether anybody wants to hear of keyspace events.
+    #[inline]
+    pub(crate) fn wants_events(&self) -> bool {
+        self.interest.events != 0
     }
 
     /// Notes an event of a class, if anybody wants to hear of it.

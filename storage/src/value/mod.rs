@@ -77,7 +77,7 @@ impl Value {
     }
 
     /// Whether it is a collection without elements, which no key may hold.
-    pub(crate) fn is_empty_collection(&self) -> bool {
+    pub fn is_empty_collection(&self) -> bool {
         self.collection().is_some_and(|collection| collection.len() == 0)
     }
 
