@@ -1,14 +1,15 @@
 //! The registry of connections: what CLIENT LIST shows and CLIENT KILL ends.
 
 use crate::commands::registry;
-use crate::config::{OutputBufferLimit, OutputBufferLimits};
-use crate::outbox::Outbox;
+use crate::config::OutputBufferLimits;
+use crate::outbox::{Allowed, Outbox, TooSlow};
 use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
 use tokio::sync::Notify;
 
 /// Text a client has given of itself.
@@ -200,6 +201,11 @@ impl Client {
         last.checked_sub(1).and_then(registry::by_id).map_or("NULL", |c| c.full_name)
     }
 
+    /// Whether it may be silent for as long as it likes: it listens, or waits.
+    pub fn may_be_idle(&self) -> bool {
+        self.is(state::PUBSUB | state::MONITOR | state::BLOCKED)
+    }
+
     /// Forgets what RESET forgets.
     pub(crate) fn reset(&self) {
         self.set_db(0);
@@ -221,7 +227,7 @@ impl Client {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let seconds = |since_ms: u64| now_ms.saturating_sub(since_ms) / 1000;
         let labels = self.labels().clone();
-        let (frames, unsent) = self.outbox.size();
+        let (pieces, unsent) = self.outbox.size();
         let [sub, psub, ssub] = [0, 1, 2].map(|n| self.subscriptions[n].load(Ordering::Relaxed));
         // Writing into a String cannot fail.
         let _ = writeln!(
@@ -244,7 +250,7 @@ impl Client {
             self.watched.load(Ordering::Relaxed),
             get(&self.query_bytes),
             get(&self.argument_bytes),
-            frames,
+            pieces,
             unsent,
             self.memory(),
             self.last_command(),
@@ -266,25 +272,54 @@ impl Client {
     /// Sends whole RESP values, in its protocol, that it has not asked for. A client that does not
     /// read them is closed.
     pub fn push(&self, frame: Bytes, limits: &OutputBufferLimits, now_ms: u64) {
-        if self.outbox.push(frame, self.push_limit(limits), now_ms).is_err() {
-            self.close_slow();
+        if let Some(waker) = self.put(&[], &frame, limits, now_ms) {
+            waker.wake();
         }
+    }
+
+    /// The same with a frame in two parts ([`Outbox::push`]), and the connection's task is left to
+    /// be woken.
+    #[must_use]
+    pub fn put(
+        &self,
+        head: &[u8],
+        body: &Bytes,
+        limits: &OutputBufferLimits,
+        now_ms: u64,
+    ) -> Option<Waker> {
+        self.outbox.push(head, body, self.allowed(limits), now_ms).unwrap_or_else(|TooSlow| {
+            self.close_slow();
+            None
+        })
     }
 
     /// Closes it if it has not read what it was sent for too long.
     pub fn check_outbox(&self, limits: &OutputBufferLimits, now_ms: u64) {
-        if self.outbox.check(self.push_limit(limits), now_ms).is_err() {
+        if self.outbox.check(self.allowed(limits), now_ms).is_err() {
             self.close_slow();
         }
     }
 
-    /// The limit of what it is sent unasked, which is never without bounds: where its class has no
-    /// limit, that of subscribers holds.
-    fn push_limit<'a>(&self, limits: &'a OutputBufferLimits) -> &'a OutputBufferLimit {
-        if self.is(state::PUBSUB) || limits.normal.hard_bytes == 0 {
-            &limits.pubsub
+    /// Whether it may be sent so many bytes of replies at once; else it is closed.
+    pub fn may_reply(&self, bytes: usize, limits: &OutputBufferLimits) -> bool {
+        let limit = if self.is(state::PUBSUB) { &limits.pubsub } else { &limits.normal };
+        let may = limit.hard_bytes == 0 || (bytes as u64) < limit.hard_bytes;
+        if !may {
+            self.close_slow();
+        }
+        may
+    }
+
+    /// Its limits. What it is sent unasked is never without bounds: where its class has none, that
+    /// of subscribers holds.
+    fn allowed<'a>(&self, limits: &'a OutputBufferLimits) -> Allowed<'a> {
+        let (normal, pubsub) = (&limits.normal, &limits.pubsub);
+        if self.is(state::PUBSUB) {
+            Allowed { all: Some(pubsub), unasked: pubsub }
+        } else if normal.hard_bytes == 0 {
+            Allowed { all: (normal.soft_bytes != 0).then_some(normal), unasked: pubsub }
         } else {
-            &limits.normal
+            Allowed { all: Some(normal), unasked: normal }
         }
     }
 

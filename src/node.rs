@@ -2,6 +2,7 @@
 
 use crate::clients::Clients;
 use crate::config::{AppendFsync, Config};
+use crate::monitor::Monitors;
 use crate::pubsub::PubSub;
 use crate::rates::Rates;
 use crate::slowlog::SlowLog;
@@ -47,6 +48,8 @@ pub struct Budget {
     pub meta_cache: u64,
     /// What the engines gather before they flush; while a flush goes on, up to three times that.
     pub memtables: usize,
+    /// Channels and patterns that clients listen to.
+    pub subscriptions: usize,
 }
 
 impl Budget {
@@ -62,6 +65,7 @@ impl Budget {
             block_cache: settings.block_cache_size.unwrap_or(total / 16),
             meta_cache: (total / 8).min(64 << 20).max(total / 16),
             memtables: (total / 16) as usize,
+            subscriptions: (total / 16) as usize,
         }
     }
 }
@@ -76,7 +80,8 @@ pub struct Node {
     /// Workers that own shards; the rest only does network.
     pub shard_workers: usize,
     pub clients: Clients,
-    pub pubsub: PubSub,
+    pub pubsub: Arc<PubSub>,
+    pub monitors: Arc<Monitors>,
     pub stats: Vec<Arc<WorkerStats>>,
     pub rates: Rates,
     pub slowlog: SlowLog,
@@ -115,9 +120,11 @@ impl Node {
         background: tokio::runtime::Handle,
     ) -> Self {
         let started_ms = clock.now_ms();
+        let budget = Budget::new(&config.settings());
         let stats = mailboxes.iter().map(|_| Arc::default()).collect();
         Self {
-            budget: Budget::new(&config.settings()),
+            pubsub: Arc::new(PubSub::new(mailboxes.len(), budget.subscriptions)),
+            budget,
             inline_sync: mailboxes.len() == 1,
             config,
             layout,
@@ -126,7 +133,7 @@ impl Node {
             mailboxes,
             shard_workers,
             clients: Clients::default(),
-            pubsub: PubSub::default(),
+            monitors: Arc::default(),
             stats,
             rates: Rates::default(),
             slowlog: SlowLog::default(),

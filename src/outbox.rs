@@ -8,16 +8,51 @@ use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-/// Bytes written at once, unless one frame is longer.
-const CHUNK: usize = 256 * 1024;
+/// Frames up to this many bytes are copied together; longer ones are shared by all who get them.
+const COPIED: usize = 4096;
+/// Bytes of copied frames that are written at once.
+const CHUNK: usize = 64 * 1024;
+/// Bytes of memory that an empty outbox keeps.
+const KEPT: usize = 1024;
+
+/// Whole frames to be written: those that were copied together, then the rest of one that is
+/// shared.
+#[derive(Debug, Default)]
+pub struct Piece {
+    pub copied: Vec<u8>,
+    pub shared: Bytes,
+}
+
+impl Piece {
+    fn len(&self) -> usize {
+        self.copied.len() + self.shared.len()
+    }
+}
+
+/// What may lie unread before its reader is too slow.
+#[derive(Clone, Copy, Debug)]
+pub struct Allowed<'a> {
+    /// Of all that is to be written; `None`: no limit.
+    pub all: Option<&'a OutputBufferLimit>,
+    /// Of what the client has not asked for.
+    pub unasked: &'a OutputBufferLimit,
+}
 
 #[derive(Debug, Default)]
 struct Inner {
-    frames: VecDeque<Bytes>,
-    /// Of the frames, and of those that are being written.
-    bytes: usize,
+    full: VecDeque<Piece>,
+    /// What comes behind the full pieces.
+    last: Vec<u8>,
+    /// Empty; the memory for the next `last`.
+    spare: Vec<u8>,
+    /// Bytes of frames, those that are being written too.
+    unasked: usize,
+    /// Bytes of replies that the socket has not taken.
+    replies: usize,
     /// Since when there are more than the soft limit allows; 0: there are not.
     soft_since_ms: u64,
+    /// The reader was too slow: nothing is taken any more.
+    closed: bool,
     waker: Option<Waker>,
 }
 
@@ -34,53 +69,76 @@ impl Outbox {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a frame: whole RESP values in the client's protocol.
+    /// Adds a frame, whole RESP values in the client's protocol, in two parts: its beginning, and
+    /// what it may have in common with others. If the connection's task waits for it, its waker.
     pub fn push(
         &self,
-        frame: Bytes,
-        limit: &OutputBufferLimit,
+        head: &[u8],
+        body: &Bytes,
+        allowed: Allowed<'_>,
         now_ms: u64,
-    ) -> Result<(), TooSlow> {
+    ) -> Result<Option<Waker>, TooSlow> {
         let mut inner = self.lock();
-        inner.bytes += frame.len();
-        inner.frames.push_back(frame);
-        if let Some(waker) = inner.waker.take() {
-            waker.wake();
+        if inner.closed {
+            return Ok(None);
         }
-        inner.check(limit, now_ms)
+        inner.append(head, body);
+        inner.check(allowed, now_ms)?;
+        Ok(inner.waker.take())
     }
 
     /// Whether the limits still hold.
-    pub fn check(&self, limit: &OutputBufferLimit, now_ms: u64) -> Result<(), TooSlow> {
-        self.lock().check(limit, now_ms)
+    pub fn check(&self, allowed: Allowed<'_>, now_ms: u64) -> Result<(), TooSlow> {
+        self.lock().check(allowed, now_ms)
+    }
+
+    /// So many bytes of replies are to be written and not taken by the socket.
+    pub fn set_replies(&self, bytes: usize) {
+        self.lock().replies = bytes;
     }
 
     /// Takes the next frames out, to be written. They count until [`Outbox::written`].
-    pub fn take(&self) -> Vec<u8> {
+    pub fn take(&self) -> Piece {
         let mut inner = self.lock();
-        let mut out = Vec::new();
-        while let Some(frame) = inner.frames.front()
-            && (out.is_empty() || out.len() + frame.len() <= CHUNK)
-        {
-            out.extend_from_slice(frame);
-            inner.frames.pop_front();
+        if let Some(piece) = inner.full.pop_front() {
+            if inner.full.is_empty() {
+                inner.full = VecDeque::new();
+            }
+            return piece;
         }
-        if inner.frames.is_empty() {
-            inner.frames = VecDeque::new();
-        }
-        out
+        let spare = std::mem::take(&mut inner.spare);
+        Piece { copied: std::mem::replace(&mut inner.last, spare), shared: Bytes::new() }
     }
 
-    /// So many bytes that were taken out are written.
-    pub fn written(&self, bytes: usize) {
+    /// What was taken out is written.
+    pub fn written(&self, piece: Piece) {
         let mut inner = self.lock();
-        inner.bytes = inner.bytes.saturating_sub(bytes);
+        let inner = &mut *inner;
+        inner.unasked = inner.unasked.saturating_sub(piece.len());
+        let mut copied = piece.copied;
+        if copied.capacity() <= KEPT {
+            copied.clear();
+            let empty = inner.last.capacity() == 0;
+            *(if empty { &mut inner.last } else { &mut inner.spare }) = copied;
+        }
+    }
+
+    /// Takes everything out, to be written before what comes next.
+    pub fn drain(&self, mut write: impl FnMut(&[u8])) {
+        let mut inner = self.lock();
+        let inner = &mut *inner;
+        inner.seal();
+        for piece in std::mem::take(&mut inner.full) {
+            write(&piece.copied);
+            write(&piece.shared);
+            inner.unasked = inner.unasked.saturating_sub(piece.len());
+        }
     }
 
     /// Ready when there are frames; else the task is woken by the next.
     pub fn poll_ready(&self, cx: &Context<'_>) -> Poll<()> {
         let mut inner = self.lock();
-        if !inner.frames.is_empty() {
+        if !inner.is_empty() {
             return Poll::Ready(());
         }
         if !inner.waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
@@ -89,26 +147,72 @@ impl Outbox {
         Poll::Pending
     }
 
-    /// Frames and bytes in it.
+    /// Pieces in it, and bytes that are not written.
     pub fn size(&self) -> (usize, usize) {
         let inner = self.lock();
-        (inner.frames.len(), inner.bytes)
+        let pieces = inner.full.len() + usize::from(!inner.last.is_empty());
+        (pieces, inner.unasked + inner.replies)
     }
 }
 
 impl Inner {
-    fn check(&mut self, limit: &OutputBufferLimit, now_ms: u64) -> Result<(), TooSlow> {
-        if limit.hard_bytes != 0 && self.bytes as u64 > limit.hard_bytes {
-            return Err(TooSlow);
+    fn is_empty(&self) -> bool {
+        self.full.is_empty() && self.last.is_empty()
+    }
+
+    fn append(&mut self, head: &[u8], body: &Bytes) {
+        let len = head.len() + body.len();
+        self.unasked += len;
+        if !self.last.is_empty() && self.last.len() + len.min(COPIED) > CHUNK {
+            self.seal();
         }
-        if limit.soft_bytes == 0 || self.bytes as u64 <= limit.soft_bytes {
-            self.soft_since_ms = 0;
-        } else if self.soft_since_ms == 0 {
-            self.soft_since_ms = now_ms.max(1);
-        } else if now_ms.saturating_sub(self.soft_since_ms) > u64::from(limit.soft_seconds) * 1000 {
-            return Err(TooSlow);
+        self.last.extend_from_slice(head);
+        if len <= COPIED {
+            self.last.extend_from_slice(body);
+        } else {
+            let copied = std::mem::take(&mut self.last);
+            self.full.push_back(Piece { copied, shared: body.clone() });
+        }
+    }
+
+    /// Ends the last piece.
+    fn seal(&mut self) {
+        if !self.last.is_empty() {
+            let copied = std::mem::take(&mut self.last);
+            self.full.push_back(Piece { copied, shared: Bytes::new() });
+        }
+    }
+
+    fn check(&mut self, allowed: Allowed<'_>, now_ms: u64) -> Result<(), TooSlow> {
+        let counted = [
+            allowed.all.map(|limit| (limit, self.unasked + self.replies)),
+            Some((allowed.unasked, self.unasked)),
+        ];
+        let mut patience_ms = None;
+        for (limit, bytes) in counted.into_iter().flatten() {
+            if limit.hard_bytes != 0 && bytes as u64 >= limit.hard_bytes {
+                return self.close();
+            }
+            if limit.soft_bytes != 0 && bytes as u64 >= limit.soft_bytes {
+                let ms = u64::from(limit.soft_seconds) * 1000;
+                patience_ms = Some(patience_ms.map_or(ms, |other: u64| other.min(ms)));
+            }
+        }
+        match patience_ms {
+            None => self.soft_since_ms = 0,
+            Some(_) if self.soft_since_ms == 0 => self.soft_since_ms = now_ms.max(1),
+            Some(ms) if now_ms.saturating_sub(self.soft_since_ms) > ms => return self.close(),
+            Some(_) => {}
         }
         Ok(())
+    }
+
+    /// Lets go of everything: its connection is to be closed.
+    fn close(&mut self) -> Result<(), TooSlow> {
+        self.closed = true;
+        self.full = VecDeque::new();
+        self.last = Vec::new();
+        Err(TooSlow)
     }
 }
 
@@ -118,42 +222,100 @@ mod tests {
 
     const LIMIT: OutputBufferLimit =
         OutputBufferLimit { hard_bytes: 100, soft_bytes: 50, soft_seconds: 2 };
+    const NONE: OutputBufferLimit =
+        OutputBufferLimit { hard_bytes: 0, soft_bytes: 0, soft_seconds: 0 };
 
-    fn frame(len: usize) -> Bytes {
-        Bytes::from(vec![b'x'; len])
+    fn unasked(limit: &OutputBufferLimit) -> Allowed<'_> {
+        Allowed { all: None, unasked: limit }
+    }
+
+    fn push(
+        outbox: &Outbox,
+        len: usize,
+        limit: &OutputBufferLimit,
+        now_ms: u64,
+    ) -> Result<(), TooSlow> {
+        let body = Bytes::from(vec![b'x'; len - 4]);
+        outbox.push(b">2\r\n", &body, unasked(limit), now_ms).map(|_| ())
     }
 
     #[test]
     fn frames_count_until_they_are_written() {
         let outbox = Outbox::default();
-        assert_eq!(outbox.push(frame(90), &LIMIT, 1), Ok(()));
-        assert_eq!(outbox.take().len(), 90);
-        assert_eq!(outbox.push(frame(20), &LIMIT, 2), Err(TooSlow));
-        outbox.written(90);
-        assert_eq!(outbox.check(&LIMIT, 3), Ok(()));
-        assert_eq!(outbox.size(), (1, 20));
+        assert_eq!(push(&outbox, 80, &LIMIT, 1), Ok(()));
+        let piece = outbox.take();
+        assert_eq!((piece.len(), outbox.size()), (80, (0, 80)));
+        assert_eq!(push(&outbox, 10, &LIMIT, 2), Ok(()));
+        outbox.written(piece);
+        assert_eq!(push(&outbox, 80, &LIMIT, 3), Ok(()));
+        assert_eq!(outbox.size(), (1, 90));
+        assert_eq!(push(&outbox, 10, &LIMIT, 4), Err(TooSlow));
+    }
+
+    #[test]
+    fn who_is_too_slow_gets_nothing_more() {
+        let outbox = Outbox::default();
+        assert_eq!(push(&outbox, 100, &LIMIT, 1), Err(TooSlow));
+        assert_eq!(push(&outbox, 10, &LIMIT, 2), Ok(()));
+        assert_eq!((outbox.size().0, outbox.take().len()), (0, 0));
     }
 
     #[test]
     fn the_soft_limit_is_a_matter_of_time() {
         let outbox = Outbox::default();
-        assert_eq!(outbox.push(frame(60), &LIMIT, 1000), Ok(()));
-        assert_eq!(outbox.check(&LIMIT, 3000), Ok(()));
-        assert_eq!(outbox.check(&LIMIT, 3001), Err(TooSlow));
-        outbox.written(outbox.take().len());
-        assert_eq!(outbox.check(&LIMIT, 3002), Ok(()));
-        assert_eq!(outbox.push(frame(60), &LIMIT, 3003), Ok(()));
-        assert_eq!(outbox.check(&LIMIT, 5003), Ok(()));
+        assert_eq!(push(&outbox, 60, &LIMIT, 1000), Ok(()));
+        assert_eq!(outbox.check(unasked(&LIMIT), 3000), Ok(()));
+        outbox.written(outbox.take());
+        assert_eq!(outbox.check(unasked(&LIMIT), 3001), Ok(()));
+        assert_eq!(push(&outbox, 60, &LIMIT, 3003), Ok(()));
+        assert_eq!(outbox.check(unasked(&LIMIT), 5003), Ok(()));
+        assert_eq!(outbox.check(unasked(&LIMIT), 5004), Err(TooSlow));
     }
 
     #[test]
-    fn a_chunk_has_whole_frames() {
+    fn replies_count_where_all_is_limited() {
         let outbox = Outbox::default();
-        let none = OutputBufferLimit { hard_bytes: 0, soft_bytes: 0, soft_seconds: 0 };
-        for _ in 0..3 {
-            assert_eq!(outbox.push(frame(CHUNK / 2 + 1), &none, 1), Ok(()));
+        outbox.set_replies(90);
+        assert_eq!(push(&outbox, 20, &LIMIT, 1), Ok(()));
+        assert_eq!(outbox.size(), (1, 110));
+        let both = Allowed { all: Some(&LIMIT), unasked: &NONE };
+        assert_eq!(outbox.check(both, 2), Err(TooSlow));
+    }
+
+    #[test]
+    fn a_piece_has_whole_frames_in_order() {
+        let outbox = Outbox::default();
+        let mut pushed = Vec::new();
+        for n in 0..60u8 {
+            let len = if n % 7 == 0 { COPIED + usize::from(n) } else { 3000 };
+            let body = Bytes::from(vec![n; len]);
+            assert!(outbox.push(b">2\r\n", &body, unasked(&NONE), 1).is_ok());
+            pushed.extend_from_slice(b">2\r\n");
+            pushed.extend_from_slice(&body);
         }
-        assert_eq!(outbox.take().len(), CHUNK / 2 + 1);
-        assert_eq!(outbox.size().0, 2);
+        let mut taken = Vec::new();
+        for _ in 0..4 {
+            let piece = outbox.take();
+            assert!(piece.copied.starts_with(b">2\r\n") && piece.copied.len() <= CHUNK + COPIED);
+            taken.extend_from_slice(&piece.copied);
+            taken.extend_from_slice(&piece.shared);
+            outbox.written(piece);
+        }
+        outbox.drain(|bytes| taken.extend_from_slice(bytes));
+        assert_eq!(taken, pushed);
+        assert_eq!(outbox.size(), (0, 0));
+    }
+
+    #[test]
+    fn small_frames_need_no_memory_again_and_again() {
+        let outbox = Outbox::default();
+        let mut addresses = std::collections::HashSet::new();
+        for _ in 0..10 {
+            assert_eq!(push(&outbox, 100, &NONE, 1), Ok(()));
+            let piece = outbox.take();
+            addresses.insert(piece.copied.as_ptr());
+            outbox.written(piece);
+        }
+        assert_eq!(addresses.len(), 1);
     }
 }

@@ -241,6 +241,8 @@ async fn run_worker(start: Start) -> Result<Partition> {
     tokio::task::spawn_local(worker.clone().run_cron());
     tokio::task::spawn_local(worker.clone().run_materialiser());
     tokio::task::spawn_local(worker.clone().run_expiry());
+    let pubsub = node.pubsub.clone();
+    tokio::task::spawn_local(async move { pubsub.run_wakes(id).await });
     for listener in listeners {
         listener.set_nonblocking(true)?;
         let listener = TcpListener::from_std(listener).context("taking over a listener")?;

@@ -1,7 +1,9 @@
 //! What a connection is to the server.
 
 use crate::clients::Client;
-use crate::resp::Proto;
+use crate::monitor::Monitoring;
+use crate::pubsub::Subscriptions;
+use crate::resp::{Proto, Reply};
 use crate::worker::Request;
 use std::sync::Arc;
 
@@ -30,6 +32,10 @@ pub struct Session {
     pub no_touch: bool,
     /// Close once the reply is written.
     pub closing: bool,
+    /// What it listens to, if anything.
+    pub subscriptions: Option<Box<Subscriptions>>,
+    /// MONITOR.
+    pub monitoring: Option<Monitoring>,
     /// The greatest journal position that holds a write of this connection (WAITAOF).
     pub written: u64,
 }
@@ -44,6 +50,8 @@ impl Session {
             reply_mode: ReplyMode::On,
             no_touch: false,
             closing: false,
+            subscriptions: None,
+            monitoring: None,
             written: 0,
         }
     }
@@ -53,6 +61,20 @@ impl Session {
         let client = self.client.clone();
         *self = Self::new(client, authenticated);
         self.client.reset();
+    }
+
+    /// Whether it listens in RESP2, in which a client that does can run few commands only.
+    #[inline]
+    pub fn is_subscriber(&self) -> bool {
+        self.subscriptions.is_some() && self.proto == Proto::Resp2
+    }
+
+    /// Takes what it was sent unasked into a reply: it comes before what the reply tells. Where
+    /// replies are not wanted it stays where it is.
+    pub fn take_pushes(&self, out: &mut Reply) {
+        if self.reply_mode == ReplyMode::On {
+            self.client.outbox.drain(|bytes| out.append(bytes));
+        }
     }
 
     /// What a command on keys needs to know of it.

@@ -1,6 +1,7 @@
 //! The log of slow commands (SLOWLOG).
 
 use crate::resp::Args;
+use crate::secrets;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -68,41 +69,15 @@ impl SlowLog {
 pub fn kept_args(args: Args<'_>) -> Vec<Vec<u8>> {
     let shown = if args.len() > MAX_ARGS { MAX_ARGS - 1 } else { args.len() };
     let mut kept: Vec<Vec<u8>> = args.iter().take(shown).map(kept_arg).collect();
-    redact(&mut kept);
+    for at in secrets::positions(args) {
+        if let Some(arg) = kept.get_mut(at) {
+            *arg = secrets::HIDDEN.to_vec();
+        }
+    }
     if args.len() > shown {
         kept.push(format!("... ({} more arguments)", args.len() - shown).into_bytes());
     }
     kept
-}
-
-/// Takes secrets out.
-fn redact(args: &mut [Vec<u8>]) {
-    let is = |at: usize, word: &str| {
-        args.get(at).is_some_and(|arg| arg.eq_ignore_ascii_case(word.as_bytes()))
-    };
-    let mut secret = Vec::new();
-    if is(0, "auth") {
-        secret.extend(1..args.len());
-    } else if is(0, "acl") && (is(1, "setuser") || is(1, "getuser") || is(1, "deluser")) {
-        secret.extend(2..args.len());
-    } else if is(0, "hello") {
-        secret.extend((2..args.len()).filter(|&at| is(at, "auth")).flat_map(|at| [at + 1, at + 2]));
-    } else if is(0, "migrate") {
-        secret.extend((6..args.len()).filter(|&at| is(at, "auth")).map(|at| at + 1));
-        secret
-            .extend((6..args.len()).filter(|&at| is(at, "auth2")).flat_map(|at| [at + 1, at + 2]));
-    } else if is(0, "config") && is(1, "set") {
-        secret.extend(
-            (3..args.len())
-                .step_by(2)
-                .filter(|&at| crate::config::is_secret(&String::from_utf8_lossy(&args[at - 1]))),
-        );
-    }
-    for at in secret {
-        if let Some(arg) = args.get_mut(at) {
-            *arg = b"(redacted)".to_vec();
-        }
-    }
 }
 
 fn kept_arg(arg: &[u8]) -> Vec<u8> {

@@ -15,6 +15,7 @@ pub mod hash;
 pub mod help;
 pub mod hyperloglog;
 pub mod list;
+pub mod pubsub;
 pub mod registry;
 pub mod scan;
 pub mod server;

@@ -18,6 +18,7 @@ const FAMILIES: &[&[Spec]] = &[
     super::connection::COMMANDS,
     super::server::COMMANDS,
     super::server::ADMIN_COMMANDS,
+    super::pubsub::COMMANDS,
     super::generic::KEY,
     super::generic::EXPIRE,
     super::generic::RELOCATE,

@@ -170,7 +170,6 @@ impl Group {
             Self::Set => acl::SET,
             Self::SortedSet => acl::SORTEDSET,
             Self::Hash => acl::HASH,
-            Self::Pubsub => acl::PUBSUB,
             Self::Transactions => acl::TRANSACTION,
             Self::Connection => acl::CONNECTION,
             Self::Scripting => acl::SCRIPTING,
@@ -178,7 +177,8 @@ impl Group {
             Self::Geo => acl::GEO,
             Self::Stream => acl::STREAM,
             Self::Bitmap => acl::BITMAP,
-            Self::Generic | Self::Server | Self::Cluster => 0,
+            // The commands of publish/subscribe have theirs by their flag.
+            Self::Generic | Self::Server | Self::Cluster | Self::Pubsub => 0,
         }
     }
 }
@@ -206,6 +206,8 @@ pub mod flag {
     pub const NO_MULTI: u32 = 1 << 18;
     pub const ALLOW_BUSY: u32 = 1 << 19;
     pub const MOVABLE_KEYS: u32 = 1 << 20;
+    /// A client that listens in RESP2 may run it.
+    pub const SUBSCRIBER: u32 = 1 << 21;
 
     /// The flags that COMMAND shows, in its order.
     pub const NAMES: &[(u32, &str)] = &[

@@ -83,8 +83,16 @@ fn hex_digit(byte: u8) -> Option<u8> {
 
 /// Puts a text in double quotes so that [`split_words`] reads it back.
 pub(super) fn quote(text: &str) -> String {
-    let mut quoted = String::from("\"");
-    for byte in text.bytes() {
+    let mut quoted = String::new();
+    quote_into(&mut quoted, text.as_bytes());
+    quoted
+}
+
+/// Appends bytes in double quotes, those that are not printable escaped.
+pub fn quote_into(quoted: &mut String, bytes: &[u8]) {
+    quoted.reserve(bytes.len() + 2);
+    quoted.push('"');
+    for &byte in bytes {
         match byte {
             b'\\' | b'"' => quoted.extend(['\\', char::from(byte)]),
             b'\n' => quoted.push_str("\\n"),
@@ -97,5 +105,4 @@ pub(super) fn quote(text: &str) -> String {
         }
     }
     quoted.push('"');
-    quoted
 }

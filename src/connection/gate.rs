@@ -77,6 +77,13 @@ pub(super) fn admit(
                 .into(),
         );
     }
+    if session.is_subscriber() && !command.spec.has(flag::SUBSCRIBER) {
+        return Admitted::Refused(format!(
+            "ERR Can't execute '{}': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET \
+            are allowed in this context",
+            command.full_name
+        ));
+    }
     if let Some(pause) = worker.node.pause()
         && (!pause.writes_only || may_be_paused(command))
     {

@@ -5,7 +5,8 @@ mod gate;
 
 use crate::clients::{Client, count, state};
 use crate::commands::registry::Command;
-use crate::commands::{Call, Run, Stop};
+use crate::commands::{Call, Run, Stop, flag};
+use crate::monitor::Line;
 use crate::resp::{Args, Limits, Parsed, Parser, Reply};
 use crate::session::{ReplyMode, Session};
 use crate::worker::Worker;
@@ -18,11 +19,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::time::Instant;
-use tokio::io::{AsyncWriteExt, Interest};
+use tokio::io::Interest;
 use tokio::net::TcpStream;
 
 /// Bytes read at once.
 pub(crate) const READ: usize = 64 * 1024;
+
+/// Bytes of replies at once that count against no limit of a class of clients.
+const ALWAYS_TAKEN: usize = 16 * 1024;
 
 /// How often a connection that waits for room looks for it.
 const PRESSURE_POLL: std::time::Duration = std::time::Duration::from_millis(2);
@@ -68,7 +72,6 @@ pub async fn serve(worker: Rc<Worker>, stream: TcpStream, client: Arc<Client>) {
     if client.is_too_slow() {
         worker.node.clients.too_slow.fetch_add(1, Ordering::Relaxed);
     }
-    worker.node.pubsub.forget(&client);
     worker.node.clients.remove(client.id);
     worker.stats().connections.fetch_sub(1, Ordering::Relaxed);
 }
@@ -116,26 +119,35 @@ impl Connection {
 
     /// Waits for something to read; meanwhile what the client has not asked for is sent.
     async fn wait_readable(&mut self) -> std::io::Result<()> {
+        let mut sent = false;
         loop {
             let readable = poll_fn(|cx| {
-                if self.session.client.outbox.poll_ready(cx).is_ready() {
-                    return Poll::Ready(Ok(false));
+                let readable = self.stream.poll_read_ready(cx).map(|ready| ready.map(|()| true));
+                // Commands are read even if there is always more to be sent.
+                if sent && readable.is_ready() {
+                    return readable;
                 }
-                self.stream.poll_read_ready(cx).map(|ready| ready.map(|()| true))
+                match self.session.client.outbox.poll_ready(cx) {
+                    Poll::Ready(()) => Poll::Ready(Ok(false)),
+                    Poll::Pending => readable,
+                }
             });
             if readable.await? {
                 return Ok(());
             }
             self.send_pushes().await?;
+            sent = true;
         }
     }
 
-    /// Writes what the client has not asked for.
+    /// Writes some of what the client has not asked for.
     async fn send_pushes(&mut self) -> std::io::Result<()> {
-        let frames = self.session.client.outbox.take();
-        let bytes = frames.len();
-        self.write(frames).await?;
-        self.session.client.outbox.written(bytes);
+        let piece = self.session.client.outbox.take();
+        for part in [&*piece.copied, &piece.shared] {
+            let left = self.try_write(part)?;
+            self.write_rest(left, false).await?;
+        }
+        self.session.client.outbox.written(piece);
         Ok(())
     }
 
@@ -157,7 +169,7 @@ impl Connection {
     async fn finish(&mut self, mut cycle: Cycle, mut pause: Pause) -> std::io::Result<bool> {
         loop {
             let out = cycle.finish(&self.worker).await;
-            self.write(out).await?;
+            self.reply(&out).await?;
             match pause {
                 Pause::Drained => {
                     if self.buf.is_empty() {
@@ -273,6 +285,7 @@ impl Connection {
             Run::Keys(_) => {
                 if cycle.route(&self.worker, &self.session, command, args, settings) {
                     self.session.client.runs(command.id);
+                    self.show(command, args);
                     Dispatched::Done
                 } else {
                     Dispatched::Barrier
@@ -289,6 +302,7 @@ impl Connection {
                     out,
                 };
                 let outcome = handler(&mut call, args);
+                self.show(command, args);
                 let close = self.settle(command, outcome, cycle.out(), mark);
                 self.worker.ran(command, args, self.session.client.id, settings);
                 cycle.end_command();
@@ -339,7 +353,7 @@ impl Connection {
         buf.advance(consumed);
         self.buf = buf;
         if !silent {
-            self.write(out.into_bytes()).await?;
+            self.reply(out.as_bytes()).await?;
         }
         Ok(!close && !self.session.closing)
     }
@@ -369,6 +383,9 @@ impl Connection {
             }
         };
         self.note_command(command, args, left);
+        if !matches!(command.spec.run, Run::Session(_)) {
+            self.show(command, args);
+        }
         let began = Instant::now();
         let outcome = match command.spec.run {
             Run::Keys(_) => {
@@ -398,6 +415,9 @@ impl Connection {
             }
             Run::Container => Err(Stop::from(gate::unknown_subcommand(args))),
         };
+        if matches!(command.spec.run, Run::Session(_)) {
+            self.show(command, args);
+        }
         let client = self.session.client.id;
         self.worker.ran_since(began, command, args, client, settings);
         self.settle(command, outcome, out, 0)
@@ -427,24 +447,70 @@ impl Connection {
         false
     }
 
-    async fn write(&mut self, out: Vec<u8>) -> std::io::Result<()> {
+    /// Writes replies.
+    async fn reply(&mut self, out: &[u8]) -> std::io::Result<()> {
+        if out.len() > ALWAYS_TAKEN {
+            let limits = self.worker.settings().client_output_buffer_limit;
+            if !self.session.client.may_reply(out.len(), &limits) {
+                return Err(std::io::ErrorKind::ConnectionAborted.into());
+            }
+        }
+        let left = self.try_write(out)?;
+        self.write_rest(left, true).await
+    }
+
+    /// Writes what the socket takes at once, which usually is everything; the rest.
+    fn try_write<'a>(&self, out: &'a [u8]) -> std::io::Result<&'a [u8]> {
         if out.is_empty() {
-            return Ok(());
+            return Ok(out);
         }
         count(&self.worker.stats().writes, 1);
         count(&self.session.client.bytes_out, out.len() as u64);
         self.worker.stats().bytes_out.fetch_add(out.len() as u64, Ordering::Relaxed);
-        // The socket usually takes it at once.
-        let written = match self.stream.try_write(&out) {
-            Ok(n) => n,
-            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => 0,
-            Err(e) => return Err(e),
-        };
-        if written < out.len() {
-            self.stream.ready(Interest::WRITABLE).await?;
-            self.stream.write_all(&out[written..]).await?;
+        match self.stream.try_write(out) {
+            Ok(n) => Ok(&out[n..]),
+            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => Ok(out),
+            Err(e) => Err(e),
         }
+    }
+
+    /// Writes the rest as the client reads; it is shown how much of a reply is left.
+    async fn write_rest(&mut self, mut left: &[u8], is_reply: bool) -> std::io::Result<()> {
+        if left.is_empty() {
+            return Ok(());
+        }
+        while !left.is_empty() {
+            if is_reply {
+                self.session.client.outbox.set_replies(left.len());
+            }
+            self.stream.ready(Interest::WRITABLE).await?;
+            match self.stream.try_write(left) {
+                Ok(n) => left = &left[n..],
+                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {}
+                Err(e) => return Err(e),
+            }
+        }
+        self.session.client.outbox.set_replies(0);
         Ok(())
+    }
+
+    /// Tells those who watch that a command runs.
+    #[inline]
+    fn show(&self, command: &Command, args: Args<'_>) {
+        let hidden = flag::ADMIN | flag::SKIP_MONITOR;
+        if self.worker.node.monitors.any() && !command.spec.has(hidden) {
+            self.show_to_monitors(args);
+        }
+    }
+
+    #[cold]
+    fn show_to_monitors(&self, args: Args<'_>) {
+        let node = &self.worker.node;
+        let now_us = node.clock.now_us();
+        let source = self.session.client.addr.to_string();
+        let line = Line { now_us, db: self.session.db, source: &source, args };
+        let limits = self.worker.settings().client_output_buffer_limit;
+        node.monitors.tell(&line, &limits, now_us / 1000);
     }
 }
 

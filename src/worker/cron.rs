@@ -41,7 +41,7 @@ impl Worker {
         }
         let now_ms = self.node.clock.now_ms();
         for client in self.node.clients.all() {
-            if now_ms.saturating_sub(client.last_ms()) > timeout_ms {
+            if !client.may_be_idle() && now_ms.saturating_sub(client.last_ms()) > timeout_ms {
                 client.kill();
             }
         }

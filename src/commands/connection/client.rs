@@ -32,13 +32,7 @@ enum Kind {
 
 impl Kind {
     fn of(client: &Client) -> Self {
-        if client.is(state::PUBSUB) {
-            Self::Pubsub
-        } else if client.is(state::MONITOR) {
-            Self::Replica
-        } else {
-            Self::Normal
-        }
+        if client.is(state::PUBSUB) { Self::Pubsub } else { Self::Normal }
     }
 
     fn named(name: &[u8]) -> Result<Self, Stop> {

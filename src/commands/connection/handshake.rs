@@ -49,7 +49,10 @@ pub(super) fn hello(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
         cx.session.client.labels().name = name;
     }
     if let Some(version) = version {
-        cx.session.set_proto(version);
+        let session = &mut *cx.session;
+        cx.node.pubsub.between_messages(|| session.set_proto(version));
+        // What it was sent so far is in the other protocol.
+        session.take_pushes(cx.out);
         cx.out.set_proto(version);
     }
     answer(cx);

@@ -10,10 +10,18 @@ use crate::resp::Args;
 
 /// `PING [message]`
 fn ping(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
-    match args.len() {
-        1 => cx.out.simple("PONG"),
-        2 => cx.out.bulk(arg(args, 1)?),
-        _ => return Err(error::arity("ping").into()),
+    if args.len() > 2 {
+        return Err(error::arity("ping").into());
+    }
+    let message = args.get(1);
+    if cx.session.is_subscriber() {
+        cx.out.array(2);
+        cx.out.bulk_str("pong");
+        cx.out.bulk(message.unwrap_or_default());
+    } else if let Some(message) = message {
+        cx.out.bulk(message);
+    } else {
+        cx.out.simple("PONG");
     }
     Ok(())
 }
@@ -42,6 +50,7 @@ fn select(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
 
 /// `QUIT`
 fn quit(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+    cx.session.take_pushes(cx.out);
     cx.out.ok();
     Err(Stop::Close)
 }
@@ -50,6 +59,7 @@ fn quit(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
 fn reset(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
     let authenticated = cx.worker.settings().requirepass.is_none();
     cx.session.reset(authenticated);
+    cx.session.take_pushes(cx.out);
     cx.out.set_proto(cx.session.proto);
     cx.out.simple("RESET");
     Ok(())
@@ -75,7 +85,7 @@ pub const COMMANDS: &[Spec] = &[
         group: Group::Connection,
         summary: "Answers PONG, or the message.",
         arity: -1,
-        flags: flag::FAST,
+        flags: flag::FAST | flag::SUBSCRIBER,
         tips: &["request_policy:all_shards", "response_policy:all_succeeded"],
         run: Run::Session(ping),
         ..Spec::NEW
@@ -123,7 +133,7 @@ pub const COMMANDS: &[Spec] = &[
         group: Group::Connection,
         summary: "Ends the connection.",
         arity: -1,
-        flags: ANY_TIME | flag::FAST | flag::NO_AUTH | flag::ALLOW_BUSY,
+        flags: ANY_TIME | flag::FAST | flag::NO_AUTH | flag::ALLOW_BUSY | flag::SUBSCRIBER,
         run: Run::Session(quit),
         ..Spec::NEW
     },
@@ -133,7 +143,7 @@ pub const COMMANDS: &[Spec] = &[
         since: "6.2.0",
         summary: "Puts the connection back to how it was at its start.",
         arity: 1,
-        flags: ANY_TIME | flag::FAST | flag::NO_AUTH | flag::ALLOW_BUSY,
+        flags: ANY_TIME | flag::FAST | flag::NO_AUTH | flag::ALLOW_BUSY | flag::SUBSCRIBER,
         run: Run::Session(reset),
         ..Spec::NEW
     },

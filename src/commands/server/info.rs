@@ -4,6 +4,7 @@ use super::process;
 use crate::commands::connection::{COMPATIBLE_VERSION, REDIS_VERSION};
 use crate::commands::{Call, Waiting, registry};
 use crate::node::Node;
+use crate::pubsub::Kind;
 use crate::resp::Args;
 use crate::routing;
 use crate::worker::{Counters, Worker, WorkerStats};
@@ -380,9 +381,9 @@ impl Page<'_> {
             ("current_eviction_exceeded_time", &0),
             ("keyspace_hits", &self.sum(|s| &s.hits)),
             ("keyspace_misses", &self.sum(|s| &s.misses)),
-            ("pubsub_channels", &0),
-            ("pubsub_patterns", &0),
-            ("pubsubshard_channels", &0),
+            ("pubsub_channels", &self.node.pubsub.count(Kind::Channel)),
+            ("pubsub_patterns", &self.node.pubsub.count(Kind::Pattern)),
+            ("pubsubshard_channels", &self.node.pubsub.count(Kind::Shard)),
             ("latest_fork_usec", &0),
             ("total_forks", &0),
             ("migrate_cached_sockets", &0),

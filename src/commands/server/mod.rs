@@ -7,6 +7,7 @@ mod debug;
 mod debug_keys;
 mod info;
 mod memory;
+mod monitor;
 mod process;
 mod slowlog;
 
@@ -72,6 +73,15 @@ pub const COMMANDS: &[Spec] = &[
         summary: "Holds the commands on memory.",
         arity: -2,
         subcommands: memory::SUBCOMMANDS,
+        ..Spec::NEW
+    },
+    Spec {
+        name: "monitor",
+        group: Group::Server,
+        summary: "Tells of every command that runs, from now on.",
+        arity: 1,
+        flags: ADMIN,
+        run: Run::Session(monitor::monitor),
         ..Spec::NEW
     },
     Spec {

@@ -1,0 +1,146 @@
+//! PUBSUB.
+
+use crate::commands::help::{help, syntax};
+use crate::commands::{Call, Group, Outcome, Run, Spec, arg, flag};
+use crate::glob;
+use crate::pubsub::Kind;
+use crate::resp::Args;
+
+/// `PUBSUB CHANNELS [pattern]`
+fn channels(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+    names(cx, args, Kind::Channel)
+}
+
+/// `PUBSUB SHARDCHANNELS [pattern]`
+fn shardchannels(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+    names(cx, args, Kind::Shard)
+}
+
+fn names(cx: &mut Call<'_>, args: Args<'_>, kind: Kind) -> Outcome {
+    if args.len() > 3 {
+        return Err(syntax("PUBSUB", arg(args, 1)?).into());
+    }
+    let mut names = cx.node.pubsub.names(kind);
+    if let Some(pattern) = args.get(2) {
+        names.retain(|name| glob::matches(pattern, name));
+    }
+    cx.out.array(names.len());
+    names.iter().for_each(|name| cx.out.bulk(name));
+    Ok(())
+}
+
+/// `PUBSUB NUMSUB [channel …]`
+fn numsub(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+    listeners(cx, args, Kind::Channel);
+    Ok(())
+}
+
+/// `PUBSUB SHARDNUMSUB [shardchannel …]`
+fn shardnumsub(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+    listeners(cx, args, Kind::Shard);
+    Ok(())
+}
+
+fn listeners(cx: &mut Call<'_>, args: Args<'_>, kind: Kind) {
+    // In RESP3 too an array, not a map.
+    cx.out.array((args.len() - 2) * 2);
+    for name in args.iter().skip(2) {
+        cx.out.bulk(name);
+        cx.out.count(cx.node.pubsub.listeners(kind, name));
+    }
+}
+
+/// `PUBSUB NUMPAT`
+fn numpat(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+    cx.out.count(cx.node.pubsub.count(Kind::Pattern));
+    Ok(())
+}
+
+/// `PUBSUB HELP`
+fn show_help(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+    help(
+        cx.out,
+        "PUBSUB",
+        &[
+            ("CHANNELS [<pattern>]", "Answers the channels that clients listen to."),
+            ("NUMPAT", "Answers how many patterns clients listen to."),
+            ("NUMSUB [<channel> ...]", "Answers how many clients listen to each channel."),
+            ("SHARDCHANNELS [<pattern>]", "Answers the shard channels that clients listen to."),
+            (
+                "SHARDNUMSUB [<shardchannel> ...]",
+                "Answers how many clients listen to each shard channel.",
+            ),
+        ],
+    );
+    Ok(())
+}
+
+const SHOWS: u32 = flag::PUBSUB | flag::LOADING | flag::STALE;
+
+/// The subcommands of PUBSUB.
+pub(super) const SUBCOMMANDS: &[Spec] = &[
+    Spec {
+        name: "channels",
+        group: Group::Pubsub,
+        since: "2.8.0",
+        complexity: "O(N) where N is the number of active channels",
+        summary: "Answers the channels that clients listen to.",
+        arity: -2,
+        flags: SHOWS,
+        run: Run::Session(channels),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "numpat",
+        group: Group::Pubsub,
+        since: "2.8.0",
+        summary: "Answers how many patterns clients listen to.",
+        arity: 2,
+        flags: SHOWS,
+        run: Run::Session(numpat),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "numsub",
+        group: Group::Pubsub,
+        since: "2.8.0",
+        complexity: "O(N) where N is the number of channels asked for",
+        summary: "Answers how many clients listen to channels.",
+        arity: -2,
+        flags: SHOWS,
+        run: Run::Session(numsub),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "shardchannels",
+        group: Group::Pubsub,
+        since: "7.0.0",
+        complexity: "O(N) where N is the number of active shard channels",
+        summary: "Answers the shard channels that clients listen to.",
+        arity: -2,
+        flags: SHOWS,
+        run: Run::Session(shardchannels),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "shardnumsub",
+        group: Group::Pubsub,
+        since: "7.0.0",
+        complexity: "O(N) where N is the number of shard channels asked for",
+        summary: "Answers how many clients listen to shard channels.",
+        arity: -2,
+        flags: SHOWS,
+        run: Run::Session(shardnumsub),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "help",
+        group: Group::Pubsub,
+        since: "6.2.0",
+        summary: "Tells the subcommands.",
+        arity: 2,
+        flags: flag::LOADING | flag::STALE,
+        run: Run::Session(show_help),
+        ..Spec::NEW
+    },
+];

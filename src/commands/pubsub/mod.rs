@@ -1,0 +1,136 @@
+//! Publish and subscribe.
+
+mod introspect;
+mod subscribe;
+
+use super::{Call, Group, KeySpec, Outcome, Run, Spec, arg, flag, key};
+use crate::resp::Args;
+
+/// `PUBLISH channel message`
+fn publish(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+    let settings = cx.worker.settings();
+    let (limits, now_ms) = (&settings.client_output_buffer_limit, cx.node.clock.now_ms());
+    let sent = cx.node.pubsub.publish(arg(args, 1)?, arg(args, 2)?, limits, now_ms);
+    cx.out.count(sent);
+    Ok(())
+}
+
+/// `SPUBLISH shardchannel message`
+fn spublish(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+    let settings = cx.worker.settings();
+    let (limits, now_ms) = (&settings.client_output_buffer_limit, cx.node.clock.now_ms());
+    let sent = cx.node.pubsub.publish_to_shard(arg(args, 1)?, arg(args, 2)?, limits, now_ms);
+    cx.out.count(sent);
+    Ok(())
+}
+
+const PUBLISHES: u32 =
+    flag::PUBSUB | flag::LOADING | flag::STALE | flag::FAST | flag::MAY_REPLICATE;
+const SUBSCRIBES: u32 =
+    flag::PUBSUB | flag::NOSCRIPT | flag::LOADING | flag::STALE | flag::SUBSCRIBER;
+
+/// The commands of this family.
+pub const COMMANDS: &[Spec] = &[
+    Spec {
+        name: "publish",
+        group: Group::Pubsub,
+        since: "2.0.0",
+        complexity: "O(N+M) where N is the number of clients subscribed to the channel and M is \
+            the number of patterns that clients are subscribed to",
+        summary: "Sends a message to a channel.",
+        arity: 3,
+        flags: PUBLISHES,
+        run: Run::Session(publish),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "spublish",
+        group: Group::Pubsub,
+        since: "7.0.0",
+        complexity: "O(N) where N is the number of clients subscribed to the shard channel",
+        summary: "Sends a message to a shard channel.",
+        arity: 3,
+        flags: PUBLISHES,
+        keys: &[KeySpec::one(1, key::NOT_KEY)],
+        run: Run::Session(spublish),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "subscribe",
+        group: Group::Pubsub,
+        since: "2.0.0",
+        complexity: "O(N) where N is the number of channels",
+        summary: "Begins to listen to channels.",
+        arity: -2,
+        flags: SUBSCRIBES,
+        run: Run::Session(subscribe::subscribe),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "psubscribe",
+        group: Group::Pubsub,
+        since: "2.0.0",
+        complexity: "O(N) where N is the number of patterns",
+        summary: "Begins to listen to all channels that match patterns.",
+        arity: -2,
+        flags: SUBSCRIBES,
+        run: Run::Session(subscribe::psubscribe),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "ssubscribe",
+        group: Group::Pubsub,
+        since: "7.0.0",
+        complexity: "O(N) where N is the number of shard channels",
+        summary: "Begins to listen to shard channels.",
+        arity: -2,
+        flags: SUBSCRIBES,
+        keys: &[KeySpec::to_end(1, 1, key::NOT_KEY)],
+        run: Run::Session(subscribe::ssubscribe),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "unsubscribe",
+        group: Group::Pubsub,
+        since: "2.0.0",
+        complexity: "O(N) where N is the number of channels",
+        summary: "Ends to listen to channels, or to all of them.",
+        arity: -1,
+        flags: SUBSCRIBES,
+        run: Run::Session(subscribe::unsubscribe),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "punsubscribe",
+        group: Group::Pubsub,
+        since: "2.0.0",
+        complexity: "O(N) where N is the number of patterns",
+        summary: "Ends to listen to what matches patterns, or to all of them.",
+        arity: -1,
+        flags: SUBSCRIBES,
+        run: Run::Session(subscribe::punsubscribe),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "sunsubscribe",
+        group: Group::Pubsub,
+        since: "7.0.0",
+        complexity: "O(N) where N is the number of shard channels",
+        summary: "Ends to listen to shard channels, or to all of them.",
+        arity: -1,
+        flags: SUBSCRIBES,
+        keys: &[KeySpec::to_end(1, 1, key::NOT_KEY)],
+        run: Run::Session(subscribe::sunsubscribe),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "pubsub",
+        group: Group::Pubsub,
+        since: "2.8.0",
+        complexity: "Depends on subcommand.",
+        summary: "Holds the commands on who listens to what.",
+        arity: -2,
+        subcommands: introspect::SUBCOMMANDS,
+        ..Spec::NEW
+    },
+];

@@ -1,0 +1,106 @@
+//! SUBSCRIBE, UNSUBSCRIBE, and the same for patterns and shard channels.
+
+use crate::commands::{Call, Outcome};
+use crate::pubsub::{Kind, Subscriptions};
+use crate::resp::{Args, Reply};
+use crate::session::ReplyMode;
+use bytes::Bytes;
+
+const NO_ROOM: &str = "OOM the subscriptions of all clients take all the memory they may";
+
+/// `SUBSCRIBE channel [channel …]`
+pub(super) fn subscribe(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+    begin(cx, args, Kind::Channel, b"subscribe")
+}
+
+/// `PSUBSCRIBE pattern [pattern …]`
+pub(super) fn psubscribe(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+    begin(cx, args, Kind::Pattern, b"psubscribe")
+}
+
+/// `SSUBSCRIBE shardchannel [shardchannel …]`
+pub(super) fn ssubscribe(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+    begin(cx, args, Kind::Shard, b"ssubscribe")
+}
+
+/// `UNSUBSCRIBE [channel …]`
+pub(super) fn unsubscribe(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+    end(cx, args, Kind::Channel, b"unsubscribe");
+    Ok(())
+}
+
+/// `PUNSUBSCRIBE [pattern …]`
+pub(super) fn punsubscribe(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+    end(cx, args, Kind::Pattern, b"punsubscribe");
+    Ok(())
+}
+
+/// `SUNSUBSCRIBE [shardchannel …]`
+pub(super) fn sunsubscribe(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+    end(cx, args, Kind::Shard, b"sunsubscribe");
+    Ok(())
+}
+
+fn begin(cx: &mut Call<'_>, args: Args<'_>, kind: Kind, word: &[u8]) -> Outcome {
+    let pubsub = &cx.node.pubsub;
+    if !pubsub.reserve(args.iter().skip(1)) {
+        return Err(NO_ROOM.into());
+    }
+    let mut told = Reply::new(cx.session.proto);
+    let client = &cx.session.client;
+    let subscriptions = cx
+        .session
+        .subscriptions
+        .get_or_insert_with(|| Box::new(Subscriptions::new(pubsub, client)));
+    for name in args.iter().skip(1) {
+        subscriptions.add(kind, name);
+        confirm(&mut told, word, Some(name), subscriptions.count(kind));
+    }
+    tell(cx, told);
+    Ok(())
+}
+
+fn end(cx: &mut Call<'_>, args: Args<'_>, kind: Kind, word: &[u8]) {
+    let mut told = Reply::new(cx.session.proto);
+    let mut count = 0;
+    let mut names: Vec<Bytes> = args.iter().skip(1).map(Bytes::copy_from_slice).collect();
+    if let Some(subscriptions) = &mut cx.session.subscriptions {
+        if args.len() == 1 {
+            names = subscriptions.names(kind);
+        }
+        for name in &names {
+            subscriptions.remove(kind, name);
+            confirm(&mut told, word, Some(name), subscriptions.count(kind));
+        }
+        count = subscriptions.count(kind);
+        if subscriptions.is_empty() {
+            cx.session.subscriptions = None;
+        }
+    } else {
+        names.iter().for_each(|name| confirm(&mut told, word, Some(name), 0));
+    }
+    if names.is_empty() {
+        confirm(&mut told, word, None, count);
+    }
+    cx.session.take_pushes(cx.out);
+    tell(cx, told);
+}
+
+/// Confirms one subscription or its end; `count` are left.
+fn confirm(told: &mut Reply, word: &[u8], name: Option<&[u8]>, count: usize) {
+    told.push(3);
+    told.bulk(word);
+    told.bulk_or_null(name);
+    told.count(count);
+}
+
+/// Confirmations are messages: they are sent even to clients that want no replies.
+fn tell(cx: &mut Call<'_>, told: Reply) {
+    if cx.session.reply_mode == ReplyMode::On {
+        cx.out.append(told.as_bytes());
+        return;
+    }
+    let settings = cx.worker.settings();
+    let (limits, now_ms) = (&settings.client_output_buffer_limit, cx.node.clock.now_ms());
+    cx.session.client.push(Bytes::from(told.into_bytes()), limits, now_ms);
+}

@@ -1,0 +1,77 @@
+//! What one connection listens to.
+
+use super::{Kind, PubSub};
+use crate::clients::{Client, state};
+use bytes::Bytes;
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// A connection's subscriptions; they end when it is dropped.
+#[derive(Debug)]
+pub struct Subscriptions {
+    pub(super) pubsub: Arc<PubSub>,
+    client: Arc<Client>,
+    /// By kind.
+    names: [HashSet<Bytes>; 3],
+}
+
+impl Subscriptions {
+    pub fn new(pubsub: &Arc<PubSub>, client: &Arc<Client>) -> Self {
+        Self { pubsub: pubsub.clone(), client: client.clone(), names: Default::default() }
+    }
+
+    /// Begins to listen, in room that was reserved ([`PubSub::reserve`]).
+    pub fn add(&mut self, kind: Kind, name: &[u8]) {
+        let names = &mut self.names[kind as usize];
+        if names.contains(name) {
+            self.pubsub.release(name);
+            return;
+        }
+        names.insert(self.pubsub.add(kind, name, &self.client));
+        self.show(kind);
+        self.client.set(state::PUBSUB, true);
+    }
+
+    /// Ends to listen; what was sent before is in the client's outbox.
+    pub fn remove(&mut self, kind: Kind, name: &[u8]) {
+        if self.names[kind as usize].remove(name) {
+            self.pubsub.remove(kind, name, &self.client);
+            self.show(kind);
+            self.client.set(state::PUBSUB, !self.is_empty());
+        }
+    }
+
+    fn show(&self, kind: Kind) {
+        let count = u32::try_from(self.names[kind as usize].len()).unwrap_or(u32::MAX);
+        self.client.subscriptions[kind as usize].store(count, Ordering::Relaxed);
+    }
+
+    /// How many there are, as the client is told: channels and patterns together.
+    pub fn count(&self, kind: Kind) -> usize {
+        let [channels, patterns, shards] = &self.names;
+        if kind == Kind::Shard { shards.len() } else { channels.len() + patterns.len() }
+    }
+
+    /// The names of a kind.
+    pub fn names(&self, kind: Kind) -> Vec<Bytes> {
+        self.names[kind as usize].iter().cloned().collect()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.names.iter().all(HashSet::is_empty)
+    }
+}
+
+impl Drop for Subscriptions {
+    fn drop(&mut self) {
+        for kind in Kind::ALL {
+            for name in std::mem::take(&mut self.names[kind as usize]) {
+                self.pubsub.remove(kind, &name, &self.client);
+            }
+            self.show(kind);
+        }
+        self.client.set(state::PUBSUB, false);
+    }
+}
