@@ -6,11 +6,12 @@ use crate::monitor::Monitors;
 use crate::pubsub::PubSub;
 use crate::rates::Rates;
 use crate::slowlog::SlowLog;
+use crate::tracking::Prefixes;
 use crate::worker::{Mailbox, WorkerStats};
 use flagstone_storage::Layout;
 use flagstone_storage::clock::Clock;
 use flagstone_storage::journal::{Journal, SyncMode};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 use tokio::sync::Notify;
@@ -50,6 +51,8 @@ pub struct Budget {
     pub memtables: usize,
     /// Channels and patterns that clients listen to.
     pub subscriptions: usize,
+    /// What clients have read that want to hear of its changes, and their prefixes.
+    pub tracking: usize,
 }
 
 impl Budget {
@@ -66,6 +69,7 @@ impl Budget {
             meta_cache: (total / 8).min(64 << 20).max(total / 16),
             memtables: (total / 16) as usize,
             subscriptions: (total / 16) as usize,
+            tracking: (total / 16) as usize,
         }
     }
 }
@@ -81,6 +85,9 @@ pub struct Node {
     pub shard_workers: usize,
     pub clients: Clients,
     pub pubsub: Arc<PubSub>,
+    /// How many there are who want to hear of changed keys.
+    pub change_listeners: AtomicUsize,
+    pub prefixes: Prefixes,
     pub monitors: Arc<Monitors>,
     pub stats: Vec<Arc<WorkerStats>>,
     pub rates: Rates,
@@ -124,6 +131,8 @@ impl Node {
         let stats = mailboxes.iter().map(|_| Arc::default()).collect();
         Self {
             pubsub: Arc::new(PubSub::new(mailboxes.len(), budget.subscriptions)),
+            change_listeners: AtomicUsize::new(0),
+            prefixes: Prefixes::new(budget.tracking),
             budget,
             inline_sync: mailboxes.len() == 1,
             config,

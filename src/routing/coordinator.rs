@@ -9,13 +9,13 @@
 //! because others change what they follow from, gets the workers whole in the end.
 
 use super::hold::{Acquire, Apply, Grant};
-use crate::commands::{Ctx, Run, Stop};
+use crate::commands::{Ctx, Run, Stop, flag};
 use crate::events::News;
 use crate::node::Node;
 use crate::resp::Reply;
-use crate::worker::{LockKey, Message, OwnedCommand, Worker};
+use crate::worker::{LockKey, Message, OwnedCommand, Request, Worker};
 use flagstone_storage::journal::{JournalError, Lsn};
-use flagstone_storage::notes::Note;
+use flagstone_storage::notes::{Interest, Note};
 use flagstone_storage::store::Need;
 use flagstone_storage::{Entry, Store};
 use std::borrow::Cow;
@@ -34,6 +34,8 @@ const MAX_LOCKINGS: usize = 8;
 /// What a coordinator has so far.
 #[derive(Default)]
 struct Held {
+    /// The connection whose command it is; 0: none.
+    client: u64,
     /// Its holds, by worker.
     holds: BTreeMap<usize, u64>,
     /// They are on all that belongs to the workers, and last until the command is done.
@@ -45,6 +47,8 @@ struct Held {
 
 /// What a command is lent.
 struct Wanted {
+    /// Who wants to hear of their changes.
+    reader: Option<u64>,
     keys: BTreeSet<LockKey>,
     /// Parts of their values.
     parts: Vec<Need>,
@@ -80,11 +84,11 @@ pub(crate) async fn coordinate(
     missed: Vec<Need>,
 ) -> Vec<u8> {
     let mut out = Reply::new(command.request.proto);
-    let mut held = Held::default();
+    let mut held = Held { client: command.request.client, ..Held::default() };
     match run(worker, command, missed, &mut held, &mut out).await {
         Ok(round) => match worker.wait_shown(round).await {
             Ok(()) => {
-                worker.tell(&News { round, client: command.request.client, notes: held.notes })
+                worker.tell(&News { round, client: held.client, number: 0, notes: held.notes })
             }
             Err(error) => {
                 out.clear();
@@ -94,7 +98,7 @@ pub(crate) async fn coordinate(
         Err(text) => {
             worker.stats().failed(command.command, &text);
             // What it met may have expired all the same.
-            worker.spread(News { round: held.round, client: 0, notes: held.notes });
+            worker.spread(held.round, 0, held.notes);
             out.clear();
             out.error(&*text);
         }
@@ -112,7 +116,9 @@ async fn run(
     out: &mut Reply,
 ) -> Result<u64, Cow<'static, str>> {
     let keys = command.lock_keys().into_iter().collect();
-    let mut wanted = Wanted { keys, parts: Vec::new() };
+    let Request { client, track, .. } = command.request;
+    let reader = (track && command.command.spec.has(flag::READONLY)).then_some(client);
+    let mut wanted = Wanted { reader, keys, parts: Vec::new() };
     wanted.add(missed);
     let mut lockings = 1;
     for _ in 0..MAX_ATTEMPTS {
@@ -147,7 +153,8 @@ async fn attempt(
     out.clear();
     let settings = worker.settings();
     space.begin(node.clock.now_ms(), command.request.touch);
-    space.notes.want(node.interest(&settings));
+    // The workers that own the keys note that they have changed.
+    space.notes.want(Interest { changes: false, ..node.interest(&settings) });
     let db = command.request.db;
     let began = Instant::now();
     let outcome =
@@ -212,6 +219,7 @@ fn by_worker(node: &Node, wanted: &Wanted, held: &Held) -> BTreeMap<usize, Acqui
         let acquire = out.entry(target).or_default();
         acquire.keys.push((*db, key.clone()));
         acquire.under = held.holds.get(&target).copied();
+        acquire.reader = wanted.reader;
     }
     for need in &wanted.parts {
         out.entry(worker_of(node, &need.key)).or_default().needs.push(need.clone());
@@ -284,9 +292,10 @@ async fn acquire(node: &Node, target: usize, acquire: Acquire) -> Result<Grant, 
 /// The ends of all holds.
 fn ends(held: &mut Held) -> BTreeMap<usize, Apply> {
     held.whole = false;
+    let client = held.client;
     std::mem::take(&mut held.holds)
         .into_iter()
-        .map(|(worker, hold)| (worker, Apply { hold, ..Apply::default() }))
+        .map(|(worker, hold)| (worker, Apply { hold, client, ..Apply::default() }))
         .collect()
 }
 
@@ -300,7 +309,7 @@ async fn give_back(node: &Node, held: &mut Held, mut space: Store) {
         let worker = worker_of(node, entry.key());
         if let Some(&hold) = held.holds.get(&worker) {
             let apply = applies.entry(worker).or_default();
-            (apply.hold, apply.keep) = (hold, true);
+            (apply.hold, apply.client, apply.keep) = (hold, held.client, true);
             apply.entries.push((db, entry, false));
         }
     }

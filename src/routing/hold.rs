@@ -21,6 +21,8 @@ pub struct Acquire {
     pub all: bool,
     /// A hold on the whole worker that covers the keys: nothing more is locked.
     pub under: Option<u64>,
+    /// The client that reads the keys, if it wants to hear of their changes.
+    pub reader: Option<u64>,
 }
 
 /// What a worker lends: until it is applied or given back, nobody else touches these keys.
@@ -38,6 +40,8 @@ pub struct Grant {
 #[derive(Debug, Default)]
 pub struct Apply {
     pub hold: u64,
+    /// The connection whose command it was; 0: none.
+    pub client: u64,
     /// The hold goes on.
     pub keep: bool,
     /// What was lent, and whether it was changed.
@@ -139,6 +143,9 @@ impl Worker {
         }
         let generations = partition.store.generations();
         drop(partition);
+        if let Some(client) = acquire.reader {
+            self.remember(acquire.keys.iter().map(|(_, key)| &**key), client);
+        }
         if let Err(grant) = to.send(Grant { hold, entries, generations, error: None }) {
             let entries = grant.entries.into_iter().map(|(db, e)| (db, e, false)).collect();
             self.apply(Apply { hold, entries, ..Apply::default() });
@@ -148,6 +155,10 @@ impl Worker {
     /// Ends a hold: the coordinator's record counts here from now on.
     pub(crate) fn apply(self: &Rc<Self>, apply: Apply) {
         let mut partition = self.partition.borrow_mut();
+        partition.store.notes.want(self.node.interest(&self.settings()));
+        if !apply.generations.is_empty() || apply.swap.is_some() {
+            self.forget_reads();
+        }
         for (db, generation) in apply.generations {
             let old = partition.store.flush_db(db, generation);
             self.node.background.spawn_blocking(move || drop(old));
@@ -168,7 +179,12 @@ impl Worker {
         if !apply.keep {
             partition.released(apply.hold);
         }
+        let (round, notes) = (partition.store.round(), partition.store.notes.take());
         drop(partition);
+        if !notes.is_empty() {
+            self.spread(round, apply.client, notes);
+            self.commit_soon();
+        }
         if apply.record.is_some() {
             self.stats().commits.fetch_add(1, Ordering::Relaxed);
             // The open round now shows the record: it is closed soon, so that readers go on.

@@ -143,6 +143,9 @@ impl Worker {
         }
         let (seen, dirty) = (partition.store.seen(), partition.store.is_dirty());
         self.take_notes(partition, request.client);
+        if request.track {
+            self.remember_read(command, args, request);
+        }
         self.ran(command, args, request.client, settings);
         if dirty {
             self.commit_soon();

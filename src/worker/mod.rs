@@ -56,6 +56,10 @@ pub struct Worker {
     outboxes_checked_ms: Cell<u64>,
     /// What is told once the rounds it shows are stored.
     pub(crate) news: RefCell<std::collections::VecDeque<crate::events::News>>,
+    /// How much news there was.
+    pub(crate) news_count: Cell<u64>,
+    /// Who has read which of its keys and wants to hear of their changes.
+    pub(crate) tracking: RefCell<crate::tracking::Table>,
     settings: RefCell<(u64, Arc<Settings>)>,
 }
 
@@ -92,6 +96,8 @@ impl Worker {
             commit_pending: Cell::new(false),
             outboxes_checked_ms: Cell::new(0),
             news: RefCell::default(),
+            news_count: Cell::new(0),
+            tracking: RefCell::default(),
             settings: RefCell::new(settings),
         })
     }

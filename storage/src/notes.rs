@@ -8,6 +8,8 @@ use crate::value::KeyBuf;
 pub enum What {
     /// It was written, or deleted.
     Changed,
+    /// It was deleted as its time had come; nobody did it.
+    Expired,
     /// A keyspace event: its class, one bit, and its name.
     Event(u32, &'static str),
 }
@@ -23,7 +25,7 @@ pub struct Note {
 /// What anybody wants to hear of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Interest {
-    /// [`What::Changed`].
+    /// [`What::Changed`] and [`What::Expired`].
     pub changes: bool,
     /// Bits of event classes.
     pub events: u32,
@@ -83,9 +85,9 @@ impl Notes {
     }
 
     #[inline]
-    pub(crate) fn changed(&mut self, db: u32, key: &[u8]) {
+    pub(crate) fn changed(&mut self, db: u32, key: &[u8], what: What) {
         if self.interest.changes {
-            self.push(db, key, What::Changed);
+            self.push(db, key, what);
         }
     }
 

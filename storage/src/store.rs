@@ -10,7 +10,7 @@
 //! its last write, and a reply waits for the greatest round it has seen.
 
 pub use crate::need::{Fault, Need, OrLoad, Part};
-use crate::notes::{Notes, class};
+use crate::notes::{Notes, What, class};
 use crate::scope::Scope;
 use crate::slot::{KeyHash, Layout, SUB_TABLES, sub_table};
 use crate::value::{Counted, Entry, Hash, KeyBuf, Str, Typed, Value};
@@ -428,8 +428,10 @@ impl Store {
         let found = Found { db, at, bucket };
         if entry.expire_at_ms != 0 && entry.expire_at_ms <= now_ms && entry.is_live() {
             self.stats.expired += 1;
-            self.change(found).clear();
-            self.notes.event(db, key, class::EXPIRED, "expired");
+            let mut entry = self.change(found);
+            entry.note_change(What::Expired);
+            entry.clear();
+            entry.event(class::EXPIRED, "expired");
         }
         Ok(Some(found))
     }
@@ -520,6 +522,7 @@ impl Store {
     pub fn give_back(&mut self, db: u32, mut entry: Entry, written: bool) {
         if written || entry.dirty {
             entry.round = self.round;
+            self.notes.changed(db, &entry.key, What::Changed);
         }
         if entry.dirty {
             let at = self.layout.key_hash(&entry.key);
@@ -738,6 +741,16 @@ impl EntryMut<'_> {
         }
     }
 
+    /// Notes the first change.
+    #[inline]
+    fn note_change(&mut self, what: What) {
+        if !self.changed {
+            self.changed = true;
+            *self.changes += 1;
+            self.notes.changed(self.db, &self.entry.key, what);
+        }
+    }
+
     /// Notes the key as dirty.
     fn touch(&mut self) {
         self.deref_mut();
@@ -792,11 +805,7 @@ impl Deref for EntryMut<'_> {
 
 impl DerefMut for EntryMut<'_> {
     fn deref_mut(&mut self) -> &mut Entry {
-        if !self.changed {
-            self.changed = true;
-            *self.changes += 1;
-            self.notes.changed(self.db, &self.entry.key);
-        }
+        self.note_change(What::Changed);
         if !self.entry.dirty {
             self.entry.dirty = true;
             self.entry.round = self.round;
