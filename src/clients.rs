@@ -40,6 +40,8 @@ pub mod state {
     pub const IMPORT: u32 = 1 << 11;
     /// CLIENT CAPA REDIRECT; it has a field of its own.
     pub const CAPA_REDIRECT: u32 = 1 << 12;
+    /// CLIENT TRACKING … NOLOOP.
+    pub const NOLOOP: u32 = 1 << 13;
 
     /// The letters, in the order in which they are shown.
     pub(super) const LETTERS: &[(u32, char)] = &[
@@ -77,6 +79,8 @@ pub struct Client {
     resp: AtomicU32,
     /// Bits of [`state`].
     states: AtomicU32,
+    /// Where invalidations go; 0: to itself.
+    redirect: AtomicU64,
     /// The id of the last command, and one.
     last_command: AtomicU32,
     /// Channels, patterns and shard channels subscribed to.
@@ -127,6 +131,7 @@ impl Client {
             db: AtomicU32::new(0),
             resp: AtomicU32::new(2),
             states: AtomicU32::new(0),
+            redirect: AtomicU64::new(0),
             last_command: AtomicU32::new(0),
             subscriptions: Default::default(),
             queued: AtomicI32::new(-1),
@@ -184,6 +189,15 @@ impl Client {
         }
     }
 
+    /// The client that its invalidations go to; 0: itself.
+    pub fn redirect(&self) -> u64 {
+        self.redirect.load(Ordering::Relaxed)
+    }
+
+    pub fn set_redirect(&self, client: u64) {
+        self.redirect.store(client, Ordering::Relaxed);
+    }
+
     /// The time of its last command, ms since the Unix epoch.
     pub fn last_ms(&self) -> u64 {
         self.last_ms.load(Ordering::Relaxed)
@@ -238,7 +252,7 @@ impl Client {
             line,
             "id={} addr={} laddr={} fd={} name={} age={} idle={} flags={} capa={} db={} sub={sub} \
             psub={psub} ssub={ssub} multi={} watch={} qbuf={} qbuf-free=0 argv-mem={} multi-mem=0 \
-            rbs=0 rbp=0 obl=0 oll={} omem={} tot-mem={} events=r cmd={} user=default redir=-1 resp={} \
+            rbs=0 rbp=0 obl=0 oll={} omem={} tot-mem={} events=r cmd={} user=default redir={} resp={} \
             lib-name={} lib-ver={} tot-net-in={} tot-net-out={} tot-cmds={}",
             self.id,
             self.addr,
@@ -258,6 +272,7 @@ impl Client {
             unsent,
             self.memory(),
             self.last_command(),
+            if self.is(state::TRACKING) { self.redirect().cast_signed() } else { -1 },
             self.resp(),
             labels.lib_name,
             labels.lib_ver,

@@ -1,8 +1,9 @@
-//! What commands have done to keys, told to whoever wants to hear of it: keyspace events. It is
-//! told once the commands' writes are stored, as their replies are.
+//! What commands have done to keys, told to whoever wants to hear of it: keyspace events, and that
+//! keys have changed. It is told once the commands' writes are stored, as their replies are.
 
 use crate::config::{NotifyFlags, Settings};
 use crate::node::Node;
+use crate::tracking::Changes;
 use crate::worker::Worker;
 use flagstone_storage::notes::{Interest, Note, What};
 use flagstone_storage::partition::Partition;
@@ -16,14 +17,18 @@ pub struct News {
     pub round: u64,
     /// The connection whose command it was; 0: none.
     pub client: u64,
+    /// Counts the news of a worker from 1 on.
+    pub number: u64,
     pub notes: Vec<Note>,
 }
 
 impl Node {
     /// What anybody wants to hear of.
     pub fn interest(&self, settings: &Settings) -> Interest {
-        let changes = self.change_listeners.load(Ordering::Relaxed) > 0;
-        Interest { changes, events: settings.notify_keyspace_events.classes() }
+        Interest {
+            changes: self.change_listeners.load(Ordering::Relaxed) != 0,
+            events: settings.notify_keyspace_events.classes(),
+        }
     }
 
     /// Publishes a keyspace event on the channels that are configured.
@@ -47,18 +52,24 @@ impl Worker {
     pub(crate) fn take_notes(self: &Rc<Self>, mut partition: RefMut<'_, Partition>, client: u64) {
         let store = &mut partition.store;
         if !store.notes.is_empty() {
-            let news = News { round: store.seen(), client, notes: store.notes.take() };
+            if client == 0 {
+                // It is no reader who has missed something.
+                store.notes.retry();
+            }
+            let (round, notes) = (store.seen(), store.notes.take());
             drop(partition);
-            self.spread(news);
+            self.spread(round, client, notes);
         }
     }
 
     /// Something has happened that is told once its round is stored.
     #[cold]
-    pub(crate) fn spread(self: &Rc<Self>, news: News) {
-        let changed = news.notes.iter().filter(|note| note.what == What::Changed);
+    pub(crate) fn spread(self: &Rc<Self>, round: u64, client: u64, notes: Vec<Note>) {
+        let changed = notes.iter().filter(|note| note.what.is_change());
         self.touch_waiters(changed.map(|note| (note.db, &*note.key)));
-        self.news.borrow_mut().push_back(news);
+        let number = self.news_count.get() + 1;
+        self.news_count.set(number);
+        self.news.borrow_mut().push_back(News { round, client, number, notes });
         // A round that nothing has changed is stored already.
         self.tell_news();
         self.serve_waiters();
@@ -69,30 +80,38 @@ impl Worker {
         if self.news.borrow().is_empty() {
             return;
         }
-        let to_disk = self.is_always();
-        loop {
-            let outcome = match self.news.borrow().front() {
-                Some(next) => self.rounds.outcome(next.round, to_disk),
-                None => return,
-            };
-            let Some(stored) = outcome else { return };
+        let (to_disk, settings) = (self.is_always(), self.settings());
+        let mut changes = Changes::default();
+        while let Some((news, stored)) = self.next_news(to_disk) {
             // Nothing has happened where the write could not be stored.
-            if let Some(news) = self.news.borrow_mut().pop_front()
-                && stored.is_ok()
-            {
-                self.tell(&news);
+            if stored {
+                self.tell_each(&news, &settings, &mut changes);
             }
         }
+        self.node.broadcast(&changes, &settings);
+    }
+
+    /// The oldest news if it is known what became of its round, and whether that is stored.
+    fn next_news(&self, to_disk: bool) -> Option<(News, bool)> {
+        let mut waiting = self.news.borrow_mut();
+        let stored = self.rounds.outcome(waiting.front()?.round, to_disk)?.is_ok();
+        Some((waiting.pop_front()?, stored))
     }
 
     /// Tells of what is stored.
     pub(crate) fn tell(&self, news: &News) {
         let settings = self.settings();
+        let mut changes = Changes::default();
+        self.tell_each(news, &settings, &mut changes);
+        self.node.broadcast(&changes, &settings);
+    }
+
+    fn tell_each(&self, news: &News, settings: &Settings, changes: &mut Changes) {
         for note in &news.notes {
             match note.what {
-                What::Changed => {}
+                What::Changed | What::Expired => self.tell_change(news, note, changes),
                 What::Event(_, name) => {
-                    self.node.publish_event(&settings, note.db, &note.key, name);
+                    self.node.publish_event(settings, note.db, &note.key, name);
                 }
             }
         }

@@ -24,4 +24,5 @@ pub mod secrets;
 pub mod server;
 pub mod session;
 pub mod slowlog;
+pub mod tracking;
 pub mod worker;

@@ -6,6 +6,7 @@ use crate::monitor::Monitors;
 use crate::pubsub::PubSub;
 use crate::rates::Rates;
 use crate::slowlog::SlowLog;
+use crate::tracking::Prefixes;
 use crate::worker::{Mailbox, WorkerStats};
 use flagstone_storage::Layout;
 use flagstone_storage::clock::Clock;
@@ -50,6 +51,8 @@ pub struct Budget {
     pub memtables: usize,
     /// Channels and patterns that clients listen to.
     pub subscriptions: usize,
+    /// What clients have read that want to hear of its changes, and their prefixes.
+    pub tracking: usize,
 }
 
 impl Budget {
@@ -66,6 +69,7 @@ impl Budget {
             meta_cache: (total / 8).min(64 << 20).max(total / 16),
             memtables: (total / 16) as usize,
             subscriptions: (total / 16) as usize,
+            tracking: (total / 16) as usize,
         }
     }
 }
@@ -85,6 +89,7 @@ pub struct Node {
     /// Clients that wait for keys.
     pub waiters: AtomicUsize,
     pub pubsub: Arc<PubSub>,
+    pub prefixes: Prefixes,
     pub monitors: Arc<Monitors>,
     pub stats: Vec<Arc<WorkerStats>>,
     pub rates: Rates,
@@ -128,6 +133,8 @@ impl Node {
         let stats = mailboxes.iter().map(|_| Arc::default()).collect();
         Self {
             pubsub: Arc::new(PubSub::new(mailboxes.len(), budget.subscriptions)),
+            change_listeners: AtomicUsize::new(0),
+            prefixes: Prefixes::new(budget.tracking),
             budget,
             inline_sync: mailboxes.len() == 1,
             config,
@@ -137,7 +144,6 @@ impl Node {
             mailboxes,
             shard_workers,
             clients: Clients::default(),
-            change_listeners: AtomicUsize::new(0),
             waiters: AtomicUsize::new(0),
             monitors: Arc::default(),
             stats,

@@ -1,9 +1,11 @@
 //! What a connection is to the server.
 
 use crate::clients::Client;
+use crate::commands::registry::Command;
 use crate::monitor::Monitoring;
 use crate::pubsub::Subscriptions;
 use crate::resp::{Proto, Reply};
+use crate::tracking::Tracked;
 use crate::worker::Request;
 use std::sync::Arc;
 
@@ -34,6 +36,8 @@ pub struct Session {
     pub closing: bool,
     /// What it listens to, if anything.
     pub subscriptions: Option<Box<Subscriptions>>,
+    /// CLIENT TRACKING.
+    pub tracking: Option<Box<Tracked>>,
     /// MONITOR.
     pub monitoring: Option<Monitoring>,
     /// The greatest journal position that holds a write of this connection (WAITAOF).
@@ -51,6 +55,7 @@ impl Session {
             no_touch: false,
             closing: false,
             subscriptions: None,
+            tracking: None,
             monitoring: None,
             written: 0,
         }
@@ -79,7 +84,24 @@ impl Session {
 
     /// What a command on keys needs to know of it.
     pub fn request(&self) -> Request {
-        Request { db: self.db, proto: self.proto, touch: !self.no_touch, client: self.client.id }
+        Request {
+            db: self.db,
+            proto: self.proto,
+            touch: !self.no_touch,
+            client: self.client.id,
+            track: self.tracking.as_ref().is_some_and(|tracked| tracked.remembers()),
+        }
+    }
+
+    /// A command was run: CLIENT CACHING is of one command, but for those of CLIENT.
+    #[inline]
+    pub fn end_caching(&mut self, command: Option<&Command>) {
+        if let Some(tracked) = &mut self.tracking
+            && tracked.caching
+            && !command.is_some_and(|command| command.full_name.starts_with("client|"))
+        {
+            tracked.caching = false;
+        }
     }
 
     /// SELECT.

@@ -7,6 +7,7 @@ use crate::session::Session;
 use crate::worker::Worker;
 use flagstone_storage::Store;
 use flagstone_storage::store::{Fault, Need};
+use flagstone_storage::value::Value;
 use std::borrow::Cow;
 use std::collections::HashSet;
 use std::rc::Rc;
@@ -170,8 +171,45 @@ impl Ctx<'_> {
     }
 
     /// Tells of a keyspace event (`notify-keyspace-events`), once what it tells of is stored.
+    /// Where an entry is at hand, [`EntryMut::event`] does.
+    ///
+    /// [`EntryMut::event`]: flagstone_storage::store::EntryMut::event
     pub fn notify(&mut self, class: NotifyFlags, event: &'static str, key: &[u8]) {
-        self.store.notes.event(self.db, key, class.bits(), event);
+        self.notify_in(self.db, class, event, key);
+    }
+
+    /// The same for a key of another database.
+    pub fn notify_in(&mut self, db: u32, class: NotifyFlags, event: &'static str, key: &[u8]) {
+        self.store.notes.event(db, key, class.into(), event);
+    }
+
+    /// Deletes a key, and tells of it; whether it existed.
+    pub fn delete(&mut self, key: &[u8]) -> Result<bool, Fault> {
+        let deleted = self.store.remove(self.db, key)?;
+        if deleted {
+            self.notify(NotifyFlags::GENERIC, "del", key);
+        }
+        Ok(deleted)
+    }
+
+    /// Puts what a command has made into a key, whatever it held, and tells of it. Nothing, or an
+    /// empty collection, deletes the key.
+    pub fn put_result(
+        &mut self,
+        key: &[u8],
+        value: Value,
+        class: NotifyFlags,
+        event: &'static str,
+    ) -> Result<(), Fault> {
+        if value.is_absent() || value.is_empty_collection() {
+            self.delete(key)?;
+            return Ok(());
+        }
+        let mut entry = self.store.entry_mut(self.db, key)?;
+        entry.value = value;
+        entry.expire_at_ms = 0;
+        entry.event(class, event);
+        Ok(())
     }
 
     /// The time of this command in ms since the Unix epoch; fixed while it runs.

@@ -6,6 +6,8 @@ pub mod combine;
 pub mod connection;
 pub mod context;
 pub mod draws;
+#[cfg(test)]
+mod events_tests;
 pub mod expiry;
 pub mod generic;
 pub mod geo;

@@ -36,7 +36,10 @@ pub(super) fn try_run(
         })
         .collect();
     let args = Args::new(bytes.as_bytes(), &ranges);
-    let command = registry::lookup(words[0].as_bytes()).unwrap();
+    let mut command = registry::lookup(words[0].as_bytes()).unwrap();
+    if !command.subcommands.is_empty() {
+        command = command.subcommand(words[1].as_bytes()).unwrap();
+    }
     let Run::Keys(handler) = command.spec.run else { panic!("not on keys") };
     let mut out = Reply::new(proto);
     store.begin(now_ms, true);

@@ -1,6 +1,6 @@
 //! The classes of keyspace events, `notify-keyspace-events`.
 
-use flagstone_storage::notes;
+use flagstone_storage::notes::class;
 use std::fmt;
 
 /// A set of event classes. Bits as in Valkey's module API (`VALKEYMODULE_NOTIFY_*`).
@@ -10,27 +10,22 @@ pub struct NotifyFlags(u32);
 impl NotifyFlags {
     pub const KEYSPACE: Self = Self(1);
     pub const KEYEVENT: Self = Self(1 << 1);
-    pub const GENERIC: Self = Self(1 << 2);
+    pub const GENERIC: Self = Self(class::GENERIC);
     pub const STRING: Self = Self(1 << 3);
     pub const LIST: Self = Self(1 << 4);
     pub const SET: Self = Self(1 << 5);
-    pub const HASH: Self = Self(notes::HASH);
+    pub const HASH: Self = Self(class::HASH);
     pub const ZSET: Self = Self(1 << 7);
-    pub const EXPIRED: Self = Self(notes::EXPIRED);
+    pub const EXPIRED: Self = Self(class::EXPIRED);
     pub const EVICTED: Self = Self(1 << 9);
     pub const STREAM: Self = Self(1 << 10);
-    pub const KEY_MISS: Self = Self(1 << 11);
+    pub const KEY_MISS: Self = Self(class::KEY_MISS);
     pub const MODULE: Self = Self(1 << 13);
-    pub const NEW: Self = Self(1 << 14);
+    pub const NEW: Self = Self(class::NEW);
 
     /// Whether nothing is published: no class, or neither channel kind.
     pub const fn is_silent(self) -> bool {
         self.0 & (Self::KEYSPACE.0 | Self::KEYEVENT.0) == 0
-    }
-
-    /// Its classes as bits.
-    pub const fn bits(self) -> u32 {
-        self.0
     }
 
     /// Whether all classes of `other` are in this set.
@@ -65,6 +60,13 @@ impl NotifyFlags {
     /// What `A` stands for.
     fn all() -> Self {
         ORDER[..ALL_COUNT].iter().fold(Self::default(), |all, (_, class)| all.union(*class))
+    }
+}
+
+impl From<NotifyFlags> for u32 {
+    /// The bits of its classes.
+    fn from(flags: NotifyFlags) -> Self {
+        flags.0
     }
 }
 

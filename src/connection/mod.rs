@@ -274,6 +274,7 @@ impl Connection {
             Admitted::Refused(text) => {
                 self.count_refusal(args, &text);
                 cycle.refuse(&text, &mut self.session);
+                self.session.end_caching(gate::resolve(args).ok());
                 return Dispatched::Done;
             }
             Admitted::Wait => return Dispatched::Barrier,
@@ -288,6 +289,7 @@ impl Connection {
                 if cycle.route(&self.worker, &self.session, command, args, settings) {
                     self.session.client.runs(command.id);
                     self.show(command, args);
+                    self.session.end_caching(Some(command));
                     Dispatched::Done
                 } else {
                     Dispatched::Barrier
@@ -305,6 +307,7 @@ impl Connection {
                 };
                 let outcome = handler(&mut call, args);
                 self.show(command, args);
+                self.session.end_caching(Some(command));
                 let close = self.settle(command, outcome, cycle.out(), mark);
                 self.worker.ran(command, args, self.session.client.id, settings);
                 cycle.end_command();
@@ -343,6 +346,7 @@ impl Connection {
         }
         let left = buf.len() - parser.consumed();
         let close = self.run_alone(args, left, &settings, &mut out).await?;
+        self.session.end_caching(gate::resolve(args).ok());
         let silent = match (mode, self.session.reply_mode) {
             (_, ReplyMode::Skip) => {
                 self.session.reply_mode = ReplyMode::On;

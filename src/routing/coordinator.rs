@@ -10,13 +10,13 @@
 
 use super::hold::{Acquire, Apply, Grant};
 use super::owner;
-use crate::commands::{Ctx, Run, Stop};
+use crate::commands::{Ctx, Run, Stop, flag};
 use crate::events::News;
 use crate::node::Node;
 use crate::resp::Reply;
-use crate::worker::{LockKey, Message, OwnedCommand, Ran, Worker};
+use crate::worker::{LockKey, Message, OwnedCommand, Ran, Request, Worker};
 use flagstone_storage::journal::{JournalError, Lsn};
-use flagstone_storage::notes::Note;
+use flagstone_storage::notes::{Interest, Note};
 use flagstone_storage::store::Need;
 use flagstone_storage::{Entry, Store};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -34,12 +34,12 @@ const MAX_LOCKINGS: usize = 8;
 /// What a coordinator has so far.
 #[derive(Default)]
 struct Held {
+    /// The connection whose command it is; 0: none.
+    client: u64,
     /// Its holds, by worker.
     holds: BTreeMap<usize, u64>,
     /// They are on all that belongs to the workers, and last until the command is done.
     whole: bool,
-    /// The connection whose command it is.
-    client: u64,
     /// What the command has noted, and the round of the coordinator's worker that shows it.
     notes: Vec<Note>,
     round: u64,
@@ -47,6 +47,8 @@ struct Held {
 
 /// What a command is lent.
 struct Wanted {
+    /// Who wants to hear of their changes.
+    reader: Option<u64>,
     keys: BTreeSet<LockKey>,
     /// Parts of their values.
     parts: Vec<Need>,
@@ -87,7 +89,7 @@ pub(crate) async fn coordinate(
     match run(worker, command, missed, &mut held, &mut out).await {
         Ok(round) => match worker.wait_shown(round).await {
             Ok(()) => {
-                worker.tell(&News { round, client: command.request.client, notes: held.notes })
+                worker.tell(&News { round, client: held.client, number: 0, notes: held.notes })
             }
             Err(error) => {
                 out.clear();
@@ -95,14 +97,14 @@ pub(crate) async fn coordinate(
             }
         },
         Err(Stop::Block(block)) => {
-            worker.spread(News { round: held.round, client: 0, notes: held.notes });
+            worker.spread(held.round, 0, held.notes);
             return Ran::blocked(block);
         }
         Err(Stop::Close | Stop::Miss(_)) => {}
         Err(Stop::Error(text)) => {
             worker.stats().failed(command.command, &text);
             // What it met may have expired all the same.
-            worker.spread(News { round: held.round, client: 0, notes: held.notes });
+            worker.spread(held.round, 0, held.notes);
             out.clear();
             out.error(&*text);
         }
@@ -120,7 +122,9 @@ async fn run(
     out: &mut Reply,
 ) -> Result<u64, Stop> {
     let keys = command.lock_keys().into_iter().collect();
-    let mut wanted = Wanted { keys, parts: Vec::new() };
+    let Request { client, track, .. } = command.request;
+    let reader = (track && command.command.spec.has(flag::READONLY)).then_some(client);
+    let mut wanted = Wanted { reader, keys, parts: Vec::new() };
     wanted.add(missed);
     let mut lockings = 1;
     for _ in 0..MAX_ATTEMPTS {
@@ -154,11 +158,15 @@ async fn attempt(
     out.clear();
     let settings = worker.settings();
     space.begin(node.clock.now_ms(), command.request.touch);
-    space.notes.want(node.interest(&settings));
+    // The workers that own the keys note that they have changed.
+    space.notes.want(Interest { changes: false, ..node.interest(&settings) });
     let db = command.request.db;
     let began = Instant::now();
     let outcome =
         handler(&mut Ctx { store: &mut space, out, db, settings: &settings }, command.args());
+    if matches!(outcome, Err(Stop::Miss(_))) {
+        space.notes.retry();
+    }
     held.notes.append(&mut space.notes.take());
     if let Err(Stop::Miss(missed)) = outcome {
         give_back(node, held, space).await;
@@ -207,6 +215,7 @@ fn by_worker(node: &Node, wanted: &Wanted, held: &Held) -> BTreeMap<usize, Acqui
         let acquire = out.entry(target).or_default();
         acquire.keys.push((*db, key.clone()));
         acquire.under = held.holds.get(&target).copied();
+        acquire.reader = wanted.reader;
     }
     for need in &wanted.parts {
         out.entry(owner(node, &need.key)).or_default().needs.push(need.clone());
@@ -279,9 +288,10 @@ async fn acquire(node: &Node, target: usize, acquire: Acquire) -> Result<Grant, 
 /// The ends of all holds.
 fn ends(held: &mut Held) -> BTreeMap<usize, Apply> {
     held.whole = false;
+    let client = held.client;
     std::mem::take(&mut held.holds)
         .into_iter()
-        .map(|(worker, hold)| (worker, Apply { hold, client: held.client, ..Apply::default() }))
+        .map(|(worker, hold)| (worker, Apply { hold, client, ..Apply::default() }))
         .collect()
 }
 
@@ -295,7 +305,7 @@ async fn give_back(node: &Node, held: &mut Held, mut space: Store) {
         let worker = owner(node, entry.key());
         if let Some(&hold) = held.holds.get(&worker) {
             let apply = applies.entry(worker).or_default();
-            (apply.hold, apply.keep) = (hold, true);
+            (apply.hold, apply.client, apply.keep) = (hold, held.client, true);
             apply.entries.push((db, entry, false));
         }
     }

@@ -103,7 +103,11 @@ async fn change_now(
         .collect();
     send_all(node, applies).await;
     match (refused, lsn) {
-        (None, Some(lsn)) => worker.wait_shown(worker.round_showing(lsn)).await.map_err(|e| e.0),
+        (None, Some(lsn)) => {
+            worker.wait_shown(worker.round_showing(lsn)).await.map_err(|e| e.0)?;
+            node.invalidate_everything(&worker.settings());
+            Ok(())
+        }
         (text, _) => Err(text.unwrap_or_else(|| "ERR nothing was changed".into())),
     }
 }

@@ -1,12 +1,9 @@
 //! What a coordinator holds at a worker: locks, and the entries it was lent.
 
-use crate::events::News;
 use crate::worker::{Lock, LockKey, Worker};
 use flagstone_storage::Entry;
 use flagstone_storage::journal::Lsn;
-use flagstone_storage::notes::{Note, What};
 use flagstone_storage::store::Need;
-use flagstone_storage::value::KeyBuf;
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -24,6 +21,8 @@ pub struct Acquire {
     pub all: bool,
     /// A hold on the whole worker that covers the keys: nothing more is locked.
     pub under: Option<u64>,
+    /// The client that reads the keys, if it wants to hear of their changes.
+    pub reader: Option<u64>,
 }
 
 /// What a worker lends: until it is applied or given back, nobody else touches these keys.
@@ -144,6 +143,9 @@ impl Worker {
         }
         let generations = partition.store.generations();
         drop(partition);
+        if let Some(client) = acquire.reader {
+            self.remember(acquire.keys.iter().map(|(_, key)| &**key), client);
+        }
         if let Err(grant) = to.send(Grant { hold, entries, generations, error: None }) {
             let entries = grant.entries.into_iter().map(|(db, e)| (db, e, false)).collect();
             self.apply(Apply { hold, entries, ..Apply::default() });
@@ -152,10 +154,13 @@ impl Worker {
 
     /// Ends a hold: the coordinator's record counts here from now on.
     pub(crate) fn apply(self: &Rc<Self>, apply: Apply) {
-        let tells = self.node.change_listeners.load(Ordering::Relaxed) > 0;
         let mut dbs: Vec<u32> = apply.generations.iter().map(|(db, _)| *db).collect();
         dbs.extend(apply.swap.iter().flat_map(|(a, b)| [*a, *b]));
         let mut partition = self.partition.borrow_mut();
+        partition.store.notes.want(self.node.interest(&self.settings()));
+        if !apply.generations.is_empty() || apply.swap.is_some() {
+            self.forget_reads();
+        }
         for (db, generation) in apply.generations {
             let old = partition.store.flush_db(db, generation);
             self.node.background.spawn_blocking(move || drop(old));
@@ -166,12 +171,7 @@ impl Worker {
         for (db, key) in apply.forget {
             partition.store.forget(db, &key);
         }
-        let mut changed = Vec::new();
         for (db, entry, written) in apply.entries {
-            if written && tells {
-                let key = KeyBuf::from_slice(entry.key());
-                changed.push(Note { db, key, what: What::Changed });
-            }
             partition.store.give_back(db, entry, written);
         }
         if let Some((lsn, body)) = &apply.record {
@@ -181,7 +181,7 @@ impl Worker {
         if !apply.keep {
             partition.released(apply.hold);
         }
-        let round = partition.store.round();
+        let (round, notes) = (partition.store.round(), partition.store.notes.take());
         drop(partition);
         if apply.record.is_some() {
             self.stats().commits.fetch_add(1, Ordering::Relaxed);
@@ -193,10 +193,12 @@ impl Worker {
             drop(lock);
         }
         self.touch_all_waiters(&dbs);
-        if changed.is_empty() {
+        if notes.is_empty() {
             self.serve_waiters();
         } else {
-            self.spread(News { round, client: apply.client, notes: changed });
+            // Now that the lock is gone, those who wait for the keys can be served.
+            self.spread(round, apply.client, notes);
+            self.commit_soon();
         }
     }
 }

@@ -16,6 +16,8 @@ pub struct Request {
     pub touch: bool,
     /// The connection.
     pub client: u64,
+    /// The connection wants to hear when what it reads changes.
+    pub track: bool,
 }
 
 /// One command of a batch: its arguments are ranges of the batch's bytes.

@@ -26,6 +26,7 @@ impl Worker {
             tick.tick().await;
             self.close_idle_clients();
             self.close_slow_clients();
+            self.bound_tracking();
             self.publish_stats();
             if self.id == 0 {
                 self.sample_rates();

@@ -187,11 +187,15 @@ impl Worker {
             Err(Stop::Miss(needs)) => {
                 out.truncate(mark);
                 // What it has met so far may have expired.
+                partition.store.notes.retry();
                 self.take_notes(partition, request.client);
                 return Err(blocked_by(needs, command, args, request));
             }
         }
         let (seen, dirty) = (partition.store.seen(), partition.store.is_dirty());
+        if request.track && empty.is_none() {
+            self.remember_read(command, args, request);
+        }
         if dirty {
             self.commit_soon();
         }

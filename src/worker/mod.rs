@@ -61,6 +61,10 @@ pub struct Worker {
     pub(crate) serving: Cell<bool>,
     /// What is told once the rounds it shows are stored.
     pub(crate) news: RefCell<std::collections::VecDeque<crate::events::News>>,
+    /// How much news there was.
+    pub(crate) news_count: Cell<u64>,
+    /// Who has read which of its keys and wants to hear of their changes.
+    pub(crate) tracking: RefCell<crate::tracking::Table>,
     settings: RefCell<(u64, Arc<Settings>)>,
 }
 
@@ -99,6 +103,8 @@ impl Worker {
             waiting: RefCell::default(),
             serving: Cell::new(false),
             news: RefCell::default(),
+            news_count: Cell::new(0),
+            tracking: RefCell::default(),
             settings: RefCell::new(settings),
         })
     }

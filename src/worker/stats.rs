@@ -58,6 +58,10 @@ pub struct WorkerStats {
     pub awaited_keys: AtomicU64,
     /// Keys of which clients wait to hear that they are gone, too.
     pub awaited_absent_keys: AtomicU64,
+    /// Keys that clients have read which want to hear of their changes, and how many have read
+    /// them.
+    pub tracked_keys: AtomicU64,
+    pub tracked_reads: AtomicU64,
 }
 
 impl Default for WorkerStats {
@@ -88,6 +92,8 @@ impl Default for WorkerStats {
             pending_bytes: AtomicU64::default(),
             awaited_keys: AtomicU64::default(),
             awaited_absent_keys: AtomicU64::default(),
+            tracked_keys: AtomicU64::default(),
+            tracked_reads: AtomicU64::default(),
         }
     }
 }

@@ -8,8 +8,17 @@ use crate::value::KeyBuf;
 pub enum What {
     /// It was written, or deleted.
     Changed,
+    /// It was deleted as its time had come; nobody did it.
+    Expired,
     /// A keyspace event: its class, one bit, and its name.
     Event(u32, &'static str),
+}
+
+impl What {
+    /// Whether the key holds something else now, or nothing.
+    pub fn is_change(self) -> bool {
+        matches!(self, Self::Changed | Self::Expired)
+    }
 }
 
 /// Something that happened to a key.
@@ -23,17 +32,23 @@ pub struct Note {
 /// What anybody wants to hear of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Interest {
-    /// [`What::Changed`].
+    /// [`What::Changed`] and [`What::Expired`].
     pub changes: bool,
     /// Bits of event classes.
     pub events: u32,
 }
 
-/// The event class of expired keys.
-pub const EXPIRED: u32 = 1 << 8;
-
-/// The event class of hashes.
-pub const HASH: u32 = 1 << 6;
+/// Classes of keyspace events that the store itself notes.
+pub mod class {
+    /// Of keys whatever they hold.
+    pub const GENERIC: u32 = 1 << 2;
+    pub const HASH: u32 = 1 << 6;
+    pub const EXPIRED: u32 = 1 << 8;
+    /// A key that was asked for does not exist.
+    pub const KEY_MISS: u32 = 1 << 11;
+    /// A key that did not exist does.
+    pub const NEW: u32 = 1 << 14;
+}
 
 /// See the module's description.
 #[derive(Debug, Default)]
@@ -57,6 +72,17 @@ impl Notes {
         std::mem::take(&mut self.taken)
     }
 
+    /// The command stopped for something that is not in memory, and will look its keys up again.
+    pub fn retry(&mut self) {
+        self.taken.retain(|note| !matches!(note.what, What::Event(class::KEY_MISS, _)));
+    }
+
+    /// Whether anybody wants to hear of keyspace events.
+    #[inline]
+    pub(crate) fn wants_events(&self) -> bool {
+        self.interest.events != 0
+    }
+
     /// Notes an event of a class, if anybody wants to hear of it.
     #[inline]
     pub fn event(&mut self, db: u32, key: &[u8], class: u32, name: &'static str) {
@@ -66,9 +92,9 @@ impl Notes {
     }
 
     #[inline]
-    pub(crate) fn changed(&mut self, db: u32, key: &[u8]) {
+    pub(crate) fn changed(&mut self, db: u32, key: &[u8], what: What) {
         if self.interest.changes {
-            self.push(db, key, What::Changed);
+            self.push(db, key, what);
         }
     }
 

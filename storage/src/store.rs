@@ -10,7 +10,7 @@
 //! its last write, and a reply waits for the greatest round it has seen.
 
 pub use crate::need::{Fault, Need, OrLoad, Part};
-use crate::notes::{self, Notes};
+use crate::notes::{Notes, What, class};
 use crate::scope::Scope;
 use crate::slot::{KeyHash, Layout, SUB_TABLES, sub_table};
 use crate::value::{Counted, Entry, Hash, KeyBuf, Str, Typed, Value};
@@ -230,6 +230,7 @@ impl Store {
             self.stats.hits += 1;
         } else {
             self.stats.misses += 1;
+            self.notes.event(db, key, class::KEY_MISS, "keymiss");
         }
         Ok(found.filter(|_| live).map(|f| f.entry(self)))
     }
@@ -319,8 +320,10 @@ impl Store {
     /// An entry that was found, for writing.
     fn change(&mut self, found: Found) -> EntryMut<'_> {
         let Self { dbs, dirty, seen, round, stats, notes, .. } = self;
+        let entry = found.entry_mut(dbs);
         EntryMut {
-            entry: found.entry_mut(dbs),
+            is_new: !entry.is_live(),
+            entry,
             dirty,
             seen,
             changes: &mut stats.changes,
@@ -397,8 +400,8 @@ impl Store {
         if hash.is_empty() {
             entry.clear();
         }
+        entry.removal_event(class::HASH, "hexpired");
         self.stats.expired_fields += expired;
-        self.notes.event(db, key, notes::HASH, "hexpired");
     }
 
     /// Whether part of a key's value is not in memory.
@@ -431,8 +434,10 @@ impl Store {
         let found = Found { db, at, bucket };
         if entry.expire_at_ms != 0 && entry.expire_at_ms <= now_ms && entry.is_live() {
             self.stats.expired += 1;
-            self.change(found).clear();
-            self.notes.event(db, key, notes::EXPIRED, "expired");
+            let mut entry = self.change(found);
+            entry.note_change(What::Expired);
+            entry.clear();
+            entry.event(class::EXPIRED, "expired");
         }
         Ok(Some(found))
     }
@@ -523,6 +528,7 @@ impl Store {
     pub fn give_back(&mut self, db: u32, mut entry: Entry, written: bool) {
         if written || entry.dirty {
             entry.round = self.round;
+            self.notes.changed(db, &entry.key, What::Changed);
         }
         if entry.dirty {
             let at = self.layout.key_hash(&entry.key);
@@ -694,12 +700,63 @@ pub struct EntryMut<'a> {
     changes: &'a mut u64,
     notes: &'a mut Notes,
     changed: bool,
+    /// The key did not exist, and nothing was told of it since.
+    is_new: bool,
     round: u64,
     db: u32,
     at: KeyHash,
 }
 
 impl EntryMut<'_> {
+    /// Notes a keyspace event of the key, behind one that says that it is new if it is.
+    #[inline]
+    pub fn event(&mut self, class: impl Into<u32>, name: &'static str) {
+        if self.notes.wants_events() {
+            self.note_event(class.into(), name);
+        }
+    }
+
+    /// Notes that the key is new if it is. Any other event does, too.
+    #[inline]
+    pub fn creation_event(&mut self) {
+        if self.is_new && self.entry.is_live() {
+            self.is_new = false;
+            self.notes.event(self.db, &self.entry.key, class::NEW, "new");
+        }
+    }
+
+    #[cold]
+    fn note_event(&mut self, class: u32, name: &'static str) {
+        self.creation_event();
+        self.notes.event(self.db, &self.entry.key, class, name);
+    }
+
+    /// Notes a keyspace event of something that was taken out of the key, before one that says
+    /// that the key is deleted if it is.
+    #[inline]
+    pub fn removal_event(&mut self, class: impl Into<u32>, name: &'static str) {
+        self.event(class, name);
+        self.deletion_event();
+    }
+
+    /// Notes that the key is deleted if it is.
+    #[inline]
+    pub fn deletion_event(&mut self) {
+        if !self.entry.is_live() {
+            self.event(class::GENERIC, "del");
+        }
+    }
+
+    /// Notes the first change.
+    #[inline]
+    fn note_change(&mut self, what: What) {
+        if !self.changed {
+            self.changed = true;
+            *self.changes += 1;
+            self.notes.changed(self.db, &self.entry.key, what);
+        }
+    }
+
     /// Notes the key as dirty.
     fn touch(&mut self) {
         self.deref_mut();
@@ -754,11 +811,7 @@ impl Deref for EntryMut<'_> {
 
 impl DerefMut for EntryMut<'_> {
     fn deref_mut(&mut self) -> &mut Entry {
-        if !self.changed {
-            self.changed = true;
-            *self.changes += 1;
-            self.notes.changed(self.db, &self.entry.key);
-        }
+        self.note_change(What::Changed);
         if !self.entry.dirty {
             self.entry.dirty = true;
             self.entry.round = self.round;

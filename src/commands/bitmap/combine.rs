@@ -2,6 +2,7 @@
 //! holes are never written out.
 
 use crate::commands::{Ctx, Outcome, Stop, arg, error, is_word};
+use crate::config::NotifyFlags;
 use crate::resp::Args;
 use flagstone_storage::store::{OrLoad, Part};
 use flagstone_storage::value::string::CHUNK;
@@ -50,15 +51,12 @@ pub(super) fn bitop(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
             _ => result.add_nothing(op),
         }
     }
-    if result.len == 0 {
-        cx.store.remove(cx.db, target)?;
-    } else {
-        let mut entry = cx.store.entry_mut(cx.db, target)?;
-        entry.value = Value::Str(Str::from_chunks(result.len, result.chunks));
-        entry.expire_at_ms = 0;
-    }
     cx.out.count(result.len);
-    Ok(())
+    let value = match result.len {
+        0 => Value::Absent,
+        len => Value::Str(Str::from_chunks(len, result.chunks)),
+    };
+    Ok(cx.put_result(target, value, NotifyFlags::STRING, "set")?)
 }
 
 /// The sources so far, combined.

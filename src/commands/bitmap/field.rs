@@ -3,6 +3,7 @@
 use super::bits::{FIELD_BYTES, low_bits, read_field, write_field};
 use super::{scaled_offset, string_of};
 use crate::commands::{Ctx, Outcome, Stop, arg, error, int_arg, is_word};
+use crate::config::NotifyFlags;
 use crate::num::parse_i64;
 use crate::resp::Args;
 use flagstone_storage::store::{OrLoad, Part};
@@ -116,10 +117,12 @@ fn write(cx: &mut Ctx<'_>, name: &[u8], ops: &[Op]) -> Outcome {
     let mut entry = cx.store.entry_mut(cx.db, name)?;
     let s = string_of(&entry)?;
     require(s, ops).or_load(cx.db, name)?;
-    if s.is_none_or(|s| s.len() < len) {
+    let is_longer = s.is_none_or(|s| s.len() < len);
+    if is_longer {
         grow(&mut entry, len).or_load(cx.db, name)?;
     }
     cx.out.array(ops.len());
+    let mut changed = false;
     for op in ops {
         let bytes = op.bytes(string_of(&entry)?).or_load(cx.db, name)?;
         let old = op.field.decode(op.bits(bytes));
@@ -142,7 +145,12 @@ fn write(cx: &mut Ctx<'_>, name: &[u8], ops: &[Op]) -> Outcome {
             let at = op.byte_range();
             s.write_at(at.start, &bytes[..at.len()]).or_load(cx.db, name)?;
         }
+        changed |= is_longer || new != old;
         cx.out.int(if reply_old { old } else { new });
+    }
+    entry.creation_event();
+    if changed {
+        entry.event(NotifyFlags::STRING, "setbit");
     }
     Ok(())
 }

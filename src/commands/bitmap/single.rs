@@ -2,6 +2,7 @@
 
 use super::{bit_offset, string_of};
 use crate::commands::{Ctx, Outcome, arg};
+use crate::config::NotifyFlags;
 use crate::num::parse_i64;
 use crate::resp::Args;
 use flagstone_storage::store::{OrLoad, Part};
@@ -25,11 +26,11 @@ pub(super) fn setbit(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     };
     let was_on = old & mask != 0;
     if len <= byte || was_on != on {
-        let entry = &mut *entry;
-        if entry.value.is_absent() {
-            entry.value = Value::Str(Str::from_vec(Vec::new()));
+        let changed = &mut *entry;
+        if changed.value.is_absent() {
+            changed.value = Value::Str(Str::from_vec(Vec::new()));
         }
-        if let Value::Str(s) = &mut entry.value {
+        if let Value::Str(s) = &mut changed.value {
             if on {
                 s.write_at(byte, &[old | mask]).or_load(cx.db, name)?;
             } else if was_on {
@@ -38,6 +39,7 @@ pub(super) fn setbit(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
                 s.grow(byte + 1).or_load(cx.db, name)?;
             }
         }
+        entry.event(NotifyFlags::STRING, "setbit");
     }
     cx.out.int(i64::from(was_on));
     Ok(())

@@ -1,6 +1,7 @@
 //! CLIENT.
 
 use super::handshake::{client_name, is_printable};
+use super::tracking;
 use crate::blocking::Cancel;
 use crate::clients::{Client, state};
 use crate::commands::help::help;
@@ -327,32 +328,16 @@ fn unblock(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// `CLIENT GETREDIR`
-fn getredir(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
-    cx.out.int(-1);
-    Ok(())
-}
-
-/// `CLIENT TRACKINGINFO`
-fn trackinginfo(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
-    let out = &mut *cx.out;
-    out.map(3);
-    out.bulk_str("flags");
-    out.set(1);
-    out.bulk_str("off");
-    out.bulk_str("redirect");
-    out.int(-1);
-    out.bulk_str("prefixes");
-    out.array(0);
-    Ok(())
-}
-
 /// `CLIENT HELP`
 fn show_help(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
     help(
         cx.out,
         "CLIENT",
         &[
+            (
+                "CACHING (YES|NO)",
+                "Has the next command's keys tracked in OPTIN mode, or not in OPTOUT.",
+            ),
             ("CAPA <option> [options...]", "Tells what the client can handle: REDIRECT."),
             ("GETNAME", "Answers the connection's name."),
             ("GETREDIR", "Answers where invalidation messages go, or -1."),
@@ -371,6 +356,11 @@ fn show_help(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
             ("REPLY (ON|OFF|SKIP)", "Chooses which replies the connection gets."),
             ("SETINFO <option> <value>", "Sets LIB-NAME or LIB-VER."),
             ("SETNAME <name>", "Names the connection."),
+            (
+                "TRACKING (ON|OFF) [REDIRECT <id>] [BCAST] [PREFIX <prefix> [...]] [OPTIN] [OPTOUT] \
+                 [NOLOOP]",
+                "Has the client told when keys that it has read change.",
+            ),
             ("TRACKINGINFO", "Describes the tracking of keys."),
             ("UNBLOCK <clientid> [TIMEOUT|ERROR]", "Ends the wait of a blocked connection."),
             ("UNPAUSE", "Ends a pause."),
@@ -380,10 +370,12 @@ fn show_help(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
 }
 
 /// Flags that most of them have.
-const ANY_TIME: u32 = flag::NOSCRIPT | flag::LOADING | flag::STALE;
+pub(super) const ANY_TIME: u32 = flag::NOSCRIPT | flag::LOADING | flag::STALE;
 
 /// The subcommands of CLIENT.
 pub(super) const SUBCOMMANDS: &[Spec] = &[
+    tracking::CACHING,
+    tracking::TRACKING,
     Spec {
         name: "capa",
         group: Group::Connection,
@@ -404,16 +396,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         run: Run::Session(getname),
         ..Spec::NEW
     },
-    Spec {
-        name: "getredir",
-        group: Group::Connection,
-        since: "6.0.0",
-        summary: "Answers the connection that invalidation messages go to.",
-        arity: 2,
-        flags: ANY_TIME,
-        run: Run::Session(getredir),
-        ..Spec::NEW
-    },
+    tracking::GETREDIR,
     Spec {
         name: "help",
         group: Group::Connection,
@@ -540,16 +523,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         run: Run::Session(setname),
         ..Spec::NEW
     },
-    Spec {
-        name: "trackinginfo",
-        group: Group::Connection,
-        since: "6.2.0",
-        summary: "Describes the tracking of keys that the connection has read.",
-        arity: 2,
-        flags: ANY_TIME,
-        run: Run::Session(trackinginfo),
-        ..Spec::NEW
-    },
+    tracking::TRACKINGINFO,
     Spec {
         name: "unblock",
         group: Group::Connection,

@@ -2,6 +2,7 @@
 
 mod client;
 mod handshake;
+mod tracking;
 
 pub(crate) use handshake::{COMPATIBLE_VERSION, REDIS_VERSION};
 

@@ -5,7 +5,7 @@ use crate::commands::{
     Ctx, KeySpec, Outcome, Run, Spec, Stop, acl, arg, error, flag, int_arg, is_word, key, set,
     stream, zset,
 };
-use crate::config::{RdbVersionCheck, Settings};
+use crate::config::{NotifyFlags, RdbVersionCheck, Settings};
 use crate::num::parse_i64;
 use crate::rdb::{self, HashField, Limits, NodeLimit, Object, SetForm, ZsetForm};
 use crate::resp::Args;
@@ -143,7 +143,7 @@ fn restore(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     if expire_at_ms != 0 && (expire_at_ms <= now_ms || expire_at_ms > i64::MAX as u64)
         || value.is_absent()
     {
-        cx.store.remove(cx.db, name)?;
+        cx.delete(name)?;
         return Ok(());
     }
     let mut entry = cx.store.entry_mut(cx.db, name)?;
@@ -156,6 +156,8 @@ fn restore(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         (_, Some(freq)) if counts_accesses(cx.settings) => entry.set_freq(freq),
         _ => {}
     }
+    cx.notify(NotifyFlags::NEW, "new", name);
+    cx.notify(NotifyFlags::GENERIC, "restore", name);
     Ok(())
 }
 

@@ -4,6 +4,7 @@ use super::{look, shown};
 use crate::commands::{
     Ctx, KeySpec, Outcome, Run, Spec, Stop, acl, arg, error, flag, int_arg, is_word, key,
 };
+use crate::config::NotifyFlags;
 use crate::resp::{Args, Reply};
 
 /// The options of EXPIRE and its kin: what the present expiry must be like.
@@ -96,9 +97,13 @@ fn set_expiry(cx: &mut Ctx<'_>, args: Args<'_>, unit: Unit) -> Outcome {
     }
     let mut entry = cx.store.entry_mut(cx.db, name)?;
     match u64::try_from(at).ok().filter(|&at| at > now_ms) {
-        Some(at) => entry.expire_at_ms = at,
+        Some(at) => {
+            entry.expire_at_ms = at;
+            entry.event(NotifyFlags::GENERIC, "expire");
+        }
         None => {
             entry.clear();
+            entry.event(NotifyFlags::EXPIRED, "expired");
             cx.store.stats.expired += 1;
         }
     }
@@ -168,7 +173,9 @@ fn persist(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let name = arg(args, 1)?;
     let expires = cx.store.peek(cx.db, name)?.is_some_and(|entry| entry.expire_at_ms != 0);
     if expires {
-        cx.store.entry_mut(cx.db, name)?.expire_at_ms = 0;
+        let mut entry = cx.store.entry_mut(cx.db, name)?;
+        entry.expire_at_ms = 0;
+        entry.event(NotifyFlags::GENERIC, "persist");
     }
     cx.out.int(i64::from(expires));
     Ok(())

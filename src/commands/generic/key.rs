@@ -13,7 +13,7 @@ fn del(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     }
     let mut deleted = 0;
     for name in args.iter().skip(1) {
-        deleted += usize::from(cx.store.remove(cx.db, name)?);
+        deleted += usize::from(cx.delete(name)?);
     }
     cx.out.count(deleted);
     Ok(())

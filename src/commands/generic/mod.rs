@@ -10,6 +10,7 @@ mod scan;
 mod sort;
 
 use super::{Ctx, Stop};
+use crate::config::NotifyFlags;
 use crate::resp::Args;
 use flagstone_storage::Entry;
 
@@ -25,6 +26,19 @@ pub use sort::COMMANDS as SORT;
 /// What `take` finds in a key's entry; `None` when the key does not exist. Counts as a keyspace hit
 /// or miss, but not as an access.
 fn look<T>(
+    cx: &mut Ctx<'_>,
+    key: &[u8],
+    take: impl FnOnce(&Entry) -> T,
+) -> Result<Option<T>, Stop> {
+    let found = look_quietly(cx, key, take)?;
+    if found.is_none() {
+        cx.notify(NotifyFlags::KEY_MISS, "keymiss", key);
+    }
+    Ok(found)
+}
+
+/// The same without telling that a key does not exist.
+fn look_quietly<T>(
     cx: &mut Ctx<'_>,
     key: &[u8],
     take: impl FnOnce(&Entry) -> T,

@@ -4,6 +4,7 @@ use super::{db_arg, existing_db};
 use crate::commands::{
     Ctx, KeySpec, Outcome, Run, Spec, Stop, acl, arg, error, flag, is_word, key,
 };
+use crate::config::NotifyFlags;
 use crate::num::parse_u64;
 use crate::resp::Args;
 use flagstone_storage::store::OrLoad;
@@ -24,6 +25,9 @@ fn rename_to(cx: &mut Ctx<'_>, args: Args<'_>, nx: bool) -> Result<bool, Stop> {
         return Ok(false);
     }
     cx.store.rename((cx.db, from), (cx.db, to))?;
+    cx.notify(NotifyFlags::NEW, "new", to);
+    cx.notify(NotifyFlags::GENERIC, "rename_from", from);
+    cx.notify(NotifyFlags::GENERIC, "rename_to", to);
     Ok(true)
 }
 
@@ -51,6 +55,9 @@ fn move_key(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let moves = cx.store.peek(cx.db, name)?.is_some() && cx.store.peek(db, name)?.is_none();
     if moves {
         cx.store.rename((cx.db, name), (db, name))?;
+        cx.notify_in(db, NotifyFlags::NEW, "new", name);
+        cx.notify(NotifyFlags::GENERIC, "move_from", name);
+        cx.notify_in(db, NotifyFlags::GENERIC, "move_to", name);
     }
     cx.out.int(i64::from(moves));
     Ok(())
@@ -95,6 +102,8 @@ fn copy(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let mut target = cx.store.entry_mut(db, to)?;
     target.value = value;
     target.expire_at_ms = expire_at_ms;
+    cx.notify_in(db, NotifyFlags::NEW, "new", to);
+    cx.notify_in(db, NotifyFlags::GENERIC, "copy_to", to);
     cx.out.int(1);
     Ok(())
 }

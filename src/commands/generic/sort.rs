@@ -6,6 +6,7 @@ use crate::commands::{
     Ctx, Find, KeySpec, Misses, Outcome, Run, Spec, Stop, acl, arg, error, flag, int_arg, is_word,
     key,
 };
+use crate::config::NotifyFlags;
 use crate::num::parse_f64;
 use crate::resp::Args;
 use flagstone_storage::encoding::MAX_KEY;
@@ -363,17 +364,10 @@ fn sort_any(cx: &mut Ctx<'_>, args: Args<'_>, read_only: bool) -> Outcome {
 /// key.
 fn store(cx: &mut Ctx<'_>, target: &[u8], found: Vec<Option<Vec<u8>>>) -> Outcome {
     let count = found.len();
-    if count == 0 {
-        cx.store.remove(cx.db, target)?;
-    } else {
-        let elements: Vec<_> = found.into_iter().map(Option::unwrap_or_default).collect();
-        let value = list_of(&elements, cx.settings);
-        let mut entry = cx.store.entry_mut(cx.db, target)?;
-        entry.value = value;
-        entry.expire_at_ms = 0;
-    }
+    let elements: Vec<_> = found.into_iter().map(Option::unwrap_or_default).collect();
+    let value = list_of(&elements, cx.settings);
     cx.out.count(count);
-    Ok(())
+    Ok(cx.put_result(target, value, NotifyFlags::LIST, "sortstore")?)
 }
 
 /// `SORT key [BY pattern] [LIMIT offset count] [GET pattern …] [ASC|DESC] [ALPHA] [STORE

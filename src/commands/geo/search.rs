@@ -10,7 +10,7 @@ use crate::commands::{
     Begin, Ctx, Find, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, int_arg, is_word,
     key, tail,
 };
-use crate::config::Settings;
+use crate::config::{NotifyFlags, Settings};
 use crate::num::parse_f64;
 use crate::resp::{Args, Reply};
 use flagstone_storage::store::{Fault, OrLoad};
@@ -382,14 +382,8 @@ fn search(cx: &mut Ctx<'_>, args: Args<'_>, command: Command) -> Outcome {
     let found = query.run(Source { db, key, zset })?;
     let stored = query.stored(&found, cx.settings);
     cx.out.count(stored.len() as usize);
-    if stored.is_empty() {
-        cx.store.remove(db, target)?;
-        return Ok(());
-    }
-    let mut entry = cx.store.entry_mut(db, target)?;
-    entry.value = stored.into_value();
-    entry.expire_at_ms = 0;
-    Ok(())
+    let event = if command.is_search() { "geosearchstore" } else { "georadiusstore" };
+    Ok(cx.put_result(target, stored.into_value(), NotifyFlags::ZSET, event)?)
 }
 
 /// `GEOSEARCH key FROMMEMBER member | FROMLONLAT longitude latitude

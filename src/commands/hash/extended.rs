@@ -9,6 +9,7 @@ use crate::commands::generic::shown;
 use crate::commands::{
     Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, is_word, key,
 };
+use crate::config::NotifyFlags;
 use crate::resp::{Args, Reply};
 use flagstone_storage::store::OrLoad;
 
@@ -24,13 +25,20 @@ fn hgetdel(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let (mut deleted, mut expired) = (0, 0);
     for name in tail(args, first) {
         let field = entry.as_mut().and_then(|entry| take(entry, name));
-        deleted += usize::from(field.is_some());
+        deleted += u64::from(field.is_some());
         let live = field.as_ref().filter(|field| !field.is_expired(now_ms));
         expired += u64::from(live.is_none() && field.is_some());
         cx.out.bulk_or_null(live.map(|field| &*field.value));
     }
-    if deleted > 0 {
-        entry.as_mut().map(drop_if_empty);
+    if let Some(entry) = entry.as_mut().filter(|_| deleted > 0) {
+        drop_if_empty(entry);
+        if expired > 0 {
+            entry.event(NotifyFlags::HASH, "hexpired");
+        }
+        if deleted > expired {
+            entry.event(NotifyFlags::HASH, "hdel");
+        }
+        entry.deletion_event();
         cx.store.stats.expired_fields += expired;
     }
     Ok(())
@@ -63,28 +71,45 @@ fn hgetex(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         tail(args, first).for_each(|_| cx.out.null());
         return Ok(());
     };
-    let mut deleted = 0;
+    let (mut expired, mut deleted, mut changed) = (0, 0, 0);
     for name in tail(args, first) {
-        let field = hash_in(entry).and_then(|hash| hash.get(name, now_ms).ok().flatten());
+        let field = hash_in(entry).and_then(|hash| hash.peek(name).ok().flatten());
+        if field.is_some_and(|field| field.is_expired(now_ms)) {
+            cx.out.null();
+            take(entry, name);
+            expired += 1;
+            continue;
+        }
         cx.out.bulk_or_null(field.map(|field| &*field.value));
         let expires = field.is_some_and(|field| field.expire_at_ms != 0);
         match change {
             Change::ExpireAt(at_ms) => {
                 let applied = apply(entry, name, at_ms, now_ms, Condition::Always);
                 deleted += u64::from(applied == Applied::Deleted);
+                changed += u64::from(applied == Applied::Set);
             }
             Change::Persist if expires => {
+                changed += 1;
                 entry.as_hash_mut().map(|hash| hash.set_expiry(name, 0));
             }
             Change::Persist | Change::Nothing => {}
         }
     }
-    if deleted > 0 {
-        drop_if_empty(entry);
+    if expired > 0 {
+        entry.event(NotifyFlags::HASH, "hexpired");
     }
-    let due = hash_in(entry).is_some_and(|hash| hash.is_due(now_ms));
-    cx.store.stats.expired_fields += deleted;
-    if due { remove_expired(cx, key, tail(args, first)) } else { Ok(()) }
+    match change {
+        Change::Persist if changed > 0 => entry.event(NotifyFlags::HASH, "hpersist"),
+        _ if changed > 0 => entry.event(NotifyFlags::HASH, "hexpire"),
+        _ if deleted > 0 => entry.event(NotifyFlags::HASH, "hdel"),
+        _ => {}
+    }
+    if expired + deleted > 0 {
+        drop_if_empty(entry);
+        entry.deletion_event();
+    }
+    cx.store.stats.expired_fields += expired + deleted;
+    Ok(())
 }
 
 /// What becomes of the expiries of the fields that HSETEX sets.
@@ -165,7 +190,7 @@ fn hsetex(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let names = || tail(args, options.first).step_by(2);
     if !condition_holds(cx, key, names, options.must_exist)? {
         cx.out.int(0);
-        return remove_expired(cx, key, names());
+        return remove_expired(cx, key, names(), None);
     }
     cx.out.int(1);
     if matches!(options.expiry, Expiry::At(at_ms) if at_ms <= now_ms) {
@@ -185,6 +210,10 @@ fn hsetex(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         hash.set(name, value, expire_at_ms);
     }
     convert_if_long(hash, settings);
+    entry.event(NotifyFlags::HASH, "hset");
+    if matches!(options.expiry, Expiry::At(_)) {
+        entry.event(NotifyFlags::HASH, "hexpire");
+    }
     Ok(())
 }
 
@@ -206,18 +235,26 @@ fn condition_holds<'n, I: Iterator<Item = &'n [u8]>>(
     Ok(names().all(|name| matches!(hash.get(name, now_ms), Ok(Some(_))) == must_exist))
 }
 
-/// Fields set to expire in the past are gone at once.
+/// Fields set to expire in the past are gone at once; what is told is that they were set first.
 fn delete_fields<'n>(
     cx: &mut Ctx<'_>,
     key: &[u8],
     names: impl Iterator<Item = &'n [u8]>,
 ) -> Outcome {
-    let Some(mut entry) = cx.store.hash_mut(cx.db, key)? else { return Ok(()) };
+    let Some(mut entry) = cx.store.hash_mut(cx.db, key)? else {
+        cx.notify(NotifyFlags::NEW, "new", key);
+        cx.notify(NotifyFlags::HASH, "hset", key);
+        cx.notify(NotifyFlags::HASH, "hdel", key);
+        cx.notify(NotifyFlags::GENERIC, "del", key);
+        return Ok(());
+    };
     let deleted = names.filter(|name| take(&mut entry, name).is_some()).count();
     if deleted > 0 {
         drop_if_empty(&mut entry);
-        cx.store.stats.expired_fields += deleted as u64;
     }
+    entry.event(NotifyFlags::HASH, "hset");
+    entry.removal_event(NotifyFlags::HASH, "hdel");
+    cx.store.stats.expired_fields += deleted as u64;
     Ok(())
 }
 

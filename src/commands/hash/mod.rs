@@ -13,7 +13,7 @@ pub mod ttl;
 pub mod write;
 
 use super::{Ctx, KeySpec, Outcome, Stop, arg, error, is_word, key, tail};
-use crate::config::Settings;
+use crate::config::{NotifyFlags, Settings};
 use crate::resp::Args;
 use flagstone_storage::store::{EntryMut, OrLoad};
 use flagstone_storage::value::{Field, Hash, Value};
@@ -72,12 +72,13 @@ fn drop_if_empty(entry: &mut EntryMut<'_>) {
     }
 }
 
-/// Removes those of `names` that have expired, and the key with its last field. The names are
-/// known.
+/// Removes those of `names` that have expired, and the key with its last field, and tells of it,
+/// of the fields as `event`. The names are known.
 fn remove_expired<'n>(
     cx: &mut Ctx<'_>,
     key: &[u8],
     names: impl Iterator<Item = &'n [u8]>,
+    event: Option<&'static str>,
 ) -> Outcome {
     let now_ms = cx.now_ms();
     let Some(mut entry) = cx.store.hash_mut(cx.db, key)? else { return Ok(()) };
@@ -91,6 +92,10 @@ fn remove_expired<'n>(
     }
     if removed > 0 {
         drop_if_empty(&mut entry);
+        if let Some(event) = event {
+            entry.event(NotifyFlags::HASH, event);
+        }
+        entry.deletion_event();
         cx.store.stats.expired_fields += removed;
     }
     Ok(())

@@ -22,7 +22,7 @@ fn one_field(
     let expired = field.is_some_and(|field| field.is_expired(now_ms));
     reply(cx.out, field.filter(|_| !expired));
     if expired {
-        remove_expired(cx, key, std::iter::once(name))?;
+        remove_expired(cx, key, std::iter::once(name), Some("hexpired"))?;
     }
     Ok(())
 }
@@ -60,7 +60,7 @@ fn hmget(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         cx.out.bulk_or_null(field.map(|field| &*field.value));
     }
     if hash.is_due(now_ms) {
-        remove_expired(cx, key, tail(args, 2))?;
+        remove_expired(cx, key, tail(args, 2), Some("hexpired"))?;
     }
     Ok(())
 }

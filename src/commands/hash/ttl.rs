@@ -3,6 +3,7 @@
 use super::expiry::{Applied, Condition, Form, apply};
 use super::{NOT_A_COUNT, READS, UPDATES, drop_if_empty, fields_from, hash_in, key_arg, tail};
 use crate::commands::{Ctx, Group, Outcome, Run, Spec, arg, flag};
+use crate::config::NotifyFlags;
 use crate::resp::Args;
 use flagstone_storage::store::OrLoad;
 
@@ -23,17 +24,19 @@ fn expire(cx: &mut Ctx<'_>, args: Args<'_>, form: Form, command: &str) -> Outcom
         hash.require(tail(args, first)).or_load(cx.db, key)?;
     }
     cx.out.array(args.len() - first);
-    let mut deleted = 0;
+    let (mut set, mut deleted) = (0, 0);
     for name in tail(args, first) {
         let applied = match &mut entry {
             Some(entry) => apply(entry, name, at_ms, now_ms, condition),
             None => Applied::NoField,
         };
+        set += u64::from(applied == Applied::Set);
         deleted += u64::from(applied == Applied::Deleted);
         cx.out.int(applied as i64);
     }
-    if deleted > 0 {
-        entry.as_mut().map(drop_if_empty);
+    if let Some(entry) = entry.as_mut().filter(|_| set + deleted > 0) {
+        drop_if_empty(entry);
+        entry.removal_event(NotifyFlags::HASH, if deleted > 0 { "hdel" } else { "hexpire" });
         cx.store.stats.expired_fields += deleted;
     }
     Ok(())
@@ -111,6 +114,7 @@ fn hpersist(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         hash.require(tail(args, first)).or_load(cx.db, key)?;
     }
     cx.out.array(args.len() - first);
+    let mut changed = false;
     for name in tail(args, first) {
         let hash = entry.as_ref().and_then(hash_in);
         let field = hash.and_then(|hash| hash.get(name, now_ms).ok().flatten());
@@ -118,10 +122,14 @@ fn hpersist(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
             None => NO_FIELD,
             Some(0) => NO_TTL,
             Some(_) => {
+                changed = true;
                 let hash = entry.as_mut().and_then(|entry| entry.as_hash_mut());
                 hash.map_or(NO_FIELD, |hash| i64::from(hash.set_expiry(name, 0)))
             }
         });
+    }
+    if let Some(entry) = entry.as_mut().filter(|_| changed) {
+        entry.event(NotifyFlags::HASH, "hpersist");
     }
     Ok(())
 }

@@ -7,6 +7,7 @@ use super::{
 use crate::commands::{
     Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, int_arg, key,
 };
+use crate::config::NotifyFlags;
 use crate::num::{LongDouble, parse_i64};
 use crate::resp::Args;
 use flagstone_storage::store::OrLoad;
@@ -27,6 +28,7 @@ fn set_pairs(cx: &mut Ctx<'_>, args: Args<'_>, command: &str) -> Result<usize, S
         created += usize::from(hash.set(name, value, 0));
     }
     convert_if_long(hash, settings);
+    entry.event(NotifyFlags::HASH, "hset");
     Ok(created)
 }
 
@@ -59,6 +61,7 @@ fn hsetnx(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     convert_for(hash, settings, tail(args, 2));
     hash.set(name, value, 0);
     convert_if_long(hash, settings);
+    entry.event(NotifyFlags::HASH, "hset");
     cx.out.int(1);
     Ok(())
 }
@@ -76,6 +79,7 @@ fn hdel(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         }
         if deleted > 0 {
             drop_if_empty(&mut entry);
+            entry.removal_event(NotifyFlags::HASH, "hdel");
         }
     }
     cx.out.count(deleted);
@@ -87,6 +91,7 @@ fn hdel(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 fn change_field(
     cx: &mut Ctx<'_>,
     args: Args<'_>,
+    event: &'static str,
     change: impl FnOnce(Option<&[u8]>) -> Result<String, Stop>,
 ) -> Result<String, Stop> {
     let (key, name) = (key_arg(args)?, arg(args, 2)?);
@@ -102,6 +107,7 @@ fn change_field(
     convert_for(hash, settings, [name, value.as_bytes()].into_iter());
     hash.set(name, value.as_bytes(), expire_at_ms);
     convert_if_long(hash, settings);
+    entry.event(NotifyFlags::HASH, event);
     Ok(value)
 }
 
@@ -109,7 +115,7 @@ fn change_field(
 fn hincrby(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let increment = int_arg(args, 3)?;
     let mut sum = 0;
-    change_field(cx, args, |value| {
+    change_field(cx, args, "hincrby", |value| {
         let value = match value {
             Some(text) => parse_i64(text).ok_or("ERR hash value is not an integer")?,
             None => 0,
@@ -127,7 +133,7 @@ fn hincrbyfloat(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     if !increment.is_finite() {
         return Err("ERR value is NaN or Infinity".into());
     }
-    let sum = change_field(cx, args, |value| {
+    let sum = change_field(cx, args, "hincrbyfloat", |value| {
         let value = match value {
             Some(text) => LongDouble::parse(text).ok_or("ERR hash value is not a float")?,
             None => LongDouble::ZERO,

@@ -5,6 +5,7 @@ use super::estimate::Histogram;
 use super::sketch::{REGISTERS, Sketch};
 use crate::commands::bitmap::string_of;
 use crate::commands::{Ctx, Outcome, Stop, arg};
+use crate::config::NotifyFlags;
 use crate::resp::Args;
 use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::Value;
@@ -34,6 +35,9 @@ pub(super) fn pfadd(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     }
     if let Some(changed) = sketch.into_changed() {
         entry.value = Value::Str(changed);
+    }
+    if added.is_ok() && raised {
+        entry.event(NotifyFlags::STRING, "pfadd");
     }
     cx.out.int(i64::from(raised));
     added
@@ -104,6 +108,7 @@ pub(super) fn pfmerge(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     if let Some(changed) = sketch.into_changed() {
         entry.value = Value::Str(changed);
     }
+    entry.event(NotifyFlags::STRING, "pfadd");
     cx.out.ok();
     Ok(())
 }

@@ -5,6 +5,7 @@ use super::{grow, key_arg, position, range_of, shrink, shrink_or_delete};
 use crate::commands::{
     Ctx, Group, KeySpec, Outcome, Run, Spec, arg, error, flag, int_arg, is_word, key,
 };
+use crate::config::NotifyFlags;
 use crate::resp::Args;
 use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::List;
@@ -31,6 +32,7 @@ fn lset(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         list.set(place, element);
     }
     shrink(&mut entry, settings);
+    entry.event(NotifyFlags::LIST, "lset");
     cx.out.ok();
     Ok(())
 }
@@ -60,6 +62,7 @@ fn linsert(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         Some((place, list)) => {
             list.insert(place, element, after);
             cx.out.count(list.len() as usize);
+            entry.event(NotifyFlags::LIST, "linsert");
         }
     }
     Ok(())
@@ -80,7 +83,7 @@ fn lrem(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
             && let Some(list) = entry.typed_mut::<List>()
         {
             list.remove(&matches, element);
-            shrink_or_delete(&mut entry, cx.settings);
+            shrink_or_delete(&mut entry, cx.settings, "lrem");
         }
     }
     cx.out.count(removed as usize);
@@ -101,7 +104,7 @@ fn ltrim(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         {
             list.trim(first, count);
         }
-        shrink_or_delete(&mut entry, cx.settings);
+        shrink_or_delete(&mut entry, cx.settings, "ltrim");
     }
     cx.out.ok();
     Ok(())

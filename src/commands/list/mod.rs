@@ -8,7 +8,7 @@ pub mod push;
 pub mod read;
 
 use super::{KeySpec, Stop, arg, error, is_word, key};
-use crate::config::Settings;
+use crate::config::{NotifyFlags, Settings};
 use crate::rdb::NodeLimit;
 use crate::resp::Args;
 use flagstone_storage::store::EntryMut;
@@ -69,9 +69,20 @@ fn shrink(entry: &mut EntryMut<'_>, settings: &Settings) {
     }
 }
 
-/// Elements were taken out: deletes the key with the last one.
-fn shrink_or_delete(entry: &mut EntryMut<'_>, settings: &Settings) {
+/// The keyspace event of elements put in at an end.
+fn pushed(front: bool) -> &'static str {
+    if front { "lpush" } else { "rpush" }
+}
+
+/// The keyspace event of elements taken out at an end.
+fn popped(front: bool) -> &'static str {
+    if front { "lpop" } else { "rpop" }
+}
+
+/// Elements were taken out: deletes the key with the last one, and tells of it.
+fn shrink_or_delete(entry: &mut EntryMut<'_>, settings: &Settings, event: &'static str) {
     entry.clear_if_empty();
+    entry.removal_event(NotifyFlags::LIST, event);
     shrink(entry, settings);
 }
 

@@ -1,7 +1,8 @@
 //! From one list to another: LMOVE, RPOPLPUSH.
 
-use super::{TAKES, grow, is_front, key_arg, shrink_or_delete};
+use super::{TAKES, grow, is_front, key_arg, popped, pushed, shrink_or_delete};
 use crate::commands::{Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, flag, key};
+use crate::config::NotifyFlags;
 use crate::num::parse_i64;
 use crate::resp::Args;
 use flagstone_storage::store::{EntryMut, OrLoad};
@@ -37,8 +38,9 @@ pub(super) fn move_element(
     target.typed_or_new::<List>()?;
     grow(&mut target, settings, if is_number { 0 } else { element.len() });
     target.typed_or_new::<List>()?.push(&element, to_front);
+    target.event(NotifyFlags::LIST, pushed(to_front));
     if let Some(mut source) = cx.store.typed_mut::<List>(db, from)? {
-        shrink_or_delete(&mut source, settings);
+        shrink_or_delete(&mut source, settings, popped(from_front));
     }
     cx.out.bulk(&element);
     Ok(true)

@@ -1,6 +1,6 @@
 //! Taking elements from the ends: LPOP, RPOP, LMPOP.
 
-use super::{TAKES, is_front, key_arg, shrink_or_delete};
+use super::{TAKES, is_front, key_arg, popped, shrink_or_delete};
 use crate::commands::{
     Begin, Ctx, Find, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, is_word,
 };
@@ -34,7 +34,7 @@ fn pop_many(
         && let Some(list) = entry.typed_mut::<List>()
     {
         list.drop_end(front, count);
-        shrink_or_delete(&mut entry, settings);
+        shrink_or_delete(&mut entry, settings, popped(front));
     }
     Ok(true)
 }
@@ -64,7 +64,7 @@ fn pop_end(cx: &mut Ctx<'_>, key: &[u8], front: bool, named: bool) -> Result<boo
     if let Some(list) = entry.typed_mut::<List>() {
         list.drop_end(front, 1);
     }
-    shrink_or_delete(&mut entry, settings);
+    shrink_or_delete(&mut entry, settings, popped(front));
     Ok(true)
 }
 

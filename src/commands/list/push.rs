@@ -1,7 +1,8 @@
 //! Adding elements at the ends: LPUSH, RPUSH, LPUSHX, RPUSHX.
 
-use super::{key_arg, outgrows};
+use super::{key_arg, outgrows, pushed};
 use crate::commands::{Ctx, Group, KeySpec, Outcome, Run, Spec, flag, key};
+use crate::config::NotifyFlags;
 use crate::resp::Args;
 use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::List;
@@ -27,6 +28,7 @@ fn push(cx: &mut Ctx<'_>, args: Args<'_>, front: bool, only_existing: bool) -> O
     }
     args.iter().skip(2).for_each(|element| list.push(element, front));
     cx.out.count(list.len() as usize);
+    entry.event(NotifyFlags::LIST, pushed(front));
     Ok(())
 }
 

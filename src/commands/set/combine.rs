@@ -7,7 +7,7 @@ use crate::commands::combine::{
 use crate::commands::{
     Begin, Ctx, Find, Group, KeySpec, Outcome, Run, Spec, arg, error, flag, is_word, key,
 };
-use crate::config::Settings;
+use crate::config::{NotifyFlags, Settings};
 use crate::num::parse_i64;
 use crate::resp::Args;
 use flagstone_storage::value::{Set, SetEncoding, Typed};
@@ -65,14 +65,12 @@ fn store(cx: &mut Ctx<'_>, args: Args<'_>, op: Op) -> Outcome {
     let names = combined(op, &sources)?;
     let set = stored(op, &sources, &names, cx.settings);
     cx.out.count(set.len() as usize);
-    if set.is_empty() {
-        cx.store.remove(cx.db, target)?;
-        return Ok(());
-    }
-    let mut entry = cx.store.entry_mut(cx.db, target)?;
-    entry.value = set.into_value();
-    entry.expire_at_ms = 0;
-    Ok(())
+    let event = match op {
+        Op::Inter => "sinterstore",
+        Op::Union => "sunionstore",
+        Op::Diff => "sdiffstore",
+    };
+    Ok(cx.put_result(target, set.into_value(), NotifyFlags::SET, event)?)
 }
 
 /// `SINTER key…`

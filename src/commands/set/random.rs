@@ -4,7 +4,7 @@ use super::{READS, encoding, key_arg};
 use crate::commands::{
     Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, draws, error, flag, key,
 };
-use crate::config::Settings;
+use crate::config::{NotifyFlags, Settings};
 use crate::num::parse_i64;
 use crate::resp::Args;
 use flagstone_storage::store::{EntryMut, OrLoad};
@@ -26,6 +26,7 @@ fn spop(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         Some(mut entry) => {
             let popped = drawn(&entry, 1).or_load(cx.db, key)?;
             remove_all(&mut entry, &popped);
+            entry.removal_event(NotifyFlags::SET, "spop");
             popped
         }
         None => Vec::new(),
@@ -46,6 +47,7 @@ fn spop_count(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     if count >= len {
         let popped = all(&entry).or_load(cx.db, key)?;
         entry.clear();
+        entry.removal_event(NotifyFlags::SET, "spop");
         show(cx, &popped);
         return Ok(());
     }
@@ -55,6 +57,7 @@ fn spop_count(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     } else {
         remove_all(&mut entry, &popped);
     }
+    entry.event(NotifyFlags::SET, "spop");
     show(cx, &popped);
     Ok(())
 }

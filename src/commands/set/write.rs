@@ -2,7 +2,7 @@
 
 use super::{encoding, key_arg, tail};
 use crate::commands::{Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, key};
-use crate::config::Settings;
+use crate::config::{NotifyFlags, Settings};
 use crate::resp::Args;
 use flagstone_storage::store::{EntryMut, OrLoad};
 use flagstone_storage::value::{Set, SetEncoding, Typed};
@@ -62,6 +62,9 @@ fn sadd(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let settings = cx.settings;
     let mut entry = entry_for_adding(cx, key_arg(args)?, tail(args, 2))?;
     let added = add_all(&mut entry, tail(args, 2), settings);
+    if added > 0 {
+        entry.event(NotifyFlags::SET, "sadd");
+    }
     cx.out.count(added);
     Ok(())
 }
@@ -75,6 +78,9 @@ fn srem(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
             set.require(tail(args, 2)).or_load(cx.db, key)?;
         }
         removed = tail(args, 2).filter(|name| remove(&mut entry, name)).count();
+        if removed > 0 {
+            entry.removal_event(NotifyFlags::SET, "srem");
+        }
     }
     cx.out.count(removed);
     Ok(())
@@ -99,9 +105,12 @@ fn smove(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         entry_for_adding(cx, to, std::iter::once(name))?;
         if let Some(mut source) = cx.store.typed_mut::<Set>(cx.db, from)? {
             remove(&mut source, name);
+            source.removal_event(NotifyFlags::SET, "srem");
         }
         let mut target = entry_for_adding(cx, to, std::iter::once(name))?;
-        add_all(&mut target, std::iter::once(name), settings);
+        if add_all(&mut target, std::iter::once(name), settings) > 0 {
+            target.event(NotifyFlags::SET, "sadd");
+        }
     }
     cx.out.int(i64::from(is_member));
     Ok(())

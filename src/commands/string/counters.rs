@@ -3,6 +3,7 @@
 use crate::commands::{
     Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, int_arg, key,
 };
+use crate::config::NotifyFlags;
 use crate::num::{LongDouble, parse_i64};
 use crate::resp::Args;
 use flagstone_storage::value::{Str, Value};
@@ -46,6 +47,7 @@ fn add(cx: &mut Ctx<'_>, name: &[u8], by: i64) -> Outcome {
     let mut entry = cx.store.entry_mut(cx.db, name)?;
     let sum = integer(&entry.value)?.checked_add(by).ok_or(OVERFLOW)?;
     entry.value = Value::Str(Str::Int(sum));
+    entry.event(NotifyFlags::STRING, "incrby");
     cx.out.int(sum);
     Ok(())
 }
@@ -78,7 +80,9 @@ fn incrbyfloat(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let old = float(cx.store.peek(cx.db, name)?.map(|entry| &entry.value))?;
     let by = LongDouble::parse(arg(args, 2)?).ok_or(error::NOT_FLOAT)?;
     let sum = old.checked_add(by).ok_or(NOT_FINITE)?.to_string();
-    cx.store.entry_mut(cx.db, name)?.value = Value::Str(Str::text(sum.as_bytes()));
+    let mut entry = cx.store.entry_mut(cx.db, name)?;
+    entry.value = Value::Str(Str::text(sum.as_bytes()));
+    entry.event(NotifyFlags::STRING, "incrbyfloat");
     cx.out.bulk_str(&sum);
     Ok(())
 }

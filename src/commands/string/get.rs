@@ -3,6 +3,7 @@
 use super::bulk;
 use crate::commands::expiry::ExpiryOption;
 use crate::commands::{Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, key};
+use crate::config::NotifyFlags;
 use crate::resp::Args;
 use flagstone_storage::store::OrLoad;
 
@@ -26,7 +27,7 @@ fn get(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 fn getdel(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let name = arg(args, 1)?;
     if read(cx, name)? {
-        cx.store.remove(cx.db, name)?;
+        cx.delete(name)?;
     }
     Ok(())
 }
@@ -50,11 +51,16 @@ fn getex(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         (ExpiryOption::Time(form, _), Some(at)) => {
             if form.is_absolute() && at <= now_ms {
                 entry.clear();
+                entry.event(NotifyFlags::EXPIRED, "expired");
             } else {
                 entry.expire_at_ms = at;
+                entry.event(NotifyFlags::GENERIC, "expire");
             }
         }
-        (ExpiryOption::Word, _) if entry.expire_at_ms != 0 => entry.expire_at_ms = 0,
+        (ExpiryOption::Word, _) if entry.expire_at_ms != 0 => {
+            entry.expire_at_ms = 0;
+            entry.event(NotifyFlags::GENERIC, "persist");
+        }
         _ => {}
     }
     Ok(())

@@ -2,6 +2,7 @@
 
 use super::bulk;
 use crate::commands::{Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, error, flag, key};
+use crate::config::NotifyFlags;
 use crate::resp::Args;
 use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::{Str, Value};
@@ -37,6 +38,7 @@ fn set_all(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         let mut entry = cx.store.entry_mut(cx.db, name)?;
         entry.value = Value::Str(Str::new(value));
         entry.expire_at_ms = 0;
+        entry.event(NotifyFlags::STRING, "set");
     }
     Ok(())
 }

@@ -4,6 +4,7 @@ use super::grown;
 use crate::commands::{
     Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, int_arg, key,
 };
+use crate::config::NotifyFlags;
 use crate::resp::Args;
 use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::{Str, Value};
@@ -21,7 +22,13 @@ fn existing_len(cx: &mut Ctx<'_>, name: &[u8]) -> Result<Option<usize>, Stop> {
 }
 
 /// Writes into the string a key holds, which becomes "raw"; a missing one counts as empty.
-fn write(cx: &mut Ctx<'_>, name: &[u8], offset: usize, bytes: &[u8]) -> Outcome {
+fn write(
+    cx: &mut Ctx<'_>,
+    name: &[u8],
+    offset: usize,
+    bytes: &[u8],
+    event: &'static str,
+) -> Outcome {
     let mut entry = cx.store.entry_mut(cx.db, name)?;
     if let Value::Str(s) = &entry.value {
         s.require_write(offset, bytes.len()).or_load(cx.db, name)?;
@@ -32,6 +39,7 @@ fn write(cx: &mut Ctx<'_>, name: &[u8], offset: usize, bytes: &[u8]) -> Outcome 
     if offset == value.len() { value.append(bytes) } else { value.write_at(offset, bytes) }
         .or_load(cx.db, name)?;
     cx.out.count(value.len());
+    entry.event(NotifyFlags::STRING, event);
     Ok(())
 }
 
@@ -39,12 +47,14 @@ fn write(cx: &mut Ctx<'_>, name: &[u8], offset: usize, bytes: &[u8]) -> Outcome 
 fn append(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let (name, more) = (arg(args, 1)?, arg(args, 2)?);
     let Some(len) = existing_len(cx, name)? else {
-        cx.store.entry_mut(cx.db, name)?.value = Value::Str(Str::new(more));
+        let mut entry = cx.store.entry_mut(cx.db, name)?;
+        entry.value = Value::Str(Str::new(more));
+        entry.event(NotifyFlags::STRING, "append");
         cx.out.count(more.len());
         return Ok(());
     };
     grown(len, more.len(), cx.settings)?;
-    write(cx, name, len, more)
+    write(cx, name, len, more, "append")
 }
 
 /// `STRLEN key`
@@ -64,7 +74,7 @@ fn setrange(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         return Ok(());
     }
     grown(offset, bytes.len(), cx.settings)?;
-    write(cx, name, offset, bytes)
+    write(cx, name, offset, bytes, "setrange")
 }
 
 /// The bytes from `start` to `end`, both included, of a string of `len`; negative ones count from

@@ -5,6 +5,7 @@ use crate::commands::expiry::{ExpiryOption, TimeForm};
 use crate::commands::{
     Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, is_word, key,
 };
+use crate::config::NotifyFlags;
 use crate::resp::Args;
 use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::{Str, Value};
@@ -102,6 +103,7 @@ fn store(
         // It would expire at once.
         if cx.store.peek(cx.db, name)?.is_some() && cx.store.remove(cx.db, name)? {
             cx.store.stats.expired += 1;
+            cx.notify(NotifyFlags::EXPIRED, "expired", name);
         }
         return Ok(true);
     }
@@ -109,6 +111,10 @@ fn store(
     entry.value = Value::Str(Str::new(value));
     if options.expiry != ExpiryOption::Word {
         entry.expire_at_ms = expire_at_ms.unwrap_or(0);
+    }
+    entry.event(NotifyFlags::STRING, "set");
+    if expire_at_ms.is_some() {
+        entry.event(NotifyFlags::GENERIC, "expire");
     }
     Ok(true)
 }

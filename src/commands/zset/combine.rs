@@ -7,6 +7,7 @@ use crate::commands::{
     Begin, Ctx, Find, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, int_arg, is_word,
     key, tail,
 };
+use crate::config::NotifyFlags;
 use crate::num::{parse_f64, parse_i64};
 use crate::resp::Args;
 use flagstone_storage::store::Part;
@@ -259,14 +260,7 @@ fn store(cx: &mut Ctx<'_>, args: Args<'_>, form: Form) -> Outcome {
     let options = Options::parse(args, 3 + count, count, form)?;
     let zset = built(&members(form.op, &sources, &options)?, cx.settings);
     cx.out.count(zset.len() as usize);
-    if zset.is_empty() {
-        cx.store.remove(cx.db, target)?;
-        return Ok(());
-    }
-    let mut entry = cx.store.entry_mut(cx.db, target)?;
-    entry.value = zset.into_value();
-    entry.expire_at_ms = 0;
-    Ok(())
+    Ok(cx.put_result(target, zset.into_value(), NotifyFlags::ZSET, form.name)?)
 }
 
 /// `ZUNION numkeys key… [WEIGHTS weight…] [AGGREGATE SUM | MIN | MAX] [WITHSCORES]`

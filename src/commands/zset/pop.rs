@@ -5,6 +5,7 @@ use super::{Owned, key_arg, owned, reply};
 use crate::commands::{
     Begin, Ctx, Find, Group, KeySpec, Outcome, Run, Spec, Stop, error, flag, is_word, key,
 };
+use crate::config::NotifyFlags;
 use crate::resp::Args;
 use flagstone_storage::store::{EntryMut, OrLoad};
 use flagstone_storage::value::Zset;
@@ -29,6 +30,7 @@ pub(super) fn pop(
         }
     }
     entry.clear_if_empty();
+    entry.removal_event(NotifyFlags::ZSET, if from_max { "zpopmax" } else { "zpopmin" });
     Ok(popped)
 }
 

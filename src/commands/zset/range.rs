@@ -5,7 +5,7 @@ use super::{Owned, READS, outgrows_listpack, owned, put, reply, zset_of};
 use crate::commands::{
     Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, int_arg, is_word, key,
 };
-use crate::config::Settings;
+use crate::config::{NotifyFlags, Settings};
 use crate::resp::Args;
 use flagstone_storage::store::{OrLoad, Part};
 use flagstone_storage::value::{LexEdge, Span, Typed, Zset, ZsetWalk};
@@ -202,15 +202,9 @@ fn zrangestore(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         None => Vec::new(),
     };
     let destination = arg(args, 1)?;
-    if members.is_empty() {
-        cx.store.remove(db, destination)?;
-    } else {
-        let mut entry = cx.store.entry_mut(db, destination)?;
-        entry.value = stored(&members, query.options.by, settings).into_value();
-        entry.expire_at_ms = 0;
-    }
     cx.out.count(members.len());
-    Ok(())
+    let zset = stored(&members, query.options.by, settings);
+    Ok(cx.put_result(destination, zset.into_value(), NotifyFlags::ZSET, "zrangestore")?)
 }
 
 /// A command that reads a range.

@@ -3,6 +3,7 @@
 use super::parse::{self, Ranks};
 use super::{REMOVES, key_arg, owned};
 use crate::commands::{Ctx, Group, Outcome, Run, Spec, arg, flag};
+use crate::config::NotifyFlags;
 use crate::resp::Args;
 use flagstone_storage::store::{OrLoad, Part};
 use flagstone_storage::value::{Zset, ZsetWalk};
@@ -11,6 +12,7 @@ use flagstone_storage::value::{Zset, ZsetWalk};
 fn remove(
     cx: &mut Ctx<'_>,
     args: Args<'_>,
+    event: &'static str,
     find: impl Fn(&Zset) -> Result<ZsetWalk<'_>, Part>,
 ) -> Outcome {
     let (db, key) = (cx.db, key_arg(args)?);
@@ -28,6 +30,7 @@ fn remove(
                 zset.remove_found(name, *score);
             }
             entry.clear_if_empty();
+            entry.removal_event(NotifyFlags::ZSET, event);
         }
     }
     cx.out.count(removed);
@@ -42,11 +45,12 @@ fn zremrangebyrank(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         let len = entry.typed::<Zset>().map_or(0, Zset::len);
         if ranks.of(len) == (0, len) {
             entry.clear();
+            entry.removal_event(NotifyFlags::ZSET, "zremrangebyrank");
             cx.out.int(len.cast_signed());
             return Ok(());
         }
     }
-    remove(cx, args, |zset| {
+    remove(cx, args, "zremrangebyrank", |zset| {
         let (first, count) = ranks.of(zset.len());
         zset.by_rank(first, count, false)
     })
@@ -55,13 +59,15 @@ fn zremrangebyrank(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 /// `ZREMRANGEBYSCORE key min max`
 fn zremrangebyscore(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let span = parse::score_span(arg(args, 2)?, arg(args, 3)?)?;
-    remove(cx, args, |zset| zset.within(&span, 0, u64::MAX, false))
+    remove(cx, args, "zremrangebyscore", |zset| zset.within(&span, 0, u64::MAX, false))
 }
 
 /// `ZREMRANGEBYLEX key min max`
 fn zremrangebylex(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let (min, max) = parse::lex_edges(arg(args, 2)?, arg(args, 3)?)?;
-    remove(cx, args, |zset| zset.within(&zset.lex_span(min, max, false)?, 0, u64::MAX, false))
+    remove(cx, args, "zremrangebylex", |zset| {
+        zset.within(&zset.lex_span(min, max, false)?, 0, u64::MAX, false)
+    })
 }
 
 /// A command that removes a range.

@@ -4,7 +4,7 @@ use super::{REMOVES, key_arg, outgrows_listpack, put};
 use crate::commands::{
     Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, is_word, key, tail,
 };
-use crate::config::Settings;
+use crate::config::{NotifyFlags, Settings};
 use crate::num::parse_f64;
 use crate::resp::Args;
 use flagstone_storage::store::{EntryMut, OrLoad};
@@ -149,6 +149,9 @@ pub(in crate::commands) fn add_pairs(
         _ => return Err(error::WRONG_TYPE.into()),
     }
     let done = add_all(&mut entry, pairs, options, settings)?;
+    if done.added + done.changed > 0 {
+        entry.event(NotifyFlags::ZSET, if options.increment { "zincr" } else { "zadd" });
+    }
     match done.score {
         Some(score) if options.increment => cx.out.double(score),
         None if options.increment => cx.out.null(),
@@ -184,6 +187,9 @@ fn zrem(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
             }
         }
         entry.clear_if_empty();
+        if removed > 0 {
+            entry.removal_event(NotifyFlags::ZSET, "zrem");
+        }
     }
     cx.out.count(removed);
     Ok(())

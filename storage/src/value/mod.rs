@@ -82,7 +82,7 @@ impl Value {
     }
 
     /// Whether it is a collection without elements that no key may hold so.
-    pub(crate) fn is_empty_collection(&self) -> bool {
+    pub fn is_empty_collection(&self) -> bool {
         let is_empty = |it: &dyn Collection| it.len() == 0 && !it.may_be_empty();
         self.collection().is_some_and(is_empty)
     }

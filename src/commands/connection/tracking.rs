@@ -1,0 +1,262 @@
+//! CLIENT TRACKING, CACHING, TRACKINGINFO and GETREDIR.
+
+use super::client::ANY_TIME;
+use crate::clients::state;
+use crate::commands::{Call, Group, Outcome, Run, Spec, Stop, arg, error, int_arg, is_word};
+use crate::resp::Args;
+use crate::tracking::{Mode, Tracked};
+
+const NO_ROOM: &str = "OOM the prefixes of all clients take all the memory they may";
+
+/// The options of CLIENT TRACKING.
+#[derive(Default)]
+struct Options<'a> {
+    /// 0: none.
+    redirect: u64,
+    broadcast: bool,
+    opt_in: bool,
+    opt_out: bool,
+    noloop: bool,
+    prefixes: Vec<&'a [u8]>,
+}
+
+impl<'a> Options<'a> {
+    fn parse(cx: &Call<'_>, args: Args<'a>) -> Result<Self, Stop> {
+        let mut options = Self::default();
+        let mut at = 3;
+        while let Some(word) = args.get(at) {
+            let value = args.get(at + 1);
+            match value {
+                Some(_) if is_word(word, "redirect") => {
+                    at += 1;
+                    options.set_redirect(cx, int_arg(args, at)?)?;
+                }
+                Some(prefix) if is_word(word, "prefix") => {
+                    at += 1;
+                    options.prefixes.push(prefix);
+                }
+                _ if is_word(word, "bcast") => options.broadcast = true,
+                _ if is_word(word, "optin") => options.opt_in = true,
+                _ if is_word(word, "optout") => options.opt_out = true,
+                _ if is_word(word, "noloop") => options.noloop = true,
+                _ => return Err(error::SYNTAX.into()),
+            }
+            at += 1;
+        }
+        Ok(options)
+    }
+
+    fn set_redirect(&mut self, cx: &Call<'_>, id: i64) -> Outcome {
+        if self.redirect != 0 {
+            return Err("ERR A client can only redirect to a single other client".into());
+        }
+        let client = u64::try_from(id).ok().and_then(|id| cx.node.clients.get(id));
+        self.redirect = client
+            .map(|client| client.id)
+            .ok_or("ERR The client ID you want redirect to does not exist")?;
+        Ok(())
+    }
+
+    /// The mode that they ask for, if they go together and with what is on already.
+    fn mode(&self, now: Option<Mode>) -> Result<Mode, Stop> {
+        if !self.broadcast && !self.prefixes.is_empty() {
+            return Err("ERR PREFIX option requires BCAST mode to be enabled".into());
+        }
+        if now.is_some_and(|now| (now == Mode::Broadcast) != self.broadcast) {
+            return Err("ERR You can't switch BCAST mode on/off before disabling tracking for \
+                        this client, and then re-enabling it with a different mode."
+                .into());
+        }
+        if self.broadcast && (self.opt_in || self.opt_out) {
+            return Err("ERR OPTIN and OPTOUT are not compatible with BCAST".into());
+        }
+        if self.opt_in && self.opt_out {
+            return Err("ERR You can't specify both OPTIN mode and OPTOUT mode".into());
+        }
+        if (self.opt_in && now == Some(Mode::OptOut)) || (self.opt_out && now == Some(Mode::OptIn))
+        {
+            return Err("ERR You can't switch OPTIN/OPTOUT mode before disabling tracking for \
+                        this client, and then re-enabling it with a different mode."
+                .into());
+        }
+        Ok(match self {
+            Self { broadcast: true, .. } => Mode::Broadcast,
+            Self { opt_in: true, .. } => Mode::OptIn,
+            Self { opt_out: true, .. } => Mode::OptOut,
+            _ => Mode::All,
+        })
+    }
+
+    /// Checks that no key has two of the client's prefixes.
+    fn check_overlaps(&self, tracked: Option<&Tracked>) -> Outcome {
+        let overlap = |a: &[u8], b: &[u8]| a.starts_with(b) || b.starts_with(a);
+        let clash = |prefix: &[u8], what: &str, other: &[u8]| {
+            let (prefix, other) = (String::from_utf8_lossy(prefix), String::from_utf8_lossy(other));
+            let text = format!(
+                "ERR Prefix '{prefix}' overlaps with {what} prefix '{other}'. Prefixes for a \
+                 single client must not overlap."
+            );
+            Err(text.into())
+        };
+        for (at, prefix) in self.prefixes.iter().enumerate() {
+            let mut old = tracked.into_iter().flat_map(|tracked| tracked.prefixes());
+            if let Some(other) = old.find(|other| overlap(prefix, other)) {
+                return clash(prefix, "an existing", other);
+            }
+            let mut rest = self.prefixes.iter().skip(at + 1);
+            if let Some(other) = rest.find(|other| overlap(prefix, other)) {
+                return clash(prefix, "another provided", other);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// `CLIENT TRACKING <ON | OFF> [REDIRECT client-id] [PREFIX prefix]… [BCAST] [OPTIN] [OPTOUT]
+/// [NOLOOP]`
+fn tracking(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+    let options = Options::parse(cx, args)?;
+    if is_word(arg(args, 2)?, "on") {
+        begin(cx, options)?;
+    } else if is_word(arg(args, 2)?, "off") {
+        cx.session.tracking = None;
+    } else {
+        return Err(error::SYNTAX.into());
+    }
+    cx.out.ok();
+    Ok(())
+}
+
+fn begin(cx: &mut Call<'_>, mut options: Options<'_>) -> Outcome {
+    let now = cx.session.tracking.as_deref();
+    let mode = options.mode(now.map(Tracked::mode))?;
+    options.check_overlaps(now)?;
+    if mode == Mode::Broadcast && options.prefixes.is_empty() {
+        options.prefixes.push(b"");
+    }
+    if !cx.node.prefixes.fits(options.prefixes.iter().copied()) {
+        return Err(NO_ROOM.into());
+    }
+    let client = &cx.session.client;
+    let tracked =
+        cx.session.tracking.get_or_insert_with(|| Box::new(Tracked::new(cx.node, client)));
+    tracked.set(mode, options.noloop, options.redirect);
+    options.prefixes.iter().for_each(|prefix| tracked.add_prefix(prefix));
+    Ok(())
+}
+
+/// `CLIENT CACHING <YES | NO>`
+fn caching(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+    let Some(tracked) = &mut cx.session.tracking else {
+        return Err("ERR CLIENT CACHING can be called only when the client is in tracking mode \
+                    with OPTIN or OPTOUT mode enabled"
+            .into());
+    };
+    let word = arg(args, 2)?;
+    if is_word(word, "yes") {
+        if tracked.mode() != Mode::OptIn {
+            return Err("ERR CLIENT CACHING YES is only valid when tracking is enabled in OPTIN \
+                        mode."
+                .into());
+        }
+    } else if is_word(word, "no") {
+        if tracked.mode() != Mode::OptOut {
+            return Err("ERR CLIENT CACHING NO is only valid when tracking is enabled in OPTOUT \
+                        mode."
+                .into());
+        }
+    } else {
+        return Err(error::SYNTAX.into());
+    }
+    tracked.caching = true;
+    cx.out.ok();
+    Ok(())
+}
+
+/// Where messages go; 0: to the client itself, -1: nowhere.
+fn redirect(cx: &Call<'_>) -> i64 {
+    if cx.session.tracking.is_some() { cx.session.client.redirect().cast_signed() } else { -1 }
+}
+
+/// `CLIENT GETREDIR`
+fn getredir(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+    let redirect = redirect(cx);
+    cx.out.int(redirect);
+    Ok(())
+}
+
+/// `CLIENT TRACKINGINFO`
+fn trackinginfo(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+    let (client, redirect) = (&cx.session.client, redirect(cx));
+    let tracked = cx.session.tracking.as_deref();
+    let is = |mode| tracked.is_some_and(|tracked| tracked.mode() == mode);
+    let caching = tracked.is_some_and(|tracked| tracked.caching);
+    let flags = [
+        (tracked.is_none(), "off"),
+        (tracked.is_some(), "on"),
+        (is(Mode::Broadcast), "bcast"),
+        (is(Mode::OptIn), "optin"),
+        (is(Mode::OptIn) && caching, "caching-yes"),
+        (is(Mode::OptOut), "optout"),
+        (is(Mode::OptOut) && caching, "caching-no"),
+        (client.is(state::NOLOOP), "noloop"),
+        (client.is(state::BROKEN_REDIRECT), "broken_redirect"),
+    ];
+    let out = &mut *cx.out;
+    out.map(3);
+    out.bulk_str("flags");
+    out.set(flags.iter().filter(|(holds, _)| *holds).count());
+    flags.iter().filter(|(holds, _)| *holds).for_each(|(_, flag)| out.bulk_str(flag));
+    out.bulk_str("redirect");
+    out.int(redirect);
+    out.bulk_str("prefixes");
+    let prefixes = tracked.into_iter().flat_map(Tracked::prefixes);
+    out.array(prefixes.clone().count());
+    prefixes.for_each(|prefix| out.bulk(prefix));
+    Ok(())
+}
+
+pub(super) const CACHING: Spec = Spec {
+    name: "caching",
+    group: Group::Connection,
+    since: "6.0.0",
+    summary: "Has the reads of the next command tracked, or not.",
+    arity: 3,
+    flags: ANY_TIME,
+    run: Run::Session(caching),
+    ..Spec::NEW
+};
+
+pub(super) const GETREDIR: Spec = Spec {
+    name: "getredir",
+    group: Group::Connection,
+    since: "6.0.0",
+    summary: "Answers the connection that invalidation messages go to.",
+    arity: 2,
+    flags: ANY_TIME,
+    run: Run::Session(getredir),
+    ..Spec::NEW
+};
+
+pub(super) const TRACKING: Spec = Spec {
+    name: "tracking",
+    group: Group::Connection,
+    since: "6.0.0",
+    complexity: "O(1). Some options may introduce additional complexity.",
+    summary: "Has the client told when keys that it has read change.",
+    arity: -3,
+    flags: ANY_TIME,
+    run: Run::Session(tracking),
+    ..Spec::NEW
+};
+
+pub(super) const TRACKINGINFO: Spec = Spec {
+    name: "trackinginfo",
+    group: Group::Connection,
+    since: "6.2.0",
+    summary: "Describes the tracking of keys that the connection has read.",
+    arity: 2,
+    flags: ANY_TIME,
+    run: Run::Session(trackinginfo),
+    ..Spec::NEW
+};

@@ -1,0 +1,113 @@
+//! BCAST: clients that want to hear of every changed key with some prefix.
+
+use crate::clients::{Client, state};
+use crate::config::Settings;
+use crate::node::Node;
+use bytes::Bytes;
+use flagstone_storage::value::KeyBuf;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Bytes of memory that a client's prefix takes beside its text, about.
+const ENTRY: usize = 200;
+
+/// Who listens to which prefix.
+#[derive(Debug)]
+pub struct Prefixes {
+    clients: Mutex<BTreeMap<Bytes, Vec<Arc<Client>>>>,
+    /// How many there are.
+    count: AtomicUsize,
+    /// Memory of all of them, and how much of it there may be.
+    bytes: AtomicUsize,
+    max_bytes: usize,
+}
+
+impl Prefixes {
+    /// Prefixes that take at most so much memory.
+    pub fn new(max_bytes: usize) -> Self {
+        let count = AtomicUsize::new(0);
+        Self { clients: Mutex::default(), count, bytes: AtomicUsize::new(0), max_bytes }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Bytes, Vec<Arc<Client>>>> {
+        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// Whether there are any.
+    #[inline]
+    pub fn any(&self) -> bool {
+        self.count() != 0
+    }
+
+    /// Whether there is room for these.
+    pub fn fits<'a>(&self, prefixes: impl Iterator<Item = &'a [u8]>) -> bool {
+        let more: usize = prefixes.map(|prefix| prefix.len() + ENTRY).sum();
+        self.bytes.load(Ordering::Relaxed).saturating_add(more) <= self.max_bytes
+    }
+
+    /// A client that does not listen to a prefix begins to.
+    pub(super) fn add(&self, prefix: Bytes, client: &Arc<Client>) {
+        self.bytes.fetch_add(prefix.len() + ENTRY, Ordering::Relaxed);
+        let mut clients = self.lock();
+        clients.entry(prefix).or_default().push(client.clone());
+        self.count.store(clients.len(), Ordering::Relaxed);
+    }
+
+    /// One that does listens no more.
+    pub(super) fn remove(&self, prefix: &Bytes, client: &Client) {
+        self.bytes.fetch_sub(prefix.len() + ENTRY, Ordering::Relaxed);
+        let mut clients = self.lock();
+        if let Some(listeners) = clients.get_mut(prefix) {
+            listeners.retain(|other| other.id != client.id);
+            if listeners.is_empty() {
+                clients.remove(prefix);
+            }
+        }
+        self.count.store(clients.len(), Ordering::Relaxed);
+    }
+}
+
+/// Changed keys, each with the client that changed it last (0: none).
+#[derive(Debug, Default)]
+pub struct Changes(BTreeMap<KeyBuf, u64>);
+
+impl Changes {
+    pub(super) fn add(&mut self, key: &KeyBuf, client: u64) {
+        self.0.insert(key.clone(), client);
+    }
+
+    /// Those with a prefix.
+    fn with<'a>(&'a self, prefix: &'a [u8]) -> impl Iterator<Item = (&'a [u8], u64)> + Clone {
+        let from = self.0.range(KeyBuf::from_slice(prefix)..);
+        from.map(|(key, client)| (&**key, *client))
+            .take_while(move |(key, _)| key.starts_with(prefix))
+    }
+}
+
+impl Node {
+    /// Tells everybody who listens to their prefixes of changed keys.
+    pub(crate) fn broadcast(&self, changes: &Changes, settings: &Settings) {
+        if changes.0.is_empty() {
+            return;
+        }
+        for (prefix, listeners) in self.prefixes.lock().iter() {
+            let keys = changes.with(prefix);
+            let (noloop, rest): (Vec<_>, Vec<_>) =
+                listeners.iter().partition(|client| client.is(state::NOLOOP));
+            if !rest.is_empty() {
+                let keys = keys.clone().map(|(key, _)| key);
+                self.invalidate_all_of(keys, rest.into_iter(), settings);
+            }
+            for client in noloop {
+                let others = keys.clone().filter(|(_, by)| *by != client.id).map(|(key, _)| key);
+                self.invalidate_all_of(others, std::iter::once(client), settings);
+            }
+        }
+    }
+}

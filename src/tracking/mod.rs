@@ -1,0 +1,101 @@
+//! CLIENT TRACKING: clients that keep what they have read are told when it changes.
+//!
+//! Each worker remembers who has read which of its keys ([`Table`]), on its own thread, in the
+//! moment in which the read runs or its entry is lent. A change is told when its round is stored:
+//! then all are told who had read the key before it was changed. Frames are written between
+//! replies, so whoever read the old value gets that reply first and then hears that it is old; who
+//! has read the new one only does not hear of it.
+//!
+//! With BCAST nobody's reads are remembered: every changed key is held against prefixes, which are
+//! the node's.
+
+mod broadcast;
+mod send;
+mod session;
+mod table;
+
+pub use broadcast::{Changes, Prefixes};
+pub use session::{Mode, Tracked};
+pub(crate) use table::Table;
+
+use crate::commands::flag;
+use crate::commands::registry::Command;
+use crate::events::News;
+use crate::resp::Args;
+use crate::worker::{Request, Worker};
+use flagstone_storage::notes::{Note, What};
+use std::sync::atomic::Ordering;
+
+/// Keys that are forgotten at once at most when there are too many.
+const EFFORT: usize = 100;
+
+impl Worker {
+    /// A command of a client that wants to hear of changes of what it reads has run here.
+    #[cold]
+    pub(crate) fn remember_read(&self, command: &Command, args: Args<'_>, request: Request) {
+        if command.spec.has(flag::READONLY) {
+            let keys = command.keys(args, request.db);
+            self.remember(keys.into_iter().map(|(_, key)| key), request.client);
+        }
+    }
+
+    /// A client has read these keys of this worker.
+    pub(crate) fn remember<'a>(&self, keys: impl Iterator<Item = &'a [u8]>, client: u64) {
+        let told = self.news_count.get();
+        let mut table = self.tracking.borrow_mut();
+        for key in keys {
+            table.add(key, client, told, |id| self.node.clients.get(id).is_some());
+        }
+        drop(table);
+        self.bound_tracking();
+    }
+
+    /// Forgets keys while there are more than may be: whoever has read them is told, as if they
+    /// had changed.
+    pub(crate) fn bound_tracking(&self) {
+        let settings = self.settings();
+        let max_keys = self.share(settings.tracking_table_max_keys);
+        let max_bytes = self.node.budget.tracking / self.node.shard_workers;
+        for _ in 0..EFFORT {
+            let forgotten = self.tracking.borrow_mut().evict(max_keys, max_bytes);
+            let Some((key, readers)) = forgotten else { break };
+            self.node.invalidate(&key, &readers, 0, &settings);
+        }
+        self.show_tracking();
+    }
+
+    /// This worker's part of how many keys may be remembered; 0: any number.
+    fn share(&self, max_keys: usize) -> usize {
+        let workers = self.node.shard_workers;
+        match max_keys {
+            0 => usize::MAX,
+            max => max / workers + usize::from(self.id < max % workers),
+        }
+    }
+
+    /// Nothing is kept by anybody of what was read here: all keys have changed.
+    pub(crate) fn forget_reads(&self) {
+        self.tracking.borrow_mut().clear();
+        self.show_tracking();
+    }
+
+    /// Tells who has read a key that a command has changed.
+    pub(crate) fn tell_change(&self, news: &News, note: &Note, changes: &mut Changes) {
+        if self.node.prefixes.any() {
+            // What time has done nobody has.
+            let by = if note.what == What::Expired { 0 } else { news.client };
+            changes.add(&note.key, by);
+        }
+        let readers = self.tracking.borrow_mut().take(&note.key, news.number);
+        if !readers.is_empty() {
+            self.node.invalidate(&note.key, &readers, news.client, &self.settings());
+            self.show_tracking();
+        }
+    }
+
+    fn show_tracking(&self) {
+        let table = self.tracking.borrow();
+        self.stats().tracked_keys.store(table.len() as u64, Ordering::Relaxed);
+        self.stats().tracked_reads.store(table.reads() as u64, Ordering::Relaxed);
+    }
+}

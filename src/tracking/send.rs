@@ -1,0 +1,142 @@
+//! The messages that tell clients what of what they keep is invalid.
+
+use crate::clients::{Client, state};
+use crate::config::Settings;
+use crate::node::Node;
+use crate::resp::{Proto, Reply};
+use bytes::Bytes;
+use std::sync::Arc;
+
+/// Where clients hear of it in RESP2.
+const CHANNEL: &[u8] = b"__redis__:invalidate";
+
+/// What is invalid.
+enum Invalid {
+    /// An array of keys, which both protocols have alike.
+    Keys(Bytes),
+    Everything,
+}
+
+impl Invalid {
+    fn keys<'a>(keys: impl Iterator<Item = &'a [u8]> + Clone) -> Self {
+        let mut array = Reply::new(Proto::Resp2);
+        array.array(keys.clone().count());
+        keys.for_each(|key| array.bulk(key));
+        Self::Keys(Bytes::from(array.into_bytes()))
+    }
+
+    fn body(&self, proto: Proto) -> Bytes {
+        match self {
+            Self::Keys(array) => array.clone(),
+            Self::Everything => {
+                let mut null = Reply::new(proto);
+                null.null();
+                Bytes::from(null.into_bytes())
+            }
+        }
+    }
+}
+
+impl Node {
+    /// Tells clients that have read a key that it is not what it was; `by` has changed it (0:
+    /// nobody).
+    pub(super) fn invalidate(&self, key: &[u8], readers: &[u64], by: u64, settings: &Settings) {
+        let invalid = Invalid::keys(std::iter::once(key));
+        for client in readers.iter().filter_map(|id| self.clients.get(*id)) {
+            let wants = client.is(state::TRACKING)
+                && !client.is(state::BROADCAST)
+                && !(client.is(state::NOLOOP) && client.id == by);
+            if wants {
+                self.send_invalid(&client, &invalid, settings);
+            }
+        }
+    }
+
+    /// Tells clients of keys, if there are any.
+    pub(super) fn invalidate_all_of<'a, 'c>(
+        &self,
+        keys: impl Iterator<Item = &'a [u8]> + Clone,
+        clients: impl Iterator<Item = &'c Arc<Client>>,
+        settings: &Settings,
+    ) {
+        if keys.clone().next().is_none() {
+            return;
+        }
+        let invalid = Invalid::keys(keys);
+        clients.for_each(|client| self.send_invalid(client, &invalid, settings));
+    }
+
+    /// Tells every client that tracks keys that all of them have changed.
+    pub(crate) fn invalidate_everything(&self, settings: &Settings) {
+        for client in self.clients.all().iter().filter(|client| client.is(state::TRACKING)) {
+            self.send_invalid(client, &Invalid::Everything, settings);
+        }
+    }
+
+    /// Sends a message to a client that tracks keys, or where it wants its messages to go.
+    fn send_invalid(&self, client: &Client, invalid: &Invalid, settings: &Settings) {
+        let redirect = client.redirect();
+        if redirect == 0 {
+            self.push_rendered(client, settings, |proto| {
+                (proto == Proto::Resp3).then(|| (invalidate_head(), invalid.body(proto)))
+            });
+            return;
+        }
+        if let Some(target) = self.clients.get(redirect).filter(|target| !target.is_killed()) {
+            let listens = target.is(state::PUBSUB);
+            self.push_rendered(&target, settings, |proto| match proto {
+                Proto::Resp3 => Some((invalidate_head(), invalid.body(proto))),
+                Proto::Resp2 => listens.then(|| (message_head(), invalid.body(proto))),
+            });
+            return;
+        }
+        client.set(state::BROKEN_REDIRECT, true);
+        self.push_rendered(client, settings, |proto| {
+            (proto == Proto::Resp3).then(|| (broken_redirect(redirect), Bytes::new()))
+        });
+    }
+
+    /// Sends what is rendered in the client's protocol, if anything.
+    fn push_rendered(
+        &self,
+        client: &Client,
+        settings: &Settings,
+        render: impl FnOnce(Proto) -> Option<(Vec<u8>, Bytes)>,
+    ) {
+        let (limits, now_ms) = (&settings.client_output_buffer_limit, self.clock.now_ms());
+        // Until it is in the outbox the protocol stays what it is.
+        let waker = self.pubsub.between_messages(|| {
+            let proto = if client.resp() == 3 { Proto::Resp3 } else { Proto::Resp2 };
+            let (head, body) = render(proto)?;
+            client.put(&head, &body, limits, now_ms)
+        });
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+/// What is before the keys in RESP3.
+fn invalidate_head() -> Vec<u8> {
+    let mut head = Reply::new(Proto::Resp3);
+    head.push(2);
+    head.bulk(b"invalidate");
+    head.into_bytes()
+}
+
+/// What is before the keys in RESP2.
+fn message_head() -> Vec<u8> {
+    let mut head = Reply::new(Proto::Resp2);
+    head.push(3);
+    head.bulk(b"message");
+    head.bulk(CHANNEL);
+    head.into_bytes()
+}
+
+fn broken_redirect(redirect: u64) -> Vec<u8> {
+    let mut out = Reply::new(Proto::Resp3);
+    out.push(2);
+    out.bulk(b"tracking-redir-broken");
+    out.int(redirect.cast_signed());
+    out.into_bytes()
+}

@@ -1,0 +1,178 @@
+//! Who has read which keys of a worker.
+
+use indexmap::IndexMap;
+use smallvec::SmallVec;
+
+/// Bytes of memory that a key takes beside its name, about.
+const ENTRY: usize = 96;
+
+/// From so many readers of a key on, those that are gone are looked for whenever the number has
+/// doubled.
+const MANY: usize = 32;
+
+/// A client that has read a key.
+#[derive(Clone, Copy, Debug)]
+struct Reader {
+    client: u64,
+    /// How much news there was before it read the key first of what it has not been told of.
+    told: u64,
+}
+
+/// Ascending by client.
+type Readers = SmallVec<[Reader; 2]>;
+
+/// See the module's description. Keys have no database, as in Redis: those of the same name are
+/// one.
+#[derive(Debug, Default)]
+pub(crate) struct Table {
+    keys: IndexMap<Box<[u8]>, Readers>,
+    /// Readers of all keys.
+    reads: usize,
+    /// Memory, about.
+    bytes: usize,
+}
+
+fn weight(key: &[u8], readers: usize) -> usize {
+    key.len() + ENTRY + readers * size_of::<Reader>()
+}
+
+impl Table {
+    /// Keys.
+    pub(crate) fn len(&self) -> usize {
+        self.keys.len()
+    }
+
+    /// Readers of all keys together.
+    pub(crate) fn reads(&self) -> usize {
+        self.reads
+    }
+
+    /// A client has read a key, after so much news.
+    pub(crate) fn add(
+        &mut self,
+        key: &[u8],
+        client: u64,
+        told: u64,
+        is_there: impl Fn(u64) -> bool,
+    ) {
+        let reader = Reader { client, told };
+        let Some(readers) = self.keys.get_mut(key) else {
+            self.keys.insert(key.into(), SmallVec::from_slice(&[reader]));
+            self.reads += 1;
+            self.bytes += weight(key, 1);
+            return;
+        };
+        let at = match readers.binary_search_by_key(&client, |reader| reader.client) {
+            // What it has read before is still to be told.
+            Ok(_) => return,
+            Err(at) => at,
+        };
+        let before = readers.len();
+        readers.insert(at, reader);
+        if before >= MANY && before.is_power_of_two() {
+            readers.retain(|reader| reader.client == client || is_there(reader.client));
+        }
+        let after = readers.len();
+        self.bytes = self.bytes + weight(key, after) - weight(key, before);
+        self.reads = self.reads + after - before;
+    }
+
+    /// Takes out who had read a key before this news.
+    pub(crate) fn take(&mut self, key: &[u8], news: u64) -> Vec<u64> {
+        let Some(readers) = self.keys.get_mut(key) else { return Vec::new() };
+        let before = readers.len();
+        let mut taken = Vec::with_capacity(before);
+        readers.retain(|reader| {
+            let is_old = reader.told < news;
+            if is_old {
+                taken.push(reader.client);
+            }
+            !is_old
+        });
+        let after = readers.len();
+        self.bytes = self.bytes + weight(key, after) - weight(key, before);
+        self.reads -= before - after;
+        if after == 0 {
+            self.keys.swap_remove(key);
+            self.bytes -= weight(key, 0);
+        }
+        taken
+    }
+
+    /// Takes any key out with its readers if there are more keys, or more memory is taken by
+    /// them, than may be.
+    pub(crate) fn evict(
+        &mut self,
+        max_keys: usize,
+        max_bytes: usize,
+    ) -> Option<(Box<[u8]>, Vec<u64>)> {
+        if self.keys.is_empty() || (self.keys.len() <= max_keys && self.bytes <= max_bytes) {
+            return None;
+        }
+        let at = rand::random_range(0..self.keys.len());
+        let (key, readers) = self.keys.swap_remove_index(at)?;
+        self.bytes -= weight(&key, readers.len());
+        self.reads -= readers.len();
+        Some((key, readers.iter().map(|reader| reader.client).collect()))
+    }
+
+    pub(crate) fn clear(&mut self) {
+        *self = Self::default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn everybody(_: u64) -> bool {
+        true
+    }
+
+    #[test]
+    fn who_read_before_is_told() {
+        let mut table = Table::default();
+        table.add(b"k", 2, 0, everybody);
+        table.add(b"k", 1, 0, everybody);
+        table.add(b"k", 3, 1, everybody);
+        table.add(b"other", 1, 0, everybody);
+        assert_eq!((table.len(), table.reads()), (2, 4));
+        assert_eq!(table.take(b"k", 1), [1, 2]);
+        assert_eq!(table.take(b"k", 1), Vec::<u64>::new());
+        // Something else of it was read before the change.
+        table.add(b"k", 3, 2, everybody);
+        assert_eq!(table.take(b"k", 2), [3]);
+        assert_eq!((table.len(), table.reads()), (1, 1));
+        assert_eq!(table.take(b"other", 9), [1]);
+        assert_eq!((table.len(), table.reads(), table.bytes), (0, 0, 0));
+    }
+
+    #[test]
+    fn there_are_no_more_keys_than_may_be() {
+        let mut table = Table::default();
+        for n in 0..100u32 {
+            table.add(&n.to_be_bytes(), 7, 0, everybody);
+        }
+        assert!(table.evict(100, usize::MAX).is_none());
+        let mut gone = 0;
+        while let Some((key, readers)) = table.evict(60, usize::MAX) {
+            assert_eq!((key.len(), readers), (4, vec![7]));
+            gone += 1;
+        }
+        assert_eq!((gone, table.len()), (40, 60));
+        while table.evict(usize::MAX, 10 * weight(b"1234", 1)).is_some() {}
+        assert_eq!(table.len(), 10);
+        while table.evict(0, usize::MAX).is_some() {}
+        assert_eq!((table.len(), table.reads(), table.bytes), (0, 0, 0));
+    }
+
+    #[test]
+    fn readers_that_are_gone_are_forgotten() {
+        let mut table = Table::default();
+        for client in 0..10_000 {
+            table.add(b"k", client, 0, |id| id + 10 > client);
+        }
+        assert!(table.reads() < 2 * MANY, "{}", table.reads());
+        assert!(table.take(b"k", 1).contains(&9_999));
+    }
+}
