@@ -202,6 +202,10 @@ impl Worker {
         if empty.is_none() {
             self.ran(command, args, request.client, settings);
         }
+        if empty.is_some() {
+            // It has nothing for those who wait as it does.
+            partition.store.notes.drop_changes();
+        }
         self.take_notes(partition, request.client);
         empty.map_or(Ok(seen), |block| Err(Blocked::Empty(block)))
     }

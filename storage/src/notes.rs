@@ -77,6 +77,11 @@ impl Notes {
         self.taken.retain(|note| !matches!(note.what, What::Event(class::KEY_MISS, _)));
     }
 
+    /// The command has changed nothing that anybody else can see.
+    pub fn drop_changes(&mut self) {
+        self.taken.retain(|note| note.what != What::Changed);
+    }
+
     /// Whether anybody wants to hear of keyspace events.
     #[inline]
     pub(crate) fn wants_events(&self) -> bool {

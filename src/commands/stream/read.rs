@@ -2,7 +2,9 @@
 
 use super::read_options::ReadOptions;
 use super::{parse, reply_entries};
-use crate::commands::{Begin, Ctx, Find, Group, KeySpec, Outcome, Run, Spec, Stop, flag, key};
+use crate::commands::{
+    Awaited, Begin, Block, Ctx, Find, Group, KeySpec, Nil, Outcome, Run, Spec, Stop, flag, key,
+};
 use crate::resp::{Args, Reply};
 use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::{Stream, StreamId};
@@ -25,18 +27,36 @@ fn read_behind(cx: &mut Ctx<'_>, key: &[u8], id: &[u8]) -> Result<StreamId, Stop
 const GROUPS_ONLY: &str = "ERR The > ID can be specified only when calling XREADGROUP using the \
                            GROUP <group> <consumer> option.";
 
-/// There is nothing to read, or not before the time is over.
-pub(super) fn nothing_to_read(out: &mut Reply, _options: &ReadOptions<'_>) -> Outcome {
-    out.null_array();
-    Ok(())
+/// There is nothing to read: with BLOCK the command waits, as if its arguments in some places were
+/// these.
+pub(super) fn nothing_to_read(
+    out: &mut Reply,
+    options: &ReadOptions<'_>,
+    replaced: Vec<(usize, Vec<u8>)>,
+) -> Outcome {
+    let Some(until_ms) = options.until_ms else {
+        out.null_array();
+        return Ok(());
+    };
+    let keys = options.streams().map(|(key, _)| key.into()).collect();
+    let on = if options.group.is_some() { Awaited::Group } else { Awaited::Stream };
+    Err(Stop::Block(Box::new(Block { keys, on, until_ms, nil: Nil::Array, replaced })))
 }
 
 /// `XREAD [COUNT count] [BLOCK ms] STREAMS key… id…`
 fn xread(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let options = ReadOptions::parse(args, false, cx.now_ms())?;
     let mut streams = Vec::with_capacity(options.streams().len());
-    for (key, id) in options.streams() {
-        streams.push((key, read_behind(cx, key, id)?));
+    let mut replaced = Vec::new();
+    for (n, (key, id)) in options.streams().enumerate() {
+        if !cx.is_here(key) {
+            continue;
+        }
+        let behind = read_behind(cx, key, id)?;
+        if matches!(id, b"$" | b"+") {
+            replaced.push((options.id_at(n), format!("{}-{}", behind.ms, behind.seq).into_bytes()));
+        }
+        streams.push((key, behind));
     }
     let mut found = 0;
     let mark = if cx.out.is_resp3() { cx.out.begin_map() } else { cx.out.begin_array() };
@@ -57,7 +77,7 @@ fn xread(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     }
     if found == 0 {
         cx.out.discard(mark);
-        return nothing_to_read(cx.out, &options);
+        return nothing_to_read(cx.out, &options, replaced);
     }
     cx.out.end(mark, found);
     Ok(())
@@ -77,6 +97,7 @@ pub const COMMANDS: &[Spec] = &[Spec {
         begin: Begin::Keyword("STREAMS", 1),
         find: Find::Range { last: -1, step: 1, limit: 2 },
     }],
+    blocks: ReadOptions::has_block,
     run: Run::Keys(xread),
     ..Spec::NEW
 }];

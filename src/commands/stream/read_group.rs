@@ -210,6 +210,9 @@ fn xreadgroup(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let (name, consumer) = options.group.unwrap_or_default();
     let mut streams = Vec::with_capacity(options.streams().len());
     for (key, id) in options.streams() {
+        if !cx.is_here(key) {
+            continue;
+        }
         if group::find(cx, key, name)?.is_none() {
             return Err(no_group_to_read(key, name).into());
         }
@@ -233,7 +236,7 @@ fn xreadgroup(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     }
     if found == 0 {
         cx.out.discard(mark);
-        return nothing_to_read(cx.out, &options);
+        return nothing_to_read(cx.out, &options, Vec::new());
     }
     cx.out.end(mark, found);
     Ok(())
@@ -253,6 +256,7 @@ pub const COMMANDS: &[Spec] = &[Spec {
         begin: Begin::Keyword("STREAMS", 4),
         find: Find::Range { last: -1, step: 1, limit: 2 },
     }],
+    blocks: ReadOptions::has_block,
     run: Run::Keys(xreadgroup),
     ..Spec::NEW
 }];

@@ -1,14 +1,14 @@
 //! The options that XREAD and XREADGROUP share.
 
+use crate::commands::timeout::milliseconds_arg;
 use crate::commands::{Stop, arg, error, int_arg, is_word};
-use crate::num::parse_i64;
 use crate::resp::Args;
 
 /// See the module's description.
 #[derive(Debug)]
 pub struct ReadOptions<'a> {
-    /// BLOCK: for how many ms to wait; 0: for any time.
-    pub timeout_ms: Option<u64>,
+    /// BLOCK: until when to wait, ms since the Unix epoch; 0: for any time.
+    pub until_ms: Option<u64>,
     /// Entries of each stream at most.
     pub count: u64,
     /// XREADGROUP: NOACK.
@@ -20,21 +20,11 @@ pub struct ReadOptions<'a> {
     keys: usize,
 }
 
-/// Milliseconds as clients write them.
-fn timeout_ms(text: &[u8], now_ms: u64) -> Result<u64, Stop> {
-    let ms = parse_i64(text).ok_or("ERR timeout is not an integer or out of range")?;
-    let ms = u64::try_from(ms).map_err(|_| "ERR timeout is negative")?;
-    if now_ms.checked_add(ms).is_none_or(|end| end > i64::MAX as u64) {
-        return Err("ERR timeout is out of range".into());
-    }
-    Ok(ms)
-}
-
 impl<'a> ReadOptions<'a> {
     /// The options of XREAD, or of XREADGROUP.
     pub fn parse(args: Args<'a>, of_group: bool, now_ms: u64) -> Result<Self, Stop> {
         let mut options = Self {
-            timeout_ms: None,
+            until_ms: None,
             count: u64::MAX,
             no_ack: false,
             group: None,
@@ -46,7 +36,7 @@ impl<'a> ReadOptions<'a> {
         while let Some(option) = args.get(at) {
             let more = args.len() - at - 1;
             if is_word(option, "block") && more > 0 {
-                options.timeout_ms = Some(timeout_ms(arg(args, at + 1)?, now_ms)?);
+                options.until_ms = Some(milliseconds_arg(arg(args, at + 1)?, now_ms)?);
                 at += 1;
             } else if is_word(option, "count") && more > 0 {
                 let count = u64::try_from(int_arg(args, at + 1)?).unwrap_or(0);
@@ -82,6 +72,17 @@ impl<'a> ReadOptions<'a> {
             return Err("ERR Missing GROUP option for XREADGROUP".into());
         }
         Ok(options)
+    }
+
+    /// Whether the arguments have BLOCK.
+    pub fn has_block(args: Args<'_>) -> bool {
+        let options = args.iter().take_while(|arg| !is_word(arg, "streams"));
+        options.into_iter().any(|arg| is_word(arg, "block"))
+    }
+
+    /// The place of the id of the `n`-th key.
+    pub fn id_at(&self, n: usize) -> usize {
+        self.first + self.keys + n
     }
 
     /// The keys, and the id of each as it was given.
