@@ -37,7 +37,10 @@ pub(super) fn try_run(
         .collect();
     let args = Args::new(bytes.as_bytes(), &ranges);
     let command = registry::lookup(words[0].as_bytes()).unwrap();
-    let Run::Keys(handler) = command.spec.run else { panic!("not on keys") };
+    let subcommand = words.get(1).and_then(|name| {
+        command.subcommands.iter().find(|it| it.spec.name.eq_ignore_ascii_case(name))
+    });
+    let Run::Keys(handler) = subcommand.unwrap_or(command).spec.run else { panic!("not on keys") };
     let mut out = Reply::new(proto);
     store.begin(now_ms, true);
     handler(&mut Ctx { store, out: &mut out, db: 0, settings }, args)?;

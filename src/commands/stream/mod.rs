@@ -5,6 +5,8 @@ pub mod add;
 pub mod claim;
 pub mod edit;
 mod group;
+#[cfg(test)]
+mod group_tests;
 pub mod info;
 mod info_groups;
 pub mod manage;

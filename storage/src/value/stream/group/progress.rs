@@ -7,7 +7,7 @@ use super::Group;
 impl Stream {
     /// Whether an entry from an id on was deleted between others.
     fn has_holes_from(&self, id: StreamId) -> bool {
-        self.len() > 0 && self.max_deleted_id() != StreamId::MIN && id <= self.max_deleted_id()
+        !self.is_empty() && self.max_deleted_id() != StreamId::MIN && id <= self.max_deleted_id()
     }
 
     /// How many entries there were up to an id, with those that are gone; `None` if that cannot be
