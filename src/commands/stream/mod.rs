@@ -9,6 +9,8 @@ pub mod range;
 pub mod read;
 pub mod read_options;
 pub mod restore;
+#[cfg(test)]
+mod tests;
 pub mod trim_options;
 
 use super::{KeySpec, Stop, arg, key};
