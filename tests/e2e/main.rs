@@ -5,6 +5,7 @@ mod durability;
 mod hostile;
 mod keyspace;
 mod server;
+mod streams;
 mod undeclared;
 mod zsets;
 

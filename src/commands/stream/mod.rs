@@ -17,6 +17,8 @@ pub mod read;
 pub mod read_group;
 pub mod read_options;
 pub mod restore;
+#[cfg(test)]
+mod tests;
 pub mod trim_options;
 
 use super::{KeySpec, Stop, arg, key};
