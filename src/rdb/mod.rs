@@ -19,6 +19,7 @@ mod lzf;
 mod reader;
 mod restore;
 mod stream;
+mod stream_groups;
 #[cfg(test)]
 mod tests;
 mod writer;
@@ -29,6 +30,7 @@ use thiserror::Error;
 
 pub use dump::{NodeLimit, dump};
 pub use restore::{restore, restore_newer};
+pub use stream_groups::{EntriesRead, StreamConsumer, StreamGroup, StreamPending};
 
 /// A value of any type that has a payload; `B` are its bytes, owned or borrowed.
 #[derive(Debug, Clone, PartialEq)]
@@ -61,6 +63,7 @@ pub struct StreamObject<B = Vec<u8>> {
     pub first_id: EntryId,
     pub max_deleted_id: EntryId,
     pub entries_added: u64,
+    pub groups: Vec<StreamGroup<B>>,
 }
 
 /// Consecutive entries of a stream.
@@ -129,7 +132,7 @@ pub enum RestoreError {
     BadChecksumOrVersion,
     #[error("ERR Bad data format")]
     BadFormat,
-    /// A module's value, or a stream with consumer groups, given as its RDB type.
+    /// A module's value, given as its RDB type.
     #[error("ERR Bad data format")]
     Unsupported(u8),
 }

@@ -11,6 +11,7 @@ use super::reader::{Reader, Result};
 use super::writer::Writer;
 use super::{
     EntryId, Limits, RestoreError, StreamEntry, StreamNode, StreamObject, VERSION, object_type,
+    stream_groups,
 };
 
 /// The flags of an entry.
@@ -33,8 +34,7 @@ pub(super) fn dump<B: AsRef<[u8]>>(stream: &StreamObject<B>, limits: &Limits) ->
         writer.len(seq);
     }
     writer.len(stream.entries_added);
-    // Groups.
-    writer.len(0);
+    stream_groups::write(&mut writer, &stream.groups);
     writer.finish(VERSION)
 }
 
@@ -88,6 +88,7 @@ pub(super) fn read(reader: &mut Reader<'_>, object_type: u8) -> Result<StreamObj
         max_deleted_id: (0, 0),
         entries_added: len,
         nodes,
+        groups: Vec::new(),
     };
     if object_type != object_type::STREAM_LISTPACKS {
         // The first id, which follows from the entries.
@@ -99,9 +100,7 @@ pub(super) fn read(reader: &mut Reader<'_>, object_type: u8) -> Result<StreamObj
     if !is_sound(&stream, len) {
         return Err(RestoreError::BadFormat);
     }
-    if reader.len()? > 0 {
-        return Err(RestoreError::Unsupported(object_type));
-    }
+    stream.groups = stream_groups::read(reader, object_type)?;
     Ok(stream)
 }
 

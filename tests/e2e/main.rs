@@ -6,6 +6,7 @@ mod hostile;
 mod keyspace;
 mod pubsub;
 mod server;
+mod streams;
 mod undeclared;
 mod zsets;
 

@@ -5,6 +5,8 @@ pub mod add;
 pub mod claim;
 pub mod edit;
 mod group;
+#[cfg(test)]
+mod group_tests;
 pub mod info;
 mod info_groups;
 pub mod manage;
@@ -15,6 +17,8 @@ pub mod read;
 pub mod read_group;
 pub mod read_options;
 pub mod restore;
+#[cfg(test)]
+mod tests;
 pub mod trim_options;
 
 use super::{KeySpec, Stop, arg, key};

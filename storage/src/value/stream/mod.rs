@@ -165,10 +165,12 @@ impl Stream {
         to: StreamId,
         reverse: bool,
     ) -> Result<Rows<'_, StreamId, Node>, Part> {
-        let start = if from <= self.first_id {
-            StreamId::MIN
-        } else {
-            self.nodes.floor(&from.min(self.last_id))?.map_or(StreamId::MIN, |(key, _)| *key)
+        let start = match self.nodes.floor(&from.min(self.last_id)) {
+            _ if from <= self.first_id => StreamId::MIN,
+            Ok(node) => node.map_or(StreamId::MIN, |(key, _)| *key),
+            // The entries of a gap's nodes are in the gap.
+            Err(_) if !self.nodes.is_in_gap(&from) => from,
+            Err(part) => return Err(part),
         };
         // An empty range if there is nothing.
         let is_empty = from > to || from > self.last_id || to < self.first_id || self.len == 0;

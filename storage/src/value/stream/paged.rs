@@ -175,7 +175,7 @@ impl<K: Key, V: Row<K>> Paged<K, V> {
     pub(in crate::value) fn insert(&mut self, key: K, value: V) {
         self.heap += key.heap() + value.heap();
         let was_gone = self.gone.remove(&key);
-        let fresh = !was_gone && self.gap_at(&key).is_none();
+        let fresh = !was_gone && !self.is_in_gap(&key);
         let mut slot = Slot { value, dirty: self.stored, fresh };
         let old = self.rows.get(&key).map(|old| (old.dirty, old.fresh, old.value.heap()));
         if let Some((_, fresh, heap)) = old {
@@ -207,7 +207,7 @@ impl<K: Key, V: Row<K>> Paged<K, V> {
     /// Removes the row of a key; what it was, if it was in memory.
     pub(in crate::value) fn remove(&mut self, key: &K) -> Option<V> {
         let slot = self.rows.remove(key);
-        if self.stored && slot.as_ref().map_or(self.gap_at(key).is_some(), |slot| !slot.fresh) {
+        if self.stored && slot.as_ref().map_or(self.is_in_gap(key), |slot| !slot.fresh) {
             self.gone.insert(key.clone());
         }
         let slot = slot?;
@@ -329,10 +329,7 @@ impl<K: Key, V: Row<K>> Paged<K, V> {
                 continue;
             }
             let key = self.key_of(element).context("the key of a row is damaged")?;
-            let is_known = self.gap_at(&key).is_none()
-                || self.rows.contains_key(&key)
-                || self.gone.contains(&key);
-            if is_known {
+            if self.is_known(&key) {
                 continue;
             }
             let value = V::decode(&key, row).context("a row is damaged")?;
@@ -341,6 +338,16 @@ impl<K: Key, V: Row<K>> Paged<K, V> {
         }
         self.cover(from, to);
         Ok(())
+    }
+
+    /// Whether a key is in memory, or known not to exist.
+    fn is_known(&self, key: &K) -> bool {
+        !self.is_in_gap(key) || self.rows.contains_key(key) || self.gone.contains(key)
+    }
+
+    /// Whether a key lies where not all is known.
+    pub(in crate::value) fn is_in_gap(&self, key: &K) -> bool {
+        self.gap_at(key).is_some()
     }
 
     /// The gap that a key lies in.

@@ -133,6 +133,13 @@ impl Groups {
         });
     }
 
+    /// Sets when a consumer last got something.
+    pub fn set_active(&mut self, group: &[u8], number: ConsumerNo, active_ms: Option<u64>) {
+        let Ok(Some(group)) = self.group(group) else { return };
+        let key = ConsumerKey { group: group.number, number };
+        self.consumers.update(&key, |consumer| consumer.active_ms = active_ms);
+    }
+
     /// A consumer has no pending entries before an id, as a walk has found.
     pub fn raise_low(&mut self, group: &[u8], number: ConsumerNo, low: StreamId) {
         let Ok(Some(group)) = self.group(group) else { return };

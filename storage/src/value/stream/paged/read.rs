@@ -21,7 +21,7 @@ impl<K: Key, V: Row<K>> Paged<K, V> {
         if let Some(slot) = self.rows.get(key) {
             return Ok(Some(&slot.value));
         }
-        if self.gone.contains(key) || self.gap_at(key).is_none() {
+        if self.is_known(key) {
             return Ok(None);
         }
         Err(self.page(key, key.after().as_ref(), false, 1))
