@@ -5,6 +5,7 @@ mod durability;
 mod hostile;
 mod keyspace;
 mod server;
+mod tracking;
 mod undeclared;
 mod zsets;
 
