@@ -356,7 +356,12 @@ impl Connection {
         let consumed = parser.consumed();
         buf.advance(consumed);
         self.buf = buf;
-        if !silent {
+        if silent {
+            // Confirmations of subscriptions come all the same, and before what follows.
+            for _ in 0..self.session.client.outbox.size().0 {
+                self.send_pushes().await?;
+            }
+        } else {
             self.reply(out.as_bytes()).await?;
         }
         Ok(!close && !self.session.closing)

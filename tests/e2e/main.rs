@@ -4,6 +4,7 @@ mod atomicity;
 mod durability;
 mod hostile;
 mod keyspace;
+mod pubsub;
 mod server;
 mod tracking;
 mod undeclared;
