@@ -51,8 +51,10 @@ pub struct Budget {
     pub memtables: usize,
     /// Channels and patterns that clients listen to.
     pub subscriptions: usize,
-    /// What clients have read that want to hear of its changes, and their prefixes.
+    /// Which keys clients have read that want to hear of their changes.
     pub tracking: usize,
+    /// The prefixes of those that want to hear of keys that they have not read.
+    pub prefixes: usize,
 }
 
 impl Budget {
@@ -69,7 +71,8 @@ impl Budget {
             meta_cache: (total / 8).min(64 << 20).max(total / 16),
             memtables: (total / 16) as usize,
             subscriptions: (total / 16) as usize,
-            tracking: (total / 16) as usize,
+            tracking: (total / 64 * 3) as usize,
+            prefixes: (total / 64) as usize,
         }
     }
 }
@@ -134,7 +137,7 @@ impl Node {
         Self {
             pubsub: Arc::new(PubSub::new(mailboxes.len(), budget.subscriptions)),
             change_listeners: AtomicUsize::new(0),
-            prefixes: Prefixes::new(budget.tracking),
+            prefixes: Prefixes::new(budget.prefixes),
             budget,
             inline_sync: mailboxes.len() == 1,
             config,

@@ -1,0 +1,258 @@
+//! Clients that keep what they have read.
+
+use super::Server;
+use redis::{Commands, PushInfo, PushKind, Value};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+/// Keys in different shards of two.
+const LEFT: &str = "{a}";
+const RIGHT: &str = "{b}";
+
+const TWO: [&str; 4] = ["--workers", "2", "--shards", "2"];
+
+/// How long it may take until everything is told.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A client that keeps what it reads until it is told to forget it.
+struct Keeper {
+    client: redis::Connection,
+    pushes: Receiver<PushInfo>,
+    kept: HashMap<String, Option<String>>,
+}
+
+impl Keeper {
+    fn new(server: &Server, options: &[&str]) -> Self {
+        let url = format!("redis://127.0.0.1:{}/?protocol=resp3", server.port());
+        let client = redis::Client::open(url).expect("an address");
+        let mut client = client.get_connection().expect("a connection");
+        let (sender, pushes) = channel();
+        client.set_push_sender(sender);
+        let mut tracking = redis::cmd("CLIENT");
+        tracking.arg("TRACKING").arg("ON").arg(options);
+        let () = tracking.query(&mut client).expect("tracked");
+        Self { client, pushes, kept: HashMap::new() }
+    }
+
+    /// Forgets what it was told to up to the last reply; the keys ("*": all), in order.
+    fn hear(&mut self) -> Vec<String> {
+        let mut told = Vec::new();
+        for push in self.pushes.try_iter().filter(|push| push.kind == PushKind::Invalidate) {
+            match &push.data[..] {
+                [Value::Nil] => {
+                    self.kept.clear();
+                    told.push("*".to_owned());
+                }
+                [keys] => {
+                    let keys: Vec<String> = redis::from_redis_value_ref(keys).expect("keys");
+                    keys.iter().for_each(|key| drop(self.kept.remove(key)));
+                    told.extend(keys);
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        told
+    }
+
+    /// Reads keys with one command and keeps what is in them.
+    fn read(&mut self, keys: &[&str]) {
+        let values: Vec<Option<String>> = if let [key] = keys {
+            vec![self.client.get(*key).expect("a value")]
+        } else {
+            self.client.mget(keys).expect("values")
+        };
+        // What was told before the reply is about older values.
+        self.hear();
+        self.kept.extend(keys.iter().map(ToString::to_string).zip(values));
+    }
+
+    /// What was sent before the reply is heard next.
+    fn ping(&mut self) {
+        let pong: String = redis::cmd("PING").query(&mut self.client).expect("PONG");
+        assert_eq!(pong, "PONG");
+    }
+
+    /// Waits until it has been told of so many keys; which, in the order of their names.
+    fn wait_told(&mut self, count: usize) -> Vec<String> {
+        let deadline = Instant::now() + PATIENCE;
+        let mut told = Vec::new();
+        while told.len() < count && Instant::now() < deadline {
+            self.ping();
+            told.append(&mut self.hear());
+        }
+        told.sort();
+        told
+    }
+}
+
+#[test]
+fn who_has_read_keys_of_any_worker_is_told() {
+    let server = Server::start(&TWO);
+    let mut keeper = Keeper::new(&server, &[]);
+    let mut other = server.client();
+    keeper.read(&[LEFT]);
+    keeper.read(&[RIGHT]);
+    let () = other.set(LEFT, 1).expect("stored");
+    assert_eq!(keeper.wait_told(1), [LEFT]);
+    let () = other.set(RIGHT, 1).expect("stored");
+    assert_eq!(keeper.wait_told(1), [RIGHT]);
+    // Once told it is told no more.
+    let () = other.mset(&[(LEFT, 2), (RIGHT, 2)]).expect("stored");
+    keeper.read(&[LEFT, RIGHT]);
+    let () = other.mset(&[(LEFT, 3), (RIGHT, 3)]).expect("stored");
+    assert_eq!(keeper.wait_told(2), [LEFT, RIGHT]);
+    keeper.read(&[LEFT, RIGHT, "{a}none", "{b}none"]);
+    let () = other.rename(LEFT, "{b}none").expect("renamed");
+    assert_eq!(keeper.wait_told(2), [LEFT, "{b}none"]);
+    let () = redis::cmd("FLUSHALL").query(&mut other).expect("flushed");
+    assert_eq!(keeper.wait_told(1), ["*"]);
+    keeper.read(&[RIGHT]);
+    let () = redis::cmd("SWAPDB").arg(0).arg(1).query(&mut other).expect("swapped");
+    assert_eq!(keeper.wait_told(1), ["*"]);
+    let () = other.pset_ex(RIGHT, 1, 300).expect("stored");
+    keeper.read(&[RIGHT]);
+    assert_eq!(keeper.wait_told(1), [RIGHT], "it has expired");
+}
+
+#[test]
+fn who_only_listens_is_told_of_all_keys_with_a_prefix() {
+    let server = Server::start(&TWO);
+    let mut all = Keeper::new(&server, &["BCAST"]);
+    let mut some = Keeper::new(&server, &["BCAST", "PREFIX", "{b}", "NOLOOP"]);
+    let mut other = server.client();
+    let () = other.mset(&[("{a}1", 1), ("{b}1", 1), ("c", 1)]).expect("stored");
+    let () = some.client.mset(&[("{a}2", 1), ("{b}2", 1)]).expect("stored");
+    let () = other.set("{b}3", 1).expect("stored");
+    assert_eq!(all.wait_told(6), ["c", "{a}1", "{a}2", "{b}1", "{b}2", "{b}3"]);
+    assert_eq!(some.wait_told(2), ["{b}1", "{b}3"]);
+}
+
+#[test]
+fn no_more_keys_are_remembered_than_may_be() {
+    let server = Server::start(&[&TWO[..], &["--tracking-table-max-keys", "10"]].concat());
+    let mut keeper = Keeper::new(&server, &[]);
+    let keys: Vec<String> = (0..50).map(|n| format!("k{n}")).collect();
+    for key in &keys {
+        keeper.read(&[key.as_str()]);
+    }
+    keeper.ping();
+    keeper.hear();
+    let info: String = redis::cmd("INFO").arg("stats").query(&mut keeper.client).expect("info");
+    let field = |name: &str| {
+        let line = info.lines().find_map(|line| line.strip_prefix(name)).expect("a field");
+        line.parse::<usize>().expect("a number")
+    };
+    assert_eq!(field("tracking_total_keys:"), keeper.kept.len());
+    assert_eq!(field("tracking_total_items:"), keeper.kept.len());
+    assert!((5..=10).contains(&keeper.kept.len()), "{}", keeper.kept.len());
+    let mut other = server.client();
+    let kept = keeper.kept.len();
+    for key in &keys {
+        let () = other.set(key, 1).expect("stored");
+    }
+    assert_eq!(keeper.wait_told(kept).len(), kept);
+    drop(keeper);
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let info: String = redis::cmd("INFO").arg("clients").query(&mut other).expect("info");
+        if info.contains("tracking_clients:0") {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{info}");
+    }
+}
+
+/// Numbers that look random, the same for every seed.
+struct Draws(u64);
+
+impl Draws {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (self.0 >> 33) % end
+    }
+
+    fn key(&mut self) -> String {
+        let side = [LEFT, RIGHT][self.below(2) as usize];
+        format!("{side}{}", self.below(8))
+    }
+}
+
+/// Changes keys in all kinds of ways until it is told to stop.
+fn write(server: &Server, seed: u64, stop: &AtomicBool) {
+    let mut draws = Draws(seed);
+    let mut client = server.client();
+    while !stop.load(Ordering::Relaxed) {
+        let (a, b, value) = (draws.key(), draws.key(), draws.below(1_000_000));
+        match draws.below(60) {
+            0 => redis::cmd("FLUSHALL").query::<()>(&mut client).expect("flushed"),
+            1..10 => client.mset(&[(&a, value), (&b, value)]).expect("stored"),
+            10..15 => client.del::<_, u64>(&[a, b]).map(drop).expect("deleted"),
+            15..20 => client.pset_ex(a, value, 1 + value % 20).expect("stored"),
+            20..25 => {
+                // There may be nothing to rename.
+                let _ = client.rename::<_, _, ()>(a, b);
+            }
+            25..30 => redis::cmd("COPY")
+                .arg(&[a.as_str(), b.as_str(), "REPLACE"])
+                .query::<Value>(&mut client)
+                .map(drop)
+                .unwrap_or_default(),
+            30..40 => client.append::<_, _, u64>(a, "x").map(drop).expect("appended"),
+            _ => client.set(a, value).expect("stored"),
+        }
+    }
+}
+
+/// Reads at random for a while, then waits until it keeps nothing but what is there.
+fn keep(server: &Server, seed: u64, options: &[&str], until: Instant) {
+    let mut draws = Draws(seed);
+    let mut keeper = Keeper::new(server, options);
+    let mut told = 0;
+    while Instant::now() < until {
+        let keys = [draws.key(), draws.key()];
+        match draws.below(3) {
+            0 => keeper.read(&[keys[0].as_str(), keys[1].as_str()]),
+            _ => keeper.read(&[keys[0].as_str()]),
+        }
+        keeper.ping();
+        told += keeper.hear().len();
+    }
+    assert!(told > 0);
+    // The writers may be at their last commands.
+    let mut fresh = server.client();
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        keeper.ping();
+        keeper.hear();
+        let wrong = keeper.kept.iter().find(|(key, kept)| {
+            let now: Option<String> = fresh.get(key).expect("a value");
+            now != **kept
+        });
+        let Some((key, kept)) = wrong else { return };
+        assert!(Instant::now() < deadline, "{key} is kept as {kept:?}, seed {seed}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn what_is_kept_and_was_not_invalidated_is_there() {
+    for (mode, seed) in [("always", 1), ("everysec", 2), ("no", 3)] {
+        let server = Server::start(&[&TWO[..], &["--appendfsync", mode]].concat());
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let until = Instant::now() + Duration::from_secs(3);
+            let (server, stop) = (&server, &stop);
+            for lane in 0..2 {
+                scope.spawn(move || write(server, seed * 100 + lane, stop));
+                scope.spawn(move || {
+                    let options = [&["NOLOOP"][..], &[]][lane as usize];
+                    keep(server, seed * 100 + 50 + lane, options, until);
+                });
+            }
+            std::thread::sleep(until.saturating_duration_since(Instant::now()));
+            stop.store(true, Ordering::Relaxed);
+        });
+    }
+}
