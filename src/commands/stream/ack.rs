@@ -20,7 +20,7 @@ fn xack(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let any = ids.iter().try_fold(false, |any, id| Ok::<_, Part>(any || is_pending(*id)?));
     let mut removed = 0;
     if any.or_load(db, key)? {
-        group::change(cx, key, |stream| {
+        group::change(cx, key, None, |stream| {
             removed = stream.groups_mut().remove_pending(name, &ids);
         })?;
     }

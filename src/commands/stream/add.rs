@@ -4,6 +4,7 @@ use super::parse::NewId;
 use super::trim_options::Options;
 use super::{key_arg, node_limits, reply_id};
 use crate::commands::{Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, error, flag, key};
+use crate::config::NotifyFlags;
 use crate::resp::Args;
 use flagstone_storage::store::{Fault, OrLoad};
 use flagstone_storage::value::{Stream, StreamId, Typed, Value};
@@ -88,8 +89,13 @@ fn xadd(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let plan = plan.transpose().or_load(db, name)?;
     let stream = entry.typed_or_new::<Stream>()?;
     stream.append(id, fields, limits);
-    if let Some(plan) = plan.filter(|plan| plan.deleted() > 0) {
-        stream.trim(&plan);
+    let plan = plan.filter(|plan| plan.deleted() > 0);
+    if let Some(plan) = &plan {
+        stream.trim(plan);
+    }
+    entry.event(NotifyFlags::STREAM, "xadd");
+    if plan.is_some() {
+        entry.event(NotifyFlags::STREAM, "xtrim");
     }
     reply_id(cx.out, id);
     Ok(())

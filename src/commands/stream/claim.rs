@@ -127,7 +127,7 @@ impl Plan {
             |(id, entry): (&StreamId, &Option<PendingEntry>)| entry.is_none().then_some(*id);
         let gone: Vec<_> = self.changed.iter().filter_map(is_gone).collect();
         let mut entries: Vec<_> = self.changed.into_values().flatten().collect();
-        group::change(cx, delivery.key, |stream| {
+        group::change(cx, delivery.key, group::creation(delivery.number), |stream| {
             if !gone.is_empty() {
                 stream.groups_mut().remove_pending(delivery.group, &gone);
             }
@@ -201,7 +201,7 @@ fn xclaim(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let delivery = Delivery { key, group: name, consumer, number, now_ms, active };
     plan.apply(cx, &delivery)?;
     if let Some(entries_read) = position {
-        group::change(cx, key, |stream| {
+        group::change(cx, key, None, |stream| {
             stream.groups_mut().set_position(name, claim.last_id, entries_read);
         })?;
     }

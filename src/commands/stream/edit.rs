@@ -5,6 +5,7 @@ use super::{key_arg, parse};
 use crate::commands::{
     Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, int_arg, is_word, key, tail,
 };
+use crate::config::NotifyFlags;
 use crate::resp::Args;
 use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::{Stream, StreamId};
@@ -23,6 +24,7 @@ fn xdel(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         && let Some(stream) = entry.typed_mut::<Stream>()
     {
         stream.delete(&plan);
+        entry.event(NotifyFlags::STREAM, "xdel");
     }
     cx.out.count(plan.count() as usize);
     Ok(())
@@ -42,6 +44,7 @@ fn xtrim(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         && let Some(stream) = entry.typed_mut::<Stream>()
     {
         stream.trim(&plan);
+        entry.event(NotifyFlags::STREAM, "xtrim");
     }
     cx.out.count(plan.deleted() as usize);
     Ok(())
@@ -119,6 +122,7 @@ fn xsetid(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         }
         stream.set_head(head);
     }
+    entry.event(NotifyFlags::STREAM, "xsetid");
     cx.out.ok();
     Ok(())
 }

@@ -2,6 +2,7 @@
 
 use super::reply_id;
 use crate::commands::{Ctx, Stop};
+use crate::config::NotifyFlags;
 use crate::resp::Reply;
 use flagstone_storage::need::Part;
 use flagstone_storage::store::OrLoad;
@@ -43,18 +44,25 @@ pub(super) fn find<'a>(
     Ok(group.map(|group| (stream, group)))
 }
 
-/// Changes a stream that exists.
+/// Changes a stream that exists, and tells the event.
 pub(super) fn change(
     cx: &mut Ctx<'_>,
     key: &[u8],
+    event: Option<&'static str>,
     change: impl FnOnce(&mut Stream),
 ) -> Result<(), Stop> {
-    if let Some(mut entry) = cx.store.typed_mut::<Stream>(cx.db, key)?
-        && let Some(stream) = entry.typed_mut::<Stream>()
-    {
-        change(stream);
+    if let Some(mut entry) = cx.store.typed_mut::<Stream>(cx.db, key)? {
+        entry.typed_mut::<Stream>().map(change);
+        if let Some(event) = event {
+            entry.event(NotifyFlags::STREAM, event);
+        }
     }
     Ok(())
+}
+
+/// The event of a consumer that did not exist.
+pub(super) fn creation(number: ConsumerNo) -> Option<&'static str> {
+    (number == NEW).then_some("xgroup-createconsumer")
 }
 
 /// What happens to pending entries when a consumer gets them.

@@ -6,6 +6,7 @@ use crate::commands::help::{help, syntax};
 use crate::commands::{
     Call, Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, flag, int_arg, is_word, key,
 };
+use crate::config::NotifyFlags;
 use crate::resp::Args;
 use flagstone_storage::store::{Fault, OrLoad};
 use flagstone_storage::value::{Stream, StreamId, Typed, Value};
@@ -67,6 +68,7 @@ fn create(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     }
     let stream = entry.typed_or_new::<Stream>()?;
     stream.groups_mut().create(name, id, options.entries_read);
+    entry.event(NotifyFlags::STREAM, "xgroup-create");
     cx.out.ok();
     Ok(())
 }
@@ -91,7 +93,7 @@ fn set_id(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         return Err(unknown(args).into());
     }
     let id = if id == b"$" { last_id } else { parse::bound(id, 0)? };
-    group::change(cx, key, |stream| {
+    group::change(cx, key, Some("xgroup-setid"), |stream| {
         stream.groups_mut().set_position(name, id, options.entries_read);
     })?;
     cx.out.ok();
@@ -104,7 +106,8 @@ fn destroy(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let stream = cx.store.typed::<Stream>(db, key)?.ok_or(NO_KEY)?;
     let exists = stream.groups().group(name).or_load(db, key)?.is_some();
     if exists {
-        group::change(cx, key, |stream| stream.groups_mut().destroy(name))?;
+        let event = Some("xgroup-destroy");
+        group::change(cx, key, event, |stream| stream.groups_mut().destroy(name))?;
     }
     cx.out.int(i64::from(exists));
     Ok(())
@@ -118,7 +121,7 @@ fn create_consumer(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let Some((stream, group)) = group::find(cx, key, name)? else { return Ok(()) };
     let exists = stream.groups().consumer(group, consumer).or_load(db, key)?.is_some();
     if !exists {
-        group::change(cx, key, |stream| {
+        group::change(cx, key, group::creation(group::NEW), |stream| {
             stream.groups_mut().create_consumer(name, consumer, now_ms);
         })?;
     }
@@ -136,7 +139,7 @@ fn delete_consumer(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     groups.require_delete_consumer(group, consumer).or_load(db, key)?;
     let mut pending = 0;
     if groups.consumer(group, consumer).or_load(db, key)?.is_some() {
-        group::change(cx, key, |stream| {
+        group::change(cx, key, Some("xgroup-delconsumer"), |stream| {
             pending = stream.groups_mut().delete_consumer(name, consumer);
         })?;
     }

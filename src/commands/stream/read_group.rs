@@ -232,7 +232,8 @@ fn xreadgroup(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
             found += 1;
         }
         let delivery = Delivery { key, group: name, consumer, number: NEW, now_ms, active: false };
-        group::change(cx, key, |stream| plan.apply(stream, delivery))?;
+        let event = group::creation(plan.number);
+        group::change(cx, key, event, |stream| plan.apply(stream, delivery))?;
     }
     if found == 0 {
         cx.out.discard(mark);
