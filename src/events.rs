@@ -56,12 +56,17 @@ impl Worker {
     /// Something has happened that is told once its round is stored.
     #[cold]
     pub(crate) fn spread(self: &Rc<Self>, news: News) {
+        self.note_news(news);
+        self.serve_waiters();
+    }
+
+    /// The same without serving those who have waited for it.
+    pub(crate) fn note_news(&self, news: News) {
         let changed = news.notes.iter().filter(|note| note.what == What::Changed);
         self.touch_waiters(changed.map(|note| (note.db, &*note.key)));
         self.news.borrow_mut().push_back(news);
         // A round that nothing has changed is stored already.
         self.tell_news();
-        self.serve_waiters();
     }
 
     /// Tells what is stored by now, in order.

@@ -79,8 +79,8 @@ pub struct Node {
     pub pubsub: PubSub,
     /// Clients that wait for keys, or are told when keys change.
     pub change_listeners: AtomicUsize,
-    /// Clients that wait for keys.
-    pub waiters: AtomicUsize,
+    /// The number of the last client that began to wait for keys.
+    pub last_waiter: AtomicU64,
     pub stats: Vec<Arc<WorkerStats>>,
     pub rates: Rates,
     pub slowlog: SlowLog,
@@ -132,7 +132,7 @@ impl Node {
             clients: Clients::default(),
             pubsub: PubSub::default(),
             change_listeners: AtomicUsize::new(0),
-            waiters: AtomicUsize::new(0),
+            last_waiter: AtomicU64::new(0),
             stats,
             rates: Rates::default(),
             slowlog: SlowLog::default(),

@@ -1,23 +1,35 @@
-//! A connection whose command waits for its keys. Meanwhile it is sent what it has not asked for,
-//! and what comes from the client is read, so that its end is noticed.
+//! A connection whose command waits: for its keys, for a timeout, or for clients to go on. Meanwhile
+//! it is sent what it has not asked for, and what comes from the client is read, so that its end is
+//! noticed.
 
-use super::{Connection, READ};
-use crate::blocking::{Ended, Waiting, begin};
+use super::{Connection, READ, count, write};
+use crate::blocking::{Ended, begin};
+use crate::clients::{Client, state};
 use crate::commands::registry::Command;
 use crate::resp::Args;
-use crate::worker::OwnedCommand;
+use crate::worker::{OwnedCommand, Worker};
+use bytes::BytesMut;
 use std::future::{Future, poll_fn};
 use std::io::{Error, ErrorKind, Result};
 use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::Poll;
-use std::time::Duration;
+use tokio::net::TcpStream;
 
-/// What has happened meanwhile.
-enum Woken {
-    Changed,
-    TimeIsOver,
+/// What has happened.
+enum Woken<T> {
+    Done(T),
     Pushes,
     Readable,
+}
+
+/// The parts of a connection that go on while one of its commands waits.
+pub(super) struct Line<'a> {
+    pub(super) worker: &'a Worker,
+    pub(super) client: Arc<Client>,
+    pub(super) stream: &'a mut TcpStream,
+    pub(super) buf: &'a mut BytesMut,
 }
 
 impl Connection {
@@ -28,14 +40,14 @@ impl Connection {
         args: Args<'_>,
     ) -> Result<Vec<u8>> {
         let owned = OwnedCommand::new(command, args, self.session.request());
-        let waiting = match begin(&self.worker, owned).await {
+        let client = self.session.client.clone();
+        let waiting = match begin(&self.worker, &client, owned).await {
             Ok(reply) => return Ok(reply),
             Err(waiting) => waiting,
         };
-        self.session.client.set_turn(Some(waiting.waiter.turn.clone()));
-        let ended = self.wait_for(&waiting).await;
-        self.session.client.set_turn(None);
-        let ended = ended?;
+        let mut line =
+            Line { worker: &self.worker, client, stream: &mut self.stream, buf: &mut self.buf };
+        let ended = line.keep_until(waiting.ended()).await?;
         if matches!(ended, Ended::Cancelled(_)) {
             // It counts as one call; when it is served it counts as it runs.
             self.worker.start_watch();
@@ -44,59 +56,61 @@ impl Connection {
         }
         Ok(waiting.reply(ended))
     }
+}
 
-    async fn wait_for(&mut self, waiting: &Waiting) -> Result<Ended> {
-        let turn = &waiting.waiter.turn;
-        let mut is_over = false;
+impl Line<'_> {
+    /// Waits for what a command waits for. The line is served only while the client counts as
+    /// blocked: one that ends its side and then waits for a reply gets it. An error: it has gone.
+    pub(super) async fn keep_until<T>(&mut self, done: impl Future<Output = T>) -> Result<T> {
+        let mut done = pin!(done);
         loop {
-            if let Some(ended) = turn.ended() {
-                return Ok(ended);
-            }
-            // A worker may be about to serve it: then that counts, or it comes back here.
-            if is_over && turn.cancel(crate::blocking::Cancel::TimedOut) {
-                continue;
-            }
-            let left = match waiting.until_ms() {
-                0 => None,
-                _ if is_over => None,
-                until_ms => Some(until_ms.saturating_sub(self.worker.node.clock.now_ms())),
-            };
-            match self.woken(waiting, left.map(Duration::from_millis)).await? {
-                Woken::Changed => {}
-                Woken::TimeIsOver => is_over = true,
+            let woken = poll_fn(|cx| {
+                if let Poll::Ready(value) = done.as_mut().poll(cx) {
+                    return Poll::Ready(Ok(Woken::Done(value)));
+                }
+                if !self.client.is(state::BLOCKED) {
+                    return Poll::Pending;
+                }
+                if self.client.outbox.poll_ready(cx).is_ready() {
+                    return Poll::Ready(Ok(Woken::Pushes));
+                }
+                self.stream.poll_read_ready(cx).map(|ready| ready.map(|()| Woken::Readable))
+            });
+            match woken.await? {
+                Woken::Done(value) => return Ok(value),
                 Woken::Pushes => self.send_pushes().await?,
                 Woken::Readable => self.read_ahead()?,
             }
         }
     }
 
-    async fn woken(&self, waiting: &Waiting, left: Option<Duration>) -> Result<Woken> {
-        let mut changed = pin!(waiting.waiter.turn.changed());
-        let mut time = pin!(tokio::time::sleep(left.unwrap_or(Duration::MAX)));
-        poll_fn(|cx| {
-            if changed.as_mut().poll(cx).is_ready() {
-                return Poll::Ready(Ok(Woken::Changed));
-            }
-            if left.is_some() && time.as_mut().poll(cx).is_ready() {
-                return Poll::Ready(Ok(Woken::TimeIsOver));
-            }
-            if self.session.client.outbox.poll_ready(cx).is_ready() {
-                return Poll::Ready(Ok(Woken::Pushes));
-            }
-            self.stream.poll_read_ready(cx).map(|ready| ready.map(|()| Woken::Readable))
-        })
-        .await
+    /// Writes what the client has not asked for.
+    pub(super) async fn send_pushes(&mut self) -> Result<()> {
+        let frames = self.client.outbox.take();
+        let bytes = frames.len();
+        write(self.worker, &self.client, self.stream, &frames).await?;
+        self.client.outbox.written(bytes);
+        Ok(())
     }
 
-    /// Takes in what the client sends meanwhile. An error: it has gone, or sends too much.
+    /// Takes in what the client sends. An error: it has gone, or sends too much.
     fn read_ahead(&mut self) -> Result<()> {
         self.buf.reserve(READ);
-        match self.stream.try_read_buf(&mut self.buf) {
+        match self.stream.try_read_buf(self.buf) {
             Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
-            Ok(_) if self.buf.len() > self.worker.settings().client_query_buffer_limit => {
-                Err(Error::other("the query buffer limit is reached"))
+            Ok(n) => {
+                count(&self.worker.stats().reads, 1);
+                count(&self.client.bytes_in, n as u64);
+                self.worker.stats().bytes_in.fetch_add(n as u64, Ordering::Relaxed);
+                if self.buf.len() > self.worker.settings().client_query_buffer_limit {
+                    tracing::warn!(
+                        client = self.client.id,
+                        "it sends more than client-query-buffer-limit while it waits: closing"
+                    );
+                    return Err(Error::other("the query buffer limit is reached"));
+                }
+                Ok(())
             }
-            Ok(_) => Ok(()),
             Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(()),
             Err(error) => Err(error),
         }

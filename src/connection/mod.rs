@@ -10,6 +10,7 @@ use crate::commands::{Call, Run, Stop};
 use crate::resp::{Args, Limits, Parsed, Parser, Reply};
 use crate::session::{ReplyMode, Session};
 use crate::worker::Worker;
+use blocked::Line;
 use bytes::{Buf, BytesMut};
 use cycle::Cycle;
 use gate::Admitted;
@@ -127,17 +128,17 @@ impl Connection {
             if readable.await? {
                 return Ok(());
             }
-            self.send_pushes().await?;
+            self.line().send_pushes().await?;
         }
     }
 
-    /// Writes what the client has not asked for.
-    async fn send_pushes(&mut self) -> std::io::Result<()> {
-        let frames = self.session.client.outbox.take();
-        let bytes = frames.len();
-        self.write(frames).await?;
-        self.session.client.outbox.written(bytes);
-        Ok(())
+    fn line(&mut self) -> Line<'_> {
+        Line {
+            worker: &self.worker,
+            client: self.session.client.clone(),
+            stream: &mut self.stream,
+            buf: &mut self.buf,
+        }
     }
 
     /// Waits while there are more pending rows than the memory budget allows, up to a limit: a
@@ -367,8 +368,10 @@ impl Connection {
                 Admitted::Hostile => return Ok(true),
                 Admitted::Wait => {
                     let may_write = gate::may_write(args);
+                    let node = self.worker.node.clone();
                     self.session.client.set(state::BLOCKED, true);
-                    self.worker.node.wait_unpaused(may_write).await;
+                    self.line().keep_until(node.wait_unpaused(may_write)).await?;
+                    self.session.client.seen_at(self.worker.node.clock.now_ms());
                     self.session.client.set(state::BLOCKED, false);
                 }
             }
@@ -397,13 +400,19 @@ impl Connection {
                 handler(&mut call, args)
             }
             Run::Wait(handler) => {
+                let mut line = Line {
+                    worker: &self.worker,
+                    client: self.session.client.clone(),
+                    stream: &mut self.stream,
+                    buf: &mut self.buf,
+                };
                 let mut call = Call {
                     session: &mut self.session,
                     node: &self.worker.node,
                     worker: &self.worker,
                     out,
                 };
-                handler(&mut call, args).await
+                line.keep_until(handler(&mut call, args)).await?
             }
             Run::Container => Err(Stop::from(gate::unknown_subcommand(args))),
         };
@@ -437,24 +446,33 @@ impl Connection {
     }
 
     async fn write(&mut self, out: Vec<u8>) -> std::io::Result<()> {
-        if out.is_empty() {
-            return Ok(());
-        }
-        count(&self.worker.stats().writes, 1);
-        count(&self.session.client.bytes_out, out.len() as u64);
-        self.worker.stats().bytes_out.fetch_add(out.len() as u64, Ordering::Relaxed);
-        // The socket usually takes it at once.
-        let written = match self.stream.try_write(&out) {
-            Ok(n) => n,
-            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => 0,
-            Err(e) => return Err(e),
-        };
-        if written < out.len() {
-            self.stream.ready(Interest::WRITABLE).await?;
-            self.stream.write_all(&out[written..]).await?;
-        }
-        Ok(())
+        write(&self.worker, &self.session.client, &mut self.stream, &out).await
     }
+}
+
+async fn write(
+    worker: &Worker,
+    client: &Client,
+    stream: &mut TcpStream,
+    out: &[u8],
+) -> std::io::Result<()> {
+    if out.is_empty() {
+        return Ok(());
+    }
+    count(&worker.stats().writes, 1);
+    count(&client.bytes_out, out.len() as u64);
+    worker.stats().bytes_out.fetch_add(out.len() as u64, Ordering::Relaxed);
+    // The socket usually takes it at once.
+    let written = match stream.try_write(out) {
+        Ok(n) => n,
+        Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => 0,
+        Err(e) => return Err(e),
+    };
+    if written < out.len() {
+        stream.ready(Interest::WRITABLE).await?;
+        stream.write_all(&out[written..]).await?;
+    }
+    Ok(())
 }
 
 #[derive(PartialEq, Eq)]

@@ -1,5 +1,6 @@
 //! What a coordinator holds at a worker: locks, and the entries it was lent.
 
+use crate::blocking::Held;
 use crate::events::News;
 use crate::worker::{Lock, LockKey, Worker};
 use flagstone_storage::Entry;
@@ -166,11 +167,12 @@ impl Worker {
         for (db, key) in apply.forget {
             partition.store.forget(db, &key);
         }
-        let mut changed = Vec::new();
+        let (mut changed, mut keys) = (Vec::new(), Vec::new());
         for (db, entry, written) in apply.entries {
             if written && tells {
                 let key = KeyBuf::from_slice(entry.key());
                 changed.push(Note { db, key, what: What::Changed });
+                keys.push((db, entry.key().into()));
             }
             partition.store.give_back(db, entry, written);
         }
@@ -188,15 +190,17 @@ impl Worker {
             // The open round now shows the record: it is closed soon, so that readers go on.
             self.commit_soon();
         }
-        if !apply.keep {
-            let lock = self.holds.borrow_mut().locks.remove(&apply.hold);
-            drop(lock);
-        }
         self.touch_all_waiters(&dbs);
-        if changed.is_empty() {
-            self.serve_waiters();
-        } else {
-            self.spread(News { round, client: apply.client, notes: changed });
+        if !changed.is_empty() {
+            self.note_news(News { round, client: apply.client, notes: changed });
         }
+        if apply.keep {
+            return;
+        }
+        // Waiters come before those who wait for the locks.
+        let lock = self.holds.borrow_mut().locks.remove(&apply.hold);
+        let whole = lock.as_ref().is_some_and(Lock::is_whole);
+        self.serve_holding(if whole { Held::All } else { Held::Keys(keys) });
+        drop(lock);
     }
 }

@@ -1,6 +1,7 @@
 //! What a worker does by the clock, and how it ends.
 
 use super::Worker;
+use crate::clients::state;
 use anyhow::{Result, bail};
 use flagstone_storage::partition::Partition;
 use std::future::Future;
@@ -33,7 +34,8 @@ impl Worker {
         }
     }
 
-    /// Closes connections that were silent for longer than `timeout`.
+    /// Closes connections that were silent for longer than `timeout`, but those that wait for
+    /// something.
     fn close_idle_clients(&self) {
         let timeout_ms = u64::from(self.settings().timeout_seconds) * 1000;
         if timeout_ms == 0 || self.id != 0 {
@@ -41,7 +43,8 @@ impl Worker {
         }
         let now_ms = self.node.clock.now_ms();
         for client in self.node.clients.all() {
-            if now_ms.saturating_sub(client.last_ms()) > timeout_ms {
+            let waits = client.is(state::BLOCKED | state::PUBSUB);
+            if !waits && now_ms.saturating_sub(client.last_ms()) > timeout_ms {
                 client.kill();
             }
         }

@@ -57,8 +57,8 @@ pub struct Worker {
     outboxes_checked_ms: Cell<u64>,
     /// Who waits for its keys.
     pub(crate) waiting: RefCell<WaitTable>,
-    /// Waiters are being served.
-    pub(crate) serving: Cell<bool>,
+    /// Replies of those who waited, until they may be shown.
+    pub(crate) deliveries: RefCell<std::collections::VecDeque<crate::blocking::Delivery>>,
     /// What is told once the rounds it shows are stored.
     pub(crate) news: RefCell<std::collections::VecDeque<crate::events::News>>,
     settings: RefCell<(u64, Arc<Settings>)>,
@@ -68,6 +68,13 @@ pub struct Worker {
 pub(crate) struct Lock {
     worker: Rc<Worker>,
     id: TicketId,
+}
+
+impl Lock {
+    /// Whether it is on the whole worker.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.worker.locks.borrow().is_barrier(self.id)
+    }
 }
 
 impl Drop for Lock {
@@ -97,7 +104,7 @@ impl Worker {
             commit_pending: Cell::new(false),
             outboxes_checked_ms: Cell::new(0),
             waiting: RefCell::default(),
-            serving: Cell::new(false),
+            deliveries: RefCell::default(),
             news: RefCell::default(),
             settings: RefCell::new(settings),
         })
@@ -247,6 +254,7 @@ impl Worker {
         self.rounds.advance(appended, durable);
         self.tell_news();
         self.release_held();
+        self.deliver_shown();
     }
 
     /// The only committer syncs by itself: no thread is handed anything.
@@ -288,6 +296,7 @@ impl Worker {
             self.rounds.advance(appended, durable);
             self.tell_news();
             self.release_held();
+            self.deliver_shown();
         }
     }
 
