@@ -42,6 +42,8 @@ pub mod state {
     pub const CAPA_REDIRECT: u32 = 1 << 12;
     /// CLIENT TRACKING … NOLOOP.
     pub const NOLOOP: u32 = 1 << 13;
+    /// It is blocked for a limited time; it is not shown.
+    pub const TIMED: u32 = 1 << 14;
 
     /// The letters, in the order in which they are shown.
     pub(super) const LETTERS: &[(u32, char)] = &[
@@ -288,16 +290,26 @@ impl Client {
         if letters.is_empty() { "N".to_owned() } else { letters }
     }
 
-    /// It waits from now on; with `None` no more.
-    pub fn set_turn(&self, turn: Option<Arc<Turn>>) {
-        self.set(state::BLOCKED, turn.is_some());
-        *self.turn.lock().unwrap_or_else(PoisonError::into_inner) = turn;
+    fn turn(&self) -> MutexGuard<'_, Option<Arc<Turn>>> {
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends its wait (CLIENT UNBLOCK); whether there was one that could be ended.
+    /// It waits from now on (`timed`: for a limited time), until [`Client::end_turn`].
+    pub fn set_turn(&self, turn: &Arc<Turn>, timed: bool) {
+        *self.turn() = Some(turn.clone());
+        self.set(if timed { state::BLOCKED | state::TIMED } else { state::BLOCKED }, true);
+    }
+
+    /// It waits no more; it counts as active now.
+    pub fn end_turn(&self, now_ms: u64) {
+        self.seen_at(now_ms);
+        *self.turn() = None;
+        self.set(state::BLOCKED | state::TIMED, false);
+    }
+
+    /// Ends its wait (CLIENT UNBLOCK), unless it is served before; whether there was one.
     pub fn unblock(&self, why: Cancel) -> bool {
-        let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        turn.as_ref().is_some_and(|turn| turn.cancel(why))
+        self.turn().as_ref().is_some_and(|turn| turn.cancel(why))
     }
 
     /// Sends whole RESP values, in its protocol, that it has not asked for. A client that does not

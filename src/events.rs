@@ -65,6 +65,12 @@ impl Worker {
     /// Something has happened that is told once its round is stored.
     #[cold]
     pub(crate) fn spread(self: &Rc<Self>, round: u64, client: u64, notes: Vec<Note>) {
+        self.note_news(round, client, notes);
+        self.serve_waiters();
+    }
+
+    /// The same without serving those who have waited for it.
+    pub(crate) fn note_news(&self, round: u64, client: u64, notes: Vec<Note>) {
         let changed = notes.iter().filter(|note| note.what.is_change());
         self.touch_waiters(changed.map(|note| (note.db, &*note.key)));
         let number = self.news_count.get() + 1;
@@ -72,7 +78,6 @@ impl Worker {
         self.news.borrow_mut().push_back(News { round, client, number, notes });
         // A round that nothing has changed is stored already.
         self.tell_news();
-        self.serve_waiters();
     }
 
     /// Tells what is stored by now, in order.

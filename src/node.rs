@@ -89,8 +89,8 @@ pub struct Node {
     pub clients: Clients,
     /// Clients that wait for keys, or are told when keys change.
     pub change_listeners: AtomicUsize,
-    /// Clients that wait for keys.
-    pub waiters: AtomicUsize,
+    /// The number of the last client that began to wait for keys.
+    pub last_waiter: AtomicU64,
     pub pubsub: Arc<PubSub>,
     pub prefixes: Prefixes,
     pub monitors: Arc<Monitors>,
@@ -147,7 +147,7 @@ impl Node {
             mailboxes,
             shard_workers,
             clients: Clients::default(),
-            waiters: AtomicUsize::new(0),
+            last_waiter: AtomicU64::new(0),
             monitors: Arc::default(),
             stats,
             rates: Rates::default(),

@@ -16,9 +16,10 @@ mod table;
 mod turn;
 mod wait;
 
-pub(crate) use table::WaitTable;
+pub(crate) use serve::Delivery;
+pub(crate) use table::{Held, WaitTable};
 pub use turn::{Cancel, Ended, Turn};
-pub(crate) use wait::{Waiting, begin};
+pub(crate) use wait::begin;
 
 use crate::commands::{Awaited, Block};
 use crate::worker::OwnedCommand;
@@ -26,25 +27,42 @@ use flagstone_storage::need::Key;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+/// The error text for a client that CLIENT UNBLOCK … ERROR has ended the wait of.
+pub const UNBLOCKED: &str = "UNBLOCKED client unblocked via CLIENT UNBLOCK";
+
 /// A command that waits.
 #[derive(Debug)]
 pub struct Waiter {
+    /// Its place among all who wait for a key: who began earlier has the smaller number, from 1 on.
+    pub(crate) id: u64,
     /// As it is run when there may be something.
     pub(crate) command: OwnedCommand,
     /// The keys that may have something for it.
     pub(crate) keys: BTreeSet<Key>,
+    /// Further keys of the command.
+    pub(crate) others: Vec<Key>,
     pub(crate) on: Awaited,
     pub(crate) turn: Arc<Turn>,
 }
 
 impl Waiter {
-    fn new(command: &OwnedCommand, block: &Block) -> Self {
+    fn new(id: u64, command: &OwnedCommand, block: &Block) -> Self {
         let db = command.request.db;
+        let keys: BTreeSet<Key> = block.keys.iter().map(|key| (db, key.clone())).collect();
+        let mut others = command.lock_keys();
+        others.retain(|key| !keys.contains(key));
         Self {
+            id,
             command: command.with_args(&block.replaced),
-            keys: block.keys.iter().map(|key| (db, key.clone())).collect(),
+            keys,
+            others,
             on: block.on,
             turn: Arc::default(),
         }
     }
 }
+
+#[cfg(test)]
+mod model_tests;
+#[cfg(test)]
+mod testing;

@@ -1,31 +1,208 @@
 //! A worker serves those who wait for its keys.
 
-use super::Waiter;
-use crate::commands::Block;
-use crate::resp::Reply;
+use super::{Held, WaitTable, Waiter};
 use crate::routing;
 use crate::worker::{Blocked, Ran, Worker};
 use flagstone_storage::need::Key;
+use flagstone_storage::store::Need;
+use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// What became of a waiter.
-enum Tried {
-    /// It has its reply.
+pub(super) enum Tried {
+    /// It has its reply, or will have it.
     Served,
     /// There is nothing for it.
     Nothing,
-    /// A task of its own goes on with it.
+    /// A task of its own goes on with it; the key is busy.
     Apart,
+}
+
+/// A worker, as those below need it: they say who is served when, and a model test runs them with
+/// workers of its own.
+pub(super) trait Serves {
+    fn number(&self) -> usize;
+
+    fn table(&self) -> &RefCell<WaitTable>;
+
+    /// The type of what a key holds, "none" if it holds nothing; `None`: nobody may look now, or it
+    /// is not in memory.
+    fn type_of(&self, key: &Key) -> Option<&'static str>;
+
+    /// Has a task make the key's type known, and serve then; meanwhile the key is busy.
+    fn fetch(&self, key: &Key);
+
+    /// Runs the command of a waiter, whose turn is claimed.
+    fn try_serve(&self, waiter: &Arc<Waiter>, key: &Key) -> Tried;
+
+    /// Has a worker, maybe this one, look again for a waiter.
+    fn ask(&self, worker: usize, waiter: &Arc<Waiter>);
+}
+
+/// A waiter comes to its queues, and is looked at. It may have gone by now.
+pub(super) fn add(at: &impl Serves, waiter: &Arc<Waiter>, is_here: impl Fn(&Key) -> bool) {
+    if !waiter.turn.is_over() {
+        at.table().borrow_mut().add(waiter, is_here);
+        serve_all(at);
+    }
+}
+
+/// Serves the waiters of the keys that have changed.
+pub(super) fn serve_all(at: &impl Serves) {
+    // Commands that run for waiters change keys too: these come behind.
+    if !at.table().borrow_mut().begin_serving() {
+        return;
+    }
+    loop {
+        let ready = at.table().borrow_mut().next_ready();
+        let Some(key) = ready else { return };
+        serve_key(at, &key);
+    }
+}
+
+fn serve_key(at: &impl Serves, key: &Key) {
+    let mut after = 0;
+    while at.table().borrow().is_free(key) {
+        let Some(holds) = at.type_of(key) else {
+            at.table().borrow_mut().set_busy(key, true);
+            return at.fetch(key);
+        };
+        let next = at.table().borrow().next_waiter(key, after, holds);
+        let Some(waiter) = next else { return };
+        if !waiter.turn.claim(at.number()) {
+            after = waiter.id;
+            if waiter.turn.is_over() {
+                at.table().borrow_mut().remove(&waiter);
+            }
+            continue;
+        }
+        match at.try_serve(&waiter, key) {
+            Tried::Served => at.table().borrow_mut().remove(&waiter),
+            Tried::Nothing => {
+                after = waiter.id;
+                release(at, &waiter);
+            }
+            Tried::Apart => return,
+        }
+    }
+}
+
+/// There was nothing for a waiter after all.
+fn release(at: &impl Serves, waiter: &Arc<Waiter>) {
+    for worker in waiter.turn.release() {
+        at.ask(worker, waiter);
+    }
+    if waiter.turn.is_over() {
+        at.table().borrow_mut().remove(waiter);
+    }
+}
+
+/// A task that served a waiter of a key by itself is done.
+pub(super) fn end_apart(at: &impl Serves, waiter: &Arc<Waiter>, key: &Key, served: bool) {
+    if served {
+        at.table().borrow_mut().remove(waiter);
+    } else {
+        release(at, waiter);
+    }
+    at.table().borrow_mut().set_busy(key, false);
+    serve_all(at);
+}
+
+/// Looks again for a waiter, as another worker has asked.
+pub(super) fn look_again(at: &impl Serves, waiter: &Waiter) {
+    for (db, key) in &waiter.keys {
+        at.table().borrow_mut().touch(*db, key);
+    }
+    serve_all(at);
+}
+
+/// A waiter's reply that may not be shown yet.
+#[derive(Debug)]
+pub(crate) struct Delivery {
+    waiter: Arc<Waiter>,
+    ran: Ran,
+}
+
+impl Serves for Rc<Worker> {
+    fn number(&self) -> usize {
+        self.id
+    }
+
+    fn table(&self) -> &RefCell<WaitTable> {
+        &self.waiting
+    }
+
+    fn type_of(&self, (db, key): &Key) -> Option<&'static str> {
+        if !self.is_open(*db, key) {
+            return None;
+        }
+        let store = &mut self.partition.borrow_mut().store;
+        store.begin(self.node.clock.now_ms(), false);
+        let found = store.peek(*db, key).ok()?;
+        Some(found.map_or("none", |entry| entry.value.type_name()))
+    }
+
+    fn fetch(&self, key: &Key) {
+        let (lock, granted) = self.lock(vec![key.clone()]);
+        let (worker, key) = (self.clone(), key.clone());
+        tokio::task::spawn_local(async move {
+            if granted.await.is_err() {
+                return;
+            }
+            if !worker.partition.borrow_mut().store.is_hot(key.0, &key.1) {
+                let need = Need { db: key.0, key: key.1.clone(), part: None };
+                if let Err(text) = worker.load(vec![need]).await {
+                    worker.fail_first(&key, &text);
+                }
+            }
+            worker.waiting.borrow_mut().set_busy(&key, false);
+            worker.serve_holding(Held::Keys(vec![key]));
+            drop(lock);
+        });
+    }
+
+    fn try_serve(&self, waiter: &Arc<Waiter>, key: &Key) -> Tried {
+        let command = &waiter.command;
+        let mut others = waiter.others.iter();
+        if !others.all(|(_, other)| self.owns(other)) {
+            self.serve_apart(waiter, key, None);
+            return Tried::Apart;
+        }
+        let mut keys = waiter.keys.iter().chain(&waiter.others);
+        if !keys.all(|(db, key)| self.is_open(*db, key)) {
+            self.serve_apart(waiter, key, Some(Blocked::Locked));
+            return Tried::Apart;
+        }
+        self.start_watch();
+        match self.execute_open(command) {
+            Ok(ran) => {
+                self.deliver(waiter, ran);
+                Tried::Served
+            }
+            Err(Blocked::Empty(_)) => Tried::Nothing,
+            Err(blocked) => {
+                self.serve_apart(waiter, key, Some(blocked));
+                Tried::Apart
+            }
+        }
+    }
+
+    fn ask(&self, worker: usize, waiter: &Arc<Waiter>) {
+        let waiter = waiter.clone();
+        super::wait::send(&self.node, worker, move |worker| {
+            look_again(worker, &waiter);
+            worker.count_awaited();
+        });
+    }
 }
 
 impl Worker {
     /// Leaves a waiter with this worker, and looks whether there is something for it by now.
     pub(super) fn add_waiter(self: &Rc<Self>, waiter: &Arc<Waiter>) {
-        self.waiting.borrow_mut().add(waiter, |(_, key)| self.owns(key));
+        add(self, waiter, |(_, key)| self.owns(key));
         self.count_awaited();
-        self.serve_waiters();
     }
 
     /// A waiter waits no more.
@@ -44,7 +221,7 @@ impl Worker {
     pub(crate) fn touch_waiters<'a>(&self, keys: impl Iterator<Item = (u32, &'a [u8])>) {
         let mut waiting = self.waiting.borrow_mut();
         if !waiting.is_empty() {
-            keys.for_each(|(db, key)| waiting.touch(&(db, key.into())));
+            keys.for_each(|(db, key)| waiting.touch(db, key));
         }
     }
 
@@ -55,86 +232,25 @@ impl Worker {
 
     /// Serves the waiters of the keys that have changed.
     pub(crate) fn serve_waiters(self: &Rc<Self>) {
-        // Commands that run for waiters change keys too: these come behind.
-        if self.serving.replace(true) {
-            return;
-        }
-        loop {
-            let ready = self.waiting.borrow_mut().next_ready();
-            let Some(key) = ready else { break };
-            self.serve_key(&key);
-        }
-        self.serving.set(false);
-    }
-
-    fn serve_key(self: &Rc<Self>, key: &Key) {
-        let mut n = 0;
-        loop {
-            let holds = self.type_of(key);
-            let next = self.waiting.borrow().next_waiter(key, n, holds);
-            let Some((at, waiter)) = next else { return };
-            n = at;
-            if !waiter.turn.claim() {
-                n += 1;
-                continue;
-            }
-            match self.try_serve(&waiter, key) {
-                Tried::Served => {}
-                Tried::Nothing => {
-                    self.release(&waiter);
-                    n += 1;
-                }
-                Tried::Apart => return,
-            }
+        if !self.waiting.borrow().is_empty() {
+            serve_all(self);
+            self.count_awaited();
         }
     }
 
-    /// The type of what a key holds; `None`: it is not in memory.
-    fn type_of(&self, (db, key): &Key) -> Option<&'static str> {
-        let store = &mut self.partition.borrow_mut().store;
-        store.begin(self.node.clock.now_ms(), false);
-        let found = store.peek(*db, key).ok()?;
-        Some(found.map_or("none", |entry| entry.value.type_name()))
+    /// The same while locks are held that do not keep waiters from being served.
+    pub(crate) fn serve_holding(self: &Rc<Self>, held: Held) {
+        let before = self.waiting.borrow_mut().hold(held);
+        self.serve_waiters();
+        self.waiting.borrow_mut().hold(before);
     }
 
-    /// Runs the command of a waiter, whose turn is claimed.
-    fn try_serve(self: &Rc<Self>, waiter: &Arc<Waiter>, key: &Key) -> Tried {
-        let command = &waiter.command;
-        if !self.can_serve(waiter) {
-            self.serve_apart(waiter, key, None);
-            return Tried::Apart;
-        }
-        let mut out = Reply::new(command.request.proto);
-        self.start_watch();
-        let ran = self.execute(
-            command.command,
-            command.args(),
-            command.request,
-            None,
-            self.node.clock.now_ms(),
-            &self.settings(),
-            &mut out,
-        );
-        match ran {
-            Ok(seen) => {
-                self.remove_waiter(waiter);
-                self.deliver(waiter, Ran { reply: out.into_bytes(), seen, block: None });
-                Tried::Served
-            }
-            Err(Blocked::Empty(_)) => Tried::Nothing,
-            Err(blocked) => {
-                self.serve_apart(waiter, key, Some(blocked));
-                Tried::Apart
-            }
-        }
-    }
-
-    /// Whether this worker alone can run a waiter's command: it has all keys, or the command can
-    /// do with those that are here.
-    fn can_serve(&self, waiter: &Waiter) -> bool {
-        let keys = waiter.command.lock_keys();
-        keys.iter().all(|key| waiter.keys.contains(key))
-            || keys.iter().all(|(_, key)| self.owns(key))
+    /// Whether a waiter's command may use a key now.
+    fn is_open(&self, db: u32, key: &[u8]) -> bool {
+        let locks = self.locks.borrow();
+        locks.is_idle()
+            || !locks.blocks(db, std::iter::once(key))
+            || self.waiting.borrow().holds(db, key)
     }
 
     /// Runs the command of a waiter in a task, as it has to wait for locks, data or other workers.
@@ -148,37 +264,51 @@ impl Worker {
                 Some(done) => done.await.unwrap_or_else(|_| Ran::abandoned()),
                 None => routing::coordinate(&worker, &waiter.command, Vec::new()).await,
             };
-            if ran.block.is_some() {
-                worker.release(&waiter);
-            } else {
-                worker.remove_waiter(&waiter);
+            let served = ran.block.is_none();
+            if served {
                 worker.deliver(&waiter, ran);
             }
-            worker.waiting.borrow_mut().set_busy(&key, false);
-            worker.serve_waiters();
+            end_apart(&worker, &waiter, &key, served);
+            worker.count_awaited();
         });
+    }
+
+    /// A key cannot be read: its first waiter hears of it.
+    fn fail_first(self: &Rc<Self>, key: &Key, text: &str) {
+        let first = self.waiting.borrow().first(key);
+        if let Some(waiter) = first
+            && waiter.turn.claim(self.id)
+        {
+            waiter.turn.serve(format!("-{text}\r\n").into_bytes());
+            self.remove_waiter(&waiter);
+        }
     }
 
     /// Gives a waiter its reply, as soon as what it shows may be shown.
-    fn deliver(self: &Rc<Self>, waiter: &Arc<Waiter>, ran: Ran) {
-        let (worker, waiter) = (self.clone(), waiter.clone());
-        tokio::task::spawn_local(async move {
-            match worker.wait_shown(ran.seen).await {
-                Ok(()) => waiter.turn.serve(ran.reply),
-                Err(error) => waiter.turn.serve(format!("-{}\r\n", error.0).into_bytes()),
-            }
-        });
+    fn deliver(&self, waiter: &Arc<Waiter>, ran: Ran) {
+        if self.rounds.is_shown(ran.seen, self.is_always()) {
+            return waiter.turn.serve(ran.reply);
+        }
+        self.deliveries.borrow_mut().push_back(Delivery { waiter: waiter.clone(), ran });
+        // It may have failed already.
+        self.deliver_shown();
     }
 
-    /// There was nothing for a waiter after all.
-    fn release(self: &Rc<Self>, waiter: &Arc<Waiter>) {
-        if waiter.turn.release() {
-            super::wait::look_again(&self.node, waiter);
+    /// Gives waiters the replies that may be shown by now.
+    pub(crate) fn deliver_shown(&self) {
+        let mut deliveries = self.deliveries.borrow_mut();
+        if deliveries.is_empty() {
+            return;
+        }
+        let to_disk = self.is_always();
+        while let Some(outcome) =
+            deliveries.front().and_then(|next| self.rounds.outcome(next.ran.seen, to_disk))
+        {
+            let Some(Delivery { waiter, ran }) = deliveries.pop_front() else { return };
+            waiter.turn.serve(match outcome {
+                Ok(()) => ran.reply,
+                Err(error) => format!("-{}\r\n", error.0).into_bytes(),
+            });
         }
     }
-}
-
-/// For the connection: a command that found nothing here, and waits.
-pub(super) fn waiter_of(command: &crate::worker::OwnedCommand, block: &Block) -> Arc<Waiter> {
-    Arc::new(Waiter::new(command, block))
 }

@@ -2,27 +2,47 @@
 
 use super::Waiter;
 use flagstone_storage::need::Key;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::ops::Bound::{Excluded, Unbounded};
 use std::sync::Arc;
 
 #[derive(Debug, Default)]
 struct Queue {
-    /// First come first served.
-    waiters: VecDeque<Arc<Waiter>>,
+    /// By number: first come first served.
+    waiters: BTreeMap<u64, Arc<Waiter>>,
     /// Of those, how many want to hear that the key is gone.
     want_absence: usize,
-    /// One of them is being served by a task of its own; the others come after it.
+    /// A task is at work on the key: nobody is served from it until it is done.
     busy: bool,
+    /// It is among those to be looked at.
+    ready: bool,
 }
 
 /// See the module's description.
 #[derive(Debug, Default)]
 pub(crate) struct WaitTable {
-    queues: HashMap<Key, Queue>,
+    /// By database and key.
+    queues: HashMap<u32, HashMap<Box<[u8]>, Queue>>,
+    /// Keys that somebody waits for.
+    awaited: usize,
     /// Keys for whose absence somebody waits.
     awaited_absent: usize,
     /// Keys that may have something.
     ready: VecDeque<Key>,
+    /// Waiters are being served.
+    serving: bool,
+    /// Locks that do not keep them from it.
+    held: Held,
+}
+
+/// Locks of whoever has waiters served.
+#[derive(Debug, Default)]
+pub(crate) enum Held {
+    #[default]
+    Nothing,
+    Keys(Vec<Key>),
+    /// The whole worker.
+    All,
 }
 
 impl WaitTable {
@@ -32,83 +52,259 @@ impl WaitTable {
 
     /// Keys that somebody waits for, and of these those for whose absence somebody waits.
     pub(super) fn len(&self) -> (usize, usize) {
-        (self.queues.len(), self.awaited_absent)
+        (self.awaited, self.awaited_absent)
     }
 
     /// Adds a waiter to the queues of those of its keys that are owned here.
     pub(super) fn add(&mut self, waiter: &Arc<Waiter>, is_here: impl Fn(&Key) -> bool) {
         for key in waiter.keys.iter().filter(|key| is_here(key)) {
-            let queue = self.queues.entry(key.clone()).or_default();
-            queue.waiters.push_back(waiter.clone());
-            if waiter.on.wants_absence() {
+            let queues = self.queues.entry(key.0).or_default();
+            let queue = queues.entry(key.1.clone()).or_default();
+            self.awaited += usize::from(queue.waiters.is_empty());
+            if queue.waiters.insert(waiter.id, waiter.clone()).is_none()
+                && waiter.on.wants_absence()
+            {
                 self.awaited_absent += usize::from(queue.want_absence == 0);
                 queue.want_absence += 1;
             }
-            self.ready.push_back(key.clone());
+            self.touch(key.0, &key.1);
         }
     }
 
     /// Takes a waiter out of all queues.
     pub(super) fn remove(&mut self, waiter: &Waiter) {
         for key in &waiter.keys {
-            let Some(queue) = self.queues.get_mut(key) else { continue };
-            let at = queue.waiters.iter().position(|other| std::ptr::eq(&**other, waiter));
-            let Some(at) = at else { continue };
-            queue.waiters.remove(at);
+            let Some(queue) = self.queue(key) else { continue };
+            if queue.waiters.remove(&waiter.id).is_none() {
+                continue;
+            }
+            let mut nobody_for_absence = false;
             if waiter.on.wants_absence() {
                 queue.want_absence -= 1;
-                self.awaited_absent -= usize::from(queue.want_absence == 0);
+                nobody_for_absence = queue.want_absence == 0;
             }
-            if queue.waiters.is_empty() && !queue.busy {
-                self.queues.remove(key);
+            let (is_empty, busy) = (queue.waiters.is_empty(), queue.busy);
+            self.awaited_absent -= usize::from(nobody_for_absence);
+            self.awaited -= usize::from(is_empty);
+            if is_empty && !busy {
+                self.drop_queue(key);
             }
         }
     }
 
+    fn queue(&mut self, (db, key): &Key) -> Option<&mut Queue> {
+        self.queues.get_mut(db)?.get_mut(key)
+    }
+
+    fn drop_queue(&mut self, (db, key): &Key) {
+        let Some(queues) = self.queues.get_mut(db) else { return };
+        queues.remove(key);
+        if queues.is_empty() {
+            self.queues.remove(db);
+        }
+    }
+
     /// A key has changed: its waiters are to be looked at.
-    pub(super) fn touch(&mut self, key: &Key) {
-        if self.queues.contains_key(key) {
-            self.ready.push_back(key.clone());
+    pub(super) fn touch(&mut self, db: u32, key: &[u8]) {
+        let Some(queue) = self.queues.get_mut(&db).and_then(|queues| queues.get_mut(key)) else {
+            return;
+        };
+        if !std::mem::replace(&mut queue.ready, true) {
+            self.ready.push_back((db, key.into()));
         }
     }
 
     /// All keys of some databases have changed.
     pub(super) fn touch_all(&mut self, dbs: &[u32]) {
-        let keys = self.queues.keys().filter(|(db, _)| dbs.contains(db));
-        self.ready.extend(keys.cloned());
+        for db in dbs {
+            for (key, queue) in self.queues.get_mut(db).into_iter().flatten() {
+                if !std::mem::replace(&mut queue.ready, true) {
+                    self.ready.push_back((*db, key.clone()));
+                }
+            }
+        }
     }
 
-    /// The next key to look at.
+    /// Begins to serve; false: there is nothing to look at, or somebody does already.
+    pub(super) fn begin_serving(&mut self) -> bool {
+        !self.ready.is_empty() && !std::mem::replace(&mut self.serving, true)
+    }
+
+    /// The next key to look at. None: all are served.
     pub(super) fn next_ready(&mut self) -> Option<Key> {
-        self.ready.pop_front()
+        let next = self.ready.pop_front();
+        match &next {
+            None => self.serving = false,
+            Some(key) => {
+                if let Some(queue) = self.queue(key) {
+                    queue.ready = false;
+                }
+            }
+        }
+        next
     }
 
-    /// The first waiter of a key from the `n`-th on that the type of what the key holds (`None`:
-    /// nobody knows) may have something for, and its place.
+    /// From now on these locks are held by whoever has waiters served; what was held before.
+    pub(crate) fn hold(&mut self, held: Held) -> Held {
+        std::mem::replace(&mut self.held, held)
+    }
+
+    /// Whether a lock on a key is held by whoever has waiters served.
+    pub(super) fn holds(&self, db: u32, key: &[u8]) -> bool {
+        match &self.held {
+            Held::Nothing => false,
+            Held::Keys(keys) => keys.iter().any(|(in_db, held)| *in_db == db && **held == *key),
+            Held::All => true,
+        }
+    }
+
+    /// Whether anybody may be served from a key now.
+    pub(super) fn is_free(&self, (db, key): &Key) -> bool {
+        let queue = self.queues.get(db).and_then(|queues| queues.get(key));
+        queue.is_some_and(|queue| !queue.busy && !queue.waiters.is_empty())
+    }
+
+    /// The first waiter of a key behind the number `after` for whom a value of the type that the
+    /// key holds may have something.
     pub(super) fn next_waiter(
         &self,
-        key: &Key,
-        n: usize,
-        holds: Option<&str>,
-    ) -> Option<(usize, Arc<Waiter>)> {
-        let queue = self.queues.get(key).filter(|queue| !queue.busy)?;
-        if holds == Some("none") && queue.want_absence == 0 {
+        (db, key): &Key,
+        after: u64,
+        holds: &str,
+    ) -> Option<Arc<Waiter>> {
+        let queue = self.queues.get(db)?.get(key).filter(|queue| !queue.busy)?;
+        if holds == "none" && queue.want_absence == 0 {
             return None;
         }
-        let mut waiters = queue.waiters.iter().enumerate().skip(n);
-        let fits = |waiter: &Waiter| holds.is_none_or(|holds| waiter.on.fits(holds));
-        let (n, waiter) = waiters.find(|(_, waiter)| fits(waiter))?;
-        Some((n, waiter.clone()))
+        let mut behind = queue.waiters.range((Excluded(after), Unbounded));
+        behind.find(|(_, waiter)| waiter.on.fits(holds)).map(|(_, waiter)| waiter.clone())
     }
 
-    /// One waiter of a key is being served by a task of its own, or is so no more.
+    /// The first waiter of a key.
+    pub(super) fn first(&self, (db, key): &Key) -> Option<Arc<Waiter>> {
+        let queue = self.queues.get(db)?.get(key)?;
+        queue.waiters.first_key_value().map(|(_, waiter)| waiter.clone())
+    }
+
+    /// A task is at work on a key, or is so no more: then its waiters are to be looked at.
     pub(super) fn set_busy(&mut self, key: &Key, busy: bool) {
-        let Some(queue) = self.queues.get_mut(key) else { return };
+        let Some(queue) = self.queue(key) else { return };
         queue.busy = busy;
-        if !busy && queue.waiters.is_empty() {
-            self.queues.remove(key);
-        } else if !busy {
-            self.ready.push_back(key.clone());
+        let is_empty = queue.waiters.is_empty();
+        match busy {
+            true => {}
+            false if is_empty => self.drop_queue(key),
+            false => self.touch(key.0, &key.1),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::blocking::testing::waiter;
+    use crate::commands::Awaited;
+
+    fn key(name: &str) -> Key {
+        (0, name.as_bytes().into())
+    }
+
+    fn table(waiters: &[&Arc<Waiter>]) -> WaitTable {
+        let mut table = WaitTable::default();
+        waiters.iter().for_each(|waiter| table.add(waiter, |_| true));
+        table
+    }
+
+    /// The numbers of those who are served from a key, one after the other.
+    fn order(table: &WaitTable, name: &str, holds: &str) -> Vec<u64> {
+        let first = table.next_waiter(&key(name), 0, holds);
+        let next = |waiter: &Arc<Waiter>| table.next_waiter(&key(name), waiter.id, holds);
+        std::iter::successors(first, next).map(|waiter| waiter.id).collect()
+    }
+
+    #[test]
+    fn who_came_first_is_first_in_every_queue() {
+        let a = waiter(1, &["x", "y"], Awaited::List);
+        let b = waiter(2, &["y"], Awaited::List);
+        let c = waiter(3, &["y", "x"], Awaited::List);
+        // A message that was slow changes nothing.
+        let mut table = table(&[&c, &a, &b]);
+        assert_eq!(order(&table, "x", "list"), [1, 3]);
+        assert_eq!(order(&table, "y", "list"), [1, 2, 3]);
+        table.remove(&a);
+        table.remove(&a);
+        assert_eq!(order(&table, "x", "list"), [3]);
+        assert_eq!(table.len(), (2, 0));
+        table.remove(&c);
+        assert_eq!(order(&table, "y", "list"), [2]);
+        table.remove(&b);
+        assert!(table.is_empty());
+        assert_eq!(table.len(), (0, 0));
+    }
+
+    #[test]
+    fn only_keys_that_are_here_have_a_queue() {
+        let mut table = WaitTable::default();
+        let a = waiter(1, &["x", "y"], Awaited::List);
+        table.add(&a, |(_, key)| **key == *b"x");
+        assert_eq!(table.len(), (1, 0));
+        assert!(order(&table, "y", "list").is_empty());
+    }
+
+    #[test]
+    fn a_value_is_for_those_who_wait_for_its_type() {
+        let list = waiter(1, &["x"], Awaited::List);
+        let zset = waiter(2, &["x"], Awaited::Zset);
+        let group = waiter(3, &["x"], Awaited::Group);
+        let mut table = table(&[&list, &zset, &group]);
+        assert_eq!(order(&table, "x", "list"), [1, 3]);
+        assert_eq!(order(&table, "x", "zset"), [2, 3]);
+        assert_eq!(order(&table, "x", "none"), [3]);
+        assert_eq!(table.len(), (1, 1));
+        table.remove(&group);
+        assert!(order(&table, "x", "none").is_empty());
+        assert_eq!(table.len(), (1, 0));
+    }
+
+    #[test]
+    fn a_key_is_looked_at_once_however_often_it_changed() {
+        let mut table = table(&[&waiter(1, &["x"], Awaited::List)]);
+        assert_eq!(table.next_ready(), Some(key("x")), "whoever comes is looked at");
+        assert_eq!(table.next_ready(), None);
+        for _ in 0..3 {
+            table.touch(0, b"x");
+            table.touch(0, b"other");
+            table.touch(1, b"x");
+            table.touch_all(&[0, 1]);
+        }
+        assert!(table.begin_serving());
+        assert!(!table.begin_serving(), "not by two at once");
+        assert_eq!(table.next_ready(), Some(key("x")));
+        table.touch(0, b"x");
+        assert_eq!(table.next_ready(), Some(key("x")), "it changed while it was looked at");
+        assert_eq!(table.next_ready(), None);
+        assert!(!table.begin_serving());
+    }
+
+    #[test]
+    fn a_busy_key_serves_nobody_until_it_is_free() {
+        let a = waiter(1, &["x"], Awaited::List);
+        let b = waiter(2, &["x"], Awaited::List);
+        let mut table = table(&[&a, &b]);
+        assert_eq!(table.next_ready(), Some(key("x")));
+        table.set_busy(&key("x"), true);
+        assert!(!table.is_free(&key("x")));
+        assert!(order(&table, "x", "list").is_empty());
+        table.remove(&a);
+        table.set_busy(&key("x"), false);
+        assert!(table.is_free(&key("x")));
+        assert_eq!(table.next_ready(), Some(key("x")));
+        assert_eq!(order(&table, "x", "list"), [2]);
+        table.set_busy(&key("x"), true);
+        table.remove(&b);
+        assert!(!table.is_empty(), "whoever comes now comes behind");
+        assert_eq!(table.len(), (0, 0));
+        table.set_busy(&key("x"), false);
+        assert!(table.is_empty());
     }
 }

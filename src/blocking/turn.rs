@@ -9,8 +9,9 @@
 //! ```
 //!
 //! A worker claims the turn before it takes anything for the client, and releases it if there was
-//! nothing after all. Another one that comes meanwhile leaves a note, so that the releasing worker
-//! has all look again: what came in between is not overlooked.
+//! nothing after all. Another one that comes meanwhile leaves its number, and looks again when the
+//! turn is released: what came in between is not overlooked. A client that gives up meanwhile is
+//! either served all the same, or its wait ends with the release.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
@@ -30,8 +31,10 @@ pub enum Cancel {
 enum State {
     Waiting,
     Claimed {
-        /// Somebody else had something meanwhile.
-        missed: bool,
+        /// Workers that had something meanwhile.
+        missed: Vec<usize>,
+        /// The client waits no more, unless it is served.
+        cancelled: Option<Cancel>,
     },
     Served(Vec<u8>),
     Cancelled(Cancel),
@@ -63,18 +66,20 @@ impl Turn {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Claims the turn; whoever does serves or releases it. False: it is over, or somebody else
-    /// has it and will have everybody look again if it comes to nothing.
+    /// Claims the turn for a worker, which then serves or releases it. False: it is over, or another
+    /// has it and will have this worker look again if it comes to nothing.
     #[must_use]
-    pub fn claim(&self) -> bool {
+    pub fn claim(&self, worker: usize) -> bool {
         let mut state = self.state();
         match &mut *state {
             State::Waiting => {
-                *state = State::Claimed { missed: false };
+                *state = State::Claimed { missed: Vec::new(), cancelled: None };
                 true
             }
-            State::Claimed { missed } => {
-                *missed = true;
+            State::Claimed { missed, .. } => {
+                if !missed.contains(&worker) {
+                    missed.push(worker);
+                }
                 false
             }
             State::Served(_) | State::Cancelled(_) => false,
@@ -87,29 +92,42 @@ impl Turn {
         self.changed.notify_one();
     }
 
-    /// There was nothing: the client waits on. True: somebody else had something meanwhile.
+    /// There was nothing: the client waits on. The workers that had something meanwhile, and are
+    /// to look again.
     #[must_use]
-    pub fn release(&self) -> bool {
-        let before = std::mem::replace(&mut *self.state(), State::Waiting);
-        // The client may be about to give up.
+    pub fn release(&self) -> Vec<usize> {
+        let mut state = self.state();
+        let State::Claimed { missed, cancelled } = &mut *state else { return Vec::new() };
+        let missed = std::mem::take(missed);
+        let Some(why) = *cancelled else {
+            *state = State::Waiting;
+            return missed;
+        };
+        *state = State::Cancelled(why);
+        drop(state);
         self.changed.notify_one();
-        matches!(before, State::Claimed { missed: true })
+        Vec::new()
     }
 
-    /// Ends the wait unless somebody is about to serve the client.
+    /// Ends the wait, unless the client is served before. False: it is over already.
     pub fn cancel(&self, why: Cancel) -> bool {
         let mut state = self.state();
-        let waiting = matches!(*state, State::Waiting);
-        if waiting {
-            *state = State::Cancelled(why);
-            self.changed.notify_one();
+        match &mut *state {
+            State::Waiting => *state = State::Cancelled(why),
+            State::Claimed { cancelled, .. } => return cancelled.replace(why).is_none(),
+            State::Served(_) | State::Cancelled(_) => return false,
         }
-        waiting
+        drop(state);
+        self.changed.notify_one();
+        true
     }
 
-    /// Whether the client neither waits nor is about to be served.
+    /// Whether nobody is to begin to serve the client any more.
     pub fn is_over(&self) -> bool {
-        matches!(*self.state(), State::Served(_) | State::Cancelled(_))
+        match *self.state() {
+            State::Waiting | State::Claimed { cancelled: None, .. } => false,
+            State::Claimed { .. } | State::Served(_) | State::Cancelled(_) => true,
+        }
     }
 
     /// How it has ended, if it has.
@@ -121,8 +139,13 @@ impl Turn {
         }
     }
 
-    /// Resolves when something has become of it.
-    pub async fn changed(&self) {
-        self.changed.notified().await;
+    /// Waits until it has ended. One task at a time may wait.
+    pub async fn wait(&self) -> Ended {
+        loop {
+            if let Some(ended) = self.ended() {
+                return ended;
+            }
+            self.changed.notified().await;
+        }
     }
 }

@@ -1,13 +1,13 @@
 //! The side of the connection: begins a command that may wait, and leaves a waiter with the
 //! workers of its keys.
 
-use super::serve::waiter_of;
-use super::{Cancel, Ended, Waiter};
+use super::{Cancel, Ended, UNBLOCKED, Waiter};
+use crate::clients::Client;
 use crate::commands::Block;
 use crate::node::Node;
 use crate::resp::Reply;
 use crate::routing::{self, Target};
-use crate::worker::{Message, OwnedCommand, Ran, Worker};
+use crate::worker::{Blocked, Message, OwnedCommand, Ran, Worker};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -16,12 +16,17 @@ use std::sync::atomic::Ordering;
 /// A wait that has begun. Dropped before it has ended, it ends.
 pub(crate) struct Waiting {
     worker: Rc<Worker>,
-    pub(crate) waiter: Arc<Waiter>,
+    client: Arc<Client>,
+    waiter: Arc<Waiter>,
     block: Box<Block>,
 }
 
-/// Runs a command; the reply, or a wait for it.
-pub(crate) async fn begin(worker: &Rc<Worker>, command: OwnedCommand) -> Result<Vec<u8>, Waiting> {
+/// Runs a command of a client; the reply, or a wait for it.
+pub(crate) async fn begin(
+    worker: &Rc<Worker>,
+    client: &Arc<Client>,
+    command: OwnedCommand,
+) -> Result<Vec<u8>, Waiting> {
     let (node, db) = (&worker.node, command.request.db);
     let target = routing::target(node, command.command, command.args(), db, worker.id);
     let ran = match target {
@@ -38,7 +43,7 @@ pub(crate) async fn begin(worker: &Rc<Worker>, command: OwnedCommand) -> Result<
             let shown = worker.wait_shown(ran.seen).await;
             Ok(shown.map_or_else(|e| format!("-{}\r\n", e.0).into_bytes(), |()| ran.reply))
         }
-        Some(block) => Err(Waiting::begin(worker, &command, block).await),
+        Some(block) => Err(Waiting::begin(worker, client, &command, block).await),
     }
 }
 
@@ -62,13 +67,9 @@ impl Worker {
         }
     }
 
-    async fn park_or_block(
-        self: &Rc<Self>,
-        command: &OwnedCommand,
-        blocked: crate::worker::Blocked,
-    ) -> Ran {
+    async fn park_or_block(self: &Rc<Self>, command: &OwnedCommand, blocked: Blocked) -> Ran {
         match blocked {
-            crate::worker::Blocked::Empty(block) => Ran::blocked(block),
+            Blocked::Empty(block) => Ran::blocked(block),
             blocked => {
                 self.park(command.clone(), blocked).await.unwrap_or_else(|_| Ran::abandoned())
             }
@@ -87,28 +88,47 @@ impl Worker {
 }
 
 impl Waiting {
-    async fn begin(worker: &Rc<Worker>, command: &OwnedCommand, block: Box<Block>) -> Self {
-        let waiter = waiter_of(command, &block);
-        worker.node.waiters.fetch_add(1, Ordering::Relaxed);
-        worker.node.change_listeners.fetch_add(1, Ordering::Relaxed);
-        let waiting = Self { worker: worker.clone(), waiter, block };
+    async fn begin(
+        worker: &Rc<Worker>,
+        client: &Arc<Client>,
+        command: &OwnedCommand,
+        block: Box<Block>,
+    ) -> Self {
+        let node = &worker.node;
+        let id = node.last_waiter.fetch_add(1, Ordering::Relaxed) + 1;
+        let waiter = Arc::new(Waiter::new(id, command, &block));
+        // Whoever writes from now on notes what it changes.
+        node.change_listeners.fetch_add(1, Ordering::Relaxed);
+        client.set_turn(&waiter.turn, block.until_ms != 0);
+        let waiting = Self { worker: worker.clone(), client: client.clone(), waiter, block };
         // Each looks again whether there is something once it has the waiter.
-        for target in workers_of(&worker.node, &waiting.waiter) {
+        for target in workers_of(node, &waiting.waiter) {
             if target == worker.id {
                 worker.add_waiter(&waiting.waiter);
             } else {
                 let waiter = waiting.waiter.clone();
                 let add = move |worker: Rc<Worker>| async move { worker.add_waiter(&waiter) };
                 // A worker that is gone takes the others with it.
-                let _ = routing::on_worker(&worker.node, target, false, add).await;
+                let _ = routing::on_worker(node, target, false, add).await;
             }
         }
         waiting
     }
 
-    /// When the client gives up: ms since the Unix epoch; 0: never.
-    pub(crate) fn until_ms(&self) -> u64 {
-        self.block.until_ms
+    /// How it ends, within its time.
+    pub(crate) async fn ended(&self) -> Ended {
+        let turn = &self.waiter.turn;
+        if self.block.until_ms == 0 {
+            return turn.wait().await;
+        }
+        let left_ms = self.block.until_ms.saturating_sub(self.worker.node.clock.now_ms());
+        let left = std::time::Duration::from_millis(left_ms);
+        if let Ok(ended) = tokio::time::timeout(left, turn.wait()).await {
+            return ended;
+        }
+        // A worker may be about to serve it: then that counts.
+        turn.cancel(Cancel::TimedOut);
+        turn.wait().await
     }
 
     /// The reply to a client whose wait has ended.
@@ -116,9 +136,7 @@ impl Waiting {
         let mut out = Reply::new(self.waiter.command.request.proto);
         match ended {
             Ended::Served(reply) => return reply,
-            Ended::Cancelled(Cancel::Unblocked) => {
-                out.error("UNBLOCKED client unblocked via CLIENT UNBLOCK");
-            }
+            Ended::Cancelled(Cancel::Unblocked) => out.error(UNBLOCKED),
             Ended::Cancelled(_) => self.block.nil.write(&mut out),
         }
         out.into_bytes()
@@ -127,14 +145,15 @@ impl Waiting {
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        self.waiter.turn.cancel(Cancel::Gone);
         let node = &self.worker.node;
-        node.waiters.fetch_sub(1, Ordering::Relaxed);
+        self.client.end_turn(node.clock.now_ms());
+        self.waiter.turn.cancel(Cancel::Gone);
         node.change_listeners.fetch_sub(1, Ordering::Relaxed);
         for target in workers_of(node, &self.waiter) {
             if target == self.worker.id {
                 self.worker.remove_waiter(&self.waiter);
             } else {
+                // It may get there before the waiter does, which is then not added.
                 let waiter = self.waiter.clone();
                 send(node, target, move |worker| worker.remove_waiter(&waiter));
             }
@@ -147,22 +166,18 @@ fn workers_of(node: &Node, waiter: &Waiter) -> BTreeSet<usize> {
     waiter.keys.iter().map(|(_, key)| routing::owner(node, key)).collect()
 }
 
-/// Has all workers look again for a waiter: one of them had something while another held its turn.
-pub(super) fn look_again(node: &Arc<Node>, waiter: &Arc<Waiter>) {
-    for target in workers_of(node, waiter) {
-        let waiter = waiter.clone();
-        send(node, target, move |worker| {
-            worker.touch_waiters(waiter.keys.iter().map(|(db, key)| (*db, &**key)));
-            worker.serve_waiters();
-        });
-    }
-}
-
 /// Runs something on a worker's thread, some time.
-fn send(node: &Arc<Node>, target: usize, job: impl FnOnce(&Rc<Worker>) + Send + 'static) {
+pub(super) fn send(
+    node: &Arc<Node>,
+    target: usize,
+    job: impl FnOnce(&Rc<Worker>) + Send + 'static,
+) {
+    let Err(message) = node.mailboxes[target].try_send_urgent(Message::Run(Box::new(job))) else {
+        return;
+    };
     let node = node.clone();
     tokio::task::spawn_local(async move {
         // A worker that is gone has lost its waiters with its memory.
-        let _ = node.mailboxes[target].send_urgent(Message::Run(Box::new(job))).await;
+        let _ = node.mailboxes[target].send_urgent(message).await;
     });
 }

@@ -3,6 +3,7 @@
 mod blocked;
 mod cycle;
 mod gate;
+mod wire;
 
 use crate::clients::{Client, count, state};
 use crate::commands::registry::Command;
@@ -20,8 +21,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::time::Instant;
-use tokio::io::Interest;
 use tokio::net::TcpStream;
+use wire::Wire;
 
 /// Bytes read at once.
 pub(crate) const READ: usize = 64 * 1024;
@@ -136,20 +137,18 @@ impl Connection {
             if readable.await? {
                 return Ok(());
             }
-            self.send_pushes().await?;
+            self.wire().send_pushes().await?;
             sent = true;
         }
     }
 
-    /// Writes some of what the client has not asked for.
-    async fn send_pushes(&mut self) -> std::io::Result<()> {
-        let piece = self.session.client.outbox.take();
-        for part in [&*piece.copied, &piece.shared] {
-            let left = self.try_write(part)?;
-            self.write_rest(left, false).await?;
+    fn wire(&mut self) -> Wire<'_> {
+        Wire {
+            worker: &self.worker,
+            client: &self.session.client,
+            stream: &mut self.stream,
+            buf: &mut self.buf,
         }
-        self.session.client.outbox.written(piece);
-        Ok(())
     }
 
     /// Waits while there are more pending rows than the memory budget allows, up to a limit: a
@@ -365,7 +364,7 @@ impl Connection {
         if silent {
             // Confirmations of subscriptions come all the same, and before what follows.
             for _ in 0..self.session.client.outbox.size().0 {
-                self.send_pushes().await?;
+                self.wire().send_pushes().await?;
             }
         } else {
             self.reply(out.as_bytes()).await?;
@@ -391,8 +390,10 @@ impl Connection {
                 Admitted::Hostile => return Ok(true),
                 Admitted::Wait => {
                     let may_write = gate::may_write(args);
+                    let node = self.worker.node.clone();
                     self.session.client.set(state::BLOCKED, true);
-                    self.worker.node.wait_unpaused(may_write).await;
+                    self.wire().keep_until(node.wait_unpaused(may_write)).await?;
+                    self.session.client.seen_at(self.worker.node.clock.now_ms());
                     self.session.client.set(state::BLOCKED, false);
                 }
             }
@@ -424,13 +425,20 @@ impl Connection {
                 handler(&mut call, args)
             }
             Run::Wait(handler) => {
+                let client = self.session.client.clone();
+                let mut wire = Wire {
+                    worker: &self.worker,
+                    client: &client,
+                    stream: &mut self.stream,
+                    buf: &mut self.buf,
+                };
                 let mut call = Call {
                     session: &mut self.session,
                     node: &self.worker.node,
                     worker: &self.worker,
                     out,
                 };
-                handler(&mut call, args).await
+                wire.keep_until(handler(&mut call, args)).await?
             }
             Run::Container => Err(Stop::from(gate::unknown_subcommand(args))),
         };
@@ -474,43 +482,7 @@ impl Connection {
                 return Err(std::io::ErrorKind::ConnectionAborted.into());
             }
         }
-        let left = self.try_write(out)?;
-        self.write_rest(left, true).await
-    }
-
-    /// Writes what the socket takes at once, which usually is everything; the rest.
-    fn try_write<'a>(&self, out: &'a [u8]) -> std::io::Result<&'a [u8]> {
-        if out.is_empty() {
-            return Ok(out);
-        }
-        count(&self.worker.stats().writes, 1);
-        count(&self.session.client.bytes_out, out.len() as u64);
-        self.worker.stats().bytes_out.fetch_add(out.len() as u64, Ordering::Relaxed);
-        match self.stream.try_write(out) {
-            Ok(n) => Ok(&out[n..]),
-            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => Ok(out),
-            Err(e) => Err(e),
-        }
-    }
-
-    /// Writes the rest as the client reads; it is shown how much of a reply is left.
-    async fn write_rest(&mut self, mut left: &[u8], is_reply: bool) -> std::io::Result<()> {
-        if left.is_empty() {
-            return Ok(());
-        }
-        while !left.is_empty() {
-            if is_reply {
-                self.session.client.outbox.set_replies(left.len());
-            }
-            self.stream.ready(Interest::WRITABLE).await?;
-            match self.stream.try_write(left) {
-                Ok(n) => left = &left[n..],
-                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {}
-                Err(e) => return Err(e),
-            }
-        }
-        self.session.client.outbox.set_replies(0);
-        Ok(())
+        self.wire().reply(out).await
     }
 
     /// Tells those who watch that a command runs.

@@ -1,5 +1,6 @@
 //! What a coordinator holds at a worker: locks, and the entries it was lent.
 
+use crate::blocking::Held;
 use crate::worker::{Lock, LockKey, Worker};
 use flagstone_storage::Entry;
 use flagstone_storage::journal::Lsn;
@@ -188,17 +189,20 @@ impl Worker {
             // The open round now shows the record: it is closed soon, so that readers go on.
             self.commit_soon();
         }
-        if !apply.keep {
-            let lock = self.holds.borrow_mut().locks.remove(&apply.hold);
-            drop(lock);
-        }
         self.touch_all_waiters(&dbs);
-        if notes.is_empty() {
-            self.serve_waiters();
-        } else {
-            // Now that the lock is gone, those who wait for the keys can be served.
-            self.spread(round, apply.client, notes);
+        let changed = notes.iter().filter(|note| note.what.is_change());
+        let keys = changed.map(|note| (note.db, note.key[..].into())).collect();
+        if !notes.is_empty() {
+            self.note_news(round, apply.client, notes);
             self.commit_soon();
         }
+        if apply.keep {
+            return;
+        }
+        // Waiters come before those who wait for the locks.
+        let lock = self.holds.borrow_mut().locks.remove(&apply.hold);
+        let whole = lock.as_ref().is_some_and(Lock::is_whole);
+        self.serve_holding(if whole { Held::All } else { Held::Keys(keys) });
+        drop(lock);
     }
 }

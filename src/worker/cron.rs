@@ -34,7 +34,8 @@ impl Worker {
         }
     }
 
-    /// Closes connections that were silent for longer than `timeout`.
+    /// Closes connections that were silent for longer than `timeout`, but those that wait for
+    /// something.
     fn close_idle_clients(&self) {
         let timeout_ms = u64::from(self.settings().timeout_seconds) * 1000;
         if timeout_ms == 0 || self.id != 0 {

@@ -4,6 +4,7 @@
 use super::Worker;
 use super::batch::Request;
 use super::locks::LockKey;
+use crate::blocking::Held;
 use crate::commands::registry::Command;
 use crate::commands::{Block, Ctx, Run, Stop};
 use crate::config::Settings;
@@ -144,6 +145,22 @@ impl Worker {
         self.execute_unlocked(command, args, request, at, scope, now_ms, settings, out)
     }
 
+    /// Runs a command that may use its keys, whoever holds their locks.
+    pub(crate) fn execute_open(self: &Rc<Self>, command: &OwnedCommand) -> Result<Ran, Blocked> {
+        let mut out = Reply::new(command.request.proto);
+        let seen = self.execute_unlocked(
+            command.command,
+            command.args(),
+            command.request,
+            None,
+            Scope::Own,
+            self.node.clock.now_ms(),
+            &self.settings(),
+            &mut out,
+        )?;
+        Ok(Ran { reply: out.into_bytes(), seen, block: None })
+    }
+
     #[allow(clippy::too_many_arguments, reason = "the hot path hands over what it has at hand")]
     fn execute_unlocked(
         self: &Rc<Self>,
@@ -278,6 +295,7 @@ impl Worker {
             let settings = self.settings();
             let args = command.args();
             self.start_watch();
+            let held = self.hold_for_waiters(command);
             let ran = self.execute_unlocked(
                 command.command,
                 args,
@@ -288,6 +306,7 @@ impl Worker {
                 &settings,
                 &mut out,
             );
+            self.waiting.borrow_mut().hold(held);
             match ran {
                 Ok(seen) => return Ok(Ran { reply: out.into_bytes(), seen, block: None }),
                 Err(Blocked::Empty(block)) => return Ok(Ran::blocked(block)),
@@ -296,6 +315,16 @@ impl Worker {
                 Err(Blocked::Locked) => {}
             }
         }
+    }
+
+    /// The locks of a command do not keep those from being served who wait for what it does; what
+    /// did not before.
+    fn hold_for_waiters(&self, command: &OwnedCommand) -> Held {
+        let mut waiting = self.waiting.borrow_mut();
+        if waiting.is_empty() {
+            return Held::Nothing;
+        }
+        waiting.hold(Held::Keys(self.own_keys(command)))
     }
 
     /// The keys of a command that belong to this worker; nearly always all of them.

@@ -40,6 +40,11 @@ impl LockTable {
         self.tickets.is_empty() && self.barrier.is_none()
     }
 
+    /// Whether a ticket is on everything.
+    pub(crate) fn is_barrier(&self, id: TicketId) -> bool {
+        self.barrier == Some(id)
+    }
+
     /// Whether a command on these keys has to wait.
     pub(crate) fn blocks<'a>(&self, db: u32, mut keys: impl Iterator<Item = &'a [u8]>) -> bool {
         self.barrier.is_some() || keys.any(|key| self.is_locked(db, key))

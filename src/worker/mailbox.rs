@@ -75,6 +75,13 @@ impl Mailbox {
         })
     }
 
+    /// The same for what must not wait behind data.
+    pub fn try_send_urgent(&self, message: Message) -> Result<(), Message> {
+        self.urgent.try_send(message).map_err(|e| match e {
+            mpsc::error::TrySendError::Full(m) | mpsc::error::TrySendError::Closed(m) => m,
+        })
+    }
+
     /// Sends what must not wait behind data.
     pub async fn send_urgent(&self, message: Message) -> Result<(), WorkerGone> {
         self.urgent.send(message).await.map_err(|_| WorkerGone)

@@ -57,8 +57,8 @@ pub struct Worker {
     outboxes_checked_ms: Cell<u64>,
     /// Who waits for its keys.
     pub(crate) waiting: RefCell<WaitTable>,
-    /// Waiters are being served.
-    pub(crate) serving: Cell<bool>,
+    /// Replies of those who waited, until they may be shown.
+    pub(crate) deliveries: RefCell<std::collections::VecDeque<crate::blocking::Delivery>>,
     /// What is told once the rounds it shows are stored.
     pub(crate) news: RefCell<std::collections::VecDeque<crate::events::News>>,
     /// How much news there was.
@@ -72,6 +72,13 @@ pub struct Worker {
 pub(crate) struct Lock {
     worker: Rc<Worker>,
     id: TicketId,
+}
+
+impl Lock {
+    /// Whether it is on the whole worker.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.worker.locks.borrow().is_barrier(self.id)
+    }
 }
 
 impl Drop for Lock {
@@ -101,7 +108,7 @@ impl Worker {
             commit_pending: Cell::new(false),
             outboxes_checked_ms: Cell::new(0),
             waiting: RefCell::default(),
-            serving: Cell::new(false),
+            deliveries: RefCell::default(),
             news: RefCell::default(),
             news_count: Cell::new(0),
             tracking: RefCell::default(),
@@ -253,6 +260,7 @@ impl Worker {
         self.rounds.advance(appended, durable);
         self.tell_news();
         self.release_held();
+        self.deliver_shown();
     }
 
     /// The only committer syncs by itself: no thread is handed anything.
@@ -294,6 +302,7 @@ impl Worker {
             self.rounds.advance(appended, durable);
             self.tell_news();
             self.release_held();
+            self.deliver_shown();
         }
     }
 

@@ -1,6 +1,7 @@
 //! End-to-end tests: the built binary, real clients, kill -9.
 
 mod atomicity;
+mod blocking;
 mod durability;
 mod hostile;
 mod keyspace;

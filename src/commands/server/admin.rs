@@ -1,14 +1,15 @@
 //! Time, durability, roles and the end of the server.
 
-use crate::clients::state;
+use crate::blocking::{Cancel, Ended, Turn, UNBLOCKED};
 use crate::commands::{
     Call, Group, Outcome, Run, Spec, Stop, Waiting, acl, arg, error, flag, is_word,
 };
 use crate::node::ShutdownRequest;
 use crate::num::parse_i64;
 use crate::resp::Args;
-use std::future::pending;
-use std::time::{Duration, Instant};
+use std::future::{Future, pending};
+use std::sync::Arc;
+use std::time::Duration;
 
 /// How often the journal is asked how far it is durable.
 const POLL: Duration = Duration::from_millis(1);
@@ -58,11 +59,27 @@ fn timeout_arg(cx: &Call<'_>, text: &[u8]) -> Result<u64, Stop> {
     }
 }
 
-/// Waits as long as a command may; forever if its timeout is 0.
-async fn sleep_through(timeout_ms: u64) {
-    match timeout_ms {
-        0 => pending().await,
-        ms => tokio::time::sleep(Duration::from_millis(ms)).await,
+/// Waits for something, as long as the timeout (0: none) and CLIENT UNBLOCK let it.
+async fn block(cx: &Call<'_>, timeout_ms: u64, done: impl Future<Output = ()>) -> Outcome {
+    let turn = Arc::new(Turn::default());
+    let client = &cx.session.client;
+    client.set_turn(&turn, timeout_ms != 0);
+    let time_is_over = async {
+        match timeout_ms {
+            0 => pending().await,
+            ms => tokio::time::sleep(Duration::from_millis(ms)).await,
+        }
+    };
+    tokio::select! {
+        () = done => {}
+        () = time_is_over => {}
+        // Looked at below.
+        _ = turn.wait() => {}
+    }
+    client.end_turn(cx.node.clock.now_ms());
+    match turn.ended() {
+        Some(Ended::Cancelled(Cancel::Unblocked)) => Err(UNBLOCKED.into()),
+        _ => Ok(()),
     }
 }
 
@@ -72,9 +89,7 @@ fn wait<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
         let replicas = parse_i64(arg(args, 1)?).ok_or(error::NOT_INTEGER)?;
         let timeout_ms = timeout_arg(cx, arg(args, 2)?)?;
         if replicas > 0 {
-            cx.session.client.set(state::BLOCKED, true);
-            sleep_through(timeout_ms).await;
-            cx.session.client.set(state::BLOCKED, false);
+            block(cx, timeout_ms, pending()).await?;
         }
         cx.out.int(0);
         Ok(())
@@ -92,20 +107,15 @@ fn waitaof<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
         let timeout_ms = timeout_arg(cx, arg(args, 3)?)?;
         // What this connection wrote was answered before, and is in the journal.
         let end = cx.node.journal.end();
-        let began = Instant::now();
-        cx.session.client.set(state::BLOCKED, true);
-        if local > 0 {
-            wait_durable(cx, end, timeout_ms).await;
-        }
-        if replicas > 0 {
-            let spent_ms = began.elapsed().as_millis() as u64;
-            match timeout_ms {
-                0 => pending().await,
-                ms if spent_ms < ms => sleep_through(ms - spent_ms).await,
-                _ => {}
+        let done = async {
+            if local > 0 {
+                wait_durable(cx, end).await;
             }
-        }
-        cx.session.client.set(state::BLOCKED, false);
+            if replicas > 0 {
+                pending::<()>().await;
+            }
+        };
+        block(cx, timeout_ms, done).await?;
         cx.out.array(2);
         cx.out.int(i64::from(cx.node.journal.durable() >= end));
         cx.out.int(0);
@@ -113,15 +123,11 @@ fn waitaof<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
     })
 }
 
-/// Waits until the journal is durable up to `end`, has failed, or the timeout (0: none) is over.
-async fn wait_durable(cx: &Call<'_>, end: flagstone_storage::journal::Lsn, timeout_ms: u64) {
+/// Waits until the journal is durable up to `end`, or has failed.
+async fn wait_durable(cx: &Call<'_>, end: flagstone_storage::journal::Lsn) {
     let journal = &cx.node.journal;
-    let began = Instant::now();
     journal.request_sync(end);
     while journal.durable() < end && journal.failed().is_none() {
-        if timeout_ms > 0 && began.elapsed() >= Duration::from_millis(timeout_ms) {
-            return;
-        }
         tokio::time::sleep(POLL).await;
     }
 }

@@ -230,7 +230,7 @@ impl Page<'_> {
             ("tracking_clients", &with(state::TRACKING)),
             ("pubsub_clients", &with(state::PUBSUB)),
             ("watching_clients", &watching.iter().filter(|&&n| n > 0).count()),
-            ("clients_in_timeout_table", &0),
+            ("clients_in_timeout_table", &with(state::TIMED)),
             ("total_watched_keys", &watching.iter().sum::<u64>()),
             ("total_blocking_keys", &self.sum(|s| &s.awaited_keys)),
             ("total_blocking_keys_on_nokey", &self.sum(|s| &s.awaited_absent_keys)),

@@ -1,0 +1,305 @@
+//! The hand-over under many schedules: workers with elements, clients that wait for keys of several
+//! workers, give up, are told to, or go away. Turns, tables and the order of serving are the real
+//! ones; only what runs the commands is a model.
+
+use super::serve::{Serves, Tried, add, end_apart, look_again, serve_all};
+use super::{Cancel, Ended, WaitTable, Waiter, testing};
+use crate::commands::Awaited;
+use flagstone_storage::need::Key;
+use shuttle::rand::{Rng, thread_rng};
+use shuttle::scheduler::RandomScheduler;
+use shuttle::sync::{Condvar, Mutex};
+use shuttle::{Config, Runner, thread};
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+const WORKERS: usize = 3;
+const CLIENTS: usize = 4;
+const PUSHES: u32 = 6;
+const SCHEDULES: usize = 3000;
+
+enum Message {
+    Add(Arc<Waiter>),
+    Remove(Arc<Waiter>),
+    Look(Arc<Waiter>),
+    Push(Key, u32),
+    /// Somebody takes an element without waiting.
+    Pop(Key),
+    /// A task that serves a waiter by itself has come to where it takes something.
+    Apart(Arc<Waiter>, Key),
+    /// A task knows the key's type.
+    Fetched(Key),
+    Stop,
+}
+
+/// As a mailbox: what is urgent overtakes the rest.
+#[derive(Default)]
+struct Mailbox {
+    urgent: VecDeque<Message>,
+    normal: VecDeque<Message>,
+}
+
+#[derive(Default)]
+struct Shared {
+    mailboxes: [Mailbox; WORKERS],
+    /// Messages that nobody has dealt with, and clients that still leave waiters.
+    pending: usize,
+    lists: BTreeMap<Key, VecDeque<u32>>,
+    /// What became of elements that are in no list.
+    served: BTreeMap<u64, u32>,
+    popped: Vec<u32>,
+}
+
+#[derive(Default)]
+struct Net {
+    shared: Mutex<Shared>,
+    changed: Condvar,
+}
+
+impl Net {
+    fn post(&self, worker: usize, urgent: bool, message: Message) {
+        let mut shared = self.shared.lock().unwrap();
+        shared.pending += 1;
+        let mailbox = &mut shared.mailboxes[worker];
+        let lane = if urgent { &mut mailbox.urgent } else { &mut mailbox.normal };
+        lane.push_back(message);
+        self.changed.notify_all();
+    }
+
+    fn next(&self, worker: usize) -> Message {
+        let mut shared = self.shared.lock().unwrap();
+        loop {
+            let mailbox = &mut shared.mailboxes[worker];
+            if let Some(message) = mailbox.urgent.pop_front().or_else(|| mailbox.normal.pop_front())
+            {
+                return message;
+            }
+            shared = self.changed.wait(shared).unwrap();
+        }
+    }
+
+    fn done(&self) {
+        self.shared.lock().unwrap().pending -= 1;
+        self.changed.notify_all();
+    }
+
+    fn wait_quiet(&self) {
+        let mut shared = self.shared.lock().unwrap();
+        while shared.pending > 0 {
+            shared = self.changed.wait(shared).unwrap();
+        }
+    }
+
+    fn take(&self, key: &Key) -> Option<u32> {
+        self.shared.lock().unwrap().lists.get_mut(key)?.pop_front()
+    }
+}
+
+/// Keys "0", "1", …: each is owned by the worker of that number.
+fn owner(key: &Key) -> usize {
+    usize::from(key.1[0] - b'0')
+}
+
+struct ModelWorker {
+    number: usize,
+    table: RefCell<WaitTable>,
+    net: Arc<Net>,
+}
+
+impl ModelWorker {
+    fn run(&self) {
+        loop {
+            match self.net.next(self.number) {
+                Message::Add(waiter) => add(self, &waiter, |key| owner(key) == self.number),
+                Message::Remove(waiter) => self.table.borrow_mut().remove(&waiter),
+                Message::Look(waiter) => look_again(self, &waiter),
+                Message::Push(key, element) => {
+                    let mut shared = self.net.shared.lock().unwrap();
+                    shared.lists.entry(key.clone()).or_default().push_back(element);
+                    drop(shared);
+                    self.table.borrow_mut().touch(key.0, &key.1);
+                    serve_all(self);
+                }
+                Message::Pop(key) => {
+                    let popped = self.net.take(&key);
+                    self.net.shared.lock().unwrap().popped.extend(popped);
+                }
+                Message::Apart(waiter, key) => {
+                    let served = self.serve(&waiter);
+                    end_apart(self, &waiter, &key, served);
+                }
+                Message::Fetched(key) => {
+                    self.table.borrow_mut().set_busy(&key, false);
+                    serve_all(self);
+                }
+                Message::Stop => break,
+            }
+            self.net.done();
+        }
+        assert!(self.table.borrow().is_empty(), "somebody is left in a queue");
+    }
+
+    /// Gives a waiter the first element of its keys that are here.
+    fn serve(&self, waiter: &Waiter) -> bool {
+        let mut here = waiter.keys.iter().filter(|key| owner(key) == self.number);
+        let Some(element) = here.find_map(|key| self.net.take(key)) else { return false };
+        let again = self.net.shared.lock().unwrap().served.insert(waiter.id, element);
+        assert_eq!(again, None, "a client is served twice");
+        waiter.turn.serve(element.to_string().into_bytes());
+        true
+    }
+}
+
+impl Serves for ModelWorker {
+    fn number(&self) -> usize {
+        self.number
+    }
+
+    fn table(&self) -> &RefCell<WaitTable> {
+        &self.table
+    }
+
+    fn type_of(&self, key: &Key) -> Option<&'static str> {
+        if thread_rng().gen_ratio(1, 5) {
+            return None;
+        }
+        let shared = self.net.shared.lock().unwrap();
+        let is_list = shared.lists.get(key).is_some_and(|list| !list.is_empty());
+        // A value that has nothing new has its type all the same, as streams have.
+        Some(if is_list || thread_rng().gen_ratio(1, 3) { "list" } else { "none" })
+    }
+
+    fn fetch(&self, key: &Key) {
+        self.net.post(self.number, false, Message::Fetched(key.clone()));
+    }
+
+    fn try_serve(&self, waiter: &Arc<Waiter>, key: &Key) -> Tried {
+        if thread_rng().gen_ratio(1, 3) {
+            self.table.borrow_mut().set_busy(key, true);
+            self.net.post(self.number, false, Message::Apart(waiter.clone(), key.clone()));
+            return Tried::Apart;
+        }
+        if self.serve(waiter) { Tried::Served } else { Tried::Nothing }
+    }
+
+    fn ask(&self, worker: usize, waiter: &Arc<Waiter>) {
+        self.net.post(worker, true, Message::Look(waiter.clone()));
+    }
+}
+
+/// Leaves a waiter with the workers of its keys; how its wait ended, unless the client goes away.
+fn run_client(net: &Net, waiter: &Arc<Waiter>, goes: bool) -> Option<Ended> {
+    let leave = |n: usize| {
+        for key in waiter.keys.iter().take(n) {
+            net.post(owner(key), false, Message::Add(waiter.clone()));
+        }
+    };
+    let ended = if goes {
+        leave(thread_rng().gen_range(1..=waiter.keys.len()));
+        net.done();
+        waiter.turn.cancel(Cancel::Gone);
+        None
+    } else {
+        leave(waiter.keys.len());
+        net.done();
+        Some(shuttle::future::block_on(waiter.turn.wait()))
+    };
+    for key in &waiter.keys {
+        net.post(owner(key), true, Message::Remove(waiter.clone()));
+    }
+    ended
+}
+
+fn key(n: usize) -> Key {
+    (0, n.to_string().into_bytes().into())
+}
+
+/// Nobody waits for a key that has an element.
+fn check_nobody_is_overlooked(net: &Net, waiters: &[Arc<Waiter>]) {
+    let shared = net.shared.lock().unwrap();
+    for waiter in waiters.iter().filter(|waiter| !waiter.turn.is_over()) {
+        for key in &waiter.keys {
+            let left = shared.lists.get(key).map_or(0, VecDeque::len);
+            assert_eq!(left, 0, "client {} was not woken", waiter.id);
+        }
+    }
+}
+
+/// Each element is in a list, was popped, was delivered, or was on its way to a client that went.
+fn check_elements(net: &Net, ends: &[Option<Ended>]) {
+    let shared = net.shared.lock().unwrap();
+    let mut found: Vec<u32> = shared.lists.values().flatten().copied().collect();
+    found.extend(&shared.popped);
+    found.extend(shared.served.values());
+    found.sort_unstable();
+    assert_eq!(found, (0..PUSHES).collect::<Vec<_>>());
+    for (n, end) in ends.iter().enumerate() {
+        let served = shared.served.get(&(n as u64 + 1));
+        let reply = served.map(|element| element.to_string().into_bytes());
+        match end {
+            // What was taken for it is lost with it.
+            None => {}
+            Some(Ended::Served(got)) => assert_eq!(Some(got), reply.as_ref()),
+            Some(Ended::Cancelled(_)) => assert_eq!(reply, None),
+        }
+    }
+}
+
+fn schedule() {
+    let net = Arc::new(Net::default());
+    net.shared.lock().unwrap().pending = CLIENTS;
+    let workers: Vec<_> = (0..WORKERS)
+        .map(|number| {
+            let net = net.clone();
+            thread::spawn(move || ModelWorker { number, table: RefCell::default(), net }.run())
+        })
+        .collect();
+    let waiters: Vec<Arc<Waiter>> = (1..=CLIENTS as u64)
+        .map(|id| {
+            let first = thread_rng().gen_range(0..WORKERS);
+            let keys: BTreeSet<_> = [first, thread_rng().gen_range(0..WORKERS)].into();
+            let keys: Vec<String> = keys.iter().map(ToString::to_string).collect();
+            let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+            testing::waiter(id, &keys, Awaited::List)
+        })
+        .collect();
+    let clients: Vec<_> = waiters
+        .iter()
+        .map(|waiter| {
+            let (net, waiter) = (net.clone(), waiter.clone());
+            let goes = thread_rng().gen_ratio(1, 4);
+            thread::spawn(move || run_client(&net, &waiter, goes))
+        })
+        .collect();
+    let told = waiters[0].turn.clone();
+    let canceller = thread::spawn(move || {
+        let why = if thread_rng().r#gen() { Cancel::TimedOut } else { Cancel::Unblocked };
+        told.cancel(why);
+    });
+    for element in 0..PUSHES {
+        let key = key(thread_rng().gen_range(0..WORKERS));
+        let target = owner(&key);
+        net.post(target, false, Message::Push(key.clone(), element));
+        if thread_rng().gen_ratio(1, 4) {
+            net.post(target, false, Message::Pop(key));
+        }
+    }
+    canceller.join().unwrap();
+    net.wait_quiet();
+    check_nobody_is_overlooked(&net, &waiters);
+    for waiter in &waiters {
+        waiter.turn.cancel(Cancel::TimedOut);
+    }
+    let ends: Vec<_> = clients.into_iter().map(|client| client.join().unwrap()).collect();
+    net.wait_quiet();
+    (0..WORKERS).for_each(|worker| net.post(worker, false, Message::Stop));
+    workers.into_iter().for_each(|worker| worker.join().unwrap());
+    check_elements(&net, &ends);
+}
+
+#[test]
+fn every_element_reaches_one_client_and_every_client_hears_of_it() {
+    let scheduler = RandomScheduler::new_from_seed(0x0f1a_6570, SCHEDULES);
+    Runner::new(scheduler, Config::new()).run(schedule);
+}

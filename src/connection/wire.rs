@@ -1,0 +1,131 @@
+//! The socket of a connection: what is written to it, and what it is kept busy with while a command
+//! waits.
+
+use super::{READ, count};
+use crate::clients::{Client, state};
+use crate::worker::Worker;
+use bytes::BytesMut;
+use std::future::{Future, poll_fn};
+use std::io::{Error, ErrorKind, Result};
+use std::pin::pin;
+use std::sync::atomic::Ordering;
+use std::task::Poll;
+use tokio::io::Interest;
+use tokio::net::TcpStream;
+
+/// What has happened.
+enum Woken<T> {
+    Done(T),
+    Pushes,
+    Readable,
+}
+
+/// The parts of a connection that go on while one of its commands waits.
+pub(super) struct Wire<'a> {
+    pub(super) worker: &'a Worker,
+    pub(super) client: &'a Client,
+    pub(super) stream: &'a mut TcpStream,
+    pub(super) buf: &'a mut BytesMut,
+}
+
+impl Wire<'_> {
+    /// Waits for what a command waits for. The wire is served only while the client counts as
+    /// blocked: one that ends its side and then waits for a reply gets it. An error: it has gone.
+    pub(super) async fn keep_until<T>(&mut self, done: impl Future<Output = T>) -> Result<T> {
+        let mut done = pin!(done);
+        loop {
+            let woken = poll_fn(|cx| {
+                if let Poll::Ready(value) = done.as_mut().poll(cx) {
+                    return Poll::Ready(Ok(Woken::Done(value)));
+                }
+                if !self.client.is(state::BLOCKED) {
+                    return Poll::Pending;
+                }
+                if self.client.outbox.poll_ready(cx).is_ready() {
+                    return Poll::Ready(Ok(Woken::Pushes));
+                }
+                self.stream.poll_read_ready(cx).map(|ready| ready.map(|()| Woken::Readable))
+            });
+            match woken.await? {
+                Woken::Done(value) => return Ok(value),
+                Woken::Pushes => self.send_pushes().await?,
+                Woken::Readable => self.read_ahead()?,
+            }
+        }
+    }
+
+    /// Writes some of what the client has not asked for.
+    pub(super) async fn send_pushes(&mut self) -> Result<()> {
+        let piece = self.client.outbox.take();
+        for part in [&*piece.copied, &piece.shared] {
+            let left = self.try_write(part)?;
+            self.write_rest(left, false).await?;
+        }
+        self.client.outbox.written(piece);
+        Ok(())
+    }
+
+    /// Writes replies.
+    pub(super) async fn reply(&mut self, out: &[u8]) -> Result<()> {
+        let left = self.try_write(out)?;
+        self.write_rest(left, true).await
+    }
+
+    /// Writes what the socket takes at once, which usually is everything; the rest.
+    fn try_write<'b>(&self, out: &'b [u8]) -> Result<&'b [u8]> {
+        if out.is_empty() {
+            return Ok(out);
+        }
+        count(&self.worker.stats().writes, 1);
+        count(&self.client.bytes_out, out.len() as u64);
+        self.worker.stats().bytes_out.fetch_add(out.len() as u64, Ordering::Relaxed);
+        match self.stream.try_write(out) {
+            Ok(n) => Ok(&out[n..]),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(out),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Writes the rest as the client reads; it is shown how much of a reply is left.
+    async fn write_rest(&mut self, mut left: &[u8], is_reply: bool) -> Result<()> {
+        if left.is_empty() {
+            return Ok(());
+        }
+        while !left.is_empty() {
+            if is_reply {
+                self.client.outbox.set_replies(left.len());
+            }
+            self.stream.ready(Interest::WRITABLE).await?;
+            match self.stream.try_write(left) {
+                Ok(n) => left = &left[n..],
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error),
+            }
+        }
+        self.client.outbox.set_replies(0);
+        Ok(())
+    }
+
+    /// Takes in what the client sends. An error: it has gone, or sends too much.
+    fn read_ahead(&mut self) -> Result<()> {
+        self.buf.reserve(READ);
+        match self.stream.try_read_buf(self.buf) {
+            Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
+            Ok(n) => {
+                count(&self.worker.stats().reads, 1);
+                count(&self.client.bytes_in, n as u64);
+                self.worker.stats().bytes_in.fetch_add(n as u64, Ordering::Relaxed);
+                if self.buf.len() > self.worker.settings().client_query_buffer_limit {
+                    tracing::warn!(
+                        client = self.client.id,
+                        "it sends more than client-query-buffer-limit while it waits: closing"
+                    );
+                    return Err(Error::other("the query buffer limit is reached"));
+                }
+                Ok(())
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+}
