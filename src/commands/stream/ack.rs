@@ -9,7 +9,7 @@ use flagstone_storage::store::OrLoad;
 /// `XACK key group id…`
 fn xack(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let (db, key, name) = (cx.db, key_arg(args)?, arg(args, 2)?);
-    let Some((stream, group)) = group::find(cx, key, name)? else {
+    let Some((stream, group)) = group::find(cx.store, cx.db, key, name)? else {
         cx.out.int(0);
         return Ok(());
     };

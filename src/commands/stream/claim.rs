@@ -186,12 +186,11 @@ impl Claim {
 fn xclaim(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let (db, key, name, now_ms) = (cx.db, key_arg(args)?, arg(args, 2)?, cx.now_ms());
     let consumer = arg(args, 3)?;
-    if group::find(cx, key, name)?.is_none() {
-        return Err(no_group(key, name).into());
-    }
+    let Some((stream, group)) = group::find(cx.store, db, key, name)? else {
+        cx.out.error(no_group(key, name));
+        return Ok(());
+    };
     let claim = Claim::parse(args, now_ms)?;
-    let Some(stream) = cx.store.typed::<Stream>(db, key)? else { return Ok(()) };
-    let Some(group) = stream.groups().group(name).or_load(db, key)? else { return Ok(()) };
     let number = consumer_no(stream, group, consumer).or_load(db, key)?;
     let plan = claim.plan(stream, group, number, now_ms).or_load(db, key)?;
     plan.require(stream, group).or_load(db, key)?;
@@ -277,10 +276,10 @@ impl AutoClaim {
 fn xautoclaim(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let (db, key, name, now_ms) = (cx.db, key_arg(args)?, arg(args, 2)?, cx.now_ms());
     let (consumer, options) = (arg(args, 3)?, AutoClaim::parse(args)?);
-    let stream = cx.store.typed::<Stream>(db, key)?;
-    let stream = stream.ok_or_else(|| no_group(key, name))?;
-    let group = stream.groups().group(name).or_load(db, key)?;
-    let group = group.ok_or_else(|| no_group(key, name))?;
+    let Some((stream, group)) = group::find(cx.store, cx.db, key, name)? else {
+        cx.out.error(no_group(key, name));
+        return Ok(());
+    };
     let number = consumer_no(stream, group, consumer).or_load(db, key)?;
     let (plan, next) = options.plan(stream, group, number, now_ms).or_load(db, key)?;
     plan.require(stream, group).or_load(db, key)?;

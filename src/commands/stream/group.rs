@@ -1,9 +1,11 @@
 //! What commands on consumer groups share.
 
 use super::reply_id;
+use crate::commands::generic::shown;
 use crate::commands::{Ctx, Stop};
 use crate::config::NotifyFlags;
 use crate::resp::Reply;
+use flagstone_storage::Store;
 use flagstone_storage::need::Part;
 use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::stream::{ConsumerNo, Group, PendingEntry};
@@ -13,33 +15,32 @@ use std::collections::HashMap;
 /// The number of a consumer that is to be made.
 pub(super) const NEW: ConsumerNo = 0;
 
-fn text(bytes: &[u8]) -> std::borrow::Cow<'_, str> {
-    String::from_utf8_lossy(bytes)
-}
-
 /// The error of commands that need a key with a group.
-pub(super) fn no_group(key: &[u8], group: &[u8]) -> String {
-    format!("NOGROUP No such key '{}' or consumer group '{}'", text(key), text(group))
+pub(super) fn no_group(key: &[u8], group: &[u8]) -> Vec<u8> {
+    let parts =
+        [b"NOGROUP No such key '", shown(key), b"' or consumer group '", shown(group), b"'"];
+    parts.concat()
 }
 
 /// The error of commands that need a group, of a key that exists.
-pub(super) fn no_group_of_key(key: &[u8], group: &[u8]) -> String {
-    format!("NOGROUP No such consumer group '{}' for key name '{}'", text(group), text(key))
+pub(super) fn no_group_of_key(key: &[u8], group: &[u8]) -> Vec<u8> {
+    let (key, group) = (shown(key), shown(group));
+    [b"NOGROUP No such consumer group '", group, b"' for key name '", key, b"'"].concat()
 }
 
 /// The error of XREADGROUP without key or group.
-pub(super) fn no_group_to_read(key: &[u8], group: &[u8]) -> String {
-    format!("{} in XREADGROUP with GROUP option", no_group(key, group))
+pub(super) fn no_group_to_read(key: &[u8], group: &[u8]) -> Vec<u8> {
+    [&no_group(key, group)[..], b" in XREADGROUP with GROUP option"].concat()
 }
 
 /// A stream and its group, if both exist.
 pub(super) fn find<'a>(
-    cx: &'a mut Ctx<'_>,
+    store: &'a mut Store,
+    db: u32,
     key: &[u8],
     group: &[u8],
 ) -> Result<Option<(&'a Stream, &'a Group)>, Stop> {
-    let db = cx.db;
-    let Some(stream) = cx.store.typed::<Stream>(db, key)? else { return Ok(None) };
+    let Some(stream) = store.typed::<Stream>(db, key)? else { return Ok(None) };
     let group = stream.groups().group(group).or_load(db, key)?;
     Ok(group.map(|group| (stream, group)))
 }

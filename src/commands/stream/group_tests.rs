@@ -26,7 +26,7 @@ impl World {
     fn after(&mut self, ms: u64, line: &str) -> String {
         let words: Vec<&str> = line.split(' ').collect();
         match try_run(&mut self.store, &self.settings, self.proto, NOW_MS + ms, &words) {
-            Ok(reply) => reply.replace("\r\n", " ").trim_end().to_owned(),
+            Ok(reply) => reply.replace("\r\n", " ").trim_end().trim_start_matches('-').to_owned(),
             Err(Stop::Error(text)) => text.into_owned(),
             Err(other) => panic!("{line}: {other:?}"),
         }

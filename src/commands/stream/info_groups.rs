@@ -30,7 +30,10 @@ pub(super) fn consumers(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let (db, key, name, now_ms) = (cx.db, arg(args, 2)?, arg(args, 3)?, cx.now_ms());
     let stream = cx.store.typed::<Stream>(db, key)?.ok_or(error::NO_SUCH_KEY)?;
     let group = stream.groups().group(name).or_load(db, key)?;
-    let group = group.ok_or_else(|| no_group_of_key(key, name))?;
+    let Some(group) = group else {
+        cx.out.error(no_group_of_key(key, name));
+        return Ok(());
+    };
     let consumers = stream.groups().consumers(group).or_load(db, key)?;
     let since = |ms: u64| now_ms.wrapping_sub(ms) as i64;
     cx.out.array(consumers.len());

@@ -73,22 +73,23 @@ fn create(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// Stops unless the key is a stream that has the group.
-fn require_group(cx: &mut Ctx<'_>, key: &[u8], name: &[u8]) -> Result<StreamId, Stop> {
+/// The last id of a stream that has the group; `None` if it has not, and the reply says so.
+fn require_group(cx: &mut Ctx<'_>, key: &[u8], name: &[u8]) -> Result<Option<StreamId>, Stop> {
     let db = cx.db;
     let stream = cx.store.typed::<Stream>(db, key)?.ok_or(NO_KEY)?;
     let group = stream.groups().group(name).or_load(db, key)?;
     if group.is_none() {
-        return Err(no_group_of_key(key, name).into());
+        cx.out.error(no_group_of_key(key, name));
+        return Ok(None);
     }
-    Ok(stream.last_id())
+    Ok(Some(stream.last_id()))
 }
 
 /// `XGROUP SETID key group id|$ [ENTRIESREAD entries]`
 fn set_id(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let (key, name, id) = (arg(args, 2)?, arg(args, 3)?, arg(args, 4)?);
     let options = Options::parse(args, false)?;
-    let last_id = require_group(cx, key, name)?;
+    let Some(last_id) = require_group(cx, key, name)? else { return Ok(()) };
     if !matches!(args.len(), 5 | 7) {
         return Err(unknown(args).into());
     }
@@ -116,9 +117,11 @@ fn destroy(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 /// `XGROUP CREATECONSUMER key group consumer`
 fn create_consumer(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let (key, name, consumer) = (arg(args, 2)?, arg(args, 3)?, arg(args, 4)?);
-    require_group(cx, key, name)?;
+    if require_group(cx, key, name)?.is_none() {
+        return Ok(());
+    }
     let (db, now_ms) = (cx.db, cx.now_ms());
-    let Some((stream, group)) = group::find(cx, key, name)? else { return Ok(()) };
+    let Some((stream, group)) = group::find(cx.store, cx.db, key, name)? else { return Ok(()) };
     let exists = stream.groups().consumer(group, consumer).or_load(db, key)?.is_some();
     if !exists {
         group::change(cx, key, group::creation(group::NEW), |stream| {
@@ -132,9 +135,11 @@ fn create_consumer(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 /// `XGROUP DELCONSUMER key group consumer`
 fn delete_consumer(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let (key, name, consumer) = (arg(args, 2)?, arg(args, 3)?, arg(args, 4)?);
-    require_group(cx, key, name)?;
+    if require_group(cx, key, name)?.is_none() {
+        return Ok(());
+    }
     let db = cx.db;
-    let Some((stream, group)) = group::find(cx, key, name)? else { return Ok(()) };
+    let Some((stream, group)) = group::find(cx.store, cx.db, key, name)? else { return Ok(()) };
     let groups = stream.groups();
     groups.require_delete_consumer(group, consumer).or_load(db, key)?;
     let mut pending = 0;

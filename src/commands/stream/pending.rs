@@ -1,9 +1,9 @@
 //! What was delivered and is not acknowledged: XPENDING.
 
-use super::group::no_group;
+use super::group::{find, no_group};
 use super::{READS, key_arg, parse, reply_id};
 use crate::commands::{Ctx, Group, Outcome, Run, Spec, Stop, arg, error, flag, int_arg, is_word};
-use crate::resp::Args;
+use crate::resp::{Args, Reply};
 use flagstone_storage::need::Part;
 use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::stream::{self, ConsumerNo, PendingEntry};
@@ -90,14 +90,13 @@ fn xpending(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         6..=9 => Some(Range::parse(args)?),
         _ => return Err(error::SYNTAX.into()),
     };
-    let stream = cx.store.typed::<Stream>(db, key)?;
-    let stream = stream.ok_or_else(|| no_group(key, name))?;
-    let groups = stream.groups();
-    let group = groups.group(name).or_load(db, key)?.ok_or_else(|| no_group(key, name))?;
-    let out = &mut *cx.out;
-    let Some(range) = range else {
-        return summary(cx, key, name);
+    let Some((stream, group)) = find(cx.store, db, key, name)? else {
+        cx.out.error(no_group(key, name));
+        return Ok(());
     };
+    let out = &mut *cx.out;
+    let Some(range) = range else { return Ok(summary(out, stream, group).or_load(db, key)?) };
+    let groups = stream.groups();
     let found = range.find(stream, group, now_ms).or_load(db, key)?;
     let mut names: HashMap<ConsumerNo, &[u8]> = HashMap::new();
     out.array(found.len());
@@ -120,17 +119,12 @@ fn xpending(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 }
 
 /// How many entries are pending, from where to where, and with whom.
-fn summary(cx: &mut Ctx<'_>, key: &[u8], name: &[u8]) -> Outcome {
-    let db = cx.db;
-    let Some(stream) = cx.store.typed::<Stream>(db, key)? else { return Ok(()) };
+fn summary(out: &mut Reply, stream: &Stream, group: &stream::Group) -> Result<(), Part> {
     let groups = stream.groups();
-    let Some(group) = groups.group(name).or_load(db, key)? else { return Ok(()) };
-    let out = &mut *cx.out;
     out.array(4);
     out.count(group.pending() as usize);
-    let first = groups.pending_from(group, StreamId::MIN).or_load(db, key)?.next();
-    let first = first.transpose().or_load(db, key)?;
-    let last = groups.last_pending(group).or_load(db, key)?;
+    let first = groups.pending_from(group, StreamId::MIN)?.next().transpose()?;
+    let last = groups.last_pending(group)?;
     let (Some(first), Some(last)) = (first, last) else {
         out.null();
         out.null();
@@ -139,7 +133,7 @@ fn summary(cx: &mut Ctx<'_>, key: &[u8], name: &[u8]) -> Outcome {
     };
     reply_id(out, first.id);
     reply_id(out, last.id);
-    let mut consumers = groups.consumers(group).or_load(db, key)?;
+    let mut consumers = groups.consumers(group)?;
     consumers.retain(|(_, consumer)| consumer.pending() > 0);
     out.array(consumers.len());
     for (_, consumer) in consumers {

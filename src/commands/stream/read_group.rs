@@ -43,6 +43,7 @@ impl What {
 }
 
 /// What one stream answers and what that changes; nothing has changed yet.
+#[derive(Default)]
 struct Plan {
     number: ConsumerNo,
     /// Where the group is then, if it moves.
@@ -64,14 +65,8 @@ impl Plan {
         (consumer, what, now_ms): (&[u8], What, u64),
     ) -> Result<Self, Part> {
         let consumer = stream.groups().consumer(group, consumer)?;
-        let mut plan = Self {
-            number: consumer.map_or(NEW, |(number, _)| number),
-            position: None,
-            new: None,
-            history: None,
-            pending: Vec::new(),
-            low: None,
-        };
+        let mut plan =
+            Self { number: consumer.map_or(NEW, |(number, _)| number), ..Self::default() };
         match what {
             What::New => plan.new_entries(stream, group, options, now_ms)?,
             What::History(id) => plan.history(stream, group, (id, options.count), now_ms)?,
@@ -180,8 +175,9 @@ fn plan(
 ) -> Result<Plan, Stop> {
     let (db, now_ms) = (cx.db, cx.now_ms());
     let (name, consumer) = options.group.unwrap_or_default();
-    let found = group::find(cx, key, name)?;
-    let (stream, group) = found.ok_or_else(|| no_group_to_read(key, name))?;
+    let Some((stream, group)) = group::find(cx.store, cx.db, key, name)? else {
+        return Ok(Plan::default());
+    };
     Ok(Plan::of(stream, group, options, (consumer, what, now_ms)).or_load(db, key)?)
 }
 
@@ -213,8 +209,9 @@ fn xreadgroup(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         if !cx.is_here(key) {
             continue;
         }
-        if group::find(cx, key, name)?.is_none() {
-            return Err(no_group_to_read(key, name).into());
+        if group::find(cx.store, cx.db, key, name)?.is_none() {
+            cx.out.error(no_group_to_read(key, name));
+            return Ok(());
         }
         streams.push((key, What::parse(id)?));
     }

@@ -14,12 +14,16 @@ pub(crate) enum V {
     Stream(StreamModel),
 }
 
+/// By group and id, which consumer has not acknowledged it.
+pub(crate) type Pending = BTreeMap<Vec<u8>, BTreeMap<StreamId, Vec<u8>>>;
+
 /// Entries, each with the value of its only field.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub(crate) struct StreamModel {
     pub(crate) entries: Vec<(StreamId, Vec<u8>)>,
     pub(crate) last: StreamId,
     pub(crate) max_deleted: StreamId,
+    pub(crate) groups: Pending,
     pub(crate) added: u64,
 }
 
@@ -52,8 +56,9 @@ impl std::fmt::Debug for V {
             }
             Self::Set(members) => f.debug_set().entries(members.iter().map(|n| short(n))).finish(),
             Self::List(list) => f.debug_list().entries(list.iter().map(|e| short(e))).finish(),
-            Self::Stream(StreamModel { entries, last, max_deleted, added }) => {
-                write!(f, "stream {last:?} {max_deleted:?} {added} ")?;
+            Self::Stream(StreamModel { entries, last, max_deleted, added, groups }) => {
+                let groups: Vec<_> = groups.iter().map(|(g, p)| (short(g), p.len())).collect();
+                write!(f, "stream {last:?} {max_deleted:?} {added} {groups:?} ")?;
                 f.debug_map().entries(entries.iter().map(|(id, v)| (id, short(v)))).finish()
             }
         }

@@ -3,9 +3,10 @@
 use crate::histories::{History, key};
 use crate::model::{StreamModel, V};
 use flagstone_storage::store::OrLoad;
-use flagstone_storage::value::stream::{NodeLimits, Threshold, Trim};
+use flagstone_storage::value::stream::{NodeLimits, PendingEntry, Threshold, Trim};
 use flagstone_storage::value::{Stream, StreamId};
 use rand::RngExt;
+use std::collections::BTreeMap;
 
 impl History {
     /// A key, mostly one that holds a stream.
@@ -73,9 +74,10 @@ impl History {
         let Some(mut model) = self.world.model.stream(db as usize, &name) else { return };
         for _ in 0..self.random.random_range(1..6) {
             self.drop_some(db, &name);
-            match self.random.random_range(0..4) {
+            match self.random.random_range(0..7) {
                 0 => self.delete_entries(db, &name, &mut model),
                 1 => self.read_entries(db, &name, &model),
+                2..=4 => self.use_group(db, &name, &mut model),
                 _ => self.trim_entries(db, &name, &mut model),
             }
             self.put_stream(db, &name, model.clone());
@@ -103,6 +105,66 @@ impl History {
         });
         model.entries.retain(|(id, _)| !ids.contains(id));
         model.max_deleted = model.max_deleted.max(*ids.last().expect("an id"));
+    }
+
+    /// A group is made or destroyed, a consumer gets or acknowledges something, or goes.
+    fn use_group(&mut self, db: u32, name: &[u8], model: &mut StreamModel) {
+        let group: &[u8] = if self.random.random() { b"group" } else { b"other" };
+        let consumer: &[u8] = if self.random.random() { b"a" } else { b"b" };
+        let kind = self.random.random_range(0..10);
+        let Some(pending) = model.groups.get_mut(group).filter(|_| kind > 0) else {
+            let exists = model.groups.remove(group).is_some();
+            if !exists {
+                model.groups.insert(group.to_vec(), BTreeMap::new());
+            }
+            return self.world.run(|store| {
+                let mut entry = store.entry_mut(db, name)?;
+                let stream = entry.typed::<Stream>().expect("a stream");
+                assert_eq!(stream.groups().group(group).or_load(db, name)?.is_some(), exists);
+                let groups = entry.typed_mut::<Stream>().expect("a stream").groups_mut();
+                if exists {
+                    groups.destroy(group);
+                } else {
+                    groups.create(group, StreamId::MIN, None);
+                }
+                Ok(())
+            });
+        };
+        let first = self.random.random_range(0..=model.entries.len());
+        let count = [1, 20, 1000][self.random.random_range(0..3)];
+        let ids = model.entries[first..].iter().take(count).map(|(id, _)| *id);
+        let ids: Vec<_> = ids.collect();
+        match kind {
+            1 => pending.retain(|_, owner| owner != consumer),
+            2..=5 => pending.retain(|id, _| !ids.contains(id)),
+            _ => pending.extend(ids.iter().map(|id| (*id, consumer.to_vec()))),
+        }
+        self.world.run(|store| {
+            let mut entry = store.entry_mut(db, name)?;
+            let groups = entry.typed::<Stream>().expect("a stream").groups();
+            let row = groups.group(group).or_load(db, name)?.expect("a group");
+            groups.require_pending(row, ids.iter().copied()).or_load(db, name)?;
+            groups.require_delete_consumer(row, consumer).or_load(db, name)?;
+            let number = groups.consumer(row, consumer).or_load(db, name)?;
+            let number = number.map(|(number, _)| number);
+            let groups = entry.typed_mut::<Stream>().expect("a stream").groups_mut();
+            match kind {
+                1 => drop(groups.delete_consumer(group, consumer)),
+                2..=5 => drop(groups.remove_pending(group, &ids)),
+                _ => {
+                    let number =
+                        number.unwrap_or_else(|| groups.create_consumer(group, consumer, 1));
+                    let entry = |id: &StreamId| PendingEntry {
+                        id: *id,
+                        delivered_ms: 7,
+                        deliveries: 1,
+                        consumer: number,
+                    };
+                    groups.put_pending(group, &ids.iter().map(entry).collect::<Vec<_>>());
+                }
+            }
+            Ok(())
+        });
     }
 
     fn read_entries(&mut self, db: u32, name: &[u8], model: &StreamModel) {

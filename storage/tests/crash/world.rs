@@ -1,7 +1,7 @@
 //! An open data directory, beside the model of what it must hold.
 
 use crate::image::{Image, Pick, Probe};
-use crate::model::{Model, StreamModel, V};
+use crate::model::{Model, Pending, StreamModel, V};
 use crate::store::Watched;
 use flagstone_storage::clock::Clock;
 use flagstone_storage::commit::Sealed;
@@ -11,7 +11,7 @@ use flagstone_storage::materialise::{each_hand_over_batch, hand_over, sweep};
 use flagstone_storage::partition::Partition;
 use flagstone_storage::store::{Fault, Need, OrLoad, Part, Store};
 use flagstone_storage::value::stream::StreamEntry;
-use flagstone_storage::value::{Str, StreamId, Value};
+use flagstone_storage::value::{Str, Stream, StreamId, Value};
 use object_store::ObjectStore;
 use object_store::local::LocalFileSystem;
 use std::collections::BTreeMap;
@@ -161,7 +161,8 @@ impl World {
                     assert_eq!(stream.first_id(), first, "first id of a stream");
                     let (last, max_deleted) = (stream.last_id(), stream.max_deleted_id());
                     let added = stream.entries_added();
-                    V::Stream(StreamModel { entries, last, max_deleted, added })
+                    let groups = read_groups(stream).or_load(db, key)?;
+                    V::Stream(StreamModel { entries, last, max_deleted, added, groups })
                 }
                 other => panic!("no history writes a {}", other.type_name()),
             };
@@ -337,4 +338,27 @@ pub(crate) fn fresh(root: &Path, number: &mut u32) -> PathBuf {
     let dir = root.join(number.to_string());
     std::fs::create_dir_all(&dir).unwrap();
     dir
+}
+
+/// What is pending in the groups of a stream, and with whom.
+fn read_groups(stream: &Stream) -> Result<Pending, Part> {
+    let groups = stream.groups();
+    let mut found = Pending::new();
+    for row in groups.iter() {
+        let (name, group) = row?;
+        let mut pending = BTreeMap::new();
+        for entry in groups.pending_from(group, StreamId::MIN)? {
+            let entry = entry?;
+            let consumer = groups.consumer_of(group, entry.consumer)?.expect("a consumer");
+            pending.insert(entry.id, consumer.name().to_vec());
+        }
+        assert_eq!(group.pending(), pending.len() as u64, "pending entries of a group");
+        for (_, consumer) in groups.consumers(group)? {
+            let owned = pending.values().filter(|name| **name == consumer.name()).count();
+            assert_eq!(consumer.pending(), owned as u64, "pending entries of a consumer");
+        }
+        found.insert(name.to_vec(), pending);
+    }
+    assert_eq!(groups.len(), found.len() as u64, "number of groups");
+    Ok(found)
 }

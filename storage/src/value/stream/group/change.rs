@@ -177,8 +177,18 @@ impl Groups {
         let mut group = group;
         let mut changes = Changes::new();
         let before = group.pending;
-        for id in ids {
-            if let Some(old) = self.remove_one(&group, *id) {
+        let mut ids = ids.to_vec();
+        ids.sort_unstable();
+        let mut left = &ids[..];
+        while let Some(id) = left.first() {
+            let last = self.floor(&group, *id).ok().flatten().and_then(|key| {
+                self.pending.get(&key).ok().flatten().map(|node| (key, node.last().id))
+            });
+            let here = last.map_or(0, |(_, last)| left.partition_point(|id| *id <= last));
+            let (here, behind) = left.split_at(here.max(1));
+            left = behind;
+            let removed = last.map(|(key, _)| self.remove_some(&group, key, here));
+            for old in removed.unwrap_or_default() {
                 changes.entry(old.consumer).or_default().removed += 1;
                 group.pending -= 1;
             }
@@ -249,12 +259,24 @@ impl Groups {
         self.pending.insert(PendingKey { group: group.number, base }, node);
     }
 
-    fn remove_one(&mut self, group: &Group, id: StreamId) -> Option<PendingEntry> {
-        let key = self.floor(group, id).ok().flatten()?;
-        self.pending.get(&key).ok().flatten()?.get(key.base, id)?;
-        let old = self.pending.update(&key, |node| node.remove(key.base, id)).flatten();
+    /// Removes entries from a node: those there were of some ids, which ascend.
+    fn remove_some(
+        &mut self,
+        group: &Group,
+        key: PendingKey,
+        ids: &[StreamId],
+    ) -> Vec<PendingEntry> {
+        let node = self.pending.get(&key).ok().flatten();
+        let is_meant = |entry: &PendingEntry| ids.binary_search(&entry.id).is_ok();
+        let found = node.into_iter().flat_map(|node| node.iter(key.base));
+        let found: Vec<_> = found.filter(is_meant).collect();
+        match &found[..] {
+            [] => return found,
+            [entry] => drop(self.pending.update(&key, |node| node.remove(key.base, entry.id))),
+            _ => drop(self.pending.update(&key, |node| node.remove_where(key.base, is_meant))),
+        }
         self.drop_if_empty(group, key);
-        old
+        found
     }
 
     /// Removes a node without entries, but not the last of a group: a queue that is emptied again

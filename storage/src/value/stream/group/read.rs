@@ -174,17 +174,27 @@ impl Groups {
         group: &Group,
         ids: impl Iterator<Item = StreamId>,
     ) -> Result<(), Part> {
-        let mut consumers = BTreeSet::new();
-        for id in ids {
-            let key = match self.floor(group, id)? {
+        let mut ids: Vec<_> = ids.collect();
+        ids.sort_unstable();
+        let (mut consumers, mut left) = (BTreeSet::new(), &ids[..]);
+        while let Some(id) = left.first() {
+            let key = match self.floor(group, *id)? {
                 Some(key) => key,
                 None => match self.first_node(group)? {
                     Some(key) => key,
-                    None => continue,
+                    None => break,
                 },
             };
-            let entry = self.pending.get(&key)?.and_then(|node| node.get(key.base, id));
-            consumers.extend(entry.map(|entry| entry.consumer));
+            let Some(node) = self.pending.get(&key)? else { break };
+            let here = left.partition_point(|id| *id <= node.last().id);
+            let (here, behind) = left.split_at(here.max(1));
+            // That nothing lies between them must be known too.
+            self.floor(group, here[here.len() - 1])?;
+            if *id <= node.last().id {
+                let found = node.iter(key.base).filter(|it| here.binary_search(&it.id).is_ok());
+                consumers.extend(found.map(|entry| entry.consumer));
+            }
+            left = behind;
         }
         consumers.into_iter().try_for_each(|number| self.consumer_of(group, number).map(drop))
     }
