@@ -2,6 +2,7 @@
 
 mod atomicity;
 mod durability;
+mod events;
 mod hostile;
 mod keyspace;
 mod pubsub;
