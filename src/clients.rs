@@ -1,5 +1,6 @@
 //! The registry of connections: what CLIENT LIST shows and CLIENT KILL ends.
 
+use crate::blocking::{Cancel, Turn};
 use crate::commands::registry;
 use crate::config::OutputBufferLimits;
 use crate::outbox::{Allowed, Outbox, TooSlow};
@@ -99,6 +100,8 @@ pub struct Client {
     pub outbox: Outbox,
     /// It was closed because it did not read what it was sent.
     too_slow: AtomicBool,
+    /// The wait it is in, which CLIENT UNBLOCK ends.
+    turn: Mutex<Option<Arc<Turn>>>,
     killed: AtomicBool,
     kill: Notify,
     labels: Mutex<Labels>,
@@ -140,6 +143,7 @@ impl Client {
             bytes_out: AtomicU64::new(0),
             outbox: Outbox::default(),
             too_slow: AtomicBool::new(false),
+            turn: Mutex::default(),
             killed: AtomicBool::new(false),
             kill: Notify::new(),
             labels: Mutex::default(),
@@ -282,6 +286,18 @@ impl Client {
         let letters: String =
             state::LETTERS.iter().filter(|(bit, _)| self.is(*bit)).map(|(_, c)| *c).collect();
         if letters.is_empty() { "N".to_owned() } else { letters }
+    }
+
+    /// It waits from now on; with `None` no more.
+    pub fn set_turn(&self, turn: Option<Arc<Turn>>) {
+        self.set(state::BLOCKED, turn.is_some());
+        *self.turn.lock().unwrap_or_else(PoisonError::into_inner) = turn;
+    }
+
+    /// Ends its wait (CLIENT UNBLOCK); whether there was one that could be ended.
+    pub fn unblock(&self, why: Cancel) -> bool {
+        let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        turn.as_ref().is_some_and(|turn| turn.cancel(why))
     }
 
     /// Sends whole RESP values, in its protocol, that it has not asked for. A client that does not

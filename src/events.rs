@@ -8,6 +8,7 @@ use crate::worker::Worker;
 use flagstone_storage::notes::{Interest, Note, What};
 use flagstone_storage::partition::Partition;
 use std::cell::RefMut;
+use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
 /// The notes of one command.
@@ -48,7 +49,7 @@ impl Node {
 impl Worker {
     /// Takes what a command of a connection (0: of none) has noted, to tell it once it is stored.
     #[inline]
-    pub(crate) fn take_notes(&self, mut partition: RefMut<'_, Partition>, client: u64) {
+    pub(crate) fn take_notes(self: &Rc<Self>, mut partition: RefMut<'_, Partition>, client: u64) {
         let store = &mut partition.store;
         if !store.notes.is_empty() {
             if client == 0 {
@@ -63,12 +64,15 @@ impl Worker {
 
     /// Something has happened that is told once its round is stored.
     #[cold]
-    pub(crate) fn spread(&self, round: u64, client: u64, notes: Vec<Note>) {
+    pub(crate) fn spread(self: &Rc<Self>, round: u64, client: u64, notes: Vec<Note>) {
+        let changed = notes.iter().filter(|note| note.what.is_change());
+        self.touch_waiters(changed.map(|note| (note.db, &*note.key)));
         let number = self.news_count.get() + 1;
         self.news_count.set(number);
         self.news.borrow_mut().push_back(News { round, client, number, notes });
         // A round that nothing has changed is stored already.
         self.tell_news();
+        self.serve_waiters();
     }
 
     /// Tells what is stored by now, in order.

@@ -4,6 +4,7 @@
 //! checks it ([`commands`]), and routes it ([`routing`]) to the [`worker`] that owns its keys, whose
 //! replies it writes in order.
 
+pub mod blocking;
 pub mod clients;
 pub mod commands;
 pub mod config;

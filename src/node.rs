@@ -87,9 +87,11 @@ pub struct Node {
     /// Workers that own shards; the rest only does network.
     pub shard_workers: usize,
     pub clients: Clients,
-    pub pubsub: Arc<PubSub>,
-    /// How many there are who want to hear of changed keys.
+    /// Clients that wait for keys, or are told when keys change.
     pub change_listeners: AtomicUsize,
+    /// Clients that wait for keys.
+    pub waiters: AtomicUsize,
+    pub pubsub: Arc<PubSub>,
     pub prefixes: Prefixes,
     pub monitors: Arc<Monitors>,
     pub stats: Vec<Arc<WorkerStats>>,
@@ -145,6 +147,7 @@ impl Node {
             mailboxes,
             shard_workers,
             clients: Clients::default(),
+            waiters: AtomicUsize::new(0),
             monitors: Arc::default(),
             stats,
             rates: Rates::default(),

@@ -25,6 +25,66 @@ pub enum Stop {
     Error(Cow<'static, str>),
     /// The connection is to be closed after what was written so far.
     Close,
+    /// There is nothing yet: it is run again when there may be.
+    Block(Box<Block>),
+}
+
+/// What a command waits for that has found nothing.
+#[derive(Debug)]
+pub struct Block {
+    /// The keys that may have something for it one day; of the selected database.
+    pub keys: Vec<Box<[u8]>>,
+    pub on: Awaited,
+    /// When it gives up: ms since the Unix epoch; 0: never.
+    pub until_ms: u64,
+    /// The reply when it has given up.
+    pub nil: Nil,
+    /// Arguments that are others when it is run again, by index: the `$` of XREAD is what the last
+    /// entry was at first.
+    pub replaced: Vec<(usize, Vec<u8>)>,
+}
+
+/// What a key must hold to have something for a command that waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Awaited {
+    List,
+    Zset,
+    Stream,
+    /// A group of a stream: the command ends when there is no such stream any more, too.
+    Group,
+}
+
+impl Awaited {
+    /// Whether it is to be looked at when a key holds a value of this type.
+    pub fn fits(self, type_name: &str) -> bool {
+        match self {
+            Self::List => type_name == "list",
+            Self::Zset => type_name == "zset",
+            Self::Stream => type_name == "stream",
+            Self::Group => true,
+        }
+    }
+
+    /// Whether it is to be looked at when a key is gone.
+    pub fn wants_absence(self) -> bool {
+        self == Self::Group
+    }
+}
+
+/// The reply to a command that has waited in vain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Nil {
+    Array,
+    Bulk,
+}
+
+impl Nil {
+    pub fn write(self, out: &mut Reply) {
+        match self {
+            Self::Array => out.null_array(),
+            Self::Bulk => out.null(),
+        }
+    }
 }
 
 impl From<Fault> for Stop {
@@ -104,6 +164,12 @@ pub struct Ctx<'a> {
 }
 
 impl Ctx<'_> {
+    /// Whether a key is to be looked at. A command that has waited for keys of several workers is
+    /// run by each of them for its own.
+    pub fn is_here(&self, key: &[u8]) -> bool {
+        self.store.owns(key)
+    }
+
     /// Tells of a keyspace event (`notify-keyspace-events`), once what it tells of is stored.
     /// Where an entry is at hand, [`EntryMut::event`] does.
     ///

@@ -21,10 +21,14 @@ pub mod scan;
 pub mod server;
 pub mod set;
 pub mod spec;
+pub mod stream;
 pub mod string;
 #[cfg(test)]
 mod testing;
+pub mod timeout;
 pub mod zset;
 
-pub use context::{Call, Ctx, Misses, Outcome, Stop, arg, error, int_arg, is_word, tail};
+pub use context::{
+    Awaited, Block, Call, Ctx, Misses, Nil, Outcome, Stop, arg, error, int_arg, is_word, tail,
+};
 pub use spec::{Begin, Find, Group, KeyRange, KeySpec, Run, Spec, Waiting, acl, flag, key};

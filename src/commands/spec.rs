@@ -30,6 +30,8 @@ pub struct Spec {
     /// selected database and the keys found in it.
     pub other_db: Option<OtherDb>,
     pub subcommands: &'static [Spec],
+    /// Whether it may wait for its keys, given the arguments.
+    pub blocks: fn(Args<'_>) -> bool,
     pub run: Run,
 }
 
@@ -48,6 +50,7 @@ impl Spec {
         tips: &[],
         other_db: None,
         subcommands: &[],
+        blocks: |_| false,
         run: Run::Container,
     };
 

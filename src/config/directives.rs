@@ -125,7 +125,7 @@ pub(super) static TABLE: &[Directive] = &[
     d("set-max-listpack-value", Integer(LONG), "64", "bytes of a member up to which a set is packed"),
     d("zset-max-listpack-entries", Integer(LONG), "128", "members up to which a sorted set is packed").alias("zset-max-ziplist-entries"),
     d("zset-max-listpack-value", Memory(LONG), "64", "bytes of a member up to which a sorted set is packed").alias("zset-max-ziplist-value"),
-    d("stream-node-max-bytes", Memory(LONG), "4096", "bytes of a stream node; 0: no limit"),
+    d("stream-node-max-bytes", Memory(LONG), "4096", "bytes of a stream node, 4096 at most; 0: 4096"),
     d("stream-node-max-entries", Integer(LONG), "100", "entries of a stream node; 0: no limit"),
     d("hll-sparse-max-bytes", Memory(LONG), "3000", "bytes up to which a HyperLogLog is sparse"),
     d("notify-keyspace-events", Structured(Structure::NotifyKeyspaceEvents), "", "classes of events published"),

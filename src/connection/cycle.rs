@@ -244,7 +244,8 @@ impl Cycle {
                 }
                 Piece::Parked(done) => match done.await {
                     Ok(ran) => {
-                        push_shown(&mut whole, worker.wait_shown(ran.seen).await, &ran.reply)
+                        let shown = worker.wait_shown(ran.seen).await;
+                        push_shown(&mut whole, shown, &ran.into_reply(self.out.proto()));
                     }
                     Err(_) => whole.extend_from_slice(b"-ERR the command was abandoned\r\n"),
                 },

@@ -1,5 +1,6 @@
 //! A connection: reads, parses, routes, and writes the replies in order, one write per read.
 
+mod blocked;
 mod cycle;
 mod gate;
 
@@ -283,6 +284,7 @@ impl Connection {
             return Dispatched::Barrier;
         }
         match command.spec.run {
+            Run::Keys(_) if (command.spec.blocks)(args) => Dispatched::Barrier,
             Run::Keys(_) => {
                 if cycle.route(&self.worker, &self.session, command, args, settings) {
                     self.session.client.runs(command.id);
@@ -342,7 +344,8 @@ impl Connection {
         if self.session.reply_mode == ReplyMode::SkipNext {
             self.session.reply_mode = ReplyMode::Skip;
         }
-        let close = self.run_alone(args, buf.len() - parser.consumed(), &settings, &mut out).await;
+        let left = buf.len() - parser.consumed();
+        let close = self.run_alone(args, left, &settings, &mut out).await?;
         self.session.end_caching(gate::resolve(args).ok());
         let silent = match (mode, self.session.reply_mode) {
             (_, ReplyMode::Skip) => {
@@ -355,6 +358,8 @@ impl Connection {
         let mut buf = buf;
         let consumed = parser.consumed();
         buf.advance(consumed);
+        // While it waited, more may have come.
+        buf.extend_from_slice(&self.buf);
         self.buf = buf;
         if silent {
             // Confirmations of subscriptions come all the same, and before what follows.
@@ -373,16 +378,16 @@ impl Connection {
         left: usize,
         settings: &crate::config::Settings,
         out: &mut Reply,
-    ) -> bool {
+    ) -> std::io::Result<bool> {
         let command = loop {
             match gate::admit(&self.session, &self.worker, args, settings) {
                 Admitted::Run(command) => break command,
                 Admitted::Refused(text) => {
                     self.count_refusal(args, &text);
                     out.error(&*text);
-                    return false;
+                    return Ok(false);
                 }
-                Admitted::Hostile => return true,
+                Admitted::Hostile => return Ok(true),
                 Admitted::Wait => {
                     let may_write = gate::may_write(args);
                     self.session.client.set(state::BLOCKED, true);
@@ -397,12 +402,16 @@ impl Connection {
         }
         let began = Instant::now();
         let outcome = match command.spec.run {
+            Run::Keys(_) if (command.spec.blocks)(args) => {
+                out.append(&self.run_blocking(command, args).await?);
+                return Ok(false);
+            }
             Run::Keys(_) => {
                 let mut cycle = Cycle::new(&self.worker, self.session.proto);
                 self.worker.start_watch();
                 let bytes = cycle.alone(&self.worker, &self.session, command, args).await;
                 out.append(&bytes);
-                return false;
+                return Ok(false);
             }
             Run::Session(handler) => {
                 let mut call = Call {
@@ -429,7 +438,7 @@ impl Connection {
         }
         let client = self.session.client.id;
         self.worker.ran_since(began, command, args, client, settings);
-        self.settle(command, outcome, out, 0)
+        Ok(self.settle(command, outcome, out, 0))
     }
 
     fn count_refusal(&self, args: Args<'_>, text: &str) {
@@ -448,7 +457,7 @@ impl Connection {
             Ok(()) => return false,
             Err(Stop::Close) => return true,
             Err(Stop::Error(text)) => text,
-            Err(Stop::Miss(_)) => "ERR this command does not run on keys".into(),
+            Err(Stop::Miss(_) | Stop::Block(_)) => "ERR this command does not run on keys".into(),
         };
         self.worker.stats().failed(command, &text);
         out.truncate(mark);

@@ -4,7 +4,7 @@ use super::listpack::{self, Listpack};
 use super::writer::Writer;
 use super::{
     HashField, Limits, Object, SetForm, VERSION, VERSION_FIELD_EXPIRY, ZsetForm, double, integer,
-    intset, object_type, quicklist_node,
+    intset, object_type, quicklist_node, stream,
 };
 use crate::num::format_f64;
 
@@ -26,6 +26,7 @@ pub fn dump<B: AsRef<[u8]>>(object: &Object<B>, limits: &Limits) -> Vec<u8> {
             None => hash(fields, limits),
             Some(least_expire_at_ms) => hash_with_expiry(fields, least_expire_at_ms, limits),
         },
+        Object::Stream(object) => stream::dump(object, limits),
     }
 }
 

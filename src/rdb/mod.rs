@@ -18,6 +18,8 @@ mod listpack;
 mod lzf;
 mod reader;
 mod restore;
+mod stream;
+mod stream_groups;
 #[cfg(test)]
 mod tests;
 mod writer;
@@ -28,6 +30,7 @@ use thiserror::Error;
 
 pub use dump::{NodeLimit, dump};
 pub use restore::{restore, restore_newer};
+pub use stream_groups::{EntriesRead, StreamConsumer, StreamGroup, StreamPending};
 
 /// A value of any type that has a payload; `B` are its bytes, owned or borrowed.
 #[derive(Debug, Clone, PartialEq)]
@@ -41,6 +44,36 @@ pub enum Object<B = Vec<u8>> {
     Zset(ZsetForm, Vec<(B, f64)>),
     /// Distinct fields, in any order; a small hash is dumped in this order.
     Hash(Vec<HashField<B>>),
+    Stream(Box<StreamObject<B>>),
+}
+
+/// The id of a stream's entry: time in ms, and sequence.
+pub type EntryId = (u64, u64);
+
+/// An entry of a stream: its id, its fields with their values, and whether it is deleted.
+pub type StreamEntry<B = Vec<u8>> = (EntryId, Vec<(B, B)>, bool);
+
+/// A stream. The ids of its entries ascend.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StreamObject<B = Vec<u8>> {
+    pub nodes: Vec<StreamNode<B>>,
+    /// The greatest id ever given.
+    pub last_id: EntryId,
+    /// Of the entries that are not deleted; 0-0 if there is none.
+    pub first_id: EntryId,
+    pub max_deleted_id: EntryId,
+    pub entries_added: u64,
+    pub groups: Vec<StreamGroup<B>>,
+}
+
+/// Consecutive entries of a stream.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StreamNode<B = Vec<u8>> {
+    /// Not greater than that of any of its entries.
+    pub first: EntryId,
+    /// The names that entries may share.
+    pub names: Vec<B>,
+    pub entries: Vec<StreamEntry<B>>,
 }
 
 /// How the members of a set lie in a payload.
@@ -99,7 +132,7 @@ pub enum RestoreError {
     BadChecksumOrVersion,
     #[error("ERR Bad data format")]
     BadFormat,
-    /// A stream or a module's value, given as its RDB type.
+    /// A module's value, given as its RDB type.
     #[error("ERR Bad data format")]
     Unsupported(u8),
 }

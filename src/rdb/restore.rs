@@ -5,7 +5,7 @@ use super::reader::{Reader, Result};
 use super::{
     FIELD_EXPIRY_MAX_MS, HashField, Object, RestoreError, SetForm, VERSION_FIELD_EXPIRY,
     VERSION_FOREIGN_MAX, ZsetForm, crc64, distinct, double, intset, object_type, quicklist_node,
-    ziplist, zipmap,
+    stream, ziplist, zipmap,
 };
 
 /// The object in `payload`.
@@ -58,6 +58,7 @@ fn is_valid(object: &Object) -> bool {
         Object::Zset(_, members) => {
             !members.is_empty() && distinct(members.iter().map(|(member, _)| member.as_slice()))
         }
+        Object::Stream(_) => true,
         Object::Hash(fields) => {
             !fields.is_empty() && distinct(fields.iter().map(|field| field.name.as_slice()))
         }
@@ -101,9 +102,12 @@ fn object(reader: &mut Reader<'_>) -> Result<Object> {
         object_type::HASH_LISTPACK_EX => Object::Hash(listpack_with_expiry(reader)?),
         object_type::STREAM_LISTPACKS
         | object_type::STREAM_LISTPACKS_2
-        | object_type::STREAM_LISTPACKS_3
-        | object_type::MODULE_PRE_GA
-        | object_type::MODULE_2 => return Err(RestoreError::Unsupported(object_type)),
+        | object_type::STREAM_LISTPACKS_3 => {
+            Object::Stream(Box::new(stream::read(reader, object_type)?))
+        }
+        object_type::MODULE_PRE_GA | object_type::MODULE_2 => {
+            return Err(RestoreError::Unsupported(object_type));
+        }
         _ => return Err(RestoreError::BadFormat),
     })
 }

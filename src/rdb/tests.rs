@@ -318,10 +318,35 @@ fn malformed_objects_are_refused() {
 }
 
 #[test]
-fn streams_and_modules_are_told_apart() {
-    for object_type in [6, 7, 15, 19, 21] {
+fn damaged_groups_of_streams_are_refused() {
+    // An empty stream of type 1; a group `g` that has read up to 0-0.
+    let group = [&[15, 0, 0, 0, 0][..], &[1, 1, b'g', 0, 0]].concat();
+    let id = [0; 16];
+    let pending = [&id[..], &[0; 8], &[1]].concat();
+    let consumer = [&[1, b'c'][..], &[0; 8]].concat();
+    let is_read = |parts: &[&[u8]]| {
+        let object = [&group[..], &parts.concat()].concat();
+        restore(&payload(&object, 11)).map(drop)
+    };
+    assert_eq!(is_read(&[&[1], &pending, &[1], &consumer, &[1], &id]), Ok(()));
+    let bad = Err(RestoreError::BadFormat);
+    // Pending with nobody; twice; with two; of nobody else's.
+    assert_eq!(is_read(&[&[1], &pending, &[0]]), bad);
+    assert_eq!(is_read(&[&[2], &pending, &pending, &[1], &consumer, &[1], &id]), bad);
+    assert_eq!(is_read(&[&[1], &pending, &[1], &consumer, &[2], &id, &id]), bad);
+    assert_eq!(is_read(&[&[0], &[1], &consumer, &[1], &id]), bad);
+    // Two consumers, and two groups, of one name.
+    assert_eq!(is_read(&[&[0], &[2], &consumer, &[0], &consumer, &[0]]), bad);
+    let twice = [&[15, 0, 0, 0, 0][..], &[2], &[1, b'g', 0, 0, 0, 0], &[1, b'g', 0, 0, 0, 0]];
+    assert_eq!(restore(&payload(&twice.concat(), 11)), Err(RestoreError::BadFormat));
+}
+
+#[test]
+fn modules_are_told_apart() {
+    for object in [&[6, 0][..], &[7, 0]] {
+        let object_type = object[0];
         let unsupported = RestoreError::Unsupported(object_type);
-        assert_eq!(restore(&payload(&[object_type, 0], 11)), Err(unsupported));
+        assert_eq!(restore(&payload(object, 11)), Err(unsupported));
         assert_eq!(unsupported.to_string(), "ERR Bad data format");
     }
 }
@@ -356,13 +381,86 @@ fn any_object() -> impl Strategy<Value = Object> {
         )),
         hash_map(any_text(), field, 1..200)
             .prop_map(move |fields| Object::Hash(fields.into_iter().map(to_field).collect())),
+        any_stream(),
     ]
+}
+
+type Entry = (u64, u64, Vec<(Vec<u8>, Vec<u8>)>, bool);
+
+fn any_stream() -> impl Strategy<Value = Object> {
+    use proptest::collection::vec;
+    let pair = (prop_oneof![Just(b"a".to_vec()), any_text()], any_text());
+    let entry = (0u64..1 << 40, 1u64..9, vec(pair, 1..4), any::<bool>());
+    let nodes = vec(vec(entry, 1..6), 0..6);
+    let stream = (nodes, any::<u64>(), (any::<u64>(), any::<u64>())).prop_map(
+        |(nodes, entries_added, max_deleted_id)| {
+            let mut last_id = (0, 0);
+            let mut node = |entries: Vec<Entry>| {
+                let names = entries[0].2.iter().map(|(name, _)| name.clone()).collect();
+                let mut first = None;
+                let entry = |(ms, seq, fields, is_deleted)| {
+                    last_id = if ms % 2 == 0 {
+                        (last_id.0 + ms, seq)
+                    } else {
+                        (last_id.0, last_id.1 + seq)
+                    };
+                    last_id = last_id.max((last_id.0, seq));
+                    first = first.or(Some(last_id));
+                    (last_id, fields, is_deleted)
+                };
+                let entries = entries.into_iter().map(entry).collect();
+                StreamNode { first: first.unwrap(), names, entries }
+            };
+            let mut nodes: Vec<_> = nodes.into_iter().map(&mut node).collect();
+            let mut seen = None;
+            for node in &mut nodes {
+                node.entries.retain(|(id, ..)| seen.replace(*id) < Some(*id));
+            }
+            nodes.retain(|node| !node.entries.is_empty());
+            nodes.iter_mut().for_each(|node| node.first = node.entries[0].0);
+            let ids = nodes.iter().flat_map(|node| &node.entries);
+            let first_id = ids.clone().find(|(.., is_deleted)| !is_deleted).map(|(id, ..)| *id);
+            let last_id = ids.map(|(id, ..)| *id).max().unwrap_or_default();
+            let first_id = first_id.unwrap_or_default();
+            let groups = Vec::new();
+            StreamObject { nodes, last_id, first_id, max_deleted_id, entries_added, groups }
+        },
+    );
+    (stream, vec(any_group(), 0..3)).prop_map(|(stream, mut groups)| {
+        groups.sort_by(|a, b| a.name.cmp(&b.name));
+        groups.dedup_by(|a, b| a.name == b.name);
+        Object::Stream(Box::new(StreamObject { groups, ..stream }))
+    })
+}
+
+fn any_group() -> impl Strategy<Value = StreamGroup> {
+    use proptest::collection::{btree_map, vec};
+    let consumer = (any_text(), any::<u64>(), proptest::option::of(0u64..1 << 50));
+    let id = (any::<u64>(), any::<u64>());
+    let entry = (any::<u64>(), any::<u64>(), any::<usize>());
+    let read = prop_oneof![Just(EntriesRead::Unknown), (0..i64::MAX).prop_map(EntriesRead::Known)];
+    (any_text(), id, read, vec(consumer, 0..4), btree_map((any::<u64>(), 0u64..9), entry, 0..9))
+        .prop_map(|(name, last_id, entries_read, mut consumers, pending)| {
+            consumers.sort();
+            consumers.dedup_by(|a, b| a.0 == b.0);
+            let pending = pending.into_iter().filter(|_| !consumers.is_empty());
+            let pending = pending.map(|(id, (delivered_ms, deliveries, owner))| StreamPending {
+                id,
+                delivered_ms,
+                deliveries,
+                consumer: owner % consumers.len(),
+            });
+            let pending = pending.collect();
+            let consumer = |(name, seen_ms, active_ms)| StreamConsumer { name, seen_ms, active_ms };
+            let consumers = consumers.into_iter().map(consumer).collect();
+            StreamGroup { name, last_id, entries_read, pending, consumers }
+        })
 }
 
 /// `object` with what has no order in some order.
 fn sorted(mut object: Object) -> Object {
     match &mut object {
-        Object::String(_) | Object::List(_) => (),
+        Object::String(_) | Object::List(_) | Object::Stream(_) => (),
         Object::Set(_, members) => members.sort(),
         Object::Zset(_, members) => members.sort_by(|a, b| a.0.cmp(&b.0)),
         Object::Hash(fields) => fields.sort_by(|a, b| a.name.cmp(&b.name)),

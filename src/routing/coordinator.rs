@@ -9,16 +9,16 @@
 //! because others change what they follow from, gets the workers whole in the end.
 
 use super::hold::{Acquire, Apply, Grant};
+use super::owner;
 use crate::commands::{Ctx, Run, Stop, flag};
 use crate::events::News;
 use crate::node::Node;
 use crate::resp::Reply;
-use crate::worker::{LockKey, Message, OwnedCommand, Request, Worker};
+use crate::worker::{LockKey, Message, OwnedCommand, Ran, Request, Worker};
 use flagstone_storage::journal::{JournalError, Lsn};
 use flagstone_storage::notes::{Interest, Note};
 use flagstone_storage::store::Need;
 use flagstone_storage::{Entry, Store};
-use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -69,11 +69,12 @@ impl Wanted {
 pub async fn run_across(worker: &Rc<Worker>, command: OwnedCommand) -> Vec<u8> {
     let (tx, rx) = oneshot::channel();
     let coordinator = worker.clone();
+    let proto = command.request.proto;
     tokio::task::spawn_local(async move {
-        let reply = coordinate(&coordinator, &command, Vec::new()).await;
-        let _ = tx.send(reply);
+        let ran = coordinate(&coordinator, &command, Vec::new()).await;
+        let _ = tx.send(ran);
     });
-    rx.await.unwrap_or_else(|_| b"-ERR the command was abandoned\r\n".to_vec())
+    rx.await.unwrap_or_else(|_| Ran::abandoned()).into_reply(proto)
 }
 
 /// Runs a command that holds no locks on keys of any workers: those it has declared, and what it
@@ -82,7 +83,7 @@ pub(crate) async fn coordinate(
     worker: &Rc<Worker>,
     command: &OwnedCommand,
     missed: Vec<Need>,
-) -> Vec<u8> {
+) -> Ran {
     let mut out = Reply::new(command.request.proto);
     let mut held = Held { client: command.request.client, ..Held::default() };
     match run(worker, command, missed, &mut held, &mut out).await {
@@ -95,7 +96,12 @@ pub(crate) async fn coordinate(
                 out.error(error.0);
             }
         },
-        Err(text) => {
+        Err(Stop::Block(block)) => {
+            worker.spread(held.round, 0, held.notes);
+            return Ran::blocked(block);
+        }
+        Err(Stop::Close | Stop::Miss(_)) => {}
+        Err(Stop::Error(text)) => {
             worker.stats().failed(command.command, &text);
             // What it met may have expired all the same.
             worker.spread(held.round, 0, held.notes);
@@ -103,7 +109,7 @@ pub(crate) async fn coordinate(
             out.error(&*text);
         }
     }
-    out.into_bytes()
+    Ran::reply(out.into_bytes())
 }
 
 /// Tries until nothing is missing. The round of the worker that the reply shows comes back, or the
@@ -114,7 +120,7 @@ async fn run(
     missed: Vec<Need>,
     held: &mut Held,
     out: &mut Reply,
-) -> Result<u64, Cow<'static, str>> {
+) -> Result<u64, Stop> {
     let keys = command.lock_keys().into_iter().collect();
     let Request { client, track, .. } = command.request;
     let reader = (track && command.command.spec.has(flag::READONLY)).then_some(client);
@@ -128,8 +134,7 @@ async fn run(
         match attempt(worker, command, &wanted, held, out).await {
             Ok(round) => return Ok(round),
             Err(Stop::Miss(missed)) => lockings += usize::from(wanted.add(missed)),
-            Err(Stop::Error(text)) => return Err(text),
-            Err(Stop::Close) => return Ok(0),
+            Err(stop) => return Err(stop),
         }
     }
     release(&worker.node, held, Vec::new(), &HashSet::new(), None).await;
@@ -168,11 +173,9 @@ async fn attempt(
         return Err(Stop::Miss(missed));
     }
     let (name, client) = (command.command, command.request.client);
-    worker.ran_since(began, name, command.args(), client, &settings);
-    let error = match outcome {
-        Err(Stop::Error(text)) => Some(text),
-        _ => None,
-    };
+    if !matches!(outcome, Err(Stop::Block(_))) {
+        worker.ran_since(began, name, command.args(), client, &settings);
+    }
     let (changed, committed) = commit(node, &mut space);
     let record = match committed {
         Ok(record) => record,
@@ -184,10 +187,7 @@ async fn attempt(
     let lsn = record.as_ref().map(|(lsn, _)| *lsn);
     release(node, held, space.drain(), &changed, record).await;
     held.round = lsn.map_or(0, |lsn| worker.round_showing(lsn));
-    match error {
-        Some(text) => Err(Stop::Error(text)),
-        None => Ok(held.round),
-    }
+    outcome.map(|()| held.round)
 }
 
 type Record = (Lsn, Arc<Vec<u8>>);
@@ -207,22 +207,18 @@ fn commit(
     (changed, appended.map(|lsn| Some((lsn, Arc::new(body)))))
 }
 
-fn worker_of(node: &Node, key: &[u8]) -> usize {
-    node.worker_of(flagstone_storage::slot::slot_of(key))
-}
-
 /// What is asked of each worker, in their order.
 fn by_worker(node: &Node, wanted: &Wanted, held: &Held) -> BTreeMap<usize, Acquire> {
     let mut out: BTreeMap<usize, Acquire> = BTreeMap::new();
     for (db, key) in &wanted.keys {
-        let target = worker_of(node, key);
+        let target = owner(node, key);
         let acquire = out.entry(target).or_default();
         acquire.keys.push((*db, key.clone()));
         acquire.under = held.holds.get(&target).copied();
         acquire.reader = wanted.reader;
     }
     for need in &wanted.parts {
-        out.entry(worker_of(node, &need.key)).or_default().needs.push(need.clone());
+        out.entry(owner(node, &need.key)).or_default().needs.push(need.clone());
     }
     out
 }
@@ -306,7 +302,7 @@ async fn give_back(node: &Node, held: &mut Held, mut space: Store) {
     }
     let mut applies: BTreeMap<usize, Apply> = BTreeMap::new();
     for (db, entry) in space.drain() {
-        let worker = worker_of(node, entry.key());
+        let worker = owner(node, entry.key());
         if let Some(&hold) = held.holds.get(&worker) {
             let apply = applies.entry(worker).or_default();
             (apply.hold, apply.client, apply.keep) = (hold, held.client, true);
@@ -329,7 +325,7 @@ async fn release(
         apply.record.clone_from(&record);
     }
     for (db, entry) in entries {
-        if let Some(apply) = applies.get_mut(&worker_of(node, entry.key())) {
+        if let Some(apply) = applies.get_mut(&owner(node, entry.key())) {
             let written = changed.contains(&(db, entry.key().into()));
             apply.entries.push((db, entry, written));
         }
@@ -342,7 +338,7 @@ async fn forget(node: &Node, held: &mut Held, mut space: Store, changed: HashSet
     let mut applies = ends(held);
     for (db, entry) in space.drain() {
         let key = (db, entry.key().into());
-        if let Some(apply) = applies.get_mut(&worker_of(node, entry.key())) {
+        if let Some(apply) = applies.get_mut(&owner(node, entry.key())) {
             if changed.contains(&key) {
                 apply.forget.push(key);
             } else {

@@ -154,6 +154,8 @@ impl Worker {
 
     /// Ends a hold: the coordinator's record counts here from now on.
     pub(crate) fn apply(self: &Rc<Self>, apply: Apply) {
+        let mut dbs: Vec<u32> = apply.generations.iter().map(|(db, _)| *db).collect();
+        dbs.extend(apply.swap.iter().flat_map(|(a, b)| [*a, *b]));
         let mut partition = self.partition.borrow_mut();
         partition.store.notes.want(self.node.interest(&self.settings()));
         if !apply.generations.is_empty() || apply.swap.is_some() {
@@ -181,10 +183,6 @@ impl Worker {
         }
         let (round, notes) = (partition.store.round(), partition.store.notes.take());
         drop(partition);
-        if !notes.is_empty() {
-            self.spread(round, apply.client, notes);
-            self.commit_soon();
-        }
         if apply.record.is_some() {
             self.stats().commits.fetch_add(1, Ordering::Relaxed);
             // The open round now shows the record: it is closed soon, so that readers go on.
@@ -193,6 +191,14 @@ impl Worker {
         if !apply.keep {
             let lock = self.holds.borrow_mut().locks.remove(&apply.hold);
             drop(lock);
+        }
+        self.touch_all_waiters(&dbs);
+        if notes.is_empty() {
+            self.serve_waiters();
+        } else {
+            // Now that the lock is gone, those who wait for the keys can be served.
+            self.spread(round, apply.client, notes);
+            self.commit_soon();
         }
     }
 }

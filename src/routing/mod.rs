@@ -38,13 +38,15 @@ pub fn target(node: &Node, command: &Command, args: Args<'_>, db: u32, here: usi
     if node.shard_workers == 1 {
         return Target::One(0, None);
     }
-    let mut workers = command
-        .keys(args, db)
-        .into_iter()
-        .map(|(_, key)| node.worker_of(flagstone_storage::slot::slot_of(key)));
+    let mut workers = command.keys(args, db).into_iter().map(|(_, key)| owner(node, key));
     let default = if here < node.shard_workers { here } else { 0 };
     let first = workers.next().unwrap_or(default);
     if workers.all(|w| w == first) { Target::One(first, None) } else { Target::Many }
+}
+
+/// The worker that owns a key.
+pub fn owner(node: &Node, key: &[u8]) -> usize {
+    node.worker_of(flagstone_storage::slot::slot_of(key))
 }
 
 /// Runs something on a worker's thread, behind the data already sent there or with `urgent` ahead

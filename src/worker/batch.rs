@@ -180,9 +180,7 @@ impl Held {
     async fn complete(self, parked: Vec<(usize, oneshot::Receiver<Ran>)>) -> Self {
         let mut late = Vec::new();
         for (n, done) in parked {
-            let abandoned =
-                || Ran { reply: b"-ERR the command was abandoned\r\n".to_vec(), seen: 0 };
-            late.push((n, done.await.unwrap_or_else(|_| abandoned())));
+            late.push((n, done.await.unwrap_or_else(|_| Ran::abandoned())));
         }
         let Self { reply, mut seen, to, .. } = self;
         let mut whole = BatchReply::default();
@@ -190,8 +188,8 @@ impl Held {
         for (n, round) in seen.iter_mut().enumerate() {
             match late.next_if(|(at, _)| *at == n) {
                 Some((_, ran)) => {
-                    whole.bytes.extend_from_slice(&ran.reply);
                     *round = ran.seen;
+                    whole.bytes.extend_from_slice(&ran.into_reply(Proto::Resp2));
                 }
                 None => whole.bytes.extend_from_slice(reply.get(n).unwrap_or_default()),
             }

@@ -5,10 +5,10 @@ use super::Worker;
 use super::batch::Request;
 use super::locks::LockKey;
 use crate::commands::registry::Command;
-use crate::commands::{Ctx, Run, Stop};
+use crate::commands::{Block, Ctx, Run, Stop};
 use crate::config::Settings;
 use crate::resp::{Args, Reply};
-use crate::routing::coordinate;
+use crate::routing::{self, coordinate};
 use flagstone_storage::store::Need;
 use flagstone_storage::{KeyHash, Scope};
 use std::rc::Rc;
@@ -23,6 +23,8 @@ pub enum Blocked {
     Miss(Vec<Need>),
     /// It needs keys that it has not declared, and that are not in memory here or are not free.
     Undeclared(Vec<Need>),
+    /// It has found nothing, and waits.
+    Empty(Box<Block>),
 }
 
 /// What a parked command came to.
@@ -31,10 +33,41 @@ pub struct Ran {
     pub reply: Vec<u8>,
     /// The greatest round that the reply shows.
     pub seen: u64,
+    /// There is no reply: it waits.
+    pub block: Option<Box<Block>>,
+}
+
+impl Ran {
+    /// A reply that shows nothing that would have to be stored.
+    pub fn reply(reply: Vec<u8>) -> Self {
+        Self { reply, seen: 0, block: None }
+    }
+
+    /// The command has found nothing.
+    pub fn blocked(block: Box<Block>) -> Self {
+        Self { reply: Vec::new(), seen: 0, block: Some(block) }
+    }
+
+    /// The reply of a command that may not wait.
+    pub fn into_reply(self, proto: crate::resp::Proto) -> Vec<u8> {
+        match self.block {
+            None => self.reply,
+            Some(block) => {
+                let mut out = Reply::new(proto);
+                block.nil.write(&mut out);
+                out.into_bytes()
+            }
+        }
+    }
+
+    /// The task that was to run it is gone.
+    pub fn abandoned() -> Self {
+        Self::reply(b"-ERR the command was abandoned\r\n".to_vec())
+    }
 }
 
 /// A command with arguments of its own, for when it outlives the buffer it came in.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct OwnedCommand {
     pub command: &'static Command,
     pub request: Request,
@@ -52,6 +85,19 @@ impl OwnedCommand {
             ranges.push((start, bytes.len() as u32));
         }
         Self { command, request, bytes, ranges }
+    }
+
+    /// The same with other arguments in some places.
+    pub fn with_args(&self, replaced: &[(usize, Vec<u8>)]) -> Self {
+        let mut other = self.clone();
+        for (at, arg) in replaced {
+            let start = other.bytes.len() as u32;
+            other.bytes.extend_from_slice(arg);
+            if let Some(range) = other.ranges.get_mut(*at) {
+                *range = (start, other.bytes.len() as u32);
+            }
+        }
+        other
     }
 
     pub fn args(&self) -> Args<'_> {
@@ -74,7 +120,7 @@ impl Worker {
     /// `out`; the greatest round it shows comes back.
     #[allow(clippy::too_many_arguments, reason = "the hot path hands over what it has at hand")]
     pub(crate) fn execute(
-        &self,
+        self: &Rc<Self>,
         command: &'static Command,
         args: Args<'_>,
         request: Request,
@@ -100,7 +146,7 @@ impl Worker {
 
     #[allow(clippy::too_many_arguments, reason = "the hot path hands over what it has at hand")]
     fn execute_unlocked(
-        &self,
+        self: &Rc<Self>,
         command: &'static Command,
         args: Args<'_>,
         request: Request,
@@ -126,8 +172,13 @@ impl Worker {
             store.hint(key, at);
         }
         let outcome = handler(&mut Ctx { store, out, db: request.db, settings }, args);
+        let mut empty = None;
         match outcome {
             Ok(()) | Err(Stop::Close) => {}
+            Err(Stop::Block(block)) => {
+                out.truncate(mark);
+                empty = Some(block);
+            }
             Err(Stop::Error(text)) => {
                 self.stats().failed(command, &text);
                 out.truncate(mark);
@@ -142,15 +193,21 @@ impl Worker {
             }
         }
         let (seen, dirty) = (partition.store.seen(), partition.store.is_dirty());
-        self.take_notes(partition, request.client);
-        if request.track {
+        if request.track && empty.is_none() {
             self.remember_read(command, args, request);
         }
-        self.ran(command, args, request.client, settings);
         if dirty {
             self.commit_soon();
         }
-        Ok(seen)
+        if empty.is_none() {
+            self.ran(command, args, request.client, settings);
+        }
+        if empty.is_some() {
+            // It has nothing for those who wait as it does.
+            partition.store.notes.drop_changes();
+        }
+        self.take_notes(partition, request.client);
+        empty.map_or(Ok(seen), |block| Err(Blocked::Empty(block)))
     }
 
     /// Parks a command: its locks are queued for now, in order; a task of its own waits for them,
@@ -165,10 +222,14 @@ impl Worker {
         let mut missed = Vec::new();
         let locked = match blocked {
             Blocked::Undeclared(needs) => Err(needs),
-            Blocked::Locked => Ok(self.lock(command.lock_keys())),
+            Blocked::Locked => Ok(self.lock(self.own_keys(&command))),
             Blocked::Miss(needs) => {
                 missed = needs;
-                Ok(self.lock(command.lock_keys()))
+                Ok(self.lock(self.own_keys(&command)))
+            }
+            Blocked::Empty(block) => {
+                let _ = tx.send(Ran::blocked(block));
+                return rx;
             }
         };
         let worker = self.clone();
@@ -191,8 +252,7 @@ impl Worker {
                     }
                 }
             };
-            let reply = coordinate(&worker, &command, undeclared).await;
-            let _ = tx.send(Ran { reply, seen: 0 });
+            let _ = tx.send(coordinate(&worker, &command, undeclared).await);
         });
         rx
     }
@@ -211,7 +271,7 @@ impl Worker {
                 needs.extend(missed.drain(..).filter(|need| need.part.is_some()));
                 if let Err(text) = self.load(needs).await {
                     out.error(text);
-                    return Ok(Ran { reply: out.into_bytes(), seen: 0 });
+                    return Ok(Ran::reply(out.into_bytes()));
                 }
             }
             let now_ms = self.node.clock.now_ms();
@@ -229,7 +289,8 @@ impl Worker {
                 &mut out,
             );
             match ran {
-                Ok(seen) => return Ok(Ran { reply: out.into_bytes(), seen }),
+                Ok(seen) => return Ok(Ran { reply: out.into_bytes(), seen, block: None }),
+                Err(Blocked::Empty(block)) => return Ok(Ran::blocked(block)),
                 Err(Blocked::Miss(needs)) => missed = needs,
                 Err(Blocked::Undeclared(needs)) => return Err(needs),
                 Err(Blocked::Locked) => {}
@@ -237,12 +298,23 @@ impl Worker {
         }
     }
 
+    /// The keys of a command that belong to this worker; nearly always all of them.
+    fn own_keys(&self, command: &OwnedCommand) -> Vec<LockKey> {
+        let mut keys = command.lock_keys();
+        keys.retain(|(_, key)| self.owns(key));
+        keys
+    }
+
+    /// Whether a key belongs to this worker.
+    pub(crate) fn owns(&self, key: &[u8]) -> bool {
+        routing::owner(&self.node, key) == self.id
+    }
+
     /// The keys of a command that are not in memory.
     fn cold_keys(&self, command: &OwnedCommand) -> Vec<Need> {
+        let keys = self.own_keys(command);
         let mut partition = self.partition.borrow_mut();
-        command
-            .lock_keys()
-            .into_iter()
+        keys.into_iter()
             .filter(|(db, key)| !partition.store.is_hot(*db, key))
             .map(|(db, key)| Need { db, key, part: None })
             .collect()

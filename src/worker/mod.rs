@@ -20,6 +20,7 @@ pub use rounds::RoundError;
 pub use scan::{Cursor, ScanKey, ScanPage};
 pub use stats::{Counters, WorkerStats};
 
+use crate::blocking::WaitTable;
 use crate::commands::flag;
 use crate::commands::registry::Command;
 use crate::config::Settings;
@@ -54,6 +55,10 @@ pub struct Worker {
     watch: Cell<Instant>,
     commit_pending: Cell<bool>,
     outboxes_checked_ms: Cell<u64>,
+    /// Who waits for its keys.
+    pub(crate) waiting: RefCell<WaitTable>,
+    /// Waiters are being served.
+    pub(crate) serving: Cell<bool>,
     /// What is told once the rounds it shows are stored.
     pub(crate) news: RefCell<std::collections::VecDeque<crate::events::News>>,
     /// How much news there was.
@@ -95,6 +100,8 @@ impl Worker {
             watch: Cell::new(Instant::now()),
             commit_pending: Cell::new(false),
             outboxes_checked_ms: Cell::new(0),
+            waiting: RefCell::default(),
+            serving: Cell::new(false),
             news: RefCell::default(),
             news_count: Cell::new(0),
             tracking: RefCell::default(),

@@ -54,6 +54,10 @@ pub struct WorkerStats {
     pub changes: AtomicU64,
     pub hot_bytes: AtomicU64,
     pub pending_bytes: AtomicU64,
+    /// Keys that clients wait for.
+    pub awaited_keys: AtomicU64,
+    /// Keys of which clients wait to hear that they are gone, too.
+    pub awaited_absent_keys: AtomicU64,
     /// Keys that clients have read which want to hear of their changes, and how many have read
     /// them.
     pub tracked_keys: AtomicU64,
@@ -86,6 +90,8 @@ impl Default for WorkerStats {
             evicted: AtomicU64::default(),
             hot_bytes: AtomicU64::default(),
             pending_bytes: AtomicU64::default(),
+            awaited_keys: AtomicU64::default(),
+            awaited_absent_keys: AtomicU64::default(),
             tracked_keys: AtomicU64::default(),
             tracked_reads: AtomicU64::default(),
         }

@@ -343,6 +343,9 @@ mod tests {
         let sealed = store.seal();
         store.unseal(&sealed);
         assert!(!store.is_hot(0, b"n"));
-        assert!(matches!(Row::parse(&RowKey::dead(1, 1)), Some(Row::Dead { slot: 1, version: 1 })));
+        assert!(matches!(
+            Row::parse(&RowKey::dead(1, 1)),
+            Some(Row::Dead { slot: 1, version: 1, .. })
+        ));
     }
 }

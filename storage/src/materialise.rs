@@ -121,8 +121,11 @@ async fn sweep_some(
     range.start = std::mem::take(&mut place.dead).max(range.start);
     let dead = engine.scan(range, SWEEP_ROWS).await?;
     for (key, _) in &dead {
-        let Some(Row::Dead { slot, version }) = Row::parse(key) else { continue };
-        while !sweep_version(engine, place, key, slot, version).await? {
+        let Some(Row::Dead { slot, version, prefix }) = Row::parse(key) else { continue };
+        let mut head = Vec::new();
+        RowKey::elements(&mut head, slot, version);
+        head.extend_from_slice(prefix);
+        while !sweep_elements(engine, place, key, head.clone()).await? {
             steps += 1;
             if steps >= SWEEP_STEPS {
                 place.dead = key.to_vec();
@@ -137,16 +140,14 @@ async fn sweep_some(
     Ok((swept, more))
 }
 
-/// Deletes some element rows of a dead version, and its D row with the last of them.
-async fn sweep_version(
+/// Deletes some of the element rows that begin with `head`, of which the D row `key` says that
+/// they are dead, and that row with the last of them.
+async fn sweep_elements(
     engine: &Engine,
     place: &mut Swept,
     key: &Bytes,
-    slot: u16,
-    version: u64,
+    head: Vec<u8>,
 ) -> Result<bool> {
-    let mut head = Vec::new();
-    RowKey::elements(&mut head, slot, version);
     let rows = engine.scan(place.range(&head), SWEEP_ROWS).await?;
     let last = rows.last().map(|(key, _)| key.clone());
     let done = rows.len() < SWEEP_ROWS;

@@ -14,6 +14,13 @@ pub enum What {
     Event(u32, &'static str),
 }
 
+impl What {
+    /// Whether the key holds something else now, or nothing.
+    pub fn is_change(self) -> bool {
+        matches!(self, Self::Changed | Self::Expired)
+    }
+}
+
 /// Something that happened to a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Note {
@@ -68,6 +75,11 @@ impl Notes {
     /// The command stopped for something that is not in memory, and will look its keys up again.
     pub fn retry(&mut self) {
         self.taken.retain(|note| !matches!(note.what, What::Event(class::KEY_MISS, _)));
+    }
+
+    /// The command has changed nothing that anybody else can see.
+    pub fn drop_changes(&mut self) {
+        self.taken.retain(|note| note.what != What::Changed);
     }
 
     /// Whether anybody wants to hear of keyspace events.

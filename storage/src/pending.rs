@@ -128,10 +128,12 @@ impl Pending {
                 }
                 self.bytes = self.bytes + group.bytes - before;
             }
-            Some(Row::Dead { version, .. }) => {
+            Some(Row::Dead { version, prefix, .. }) => {
                 // Rows of a dead version need not be written any more.
-                if value.is_some() {
-                    self.drop_elements(version);
+                match (value.is_some(), prefix.is_empty()) {
+                    (true, true) => self.drop_elements(version),
+                    (true, false) => self.drop_prefix(version, prefix),
+                    (false, _) => {}
                 }
                 self.set_other(key, value.is_some());
             }
@@ -310,6 +312,21 @@ impl Pending {
         self.bytes -= group.bytes;
     }
 
+    fn drop_prefix(&mut self, version: u64, prefix: &[u8]) {
+        let Some(group) = self.elements.get_mut(&version) else { return };
+        let range = crate::engine::prefix_range(prefix);
+        let bounds = (Bound::Included(&range.start[..]), Bound::Excluded(&range.end[..]));
+        let dropped = group.rows.range::<[u8], _>(bounds).map(|(element, _)| element.clone());
+        for element in dropped.collect::<Vec<_>>() {
+            if let Some(value) = group.rows.remove(&element) {
+                let bytes = element.len() + value.map_or(0, |v| v.len()) + ROW_OVERHEAD;
+                group.bytes -= bytes;
+                self.bytes -= bytes;
+                self.rows -= 1;
+            }
+        }
+    }
+
     /// Every row as the engine takes it, by kind, sorted, in batches of at least `size` rows,
     /// which `emit` is given one by one.
     pub fn each_batch(&self, size: usize, emit: &mut dyn FnMut(Batch)) {
@@ -404,6 +421,26 @@ mod tests {
         let mut other = Pending::default();
         other.set(&RowKey::dead(7, 99), Some(b""));
         assert_eq!(pending.bytes(), other.bytes());
+    }
+
+    #[test]
+    fn a_dead_part_of_a_version_takes_its_rows_along() {
+        let mut head = Vec::new();
+        RowKey::elements(&mut head, 7, 99);
+        let row = |element: &[u8]| [&head[..], element].concat();
+        let (mut pending, mut other) = (Pending::default(), Pending::default());
+        for element in [&[1, 2][..], &[1, 2, 0], &[1, 2, 255, 3], &[1, 3], &[1], &[2]] {
+            pending.set(&row(element), Some(b"v"));
+        }
+        pending.set(&row(&[1, 2, 7]), None);
+        pending.set(&RowKey::dead_elements(&head, &[1, 2]), Some(b""));
+        let kept: Vec<_> = pending.elements(99).map(|(element, _)| element.to_vec()).collect();
+        assert_eq!(kept, [vec![1], vec![1, 3], vec![2]]);
+        for element in [&[1, 3][..], &[1], &[2]] {
+            other.set(&row(element), Some(b"v"));
+        }
+        other.set(&RowKey::dead_elements(&head, &[1, 2]), Some(b""));
+        assert_eq!((pending.rows(), pending.bytes()), (other.rows(), other.bytes()));
     }
 
     #[test]

@@ -202,6 +202,12 @@ impl Store {
         self.dbs.len() as u32
     }
 
+    /// Whether a key belongs to it; a workspace has all keys.
+    pub fn owns(&self, key: &[u8]) -> bool {
+        let shard = || self.layout.shard_of(crate::slot::slot_of(key));
+        self.own_shards.is_empty() || self.own_shards.contains(&shard())
+    }
+
     /// Slots and hashes.
     pub fn layout(&self) -> &Arc<Layout> {
         &self.layout

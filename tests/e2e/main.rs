@@ -7,6 +7,7 @@ mod hostile;
 mod keyspace;
 mod pubsub;
 mod server;
+mod streams;
 mod tracking;
 mod undeclared;
 mod zsets;

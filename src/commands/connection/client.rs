@@ -2,6 +2,7 @@
 
 use super::handshake::{client_name, is_printable};
 use super::tracking;
+use crate::blocking::Cancel;
 use crate::clients::{Client, state};
 use crate::commands::help::help;
 use crate::commands::{Call, Group, Outcome, Run, Spec, Stop, arg, error, flag, is_word};
@@ -312,16 +313,18 @@ fn unpause(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// `CLIENT UNBLOCK client-id [TIMEOUT | ERROR]`: no connection is blocked on keys.
+/// `CLIENT UNBLOCK client-id [TIMEOUT | ERROR]`
 fn unblock(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
-    if let Some(reason) = args.get(3)
-        && !is_word(reason, "timeout")
-        && !is_word(reason, "error")
-    {
-        return Err("ERR CLIENT UNBLOCK reason should be TIMEOUT or ERROR".into());
-    }
-    parse_i64(arg(args, 2)?).ok_or(error::NOT_INTEGER)?;
-    cx.out.int(0);
+    let why = match args.get(3) {
+        None => Cancel::TimedOut,
+        Some(word) if is_word(word, "timeout") => Cancel::TimedOut,
+        Some(word) if is_word(word, "error") => Cancel::Unblocked,
+        Some(_) => return Err("ERR CLIENT UNBLOCK reason should be TIMEOUT or ERROR".into()),
+    };
+    let id = parse_i64(arg(args, 2)?).ok_or(error::NOT_INTEGER)?;
+    let client = u64::try_from(id).ok().and_then(|id| cx.node.clients.get(id));
+    let unblocked = client.is_some_and(|client| client.unblock(why));
+    cx.out.int(i64::from(unblocked));
     Ok(())
 }
 

@@ -2,7 +2,8 @@
 
 use super::object::counts_accesses;
 use crate::commands::{
-    Ctx, KeySpec, Outcome, Run, Spec, Stop, acl, arg, error, flag, int_arg, is_word, key, set, zset,
+    Ctx, KeySpec, Outcome, Run, Spec, Stop, acl, arg, error, flag, int_arg, is_word, key, set,
+    stream, zset,
 };
 use crate::config::{NotifyFlags, RdbVersionCheck, Settings};
 use crate::num::parse_i64;
@@ -48,6 +49,10 @@ fn dump(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
             zset.require_all().or_load(cx.db, name)?;
             let form = if zset.is_skiplist() { ZsetForm::Skiplist } else { ZsetForm::Listpack };
             rdb::dump(&Object::Zset(form, zset.iter().collect()), &limits)
+        }
+        Some(Value::Stream(stream)) => {
+            let object = stream::restore::object(stream).or_load(cx.db, name)?;
+            rdb::dump(&Object::Stream(Box::new(object)), &limits)
         }
     };
     cx.out.bulk(&payload);
@@ -164,6 +169,7 @@ fn value_of(object: Object, settings: &Settings, now_ms: u64) -> Value {
         Object::Set(form, members) => set::restored(form, &members, settings).into_value(),
         Object::List(elements) => list_of(&elements, settings),
         Object::Zset(form, members) => zset::restored(form, &members, settings).into_value(),
+        Object::Stream(object) => stream::restore::restored(&object).into_value(),
     }
 }
 

@@ -1,5 +1,6 @@
 //! Lists.
 
+pub mod blocking;
 pub mod edit;
 pub mod moves;
 pub mod pop;

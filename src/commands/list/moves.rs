@@ -1,20 +1,25 @@
 //! From one list to another: LMOVE, RPOPLPUSH.
 
 use super::{TAKES, grow, is_front, key_arg, popped, pushed, shrink_or_delete};
-use crate::commands::{Ctx, Group, KeySpec, Outcome, Run, Spec, arg, flag, key};
+use crate::commands::{Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, flag, key};
 use crate::config::NotifyFlags;
 use crate::num::parse_i64;
 use crate::resp::Args;
 use flagstone_storage::store::{EntryMut, OrLoad};
 use flagstone_storage::value::List;
 
-/// Moves an element from an end of a list to an end of another, or of the same.
-fn move_element(cx: &mut Ctx<'_>, args: Args<'_>, from_front: bool, to_front: bool) -> Outcome {
+/// Moves an element from an end of a list to an end of another, or of the same. False if there is
+/// none.
+pub(super) fn move_element(
+    cx: &mut Ctx<'_>,
+    args: Args<'_>,
+    from_front: bool,
+    to_front: bool,
+) -> Result<bool, Stop> {
     let (from, to, db, settings) = (key_arg(args)?, arg(args, 2)?, cx.db, cx.settings);
     let source = cx.store.typed_mut::<List>(db, from)?;
     let Some(list) = source.as_ref().and_then(EntryMut::typed::<List>) else {
-        cx.out.null();
-        return Ok(());
+        return Ok(false);
     };
     list.require_end(from_front, 1).or_load(db, from)?;
     let element = list.peek_end(from_front).unwrap_or_default().to_vec();
@@ -38,22 +43,29 @@ fn move_element(cx: &mut Ctx<'_>, args: Args<'_>, from_front: bool, to_front: bo
         shrink_or_delete(&mut source, settings, popped(from_front));
     }
     cx.out.bulk(&element);
+    Ok(true)
+}
+
+fn move_or_null(cx: &mut Ctx<'_>, args: Args<'_>, from_front: bool, to_front: bool) -> Outcome {
+    if !move_element(cx, args, from_front, to_front)? {
+        cx.out.null();
+    }
     Ok(())
 }
 
 /// `LMOVE source destination LEFT|RIGHT LEFT|RIGHT`
 fn lmove(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let (from_front, to_front) = (is_front(args, 3)?, is_front(args, 4)?);
-    move_element(cx, args, from_front, to_front)
+    move_or_null(cx, args, from_front, to_front)
 }
 
 /// `RPOPLPUSH source destination`
 fn rpoplpush(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
-    move_element(cx, args, false, true)
+    move_or_null(cx, args, false, true)
 }
 
 /// A command that moves an element.
-const MOVE: Spec = Spec {
+pub(super) const MOVE: Spec = Spec {
     group: Group::List,
     flags: flag::WRITE | flag::DENYOOM,
     keys: &[TAKES, KeySpec::one(2, key::RW | key::INSERT)],

@@ -41,11 +41,25 @@ fn pop_many(
 
 /// Takes one element from an end of a list and answers it. False if there is no list.
 fn pop_one(cx: &mut Ctx<'_>, key: &[u8], front: bool) -> Result<bool, Stop> {
+    pop_end(cx, key, front, false)
+}
+
+/// Takes one element from an end of a list and answers it behind the key's name. False if there is
+/// no list.
+pub(super) fn pop_one_of(cx: &mut Ctx<'_>, key: &[u8], front: bool) -> Result<bool, Stop> {
+    pop_end(cx, key, front, true)
+}
+
+fn pop_end(cx: &mut Ctx<'_>, key: &[u8], front: bool, named: bool) -> Result<bool, Stop> {
     let (db, settings) = (cx.db, cx.settings);
     let Some(mut entry) = cx.store.typed_mut::<List>(db, key)? else { return Ok(false) };
     let Some(list) = entry.typed::<List>() else { return Ok(false) };
     list.require_end(front, 1).or_load(db, key)?;
     let Some(element) = list.peek_end(front) else { return Ok(false) };
+    if named {
+        cx.out.array(2);
+        cx.out.bulk(key);
+    }
     cx.out.bulk(element);
     if let Some(list) = entry.typed_mut::<List>() {
         list.drop_end(front, 1);
@@ -92,25 +106,53 @@ fn positive(text: &[u8], error: &'static str) -> Result<u64, Stop> {
     Ok(number.ok_or(error)?.unsigned_abs())
 }
 
+/// What LMPOP asks for.
+pub(super) struct FromSome {
+    /// The arguments that are keys.
+    keys: std::ops::Range<usize>,
+    front: bool,
+    count: u64,
+}
+
+impl FromSome {
+    /// `numkeys key… LEFT|RIGHT [COUNT count]`, from the argument `at` on.
+    pub(super) fn parse(args: Args<'_>, at: usize) -> Result<Self, Stop> {
+        let keys = positive(arg(args, at)?, "ERR numkeys should be greater than 0")?;
+        let side = usize::try_from(keys).unwrap_or(usize::MAX).saturating_add(at + 1);
+        let front = is_front(args, side)?;
+        let mut count = None;
+        let mut option_at = side + 1;
+        while let Some(option) = args.get(option_at) {
+            let value = args.get(option_at + 1);
+            let value = value.filter(|_| count.is_none() && is_word(option, "count"));
+            let value = value.ok_or(error::SYNTAX)?;
+            count = Some(positive(value, "ERR count should be greater than 0")?);
+            option_at += 2;
+        }
+        Ok(Self { keys: at + 1..side, front, count: count.unwrap_or(1) })
+    }
+
+    /// The keys.
+    pub(super) fn keys<'a>(&self, args: Args<'a>) -> impl Iterator<Item = &'a [u8]> + use<'a> {
+        args.iter().take(self.keys.end).skip(self.keys.start)
+    }
+
+    /// Takes elements from the first list that exists; whether there is one.
+    pub(super) fn pop(&self, cx: &mut Ctx<'_>, args: Args<'_>) -> Result<bool, Stop> {
+        for key in self.keys(args) {
+            if cx.is_here(key) && pop_many(cx, key, self.front, self.count, true)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
 /// `LMPOP numkeys key… LEFT|RIGHT [COUNT count]`
 fn lmpop(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
-    let keys = positive(arg(args, 1)?, "ERR numkeys should be greater than 0")?;
-    let side = usize::try_from(keys).unwrap_or(usize::MAX).saturating_add(2);
-    let front = is_front(args, side)?;
-    let mut count = None;
-    let mut at = side + 1;
-    while let Some(option) = args.get(at) {
-        let value = args.get(at + 1).filter(|_| count.is_none() && is_word(option, "count"));
-        let value = value.ok_or(error::SYNTAX)?;
-        count = Some(positive(value, "ERR count should be greater than 0")?);
-        at += 2;
+    if !FromSome::parse(args, 1)?.pop(cx, args)? {
+        cx.out.null_array();
     }
-    for key in args.iter().take(side).skip(2) {
-        if pop_many(cx, key, front, count.unwrap_or(1), true)? {
-            return Ok(());
-        }
-    }
-    cx.out.null_array();
     Ok(())
 }
 

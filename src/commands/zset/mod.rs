@@ -1,5 +1,6 @@
 //! Sorted sets.
 
+pub mod blocking;
 pub mod combine;
 mod parse;
 pub mod pop;

@@ -11,7 +11,7 @@ use flagstone_storage::store::{EntryMut, OrLoad};
 use flagstone_storage::value::Zset;
 
 /// Removes up to `count` members from an end, and the key with the last of them.
-fn pop(
+pub(super) fn pop(
     entry: &mut EntryMut<'_>,
     (db, key): (u32, &[u8]),
     count: u64,
@@ -73,20 +73,20 @@ fn zpopmax(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 }
 
 /// What ZMPOP asks for.
-struct FromSome {
-    /// The keys are the arguments from the third on.
-    keys: usize,
+pub(super) struct FromSome {
+    /// The arguments that are keys.
+    keys: std::ops::Range<usize>,
     count: u64,
     from_max: bool,
 }
 
 impl FromSome {
-    /// `numkeys key… MIN | MAX [COUNT count]`
-    fn parse(args: Args<'_>) -> Result<Self, Stop> {
-        let keys = count_arg(args, 1, 1, "ERR numkeys should be greater than 0")?;
+    /// `numkeys key… MIN | MAX [COUNT count]`, from the argument `at` on.
+    pub(super) fn parse(args: Args<'_>, mut at: usize) -> Result<Self, Stop> {
+        let keys = count_arg(args, at, 1, "ERR numkeys should be greater than 0")?;
         let keys = usize::try_from(keys).ok().filter(|&keys| keys < args.len());
-        let keys = keys.ok_or(error::SYNTAX)?;
-        let mut at = keys + 2;
+        let keys = at + 1..at + 1 + keys.ok_or(error::SYNTAX)?;
+        at = keys.end;
         let from_max = match args.get(at) {
             Some(word) if is_word(word, "MIN") => false,
             Some(word) if is_word(word, "MAX") => true,
@@ -103,26 +103,40 @@ impl FromSome {
         }
         Ok(Self { keys, count: count.unwrap_or(1), from_max })
     }
+
+    /// The keys.
+    pub(super) fn keys<'a>(&self, args: Args<'a>) -> impl Iterator<Item = &'a [u8]> + use<'a> {
+        args.iter().take(self.keys.end).skip(self.keys.start)
+    }
+
+    /// Pops members from the first sorted set that exists; whether there is one.
+    pub(super) fn pop(&self, cx: &mut Ctx<'_>, args: Args<'_>) -> Result<bool, Stop> {
+        let db = cx.db;
+        for key in self.keys(args) {
+            if !cx.is_here(key) {
+                continue;
+            }
+            let Some(mut entry) = cx.store.typed_mut::<Zset>(db, key)? else { continue };
+            let popped = pop(&mut entry, (db, key), self.count, self.from_max)?;
+            cx.out.array(2);
+            cx.out.bulk(key);
+            cx.out.array(popped.len());
+            for (name, score) in &popped {
+                cx.out.array(2);
+                cx.out.bulk(name);
+                cx.out.double(*score);
+            }
+            return Ok(true);
+        }
+        Ok(false)
+    }
 }
 
 /// `ZMPOP numkeys key… MIN | MAX [COUNT count]`
 fn zmpop(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
-    let FromSome { keys, count, from_max } = FromSome::parse(args)?;
-    let db = cx.db;
-    for key in args.iter().skip(2).take(keys) {
-        let Some(mut entry) = cx.store.typed_mut::<Zset>(db, key)? else { continue };
-        let popped = pop(&mut entry, (db, key), count, from_max)?;
-        cx.out.array(2);
-        cx.out.bulk(key);
-        cx.out.array(popped.len());
-        for (name, score) in &popped {
-            cx.out.array(2);
-            cx.out.bulk(name);
-            cx.out.double(*score);
-        }
-        return Ok(());
+    if !FromSome::parse(args, 1)?.pop(cx, args)? {
+        cx.out.null_array();
     }
-    cx.out.null_array();
     Ok(())
 }
 

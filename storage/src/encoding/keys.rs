@@ -12,7 +12,7 @@ pub mod row {
     pub const ELEMENT: u8 = b'E';
     /// Expiry index.
     pub const TIME: u8 = b'T';
-    /// A dead version, whose element rows may be swept.
+    /// A dead version, or a part of one: its element rows may be swept.
     pub const DEAD: u8 = b'D';
     /// Shard-wide: applied, reaches, generations, counters.
     pub const CONTROL: u8 = b'C';
@@ -110,16 +110,46 @@ impl RowKey {
         out.extend_from_slice(&version.to_be_bytes());
         out
     }
+
+    /// `D | slot u16 | version u64 | prefix`, given the head of the version's element rows: the
+    /// elements with a prefix are dead, and there will be no others.
+    pub fn dead_elements(head: &[u8], prefix: &[u8]) -> Vec<u8> {
+        let mut out = [head, prefix].concat();
+        out[0] = row::DEAD;
+        out
+    }
 }
 
 /// A row key taken apart.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Row<'a> {
-    Meta { generation: u32, slot: u16, hash48: u64, key: &'a [u8] },
-    Element { slot: u16, version: u64, element: &'a [u8] },
-    Time { at_ms: u64, slot: u16, generation: u32, fields: bool, key: &'a [u8] },
-    Dead { slot: u16, version: u64 },
-    Control { name: &'a [u8] },
+    Meta {
+        generation: u32,
+        slot: u16,
+        hash48: u64,
+        key: &'a [u8],
+    },
+    Element {
+        slot: u16,
+        version: u64,
+        element: &'a [u8],
+    },
+    Time {
+        at_ms: u64,
+        slot: u16,
+        generation: u32,
+        fields: bool,
+        key: &'a [u8],
+    },
+    /// All elements of a version, or those with a prefix.
+    Dead {
+        slot: u16,
+        version: u64,
+        prefix: &'a [u8],
+    },
+    Control {
+        name: &'a [u8],
+    },
 }
 
 impl<'a> Row<'a> {
@@ -148,9 +178,11 @@ impl<'a> Row<'a> {
                 fields: *rest.get(14)? == 1,
                 key: rest.get(15..)?,
             },
-            row::DEAD => {
-                Self::Dead { slot: be_u16(rest.get(..2)?)?, version: be_u64(rest.get(2..10)?)? }
-            }
+            row::DEAD => Self::Dead {
+                slot: be_u16(rest.get(..2)?)?,
+                version: be_u64(rest.get(2..10)?)?,
+                prefix: row_key.get(ELEMENT_HEAD..)?,
+            },
             row::CONTROL => Self::Control { name: rest },
             _ => return None,
         })
@@ -192,7 +224,12 @@ mod tests {
             Row::parse(&time),
             Some(Row::Time { at_ms: 99, slot: 5, generation: 7, fields: true, key: b"k" })
         );
-        assert_eq!(Row::parse(&RowKey::dead(3, 9)), Some(Row::Dead { slot: 3, version: 9 }));
+        let dead = RowKey::dead(3, 9);
+        assert_eq!(Row::parse(&dead), Some(Row::Dead { slot: 3, version: 9, prefix: b"" }));
+        let mut head = Vec::new();
+        RowKey::elements(&mut head, 3, 9);
+        let dead = RowKey::dead_elements(&head, b"p");
+        assert_eq!(Row::parse(&dead), Some(Row::Dead { slot: 3, version: 9, prefix: b"p" }));
         assert_eq!(Row::parse(b"X"), None);
         let long = vec![b'x'; MAX_PLAIN_NAME + 1];
         assert_eq!(RowKey::named_element(1, &long).len(), 41);

@@ -12,12 +12,15 @@
 //! big list     version u64 | len u64 | first u64 | last u64 | listpack u64  (nodes: E rows)
 //!   packed zset  count | (score f64, name)…                          (in order)
 //!   big zset     version u64 | len u64 | low f64 | high f64          (members, order: E rows)
+//!   stream       last_id | max_deleted_id | entries_added u64 | count | (id, node)… | groups
+//!   big stream   version u64 | len u64 | nodes u64 | low | first_id | last_id | max_deleted_id |
+//!                entries_added u64 | groups                    (nodes, groups: E rows)
 //! field       flags u8 | [expire_at_ms u64] | [name] | value
 //! ```
 
 use super::varint::{get_bytes, get_varint, put_bytes, put_varint};
 use crate::value::collection::Collection;
-use crate::value::{BigStr, Entry, Field, Hash, List, Set, SetEncoding, Str, Value, Zset};
+use crate::value::{BigStr, Entry, Field, Hash, List, Set, SetEncoding, Str, Stream, Value, Zset};
 use thiserror::Error;
 
 pub(crate) const TYPE_STRING: u8 = 1;
@@ -25,6 +28,7 @@ pub(crate) const TYPE_HASH: u8 = 2;
 pub(crate) const TYPE_SET: u8 = 3;
 pub(crate) const TYPE_LIST: u8 = 4;
 pub(crate) const TYPE_ZSET: u8 = 5;
+pub(crate) const TYPE_STREAM: u8 = 6;
 
 /// The key expires: its time follows the flags.
 pub(crate) const EXPIRES: u8 = 1;
@@ -149,6 +153,10 @@ pub fn decode_entry(key: &[u8], hash: u64, row: &[u8]) -> Result<Entry, MetaErro
             let skiplist = flags & TABLE != 0;
             let zset = if big { big_zset(rest, skiplist)? } else { unpack_zset(rest, skiplist)? };
             Value::Zset(Box::new(zset))
+        }
+        (TYPE_STREAM, big) => {
+            let stream = Stream::decode_meta(rest, big).ok_or(damaged("a stream"))?;
+            Value::Stream(Box::new(stream))
         }
         _ => return Err(damaged("unknown type")),
     };

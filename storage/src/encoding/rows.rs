@@ -39,6 +39,12 @@ impl<'a> ElementRows<'a> {
         self.ops.delete(&self.key, Delta::default());
     }
 
+    /// The elements with a prefix are dead: they are swept, and there will be no others.
+    pub(crate) fn dead(&mut self, prefix: &[u8]) {
+        let key = RowKey::dead_elements(&self.key[..self.head], prefix);
+        self.ops.put(&key, b"", Delta::default());
+    }
+
     /// The element key of a name.
     pub(crate) fn named(&self, name: &[u8]) -> Vec<u8> {
         RowKey::named_element((self.hash_of)(name), name)

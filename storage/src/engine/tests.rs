@@ -146,3 +146,26 @@ fn files_with_little_garbage_are_left_alone() {
     assert_eq!(process.engine.garbage.request(), None);
     process.kill();
 }
+
+#[test]
+fn a_part_of_a_version_can_be_dead() {
+    let store = Arc::new(InMemory::new());
+    let process = Process::start(&store);
+    let mut head = Vec::new();
+    RowKey::elements(&mut head, 1, LIVE);
+    let row = |element: &[u8]| Bytes::from([&head[..], element].concat());
+    let rows = (0..10_000u32).flat_map(|n| {
+        [1, 2, 3].map(|part| (row(&[&[part][..], &n.to_be_bytes()].concat()), Some(Bytes::new())))
+    });
+    process.write(rows);
+    let dead = RowKey::dead_elements(&head, &[2]);
+    process.write(std::iter::once((dead.clone().into(), Some(Bytes::new()))));
+    process.flush();
+    assert!(!process.sweep());
+    let left = process.runtime.block_on(process.engine.scan(prefix_range(&head), usize::MAX));
+    let left: Vec<u8> = left.unwrap().iter().map(|(key, _)| key[head.len()]).collect();
+    assert_eq!(left.len(), 20_000);
+    assert!(!left.contains(&2));
+    assert_eq!(process.runtime.block_on(process.engine.get(&dead)).unwrap(), None);
+    process.kill();
+}

@@ -9,7 +9,7 @@ use anyhow::Result;
 /// A packed collection of more bytes than this goes to element rows whatever Redis's limits say.
 pub(crate) const PACKED_MAX: usize = 64 * 1024;
 
-/// A hash, list, set or sorted set.
+/// A hash, list, set, sorted set or stream.
 pub(crate) trait Collection {
     /// The type's name as TYPE answers it.
     fn type_name(&self) -> &'static str;
@@ -19,6 +19,11 @@ pub(crate) trait Collection {
 
     /// Number of elements.
     fn len(&self) -> u64;
+
+    /// Whether a key may hold it without elements.
+    fn may_be_empty(&self) -> bool {
+        false
+    }
 
     /// The version its element rows are under; 0 while it is packed.
     fn version(&self) -> u64;

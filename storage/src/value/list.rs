@@ -135,7 +135,7 @@ impl Matches {
 
 /// Bytes that an element takes in a listpack: an encoding and the text, or an integer in as few
 /// bytes as it needs, and behind it the length of both.
-fn listpack_entry(element: &[u8]) -> u64 {
+pub(in crate::value) fn listpack_entry(element: &[u8]) -> u64 {
     let len = element.len() as u64;
     let starts = matches!(element.first(), Some(b'-' | b'0'..=b'9'));
     let integer = if starts && len <= 20 { parse_int(element) } else { None };

@@ -8,6 +8,7 @@ pub(crate) mod order;
 pub(crate) mod pack;
 pub(crate) mod sequence;
 pub mod set;
+pub mod stream;
 pub mod string;
 #[cfg(test)]
 mod test_rows;
@@ -18,6 +19,7 @@ use collection::Collection;
 pub use hash::{Field, Hash};
 pub use list::List;
 pub use set::{Set, SetEncoding};
+pub use stream::{Stream, StreamId};
 pub use string::{BigStr, Str};
 pub use zset::{LexEdge, Span, Zset, ZsetWalk};
 
@@ -31,6 +33,7 @@ pub enum Value {
     Set(Box<Set>),
     List(Box<List>),
     Zset(Box<Zset>),
+    Stream(Box<Stream>),
 }
 
 impl Value {
@@ -63,6 +66,7 @@ impl Value {
             Self::Set(set) => Some(&**set),
             Self::List(list) => Some(&**list),
             Self::Zset(zset) => Some(&**zset),
+            Self::Stream(stream) => Some(&**stream),
         }
     }
 
@@ -73,12 +77,14 @@ impl Value {
             Self::Set(set) => Some(&mut **set),
             Self::List(list) => Some(&mut **list),
             Self::Zset(zset) => Some(&mut **zset),
+            Self::Stream(stream) => Some(&mut **stream),
         }
     }
 
-    /// Whether it is a collection without elements, which no key may hold.
+    /// Whether it is a collection without elements that no key may hold so.
     pub fn is_empty_collection(&self) -> bool {
-        self.collection().is_some_and(|collection| collection.len() == 0)
+        let is_empty = |it: &dyn Collection| it.len() == 0 && !it.may_be_empty();
+        self.collection().is_some_and(is_empty)
     }
 
     /// The version its element rows are under; 0 when it has none.
@@ -132,6 +138,7 @@ impl Value {
             Self::Set(set) => Self::Set(set.clone()),
             Self::List(list) => Self::List(list.clone()),
             Self::Zset(zset) => Self::Zset(zset.clone()),
+            Self::Stream(stream) => Self::Stream(stream.clone()),
         };
         copy.detach();
         copy
@@ -177,6 +184,7 @@ typed!(Hash, Hash, Box::new);
 typed!(Set, Set, Box::new);
 typed!(List, List, Box::new);
 typed!(Zset, Zset, Box::new);
+typed!(Stream, Stream, Box::new);
 
 /// What the journal last heard of a key: [`crate::commit`] compares with it to find what changed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -15,6 +15,8 @@ pub(super) struct TestRows {
     versions: u64,
     /// What was asked for.
     pub(super) asked: Vec<Part>,
+    /// What the elements begin with that are dead.
+    dead: Vec<Vec<u8>>,
     /// Rows written and deleted.
     pub(super) written: usize,
 }
@@ -29,19 +31,30 @@ impl TestRows {
         if collection.version() != self.version {
             self.version = collection.version();
             self.rows.clear();
+            self.dead.clear();
         }
         if self.version == 0 {
             return;
         }
         let mut ops = OpWriter::default();
         collection.seal(&mut ElementRows::new(&mut ops, 0, self.version, &|_| 0));
+        self.apply(&ops);
+    }
+
+    /// Takes written rows in.
+    pub(super) fn apply(&mut self, ops: &OpWriter) {
         let element = |key| match Row::parse(key) {
             Some(Row::Element { element, .. }) => element.to_vec(),
             other => panic!("no element row: {other:?}"),
         };
+        let dead = |key| match Row::parse(key) {
+            Some(Row::Dead { prefix, .. }) => Some(prefix.to_vec()),
+            _ => None,
+        };
         for op in OpReader::new(ops.as_bytes()) {
             self.written += 1;
             match op {
+                Op::Put { key, .. } if dead(key).is_some() => self.dead.extend(dead(key)),
                 Op::Put { key, value, .. } => {
                     self.rows.insert(element(key), value.to_vec());
                 }
@@ -51,6 +64,12 @@ impl TestRows {
                 Op::Generation { .. } => panic!("a collection has no generations"),
             }
         }
+    }
+
+    /// Deletes what is dead.
+    pub(super) fn sweep(&mut self) {
+        let dead = std::mem::take(&mut self.dead);
+        self.rows.retain(|key, _| !dead.iter().any(|prefix| key.starts_with(prefix)));
     }
 
     pub(super) fn len(&self) -> usize {
@@ -63,33 +82,41 @@ impl TestRows {
         rows.map(|(key, value)| (key.clone().into(), value.clone().into()))
     }
 
+    /// All rows.
+    pub(super) fn all(&self) -> Vec<(Bytes, Bytes)> {
+        self.range(&ElementRange { from: Vec::new(), to: None }).collect()
+    }
+
+    /// Reads a page as a load does.
+    pub(super) fn page(&self, mut range: ElementRange, reverse: bool, limit: usize) -> Page {
+        assert!(range.to.as_ref().is_none_or(|to| range.from < *to), "an empty page");
+        let mut rows: Vec<_> = if reverse {
+            self.range(&range).rev().take(limit).collect()
+        } else {
+            self.range(&range).take(limit).collect()
+        };
+        if rows.len() == limit {
+            let last = rows.last().unwrap().0.to_vec();
+            if reverse {
+                range.from = last;
+            } else {
+                range.to = Some([&last[..], &[0]].concat());
+            }
+        }
+        rows.sort();
+        Page { range, rows }
+    }
+
     /// Reads a part as a load does, after the round was closed.
     pub(super) fn serve(&mut self, collection: &mut dyn Collection, part: Part) {
         self.seal(collection);
         self.asked.push(part.clone());
         match part {
             Part::All => {
-                let everything = ElementRange { from: Vec::new(), to: None };
-                let rows = self.range(&everything).collect();
-                collection.learn_all(rows).unwrap();
+                collection.learn_all(self.all()).unwrap();
             }
-            Part::Page { mut range, reverse, limit } => {
-                assert!(range.to.as_ref().is_none_or(|to| range.from < *to), "an empty page");
-                let mut rows: Vec<_> = if reverse {
-                    self.range(&range).rev().take(limit).collect()
-                } else {
-                    self.range(&range).take(limit).collect()
-                };
-                if rows.len() == limit {
-                    let last = rows.last().unwrap().0.to_vec();
-                    if reverse {
-                        range.from = last;
-                    } else {
-                        range.to = Some([&last[..], &[0]].concat());
-                    }
-                }
-                rows.sort();
-                collection.learn_page(Page { range, rows }).unwrap();
+            Part::Page { range, reverse, limit } => {
+                collection.learn_page(self.page(range, reverse, limit)).unwrap();
             }
             Part::Index { range, by: IndexBy::Values } => {
                 let count = |row: Bytes| get_varint(&mut &row[..]).unwrap();

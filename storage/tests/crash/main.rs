@@ -13,5 +13,6 @@ mod model;
 mod sets;
 mod steps;
 mod store;
+mod streams;
 mod verify;
 mod world;

@@ -1,5 +1,6 @@
 //! What must be found: plain maps.
 
+use flagstone_storage::value::StreamId;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -10,6 +11,16 @@ pub(crate) enum V {
     Hash(BTreeMap<Vec<u8>, (Vec<u8>, u64)>),
     Set(BTreeSet<Vec<u8>>),
     List(Vec<Vec<u8>>),
+    Stream(StreamModel),
+}
+
+/// Entries, each with the value of its only field.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub(crate) struct StreamModel {
+    pub(crate) entries: Vec<(StreamId, Vec<u8>)>,
+    pub(crate) last: StreamId,
+    pub(crate) max_deleted: StreamId,
+    pub(crate) added: u64,
 }
 
 /// A value and its expiry (0: never).
@@ -41,6 +52,10 @@ impl std::fmt::Debug for V {
             }
             Self::Set(members) => f.debug_set().entries(members.iter().map(|n| short(n))).finish(),
             Self::List(list) => f.debug_list().entries(list.iter().map(|e| short(e))).finish(),
+            Self::Stream(StreamModel { entries, last, max_deleted, added }) => {
+                write!(f, "stream {last:?} {max_deleted:?} {added} ")?;
+                f.debug_map().entries(entries.iter().map(|(id, v)| (id, short(v)))).finish()
+            }
         }
     }
 }
@@ -66,6 +81,14 @@ impl Model {
         match self.dbs[db].get(key).map(|(v, _)| &**v) {
             Some(V::List(list)) => list.clone(),
             _ => Vec::new(),
+        }
+    }
+
+    /// The stream of a key, if it holds one.
+    pub(crate) fn stream(&self, db: usize, key: &[u8]) -> Option<StreamModel> {
+        match self.dbs[db].get(key).map(|(v, _)| &**v) {
+            Some(V::Stream(stream)) => Some(stream.clone()),
+            _ => None,
         }
     }
 

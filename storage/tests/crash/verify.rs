@@ -63,6 +63,7 @@ impl World {
                 V::Hash(_) => "hash",
                 V::Set(_) => "set",
                 V::List(_) => "list",
+                V::Stream(_) => "stream",
             };
             let want: BTreeMap<_, _> =
                 self.model.dbs[db].iter().map(|(k, (v, at))| (k.clone(), (kind(v), *at))).collect();

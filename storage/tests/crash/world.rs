@@ -1,7 +1,7 @@
 //! An open data directory, beside the model of what it must hold.
 
 use crate::image::{Image, Pick, Probe};
-use crate::model::{Model, V};
+use crate::model::{Model, StreamModel, V};
 use crate::store::Watched;
 use flagstone_storage::clock::Clock;
 use flagstone_storage::commit::Sealed;
@@ -10,7 +10,8 @@ use flagstone_storage::journal::{Journal, SyncMode};
 use flagstone_storage::materialise::{each_hand_over_batch, hand_over, sweep};
 use flagstone_storage::partition::Partition;
 use flagstone_storage::store::{Fault, Need, OrLoad, Part, Store};
-use flagstone_storage::value::{Str, Value};
+use flagstone_storage::value::stream::StreamEntry;
+use flagstone_storage::value::{Str, StreamId, Value};
 use object_store::ObjectStore;
 use object_store::local::LocalFileSystem;
 use std::collections::BTreeMap;
@@ -147,6 +148,20 @@ impl World {
                     let elements: Vec<_> = elements.map(<[u8]>::to_vec).collect();
                     assert_eq!(elements.len() as u64, list.len(), "length of a list");
                     V::List(elements)
+                }
+                Value::Stream(stream) => {
+                    let all = (StreamId::MIN, StreamId::MAX);
+                    let entries = stream.range(all.0, all.1, u64::MAX, false).or_load(db, key)?;
+                    let value = |mut entry: StreamEntry<'_>| {
+                        (entry.id, entry.fields.next().expect("a field").1.to_vec())
+                    };
+                    let entries: Vec<_> = entries.map(value).collect();
+                    assert_eq!(entries.len() as u64, stream.len(), "length of a stream");
+                    let first = entries.first().map_or(StreamId::MIN, |(id, _)| *id);
+                    assert_eq!(stream.first_id(), first, "first id of a stream");
+                    let (last, max_deleted) = (stream.last_id(), stream.max_deleted_id());
+                    let added = stream.entries_added();
+                    V::Stream(StreamModel { entries, last, max_deleted, added })
                 }
                 other => panic!("no history writes a {}", other.type_name()),
             };

@@ -1,0 +1,50 @@
+//! Commands that wait until one of their keys has something for them: BLPOP and its like, XREAD
+//! BLOCK.
+//!
+//! A handler of such a command that finds nothing stops with [`Stop::Block`](crate::commands::Stop).
+//! Its connection then leaves a [`Waiter`] with every worker that owns one of the keys it waits for
+//! (`wait.rs`). A worker looks at its waiters whenever one of their keys has changed (`serve.rs`):
+//! it runs their commands, first come first served, at once behind the command that made the
+//! change and before any other, so that what one pushes and the other pops is in one journal record.
+//! A waiter may be at several workers: [`Turn`] sees to it that only one serves it.
+//!
+//! A command whose other keys are elsewhere too (BLMOVE to another worker) runs as a coordinator,
+//! which holds its turn; until it is done nobody behind it is served from the key.
+
+mod serve;
+mod table;
+mod turn;
+mod wait;
+
+pub(crate) use table::WaitTable;
+pub use turn::{Cancel, Ended, Turn};
+pub(crate) use wait::{Waiting, begin};
+
+use crate::commands::{Awaited, Block};
+use crate::worker::OwnedCommand;
+use flagstone_storage::need::Key;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// A command that waits.
+#[derive(Debug)]
+pub struct Waiter {
+    /// As it is run when there may be something.
+    pub(crate) command: OwnedCommand,
+    /// The keys that may have something for it.
+    pub(crate) keys: BTreeSet<Key>,
+    pub(crate) on: Awaited,
+    pub(crate) turn: Arc<Turn>,
+}
+
+impl Waiter {
+    fn new(command: &OwnedCommand, block: &Block) -> Self {
+        let db = command.request.db;
+        Self {
+            command: command.with_args(&block.replaced),
+            keys: block.keys.iter().map(|key| (db, key.clone())).collect(),
+            on: block.on,
+            turn: Arc::default(),
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! Streams: nodes of entries in listpacks, then what the stream knows of them, then its groups.
+//!
+//! A node is a pair of strings: the id of its first entry in 16 bytes, big-endian, and a listpack.
+//! That begins with the number of entries, of deleted ones among what follows, and of the names
+//! that entries may share, then these names and 0. An entry is its flags, the differences of its id
+//! to the node's, the number of its fields (unless it shares the names), names and values (or only
+//! values), and the number of all these elements. Format: `rdb.c` and `t_stream.c` of Valkey 8.1.1.
+
+use super::listpack::{self, Element, Listpack};
+use super::reader::{Reader, Result};
+use super::writer::Writer;
+use super::{
+    EntryId, Limits, RestoreError, StreamEntry, StreamNode, StreamObject, VERSION, object_type,
+    stream_groups,
+};
+
+/// The flags of an entry.
+const DELETED: i64 = 1;
+const SAME_FIELDS: i64 = 2;
+
+/// The payload of a stream.
+pub(super) fn dump<B: AsRef<[u8]>>(stream: &StreamObject<B>, limits: &Limits) -> Vec<u8> {
+    let mut writer = Writer::new(object_type::STREAM_LISTPACKS_3, limits.compression);
+    writer.len(stream.nodes.len() as u64);
+    let mut len = 0;
+    for node in &stream.nodes {
+        len += node.entries.iter().filter(|(.., is_deleted)| !is_deleted).count() as u64;
+        writer.string(&[node.first.0.to_be_bytes(), node.first.1.to_be_bytes()].concat());
+        writer.string(&pack(node));
+    }
+    writer.len(len);
+    for (ms, seq) in [stream.last_id, stream.first_id, stream.max_deleted_id] {
+        writer.len(ms);
+        writer.len(seq);
+    }
+    writer.len(stream.entries_added);
+    stream_groups::write(&mut writer, &stream.groups);
+    writer.finish(VERSION)
+}
+
+/// The listpack of a node.
+fn pack<B: AsRef<[u8]>>(node: &StreamNode<B>) -> Vec<u8> {
+    let mut listpack = Listpack::new();
+    let deleted = node.entries.iter().filter(|(.., is_deleted)| *is_deleted).count();
+    listpack.push_integer((node.entries.len() - deleted) as i64);
+    listpack.push_integer(deleted as i64);
+    listpack.push_integer(node.names.len() as i64);
+    node.names.iter().for_each(|name| listpack.push(name.as_ref()));
+    listpack.push_integer(0);
+    for ((ms, seq), fields, is_deleted) in &node.entries {
+        let shares = fields.len() == node.names.len()
+            && fields
+                .iter()
+                .zip(&node.names)
+                .all(|((name, _), shared)| name.as_ref() == shared.as_ref());
+        let deleted = if *is_deleted { DELETED } else { 0 };
+        listpack.push_integer(deleted | if shares { SAME_FIELDS } else { 0 });
+        listpack.push_integer(ms.wrapping_sub(node.first.0).cast_signed());
+        listpack.push_integer(seq.wrapping_sub(node.first.1).cast_signed());
+        if !shares {
+            listpack.push_integer(fields.len() as i64);
+        }
+        for (name, value) in fields {
+            if !shares {
+                listpack.push(name.as_ref());
+            }
+            listpack.push(value.as_ref());
+        }
+        let parts = if shares { fields.len() + 3 } else { 2 * fields.len() + 4 };
+        listpack.push_integer(parts as i64);
+    }
+    listpack.finish()
+}
+
+/// The stream of a payload of this type.
+pub(super) fn read(reader: &mut Reader<'_>, object_type: u8) -> Result<StreamObject> {
+    let count = reader.len()?;
+    let mut nodes = Vec::with_capacity(reader.capacity_for(count));
+    for _ in 0..count {
+        let first = node_id(&reader.string()?)?;
+        nodes.push(unpack(first, &reader.string()?)?);
+    }
+    let len = reader.len()?;
+    let last_id = (reader.len()?, reader.len()?);
+    let mut stream = StreamObject {
+        last_id,
+        first_id: first_id(&nodes),
+        max_deleted_id: (0, 0),
+        entries_added: len,
+        nodes,
+        groups: Vec::new(),
+    };
+    if object_type != object_type::STREAM_LISTPACKS {
+        // The first id, which follows from the entries.
+        reader.len()?;
+        reader.len()?;
+        stream.max_deleted_id = (reader.len()?, reader.len()?);
+        stream.entries_added = reader.len()?;
+    }
+    if !is_sound(&stream, len) {
+        return Err(RestoreError::BadFormat);
+    }
+    stream.groups = stream_groups::read(reader, object_type)?;
+    Ok(stream)
+}
+
+fn node_id(key: &[u8]) -> Result<EntryId> {
+    let (ms, seq) = key.split_first_chunk::<8>().ok_or(RestoreError::BadFormat)?;
+    let seq = seq.try_into().map_err(|_| RestoreError::BadFormat)?;
+    Ok((u64::from_be_bytes(*ms), u64::from_be_bytes(seq)))
+}
+
+/// The ids of the entries in order.
+fn ids(nodes: &[StreamNode]) -> impl Iterator<Item = EntryId> {
+    let entries = nodes.iter().flat_map(|node| &node.entries);
+    entries.filter(|(.., is_deleted)| !is_deleted).map(|(id, ..)| *id)
+}
+
+fn first_id(nodes: &[StreamNode]) -> EntryId {
+    ids(nodes).next().unwrap_or((0, 0))
+}
+
+/// Whether the entries are as many as they should be and in order, nodes too.
+fn is_sound(stream: &StreamObject, len: u64) -> bool {
+    let mut last = None;
+    let mut in_order = |id| last.replace(id) < Some(id);
+    let nodes_in_order = stream.nodes.windows(2).all(|pair| {
+        let last = pair[0].entries.iter().rfind(|(.., is_deleted)| !is_deleted);
+        pair[0].first < pair[1].first && last.is_none_or(|(id, ..)| *id < pair[1].first)
+    });
+    ids(&stream.nodes).count() as u64 == len
+        && nodes_in_order
+        && ids(&stream.nodes).all(&mut in_order)
+        && ids(&stream.nodes).last().is_none_or(|last| last <= stream.last_id)
+}
+
+/// The elements of a listpack, one after the other.
+struct Elements<'a>(std::vec::IntoIter<Element<'a>>);
+
+impl Elements<'_> {
+    fn integer(&mut self) -> Result<i64> {
+        match self.0.next() {
+            Some(Element::Integer(integer)) => Ok(integer),
+            _ => Err(RestoreError::BadFormat),
+        }
+    }
+
+    fn text(&mut self) -> Result<Vec<u8>> {
+        self.0.next().map(Element::into_bytes).ok_or(RestoreError::BadFormat)
+    }
+
+    /// A number of elements that are still to come.
+    fn count(&mut self) -> Result<usize> {
+        let count = usize::try_from(self.integer()?).ok();
+        count.filter(|count| *count <= self.0.len()).ok_or(RestoreError::BadFormat)
+    }
+}
+
+/// The node of a listpack.
+fn unpack(first: EntryId, listpack: &[u8]) -> Result<StreamNode> {
+    let mut elements = Elements(listpack::elements(listpack)?.into_iter());
+    let (count, deleted) = (elements.count()?, elements.count()?);
+    let names = elements.count()?;
+    let names = (0..names).map(|_| elements.text()).collect::<Result<Vec<_>>>()?;
+    if elements.integer()? != 0 {
+        return Err(RestoreError::BadFormat);
+    }
+    let mut entries = Vec::with_capacity(count.min(elements.0.len()));
+    while !elements.0.as_slice().is_empty() {
+        entries.push(unpack_entry(first, &names, &mut elements)?);
+    }
+    let found = entries.iter().filter(|(.., is_deleted)| *is_deleted).count();
+    let is_sound = found == deleted && entries.len() - found == count && !entries.is_empty();
+    if is_sound { Ok(StreamNode { first, names, entries }) } else { Err(RestoreError::BadFormat) }
+}
+
+fn unpack_entry(
+    first: EntryId,
+    names: &[Vec<u8>],
+    elements: &mut Elements<'_>,
+) -> Result<StreamEntry> {
+    let flags = elements.integer()?;
+    let ms = first.0.wrapping_add(elements.integer()?.cast_unsigned());
+    let seq = first.1.wrapping_add(elements.integer()?.cast_unsigned());
+    let shares = flags & SAME_FIELDS != 0;
+    let count = if shares { names.len() } else { elements.count()? };
+    let mut fields = Vec::with_capacity(count);
+    let mut shared = names.iter().filter(|_| shares);
+    for _ in 0..count {
+        let name = shared.next().cloned().map_or_else(|| elements.text(), Ok)?;
+        fields.push((name, elements.text()?));
+    }
+    let parts = if shares { count + 3 } else { 2 * count + 4 };
+    let is_sound = elements.integer()? == parts as i64 && (ms, seq) >= first;
+    if is_sound {
+        Ok(((ms, seq), fields, flags & DELETED != 0))
+    } else {
+        Err(RestoreError::BadFormat)
+    }
+}

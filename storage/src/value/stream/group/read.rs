@@ -1,0 +1,218 @@
+//! Reading groups, of which some may not be in memory.
+
+use super::super::id::StreamId;
+use super::super::pending::PendingEntry;
+use super::rows::{ConsumerKey, NameKey, PendingKey};
+use super::{Consumer, Group, GroupKey, Groups};
+use crate::need::Part;
+use std::collections::BTreeSet;
+
+/// A consumer's number.
+pub type ConsumerNo = u64;
+
+/// What was delivered to a consumer, in order of the ids.
+pub type Delivered = Vec<PendingEntry>;
+
+/// Up to this many ids are remembered of a walk before its result takes more memory.
+const SOME: usize = 64;
+
+impl Groups {
+    /// The group with a name.
+    pub fn group(&self, name: &[u8]) -> Result<Option<&Group>, Part> {
+        if self.is_empty() {
+            return Ok(None);
+        }
+        self.groups.get(&GroupKey::of(name))
+    }
+
+    /// The groups with their names, in the order of these; each may be missing from memory.
+    pub fn iter(&self) -> impl Iterator<Item = Result<(&[u8], &Group), Part>> {
+        let rows = self.groups.rows(GroupKey::of(b""), None, false);
+        rows.map(|row| row.map(|(key, group)| (group.name.as_deref().unwrap_or(&key.0), group)))
+    }
+
+    /// The consumer with a name in a group.
+    pub fn consumer(
+        &self,
+        group: &Group,
+        name: &[u8],
+    ) -> Result<Option<(ConsumerNo, &Consumer)>, Part> {
+        if group.consumers == 0 {
+            return Ok(None);
+        }
+        let Some(number) = self.names.get(&NameKey::of(group.number, name))? else {
+            return Ok(None);
+        };
+        let consumer = self.consumer_of(group, number.0)?;
+        Ok(consumer.map(|consumer| (number.0, consumer)))
+    }
+
+    /// The consumer with a number in a group.
+    pub fn consumer_of(
+        &self,
+        group: &Group,
+        number: ConsumerNo,
+    ) -> Result<Option<&Consumer>, Part> {
+        self.consumers.get(&ConsumerKey { group: group.number, number })
+    }
+
+    /// The consumers of a group, in the order of their names.
+    pub fn consumers(&self, group: &Group) -> Result<Vec<(ConsumerNo, &Consumer)>, Part> {
+        let (number, next) = (group.number, group.number + 1);
+        let rows = ConsumerKey::first_of(number)..ConsumerKey::first_of(next);
+        for row in self.consumers.rows(rows.start, Some(rows.end), false) {
+            row?;
+        }
+        let names = NameKey::first_of(number)..NameKey::first_of(next);
+        let mut consumers = Vec::new();
+        for row in self.names.rows(names.start, Some(names.end), false) {
+            let (_, number) = row?;
+            if let Some(consumer) = self.consumer_of(group, number.0)? {
+                consumers.push((number.0, consumer));
+            }
+        }
+        Ok(consumers)
+    }
+
+    // ---- pending entries ---------------------------------------------------------------------
+
+    /// The node of a group that an id is in, if it is pending.
+    pub(super) fn floor(&self, group: &Group, id: StreamId) -> Result<Option<PendingKey>, Part> {
+        if id < group.low || group.low == StreamId::MAX {
+            return Ok(None);
+        }
+        let from = PendingKey { group: group.number, base: group.low };
+        let to = match id.next() {
+            Some(base) => PendingKey { group: group.number, base },
+            None => PendingKey::first_of(group.number + 1),
+        };
+        let row = self.pending.rows(from, Some(to), true).next().transpose()?;
+        Ok(row.map(|(key, _)| *key))
+    }
+
+    /// The pending entry with an id.
+    pub fn pending_entry(&self, group: &Group, id: StreamId) -> Result<Option<PendingEntry>, Part> {
+        let Some(key) = self.floor(group, id)? else { return Ok(None) };
+        Ok(self.pending.get(&key)?.and_then(|node| node.get(key.base, id)))
+    }
+
+    /// The pending entries of a group from an id on; each may be missing from memory.
+    pub fn pending_from(
+        &self,
+        group: &Group,
+        from: StreamId,
+    ) -> Result<impl Iterator<Item = Result<PendingEntry, Part>>, Part> {
+        let first = PendingKey { group: group.number, base: group.low };
+        let start = self.floor(group, from)?.unwrap_or(first);
+        let end = PendingKey::first_of(group.number + 1);
+        // Nothing is asked for of what is not there.
+        let end = if group.pending == 0 { start } else { end };
+        let nodes = self.pending.rows(start, Some(end), false);
+        let entries = nodes.flat_map(|row| {
+            let (node, missing) = match row {
+                Ok((key, node)) => (Some(node.iter(key.base).map(Ok)), None),
+                Err(part) => (None, Some(Err(part))),
+            };
+            node.into_iter().flatten().chain(missing)
+        });
+        let is_before = move |entry: &Result<PendingEntry, Part>| match entry {
+            Ok(entry) => entry.id < from,
+            Err(_) => false,
+        };
+        Ok(entries.skip_while(is_before))
+    }
+
+    /// The last pending entry of a group.
+    pub fn last_pending(&self, group: &Group) -> Result<Option<PendingEntry>, Part> {
+        if group.pending == 0 {
+            return Ok(None);
+        }
+        let first = PendingKey { group: group.number, base: group.low };
+        let end = PendingKey::first_of(group.number + 1);
+        for row in self.pending.rows(first, Some(end), true) {
+            let (_, node) = row?;
+            if !node.is_empty() {
+                return Ok(Some(node.last()));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Up to `limit` entries from an id on that are pending with one consumer.
+    pub fn pending_of(
+        &self,
+        group: &Group,
+        number: ConsumerNo,
+        from: StreamId,
+        limit: u64,
+    ) -> Result<Delivered, Part> {
+        let mut found = Vec::new();
+        let Some(consumer) = self.consumer_of(group, number)? else { return Ok(found) };
+        // How many there can be.
+        let limit = limit.min(consumer.pending);
+        if limit == 0 {
+            return Ok(found);
+        }
+        found.reserve(usize::try_from(limit).unwrap_or(SOME).min(SOME));
+        for entry in self.pending_from(group, from.max(consumer.low))? {
+            let entry = entry?;
+            if entry.consumer == number {
+                found.push(entry);
+                if found.len() as u64 >= limit {
+                    break;
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    // ---- before changes ----------------------------------------------------------------------
+
+    /// Checks that all is in memory for adding, changing and removing entries with these ids.
+    pub fn require_pending(
+        &self,
+        group: &Group,
+        ids: impl Iterator<Item = StreamId>,
+    ) -> Result<(), Part> {
+        let mut consumers = BTreeSet::new();
+        for id in ids {
+            let key = match self.floor(group, id)? {
+                Some(key) => key,
+                None => match self.first_node(group)? {
+                    Some(key) => key,
+                    None => continue,
+                },
+            };
+            let entry = self.pending.get(&key)?.and_then(|node| node.get(key.base, id));
+            consumers.extend(entry.map(|entry| entry.consumer));
+        }
+        consumers.into_iter().try_for_each(|number| self.consumer_of(group, number).map(drop))
+    }
+
+    /// The first node of a group.
+    pub(super) fn first_node(&self, group: &Group) -> Result<Option<PendingKey>, Part> {
+        if group.low == StreamId::MAX {
+            return Ok(None);
+        }
+        let first = PendingKey { group: group.number, base: group.low };
+        let end = PendingKey::first_of(group.number + 1);
+        let row = self.pending.rows(first, Some(end), false).next().transpose()?;
+        Ok(row.map(|(key, _)| *key))
+    }
+
+    /// Checks that all is in memory for deleting a consumer.
+    pub fn require_delete_consumer(&self, group: &Group, name: &[u8]) -> Result<(), Part> {
+        let Some((number, consumer)) = self.consumer(group, name)? else { return Ok(()) };
+        let mut left = consumer.pending;
+        if left == 0 {
+            return Ok(());
+        }
+        for entry in self.pending_from(group, consumer.low)? {
+            left -= u64::from(entry?.consumer == number);
+            if left == 0 {
+                break;
+            }
+        }
+        Ok(())
+    }
+}

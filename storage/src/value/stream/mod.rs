@@ -1,0 +1,425 @@
+//! Streams: packed into the meta row while small, a row per node of entries when big.
+//!
+//! A stream without entries exists all the same: it has a last id, and may have consumer groups.
+
+mod group;
+mod id;
+mod node;
+mod paged;
+mod pending;
+mod rows;
+#[cfg(test)]
+mod tests;
+mod trim;
+
+use crate::need::Part;
+pub use group::{Consumer, ConsumerNo, Delivered, Group, Groups};
+pub use id::StreamId;
+use node::Node;
+pub use node::{Fields, Names, NodeEntries, NodeLimits, StreamEntry};
+use paged::{Paged, Rows};
+pub use pending::PendingEntry;
+use smallvec::SmallVec;
+use trim::Cold;
+pub use trim::{Added, Threshold, Trim, TrimPlan};
+
+/// What stands before the keys of element rows.
+pub(super) mod prefix {
+    pub(in crate::value) const NODES: u8 = 0;
+    pub(in crate::value) const GROUPS: u8 = 1;
+    /// Names of consumers.
+    pub(in crate::value) const NAMES: u8 = 2;
+    pub(in crate::value) const CONSUMERS: u8 = 3;
+    /// Nodes of pending entries.
+    pub(in crate::value) const PENDING: u8 = 4;
+}
+
+/// See the module's description.
+#[derive(Clone, Debug)]
+pub struct Stream {
+    nodes: Paged<StreamId, Node>,
+    /// Nodes, in memory or not.
+    node_count: u64,
+    /// Entries.
+    len: u64,
+    /// The id of the first entry; [`StreamId::MIN`] if there is none.
+    first_id: StreamId,
+    /// The greatest id that was ever given.
+    last_id: StreamId,
+    max_deleted_id: StreamId,
+    /// How many entries were ever added.
+    entries_added: u64,
+    groups: Groups,
+    /// Counted for a trim; dropped when nodes may have changed.
+    cold: Option<Cold>,
+    /// 0 while packed into the meta row.
+    version: u64,
+}
+
+impl Default for Stream {
+    fn default() -> Self {
+        Self {
+            nodes: Paged::new(&[prefix::NODES]),
+            node_count: 0,
+            len: 0,
+            first_id: StreamId::MIN,
+            last_id: StreamId::MIN,
+            max_deleted_id: StreamId::MIN,
+            entries_added: 0,
+            groups: Groups::default(),
+            cold: None,
+            version: 0,
+        }
+    }
+}
+
+/// What a stream knows beside its entries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StreamHead {
+    /// The greatest id that was ever given.
+    pub last_id: StreamId,
+    /// The greatest id of an entry that was deleted by its id.
+    pub max_deleted_id: StreamId,
+    /// How many entries were ever added.
+    pub entries_added: u64,
+}
+
+/// A node of a stream.
+#[derive(Debug)]
+pub struct StreamNode<'a> {
+    /// No entry has a lesser id.
+    pub first: StreamId,
+    /// The names that entries may share.
+    pub names: Names<'a>,
+    pub entries: NodeEntries<'a>,
+}
+
+/// Which entries are to be deleted, and what is the first one then; see [`Stream::plan_delete`].
+#[derive(Debug)]
+pub struct DeletePlan {
+    ids: Vec<StreamId>,
+    first: StreamId,
+}
+
+impl DeletePlan {
+    /// Number of entries.
+    pub fn count(&self) -> u64 {
+        self.ids.len() as u64
+    }
+}
+
+impl Stream {
+    /// A stream without entries.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Number of entries.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The id of the first entry; [`StreamId::MIN`] if there is none.
+    pub fn first_id(&self) -> StreamId {
+        self.first_id
+    }
+
+    /// The greatest id that was ever given.
+    pub fn last_id(&self) -> StreamId {
+        self.last_id
+    }
+
+    /// The greatest id of an entry that was deleted by its id.
+    pub fn max_deleted_id(&self) -> StreamId {
+        self.max_deleted_id
+    }
+
+    /// How many entries were ever added.
+    pub fn entries_added(&self) -> u64 {
+        self.entries_added
+    }
+
+    /// Nodes that the entries are in.
+    pub fn node_count(&self) -> u64 {
+        self.node_count
+    }
+
+    pub fn groups(&self) -> &Groups {
+        &self.groups
+    }
+
+    pub fn groups_mut(&mut self) -> &mut Groups {
+        &mut self.groups
+    }
+
+    // ---- reading -----------------------------------------------------------------------------
+
+    /// Nodes that may have entries from one id to another.
+    fn nodes_in(
+        &self,
+        from: StreamId,
+        to: StreamId,
+        reverse: bool,
+    ) -> Result<Rows<'_, StreamId, Node>, Part> {
+        let start = match self.nodes.floor(&from.min(self.last_id)) {
+            _ if from <= self.first_id => StreamId::MIN,
+            Ok(node) => node.map_or(StreamId::MIN, |(key, _)| *key),
+            // The entries of a gap's nodes are in the gap.
+            Err(_) if !self.nodes.is_in_gap(&from) => from,
+            Err(part) => return Err(part),
+        };
+        // An empty range if there is nothing.
+        let is_empty = from > to || from > self.last_id || to < self.first_id || self.len == 0;
+        let end = if is_empty { Some(start) } else { to.next() };
+        Ok(self.nodes.rows(start, end, reverse))
+    }
+
+    /// Checks that the first `count` entries of a range of ids (both ends included), or `reverse`
+    /// the last ones, are in memory.
+    pub fn require(
+        &self,
+        from: StreamId,
+        to: StreamId,
+        count: u64,
+        reverse: bool,
+    ) -> Result<(), Part> {
+        if count == 0 || self.nodes.is_whole() {
+            return Ok(());
+        }
+        let mut found = 0;
+        for row in self.nodes_in(from, to, reverse)? {
+            let (first, node) = row?;
+            found += if *first >= from && node.last() <= to {
+                node.count()
+            } else {
+                node.iter().filter(|entry| (from..=to).contains(&entry.id)).count() as u64
+            };
+            if found >= count {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// The entries of a range of ids (both ends included), forward or backward; each may be missing
+    /// from memory.
+    pub fn entries(
+        &self,
+        from: StreamId,
+        to: StreamId,
+        reverse: bool,
+    ) -> Result<StreamEntries<'_>, Part> {
+        let nodes = self.nodes_in(from, to, reverse)?;
+        Ok(StreamEntries { nodes, from, to, reverse, here: SmallVec::new() })
+    }
+
+    /// The first `count` entries of a range of ids, or `reverse` the last ones, all of which are in
+    /// memory.
+    pub fn range(
+        &self,
+        from: StreamId,
+        to: StreamId,
+        count: u64,
+        reverse: bool,
+    ) -> Result<impl Iterator<Item = StreamEntry<'_>>, Part> {
+        self.require(from, to, count, reverse)?;
+        let entries = self.entries(from, to, reverse)?;
+        let count = usize::try_from(count).unwrap_or(usize::MAX);
+        Ok(entries.map_while(Result::ok).take(count))
+    }
+
+    /// The entry of an id.
+    pub fn get(&self, id: StreamId) -> Result<Option<StreamEntry<'_>>, Part> {
+        if id < self.first_id || id > self.last_id || self.len == 0 {
+            return Ok(None);
+        }
+        let node = self.nodes.floor(&id)?;
+        Ok(node.and_then(|(_, node)| node.iter().find(|entry| entry.id == id)))
+    }
+
+    /// The first entry, or `last` the last one.
+    pub fn end(&self, last: bool) -> Result<Option<StreamEntry<'_>>, Part> {
+        self.entries(StreamId::MIN, StreamId::MAX, last)?.next().transpose()
+    }
+
+    /// The nodes, all of which must be in memory.
+    pub fn nodes(&self) -> Result<impl Iterator<Item = StreamNode<'_>>, Part> {
+        self.nodes.require_whole()?;
+        Ok(self.nodes.in_memory().map(|(first, node)| StreamNode {
+            first: *first,
+            names: node.names(),
+            entries: node.iter(),
+        }))
+    }
+
+    // ---- changing ----------------------------------------------------------------------------
+
+    /// Whether an entry with `bytes` of names and values begins a new node when it is appended. So
+    /// it does if the last node is not in memory.
+    fn begins_node(&self, bytes: usize, limits: NodeLimits) -> bool {
+        let last = self.nodes.last_in_memory();
+        last.is_none_or(|(_, node)| !node.has_room(bytes, limits))
+    }
+
+    /// Appends an entry, whose id is greater than the last one. Nothing need be in memory for it.
+    pub fn append<'a>(
+        &mut self,
+        id: StreamId,
+        fields: impl ExactSizeIterator<Item = (&'a [u8], &'a [u8])> + Clone,
+        limits: NodeLimits,
+    ) {
+        let bytes = fields.clone().map(|(name, value)| name.len() + value.len()).sum();
+        let last = self.nodes.last_in_memory().map(|(key, _)| *key);
+        if self.begins_node(bytes, limits) {
+            if let Some(last) = last.filter(|_| self.version == 0) {
+                // It does not grow any more.
+                self.nodes.update(&last, Node::shrink);
+            }
+            let mut node = Node::new(id, fields.clone().map(|(name, _)| name));
+            node.push(id, fields);
+            self.nodes.insert(id, node);
+            self.node_count += 1;
+        } else if let Some(last) = last {
+            self.nodes.update(&last, |node| node.push(id, fields));
+        }
+        if self.len == 0 {
+            self.first_id = id;
+        }
+        self.len += 1;
+        self.last_id = id;
+        self.entries_added += 1;
+    }
+
+    /// What it knows beside its entries.
+    pub fn head(&self) -> StreamHead {
+        let Self { last_id, max_deleted_id, entries_added, .. } = *self;
+        StreamHead { last_id, max_deleted_id, entries_added }
+    }
+
+    /// Sets what it knows beside its entries. No entry has a greater id than the last one.
+    pub fn set_head(&mut self, head: StreamHead) {
+        self.last_id = head.last_id;
+        self.max_deleted_id = head.max_deleted_id;
+        self.entries_added = head.entries_added;
+    }
+
+    /// Appends a node of entries, some of which are deleted, as another server has packed them. The
+    /// ids of the others are greater than those of all entries.
+    pub fn push_node<'a, F>(
+        &mut self,
+        first: StreamId,
+        names: impl ExactSizeIterator<Item = &'a [u8]>,
+        entries: impl Iterator<Item = (StreamId, F, bool)>,
+    ) where
+        F: ExactSizeIterator<Item = (&'a [u8], &'a [u8])> + Clone,
+    {
+        let mut node = Node::new(first, names);
+        for (id, fields, is_deleted) in entries {
+            node.push(id, fields);
+            if is_deleted {
+                node.delete_last();
+            } else if self.len == 0 && node.count() == 1 {
+                self.first_id = id;
+            }
+        }
+        if node.count() > 0 {
+            self.len += node.count();
+            self.node_count += 1;
+            self.nodes.insert(first, node);
+        }
+    }
+
+    /// Finds which of some ids have entries.
+    pub fn plan_delete(&self, ids: &[StreamId]) -> Result<DeletePlan, Part> {
+        let mut found = Vec::with_capacity(ids.len());
+        for id in ids {
+            if self.get(*id)?.is_some() {
+                found.push(*id);
+            }
+        }
+        found.sort_unstable();
+        found.dedup();
+        let mut first = self.first_id;
+        if found.first() == Some(&first) {
+            let mut left = found.iter().peekable();
+            first = StreamId::MIN;
+            for entry in self.entries(self.first_id, StreamId::MAX, false)? {
+                let id = entry?.id;
+                if left.next_if(|gone| **gone == id).is_none() {
+                    first = id;
+                    break;
+                }
+            }
+        }
+        Ok(DeletePlan { ids: found, first })
+    }
+
+    /// Deletes what [`Stream::plan_delete`] found.
+    pub fn delete(&mut self, plan: &DeletePlan) {
+        self.cold = None;
+        let mut ids = &plan.ids[..];
+        while let Some(id) = ids.first() {
+            let Ok(Some((key, node))) = self.nodes.floor(id) else { return };
+            let (key, last) = (*key, node.last());
+            let (here, rest) = ids.split_at(ids.partition_point(|id| *id <= last).max(1));
+            ids = rest;
+            self.len -= here.len() as u64;
+            let left = self.nodes.update(&key, |node| {
+                node.delete(|id| here.binary_search(&id).is_ok());
+                node.count()
+            });
+            if left == Some(0) {
+                self.nodes.remove(&key);
+                self.node_count -= 1;
+            }
+        }
+        self.first_id = plan.first;
+        self.max_deleted_id = self.max_deleted_id.max(plan.ids.last().copied().unwrap_or_default());
+        self.let_go();
+    }
+
+    /// Without entries and groups it needs no rows: those it had are dead.
+    fn let_go(&mut self) {
+        if self.len == 0 && self.groups.is_empty() {
+            self.nodes = Paged::new(&[prefix::NODES]);
+            self.node_count = 0;
+            self.groups.detach();
+            self.version = 0;
+        }
+    }
+}
+
+/// Entries one after the other; see [`Stream::entries`].
+#[derive(Debug)]
+pub struct StreamEntries<'a> {
+    nodes: Rows<'a, StreamId, Node>,
+    from: StreamId,
+    to: StreamId,
+    reverse: bool,
+    /// Those of the node at hand, the next one last.
+    here: SmallVec<[StreamEntry<'a>; 8]>,
+}
+
+impl<'a> Iterator for StreamEntries<'a> {
+    type Item = Result<StreamEntry<'a>, Part>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        while self.here.is_empty() {
+            match self.nodes.next()? {
+                Ok((_, node)) => {
+                    let range = self.from..=self.to;
+                    self.here.extend(node.iter().filter(|entry| range.contains(&entry.id)));
+                    if !self.reverse {
+                        self.here.reverse();
+                    }
+                }
+                Err(part) => return Some(Err(part)),
+            }
+        }
+        self.here.pop().map(Ok)
+    }
+}

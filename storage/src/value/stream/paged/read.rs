@@ -1,0 +1,158 @@
+//! Reading a map of which some may not be in memory.
+
+use super::{Key, Paged, Row};
+use crate::need::{ElementRange, Part};
+use std::ops::Bound;
+
+/// Rows that are read where only one is asked for.
+const ONE: usize = 2;
+
+/// Rows of a page, at least and at most: the more were passed already the more are read at once.
+const PAGE_MIN: usize = 8;
+const PAGE_MAX: usize = 1024;
+
+/// A row that was looked for: its key and value.
+type Found<'a, K, V> = Result<Option<(&'a K, &'a V)>, Part>;
+
+impl<K: Key, V: Row<K>> Paged<K, V> {
+    /// The row of a key.
+    #[allow(dead_code, reason = "for maps of other rows than nodes")]
+    pub(in crate::value) fn get(&self, key: &K) -> Result<Option<&V>, Part> {
+        if let Some(slot) = self.rows.get(key) {
+            return Ok(Some(&slot.value));
+        }
+        if self.is_known(key) {
+            return Ok(None);
+        }
+        Err(self.page(key, key.after().as_ref(), false, 1))
+    }
+
+    /// The row with the greatest key that is not greater than this.
+    pub(in crate::value) fn floor(&self, key: &K) -> Found<'_, K, V> {
+        self.before(&K::first(), key.after().as_ref(), ONE)
+    }
+
+    /// The row with the least key that is not less than this.
+    #[allow(dead_code, reason = "for maps of other rows than nodes")]
+    pub(in crate::value) fn ceil(&self, key: &K) -> Found<'_, K, V> {
+        self.behind(key, None, ONE)
+    }
+
+    /// The row with the greatest key, if it is in memory.
+    pub(in crate::value) fn last_in_memory(&self) -> Option<(&K, &V)> {
+        let (key, slot) = self.rows.last_key_value()?;
+        let is_last = match self.gaps.last_key_value() {
+            Some((_, end)) => end.as_ref().is_some_and(|end| end <= key),
+            None => true,
+        };
+        is_last.then_some((key, &slot.value))
+    }
+
+    /// The rows from a key on to before another (`None`: to the last), in order or against it.
+    pub(in crate::value) fn rows(&self, from: K, to: Option<K>, reverse: bool) -> Rows<'_, K, V> {
+        let left = if to.as_ref().is_none_or(|to| from < *to) { Some((from, to)) } else { None };
+        Rows { map: self, left, reverse, passed: 0 }
+    }
+
+    /// The element keys from a key to before another (`None`: to the last).
+    pub(in crate::value) fn range_of(&self, from: &K, to: Option<&K>) -> ElementRange {
+        let element = |key: &K| {
+            let mut element = self.prefix.to_vec();
+            key.encode(&mut element);
+            element
+        };
+        let end = || {
+            let whole = !self.prefix.is_empty();
+            whole.then(|| crate::engine::prefix_range(&self.prefix).end)
+        };
+        ElementRange { from: element(from), to: to.map(element).or_else(end) }
+    }
+
+    /// Asks for rows of a gap.
+    fn page(&self, from: &K, to: Option<&K>, reverse: bool, limit: usize) -> Part {
+        Part::Page { range: self.range_of(from, to), reverse, limit }
+    }
+
+    /// The first row from a key on, before another one.
+    fn behind(&self, from: &K, to: Option<&K>, limit: usize) -> Found<'_, K, V> {
+        let row = self.rows.range(from..).next().filter(|(key, _)| to.is_none_or(|to| *key < to));
+        let (from, gap_end) = match self.gap_at(from) {
+            Some((_, end)) => (Some(from), end),
+            None => {
+                let gap = self.gaps.range(from..).next();
+                (gap.map(|(from, _)| from), gap.and_then(|(_, end)| end.as_ref()))
+            }
+        };
+        let end = least(row.map(|(key, _)| key), to);
+        if let Some(from) = from.filter(|from| end.is_none_or(|end| *from < end)) {
+            return Err(self.page(from, least(gap_end, end), false, limit));
+        }
+        Ok(row.map(|(key, slot)| (key, &slot.value)))
+    }
+
+    /// The last row before a key, from another one on.
+    fn before(&self, from: &K, to: Option<&K>, limit: usize) -> Found<'_, K, V> {
+        let upper = to.map_or(Bound::Unbounded, Bound::Excluded);
+        let row = self.rows.range((Bound::Included(from), upper)).next_back();
+        let behind_row = row.and_then(|(key, _)| key.after());
+        let from = behind_row.as_ref().unwrap_or(from);
+        if let Some((gap, end)) = self.gaps.range((Bound::Unbounded, upper)).next_back() {
+            let (from, end) = (from.max(gap), least(end.as_ref(), to));
+            // Behind the greatest of all keys is nothing.
+            let is_behind = row.is_none() || behind_row.is_some();
+            if is_behind && end.is_none_or(|end| from < end) {
+                return Err(self.page(from, end, true, limit));
+            }
+        }
+        Ok(row.map(|(key, slot)| (key, &slot.value)))
+    }
+}
+
+/// The lesser of two ends, of which `None` is behind everything.
+fn least<'a, K: Ord>(a: Option<&'a K>, b: Option<&'a K>) -> Option<&'a K> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (a, b) => a.or(b),
+    }
+}
+
+/// Rows one after the other, each of which may be missing from memory; see [`Paged::rows`].
+#[derive(Debug)]
+pub(in crate::value) struct Rows<'a, K: Key, V: Row<K>> {
+    map: &'a Paged<K, V>,
+    left: Option<(K, Option<K>)>,
+    reverse: bool,
+    passed: usize,
+}
+
+impl<'a, K: Key, V: Row<K>> Iterator for Rows<'a, K, V> {
+    type Item = Result<(&'a K, &'a V), Part>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let (from, to) = self.left.as_ref()?;
+        let limit = self.passed.clamp(PAGE_MIN, PAGE_MAX);
+        let found = if self.reverse {
+            self.map.before(from, to.as_ref(), limit)
+        } else {
+            self.map.behind(from, to.as_ref(), limit)
+        };
+        self.passed += 1;
+        let found = match found {
+            Ok(found) => found,
+            Err(part) => {
+                self.left = None;
+                return Some(Err(part));
+            }
+        };
+        let Some((key, value)) = found else {
+            self.left = None;
+            return None;
+        };
+        self.left = self.left.take().and_then(|(from, to)| {
+            let (from, to) =
+                if self.reverse { (from, Some(key.clone())) } else { (key.after()?, to) };
+            to.as_ref().is_none_or(|to| from < *to).then_some((from, to))
+        });
+        Some(Ok((key, value)))
+    }
+}

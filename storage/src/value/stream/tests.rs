@@ -1,0 +1,355 @@
+use super::*;
+use crate::encoding::{decode_entry, encode_meta};
+use crate::need::Part;
+use crate::value::collection::Collection;
+use crate::value::test_rows::TestRows;
+use crate::value::{Entry, Value};
+use rand::{RngExt, SeedableRng, rngs::SmallRng};
+
+type Pair = (Vec<u8>, Vec<u8>);
+type Owned = (StreamId, Vec<Pair>);
+
+struct World {
+    stream: Stream,
+    rows: TestRows,
+    model: Vec<Owned>,
+    /// As Valkey would have it: live entries and deleted ones of each node.
+    limits: NodeLimits,
+}
+
+fn own(entry: StreamEntry<'_>) -> Owned {
+    (entry.id, entry.fields.map(|(n, v)| (n.to_vec(), v.to_vec())).collect())
+}
+
+impl World {
+    fn new(entries: u64) -> Self {
+        Self {
+            stream: Stream::new(),
+            rows: TestRows::default(),
+            model: Vec::new(),
+            limits: NodeLimits::new(0, entries),
+        }
+    }
+
+    fn add(&mut self, id: StreamId, fields: &[Pair]) {
+        self.stream.append(id, fields.iter().map(|(n, v)| (&n[..], &v[..])), self.limits);
+        self.model.push((id, fields.to_vec()));
+    }
+
+    fn add_many(&mut self, n: u64, value: usize) {
+        for _ in 0..n {
+            let id = StreamId::new(self.stream.last_id().ms + 1, 0);
+            self.add(id, &[(b"f".to_vec(), vec![b'v'; value])]);
+        }
+    }
+
+    fn query<T>(&mut self, query: impl Fn(&Stream) -> Result<T, Part>) -> T {
+        self.rows.query(&mut self.stream, query)
+    }
+
+    /// Writes it, forgets it, and reads its meta row.
+    fn reload(&mut self) {
+        self.rows.seal(&mut self.stream);
+        let mut entry = Entry::absent(b"k", 1);
+        entry.value = Value::Stream(Box::new(std::mem::take(&mut self.stream)));
+        let mut row = Vec::new();
+        encode_meta(&mut row, &entry);
+        let Value::Stream(back) = decode_entry(b"k", 1, &row).unwrap().value else {
+            panic!("it is a stream")
+        };
+        self.stream = *back;
+    }
+
+    fn range(&mut self, from: u64, to: u64, count: u64, reverse: bool) -> Vec<Owned> {
+        let (from, to) = (StreamId::new(from, 0), StreamId::new(to, 3));
+        self.query(|stream| Ok(stream.range(from, to, count, reverse)?.map(own).collect()))
+    }
+
+    fn expected(&self, from: u64, to: u64, count: u64, reverse: bool) -> Vec<Owned> {
+        let (from, to) = (StreamId::new(from, 0), StreamId::new(to, 3));
+        let mut all: Vec<_> =
+            self.model.iter().filter(|(id, _)| (from..=to).contains(id)).cloned().collect();
+        if reverse {
+            all.reverse();
+        }
+        all.truncate(count as usize);
+        all
+    }
+
+    fn delete(&mut self, ids: &[StreamId]) -> u64 {
+        let plan = self.query(|stream| stream.plan_delete(ids));
+        if plan.count() > 0 {
+            self.stream.delete(&plan);
+        }
+        self.model.retain(|(id, _)| !ids.contains(id));
+        plan.count()
+    }
+
+    fn trim(&mut self, trim: Trim) -> u64 {
+        let plan = self.query(|stream| stream.plan_trim(&trim, None));
+        self.stream.trim(&plan);
+        plan.deleted()
+    }
+
+    fn check(&mut self) {
+        assert_eq!(self.stream.len(), self.model.len() as u64);
+        let first = self.model.first().map_or(StreamId::MIN, |(id, _)| *id);
+        assert_eq!(self.stream.first_id(), first);
+        for last in [false, true] {
+            let end = self.query(|stream| Ok(stream.end(last)?.map(own)));
+            let expected = if last { self.model.last() } else { self.model.first() };
+            assert_eq!(end.as_ref(), expected);
+        }
+        if self.stream.nodes.is_whole() {
+            assert_eq!(self.stream.nodes.loaded() as u64, self.stream.node_count());
+        }
+    }
+}
+
+fn max_len(n: u64) -> Trim {
+    Trim { to: Threshold::MaxLen(n), approximate: false, limit: 0 }
+}
+
+fn fields(rng: &mut SmallRng) -> Vec<Pair> {
+    let names: &[&[&[u8]]] = &[&[b"a", b"b"], &[b"a"], &[b"temp", b"b", b"17"]];
+    let names = names[rng.random_range(0..10usize).saturating_sub(7)];
+    let len = [0, 5, 200, 5000][rng.random_range(0..40usize).saturating_sub(36)];
+    names.iter().map(|name| (name.to_vec(), vec![b'v'; rng.random_range(0..=len)])).collect()
+}
+
+#[test]
+fn a_stream_is_as_a_model() {
+    for seed in 0..4 {
+        let mut rng = SmallRng::seed_from_u64(seed);
+        let mut world = World::new(if seed % 2 == 0 { 100 } else { 7 });
+        for step in 0..3000 {
+            let last = world.stream.last_id();
+            let at = rng.random_range(0..=last.ms);
+            match rng.random_range(0..40) {
+                0..20 => {
+                    let next = StreamId::new(last.ms + rng.random_range(0..3), last.seq + 1);
+                    let fields = fields(&mut rng);
+                    world.add(next, &fields);
+                }
+                20..26 if !world.model.is_empty() => {
+                    let n = world.model.len();
+                    let pick = |i: usize| world.model[i % n].0;
+                    let ids: Vec<_> = match rng.random_range(0..3) {
+                        0 => (0..3).map(pick).chain([StreamId::new(at, 9)]).collect(),
+                        1 => (0..5).map(|_| pick(rng.random_range(0..n))).collect(),
+                        _ => (n - 1..n + 1).map(pick).collect(),
+                    };
+                    let before = world.model.len();
+                    let deleted = world.delete(&ids);
+                    assert_eq!(deleted, (before - world.model.len()) as u64);
+                }
+                26 | 27 => {
+                    let keep = (world.model.len() as u64).saturating_sub(rng.random_range(0..30));
+                    let before = world.model.len() as u64;
+                    assert_eq!(world.trim(max_len(keep)), before - keep);
+                    world.model.drain(..(before - keep) as usize);
+                }
+                28 if rng.random_ratio(1, 20) => {
+                    let least = StreamId::new(at, 1);
+                    let to = Threshold::MinId(least);
+                    let deleted = world.trim(Trim { to, approximate: false, limit: 0 });
+                    let before = world.model.len();
+                    world.model.retain(|(id, _)| *id >= least);
+                    assert_eq!(deleted, (before - world.model.len()) as u64);
+                }
+                29 if rng.random_ratio(1, 3) => {
+                    let to = Threshold::MaxLen(world.stream.len().saturating_sub(60));
+                    let deleted = world.trim(Trim { to, approximate: true, limit: 70 });
+                    assert!(deleted <= 60);
+                    world.model.drain(..deleted as usize);
+                }
+                30 if rng.random_ratio(1, 3) => world.reload(),
+                31 => {
+                    world.rows.seal(&mut world.stream);
+                    world.stream.shed(rng.random_range(0..50));
+                }
+                32 if rng.random_ratio(1, 100) => {
+                    world.trim(max_len(0));
+                    world.model.clear();
+                    assert_eq!(world.stream.version(), 0);
+                }
+                _ => {
+                    let to = at + rng.random_range(0..200);
+                    let count = [1, 10, u64::from(u32::MAX)][rng.random_range(0..3)];
+                    for reverse in [false, true] {
+                        let found = world.range(at, to, count, reverse);
+                        assert_eq!(found, world.expected(at, to, count, reverse), "{step}");
+                    }
+                }
+            }
+            world.check();
+        }
+        world.query(|stream| stream.require_whole());
+        assert_eq!(world.range(0, u64::MAX, u64::MAX, false), world.model);
+    }
+}
+
+#[test]
+fn a_small_stream_stays_in_its_meta_row() {
+    let mut world = World::new(100);
+    world.add_many(10, 10);
+    world.reload();
+    assert_eq!((world.stream.version(), world.rows.len()), (0, 0));
+    world.add_many(100, 10);
+    world.reload();
+    assert_eq!((world.stream.version(), world.rows.len()), (1, 2));
+    world.check();
+    assert_eq!(world.stream.entries_added(), 110);
+}
+
+#[test]
+fn a_stream_may_be_empty() {
+    let mut world = World::new(100);
+    world.add_many(2, 1);
+    world.trim(max_len(0));
+    world.stream.set_head(StreamHead {
+        last_id: StreamId::new(9, 9),
+        max_deleted_id: StreamId::new(1, 1),
+        entries_added: 7,
+    });
+    world.reload();
+    let stream = &world.stream;
+    assert_eq!((stream.last_id(), stream.entries_added()), (StreamId::new(9, 9), 7));
+    assert_eq!((stream.len(), stream.max_deleted_id()), (0, StreamId::new(1, 1)));
+    let value = Value::Stream(Box::default());
+    assert!(!value.is_empty_collection());
+}
+
+#[test]
+fn appending_needs_nothing() {
+    let mut world = World::new(100);
+    world.add_many(1000, 20);
+    world.reload();
+    world.rows.asked.clear();
+    world.add_many(150, 20);
+    world.model.drain(..1000);
+    assert_eq!(world.range(1001, 2000, 500, false), world.model);
+    assert_eq!(world.stream.node_count(), 12);
+    assert!(world.rows.asked.is_empty(), "{:?}", world.rows.asked);
+}
+
+#[test]
+fn a_queue_reads_nothing_where_it_was_emptied() {
+    let mut world = World::new(10);
+    world.add_many(1000, 1);
+    world.reload();
+    for _ in 0..99 {
+        let keep = world.stream.len() - 10;
+        world.trim(Trim { approximate: true, ..max_len(keep) });
+    }
+    world.rows.seal(&mut world.stream);
+    assert_eq!((world.stream.node_count(), world.rows.len()), (1, 1));
+    let pages = world.rows.asked.len();
+    assert!(pages < 20, "{pages}");
+    world.reload();
+    assert_eq!(world.stream.first_id(), StreamId::new(991, 0));
+    assert_eq!(world.range(0, 2000, 1, false).len(), 1);
+    assert_eq!(world.rows.asked.len(), pages + 1);
+}
+
+#[test]
+fn an_appended_entry_counts_for_the_trim_behind_it() {
+    let mut world = World::new(10);
+    world.add_many(20, 1);
+    let id = StreamId::new(21, 0);
+    let added = world.stream.added(id, 2, world.limits);
+    let plan = world.stream.plan_trim(&max_len(0), Some(added)).unwrap();
+    assert_eq!(plan.deleted(), 21);
+    let plan = world.stream.plan_trim(&max_len(1), Some(added)).unwrap();
+    assert_eq!(plan.deleted(), 20);
+    world.add_many(1, 1);
+    world.stream.trim(&plan);
+    assert_eq!((world.stream.len(), world.stream.first_id()), (1, id));
+    // The next one joins the node.
+    let id = StreamId::new(22, 0);
+    let added = world.stream.added(id, 2, world.limits);
+    let trim = Trim { to: Threshold::MinId(id), approximate: false, limit: 0 };
+    let plan = world.stream.plan_trim(&trim, Some(added)).unwrap();
+    world.add_many(1, 1);
+    world.stream.trim(&plan);
+    assert_eq!((world.stream.len(), world.stream.first_id()), (1, id));
+}
+
+#[test]
+fn an_approximate_trim_takes_whole_nodes() {
+    let mut world = World::new(10);
+    world.add_many(35, 1);
+    let approximate = |n| Trim { approximate: true, ..max_len(n) };
+    assert_eq!(world.trim(approximate(26)), 0);
+    assert_eq!(world.trim(approximate(20)), 10);
+    assert_eq!(world.trim(Trim { limit: 9, ..approximate(0) }), 0);
+    assert_eq!(world.trim(Trim { limit: 19, ..approximate(0) }), 10);
+    let to = Threshold::MinId(StreamId::new(31, 0));
+    assert_eq!(world.trim(Trim { to, ..approximate(0) }), 10);
+    assert_eq!(
+        world.trim(Trim { to: Threshold::MinId(StreamId::new(35, 0)), ..approximate(0) }),
+        0
+    );
+    assert_eq!((world.stream.len(), world.stream.node_count()), (5, 1));
+}
+
+#[test]
+fn what_goes_by_the_ten_thousands_is_counted_and_not_read() {
+    let by_id = |n| Trim { to: Threshold::MinId(StreamId::new(n, 0)), ..max_len(0) };
+    for trim in [max_len(1005), by_id(58_996)] {
+        let mut world = World::new(10);
+        world.add_many(60_000, 1);
+        world.reload();
+        world.stream.append(StreamId::new(60_001, 0), [].into_iter(), world.limits);
+        world.model.drain(..58_995);
+        let plan = world.query(|stream| stream.plan_trim(&trim, None));
+        assert_eq!(world.stream.nodes.loaded() as u64, 2);
+        assert!(world.rows.asked.len() <= 3, "{:?}", world.rows.asked);
+        let deleted = if matches!(trim.to, Threshold::MaxLen(_)) { 58_996 } else { 58_995 };
+        assert_eq!(plan.deleted(), deleted);
+        world.stream.trim(&plan);
+        world.rows.seal(&mut world.stream);
+        assert_eq!(world.rows.len(), 102);
+        assert_eq!(
+            world.range(0, 60_000, 2000, false),
+            &world.model[(deleted - 58_995) as usize..]
+        );
+    }
+}
+
+#[test]
+fn counted_nodes_may_be_loaded_and_change() {
+    let mut world = World::new(10);
+    world.add_many(40_000, 1);
+    world.reload();
+    let trim = max_len(5);
+    let Err(part) = world.stream.plan_trim(&trim, None) else { panic!("it is not in memory") };
+    world.rows.serve(&mut world.stream, part);
+    world.range(50, 60, 10, false);
+    assert_eq!(world.delete(&[StreamId::new(55, 0), StreamId::new(1001, 0)]), 2);
+    assert_eq!(world.trim(trim), 39_993);
+    world.model.drain(..39_993);
+    world.check();
+    world.rows.seal(&mut world.stream);
+    assert_eq!(world.rows.len(), 1);
+    let mut world = World::new(10);
+    world.add_many(40_000, 1);
+    world.reload();
+    let plan = world.query(|stream| stream.plan_trim(&max_len(0), None));
+    world.stream.trim(&plan);
+    assert_eq!((world.stream.len(), world.stream.version()), (0, 0));
+}
+
+#[test]
+fn a_copy_is_written_anew() {
+    let mut world = World::new(100);
+    world.add_many(500, 20);
+    world.rows.seal(&mut world.stream);
+    let Value::Stream(mut copy) = Value::Stream(Box::new(world.stream.clone())).copied() else {
+        panic!("a copy is of the same type")
+    };
+    assert_eq!((copy.version(), copy.len()), (0, 500));
+    let mut rows = TestRows::default();
+    rows.seal(&mut *copy);
+    assert_eq!(rows.len(), world.rows.len());
+}
