@@ -89,6 +89,7 @@ impl Worker {
             }
         }
         self.node.broadcast(&changes, &settings);
+        self.node.pubsub.ring();
     }
 
     /// The oldest news if it is known what became of its round, and whether that is stored.
@@ -104,6 +105,7 @@ impl Worker {
         let mut changes = Changes::default();
         self.tell_each(news, &settings, &mut changes);
         self.node.broadcast(&changes, &settings);
+        self.node.pubsub.ring();
     }
 
     fn tell_each(&self, news: &News, settings: &Settings, changes: &mut Changes) {

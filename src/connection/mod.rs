@@ -169,6 +169,7 @@ impl Connection {
     /// `false`: the connection is to be closed.
     async fn finish(&mut self, mut cycle: Cycle, mut pause: Pause) -> std::io::Result<bool> {
         loop {
+            self.worker.node.pubsub.ring();
             let out = cycle.finish(&self.worker).await;
             self.reply(&out).await?;
             match pause {

@@ -177,9 +177,14 @@ impl PubSub {
             }
             sent += listeners.len();
         }
-        drop(registry);
-        self.wakes.ring();
         sent
+    }
+
+    /// Has the connections woken that were sent something. Whoever publishes does this once it has
+    /// published what it has at hand, so that they write it all at once.
+    #[inline]
+    pub fn ring(&self) {
+        self.wakes.ring();
     }
 
     /// Wakes the connections of a worker that were sent something; runs as long as the worker.

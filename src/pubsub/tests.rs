@@ -182,6 +182,7 @@ async fn a_waiting_connection_is_woken() {
     let wakes = tokio::spawn(async move { running.run_wakes(0).await });
     for n in 1..=3 {
         assert_eq!(pubsub.publish(b"ch", b"hi", &limits(), 1), 1);
+        pubsub.ring();
         let all = async {
             while heard.load(Ordering::Relaxed) < n {
                 tokio::task::yield_now().await;

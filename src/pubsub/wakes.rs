@@ -2,6 +2,7 @@
 //! call; so the tasks to be woken are gathered by worker, and one task of each worker is woken,
 //! which wakes the others on their own thread.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use tokio::sync::Notify;
@@ -22,24 +23,38 @@ impl Bell {
 
 /// See the module's description.
 #[derive(Debug)]
-pub(super) struct Wakes(Vec<Bell>);
+pub(super) struct Wakes {
+    bells: Vec<Bell>,
+    /// There are tasks to be woken.
+    waiting: AtomicBool,
+}
 
 impl Wakes {
     pub(super) fn new(workers: usize) -> Self {
-        Self((0..workers).map(|_| Bell::default()).collect())
+        let bells = (0..workers).map(|_| Bell::default()).collect();
+        Self { bells, waiting: AtomicBool::new(false) }
     }
 
     /// A connection's task is to be woken at the next [`Wakes::ring`].
     pub(super) fn add(&self, worker: usize, waker: Waker) {
-        match self.0.get(worker) {
+        match self.bells.get(worker) {
             Some(bell) => bell.lock().push(waker),
             None => waker.wake(),
         }
+        self.waiting.store(true, Ordering::Release);
     }
 
     /// Has the tasks woken that were added.
+    #[inline]
     pub(super) fn ring(&self) {
-        for bell in &self.0 {
+        if self.waiting.load(Ordering::Relaxed) && self.waiting.swap(false, Ordering::Acquire) {
+            self.ring_all();
+        }
+    }
+
+    #[cold]
+    fn ring_all(&self) {
+        for bell in &self.bells {
             if !bell.lock().is_empty() {
                 bell.rung.notify_one();
             }
@@ -48,7 +63,7 @@ impl Wakes {
 
     /// Wakes the tasks of a worker; runs as long as it.
     pub(super) async fn run(&self, worker: usize) {
-        let Some(bell) = self.0.get(worker) else { return };
+        let Some(bell) = self.bells.get(worker) else { return };
         let mut wakers = Vec::new();
         loop {
             bell.rung.notified().await;
