@@ -3,6 +3,7 @@
 mod atomicity;
 mod blocking;
 mod durability;
+mod events;
 mod hostile;
 mod keyspace;
 mod pubsub;
