@@ -29,6 +29,7 @@ pub(super) fn move_element(
     if let Some(list) = target.as_ref().and_then(EntryMut::typed::<List>) {
         list.require_push(to_front).or_load(db, to)?;
     }
+    let changes = cx.store.stats.changes;
     if let Some(mut source) = cx.store.typed_mut::<List>(db, from)?
         && let Some(list) = source.typed_mut::<List>()
     {
@@ -42,6 +43,8 @@ pub(super) fn move_element(
     if let Some(mut source) = cx.store.typed_mut::<List>(db, from)? {
         shrink_or_delete(&mut source, settings, popped(from_front));
     }
+    // A move is one change.
+    cx.store.stats.changes = changes + 1;
     cx.out.bulk(&element);
     Ok(true)
 }
