@@ -3,6 +3,7 @@
 //! ones; only what runs the commands is a model.
 
 use super::serve::{Serves, Tried, add, end_apart, look_again, serve_all};
+use super::table::Content;
 use super::{Cancel, Ended, WaitTable, Waiter, testing};
 use crate::commands::Awaited;
 use flagstone_storage::need::Key;
@@ -46,6 +47,8 @@ struct Shared {
     /// Messages that nobody has dealt with, and clients that still leave waiters.
     pending: usize,
     lists: BTreeMap<Key, VecDeque<u32>>,
+    /// How many elements each key has got.
+    pushed: BTreeMap<Key, u64>,
     /// What became of elements that are in no list.
     served: BTreeMap<u64, u32>,
     popped: Vec<u32>,
@@ -117,6 +120,7 @@ impl ModelWorker {
                 Message::Push(key, element) => {
                     let mut shared = self.net.shared.lock().unwrap();
                     shared.lists.entry(key.clone()).or_default().push_back(element);
+                    *shared.pushed.entry(key.clone()).or_default() += 1;
                     drop(shared);
                     self.table.borrow_mut().touch(key.0, &key.1);
                     serve_all(self);
@@ -160,14 +164,16 @@ impl Serves for ModelWorker {
         &self.table
     }
 
-    fn type_of(&self, key: &Key) -> Option<&'static str> {
+    fn content_of(&self, key: &Key) -> Option<Content> {
         if thread_rng().gen_ratio(1, 5) {
             return None;
         }
         let shared = self.net.shared.lock().unwrap();
-        let is_list = shared.lists.get(key).is_some_and(|list| !list.is_empty());
+        let state = [shared.pushed.get(key).copied().unwrap_or(0), 0, 0, 0];
+        let has_any = shared.lists.get(key).is_some_and(|list| !list.is_empty());
         // A value that has nothing new has its type all the same, as streams have.
-        Some(if is_list || thread_rng().gen_ratio(1, 3) { "list" } else { "none" })
+        let exists = has_any || thread_rng().gen_ratio(1, 3);
+        Some(if exists { Content { type_name: "stream", state } } else { Content::NONE })
     }
 
     fn fetch(&self, key: &Key) {
@@ -261,7 +267,7 @@ fn schedule() {
             let keys: BTreeSet<_> = [first, thread_rng().gen_range(0..WORKERS)].into();
             let keys: Vec<String> = keys.iter().map(ToString::to_string).collect();
             let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-            testing::waiter(id, &keys, Awaited::List)
+            testing::waiter(id, &keys, Awaited::Stream)
         })
         .collect();
     let clients: Vec<_> = waiters

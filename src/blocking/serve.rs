@@ -1,8 +1,10 @@
 //! A worker serves those who wait for its keys.
 
+use super::table::Content;
 use super::{Held, WaitTable, Waiter};
 use crate::routing;
 use crate::worker::{Blocked, Ran, Worker};
+use flagstone_storage::Value;
 use flagstone_storage::need::Key;
 use flagstone_storage::store::Need;
 use std::cell::RefCell;
@@ -27,9 +29,8 @@ pub(super) trait Serves {
 
     fn table(&self) -> &RefCell<WaitTable>;
 
-    /// The type of what a key holds, "none" if it holds nothing; `None`: nobody may look now, or it
-    /// is not in memory.
-    fn type_of(&self, key: &Key) -> Option<&'static str>;
+    /// What a key holds; `None`: nobody may look now, or it is not in memory.
+    fn content_of(&self, key: &Key) -> Option<Content>;
 
     /// Has a task make the key's type known, and serve then; meanwhile the key is busy.
     fn fetch(&self, key: &Key);
@@ -65,11 +66,11 @@ pub(super) fn serve_all(at: &impl Serves) {
 fn serve_key(at: &impl Serves, key: &Key) {
     let mut after = 0;
     while at.table().borrow().is_free(key) {
-        let Some(holds) = at.type_of(key) else {
+        let Some(content) = at.content_of(key) else {
             at.table().borrow_mut().set_busy(key, true);
             return at.fetch(key);
         };
-        let next = at.table().borrow().next_waiter(key, after, holds);
+        let next = at.table().borrow_mut().next_waiter(key, after, content);
         let Some(waiter) = next else { return };
         if !waiter.turn.claim(at.number()) {
             after = waiter.id;
@@ -112,9 +113,7 @@ pub(super) fn end_apart(at: &impl Serves, waiter: &Arc<Waiter>, key: &Key, serve
 
 /// Looks again for a waiter, as another worker has asked.
 pub(super) fn look_again(at: &impl Serves, waiter: &Waiter) {
-    for (db, key) in &waiter.keys {
-        at.table().borrow_mut().touch(*db, key);
-    }
+    at.table().borrow_mut().touch_for(waiter);
     serve_all(at);
 }
 
@@ -134,14 +133,22 @@ impl Serves for Rc<Worker> {
         &self.waiting
     }
 
-    fn type_of(&self, (db, key): &Key) -> Option<&'static str> {
+    fn content_of(&self, (db, key): &Key) -> Option<Content> {
         if !self.is_open(*db, key) {
             return None;
         }
         let store = &mut self.partition.borrow_mut().store;
         store.begin(self.node.clock.now_ms(), false);
         let found = store.peek(*db, key).ok()?;
-        Some(found.map_or("none", |entry| entry.value.type_name()))
+        let Some(entry) = found else { return Some(Content::NONE) };
+        let state = match &entry.value {
+            Value::Stream(stream) => {
+                let last_id = stream.last_id();
+                [last_id.ms, last_id.seq, stream.entries_added(), stream.groups().len()]
+            }
+            _ => [0; 4],
+        };
+        Some(Content { type_name: entry.value.type_name(), state })
     }
 
     fn fetch(&self, key: &Key) {

@@ -6,6 +6,19 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Bound::{Excluded, Unbounded};
 use std::sync::Arc;
 
+/// What a key holds, as far as its waiters care.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Content {
+    /// "none" if it holds nothing.
+    pub(super) type_name: &'static str,
+    /// Of a stream: while this is the same, who has found nothing finds nothing.
+    pub(super) state: [u64; 4],
+}
+
+impl Content {
+    pub(super) const NONE: Self = Self { type_name: "none", state: [0; 4] };
+}
+
 #[derive(Debug, Default)]
 struct Queue {
     /// By number: first come first served.
@@ -16,6 +29,8 @@ struct Queue {
     busy: bool,
     /// It is among those to be looked at.
     ready: bool,
+    /// The stream in which those up to this number have found nothing.
+    searched: Option<(Content, u64)>,
 }
 
 /// See the module's description.
@@ -61,6 +76,8 @@ impl WaitTable {
             let queues = self.queues.entry(key.0).or_default();
             let queue = queues.entry(key.1.clone()).or_default();
             self.awaited += usize::from(queue.waiters.is_empty());
+            // One that was long on its way has not looked yet.
+            queue.searched = queue.searched.filter(|(_, last)| *last < waiter.id);
             if queue.waiters.insert(waiter.id, waiter.clone()).is_none()
                 && waiter.on.wants_absence()
             {
@@ -114,6 +131,16 @@ impl WaitTable {
         }
     }
 
+    /// A waiter is to be looked at that was not when others were.
+    pub(super) fn touch_for(&mut self, waiter: &Waiter) {
+        for key in &waiter.keys {
+            if let Some(queue) = self.queue(key) {
+                queue.searched = None;
+            }
+            self.touch(key.0, &key.1);
+        }
+    }
+
     /// All keys of some databases have changed.
     pub(super) fn touch_all(&mut self, dbs: &[u32]) {
         for db in dbs {
@@ -164,20 +191,27 @@ impl WaitTable {
         queue.is_some_and(|queue| !queue.busy && !queue.waiters.is_empty())
     }
 
-    /// The first waiter of a key behind the number `after` for whom a value of the type that the
-    /// key holds may have something.
+    /// The first waiter of a key behind the number `after` for whom what the key holds may have
+    /// something.
     pub(super) fn next_waiter(
-        &self,
-        (db, key): &Key,
+        &mut self,
+        key: &Key,
         after: u64,
-        holds: &str,
+        holds: Content,
     ) -> Option<Arc<Waiter>> {
-        let queue = self.queues.get(db)?.get(key).filter(|queue| !queue.busy)?;
-        if holds == "none" && queue.want_absence == 0 {
+        let queue = self.queue(key).filter(|queue| !queue.busy)?;
+        if holds == Content::NONE && queue.want_absence == 0 {
             return None;
         }
+        let searched = queue.searched.filter(|(content, _)| *content == holds);
+        let after = searched.map_or(after, |(_, last)| after.max(last));
         let mut behind = queue.waiters.range((Excluded(after), Unbounded));
-        behind.find(|(_, waiter)| waiter.on.fits(holds)).map(|(_, waiter)| waiter.clone())
+        let next = behind.find(|(_, waiter)| waiter.on.fits(holds.type_name));
+        if next.is_none() {
+            let last = queue.waiters.last_key_value().map_or(0, |(number, _)| *number);
+            queue.searched = (holds.type_name == "stream").then_some((holds, last));
+        }
+        next.map(|(_, waiter)| waiter.clone())
     }
 
     /// The first waiter of a key.
@@ -216,10 +250,37 @@ mod tests {
     }
 
     /// The numbers of those who are served from a key, one after the other.
-    fn order(table: &WaitTable, name: &str, holds: &str) -> Vec<u64> {
-        let first = table.next_waiter(&key(name), 0, holds);
-        let next = |waiter: &Arc<Waiter>| table.next_waiter(&key(name), waiter.id, holds);
-        std::iter::successors(first, next).map(|waiter| waiter.id).collect()
+    fn order(table: &mut WaitTable, name: &str, type_name: &'static str) -> Vec<u64> {
+        order_in(table, name, Content { type_name, state: [0; 4] })
+    }
+
+    fn order_in(table: &mut WaitTable, name: &str, holds: Content) -> Vec<u64> {
+        let mut order = Vec::new();
+        while let Some(waiter) =
+            table.next_waiter(&key(name), order.last().copied().unwrap_or(0), holds)
+        {
+            order.push(waiter.id);
+        }
+        order
+    }
+
+    #[test]
+    fn who_has_found_nothing_in_a_stream_looks_again_when_it_has_changed() {
+        let holds = |last_id| Content { type_name: "stream", state: [last_id, 0, 0, 0] };
+        let a = waiter(2, &["x"], Awaited::Stream);
+        let b = waiter(3, &["x"], Awaited::Group);
+        let mut table = table(&[&a, &b]);
+        assert_eq!(order_in(&mut table, "x", holds(1)), [2, 3]);
+        assert!(order_in(&mut table, "x", holds(1)).is_empty());
+        table.add(&waiter(4, &["x"], Awaited::Stream), |_| true);
+        assert_eq!(order_in(&mut table, "x", holds(1)), [4], "only who is new");
+        assert_eq!(order_in(&mut table, "x", holds(2)), [2, 3, 4]);
+        table.add(&waiter(1, &["x"], Awaited::Stream), |_| true);
+        assert_eq!(order_in(&mut table, "x", holds(2)), [1, 2, 3, 4], "one that was slow");
+        table.touch_for(&a);
+        assert_eq!(order_in(&mut table, "x", holds(2)), [1, 2, 3, 4]);
+        assert_eq!(order(&mut table, "x", "none"), [3]);
+        assert_eq!(order_in(&mut table, "x", holds(2)), [1, 2, 3, 4], "it is another stream");
     }
 
     #[test]
@@ -229,14 +290,14 @@ mod tests {
         let c = waiter(3, &["y", "x"], Awaited::List);
         // A message that was slow changes nothing.
         let mut table = table(&[&c, &a, &b]);
-        assert_eq!(order(&table, "x", "list"), [1, 3]);
-        assert_eq!(order(&table, "y", "list"), [1, 2, 3]);
+        assert_eq!(order(&mut table, "x", "list"), [1, 3]);
+        assert_eq!(order(&mut table, "y", "list"), [1, 2, 3]);
         table.remove(&a);
         table.remove(&a);
-        assert_eq!(order(&table, "x", "list"), [3]);
+        assert_eq!(order(&mut table, "x", "list"), [3]);
         assert_eq!(table.len(), (2, 0));
         table.remove(&c);
-        assert_eq!(order(&table, "y", "list"), [2]);
+        assert_eq!(order(&mut table, "y", "list"), [2]);
         table.remove(&b);
         assert!(table.is_empty());
         assert_eq!(table.len(), (0, 0));
@@ -248,7 +309,7 @@ mod tests {
         let a = waiter(1, &["x", "y"], Awaited::List);
         table.add(&a, |(_, key)| **key == *b"x");
         assert_eq!(table.len(), (1, 0));
-        assert!(order(&table, "y", "list").is_empty());
+        assert!(order(&mut table, "y", "list").is_empty());
     }
 
     #[test]
@@ -257,12 +318,12 @@ mod tests {
         let zset = waiter(2, &["x"], Awaited::Zset);
         let group = waiter(3, &["x"], Awaited::Group);
         let mut table = table(&[&list, &zset, &group]);
-        assert_eq!(order(&table, "x", "list"), [1, 3]);
-        assert_eq!(order(&table, "x", "zset"), [2, 3]);
-        assert_eq!(order(&table, "x", "none"), [3]);
+        assert_eq!(order(&mut table, "x", "list"), [1, 3]);
+        assert_eq!(order(&mut table, "x", "zset"), [2, 3]);
+        assert_eq!(order(&mut table, "x", "none"), [3]);
         assert_eq!(table.len(), (1, 1));
         table.remove(&group);
-        assert!(order(&table, "x", "none").is_empty());
+        assert!(order(&mut table, "x", "none").is_empty());
         assert_eq!(table.len(), (1, 0));
     }
 
@@ -294,12 +355,12 @@ mod tests {
         assert_eq!(table.next_ready(), Some(key("x")));
         table.set_busy(&key("x"), true);
         assert!(!table.is_free(&key("x")));
-        assert!(order(&table, "x", "list").is_empty());
+        assert!(order(&mut table, "x", "list").is_empty());
         table.remove(&a);
         table.set_busy(&key("x"), false);
         assert!(table.is_free(&key("x")));
         assert_eq!(table.next_ready(), Some(key("x")));
-        assert_eq!(order(&table, "x", "list"), [2]);
+        assert_eq!(order(&mut table, "x", "list"), [2]);
         table.set_busy(&key("x"), true);
         table.remove(&b);
         assert!(!table.is_empty(), "whoever comes now comes behind");
