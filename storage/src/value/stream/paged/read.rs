@@ -16,7 +16,6 @@ type Found<'a, K, V> = Result<Option<(&'a K, &'a V)>, Part>;
 
 impl<K: Key, V: Row<K>> Paged<K, V> {
     /// The row of a key.
-    #[allow(dead_code, reason = "for maps of other rows than nodes")]
     pub(in crate::value) fn get(&self, key: &K) -> Result<Option<&V>, Part> {
         if let Some(slot) = self.rows.get(key) {
             return Ok(Some(&slot.value));
@@ -30,12 +29,6 @@ impl<K: Key, V: Row<K>> Paged<K, V> {
     /// The row with the greatest key that is not greater than this.
     pub(in crate::value) fn floor(&self, key: &K) -> Found<'_, K, V> {
         self.before(&K::first(), key.after().as_ref(), ONE)
-    }
-
-    /// The row with the least key that is not less than this.
-    #[allow(dead_code, reason = "for maps of other rows than nodes")]
-    pub(in crate::value) fn ceil(&self, key: &K) -> Found<'_, K, V> {
-        self.behind(key, None, ONE)
     }
 
     /// The row with the greatest key, if it is in memory.

@@ -94,7 +94,7 @@ impl World {
         assert_eq!(get, self.model.get(&id(n)).cloned());
         let floor = self.query(|map| map.floor(&id(n)).map(found));
         assert_eq!(floor, found(self.model.range(..=id(n)).next_back()));
-        let ceil = self.query(|map| map.ceil(&id(n)).map(found));
+        let ceil = self.query(|map| map.rows(id(n), None, false).next().transpose().map(found));
         assert_eq!(ceil, found(self.model.range(id(n)..).next()));
         let mut all: Vec<_> =
             self.model.range(id(n)..id(to.max(n))).map(|(k, v)| (*k, v.clone())).collect();
