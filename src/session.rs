@@ -90,6 +90,7 @@ impl Session {
             touch: !self.no_touch,
             client: self.client.id,
             track: self.tracking.as_ref().is_some_and(|tracked| tracked.remembers()),
+            again: false,
         }
     }
 

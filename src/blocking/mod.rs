@@ -51,14 +51,9 @@ impl Waiter {
         let keys: BTreeSet<Key> = block.keys.iter().map(|key| (db, key.clone())).collect();
         let mut others = command.lock_keys();
         others.retain(|key| !keys.contains(key));
-        Self {
-            id,
-            command: command.with_args(&block.replaced),
-            keys,
-            others,
-            on: block.on,
-            turn: Arc::default(),
-        }
+        let mut command = command.with_args(&block.replaced);
+        command.request.again = true;
+        Self { id, command, keys, others, on: block.on, turn: Arc::default() }
     }
 }
 

@@ -9,7 +9,8 @@ use std::sync::Arc;
 /// A waiter for some keys of database 0.
 pub(super) fn waiter(id: u64, keys: &[&str], on: Awaited) -> Arc<Waiter> {
     let command = registry::lookup(b"blpop").expect("a command");
-    let request = Request { db: 0, proto: Proto::Resp2, touch: true, track: false, client: id };
+    let request =
+        Request { db: 0, proto: Proto::Resp2, touch: true, track: false, again: false, client: id };
     let command = OwnedCommand::new(command, Args::new(b"blpop", &[(0, 5)]), request);
     let keys = keys.iter().map(|key| key.as_bytes().into()).collect();
     let block = Block { keys, on, until_ms: 0, nil: Nil::Array, replaced: Vec::new() };

@@ -161,6 +161,8 @@ pub struct Ctx<'a> {
     /// The selected database.
     pub db: u32,
     pub settings: &'a Settings,
+    /// It has waited for its keys, and runs again as there may be something for it.
+    pub again: bool,
 }
 
 impl Ctx<'_> {

@@ -160,10 +160,12 @@ async fn attempt(
     space.begin(node.clock.now_ms(), command.request.touch);
     // The workers that own the keys note that they have changed.
     space.notes.want(Interest { changes: false, ..node.interest(&settings) });
-    let db = command.request.db;
+    let Request { db, again, .. } = command.request;
     let began = Instant::now();
-    let outcome =
-        handler(&mut Ctx { store: &mut space, out, db, settings: &settings }, command.args());
+    let outcome = handler(
+        &mut Ctx { store: &mut space, out, db, settings: &settings, again },
+        command.args(),
+    );
     if matches!(outcome, Err(Stop::Miss(_))) {
         space.notes.retry();
     }

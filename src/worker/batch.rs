@@ -18,6 +18,8 @@ pub struct Request {
     pub client: u64,
     /// The connection wants to hear when what it reads changes.
     pub track: bool,
+    /// It has waited, and runs again as there may be something for it.
+    pub again: bool,
 }
 
 /// One command of a batch: its arguments are ranges of the batch's bytes.

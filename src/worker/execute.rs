@@ -188,7 +188,8 @@ impl Worker {
         if let (Some(at), Some(key)) = (at, args.get(1)) {
             store.hint(key, at);
         }
-        let outcome = handler(&mut Ctx { store, out, db: request.db, settings }, args);
+        let outcome =
+            handler(&mut Ctx { store, out, db: request.db, settings, again: request.again }, args);
         let mut empty = None;
         match outcome {
             Ok(()) | Err(Stop::Close) => {}

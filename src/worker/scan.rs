@@ -49,7 +49,14 @@ impl Worker {
             bytes.extend_from_slice(&key);
             ranges.push((start, bytes.len() as u32));
         }
-        let request = Request { db, proto: Proto::Resp2, touch: false, client: 0, track: false };
+        let request = Request {
+            db,
+            proto: Proto::Resp2,
+            touch: false,
+            client: 0,
+            track: false,
+            again: false,
+        };
         let command = OwnedCommand::new(exists, Args::new(&bytes, &ranges), request);
         // Its reply says nothing of interest.
         let _ = self.park(command, Blocked::Locked).await;

@@ -33,7 +33,8 @@ async fn run(cx: &Call<'_>, db: u32, words: &[&[u8]]) -> Result<Vec<u8>, Stop> {
         bytes.extend_from_slice(word);
         ranges.push((start, bytes.len() as u32));
     }
-    let request = Request { db, proto: Proto::Resp2, touch: false, client: 0, track: false };
+    let request =
+        Request { db, proto: Proto::Resp2, touch: false, client: 0, track: false, again: false };
     let owned = OwnedCommand::new(command, Args::new(&bytes, &ranges), request);
     Ok(routing::run_across(cx.worker, owned).await)
 }

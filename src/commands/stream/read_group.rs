@@ -222,6 +222,10 @@ fn xreadgroup(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let mark = if cx.out.is_resp3() { cx.out.begin_map() } else { cx.out.begin_array() };
     for (key, what) in streams {
         let plan = plan(cx, &options, (key, what))?;
+        if cx.again && !plan.answers() {
+            // The consumer was seen when it began to wait.
+            continue;
+        }
         if plan.answers()
             && let Some(stream) = cx.store.typed::<Stream>(db, key)?
         {
