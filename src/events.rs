@@ -52,10 +52,6 @@ impl Worker {
     pub(crate) fn take_notes(self: &Rc<Self>, mut partition: RefMut<'_, Partition>, client: u64) {
         let store = &mut partition.store;
         if !store.notes.is_empty() {
-            if client == 0 {
-                // It is no reader who has missed something.
-                store.notes.retry();
-            }
             let (round, notes) = (store.seen(), store.notes.take());
             drop(partition);
             self.spread(round, client, notes);

@@ -14,7 +14,7 @@ use crate::commands::{Ctx, Run, Stop, flag};
 use crate::events::News;
 use crate::node::Node;
 use crate::resp::Reply;
-use crate::worker::{LockKey, Message, OwnedCommand, Ran, Request, Worker};
+use crate::worker::{LockKey, Message, OwnedCommand, Ran, Request, Worker, changer};
 use flagstone_storage::journal::{JournalError, Lsn};
 use flagstone_storage::notes::{Interest, Note};
 use flagstone_storage::store::Need;
@@ -34,7 +34,7 @@ const MAX_LOCKINGS: usize = 8;
 /// What a coordinator has so far.
 #[derive(Default)]
 struct Held {
-    /// The connection whose command it is; 0: none.
+    /// The connection whose changes they are; 0: nobody's.
     client: u64,
     /// Its holds, by worker.
     holds: BTreeMap<usize, u64>,
@@ -85,7 +85,8 @@ pub(crate) async fn coordinate(
     missed: Vec<Need>,
 ) -> Ran {
     let mut out = Reply::new(command.request.proto);
-    let mut held = Held { client: command.request.client, ..Held::default() };
+    let client = changer(command.command, command.request.client);
+    let mut held = Held { client, ..Held::default() };
     match run(worker, command, missed, &mut held, &mut out).await {
         Ok(round) => match worker.wait_shown(round).await {
             Ok(()) => {

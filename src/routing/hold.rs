@@ -145,7 +145,8 @@ impl Worker {
         let generations = partition.store.generations();
         drop(partition);
         if let Some(client) = acquire.reader {
-            self.remember(acquire.keys.iter().map(|(_, key)| &**key), client);
+            let told = self.news_count.get();
+            self.remember(acquire.keys.iter().map(|(_, key)| &**key), client, told);
         }
         if let Err(grant) = to.send(Grant { hold, entries, generations, error: None }) {
             let entries = grant.entries.into_iter().map(|(db, e)| (db, e, false)).collect();

@@ -18,6 +18,7 @@ pub use broadcast::{Changes, Prefixes};
 pub use session::{Mode, Tracked};
 pub(crate) use table::Table;
 
+use crate::clients::state;
 use crate::commands::flag;
 use crate::commands::registry::Command;
 use crate::events::News;
@@ -31,17 +32,29 @@ const EFFORT: usize = 100;
 
 impl Worker {
     /// A command of a client that wants to hear of changes of what it reads has run here.
+    /// `has_news`: what it has noted itself is the next news.
     #[cold]
-    pub(crate) fn remember_read(&self, command: &Command, args: Args<'_>, request: Request) {
+    pub(crate) fn remember_read(
+        &self,
+        command: &Command,
+        args: Args<'_>,
+        request: Request,
+        has_news: bool,
+    ) {
         if command.spec.has(flag::READONLY) {
+            let told = self.news_count.get() + u64::from(has_news);
             let keys = command.keys(args, request.db);
-            self.remember(keys.into_iter().map(|(_, key)| key), request.client);
+            self.remember(keys.into_iter().map(|(_, key)| key), request.client, told);
         }
     }
 
-    /// A client has read these keys of this worker.
-    pub(crate) fn remember<'a>(&self, keys: impl Iterator<Item = &'a [u8]>, client: u64) {
-        let told = self.news_count.get();
+    /// A client has read these keys of this worker after so much news.
+    pub(crate) fn remember<'a>(
+        &self,
+        keys: impl Iterator<Item = &'a [u8]>,
+        client: u64,
+        told: u64,
+    ) {
         let mut table = self.tracking.borrow_mut();
         for key in keys {
             table.add(key, client, told, |id| self.node.clients.get(id).is_some());
@@ -59,7 +72,7 @@ impl Worker {
         for _ in 0..EFFORT {
             let forgotten = self.tracking.borrow_mut().evict(max_keys, max_bytes);
             let Some((key, readers)) = forgotten else { break };
-            self.node.invalidate(&key, &readers, 0, &settings);
+            self.node.invalidate(&key, &readers, &settings);
         }
         self.show_tracking();
     }
@@ -81,14 +94,17 @@ impl Worker {
 
     /// Tells who has read a key that a command has changed.
     pub(crate) fn tell_change(&self, news: &News, note: &Note, changes: &mut Changes) {
+        // What time has done nobody has.
+        let by = if note.what == What::Expired { 0 } else { news.client };
         if self.node.prefixes.any() {
-            // What time has done nobody has.
-            let by = if note.what == What::Expired { 0 } else { news.client };
             changes.add(&note.key, by);
         }
-        let readers = self.tracking.borrow_mut().take(&note.key, news.number);
+        let wants_no_own = |id| {
+            id == by && self.node.clients.get(id).is_some_and(|client| client.is(state::NOLOOP))
+        };
+        let readers = self.tracking.borrow_mut().take(&note.key, news.number, wants_no_own);
         if !readers.is_empty() {
-            self.node.invalidate(&note.key, &readers, news.client, &self.settings());
+            self.node.invalidate(&note.key, &readers, &self.settings());
             self.show_tracking();
         }
     }

@@ -38,15 +38,11 @@ impl Invalid {
 }
 
 impl Node {
-    /// Tells clients that have read a key that it is not what it was; `by` has changed it (0:
-    /// nobody).
-    pub(super) fn invalidate(&self, key: &[u8], readers: &[u64], by: u64, settings: &Settings) {
+    /// Tells clients that have read a key that it is not what it was.
+    pub(super) fn invalidate(&self, key: &[u8], readers: &[u64], settings: &Settings) {
         let invalid = Invalid::keys(std::iter::once(key));
         for client in readers.iter().filter_map(|id| self.clients.get(*id)) {
-            let wants = client.is(state::TRACKING)
-                && !client.is(state::BROADCAST)
-                && !(client.is(state::NOLOOP) && client.id == by);
-            if wants {
+            if client.is(state::TRACKING) && !client.is(state::BROADCAST) {
                 self.send_invalid(&client, &invalid, settings);
             }
         }

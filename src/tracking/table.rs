@@ -14,8 +14,10 @@ const MANY: usize = 32;
 #[derive(Clone, Copy, Debug)]
 struct Reader {
     client: u64,
-    /// How much news there was before it read the key first of what it has not been told of.
-    told: u64,
+    /// How much news there was before it read the key: first of what it has not been told of, and
+    /// last.
+    first: u64,
+    last: u64,
 }
 
 /// Ascending by client.
@@ -55,7 +57,7 @@ impl Table {
         told: u64,
         is_there: impl Fn(u64) -> bool,
     ) {
-        let reader = Reader { client, told };
+        let reader = Reader { client, first: told, last: told };
         let Some(readers) = self.keys.get_mut(key) else {
             self.keys.insert(key.into(), SmallVec::from_slice(&[reader]));
             self.reads += 1;
@@ -64,7 +66,10 @@ impl Table {
         };
         let at = match readers.binary_search_by_key(&client, |reader| reader.client) {
             // What it has read before is still to be told.
-            Ok(_) => return,
+            Ok(at) => {
+                readers[at].last = told;
+                return;
+            }
             Err(at) => at,
         };
         let before = readers.len();
@@ -77,17 +82,20 @@ impl Table {
         self.reads = self.reads + after - before;
     }
 
-    /// Takes out who had read a key before this news.
-    pub(crate) fn take(&mut self, key: &[u8], news: u64) -> Vec<u64> {
+    /// Takes out who had read a key before this news. Those that are `spared` are not told of it,
+    /// and stay if they have read the key since.
+    pub(crate) fn take(&mut self, key: &[u8], news: u64, spared: impl Fn(u64) -> bool) -> Vec<u64> {
         let Some(readers) = self.keys.get_mut(key) else { return Vec::new() };
         let before = readers.len();
         let mut taken = Vec::with_capacity(before);
         readers.retain(|reader| {
-            let is_old = reader.told < news;
-            if is_old {
+            if reader.first < news && spared(reader.client) {
+                reader.first = reader.last;
+            } else if reader.first < news {
                 taken.push(reader.client);
+                return false;
             }
-            !is_old
+            reader.first >= news
         });
         let after = readers.len();
         self.bytes = self.bytes + weight(key, after) - weight(key, before);
@@ -129,6 +137,10 @@ mod tests {
         true
     }
 
+    fn nobody(_: u64) -> bool {
+        false
+    }
+
     #[test]
     fn who_read_before_is_told() {
         let mut table = Table::default();
@@ -137,13 +149,26 @@ mod tests {
         table.add(b"k", 3, 1, everybody);
         table.add(b"other", 1, 0, everybody);
         assert_eq!((table.len(), table.reads()), (2, 4));
-        assert_eq!(table.take(b"k", 1), [1, 2]);
-        assert_eq!(table.take(b"k", 1), Vec::<u64>::new());
+        assert_eq!(table.take(b"k", 1, nobody), [1, 2]);
+        assert_eq!(table.take(b"k", 1, nobody), Vec::<u64>::new());
         // Something else of it was read before the change.
         table.add(b"k", 3, 2, everybody);
-        assert_eq!(table.take(b"k", 2), [3]);
+        assert_eq!(table.take(b"k", 2, nobody), [3]);
         assert_eq!((table.len(), table.reads()), (1, 1));
-        assert_eq!(table.take(b"other", 9), [1]);
+        assert_eq!(table.take(b"other", 9, nobody), [1]);
+        assert_eq!((table.len(), table.reads(), table.bytes), (0, 0, 0));
+    }
+
+    #[test]
+    fn who_has_changed_a_key_and_read_it_again_is_told_of_the_next_change() {
+        let mut table = Table::default();
+        for client in [1, 2] {
+            table.add(b"k", client, 0, everybody);
+        }
+        table.add(b"k", 1, 1, everybody);
+        assert!(table.take(b"k", 1, everybody).is_empty());
+        assert_eq!((table.len(), table.reads()), (1, 1));
+        assert_eq!(table.take(b"k", 2, nobody), [1]);
         assert_eq!((table.len(), table.reads(), table.bytes), (0, 0, 0));
     }
 
@@ -173,6 +198,6 @@ mod tests {
             table.add(b"k", client, 0, |id| id + 10 > client);
         }
         assert!(table.reads() < 2 * MANY, "{}", table.reads());
-        assert!(table.take(b"k", 1).contains(&9_999));
+        assert!(table.take(b"k", 1, nobody).contains(&9_999));
     }
 }

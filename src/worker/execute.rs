@@ -6,7 +6,7 @@ use super::batch::Request;
 use super::locks::LockKey;
 use crate::blocking::Held;
 use crate::commands::registry::Command;
-use crate::commands::{Block, Ctx, Run, Stop};
+use crate::commands::{Block, Ctx, Run, Stop, flag};
 use crate::config::Settings;
 use crate::resp::{Args, Reply};
 use crate::routing::{self, coordinate};
@@ -206,13 +206,14 @@ impl Worker {
                 out.truncate(mark);
                 // What it has met so far may have expired.
                 partition.store.notes.retry();
-                self.take_notes(partition, request.client);
+                self.take_notes(partition, changer(command, request.client));
                 return Err(blocked_by(needs, command, args, request));
             }
         }
         let (seen, dirty) = (partition.store.seen(), partition.store.is_dirty());
         if request.track && empty.is_none() {
-            self.remember_read(command, args, request);
+            let has_news = !partition.store.notes.is_empty();
+            self.remember_read(command, args, request, has_news);
         }
         if dirty {
             self.commit_soon();
@@ -224,7 +225,11 @@ impl Worker {
             // It has nothing for those who wait as it does.
             partition.store.notes.drop_changes();
         }
-        self.take_notes(partition, request.client);
+        if request.client == 0 {
+            // It is no reader who has missed something.
+            partition.store.notes.retry();
+        }
+        self.take_notes(partition, changer(command, request.client));
         empty.map_or(Ok(seen), |block| Err(Blocked::Empty(block)))
     }
 
@@ -349,6 +354,12 @@ impl Worker {
             .map(|(db, key)| Need { db, key, part: None })
             .collect()
     }
+}
+
+/// Whose changes the changes of a client's command are: what a reading one finds expired nobody has
+/// changed (0).
+pub(crate) fn changer(command: &Command, client: u64) -> u64 {
+    if command.spec.has(flag::READONLY) { 0 } else { client }
 }
 
 /// What a command may ask for while others hold locks: the keys that it has declared.

@@ -13,6 +13,7 @@ mod scan;
 mod stats;
 
 pub use batch::{BatchReply, CmdBatch, Request};
+pub(crate) use execute::changer;
 pub use execute::{Blocked, OwnedCommand, Ran};
 pub(crate) use locks::LockKey;
 pub use mailbox::{Inbox, Mailbox, Message, WorkerGone, mailbox};

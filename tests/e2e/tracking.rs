@@ -212,8 +212,14 @@ fn keep(server: &Server, seed: u64, options: &[&str], until: Instant) {
     let mut told = 0;
     while Instant::now() < until {
         let keys = [draws.key(), draws.key()];
-        match draws.below(3) {
-            0 => keeper.read(&[keys[0].as_str(), keys[1].as_str()]),
+        match draws.below(12) {
+            0..4 => keeper.read(&[keys[0].as_str(), keys[1].as_str()]),
+            4 => {
+                // With NOLOOP it is not told of what it does itself.
+                let () = keeper.client.set(&keys[0], seed).expect("stored");
+                keeper.hear();
+                keeper.kept.remove(&keys[0]);
+            }
             _ => keeper.read(&[keys[0].as_str()]),
         }
         keeper.ping();

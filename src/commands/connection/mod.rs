@@ -52,6 +52,8 @@ fn select(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
 /// `QUIT`
 fn quit(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
     cx.session.take_pushes(cx.out);
+    // Nothing is redirected to it any more once it has its reply.
+    cx.node.clients.remove(cx.session.client.id);
     cx.out.ok();
     Err(Stop::Close)
 }
