@@ -43,7 +43,7 @@ pub(crate) async fn begin(
             let shown = worker.wait_shown(ran.seen).await;
             Ok(shown.map_or_else(|e| format!("-{}\r\n", e.0).into_bytes(), |()| ran.reply))
         }
-        Some(block) => Err(Waiting::begin(worker, client, &command, block).await),
+        Some(block) => Err(Waiting::begin(worker, client, &command, block)),
     }
 }
 
@@ -88,7 +88,7 @@ impl Worker {
 }
 
 impl Waiting {
-    async fn begin(
+    fn begin(
         worker: &Rc<Worker>,
         client: &Arc<Client>,
         command: &OwnedCommand,
@@ -107,9 +107,7 @@ impl Waiting {
                 worker.add_waiter(&waiting.waiter);
             } else {
                 let waiter = waiting.waiter.clone();
-                let add = move |worker: Rc<Worker>| async move { worker.add_waiter(&waiter) };
-                // A worker that is gone takes the others with it.
-                let _ = routing::on_worker(node, target, false, add).await;
+                send(node, target, move |worker| worker.add_waiter(&waiter));
             }
         }
         waiting
