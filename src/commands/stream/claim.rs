@@ -187,8 +187,7 @@ fn xclaim(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let (db, key, name, now_ms) = (cx.db, key_arg(args)?, arg(args, 2)?, cx.now_ms());
     let consumer = arg(args, 3)?;
     let Some((stream, group)) = group::find(cx.store, db, key, name)? else {
-        cx.out.error(no_group(key, name));
-        return Ok(());
+        return group::refuse(cx.out, no_group(key, name));
     };
     let claim = Claim::parse(args, now_ms)?;
     let number = consumer_no(stream, group, consumer).or_load(db, key)?;
@@ -277,8 +276,7 @@ fn xautoclaim(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let (db, key, name, now_ms) = (cx.db, key_arg(args)?, arg(args, 2)?, cx.now_ms());
     let (consumer, options) = (arg(args, 3)?, AutoClaim::parse(args)?);
     let Some((stream, group)) = group::find(cx.store, cx.db, key, name)? else {
-        cx.out.error(no_group(key, name));
-        return Ok(());
+        return group::refuse(cx.out, no_group(key, name));
     };
     let number = consumer_no(stream, group, consumer).or_load(db, key)?;
     let (plan, next) = options.plan(stream, group, number, now_ms).or_load(db, key)?;

@@ -2,7 +2,7 @@
 
 use super::reply_id;
 use crate::commands::generic::shown;
-use crate::commands::{Ctx, Stop};
+use crate::commands::{Ctx, Outcome, Stop};
 use crate::config::NotifyFlags;
 use crate::resp::Reply;
 use flagstone_storage::Store;
@@ -31,6 +31,17 @@ pub(super) fn no_group_of_key(key: &[u8], group: &[u8]) -> Vec<u8> {
 /// The error of XREADGROUP without key or group.
 pub(super) fn no_group_to_read(key: &[u8], group: &[u8]) -> Vec<u8> {
     [&no_group(key, group)[..], b" in XREADGROUP with GROUP option"].concat()
+}
+
+/// Ends a command with an error. One that is no text, as a name is none, goes out as it is.
+pub(super) fn refuse(out: &mut Reply, error: Vec<u8>) -> Outcome {
+    match String::from_utf8(error) {
+        Ok(text) => Err(text.into()),
+        Err(bytes) => {
+            out.error(bytes.into_bytes());
+            Ok(())
+        }
+    }
 }
 
 /// A stream and its group, if both exist.

@@ -1,6 +1,6 @@
 //! What is known of groups and consumers: XINFO GROUPS, XINFO CONSUMERS.
 
-use super::group::{no_group_of_key, reply_progress};
+use super::group::{self, no_group_of_key, reply_progress};
 use crate::commands::{Ctx, Outcome, arg, error};
 use crate::resp::Args;
 use flagstone_storage::store::OrLoad;
@@ -31,8 +31,7 @@ pub(super) fn consumers(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let stream = cx.store.typed::<Stream>(db, key)?.ok_or(error::NO_SUCH_KEY)?;
     let group = stream.groups().group(name).or_load(db, key)?;
     let Some(group) = group else {
-        cx.out.error(no_group_of_key(key, name));
-        return Ok(());
+        return group::refuse(cx.out, no_group_of_key(key, name));
     };
     let consumers = stream.groups().consumers(group).or_load(db, key)?;
     let since = |ms: u64| now_ms.wrapping_sub(ms) as i64;

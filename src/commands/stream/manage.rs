@@ -79,8 +79,7 @@ fn require_group(cx: &mut Ctx<'_>, key: &[u8], name: &[u8]) -> Result<Option<Str
     let stream = cx.store.typed::<Stream>(db, key)?.ok_or(NO_KEY)?;
     let group = stream.groups().group(name).or_load(db, key)?;
     if group.is_none() {
-        cx.out.error(no_group_of_key(key, name));
-        return Ok(None);
+        return group::refuse(cx.out, no_group_of_key(key, name)).map(|()| None);
     }
     Ok(Some(stream.last_id()))
 }

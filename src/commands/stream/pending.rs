@@ -1,6 +1,6 @@
 //! What was delivered and is not acknowledged: XPENDING.
 
-use super::group::{find, no_group};
+use super::group::{self, find, no_group};
 use super::{READS, key_arg, parse, reply_id};
 use crate::commands::{Ctx, Group, Outcome, Run, Spec, Stop, arg, error, flag, int_arg, is_word};
 use crate::resp::{Args, Reply};
@@ -91,8 +91,7 @@ fn xpending(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         _ => return Err(error::SYNTAX.into()),
     };
     let Some((stream, group)) = find(cx.store, db, key, name)? else {
-        cx.out.error(no_group(key, name));
-        return Ok(());
+        return group::refuse(cx.out, no_group(key, name));
     };
     let out = &mut *cx.out;
     let Some(range) = range else { return Ok(summary(out, stream, group).or_load(db, key)?) };

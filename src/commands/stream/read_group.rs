@@ -210,8 +210,7 @@ fn xreadgroup(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
             continue;
         }
         if group::find(cx.store, cx.db, key, name)?.is_none() {
-            cx.out.error(no_group_to_read(key, name));
-            return Ok(());
+            return group::refuse(cx.out, no_group_to_read(key, name));
         }
         streams.push((key, What::parse(id)?));
     }

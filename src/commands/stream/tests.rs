@@ -1,7 +1,7 @@
 //! Replies, and commands on streams of which nothing is in memory.
 
-use super::super::Stop;
 use super::super::testing;
+use super::super::{Awaited, Stop};
 use crate::config::Settings;
 use crate::resp::Proto;
 use flagstone_storage::Store;
@@ -124,6 +124,17 @@ fn a_stream_stays_when_its_last_entry_is_gone() {
 }
 
 #[test]
+fn a_read_that_waits_knows_from_where() {
+    let mut store = store(&["xadd a 7-1 f v"]);
+    let command = "xread count 3 block 10 streams a b $ 5-0";
+    let stop = testing::try_line(&mut store, &Settings::default(), Proto::Resp2, command);
+    let Err(Stop::Block(block)) = stop else { panic!("{stop:?}") };
+    assert_eq!(block.keys, [b"a"[..].into(), b"b"[..].into()]);
+    assert_eq!((block.on, block.until_ms), (Awaited::Stream, testing::NOW_MS + 10));
+    assert_eq!(block.replaced, [(8, b"7-1".to_vec())]);
+}
+
+#[test]
 fn reads_answer_a_map_in_resp3() {
     let mut store = store(&["xadd a 1-1 f v", "xadd b 2-1 f v", "xadd b 3-1 f v"]);
     let entries = "*1 *2 $3 3-1 *2 $1 f $1 v";
@@ -137,7 +148,6 @@ fn reads_answer_a_map_in_resp3() {
         &mut store,
         &[
             ("xread count 1 streams b +", &format!("*1 *2 $1 b {entries}")[..]),
-            ("xread block 10 streams a $", "*-1"),
             ("xread block -1 streams a $", "ERR timeout is negative"),
             ("xread block x streams a $", "ERR timeout is not an integer or out of range"),
             (
