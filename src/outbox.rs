@@ -12,8 +12,8 @@ use std::task::{Context, Poll, Waker};
 const COPIED: usize = 4096;
 /// Bytes of copied frames that are written at once.
 const CHUNK: usize = 64 * 1024;
-/// Bytes of memory that an empty outbox keeps.
-const KEPT: usize = 1024;
+/// Bytes of memory that an outbox begins with, and keeps while it is empty.
+const KEPT: usize = 2048;
 
 /// Whole frames to be written: those that were copied together, then the rest of one that is
 /// shared.
@@ -165,6 +165,9 @@ impl Inner {
         self.unasked += len;
         if !self.last.is_empty() && self.last.len() + len.min(COPIED) > CHUNK {
             self.seal();
+        }
+        if self.last.capacity() == 0 {
+            self.last.reserve(KEPT);
         }
         self.last.extend_from_slice(head);
         if len <= COPIED {
