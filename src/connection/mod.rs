@@ -181,7 +181,8 @@ impl Connection {
                 Pause::Close => return Ok(false),
                 Pause::Flush => {}
                 Pause::Barrier => {
-                    if !self.run_barrier().await? {
+                    // Its state is large, and most of the time a connection has none.
+                    if !Box::pin(self.run_barrier()).await? {
                         return Ok(false);
                     }
                 }
