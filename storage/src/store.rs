@@ -9,14 +9,17 @@
 //! into the body of one journal record. Rounds count up per store; an entry carries the round of
 //! its last write, and a reply waits for the greatest round it has seen.
 
+mod entry_mut;
+mod lending;
+
 pub use crate::need::{Fault, Need, OrLoad, Part};
 use crate::notes::{Notes, What, class};
 use crate::scope::Scope;
 use crate::slot::{KeyHash, Layout, SUB_TABLES, sub_table};
 use crate::value::{Counted, Entry, Hash, KeyBuf, Str, Typed, Value};
+pub use entry_mut::EntryMut;
 use hashbrown::HashTable;
 use std::collections::VecDeque;
-use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -317,24 +320,6 @@ impl Store {
         self.typed_mut::<Hash>(db, key)
     }
 
-    /// An entry that was found, for writing.
-    fn change(&mut self, found: Found) -> EntryMut<'_> {
-        let Self { dbs, dirty, seen, round, stats, notes, .. } = self;
-        let entry = found.entry_mut(dbs);
-        EntryMut {
-            is_new: !entry.is_live(),
-            entry,
-            dirty,
-            seen,
-            changes: &mut stats.changes,
-            notes,
-            changed: false,
-            round: *round,
-            db: found.db,
-            at: found.at,
-        }
-    }
-
     /// Deletes a key; whether it existed.
     pub fn remove(&mut self, db: u32, key: &[u8]) -> Result<bool, Fault> {
         // No reminder is kept of a key that was not there.
@@ -471,7 +456,7 @@ impl Store {
         db.table(at.slot).map.find_mut(at.hash, |e| *e.key == *key)
     }
 
-    // ---- loading and lending -----------------------------------------------------------------
+    // ---- loading -----------------------------------------------------------------
 
     /// Takes in what was found on disk for a key that is not in memory.
     pub fn learn(&mut self, db: u32, mut entry: Entry) {
@@ -492,72 +477,6 @@ impl Store {
     pub fn entry_for_part(&mut self, db: u32, key: &[u8]) -> Option<&mut Entry> {
         let at = self.layout.key_hash(key);
         self.get_mut(db, at, key)
-    }
-
-    /// Lends an entry out: it leaves the table. The key must be locked until it is given back.
-    /// `None` when it is not in memory, or the database does not exist.
-    pub fn lend(&mut self, db: u32, key: &[u8]) -> Option<Entry> {
-        let at = self.layout.key_hash(key);
-        let table = self.dbs.get_mut(db as usize)?.table(at.slot);
-        match table.map.find_entry(at.hash, |e| *e.key == *key) {
-            Ok(found) => {
-                let entry = found.remove().0;
-                self.memory = self.memory.saturating_sub(entry.counted);
-                Some(entry)
-            }
-            Err(_) if !table.partial => Some(Entry::absent(key, at.hash)),
-            Err(_) => None,
-        }
-    }
-
-    /// Takes an entry in as it is (a loan, or its return).
-    pub fn adopt(&mut self, db: u32, mut entry: Entry) {
-        let at = KeyHash { slot: crate::slot::slot_of(&entry.key), hash: entry.hash };
-        entry.large = false;
-        if entry.count().grew_large {
-            self.large.push_back(DirtyKey { db, at, key: entry.key.clone() });
-        }
-        let table = self.dbs[db as usize].table(at.slot);
-        self.memory += entry.counted;
-        table.map.insert_unique(at.hash, entry, |e| e.hash);
-    }
-
-    /// A lent entry comes back from a commit: replies that show it wait for the open round. One
-    /// that comes back changed and not committed (it had expired, and the command was broken off)
-    /// is committed with the open round.
-    pub fn give_back(&mut self, db: u32, mut entry: Entry, written: bool) {
-        if written || entry.dirty {
-            entry.round = self.round;
-            self.notes.changed(db, &entry.key, What::Changed);
-        }
-        if entry.dirty {
-            let at = self.layout.key_hash(&entry.key);
-            self.dirty.push(DirtyKey { db, at, key: entry.key.clone() });
-        }
-        entry.counted = entry.memory();
-        self.adopt(db, entry);
-    }
-
-    /// An entry is gone for good (a failed commit): whatever is on disk counts.
-    pub fn forget(&mut self, db: u32, key: &[u8]) {
-        let at = self.layout.key_hash(key);
-        let table = self.dbs[db as usize].table(at.slot);
-        table.partial = true;
-        if let Ok(found) = table.map.find_entry(at.hash, |e| *e.key == *key) {
-            let entry = found.remove().0;
-            self.memory = self.memory.saturating_sub(entry.counted);
-        }
-    }
-
-    /// Takes every entry out of a workspace.
-    pub fn drain(&mut self) -> Vec<(u32, Entry)> {
-        let mut out = Vec::new();
-        for (db, tables) in (0u32..).zip(&mut self.dbs) {
-            for table in &mut tables.tables {
-                out.extend(table.map.drain().map(|e| (db, e)));
-            }
-        }
-        out
     }
 
     // ---- rounds ------------------------------------------------------------------------------
@@ -688,136 +607,5 @@ impl Found {
             .map
             .get_bucket_mut(self.bucket)
             .expect("found a moment ago")
-    }
-}
-
-/// An entry that notes the key as dirty when it is first accessed mutably.
-#[derive(Debug)]
-pub struct EntryMut<'a> {
-    entry: &'a mut Entry,
-    dirty: &'a mut Vec<DirtyKey>,
-    seen: &'a mut u64,
-    changes: &'a mut u64,
-    notes: &'a mut Notes,
-    changed: bool,
-    /// The key did not exist, and nothing was told of it since.
-    is_new: bool,
-    round: u64,
-    db: u32,
-    at: KeyHash,
-}
-
-impl EntryMut<'_> {
-    /// Notes a keyspace event of the key, behind one that says that it is new if it is.
-    #[inline]
-    pub fn event(&mut self, class: impl Into<u32>, name: &'static str) {
-        if self.notes.wants_events() {
-            self.note_event(class.into(), name);
-        }
-    }
-
-    /// Notes that the key is new if it is. Any other event does, too.
-    #[inline]
-    pub fn creation_event(&mut self) {
-        if self.is_new && self.entry.is_live() {
-            self.is_new = false;
-            self.notes.event(self.db, &self.entry.key, class::NEW, "new");
-        }
-    }
-
-    #[cold]
-    fn note_event(&mut self, class: u32, name: &'static str) {
-        self.creation_event();
-        self.notes.event(self.db, &self.entry.key, class, name);
-    }
-
-    /// Notes a keyspace event of something that was taken out of the key, before one that says
-    /// that the key is deleted if it is.
-    #[inline]
-    pub fn removal_event(&mut self, class: impl Into<u32>, name: &'static str) {
-        self.event(class, name);
-        self.deletion_event();
-    }
-
-    /// Notes that the key is deleted if it is.
-    #[inline]
-    pub fn deletion_event(&mut self) {
-        if !self.entry.is_live() {
-            self.event(class::GENERIC, "del");
-        }
-    }
-
-    /// Notes the first change.
-    #[inline]
-    fn note_change(&mut self, what: What) {
-        if !self.changed {
-            self.changed = true;
-            *self.changes += 1;
-            self.notes.changed(self.db, &self.entry.key, what);
-        }
-    }
-
-    /// Notes the key as dirty.
-    fn touch(&mut self) {
-        self.deref_mut();
-    }
-
-    /// The value it holds, if it is of this type.
-    pub fn typed<T: Typed>(&self) -> Option<&T> {
-        T::of(&self.entry.value)
-    }
-
-    /// The value it holds, for changing it in place.
-    pub fn typed_mut<T: Typed>(&mut self) -> Option<&mut T> {
-        T::of_mut(&mut self.deref_mut().value)
-    }
-
-    /// The value it holds, for changing it in place; made if the key does not exist.
-    pub fn typed_or_new<T: Typed + Default>(&mut self) -> Result<&mut T, Fault> {
-        if self.entry.value.is_absent() {
-            self.deref_mut().value = T::default().into_value();
-        }
-        if T::of(&self.entry.value).is_none() {
-            return Err(Fault::WrongType);
-        }
-        self.typed_mut().ok_or(Fault::WrongType)
-    }
-
-    /// The string it holds, for changing it in place.
-    pub fn as_str_mut(&mut self) -> Option<&mut Str> {
-        self.typed_mut()
-    }
-
-    /// The hash it holds, for changing it in place.
-    pub fn as_hash_mut(&mut self) -> Option<&mut Hash> {
-        self.typed_mut()
-    }
-
-    /// Deletes the key if it holds a collection without elements.
-    pub fn clear_if_empty(&mut self) {
-        if self.entry.value.is_empty_collection() {
-            self.deref_mut().clear();
-        }
-    }
-}
-
-impl Deref for EntryMut<'_> {
-    type Target = Entry;
-
-    fn deref(&self) -> &Entry {
-        self.entry
-    }
-}
-
-impl DerefMut for EntryMut<'_> {
-    fn deref_mut(&mut self) -> &mut Entry {
-        self.note_change(What::Changed);
-        if !self.entry.dirty {
-            self.entry.dirty = true;
-            self.entry.round = self.round;
-            *self.seen = self.round;
-            self.dirty.push(DirtyKey { db: self.db, at: self.at, key: self.entry.key.clone() });
-        }
-        self.entry
     }
 }

@@ -1,0 +1,159 @@
+//! Entries that are written.
+
+use super::{DirtyKey, Found, Store};
+use crate::need::Fault;
+use crate::notes::{Notes, What, class};
+use crate::slot::KeyHash;
+use crate::value::{Entry, Hash, Str, Typed};
+use std::ops::{Deref, DerefMut};
+
+/// An entry that notes the key as dirty when it is first accessed mutably.
+#[derive(Debug)]
+pub struct EntryMut<'a> {
+    entry: &'a mut Entry,
+    dirty: &'a mut Vec<DirtyKey>,
+    seen: &'a mut u64,
+    changes: &'a mut u64,
+    notes: &'a mut Notes,
+    changed: bool,
+    /// The key did not exist, and nothing was told of it since.
+    is_new: bool,
+    round: u64,
+    db: u32,
+    at: KeyHash,
+}
+
+impl Store {
+    /// An entry that was found, for writing.
+    pub(super) fn change(&mut self, found: Found) -> EntryMut<'_> {
+        let Self { dbs, dirty, seen, round, stats, notes, .. } = self;
+        let entry = found.entry_mut(dbs);
+        EntryMut {
+            is_new: !entry.is_live(),
+            entry,
+            dirty,
+            seen,
+            changes: &mut stats.changes,
+            notes,
+            changed: false,
+            round: *round,
+            db: found.db,
+            at: found.at,
+        }
+    }
+}
+
+impl EntryMut<'_> {
+    /// Notes a keyspace event of the key, behind one that says that it is new if it is.
+    #[inline]
+    pub fn event(&mut self, class: impl Into<u32>, name: &'static str) {
+        if self.notes.wants_events() {
+            self.note_event(class.into(), name);
+        }
+    }
+
+    /// Notes that the key is new if it is. Any other event does, too.
+    #[inline]
+    pub fn creation_event(&mut self) {
+        if self.is_new && self.entry.is_live() {
+            self.is_new = false;
+            self.notes.event(self.db, &self.entry.key, class::NEW, "new");
+        }
+    }
+
+    #[cold]
+    fn note_event(&mut self, class: u32, name: &'static str) {
+        self.creation_event();
+        self.notes.event(self.db, &self.entry.key, class, name);
+    }
+
+    /// Notes a keyspace event of something that was taken out of the key, before one that says
+    /// that the key is deleted if it is.
+    #[inline]
+    pub fn removal_event(&mut self, class: impl Into<u32>, name: &'static str) {
+        self.event(class, name);
+        self.deletion_event();
+    }
+
+    /// Notes that the key is deleted if it is.
+    #[inline]
+    pub fn deletion_event(&mut self) {
+        if !self.entry.is_live() {
+            self.event(class::GENERIC, "del");
+        }
+    }
+
+    /// Notes the first change.
+    #[inline]
+    pub(super) fn note_change(&mut self, what: What) {
+        if !self.changed {
+            self.changed = true;
+            *self.changes += 1;
+            self.notes.changed(self.db, &self.entry.key, what);
+        }
+    }
+
+    /// Notes the key as dirty.
+    pub(super) fn touch(&mut self) {
+        self.deref_mut();
+    }
+
+    /// The value it holds, if it is of this type.
+    pub fn typed<T: Typed>(&self) -> Option<&T> {
+        T::of(&self.entry.value)
+    }
+
+    /// The value it holds, for changing it in place.
+    pub fn typed_mut<T: Typed>(&mut self) -> Option<&mut T> {
+        T::of_mut(&mut self.deref_mut().value)
+    }
+
+    /// The value it holds, for changing it in place; made if the key does not exist.
+    pub fn typed_or_new<T: Typed + Default>(&mut self) -> Result<&mut T, Fault> {
+        if self.entry.value.is_absent() {
+            self.deref_mut().value = T::default().into_value();
+        }
+        if T::of(&self.entry.value).is_none() {
+            return Err(Fault::WrongType);
+        }
+        self.typed_mut().ok_or(Fault::WrongType)
+    }
+
+    /// The string it holds, for changing it in place.
+    pub fn as_str_mut(&mut self) -> Option<&mut Str> {
+        self.typed_mut()
+    }
+
+    /// The hash it holds, for changing it in place.
+    pub fn as_hash_mut(&mut self) -> Option<&mut Hash> {
+        self.typed_mut()
+    }
+
+    /// Deletes the key if it holds a collection without elements.
+    pub fn clear_if_empty(&mut self) {
+        if self.entry.value.is_empty_collection() {
+            self.deref_mut().clear();
+        }
+    }
+}
+
+impl Deref for EntryMut<'_> {
+    type Target = Entry;
+
+    fn deref(&self) -> &Entry {
+        self.entry
+    }
+}
+
+impl DerefMut for EntryMut<'_> {
+    fn deref_mut(&mut self) -> &mut Entry {
+        self.note_change(What::Changed);
+        if !self.entry.dirty {
+            self.entry.dirty = true;
+            self.entry.round = self.round;
+            *self.seen = self.round;
+            self.dirty.push(DirtyKey { db: self.db, at: self.at, key: self.entry.key.clone() });
+        }
+        self.entry
+    }
+}

@@ -1,0 +1,74 @@
+//! Entries that are lent to a command on keys of several workers, and come back.
+
+use super::{DirtyKey, Store};
+use crate::notes::What;
+use crate::slot::KeyHash;
+use crate::value::Entry;
+
+impl Store {
+    /// Lends an entry out: it leaves the table. The key must be locked until it is given back.
+    /// `None` when it is not in memory, or the database does not exist.
+    pub fn lend(&mut self, db: u32, key: &[u8]) -> Option<Entry> {
+        let at = self.layout.key_hash(key);
+        let table = self.dbs.get_mut(db as usize)?.table(at.slot);
+        match table.map.find_entry(at.hash, |e| *e.key == *key) {
+            Ok(found) => {
+                let entry = found.remove().0;
+                self.memory = self.memory.saturating_sub(entry.counted);
+                Some(entry)
+            }
+            Err(_) if !table.partial => Some(Entry::absent(key, at.hash)),
+            Err(_) => None,
+        }
+    }
+
+    /// Takes an entry in as it is (a loan, or its return).
+    pub fn adopt(&mut self, db: u32, mut entry: Entry) {
+        let at = KeyHash { slot: crate::slot::slot_of(&entry.key), hash: entry.hash };
+        entry.large = false;
+        if entry.count().grew_large {
+            self.large.push_back(DirtyKey { db, at, key: entry.key.clone() });
+        }
+        let table = self.dbs[db as usize].table(at.slot);
+        self.memory += entry.counted;
+        table.map.insert_unique(at.hash, entry, |e| e.hash);
+    }
+
+    /// A lent entry comes back from a commit: replies that show it wait for the open round. One
+    /// that comes back changed and not committed (it had expired, and the command was broken off)
+    /// is committed with the open round.
+    pub fn give_back(&mut self, db: u32, mut entry: Entry, written: bool) {
+        if written || entry.dirty {
+            entry.round = self.round;
+            self.notes.changed(db, &entry.key, What::Changed);
+        }
+        if entry.dirty {
+            let at = self.layout.key_hash(&entry.key);
+            self.dirty.push(DirtyKey { db, at, key: entry.key.clone() });
+        }
+        entry.counted = entry.memory();
+        self.adopt(db, entry);
+    }
+
+    /// An entry is gone for good (a failed commit): whatever is on disk counts.
+    pub fn forget(&mut self, db: u32, key: &[u8]) {
+        let at = self.layout.key_hash(key);
+        let table = self.dbs[db as usize].table(at.slot);
+        table.partial = true;
+        if let Ok(found) = table.map.find_entry(at.hash, |e| *e.key == *key) {
+            let entry = found.remove().0;
+            self.memory = self.memory.saturating_sub(entry.counted);
+        }
+    }
+
+    /// Takes every entry out of a workspace.
+    pub fn drain(&mut self) -> Vec<(u32, Entry)> {
+        let mut out = Vec::new();
+        for (db, tables) in (0u32..).zip(&mut self.dbs) {
+            for table in &mut tables.tables {
+                out.extend(table.map.drain().map(|e| (db, e)));
+            }
+        }
+        out
+    }
+}
