@@ -366,13 +366,16 @@ impl Stream {
             let Ok(Some((key, node))) = self.nodes.floor(id) else { return };
             let (key, last) = (*key, node.last());
             let (here, rest) = ids.split_at(ids.partition_point(|id| *id <= last).max(1));
-            ids = rest;
-            self.len -= here.len() as u64;
-            let left = self.nodes.update(&key, |node| {
-                node.delete(|id| here.binary_search(&id).is_ok());
-                node.count()
+            let changed = self.nodes.update(&key, |node| {
+                let deleted = node.delete(|id| here.binary_search(&id).is_ok());
+                (deleted as usize, node.count())
             });
-            if left == Some(0) {
+            let Some((deleted, left)) = changed else { return };
+            // A node may have ended with a greater id than the next one begins with: ids that are
+            // given once more after XSETID.
+            ids = if deleted < here.len() { &ids[deleted.max(1)..] } else { rest };
+            self.len -= deleted as u64;
+            if left == 0 {
                 self.nodes.remove(&key);
                 self.node_count -= 1;
             }
@@ -387,7 +390,7 @@ impl Stream {
         if self.len == 0 && self.groups.is_empty() {
             self.nodes = Paged::new(&[prefix::NODES]);
             self.node_count = 0;
-            self.groups.detach();
+            self.groups.let_go();
             self.version = 0;
         }
     }

@@ -353,3 +353,27 @@ fn a_copy_is_written_anew() {
     rows.seal(&mut *copy);
     assert_eq!(rows.len(), world.rows.len());
 }
+
+#[test]
+fn entries_are_deleted_behind_a_node_that_ended_with_a_greater_id() {
+    let mut stream = Stream::new();
+    let add = |stream: &mut Stream, ms: u64| {
+        let fields = [(&b"f"[..], &b"v"[..])].into_iter();
+        stream.append(StreamId::new(ms, 0), fields, NodeLimits::new(0, 2));
+    };
+    let delete = |stream: &mut Stream, ms: &[u64]| {
+        let ids: Vec<_> = ms.iter().map(|ms| StreamId::new(*ms, 0)).collect();
+        let plan = stream.plan_delete(&ids).unwrap();
+        stream.delete(&plan);
+    };
+    add(&mut stream, 5);
+    add(&mut stream, 10);
+    delete(&mut stream, &[10]);
+    stream.set_head(StreamHead { last_id: StreamId::new(7, 0), ..stream.head() });
+    add(&mut stream, 8);
+    add(&mut stream, 9);
+    delete(&mut stream, &[5, 8]);
+    let left: Vec<_> = stream.range(StreamId::MIN, StreamId::MAX, 9, false).unwrap().collect();
+    assert_eq!(left.iter().map(|entry| entry.id.ms).collect::<Vec<_>>(), [9]);
+    assert_eq!((stream.len(), stream.node_count()), (1, 1));
+}
