@@ -377,3 +377,21 @@ fn entries_are_deleted_behind_a_node_that_ended_with_a_greater_id() {
     assert_eq!(left.iter().map(|entry| entry.id.ms).collect::<Vec<_>>(), [9]);
     assert_eq!((stream.len(), stream.node_count()), (1, 1));
 }
+
+#[test]
+fn a_node_is_read_back_whose_deleted_entries_are_not_in_order() {
+    let mut stream = Stream::new();
+    let fields = || [(&b"f"[..], &b"v"[..])].into_iter();
+    let entry = |ms, is_deleted| (StreamId::new(ms, 0), fields(), is_deleted);
+    let entries = [entry(10, false), entry(5, true), entry(12, false), entry(7, true)];
+    stream.push_node(StreamId::new(1, 0), [&b"f"[..]].into_iter(), entries.into_iter());
+    stream.set_head(StreamHead { last_id: StreamId::new(12, 0), ..stream.head() });
+    let mut meta = Vec::new();
+    stream.encode_meta(&mut meta);
+    let read = Stream::decode_meta(&meta, false).expect("it is sound");
+    let ids = |stream: &Stream| -> Vec<u64> {
+        let entries = stream.range(StreamId::MIN, StreamId::MAX, 9, false).unwrap();
+        entries.map(|entry| entry.id.ms).collect()
+    };
+    assert_eq!((ids(&stream), ids(&read)), (vec![10, 12], vec![10, 12]));
+}
