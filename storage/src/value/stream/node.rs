@@ -177,6 +177,11 @@ impl Node {
         NodeEntries { node: self, rest: &self.buf[self.head..] }
     }
 
+    /// The entry of an id.
+    pub(in crate::value) fn get(&self, id: StreamId) -> Option<StreamEntry<'_>> {
+        self.iter().find(|entry| entry.id == id)
+    }
+
     /// The names that entries may share.
     pub(in crate::value) fn names(&self) -> Names<'_> {
         let mut rest = &self.buf[..self.head];

@@ -395,3 +395,43 @@ fn a_node_is_read_back_whose_deleted_entries_are_not_in_order() {
     };
     assert_eq!((ids(&stream), ids(&read)), (vec![10, 12], vec![10, 12]));
 }
+
+#[test]
+fn ids_that_are_looked_for_in_order_are_read_in_few_pages() {
+    let mut stream = Stream::new();
+    let mut rows = TestRows::default();
+    for ms in 1..=20_000 {
+        let fields = [(&b"f"[..], &b"v"[..])].into_iter();
+        stream.append(StreamId::new(ms, 0), fields, NodeLimits::new(0, 20));
+    }
+    let gone: Vec<_> = (1..=20_000).filter(|ms| ms % 7 == 0).collect();
+    let ids: Vec<_> = gone.iter().map(|ms| StreamId::new(*ms, 0)).collect();
+    let plan = stream.plan_delete(&ids).unwrap();
+    stream.delete(&plan);
+    rows.seal(&mut stream);
+    let mut asked = |ids: &[u64]| {
+        let mut meta = Vec::new();
+        stream.encode_meta(&mut meta);
+        let mut cold = Stream::decode_meta(&meta, true).unwrap();
+        rows.asked.clear();
+        let found = rows.query(&mut cold, |stream| {
+            let (mut before, mut found) = (None, Vec::new());
+            for ms in ids {
+                let id = StreamId::new(*ms, 0);
+                if stream.get_behind(before.replace(id), id)?.is_some() {
+                    found.push(*ms);
+                }
+            }
+            Ok(found)
+        });
+        assert!(found.iter().eq(ids.iter().filter(|ms| **ms % 7 != 0)));
+        (rows.asked.len(), cold.nodes.loaded())
+    };
+    let all: Vec<_> = (1..=20_000).collect();
+    let (pages, _) = asked(&all);
+    assert!(pages < 20, "{pages}");
+    // Those that are far from each other cost what they have to.
+    let some: Vec<_> = (1..=20_000).step_by(500).collect();
+    let (pages, nodes) = asked(&some);
+    assert!(pages <= 2 * some.len() && nodes <= 12 * some.len(), "{pages} {nodes}");
+}
