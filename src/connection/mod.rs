@@ -347,6 +347,8 @@ impl Connection {
         }
         let left = buf.len() - parser.consumed();
         let close = self.run_alone(args, left, &settings, &mut out).await?;
+        // Others are not kept waiting for this client to read its reply.
+        self.worker.node.pubsub.ring();
         self.session.end_caching(gate::resolve(args).ok());
         let silent = match (mode, self.session.reply_mode) {
             (_, ReplyMode::Skip) => {

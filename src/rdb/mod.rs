@@ -50,8 +50,11 @@ pub enum Object<B = Vec<u8>> {
 /// The id of a stream's entry: time in ms, and sequence.
 pub type EntryId = (u64, u64);
 
-/// An entry of a stream: its id, its fields with their values, and whether it is deleted.
-pub type StreamEntry<B = Vec<u8>> = (EntryId, Vec<(B, B)>, bool);
+/// An entry of a stream: its id, its fields, and whether it is deleted.
+pub type StreamEntry<B = Vec<u8>> = (EntryId, Vec<StreamField<B>>, bool);
+
+/// A field of an entry: its name (`None`: the node's in the same place), and its value.
+pub type StreamField<B = Vec<u8>> = (Option<B>, B);
 
 /// A stream. The ids of its entries ascend.
 #[derive(Debug, Clone, PartialEq)]

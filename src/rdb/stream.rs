@@ -49,10 +49,9 @@ fn pack<B: AsRef<[u8]>>(node: &StreamNode<B>) -> Vec<u8> {
     listpack.push_integer(0);
     for ((ms, seq), fields, is_deleted) in &node.entries {
         let shares = fields.len() == node.names.len()
-            && fields
-                .iter()
-                .zip(&node.names)
-                .all(|((name, _), shared)| name.as_ref() == shared.as_ref());
+            && fields.iter().zip(&node.names).all(|((name, _), shared)| {
+                name.as_ref().is_none_or(|name| name.as_ref() == shared.as_ref())
+            });
         let deleted = if *is_deleted { DELETED } else { 0 };
         listpack.push_integer(deleted | if shares { SAME_FIELDS } else { 0 });
         listpack.push_integer(ms.wrapping_sub(node.first.0).cast_signed());
@@ -60,8 +59,8 @@ fn pack<B: AsRef<[u8]>>(node: &StreamNode<B>) -> Vec<u8> {
         if !shares {
             listpack.push_integer(fields.len() as i64);
         }
-        for (name, value) in fields {
-            if !shares {
+        for ((name, value), at) in fields.iter().zip(0..) {
+            if let Some(name) = name.as_ref().or(node.names.get(at)).filter(|_| !shares) {
                 listpack.push(name.as_ref());
             }
             listpack.push(value.as_ref());
@@ -167,27 +166,23 @@ fn unpack(first: EntryId, listpack: &[u8]) -> Result<StreamNode> {
     }
     let mut entries = Vec::with_capacity(count.min(elements.0.len()));
     while !elements.0.as_slice().is_empty() {
-        entries.push(unpack_entry(first, &names, &mut elements)?);
+        entries.push(unpack_entry(first, names.len(), &mut elements)?);
     }
     let found = entries.iter().filter(|(.., is_deleted)| *is_deleted).count();
     let is_sound = found == deleted && entries.len() - found == count && !entries.is_empty();
     if is_sound { Ok(StreamNode { first, names, entries }) } else { Err(RestoreError::BadFormat) }
 }
 
-fn unpack_entry(
-    first: EntryId,
-    names: &[Vec<u8>],
-    elements: &mut Elements<'_>,
-) -> Result<StreamEntry> {
+fn unpack_entry(first: EntryId, shared: usize, elements: &mut Elements<'_>) -> Result<StreamEntry> {
     let flags = elements.integer()?;
     let ms = first.0.wrapping_add(elements.integer()?.cast_unsigned());
     let seq = first.1.wrapping_add(elements.integer()?.cast_unsigned());
     let shares = flags & SAME_FIELDS != 0;
-    let count = if shares { names.len() } else { elements.count()? };
-    let mut fields = Vec::with_capacity(count);
-    let mut shared = names.iter().filter(|_| shares);
+    let count = if shares { shared } else { elements.count()? };
+    let mut fields = Vec::with_capacity(count.min(elements.0.len()));
     for _ in 0..count {
-        let name = shared.next().cloned().map_or_else(|| elements.text(), Ok)?;
+        // Names that are shared are not copied for each entry: a payload could have any number.
+        let name = if shares { None } else { Some(elements.text()?) };
         fields.push((name, elements.text()?));
     }
     let parts = if shares { count + 3 } else { 2 * count + 4 };

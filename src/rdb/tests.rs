@@ -396,7 +396,13 @@ fn any_stream() -> impl Strategy<Value = Object> {
         |(nodes, entries_added, max_deleted_id)| {
             let mut last_id = (0, 0);
             let mut node = |entries: Vec<Entry>| {
-                let names = entries[0].2.iter().map(|(name, _)| name.clone()).collect();
+                let names: Vec<_> = entries[0].2.iter().map(|(name, _)| name.clone()).collect();
+                let own = names.clone();
+                let named = move |fields: Vec<(Vec<u8>, Vec<u8>)>| {
+                    let shares = fields.iter().map(|(name, _)| name).eq(&own);
+                    let name = |(name, value)| (Some(name).filter(|_| !shares), value);
+                    fields.into_iter().map(name).collect()
+                };
                 let mut first = None;
                 let entry = |(ms, seq, fields, is_deleted)| {
                     last_id = if ms % 2 == 0 {
@@ -406,7 +412,7 @@ fn any_stream() -> impl Strategy<Value = Object> {
                     };
                     last_id = last_id.max((last_id.0, seq));
                     first = first.or(Some(last_id));
-                    (last_id, fields, is_deleted)
+                    (last_id, named(fields), is_deleted)
                 };
                 let entries = entries.into_iter().map(entry).collect();
                 StreamNode { first: first.unwrap(), names, entries }

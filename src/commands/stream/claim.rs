@@ -151,12 +151,14 @@ impl Claim {
         now_ms: u64,
     ) -> Result<Plan, Part> {
         let mut plan = Plan::default();
+        stream.groups().require_pending(group, self.ids.iter().copied())?;
+        let mut before = None;
         for id in &self.ids {
             let pending = match plan.changed.get(id) {
                 Some(changed) => *changed,
                 None => stream.groups().pending_entry(group, *id)?,
             };
-            if stream.get(*id)?.is_none() {
+            if stream.get_behind(before.replace(*id), *id)?.is_none() {
                 if pending.is_some() {
                     plan.remove(*id);
                 }
@@ -173,7 +175,10 @@ impl Claim {
             entry.delivered_ms = self.delivered_ms;
             match self.deliveries {
                 Some(deliveries) => entry.deliveries = deliveries,
-                None => entry.deliveries += u64::from(!self.just_id),
+                None => {
+                    let more = u64::from(!self.just_id);
+                    entry.deliveries = entry.deliveries.saturating_add(more);
+                }
             }
             plan.set(entry);
         }
@@ -247,13 +252,14 @@ impl AutoClaim {
     ) -> Result<(Plan, StreamId), Part> {
         let mut plan = Plan::default();
         let (mut attempts, mut left) = (self.count.saturating_mul(ATTEMPTS), self.count);
+        let mut before = None;
         for entry in stream.groups().pending_from(group, self.start)? {
             let mut entry = entry?;
             if attempts == 0 || left == 0 {
                 return Ok((plan, entry.id));
             }
             attempts -= 1;
-            if stream.get(entry.id)?.is_none() {
+            if stream.get_behind(before.replace(entry.id), entry.id)?.is_none() {
                 plan.remove(entry.id);
                 left -= 1;
                 continue;
@@ -263,7 +269,7 @@ impl AutoClaim {
             }
             entry.consumer = consumer;
             entry.delivered_ms = now_ms;
-            entry.deliveries += u64::from(!self.just_id);
+            entry.deliveries = entry.deliveries.saturating_add(u64::from(!self.just_id));
             plan.set(entry);
             left -= 1;
         }

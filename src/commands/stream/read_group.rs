@@ -116,8 +116,9 @@ impl Plan {
             let consumer = stream.groups().consumer_of(group, self.number);
             matches!(consumer, Ok(Some(consumer)) if from <= consumer.first_pending())
         });
+        let mut before = None;
         for entry in &found {
-            if stream.get(entry.id)?.is_some() {
+            if stream.get_behind(before.replace(entry.id), entry.id)?.is_some() {
                 let deliveries = entry.deliveries.saturating_add(1);
                 self.pending.push(PendingEntry { delivered_ms: now_ms, deliveries, ..*entry });
             }

@@ -23,7 +23,10 @@ pub fn object(stream: &Stream) -> Result<StreamObject<&[u8]>, Part> {
         names: node.names.collect(),
         entries: node
             .entries
-            .map(|entry| (entry_id(entry.id), entry.fields.collect(), false))
+            .map(|entry| {
+                let fields = entry.fields.map(|(name, value)| (Some(name), value));
+                (entry_id(entry.id), fields.collect(), false)
+            })
             .collect(),
     });
     let groups = stream.groups().iter().map(|row| group_object(stream, row?));
@@ -98,7 +101,10 @@ pub fn restored(object: &StreamObject) -> Stream {
     let mut stream = Stream::new();
     for node in &object.nodes {
         let entries = node.entries.iter().map(|(entry, fields, is_deleted)| {
-            let fields = fields.iter().map(|(name, value)| (&name[..], &value[..]));
+            let fields = fields.iter().enumerate().map(|(at, (name, value))| {
+                let name = name.as_ref().or(node.names.get(at));
+                (name.map_or(&b""[..], |name| name), &value[..])
+            });
             (id(*entry), fields, *is_deleted)
         });
         stream.push_node(id(node.first), node.names.iter().map(|name| &name[..]), entries);

@@ -139,6 +139,13 @@ impl Groups {
         self.pending.detach();
     }
 
+    /// Without groups they need no rows, whether they know that of all of them or not: those they
+    /// had are dead.
+    pub(super) fn let_go(&mut self) {
+        let Self { next_group, next_consumer, .. } = *self;
+        *self = Self { next_group, next_consumer, ..Self::default() };
+    }
+
     /// Writes the rows that changed.
     pub(super) fn seal(&mut self, rows: &mut ElementRows<'_>) {
         for number in self.destroyed.drain(..) {

@@ -23,6 +23,9 @@ use smallvec::SmallVec;
 use trim::Cold;
 pub use trim::{Added, Threshold, Trim, TrimPlan};
 
+/// So many nodes in a row make it likely that the next one is looked at too.
+const RUN: usize = 3;
+
 /// What stands before the keys of element rows.
 pub(super) mod prefix {
     pub(in crate::value) const NODES: u8 = 0;
@@ -234,11 +237,44 @@ impl Stream {
 
     /// The entry of an id.
     pub fn get(&self, id: StreamId) -> Result<Option<StreamEntry<'_>>, Part> {
+        self.get_behind(None, id)
+    }
+
+    /// The entry of an id, where that of another one was looked for `before`: the more nodes in a
+    /// row were looked at, the more of the next ones are read at once.
+    pub fn get_behind(
+        &self,
+        before: Option<StreamId>,
+        id: StreamId,
+    ) -> Result<Option<StreamEntry<'_>>, Part> {
         if id < self.first_id || id > self.last_id || self.len == 0 {
             return Ok(None);
         }
-        let node = self.nodes.floor(&id)?;
-        Ok(node.and_then(|(_, node)| node.iter().find(|entry| entry.id == id)))
+        let find = |node| Node::get(node, id);
+        let near = self.nodes.floor_in_memory(&id);
+        // What lies behind the node that has it does not matter.
+        if let Some(entry) = near.and_then(|(_, node)| find(node)) {
+            return Ok(Some(entry));
+        }
+        match self.nodes.floor(&id) {
+            Ok(row) => Ok(row.and_then(|(_, node)| find(node))),
+            Err(part) => {
+                let ahead = near.and_then(|near| self.read_ahead(near, before, id));
+                Err(ahead.unwrap_or(part))
+            }
+        }
+    }
+
+    /// What to ask for to find an id behind a node, if it is likely to be found next to it.
+    fn read_ahead(
+        &self,
+        (key, node): (&StreamId, &Node),
+        before: Option<StreamId>,
+        id: StreamId,
+    ) -> Option<Part> {
+        let covers = |id: StreamId| (*key..=node.last()).contains(&id);
+        let run = if before.is_some_and(covers) { self.nodes.run_up_to(key) } else { 0 };
+        (covers(id) || run >= RUN).then(|| self.nodes.part_behind(key, run)).flatten()
     }
 
     /// The first entry, or `last` the last one.
@@ -291,7 +327,8 @@ impl Stream {
         }
         self.len += 1;
         self.last_id = id;
-        self.entries_added += 1;
+        // A payload may say any number.
+        self.entries_added = self.entries_added.wrapping_add(1);
     }
 
     /// What it knows beside its entries.
@@ -336,8 +373,9 @@ impl Stream {
     /// Finds which of some ids have entries.
     pub fn plan_delete(&self, ids: &[StreamId]) -> Result<DeletePlan, Part> {
         let mut found = Vec::with_capacity(ids.len());
+        let mut before = None;
         for id in ids {
-            if self.get(*id)?.is_some() {
+            if self.get_behind(before.replace(*id), *id)?.is_some() {
                 found.push(*id);
             }
         }
@@ -366,13 +404,16 @@ impl Stream {
             let Ok(Some((key, node))) = self.nodes.floor(id) else { return };
             let (key, last) = (*key, node.last());
             let (here, rest) = ids.split_at(ids.partition_point(|id| *id <= last).max(1));
-            ids = rest;
-            self.len -= here.len() as u64;
-            let left = self.nodes.update(&key, |node| {
-                node.delete(|id| here.binary_search(&id).is_ok());
-                node.count()
+            let changed = self.nodes.update(&key, |node| {
+                let deleted = node.delete(|id| here.binary_search(&id).is_ok());
+                (deleted as usize, node.count())
             });
-            if left == Some(0) {
+            let Some((deleted, left)) = changed else { return };
+            // A node may have ended with a greater id than the next one begins with: ids that are
+            // given once more after XSETID.
+            ids = if deleted < here.len() { &ids[deleted.max(1)..] } else { rest };
+            self.len -= deleted as u64;
+            if left == 0 {
                 self.nodes.remove(&key);
                 self.node_count -= 1;
             }
@@ -387,7 +428,7 @@ impl Stream {
         if self.len == 0 && self.groups.is_empty() {
             self.nodes = Paged::new(&[prefix::NODES]);
             self.node_count = 0;
-            self.groups.detach();
+            self.groups.let_go();
             self.version = 0;
         }
     }

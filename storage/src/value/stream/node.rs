@@ -32,7 +32,7 @@ impl NodeLimits {
 pub(in crate::value) struct Node {
     /// The id of the first entry it had; other ids are kept as differences to it.
     first: StreamId,
-    /// The id of the last entry it had.
+    /// The greatest id of all entries it had.
     last: StreamId,
     /// Entries.
     count: u32,
@@ -115,7 +115,7 @@ impl Node {
         u64::from(self.count)
     }
 
-    /// The id of the last entry it had, which may have been deleted.
+    /// The greatest id of all entries it had, which may have been deleted.
     pub(in crate::value) fn last(&self) -> StreamId {
         self.last
     }
@@ -162,7 +162,7 @@ impl Node {
         }
         put_bytes(&mut self.buf, &body);
         self.count += 1;
-        self.last = id;
+        self.last = self.last.max(id);
     }
 
     /// Whether fields have the names that entries may share.
@@ -175,6 +175,11 @@ impl Node {
     /// The entries in order.
     pub(in crate::value) fn iter(&self) -> NodeEntries<'_> {
         NodeEntries { node: self, rest: &self.buf[self.head..] }
+    }
+
+    /// The entry of an id.
+    pub(in crate::value) fn get(&self, id: StreamId) -> Option<StreamEntry<'_>> {
+        self.iter().find(|entry| entry.id == id)
     }
 
     /// The names that entries may share.
@@ -207,11 +212,10 @@ impl Node {
 
     /// Deletes the last entry.
     pub(in crate::value) fn delete_last(&mut self) {
-        let last = self.last;
         let mut left = self.count();
-        self.delete(|id| {
+        self.delete(|_| {
             left -= 1;
-            left == 0 && id == last
+            left == 0
         });
     }
 

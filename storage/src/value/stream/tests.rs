@@ -353,3 +353,85 @@ fn a_copy_is_written_anew() {
     rows.seal(&mut *copy);
     assert_eq!(rows.len(), world.rows.len());
 }
+
+#[test]
+fn entries_are_deleted_behind_a_node_that_ended_with_a_greater_id() {
+    let mut stream = Stream::new();
+    let add = |stream: &mut Stream, ms: u64| {
+        let fields = [(&b"f"[..], &b"v"[..])].into_iter();
+        stream.append(StreamId::new(ms, 0), fields, NodeLimits::new(0, 2));
+    };
+    let delete = |stream: &mut Stream, ms: &[u64]| {
+        let ids: Vec<_> = ms.iter().map(|ms| StreamId::new(*ms, 0)).collect();
+        let plan = stream.plan_delete(&ids).unwrap();
+        stream.delete(&plan);
+    };
+    add(&mut stream, 5);
+    add(&mut stream, 10);
+    delete(&mut stream, &[10]);
+    stream.set_head(StreamHead { last_id: StreamId::new(7, 0), ..stream.head() });
+    add(&mut stream, 8);
+    add(&mut stream, 9);
+    delete(&mut stream, &[5, 8]);
+    let left: Vec<_> = stream.range(StreamId::MIN, StreamId::MAX, 9, false).unwrap().collect();
+    assert_eq!(left.iter().map(|entry| entry.id.ms).collect::<Vec<_>>(), [9]);
+    assert_eq!((stream.len(), stream.node_count()), (1, 1));
+}
+
+#[test]
+fn a_node_is_read_back_whose_deleted_entries_are_not_in_order() {
+    let mut stream = Stream::new();
+    let fields = || [(&b"f"[..], &b"v"[..])].into_iter();
+    let entry = |ms, is_deleted| (StreamId::new(ms, 0), fields(), is_deleted);
+    let entries = [entry(10, false), entry(5, true), entry(12, false), entry(7, true)];
+    stream.push_node(StreamId::new(1, 0), [&b"f"[..]].into_iter(), entries.into_iter());
+    stream.set_head(StreamHead { last_id: StreamId::new(12, 0), ..stream.head() });
+    let mut meta = Vec::new();
+    stream.encode_meta(&mut meta);
+    let read = Stream::decode_meta(&meta, false).expect("it is sound");
+    let ids = |stream: &Stream| -> Vec<u64> {
+        let entries = stream.range(StreamId::MIN, StreamId::MAX, 9, false).unwrap();
+        entries.map(|entry| entry.id.ms).collect()
+    };
+    assert_eq!((ids(&stream), ids(&read)), (vec![10, 12], vec![10, 12]));
+}
+
+#[test]
+fn ids_that_are_looked_for_in_order_are_read_in_few_pages() {
+    let mut stream = Stream::new();
+    let mut rows = TestRows::default();
+    for ms in 1..=20_000 {
+        let fields = [(&b"f"[..], &b"v"[..])].into_iter();
+        stream.append(StreamId::new(ms, 0), fields, NodeLimits::new(0, 20));
+    }
+    let gone: Vec<_> = (1..=20_000).filter(|ms| ms % 7 == 0).collect();
+    let ids: Vec<_> = gone.iter().map(|ms| StreamId::new(*ms, 0)).collect();
+    let plan = stream.plan_delete(&ids).unwrap();
+    stream.delete(&plan);
+    rows.seal(&mut stream);
+    let mut asked = |ids: &[u64]| {
+        let mut meta = Vec::new();
+        stream.encode_meta(&mut meta);
+        let mut cold = Stream::decode_meta(&meta, true).unwrap();
+        rows.asked.clear();
+        let found = rows.query(&mut cold, |stream| {
+            let (mut before, mut found) = (None, Vec::new());
+            for ms in ids {
+                let id = StreamId::new(*ms, 0);
+                if stream.get_behind(before.replace(id), id)?.is_some() {
+                    found.push(*ms);
+                }
+            }
+            Ok(found)
+        });
+        assert!(found.iter().eq(ids.iter().filter(|ms| **ms % 7 != 0)));
+        (rows.asked.len(), cold.nodes.loaded())
+    };
+    let all: Vec<_> = (1..=20_000).collect();
+    let (pages, _) = asked(&all);
+    assert!(pages < 20, "{pages}");
+    // Those that are far from each other cost what they have to.
+    let some: Vec<_> = (1..=20_000).step_by(500).collect();
+    let (pages, nodes) = asked(&some);
+    assert!(pages <= 2 * some.len() && nodes <= 12 * some.len(), "{pages} {nodes}");
+}

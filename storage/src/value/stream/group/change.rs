@@ -87,7 +87,9 @@ impl Groups {
         let Ok(Some((number, consumer))) = self.consumer(&group, name) else { return 0 };
         let (pending, low) = (consumer.pending, consumer.low);
         let mut left = pending;
-        let mut at = self.floor(&group, low).ok().flatten();
+        // What it had first may be acknowledged: then the group may begin later.
+        let first = self.floor(&group, low).ok().flatten();
+        let mut at = first.or_else(|| self.first_node(&group).ok().flatten());
         let end = PendingKey::first_of(group.number + 1);
         while let Some(key) = at.filter(|_| left > 0) {
             let next = key.after().and_then(|from| {

@@ -276,3 +276,48 @@ fn an_empty_stream_with_groups_is_read_back() {
     world.stream = Stream::decode_meta(&meta, false).unwrap();
     world.check("a");
 }
+
+#[test]
+fn a_consumer_is_deleted_whose_first_entries_are_acknowledged() {
+    let mut world = World::new(1);
+    world.toggle("a");
+    world.put("a", "x", &(0..2000).collect::<Vec<_>>());
+    world.put("a", "y", &[2500]);
+    // The group's first node goes with them.
+    world.remove("a", &(0..1500).collect::<Vec<_>>());
+    world.delete_consumer("a", "x");
+    world.check("a");
+}
+
+#[test]
+fn a_stream_of_which_some_groups_were_not_read_is_emptied() {
+    let mut world = World::new(1);
+    let add = |stream: &mut Stream, n: u64| {
+        let fields = [(&b"f"[..], &b"v"[..])].into_iter();
+        stream.append(id(n), fields, crate::value::stream::NodeLimits::new(0, 0));
+    };
+    for n in 1..500 {
+        add(&mut world.stream, n);
+    }
+    world.toggle("a");
+    world.toggle("b");
+    world.toggle("a");
+    world.rows.seal(&mut world.stream);
+    let mut meta = Vec::new();
+    world.stream.encode_meta(&mut meta);
+    world.stream = Stream::decode_meta(&meta, true).unwrap();
+    world.toggle("b");
+    let all = crate::value::stream::Trim {
+        to: crate::value::stream::Threshold::MaxLen(0),
+        approximate: false,
+        limit: 0,
+    };
+    let plan = world.query(|stream| stream.plan_trim(&all, None));
+    world.stream.trim(&plan);
+    assert_eq!(world.stream.version(), 0);
+    assert_eq!(world.stream.require_whole(), Ok(()));
+    world.toggle("a");
+    world.check("a");
+    let groups = world.stream.groups();
+    assert!(groups.iter().all(|group| group.is_ok()));
+}

@@ -31,6 +31,27 @@ impl<K: Key, V: Row<K>> Paged<K, V> {
         self.before(&K::first(), key.after().as_ref(), ONE)
     }
 
+    /// The same of what is in memory; there may be a greater one that is not.
+    pub(in crate::value) fn floor_in_memory(&self, key: &K) -> Option<(&K, &V)> {
+        self.rows.range(..=key).next_back().map(|(key, slot)| (key, &slot.value))
+    }
+
+    /// Rows in memory up to a key between which nothing is missing, as far as they matter for the
+    /// size of a page.
+    pub(in crate::value) fn run_up_to(&self, key: &K) -> usize {
+        let from = match self.gaps.range(..=key).next_back() {
+            None => Bound::Unbounded,
+            Some((_, Some(end))) if end <= key => Bound::Included(end),
+            Some(_) => return 0,
+        };
+        self.rows.range((from, Bound::Included(key))).take(PAGE_MAX).count()
+    }
+
+    /// What to ask for if it is not known what follows a key; `limit` rows, within reason.
+    pub(in crate::value) fn part_behind(&self, key: &K, limit: usize) -> Option<Part> {
+        self.behind(&key.after()?, None, limit.clamp(PAGE_MIN, PAGE_MAX)).err()
+    }
+
     /// The row with the greatest key, if it is in memory.
     pub(in crate::value) fn last_in_memory(&self) -> Option<(&K, &V)> {
         let (key, slot) = self.rows.last_key_value()?;
