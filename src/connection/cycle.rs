@@ -93,7 +93,7 @@ impl Cycle {
     }
 
     /// A command was refused.
-    pub(super) fn refuse(&mut self, text: &str, session: &mut Session) {
+    pub(super) fn refuse(&mut self, text: &[u8], session: &mut Session) {
         use crate::session::ReplyMode;
         match session.reply_mode {
             ReplyMode::On => self.out.error(text),

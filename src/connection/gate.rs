@@ -13,8 +13,8 @@ const SHOWN: usize = 128;
 /// What the gate says.
 pub(super) enum Admitted {
     Run(&'static Command),
-    /// The error text.
-    Refused(String),
+    /// The error text; it may show what the client has sent, which may be any bytes.
+    Refused(Vec<u8>),
     /// Clients are paused.
     Wait,
     /// Not a Redis client: close without a word.
@@ -22,7 +22,7 @@ pub(super) enum Admitted {
 }
 
 /// The command or subcommand that the arguments name; the error text when there is none.
-pub(super) fn resolve(args: Args<'_>) -> Result<&'static Command, String> {
+pub(super) fn resolve(args: Args<'_>) -> Result<&'static Command, Vec<u8>> {
     let name = args.get(0).unwrap_or_default();
     let command = registry::lookup(name).ok_or_else(|| unknown_command(args))?;
     if command.subcommands.is_empty() {
@@ -56,19 +56,19 @@ pub(super) fn admit(
         }
     };
     if !command.spec.arity_allows(args.len()) {
-        return Admitted::Refused(error::arity(command.full_name));
+        return Admitted::Refused(error::arity(command.full_name).into());
     }
     if command.spec.has(flag::PROTECTED)
         && let Some(text) = protected(session, command, settings)
     {
-        return Admitted::Refused(text);
+        return Admitted::Refused(text.into());
     }
     if !session.authenticated && settings.requirepass.is_some() && !command.spec.has(flag::NO_AUTH)
     {
         return Admitted::Refused("NOAUTH Authentication required.".into());
     }
     if let Some(text) = too_long_key(command, args) {
-        return Admitted::Refused(text);
+        return Admitted::Refused(text.into());
     }
     if command.spec.has(flag::DENYOOM) && worker.node.is_choked() {
         return Admitted::Refused(
@@ -78,11 +78,12 @@ pub(super) fn admit(
         );
     }
     if session.is_subscriber() && !command.spec.has(flag::SUBSCRIBER) {
-        return Admitted::Refused(format!(
+        let text = format!(
             "ERR Can't execute '{}': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET \
             are allowed in this context",
             command.full_name
-        ));
+        );
+        return Admitted::Refused(text.into());
     }
     if let Some(pause) = worker.node.pause()
         && (!pause.writes_only || may_be_paused(command))
@@ -131,25 +132,28 @@ fn too_long_key(command: &Command, args: Args<'_>) -> Option<String> {
         .then(|| format!("ERR key is too long: {longest} bytes, at most {MAX_KEY} are allowed"))
 }
 
-fn unknown_command(args: Args<'_>) -> String {
-    let mut shown = String::new();
+fn unknown_command(args: Args<'_>) -> Vec<u8> {
+    let mut shown = Vec::new();
     for arg in args.iter().skip(1) {
         if shown.len() >= SHOWN {
             break;
         }
         let room = SHOWN - shown.len();
-        let arg = String::from_utf8_lossy(&arg[..arg.len().min(room)]);
-        shown.push_str(&format!("'{arg}' "));
+        shown.extend_from_slice(&[b"'", shown_of(arg, room), b"' "].concat());
     }
-    let name = args.get(0).unwrap_or_default();
-    let name = String::from_utf8_lossy(&name[..name.len().min(SHOWN)]);
-    format!("ERR unknown command '{name}', with args beginning with: {shown}")
+    let name = shown_of(args.get(0).unwrap_or_default(), SHOWN);
+    [b"ERR unknown command '", name, b"', with args beginning with: ", &shown].concat()
 }
 
 /// The error text for a container's unknown subcommand.
-pub(super) fn unknown_subcommand(args: Args<'_>) -> String {
-    let name = String::from_utf8_lossy(args.get(0).unwrap_or_default()).to_uppercase();
-    let sub = args.get(1).unwrap_or_default();
-    let sub = String::from_utf8_lossy(&sub[..sub.len().min(SHOWN)]);
-    format!("ERR unknown subcommand '{sub}'. Try {name} HELP.")
+fn unknown_subcommand(args: Args<'_>) -> Vec<u8> {
+    let name = args.get(0).unwrap_or_default().to_ascii_uppercase();
+    let sub = shown_of(args.get(1).unwrap_or_default(), SHOWN);
+    [b"ERR unknown subcommand '", sub, b"'. Try ", &name, b" HELP."].concat()
+}
+
+/// What an error shows of an argument: its bytes as they are, up to the first NUL.
+fn shown_of(arg: &[u8], room: usize) -> &[u8] {
+    let end = arg.iter().position(|byte| *byte == 0).unwrap_or(arg.len());
+    &arg[..end.min(room)]
 }

@@ -7,7 +7,7 @@ mod wire;
 
 use crate::clients::{Client, count, state};
 use crate::commands::registry::Command;
-use crate::commands::{Call, Run, Stop, flag};
+use crate::commands::{Call, Run, Stop, error, flag};
 use crate::monitor::Line;
 use crate::resp::{Args, Limits, Parsed, Parser, Reply};
 use crate::session::{ReplyMode, Session};
@@ -387,7 +387,7 @@ impl Connection {
                 Admitted::Run(command) => break command,
                 Admitted::Refused(text) => {
                     self.count_refusal(args, &text);
-                    out.error(&*text);
+                    out.error(&text);
                     return Ok(false);
                 }
                 Admitted::Hostile => return Ok(true),
@@ -443,7 +443,8 @@ impl Connection {
                 };
                 wire.keep_until(handler(&mut call, args)).await?
             }
-            Run::Container => Err(Stop::from(gate::unknown_subcommand(args))),
+            // Reached only without a subcommand: with one that does not exist, it is refused.
+            Run::Container => Err(Stop::from(error::arity(command.full_name))),
         };
         if matches!(command.spec.run, Run::Session(_)) {
             self.show(command, args);
@@ -453,8 +454,8 @@ impl Connection {
         Ok(self.settle(command, outcome, out, 0))
     }
 
-    fn count_refusal(&self, args: Args<'_>, text: &str) {
-        self.worker.stats().refused(gate::resolve(args).ok(), text);
+    fn count_refusal(&self, args: Args<'_>, text: &[u8]) {
+        self.worker.stats().refused(gate::resolve(args).ok(), &String::from_utf8_lossy(text));
     }
 
     /// Puts an error in the reply's place; whether the connection is to be closed.

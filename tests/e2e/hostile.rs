@@ -36,6 +36,27 @@ fn broken_protocol_gets_redis_errors() {
 }
 
 #[test]
+fn errors_show_what_was_sent_byte_by_byte_up_to_a_nul() {
+    let server = Server::start(&[]);
+    for (bytes, want) in [
+        (
+            &b"*2\r\n$6\r\nxgroup\r\n$4\r\n\xff\xfe\0x\r\n"[..],
+            &b"-ERR unknown subcommand '\xff\xfe'. Try XGROUP HELP.\r\n"[..],
+        ),
+        (
+            b"*2\r\n$4\r\nN\xffO\0\r\n$5\r\na\xff\r\0b\r\n",
+            b"-ERR unknown command 'N\xffO', with args beginning with: 'a\xff ' \r\n",
+        ),
+    ] {
+        let mut socket = server.socket();
+        socket.write_all(bytes).expect("sent");
+        let mut got = vec![0; want.len()];
+        socket.read_exact(&mut got).expect("answered");
+        assert_eq!(got, want, "{}", String::from_utf8_lossy(&got));
+    }
+}
+
+#[test]
 fn lengths_in_headers_take_no_memory() {
     let server = Server::start(&[]);
     assert_eq!(answer(&server, b"PING\r\n"), "+PONG\r\n");
