@@ -11,6 +11,10 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// Pause before a key is read again that could not be.
+const RETRY: Duration = Duration::from_millis(100);
 
 /// What became of a waiter.
 pub(super) enum Tried {
@@ -137,18 +141,30 @@ impl Serves for Rc<Worker> {
         if !self.is_open(*db, key) {
             return None;
         }
-        let store = &mut self.partition.borrow_mut().store;
+        let mut partition = self.partition.borrow_mut();
+        let store = &mut partition.store;
         store.begin(self.node.clock.now_ms(), false);
-        let found = store.peek(*db, key).ok()?;
-        let Some(entry) = found else { return Some(Content::NONE) };
-        let state = match &entry.value {
-            Value::Stream(stream) => {
-                let last_id = stream.last_id();
-                [last_id.ms, last_id.seq, stream.entries_added(), stream.groups().len()]
-            }
-            _ => [0; 4],
-        };
-        Some(Content { type_name: entry.value.type_name(), state })
+        store.notes.want(self.node.interest(&self.settings()));
+        let content = store.peek(*db, key).ok()?.map_or(Content::NONE, |entry| {
+            let state = match &entry.value {
+                Value::Stream(stream) => {
+                    let last_id = stream.last_id();
+                    [last_id.ms, last_id.seq, stream.entries_added(), stream.groups().len()]
+                }
+                _ => [0; 4],
+            };
+            Content { type_name: entry.value.type_name(), state }
+        });
+        if store.is_dirty() {
+            self.commit_soon();
+        }
+        // Its time may have come just now.
+        let (round, notes) = (store.seen(), store.notes.take());
+        drop(partition);
+        if !notes.is_empty() {
+            self.note_news(round, 0, notes);
+        }
+        Some(content)
     }
 
     fn fetch(&self, key: &Key) {
@@ -160,8 +176,11 @@ impl Serves for Rc<Worker> {
             }
             if !worker.partition.borrow_mut().store.is_hot(key.0, &key.1) {
                 let need = Need { db: key.0, key: key.1.clone(), part: None };
-                if let Err(text) = worker.load(vec![need]).await {
-                    worker.fail_first(&key, &text);
+                if let Err(text) = worker.load(vec![need]).await
+                    && !worker.fail_first(&key, &text)
+                {
+                    // Whoever has its turn is at work with it.
+                    tokio::time::sleep(RETRY).await;
                 }
             }
             worker.waiting.borrow_mut().set_busy(&key, false);
@@ -280,15 +299,14 @@ impl Worker {
         });
     }
 
-    /// A key cannot be read: its first waiter hears of it.
-    fn fail_first(self: &Rc<Self>, key: &Key, text: &str) {
+    /// A key cannot be read: its first waiter hears of it, unless somebody else is about to serve
+    /// it.
+    fn fail_first(self: &Rc<Self>, key: &Key, text: &str) -> bool {
         let first = self.waiting.borrow().first(key);
-        if let Some(waiter) = first
-            && waiter.turn.claim(self.id)
-        {
-            waiter.turn.serve(format!("-{text}\r\n").into_bytes());
-            self.remove_waiter(&waiter);
-        }
+        let Some(waiter) = first.filter(|waiter| waiter.turn.claim(self.id)) else { return false };
+        waiter.turn.serve(format!("-{text}\r\n").into_bytes());
+        self.remove_waiter(&waiter);
+        true
     }
 
     /// Gives a waiter its reply, as soon as what it shows may be shown.

@@ -1,6 +1,7 @@
 //! The waiters of one worker, by key.
 
 use super::Waiter;
+use crate::commands::Awaited;
 use flagstone_storage::need::Key;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Bound::{Excluded, Unbounded};
@@ -25,6 +26,8 @@ struct Queue {
     waiters: BTreeMap<u64, Arc<Waiter>>,
     /// Of those, how many want to hear that the key is gone.
     want_absence: usize,
+    /// How many there are for each type, by [`Awaited`].
+    awaited: [usize; 4],
     /// A task is at work on the key: nobody is served from it until it is done.
     busy: bool,
     /// It is among those to be looked at.
@@ -78,11 +81,12 @@ impl WaitTable {
             self.awaited += usize::from(queue.waiters.is_empty());
             // One that was long on its way has not looked yet.
             queue.searched = queue.searched.filter(|(_, last)| *last < waiter.id);
-            if queue.waiters.insert(waiter.id, waiter.clone()).is_none()
-                && waiter.on.wants_absence()
-            {
-                self.awaited_absent += usize::from(queue.want_absence == 0);
-                queue.want_absence += 1;
+            if queue.waiters.insert(waiter.id, waiter.clone()).is_none() {
+                queue.awaited[waiter.on as usize] += 1;
+                if waiter.on.wants_absence() {
+                    self.awaited_absent += usize::from(queue.want_absence == 0);
+                    queue.want_absence += 1;
+                }
             }
             self.touch(key.0, &key.1);
         }
@@ -95,6 +99,7 @@ impl WaitTable {
             if queue.waiters.remove(&waiter.id).is_none() {
                 continue;
             }
+            queue.awaited[waiter.on as usize] -= 1;
             let mut nobody_for_absence = false;
             if waiter.on.wants_absence() {
                 queue.want_absence -= 1;
@@ -200,7 +205,8 @@ impl WaitTable {
         holds: Content,
     ) -> Option<Arc<Waiter>> {
         let queue = self.queue(key).filter(|queue| !queue.busy)?;
-        if holds == Content::NONE && queue.want_absence == 0 {
+        let fit = |on: &Awaited| on.fits(holds.type_name) && queue.awaited[*on as usize] > 0;
+        if !Awaited::ALL.iter().any(fit) || (holds == Content::NONE && queue.want_absence == 0) {
             return None;
         }
         let searched = queue.searched.filter(|(content, _)| *content == holds);
@@ -237,7 +243,6 @@ impl WaitTable {
 mod tests {
     use super::*;
     use crate::blocking::testing::waiter;
-    use crate::commands::Awaited;
 
     fn key(name: &str) -> Key {
         (0, name.as_bytes().into())

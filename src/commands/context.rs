@@ -55,6 +55,8 @@ pub enum Awaited {
 }
 
 impl Awaited {
+    pub const ALL: [Self; 4] = [Self::List, Self::Zset, Self::Stream, Self::Group];
+
     /// Whether it is to be looked at when a key holds a value of this type.
     pub fn fits(self, type_name: &str) -> bool {
         match self {

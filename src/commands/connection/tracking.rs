@@ -89,26 +89,27 @@ impl<'a> Options<'a> {
 
     /// Checks that no key has two of the client's prefixes.
     fn check_overlaps(&self, tracked: Option<&Tracked>) -> Outcome {
-        let overlap = |a: &[u8], b: &[u8]| a.starts_with(b) || b.starts_with(a);
-        let clash = |prefix: &[u8], what: &str, other: &[u8]| {
-            let (prefix, other) = (String::from_utf8_lossy(prefix), String::from_utf8_lossy(other));
-            let text = format!(
-                "ERR Prefix '{prefix}' overlaps with {what} prefix '{other}'. Prefixes for a \
-                 single client must not overlap."
-            );
-            Err(text.into())
+        let old = tracked.into_iter().flat_map(|tracked| tracked.prefixes());
+        let old = old.map(|prefix| (&prefix[..], None));
+        let new = self.prefixes.iter().enumerate().map(|(at, prefix)| (*prefix, Some(at)));
+        let mut sorted: Vec<(&[u8], Option<usize>)> = old.chain(new).collect();
+        sorted.sort_unstable();
+        // One that begins with another stands right behind it, or behind one that begins so too.
+        let Some(pair) = sorted.windows(2).find(|pair| pair[1].0.starts_with(pair[0].0)) else {
+            return Ok(());
         };
-        for (at, prefix) in self.prefixes.iter().enumerate() {
-            let mut old = tracked.into_iter().flat_map(|tracked| tracked.prefixes());
-            if let Some(other) = old.find(|other| overlap(prefix, other)) {
-                return clash(prefix, "an existing", other);
-            }
-            let mut rest = self.prefixes.iter().skip(at + 1);
-            if let Some(other) = rest.find(|other| overlap(prefix, other)) {
-                return clash(prefix, "another provided", other);
-            }
+        // Of two that are new, the first given is the one that overlaps.
+        let (mut one, mut other) = (pair[0], pair[1]);
+        if one.1.is_none() || (other.1.is_some() && other.1 < one.1) {
+            std::mem::swap(&mut one, &mut other);
         }
-        Ok(())
+        let what = if other.1.is_some() { "another provided" } else { "an existing" };
+        let (one, other) = (String::from_utf8_lossy(one.0), String::from_utf8_lossy(other.0));
+        let text = format!(
+            "ERR Prefix '{one}' overlaps with {what} prefix '{other}'. Prefixes for a single client \
+             must not overlap."
+        );
+        Err(text.into())
     }
 }
 
