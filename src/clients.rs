@@ -298,6 +298,9 @@ impl Client {
     pub fn set_turn(&self, turn: &Arc<Turn>, timed: bool) {
         *self.turn() = Some(turn.clone());
         self.set(if timed { state::BLOCKED | state::TIMED } else { state::BLOCKED }, true);
+        if self.is_killed() {
+            turn.cancel(Cancel::Gone);
+        }
     }
 
     /// It waits no more; it counts as active now.
@@ -385,6 +388,8 @@ impl Client {
     /// Asks the connection's task to close it.
     pub fn kill(&self) {
         self.killed.store(true, Ordering::Release);
+        // What is written from now on is not for this client, though its task has yet to end.
+        self.unblock(Cancel::Gone);
         self.kill.notify_one();
     }
 

@@ -23,7 +23,7 @@ pub enum Cancel {
     TimedOut,
     /// CLIENT UNBLOCK … ERROR.
     Unblocked,
-    /// The connection has ended.
+    /// The connection has ended, or is to end.
     Gone,
 }
 

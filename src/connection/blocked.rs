@@ -2,11 +2,11 @@
 
 use super::Connection;
 use super::wire::Wire;
-use crate::blocking::{Ended, begin};
+use crate::blocking::{Cancel, Ended, begin};
 use crate::commands::registry::Command;
 use crate::resp::Args;
 use crate::worker::OwnedCommand;
-use std::io::Result;
+use std::io::{ErrorKind, Result};
 
 impl Connection {
     /// Runs a command that may wait; its reply.
@@ -28,6 +28,9 @@ impl Connection {
             buf: &mut self.buf,
         };
         let ended = wire.keep_until(waiting.ended()).await?;
+        if ended == Ended::Cancelled(Cancel::Gone) {
+            return Err(ErrorKind::ConnectionAborted.into());
+        }
         if matches!(ended, Ended::Cancelled(_)) {
             // It counts as one call; when it is served it counts as it runs.
             self.worker.start_watch();

@@ -27,6 +27,8 @@ impl Worker {
             self.close_idle_clients();
             self.close_slow_clients();
             self.bound_tracking();
+            // One command may have brought in more than its commit has evicted.
+            self.evict();
             self.publish_stats();
             if self.id == 0 {
                 self.sample_rates();

@@ -239,6 +239,21 @@ fn who_has_gone_gets_nothing() {
 }
 
 #[test]
+fn what_is_pushed_behind_client_kill_is_not_for_the_killed() {
+    let (server, mut watcher, mut writer) = with_clients();
+    for number in 0..60 {
+        let mut client = Client::new(&server);
+        let id = client.ask("CLIENT ID");
+        client.send(&format!("BLPOP k{number} 0"));
+        watcher.wait_info("blocked_clients", 1);
+        writer.send(&format!("CLIENT KILL ID {id}\nRPUSH k{number} x\nLLEN k{number}"));
+        assert_eq!([writer.read(), writer.read(), writer.read()], ["1", "1", "1"], "{number}");
+        assert!(client.is_closed());
+        watcher.wait_info("blocked_clients", 0);
+    }
+}
+
+#[test]
 fn elements_are_moved_between_workers() {
     let (server, mut watcher, mut writer) = with_clients();
     let keys = ["k0", "k1", "k2", "k3", "k4", "k5"];

@@ -140,3 +140,26 @@ fn every_layout_of_threads_serves_the_same_commands() {
         assert_eq!(clients.iter_mut().map(dbsize).sum::<u64>(), 0, "{layout:?}");
     }
 }
+
+#[test]
+fn what_is_too_much_leaves_the_memory_of_an_idle_server() {
+    let options = ["--workers", "1", "--shards", "1", "--handover-interval-ms", "100"];
+    let server = Server::start(&[&options[..], &["--memory-budget", "16mb"]].concat());
+    let mut client = server.client();
+    let pairs: Vec<(String, String)> =
+        (0..8000).map(|n| (format!("k{n}"), "x".repeat(1500))).collect();
+    let () = client.mset(&pairs).expect("stored");
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        let info: redis::InfoDict =
+            redis::cmd("INFO").arg("everything").query(&mut client).expect("a reply");
+        let held: usize = info.get("hot_bytes").expect("a number");
+        // Five sixteenths of the budget.
+        if (1..=5 << 20).contains(&held) {
+            break;
+        }
+        assert!(Instant::now() < deadline, "{held} bytes are held");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert_eq!(dbsize(&mut client), 8000);
+}

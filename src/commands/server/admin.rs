@@ -79,6 +79,7 @@ async fn block(cx: &Call<'_>, timeout_ms: u64, done: impl Future<Output = ()>) -
     client.end_turn(cx.node.clock.now_ms());
     match turn.ended() {
         Some(Ended::Cancelled(Cancel::Unblocked)) => Err(UNBLOCKED.into()),
+        Some(Ended::Cancelled(Cancel::Gone)) => Err(Stop::Close),
         _ => Ok(()),
     }
 }
