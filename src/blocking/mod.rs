@@ -43,17 +43,28 @@ pub struct Waiter {
     pub(crate) others: Vec<Key>,
     pub(crate) on: Awaited,
     pub(crate) turn: Arc<Turn>,
+    /// The socket of its connection.
+    socket: i32,
 }
 
 impl Waiter {
-    fn new(id: u64, command: &OwnedCommand, block: &Block) -> Self {
+    fn new(id: u64, command: &OwnedCommand, block: &Block, socket: i32) -> Self {
         let db = command.request.db;
         let keys: BTreeSet<Key> = block.keys.iter().map(|key| (db, key.clone())).collect();
         let mut others = command.lock_keys();
         others.retain(|key| !keys.contains(key));
         let mut command = command.with_args(&block.replaced);
         command.request.again = true;
-        Self { id, command, keys, others, on: block.on, turn: Arc::default() }
+        Self { id, command, keys, others, on: block.on, turn: Arc::default(), socket }
+    }
+
+    /// Whether the client has closed its side. Its connection may not have noticed yet.
+    fn has_hung_up(&self) -> bool {
+        let mut byte = [0u8; 1];
+        let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+        // SAFETY: the buffer has one byte. Nothing is taken from the socket; if its connection has
+        // ended meanwhile, and the number is of another socket, the waiter is over anyway.
+        unsafe { libc::recv(self.socket, byte.as_mut_ptr().cast(), 1, flags) == 0 }
     }
 }
 
@@ -61,3 +72,27 @@ impl Waiter {
 mod model_tests;
 #[cfg(test)]
 mod testing;
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsRawFd;
+
+    #[test]
+    fn who_has_closed_its_side_is_known_before_its_connection_notices() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut socket, _) = listener.accept().unwrap();
+        let waiter = testing::waiter_at(1, &["x"], Awaited::List, socket.as_raw_fd());
+        assert!(!waiter.has_hung_up());
+        client.write_all(b"x").unwrap();
+        drop(client);
+        socket.peek(&mut [0]).unwrap();
+        assert!(!waiter.has_hung_up(), "its last commands are still to be read");
+        socket.read_exact(&mut [0]).unwrap();
+        assert_eq!(socket.peek(&mut [0]).unwrap(), 0);
+        assert!(waiter.has_hung_up());
+        assert!(!testing::waiter(2, &["x"], Awaited::List).has_hung_up());
+    }
+}

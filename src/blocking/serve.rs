@@ -1,7 +1,7 @@
 //! A worker serves those who wait for its keys.
 
 use super::table::Content;
-use super::{Held, WaitTable, Waiter};
+use super::{Cancel, Held, WaitTable, Waiter};
 use crate::routing;
 use crate::worker::{Blocked, Ran, Worker};
 use flagstone_storage::Value;
@@ -190,6 +190,10 @@ impl Serves for Rc<Worker> {
     }
 
     fn try_serve(&self, waiter: &Arc<Waiter>, key: &Key) -> Tried {
+        if waiter.has_hung_up() {
+            waiter.turn.cancel(Cancel::Gone);
+            return Tried::Nothing;
+        }
         let command = &waiter.command;
         let mut others = waiter.others.iter();
         if !others.all(|(_, other)| self.owns(other)) {

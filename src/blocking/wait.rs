@@ -96,7 +96,7 @@ impl Waiting {
     ) -> Self {
         let node = &worker.node;
         let id = node.last_waiter.fetch_add(1, Ordering::Relaxed) + 1;
-        let waiter = Arc::new(Waiter::new(id, command, &block));
+        let waiter = Arc::new(Waiter::new(id, command, &block, client.fd));
         // Whoever writes from now on notes what it changes.
         node.change_listeners.fetch_add(1, Ordering::Relaxed);
         client.set_turn(&waiter.turn, block.until_ms != 0);
