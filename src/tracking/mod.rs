@@ -1,6 +1,6 @@
 //! CLIENT TRACKING: clients that keep what they have read are told when it changes.
 //!
-//! Each worker remembers who has read which of its keys ([`Table`]), on its own thread, in the
+//! Each worker remembers who has read which of its keys (`table.rs`), on its own thread, in the
 //! moment in which the read runs or its entry is lent. A change is told when its round is stored:
 //! then all are told who had read the key before it was changed. Frames are written between
 //! replies, so whoever read the old value gets that reply first and then hears that it is old; who
