@@ -82,8 +82,8 @@ impl Worker {
         let workers = self.node.shard_workers;
         match max_keys {
             0 => usize::MAX,
-            // None would be kept at all with 0.
-            max => (max / workers + usize::from(self.id < max % workers)).max(1),
+            // A worker may keep none: all together keep no more than is allowed.
+            max => max / workers + usize::from(self.id < max % workers),
         }
     }
 
