@@ -4,6 +4,7 @@
 use crate::config::{NotifyFlags, Settings};
 use crate::node::Node;
 use crate::tracking::Changes;
+use crate::unit::Published;
 use crate::worker::Worker;
 use flagstone_storage::notes::{Interest, Note, What};
 use flagstone_storage::partition::Partition;
@@ -20,6 +21,8 @@ pub struct News {
     /// Counts the news of a worker from 1 on.
     pub number: u64,
     pub notes: Vec<Note>,
+    /// What a unit has published.
+    pub published: Vec<Published>,
 }
 
 impl Node {
@@ -54,24 +57,36 @@ impl Worker {
         if !store.notes.is_empty() {
             let (round, notes) = (store.seen(), store.notes.take());
             drop(partition);
-            self.spread(round, client, notes);
+            self.spread(round, client, notes, Vec::new());
         }
     }
 
     /// Something has happened that is told once its round is stored.
     #[cold]
-    pub(crate) fn spread(self: &Rc<Self>, round: u64, client: u64, notes: Vec<Note>) {
-        self.note_news(round, client, notes);
+    pub(crate) fn spread(
+        self: &Rc<Self>,
+        round: u64,
+        client: u64,
+        notes: Vec<Note>,
+        published: Vec<Published>,
+    ) {
+        self.note_news(round, client, notes, published);
         self.serve_waiters();
     }
 
     /// The same without serving those who have waited for it.
-    pub(crate) fn note_news(&self, round: u64, client: u64, notes: Vec<Note>) {
+    pub(crate) fn note_news(
+        &self,
+        round: u64,
+        client: u64,
+        notes: Vec<Note>,
+        published: Vec<Published>,
+    ) {
         let changed = notes.iter().filter(|note| note.what.is_change());
         self.touch_waiters(changed.map(|note| (note.db, &*note.key)));
         let number = self.news_count.get() + 1;
         self.news_count.set(number);
-        self.news.borrow_mut().push_back(News { round, client, number, notes });
+        self.news.borrow_mut().push_back(News { round, client, number, notes, published });
         // A round that nothing has changed is stored already.
         self.tell_news();
     }
@@ -110,6 +125,9 @@ impl Worker {
     }
 
     fn tell_each(&self, news: &News, settings: &Settings, changes: &mut Changes) {
+        for published in &news.published {
+            published.send(&self.node, settings);
+        }
         for note in &news.notes {
             match note.what {
                 What::Changed | What::Expired => self.tell_change(news, note, changes),

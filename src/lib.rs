@@ -25,4 +25,6 @@ pub mod server;
 pub mod session;
 pub mod slowlog;
 pub mod tracking;
+pub mod transaction;
+pub mod unit;
 pub mod worker;

@@ -1,13 +1,15 @@
 //! What a connection is to the server.
 
-use crate::clients::Client;
+use crate::clients::{Client, state};
 use crate::commands::registry::Command;
 use crate::monitor::Monitoring;
 use crate::pubsub::Subscriptions;
 use crate::resp::{Proto, Reply};
 use crate::tracking::Tracked;
+use crate::transaction::Transaction;
 use crate::worker::Request;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// Which replies a client wants (CLIENT REPLY).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -40,6 +42,8 @@ pub struct Session {
     pub tracking: Option<Box<Tracked>>,
     /// MONITOR.
     pub monitoring: Option<Monitoring>,
+    /// What is queued since MULTI.
+    pub transaction: Option<Box<Transaction>>,
     /// The greatest journal position that holds a write of this connection (WAITAOF).
     pub written: u64,
 }
@@ -57,6 +61,7 @@ impl Session {
             subscriptions: None,
             tracking: None,
             monitoring: None,
+            transaction: None,
             written: 0,
         }
     }
@@ -103,6 +108,28 @@ impl Session {
         {
             tracked.caching = false;
         }
+    }
+
+    /// MULTI.
+    pub fn begin_transaction(&mut self, transaction: Transaction) {
+        self.client.set(state::MULTI, true);
+        self.client.queued.store(0, Ordering::Relaxed);
+        self.transaction = Some(Box::new(transaction));
+    }
+
+    /// A command was refused: what is queued will not run.
+    #[inline]
+    pub fn break_transaction(&mut self) {
+        if let Some(transaction) = &mut self.transaction {
+            transaction.break_off();
+        }
+    }
+
+    /// EXEC and DISCARD.
+    pub fn end_transaction(&mut self) -> Option<Box<Transaction>> {
+        self.client.set(state::MULTI, false);
+        self.client.queued.store(-1, Ordering::Relaxed);
+        self.transaction.take()
     }
 
     /// SELECT.

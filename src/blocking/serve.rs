@@ -3,7 +3,7 @@
 use super::table::Content;
 use super::{Cancel, Held, WaitTable, Waiter};
 use crate::routing;
-use crate::worker::{Blocked, Ran, Worker};
+use crate::worker::{Blocked, Elsewhere, Ran, Worker};
 use flagstone_storage::Value;
 use flagstone_storage::need::Key;
 use flagstone_storage::store::Need;
@@ -162,7 +162,7 @@ impl Serves for Rc<Worker> {
         let (round, notes) = (store.seen(), store.notes.take());
         drop(partition);
         if !notes.is_empty() {
-            self.note_news(round, 0, notes);
+            self.note_news(round, 0, notes, Vec::new());
         }
         Some(content)
     }
@@ -292,7 +292,7 @@ impl Worker {
         tokio::task::spawn_local(async move {
             let ran = match parked {
                 Some(done) => done.await.unwrap_or_else(|_| Ran::abandoned()),
-                None => routing::coordinate(&worker, &waiter.command, Vec::new()).await,
+                None => routing::coordinate(&worker, &waiter.command, Elsewhere::default()).await,
             };
             let served = ran.block.is_none();
             if served {

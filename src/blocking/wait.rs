@@ -7,7 +7,7 @@ use crate::commands::Block;
 use crate::node::Node;
 use crate::resp::Reply;
 use crate::routing::{self, Target};
-use crate::worker::{Blocked, Message, OwnedCommand, Ran, Worker};
+use crate::worker::{Blocked, Elsewhere, Message, OwnedCommand, Ran, Worker};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ pub(crate) async fn begin(
             let run = move |worker: Rc<Worker>| async move { worker.run_shown(&command).await };
             routing::on_worker(node, target, false, run).await.unwrap_or_else(|_| Ran::abandoned())
         }
-        Target::Many => routing::coordinate(worker, &command, Vec::new()).await,
+        Target::Many => routing::coordinate(worker, &command, Elsewhere::default()).await,
     };
     match ran.block {
         None => {

@@ -4,6 +4,7 @@ use crate::config::{NotifyFlags, Settings};
 use crate::node::Node;
 use crate::resp::{Args, Reply};
 use crate::session::Session;
+use crate::unit::Unit;
 use crate::worker::Worker;
 use flagstone_storage::Store;
 use flagstone_storage::store::{Fault, Need};
@@ -27,6 +28,14 @@ pub enum Stop {
     Close,
     /// There is nothing yet: it is run again when there may be.
     Block(Box<Block>),
+    /// A unit would change what the open round has changed: it is run again in a round of its own.
+    Unsettled,
+    /// A unit cannot go on where it runs: it takes long, or asks for what takes time. What it has
+    /// changed is taken back, and it is run again on a thread of its own.
+    Apart,
+    /// A unit needs all workers whole. What it has changed is taken back, and it is run again when
+    /// it has them.
+    Whole,
 }
 
 /// What a command waits for that has found nothing.
@@ -94,6 +103,7 @@ impl From<Fault> for Stop {
         match fault {
             Fault::Miss(need) => Self::Miss(vec![*need]),
             Fault::WrongType => Self::Error(Cow::Borrowed(error::WRONG_TYPE)),
+            Fault::Unsettled => Self::Unsettled,
         }
     }
 }
@@ -165,6 +175,8 @@ pub struct Ctx<'a> {
     pub settings: &'a Settings,
     /// It has waited for its keys, and runs again as there may be something for it.
     pub again: bool,
+    /// For commands that run others ([`Spec::unit`](crate::commands::Spec)), and those that they run.
+    pub unit: Option<&'a Unit>,
 }
 
 impl Ctx<'_> {

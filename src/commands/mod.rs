@@ -26,6 +26,7 @@ pub mod string;
 #[cfg(test)]
 mod testing;
 pub mod timeout;
+pub mod transactions;
 pub mod zset;
 
 pub use context::{

@@ -19,6 +19,7 @@ const FAMILIES: &[&[Spec]] = &[
     super::server::COMMANDS,
     super::server::ADMIN_COMMANDS,
     super::pubsub::COMMANDS,
+    super::transactions::COMMANDS,
     super::generic::KEY,
     super::generic::EXPIRE,
     super::generic::RELOCATE,
@@ -112,7 +113,8 @@ impl Command {
                 spec.keys,
                 [KeySpec { begin: Begin::Index(1), find: Find::Range { last: 0, .. }, .. }]
             );
-        let undeclared_keys = spec.keys.iter().any(|keys| matches!(keys.find, Find::Unknown));
+        let undeclared_keys =
+            spec.unit || spec.keys.iter().any(|keys| matches!(keys.find, Find::Unknown));
         Self { spec, id, full_name, one_key, undeclared_keys, subcommands }
     }
 
@@ -175,6 +177,15 @@ impl Command {
     /// The subcommand of a name in any case.
     pub fn subcommand(&self, name: &[u8]) -> Option<&Command> {
         self.subcommands.iter().find(|sub| name.eq_ignore_ascii_case(sub.spec.name.as_bytes()))
+    }
+}
+
+/// The command or subcommand that arguments name.
+pub fn resolve(args: Args<'_>) -> Option<&'static Command> {
+    let command = lookup(args.get(0)?)?;
+    match args.get(1) {
+        Some(sub) if !command.subcommands.is_empty() => command.subcommand(sub),
+        _ => Some(command),
     }
 }
 

@@ -30,6 +30,11 @@ pub struct Spec {
     /// selected database and the keys found in it.
     pub other_db: Option<OtherDb>,
     pub subcommands: &'static [Spec],
+    /// It runs others: see [`crate::unit`].
+    pub unit: bool,
+    /// For commands on the connection: what they are as part of a unit, where they need neither
+    /// session nor node.
+    pub in_unit: Option<fn(&mut Ctx<'_>, Args<'_>) -> Outcome>,
     /// Whether it may wait for its keys, given the arguments.
     pub blocks: fn(Args<'_>) -> bool,
     pub run: Run,
@@ -50,6 +55,8 @@ impl Spec {
         tips: &[],
         other_db: None,
         subcommands: &[],
+        unit: false,
+        in_unit: None,
         blocks: |_| false,
         run: Run::Container,
     };
@@ -211,6 +218,12 @@ pub mod flag {
     pub const MOVABLE_KEYS: u32 = 1 << 20;
     /// A client that listens in RESP2 may run it.
     pub const SUBSCRIBER: u32 = 1 << 21;
+    /// Within MULTI it is not queued but runs at once.
+    pub const UNQUEUED: u32 = 1 << 22;
+    /// It runs what is queued, which the connection makes its arguments.
+    pub const EXEC: u32 = 1 << 23;
+    /// Within MULTI, what is queued behind it is on another database.
+    pub const SELECTS: u32 = 1 << 24;
 
     /// The flags that COMMAND shows, in its order.
     pub const NAMES: &[(u32, &str)] = &[

@@ -43,7 +43,7 @@ pub(super) fn try_run(
     let Run::Keys(handler) = command.spec.run else { panic!("not on keys") };
     let mut out = Reply::new(proto);
     store.begin(now_ms, true);
-    handler(&mut Ctx { store, out: &mut out, db: 0, settings, again: false }, args)?;
+    handler(&mut Ctx { store, out: &mut out, db: 0, settings, again: false, unit: None }, args)?;
     Ok(String::from_utf8(out.into_bytes()).unwrap())
 }
 

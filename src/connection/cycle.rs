@@ -47,6 +47,8 @@ pub(super) struct Cycle {
     batches: Vec<(usize, CmdBatch)>,
     now_ms: u64,
     commands: usize,
+    /// Nothing may run behind what is under way: it may need keys that it has not locked yet.
+    ends: bool,
 }
 
 impl Cycle {
@@ -60,6 +62,7 @@ impl Cycle {
             batches: Vec::new(),
             now_ms: worker.node.clock.now_ms(),
             commands: 0,
+            ends: false,
         }
     }
 
@@ -74,7 +77,7 @@ impl Cycle {
         let sent = self.batches.iter().fold((0, 0), |(commands, bytes), (_, batch)| {
             (commands + batch.len(), bytes + batch.bytes())
         });
-        sent.0 >= MAX_REMOTE || self.out.len() + sent.1 > FLUSH
+        self.ends || sent.0 >= MAX_REMOTE || self.out.len() + sent.1 > FLUSH
     }
 
     /// Whether every reply so far is at hand.
@@ -134,7 +137,8 @@ impl Cycle {
         args: Args<'_>,
         settings: &Settings,
     ) -> bool {
-        !command.undeclared_keys && self.send(worker, session, command, args, settings)
+        (command.spec.unit || !command.undeclared_keys)
+            && self.send(worker, session, command, args, settings)
     }
 
     /// Runs a command here, or puts it into the batch for its worker; `false`: it has several.
@@ -163,6 +167,7 @@ impl Cycle {
             };
             self.batches[n].1.push(command, request, at, args);
             self.pieces.push(Piece::Remote { worker: target });
+            self.ends = command.spec.unit;
             return true;
         }
         worker.stats().local.fetch_add(1, Ordering::Relaxed);
@@ -174,6 +179,7 @@ impl Cycle {
             Ok(round) => self.note(round),
             Err(blocked) => {
                 self.scatter();
+                self.ends = command.spec.unit;
                 let owned = OwnedCommand::new(command, args, request);
                 self.pieces.push(Piece::Parked(worker.park(owned, blocked)));
             }

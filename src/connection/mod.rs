@@ -2,6 +2,7 @@
 
 mod blocked;
 mod cycle;
+mod exec;
 mod gate;
 mod wire;
 
@@ -276,6 +277,7 @@ impl Connection {
                 self.count_refusal(args, &text);
                 cycle.refuse(&text, &mut self.session);
                 self.session.end_caching(gate::resolve(args).ok());
+                self.session.break_transaction();
                 return Dispatched::Done;
             }
             Admitted::Wait => return Dispatched::Barrier,
@@ -283,6 +285,14 @@ impl Connection {
         };
         if self.session.reply_mode != ReplyMode::On {
             return Dispatched::Barrier;
+        }
+        if self.session.transaction.is_some() && !command.spec.has(flag::UNQUEUED) {
+            let queued = self.queue(command, args, settings, cycle.out());
+            cycle.end_command();
+            return if queued { Dispatched::Done } else { Dispatched::Close };
+        }
+        if command.spec.has(flag::EXEC) {
+            return self.exec_in_cycle(command, cycle, settings);
         }
         match command.spec.run {
             Run::Keys(_) if (command.spec.blocks)(args) => Dispatched::Barrier,
@@ -388,6 +398,7 @@ impl Connection {
                 Admitted::Refused(text) => {
                     self.count_refusal(args, &text);
                     out.error(&text);
+                    self.session.break_transaction();
                     return Ok(false);
                 }
                 Admitted::Hostile => return Ok(true),
@@ -401,7 +412,25 @@ impl Connection {
                 }
             }
         };
+        if self.session.transaction.is_some() && !command.spec.has(flag::UNQUEUED) {
+            return Ok(!self.queue(command, args, settings, out));
+        }
         self.note_command(command, args, left);
+        if command.spec.has(flag::EXEC) {
+            return self.run_exec(command, out).await;
+        }
+        self.run_admitted(command, args, settings, out).await
+    }
+
+    /// Runs a command by itself.
+    async fn run_admitted(
+        &mut self,
+        command: &'static Command,
+        args: Args<'_>,
+        settings: &crate::config::Settings,
+        out: &mut Reply,
+    ) -> std::io::Result<bool> {
+        let mark = out.len();
         if !matches!(command.spec.run, Run::Session(_)) {
             self.show(command, args);
         }
@@ -451,7 +480,7 @@ impl Connection {
         }
         let client = self.session.client.id;
         self.worker.ran_since(began, command, args, client, settings);
-        Ok(self.settle(command, outcome, out, 0))
+        Ok(self.settle(command, outcome, out, mark))
     }
 
     fn count_refusal(&self, args: Args<'_>, text: &[u8]) {
@@ -470,7 +499,7 @@ impl Connection {
             Ok(()) => return false,
             Err(Stop::Close) => return true,
             Err(Stop::Error(text)) => text,
-            Err(Stop::Miss(_) | Stop::Block(_)) => "ERR this command does not run on keys".into(),
+            Err(_) => "ERR this command does not run on keys".into(),
         };
         self.worker.stats().failed(command, &text);
         out.truncate(mark);

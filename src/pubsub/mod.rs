@@ -135,6 +135,19 @@ impl PubSub {
         self.deliver(&parcels, channel, payload, limits, now_ms)
     }
 
+    /// How many would hear a message.
+    pub fn receivers(&self, channel: &[u8], to_shard: bool) -> usize {
+        let mut registry = self.lock();
+        if to_shard {
+            return registry.listeners(Kind::Shard, channel).map_or(0, |all| all.len());
+        }
+        let patterns = registry.patterns();
+        let matching = patterns.iter().filter(|pattern| glob::matches(pattern, channel));
+        let by_pattern = matching.filter_map(|pattern| registry.listeners(Kind::Pattern, pattern));
+        let by_name = registry.listeners(Kind::Channel, channel);
+        by_name.into_iter().chain(by_pattern).map(|all| all.len()).sum()
+    }
+
     /// The same for a shard channel, which patterns do not match.
     pub fn publish_to_shard(
         &self,

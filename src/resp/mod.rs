@@ -6,7 +6,9 @@
 mod inline;
 pub mod parse;
 pub mod reply;
+mod walk;
 
 pub use inline::split_args;
 pub use parse::{ArgRanges, Args, Limits, Parsed, Parser, ProtocolError};
 pub use reply::{Mark, Proto, Reply};
+pub use walk::{array_items, value_len};

@@ -172,6 +172,13 @@ impl<'a> Args<'a> {
         Self { source: self.source, ranges: self.ranges.get(count..).unwrap_or_default() }
     }
 
+    /// `count` of them from `first` on, as far as there are so many.
+    pub fn slice(&self, first: usize, count: usize) -> Self {
+        let first = first.min(self.ranges.len());
+        let end = first.saturating_add(count).min(self.ranges.len());
+        Self { source: self.source, ranges: &self.ranges[first..end] }
+    }
+
     /// All arguments in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &'a [u8]> + Clone + use<'a> {
         let source = self.source;

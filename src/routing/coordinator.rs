@@ -10,11 +10,14 @@
 
 use super::hold::{Acquire, Apply, Grant};
 use super::owner;
+use super::units::run_apart;
 use crate::commands::{Ctx, Run, Stop, flag};
+use crate::config::Settings;
 use crate::events::News;
 use crate::node::Node;
 use crate::resp::Reply;
-use crate::worker::{LockKey, Message, OwnedCommand, Ran, Request, Worker, changer};
+use crate::unit::{self, Effects, Unit};
+use crate::worker::{Elsewhere, LockKey, Message, OwnedCommand, Ran, Request, Worker, changer};
 use flagstone_storage::journal::{JournalError, Lsn};
 use flagstone_storage::notes::{Interest, Note};
 use flagstone_storage::store::Need;
@@ -31,32 +34,45 @@ const MAX_ATTEMPTS: usize = 10_000;
 /// How often a command may need more keys before it gets the workers whole.
 const MAX_LOCKINGS: usize = 8;
 
+/// How often a unit may need more keys before it gets the workers whole: then it need not begin
+/// anew for each of them.
+const MAX_UNIT_LOCKINGS: usize = 4;
+
 /// What a coordinator has so far.
 #[derive(Default)]
-struct Held {
+pub(super) struct Held {
     /// The connection whose changes they are; 0: nobody's.
     client: u64,
     /// Its holds, by worker.
-    holds: BTreeMap<usize, u64>,
+    pub(super) holds: BTreeMap<usize, u64>,
     /// They are on all that belongs to the workers, and last until the command is done.
-    whole: bool,
+    pub(super) whole: bool,
+    /// What it was lent beside what it wanted at first.
+    pub(super) lent: BTreeSet<LockKey>,
     /// What the command has noted, and the round of the coordinator's worker that shows it.
     notes: Vec<Note>,
     round: u64,
+    /// What the command has done beside changing keys, if it is a unit.
+    effects: Effects,
 }
 
 /// What a command is lent.
-struct Wanted {
+#[derive(Default)]
+pub(super) struct Wanted {
     /// Who wants to hear of their changes.
-    reader: Option<u64>,
-    keys: BTreeSet<LockKey>,
+    pub(super) reader: Option<u64>,
+    pub(super) keys: BTreeSet<LockKey>,
     /// Parts of their values.
-    parts: Vec<Need>,
+    pub(super) parts: Vec<Need>,
+    /// The workers whole.
+    pub(super) whole: bool,
+    /// A thread of its own.
+    pub(super) apart: bool,
 }
 
 impl Wanted {
     /// Adds what was missed; whether there are keys among it.
-    fn add(&mut self, missed: Vec<Need>) -> bool {
+    pub(super) fn add(&mut self, missed: Vec<Need>) -> bool {
         let before = self.keys.len();
         self.keys.extend(missed.iter().map(|need| (need.db, need.key.clone())));
         self.parts.extend(missed.into_iter().filter(|need| need.part.is_some()));
@@ -71,26 +87,30 @@ pub async fn run_across(worker: &Rc<Worker>, command: OwnedCommand) -> Vec<u8> {
     let coordinator = worker.clone();
     let proto = command.request.proto;
     tokio::task::spawn_local(async move {
-        let ran = coordinate(&coordinator, &command, Vec::new()).await;
+        let ran = coordinate(&coordinator, &command, Elsewhere::default()).await;
         let _ = tx.send(ran);
     });
     rx.await.unwrap_or_else(|_| Ran::abandoned()).into_reply(proto)
 }
 
 /// Runs a command that holds no locks on keys of any workers: those it has declared, and what it
-/// has `missed` so far.
+/// is known to miss.
 pub(crate) async fn coordinate(
     worker: &Rc<Worker>,
     command: &OwnedCommand,
-    missed: Vec<Need>,
+    elsewhere: Elsewhere,
 ) -> Ran {
     let mut out = Reply::new(command.request.proto);
     let client = changer(command.command, command.request.client);
     let mut held = Held { client, ..Held::default() };
-    match run(worker, command, missed, &mut held, &mut out).await {
+    let outcome = run(worker, command, elsewhere, &mut held, &mut out).await;
+    held.effects.tell_monitors(&worker.node, command.request.client, &worker.settings());
+    let published = std::mem::take(&mut held.effects.published);
+    match outcome {
         Ok(round) => match worker.wait_shown(round).await {
             Ok(()) => {
-                worker.tell(&News { round, client: held.client, number: 0, notes: held.notes })
+                let (client, notes) = (held.client, held.notes);
+                worker.tell(&News { round, client, number: 0, notes, published });
             }
             Err(error) => {
                 out.clear();
@@ -98,17 +118,17 @@ pub(crate) async fn coordinate(
             }
         },
         Err(Stop::Block(block)) => {
-            worker.spread(held.round, 0, held.notes);
+            worker.spread(held.round, 0, held.notes, published);
             return Ran::blocked(block);
         }
-        Err(Stop::Close | Stop::Miss(_)) => {}
         Err(Stop::Error(text)) => {
             worker.stats().failed(command.command, &text);
             // What it met may have expired all the same.
-            worker.spread(held.round, 0, held.notes);
+            worker.spread(held.round, 0, held.notes, published);
             out.clear();
             out.error(&*text);
         }
+        Err(_) => return Ran::abandoned(),
     }
     Ran::reply(out.into_bytes())
 }
@@ -118,27 +138,34 @@ pub(crate) async fn coordinate(
 async fn run(
     worker: &Rc<Worker>,
     command: &OwnedCommand,
-    missed: Vec<Need>,
+    elsewhere: Elsewhere,
     held: &mut Held,
     out: &mut Reply,
 ) -> Result<u64, Stop> {
     let keys = command.lock_keys().into_iter().collect();
     let Request { client, track, .. } = command.request;
-    let reader = (track && command.command.spec.has(flag::READONLY)).then_some(client);
-    let mut wanted = Wanted { reader, keys, parts: Vec::new() };
-    wanted.add(missed);
+    let spec = command.command.spec;
+    let reader = (track && (spec.unit || spec.has(flag::READONLY))).then_some(client);
+    let mut wanted = Wanted { reader, keys, apart: elsewhere.apart, ..Wanted::default() };
+    wanted.add(elsewhere.missed);
+    let max_lockings = if spec.unit { MAX_UNIT_LOCKINGS } else { MAX_LOCKINGS };
     let mut lockings = 1;
     for _ in 0..MAX_ATTEMPTS {
-        if lockings > MAX_LOCKINGS && !held.whole {
+        if lockings > max_lockings {
+            (wanted.whole, wanted.apart) = (true, spec.unit);
+        }
+        if wanted.whole && !held.whole {
             hold_whole(&worker.node, held).await?;
         }
         match attempt(worker, command, &wanted, held, out).await {
             Ok(round) => return Ok(round),
             Err(Stop::Miss(missed)) => lockings += usize::from(wanted.add(missed)),
+            Err(Stop::Apart) => wanted.apart = true,
+            Err(Stop::Whole) => wanted.whole = true,
             Err(stop) => return Err(stop),
         }
     }
-    release(&worker.node, held, Vec::new(), &HashSet::new(), None).await;
+    release(&worker.node, held, Vec::new()).await;
     Err("ERR the command needs more of its keys than can be loaded".into())
 }
 
@@ -151,49 +178,84 @@ async fn attempt(
     held: &mut Held,
     out: &mut Reply,
 ) -> Result<u64, Stop> {
-    let Run::Keys(handler) = command.command.spec.run else {
-        return Err("ERR this command does not run on keys".into());
-    };
     let node = &worker.node;
     let mut space = acquire_all(worker, wanted, held).await?;
-    out.clear();
     let settings = worker.settings();
     space.begin(node.clock.now_ms(), command.request.touch);
     // The workers that own the keys note that they have changed.
     space.notes.want(Interest { changes: false, ..node.interest(&settings) });
-    let Request { db, again, .. } = command.request;
     let began = Instant::now();
-    let outcome = handler(
-        &mut Ctx { store: &mut space, out, db, settings: &settings, again },
-        command.args(),
-    );
-    if matches!(outcome, Err(Stop::Miss(_))) {
-        space.notes.retry();
+    let mut ran = if wanted.apart {
+        run_apart(worker, command, wanted, held, space).await?
+    } else {
+        run_here(worker, command, &settings, space)
+    };
+    if let Err(Stop::Miss(_) | Stop::Apart | Stop::Whole | Stop::Close) = ran.outcome {
+        let keep = matches!(ran.outcome, Err(Stop::Miss(_)));
+        abandon(node, command, held, ran.store, keep).await;
+        return ran.outcome.map(|()| 0);
     }
-    held.notes.append(&mut space.notes.take());
-    if let Err(Stop::Miss(missed)) = outcome {
-        give_back(node, held, space).await;
-        return Err(Stop::Miss(missed));
-    }
+    held.notes.append(&mut ran.store.notes.take());
+    (held.effects, *out) = (ran.effects, ran.out);
     let (name, client) = (command.command, command.request.client);
-    if !matches!(outcome, Err(Stop::Block(_))) {
+    if !matches!(ran.outcome, Err(Stop::Block(_))) {
         worker.ran_since(began, name, command.args(), client, &settings);
     }
-    let (changed, committed) = commit(node, &mut space);
+    let (changed, committed) = commit(node, &mut ran.store);
+    let entries = ran.store.drain();
     let record = match committed {
         Ok(record) => record,
         Err(failed) => {
-            forget(node, held, space, changed).await;
+            hand_back(node, held, entries, &changed, Changed::Forgotten, false).await;
             return Err(format!("ERR the write could not be stored: {failed}").into());
         }
     };
-    let lsn = record.as_ref().map(|(lsn, _)| *lsn);
-    release(node, held, space.drain(), &changed, record).await;
-    held.round = lsn.map_or(0, |lsn| worker.round_showing(lsn));
-    outcome.map(|()| held.round)
+    hand_back(node, held, entries, &changed, Changed::Stored(record.as_ref()), false).await;
+    held.round = record.map_or(0, |(lsn, _)| worker.round_showing(lsn));
+    ran.outcome.map(|()| held.round)
 }
 
-type Record = (Lsn, Arc<Vec<u8>>);
+/// Runs a command on this thread.
+fn run_here(
+    worker: &Worker,
+    command: &OwnedCommand,
+    settings: &Settings,
+    mut store: Store,
+) -> unit::Ran {
+    let Request { db, again, proto, .. } = command.request;
+    let mut out = Reply::new(proto);
+    let this = Unit::here(&worker.node, worker.id, command.request);
+    let outcome = match command.command.spec.run {
+        Run::Keys(handler) => {
+            let unit = command.command.spec.unit.then_some(&this);
+            let mut cx = Ctx { store: &mut store, out: &mut out, db, settings, again, unit };
+            handler(&mut cx, command.args())
+        }
+        _ => Err("ERR this command does not run on keys".into()),
+    };
+    unit::Ran { store, out, outcome, effects: this.into_effects() }
+}
+
+/// A command has not come to its end: what it was lent goes back. What a unit has changed is
+/// forgotten; what another has found expired is not.
+async fn abandon(
+    node: &Node,
+    command: &OwnedCommand,
+    held: &mut Held,
+    mut space: Store,
+    keep: bool,
+) {
+    let mut changed = HashSet::new();
+    if command.command.spec.unit {
+        changed.extend(space.changed_keys().map(|(db, key)| (db, key.into())));
+    } else {
+        space.notes.retry();
+        held.notes.append(&mut space.notes.take());
+    }
+    hand_back(node, held, space.drain(), &changed, Changed::Forgotten, keep).await;
+}
+
+pub(super) type Record = (Lsn, Arc<Vec<u8>>);
 
 /// Appends what the command changed as one record.
 fn commit(
@@ -228,41 +290,51 @@ fn by_worker(node: &Node, wanted: &Wanted, held: &Held) -> BTreeMap<usize, Acqui
 
 /// Takes all locks in the workers' order and gathers what is lent in a workspace.
 async fn acquire_all(worker: &Rc<Worker>, wanted: &Wanted, held: &mut Held) -> Result<Store, Stop> {
-    let node = &worker.node;
-    let mut space: Option<Store> = None;
-    for (target, asked) in by_worker(node, wanted, held) {
-        match acquire(node, target, asked).await {
-            Ok(grant) => {
-                held.holds.insert(target, grant.hold);
-                let store = &worker.partition.borrow().store;
-                let space = space.get_or_insert_with(|| store.workspace(&grant.generations));
-                for (db, entry) in grant.entries {
-                    space.adopt(db, entry);
-                }
-            }
-            Err(text) => {
-                let entries = space.map(|mut space| space.drain()).unwrap_or_default();
-                release(node, held, entries, &HashSet::new(), None).await;
-                return Err(text.into());
-            }
-        }
-    }
-    Ok(space.unwrap_or_else(|| {
+    let mut space = {
         let store = &worker.partition.borrow().store;
         store.workspace(&store.generations())
-    }))
+    };
+    match borrow(worker, wanted, held, &mut space).await {
+        Ok(()) => Ok(space),
+        Err(text) => {
+            release(&worker.node, held, space.drain()).await;
+            Err(text.into())
+        }
+    }
 }
 
-/// Takes every worker that owns shards whole, in their order.
+/// Takes what is wanted into a workspace, from the workers in their order.
+pub(super) async fn borrow(
+    worker: &Rc<Worker>,
+    wanted: &Wanted,
+    held: &mut Held,
+    space: &mut Store,
+) -> Result<(), String> {
+    let node = &worker.node;
+    for (target, asked) in by_worker(node, wanted, held) {
+        let grant = acquire(node, target, asked).await?;
+        held.holds.insert(target, grant.hold);
+        if space.is_untouched() {
+            *space = space.workspace(&grant.generations);
+        }
+        for (db, entry) in grant.entries {
+            space.adopt(db, entry);
+        }
+    }
+    Ok(())
+}
+
+/// Takes every worker whole, in their order.
 async fn hold_whole(node: &Node, held: &mut Held) -> Result<(), String> {
     held.whole = true;
-    for target in 0..node.shard_workers {
+    // Workers that own no shard know the databases too, and come last.
+    for target in 0..node.mailboxes.len() {
         match acquire_whole(node, target).await {
             Ok(hold) => {
                 held.holds.insert(target, hold);
             }
             Err(text) => {
-                release(node, held, Vec::new(), &HashSet::new(), None).await;
+                release(node, held, Vec::new()).await;
                 return Err(text);
             }
         }
@@ -290,66 +362,62 @@ async fn acquire(node: &Node, target: usize, acquire: Acquire) -> Result<Grant, 
 
 /// The ends of all holds.
 fn ends(held: &mut Held) -> BTreeMap<usize, Apply> {
+    let mut applies = loans(held);
+    applies.values_mut().for_each(|apply| apply.keep = false);
+    held.lent.clear();
     held.whole = false;
+    held.holds.clear();
+    applies
+}
+
+/// The ends of what was lent under the holds, which go on.
+pub(super) fn loans(held: &Held) -> BTreeMap<usize, Apply> {
     let client = held.client;
-    std::mem::take(&mut held.holds)
-        .into_iter()
-        .map(|(worker, hold)| (worker, Apply { hold, client, ..Apply::default() }))
-        .collect()
+    let loan = |(&worker, &hold): (&usize, &u64)| {
+        (worker, Apply { hold, client, keep: true, ..Apply::default() })
+    };
+    held.holds.iter().map(loan).collect()
 }
 
-/// Gives back what was lent. The holds end with it, but those on whole workers.
-async fn give_back(node: &Node, held: &mut Held, mut space: Store) {
-    if !held.whole {
-        return release(node, held, space.drain(), &HashSet::new(), None).await;
-    }
-    let mut applies: BTreeMap<usize, Apply> = BTreeMap::new();
-    for (db, entry) in space.drain() {
-        let worker = owner(node, entry.key());
-        if let Some(&hold) = held.holds.get(&worker) {
-            let apply = applies.entry(worker).or_default();
-            (apply.hold, apply.client, apply.keep) = (hold, held.client, true);
-            apply.entries.push((db, entry, false));
-        }
-    }
-    send_all(node, applies).await;
+/// What becomes of what was changed.
+pub(super) enum Changed<'a> {
+    /// It is in the journal: in this record, if anything is.
+    Stored(Option<&'a Record>),
+    /// It never was.
+    Forgotten,
 }
 
-/// Gives everything back, with the record if there is one.
-async fn release(
+/// Gives entries back; what was changed of them is forgotten or stored. The holds end with it; with
+/// `keep` those on whole workers do not.
+pub(super) async fn hand_back(
     node: &Node,
     held: &mut Held,
     entries: Vec<(u32, Entry)>,
     changed: &HashSet<LockKey>,
-    record: Option<Record>,
+    what: Changed<'_>,
+    keep: bool,
 ) {
-    let mut applies = ends(held);
-    for apply in applies.values_mut() {
-        apply.record.clone_from(&record);
+    let mut applies = if keep && held.whole { loans(held) } else { ends(held) };
+    if let Changed::Stored(record) = &what {
+        for apply in applies.values_mut() {
+            apply.record = record.cloned();
+        }
     }
     for (db, entry) in entries {
-        if let Some(apply) = applies.get_mut(&owner(node, entry.key())) {
-            let written = changed.contains(&(db, entry.key().into()));
-            apply.entries.push((db, entry, written));
+        let Some(apply) = applies.get_mut(&owner(node, entry.key())) else { continue };
+        let key = (db, entry.key().into());
+        match &what {
+            Changed::Forgotten if changed.contains(&key) => apply.forget.push(key),
+            Changed::Forgotten => apply.entries.push((db, entry, false)),
+            Changed::Stored(_) => apply.entries.push((db, entry, changed.contains(&key))),
         }
     }
     send_all(node, applies).await;
 }
 
-/// Gives back what was not changed and has the rest forgotten.
-async fn forget(node: &Node, held: &mut Held, mut space: Store, changed: HashSet<LockKey>) {
-    let mut applies = ends(held);
-    for (db, entry) in space.drain() {
-        let key = (db, entry.key().into());
-        if let Some(apply) = applies.get_mut(&owner(node, entry.key())) {
-            if changed.contains(&key) {
-                apply.forget.push(key);
-            } else {
-                apply.entries.push((db, entry, false));
-            }
-        }
-    }
-    send_all(node, applies).await;
+/// Gives up all holds and what was lent, which nobody has changed.
+pub(super) async fn release(node: &Node, held: &mut Held, entries: Vec<(u32, Entry)>) {
+    hand_back(node, held, entries, &HashSet::new(), Changed::Forgotten, false).await;
 }
 
 /// Sends ends of holds ahead of data. A worker that is gone has lost its locks with its memory.

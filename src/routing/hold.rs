@@ -194,7 +194,7 @@ impl Worker {
         let changed = notes.iter().filter(|note| note.what.is_change());
         let keys = changed.map(|note| (note.db, note.key[..].into())).collect();
         if !notes.is_empty() {
-            self.note_news(round, apply.client, notes);
+            self.note_news(round, apply.client, notes, Vec::new());
             self.commit_soon();
         }
         if apply.keep {

@@ -3,6 +3,7 @@
 mod coordinator;
 mod databases;
 mod hold;
+mod units;
 
 pub(crate) use coordinator::coordinate;
 pub use coordinator::run_across;

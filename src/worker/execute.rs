@@ -26,6 +26,17 @@ pub enum Blocked {
     Undeclared(Vec<Need>),
     /// It has found nothing, and waits.
     Empty(Box<Block>),
+    /// It is a unit that cannot run on this thread.
+    Apart,
+}
+
+/// What a command needs of a coordinator.
+#[derive(Debug, Default)]
+pub struct Elsewhere {
+    /// What it is known to miss.
+    pub missed: Vec<Need>,
+    /// It is a unit that runs on a thread of its own.
+    pub apart: bool,
 }
 
 /// What a parked command came to.
@@ -177,6 +188,9 @@ impl Worker {
             out.error("ERR this command does not run on keys");
             return Ok(0);
         };
+        if command.spec.unit {
+            return self.execute_unit(command, args, request, &scope, now_ms, settings, out);
+        }
         let mark = out.len();
         let mut partition = self.partition.borrow_mut();
         let store = &mut partition.store;
@@ -188,11 +202,12 @@ impl Worker {
         if let (Some(at), Some(key)) = (at, args.get(1)) {
             store.hint(key, at);
         }
+        let again = request.again;
         let outcome =
-            handler(&mut Ctx { store, out, db: request.db, settings, again: request.again }, args);
+            handler(&mut Ctx { store, out, db: request.db, settings, again, unit: None }, args);
         let mut empty = None;
         match outcome {
-            Ok(()) | Err(Stop::Close) => {}
+            Ok(()) | Err(Stop::Close | Stop::Unsettled | Stop::Apart | Stop::Whole) => {}
             Err(Stop::Block(block)) => {
                 out.truncate(mark);
                 empty = Some(block);
@@ -244,7 +259,8 @@ impl Worker {
         let (tx, rx) = oneshot::channel();
         let mut missed = Vec::new();
         let locked = match blocked {
-            Blocked::Undeclared(needs) => Err(needs),
+            Blocked::Undeclared(missed) => Err(Elsewhere { missed, apart: false }),
+            Blocked::Apart => Err(Elsewhere { missed: Vec::new(), apart: true }),
             Blocked::Locked => Ok(self.lock(self.own_keys(&command))),
             Blocked::Miss(needs) => {
                 missed = needs;
@@ -257,8 +273,8 @@ impl Worker {
         };
         let worker = self.clone();
         tokio::task::spawn_local(async move {
-            let undeclared = match locked {
-                Err(needs) => needs,
+            let elsewhere = match locked {
+                Err(elsewhere) => elsewhere,
                 Ok((lock, granted)) => {
                     if granted.await.is_err() {
                         return;
@@ -271,22 +287,22 @@ impl Worker {
                             let _ = tx.send(ran);
                             return;
                         }
-                        Err(needs) => needs,
+                        Err(elsewhere) => elsewhere,
                     }
                 }
             };
-            let _ = tx.send(coordinate(&worker, &command, undeclared).await);
+            let _ = tx.send(coordinate(&worker, &command, elsewhere).await);
         });
         rx
     }
 
     /// Runs a command whose locks are held, loading as often as it misses something. `Err`: it
-    /// needs keys that it has not declared.
+    /// needs a coordinator.
     async fn run_parked(
         self: &Rc<Self>,
         command: &OwnedCommand,
         mut missed: Vec<Need>,
-    ) -> Result<Ran, Vec<Need>> {
+    ) -> Result<Ran, Elsewhere> {
         let mut out = Reply::new(command.request.proto);
         loop {
             if !missed.is_empty() {
@@ -317,7 +333,8 @@ impl Worker {
                 Ok(seen) => return Ok(Ran { reply: out.into_bytes(), seen, block: None }),
                 Err(Blocked::Empty(block)) => return Ok(Ran::blocked(block)),
                 Err(Blocked::Miss(needs)) => missed = needs,
-                Err(Blocked::Undeclared(needs)) => return Err(needs),
+                Err(Blocked::Undeclared(missed)) => return Err(Elsewhere { missed, apart: false }),
+                Err(Blocked::Apart) => return Err(Elsewhere { missed: Vec::new(), apart: true }),
                 Err(Blocked::Locked) => {}
             }
         }
@@ -363,7 +380,7 @@ pub(crate) fn changer(command: &Command, client: u64) -> u64 {
 }
 
 /// What a command may ask for while others hold locks: the keys that it has declared.
-fn declared(command: &Command, args: Args<'_>, request: Request) -> Scope {
+pub(super) fn declared(command: &Command, args: Args<'_>, request: Request) -> Scope {
     if !command.undeclared_keys {
         return Scope::All;
     }
@@ -372,7 +389,12 @@ fn declared(command: &Command, args: Args<'_>, request: Request) -> Scope {
 }
 
 /// Why a command that missed something could not run.
-fn blocked_by(needs: Vec<Need>, command: &Command, args: Args<'_>, request: Request) -> Blocked {
+pub(super) fn blocked_by(
+    needs: Vec<Need>,
+    command: &Command,
+    args: Args<'_>,
+    request: Request,
+) -> Blocked {
     let declared = command.keys(args, request.db);
     let is_declared = |need: &Need| declared.contains(&(need.db, &*need.key));
     if needs.iter().all(is_declared) { Blocked::Miss(needs) } else { Blocked::Undeclared(needs) }

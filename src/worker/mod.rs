@@ -11,10 +11,11 @@ mod materialise;
 mod rounds;
 mod scan;
 mod stats;
+mod units;
 
 pub use batch::{BatchReply, CmdBatch, Request};
 pub(crate) use execute::changer;
-pub use execute::{Blocked, OwnedCommand, Ran};
+pub use execute::{Blocked, Elsewhere, OwnedCommand, Ran};
 pub(crate) use locks::LockKey;
 pub use mailbox::{Inbox, Mailbox, Message, WorkerGone, mailbox};
 pub use rounds::RoundError;

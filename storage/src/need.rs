@@ -8,6 +8,9 @@ pub enum Fault {
     /// Something is not in memory: load it, run again.
     Miss(Box<Need>),
     WrongType,
+    /// A unit would change what others have changed in the open round, so that it could not be taken
+    /// back: close the round, run the unit again.
+    Unsettled,
 }
 
 /// A key in its database.

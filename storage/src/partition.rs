@@ -105,6 +105,11 @@ impl Partition {
         self.close_round(sealed.round, self.last_lsn);
     }
 
+    /// Takes back what the open unit has changed.
+    pub fn roll_back(&mut self) {
+        self.store.roll_back(self.good);
+    }
+
     fn close_round(&mut self, round: u64, lsn: Lsn) {
         self.appended = round;
         self.last_lsn = self.last_lsn.max(lsn);

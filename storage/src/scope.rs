@@ -7,7 +7,7 @@ use crate::store::Store;
 use std::collections::BTreeSet;
 
 /// Which keys a command may ask for: any other counts as missing.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub enum Scope {
     /// Every key: it asks only for keys that it has declared.
     #[default]

@@ -11,6 +11,7 @@
 
 mod entry_mut;
 mod lending;
+mod unit;
 
 pub use crate::need::{Fault, Need, OrLoad, Part};
 use crate::notes::{Notes, What, class};
@@ -19,7 +20,7 @@ use crate::slot::{KeyHash, Layout, SUB_TABLES, sub_table};
 use crate::value::{Counted, Entry, Hash, KeyBuf, Str, Typed, Value};
 pub use entry_mut::EntryMut;
 use hashbrown::HashTable;
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -52,6 +53,39 @@ pub(crate) struct Table {
     pub(crate) map: HashTable<Entry>,
     /// Keys that are not in `map` may exist on disk.
     pub(crate) partial: bool,
+    /// In a table that is not partial: keys that are not in `map` and may exist on disk all the
+    /// same.
+    lost: HashSet<KeyBuf>,
+}
+
+/// Keys that a table knows to be lost, at most; then it is partial.
+const MAX_LOST: usize = 1024;
+
+impl Table {
+    /// Whether a key that is not in `map` may exist.
+    #[inline]
+    fn may_exist(&self, key: &[u8]) -> bool {
+        self.partial || (!self.lost.is_empty() && self.lost.contains(key))
+    }
+
+    /// A key is not in `map` any more, and may exist.
+    fn lose(&mut self, key: &[u8]) {
+        if self.partial {
+            return;
+        }
+        if self.lost.len() < MAX_LOST {
+            self.lost.insert(KeyBuf::from_slice(key));
+        } else {
+            (self.partial, self.lost) = (true, HashSet::new());
+        }
+    }
+
+    /// It is known what there is of a key.
+    fn found(&mut self, key: &[u8]) {
+        if !self.lost.is_empty() {
+            self.lost.remove(key);
+        }
+    }
 }
 
 /// A logical database.
@@ -71,7 +105,7 @@ impl Db {
     fn table(&mut self, slot: u16) -> &mut Table {
         if self.tables.is_empty() {
             let partial = self.partial;
-            self.tables.resize_with(SUB_TABLES, || Table { map: HashTable::new(), partial });
+            self.tables.resize_with(SUB_TABLES, || Table { partial, ..Table::default() });
         }
         &mut self.tables[sub_table(slot)]
     }
@@ -121,6 +155,7 @@ pub struct Store {
     hint: Option<(usize, usize, KeyHash)>,
     /// What the command may ask for.
     pub(crate) scope: Scope,
+    unit: unit::Unit,
     /// The shards whose keys it owns; none in a workspace.
     pub(crate) own_shards: Vec<u16>,
     pub(crate) memory: usize,
@@ -154,6 +189,7 @@ impl Store {
             touch: true,
             hint: None,
             scope: Scope::All,
+            unit: unit::Unit::default(),
             own_shards: Vec::new(),
             memory: 0,
             hand: (0, 0, 0),
@@ -209,6 +245,11 @@ impl Store {
     pub fn owns(&self, key: &[u8]) -> bool {
         let shard = || self.layout.shard_of(crate::slot::slot_of(key));
         self.own_shards.is_empty() || self.own_shards.contains(&shard())
+    }
+
+    /// Whether nothing was ever in it.
+    pub fn is_untouched(&self) -> bool {
+        self.dbs.iter().all(|db| db.tables.is_empty())
     }
 
     /// Slots and hashes.
@@ -285,7 +326,7 @@ impl Store {
             Some(found) => found,
             None => self.insert_absent(db, key),
         };
-        Ok(self.change(found))
+        self.change(found)
     }
 
     /// A string for writing: `None` when the key does not exist.
@@ -312,7 +353,7 @@ impl Store {
         if T::of(&entry.value).is_none() {
             return Err(Fault::WrongType);
         }
-        Ok(Some(self.change(found)))
+        self.change(found).map(Some)
     }
 
     /// A hash for writing: `None` when the key does not exist.
@@ -326,7 +367,7 @@ impl Store {
         let Some(found) = self.find(db, key)?.filter(|found| found.entry(self).is_live()) else {
             return Ok(false);
         };
-        self.change(found).clear();
+        self.change(found)?.clear();
         Ok(true)
     }
 
@@ -405,7 +446,7 @@ impl Store {
         let now_ms = self.now_ms;
         let table = self.dbs[db as usize].table(at.slot);
         let Some(bucket) = table.map.find_bucket_index(at.hash, |e| *e.key == *key) else {
-            if table.partial {
+            if table.may_exist(key) {
                 return Err(Fault::Miss(Box::new(Need { db, key: key.into(), part: None })));
             }
             return Ok(None);
@@ -418,11 +459,11 @@ impl Store {
         self.seen = self.seen.max(entry.round);
         let found = Found { db, at, bucket };
         if entry.expire_at_ms != 0 && entry.expire_at_ms <= now_ms && entry.is_live() {
-            self.stats.expired += 1;
-            let mut entry = self.change(found);
+            let mut entry = self.change(found)?;
             entry.note_change(What::Expired);
             entry.clear();
             entry.event(class::EXPIRED, "expired");
+            self.stats.expired += 1;
         }
         Ok(Some(found))
     }
@@ -442,7 +483,7 @@ impl Store {
         let at = self.at(key);
         let Some(db) = self.dbs.get_mut(db as usize) else { return true };
         let table = db.table(at.slot);
-        !table.partial || table.map.find(at.hash, |e| *e.key == *key).is_some()
+        !table.may_exist(key) || table.map.find(at.hash, |e| *e.key == *key).is_some()
     }
 
     /// The round of a key's last write, if its entry is in memory.
@@ -466,6 +507,7 @@ impl Store {
         entry.accessed_s = (self.now_ms / 1000) as u32;
         entry.counted = entry.memory();
         let table = self.dbs[db as usize].table(at.slot);
+        table.found(&entry.key);
         if table.map.find(at.hash, |e| *e.key == *entry.key).is_none() {
             self.stats.loaded += 1;
             self.memory += entry.counted;
@@ -521,7 +563,13 @@ impl Store {
     }
 
     pub(crate) fn bury(&mut self, key: DirtyKey) {
-        self.graves.push_back((self.round, key));
+        self.bury_as_of(self.round, key);
+    }
+
+    /// A key is absent since a round: the graves are in their order.
+    fn bury_as_of(&mut self, round: u64, key: DirtyKey) {
+        let behind = self.graves.partition_point(|(r, _)| *r <= round);
+        self.graves.insert(behind, (round, key));
     }
 
     /// Bytes of memory that the entries take, about.

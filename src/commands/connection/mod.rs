@@ -6,7 +6,8 @@ mod tracking;
 
 pub(crate) use handshake::{COMPATIBLE_VERSION, REDIS_VERSION};
 
-use super::{Call, Group, Outcome, Run, Spec, Stop, arg, error, flag, int_arg};
+use super::{Call, Ctx, Group, Outcome, Run, Spec, Stop, arg, error, flag, int_arg};
+use crate::config::Settings;
 use crate::resp::Args;
 
 /// `PING [message]`
@@ -33,19 +34,45 @@ fn echo(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// `SELECT index`
-fn select(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+/// The database that SELECT chooses.
+pub fn chosen_db(args: Args<'_>, settings: &Settings) -> Result<u32, Stop> {
     let index = i32::try_from(int_arg(args, 1)?)
         .map_err(|_| "ERR value is out of range, value must between -2147483648 and 2147483647")?;
-    let settings = cx.worker.settings();
     if settings.cluster_enabled && index != 0 {
         return Err("ERR SELECT is not allowed in cluster mode".into());
     }
     match u32::try_from(index) {
-        Ok(db) if db < settings.databases => cx.session.select(db),
-        _ => return Err("ERR DB index is out of range".into()),
+        Ok(db) if db < settings.databases => Ok(db),
+        _ => Err("ERR DB index is out of range".into()),
     }
+}
+
+/// `SELECT index`
+fn select(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+    let db = chosen_db(args, &cx.worker.settings())?;
+    cx.session.select(db);
     cx.out.ok();
+    Ok(())
+}
+
+/// The same for the rest of a script.
+fn select_in_unit(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+    cx.db = chosen_db(args, cx.settings)?;
+    cx.out.ok();
+    Ok(())
+}
+
+fn ping_in_unit(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+    match (args.len(), args.get(1)) {
+        (1, _) => cx.out.simple("PONG"),
+        (2, Some(message)) => cx.out.bulk(message),
+        _ => return Err(error::arity("ping").into()),
+    }
+    Ok(())
+}
+
+fn echo_in_unit(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+    cx.out.bulk(arg(args, 1)?);
     Ok(())
 }
 
@@ -91,6 +118,7 @@ pub const COMMANDS: &[Spec] = &[
         flags: flag::FAST | flag::SUBSCRIBER,
         tips: &["request_policy:all_shards", "response_policy:all_succeeded"],
         run: Run::Session(ping),
+        in_unit: Some(ping_in_unit),
         ..Spec::NEW
     },
     Spec {
@@ -100,6 +128,7 @@ pub const COMMANDS: &[Spec] = &[
         arity: 2,
         flags: flag::LOADING | flag::STALE | flag::FAST,
         run: Run::Session(echo),
+        in_unit: Some(echo_in_unit),
         ..Spec::NEW
     },
     Spec {
@@ -127,8 +156,9 @@ pub const COMMANDS: &[Spec] = &[
         group: Group::Connection,
         summary: "Chooses the database of the connection.",
         arity: 2,
-        flags: flag::LOADING | flag::STALE | flag::FAST,
+        flags: flag::LOADING | flag::STALE | flag::FAST | flag::SELECTS,
         run: Run::Session(select),
+        in_unit: Some(select_in_unit),
         ..Spec::NEW
     },
     Spec {

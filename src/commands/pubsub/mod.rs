@@ -3,8 +3,9 @@
 mod introspect;
 mod subscribe;
 
-use super::{Call, Group, KeySpec, Outcome, Run, Spec, arg, flag, key};
+use super::{Call, Ctx, Group, KeySpec, Outcome, Run, Spec, arg, flag, key};
 use crate::resp::Args;
+use crate::unit::Published;
 
 /// `PUBLISH channel message`
 fn publish(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
@@ -21,6 +22,16 @@ fn spublish(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
     let (limits, now_ms) = (&settings.client_output_buffer_limit, cx.node.clock.now_ms());
     let sent = cx.node.pubsub.publish_to_shard(arg(args, 1)?, arg(args, 2)?, limits, now_ms);
     cx.out.count(sent);
+    Ok(())
+}
+
+/// Notes a message of a transaction or script: it is sent when that is stored.
+fn publish_in_unit(cx: &mut Ctx<'_>, args: Args<'_>, to_shard: bool) -> Outcome {
+    let Some(unit) = cx.unit else { return Err("ERR there is nobody to tell".into()) };
+    let (channel, message) = (arg(args, 1)?, arg(args, 2)?);
+    cx.out.count(unit.node.pubsub.receivers(channel, to_shard));
+    let (channel, message) = (channel.into(), message.into());
+    unit.effects().published.push(Published { to_shard, channel, message });
     Ok(())
 }
 
@@ -41,6 +52,7 @@ pub const COMMANDS: &[Spec] = &[
         arity: 3,
         flags: PUBLISHES,
         run: Run::Session(publish),
+        in_unit: Some(|cx, args| publish_in_unit(cx, args, false)),
         ..Spec::NEW
     },
     Spec {
@@ -53,6 +65,7 @@ pub const COMMANDS: &[Spec] = &[
         flags: PUBLISHES,
         keys: &[KeySpec::one(1, key::NOT_KEY)],
         run: Run::Session(spublish),
+        in_unit: Some(|cx, args| publish_in_unit(cx, args, true)),
         ..Spec::NEW
     },
     Spec {

@@ -2,7 +2,7 @@
 
 use crate::blocking::{Cancel, Ended, Turn, UNBLOCKED};
 use crate::commands::{
-    Call, Group, Outcome, Run, Spec, Stop, Waiting, acl, arg, error, flag, is_word,
+    Call, Ctx, Group, Outcome, Run, Spec, Stop, Waiting, acl, arg, error, flag, is_word,
 };
 use crate::node::ShutdownRequest;
 use crate::num::parse_i64;
@@ -22,6 +22,14 @@ fn time(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
     cx.out.array(2);
     cx.out.bulk_int(now_us / 1_000_000);
     cx.out.bulk_int(now_us % 1_000_000);
+    Ok(())
+}
+
+fn time_in_unit(cx: &mut Ctx<'_>, _: Args<'_>) -> Outcome {
+    let now_ms = cx.now_ms().cast_signed();
+    cx.out.array(2);
+    cx.out.bulk_int(now_ms / 1000);
+    cx.out.bulk_int(now_ms % 1000 * 1000);
     Ok(())
 }
 
@@ -175,6 +183,7 @@ pub const ADMIN_COMMANDS: &[Spec] = &[
         flags: flag::LOADING | flag::STALE | flag::FAST,
         tips: &["nondeterministic_output"],
         run: Run::Session(time),
+        in_unit: Some(time_in_unit),
         ..Spec::NEW
     },
     Spec {

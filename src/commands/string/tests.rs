@@ -19,7 +19,6 @@ pub(in crate::commands) fn run(
         match try_run(store, &settings, Proto::Resp2, NOW_MS, words) {
             Ok(reply) => return (missed, reply),
             Err(Stop::Error(text)) => return (missed, text.into_owned()),
-            Err(stop @ (Stop::Close | Stop::Block(_))) => panic!("{stop:?}"),
             Err(Stop::Miss(mut needs)) => {
                 let need = needs.pop().unwrap();
                 assert!(!store.is_dirty(), "{words:?} changed something before it missed");
@@ -27,6 +26,7 @@ pub(in crate::commands) fn run(
                 let entry = disk.lend(0, &need.key).unwrap();
                 store.learn(0, entry);
             }
+            Err(stop) => panic!("{stop:?}"),
         }
     }
 }

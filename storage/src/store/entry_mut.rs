@@ -16,6 +16,8 @@ pub struct EntryMut<'a> {
     changes: &'a mut u64,
     notes: &'a mut Notes,
     changed: bool,
+    /// The unit that it is changed in; 0: none.
+    unit: u32,
     /// The key did not exist, and nothing was told of it since.
     is_new: bool,
     round: u64,
@@ -25,10 +27,14 @@ pub struct EntryMut<'a> {
 
 impl Store {
     /// An entry that was found, for writing.
-    pub(super) fn change(&mut self, found: Found) -> EntryMut<'_> {
-        let Self { dbs, dirty, seen, round, stats, notes, .. } = self;
+    pub(super) fn change(&mut self, found: Found) -> Result<EntryMut<'_>, Fault> {
+        let Self { dbs, dirty, seen, round, stats, notes, unit, .. } = self;
         let entry = found.entry_mut(dbs);
-        EntryMut {
+        if !unit.may_change(entry) {
+            return Err(Fault::Unsettled);
+        }
+        Ok(EntryMut {
+            unit: unit.number(),
             is_new: !entry.is_live(),
             entry,
             dirty,
@@ -39,7 +45,7 @@ impl Store {
             round: *round,
             db: found.db,
             at: found.at,
-        }
+        })
     }
 }
 
@@ -150,6 +156,7 @@ impl DerefMut for EntryMut<'_> {
         self.note_change(What::Changed);
         if !self.entry.dirty {
             self.entry.dirty = true;
+            self.entry.unit = self.unit;
             self.entry.round = self.round;
             *self.seen = self.round;
             self.dirty.push(DirtyKey { db: self.db, at: self.at, key: self.entry.key.clone() });

@@ -11,13 +11,14 @@ impl Store {
     pub fn lend(&mut self, db: u32, key: &[u8]) -> Option<Entry> {
         let at = self.layout.key_hash(key);
         let table = self.dbs.get_mut(db as usize)?.table(at.slot);
+        let may_exist = table.may_exist(key);
         match table.map.find_entry(at.hash, |e| *e.key == *key) {
             Ok(found) => {
                 let entry = found.remove().0;
                 self.memory = self.memory.saturating_sub(entry.counted);
                 Some(entry)
             }
-            Err(_) if !table.partial => Some(Entry::absent(key, at.hash)),
+            Err(_) if !may_exist => Some(Entry::absent(key, at.hash)),
             Err(_) => None,
         }
     }
@@ -50,11 +51,12 @@ impl Store {
         self.adopt(db, entry);
     }
 
-    /// An entry is gone for good (a failed commit): whatever is on disk counts.
+    /// An entry is gone for good (a failed commit, a unit that is taken back): whatever is on disk
+    /// counts.
     pub fn forget(&mut self, db: u32, key: &[u8]) {
         let at = self.layout.key_hash(key);
         let table = self.dbs[db as usize].table(at.slot);
-        table.partial = true;
+        table.lose(key);
         if let Ok(found) = table.map.find_entry(at.hash, |e| *e.key == *key) {
             let entry = found.remove().0;
             self.memory = self.memory.saturating_sub(entry.counted);

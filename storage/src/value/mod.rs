@@ -218,6 +218,8 @@ pub struct Entry {
     /// Logarithmic access counter, for OBJECT FREQ and eviction.
     pub(crate) freq: u8,
     pub(crate) dirty: bool,
+    /// The unit that made it dirty; 0: none.
+    pub(crate) unit: u32,
 }
 
 /// A value of more bytes of memory than this may be dropped from it in part.
@@ -260,6 +262,7 @@ impl Entry {
             accessed_s: 0,
             freq: 0,
             dirty: false,
+            unit: 0,
         }
     }
 

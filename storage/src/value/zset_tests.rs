@@ -127,7 +127,7 @@ impl World {
             match question(&self.zset).or_load(0, b"k") {
                 Ok(answer) => return answer,
                 Err(Fault::Miss(need)) => self.serve(need.part.unwrap()),
-                Err(Fault::WrongType) => panic!("it is a sorted set"),
+                Err(other) => panic!("it is a sorted set: {other:?}"),
             }
         }
         panic!("it asks for ever: {:?}", &self.loaded[self.loaded.len() - 5..]);

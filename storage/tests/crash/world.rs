@@ -112,7 +112,7 @@ impl World {
                     }
                     self.load(*need);
                 }
-                Err(Fault::WrongType) => panic!("wrong type"),
+                Err(other) => panic!("{other:?}"),
             }
         }
     }

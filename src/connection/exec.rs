@@ -1,0 +1,112 @@
+//! Transactions on a connection: commands are queued, and EXEC runs them.
+
+use super::cycle::Cycle;
+use super::{Connection, Dispatched};
+use crate::commands::connection::chosen_db;
+use crate::commands::flag;
+use crate::commands::registry::Command;
+use crate::config::Settings;
+use crate::resp::{Args, Reply, array_items};
+use crate::transaction::{Transaction, queued, runs_in_unit};
+use std::io::Result;
+use std::sync::atomic::Ordering;
+
+const ABORTED: &str = "EXECABORT Transaction discarded because of previous errors.";
+
+impl Connection {
+    /// Queues a command; `false`: more is queued than may be.
+    pub(super) fn queue(
+        &mut self,
+        command: &'static Command,
+        args: Args<'_>,
+        settings: &Settings,
+        out: &mut Reply,
+    ) -> bool {
+        let selects = command.spec.has(flag::SELECTS);
+        let selected = if selects { chosen_db(args, settings).ok() } else { None };
+        let Some(transaction) = &mut self.session.transaction else { return true };
+        transaction.push(command, args, selected);
+        let bytes = transaction.bytes();
+        let count = transaction.commands().len();
+        let client = &self.session.client;
+        client.queued.store(i32::try_from(count).unwrap_or(i32::MAX), Ordering::Relaxed);
+        out.simple("QUEUED");
+        if bytes <= settings.client_query_buffer_limit {
+            return true;
+        }
+        tracing::warn!(client = client.id, "a transaction reaches the query buffer limit: closing");
+        self.worker.stats().query_limit_closes.fetch_add(1, Ordering::Relaxed);
+        false
+    }
+
+    /// EXEC of what runs as one, with all its keys on one worker; else it is a barrier.
+    pub(super) fn exec_in_cycle(
+        &mut self,
+        exec: &'static Command,
+        cycle: &mut Cycle,
+        settings: &Settings,
+    ) -> Dispatched {
+        let plain = |t: &Transaction| !t.is_broken() && !t.is_mixed();
+        let Some(transaction) = self.session.transaction.as_deref().filter(|t| plain(t)) else {
+            return Dispatched::Barrier;
+        };
+        if !cycle.route(&self.worker, &self.session, exec, transaction.args(), settings) {
+            return Dispatched::Barrier;
+        }
+        let db = transaction.db();
+        self.session.client.runs(exec.id);
+        self.session.end_transaction();
+        self.session.select(db);
+        Dispatched::Done
+    }
+
+    /// EXEC, behind the replies before it. `true`: the connection is to be closed.
+    pub(super) async fn run_exec(
+        &mut self,
+        exec: &'static Command,
+        out: &mut Reply,
+    ) -> Result<bool> {
+        let Some(transaction) = self.session.end_transaction() else {
+            out.error("ERR EXEC without MULTI");
+            return Ok(false);
+        };
+        if transaction.is_broken() {
+            out.error(ABORTED);
+            return Ok(false);
+        }
+        self.worker.start_watch();
+        let mut cycle = Cycle::new(&self.worker, self.session.proto);
+        let reply = cycle.alone(&self.worker, &self.session, exec, transaction.args()).await;
+        self.session.take_pushes(out);
+        let Some(parts) = array_items(&reply) else {
+            out.append(&reply);
+            return Ok(false);
+        };
+        self.session.select(transaction.db());
+        if !transaction.is_mixed() {
+            out.append(&reply);
+            return Ok(false);
+        }
+        self.run_others(&transaction, parts, out).await
+    }
+
+    /// What the connection runs of a transaction, when its part on keys is done; the reply of all.
+    async fn run_others(
+        &mut self,
+        transaction: &Transaction,
+        mut parts: impl Iterator<Item = &[u8]>,
+        out: &mut Reply,
+    ) -> Result<bool> {
+        let settings = self.worker.settings();
+        out.array(transaction.commands().len());
+        let mut close = false;
+        for queued in queued(transaction.args()) {
+            if runs_in_unit(queued.command) {
+                out.append(parts.next().unwrap_or_default());
+            } else {
+                close |= self.run_admitted(queued.command, queued.args, &settings, out).await?;
+            }
+        }
+        Ok(close)
+    }
+}

@@ -1,0 +1,123 @@
+//! What a connection has queued between MULTI and EXEC.
+//!
+//! It is kept as the arguments that EXEC is run with: its name, and for each command the number of
+//! its arguments, the database, and the arguments. So a transaction is routed and run like any
+//! other command on keys.
+
+use crate::commands::registry::{self, Command};
+use crate::commands::{Run, flag};
+use crate::num::parse_i64;
+use crate::resp::Args;
+use crate::unit;
+
+/// Arguments of EXEC before the first command.
+const HEAD: usize = 1;
+
+/// Arguments before those of each command: their number, the database.
+const COMMAND_HEAD: usize = 2;
+
+/// See the module's description.
+#[derive(Debug)]
+pub struct Transaction {
+    bytes: Vec<u8>,
+    ranges: Vec<(u32, u32)>,
+    commands: Vec<&'static Command>,
+    /// A command was refused: EXEC is, too.
+    broken: bool,
+    /// The database of what is queued next.
+    db: u32,
+}
+
+impl Transaction {
+    pub fn new(db: u32) -> Self {
+        let (bytes, ranges) = (b"exec".to_vec(), vec![(0, 4)]);
+        Self { bytes, ranges, commands: Vec::new(), broken: false, db }
+    }
+
+    /// Queues a command. `selected`: the database that it chooses for those behind it.
+    pub fn push(&mut self, command: &'static Command, args: Args<'_>, selected: Option<u32>) {
+        let mut itoa = itoa::Buffer::new();
+        self.push_arg(itoa.format(args.len()).as_bytes());
+        self.push_arg(itoa.format(self.db).as_bytes());
+        args.iter().for_each(|arg| self.push_arg(arg));
+        self.commands.push(command);
+        self.db = selected.unwrap_or(self.db);
+    }
+
+    fn push_arg(&mut self, arg: &[u8]) {
+        let start = self.bytes.len() as u32;
+        self.bytes.extend_from_slice(arg);
+        self.ranges.push((start, self.bytes.len() as u32));
+    }
+
+    /// Bytes of what is queued, about.
+    pub fn bytes(&self) -> usize {
+        self.bytes.len() + self.ranges.len() * size_of::<(u32, u32)>()
+    }
+
+    /// A command was refused.
+    pub fn break_off(&mut self) {
+        self.broken = true;
+    }
+
+    pub fn is_broken(&self) -> bool {
+        self.broken
+    }
+
+    /// The commands that are queued.
+    pub fn commands(&self) -> &[&'static Command] {
+        &self.commands
+    }
+
+    /// The database that is selected when they have run.
+    pub fn db(&self) -> u32 {
+        self.db
+    }
+
+    /// What EXEC is run with.
+    pub fn args(&self) -> Args<'_> {
+        Args::new(&self.bytes, &self.ranges)
+    }
+
+    /// Whether some of it needs the connection: what is on keys runs first, as one, then that.
+    pub fn is_mixed(&self) -> bool {
+        self.commands.iter().any(|command| !runs_in_unit(command))
+    }
+}
+
+/// Whether a queued command runs as a part of the transaction; else the connection runs it when
+/// the transaction is done.
+pub fn runs_in_unit(command: &Command) -> bool {
+    unit::is_part(command)
+}
+
+/// A queued command.
+pub struct Queued<'a> {
+    pub command: &'static Command,
+    pub args: Args<'a>,
+    pub db: u32,
+}
+
+/// The commands among the arguments of EXEC.
+pub fn queued(args: Args<'_>) -> impl Iterator<Item = Queued<'_>> {
+    let mut at = HEAD;
+    std::iter::from_fn(move || {
+        let number = |at| args.get(at).and_then(parse_i64);
+        let len = usize::try_from(number(at)?).ok()?;
+        let db = u32::try_from(number(at + 1)?).ok()?;
+        let own = args.slice(at + COMMAND_HEAD, len);
+        at += COMMAND_HEAD + len;
+        Some(Queued { command: registry::resolve(own)?, args: own, db })
+    })
+}
+
+/// The keys of all of them.
+pub fn keys<'a>(args: Args<'a>, _: u32, _: &[(u32, &'a [u8])]) -> Vec<(u32, &'a [u8])> {
+    let on_keys = queued(args).filter(|queued| matches!(queued.command.spec.run, Run::Keys(_)));
+    on_keys.flat_map(|queued| queued.command.keys(queued.args, queued.db)).collect()
+}
+
+/// Whether a command is queued within MULTI.
+pub fn is_queued(command: &Command) -> bool {
+    !command.spec.has(flag::UNQUEUED)
+}

@@ -1,0 +1,94 @@
+//! A unit on a thread of its own, and what it asks its coordinator.
+
+use super::{Effects, Place, Unit};
+use crate::commands::{Ctx, Outcome, Run, Stop};
+use crate::config::Settings;
+use crate::node::Node;
+use crate::resp::Reply;
+use crate::worker::OwnedCommand;
+use flagstone_storage::Store;
+use flagstone_storage::store::Need;
+use std::sync::Arc;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
+
+/// What a unit asks for.
+#[derive(Debug)]
+pub enum Ask {
+    /// These are not in memory.
+    Load(Vec<Need>),
+    /// The reply of a command that is not on keys.
+    Run(Box<OwnedCommand>),
+}
+
+/// A question, with all that the unit works on: it comes back with the answer.
+#[derive(Debug)]
+pub struct Question {
+    pub store: Store,
+    pub ask: Ask,
+    pub answer: oneshot::Sender<(Store, Result<Vec<u8>, Stop>)>,
+}
+
+/// What a unit came to.
+pub struct Ran {
+    pub store: Store,
+    pub out: Reply,
+    pub outcome: Outcome,
+    pub effects: Effects,
+}
+
+/// A unit that is to run apart.
+pub struct Apart {
+    pub node: Arc<Node>,
+    pub worker: usize,
+    pub settings: Arc<Settings>,
+    pub command: OwnedCommand,
+    /// What it runs on.
+    pub store: Store,
+}
+
+/// Asks the coordinator.
+pub(super) fn ask(
+    to: &mpsc::Sender<Question>,
+    store: &mut Store,
+    ask: Ask,
+) -> Result<Vec<u8>, Stop> {
+    let (answer, answered) = oneshot::channel();
+    let nothing = store.workspace(&[]);
+    let lent = std::mem::replace(store, nothing);
+    if let Err(unsent) = to.blocking_send(Question { store: lent, ask, answer }) {
+        *store = unsent.0.store;
+        return Err(Stop::Close);
+    }
+    let (back, answer) = answered.blocking_recv().map_err(|_| Stop::Close)?;
+    *store = back;
+    answer
+}
+
+/// Starts a unit. Its questions are to be answered until it is done.
+pub fn spawn(apart: Apart) -> (JoinHandle<Ran>, mpsc::Receiver<Question>) {
+    let (to, questions) = mpsc::channel(1);
+    let background = apart.node.background.clone();
+    (background.spawn_blocking(move || run(apart, to)), questions)
+}
+
+fn run(apart: Apart, to: mpsc::Sender<Question>) -> Ran {
+    let Apart { node, worker, settings, command, mut store } = apart;
+    let mut out = Reply::new(command.request.proto);
+    let unit = Unit::new(node, worker, command.request, Place::Apart(to));
+    let outcome = match command.command.spec.run {
+        Run::Keys(handler) => {
+            let mut cx = Ctx {
+                store: &mut store,
+                out: &mut out,
+                db: command.request.db,
+                settings: &settings,
+                again: false,
+                unit: Some(&unit),
+            };
+            handler(&mut cx, command.args())
+        }
+        _ => Err("ERR this command does not run on keys".into()),
+    };
+    Ran { store, out, outcome, effects: unit.into_effects() }
+}

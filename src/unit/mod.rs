@@ -1,0 +1,128 @@
+//! Units: commands that run others as one, transactions and scripts. A unit is a command on keys
+//! like any other: it runs in place, parked, or at a coordinator. But it changes some keys before
+//! it knows which others it needs. So what it has changed can be taken back
+//! (`storage/src/store/unit.rs`), and it is run again from its start with more in memory or locked.
+//!
+//! One that takes long, or asks for what takes time (all keys, other workers), runs *apart*: on a
+//! thread of its own, on what its coordinator was lent. There it can wait in the middle, and nobody
+//! waits for it but those who want its keys.
+
+mod apart;
+mod effects;
+
+pub use apart::{Apart, Ask, Question, Ran, spawn};
+pub use effects::{Effects, Published};
+
+use crate::commands::registry::Command;
+use crate::commands::{Ctx, Outcome, Run, Stop, flag};
+use crate::node::Node;
+use crate::resp::Args;
+use crate::worker::{OwnedCommand, Request};
+use flagstone_storage::Store;
+use std::cell::{RefCell, RefMut};
+use std::sync::Arc;
+use std::time::Instant;
+use tokio::sync::mpsc;
+
+/// Where a unit runs.
+enum Place {
+    /// On a worker's thread: it never waits.
+    Here,
+    /// On a thread of its own; its coordinator answers what it asks.
+    Apart(mpsc::Sender<Question>),
+}
+
+/// What a command that runs others has at hand.
+pub struct Unit {
+    pub node: Arc<Node>,
+    /// The worker that runs or coordinates it.
+    pub worker: usize,
+    pub request: Request,
+    /// When this run of it began.
+    pub began: Instant,
+    place: Place,
+    effects: RefCell<Effects>,
+}
+
+impl Unit {
+    /// A unit that runs on a worker's thread.
+    pub fn here(node: &Arc<Node>, worker: usize, request: Request) -> Self {
+        Self::new(node.clone(), worker, request, Place::Here)
+    }
+
+    fn new(node: Arc<Node>, worker: usize, request: Request, place: Place) -> Self {
+        let effects = RefCell::default();
+        Self { node, worker, request, began: Instant::now(), place, effects }
+    }
+
+    /// Whether it runs on a thread of its own.
+    pub fn is_apart(&self) -> bool {
+        matches!(self.place, Place::Apart(_))
+    }
+
+    /// What it does beside changing keys; it happens when the unit is done, and never twice.
+    pub fn effects(&self) -> RefMut<'_, Effects> {
+        self.effects.borrow_mut()
+    }
+
+    /// Its effects, when it is done.
+    pub fn into_effects(self) -> Effects {
+        self.effects.into_inner()
+    }
+
+    /// Asks the coordinator; where there is none, the unit stops, and is run again where there is.
+    fn ask(&self, store: &mut Store, ask: Ask) -> Result<Vec<u8>, Stop> {
+        match (&self.place, ask) {
+            (Place::Apart(to), ask) => apart::ask(to, store, ask),
+            (Place::Here, Ask::Load(needs)) => Err(Stop::Miss(needs)),
+            (Place::Here, Ask::Run(_)) => Err(Stop::Apart),
+        }
+    }
+}
+
+/// Whether a command can be part of a unit without a connection of its own: it is on keys, or on
+/// databases, or has a form for it.
+pub fn is_part(command: &Command) -> bool {
+    matches!(command.spec.run, Run::Keys(_)) || command.spec.in_unit.is_some()
+}
+
+impl Ctx<'_> {
+    /// Runs a command, whose number of arguments was checked, as a part of this one. Its reply is
+    /// appended; an error comes back.
+    pub fn run_part(&mut self, unit: &Unit, command: &'static Command, args: Args<'_>) -> Outcome {
+        let handler = match (command.spec.in_unit, command.spec.run) {
+            (Some(handler), _) | (None, Run::Keys(handler)) => handler,
+            _ => {
+                let request = Request { db: self.db, proto: self.out.proto(), ..unit.request };
+                let owned = OwnedCommand::new(command, args, request);
+                let reply = unit.ask(self.store, Ask::Run(Box::new(owned)))?;
+                self.out.append(&reply);
+                return Ok(());
+            }
+        };
+        if unit.request.track && command.spec.has(flag::READONLY) {
+            let keys = command.keys(args, self.db).into_iter();
+            unit.effects().read.extend(keys.map(|(_, key)| Box::from(key)));
+        }
+        let mark = self.out.len();
+        loop {
+            match handler(self, args) {
+                Err(Stop::Miss(needs)) => {
+                    self.out.truncate(mark);
+                    unit.ask(self.store, Ask::Load(needs))?;
+                }
+                // It cannot wait: what it would wait for cannot happen meanwhile.
+                Err(Stop::Block(block)) => {
+                    self.out.truncate(mark);
+                    block.nil.write(self.out);
+                    return Ok(());
+                }
+                Err(stop) => {
+                    self.out.truncate(mark);
+                    return Err(stop);
+                }
+                Ok(()) => return Ok(()),
+            }
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! Runs units (transactions, scripts) in place: in one go, or not at all.
+
+use super::batch::Request;
+use super::execute::blocked_by;
+use super::{Blocked, Worker, changer};
+use crate::commands::registry::Command;
+use crate::commands::{Ctx, Run, Stop};
+use crate::config::Settings;
+use crate::resp::{Args, Reply};
+use crate::unit::{Effects, Unit};
+use flagstone_storage::Scope;
+use flagstone_storage::notes::Note;
+use std::rc::Rc;
+
+/// How often a unit runs because it would change what the open round has changed: that is in the
+/// journal then.
+const RUNS: usize = 2;
+
+impl Worker {
+    /// Runs a unit whose keys are this worker's, as [`Worker::execute`] does.
+    #[allow(clippy::too_many_arguments, reason = "the hot path hands over what it has at hand")]
+    pub(super) fn execute_unit(
+        self: &Rc<Self>,
+        command: &'static Command,
+        args: Args<'_>,
+        request: Request,
+        scope: &Scope,
+        now_ms: u64,
+        settings: &Settings,
+        out: &mut Reply,
+    ) -> Result<u64, Blocked> {
+        let mark = out.len();
+        for _ in 0..RUNS {
+            let (outcome, effects) =
+                self.try_unit(command, args, request, scope, now_ms, settings, out);
+            let text = match outcome {
+                Ok(()) => None,
+                Err(Stop::Error(text)) => Some(text),
+                Err(stop) => {
+                    out.truncate(mark);
+                    match stop {
+                        Stop::Unsettled => {
+                            self.commit();
+                            continue;
+                        }
+                        Stop::Miss(needs) => return Err(blocked_by(needs, command, args, request)),
+                        _ => return Err(Blocked::Apart),
+                    }
+                }
+            };
+            if let Some(text) = text {
+                self.stats().failed(command, &text);
+                out.truncate(mark);
+                out.error(&*text);
+            }
+            return Ok(self.unit_done(command, args, request, effects, settings));
+        }
+        Err(Blocked::Apart)
+    }
+
+    /// Runs it once. What it has changed is taken back if it could not run to its end.
+    #[allow(clippy::too_many_arguments, reason = "the hot path hands over what it has at hand")]
+    fn try_unit(
+        &self,
+        command: &'static Command,
+        args: Args<'_>,
+        request: Request,
+        scope: &Scope,
+        now_ms: u64,
+        settings: &Settings,
+        out: &mut Reply,
+    ) -> (Result<(), Stop>, Effects) {
+        let Run::Keys(handler) = command.spec.run else {
+            return (Err("ERR this command does not run on keys".into()), Effects::default());
+        };
+        let unit = Unit::here(&self.node, self.id, request);
+        let mut partition = self.partition.borrow_mut();
+        let store = &mut partition.store;
+        store.begin(now_ms, request.touch);
+        store.notes.want(self.node.interest(settings));
+        store.confine(scope.clone());
+        store.begin_unit();
+        let (db, again) = (request.db, request.again);
+        let mut cx = Ctx { store, out, db, settings, again, unit: Some(&unit) };
+        let outcome = handler(&mut cx, args);
+        match outcome {
+            Ok(()) | Err(Stop::Error(_)) => partition.store.end_unit(),
+            Err(_) => partition.roll_back(),
+        }
+        (outcome, unit.into_effects())
+    }
+
+    /// What follows a unit that has run to its end; the greatest round that its reply shows.
+    fn unit_done(
+        self: &Rc<Self>,
+        command: &'static Command,
+        args: Args<'_>,
+        request: Request,
+        mut effects: Effects,
+        settings: &Settings,
+    ) -> u64 {
+        let mut partition = self.partition.borrow_mut();
+        let store = &mut partition.store;
+        let (seen, dirty) = (store.seen(), store.is_dirty());
+        let notes: Vec<Note> = store.notes.take();
+        drop(partition);
+        if !effects.read.is_empty() {
+            let told = self.news_count.get() + u64::from(!notes.is_empty());
+            self.remember(effects.read.iter().map(|key| &**key), request.client, told);
+        }
+        if dirty {
+            self.commit_soon();
+        }
+        self.ran(command, args, request.client, settings);
+        effects.tell_monitors(&self.node, request.client, settings);
+        if !notes.is_empty() || !effects.published.is_empty() {
+            let client = changer(command, request.client);
+            self.spread(seen, client, notes, effects.published);
+        }
+        seen
+    }
+}

@@ -1,0 +1,194 @@
+//! Units: several commands as one (a transaction, a script). Either all that they change counts, or
+//! it is taken back, and nobody has seen anything of it.
+//!
+//! What is taken back is forgotten: what the journal knows of the key counts again, and is loaded
+//! when somebody asks for it. So nothing is copied ahead. It needs that the journal knows all that
+//! others have done to these keys: a unit that would change what is not yet in a record stops
+//! ([`Fault::Unsettled`](super::Fault::Unsettled)), and runs again when it is.
+
+use super::Store;
+use crate::value::Entry;
+
+/// The unit that is open.
+#[derive(Debug, Default)]
+pub(super) struct Unit {
+    /// Counts the units, from 1 on.
+    last: u32,
+    is_open: bool,
+    /// What the open round had changed when it began.
+    dirty: usize,
+    moved: usize,
+}
+
+impl Unit {
+    /// The number of the open unit; 0: there is none.
+    #[inline]
+    pub(super) fn number(&self) -> u32 {
+        if self.is_open { self.last } else { 0 }
+    }
+
+    /// Whether a change of an entry can be taken back, if it may have to be.
+    #[inline]
+    pub(super) fn may_change(&self, entry: &Entry) -> bool {
+        !self.is_open || !entry.dirty || entry.unit == self.last
+    }
+}
+
+impl Store {
+    /// Begins a unit: what is changed from now on may be taken back.
+    pub fn begin_unit(&mut self) {
+        // 0 is none.
+        let last = self.unit.last.wrapping_add(1).max(1);
+        let (dirty, moved) = (self.dirty.len(), self.moved.len());
+        self.unit = Unit { last, is_open: true, dirty, moved };
+    }
+
+    /// The unit is done: its changes are of the open round.
+    pub fn end_unit(&mut self) {
+        self.unit.is_open = false;
+    }
+
+    /// Whether the open unit has changed anything.
+    pub fn unit_has_changed(&self) -> bool {
+        self.dirty.len() > self.unit.dirty
+    }
+
+    /// Ends the unit and takes back what it has changed. `good`: the last round that is in the
+    /// journal; what is loaded again may be as young as that.
+    pub fn roll_back(&mut self, good: u64) {
+        self.end_unit();
+        self.load_as_of(good);
+        self.moved.truncate(self.unit.moved);
+        let changed = self.dirty.split_off(self.unit.dirty.min(self.dirty.len()));
+        for key in &changed {
+            self.take_back(key.db, &key.key, good);
+        }
+        self.notes.take();
+    }
+
+    /// Whether a key was changed in the open round.
+    pub fn is_unsettled(&mut self, db: u32, key: &[u8]) -> bool {
+        let at = self.at(key);
+        self.get_mut(db, at, key).is_some_and(|entry| entry.dirty)
+    }
+
+    /// The keys that the open round has changed.
+    pub fn changed_keys(&self) -> impl Iterator<Item = (u32, &[u8])> {
+        self.dirty.iter().map(|key| (key.db, &*key.key))
+    }
+
+    /// What the journal knows of a key counts again. If that is that there is none, it stays known.
+    fn take_back(&mut self, db: u32, key: &[u8], good: u64) {
+        let at = self.layout.key_hash(key);
+        let Some(entry) = self.get_mut(db, at, key) else { return };
+        if entry.stored.live {
+            return self.forget(db, key);
+        }
+        let mut absent = Entry::absent(key, at.hash);
+        // Its absence may be of a round that is not durable.
+        absent.round = good;
+        let before = std::mem::replace(entry, absent).counted;
+        self.memory = self.memory.saturating_sub(before);
+        let grave = super::DirtyKey { db, at, key: crate::value::KeyBuf::from_slice(key) };
+        self.bury_as_of(good, grave);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::slot::Layout;
+    use crate::store::{Fault, Versions};
+    use crate::value::{Str, Value};
+    use std::sync::Arc;
+
+    fn store() -> Store {
+        let layout = Arc::new(Layout { shards: 2, seed: 1 });
+        let mut store = Store::new(layout, Arc::new(Versions::new(1)), &[1, 2], false);
+        store.begin(1, true);
+        store
+    }
+
+    fn set(store: &mut Store, key: &[u8], value: &[u8]) -> Result<(), Fault> {
+        let mut entry = store.entry_mut(0, key)?;
+        entry.value = Value::Str(Str::new(value));
+        Ok(())
+    }
+
+    #[test]
+    fn what_a_unit_has_changed_is_taken_back() {
+        let mut store = store();
+        set(&mut store, b"old", b"1").unwrap();
+        store.seal();
+        set(&mut store, b"other", b"1").unwrap();
+        store.begin_unit();
+        set(&mut store, b"old", b"2").unwrap();
+        set(&mut store, b"old", b"3").unwrap();
+        set(&mut store, b"new", b"2").unwrap();
+        assert!(store.unit_has_changed());
+        store.roll_back(1);
+        assert!(!store.is_hot(0, b"old"), "it is on disk");
+        assert!(matches!(store.peek(0, b"old"), Err(Fault::Miss(_))));
+        assert!(store.peek(0, b"new").unwrap().is_none());
+        assert!(store.peek(0, b"unknown").unwrap().is_none(), "the table is complete as before");
+        let sealed = store.seal();
+        assert_eq!(sealed.keys().collect::<Vec<_>>(), [(0, &b"other"[..])]);
+    }
+
+    #[test]
+    fn a_lost_key_is_found_again() {
+        let mut store = store();
+        set(&mut store, b"k", b"1").unwrap();
+        store.seal();
+        store.begin_unit();
+        store.remove(0, b"k").unwrap();
+        store.roll_back(1);
+        assert!(store.lend(0, b"k").is_none());
+        let mut entry = Entry::absent(b"k", 0);
+        entry.value = Value::Str(Str::new(b"1"));
+        store.learn(0, entry);
+        assert!(store.exists(0, b"k").unwrap());
+        store.remove(0, b"k").unwrap();
+        store.seal();
+        store.settle(u64::MAX);
+        assert!(!store.exists(0, b"k").unwrap());
+    }
+
+    #[test]
+    fn what_is_loaded_again_is_as_young_as_the_last_round() {
+        let mut store = store();
+        set(&mut store, b"k", b"1").unwrap();
+        let round = store.seal().round;
+        store.begin_unit();
+        set(&mut store, b"k", b"2").unwrap();
+        set(&mut store, b"gone", b"2").unwrap();
+        store.roll_back(1);
+        let mut entry = Entry::absent(b"k", 0);
+        entry.value = Value::Str(Str::new(b"1"));
+        store.learn(0, entry);
+        store.begin(2, true);
+        store.exists(0, b"k").unwrap();
+        assert_eq!(store.seen(), round);
+        store.begin(2, true);
+        store.exists(0, b"gone").unwrap();
+        assert_eq!(store.seen(), round);
+    }
+
+    #[test]
+    fn a_unit_changes_only_what_is_settled() {
+        let mut store = store();
+        set(&mut store, b"k", b"1").unwrap();
+        store.begin_unit();
+        assert!(store.exists(0, b"k").unwrap());
+        assert!(matches!(set(&mut store, b"k", b"2"), Err(Fault::Unsettled)));
+        store.roll_back(1);
+        store.seal();
+        store.begin_unit();
+        set(&mut store, b"k", b"2").unwrap();
+        set(&mut store, b"k", b"3").unwrap();
+        store.end_unit();
+        // Another unit of the same round finds it unsettled again.
+        store.begin_unit();
+        assert!(matches!(set(&mut store, b"k", b"4"), Err(Fault::Unsettled)));
+    }
+}
