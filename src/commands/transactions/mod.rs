@@ -57,7 +57,13 @@ const CONTROL: Spec = Spec {
 
 /// Transactions.
 pub const COMMANDS: &[Spec] = &[
-    Spec { name: "multi", summary: "Begins a transaction.", run: Run::Session(multi), ..CONTROL },
+    Spec {
+        name: "multi",
+        summary: "Begins a transaction.",
+        flags: CONTROL.flags | flag::NO_MULTI,
+        run: Run::Session(multi),
+        ..CONTROL
+    },
     Spec {
         name: "discard",
         since: "2.0.0",
