@@ -11,6 +11,7 @@ pub mod config;
 pub mod connection;
 pub mod events;
 pub mod glob;
+pub mod lua;
 pub mod monitor;
 pub mod node;
 pub mod num;

@@ -1,0 +1,209 @@
+//! Basic functions that are not Lua's own: those that go past metatables know shields, those that
+//! compile take text only, and none reaches what the interpreter does not check.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+
+use mlua::ffi;
+
+use super::calls;
+use super::raw::{State, entry};
+use super::sandbox;
+
+/// Most values that `unpack` gives (Lua's LUAI_MAXCSTACK, which it checks with too narrow a number).
+const MAX_UNPACKED: i64 = 8000;
+/// Furthest that `table.insert` moves elements below the first place.
+const MAX_INSERT_BELOW: i64 = 1_000_000;
+
+/// Replaces the functions of the table on top of the stack, which are Lua's own.
+pub(super) fn replace_globals(state: State) {
+    // These run Lua's own function, which is their upvalue, when they have looked at the arguments.
+    for (name, function) in [
+        ("rawset", entry!(rawset)),
+        ("rawget", entry!(seeing_through)),
+        ("next", entry!(seeing_through)),
+        ("setmetatable", entry!(setmetatable)),
+        ("getmetatable", entry!(getmetatable)),
+        ("unpack", entry!(unpack)),
+    ] {
+        wrap(state, name, function);
+    }
+    state.get_name(-1, "next");
+    state.push_function(entry!(pairs), 1);
+    state.set_name(-2, "pairs");
+    state.push_function(calls::PCALL, 0);
+    state.set_name(-2, "pcall");
+}
+
+/// The same for the functions in `table`.
+pub(super) fn replace_tables(state: State) {
+    wrap(state, "insert", entry!(insert));
+    wrap(state, "foreach", entry!(seeing_through));
+}
+
+/// Puts `function` in the place of the one under `name`, which is its upvalue.
+pub(super) fn wrap(state: State, name: &str, function: mlua::lua_CFunction) {
+    state.get_name(-1, name);
+    state.push_function(function, 1);
+    state.set_name(-2, name);
+}
+
+fn rawset(state: State) -> c_int {
+    if state.top() >= 3 {
+        sandbox::refuse_shield(state, 1);
+    }
+    state.run_upvalue(1)
+}
+
+fn setmetatable(state: State) -> c_int {
+    if matches!(state.kind(2), ffi::LUA_TNIL | ffi::LUA_TTABLE) {
+        sandbox::refuse_shield(state, 1);
+    }
+    state.run_upvalue(1)
+}
+
+fn seeing_through(state: State) -> c_int {
+    if sandbox::see_through(state, 1) {
+        state.replace(1);
+    }
+    state.run_upvalue(1)
+}
+
+fn getmetatable(state: State) -> c_int {
+    if sandbox::see_through(state, 1) {
+        state.metatable(1);
+        state.get_name(-1, "__metatable");
+        return 1;
+    }
+    state.run_upvalue(1)
+}
+
+fn pairs(state: State) -> c_int {
+    state.check_table(1);
+    state.push_value(ffi::lua_upvalueindex(1));
+    state.push_value(1);
+    state.push_nil();
+    3
+}
+
+fn unpack(state: State) -> c_int {
+    state.check_table(1);
+    let first = i64::from(state.opt_integer(2, 1) as c_int);
+    let last = match state.kind(3) {
+        ffi::LUA_TNONE | ffi::LUA_TNIL => state.raw_len(1) as i64,
+        _ => i64::from(state.check_int(3)),
+    };
+    if last - first >= MAX_UNPACKED {
+        state.error(format_args!("too many results to unpack"));
+    }
+    state.run_upvalue(1)
+}
+
+fn insert(state: State) -> c_int {
+    sandbox::refuse_shield(state, 1);
+    if state.top() == 3 && state.check_integer(2) < -MAX_INSERT_BELOW {
+        state.arg_error(2, format_args!("position out of bounds"));
+    }
+    state.run_upvalue(1)
+}
+
+/// What [`ffi::lua_load`] reads from.
+struct Source {
+    lead: usize,
+    rest: *const u8,
+    len: usize,
+}
+
+/// A blank that goes before text which would be taken for bytecode; then it is an error of syntax.
+const LEAD: &[u8] = b" ";
+
+unsafe extern "C-unwind" fn read(
+    _: *mut mlua::lua_State,
+    source: *mut c_void,
+    size: *mut usize,
+) -> *const c_char {
+    // SAFETY: `load_text` gives its `Source`, Lua the address of a size.
+    let (source, size) = unsafe { (&mut *source.cast::<Source>(), &mut *size) };
+    if source.lead > 0 {
+        *size = std::mem::take(&mut source.lead);
+        return LEAD.as_ptr().cast();
+    }
+    *size = std::mem::take(&mut source.len);
+    source.rest.cast()
+}
+
+/// Pushes the function that the text is, or the message of an error: never runs bytecode, and reads
+/// all from memory, as Lua's parser does not hold on to the chunk's name while a reader runs.
+pub(super) fn load_text(state: State, text: &[u8], name: &CStr) -> bool {
+    let bytecode = text.first() == Some(&ffi::LUA_SIGNATURE[0]);
+    let lead = if bytecode { LEAD.len() } else { 0 };
+    let mut source = Source { lead, rest: text.as_ptr(), len: text.len() };
+    let data = std::ptr::from_mut(&mut source).cast();
+    // SAFETY: the state is valid; source and name outlive the call.
+    unsafe { ffi::lua_load(state.as_ptr(), read, data, name.as_ptr()) == ffi::LUA_OK }
+}
+
+/// `loadstring` and `load`, with the VM as their upvalue.
+pub(super) const LOADSTRING: mlua::lua_CFunction = entry!(loadstring);
+pub(super) const LOAD: mlua::lua_CFunction = entry!(load);
+
+fn loadstring(state: State) -> c_int {
+    let text = state.check_bytes(1);
+    let name = chunk_name(state, 2, text);
+    loaded(state, load_text(state, text, name))
+}
+
+/// The pieces are gathered first.
+fn load(state: State) -> c_int {
+    // SAFETY: the state is valid.
+    unsafe { ffi::luaL_checktype(state.as_ptr(), 1, ffi::LUA_TFUNCTION) };
+    let name = chunk_name(state, 2, b"=(load)\0");
+    state.set_top(2);
+    state.new_table();
+    for n in 1.. {
+        state.push_value(1);
+        if state.protected_call(0, 1, 0) != ffi::LUA_OK {
+            return loaded(state, false);
+        }
+        match state.kind(-1) {
+            ffi::LUA_TNIL => break,
+            ffi::LUA_TSTRING | ffi::LUA_TNUMBER if state.to_bytes(-1).is_empty() => break,
+            ffi::LUA_TSTRING | ffi::LUA_TNUMBER => state.raw_set_at(3, n),
+            _ => {
+                state.push_bytes(b"reader function must return a string");
+                return loaded(state, false);
+            }
+        }
+    }
+    let scratch = &state.vm().scratch;
+    scratch.clear();
+    for n in 1.. {
+        state.raw_get_at(3, n);
+        if state.kind(-1) == ffi::LUA_TNIL {
+            break;
+        }
+        scratch.append(state, state.to_bytes(-1));
+        state.pop(1);
+    }
+    scratch.push(state);
+    let text = state.to_bytes(-1);
+    loaded(state, load_text(state, text, name))
+}
+
+/// The argument as the name of a chunk; Lua's strings end with NUL, and so does `default`.
+fn chunk_name<'a>(state: State, arg: c_int, default: &'a [u8]) -> &'a CStr {
+    let bytes = match state.kind(arg) {
+        ffi::LUA_TNONE | ffi::LUA_TNIL => default,
+        _ => state.check_bytes(arg),
+    };
+    // SAFETY: a NUL follows or is in the bytes.
+    unsafe { CStr::from_ptr(bytes.as_ptr().cast()) }
+}
+
+fn loaded(state: State, done: bool) -> c_int {
+    if done {
+        return 1;
+    }
+    state.push_nil();
+    state.insert(-2);
+    2
+}

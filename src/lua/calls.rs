@@ -1,0 +1,146 @@
+//! Calls that end with an error: `pcall`, the handler of a script's errors, functions that raise.
+
+use std::ffi::{CStr, c_int};
+use std::mem::MaybeUninit;
+
+use mlua::ffi;
+
+use super::raw::{State, entry};
+use super::sandbox;
+
+/// `function, arguments…` → `true, result` or `false, error`.
+pub(super) const RUN: mlua::lua_CFunction = entry!(run);
+/// Wraps a function that gives `true, results…` or `false, error`: its first upvalue.
+pub(super) const RAISING: mlua::lua_CFunction = entry!(raising);
+/// `pcall` that gives the text of an error that is a table.
+pub(super) const PCALL: mlua::lua_CFunction = entry!(pcall);
+/// The handler of the errors of a script.
+pub(super) const HANDLER: mlua::lua_CFunction = entry!(handler);
+
+/// The collector's defaults, in percent.
+const GC_PAUSE: c_int = 200;
+const GC_STEP_MULTIPLIER: c_int = 200;
+
+pub(super) fn reset_collector(state: State) {
+    let state = state.as_ptr();
+    // SAFETY: the state is valid; these set numbers.
+    unsafe {
+        ffi::lua_gc(state, ffi::LUA_GCSETPAUSE, GC_PAUSE);
+        ffi::lua_gc(state, ffi::LUA_GCSETSTEPMUL, GC_STEP_MULTIPLIER);
+        ffi::lua_gc(state, ffi::LUA_GCRESTART, 0);
+    }
+}
+
+fn run(state: State) -> c_int {
+    let args = state.top() - 1;
+    state.need_stack(3, c"too many arguments");
+    state.push_function(HANDLER, 0);
+    state.insert(1);
+    let status = state.protected_call(args, 1, 1);
+    state.push_boolean(status == ffi::LUA_OK);
+    state.replace(1);
+    2
+}
+
+fn raising(state: State) -> c_int {
+    let args = state.top();
+    state.need_stack(2, c"too many arguments");
+    state.push_value(ffi::lua_upvalueindex(1));
+    state.insert(1);
+    state.call(args, ffi::LUA_MULTRET);
+    if !state.to_boolean(1) {
+        state.set_top(2);
+        state.raise();
+    }
+    state.top() - 1
+}
+
+fn pcall(state: State) -> c_int {
+    state.check_any(1);
+    let args = state.top() - 1;
+    state.need_stack(2, c"too many arguments");
+    state.push_boolean(true);
+    state.insert(1);
+    if state.protected_call(args, ffi::LUA_MULTRET, 0) != ffi::LUA_OK {
+        if state.is_table(-1) {
+            state.get_name(-1, "err");
+            if matches!(state.kind(-1), ffi::LUA_TSTRING | ffi::LUA_TNUMBER) {
+                state.replace(-2);
+            } else {
+                state.pop(1);
+            }
+        }
+        state.push_boolean(false);
+        state.replace(1);
+    }
+    state.top()
+}
+
+/// Makes a table of the error, and notes where it was raised.
+fn handler(state: State) -> c_int {
+    state.set_top(1);
+    if !state.is_table(1) {
+        state.push_bytes(b"ERR ");
+        push_text_of(state, 1);
+        // SAFETY: the state is valid, two strings are on top.
+        unsafe { ffi::lua_concat(state.as_ptr(), 2) };
+        state.new_table();
+        state.insert(-2);
+        state.set_name(-2, "err");
+        state.replace(1);
+    } else if sandbox::see_through(state, 1) {
+        state.set_top(1);
+        return 1;
+    }
+    let mut info = MaybeUninit::<ffi::lua_Debug>::zeroed();
+    let info = info.as_mut_ptr();
+    // An error that a C function raises is where it was called.
+    let (is_lua, is_c) = (place(state, 1, info), is_c(info));
+    if is_lua && (!is_c || place(state, 2, info)) {
+        // SAFETY: `place` has filled it; `source` is a string of Lua.
+        let (source, line) = unsafe { (CStr::from_ptr((*info).source), (*info).currentline) };
+        state.push_bytes(source.to_bytes());
+        state.set_name(1, "source");
+        state.push_number(f64::from(line));
+        state.set_name(1, "line");
+    }
+    state.set_top(1);
+    1
+}
+
+/// What `tostring` gives.
+fn push_text_of(state: State, index: c_int) {
+    match state.kind(index) {
+        ffi::LUA_TSTRING | ffi::LUA_TNUMBER => {
+            state.push_value(index);
+            state.to_bytes(-1);
+        }
+        ffi::LUA_TBOOLEAN if state.to_boolean(index) => state.push_bytes(b"true"),
+        ffi::LUA_TBOOLEAN => state.push_bytes(b"false"),
+        ffi::LUA_TNIL => state.push_bytes(b"nil"),
+        _ => {
+            // SAFETY: the state is valid. Userdata are errors of the binding, which has given
+            // them `__tostring`.
+            let called =
+                unsafe { ffi::luaL_callmeta(state.as_ptr(), index, c"__tostring".as_ptr()) };
+            if called == 0 {
+                state.push_bytes(state.type_name(index).as_bytes());
+            }
+        }
+    }
+}
+
+/// Fills `info` with what is known of the function at a level, if there is one.
+fn place(state: State, level: c_int, info: *mut ffi::lua_Debug) -> bool {
+    let state = state.as_ptr();
+    // SAFETY: the state is valid, `info` is the caller's.
+    unsafe {
+        ffi::lua_getstack(state, level, info) != 0
+            && ffi::lua_getinfo(state, c"nSl".as_ptr(), info) != 0
+    }
+}
+
+fn is_c(info: *const ffi::lua_Debug) -> bool {
+    // SAFETY: the caller has zeroed or filled it; `what` is a string of Lua if not null.
+    unsafe { !(*info).what.is_null() && CStr::from_ptr((*info).what).to_bytes() == b"C" }
+}

@@ -1,0 +1,375 @@
+//! Lua's C interface as the libraries here use it.
+//!
+//! They are C functions and not callbacks of the binding, for exact error texts (position, name of
+//! the function, number of the argument) and because each value that a callback touches costs a
+//! protected call.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::fmt::{self, Write};
+
+use mlua::ffi;
+use mlua::lua_State;
+
+use super::vm::Vm;
+
+/// Longest error text that is composed here, bytes.
+const MAX_TEXT: usize = 256;
+
+/// A Lua state, in the frame of a C function that Lua has called.
+///
+/// Methods that allocate or check may raise a Lua error, which leaves all Rust frames up to the
+/// interpreter by `longjmp`: what was not dropped by then never is. So no frame that holds a
+/// `State` owns anything that has to be dropped. What must last is in [`Vm`].
+#[derive(Clone, Copy)]
+pub(super) struct State(*mut lua_State);
+
+/// A C function for [`State::push_function`] from a `fn(State) -> c_int`.
+macro_rules! entry {
+    ($body:path) => {{
+        unsafe extern "C-unwind" fn entry(state: *mut mlua::lua_State) -> std::ffi::c_int {
+            // SAFETY: Lua calls this with a valid state; the body owns nothing that is dropped.
+            $body(unsafe { $crate::lua::raw::State::new(state) })
+        }
+        entry as mlua::lua_CFunction
+    }};
+}
+pub(super) use entry;
+
+/// Text of bounded length; what does not fit is cut.
+struct Text {
+    bytes: [u8; MAX_TEXT],
+    len: usize,
+}
+
+impl Write for Text {
+    fn write_str(&mut self, s: &str) -> fmt::Result {
+        let n = s.len().min(MAX_TEXT - self.len);
+        self.bytes[self.len..self.len + n].copy_from_slice(&s.as_bytes()[..n]);
+        self.len += n;
+        Ok(())
+    }
+}
+
+// SAFETY of all blocks below: `self.0` is valid, as `new` demands. Lua checks indices of values
+// that do not exist; each function leaves as many free slots as Lua promises to a C function
+// (LUA_MINSTACK), or has asked for them with `check_stack`.
+impl State {
+    /// # Safety
+    ///
+    /// The state is valid while the value is used, and no frame between the interpreter and the
+    /// uses of the value owns anything that has to be dropped.
+    pub(super) unsafe fn new(state: *mut lua_State) -> Self {
+        Self(state)
+    }
+
+    pub(super) fn as_ptr(self) -> *mut lua_State {
+        self.0
+    }
+
+    pub(super) fn top(self) -> c_int {
+        // SAFETY: see above.
+        unsafe { ffi::lua_gettop(self.0) }
+    }
+
+    pub(super) fn set_top(self, index: c_int) {
+        // SAFETY: see above.
+        unsafe { ffi::lua_settop(self.0, index) }
+    }
+
+    pub(super) fn pop(self, n: c_int) {
+        self.set_top(-n - 1);
+    }
+
+    /// Room for `n` more values, or false.
+    pub(super) fn check_stack(self, n: c_int) -> bool {
+        // SAFETY: see above.
+        unsafe { ffi::lua_checkstack(self.0, n) != 0 }
+    }
+
+    /// Room for `n` more values, or the error "stack overflow (`what`)".
+    pub(super) fn need_stack(self, n: c_int, what: &CStr) {
+        // SAFETY: see above.
+        unsafe { ffi::luaL_checkstack_(self.0, n, what.as_ptr()) }
+    }
+
+    pub(super) fn kind(self, index: c_int) -> c_int {
+        // SAFETY: see above.
+        unsafe { ffi::lua_type(self.0, index) }
+    }
+
+    pub(super) fn is_table(self, index: c_int) -> bool {
+        self.kind(index) == ffi::LUA_TTABLE
+    }
+
+    /// A number, or a string that is one.
+    pub(super) fn is_number(self, index: c_int) -> bool {
+        // SAFETY: see above.
+        unsafe { ffi::lua_isnumber(self.0, index) != 0 }
+    }
+
+    /// Name of the type of a value.
+    pub(super) fn type_name(self, index: c_int) -> &'static str {
+        match self.kind(index) {
+            ffi::LUA_TNONE => "no value",
+            ffi::LUA_TNIL => "nil",
+            ffi::LUA_TBOOLEAN => "boolean",
+            ffi::LUA_TNUMBER => "number",
+            ffi::LUA_TSTRING => "string",
+            ffi::LUA_TTABLE => "table",
+            ffi::LUA_TFUNCTION => "function",
+            ffi::LUA_TTHREAD => "thread",
+            _ => "userdata",
+        }
+    }
+
+    pub(super) fn to_number(self, index: c_int) -> f64 {
+        // SAFETY: see above.
+        unsafe { ffi::lua_tonumber(self.0, index) }
+    }
+
+    pub(super) fn to_boolean(self, index: c_int) -> bool {
+        // SAFETY: see above.
+        unsafe { ffi::lua_toboolean(self.0, index) != 0 }
+    }
+
+    /// The string at `index`; a number is made one in its place. Valid as long as it is there.
+    pub(super) fn to_bytes<'a>(self, index: c_int) -> &'a [u8] {
+        let mut len = 0;
+        // SAFETY: see above.
+        let bytes = unsafe { ffi::lua_tolstring(self.0, index, &mut len) };
+        if bytes.is_null() {
+            return &[];
+        }
+        // SAFETY: Lua gives the address of `len` bytes, which stay while the value is on the
+        // stack; the callers use them no longer.
+        unsafe { std::slice::from_raw_parts(bytes.cast(), len) }
+    }
+
+    /// The string argument `arg`, or an error.
+    pub(super) fn check_bytes<'a>(self, arg: c_int) -> &'a [u8] {
+        // SAFETY: see above.
+        unsafe { ffi::luaL_checklstring(self.0, arg, std::ptr::null_mut()) };
+        self.to_bytes(arg)
+    }
+
+    pub(super) fn check_number(self, arg: c_int) -> f64 {
+        // SAFETY: see above.
+        unsafe { ffi::luaL_checknumber(self.0, arg) }
+    }
+
+    pub(super) fn check_integer(self, arg: c_int) -> i64 {
+        // SAFETY: see above.
+        unsafe { ffi::luaL_checkinteger(self.0, arg) }
+    }
+
+    /// An integer argument as C's `int` has it.
+    pub(super) fn check_int(self, arg: c_int) -> c_int {
+        self.check_integer(arg) as c_int
+    }
+
+    pub(super) fn opt_integer(self, arg: c_int, default: i64) -> i64 {
+        // SAFETY: see above.
+        unsafe { ffi::luaL_optinteger(self.0, arg, default) }
+    }
+
+    pub(super) fn check_table(self, arg: c_int) {
+        // SAFETY: see above.
+        unsafe { ffi::luaL_checktype(self.0, arg, ffi::LUA_TTABLE) }
+    }
+
+    pub(super) fn check_any(self, arg: c_int) {
+        // SAFETY: see above.
+        unsafe { ffi::luaL_checkany(self.0, arg) }
+    }
+
+    /// Length of a table or string, without metamethods.
+    pub(super) fn raw_len(self, index: c_int) -> usize {
+        // SAFETY: see above.
+        unsafe { ffi::lua_objlen(self.0, index) }
+    }
+
+    pub(super) fn push_nil(self) {
+        // SAFETY: see above.
+        unsafe { ffi::lua_pushnil(self.0) }
+    }
+
+    pub(super) fn push_boolean(self, value: bool) {
+        // SAFETY: see above.
+        unsafe { ffi::lua_pushboolean(self.0, c_int::from(value)) }
+    }
+
+    pub(super) fn push_number(self, value: f64) {
+        // SAFETY: see above.
+        unsafe { ffi::lua_pushnumber(self.0, value) }
+    }
+
+    pub(super) fn push_bytes(self, bytes: &[u8]) {
+        // SAFETY: see above; Lua copies the bytes.
+        unsafe { ffi::lua_pushlstring_(self.0, bytes.as_ptr().cast(), bytes.len()) }
+    }
+
+    pub(super) fn push_light(self, pointer: *mut c_void) {
+        // SAFETY: see above; the pointer is a value only.
+        unsafe { ffi::lua_pushlightuserdata(self.0, pointer) }
+    }
+
+    pub(super) fn push_value(self, index: c_int) {
+        // SAFETY: see above.
+        unsafe { ffi::lua_pushvalue(self.0, index) }
+    }
+
+    /// Pops `n` values, and pushes a function that has them as upvalues.
+    pub(super) fn push_function(self, function: mlua::lua_CFunction, n: c_int) {
+        // SAFETY: see above.
+        unsafe { ffi::lua_pushcclosure(self.0, function, n) }
+    }
+
+    pub(super) fn new_table(self) {
+        // SAFETY: see above.
+        unsafe { ffi::lua_createtable(self.0, 0, 0) }
+    }
+
+    pub(super) fn insert(self, index: c_int) {
+        // SAFETY: see above.
+        unsafe { ffi::lua_insert(self.0, index) }
+    }
+
+    pub(super) fn replace(self, index: c_int) {
+        // SAFETY: see above.
+        unsafe { ffi::lua_replace(self.0, index) }
+    }
+
+    pub(super) fn remove(self, index: c_int) {
+        // SAFETY: see above.
+        unsafe { ffi::lua_remove(self.0, index) }
+    }
+
+    /// Pops a key, and pushes its value.
+    pub(super) fn raw_get(self, index: c_int) {
+        // SAFETY: see above; the callers have seen that it is a table.
+        unsafe { ffi::lua_rawget_(self.0, index) }
+    }
+
+    pub(super) fn raw_get_at(self, index: c_int, n: c_int) {
+        // SAFETY: see above; the callers have seen that it is a table.
+        unsafe { ffi::lua_rawgeti_(self.0, index, n) }
+    }
+
+    /// Pops a key and a value, and sets them.
+    pub(super) fn raw_set(self, index: c_int) {
+        // SAFETY: see above; the callers have made the table.
+        unsafe { ffi::lua_rawset(self.0, index) }
+    }
+
+    pub(super) fn raw_set_at(self, index: c_int, n: c_int) {
+        // SAFETY: see above; the callers have made the table.
+        unsafe { ffi::lua_rawseti_(self.0, index, n) }
+    }
+
+    /// Pops a value, and sets it under a name.
+    pub(super) fn set_name(self, index: c_int, name: &str) {
+        let index = if index < 0 { index - 1 } else { index };
+        self.push_bytes(name.as_bytes());
+        self.insert(-2);
+        self.raw_set(index);
+    }
+
+    /// Pushes the value under a name.
+    pub(super) fn get_name(self, index: c_int, name: &str) {
+        let index = if index < 0 { index - 1 } else { index };
+        self.push_bytes(name.as_bytes());
+        self.raw_get(index);
+    }
+
+    /// Pops a key; pushes the next one and its value, unless there is none.
+    pub(super) fn next(self, index: c_int) -> bool {
+        // SAFETY: see above; the callers have seen that it is a table, and the key is from it.
+        unsafe { ffi::lua_next(self.0, index) != 0 }
+    }
+
+    /// Pushes the metatable of a value, if it has one.
+    pub(super) fn metatable(self, index: c_int) -> bool {
+        // SAFETY: see above.
+        unsafe { ffi::lua_getmetatable(self.0, index) != 0 }
+    }
+
+    /// Pops a table, and makes it the metatable.
+    pub(super) fn set_metatable(self, index: c_int) {
+        // SAFETY: see above.
+        unsafe { ffi::lua_setmetatable(self.0, index) };
+    }
+
+    pub(super) fn call(self, args: c_int, results: c_int) {
+        // SAFETY: see above.
+        unsafe { ffi::lua_call(self.0, args, results) }
+    }
+
+    /// Calls in protected mode; `handler` is the index of the error handler, or 0.
+    pub(super) fn protected_call(self, args: c_int, results: c_int, handler: c_int) -> c_int {
+        // SAFETY: see above.
+        unsafe { ffi::lua_pcall(self.0, args, results, handler) }
+    }
+
+    /// The C function that an upvalue is, to be run in this frame.
+    pub(super) fn run_upvalue(self, n: c_int) -> c_int {
+        // SAFETY: see above.
+        match unsafe { ffi::lua_tocfunction(self.0, ffi::lua_upvalueindex(n)) } {
+            // SAFETY: a C function of Lua's own libraries that uses no upvalues, in a frame with
+            // the arguments that it is called with.
+            Some(function) => unsafe { function(self.0) },
+            None => self.error(format_args!("function is gone")),
+        }
+    }
+
+    /// What the functions of this VM have in common: their first upvalue.
+    pub(super) fn vm<'a>(self) -> &'a Vm {
+        // SAFETY: see above. Each function that calls this was made with the address of the VM's
+        // `Vm` as its first upvalue, and that lives longer than the VM.
+        unsafe { &*ffi::lua_touserdata(self.0, ffi::lua_upvalueindex(1)).cast::<Vm>() }
+    }
+
+    /// Raises an error with the position of the caller before the text.
+    pub(super) fn error(self, text: fmt::Arguments<'_>) -> ! {
+        // SAFETY: see above.
+        unsafe { ffi::luaL_where(self.0, 1) };
+        self.push_text(text);
+        // SAFETY: see above; two strings are on the stack.
+        unsafe { ffi::lua_concat(self.0, 2) };
+        self.raise()
+    }
+
+    /// Raises an error with the text alone.
+    pub(super) fn plain_error(self, text: &str) -> ! {
+        self.push_bytes(text.as_bytes());
+        self.raise()
+    }
+
+    /// "bad argument #… to … (…)"
+    pub(super) fn arg_error(self, arg: c_int, text: fmt::Arguments<'_>) -> ! {
+        self.push_text(text);
+        let text: *const c_char = self.to_bytes(-1).as_ptr().cast();
+        // SAFETY: see above; strings of Lua end with NUL.
+        unsafe { ffi::luaL_argerror(self.0, arg, text) };
+        self.raise()
+    }
+
+    /// "bad argument #… to … (`expected` expected, got …)"
+    pub(super) fn type_error(self, arg: c_int, expected: &CStr) -> ! {
+        // SAFETY: see above.
+        unsafe { ffi::luaL_typerror(self.0, arg, expected.as_ptr()) };
+        self.raise()
+    }
+
+    /// Raises the value on top of the stack.
+    pub(super) fn raise(self) -> ! {
+        // SAFETY: see above.
+        unsafe { ffi::lua_error(self.0) }
+    }
+
+    fn push_text(self, arguments: fmt::Arguments<'_>) {
+        let mut text = Text { bytes: [0; MAX_TEXT], len: 0 };
+        // A `Text` takes everything.
+        let _ = text.write_fmt(arguments);
+        self.push_bytes(&text.bytes[..text.len]);
+    }
+}

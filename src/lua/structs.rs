@@ -1,0 +1,9 @@
+//! To be filled in.
+
+use super::libraries::push_table;
+use super::raw::State;
+use super::vm::Vm;
+
+pub(super) fn push(state: State, vm: *const Vm) {
+    push_table(state, vm, &[]);
+}
