@@ -2,7 +2,8 @@
 
 The library's doing: a job that was taken while its connection broke is in the intermediate queue, one whose worker died
 in the registry of started jobs. The worker's maintenance finds both and retries them, which counts as one of the job's
-retries. Times are set shorter here: RQ looks every ten minutes, and waits one minute or more before it gives a job up.
+retries. Times are set shorter here: RQ looks every ten minutes, unless it waits for a job, which it does for seven, and it
+gives a job up after a minute or more.
 RQ cuts times to whole seconds, so that a job may run up to one second early.
 """
 
@@ -16,6 +17,8 @@ from rq.intermediate_queue import IntermediateQueue
 from rq.utils import now
 
 GIVEN_UP_AFTER, LOOK_EVERY = 5, 2
+# A worker waits for a job for 15 seconds less than its time to live; it looks for lost ones only in between.
+WORKER_SECONDS = 15 + LOOK_EVERY
 
 
 def job(name, fails):
@@ -56,7 +59,7 @@ def produce():
 def work():
     jobs = queue()
     worker = QuickWorker([jobs], connection=jobs.connection, job_monitoring_interval=LOOK_EVERY,
-                         maintenance_interval=LOOK_EVERY)
+                         maintenance_interval=LOOK_EVERY, worker_ttl=WORKER_SECONDS)
     worker.work(with_scheduler=True, logging_level="WARNING")
 
 
