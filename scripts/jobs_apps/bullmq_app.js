@@ -36,7 +36,7 @@ async function attempt(job) {
 }
 
 async function produce() {
-  const queue = new Queue(NAME, { connection });
+  const queue = new Queue(NAME, { connection, prefix: env.JOBS_PREFIX });
   queue.on("error", (error) => console.error(String(error)));
   const backoff = { type: "fixed", delay: Number(env.JOBS_BACKOFF) * 1000 };
   for (const [jobId, fails, delay] of JSON.parse(fs.readFileSync(path.join(env.JOBS_DIRECTORY, "plan")))) {
@@ -59,6 +59,7 @@ async function produce() {
 async function work() {
   const worker = new Worker(NAME, attempt, {
     connection,
+    prefix: env.JOBS_PREFIX,
     concurrency: Number(env.JOBS_THREADS),
     lockDuration: 4000,
     stalledInterval: 2000,
@@ -69,7 +70,7 @@ async function work() {
 }
 
 async function left() {
-  const queue = new Queue(NAME, { connection });
+  const queue = new Queue(NAME, { connection, prefix: env.JOBS_PREFIX });
   const counts = await queue.getJobCounts("waiting", "active", "delayed", "failed", "prioritized", "paused");
   console.log(JSON.stringify(counts));
   await queue.close();
