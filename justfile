@@ -40,3 +40,7 @@ bench *args: build
 # Kill -9 loops: `just crash sets --mode always --kills 10`
 crash *args: build
     scripts/crash {{args}}
+
+# Job queues of other projects on a server that is killed: `just jobs --apps rq`
+jobs *args: build
+    scripts/jobs {{args}}

@@ -127,6 +127,17 @@ impl State {
         unsafe { ffi::lua_tonumber(self.0, index) }
     }
 
+    /// The number at `index`, if it is one and no string.
+    pub(super) fn to_number_if_number(self, index: c_int) -> Option<f64> {
+        (self.kind(index) == ffi::LUA_TNUMBER).then(|| self.to_number(index))
+    }
+
+    /// Whether a light userdata is the null address: JSON's null.
+    pub(super) fn is_null(self, index: c_int) -> bool {
+        // SAFETY: see above.
+        unsafe { ffi::lua_touserdata(self.0, index).is_null() }
+    }
+
     pub(super) fn to_boolean(self, index: c_int) -> bool {
         // SAFETY: see above.
         unsafe { ffi::lua_toboolean(self.0, index) != 0 }

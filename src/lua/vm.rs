@@ -69,11 +69,6 @@ impl Scratch {
         bytes.shrink_to(KEPT_SCRATCH);
     }
 
-    pub(super) fn len(&self) -> usize {
-        // SAFETY: as above.
-        unsafe { (*self.bytes.get()).len() }
-    }
-
     /// Appends; what would exceed the VM's memory is an error of the script.
     pub(super) fn append(&self, state: State, more: &[u8]) {
         // SAFETY: as above; `more` is a value of Lua or a constant, never this buffer.
