@@ -83,7 +83,7 @@ fn some_of_everything(world: &mut World, round: u32) {
 fn library(name: &[u8], round: u32) -> Library {
     let function = Function {
         name: name.into(),
-        description: (round % 2 == 0).then(|| b"some"[..].into()),
+        description: round.is_multiple_of(2).then(|| b"some"[..].into()),
         flags: u64::from(round),
     };
     Library {
