@@ -40,3 +40,11 @@ bench *args: build
 # Kill -9 loops: `just crash sets --mode always --kills 10`
 crash *args: build
     scripts/crash {{args}}
+
+# Transfers over all shards under kill -9: `just bank --kills 100 --mode always`
+bank *args: build
+    scripts/bank {{args}}
+
+# Histories under kill -9, judged by checkers: `just histories linear --mode everysec`
+histories *args: build
+    scripts/histories {{args}}
