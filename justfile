@@ -44,3 +44,11 @@ crash *args: build
 # Job queues of other projects on a server that is killed: `just jobs --apps rq`
 jobs *args: build
     scripts/jobs {{args}}
+
+# Transfers over all shards under kill -9: `just bank --kills 100 --mode always`
+bank *args: build
+    scripts/bank {{args}}
+
+# Histories under kill -9, judged by checkers: `just histories linear --mode everysec`
+histories *args: build
+    scripts/histories {{args}}

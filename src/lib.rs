@@ -21,6 +21,7 @@ pub mod rates;
 pub mod rdb;
 pub mod resp;
 pub mod routing;
+pub mod scripting;
 pub mod secrets;
 pub mod server;
 pub mod session;

@@ -5,6 +5,7 @@ use crate::config::{AppendFsync, Config};
 use crate::monitor::Monitors;
 use crate::pubsub::PubSub;
 use crate::rates::Rates;
+use crate::scripting::Scripts;
 use crate::slowlog::SlowLog;
 use crate::tracking::Prefixes;
 use crate::worker::{Mailbox, WorkerStats};
@@ -18,6 +19,10 @@ use tokio::sync::Notify;
 
 /// How long writers wait for room before their writes are refused.
 pub const PRESSURE_LIMIT_MS: u64 = 5000;
+
+/// Why writes are refused while there is no room for them.
+pub const CHOKED: &str = "OOM the engine does not take rows fast enough, or its disk is full: there is \
+    no memory left for writes";
 
 /// CLIENT PAUSE.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -55,6 +60,10 @@ pub struct Budget {
     pub tracking: usize,
     /// The prefixes of those that want to hear of keys that they have not read.
     pub prefixes: usize,
+    /// The texts of scripts.
+    pub scripts: usize,
+    /// Each of the VMs that run them.
+    pub script_vm: usize,
 }
 
 impl Budget {
@@ -73,6 +82,8 @@ impl Budget {
             subscriptions: (total / 16) as usize,
             tracking: (total / 64 * 3) as usize,
             prefixes: (total / 64) as usize,
+            scripts: (total / 64) as usize,
+            script_vm: (total / 16) as usize,
         }
     }
 }
@@ -94,6 +105,7 @@ pub struct Node {
     pub pubsub: Arc<PubSub>,
     pub prefixes: Prefixes,
     pub monitors: Arc<Monitors>,
+    pub scripts: Scripts,
     pub stats: Vec<Arc<WorkerStats>>,
     pub rates: Rates,
     pub slowlog: SlowLog,
@@ -138,6 +150,7 @@ impl Node {
             pubsub: Arc::new(PubSub::new(mailboxes.len(), budget.subscriptions)),
             change_listeners: AtomicUsize::new(0),
             prefixes: Prefixes::new(budget.prefixes),
+            scripts: Scripts::new(budget.scripts, budget.script_vm),
             budget,
             inline_sync: mailboxes.len() == 1,
             config,
@@ -215,6 +228,11 @@ impl Node {
     /// Begins the shutdown of the whole node; `None` takes a request back that has not begun.
     pub fn request_shutdown(&self, request: ShutdownRequest) {
         self.shutdown.send_replace(Some(request));
+    }
+
+    /// Whether the node is being shut down.
+    pub fn is_ending(&self) -> bool {
+        self.shutdown.borrow().is_some()
     }
 
     /// CONFIG RESETSTAT.

@@ -33,6 +33,8 @@ pub enum Stop {
     /// A unit cannot go on where it runs: it takes long, or asks for what takes time. What it has
     /// changed is taken back, and it is run again on a thread of its own.
     Apart,
+    /// A unit is broken off: what it has changed is taken back, and this is the error.
+    Undone(Cow<'static, str>),
     /// A unit needs all workers whole. What it has changed is taken back, and it is run again when
     /// it has them.
     Whole,

@@ -18,6 +18,7 @@ pub mod list;
 pub mod pubsub;
 pub mod registry;
 pub mod scan;
+pub mod scripting;
 pub mod server;
 pub mod set;
 pub mod spec;

@@ -20,6 +20,7 @@ const FAMILIES: &[&[Spec]] = &[
     super::server::ADMIN_COMMANDS,
     super::pubsub::COMMANDS,
     super::transactions::COMMANDS,
+    super::scripting::COMMANDS,
     super::generic::KEY,
     super::generic::EXPIRE,
     super::generic::RELOCATE,
@@ -131,6 +132,17 @@ impl Command {
             keys.extend(elsewhere(args, db, &here));
         }
         keys
+    }
+
+    /// The error text if one of its keys is longer than an engine key can hold.
+    pub fn too_long_key(&self, args: Args<'_>) -> Option<String> {
+        const MAX_KEY: usize = flagstone_storage::encoding::MAX_KEY;
+        if args.iter().all(|arg| arg.len() <= MAX_KEY) {
+            return None;
+        }
+        let longest = self.keys(args, 0).iter().map(|(_, key)| key.len()).max()?;
+        (longest > MAX_KEY)
+            .then(|| format!("ERR key is too long: {longest} bytes, at most {MAX_KEY} are allowed"))
     }
 
     /// Whether it may change something.

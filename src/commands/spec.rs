@@ -372,6 +372,12 @@ impl KeySpec {
         Self { flags, begin: Begin::Index(first), find: Find::Range { last: -1, step, limit: 0 } }
     }
 
+    /// As many keys as argument `at` says, behind it.
+    pub const fn numkeys(at: usize, flags: u32) -> Self {
+        let find = Find::KeyNum { at: 0, first: 1, step: 1 };
+        Self { flags, begin: Begin::Index(at), find }
+    }
+
     /// Keys that do not follow from the arguments.
     pub const fn unknown(flags: u32) -> Self {
         Self { flags, begin: Begin::Unknown, find: Find::Unknown }

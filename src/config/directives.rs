@@ -165,6 +165,7 @@ pub(super) static TABLE: &[Directive] = &[
 
     // Behaviour of commands.
     d("busy-reply-threshold", Integer(LONG), "5000", "milliseconds after which a script makes others answer BUSY").alias("lua-time-limit"),
+    d("script-instruction-limit", Integer(LONG), "10000000000", "Lua instructions after which a script is ended and taken back; 0: no limit"),
     d("lua-enable-insecure-api", YesNo, "no", "offer deprecated functions to scripts").alias("lua-enable-deprecated-api").hidden().protected(),
     d("locale-collate", Text, "", "order of SORT ALPHA").inert("strings are compared by bytes"),
     d("extended-redis-compatibility", YesNo, "no", "present the server as Redis"),

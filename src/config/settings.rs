@@ -307,6 +307,7 @@ settings! {
 
     // Commands and RDB files.
     busy_reply_threshold_ms: u64 = |v, _| v.number("busy-reply-threshold");
+    script_instruction_limit: u64 = |v, _| v.number("script-instruction-limit");
     lua_enable_insecure_api: bool = |v, _| v.flag("lua-enable-insecure-api");
     extended_redis_compatibility: bool = |v, _| v.flag("extended-redis-compatibility");
     dbfilename: String = |v, _| v.text("dbfilename").to_owned();

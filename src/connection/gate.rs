@@ -3,6 +3,7 @@
 use crate::commands::registry::{self, Command};
 use crate::commands::{error, flag};
 use crate::config::Settings;
+use crate::node::CHOKED;
 use crate::resp::Args;
 use crate::session::Session;
 use crate::worker::Worker;
@@ -67,15 +68,16 @@ pub(super) fn admit(
     {
         return Admitted::Refused("NOAUTH Authentication required.".into());
     }
-    if let Some(text) = too_long_key(command, args) {
+    if let Some(text) = command.too_long_key(args) {
         return Admitted::Refused(text.into());
     }
     if command.spec.has(flag::DENYOOM) && worker.node.is_choked() {
-        return Admitted::Refused(
-            "OOM the engine does not take rows fast enough, or its disk is full: \
-             there is no memory left for writes"
-                .into(),
-        );
+        return Admitted::Refused(CHOKED.into());
+    }
+    if let Some(kind) = worker.node.scripts.running.busy()
+        && !command.spec.has(flag::ALLOW_BUSY)
+    {
+        return Admitted::Refused(kind.busy_text().into());
     }
     if session.is_subscriber() && !command.spec.has(flag::SUBSCRIBER) {
         let text = format!(
@@ -118,18 +120,6 @@ fn may_be_paused(command: &Command) -> bool {
 /// The same for a command that is not looked up yet.
 pub(super) fn may_write(args: Args<'_>) -> bool {
     args.get(0).and_then(registry::lookup).is_some_and(may_be_paused)
-}
-
-/// Keys longer than an engine key can hold are refused.
-fn too_long_key(command: &Command, args: Args<'_>) -> Option<String> {
-    const MAX_KEY: usize = flagstone_storage::encoding::MAX_KEY;
-    if args.iter().all(|arg| arg.len() <= MAX_KEY) {
-        return None;
-    }
-    let keys = command.keys(args, 0);
-    let longest = keys.iter().map(|(_, key)| key.len()).max()?;
-    (longest > MAX_KEY)
-        .then(|| format!("ERR key is too long: {longest} bytes, at most {MAX_KEY} are allowed"))
 }
 
 fn unknown_command(args: Args<'_>) -> Vec<u8> {

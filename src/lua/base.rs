@@ -159,6 +159,8 @@ fn load(state: State) -> c_int {
     let name = chunk_name(state, 2, b"=(load)\0");
     state.set_top(2);
     state.new_table();
+    let scratch = &state.vm().scratch;
+    let mut total: usize = 0;
     for n in 1.. {
         state.push_value(1);
         if state.protected_call(0, 1, 0) != ffi::LUA_OK {
@@ -166,15 +168,20 @@ fn load(state: State) -> c_int {
         }
         match state.kind(-1) {
             ffi::LUA_TNIL => break,
+            ffi::LUA_TSTRING if total > scratch.limit() => {
+                state.plain_error("not enough memory");
+            }
             ffi::LUA_TSTRING | ffi::LUA_TNUMBER if state.to_bytes(-1).is_empty() => break,
-            ffi::LUA_TSTRING | ffi::LUA_TNUMBER => state.raw_set_at(3, n),
+            ffi::LUA_TSTRING | ffi::LUA_TNUMBER => {
+                total += state.raw_len(-1);
+                state.raw_set_at(3, n);
+            }
             _ => {
                 state.push_bytes(b"reader function must return a string");
                 return loaded(state, false);
             }
         }
     }
-    let scratch = &state.vm().scratch;
     scratch.clear();
     for n in 1.. {
         state.raw_get_at(3, n);

@@ -33,7 +33,7 @@ pub(super) fn reset_collector(state: State) {
 
 fn run(state: State) -> c_int {
     let args = state.top() - 1;
-    state.need_stack(3, c"too many arguments");
+    state.need_stack(3, "too many arguments");
     state.push_function(HANDLER, 0);
     state.insert(1);
     let status = state.protected_call(args, 1, 1);
@@ -44,7 +44,7 @@ fn run(state: State) -> c_int {
 
 fn raising(state: State) -> c_int {
     let args = state.top();
-    state.need_stack(2, c"too many arguments");
+    state.need_stack(2, "too many arguments");
     state.push_value(ffi::lua_upvalueindex(1));
     state.insert(1);
     state.call(args, ffi::LUA_MULTRET);
@@ -58,7 +58,7 @@ fn raising(state: State) -> c_int {
 fn pcall(state: State) -> c_int {
     state.check_any(1);
     let args = state.top() - 1;
-    state.need_stack(2, c"too many arguments");
+    state.need_stack(2, "too many arguments");
     state.push_boolean(true);
     state.insert(1);
     if state.protected_call(args, ffi::LUA_MULTRET, 0) != ffi::LUA_OK {

@@ -11,8 +11,7 @@ use super::vm::{Scratch, Vm};
 /// Tables nested deeper are packed as nil.
 const MAX_NESTING: u32 = 16;
 
-const TOO_MANY: &std::ffi::CStr =
-    c"too many return values at once; use unpack_one or unpack_limit instead.";
+const TOO_MANY: &str = "too many return values at once; use unpack_one or unpack_limit instead.";
 
 /// Pushes the library.
 pub(super) fn push(state: State, vm: *const Vm) {
@@ -45,7 +44,7 @@ fn pack(state: State) -> c_int {
     let packer = Packer { state, scratch: &state.vm().scratch };
     packer.scratch.clear();
     for arg in 1..=args {
-        state.need_stack(1, c"in function mp_check");
+        state.need_stack(1, "in function mp_check");
         state.push_value(arg);
         packer.value(0);
     }
@@ -137,7 +136,7 @@ impl Packer<'_> {
     fn array_length(self) -> Option<usize> {
         let state = self.state;
         let top = state.top();
-        state.need_stack(2, c"in function table_is_an_array");
+        state.need_stack(2, "in function table_is_an_array");
         let (mut count, mut max) = (0_i32, 0_i32);
         state.push_nil();
         while state.next(top) {
@@ -160,7 +159,7 @@ impl Packer<'_> {
             0..16 => self.append(&[0x90 | len as u8]),
             _ => self.length(0xdc, 0xdd, len),
         }
-        self.state.need_stack(1, c"in function mp_encode_lua_table_as_array");
+        self.state.need_stack(1, "in function mp_encode_lua_table_as_array");
         for n in 1..=len {
             self.state.raw_get_at(-1, n as c_int);
             self.value(level + 1);
@@ -170,7 +169,7 @@ impl Packer<'_> {
     fn map(self, level: u32) {
         let state = self.state;
         let table = state.top();
-        state.need_stack(3, c"in function mp_encode_lua_table_as_map");
+        state.need_stack(3, "in function mp_encode_lua_table_as_map");
         let mut len = 0;
         state.push_nil();
         while state.next(table) {
@@ -281,7 +280,7 @@ impl<'a> Unpacker<'a> {
     fn array(&mut self, len: usize) -> Result<(), Broken> {
         self.check_depth();
         self.state.new_table();
-        self.state.need_stack(1, c"in function mp_decode_to_lua_array");
+        self.state.need_stack(1, "in function mp_decode_to_lua_array");
         for n in 1..=len {
             self.state.push_number(n as f64);
             self.value()?;
@@ -332,7 +331,7 @@ fn unpack_values(state: State, limit: i64, offset: i64) -> c_int {
     if all {
         return count;
     }
-    state.need_stack(1, c"in function mp_unpack_full");
+    state.need_stack(1, "in function mp_unpack_full");
     let next = data.len() - unpacker.rest.len();
     state.push_number(if unpacker.rest.is_empty() { -1.0 } else { next as f64 });
     state.insert(2);

@@ -15,6 +15,9 @@ use super::vm::Vm;
 /// Longest error text that is composed here, bytes.
 const MAX_TEXT: usize = 256;
 
+/// Slots of Lua's stack that stay free for an error when there are no more.
+const SPARE_SLOTS: c_int = 4;
+
 /// A Lua state, in the frame of a C function that Lua has called.
 ///
 /// Methods that allocate or check may raise a Lua error, which leaves all Rust frames up to the
@@ -35,9 +38,9 @@ macro_rules! entry {
 }
 pub(super) use entry;
 
-/// Text of bounded length; what does not fit is cut.
+/// Text of bounded length; what does not fit is cut. Behind it is a NUL.
 struct Text {
-    bytes: [u8; MAX_TEXT],
+    bytes: [u8; MAX_TEXT + 1],
     len: usize,
 }
 
@@ -83,13 +86,14 @@ impl State {
     /// Room for `n` more values, or false.
     pub(super) fn check_stack(self, n: c_int) -> bool {
         // SAFETY: see above.
-        unsafe { ffi::lua_checkstack(self.0, n) != 0 }
+        unsafe { ffi::lua_checkstack(self.0, n.saturating_add(SPARE_SLOTS)) != 0 }
     }
 
     /// Room for `n` more values, or the error "stack overflow (`what`)".
-    pub(super) fn need_stack(self, n: c_int, what: &CStr) {
-        // SAFETY: see above.
-        unsafe { ffi::luaL_checkstack_(self.0, n, what.as_ptr()) }
+    pub(super) fn need_stack(self, n: c_int, what: &str) {
+        if !self.check_stack(n) {
+            self.error(format_args!("stack overflow ({what})"));
+        }
     }
 
     pub(super) fn kind(self, index: c_int) -> c_int {
@@ -351,7 +355,7 @@ impl State {
 
     /// Raises an error with the text alone.
     pub(super) fn plain_error(self, text: &str) -> ! {
-        self.push_bytes(text.as_bytes());
+        self.push_text(format_args!("{text}"));
         self.raise()
     }
 
@@ -377,10 +381,14 @@ impl State {
         unsafe { ffi::lua_error(self.0) }
     }
 
+    /// Lua finds room for it, even when a script has used up its stack.
     fn push_text(self, arguments: fmt::Arguments<'_>) {
-        let mut text = Text { bytes: [0; MAX_TEXT], len: 0 };
+        let mut text = Text { bytes: [0; MAX_TEXT + 1], len: 0 };
         // A `Text` takes everything.
         let _ = text.write_fmt(arguments);
-        self.push_bytes(&text.bytes[..text.len]);
+        // SAFETY: see above; the text ends with NUL, and Lua copies it.
+        unsafe {
+            ffi::lua_pushfstring(self.0, c"%s".as_ptr(), text.bytes.as_ptr().cast::<c_char>())
+        };
     }
 }

@@ -47,7 +47,7 @@ pub(super) fn refuse_shield(state: State, index: c_int) {
 
 /// Pushes the shield of the table at `index` (positive). All tables in it become shields too.
 pub(super) fn shield(state: State, index: c_int) {
-    state.need_stack(8, c"tables nest too deep");
+    state.need_stack(8, "tables nest too deep");
     if see_through(state, index) {
         state.pop(1);
         state.push_value(index);

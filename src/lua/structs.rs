@@ -202,7 +202,7 @@ fn unpack(state: State) -> c_int {
     while let Some((option, mut size)) = format.next() {
         at = at.wrapping_add(format.padding(at, option, size));
         let mut bytes = piece(state, data, at, size);
-        state.need_stack(2, c"too many results");
+        state.need_stack(2, "too many results");
         match option {
             b'b' | b'B' | b'h' | b'H' | b'l' | b'L' | b'T' | b'i' | b'I' => {
                 state.push_number(integer(bytes, format.little, option.is_ascii_lowercase()));

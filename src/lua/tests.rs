@@ -1,5 +1,9 @@
 //! Tests of the VM as its user sees it.
 
+mod limits;
+mod replies;
+mod sandbox;
+
 use mlua::Value;
 
 use super::*;
@@ -8,40 +12,42 @@ const LIMIT: usize = 64 * 1024 * 1024;
 
 fn vm() -> Lua {
     let lua = new_vm(LIMIT).unwrap();
+    let redis = lua.create_table().unwrap();
+    let call = raising(&lua, |_, args| {
+        let error = args.into_iter().next().unwrap_or(Value::Nil);
+        Err(error)
+    });
+    redis.set("call", call.unwrap()).unwrap();
+    set_global(&lua, "server", &redis).unwrap();
+    set_global(&lua, "redis", redis).unwrap();
     seal(&lua).unwrap();
     lua
 }
 
-/// The result of a script, or its error, as text.
-fn eval(lua: &Lua, source: &str) -> Result<String, String> {
+/// The result of a script, or its error with the place, as text of one line.
+fn eval(lua: &Lua, source: impl AsRef<[u8]>) -> Result<String, String> {
     begin_run(lua).unwrap();
-    let function =
-        compile(lua, "@user_script", source.as_bytes()).map_err(|error| match error {
-            mlua::Error::SyntaxError { message, .. } => message,
-            other => panic!("{other}"),
-        })?;
+    set_global(lua, "KEYS", lua.create_table().unwrap()).unwrap();
+    let function = compile(lua, "@user_script", source.as_ref()).map_err(|error| match error {
+        mlua::Error::SyntaxError { message, .. } => {
+            format!("ERR Error compiling script (new function): {message}")
+        }
+        other => panic!("{other}"),
+    })?;
+    let latin = |text: &mlua::LuaString| text.as_bytes().iter().map(|&b| char::from(b)).collect();
     match call(lua, &function, ()).unwrap() {
-        Ok(value) => Ok(value.to_string().unwrap()),
-        Err(Value::Table(table)) => Err(table.raw_get::<String>("err").unwrap()),
+        Ok(Value::String(text)) => Ok(latin(&text)),
+        Ok(other) => Ok(other.to_string().unwrap()),
+        Err(Value::Table(table)) => {
+            let text: Option<mlua::LuaString> = table.raw_get("err").unwrap();
+            let text: String = text.as_ref().map(latin).unwrap_or_default();
+            let source: Option<String> = table.raw_get("source").unwrap();
+            let line: Option<i64> = table.raw_get("line").unwrap();
+            Err(match source.zip(line) {
+                Some((source, line)) => format!("{text} at {source}:{line}"),
+                None => text,
+            })
+        }
         Err(other) => Err(other.to_string().unwrap()),
     }
-}
-
-#[test]
-fn basics() {
-    let lua = vm();
-    assert_eq!(eval(&lua, "return 1 + 1").unwrap(), "2");
-    assert_eq!(
-        eval(&lua, "return foo").unwrap_err(),
-        "ERR user_script:1: Script attempted to access nonexistent global variable 'foo'"
-    );
-    assert_eq!(
-        eval(&lua, "foo = 1").unwrap_err(),
-        "ERR user_script:1: Attempt to modify a readonly table"
-    );
-    assert_eq!(
-        eval(&lua, "return rawset(_G, 'a', 1)").unwrap_err(),
-        "ERR Attempt to modify a readonly table"
-    );
-    assert_eq!(eval(&lua, "return string.format('%d', 3)").unwrap(), "3");
 }

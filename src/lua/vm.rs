@@ -62,6 +62,10 @@ impl Scratch {
         Self { bytes: UnsafeCell::new(Vec::new()), limit }
     }
 
+    pub(super) fn limit(&self) -> usize {
+        self.limit
+    }
+
     pub(super) fn clear(&self) {
         // SAFETY: no reference to the buffer outlives a method, and `Vm` is not `Sync`.
         let bytes = unsafe { &mut *self.bytes.get() };
@@ -110,7 +114,7 @@ impl Shared {
     }
 
     pub(super) fn memory_limit(&self) -> usize {
-        self.vm.scratch.limit
+        self.vm.scratch.limit()
     }
 
     pub(super) fn begin_run(&self) {

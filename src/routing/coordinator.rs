@@ -121,7 +121,7 @@ pub(crate) async fn coordinate(
             worker.spread(held.round, 0, held.notes, published);
             return Ran::blocked(block);
         }
-        Err(Stop::Error(text)) => {
+        Err(Stop::Error(text) | Stop::Undone(text)) => {
             worker.stats().failed(command.command, &text);
             // What it met may have expired all the same.
             worker.spread(held.round, 0, held.notes, published);
@@ -190,7 +190,9 @@ async fn attempt(
     } else {
         run_here(worker, command, &settings, space)
     };
-    if let Err(Stop::Miss(_) | Stop::Apart | Stop::Whole | Stop::Close) = ran.outcome {
+    if let Err(Stop::Miss(_) | Stop::Apart | Stop::Whole | Stop::Close | Stop::Undone(_)) =
+        ran.outcome
+    {
         let keep = matches!(ran.outcome, Err(Stop::Miss(_)));
         abandon(node, command, held, ran.store, keep).await;
         return ran.outcome.map(|()| 0);

@@ -29,9 +29,31 @@ pub struct Effects {
     /// Keys that it has read, if its client tracks.
     pub read: Vec<Box<[u8]>>,
     shown: Vec<Shown>,
+    logged: Vec<(usize, String)>,
 }
 
+/// Lines of the log that a unit may write; more are left out.
+const MAX_LOGGED: usize = 1000;
+
 impl Effects {
+    /// A script writes to the log. Levels: 0 (debug) to 3 (warning).
+    pub fn log(&mut self, level: usize, text: String) {
+        if self.logged.len() < MAX_LOGGED {
+            self.logged.push((level, text));
+        }
+    }
+
+    /// Writes its lines to the log.
+    pub fn write_log(&mut self) {
+        for (level, text) in self.logged.drain(..) {
+            match level {
+                0 | 1 => tracing::debug!("script: {text}"),
+                2 => tracing::info!("script: {text}"),
+                _ => tracing::warn!("script: {text}"),
+            }
+        }
+    }
+
     /// A command runs that those who watch are to be shown.
     pub fn show(&mut self, db: u32, by_script: bool, args: Args<'_>) {
         let args = args.iter().map(Box::from).collect();
@@ -40,6 +62,7 @@ impl Effects {
 
     /// Shows its commands to those who watch.
     pub fn tell_monitors(&mut self, node: &Node, client: u64, settings: &Settings) {
+        self.write_log();
         if self.shown.is_empty() {
             return;
         }

@@ -21,8 +21,11 @@ use crate::worker::{OwnedCommand, Request};
 use flagstone_storage::Store;
 use std::cell::{RefCell, RefMut};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
+
+/// How long a unit may run on a worker's thread; then it is taken back, and runs apart.
+pub const IN_PLACE: Duration = Duration::from_millis(4);
 
 /// Where a unit runs.
 enum Place {
@@ -58,6 +61,11 @@ impl Unit {
     /// Whether it runs on a thread of its own.
     pub fn is_apart(&self) -> bool {
         matches!(self.place, Place::Apart(_))
+    }
+
+    /// Whether this run of it has taken so little time that it could have run in place.
+    pub fn was_quick(&self) -> bool {
+        self.began.elapsed() < IN_PLACE / 2
     }
 
     /// What it does beside changing keys; it happens when the unit is done, and never twice.

@@ -207,7 +207,8 @@ impl Worker {
             handler(&mut Ctx { store, out, db: request.db, settings, again, unit: None }, args);
         let mut empty = None;
         match outcome {
-            Ok(()) | Err(Stop::Close | Stop::Unsettled | Stop::Apart | Stop::Whole) => {}
+            Ok(())
+            | Err(Stop::Close | Stop::Unsettled | Stop::Apart | Stop::Whole | Stop::Undone(_)) => {}
             Err(Stop::Block(block)) => {
                 out.truncate(mark);
                 empty = Some(block);

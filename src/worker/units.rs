@@ -35,7 +35,7 @@ impl Worker {
                 self.try_unit(command, args, request, scope, now_ms, settings, out);
             let text = match outcome {
                 Ok(()) => None,
-                Err(Stop::Error(text)) => Some(text),
+                Err(Stop::Error(text) | Stop::Undone(text)) => Some(text),
                 Err(stop) => {
                     out.truncate(mark);
                     match stop {

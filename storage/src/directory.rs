@@ -5,7 +5,9 @@ use crate::commit::{Sealed, split_body};
 use crate::control::{Control, Generations, complete_row};
 use crate::encoding::{Library, row};
 use crate::engine::{Engine, Upkeep, prefix_range};
-use crate::journal::{Journal, JournalError, LocalJournal, Lsn, Options, Recovery, SyncMode};
+use crate::journal::{
+    Disk, Journal, JournalError, LocalJournal, Lsn, Options, RealDisk, Recovery, SyncMode,
+};
 use crate::partition::{LIBRARIES_SHARD, Partition};
 use crate::shard::Shard;
 use crate::slot::Layout;
@@ -80,13 +82,15 @@ impl Directory {
     /// Opens a data directory, or creates it, and recovers what was committed. Must run on the
     /// background runtime, where the engines' tasks stay.
     pub async fn open(options: OpenOptions, clock: Clock) -> Result<Self> {
-        Self::open_with(options, clock, &local_store).await
+        Self::open_with(options, clock, Arc::new(RealDisk), &local_store).await
     }
 
-    /// The same with stores of another making: `open_store` is given each shard's directory.
+    /// The same with the journal on another disk, and with stores of another making: `open_store`
+    /// is given each shard's directory.
     pub async fn open_with(
         options: OpenOptions,
         clock: Clock,
+        disk: Arc<dyn Disk>,
         open_store: &OpenStore<'_>,
     ) -> Result<Self> {
         let dir = &options.dir;
@@ -97,7 +101,8 @@ impl Directory {
         let journal_dir = dir.join("journal");
         fs::create_dir_all(&journal_dir)
             .with_context(|| format!("creating {}", journal_dir.display()))?;
-        let recovery = LocalJournal::recover(&journal_dir, journal_options(&options, &manifest))?;
+        let recovery =
+            LocalJournal::recover(&journal_dir, journal_options(&options, &manifest, disk))?;
         clock.at_least(recovery.max_time_ms());
         let engines = open_engines(&options, manifest.shards, &clock, open_store).await?;
         let mut opened = Vec::with_capacity(engines.len());
@@ -282,14 +287,14 @@ fn create_manifest(options: &OpenOptions, path: &Path) -> Result<Manifest> {
     Ok(manifest)
 }
 
-fn journal_options(options: &OpenOptions, manifest: &Manifest) -> Options {
+fn journal_options(options: &OpenOptions, manifest: &Manifest, disk: Arc<dyn Disk>) -> Options {
     Options {
         segment_bytes: options.segment_bytes,
         everysec_bound: options.everysec_bound,
         mode: options.mode,
         inline_sync: options.inline_sync,
         salt: manifest.salt,
-        ..Options::default()
+        disk,
     }
 }
 

@@ -5,9 +5,9 @@ use crate::model::{Model, Pending, StreamModel, V};
 use crate::store::Watched;
 use flagstone_storage::clock::Clock;
 use flagstone_storage::commit::Sealed;
-use flagstone_storage::directory::{Directory, OpenOptions};
+use flagstone_storage::directory::{Directory, OpenOptions, OpenStore};
 use flagstone_storage::encoding::Library;
-use flagstone_storage::journal::{Journal, SyncMode};
+use flagstone_storage::journal::{Disk, Journal, RealDisk, SyncMode};
 use flagstone_storage::materialise::{each_hand_over_batch, hand_over, sweep};
 use flagstone_storage::partition::Partition;
 use flagstone_storage::store::{Fault, Need, OrLoad, Part, Store};
@@ -58,20 +58,28 @@ pub(crate) fn options(dir: &Path, databases: u32) -> OpenOptions {
 
 impl World {
     pub(crate) fn try_open(dir: &Path, model: Model, pick: Pick) -> anyhow::Result<Self> {
-        let runtime =
-            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
         let probe = Arc::new(Probe::new(dir, model.clone(), pick));
         let watch = probe.clone();
         let store = move |dir: &Path| -> anyhow::Result<Arc<dyn ObjectStore>> {
             let local = Arc::new(LocalFileSystem::new_with_prefix(dir)?);
             Ok(Arc::new(Watched::new(local, watch.clone())))
         };
-        let databases = model.dbs.len() as u32;
-        let opened = runtime.block_on(Directory::open_with(
-            options(dir, databases),
-            Clock::default(),
-            &store,
-        ))?;
+        let options = options(dir, model.dbs.len() as u32);
+        Self::open_on(options, model, probe, Arc::new(RealDisk), &store)
+    }
+
+    /// Opens a directory whose journal and engines may be elsewhere.
+    pub(crate) fn open_on(
+        options: OpenOptions,
+        model: Model,
+        probe: Arc<Probe>,
+        disk: Arc<dyn Disk>,
+        store: &OpenStore<'_>,
+    ) -> anyhow::Result<Self> {
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+        let opening = Directory::open_with(options, Clock::default(), disk, store);
+        let opened = runtime.block_on(opening)?;
         let journal = opened.journal.clone();
         let libraries = opened.libraries.clone();
         let (mut partitions, lock) = opened.into_partitions(1, 1);

@@ -10,33 +10,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use sim_disk::{Handle, SimDisk};
+use sim_disk::{Handle, Rng, SimDisk};
 
-use super::{Journal, JournalError, LocalJournal, Lsn, Options, Record, Recovery, SyncMode};
-
-/// A small generator of pseudo-random numbers (xorshift64*).
-pub(super) struct Rng(u64);
-
-impl Rng {
-    fn new(seed: u64) -> Self {
-        Self((seed + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15))
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D)
-    }
-
-    fn below(&mut self, bound: u64) -> u64 {
-        (self.next() >> 11) % bound
-    }
-
-    fn bytes(&mut self, length: usize) -> Vec<u8> {
-        (0..length).map(|_| self.next() as u8).collect()
-    }
-}
+use super::{
+    Disk, File, Journal, JournalError, LocalJournal, Lsn, Options, Record, Recovery, SyncMode,
+};
 
 fn dir() -> &'static Path {
     Path::new("/journal")

@@ -1,0 +1,168 @@
+//! SCRIPT: the scripts that the node knows.
+
+use super::add;
+use crate::commands::help::help;
+use crate::commands::{Call, Group, Outcome, Run, Spec, arg, flag, is_word};
+use crate::resp::Args;
+use crate::scripting::{Kill, Kind, parse_sha};
+
+/// `SCRIPT LOAD script`
+fn load(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+    let script = add(cx.node, arg(args, 2)?, true)?;
+    cx.out.bulk_str(&script.name);
+    Ok(())
+}
+
+/// `SCRIPT EXISTS sha1 [sha1 …]`
+fn exists(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+    let names = args.skip(2);
+    cx.out.array(names.len());
+    for name in names.iter() {
+        let found = parse_sha(name).and_then(|sha| cx.node.scripts.get(sha));
+        cx.out.int(i64::from(found.is_some()));
+    }
+    Ok(())
+}
+
+/// `SCRIPT FLUSH [ASYNC | SYNC]`
+fn flush(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+    let known = args.get(2).is_none_or(|word| is_word(word, "sync") || is_word(word, "async"));
+    if args.len() > 3 || !known {
+        return Err("ERR SCRIPT FLUSH only support SYNC|ASYNC option".into());
+    }
+    cx.node.scripts.flush();
+    cx.out.ok();
+    Ok(())
+}
+
+/// `SCRIPT KILL`
+fn kill(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+    answer_kill(cx, Kind::Script)
+}
+
+/// Kills what runs for long, and says what became of it.
+pub(in crate::commands) fn answer_kill(cx: &mut Call<'_>, kind: Kind) -> Outcome {
+    match cx.node.scripts.running.kill(kind) {
+        Kill::Killed => {
+            cx.out.ok();
+            Ok(())
+        }
+        Kill::NotBusy => Err("NOTBUSY No scripts in execution right now.".into()),
+        Kill::Unkillable => Err("UNKILLABLE Sorry the script already executed write commands \
+            against the dataset. You can either wait the script termination or kill the server in \
+            a hard way using the SHUTDOWN NOSAVE command."
+            .into()),
+        Kill::Other if kind == Kind::Script => Err(Kind::Function.busy_text().into()),
+        Kill::Other => Err(Kind::Script.busy_text().into()),
+    }
+}
+
+/// `SCRIPT SHOW sha1`
+fn show(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+    let found = parse_sha(arg(args, 2)?).and_then(|sha| cx.node.scripts.get(sha));
+    let script = found.ok_or("NOSCRIPT No matching script. Please use EVAL.")?;
+    cx.out.bulk(&script.body);
+    Ok(())
+}
+
+/// `SCRIPT DEBUG YES | SYNC | NO`: there is no debugger.
+fn debug(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+    let mode = arg(args, 2)?;
+    if is_word(mode, "no") {
+        cx.out.ok();
+        return Ok(());
+    }
+    if is_word(mode, "yes") || is_word(mode, "sync") {
+        return Err("ERR the debugger of scripts is not supported".into());
+    }
+    Err("ERR Use SCRIPT DEBUG YES/SYNC/NO".into())
+}
+
+fn show_help(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+    help(
+        cx.out,
+        "SCRIPT",
+        &[
+            ("DEBUG (YES|SYNC|NO)", "Set the debug mode for subsequent scripts executed."),
+            (
+                "EXISTS <sha1> [<sha1> ...]",
+                "Return information about the existence of the scripts in the script cache.",
+            ),
+            ("FLUSH [ASYNC|SYNC]", "Flush the Lua scripts cache. Very dangerous on replicas."),
+            ("KILL", "Kill the currently executing Lua script."),
+            ("LOAD <script>", "Load a script into the scripts cache without executing it."),
+            ("SHOW <sha1>", "Show a script from the scripts cache."),
+        ],
+    );
+    Ok(())
+}
+
+const SUBCOMMAND: Spec =
+    Spec { group: Group::Scripting, since: "2.6.0", flags: flag::NOSCRIPT, ..Spec::NEW };
+
+const ALL_NODES: &[&str] = &["request_policy:all_nodes", "response_policy:all_succeeded"];
+
+pub(super) const SUBCOMMANDS: &[Spec] = &[
+    Spec {
+        name: "load",
+        complexity: "O(N) with N being the length in bytes of the script body.",
+        summary: "Adds a script without running it.",
+        arity: 3,
+        flags: flag::NOSCRIPT | flag::STALE,
+        tips: ALL_NODES,
+        run: Run::Session(load),
+        ..SUBCOMMAND
+    },
+    Spec {
+        name: "exists",
+        complexity: "O(N) with N being the number of scripts to check.",
+        summary: "Answers which scripts are known.",
+        arity: -3,
+        tips: &["request_policy:all_shards", "response_policy:agg_logical_and"],
+        run: Run::Session(exists),
+        ..SUBCOMMAND
+    },
+    Spec {
+        name: "flush",
+        complexity: "O(N) with N being the number of scripts in cache",
+        summary: "Forgets all scripts.",
+        arity: -2,
+        tips: ALL_NODES,
+        run: Run::Session(flush),
+        ..SUBCOMMAND
+    },
+    Spec {
+        name: "kill",
+        summary: "Ends the scripts that have been running for long and have not written.",
+        arity: 2,
+        flags: flag::NOSCRIPT | flag::ALLOW_BUSY,
+        tips: &["request_policy:all_shards", "response_policy:one_succeeded"],
+        run: Run::Session(kill),
+        ..SUBCOMMAND
+    },
+    Spec {
+        name: "show",
+        since: "8.0.0",
+        summary: "Answers the text of a script.",
+        arity: 3,
+        run: Run::Session(show),
+        ..SUBCOMMAND
+    },
+    Spec {
+        name: "debug",
+        since: "3.2.0",
+        summary: "Is there for clients that turn debugging off.",
+        arity: 3,
+        run: Run::Session(debug),
+        ..SUBCOMMAND
+    },
+    Spec {
+        name: "help",
+        since: "5.0.0",
+        summary: "Answers what there is.",
+        arity: 2,
+        flags: flag::LOADING | flag::STALE,
+        run: Run::Session(show_help),
+        ..SUBCOMMAND
+    },
+];

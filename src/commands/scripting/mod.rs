@@ -1,0 +1,167 @@
+//! Scripts: EVAL and its relatives, SCRIPT.
+
+mod manage;
+
+use super::{Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, key};
+use crate::node::Node;
+use crate::num::parse_i64;
+use crate::resp::Args;
+use crate::scripting::{
+    Flags, Job, Kind, Script, Wanted, parse_sha, parse_shebang, run, sha1, with_vm,
+};
+use crate::unit::Unit;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Where the keys are counted.
+pub(super) const NUMKEYS: usize = 2;
+
+/// `EVAL script numkeys [key …] [arg …]`
+fn eval(cx: &mut Ctx<'_>, args: Args<'_>, read_only: bool) -> Outcome {
+    let (keys, rest) = keys_and_args(args)?;
+    let body = arg(args, 1)?;
+    let unit = unit(cx)?;
+    let script = match unit.node.scripts.get(sha1(body)) {
+        Some(script) => script,
+        None => add(&unit.node, body, false)?,
+    };
+    run_script(cx, unit, &script, read_only, &keys, &rest, args)
+}
+
+/// `EVALSHA sha1 numkeys [key …] [arg …]`
+fn evalsha(cx: &mut Ctx<'_>, args: Args<'_>, read_only: bool) -> Outcome {
+    let (keys, rest) = keys_and_args(args)?;
+    let unit = unit(cx)?;
+    let found = parse_sha(arg(args, 1)?).and_then(|sha| unit.node.scripts.get(sha));
+    let script = found.ok_or("NOSCRIPT No matching script. Please use EVAL.")?;
+    run_script(cx, unit, &script, read_only, &keys, &rest, args)
+}
+
+fn unit<'a>(cx: &Ctx<'a>) -> Result<&'a Unit, Stop> {
+    cx.unit.ok_or_else(|| "ERR scripts do not run here".into())
+}
+
+/// Keys and arguments of a script or function.
+pub(super) fn keys_and_args(args: Args<'_>) -> Result<(Vec<&[u8]>, Vec<&[u8]>), Stop> {
+    let count = parse_i64(arg(args, NUMKEYS)?).ok_or(error::NOT_INTEGER)?;
+    let rest = args.len() - NUMKEYS - 1;
+    if count > rest as i64 {
+        return Err("ERR Number of keys can't be greater than number of args".into());
+    }
+    let count =
+        usize::try_from(count).map_err(|_| Stop::from("ERR Number of keys can't be negative"))?;
+    let mut all = args.skip(NUMKEYS + 1).iter();
+    Ok((all.by_ref().take(count).collect(), all.collect()))
+}
+
+/// Checks a script and adds it to those that the node knows.
+fn add(node: &Arc<Node>, body: &[u8], loaded: bool) -> Result<Arc<Script>, Stop> {
+    let (flags, start) = parse_shebang(body)
+        .map_err(|text| Stop::Error(String::from_utf8_lossy(&text).into_owned().into()))?;
+    let script = Arc::new(Script::new(body, flags, start));
+    with_vm(node, |vm| vm.function(node, &script))?;
+    if !node.scripts.add(&script, loaded) {
+        return Err("OOM there are too many scripts: SCRIPT FLUSH forgets them".into());
+    }
+    Ok(script)
+}
+
+fn run_script(
+    cx: &mut Ctx<'_>,
+    unit: &Unit,
+    script: &Script,
+    read_only: bool,
+    keys: &[&[u8]],
+    rest: &[&[u8]],
+    command: Args<'_>,
+) -> Outcome {
+    if !script.flags.has(Flags::COMPATIBLE) {
+        if script.flags.has(Flags::NO_CLUSTER) && cx.settings.cluster_enabled {
+            return Err("ERR Can not run script on cluster, 'no-cluster' flag is set.".into());
+        }
+        if read_only && !script.flags.has(Flags::NO_WRITES) {
+            return Err("ERR Can not execute a script with write flag using *_ro command.".into());
+        }
+    }
+    if !unit.is_apart() && script.is_slow.load(Ordering::Relaxed) {
+        return Err(Stop::Apart);
+    }
+    if unit.node.monitors.any() {
+        unit.effects().show(cx.db, false, command);
+    }
+    let job = Job {
+        kind: Kind::Script,
+        name: &script.name,
+        flags: script.flags,
+        read_only,
+        keys,
+        args: rest,
+        command,
+    };
+    let outcome = with_vm(&unit.node, |vm| {
+        let function = vm.function(&unit.node, script)?;
+        Ok(run(cx, unit, vm, &function, job, Wanted::Globals))
+    })?;
+    let is_slow = matches!(outcome, Err(Stop::Apart));
+    if is_slow != script.is_slow.load(Ordering::Relaxed) && (is_slow || unit.was_quick()) {
+        script.is_slow.store(is_slow, Ordering::Relaxed);
+    }
+    outcome
+}
+
+/// What they have in common.
+const EVALUATES: Spec = Spec {
+    group: Group::Scripting,
+    since: "2.6.0",
+    complexity: "Depends on the script that is executed.",
+    arity: -3,
+    flags: flag::NOSCRIPT | flag::SKIP_MONITOR | flag::NO_MANDATORY_KEYS | flag::STALE,
+    unit: true,
+    keys: &[KeySpec::numkeys(NUMKEYS, key::RW | key::ACCESS | key::UPDATE)],
+    ..Spec::NEW
+};
+
+const READ_ONLY: Spec = Spec {
+    since: "7.0.0",
+    flags: EVALUATES.flags | flag::READONLY,
+    keys: &[KeySpec::numkeys(NUMKEYS, key::RO | key::ACCESS)],
+    ..EVALUATES
+};
+
+/// Scripts.
+pub const COMMANDS: &[Spec] = &[
+    Spec {
+        name: "eval",
+        summary: "Runs a Lua script.",
+        run: Run::Keys(|cx, args| eval(cx, args, false)),
+        ..EVALUATES
+    },
+    Spec {
+        name: "evalsha",
+        summary: "Runs a Lua script by the SHA-1 of its text.",
+        run: Run::Keys(|cx, args| evalsha(cx, args, false)),
+        ..EVALUATES
+    },
+    Spec {
+        name: "eval_ro",
+        summary: "Runs a Lua script that does not write.",
+        run: Run::Keys(|cx, args| eval(cx, args, true)),
+        ..READ_ONLY
+    },
+    Spec {
+        name: "evalsha_ro",
+        summary: "Runs a Lua script that does not write by the SHA-1 of its text.",
+        run: Run::Keys(|cx, args| evalsha(cx, args, true)),
+        ..READ_ONLY
+    },
+    Spec {
+        name: "script",
+        group: Group::Scripting,
+        since: "2.6.0",
+        complexity: "Depends on subcommand.",
+        summary: "Holds the commands on scripts.",
+        arity: -2,
+        subcommands: manage::SUBCOMMANDS,
+        ..Spec::NEW
+    },
+];

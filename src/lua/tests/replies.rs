@@ -1,0 +1,36 @@
+//! What the reference answers to scripts, and what this VM answers.
+
+use super::*;
+
+/// Scripts, and the replies of Valkey 8.1.1 to EVAL. Bytes are characters of the same number; the
+/// place of an error is ` at source:line`.
+const REPLIES: &str = include_str!("../../../tests/data/lua_replies.json");
+
+/// Where the reply is another on purpose: a part of the script, and the reply here.
+const DIFFERENT: [(&str, &str); 0] = [];
+
+#[test]
+fn scripts_are_answered_as_by_the_reference() {
+    let lua = vm();
+    let replies: Vec<serde_json::Value> = serde_json::from_str(REPLIES).unwrap();
+    assert!(replies.len() > 500);
+    let mut wrong = Vec::new();
+    for case in &replies {
+        let text = |name: &str| case[name].as_str().unwrap();
+        let (script, kind, reply) = (text("script"), text("kind"), text("reply"));
+        let source: Vec<u8> = script.chars().map(|c| u8::try_from(u32::from(c)).unwrap()).collect();
+        let (got_kind, got) = match eval(&lua, source) {
+            Ok(value) if value == "nil" => ("nil", String::new()),
+            Ok(value) => ("value", value),
+            Err(error) => ("error", error.replace(['\r', '\n'], " ")),
+        };
+        let expected =
+            DIFFERENT.iter().find(|(part, _)| script.contains(part)).map_or(reply, |d| d.1);
+        if (got_kind, got.as_str()) != (kind, expected) {
+            wrong.push(format!(
+                "{script}\n  expected {kind} {reply:?}\n  got      {got_kind} {got:?}"
+            ));
+        }
+    }
+    assert!(wrong.is_empty(), "{} replies differ:\n{}", wrong.len(), wrong.join("\n"));
+}

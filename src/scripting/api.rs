@@ -1,0 +1,199 @@
+//! The table `redis`, also called `server`, of scripts.
+
+use super::cache::sha1_hex;
+use super::call::call;
+use super::run::current;
+use super::to_lua::error_table;
+use crate::commands::connection::{COMPATIBLE_VERSION, REDIS_VERSION};
+use crate::commands::registry;
+use crate::lua::{raising, set_global};
+use crate::resp::{Args, Proto};
+use mlua::{Lua, MultiValue, Table, Value};
+
+/// Levels of `redis.log`.
+const LEVELS: [&str; 4] = ["LOG_DEBUG", "LOG_VERBOSE", "LOG_NOTICE", "LOG_WARNING"];
+
+/// Numbers that say where writes go: there is one place here.
+const REPLICATION: [(&str, i64); 5] =
+    [("REPL_NONE", 0), ("REPL_AOF", 1), ("REPL_SLAVE", 2), ("REPL_REPLICA", 2), ("REPL_ALL", 3)];
+
+type Results = Result<MultiValue, Value>;
+
+/// Puts the table into a VM.
+pub(super) fn install(lua: &Lua) -> mlua::Result<()> {
+    let table = lua.create_table()?;
+    let put = |name: &str, function: fn(&Lua, MultiValue) -> Results| -> mlua::Result<()> {
+        table.raw_set(name, raising(lua, function)?)
+    };
+    put("call", |lua, args| call(lua, args, true))?;
+    put("pcall", |lua, args| call(lua, args, false))?;
+    put("error_reply", error_reply)?;
+    put("status_reply", status_reply)?;
+    put("sha1hex", sha1hex)?;
+    put("log", log)?;
+    put("setresp", setresp)?;
+    put("set_repl", set_repl)?;
+    put("acl_check_cmd", acl_check_cmd)?;
+    // There is no debugger.
+    put("breakpoint", |_, _| one(Value::Boolean(false)))?;
+    put("debug", |_, _| Ok(MultiValue::new()))?;
+    put("replicate_commands", |_, _| one(Value::Boolean(true)))?;
+    for (level, name) in LEVELS.iter().enumerate() {
+        table.raw_set(*name, level)?;
+    }
+    for (name, number) in REPLICATION {
+        table.raw_set(name, number)?;
+    }
+    put_versions(lua, &table)?;
+    set_global(lua, "server", table.clone())?;
+    set_global(lua, "redis", table)
+}
+
+fn put_versions(lua: &Lua, table: &Table) -> mlua::Result<()> {
+    for (name, version) in
+        [("REDIS_VERSION", REDIS_VERSION), ("VALKEY_VERSION", COMPATIBLE_VERSION)]
+    {
+        table.raw_set(name, lua.create_string(version)?)?;
+        let number = version.split('.').filter_map(|part| part.parse::<i64>().ok());
+        table.raw_set(format!("{name}_NUM"), number.fold(0, |sum, part| sum << 8 | part))?;
+    }
+    table.raw_set("SERVER_NAME", lua.create_string("valkey")?)
+}
+
+fn one(value: Value) -> Results {
+    Ok(MultiValue::from_iter([value]))
+}
+
+fn failure(lua: &Lua, text: &str) -> Value {
+    error_table(lua, text.as_bytes(), false).map_or(Value::Nil, Value::Table)
+}
+
+fn raise(lua: &Lua, text: &str) -> Results {
+    Err(failure(lua, text))
+}
+
+/// The only argument, if it is a string.
+fn only_string(args: &MultiValue) -> Option<&mlua::LuaString> {
+    match (args.len(), args.front()) {
+        (1, Some(Value::String(text))) => Some(text),
+        _ => None,
+    }
+}
+
+fn error_reply(lua: &Lua, args: MultiValue) -> Results {
+    let Some(text) = only_string(&args) else {
+        return one(failure(lua, "ERR wrong number or type of arguments"));
+    };
+    let text = text.as_bytes();
+    let text = text.strip_prefix(b"-").unwrap_or(&text);
+    let text = text.trim_ascii_end();
+    // Without a code it gets the general one.
+    let whole = if text.contains(&b' ') { text.to_vec() } else { [b"ERR ", text].concat() };
+    error_table(lua, &whole, false).map_or(one(Value::Nil), |table| one(Value::Table(table)))
+}
+
+fn status_reply(lua: &Lua, args: MultiValue) -> Results {
+    let Some(text) = only_string(&args) else {
+        return one(failure(lua, "ERR wrong number or type of arguments"));
+    };
+    let table = lua.create_table().and_then(|table| {
+        table.raw_set("ok", text.clone())?;
+        Ok(table)
+    });
+    table.map_or(one(Value::Nil), |table| one(Value::Table(table)))
+}
+
+fn sha1hex(lua: &Lua, args: MultiValue) -> Results {
+    if args.len() != 1 {
+        return raise(lua, "ERR wrong number of arguments");
+    }
+    let hex = sha1_hex(&text_of(args.front()).unwrap_or_default());
+    lua.create_string(hex).map_or(one(Value::Nil), |text| one(Value::String(text)))
+}
+
+/// A string, or a number as Lua prints it.
+fn text_of(value: Option<&Value>) -> Option<Vec<u8>> {
+    match value? {
+        Value::String(text) => Some(text.as_bytes().to_vec()),
+        number @ (Value::Integer(_) | Value::Number(_)) => number.to_string().ok().map(Into::into),
+        _ => None,
+    }
+}
+
+fn number_of(value: Option<&Value>) -> Option<i64> {
+    match value? {
+        Value::Integer(n) => Some(*n),
+        Value::Number(n) => Some(*n as i64),
+        Value::String(text) => text.to_str().ok()?.trim().parse::<f64>().ok().map(|n| n as i64),
+        _ => None,
+    }
+}
+
+fn log(lua: &Lua, args: MultiValue) -> Results {
+    if args.len() < 2 {
+        return raise(lua, "ERR redis.log() requires two arguments or more.");
+    }
+    let Some(level) = number_of(args.front()) else {
+        return raise(lua, "ERR First argument must be a number (log level).");
+    };
+    let Some(level) = usize::try_from(level).ok().filter(|level| *level < LEVELS.len()) else {
+        return raise(lua, "ERR Invalid log level.");
+    };
+    let parts: Vec<Vec<u8>> = args.iter().skip(1).filter_map(|arg| text_of(Some(arg))).collect();
+    let text = String::from_utf8_lossy(&parts.join(&b' ')).into_owned();
+    current(|run| run.unit.effects().log(level, text));
+    Ok(MultiValue::new())
+}
+
+fn setresp(lua: &Lua, args: MultiValue) -> Results {
+    if args.len() != 1 {
+        return raise(lua, "ERR redis.setresp() requires one argument.");
+    }
+    let proto = match number_of(args.front()) {
+        Some(2) => Proto::Resp2,
+        Some(3) => Proto::Resp3,
+        _ => return raise(lua, "ERR RESP version must be 2 or 3."),
+    };
+    current(|run| run.proto = proto);
+    Ok(MultiValue::new())
+}
+
+fn set_repl(lua: &Lua, args: MultiValue) -> Results {
+    if args.len() != 1 {
+        return raise(lua, "ERR redis.set_repl() requires one argument.");
+    }
+    if number_of(args.front()).unwrap_or(0) & !3 != 0 {
+        return raise(
+            lua,
+            "ERR Invalid replication flags. Use REPL_AOF, REPL_REPLICA, REPL_ALL or REPL_NONE.",
+        );
+    }
+    Ok(MultiValue::new())
+}
+
+/// There are no users with fewer rights yet: whoever runs a script may run every command.
+fn acl_check_cmd(lua: &Lua, args: MultiValue) -> Results {
+    let Some(words) = args.iter().map(|arg| text_of(Some(arg))).collect::<Option<Vec<_>>>() else {
+        return raise(lua, "ERR Command arguments must be strings or integers");
+    };
+    if words.is_empty() {
+        return raise(
+            lua,
+            "ERR Please specify at least one argument for this redis.acl_check_cmd() call",
+        );
+    }
+    let bytes = words.concat();
+    let mut end = 0;
+    let ranges: Vec<(u32, u32)> = words
+        .iter()
+        .map(|word| {
+            let start = end;
+            end += word.len() as u32;
+            (start, end)
+        })
+        .collect();
+    if registry::resolve(Args::new(&bytes, &ranges)).is_none() {
+        return raise(lua, "ERR Invalid command passed to redis.acl_check_cmd()");
+    }
+    one(Value::Boolean(true))
+}

@@ -1,0 +1,18 @@
+//! Scripts: Lua that calls commands. A script is a unit (see [`crate::unit`]): all that it does
+//! counts, or nothing. Its VM belongs to the thread that runs it, and keeps what it has compiled.
+
+mod api;
+mod cache;
+mod call;
+mod run;
+mod running;
+mod shebang;
+mod to_lua;
+mod to_reply;
+mod vm;
+
+pub use cache::{Script, Scripts, parse_sha, sha1, sha1_hex};
+pub use run::{Job, Wanted, run};
+pub use running::{Control, Kill, Kind, Running};
+pub use shebang::{Flags, parse as parse_shebang};
+pub use vm::{compile, with_vm};

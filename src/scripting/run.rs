@@ -1,0 +1,260 @@
+//! One run of a script: what it works on, and what may end it.
+
+use super::running::{Control, Kind};
+use super::shebang::Flags;
+use super::to_reply::{write_error, write_value};
+use super::vm::{INTERRUPT_EVERY, Vm, set_interrupts};
+use crate::commands::{Ctx, Outcome, Stop};
+use crate::lua;
+use crate::resp::{Proto, Reply};
+use crate::unit::{IN_PLACE, Unit};
+use mlua::{Function, Lua, Value, VmState};
+use std::cell::Cell;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// What is to be run.
+#[derive(Clone, Copy, Debug)]
+pub struct Job<'a> {
+    pub kind: Kind,
+    /// The hash of the script, or the function's name.
+    pub name: &'a str,
+    pub flags: Flags,
+    /// EVAL_RO and the like.
+    pub read_only: bool,
+    pub keys: &'a [&'a [u8]],
+    pub args: &'a [&'a [u8]],
+    /// The command, for those who ask what runs.
+    pub command: crate::resp::Args<'a>,
+}
+
+/// What a run works on.
+pub(super) struct Run<'a, 'c> {
+    pub(super) cx: &'a mut Ctx<'c>,
+    pub(super) unit: &'a Unit,
+    pub(super) kind: Kind,
+    pub(super) read_only: bool,
+    pub(super) allow_oom: bool,
+    /// The protocol of the replies that it gets.
+    pub(super) proto: Proto,
+    /// It has called a command that writes.
+    pub(super) wrote: bool,
+    /// Why it cannot go on: Lua code cannot catch that.
+    pub(super) stop: Option<Stop>,
+    /// Where the replies of its commands are written.
+    pub(super) reply: Reply,
+    /// The arguments of its commands.
+    pub(super) bytes: Vec<u8>,
+    pub(super) ranges: Vec<(u32, u32)>,
+    control: Option<Arc<Control>>,
+    instructions: u64,
+}
+
+thread_local! {
+    /// The run of this thread, while Lua runs.
+    static CURRENT: Cell<Option<NonNull<Run<'static, 'static>>>> = const { Cell::new(None) };
+}
+
+/// Makes a run the one of this thread while `f` runs. `f` does not touch it but by [`current`].
+fn enter<T>(run: &mut Run<'_, '_>, f: impl FnOnce() -> T) -> T {
+    struct Leave(Option<NonNull<Run<'static, 'static>>>);
+    impl Drop for Leave {
+        fn drop(&mut self) {
+            CURRENT.set(self.0);
+        }
+    }
+    let pointer = NonNull::from(run).cast::<Run<'static, 'static>>();
+    let _leave = Leave(CURRENT.replace(Some(pointer)));
+    f()
+}
+
+/// The run of this thread, for what Lua calls; `None`: no script runs.
+pub(super) fn current<T>(f: impl FnOnce(&mut Run<'_, '_>) -> T) -> Option<T> {
+    struct Back(NonNull<Run<'static, 'static>>);
+    impl Drop for Back {
+        fn drop(&mut self) {
+            CURRENT.set(Some(self.0));
+        }
+    }
+    // While it is used nobody else gets it.
+    let mut back = Back(CURRENT.take()?);
+    // SAFETY: `enter` holds the run mutably as long as the pointer is set, and hands it to nobody;
+    // it was taken out of the cell, so this is the only use. `f` takes it with any lifetimes, so it
+    // can keep nothing of it.
+    Some(f(unsafe { back.0.as_mut() }))
+}
+
+impl Run<'_, '_> {
+    /// Ends the script, whatever it catches; what is to be raised.
+    pub(super) fn end(&mut self, lua: &Lua, stop: Stop) -> mlua::Error {
+        self.stop.get_or_insert(stop);
+        // From now on each instruction raises it.
+        match set_interrupts(lua, 1) {
+            Ok(()) => ended(),
+            Err(error) => error,
+        }
+    }
+
+    /// Whether it may go on.
+    fn look(&mut self, every: u32) -> Result<(), Stop> {
+        self.instructions += u64::from(every);
+        let node = &self.unit.node;
+        let settings = self.cx.settings;
+        if settings.script_instruction_limit != 0
+            && self.instructions > settings.script_instruction_limit
+        {
+            return Err(Stop::Undone("ERR the script was ended: it has run more instructions than script-instruction-limit allows".into()));
+        }
+        let elapsed = self.unit.began.elapsed();
+        if !self.unit.is_apart() {
+            return if elapsed > IN_PLACE { Err(Stop::Apart) } else { Ok(()) };
+        }
+        if node.is_ending() {
+            return Err(Stop::Close);
+        }
+        let Some(control) = &self.control else { return Ok(()) };
+        if control.is_killed() {
+            let by = if self.kind == Kind::Script { "SCRIPT" } else { "FUNCTION" };
+            return Err(Stop::Undone(format!("ERR Script killed by user with {by} KILL.").into()));
+        }
+        let threshold_ms = settings.busy_reply_threshold_ms;
+        if threshold_ms > 0
+            && elapsed.as_millis() >= u128::from(threshold_ms)
+            && node.scripts.running.set_busy(control)
+        {
+            tracing::warn!(
+                name = control.name,
+                "a script has been running for {} ms; it can be killed by SCRIPT KILL or FUNCTION KILL",
+                elapsed.as_millis()
+            );
+        }
+        Ok(())
+    }
+
+    /// It is about to write.
+    pub(super) fn writes(&mut self) {
+        if !self.wrote {
+            self.wrote = true;
+            if let Some(control) = &self.control {
+                control.writes();
+            }
+        }
+    }
+}
+
+fn ended() -> mlua::Error {
+    mlua::Error::runtime("the script was ended")
+}
+
+/// Called between instructions.
+pub(super) fn interrupt(lua: &Lua) -> mlua::Result<VmState> {
+    let looked = current(|run| {
+        if run.stop.is_some() {
+            return Err(ended());
+        }
+        match run.look(INTERRUPT_EVERY) {
+            Ok(()) => Ok(()),
+            Err(stop) => Err(run.end(lua, stop)),
+        }
+    });
+    looked.unwrap_or(Ok(())).map(|()| VmState::Continue)
+}
+
+/// How a function is given keys and arguments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// As the globals KEYS and ARGV.
+    Globals,
+    /// As its own arguments.
+    Arguments,
+}
+
+/// Runs a function of a VM, and writes its reply.
+pub fn run(
+    cx: &mut Ctx<'_>,
+    unit: &Unit,
+    vm: &mut Vm,
+    function: &Function,
+    job: Job<'_>,
+    wanted: Wanted,
+) -> Outcome {
+    let control = unit.is_apart().then(|| {
+        let command = job.command.iter().map(Box::from).collect();
+        let control = Control::new(job.kind, job.name.to_owned(), command, unit.began);
+        let control = Arc::new(control);
+        unit.node.scripts.running.add(&control);
+        control
+    });
+    let db = cx.db;
+    let mut out = std::mem::replace(cx.out, Reply::new(cx.out.proto()));
+    let compatible = job.flags.has(Flags::COMPATIBLE);
+    let mut run = Run {
+        unit,
+        kind: job.kind,
+        read_only: job.read_only || (!compatible && job.flags.has(Flags::NO_WRITES)),
+        allow_oom: !compatible && job.flags.has(Flags::ALLOW_OOM),
+        proto: Proto::Resp2,
+        wrote: false,
+        stop: None,
+        reply: Reply::new(Proto::Resp2),
+        bytes: Vec::new(),
+        ranges: Vec::new(),
+        control,
+        instructions: 0,
+        cx,
+    };
+    let called = enter(&mut run, || call(vm, function, job, wanted));
+    let Run { control, stop, proto, cx, .. } = run;
+    if let Some(control) = &control {
+        unit.node.scripts.running.remove(control);
+    }
+    cx.db = db;
+    if let Some(stop) = stop {
+        // The interrupts are as they were.
+        let reset = set_interrupts(&vm.lua, INTERRUPT_EVERY);
+        *cx.out = out;
+        return Err(match reset {
+            Ok(()) => stop,
+            Err(error) => {
+                Stop::Undone(format!("ERR the VM of the script is broken: {error}").into())
+            }
+        });
+    }
+    let outcome = match called {
+        Ok(Ok(value)) => {
+            write_value(&mut out, &value, proto);
+            Ok(())
+        }
+        Ok(Err(error)) => write_error(&mut out, &error, job.name),
+        Err(error) => Err(format!("ERR Error running script {}, {error}", job.name).into()),
+    };
+    *cx.out = out;
+    outcome
+}
+
+/// Calls it: its result, or the value that it has raised.
+fn call(
+    vm: &Vm,
+    function: &Function,
+    job: Job<'_>,
+    wanted: Wanted,
+) -> mlua::Result<Result<Value, Value>> {
+    let lua = &vm.lua;
+    lua::begin_run(lua)?;
+    let table = |items: &[&[u8]]| -> mlua::Result<mlua::Table> {
+        let table = lua.create_table_with_capacity(items.len(), 0)?;
+        for (n, item) in items.iter().enumerate() {
+            table.raw_set(n + 1, lua.create_string(item)?)?;
+        }
+        Ok(table)
+    };
+    let (keys, args) = (table(job.keys)?, table(job.args)?);
+    match wanted {
+        Wanted::Arguments => lua::call(lua, function, (keys, args)),
+        Wanted::Globals => {
+            lua::set_global(lua, "KEYS", keys)?;
+            lua::set_global(lua, "ARGV", args)?;
+            lua::call(lua, function, ())
+        }
+    }
+}

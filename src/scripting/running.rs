@@ -1,0 +1,184 @@
+//! The scripts that run for long, which may be killed; while one is *busy*, clients are told so.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+/// Who runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// EVAL and the like.
+    Script,
+    /// FCALL.
+    Function,
+}
+
+impl Kind {
+    /// What clients are told while one is busy.
+    pub fn busy_text(self) -> &'static str {
+        match self {
+            Self::Script => {
+                "BUSY Valkey is busy running a script. You can only call SCRIPT KILL or SHUTDOWN \
+                NOSAVE."
+            }
+            Self::Function => {
+                "BUSY Valkey is busy running a script. You can only call FUNCTION KILL or SHUTDOWN \
+                NOSAVE."
+            }
+        }
+    }
+}
+
+/// A script that runs on a thread of its own.
+#[derive(Debug)]
+pub struct Control {
+    pub kind: Kind,
+    /// The hash of the script, or the function's name.
+    pub name: String,
+    /// The command that has called it.
+    pub command: Vec<Box<[u8]>>,
+    pub began: Instant,
+    killed: AtomicBool,
+    /// It has called a command that writes.
+    wrote: AtomicBool,
+    /// It has run longer than `busy-reply-threshold`.
+    busy: AtomicBool,
+}
+
+impl Control {
+    pub fn new(kind: Kind, name: String, command: Vec<Box<[u8]>>, began: Instant) -> Self {
+        let no = || AtomicBool::new(false);
+        Self { kind, name, command, began, killed: no(), wrote: no(), busy: no() }
+    }
+
+    pub fn is_killed(&self) -> bool {
+        self.killed.load(Ordering::Relaxed)
+    }
+
+    /// It is about to write: it cannot be killed any more, or has been.
+    pub fn writes(&self) {
+        self.wrote.store(true, Ordering::SeqCst);
+    }
+}
+
+/// What became of a request to kill.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kill {
+    Killed,
+    /// Nothing runs.
+    NotBusy,
+    /// It has written.
+    Unkillable,
+    /// What runs is of the other kind.
+    Other,
+}
+
+/// See the module's description.
+#[derive(Debug, Default)]
+pub struct Running {
+    all: Mutex<Vec<Arc<Control>>>,
+    busy: AtomicUsize,
+}
+
+impl Running {
+    fn lock(&self) -> MutexGuard<'_, Vec<Arc<Control>>> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A script begins.
+    pub fn add(&self, control: &Arc<Control>) {
+        self.lock().push(control.clone());
+    }
+
+    /// It has ended.
+    pub fn remove(&self, control: &Arc<Control>) {
+        self.lock().retain(|other| !Arc::ptr_eq(other, control));
+        if control.busy.load(Ordering::Relaxed) {
+            self.busy.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// It has run for long; whether that is new.
+    pub fn set_busy(&self, control: &Control) -> bool {
+        let is_new = !control.busy.swap(true, Ordering::Relaxed);
+        if is_new {
+            self.busy.fetch_add(1, Ordering::Relaxed);
+        }
+        is_new
+    }
+
+    /// The kind of the script that has run for long, if there is one.
+    #[inline]
+    pub fn busy(&self) -> Option<Kind> {
+        if self.busy.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        self.lock().iter().find(|c| c.busy.load(Ordering::Relaxed)).map(|c| c.kind)
+    }
+
+    /// What has run the longest.
+    pub fn oldest(&self) -> Option<Arc<Control>> {
+        self.lock().iter().min_by_key(|control| control.began).cloned()
+    }
+
+    /// Kills those of a kind that run for long; where there are none, all that run.
+    pub fn kill(&self, kind: Kind) -> Kill {
+        let all = self.lock();
+        let any_busy = all.iter().any(|c| c.busy.load(Ordering::Relaxed));
+        let candidates = all.iter().filter(|c| !any_busy || c.busy.load(Ordering::Relaxed));
+        let mut result = Kill::NotBusy;
+        for control in candidates {
+            // As it looks at both in the other order, it cannot miss that it is killed.
+            let was = if control.wrote.load(Ordering::SeqCst) {
+                Kill::Unkillable
+            } else if control.kind != kind {
+                Kill::Other
+            } else {
+                control.killed.store(true, Ordering::SeqCst);
+                Kill::Killed
+            };
+            if result == Kill::NotBusy || was == Kill::Killed {
+                result = was;
+            }
+        }
+        result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn control(kind: Kind) -> Arc<Control> {
+        Arc::new(Control::new(kind, "x".into(), Vec::new(), Instant::now()))
+    }
+
+    #[test]
+    fn who_runs_may_be_killed_until_he_writes() {
+        let running = Running::default();
+        assert_eq!(running.kill(Kind::Script), Kill::NotBusy);
+        let script = control(Kind::Script);
+        running.add(&script);
+        assert_eq!(running.kill(Kind::Function), Kill::Other);
+        assert_eq!(running.kill(Kind::Script), Kill::Killed);
+        assert!(script.is_killed());
+        script.writes();
+        assert_eq!(running.kill(Kind::Script), Kill::Unkillable);
+        running.remove(&script);
+        assert_eq!(running.kill(Kind::Script), Kill::NotBusy);
+    }
+
+    #[test]
+    fn the_busy_ones_are_meant() {
+        let running = Running::default();
+        let (young, old) = (control(Kind::Script), control(Kind::Script));
+        running.add(&young);
+        running.add(&old);
+        assert!(running.set_busy(&old) && !running.set_busy(&old));
+        assert_eq!(running.busy(), Some(Kind::Script));
+        assert_eq!(running.kill(Kind::Script), Kill::Killed);
+        assert!(old.is_killed() && !young.is_killed());
+        running.remove(&old);
+        assert_eq!(running.busy(), None);
+    }
+}

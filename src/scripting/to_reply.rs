@@ -1,0 +1,147 @@
+//! A Lua value as a reply.
+
+use crate::commands::{Outcome, Stop};
+use crate::resp::{Proto, Reply};
+use mlua::{LuaString, Table, Value};
+
+/// How deep tables may nest.
+const MAX_DEPTH: usize = 1000;
+
+/// Writes what a script has returned. `proto`: the one that the script has chosen.
+pub(super) fn write_value(out: &mut Reply, value: &Value, proto: Proto) {
+    write(out, value, proto, 0);
+}
+
+fn write(out: &mut Reply, value: &Value, proto: Proto, depth: usize) {
+    if depth > MAX_DEPTH {
+        return out.error("ERR reached lua stack limit");
+    }
+    match value {
+        Value::String(text) => out.bulk(&text.as_bytes()),
+        Value::Boolean(true) if proto == Proto::Resp2 => out.int(1),
+        Value::Boolean(false) if proto == Proto::Resp2 => out.null(),
+        Value::Boolean(value) => out.bool(*value),
+        Value::Integer(n) => out.int(*n),
+        Value::Number(n) => out.int(*n as i64),
+        Value::Table(table) => {
+            if !write_tagged(out, table, proto, depth) {
+                write_array(out, table, proto, depth);
+            }
+        }
+        _ => out.null(),
+    }
+}
+
+fn string(table: &Table, name: &str) -> Option<LuaString> {
+    match table.raw_get(name) {
+        Ok(Value::String(text)) => Some(text),
+        _ => None,
+    }
+}
+
+fn inner(table: &Table, name: &str) -> Option<Table> {
+    match table.raw_get(name) {
+        Ok(Value::Table(inner)) => Some(inner),
+        _ => None,
+    }
+}
+
+/// Bytes of a line: it has no ends of lines in it.
+fn one_line(text: &LuaString) -> String {
+    String::from_utf8_lossy(&text.as_bytes()).replace(['\r', '\n'], " ")
+}
+
+/// Writes a table with a field that says what it is; whether it has one.
+fn write_tagged(out: &mut Reply, table: &Table, proto: Proto, depth: usize) -> bool {
+    if let Some(error) = string(table, "err") {
+        out.error(&error.as_bytes());
+    } else if let Some(status) = string(table, "ok") {
+        out.simple(&one_line(&status));
+    } else if let Ok(Value::Number(double)) = table.raw_get("double") {
+        out.double(double);
+    } else if let Ok(Value::Integer(double)) = table.raw_get("double") {
+        out.double(double as f64);
+    } else if let Some(digits) = string(table, "big_number") {
+        out.big_number(&one_line(&digits));
+    } else if let Some((format, text)) = inner(table, "verbatim_string")
+        .and_then(|verbatim| Some((string(&verbatim, "format")?, string(&verbatim, "string")?)))
+    {
+        let mut short = *b"   ";
+        let bytes = format.as_bytes();
+        let len = bytes.len().min(3);
+        short[..len].copy_from_slice(&bytes[..len]);
+        out.verbatim(short, &text.as_bytes());
+    } else if let Some(map) = inner(table, "map") {
+        let (mark, mut len) = (out.begin_map(), 0);
+        for (key, value) in map.pairs::<Value, Value>().flatten() {
+            write(out, &key, proto, depth + 1);
+            write(out, &value, proto, depth + 1);
+            len += 1;
+        }
+        out.end(mark, len);
+    } else if let Some(set) = inner(table, "set") {
+        let (mark, mut len) = (out.begin_set(), 0);
+        for (member, _) in set.pairs::<Value, Value>().flatten() {
+            write(out, &member, proto, depth + 1);
+            len += 1;
+        }
+        out.end(mark, len);
+    } else {
+        return false;
+    }
+    true
+}
+
+/// Writes a table up to its first nil.
+fn write_array(out: &mut Reply, table: &Table, proto: Proto, depth: usize) {
+    let (mark, mut len) = (out.begin_array(), 0);
+    while let Ok(value) = table.raw_get::<Value>(len + 1)
+        && !value.is_nil()
+    {
+        write(out, &value, proto, depth + 1);
+        len += 1;
+    }
+    out.end(mark, len);
+}
+
+/// What a script has raised, as the error of its command.
+pub(super) fn write_error(out: &mut Reply, raised: &Value, name: &str) -> Outcome {
+    let text = match raised {
+        Value::Table(table) => {
+            let field = |name: &str| match table.get::<Value>(name) {
+                Ok(Value::String(text)) => Some(text.as_bytes().to_vec()),
+                Ok(Value::Integer(n)) => Some(n.to_string().into_bytes()),
+                Ok(Value::Number(n)) => Some(n.to_string().into_bytes()),
+                _ => None,
+            };
+            let message = field("err").unwrap_or_else(|| b"ERR unknown error".to_vec());
+            match (field("source"), field("line")) {
+                (Some(source), Some(line)) => [
+                    &message,
+                    &b" script: "[..],
+                    name.as_bytes(),
+                    b", on ",
+                    &source,
+                    b":",
+                    &line,
+                    b".",
+                ]
+                .concat(),
+                _ => message,
+            }
+        }
+        Value::String(text) => {
+            let text = text.as_bytes();
+            let shown = &text[..text.len().min(100)];
+            [b"ERR Error running script ", name.as_bytes(), b", ", shown].concat()
+        }
+        _ => format!("ERR Error running script {name}, execution failure").into_bytes(),
+    };
+    match String::from_utf8(text) {
+        Ok(text) => Err(Stop::Error(text.into())),
+        Err(error) => {
+            out.error(error.as_bytes());
+            Ok(())
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! The VMs of a thread. One runs one script at a time; they are kept, with what they have compiled.
+
+use super::api;
+use super::cache::{Script, Sha};
+use super::run::interrupt;
+use crate::lua;
+use crate::node::Node;
+use fnv::FnvHashMap;
+use mlua::{Function, HookTriggers, Lua};
+use std::cell::RefCell;
+use std::sync::Arc;
+
+/// VMs that a thread keeps; it needs more than one only for scripts within scripts, which there are
+/// not.
+const MAX_KEPT: usize = 1;
+
+/// Scripts that a VM keeps compiled; beyond it all are forgotten.
+const MAX_COMPILED: usize = 1000;
+
+/// Instructions between two looks at the time.
+pub(super) const INTERRUPT_EVERY: u32 = 10_000;
+
+/// See the module's description.
+pub struct Vm {
+    pub lua: Lua,
+    compiled: FnvHashMap<Sha, Function>,
+    /// [`super::Scripts::epoch`] of what is compiled.
+    epoch: u64,
+}
+
+thread_local! {
+    static KEPT: RefCell<Vec<Vm>> = const { RefCell::new(Vec::new()) };
+}
+
+impl Vm {
+    fn new(max_bytes: usize) -> mlua::Result<Self> {
+        let lua = lua::new_vm(max_bytes)?;
+        api::install(&lua)?;
+        lua::seal(&lua)?;
+        set_interrupts(&lua, INTERRUPT_EVERY)?;
+        Ok(Self { lua, compiled: FnvHashMap::default(), epoch: 0 })
+    }
+
+    /// The function of a script, compiled if it is not yet. The text of a syntax error.
+    pub fn function(&mut self, node: &Node, script: &Script) -> Result<Function, String> {
+        let epoch = node.scripts.epoch();
+        if self.epoch != epoch || self.compiled.len() >= MAX_COMPILED {
+            self.compiled.clear();
+            self.epoch = epoch;
+        }
+        if let Some(function) = self.compiled.get(&script.sha) {
+            return Ok(function.clone());
+        }
+        let function = compile(self, script.code())?;
+        self.compiled.insert(script.sha, function.clone());
+        Ok(function)
+    }
+}
+
+/// Has a VM look at the time that often.
+pub(super) fn set_interrupts(lua: &Lua, every: u32) -> mlua::Result<()> {
+    let triggers = HookTriggers::new().every_nth_instruction(every);
+    lua.set_global_hook(triggers, |lua, _| interrupt(lua))
+}
+
+/// Compiles a script; the text of a syntax error.
+pub fn compile(vm: &Vm, code: &[u8]) -> Result<Function, String> {
+    lua::compile(&vm.lua, "@user_script", code).map_err(|error| {
+        let text = match error {
+            mlua::Error::SyntaxError { message, .. } => message,
+            other => other.to_string(),
+        };
+        format!("ERR Error compiling script (new function): {text}")
+    })
+}
+
+/// Lends one of this thread's VMs, or a new one.
+pub fn with_vm<T>(
+    node: &Arc<Node>,
+    run: impl FnOnce(&mut Vm) -> Result<T, String>,
+) -> Result<T, String> {
+    let kept = KEPT.with_borrow_mut(Vec::pop);
+    let mut vm = match kept {
+        Some(vm) => vm,
+        None => Vm::new(node.scripts.max_vm_bytes)
+            .map_err(|error| format!("ERR there is no VM for scripts: {error}"))?,
+    };
+    let result = run(&mut vm);
+    KEPT.with_borrow_mut(|kept| {
+        if kept.len() < MAX_KEPT {
+            kept.push(vm);
+        }
+    });
+    result
+}
