@@ -11,10 +11,7 @@ fn on_small_stack(scripts: &'static [&'static str]) -> Vec<Result<String, String
         .stack_size(STACK)
         .spawn(move || {
             let lua = vm();
-            scripts
-                .iter()
-                .map(|script| eval(&lua, script))
-                .collect()
+            scripts.iter().map(|script| eval(&lua, script)).collect()
         })
         .unwrap()
         .join()
