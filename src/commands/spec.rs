@@ -88,7 +88,9 @@ impl Spec {
             (flag::FAST, acl::FAST),
             (flag::BLOCKING, acl::BLOCKING),
         ] {
-            if self.has(flag) {
+            // What a script reads its keys' commands tell.
+            let is_told = flag == flag::READONLY && self.group == Group::Scripting;
+            if self.has(flag) && !is_told {
                 set |= category;
             }
         }

@@ -99,7 +99,9 @@ fn unpack(state: State) -> c_int {
 }
 
 fn insert(state: State) -> c_int {
-    sandbox::refuse_shield(state, 1);
+    if matches!(state.top(), 2 | 3) {
+        sandbox::refuse_shield(state, 1);
+    }
     if state.top() == 3 && state.check_integer(2) < -MAX_INSERT_BELOW {
         state.arg_error(2, format_args!("position out of bounds"));
     }
@@ -197,7 +199,7 @@ fn load(state: State) -> c_int {
 }
 
 /// The argument as the name of a chunk; Lua's strings end with NUL, and so does `default`.
-fn chunk_name<'a>(state: State, arg: c_int, default: &'a [u8]) -> &'a CStr {
+fn chunk_name(state: State, arg: c_int, default: &[u8]) -> &CStr {
     let bytes = match state.kind(arg) {
         ffi::LUA_TNONE | ffi::LUA_TNIL => default,
         _ => state.check_bytes(arg),

@@ -270,17 +270,16 @@ impl<'a> Unpacker<'a> {
         Ok(())
     }
 
-    fn check_depth(&self) {
-        if self.state.vm().is_deep() {
-            self.state.need_stack(c_int::MAX, TOO_MANY);
-        }
+    /// Pushes a table, with room for a value.
+    fn table(&self, function: &str) {
+        self.state.new_table();
+        let room = if self.state.vm().is_deep() { c_int::MAX } else { 1 };
+        self.state.need_stack(room, function);
     }
 
     /// The input ends before a false length does.
     fn array(&mut self, len: usize) -> Result<(), Broken> {
-        self.check_depth();
-        self.state.new_table();
-        self.state.need_stack(1, "in function mp_decode_to_lua_array");
+        self.table("in function mp_decode_to_lua_array");
         for n in 1..=len {
             self.state.push_number(n as f64);
             self.value()?;
@@ -290,8 +289,7 @@ impl<'a> Unpacker<'a> {
     }
 
     fn map(&mut self, len: usize) -> Result<(), Broken> {
-        self.check_depth();
-        self.state.new_table();
+        self.table("in function mp_decode_to_lua_hash");
         for _ in 0..len {
             self.value()?;
             self.value()?;

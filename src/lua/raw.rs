@@ -368,6 +368,16 @@ impl State {
         self.raise()
     }
 
+    /// The same with a text that has one `%c`, for any byte.
+    pub(super) fn arg_error_of_byte(self, arg: c_int, format: &CStr, byte: u8) -> ! {
+        // SAFETY: see above; the caller's format takes one `int`.
+        unsafe {
+            let text = ffi::lua_pushfstring(self.0, format.as_ptr(), c_int::from(byte));
+            ffi::luaL_argerror(self.0, arg, text);
+        }
+        self.raise()
+    }
+
     /// "bad argument #… to … (`expected` expected, got …)"
     pub(super) fn type_error(self, arg: c_int, expected: &CStr) -> ! {
         // SAFETY: see above.

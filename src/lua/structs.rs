@@ -100,15 +100,15 @@ impl<'a> Format<'a> {
                 }
                 self.align = align as usize;
             }
-            _ => self
-                .state
-                .arg_error(1, format_args!("invalid format option '{}'", char::from(option))),
+            _ => self.state.arg_error_of_byte(1, c"invalid format option '%c'", option),
         }
     }
 }
 
 fn pack(state: State) -> c_int {
     let mut format = Format::new(state, state.check_bytes(1));
+    // The first argument that is missing is nil, and not no value, in the text of the error.
+    state.push_nil();
     let scratch = &state.vm().scratch;
     scratch.clear();
     let mut arg = 2;

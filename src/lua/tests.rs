@@ -10,6 +10,9 @@ use super::*;
 
 const LIMIT: usize = 64 * 1024 * 1024;
 
+/// What nil is as text.
+const NIL: &str = "(nil)";
+
 fn vm() -> Lua {
     let lua = new_vm(LIMIT).unwrap();
     let redis = lua.create_table().unwrap();
@@ -37,6 +40,7 @@ fn eval(lua: &Lua, source: impl AsRef<[u8]>) -> Result<String, String> {
     let latin = |text: &mlua::LuaString| text.as_bytes().iter().map(|&b| char::from(b)).collect();
     match call(lua, &function, ()).unwrap() {
         Ok(Value::String(text)) => Ok(latin(&text)),
+        Ok(Value::Nil) => Ok(NIL.to_owned()),
         Ok(other) => Ok(other.to_string().unwrap()),
         Err(Value::Table(table)) => {
             let text: Option<mlua::LuaString> = table.raw_get("err").unwrap();

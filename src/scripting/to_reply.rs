@@ -54,7 +54,7 @@ fn one_line(text: &LuaString) -> String {
 /// Writes a table with a field that says what it is; whether it has one.
 fn write_tagged(out: &mut Reply, table: &Table, proto: Proto, depth: usize) -> bool {
     if let Some(error) = string(table, "err") {
-        out.error(&error.as_bytes());
+        out.error(error.as_bytes());
     } else if let Some(status) = string(table, "ok") {
         out.simple(&one_line(&status));
     } else if let Ok(Value::Number(double)) = table.raw_get("double") {

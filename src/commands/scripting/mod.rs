@@ -20,7 +20,7 @@ pub(super) const NUMKEYS: usize = 2;
 
 /// `EVAL script numkeys [key …] [arg …]`
 fn eval(cx: &mut Ctx<'_>, args: Args<'_>, read_only: bool) -> Outcome {
-    let (keys, rest) = keys_and_args(args)?;
+    let [keys, rest] = keys_and_args(args)?;
     let body = arg(args, 1)?;
     let unit = unit(cx)?;
     let script = match unit.node.scripts.get(sha1(body)) {
@@ -32,7 +32,7 @@ fn eval(cx: &mut Ctx<'_>, args: Args<'_>, read_only: bool) -> Outcome {
 
 /// `EVALSHA sha1 numkeys [key …] [arg …]`
 fn evalsha(cx: &mut Ctx<'_>, args: Args<'_>, read_only: bool) -> Outcome {
-    let (keys, rest) = keys_and_args(args)?;
+    let [keys, rest] = keys_and_args(args)?;
     let unit = unit(cx)?;
     let found = parse_sha(arg(args, 1)?).and_then(|sha| unit.node.scripts.get(sha));
     let script = found.ok_or("NOSCRIPT No matching script. Please use EVAL.")?;
@@ -44,7 +44,7 @@ pub(super) fn unit<'a>(cx: &Ctx<'a>) -> Result<&'a Unit, Stop> {
 }
 
 /// Keys and arguments of a script or function.
-pub(super) fn keys_and_args(args: Args<'_>) -> Result<(Vec<&[u8]>, Vec<&[u8]>), Stop> {
+pub(super) fn keys_and_args(args: Args<'_>) -> Result<[Vec<&[u8]>; 2], Stop> {
     let count = parse_i64(arg(args, NUMKEYS)?).ok_or(error::NOT_INTEGER)?;
     let rest = args.len() - NUMKEYS - 1;
     if count > rest as i64 {
@@ -53,7 +53,7 @@ pub(super) fn keys_and_args(args: Args<'_>) -> Result<(Vec<&[u8]>, Vec<&[u8]>), 
     let count =
         usize::try_from(count).map_err(|_| Stop::from("ERR Number of keys can't be negative"))?;
     let mut all = args.skip(NUMKEYS + 1).iter();
-    Ok((all.by_ref().take(count).collect(), all.collect()))
+    Ok([all.by_ref().take(count).collect(), all.collect()])
 }
 
 /// Checks a script and adds it to those that the node knows.
