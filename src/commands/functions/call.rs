@@ -20,7 +20,7 @@ pub(super) fn fcall(cx: &mut Ctx<'_>, args: Args<'_>, read_only: bool) -> Outcom
     let libraries = unit.node.functions.now();
     let found = libraries.function(arg(args, 1)?).ok_or("ERR Function not found")?;
     parse_i64(arg(args, NUMKEYS)?).ok_or("ERR Bad number of keys provided")?;
-    let (keys, rest) = keys_and_args(args)?;
+    let [keys, rest] = keys_and_args(args)?;
     let flags = Flags(found.function.flags as u32);
     check_flags(cx, flags, read_only)?;
     if !unit.is_apart() && found.is_slow.load(Ordering::Relaxed) {
