@@ -55,6 +55,8 @@ pub struct Budget {
     pub tracking: usize,
     /// The prefixes of those that want to hear of keys that they have not read.
     pub prefixes: usize,
+    /// Keys that clients watch.
+    pub watches: usize,
 }
 
 impl Budget {
@@ -73,6 +75,7 @@ impl Budget {
             subscriptions: (total / 16) as usize,
             tracking: (total / 64 * 3) as usize,
             prefixes: (total / 64) as usize,
+            watches: (total / 64) as usize,
         }
     }
 }
@@ -87,8 +90,10 @@ pub struct Node {
     /// Workers that own shards; the rest only does network.
     pub shard_workers: usize,
     pub clients: Clients,
-    /// Clients that wait for keys, or are told when keys change.
+    /// Clients that wait for keys, watch them, or are told when they change.
     pub change_listeners: AtomicUsize,
+    /// Bytes that watched keys take.
+    pub watched_bytes: AtomicUsize,
     /// The number of the last client that began to wait for keys.
     pub last_waiter: AtomicU64,
     pub pubsub: Arc<PubSub>,
@@ -137,6 +142,7 @@ impl Node {
         Self {
             pubsub: Arc::new(PubSub::new(mailboxes.len(), budget.subscriptions)),
             change_listeners: AtomicUsize::new(0),
+            watched_bytes: AtomicUsize::new(0),
             prefixes: Prefixes::new(budget.prefixes),
             budget,
             inline_sync: mailboxes.len() == 1,

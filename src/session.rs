@@ -7,6 +7,7 @@ use crate::pubsub::Subscriptions;
 use crate::resp::{Proto, Reply};
 use crate::tracking::Tracked;
 use crate::transaction::Transaction;
+use crate::watch::Watches;
 use crate::worker::Request;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -44,6 +45,8 @@ pub struct Session {
     pub monitoring: Option<Monitoring>,
     /// What is queued since MULTI.
     pub transaction: Option<Box<Transaction>>,
+    /// What it watches.
+    pub watches: Option<Box<Watches>>,
     /// The greatest journal position that holds a write of this connection (WAITAOF).
     pub written: u64,
 }
@@ -62,12 +65,14 @@ impl Session {
             tracking: None,
             monitoring: None,
             transaction: None,
+            watches: None,
             written: 0,
         }
     }
 
     /// RESET: everything but the connection's identity as it was at the start.
     pub fn reset(&mut self, authenticated: bool) {
+        self.end_transaction();
         let client = self.client.clone();
         *self = Self::new(client, authenticated);
         self.client.reset();

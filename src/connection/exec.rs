@@ -46,7 +46,8 @@ impl Connection {
         cycle: &mut Cycle,
         settings: &Settings,
     ) -> Dispatched {
-        let plain = |t: &Transaction| !t.is_broken() && !t.is_mixed();
+        let watches = self.session.watches.is_some();
+        let plain = |t: &Transaction| !t.is_broken() && !t.is_mixed() && !watches;
         let Some(transaction) = self.session.transaction.as_deref().filter(|t| plain(t)) else {
             return Dispatched::Barrier;
         };
@@ -70,6 +71,8 @@ impl Connection {
             out.error("ERR EXEC without MULTI");
             return Ok(false);
         };
+        // They end with it, when it has looked at them.
+        let watches = self.session.watches.take();
         if transaction.is_broken() {
             out.error(ABORTED);
             return Ok(false);
@@ -77,6 +80,7 @@ impl Connection {
         self.worker.start_watch();
         let mut cycle = Cycle::new(&self.worker, self.session.proto);
         let reply = cycle.alone(&self.worker, &self.session, exec, transaction.args()).await;
+        drop(watches);
         self.session.take_pushes(out);
         let Some(parts) = array_items(&reply) else {
             out.append(&reply);

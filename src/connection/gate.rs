@@ -67,6 +67,9 @@ pub(super) fn admit(
     {
         return Admitted::Refused("NOAUTH Authentication required.".into());
     }
+    if session.transaction.is_some() && command.spec.has(flag::NO_MULTI) {
+        return Admitted::Refused("ERR Command not allowed inside a transaction".into());
+    }
     if let Some(text) = too_long_key(command, args) {
         return Admitted::Refused(text.into());
     }

@@ -3,6 +3,8 @@
 
 use super::coordinator::{acquire_whole, send_all};
 use super::hold::Apply;
+use super::on_all;
+use crate::node::Node;
 use crate::worker::Worker;
 use flagstone_storage::commit::Sealed;
 use std::collections::BTreeMap;
@@ -12,7 +14,7 @@ use std::sync::atomic::Ordering;
 
 /// Empties databases.
 pub async fn flush(worker: &Rc<Worker>, dbs: Vec<u32>) -> Result<(), String> {
-    change(worker, move |worker, sealed, apply| {
+    change(worker, None, move |worker, sealed, apply| {
         for db in dbs {
             let dead = worker.partition.borrow().store.generation(db);
             let generation = worker.node.next_generation.fetch_add(1, Ordering::Relaxed) as u32;
@@ -27,7 +29,7 @@ pub async fn flush(worker: &Rc<Worker>, dbs: Vec<u32>) -> Result<(), String> {
 
 /// Exchanges two databases.
 pub async fn swap(worker: &Rc<Worker>, a: u32, b: u32) -> Result<(), String> {
-    change(worker, move |worker, sealed, apply| {
+    change(worker, Some((a, b)), move |worker, sealed, apply| {
         let partition = worker.partition.borrow();
         for ops in sealed.ops.values_mut() {
             ops.generation(a, partition.store.generation(b), 0);
@@ -42,10 +44,11 @@ pub async fn swap(worker: &Rc<Worker>, a: u32, b: u32) -> Result<(), String> {
 /// goes on to the end even if the future is dropped.
 async fn change(
     worker: &Rc<Worker>,
+    swap: Option<(u32, u32)>,
     make: impl FnOnce(&Rc<Worker>, &mut Sealed, &mut Template) + 'static,
 ) -> Result<(), String> {
     let coordinator = worker.clone();
-    tokio::task::spawn_local(async move { change_now(&coordinator, make).await })
+    tokio::task::spawn_local(async move { change_now(&coordinator, swap, make).await })
         .await
         .unwrap_or_else(|_| Err("ERR the command was abandoned".into()))
 }
@@ -58,6 +61,7 @@ struct Template {
 
 async fn change_now(
     worker: &Rc<Worker>,
+    swap: Option<(u32, u32)>,
     make: impl FnOnce(&Rc<Worker>, &mut Sealed, &mut Template),
 ) -> Result<(), String> {
     let node = &worker.node;
@@ -74,6 +78,9 @@ async fn change_now(
                 break;
             }
         }
+    }
+    if let (None, Some((a, b))) = (&refused, swap) {
+        refused = load_watched(node, a, b).await.err();
     }
     let mut template = Template::default();
     let mut record = None;
@@ -110,4 +117,12 @@ async fn change_now(
         }
         (text, _) => Err(text.unwrap_or_else(|| "ERR nothing was changed".into())),
     }
+}
+
+/// Has every worker know what is watched in one of two databases of the other, to tell whether it
+/// changes with them. They are held whole.
+async fn load_watched(node: &Node, a: u32, b: u32) -> Result<(), String> {
+    let load = move |worker: Rc<Worker>| async move { worker.load_watched(a, b).await };
+    let loaded = on_all(node, true, load).await.map_err(|_| "ERR a worker is gone")?;
+    loaded.into_iter().collect()
 }

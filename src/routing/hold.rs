@@ -158,6 +158,10 @@ impl Worker {
     pub(crate) fn apply(self: &Rc<Self>, apply: Apply) {
         let mut dbs: Vec<u32> = apply.generations.iter().map(|(db, _)| *db).collect();
         dbs.extend(apply.swap.iter().flat_map(|(a, b)| [*a, *b]));
+        if let Some((a, b)) = apply.swap {
+            self.touch_watches_of_both(a, b);
+        }
+        apply.generations.iter().for_each(|(db, _)| self.touch_watches_of(*db));
         let mut partition = self.partition.borrow_mut();
         partition.store.notes.want(self.node.interest(&self.settings()));
         if !apply.generations.is_empty() || apply.swap.is_some() {

@@ -67,6 +67,8 @@ pub struct Worker {
     pub(crate) news_count: Cell<u64>,
     /// Who has read which of its keys and wants to hear of their changes.
     pub(crate) tracking: RefCell<crate::tracking::Table>,
+    /// Who watches which of its keys.
+    pub(crate) watching: RefCell<crate::watch::WatchTable>,
     settings: RefCell<(u64, Arc<Settings>)>,
 }
 
@@ -114,6 +116,7 @@ impl Worker {
             news: RefCell::default(),
             news_count: Cell::new(0),
             tracking: RefCell::default(),
+            watching: RefCell::default(),
             settings: RefCell::new(settings),
         })
     }
