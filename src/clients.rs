@@ -157,6 +157,11 @@ impl Client {
         }
     }
 
+    /// One of the same connection that nobody else knows.
+    pub(crate) fn double(&self) -> Self {
+        Self::new(self.id, (self.addr, self.laddr), self.fd, self.worker, self.created_ms)
+    }
+
     /// Whether it runs on the same machine.
     pub fn is_local(&self) -> bool {
         self.addr.ip().to_canonical().is_loopback()

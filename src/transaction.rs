@@ -5,12 +5,14 @@
 //! its arguments, the database, and the arguments. So a transaction is routed and run like any
 //! other command on keys.
 
-use crate::commands::Run;
 use crate::commands::registry::{self, Command};
+use crate::commands::{Run, flag};
 use crate::num::parse_i64;
 use crate::resp::Args;
 use crate::unit;
 use crate::watch::Watches;
+use flagstone_storage::need::Key;
+use std::collections::BTreeSet;
 
 /// Arguments of EXEC before the first watched key: its name, their number.
 const HEAD: usize = 2;
@@ -52,6 +54,10 @@ impl Transaction {
 
     /// Queues a command. `selected`: the database that it chooses for those behind it.
     pub fn push(&mut self, command: &'static Command, args: Args<'_>, selected: Option<u32>) {
+        // It will not run.
+        if self.broken {
+            return;
+        }
         let mut itoa = itoa::Buffer::new();
         self.push_arg(itoa.format(args.len()).as_bytes());
         self.push_arg(itoa.format(self.db).as_bytes());
@@ -69,6 +75,11 @@ impl Transaction {
     /// Bytes of what is queued, about.
     pub fn bytes(&self) -> usize {
         self.bytes.len() + self.ranges.len() * size_of::<(u32, u32)>()
+    }
+
+    /// The flags that any of the commands has.
+    pub fn flags(&self) -> u32 {
+        self.commands.iter().fold(0, |flags, command| flags | command.spec.flags)
     }
 
     /// A command was refused.
@@ -145,6 +156,13 @@ pub fn queued(args: Args<'_>) -> impl Iterator<Item = Queued<'_>> {
         at += COMMAND_HEAD + len;
         Some(Queued { command: registry::resolve(own)?, args: own, db })
     })
+}
+
+/// The keys of those that only read.
+pub fn read_keys(args: Args<'_>) -> BTreeSet<Key> {
+    let reading = queued(args).filter(|queued| queued.command.spec.has(flag::READONLY));
+    let keys = reading.flat_map(|queued| queued.command.keys(queued.args, queued.db));
+    keys.map(|(db, key)| (db, key.into())).collect()
 }
 
 /// The keys of all of them, and those that are watched.

@@ -20,10 +20,11 @@ use crate::clients::Client;
 use crate::routing::{self, on_worker};
 use crate::session::Session;
 use crate::worker::Worker;
+use flagstone_storage::Entry;
 use flagstone_storage::need::Key;
 use flagstone_storage::notes::{Note, What};
 use flagstone_storage::store::Need;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -322,37 +323,57 @@ impl Worker {
         }
     }
 
-    /// A database is empty now.
-    pub(crate) fn touch_watches_of(&self, db: u32) {
-        self.watching.borrow().touch_all(db, |_| false);
-    }
-
-    /// Two databases are about to change places: what is watched in one is in memory in the other
-    /// ([`Worker::load_watched`]).
-    pub(crate) fn touch_watches_of_both(&self, a: u32, b: u32) {
+    /// The databases are about to have other generations. What is watched in one is in memory in
+    /// the one that comes in its place ([`Worker::load_watched`]), or comes back with them.
+    pub(crate) fn touch_moved_watches(&self, generations: &[u32], back: &[(u32, Entry, bool)]) {
         let table = self.watching.borrow();
         if table.is_empty() {
             return;
         }
         let now_ms = self.node.clock.now_ms();
+        let is_there = |entry: &Entry| {
+            entry.is_live() && (entry.expire_at_ms == 0 || entry.expire_at_ms > now_ms)
+        };
+        let back: HashMap<(u32, &[u8]), bool> =
+            back.iter().map(|(db, entry, _)| ((*db, entry.key()), is_there(entry))).collect();
         let mut partition = self.partition.borrow_mut();
         let store = &mut partition.store;
-        for (db, other) in [(a, b), (b, a)] {
+        for (db, generation) in (0u32..).zip(generations) {
+            let from = store.db_of(*generation);
+            if from == Some(db) {
+                continue;
+            }
             // Nothing is removed that has expired: the open round knows no keys that change places.
-            let is_there = |key: &[u8]| match store.found(other, key) {
-                Some(entry) => entry.expire_at_ms == 0 || entry.expire_at_ms > now_ms,
-                None => !store.is_hot(other, key),
-            };
-            table.touch_all(db, is_there);
+            table.touch_all(db, |key| match (back.get(&(db, key)), from) {
+                (Some(is_there), _) => *is_there,
+                (None, None) => false,
+                (None, Some(from)) => match store.found(from, key) {
+                    Some(entry) => is_there(entry),
+                    None => !store.is_hot(from, key),
+                },
+            });
         }
     }
 
-    /// Loads what is watched in one of two databases from the other. The whole worker is held.
-    pub(crate) async fn load_watched(self: &Rc<Self>, a: u32, b: u32) -> Result<(), String> {
+    /// Loads what is watched in databases from those that come in their place, but for what is
+    /// lent. The whole worker is held.
+    pub(crate) async fn load_watched(
+        self: &Rc<Self>,
+        moved: &[(u32, u32)],
+        lent: &HashSet<Key>,
+    ) -> Result<(), String> {
         let watched: Vec<Key> = {
             let table = self.watching.borrow();
-            let in_other = |db, other| table.keys_of(db).map(move |key| (other, Box::from(key)));
-            in_other(a, b).chain(in_other(b, a)).collect()
+            let keys_of = |(db, from): &(u32, u32)| {
+                let from = *from;
+                table
+                    .keys_of(*db)
+                    .map(|key| (*db, key.into()))
+                    .filter(|key| !lent.contains(key))
+                    .map(move |(_, key)| (from, key))
+                    .collect::<Vec<_>>()
+            };
+            moved.iter().flat_map(keys_of).collect()
         };
         self.load_cold(watched.iter().map(|(db, key)| (*db, &**key))).await
     }

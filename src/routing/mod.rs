@@ -7,7 +7,7 @@ mod units;
 
 pub(crate) use coordinator::coordinate;
 pub use coordinator::run_across;
-pub use databases::{flush, swap};
+pub use databases::Databases;
 pub use hold::{Acquire, Apply, Grant, Holds};
 
 use crate::commands::registry::Command;

@@ -228,3 +228,175 @@ fn a_watch_ends_with_everything_that_ends_it() {
     let () = redis::cmd("WATCH").arg(&keys[..100]).query(&mut client).expect("watched");
     assert!(runs(&mut client));
 }
+
+fn dbsize(client: &mut redis::Connection) -> i64 {
+    run(client, "DBSIZE")
+}
+
+/// The reply of a transaction, as it is shown.
+fn transact(client: &mut redis::Connection, lines: &[&str]) -> Value {
+    let () = run(client, "MULTI");
+    for line in lines {
+        let queued: String = run(client, line);
+        assert_eq!(queued, "QUEUED", "{line}");
+    }
+    run(client, "EXEC")
+}
+
+fn names(value: &Value) -> Vec<String> {
+    let mut names: Vec<String> = redis::from_redis_value_ref(value).expect("names");
+    names.sort();
+    names
+}
+
+#[test]
+fn databases_are_part_of_a_transaction() {
+    for workers in ["1", "2", "3"] {
+        let mut server = Server::start(&["--workers", workers, "--shards", "3"]);
+        let mut client = server.client();
+        for n in 0..50 {
+            let () = client.set(format!("k{n}"), n).expect("stored");
+        }
+        let lines = ["SET new 1", "DEL k1 k2 none", "DBSIZE", "KEYS *", "SCAN 0 COUNT 1000"];
+        let Value::Array(items) = transact(&mut client, &lines) else { panic!("no array") };
+        let mut want: Vec<String> =
+            (0..50).filter(|n| ![1, 2].contains(n)).map(|n| format!("k{n}")).collect();
+        want.push("new".to_owned());
+        want.sort();
+        assert_eq!(items[2], Value::Int(49), "with {workers} workers");
+        assert_eq!(names(&items[3]), want);
+        let Value::Array(page) = &items[4] else { panic!("no page") };
+        assert_eq!(names(&page[1]), want);
+        // Before and behind an empty database.
+        let lines = [
+            "SET gone 1",
+            "FLUSHDB",
+            "DBSIZE",
+            "RANDOMKEY",
+            "GET k3",
+            "SET {a} 1",
+            "SET {b} 2",
+            "DBSIZE",
+            "RANDOMKEY",
+            "KEYS {a*",
+        ];
+        let Value::Array(items) = transact(&mut client, &lines) else { panic!("no array") };
+        assert_eq!(items[2..5], [Value::Int(0), Value::Nil, Value::Nil]);
+        assert_eq!(items[7], Value::Int(2));
+        assert!([LEFT, RIGHT].contains(&names(&Value::Array(vec![items[8].clone()]))[0].as_str()));
+        assert_eq!(names(&items[9]), [LEFT]);
+        assert_eq!(dbsize(&mut client), 2);
+        // Exchanged, changed and exchanged again.
+        let lines = [
+            "SWAPDB 0 1",
+            "GET {a}",
+            "SET {a} 3",
+            "SELECT 1",
+            "GET {a}",
+            "INCR {b}",
+            "DBSIZE",
+            "SWAPDB 0 2",
+            "MOVE {b} 2",
+            "SELECT 2",
+            "GET {b}",
+            "DBSIZE",
+            "SELECT 0",
+            "DBSIZE",
+        ];
+        let Value::Array(items) = transact(&mut client, &lines) else { panic!("no array") };
+        let text = |text: &str| Value::BulkString(text.into());
+        assert_eq!(items[1], Value::Nil);
+        assert_eq!(items[4..7], [text("1"), Value::Int(3), Value::Int(2)]);
+        assert_eq!(items[8], Value::Int(1));
+        assert_eq!(items[10..12], [text("3"), Value::Int(2)]);
+        assert_eq!(items[13], Value::Int(0));
+        for restarted in [false, true] {
+            if restarted {
+                server.kill();
+                server.restart();
+                client = server.client();
+            }
+            for (db, keys) in [("0", &[][..]), ("1", &["{a}=1"]), ("2", &["{a}=3", "{b}=3"])] {
+                let () = run(&mut client, &format!("SELECT {db}"));
+                let mut found = Vec::new();
+                for key in run::<Vec<String>>(&mut client, "KEYS *") {
+                    found
+                        .push(format!("{key}={}", client.get::<_, String>(&key).expect("a value")));
+                }
+                found.sort();
+                assert_eq!(found, keys, "database {db}, {workers} workers, {restarted}");
+                assert_eq!(dbsize(&mut client), keys.len() as i64);
+            }
+        }
+    }
+}
+
+/// What is lent after databases were exchanged comes from where its owner has it.
+#[test]
+fn cold_values_of_exchanged_databases_are_found() {
+    let options = ["--workers", "2", "--shards", "2", "--handover-interval-ms", "50"];
+    let mut server = Server::start(&options);
+    let mut client = server.client();
+    for key in [LEFT, RIGHT] {
+        let members: Vec<(u64, String)> = (0..40_000).map(|n| (n, format!("member{n}"))).collect();
+        for chunk in members.chunks(5000) {
+            let () = client.zadd_multiple(key, chunk).expect("stored");
+        }
+        let () = client.set(format!("{key}s"), "small").expect("stored");
+    }
+    std::thread::sleep(Duration::from_millis(500));
+    for round in 0..2u64 {
+        server.kill();
+        server.restart();
+        let mut client = server.client();
+        let lines = [
+            "SWAPDB 0 1",
+            "ZSCORE {b} member7",
+            "SELECT 1",
+            "ZADD {b} 7 x",
+            "ZRANGE {b} 20000 20000",
+            "ZREMRANGEBYRANK {b} 0 0",
+            "GET {b}s",
+            "ZCARD {a}",
+            "SELECT 0",
+            "EXISTS {a} {b} {b}s",
+            "SWAPDB 0 1",
+        ];
+        let Value::Array(items) = transact(&mut client, &lines) else { panic!("no array") };
+        assert_eq!(items[1], Value::Nil);
+        let added = i64::from(round == 0);
+        assert_eq!(items[3], Value::Int(added));
+        let Value::Array(at) = &items[4] else { panic!("no range") };
+        assert_eq!(at.len(), 1);
+        assert_eq!(items[5], Value::Int(1));
+        assert_eq!(items[6], Value::BulkString(b"small".to_vec()));
+        assert_eq!(items[7], Value::Int(40_000));
+        assert_eq!(items[9], Value::Int(0));
+        let cards = [LEFT, RIGHT].map(|key| client.zcard::<_, u64>(key).expect("a size"));
+        // One came, one went; then one went.
+        assert_eq!(cards, [40_000, 40_000 - round]);
+    }
+}
+
+#[test]
+fn what_was_moved_out_of_a_database_survives_its_end() {
+    let options = ["--workers", "2", "--shards", "2", "--handover-interval-ms", "50"];
+    let mut server = Server::start(&options);
+    let mut client = server.client();
+    let big: Vec<(u64, String)> = (0..20_000).map(|n| (n, format!("member{n}"))).collect();
+    for chunk in big.chunks(5000) {
+        let () = client.zadd_multiple("big", chunk).expect("stored");
+    }
+    std::thread::sleep(Duration::from_millis(400));
+    let _: Value = transact(&mut client, &["MOVE big 1", "FLUSHDB"]);
+    assert_eq!(dbsize(&mut client), 0);
+    // Dead rows are swept some seconds later.
+    std::thread::sleep(Duration::from_millis(6500));
+    server.kill();
+    server.restart();
+    let mut client = server.client();
+    let () = run(&mut client, "SELECT 1");
+    assert_eq!(client.zcard::<_, u64>("big").expect("a size"), 20_000);
+    let all: Vec<String> = client.zrange("big", 0, -1).expect("members");
+    assert_eq!(all.len(), 20_000);
+}

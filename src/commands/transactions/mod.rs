@@ -15,10 +15,9 @@ fn multi(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
 
 /// `DISCARD`
 fn discard(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
-    if cx.session.end_transaction().is_none() {
+    if !cx.session.discard() {
         return Err("ERR DISCARD without MULTI".into());
     }
-    cx.session.watches = None;
     cx.out.ok();
     Ok(())
 }
@@ -68,22 +67,39 @@ fn is_unchanged(cx: &mut Ctx<'_>, unit: &Unit, args: Args<'_>) -> Result<bool, S
 /// `EXEC`: the connection gives it what is queued as its arguments.
 fn exec(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let Some(unit) = cx.unit else { return Err("ERR EXEC without MULTI".into()) };
-    if !is_unchanged(cx, unit, args)? {
+    let db = cx.db;
+    let ran = if is_unchanged(cx, unit, args)? {
+        run_queued(cx, unit, args)
+    } else {
         cx.out.null_array();
-        return Ok(());
+        Ok(())
+    };
+    // Where the connection runs the rest, it shows it behind that.
+    if unit.node.monitors.any() && queued(args).all(|queued| runs_in_unit(queued.command)) {
+        unit.effects().show(cx.db, false, args.slice(0, 1));
     }
+    cx.db = db;
+    ran
+}
+
+fn run_queued(cx: &mut Ctx<'_>, unit: &Unit, args: Args<'_>) -> Outcome {
+    if queued(args).any(|queued| matches!(queued.command.spec.run, Run::Databases(_))) {
+        unit.hold_whole(cx.store)?;
+    }
+    let shows = unit.node.monitors.any();
     let parts = || queued(args).filter(|queued| runs_in_unit(queued.command));
     cx.out.array(parts().count());
-    let db = cx.db;
     for part in parts() {
         cx.db = part.db;
+        if shows && !part.command.spec.has(flag::ADMIN | flag::SKIP_MONITOR) {
+            unit.effects().show(part.db, false, part.args);
+        }
         let ran = cx.run_part(unit, part.command, part.args);
         if let Err(stop) = ran {
             let Stop::Error(text) = stop else { return Err(stop) };
             cx.out.error(&*text);
         }
     }
-    cx.db = db;
     Ok(())
 }
 
