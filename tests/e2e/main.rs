@@ -10,6 +10,7 @@ mod pubsub;
 mod server;
 mod streams;
 mod tracking;
+mod transactions;
 mod undeclared;
 mod zsets;
 
