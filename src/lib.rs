@@ -10,6 +10,7 @@ pub mod commands;
 pub mod config;
 pub mod connection;
 pub mod events;
+pub mod functions;
 pub mod glob;
 pub mod lua;
 pub mod monitor;

@@ -2,6 +2,7 @@
 
 use crate::clients::Clients;
 use crate::config::{AppendFsync, Config};
+use crate::functions::Functions;
 use crate::monitor::Monitors;
 use crate::pubsub::PubSub;
 use crate::rates::Rates;
@@ -11,6 +12,7 @@ use crate::tracking::Prefixes;
 use crate::worker::{Mailbox, WorkerStats};
 use flagstone_storage::Layout;
 use flagstone_storage::clock::Clock;
+use flagstone_storage::encoding::Library;
 use flagstone_storage::journal::{Journal, SyncMode};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -62,6 +64,8 @@ pub struct Budget {
     pub prefixes: usize,
     /// The texts of scripts.
     pub scripts: usize,
+    /// Libraries of functions.
+    pub functions: usize,
     /// Each of the VMs that run them.
     pub script_vm: usize,
     /// Keys that clients watch.
@@ -85,6 +89,7 @@ impl Budget {
             tracking: (total / 64 * 3) as usize,
             prefixes: (total / 64) as usize,
             scripts: (total / 64) as usize,
+            functions: (total / 64) as usize,
             script_vm: (total / 16) as usize,
             watches: (total / 64) as usize,
         }
@@ -111,6 +116,7 @@ pub struct Node {
     pub prefixes: Prefixes,
     pub monitors: Arc<Monitors>,
     pub scripts: Scripts,
+    pub functions: Functions,
     pub stats: Vec<Arc<WorkerStats>>,
     pub rates: Rates,
     pub slowlog: SlowLog,
@@ -146,12 +152,14 @@ impl Node {
         mailboxes: Vec<Mailbox>,
         shard_workers: usize,
         next_generation: u32,
+        libraries: Vec<Library>,
         background: tokio::runtime::Handle,
-    ) -> Self {
+    ) -> Result<Self, String> {
         let started_ms = clock.now_ms();
         let budget = Budget::new(&config.settings());
         let stats = mailboxes.iter().map(|_| Arc::default()).collect();
-        Self {
+        Ok(Self {
+            functions: Functions::new(libraries, budget.functions)?,
             pubsub: Arc::new(PubSub::new(mailboxes.len(), budget.subscriptions)),
             change_listeners: AtomicUsize::new(0),
             watched_bytes: AtomicUsize::new(0),
@@ -184,7 +192,7 @@ impl Node {
             unpaused: Notify::new(),
             shutdown: tokio::sync::watch::channel(None).0,
             background,
-        }
+        })
     }
 
     /// Whether writers have to wait until rows are handed over.

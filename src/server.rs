@@ -77,7 +77,7 @@ fn open_options(settings: &Settings) -> OpenOptions {
 fn serve(
     config: &Arc<Config>,
     settings: &Settings,
-    opened: Directory,
+    mut opened: Directory,
     clock: Clock,
     addresses: &[SocketAddr],
     background: &tokio::runtime::Runtime,
@@ -86,7 +86,7 @@ fn serve(
     let total = shard_workers + settings.net_workers;
     let net = if settings.net_workers == 0 { 0..total } else { shard_workers..total };
     let (mailboxes, inboxes): (Vec<Mailbox>, Vec<Inbox>) = (0..total).map(|_| mailbox()).unzip();
-    let node = Arc::new(Node::new(
+    let node = Node::new(
         config.clone(),
         opened.layout.clone(),
         clock,
@@ -94,8 +94,10 @@ fn serve(
         mailboxes,
         shard_workers,
         opened.generations.next,
+        std::mem::take(&mut opened.libraries),
         background.handle().clone(),
-    ));
+    );
+    let node = Arc::new(node.map_err(anyhow::Error::msg).context("libraries of functions")?);
     let listeners = listen(settings, addresses, net.len())?;
     let (stop, stopped) = watch::channel(false);
     let (mut partitions, lock) = opened.into_partitions(shard_workers, total);

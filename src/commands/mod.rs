@@ -9,6 +9,7 @@ pub mod draws;
 #[cfg(test)]
 mod events_tests;
 pub mod expiry;
+pub mod functions;
 pub mod generic;
 pub mod geo;
 pub mod hash;

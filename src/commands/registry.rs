@@ -21,6 +21,7 @@ const FAMILIES: &[&[Spec]] = &[
     super::pubsub::COMMANDS,
     super::transactions::COMMANDS,
     super::scripting::COMMANDS,
+    super::functions::COMMANDS,
     super::generic::KEY,
     super::generic::EXPIRE,
     super::generic::RELOCATE,

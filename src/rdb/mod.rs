@@ -7,11 +7,14 @@
 //! numbers are refused). Writing gives what Valkey 8.1 gives for the same value: RDB version 11,
 //! except hashes with field expiry, which only Redis 8.0 knows (version 12).
 //!
+//! FUNCTION DUMP and RESTORE have libraries of functions in place of the object.
+//!
 //! Format: `rdb.h` and `rdb.c` of Valkey 8.1.1 and Redis 8.0; there is no other specification.
 
 mod crc64;
 mod double;
 mod dump;
+mod functions;
 mod integer;
 mod intset;
 mod listpack;
@@ -29,6 +32,7 @@ mod zipmap;
 use thiserror::Error;
 
 pub use dump::{NodeLimit, dump};
+pub use functions::{dump_functions, restore_functions};
 pub use restore::{restore, restore_newer};
 pub use stream_groups::{EntriesRead, StreamConsumer, StreamGroup, StreamPending};
 

@@ -38,7 +38,7 @@ fn read(payload: &[u8], is_known: impl Fn(u16) -> bool) -> Result<Object> {
 }
 
 /// The payload without its footer, which is checked.
-fn object_bytes(payload: &[u8], is_known: impl Fn(u16) -> bool) -> Result<&[u8]> {
+pub(super) fn object_bytes(payload: &[u8], is_known: impl Fn(u16) -> bool) -> Result<&[u8]> {
     let wrong = RestoreError::BadChecksumOrVersion;
     let (covered, checksum) = payload.split_last_chunk::<8>().ok_or(wrong)?;
     let (object, version) = covered.split_last_chunk::<2>().ok_or(wrong)?;

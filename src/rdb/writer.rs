@@ -19,7 +19,11 @@ pub(super) struct Writer {
 
 impl Writer {
     pub(super) fn new(object_type: u8, compression: bool) -> Self {
-        Writer { out: vec![object_type], compression, compressor: None }
+        Writer { out: vec![object_type], ..Writer::empty(compression) }
+    }
+
+    pub(super) fn empty(compression: bool) -> Self {
+        Writer { out: Vec::new(), compression, compressor: None }
     }
 
     pub(super) fn bytes(&mut self, bytes: &[u8]) {

@@ -38,18 +38,19 @@ pub(super) fn install(lua: &Lua) -> mlua::Result<()> {
     put("breakpoint", |_, _| one(Value::Boolean(false)))?;
     put("debug", |_, _| Ok(MultiValue::new()))?;
     put("replicate_commands", |_, _| one(Value::Boolean(true)))?;
-    for (level, name) in LEVELS.iter().enumerate() {
-        table.raw_set(*name, level)?;
-    }
     for (name, number) in REPLICATION {
         table.raw_set(name, number)?;
     }
-    put_versions(lua, &table)?;
+    put_constants(lua, &table)?;
     set_global(lua, "server", table.clone())?;
     set_global(lua, "redis", table)
 }
 
-fn put_versions(lua: &Lua, table: &Table) -> mlua::Result<()> {
+/// Levels of the log, and versions.
+pub fn put_constants(lua: &Lua, table: &Table) -> mlua::Result<()> {
+    for (level, name) in LEVELS.iter().enumerate() {
+        table.raw_set(*name, level)?;
+    }
     for (name, version) in
         [("REDIS_VERSION", REDIS_VERSION), ("VALKEY_VERSION", COMPATIBLE_VERSION)]
     {
@@ -130,19 +131,22 @@ fn number_of(value: Option<&Value>) -> Option<i64> {
 }
 
 fn log(lua: &Lua, args: MultiValue) -> Results {
-    if args.len() < 2 {
-        return raise(lua, "ERR redis.log() requires two arguments or more.");
-    }
-    let Some(level) = number_of(args.front()) else {
-        return raise(lua, "ERR First argument must be a number (log level).");
-    };
-    let Some(level) = usize::try_from(level).ok().filter(|level| *level < LEVELS.len()) else {
-        return raise(lua, "ERR Invalid log level.");
-    };
-    let parts: Vec<Vec<u8>> = args.iter().skip(1).filter_map(|arg| text_of(Some(arg))).collect();
-    let text = String::from_utf8_lossy(&parts.join(&b' ')).into_owned();
+    let (level, text) = log_line(&args).map_err(|text| failure(lua, text))?;
     current(|run| run.unit.effects().log(level, text));
     Ok(MultiValue::new())
+}
+
+/// Level and text of a line for the log; the text of the error if the arguments are wrong.
+pub fn log_line(args: &MultiValue) -> Result<(usize, String), &'static str> {
+    if args.len() < 2 {
+        return Err("ERR redis.log() requires two arguments or more.");
+    }
+    let level = number_of(args.front());
+    let level = level.ok_or("ERR First argument must be a number (log level).")?;
+    let level = usize::try_from(level).ok().filter(|level| *level < LEVELS.len());
+    let level = level.ok_or("ERR Invalid log level.")?;
+    let parts: Vec<Vec<u8>> = args.iter().skip(1).filter_map(|arg| text_of(Some(arg))).collect();
+    Ok((level, String::from_utf8_lossy(&parts.join(&b' ')).into_owned()))
 }
 
 fn setresp(lua: &Lua, args: MultiValue) -> Results {

@@ -250,7 +250,12 @@ fn call(
     };
     let (keys, args) = (table(job.keys)?, table(job.args)?);
     match wanted {
-        Wanted::Arguments => lua::call(lua, function, (keys, args)),
+        Wanted::Arguments => {
+            // What a script has left.
+            lua::set_global(lua, "KEYS", Value::Nil)?;
+            lua::set_global(lua, "ARGV", Value::Nil)?;
+            lua::call(lua, function, (keys, args))
+        }
         Wanted::Globals => {
             lua::set_global(lua, "KEYS", keys)?;
             lua::set_global(lua, "ARGV", args)?;

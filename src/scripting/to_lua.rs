@@ -9,7 +9,7 @@ pub(super) fn to_lua(lua: &Lua, reply: &[u8]) -> mlua::Result<Value> {
 
 /// An error as scripts get it: `{err = "CODE text"}`; one that is not to be counted again, as the
 /// command has been.
-pub(super) fn error_table(lua: &Lua, text: &[u8], counted: bool) -> mlua::Result<Table> {
+pub fn error_table(lua: &Lua, text: &[u8], counted: bool) -> mlua::Result<Table> {
     let table = lua.create_table()?;
     table.raw_set("err", lua.create_string(text)?)?;
     if counted {

@@ -3,12 +3,14 @@
 use super::api;
 use super::cache::{Script, Sha};
 use super::run::interrupt;
+use crate::functions::{self, Found, Libraries, Library, LoadError};
 use crate::lua;
 use crate::node::Node;
 use fnv::FnvHashMap;
 use mlua::{Function, HookTriggers, Lua};
 use std::cell::RefCell;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// VMs that a thread keeps; it needs more than one only for scripts within scripts, which there are
 /// not.
@@ -26,6 +28,16 @@ pub struct Vm {
     compiled: FnvHashMap<Sha, Function>,
     /// [`super::Scripts::epoch`] of what is compiled.
     epoch: u64,
+    /// The libraries that it has loaded, by name.
+    libraries: FnvHashMap<Box<[u8]>, Loaded>,
+    /// [`Libraries::version`] of these.
+    version: u64,
+}
+
+/// A library that a VM has loaded.
+struct Loaded {
+    library: Arc<Library>,
+    functions: FnvHashMap<Vec<u8>, Function>,
 }
 
 thread_local! {
@@ -38,7 +50,13 @@ impl Vm {
         api::install(&lua)?;
         lua::seal(&lua)?;
         set_interrupts(&lua, INTERRUPT_EVERY)?;
-        Ok(Self { lua, compiled: FnvHashMap::default(), epoch: 0 })
+        Ok(Self {
+            lua,
+            compiled: FnvHashMap::default(),
+            epoch: 0,
+            libraries: FnvHashMap::default(),
+            version: 0,
+        })
     }
 
     /// The function of a script, compiled if it is not yet. The text of a syntax error.
@@ -54,6 +72,50 @@ impl Vm {
         let function = compile(self, script.code())?;
         self.compiled.insert(script.sha, function.clone());
         Ok(function)
+    }
+
+    /// The function of a library, which is loaded if it is not yet; that may take up to `limit`.
+    pub fn library_function(
+        &mut self,
+        libraries: &Libraries,
+        found: Found<'_>,
+        limit: Duration,
+    ) -> Result<Function, LoadError> {
+        if self.version != libraries.version {
+            self.version = libraries.version;
+            self.libraries.retain(|name, loaded| {
+                libraries.get(name).is_some_and(|now| Arc::ptr_eq(now, &loaded.library))
+            });
+        }
+        let (library, name) = (found.library, &found.function.name);
+        if !self.libraries.contains_key(&library.name) {
+            let functions = match self.load(library, limit) {
+                // There may be memory without the others.
+                Err(LoadError::Failed(_)) if !self.libraries.is_empty() => {
+                    self.libraries.clear();
+                    self.load(library, limit)?
+                }
+                loaded => loaded?,
+            };
+            let loaded = Loaded { library: library.clone(), functions };
+            self.libraries.insert(library.name.clone(), loaded);
+        }
+        let loaded = self.libraries.get(&library.name);
+        let function = loaded.and_then(|loaded| loaded.functions.get(&name[..]));
+        // Its code has not registered what it did before.
+        function.cloned().ok_or_else(|| LoadError::Failed("ERR Function not found".into()))
+    }
+
+    fn load(
+        &self,
+        library: &Library,
+        limit: Duration,
+    ) -> Result<FnvHashMap<Vec<u8>, Function>, LoadError> {
+        let registered = functions::load(&self.lua, library.body(), limit, false);
+        set_interrupts(&self.lua, INTERRUPT_EVERY).map_err(|error| {
+            LoadError::Failed(format!("ERR the VM of the function is broken: {error}"))
+        })?;
+        Ok(registered?.into_iter().map(|found| (found.name, found.callback)).collect())
     }
 }
 

@@ -73,11 +73,7 @@ impl Effects {
     /// Writes its lines to the log.
     pub fn write_log(&mut self) {
         for (level, text) in self.logged.drain(..) {
-            match level {
-                0 | 1 => tracing::debug!("script: {text}"),
-                2 => tracing::info!("script: {text}"),
-                _ => tracing::warn!("script: {text}"),
-            }
+            write_log(level, &text);
         }
     }
 
@@ -139,6 +135,15 @@ impl Effects {
             let line = Line { now_us, db: shown.db, source, args: Args::new(&bytes, &ranges) };
             node.monitors.tell(&line, &settings.client_output_buffer_limit, now_us / 1000);
         }
+    }
+}
+
+/// Writes a line of a script to the log. Levels: 0 (debug) to 3 (warning).
+pub fn write_log(level: usize, text: &str) {
+    match level {
+        0 | 1 => tracing::debug!("script: {text}"),
+        2 => tracing::info!("script: {text}"),
+        _ => tracing::warn!("script: {text}"),
     }
 }
 

@@ -11,7 +11,7 @@ mod apart;
 mod effects;
 
 pub use apart::{Apart, Ask, Question, Ran, spawn};
-pub use effects::{Effects, Published};
+pub use effects::{Effects, Published, write_log};
 
 use crate::commands::registry::Command;
 use crate::commands::{Ctx, Outcome, Run, Stop, flag};

@@ -6,14 +6,15 @@
 //! C complete        lsn u64                      while the shard is closed with all applied
 //! C generations     next u32 | n | n × u32 | dead | dead × u32      (varints)
 //! C garbage         bytes u64                    with every batch that deletes rows
+//! C f name          a library of functions       by commits; see `encoding/library.rs`
 //! C n | generation u32 | block u16 → 64 × (keys, expires)           (varints)
 //! ```
 
 use crate::counters::Counters;
-use crate::encoding::{get_varint, put_varint, row};
+use crate::encoding::{Library, Row, get_varint, put_varint, row};
 use crate::journal::Lsn;
 use bytes::Bytes;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 const REACHES: &[u8] = b"reaches";
 const APPLIED: &[u8] = b"applied";
@@ -85,6 +86,7 @@ pub struct Control {
     pub epoch: u64,
     pub generations: Generations,
     pub counters: Counters,
+    pub libraries: BTreeMap<Box<[u8]>, Library>,
 }
 
 fn key(name: &[u8]) -> Bytes {
@@ -153,12 +155,21 @@ impl Control {
     pub fn read(rows: &[(Bytes, Bytes)]) -> Result<Self, String> {
         let mut control = Self::default();
         for (key, value) in rows {
-            let name = &key[1..];
-            control.learn(name, value).ok_or_else(|| {
-                format!("the control row {:?} is damaged", String::from_utf8_lossy(name))
+            let learnt = match Row::parse(key) {
+                Some(Row::Library { name }) => control.learn_library(name, value),
+                Some(Row::Control { name }) => control.learn(name, value),
+                _ => None,
+            };
+            learnt.ok_or_else(|| {
+                format!("the control row {:?} is damaged", String::from_utf8_lossy(&key[1..]))
             })?;
         }
         Ok(control)
+    }
+
+    fn learn_library(&mut self, name: &[u8], value: &[u8]) -> Option<()> {
+        self.libraries.insert(name.into(), Library::decode(name, value)?);
+        Some(())
     }
 
     fn learn(&mut self, name: &[u8], value: &[u8]) -> Option<()> {

@@ -3,12 +3,12 @@
 use crate::clock::Clock;
 use crate::commit::{Sealed, split_body};
 use crate::control::{Control, Generations, complete_row};
-use crate::encoding::row;
+use crate::encoding::{Library, row};
 use crate::engine::{Engine, Upkeep, prefix_range};
 use crate::journal::{
     Disk, Journal, JournalError, LocalJournal, Lsn, Options, RealDisk, Recovery, SyncMode,
 };
-use crate::partition::Partition;
+use crate::partition::{LIBRARIES_SHARD, Partition};
 use crate::shard::Shard;
 use crate::slot::Layout;
 use crate::store::{Store, Versions};
@@ -69,6 +69,8 @@ pub struct Directory {
     pub layout: Arc<Layout>,
     pub journal: Arc<dyn Journal>,
     pub generations: Generations,
+    /// The libraries of functions, by name.
+    pub libraries: Vec<Library>,
     versions: Arc<Versions>,
     shards: Vec<Shard>,
     databases: u32,
@@ -123,6 +125,10 @@ impl Directory {
         let epoch = (recovery.max_epoch() + 1).max(epoch + 1);
         let end = |c: &Control| c.reaches.max(c.applied).max(c.complete.unwrap_or(0));
         let highest = opened.iter().map(|(.., c)| end(c)).max().unwrap_or(0);
+        let mut libraries = opened
+            .get_mut(usize::from(LIBRARIES_SHARD))
+            .map(|(.., control)| std::mem::take(&mut control.libraries))
+            .unwrap_or_default();
         let mut shards: Vec<Shard> = opened
             .into_iter()
             .map(|(id, engine, control)| Shard::new(id, engine, epoch, control))
@@ -130,6 +136,10 @@ impl Directory {
         let replayed = replay(&recovery, &mut shards)?;
         if replayed > 0 {
             tracing::info!(records = replayed, "the journal's tail was replayed");
+        }
+        if let Some(shard) = shards.get(usize::from(LIBRARIES_SHARD)) {
+            let whole = shard.apply_libraries(&mut libraries);
+            whole.context("a library of functions in the journal is damaged")?;
         }
         let journal = recovery.start(epoch, highest + 1)?;
         for shard in &shards {
@@ -146,6 +156,7 @@ impl Directory {
             layout,
             journal,
             generations: Generations { next, ..generations },
+            libraries: libraries.into_values().collect(),
             versions: Arc::new(Versions::new(epoch)),
             shards,
             databases: options.databases,

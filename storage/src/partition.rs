@@ -2,6 +2,7 @@
 
 use crate::commit::{Sealed, split_body};
 use crate::control::complete_row;
+use crate::encoding::{Delta, Library};
 use crate::journal::{Journal, JournalError, Lsn};
 use crate::materialise::hand_over;
 use crate::shard::{Cut, Shard};
@@ -10,6 +11,9 @@ use crate::store::{Store, Versions};
 use anyhow::{Context, Result};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
+
+/// The shard that has the libraries of functions.
+pub const LIBRARIES_SHARD: u16 = 0;
 
 /// A round whose record could not be appended; what it showed must not be answered.
 #[derive(Debug)]
@@ -125,6 +129,29 @@ impl Partition {
                 debug_assert!(whole, "a record that this program wrote is damaged");
             }
         }
+    }
+
+    /// Puts (`Some`) and deletes libraries of functions, as one record. The partition has the shard
+    /// of the libraries.
+    pub fn put_libraries(
+        &mut self,
+        now_ms: u64,
+        changes: &[(&[u8], Option<&Library>)],
+    ) -> Result<Lsn, JournalError> {
+        let mut record = Sealed::default();
+        let ops = record.ops.entry(LIBRARIES_SHARD).or_default();
+        for (name, library) in changes {
+            let key = Library::row_key(name);
+            match library {
+                Some(library) => ops.put(&key, &library.encode(), Delta::default()),
+                None => ops.delete(&key, Delta::default()),
+            }
+        }
+        let body = record.body();
+        let lsn = self.journal.append(now_ms, &record.shards(), &[&body])?;
+        self.merge(lsn, &body);
+        self.saw_lsn(lsn);
+        Ok(lsn)
     }
 
     /// A record of another coordinator at `lsn` was applied here: what the open round shows from

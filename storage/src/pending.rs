@@ -3,7 +3,7 @@
 //! Meta rows sit in hash tables by slot range, so that none pauses to grow; element rows are
 //! grouped by version, in the order of their keys; the rest is few.
 
-use crate::encoding::{Row, RowKey, decode_entry};
+use crate::encoding::{Library, Row, RowKey, decode_entry};
 use crate::journal::Lsn;
 use crate::need::ElementRange;
 use crate::reclaim::{Parts, Reclaimed};
@@ -70,6 +70,8 @@ pub struct Pending {
     elements: HashMap<u64, Elements>,
     /// Expiry index and dead versions: whether the row is put or deleted.
     others: BTreeMap<Box<[u8]>, bool>,
+    /// Libraries of functions, by name.
+    libraries: ElementMap,
     rows: usize,
     bytes: usize,
     /// The lsn of the newest record merged.
@@ -138,8 +140,24 @@ impl Pending {
                 self.set_other(key, value.is_some());
             }
             Some(Row::Time { .. }) => self.set_other(key, value.is_some()),
+            Some(Row::Library { name }) => self.set_library(name, value),
             Some(Row::Control { .. }) | None => {}
         }
+    }
+
+    fn set_library(&mut self, name: &[u8], value: Option<&[u8]>) {
+        let size = |value: Option<&[u8]>| name.len() + value.map_or(0, <[u8]>::len) + ROW_OVERHEAD;
+        self.rows += 1;
+        self.bytes += size(value);
+        if let Some(old) = self.libraries.insert(name.into(), value.map(Into::into)) {
+            self.rows -= 1;
+            self.bytes -= size(old.as_deref());
+        }
+    }
+
+    /// The libraries of functions that were put (`Some`) or deleted.
+    pub fn libraries(&self) -> impl Iterator<Item = (&[u8], Option<&[u8]>)> {
+        self.libraries.iter().map(|(name, value)| (&**name, value.as_deref()))
     }
 
     fn set_other(&mut self, key: &[u8], put: bool) {
@@ -343,6 +361,11 @@ impl Pending {
             batch.push((Bytes::copy_from_slice(key), put.then(Bytes::new)));
             cut(&mut batch);
         }
+        for (name, value) in &self.libraries {
+            let value = value.as_deref().map(Bytes::copy_from_slice);
+            batch.push((Library::row_key(name).into(), value));
+            cut(&mut batch);
+        }
         let mut versions: Vec<_> = self.elements.iter().collect();
         versions.retain(|(version, _)| !dead_versions.contains(version));
         versions.sort_unstable_by_key(|(version, group)| (group.slot, **version));
@@ -441,6 +464,19 @@ mod tests {
         }
         other.set(&RowKey::dead_elements(&head, &[1, 2]), Some(b""));
         assert_eq!((pending.rows(), pending.bytes()), (other.rows(), other.bytes()));
+    }
+
+    #[test]
+    fn libraries_are_handed_over() {
+        let mut pending = Pending::default();
+        pending.set(&Library::row_key(b"b"), Some(b"some code"));
+        pending.set(&Library::row_key(b"a"), None);
+        pending.set(&Library::row_key(b"b"), Some(b"code"));
+        assert_eq!((pending.rows(), pending.bytes()), (2, 2 * (1 + ROW_OVERHEAD) + 4));
+        let mut rows = Vec::new();
+        pending.each_batch(1, &mut |batch| rows.extend(batch));
+        let code = Some(Bytes::from_static(b"code"));
+        assert_eq!(rows, [(Bytes::from_static(b"Cfa"), None), (Bytes::from_static(b"Cfb"), code)]);
     }
 
     #[test]

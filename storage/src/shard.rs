@@ -8,12 +8,12 @@
 
 use crate::control::{Control, Generations};
 use crate::counters::Counters;
-use crate::encoding::{Op, OpReader, Row};
+use crate::encoding::{Library, Op, OpReader, Row};
 use crate::engine::Engine;
 use crate::journal::Lsn;
 use crate::pending::{Lookup, Pending};
 use crate::slot::KeyHash;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -149,6 +149,18 @@ impl Shard {
     /// The newest pending row of an element.
     pub fn pending_element(&self, version: u64, element: &[u8]) -> Lookup<'_> {
         self.maps().find_map(|map| map.element(version, element))
+    }
+
+    /// What the pending rows make of the libraries of functions.
+    pub fn apply_libraries(&self, libraries: &mut BTreeMap<Box<[u8]>, Library>) -> Option<()> {
+        let maps: Vec<&Pending> = self.maps().collect();
+        for (name, value) in maps.into_iter().rev().flat_map(Pending::libraries) {
+            match value {
+                Some(value) => libraries.insert(name.into(), Library::decode(name, value)?),
+                None => libraries.remove(name),
+            };
+        }
+        Some(())
     }
 
     // ---- handing over ------------------------------------------------------------------------

@@ -4,6 +4,7 @@ mod atomicity;
 mod blocking;
 mod durability;
 mod events;
+mod functions;
 mod hostile;
 mod keyspace;
 mod pubsub;

@@ -2,6 +2,8 @@
 
 mod manage;
 
+pub(in crate::commands) use manage::answer_kill;
+
 use super::{Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, key};
 use crate::node::Node;
 use crate::num::parse_i64;
@@ -37,7 +39,7 @@ fn evalsha(cx: &mut Ctx<'_>, args: Args<'_>, read_only: bool) -> Outcome {
     run_script(cx, unit, &script, read_only, &keys, &rest, args)
 }
 
-fn unit<'a>(cx: &Ctx<'a>) -> Result<&'a Unit, Stop> {
+pub(super) fn unit<'a>(cx: &Ctx<'a>) -> Result<&'a Unit, Stop> {
     cx.unit.ok_or_else(|| "ERR scripts do not run here".into())
 }
 
@@ -66,6 +68,20 @@ fn add(node: &Arc<Node>, body: &[u8], loaded: bool) -> Result<Arc<Script>, Stop>
     Ok(script)
 }
 
+/// Whether what has these flags may run.
+pub(super) fn check_flags(cx: &Ctx<'_>, flags: Flags, read_only: bool) -> Outcome {
+    if flags.has(Flags::COMPATIBLE) {
+        return Ok(());
+    }
+    if flags.has(Flags::NO_CLUSTER) && cx.settings.cluster_enabled {
+        return Err("ERR Can not run script on cluster, 'no-cluster' flag is set.".into());
+    }
+    if read_only && !flags.has(Flags::NO_WRITES) {
+        return Err("ERR Can not execute a script with write flag using *_ro command.".into());
+    }
+    Ok(())
+}
+
 fn run_script(
     cx: &mut Ctx<'_>,
     unit: &Unit,
@@ -75,14 +91,7 @@ fn run_script(
     rest: &[&[u8]],
     command: Args<'_>,
 ) -> Outcome {
-    if !script.flags.has(Flags::COMPATIBLE) {
-        if script.flags.has(Flags::NO_CLUSTER) && cx.settings.cluster_enabled {
-            return Err("ERR Can not run script on cluster, 'no-cluster' flag is set.".into());
-        }
-        if read_only && !script.flags.has(Flags::NO_WRITES) {
-            return Err("ERR Can not execute a script with write flag using *_ro command.".into());
-        }
-    }
+    check_flags(cx, script.flags, read_only)?;
     if !unit.is_apart() && script.is_slow.load(Ordering::Relaxed) {
         return Err(Stop::Apart);
     }
@@ -110,7 +119,7 @@ fn run_script(
 }
 
 /// What they have in common.
-const EVALUATES: Spec = Spec {
+pub(super) const EVALUATES: Spec = Spec {
     group: Group::Scripting,
     since: "2.6.0",
     complexity: "Depends on the script that is executed.",
@@ -121,7 +130,7 @@ const EVALUATES: Spec = Spec {
     ..Spec::NEW
 };
 
-const READ_ONLY: Spec = Spec {
+pub(super) const READ_ONLY: Spec = Spec {
     since: "7.0.0",
     flags: EVALUATES.flags | flag::READONLY,
     keys: &[KeySpec::numkeys(NUMKEYS, key::RO | key::ACCESS)],

@@ -270,12 +270,15 @@ impl Page<'_> {
             "used_memory_vm_eval",
             "used_memory_scripts_eval",
             "number_of_cached_scripts",
-            "number_of_functions",
-            "number_of_libraries",
             "used_memory_vm_functions",
         ]);
         self.sized("used_memory_vm_total", 0);
-        self.field("used_memory_functions", 0);
+        let libraries = self.node.functions.now();
+        self.fields(&[
+            ("number_of_functions", &libraries.function_count()),
+            ("number_of_libraries", &libraries.iter().len()),
+            ("used_memory_functions", &libraries.bytes()),
+        ]);
         self.sized("used_memory_scripts", 0);
         self.sized("maxmemory", settings.maxmemory);
         self.fields(&[

@@ -1,6 +1,7 @@
 //! Row keys: kind first, so that each kind can be an engine segment of its own; slot inside, so
 //! that a shard can be split by ranges without rewriting it.
 
+use super::library::LIBRARY;
 use crate::slot::KeyHash;
 use sha2::{Digest, Sha256};
 
@@ -14,7 +15,7 @@ pub mod row {
     pub const TIME: u8 = b'T';
     /// A dead version, or a part of one: its element rows may be swept.
     pub const DEAD: u8 = b'D';
-    /// Shard-wide: applied, reaches, generations, counters.
+    /// Shard-wide: applied, reaches, generations, counters. Libraries of functions.
     pub const CONTROL: u8 = b'C';
 }
 
@@ -150,6 +151,9 @@ pub enum Row<'a> {
     Control {
         name: &'a [u8],
     },
+    Library {
+        name: &'a [u8],
+    },
 }
 
 impl<'a> Row<'a> {
@@ -183,7 +187,10 @@ impl<'a> Row<'a> {
                 version: be_u64(rest.get(2..10)?)?,
                 prefix: row_key.get(ELEMENT_HEAD..)?,
             },
-            row::CONTROL => Self::Control { name: rest },
+            row::CONTROL => match rest {
+                [LIBRARY, name @ ..] => Self::Library { name },
+                name => Self::Control { name },
+            },
             _ => return None,
         })
     }

@@ -2,12 +2,14 @@
 //! values, the body of a journal record. `docs/format.md` draws them.
 
 mod keys;
+mod library;
 pub(crate) mod meta;
 mod ops;
 mod rows;
 mod varint;
 
 pub use keys::{MAX_KEY, Row, RowKey, row};
+pub use library::{Function, Library, MAX_LIBRARY_NAME};
 pub use meta::{MetaError, decode_entry, decode_field, encode_field, encode_meta};
 pub(crate) use meta::{encode_hash, encode_list, encode_set, encode_zset};
 pub use ops::{Delta, Op, OpReader, OpWriter};

@@ -3,6 +3,7 @@
 use crate::image::Pick;
 use crate::model::{Item, Model, V};
 use crate::world::{SHARDS, World, fresh};
+use flagstone_storage::encoding::Library;
 use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::{Hash, Str, Value};
 use rand::rngs::StdRng;
@@ -83,7 +84,8 @@ impl History {
                 self.world.model.now_ms += self.random.random_range(1..1000);
                 self.world.expire();
             }
-            80..84 => {
+            80 => self.change_library(),
+            81..84 => {
                 let db = self.db();
                 self.world.flush_db(db);
             }
@@ -113,6 +115,20 @@ impl History {
                 assert_eq!(found, want, "before any crash");
             }
         }
+    }
+
+    fn change_library(&mut self) {
+        let mut libraries = self.world.libraries.clone();
+        let name = vec![self.random.random_range(b'a'..b'd')].into_boxed_slice();
+        let len = self.random.random_range(0..40_000);
+        let code = bytes(&mut self.random, len).into();
+        libraries.retain(|library| library.name != name);
+        if self.random.random() {
+            let engine = b"LUA"[..].into();
+            libraries.push(Library { name, engine, code, functions: Vec::new() });
+            libraries.sort_by(|a, b| a.name.cmp(&b.name));
+        }
+        self.world.set_libraries(libraries);
     }
 
     pub(crate) fn put(&mut self, db: u32, name: &[u8], value: V, expire_at_ms: u64) {

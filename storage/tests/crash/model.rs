@@ -1,5 +1,6 @@
 //! What must be found: plain maps.
 
+use flagstone_storage::encoding::Library;
 use flagstone_storage::value::StreamId;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -34,6 +35,7 @@ pub(crate) type Item = (Arc<V>, u64);
 pub(crate) struct Model {
     pub(crate) now_ms: u64,
     pub(crate) dbs: Vec<BTreeMap<Vec<u8>, Item>>,
+    pub(crate) libraries: Vec<Library>,
 }
 
 impl std::fmt::Debug for Model {

@@ -5,7 +5,7 @@ use crate::model::{Model, V};
 use crate::world::{SHARDS, World, fresh, options};
 use flagstone_storage::clock::Clock;
 use flagstone_storage::directory::Directory;
-use flagstone_storage::encoding::Row;
+use flagstone_storage::encoding::{Function, Library, row};
 use flagstone_storage::engine::prefix_range;
 use flagstone_storage::materialise::{hand_over, sweep};
 use flagstone_storage::slot::slot_of;
@@ -74,6 +74,24 @@ fn some_of_everything(world: &mut World, round: u32) {
     set_hash(world, 0, b"{t}hash", 10 + round);
     set_hash(world, 1, b"h", 5);
     world.commit();
+    let names = [&[b"a"][..], &[b"a", b"b"], &[b"b", b"c"]];
+    world.set_libraries(
+        names[round as usize % names.len()].iter().map(|name| library(*name, round)).collect(),
+    );
+}
+
+fn library(name: &[u8], round: u32) -> Library {
+    let function = Function {
+        name: name.into(),
+        description: round.is_multiple_of(2).then(|| b"some"[..].into()),
+        flags: u64::from(round),
+    };
+    Library {
+        name: name.into(),
+        engine: b"LUA"[..].into(),
+        code: format!("code {round}").into_bytes().into(),
+        functions: vec![function; 2],
+    }
 }
 
 #[test]
@@ -393,7 +411,7 @@ fn a_dead_generation_leaves_no_row_behind() {
         let (partitions, _lock) = opened.await.unwrap().into_partitions(2, 2);
         for shard in partitions.iter().flat_map(|p| p.shards.values()) {
             let rows = shard.engine().scan(vec![0]..vec![255], usize::MAX).await.unwrap();
-            let control = |key: &[u8]| matches!(Row::parse(key), Some(Row::Control { .. }));
+            let control = |key: &[u8]| key[0] == row::CONTROL;
             assert!(rows.iter().all(|(key, _)| control(key)));
             let (_, more) = sweep(shard.engine(), Vec::new()).await.unwrap();
             assert!(!more);

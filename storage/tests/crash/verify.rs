@@ -13,6 +13,7 @@ impl World {
         // Where a kill has broken an expiry round off, the next one goes on.
         self.expire();
         self.verify_counters(at);
+        assert_eq!(self.libraries, self.model.libraries, "{at}: libraries");
         self.verify_scan(at);
         self.verify_values(at);
         self.verify_times(at);
@@ -134,7 +135,7 @@ impl World {
                             live.contains(generation)
                         }
                         Row::Element { version, .. } => versions.contains(version),
-                        Row::Dead { .. } | Row::Control { .. } => false,
+                        Row::Dead { .. } | Row::Control { .. } | Row::Library { .. } => false,
                     };
                     assert!(reachable, "{at}: garbage in shard {id}: {row:?}");
                 }

@@ -6,6 +6,7 @@ use crate::store::Watched;
 use flagstone_storage::clock::Clock;
 use flagstone_storage::commit::Sealed;
 use flagstone_storage::directory::{Directory, OpenOptions, OpenStore};
+use flagstone_storage::encoding::Library;
 use flagstone_storage::journal::{Disk, Journal, RealDisk, SyncMode};
 use flagstone_storage::materialise::{each_hand_over_batch, hand_over, sweep};
 use flagstone_storage::partition::Partition;
@@ -34,6 +35,8 @@ pub(crate) struct World {
     /// With what is not committed yet.
     pub(crate) model: Model,
     pub(crate) holds: u64,
+    /// As they were at the start, and were changed since.
+    pub(crate) libraries: Vec<Library>,
     _lock: File,
 }
 
@@ -78,10 +81,11 @@ impl World {
         let opening = Directory::open_with(options, Clock::default(), disk, store);
         let opened = runtime.block_on(opening)?;
         let journal = opened.journal.clone();
+        let libraries = opened.libraries.clone();
         let (mut partitions, lock) = opened.into_partitions(1, 1);
         let partition = partitions.remove(0);
         let runtime = Some(runtime);
-        Ok(Self { runtime, partition, journal, probe, model, holds: 0, _lock: lock })
+        Ok(Self { runtime, partition, journal, probe, model, holds: 0, libraries, _lock: lock })
     }
 
     pub(crate) fn open(dir: &Path, model: Model, pick: Pick) -> Self {
@@ -260,6 +264,22 @@ impl World {
             generations.swap(a as usize, b as usize);
             drop(store.arrange(&generations));
         });
+    }
+
+    // ---- libraries ---------------------------------------------------------------------------
+
+    /// Has these libraries and no others, by one record.
+    pub(crate) fn set_libraries(&mut self, libraries: Vec<Library>) {
+        self.commit();
+        let gone = self.libraries.iter().filter(|old| libraries.iter().all(|l| l.name != old.name));
+        let gone = gone.map(|old| (&*old.name, None));
+        let changes: Vec<_> = gone.chain(libraries.iter().map(|l| (&*l.name, Some(l)))).collect();
+        self.model.libraries = libraries.clone();
+        let (partition, model) = (&mut self.partition, &self.model);
+        let append = || partition.put_libraries(model.now_ms, &changes).unwrap();
+        self.probe.append(model, append);
+        drop(changes);
+        self.libraries = libraries;
     }
 
     // ---- the background's work ---------------------------------------------------------------

@@ -1,0 +1,73 @@
+//! `FCALL`: functions run as scripts do.
+
+use crate::commands::scripting::{NUMKEYS, check_flags, keys_and_args, unit};
+use crate::commands::{Ctx, Outcome, Stop, arg};
+use crate::functions::{Found, Libraries, LoadError};
+use crate::num::parse_i64;
+use crate::resp::Args;
+use crate::scripting::{Flags, Job, Kind, Wanted, run, with_vm};
+use crate::unit::{IN_PLACE, Unit};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// How long a library may take to be loaded on a thread of its own. It took less when it was added;
+/// but there may be less time for it now.
+const LOAD_LIMIT: Duration = Duration::from_secs(5);
+
+/// `FCALL function numkeys [key …] [arg …]`
+pub(super) fn fcall(cx: &mut Ctx<'_>, args: Args<'_>, read_only: bool) -> Outcome {
+    let unit = unit(cx)?;
+    let libraries = unit.node.functions.now();
+    let found = libraries.function(arg(args, 1)?).ok_or("ERR Function not found")?;
+    parse_i64(arg(args, NUMKEYS)?).ok_or("ERR Bad number of keys provided")?;
+    let [keys, rest] = keys_and_args(args)?;
+    let flags = Flags(found.function.flags as u32);
+    check_flags(cx, flags, read_only)?;
+    if !unit.is_apart() && found.is_slow.load(Ordering::Relaxed) {
+        return Err(Stop::Apart);
+    }
+    if unit.node.monitors.any() {
+        unit.effects().show(cx.db, false, args);
+    }
+    let job = Job {
+        kind: Kind::Function,
+        name: std::str::from_utf8(&found.function.name).unwrap_or_default(),
+        flags,
+        read_only,
+        keys: &keys,
+        args: &rest,
+        command: args,
+    };
+    let outcome = run_function(cx, unit, &libraries, found, job);
+    let is_slow = matches!(outcome, Err(Stop::Apart));
+    if is_slow != found.is_slow.load(Ordering::Relaxed) && (is_slow || unit.was_quick()) {
+        found.is_slow.store(is_slow, Ordering::Relaxed);
+    }
+    outcome
+}
+
+fn run_function(
+    cx: &mut Ctx<'_>,
+    unit: &Unit,
+    libraries: &Libraries,
+    found: Found<'_>,
+    job: Job<'_>,
+) -> Outcome {
+    let loads_slowly = &found.library.loads_slowly;
+    let limit = match (unit.is_apart(), loads_slowly.load(Ordering::Relaxed)) {
+        (true, _) => LOAD_LIMIT,
+        (false, false) => IN_PLACE,
+        (false, true) => Duration::ZERO,
+    };
+    with_vm(&unit.node, |vm| {
+        let function = match vm.library_function(libraries, found, limit) {
+            Ok(function) => function,
+            Err(LoadError::Late) if !unit.is_apart() => {
+                loads_slowly.store(true, Ordering::Relaxed);
+                return Ok(Err(Stop::Apart));
+            }
+            Err(error) => return Err(error.into_text()),
+        };
+        Ok(run(cx, unit, vm, &function, job, Wanted::Arguments))
+    })?
+}

@@ -1,0 +1,110 @@
+//! The subcommands of FUNCTION that change which libraries there are. Each change is one record.
+
+use crate::commands::help::syntax;
+use crate::commands::{Call, Stop, Waiting, arg, is_word};
+use crate::config::RdbVersionCheck;
+use crate::functions::{Library, Metadata, Policy};
+use crate::node::Node;
+use crate::rdb::restore_functions;
+use crate::resp::Args;
+use std::sync::Arc;
+
+/// Runs what takes up to half a second for each library on a thread of its own.
+async fn apart<T: Send + 'static>(
+    node: &Node,
+    job: impl FnOnce() -> Result<T, String> + Send + 'static,
+) -> Result<T, Stop> {
+    let done = node.background.spawn_blocking(job).await;
+    Ok(done.map_err(|_| "ERR the libraries could not be looked at")??)
+}
+
+/// `FUNCTION LOAD [REPLACE] code`
+pub(super) fn load<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
+    Box::pin(async move {
+        let last = args.len() - 1;
+        let mut options = (2..last).filter_map(|at| args.get(at));
+        if let Some(word) = options.find(|word| !is_word(word, "replace")) {
+            let word = String::from_utf8_lossy(word);
+            return Err(format!("ERR Unknown option given: {word}").into());
+        }
+        let policy = if last > 2 { Policy::Replace } else { Policy::Append };
+        let code: Box<[u8]> = arg(args, last)?.into();
+        let Metadata { name, .. } = Metadata::read(&code)?;
+        let mut edit = cx.node.functions.edit().await;
+        if policy == Policy::Append && edit.libraries().get(&name).is_some() {
+            let name = String::from_utf8_lossy(&name);
+            return Err(format!("ERR Library '{name}' already exists").into());
+        }
+        let max_vm_bytes = cx.node.scripts.max_vm_bytes;
+        let library = apart(cx.node, move || Library::inspect(&code, max_vm_bytes)).await?;
+        edit.add(&[Arc::new(library)], policy)?;
+        edit.store(cx.node).await?;
+        cx.out.bulk(&name);
+        Ok(())
+    })
+}
+
+/// `FUNCTION DELETE library`
+pub(super) fn delete<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
+    Box::pin(async move {
+        let mut edit = cx.node.functions.edit().await;
+        if !edit.remove(arg(args, 2)?) {
+            return Err("ERR Library not found".into());
+        }
+        edit.store(cx.node).await?;
+        cx.out.ok();
+        Ok(())
+    })
+}
+
+/// `FUNCTION FLUSH [ASYNC | SYNC]`: both ways are the same here.
+pub(super) fn flush<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
+    Box::pin(async move {
+        if args.len() > 3 {
+            return Err(syntax("FUNCTION", arg(args, 1)?).into());
+        }
+        let known = args.get(2).is_none_or(|word| is_word(word, "sync") || is_word(word, "async"));
+        if !known {
+            return Err("ERR FUNCTION FLUSH only supports SYNC|ASYNC option".into());
+        }
+        let mut edit = cx.node.functions.edit().await;
+        edit.clear();
+        edit.store(cx.node).await?;
+        cx.out.ok();
+        Ok(())
+    })
+}
+
+/// `FUNCTION RESTORE payload [FLUSH | APPEND | REPLACE]`
+pub(super) fn restore<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
+    Box::pin(async move {
+        if args.len() > 4 {
+            return Err(syntax("FUNCTION", arg(args, 1)?).into());
+        }
+        let policy = match args.get(3) {
+            None => Policy::Append,
+            Some(word) if is_word(word, "append") => Policy::Append,
+            Some(word) if is_word(word, "replace") => Policy::Replace,
+            Some(word) if is_word(word, "flush") => Policy::Flush,
+            Some(_) => {
+                return Err(
+                    "ERR Wrong restore policy given, value should be either FLUSH, APPEND \
+                            or REPLACE."
+                        .into(),
+                );
+            }
+        };
+        let newer = cx.worker.settings().rdb_version_check == RdbVersionCheck::Relaxed;
+        let codes = restore_functions(arg(args, 2)?, newer)?;
+        let mut edit = cx.node.functions.edit().await;
+        let max_vm_bytes = cx.node.scripts.max_vm_bytes;
+        let inspect = move || {
+            let library = |code: &Vec<u8>| Library::inspect(code, max_vm_bytes).map(Arc::new);
+            codes.iter().map(library).collect::<Result<Vec<_>, String>>()
+        };
+        edit.add(&apart(cx.node, inspect).await?, policy)?;
+        edit.store(cx.node).await?;
+        cx.out.ok();
+        Ok(())
+    })
+}

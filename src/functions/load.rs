@@ -1,0 +1,279 @@
+//! Running a library's code, which registers its functions.
+
+use super::metadata::is_name;
+use crate::lua;
+use crate::scripting::{Flags, error_table, log_line, put_constants};
+use crate::unit::write_log;
+use flagstone_storage::encoding::Function as Row;
+use mlua::{Function, HookTriggers, Lua, MultiValue, Table, Value};
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+/// How long the code of a library may run until its functions are registered.
+const LIMIT: Duration = Duration::from_millis(500);
+
+/// Instructions between two looks at the time.
+const LOOK_EVERY: u32 = 10_000;
+
+/// Functions that a library may register.
+const MAX_FUNCTIONS: usize = 10_000;
+
+/// Text of the error when the time is over.
+const TIMEOUT: &str = "ERR FUNCTION LOAD timeout";
+
+/// A function that the code of a library has registered.
+#[derive(Debug)]
+pub struct Registered {
+    pub name: Vec<u8>,
+    pub description: Option<Vec<u8>>,
+    pub flags: Flags,
+    pub callback: Function,
+}
+
+/// Why a library cannot be loaded.
+#[derive(Debug, PartialEq, Eq)]
+pub enum LoadError {
+    /// Its code has run too long.
+    Late,
+    /// The text of the error.
+    Failed(String),
+}
+
+impl LoadError {
+    /// The text of the error.
+    pub fn into_text(self) -> String {
+        match self {
+            Self::Late => failed(TIMEOUT),
+            Self::Failed(text) => text,
+        }
+    }
+}
+
+/// What functions the code of a library (from the end of its first line on) registers, found in a
+/// VM of up to `max_bytes`; the text of the error if it cannot be loaded. Takes up to half a second
+/// of the thread.
+pub fn inspect(body: &[u8], max_bytes: usize) -> Result<Vec<Row>, String> {
+    let no_vm = |error| format!("ERR there is no VM for functions: {error}");
+    let vm = lua::new_vm(max_bytes).map_err(no_vm)?;
+    lua::seal(&vm).map_err(no_vm)?;
+    let registered = load(&vm, body, LIMIT, true).map_err(LoadError::into_text)?;
+    let mut rows: Vec<Row> = Vec::with_capacity(registered.len());
+    for function in registered {
+        if !is_name(&function.name) {
+            return Err("ERR Function names can only contain letters, numbers, or underscores(_) \
+                        and must be at least one character long"
+                .into());
+        }
+        if rows.iter().any(|row| row.name.eq_ignore_ascii_case(&function.name)) {
+            return Err("ERR Function already exists in the library".into());
+        }
+        rows.push(Row {
+            name: function.name.into(),
+            description: function.description.map(Into::into),
+            flags: function.flags.0.into(),
+        });
+    }
+    if rows.is_empty() { Err("ERR No functions registered".into()) } else { Ok(rows) }
+}
+
+/// Runs the code of a library (from the end of its first line on) in a sealed VM; the functions
+/// that it registers, in order. Its lines for the log are written if it `logs`. The hook of the VM
+/// is another one then.
+pub fn load(
+    vm: &Lua,
+    body: &[u8],
+    limit: Duration,
+    logs: bool,
+) -> Result<Vec<Registered>, LoadError> {
+    let chunk = lua::compile(vm, "@user_function", body).map_err(|error| {
+        let text = match error {
+            mlua::Error::SyntaxError { message, .. } => message,
+            other => other.to_string(),
+        };
+        LoadError::Failed(format!("ERR Error compiling function: {text}"))
+    })?;
+    let broken = |error| LoadError::Failed(failed(error));
+    let loading = Loading::begin(vm, logs).map_err(broken)?;
+    let late = limit_time(vm, limit).map_err(broken)?;
+    let ran = lua::begin_run(vm).and_then(|()| lua::call(vm, &chunk, ()));
+    let registered = loading.end();
+    match ran {
+        _ if late.get() => Err(LoadError::Late),
+        Ok(Ok(_)) => Ok(registered),
+        Ok(Err(raised)) => Err(LoadError::Failed(failed(text_of(&raised)))),
+        Err(error) => Err(broken(error)),
+    }
+}
+
+fn failed(text: impl std::fmt::Display) -> String {
+    format!("ERR Error registering functions: {text}")
+}
+
+/// The text of what the code has raised.
+fn text_of(raised: &Value) -> String {
+    let text = match raised {
+        Value::Table(table) => table.raw_get::<mlua::LuaString>("err").ok(),
+        Value::String(text) => return format!("ERR {}", text.to_string_lossy()),
+        _ => None,
+    };
+    text.map_or_else(|| "ERR unknown error".into(), |text| text.to_string_lossy())
+}
+
+/// Ends what runs when the time is over, which is noted.
+fn limit_time(vm: &Lua, limit: Duration) -> mlua::Result<Rc<Cell<bool>>> {
+    let late = Rc::new(Cell::new(false));
+    let (began, flag) = (Instant::now(), late.clone());
+    vm.set_global_hook(HookTriggers::new().every_nth_instruction(LOOK_EVERY), move |vm, _| {
+        if began.elapsed() < limit {
+            return Ok(mlua::VmState::Continue);
+        }
+        flag.set(true);
+        // From now on each instruction raises it, whatever catches it.
+        vm.set_global_hook(HookTriggers::new().every_nth_instruction(1), |_, _| {
+            Err(mlua::Error::runtime(TIMEOUT))
+        })?;
+        Err(mlua::Error::runtime(TIMEOUT))
+    })?;
+    Ok(late)
+}
+
+/// A library that is being loaded: globals are those of libraries, and what it registers is kept.
+struct Loading<'a> {
+    vm: &'a Lua,
+    registered: Rc<RefCell<Option<Vec<Registered>>>>,
+}
+
+impl<'a> Loading<'a> {
+    fn begin(vm: &'a Lua, logs: bool) -> mlua::Result<Self> {
+        let registered = Rc::new(RefCell::new(Some(Vec::new())));
+        let api = vm.create_table()?;
+        let kept = registered.clone();
+        let register = lua::raising(vm, move |vm, args| {
+            let mut registered = kept.borrow_mut();
+            let added = match &mut *registered {
+                None => Err("server.register_function can only be called on FUNCTION LOAD command"),
+                Some(all) if all.len() >= MAX_FUNCTIONS => Err("too many functions"),
+                Some(all) => read_args(args).map(|function| all.push(function)),
+            };
+            added.map(|()| MultiValue::new()).map_err(|text| raised(vm, text))
+        })?;
+        let log = lua::raising(vm, move |vm, args| {
+            let (level, text) = log_line(&args).map_err(|text| raised(vm, text))?;
+            if logs {
+                write_log(level, &text);
+            }
+            Ok(MultiValue::new())
+        })?;
+        api.raw_set("register_function", register)?;
+        api.raw_set("log", log)?;
+        put_constants(vm, &api)?;
+        let api = lua::read_only(vm, &api, true)?;
+        let globals = vm.create_table()?;
+        globals.raw_set("redis", &api)?;
+        globals.raw_set("server", &api)?;
+        let globals = lua::read_only(vm, &globals, true)?;
+        lua::restrict_globals(vm, Some(&globals))?;
+        Ok(Self { vm, registered })
+    }
+
+    /// What was registered. Nothing more can be.
+    fn end(self) -> Vec<Registered> {
+        self.registered.take().unwrap_or_default()
+    }
+}
+
+impl Drop for Loading<'_> {
+    fn drop(&mut self) {
+        self.registered.take();
+        if let Err(error) = lua::restrict_globals(self.vm, None) {
+            tracing::error!(%error, "a VM of functions is of no use any more");
+        }
+    }
+}
+
+/// An error as scripts raise it.
+fn raised(vm: &Lua, text: &str) -> Value {
+    let text = if text.starts_with("ERR ") { text.to_owned() } else { format!("ERR {text}") };
+    error_table(vm, text.as_bytes(), false).map_or(Value::Nil, Value::Table)
+}
+
+/// The arguments of `register_function`.
+fn read_args(args: MultiValue) -> Result<Registered, &'static str> {
+    let mut args = args.into_iter();
+    match (args.next(), args.next(), args.next()) {
+        (Some(named), None, _) => read_named(&named),
+        (Some(name), Some(callback), None) => {
+            let text = "first argument to server.register_function must be a string";
+            let name = string(&name).ok_or(text)?;
+            let Value::Function(callback) = callback else {
+                return Err("second argument to server.register_function must be a function");
+            };
+            Ok(Registered { name, description: None, flags: Flags::default(), callback })
+        }
+        _ => Err("wrong number of arguments to server.register_function"),
+    }
+}
+
+fn read_named(args: &Value) -> Result<Registered, &'static str> {
+    let Value::Table(args) = args else {
+        return Err("calling server.register_function with a single argument is only applicable \
+                    to Lua table (representing named arguments).");
+    };
+    let (mut name, mut description, mut flags, mut callback) = (None, None, Flags::default(), None);
+    for pair in args.pairs::<Value, Value>() {
+        const KEY: &str = "named argument key given to server.register_function is not a string";
+        let (key, value) = pair.map_err(|_| KEY)?;
+        let key = string(&key).ok_or(KEY)?;
+        match &*key.to_ascii_lowercase() {
+            b"function_name" => {
+                name = Some(string(&value).ok_or(
+                    "function_name argument given to server.register_function must be a string",
+                )?);
+            }
+            b"description" => {
+                description = Some(string(&value).ok_or(
+                    "description argument given to server.register_function must be a string",
+                )?);
+            }
+            b"callback" => match value {
+                Value::Function(function) => callback = Some(function),
+                _ => {
+                    return Err("callback argument given to server.register_function must be a \
+                                function");
+                }
+            },
+            b"flags" => match value {
+                Value::Table(names) => flags = read_flags(&names).ok_or("unknown flag given")?,
+                _ => {
+                    return Err("flags argument to server.register_function must be a table \
+                                representing function flags");
+                }
+            },
+            _ => return Err("unknown argument given to server.register_function"),
+        }
+    }
+    let name = name.ok_or("server.register_function must get a function name argument")?;
+    let callback = callback.ok_or("server.register_function must get a callback argument")?;
+    Ok(Registered { name, description, flags, callback })
+}
+
+fn read_flags(names: &Table) -> Option<Flags> {
+    let mut flags = Flags::default();
+    for at in 1.. {
+        match names.raw_get::<Value>(at).ok()? {
+            Value::Nil => break,
+            name => flags.0 |= Flags::named(&string(&name)?.to_ascii_lowercase())?,
+        }
+    }
+    Some(flags)
+}
+
+/// A string, or a number as text.
+fn string(value: &Value) -> Option<Vec<u8>> {
+    match value {
+        Value::String(text) => Some(text.as_bytes().to_vec()),
+        Value::Integer(_) | Value::Number(_) => value.to_string().ok().map(String::into_bytes),
+        _ => None,
+    }
+}

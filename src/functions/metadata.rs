@@ -1,0 +1,61 @@
+//! The first line of a library's code: which language it is in, and its name.
+
+use crate::resp::split_args;
+use flagstone_storage::encoding::MAX_LIBRARY_NAME;
+
+/// The language that libraries are written in.
+pub const ENGINE: &str = "LUA";
+
+/// What the first line of a library says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Metadata {
+    pub name: Box<[u8]>,
+    /// Where the code begins: at the end of the first line.
+    pub body: usize,
+}
+
+impl Metadata {
+    /// Reads `#!lua name=…`; the text of the error otherwise.
+    pub fn read(code: &[u8]) -> Result<Self, String> {
+        const INVALID: &str = "ERR Invalid library metadata";
+        if !code.starts_with(b"#!") {
+            return Err("ERR Missing library metadata".into());
+        }
+        let body = memchr::memchr(b'\n', code).ok_or(INVALID)?;
+        let parts = split_args(&code[..body]).map_err(|_| INVALID)?;
+        let (engine, parts) = parts.split_first().ok_or(INVALID)?;
+        let mut name = None;
+        for part in parts {
+            let value =
+                part.split_at_checked(5).filter(|(key, _)| key.eq_ignore_ascii_case(b"name="));
+            let Some((_, value)) = value else {
+                let part = String::from_utf8_lossy(part);
+                return Err(format!("ERR Invalid metadata value given: {part}"));
+            };
+            if name.replace(value).is_some() {
+                let text = "ERR Invalid metadata value, name argument was given multiple times";
+                return Err(text.into());
+            }
+        }
+        let name = name.ok_or("ERR Library name was not given")?;
+        if !is_name(name) {
+            return Err("ERR Library names can only contain letters, numbers, or underscores(_) \
+                        and must be at least one character long"
+                .into());
+        }
+        if name.len() > MAX_LIBRARY_NAME {
+            return Err(format!("ERR Library names have up to {MAX_LIBRARY_NAME} characters"));
+        }
+        let engine = engine.get(2..).unwrap_or_default();
+        if !engine.eq_ignore_ascii_case(ENGINE.as_bytes()) {
+            let engine = String::from_utf8_lossy(engine);
+            return Err(format!("ERR Engine '{engine}' not found"));
+        }
+        Ok(Self { name: name.into(), body })
+    }
+}
+
+/// Whether libraries and functions may be called this.
+pub(super) fn is_name(name: &[u8]) -> bool {
+    !name.is_empty() && name.iter().all(|byte| byte.is_ascii_alphanumeric() || *byte == b'_')
+}

@@ -1,0 +1,190 @@
+//! Tests of metadata, of loading and of the registry.
+
+use super::*;
+use crate::scripting::Flags;
+use std::sync::Arc;
+
+const VM_BYTES: usize = 64 << 20;
+
+fn library(name: &str, body: &str) -> Result<Library, String> {
+    Library::inspect(format!("#!lua name={name}\n{body}").as_bytes(), VM_BYTES)
+}
+
+fn error(body: &str) -> String {
+    library("lib", body).unwrap_err()
+}
+
+fn registering(name: &str, functions: &[&str]) -> Arc<Library> {
+    let body: String = functions
+        .iter()
+        .map(|f| format!("redis.register_function('{f}', function() return 1 end)\n"))
+        .collect();
+    Arc::new(library(name, &body).unwrap())
+}
+
+#[test]
+fn the_first_line_is_read() {
+    let read = |code: &str| Metadata::read(code.as_bytes()).map(|m| m.name);
+    assert_eq!(read("#!LUA name=a_1\n").unwrap(), b"a_1"[..].into());
+    assert_eq!(read("#!lua NAME=\"x\"\ncode").unwrap(), b"x"[..].into());
+    for (code, text) in [
+        ("", "ERR Missing library metadata"),
+        ("#!lua name=x", "ERR Invalid library metadata"),
+        ("#!lua name=\"x\n", "ERR Invalid library metadata"),
+        ("#!lua\n", "ERR Library name was not given"),
+        ("#!lua x\n", "ERR Invalid metadata value given: x"),
+        (
+            "#!lua name=a name=b\n",
+            "ERR Invalid metadata value, name argument was given multiple times",
+        ),
+        ("#!perl name=a\n", "ERR Engine 'perl' not found"),
+    ] {
+        assert_eq!(read(code).unwrap_err(), text, "{code}");
+    }
+    for name in ["", "a-b", "ä"] {
+        assert!(read(&format!("#!lua name={name}\n")).unwrap_err().contains("can only contain"));
+    }
+    let long = "x".repeat(flagstone_storage::encoding::MAX_LIBRARY_NAME + 1);
+    assert!(read(&format!("#!lua name={long}\n")).is_err());
+}
+
+#[test]
+fn functions_are_registered_in_order() {
+    let body = "
+        server.register_function('b', function() end)
+        redis.register_function{
+            FUNCTION_NAME = 'a', callback = function() end, description = 'd',
+            flags = {'no-writes', 'ALLOW-OOM'},
+        }";
+    let library = library("lib", body).unwrap();
+    let [b, a] = &library.functions[..] else { panic!("two functions") };
+    assert_eq!((&*b.name, &b.description, b.flags), (&b"b"[..], &None, 0));
+    assert_eq!((&*a.name, a.description.as_deref()), (&b"a"[..], Some(&b"d"[..])));
+    assert_eq!(a.flags, u64::from(Flags::NO_WRITES | Flags::ALLOW_OOM));
+    assert_eq!(library.body(), format!("\n{body}").as_bytes());
+}
+
+#[test]
+fn what_cannot_be_loaded_is_refused_with_the_reason() {
+    let registering = "ERR Error registering functions: ERR ";
+    for (body, text) in [
+        ("bad script", "ERR Error compiling function: user_function:2: '=' expected near 'script'"),
+        ("return 1", "ERR No functions registered"),
+        (
+            "local f = function() end redis.register_function('f', f) \
+             redis.register_function('F', f)",
+            "ERR Function already exists in the library",
+        ),
+        (
+            "redis.register_function('a-b', function() end)",
+            "ERR Function names can only contain letters, numbers, or underscores(_) and must be \
+             at least one character long",
+        ),
+    ] {
+        assert_eq!(error(body), text, "{body}");
+    }
+    for (body, text) in [
+        ("local a; a()", "user_function:2: attempt to call local 'a' (a nil value)"),
+        (
+            "return math.random()",
+            "user_function:2: Script attempted to access nonexistent global variable 'math'",
+        ),
+        (
+            "return redis.call('ping')",
+            "user_function:2: Script attempted to access nonexistent global variable 'call'",
+        ),
+        ("redis.x = 1", "user_function:2: Attempt to modify a readonly table"),
+        ("redis.register_function()", "wrong number of arguments to server.register_function"),
+        (
+            "redis.register_function('f')",
+            "calling server.register_function with a single argument is only applicable to Lua \
+             table (representing named arguments).",
+        ),
+        (
+            "redis.register_function(nil, function() end)",
+            "first argument to server.register_function must be a string",
+        ),
+        (
+            "redis.register_function('f', 1)",
+            "second argument to server.register_function must be a function",
+        ),
+        ("redis.register_function{}", "server.register_function must get a function name argument"),
+        (
+            "redis.register_function{function_name='f'}",
+            "server.register_function must get a callback argument",
+        ),
+        ("redis.register_function{x=1}", "unknown argument given to server.register_function"),
+        (
+            "redis.register_function{function_name='f', callback=function() end, flags={'x'}}",
+            "unknown flag given",
+        ),
+    ] {
+        assert_eq!(error(body), format!("{registering}{text}"), "{body}");
+    }
+}
+
+#[test]
+fn a_library_that_does_not_end_is_refused() {
+    let timeout = "ERR Error registering functions: ERR FUNCTION LOAD timeout";
+    assert_eq!(error("while true do end"), timeout);
+}
+
+#[test]
+fn nothing_is_registered_later() {
+    let vm = crate::lua::new_vm(VM_BYTES).unwrap();
+    crate::lua::seal(&vm).unwrap();
+    let body = b"local r = redis
+        r.register_function('f', function() r.register_function('g', function() end) end)
+        r.register_function('h', function() return math.abs(-2) end)";
+    let limit = std::time::Duration::from_secs(5);
+    let registered = load(&vm, body, limit, false).unwrap();
+    let call = |at: usize| crate::lua::call(&vm, &registered[at].callback, ()).unwrap();
+    let mlua::Value::Table(raised) = call(0).unwrap_err() else { panic!("an error") };
+    assert_eq!(
+        raised.raw_get::<String>("err").unwrap(),
+        "ERR server.register_function can only be called on FUNCTION LOAD command"
+    );
+    // The globals are those of scripts again.
+    assert_eq!(call(1).unwrap().to_string().unwrap(), "2");
+}
+
+#[test]
+fn libraries_come_and_go_together() {
+    let functions = Functions::new(Vec::new(), 1 << 20).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let mut edit = runtime.block_on(functions.edit());
+    let (a, b) = (registering("a", &["f", "G"]), registering("b", &["h"]));
+    edit.add(&[a.clone(), b], Policy::Append).unwrap();
+    assert_eq!(edit.libraries().function(b"g").unwrap().function.name[..], b"G"[..]);
+    assert_eq!(edit.libraries().function_count(), 3);
+    let bytes = edit.libraries().bytes();
+
+    let clash = [registering("c", &["c"]), registering("d", &["H"])];
+    assert_eq!(edit.add(&clash, Policy::Append).unwrap_err(), "ERR Function H already exists");
+    let text = "ERR Library a already exists";
+    assert_eq!(edit.add(std::slice::from_ref(&a), Policy::Append).unwrap_err(), text);
+    let twice = [registering("e", &["e"]), registering("e", &["e2"])];
+    assert_eq!(edit.add(&twice, Policy::Replace).unwrap_err(), "ERR Library 'e' already exists");
+    assert_eq!(edit.libraries().bytes(), bytes, "a change that fails changes nothing");
+
+    edit.add(&[registering("a", &["f"])], Policy::Replace).unwrap();
+    assert!(edit.libraries().function(b"g").is_none());
+    assert!(edit.remove(b"b") && !edit.remove(b"b"));
+    assert!(edit.libraries().function(b"h").is_none());
+    edit.add(&clash, Policy::Flush).unwrap();
+    assert_eq!(edit.libraries().iter().len(), 2);
+    edit.clear();
+    assert_eq!((edit.libraries().bytes(), edit.libraries().function_count()), (0, 0));
+    assert_eq!(functions.now().iter().len(), 0, "it is not stored");
+}
+
+#[test]
+fn libraries_are_bounded() {
+    let functions = Functions::new(Vec::new(), 1000).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let mut edit = runtime.block_on(functions.edit());
+    edit.add(&[registering("a", &["f"])], Policy::Append).unwrap();
+    let error = edit.add(&[registering("b", &["g"])], Policy::Append).unwrap_err();
+    assert!(error.starts_with("OOM "), "{error}");
+    edit.add(&[registering("b", &["g"])], Policy::Flush).unwrap();
+}
