@@ -4,6 +4,7 @@ use crate::blocking::{Cancel, Turn};
 use crate::commands::registry;
 use crate::config::OutputBufferLimits;
 use crate::outbox::{Allowed, Outbox, TooSlow};
+use crate::watch::Watch;
 use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -33,6 +34,7 @@ pub mod state {
     pub const TRACKING: u32 = 1 << 4;
     pub const BROKEN_REDIRECT: u32 = 1 << 5;
     pub const BROADCAST: u32 = 1 << 6;
+    /// A key that it watches has changed; it follows from that alone.
     pub const DIRTY: u32 = 1 << 7;
     pub const UNIX: u32 = 1 << 8;
     pub const NO_EVICT: u32 = 1 << 9;
@@ -100,6 +102,8 @@ pub struct Client {
     pub bytes_out: AtomicU64,
     /// What it is sent unasked.
     pub outbox: Outbox,
+    /// What it watches, if anything.
+    watch: Mutex<Option<Arc<Watch>>>,
     /// It was closed because it did not read what it was sent.
     too_slow: AtomicBool,
     /// The wait it is in, which CLIENT UNBLOCK ends.
@@ -144,12 +148,18 @@ impl Client {
             bytes_in: AtomicU64::new(0),
             bytes_out: AtomicU64::new(0),
             outbox: Outbox::default(),
+            watch: Mutex::default(),
             too_slow: AtomicBool::new(false),
             turn: Mutex::default(),
             killed: AtomicBool::new(false),
             kill: Notify::new(),
             labels: Mutex::default(),
         }
+    }
+
+    /// One of the same connection that nobody else knows.
+    pub(crate) fn double(&self) -> Self {
+        Self::new(self.id, (self.addr, self.laddr), self.fd, self.worker, self.created_ms)
     }
 
     /// Whether it runs on the same machine.
@@ -284,9 +294,22 @@ impl Client {
         );
     }
 
+    /// It watches keys from now on, or does no more.
+    pub(crate) fn set_watch(&self, watch: Option<Arc<Watch>>) {
+        *self.watch.lock().unwrap_or_else(PoisonError::into_inner) = watch;
+    }
+
+    /// Whether a key that it watches has changed.
+    pub fn is_dirty(&self) -> bool {
+        let watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
+        watch.as_ref().is_some_and(|watch| watch.is_dirty())
+    }
+
     fn letters(&self) -> String {
-        let letters: String =
-            state::LETTERS.iter().filter(|(bit, _)| self.is(*bit)).map(|(_, c)| *c).collect();
+        let dirty = if self.is_dirty() { state::DIRTY } else { 0 };
+        let states = self.states.load(Ordering::Relaxed) | dirty;
+        let letters = state::LETTERS.iter().filter(|(bit, _)| states & bit != 0);
+        let letters: String = letters.map(|(_, c)| *c).collect();
         if letters.is_empty() { "N".to_owned() } else { letters }
     }
 

@@ -83,6 +83,7 @@ impl Worker {
         published: Vec<Published>,
     ) {
         let changed = notes.iter().filter(|note| note.what.is_change());
+        self.touch_watches(&notes);
         self.touch_waiters(changed.map(|note| (note.db, &*note.key)));
         let number = self.news_count.get() + 1;
         self.news_count.set(number);

@@ -30,4 +30,5 @@ pub mod slowlog;
 pub mod tracking;
 pub mod transaction;
 pub mod unit;
+pub mod watch;
 pub mod worker;

@@ -68,6 +68,8 @@ pub struct Budget {
     pub functions: usize,
     /// Each of the VMs that run them.
     pub script_vm: usize,
+    /// Keys that clients watch.
+    pub watches: usize,
 }
 
 impl Budget {
@@ -89,6 +91,7 @@ impl Budget {
             scripts: (total / 64) as usize,
             functions: (total / 64) as usize,
             script_vm: (total / 16) as usize,
+            watches: (total / 64) as usize,
         }
     }
 }
@@ -103,8 +106,10 @@ pub struct Node {
     /// Workers that own shards; the rest only does network.
     pub shard_workers: usize,
     pub clients: Clients,
-    /// Clients that wait for keys, or are told when keys change.
+    /// Clients that wait for keys, watch them, or are told when they change.
     pub change_listeners: AtomicUsize,
+    /// Bytes that watched keys take.
+    pub watched_bytes: AtomicUsize,
     /// The number of the last client that began to wait for keys.
     pub last_waiter: AtomicU64,
     pub pubsub: Arc<PubSub>,
@@ -157,6 +162,7 @@ impl Node {
             functions: Functions::new(libraries, budget.functions)?,
             pubsub: Arc::new(PubSub::new(mailboxes.len(), budget.subscriptions)),
             change_listeners: AtomicUsize::new(0),
+            watched_bytes: AtomicUsize::new(0),
             prefixes: Prefixes::new(budget.prefixes),
             scripts: Scripts::new(budget.scripts, budget.script_vm),
             budget,

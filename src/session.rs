@@ -7,6 +7,7 @@ use crate::pubsub::Subscriptions;
 use crate::resp::{Proto, Reply};
 use crate::tracking::Tracked;
 use crate::transaction::Transaction;
+use crate::watch::Watches;
 use crate::worker::Request;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -44,6 +45,10 @@ pub struct Session {
     pub monitoring: Option<Monitoring>,
     /// What is queued since MULTI.
     pub transaction: Option<Box<Transaction>>,
+    /// It runs what was queued: no command may wait for long.
+    pub in_exec: bool,
+    /// What it watches.
+    pub watches: Option<Box<Watches>>,
     /// The greatest journal position that holds a write of this connection (WAITAOF).
     pub written: u64,
 }
@@ -62,12 +67,15 @@ impl Session {
             tracking: None,
             monitoring: None,
             transaction: None,
+            in_exec: false,
+            watches: None,
             written: 0,
         }
     }
 
     /// RESET: everything but the connection's identity as it was at the start.
     pub fn reset(&mut self, authenticated: bool) {
+        self.end_transaction();
         let client = self.client.clone();
         *self = Self::new(client, authenticated);
         self.client.reset();
@@ -99,11 +107,13 @@ impl Session {
         }
     }
 
-    /// A command was run: CLIENT CACHING is of one command, but for those of CLIENT.
+    /// A command was run: CLIENT CACHING is of one command, but for those of CLIENT, or of one
+    /// transaction.
     #[inline]
     pub fn end_caching(&mut self, command: Option<&Command>) {
         if let Some(tracked) = &mut self.tracking
             && tracked.caching
+            && self.transaction.is_none()
             && !command.is_some_and(|command| command.full_name.starts_with("client|"))
         {
             tracked.caching = false;
@@ -130,6 +140,15 @@ impl Session {
         self.client.set(state::MULTI, false);
         self.client.queued.store(-1, Ordering::Relaxed);
         self.transaction.take()
+    }
+
+    /// What is queued will not run, and nothing is watched any more; whether anything was queued.
+    pub fn discard(&mut self) -> bool {
+        let transaction = self.end_transaction();
+        if transaction.is_some() {
+            self.watches = None;
+        }
+        transaction.is_some()
     }
 
     /// SELECT.

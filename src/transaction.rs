@@ -1,6 +1,7 @@
 //! What a connection has queued between MULTI and EXEC.
 //!
-//! It is kept as the arguments that EXEC is run with: its name, and for each command the number of
+//! It is kept as the arguments that EXEC is run with: its name, the number of watched keys, for each
+//! of these the database, the key, and whether it was there ("1"); and for each command the number of
 //! its arguments, the database, and the arguments. So a transaction is routed and run like any
 //! other command on keys.
 
@@ -9,9 +10,15 @@ use crate::commands::{Run, flag};
 use crate::num::parse_i64;
 use crate::resp::Args;
 use crate::unit;
+use crate::watch::Watches;
+use flagstone_storage::need::Key;
+use std::collections::BTreeSet;
 
-/// Arguments of EXEC before the first command.
-const HEAD: usize = 1;
+/// Arguments of EXEC before the first watched key: its name, their number.
+const HEAD: usize = 2;
+
+/// Arguments for each watched key.
+const WATCHED: usize = 3;
 
 /// Arguments before those of each command: their number, the database.
 const COMMAND_HEAD: usize = 2;
@@ -29,13 +36,28 @@ pub struct Transaction {
 }
 
 impl Transaction {
-    pub fn new(db: u32) -> Self {
-        let (bytes, ranges) = (b"exec".to_vec(), vec![(0, 4)]);
-        Self { bytes, ranges, commands: Vec::new(), broken: false, db }
+    /// Of a connection that watches these keys: it can watch no more of them until EXEC.
+    pub fn new(db: u32, watches: Option<&Watches>) -> Self {
+        let mut this =
+            Self { bytes: Vec::new(), ranges: Vec::new(), commands: Vec::new(), broken: false, db };
+        let mut itoa = itoa::Buffer::new();
+        let watched = || watches.into_iter().flat_map(Watches::keys);
+        this.push_arg(b"exec");
+        this.push_arg(itoa.format(watched().count()).as_bytes());
+        for (db, key, existed) in watched() {
+            this.push_arg(itoa.format(db).as_bytes());
+            this.push_arg(key);
+            this.push_arg(if existed { b"1" } else { b"0" });
+        }
+        this
     }
 
     /// Queues a command. `selected`: the database that it chooses for those behind it.
     pub fn push(&mut self, command: &'static Command, args: Args<'_>, selected: Option<u32>) {
+        // It will not run.
+        if self.broken {
+            return;
+        }
         let mut itoa = itoa::Buffer::new();
         self.push_arg(itoa.format(args.len()).as_bytes());
         self.push_arg(itoa.format(self.db).as_bytes());
@@ -53,6 +75,11 @@ impl Transaction {
     /// Bytes of what is queued, about.
     pub fn bytes(&self) -> usize {
         self.bytes.len() + self.ranges.len() * size_of::<(u32, u32)>()
+    }
+
+    /// The flags that any of the commands has.
+    pub fn flags(&self) -> u32 {
+        self.commands.iter().fold(0, |flags, command| flags | command.spec.flags)
     }
 
     /// A command was refused.
@@ -98,26 +125,49 @@ pub struct Queued<'a> {
     pub db: u32,
 }
 
+/// A watched key.
+pub struct Watched<'a> {
+    pub db: u32,
+    pub key: &'a [u8],
+    /// It was there when it was first watched.
+    pub existed: bool,
+}
+
+fn number<T: TryFrom<i64>>(args: Args<'_>, at: usize) -> Option<T> {
+    T::try_from(parse_i64(args.get(at)?)?).ok()
+}
+
+/// The watched keys among the arguments of EXEC.
+pub fn watched(args: Args<'_>) -> impl Iterator<Item = Watched<'_>> {
+    let count = number(args, HEAD - 1).unwrap_or(0);
+    (0..count).map_while(move |n| {
+        let at = HEAD + n * WATCHED;
+        let existed = args.get(at + 2)? == b"1";
+        Some(Watched { db: number(args, at)?, key: args.get(at + 1)?, existed })
+    })
+}
+
 /// The commands among the arguments of EXEC.
 pub fn queued(args: Args<'_>) -> impl Iterator<Item = Queued<'_>> {
-    let mut at = HEAD;
+    let mut at = HEAD + number::<usize>(args, HEAD - 1).unwrap_or(0) * WATCHED;
     std::iter::from_fn(move || {
-        let number = |at| args.get(at).and_then(parse_i64);
-        let len = usize::try_from(number(at)?).ok()?;
-        let db = u32::try_from(number(at + 1)?).ok()?;
+        let (len, db) = (number(args, at)?, number(args, at + 1)?);
         let own = args.slice(at + COMMAND_HEAD, len);
         at += COMMAND_HEAD + len;
         Some(Queued { command: registry::resolve(own)?, args: own, db })
     })
 }
 
-/// The keys of all of them.
-pub fn keys<'a>(args: Args<'a>, _: u32, _: &[(u32, &'a [u8])]) -> Vec<(u32, &'a [u8])> {
-    let on_keys = queued(args).filter(|queued| matches!(queued.command.spec.run, Run::Keys(_)));
-    on_keys.flat_map(|queued| queued.command.keys(queued.args, queued.db)).collect()
+/// The keys of those that only read.
+pub fn read_keys(args: Args<'_>) -> BTreeSet<Key> {
+    let reading = queued(args).filter(|queued| queued.command.spec.has(flag::READONLY));
+    let keys = reading.flat_map(|queued| queued.command.keys(queued.args, queued.db));
+    keys.map(|(db, key)| (db, key.into())).collect()
 }
 
-/// Whether a command is queued within MULTI.
-pub fn is_queued(command: &Command) -> bool {
-    !command.spec.has(flag::UNQUEUED)
+/// The keys of all of them, and those that are watched.
+pub fn keys<'a>(args: Args<'a>, _: u32, _: &[(u32, &'a [u8])]) -> Vec<(u32, &'a [u8])> {
+    let on_keys = queued(args).filter(|queued| matches!(queued.command.spec.run, Run::Keys(_)));
+    let keys = on_keys.flat_map(|queued| queued.command.keys(queued.args, queued.db));
+    watched(args).map(|watched| (watched.db, watched.key)).chain(keys).collect()
 }

@@ -221,7 +221,7 @@ impl Serves for Rc<Worker> {
 
     fn ask(&self, worker: usize, waiter: &Arc<Waiter>) {
         let waiter = waiter.clone();
-        super::wait::send(&self.node, worker, move |worker| {
+        routing::send(&self.node, worker, move |worker| {
             look_again(worker, &waiter);
             worker.count_awaited();
         });

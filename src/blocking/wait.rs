@@ -7,7 +7,7 @@ use crate::commands::Block;
 use crate::node::Node;
 use crate::resp::Reply;
 use crate::routing::{self, Target};
-use crate::worker::{Blocked, Elsewhere, Message, OwnedCommand, Ran, Worker};
+use crate::worker::{Blocked, Elsewhere, OwnedCommand, Ran, Worker};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -107,7 +107,7 @@ impl Waiting {
                 worker.add_waiter(&waiting.waiter);
             } else {
                 let waiter = waiting.waiter.clone();
-                send(node, target, move |worker| worker.add_waiter(&waiter));
+                routing::send(node, target, move |worker| worker.add_waiter(&waiter));
             }
         }
         waiting
@@ -153,7 +153,7 @@ impl Drop for Waiting {
             } else {
                 // It may get there before the waiter does, which is then not added.
                 let waiter = self.waiter.clone();
-                send(node, target, move |worker| worker.remove_waiter(&waiter));
+                routing::send(node, target, move |worker| worker.remove_waiter(&waiter));
             }
         }
     }
@@ -162,20 +162,4 @@ impl Drop for Waiting {
 /// The workers that own keys which a waiter waits for.
 fn workers_of(node: &Node, waiter: &Waiter) -> BTreeSet<usize> {
     waiter.keys.iter().map(|(_, key)| routing::owner(node, key)).collect()
-}
-
-/// Runs something on a worker's thread, some time.
-pub(super) fn send(
-    node: &Arc<Node>,
-    target: usize,
-    job: impl FnOnce(&Rc<Worker>) + Send + 'static,
-) {
-    let Err(message) = node.mailboxes[target].try_send_urgent(Message::Run(Box::new(job))) else {
-        return;
-    };
-    let node = node.clone();
-    tokio::task::spawn_local(async move {
-        // A worker that is gone has lost its waiters with its memory.
-        let _ = node.mailboxes[target].send_urgent(message).await;
-    });
 }

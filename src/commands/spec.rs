@@ -3,6 +3,7 @@
 
 use crate::commands::context::{Call, Ctx, Outcome};
 use crate::resp::Args;
+use crate::routing::Databases;
 use std::future::Future;
 use std::pin::Pin;
 
@@ -113,6 +114,9 @@ pub enum Run {
     Session(fn(&mut Call<'_>, Args<'_>) -> Outcome),
     /// On the connection, and may wait: for workers, the journal, a time.
     Wait(for<'a> fn(&'a mut Call<'_>, Args<'a>) -> Waiting<'a>),
+    /// On all databases, which are changed or walked over: alone, or as part of a unit. May wait
+    /// for workers.
+    Databases(for<'a> fn(&'a mut Databases<'_>, Args<'a>) -> Waiting<'a>),
     /// Has subcommands only.
     Container,
 }
@@ -126,6 +130,7 @@ impl std::fmt::Debug for Run {
             Self::Keys(_) => "Keys",
             Self::Session(_) => "Session",
             Self::Wait(_) => "Wait",
+            Self::Databases(_) => "Databases",
             Self::Container => "Container",
         })
     }

@@ -13,6 +13,12 @@ use std::sync::atomic::Ordering;
 
 const ABORTED: &str = "EXECABORT Transaction discarded because of previous errors.";
 
+/// The error text of an EXEC that was refused itself.
+pub(super) fn aborted_by(text: &[u8]) -> Vec<u8> {
+    let cause = text.strip_prefix(b"ERR ").unwrap_or(text);
+    [b"EXECABORT Transaction discarded because of: ", cause].concat()
+}
+
 impl Connection {
     /// Queues a command; `false`: more is queued than may be.
     pub(super) fn queue(
@@ -46,7 +52,8 @@ impl Connection {
         cycle: &mut Cycle,
         settings: &Settings,
     ) -> Dispatched {
-        let plain = |t: &Transaction| !t.is_broken() && !t.is_mixed();
+        let watches = self.session.watches.is_some();
+        let plain = |t: &Transaction| !t.is_broken() && !t.is_mixed() && !watches;
         let Some(transaction) = self.session.transaction.as_deref().filter(|t| plain(t)) else {
             return Dispatched::Barrier;
         };
@@ -57,6 +64,7 @@ impl Connection {
         self.session.client.runs(exec.id);
         self.session.end_transaction();
         self.session.select(db);
+        self.session.end_caching(Some(exec));
         Dispatched::Done
     }
 
@@ -64,30 +72,54 @@ impl Connection {
     pub(super) async fn run_exec(
         &mut self,
         exec: &'static Command,
+        args: Args<'_>,
         out: &mut Reply,
     ) -> Result<bool> {
         let Some(transaction) = self.session.end_transaction() else {
-            out.error("ERR EXEC without MULTI");
-            return Ok(false);
+            return Ok(self.fail_exec(exec, args, "ERR EXEC without MULTI", out));
         };
+        // They end with it, when it has looked at them.
+        let watches = self.session.watches.take();
         if transaction.is_broken() {
-            out.error(ABORTED);
-            return Ok(false);
+            return Ok(self.fail_exec(exec, args, ABORTED, out));
         }
         self.worker.start_watch();
         let mut cycle = Cycle::new(&self.worker, self.session.proto);
         let reply = cycle.alone(&self.worker, &self.session, exec, transaction.args()).await;
-        self.session.take_pushes(out);
-        let Some(parts) = array_items(&reply) else {
-            out.append(&reply);
-            return Ok(false);
-        };
-        self.session.select(transaction.db());
+        drop(watches);
+        let parts = array_items(&reply);
+        if parts.is_some() {
+            self.session.select(transaction.db());
+        }
         if !transaction.is_mixed() {
             out.append(&reply);
             return Ok(false);
         }
-        self.run_others(&transaction, parts, out).await
+        // What it subscribes to is confirmed within the reply: nothing else may come there.
+        self.session.take_pushes(out);
+        let mut close = false;
+        match parts {
+            Some(parts) => close = self.run_others(&transaction, parts, out).await?,
+            None => out.append(&reply),
+        }
+        self.show(exec, args);
+        Ok(close)
+    }
+
+    /// EXEC has nothing to run.
+    fn fail_exec(
+        &self,
+        exec: &'static Command,
+        args: Args<'_>,
+        text: &'static str,
+        out: &mut Reply,
+    ) -> bool {
+        let mark = out.len();
+        let settings = self.worker.settings();
+        self.show(exec, args);
+        self.worker.start_watch();
+        self.worker.ran(exec, args, self.session.client.id, &settings);
+        self.settle(exec, Err(text.into()), out, mark)
     }
 
     /// What the connection runs of a transaction, when its part on keys is done; the reply of all.
@@ -100,6 +132,7 @@ impl Connection {
         let settings = self.worker.settings();
         out.array(transaction.commands().len());
         let mut close = false;
+        self.session.in_exec = true;
         for queued in queued(transaction.args()) {
             if runs_in_unit(queued.command) {
                 out.append(parts.next().unwrap_or_default());
@@ -107,6 +140,7 @@ impl Connection {
                 close |= self.run_admitted(queued.command, queued.args, &settings, out).await?;
             }
         }
+        self.session.in_exec = false;
         Ok(close)
     }
 }

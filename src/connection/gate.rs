@@ -68,10 +68,15 @@ pub(super) fn admit(
     {
         return Admitted::Refused("NOAUTH Authentication required.".into());
     }
+    if session.transaction.is_some() && command.spec.has(flag::NO_MULTI) {
+        return Admitted::Refused("ERR Command not allowed inside a transaction".into());
+    }
     if let Some(text) = command.too_long_key(args) {
         return Admitted::Refused(text.into());
     }
-    if command.spec.has(flag::DENYOOM) && worker.node.is_choked() {
+    // EXEC is what it runs.
+    let flags = flags_of(session, command);
+    if flags & flag::DENYOOM != 0 && worker.node.is_choked() {
         return Admitted::Refused(CHOKED.into());
     }
     if let Some(kind) = worker.node.scripts.running.busy()
@@ -88,7 +93,7 @@ pub(super) fn admit(
         return Admitted::Refused(text.into());
     }
     if let Some(pause) = worker.node.pause()
-        && (!pause.writes_only || may_be_paused(command))
+        && (!pause.writes_only || may_be_paused(flags))
     {
         return Admitted::Wait;
     }
@@ -112,14 +117,21 @@ fn protected(session: &Session, command: &Command, settings: &Settings) -> Optio
     })
 }
 
-/// Whether CLIENT PAUSE WRITE holds a command back.
-fn may_be_paused(command: &Command) -> bool {
-    command.may_write() || command.spec.has(flag::MAY_REPLICATE)
+/// Its flags, with those of what it runs.
+fn flags_of(session: &Session, command: &Command) -> u32 {
+    let queued = session.transaction.as_ref().filter(|_| command.spec.has(flag::EXEC));
+    command.spec.flags | queued.map_or(0, |transaction| transaction.flags())
+}
+
+/// Whether CLIENT PAUSE WRITE holds a command with these flags back.
+fn may_be_paused(flags: u32) -> bool {
+    flags & (flag::WRITE | flag::MAY_REPLICATE) != 0
 }
 
 /// The same for a command that is not looked up yet.
-pub(super) fn may_write(args: Args<'_>) -> bool {
-    args.get(0).and_then(registry::lookup).is_some_and(may_be_paused)
+pub(super) fn may_write(session: &Session, args: Args<'_>) -> bool {
+    let command = args.get(0).and_then(registry::lookup);
+    command.is_some_and(|command| may_be_paused(flags_of(session, command)))
 }
 
 fn unknown_command(args: Args<'_>) -> Vec<u8> {

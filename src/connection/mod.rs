@@ -11,6 +11,7 @@ use crate::commands::registry::Command;
 use crate::commands::{Call, Run, Stop, error, flag};
 use crate::monitor::Line;
 use crate::resp::{Args, Limits, Parsed, Parser, Reply};
+use crate::routing::Databases;
 use crate::session::{ReplyMode, Session};
 use crate::worker::Worker;
 use bytes::{Buf, BytesMut};
@@ -274,10 +275,9 @@ impl Connection {
         let command = match gate::admit(&self.session, &self.worker, args, settings) {
             Admitted::Run(command) => command,
             Admitted::Refused(text) => {
-                self.count_refusal(args, &text);
+                let text = self.refused(args, text);
                 cycle.refuse(&text, &mut self.session);
                 self.session.end_caching(gate::resolve(args).ok());
-                self.session.break_transaction();
                 return Dispatched::Done;
             }
             Admitted::Wait => return Dispatched::Barrier,
@@ -324,7 +324,9 @@ impl Connection {
                 cycle.end_command();
                 if close || self.session.closing { Dispatched::Close } else { Dispatched::Done }
             }
-            Run::Session(_) | Run::Wait(_) | Run::Container => Dispatched::Barrier,
+            Run::Session(_) | Run::Wait(_) | Run::Databases(_) | Run::Container => {
+                Dispatched::Barrier
+            }
         }
     }
 
@@ -396,14 +398,13 @@ impl Connection {
             match gate::admit(&self.session, &self.worker, args, settings) {
                 Admitted::Run(command) => break command,
                 Admitted::Refused(text) => {
-                    self.count_refusal(args, &text);
+                    let text = self.refused(args, text);
                     out.error(&text);
-                    self.session.break_transaction();
                     return Ok(false);
                 }
                 Admitted::Hostile => return Ok(true),
                 Admitted::Wait => {
-                    let may_write = gate::may_write(args);
+                    let may_write = gate::may_write(&self.session, args);
                     let node = self.worker.node.clone();
                     self.session.client.set(state::BLOCKED, true);
                     self.wire().keep_until(node.wait_unpaused(may_write)).await?;
@@ -417,7 +418,7 @@ impl Connection {
         }
         self.note_command(command, args, left);
         if command.spec.has(flag::EXEC) {
-            return self.run_exec(command, out).await;
+            return self.run_exec(command, args, out).await;
         }
         self.run_admitted(command, args, settings, out).await
     }
@@ -472,6 +473,10 @@ impl Connection {
                 };
                 wire.keep_until(handler(&mut call, args)).await?
             }
+            Run::Databases(handler) => {
+                let mut databases = Databases::new(&self.worker, self.session.db, out);
+                handler(&mut databases, args).await
+            }
             // Reached only without a subcommand: with one that does not exist, it is refused.
             Run::Container => Err(Stop::from(error::arity(command.full_name))),
         };
@@ -483,8 +488,23 @@ impl Connection {
         Ok(self.settle(command, outcome, out, mark))
     }
 
-    fn count_refusal(&self, args: Args<'_>, text: &[u8]) {
-        self.worker.stats().refused(gate::resolve(args).ok(), &String::from_utf8_lossy(text));
+    /// A command was refused: what is queued will not run. The text for the client.
+    fn refused(&mut self, args: Args<'_>, text: Vec<u8>) -> Vec<u8> {
+        let command = gate::resolve(args).ok();
+        let exec = command.filter(|command| command.spec.has(flag::EXEC));
+        let text = match exec {
+            Some(_) => exec::aborted_by(&text),
+            None => text,
+        };
+        self.worker.stats().refused(command, &String::from_utf8_lossy(&text));
+        match exec {
+            Some(exec) => {
+                self.session.discard();
+                self.show(exec, args);
+            }
+            None => self.session.break_transaction(),
+        }
+        text
     }
 
     /// Puts an error in the reply's place; whether the connection is to be closed.

@@ -9,16 +9,17 @@
 //! because others change what they follow from, gets the workers whole in the end.
 
 use super::hold::{Acquire, Apply, Grant};
-use super::owner;
-use super::units::run_apart;
+use super::units::{lose, run_apart};
+use super::{databases, owner};
 use crate::commands::{Ctx, Run, Stop, flag};
 use crate::config::Settings;
 use crate::events::News;
 use crate::node::Node;
 use crate::resp::Reply;
+use crate::transaction;
 use crate::unit::{self, Effects, Unit};
 use crate::worker::{Elsewhere, LockKey, Message, OwnedCommand, Ran, Request, Worker, changer};
-use flagstone_storage::journal::{JournalError, Lsn};
+use flagstone_storage::journal::Lsn;
 use flagstone_storage::notes::{Interest, Note};
 use flagstone_storage::store::Need;
 use flagstone_storage::{Entry, Store};
@@ -54,6 +55,8 @@ pub(super) struct Held {
     round: u64,
     /// What the command has done beside changing keys, if it is a unit.
     effects: Effects,
+    /// It has changed whole databases.
+    rearranged: bool,
 }
 
 /// What a command is lent.
@@ -61,6 +64,8 @@ pub(super) struct Held {
 pub(super) struct Wanted {
     /// Who wants to hear of their changes.
     pub(super) reader: Option<u64>,
+    /// The keys that it reads, if they are not all.
+    pub(super) read: Option<BTreeSet<LockKey>>,
     pub(super) keys: BTreeSet<LockKey>,
     /// Parts of their values.
     pub(super) parts: Vec<Need>,
@@ -104,13 +109,16 @@ pub(crate) async fn coordinate(
     let client = changer(command.command, command.request.client);
     let mut held = Held { client, ..Held::default() };
     let outcome = run(worker, command, elsewhere, &mut held, &mut out).await;
-    held.effects.tell_monitors(&worker.node, command.request.client, &worker.settings());
+    worker.tell_parts(&mut held.effects, command.request.client, &worker.settings());
     let published = std::mem::take(&mut held.effects.published);
     match outcome {
         Ok(round) => match worker.wait_shown(round).await {
             Ok(()) => {
                 let (client, notes) = (held.client, held.notes);
                 worker.tell(&News { round, client, number: 0, notes, published });
+                if held.rearranged {
+                    worker.node.invalidate_everything(&worker.settings());
+                }
             }
             Err(error) => {
                 out.clear();
@@ -146,8 +154,10 @@ async fn run(
     let Request { client, track, .. } = command.request;
     let spec = command.command.spec;
     let reader = (track && (spec.unit || spec.has(flag::READONLY))).then_some(client);
-    let mut wanted = Wanted { reader, keys, apart: elsewhere.apart, ..Wanted::default() };
-    wanted.add(elsewhere.missed);
+    let Elsewhere { missed, apart, whole } = elsewhere;
+    let read = spec.has(flag::EXEC).then(|| transaction::read_keys(command.args()));
+    let mut wanted = Wanted { reader, read, keys, apart, whole, ..Wanted::default() };
+    wanted.add(missed);
     let max_lockings = if spec.unit { MAX_UNIT_LOCKINGS } else { MAX_LOCKINGS };
     let mut lockings = 1;
     for _ in 0..MAX_ATTEMPTS {
@@ -161,7 +171,7 @@ async fn run(
             Ok(round) => return Ok(round),
             Err(Stop::Miss(missed)) => lockings += usize::from(wanted.add(missed)),
             Err(Stop::Apart) => wanted.apart = true,
-            Err(Stop::Whole) => wanted.whole = true,
+            Err(Stop::Whole) => (wanted.whole, wanted.apart) = (true, spec.unit),
             Err(stop) => return Err(stop),
         }
     }
@@ -194,7 +204,7 @@ async fn attempt(
         ran.outcome
     {
         let keep = matches!(ran.outcome, Err(Stop::Miss(_)));
-        abandon(node, command, held, ran.store, keep).await;
+        abandon(worker, command, held, ran.store, keep).await;
         return ran.outcome.map(|()| 0);
     }
     held.notes.append(&mut ran.store.notes.take());
@@ -203,18 +213,48 @@ async fn attempt(
     if !matches!(ran.outcome, Err(Stop::Block(_))) {
         worker.ran_since(began, name, command.args(), client, &settings);
     }
-    let (changed, committed) = commit(node, &mut ran.store);
-    let entries = ran.store.drain();
+    commit_and_apply(worker, wanted, held, ran.store).await?;
+    ran.outcome.map(|()| held.round)
+}
+
+/// Stores what a command has changed, or nothing of it, and gives back what it was lent.
+async fn commit_and_apply(
+    worker: &Rc<Worker>,
+    wanted: &Wanted,
+    held: &mut Held,
+    mut space: Store,
+) -> Result<(), String> {
+    let node = &worker.node;
+    let generations = space.generations();
+    let before = worker.partition.borrow().store.generations();
+    held.rearranged = held.whole && generations != before;
+    let changed: HashSet<LockKey> =
+        space.changed_keys().map(|(db, key)| (db, key.into())).collect();
+    let committed = if held.rearranged {
+        let lent = space.lent().map(|(db, entry)| (db, entry.key().into())).collect();
+        match databases::load_watched(node, &before, &generations, lent).await {
+            Ok(()) => commit(node, &mut space, Some((&before, &generations))),
+            Err(text) => Err(text),
+        }
+    } else {
+        commit(node, &mut space, None)
+    };
     let record = match committed {
         Ok(record) => record,
-        Err(failed) => {
-            hand_back(node, held, entries, &changed, Changed::Forgotten, false).await;
-            return Err(format!("ERR the write could not be stored: {failed}").into());
+        Err(text) if held.rearranged => {
+            lose(worker, wanted, held).await;
+            return Err(text);
+        }
+        Err(text) => {
+            hand_back(node, held, space.drain(), &changed, Changed::Forgotten, false).await;
+            return Err(text);
         }
     };
-    hand_back(node, held, entries, &changed, Changed::Stored(record.as_ref()), false).await;
+    let generations = if held.rearranged { &generations[..] } else { &[] };
+    let stored = Changed::Stored { record: record.as_ref(), generations };
+    hand_back(node, held, space.drain(), &changed, stored, false).await;
     held.round = record.map_or(0, |(lsn, _)| worker.round_showing(lsn));
-    ran.outcome.map(|()| held.round)
+    Ok(())
 }
 
 /// Runs a command on this thread.
@@ -241,37 +281,52 @@ fn run_here(
 /// A command has not come to its end: what it was lent goes back. What a unit has changed is
 /// forgotten; what another has found expired is not.
 async fn abandon(
-    node: &Node,
+    worker: &Worker,
     command: &OwnedCommand,
     held: &mut Held,
     mut space: Store,
     keep: bool,
 ) {
-    let mut changed = HashSet::new();
-    if command.command.spec.unit {
-        changed.extend(space.changed_keys().map(|(db, key)| (db, key.into())));
-    } else {
+    if !command.command.spec.unit {
         space.notes.retry();
         held.notes.append(&mut space.notes.take());
+        hand_back(&worker.node, held, space.drain(), &HashSet::new(), Changed::Forgotten, keep)
+            .await;
+        return;
     }
-    hand_back(node, held, space.drain(), &changed, Changed::Forgotten, keep).await;
+    take_back(worker, held, space, keep).await;
+}
+
+/// Nothing of what a unit has changed counts.
+async fn take_back(worker: &Worker, held: &mut Held, mut space: Store, keep: bool) {
+    let entries = if held.whole { databases::unmoved(worker, &mut space) } else { space.drain() };
+    let changed = entries.iter().filter(|(_, entry)| entry.is_dirty());
+    let changed = changed.map(|(db, entry)| (*db, entry.key().into())).collect();
+    hand_back(&worker.node, held, entries, &changed, Changed::Forgotten, keep).await;
 }
 
 pub(super) type Record = (Lsn, Arc<Vec<u8>>);
 
-/// Appends what the command changed as one record.
+/// Appends what the command changed as one record; `databases`: their generations before and now,
+/// if it has changed them.
 fn commit(
     node: &Node,
     space: &mut Store,
-) -> (HashSet<LockKey>, Result<Option<Record>, JournalError>) {
-    let sealed = space.seal();
-    let changed: HashSet<LockKey> = sealed.keys().map(|(db, key)| (db, key.into())).collect();
+    databases: Option<(&[u32], &[u32])>,
+) -> Result<Option<Record>, String> {
+    let mut sealed = space.seal();
+    if let Some((before, now)) = databases {
+        databases::seal(node, &mut sealed, before, now);
+    }
     if sealed.ops.is_empty() {
-        return (changed, Ok(None));
+        return Ok(None);
     }
     let body = sealed.body();
     let appended = node.journal.append(node.clock.now_ms(), &sealed.shards(), &[&body]);
-    (changed, appended.map(|lsn| Some((lsn, Arc::new(body)))))
+    match appended {
+        Ok(lsn) => Ok(Some((lsn, Arc::new(body)))),
+        Err(error) => Err(format!("ERR the write could not be stored: {error}")),
+    }
 }
 
 /// What is asked of each worker, in their order.
@@ -283,6 +338,9 @@ fn by_worker(node: &Node, wanted: &Wanted, held: &Held) -> BTreeMap<usize, Acqui
         acquire.keys.push((*db, key.clone()));
         acquire.under = held.holds.get(&target).copied();
         acquire.reader = wanted.reader;
+        if wanted.read.as_ref().is_none_or(|read| read.contains(&(*db, key.clone()))) {
+            acquire.reads.push(key.clone());
+        }
     }
     for need in &wanted.parts {
         out.entry(owner(node, &need.key)).or_default().needs.push(need.clone());
@@ -296,7 +354,7 @@ async fn acquire_all(worker: &Rc<Worker>, wanted: &Wanted, held: &mut Held) -> R
         let store = &worker.partition.borrow().store;
         store.workspace(&store.generations())
     };
-    match borrow(worker, wanted, held, &mut space).await {
+    match borrow(worker, wanted, held, &mut space, |db| db).await {
         Ok(()) => Ok(space),
         Err(text) => {
             release(&worker.node, held, space.drain()).await;
@@ -305,29 +363,32 @@ async fn acquire_all(worker: &Rc<Worker>, wanted: &Wanted, held: &mut Held) -> R
     }
 }
 
-/// Takes what is wanted into a workspace, from the workers in their order.
+/// Takes what is wanted into a workspace, from the workers in their order; `here`: where it has
+/// their databases.
 pub(super) async fn borrow(
     worker: &Rc<Worker>,
     wanted: &Wanted,
     held: &mut Held,
     space: &mut Store,
+    here: impl Fn(u32) -> u32,
 ) -> Result<(), String> {
     let node = &worker.node;
     for (target, asked) in by_worker(node, wanted, held) {
         let grant = acquire(node, target, asked).await?;
         held.holds.insert(target, grant.hold);
-        if space.is_untouched() {
+        // Under a hold on everything they are what they were.
+        if !held.whole && space.is_untouched() {
             *space = space.workspace(&grant.generations);
         }
         for (db, entry) in grant.entries {
-            space.adopt(db, entry);
+            space.adopt(here(db), entry);
         }
     }
     Ok(())
 }
 
 /// Takes every worker whole, in their order.
-async fn hold_whole(node: &Node, held: &mut Held) -> Result<(), String> {
+pub(super) async fn hold_whole(node: &Node, held: &mut Held) -> Result<(), String> {
     held.whole = true;
     // Workers that own no shard know the databases too, and come last.
     for target in 0..node.mailboxes.len() {
@@ -345,7 +406,7 @@ async fn hold_whole(node: &Node, held: &mut Held) -> Result<(), String> {
 }
 
 /// Takes one worker whole; the hold, or the text for the client.
-pub(super) async fn acquire_whole(node: &Node, target: usize) -> Result<u64, String> {
+async fn acquire_whole(node: &Node, target: usize) -> Result<u64, String> {
     let whole = Acquire { all: true, ..Acquire::default() };
     acquire(node, target, whole).await.map(|grant| grant.hold)
 }
@@ -383,8 +444,9 @@ pub(super) fn loans(held: &Held) -> BTreeMap<usize, Apply> {
 
 /// What becomes of what was changed.
 pub(super) enum Changed<'a> {
-    /// It is in the journal: in this record, if anything is.
-    Stored(Option<&'a Record>),
+    /// It is in the journal: in this record, if anything is. With it the databases have these
+    /// generations, if any are given.
+    Stored { record: Option<&'a Record>, generations: &'a [u32] },
     /// It never was.
     Forgotten,
 }
@@ -400,9 +462,10 @@ pub(super) async fn hand_back(
     keep: bool,
 ) {
     let mut applies = if keep && held.whole { loans(held) } else { ends(held) };
-    if let Changed::Stored(record) = &what {
+    if let Changed::Stored { record, generations } = &what {
         for apply in applies.values_mut() {
             apply.record = record.cloned();
+            apply.generations = generations.to_vec();
         }
     }
     for (db, entry) in entries {
@@ -411,7 +474,7 @@ pub(super) async fn hand_back(
         match &what {
             Changed::Forgotten if changed.contains(&key) => apply.forget.push(key),
             Changed::Forgotten => apply.entries.push((db, entry, false)),
-            Changed::Stored(_) => apply.entries.push((db, entry, changed.contains(&key))),
+            Changed::Stored { .. } => apply.entries.push((db, entry, changed.contains(&key))),
         }
     }
     send_all(node, applies).await;

@@ -1,48 +1,146 @@
-//! Commands on whole databases: FLUSHDB, FLUSHALL, SWAPDB. They take every worker whole, in
-//! order, and change generations by one record for all shards.
+//! Commands on whole databases: those that walk over their keys, and those that empty or exchange
+//! them. Alone, or as part of a unit: then what the unit has changed counts.
+//!
+//! Databases are changed under holds on every worker, by one record for all shards, which gives
+//! them other generations. In a unit the workspace has them first.
 
-use super::coordinator::{acquire_whole, send_all};
-use super::hold::Apply;
-use crate::worker::Worker;
+use super::coordinator::{Changed, Held, hand_back, hold_whole, release};
+use super::{on_all, on_worker};
+use crate::commands::Stop;
+use crate::node::Node;
+use crate::resp::Reply;
+use crate::worker::{Cursor, LockKey, ScanKey, ScanPage, Worker};
 use flagstone_storage::commit::Sealed;
-use std::collections::BTreeMap;
+use flagstone_storage::slot::SLOTS;
+use flagstone_storage::{Entry, Store};
+use std::collections::HashSet;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Empties databases.
-pub async fn flush(worker: &Rc<Worker>, dbs: Vec<u32>) -> Result<(), String> {
-    change(worker, move |worker, sealed, apply| {
-        for db in dbs {
-            let dead = worker.partition.borrow().store.generation(db);
-            let generation = worker.node.next_generation.fetch_add(1, Ordering::Relaxed) as u32;
-            for ops in sealed.ops.values_mut() {
-                ops.generation(db, generation, dead);
+const GONE: &str = "ERR a worker is gone";
+
+/// All databases, as a command sees them.
+pub struct Databases<'a> {
+    pub worker: &'a Rc<Worker>,
+    /// The selected one.
+    pub db: u32,
+    pub out: &'a mut Reply,
+    /// The workspace of the unit that the command is a part of. All workers are held whole.
+    unit: Option<&'a mut Store>,
+}
+
+impl<'a> Databases<'a> {
+    /// As a command by itself sees them.
+    pub fn new(worker: &'a Rc<Worker>, db: u32, out: &'a mut Reply) -> Self {
+        Self { worker, db, out, unit: None }
+    }
+
+    /// As a part of a unit sees them.
+    pub(super) fn in_unit(
+        worker: &'a Rc<Worker>,
+        store: &'a mut Store,
+        db: u32,
+        out: &'a mut Reply,
+    ) -> Self {
+        Self { worker, db, out, unit: Some(store) }
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> u32 {
+        self.worker.partition.borrow().store.databases()
+    }
+
+    /// Ms since the Unix epoch.
+    pub fn now_ms(&self) -> u64 {
+        self.unit.as_ref().map_or_else(|| self.worker.node.clock.now_ms(), |store| store.now_ms())
+    }
+
+    /// The database in which the workers have what is in the selected one; `None`: the unit has
+    /// emptied it.
+    fn stored_db(&self) -> Option<u32> {
+        let Some(space) = &self.unit else { return Some(self.db) };
+        self.worker.partition.borrow().store.db_of(space.generation(self.db))
+    }
+
+    /// The keys of the selected one: how many.
+    pub async fn key_count(&self) -> Result<u64, Stop> {
+        let mut keys = 0;
+        if let Some(db) = self.stored_db() {
+            let count = move |worker: Rc<Worker>| async move { worker.key_count(db).await };
+            for counted in on_all(&self.worker.node, false, count).await.map_err(|_| GONE)? {
+                keys += counted?.0;
             }
-            apply.generations.push((db, generation));
         }
-    })
-    .await
+        let added = self.unit.as_ref().map_or(0, |space| space.added_keys(self.db));
+        Ok(keys.saturating_add_signed(added))
+    }
+
+    /// A page of keys of the selected one from a place on, at most of one shard, and where to go
+    /// on; `None`: at the end.
+    pub async fn page(
+        &self,
+        from: Cursor,
+        limit: usize,
+    ) -> Result<(Vec<ScanKey>, Option<Cursor>), Stop> {
+        let node = &self.worker.node;
+        let shard = node.layout.shard_of(from.slot);
+        let target = node.worker_of(from.slot);
+        let mut found = ScanPage::default();
+        if let Some(db) = self.stored_db() {
+            let scan =
+                move |worker: Rc<Worker>| async move { worker.scan(db, shard, from, limit).await };
+            let scanned = on_worker(node, target, false, scan).await;
+            found = scanned.map_err(|_| format!("ERR worker {target} is gone"))??;
+        }
+        let next_shard = node.layout.slots_of(shard).end;
+        let behind = (next_shard < SLOTS).then_some(Cursor { slot: next_shard, hash48: 0 });
+        let next = found.next.or(behind);
+        if let Some(space) = &self.unit {
+            space.overlay(self.db, from, next, &mut found.keys);
+        }
+        Ok((found.keys, next))
+    }
+
+    /// Removes those of these keys that have expired; all are of one worker.
+    pub async fn remove_expired(&self, keys: Vec<Box<[u8]>>) -> Result<(), Stop> {
+        let Some(first) = keys.first().filter(|_| self.unit.is_none()) else { return Ok(()) };
+        let target = super::owner(&self.worker.node, first);
+        let db = self.db;
+        let remove = move |worker: Rc<Worker>| async move { worker.remove_expired(db, keys).await };
+        let removed = on_worker(&self.worker.node, target, false, remove).await;
+        removed.map_err(|_| format!("ERR worker {target} is gone").into())
+    }
+
+    /// Empties databases.
+    pub async fn flush(&mut self, dbs: Vec<u32>) -> Result<(), Stop> {
+        let next = |node: &Node| node.next_generation.fetch_add(1, Ordering::Relaxed) as u32;
+        if let Some(space) = &mut self.unit {
+            dbs.into_iter().for_each(|db| space.flush(db, next(&self.worker.node)));
+            return Ok(());
+        }
+        let flush = move |node: &Node, generations: &mut [u32]| {
+            dbs.into_iter().for_each(|db| generations[db as usize] = next(node));
+        };
+        Ok(change(self.worker, flush).await?)
+    }
+
+    /// Exchanges two databases.
+    pub async fn swap(&mut self, a: u32, b: u32) -> Result<(), Stop> {
+        if let Some(space) = &mut self.unit {
+            space.swap(a, b);
+            return Ok(());
+        }
+        let swap =
+            move |_: &Node, generations: &mut [u32]| generations.swap(a as usize, b as usize);
+        Ok(change(self.worker, swap).await?)
+    }
 }
 
-/// Exchanges two databases.
-pub async fn swap(worker: &Rc<Worker>, a: u32, b: u32) -> Result<(), String> {
-    change(worker, move |worker, sealed, apply| {
-        let partition = worker.partition.borrow();
-        for ops in sealed.ops.values_mut() {
-            ops.generation(a, partition.store.generation(b), 0);
-            ops.generation(b, partition.store.generation(a), 0);
-        }
-        apply.swap = Some((a, b));
-    })
-    .await
-}
-
-/// Takes all workers, writes one record for all shards, and has it applied everywhere. The task
-/// goes on to the end even if the future is dropped.
+/// Gives databases other generations. The task goes on to the end even if the future is dropped.
 async fn change(
     worker: &Rc<Worker>,
-    make: impl FnOnce(&Rc<Worker>, &mut Sealed, &mut Template) + 'static,
+    make: impl FnOnce(&Node, &mut [u32]) + 'static,
 ) -> Result<(), String> {
     let coordinator = worker.clone();
     tokio::task::spawn_local(async move { change_now(&coordinator, make).await })
@@ -50,64 +148,88 @@ async fn change(
         .unwrap_or_else(|_| Err("ERR the command was abandoned".into()))
 }
 
-#[derive(Default)]
-struct Template {
-    generations: Vec<(u32, u32)>,
-    swap: Option<(u32, u32)>,
-}
-
 async fn change_now(
     worker: &Rc<Worker>,
-    make: impl FnOnce(&Rc<Worker>, &mut Sealed, &mut Template),
+    make: impl FnOnce(&Node, &mut [u32]),
 ) -> Result<(), String> {
     let node = &worker.node;
-    let mut holds = BTreeMap::new();
-    let mut refused = None;
-    // Workers that own no shard know the databases too, and come last.
-    for target in 0..node.mailboxes.len() {
-        match acquire_whole(node, target).await {
-            Ok(hold) => {
-                holds.insert(target, hold);
-            }
-            Err(text) => {
-                refused = Some(text);
-                break;
-            }
+    let mut held = Held::default();
+    hold_whole(node, &mut held).await?;
+    let before = worker.partition.borrow().store.generations();
+    let mut now = before.clone();
+    make(node, &mut now);
+    let mut sealed = Sealed::default();
+    seal(node, &mut sealed, &before, &now);
+    let body = sealed.body();
+    let appended = match load_watched(node, &before, &now, HashSet::new()).await {
+        Ok(()) => node
+            .journal
+            .append(node.clock.now_ms(), &sealed.shards(), &[&body])
+            .map_err(|error| format!("ERR the write could not be stored: {error}")),
+        Err(text) => Err(text),
+    };
+    let lsn = match appended {
+        Ok(lsn) => lsn,
+        Err(text) => {
+            release(node, &mut held, Vec::new()).await;
+            return Err(text);
+        }
+    };
+    let record = (lsn, Arc::new(body));
+    let stored = Changed::Stored { record: Some(&record), generations: &now };
+    hand_back(node, &mut held, Vec::new(), &HashSet::new(), stored, false).await;
+    worker.wait_shown(worker.round_showing(lsn)).await.map_err(|error| error.0)?;
+    node.invalidate_everything(&worker.settings());
+    Ok(())
+}
+
+/// Puts into a record that databases have other generations.
+pub(super) fn seal(node: &Node, sealed: &mut Sealed, before: &[u32], now: &[u32]) {
+    let dead = before.iter().copied().filter(|generation| !now.contains(generation));
+    for shard in 0..node.layout.shards {
+        let ops = sealed.ops.entry(shard).or_default();
+        // There are as many of them as there are new ones.
+        let mut dead = dead.clone();
+        for (db, (old, new)) in (0u32..).zip(before.iter().zip(now)).filter(|(_, (o, n))| o != n) {
+            let dies = if before.contains(new) { 0 } else { dead.next().unwrap_or(0) };
+            debug_assert!(dies != 0 || before.contains(new), "{old} is empty, but not dead");
+            ops.generation(db, *new, dies);
         }
     }
-    let mut template = Template::default();
-    let mut record = None;
-    if refused.is_none() {
-        let mut sealed = Sealed::default();
-        for shard in 0..node.layout.shards {
-            sealed.ops.entry(shard).or_default();
-        }
-        make(worker, &mut sealed, &mut template);
-        let body = sealed.body();
-        match node.journal.append(node.clock.now_ms(), &sealed.shards(), &[&body]) {
-            Ok(lsn) => record = Some((lsn, Arc::new(body))),
-            Err(error) => refused = Some(format!("ERR the write could not be stored: {error}")),
-        }
-    }
-    let lsn = record.as_ref().map(|(lsn, _)| *lsn);
-    let applies = holds
-        .into_iter()
-        .map(|(target, hold)| {
-            let mut apply = Apply { hold, record: record.clone(), ..Apply::default() };
-            if record.is_some() {
-                apply.generations = template.generations.clone();
-                apply.swap = template.swap;
-            }
-            (target, apply)
-        })
+}
+
+/// Has every worker know what is watched in a database of the one that comes in its place, to tell
+/// whether it changes with that. They are held whole; what is lent they know.
+pub(super) async fn load_watched(
+    node: &Node,
+    before: &[u32],
+    now: &[u32],
+    lent: HashSet<LockKey>,
+) -> Result<(), String> {
+    let from = |new: &u32| before.iter().position(|old| old == new).map(|at| at as u32);
+    let moved: Vec<(u32, u32)> = (0u32..)
+        .zip(now)
+        .filter_map(|(db, new)| from(new).filter(|at| *at != db).map(|at| (db, at)))
         .collect();
-    send_all(node, applies).await;
-    match (refused, lsn) {
-        (None, Some(lsn)) => {
-            worker.wait_shown(worker.round_showing(lsn)).await.map_err(|e| e.0)?;
-            node.invalidate_everything(&worker.settings());
-            Ok(())
-        }
-        (text, _) => Err(text.unwrap_or_else(|| "ERR nothing was changed".into())),
+    if moved.is_empty() {
+        return Ok(());
     }
+    let (moved, lent) = (Arc::new(moved), Arc::new(lent));
+    let load = move |worker: Rc<Worker>| {
+        let (moved, lent) = (moved.clone(), lent.clone());
+        async move { worker.load_watched(&moved, &lent).await }
+    };
+    let loaded = on_all(node, true, load).await.map_err(|_| GONE)?;
+    loaded.into_iter().collect()
+}
+
+/// What a workspace was lent, by the databases of those who have lent it. What the unit has made
+/// in databases that it has emptied is of none.
+pub(super) fn unmoved(worker: &Worker, space: &mut Store) -> Vec<(u32, Entry)> {
+    let generations = space.generations();
+    let partition = worker.partition.borrow();
+    let drained = space.drain().into_iter().map(|(db, entry)| (generations[db as usize], entry));
+    let all = drained.chain(space.take_flushed()).collect::<Vec<_>>().into_iter();
+    all.filter_map(|(generation, entry)| Some((partition.store.db_of(generation)?, entry)))
+        .collect()
 }

@@ -22,8 +22,9 @@ pub struct Acquire {
     pub all: bool,
     /// A hold on the whole worker that covers the keys: nothing more is locked.
     pub under: Option<u64>,
-    /// The client that reads the keys, if it wants to hear of their changes.
+    /// The client that reads keys, if it wants to hear of their changes, and these.
     pub reader: Option<u64>,
+    pub reads: Vec<Box<[u8]>>,
 }
 
 /// What a worker lends: until it is applied or given back, nobody else touches these keys.
@@ -51,10 +52,8 @@ pub struct Apply {
     pub forget: Vec<LockKey>,
     /// The record that the coordinator appended, and its body.
     pub record: Option<(Lsn, Arc<Vec<u8>>)>,
-    /// New generations of databases.
-    pub generations: Vec<(u32, u32)>,
-    /// Two databases that change places.
-    pub swap: Option<(u32, u32)>,
+    /// The generations of the databases from now on; empty: they stay.
+    pub generations: Vec<u32>,
 }
 
 /// The holds of one worker.
@@ -146,7 +145,7 @@ impl Worker {
         drop(partition);
         if let Some(client) = acquire.reader {
             let told = self.news_count.get();
-            self.remember(acquire.keys.iter().map(|(_, key)| &**key), client, told);
+            self.remember(acquire.reads.iter().map(|key| &**key), client, told);
         }
         if let Err(grant) = to.send(Grant { hold, entries, generations, error: None }) {
             let entries = grant.entries.into_iter().map(|(db, e)| (db, e, false)).collect();
@@ -154,22 +153,26 @@ impl Worker {
         }
     }
 
+    /// Gives the databases their new generations; those that have changed.
+    fn arrange(&self, apply: &Apply) -> Vec<u32> {
+        if apply.generations.is_empty() {
+            return Vec::new();
+        }
+        self.touch_moved_watches(&apply.generations, &apply.entries);
+        self.forget_reads();
+        let mut partition = self.partition.borrow_mut();
+        let before = partition.store.generations();
+        let old = partition.store.arrange(&apply.generations);
+        self.node.background.spawn_blocking(move || drop(old));
+        let now = before.iter().zip(&apply.generations);
+        (0u32..).zip(now).filter(|(_, (old, new))| old != new).map(|(db, _)| db).collect()
+    }
+
     /// Ends a hold: the coordinator's record counts here from now on.
     pub(crate) fn apply(self: &Rc<Self>, apply: Apply) {
-        let mut dbs: Vec<u32> = apply.generations.iter().map(|(db, _)| *db).collect();
-        dbs.extend(apply.swap.iter().flat_map(|(a, b)| [*a, *b]));
+        let dbs = self.arrange(&apply);
         let mut partition = self.partition.borrow_mut();
         partition.store.notes.want(self.node.interest(&self.settings()));
-        if !apply.generations.is_empty() || apply.swap.is_some() {
-            self.forget_reads();
-        }
-        for (db, generation) in apply.generations {
-            let old = partition.store.flush_db(db, generation);
-            self.node.background.spawn_blocking(move || drop(old));
-        }
-        if let Some((a, b)) = apply.swap {
-            partition.store.swap_db(a, b);
-        }
         for (db, key) in apply.forget {
             partition.store.forget(db, &key);
         }

@@ -7,7 +7,7 @@ mod units;
 
 pub(crate) use coordinator::coordinate;
 pub use coordinator::run_across;
-pub use databases::{flush, swap};
+pub use databases::Databases;
 pub use hold::{Acquire, Apply, Grant, Holds};
 
 use crate::commands::registry::Command;
@@ -17,6 +17,7 @@ use crate::worker::{Message, Worker, WorkerGone};
 use flagstone_storage::KeyHash;
 use std::future::Future;
 use std::rc::Rc;
+use std::sync::Arc;
 use tokio::sync::oneshot;
 
 /// Where a command on keys runs.
@@ -93,4 +94,20 @@ where
         out.push(on_worker(node, worker, urgent, job).await?);
     }
     Ok(out)
+}
+
+/// Runs something on a worker's thread, some time.
+pub(crate) fn send(
+    node: &Arc<Node>,
+    target: usize,
+    job: impl FnOnce(&Rc<Worker>) + Send + 'static,
+) {
+    let Err(message) = node.mailboxes[target].try_send_urgent(Message::Run(Box::new(job))) else {
+        return;
+    };
+    let node = node.clone();
+    tokio::task::spawn_local(async move {
+        // A worker that is gone has lost what this is about with its memory.
+        let _ = node.mailboxes[target].send_urgent(message).await;
+    });
 }

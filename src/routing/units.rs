@@ -2,13 +2,16 @@
 //! ask.
 
 use super::coordinator::{Held, Wanted, borrow, loans, release, send_all};
-use super::owner;
-use crate::commands::Stop;
+use super::{Databases, owner};
+use crate::commands::{Call, Run, Stop};
+use crate::resp::Reply;
+use crate::session::Session;
 use crate::unit::{self, Apart, Ask};
-use crate::worker::{LockKey, OwnedCommand, Worker};
+use crate::worker::{LockKey, OwnedCommand, Request, Worker};
 use flagstone_storage::Store;
 use flagstone_storage::store::Need;
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// Runs a unit on a thread of its own.
 pub(super) async fn run_apart(
@@ -33,7 +36,9 @@ pub(super) async fn run_apart(
                 let mut store = question.store;
                 let answer = match question.ask {
                     Ask::Load(needs) => lend_more(worker, wanted, held, &mut store, needs).await,
-                    Ask::Run(command) => Err(not_here(&command)),
+                    Ask::Whole if held.whole => Ok(Vec::new()),
+                    Ask::Whole => Err(Stop::Whole),
+                    Ask::Run(command) => run_for(worker, held, &mut store, &command).await,
                 };
                 // The unit waits for it.
                 let _ = question.answer.send((store, answer));
@@ -50,8 +55,38 @@ pub(super) async fn run_apart(
     }
 }
 
-fn not_here(command: &OwnedCommand) -> Stop {
-    format!("ERR '{}' is not available here", command.command.full_name).into()
+/// Runs a command that is not on keys as part of a unit; its reply.
+async fn run_for(
+    worker: &Rc<Worker>,
+    held: &Held,
+    store: &mut Store,
+    command: &OwnedCommand,
+) -> Result<Vec<u8>, Stop> {
+    let Request { db, proto, client, .. } = command.request;
+    let mut out = Reply::new(proto);
+    let (run, args) = (command.command.spec.run, command.args());
+    if let Run::Databases(handler) = run {
+        // Whoever changes databases needs it before it changes anything.
+        if !held.whole {
+            return Err(Stop::Whole);
+        }
+        handler(&mut Databases::in_unit(worker, store, db, &mut out), args).await?;
+        return Ok(out.into_bytes());
+    }
+    let node = &worker.node;
+    // A session of its own: the one of the connection stays as it is.
+    let client = node.clients.get(client).ok_or(Stop::Close)?;
+    let mut session = Session::new(Arc::new(client.double()), true);
+    (session.db, session.proto) = (db, proto);
+    let mut call = Call { session: &mut session, node, worker, out: &mut out };
+    match run {
+        Run::Session(handler) => handler(&mut call, args)?,
+        Run::Wait(handler) => handler(&mut call, args).await?,
+        Run::Keys(_) | Run::Databases(_) | Run::Container => {
+            return Err(format!("ERR '{}' is not available here", command.command.full_name).into());
+        }
+    }
+    Ok(out.into_bytes())
 }
 
 /// Lends a unit what it has missed. Where its locks do not cover that, or it has changed what parts
@@ -63,13 +98,14 @@ async fn lend_more(
     space: &mut Store,
     needs: Vec<Need>,
 ) -> Result<Vec<u8>, Stop> {
+    let dbs = Moved::new(worker, held, space);
     let is_covered = |need: &Need, space: &mut Store| {
         let key: LockKey = (need.db, need.key.clone());
         (held.whole || wanted.keys.contains(&key))
             && !(need.part.is_some() && space.is_unsettled(need.db, &need.key))
     };
     if !needs.iter().all(|need| is_covered(need, space)) {
-        return Err(Stop::Miss(needs));
+        return Err(Stop::Miss(dbs.at_owners(needs)));
     }
     let node = &worker.node;
     let mut applies = loans(held);
@@ -77,20 +113,55 @@ async fn lend_more(
         if let Some(apply) = applies.get_mut(&owner(node, &need.key))
             && let Some(entry) = space.lend(need.db, &need.key)
         {
-            apply.entries.push((need.db, entry, false));
+            apply.entries.push((dbs.at_owner(need.db).unwrap_or(need.db), entry, false));
         }
     }
     applies.retain(|_, apply| !apply.entries.is_empty());
     send_all(node, applies).await;
     let mut more = Wanted { reader: wanted.reader, ..Wanted::default() };
-    more.add(needs);
+    more.add(dbs.at_owners(needs));
     held.lent.extend(more.keys.iter().cloned());
-    borrow(worker, &more, held, space).await?;
+    borrow(worker, &more, held, space, |db| dbs.here(db)).await?;
     Ok(Vec::new())
 }
 
+/// Databases that a unit has exchanged: what it is lent is elsewhere with those who lend it.
+struct Moved {
+    here: Vec<u32>,
+    owners: Option<Vec<u32>>,
+}
+
+impl Moved {
+    fn new(worker: &Worker, held: &Held, space: &Store) -> Self {
+        // Only under a hold on everything do all know the same databases.
+        let owners = held.whole.then(|| worker.partition.borrow().store.generations());
+        Self { here: space.generations(), owners }
+    }
+
+    /// Where the owners have a database of the unit; `None`: it is new.
+    fn at_owner(&self, db: u32) -> Option<u32> {
+        let Some(owners) = &self.owners else { return Some(db) };
+        let generation = self.here.get(db as usize)?;
+        owners.iter().position(|owner| owner == generation).map(|at| at as u32)
+    }
+
+    /// Where the unit has a database of the owners.
+    fn here(&self, db: u32) -> u32 {
+        let Some(owners) = &self.owners else { return db };
+        let generation = owners.get(db as usize);
+        let at = self.here.iter().position(|here| Some(here) == generation);
+        at.map_or(db, |at| at as u32)
+    }
+
+    /// What the owners are asked for. Of a new database nothing is missing.
+    fn at_owners(&self, needs: Vec<Need>) -> Vec<Need> {
+        let at_owner = |need: Need| Some(Need { db: self.at_owner(need.db)?, ..need });
+        needs.into_iter().filter_map(at_owner).collect()
+    }
+}
+
 /// What a unit was lent is lost with it: what is on disk counts.
-async fn lose(worker: &Rc<Worker>, wanted: &Wanted, held: &mut Held) {
+pub(super) async fn lose(worker: &Rc<Worker>, wanted: &Wanted, held: &mut Held) {
     let node = &worker.node;
     let mut applies = loans(held);
     for key in wanted.keys.union(&held.lent) {

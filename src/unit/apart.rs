@@ -17,6 +17,8 @@ use tokio::task::JoinHandle;
 pub enum Ask {
     /// These are not in memory.
     Load(Vec<Need>),
+    /// Holds on all workers whole.
+    Whole,
     /// The reply of a command that is not on keys.
     Run(Box<OwnedCommand>),
 }

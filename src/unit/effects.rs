@@ -1,10 +1,15 @@
 //! What a unit does beside changing keys. A unit may be taken back and run again, so it is noted,
 //! and happens once it is done.
 
+use crate::commands::flag;
+use crate::commands::registry::Command;
 use crate::config::Settings;
 use crate::monitor::Line;
 use crate::node::Node;
 use crate::resp::Args;
+use crate::slowlog;
+use crate::worker::{MAX_ERRORS, is_slow};
+use std::collections::{BTreeMap, VecDeque};
 
 /// A message that was published.
 #[derive(Debug)]
@@ -22,6 +27,22 @@ struct Shown {
     args: Vec<Box<[u8]>>,
 }
 
+/// What a command came to that ran as a part.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    pub(crate) calls: u64,
+    pub(crate) time_ns: u64,
+    pub(crate) failed: u64,
+}
+
+/// A part that was slow.
+#[derive(Debug)]
+pub(crate) struct SlowPart {
+    /// What is kept of its arguments.
+    pub(crate) args: Vec<Vec<u8>>,
+    pub(crate) duration_us: u64,
+}
+
 /// See the module's description.
 #[derive(Debug, Default)]
 pub struct Effects {
@@ -30,6 +51,12 @@ pub struct Effects {
     pub read: Vec<Box<[u8]>>,
     shown: Vec<Shown>,
     logged: Vec<(usize, String)>,
+    /// The parts by [`Command::id`].
+    pub(crate) tallies: BTreeMap<usize, Tally>,
+    /// Their errors by code.
+    pub(crate) errors: BTreeMap<String, u64>,
+    /// The latest of those that were slow.
+    pub(crate) slow: VecDeque<SlowPart>,
 }
 
 /// Lines of the log that a unit may write; more are left out.
@@ -54,6 +81,34 @@ impl Effects {
     pub fn show(&mut self, db: u32, by_script: bool, args: Args<'_>) {
         let args = args.iter().map(Box::from).collect();
         self.shown.push(Shown { db, by_script, args });
+    }
+
+    /// A part has run; `failed`: the text of its error.
+    pub(super) fn ran(
+        &mut self,
+        command: &Command,
+        args: Args<'_>,
+        time_ns: u64,
+        failed: Option<&str>,
+        settings: &Settings,
+    ) {
+        let tally = self.tallies.entry(command.id).or_default();
+        tally.calls += 1;
+        tally.time_ns += time_ns;
+        if let Some(text) = failed {
+            tally.failed += 1;
+            let code = text.split(' ').next().unwrap_or_default();
+            if self.errors.len() < MAX_ERRORS || self.errors.contains_key(code) {
+                *self.errors.entry(code.to_owned()).or_default() += 1;
+            }
+        }
+        if is_slow(settings, time_ns) && !command.spec.has(flag::SKIP_SLOWLOG) {
+            if self.slow.len() >= settings.slowlog_max_len.max(1) {
+                self.slow.pop_front();
+            }
+            let duration_us = time_ns / 1000;
+            self.slow.push_back(SlowPart { args: slowlog::kept_args(args), duration_us });
+        }
     }
 
     /// Shows its commands to those who watch.

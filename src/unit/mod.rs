@@ -78,11 +78,18 @@ impl Unit {
         self.effects.into_inner()
     }
 
+    /// Has all workers held whole, as commands on databases need it. To be asked for before
+    /// anything is changed: else that is taken back.
+    pub fn hold_whole(&self, store: &mut Store) -> Result<(), Stop> {
+        self.ask(store, Ask::Whole).map(drop)
+    }
+
     /// Asks the coordinator; where there is none, the unit stops, and is run again where there is.
     fn ask(&self, store: &mut Store, ask: Ask) -> Result<Vec<u8>, Stop> {
         match (&self.place, ask) {
             (Place::Apart(to), ask) => apart::ask(to, store, ask),
             (Place::Here, Ask::Load(needs)) => Err(Stop::Miss(needs)),
+            (Place::Here, Ask::Whole) => Err(Stop::Whole),
             (Place::Here, Ask::Run(_)) => Err(Stop::Apart),
         }
     }
@@ -91,13 +98,31 @@ impl Unit {
 /// Whether a command can be part of a unit without a connection of its own: it is on keys, or on
 /// databases, or has a form for it.
 pub fn is_part(command: &Command) -> bool {
-    matches!(command.spec.run, Run::Keys(_)) || command.spec.in_unit.is_some()
+    matches!(command.spec.run, Run::Keys(_) | Run::Databases(_)) || command.spec.in_unit.is_some()
 }
 
 impl Ctx<'_> {
     /// Runs a command, whose number of arguments was checked, as a part of this one. Its reply is
     /// appended; an error comes back.
     pub fn run_part(&mut self, unit: &Unit, command: &'static Command, args: Args<'_>) -> Outcome {
+        let began = Instant::now();
+        let mark = self.out.len();
+        let outcome = self.run_uncounted(unit, command, args);
+        let failed = match &outcome {
+            Ok(()) => None,
+            Err(Stop::Error(text)) => Some(&**text),
+            // It is run again.
+            Err(_) => return outcome,
+        };
+        let time_ns = began.elapsed().as_nanos() as u64;
+        unit.effects().ran(command, args, time_ns, failed, self.settings);
+        if failed.is_some() {
+            self.out.truncate(mark);
+        }
+        outcome
+    }
+
+    fn run_uncounted(&mut self, unit: &Unit, command: &'static Command, args: Args<'_>) -> Outcome {
         let handler = match (command.spec.in_unit, command.spec.run) {
             (Some(handler), _) | (None, Run::Keys(handler)) => handler,
             _ => {
@@ -125,11 +150,7 @@ impl Ctx<'_> {
                     block.nil.write(self.out);
                     return Ok(());
                 }
-                Err(stop) => {
-                    self.out.truncate(mark);
-                    return Err(stop);
-                }
-                Ok(()) => return Ok(()),
+                ended => return ended,
             }
         }
     }

@@ -28,6 +28,8 @@ pub enum Blocked {
     Empty(Box<Block>),
     /// It is a unit that cannot run on this thread.
     Apart,
+    /// The same, and it needs all workers whole.
+    Whole,
 }
 
 /// What a command needs of a coordinator.
@@ -37,6 +39,15 @@ pub struct Elsewhere {
     pub missed: Vec<Need>,
     /// It is a unit that runs on a thread of its own.
     pub apart: bool,
+    /// It needs all workers whole.
+    pub whole: bool,
+}
+
+impl Elsewhere {
+    /// All workers whole.
+    fn whole() -> Self {
+        Self { missed: Vec::new(), apart: true, whole: true }
+    }
 }
 
 /// What a parked command came to.
@@ -260,8 +271,9 @@ impl Worker {
         let (tx, rx) = oneshot::channel();
         let mut missed = Vec::new();
         let locked = match blocked {
-            Blocked::Undeclared(missed) => Err(Elsewhere { missed, apart: false }),
-            Blocked::Apart => Err(Elsewhere { missed: Vec::new(), apart: true }),
+            Blocked::Undeclared(missed) => Err(Elsewhere { missed, ..Elsewhere::default() }),
+            Blocked::Apart => Err(Elsewhere { apart: true, ..Elsewhere::default() }),
+            Blocked::Whole => Err(Elsewhere::whole()),
             Blocked::Locked => Ok(self.lock(self.own_keys(&command))),
             Blocked::Miss(needs) => {
                 missed = needs;
@@ -334,8 +346,13 @@ impl Worker {
                 Ok(seen) => return Ok(Ran { reply: out.into_bytes(), seen, block: None }),
                 Err(Blocked::Empty(block)) => return Ok(Ran::blocked(block)),
                 Err(Blocked::Miss(needs)) => missed = needs,
-                Err(Blocked::Undeclared(missed)) => return Err(Elsewhere { missed, apart: false }),
-                Err(Blocked::Apart) => return Err(Elsewhere { missed: Vec::new(), apart: true }),
+                Err(Blocked::Undeclared(missed)) => {
+                    return Err(Elsewhere { missed, ..Elsewhere::default() });
+                }
+                Err(Blocked::Apart) => {
+                    return Err(Elsewhere { apart: true, ..Elsewhere::default() });
+                }
+                Err(Blocked::Whole) => return Err(Elsewhere::whole()),
                 Err(Blocked::Locked) => {}
             }
         }

@@ -20,6 +20,7 @@ pub(crate) use locks::LockKey;
 pub use mailbox::{Inbox, Mailbox, Message, WorkerGone, mailbox};
 pub use rounds::RoundError;
 pub use scan::{Cursor, ScanKey, ScanPage};
+pub(crate) use stats::MAX_ERRORS;
 pub use stats::{Counters, WorkerStats};
 
 use crate::blocking::WaitTable;
@@ -29,6 +30,7 @@ use crate::config::Settings;
 use crate::node::Node;
 use crate::resp::Args;
 use crate::slowlog::{self, SlowCommand};
+use crate::unit::Effects;
 use flagstone_storage::partition::Partition;
 use locks::{LockTable, TicketId};
 use rounds::Rounds;
@@ -67,6 +69,8 @@ pub struct Worker {
     pub(crate) news_count: Cell<u64>,
     /// Who has read which of its keys and wants to hear of their changes.
     pub(crate) tracking: RefCell<crate::tracking::Table>,
+    /// Who watches which of its keys.
+    pub(crate) watching: RefCell<crate::watch::WatchTable>,
     settings: RefCell<(u64, Arc<Settings>)>,
 }
 
@@ -114,6 +118,7 @@ impl Worker {
             news: RefCell::default(),
             news_count: Cell::new(0),
             tracking: RefCell::default(),
+            watching: RefCell::default(),
             settings: RefCell::new(settings),
         })
     }
@@ -155,6 +160,7 @@ impl Worker {
         let time_ns = (now - self.watch.replace(now)).as_nanos() as u64;
         self.stats().ran(command, time_ns);
         if is_slow(settings, time_ns) && !command.spec.has(flag::SKIP_SLOWLOG) {
+            let args = slowlog::kept_args(args);
             self.log_slow(args, client, time_ns / 1000, settings.slowlog_max_len);
         }
     }
@@ -172,14 +178,23 @@ impl Worker {
         self.ran(command, args, client, settings);
     }
 
+    /// Counts the parts of a unit that has run, and shows them to those who watch.
+    pub(crate) fn tell_parts(&self, effects: &mut Effects, client: u64, settings: &Settings) {
+        self.stats().ran_parts(effects);
+        for slow in effects.slow.drain(..) {
+            self.log_slow(slow.args, client, slow.duration_us, settings.slowlog_max_len);
+        }
+        effects.tell_monitors(&self.node, client, settings);
+    }
+
     #[cold]
-    fn log_slow(&self, args: Args<'_>, client: u64, duration_us: u64, max: usize) {
+    fn log_slow(&self, args: Vec<Vec<u8>>, client: u64, duration_us: u64, max: usize) {
         let client = self.node.clients.get(client);
         let command = SlowCommand {
             id: 0,
             time_s: self.node.clock.now_ms() / 1000,
             duration_us,
-            args: slowlog::kept_args(args),
+            args,
             addr: client.as_ref().map(|c| c.addr.to_string()).unwrap_or_default(),
             name: client.map(|c| c.labels().name.clone()).unwrap_or_default(),
         };
@@ -326,6 +341,6 @@ impl Worker {
 }
 
 /// Whether a command belongs into the log of slow ones.
-fn is_slow(settings: &Settings, time_ns: u64) -> bool {
+pub(crate) fn is_slow(settings: &Settings, time_ns: u64) -> bool {
     u64::try_from(settings.slowlog_log_slower_than_us).is_ok_and(|us| time_ns / 1000 >= us)
 }

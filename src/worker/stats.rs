@@ -2,12 +2,13 @@
 
 use crate::clients::count;
 use crate::commands::registry::{self, Command};
+use crate::unit::Effects;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 /// Different error codes that are counted at most.
-const MAX_ERRORS: usize = 128;
+pub(crate) const MAX_ERRORS: usize = 128;
 
 /// What a command came to. Only the worker it ran on writes them.
 #[derive(Debug, Default)]
@@ -107,6 +108,18 @@ impl WorkerStats {
         }
     }
 
+    /// Parts of a unit have run.
+    pub(crate) fn ran_parts(&self, effects: &Effects) {
+        for (id, tally) in &effects.tallies {
+            if let Some(counters) = self.by_command.get(*id) {
+                count(&counters.calls, tally.calls);
+                count(&counters.time_ns, tally.time_ns);
+                count(&counters.failed, tally.failed);
+            }
+        }
+        effects.errors.iter().for_each(|(code, n)| self.errors_of(code, *n));
+    }
+
     /// A command was refused before it ran; `None`: it is unknown.
     pub(crate) fn refused(&self, command: Option<&Command>, text: &str) {
         if let Some(counters) = command.and_then(|c| self.by_command.get(c.id)) {
@@ -125,13 +138,17 @@ impl WorkerStats {
 
     /// An error reply.
     pub(crate) fn error(&self, text: &str) {
-        count(&self.error_replies, 1);
-        let code = text.split(' ').next().unwrap_or_default();
+        self.errors_of(text.split(' ').next().unwrap_or_default(), 1);
+    }
+
+    /// Error replies of a code.
+    fn errors_of(&self, code: &str, n: u64) {
+        count(&self.error_replies, n);
         let mut errors = self.errors.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(n) = errors.get_mut(code) {
-            *n += 1;
+        if let Some(count) = errors.get_mut(code) {
+            *count += n;
         } else if errors.len() < MAX_ERRORS {
-            errors.insert(code.to_owned(), 1);
+            errors.insert(code.to_owned(), n);
         }
     }
 

@@ -44,6 +44,7 @@ impl Worker {
                             continue;
                         }
                         Stop::Miss(needs) => return Err(blocked_by(needs, command, args, request)),
+                        Stop::Whole => return Err(Blocked::Whole),
                         _ => return Err(Blocked::Apart),
                     }
                 }
@@ -112,7 +113,7 @@ impl Worker {
             self.commit_soon();
         }
         self.ran(command, args, request.client, settings);
-        effects.tell_monitors(&self.node, request.client, settings);
+        self.tell_parts(&mut effects, request.client, settings);
         if !notes.is_empty() || !effects.published.is_empty() {
             let client = changer(command, request.client);
             self.spread(seen, client, notes, effects.published);

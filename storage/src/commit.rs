@@ -110,6 +110,15 @@ impl Store {
                 self.bury(key.clone());
             }
         }
+        // What was deleted, or moved elsewhere, before its database was emptied.
+        for (generation, mut entry) in self.take_flushed() {
+            if entry.dirty {
+                let at = layout.key_hash(entry.key());
+                let ops = sealed.ops.entry(layout.shard_of(at.slot)).or_default();
+                entry.clear();
+                seal_entry(&mut entry, generation, at, ops, &versions, &|name| layout.hash(name));
+            }
+        }
         for (slot, version) in moved.into_iter().filter(|(_, version)| !alive.contains(version)) {
             let ops = sealed.ops.entry(layout.shard_of(slot)).or_default();
             ops.put(&RowKey::dead(slot, version), b"", Delta::default());

@@ -9,6 +9,7 @@
 //! into the body of one journal record. Rounds count up per store; an entry carries the round of
 //! its last write, and a reply waits for the greatest round it has seen.
 
+mod databases;
 mod entry_mut;
 mod lending;
 mod unit;
@@ -141,6 +142,8 @@ pub struct Store {
     pub(crate) dirty: Vec<DirtyKey>,
     /// Versions whose element rows changed hands in the open round, with their slot.
     pub(crate) moved: Vec<(u16, u64)>,
+    /// In a workspace, what was in databases that were emptied, by their generations.
+    pub(crate) flushed: Vec<(u32, Entry)>,
     /// Writers of earlier rounds, to be used again.
     pub(crate) spare: Vec<crate::encoding::OpWriter>,
     /// Entries that became absent, to be forgotten once their round is durable.
@@ -180,6 +183,7 @@ impl Store {
             dbs: generations.iter().map(|&g| Db::new(g, partial)).collect(),
             dirty: Vec::new(),
             moved: Vec::new(),
+            flushed: Vec::new(),
             spare: Vec::new(),
             graves: VecDeque::new(),
             round: 1,
@@ -593,42 +597,6 @@ impl Store {
                 self.memory = self.memory.saturating_sub(entry.counted);
             }
         }
-    }
-
-    // ---- databases ---------------------------------------------------------------------------
-
-    /// The generations of all databases.
-    pub fn generations(&self) -> Vec<u32> {
-        self.dbs.iter().map(|db| db.generation).collect()
-    }
-
-    /// The generation of a database.
-    pub fn generation(&self, db: u32) -> u32 {
-        self.dbs[db as usize].generation
-    }
-
-    /// The database that has a generation now.
-    pub fn db_of(&self, generation: u32) -> Option<u32> {
-        self.dbs.iter().position(|db| db.generation == generation).map(|db| db as u32)
-    }
-
-    /// Empties a database, which is `generation` from now on. What it held comes back, to be
-    /// dropped elsewhere.
-    pub fn flush_db(&mut self, db: u32, generation: u32) -> impl Send + 'static {
-        let old = std::mem::replace(&mut self.dbs[db as usize], Db::new(generation, false));
-        let freed: usize = old.tables.iter().flat_map(|t| t.map.iter()).map(|e| e.counted).sum();
-        self.memory = self.memory.saturating_sub(freed);
-        old.tables
-    }
-
-    /// Exchanges two databases.
-    pub fn swap_db(&mut self, a: u32, b: u32) {
-        self.dbs.swap(a as usize, b as usize);
-    }
-
-    /// There may be keys of a database on disk (at the start).
-    pub fn set_partial(&mut self, db: u32) {
-        self.dbs[db as usize].partial = true;
     }
 }
 

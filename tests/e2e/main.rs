@@ -11,6 +11,7 @@ mod pubsub;
 mod server;
 mod streams;
 mod tracking;
+mod transactions;
 mod undeclared;
 mod zsets;
 

@@ -98,6 +98,10 @@ fn reset(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
 /// Flags that most commands on connections have.
 const ANY_TIME: u32 = flag::NOSCRIPT | flag::LOADING | flag::STALE;
 
+/// Flags of commands that end what the connection is in, a transaction too.
+const ENDS: u32 =
+    ANY_TIME | flag::FAST | flag::NO_AUTH | flag::ALLOW_BUSY | flag::SUBSCRIBER | flag::UNQUEUED;
+
 /// The commands on connections.
 pub const COMMANDS: &[Spec] = &[
     Spec {
@@ -166,7 +170,7 @@ pub const COMMANDS: &[Spec] = &[
         group: Group::Connection,
         summary: "Ends the connection.",
         arity: -1,
-        flags: ANY_TIME | flag::FAST | flag::NO_AUTH | flag::ALLOW_BUSY | flag::SUBSCRIBER,
+        flags: ENDS,
         run: Run::Session(quit),
         ..Spec::NEW
     },
@@ -176,7 +180,7 @@ pub const COMMANDS: &[Spec] = &[
         since: "6.2.0",
         summary: "Puts the connection back to how it was at its start.",
         arity: 1,
-        flags: ANY_TIME | flag::FAST | flag::NO_AUTH | flag::ALLOW_BUSY | flag::SUBSCRIBER,
+        flags: ENDS,
         run: Run::Session(reset),
         ..Spec::NEW
     },

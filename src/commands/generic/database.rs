@@ -1,13 +1,9 @@
 //! Counting, emptying and exchanging whole databases.
 
 use super::existing_db;
-use crate::commands::{
-    Call, Group, Outcome, Run, Spec, Stop, Waiting, acl, arg, error, flag, is_word,
-};
+use crate::commands::{Group, Outcome, Run, Spec, Stop, Waiting, acl, arg, error, flag, is_word};
 use crate::resp::Args;
-use crate::routing;
-use crate::worker::Worker;
-use std::rc::Rc;
+use crate::routing::Databases;
 
 /// Checks the option of FLUSHDB and FLUSHALL. Both ways are the same here: the keys are gone at
 /// once, their memory is given back in the background.
@@ -19,65 +15,53 @@ fn check_flush_option(args: Args<'_>) -> Result<(), Stop> {
     }
 }
 
-/// Number of databases.
-fn databases(call: &Call<'_>) -> u32 {
-    call.worker.partition.borrow().store.databases()
-}
-
 /// `DBSIZE`
-fn dbsize<'a>(call: &'a mut Call<'_>, _args: Args<'a>) -> Waiting<'a> {
+fn dbsize<'a>(dbs: &'a mut Databases<'_>, _args: Args<'a>) -> Waiting<'a> {
     Box::pin(async move {
-        let db = call.session.db;
-        let count = move |worker: Rc<Worker>| async move { worker.key_count(db).await };
-        let counts = routing::on_all(call.node, false, count).await;
-        let mut keys = 0;
-        for counted in counts.map_err(|_| "ERR a worker is gone")? {
-            keys += counted?.0;
-        }
-        call.out.int(keys.cast_signed());
+        let keys = dbs.key_count().await?;
+        dbs.out.int(keys.cast_signed());
         Ok(())
     })
 }
 
 /// `FLUSHDB [ASYNC | SYNC]`
-fn flushdb<'a>(call: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
+fn flushdb<'a>(dbs: &'a mut Databases<'_>, args: Args<'a>) -> Waiting<'a> {
     Box::pin(async move {
         check_flush_option(args)?;
-        routing::flush(call.worker, vec![call.session.db]).await?;
-        call.out.ok();
+        dbs.flush(vec![dbs.db]).await?;
+        dbs.out.ok();
         Ok(())
     })
 }
 
 /// `FLUSHALL [ASYNC | SYNC]`
-fn flushall<'a>(call: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
+fn flushall<'a>(dbs: &'a mut Databases<'_>, args: Args<'a>) -> Waiting<'a> {
     Box::pin(async move {
         check_flush_option(args)?;
-        let all = (0..databases(call)).collect();
-        routing::flush(call.worker, all).await?;
-        call.out.ok();
+        dbs.flush((0..dbs.count()).collect()).await?;
+        dbs.out.ok();
         Ok(())
     })
 }
 
 /// `SWAPDB index1 index2`
-fn swapdb<'a>(call: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
-    Box::pin(async move { swap(call, args).await })
+fn swapdb<'a>(dbs: &'a mut Databases<'_>, args: Args<'a>) -> Waiting<'a> {
+    Box::pin(async move { swap(dbs, args).await })
 }
 
-async fn swap(call: &mut Call<'_>, args: Args<'_>) -> Outcome {
+async fn swap(dbs: &mut Databases<'_>, args: Args<'_>) -> Outcome {
     let index = |at: usize, wrong: &'static str| {
         let number = crate::num::parse_i64(arg(args, at)?).and_then(|n| i32::try_from(n).ok());
         number.ok_or(Stop::from(wrong))
     };
     let first = index(1, "ERR invalid first DB index")?;
     let second = index(2, "ERR invalid second DB index")?;
-    let databases = databases(call);
+    let databases = dbs.count();
     let (first, second) = (existing_db(first, databases)?, existing_db(second, databases)?);
     if first != second {
-        routing::swap(call.worker, first, second).await?;
+        dbs.swap(first, second).await?;
     }
-    call.out.ok();
+    dbs.out.ok();
     Ok(())
 }
 
@@ -101,19 +85,19 @@ pub const COMMANDS: &[Spec] = &[
         flags: flag::READONLY | flag::FAST,
         acl: acl::KEYSPACE,
         tips: &["request_policy:all_shards", "response_policy:agg_sum"],
-        run: Run::Wait(dbsize),
+        run: Run::Databases(dbsize),
         ..Spec::NEW
     },
     Spec {
         name: "flushdb",
         summary: "Deletes every key of the selected database.",
-        run: Run::Wait(flushdb),
+        run: Run::Databases(flushdb),
         ..FLUSHES
     },
     Spec {
         name: "flushall",
         summary: "Deletes every key of every database.",
-        run: Run::Wait(flushall),
+        run: Run::Databases(flushall),
         ..FLUSHES
     },
     Spec {
@@ -124,7 +108,7 @@ pub const COMMANDS: &[Spec] = &[
         arity: 3,
         flags: flag::WRITE | flag::FAST,
         acl: acl::KEYSPACE | acl::DANGEROUS,
-        run: Run::Wait(swapdb),
+        run: Run::Databases(swapdb),
         ..Spec::NEW
     },
 ];

@@ -2,11 +2,11 @@
 
 use super::shown;
 use crate::commands::scan::parse_cursor;
-use crate::commands::{Call, Run, Spec, Stop, Waiting, acl, arg, error, flag, is_word};
+use crate::commands::{Run, Spec, Stop, Waiting, acl, arg, error, flag, is_word};
 use crate::glob;
 use crate::num::parse_i64;
 use crate::resp::{Args, Reply};
-use crate::routing;
+use crate::routing::Databases;
 use crate::worker::{Cursor, ScanKey};
 use flagstone_storage::slot::SLOTS;
 
@@ -21,27 +21,6 @@ const RANDOM_PAGE: usize = 64;
 
 /// The types that SCAN can be asked for.
 const TYPES: [&str; 6] = ["string", "list", "set", "zset", "hash", "stream"];
-
-/// A page of keys from a place on, at most of one shard, and where to go on; `None`: at the end.
-async fn page(
-    call: &Call<'_>,
-    from: Cursor,
-    limit: usize,
-) -> Result<(Vec<ScanKey>, Option<Cursor>), Stop> {
-    let db = call.session.db;
-    let layout = &call.node.layout;
-    let shard = layout.shard_of(from.slot);
-    let worker = call.node.worker_of(from.slot);
-    let scan = move |worker: std::rc::Rc<crate::worker::Worker>| async move {
-        worker.scan(db, shard, from, limit).await
-    };
-    let found = routing::on_worker(call.node, worker, false, scan).await;
-    let found = found.map_err(|_| format!("ERR worker {worker} is gone"))??;
-    let next_shard = layout.slots_of(shard).end;
-    let next =
-        found.next.or((next_shard < SLOTS).then_some(Cursor { slot: next_shard, hash48: 0 }));
-    Ok((found.keys, next))
-}
 
 /// Which keys are wanted.
 #[derive(Clone, Copy, Debug, Default)]
@@ -58,21 +37,16 @@ impl Filter<'_> {
 }
 
 /// Keeps the keys that are wanted and exist. Those that are wanted and have expired are removed.
-async fn keep(call: &Call<'_>, keys: &mut Vec<ScanKey>, filter: Filter<'_>) -> Result<(), Stop> {
+async fn keep(
+    dbs: &Databases<'_>,
+    keys: &mut Vec<ScanKey>,
+    filter: Filter<'_>,
+) -> Result<(), Stop> {
     keys.retain(|key| filter.takes(key));
-    let now_ms = call.node.clock.now_ms();
+    let now_ms = dbs.now_ms();
     let is_expired = |key: &mut ScanKey| key.expire_at_ms != 0 && key.expire_at_ms <= now_ms;
     let expired: Vec<ScanKey> = keys.extract_if(.., is_expired).collect();
-    let Some(first) = expired.first() else { return Ok(()) };
-    let db = call.session.db;
-    // All are of one shard.
-    let worker = call.node.worker_of(flagstone_storage::slot::slot_of(&first.key));
-    let expired: Vec<Box<[u8]>> = expired.into_iter().map(|key| key.key).collect();
-    routing::on_worker(call.node, worker, false, move |worker| async move {
-        worker.remove_expired(db, expired).await;
-    })
-    .await
-    .map_err(|_| format!("ERR worker {worker} is gone").into())
+    dbs.remove_expired(expired.into_iter().map(|key| key.key).collect()).await
 }
 
 /// The options of SCAN; `None`: a type is unknown, and the reply says so.
@@ -109,63 +83,63 @@ fn scan_options<'a>(args: Args<'a>, out: &mut Reply) -> Result<Option<(Filter<'a
 }
 
 /// `SCAN cursor [MATCH pattern] [COUNT count] [TYPE type]`
-fn scan<'a>(call: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
+fn scan<'a>(dbs: &'a mut Databases<'_>, args: Args<'a>) -> Waiting<'a> {
     Box::pin(async move {
         let number = parse_cursor(arg(args, 1)?)?;
-        let Some((filter, count)) = scan_options(args, call.out)? else { return Ok(()) };
+        let Some((filter, count)) = scan_options(args, dbs.out)? else { return Ok(()) };
         let mut next = Cursor::from_number(number);
         let mut left = count;
         let mut found = Vec::new();
         while let Some(from) = next.filter(|_| left > 0) {
-            let (mut keys, on) = page(call, from, left).await?;
+            let (mut keys, on) = dbs.page(from, left).await?;
             left = left.saturating_sub(keys.len());
-            keep(call, &mut keys, filter).await?;
+            keep(dbs, &mut keys, filter).await?;
             found.append(&mut keys);
             next = on;
         }
-        call.out.array(2);
-        call.out.bulk_str(&next.map_or(0, Cursor::number).to_string());
-        write_keys(call, &found);
+        dbs.out.array(2);
+        dbs.out.bulk_str(&next.map_or(0, Cursor::number).to_string());
+        write_keys(dbs, &found);
         Ok(())
     })
 }
 
-fn write_keys(call: &mut Call<'_>, keys: &[ScanKey]) {
-    call.out.array(keys.len());
+fn write_keys(dbs: &mut Databases<'_>, keys: &[ScanKey]) {
+    dbs.out.array(keys.len());
     for key in keys {
-        call.out.bulk(&key.key);
+        dbs.out.bulk(&key.key);
     }
 }
 
 /// `KEYS pattern`
-fn keys<'a>(call: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
+fn keys<'a>(dbs: &'a mut Databases<'_>, args: Args<'a>) -> Waiting<'a> {
     Box::pin(async move {
         let pattern = arg(args, 1)?;
         let filter = Filter { pattern: (pattern != b"*").then_some(pattern), type_name: None };
-        let now_ms = call.node.clock.now_ms();
-        let mark = call.out.begin_array();
+        let now_ms = dbs.now_ms();
+        let mark = dbs.out.begin_array();
         let mut count = 0;
         let mut next = Some(Cursor::START);
         while let Some(from) = next {
-            let (keys, on) = page(call, from, KEYS_PAGE).await?;
+            let (keys, on) = dbs.page(from, KEYS_PAGE).await?;
             let is_live = |key: &&ScanKey| key.expire_at_ms == 0 || key.expire_at_ms > now_ms;
             for key in keys.iter().filter(is_live).filter(|key| filter.takes(key)) {
-                call.out.bulk(&key.key);
+                dbs.out.bulk(&key.key);
                 count += 1;
             }
             next = on;
         }
-        call.out.end(mark, count);
+        dbs.out.end(mark, count);
         Ok(())
     })
 }
 
 /// `RANDOMKEY`
-fn randomkey<'a>(call: &'a mut Call<'_>, _args: Args<'a>) -> Waiting<'a> {
+fn randomkey<'a>(dbs: &'a mut Databases<'_>, _args: Args<'a>) -> Waiting<'a> {
     Box::pin(async move {
-        match random_key(call).await? {
-            Some(key) => call.out.bulk(&key),
-            None => call.out.null(),
+        match random_key(dbs).await? {
+            Some(key) => dbs.out.bulk(&key),
+            None => dbs.out.null(),
         }
         Ok(())
     })
@@ -174,12 +148,12 @@ fn randomkey<'a>(call: &'a mut Call<'_>, _args: Args<'a>) -> Waiting<'a> {
 /// A key by chance: one of a page that begins at a random place. Keys of a slot lie at random
 /// places in it, but slots hold very different numbers of keys, so first a random place in the
 /// keyspace decides on the slot, then a random place in this slot on where the page begins.
-async fn random_key(call: &Call<'_>) -> Result<Option<Box<[u8]>>, Stop> {
+async fn random_key(dbs: &Databases<'_>) -> Result<Option<Box<[u8]>>, Stop> {
     let anywhere = |slot| Cursor { slot, hash48: rand::random_range(0..1u64 << 48) };
     let near = anywhere(rand::random_range(0..SLOTS));
-    let Some(first) = live_keys_from(call, near, 1).await?.pop() else { return Ok(None) };
+    let Some(first) = live_keys_from(dbs, near, 1).await?.pop() else { return Ok(None) };
     let slot = flagstone_storage::slot::slot_of(&first.key);
-    let mut keys = live_keys_from(call, anywhere(slot), RANDOM_PAGE).await?;
+    let mut keys = live_keys_from(dbs, anywhere(slot), RANDOM_PAGE).await?;
     if keys.is_empty() {
         return Ok(None);
     }
@@ -187,7 +161,11 @@ async fn random_key(call: &Call<'_>) -> Result<Option<Box<[u8]>>, Stop> {
 }
 
 /// At most `limit` keys that exist, from a place on and, behind the end, from the start on.
-async fn live_keys_from(call: &Call<'_>, from: Cursor, limit: usize) -> Result<Vec<ScanKey>, Stop> {
+async fn live_keys_from(
+    dbs: &Databases<'_>,
+    from: Cursor,
+    limit: usize,
+) -> Result<Vec<ScanKey>, Stop> {
     let mut found = Vec::new();
     let mut places = vec![from];
     if from != Cursor::START {
@@ -196,8 +174,8 @@ async fn live_keys_from(call: &Call<'_>, from: Cursor, limit: usize) -> Result<V
     for place in places {
         let mut next = Some(place);
         while let Some(at) = next.filter(|_| found.len() < limit) {
-            let (mut keys, on) = page(call, at, limit).await?;
-            keep(call, &mut keys, Filter::default()).await?;
+            let (mut keys, on) = dbs.page(at, limit).await?;
+            keep(dbs, &mut keys, Filter::default()).await?;
             found.append(&mut keys);
             next = on;
         }
@@ -219,7 +197,7 @@ pub const COMMANDS: &[Spec] = &[
         flags: flag::READONLY,
         acl: acl::KEYSPACE | acl::DANGEROUS,
         tips: &["request_policy:all_shards", "nondeterministic_output_order"],
-        run: Run::Wait(keys),
+        run: Run::Databases(keys),
         ..Spec::NEW
     },
     Spec {
@@ -231,7 +209,7 @@ pub const COMMANDS: &[Spec] = &[
         flags: flag::READONLY,
         acl: acl::KEYSPACE,
         tips: &["nondeterministic_output", "request_policy:special", "response_policy:special"],
-        run: Run::Wait(scan),
+        run: Run::Databases(scan),
         ..Spec::NEW
     },
     Spec {
@@ -241,7 +219,7 @@ pub const COMMANDS: &[Spec] = &[
         flags: flag::READONLY,
         acl: acl::KEYSPACE,
         tips: &["request_policy:all_shards", "response_policy:special", "nondeterministic_output"],
-        run: Run::Wait(randomkey),
+        run: Run::Databases(randomkey),
         ..Spec::NEW
     },
 ];

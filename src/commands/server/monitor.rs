@@ -6,6 +6,9 @@ use crate::resp::Args;
 /// `MONITOR`: from now on the connection is told of every command. One that is already gets no
 /// reply, as in the reference.
 pub(super) fn monitor(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+    if cx.session.in_exec {
+        return Err("ERR MONITOR isn't allowed for DENY BLOCKING client".into());
+    }
     if cx.session.monitoring.is_none() {
         cx.session.monitoring = Some(cx.node.monitors.add(&cx.session.client));
         cx.out.ok();

@@ -1,43 +1,105 @@
 //! Several commands as one: MULTI, EXEC, DISCARD.
 
-use super::{Call, Ctx, Group, Outcome, Run, Spec, Stop, flag};
+use super::{Call, Ctx, Group, KeySpec, Misses, Outcome, Run, Spec, Stop, Waiting, flag, key};
 use crate::resp::Args;
 use crate::transaction::{self, Transaction, queued, runs_in_unit};
+use crate::unit::Unit;
 
 /// `MULTI`
 fn multi(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
-    if cx.session.transaction.is_some() {
-        return Err("ERR MULTI calls can not be nested".into());
-    }
-    cx.session.begin_transaction(Transaction::new(cx.session.db));
+    let transaction = Transaction::new(cx.session.db, cx.session.watches.as_deref());
+    cx.session.begin_transaction(transaction);
     cx.out.ok();
     Ok(())
 }
 
 /// `DISCARD`
 fn discard(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
-    if cx.session.end_transaction().is_none() {
+    if !cx.session.discard() {
         return Err("ERR DISCARD without MULTI".into());
     }
     cx.out.ok();
     Ok(())
 }
 
+/// `WATCH key [key ...]`
+fn watch<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
+    Box::pin(async move {
+        let keys = args.iter().skip(1).map(Box::from).collect();
+        crate::watch::begin(cx.session, cx.worker, keys).await?;
+        cx.out.ok();
+        Ok(())
+    })
+}
+
+/// `UNWATCH`
+fn unwatch(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+    cx.session.watches = None;
+    cx.out.ok();
+    Ok(())
+}
+
+/// Within a transaction nothing is watched any more.
+fn unwatch_in_unit(cx: &mut Ctx<'_>, _: Args<'_>) -> Outcome {
+    cx.out.ok();
+    Ok(())
+}
+
+/// Whether nothing has changed that the client watches.
+fn is_unchanged(cx: &mut Ctx<'_>, unit: &Unit, args: Args<'_>) -> Result<bool, Stop> {
+    if transaction::watched(args).next().is_none() {
+        return Ok(true);
+    }
+    // Of a client that is gone nothing runs any more.
+    if unit.node.clients.get(unit.request.client).is_none_or(|client| client.is_dirty()) {
+        return Ok(false);
+    }
+    let (mut misses, mut is_gone) = (Misses::default(), false);
+    for watched in transaction::watched(args) {
+        let found = cx.store.peek(watched.db, watched.key);
+        let is_there = misses.note(found.map(|entry| entry.map(|_| ())))?.is_some();
+        is_gone |= watched.existed && !is_there;
+    }
+    misses.check()?;
+    Ok(!is_gone)
+}
+
 /// `EXEC`: the connection gives it what is queued as its arguments.
 fn exec(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let Some(unit) = cx.unit else { return Err("ERR EXEC without MULTI".into()) };
+    let db = cx.db;
+    let ran = if is_unchanged(cx, unit, args)? {
+        run_queued(cx, unit, args)
+    } else {
+        cx.out.null_array();
+        Ok(())
+    };
+    // Where the connection runs the rest, it shows it behind that.
+    if unit.node.monitors.any() && queued(args).all(|queued| runs_in_unit(queued.command)) {
+        unit.effects().show(cx.db, false, args.slice(0, 1));
+    }
+    cx.db = db;
+    ran
+}
+
+fn run_queued(cx: &mut Ctx<'_>, unit: &Unit, args: Args<'_>) -> Outcome {
+    if queued(args).any(|queued| matches!(queued.command.spec.run, Run::Databases(_))) {
+        unit.hold_whole(cx.store)?;
+    }
+    let shows = unit.node.monitors.any();
     let parts = || queued(args).filter(|queued| runs_in_unit(queued.command));
     cx.out.array(parts().count());
-    let db = cx.db;
     for part in parts() {
         cx.db = part.db;
+        if shows && !part.command.spec.has(flag::ADMIN | flag::SKIP_MONITOR) {
+            unit.effects().show(part.db, false, part.args);
+        }
         let ran = cx.run_part(unit, part.command, part.args);
         if let Err(stop) = ran {
             let Stop::Error(text) = stop else { return Err(stop) };
             cx.out.error(&*text);
         }
     }
-    cx.db = db;
     Ok(())
 }
 
@@ -62,6 +124,26 @@ pub const COMMANDS: &[Spec] = &[
         summary: "Begins a transaction.",
         flags: CONTROL.flags | flag::NO_MULTI,
         run: Run::Session(multi),
+        ..CONTROL
+    },
+    Spec {
+        name: "watch",
+        since: "2.2.0",
+        complexity: "O(1) for every key",
+        summary: "Keeps the next EXEC from running if one of the keys changes before.",
+        arity: -2,
+        flags: CONTROL.flags | flag::NO_MULTI,
+        keys: &[KeySpec::to_end(1, 1, key::RO)],
+        run: Run::Wait(watch),
+        ..CONTROL
+    },
+    Spec {
+        name: "unwatch",
+        since: "2.2.0",
+        summary: "Forgets what is watched.",
+        flags: CONTROL.flags & !flag::UNQUEUED,
+        run: Run::Session(unwatch),
+        in_unit: Some(unwatch_in_unit),
         ..CONTROL
     },
     Spec {

@@ -299,6 +299,11 @@ impl Entry {
         self.freq = freq;
     }
 
+    /// Whether the journal does not know it as it is.
+    pub fn is_dirty(&self) -> bool {
+        self.dirty
+    }
+
     /// Makes the key absent.
     pub fn clear(&mut self) {
         self.value = Value::Absent;

@@ -248,7 +248,9 @@ impl World {
         let generation = shards.map(|s| s.generations().next).max().unwrap();
         let dead = self.partition.store.generation(db);
         self.generations(&[(db, generation, dead)], |store| {
-            drop(store.flush_db(db, generation));
+            let mut generations = store.generations();
+            generations[db as usize] = generation;
+            drop(store.arrange(&generations));
         });
     }
 
@@ -257,7 +259,11 @@ impl World {
         self.model.dbs.swap(a as usize, b as usize);
         let store = &self.partition.store;
         let changes = [(a, store.generation(b), 0), (b, store.generation(a), 0)];
-        self.generations(&changes, |store| store.swap_db(a, b));
+        self.generations(&changes, |store| {
+            let mut generations = store.generations();
+            generations.swap(a as usize, b as usize);
+            drop(store.arrange(&generations));
+        });
     }
 
     // ---- libraries ---------------------------------------------------------------------------

@@ -1,0 +1,402 @@
+//! Several commands as one, and what keeps them from running.
+
+use super::Server;
+use redis::{Commands, Value};
+use std::time::{Duration, Instant};
+
+/// Keys in different shards of two.
+const LEFT: &str = "{a}";
+const RIGHT: &str = "{b}";
+
+/// How long things may take that take a moment.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn run<T: redis::FromRedisValue>(client: &mut redis::Connection, line: &str) -> T {
+    try_run(client, line).unwrap_or_else(|error| panic!("{line}: {error}"))
+}
+
+fn try_run<T: redis::FromRedisValue>(
+    client: &mut redis::Connection,
+    line: &str,
+) -> redis::RedisResult<T> {
+    let mut words = line.split(' ');
+    let mut command = redis::cmd(words.next().expect("a name"));
+    command.arg(words.collect::<Vec<_>>());
+    command.query(client)
+}
+
+/// Whether EXEC of one PING runs.
+fn runs(client: &mut redis::Connection) -> bool {
+    let () = run(client, "MULTI");
+    let () = run(client, "PING");
+    let ran: Value = run(client, "EXEC");
+    ran != Value::Nil
+}
+
+fn increment(client: &mut redis::Connection, keys: &[&str]) {
+    loop {
+        for key in keys {
+            let () = run(client, &format!("WATCH {key}"));
+        }
+        let counts: Vec<Option<u64>> = client.mget(keys).expect("counts");
+        let () = run(client, "MULTI");
+        for (key, count) in keys.iter().zip(counts) {
+            let () = run(client, &format!("SET {key} {}", count.unwrap_or(0) + 1));
+        }
+        if run::<Value>(client, "EXEC") != Value::Nil {
+            return;
+        }
+    }
+}
+
+#[test]
+fn no_increment_is_lost_under_watch() {
+    const ROUNDS: u64 = 60;
+    for workers in ["1", "2", "3"] {
+        let options = ["--workers", workers, "--shards", "3", "--appendfsync", "no"];
+        let server = Server::start(&options);
+        let keys = ["k", "{a}x", "{b}x", "{c}x"];
+        std::thread::scope(|scope| {
+            for lane in 0..4 {
+                let server = &server;
+                scope.spawn(move || {
+                    let mut client = server.client();
+                    for round in 0..ROUNDS {
+                        match (lane + round) % 2 {
+                            0 => increment(&mut client, &keys[..1]),
+                            _ => increment(&mut client, &keys),
+                        }
+                    }
+                });
+            }
+        });
+        let counts: Vec<u64> = server.client().mget(&keys[..]).expect("counts");
+        let half = 2 * ROUNDS;
+        assert_eq!(counts, [2 * half, half, half, half], "with {workers} workers");
+    }
+}
+
+/// Each of these changes a key that is watched, or does not.
+#[test]
+fn every_change_of_a_watched_key_counts() {
+    for workers in ["1", "2", "3"] {
+        let server = Server::start(&["--workers", workers, "--shards", "3"]);
+        let (mut client, mut other) = (server.client(), server.client());
+        for (before, keys, change, changes) in [
+            ("SET {b}k 1", "{a}k {b}k {c}k", "SET {b}k 1", true),
+            ("SET {b}k 1", "{a}k {b}k {c}k", "GET {b}k", false),
+            ("SET {b}k 1", "{b}k", "DEL {b}k {a}none", true),
+            ("SET {b}k 1", "{b}k", "DEL {b}none {a}none", false),
+            ("SET {b}k 1", "{b}k", "EXPIRE {b}k 100", true),
+            ("SET {b}k 1", "{b}k", "PEXPIRE {b}k 0", true),
+            ("MSET {a}k 1 {b}k 2", "{a}k", "RENAME {b}k {a}k", true),
+            ("MSET {a}k 1 {b}k 2", "{b}k", "RENAME {b}k {a}k", true),
+            ("SET {b}k 1", "{b}k", "COPY {b}k {a}k", false),
+            ("SET {b}k 1", "{b}k", "FLUSHDB", true),
+            ("PING", "{b}k", "FLUSHALL", false),
+            ("SET {b}k 1", "{b}k", "SWAPDB 0 1", true),
+            ("PING", "{b}k", "SWAPDB 0 1", false),
+            ("RPUSH {a}l 1", "{b}l", "LMOVE {a}l {b}l LEFT LEFT", true),
+            ("SET {b}k 1", "{b}k", "SET {b} 1", false),
+        ] {
+            let () = run(&mut other, "FLUSHALL");
+            let () = run(&mut other, before);
+            let () = run(&mut client, &format!("WATCH {keys}"));
+            let _: redis::RedisResult<Value> = try_run(&mut other, change);
+            assert_eq!(runs(&mut client), !changes, "{workers}: {before}, {keys}, {change}");
+            assert!(runs(&mut client), "it watches no more");
+        }
+    }
+}
+
+#[test]
+fn a_database_that_swapdb_brings_changes_what_is_watched_though_it_is_cold() {
+    let options = ["--workers", "2", "--shards", "2"];
+    let mut server = Server::start(&options);
+    let mut client = server.client();
+    for key in [LEFT, RIGHT] {
+        let () = client.set(key, 1).expect("stored");
+    }
+    server.kill();
+    server.restart();
+    let (mut client, mut other) = (server.client(), server.client());
+    let () = run(&mut client, "SELECT 1");
+    let () = run(&mut client, "WATCH {a} {b} none");
+    let () = run(&mut other, "SWAPDB 0 1");
+    assert!(!runs(&mut client));
+    let () = run(&mut client, "WATCH none {a}none {b}none");
+    let () = run(&mut other, "SWAPDB 0 1");
+    assert!(runs(&mut client));
+}
+
+#[test]
+fn a_watched_key_that_expires_counts() {
+    let server =
+        Server::start(&["--workers", "2", "--shards", "2", "--enable-debug-command", "yes"]);
+    let mut client = server.client();
+    for active in ["1", "0"] {
+        let () = run(&mut client, &format!("DEBUG SET-ACTIVE-EXPIRE {active}"));
+        for key in [LEFT, RIGHT] {
+            let () = run(&mut client, &format!("SET {key} 1 PX 40"));
+            let () = run(&mut client, &format!("WATCH {key} other"));
+            std::thread::sleep(Duration::from_millis(if active == "1" { 400 } else { 60 }));
+            assert!(!runs(&mut client), "active expiry: {active}");
+            // It is gone by now, or is not but has expired.
+            let () = run(&mut client, &format!("WATCH {key}"));
+            assert!(runs(&mut client), "active expiry: {active}");
+        }
+    }
+}
+
+#[test]
+fn what_a_served_client_pops_counts() {
+    let server = Server::start(&["--workers", "2", "--shards", "2"]);
+    let (mut client, mut other) = (server.client(), server.client());
+    for (from, to) in [(LEFT, RIGHT), (RIGHT, LEFT)] {
+        std::thread::scope(|scope| {
+            let mut waiting = server.client();
+            let blocked = scope.spawn(move || {
+                let _: Value = run(&mut waiting, &format!("BLMOVE {from} {to} LEFT LEFT 0"));
+            });
+            let deadline = Instant::now() + PATIENCE;
+            while !run::<String>(&mut other, "INFO clients").contains("blocked_clients:1") {
+                assert!(Instant::now() < deadline, "nobody waits");
+            }
+            let () = run(&mut client, &format!("WATCH {to}"));
+            let () = run(&mut other, &format!("RPUSH {from} x"));
+            blocked.join().expect("served");
+            assert!(!runs(&mut client));
+            let () = run(&mut other, "FLUSHALL");
+        });
+    }
+}
+
+#[test]
+fn what_is_watched_may_leave_memory() {
+    let options = ["--workers", "2", "--shards", "2", "--memory-budget", "16mb"];
+    let server = Server::start(&[&options[..], &["--handover-interval-ms", "100"]].concat());
+    let (mut client, mut other) = (server.client(), server.client());
+    for key in [LEFT, RIGHT] {
+        let () = client.set(key, 1).expect("stored");
+    }
+    let fill = |other: &mut redis::Connection| {
+        let value = vec![b'x'; 16 << 10];
+        for n in 0..1500 {
+            let () = other.set(format!("fill{n}"), &value).expect("stored");
+        }
+    };
+    let () = run(&mut client, "WATCH {a} {b} none");
+    fill(&mut other);
+    assert!(runs(&mut client));
+    let () = run(&mut client, "WATCH {a} {b} none");
+    fill(&mut other);
+    let () = run(&mut other, "APPEND {b} 1");
+    fill(&mut other);
+    assert!(!runs(&mut client));
+}
+
+#[test]
+fn a_watch_ends_with_everything_that_ends_it() {
+    let server = Server::start(&["--workers", "2", "--shards", "2"]);
+    let (mut client, mut other) = (server.client(), server.client());
+    for end in ["UNWATCH", "MULTI|DISCARD", "RESET", "MULTI|RESET", "MULTI|EXEC", "MULTI|NONE|EXEC"]
+    {
+        let () = run(&mut client, "WATCH {a} {b}");
+        let shown: String = run(&mut client, "CLIENT INFO");
+        assert!(shown.contains(" watch=2 ") && shown.contains(" flags=N "), "{shown}");
+        for change in [LEFT, RIGHT] {
+            let () = other.set(change, 1).expect("stored");
+        }
+        let shown: String = run(&mut client, "CLIENT INFO");
+        assert!(shown.contains(" flags=d "), "{shown}");
+        for command in end.split('|') {
+            let _: redis::RedisResult<Value> = try_run(&mut client, command);
+        }
+        let shown: String = run(&mut client, "CLIENT INFO");
+        assert!(shown.contains(" watch=0 ") && shown.contains(" flags=N "), "{end}: {shown}");
+        assert!(shown.contains(" multi=-1 "), "{end}: {shown}");
+        let () = other.set(LEFT, 2).expect("stored");
+        assert!(runs(&mut client), "{end}");
+    }
+    // What is watched is bounded; where not all can be, EXEC does not run.
+    let server = Server::start(&["--memory-budget", "16mb"]);
+    let mut client = server.client();
+    let keys: Vec<String> = (0..2000).map(|n| format!("k{n}")).collect();
+    let watched: redis::RedisResult<()> = redis::cmd("WATCH").arg(&keys).query(&mut client);
+    assert!(watched.expect_err("refused").to_string().contains("too many keys"));
+    assert!(!runs(&mut client));
+    let () = redis::cmd("WATCH").arg(&keys[..100]).query(&mut client).expect("watched");
+    assert!(runs(&mut client));
+}
+
+fn dbsize(client: &mut redis::Connection) -> i64 {
+    run(client, "DBSIZE")
+}
+
+/// The reply of a transaction, as it is shown.
+fn transact(client: &mut redis::Connection, lines: &[&str]) -> Value {
+    let () = run(client, "MULTI");
+    for line in lines {
+        let queued: String = run(client, line);
+        assert_eq!(queued, "QUEUED", "{line}");
+    }
+    run(client, "EXEC")
+}
+
+fn names(value: &Value) -> Vec<String> {
+    let mut names: Vec<String> = redis::from_redis_value_ref(value).expect("names");
+    names.sort();
+    names
+}
+
+#[test]
+fn databases_are_part_of_a_transaction() {
+    for workers in ["1", "2", "3"] {
+        let mut server = Server::start(&["--workers", workers, "--shards", "3"]);
+        let mut client = server.client();
+        for n in 0..50 {
+            let () = client.set(format!("k{n}"), n).expect("stored");
+        }
+        let lines = ["SET new 1", "DEL k1 k2 none", "DBSIZE", "KEYS *", "SCAN 0 COUNT 1000"];
+        let Value::Array(items) = transact(&mut client, &lines) else { panic!("no array") };
+        let mut want: Vec<String> =
+            (0..50).filter(|n| ![1, 2].contains(n)).map(|n| format!("k{n}")).collect();
+        want.push("new".to_owned());
+        want.sort();
+        assert_eq!(items[2], Value::Int(49), "with {workers} workers");
+        assert_eq!(names(&items[3]), want);
+        let Value::Array(page) = &items[4] else { panic!("no page") };
+        assert_eq!(names(&page[1]), want);
+        // Before and behind an empty database.
+        let lines = [
+            "SET gone 1",
+            "FLUSHDB",
+            "DBSIZE",
+            "RANDOMKEY",
+            "GET k3",
+            "SET {a} 1",
+            "SET {b} 2",
+            "DBSIZE",
+            "RANDOMKEY",
+            "KEYS {a*",
+        ];
+        let Value::Array(items) = transact(&mut client, &lines) else { panic!("no array") };
+        assert_eq!(items[2..5], [Value::Int(0), Value::Nil, Value::Nil]);
+        assert_eq!(items[7], Value::Int(2));
+        assert!([LEFT, RIGHT].contains(&names(&Value::Array(vec![items[8].clone()]))[0].as_str()));
+        assert_eq!(names(&items[9]), [LEFT]);
+        assert_eq!(dbsize(&mut client), 2);
+        // Exchanged, changed and exchanged again.
+        let lines = [
+            "SWAPDB 0 1",
+            "GET {a}",
+            "SET {a} 3",
+            "SELECT 1",
+            "GET {a}",
+            "INCR {b}",
+            "DBSIZE",
+            "SWAPDB 0 2",
+            "MOVE {b} 2",
+            "SELECT 2",
+            "GET {b}",
+            "DBSIZE",
+            "SELECT 0",
+            "DBSIZE",
+        ];
+        let Value::Array(items) = transact(&mut client, &lines) else { panic!("no array") };
+        let text = |text: &str| Value::BulkString(text.into());
+        assert_eq!(items[1], Value::Nil);
+        assert_eq!(items[4..7], [text("1"), Value::Int(3), Value::Int(2)]);
+        assert_eq!(items[8], Value::Int(1));
+        assert_eq!(items[10..12], [text("3"), Value::Int(2)]);
+        assert_eq!(items[13], Value::Int(0));
+        for restarted in [false, true] {
+            if restarted {
+                server.kill();
+                server.restart();
+                client = server.client();
+            }
+            for (db, keys) in [("0", &[][..]), ("1", &["{a}=1"]), ("2", &["{a}=3", "{b}=3"])] {
+                let () = run(&mut client, &format!("SELECT {db}"));
+                let mut found = Vec::new();
+                for key in run::<Vec<String>>(&mut client, "KEYS *") {
+                    found
+                        .push(format!("{key}={}", client.get::<_, String>(&key).expect("a value")));
+                }
+                found.sort();
+                assert_eq!(found, keys, "database {db}, {workers} workers, {restarted}");
+                assert_eq!(dbsize(&mut client), keys.len() as i64);
+            }
+        }
+    }
+}
+
+/// What is lent after databases were exchanged comes from where its owner has it.
+#[test]
+fn cold_values_of_exchanged_databases_are_found() {
+    let options = ["--workers", "2", "--shards", "2", "--handover-interval-ms", "50"];
+    let mut server = Server::start(&options);
+    let mut client = server.client();
+    for key in [LEFT, RIGHT] {
+        let members: Vec<(u64, String)> = (0..40_000).map(|n| (n, format!("member{n}"))).collect();
+        for chunk in members.chunks(5000) {
+            let () = client.zadd_multiple(key, chunk).expect("stored");
+        }
+        let () = client.set(format!("{key}s"), "small").expect("stored");
+    }
+    std::thread::sleep(Duration::from_millis(500));
+    for round in 0..2u64 {
+        server.kill();
+        server.restart();
+        let mut client = server.client();
+        let lines = [
+            "SWAPDB 0 1",
+            "ZSCORE {b} member7",
+            "SELECT 1",
+            "ZADD {b} 7 x",
+            "ZRANGE {b} 20000 20000",
+            "ZREMRANGEBYRANK {b} 0 0",
+            "GET {b}s",
+            "ZCARD {a}",
+            "SELECT 0",
+            "EXISTS {a} {b} {b}s",
+            "SWAPDB 0 1",
+        ];
+        let Value::Array(items) = transact(&mut client, &lines) else { panic!("no array") };
+        assert_eq!(items[1], Value::Nil);
+        let added = i64::from(round == 0);
+        assert_eq!(items[3], Value::Int(added));
+        let Value::Array(at) = &items[4] else { panic!("no range") };
+        assert_eq!(at.len(), 1);
+        assert_eq!(items[5], Value::Int(1));
+        assert_eq!(items[6], Value::BulkString(b"small".to_vec()));
+        assert_eq!(items[7], Value::Int(40_000));
+        assert_eq!(items[9], Value::Int(0));
+        let cards = [LEFT, RIGHT].map(|key| client.zcard::<_, u64>(key).expect("a size"));
+        // One came, one went; then one went.
+        assert_eq!(cards, [40_000, 40_000 - round]);
+    }
+}
+
+#[test]
+fn what_was_moved_out_of_a_database_survives_its_end() {
+    let options = ["--workers", "2", "--shards", "2", "--handover-interval-ms", "50"];
+    let mut server = Server::start(&options);
+    let mut client = server.client();
+    let big: Vec<(u64, String)> = (0..20_000).map(|n| (n, format!("member{n}"))).collect();
+    for chunk in big.chunks(5000) {
+        let () = client.zadd_multiple("big", chunk).expect("stored");
+    }
+    std::thread::sleep(Duration::from_millis(400));
+    let _: Value = transact(&mut client, &["MOVE big 1", "FLUSHDB"]);
+    assert_eq!(dbsize(&mut client), 0);
+    // Dead rows are swept some seconds later.
+    std::thread::sleep(Duration::from_millis(6500));
+    server.kill();
+    server.restart();
+    let mut client = server.client();
+    let () = run(&mut client, "SELECT 1");
+    assert_eq!(client.zcard::<_, u64>("big").expect("a size"), 20_000);
+    let all: Vec<String> = client.zrange("big", 0, -1).expect("members");
+    assert_eq!(all.len(), 20_000);
+}
