@@ -29,6 +29,8 @@ pub struct Transaction {
     bytes: Vec<u8>,
     ranges: Vec<(u32, u32)>,
     commands: Vec<&'static Command>,
+    /// The flags that any of them has.
+    flags: u32,
     /// A command was refused: EXEC is, too.
     broken: bool,
     /// The database of what is queued next.
@@ -38,8 +40,14 @@ pub struct Transaction {
 impl Transaction {
     /// Of a connection that watches these keys: it can watch no more of them until EXEC.
     pub fn new(db: u32, watches: Option<&Watches>) -> Self {
-        let mut this =
-            Self { bytes: Vec::new(), ranges: Vec::new(), commands: Vec::new(), broken: false, db };
+        let mut this = Self {
+            bytes: Vec::new(),
+            ranges: Vec::new(),
+            commands: Vec::new(),
+            flags: 0,
+            broken: false,
+            db,
+        };
         let mut itoa = itoa::Buffer::new();
         let watched = || watches.into_iter().flat_map(Watches::keys);
         this.push_arg(b"exec");
@@ -53,7 +61,13 @@ impl Transaction {
     }
 
     /// Queues a command. `selected`: the database that it chooses for those behind it.
-    pub fn push(&mut self, command: &'static Command, args: Args<'_>, selected: Option<u32>) {
+    pub fn push(
+        &mut self,
+        command: &'static Command,
+        flags: u32,
+        args: Args<'_>,
+        selected: Option<u32>,
+    ) {
         // It will not run.
         if self.broken {
             return;
@@ -63,6 +77,7 @@ impl Transaction {
         self.push_arg(itoa.format(self.db).as_bytes());
         args.iter().for_each(|arg| self.push_arg(arg));
         self.commands.push(command);
+        self.flags |= flags;
         self.db = selected.unwrap_or(self.db);
     }
 
@@ -79,7 +94,7 @@ impl Transaction {
 
     /// The flags that any of the commands has.
     pub fn flags(&self) -> u32 {
-        self.commands.iter().fold(0, |flags, command| flags | command.spec.flags)
+        self.flags
     }
 
     /// A command was refused.

@@ -1,6 +1,7 @@
 //! Looks commands up by name.
 
 use super::{Begin, Find, KeySpec, Spec};
+use crate::node::Node;
 use crate::resp::Args;
 use fnv::FnvHashMap;
 use std::sync::LazyLock;
@@ -144,6 +145,12 @@ impl Command {
         let longest = self.keys(args, 0).iter().map(|(_, key)| key.len()).max()?;
         (longest > MAX_KEY)
             .then(|| format!("ERR key is too long: {longest} bytes, at most {MAX_KEY} are allowed"))
+    }
+
+    /// Its flags with these arguments.
+    pub fn flags(&self, node: &Node, args: Args<'_>) -> u32 {
+        let flags = self.spec.flags;
+        self.spec.flags_given.map_or(flags, |given| given(node, args, flags))
     }
 
     /// Whether it may change something.

@@ -2,6 +2,7 @@
 //! categories, statistics and documentation derive.
 
 use crate::commands::context::{Call, Ctx, Outcome};
+use crate::node::Node;
 use crate::resp::Args;
 use crate::routing::Databases;
 use std::future::Future;
@@ -33,6 +34,8 @@ pub struct Spec {
     pub subcommands: &'static [Spec],
     /// It runs others: see [`crate::unit`].
     pub unit: bool,
+    /// For commands whose flags follow from more than their name: the flags, given the arguments.
+    pub flags_given: Option<FlagsGiven>,
     /// For commands on the connection: what they are as part of a unit, where they need neither
     /// session nor node.
     pub in_unit: Option<fn(&mut Ctx<'_>, Args<'_>) -> Outcome>,
@@ -57,6 +60,7 @@ impl Spec {
         other_db: None,
         subcommands: &[],
         unit: false,
+        flags_given: None,
         in_unit: None,
         blocks: |_| false,
         run: Run::Container,
@@ -102,6 +106,9 @@ impl Spec {
 
 /// See [`Spec::other_db`].
 pub type OtherDb = for<'a> fn(Args<'a>, u32, &[(u32, &'a [u8])]) -> Vec<(u32, &'a [u8])>;
+
+/// See [`Spec::flags_given`].
+pub type FlagsGiven = fn(&Node, Args<'_>, u32) -> u32;
 
 /// How a command runs: the variant is its routing shape.
 #[derive(Clone, Copy)]

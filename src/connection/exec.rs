@@ -31,7 +31,8 @@ impl Connection {
         let selects = command.spec.has(flag::SELECTS);
         let selected = if selects { chosen_db(args, settings).ok() } else { None };
         let Some(transaction) = &mut self.session.transaction else { return true };
-        transaction.push(command, args, selected);
+        let flags = command.flags(&self.worker.node, args);
+        transaction.push(command, flags, args, selected);
         let bytes = transaction.bytes();
         let count = transaction.commands().len();
         let client = &self.session.client;

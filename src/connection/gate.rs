@@ -3,7 +3,7 @@
 use crate::commands::registry::{self, Command};
 use crate::commands::{error, flag};
 use crate::config::Settings;
-use crate::node::CHOKED;
+use crate::node::{CHOKED, Node};
 use crate::resp::Args;
 use crate::session::Session;
 use crate::worker::Worker;
@@ -74,9 +74,8 @@ pub(super) fn admit(
     if let Some(text) = command.too_long_key(args) {
         return Admitted::Refused(text.into());
     }
-    // EXEC is what it runs.
-    let flags = flags_of(session, command);
-    if flags & flag::DENYOOM != 0 && worker.node.is_choked() {
+    let flags = || flags_of(session, &worker.node, command, args);
+    if worker.node.is_choked() && flags() & flag::DENYOOM != 0 {
         return Admitted::Refused(CHOKED.into());
     }
     if let Some(kind) = worker.node.scripts.running.busy()
@@ -93,7 +92,7 @@ pub(super) fn admit(
         return Admitted::Refused(text.into());
     }
     if let Some(pause) = worker.node.pause()
-        && (!pause.writes_only || may_be_paused(flags))
+        && (!pause.writes_only || may_be_paused(flags()))
     {
         return Admitted::Wait;
     }
@@ -118,9 +117,9 @@ fn protected(session: &Session, command: &Command, settings: &Settings) -> Optio
 }
 
 /// Its flags, with those of what it runs.
-fn flags_of(session: &Session, command: &Command) -> u32 {
+fn flags_of(session: &Session, node: &Node, command: &Command, args: Args<'_>) -> u32 {
     let queued = session.transaction.as_ref().filter(|_| command.spec.has(flag::EXEC));
-    command.spec.flags | queued.map_or(0, |transaction| transaction.flags())
+    command.flags(node, args) | queued.map_or(0, |transaction| transaction.flags())
 }
 
 /// Whether CLIENT PAUSE WRITE holds a command with these flags back.
@@ -129,9 +128,9 @@ fn may_be_paused(flags: u32) -> bool {
 }
 
 /// The same for a command that is not looked up yet.
-pub(super) fn may_write(session: &Session, args: Args<'_>) -> bool {
+pub(super) fn may_write(session: &Session, node: &Node, args: Args<'_>) -> bool {
     let command = args.get(0).and_then(registry::lookup);
-    command.is_some_and(|command| may_be_paused(flags_of(session, command)))
+    command.is_some_and(|command| may_be_paused(flags_of(session, node, command, args)))
 }
 
 fn unknown_command(args: Args<'_>) -> Vec<u8> {

@@ -198,3 +198,30 @@ fn a_function_that_does_not_end_is_killed() {
     let error = function::<Value>(&mut client, &["KILL"]).expect_err("nothing runs");
     assert!(error.to_string().contains("NOTBUSY") || error.to_string().contains("No scripts"));
 }
+
+#[test]
+fn a_pause_of_writes_holds_back_functions_that_may_write() {
+    let server = start("no", "2");
+    let (mut client, mut other) = (server.client(), server.client());
+    let code = "#!lua name=lib
+        local answer = function() return 1 end
+        redis.register_function('write', answer)
+        redis.register_function{function_name = 'read', callback = answer, flags = {'no-writes'}}";
+    load(&mut client, code);
+    let pause = |client: &mut Connection, args: &[&str]| {
+        let _: String = redis::cmd("CLIENT").arg(args).query(client).expect("an answer");
+    };
+    pause(&mut client, &["PAUSE", "100000", "WRITE"]);
+    for command in ["FCALL", "FCALL_RO"] {
+        let answer: u64 =
+            redis::cmd(command).arg(&["read", "0"]).query(&mut client).expect("an answer");
+        assert_eq!(answer, 1);
+    }
+    std::thread::scope(|scope| {
+        let writing = scope.spawn(move || fcall::<u64>(&mut other, &["write", "0"]));
+        std::thread::sleep(Duration::from_millis(100));
+        assert!(!writing.is_finished(), "it is held back");
+        pause(&mut client, &["UNPAUSE"]);
+        assert_eq!(writing.join().expect("no panic").expect("an answer"), 1);
+    });
+}

@@ -1,8 +1,9 @@
 //! `FCALL`: functions run as scripts do.
 
-use crate::commands::scripting::{NUMKEYS, check_flags, keys_and_args, unit};
+use crate::commands::scripting::{NUMKEYS, check_flags, flags_running, keys_and_args, unit};
 use crate::commands::{Ctx, Outcome, Stop, arg};
 use crate::functions::{Found, Libraries, LoadError};
+use crate::node::Node;
 use crate::num::parse_i64;
 use crate::resp::Args;
 use crate::scripting::{Flags, Job, Kind, Wanted, run, with_vm};
@@ -13,6 +14,13 @@ use std::time::Duration;
 /// How long a library may take to be loaded on a thread of its own. It took less when it was added;
 /// but there may be less time for it now.
 const LOAD_LIMIT: Duration = Duration::from_secs(5);
+
+/// The flags of FCALL, given what it calls.
+pub(super) fn flags_given(node: &Node, args: Args<'_>, own: u32) -> u32 {
+    let libraries = node.functions.now();
+    let found = args.get(1).and_then(|name| libraries.function(name));
+    found.map_or(own, |found| flags_running(own, Flags(found.function.flags as u32)))
+}
 
 /// `FCALL function numkeys [key …] [arg …]`
 pub(super) fn fcall(cx: &mut Ctx<'_>, args: Args<'_>, read_only: bool) -> Outcome {

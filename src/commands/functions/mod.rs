@@ -101,6 +101,7 @@ const SUBCOMMANDS: &[Spec] = &[
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "fcall",
+        flags_given: Some(call::flags_given),
         since: "7.0.0",
         complexity: "Depends on the function that is executed.",
         summary: "Calls a function.",
@@ -109,6 +110,7 @@ pub const COMMANDS: &[Spec] = &[
     },
     Spec {
         name: "fcall_ro",
+        flags_given: Some(call::flags_given),
         complexity: "Depends on the function that is executed.",
         summary: "Calls a function that does not write.",
         run: Run::Keys(|cx, args| call::fcall(cx, args, true)),

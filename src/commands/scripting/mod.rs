@@ -68,6 +68,33 @@ fn add(node: &Arc<Node>, body: &[u8], loaded: bool) -> Result<Arc<Script>, Stop>
     Ok(script)
 }
 
+/// The flags of a command that runs what has these flags.
+pub(super) fn flags_running(own: u32, flags: Flags) -> u32 {
+    if flags.has(Flags::COMPATIBLE) {
+        return own;
+    }
+    let read_only = flags.has(Flags::NO_WRITES);
+    let mut all = own & !(flag::WRITE | flag::DENYOOM | flag::STALE | flag::MAY_REPLICATE);
+    for (set, flag) in [
+        (!read_only, flag::WRITE),
+        (!read_only && !flags.has(Flags::ALLOW_OOM), flag::DENYOOM),
+        (flags.has(Flags::ALLOW_STALE), flag::STALE),
+    ] {
+        all |= if set { flag } else { 0 };
+    }
+    all
+}
+
+fn eval_flags(_: &Node, args: Args<'_>, own: u32) -> u32 {
+    let script = args.get(1).and_then(|body| parse_shebang(body).ok());
+    script.map_or(own, |(flags, _)| flags_running(own, flags))
+}
+
+fn evalsha_flags(node: &Node, args: Args<'_>, own: u32) -> u32 {
+    let script = args.get(1).and_then(parse_sha).and_then(|sha| node.scripts.get(sha));
+    script.map_or(own, |script| flags_running(own, script.flags))
+}
+
 /// Whether what has these flags may run.
 pub(super) fn check_flags(cx: &Ctx<'_>, flags: Flags, read_only: bool) -> Outcome {
     if flags.has(Flags::COMPATIBLE) {
@@ -124,7 +151,11 @@ pub(super) const EVALUATES: Spec = Spec {
     since: "2.6.0",
     complexity: "Depends on the script that is executed.",
     arity: -3,
-    flags: flag::NOSCRIPT | flag::SKIP_MONITOR | flag::NO_MANDATORY_KEYS | flag::STALE,
+    flags: flag::NOSCRIPT
+        | flag::SKIP_MONITOR
+        | flag::NO_MANDATORY_KEYS
+        | flag::STALE
+        | flag::MAY_REPLICATE,
     unit: true,
     keys: &[KeySpec::numkeys(NUMKEYS, key::RW | key::ACCESS | key::UPDATE)],
     ..Spec::NEW
@@ -132,7 +163,7 @@ pub(super) const EVALUATES: Spec = Spec {
 
 pub(super) const READ_ONLY: Spec = Spec {
     since: "7.0.0",
-    flags: EVALUATES.flags | flag::READONLY,
+    flags: (EVALUATES.flags & !flag::MAY_REPLICATE) | flag::READONLY,
     keys: &[KeySpec::numkeys(NUMKEYS, key::RO | key::ACCESS)],
     ..EVALUATES
 };
@@ -141,24 +172,28 @@ pub(super) const READ_ONLY: Spec = Spec {
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "eval",
+        flags_given: Some(eval_flags),
         summary: "Runs a Lua script.",
         run: Run::Keys(|cx, args| eval(cx, args, false)),
         ..EVALUATES
     },
     Spec {
         name: "evalsha",
+        flags_given: Some(evalsha_flags),
         summary: "Runs a Lua script by the SHA-1 of its text.",
         run: Run::Keys(|cx, args| evalsha(cx, args, false)),
         ..EVALUATES
     },
     Spec {
         name: "eval_ro",
+        flags_given: Some(eval_flags),
         summary: "Runs a Lua script that does not write.",
         run: Run::Keys(|cx, args| eval(cx, args, true)),
         ..READ_ONLY
     },
     Spec {
         name: "evalsha_ro",
+        flags_given: Some(evalsha_flags),
         summary: "Runs a Lua script that does not write by the SHA-1 of its text.",
         run: Run::Keys(|cx, args| evalsha(cx, args, true)),
         ..READ_ONLY
