@@ -6,7 +6,7 @@ use std::mem::MaybeUninit;
 use mlua::ffi;
 
 use super::raw::{State, entry};
-use super::sandbox;
+use super::{Inputs, sandbox};
 
 /// `function, arguments…` → `true, result` or `false, error`.
 pub(super) const RUN: mlua::lua_CFunction = entry!(run);
@@ -40,6 +40,37 @@ fn run(state: State) -> c_int {
     state.push_boolean(status == ffi::LUA_OK);
     state.replace(1);
     2
+}
+
+/// The function on the stack, called with keys and arguments → whether it has come to its end, and
+/// its result or error.
+pub(super) fn run_with(state: State, inputs: Inputs<'_>) {
+    state.need_stack(8, "no room for a script");
+    reset_collector(state);
+    let mut args = 0;
+    for (name, items) in [("KEYS", inputs.keys), ("ARGV", inputs.args)] {
+        if inputs.as_globals {
+            state.push_bytes(name.as_bytes());
+            push_array(state, items);
+            sandbox::set_global(state);
+        } else {
+            push_array(state, items);
+            args += 1;
+        }
+    }
+    state.push_function(HANDLER, 0);
+    state.insert(1);
+    let status = state.protected_call(args, 1, 1);
+    state.push_boolean(status == ffi::LUA_OK);
+    state.replace(1);
+}
+
+fn push_array(state: State, items: &[&[u8]]) {
+    state.new_table_of(c_int::try_from(items.len()).unwrap_or(0));
+    for (n, item) in (1..).zip(items) {
+        state.push_bytes(item);
+        state.raw_set_at(-2, n);
+    }
 }
 
 fn raising(state: State) -> c_int {

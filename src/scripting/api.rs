@@ -3,10 +3,9 @@
 use super::cache::sha1_hex;
 use super::call::call;
 use super::run::current;
-use super::to_lua::error_table;
 use crate::commands::connection::{COMPATIBLE_VERSION, REDIS_VERSION};
 use crate::commands::registry;
-use crate::lua::{raising, set_global};
+use crate::lua::{command_functions, raising, set_global};
 use crate::resp::{Args, Proto};
 use mlua::{Lua, MultiValue, Table, Value};
 
@@ -25,8 +24,9 @@ pub(super) fn install(lua: &Lua) -> mlua::Result<()> {
     let put = |name: &str, function: fn(&Lua, MultiValue) -> Results| -> mlua::Result<()> {
         table.raw_set(name, raising(lua, function)?)
     };
-    put("call", |lua, args| call(lua, args, true))?;
-    put("pcall", |lua, args| call(lua, args, false))?;
+    let (raising_call, returning_call) = command_functions(lua, call)?;
+    table.raw_set("call", raising_call)?;
+    table.raw_set("pcall", returning_call)?;
     put("error_reply", error_reply)?;
     put("status_reply", status_reply)?;
     put("sha1hex", sha1hex)?;
@@ -65,8 +65,15 @@ fn one(value: Value) -> Results {
     Ok(MultiValue::from_iter([value]))
 }
 
+/// An error as scripts get it: `{err = "CODE text"}`.
+pub fn error_table(lua: &Lua, text: &[u8]) -> mlua::Result<Table> {
+    let table = lua.create_table()?;
+    table.raw_set("err", lua.create_string(text)?)?;
+    Ok(table)
+}
+
 fn failure(lua: &Lua, text: &str) -> Value {
-    error_table(lua, text.as_bytes(), false).map_or(Value::Nil, Value::Table)
+    error_table(lua, text.as_bytes()).map_or(Value::Nil, Value::Table)
 }
 
 fn raise(lua: &Lua, text: &str) -> Results {
@@ -90,7 +97,7 @@ fn error_reply(lua: &Lua, args: MultiValue) -> Results {
     let text = text.trim_ascii_end();
     // Without a code it gets the general one.
     let whole = if text.contains(&b' ') { text.to_vec() } else { [b"ERR ", text].concat() };
-    error_table(lua, &whole, false).map_or(one(Value::Nil), |table| one(Value::Table(table)))
+    error_table(lua, &whole).map_or(one(Value::Nil), |table| one(Value::Table(table)))
 }
 
 fn status_reply(lua: &Lua, args: MultiValue) -> Results {

@@ -1,64 +1,62 @@
 //! `redis.call`: a script calls a command.
 
 use super::run::{Run, current};
-use super::to_lua::{error_table, to_lua};
 use crate::commands::registry::{self, Command};
 use crate::commands::{Ctx, Stop, flag};
+use crate::lua::{CallArg, CallArgs, Called};
 use crate::num::format_f64;
-use crate::resp::{Args, Reply};
-use mlua::{Lua, MultiValue, Value};
+use crate::resp::Args;
 
-/// `redis.call` raises the error of a command, `redis.pcall` returns it.
-pub(super) fn call(lua: &Lua, args: MultiValue, raises: bool) -> Result<MultiValue, Value> {
-    let called = current(|run| run.call(lua, &args));
-    let called = called.unwrap_or_else(|| Ok(Err(NO_SCRIPT.into())));
-    match called {
-        Ok(Ok(value)) => Ok(MultiValue::from_iter([value])),
-        Ok(Err(text)) => {
-            let error = error_table(lua, &text, true).map_or(Value::Nil, Value::Table);
-            if raises { Err(error) } else { Ok(MultiValue::from_iter([error])) }
-        }
-        Err(error) => Err(Value::Error(Box::new(error))),
-    }
-}
+/// Numbers below it are written as integers if they are.
+const EXACT: f64 = (1_u64 << 52) as f64;
 
 const NO_SCRIPT: &[u8] = b"ERR redis.call/pcall can only be called inside a script invocation";
 
+/// Calls a command for the script that runs on this thread.
+pub(super) fn call(args: &CallArgs<'_>) -> Called {
+    current(|run| run.call(args)).unwrap_or(Called::Error(NO_SCRIPT))
+}
+
 impl Run<'_, '_> {
-    /// Calls a command: its reply, or the text of its error. What ends the script is the outer
-    /// error.
-    fn call(&mut self, lua: &Lua, args: &MultiValue) -> mlua::Result<Result<Value, Vec<u8>>> {
+    fn call(&mut self, args: &CallArgs<'_>) -> Called {
         if let Err(text) = self.take_args(args) {
-            return Ok(Err(text.into()));
+            return self.fail(text);
         }
         let (bytes, ranges) = (std::mem::take(&mut self.bytes), std::mem::take(&mut self.ranges));
         let args = Args::new(&bytes, &ranges);
-        let result = match self.admit(args) {
-            Ok(command) => self.execute(lua, command, args),
-            Err(text) => Ok(Err(text.into_bytes())),
+        let called = match self.admit(args) {
+            Ok(command) => self.execute(command, args),
+            Err(text) => self.fail(&text),
         };
         (self.bytes, self.ranges) = (bytes, ranges);
-        result
+        called
+    }
+
+    /// The call ends with an error.
+    fn fail(&mut self, text: &str) -> Called {
+        self.failure.clear();
+        self.failure.push_str(text);
+        Called::Error(self.failure.as_bytes())
     }
 
     /// The arguments as bytes.
-    fn take_args(&mut self, args: &MultiValue) -> Result<(), &'static str> {
+    fn take_args(&mut self, args: &CallArgs<'_>) -> Result<(), &'static str> {
         self.bytes.clear();
         self.ranges.clear();
-        if args.is_empty() {
-            return Err("ERR Please specify at least one argument for this redis.call() call");
-        }
-        for arg in args {
+        for arg in args.iter() {
             let start = self.bytes.len() as u32;
             match arg {
-                Value::String(text) => self.bytes.extend_from_slice(&text.as_bytes()),
-                Value::Integer(n) => {
-                    self.bytes.extend_from_slice(itoa::Buffer::new().format(*n).as_bytes());
+                CallArg::Text(text) => self.bytes.extend_from_slice(text),
+                CallArg::Number(n) if n.abs() < EXACT && n == (n as i64) as f64 => {
+                    self.bytes.extend_from_slice(itoa::Buffer::new().format(n as i64).as_bytes());
                 }
-                Value::Number(n) => self.bytes.extend_from_slice(format_f64(*n).as_bytes()),
-                _ => return Err("ERR Command arguments must be strings or integers"),
+                CallArg::Number(n) => self.bytes.extend_from_slice(format_f64(n).as_bytes()),
+                CallArg::Other => return Err("ERR Command arguments must be strings or integers"),
             }
             self.ranges.push((start, self.bytes.len() as u32));
+        }
+        if self.ranges.is_empty() {
+            return Err("ERR Please specify at least one argument for this redis.call() call");
         }
         Ok(())
     }
@@ -90,22 +88,16 @@ impl Run<'_, '_> {
         Err(refusal.to_owned())
     }
 
-    fn execute(
-        &mut self,
-        lua: &Lua,
-        command: &'static Command,
-        args: Args<'_>,
-    ) -> mlua::Result<Result<Value, Vec<u8>>> {
+    fn execute(&mut self, command: &'static Command, args: Args<'_>) -> Called {
         if command.spec.has(flag::WRITE) {
             self.writes();
         }
-        let mut reply = std::mem::replace(&mut self.reply, Reply::new(self.proto));
-        reply.clear();
-        reply.set_proto(self.proto);
+        self.reply.clear();
+        self.reply.set_proto(self.proto);
         let cx = &mut *self.cx;
         let mut inner = Ctx {
             store: &mut *cx.store,
-            out: &mut reply,
+            out: &mut self.reply,
             db: cx.db,
             settings: cx.settings,
             again: false,
@@ -113,18 +105,13 @@ impl Run<'_, '_> {
         };
         let outcome = inner.run_part(self.unit, command, args);
         cx.db = inner.db;
-        let result = match outcome {
-            Ok(()) => Ok(to_lua(lua, reply.as_bytes())?),
-            Err(Stop::Error(text)) => Err(text.into_owned().into_bytes()),
-            Err(stop) => return Err(self.end(lua, stop)),
-        };
-        self.reply = reply;
-        // A reply that is an error is raised, too.
-        Ok(match result {
-            Ok(Value::Table(table)) if self.reply.as_bytes().first() == Some(&b'-') => {
-                Err(table.raw_get::<mlua::LuaString>("err")?.as_bytes().to_vec())
+        match outcome {
+            Ok(()) => Called::Reply(self.reply.as_bytes()),
+            Err(Stop::Error(text)) => self.fail(&text),
+            Err(stop) => {
+                self.stop.get_or_insert(stop);
+                Called::Ended
             }
-            other => other,
-        })
+        }
     }
 }
