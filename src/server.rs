@@ -135,6 +135,8 @@ fn serve(
     }
     let request = background.block_on(wait_for_stop(&node));
     tracing::info!(now = request.now, "shutting down");
+    // Scripts that run for long see it, however it was asked for.
+    node.request_shutdown(request);
     drop(stopped);
     stop.send_replace(true);
     let drained = drain(threads, &node, background, request);
