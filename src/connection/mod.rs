@@ -500,6 +500,7 @@ impl Connection {
         match exec {
             Some(exec) => {
                 self.session.discard();
+                self.session.watches = None;
                 self.show(exec, args);
             }
             None => self.session.break_transaction(),

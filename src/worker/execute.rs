@@ -12,6 +12,7 @@ use crate::resp::{Args, Reply};
 use crate::routing::{self, coordinate};
 use flagstone_storage::store::Need;
 use flagstone_storage::{KeyHash, Scope};
+use std::collections::HashSet;
 use std::rc::Rc;
 use tokio::sync::oneshot;
 
@@ -317,10 +318,16 @@ impl Worker {
         mut missed: Vec<Need>,
     ) -> Result<Ran, Elsewhere> {
         let mut out = Reply::new(command.request.proto);
+        let mut parts: HashSet<Need> = HashSet::new();
         loop {
             if !missed.is_empty() {
+                if !command.command.spec.unit {
+                    parts.clear();
+                }
+                // A unit that is taken back forgets all that was loaded of what it has changed.
+                parts.extend(missed.drain(..).filter(|need| need.part.is_some()));
                 let mut needs = self.cold_keys(command);
-                needs.extend(missed.drain(..).filter(|need| need.part.is_some()));
+                needs.extend(parts.iter().cloned());
                 if let Err(text) = self.load(needs).await {
                     out.error(text);
                     return Ok(Ran::reply(out.into_bytes()));

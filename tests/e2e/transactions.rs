@@ -400,3 +400,203 @@ fn what_was_moved_out_of_a_database_survives_its_end() {
     let all: Vec<String> = client.zrange("big", 0, -1).expect("members");
     assert_eq!(all.len(), 20_000);
 }
+
+#[test]
+fn transactions_are_never_torn_by_kill_9() {
+    for workers in ["1", "2"] {
+        let options = ["--workers", workers, "--shards", "2", "--handover-interval-ms", "50"];
+        let mut server = Server::start(&[&options[..], &["--memory-budget", "16mb"]].concat());
+        for kill in 0..4u64 {
+            let acknowledged = std::thread::scope(|scope| {
+                let lanes: Vec<_> = (0..3)
+                    .map(|lane| {
+                        let server = &server;
+                        scope.spawn(move || write_until_killed(server, lane, kill * 1_000_000))
+                    })
+                    .collect();
+                std::thread::sleep(Duration::from_millis(150 + kill * 40));
+                server.kill_shared();
+                lanes.into_iter().map(|lane| lane.join().expect("a number")).collect::<Vec<_>>()
+            });
+            server.reap();
+            server.restart();
+            let mut client = server.client();
+            for (lane, last) in acknowledged.into_iter().enumerate() {
+                let keys = [format!("{LEFT}{lane}"), format!("{RIGHT}{lane}")];
+                let numbers: Vec<Option<u64>> = client.mget(&keys[..]).expect("numbers");
+                assert_eq!(numbers[0], numbers[1], "torn, with {workers} workers");
+                assert!(numbers[0] >= last, "{numbers:?} is older than {last:?}");
+                // The database beside is emptied and filled with each.
+                let () = run(&mut client, &format!("SELECT {}", lane + 1));
+                let all: Vec<String> = run(&mut client, "KEYS *");
+                let want = numbers[0].map(|n| vec![format!("{LEFT}{n}"), format!("{RIGHT}{n}")]);
+                let mut all = all;
+                all.sort();
+                assert_eq!(all, want.unwrap_or_default(), "with {workers} workers");
+                let () = run(&mut client, "SELECT 0");
+            }
+        }
+    }
+}
+
+/// Writes numbers with one transaction each; the last that was acknowledged.
+fn write_until_killed(server: &Server, lane: usize, first: u64) -> Option<u64> {
+    let mut client = server.client();
+    let mut last = None;
+    for n in first + 1.. {
+        let mut transaction = redis::pipe();
+        transaction.atomic().set(format!("{LEFT}{lane}"), n).set(format!("{RIGHT}{lane}"), n);
+        transaction.cmd("SELECT").arg(lane + 1).cmd("FLUSHDB");
+        transaction.set(format!("{LEFT}{n}"), 1).set(format!("{RIGHT}{n}"), 1);
+        transaction.cmd("SELECT").arg(0);
+        if transaction.query::<Value>(&mut client).is_err() {
+            return last;
+        }
+        last = Some(n);
+    }
+    last
+}
+
+/// The newest so many of a feed: what is missing of it is found missing after it was changed.
+#[test]
+fn a_feed_that_is_cold_is_added_to_and_bounded() {
+    for workers in ["1", "2"] {
+        let options = ["--workers", workers, "--shards", "2", "--handover-interval-ms", "50"];
+        let mut server = Server::start(&[&options[..], &["--memory-budget", "16mb"]].concat());
+        let mut client = server.client();
+        for key in [LEFT, RIGHT] {
+            for first in (0..30_000u64).step_by(5000) {
+                let entries: Vec<(u64, String)> =
+                    (first..first + 5000).map(|n| (n, format!("entry number {n}"))).collect();
+                let () = client.zadd_multiple(key, &entries).expect("stored");
+            }
+        }
+        std::thread::sleep(Duration::from_millis(300));
+        server.kill();
+        server.restart();
+        let mut client = server.client();
+        for n in 0..20u64 {
+            let lines: Vec<String> = [LEFT, RIGHT]
+                .iter()
+                .flat_map(|key| {
+                    [
+                        format!("ZADD {key} {} new{n}", 50_000 + n),
+                        format!("ZREMRANGEBYRANK {key} 0 -30001"),
+                        format!("ZCARD {key}"),
+                        format!("ZSCORE {key} new{n}"),
+                    ]
+                })
+                .collect();
+            let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
+            let Value::Array(items) = transact(&mut client, &lines) else { panic!("no array") };
+            let score = Value::BulkString((50_000 + n).to_string().into_bytes());
+            let half = [Value::Int(1), Value::Int(1), Value::Int(30_000), score];
+            assert_eq!(items, [&half[..], &half[..]].concat());
+        }
+        for key in [LEFT, RIGHT] {
+            let oldest: Vec<String> = client.zrange(key, 0, 0).expect("the oldest");
+            assert_eq!(oldest, ["entry number 20"]);
+        }
+    }
+}
+
+/// One that has changed something and meets a key that another holds waits, and begins anew.
+#[test]
+fn transactions_on_the_same_cold_keys_do_not_mix() {
+    for workers in ["1", "2", "3"] {
+        let options = ["--workers", workers, "--shards", "3", "--memory-budget", "16mb"];
+        let server = Server::start(&[&options[..], &["--handover-interval-ms", "50"]].concat());
+        let keys = ["{a}n", "{b}n", "{c}n"];
+        std::thread::scope(|scope| {
+            for lane in 0..3usize {
+                let (server, keys) = (&server, &keys);
+                scope.spawn(move || {
+                    let mut client = server.client();
+                    let filler = vec![b'x'; 64 << 10];
+                    for n in 0..60 {
+                        let order = [keys[lane], keys[(lane + 1) % 3], keys[(lane + 2) % 3]];
+                        let mut transaction = redis::pipe();
+                        transaction.atomic();
+                        for key in order {
+                            transaction.incr(key, 1).ignore();
+                        }
+                        transaction.cmd("MGET").arg(&keys[..]);
+                        let (counts,): (Vec<u64>,) = transaction.query(&mut client).expect("ran");
+                        assert!(counts.iter().all(|n| *n == counts[0]), "{counts:?}");
+                        let () = client.set(format!("fill{lane}:{n}"), &filler).expect("stored");
+                    }
+                });
+            }
+        });
+        let counts: Vec<u64> = server.client().mget(&keys[..]).expect("counts");
+        assert_eq!(counts, [180; 3], "with {workers} workers");
+    }
+}
+
+#[test]
+fn exec_waits_while_writes_are_paused_if_it_writes() {
+    let server = Server::start(&["--workers", "2", "--shards", "2"]);
+    let (mut client, mut other) = (server.client(), server.client());
+    let () = run(&mut client, "MULTI");
+    let () = run(&mut client, "SET {a} 1");
+    let () = run(&mut client, "SET {b} 1");
+    let () = run(&mut other, "CLIENT PAUSE 60000 WRITE");
+    let reads = transact(&mut other, &["GET {a}", "DBSIZE"]);
+    assert_eq!(reads, Value::Array(vec![Value::Nil, Value::Int(0)]));
+    std::thread::scope(|scope| {
+        let ran = scope.spawn(|| run::<Value>(&mut client, "EXEC"));
+        let deadline = Instant::now() + PATIENCE;
+        while !run::<String>(&mut other, "INFO clients").contains("blocked_clients:1") {
+            assert!(Instant::now() < deadline, "it does not wait");
+        }
+        assert!(!ran.is_finished());
+        let () = run(&mut other, "CLIENT UNPAUSE");
+        assert_eq!(ran.join().expect("a reply"), Value::Array(vec![Value::Okay, Value::Okay]));
+    });
+}
+
+#[test]
+fn parts_are_counted_and_logged_once() {
+    for workers in ["1", "2"] {
+        let options = ["--workers", workers, "--shards", "2", "--slowlog-log-slower-than", "0"];
+        let server = Server::start(&options);
+        let mut client = server.client();
+        let () = run(&mut client, "CONFIG RESETSTAT");
+        let () = run(&mut client, "SLOWLOG RESET");
+        let inner = ["SET {a} x", "INCR {a}", "SET {b} 1", "GET {b}"];
+        let () = run(&mut client, "MULTI");
+        for line in inner {
+            let () = run(&mut client, line);
+        }
+        // INCR fails, and nothing else.
+        assert!(try_run::<Value>(&mut client, "EXEC").is_err());
+        let () = run(&mut client, "MULTI");
+        let refused: redis::RedisResult<Value> = try_run(&mut client, "GET");
+        assert!(refused.is_err());
+        assert!(try_run::<Value>(&mut client, "EXEC").is_err());
+        let stats: String = run(&mut client, "INFO commandstats");
+        let of = |name: &str| {
+            let line = stats.lines().find(|line| line.starts_with(&format!("cmdstat_{name}:")));
+            let fields =
+                line.unwrap_or_default().split([',', ':']).filter_map(|f| f.split_once('='));
+            let number = |wanted: &str| {
+                fields.clone().find(|(name, _)| *name == wanted).map_or("", |(_, n)| n).to_owned()
+            };
+            [number("calls"), number("rejected_calls"), number("failed_calls")].join(" ")
+        };
+        assert_eq!(of("set"), "2 0 0");
+        assert_eq!(of("incr"), "1 0 1");
+        assert_eq!(of("get"), "1 1 0");
+        assert_eq!(of("exec"), "2 0 1");
+        let log: Vec<Vec<Value>> = run(&mut client, "SLOWLOG GET 100");
+        let names: Vec<String> = log
+            .iter()
+            .map(|entry| {
+                redis::from_redis_value_ref::<Vec<String>>(&entry[3]).expect("arguments").join(" ")
+            })
+            .rev()
+            .collect();
+        assert_eq!(names.windows(4).filter(|some| *some == inner).count(), 1, "{names:?}");
+        assert!(!names.iter().any(|name| name == "EXEC"), "{names:?}");
+    }
+}

@@ -91,10 +91,10 @@ fn run_queued(cx: &mut Ctx<'_>, unit: &Unit, args: Args<'_>) -> Outcome {
     cx.out.array(parts().count());
     for part in parts() {
         cx.db = part.db;
-        if shows && !part.command.spec.has(flag::ADMIN | flag::SKIP_MONITOR) {
-            unit.effects().show(part.db, false, part.args);
-        }
         let ran = cx.run_part(unit, part.command, part.args);
+        if shows && !part.command.spec.has(flag::ADMIN | flag::SKIP_MONITOR) {
+            unit.effects().show(cx.db, false, part.args);
+        }
         if let Err(stop) = ran {
             let Stop::Error(text) = stop else { return Err(stop) };
             cx.out.error(&*text);
