@@ -77,11 +77,6 @@ impl Transaction {
         self.bytes.len() + self.ranges.len() * size_of::<(u32, u32)>()
     }
 
-    /// The flags that any of the commands has.
-    pub fn flags(&self) -> u32 {
-        self.commands.iter().fold(0, |flags, command| flags | command.spec.flags)
-    }
-
     /// A command was refused.
     pub fn break_off(&mut self) {
         self.broken = true;

@@ -2,8 +2,10 @@
 //! categories, statistics and documentation derive.
 
 use crate::commands::context::{Call, Ctx, Outcome};
+use crate::node::Node;
 use crate::resp::Args;
 use crate::routing::Databases;
+use crate::scripting::Flags;
 use std::future::Future;
 use std::pin::Pin;
 
@@ -36,6 +38,8 @@ pub struct Spec {
     /// For commands on the connection: what they are as part of a unit, where they need neither
     /// session nor node.
     pub in_unit: Option<fn(&mut Ctx<'_>, Args<'_>) -> Outcome>,
+    /// For commands that run scripts: what the script says of itself, if it is known and does.
+    pub script_flags: Option<fn(&Node, Args<'_>) -> Option<Flags>>,
     /// Whether it may wait for its keys, given the arguments.
     pub blocks: fn(Args<'_>) -> bool,
     pub run: Run,
@@ -58,6 +62,7 @@ impl Spec {
         subcommands: &[],
         unit: false,
         in_unit: None,
+        script_flags: None,
         blocks: |_| false,
         run: Run::Container,
     };

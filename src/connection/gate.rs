@@ -3,9 +3,11 @@
 use crate::commands::registry::{self, Command};
 use crate::commands::{error, flag};
 use crate::config::Settings;
-use crate::node::CHOKED;
+use crate::limits;
+use crate::node::Node;
 use crate::resp::Args;
 use crate::session::Session;
+use crate::transaction::queued;
 use crate::worker::Worker;
 
 /// Bytes of the arguments that an unknown command's error shows.
@@ -74,15 +76,11 @@ pub(super) fn admit(
     if let Some(text) = command.too_long_key(args) {
         return Admitted::Refused(text.into());
     }
-    // EXEC is what it runs.
-    let flags = flags_of(session, command);
-    if flags & flag::DENYOOM != 0 && worker.node.is_choked() {
-        return Admitted::Refused(CHOKED.into());
-    }
-    if let Some(kind) = worker.node.scripts.running.busy()
-        && !command.spec.has(flag::ALLOW_BUSY)
+    let node = &worker.node;
+    if limits::any(node, settings)
+        && let Some(text) = limits::refusal(node, settings, flags_of(session, node, command, args))
     {
-        return Admitted::Refused(kind.busy_text().into());
+        return Admitted::Refused(text.into());
     }
     if session.is_subscriber() && !command.spec.has(flag::SUBSCRIBER) {
         let text = format!(
@@ -92,8 +90,13 @@ pub(super) fn admit(
         );
         return Admitted::Refused(text.into());
     }
-    if let Some(pause) = worker.node.pause()
-        && (!pause.writes_only || may_be_paused(flags))
+    if let Some(kind) = node.scripts.running.busy()
+        && !command.spec.has(flag::ALLOW_BUSY)
+    {
+        return Admitted::Refused(kind.busy_text().into());
+    }
+    if let Some(pause) = node.pause()
+        && (!pause.writes_only || may_be_paused(flags_of(session, node, command, args)))
     {
         return Admitted::Wait;
     }
@@ -117,10 +120,12 @@ fn protected(session: &Session, command: &Command, settings: &Settings) -> Optio
     })
 }
 
-/// Its flags, with those of what it runs.
-fn flags_of(session: &Session, command: &Command) -> u32 {
-    let queued = session.transaction.as_ref().filter(|_| command.spec.has(flag::EXEC));
-    command.spec.flags | queued.map_or(0, |transaction| transaction.flags())
+/// Its flags, with those of what it runs: EXEC is what is queued.
+fn flags_of(session: &Session, node: &Node, command: &Command, args: Args<'_>) -> u32 {
+    let own = limits::flags_of(node, command, args);
+    let transaction = session.transaction.as_ref().filter(|_| command.spec.has(flag::EXEC));
+    let queued = transaction.into_iter().flat_map(|transaction| queued(transaction.args()));
+    queued.fold(own, |flags, part| flags | limits::flags_of(node, part.command, part.args))
 }
 
 /// Whether CLIENT PAUSE WRITE holds a command with these flags back.
@@ -129,9 +134,9 @@ fn may_be_paused(flags: u32) -> bool {
 }
 
 /// The same for a command that is not looked up yet.
-pub(super) fn may_write(session: &Session, args: Args<'_>) -> bool {
+pub(super) fn may_write(session: &Session, node: &Node, args: Args<'_>) -> bool {
     let command = args.get(0).and_then(registry::lookup);
-    command.is_some_and(|command| may_be_paused(flags_of(session, command)))
+    command.is_some_and(|command| may_be_paused(flags_of(session, node, command, args)))
 }
 
 fn unknown_command(args: Args<'_>) -> Vec<u8> {

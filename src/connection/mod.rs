@@ -404,9 +404,9 @@ impl Connection {
                 }
                 Admitted::Hostile => return Ok(true),
                 Admitted::Wait => {
-                    let may_write = gate::may_write(&self.session, args);
                     let node = self.worker.node.clone();
                     self.session.client.set(state::BLOCKED, true);
+                    let may_write = gate::may_write(&self.session, &node, args);
                     self.wire().keep_until(node.wait_unpaused(may_write)).await?;
                     self.session.client.seen_at(self.worker.node.clock.now_ms());
                     self.session.client.set(state::BLOCKED, false);

@@ -161,6 +161,19 @@ where
     unsafe { lua.exec_raw(inner, |state| State::new(state).push_function(calls::RAISING, 1)) }
 }
 
+/// Where a function made by [`raising`] is given thousands of arguments, they come in a table: that,
+/// and how many there are. The binding cannot hold so many values at once.
+pub fn packed(args: &MultiValue) -> Option<(&Table, i64)> {
+    match (args.front(), args.get(1), args.get(2)) {
+        (
+            Some(Value::LightUserData(mark)),
+            Some(Value::Table(table)),
+            Some(Value::Integer(count)),
+        ) if mark.0 == calls::packed_mark() => Some((table, *count)),
+        _ => None,
+    }
+}
+
 fn no_vm() -> mlua::Error {
     mlua::Error::runtime("not a VM for scripts")
 }

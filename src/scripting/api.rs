@@ -6,7 +6,7 @@ use super::run::current;
 use super::to_lua::error_table;
 use crate::commands::connection::{COMPATIBLE_VERSION, REDIS_VERSION};
 use crate::commands::registry;
-use crate::lua::{raising, set_global};
+use crate::lua::{packed, raising, set_global};
 use crate::resp::{Args, Proto};
 use mlua::{Lua, MultiValue, Table, Value};
 
@@ -23,10 +23,14 @@ type Results = Result<MultiValue, Value>;
 pub(super) fn install(lua: &Lua) -> mlua::Result<()> {
     let table = lua.create_table()?;
     let put = |name: &str, function: fn(&Lua, MultiValue) -> Results| -> mlua::Result<()> {
-        table.raw_set(name, raising(lua, function)?)
+        let checked = move |lua: &Lua, args| match packed(&args) {
+            Some(_) => raise(lua, "ERR too many arguments"),
+            None => function(lua, args),
+        };
+        table.raw_set(name, raising(lua, checked)?)
     };
-    put("call", |lua, args| call(lua, args, true))?;
-    put("pcall", |lua, args| call(lua, args, false))?;
+    table.raw_set("call", raising(lua, |lua, args| call(lua, args, true))?)?;
+    table.raw_set("pcall", raising(lua, |lua, args| call(lua, args, false))?)?;
     put("error_reply", error_reply)?;
     put("status_reply", status_reply)?;
     put("sha1hex", sha1hex)?;

@@ -104,6 +104,7 @@ pub const COMMANDS: &[Spec] = &[
         since: "7.0.0",
         complexity: "Depends on the function that is executed.",
         summary: "Calls a function.",
+        script_flags: Some(call::flags),
         run: Run::Keys(|cx, args| call::fcall(cx, args, false)),
         ..EVALUATES
     },
@@ -111,6 +112,7 @@ pub const COMMANDS: &[Spec] = &[
         name: "fcall_ro",
         complexity: "Depends on the function that is executed.",
         summary: "Calls a function that does not write.",
+        script_flags: Some(call::flags),
         run: Run::Keys(|cx, args| call::fcall(cx, args, true)),
         ..READ_ONLY
     },

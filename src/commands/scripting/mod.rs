@@ -5,6 +5,7 @@ mod manage;
 pub(in crate::commands) use manage::answer_kill;
 
 use super::{Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, key};
+use crate::limits;
 use crate::node::Node;
 use crate::num::parse_i64;
 use crate::resp::Args;
@@ -25,7 +26,7 @@ fn eval(cx: &mut Ctx<'_>, args: Args<'_>, read_only: bool) -> Outcome {
     let unit = unit(cx)?;
     let script = match unit.node.scripts.get(sha1(body)) {
         Some(script) => script,
-        None => add(&unit.node, body, false)?,
+        None => add(&unit.node, body, false, unit.is_apart())?,
     };
     run_script(cx, unit, &script, read_only, &keys, &rest, args)
 }
@@ -57,11 +58,11 @@ pub(super) fn keys_and_args(args: Args<'_>) -> Result<[Vec<&[u8]>; 2], Stop> {
 }
 
 /// Checks a script and adds it to those that the node knows.
-fn add(node: &Arc<Node>, body: &[u8], loaded: bool) -> Result<Arc<Script>, Stop> {
+fn add(node: &Arc<Node>, body: &[u8], loaded: bool, is_apart: bool) -> Result<Arc<Script>, Stop> {
     let (flags, start) = parse_shebang(body)
         .map_err(|text| Stop::Error(String::from_utf8_lossy(&text).into_owned().into()))?;
     let script = Arc::new(Script::new(body, flags, start));
-    with_vm(node, |vm| vm.function(node, &script))?;
+    with_vm(node, is_apart, |vm| vm.function(node, &script))?;
     if !node.scripts.add(&script, loaded) {
         return Err("OOM there are too many scripts: SCRIPT FLUSH forgets them".into());
     }
@@ -69,7 +70,7 @@ fn add(node: &Arc<Node>, body: &[u8], loaded: bool) -> Result<Arc<Script>, Stop>
 }
 
 /// Whether what has these flags may run.
-pub(super) fn check_flags(cx: &Ctx<'_>, flags: Flags, read_only: bool) -> Outcome {
+pub(super) fn check_flags(cx: &Ctx<'_>, node: &Node, flags: Flags, read_only: bool) -> Outcome {
     if flags.has(Flags::COMPATIBLE) {
         return Ok(());
     }
@@ -79,7 +80,29 @@ pub(super) fn check_flags(cx: &Ctx<'_>, flags: Flags, read_only: bool) -> Outcom
     if read_only && !flags.has(Flags::NO_WRITES) {
         return Err("ERR Can not execute a script with write flag using *_ro command.".into());
     }
+    // It may have been let in before that was so.
+    let needs = flags.command_flags(0);
+    if let Some(text) = limits::refusal(node, cx.settings, needs & flag::WRITE) {
+        return Err(text.into());
+    }
+    if limits::refusal(node, cx.settings, needs & flag::DENYOOM).is_some() {
+        return Err(
+            "OOM allow-oom flag is not set on the script, can not run it when used memory > \
+            'maxmemory'"
+                .into(),
+        );
+    }
     Ok(())
+}
+
+/// The flags of the script that EVAL brings.
+fn flags_of_text(_: &Node, args: Args<'_>) -> Option<Flags> {
+    parse_shebang(args.get(1)?).ok().map(|(flags, _)| flags)
+}
+
+/// The flags of the script that EVALSHA names.
+fn flags_of_sha(node: &Node, args: Args<'_>) -> Option<Flags> {
+    Some(node.scripts.get(parse_sha(args.get(1)?)?)?.flags)
 }
 
 fn run_script(
@@ -91,7 +114,7 @@ fn run_script(
     rest: &[&[u8]],
     command: Args<'_>,
 ) -> Outcome {
-    check_flags(cx, script.flags, read_only)?;
+    check_flags(cx, &unit.node, script.flags, read_only)?;
     if !unit.is_apart() && script.is_slow.load(Ordering::Relaxed) {
         return Err(Stop::Apart);
     }
@@ -107,7 +130,7 @@ fn run_script(
         args: rest,
         command,
     };
-    let outcome = with_vm(&unit.node, |vm| {
+    let outcome = with_vm(&unit.node, unit.is_apart(), |vm| {
         let function = vm.function(&unit.node, script)?;
         Ok(run(cx, unit, vm, &function, job, Wanted::Globals))
     })?;
@@ -124,15 +147,20 @@ pub(super) const EVALUATES: Spec = Spec {
     since: "2.6.0",
     complexity: "Depends on the script that is executed.",
     arity: -3,
-    flags: flag::NOSCRIPT | flag::SKIP_MONITOR | flag::NO_MANDATORY_KEYS | flag::STALE,
+    flags: flag::NOSCRIPT
+        | flag::SKIP_MONITOR
+        | flag::MAY_REPLICATE
+        | flag::NO_MANDATORY_KEYS
+        | flag::STALE,
     unit: true,
+    script_flags: Some(flags_of_text),
     keys: &[KeySpec::numkeys(NUMKEYS, key::RW | key::ACCESS | key::UPDATE)],
     ..Spec::NEW
 };
 
 pub(super) const READ_ONLY: Spec = Spec {
     since: "7.0.0",
-    flags: EVALUATES.flags | flag::READONLY,
+    flags: EVALUATES.flags & !flag::MAY_REPLICATE | flag::READONLY,
     keys: &[KeySpec::numkeys(NUMKEYS, key::RO | key::ACCESS)],
     ..EVALUATES
 };
@@ -148,6 +176,7 @@ pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "evalsha",
         summary: "Runs a Lua script by the SHA-1 of its text.",
+        script_flags: Some(flags_of_sha),
         run: Run::Keys(|cx, args| evalsha(cx, args, false)),
         ..EVALUATES
     },
@@ -160,6 +189,7 @@ pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "evalsha_ro",
         summary: "Runs a Lua script that does not write by the SHA-1 of its text.",
+        script_flags: Some(flags_of_sha),
         run: Run::Keys(|cx, args| evalsha(cx, args, true)),
         ..READ_ONLY
     },
