@@ -101,6 +101,15 @@ impl Transaction {
         Args::new(&self.bytes, &self.ranges)
     }
 
+    /// Whether it can need no other keys than those it names: where it has to wait, it waits with
+    /// their locks.
+    pub fn names_its_keys(&self) -> bool {
+        self.commands.iter().all(|command| {
+            let on_keys = matches!(command.spec.run, Run::Keys(_));
+            !command.undeclared_keys && (on_keys || command.spec.in_unit.is_some())
+        })
+    }
+
     /// Whether some of it needs the connection: what is on keys runs first, as one, then that.
     pub fn is_mixed(&self) -> bool {
         self.commands.iter().any(|command| !runs_in_unit(command))

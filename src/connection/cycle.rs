@@ -126,6 +126,11 @@ impl Cycle {
         }
     }
 
+    /// More commands may run behind the unit that was routed last: if it waits, its keys are locked.
+    pub(super) fn goes_on(&mut self) {
+        self.ends = false;
+    }
+
     /// Runs a command on keys here, or puts it into the batch for its worker. `false`: it must run
     /// alone, as its keys belong to several workers, or other commands behind it might change the
     /// keys that it has not declared before it can lock them.

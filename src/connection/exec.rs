@@ -60,6 +60,9 @@ impl Connection {
         if !cycle.route(&self.worker, &self.session, exec, transaction.args(), settings) {
             return Dispatched::Barrier;
         }
+        if transaction.names_its_keys() {
+            cycle.goes_on();
+        }
         let db = transaction.db();
         self.session.client.runs(exec.id);
         self.session.end_transaction();

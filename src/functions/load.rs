@@ -195,7 +195,7 @@ impl Drop for Loading<'_> {
 /// An error as scripts raise it.
 fn raised(vm: &Lua, text: &str) -> Value {
     let text = if text.starts_with("ERR ") { text.to_owned() } else { format!("ERR {text}") };
-    error_table(vm, text.as_bytes(), false).map_or(Value::Nil, Value::Table)
+    error_table(vm, text.as_bytes()).map_or(Value::Nil, Value::Table)
 }
 
 /// The arguments of `register_function`.

@@ -212,14 +212,22 @@ impl Edit {
     pub fn add(&mut self, new: &[Arc<Library>], policy: Policy) -> Result<(), String> {
         let mut next = self.next.clone();
         next.add(new, policy)?;
-        if next.bytes > self.max_bytes && next.bytes > self.next.bytes {
-            return Err(format!(
-                "OOM all libraries together may take up to {} bytes of the memory budget",
-                self.max_bytes
-            ));
+        if next.bytes > self.next.bytes {
+            self.has_room(next.bytes)?;
         }
         self.next = next;
         Ok(())
+    }
+
+    /// Whether libraries may take so much; the text of the error otherwise.
+    pub fn has_room(&self, bytes: usize) -> Result<(), String> {
+        if bytes <= self.max_bytes {
+            return Ok(());
+        }
+        Err(format!(
+            "OOM all libraries together may take up to {} bytes of the memory budget",
+            self.max_bytes
+        ))
     }
 
     /// Removes a library; whether it was there.

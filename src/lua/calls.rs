@@ -1,12 +1,12 @@
 //! Calls that end with an error: `pcall`, the handler of a script's errors, functions that raise.
 
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{CStr, c_int};
 use std::mem::MaybeUninit;
 
 use mlua::ffi;
 
 use super::raw::{State, entry};
-use super::sandbox;
+use super::{Inputs, sandbox};
 
 /// `function, arguments…` → `true, result` or `false, error`.
 pub(super) const RUN: mlua::lua_CFunction = entry!(run);
@@ -20,9 +20,6 @@ pub(super) const HANDLER: mlua::lua_CFunction = entry!(handler);
 /// The collector's defaults, in percent.
 const GC_PAUSE: c_int = 200;
 const GC_STEP_MULTIPLIER: c_int = 200;
-
-/// Arguments that functions of the binding are given as they are.
-const MAX_PLAIN_ARGS: c_int = 4000;
 
 pub(super) fn reset_collector(state: State) {
     let state = state.as_ptr();
@@ -45,13 +42,40 @@ fn run(state: State) -> c_int {
     2
 }
 
-fn raising(state: State) -> c_int {
-    let mut args = state.top();
-    if args > MAX_PLAIN_ARGS {
-        pack(state, args);
-        args = state.top();
+/// The function on the stack, called with keys and arguments → whether it has come to its end, and
+/// its result or error.
+pub(super) fn run_with(state: State, inputs: Inputs<'_>) {
+    state.need_stack(8, "no room for a script");
+    reset_collector(state);
+    let mut args = 0;
+    for (name, items) in [("KEYS", inputs.keys), ("ARGV", inputs.args)] {
+        if inputs.as_globals {
+            state.push_bytes(name.as_bytes());
+            push_array(state, items);
+            sandbox::set_global(state);
+        } else {
+            push_array(state, items);
+            args += 1;
+        }
     }
-    // There is room for it (LUA_MINSTACK).
+    state.push_function(HANDLER, 0);
+    state.insert(1);
+    let status = state.protected_call(args, 1, 1);
+    state.push_boolean(status == ffi::LUA_OK);
+    state.replace(1);
+}
+
+fn push_array(state: State, items: &[&[u8]]) {
+    state.new_table_of(c_int::try_from(items.len()).unwrap_or(0));
+    for (n, item) in (1..).zip(items) {
+        state.push_bytes(item);
+        state.raw_set_at(-2, n);
+    }
+}
+
+fn raising(state: State) -> c_int {
+    let args = state.top();
+    state.need_stack(2, "too many arguments");
     state.push_value(ffi::lua_upvalueindex(1));
     state.insert(1);
     state.call(args, ffi::LUA_MULTRET);
@@ -60,26 +84,6 @@ fn raising(state: State) -> c_int {
         state.raise();
     }
     state.top() - 1
-}
-
-/// Puts the arguments, which are all there is on the stack, into a table: the binding has no stack
-/// left for as many as `unpack` may give. In their place are a mark, the table, and their number.
-fn pack(state: State, args: c_int) {
-    // SAFETY: the state is valid; there is room for one more (LUA_MINSTACK).
-    unsafe { ffi::lua_createtable(state.as_ptr(), args, 0) };
-    state.insert(1);
-    for n in (1..=args).rev() {
-        state.raw_set_at(1, n);
-    }
-    state.push_light(packed_mark());
-    state.insert(1);
-    state.push_number(f64::from(args));
-}
-
-/// What [`pack`] begins with: no script has such a value.
-pub(super) fn packed_mark() -> *mut c_void {
-    static MARK: u8 = 0;
-    std::ptr::from_ref(&MARK).cast_mut().cast()
 }
 
 fn pcall(state: State) -> c_int {

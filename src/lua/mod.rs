@@ -9,6 +9,7 @@ mod bit;
 mod calls;
 mod cjson;
 mod cmsgpack;
+mod commands;
 mod libraries;
 mod random;
 mod raw;
@@ -23,6 +24,7 @@ use std::ffi::CString;
 
 use mlua::{Function, IntoLua, IntoLuaMulti, Lua, LuaOptions, MultiValue, StdLib, Table, Value};
 
+pub(crate) use commands::{CallArg, CallArgs, Called, Caller};
 use raw::State;
 use vm::Shared;
 
@@ -115,8 +117,6 @@ pub fn begin_run(lua: &Lua) -> mlua::Result<()> {
     shared.begin_run();
     let limit = shared.memory_limit();
     drop(shared);
-    // SAFETY: the closure owns nothing.
-    unsafe { lua.exec_raw::<()>((), |state| calls::reset_collector(State::new(state))) }?;
     // The collector does not know of the limit: it would let as much garbage grow as was used.
     if used > limit / 2 { lua.gc_collect() } else { Ok(()) }
 }
@@ -142,6 +142,34 @@ pub fn call(
     Ok(if done { Ok(value) } else { Err(value) })
 }
 
+/// What a run has.
+#[derive(Clone, Copy, Debug)]
+pub struct Inputs<'a> {
+    pub keys: &'a [&'a [u8]],
+    pub args: &'a [&'a [u8]],
+    /// They are the globals KEYS and ARGV; else the function is called with them.
+    pub as_globals: bool,
+}
+
+/// Begins a run, and calls a function: whether it has come to its end, and its first result or what
+/// it raised (see [`call`]).
+pub fn run(lua: &Lua, function: &Function, inputs: Inputs<'_>) -> mlua::Result<(bool, Value)> {
+    begin_run(lua)?;
+    // SAFETY: the closure owns nothing that is dropped.
+    unsafe {
+        lua.exec_raw(function, |state| {
+            let state = State::new(state);
+            calls::run_with(state, inputs);
+        })
+    }
+}
+
+/// Functions that call commands: one that raises their errors, and one that returns them.
+pub(crate) fn command_functions(lua: &Lua, caller: Caller) -> mlua::Result<(Function, Function)> {
+    // SAFETY: the closure owns nothing.
+    unsafe { lua.exec_raw((), |state| commands::push_functions(State::new(state), caller)) }
+}
+
 /// A function for scripts that may raise any Lua value: `Err(value)` is raised as it is. (An error
 /// of a plain [`Lua::create_function`] reaches scripts as userdata.)
 pub fn raising<F>(lua: &Lua, function: F) -> mlua::Result<Function>
@@ -159,19 +187,6 @@ where
     })?;
     // SAFETY: the closure owns nothing.
     unsafe { lua.exec_raw(inner, |state| State::new(state).push_function(calls::RAISING, 1)) }
-}
-
-/// Where a function made by [`raising`] is given thousands of arguments, they come in a table: that,
-/// and how many there are. The binding cannot hold so many values at once.
-pub fn packed(args: &MultiValue) -> Option<(&Table, i64)> {
-    match (args.front(), args.get(1), args.get(2)) {
-        (
-            Some(Value::LightUserData(mark)),
-            Some(Value::Table(table)),
-            Some(Value::Integer(count)),
-        ) if mark.0 == calls::packed_mark() => Some((table, *count)),
-        _ => None,
-    }
 }
 
 fn no_vm() -> mlua::Error {

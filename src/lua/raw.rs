@@ -244,6 +244,12 @@ impl State {
         unsafe { ffi::lua_createtable(self.0, 0, 0) }
     }
 
+    /// A table with room for so many elements.
+    pub(super) fn new_table_of(self, elements: c_int) {
+        // SAFETY: see above.
+        unsafe { ffi::lua_createtable(self.0, elements, 0) }
+    }
+
     pub(super) fn insert(self, index: c_int) {
         // SAFETY: see above.
         unsafe { ffi::lua_insert(self.0, index) }

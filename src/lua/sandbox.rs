@@ -182,9 +182,9 @@ pub(super) fn set_global(state: State) {
         state.pop(1);
         state.push_value(ffi::LUA_GLOBALSINDEX);
     }
-    state.insert(1);
-    state.raw_set(1);
-    state.set_top(0);
+    state.insert(-3);
+    state.raw_set(-3);
+    state.pop(1);
 }
 
 /// With a table as the only value on the stack, globals are looked up there; with nil, in the real ones.

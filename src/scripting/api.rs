@@ -3,10 +3,9 @@
 use super::cache::sha1_hex;
 use super::call::call;
 use super::run::current;
-use super::to_lua::error_table;
 use crate::commands::connection::{COMPATIBLE_VERSION, REDIS_VERSION};
 use crate::commands::registry;
-use crate::lua::{packed, raising, set_global};
+use crate::lua::{command_functions, raising, set_global};
 use crate::resp::{Args, Proto};
 use mlua::{Lua, MultiValue, Table, Value};
 
@@ -23,14 +22,11 @@ type Results = Result<MultiValue, Value>;
 pub(super) fn install(lua: &Lua) -> mlua::Result<()> {
     let table = lua.create_table()?;
     let put = |name: &str, function: fn(&Lua, MultiValue) -> Results| -> mlua::Result<()> {
-        let checked = move |lua: &Lua, args| match packed(&args) {
-            Some(_) => raise(lua, "ERR too many arguments"),
-            None => function(lua, args),
-        };
-        table.raw_set(name, raising(lua, checked)?)
+        table.raw_set(name, raising(lua, function)?)
     };
-    table.raw_set("call", raising(lua, |lua, args| call(lua, args, true))?)?;
-    table.raw_set("pcall", raising(lua, |lua, args| call(lua, args, false))?)?;
+    let (raising_call, returning_call) = command_functions(lua, call)?;
+    table.raw_set("call", raising_call)?;
+    table.raw_set("pcall", returning_call)?;
     put("error_reply", error_reply)?;
     put("status_reply", status_reply)?;
     put("sha1hex", sha1hex)?;
@@ -69,8 +65,15 @@ fn one(value: Value) -> Results {
     Ok(MultiValue::from_iter([value]))
 }
 
+/// An error as scripts get it: `{err = "CODE text"}`.
+pub fn error_table(lua: &Lua, text: &[u8]) -> mlua::Result<Table> {
+    let table = lua.create_table()?;
+    table.raw_set("err", lua.create_string(text)?)?;
+    Ok(table)
+}
+
 fn failure(lua: &Lua, text: &str) -> Value {
-    error_table(lua, text.as_bytes(), false).map_or(Value::Nil, Value::Table)
+    error_table(lua, text.as_bytes()).map_or(Value::Nil, Value::Table)
 }
 
 fn raise(lua: &Lua, text: &str) -> Results {
@@ -94,7 +97,7 @@ fn error_reply(lua: &Lua, args: MultiValue) -> Results {
     let text = text.trim_ascii_end();
     // Without a code it gets the general one.
     let whole = if text.contains(&b' ') { text.to_vec() } else { [b"ERR ", text].concat() };
-    error_table(lua, &whole, false).map_or(one(Value::Nil), |table| one(Value::Table(table)))
+    error_table(lua, &whole).map_or(one(Value::Nil), |table| one(Value::Table(table)))
 }
 
 fn status_reply(lua: &Lua, args: MultiValue) -> Results {

@@ -1,92 +1,68 @@
 //! `redis.call`: a script calls a command.
 
 use super::run::{Run, current};
-use super::to_lua::{error_table, to_lua};
 use crate::commands::registry::{self, Command};
 use crate::commands::{Ctx, Stop, flag};
 use crate::limits;
-use crate::lua;
+use crate::lua::{CallArg, CallArgs, Called};
 use crate::num::format_f64;
-use crate::resp::{Args, Reply};
-use mlua::{Lua, MultiValue, Value};
+use crate::resp::Args;
 
-/// `redis.call` raises the error of a command, `redis.pcall` returns it.
-pub(super) fn call(lua: &Lua, args: MultiValue, raises: bool) -> Result<MultiValue, Value> {
-    let called = current(|run| run.call(lua, &args));
-    let called = called.unwrap_or_else(|| Ok(Err(CallError::Arguments(NO_SCRIPT))));
-    match called {
-        Ok(Ok(value)) => Ok(MultiValue::from_iter([value])),
-        Ok(Err(error)) => {
-            let (text, is_counted) = match &error {
-                CallError::Arguments(text) => (text.as_bytes(), false),
-                CallError::Command(text) => (&**text, true),
-            };
-            let error = error_table(lua, text, is_counted).map_or(Value::Nil, Value::Table);
-            if raises { Err(error) } else { Ok(MultiValue::from_iter([error])) }
-        }
-        Err(error) => Err(Value::Error(Box::new(error))),
-    }
-}
+/// Numbers below it are written as integers if they are.
+const EXACT: f64 = (1_u64 << 52) as f64;
 
-const NO_SCRIPT: &str = "ERR redis.call/pcall can only be called inside a script invocation";
+const NO_SCRIPT: &[u8] = b"ERR redis.call/pcall can only be called inside a script invocation";
 
-/// Why a call has failed.
-enum CallError {
-    /// It is no call of a command.
-    Arguments(&'static str),
-    /// The command was refused, or has failed: that is counted.
-    Command(Vec<u8>),
+/// Calls a command for the script that runs on this thread.
+pub(super) fn call(args: &CallArgs<'_>) -> Called {
+    current(|run| run.call(args)).unwrap_or(Called::Misused(NO_SCRIPT))
 }
 
 impl Run<'_, '_> {
-    /// Calls a command: its reply, or its error. What ends the script is the outer error.
-    fn call(&mut self, lua: &Lua, args: &MultiValue) -> mlua::Result<Result<Value, CallError>> {
+    fn call(&mut self, args: &CallArgs<'_>) -> Called {
         if let Err(text) = self.take_args(args) {
-            return Ok(Err(CallError::Arguments(text)));
+            return Called::Misused(text.as_bytes());
         }
         let (bytes, ranges) = (std::mem::take(&mut self.bytes), std::mem::take(&mut self.ranges));
         let args = Args::new(&bytes, &ranges);
-        let result = match self.admit(args) {
-            Ok(command) => {
-                self.execute(lua, command, args).map(|result| result.map_err(CallError::Command))
-            }
-            Err(text) => Ok(Err(CallError::Command(text.into_bytes()))),
+        let called = match self.admit(args) {
+            Ok(command) => self.execute(command, args),
+            Err(text) => self.fail(&text),
         };
         (self.bytes, self.ranges) = (bytes, ranges);
-        result
+        called
+    }
+
+    /// The call ends with an error.
+    fn fail(&mut self, text: &str) -> Called {
+        self.failure.clear();
+        self.failure.push_str(text);
+        Called::Error(self.failure.as_bytes())
     }
 
     /// The arguments as bytes.
-    fn take_args(&mut self, args: &MultiValue) -> Result<(), &'static str> {
+    fn take_args(&mut self, args: &CallArgs<'_>) -> Result<(), &'static str> {
         self.bytes.clear();
         self.ranges.clear();
-        if args.is_empty() {
+        for arg in args.iter() {
+            let start = self.bytes.len() as u32;
+            match arg {
+                CallArg::Text(text) => self.bytes.extend_from_slice(text),
+                CallArg::Number(n) if n.abs() < EXACT && n == (n as i64) as f64 => {
+                    self.bytes.extend_from_slice(itoa::Buffer::new().format(n as i64).as_bytes());
+                }
+                CallArg::Number(n) => self.bytes.extend_from_slice(format_f64(n).as_bytes()),
+                CallArg::Other => return Err("ERR Command arguments must be strings or integers"),
+            }
+            // The same string may be there many times.
+            if self.bytes.len() > self.unit.node.scripts.max_vm_bytes {
+                return Err("ERR the arguments take more memory than a script may have");
+            }
+            self.ranges.push((start, self.bytes.len() as u32));
+        }
+        if self.ranges.is_empty() {
             return Err("ERR Please specify at least one argument for this redis.call() call");
         }
-        match lua::packed(args) {
-            None => args.iter().try_for_each(|arg| self.take_arg(arg)),
-            Some((table, count)) => (1..=count).try_for_each(|n| {
-                let arg = table.raw_get(n).unwrap_or(Value::Nil);
-                self.take_arg(&arg)
-            }),
-        }
-    }
-
-    fn take_arg(&mut self, arg: &Value) -> Result<(), &'static str> {
-        let start = self.bytes.len() as u32;
-        match arg {
-            Value::String(text) => self.bytes.extend_from_slice(&text.as_bytes()),
-            Value::Integer(n) => {
-                self.bytes.extend_from_slice(itoa::Buffer::new().format(*n).as_bytes());
-            }
-            Value::Number(n) => self.bytes.extend_from_slice(format_f64(*n).as_bytes()),
-            _ => return Err("ERR Command arguments must be strings or integers"),
-        }
-        // The same string may be there many times.
-        if self.bytes.len() > self.unit.node.scripts.max_vm_bytes {
-            return Err("ERR the arguments take more memory than a script may have");
-        }
-        self.ranges.push((start, self.bytes.len() as u32));
         Ok(())
     }
 
@@ -126,12 +102,7 @@ impl Run<'_, '_> {
         refused.or(self.no_memory.filter(|_| flags & flag::DENYOOM != 0))
     }
 
-    fn execute(
-        &mut self,
-        lua: &Lua,
-        command: &'static Command,
-        args: Args<'_>,
-    ) -> mlua::Result<Result<Value, Vec<u8>>> {
+    fn execute(&mut self, command: &'static Command, args: Args<'_>) -> Called {
         if command.spec.has(flag::WRITE) {
             self.writes();
         }
@@ -139,13 +110,12 @@ impl Run<'_, '_> {
         if unit.node.monitors.any() && !command.spec.has(flag::ADMIN | flag::SKIP_MONITOR) {
             unit.effects().show(self.cx.db, true, args);
         }
-        let mut reply = std::mem::replace(&mut self.reply, Reply::new(self.proto));
-        reply.clear();
-        reply.set_proto(self.proto);
+        self.reply.clear();
+        self.reply.set_proto(self.proto);
         let cx = &mut *self.cx;
         let mut inner = Ctx {
             store: &mut *cx.store,
-            out: &mut reply,
+            out: &mut self.reply,
             db: cx.db,
             settings: cx.settings,
             again: false,
@@ -153,18 +123,13 @@ impl Run<'_, '_> {
         };
         let outcome = inner.run_part(unit, command, args);
         cx.db = inner.db;
-        let result = match outcome {
-            Ok(()) => Ok(to_lua(lua, reply.as_bytes())?),
-            Err(Stop::Error(text)) => Err(text.into_owned().into_bytes()),
-            Err(stop) => return Err(self.end(lua, stop)),
-        };
-        self.reply = reply;
-        // A reply that is an error is raised, too.
-        Ok(match result {
-            Ok(Value::Table(table)) if self.reply.as_bytes().first() == Some(&b'-') => {
-                Err(table.raw_get::<mlua::LuaString>("err")?.as_bytes().to_vec())
+        match outcome {
+            Ok(()) => Called::Reply(self.reply.as_bytes()),
+            Err(Stop::Error(text)) => self.fail(&text),
+            Err(stop) => {
+                self.stop.get_or_insert(stop);
+                Called::Ended
             }
-            other => other,
-        })
+        }
     }
 }

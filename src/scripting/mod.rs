@@ -7,14 +7,13 @@ mod call;
 mod run;
 mod running;
 mod shebang;
-mod to_lua;
 mod to_reply;
 mod vm;
 
+pub use api::error_table;
 pub use api::{log_line, put_constants};
 pub use cache::{Script, Scripts, parse_sha, sha1, sha1_hex};
 pub use run::{Job, Wanted, run};
 pub use running::{Control, Kill, Kind, Running};
 pub use shebang::{Flags, parse as parse_shebang};
-pub use to_lua::error_table;
 pub use vm::{compile, with_vm};

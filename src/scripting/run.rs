@@ -6,10 +6,10 @@ use super::to_reply::{is_counted_error, write_error, write_value};
 use super::vm::{INTERRUPT_EVERY, Vm, set_interrupts};
 use crate::commands::{Ctx, Outcome, Stop, flag};
 use crate::limits;
-use crate::lua;
+use crate::lua::{self, Inputs};
 use crate::resp::{Proto, Reply};
 use crate::unit::{IN_PLACE, Unit};
-use mlua::{Function, Lua, Value, VmState};
+use mlua::{Function, Lua, VmState};
 use std::cell::Cell;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -45,6 +45,8 @@ pub(super) struct Run<'a, 'c> {
     pub(super) stop: Option<Stop>,
     /// Where the replies of its commands are written.
     pub(super) reply: Reply,
+    /// The text of the last error.
+    pub(super) failure: String,
     /// The arguments of its commands.
     pub(super) bytes: Vec<u8>,
     pub(super) ranges: Vec<(u32, u32)>,
@@ -88,7 +90,7 @@ pub(super) fn current<T>(f: impl FnOnce(&mut Run<'_, '_>) -> T) -> Option<T> {
 
 impl Run<'_, '_> {
     /// Ends the script, whatever it catches; what is to be raised.
-    pub(super) fn end(&mut self, lua: &Lua, stop: Stop) -> mlua::Error {
+    fn end(&mut self, lua: &Lua, stop: Stop) -> mlua::Error {
         self.stop.get_or_insert(stop);
         // From now on each instruction raises it.
         match set_interrupts(lua, 1) {
@@ -152,6 +154,8 @@ fn ended() -> mlua::Error {
 pub(super) fn interrupt(lua: &Lua) -> mlua::Result<VmState> {
     let looked = current(|run| {
         if run.stop.is_some() {
+            // The hook of another coroutine, perhaps.
+            set_interrupts(lua, 1)?;
             return Err(ended());
         }
         match run.look(INTERRUPT_EVERY) {
@@ -180,12 +184,10 @@ pub fn run(
     job: Job<'_>,
     wanted: Wanted,
 ) -> Outcome {
-    let control = unit.is_apart().then(|| {
+    let entered = unit.is_apart().then(|| {
         let command = job.command.iter().map(Box::from).collect();
         let control = Control::new(job.kind, job.name.to_owned(), command, unit.began);
-        let control = Arc::new(control);
-        unit.node.scripts.running.add(&control);
-        control
+        unit.node.scripts.running.add(control)
     });
     let db = cx.db;
     let mut out = std::mem::replace(cx.out, Reply::new(cx.out.proto()));
@@ -204,19 +206,19 @@ pub fn run(
         wrote: false,
         stop: None,
         reply: Reply::new(Proto::Resp2),
+        failure: String::new(),
         bytes: Vec::new(),
         ranges: Vec::new(),
-        control,
+        control: entered.as_ref().map(|entered| entered.control.clone()),
         instructions: 0,
         cx,
     };
+    let inputs = Inputs { keys: job.keys, args: job.args, as_globals: wanted == Wanted::Globals };
     let within = unit.in_script.replace(true);
-    let called = enter(&mut run, || call(vm, function, job, wanted));
+    let called = enter(&mut run, || lua::run(&vm.lua, function, inputs));
     unit.in_script.set(within);
-    let Run { control, stop, proto, cx, .. } = run;
-    if let Some(control) = &control {
-        unit.node.scripts.running.remove(control);
-    }
+    let Run { stop, proto, cx, .. } = run;
+    drop(entered);
     cx.db = db;
     if let Some(stop) = stop {
         // The interrupts are as they were.
@@ -230,7 +232,7 @@ pub fn run(
         });
     }
     let outcome = match called {
-        Ok(Ok(value)) => {
+        Ok((true, value)) => {
             let max_bytes = unit.node.scripts.max_vm_bytes;
             write_value(&mut out, &value, proto, max_bytes, &mut |text| {
                 let mut effects = unit.effects();
@@ -240,7 +242,7 @@ pub fn run(
                 }
             })
         }
-        Ok(Err(error)) => {
+        Ok((false, error)) => {
             unit.effects().error_counted = is_counted_error(&error);
             write_error(&mut out, &error, job.name)
         }
@@ -248,36 +250,4 @@ pub fn run(
     };
     *cx.out = out;
     outcome
-}
-
-/// Calls it: its result, or the value that it has raised.
-fn call(
-    vm: &Vm,
-    function: &Function,
-    job: Job<'_>,
-    wanted: Wanted,
-) -> mlua::Result<Result<Value, Value>> {
-    let lua = &vm.lua;
-    lua::begin_run(lua)?;
-    let table = |items: &[&[u8]]| -> mlua::Result<mlua::Table> {
-        let table = lua.create_table_with_capacity(items.len(), 0)?;
-        for (n, item) in items.iter().enumerate() {
-            table.raw_set(n + 1, lua.create_string(item)?)?;
-        }
-        Ok(table)
-    };
-    let (keys, args) = (table(job.keys)?, table(job.args)?);
-    match wanted {
-        Wanted::Arguments => {
-            // What a script has left.
-            lua::set_global(lua, "KEYS", Value::Nil)?;
-            lua::set_global(lua, "ARGV", Value::Nil)?;
-            lua::call(lua, function, (keys, args))
-        }
-        Wanted::Globals => {
-            lua::set_global(lua, "KEYS", keys)?;
-            lua::set_global(lua, "ARGV", args)?;
-            lua::call(lua, function, ())
-        }
-    }
 }

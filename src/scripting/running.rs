@@ -61,6 +61,19 @@ impl Control {
     }
 }
 
+/// A script that runs; dropped, it has ended.
+#[derive(Debug)]
+pub struct Entered<'a> {
+    running: &'a Running,
+    pub control: Arc<Control>,
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        self.running.remove(&self.control);
+    }
+}
+
 /// What became of a request to kill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kill {
@@ -85,13 +98,14 @@ impl Running {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A script begins.
-    pub fn add(&self, control: &Arc<Control>) {
+    /// A script runs until what comes back is dropped.
+    pub fn add(&self, control: Control) -> Entered<'_> {
+        let control = Arc::new(control);
         self.lock().push(control.clone());
+        Entered { running: self, control }
     }
 
-    /// It has ended.
-    pub fn remove(&self, control: &Arc<Control>) {
+    fn remove(&self, control: &Arc<Control>) {
         self.lock().retain(|other| !Arc::ptr_eq(other, control));
         if control.busy.load(Ordering::Relaxed) {
             self.busy.fetch_sub(1, Ordering::Relaxed);
@@ -128,7 +142,7 @@ impl Running {
         let candidates = all.iter().filter(|c| !any_busy || c.busy.load(Ordering::Relaxed));
         let mut result = Kill::NotBusy;
         for control in candidates {
-            // As it looks at both in the other order, it cannot miss that it is killed.
+            // One that writes at this moment is taken back with what it has written.
             let was = if control.wrote.load(Ordering::SeqCst) {
                 Kill::Unkillable
             } else if control.kind != kind {
@@ -149,36 +163,34 @@ impl Running {
 mod tests {
     use super::*;
 
-    fn control(kind: Kind) -> Arc<Control> {
-        Arc::new(Control::new(kind, "x".into(), Vec::new(), Instant::now()))
+    fn control(kind: Kind) -> Control {
+        Control::new(kind, "x".into(), Vec::new(), Instant::now())
     }
 
     #[test]
     fn who_runs_may_be_killed_until_he_writes() {
         let running = Running::default();
         assert_eq!(running.kill(Kind::Script), Kill::NotBusy);
-        let script = control(Kind::Script);
-        running.add(&script);
+        let script = running.add(control(Kind::Script));
         assert_eq!(running.kill(Kind::Function), Kill::Other);
         assert_eq!(running.kill(Kind::Script), Kill::Killed);
-        assert!(script.is_killed());
-        script.writes();
+        assert!(script.control.is_killed());
+        script.control.writes();
         assert_eq!(running.kill(Kind::Script), Kill::Unkillable);
-        running.remove(&script);
+        drop(script);
         assert_eq!(running.kill(Kind::Script), Kill::NotBusy);
     }
 
     #[test]
     fn the_busy_ones_are_meant() {
         let running = Running::default();
-        let (young, old) = (control(Kind::Script), control(Kind::Script));
-        running.add(&young);
-        running.add(&old);
-        assert!(running.set_busy(&old) && !running.set_busy(&old));
+        let young = running.add(control(Kind::Script));
+        let old = running.add(control(Kind::Script));
+        assert!(running.set_busy(&old.control) && !running.set_busy(&old.control));
         assert_eq!(running.busy(), Some(Kind::Script));
         assert_eq!(running.kill(Kind::Script), Kill::Killed);
-        assert!(old.is_killed() && !young.is_killed());
-        running.remove(&old);
+        assert!(old.control.is_killed() && !young.control.is_killed());
+        drop(old);
         assert_eq!(running.busy(), None);
     }
 }

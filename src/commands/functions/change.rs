@@ -8,6 +8,10 @@ use crate::node::Node;
 use crate::rdb::restore_functions;
 use crate::resp::Args;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long looking at the libraries of a payload may take, but for the last of them.
+const RESTORE_LIMIT: Duration = Duration::from_secs(30);
 
 /// Runs what takes up to half a second for each library on a thread of its own.
 async fn apart<T: Send + 'static>(
@@ -36,6 +40,7 @@ pub(super) fn load<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
             return Err(format!("ERR Library '{name}' already exists").into());
         }
         let max_vm_bytes = cx.node.scripts.max_vm_bytes;
+        edit.has_room(code.len())?;
         let library = apart(cx.node, move || Library::inspect(&code, max_vm_bytes)).await?;
         edit.add(&[Arc::new(library)], policy)?;
         edit.store(cx.node).await?;
@@ -98,8 +103,15 @@ pub(super) fn restore<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
         let codes = restore_functions(arg(args, 2)?, newer)?;
         let mut edit = cx.node.functions.edit().await;
         let max_vm_bytes = cx.node.scripts.max_vm_bytes;
+        edit.has_room(codes.iter().map(Vec::len).sum())?;
         let inspect = move || {
-            let library = |code: &Vec<u8>| Library::inspect(code, max_vm_bytes).map(Arc::new);
+            let began = Instant::now();
+            let library = |code: &Vec<u8>| {
+                if began.elapsed() > RESTORE_LIMIT {
+                    return Err("ERR the libraries of the payload take too long".to_owned());
+                }
+                Library::inspect(code, max_vm_bytes).map(Arc::new)
+            };
             codes.iter().map(library).collect::<Result<Vec<_>, String>>()
         };
         edit.add(&apart(cx.node, inspect).await?, policy)?;

@@ -135,6 +135,22 @@ fn every_step_of_the_background_may_be_the_last() {
 }
 
 #[test]
+fn a_library_that_is_not_stored_changes_nothing() {
+    let root = tempfile::tempdir().unwrap();
+    let mut number = 0;
+    let mut world = world(&fresh(root.path(), &mut number), no_images());
+    world.set_libraries(vec![library(b"a", 1), library(b"b", 1)]);
+    world.journal.close().unwrap();
+    let new = library(b"a", 2);
+    let changes = [(&b"b"[..], None), (b"a", Some(&new))];
+    assert!(world.partition.put_libraries(NOW, &changes).is_err());
+    let mut pending = BTreeMap::new();
+    world.partition.shards[&0].apply_libraries(&mut pending).unwrap();
+    assert!(pending.into_values().eq(world.libraries.iter().cloned()));
+    kill(world, &root, &mut number);
+}
+
+#[test]
 fn a_moved_value_outlives_the_database_it_came_from() {
     let root = tempfile::tempdir().unwrap();
     let mut number = 0;
