@@ -12,6 +12,7 @@ pub mod connection;
 pub mod events;
 pub mod functions;
 pub mod glob;
+pub mod limits;
 pub mod lua;
 pub mod monitor;
 pub mod node;

@@ -1,14 +1,17 @@
 //! What all workers of the process share.
 
 use crate::clients::Clients;
-use crate::config::{AppendFsync, Config};
+use crate::commands::server::process;
+use crate::config::{AppendFsync, Config, Settings};
 use crate::functions::Functions;
+use crate::limits;
 use crate::monitor::Monitors;
 use crate::pubsub::PubSub;
 use crate::rates::Rates;
 use crate::scripting::Scripts;
 use crate::slowlog::SlowLog;
 use crate::tracking::Prefixes;
+use crate::unit::MAX_APART;
 use crate::worker::{Mailbox, WorkerStats};
 use flagstone_storage::Layout;
 use flagstone_storage::clock::Clock;
@@ -17,7 +20,7 @@ use flagstone_storage::journal::{Journal, SyncMode};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 
 /// How long writers wait for room before their writes are refused.
 pub const PRESSURE_LIMIT_MS: u64 = 5000;
@@ -77,7 +80,7 @@ impl Budget {
     /// blocks and memtables, and for filters and indexes too, but of a small budget up to an
     /// eighth. The rest is for what is being handed over or flushed, buffers, and what the
     /// allocator keeps.
-    pub fn new(settings: &crate::config::Settings) -> Self {
+    pub fn new(settings: &Settings) -> Self {
         let total = settings.memory_budget;
         Self {
             hot: (total / 16 * 5) as usize,
@@ -116,6 +119,8 @@ pub struct Node {
     pub prefixes: Prefixes,
     pub monitors: Arc<Monitors>,
     pub scripts: Scripts,
+    /// Who runs apart has one of these.
+    pub apart: Semaphore,
     pub functions: Functions,
     pub stats: Vec<Arc<WorkerStats>>,
     pub rates: Rates,
@@ -133,6 +138,8 @@ pub struct Node {
     /// Since when there have been more pending rows than the budget allows, so that writers wait:
     /// ms since the Unix epoch, 0 when there is room.
     pub pressure_since_ms: AtomicU64,
+    /// More memory is in use than `maxmemory` allows.
+    over_maxmemory: AtomicBool,
     paused: AtomicBool,
     pause: Mutex<Pause>,
     pub(crate) unpaused: Notify,
@@ -165,6 +172,7 @@ impl Node {
             watched_bytes: AtomicUsize::new(0),
             prefixes: Prefixes::new(budget.prefixes),
             scripts: Scripts::new(budget.scripts, budget.script_vm),
+            apart: Semaphore::new(MAX_APART),
             budget,
             inline_sync: mailboxes.len() == 1,
             config,
@@ -187,6 +195,7 @@ impl Node {
             next_generation: AtomicU64::new(u64::from(next_generation)),
             active_expire: AtomicBool::new(true),
             pressure_since_ms: AtomicU64::new(0),
+            over_maxmemory: AtomicBool::new(false),
             paused: AtomicBool::new(false),
             pause: Mutex::default(),
             unpaused: Notify::new(),
@@ -204,6 +213,17 @@ impl Node {
     pub fn is_choked(&self) -> bool {
         let since_ms = self.pressure_since_ms.load(Ordering::Relaxed);
         since_ms != 0 && self.clock.now_ms().saturating_sub(since_ms) > PRESSURE_LIMIT_MS
+    }
+
+    /// Whether more memory is in use than `maxmemory` allows.
+    pub fn is_over_maxmemory(&self) -> bool {
+        self.over_maxmemory.load(Ordering::Relaxed)
+    }
+
+    /// Compares the memory in use with `maxmemory`: by the clock, and when that is set.
+    pub fn look_at_memory(&self, settings: &Settings) {
+        let is_over = limits::watches_memory(settings) && process::resident() > settings.maxmemory;
+        self.over_maxmemory.store(is_over, Ordering::Relaxed);
     }
 
     /// The worker that owns a slot.

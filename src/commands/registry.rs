@@ -147,10 +147,11 @@ impl Command {
             .then(|| format!("ERR key is too long: {longest} bytes, at most {MAX_KEY} are allowed"))
     }
 
-    /// Its flags with these arguments.
+    /// Its flags with these arguments: where it runs a script that says what it does, that counts.
     pub fn flags(&self, node: &Node, args: Args<'_>) -> u32 {
-        let flags = self.spec.flags;
-        self.spec.flags_given.map_or(flags, |given| given(node, args, flags))
+        let own = self.spec.flags;
+        let script = self.spec.script_flags.and_then(|find| find(node, args));
+        script.map_or(own, |script| script.command_flags(own))
     }
 
     /// Whether it may change something.

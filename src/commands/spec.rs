@@ -5,6 +5,7 @@ use crate::commands::context::{Call, Ctx, Outcome};
 use crate::node::Node;
 use crate::resp::Args;
 use crate::routing::Databases;
+use crate::scripting::Flags;
 use std::future::Future;
 use std::pin::Pin;
 
@@ -34,11 +35,11 @@ pub struct Spec {
     pub subcommands: &'static [Spec],
     /// It runs others: see [`crate::unit`].
     pub unit: bool,
-    /// For commands whose flags follow from more than their name: the flags, given the arguments.
-    pub flags_given: Option<FlagsGiven>,
     /// For commands on the connection: what they are as part of a unit, where they need neither
     /// session nor node.
     pub in_unit: Option<fn(&mut Ctx<'_>, Args<'_>) -> Outcome>,
+    /// For commands that run scripts: what the script says of itself, if it is known and does.
+    pub script_flags: Option<fn(&Node, Args<'_>) -> Option<Flags>>,
     /// Whether it may wait for its keys, given the arguments.
     pub blocks: fn(Args<'_>) -> bool,
     pub run: Run,
@@ -60,8 +61,8 @@ impl Spec {
         other_db: None,
         subcommands: &[],
         unit: false,
-        flags_given: None,
         in_unit: None,
+        script_flags: None,
         blocks: |_| false,
         run: Run::Container,
     };
@@ -106,9 +107,6 @@ impl Spec {
 
 /// See [`Spec::other_db`].
 pub type OtherDb = for<'a> fn(Args<'a>, u32, &[(u32, &'a [u8])]) -> Vec<(u32, &'a [u8])>;
-
-/// See [`Spec::flags_given`].
-pub type FlagsGiven = fn(&Node, Args<'_>, u32) -> u32;
 
 /// How a command runs: the variant is its routing shape.
 #[derive(Clone, Copy)]

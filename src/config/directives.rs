@@ -108,8 +108,8 @@ pub(super) static TABLE: &[Directive] = &[
 
     // Data set.
     d("databases", Integer((1, INT_MAX)), "16", "number of databases").immutable(),
-    d("maxmemory", Memory(ULONG), "0", "bytes the data set may take; 0: no limit"),
-    d("maxmemory-policy", OneOf(POLICIES), "noeviction", "what goes when maxmemory is reached"),
+    d("maxmemory", Memory(ULONG), "0", "bytes of memory in use beyond which commands that need more are refused (policy noeviction); 0: no limit"),
+    d("maxmemory-policy", OneOf(POLICIES), "noeviction", "noeviction: maxmemory refuses commands; others: it does nothing, as data is on disk"),
     d("maxmemory-samples", Integer((1, 64)), "5", "keys compared to find one to evict"),
     d("maxmemory-eviction-tenacity", Integer((0, 100)), "10", "effort of one eviction cycle"),
     d("lfu-log-factor", Integer(INT), "10", "how slowly the access counter grows"),
@@ -241,8 +241,8 @@ pub(super) static TABLE: &[Directive] = &[
     d("replica-announce-ip", OptionalText, "", "address to announce").alias("slave-announce-ip").inert(REPLICATION),
     d("replica-announce-port", Integer(PORT), "0", "port to announce").alias("slave-announce-port").inert(REPLICATION),
     d("replica-priority", Integer(INT), "100", "rank for promotion").alias("slave-priority").inert(REPLICATION),
-    d("min-replicas-to-write", Integer(INT), "0", "replicas without which writes are refused").alias("min-slaves-to-write").inert(REPLICATION),
-    d("min-replicas-max-lag", Integer(INT), "10", "seconds of lag of a good replica").alias("min-slaves-max-lag").inert(REPLICATION),
+    d("min-replicas-to-write", Integer(INT), "0", "replicas without which writes are refused: there are none, so anything but 0 refuses them").alias("min-slaves-to-write"),
+    d("min-replicas-max-lag", Integer(INT), "10", "seconds of lag of a good replica; 0: min-replicas-to-write has no effect").alias("min-slaves-max-lag"),
     d("repl-timeout", Integer((1, INT_MAX)), "60", "seconds until a link is given up").inert(REPLICATION),
     d("repl-ping-replica-period", Integer((1, INT_MAX)), "10", "seconds between pings").alias("repl-ping-slave-period").inert(REPLICATION),
     d("repl-backlog-size", Memory((1, LONG_MAX)), "10485760", "bytes of the backlog").inert(REPLICATION),

@@ -306,6 +306,8 @@ settings! {
     availability_zone: String = |v, _| v.text("availability-zone").to_owned();
 
     // Commands and RDB files.
+    min_replicas_to_write: u32 = |v, _| v.number("min-replicas-to-write");
+    min_replicas_max_lag: u32 = |v, _| v.number("min-replicas-max-lag");
     busy_reply_threshold_ms: u64 = |v, _| v.number("busy-reply-threshold");
     script_instruction_limit: u64 = |v, _| v.number("script-instruction-limit");
     lua_enable_insecure_api: bool = |v, _| v.flag("lua-enable-insecure-api");

@@ -3,7 +3,8 @@
 use crate::commands::registry::{self, Command};
 use crate::commands::{error, flag};
 use crate::config::Settings;
-use crate::node::{CHOKED, Node};
+use crate::limits;
+use crate::node::Node;
 use crate::resp::Args;
 use crate::session::Session;
 use crate::worker::Worker;
@@ -74,14 +75,12 @@ pub(super) fn admit(
     if let Some(text) = command.too_long_key(args) {
         return Admitted::Refused(text.into());
     }
-    let flags = || flags_of(session, &worker.node, command, args);
-    if worker.node.is_choked() && flags() & flag::DENYOOM != 0 {
-        return Admitted::Refused(CHOKED.into());
-    }
-    if let Some(kind) = worker.node.scripts.running.busy()
-        && !command.spec.has(flag::ALLOW_BUSY)
+    let node = &worker.node;
+    let flags = || flags_of(session, node, command, args);
+    if limits::any(node, settings)
+        && let Some(text) = limits::refusal(node, settings, flags())
     {
-        return Admitted::Refused(kind.busy_text().into());
+        return Admitted::Refused(text.into());
     }
     if session.is_subscriber() && !command.spec.has(flag::SUBSCRIBER) {
         let text = format!(
@@ -91,7 +90,12 @@ pub(super) fn admit(
         );
         return Admitted::Refused(text.into());
     }
-    if let Some(pause) = worker.node.pause()
+    if let Some(kind) = node.scripts.running.busy()
+        && !command.spec.has(flag::ALLOW_BUSY)
+    {
+        return Admitted::Refused(kind.busy_text().into());
+    }
+    if let Some(pause) = node.pause()
         && (!pause.writes_only || may_be_paused(flags()))
     {
         return Admitted::Wait;
@@ -116,7 +120,7 @@ fn protected(session: &Session, command: &Command, settings: &Settings) -> Optio
     })
 }
 
-/// Its flags, with those of what it runs.
+/// Its flags, with those of what it runs: EXEC is what is queued.
 fn flags_of(session: &Session, node: &Node, command: &Command, args: Args<'_>) -> u32 {
     let queued = session.transaction.as_ref().filter(|_| command.spec.has(flag::EXEC));
     command.flags(node, args) | queued.map_or(0, |transaction| transaction.flags())

@@ -405,8 +405,8 @@ impl Connection {
                 Admitted::Hostile => return Ok(true),
                 Admitted::Wait => {
                     let node = self.worker.node.clone();
-                    let may_write = gate::may_write(&self.session, &node, args);
                     self.session.client.set(state::BLOCKED, true);
+                    let may_write = gate::may_write(&self.session, &node, args);
                     self.wire().keep_until(node.wait_unpaused(may_write)).await?;
                     self.session.client.seen_at(self.worker.node.clock.now_ms());
                     self.session.client.set(state::BLOCKED, false);

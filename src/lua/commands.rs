@@ -33,8 +33,10 @@ pub(crate) enum CallArg<'a> {
 pub(crate) enum Called {
     /// A rendered reply.
     Reply(*const [u8]),
-    /// The text of an error.
+    /// The text of an error, which is counted.
     Error(*const [u8]),
+    /// That of one that is not: no command was called.
+    Misused(*const [u8]),
     /// The script has come to its end, whatever it catches.
     Ended,
 }
@@ -81,7 +83,12 @@ fn run(state: State, raises: bool) -> c_int {
         },
         Called::Error(text) => {
             // SAFETY: as above.
-            push_error(state, unsafe { &*text });
+            push_error(state, unsafe { &*text }, true);
+            true
+        }
+        Called::Misused(text) => {
+            // SAFETY: as above.
+            push_error(state, unsafe { &*text }, false);
             true
         }
         Called::Ended => {
@@ -104,14 +111,16 @@ fn interrupt_always(state: State) {
     }
 }
 
-/// Pushes an error as scripts get it. It was counted when the command failed.
-fn push_error(state: State, text: &[u8]) {
+/// Pushes an error as scripts get it; whether it was counted when the command failed.
+fn push_error(state: State, text: &[u8], is_counted: bool) {
     state.need_stack(3, "no room for an error");
     state.new_table();
     state.push_bytes(text);
     state.set_name(-2, "err");
-    state.push_boolean(true);
-    state.set_name(-2, "ignore_error_stats_update");
+    if is_counted {
+        state.push_boolean(true);
+        state.set_name(-2, "ignore_error_stats_update");
+    }
 }
 
 /// Pushes the value of a rendered reply.
@@ -134,7 +143,7 @@ fn push_value(state: State, reply: &[u8], depth: usize) -> Option<&[u8]> {
         b':' => state.push_number(number(line)? as f64),
         b'+' => push_tagged(state, "ok", line),
         b'(' => push_tagged(state, "big_number", line),
-        b'-' => push_error(state, line),
+        b'-' => push_error(state, line, true),
         b'_' => state.push_nil(),
         b'#' => state.push_boolean(line == b"t"),
         b',' => {

@@ -109,6 +109,11 @@ pub(crate) async fn coordinate(
     let client = changer(command.command, command.request.client);
     let mut held = Held { client, ..Held::default() };
     let outcome = run(worker, command, elsewhere, &mut held, &mut out).await;
+    let text = match &outcome {
+        Err(Stop::Error(text) | Stop::Undone(text)) => Some(&**text),
+        _ => None,
+    };
+    worker.stats().unit_ended(command.command, text, &mut held.effects);
     worker.tell_parts(&mut held.effects, command.request.client, &worker.settings());
     let published = std::mem::take(&mut held.effects.published);
     match outcome {
@@ -130,7 +135,6 @@ pub(crate) async fn coordinate(
             return Ran::blocked(block);
         }
         Err(Stop::Error(text) | Stop::Undone(text)) => {
-            worker.stats().failed(command.command, &text);
             // What it met may have expired all the same.
             worker.spread(held.round, 0, held.notes, published);
             out.clear();
@@ -160,9 +164,15 @@ async fn run(
     wanted.add(missed);
     let max_lockings = if spec.unit { MAX_UNIT_LOCKINGS } else { MAX_LOCKINGS };
     let mut lockings = 1;
+    let mut permit = None;
     for _ in 0..MAX_ATTEMPTS {
         if lockings > max_lockings {
             (wanted.whole, wanted.apart) = (true, spec.unit);
+        }
+        if wanted.apart && permit.is_none() {
+            // Whoever holds locks never waits for a permit: so those who have one get their locks.
+            release(&worker.node, held, Vec::new()).await;
+            permit = worker.node.apart.acquire().await.ok();
         }
         if wanted.whole && !held.whole {
             hold_whole(&worker.node, held).await?;

@@ -78,6 +78,8 @@ async fn run_for(
     let client = node.clients.get(client).ok_or(Stop::Close)?;
     let mut session = Session::new(Arc::new(client.double()), true);
     (session.db, session.proto) = (db, proto);
+    // Nobody waits for others while it holds keys.
+    session.in_exec = true;
     let mut call = Call { session: &mut session, node, worker, out: &mut out };
     match run {
         Run::Session(handler) => handler(&mut call, args)?,

@@ -7,7 +7,7 @@ use fnv::FnvHashMap;
 use sha1::{Digest, Sha1};
 use std::collections::VecDeque;
 use std::fmt::Write;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Scripts that EVAL has brought which are kept; the oldest goes first. What SCRIPT LOAD has brought
@@ -52,6 +52,16 @@ struct Cache {
     bytes: usize,
 }
 
+/// The VMs that there are.
+#[derive(Debug, Default)]
+pub struct VmFigures {
+    pub all: AtomicUsize,
+    /// Those of threads that come and go.
+    pub apart: AtomicUsize,
+    /// Their bytes, as they were after their last run.
+    pub bytes: AtomicUsize,
+}
+
 /// See the module's description.
 #[derive(Debug)]
 pub struct Scripts {
@@ -63,6 +73,9 @@ pub struct Scripts {
     /// Counts SCRIPT FLUSH.
     epoch: AtomicU64,
     evicted: AtomicU64,
+    pub vms: Arc<VmFigures>,
+    /// DEBUG SET-DISABLE-DENY-SCRIPTS.
+    allow_all: AtomicBool,
     pub running: Running,
 }
 
@@ -74,6 +87,8 @@ impl Scripts {
             max_vm_bytes,
             epoch: AtomicU64::new(0),
             evicted: AtomicU64::new(0),
+            vms: Arc::default(),
+            allow_all: AtomicBool::new(false),
             running: Running::default(),
         }
     }
@@ -121,6 +136,15 @@ impl Scripts {
     pub fn flush(&self) {
         *self.lock() = Cache::default();
         self.epoch.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Whether scripts may call what they otherwise may not: for tests.
+    pub fn allow_all(&self) -> bool {
+        self.allow_all.load(Ordering::Relaxed)
+    }
+
+    pub fn set_allow_all(&self, on: bool) {
+        self.allow_all.store(on, Ordering::Relaxed);
     }
 
     /// Counts the flushes: what was compiled before the last one is to be forgotten.

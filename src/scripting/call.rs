@@ -3,6 +3,7 @@
 use super::run::{Run, current};
 use crate::commands::registry::{self, Command};
 use crate::commands::{Ctx, Stop, flag};
+use crate::limits;
 use crate::lua::{CallArg, CallArgs, Called};
 use crate::num::format_f64;
 use crate::resp::Args;
@@ -14,13 +15,13 @@ const NO_SCRIPT: &[u8] = b"ERR redis.call/pcall can only be called inside a scri
 
 /// Calls a command for the script that runs on this thread.
 pub(super) fn call(args: &CallArgs<'_>) -> Called {
-    current(|run| run.call(args)).unwrap_or(Called::Error(NO_SCRIPT))
+    current(|run| run.call(args)).unwrap_or(Called::Misused(NO_SCRIPT))
 }
 
 impl Run<'_, '_> {
     fn call(&mut self, args: &CallArgs<'_>) -> Called {
         if let Err(text) = self.take_args(args) {
-            return self.fail(text);
+            return Called::Misused(text.as_bytes());
         }
         let (bytes, ranges) = (std::mem::take(&mut self.bytes), std::mem::take(&mut self.ranges));
         let args = Args::new(&bytes, &ranges);
@@ -53,6 +54,10 @@ impl Run<'_, '_> {
                 CallArg::Number(n) => self.bytes.extend_from_slice(format_f64(n).as_bytes()),
                 CallArg::Other => return Err("ERR Command arguments must be strings or integers"),
             }
+            // The same string may be there many times.
+            if self.bytes.len() > self.unit.node.scripts.max_vm_bytes {
+                return Err("ERR the arguments take more memory than a script may have");
+            }
             self.ranges.push((start, self.bytes.len() as u32));
         }
         if self.ranges.is_empty() {
@@ -63,34 +68,47 @@ impl Run<'_, '_> {
 
     /// The command, if the script may call it; else the text of the error.
     fn admit(&self, args: Args<'_>) -> Result<&'static Command, String> {
-        let command = registry::resolve(args)
-            .ok_or_else(|| "ERR Unknown command called from script".to_owned())?;
+        let Some(command) = registry::resolve(args) else {
+            let text = "ERR Unknown command called from script";
+            self.unit.effects().refused(None, text);
+            return Err(text.to_owned());
+        };
         let spec = command.spec;
         let refusal = if !spec.arity_allows(args.len()) || !command.subcommands.is_empty() {
             "ERR Wrong number of args calling command from script"
-        } else if spec.has(flag::NOSCRIPT) {
+        } else if spec.has(flag::NOSCRIPT) && (spec.unit || !self.unit.node.scripts.allow_all()) {
             "ERR This Redis command is not allowed from script"
         } else if self.read_only && (spec.has(flag::WRITE) || spec.has(flag::MAY_REPLICATE)) {
             "ERR Write commands are not allowed from read-only scripts."
-        } else if spec.has(flag::DENYOOM)
-            && !self.wrote
-            && !self.allow_oom
-            && self.unit.node.is_choked()
-        {
-            crate::node::CHOKED
+        } else if let Some(text) = self.refusal(spec.flags) {
+            text
         } else {
             return match command.too_long_key(args) {
                 Some(text) => Err(text),
                 None => Ok(command),
             };
         };
-        self.unit.node.stats[self.unit.worker].refused(Some(command), refusal);
+        self.unit.effects().refused(Some(command), refusal);
         Err(refusal.to_owned())
+    }
+
+    /// Why the node refuses what has these flags. Who has written goes on to the end.
+    fn refusal(&self, flags: u32) -> Option<&'static str> {
+        if self.wrote {
+            return None;
+        }
+        let unit = self.unit;
+        let refused = limits::refusal(&unit.node, self.cx.settings, flags & flag::WRITE);
+        refused.or(self.no_memory.filter(|_| flags & flag::DENYOOM != 0))
     }
 
     fn execute(&mut self, command: &'static Command, args: Args<'_>) -> Called {
         if command.spec.has(flag::WRITE) {
             self.writes();
+        }
+        let unit = self.unit;
+        if unit.node.monitors.any() && !command.spec.has(flag::ADMIN | flag::SKIP_MONITOR) {
+            unit.effects().show(self.cx.db, true, args);
         }
         self.reply.clear();
         self.reply.set_proto(self.proto);
@@ -103,7 +121,7 @@ impl Run<'_, '_> {
             again: false,
             unit: cx.unit,
         };
-        let outcome = inner.run_part(self.unit, command, args);
+        let outcome = inner.run_part(unit, command, args);
         cx.db = inner.db;
         match outcome {
             Ok(()) => Called::Reply(self.reply.as_bytes()),

@@ -2,9 +2,10 @@
 
 use super::running::{Control, Kind};
 use super::shebang::Flags;
-use super::to_reply::{write_error, write_value};
+use super::to_reply::{is_counted_error, write_error, write_value};
 use super::vm::{INTERRUPT_EVERY, Vm, set_interrupts};
-use crate::commands::{Ctx, Outcome, Stop};
+use crate::commands::{Ctx, Outcome, Stop, flag};
+use crate::limits;
 use crate::lua::{self, Inputs};
 use crate::resp::{Proto, Reply};
 use crate::unit::{IN_PLACE, Unit};
@@ -34,7 +35,8 @@ pub(super) struct Run<'a, 'c> {
     pub(super) unit: &'a Unit,
     pub(super) kind: Kind,
     pub(super) read_only: bool,
-    pub(super) allow_oom: bool,
+    /// Why it may not call commands that need memory, if so.
+    pub(super) no_memory: Option<&'static str>,
     /// The protocol of the replies that it gets.
     pub(super) proto: Proto,
     /// It has called a command that writes.
@@ -190,11 +192,16 @@ pub fn run(
     let db = cx.db;
     let mut out = std::mem::replace(cx.out, Reply::new(cx.out.proto()));
     let compatible = job.flags.has(Flags::COMPATIBLE);
+    let allows_oom = !compatible && job.flags.has(Flags::ALLOW_OOM);
+    let no_memory = match allows_oom {
+        true => None,
+        false => limits::refusal(&unit.node, cx.settings, flag::DENYOOM),
+    };
     let mut run = Run {
         unit,
         kind: job.kind,
         read_only: job.read_only || (!compatible && job.flags.has(Flags::NO_WRITES)),
-        allow_oom: !compatible && job.flags.has(Flags::ALLOW_OOM),
+        no_memory,
         proto: Proto::Resp2,
         wrote: false,
         stop: None,
@@ -207,7 +214,9 @@ pub fn run(
         cx,
     };
     let inputs = Inputs { keys: job.keys, args: job.args, as_globals: wanted == Wanted::Globals };
+    let within = unit.in_script.replace(true);
     let called = enter(&mut run, || lua::run(&vm.lua, function, inputs));
+    unit.in_script.set(within);
     let Run { stop, proto, cx, .. } = run;
     drop(entered);
     cx.db = db;
@@ -224,10 +233,19 @@ pub fn run(
     }
     let outcome = match called {
         Ok((true, value)) => {
-            write_value(&mut out, &value, proto);
-            Ok(())
+            let max_bytes = unit.node.scripts.max_vm_bytes;
+            write_value(&mut out, &value, proto, max_bytes, &mut |text| {
+                let mut effects = unit.effects();
+                effects.error_counted = true;
+                if !text.is_empty() {
+                    effects.error(text);
+                }
+            })
         }
-        Ok((false, error)) => write_error(&mut out, &error, job.name),
+        Ok((false, error)) => {
+            unit.effects().error_counted = is_counted_error(&error);
+            write_error(&mut out, &error, job.name)
+        }
         Err(error) => Err(format!("ERR Error running script {}, {error}", job.name).into()),
     };
     *cx.out = out;

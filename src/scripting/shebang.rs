@@ -1,5 +1,6 @@
 //! The first line of a script: `#!lua flags=no-writes,allow-stale`.
 
+use crate::commands::flag;
 use crate::resp::split_args;
 
 /// What a script says of itself.
@@ -26,6 +27,24 @@ impl Flags {
 
     pub fn has(self, flag: u32) -> bool {
         self.0 & flag != 0
+    }
+
+    /// The flags of a command that runs it, which has these of its own.
+    pub fn command_flags(self, own: u32) -> u32 {
+        if self.has(Self::COMPATIBLE) {
+            return own;
+        }
+        let mut flags = own & !(flag::STALE | flag::DENYOOM | flag::WRITE | flag::MAY_REPLICATE);
+        for (set, flag) in [
+            (!self.has(Self::NO_WRITES) && !self.has(Self::ALLOW_OOM), flag::DENYOOM),
+            (!self.has(Self::NO_WRITES), flag::WRITE),
+            (self.has(Self::ALLOW_STALE), flag::STALE),
+        ] {
+            if set {
+                flags |= flag;
+            }
+        }
+        flags
     }
 
     /// The flag of a name.
@@ -70,6 +89,16 @@ mod tests {
         assert_eq!(parse(b"#!lua flags=\nx"), Ok((Flags(0), 12)));
         let both = Flags(Flags::NO_WRITES | Flags::ALLOW_OOM);
         assert_eq!(parse(b"#!lua flags=no-writes,allow-oom\n"), Ok((both, 31)));
+    }
+
+    #[test]
+    fn they_become_those_of_the_command() {
+        let own = flag::NOSCRIPT | flag::STALE | flag::MAY_REPLICATE;
+        let of = |flags| Flags(flags).command_flags(own);
+        assert_eq!(of(Flags::COMPATIBLE), own);
+        assert_eq!(of(0), flag::NOSCRIPT | flag::DENYOOM | flag::WRITE);
+        assert_eq!(of(Flags::ALLOW_OOM), flag::NOSCRIPT | flag::WRITE);
+        assert_eq!(of(Flags::NO_WRITES | Flags::ALLOW_STALE), flag::NOSCRIPT | flag::STALE);
     }
 
     #[test]

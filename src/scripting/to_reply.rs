@@ -7,28 +7,117 @@ use mlua::{LuaString, Table, Value};
 /// How deep tables may nest.
 const MAX_DEPTH: usize = 1000;
 
-/// Writes what a script has returned. `proto`: the one that the script has chosen.
-pub(super) fn write_value(out: &mut Reply, value: &Value, proto: Proto) {
-    write(out, value, proto, 0);
+/// Where the errors of a reply are counted.
+pub(super) type CountError<'a> = dyn FnMut(&[u8]) + 'a;
+
+/// Writes what a script has returned, up to so many bytes. `proto`: the one that the script has
+/// chosen. `errors` hears of each error in it: its text, or nothing if that is counted already.
+pub(super) fn write_value(
+    out: &mut Reply,
+    value: &Value,
+    proto: Proto,
+    max_bytes: usize,
+    errors: &mut CountError<'_>,
+) -> Outcome {
+    let max_len = out.len() + max_bytes;
+    let mut writer = Writer { out, proto, max_len, errors };
+    writer.write(value, 0);
+    match out.len() > max_len {
+        true => Err("ERR the reply takes more memory than a script may have".into()),
+        false => Ok(()),
+    }
 }
 
-fn write(out: &mut Reply, value: &Value, proto: Proto, depth: usize) {
-    if depth > MAX_DEPTH {
-        return out.error("ERR reached lua stack limit");
-    }
-    match value {
-        Value::String(text) => out.bulk(&text.as_bytes()),
-        Value::Boolean(true) if proto == Proto::Resp2 => out.int(1),
-        Value::Boolean(false) if proto == Proto::Resp2 => out.null(),
-        Value::Boolean(value) => out.bool(*value),
-        Value::Integer(n) => out.int(*n),
-        Value::Number(n) => out.int(*n as i64),
-        Value::Table(table) => {
-            if !write_tagged(out, table, proto, depth) {
-                write_array(out, table, proto, depth);
-            }
+struct Writer<'a, 'e> {
+    out: &'a mut Reply,
+    proto: Proto,
+    /// Beyond it nothing more is written.
+    max_len: usize,
+    errors: &'a mut CountError<'e>,
+}
+
+impl Writer<'_, '_> {
+    fn write(&mut self, value: &Value, depth: usize) {
+        let out = &mut *self.out;
+        // The same string may be there many times.
+        if out.len() > self.max_len {
+            return;
         }
-        _ => out.null(),
+        if depth > MAX_DEPTH {
+            let text = "ERR reached lua stack limit";
+            (self.errors)(text.as_bytes());
+            return out.error(text);
+        }
+        match value {
+            Value::String(text) => out.bulk(&text.as_bytes()),
+            Value::Boolean(true) if self.proto == Proto::Resp2 => out.int(1),
+            Value::Boolean(false) if self.proto == Proto::Resp2 => out.null(),
+            Value::Boolean(value) => out.bool(*value),
+            Value::Integer(n) => out.int(*n),
+            Value::Number(n) => out.int(*n as i64),
+            Value::Table(table) => {
+                if !self.write_tagged(table, depth) {
+                    self.write_array(table, depth);
+                }
+            }
+            _ => out.null(),
+        }
+    }
+
+    /// Writes a table with a field that says what it is; whether it has one.
+    fn write_tagged(&mut self, table: &Table, depth: usize) -> bool {
+        let out = &mut *self.out;
+        if let Some(error) = string(table, "err") {
+            let text = error.as_bytes();
+            (self.errors)(if is_counted(table) { &[] } else { &text });
+            out.error(text);
+        } else if let Some(status) = string(table, "ok") {
+            out.simple(&one_line(&status));
+        } else if let Ok(Value::Number(double)) = table.raw_get("double") {
+            out.double(double);
+        } else if let Ok(Value::Integer(double)) = table.raw_get("double") {
+            out.double(double as f64);
+        } else if let Some(digits) = string(table, "big_number") {
+            out.big_number(&one_line(&digits));
+        } else if let Some((format, text)) = inner(table, "verbatim_string")
+            .and_then(|verbatim| Some((string(&verbatim, "format")?, string(&verbatim, "string")?)))
+        {
+            let mut short = *b"   ";
+            let bytes = format.as_bytes();
+            let len = bytes.len().min(3);
+            short[..len].copy_from_slice(&bytes[..len]);
+            out.verbatim(short, &text.as_bytes());
+        } else if let Some(map) = inner(table, "map") {
+            let (mark, mut len) = (out.begin_map(), 0);
+            for (key, value) in map.pairs::<Value, Value>().flatten() {
+                self.write(&key, depth + 1);
+                self.write(&value, depth + 1);
+                len += 1;
+            }
+            self.out.end(mark, len);
+        } else if let Some(set) = inner(table, "set") {
+            let (mark, mut len) = (out.begin_set(), 0);
+            for (member, _) in set.pairs::<Value, Value>().flatten() {
+                self.write(&member, depth + 1);
+                len += 1;
+            }
+            self.out.end(mark, len);
+        } else {
+            return false;
+        }
+        true
+    }
+
+    /// Writes a table up to its first nil.
+    fn write_array(&mut self, table: &Table, depth: usize) {
+        let (mark, mut len) = (self.out.begin_array(), 0);
+        while let Ok(value) = table.raw_get::<Value>(len + 1)
+            && !value.is_nil()
+        {
+            self.write(&value, depth + 1);
+            len += 1;
+        }
+        self.out.end(mark, len);
     }
 }
 
@@ -51,57 +140,14 @@ fn one_line(text: &LuaString) -> String {
     String::from_utf8_lossy(&text.as_bytes()).replace(['\r', '\n'], " ")
 }
 
-/// Writes a table with a field that says what it is; whether it has one.
-fn write_tagged(out: &mut Reply, table: &Table, proto: Proto, depth: usize) -> bool {
-    if let Some(error) = string(table, "err") {
-        out.error(error.as_bytes());
-    } else if let Some(status) = string(table, "ok") {
-        out.simple(&one_line(&status));
-    } else if let Ok(Value::Number(double)) = table.raw_get("double") {
-        out.double(double);
-    } else if let Ok(Value::Integer(double)) = table.raw_get("double") {
-        out.double(double as f64);
-    } else if let Some(digits) = string(table, "big_number") {
-        out.big_number(&one_line(&digits));
-    } else if let Some((format, text)) = inner(table, "verbatim_string")
-        .and_then(|verbatim| Some((string(&verbatim, "format")?, string(&verbatim, "string")?)))
-    {
-        let mut short = *b"   ";
-        let bytes = format.as_bytes();
-        let len = bytes.len().min(3);
-        short[..len].copy_from_slice(&bytes[..len]);
-        out.verbatim(short, &text.as_bytes());
-    } else if let Some(map) = inner(table, "map") {
-        let (mark, mut len) = (out.begin_map(), 0);
-        for (key, value) in map.pairs::<Value, Value>().flatten() {
-            write(out, &key, proto, depth + 1);
-            write(out, &value, proto, depth + 1);
-            len += 1;
-        }
-        out.end(mark, len);
-    } else if let Some(set) = inner(table, "set") {
-        let (mark, mut len) = (out.begin_set(), 0);
-        for (member, _) in set.pairs::<Value, Value>().flatten() {
-            write(out, &member, proto, depth + 1);
-            len += 1;
-        }
-        out.end(mark, len);
-    } else {
-        return false;
-    }
-    true
+/// Whether an error is one that is counted already: that of a command.
+fn is_counted(table: &Table) -> bool {
+    matches!(table.raw_get("ignore_error_stats_update"), Ok(Value::Boolean(true)))
 }
 
-/// Writes a table up to its first nil.
-fn write_array(out: &mut Reply, table: &Table, proto: Proto, depth: usize) {
-    let (mark, mut len) = (out.begin_array(), 0);
-    while let Ok(value) = table.raw_get::<Value>(len + 1)
-        && !value.is_nil()
-    {
-        write(out, &value, proto, depth + 1);
-        len += 1;
-    }
-    out.end(mark, len);
+/// Whether what a script has raised is counted already.
+pub(super) fn is_counted_error(raised: &Value) -> bool {
+    matches!(raised, Value::Table(table) if is_counted(table))
 }
 
 /// What a script has raised, as the error of its command.

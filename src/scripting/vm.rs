@@ -1,15 +1,17 @@
 //! The VMs of a thread. One runs one script at a time; they are kept, with what they have compiled.
 
 use super::api;
-use super::cache::{Script, Sha};
+use super::cache::{Script, Scripts, Sha, VmFigures};
 use super::run::interrupt;
 use crate::functions::{self, Found, Libraries, Library, LoadError};
 use crate::lua;
 use crate::node::Node;
+use crate::unit::MAX_APART;
 use fnv::FnvHashMap;
 use mlua::{Function, HookTriggers, Lua};
 use std::cell::RefCell;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// VMs that a thread keeps; it needs more than one only for scripts within scripts, which there are
@@ -18,6 +20,9 @@ const MAX_KEPT: usize = 1;
 
 /// Scripts that a VM keeps compiled; beyond it all are forgotten.
 const MAX_COMPILED: usize = 1000;
+
+/// Bytes beyond which a VM is not kept.
+const MAX_KEPT_BYTES: usize = 4 << 20;
 
 /// Instructions between two looks at the time.
 pub(super) const INTERRUPT_EVERY: u32 = 10_000;
@@ -32,6 +37,10 @@ pub struct Vm {
     libraries: FnvHashMap<Box<[u8]>, Loaded>,
     /// [`Libraries::version`] of these.
     version: u64,
+    figures: Arc<VmFigures>,
+    /// What it counts for in them.
+    counted: usize,
+    is_apart: bool,
 }
 
 /// A library that a VM has loaded.
@@ -44,19 +53,46 @@ thread_local! {
     static KEPT: RefCell<Vec<Vm>> = const { RefCell::new(Vec::new()) };
 }
 
+impl Drop for Vm {
+    fn drop(&mut self) {
+        self.figures.bytes.fetch_sub(self.counted, Ordering::Relaxed);
+        self.figures.all.fetch_sub(1, Ordering::Relaxed);
+        self.figures.apart.fetch_sub(usize::from(self.is_apart), Ordering::Relaxed);
+    }
+}
+
 impl Vm {
-    fn new(max_bytes: usize) -> mlua::Result<Self> {
-        let lua = lua::new_vm(max_bytes)?;
+    fn new(scripts: &Scripts, is_apart: bool) -> mlua::Result<Self> {
+        let lua = lua::new_vm(scripts.max_vm_bytes)?;
         api::install(&lua)?;
         lua::seal(&lua)?;
         set_interrupts(&lua, INTERRUPT_EVERY)?;
+        let figures = scripts.vms.clone();
+        figures.all.fetch_add(1, Ordering::Relaxed);
+        figures.apart.fetch_add(usize::from(is_apart), Ordering::Relaxed);
         Ok(Self {
             lua,
             compiled: FnvHashMap::default(),
             epoch: 0,
             libraries: FnvHashMap::default(),
             version: 0,
+            figures,
+            counted: 0,
+            is_apart,
         })
+    }
+
+    /// Counts its memory anew; whether it is so little that it may be kept.
+    fn settle(&mut self) -> bool {
+        let collects = self.is_apart || self.lua.used_memory() > MAX_KEPT_BYTES;
+        if collects && self.lua.gc_collect().is_err() {
+            return false;
+        }
+        let used = self.lua.used_memory();
+        let before = std::mem::replace(&mut self.counted, used);
+        self.figures.bytes.fetch_add(used, Ordering::Relaxed);
+        self.figures.bytes.fetch_sub(before, Ordering::Relaxed);
+        used <= MAX_KEPT_BYTES
     }
 
     /// The function of a script, compiled if it is not yet. The text of a syntax error.
@@ -65,6 +101,7 @@ impl Vm {
         if self.epoch != epoch || self.compiled.len() >= MAX_COMPILED {
             self.compiled.clear();
             self.epoch = epoch;
+            self.lua.gc_collect().map_err(|error| format!("ERR {error}"))?;
         }
         if let Some(function) = self.compiled.get(&script.sha) {
             return Ok(function.clone());
@@ -136,22 +173,27 @@ pub fn compile(vm: &Vm, code: &[u8]) -> Result<Function, String> {
     })
 }
 
-/// Lends one of this thread's VMs, or a new one.
+/// Lends one of this thread's VMs, or a new one. The threads of units that run apart come and go:
+/// only so many of them keep theirs.
 pub fn with_vm<T>(
     node: &Arc<Node>,
+    is_apart: bool,
     run: impl FnOnce(&mut Vm) -> Result<T, String>,
 ) -> Result<T, String> {
+    let scripts = &node.scripts;
     let kept = KEPT.with_borrow_mut(Vec::pop);
     let mut vm = match kept {
         Some(vm) => vm,
-        None => Vm::new(node.scripts.max_vm_bytes)
+        None => Vm::new(scripts, is_apart)
             .map_err(|error| format!("ERR there is no VM for scripts: {error}"))?,
     };
     let result = run(&mut vm);
-    KEPT.with_borrow_mut(|kept| {
-        if kept.len() < MAX_KEPT {
-            kept.push(vm);
-        }
-    });
+    if vm.settle() && !(is_apart && scripts.vms.apart.load(Ordering::Relaxed) > MAX_APART) {
+        KEPT.with_borrow_mut(|kept| {
+            if kept.len() < MAX_KEPT {
+                kept.push(vm);
+            }
+        });
+    }
     result
 }

@@ -1,14 +1,14 @@
 //! What a unit does beside changing keys. A unit may be taken back and run again, so it is noted,
 //! and happens once it is done.
 
-use crate::commands::flag;
 use crate::commands::registry::Command;
+use crate::commands::{Outcome, Stop, flag};
 use crate::config::Settings;
 use crate::monitor::Line;
 use crate::node::Node;
 use crate::resp::Args;
 use crate::slowlog;
-use crate::worker::{MAX_ERRORS, is_slow};
+use crate::worker::{MAX_ERRORS, OTHER_ERRORS, error_code, is_slow};
 use std::collections::{BTreeMap, VecDeque};
 
 /// A message that was published.
@@ -33,6 +33,8 @@ pub(crate) struct Tally {
     pub(crate) calls: u64,
     pub(crate) time_ns: u64,
     pub(crate) failed: u64,
+    /// Refused before it ran.
+    pub(crate) rejected: u64,
 }
 
 /// A part that was slow.
@@ -50,11 +52,15 @@ pub struct Effects {
     /// Keys that it has read, if its client tracks.
     pub read: Vec<Box<[u8]>>,
     shown: Vec<Shown>,
+    /// What these take.
+    bytes: usize,
     logged: Vec<(usize, String)>,
     /// The parts by [`Command::id`].
     pub(crate) tallies: BTreeMap<usize, Tally>,
     /// Their errors by code.
     pub(crate) errors: BTreeMap<String, u64>,
+    /// An error of the command that runs is counted, but not yet that it failed.
+    pub(crate) error_counted: bool,
     /// The latest of those that were slow.
     pub(crate) slow: VecDeque<SlowPart>,
 }
@@ -62,10 +68,21 @@ pub struct Effects {
 /// Lines of the log that a unit may write; more are left out.
 const MAX_LOGGED: usize = 1000;
 
+/// Bytes of such a line; what is longer is cut.
+const MAX_LOGGED_BYTES: usize = 1024;
+
+/// Bytes of what a unit publishes, and of what it has read for a client that tracks; more is an
+/// error. Of commands that are shown, more are left out.
+const MAX_BYTES: usize = 64 << 20;
+
+/// Bytes that a note takes beside its text.
+const NOTE: usize = 64;
+
 impl Effects {
     /// A script writes to the log. Levels: 0 (debug) to 3 (warning).
-    pub fn log(&mut self, level: usize, text: String) {
+    pub fn log(&mut self, level: usize, mut text: String) {
         if self.logged.len() < MAX_LOGGED {
+            text.truncate(text.floor_char_boundary(MAX_LOGGED_BYTES));
             self.logged.push((level, text));
         }
     }
@@ -77,8 +94,39 @@ impl Effects {
         }
     }
 
+    /// Counts what is to be kept; the error if that is too much.
+    fn fits(&mut self, bytes: usize) -> Outcome {
+        if self.bytes + bytes > MAX_BYTES {
+            return Err(Stop::Undone(
+                "ERR the transaction or script publishes or reads too much".into(),
+            ));
+        }
+        self.bytes += bytes;
+        Ok(())
+    }
+
+    /// A message is to be published.
+    pub fn publish(&mut self, message: Published) -> Outcome {
+        self.fits(message.channel.len() + message.message.len() + NOTE)?;
+        self.published.push(message);
+        Ok(())
+    }
+
+    /// Keys are read, and the client tracks.
+    pub(super) fn reads<'a>(&mut self, mut keys: impl Iterator<Item = &'a [u8]>) -> Outcome {
+        keys.try_for_each(|key| {
+            self.fits(key.len() + NOTE)?;
+            self.read.push(key.into());
+            Ok(())
+        })
+    }
+
     /// A command runs that those who watch are to be shown.
     pub fn show(&mut self, db: u32, by_script: bool, args: Args<'_>) {
+        let bytes = args.iter().map(|arg| arg.len() + NOTE).sum();
+        if self.fits(bytes).is_err() {
+            return;
+        }
         let args = args.iter().map(Box::from).collect();
         self.shown.push(Shown { db, by_script, args });
     }
@@ -92,15 +140,13 @@ impl Effects {
         failed: Option<&str>,
         settings: &Settings,
     ) {
+        let is_counted = std::mem::take(&mut self.error_counted);
         let tally = self.tallies.entry(command.id).or_default();
         tally.calls += 1;
         tally.time_ns += time_ns;
-        if let Some(text) = failed {
-            tally.failed += 1;
-            let code = text.split(' ').next().unwrap_or_default();
-            if self.errors.len() < MAX_ERRORS || self.errors.contains_key(code) {
-                *self.errors.entry(code.to_owned()).or_default() += 1;
-            }
+        tally.failed += u64::from(is_counted || failed.is_some());
+        if let Some(text) = failed.filter(|_| !is_counted) {
+            self.error(text.as_bytes());
         }
         if is_slow(settings, time_ns) && !command.spec.has(flag::SKIP_SLOWLOG) {
             if self.slow.len() >= settings.slowlog_max_len.max(1) {
@@ -109,6 +155,22 @@ impl Effects {
             let duration_us = time_ns / 1000;
             self.slow.push_back(SlowPart { args: slowlog::kept_args(args), duration_us });
         }
+    }
+
+    /// A part is refused before it runs; `None`: there is no such command.
+    pub fn refused(&mut self, command: Option<&Command>, text: &str) {
+        if let Some(command) = command {
+            self.tallies.entry(command.id).or_default().rejected += 1;
+        }
+        self.error(text.as_bytes());
+    }
+
+    /// Counts an error.
+    pub fn error(&mut self, text: &[u8]) {
+        let code = error_code(text);
+        let is_known = self.errors.len() < MAX_ERRORS || self.errors.contains_key(&*code);
+        let code = if is_known { &*code } else { OTHER_ERRORS };
+        *self.errors.entry(code.to_owned()).or_default() += 1;
     }
 
     /// Shows its commands to those who watch.

@@ -10,7 +10,7 @@
 mod apart;
 mod effects;
 
-pub use apart::{Apart, Ask, Question, Ran, spawn};
+pub use apart::{Apart, Ask, MAX_APART, Question, Ran, spawn};
 pub use effects::{Effects, Published, write_log};
 
 use crate::commands::registry::Command;
@@ -19,7 +19,7 @@ use crate::node::Node;
 use crate::resp::Args;
 use crate::worker::{OwnedCommand, Request};
 use flagstone_storage::Store;
-use std::cell::{RefCell, RefMut};
+use std::cell::{Cell, RefCell, RefMut};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
@@ -43,6 +43,8 @@ pub struct Unit {
     pub request: Request,
     /// When this run of it began.
     pub began: Instant,
+    /// A script runs.
+    pub in_script: Cell<bool>,
     place: Place,
     effects: RefCell<Effects>,
 }
@@ -55,7 +57,8 @@ impl Unit {
 
     fn new(node: Arc<Node>, worker: usize, request: Request, place: Place) -> Self {
         let effects = RefCell::default();
-        Self { node, worker, request, began: Instant::now(), place, effects }
+        let (began, in_script) = (Instant::now(), Cell::new(false));
+        Self { node, worker, request, began, in_script, place, effects }
     }
 
     /// Whether it runs on a thread of its own.
@@ -135,7 +138,7 @@ impl Ctx<'_> {
         };
         if unit.request.track && command.spec.has(flag::READONLY) {
             let keys = command.keys(args, self.db).into_iter();
-            unit.effects().read.extend(keys.map(|(_, key)| Box::from(key)));
+            unit.effects().reads(keys.map(|(_, key)| key))?;
         }
         let mark = self.out.len();
         loop {

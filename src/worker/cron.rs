@@ -31,6 +31,7 @@ impl Worker {
             self.evict();
             self.publish_stats();
             if self.id == 0 {
+                self.node.look_at_memory(&self.settings());
                 self.sample_rates();
             }
         }

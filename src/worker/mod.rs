@@ -20,8 +20,8 @@ pub(crate) use locks::LockKey;
 pub use mailbox::{Inbox, Mailbox, Message, WorkerGone, mailbox};
 pub use rounds::RoundError;
 pub use scan::{Cursor, ScanKey, ScanPage};
-pub(crate) use stats::MAX_ERRORS;
 pub use stats::{Counters, WorkerStats};
+pub(crate) use stats::{MAX_ERRORS, OTHER_ERRORS, error_code};
 
 use crate::blocking::WaitTable;
 use crate::commands::flag;

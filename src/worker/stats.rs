@@ -3,12 +3,28 @@
 use crate::clients::count;
 use crate::commands::registry::{self, Command};
 use crate::unit::Effects;
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 /// Different error codes that are counted at most.
 pub(crate) const MAX_ERRORS: usize = 128;
+
+/// What the others are counted as.
+pub(crate) const OTHER_ERRORS: &str = "ERRORSTATS_OVERFLOW";
+
+/// Bytes that an error code has at most.
+const MAX_CODE: usize = 30;
+
+/// The code that an error is counted under.
+pub(crate) fn error_code(text: &[u8]) -> Cow<'_, str> {
+    let start = &text[..text.len().min(MAX_CODE + 1)];
+    match memchr::memchr3(b' ', b'\r', b'\n', start) {
+        Some(end) => String::from_utf8_lossy(&start[..end]),
+        None => Cow::Borrowed("ERR"),
+    }
+}
 
 /// What a command came to. Only the worker it ran on writes them.
 #[derive(Debug, Default)]
@@ -115,6 +131,7 @@ impl WorkerStats {
                 count(&counters.calls, tally.calls);
                 count(&counters.time_ns, tally.time_ns);
                 count(&counters.failed, tally.failed);
+                count(&counters.rejected, tally.rejected);
             }
         }
         effects.errors.iter().for_each(|(code, n)| self.errors_of(code, *n));
@@ -136,9 +153,23 @@ impl WorkerStats {
         self.error(text);
     }
 
+    /// A unit has run to its end; `text`: the error that it is answered by. It may have counted
+    /// one already.
+    pub(crate) fn unit_ended(&self, command: &Command, text: Option<&str>, effects: &mut Effects) {
+        match (std::mem::take(&mut effects.error_counted), text) {
+            (false, None) => {}
+            (false, Some(text)) => self.failed(command, text),
+            (true, _) => {
+                if let Some(counters) = self.by_command.get(command.id) {
+                    count(&counters.failed, 1);
+                }
+            }
+        }
+    }
+
     /// An error reply.
     pub(crate) fn error(&self, text: &str) {
-        self.errors_of(text.split(' ').next().unwrap_or_default(), 1);
+        self.errors_of(&error_code(text.as_bytes()), 1);
     }
 
     /// Error replies of a code.
@@ -147,8 +178,9 @@ impl WorkerStats {
         let mut errors = self.errors.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(count) = errors.get_mut(code) {
             *count += n;
-        } else if errors.len() < MAX_ERRORS {
-            errors.insert(code.to_owned(), n);
+        } else {
+            let code = if errors.len() < MAX_ERRORS { code } else { OTHER_ERRORS };
+            *errors.entry(code.to_owned()).or_default() += n;
         }
     }
 

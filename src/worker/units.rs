@@ -31,7 +31,7 @@ impl Worker {
     ) -> Result<u64, Blocked> {
         let mark = out.len();
         for _ in 0..RUNS {
-            let (outcome, effects) =
+            let (outcome, mut effects) =
                 self.try_unit(command, args, request, scope, now_ms, settings, out);
             let text = match outcome {
                 Ok(()) => None,
@@ -49,8 +49,8 @@ impl Worker {
                     }
                 }
             };
+            self.stats().unit_ended(command, text.as_deref(), &mut effects);
             if let Some(text) = text {
-                self.stats().failed(command, &text);
                 out.truncate(mark);
                 out.error(&*text);
             }

@@ -1,6 +1,6 @@
 //! `FCALL`: functions run as scripts do.
 
-use crate::commands::scripting::{NUMKEYS, check_flags, flags_running, keys_and_args, unit};
+use crate::commands::scripting::{NUMKEYS, check_flags, keys_and_args, unit};
 use crate::commands::{Ctx, Outcome, Stop, arg};
 use crate::functions::{Found, Libraries, LoadError};
 use crate::node::Node;
@@ -15,13 +15,6 @@ use std::time::Duration;
 /// but there may be less time for it now.
 const LOAD_LIMIT: Duration = Duration::from_secs(5);
 
-/// The flags of FCALL, given what it calls.
-pub(super) fn flags_given(node: &Node, args: Args<'_>, own: u32) -> u32 {
-    let libraries = node.functions.now();
-    let found = args.get(1).and_then(|name| libraries.function(name));
-    found.map_or(own, |found| flags_running(own, Flags(found.function.flags as u32)))
-}
-
 /// `FCALL function numkeys [key …] [arg …]`
 pub(super) fn fcall(cx: &mut Ctx<'_>, args: Args<'_>, read_only: bool) -> Outcome {
     let unit = unit(cx)?;
@@ -30,7 +23,7 @@ pub(super) fn fcall(cx: &mut Ctx<'_>, args: Args<'_>, read_only: bool) -> Outcom
     parse_i64(arg(args, NUMKEYS)?).ok_or("ERR Bad number of keys provided")?;
     let [keys, rest] = keys_and_args(args)?;
     let flags = Flags(found.function.flags as u32);
-    check_flags(cx, flags, read_only)?;
+    check_flags(cx, &unit.node, flags, read_only)?;
     if !unit.is_apart() && found.is_slow.load(Ordering::Relaxed) {
         return Err(Stop::Apart);
     }
@@ -54,6 +47,12 @@ pub(super) fn fcall(cx: &mut Ctx<'_>, args: Args<'_>, read_only: bool) -> Outcom
     outcome
 }
 
+/// The flags of the function that is to be called.
+pub(super) fn flags(node: &Node, args: Args<'_>) -> Option<Flags> {
+    let libraries = node.functions.now();
+    Some(Flags(libraries.function(args.get(1)?)?.function.flags as u32))
+}
+
 fn run_function(
     cx: &mut Ctx<'_>,
     unit: &Unit,
@@ -67,7 +66,7 @@ fn run_function(
         (false, false) => IN_PLACE,
         (false, true) => Duration::ZERO,
     };
-    with_vm(&unit.node, |vm| {
+    with_vm(&unit.node, unit.is_apart(), |vm| {
         let function = match vm.library_function(libraries, found, limit) {
             Ok(function) => function,
             Err(LoadError::Late) if !unit.is_apart() => {

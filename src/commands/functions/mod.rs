@@ -101,18 +101,18 @@ const SUBCOMMANDS: &[Spec] = &[
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "fcall",
-        flags_given: Some(call::flags_given),
         since: "7.0.0",
         complexity: "Depends on the function that is executed.",
         summary: "Calls a function.",
+        script_flags: Some(call::flags),
         run: Run::Keys(|cx, args| call::fcall(cx, args, false)),
         ..EVALUATES
     },
     Spec {
         name: "fcall_ro",
-        flags_given: Some(call::flags_given),
         complexity: "Depends on the function that is executed.",
         summary: "Calls a function that does not write.",
+        script_flags: Some(call::flags),
         run: Run::Keys(|cx, args| call::fcall(cx, args, true)),
         ..READ_ONLY
     },

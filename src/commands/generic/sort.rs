@@ -161,12 +161,13 @@ fn elements(
     options: &mut Options<'_>,
 ) -> Result<(Vec<Vec<u8>>, Range<usize>), Stop> {
     let db = cx.db;
+    let in_script = cx.unit.is_some_and(|unit| unit.in_script.get());
     let Some(entry) = cx.store.entry(db, name)? else { return Ok((Vec::new(), 0..0)) };
     let keeps_order = options.nosort && !matches!(entry.value, Value::Set(_));
     let found = match &entry.value {
         Value::Set(set) => {
-            if options.nosort && options.store.is_some() {
-                // What is stored is not to depend on an order that is none.
+            if options.nosort && (options.store.is_some() || in_script) {
+                // What is stored, or a script works with, is not to depend on an order that is none.
                 (options.nosort, options.alpha, options.by) = (false, true, None);
             }
             set.require_all().map(|()| set.members().into_iter().map(<[u8]>::to_vec).collect())

@@ -31,8 +31,7 @@ fn publish_in_unit(cx: &mut Ctx<'_>, args: Args<'_>, to_shard: bool) -> Outcome 
     let (channel, message) = (arg(args, 1)?, arg(args, 2)?);
     cx.out.count(unit.node.pubsub.receivers(channel, to_shard));
     let (channel, message) = (channel.into(), message.into());
-    unit.effects().published.push(Published { to_shard, channel, message });
-    Ok(())
+    unit.effects().publish(Published { to_shard, channel, message })
 }
 
 const PUBLISHES: u32 =

@@ -8,7 +8,7 @@ use crate::scripting::{Kill, Kind, parse_sha};
 
 /// `SCRIPT LOAD script`
 fn load(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
-    let script = add(cx.node, arg(args, 2)?, true)?;
+    let script = add(cx.node, arg(args, 2)?, true, false)?;
     cx.out.bulk_str(&script.name);
     Ok(())
 }

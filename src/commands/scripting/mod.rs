@@ -5,6 +5,7 @@ mod manage;
 pub(in crate::commands) use manage::answer_kill;
 
 use super::{Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, key};
+use crate::limits;
 use crate::node::Node;
 use crate::num::parse_i64;
 use crate::resp::Args;
@@ -25,7 +26,7 @@ fn eval(cx: &mut Ctx<'_>, args: Args<'_>, read_only: bool) -> Outcome {
     let unit = unit(cx)?;
     let script = match unit.node.scripts.get(sha1(body)) {
         Some(script) => script,
-        None => add(&unit.node, body, false)?,
+        None => add(&unit.node, body, false, unit.is_apart())?,
     };
     run_script(cx, unit, &script, read_only, &keys, &rest, args)
 }
@@ -57,46 +58,19 @@ pub(super) fn keys_and_args(args: Args<'_>) -> Result<[Vec<&[u8]>; 2], Stop> {
 }
 
 /// Checks a script and adds it to those that the node knows.
-fn add(node: &Arc<Node>, body: &[u8], loaded: bool) -> Result<Arc<Script>, Stop> {
+fn add(node: &Arc<Node>, body: &[u8], loaded: bool, is_apart: bool) -> Result<Arc<Script>, Stop> {
     let (flags, start) = parse_shebang(body)
         .map_err(|text| Stop::Error(String::from_utf8_lossy(&text).into_owned().into()))?;
     let script = Arc::new(Script::new(body, flags, start));
-    with_vm(node, |vm| vm.function(node, &script))?;
+    with_vm(node, is_apart, |vm| vm.function(node, &script))?;
     if !node.scripts.add(&script, loaded) {
         return Err("OOM there are too many scripts: SCRIPT FLUSH forgets them".into());
     }
     Ok(script)
 }
 
-/// The flags of a command that runs what has these flags.
-pub(super) fn flags_running(own: u32, flags: Flags) -> u32 {
-    if flags.has(Flags::COMPATIBLE) {
-        return own;
-    }
-    let read_only = flags.has(Flags::NO_WRITES);
-    let mut all = own & !(flag::WRITE | flag::DENYOOM | flag::STALE | flag::MAY_REPLICATE);
-    for (set, flag) in [
-        (!read_only, flag::WRITE),
-        (!read_only && !flags.has(Flags::ALLOW_OOM), flag::DENYOOM),
-        (flags.has(Flags::ALLOW_STALE), flag::STALE),
-    ] {
-        all |= if set { flag } else { 0 };
-    }
-    all
-}
-
-fn eval_flags(_: &Node, args: Args<'_>, own: u32) -> u32 {
-    let script = args.get(1).and_then(|body| parse_shebang(body).ok());
-    script.map_or(own, |(flags, _)| flags_running(own, flags))
-}
-
-fn evalsha_flags(node: &Node, args: Args<'_>, own: u32) -> u32 {
-    let script = args.get(1).and_then(parse_sha).and_then(|sha| node.scripts.get(sha));
-    script.map_or(own, |script| flags_running(own, script.flags))
-}
-
 /// Whether what has these flags may run.
-pub(super) fn check_flags(cx: &Ctx<'_>, flags: Flags, read_only: bool) -> Outcome {
+pub(super) fn check_flags(cx: &Ctx<'_>, node: &Node, flags: Flags, read_only: bool) -> Outcome {
     if flags.has(Flags::COMPATIBLE) {
         return Ok(());
     }
@@ -106,7 +80,29 @@ pub(super) fn check_flags(cx: &Ctx<'_>, flags: Flags, read_only: bool) -> Outcom
     if read_only && !flags.has(Flags::NO_WRITES) {
         return Err("ERR Can not execute a script with write flag using *_ro command.".into());
     }
+    // It may have been let in before that was so.
+    let needs = flags.command_flags(0);
+    if let Some(text) = limits::refusal(node, cx.settings, needs & flag::WRITE) {
+        return Err(text.into());
+    }
+    if limits::refusal(node, cx.settings, needs & flag::DENYOOM).is_some() {
+        return Err(
+            "OOM allow-oom flag is not set on the script, can not run it when used memory > \
+            'maxmemory'"
+                .into(),
+        );
+    }
     Ok(())
+}
+
+/// The flags of the script that EVAL brings.
+fn flags_of_text(_: &Node, args: Args<'_>) -> Option<Flags> {
+    parse_shebang(args.get(1)?).ok().map(|(flags, _)| flags)
+}
+
+/// The flags of the script that EVALSHA names.
+fn flags_of_sha(node: &Node, args: Args<'_>) -> Option<Flags> {
+    Some(node.scripts.get(parse_sha(args.get(1)?)?)?.flags)
 }
 
 fn run_script(
@@ -118,7 +114,7 @@ fn run_script(
     rest: &[&[u8]],
     command: Args<'_>,
 ) -> Outcome {
-    check_flags(cx, script.flags, read_only)?;
+    check_flags(cx, &unit.node, script.flags, read_only)?;
     if !unit.is_apart() && script.is_slow.load(Ordering::Relaxed) {
         return Err(Stop::Apart);
     }
@@ -134,7 +130,7 @@ fn run_script(
         args: rest,
         command,
     };
-    let outcome = with_vm(&unit.node, |vm| {
+    let outcome = with_vm(&unit.node, unit.is_apart(), |vm| {
         let function = vm.function(&unit.node, script)?;
         Ok(run(cx, unit, vm, &function, job, Wanted::Globals))
     })?;
@@ -153,10 +149,11 @@ pub(super) const EVALUATES: Spec = Spec {
     arity: -3,
     flags: flag::NOSCRIPT
         | flag::SKIP_MONITOR
+        | flag::MAY_REPLICATE
         | flag::NO_MANDATORY_KEYS
-        | flag::STALE
-        | flag::MAY_REPLICATE,
+        | flag::STALE,
     unit: true,
+    script_flags: Some(flags_of_text),
     keys: &[KeySpec::numkeys(NUMKEYS, key::RW | key::ACCESS | key::UPDATE)],
     ..Spec::NEW
 };
@@ -172,29 +169,27 @@ pub(super) const READ_ONLY: Spec = Spec {
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "eval",
-        flags_given: Some(eval_flags),
         summary: "Runs a Lua script.",
         run: Run::Keys(|cx, args| eval(cx, args, false)),
         ..EVALUATES
     },
     Spec {
         name: "evalsha",
-        flags_given: Some(evalsha_flags),
         summary: "Runs a Lua script by the SHA-1 of its text.",
+        script_flags: Some(flags_of_sha),
         run: Run::Keys(|cx, args| evalsha(cx, args, false)),
         ..EVALUATES
     },
     Spec {
         name: "eval_ro",
-        flags_given: Some(eval_flags),
         summary: "Runs a Lua script that does not write.",
         run: Run::Keys(|cx, args| eval(cx, args, true)),
         ..READ_ONLY
     },
     Spec {
         name: "evalsha_ro",
-        flags_given: Some(evalsha_flags),
         summary: "Runs a Lua script that does not write by the SHA-1 of its text.",
+        script_flags: Some(flags_of_sha),
         run: Run::Keys(|cx, args| evalsha(cx, args, true)),
         ..READ_ONLY
     },

@@ -32,6 +32,7 @@ fn set(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
     if changed.contains(&"appendfsync") {
         cx.node.apply_appendfsync();
     }
+    cx.node.look_at_memory(&cx.node.config.settings());
     cx.out.ok();
     Ok(())
 }

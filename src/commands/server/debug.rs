@@ -31,6 +31,10 @@ async fn run(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
             cx.node.active_expire.store(on, Ordering::Relaxed);
             cx.out.ok();
         }
+        (b"set-disable-deny-scripts", 3) => {
+            cx.node.scripts.set_allow_all(leading_int(arg(args, 2)?) != 0);
+            cx.out.ok();
+        }
         (b"error", 3) => cx.out.error(arg(args, 2)?),
         (b"protocol", 3) => protocol(cx.out, arg(args, 2)?)?,
         (b"log", 3) => {
@@ -43,7 +47,6 @@ async fn run(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
             b"quicklist-packed-threshold"
             | b"set-skip-checksum-validation"
             | b"aof-flush-sleep"
-            | b"set-disable-deny-scripts"
             | b"pause-cron"
             | b"dict-resizing"
             | b"pause-after-fork"
@@ -86,6 +89,10 @@ fn show_help(out: &mut Reply) {
             ("PROTOCOL <type>", "Answers a value of this type."),
             ("RELOAD [option ...]", "Waits until all writes so far are durable."),
             ("SET-ACTIVE-EXPIRE <0|1>", "Switches the removal of unread expired keys."),
+            (
+                "SET-DISABLE-DENY-SCRIPTS <0|1>",
+                "Lets scripts call commands that they may not call otherwise.",
+            ),
             ("SLEEP <seconds>", "Waits, with decimals, before the connection goes on."),
             ("STRINGMATCH-LEN <string> <pattern>", "Answers whether a glob pattern matches."),
         ],

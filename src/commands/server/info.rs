@@ -150,13 +150,6 @@ impl Page<'_> {
         }
     }
 
-    /// Fields that are zero here: the server has nothing of the kind.
-    fn zeros(&mut self, names: &[&str]) {
-        for name in names {
-            self.field(name, 0);
-        }
-    }
-
     fn server(&mut self) {
         let node = self.node;
         let settings = self.worker.settings();
@@ -265,21 +258,26 @@ impl Page<'_> {
             ("allocator_muzzy", &0),
         ]);
         self.sized("total_system_memory", used.installed);
-        self.sized("used_memory_lua", 0);
-        self.zeros(&[
-            "used_memory_vm_eval",
-            "used_memory_scripts_eval",
-            "number_of_cached_scripts",
-            "used_memory_vm_functions",
-        ]);
-        self.sized("used_memory_vm_total", 0);
+        // The VMs run scripts and functions. Each thread has one.
+        let figures = &self.node.scripts.vms;
+        let vms = figures.bytes.load(Ordering::Relaxed);
+        let per_vm = vms / figures.all.load(Ordering::Relaxed).max(1);
+        let (scripts, script_bytes, _) = self.node.scripts.figures();
         let libraries = self.node.functions.now();
+        self.sized("used_memory_lua", per_vm as u64);
+        self.fields(&[
+            ("used_memory_vm_eval", &vms),
+            ("used_memory_scripts_eval", &script_bytes),
+            ("number_of_cached_scripts", &scripts),
+            ("used_memory_vm_functions", &0),
+        ]);
+        self.sized("used_memory_vm_total", vms as u64);
         self.fields(&[
             ("number_of_functions", &libraries.function_count()),
             ("number_of_libraries", &libraries.iter().len()),
             ("used_memory_functions", &libraries.bytes()),
         ]);
-        self.sized("used_memory_scripts", 0);
+        self.sized("used_memory_scripts", (script_bytes + libraries.bytes()) as u64);
         self.sized("maxmemory", settings.maxmemory);
         self.fields(&[
             ("maxmemory_policy", &settings.maxmemory_policy.as_str()),
@@ -379,7 +377,7 @@ impl Page<'_> {
             ("expire_cycle_cpu_milliseconds", &0),
             ("evicted_keys", &self.sum(|s| &s.evicted)),
             ("evicted_clients", &0),
-            ("evicted_scripts", &0),
+            ("evicted_scripts", &self.node.scripts.figures().2),
             ("total_eviction_exceeded_time", &0),
             ("current_eviction_exceeded_time", &0),
             ("keyspace_hits", &self.sum(|s| &s.hits)),

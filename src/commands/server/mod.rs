@@ -8,7 +8,7 @@ mod debug_keys;
 mod info;
 mod memory;
 mod monitor;
-mod process;
+pub(crate) mod process;
 mod slowlog;
 
 use super::{Group, Run, Spec, acl, flag};

@@ -32,6 +32,15 @@ pub(super) fn memory() -> Memory {
     }
 }
 
+/// Bytes of this process in RAM now.
+pub(crate) fn resident() -> u64 {
+    let pages = fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages = pages.split(' ').nth(1).and_then(|n| n.parse::<u64>().ok()).unwrap_or(0);
+    // SAFETY: asks for a constant of the system.
+    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    pages * u64::try_from(page).unwrap_or(0)
+}
+
 /// The bytes of a line such as `VmRSS:  1234 kB`.
 fn kib(text: &str, name: &str) -> u64 {
     let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();

@@ -1,0 +1,39 @@
+//! What keeps commands from running whoever sends them: the state of the node. Connections ask
+//! before a command runs, scripts before they run, and before each command that they call.
+
+use crate::commands::flag;
+use crate::config::{MaxmemoryPolicy, Settings};
+use crate::node::{CHOKED, Node};
+
+const OUT_OF_MEMORY: &str = "OOM command not allowed when used memory > 'maxmemory'.";
+const NO_REPLICAS: &str = "NOREPLICAS Not enough good replicas to write.";
+
+/// Whether some commands are refused now.
+#[inline]
+pub fn any(node: &Node, settings: &Settings) -> bool {
+    node.is_over_maxmemory() || node.is_pressed() || lacks_replicas(settings)
+}
+
+/// Why what has these flags may not run, if so.
+pub fn refusal(node: &Node, settings: &Settings, flags: u32) -> Option<&'static str> {
+    let needs_memory = flags & flag::DENYOOM != 0;
+    if needs_memory && node.is_over_maxmemory() {
+        Some(OUT_OF_MEMORY)
+    } else if needs_memory && node.is_choked() {
+        Some(CHOKED)
+    } else if flags & flag::WRITE != 0 && lacks_replicas(settings) {
+        Some(NO_REPLICAS)
+    } else {
+        None
+    }
+}
+
+/// There are no replicas: whoever wants some for each write gets none.
+fn lacks_replicas(settings: &Settings) -> bool {
+    settings.min_replicas_to_write > 0 && settings.min_replicas_max_lag > 0
+}
+
+/// Whether the memory in use has to be compared with `maxmemory`.
+pub fn watches_memory(settings: &Settings) -> bool {
+    settings.maxmemory > 0 && settings.maxmemory_policy == MaxmemoryPolicy::Noeviction
+}
