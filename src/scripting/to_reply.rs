@@ -54,7 +54,7 @@ impl Writer<'_, '_> {
             Value::Boolean(false) if self.proto == Proto::Resp2 => out.null(),
             Value::Boolean(value) => out.bool(*value),
             Value::Integer(n) => out.int(*n),
-            Value::Number(n) => out.int(*n as i64),
+            Value::Number(n) => out.int(truncated(*n)),
             Value::Table(table) => {
                 if !self.write_tagged(table, depth) {
                     self.write_array(table, depth);
@@ -119,6 +119,13 @@ impl Writer<'_, '_> {
         }
         self.out.end(mark, len);
     }
+}
+
+/// A number without its fraction. What is too large for an integer, or is none, is the smallest one,
+/// as on the processors that the reference runs on.
+fn truncated(n: f64) -> i64 {
+    const END: f64 = 9_223_372_036_854_775_808.0;
+    if (-END..END).contains(&n) { n as i64 } else { i64::MIN }
 }
 
 fn string(table: &Table, name: &str) -> Option<LuaString> {

@@ -1,6 +1,6 @@
 //! SCRIPT: the scripts that the node knows.
 
-use super::add;
+use super::{NO_SCRIPT, add};
 use crate::commands::help::help;
 use crate::commands::{Call, Group, Outcome, Run, Spec, arg, flag, is_word};
 use crate::resp::Args;
@@ -60,7 +60,7 @@ pub(in crate::commands) fn answer_kill(cx: &mut Call<'_>, kind: Kind) -> Outcome
 /// `SCRIPT SHOW sha1`
 fn show(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
     let found = parse_sha(arg(args, 2)?).and_then(|sha| cx.node.scripts.get(sha));
-    let script = found.ok_or("NOSCRIPT No matching script. Please use EVAL.")?;
+    let script = found.ok_or(NO_SCRIPT)?;
     cx.out.bulk(&script.body);
     Ok(())
 }

@@ -19,6 +19,11 @@ use std::sync::atomic::Ordering;
 /// Where the keys are counted.
 pub(super) const NUMKEYS: usize = 2;
 
+/// Digits of a script's hash.
+const SHA_DIGITS: usize = 40;
+
+pub(super) const NO_SCRIPT: &str = "NOSCRIPT No matching script.";
+
 /// `EVAL script numkeys [key …] [arg …]`
 fn eval(cx: &mut Ctx<'_>, args: Args<'_>, read_only: bool) -> Outcome {
     let [keys, rest] = keys_and_args(args)?;
@@ -33,10 +38,14 @@ fn eval(cx: &mut Ctx<'_>, args: Args<'_>, read_only: bool) -> Outcome {
 
 /// `EVALSHA sha1 numkeys [key …] [arg …]`
 fn evalsha(cx: &mut Ctx<'_>, args: Args<'_>, read_only: bool) -> Outcome {
+    // What cannot be a hash is looked at first.
+    if arg(args, 1)?.len() != SHA_DIGITS {
+        return Err(NO_SCRIPT.into());
+    }
     let [keys, rest] = keys_and_args(args)?;
     let unit = unit(cx)?;
     let found = parse_sha(arg(args, 1)?).and_then(|sha| unit.node.scripts.get(sha));
-    let script = found.ok_or("NOSCRIPT No matching script. Please use EVAL.")?;
+    let script = found.ok_or(NO_SCRIPT)?;
     run_script(cx, unit, &script, read_only, &keys, &rest, args)
 }
 
