@@ -105,21 +105,13 @@ impl Drop for Monitoring {
 mod tests {
     use super::*;
     use crate::config::Settings;
+    use crate::resp::OwnedArgs;
     use std::net::{Ipv4Addr, SocketAddr};
 
     /// The text of a command at a fixed time.
     fn text(words: &[&[u8]], max: u64) -> String {
-        let bytes = words.concat();
-        let mut end = 0;
-        let ranges: Vec<(u32, u32)> = words
-            .iter()
-            .map(|word| {
-                let start = end;
-                end += word.len() as u32;
-                (start, end)
-            })
-            .collect();
-        let args = Args::new(&bytes, &ranges);
+        let words: OwnedArgs = words.iter().collect();
+        let args = words.args();
         let line = Line { now_us: 1_339_518_083_007_412, db: 3, source: "1.2.3.4:5", args };
         line.text(max)
     }

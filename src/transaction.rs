@@ -8,7 +8,7 @@
 use crate::commands::registry::{self, Command};
 use crate::commands::{Run, flag};
 use crate::num::parse_i64;
-use crate::resp::Args;
+use crate::resp::{Args, OwnedArgs};
 use crate::unit;
 use crate::watch::Watches;
 use flagstone_storage::need::Key;
@@ -26,8 +26,7 @@ const COMMAND_HEAD: usize = 2;
 /// See the module's description.
 #[derive(Debug)]
 pub struct Transaction {
-    bytes: Vec<u8>,
-    ranges: Vec<(u32, u32)>,
+    args: OwnedArgs,
     commands: Vec<&'static Command>,
     /// The flags that any of them has.
     flags: u32,
@@ -40,22 +39,16 @@ pub struct Transaction {
 impl Transaction {
     /// Of a connection that watches these keys: it can watch no more of them until EXEC.
     pub fn new(db: u32, watches: Option<&Watches>) -> Self {
-        let mut this = Self {
-            bytes: Vec::new(),
-            ranges: Vec::new(),
-            commands: Vec::new(),
-            flags: 0,
-            broken: false,
-            db,
-        };
+        let mut this =
+            Self { args: OwnedArgs::default(), commands: Vec::new(), flags: 0, broken: false, db };
         let mut itoa = itoa::Buffer::new();
         let watched = || watches.into_iter().flat_map(Watches::keys);
-        this.push_arg(b"exec");
-        this.push_arg(itoa.format(watched().count()).as_bytes());
+        this.args.push(b"exec");
+        this.args.push(itoa.format(watched().count()).as_bytes());
         for (db, key, existed) in watched() {
-            this.push_arg(itoa.format(db).as_bytes());
-            this.push_arg(key);
-            this.push_arg(if existed { b"1" } else { b"0" });
+            this.args.push(itoa.format(db).as_bytes());
+            this.args.push(key);
+            this.args.push(if existed { b"1" } else { b"0" });
         }
         this
     }
@@ -73,23 +66,17 @@ impl Transaction {
             return;
         }
         let mut itoa = itoa::Buffer::new();
-        self.push_arg(itoa.format(args.len()).as_bytes());
-        self.push_arg(itoa.format(self.db).as_bytes());
-        args.iter().for_each(|arg| self.push_arg(arg));
+        self.args.push(itoa.format(args.len()).as_bytes());
+        self.args.push(itoa.format(self.db).as_bytes());
+        args.iter().for_each(|arg| self.args.push(arg));
         self.commands.push(command);
         self.flags |= flags;
         self.db = selected.unwrap_or(self.db);
     }
 
-    fn push_arg(&mut self, arg: &[u8]) {
-        let start = self.bytes.len() as u32;
-        self.bytes.extend_from_slice(arg);
-        self.ranges.push((start, self.bytes.len() as u32));
-    }
-
     /// Bytes of what is queued, about.
     pub fn bytes(&self) -> usize {
-        self.bytes.len() + self.ranges.len() * size_of::<(u32, u32)>()
+        self.args.memory()
     }
 
     /// The flags that any of the commands has.
@@ -118,7 +105,7 @@ impl Transaction {
 
     /// What EXEC is run with.
     pub fn args(&self) -> Args<'_> {
-        Args::new(&self.bytes, &self.ranges)
+        self.args.args()
     }
 
     /// Whether it can need no other keys than those it names: where it has to wait, it waits with

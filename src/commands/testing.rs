@@ -2,7 +2,7 @@
 
 use super::{Ctx, Run, Stop, registry};
 use crate::config::Settings;
-use crate::resp::{Args, Proto, Reply};
+use crate::resp::{OwnedArgs, Proto, Reply};
 use flagstone_storage::Store;
 use flagstone_storage::slot::Layout;
 use flagstone_storage::store::Versions;
@@ -25,17 +25,8 @@ pub(super) fn try_run(
     now_ms: u64,
     words: &[&str],
 ) -> Result<String, Stop> {
-    let bytes = words.concat();
-    let mut end = 0;
-    let ranges: Vec<(u32, u32)> = words
-        .iter()
-        .map(|word| {
-            let start = end;
-            end += word.len() as u32;
-            (start, end)
-        })
-        .collect();
-    let args = Args::new(bytes.as_bytes(), &ranges);
+    let owned: OwnedArgs = words.iter().collect();
+    let args = owned.args();
     let mut command = registry::lookup(words[0].as_bytes()).unwrap();
     if !command.subcommands.is_empty() {
         command = command.subcommand(words[1].as_bytes()).unwrap();

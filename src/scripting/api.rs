@@ -6,7 +6,7 @@ use super::run::current;
 use crate::commands::connection::{COMPATIBLE_VERSION, REDIS_VERSION};
 use crate::commands::registry;
 use crate::lua::{command_functions, raising, set_global};
-use crate::resp::{Args, Proto};
+use crate::resp::{OwnedArgs, Proto};
 use mlua::{Lua, MultiValue, Table, Value};
 
 /// Levels of `redis.log`.
@@ -184,7 +184,8 @@ fn set_repl(lua: &Lua, args: MultiValue) -> Results {
 
 /// There are no users with fewer rights yet: whoever runs a script may run every command.
 fn acl_check_cmd(lua: &Lua, args: MultiValue) -> Results {
-    let Some(words) = args.iter().map(|arg| text_of(Some(arg))).collect::<Option<Vec<_>>>() else {
+    let words = args.iter().map(|arg| text_of(Some(arg))).collect::<Option<OwnedArgs>>();
+    let Some(words) = words else {
         return raise(lua, "ERR Command arguments must be strings or integers");
     };
     if words.is_empty() {
@@ -193,17 +194,7 @@ fn acl_check_cmd(lua: &Lua, args: MultiValue) -> Results {
             "ERR Please specify at least one argument for this redis.acl_check_cmd() call",
         );
     }
-    let bytes = words.concat();
-    let mut end = 0;
-    let ranges: Vec<(u32, u32)> = words
-        .iter()
-        .map(|word| {
-            let start = end;
-            end += word.len() as u32;
-            (start, end)
-        })
-        .collect();
-    if registry::resolve(Args::new(&bytes, &ranges)).is_none() {
+    if registry::resolve(words.args()).is_none() {
         return raise(lua, "ERR Invalid command passed to redis.acl_check_cmd()");
     }
     one(Value::Boolean(true))

@@ -23,13 +23,12 @@ impl Run<'_, '_> {
         if let Err(text) = self.take_args(args) {
             return Called::Misused(text.as_bytes());
         }
-        let (bytes, ranges) = (std::mem::take(&mut self.bytes), std::mem::take(&mut self.ranges));
-        let args = Args::new(&bytes, &ranges);
-        let called = match self.admit(args) {
-            Ok(command) => self.execute(command, args),
+        let args = std::mem::take(&mut self.args);
+        let called = match self.admit(args.args()) {
+            Ok(command) => self.execute(command, args.args()),
             Err(text) => self.fail(&text),
         };
-        (self.bytes, self.ranges) = (bytes, ranges);
+        self.args = args;
         called
     }
 
@@ -42,25 +41,22 @@ impl Run<'_, '_> {
 
     /// The arguments as bytes.
     fn take_args(&mut self, args: &CallArgs<'_>) -> Result<(), &'static str> {
-        self.bytes.clear();
-        self.ranges.clear();
+        self.args.clear();
         for arg in args.iter() {
-            let start = self.bytes.len() as u32;
             match arg {
-                CallArg::Text(text) => self.bytes.extend_from_slice(text),
+                CallArg::Text(text) => self.args.push(text),
                 CallArg::Number(n) if n.abs() < EXACT && n == (n as i64) as f64 => {
-                    self.bytes.extend_from_slice(itoa::Buffer::new().format(n as i64).as_bytes());
+                    self.args.push(itoa::Buffer::new().format(n as i64).as_bytes());
                 }
-                CallArg::Number(n) => self.bytes.extend_from_slice(format_f64(n).as_bytes()),
+                CallArg::Number(n) => self.args.push(format_f64(n).as_bytes()),
                 CallArg::Other => return Err("ERR Command arguments must be strings or integers"),
             }
             // The same string may be there many times.
-            if self.bytes.len() > self.unit.node.scripts.max_vm_bytes {
+            if self.args.memory() > self.unit.node.scripts.max_vm_bytes {
                 return Err("ERR the arguments take more memory than a script may have");
             }
-            self.ranges.push((start, self.bytes.len() as u32));
         }
-        if self.ranges.is_empty() {
+        if self.args.is_empty() {
             return Err("ERR Please specify at least one argument for this redis.call() call");
         }
         Ok(())

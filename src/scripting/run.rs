@@ -7,7 +7,7 @@ use super::vm::{INTERRUPT_EVERY, Vm, set_interrupts};
 use crate::commands::{Ctx, Outcome, Stop, flag};
 use crate::limits;
 use crate::lua::{self, Inputs};
-use crate::resp::{Proto, Reply};
+use crate::resp::{OwnedArgs, Proto, Reply};
 use crate::unit::{IN_PLACE, Unit};
 use mlua::{Function, Lua, VmState};
 use std::cell::Cell;
@@ -48,8 +48,7 @@ pub(super) struct Run<'a, 'c> {
     /// The text of the last error.
     pub(super) failure: String,
     /// The arguments of its commands.
-    pub(super) bytes: Vec<u8>,
-    pub(super) ranges: Vec<(u32, u32)>,
+    pub(super) args: OwnedArgs,
     control: Option<Arc<Control>>,
     instructions: u64,
 }
@@ -207,8 +206,7 @@ pub fn run(
         stop: None,
         reply: Reply::new(Proto::Resp2),
         failure: String::new(),
-        bytes: Vec::new(),
-        ranges: Vec::new(),
+        args: OwnedArgs::default(),
         control: entered.as_ref().map(|entered| entered.control.clone()),
         instructions: 0,
         cx,

@@ -6,7 +6,7 @@ use crate::commands::{Outcome, Stop, flag};
 use crate::config::Settings;
 use crate::monitor::Line;
 use crate::node::Node;
-use crate::resp::Args;
+use crate::resp::{Args, OwnedArgs};
 use crate::slowlog;
 use crate::worker::{MAX_ERRORS, OTHER_ERRORS, error_code, is_slow};
 use std::collections::{BTreeMap, VecDeque};
@@ -24,7 +24,7 @@ pub struct Published {
 struct Shown {
     db: u32,
     by_script: bool,
-    args: Vec<Box<[u8]>>,
+    args: OwnedArgs,
 }
 
 /// What a command came to that ran as a part.
@@ -127,8 +127,7 @@ impl Effects {
         if self.fits(bytes).is_err() {
             return;
         }
-        let args = args.iter().map(Box::from).collect();
-        self.shown.push(Shown { db, by_script, args });
+        self.shown.push(Shown { db, by_script, args: args.into() });
     }
 
     /// A part has run; `failed`: the text of its error.
@@ -182,19 +181,8 @@ impl Effects {
         let addr = node.clients.get(client).map(|c| c.addr.to_string()).unwrap_or_default();
         let now_us = node.clock.now_us();
         for shown in self.shown.drain(..) {
-            let bytes = shown.args.concat();
-            let mut end = 0;
-            let ranges: Vec<(u32, u32)> = shown
-                .args
-                .iter()
-                .map(|arg| {
-                    let start = end;
-                    end += arg.len() as u32;
-                    (start, end)
-                })
-                .collect();
             let source = if shown.by_script { "lua" } else { &*addr };
-            let line = Line { now_us, db: shown.db, source, args: Args::new(&bytes, &ranges) };
+            let line = Line { now_us, db: shown.db, source, args: shown.args.args() };
             node.monitors.tell(&line, &settings.client_output_buffer_limit, now_us / 1000);
         }
     }

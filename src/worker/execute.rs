@@ -8,7 +8,7 @@ use crate::blocking::Held;
 use crate::commands::registry::Command;
 use crate::commands::{Block, Ctx, Run, Stop, flag};
 use crate::config::Settings;
-use crate::resp::{Args, Reply};
+use crate::resp::{Args, OwnedArgs, Reply};
 use crate::routing::{self, coordinate};
 use flagstone_storage::store::Need;
 use flagstone_storage::{KeyHash, Scope};
@@ -95,37 +95,23 @@ impl Ran {
 pub struct OwnedCommand {
     pub command: &'static Command,
     pub request: Request,
-    bytes: Vec<u8>,
-    ranges: Vec<(u32, u32)>,
+    args: OwnedArgs,
 }
 
 impl OwnedCommand {
-    pub fn new(command: &'static Command, args: Args<'_>, request: Request) -> Self {
-        let mut bytes = Vec::with_capacity(args.iter().map(<[u8]>::len).sum());
-        let mut ranges = Vec::with_capacity(args.len());
-        for arg in args.iter() {
-            let start = bytes.len() as u32;
-            bytes.extend_from_slice(arg);
-            ranges.push((start, bytes.len() as u32));
-        }
-        Self { command, request, bytes, ranges }
+    pub fn new(command: &'static Command, args: impl Into<OwnedArgs>, request: Request) -> Self {
+        Self { command, request, args: args.into() }
     }
 
     /// The same with other arguments in some places.
     pub fn with_args(&self, replaced: &[(usize, Vec<u8>)]) -> Self {
         let mut other = self.clone();
-        for (at, arg) in replaced {
-            let start = other.bytes.len() as u32;
-            other.bytes.extend_from_slice(arg);
-            if let Some(range) = other.ranges.get_mut(*at) {
-                *range = (start, other.bytes.len() as u32);
-            }
-        }
+        replaced.iter().for_each(|(at, arg)| other.args.replace(*at, arg));
         other
     }
 
     pub fn args(&self) -> Args<'_> {
-        Args::new(&self.bytes, &self.ranges)
+        self.args.args()
     }
 
     /// Its keys, for locking.

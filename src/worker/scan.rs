@@ -2,7 +2,7 @@
 
 use super::{Blocked, OwnedCommand, Request, Worker};
 use crate::commands::registry;
-use crate::resp::{Args, Proto};
+use crate::resp::{OwnedArgs, Proto};
 pub use flagstone_storage::scan::{Cursor, ScanKey, ScanPage};
 use std::rc::Rc;
 
@@ -42,13 +42,9 @@ impl Worker {
     pub(crate) async fn remove_expired(self: &Rc<Self>, db: u32, keys: Vec<Box<[u8]>>) {
         // Whoever looks an expired key up removes it.
         let Some(exists) = registry::lookup(b"exists") else { return };
-        let mut bytes = exists.spec.name.as_bytes().to_vec();
-        let mut ranges = vec![(0, bytes.len() as u32)];
-        for key in keys {
-            let start = bytes.len() as u32;
-            bytes.extend_from_slice(&key);
-            ranges.push((start, bytes.len() as u32));
-        }
+        let words =
+            std::iter::once(exists.spec.name.as_bytes()).chain(keys.iter().map(|key| &**key));
+        let args: OwnedArgs = words.collect();
         let request = Request {
             db,
             proto: Proto::Resp2,
@@ -57,7 +53,7 @@ impl Worker {
             track: false,
             again: false,
         };
-        let command = OwnedCommand::new(exists, Args::new(&bytes, &ranges), request);
+        let command = OwnedCommand::new(exists, args, request);
         // Its reply says nothing of interest.
         let _ = self.park(command, Blocked::Locked).await;
     }

@@ -3,7 +3,7 @@
 
 use crate::commands::{Call, Outcome, Stop, arg, error, is_word, registry};
 use crate::num::parse_i64;
-use crate::resp::{Args, Proto};
+use crate::resp::{Args, OwnedArgs, Proto};
 use crate::routing;
 use crate::worker::{Cursor, OwnedCommand, Request, Worker};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -26,16 +26,10 @@ async fn run(cx: &Call<'_>, db: u32, words: &[&[u8]]) -> Result<Vec<u8>, Stop> {
         _ => command,
     };
     let command = command.ok_or("ERR DEBUG needs a command that this server does not have")?;
-    let mut bytes = Vec::new();
-    let mut ranges = Vec::new();
-    for word in words {
-        let start = bytes.len() as u32;
-        bytes.extend_from_slice(word);
-        ranges.push((start, bytes.len() as u32));
-    }
+    let args: OwnedArgs = words.iter().collect();
     let request =
         Request { db, proto: Proto::Resp2, touch: false, client: 0, track: false, again: false };
-    let owned = OwnedCommand::new(command, Args::new(&bytes, &ranges), request);
+    let owned = OwnedCommand::new(command, args, request);
     Ok(routing::run_across(cx.worker, owned).await)
 }
 
