@@ -103,7 +103,7 @@ fn run(state: State, raises: bool) -> c_int {
 }
 
 /// From now on the hook of this thread runs before each instruction.
-fn interrupt_always(state: State) {
+pub(super) fn interrupt_always(state: State) {
     // SAFETY: the state is valid, and its hook stays what it is.
     unsafe {
         let hook = ffi::lua_gethook(state.as_ptr());

@@ -189,6 +189,12 @@ where
     unsafe { lua.exec_raw(inner, |state| State::new(state).push_function(calls::RAISING, 1)) }
 }
 
+/// Whether the hook of a VM has come before as many instructions as it was to: it is to be set
+/// again.
+pub fn hook_came_early() -> bool {
+    strings::take_early()
+}
+
 fn no_vm() -> mlua::Error {
     mlua::Error::runtime("not a VM for scripts")
 }

@@ -16,4 +16,4 @@ pub use cache::{Script, Scripts, parse_sha, sha1, sha1_hex};
 pub use run::{Job, Wanted, run};
 pub use running::{Control, Kill, Kind, Running};
 pub use shebang::{Flags, parse as parse_shebang};
-pub use vm::{compile, with_vm};
+pub use vm::{compile, forget_vms, with_vm};

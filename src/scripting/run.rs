@@ -151,6 +151,7 @@ fn ended() -> mlua::Error {
 
 /// Called between instructions.
 pub(super) fn interrupt(lua: &Lua) -> mlua::Result<VmState> {
+    let came_early = lua::hook_came_early();
     let looked = current(|run| {
         if run.stop.is_some() {
             // The hook of another coroutine, perhaps.
@@ -158,6 +159,7 @@ pub(super) fn interrupt(lua: &Lua) -> mlua::Result<VmState> {
             return Err(ended());
         }
         match run.look(INTERRUPT_EVERY) {
+            Ok(()) if came_early => set_interrupts(lua, INTERRUPT_EVERY),
             Ok(()) => Ok(()),
             Err(stop) => Err(run.end(lua, stop)),
         }

@@ -173,6 +173,11 @@ pub fn compile(vm: &Vm, code: &[u8]) -> Result<Function, String> {
     })
 }
 
+/// This thread begins with a new VM.
+pub fn forget_vms() {
+    KEPT.with_borrow_mut(Vec::clear);
+}
+
 /// Lends one of this thread's VMs, or a new one. The threads of units that run apart come and go:
 /// only so many of them keep theirs.
 pub fn with_vm<T>(

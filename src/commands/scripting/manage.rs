@@ -2,9 +2,10 @@
 
 use super::{NO_SCRIPT, add};
 use crate::commands::help::help;
-use crate::commands::{Call, Group, Outcome, Run, Spec, arg, flag, is_word};
+use crate::commands::{Call, Group, Outcome, Run, Spec, Waiting, arg, flag, is_word};
 use crate::resp::Args;
-use crate::scripting::{Kill, Kind, parse_sha};
+use crate::routing;
+use crate::scripting::{Kill, Kind, forget_vms, parse_sha};
 
 /// `SCRIPT LOAD script`
 fn load(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
@@ -25,14 +26,19 @@ fn exists(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
 }
 
 /// `SCRIPT FLUSH [ASYNC | SYNC]`
-fn flush(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
-    let known = args.get(2).is_none_or(|word| is_word(word, "sync") || is_word(word, "async"));
-    if args.len() > 3 || !known {
-        return Err("ERR SCRIPT FLUSH only support SYNC|ASYNC option".into());
-    }
-    cx.node.scripts.flush();
-    cx.out.ok();
-    Ok(())
+fn flush<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
+    Box::pin(async move {
+        let known = args.get(2).is_none_or(|word| is_word(word, "sync") || is_word(word, "async"));
+        if args.len() > 3 || !known {
+            return Err("ERR SCRIPT FLUSH only support SYNC|ASYNC option".into());
+        }
+        cx.node.scripts.flush();
+        routing::on_all(cx.node, true, |_| async { forget_vms() })
+            .await
+            .map_err(|_| "ERR a worker is gone")?;
+        cx.out.ok();
+        Ok(())
+    })
 }
 
 /// `SCRIPT KILL`
@@ -128,7 +134,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         summary: "Forgets all scripts.",
         arity: -2,
         tips: ALL_NODES,
-        run: Run::Session(flush),
+        run: Run::Wait(flush),
         ..SUBCOMMAND
     },
     Spec {

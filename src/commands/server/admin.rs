@@ -159,6 +159,9 @@ fn shutdown<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
         if has(b"abort") {
             return Err("ERR No shutdown in progress.".into());
         }
+        if let Some(kind) = cx.node.scripts.running.busy().filter(|_| !has(b"nosave")) {
+            return Err(kind.busy_text().into());
+        }
         tracing::info!(client = cx.session.client.id, "a client asks for the shutdown");
         cx.node.request_shutdown(ShutdownRequest { now: has(b"now") });
         // The connection ends with the server.
