@@ -8,6 +8,7 @@ mod functions;
 mod hostile;
 mod keyspace;
 mod pubsub;
+mod scripts;
 mod server;
 mod streams;
 mod tracking;
