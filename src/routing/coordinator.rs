@@ -135,10 +135,13 @@ pub(crate) async fn coordinate(
             return Ran::blocked(block);
         }
         Err(Stop::Error(text) | Stop::Undone(text)) => {
-            // What it met may have expired all the same.
+            // A script keeps what it has written before its error, and what it met may have expired.
             worker.spread(held.round, 0, held.notes, published);
             out.clear();
-            out.error(&*text);
+            match worker.wait_shown(held.round).await {
+                Ok(()) => out.error(&*text),
+                Err(error) => out.error(error.0),
+            }
         }
         Err(_) => return Ran::abandoned(),
     }

@@ -35,7 +35,11 @@ impl Worker {
                 self.try_unit(command, args, request, scope, now_ms, settings, out);
             let text = match outcome {
                 Ok(()) => None,
-                Err(Stop::Error(text) | Stop::Undone(text)) => Some(text),
+                Err(Stop::Error(text)) => Some(text),
+                Err(Stop::Undone(text)) => {
+                    effects.published.clear();
+                    Some(text)
+                }
                 Err(stop) => {
                     out.truncate(mark);
                     match stop {
@@ -102,14 +106,15 @@ impl Worker {
     ) -> u64 {
         let mut partition = self.partition.borrow_mut();
         let store = &mut partition.store;
-        let (seen, dirty) = (store.seen(), store.is_dirty());
+        let (seen, round, dirty) = (store.seen(), store.round(), store.is_dirty());
         let notes: Vec<Note> = store.notes.take();
         drop(partition);
         if !effects.read.is_empty() {
             let told = self.news_count.get() + u64::from(!notes.is_empty());
             self.remember(effects.read.iter().map(|key| &**key), request.client, told);
         }
-        if dirty {
+        // What was taken back has shown the open round, too.
+        if dirty || seen == round {
             self.commit_soon();
         }
         self.ran(command, args, request.client, settings);

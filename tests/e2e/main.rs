@@ -8,6 +8,7 @@ mod functions;
 mod hostile;
 mod keyspace;
 mod pubsub;
+mod script_errors;
 mod scripts;
 mod server;
 mod streams;
