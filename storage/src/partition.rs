@@ -35,6 +35,8 @@ pub struct Partition {
     durable: u64,
     /// The greatest lsn this worker knows to be in the journal.
     last_lsn: Lsn,
+    /// The same when the last round was closed.
+    closed: Lsn,
     /// Open holds of coordinators, by number.
     holds: BTreeSet<u64>,
 }
@@ -52,6 +54,7 @@ impl Partition {
             good: 0,
             durable: 0,
             last_lsn,
+            closed: last_lsn,
             holds: BTreeSet::new(),
         }
     }
@@ -111,12 +114,15 @@ impl Partition {
 
     /// Takes back what the open unit has changed.
     pub fn roll_back(&mut self) {
-        self.store.roll_back(self.good);
+        // What coordinators have stored since the last round shows with the open one.
+        let known = if self.last_lsn > self.closed { self.store.round() } else { self.good };
+        self.store.roll_back(known);
     }
 
     fn close_round(&mut self, round: u64, lsn: Lsn) {
         self.appended = round;
         self.last_lsn = self.last_lsn.max(lsn);
+        self.closed = self.last_lsn;
         self.rounds.push_back((round, self.last_lsn));
         self.observe_durable();
     }

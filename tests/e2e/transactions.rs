@@ -600,3 +600,35 @@ fn parts_are_counted_and_logged_once() {
         assert!(!names.iter().any(|name| name == "EXEC"), "{names:?}");
     }
 }
+
+#[test]
+fn what_a_transaction_misses_is_loaded_at_once() {
+    const FIELDS: usize = 2000;
+    for workers in ["1", "2"] {
+        let options = ["--workers", workers, "--shards", "2", "--appendfsync", "no"];
+        let mut server = Server::start(&options);
+        let mut client = server.client();
+        for first in (0..FIELDS).step_by(100) {
+            let mut fill = redis::cmd("HSET");
+            fill.arg("{a}hash");
+            (first..first + 100).for_each(|n| {
+                fill.arg(format!("f{n}")).arg("1");
+            });
+            let _: u64 = fill.query(&mut client).expect("filled");
+        }
+        server.stop();
+        server.restart();
+        let mut client = server.client();
+        client.set_read_timeout(Some(PATIENCE)).expect("set");
+        let mut all = redis::pipe();
+        all.atomic();
+        for n in 0..FIELDS {
+            all.cmd("HINCRBY").arg("{a}hash").arg(format!("f{n}")).arg(1);
+        }
+        // On another worker, if there are two.
+        all.cmd("INCR").arg("{b}");
+        let mut counts: Vec<u64> = all.query(&mut client).expect("the counts");
+        assert_eq!(counts.pop(), Some(1));
+        assert_eq!(counts, [2; FIELDS]);
+    }
+}

@@ -5,6 +5,9 @@ use crate::resp::Args;
 use crate::transaction::{self, Transaction, queued, runs_in_unit};
 use crate::unit::Unit;
 
+/// What a run of a transaction may miss before it ends there: about as much is loaded at a time.
+const MAX_MISSED: usize = 10_000;
+
 /// `MULTI`
 fn multi(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
     let transaction = Transaction::new(cx.session.db, cx.session.watches.as_deref());
@@ -89,18 +92,23 @@ fn run_queued(cx: &mut Ctx<'_>, unit: &Unit, args: Args<'_>) -> Outcome {
     let shows = unit.node.monitors.any();
     let parts = || queued(args).filter(|queued| runs_in_unit(queued.command));
     cx.out.array(parts().count());
+    let mut missed = Vec::new();
     for part in parts() {
         cx.db = part.db;
         let ran = cx.run_part(unit, part.command, part.args);
         if shows && !part.command.spec.has(flag::ADMIN | flag::SKIP_MONITOR) {
             unit.effects().show(cx.db, false, part.args);
         }
-        if let Err(stop) = ran {
-            let Stop::Error(text) = stop else { return Err(stop) };
-            cx.out.error(&*text);
+        match ran {
+            Ok(()) => {}
+            Err(Stop::Error(text)) => cx.out.error(&*text),
+            // All of it is taken back: what the others miss is loaded together with that.
+            Err(Stop::Miss(needs)) if missed.len() < MAX_MISSED => missed.extend(needs),
+            Err(_) if !missed.is_empty() => break,
+            Err(stop) => return Err(stop),
         }
     }
-    Ok(())
+    if missed.is_empty() { Ok(()) } else { Err(Stop::Miss(missed)) }
 }
 
 /// What they have in common.

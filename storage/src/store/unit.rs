@@ -53,8 +53,8 @@ impl Store {
         self.dirty.len() > self.unit.dirty
     }
 
-    /// Ends the unit and takes back what it has changed. `good`: the last round that is in the
-    /// journal; what is loaded again may be as young as that.
+    /// Ends the unit and takes back what it has changed. `good`: what is loaded again may be as
+    /// young as this round.
     pub fn roll_back(&mut self, good: u64) {
         self.end_unit();
         self.load_as_of(good);

@@ -434,3 +434,52 @@ fn a_dead_generation_leaves_no_row_behind() {
         }
     });
 }
+
+/// What a coordinator has changed may not be durable when a unit changes it and is taken back.
+#[test]
+fn what_is_loaded_after_a_roll_back_shows_all_that_it_has_shown_before() {
+    let root = TempDir::new().unwrap();
+    let mut world = world(&fresh(root.path(), &mut 0), no_images());
+    for key in [&b"set"[..], b"deleted"] {
+        world.set(0, key, b"old", 0);
+    }
+    world.commit();
+    world.journal.sync_now().unwrap();
+    world.partition.observe_durable();
+    let store = &mut world.partition.store;
+    let mut space = store.workspace(&store.generations());
+    for key in [&b"set"[..], b"deleted"] {
+        space.adopt(0, store.lend(0, key).unwrap());
+    }
+    space.begin(NOW, true);
+    space.entry_mut(0, b"set").unwrap().value = Value::Str(Str::new(b"new"));
+    space.remove(0, b"deleted").unwrap();
+    let sealed = space.seal();
+    let lsn = world.journal.append(NOW, &sealed.shards(), &[&sealed.body()]).unwrap();
+    for (db, entry) in space.drain() {
+        world.partition.store.give_back(db, entry, true);
+    }
+    world.partition.merge(lsn, &sealed.body());
+    world.partition.saw_lsn(lsn);
+
+    let store = &mut world.partition.store;
+    store.begin(NOW, true);
+    store.begin_unit();
+    for key in [&b"set"[..], b"deleted"] {
+        store.entry_mut(0, key).unwrap().value = Value::Str(Str::new(b"taken back"));
+    }
+    world.partition.roll_back();
+    let shown = [&b"set"[..], b"deleted"].map(|key| {
+        let value = world.get(0, key).map(|(value, _)| value);
+        (value, world.partition.store.seen())
+    });
+    world.partition.commit(NOW).unwrap();
+    let [(set, set_seen), (deleted, deleted_seen)] = shown;
+    assert_eq!((set, deleted), (Some(V::Str(b"new".to_vec())), None));
+    let durable = world.partition.observe_durable();
+    assert!(world.journal.durable() < lsn, "it was not synced");
+    assert!(set_seen > durable && deleted_seen > durable, "{set_seen} {deleted_seen} {durable}");
+    world.journal.sync_now().unwrap();
+    let durable = world.partition.observe_durable();
+    assert!(set_seen <= durable && deleted_seen <= durable);
+}
