@@ -220,13 +220,15 @@ async fn attempt(
         abandon(worker, command, held, ran.store, keep).await;
         return ran.outcome.map(|()| 0);
     }
-    held.notes.append(&mut ran.store.notes.take());
-    (held.effects, *out) = (ran.effects, ran.out);
+    let mut notes = ran.store.notes.take();
     let (name, client) = (command.command, command.request.client);
     if !matches!(ran.outcome, Err(Stop::Block(_))) {
         worker.ran_since(began, name, command.args(), client, &settings);
     }
     commit_and_apply(worker, wanted, held, ran.store).await?;
+    // Of what could not be stored nobody hears.
+    held.notes.append(&mut notes);
+    (held.effects, *out) = (ran.effects, ran.out);
     ran.outcome.map(|()| held.round)
 }
 

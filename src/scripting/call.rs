@@ -20,6 +20,10 @@ pub(super) fn call(args: &CallArgs<'_>) -> Called {
 
 impl Run<'_, '_> {
     fn call(&mut self, args: &CallArgs<'_>) -> Called {
+        // Another coroutine has come to the end, and the script has caught that.
+        if self.stop.is_some() {
+            return Called::Ended;
+        }
         if let Err(text) = self.take_args(args) {
             return Called::Misused(text.as_bytes());
         }

@@ -117,8 +117,7 @@ impl Run<'_, '_> {
         }
         let Some(control) = &self.control else { return Ok(()) };
         if control.is_killed() {
-            let by = if self.kind == Kind::Script { "SCRIPT" } else { "FUNCTION" };
-            return Err(Stop::Undone(format!("ERR Script killed by user with {by} KILL.").into()));
+            return Err(killed(self.kind));
         }
         let threshold_ms = settings.busy_reply_threshold_ms;
         if threshold_ms > 0
@@ -143,6 +142,12 @@ impl Run<'_, '_> {
             }
         }
     }
+}
+
+/// Why what was killed cannot go on.
+fn killed(kind: Kind) -> Stop {
+    let by = if kind == Kind::Script { "SCRIPT" } else { "FUNCTION" };
+    Stop::Undone(format!("ERR Script killed by user with {by} KILL.").into())
 }
 
 fn ended() -> mlua::Error {
@@ -218,6 +223,9 @@ pub fn run(
     let called = enter(&mut run, || lua::run(&vm.lua, function, inputs));
     unit.in_script.set(within);
     let Run { stop, proto, cx, .. } = run;
+    // What was killed while it was about to end for another reason is not run again.
+    let is_killed = entered.as_ref().is_some_and(|entered| entered.control.is_killed());
+    let stop = stop.map(|stop| if is_killed { killed(job.kind) } else { stop });
     drop(entered);
     cx.db = db;
     if let Some(stop) = stop {

@@ -107,16 +107,22 @@ impl Partition {
     /// Nothing of a sealed round counts. What its keys held before is loaded again, and may be of
     /// rounds that are not durable yet.
     fn fail(&mut self, sealed: &Sealed) {
+        let known = self.known();
         self.store.unseal(sealed);
-        self.store.load_as_of(self.good);
+        self.store.load_as_of(known);
         self.close_round(sealed.round, self.last_lsn);
     }
 
     /// Takes back what the open unit has changed.
     pub fn roll_back(&mut self) {
-        // What coordinators have stored since the last round shows with the open one.
-        let known = if self.last_lsn > self.closed { self.store.round() } else { self.good };
+        let known = self.known();
         self.store.roll_back(known);
+    }
+
+    /// The round that shows all that is in the journal. What coordinators have stored since the last
+    /// one shows with the open one.
+    fn known(&self) -> u64 {
+        if self.last_lsn > self.closed { self.store.round() } else { self.good }
     }
 
     fn close_round(&mut self, round: u64, lsn: Lsn) {

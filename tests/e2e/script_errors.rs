@@ -2,7 +2,7 @@
 
 use super::Server;
 use redis::{Connection, RedisResult, Value};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 fn eval(client: &mut Connection, code: &str, keys: &[&str]) -> RedisResult<Value> {
     redis::cmd("EVAL").arg(code).arg(keys.len()).arg(keys).query(client)
@@ -53,4 +53,29 @@ fn what_a_script_did_before_it_was_ended_is_taken_back_and_it_is_answered() {
         let heard: String = listener.get_message().expect("a message").get_payload().expect("text");
         assert_eq!(heard, "end");
     }
+}
+
+#[test]
+fn one_kill_ends_a_script_that_catches_everything() {
+    let server = Server::start(&["--workers", "2", "--shards", "2"]);
+    let mut client = server.client();
+    let code = "while true do
+        local call = coroutine.wrap(function()
+            while true do pcall(redis.call, 'GET', '{a}') pcall(redis.call, 'GET', '{b}') end
+        end)
+        pcall(call)
+    end";
+    std::thread::scope(|scope| {
+        let spinning = scope.spawn(|| {
+            let mut client = server.client();
+            client.set_read_timeout(Some(Duration::from_secs(10))).expect("set");
+            eval(&mut client, code, &[])
+        });
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while redis::cmd("SCRIPT").arg("KILL").query::<String>(&mut client).is_err() {
+            assert!(Instant::now() < deadline, "it does not run");
+        }
+        let error = spinning.join().expect("no panic").expect_err("killed").to_string();
+        assert!(error.contains("killed by user with SCRIPT KILL"), "{error}");
+    });
 }
