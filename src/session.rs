@@ -104,6 +104,7 @@ impl Session {
             client: self.client.id,
             track: self.tracking.as_ref().is_some_and(|tracked| tracked.remembers()),
             again: false,
+            sees_expired: false,
         }
     }
 

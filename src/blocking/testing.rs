@@ -14,8 +14,15 @@ pub(super) fn waiter(id: u64, keys: &[&str], on: Awaited) -> Arc<Waiter> {
 /// The same with a socket.
 pub(super) fn waiter_at(id: u64, keys: &[&str], on: Awaited, socket: i32) -> Arc<Waiter> {
     let command = registry::lookup(b"blpop").expect("a command");
-    let request =
-        Request { db: 0, proto: Proto::Resp2, touch: true, track: false, again: false, client: id };
+    let request = Request {
+        db: 0,
+        proto: Proto::Resp2,
+        touch: true,
+        track: false,
+        again: false,
+        sees_expired: false,
+        client: id,
+    };
     let command = OwnedCommand::new(command, Args::new(b"blpop", &[(0, 5)]), request);
     let keys = keys.iter().map(|key| key.as_bytes().into()).collect();
     let block = Block { keys, on, until_ms: 0, nil: Nil::Array, replaced: Vec::new() };

@@ -204,7 +204,9 @@ async fn attempt(
     let node = &worker.node;
     let mut space = acquire_all(worker, wanted, held).await?;
     let settings = worker.settings();
-    space.begin(node.clock.now_ms(), command.request.touch);
+    // Nothing has expired at the beginning of time.
+    let now_ms = if command.request.sees_expired { 0 } else { node.clock.now_ms() };
+    space.begin(now_ms, command.request.touch);
     // The workers that own the keys note that they have changed.
     space.notes.want(Interest { changes: false, ..node.interest(&settings) });
     let began = Instant::now();

@@ -20,6 +20,8 @@ pub struct Request {
     pub track: bool,
     /// It has waited, and runs again as there may be something for it.
     pub again: bool,
+    /// At a coordinator: keys that have expired are there until somebody else finds them (DEBUG).
+    pub sees_expired: bool,
 }
 
 /// One command of a batch: its arguments are ranges of the batch's bytes.

@@ -52,6 +52,7 @@ impl Worker {
             client: 0,
             track: false,
             again: false,
+            sees_expired: false,
         };
         let command = OwnedCommand::new(exists, args, request);
         // Its reply says nothing of interest.

@@ -20,6 +20,16 @@ const PAGE: usize = 1000;
 
 /// Runs a command; its reply in RESP2.
 async fn run(cx: &Call<'_>, db: u32, words: &[&[u8]]) -> Result<Vec<u8>, Stop> {
+    run_seeing(cx, db, words, false).await
+}
+
+/// The same; `expired`: keys that have expired are there.
+async fn run_seeing(
+    cx: &Call<'_>,
+    db: u32,
+    words: &[&[u8]],
+    expired: bool,
+) -> Result<Vec<u8>, Stop> {
     let command = words.first().and_then(|name| registry::lookup(name));
     let command = match words.get(1).zip(command) {
         Some((sub, container)) if !container.subcommands.is_empty() => container.subcommand(sub),
@@ -27,8 +37,15 @@ async fn run(cx: &Call<'_>, db: u32, words: &[&[u8]]) -> Result<Vec<u8>, Stop> {
     };
     let command = command.ok_or("ERR DEBUG needs a command that this server does not have")?;
     let args: OwnedArgs = words.iter().collect();
-    let request =
-        Request { db, proto: Proto::Resp2, touch: false, client: 0, track: false, again: false };
+    let request = Request {
+        db,
+        proto: Proto::Resp2,
+        touch: false,
+        client: 0,
+        track: false,
+        again: false,
+        sees_expired: expired,
+    };
     let owned = OwnedCommand::new(command, args, request);
     Ok(routing::run_across(cx.worker, owned).await)
 }
@@ -42,7 +59,7 @@ fn bulk(reply: &[u8]) -> Option<&[u8]> {
 }
 
 async fn encoding(cx: &Call<'_>, key: &[u8]) -> Result<Option<String>, Stop> {
-    let reply = run(cx, cx.session.db, &[b"object", b"encoding", key]).await?;
+    let reply = run_seeing(cx, cx.session.db, &[b"object", b"encoding", key], true).await?;
     Ok(bulk(&reply).map(|name| String::from_utf8_lossy(name).into_owned()))
 }
 
@@ -53,7 +70,7 @@ pub(super) async fn object(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
     let fast = args.get(3).is_some_and(|word| is_word(word, "fast"));
     let mut line = format!("Value at:0x0 refcount:1 encoding:{encoding}");
     if !fast {
-        let dump = run(cx, db, &[b"dump", key]).await?;
+        let dump = run_seeing(cx, db, &[b"dump", key], true).await?;
         let len = bulk(&dump).map_or(0, |payload| payload.len().saturating_sub(DUMP_FRAME));
         line.push_str(&format!(" serializedlength:{len}"));
     }
