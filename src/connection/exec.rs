@@ -11,6 +11,9 @@ use crate::transaction::{Transaction, queued, runs_in_unit};
 use std::io::Result;
 use std::sync::atomic::Ordering;
 
+/// Bytes that can be queued whatever the limit of the query buffer: arguments are found by 32 bits.
+const MAX_QUEUED: usize = u32::MAX as usize;
+
 const ABORTED: &str = "EXECABORT Transaction discarded because of previous errors.";
 
 /// The error text of an EXEC that was refused itself.
@@ -38,7 +41,7 @@ impl Connection {
         let client = &self.session.client;
         client.queued.store(i32::try_from(count).unwrap_or(i32::MAX), Ordering::Relaxed);
         out.simple("QUEUED");
-        if bytes <= settings.client_query_buffer_limit {
+        if bytes <= settings.client_query_buffer_limit.min(MAX_QUEUED) {
             return true;
         }
         tracing::warn!(client = client.id, "a transaction reaches the query buffer limit: closing");

@@ -24,6 +24,21 @@ pub struct Request {
     pub sees_expired: bool,
 }
 
+impl Request {
+    /// Of a command that the server runs itself; its reply is in RESP2.
+    pub fn of_nobody(db: u32) -> Self {
+        Self {
+            db,
+            proto: Proto::Resp2,
+            touch: false,
+            client: 0,
+            track: false,
+            again: false,
+            sees_expired: false,
+        }
+    }
+}
+
 /// One command of a batch: its arguments are ranges of the batch's bytes.
 #[derive(Debug)]
 struct BatchCommand {

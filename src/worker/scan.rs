@@ -2,7 +2,7 @@
 
 use super::{Blocked, OwnedCommand, Request, Worker};
 use crate::commands::registry;
-use crate::resp::{OwnedArgs, Proto};
+use crate::resp::OwnedArgs;
 pub use flagstone_storage::scan::{Cursor, ScanKey, ScanPage};
 use std::rc::Rc;
 
@@ -45,15 +45,7 @@ impl Worker {
         let words =
             std::iter::once(exists.spec.name.as_bytes()).chain(keys.iter().map(|key| &**key));
         let args: OwnedArgs = words.collect();
-        let request = Request {
-            db,
-            proto: Proto::Resp2,
-            touch: false,
-            client: 0,
-            track: false,
-            again: false,
-            sees_expired: false,
-        };
+        let request = Request::of_nobody(db);
         let command = OwnedCommand::new(exists, args, request);
         // Its reply says nothing of interest.
         let _ = self.park(command, Blocked::Locked).await;

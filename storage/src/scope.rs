@@ -36,13 +36,14 @@ impl Store {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::slot::{Layout, slot_of};
     use crate::store::{Fault, Versions};
     use std::sync::Arc;
 
-    fn store() -> Store {
+    /// A store of two databases, all of it in memory.
+    pub(crate) fn store() -> Store {
         let layout = Arc::new(Layout { shards: 2, seed: 1 });
         let mut store = Store::new(layout, Arc::new(Versions::new(1)), &[1, 2], false);
         store.begin(1, true);

@@ -3,7 +3,7 @@
 
 use crate::commands::{Call, Outcome, Stop, arg, error, is_word, registry};
 use crate::num::parse_i64;
-use crate::resp::{Args, OwnedArgs, Proto};
+use crate::resp::{Args, OwnedArgs};
 use crate::routing;
 use crate::worker::{Cursor, OwnedCommand, Request, Worker};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -37,15 +37,7 @@ async fn run_seeing(
     };
     let command = command.ok_or("ERR DEBUG needs a command that this server does not have")?;
     let args: OwnedArgs = words.iter().collect();
-    let request = Request {
-        db,
-        proto: Proto::Resp2,
-        touch: false,
-        client: 0,
-        track: false,
-        again: false,
-        sees_expired: expired,
-    };
+    let request = Request { sees_expired: expired, ..Request::of_nobody(db) };
     let owned = OwnedCommand::new(command, args, request);
     Ok(routing::run_across(cx.worker, owned).await)
 }

@@ -97,17 +97,9 @@ impl Store {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::slot::Layout;
-    use crate::store::{Fault, Versions};
+    use crate::scope::tests::store;
+    use crate::store::Fault;
     use crate::value::{Str, Value};
-    use std::sync::Arc;
-
-    fn store() -> Store {
-        let layout = Arc::new(Layout { shards: 2, seed: 1 });
-        let mut store = Store::new(layout, Arc::new(Versions::new(1)), &[1, 2], false);
-        store.begin(1, true);
-        store
-    }
 
     fn set(store: &mut Store, key: &[u8], value: &[u8]) -> Result<(), Fault> {
         let mut entry = store.entry_mut(0, key)?;
