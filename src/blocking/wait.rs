@@ -28,7 +28,7 @@ pub(crate) async fn begin(
     command: OwnedCommand,
 ) -> Result<Vec<u8>, Waiting> {
     let (node, db) = (&worker.node, command.request.db);
-    let target = routing::target(node, command.command, command.args(), db, worker.id);
+    let target = routing::target(node, command.command, command.args(), None, db, worker.id);
     let ran = match target {
         Target::One(target, _) if target == worker.id => worker.run_one(&command).await,
         Target::One(target, _) => {

@@ -136,6 +136,23 @@ impl Command {
         keys
     }
 
+    /// The keys that stand at fixed places: all keys of most commands.
+    pub fn usual_keys<'a>(&self, args: Args<'a>) -> impl Iterator<Item = &'a [u8]> + use<'a> {
+        let (first, last, step) = match self.spec.keys {
+            [
+                KeySpec {
+                    begin: Begin::Index(first),
+                    find: Find::Range { last, step, limit: 0 },
+                    ..
+                },
+            ] => (*first, *last, *step),
+            _ => (0, -1, usize::MAX),
+        };
+        let end = if last < 0 { args.len() } else { first + last as usize + 1 };
+        let places = (first..end.min(args.len())).step_by(step.max(1));
+        places.filter(move |_| first > 0).filter_map(move |n| args.get(n))
+    }
+
     /// The error text if one of its keys is longer than an engine key can hold.
     pub fn too_long_key(&self, args: Args<'_>) -> Option<String> {
         const MAX_KEY: usize = flagstone_storage::encoding::MAX_KEY;

@@ -7,6 +7,7 @@ use crate::resp::{Args, Proto, Reply};
 use crate::routing::{self, Target};
 use crate::session::Session;
 use crate::worker::{BatchReply, CmdBatch, Message, OwnedCommand, Ran, RoundError, Worker};
+use flagstone_storage::KeyHash;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use tokio::sync::oneshot;
@@ -140,23 +141,26 @@ impl Cycle {
         session: &Session,
         command: &'static Command,
         args: Args<'_>,
+        at: Option<KeyHash>,
         settings: &Settings,
     ) -> bool {
         (command.spec.unit || !command.undeclared_keys)
-            && self.send(worker, session, command, args, settings)
+            && self.send(worker, session, command, args, at, settings)
     }
 
-    /// Runs a command here, or puts it into the batch for its worker; `false`: it has several.
+    /// Runs a command here, or puts it into the batch for its worker; `false`: it has several. `at`:
+    /// its only key, if it was hashed.
     fn send(
         &mut self,
         worker: &Rc<Worker>,
         session: &Session,
         command: &'static Command,
         args: Args<'_>,
+        at: Option<KeyHash>,
         settings: &Settings,
     ) -> bool {
         let Target::One(target, at) =
-            routing::target(&worker.node, command, args, session.db, worker.id)
+            routing::target(&worker.node, command, args, at, session.db, worker.id)
         else {
             return false;
         };
@@ -201,7 +205,7 @@ impl Cycle {
         args: Args<'_>,
     ) -> Vec<u8> {
         let settings = worker.settings();
-        if self.send(worker, session, command, args, &settings) {
+        if self.send(worker, session, command, args, None, &settings) {
             let cycle = std::mem::replace(self, Self::new(worker, session.proto));
             return cycle.finish(worker).await;
         }

@@ -61,7 +61,7 @@ impl Connection {
         let Some(transaction) = self.session.transaction.as_deref().filter(|t| plain(t)) else {
             return Dispatched::Barrier;
         };
-        if !cycle.route(&self.worker, &self.session, exec, transaction.args(), settings) {
+        if !cycle.route(&self.worker, &self.session, exec, transaction.args(), None, settings) {
             return Dispatched::Barrier;
         }
         if transaction.names_its_keys() {

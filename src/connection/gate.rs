@@ -36,14 +36,15 @@ pub(super) fn resolve(args: Args<'_>) -> Result<&'static Command, Vec<u8>> {
     }
 }
 
-/// Exists, arity, authentication, state.
+/// Exists, arity, authentication, state. The command may have been looked up already.
 pub(super) fn admit(
     session: &Session,
     worker: &Worker,
+    command: Option<&'static Command>,
     args: Args<'_>,
     settings: &Settings,
 ) -> Admitted {
-    let command = match resolve(args) {
+    let command = match command.map_or_else(|| resolve(args), Ok) {
         Ok(command) => command,
         Err(text) => {
             let name = args.get(0).unwrap_or_default();

@@ -1,5 +1,6 @@
 //! A connection: reads, parses, routes, and writes the replies in order, one write per read.
 
+mod ahead;
 mod blocked;
 mod cycle;
 mod exec;
@@ -14,6 +15,8 @@ use crate::resp::{Args, Limits, Parsed, Parser, Reply};
 use crate::routing::Databases;
 use crate::session::{ReplyMode, Session};
 use crate::worker::Worker;
+pub(crate) use ahead::Ahead;
+use ahead::{Ready, Stopped};
 use bytes::{Buf, BytesMut};
 use cycle::Cycle;
 use gate::Admitted;
@@ -229,50 +232,78 @@ impl Connection {
         client.seen_at(cycle.now_ms());
         client.query_bytes.store(data.len() as u64, Ordering::Relaxed);
         let mut parser = std::mem::take(&mut self.parser);
+        let mut ahead = self.worker.take_ahead();
         self.worker.start_watch();
-        let mut done = 0;
+        // The commands up to `done` have run, those up to `parsed` are parsed.
+        let (mut done, mut parsed) = (0, 0);
         let pause = loop {
-            let rest = &data[done..];
-            match parser.parse(rest, &limits) {
-                Ok(Parsed::Incomplete { .. }) => break Pause::Drained,
-                Ok(Parsed::Empty) => done += parser.consumed(),
-                Ok(Parsed::Command) => {
-                    let dispatched = self.dispatch(&parser, rest, cycle, &settings);
-                    if dispatched == Dispatched::Barrier {
-                        // It is parsed again when it runs.
-                        parser = Parser::new();
-                        break Pause::Barrier;
-                    }
-                    done += parser.consumed();
-                    if dispatched == Dispatched::Close {
-                        break Pause::Close;
-                    }
-                    limits.authenticated = self.session.authenticated;
-                    if cycle.is_full() {
-                        break Pause::Flush;
-                    }
-                }
-                Err(error) => {
+            let layout = &self.worker.node.layout;
+            let stopped = ahead.fill(&mut parser, data, &mut parsed, &limits, layout);
+            ahead.warm(&self.worker.partition.borrow().store, self.session.db);
+            if let Some(pause) =
+                self.dispatch_ahead(&ahead, &parser, data, &mut done, cycle, &settings)
+            {
+                // What has not run is parsed again.
+                parser = Parser::new();
+                break pause;
+            }
+            done = parsed;
+            limits.authenticated = self.session.authenticated;
+            match stopped {
+                Stopped::Full => {}
+                Stopped::Drained => break Pause::Drained,
+                Stopped::Failed(error) => {
                     self.worker.stats().error("ERR");
                     cycle.out().error(error.reply_text());
                     break Pause::Close;
                 }
             }
         };
+        self.worker.give_ahead(ahead);
         self.parser = parser;
         (pause, done)
     }
 
-    fn dispatch(
+    /// Dispatches what was parsed ahead. `done` moves behind the commands that have run; why not all
+    /// have, or nothing more is to be parsed for now.
+    fn dispatch_ahead(
         &mut self,
+        ahead: &Ahead,
         parser: &Parser,
         data: &[u8],
+        done: &mut usize,
+        cycle: &mut Cycle,
+        settings: &crate::config::Settings,
+    ) -> Option<Pause> {
+        for n in 0..ahead.len() {
+            let ready = ahead.get(n, parser, data);
+            let dispatched = self.dispatch(&ready, data.len() - ready.end, cycle, settings);
+            if dispatched == Dispatched::Barrier {
+                return Some(Pause::Barrier);
+            }
+            *done = ready.end;
+            if dispatched == Dispatched::Close {
+                return Some(Pause::Close);
+            }
+            if cycle.is_full() {
+                return Some(Pause::Flush);
+            }
+        }
+        None
+    }
+
+    /// `left` bytes behind the command are read and have not run.
+    fn dispatch(
+        &mut self,
+        ready: &Ready<'_>,
+        left: usize,
         cycle: &mut Cycle,
         settings: &crate::config::Settings,
     ) -> Dispatched {
-        let args = parser.args(data);
+        let args = ready.args;
         self.worker.stats().commands.fetch_add(1, Ordering::Relaxed);
-        let command = match gate::admit(&self.session, &self.worker, args, settings) {
+        let command = match gate::admit(&self.session, &self.worker, ready.command, args, settings)
+        {
             Admitted::Run(command) => command,
             Admitted::Refused(text) => {
                 let text = self.refused(args, text);
@@ -297,7 +328,7 @@ impl Connection {
         match command.spec.run {
             Run::Keys(_) if (command.spec.blocks)(args) => Dispatched::Barrier,
             Run::Keys(_) => {
-                if cycle.route(&self.worker, &self.session, command, args, settings) {
+                if cycle.route(&self.worker, &self.session, command, args, ready.at, settings) {
                     self.session.client.runs(command.id);
                     self.show(command, args);
                     self.session.end_caching(Some(command));
@@ -307,7 +338,7 @@ impl Connection {
                 }
             }
             Run::Session(handler) if cycle.is_plain() => {
-                self.note_command(command, args, data.len() - parser.consumed());
+                self.note_command(command, args, left);
                 let out = cycle.out();
                 let mark = out.len();
                 let mut call = Call {
@@ -331,7 +362,7 @@ impl Connection {
     }
 
     /// A command begins: what CLIENT LIST shows of it.
-    /// `left` bytes behind it are read and not parsed.
+    /// `left` bytes behind it are read and have not run.
     fn note_command(&self, command: &Command, args: Args<'_>, left: usize) {
         let client = &self.session.client;
         client.query_bytes.store(left as u64, Ordering::Relaxed);
@@ -395,7 +426,7 @@ impl Connection {
         out: &mut Reply,
     ) -> std::io::Result<bool> {
         let command = loop {
-            match gate::admit(&self.session, &self.worker, args, settings) {
+            match gate::admit(&self.session, &self.worker, None, args, settings) {
                 Admitted::Run(command) => break command,
                 Admitted::Refused(text) => {
                     let text = self.refused(args, text);

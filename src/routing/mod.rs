@@ -29,12 +29,19 @@ pub enum Target {
     Many,
 }
 
-/// The target of a command on keys.
-pub fn target(node: &Node, command: &Command, args: Args<'_>, db: u32, here: usize) -> Target {
+/// The target of a command on keys. `at`: its only key, if it was hashed.
+pub fn target(
+    node: &Node,
+    command: &Command,
+    args: Args<'_>,
+    at: Option<KeyHash>,
+    db: u32,
+    here: usize,
+) -> Target {
     if command.one_key
         && let Some(key) = args.get(1)
     {
-        let at = node.layout.key_hash(key);
+        let at = at.unwrap_or_else(|| node.layout.key_hash(key));
         return Target::One(node.worker_of(at.slot), Some(at));
     }
     if node.shard_workers == 1 {

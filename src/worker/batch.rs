@@ -126,6 +126,7 @@ impl Worker {
         let mut parked = Vec::new();
         let settings = self.settings();
         let now_ms = self.node.clock.now_ms();
+        self.warm(batch);
         self.start_watch();
         for (n, item) in batch.commands.iter().enumerate() {
             let ranges = &batch.ranges[item.args.start as usize..item.args.end as usize];
@@ -159,6 +160,13 @@ impl Worker {
             let worker = self.clone();
             tokio::task::spawn_local(async move { worker.hold(held.complete(parked).await) });
         }
+    }
+
+    /// Touches the keys of a batch, all together.
+    fn warm(&self, batch: &CmdBatch) {
+        let store = &self.partition.borrow().store;
+        let keys = batch.commands.iter().filter_map(|item| Some((item.request.db, item.at?)));
+        keys.for_each(|(db, at)| store.warm(db, at));
     }
 
     /// Sends replies now if they may be shown, else when they may.

@@ -27,6 +27,7 @@ use crate::blocking::WaitTable;
 use crate::commands::flag;
 use crate::commands::registry::Command;
 use crate::config::Settings;
+use crate::connection::Ahead;
 use crate::node::Node;
 use crate::resp::Args;
 use crate::slowlog::{self, SlowCommand};
@@ -50,6 +51,7 @@ pub struct Worker {
     pub(crate) holds: RefCell<crate::routing::Holds>,
     held: RefCell<std::collections::VecDeque<batch::Held>>,
     scratch: RefCell<Option<Vec<u8>>>,
+    ahead: RefCell<Ahead>,
     jobs: materialise::Jobs,
     loader: load::Loader,
     connections: tokio_util::task::TaskTracker,
@@ -105,6 +107,7 @@ impl Worker {
             holds: RefCell::default(),
             held: RefCell::default(),
             scratch: RefCell::default(),
+            ahead: RefCell::default(),
             jobs: materialise::Jobs::default(),
             loader: load::Loader::default(),
             connections: tokio_util::task::TaskTracker::new(),
@@ -142,6 +145,16 @@ impl Worker {
     /// Gives the read buffer back.
     pub(crate) fn give_scratch(&self, scratch: Vec<u8>) {
         *self.scratch.borrow_mut() = Some(scratch);
+    }
+
+    /// The worker's list of commands that are parsed ahead, for the connection that it serves.
+    pub(crate) fn take_ahead(&self) -> Ahead {
+        self.ahead.take()
+    }
+
+    /// Gives the list back.
+    pub(crate) fn give_ahead(&self, ahead: Ahead) {
+        self.ahead.replace(ahead);
     }
 
     /// This worker's counters.

@@ -74,12 +74,8 @@ impl Entry {
         if !self.is_live() {
             return Stored::default();
         }
-        Stored {
-            live: true,
-            expire_at_ms: self.expire_at_ms,
-            fields_expire_at_ms: self.value.fields_expire_at_ms(),
-            version: self.value.version(),
-        }
+        let value = &self.value;
+        Stored::new(self.expire_at_ms, value.version(), value.fields_expire_at_ms())
     }
 }
 
@@ -163,15 +159,16 @@ fn seal_entry(
         entry.clear();
     }
     seal_elements(entry, at.slot, ops, versions, hash_of);
-    let new = entry.state();
-    let old = std::mem::replace(&mut entry.stored, new);
+    let old = std::mem::take(&mut entry.stored);
+    entry.stored = entry.state();
+    let new = &entry.stored;
     if !old.live && !new.live {
         return;
     }
-    if old.version != 0 && old.version != new.version {
-        ops.put(&RowKey::dead(at.slot, old.version), b"", Delta::default());
+    if old.version() != 0 && old.version() != new.version() {
+        ops.put(&RowKey::dead(at.slot, old.version()), b"", Delta::default());
     }
-    seal_times(&entry.key, generation, at.slot, &old, &new, ops);
+    seal_times(&entry.key, generation, at.slot, &old, new, ops);
     let delta = Delta {
         keys: i8::from(new.live) - i8::from(old.live),
         expires: i8::from(new.expire_at_ms != 0) - i8::from(old.expire_at_ms != 0),
@@ -200,7 +197,7 @@ fn seal_times(
 ) {
     for (before, after, fields) in [
         (old.expire_at_ms, new.expire_at_ms, false),
-        (old.fields_expire_at_ms, new.fields_expire_at_ms, true),
+        (old.fields_expire_at_ms(), new.fields_expire_at_ms(), true),
     ] {
         if before == after {
             continue;

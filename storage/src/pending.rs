@@ -145,6 +145,17 @@ impl Pending {
         }
     }
 
+    /// Touches the meta row that [`Pending::set`] will replace.
+    #[inline]
+    pub fn warm(&self, key: &[u8]) {
+        let Some(Row::Meta { generation, slot, hash48, .. }) = Row::parse(key) else { return };
+        let Some(tables) = self.meta.get(&generation) else { return };
+        let hash = table_hash(hash48);
+        if let Some(row) = tables[sub_table(slot)].find(hash, |row| row.hash == hash) {
+            std::hint::black_box((row.bytes.first(), row.bytes.last()));
+        }
+    }
+
     fn set_library(&mut self, name: &[u8], value: Option<&[u8]>) {
         let size = |value: Option<&[u8]>| name.len() + value.map_or(0, <[u8]>::len) + ROW_OVERHEAD;
         self.rows += 1;

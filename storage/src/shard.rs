@@ -8,7 +8,7 @@
 
 use crate::control::{Control, Generations};
 use crate::counters::Counters;
-use crate::encoding::{Library, Op, OpReader, Row};
+use crate::encoding::{Delta, Library, Op, OpReader, Row};
 use crate::engine::Engine;
 use crate::journal::Lsn;
 use crate::pending::{Lookup, Pending};
@@ -16,6 +16,9 @@ use crate::slot::KeyHash;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
+
+/// Operations whose rows are touched before they are merged.
+const TOGETHER: usize = 32;
 
 /// A map that was cut off, with what the engine must know once it has its rows.
 #[derive(Debug)]
@@ -125,8 +128,15 @@ impl Shard {
             late,
         };
         let mut reader = OpReader::new(ops);
-        for op in reader.by_ref() {
-            target.apply(op);
+        let mut touched = OpReader::new(ops);
+        loop {
+            // The rows of some operations, all together.
+            touched.by_ref().take(TOGETHER).for_each(|op| target.warm(&op));
+            let before = reader.left();
+            reader.by_ref().take(TOGETHER).for_each(|op| target.apply(op));
+            if reader.left() == before {
+                break;
+            }
         }
         target.reached(lsn);
         reader.is_done()
@@ -281,7 +291,18 @@ impl Target<'_> {
         }
     }
 
-    fn count(&mut self, key: &[u8], delta: crate::encoding::Delta) {
+    /// Touches the row that an operation will replace, so that it is in the processor's caches.
+    #[inline]
+    fn warm(&mut self, op: &Op<'_>) {
+        if let Op::Put { key, .. } | Op::Delete { key, .. } = op {
+            self.pending().warm(key);
+        }
+    }
+
+    fn count(&mut self, key: &[u8], delta: Delta) {
+        if delta == Delta::default() {
+            return;
+        }
         if let Some(Row::Meta { generation, slot, .. }) = Row::parse(key) {
             self.counters.add(generation, slot, delta);
             if let Some(cut) = &mut self.late {

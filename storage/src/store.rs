@@ -394,8 +394,8 @@ impl Store {
         source.expire_at_ms = 0;
         let version = value.version();
         // The element rows stay where they are: their version is not dead but elsewhere.
-        if same_slot && source.stored.version == version {
-            source.stored.version = 0;
+        if same_slot && source.stored.version() == version {
+            source.stored.give_elements_away();
         }
         if !same_slot {
             value.detach();
@@ -419,7 +419,7 @@ impl Store {
         if !due {
             // The index may hold too early a time, of a hash that was not wholly in memory.
             if entry.value.require_whole().is_ok()
-                && entry.stored.fields_expire_at_ms != entry.value.fields_expire_at_ms()
+                && entry.stored.fields_expire_at_ms() != entry.value.fields_expire_at_ms()
             {
                 entry.touch();
             }
@@ -437,6 +437,16 @@ impl Store {
     /// Whether part of a key's value is not in memory.
     pub fn is_partial_value(&mut self, db: u32, key: &[u8]) -> bool {
         self.entry_for_part(db, key).is_some_and(|e| e.value.require_whole().is_err())
+    }
+
+    /// Touches what a command will want of a key, so that it is in the processor's caches by then.
+    #[inline]
+    pub fn warm(&self, db: u32, at: KeyHash) {
+        let table = self.dbs.get(db as usize).and_then(|db| db.tables.get(sub_table(at.slot)));
+        if let Some(entry) = table.and_then(|table| table.map.find(at.hash, |e| e.hash == at.hash))
+        {
+            std::hint::black_box((entry.round, entry.value.touch()));
+        }
     }
 
     // ---- finding -----------------------------------------------------------------------------

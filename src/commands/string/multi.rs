@@ -5,7 +5,7 @@ use crate::commands::{Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, error, flag
 use crate::config::NotifyFlags;
 use crate::resp::Args;
 use flagstone_storage::store::OrLoad;
-use flagstone_storage::value::{Str, Value};
+use flagstone_storage::value::Value;
 
 /// `MGET key [key …]`
 fn mget(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
@@ -36,7 +36,7 @@ fn any_exists(cx: &mut Ctx<'_>, args: Args<'_>) -> Result<bool, Stop> {
 fn set_all(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     for (name, value) in pairs(args) {
         let mut entry = cx.store.entry_mut(cx.db, name)?;
-        entry.value = Value::Str(Str::new(value));
+        entry.set_string(value);
         entry.expire_at_ms = 0;
         entry.event(NotifyFlags::STRING, "set");
     }

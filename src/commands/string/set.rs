@@ -8,7 +8,7 @@ use crate::commands::{
 use crate::config::NotifyFlags;
 use crate::resp::Args;
 use flagstone_storage::store::OrLoad;
-use flagstone_storage::value::{Str, Value};
+use flagstone_storage::value::Value;
 
 /// When SET does what it says.
 #[derive(Clone, Copy, Debug, Default)]
@@ -108,7 +108,7 @@ fn store(
         return Ok(true);
     }
     let mut entry = cx.store.entry_mut(cx.db, name)?;
-    entry.value = Value::Str(Str::new(value));
+    entry.set_string(value);
     if options.expiry != ExpiryOption::Word {
         entry.expire_at_ms = expire_at_ms.unwrap_or(0);
     }

@@ -4,7 +4,7 @@ use super::{DirtyKey, Found, Store};
 use crate::need::Fault;
 use crate::notes::{Notes, What, class};
 use crate::slot::KeyHash;
-use crate::value::{Entry, Hash, Str, Typed};
+use crate::value::{Entry, Hash, Str, Typed, Value};
 use std::ops::{Deref, DerefMut};
 
 /// An entry that notes the key as dirty when it is first accessed mutably.
@@ -50,6 +50,14 @@ impl Store {
 }
 
 impl EntryMut<'_> {
+    /// Makes it a string, whatever it held.
+    pub fn set_string(&mut self, bytes: &[u8]) {
+        match &mut self.value {
+            Value::Str(string) => string.set(bytes),
+            value => *value = Value::Str(Str::new(bytes)),
+        }
+    }
+
     /// Notes a keyspace event of the key, behind one that says that it is new if it is.
     #[inline]
     pub fn event(&mut self, class: impl Into<u32>, name: &'static str) {

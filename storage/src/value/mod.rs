@@ -108,6 +108,20 @@ impl Value {
         }
     }
 
+    /// Reads something of what it points at.
+    #[inline]
+    pub(crate) fn touch(&self) -> u64 {
+        match self {
+            Self::Absent => 0,
+            Self::Str(s) => s.touch(),
+            Self::Hash(hash) => hash.version(),
+            Self::Set(set) => set.version(),
+            Self::List(list) => list.version(),
+            Self::Zset(zset) => zset.version(),
+            Self::Stream(stream) => stream.version(),
+        }
+    }
+
     /// Checks that all of it is in memory.
     pub fn require_whole(&self) -> Result<(), Part> {
         match self {
@@ -187,40 +201,76 @@ typed!(Zset, Zset, Box::new);
 typed!(Stream, Stream, Box::new);
 
 /// What the journal last heard of a key: [`crate::commit`] compares with it to find what changed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stored {
     pub live: bool,
     pub expire_at_ms: u64,
-    pub fields_expire_at_ms: u64,
-    pub version: u64,
+    /// Most keys have nothing of it.
+    elements: Option<Box<StoredElements>>,
+}
+
+/// What the journal last heard of a key's element rows.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct StoredElements {
+    version: u64,
+    fields_expire_at_ms: u64,
+}
+
+impl Stored {
+    /// A key that exists. `version` and `fields_expire_at_ms` may be 0: none.
+    pub fn new(expire_at_ms: u64, version: u64, fields_expire_at_ms: u64) -> Self {
+        let some = version != 0 || fields_expire_at_ms != 0;
+        let elements = some.then(|| Box::new(StoredElements { version, fields_expire_at_ms }));
+        Self { live: true, expire_at_ms, elements }
+    }
+
+    /// The version of its element rows; 0: it has none.
+    pub fn version(&self) -> u64 {
+        self.elements.as_ref().map_or(0, |elements| elements.version)
+    }
+
+    /// The earliest expiry of a field in ms; 0: no field expires.
+    pub fn fields_expire_at_ms(&self) -> u64 {
+        self.elements.as_ref().map_or(0, |elements| elements.fields_expire_at_ms)
+    }
+
+    /// Its element rows are another key's.
+    pub(crate) fn give_elements_away(&mut self) {
+        if let Some(elements) = &mut self.elements {
+            elements.version = 0;
+        }
+    }
 }
 
 /// The bytes of a key or of an element's name; short ones lie where they are compared.
 pub type KeyBuf = smallvec::SmallVec<[u8; 24]>;
 
-/// A key of the hot tier.
+/// A key of the hot tier. What a read needs is in the first of its two cache lines.
 #[derive(Debug)]
+#[repr(C, align(64))]
 pub struct Entry {
     pub(crate) key: KeyBuf,
-    pub(crate) hash: u64,
     pub value: Value,
     /// 0: never.
     pub expire_at_ms: u64,
-    pub(crate) stored: Stored,
+    pub(crate) hash: u64,
     /// The round of its last write; see [`crate::Store`].
     pub(crate) round: u64,
+    pub(crate) stored: Stored,
     /// What it counted for in its table's memory.
     pub(crate) counted: usize,
-    /// Whether it is among the large values of its store.
-    pub(crate) large: bool,
     /// Seconds (mod 2³²) of the last access, for OBJECT IDLETIME.
     pub(crate) accessed_s: u32,
+    /// The unit that made it dirty; 0: none.
+    pub(crate) unit: u32,
+    /// Whether it is among the large values of its store.
+    pub(crate) large: bool,
     /// Logarithmic access counter, for OBJECT FREQ and eviction.
     pub(crate) freq: u8,
     pub(crate) dirty: bool,
-    /// The unit that made it dirty; 0: none.
-    pub(crate) unit: u32,
 }
+
+const _: () = assert!(size_of::<Entry>() == 128);
 
 /// A value of more bytes of memory than this may be dropped from it in part.
 const LARGE: usize = 256 * 1024;

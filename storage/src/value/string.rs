@@ -39,6 +39,12 @@ impl Parts for Chunks {
     }
 }
 
+/// Whether a value kept in one piece is to take memory of so many bytes, without wasting much.
+fn fits_as_raw(bytes: &[u8], capacity: usize) -> bool {
+    let len = bytes.len();
+    (EMBSTR_MAX + 1..=CHUNK).contains(&len) && (len..=len + len / 4).contains(&capacity)
+}
+
 /// A string in chunks, of which some may not be in memory.
 #[derive(Clone, Debug, Default)]
 pub struct BigStr {
@@ -61,6 +67,20 @@ impl Str {
             return Self::Int(n);
         }
         Self::text(bytes)
+    }
+
+    /// Becomes [`Str::new`] of other bytes, in the memory it has where that fits.
+    pub fn set(&mut self, bytes: &[u8]) {
+        match self {
+            Self::Raw(v) if fits_as_raw(bytes, v.capacity()) && parse_int(bytes).is_none() => {
+                v.clear();
+                v.extend_from_slice(bytes);
+            }
+            Self::Emb(b) if b.len() == bytes.len() && parse_int(bytes).is_none() => {
+                b.copy_from_slice(bytes);
+            }
+            _ => *self = Self::new(bytes),
+        }
     }
 
     /// The same without looking for an integer: INCRBYFLOAT leaves "embstr" whatever the text.
@@ -93,6 +113,18 @@ impl Str {
 
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Reads its first and last byte.
+    #[inline]
+    pub(crate) fn touch(&self) -> u64 {
+        let bytes: &[u8] = match self {
+            Self::Int(_) | Self::Big(_) => &[],
+            Self::Emb(b) => b,
+            Self::Raw(v) => v,
+        };
+        let end = |byte: Option<&u8>| u64::from(byte.copied().unwrap_or_default());
+        end(bytes.first()) + end(bytes.last())
     }
 
     /// "int", "embstr" or "raw".

@@ -95,3 +95,21 @@ fn memory_follows_the_chunks() {
     assert_eq!(big.held, big.chunks.values().map(Vec::len).sum::<usize>());
     assert_eq!(big.held, 10 + CHUNK + 1 + 100);
 }
+
+#[test]
+fn a_string_that_is_set_is_as_new_whatever_it_was() {
+    let lengths = [0, 1, 5, 44, 45, 46, 60, 100, CHUNK, CHUNK + 1];
+    let values =
+        lengths.map(|len| vec![b'v'; len]).into_iter().chain([b"12".to_vec(), vec![b'7'; 19]]);
+    let values: Vec<Vec<u8>> = values.collect();
+    for before in &values {
+        for after in &values {
+            let mut s = Str::new(before);
+            s.set(after);
+            let new = Str::new(after);
+            assert_eq!(s.whole().unwrap(), *after);
+            assert_eq!(s.encoding(), new.encoding(), "{} after {}", after.len(), before.len());
+            assert!(s.memory() <= new.memory() + new.len() / 4);
+        }
+    }
+}

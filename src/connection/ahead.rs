@@ -1,0 +1,217 @@
+//! Commands are parsed a few ahead of the one that runs, and what they will want of the hot tier is
+//! touched at once: so the processor waits for the memory of many keys together, and not for one
+//! key after the other.
+
+use crate::commands::registry::{self, Command};
+use crate::resp::{Args, Limits, Parsed, Parser, ProtocolError};
+use flagstone_storage::store::Store;
+use flagstone_storage::{KeyHash, Layout};
+use std::ops::Range;
+
+/// Commands that are parsed ahead at most.
+const COMMANDS: usize = 16;
+
+/// Arguments after which no further command is parsed ahead.
+const ARGUMENTS: usize = 512;
+
+/// Keys that are touched together at most: more would push each other out of the nearest cache.
+const KEYS: usize = 128;
+
+/// Lists that have grown beyond this many entries are given back.
+const KEEP: usize = 4096;
+
+/// A command that is parsed and has not run.
+struct Next {
+    command: Option<&'static Command>,
+    /// Its only key.
+    at: Option<KeyHash>,
+    /// Its bytes in what was read.
+    bytes: Range<usize>,
+    ranges: Range<usize>,
+    is_inline: bool,
+}
+
+/// A command as [`Ahead::next`] gives it.
+pub(super) struct Ready<'a> {
+    /// `None`: there is no command of that name.
+    pub(super) command: Option<&'static Command>,
+    /// Its only key.
+    pub(super) at: Option<KeyHash>,
+    pub(super) args: Args<'a>,
+    /// Where its bytes end in what was read.
+    pub(super) end: usize,
+}
+
+/// Why no more commands are parsed ahead.
+pub(super) enum Stopped {
+    /// These are enough.
+    Full,
+    /// The next one goes on beyond what was read.
+    Drained,
+    Failed(ProtocolError),
+}
+
+/// See the module's description. A worker has one, for the connection that it serves.
+#[derive(Default)]
+pub(crate) struct Ahead {
+    commands: Vec<Next>,
+    ranges: Vec<(u32, u32)>,
+    /// The keys that they will ask for.
+    keys: Vec<KeyHash>,
+}
+
+impl Ahead {
+    /// Parses the commands at `*parsed` of what was read, which moves behind them.
+    pub(super) fn fill(
+        &mut self,
+        parser: &mut Parser,
+        data: &[u8],
+        parsed: &mut usize,
+        limits: &Limits,
+        layout: &Layout,
+    ) -> Stopped {
+        self.clear();
+        // What a client may send changes when it authenticates.
+        let most = if limits.authenticated { COMMANDS } else { 1 };
+        while self.commands.len() < most && self.ranges.len() < ARGUMENTS {
+            let rest = &data[*parsed..];
+            match parser.parse(rest, limits) {
+                Ok(Parsed::Incomplete { .. }) => return Stopped::Drained,
+                Ok(Parsed::Empty) => *parsed += parser.consumed(),
+                Ok(Parsed::Command) => {
+                    self.push(parser, rest, *parsed, layout);
+                    *parsed += parser.consumed();
+                    if parser.is_inline() {
+                        // Its arguments are the parser's.
+                        break;
+                    }
+                }
+                Err(error) => return Stopped::Failed(error),
+            }
+        }
+        Stopped::Full
+    }
+
+    fn push(&mut self, parser: &Parser, rest: &[u8], front: usize, layout: &Layout) {
+        let args = parser.args(rest);
+        let command = registry::resolve(args);
+        let known = self.keys.len();
+        if let Some(command) = command {
+            let room = KEYS.saturating_sub(known);
+            self.keys.extend(command.usual_keys(args).take(room).map(|key| layout.key_hash(key)));
+        }
+        let from = self.ranges.len();
+        self.ranges.extend_from_slice(parser.argv());
+        self.commands.push(Next {
+            command,
+            at: command.filter(|c| c.one_key).and_then(|_| self.keys.get(known).copied()),
+            bytes: front..front + parser.consumed(),
+            ranges: from..self.ranges.len(),
+            is_inline: parser.is_inline(),
+        });
+    }
+
+    fn clear(&mut self) {
+        self.commands.clear();
+        self.keys.clear();
+        self.ranges.clear();
+        self.ranges.shrink_to(KEEP);
+    }
+
+    /// How many commands were parsed.
+    pub(super) fn len(&self) -> usize {
+        self.commands.len()
+    }
+
+    /// One of the commands that were parsed.
+    pub(super) fn get<'a>(&'a self, n: usize, parser: &'a Parser, data: &'a [u8]) -> Ready<'a> {
+        let next = &self.commands[n];
+        let bytes = &data[next.bytes.clone()];
+        let args = if next.is_inline {
+            parser.args(bytes)
+        } else {
+            Args::new(bytes, &self.ranges[next.ranges.clone()])
+        };
+        Ready { command: next.command, at: next.at, args, end: next.bytes.end }
+    }
+
+    /// Touches what the commands will ask for.
+    pub(super) fn warm(&self, store: &Store, db: u32) {
+        if self.keys.len() > 1 {
+            self.keys.iter().for_each(|at| store.warm(db, *at));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LAYOUT: Layout = Layout { shards: 1, seed: 7 };
+
+    /// The arguments of a command, and where it ends.
+    type Shown = (Vec<Vec<u8>>, usize);
+
+    /// What is parsed ahead of `data`, where that ends, and why.
+    fn parsed(data: &[u8], limits: &Limits) -> (Vec<Shown>, usize, Stopped) {
+        let (mut ahead, mut parser, mut end) = (Ahead::default(), Parser::new(), 0);
+        let stopped = ahead.fill(&mut parser, data, &mut end, limits, &LAYOUT);
+        let commands = (0..ahead.len()).map(|n| {
+            let ready = ahead.get(n, &parser, data);
+            (ready.args.iter().map(<[u8]>::to_vec).collect(), ready.end)
+        });
+        (commands.collect(), end, stopped)
+    }
+
+    fn names(commands: &[Shown]) -> Vec<&[u8]> {
+        commands.iter().map(|(args, _)| &args[0][..]).collect()
+    }
+
+    const GET: &[u8] = b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n";
+
+    #[test]
+    fn whole_commands_are_parsed_up_to_a_bound() {
+        let (commands, end, stopped) = parsed(&GET.repeat(COMMANDS + 3), &Limits::default());
+        assert_eq!(commands.len(), COMMANDS);
+        assert_eq!(end, COMMANDS * GET.len());
+        assert_eq!(commands[1], (vec![b"GET".to_vec(), b"k".to_vec()], 2 * GET.len()));
+        assert!(matches!(stopped, Stopped::Full));
+    }
+
+    #[test]
+    fn what_is_incomplete_or_wrong_comes_behind_what_is_whole() {
+        let (commands, end, stopped) = parsed(&[GET, &GET[..9]].concat(), &Limits::default());
+        assert_eq!((commands.len(), end), (1, GET.len()));
+        assert!(matches!(stopped, Stopped::Drained));
+        let (commands, end, stopped) = parsed(&[GET, b"*1\r\n+3\r\n"].concat(), &Limits::default());
+        assert_eq!((commands.len(), end), (1, GET.len()));
+        assert!(matches!(stopped, Stopped::Failed(ProtocolError::ExpectedDollar(b'+'))));
+    }
+
+    #[test]
+    fn an_inline_command_is_the_last() {
+        let data = [GET, b"*0\r\n", b"set 'a b' 1\r\n", GET].concat();
+        let (commands, end, _) = parsed(&data, &Limits::default());
+        assert_eq!(names(&commands), [&b"GET"[..], b"set"]);
+        assert_eq!(commands[1].0[1], b"a b");
+        assert_eq!(end, data.len() - GET.len());
+    }
+
+    #[test]
+    fn nothing_is_parsed_ahead_of_a_client_that_may_not_run_commands() {
+        let limits = Limits { authenticated: false, ..Limits::default() };
+        assert_eq!(parsed(&GET.repeat(3), &limits).0.len(), 1);
+    }
+
+    #[test]
+    fn only_a_command_of_one_key_has_its_hash() {
+        let mset = b"*5\r\n$4\r\nMSET\r\n$1\r\na\r\n$1\r\n1\r\n$1\r\nb\r\n$1\r\n2\r\n";
+        let data = [&mset[..], GET, b"*1\r\n$4\r\nPING\r\n"].concat();
+        let (mut ahead, mut parser) = (Ahead::default(), Parser::new());
+        ahead.fill(&mut parser, &data, &mut 0, &Limits::default(), &LAYOUT);
+        let hash = |key: &[u8]| LAYOUT.key_hash(key);
+        assert_eq!(ahead.keys, [hash(b"a"), hash(b"b"), hash(b"k")]);
+        let at: Vec<_> = (0..3).map(|n| ahead.get(n, &parser, &data).at).collect();
+        assert_eq!(at, [None, Some(hash(b"k")), None]);
+    }
+}
