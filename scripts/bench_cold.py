@@ -9,7 +9,7 @@ from bench_load import KEY_BYTES, Load, Once, Uniform, Values, Zipfian
 from servers import fail
 
 FACTOR = 10
-FILL_PIPELINE, FILL_SECONDS = 64, 7200
+FILL_PIPELINE = 64
 CHECKED_KEYS = 1000
 
 
@@ -24,8 +24,20 @@ def cold(options):
             server.start(600)
             filled = fill(server, values, keys, options)
             cells = cold_cells(server, values, keys, options)
-            report["servers"][server.name] = {"fill": filled, "cells": cells}
+            rest = disk_at_rest(server, filled["live_bytes"], options)
+            report["servers"][server.name] = {"fill": filled, "cells": cells, "disk_at_rest_bytes": rest}
             write_json(options, report)
+
+
+def disk_at_rest(server, live, options):
+    """What is on disk when replaced files are gone too, which stay for a while."""
+    servers.settle([server], options.settle)
+    before = server.disk_bytes()
+    time.sleep(options.disk_wait)
+    after = server.disk_bytes()
+    print(f"disk {server.name}: {before >> 20} MB ({before / live:.2f} x) after the cells,"
+          f" {after >> 20} MB ({after / live:.2f} x) {options.disk_wait:.0f} s later", flush=True)
+    return after
 
 
 def fill(server, values, keys, options):

@@ -246,7 +246,7 @@ class Loop:
         self.end = math.inf if seconds is None else start + seconds
         self.next_due = time.monotonic()
         clock, window_end = time.monotonic, start + (window or math.inf)
-        idle, busy = list(self.states.values()), 0
+        idle, busy, heard = list(self.states.values()), 0, start
         while True:
             now = clock()
             while now >= window_end:
@@ -265,7 +265,9 @@ class Loop:
             if self.rate is not None and idle and not over:
                 wait = min(wait, max(0, self.next_due - now))
             events = self.poll.poll(min(PATIENCE, wait))
-            if not events and wait >= PATIENCE:
+            if events or not busy:
+                heard = clock()
+            elif clock() - heard >= PATIENCE:
                 raise ConnectionError(f"no reply for {PATIENCE} seconds")
             for descriptor, _ in events:
                 state = self.states[descriptor]
@@ -326,9 +328,10 @@ def process(pipe, port, work, clients, rate, share):
         loop, own = Loop(port, work, clients, rate), time.process_time()
         loop.run(*go, pipe)
         pipe.send((loop.figures, time.process_time() - own))
-    except (OSError, EOFError) as error:
+    # Not what was expected in a reply: a number that is none, a line that is missing.
+    except (OSError, EOFError, ValueError, IndexError) as error:
         try:
-            pipe.send(str(error) or type(error).__name__)
+            pipe.send(f"{type(error).__name__}: {error}")
         except OSError:
             pass
 

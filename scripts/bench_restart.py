@@ -142,10 +142,10 @@ def first_answers(server, began):
 
 
 def print_round(server, row, options):
-    back = f"{row['back_s']:.1f} s" if row["back_s"] is not None else f"not within {options.limit} s"
+    back = f"after {row['back_s']:.1f} s" if row["back_s"] is not None else f"not within {options.limit} s"
     dropped = {None: "", True: ", page cache emptied", False: ", page cache NOT emptied: not permitted"}[row["dropped"]]
     backlog = f", backlog of the journal {row['backlog_bytes'] >> 20} MB" if row["stop"] != "SIGTERM" else ""
     print(f"restart {server.name} after {row['stop']} ({row['stop_s']:.2f} s{backlog}{dropped}): PONG {row['pong_s'] * 1000:.0f} ms,"
-          f" GET {row['first_get_s'] * 1000:.0f} ms, back at 90 % of GET {row['load']} after {back};"
+          f" GET {row['first_get_s'] * 1000:.0f} ms, back at 90 % of GET {row['load']} {back};"
           f" RSS {row['rss_bytes'] >> 20} MB, peak {row['peak_rss_bytes'] >> 20} MB\n  k/s by second: "
           + " ".join(f"{rate / 1000:.0f}" for rate in row["rates"]) + f"  (before: {row['before_rps'] / 1000:.0f})", flush=True)

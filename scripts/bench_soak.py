@@ -95,7 +95,7 @@ def soak_on(server, work, window, options):
     if server.process.poll() is not None:
         fail(f"{server.name} ended\n{server.log_tail()}")
     rows, operations = windows.rows, figures.operations
-    peak = max([row["peak_rss_bytes"] for row in rows], default=server.peak_rss_bytes())
+    peak = max([server.peak_rss_bytes(), *(row["peak_rss_bytes"] for row in rows)])
     result = {"operations": operations, "seconds": seconds, "rps": operations / seconds, "load": share, "errors": figures.errors,
               "first_error": figures.first_error, "nils": figures.nils, "peak_rss_bytes": peak, "windows": rows}
     result |= figures.latencies()
