@@ -103,12 +103,16 @@ class Server:
                 argv += ["--shards", str(self.shards)]
         return argv + self.extra
 
-    def start(self, timeout=60):
-        """Starts the process and waits until it answers PING; raises StartFailed with the log's end."""
+    def launch(self):
+        """Starts the process, and does not wait for it."""
         self.data.mkdir(parents=True, exist_ok=True)
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(self.argv(), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                                             start_new_session=True)
+
+    def start(self, timeout=60):
+        """Starts the process and waits until it answers PING; raises StartFailed with the log's end."""
+        self.launch()
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
@@ -183,12 +187,30 @@ class Server:
     def rss_bytes(self):
         return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * PAGE_BYTES
 
-    def written_bytes(self):
-        """Bytes sent to the storage layer since the start."""
-        for line in Path(f"/proc/{self.process.pid}/io").read_text().splitlines():
-            if line.startswith("write_bytes:"):
-                return int(line.split()[1])
+    def peak_rss_bytes(self):
+        """The most since the start, or since reset_peak_rss()."""
+        for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
         return 0
+
+    def reset_peak_rss(self):
+        Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
+
+    def io(self):
+        """What the process has read and written since its start: read_bytes and write_bytes are the storage layer's, rchar
+        and syscr are bytes and calls of read(2), page cache included; sockets are read by recv(2) and not in it."""
+        lines = Path(f"/proc/{self.process.pid}/io").read_text().splitlines()
+        return {name: int(number) for name, number in (line.split(": ") for line in lines)}
+
+    def info(self, section):
+        """The numbers of a section of INFO, by name."""
+        found = {}
+        for line in self.command("INFO", section).decode(errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if value.isdigit():
+                found[name] = int(value)
+        return found
 
     def disk_bytes(self, part=""):
         """Bytes allocated on disk for the data directory, or for the folders in it whose names begin with `part`."""
@@ -203,15 +225,26 @@ class Server:
                     continue
         return total
 
+    def pending_bytes(self):
+        """Written rows that the engine has yet to get: a hand-over follows, even if the server looks idle."""
+        return 0 if self.reference else self.info("flagstone").get("pending_bytes", 0)
+
     def settle(self, timeout=30, idle_share=0.05):
-        """Waits until background work is done (less than idle_share of one CPU over a second); False at the timeout."""
-        deadline = time.monotonic() + timeout
-        while time.monotonic() < deadline:
-            before = self.cpu_seconds()
-            time.sleep(1)
-            if self.cpu_seconds() - before < idle_share:
-                return True
-        return False
+        """Waits until background work is done; False at the timeout (seconds)."""
+        return not settle([self], timeout, idle_share)
+
+
+def settle(found, timeout=30, idle_share=0.05):
+    """Waits until no server has background work: less than idle_share of one CPU over a second, and no pending rows.
+    Returns those that still have some at the timeout (seconds)."""
+    busy = list(found)
+    deadline = time.monotonic() + timeout
+    while busy and time.monotonic() < deadline:
+        before = [server.cpu_seconds() for server in found]
+        time.sleep(1)
+        busy = [server for server, cpu in zip(found, before)
+                if server.cpu_seconds() - cpu >= idle_share or server.pending_bytes()]
+    return busy
 
 
 def scratch_directory():
