@@ -72,9 +72,9 @@ pub(super) static TABLE: &[Directive] = &[
     d("accept-mode", OneOf(&["reuseport", "round-robin"]), "reuseport", "how connections are spread over threads").at_start(),
     d("appendfsync", OneOf(FSYNC), "always", "what OK means: on disk (always), in the journal's file (everysec, no)"),
     d("everysec-bound", Integer((1, 3_600_000)), "1000", "milliseconds of writes that everysec may lose; writes stall beyond"),
-    d("handover-interval-ms", Integer((10, 3_600_000)), "5000", "milliseconds between hand-overs of pending rows to the engine"),
+    d("handover-interval-ms", Integer((10, 3_600_000)), "30000", "milliseconds between hand-overs of pending rows to the engine"),
     d("journal-segment-size", Memory((MIB, 16 * 1024 * MIB)), "67108864", "bytes of a journal segment").at_start(),
-    d("journal-max-size", Memory((4 * MIB, LONG_MAX)), "536870912", "bytes of journal that force a hand-over").at_start(),
+    d("journal-max-size", Memory((4 * MIB, LONG_MAX)), "1073741824", "bytes of journal at half of which the engine is made to flush; hand-overs come earlier from three eighths on").at_start(),
     d("compression", OneOf(&["none"]), "none", "compression of stored blocks").at_start(),
 
     // Network.

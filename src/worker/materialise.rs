@@ -19,6 +19,9 @@ const PERIOD: Duration = Duration::from_millis(50);
 /// Pause before a hand-over that failed is tried again.
 const RETRY: Duration = Duration::from_secs(1);
 
+/// Age of pending rows from which on they are handed over if the journal has grown long.
+const HURRIED_AGE: Duration = Duration::from_secs(5);
+
 /// Age of handed-over rows at which the engine is made to flush.
 const FLUSH_AGE: Duration = Duration::from_secs(30);
 
@@ -72,7 +75,15 @@ impl Worker {
         let Some(shard) = partition.shards.get(&id) else { return };
         let interval = Duration::from_millis(self.settings().handover_interval_ms);
         let share = self.node.budget.pending / usize::from(self.node.layout.shards) / 2;
-        let due = shard.age() >= interval || shard.pending_bytes() >= share;
+        let journal = self.node.journal.stats().bytes;
+        let most = self.settings().journal_max_size;
+        let due = match shard.age() {
+            age if age >= interval => true,
+            // At a high rate the journal, and with it the next start, would get long.
+            age if age >= HURRIED_AGE => journal > most / 8 * 3,
+            _ => false,
+        };
+        let due = due || shard.pending_bytes() >= share;
         if due && shard.can_cut() {
             partition.cut(id);
         }
@@ -87,7 +98,7 @@ impl Worker {
             return;
         }
         let Some(shard) = partition.shards.get(&id) else { return };
-        let full = self.node.journal.stats().bytes > self.settings().journal_max_size / 2;
+        let full = journal > most / 2;
         match shard.unflushed_age() {
             Some(age) if (age >= FLUSH_AGE || full) && !job.flushing => {
                 job.flushing = true;
