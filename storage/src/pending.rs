@@ -10,6 +10,7 @@ use crate::reclaim::{Parts, Reclaimed};
 use crate::slot::{KeyHash, SUB_TABLES, sub_table};
 use bytes::Bytes;
 use hashbrown::{HashMap, HashTable};
+use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ops::Bound;
 
@@ -42,8 +43,31 @@ impl MetaRow {
     }
 }
 
+/// The element of a row. Its first bytes, as a number, tell most elements apart where they lie.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct ElementKey {
+    head: u64,
+    bytes: Box<[u8]>,
+}
+
+impl ElementKey {
+    fn new(element: &[u8]) -> Self {
+        let mut head = [0; 8];
+        let len = element.len().min(8);
+        head[..len].copy_from_slice(&element[..len]);
+        Self { head: u64::from_be_bytes(head), bytes: element.into() }
+    }
+}
+
+/// The order is that of the bytes.
+impl Borrow<[u8]> for ElementKey {
+    fn borrow(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
 /// Rows by the element they are of; `None`: deleted.
-type ElementMap = BTreeMap<Box<[u8]>, Option<Box<[u8]>>>;
+type ElementMap = BTreeMap<ElementKey, Option<Box<[u8]>>>;
 
 impl Parts for ElementMap {
     fn parts(&self) -> usize {
@@ -71,7 +95,7 @@ pub struct Pending {
     /// Expiry index and dead versions: whether the row is put or deleted.
     others: BTreeMap<Box<[u8]>, bool>,
     /// Libraries of functions, by name.
-    libraries: ElementMap,
+    libraries: BTreeMap<Box<[u8]>, Option<Box<[u8]>>>,
     rows: usize,
     bytes: usize,
     /// The lsn of the newest record merged.
@@ -124,7 +148,9 @@ impl Pending {
                 let before = group.bytes;
                 group.bytes += element.len() + value.map_or(0, <[u8]>::len) + ROW_OVERHEAD;
                 self.rows += 1;
-                if let Some(old) = group.rows.insert(element.into(), value.map(Into::into)) {
+                if let Some(old) =
+                    group.rows.insert(ElementKey::new(element), value.map(Into::into))
+                {
                     self.rows -= 1;
                     group.bytes -= element.len() + old.map_or(0, |v| v.len()) + ROW_OVERHEAD;
                 }
@@ -235,7 +261,7 @@ impl Pending {
     /// All pending element rows of a version, in the order of their keys.
     pub fn elements(&self, version: u64) -> impl Iterator<Item = (&[u8], Option<&[u8]>)> {
         let group = self.elements.get(&version);
-        group.into_iter().flat_map(|g| g.rows.iter().map(|(k, v)| (&**k, v.as_deref())))
+        group.into_iter().flat_map(|g| g.rows.iter().map(|(k, v)| (&*k.bytes, v.as_deref())))
     }
 
     /// The pending element rows of a version in a range of element keys, in order.
@@ -254,7 +280,7 @@ impl Pending {
             .filter(|_| !empty)
             .into_iter()
             .flat_map(move |group| group.rows.range::<[u8], _>(bounds));
-        rows.map(|(k, v)| (&**k, v.as_deref()))
+        rows.map(|(k, v)| (&*k.bytes, v.as_deref()))
     }
 
     /// The first meta rows of a generation from `from` on, in order: at least `limit` of them, or
@@ -345,9 +371,9 @@ impl Pending {
         let Some(group) = self.elements.get_mut(&version) else { return };
         let range = crate::engine::prefix_range(prefix);
         let bounds = (Bound::Included(&range.start[..]), Bound::Excluded(&range.end[..]));
-        let dropped = group.rows.range::<[u8], _>(bounds).map(|(element, _)| element.clone());
+        let dropped = group.rows.range::<[u8], _>(bounds).map(|(element, _)| element.bytes.clone());
         for element in dropped.collect::<Vec<_>>() {
-            if let Some(value) = group.rows.remove(&element) {
+            if let Some(value) = group.rows.remove(&*element) {
                 let bytes = element.len() + value.map_or(0, |v| v.len()) + ROW_OVERHEAD;
                 group.bytes -= bytes;
                 self.bytes -= bytes;
@@ -384,6 +410,7 @@ impl Pending {
             let mut head = Vec::with_capacity(11);
             RowKey::elements(&mut head, group.slot, *version);
             for (element, value) in group.rows.iter() {
+                let element = &element.bytes;
                 let mut key = Vec::with_capacity(head.len() + element.len());
                 key.extend_from_slice(&head);
                 key.extend_from_slice(element);
@@ -435,6 +462,26 @@ mod tests {
         assert_eq!(pending.meta(1, at, b"k"), Some(None));
         assert_eq!(pending.meta(2, at, b"k"), None);
         assert_eq!(pending.rows(), 1);
+    }
+
+    #[test]
+    fn elements_are_in_the_order_of_their_bytes() {
+        let names: [&[u8]; 9] = [
+            b"",
+            b"\0",
+            b"a",
+            b"a\0",
+            b"a\0\0",
+            b"abcdefgh",
+            b"abcdefgh\0",
+            b"abcdefghi",
+            b"\xff\xff",
+        ];
+        for a in names {
+            for b in names {
+                assert_eq!(ElementKey::new(a).cmp(&ElementKey::new(b)), a.cmp(b), "{a:?} {b:?}");
+            }
+        }
     }
 
     #[test]
