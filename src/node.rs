@@ -59,6 +59,8 @@ pub struct Budget {
     pub meta_cache: u64,
     /// What the engines gather before they flush; while a flush goes on, up to three times that.
     pub memtables: usize,
+    /// What the engines read ahead when they merge files.
+    pub merges: usize,
     /// Channels and patterns that clients listen to.
     pub subscriptions: usize,
     /// Which keys clients have read that want to hear of their changes.
@@ -78,7 +80,7 @@ pub struct Budget {
 impl Budget {
     /// Five sixteenths of it for decoded values, an eighth for pending rows, a sixteenth each for
     /// blocks and memtables, and for filters and indexes too, but of a small budget up to an
-    /// eighth. The rest is for what is being handed over or flushed, buffers, and what the
+    /// eighth; a sixty-fourth for merges. The rest is for what is being handed over or flushed, buffers, and what the
     /// allocator keeps.
     pub fn new(settings: &Settings) -> Self {
         let total = settings.memory_budget;
@@ -88,6 +90,7 @@ impl Budget {
             block_cache: settings.block_cache_size.unwrap_or(total / 16),
             meta_cache: (total / 8).min(64 << 20).max(total / 16),
             memtables: (total / 16) as usize,
+            merges: (total / 64) as usize,
             subscriptions: (total / 16) as usize,
             tracking: (total / 64 * 3) as usize,
             prefixes: (total / 64) as usize,

@@ -71,6 +71,7 @@ fn open_options(settings: &Settings) -> OpenOptions {
         block_cache_bytes: budget.block_cache,
         meta_cache_bytes: budget.meta_cache,
         memtable_bytes: budget.memtables,
+        merge_bytes: budget.merges,
     }
 }
 

@@ -4,6 +4,7 @@ use crate::clock::Clock;
 use crate::commit::{Sealed, split_body};
 use crate::control::{Control, Generations, complete_row};
 use crate::encoding::{Library, row};
+use crate::engine::files::{Files, Kept};
 use crate::engine::{Engine, Upkeep, prefix_range};
 use crate::journal::{
     Disk, Journal, JournalError, LocalJournal, Lsn, Options, RealDisk, Recovery, SyncMode,
@@ -14,7 +15,6 @@ use crate::slot::Layout;
 use crate::store::{Store, Versions};
 use anyhow::{Context, Result, bail};
 use object_store::ObjectStore;
-use object_store::local::LocalFileSystem;
 use serde::{Deserialize, Serialize};
 use slatedb::db_cache::foyer::{FoyerCache, FoyerCacheOptions};
 use slatedb::db_cache::{DbCache, SplitCache};
@@ -30,6 +30,13 @@ const FORMAT: u32 = 1;
 
 /// Most shards of a node.
 const MAX_SHARDS: u16 = 1024;
+
+/// Parts of a cache, each with a lock of its own, at most.
+const CACHE_PARTS: usize = 8;
+
+/// Bytes of a part of the cache of filters and indexes at least: these are up to 1 MiB each, and two
+/// that do not fit beside each other would be read again for each row.
+const META_PART_BYTES: u64 = 16 << 20;
 
 const MANIFEST: &str = "flagstone.json";
 
@@ -51,6 +58,8 @@ pub struct OpenOptions {
     pub meta_cache_bytes: u64,
     /// Memtables of all engines together, before they are flushed.
     pub memtable_bytes: usize,
+    /// What merges of files read ahead, all engines together.
+    pub merge_bytes: usize,
 }
 
 /// What is fixed when a data directory is created.
@@ -82,6 +91,10 @@ impl Directory {
     /// Opens a data directory, or creates it, and recovers what was committed. Must run on the
     /// background runtime, where the engines' tasks stay.
     pub async fn open(options: OpenOptions, clock: Clock) -> Result<Self> {
+        let kept = Arc::<Kept>::default();
+        let local_store = |dir: &Path| -> Result<Arc<dyn ObjectStore>> {
+            Ok(Arc::new(Files::new(dir, kept.clone())?))
+        };
         Self::open_with(options, clock, Arc::new(RealDisk), &local_store).await
     }
 
@@ -191,10 +204,6 @@ impl Directory {
 
 /// Makes the object store of a shard's directory.
 pub type OpenStore<'a> = dyn Fn(&Path) -> Result<Arc<dyn ObjectStore>> + Sync + 'a;
-
-fn local_store(dir: &Path) -> Result<Arc<dyn ObjectStore>> {
-    Ok(Arc::new(LocalFileSystem::new_with_prefix(dir)?.with_fsync(true)))
-}
 
 fn lock(dir: &Path) -> Result<File> {
     let path = dir.join("lock");
@@ -311,11 +320,12 @@ async fn open_engines(
 ) -> Result<Vec<Engine>> {
     let block = FoyerCache::new_with_opts(FoyerCacheOptions {
         max_capacity: options.block_cache_bytes,
-        shards: 8,
+        shards: CACHE_PARTS,
     });
+    let parts = (options.meta_cache_bytes / META_PART_BYTES).clamp(1, CACHE_PARTS as u64);
     let meta = FoyerCache::new_with_opts(FoyerCacheOptions {
         max_capacity: options.meta_cache_bytes,
-        shards: 8,
+        shards: parts as usize,
     });
     let cache: Arc<dyn DbCache> = Arc::new(
         SplitCache::new()
@@ -324,7 +334,8 @@ async fn open_engines(
             .build(),
     );
     let memtable_bytes = options.memtable_bytes / usize::from(shards.max(1));
-    let upkeep = Upkeep { memtable_bytes, ..Upkeep::default() };
+    let merge_bytes = options.merge_bytes / usize::from(shards.max(1));
+    let upkeep = Upkeep { memtable_bytes, merge_bytes, ..Upkeep::default() };
     let mut opening = Vec::with_capacity(usize::from(shards));
     for id in 0..shards {
         let dir = shard_dir(&options.dir, id);

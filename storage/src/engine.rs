@@ -1,5 +1,6 @@
 //! The engine of one shard: a SlateDB instance without a WAL, written only by hand-overs and sweeps.
 
+pub(crate) mod files;
 mod garbage;
 mod scheduler;
 #[cfg(test)]
@@ -17,8 +18,8 @@ use slatedb::config::{
     CompactionWorkerOptions, CompactorOptions, FlushOptions, FlushType,
     GarbageCollectorDirectoryOptions, GarbageCollectorOptions, ScanOptions, Settings, WriteOptions,
 };
-use slatedb::db_cache::DbCache;
-use slatedb::{CompactorBuilder, Db, IterationOrder, SstReader, WriteBatch};
+use slatedb::db_cache::{CacheTarget, DbCache};
+use slatedb::{BlockCachePolicy, CompactorBuilder, Db, IterationOrder, SstReader, WriteBatch};
 use slatedb_common::clock::{DefaultSystemClock, SystemClock, SystemClockTicker};
 use std::future::Future;
 use std::ops::{Range, RangeInclusive};
@@ -31,11 +32,25 @@ use tokio::sync::{Mutex, MutexGuard};
 /// are not worth their memory.
 const MEMTABLE_BYTES: RangeInclusive<usize> = 4 << 20..=32 << 20;
 
+/// Bytes that a merge reads at a time of each of its inputs: less would be many reads, more would
+/// save few.
+const FETCH_BYTES: RangeInclusive<usize> = 64 << 10..=512 << 10;
+
+/// How often that is in memory for each input: what is being merged, and what is read ahead.
+const READ_AHEAD: usize = 2;
+
+/// Bytes of a file that a merge writes. Its filter and its index, some 2 % of it, are each cached as
+/// a whole, and the hashes of all its keys are in memory while it is written. Every file takes some
+/// 100 bytes of the manifest, which each flush writes anew.
+const FILE_BYTES: usize = 64 << 20;
+
 /// How an engine keeps its files.
 #[derive(Clone, Debug)]
 pub struct Upkeep {
     /// Bytes of a memtable before it is flushed, within bounds.
     pub memtable_bytes: usize,
+    /// Bytes that merges read ahead, within bounds.
+    pub merge_bytes: usize,
     /// Deleted rows of fewer bytes than this are never a reason to merge all files.
     pub least_garbage: u64,
     /// How often it is looked whether files are to be merged, and whether some were.
@@ -50,6 +65,7 @@ impl Default for Upkeep {
     fn default() -> Self {
         Self {
             memtable_bytes: *MEMTABLE_BYTES.end(),
+            merge_bytes: scheduler::INPUTS * READ_AHEAD * *FETCH_BYTES.end(),
             least_garbage: 8 << 20,
             poll: Duration::from_secs(1),
             keep_files: Duration::from_secs(120),
@@ -156,6 +172,7 @@ impl Engine {
             .with_settings(engine_settings(upkeep))
             .with_compactor_builder(compactor)
             .with_db_cache(cache, cache_id)
+            .with_block_cache_policy(cache_policy())
             .with_system_clock(Arc::new(clock))
             .build()
             .await
@@ -278,10 +295,16 @@ pub fn prefix_range(prefix: &[u8]) -> Range<Vec<u8>> {
 }
 
 fn compactor_options(upkeep: &Upkeep) -> CompactorOptions {
+    let fetch_bytes = upkeep.merge_bytes / (scheduler::INPUTS * READ_AHEAD);
     let worker = CompactionWorkerOptions {
         compactions_poll_interval: upkeep.poll,
         heartbeat_interval: 10 * upkeep.poll,
         max_concurrent_compactions: scheduler::AT_ONCE,
+        max_sst_size: FILE_BYTES,
+        max_fetch_tasks: READ_AHEAD - 1,
+        bytes_to_fetch: fetch_bytes.clamp(*FETCH_BYTES.start(), *FETCH_BYTES.end()),
+        // Each part of a merge would read ahead by itself.
+        max_subcompactions: 1,
         ..CompactionWorkerOptions::default()
     };
     CompactorOptions {
@@ -294,6 +317,12 @@ fn compactor_options(upkeep: &Upkeep) -> CompactorOptions {
         worker: Some(worker),
         ..CompactorOptions::default()
     }
+}
+
+/// What is cached when a file is written: not its rows, which the hot tier has if anybody wants
+/// them; they would only drive out what was read.
+fn cache_policy() -> BlockCachePolicy {
+    BlockCachePolicy::default().with_flush_targets(&[CacheTarget::Index, CacheTarget::Filters])
 }
 
 fn engine_settings(upkeep: &Upkeep) -> Settings {

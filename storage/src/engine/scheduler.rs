@@ -22,6 +22,10 @@ const LEVEL0_AT_ONCE: usize = 8;
 /// Merges that may run at the same time: one, and level 0 beside one into the last run.
 pub(super) const AT_ONCE: usize = 2;
 
+/// What all merges together read at the same time; SlateDB's scheduler takes as many at most as we
+/// do. A merge of everything may have some more.
+pub(super) const INPUTS: usize = AT_ONCE * LEVEL0_AT_ONCE;
+
 /// Makes the scheduler of an engine.
 pub(super) struct Supplier(pub(super) Arc<Garbage>);
 

@@ -53,6 +53,7 @@ pub(crate) fn options(dir: &Path, databases: u32) -> OpenOptions {
         block_cache_bytes: 1 << 20,
         meta_cache_bytes: 1 << 20,
         memtable_bytes: 64 << 20,
+        merge_bytes: 16 << 20,
     }
 }
 

@@ -1,0 +1,297 @@
+//! The store of a shard's files: a local directory of which the files with rows are kept open.
+//!
+//! The local store opens the file for each read, and reads it on a thread for what blocks: that
+//! takes far longer than the read of a block that the system has in its page cache. A file with
+//! rows is never written again once it has its name, so its descriptor is as good as the name for
+//! as long as the name is there.
+
+#[cfg(test)]
+mod tests;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures::StreamExt;
+use futures::stream::{self, BoxStream};
+use hashbrown::{Equivalent, HashMap};
+use object_store::local::LocalFileSystem;
+use object_store::path::Path;
+use object_store::{
+    Attributes, CopyOptions, Extensions, GetOptions, GetResult, GetResultPayload, ListResult,
+    MultipartUpload, ObjectMeta, ObjectStore, PutMultipartOptions, PutOptions, PutPayload,
+    PutResult, RenameOptions, Result,
+};
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Files that are kept open, of all shards together.
+const KEPT_FILES: usize = 512;
+
+/// Reads of at most this many bytes are tried in place, as long as the system has them in memory.
+const IN_PLACE_BYTES: u64 = 64 << 10;
+
+/// The directory of a shard as SlateDB's store.
+pub(crate) struct Files {
+    local: LocalFileSystem,
+    /// Tells its files from those of other shards.
+    number: u64,
+    kept: Arc<Kept>,
+}
+
+impl Files {
+    pub(crate) fn new(dir: &std::path::Path, kept: Arc<Kept>) -> Result<Self> {
+        let local = LocalFileSystem::new_with_prefix(dir)?.with_fsync(true);
+        let number = kept.stores.fetch_add(1, Ordering::Relaxed);
+        Ok(Self { local, number, kept })
+    }
+
+    /// Opens the file as the local store does, and keeps it open.
+    async fn open(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
+        let result = self.local.get_opts(location, options).await?;
+        if let GetResultPayload::File(file, _) = &result.payload
+            && let Ok(file) = file.try_clone()
+        {
+            let opened = Arc::new(Opened { file, meta: result.meta.clone() });
+            self.kept.insert(self.number, location, opened.clone());
+            // Whoever deletes it may have looked before it was there.
+            if opened.is_gone() {
+                self.kept.forget(self.number, location);
+            }
+        }
+        Ok(result)
+    }
+
+    /// Reads from a file that is open already. `None`: the local store knows better.
+    async fn read_kept(&self, location: &Path, options: &GetOptions) -> Option<GetResult> {
+        let opened = self.kept.get(self.number, location)?;
+        if opened.is_gone() {
+            self.kept.forget(self.number, location);
+            return None;
+        }
+        let range = options.range.as_ref()?.as_range(opened.meta.size).ok()?;
+        let bytes = opened.clone().read(range.clone()).await.ok()?;
+        Some(GetResult {
+            payload: GetResultPayload::Stream(stream::once(async { Ok(bytes) }).boxed()),
+            meta: opened.meta.clone(),
+            range,
+            attributes: Attributes::default(),
+            extensions: Extensions::default(),
+        })
+    }
+}
+
+impl fmt::Debug for Files {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Files({})", self.local)
+    }
+}
+
+impl fmt::Display for Files {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Files({})", self.local)
+    }
+}
+
+#[async_trait]
+impl ObjectStore for Files {
+    async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
+        if !is_ranged(&options) || !is_immutable(location) {
+            return self.local.get_opts(location, options).await;
+        }
+        match self.read_kept(location, &options).await {
+            Some(result) => Ok(result),
+            None => self.open(location, options).await,
+        }
+    }
+
+    async fn get_ranges(&self, location: &Path, ranges: &[Range<u64>]) -> Result<Vec<Bytes>> {
+        self.local.get_ranges(location, ranges).await
+    }
+
+    async fn put_opts(
+        &self,
+        location: &Path,
+        payload: PutPayload,
+        options: PutOptions,
+    ) -> Result<PutResult> {
+        self.local.put_opts(location, payload, options).await
+    }
+
+    async fn put_multipart_opts(
+        &self,
+        location: &Path,
+        options: PutMultipartOptions,
+    ) -> Result<Box<dyn MultipartUpload>> {
+        self.local.put_multipart_opts(location, options).await
+    }
+
+    fn delete_stream(
+        &self,
+        locations: BoxStream<'static, Result<Path>>,
+    ) -> BoxStream<'static, Result<Path>> {
+        let (kept, number) = (self.kept.clone(), self.number);
+        let deleted = self.local.delete_stream(locations);
+        // A descriptor would hold the file's space.
+        deleted
+            .inspect(move |location| match location {
+                Ok(location) => kept.forget(number, location),
+                Err(_) => kept.forget_all(number),
+            })
+            .boxed()
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        self.local.list(prefix)
+    }
+
+    fn list_with_offset(
+        &self,
+        prefix: Option<&Path>,
+        offset: &Path,
+    ) -> BoxStream<'static, Result<ObjectMeta>> {
+        self.local.list_with_offset(prefix, offset)
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+        self.local.list_with_delimiter(prefix).await
+    }
+
+    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
+        self.local.copy_opts(from, to, options).await
+    }
+
+    async fn rename_opts(&self, from: &Path, to: &Path, options: RenameOptions) -> Result<()> {
+        let renamed = self.local.rename_opts(from, to, options).await;
+        self.kept.forget(self.number, from);
+        renamed
+    }
+}
+
+/// Whether a part of the file is asked for, and nothing else.
+fn is_ranged(options: &GetOptions) -> bool {
+    options.range.is_some()
+        && !options.head
+        && options.if_match.is_none()
+        && options.if_none_match.is_none()
+        && options.if_modified_since.is_none()
+        && options.if_unmodified_since.is_none()
+        && options.version.is_none()
+}
+
+/// Whether this is a file with rows: those have names of their own for ever. Manifests do not.
+fn is_immutable(location: &Path) -> bool {
+    location.extension() == Some("sst")
+}
+
+/// A file that is kept open.
+#[derive(Debug)]
+struct Opened {
+    file: File,
+    meta: ObjectMeta,
+}
+
+impl Opened {
+    /// Whether it has lost its name: it was deleted, or another file has got the name.
+    fn is_gone(&self) -> bool {
+        !self.file.metadata().is_ok_and(|metadata| metadata.nlink() > 0)
+    }
+
+    /// A range that is within the file.
+    async fn read(self: Arc<Self>, range: Range<u64>) -> io::Result<Bytes> {
+        let length = range.end - range.start;
+        let mut bytes = vec![0; usize::try_from(length).map_err(|_| io::ErrorKind::InvalidInput)?];
+        let mut done = 0;
+        if length <= IN_PLACE_BYTES {
+            done = read_cached(&self.file, &mut bytes, range.start).unwrap_or(0);
+        }
+        if done < bytes.len() {
+            let rest = move || {
+                self.file.read_exact_at(&mut bytes[done..], range.start + done as u64)?;
+                Ok::<_, io::Error>(bytes)
+            };
+            bytes = tokio::task::spawn_blocking(rest).await??;
+        }
+        Ok(bytes.into())
+    }
+}
+
+/// Reads what the system has in memory, and does not wait for a disk; how many bytes that were.
+#[cfg(target_os = "linux")]
+fn read_cached(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
+    let offset = libc::off_t::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let slice = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+    // SAFETY: `slice` names `bytes`, which are borrowed and may be written to; it is one; the
+    // descriptor is open as long as `file` is borrowed.
+    let read =
+        unsafe { libc::preadv2(file.as_raw_fd(), &raw const slice, 1, offset, libc::RWF_NOWAIT) };
+    usize::try_from(read).map_err(|_| io::Error::last_os_error())
+}
+
+#[cfg(not(target_os = "linux"))]
+fn read_cached(_: &File, _: &mut [u8], _: u64) -> io::Result<usize> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+/// The files that are kept open, of all shards: those that were read last.
+#[derive(Debug, Default)]
+pub(crate) struct Kept {
+    stores: AtomicU64,
+    files: Mutex<ByUse>,
+}
+
+#[derive(Debug, Default)]
+struct ByUse {
+    /// By store and location; with when they were used.
+    files: HashMap<(u64, Path), (u64, Arc<Opened>)>,
+    uses: u64,
+}
+
+/// The key of a file, borrowed.
+#[derive(Hash)]
+struct Name<'a>(u64, &'a Path);
+
+impl Equivalent<(u64, Path)> for Name<'_> {
+    fn equivalent(&self, key: &(u64, Path)) -> bool {
+        self.0 == key.0 && *self.1 == key.1
+    }
+}
+
+impl Kept {
+    fn files(&self) -> MutexGuard<'_, ByUse> {
+        self.files.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn get(&self, store: u64, location: &Path) -> Option<Arc<Opened>> {
+        let mut by_use = self.files();
+        by_use.uses += 1;
+        let now = by_use.uses;
+        let (used, opened) = by_use.files.get_mut(&Name(store, location))?;
+        *used = now;
+        Some(opened.clone())
+    }
+
+    fn insert(&self, store: u64, location: &Path, opened: Arc<Opened>) {
+        let mut by_use = self.files();
+        by_use.uses += 1;
+        let now = by_use.uses;
+        by_use.files.insert((store, location.clone()), (now, opened));
+        if by_use.files.len() > KEPT_FILES {
+            let used = |(_, (used, _)): &(&(u64, Path), &(u64, Arc<Opened>))| *used;
+            let oldest = by_use.files.iter().min_by_key(used).map(|(name, _)| name.clone());
+            oldest.map(|name| by_use.files.remove(&name));
+        }
+    }
+
+    fn forget(&self, store: u64, location: &Path) {
+        self.files().files.remove(&Name(store, location));
+    }
+
+    fn forget_all(&self, store: u64) {
+        self.files().files.retain(|(of, _), _| *of != store);
+    }
+}

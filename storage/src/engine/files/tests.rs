@@ -1,0 +1,169 @@
+use super::*;
+use object_store::{GetRange, ObjectStoreExt};
+use proptest::prelude::*;
+use tempfile::TempDir;
+
+const SIZE: usize = 300_000;
+
+fn content(seed: u8) -> Vec<u8> {
+    (0..SIZE).map(|at| (at / 7) as u8 ^ seed).collect()
+}
+
+/// A directory with `names`, all with the content of seed 0.
+fn files(names: &[&str]) -> (TempDir, Files) {
+    let dir = tempfile::tempdir().unwrap();
+    let files = Files::new(dir.path(), Arc::default()).unwrap();
+    for name in names {
+        block_on_runtime(files.put(&Path::from(*name), content(0).into())).unwrap();
+    }
+    (dir, files)
+}
+
+/// Reads are given to a runtime's threads for what blocks.
+fn block_on_runtime<T>(task: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(task)
+}
+
+fn ranged(range: GetRange) -> GetOptions {
+    GetOptions { range: Some(range), ..GetOptions::default() }
+}
+
+/// What a read of a range gives.
+fn get(
+    store: &dyn ObjectStore,
+    name: &str,
+    range: GetRange,
+) -> Result<(Bytes, ObjectMeta, Range<u64>)> {
+    block_on_runtime(async {
+        let result = store.get_opts(&Path::from(name), ranged(range)).await?;
+        let (meta, range) = (result.meta.clone(), result.range.clone());
+        Ok((result.bytes().await?, meta, range))
+    })
+}
+
+fn is_kept(files: &Files, name: &str) -> bool {
+    files.kept.get(files.number, &Path::from(name)).is_some()
+}
+
+fn any_range() -> impl Strategy<Value = GetRange> {
+    let size = SIZE as u64;
+    prop_oneof![
+        4 => (0..size + 10, 0..200_000u64).prop_map(|(from, n)| GetRange::Bounded(from..from + n)),
+        4 => (0..size, 0..5000u64).prop_map(|(from, n)| GetRange::Bounded(from..from + n)),
+        1 => (0..size + 10).prop_map(GetRange::Offset),
+        1 => (0..size + 10).prop_map(GetRange::Suffix),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    #[test]
+    fn reads_are_those_of_the_local_store(ranges in proptest::collection::vec(any_range(), 1..8)) {
+        let (dir, files) = files(&["db/compacted/a.sst"]);
+        let local = LocalFileSystem::new_with_prefix(dir.path()).unwrap();
+        for range in ranges {
+            let expected = get(&local, "db/compacted/a.sst", range.clone());
+            let found = get(&files, "db/compacted/a.sst", range);
+            match (expected, found) {
+                (Ok(expected), Ok(found)) => prop_assert_eq!(expected, found),
+                (Err(expected), Err(found)) => {
+                    prop_assert_eq!(expected.to_string(), found.to_string());
+                }
+                (expected, found) => prop_assert!(false, "{expected:?}, but {found:?}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn a_deleted_file_is_not_found() {
+    let (_dir, files) = files(&["a.sst", "b.sst"]);
+    for name in ["a.sst", "b.sst"] {
+        get(&files, name, GetRange::Bounded(0..10)).unwrap();
+        assert!(is_kept(&files, name));
+    }
+    block_on_runtime(files.delete(&Path::from("a.sst"))).unwrap();
+    // Its space is free before anybody asks for it again.
+    assert!(!is_kept(&files, "a.sst") && is_kept(&files, "b.sst"));
+    let error = get(&files, "a.sst", GetRange::Bounded(0..10)).unwrap_err();
+    assert!(matches!(error, object_store::Error::NotFound { .. }), "{error}");
+}
+
+#[test]
+fn a_file_that_somebody_else_deletes_is_not_found() {
+    let (dir, files) = files(&["a.sst"]);
+    get(&files, "a.sst", GetRange::Bounded(0..10)).unwrap();
+    std::fs::remove_file(dir.path().join("a.sst")).unwrap();
+    let error = get(&files, "a.sst", GetRange::Bounded(0..10)).unwrap_err();
+    assert!(matches!(error, object_store::Error::NotFound { .. }), "{error}");
+    assert!(!is_kept(&files, "a.sst"));
+}
+
+#[test]
+fn a_file_made_again_under_the_same_name_is_read() {
+    let (_dir, files) = files(&["a.sst"]);
+    let path = Path::from("a.sst");
+    let first = |seed| {
+        let (bytes, ..) = get(&files, "a.sst", GetRange::Bounded(1000..1010)).unwrap();
+        assert_eq!(bytes, content(seed)[1000..1010]);
+    };
+    first(0);
+    block_on_runtime(files.delete(&path)).unwrap();
+    block_on_runtime(files.put(&path, content(1).into())).unwrap();
+    first(1);
+    // In its place, without a delete.
+    block_on_runtime(files.put(&path, content(2).into())).unwrap();
+    first(2);
+}
+
+#[test]
+fn a_renamed_file_is_found_under_its_new_name_alone() {
+    let (_dir, files) = files(&["a.sst"]);
+    get(&files, "a.sst", GetRange::Bounded(0..10)).unwrap();
+    block_on_runtime(files.rename(&Path::from("a.sst"), &Path::from("b.sst"))).unwrap();
+    let error = get(&files, "a.sst", GetRange::Bounded(0..10)).unwrap_err();
+    assert!(matches!(error, object_store::Error::NotFound { .. }), "{error}");
+    get(&files, "b.sst", GetRange::Bounded(0..10)).unwrap();
+}
+
+#[test]
+fn only_parts_of_files_with_rows_are_kept_open() {
+    let (_dir, files) = files(&["db/manifest/1.manifest", "a.sst"]);
+    get(&files, "db/manifest/1.manifest", GetRange::Bounded(0..10)).unwrap();
+    block_on_runtime(files.get(&Path::from("a.sst"))).unwrap();
+    block_on_runtime(files.head(&Path::from("a.sst"))).unwrap();
+    assert!(files.kept.files().files.is_empty());
+}
+
+#[test]
+fn those_read_last_are_kept() {
+    let names: Vec<String> = (0..KEPT_FILES + 10).map(|n| format!("{n}.sst")).collect();
+    let dir = tempfile::tempdir().unwrap();
+    let files = Files::new(dir.path(), Arc::default()).unwrap();
+    for name in &names {
+        std::fs::write(dir.path().join(name), b"rows").unwrap();
+        get(&files, name, GetRange::Bounded(0..4)).unwrap();
+        get(&files, &names[0], GetRange::Bounded(0..4)).unwrap();
+        assert!(files.kept.files().files.len() <= KEPT_FILES);
+    }
+    assert_eq!(files.kept.files().files.len(), KEPT_FILES);
+    assert!(is_kept(&files, &names[0]) && !is_kept(&files, &names[1]));
+    assert!(is_kept(&files, &names[KEPT_FILES]));
+}
+
+#[test]
+fn two_shards_share_the_files_that_are_kept_but_not_their_names() {
+    let kept = Arc::<Kept>::default();
+    let dirs = [0, 1].map(|_| tempfile::tempdir().unwrap());
+    let stores = [0, 1].map(|n| Files::new(dirs[n].path(), kept.clone()).unwrap());
+    for (seed, store) in stores.iter().enumerate() {
+        block_on_runtime(store.put(&Path::from("a.sst"), content(seed as u8).into())).unwrap();
+    }
+    for _ in 0..2 {
+        for (seed, store) in stores.iter().enumerate() {
+            let (bytes, ..) = get(store, "a.sst", GetRange::Bounded(0..100)).unwrap();
+            assert_eq!(bytes, content(seed as u8)[..100]);
+        }
+    }
+    assert_eq!(kept.files().files.len(), 2);
+}
