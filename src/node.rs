@@ -16,6 +16,7 @@ use crate::worker::{Mailbox, WorkerStats};
 use flagstone_storage::Layout;
 use flagstone_storage::clock::Clock;
 use flagstone_storage::encoding::Library;
+use flagstone_storage::engine::Upkeep;
 use flagstone_storage::journal::{Journal, SyncMode};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -28,6 +29,10 @@ pub const PRESSURE_LIMIT_MS: u64 = 5000;
 /// Why writes are refused while there is no room for them.
 pub const CHOKED: &str = "OOM the engine does not take rows fast enough, or its disk is full: there is \
     no memory left for writes";
+
+/// Pending rows of more bytes than this are of no use: they are handed over faster than they come,
+/// or not at all.
+const PENDING_MAX: u64 = 512 << 20;
 
 /// CLIENT PAUSE.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -80,13 +85,14 @@ pub struct Budget {
 impl Budget {
     /// Five sixteenths of it for decoded values, an eighth for pending rows, a sixteenth each for
     /// blocks and memtables, and for filters and indexes too, but of a small budget up to an
-    /// eighth; a sixty-fourth for merges. The rest is for what is being handed over or flushed, buffers, and what the
-    /// allocator keeps.
+    /// eighth; a sixty-fourth for merges. The rest is for what is being handed over or flushed,
+    /// buffers, and what the allocator keeps. What pending rows have no use for decoded values get.
     pub fn new(settings: &Settings) -> Self {
         let total = settings.memory_budget;
+        let pending = (total / 8).min(PENDING_MAX);
         Self {
-            hot: (total / 16 * 5) as usize,
-            pending: (total / 8) as usize,
+            hot: (total / 16 * 5 + (total / 8 - pending)) as usize,
+            pending: pending as usize,
             block_cache: settings.block_cache_size.unwrap_or(total / 16),
             meta_cache: (total / 8).min(64 << 20).max(total / 16),
             memtables: (total / 16) as usize,
@@ -99,6 +105,15 @@ impl Budget {
             script_vm: (total / 16) as usize,
             watches: (total / 64) as usize,
         }
+    }
+
+    /// Gives decoded values what the memtables of so many shards have no use for.
+    fn with_shards(mut self, shards: u16) -> Self {
+        let most = Upkeep::default().memtable_bytes * usize::from(shards);
+        let unused = self.memtables.saturating_sub(most);
+        // One is written to; more are for a flush that goes on.
+        self.hot += 3 * unused;
+        self
     }
 }
 
@@ -166,7 +181,7 @@ impl Node {
         background: tokio::runtime::Handle,
     ) -> Result<Self, String> {
         let started_ms = clock.now_ms();
-        let budget = Budget::new(&config.settings());
+        let budget = Budget::new(&config.settings()).with_shards(layout.shards);
         let stats = mailboxes.iter().map(|_| Arc::default()).collect();
         Ok(Self {
             functions: Functions::new(libraries, budget.functions)?,

@@ -260,7 +260,7 @@ impl Worker {
     async fn watch(self: &Rc<Self>, watch: &Arc<Watch>, keys: &[Key]) -> Result<Vec<bool>, String> {
         let mut held = None;
         if !self.is_at_hand(keys) {
-            let (lock, granted) = self.lock(keys.to_vec());
+            let (lock, granted) = self.lock(keys);
             granted.await.map_err(|_| "ERR the command was abandoned")?;
             held = Some(lock);
             self.load_cold(keys.iter().map(|(db, key)| (*db, &**key))).await?;

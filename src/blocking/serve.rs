@@ -168,7 +168,7 @@ impl Serves for Rc<Worker> {
     }
 
     fn fetch(&self, key: &Key) {
-        let (lock, granted) = self.lock(vec![key.clone()]);
+        let (lock, granted) = self.lock([key]);
         let (worker, key) = (self.clone(), key.clone());
         tokio::task::spawn_local(async move {
             if granted.await.is_err() {

@@ -34,4 +34,4 @@ pub mod zset;
 pub use context::{
     Awaited, Block, Call, Ctx, Misses, Nil, Outcome, Stop, arg, error, int_arg, is_word, tail,
 };
-pub use spec::{Begin, Find, Group, KeyRange, KeySpec, Run, Spec, Waiting, acl, flag, key};
+pub use spec::{Begin, Find, Group, KeyRange, KeySpec, Names, Run, Spec, Waiting, acl, flag, key};

@@ -250,6 +250,30 @@ mod tests {
     }
 
     #[test]
+    fn names_of_elements_are_found() {
+        for (line, expected) in [
+            ("sadd k a b", "a b"),
+            ("smove k other a", "a"),
+            ("smismember k a b", "a b"),
+            ("hset k a 1 b 2", "a b"),
+            ("hsetnx k a 1", "a"),
+            ("hincrby k a 1", "a"),
+            ("hmget k a b", "a b"),
+            ("zadd k 1 a 2 b", "a b"),
+            ("zadd k nx CH 1 a", "a"),
+            ("zincrby k 1 a", "a"),
+            ("zrank k a withscore", "a"),
+            ("geoadd k XX 1 2 a 3 4 b", "a b"),
+            ("zadd k", ""),
+        ] {
+            let args: crate::resp::OwnedArgs = line.split(' ').collect();
+            let names = resolve(args.args()).unwrap().spec.names.unwrap();
+            let found: Vec<_> = names.find(args.args()).collect();
+            assert_eq!(found.join(&b' '), expected.as_bytes(), "{line}");
+        }
+    }
+
+    #[test]
     fn key_specs_flags_are_known() {
         for command in all() {
             for spec in command.spec.keys {

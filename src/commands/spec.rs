@@ -32,6 +32,8 @@ pub struct Spec {
     /// DB), or behind a word that is there twice (GEORADIUS … STORE). Given the arguments, the
     /// selected database and the keys found in it.
     pub other_db: Option<OtherDb>,
+    /// The elements of its keys that it names, for reading them ahead.
+    pub names: Option<Names>,
     pub subcommands: &'static [Spec],
     /// It runs others: see [`crate::unit`].
     pub unit: bool,
@@ -59,6 +61,7 @@ impl Spec {
         acl: 0,
         tips: &[],
         other_db: None,
+        names: None,
         subcommands: &[],
         unit: false,
         in_unit: None,
@@ -107,6 +110,41 @@ impl Spec {
 
 /// See [`Spec::other_db`].
 pub type OtherDb = for<'a> fn(Args<'a>, u32, &[(u32, &'a [u8])]) -> Vec<(u32, &'a [u8])>;
+
+/// Where the names of elements stand in a command's arguments. What is taken for one and is none
+/// costs a read.
+#[derive(Clone, Copy, Debug)]
+pub struct Names {
+    /// Words that may stand behind the key.
+    options: &'static [&'static str],
+    /// Without them.
+    first: usize,
+    step: usize,
+}
+
+impl Names {
+    /// From an argument on to the end, every `step`-th.
+    pub const fn from(first: usize, step: usize) -> Self {
+        Self { options: &[], first, step }
+    }
+
+    /// The same behind any of these words, which are not counted.
+    pub const fn behind(options: &'static [&'static str], first: usize, step: usize) -> Self {
+        Self { options, first, step }
+    }
+
+    /// The names among the arguments.
+    pub fn find(self, args: Args<'_>) -> impl Iterator<Item = &[u8]> {
+        let is_option = |word: &[u8]| {
+            self.options.iter().any(|option| word.eq_ignore_ascii_case(option.as_bytes()))
+        };
+        let mut options = 0;
+        if !self.options.is_empty() {
+            options = args.iter().skip(2).take_while(|word| is_option(word)).count();
+        }
+        args.iter().skip(self.first + options).step_by(self.step)
+    }
+}
 
 /// How a command runs: the variant is its routing shape.
 #[derive(Clone, Copy)]

@@ -76,7 +76,7 @@ impl Worker {
         let locked = match acquire.under {
             Some(_) => None,
             None if acquire.all => Some(self.lock_all()),
-            None => Some(self.lock(acquire.keys.clone())),
+            None => Some(self.lock(&acquire.keys)),
         };
         let worker = self.clone();
         tokio::task::spawn_local(async move {

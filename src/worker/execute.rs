@@ -1,20 +1,16 @@
 //! Runs commands on the worker's store: in place when all they need is in memory and free, else
-//! parked with their locks until it is.
+//! parked until it is (see `parked.rs`).
 
 use super::Worker;
 use super::batch::Request;
 use super::locks::LockKey;
-use crate::blocking::Held;
 use crate::commands::registry::Command;
 use crate::commands::{Block, Ctx, Run, Stop, flag};
 use crate::config::Settings;
 use crate::resp::{Args, OwnedArgs, Reply};
-use crate::routing::{self, coordinate};
 use flagstone_storage::store::Need;
 use flagstone_storage::{KeyHash, Scope};
-use std::collections::HashSet;
 use std::rc::Rc;
-use tokio::sync::oneshot;
 
 /// Why a command could not run in place.
 #[derive(Debug)]
@@ -46,8 +42,13 @@ pub struct Elsewhere {
 
 impl Elsewhere {
     /// All workers whole.
-    fn whole() -> Self {
+    pub(super) fn whole() -> Self {
         Self { missed: Vec::new(), apart: true, whole: true }
+    }
+
+    /// A thread of its own.
+    pub(super) fn apart() -> Self {
+        Self { apart: true, ..Self::default() }
     }
 }
 
@@ -114,6 +115,18 @@ impl OwnedCommand {
         self.args.args()
     }
 
+    /// The elements of a key that it names, as far as is declared.
+    pub(super) fn names(&self, db: u32, key: &[u8]) -> impl Iterator<Item = &[u8]> {
+        let args = self.args();
+        let names = self.command.spec.names.filter(|_| {
+            if self.command.one_key {
+                return self.request.db == db && args.get(1) == Some(key);
+            }
+            self.command.keys(args, self.request.db).contains(&(db, key))
+        });
+        names.into_iter().flat_map(move |names| names.find(args))
+    }
+
     /// Its keys, for locking.
     pub(crate) fn lock_keys(&self) -> Vec<LockKey> {
         let args = self.args();
@@ -171,7 +184,7 @@ impl Worker {
     }
 
     #[allow(clippy::too_many_arguments, reason = "the hot path hands over what it has at hand")]
-    fn execute_unlocked(
+    pub(super) fn execute_unlocked(
         self: &Rc<Self>,
         command: &'static Command,
         args: Args<'_>,
@@ -245,142 +258,6 @@ impl Worker {
         }
         self.take_notes(partition, changer(command, request.client));
         empty.map_or(Ok(seen), |block| Err(Blocked::Empty(block)))
-    }
-
-    /// Parks a command: its locks are queued for now, in order; a task of its own waits for them,
-    /// loads what it needs, and runs it. One that needs undeclared keys goes to a coordinator.
-    pub(crate) fn park(
-        self: &Rc<Self>,
-        command: OwnedCommand,
-        blocked: Blocked,
-    ) -> oneshot::Receiver<Ran> {
-        self.stats().parked.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let (tx, rx) = oneshot::channel();
-        let mut missed = Vec::new();
-        let locked = match blocked {
-            Blocked::Undeclared(missed) => Err(Elsewhere { missed, ..Elsewhere::default() }),
-            Blocked::Apart => Err(Elsewhere { apart: true, ..Elsewhere::default() }),
-            Blocked::Whole => Err(Elsewhere::whole()),
-            Blocked::Locked => Ok(self.lock(self.own_keys(&command))),
-            Blocked::Miss(needs) => {
-                missed = needs;
-                Ok(self.lock(self.own_keys(&command)))
-            }
-            Blocked::Empty(block) => {
-                let _ = tx.send(Ran::blocked(block));
-                return rx;
-            }
-        };
-        let worker = self.clone();
-        tokio::task::spawn_local(async move {
-            let elsewhere = match locked {
-                Err(elsewhere) => elsewhere,
-                Ok((lock, granted)) => {
-                    if granted.await.is_err() {
-                        return;
-                    }
-                    let ran = worker.run_parked(&command, missed).await;
-                    drop(lock);
-                    match ran {
-                        Ok(ran) => {
-                            // The connection may be gone: the command ran all the same.
-                            let _ = tx.send(ran);
-                            return;
-                        }
-                        Err(elsewhere) => elsewhere,
-                    }
-                }
-            };
-            let _ = tx.send(coordinate(&worker, &command, elsewhere).await);
-        });
-        rx
-    }
-
-    /// Runs a command whose locks are held, loading as often as it misses something. `Err`: it
-    /// needs a coordinator.
-    async fn run_parked(
-        self: &Rc<Self>,
-        command: &OwnedCommand,
-        mut missed: Vec<Need>,
-    ) -> Result<Ran, Elsewhere> {
-        let mut out = Reply::new(command.request.proto);
-        let mut parts: HashSet<Need> = HashSet::new();
-        loop {
-            if !missed.is_empty() {
-                if !command.command.spec.unit {
-                    parts.clear();
-                }
-                // A unit that is taken back forgets all that was loaded of what it has changed.
-                parts.extend(missed.drain(..).filter(|need| need.part.is_some()));
-                let mut needs = self.cold_keys(command);
-                needs.extend(parts.iter().cloned());
-                if let Err(text) = self.load(needs).await {
-                    out.error(text);
-                    return Ok(Ran::reply(out.into_bytes()));
-                }
-            }
-            let now_ms = self.node.clock.now_ms();
-            let settings = self.settings();
-            let args = command.args();
-            self.start_watch();
-            let held = self.hold_for_waiters(command);
-            let ran = self.execute_unlocked(
-                command.command,
-                args,
-                command.request,
-                None,
-                declared(command.command, args, command.request),
-                now_ms,
-                &settings,
-                &mut out,
-            );
-            self.waiting.borrow_mut().hold(held);
-            match ran {
-                Ok(seen) => return Ok(Ran { reply: out.into_bytes(), seen, block: None }),
-                Err(Blocked::Empty(block)) => return Ok(Ran::blocked(block)),
-                Err(Blocked::Miss(needs)) => missed = needs,
-                Err(Blocked::Undeclared(missed)) => {
-                    return Err(Elsewhere { missed, ..Elsewhere::default() });
-                }
-                Err(Blocked::Apart) => {
-                    return Err(Elsewhere { apart: true, ..Elsewhere::default() });
-                }
-                Err(Blocked::Whole) => return Err(Elsewhere::whole()),
-                Err(Blocked::Locked) => {}
-            }
-        }
-    }
-
-    /// The locks of a command do not keep those from being served who wait for what it does; what
-    /// did not before.
-    fn hold_for_waiters(&self, command: &OwnedCommand) -> Held {
-        let mut waiting = self.waiting.borrow_mut();
-        if waiting.is_empty() {
-            return Held::Nothing;
-        }
-        waiting.hold(Held::Keys(self.own_keys(command)))
-    }
-
-    /// The keys of a command that belong to this worker; nearly always all of them.
-    fn own_keys(&self, command: &OwnedCommand) -> Vec<LockKey> {
-        let mut keys = command.lock_keys();
-        keys.retain(|(_, key)| self.owns(key));
-        keys
-    }
-
-    /// Whether a key belongs to this worker.
-    pub(crate) fn owns(&self, key: &[u8]) -> bool {
-        routing::owner(&self.node, key) == self.id
-    }
-
-    /// The keys of a command that are not in memory.
-    fn cold_keys(&self, command: &OwnedCommand) -> Vec<Need> {
-        let keys = self.own_keys(command);
-        let mut partition = self.partition.borrow_mut();
-        keys.into_iter()
-            .filter(|(db, key)| !partition.store.is_hot(*db, key))
-            .map(|(db, key)| Need { db, key, part: None })
-            .collect()
     }
 }
 

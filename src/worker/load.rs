@@ -1,16 +1,31 @@
 //! Cold reads of a worker: what the commands of one tick miss is asked for together, so that they
 //! cost one hand-over to the background and, when they run again, one journal record.
+//!
+//! Where elements of a collection are read, so are those that the commands name which wait for it:
+//! a pipeline of them costs one read, not one after the other. The key is locked by who has it
+//! read, so what is read for the others does not grow old either.
 
-use super::Worker;
-use flagstone_storage::store::Need;
+use super::parked::Parked;
+use super::{Lock, Worker};
+use flagstone_storage::store::{Need, Part};
 use std::cell::RefCell;
+use std::collections::HashSet;
 use std::rc::Rc;
 use tokio::sync::{Notify, oneshot};
+
+/// Commands whose names are looked at for one read, and names that are read ahead at most.
+const LOOK_AHEAD: usize = 4096;
+
+/// Who waits for a load.
+enum Waiter {
+    Task(oneshot::Sender<Result<(), String>>),
+    Command(Lock, Box<Parked>),
+}
 
 /// What one command waits for.
 struct Request {
     needs: Vec<Need>,
-    done: oneshot::Sender<Result<(), String>>,
+    waiter: Waiter,
 }
 
 /// The requests that nobody sees to yet.
@@ -24,9 +39,18 @@ impl Worker {
     /// Loads what is not in memory; the keys are locked. `Err`: the text for the client.
     pub(crate) async fn load(&self, needs: Vec<Need>) -> Result<(), String> {
         let (done, loaded) = oneshot::channel();
-        self.loader.queue.borrow_mut().push(Request { needs, done });
-        self.loader.due.notify_one();
+        self.request(needs, Waiter::Task(done));
         loaded.await.unwrap_or_else(|_| Err("ERR the command was abandoned".into()))
+    }
+
+    /// Loads what a parked command needs, which goes on then.
+    pub(super) fn load_for(&self, needs: Vec<Need>, lock: Lock, parked: Box<Parked>) {
+        self.request(needs, Waiter::Command(lock, parked));
+    }
+
+    fn request(&self, needs: Vec<Need>, waiter: Waiter) {
+        self.loader.queue.borrow_mut().push(Request { needs, waiter });
+        self.loader.due.notify_one();
     }
 
     /// Sees to the requests; runs as long as the worker.
@@ -41,20 +65,48 @@ impl Worker {
     }
 
     async fn load_together(self: Rc<Self>, requests: Vec<Request>) {
-        let all = requests.iter().flat_map(|request| request.needs.iter().cloned()).collect();
-        let loaded = self.load_now(all).await;
-        let alone = requests.len() == 1;
-        for request in requests {
+        let all: Vec<Need> =
+            requests.iter().flat_map(|request| request.needs.iter().cloned()).collect();
+        let ahead = self.named_behind(&all);
+        let alone = requests.len() == 1 && ahead.is_empty();
+        let loaded = self.load_now(all.into_iter().chain(ahead).collect()).await;
+        let mut commands = Vec::with_capacity(requests.len());
+        for Request { needs, waiter } in requests {
             let result = match &loaded {
-                Err(_) if !alone => {
-                    // One of them cannot be read: the others do not suffer for it.
-                    self.load_now(request.needs).await
-                }
+                // Something cannot be read: those who do not need it do not suffer for it.
+                Err(_) if !alone => self.load_now(needs).await,
                 loaded => loaded.clone(),
             };
-            // A command that is gone needs nothing.
-            let _ = request.done.send(result);
+            match (waiter, result) {
+                // Who is gone needs nothing.
+                (Waiter::Task(done), result) => drop(done.send(result)),
+                (Waiter::Command(lock, parked), Ok(())) => commands.push((lock, parked)),
+                (Waiter::Command(lock, parked), Err(text)) => parked.fail(lock, &text),
+            }
         }
+        self.go_on_with(commands.into_iter());
+    }
+
+    /// The elements that commands name which wait for keys of which elements are to be loaded.
+    fn named_behind(&self, needs: &[Need]) -> Vec<Need> {
+        let locks = self.locks.borrow();
+        let mut partition = self.partition.borrow_mut();
+        let mut seen = HashSet::new();
+        let mut ahead = Vec::new();
+        for need in needs {
+            let (db, key) = (need.db, &*need.key);
+            let in_part = need.part.as_ref().is_some_and(|part| *part != Part::All);
+            if !in_part || !seen.insert((db, key)) {
+                continue;
+            }
+            let waiting = locks.waiting(db, key).take(LOOK_AHEAD);
+            let names = waiting.flat_map(|parked| parked.command.names(db, key)).take(LOOK_AHEAD);
+            let names = partition.store.unknown(db, key, names);
+            if !names.is_empty() {
+                ahead.push(Need { db, key: key.into(), part: Some(Part::Fields(names)) });
+            }
+        }
+        ahead
     }
 
     async fn load_now(&self, needs: Vec<Need>) -> Result<(), String> {

@@ -1,32 +1,54 @@
 //! Key locks of one worker: FIFO per key, taken all at once, so that no two commands of a worker
 //! can wait for each other. Only commands that wait for something hold them.
 
+use super::parked::Parked;
+use flagstone_storage::Layout;
 pub(crate) use flagstone_storage::need::Key as LockKey;
-use std::collections::{HashMap, VecDeque};
+use fnv::FnvHashMap;
+use smallvec::SmallVec;
+use std::collections::VecDeque;
+use std::sync::Arc;
 use tokio::sync::oneshot;
 
 pub(crate) type TicketId = u64;
 
+/// The keyed hash of a key and its database. Keys of the same hash share a lock.
+type Place = u64;
+
+/// Without repetitions; nearly always one.
+pub(super) type Places = SmallVec<[Place; 1]>;
+
+/// Who queues.
+#[derive(Debug)]
+pub(super) enum Waiter {
+    Task(oneshot::Sender<()>),
+    Command(Box<Parked>),
+}
+
 #[derive(Debug)]
 struct Ticket {
-    keys: Vec<LockKey>,
-    /// Keys for whose queue it is not at the front.
+    places: Places,
+    /// Places for whose queue it is not at the front.
     waiting: usize,
-    granted: Option<oneshot::Sender<()>>,
+    /// Until it is granted.
+    waiter: Option<Waiter>,
 }
 
 /// Somebody who came behind a barrier.
 #[derive(Debug)]
 enum Behind {
-    Keys(TicketId, Vec<LockKey>, oneshot::Sender<()>),
+    Keys(TicketId, Places, Waiter),
     Barrier(TicketId, oneshot::Sender<()>),
 }
 
 /// See the module's description.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct LockTable {
-    queues: HashMap<LockKey, VecDeque<TicketId>>,
-    tickets: HashMap<TicketId, Ticket>,
+    layout: Arc<Layout>,
+    queues: FnvHashMap<Place, VecDeque<TicketId>>,
+    tickets: FnvHashMap<TicketId, Ticket>,
+    /// Commands that hold their locks, and nobody runs yet.
+    granted: VecDeque<(TicketId, Box<Parked>)>,
     next: TicketId,
     /// A barrier is waited for or held: everybody else comes behind it.
     barrier: Option<TicketId>,
@@ -35,6 +57,23 @@ pub(crate) struct LockTable {
 }
 
 impl LockTable {
+    pub(crate) fn new(layout: Arc<Layout>) -> Self {
+        Self {
+            layout,
+            queues: FnvHashMap::default(),
+            tickets: FnvHashMap::default(),
+            granted: VecDeque::new(),
+            next: 0,
+            barrier: None,
+            barrier_granted: None,
+            behind: VecDeque::new(),
+        }
+    }
+
+    fn place(&self, db: u32, key: &[u8]) -> Place {
+        self.layout.hash(key).wrapping_add(u64::from(db))
+    }
+
     /// Whether nobody holds or waits for anything.
     pub(crate) fn is_idle(&self) -> bool {
         self.tickets.is_empty() && self.barrier.is_none()
@@ -52,20 +91,59 @@ impl LockTable {
 
     /// Whether somebody holds a key.
     pub(crate) fn is_locked(&self, db: u32, key: &[u8]) -> bool {
-        !self.queues.is_empty() && self.queues.contains_key(&(db, key.into()))
+        !self.queues.is_empty() && self.queues.contains_key(&self.place(db, key))
     }
 
     /// Queues for some keys. The receiver resolves when all of them are held.
-    pub(crate) fn enqueue(&mut self, keys: Vec<LockKey>) -> (TicketId, oneshot::Receiver<()>) {
+    pub(crate) fn enqueue<'a>(
+        &mut self,
+        keys: impl IntoIterator<Item = (u32, &'a [u8])>,
+    ) -> (TicketId, oneshot::Receiver<()>) {
         let (tx, rx) = oneshot::channel();
+        (self.queue(self.places(keys), Waiter::Task(tx)), rx)
+    }
+
+    /// Queues a command for some places: see [`LockTable::next_granted`].
+    pub(super) fn enqueue_command(&mut self, places: Places, command: Box<Parked>) {
+        self.queue(places, Waiter::Command(command));
+    }
+
+    /// Where some keys are locked.
+    pub(super) fn places<'a>(&self, keys: impl IntoIterator<Item = (u32, &'a [u8])>) -> Places {
+        let mut places: Places = keys.into_iter().map(|(db, key)| self.place(db, key)).collect();
+        places.sort_unstable();
+        places.dedup();
+        places
+    }
+
+    fn queue(&mut self, places: Places, waiter: Waiter) -> TicketId {
         self.next += 1;
-        let id = self.next;
         if self.barrier.is_some() {
-            self.behind.push_back(Behind::Keys(id, keys, tx));
+            self.behind.push_back(Behind::Keys(self.next, places, waiter));
         } else {
-            self.admit(id, keys, tx);
+            self.admit(self.next, places, waiter);
         }
-        (id, rx)
+        self.next
+    }
+
+    /// A command that holds its locks and is not run yet. Its ticket is to be released.
+    pub(super) fn next_granted(&mut self) -> Option<(TicketId, Box<Parked>)> {
+        self.granted.pop_front()
+    }
+
+    /// Whether there is a command to run.
+    pub(super) fn has_granted(&self) -> bool {
+        !self.granted.is_empty()
+    }
+
+    /// The commands that wait for a key, in their order.
+    pub(super) fn waiting(&self, db: u32, key: &[u8]) -> impl Iterator<Item = &Parked> {
+        let queue = self.queues.get(&self.place(db, key));
+        let tickets = queue.into_iter().flatten().filter_map(|id| self.tickets.get(id));
+        tickets.filter_map(|ticket| match &ticket.waiter {
+            Some(Waiter::Command(command)) => Some(&**command),
+            _ => None,
+        })
     }
 
     /// Queues for everything. The receiver resolves when nobody else holds anything.
@@ -88,8 +166,8 @@ impl LockTable {
             self.barrier_granted = None;
             self.admit_behind();
         } else if let Some(ticket) = self.tickets.remove(&id) {
-            for key in ticket.keys {
-                self.leave(&key, id);
+            for place in ticket.places {
+                self.leave(place, id);
             }
         } else {
             self.behind
@@ -98,31 +176,48 @@ impl LockTable {
         self.grant_barrier();
     }
 
-    fn admit(&mut self, id: TicketId, mut keys: Vec<LockKey>, granted: oneshot::Sender<()>) {
-        keys.sort_unstable();
-        keys.dedup();
+    fn admit(&mut self, id: TicketId, places: Places, waiter: Waiter) {
         let mut waiting = 0;
-        for key in &keys {
-            let queue = self.queues.entry(key.clone()).or_default();
+        for place in &places {
+            let queue = self.queues.entry(*place).or_default();
             queue.push_back(id);
             waiting += usize::from(queue.len() > 1);
         }
-        let mut ticket = Ticket { keys, waiting, granted: Some(granted) };
-        ticket.grant_if_ready();
-        self.tickets.insert(id, ticket);
+        self.tickets.insert(id, Ticket { places, waiting, waiter: Some(waiter) });
+        self.grant_if_ready(id);
     }
 
-    fn leave(&mut self, key: &LockKey, id: TicketId) {
-        let Some(queue) = self.queues.get_mut(key) else { return };
-        let was_front = queue.front() == Some(&id);
-        queue.retain(|&n| n != id);
-        let front = queue.front().copied();
-        if queue.is_empty() {
-            self.queues.remove(key);
+    fn leave(&mut self, place: Place, id: TicketId) {
+        let Some(queue) = self.queues.get_mut(&place) else { return };
+        if queue.front() != Some(&id) {
+            queue.retain(|&n| n != id);
+            return;
         }
-        if was_front && let Some(ticket) = front.and_then(|n| self.tickets.get_mut(&n)) {
-            ticket.waiting -= 1;
-            ticket.grant_if_ready();
+        queue.pop_front();
+        match queue.front().copied() {
+            None => {
+                self.queues.remove(&place);
+            }
+            Some(next) => {
+                if let Some(ticket) = self.tickets.get_mut(&next) {
+                    ticket.waiting -= 1;
+                }
+                self.grant_if_ready(next);
+            }
+        }
+    }
+
+    fn grant_if_ready(&mut self, id: TicketId) {
+        let Some(ticket) = self.tickets.get_mut(&id).filter(|ticket| ticket.waiting == 0) else {
+            return;
+        };
+        match ticket.waiter.take() {
+            Some(Waiter::Task(granted)) => {
+                // A receiver that is gone releases its ticket itself.
+                let _ = granted.send(());
+            }
+            Some(Waiter::Command(command)) => self.granted.push_back((id, command)),
+            None => {}
         }
     }
 
@@ -145,37 +240,36 @@ impl LockTable {
         while self.barrier.is_none() {
             match self.behind.pop_front() {
                 None => return,
-                Some(Behind::Keys(id, keys, granted)) => self.admit(id, keys, granted),
+                Some(Behind::Keys(id, places, waiter)) => self.admit(id, places, waiter),
                 Some(Behind::Barrier(id, granted)) => self.raise(id, granted),
             }
         }
     }
 }
 
-impl Ticket {
-    fn grant_if_ready(&mut self) {
-        if self.waiting == 0
-            && let Some(granted) = self.granted.take()
-        {
-            let _ = granted.send(());
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::{OwnedCommand, Request};
     use super::*;
+    use crate::commands::registry;
+    use crate::resp::OwnedArgs;
 
-    fn key(name: &str) -> LockKey {
-        (0, name.as_bytes().into())
+    fn table() -> LockTable {
+        LockTable::new(Arc::new(Layout { shards: 1, seed: 3 }))
+    }
+
+    impl LockTable {
+        fn enqueue_names(&mut self, names: &[&str]) -> (TicketId, oneshot::Receiver<()>) {
+            self.enqueue(names.iter().map(|name| (0, name.as_bytes())))
+        }
     }
 
     #[test]
     fn keys_are_granted_in_order() {
-        let mut locks = LockTable::default();
-        let (a, mut a_rx) = locks.enqueue(vec![key("x"), key("y")]);
-        let (b, mut b_rx) = locks.enqueue(vec![key("y"), key("z")]);
-        let (c, mut c_rx) = locks.enqueue(vec![key("z")]);
+        let mut locks = table();
+        let (a, mut a_rx) = locks.enqueue_names(&["x", "y"]);
+        let (b, mut b_rx) = locks.enqueue_names(&["y", "z"]);
+        let (c, mut c_rx) = locks.enqueue_names(&["z"]);
         assert!(a_rx.try_recv().is_ok());
         assert!(b_rx.try_recv().is_err());
         assert!(c_rx.try_recv().is_err(), "z is b's, though b still waits for y");
@@ -189,10 +283,10 @@ mod tests {
 
     #[test]
     fn a_waiter_that_gives_up_lets_the_next_through() {
-        let mut locks = LockTable::default();
-        let (a, _a_rx) = locks.enqueue(vec![key("x")]);
-        let (b, _b_rx) = locks.enqueue(vec![key("x")]);
-        let (c, mut c_rx) = locks.enqueue(vec![key("x")]);
+        let mut locks = table();
+        let (a, _a_rx) = locks.enqueue_names(&["x"]);
+        let (b, _b_rx) = locks.enqueue_names(&["x"]);
+        let (c, mut c_rx) = locks.enqueue_names(&["x"]);
         locks.release(b);
         assert!(c_rx.try_recv().is_err());
         locks.release(a);
@@ -203,10 +297,10 @@ mod tests {
 
     #[test]
     fn a_barrier_waits_for_all_before_and_holds_all_behind() {
-        let mut locks = LockTable::default();
-        let (a, _a_rx) = locks.enqueue(vec![key("x")]);
+        let mut locks = table();
+        let (a, _a_rx) = locks.enqueue_names(&["x"]);
         let (b, mut b_rx) = locks.enqueue_barrier();
-        let (c, mut c_rx) = locks.enqueue(vec![key("y")]);
+        let (c, mut c_rx) = locks.enqueue_names(&["y"]);
         assert!(b_rx.try_recv().is_err());
         assert!(locks.blocks(0, std::iter::empty()));
         locks.release(a);
@@ -215,6 +309,55 @@ mod tests {
         locks.release(b);
         assert!(c_rx.try_recv().is_ok());
         locks.release(c);
+        assert!(locks.is_idle());
+    }
+
+    fn parked(line: &str) -> Box<Parked> {
+        let args: OwnedArgs = line.split(' ').collect();
+        let command = registry::resolve(args.args()).unwrap();
+        let command = OwnedCommand::new(command, args, Request::of_nobody(0));
+        Parked::new(command, Vec::new(), oneshot::channel().0)
+    }
+
+    fn names(locks: &LockTable, key: &str) -> Vec<String> {
+        let waiting = locks.waiting(0, key.as_bytes());
+        let names = waiting.flat_map(|parked| parked.command.names(0, key.as_bytes()));
+        names.map(|name| String::from_utf8_lossy(name).into()).collect()
+    }
+
+    #[test]
+    fn commands_are_granted_in_order_and_seen_while_they_wait() {
+        let mut locks = table();
+        let (a, _a_rx) = locks.enqueue_names(&["x"]);
+        for (keys, line) in [
+            (&["x"][..], "sadd x one two"),
+            (&["x", "y"], "smove y x three"),
+            (&["x"], "get x"),
+            (&["y"], "sadd y four"),
+        ] {
+            let places = locks.places(keys.iter().map(|key| (0, key.as_bytes())));
+            locks.enqueue_command(places, parked(line));
+        }
+        assert_eq!(names(&locks, "x"), ["one", "two", "three"]);
+        assert_eq!(names(&locks, "y"), ["three", "four"]);
+        assert_eq!(names(&locks, "z"), [""; 0]);
+        assert!(!locks.has_granted());
+        locks.release(a);
+        let mut ran = Vec::new();
+        while let Some((id, parked)) = locks.next_granted() {
+            assert_eq!(locks.next_granted().map(|(id, _)| id), None);
+            ran.push(parked.command.command.spec.name);
+            locks.release(id);
+            if ran.len() == 2 {
+                // Both that came behind it have their locks.
+                assert!(names(&locks, "x").is_empty() && names(&locks, "y").is_empty());
+                let (get, _) = locks.next_granted().unwrap();
+                let (sadd, _) = locks.next_granted().unwrap();
+                locks.release(get);
+                locks.release(sadd);
+            }
+        }
+        assert_eq!(ran, ["sadd", "smove"]);
         assert!(locks.is_idle());
     }
 }

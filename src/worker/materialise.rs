@@ -281,7 +281,7 @@ impl Worker {
             return true;
         }
         let keys: Vec<LockKey> = due.iter().map(|(db, due)| (*db, due.key.clone())).collect();
-        let (_lock, granted) = self.lock(keys);
+        let (_lock, granted) = self.lock(&keys);
         if granted.await.is_err() || self.load_due(&due).await.is_err() {
             return false;
         }

@@ -8,6 +8,7 @@ mod load;
 mod locks;
 mod mailbox;
 mod materialise;
+mod parked;
 mod rounds;
 mod scan;
 mod stats;
@@ -54,6 +55,7 @@ pub struct Worker {
     ahead: RefCell<Ahead>,
     jobs: materialise::Jobs,
     loader: load::Loader,
+    parking: parked::Parking,
     connections: tokio_util::task::TaskTracker,
     stop: tokio_util::sync::CancellationToken,
     commit_due: Notify,
@@ -92,17 +94,19 @@ impl Lock {
 impl Drop for Lock {
     fn drop(&mut self) {
         self.worker.locks.borrow_mut().release(self.id);
+        self.worker.wake_granted();
     }
 }
 
 impl Worker {
     pub fn new(id: usize, node: Arc<Node>, partition: Partition) -> Rc<Self> {
         let settings = (node.config.generation(), node.config.settings());
+        let locks = LockTable::new(node.layout.clone());
         Rc::new(Self {
             id,
             node,
             partition: RefCell::new(partition),
-            locks: RefCell::default(),
+            locks: RefCell::new(locks),
             rounds: Rounds::default(),
             holds: RefCell::default(),
             held: RefCell::default(),
@@ -110,6 +114,7 @@ impl Worker {
             ahead: RefCell::default(),
             jobs: materialise::Jobs::default(),
             loader: load::Loader::default(),
+            parking: parked::Parking::default(),
             connections: tokio_util::task::TaskTracker::new(),
             stop: tokio_util::sync::CancellationToken::new(),
             commit_due: Notify::new(),
@@ -244,10 +249,11 @@ impl Worker {
     }
 
     /// Queues for the locks of some keys now; the future resolves when they are held.
-    pub(crate) fn lock(
+    pub(crate) fn lock<'a>(
         self: &Rc<Self>,
-        keys: Vec<LockKey>,
+        keys: impl IntoIterator<Item = &'a LockKey>,
     ) -> (Lock, tokio::sync::oneshot::Receiver<()>) {
+        let keys = keys.into_iter().map(|(db, key)| (*db, &**key));
         let (id, granted) = self.locks.borrow_mut().enqueue(keys);
         (Lock { worker: self.clone(), id }, granted)
     }

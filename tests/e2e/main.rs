@@ -7,6 +7,7 @@ mod events;
 mod functions;
 mod hostile;
 mod keyspace;
+mod partial;
 mod pubsub;
 mod script_errors;
 mod scripts;

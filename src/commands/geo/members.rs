@@ -6,7 +6,7 @@ use super::{position_arg, read_key, reply_distance, reply_position, unit_arg};
 use crate::commands::zset::read::each_score;
 use crate::commands::zset::write::{Options, add_pairs};
 use crate::commands::{
-    Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, is_word, key,
+    Ctx, Group, KeySpec, Names, Outcome, Run, Spec, Stop, arg, error, flag, is_word, key,
 };
 use crate::resp::{Args, Reply};
 use flagstone_storage::store::OrLoad;
@@ -106,6 +106,7 @@ const READ: Spec = Spec {
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "geoadd",
+        names: Some(Names::behind(&["NX", "XX", "CH"], 4, 3)),
         complexity: "O(log(N)) for each member, N being how many the sorted set has.",
         summary: "Adds members with their places, or moves them.",
         arity: -5,
@@ -116,6 +117,7 @@ pub const COMMANDS: &[Spec] = &[
     },
     Spec {
         name: "geopos",
+        names: Some(Names::from(2, 1)),
         summary: "Returns the longitudes and latitudes of members.",
         run: Run::Keys(geopos),
         ..READ
@@ -130,6 +132,7 @@ pub const COMMANDS: &[Spec] = &[
     },
     Spec {
         name: "geohash",
+        names: Some(Names::from(2, 1)),
         summary: "Returns the places of members as geohashes.",
         run: Run::Keys(geohash),
         ..READ

@@ -1,7 +1,7 @@
 //! Reading fields: HGET, HMGET, HGETALL, HKEYS, HVALS, HLEN, HSTRLEN, HEXISTS.
 
 use super::{LOOKS, READS, key_arg, remove_expired, tail};
-use crate::commands::{Ctx, Group, Outcome, Run, Spec, arg, flag};
+use crate::commands::{Ctx, Group, Names, Outcome, Run, Spec, arg, flag};
 use crate::resp::{Args, Reply};
 use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::Field;
@@ -128,6 +128,7 @@ const READ: Spec =
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "hget",
+        names: Some(Names::from(2, 1)),
         summary: "Returns the value of a field.",
         arity: 3,
         flags: flag::READONLY | flag::FAST,
@@ -136,6 +137,7 @@ pub const COMMANDS: &[Spec] = &[
     },
     Spec {
         name: "hmget",
+        names: Some(Names::from(2, 1)),
         complexity: "O(N) where N is the number of fields asked for.",
         summary: "Returns the values of fields.",
         arity: -3,
@@ -181,6 +183,7 @@ pub const COMMANDS: &[Spec] = &[
     },
     Spec {
         name: "hstrlen",
+        names: Some(Names::from(2, 1)),
         since: "3.2.0",
         summary: "Returns the length of a field's value.",
         arity: 3,
@@ -191,6 +194,7 @@ pub const COMMANDS: &[Spec] = &[
     },
     Spec {
         name: "hexists",
+        names: Some(Names::from(2, 1)),
         summary: "Tells whether a field exists.",
         arity: 3,
         flags: flag::READONLY | flag::FAST,

@@ -5,7 +5,7 @@ use super::{
     hash_or_new, key_arg, tail, take,
 };
 use crate::commands::{
-    Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, int_arg, key,
+    Ctx, Group, KeySpec, Names, Outcome, Run, Spec, Stop, arg, error, flag, int_arg, key,
 };
 use crate::config::NotifyFlags;
 use crate::num::{LongDouble, parse_i64};
@@ -158,6 +158,7 @@ const WRITE: Spec = Spec {
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "hset",
+        names: Some(Names::from(2, 2)),
         complexity: "O(N) where N is the number of fields set.",
         summary: "Sets fields to values.",
         arity: -4,
@@ -166,6 +167,7 @@ pub const COMMANDS: &[Spec] = &[
     },
     Spec {
         name: "hmset",
+        names: Some(Names::from(2, 2)),
         complexity: "O(N) where N is the number of fields set.",
         summary: "Sets fields to values; HSET does the same.",
         arity: -4,
@@ -174,6 +176,7 @@ pub const COMMANDS: &[Spec] = &[
     },
     Spec {
         name: "hsetnx",
+        names: Some(Names::from(2, 2)),
         summary: "Sets a field that does not exist.",
         arity: 4,
         keys: &[KeySpec::one(1, key::RW | key::INSERT)],
@@ -182,6 +185,7 @@ pub const COMMANDS: &[Spec] = &[
     },
     Spec {
         name: "hdel",
+        names: Some(Names::from(2, 1)),
         complexity: "O(N) where N is the number of fields removed.",
         summary: "Removes fields, and the key with the last of them.",
         arity: -3,
@@ -192,6 +196,7 @@ pub const COMMANDS: &[Spec] = &[
     },
     Spec {
         name: "hincrby",
+        names: Some(Names::from(2, 2)),
         summary: "Adds an integer to a field's value.",
         arity: 4,
         keys: READS_UPDATES,
@@ -200,6 +205,7 @@ pub const COMMANDS: &[Spec] = &[
     },
     Spec {
         name: "hincrbyfloat",
+        names: Some(Names::from(2, 2)),
         since: "2.6.0",
         summary: "Adds a floating point number to a field's value.",
         arity: 4,

@@ -1,7 +1,7 @@
 //! Looking at one set: SCARD, SISMEMBER, SMISMEMBER, SMEMBERS.
 
 use super::{LOOKS, READS, key_arg, tail};
-use crate::commands::{Ctx, Group, Outcome, Run, Spec, arg, flag};
+use crate::commands::{Ctx, Group, Names, Outcome, Run, Spec, arg, flag};
 use crate::resp::Args;
 use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::Set;
@@ -71,6 +71,7 @@ pub const COMMANDS: &[Spec] = &[
     },
     Spec {
         name: "sismember",
+        names: Some(Names::from(2, 1)),
         summary: "Tells whether something is a member.",
         arity: 3,
         run: Run::Keys(sismember),
@@ -78,6 +79,7 @@ pub const COMMANDS: &[Spec] = &[
     },
     Spec {
         name: "smismember",
+        names: Some(Names::from(2, 1)),
         since: "6.2.0",
         complexity: "O(N) where N is the number of members named.",
         summary: "Tells of several things whether they are members.",

@@ -1,7 +1,9 @@
 //! Changing members: SADD, SREM, SMOVE.
 
 use super::{encoding, key_arg, tail};
-use crate::commands::{Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, key};
+use crate::commands::{
+    Ctx, Group, KeySpec, Names, Outcome, Run, Spec, Stop, arg, error, flag, key,
+};
 use crate::config::{NotifyFlags, Settings};
 use crate::resp::Args;
 use flagstone_storage::store::{EntryMut, OrLoad};
@@ -123,6 +125,7 @@ const WRITE: Spec = Spec { group: Group::Set, flags: flag::WRITE | flag::FAST, .
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "sadd",
+        names: Some(Names::from(2, 1)),
         complexity: "O(N) where N is the number of members named.",
         summary: "Adds members; the key is created for the first.",
         arity: -3,
@@ -133,6 +136,7 @@ pub const COMMANDS: &[Spec] = &[
     },
     Spec {
         name: "srem",
+        names: Some(Names::from(2, 1)),
         complexity: "O(N) where N is the number of members named.",
         summary: "Removes members, and the key with the last of them.",
         arity: -3,
@@ -142,6 +146,7 @@ pub const COMMANDS: &[Spec] = &[
     },
     Spec {
         name: "smove",
+        names: Some(Names::from(3, 1)),
         summary: "Moves a member from one set to another.",
         arity: 4,
         keys: &[

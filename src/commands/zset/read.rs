@@ -2,7 +2,7 @@
 
 use super::{READS, key_arg, parse, zset_of};
 use crate::commands::{
-    Ctx, Group, KeySpec, Outcome, Run, Spec, arg, error, flag, is_word, key, tail,
+    Ctx, Group, KeySpec, Names, Outcome, Run, Spec, arg, error, flag, is_word, key, tail,
 };
 use crate::resp::{Args, Reply};
 use flagstone_storage::store::OrLoad;
@@ -142,6 +142,7 @@ const SEARCH: Spec = Spec {
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "zscore",
+        names: Some(Names::from(2, 1)),
         summary: "Returns the score of a member.",
         arity: 3,
         run: Run::Keys(zscore),
@@ -149,6 +150,7 @@ pub const COMMANDS: &[Spec] = &[
     },
     Spec {
         name: "zmscore",
+        names: Some(Names::from(2, 1)),
         since: "6.2.0",
         complexity: "O(N) where N is the number of members named.",
         summary: "Returns the scores of some members.",
@@ -166,12 +168,14 @@ pub const COMMANDS: &[Spec] = &[
     },
     Spec {
         name: "zrank",
+        names: Some(Names::from(2, 2)),
         summary: "Returns the position of a member in ascending order.",
         run: Run::Keys(zrank),
         ..SEARCH
     },
     Spec {
         name: "zrevrank",
+        names: Some(Names::from(2, 2)),
         summary: "Returns the position of a member in descending order.",
         run: Run::Keys(zrevrank),
         ..SEARCH

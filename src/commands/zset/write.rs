@@ -2,7 +2,7 @@
 
 use super::{REMOVES, key_arg, outgrows_listpack, put};
 use crate::commands::{
-    Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, is_word, key, tail,
+    Ctx, Group, KeySpec, Names, Outcome, Run, Spec, Stop, arg, error, flag, is_word, key, tail,
 };
 use crate::config::{NotifyFlags, Settings};
 use crate::num::parse_f64;
@@ -209,6 +209,7 @@ const ADD: Spec = Spec {
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "zadd",
+        names: Some(Names::behind(&["NX", "XX", "GT", "LT", "CH", "INCR"], 3, 2)),
         summary: "Adds members with their scores, or changes scores.",
         keys: &[KeySpec::one(1, key::RW | key::UPDATE)],
         run: Run::Keys(zadd),
@@ -216,6 +217,7 @@ pub const COMMANDS: &[Spec] = &[
     },
     Spec {
         name: "zincrby",
+        names: Some(Names::from(3, 1)),
         summary: "Adds a number to a member's score.",
         arity: 4,
         keys: &[KeySpec::one(1, key::RW | key::ACCESS | key::UPDATE)],
@@ -224,6 +226,7 @@ pub const COMMANDS: &[Spec] = &[
     },
     Spec {
         name: "zrem",
+        names: Some(Names::from(2, 1)),
         complexity: "O(M*log(N)) for M members removed of N.",
         summary: "Removes members, and the key with the last of them.",
         arity: -3,

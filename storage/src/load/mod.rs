@@ -12,10 +12,12 @@ use crate::need::{ElementRange, IndexPiece, Need, Page, Part};
 use crate::partition::Partition;
 use crate::shard::Shard;
 use crate::slot::KeyHash;
+use crate::store::Store;
 use crate::value::{BigStr, Entry, Str, Value};
 use anyhow::{Context, Result};
 use bytes::Bytes;
 use range::RangeWork;
+use std::collections::HashSet;
 
 /// Tasks that read at the same time, and what each reads.
 const PARALLEL: usize = 16;
@@ -135,6 +137,25 @@ impl Partition {
             }
         }
         Ok(())
+    }
+}
+
+impl Store {
+    /// Those of some names, each once, of which it is not known whether a key's value has an
+    /// element of that name.
+    pub fn unknown<'a>(
+        &mut self,
+        db: u32,
+        key: &[u8],
+        names: impl Iterator<Item = &'a [u8]>,
+    ) -> Vec<Box<[u8]>> {
+        let Some(collection) = self.entry_for_part(db, key).and_then(|e| e.value.collection())
+        else {
+            return Vec::new();
+        };
+        let mut seen = HashSet::new();
+        let unknown = names.filter(|name| !collection.knows(name) && seen.insert(*name));
+        unknown.map(Into::into).collect()
     }
 }
 
@@ -265,5 +286,41 @@ impl Item {
             Work::Range(range) => range.read(&engine).await?,
         };
         Ok((need, at, found))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scope::tests::store;
+    use crate::value::{Set, SetEncoding, Typed};
+
+    fn unknown(store: &mut Store, names: &[&str]) -> Vec<String> {
+        let found = store.unknown(0, b"k", names.iter().map(|name| name.as_bytes()));
+        found.iter().map(|name| String::from_utf8_lossy(name).into()).collect()
+    }
+
+    #[test]
+    fn only_what_is_not_known_is_read_ahead() {
+        let mut store = store();
+        assert!(unknown(&mut store, &["a"]).is_empty(), "there is no such key");
+        let mut entry = Entry::absent(b"k", 0);
+        entry.value = Set::from_meta(9, 3, SetEncoding::Table).into_value();
+        store.learn(0, entry);
+        assert_eq!(unknown(&mut store, &["a", "b", "a"]), ["a", "b"]);
+        let learn = |store: &mut Store, name: &[u8], is_there: bool| {
+            let entry = store.entry_for_part(0, b"k").unwrap();
+            let rows = vec![(name.into(), is_there.then(Bytes::new))];
+            learn_elements(&mut entry.value, Found::Elements(rows)).unwrap();
+        };
+        learn(&mut store, b"a", false);
+        assert_eq!(unknown(&mut store, &["a", "b"]), ["b"]);
+        // What was changed since is newer than what was read.
+        store.entry_mut(0, b"k").unwrap().typed_mut::<Set>().unwrap().add(b"a");
+        learn(&mut store, b"a", false);
+        let set = store.typed::<Set>(0, b"k").unwrap().unwrap();
+        assert_eq!((set.contains(b"a"), set.len()), (Ok(true), 4));
+        store.entry_mut(0, b"k").unwrap().clear();
+        assert!(unknown(&mut store, &["b"]).is_empty());
     }
 }

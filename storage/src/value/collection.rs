@@ -20,6 +20,11 @@ pub(crate) trait Collection {
     /// Number of elements.
     fn len(&self) -> u64;
 
+    /// Whether it is known in memory if there is an element of a name.
+    fn knows(&self, _name: &[u8]) -> bool {
+        true
+    }
+
     /// Whether a key may hold it without elements.
     fn may_be_empty(&self) -> bool {
         false

@@ -273,6 +273,10 @@ impl Collection for Hash {
         self.fields.len()
     }
 
+    fn knows(&self, name: &[u8]) -> bool {
+        self.fields.knows(name)
+    }
+
     fn version(&self) -> u64 {
         self.fields.version()
     }

@@ -24,8 +24,10 @@ const FIRST: u64 = 1 << 63;
 const FIRST_MIN: u64 = STEP << 21;
 const LAST_MAX: u64 = u64::MAX - FIRST_MIN;
 
-/// Nodes that are read where only the end of a list is asked for.
+/// Nodes that are read where only the end of a list is asked for; twice as many with each page
+/// that is read, up to so many.
 const END_NODES: usize = 8;
+const MAX_END_NODES: usize = 64;
 
 /// Nodes that are read at once at most.
 const PAGE_NODES: usize = 16_384;
@@ -56,6 +58,8 @@ pub struct List {
     dirty: Vec<u64>,
     /// Where the next nodes are dropped from memory.
     hand: u64,
+    /// Pages that were read.
+    pages: u32,
 }
 
 #[derive(Clone, Debug)]
@@ -262,7 +266,12 @@ impl List {
     /// elements are wanted and the more nodes were `passed` already.
     fn ask(&self, at: At, reverse: bool, wanted: u64, passed: usize) -> Part {
         let nodes = usize::try_from(wanted / NODE_GUESS).unwrap_or(usize::MAX);
-        let limit = nodes.min(passed.max(64)).clamp(END_NODES, PAGE_NODES);
+        let mut least = END_NODES;
+        if self.end(reverse) == Some(at) {
+            // Whoever empties it comes again.
+            least = (END_NODES << self.pages.min(8)).min(MAX_END_NODES);
+        }
+        let limit = nodes.min(passed.max(64)).clamp(least, PAGE_NODES);
         let (mut first, mut last) = (at, at);
         for _ in 1..limit {
             let far = if reverse { &mut first } else { &mut last };

@@ -145,6 +145,11 @@ impl<V: Payload> Members<V> {
             + (self.dirty.len() + window) * OVERHEAD
     }
 
+    /// Whether it is known if there is an element of a name.
+    pub(crate) fn knows(&self, name: &[u8]) -> bool {
+        self.complete || self.known.contains_key(name)
+    }
+
     /// Checks that all `names` are known.
     pub(crate) fn require<'a>(&self, names: impl Iterator<Item = &'a [u8]>) -> Result<(), Part> {
         if self.complete {

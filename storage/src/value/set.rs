@@ -183,6 +183,10 @@ impl Collection for Set {
         self.members.len()
     }
 
+    fn knows(&self, name: &[u8]) -> bool {
+        self.members.knows(name)
+    }
+
     fn version(&self) -> u64 {
         self.members.version()
     }

@@ -365,6 +365,10 @@ impl Collection for Zset {
         self.members.len()
     }
 
+    fn knows(&self, name: &[u8]) -> bool {
+        self.members.knows(name)
+    }
+
     fn version(&self) -> u64 {
         self.members.version()
     }

@@ -188,6 +188,7 @@ impl Collection for List {
     }
 
     fn learn_page(&mut self, page: Page) -> Result<()> {
+        self.pages = self.pages.saturating_add(1);
         self.learn(numbers(&page.range), page.rows.iter().map(read_row))
     }
 

@@ -1,0 +1,245 @@
+//! Commands that wait: for the locks of their keys, and for what they miss. While they do they are
+//! no tasks but data: in the lock table, or with the loader. One task runs those that can go on.
+
+use super::execute::{Blocked, Elsewhere, OwnedCommand, Ran, declared};
+use super::{Lock, LockKey, Worker};
+use crate::blocking::Held;
+use crate::resp::Reply;
+use crate::routing::{self, coordinate};
+use flagstone_storage::store::Need;
+use std::cell::RefCell;
+use std::collections::{HashSet, VecDeque};
+use std::rc::Rc;
+use tokio::sync::{Notify, oneshot};
+
+/// Commands that run before others on this thread have a turn.
+const AT_ONCE: usize = 64;
+
+/// A command that cannot run yet.
+#[derive(Debug)]
+pub(crate) struct Parked {
+    pub(super) command: OwnedCommand,
+    /// What it is known to miss.
+    missed: Vec<Need>,
+    /// Parts of values that a unit has missed so far.
+    parts: HashSet<Need>,
+    to: oneshot::Sender<Ran>,
+}
+
+/// Commands that can go on.
+#[derive(Default)]
+pub(super) struct Parking {
+    /// What they missed is loaded.
+    loaded: RefCell<VecDeque<(Lock, Box<Parked>)>>,
+    due: Notify,
+}
+
+impl Worker {
+    /// Parks a command: its locks are queued for now, in order; it runs once it has them and what
+    /// it needs is loaded. One that needs undeclared keys goes to a coordinator.
+    pub(crate) fn park(
+        self: &Rc<Self>,
+        command: OwnedCommand,
+        blocked: Blocked,
+    ) -> oneshot::Receiver<Ran> {
+        self.stats().parked.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let (to, rx) = oneshot::channel();
+        let missed = match blocked {
+            Blocked::Locked => Vec::new(),
+            Blocked::Miss(needs) => needs,
+            Blocked::Empty(block) => {
+                let _ = to.send(Ran::blocked(block));
+                return rx;
+            }
+            Blocked::Undeclared(missed) => {
+                self.run_elsewhere(command, Elsewhere { missed, ..Elsewhere::default() }, to);
+                return rx;
+            }
+            Blocked::Apart => {
+                self.run_elsewhere(command, Elsewhere::apart(), to);
+                return rx;
+            }
+            Blocked::Whole => {
+                self.run_elsewhere(command, Elsewhere::whole(), to);
+                return rx;
+            }
+        };
+        let mut locks = self.locks.borrow_mut();
+        let keys = command.command.keys(command.args(), command.request.db);
+        let places = locks.places(keys.into_iter().filter(|(_, key)| self.owns(key)));
+        locks.enqueue_command(places, Parked::new(command, missed, to));
+        drop(locks);
+        self.wake_granted();
+        rx
+    }
+
+    /// Has commands run that were granted their locks.
+    pub(super) fn wake_granted(&self) {
+        if self.locks.borrow().has_granted() {
+            self.parking.due.notify_one();
+        }
+    }
+
+    /// What commands missed is loaded.
+    pub(super) fn go_on_with(&self, loaded: impl Iterator<Item = (Lock, Box<Parked>)>) {
+        self.parking.loaded.borrow_mut().extend(loaded);
+        self.parking.due.notify_one();
+    }
+
+    fn next_parked(self: &Rc<Self>) -> Option<(Lock, Box<Parked>)> {
+        let loaded = self.parking.loaded.borrow_mut().pop_front();
+        loaded.or_else(|| {
+            let (id, parked) = self.locks.borrow_mut().next_granted()?;
+            Some((Lock { worker: self.clone(), id }, parked))
+        })
+    }
+
+    /// Runs commands that waited; runs as long as the worker.
+    pub(crate) async fn run_parked(self: Rc<Self>) {
+        loop {
+            self.parking.due.notified().await;
+            while let Some((lock, parked)) = self.next_parked() {
+                self.go_on(lock, parked);
+                for _ in 1..AT_ONCE {
+                    let Some((lock, parked)) = self.next_parked() else { break };
+                    self.go_on(lock, parked);
+                }
+                tokio::task::yield_now().await;
+            }
+        }
+    }
+
+    /// Has loaded what a command misses, else runs it.
+    fn go_on(self: &Rc<Self>, lock: Lock, mut parked: Box<Parked>) {
+        if parked.missed.is_empty() {
+            match self.run_locked(&parked.command) {
+                Ok(ran) => return parked.end(lock, ran),
+                Err(Blocked::Empty(block)) => return parked.end(lock, Ran::blocked(block)),
+                Err(Blocked::Miss(needs)) => parked.missed = needs,
+                // It holds its locks: nobody can be before it.
+                Err(Blocked::Locked) => return self.go_on_with(std::iter::once((lock, parked))),
+                Err(Blocked::Undeclared(missed)) => {
+                    let elsewhere = Elsewhere { missed, ..Elsewhere::default() };
+                    drop(lock);
+                    return self.run_elsewhere(parked.command, elsewhere, parked.to);
+                }
+                Err(Blocked::Apart) => {
+                    drop(lock);
+                    return self.run_elsewhere(parked.command, Elsewhere::apart(), parked.to);
+                }
+                Err(Blocked::Whole) => {
+                    drop(lock);
+                    return self.run_elsewhere(parked.command, Elsewhere::whole(), parked.to);
+                }
+            }
+        }
+        let needs = self.needs(&mut parked);
+        self.load_for(needs, lock, parked);
+    }
+
+    /// What is to be loaded for a command that has its locks. All its cold keys are loaded at once.
+    fn needs(&self, parked: &mut Parked) -> Vec<Need> {
+        let Parked { command, missed, parts, .. } = parked;
+        if command.command.one_key && !command.command.spec.unit {
+            return std::mem::take(missed);
+        }
+        if !command.command.spec.unit {
+            parts.clear();
+        }
+        // A unit that is taken back forgets all that was loaded of what it has changed.
+        parts.extend(missed.drain(..).filter(|need| need.part.is_some()));
+        let mut needs = self.cold_keys(command);
+        needs.extend(parts.iter().cloned());
+        needs
+    }
+
+    /// Runs a command that holds its locks.
+    fn run_locked(self: &Rc<Self>, command: &OwnedCommand) -> Result<Ran, Blocked> {
+        let mut out = Reply::new(command.request.proto);
+        let (now_ms, settings, args) = (self.node.clock.now_ms(), self.settings(), command.args());
+        self.start_watch();
+        let held = self.hold_for_waiters(command);
+        let ran = self.execute_unlocked(
+            command.command,
+            args,
+            command.request,
+            None,
+            declared(command.command, args, command.request),
+            now_ms,
+            &settings,
+            &mut out,
+        );
+        self.waiting.borrow_mut().hold(held);
+        ran.map(|seen| Ran { reply: out.into_bytes(), seen, block: None })
+    }
+
+    /// Runs a command that holds no locks at a coordinator.
+    fn run_elsewhere(
+        self: &Rc<Self>,
+        command: OwnedCommand,
+        elsewhere: Elsewhere,
+        to: oneshot::Sender<Ran>,
+    ) {
+        let worker = self.clone();
+        tokio::task::spawn_local(async move {
+            // The connection may be gone: the command runs all the same.
+            let _ = to.send(coordinate(&worker, &command, elsewhere).await);
+        });
+    }
+
+    /// The locks of a command do not keep those from being served who wait for what it does; what
+    /// did not before.
+    fn hold_for_waiters(&self, command: &OwnedCommand) -> Held {
+        let mut waiting = self.waiting.borrow_mut();
+        if waiting.is_empty() {
+            return Held::Nothing;
+        }
+        waiting.hold(Held::Keys(self.own_keys(command)))
+    }
+
+    /// The keys of a command that belong to this worker; nearly always all of them.
+    fn own_keys(&self, command: &OwnedCommand) -> Vec<LockKey> {
+        let mut keys = command.lock_keys();
+        keys.retain(|(_, key)| self.owns(key));
+        keys
+    }
+
+    /// Whether a key belongs to this worker.
+    pub(crate) fn owns(&self, key: &[u8]) -> bool {
+        self.node.shard_workers == 1 || routing::owner(&self.node, key) == self.id
+    }
+
+    /// The keys of a command that are not in memory.
+    fn cold_keys(&self, command: &OwnedCommand) -> Vec<Need> {
+        let keys = self.own_keys(command);
+        let mut partition = self.partition.borrow_mut();
+        keys.into_iter()
+            .filter(|(db, key)| !partition.store.is_hot(*db, key))
+            .map(|(db, key)| Need { db, key, part: None })
+            .collect()
+    }
+}
+
+impl Parked {
+    pub(super) fn new(
+        command: OwnedCommand,
+        missed: Vec<Need>,
+        to: oneshot::Sender<Ran>,
+    ) -> Box<Self> {
+        Box::new(Self { command, missed, parts: HashSet::new(), to })
+    }
+
+    /// It has run, or cannot: others may have its locks.
+    fn end(self, lock: Lock, ran: Ran) {
+        drop(lock);
+        // The connection may be gone: the command ran all the same.
+        let _ = self.to.send(ran);
+    }
+
+    /// What it needs could not be read.
+    pub(super) fn fail(self, lock: Lock, text: &str) {
+        let mut out = Reply::new(self.command.request.proto);
+        out.error(text);
+        self.end(lock, Ran::reply(out.into_bytes()));
+    }
+}
