@@ -40,8 +40,8 @@ const FETCH_BYTES: RangeInclusive<usize> = 64 << 10..=512 << 10;
 const READ_AHEAD: usize = 2;
 
 /// Bytes of a file that a merge writes. Its filter and its index, some 2 % of it, are each cached as
-/// a whole, and the hashes of all its keys are in memory while it is written. Every file takes some
-/// 100 bytes of the manifest, which each flush writes anew.
+/// a whole, and the hashes of all its keys are in memory while it is written. But every file has a
+/// place in the manifest, which each flush writes anew.
 const FILE_BYTES: usize = 64 << 20;
 
 /// How an engine keeps its files.

@@ -134,6 +134,17 @@ fn the_space_comes_back_after_a_kill_before_the_merge() {
 }
 
 #[test]
+fn merges_read_ahead_what_they_are_given_within_bounds() {
+    for (given, taken) in [(0, 2 << 20), (4 << 20, 4 << 20), (1 << 30, 16 << 20)] {
+        let upkeep = Upkeep { merge_bytes: given, ..Upkeep::default() };
+        let worker = compactor_options(&upkeep).worker.unwrap();
+        let each = (1 + worker.max_fetch_tasks) * worker.bytes_to_fetch;
+        let all = each * worker.max_subcompactions * scheduler::INPUTS;
+        assert_eq!(all, taken);
+    }
+}
+
+#[test]
 fn files_with_little_garbage_are_left_alone() {
     let store = Arc::new(InMemory::new());
     let process = Process::start(&store);
