@@ -17,6 +17,9 @@ const ARGUMENTS: usize = 512;
 /// Keys that are touched together at most: more would push each other out of the nearest cache.
 const KEYS: usize = 128;
 
+/// The same of elements.
+const ELEMENTS: usize = 64;
+
 /// Lists that have grown beyond this many entries are given back.
 const KEEP: usize = 4096;
 
@@ -135,10 +138,21 @@ impl Ahead {
         Ready { command: next.command, at: next.at, args, end: next.bytes.end }
     }
 
-    /// Touches what the commands will ask for.
-    pub(super) fn warm(&self, store: &Store, db: u32) {
-        if self.keys.len() > 1 {
-            self.keys.iter().for_each(|at| store.warm(db, *at));
+    /// Touches what the commands will ask for: the keys, then the elements they name.
+    pub(super) fn warm(&self, store: &Store, parser: &Parser, data: &[u8], db: u32) {
+        if self.keys.len() < 2 {
+            return;
+        }
+        self.keys.iter().for_each(|at| store.warm(db, *at));
+        let mut room = ELEMENTS;
+        for n in 0..self.len() {
+            let Ready { command, at: Some(at), args, .. } = self.get(n, parser, data) else {
+                continue;
+            };
+            if let Some(names) = command.and_then(|command| command.spec.names) {
+                let names = names.find(args).take(room);
+                room -= store.warm_elements(db, at, names);
+            }
         }
     }
 }

@@ -59,6 +59,9 @@ pub(crate) struct Table {
     lost: HashSet<KeyBuf>,
 }
 
+/// Elements of a collection that are in the processor's caches while it is in use.
+const IN_CACHE: u64 = 4096;
+
 /// Keys that a table knows to be lost, at most; then it is partial.
 const MAX_LOST: usize = 1024;
 
@@ -447,6 +450,21 @@ impl Store {
         {
             std::hint::black_box((entry.round, entry.value.touch()));
         }
+    }
+
+    /// Touches elements of a key's collection if it is large; how many.
+    pub fn warm_elements<'a>(
+        &self,
+        db: u32,
+        at: KeyHash,
+        names: impl Iterator<Item = &'a [u8]>,
+    ) -> usize {
+        let table = self.dbs.get(db as usize).and_then(|db| db.tables.get(sub_table(at.slot)));
+        let entry = table.and_then(|table| table.map.find(at.hash, |e| e.hash == at.hash));
+        let collection = entry.and_then(|e| e.value.collection()).filter(|c| c.len() > IN_CACHE);
+        let Some(collection) = collection else { return 0 };
+        let touched = names.map(|name| std::hint::black_box(collection.knows(name)));
+        touched.fold(0, |n, _| n + 1)
     }
 
     // ---- finding -----------------------------------------------------------------------------

@@ -145,9 +145,9 @@ impl<V: Payload> Members<V> {
             + (self.dirty.len() + window) * OVERHEAD
     }
 
-    /// Whether it is known if there is an element of a name.
+    /// Whether it is known if there is an element of a name. What is known of it is touched.
     pub(crate) fn knows(&self, name: &[u8]) -> bool {
-        self.complete || self.known.contains_key(name)
+        self.known.contains_key(name) || self.complete
     }
 
     /// Checks that all `names` are known.
