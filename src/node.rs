@@ -111,8 +111,8 @@ impl Budget {
     fn with_shards(mut self, shards: u16) -> Self {
         let most = Upkeep::default().memtable_bytes * usize::from(shards);
         let unused = self.memtables.saturating_sub(most);
-        // One is written to; more are for a flush that goes on.
-        self.hot += 3 * unused;
+        // One is written to, others are flushed; the allocator keeps more where more values change.
+        self.hot += 2 * unused;
         self
     }
 }
