@@ -16,7 +16,8 @@ use garbage::Garbage;
 use object_store::ObjectStore;
 use slatedb::config::{
     CompactionWorkerOptions, CompactorOptions, FlushOptions, FlushType,
-    GarbageCollectorDirectoryOptions, GarbageCollectorOptions, ScanOptions, Settings, WriteOptions,
+    GarbageCollectorDirectoryOptions, GarbageCollectorOptions, ScanOptions, Settings, SstBlockSize,
+    WriteOptions,
 };
 use slatedb::db_cache::{CacheTarget, DbCache};
 use slatedb::{BlockCachePolicy, CompactorBuilder, Db, IterationOrder, SstReader, WriteBatch};
@@ -73,6 +74,11 @@ impl Default for Upkeep {
         }
     }
 }
+
+/// Size of a block of a file. The index has an entry for each: with smaller ones, the indexes of a
+/// data set ten times the memory budget would not fit into their cache, and a read that misses
+/// there costs that of a whole index.
+const BLOCK: SstBlockSize = SstBlockSize::Block16Kib;
 
 /// Rows from which on a scan reads more than a block at a time, and from which on it reads a lot.
 const SHORT_SCAN: usize = 64;
@@ -170,6 +176,7 @@ impl Engine {
         let files = Arc::new(SstReader::new(path, store.clone(), None, None));
         let db = Db::builder(path, store)
             .with_settings(engine_settings(upkeep))
+            .with_sst_block_size(BLOCK)
             .with_compactor_builder(compactor)
             .with_db_cache(cache, cache_id)
             .with_block_cache_policy(cache_policy())

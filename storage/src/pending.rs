@@ -1,79 +1,23 @@
 //! Pending rows: what is in the journal and not yet in the engine, last value per row.
 //!
 //! Meta rows sit in hash tables by slot range, so that none pauses to grow; element rows are
-//! grouped by version, in the order of their keys; the rest is few.
+//! grouped by version; the rest is few.
+
+mod rows;
 
 use crate::encoding::{Library, Row, RowKey, decode_entry};
 use crate::journal::Lsn;
 use crate::need::ElementRange;
-use crate::reclaim::{Parts, Reclaimed};
+use crate::reclaim::Reclaimed;
 use crate::slot::{KeyHash, SUB_TABLES, sub_table};
 use bytes::Bytes;
 use hashbrown::{HashMap, HashTable};
-use std::borrow::Borrow;
+use rows::{ElementRows, PendingRow, set_row, warm_row};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ops::Bound;
 
 /// Bytes that a row takes in memory beside its key and value, about.
 const ROW_OVERHEAD: usize = 80;
-
-/// A meta row: key and value in one allocation.
-#[derive(Debug)]
-struct MetaRow {
-    hash: u64,
-    bytes: Box<[u8]>,
-    key_len: u32,
-    put: bool,
-}
-
-impl MetaRow {
-    fn new(hash: u64, key: &[u8], value: Option<&[u8]>) -> Self {
-        let mut bytes = Vec::with_capacity(key.len() + value.map_or(0, <[u8]>::len));
-        bytes.extend_from_slice(key);
-        bytes.extend_from_slice(value.unwrap_or_default());
-        Self { hash, bytes: bytes.into(), key_len: key.len() as u32, put: value.is_some() }
-    }
-
-    fn key(&self) -> &[u8] {
-        &self.bytes[..self.key_len as usize]
-    }
-
-    fn value(&self) -> Option<&[u8]> {
-        self.put.then(|| &self.bytes[self.key_len as usize..])
-    }
-}
-
-/// The element of a row. Its first bytes, as a number, tell most elements apart where they lie.
-#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct ElementKey {
-    head: u64,
-    bytes: Box<[u8]>,
-}
-
-impl ElementKey {
-    fn new(element: &[u8]) -> Self {
-        let mut head = [0; 8];
-        let len = element.len().min(8);
-        head[..len].copy_from_slice(&element[..len]);
-        Self { head: u64::from_be_bytes(head), bytes: element.into() }
-    }
-}
-
-/// The order is that of the bytes.
-impl Borrow<[u8]> for ElementKey {
-    fn borrow(&self) -> &[u8] {
-        &self.bytes
-    }
-}
-
-/// Rows by the element they are of; `None`: deleted.
-type ElementMap = BTreeMap<ElementKey, Option<Box<[u8]>>>;
-
-impl Parts for ElementMap {
-    fn parts(&self) -> usize {
-        self.len()
-    }
-}
 
 /// The element rows of one version.
 #[derive(Debug, Default)]
@@ -81,14 +25,14 @@ struct Elements {
     slot: u16,
     /// Bytes of memory they take, about.
     bytes: usize,
-    rows: Reclaimed<ElementMap>,
+    rows: Reclaimed<ElementRows>,
 }
 
 /// One map of pending rows.
 #[derive(Debug, Default)]
 pub struct Pending {
     /// By generation, then sub-table.
-    meta: HashMap<u32, Vec<HashTable<MetaRow>>>,
+    meta: HashMap<u32, Vec<HashTable<PendingRow>>>,
     /// Generations that died: none of their meta rows counts any more.
     dead: BTreeSet<u32>,
     elements: HashMap<u64, Elements>,
@@ -147,12 +91,9 @@ impl Pending {
                 group.slot = slot;
                 let before = group.bytes;
                 group.bytes += element.len() + value.map_or(0, <[u8]>::len) + ROW_OVERHEAD;
-                self.rows += 1;
-                if let Some(old) =
-                    group.rows.insert(ElementKey::new(element), value.map(Into::into))
-                {
-                    self.rows -= 1;
-                    group.bytes -= element.len() + old.map_or(0, |v| v.len()) + ROW_OVERHEAD;
+                match group.rows.set(element, value) {
+                    Some(old) => group.bytes -= old + ROW_OVERHEAD,
+                    None => self.rows += 1,
                 }
                 self.bytes = self.bytes + group.bytes - before;
             }
@@ -171,14 +112,21 @@ impl Pending {
         }
     }
 
-    /// Touches the meta row that [`Pending::set`] will replace.
+    /// Touches the row that [`Pending::set`] will replace.
     #[inline]
     pub fn warm(&self, key: &[u8]) {
-        let Some(Row::Meta { generation, slot, hash48, .. }) = Row::parse(key) else { return };
-        let Some(tables) = self.meta.get(&generation) else { return };
-        let hash = table_hash(hash48);
-        if let Some(row) = tables[sub_table(slot)].find(hash, |row| row.hash == hash) {
-            std::hint::black_box((row.bytes.first(), row.bytes.last()));
+        match Row::parse(key) {
+            Some(Row::Meta { generation, slot, hash48, .. }) => {
+                if let Some(tables) = self.meta.get(&generation) {
+                    warm_row(&tables[sub_table(slot)], table_hash(hash48));
+                }
+            }
+            Some(Row::Element { version, element, .. }) => {
+                if let Some(group) = self.elements.get(&version) {
+                    group.rows.warm(element);
+                }
+            }
+            _ => {}
         }
     }
 
@@ -221,22 +169,9 @@ impl Pending {
         let hash = table_hash(hash48);
         let size = key.len() + value.map_or(0, <[u8]>::len) + ROW_OVERHEAD;
         self.bytes += size;
-        match table.find_mut(hash, |row| row.key() == key) {
-            Some(row) => {
-                self.bytes -= row.bytes.len() + ROW_OVERHEAD;
-                let same_size = row.bytes.len() == key.len() + value.map_or(0, <[u8]>::len);
-                match value {
-                    Some(value) if same_size => {
-                        row.bytes[key.len()..].copy_from_slice(value);
-                        row.put = true;
-                    }
-                    _ => *row = MetaRow::new(hash, key, value),
-                }
-            }
-            None => {
-                table.insert_unique(hash, MetaRow::new(hash, key, value), |row| row.hash);
-                self.rows += 1;
-            }
+        match set_row(table, hash, key, value) {
+            Some(old) => self.bytes -= old + ROW_OVERHEAD,
+            None => self.rows += 1,
         }
     }
 
@@ -254,14 +189,7 @@ impl Pending {
 
     /// The pending row of an element.
     pub fn element(&self, version: u64, element: &[u8]) -> Lookup<'_> {
-        let row = self.elements.get(&version)?.rows.get(element)?;
-        Some(row.as_deref())
-    }
-
-    /// All pending element rows of a version, in the order of their keys.
-    pub fn elements(&self, version: u64) -> impl Iterator<Item = (&[u8], Option<&[u8]>)> {
-        let group = self.elements.get(&version);
-        group.into_iter().flat_map(|g| g.rows.iter().map(|(k, v)| (&*k.bytes, v.as_deref())))
+        Some(self.elements.get(&version)?.rows.get(element)?.value())
     }
 
     /// The pending element rows of a version in a range of element keys, in order.
@@ -276,11 +204,9 @@ impl Pending {
             Bound::Included(&range.from[..]),
             range.to.as_ref().map_or(Bound::Unbounded, |to| Bound::Excluded(&to[..])),
         );
-        let rows = group
-            .filter(|_| !empty)
-            .into_iter()
-            .flat_map(move |group| group.rows.range::<[u8], _>(bounds));
-        rows.map(|(k, v)| (&*k.bytes, v.as_deref()))
+        let rows =
+            group.filter(|_| !empty).into_iter().flat_map(move |group| group.rows.range(bounds));
+        rows.map(|row| (row.key(), row.value()))
     }
 
     /// The first meta rows of a generation from `from` on, in order: at least `limit` of them, or
@@ -293,7 +219,7 @@ impl Pending {
         slot: u16,
         limit: usize,
     ) -> (Vec<(Box<[u8]>, Option<Box<[u8]>>)>, bool) {
-        let mut out: Vec<&MetaRow> = Vec::new();
+        let mut out: Vec<&PendingRow> = Vec::new();
         let Some(tables) = self.meta.get(&generation) else { return (Vec::new(), false) };
         let mut more = false;
         for (n, table) in tables.iter().enumerate().skip(sub_table(slot)) {
@@ -306,13 +232,13 @@ impl Pending {
         out.sort_unstable_by(|a, b| a.key().cmp(b.key()));
         if out.len() > limit {
             // A group of equal hashes is never cut: the whole sub-table's rest is dropped after it.
-            let head = |row: &MetaRow| row.key()[..13].to_vec();
+            let head = |row: &PendingRow| row.key()[..13].to_vec();
             let last = head(out[limit - 1]);
             let end = limit + out[limit..].iter().take_while(|row| head(row) == last).count();
             more |= end < out.len();
             out.truncate(end);
         }
-        let copy = |row: &MetaRow| (row.key().into(), row.value().map(Into::into));
+        let copy = |row: &PendingRow| (row.key().into(), row.value().map(Into::into));
         (out.into_iter().map(copy).collect(), more)
     }
 
@@ -369,16 +295,11 @@ impl Pending {
 
     fn drop_prefix(&mut self, version: u64, prefix: &[u8]) {
         let Some(group) = self.elements.get_mut(&version) else { return };
-        let range = crate::engine::prefix_range(prefix);
-        let bounds = (Bound::Included(&range.start[..]), Bound::Excluded(&range.end[..]));
-        let dropped = group.rows.range::<[u8], _>(bounds).map(|(element, _)| element.bytes.clone());
-        for element in dropped.collect::<Vec<_>>() {
-            if let Some(value) = group.rows.remove(&*element) {
-                let bytes = element.len() + value.map_or(0, |v| v.len()) + ROW_OVERHEAD;
-                group.bytes -= bytes;
-                self.bytes -= bytes;
-                self.rows -= 1;
-            }
+        for row in group.rows.take_prefix(prefix) {
+            let bytes = row.len() + ROW_OVERHEAD;
+            group.bytes -= bytes;
+            self.bytes -= bytes;
+            self.rows -= 1;
         }
     }
 
@@ -409,12 +330,11 @@ impl Pending {
         for (version, group) in versions {
             let mut head = Vec::with_capacity(11);
             RowKey::elements(&mut head, group.slot, *version);
-            for (element, value) in group.rows.iter() {
-                let element = &element.bytes;
-                let mut key = Vec::with_capacity(head.len() + element.len());
-                key.extend_from_slice(&head);
-                key.extend_from_slice(element);
-                batch.push((key.into(), value.as_deref().map(Bytes::copy_from_slice)));
+            let mut rows: Vec<&PendingRow> = group.rows.iter().collect();
+            rows.sort_unstable_by(|a, b| a.key().cmp(b.key()));
+            for row in rows {
+                let key = [&head[..], row.key()].concat();
+                batch.push((key.into(), row.value().map(Bytes::copy_from_slice)));
                 cut(&mut batch);
             }
         }
@@ -423,7 +343,7 @@ impl Pending {
         for (generation, tables) in generations {
             let dead = self.dead.contains(generation);
             for table in tables {
-                let mut rows: Vec<&MetaRow> = table.iter().collect();
+                let mut rows: Vec<&PendingRow> = table.iter().collect();
                 rows.sort_unstable_by(|a, b| a.key().cmp(b.key()));
                 for row in rows {
                     let value = row.value().filter(|_| !dead).map(Bytes::copy_from_slice);
@@ -465,26 +385,6 @@ mod tests {
     }
 
     #[test]
-    fn elements_are_in_the_order_of_their_bytes() {
-        let names: [&[u8]; 9] = [
-            b"",
-            b"\0",
-            b"a",
-            b"a\0",
-            b"a\0\0",
-            b"abcdefgh",
-            b"abcdefgh\0",
-            b"abcdefghi",
-            b"\xff\xff",
-        ];
-        for a in names {
-            for b in names {
-                assert_eq!(ElementKey::new(a).cmp(&ElementKey::new(b)), a.cmp(b), "{a:?} {b:?}");
-            }
-        }
-    }
-
-    #[test]
     fn a_dead_version_takes_its_rows_along() {
         let mut pending = Pending::default();
         let mut key = Vec::new();
@@ -515,7 +415,9 @@ mod tests {
         }
         pending.set(&row(&[1, 2, 7]), None);
         pending.set(&RowKey::dead_elements(&head, &[1, 2]), Some(b""));
-        let kept: Vec<_> = pending.elements(99).map(|(element, _)| element.to_vec()).collect();
+        let all = ElementRange { from: Vec::new(), to: None };
+        let kept: Vec<_> =
+            pending.elements_in(99, &all).map(|(element, _)| element.to_vec()).collect();
         assert_eq!(kept, [vec![1], vec![1, 3], vec![2]]);
         for element in [&[1, 3][..], &[1], &[2]] {
             other.set(&row(element), Some(b"v"));

@@ -14,6 +14,7 @@ use crate::encoding::ElementRows;
 use crate::need::ElementRange;
 use place::{Key, ordered, row_name, unordered};
 pub(in crate::value) use place::{PREFIX, Place};
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 pub use walk::Walk;
 
@@ -101,8 +102,11 @@ impl Item {
         Place::of(self.score, &self.name)
     }
 
-    fn is_before(&self, key: Key<'_>) -> bool {
-        (ordered(self.score), &*row_name(&self.name)) < key
+    fn is_before(&self, (score, name): Key<'_>) -> bool {
+        match ordered(self.score).cmp(&score) {
+            Ordering::Equal => *row_name(&self.name) < *name,
+            of_scores => of_scores.is_lt(),
+        }
     }
 
     fn heap(&self) -> usize {
