@@ -21,11 +21,13 @@ use bytes::{Buf, BytesMut};
 use cycle::Cycle;
 use gate::Admitted;
 use std::future::poll_fn;
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::time::Instant;
+use tokio::io::{AsyncRead, ReadBuf};
 use tokio::net::TcpStream;
 use wire::Wire;
 
@@ -92,7 +94,7 @@ impl Connection {
             }
             let mut scratch = self.worker.take_scratch();
             let read = if self.buf.is_empty() {
-                self.stream.try_read(&mut scratch)
+                self.read_now(&mut scratch).await
             } else {
                 self.buf.reserve(READ.min(self.wanted()));
                 self.stream.try_read_buf(&mut self.buf)
@@ -121,6 +123,17 @@ impl Connection {
             if !self.finish(cycle, pause).await? {
                 return Ok(());
             }
+        }
+    }
+
+    /// Reads what is there. Unlike `try_read` it knows that this was all when it does not fill the
+    /// buffer, so that nobody asks once more.
+    async fn read_now(&mut self, buf: &mut [u8]) -> std::io::Result<usize> {
+        let mut buf = ReadBuf::new(buf);
+        let polled = poll_fn(|cx| Poll::Ready(Pin::new(&mut self.stream).poll_read(cx, &mut buf)));
+        match polled.await {
+            Poll::Ready(read) => read.map(|()| buf.filled().len()),
+            Poll::Pending => Err(std::io::ErrorKind::WouldBlock.into()),
         }
     }
 
