@@ -10,6 +10,7 @@ mod wire;
 use crate::clients::{Client, count, state};
 use crate::commands::registry::Command;
 use crate::commands::{Call, Run, Stop, error, flag};
+use crate::config::Settings;
 use crate::monitor::Line;
 use crate::resp::{Args, Limits, Parsed, Parser, Reply};
 use crate::routing::Databases;
@@ -235,7 +236,7 @@ impl Connection {
 
     /// Parses and dispatches as many commands as can be. How many bytes are done with.
     fn parse_from(&mut self, data: &[u8], cycle: &mut Cycle) -> (Pause, usize) {
-        let settings = self.worker.settings();
+        let mut settings = self.worker.settings();
         let mut limits = Limits {
             max_bulk: settings.proto_max_bulk_len,
             authenticated: self.session.authenticated,
@@ -254,7 +255,7 @@ impl Connection {
             let stopped = ahead.fill(&mut parser, data, &mut parsed, &limits, layout);
             ahead.warm(&self.worker.partition.borrow().store, &parser, data, self.session.db);
             if let Some(pause) =
-                self.dispatch_ahead(&ahead, &parser, data, &mut done, cycle, &settings)
+                self.dispatch_ahead(&ahead, &parser, data, &mut done, cycle, &mut settings)
             {
                 // What has not run is parsed again.
                 parser = Parser::new();
@@ -262,6 +263,7 @@ impl Connection {
             }
             done = parsed;
             limits.authenticated = self.session.authenticated;
+            limits.max_bulk = settings.proto_max_bulk_len;
             match stopped {
                 Stopped::Full => {}
                 Stopped::Drained => break Pause::Drained,
@@ -286,7 +288,7 @@ impl Connection {
         data: &[u8],
         done: &mut usize,
         cycle: &mut Cycle,
-        settings: &crate::config::Settings,
+        settings: &mut Arc<Settings>,
     ) -> Option<Pause> {
         for n in 0..ahead.len() {
             let ready = ahead.get(n, parser, data);
@@ -295,6 +297,10 @@ impl Connection {
                 return Some(Pause::Barrier);
             }
             *done = ready.end;
+            if !ready.command.is_some_and(|command| matches!(command.spec.run, Run::Keys(_))) {
+                // CONFIG SET counts for what is behind it.
+                *settings = self.worker.settings();
+            }
             if dispatched == Dispatched::Close {
                 return Some(Pause::Close);
             }
@@ -311,7 +317,7 @@ impl Connection {
         ready: &Ready<'_>,
         left: usize,
         cycle: &mut Cycle,
-        settings: &crate::config::Settings,
+        settings: &Settings,
     ) -> Dispatched {
         let args = ready.args;
         self.worker.stats().commands.fetch_add(1, Ordering::Relaxed);
@@ -435,7 +441,7 @@ impl Connection {
         &mut self,
         args: Args<'_>,
         left: usize,
-        settings: &crate::config::Settings,
+        settings: &Settings,
         out: &mut Reply,
     ) -> std::io::Result<bool> {
         let command = loop {
@@ -472,7 +478,7 @@ impl Connection {
         &mut self,
         command: &'static Command,
         args: Args<'_>,
-        settings: &crate::config::Settings,
+        settings: &Settings,
         out: &mut Reply,
     ) -> std::io::Result<bool> {
         let mark = out.len();

@@ -8,6 +8,7 @@ mod functions;
 mod hostile;
 mod keyspace;
 mod partial;
+mod pipelines;
 mod pubsub;
 mod script_errors;
 mod scripts;

@@ -1,0 +1,100 @@
+//! Pipelines: commands are parsed ahead of the one that runs, and nobody can tell.
+
+use super::Server;
+use std::io::{Read, Write};
+
+/// Commands that change what those behind them mean, or that run by themselves.
+const LINES: &[&str] = &[
+    "FLUSHALL",
+    "SET a 1",
+    "APPEND a 2",
+    "GET a",
+    "SELECT 1",
+    "GET a",
+    "SET a x",
+    "SELECT 0",
+    "MGET a b a",
+    "MSET a 5 b 6 c 7 d 8",
+    "BLPOP list 0.01",
+    "RPUSH list 1 2 3",
+    "BLPOP list 0",
+    "NOSUCH a",
+    "GET",
+    "MULTI",
+    "INCR a",
+    "LPUSH a x",
+    "EXEC",
+    "WATCH a",
+    "MULTI",
+    "SET a 9",
+    "DISCARD",
+    "SADD set m n o m",
+    "SISMEMBER set n",
+    "HSET hash f 1 g 2",
+    "HMGET hash f g h",
+    "ZADD zset 1 m 2 n",
+    "ZSCORE zset n",
+    "CLIENT REPLY SKIP",
+    "SET unseen 1",
+    "GET unseen",
+    "EVAL redis.call('INCR',KEYS[1]);return(redis.call('GET',KEYS[1])) 1 a",
+    "DEL a b c d",
+    "EXISTS a b c d",
+    "CONFIG SET requirepass secret",
+    "RESET",
+    "GET unseen",
+    "AUTH wrong",
+    "AUTH secret",
+    "GET unseen",
+    "CONFIG SET requirepass secret2",
+    "AUTH secret2",
+    "CONFIG SET requirepass \"\"",
+    "SWAPDB 0 1",
+    "GET a",
+    "DBSIZE",
+    "QUIT",
+];
+
+/// The same as a client library sends it; every fifth as it stands, inline.
+fn requests() -> Vec<Vec<u8>> {
+    let request = |(n, line): (usize, &&str)| {
+        if n % 5 == 4 {
+            return format!("{line}\r\n").into_bytes();
+        }
+        let words: Vec<&str> = line.split(' ').map(|w| if w == "\"\"" { "" } else { w }).collect();
+        let bulks = words.iter().map(|word| format!("${}\r\n{word}\r\n", word.len()));
+        [format!("*{}\r\n", words.len()), bulks.collect()].concat().into_bytes()
+    };
+    LINES.iter().enumerate().map(request).collect()
+}
+
+/// What the server answers to pieces that are sent one after the other.
+fn answers<'a>(server: &Server, pieces: impl Iterator<Item = &'a [u8]>) -> String {
+    let mut socket = server.socket();
+    socket.set_nodelay(true).expect("set");
+    for piece in pieces {
+        // QUIT may have been answered.
+        if socket.write_all(piece).is_err() {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_micros(300));
+    }
+    let mut out = Vec::new();
+    let _ = socket.read_to_end(&mut out);
+    String::from_utf8_lossy(&out).into_owned()
+}
+
+#[test]
+fn replies_are_the_same_however_a_pipeline_is_cut() {
+    for workers in ["1", "2"] {
+        let server = Server::start(&["--workers", workers, "--shards", "2"]);
+        let requests = requests();
+        let whole = requests.concat();
+        let one_by_one = answers(&server, requests.iter().map(|request| &request[..]));
+        assert!(one_by_one.contains("NOAUTH") && one_by_one.ends_with("+OK\r\n"), "{one_by_one}");
+        for size in [whole.len(), 1, 2, 3, 7, 16, 50, 64, 100, 333, 1000] {
+            let got = answers(&server, whole.chunks(size));
+            assert_eq!(got, one_by_one, "{size} bytes at a time, {workers} workers");
+        }
+    }
+}
