@@ -34,15 +34,15 @@ struct Next {
     is_inline: bool,
 }
 
-/// A command as [`Ahead::next`] gives it.
+/// A command as [`Ahead::get`] gives it.
 pub(super) struct Ready<'a> {
     /// `None`: there is no command of that name.
     pub(super) command: Option<&'static Command>,
     /// Its only key.
     pub(super) at: Option<KeyHash>,
     pub(super) args: Args<'a>,
-    /// Where its bytes end in what was read.
-    pub(super) end: usize,
+    /// Its bytes in what was read.
+    pub(super) bytes: Range<usize>,
 }
 
 /// Why no more commands are parsed ahead.
@@ -135,7 +135,7 @@ impl Ahead {
         } else {
             Args::new(bytes, &self.ranges[next.ranges.clone()])
         };
-        Ready { command: next.command, at: next.at, args, end: next.bytes.end }
+        Ready { command: next.command, at: next.at, args, bytes: next.bytes.clone() }
     }
 
     /// Touches what the commands will ask for: the keys, then the elements they name.
@@ -172,7 +172,7 @@ mod tests {
         let stopped = ahead.fill(&mut parser, data, &mut end, limits, &LAYOUT);
         let commands = (0..ahead.len()).map(|n| {
             let ready = ahead.get(n, &parser, data);
-            (ready.args.iter().map(<[u8]>::to_vec).collect(), ready.end)
+            (ready.args.iter().map(<[u8]>::to_vec).collect(), ready.bytes.end)
         });
         (commands.collect(), end, stopped)
     }

@@ -292,11 +292,13 @@ impl Connection {
     ) -> Option<Pause> {
         for n in 0..ahead.len() {
             let ready = ahead.get(n, parser, data);
-            let dispatched = self.dispatch(&ready, data.len() - ready.end, cycle, settings);
+            let dispatched = self.dispatch(&ready, data.len() - ready.bytes.end, cycle, settings);
             if dispatched == Dispatched::Barrier {
+                // Empty requests before it are done with.
+                *done = ready.bytes.start;
                 return Some(Pause::Barrier);
             }
-            *done = ready.end;
+            *done = ready.bytes.end;
             if !ready.command.is_some_and(|command| matches!(command.spec.run, Run::Keys(_))) {
                 // CONFIG SET counts for what is behind it.
                 *settings = self.worker.settings();

@@ -445,11 +445,14 @@ impl Store {
     /// Touches what a command will want of a key, so that it is in the processor's caches by then.
     #[inline]
     pub fn warm(&self, db: u32, at: KeyHash) {
-        let table = self.dbs.get(db as usize).and_then(|db| db.tables.get(sub_table(at.slot)));
-        if let Some(entry) = table.and_then(|table| table.map.find(at.hash, |e| e.hash == at.hash))
-        {
+        if let Some(entry) = self.same_hash(db, at) {
             std::hint::black_box((entry.round, entry.value.touch()));
         }
+    }
+
+    fn same_hash(&self, db: u32, at: KeyHash) -> Option<&Entry> {
+        let table = self.dbs.get(db as usize)?.tables.get(sub_table(at.slot))?;
+        table.map.find(at.hash, |e| e.hash == at.hash)
     }
 
     /// Touches elements of a key's collection if it is large; how many.
@@ -459,9 +462,10 @@ impl Store {
         at: KeyHash,
         names: impl Iterator<Item = &'a [u8]>,
     ) -> usize {
-        let table = self.dbs.get(db as usize).and_then(|db| db.tables.get(sub_table(at.slot)));
-        let entry = table.and_then(|table| table.map.find(at.hash, |e| e.hash == at.hash));
-        let collection = entry.and_then(|e| e.value.collection()).filter(|c| c.len() > IN_CACHE);
+        let collection = self
+            .same_hash(db, at)
+            .and_then(|e| e.value.collection())
+            .filter(|c| c.len() > IN_CACHE);
         let Some(collection) = collection else { return 0 };
         let touched = names.map(|name| std::hint::black_box(collection.knows(name)));
         touched.fold(0, |n, _| n + 1)

@@ -55,15 +55,17 @@ const LINES: &[&str] = &[
     "QUIT",
 ];
 
-/// The same as a client library sends it; every fifth as it stands, inline.
+/// The same as a client library sends it; every fifth as it stands, inline. Before each is an empty
+/// request.
 fn requests() -> Vec<Vec<u8>> {
     let request = |(n, line): (usize, &&str)| {
+        let empty = if n % 2 == 0 { "\r\n" } else { "*0\r\n" };
         if n % 5 == 4 {
-            return format!("{line}\r\n").into_bytes();
+            return format!("{empty}{line}\r\n").into_bytes();
         }
         let words: Vec<&str> = line.split(' ').map(|w| if w == "\"\"" { "" } else { w }).collect();
         let bulks = words.iter().map(|word| format!("${}\r\n{word}\r\n", word.len()));
-        [format!("*{}\r\n", words.len()), bulks.collect()].concat().into_bytes()
+        [format!("{empty}*{}\r\n", words.len()), bulks.collect()].concat().into_bytes()
     };
     LINES.iter().enumerate().map(request).collect()
 }
