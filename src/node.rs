@@ -66,6 +66,8 @@ pub struct Budget {
     pub memtables: usize,
     /// What the engines read ahead when they merge files.
     pub merges: usize,
+    /// The filters of keys; while one is made anew, up to twice that.
+    pub presence: usize,
     /// Channels and patterns that clients listen to.
     pub subscriptions: usize,
     /// Which keys clients have read that want to hear of their changes.
@@ -85,7 +87,7 @@ pub struct Budget {
 impl Budget {
     /// Five sixteenths of it for decoded values, an eighth for pending rows, a sixteenth each for
     /// blocks and memtables, and for filters and indexes too, but of a small budget up to an
-    /// eighth; a sixty-fourth for merges. The rest is for what is being handed over or flushed,
+    /// eighth; a sixty-fourth for merges, a thirty-second for the filters of keys. The rest is for what is being handed over or flushed,
     /// buffers, and what the allocator keeps. What pending rows have no use for decoded values get.
     pub fn new(settings: &Settings) -> Self {
         let total = settings.memory_budget;
@@ -97,6 +99,7 @@ impl Budget {
             meta_cache: (total / 8).min(64 << 20).max(total / 16),
             memtables: (total / 16) as usize,
             merges: (total / 64) as usize,
+            presence: (total / 32) as usize,
             subscriptions: (total / 16) as usize,
             tracking: (total / 64 * 3) as usize,
             prefixes: (total / 64) as usize,

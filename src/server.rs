@@ -72,6 +72,7 @@ fn open_options(settings: &Settings) -> OpenOptions {
         meta_cache_bytes: budget.meta_cache,
         memtable_bytes: budget.memtables,
         merge_bytes: budget.merges,
+        presence_bytes: budget.presence,
     }
 }
 

@@ -56,6 +56,11 @@ impl Counters {
         self.generations.get(&generation).map_or((0, 0), |g| (g.keys, g.expires))
     }
 
+    /// Keys of all generations.
+    pub fn keys(&self) -> u64 {
+        self.generations.values().map(|g| g.keys).sum()
+    }
+
     /// Forgets a generation that is dead.
     pub fn drop_generation(&mut self, generation: u32) {
         self.generations.remove(&generation);

@@ -2,7 +2,7 @@
 
 use crate::clock::Clock;
 use crate::commit::{Sealed, split_body};
-use crate::control::{Control, Generations, complete_row};
+use crate::control::{Control, Generations, complete_row, presence_key};
 use crate::encoding::{Library, row};
 use crate::engine::files::{Files, Kept};
 use crate::engine::{Engine, Upkeep, prefix_range};
@@ -60,6 +60,8 @@ pub struct OpenOptions {
     pub memtable_bytes: usize,
     /// What merges of files read ahead, all engines together.
     pub merge_bytes: usize,
+    /// Filters of keys, all shards together.
+    pub presence_bytes: usize,
 }
 
 /// What is fixed when a data directory is created.
@@ -128,9 +130,13 @@ impl Directory {
         }
         check_shards(&recovery, &opened)?;
         for (_, engine, control) in &opened {
-            // From the next record on the shard is not complete by itself.
-            if control.complete.is_some() {
-                engine.write(vec![complete_row(None)]).await?;
+            // From the next record on the shard is not complete by itself, nor is what was kept.
+            let kept = control.presence.iter();
+            let kept = kept.map(|(layer, piece, _)| (presence_key(*layer, *piece), None));
+            let complete = control.complete.map(|_| complete_row(None));
+            let rows: Vec<_> = kept.chain(complete).collect();
+            if !rows.is_empty() {
+                engine.write(rows).await?;
                 engine.flush().await?;
             }
         }
@@ -142,9 +148,10 @@ impl Directory {
             .get_mut(usize::from(LIBRARIES_SHARD))
             .map(|(.., control)| std::mem::take(&mut control.libraries))
             .unwrap_or_default();
+        let presence_bytes = options.presence_bytes / usize::from(manifest.shards);
         let mut shards: Vec<Shard> = opened
             .into_iter()
-            .map(|(id, engine, control)| Shard::new(id, engine, epoch, control))
+            .map(|(id, engine, control)| Shard::new(id, engine, epoch, control, presence_bytes))
             .collect();
         let replayed = replay(&recovery, &mut shards)?;
         if replayed > 0 {

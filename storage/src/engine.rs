@@ -26,7 +26,7 @@ use std::future::Future;
 use std::ops::{Range, RangeInclusive};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::{Mutex, MutexGuard};
 
 /// Bytes of a memtable before it is flushed: smaller ones would leave too many files, bigger ones
@@ -232,6 +232,29 @@ impl Engine {
             rows.push((row.key, row.value));
         }
         Ok(rows)
+    }
+
+    /// Gives the keys of a range to `each`, in order, for about as long as `within`. Where to go on
+    /// comes back, if there may be more.
+    pub(crate) async fn walk(
+        &self,
+        range: Range<Vec<u8>>,
+        within: Duration,
+        mut each: impl FnMut(&[u8]),
+    ) -> Result<Option<Vec<u8>>> {
+        if range.start >= range.end {
+            return Ok(None);
+        }
+        let options = ScanOptions { read_ahead_bytes: LONG_READ_BYTES, ..ScanOptions::default() };
+        let begun = Instant::now();
+        let mut iterator = self.db.scan_with_options(range, &options).await?;
+        while let Some(row) = iterator.next().await? {
+            each(&row.key);
+            if begun.elapsed() >= within {
+                return Ok(Some([&row.key[..], &[0]].concat()));
+            }
+        }
+        Ok(None)
     }
 
     /// Waits until nobody else writes.

@@ -484,6 +484,7 @@ impl Page<'_> {
             ("memory_budget", &settings.memory_budget),
             ("hot_bytes", &self.sum(|s| &s.hot_bytes)),
             ("pending_bytes", &self.sum(|s| &s.pending_bytes)),
+            ("key_filter_bytes", &self.sum(|s| &s.filter_bytes)),
             ("commands_local", &self.sum(|s| &s.local)),
             ("commands_remote", &self.sum(|s| &s.remote)),
             ("commands_parked", &self.sum(|s| &s.parked)),

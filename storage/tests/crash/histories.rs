@@ -78,7 +78,11 @@ impl History {
             61..64 => self.copy(),
             64..67 => self.coordinate(),
             67..75 => self.world.commit(),
-            75..78 => self.world.evict(),
+            75..77 => self.world.evict(),
+            77 => {
+                let shard = self.random.random_range(0..SHARDS);
+                self.world.look_for_keys(shard);
+            }
             78..80 => {
                 self.world.commit();
                 self.world.model.now_ms += self.random.random_range(1..1000);
