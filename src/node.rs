@@ -34,6 +34,10 @@ pub const CHOKED: &str = "OOM the engine does not take rows fast enough, or its 
 /// or not at all.
 const PENDING_MAX: u64 = 512 << 20;
 
+/// Bytes that are there whatever the data: threads, code, and SlateDB's buffers for files that it
+/// writes, 10 MiB each. Small budgets keep a quarter for it.
+const OVERHEAD: u64 = 64 << 20;
+
 /// CLIENT PAUSE.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pause {
@@ -85,12 +89,13 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// Five sixteenths of it for decoded values, an eighth for pending rows, a sixteenth each for
-    /// blocks and memtables, and for filters and indexes too, but of a small budget up to an
-    /// eighth; a sixty-fourth for merges, a thirty-second for the filters of keys. The rest is for what is being handed over or flushed,
-    /// buffers, and what the allocator keeps. What pending rows have no use for decoded values get.
+    /// Of what the process does not need for itself: five sixteenths for decoded values, an eighth
+    /// for pending rows, a sixteenth each for blocks and memtables, and for filters and indexes too,
+    /// but of a small budget up to an eighth; a sixty-fourth for merges, a thirty-second for the
+    /// filters of keys. The rest is for what is being handed over or flushed, buffers, and what the
+    /// allocator keeps. What pending rows have no use for decoded values get.
     pub fn new(settings: &Settings) -> Self {
-        let total = settings.memory_budget;
+        let total = settings.memory_budget - (settings.memory_budget / 4).min(OVERHEAD);
         let pending = (total / 8).min(PENDING_MAX);
         Self {
             hot: (total / 16 * 5 + (total / 8 - pending)) as usize,
