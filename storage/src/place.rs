@@ -1,6 +1,7 @@
 //! Places where data lies: a root in an object store, named by a URL.
 
 mod cloud;
+mod preflight;
 #[cfg(test)]
 mod tests;
 
