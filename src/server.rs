@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail};
 use flagstone_storage::clock::Clock;
 use flagstone_storage::directory::{Directory, OpenOptions};
 use flagstone_storage::partition::Partition;
+use flagstone_storage::place::Place;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::AsRawFd;
 use std::rc::Rc;
@@ -49,7 +50,7 @@ pub fn run(config: Config) -> Result<()> {
         .context("starting the background runtime")?;
     let addresses = addresses(&settings)?;
     let clock = Clock::default();
-    let options = open_options(&settings);
+    let options = open_options(&settings)?;
     let opening = background.spawn(Directory::open(options, clock.clone()));
     let opened = background.block_on(opening).context("opening the data directory")??;
     let served = serve(&config, &settings, opened, clock, &addresses, &background);
@@ -57,10 +58,17 @@ pub fn run(config: Config) -> Result<()> {
     served
 }
 
-fn open_options(settings: &Settings) -> OpenOptions {
+fn open_options(settings: &Settings) -> Result<OpenOptions> {
     let budget = Budget::new(settings);
-    OpenOptions {
-        dir: settings.dir.clone(),
+    let store = match &settings.store {
+        Some(url) => Place::parse(url).context("store")?,
+        None => Place::local(&settings.dir)?,
+    };
+    let journal = settings.journal.as_deref().map(Place::parse).transpose().context("journal")?;
+    Ok(OpenOptions {
+        store,
+        journal,
+        store_timeout: Duration::from_millis(settings.store_timeout_ms),
         shards: settings.shards.map(|n| u16::try_from(n).unwrap_or(u16::MAX)),
         default_shards: std::thread::available_parallelism().map_or(1, usize::from) as u16,
         databases: settings.databases,
@@ -73,7 +81,7 @@ fn open_options(settings: &Settings) -> OpenOptions {
         memtable_bytes: budget.memtables,
         merge_bytes: budget.merges,
         presence_bytes: budget.presence,
-    }
+    })
 }
 
 fn serve(
@@ -102,7 +110,8 @@ fn serve(
     let node = Arc::new(node.map_err(anyhow::Error::msg).context("libraries of functions")?);
     let listeners = listen(settings, addresses, net.len())?;
     let (stop, stopped) = watch::channel(false);
-    let (mut partitions, lock) = opened.into_partitions(shard_workers, total);
+    let store = opened.store.clone();
+    let (mut partitions, locks) = opened.into_partitions(shard_workers, total);
     let mut threads = Vec::with_capacity(total);
     let mut listeners = listeners.into_iter();
     for (id, inbox) in inboxes.into_iter().enumerate() {
@@ -129,7 +138,7 @@ fn serve(
         shards = node.layout.shards,
         memory_budget = settings.memory_budget,
         appendfsync = settings.appendfsync.as_str(),
-        dir = %settings.dir.display(),
+        %store,
         "Server initialized"
     );
     for address in addresses {
@@ -142,7 +151,7 @@ fn serve(
     drop(stopped);
     stop.send_replace(true);
     let drained = drain(threads, &node, background, request);
-    drop(lock);
+    drop(locks);
     drained
 }
 

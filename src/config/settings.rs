@@ -207,6 +207,11 @@ settings! {
     // Storage and threads.
     /// The data directory, absolute.
     dir: PathBuf = |v, _| PathBuf::from(v.text("dir"));
+    /// URL of the store; `None`: `dir`.
+    store: Option<String> = |v, _| v.optional_text("store");
+    /// URL of the journal; `None`: in the store.
+    journal: Option<String> = |v, _| v.optional_text("journal");
+    store_timeout_ms: u64 = |v, _| v.number("store-timeout-ms");
     workers: usize = |v, m| v.unless_auto("workers").unwrap_or(m.cpus);
     net_workers: usize = |v, _| v.number("net-workers");
     background_workers: usize = |v, m| v.unless_auto("background-workers").unwrap_or((m.cpus / 4).max(2));

@@ -22,6 +22,7 @@ pub mod need;
 pub mod notes;
 pub mod partition;
 pub mod pending;
+pub mod place;
 pub mod presence;
 mod reclaim;
 pub mod scan;

@@ -4,6 +4,7 @@ use super::*;
 use crate::encoding::RowKey;
 use crate::materialise::sweep;
 use futures::TryStreamExt;
+use object_store::ObjectStore;
 use object_store::memory::InMemory;
 use slatedb::db_cache::SplitCache;
 use std::time::Instant;
@@ -31,7 +32,8 @@ impl Process {
             ..Upkeep::default()
         };
         let cache = Arc::new(SplitCache::new().build());
-        let open = Engine::open(store.clone(), "db", cache, 1, Clock::default(), &upkeep);
+        let place = Place::within(store.clone(), "db".into(), "memory");
+        let open = Engine::open(&place, cache, 1, Clock::default(), &upkeep);
         let engine = runtime.block_on(open).unwrap();
         Self { runtime, engine }
     }

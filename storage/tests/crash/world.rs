@@ -5,20 +5,20 @@ use crate::model::{Model, Pending, StreamModel, V};
 use crate::store::Watched;
 use flagstone_storage::clock::Clock;
 use flagstone_storage::commit::Sealed;
-use flagstone_storage::directory::{Directory, OpenOptions, OpenStore};
+use flagstone_storage::directory::{Directory, Locks, OpenOptions, OpenStore};
 use flagstone_storage::encoding::Library;
 use flagstone_storage::engine::Engine;
 use flagstone_storage::journal::{Disk, Journal, RealDisk, SyncMode};
 use flagstone_storage::materialise::{each_hand_over_batch, hand_over, sweep};
 use flagstone_storage::partition::Partition;
+use flagstone_storage::place::Place;
 use flagstone_storage::presence::Presence;
 use flagstone_storage::store::{Fault, Need, OrLoad, Part, Store};
 use flagstone_storage::value::stream::StreamEntry;
 use flagstone_storage::value::{Str, Stream, StreamId, Value};
-use object_store::ObjectStore;
 use object_store::local::LocalFileSystem;
+use object_store::path::Path as ObjectPath;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,12 +44,14 @@ pub(crate) struct World {
     pub(crate) libraries: Vec<Library>,
     /// Shards whose keys are being read, and whether that is done.
     scans: BTreeMap<u16, (Scan, bool)>,
-    _lock: File,
+    _locks: Locks,
 }
 
 pub(crate) fn options(dir: &Path, databases: u32) -> OpenOptions {
     OpenOptions {
-        dir: dir.into(),
+        store: Place::local(dir).unwrap(),
+        journal: None,
+        store_timeout: Duration::from_secs(1),
         shards: None,
         default_shards: SHARDS,
         databases,
@@ -69,9 +71,10 @@ impl World {
     pub(crate) fn try_open(dir: &Path, model: Model, pick: Pick) -> anyhow::Result<Self> {
         let probe = Arc::new(Probe::new(dir, model.clone(), pick));
         let watch = probe.clone();
-        let store = move |dir: &Path| -> anyhow::Result<Arc<dyn ObjectStore>> {
-            let local = Arc::new(LocalFileSystem::new_with_prefix(dir)?);
-            Ok(Arc::new(Watched::new(local, watch.clone())))
+        let store = move |place: &Place| -> anyhow::Result<Place> {
+            let local = Arc::new(LocalFileSystem::new_with_prefix(place.dir().unwrap())?);
+            let watched = Arc::new(Watched::new(local, watch.clone()));
+            Ok(Place::within(watched, ObjectPath::default(), place.to_string()))
         };
         let options = options(dir, model.dbs.len() as u32);
         Self::open_on(options, model, probe, Arc::new(RealDisk), &store)
@@ -91,7 +94,7 @@ impl World {
         let opened = runtime.block_on(opening)?;
         let journal = opened.journal.clone();
         let libraries = opened.libraries.clone();
-        let (mut partitions, lock) = opened.into_partitions(1, 1);
+        let (mut partitions, locks) = opened.into_partitions(1, 1);
         let partition = partitions.remove(0);
         let runtime = Some(runtime);
         let scans = BTreeMap::new();
@@ -104,7 +107,7 @@ impl World {
             holds: 0,
             libraries,
             scans,
-            _lock: lock,
+            _locks: locks,
         })
     }
 
