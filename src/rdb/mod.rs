@@ -15,6 +15,7 @@ mod crc64;
 mod double;
 mod dump;
 mod functions;
+mod input;
 mod integer;
 mod intset;
 mod listpack;
@@ -25,6 +26,7 @@ mod stream;
 mod stream_groups;
 #[cfg(test)]
 mod tests;
+mod walk;
 mod writer;
 mod ziplist;
 mod zipmap;
@@ -35,6 +37,7 @@ pub use dump::{NodeLimit, dump};
 pub use functions::{dump_functions, restore_functions};
 pub use restore::{restore, restore_newer};
 pub use stream_groups::{EntriesRead, StreamConsumer, StreamGroup, StreamPending};
+pub use walk::{Kind, Part, Sink, StreamHead};
 
 /// A value of any type that has a payload; `B` are its bytes, owned or borrowed.
 #[derive(Debug, Clone, PartialEq)]
@@ -178,8 +181,21 @@ mod object_type {
     pub(super) const STREAM_LISTPACKS_2: u8 = 19;
     pub(super) const SET_LISTPACK: u8 = 20;
     pub(super) const STREAM_LISTPACKS_3: u8 = 21;
+    /// What is beyond means something else in Redis than in later versions of Valkey.
+    pub(super) const LAST_COMMON: u8 = STREAM_LISTPACKS_3;
+    /// As release candidates of Redis 7.4 wrote them.
+    pub(super) const HASH_METADATA_PRE_GA: u8 = 22;
+    pub(super) const HASH_LISTPACK_EX_PRE_GA: u8 = 23;
     pub(super) const HASH_METADATA: u8 = 24;
     pub(super) const HASH_LISTPACK_EX: u8 = 25;
+}
+
+/// The first byte of what is in a file beside keys.
+mod opcode {
+    /// A library follows: its code.
+    pub(super) const FUNCTION: u8 = 245;
+    /// A library as release candidates of Redis 7.0 wrote it.
+    pub(super) const FUNCTION_PRE_GA: u8 = 246;
 }
 
 /// How a node of a quicklist holds its elements.
