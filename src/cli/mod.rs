@@ -3,6 +3,10 @@
 //! A subcommand is a file of its own: its arguments, which clap reads, and a function `run` that does
 //! it. An error ends the process with status 1 and its text; arguments that are refused, with 2.
 
+mod connection;
+mod import;
+mod pipeline;
+
 use clap::{CommandFactory, Parser, Subcommand};
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -16,11 +20,15 @@ struct Cli {
 }
 
 #[derive(Subcommand)]
-enum Command {}
+enum Command {
+    Import(import::Arguments),
+}
 
 impl Command {
     fn run(self) -> anyhow::Result<()> {
-        match self {}
+        match self {
+            Command::Import(arguments) => import::run(&arguments),
+        }
     }
 }
 

@@ -37,7 +37,7 @@ use settings::Values;
 pub use error::{ConfigError, Origin};
 pub use load::Declaration;
 pub use notify::NotifyFlags;
-pub use parse::quote_into;
+pub use parse::{quote_into, split_words};
 pub use settings::{
     AcceptMode, AclPubsubDefault, AppendFsync, Compression, LogLevel, MaxmemoryPolicy,
     MemoryOrPercent, OutputBufferLimit, OutputBufferLimits, ProtectedAction, RdbVersionCheck,
