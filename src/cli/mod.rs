@@ -4,8 +4,10 @@
 //! it. An error ends the process with status 1 and its text; arguments that are refused, with 2.
 
 mod connection;
+mod export;
 mod import;
 mod pipeline;
+mod progress;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use std::ffi::OsString;
@@ -22,12 +24,14 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Import(import::Arguments),
+    Export(export::Arguments),
 }
 
 impl Command {
     fn run(self) -> anyhow::Result<()> {
         match self {
             Command::Import(arguments) => import::run(&arguments),
+            Command::Export(arguments) => export::run(&arguments),
         }
     }
 }

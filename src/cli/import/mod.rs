@@ -7,9 +7,10 @@ mod shift;
 
 use super::connection::Server;
 use super::pipeline::Pipeline;
+use super::progress;
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use loader::{Existing, Loader};
 use std::fs::File;
 use std::io::{self, Read};
@@ -64,7 +65,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
     };
     let pipeline = Pipeline::new(address.connect()?)?;
     let mut loader = Loader::new(pipeline, existing, address.database);
-    let bar = progress_bar(total, arguments.quiet);
+    let bar = progress::bytes(total, arguments.quiet);
     let loaded = load(&mut loader, &files, &bar).and_then(|()| loader.finish(&address));
     bar.finish_and_clear();
     println!("{}", loader.summary());
@@ -74,22 +75,6 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
 /// The bytes of a file that says how many it has.
 fn size(path: &Path) -> Option<u64> {
     path.metadata().ok().filter(std::fs::Metadata::is_file).map(|metadata| metadata.len())
-}
-
-fn progress_bar(total: Option<u64>, quiet: bool) -> ProgressBar {
-    if quiet {
-        return ProgressBar::hidden();
-    }
-    let (bar, template) = match total {
-        Some(total) => {
-            (ProgressBar::new(total), "{bar:40} {bytes}/{total_bytes} {bytes_per_sec} {msg} {eta}")
-        }
-        None => (ProgressBar::new_spinner(), "{spinner} {bytes} {bytes_per_sec} {msg}"),
-    };
-    match ProgressStyle::with_template(template) {
-        Ok(style) => bar.with_style(style),
-        Err(_) => bar,
-    }
 }
 
 fn load(loader: &mut Loader, files: &[(PathBuf, aof::Role)], bar: &ProgressBar) -> Result<()> {

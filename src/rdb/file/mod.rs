@@ -8,6 +8,7 @@
 mod source;
 #[cfg(test)]
 mod tests;
+mod write;
 
 use super::input::Input;
 use super::restore::Collector;
@@ -18,6 +19,8 @@ use super::{
 use source::Source;
 use std::io::{self, Read};
 use thiserror::Error;
+
+pub use write::{Output, has_field_expiry};
 
 type Result<T> = std::result::Result<T, FileError>;
 
