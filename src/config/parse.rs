@@ -3,7 +3,7 @@
 /// Splits a line into words as redis.conf is read: blanks separate, `"…"` knows the escapes
 /// `\n \r \t \b \a \xHH` and takes any other escaped character as it is, `'…'` knows `\'` only.
 /// `None` if quotes are unbalanced or the bytes are not UTF-8.
-pub(super) fn split_words(line: &str) -> Option<Vec<String>> {
+pub fn split_words(line: &str) -> Option<Vec<String>> {
     let mut rest = line.as_bytes();
     let mut words = Vec::new();
     loop {

@@ -1,12 +1,17 @@
-//! The checksum of a payload: CRC-64 with Jones' polynomial.
+//! The checksum of payloads and files: CRC-64 with Jones' polynomial.
 
-use crc::{CRC_64_REDIS, Crc, Table};
+use crc::{CRC_64_REDIS, Crc, Digest, Table};
 
 static CRC: Crc<u64, Table<16>> = Crc::<u64, Table<16>>::new(&CRC_64_REDIS);
 
 /// The checksum of `bytes`.
 pub(super) fn checksum(bytes: &[u8]) -> u64 {
     CRC.checksum(bytes)
+}
+
+/// A checksum of bytes that come one after the other.
+pub(super) fn digest() -> Digest<'static, u64, Table<16>> {
+    CRC.digest()
 }
 
 #[cfg(test)]

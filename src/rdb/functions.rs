@@ -1,14 +1,11 @@
 //! The payload of FUNCTION DUMP and RESTORE: the code of libraries.
 
+use super::input::Input;
+use super::opcode::{FUNCTION, FUNCTION_PRE_GA};
 use super::reader::Reader;
 use super::restore::object_bytes;
 use super::writer::Writer;
 use super::{VERSION, VERSION_FIELD_EXPIRY, VERSION_FOREIGN_MAX};
-
-/// A library follows: its code.
-const FUNCTION: u8 = 245;
-/// A library as release candidates of Redis 7.0 wrote it.
-const FUNCTION_PRE_GA: u8 = 246;
 
 /// The payload of libraries, given their code.
 pub fn dump_functions<'a>(codes: impl Iterator<Item = &'a [u8]>, compression: bool) -> Vec<u8> {
@@ -30,7 +27,7 @@ pub fn restore_functions(payload: &[u8], newer: bool) -> Result<Vec<Vec<u8>>, &'
     let is_known =
         |version| version <= VERSION_FIELD_EXPIRY || (newer && version > VERSION_FOREIGN_MAX);
     let bytes = object_bytes(payload, is_known);
-    let bytes = bytes.map_err(|_| "ERR DUMP payload version or checksum are wrong")?;
+    let (bytes, _) = bytes.map_err(|_| "ERR DUMP payload version or checksum are wrong")?;
     let mut reader = Reader::new(bytes);
     let mut codes = Vec::new();
     while !reader.is_empty() {

@@ -4,6 +4,7 @@
 //! ascending, little-endian. Format: Valkey's `intset.c`.
 
 use super::RestoreError;
+use super::input::Input;
 use super::reader::{Reader, Result};
 
 /// The members of `intset`, ascending, validated.

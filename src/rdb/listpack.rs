@@ -5,8 +5,11 @@
 //! length of both in one to five bytes of seven bits each, to be read backwards. Format: the
 //! listpack specification of its author (github.com/antirez/listpack) and Valkey's `listpack.c`.
 
+use super::input::Input;
 use super::reader::{Reader, Result};
+use super::walk::Packed;
 use super::{RestoreError, integer};
+use std::borrow::Cow;
 
 const HEADER_LEN: usize = 6;
 const END: u8 = 0xff;
@@ -22,7 +25,14 @@ pub(super) enum Element<'a> {
     Integer(i64),
 }
 
-impl Element<'_> {
+impl<'a> Element<'a> {
+    pub(super) fn into_cow(self) -> Cow<'a, [u8]> {
+        match self {
+            Element::Text(text) => Cow::Borrowed(text),
+            Element::Integer(integer) => Cow::Owned(integer.to_string().into_bytes()),
+        }
+    }
+
     pub(super) fn into_bytes(self) -> Vec<u8> {
         match self {
             Element::Text(text) => text.to_vec(),
@@ -31,24 +41,47 @@ impl Element<'_> {
     }
 }
 
+/// Goes through a listpack.
+pub(super) struct Iter<'a> {
+    reader: Reader<'a>,
+    /// As the header says.
+    count: u16,
+    seen: usize,
+}
+
+impl<'a> Iter<'a> {
+    pub(super) fn new(listpack: &'a [u8]) -> Result<Self> {
+        let mut reader = Reader::new(listpack);
+        let total_len = u32::from_le_bytes(reader.array()?);
+        let count = u16::from_le_bytes(reader.array()?);
+        if total_len as usize != listpack.len() || listpack.len() <= HEADER_LEN {
+            return Err(RestoreError::BadFormat);
+        }
+        Ok(Iter { reader, count, seen: 0 })
+    }
+}
+
+impl<'a> Packed<'a> for Iter<'a> {
+    fn element(&mut self) -> Result<Option<Element<'a>>> {
+        let encoding = self.reader.byte()?;
+        if encoding != END {
+            self.seen += 1;
+            return element(&mut self.reader, encoding).map(Some);
+        }
+        let count_is_right = self.count == COUNT_UNKNOWN || usize::from(self.count) == self.seen;
+        let is_sound = self.reader.is_empty() && count_is_right;
+        if is_sound { Ok(None) } else { Err(RestoreError::BadFormat) }
+    }
+}
+
 /// The elements of `listpack`, validated.
 pub(super) fn elements(listpack: &[u8]) -> Result<Vec<Element<'_>>> {
-    let mut reader = Reader::new(listpack);
-    let total_len = u32::from_le_bytes(reader.array()?);
-    let count = u16::from_le_bytes(reader.array()?);
-    if total_len as usize != listpack.len() || listpack.len() <= HEADER_LEN {
-        return Err(RestoreError::BadFormat);
+    let mut iter = Iter::new(listpack)?;
+    let mut elements = Vec::with_capacity(iter.reader.capacity_for(iter.count.into()));
+    while let Some(element) = iter.element()? {
+        elements.push(element);
     }
-    let mut elements = Vec::with_capacity(reader.capacity_for(count.into()));
-    loop {
-        let encoding = reader.byte()?;
-        if encoding == END {
-            break;
-        }
-        elements.push(element(&mut reader, encoding)?);
-    }
-    let count_is_right = count == COUNT_UNKNOWN || usize::from(count) == elements.len();
-    if reader.is_empty() && count_is_right { Ok(elements) } else { Err(RestoreError::BadFormat) }
+    Ok(elements)
 }
 
 /// The element that begins with `encoding`, up to the next.

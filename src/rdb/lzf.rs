@@ -26,30 +26,42 @@ pub(super) fn decompress(input: &[u8], len: u64) -> Option<Vec<u8>> {
     }
     let len = usize::try_from(len).ok()?;
     let mut out = Vec::with_capacity(len);
-    let mut input = input.iter().as_slice();
-    while let [control, rest @ ..] = input {
-        let control = usize::from(*control);
-        if control < MAX_LITERALS {
-            let (literals, rest) = rest.split_at_checked(control + 1)?;
-            out.extend_from_slice(literals);
-            input = rest;
-        } else {
-            let (long, rest) = if control >> 5 == 7 { rest.split_first()? } else { (&0, rest) };
-            let (low, rest) = rest.split_first()?;
-            let length = (control >> 5) + usize::from(*long) + 2;
-            let distance = ((control & 0x1f) << 8) + usize::from(*low) + 1;
-            let start = out.len().checked_sub(distance)?;
-            if out.len() + length > len {
-                return None;
-            }
-            copy_back(&mut out, start, length);
-            input = rest;
-        }
-        if out.len() > len {
-            return None;
-        }
+    let mut input = input;
+    while !input.is_empty() {
+        input = decompress_run(input, &mut out, len)?;
     }
     (out.len() == len).then_some(out)
+}
+
+/// How far before its place a run may refer back.
+pub(super) const WINDOW: usize = MAX_DISTANCE;
+/// The most bytes a run has.
+pub(super) const MAX_RUN: usize = 1 + MAX_LITERALS;
+
+/// Decompresses one run behind `out`, which does not grow beyond `max_len`. Gives what is behind the
+/// run; `None` if it is malformed.
+pub(super) fn decompress_run<'a>(
+    input: &'a [u8],
+    out: &mut Vec<u8>,
+    max_len: usize,
+) -> Option<&'a [u8]> {
+    let (control, rest) = input.split_first()?;
+    let control = usize::from(*control);
+    if control < MAX_LITERALS {
+        let (literals, rest) = rest.split_at_checked(control + 1)?;
+        out.extend_from_slice(literals);
+        return (out.len() <= max_len).then_some(rest);
+    }
+    let (long, rest) = if control >> 5 == 7 { rest.split_first()? } else { (&0, rest) };
+    let (low, rest) = rest.split_first()?;
+    let length = (control >> 5) + usize::from(*long) + 2;
+    let distance = ((control & 0x1f) << 8) + usize::from(*low) + 1;
+    let start = out.len().checked_sub(distance)?;
+    if out.len() + length > max_len {
+        return None;
+    }
+    copy_back(out, start, length);
+    Some(rest)
 }
 
 /// Appends `length` bytes of `out` from `start` on, which may run into what is being appended.

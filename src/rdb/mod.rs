@@ -1,4 +1,4 @@
-//! The payloads of DUMP and RESTORE.
+//! RDB: the payloads of DUMP and RESTORE, and files ([`mod@file`]).
 //!
 //! A payload is one object in the encoding of an RDB file, then two bytes of RDB version and eight
 //! bytes of CRC-64 of all before, both little-endian. Reading takes every encoding from Redis 2.4
@@ -14,7 +14,9 @@
 mod crc64;
 mod double;
 mod dump;
+pub mod file;
 mod functions;
+mod input;
 mod integer;
 mod intset;
 mod listpack;
@@ -25,6 +27,7 @@ mod stream;
 mod stream_groups;
 #[cfg(test)]
 mod tests;
+mod walk;
 mod writer;
 mod ziplist;
 mod zipmap;
@@ -35,6 +38,7 @@ pub use dump::{NodeLimit, dump};
 pub use functions::{dump_functions, restore_functions};
 pub use restore::{restore, restore_newer};
 pub use stream_groups::{EntriesRead, StreamConsumer, StreamGroup, StreamPending};
+pub use walk::{Kind, Part, Sink, StreamHead};
 
 /// A value of any type that has a payload; `B` are its bytes, owned or borrowed.
 #[derive(Debug, Clone, PartialEq)]
@@ -178,8 +182,49 @@ mod object_type {
     pub(super) const STREAM_LISTPACKS_2: u8 = 19;
     pub(super) const SET_LISTPACK: u8 = 20;
     pub(super) const STREAM_LISTPACKS_3: u8 = 21;
+    /// What is beyond means something else in Redis than in later versions of Valkey.
+    pub(super) const LAST_COMMON: u8 = STREAM_LISTPACKS_3;
+    /// As release candidates of Redis 7.4 wrote them.
+    pub(super) const HASH_METADATA_PRE_GA: u8 = 22;
+    pub(super) const HASH_LISTPACK_EX_PRE_GA: u8 = 23;
     pub(super) const HASH_METADATA: u8 = 24;
     pub(super) const HASH_LISTPACK_EX: u8 = 25;
+}
+
+/// The first byte of what is in a file beside keys.
+mod opcode {
+    /// How many keys a slot has: its number, keys, keys with an expiry.
+    pub(super) const SLOT_INFO: u8 = 244;
+    /// A library follows: its code.
+    pub(super) const FUNCTION: u8 = 245;
+    /// A library as release candidates of Redis 7.0 wrote it.
+    pub(super) const FUNCTION_PRE_GA: u8 = 246;
+    /// What a module keeps beside keys.
+    pub(super) const MODULE_AUX: u8 = 247;
+    /// Seconds since the next key was used.
+    pub(super) const IDLE: u8 = 248;
+    /// The access counter of the next key.
+    pub(super) const FREQ: u8 = 249;
+    /// A name and a value that say something of the file.
+    pub(super) const AUX: u8 = 250;
+    /// How many keys the database has, and how many with an expiry.
+    pub(super) const RESIZE: u8 = 251;
+    /// When the next key expires.
+    pub(super) const EXPIRE_MS: u8 = 252;
+    pub(super) const EXPIRE_S: u8 = 253;
+    /// The number of the database of what follows.
+    pub(super) const DATABASE: u8 = 254;
+    pub(super) const END: u8 = 255;
+}
+
+/// What the parts of a module's value begin with.
+mod module_opcode {
+    pub(super) const END: u64 = 0;
+    pub(super) const SIGNED: u64 = 1;
+    pub(super) const UNSIGNED: u64 = 2;
+    pub(super) const FLOAT: u64 = 3;
+    pub(super) const DOUBLE: u64 = 4;
+    pub(super) const STRING: u64 = 5;
 }
 
 /// How a node of a quicklist holds its elements.

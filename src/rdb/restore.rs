@@ -1,11 +1,11 @@
 //! From a payload to an object.
 
-use super::listpack::{self, Element};
+use super::input::Input;
 use super::reader::{Reader, Result};
+use super::walk::{Kind, Part, Sink, StreamHead, kind, walk};
 use super::{
-    FIELD_EXPIRY_MAX_MS, HashField, Object, RestoreError, SetForm, VERSION_FIELD_EXPIRY,
-    VERSION_FOREIGN_MAX, ZsetForm, crc64, distinct, double, intset, object_type, quicklist_node,
-    stream, ziplist, zipmap,
+    HashField, Object, RestoreError, StreamObject, VERSION_FIELD_EXPIRY, VERSION_FOREIGN_MAX,
+    crc64, distinct, object_type::LAST_COMMON,
 };
 
 /// The object in `payload`.
@@ -32,219 +32,110 @@ pub fn restore_newer(payload: &[u8]) -> Result<Object> {
 }
 
 fn read(payload: &[u8], is_known: impl Fn(u16) -> bool) -> Result<Object> {
-    let mut reader = Reader::new(object_bytes(payload, is_known)?);
-    let object = object(&mut reader)?;
-    if reader.is_empty() && is_valid(&object) { Ok(object) } else { Err(RestoreError::BadFormat) }
+    let (object, version) = object_bytes(payload, is_known)?;
+    let mut reader = Reader::new(object);
+    let object_type = reader.byte()?;
+    if version > VERSION_FOREIGN_MAX && object_type > LAST_COMMON {
+        return Err(RestoreError::BadFormat);
+    }
+    let mut collector = Collector::new(object_type)?;
+    walk::<RestoreError, _, _>(object_type, &mut reader, &mut collector)?;
+    let object = collector.finish();
+    if !reader.is_empty() || object.is_empty() {
+        return Err(RestoreError::BadFormat);
+    }
+    if object.is_distinct() { Ok(object) } else { Err(RestoreError::BadFormat) }
 }
 
-/// The payload without its footer, which is checked.
-pub(super) fn object_bytes(payload: &[u8], is_known: impl Fn(u16) -> bool) -> Result<&[u8]> {
+/// The payload without its footer, which is checked, and its version.
+pub(super) fn object_bytes(payload: &[u8], is_known: impl Fn(u16) -> bool) -> Result<(&[u8], u16)> {
     let wrong = RestoreError::BadChecksumOrVersion;
     let (covered, checksum) = payload.split_last_chunk::<8>().ok_or(wrong)?;
     let (object, version) = covered.split_last_chunk::<2>().ok_or(wrong)?;
-    let right = is_known(u16::from_le_bytes(*version))
-        && u64::from_le_bytes(*checksum) == crc64::checksum(covered);
-    if right { Ok(object) } else { Err(wrong) }
+    let version = u16::from_le_bytes(*version);
+    let right = is_known(version) && u64::from_le_bytes(*checksum) == crc64::checksum(covered);
+    if right { Ok((object, version)) } else { Err(wrong) }
 }
 
-/// Whether a collection has members and none twice.
-fn is_valid(object: &Object) -> bool {
-    match object {
-        Object::String(_) => true,
-        Object::List(elements) => !elements.is_empty(),
-        Object::Set(_, members) => {
-            !members.is_empty() && distinct(members.iter().map(Vec::as_slice))
+impl Object {
+    /// Whether it is a collection without members, which has no payload.
+    pub(super) fn is_empty(&self) -> bool {
+        match self {
+            Object::String(_) | Object::Stream(_) => false,
+            Object::List(elements) => elements.is_empty(),
+            Object::Set(_, members) => members.is_empty(),
+            Object::Zset(_, members) => members.is_empty(),
+            Object::Hash(fields) => fields.is_empty(),
         }
-        Object::Zset(_, members) => {
-            !members.is_empty() && distinct(members.iter().map(|(member, _)| member.as_slice()))
-        }
-        Object::Stream(_) => true,
-        Object::Hash(fields) => {
-            !fields.is_empty() && distinct(fields.iter().map(|field| field.name.as_slice()))
+    }
+
+    /// Whether no member is there twice.
+    pub(super) fn is_distinct(&self) -> bool {
+        match self {
+            Object::String(_) | Object::List(_) | Object::Stream(_) => true,
+            Object::Set(_, members) => distinct(members.iter().map(Vec::as_slice)),
+            Object::Zset(_, members) => {
+                distinct(members.iter().map(|(member, _)| member.as_slice()))
+            }
+            Object::Hash(fields) => distinct(fields.iter().map(|field| field.name.as_slice())),
         }
     }
 }
 
-fn object(reader: &mut Reader<'_>) -> Result<Object> {
-    let object_type = reader.byte()?;
-    Ok(match object_type {
-        object_type::STRING => Object::String(string(reader)?),
-        object_type::LIST => Object::List(strings(reader)?),
-        object_type::LIST_ZIPLIST => Object::List(texts(ziplist::elements(&reader.string()?)?)),
-        object_type::LIST_QUICKLIST => Object::List(quicklist_of_ziplists(reader)?),
-        object_type::LIST_QUICKLIST_2 => Object::List(quicklist(reader)?),
-        object_type::SET => Object::Set(SetForm::Table, strings(reader)?),
-        object_type::SET_INTSET => {
-            Object::Set(SetForm::Intset, integers(&intset::members(&reader.string()?)?))
-        }
-        object_type::SET_LISTPACK => {
-            Object::Set(SetForm::Listpack, texts(listpack::elements(&reader.string()?)?))
-        }
-        object_type::ZSET => {
-            Object::Zset(ZsetForm::Skiplist, scored_strings(reader, Reader::text_score)?)
-        }
-        object_type::ZSET_2 => {
-            Object::Zset(ZsetForm::Skiplist, scored_strings(reader, Reader::binary_score)?)
-        }
-        object_type::ZSET_ZIPLIST => {
-            Object::Zset(ZsetForm::Listpack, scored(&ziplist::elements(&reader.string()?)?)?)
-        }
-        object_type::ZSET_LISTPACK => {
-            Object::Zset(ZsetForm::Listpack, scored(&listpack::elements(&reader.string()?)?)?)
-        }
-        object_type::HASH => Object::Hash(hash(reader)?),
-        object_type::HASH_ZIPMAP => Object::Hash(hash_of_zipmap(&reader.string()?)?),
-        object_type::HASH_ZIPLIST => Object::Hash(fields(&ziplist::elements(&reader.string()?)?)?),
-        object_type::HASH_LISTPACK => {
-            Object::Hash(fields(&listpack::elements(&reader.string()?)?)?)
-        }
-        object_type::HASH_METADATA => Object::Hash(hash_with_expiry(reader)?),
-        object_type::HASH_LISTPACK_EX => Object::Hash(listpack_with_expiry(reader)?),
-        object_type::STREAM_LISTPACKS
-        | object_type::STREAM_LISTPACKS_2
-        | object_type::STREAM_LISTPACKS_3 => {
-            Object::Stream(Box::new(stream::read(reader, object_type)?))
-        }
-        object_type::MODULE_PRE_GA | object_type::MODULE_2 => {
-            return Err(RestoreError::Unsupported(object_type));
-        }
-        _ => return Err(RestoreError::BadFormat),
-    })
+/// Puts an object together.
+pub(super) struct Collector {
+    object: Object,
 }
 
-fn string(reader: &mut Reader<'_>) -> Result<Vec<u8>> {
-    reader.string().map(std::borrow::Cow::into_owned)
-}
-
-/// A length, then that many of what `read` reads.
-fn counted<'a, T>(
-    reader: &mut Reader<'a>,
-    mut read: impl FnMut(&mut Reader<'a>) -> Result<T>,
-) -> Result<Vec<T>> {
-    let len = reader.len()?;
-    let mut items = Vec::with_capacity(reader.capacity_for(len));
-    for _ in 0..len {
-        items.push(read(reader)?);
+impl Collector {
+    pub(super) fn new(object_type: u8) -> Result<Self> {
+        let object = match kind(object_type)? {
+            Kind::String => Object::String(Vec::new()),
+            Kind::List => Object::List(Vec::new()),
+            Kind::Set(form) => Object::Set(form, Vec::new()),
+            Kind::Zset(form) => Object::Zset(form, Vec::new()),
+            Kind::Hash => Object::Hash(Vec::new()),
+            Kind::Stream => Object::Stream(Box::new(StreamObject {
+                nodes: Vec::new(),
+                last_id: (0, 0),
+                first_id: (0, 0),
+                max_deleted_id: (0, 0),
+                entries_added: 0,
+                groups: Vec::new(),
+            })),
+        };
+        Ok(Collector { object })
     }
-    Ok(items)
+
+    pub(super) fn finish(self) -> Object {
+        self.object
+    }
 }
 
-fn strings(reader: &mut Reader<'_>) -> Result<Vec<Vec<u8>>> {
-    counted(reader, string)
-}
+impl Sink for Collector {
+    type Error = RestoreError;
 
-fn scored_strings<'a>(
-    reader: &mut Reader<'a>,
-    score: impl Fn(&mut Reader<'a>) -> Result<f64>,
-) -> Result<Vec<(Vec<u8>, f64)>> {
-    counted(reader, |reader| Ok((string(reader)?, score(reader)?)))
-}
-
-fn hash(reader: &mut Reader<'_>) -> Result<Vec<HashField>> {
-    counted(reader, |reader| {
-        Ok(HashField { name: string(reader)?, value: string(reader)?, expire_at_ms: None })
-    })
-}
-
-/// The least expiry, then fields, each with its distance from that plus one, or zero for none.
-fn hash_with_expiry(reader: &mut Reader<'_>) -> Result<Vec<HashField>> {
-    let least_expire_at_ms = u64::from_le_bytes(reader.array()?);
-    counted(reader, |reader| {
-        let expire_at_ms = match reader.len()? {
-            0 => None,
-            distance => {
-                let expire_at_ms = least_expire_at_ms
-                    .checked_add(distance - 1)
-                    .filter(|&expire_at_ms| expire_at_ms <= FIELD_EXPIRY_MAX_MS);
-                Some(expire_at_ms.ok_or(RestoreError::BadFormat)?)
+    fn part(&mut self, part: Part<'_>) -> Result<()> {
+        match (&mut self.object, part) {
+            (Object::String(string), Part::Text(text)) => string.extend_from_slice(text),
+            (Object::List(elements), Part::Element(element)) => elements.push(element.into_owned()),
+            (Object::Set(_, members), Part::Element(member)) => members.push(member.into_owned()),
+            (Object::Zset(_, members), Part::Scored(member, score)) => {
+                members.push((member.into_owned(), score));
             }
-        };
-        Ok(HashField { name: string(reader)?, value: string(reader)?, expire_at_ms })
-    })
-}
-
-/// The least expiry, then a listpack of name, value and expiry, where zero is none.
-fn listpack_with_expiry(reader: &mut Reader<'_>) -> Result<Vec<HashField>> {
-    let _least_expire_at_ms: [u8; 8] = reader.array()?;
-    let listpack = reader.string()?;
-    let elements = listpack::elements(&listpack)?;
-    let (triples, []) = elements.as_chunks::<3>() else {
-        return Err(RestoreError::BadFormat);
-    };
-    let field = |[name, value, expiry]: &[Element<'_>; 3]| {
-        let expire_at_ms = match *expiry {
-            Element::Integer(0) => None,
-            Element::Integer(expiry) => {
-                let expire_at_ms =
-                    u64::try_from(expiry).ok().filter(|expiry| *expiry <= FIELD_EXPIRY_MAX_MS);
-                Some(expire_at_ms.ok_or(RestoreError::BadFormat)?)
+            (Object::Hash(fields), Part::Field(name, value, expire_at_ms)) => {
+                let (name, value) = (name.into_owned(), value.into_owned());
+                fields.push(HashField { name, value, expire_at_ms });
             }
-            Element::Text(_) => return Err(RestoreError::BadFormat),
-        };
-        Ok(HashField { name: name.into_bytes(), value: value.into_bytes(), expire_at_ms })
-    };
-    triples.iter().map(field).collect()
-}
-
-fn hash_of_zipmap(zipmap: &[u8]) -> Result<Vec<HashField>> {
-    let field = |(name, value): (&[u8], &[u8])| HashField {
-        name: name.to_vec(),
-        value: value.to_vec(),
-        expire_at_ms: None,
-    };
-    Ok(zipmap::fields(zipmap)?.into_iter().map(field).collect())
-}
-
-/// Nodes, each a listpack or a single element as it is. Empty listpacks are skipped.
-fn quicklist(reader: &mut Reader<'_>) -> Result<Vec<Vec<u8>>> {
-    let nodes = counted(reader, |reader| match reader.len()? {
-        quicklist_node::PLAIN => {
-            let element = string(reader)?;
-            if element.is_empty() { Err(RestoreError::BadFormat) } else { Ok(vec![element]) }
+            (Object::Stream(stream), Part::Node(node)) => stream.nodes.push(node),
+            (Object::Stream(stream), Part::Head(head)) => {
+                let StreamHead { last_id, first_id, max_deleted_id, entries_added } = head;
+                (stream.last_id, stream.first_id) = (last_id, first_id);
+                (stream.max_deleted_id, stream.entries_added) = (max_deleted_id, entries_added);
+            }
+            (Object::Stream(stream), Part::Group(group)) => stream.groups.push(group),
+            _ => return Err(RestoreError::BadFormat),
         }
-        quicklist_node::PACKED => listpack::elements(&reader.string()?).map(texts),
-        _ => Err(RestoreError::BadFormat),
-    })?;
-    Ok(nodes.into_iter().flatten().collect())
-}
-
-fn quicklist_of_ziplists(reader: &mut Reader<'_>) -> Result<Vec<Vec<u8>>> {
-    let nodes = counted(reader, |reader| ziplist::elements(&reader.string()?).map(texts))?;
-    Ok(nodes.into_iter().flatten().collect())
-}
-
-fn texts(elements: Vec<Element<'_>>) -> Vec<Vec<u8>> {
-    elements.into_iter().map(Element::into_bytes).collect()
-}
-
-fn integers(members: &[i64]) -> Vec<Vec<u8>> {
-    members.iter().map(|member| member.to_string().into_bytes()).collect()
-}
-
-/// Members, each followed by its score.
-fn scored(elements: &[Element<'_>]) -> Result<Vec<(Vec<u8>, f64)>> {
-    let (pairs, []) = elements.as_chunks::<2>() else {
-        return Err(RestoreError::BadFormat);
-    };
-    let member = |[member, score]: &[Element<'_>; 2]| {
-        let score = match score {
-            Element::Integer(score) => *score as f64,
-            Element::Text(score) => double::parse(score)?,
-        };
-        Ok((member.into_bytes(), score))
-    };
-    pairs.iter().map(member).collect()
-}
-
-/// Names, each followed by its value.
-fn fields(elements: &[Element<'_>]) -> Result<Vec<HashField>> {
-    let (pairs, []) = elements.as_chunks::<2>() else {
-        return Err(RestoreError::BadFormat);
-    };
-    let field = |[name, value]: &[Element<'_>; 2]| HashField {
-        name: name.into_bytes(),
-        value: value.into_bytes(),
-        expire_at_ms: None,
-    };
-    Ok(pairs.iter().map(field).collect())
+        Ok(())
+    }
 }

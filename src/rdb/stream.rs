@@ -6,8 +6,10 @@
 //! to the node's, the number of its fields (unless it shares the names), names and values (or only
 //! values), and the number of all these elements. Format: `rdb.c` and `t_stream.c` of Valkey 8.1.1.
 
+use super::input::Input;
 use super::listpack::{self, Element, Listpack};
-use super::reader::{Reader, Result};
+use super::reader::Result;
+use super::walk::{Part, Sink, StreamHead};
 use super::writer::Writer;
 use super::{
     EntryId, Limits, RestoreError, StreamEntry, StreamNode, StreamObject, VERSION, object_type,
@@ -71,36 +73,40 @@ fn pack<B: AsRef<[u8]>>(node: &StreamNode<B>) -> Vec<u8> {
     listpack.finish()
 }
 
-/// The stream of a payload of this type.
-pub(super) fn read(reader: &mut Reader<'_>, object_type: u8) -> Result<StreamObject> {
-    let count = reader.len()?;
-    let mut nodes = Vec::with_capacity(reader.capacity_for(count));
-    for _ in 0..count {
-        let first = node_id(&reader.string()?)?;
-        nodes.push(unpack(first, &reader.string()?)?);
+/// Gives `sink` the parts of a stream of this type.
+pub(super) fn walk<E, I, S>(
+    object_type: u8,
+    input: &mut I,
+    sink: &mut S,
+) -> std::result::Result<(), E>
+where
+    I: Input,
+    S: Sink,
+    E: From<I::Error> + From<S::Error> + From<RestoreError>,
+{
+    let mut order = Order::default();
+    for _ in 0..input.len()? {
+        let first = node_id(&input.string()?)?;
+        let node = unpack(first, &input.string()?)?;
+        order.add(&node)?;
+        sink.part(Part::Node(node))?;
     }
-    let len = reader.len()?;
-    let last_id = (reader.len()?, reader.len()?);
-    let mut stream = StreamObject {
-        last_id,
-        first_id: first_id(&nodes),
-        max_deleted_id: (0, 0),
-        entries_added: len,
-        nodes,
-        groups: Vec::new(),
-    };
+    let len = input.len()?;
+    let last_id = (input.len()?, input.len()?);
+    let first_id = order.first_id.unwrap_or((0, 0));
+    let mut head = StreamHead { last_id, first_id, max_deleted_id: (0, 0), entries_added: len };
     if object_type != object_type::STREAM_LISTPACKS {
         // The first id, which follows from the entries.
-        reader.len()?;
-        reader.len()?;
-        stream.max_deleted_id = (reader.len()?, reader.len()?);
-        stream.entries_added = reader.len()?;
+        input.len()?;
+        input.len()?;
+        head.max_deleted_id = (input.len()?, input.len()?);
+        head.entries_added = input.len()?;
     }
-    if !is_sound(&stream, len) {
-        return Err(RestoreError::BadFormat);
+    if order.count != len || order.last_id.is_some_and(|last| last > last_id) {
+        return Err(RestoreError::BadFormat.into());
     }
-    stream.groups = stream_groups::read(reader, object_type)?;
-    Ok(stream)
+    sink.part(Part::Head(head))?;
+    stream_groups::walk(object_type, input, sink)
 }
 
 fn node_id(key: &[u8]) -> Result<EntryId> {
@@ -109,28 +115,32 @@ fn node_id(key: &[u8]) -> Result<EntryId> {
     Ok((u64::from_be_bytes(*ms), u64::from_be_bytes(seq)))
 }
 
-/// The ids of the entries in order.
-fn ids(nodes: &[StreamNode]) -> impl Iterator<Item = EntryId> {
-    let entries = nodes.iter().flat_map(|node| &node.entries);
-    entries.filter(|(.., is_deleted)| !is_deleted).map(|(id, ..)| *id)
+/// Sees to it that nodes and entries are in order.
+#[derive(Default)]
+struct Order {
+    /// Of the last node.
+    node: Option<EntryId>,
+    /// Of the entries that are not deleted.
+    first_id: Option<EntryId>,
+    last_id: Option<EntryId>,
+    count: u64,
 }
 
-fn first_id(nodes: &[StreamNode]) -> EntryId {
-    ids(nodes).next().unwrap_or((0, 0))
-}
-
-/// Whether the entries are as many as they should be and in order, nodes too.
-fn is_sound(stream: &StreamObject, len: u64) -> bool {
-    let mut last = None;
-    let mut in_order = |id| last.replace(id) < Some(id);
-    let nodes_in_order = stream.nodes.windows(2).all(|pair| {
-        let last = pair[0].entries.iter().rfind(|(.., is_deleted)| !is_deleted);
-        pair[0].first < pair[1].first && last.is_none_or(|(id, ..)| *id < pair[1].first)
-    });
-    ids(&stream.nodes).count() as u64 == len
-        && nodes_in_order
-        && ids(&stream.nodes).all(&mut in_order)
-        && ids(&stream.nodes).last().is_none_or(|last| last <= stream.last_id)
+impl Order {
+    fn add(&mut self, node: &StreamNode) -> Result<()> {
+        let first = Some(node.first);
+        if self.node.replace(node.first) >= first || self.last_id >= first {
+            return Err(RestoreError::BadFormat);
+        }
+        for (id, ..) in node.entries.iter().filter(|(.., is_deleted)| !is_deleted) {
+            if self.last_id.replace(*id) >= Some(*id) {
+                return Err(RestoreError::BadFormat);
+            }
+            self.first_id = self.first_id.or(Some(*id));
+            self.count += 1;
+        }
+        Ok(())
+    }
 }
 
 /// The elements of a listpack, one after the other.

@@ -5,7 +5,8 @@
 //! time when seen and (type 3) when active, and the ids of their pending entries. Format: `rdb.c`
 //! of Valkey 8.1.1.
 
-use super::reader::{Reader, Result};
+use super::input::Input;
+use super::walk::{Part, Sink};
 use super::writer::Writer;
 use super::{EntryId, RestoreError, object_type};
 use std::collections::{BTreeMap, HashSet};
@@ -88,80 +89,82 @@ fn write_id(writer: &mut Writer, (ms, seq): EntryId) {
     writer.bytes(&seq.to_be_bytes());
 }
 
-fn read_id(reader: &mut Reader<'_>) -> Result<EntryId> {
-    Ok((u64::from_be_bytes(reader.array()?), u64::from_be_bytes(reader.array()?)))
+fn read_id<I: Input>(input: &mut I) -> Result<EntryId, I::Error> {
+    Ok((u64::from_be_bytes(input.array()?), u64::from_be_bytes(input.array()?)))
 }
 
-fn time(reader: &mut Reader<'_>) -> Result<u64> {
-    Ok(u64::from_le_bytes(reader.array()?))
+fn time<I: Input>(input: &mut I) -> Result<u64, I::Error> {
+    Ok(u64::from_le_bytes(input.array()?))
 }
 
-/// Reads all groups of a stream of this type.
-pub(super) fn read(reader: &mut Reader<'_>, object_type: u8) -> Result<Vec<StreamGroup>> {
-    let count = reader.len()?;
-    let mut groups = Vec::with_capacity(reader.capacity_for(count));
+/// Gives `sink` all groups of a stream of this type.
+pub(super) fn walk<E, I, S>(object_type: u8, input: &mut I, sink: &mut S) -> Result<(), E>
+where
+    I: Input,
+    S: Sink,
+    E: From<I::Error> + From<S::Error> + From<RestoreError>,
+{
     let mut names = HashSet::new();
-    for _ in 0..count {
-        let group = read_group(reader, object_type)?;
+    for _ in 0..input.len()? {
+        let group = read_group(object_type, input)?;
         if !names.insert(group.name.clone()) {
-            return Err(RestoreError::BadFormat);
+            return Err(RestoreError::BadFormat.into());
         }
-        groups.push(group);
+        sink.part(Part::Group(group))?;
     }
-    Ok(groups)
+    Ok(())
 }
 
-fn read_group(reader: &mut Reader<'_>, object_type: u8) -> Result<StreamGroup> {
-    let name = reader.string()?.into_owned();
-    let last_id = (reader.len()?, reader.len()?);
+fn read_group<I: Input>(object_type: u8, input: &mut I) -> Result<StreamGroup, I::Error> {
+    let name = input.string()?.into_owned();
+    let last_id = (input.len()?, input.len()?);
     let entries_read = match object_type {
         object_type::STREAM_LISTPACKS => EntriesRead::Missing,
-        _ => match reader.len()? {
+        _ => match input.len()? {
             NONE => EntriesRead::Unknown,
             read => EntriesRead::Known(read as i64),
         },
     };
     let mut pending = BTreeMap::new();
-    for _ in 0..reader.len()? {
-        let id = read_id(reader)?;
-        let delivered_ms = time(reader)?;
+    for _ in 0..input.len()? {
+        let id = read_id(input)?;
+        let delivered_ms = time(input)?;
         // Nobody's as yet.
         let consumer = usize::MAX;
-        let entry = StreamPending { id, delivered_ms, deliveries: reader.len()?, consumer };
+        let entry = StreamPending { id, delivered_ms, deliveries: input.len()?, consumer };
         if pending.insert(id, entry).is_some() {
-            return Err(RestoreError::BadFormat);
+            return Err(RestoreError::BadFormat.into());
         }
     }
-    let consumers = read_consumers(reader, object_type, &mut pending)?;
+    let consumers = read_consumers(object_type, input, &mut pending)?;
     let pending: Vec<_> = pending.into_values().collect();
     if pending.iter().any(|entry| entry.consumer == usize::MAX) {
-        return Err(RestoreError::BadFormat);
+        return Err(RestoreError::BadFormat.into());
     }
     Ok(StreamGroup { name, last_id, entries_read, pending, consumers })
 }
 
-fn read_consumers(
-    reader: &mut Reader<'_>,
+fn read_consumers<I: Input>(
     object_type: u8,
+    input: &mut I,
     pending: &mut BTreeMap<EntryId, StreamPending>,
-) -> Result<Vec<StreamConsumer>> {
-    let count = reader.len()?;
-    let mut consumers = Vec::with_capacity(reader.capacity_for(count));
+) -> Result<Vec<StreamConsumer>, I::Error> {
+    let mut consumers = Vec::new();
     let mut names = HashSet::new();
-    for _ in 0..count {
-        let name = reader.string()?.into_owned();
-        let seen_ms = time(reader)?;
+    for _ in 0..input.len()? {
+        let name = input.string()?.into_owned();
+        let seen_ms = time(input)?;
         let active_ms = match object_type {
-            object_type::STREAM_LISTPACKS_3 => Some(time(reader)?).filter(|ms| *ms != NONE),
+            object_type::STREAM_LISTPACKS_3 => Some(time(input)?).filter(|ms| *ms != NONE),
             _ => Some(seen_ms),
         };
-        for _ in 0..reader.len()? {
-            let entry = pending.get_mut(&read_id(reader)?);
+        for _ in 0..input.len()? {
+            let entry = pending.get_mut(&read_id(input)?);
             let entry = entry.filter(|entry| entry.consumer == usize::MAX);
             entry.ok_or(RestoreError::BadFormat)?.consumer = consumers.len();
         }
         if !names.insert(name.clone()) {
-            return Err(RestoreError::BadFormat);
+            return Err(RestoreError::BadFormat.into());
         }
         consumers.push(StreamConsumer { name, seen_ms, active_ms });
     }

@@ -262,7 +262,6 @@ fn malformed_objects_are_refused() {
     let nan = f64::NAN.to_le_bytes();
     let cases: &[(&str, &[u8])] = &[
         ("unknown type", b"\x08\x01a"),
-        ("type of a former candidate", b"\x16\x01\0\x01a\x01b"),
         ("trailing bytes", b"\0\x01ab"),
         ("cut string", b"\0\x02a"),
         ("length beyond all memory", b"\0\x81\xff\xff\xff\xff\xff\xff\xff\xff"),
@@ -339,6 +338,19 @@ fn damaged_groups_of_streams_are_refused() {
     assert_eq!(is_read(&[&[0], &[2], &consumer, &[0], &consumer, &[0]]), bad);
     let twice = [&[15, 0, 0, 0, 0][..], &[2], &[1, b'g', 0, 0, 0, 0], &[1, b'g', 0, 0, 0, 0]];
     assert_eq!(restore(&payload(&twice.concat(), 11)), Err(RestoreError::BadFormat));
+}
+
+/// Times are absolute, and there is no least one before them.
+#[test]
+fn hashes_of_former_candidates_are_read() {
+    let expected = || hash(&[("a", "b", None), ("c", "d", Some(9))]);
+    let table = payload(b"\x16\x02\0\x01a\x01b\x09\x01c\x01d", 12);
+    assert_eq!(restore(&table), Ok(expected()));
+    let listpack =
+        b"\x17\x17\x17\0\0\0\x06\0\x81a\x02\x81b\x02\0\x01\x81c\x02\x81d\x02\x09\x01\xff";
+    assert_eq!(restore(&payload(listpack, 12)), Ok(expected()));
+    // In later versions of Valkey these types are others.
+    assert_eq!(restore_newer(&payload(listpack, 80)), Err(RestoreError::BadFormat));
 }
 
 #[test]

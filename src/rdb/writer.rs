@@ -84,6 +84,11 @@ impl Writer {
         true
     }
 
+    /// What was written.
+    pub(super) fn into_bytes(self) -> Vec<u8> {
+        self.out
+    }
+
     /// The payload, with its footer.
     pub(super) fn finish(mut self, version: u16) -> Vec<u8> {
         self.out.reserve_exact(FOOTER_LEN);

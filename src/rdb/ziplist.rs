@@ -4,8 +4,10 @@
 //! little-endian; the entries; a byte 255. An entry is the length of the one before it (one byte, or
 //! 254 and four bytes little-endian), an encoding, and what it holds. Format: Valkey's `ziplist.c`.
 
+use super::input::Input;
 use super::listpack::Element;
 use super::reader::{Reader, Result};
+use super::walk::Packed;
 use super::{RestoreError, integer};
 
 const HEADER_LEN: usize = 10;
@@ -13,42 +15,61 @@ const END: u8 = 0xff;
 const COUNT_UNKNOWN: u16 = u16::MAX;
 const LONG_PREVIOUS: u8 = 0xfe;
 
-/// The entries of `ziplist`, validated.
-pub(super) fn elements(ziplist: &[u8]) -> Result<Vec<Element<'_>>> {
-    let mut reader = Reader::new(ziplist);
-    let total_len = u32::from_le_bytes(reader.array()?);
-    let last_offset = u32::from_le_bytes(reader.array()?);
-    let count = u16::from_le_bytes(reader.array()?);
-    let mut elements = Vec::with_capacity(reader.capacity_for(count.into()));
-    let mut offset = HEADER_LEN;
-    let mut previous_len = 0;
-    loop {
-        let first = reader.byte()?;
-        if first == END {
-            break;
-        }
-        let stated = match first {
-            LONG_PREVIOUS => (u32::from_le_bytes(reader.array()?), 5),
-            len => (len.into(), 1),
-        };
-        if stated.0 as usize != previous_len {
+/// Goes through a ziplist.
+pub(super) struct Iter<'a> {
+    reader: Reader<'a>,
+    /// As the header says.
+    last_offset: u32,
+    count: u16,
+    seen: usize,
+    /// Where the entry begins that was given last, and how long it is.
+    offset: usize,
+    previous_len: usize,
+    len: usize,
+}
+
+impl<'a> Iter<'a> {
+    pub(super) fn new(ziplist: &'a [u8]) -> Result<Self> {
+        let mut reader = Reader::new(ziplist);
+        let total_len = u32::from_le_bytes(reader.array()?);
+        let last_offset = u32::from_le_bytes(reader.array()?);
+        let count = u16::from_le_bytes(reader.array()?);
+        if total_len as usize != ziplist.len() {
             return Err(RestoreError::BadFormat);
         }
-        let (element, len) = element(&mut reader)?;
-        elements.push(element);
-        offset += previous_len;
-        previous_len = stated.1 + len;
+        let (offset, len) = (HEADER_LEN, ziplist.len());
+        Ok(Iter { reader, last_offset, count, seen: 0, offset, previous_len: 0, len })
     }
-    let last_is_right = if elements.is_empty() {
-        (last_offset as usize) < ziplist.len()
-    } else {
-        last_offset as usize == offset
-    };
-    let good = total_len as usize == ziplist.len()
-        && last_is_right
-        && (count == COUNT_UNKNOWN || usize::from(count) == elements.len())
-        && reader.is_empty();
-    if good { Ok(elements) } else { Err(RestoreError::BadFormat) }
+
+    fn end(&self) -> Result<()> {
+        let last_offset = self.last_offset as usize;
+        let last_is_right =
+            if self.seen == 0 { last_offset < self.len } else { last_offset == self.offset };
+        let count_is_right = self.count == COUNT_UNKNOWN || usize::from(self.count) == self.seen;
+        let is_sound = last_is_right && count_is_right && self.reader.is_empty();
+        if is_sound { Ok(()) } else { Err(RestoreError::BadFormat) }
+    }
+}
+
+impl<'a> Packed<'a> for Iter<'a> {
+    fn element(&mut self) -> Result<Option<Element<'a>>> {
+        let first = self.reader.byte()?;
+        if first == END {
+            return self.end().map(|()| None);
+        }
+        let stated = match first {
+            LONG_PREVIOUS => (u32::from_le_bytes(self.reader.array()?), 5),
+            len => (len.into(), 1),
+        };
+        if stated.0 as usize != self.previous_len {
+            return Err(RestoreError::BadFormat);
+        }
+        let (element, len) = element(&mut self.reader)?;
+        self.offset += self.previous_len;
+        self.previous_len = stated.1 + len;
+        self.seen += 1;
+        Ok(Some(element))
+    }
 }
 
 /// An entry from its encoding on, and how many bytes that takes.
@@ -83,6 +104,11 @@ fn text<'a>(reader: &mut Reader<'a>, len: u32, head: usize) -> Result<(Element<'
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn elements(ziplist: &[u8]) -> Result<Vec<Element<'_>>> {
+        let mut iter = Iter::new(ziplist)?;
+        std::iter::from_fn(|| iter.element().transpose()).collect()
+    }
 
     /// Entries "ab", 5, -2, 300.
     const GOOD: &[u8] = b"\x18\0\0\0\x13\0\0\0\x04\0\

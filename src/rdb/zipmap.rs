@@ -5,6 +5,7 @@
 //! byte that tells how many unused bytes come after the value. Format: Valkey's `zipmap.c`.
 
 use super::RestoreError;
+use super::input::Input;
 use super::reader::{Reader, Result};
 
 const LONG: u8 = 254;

@@ -1,0 +1,258 @@
+//! `flagstone export`: writes the keys of a running server into an RDB file.
+
+use super::connection::{Connection, Reply, Server};
+use super::progress;
+use crate::rdb::file::{Output, has_field_expiry};
+use crate::rdb::{self, Limits, Object};
+use anyhow::{Context, Result, anyhow, bail};
+use clap::Args;
+use flagstone_storage::clock::Clock;
+use indicatif::ProgressBar;
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::BufWriter;
+use std::path::{Path, PathBuf};
+
+/// Bytes that are written at a time.
+const BUFFER_LEN: usize = 1 << 20;
+/// Keys that SCAN is asked for at a time.
+const SCAN_COUNT: &[u8] = b"1000";
+/// Keys, and bytes of their names, of which the values are asked for at a time.
+const BATCH_KEYS: usize = 128;
+const BATCH_BYTES: usize = 32 << 10;
+
+/// Write an RDB file with the keys of a running server
+///
+/// All databases and libraries of functions are written, in a form that Valkey 8.1 and Redis 7.2 or newer
+/// load. Hashes with fields that expire need Redis 8.0: with one of them in it, the file is of the version
+/// that only Redis 7.4 or newer load; --drop-field-expiry keeps it loadable by all.
+///
+/// While others write, the file is not one moment: each key is whole and as it was when it was read, but
+/// later keys are from later. For one moment, stop the writers.
+///
+/// The file has its name once it is complete and on disk. Memory: one value at a time, here and in the
+/// server, whatever their number.
+#[derive(Args)]
+#[command(disable_help_flag = true)]
+pub(super) struct Arguments {
+    /// The file to write; one that is there is replaced
+    file: PathBuf,
+    /// The server, in place of the options for it; with a database, only that one is written
+    #[arg(
+        long,
+        short = 'u',
+        visible_alias = "uri",
+        value_name = "redis://[[user]:password@]host[:port][/database]"
+    )]
+    from: Option<String>,
+    #[command(flatten)]
+    server: Server,
+    /// Write hash fields without their expiry: then they do not expire where the file is loaded
+    #[arg(long)]
+    drop_field_expiry: bool,
+    /// Show no progress
+    #[arg(long, short)]
+    quiet: bool,
+}
+
+/// Writes what is asked for.
+///
+/// # Errors
+/// If the server is not there, or the file cannot be written.
+pub(super) fn run(arguments: &Arguments) -> Result<()> {
+    let address = arguments.server.address(arguments.from.as_deref())?;
+    let mut connection = address.connect()?;
+    let databases = databases(&mut connection, address.database)?;
+    let total = databases.iter().map(|database| database.keys).sum();
+    let path = &arguments.file;
+    let part = Partial::create(path)?;
+    let file = BufWriter::with_capacity(BUFFER_LEN, part.file.try_clone()?);
+    let mut export = Export {
+        connection,
+        output: Output::new(file)?,
+        bar: progress::keys(total, arguments.quiet),
+        drop_field_expiry: arguments.drop_field_expiry,
+        keys: 0,
+        hashes: 0,
+    };
+    export.write(&databases).with_context(|| format!("{}", path.display()))?;
+    export.bar.finish_and_clear();
+    let (keys, hashes, bytes) = (export.keys, export.hashes, export.output.bytes());
+    let (version, file) = export.output.finish().with_context(|| format!("{}", path.display()))?;
+    drop(file);
+    part.complete(path).with_context(|| format!("{}", path.display()))?;
+    println!("{keys} keys written, {bytes} bytes, RDB version {version}");
+    if hashes > 0 && arguments.drop_field_expiry {
+        println!("{hashes} hashes have fields that expire: written without that");
+    } else if hashes > 0 {
+        println!(
+            "{hashes} hashes have fields that expire: only Redis 7.4 or newer loads the file; \
+             --drop-field-expiry writes one that Valkey 8.1 loads, too"
+        );
+    }
+    Ok(())
+}
+
+/// A database that has keys.
+struct Database {
+    number: u64,
+    keys: u64,
+    expiring: u64,
+}
+
+fn databases(connection: &mut Connection, only: Option<u64>) -> Result<Vec<Database>> {
+    let info = connection.call(&[b"INFO", b"keyspace"])?.into_bulk()?;
+    let mut found = Vec::new();
+    for line in String::from_utf8_lossy(&info).lines() {
+        let Some((number, counts)) = line.strip_prefix("db").and_then(|l| l.split_once(':')) else {
+            continue;
+        };
+        let count = |name: &str| {
+            let part = counts.split(',').find_map(|part| part.strip_prefix(name));
+            part.and_then(|text| text.parse().ok()).unwrap_or(0)
+        };
+        let number = number.parse().context("a malformed reply to INFO")?;
+        if only.is_none_or(|only| only == number) {
+            found.push(Database { number, keys: count("keys="), expiring: count("expires=") });
+        }
+    }
+    Ok(found)
+}
+
+/// A file under a name of its own, until it is complete; else it goes.
+struct Partial {
+    file: File,
+    path: PathBuf,
+}
+
+impl Partial {
+    fn create(path: &Path) -> Result<Self> {
+        let name = path.file_name().with_context(|| format!("{} is no file", path.display()))?;
+        let mut partial = OsString::from(name);
+        partial.push(format!(".{}.part", std::process::id()));
+        let path = path.with_file_name(partial);
+        let file = File::create_new(&path).with_context(|| format!("{}", path.display()))?;
+        Ok(Partial { file, path })
+    }
+
+    /// Gives the file its name, once it is on disk.
+    fn complete(mut self, path: &Path) -> Result<()> {
+        self.file.sync_all()?;
+        fs::rename(&self.path, path)?;
+        self.path = PathBuf::new();
+        let directory = match path.parent() {
+            Some(parent) if parent != Path::new("") => parent,
+            _ => Path::new("."),
+        };
+        Ok(File::open(directory)?.sync_all()?)
+    }
+}
+
+impl Drop for Partial {
+    fn drop(&mut self) {
+        if self.path != Path::new("") {
+            // There is an error already that says more.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// What is under way.
+struct Export {
+    connection: Connection,
+    output: Output<BufWriter<File>>,
+    bar: ProgressBar,
+    drop_field_expiry: bool,
+    keys: u64,
+    /// With fields that expire.
+    hashes: u64,
+}
+
+impl Export {
+    fn write(&mut self, databases: &[Database]) -> Result<()> {
+        self.output.aux("flagstone-ver", env!("CARGO_PKG_VERSION"))?;
+        self.output.aux("redis-bits", "64")?;
+        self.output.aux("ctime", &(Clock::default().now_ms() / 1000).to_string())?;
+        let functions = self.connection.call(&[b"FUNCTION", b"DUMP"])?.into_bulk()?;
+        self.output.functions(&functions)?;
+        for database in databases {
+            self.output.database(database.number, database.keys, database.expiring)?;
+            let number = database.number.to_string();
+            self.connection.call(&[b"SELECT", number.as_bytes()])?;
+            self.write_database()?;
+        }
+        Ok(())
+    }
+
+    fn write_database(&mut self) -> Result<()> {
+        let mut cursor = b"0".to_vec();
+        loop {
+            let page = self.connection.call(&[b"SCAN", &cursor, b"COUNT", SCAN_COUNT])?;
+            let Ok([next, keys]) = <[Reply; 2]>::try_from(page.into_array()?) else {
+                bail!("a malformed reply to SCAN")
+            };
+            let keys = keys.into_array()?.into_iter().map(Reply::into_bulk);
+            self.write_keys(&keys.collect::<Result<Vec<_>>>()?)?;
+            cursor = next.into_bulk()?;
+            if cursor == b"0" {
+                return Ok(());
+            }
+        }
+    }
+
+    /// While the values of some keys are written, the next ones are under way.
+    fn write_keys(&mut self, keys: &[Vec<u8>]) -> Result<()> {
+        let mut asked: &[Vec<u8>] = &[];
+        let mut rest = keys;
+        while !rest.is_empty() || !asked.is_empty() {
+            let mut bytes = 0;
+            let fits = |key: &&Vec<u8>| {
+                bytes += key.len();
+                bytes <= BATCH_BYTES
+            };
+            let count = rest.iter().take(BATCH_KEYS).take_while(fits).count();
+            let (batch, later) = rest.split_at(count.max(1).min(rest.len()));
+            for key in batch {
+                self.connection.send(&[b"PEXPIRETIME", key])?;
+                self.connection.send(&[b"DUMP", key])?;
+            }
+            self.connection.flush()?;
+            for key in asked {
+                self.write_key(key)?;
+            }
+            (asked, rest) = (batch, later);
+        }
+        self.bar.set_position(self.keys);
+        Ok(())
+    }
+
+    fn write_key(&mut self, key: &[u8]) -> Result<()> {
+        let shown = || format!("key \"{}\"", key.escape_ascii());
+        let expiry = self.connection.receive()?.integer().with_context(shown)?;
+        let mut payload = match self.connection.receive()? {
+            Reply::Bulk(payload) => payload,
+            // It has gone since.
+            Reply::Null => return Ok(()),
+            other => return Err(anyhow!("unexpected reply {other:?}")).with_context(shown),
+        };
+        if has_field_expiry(&payload) {
+            self.hashes += 1;
+            if self.drop_field_expiry {
+                payload = without_field_expiry(&payload).with_context(shown)?;
+            }
+        }
+        let expire_at_ms = Some(expiry).filter(|at_ms| *at_ms >= 0);
+        self.output.key(key, expire_at_ms, &payload)?;
+        self.keys += 1;
+        Ok(())
+    }
+}
+
+/// The payload of a hash, its fields without expiry.
+fn without_field_expiry(payload: &[u8]) -> Result<Vec<u8>> {
+    let mut object = rdb::restore(payload)?;
+    if let Object::Hash(fields) = &mut object {
+        fields.iter_mut().for_each(|field| field.expire_at_ms = None);
+    }
+    Ok(rdb::dump(&object, &Limits::default()))
+}

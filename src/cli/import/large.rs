@@ -1,0 +1,239 @@
+//! A value that is too large for one command, in pieces.
+
+use crate::cli::pipeline::{About, Expect, Pipeline};
+use crate::num::format_f64;
+use crate::rdb::{EntriesRead, EntryId, Kind, Part, Sink, StreamGroup, StreamHead, StreamNode};
+use anyhow::Result;
+use std::collections::BTreeMap;
+
+/// Elements and bytes of one command.
+const PIECE_ELEMENTS: usize = 1024;
+const PIECE_BYTES: usize = 256 << 10;
+
+/// Sends the parts of one value.
+pub(super) struct Large<'a> {
+    pipeline: &'a mut Pipeline,
+    key: &'a [u8],
+    kind: Kind,
+    about: About,
+    /// Fields of hashes that expire before are left out.
+    drop_before_ms: i64,
+    /// The next command's words, and their bytes.
+    words: Vec<Vec<u8>>,
+    bytes: usize,
+    /// Elements in it, and in those before.
+    elements: usize,
+    sent: u64,
+    /// Fields in the next command, by their expiry.
+    expiring: BTreeMap<u64, Vec<Vec<u8>>>,
+    head: Option<StreamHead>,
+}
+
+impl<'a> Large<'a> {
+    pub(super) fn new(
+        pipeline: &'a mut Pipeline,
+        key: &'a [u8],
+        kind: Kind,
+        about: About,
+        drop_before_ms: i64,
+    ) -> Self {
+        Large {
+            pipeline,
+            key,
+            kind,
+            about,
+            drop_before_ms,
+            words: Vec::new(),
+            bytes: 0,
+            elements: 0,
+            sent: 0,
+            expiring: BTreeMap::new(),
+            head: None,
+        }
+    }
+
+    /// Sends a command on the key.
+    fn send(&mut self, name: &[u8], words: &[&[u8]], expect: Expect) -> Result<()> {
+        let mut command = vec![name, self.key];
+        command.extend(words);
+        self.pipeline.send(&command, expect, self.about.clone())
+    }
+
+    /// An element is complete.
+    fn count_element(&mut self, words: impl IntoIterator<Item = Vec<u8>>) -> Result<()> {
+        for word in words {
+            self.bytes += word.len();
+            self.words.push(word);
+        }
+        self.elements += 1;
+        if self.elements >= PIECE_ELEMENTS || self.bytes >= PIECE_BYTES {
+            self.flush()?;
+        }
+        Ok(())
+    }
+
+    /// Sends the elements that are complete.
+    fn flush(&mut self) -> Result<()> {
+        let words = std::mem::take(&mut self.words);
+        let elements = std::mem::take(&mut self.elements) as u64;
+        self.bytes = 0;
+        if elements == 0 {
+            return Ok(());
+        }
+        self.sent += elements;
+        let words: Vec<&[u8]> = words.iter().map(Vec::as_slice).collect();
+        let count = |count: u64| Expect::Integer(count.cast_signed());
+        match self.kind {
+            // The reply is the length; of others, how many were not there yet.
+            Kind::List => self.send(b"RPUSH", &words, count(self.sent)),
+            Kind::Set(_) => self.send(b"SADD", &words, count(elements)),
+            Kind::Zset(_) => self.send(b"ZADD", &words, count(elements)),
+            Kind::Hash => {
+                self.send(b"HSET", &words, count(elements))?;
+                self.expire_fields()
+            }
+            Kind::String | Kind::Stream => Ok(()),
+        }
+    }
+
+    fn expire_fields(&mut self) -> Result<()> {
+        for (expire_at_ms, names) in std::mem::take(&mut self.expiring) {
+            let (at, count) = (expire_at_ms.to_string(), names.len().to_string());
+            let mut words = vec![at.as_bytes(), b"FIELDS", count.as_bytes()];
+            words.extend(names.iter().map(Vec::as_slice));
+            self.send(b"HPEXPIREAT", &words, Expect::Any)?;
+        }
+        Ok(())
+    }
+
+    fn text(&mut self, text: &[u8]) -> Result<()> {
+        self.sent += text.len() as u64;
+        self.send(b"APPEND", &[text], Expect::Integer(self.sent.cast_signed()))
+    }
+
+    fn node(&mut self, node: &StreamNode) -> Result<()> {
+        for (id, fields, is_deleted) in &node.entries {
+            if *is_deleted {
+                continue;
+            }
+            let id = format_id(*id);
+            let mut words = vec![id.as_bytes()];
+            for ((name, value), at) in fields.iter().zip(0..) {
+                let name = name.as_ref().or(node.names.get(at));
+                words.push(name.map_or(&b""[..], Vec::as_slice));
+                words.push(value);
+            }
+            self.sent += 1;
+            self.send(b"XADD", &words, Expect::Any)?;
+        }
+        Ok(())
+    }
+
+    fn head(&mut self, head: StreamHead) -> Result<()> {
+        self.head = Some(head);
+        if self.sent == 0 {
+            // There is no other way to make a stream without entries and groups.
+            self.send(b"XADD", &[b"MAXLEN", b"0", b"0-1", b"x", b"y"], Expect::Any)?;
+        }
+        let last_id = format_id(head.last_id);
+        let added = head.entries_added.to_string();
+        let max_deleted_id = format_id(head.max_deleted_id);
+        let words: [&[u8]; 5] = [
+            last_id.as_bytes(),
+            b"ENTRIESADDED",
+            added.as_bytes(),
+            b"MAXDELETEDID",
+            max_deleted_id.as_bytes(),
+        ];
+        self.send(b"XSETID", &words, Expect::Any)
+    }
+
+    fn group(&mut self, group: &StreamGroup) -> Result<()> {
+        let about = self.about.clone();
+        let last_id = format_id(group.last_id);
+        let read = self.entries_read(group).map(|read| read.to_string());
+        let mut command = vec![&b"XGROUP"[..], b"CREATE", self.key, &group.name];
+        command.push(last_id.as_bytes());
+        if let Some(read) = &read {
+            command.extend([&b"ENTRIESREAD"[..], read.as_bytes()]);
+        }
+        self.pipeline.send(&command, Expect::Any, about.clone())?;
+        for consumer in &group.consumers {
+            let command =
+                [b"XGROUP", &b"CREATECONSUMER"[..], self.key, &group.name, &consumer.name];
+            self.pipeline.send(&command, Expect::Integer(1), about.clone())?;
+        }
+        for entry in &group.pending {
+            let Some(consumer) = group.consumers.get(entry.consumer) else { continue };
+            let (id, time) = (format_id(entry.id), entry.delivered_ms.to_string());
+            let deliveries = entry.deliveries.to_string();
+            let words: [&[u8]; 10] = [
+                &group.name,
+                &consumer.name,
+                b"0",
+                id.as_bytes(),
+                b"TIME",
+                time.as_bytes(),
+                b"RETRYCOUNT",
+                deliveries.as_bytes(),
+                b"FORCE",
+                b"JUSTID",
+            ];
+            self.send(b"XCLAIM", &words, Expect::Some)?;
+        }
+        Ok(())
+    }
+
+    /// How many entries a group has read, if that is known; files of old versions do not say.
+    fn entries_read(&self, group: &StreamGroup) -> Option<i64> {
+        match (group.entries_read, self.head) {
+            (EntriesRead::Known(read), _) => Some(read),
+            (EntriesRead::Missing, _) if group.last_id == (0, 0) => Some(0),
+            (EntriesRead::Missing, Some(head)) if group.last_id >= head.last_id => {
+                i64::try_from(head.entries_added).ok()
+            }
+            _ => None,
+        }
+    }
+
+    /// Sends what is left, and when the key expires.
+    pub(super) fn finish(&mut self, expire_at_ms: Option<i64>) -> Result<()> {
+        self.flush()?;
+        if let Some(at_ms) = expire_at_ms {
+            let at = at_ms.to_string();
+            self.send(b"PEXPIREAT", &[at.as_bytes()], Expect::Any)?;
+        }
+        self.pipeline.settle()
+    }
+}
+
+impl Sink for Large<'_> {
+    type Error = anyhow::Error;
+
+    fn part(&mut self, part: Part<'_>) -> Result<()> {
+        match part {
+            Part::Text(text) => self.text(text),
+            Part::Element(element) => self.count_element([element.into_owned()]),
+            Part::Scored(member, score) => {
+                let score = format_f64(score).as_bytes().to_vec();
+                self.count_element([score, member.into_owned()])
+            }
+            Part::Field(name, value, expire_at_ms) => {
+                if let Some(at_ms) = expire_at_ms {
+                    if at_ms < self.drop_before_ms.unsigned_abs() {
+                        return Ok(());
+                    }
+                    self.expiring.entry(at_ms).or_default().push(name.to_vec());
+                }
+                self.count_element([name.into_owned(), value.into_owned()])
+            }
+            Part::Node(node) => self.node(&node),
+            Part::Head(head) => self.head(head),
+            Part::Group(group) => self.group(&group),
+        }
+    }
+}
+
+fn format_id((ms, seq): EntryId) -> String {
+    format!("{ms}-{seq}")
+}

@@ -1,0 +1,350 @@
+//! Sends the keys of RDB files.
+
+use super::aof::Role;
+use super::large::Large;
+use super::shift::{self, Shift};
+use crate::cli::connection::{Address, Reply};
+use crate::cli::pipeline::{About, Expect, Pipeline};
+use crate::rdb::file::{self, FileError, Item, Key, Value};
+use crate::rdb::{Part, Sink};
+use anyhow::{Context, Result, bail};
+use flagstone_storage::clock::Clock;
+use indicatif::ProgressBar;
+use std::collections::BTreeMap;
+use std::io::Read;
+
+/// Values of more bytes are sent in pieces.
+const PAYLOAD_MAX: usize = 1 << 20;
+/// Streams have more in their payload than commands can say, so only those of more bytes are.
+const STREAM_PAYLOAD_MAX: usize = 16 << 20;
+/// Items between two looks at the progress.
+const PROGRESS_EVERY: u64 = 256;
+
+/// What to do with keys that are there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Existing {
+    Refuse,
+    Replace,
+    Skip,
+}
+
+/// What was left out, and why.
+#[derive(Debug, Default)]
+struct LeftOut {
+    expired: u64,
+    empty: u64,
+    /// By name of the module's type.
+    modules: BTreeMap<String, u64>,
+    /// Data of modules beside keys.
+    module_data: BTreeMap<String, u64>,
+}
+
+/// Sends what files have.
+pub(super) struct Loader {
+    pub(super) pipeline: Pipeline,
+    pub(super) existing: Existing,
+    /// Where everything goes, if not where it was.
+    into: Option<u64>,
+    /// That of the file, and the one that the server was last told.
+    database: u64,
+    selected: u64,
+    role: Role,
+    /// Bytes of the files before this one, and how far the present one is.
+    before: u64,
+    offset: u64,
+    items: u64,
+    bar: ProgressBar,
+    left_out: LeftOut,
+    /// Keys that were sent in pieces, libraries, and commands of append-only files.
+    large: u64,
+    libraries: u64,
+    pub(super) commands: u64,
+    /// What there is to say of the files, each once.
+    notes: Vec<String>,
+    pub(super) shift: Shift,
+}
+
+impl Loader {
+    pub(super) fn new(pipeline: Pipeline, existing: Existing, into: Option<u64>) -> Self {
+        Loader {
+            pipeline,
+            existing,
+            into,
+            database: 0,
+            selected: 0,
+            role: Role::Alone,
+            before: 0,
+            offset: 0,
+            items: 0,
+            bar: ProgressBar::hidden(),
+            left_out: LeftOut::default(),
+            large: 0,
+            libraries: 0,
+            commands: 0,
+            notes: Vec::new(),
+            shift: Shift::default(),
+        }
+    }
+
+    /// Makes ready for a file, behind `before` bytes of others.
+    pub(super) fn begin_file(&mut self, role: Role, before: u64, bar: &ProgressBar) -> Result<()> {
+        (self.role, self.before, self.bar) = (role, before, bar.clone());
+        self.offset = 0;
+        self.database = 0;
+        if role != Role::Alone { self.begin_commands() } else { Ok(()) }
+    }
+
+    pub(super) fn role(&self) -> Role {
+        self.role
+    }
+
+    /// Commands are going to be run, now or later: that needs the server for itself.
+    pub(super) fn begin_commands(&mut self) -> Result<()> {
+        if self.shift.begun {
+            return Ok(());
+        }
+        if self.existing == Existing::Skip || self.into.is_some() {
+            bail!(
+                "the commands of an append-only file cannot leave keys out, nor go into one database"
+            );
+        }
+        if self.existing == Existing::Refuse {
+            let about = self.about(None);
+            let info = self.pipeline.ask(&[b"INFO", b"keyspace"], about)?.into_bulk()?;
+            if info.windows(5).any(|part| part == b"keys=") {
+                bail!("the server holds keys: --replace runs the commands over them");
+            }
+        }
+        self.shift.begun = true;
+        Ok(())
+    }
+
+    pub(super) fn note(&mut self, text: String) {
+        if !self.notes.contains(&text) {
+            self.notes.push(text);
+        }
+    }
+
+    pub(super) fn about(&self, key: Option<&[u8]>) -> About {
+        let key = key.map(<[u8]>::to_vec);
+        About { offset: self.offset, database: self.database, key }
+    }
+
+    /// How far the present file is read.
+    pub(super) fn progress(&mut self, offset: u64) {
+        self.offset = offset;
+        self.items += 1;
+        if self.items.is_multiple_of(PROGRESS_EVERY) {
+            self.bar.set_position(self.before + offset);
+            self.bar.set_message(format!("{} keys", self.pipeline.counts().done + self.large));
+        }
+    }
+
+    /// Loads an RDB file up to its end.
+    pub(super) fn load_rdb<R: Read>(&mut self, file: &mut file::File<R>) -> Result<()> {
+        loop {
+            let item = file.next_item();
+            self.progress(file.offset());
+            match item.with_context(|| format!("damaged at offset {}", file.offset()))? {
+                Item::Database(number) => self.database = number,
+                Item::Key(key) => self.load_key(file, &key).map_err(|error| {
+                    let is_damaged = error.is::<FileError>();
+                    let name = key.name.escape_ascii();
+                    let place = format!("damaged at offset {}, in key \"{name}\"", file.offset());
+                    if is_damaged { error.context(place) } else { error }
+                })?,
+                Item::Function(code) => self.load_library(&code)?,
+                Item::ModuleAux(name) => *self.left_out.module_data.entry(name).or_default() += 1,
+                Item::Aux(name, value) if is_append_only(&name, &value) => self.begin_commands()?,
+                Item::Aux(..) | Item::Keys(_) => {}
+                Item::End => return self.pipeline.settle(),
+            }
+        }
+    }
+
+    fn load_library(&mut self, code: &[u8]) -> Result<()> {
+        let mut command = vec![&b"FUNCTION"[..], b"LOAD"];
+        if self.existing == Existing::Replace {
+            command.push(b"REPLACE");
+        }
+        command.push(code);
+        let about = self.about(None);
+        let reply = self.pipeline.ask_whatever(&command, about)?;
+        match reply {
+            Reply::Error(error)
+                if self.existing == Existing::Skip && error.ends_with(" already exists") =>
+            {
+                self.note(format!("left out: {}", error.trim_start_matches("ERR ")));
+            }
+            Reply::Error(error) => bail!("a library of functions is refused: {error}"),
+            _ => self.libraries += 1,
+        }
+        Ok(())
+    }
+
+    /// Tells the server which database is meant.
+    fn select(&mut self) -> Result<()> {
+        let wanted = self.into.unwrap_or(self.database);
+        if wanted != self.selected {
+            let about = self.about(None);
+            let number = wanted.to_string();
+            self.pipeline.send(&[b"SELECT", number.as_bytes()], Expect::Any, about)?;
+            self.selected = wanted;
+        }
+        Ok(())
+    }
+
+    /// The commands of a file may select databases themselves.
+    pub(super) fn forget_selected(&mut self) {
+        self.selected = u64::MAX;
+    }
+
+    pub(super) fn select_first(&mut self) -> Result<()> {
+        self.database = 0;
+        self.select()
+    }
+
+    fn load_key<R: Read>(&mut self, file: &mut file::File<R>, key: &Key) -> Result<()> {
+        let max_len = if key.is_stream() { STREAM_PAYLOAD_MAX } else { PAYLOAD_MAX };
+        let value = file.value(key, max_len)?;
+        // Commands that follow count on keys that have expired since.
+        let keeps_expired = self.shift.begun;
+        let expire_at_ms = match key.expire_at_ms {
+            Some(at_ms) if keeps_expired => Some(self.shift.later(at_ms)),
+            other => other,
+        };
+        let is_expired = expire_at_ms.is_some_and(|at_ms| at_ms < now_ms());
+        let kind = match value {
+            Value::Empty => {
+                self.left_out.empty += 1;
+                return Ok(());
+            }
+            Value::Module(name) => {
+                *self.left_out.modules.entry(name).or_default() += 1;
+                return Ok(());
+            }
+            _ if is_expired => {
+                self.left_out.expired += 1;
+                return match value {
+                    Value::Large(_) => file.parts::<anyhow::Error, _>(key, &mut Nobody),
+                    _ => Ok(()),
+                };
+            }
+            Value::Payload(payload) => {
+                self.select()?;
+                return self.restore(key, expire_at_ms, &payload);
+            }
+            Value::Large(kind) => kind,
+        };
+        self.select()?;
+        if self.existing == Existing::Replace {
+            let about = self.about(Some(&key.name));
+            self.pipeline.send(&[b"UNLINK", &key.name], Expect::Any, about)?;
+        } else if self.exists(&key.name)? {
+            if self.existing == Existing::Refuse {
+                bail!("key \"{}\" is there already", key.name.escape_ascii());
+            }
+            self.pipeline.count_skipped();
+            return file.parts::<anyhow::Error, _>(key, &mut Nobody);
+        }
+        let about = self.about(Some(&key.name));
+        let drop_before_ms = if keeps_expired { 0 } else { now_ms() };
+        let mut large = Large::new(&mut self.pipeline, &key.name, kind, about, drop_before_ms);
+        let sent = file
+            .parts::<anyhow::Error, _>(key, &mut large)
+            .and_then(|()| large.finish(expire_at_ms));
+        if let Err(error) = sent {
+            // A part of a value would be taken for the whole.
+            self.pipeline.recover();
+            let about = self.about(Some(&key.name));
+            self.pipeline.ask(&[b"UNLINK", &key.name], about).ok();
+            return Err(error);
+        }
+        self.large += 1;
+        Ok(())
+    }
+
+    fn exists(&mut self, name: &[u8]) -> Result<bool> {
+        let about = self.about(Some(name));
+        Ok(self.pipeline.ask(&[b"EXISTS", name], about)?.integer()? == 1)
+    }
+
+    fn restore(&mut self, key: &Key, expire_at_ms: Option<i64>, payload: &[u8]) -> Result<()> {
+        let expire_at = expire_at_ms.unwrap_or(0).to_string();
+        let mut command =
+            vec![&b"RESTORE"[..], &key.name, expire_at.as_bytes(), payload, b"ABSTTL"];
+        if self.existing == Existing::Replace {
+            command.push(b"REPLACE");
+        }
+        let rank = match (key.idle_s, key.freq) {
+            (Some(idle_s), _) => Some((&b"IDLETIME"[..], idle_s.min(i64::MAX as u64))),
+            (None, Some(freq)) => Some((&b"FREQ"[..], freq.into())),
+            (None, None) => None,
+        };
+        let number = rank.map(|(_, number)| number.to_string()).unwrap_or_default();
+        if let Some((name, _)) = rank {
+            command.extend([name, number.as_bytes()]);
+        }
+        let may_exist = self.existing == Existing::Skip;
+        let about = self.about(Some(&key.name));
+        self.pipeline.send(&command, Expect::Done { may_exist }, about)
+    }
+
+    /// Completes what has to wait for the end of all files.
+    pub(super) fn finish(&mut self, address: &Address) -> Result<()> {
+        self.pipeline.settle()?;
+        if self.shift.is_used {
+            shift::undo(address).context("giving keys the expiry that they had")?;
+        }
+        Ok(())
+    }
+
+    /// What was loaded, and what was not.
+    pub(super) fn summary(&self) -> String {
+        let counts = self.pipeline.counts();
+        let mut parts = vec![format!("{} keys loaded", counts.done + self.large)];
+        let mut add = |count: u64, text: &str| {
+            if count > 0 {
+                parts.push(format!("{count} {text}"));
+            }
+        };
+        add(self.commands, "commands run");
+        add(self.libraries, "libraries of functions loaded");
+        add(counts.skipped, "left out since they are there");
+        add(self.left_out.expired, "left out since they have expired");
+        add(self.left_out.empty, "left out since they are empty");
+        add(counts.without, "pending entries of streams left out since the entries are deleted");
+        for (name, count) in &self.left_out.modules {
+            add(*count, &format!("left out since they are of module type {name}"));
+        }
+        for (name, count) in &self.left_out.module_data {
+            add(*count, &format!("pieces of data of module {name} left out"));
+        }
+        let mut text = parts.join(", ");
+        for note in &self.notes {
+            text.push_str(&format!("\n{note}"));
+        }
+        text
+    }
+}
+
+/// Now, in milliseconds since 1970.
+pub(super) fn now_ms() -> i64 {
+    i64::try_from(Clock::default().now_ms()).unwrap_or(i64::MAX)
+}
+
+/// Whether a file says of itself that commands follow.
+fn is_append_only(name: &[u8], value: &[u8]) -> bool {
+    matches!(name, b"aof-preamble" | b"aof-base") && value == b"1"
+}
+
+/// Takes parts that nobody wants.
+struct Nobody;
+
+impl Sink for Nobody {
+    type Error = anyhow::Error;
+
+    fn part(&mut self, _part: Part<'_>) -> Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,97 @@
+//! `flagstone import`: sends the keys of a file of Redis or Valkey to a running server.
+
+mod aof;
+mod large;
+mod loader;
+mod shift;
+
+use super::connection::Server;
+use super::pipeline::Pipeline;
+use super::progress;
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use indicatif::ProgressBar;
+use loader::{Existing, Loader};
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+/// Load an RDB file or an append-only file into a running server
+///
+/// FILE is an RDB file (dump.rdb), an append-only file (appendonly.aof), the directory of one
+/// (appendonlydir) or its manifest, or - for standard input. All versions up to Valkey 8.1 and Redis
+/// 8.0 are read. What was loaded before an error stays.
+///
+/// Keys go into the database they were in. Expired keys are left out, and values of modules, which are
+/// counted. Of an append-only file, the commands are run: by default only on a server without keys.
+#[derive(Args)]
+#[command(disable_help_flag = true)]
+pub(super) struct Arguments {
+    /// What to load
+    file: PathBuf,
+    /// The server, in place of the options for it; with a database, all keys go into that one
+    #[arg(
+        long,
+        short = 'u',
+        visible_alias = "uri",
+        value_name = "redis://[[user]:password@]host[:port][/database]"
+    )]
+    to: Option<String>,
+    #[command(flatten)]
+    server: Server,
+    /// Overwrite keys and libraries that are there (default: an error)
+    #[arg(long)]
+    replace: bool,
+    /// Leave out keys and libraries that are there (default: an error)
+    #[arg(long, conflicts_with = "replace")]
+    skip: bool,
+    /// Show no progress
+    #[arg(long, short)]
+    quiet: bool,
+}
+
+/// Loads what is asked for.
+///
+/// # Errors
+/// If the file is damaged, the server is not there or refuses something.
+pub(super) fn run(arguments: &Arguments) -> Result<()> {
+    let files = aof::files(&arguments.file)?;
+    let total = files.iter().map(|(path, _)| size(path)).sum::<Option<u64>>();
+    let address = arguments.server.address(arguments.to.as_deref())?;
+    let existing = match arguments {
+        Arguments { replace: true, .. } => Existing::Replace,
+        Arguments { skip: true, .. } => Existing::Skip,
+        _ => Existing::Refuse,
+    };
+    let pipeline = Pipeline::new(address.connect()?)?;
+    let mut loader = Loader::new(pipeline, existing, address.database);
+    let bar = progress::bytes(total, arguments.quiet);
+    let loaded = load(&mut loader, &files, &bar).and_then(|()| loader.finish(&address));
+    bar.finish_and_clear();
+    println!("{}", loader.summary());
+    loaded
+}
+
+/// The bytes of a file that says how many it has.
+fn size(path: &Path) -> Option<u64> {
+    path.metadata().ok().filter(std::fs::Metadata::is_file).map(|metadata| metadata.len())
+}
+
+fn load(loader: &mut Loader, files: &[(PathBuf, aof::Role)], bar: &ProgressBar) -> Result<()> {
+    let mut progress = 0;
+    for (path, role) in files {
+        let shown = path.display();
+        let file: Box<dyn Read> = if path == Path::new("-") {
+            Box::new(io::stdin().lock())
+        } else {
+            Box::new(File::open(path).with_context(|| format!("{shown}"))?)
+        };
+        loader.begin_file(*role, progress, bar)?;
+        aof::load(loader, file).with_context(|| format!("{shown}"))?;
+        progress += size(path).unwrap_or(0);
+    }
+    if files.is_empty() {
+        bail!("there is nothing to load");
+    }
+    Ok(())
+}

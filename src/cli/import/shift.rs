@@ -1,0 +1,148 @@
+//! Expired keys, while the commands of an append-only file are run.
+//!
+//! A key may have been changed by commands while it was alive, and have expired since. If it went at
+//! once, what came of these commands would be another key, without an expiry: a counter that begins
+//! anew. So times that are past, or soon will be, are put off by a fixed span, which no other expiry
+//! has; and at the end the keys that still have such a time get the true one.
+
+use super::loader::now_ms;
+use crate::cli::connection::{Address, Connection, Reply};
+use anyhow::{Result, bail};
+
+/// By how much times are put off: a thousand years, in milliseconds.
+const SPAN_MS: i64 = 1000 * 31_556_952_000;
+/// How long the import may take until a key that has not expired yet would do so, in milliseconds.
+const SOON_MS: i64 = 24 * 3600 * 1000;
+/// Keys that are asked for at a time.
+const SCAN_COUNT: &[u8] = b"1000";
+
+/// Puts times off.
+#[derive(Debug, Default)]
+pub(super) struct Shift {
+    /// Whether commands are run, now or later.
+    pub(super) begun: bool,
+    /// Whether there is a time to be put right.
+    pub(super) is_used: bool,
+}
+
+impl Shift {
+    /// The time to set for `at_ms`.
+    pub(super) fn later(&mut self, at_ms: i64) -> i64 {
+        if at_ms > now_ms() + SOON_MS {
+            return at_ms;
+        }
+        self.is_used = true;
+        at_ms.max(0) + SPAN_MS
+    }
+
+    /// Puts off the times that a command sets.
+    pub(super) fn command(&mut self, words: &mut [Vec<u8>]) {
+        let Some(name) = words.first().map(|name| name.to_ascii_uppercase()) else { return };
+        match name.as_slice() {
+            b"PEXPIREAT" => self.word(words, 2, 1),
+            b"EXPIREAT" => self.word(words, 2, 1000),
+            b"RESTORE" if is_absolute(words) => self.word(words, 2, 1),
+            b"SET" => {
+                for at in 3..words.len() {
+                    match words[at].to_ascii_uppercase().as_slice() {
+                        b"PXAT" => self.word(words, at + 1, 1),
+                        b"EXAT" => self.word(words, at + 1, 1000),
+                        _ => {}
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Puts off the time in a word, in units of so many milliseconds.
+    fn word(&mut self, words: &mut [Vec<u8>], at: usize, unit_ms: i64) {
+        let Some(word) = words.get_mut(at) else { return };
+        let number = std::str::from_utf8(word).ok().and_then(|text| text.parse::<i64>().ok());
+        let Some(at_ms) = number.and_then(|number| number.checked_mul(unit_ms)) else { return };
+        *word = (self.later(at_ms) / unit_ms).to_string().into_bytes();
+    }
+}
+
+/// Whether a RESTORE sets a time.
+fn is_absolute(words: &[Vec<u8>]) -> bool {
+    let says_so = words.iter().skip(4).any(|word| word.eq_ignore_ascii_case(b"ABSTTL"));
+    says_so && words.get(2).is_some_and(|ttl| ttl != b"0")
+}
+
+/// Gives all keys the time that they were to have.
+pub(super) fn undo(address: &Address) -> Result<()> {
+    let mut connection = address.connect()?;
+    let info = connection.call(&[b"INFO", b"keyspace"])?.into_bulk()?;
+    for line in String::from_utf8_lossy(&info).lines() {
+        let Some((name, _)) = line.split_once(":keys=") else { continue };
+        let Some(number) = name.strip_prefix("db") else { continue };
+        connection.call(&[b"SELECT", number.as_bytes()])?;
+        let mut cursor = b"0".to_vec();
+        loop {
+            let page = connection.call(&[b"SCAN", &cursor, b"COUNT", SCAN_COUNT])?.into_array()?;
+            let Ok([next, keys]) = <[Reply; 2]>::try_from(page) else {
+                bail!("a malformed reply to SCAN")
+            };
+            let keys = keys.into_array()?.into_iter().map(Reply::into_bulk);
+            undo_page(&mut connection, &keys.collect::<Result<Vec<_>>>()?)?;
+            cursor = next.into_bulk()?;
+            if cursor == b"0" {
+                break;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn undo_page(connection: &mut Connection, keys: &[Vec<u8>]) -> Result<()> {
+    for key in keys {
+        connection.send(&[b"PEXPIRETIME", key])?;
+    }
+    connection.flush()?;
+    let mut late = Vec::new();
+    for key in keys {
+        let at_ms = connection.receive()?.integer()?;
+        if (SPAN_MS..=now_ms() + SOON_MS + SPAN_MS).contains(&at_ms) {
+            late.push((key, (at_ms - SPAN_MS).to_string()));
+        }
+    }
+    for (key, at_ms) in &late {
+        connection.send(&[b"PEXPIREAT", key, at_ms.as_bytes()])?;
+    }
+    connection.flush()?;
+    for _ in &late {
+        connection.receive()?.integer()?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shifted(command: &str) -> String {
+        let mut words: Vec<Vec<u8>> = command.split(' ').map(|word| word.into()).collect();
+        Shift::default().command(&mut words);
+        let words: Vec<_> = words.iter().map(|word| String::from_utf8_lossy(word)).collect();
+        words.join(" ")
+    }
+
+    #[test]
+    fn past_times_are_put_off_and_others_stay() {
+        let far = now_ms() + 10 * SOON_MS;
+        for (command, expected) in [
+            ("PEXPIREAT k 5".to_owned(), format!("PEXPIREAT k {}", 5 + SPAN_MS)),
+            ("expireat k 5".to_owned(), format!("expireat k {}", 5 + SPAN_MS / 1000)),
+            ("SET k v PXAT 7".to_owned(), format!("SET k v PXAT {}", 7 + SPAN_MS)),
+            ("SET PXAT PXAT KEEPTTL".to_owned(), "SET PXAT PXAT KEEPTTL".to_owned()),
+            ("RESTORE k 9 p ABSTTL".to_owned(), format!("RESTORE k {} p ABSTTL", 9 + SPAN_MS)),
+            ("RESTORE k 0 p ABSTTL".to_owned(), "RESTORE k 0 p ABSTTL".to_owned()),
+            ("RESTORE k 9 p".to_owned(), "RESTORE k 9 p".to_owned()),
+            (format!("PEXPIREAT k {far}"), format!("PEXPIREAT k {far}")),
+            ("INCRBY k 5".to_owned(), "INCRBY k 5".to_owned()),
+        ] {
+            assert_eq!(shifted(&command), expected);
+        }
+    }
+}

@@ -1,0 +1,310 @@
+//! Commands that are sent ahead of their replies, within bounds.
+//!
+//! The replies are read by a thread of its own, so that neither side waits for the other to read.
+
+use super::connection::{self, Connection, Input, Output, Reply};
+use anyhow::{Result, anyhow};
+use std::collections::VecDeque;
+use std::io::Write;
+use std::net::{Shutdown, TcpStream};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+/// Commands, and bytes of commands, that may be without a reply.
+const WINDOW_COMMANDS: usize = 4096;
+const WINDOW_BYTES: usize = 8 << 20;
+
+/// What the reply to a command should be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Expect {
+    /// Anything but an error, or an array with one.
+    Any,
+    /// This integer.
+    Integer(i64),
+    /// That it is done; it counts as one that is done. With `may_exist`, that what it would make is
+    /// there already counts as skipped.
+    Done { may_exist: bool },
+    /// An array; an empty one counts as skipped.
+    Some,
+    /// Anything: whoever has sent it looks at it.
+    Asked,
+}
+
+/// A command that has no reply as yet.
+struct Sent {
+    expect: Expect,
+    bytes: usize,
+    /// What it is for, for whoever reads that it has failed.
+    about: About,
+}
+
+/// What a command is for.
+#[derive(Debug, Clone, Default)]
+pub(super) struct About {
+    /// Where in the file it comes from.
+    pub(super) offset: u64,
+    pub(super) database: u64,
+    pub(super) key: Option<Vec<u8>>,
+}
+
+/// What came of the commands so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Counts {
+    pub(super) done: u64,
+    pub(super) skipped: u64,
+    /// Empty arrays.
+    pub(super) without: u64,
+}
+
+#[derive(Default)]
+struct State {
+    sent: VecDeque<Sent>,
+    bytes: usize,
+    counts: Counts,
+    failure: Option<String>,
+    /// The connection is lost: the failure stays.
+    is_lost: bool,
+    asked: Option<Reply>,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A connection on which commands are sent ahead.
+pub(super) struct Pipeline {
+    output: Output,
+    socket: TcpStream,
+    shared: Arc<Shared>,
+    reader: Option<JoinHandle<()>>,
+}
+
+impl Pipeline {
+    /// Takes a connection over.
+    ///
+    /// # Errors
+    /// If there can be no thread.
+    pub(super) fn new(connection: Connection) -> Result<Self> {
+        let Connection { input, output } = connection;
+        let socket = output.get_ref().try_clone()?;
+        let shared = Arc::new(Shared::default());
+        let for_reader = Arc::clone(&shared);
+        let reader = std::thread::Builder::new()
+            .name("replies".to_owned())
+            .spawn(move || read_replies(input, &for_reader))?;
+        Ok(Pipeline { output, socket, shared, reader: Some(reader) })
+    }
+
+    /// Sends a command, once there is room for it.
+    ///
+    /// # Errors
+    /// If one that was sent before has failed, or the connection is lost.
+    pub(super) fn send(&mut self, command: &[&[u8]], expect: Expect, about: About) -> Result<()> {
+        let bytes = command.iter().map(|word| word.len() + 16).sum();
+        self.make_room(bytes)?;
+        let mut state = self.shared.lock();
+        state.bytes += bytes;
+        state.sent.push_back(Sent { expect, bytes, about });
+        drop(state);
+        if connection::write_command(&mut self.output, command).is_err() {
+            return self.lost();
+        }
+        Ok(())
+    }
+
+    /// Waits until a command of so many bytes has room.
+    fn make_room(&mut self, bytes: usize) -> Result<()> {
+        let has_room = |state: &State, part: usize| {
+            state.sent.len() < WINDOW_COMMANDS / part
+                && (state.bytes + bytes <= WINDOW_BYTES / part || state.sent.is_empty())
+        };
+        let state = self.shared.lock();
+        if let Some(failure) = &state.failure {
+            return Err(anyhow!("{failure}"));
+        }
+        if has_room(&state, 1) {
+            return Ok(());
+        }
+        drop(state);
+        if self.output.flush().is_err() {
+            return self.lost();
+        }
+        let mut state = self.shared.lock();
+        // Half of it, so that commands go out in large pieces.
+        while !has_room(&state, 2) && state.failure.is_none() {
+            state = self.shared.wait(state);
+        }
+        match &state.failure {
+            Some(failure) => Err(anyhow!("{failure}")),
+            None => Ok(()),
+        }
+    }
+
+    /// Nothing can be written: the reader knows more.
+    fn lost(&self) -> Result<()> {
+        let mut state = self.shared.lock();
+        while state.failure.is_none() && !state.sent.is_empty() {
+            state = self.shared.wait(state);
+        }
+        let failure = state.failure.clone();
+        Err(anyhow!("{}", failure.unwrap_or_else(|| "the connection is lost".to_owned())))
+    }
+
+    /// Waits for the replies to everything that was sent.
+    ///
+    /// # Errors
+    /// As [`Pipeline::send`].
+    pub(super) fn settle(&mut self) -> Result<()> {
+        if self.output.flush().is_err() {
+            return self.lost();
+        }
+        let mut state = self.shared.lock();
+        while !state.sent.is_empty() && state.failure.is_none() {
+            state = self.shared.wait(state);
+        }
+        match &state.failure {
+            Some(failure) => Err(anyhow!("{failure}")),
+            None => Ok(()),
+        }
+    }
+
+    /// Sends a command and waits for its reply.
+    ///
+    /// # Errors
+    /// As [`Pipeline::send`]; if it is an error.
+    pub(super) fn ask(&mut self, command: &[&[u8]], about: About) -> Result<Reply> {
+        match self.ask_whatever(command, about)? {
+            Reply::Error(error) => Err(anyhow!("the server refuses it: {error}")),
+            reply => Ok(reply),
+        }
+    }
+
+    /// Sends a command and waits for its reply, which may be an error.
+    ///
+    /// # Errors
+    /// As [`Pipeline::send`].
+    pub(super) fn ask_whatever(&mut self, command: &[&[u8]], about: About) -> Result<Reply> {
+        self.send(command, Expect::Asked, about)?;
+        self.settle()?;
+        self.shared.lock().asked.take().ok_or_else(|| anyhow!("there is no reply"))
+    }
+
+    /// Counts something that is there and was left out.
+    pub(super) fn count_skipped(&self) {
+        self.shared.lock().counts.skipped += 1;
+    }
+
+    /// What came of the commands that have a reply.
+    pub(super) fn counts(&self) -> Counts {
+        self.shared.lock().counts
+    }
+
+    /// Goes on after a command has failed, when all others have their replies.
+    pub(super) fn recover(&mut self) {
+        let _ = self.output.flush();
+        let mut state = self.shared.lock();
+        while !state.sent.is_empty() {
+            state = self.shared.wait(state);
+        }
+        if !state.is_lost {
+            state.failure = None;
+        }
+    }
+}
+
+impl Drop for Pipeline {
+    fn drop(&mut self) {
+        // The reader ends with the connection.
+        let _ = self.socket.shutdown(Shutdown::Both);
+        if let Some(reader) = self.reader.take() {
+            let _ = reader.join();
+        }
+    }
+}
+
+fn read_replies(mut input: Input, shared: &Shared) {
+    loop {
+        let reply = connection::receive(&mut input);
+        let mut state = shared.lock();
+        match reply {
+            Ok(reply) => {
+                if let Some(sent) = state.sent.pop_front() {
+                    state.bytes -= sent.bytes;
+                    take(&mut state, reply, sent);
+                }
+            }
+            Err(error) => {
+                state.sent.clear();
+                state.bytes = 0;
+                state.is_lost = true;
+                state.failure.get_or_insert(format!("{error:#}"));
+                shared.changed.notify_all();
+                return;
+            }
+        }
+        shared.changed.notify_all();
+    }
+}
+
+/// Holds a reply against what is expected.
+fn take(state: &mut State, reply: Reply, sent: Sent) {
+    let failure = match (sent.expect, reply) {
+        (Expect::Done { may_exist: true }, Reply::Error(error)) if says_exists(&error) => {
+            state.counts.skipped += 1;
+            return;
+        }
+        (Expect::Asked, reply) => {
+            state.asked = Some(reply);
+            return;
+        }
+        (_, Reply::Error(error)) => error,
+        (Expect::Done { .. }, _) => {
+            state.counts.done += 1;
+            return;
+        }
+        (Expect::Integer(expected), Reply::Integer(found)) if found == expected => return,
+        (Expect::Integer(expected), reply) => {
+            format!("{expected} elements are expected to be added, but the reply is {reply:?}")
+        }
+        (Expect::Some, Reply::Array(elements)) => {
+            state.counts.without += u64::from(elements.is_empty());
+            return;
+        }
+        (Expect::Some, reply) => format!("an array is expected, but the reply is {reply:?}"),
+        (Expect::Any, Reply::Array(replies)) => {
+            // Of a transaction, one of its commands may have failed.
+            let error = replies.into_iter().find_map(|reply| match reply {
+                Reply::Error(error) => Some(error),
+                _ => None,
+            });
+            let Some(error) = error else { return };
+            error
+        }
+        (Expect::Any, _) => return,
+    };
+    let About { offset, database, key } = &sent.about;
+    let what = match key {
+        Some(key) => format!("key \"{}\" (database {database}, ", key.escape_ascii()),
+        None => "a command (".to_owned(),
+    };
+    let text = format!("{what}offset {offset} of the file) is refused: {failure}");
+    state.failure.get_or_insert(text);
+}
+
+/// Whether an error says that a key or a library is there already.
+fn says_exists(error: &str) -> bool {
+    error.starts_with("BUSYKEY")
+        || (error.starts_with("ERR Library ") && error.ends_with(" already exists"))
+}
