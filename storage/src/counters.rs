@@ -4,6 +4,7 @@ use crate::encoding::{Delta, get_varint, put_varint};
 use crate::slot::SLOTS;
 use hashbrown::HashMap;
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 /// Slots whose counters share a row.
 const BLOCK: usize = 64;
@@ -59,6 +60,24 @@ impl Counters {
     /// Keys of all generations.
     pub fn keys(&self) -> u64 {
         self.generations.values().map(|g| g.keys).sum()
+    }
+
+    /// Takes the counters of some slots over from another shard.
+    pub(crate) fn take_over(&mut self, from: &Self, slots: &Range<u16>) {
+        for (&generation, counts) in &from.generations {
+            let mine = self.generations.entry(generation).or_default();
+            for slot in slots.clone() {
+                let (theirs, count) =
+                    (counts.slots[usize::from(slot)], &mut mine.slots[usize::from(slot)]);
+                if theirs != SlotCount::default() {
+                    count.keys += theirs.keys;
+                    count.expires += theirs.expires;
+                    mine.keys += u64::from(theirs.keys);
+                    mine.expires += u64::from(theirs.expires);
+                    self.dirty.insert((generation, slot / BLOCK as u16));
+                }
+            }
+        }
     }
 
     /// Forgets a generation that is dead.

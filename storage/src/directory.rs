@@ -2,6 +2,7 @@
 //! prefix in a bucket.
 
 mod manifest;
+mod reshard;
 
 use crate::clock::Clock;
 use crate::commit::{Sealed, split_body};
@@ -20,6 +21,7 @@ use crate::store::{Store, Versions};
 use anyhow::{Context, Result, bail};
 use manifest::Manifest;
 use object_store::path::Path as ObjectPath;
+pub use reshard::{Resharded, reshard};
 use slatedb::db_cache::foyer::{FoyerCache, FoyerCacheOptions};
 use slatedb::db_cache::{DbCache, SplitCache};
 use std::collections::BTreeMap;

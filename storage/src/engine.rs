@@ -26,7 +26,7 @@ use std::future::Future;
 use std::ops::{Range, RangeInclusive};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::sync::{Mutex, MutexGuard};
 
 /// Bytes of a memtable before it is flushed: smaller ones would leave too many files, bigger ones
@@ -260,24 +260,22 @@ impl Engine {
         Ok(rows)
     }
 
-    /// Gives the keys of a range to `each`, in order, for about as long as `within`. Where to go on
-    /// comes back, if there may be more.
+    /// Gives the rows of a range to `each`, in order, until that says false. Where to go on comes
+    /// back, if there may be more.
     pub(crate) async fn walk(
         &self,
         range: Range<Vec<u8>>,
-        within: Duration,
-        mut each: impl FnMut(&[u8]),
+        mut each: impl FnMut(Bytes, Bytes) -> bool,
     ) -> Result<Option<Vec<u8>>> {
         if range.start >= range.end {
             return Ok(None);
         }
         let options = ScanOptions { read_ahead_bytes: LONG_READ_BYTES, ..ScanOptions::default() };
-        let begun = Instant::now();
         let mut iterator = self.db.scan_with_options(range, &options).await?;
         while let Some(row) = iterator.next().await? {
-            each(&row.key);
-            if begun.elapsed() >= within {
-                return Ok(Some([&row.key[..], &[0]].concat()));
+            let key = row.key.clone();
+            if !each(row.key, row.value) {
+                return Ok(Some([&key[..], &[0]].concat()));
             }
         }
         Ok(None)

@@ -17,10 +17,11 @@
 use crate::encoding::{Row, get_varint, put_varint, row};
 use crate::engine::{Engine, prefix_range};
 use anyhow::Result;
+use bytes::Bytes;
 use std::collections::BTreeSet;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// 32-bit words of a block.
 const WORDS: usize = 8;
@@ -196,14 +197,16 @@ impl Presence {
     pub async fn scan(&self, engine: &Engine, dead: &BTreeSet<u32>) -> Result<()> {
         let mut range = prefix_range(&[row::META]);
         loop {
-            let take = |key: &[u8]| {
-                if let Some(Row::Meta { generation, hash48, .. }) = Row::parse(key)
+            let begun = Instant::now();
+            let take = |key: Bytes, _| {
+                if let Some(Row::Meta { generation, hash48, .. }) = Row::parse(&key)
                     && !dead.contains(&generation)
                 {
                     self.insert(generation, hash48);
                 }
+                begun.elapsed() < SCAN_PIECE
             };
-            let Some(next) = engine.walk(range.clone(), SCAN_PIECE, take).await? else {
+            let Some(next) = engine.walk(range.clone(), take).await? else {
                 return Ok(());
             };
             range.start = next;

@@ -50,7 +50,7 @@ impl Manifest {
     }
 
     /// `None`: there is none.
-    async fn read(store: &Place) -> Result<Option<Self>> {
+    pub(super) async fn read(store: &Place) -> Result<Option<Self>> {
         let place = store.join(NAME);
         let bytes = match store.dir() {
             Some(dir) => match fs::read(dir.join(NAME)) {
@@ -91,7 +91,29 @@ impl Manifest {
             bail!("{store} holds {name} but no {NAME}: it is not a whole data directory");
         }
         let shards = options.shards.unwrap_or(options.default_shards).clamp(1, MAX_SHARDS);
-        let manifest = Self { format: FORMAT, shards, seed: rand::random(), salt: rand::random() };
+        Self { format: FORMAT, shards, seed: rand::random(), salt: rand::random() }
+            .store(store)
+            .await
+    }
+
+    /// The same for another number of shards.
+    pub(super) fn with_shards(&self, shards: u16) -> Result<Self> {
+        if !(1..=MAX_SHARDS).contains(&shards) {
+            bail!("{shards} shards: there may be 1 to {MAX_SHARDS}");
+        }
+        Ok(Self { shards, salt: rand::random(), ..self.clone() })
+    }
+
+    /// Whether a place has nothing of a data directory.
+    pub(super) async fn is_vacant(store: &Place) -> Result<bool> {
+        let of_us = |name: &String| is_of_a_directory(name) || name == NAME;
+        Ok(Self::read(store).await?.is_none() && !names(store).await?.iter().any(of_us))
+    }
+
+    /// Writes it: from then on the place is a data directory. What is there already counts, if
+    /// another process has been faster.
+    pub(super) async fn store(self, store: &Place) -> Result<Self> {
+        let manifest = self;
         let mut text = serde_json::to_vec_pretty(&manifest)?;
         text.push(b'\n');
         let Some(dir) = store.dir() else { return Self::put(store, manifest, text).await };
