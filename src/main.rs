@@ -1,5 +1,6 @@
-//! The `flagstone` program: reads its configuration and runs the server.
+//! The `flagstone` program: runs a subcommand, or reads its configuration and runs the server.
 
+use flagstone::cli;
 use flagstone::config::{Config, Startup};
 use std::process::ExitCode;
 
@@ -33,8 +34,15 @@ fn refuse_huge_pages() {}
 fn main() -> ExitCode {
     // SAFETY: options may be set at any time.
     unsafe { libmimalloc_sys::mi_option_set(PURGE_DELAY, KEEP_MS) };
+    if let Some(status) = cli::run(std::env::args_os()) {
+        return status;
+    }
     let config = match Config::load_process() {
         Ok(Startup::Run(config)) => config,
+        Ok(Startup::Help(text)) => {
+            println!("{text}\n{}", cli::overview());
+            return ExitCode::SUCCESS;
+        }
         Ok(Startup::Print(text)) => {
             println!("{text}");
             return ExitCode::SUCCESS;

@@ -17,6 +17,8 @@ pub(super) struct Arguments {
 /// What the command line asks for.
 pub(super) enum Request {
     Run(Arguments),
+    /// To print how the server is used and end.
+    Help(String),
     /// To print a text and end.
     Print(String),
 }
@@ -30,7 +32,7 @@ pub(super) fn parse(args: impl Iterator<Item = String>) -> Result<Request, Confi
     let args: Vec<String> = args.collect();
     match args.first().map(String::as_str) {
         Some("-v" | "--version") => return Ok(Request::Print(version())),
-        Some("-h" | "--help") => return Ok(Request::Print(help())),
+        Some("-h" | "--help") => return Ok(Request::Help(help())),
         _ => {}
     }
     let mut parsed = Arguments::default();
@@ -72,11 +74,13 @@ fn version() -> String {
 fn help() -> String {
     let mut text = String::from(
         "Usage: flagstone [FILE | -] [--DIRECTIVE VALUE…]… [-]\n\
+         \x20      flagstone COMMAND …\n\
          \x20      flagstone -v | --version\n\
          \x20      flagstone -h | --help\n\n\
          FILE has the syntax of redis.conf; - stands for standard input. Every directive is also\n\
          read from the environment, as FLAGSTONE_ and its name in capitals with underscores. The\n\
-         command line overrides the environment, which overrides the file.\n\n\
+         command line overrides the environment, which overrides the file. The commands are at the\n\
+         end; a file that is named like one of them is given as ./NAME.\n\n\
          Example: flagstone flagstone.conf --port 6380 --appendfsync always\n\n\
          Directives and their defaults (* may be changed by CONFIG SET):\n",
     );

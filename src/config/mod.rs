@@ -65,6 +65,8 @@ struct State {
 pub enum Startup {
     /// To run with this configuration.
     Run(Config),
+    /// To print this text on the server's options, and what else the program can do, and end.
+    Help(String),
     /// To print this text on standard output and end.
     Print(String),
 }
@@ -99,6 +101,7 @@ impl Config {
     ) -> Result<Startup, ConfigError> {
         let arguments = match arguments::parse(args)? {
             Request::Run(arguments) => arguments,
+            Request::Help(text) => return Ok(Startup::Help(text)),
             Request::Print(text) => return Ok(Startup::Print(text)),
         };
         let loaded = load::load(&arguments, environment, standard_input)?;

@@ -16,7 +16,7 @@ fn restarted(file: &Path) -> Config {
     let args = [file.to_str().unwrap().to_owned()];
     match Config::load(args.into_iter(), [].into_iter()).unwrap() {
         Startup::Run(config) => config,
-        Startup::Print(text) => panic!("nothing was to be printed: {text}"),
+        Startup::Help(text) | Startup::Print(text) => panic!("nothing was to be printed: {text}"),
     }
 }
 
@@ -128,7 +128,7 @@ fn errors_are_those_of_the_reference() {
             config.rewrite().unwrap_err(),
             "ERR The server is running without a config file"
         ),
-        Startup::Print(text) => panic!("nothing was to be printed: {text}"),
+        Startup::Help(text) | Startup::Print(text) => panic!("nothing was to be printed: {text}"),
     }
 }
 

@@ -18,7 +18,7 @@ fn load_with(
         environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
     match Config::load_from(args, environment, &mut standard_input.as_bytes())? {
         Startup::Run(config) => Ok(config),
-        Startup::Print(text) => panic!("nothing was to be printed: {text}"),
+        Startup::Help(text) | Startup::Print(text) => panic!("nothing was to be printed: {text}"),
     }
 }
 
@@ -274,7 +274,9 @@ fn version_and_help_are_printed() {
     {
         let args = [arg.to_owned()].into_iter();
         match Config::load_from(args, [].into_iter(), &mut io::empty()).unwrap() {
-            Startup::Print(text) => assert!(text.contains(expected), "{text}"),
+            Startup::Help(text) | Startup::Print(text) => {
+                assert!(text.contains(expected), "{text}");
+            }
             Startup::Run(_) => panic!("{arg} is no reason to run"),
         }
     }
