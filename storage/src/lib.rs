@@ -22,6 +22,7 @@ pub mod need;
 pub mod notes;
 pub mod partition;
 pub mod pending;
+pub mod place;
 mod reclaim;
 pub mod scan;
 mod scope;
