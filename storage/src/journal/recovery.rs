@@ -10,11 +10,10 @@ use std::io::{self, IoSlice};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use bytes::BytesMut;
-
 use super::disk::{CHUNK, Disk, File, write_zeros};
 use super::floor::{Floor, floor_path};
 use super::local::{LocalJournal, Opened};
+use super::read::Assembly;
 use super::record::{HEADER, decode_shards};
 use super::scan::{Chain, Met, Remains, Walk, remains};
 use super::segment::{
@@ -337,7 +336,7 @@ impl Recovery {
         from: Lsn,
         mut each: impl FnMut(&Record) -> Result<(), E>,
     ) -> Result<(), E> {
-        let mut body = BytesMut::new();
+        let mut assembly = Assembly::default();
         // A commit whose first parts are in a segment follows that segment's last one.
         for segment in self.segments.iter().filter(|s| s.last + 1 >= from) {
             let path = self.path(segment.header.number);
@@ -345,23 +344,8 @@ impl Recovery {
             let file = self.open_file(segment.header.number)?;
             let mut walk = Walk::new(&*file, self.salt(), segment.entry).map_err(failed)?;
             while let Some(step) = walk.next().map_err(failed)? {
-                let header = step.header;
-                let Met::Part { first, last } = step.met else { continue };
-                if header.lsn < from {
-                    continue;
-                }
-                if first {
-                    body.clear();
-                }
-                body.extend_from_slice(&step.payload[header.body_range()]);
-                if last {
-                    each(&Record {
-                        lsn: header.lsn,
-                        epoch: header.epoch,
-                        time_ms: header.time_ms,
-                        shards: decode_shards(step.payload, header.shard_count),
-                        body: body.split().freeze(),
-                    })?;
+                if let Some(record) = assembly.take(&step, from) {
+                    each(&record)?;
                 }
             }
             if walk.offset != segment.end {

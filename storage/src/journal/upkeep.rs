@@ -5,7 +5,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use super::floor::Floor;
-use super::local::{Preparing, Shared, Writer, lock};
+use super::local::{ClosedSegment, Preparing, Shared, Writer, lock};
 use super::segment::segment_path;
 use super::{JournalError, Lsn, Options};
 
@@ -55,6 +55,7 @@ impl Shared {
                 writer.flushed.resize(at + 1, 0);
             }
             writer.flushed[at] = writer.flushed[at].max(applied);
+            writer.bound_holds();
             writer.droppable() > 0
         };
         if droppable {
@@ -131,7 +132,9 @@ impl Writer {
     fn droppable(&self) -> usize {
         let free = |spans: &super::segment::Spans| spans.held(&self.flushed).next().is_none();
         let segments = self.closed.iter();
-        segments.take_while(|s| s.number < self.synced_segment && free(&s.spans)).count()
+        let unneeded =
+            |s: &&ClosedSegment| free(&s.spans) && !self.holds.keeps(s.last);
+        segments.take_while(|s| s.number < self.synced_segment && unneeded(s)).count()
     }
 
     /// The floor when the first `count` segments are dropped.
