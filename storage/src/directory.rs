@@ -1,5 +1,6 @@
 //! The data directory: `flagstone.json`, `journal/`, `shard-<id>/`, and its recovery.
 
+use crate::checkpoint::ARCHIVE;
 use crate::clock::Clock;
 use crate::commit::{Sealed, split_body};
 use crate::control::{Control, Generations, complete_row};
@@ -49,6 +50,8 @@ pub struct OpenOptions {
     pub default_shards: u16,
     pub databases: u32,
     pub segment_bytes: u64,
+    /// Keep segments of the journal that are dropped.
+    pub archive: bool,
     pub mode: SyncMode,
     pub everysec_bound: Duration,
     /// The only committer syncs by itself.
@@ -80,6 +83,8 @@ pub struct Directory {
     pub generations: Generations,
     /// The libraries of functions, by name.
     pub libraries: Vec<Library>,
+    /// Names the data directory: the salt of its journal.
+    pub origin: u32,
     versions: Arc<Versions>,
     shards: Vec<Shard>,
     databases: u32,
@@ -170,11 +175,17 @@ impl Directory {
             journal,
             generations: Generations { next, ..generations },
             libraries: libraries.into_values().collect(),
+            origin: manifest.salt,
             versions: Arc::new(Versions::new(epoch)),
             shards,
             databases: options.databases,
             lock,
         })
+    }
+
+    /// The engines of the shards, in order.
+    pub fn engines(&self) -> Vec<Engine> {
+        self.shards.iter().map(|shard| shard.engine().clone()).collect()
     }
 
     /// Deals the shards out: shard n to worker n mod `shard_workers`; the workers beyond own none.
@@ -205,7 +216,8 @@ impl Directory {
 /// Makes the object store of a shard's directory.
 pub type OpenStore<'a> = dyn Fn(&Path) -> Result<Arc<dyn ObjectStore>> + Sync + 'a;
 
-fn lock(dir: &Path) -> Result<File> {
+/// Takes the lock of a data directory, for as long as the file is open.
+pub(crate) fn lock(dir: &Path) -> Result<File> {
     let path = dir.join("lock");
     let file = File::options()
         .create(true)
@@ -229,7 +241,7 @@ fn open_manifest(options: &OpenOptions) -> Result<Manifest> {
     let manifest = match fs::read(&path) {
         Ok(bytes) => read_manifest(&path, &bytes)?,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            return create_manifest(options, &path);
+            return create_manifest(options);
         }
         Err(error) => return Err(error).with_context(|| format!("reading {}", path.display())),
     };
@@ -268,7 +280,7 @@ fn read_manifest(path: &Path, bytes: &[u8]) -> Result<Manifest> {
     Ok(manifest)
 }
 
-fn create_manifest(options: &OpenOptions, path: &Path) -> Result<Manifest> {
+fn create_manifest(options: &OpenOptions) -> Result<Manifest> {
     let dir = &options.dir;
     for entry in fs::read_dir(dir).with_context(|| format!("reading {}", dir.display()))? {
         let name = entry?.file_name();
@@ -282,18 +294,67 @@ fn create_manifest(options: &OpenOptions, path: &Path) -> Result<Manifest> {
     }
     let shards = options.shards.unwrap_or(options.default_shards).clamp(1, MAX_SHARDS);
     let manifest = Manifest { format: FORMAT, shards, seed: rand::random(), salt: rand::random() };
-    let mut text = serde_json::to_vec_pretty(&manifest)?;
+    write_manifest(dir, &manifest)?;
+    Ok(manifest)
+}
+
+/// Whether there is a data directory.
+pub fn is_data_directory(dir: &Path) -> bool {
+    dir.join(MANIFEST).exists()
+}
+
+/// The number of shards of a data directory.
+pub(crate) fn shards_of(dir: &Path) -> Result<u16> {
+    Ok(manifest_of(dir)?.shards)
+}
+
+/// Number of shards and seed of a data directory.
+pub(crate) fn layout_of(dir: &Path) -> Result<Layout> {
+    let manifest = manifest_of(dir)?;
+    Ok(Layout { shards: manifest.shards, seed: manifest.seed })
+}
+
+fn manifest_of(dir: &Path) -> Result<Manifest> {
+    let path = dir.join(MANIFEST);
+    let bytes = fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
+    read_manifest(&path, &bytes)
+}
+
+/// Whether some process has a data directory open.
+pub fn is_open(dir: &Path) -> Result<bool> {
+    let path = dir.join("lock");
+    let file = match File::open(&path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
+        Err(error) => return Err(error).with_context(|| format!("opening {}", path.display())),
+    };
+    match file.try_lock() {
+        Ok(()) => Ok(false),
+        Err(fs::TryLockError::WouldBlock) => Ok(true),
+        Err(fs::TryLockError::Error(error)) => {
+            Err(error).with_context(|| format!("locking {}", path.display()))
+        }
+    }
+}
+
+/// Makes a data directory of what is in `dir`, as the last step.
+pub(crate) fn create_manifest_of(dir: &Path, shards: u16, seed: u64, salt: u32) -> Result<()> {
+    write_manifest(dir, &Manifest { format: FORMAT, shards, seed, salt })
+}
+
+fn write_manifest(dir: &Path, manifest: &Manifest) -> Result<()> {
+    let path = dir.join(MANIFEST);
+    let mut text = serde_json::to_vec_pretty(manifest)?;
     text.push(b'\n');
     let temporary = path.with_extension("json.new");
     let write = || -> std::io::Result<()> {
         let mut file = File::create(&temporary)?;
         file.write_all(&text)?;
         file.sync_all()?;
-        fs::rename(&temporary, path)?;
+        fs::rename(&temporary, &path)?;
         File::open(dir)?.sync_all()
     };
-    write().with_context(|| format!("creating {}", path.display()))?;
-    Ok(manifest)
+    write().with_context(|| format!("creating {}", path.display()))
 }
 
 fn journal_options(options: &OpenOptions, manifest: &Manifest, disk: Arc<dyn Disk>) -> Options {
@@ -303,6 +364,7 @@ fn journal_options(options: &OpenOptions, manifest: &Manifest, disk: Arc<dyn Dis
         mode: options.mode,
         inline_sync: options.inline_sync,
         salt: manifest.salt,
+        archive: options.archive.then(|| options.dir.join(ARCHIVE)),
         disk,
     }
 }

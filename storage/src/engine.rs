@@ -1,5 +1,6 @@
 //! The engine of one shard: a SlateDB instance without a WAL, written only by hand-overs and sweeps.
 
+pub(crate) mod checkpoint;
 pub(crate) mod files;
 mod garbage;
 mod scheduler;
@@ -122,6 +123,9 @@ pub struct Engine {
     files: Arc<SstReader>,
     garbage: Arc<Garbage>,
     turn: Arc<Mutex<Turn>>,
+    /// Where it is.
+    store: Arc<dyn ObjectStore>,
+    path: String,
 }
 
 /// What only the one who writes knows.
@@ -174,7 +178,7 @@ impl Engine {
             .with_options(compactor_options(upkeep))
             .with_scheduler_supplier(Arc::new(scheduler::Supplier(garbage.clone())));
         let files = Arc::new(SstReader::new(path, store.clone(), None, None));
-        let db = Db::builder(path, store)
+        let db = Db::builder(path, store.clone())
             .with_settings(engine_settings(upkeep))
             .with_sst_block_size(BLOCK)
             .with_compactor_builder(compactor)
@@ -184,7 +188,8 @@ impl Engine {
             .build()
             .await
             .with_context(|| format!("opening the engine of {path}"))?;
-        let engine = Self { db, files, garbage, turn: Arc::default() };
+        let path = path.to_owned();
+        let engine = Self { db, files, garbage, turn: Arc::default(), store, path: path.clone() };
         engine.learn_garbage().await.with_context(|| format!("opening the engine of {path}"))?;
         Ok(engine)
     }

@@ -79,8 +79,13 @@ impl Extract {
             return Ok(());
         }
         let full = self.open.as_ref().is_some_and(|open| open.offset >= SEGMENT_BYTES);
-        let follows = record.epoch == self.epoch && record.lsn == self.last + 1;
-        if self.open.is_none() || full || !follows {
+        let goes_on = record.epoch == self.epoch;
+        if self.open.is_some() && goes_on && record.lsn != self.last + 1 {
+            let reason =
+                format!("records between lsn {} and lsn {} are missing", self.last, record.lsn);
+            return Err(JournalError::corrupt(self.dir.clone(), 0, reason));
+        }
+        if self.open.is_none() || full || !goes_on {
             self.begin(record.epoch, record.lsn)?;
         }
         let shards: Vec<u8> = record.shards.iter().flat_map(|s| s.to_le_bytes()).collect();
@@ -117,12 +122,14 @@ impl Extract {
         Ok(())
     }
 
-    /// Marks the end, and makes all of it durable; its bytes. `epoch` is the journal's, in case
-    /// that there is no record.
-    pub fn finish(mut self, epoch: u64) -> Result<u64, JournalError> {
-        if self.open.is_none() {
-            self.begin(epoch, self.after + 1)?;
-            self.epoch = epoch;
+    /// Marks `end` as the end, and makes all of it durable; its bytes. `epoch` is the journal's: the
+    /// end may be in an epoch without a record.
+    pub fn finish(mut self, epoch: u64, end: Lsn) -> Result<u64, JournalError> {
+        if self.open.is_none() || self.last < end {
+            let epoch = epoch.max(self.epoch + 1);
+            let end = end.max(self.last);
+            self.begin(epoch, end + 1)?;
+            (self.epoch, self.last) = (epoch, end);
         }
         let mark = RecordHeader {
             crc: 0,
@@ -140,12 +147,8 @@ impl Extract {
         };
         self.write(mark, &[], HEADER as u64)?;
         self.close_segment()?;
-        let floor = Floor {
-            first_segment: 1,
-            dropped: self.after,
-            salt: self.salt,
-            ..Floor::default()
-        };
+        let floor =
+            Floor { first_segment: 1, dropped: self.after, salt: self.salt, ..Floor::default() };
         floor.write(&*self.disk, &self.dir)?;
         Ok(self.bytes)
     }

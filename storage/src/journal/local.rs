@@ -18,9 +18,7 @@ use super::read::{HoldId, Holds};
 use super::recovery::Scanned;
 use super::segment::{FIRST_RECORD, SegmentHeader, Spans};
 use super::sync::Signal;
-use super::{
-    Journal, JournalError, JournalStats, Lsn, Options, Record, Subscriber, SyncMode,
-};
+use super::{Journal, JournalError, JournalStats, Lsn, Options, Record, Subscriber, SyncMode};
 
 /// The journal in segments on a local disk. Made by [`super::Recovery::start`]; dropped without
 /// [`Journal::close`] it stops as after a kill.

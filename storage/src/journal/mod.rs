@@ -8,6 +8,7 @@ mod append;
 mod disk;
 mod extract;
 mod floor;
+mod history;
 mod local;
 mod read;
 mod record;
@@ -30,6 +31,7 @@ use bytes::Bytes;
 
 pub use disk::{Disk, File, RealDisk};
 pub use extract::Extract;
+pub use history::{read_history, segment_begun_ms};
 pub use local::LocalJournal;
 pub use read::HoldId;
 pub use recovery::Recovery;
@@ -214,6 +216,8 @@ pub struct Options {
     /// Random number, used when the directory is new: what clients store cannot be taken for
     /// journal records, since it does not know it.
     pub salt: u32,
+    /// Where segments go that are dropped; `None`: they are used again.
+    pub archive: Option<PathBuf>,
     pub disk: Arc<dyn Disk>,
 }
 
@@ -239,6 +243,7 @@ impl Default for Options {
             mode: SyncMode::Always,
             inline_sync: false,
             salt: 0,
+            archive: None,
             disk: Arc::new(RealDisk),
         }
     }

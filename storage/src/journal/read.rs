@@ -106,8 +106,7 @@ impl Shared {
             let path = segment_path(&self.dir, number);
             let failed = |source| JournalError::io("reading", &path, source);
             let file = self.options.disk.open(&path).map_err(failed)?;
-            let FoundHeader::Valid(header) =
-                SegmentHeader::read(&*file, number).map_err(failed)?
+            let FoundHeader::Valid(header) = SegmentHeader::read(&*file, number).map_err(failed)?
             else {
                 return Err(self.unreadable(hold, &path, 0));
             };

@@ -20,6 +20,7 @@ use super::segment::{
     FIRST_RECORD, FoundHeader, SegmentHeader, Spans, VERSION, prepare_segment, segment_number,
     segment_path,
 };
+use super::upkeep::archive_segment;
 use super::{JournalError, Lsn, Options, Record};
 
 /// A journal that was read and not started yet. Nothing on disk has been changed.
@@ -302,6 +303,11 @@ impl Recovery {
         self.chain.last
     }
 
+    /// The greatest lsn that was dropped: what is here begins behind it.
+    pub fn dropped(&self) -> Lsn {
+        self.floor.as_ref().map_or(0, |floor| floor.dropped)
+    }
+
     /// The greatest lsn that was known to be durable.
     pub fn durable(&self) -> Lsn {
         self.durable
@@ -458,6 +464,13 @@ impl Recovery {
             removed.map_err(|e| JournalError::io("removing", &path, e))?;
         }
         for &number in &self.dropped {
+            if let Some(archive) = &self.options.archive
+                && self.floor.is_some()
+                && self.read_header(number)?.is_some()
+            {
+                archive_segment(disk, &self.dir, archive, number)?;
+                continue;
+            }
             let path = self.path(number);
             disk.remove(&path).map_err(|e| JournalError::io("removing", &path, e))?;
         }
