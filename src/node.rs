@@ -1,5 +1,6 @@
 //! What all workers of the process share.
 
+use crate::checkpoints::Checkpoints;
 use crate::clients::Clients;
 use crate::commands::server::process;
 use crate::config::{AppendFsync, Config, Settings};
@@ -131,6 +132,7 @@ pub struct Node {
     pub layout: Arc<Layout>,
     pub clock: Clock,
     pub journal: Arc<dyn Journal>,
+    pub checkpoints: Checkpoints,
     pub mailboxes: Vec<Mailbox>,
     /// Workers that own shards; the rest only does network.
     pub shard_workers: usize,
@@ -179,15 +181,16 @@ impl Node {
     #[allow(clippy::too_many_arguments, reason = "each is a part of the node")]
     pub fn new(
         config: Arc<Config>,
-        layout: Arc<Layout>,
-        clock: Clock,
-        journal: Arc<dyn Journal>,
+        checkpoints: Checkpoints,
         mailboxes: Vec<Mailbox>,
         shard_workers: usize,
         next_generation: u32,
         libraries: Vec<Library>,
         background: tokio::runtime::Handle,
     ) -> Result<Self, String> {
+        let source = &checkpoints.source;
+        let (layout, clock) = (source.layout.clone(), source.clock.clone());
+        let journal = source.journal.clone();
         let started_ms = clock.now_ms();
         let budget = Budget::new(&config.settings()).with_shards(layout.shards);
         let stats = mailboxes.iter().map(|_| Arc::default()).collect();
@@ -205,6 +208,7 @@ impl Node {
             layout,
             clock,
             journal,
+            checkpoints,
             mailboxes,
             shard_workers,
             clients: Clients::default(),
@@ -293,6 +297,11 @@ impl Node {
     /// Whether the node is being shut down.
     pub fn is_ending(&self) -> bool {
         self.shutdown.borrow().is_some()
+    }
+
+    /// Changes to the data since the start.
+    pub fn changes(&self) -> u64 {
+        self.stats.iter().map(|stats| stats.changes.load(Ordering::Relaxed)).sum()
     }
 
     /// CONFIG RESETSTAT.

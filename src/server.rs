@@ -1,11 +1,13 @@
 //! Starts the node, accepts connections, and drains at the end.
 
+use crate::checkpoints::{Checkpoints, run_periodically};
 use crate::clients::Client;
 use crate::config::{AcceptMode, Config, LogLevel, Settings};
 use crate::connection;
 use crate::node::{Budget, Node, ShutdownRequest, sync_mode};
 use crate::worker::{Inbox, Mailbox, Message, Worker, mailbox};
 use anyhow::{Context, Result, bail};
+use flagstone_storage::checkpoint::{Catalog, Source};
 use flagstone_storage::clock::Clock;
 use flagstone_storage::directory::{Directory, OpenOptions};
 use flagstone_storage::partition::Partition;
@@ -53,6 +55,9 @@ pub fn run(config: Config) -> Result<()> {
     let options = open_options(&settings)?;
     let opening = background.spawn(Directory::open(options, clock.clone()));
     let opened = background.block_on(opening).context("opening the data directory")??;
+    background
+        .block_on(Catalog::of(&settings.dir).clean(&opened.engines()))
+        .context("removing what is left of unfinished checkpoints")?;
     let served = serve(&config, &settings, opened, clock, &addresses, &background);
     background.shutdown_timeout(DRAIN);
     served
@@ -73,6 +78,7 @@ fn open_options(settings: &Settings) -> Result<OpenOptions> {
         default_shards: std::thread::available_parallelism().map_or(1, usize::from) as u16,
         databases: settings.databases,
         segment_bytes: settings.journal_segment_size,
+        archive: settings.journal_archive_retention_seconds != 0,
         mode: sync_mode(settings.appendfsync),
         everysec_bound: Duration::from_millis(settings.everysec_bound_ms),
         inline_sync: settings.workers == 1 && settings.net_workers == 0,
@@ -96,11 +102,17 @@ fn serve(
     let total = shard_workers + settings.net_workers;
     let net = if settings.net_workers == 0 { 0..total } else { shard_workers..total };
     let (mailboxes, inboxes): (Vec<Mailbox>, Vec<Inbox>) = (0..total).map(|_| mailbox()).unzip();
+    let checkpoints = Checkpoints::new(Source {
+        dir: settings.dir.clone(),
+        layout: opened.layout.clone(),
+        origin: opened.origin,
+        journal: opened.journal.clone(),
+        engines: opened.engines(),
+        clock,
+    });
     let node = Node::new(
         config.clone(),
-        opened.layout.clone(),
-        clock,
-        opened.journal.clone(),
+        checkpoints,
         mailboxes,
         shard_workers,
         opened.generations.next,
@@ -144,6 +156,7 @@ fn serve(
     for address in addresses {
         println!("Ready to accept connections tcp {address}");
     }
+    background.spawn(run_periodically(node.clone()));
     let request = background.block_on(wait_for_stop(&node));
     tracing::info!(now = request.now, "shutting down");
     // Scripts that run for long see it, however it was asked for.

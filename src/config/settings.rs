@@ -226,6 +226,14 @@ settings! {
     handover_interval_ms: u64 = |v, _| v.number("handover-interval-ms");
     journal_segment_size: u64 = |v, _| v.number("journal-segment-size");
     journal_max_size: u64 = |v, _| v.number("journal-max-size");
+    /// Zero: none.
+    journal_archive_retention_seconds: u64 = |v, _| v.number("journal-archive-retention");
+    journal_archive_max_size: u64 = |v, _| v.number("journal-archive-max-size");
+    /// Zero: none.
+    checkpoint_interval_seconds: u64 = |v, _| v.number("checkpoint-interval");
+    checkpoint_keep: usize = |v, _| v.number("checkpoint-keep");
+    /// Zero: of any age.
+    checkpoint_max_age_seconds: u64 = |v, _| v.number("checkpoint-max-age");
     compression: Compression = |v, _| v.choice("compression");
 
     // Network.

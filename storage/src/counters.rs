@@ -80,6 +80,12 @@ impl Counters {
         }
     }
 
+    /// Keys, and keys with an expiry, of a generation in one slot.
+    pub(crate) fn of(&self, generation: u32, slot: u16) -> (u32, u32) {
+        let counts = self.generations.get(&generation).and_then(|g| g.slots.get(usize::from(slot)));
+        counts.map_or((0, 0), |count| (count.keys, count.expires))
+    }
+
     /// Forgets a generation that is dead.
     pub fn drop_generation(&mut self, generation: u32) {
         self.generations.remove(&generation);

@@ -4,6 +4,7 @@
 mod manifest;
 mod reshard;
 
+use crate::checkpoint::ARCHIVE;
 use crate::clock::Clock;
 use crate::commit::{Sealed, split_body};
 use crate::control::{Control, Generations, complete_row, presence_key};
@@ -20,6 +21,8 @@ use crate::slot::Layout;
 use crate::store::{Store, Versions};
 use anyhow::{Context, Result, bail};
 use manifest::Manifest;
+pub use manifest::is_data_directory;
+pub(crate) use manifest::{create_manifest_of, layout_of, shards_of};
 use object_store::path::Path as ObjectPath;
 pub use reshard::{Resharded, reshard};
 use slatedb::db_cache::foyer::{FoyerCache, FoyerCacheOptions};
@@ -50,6 +53,8 @@ pub struct OpenOptions {
     pub default_shards: u16,
     pub databases: u32,
     pub segment_bytes: u64,
+    /// Keep segments of the journal that are dropped.
+    pub archive: bool,
     pub mode: SyncMode,
     pub everysec_bound: Duration,
     /// The only committer syncs by itself.
@@ -73,6 +78,8 @@ pub struct Directory {
     pub generations: Generations,
     /// The libraries of functions, by name.
     pub libraries: Vec<Library>,
+    /// Names the data directory: the salt of its journal.
+    pub origin: u32,
     versions: Arc<Versions>,
     shards: Vec<Shard>,
     databases: u32,
@@ -177,11 +184,17 @@ impl Directory {
             journal,
             generations: Generations { next, ..generations },
             libraries: libraries.into_values().collect(),
+            origin: manifest.salt,
             versions: Arc::new(Versions::new(epoch)),
             shards,
             databases: options.databases,
             locks,
         })
+    }
+
+    /// The engines of the shards, in order.
+    pub fn engines(&self) -> Vec<Engine> {
+        self.shards.iter().map(|shard| shard.engine().clone()).collect()
     }
 
     /// Deals the shards out: shard n to worker n mod `shard_workers`; the workers beyond own none.
@@ -222,7 +235,8 @@ fn lock_all(store: &Place, journal: Option<&Place>) -> Result<Locks> {
     Ok(locks)
 }
 
-fn lock(dir: &Path) -> Result<File> {
+/// Takes the lock of a data directory, for as long as the file is open.
+pub(crate) fn lock(dir: &Path) -> Result<File> {
     let path = dir.join("lock");
     let file = File::options()
         .create(true)
@@ -241,6 +255,23 @@ fn lock(dir: &Path) -> Result<File> {
     }
 }
 
+/// Whether some process has a data directory open.
+pub fn is_open(dir: &Path) -> Result<bool> {
+    let path = dir.join("lock");
+    let file = match File::open(&path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
+        Err(error) => return Err(error).with_context(|| format!("opening {}", path.display())),
+    };
+    match file.try_lock() {
+        Ok(()) => Ok(false),
+        Err(fs::TryLockError::WouldBlock) => Ok(true),
+        Err(fs::TryLockError::Error(error)) => {
+            Err(error).with_context(|| format!("locking {}", path.display()))
+        }
+    }
+}
+
 fn journal_options(options: &OpenOptions, manifest: &Manifest, disk: Arc<dyn Disk>) -> Options {
     Options {
         segment_bytes: options.segment_bytes,
@@ -248,6 +279,7 @@ fn journal_options(options: &OpenOptions, manifest: &Manifest, disk: Arc<dyn Dis
         mode: options.mode,
         inline_sync: options.inline_sync,
         salt: manifest.salt,
+        archive: options.store.dir().filter(|_| options.archive).map(|dir| dir.join(ARCHIVE)),
         disk,
     }
 }

@@ -1,5 +1,6 @@
 //! The engine of one shard: a SlateDB instance without a WAL, written only by hand-overs and sweeps.
 
+pub(crate) mod checkpoint;
 pub(crate) mod files;
 mod garbage;
 mod scheduler;
@@ -146,6 +147,8 @@ pub struct Engine {
     garbage: Arc<Garbage>,
     turn: Arc<Mutex<Turn>>,
     read_limit: Option<Duration>,
+    /// Where it is.
+    place: Place,
 }
 
 /// What only the one who writes knows.
@@ -198,7 +201,7 @@ impl Engine {
             .with_options(compactor_options(upkeep))
             .with_scheduler_supplier(Arc::new(scheduler::Supplier(garbage.clone())));
         let files = Arc::new(SstReader::new(path.clone(), store.clone(), None, None));
-        let opening = Db::builder(path, store)
+        let opening = Db::builder(path.clone(), store.clone())
             .with_settings(engine_settings(upkeep))
             .with_sst_block_size(BLOCK)
             .with_compactor_builder(compactor)
@@ -209,7 +212,8 @@ impl Engine {
         let context = || format!("opening the engine of {place}");
         let db = within(upkeep.read_limit.map(|_| OPENING), opening).await.with_context(context)?;
         let read_limit = upkeep.read_limit;
-        let engine = Self { db, files, garbage, turn: Arc::default(), read_limit };
+        let engine =
+            Self { db, files, garbage, turn: Arc::default(), read_limit, place: place.clone() };
         engine.learn_garbage().await.with_context(context)?;
         Ok(engine)
     }

@@ -2,6 +2,7 @@
 
 use super::OpenOptions;
 use crate::place::Place;
+use crate::slot::Layout;
 use anyhow::{Context, Result, bail};
 use object_store::{ObjectStoreExt, PutMode, PutPayload};
 use serde::{Deserialize, Serialize};
@@ -114,11 +115,16 @@ impl Manifest {
     /// another process has been faster.
     pub(super) async fn store(self, store: &Place) -> Result<Self> {
         let manifest = self;
-        let mut text = serde_json::to_vec_pretty(&manifest)?;
-        text.push(b'\n');
+        let text = manifest.encode()?;
         let Some(dir) = store.dir() else { return Self::put(store, manifest, text).await };
         write(dir, &text).with_context(|| format!("creating {}", store.join(NAME)))?;
         Ok(manifest)
+    }
+
+    fn encode(&self) -> Result<Vec<u8>> {
+        let mut text = serde_json::to_vec_pretty(self)?;
+        text.push(b'\n');
+        Ok(text)
     }
 
     /// Puts it unless another process has been faster: then its one counts.
@@ -135,6 +141,35 @@ impl Manifest {
             Err(error) => Err(error).with_context(|| format!("creating {place}")),
         }
     }
+}
+
+/// Whether there is a data directory.
+pub fn is_data_directory(dir: &Path) -> bool {
+    dir.join(NAME).exists()
+}
+
+/// The number of shards of a local data directory.
+pub(crate) fn shards_of(dir: &Path) -> Result<u16> {
+    Ok(of(dir)?.shards)
+}
+
+/// Number of shards and seed of a local data directory.
+pub(crate) fn layout_of(dir: &Path) -> Result<Layout> {
+    let manifest = of(dir)?;
+    Ok(Layout { shards: manifest.shards, seed: manifest.seed })
+}
+
+fn of(dir: &Path) -> Result<Manifest> {
+    let place = Place::local(dir)?.join(NAME);
+    let bytes = fs::read(dir.join(NAME)).with_context(|| format!("reading {place}"))?;
+    Manifest::decode(&place, &bytes)
+}
+
+/// Makes a data directory of what is in `dir`, as the last step.
+pub(crate) fn create_manifest_of(dir: &Path, shards: u16, seed: u64, salt: u32) -> Result<()> {
+    let manifest = Manifest { format: FORMAT, shards, seed, salt };
+    write(dir, &manifest.encode()?)
+        .with_context(|| format!("creating {}", dir.join(NAME).display()))
 }
 
 fn is_of_a_directory(name: &str) -> bool {

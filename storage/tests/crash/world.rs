@@ -59,6 +59,7 @@ pub(crate) fn options(dir: &Path, databases: u32) -> OpenOptions {
         mode: SyncMode::No,
         everysec_bound: Duration::from_secs(1),
         inline_sync: false,
+        archive: false,
         block_cache_bytes: 1 << 20,
         meta_cache_bytes: 1 << 20,
         memtable_bytes: 64 << 20,
