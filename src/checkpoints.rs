@@ -34,12 +34,14 @@ pub struct SaveStats {
 #[derive(Debug)]
 pub struct Checkpoints {
     pub source: Source,
+    /// Those of a store in a bucket cannot be taken yet.
+    is_local: bool,
     stats: Mutex<SaveStats>,
     cancelled: Notify,
 }
 
 impl Checkpoints {
-    pub fn new(source: Source) -> Self {
+    pub fn new(source: Source, is_local: bool) -> Self {
         let stats = SaveStats {
             running_since: None,
             last_save_ms: source.clock.now_ms(),
@@ -48,7 +50,7 @@ impl Checkpoints {
             saves: 0,
             changes: 0,
         };
-        Self { source, stats: Mutex::new(stats), cancelled: Notify::new() }
+        Self { source, is_local, stats: Mutex::new(stats), cancelled: Notify::new() }
     }
 
     fn lock(&self) -> MutexGuard<'_, SaveStats> {
@@ -102,6 +104,9 @@ pub fn begin(node: &Arc<Node>) -> Option<oneshot::Receiver<Taken>> {
 async fn run(node: &Node) -> Taken {
     let checkpoints = &node.checkpoints;
     let source = &checkpoints.source;
+    if !checkpoints.is_local {
+        return Err("checkpoints need a store that is a local directory".into());
+    }
     let catalog = Catalog::of(&source.dir);
     let max_journal = node.config.settings().journal_max_size.saturating_mul(JOURNAL_SHARE);
     let taken = tokio::select! {

@@ -102,14 +102,17 @@ fn serve(
     let total = shard_workers + settings.net_workers;
     let net = if settings.net_workers == 0 { 0..total } else { shard_workers..total };
     let (mailboxes, inboxes): (Vec<Mailbox>, Vec<Inbox>) = (0..total).map(|_| mailbox()).unzip();
-    let checkpoints = Checkpoints::new(Source {
-        dir: settings.dir.clone(),
+    let dir = opened.store.dir();
+    let is_local = dir.is_some();
+    let source = Source {
+        dir: dir.unwrap_or(&settings.dir).to_owned(),
         layout: opened.layout.clone(),
         origin: opened.origin,
         journal: opened.journal.clone(),
         engines: opened.engines(),
         clock,
-    });
+    };
+    let checkpoints = Checkpoints::new(source, is_local);
     let node = Node::new(
         config.clone(),
         checkpoints,

@@ -60,6 +60,9 @@ pub(crate) struct Table {
     lost: HashSet<KeyBuf>,
 }
 
+/// Buckets of a table that is too small to care for how many are used.
+const FEW_BUCKETS: usize = 64;
+
 /// Elements of a collection that are in the processor's caches while it is in use.
 const IN_CACHE: u64 = 4096;
 
@@ -67,6 +70,22 @@ const IN_CACHE: u64 = 4096;
 const MAX_LOST: usize = 1024;
 
 impl Table {
+    /// Puts an entry in whose key is not there; its bucket. Where entries come and go, buckets of
+    /// those that went stay marked; growing for their sake would leave the table half empty.
+    fn insert(&mut self, entry: Entry) -> usize {
+        if self.map.len() == self.map.capacity() {
+            let buckets = self.map.num_buckets();
+            if buckets >= FEW_BUCKETS && self.map.len() < buckets / 4 * 3 {
+                let mut fresh = HashTable::with_capacity(buckets / 8 * 7);
+                for entry in self.map.drain() {
+                    fresh.insert_unique(entry.hash, entry, |e| e.hash);
+                }
+                self.map = fresh;
+            }
+        }
+        self.map.insert_unique(entry.hash, entry, |e| e.hash).bucket_index()
+    }
+
     /// Whether a key that is not in `map` may exist.
     #[inline]
     fn may_exist(&self, key: &[u8]) -> bool {
@@ -518,7 +537,7 @@ impl Store {
         let table = self.dbs[db as usize].table(at.slot);
         let mut entry = Entry::absent(key, at.hash);
         entry.accessed_s = (self.now_ms / 1000) as u32;
-        let bucket = table.map.insert_unique(at.hash, entry, |e| e.hash).bucket_index();
+        let bucket = table.insert(entry);
         Found { db, at, bucket }
     }
 
@@ -575,7 +594,7 @@ impl Store {
         if table.map.find(at.hash, |e| *e.key == *entry.key).is_none() {
             self.stats.loaded += 1;
             self.memory += entry.counted;
-            table.map.insert_unique(at.hash, entry, |e| e.hash);
+            table.insert(entry);
         }
     }
 
@@ -683,5 +702,32 @@ impl Found {
             .map
             .get_bucket_mut(self.bucket)
             .expect("found a moment ago")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_whose_keys_come_and_go_does_not_grow() {
+        let mut table = Table::default();
+        let entry = |n: u64| {
+            let hash = xxhash_rust::xxh3::xxh3_64(&n.to_be_bytes());
+            Entry::absent(&n.to_be_bytes(), hash)
+        };
+        let keys = 700;
+        (0..keys).for_each(|n| drop(table.insert(entry(n))));
+        assert_eq!(table.map.num_buckets(), 1024);
+        for n in keys..100 * keys {
+            let gone = entry(n - keys);
+            let found = table.map.find_entry(gone.hash, |e| e.key == gone.key);
+            found.expect("it is there").remove();
+            table.insert(entry(n));
+        }
+        assert_eq!(table.map.len() as u64, keys);
+        assert_eq!(table.map.num_buckets(), 1024);
+        let last = entry(100 * keys - 1);
+        assert!(table.map.find(last.hash, |e| e.key == last.key).is_some());
     }
 }

@@ -28,7 +28,7 @@ impl Store {
         }
         let table = self.dbs[db as usize].table(at.slot);
         self.memory += entry.counted;
-        table.map.insert_unique(at.hash, entry, |e| e.hash);
+        table.insert(entry);
     }
 
     /// A lent entry comes back from a commit: replies that show it wait for the open round. One

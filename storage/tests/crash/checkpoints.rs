@@ -13,8 +13,8 @@ use flagstone_storage::clock::Clock;
 use flagstone_storage::directory::OpenOptions;
 use flagstone_storage::journal::{Lsn, RealDisk};
 use flagstone_storage::place::Place;
-use object_store::ObjectStore;
 use object_store::local::LocalFileSystem;
+use object_store::path::Path as ObjectPath;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use std::path::{Path, PathBuf};
@@ -26,8 +26,9 @@ const STEPS: u32 = 160;
 
 fn open(dir: &Path, model: Model) -> World {
     let probe = Arc::new(Probe::new(dir, model.clone(), Box::new(|_| false)));
-    let store = |dir: &Path| -> anyhow::Result<Arc<dyn ObjectStore>> {
-        Ok(Arc::new(LocalFileSystem::new_with_prefix(dir)?))
+    let store = |place: &Place| -> anyhow::Result<Place> {
+        let files = Arc::new(LocalFileSystem::new_with_prefix(place.dir().unwrap())?);
+        Ok(Place::within(files, ObjectPath::default(), place.to_string()))
     };
     // Segments are short, so that many are dropped.
     let options =
