@@ -5,6 +5,7 @@
 //! replies it writes in order.
 
 pub mod blocking;
+pub mod checkpoints;
 pub mod cli;
 pub mod clients;
 pub mod commands;

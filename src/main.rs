@@ -14,9 +14,9 @@ const PURGE_DELAY: libmimalloc_sys::mi_option_t = 15;
 /// that), so that the memory of one hand-over serves the next.
 const KEEP_MS: std::ffi::c_long = 2000;
 
-/// With a memory budget below this, memory comes in small pages: of huge ones, so much stays unused
-/// that the budget would not hold. Above, they make reads a few percent faster.
-const HUGE_PAGES_FROM: u64 = 1 << 30;
+/// With a memory budget below this, memory comes in small pages: of huge ones, some 100 MB stay
+/// unused, and the budget would not hold. Above, they make reads a few percent faster.
+const HUGE_PAGES_FROM: u64 = 4 << 30;
 
 /// Has the system give this process small pages only.
 #[cfg(target_os = "linux")]

@@ -1,5 +1,6 @@
 //! What all workers of the process share.
 
+use crate::checkpoints::Checkpoints;
 use crate::clients::Clients;
 use crate::commands::server::process;
 use crate::config::{AppendFsync, Config, Settings};
@@ -34,6 +35,10 @@ pub const CHOKED: &str = "OOM the engine does not take rows fast enough, or its 
 /// or not at all.
 const PENDING_MAX: u64 = 512 << 20;
 
+/// Bytes that are there whatever the data: threads, code, and SlateDB's buffers for files that it
+/// writes, 10 MiB each. Small budgets keep a quarter for it.
+const OVERHEAD: u64 = 64 << 20;
+
 /// CLIENT PAUSE.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pause {
@@ -66,6 +71,8 @@ pub struct Budget {
     pub memtables: usize,
     /// What the engines read ahead when they merge files.
     pub merges: usize,
+    /// The filters of keys; while one is made anew, up to twice that.
+    pub presence: usize,
     /// Channels and patterns that clients listen to.
     pub subscriptions: usize,
     /// Which keys clients have read that want to hear of their changes.
@@ -83,12 +90,13 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// Five sixteenths of it for decoded values, an eighth for pending rows, a sixteenth each for
-    /// blocks and memtables, and for filters and indexes too, but of a small budget up to an
-    /// eighth; a sixty-fourth for merges. The rest is for what is being handed over or flushed,
-    /// buffers, and what the allocator keeps. What pending rows have no use for decoded values get.
+    /// Of what the process does not need for itself: five sixteenths for decoded values, an eighth
+    /// for pending rows, a sixteenth each for blocks and memtables, and for filters and indexes too,
+    /// but of a small budget up to an eighth; a sixty-fourth for merges, a thirty-second for the
+    /// filters of keys. The rest is for what is being handed over or flushed, buffers, and what the
+    /// allocator keeps. What pending rows have no use for decoded values get.
     pub fn new(settings: &Settings) -> Self {
-        let total = settings.memory_budget;
+        let total = settings.memory_budget - (settings.memory_budget / 4).min(OVERHEAD);
         let pending = (total / 8).min(PENDING_MAX);
         Self {
             hot: (total / 16 * 5 + (total / 8 - pending)) as usize,
@@ -97,6 +105,7 @@ impl Budget {
             meta_cache: (total / 8).min(64 << 20).max(total / 16),
             memtables: (total / 16) as usize,
             merges: (total / 64) as usize,
+            presence: (total / 32) as usize,
             subscriptions: (total / 16) as usize,
             tracking: (total / 64 * 3) as usize,
             prefixes: (total / 64) as usize,
@@ -123,6 +132,7 @@ pub struct Node {
     pub layout: Arc<Layout>,
     pub clock: Clock,
     pub journal: Arc<dyn Journal>,
+    pub checkpoints: Checkpoints,
     pub mailboxes: Vec<Mailbox>,
     /// Workers that own shards; the rest only does network.
     pub shard_workers: usize,
@@ -171,15 +181,16 @@ impl Node {
     #[allow(clippy::too_many_arguments, reason = "each is a part of the node")]
     pub fn new(
         config: Arc<Config>,
-        layout: Arc<Layout>,
-        clock: Clock,
-        journal: Arc<dyn Journal>,
+        checkpoints: Checkpoints,
         mailboxes: Vec<Mailbox>,
         shard_workers: usize,
         next_generation: u32,
         libraries: Vec<Library>,
         background: tokio::runtime::Handle,
     ) -> Result<Self, String> {
+        let source = &checkpoints.source;
+        let (layout, clock) = (source.layout.clone(), source.clock.clone());
+        let journal = source.journal.clone();
         let started_ms = clock.now_ms();
         let budget = Budget::new(&config.settings()).with_shards(layout.shards);
         let stats = mailboxes.iter().map(|_| Arc::default()).collect();
@@ -197,6 +208,7 @@ impl Node {
             layout,
             clock,
             journal,
+            checkpoints,
             mailboxes,
             shard_workers,
             clients: Clients::default(),
@@ -285,6 +297,11 @@ impl Node {
     /// Whether the node is being shut down.
     pub fn is_ending(&self) -> bool {
         self.shutdown.borrow().is_some()
+    }
+
+    /// Changes to the data since the start.
+    pub fn changes(&self) -> u64 {
+        self.stats.iter().map(|stats| stats.changes.load(Ordering::Relaxed)).sum()
     }
 
     /// CONFIG RESETSTAT.

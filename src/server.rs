@@ -1,14 +1,17 @@
 //! Starts the node, accepts connections, and drains at the end.
 
+use crate::checkpoints::{Checkpoints, run_periodically};
 use crate::clients::Client;
 use crate::config::{AcceptMode, Config, LogLevel, Settings};
 use crate::connection;
 use crate::node::{Budget, Node, ShutdownRequest, sync_mode};
 use crate::worker::{Inbox, Mailbox, Message, Worker, mailbox};
 use anyhow::{Context, Result, bail};
+use flagstone_storage::checkpoint::{Catalog, Source};
 use flagstone_storage::clock::Clock;
 use flagstone_storage::directory::{Directory, OpenOptions};
 use flagstone_storage::partition::Partition;
+use flagstone_storage::place::Place;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::AsRawFd;
 use std::rc::Rc;
@@ -49,22 +52,33 @@ pub fn run(config: Config) -> Result<()> {
         .context("starting the background runtime")?;
     let addresses = addresses(&settings)?;
     let clock = Clock::default();
-    let options = open_options(&settings);
+    let options = open_options(&settings)?;
     let opening = background.spawn(Directory::open(options, clock.clone()));
     let opened = background.block_on(opening).context("opening the data directory")??;
+    background
+        .block_on(Catalog::of(&settings.dir).clean(&opened.engines()))
+        .context("removing what is left of unfinished checkpoints")?;
     let served = serve(&config, &settings, opened, clock, &addresses, &background);
     background.shutdown_timeout(DRAIN);
     served
 }
 
-fn open_options(settings: &Settings) -> OpenOptions {
+fn open_options(settings: &Settings) -> Result<OpenOptions> {
     let budget = Budget::new(settings);
-    OpenOptions {
-        dir: settings.dir.clone(),
+    let store = match &settings.store {
+        Some(url) => Place::parse(url).context("store")?,
+        None => Place::local(&settings.dir)?,
+    };
+    let journal = settings.journal.as_deref().map(Place::parse).transpose().context("journal")?;
+    Ok(OpenOptions {
+        store,
+        journal,
+        store_timeout: Duration::from_millis(settings.store_timeout_ms),
         shards: settings.shards.map(|n| u16::try_from(n).unwrap_or(u16::MAX)),
         default_shards: std::thread::available_parallelism().map_or(1, usize::from) as u16,
         databases: settings.databases,
         segment_bytes: settings.journal_segment_size,
+        archive: settings.journal_archive_retention_seconds != 0,
         mode: sync_mode(settings.appendfsync),
         everysec_bound: Duration::from_millis(settings.everysec_bound_ms),
         inline_sync: settings.workers == 1 && settings.net_workers == 0,
@@ -72,7 +86,8 @@ fn open_options(settings: &Settings) -> OpenOptions {
         meta_cache_bytes: budget.meta_cache,
         memtable_bytes: budget.memtables,
         merge_bytes: budget.merges,
-    }
+        presence_bytes: budget.presence,
+    })
 }
 
 fn serve(
@@ -87,11 +102,17 @@ fn serve(
     let total = shard_workers + settings.net_workers;
     let net = if settings.net_workers == 0 { 0..total } else { shard_workers..total };
     let (mailboxes, inboxes): (Vec<Mailbox>, Vec<Inbox>) = (0..total).map(|_| mailbox()).unzip();
+    let checkpoints = Checkpoints::new(Source {
+        dir: settings.dir.clone(),
+        layout: opened.layout.clone(),
+        origin: opened.origin,
+        journal: opened.journal.clone(),
+        engines: opened.engines(),
+        clock,
+    });
     let node = Node::new(
         config.clone(),
-        opened.layout.clone(),
-        clock,
-        opened.journal.clone(),
+        checkpoints,
         mailboxes,
         shard_workers,
         opened.generations.next,
@@ -101,7 +122,8 @@ fn serve(
     let node = Arc::new(node.map_err(anyhow::Error::msg).context("libraries of functions")?);
     let listeners = listen(settings, addresses, net.len())?;
     let (stop, stopped) = watch::channel(false);
-    let (mut partitions, lock) = opened.into_partitions(shard_workers, total);
+    let store = opened.store.clone();
+    let (mut partitions, locks) = opened.into_partitions(shard_workers, total);
     let mut threads = Vec::with_capacity(total);
     let mut listeners = listeners.into_iter();
     for (id, inbox) in inboxes.into_iter().enumerate() {
@@ -128,12 +150,13 @@ fn serve(
         shards = node.layout.shards,
         memory_budget = settings.memory_budget,
         appendfsync = settings.appendfsync.as_str(),
-        dir = %settings.dir.display(),
+        %store,
         "Server initialized"
     );
     for address in addresses {
         println!("Ready to accept connections tcp {address}");
     }
+    background.spawn(run_periodically(node.clone()));
     let request = background.block_on(wait_for_stop(&node));
     tracing::info!(now = request.now, "shutting down");
     // Scripts that run for long see it, however it was asked for.
@@ -141,7 +164,7 @@ fn serve(
     drop(stopped);
     stop.send_replace(true);
     let drained = drain(threads, &node, background, request);
-    drop(lock);
+    drop(locks);
     drained
 }
 

@@ -3,6 +3,8 @@
 //! A subcommand is a file of its own: its arguments, which clap reads, and a function `run` that does
 //! it. An error ends the process with status 1 and its text; arguments that are refused, with 2.
 
+mod backup;
+mod check;
 mod connection;
 mod export;
 mod import;
@@ -25,13 +27,28 @@ struct Cli {
 enum Command {
     Import(import::Arguments),
     Export(export::Arguments),
+    /// Copies a checkpoint of a data directory to another place
+    Backup(backup::BackupArgs),
+    /// Makes a data directory of a backup or of a checkpoint
+    Restore(backup::RestoreArgs),
+    /// Makes a data directory that shares its files with another one, without copying them
+    Branch(backup::BranchArgs),
+    /// Reads every row of a stopped data directory and tells what is wrong
+    Check(check::CheckArgs),
+    /// Lists the checkpoints of a data directory, or the backups in a place
+    Checkpoints(backup::CheckpointsArgs),
 }
 
 impl Command {
     fn run(self) -> anyhow::Result<()> {
         match self {
-            Command::Import(arguments) => import::run(&arguments),
-            Command::Export(arguments) => export::run(&arguments),
+            Self::Import(arguments) => import::run(&arguments),
+            Self::Export(arguments) => export::run(&arguments),
+            Self::Backup(args) => args.run(),
+            Self::Restore(args) => args.run(),
+            Self::Branch(args) => args.run(),
+            Self::Check(args) => args.run(),
+            Self::Checkpoints(args) => args.run(),
         }
     }
 }

@@ -19,6 +19,7 @@ const FAMILIES: &[&[Spec]] = &[
     super::connection::COMMANDS,
     super::server::COMMANDS,
     super::server::ADMIN_COMMANDS,
+    super::server::SAVE_COMMANDS,
     super::pubsub::COMMANDS,
     super::transactions::COMMANDS,
     super::scripting::COMMANDS,

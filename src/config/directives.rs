@@ -63,6 +63,9 @@ const fn d(name: &'static str, kind: Kind, default: &'static str, doc: &'static 
 pub(super) static TABLE: &[Directive] = &[
     // Storage and threads: this server's own.
     d("dir", Text, "data", "the data directory").at_start().protected().check(check::dir),
+    d("store", OptionalText, "", "where the data lies: a directory, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix; empty: dir").at_start().protected(),
+    d("journal", OptionalText, "", "where the journal lies, as store; empty: in the store").at_start().protected(),
+    d("store-timeout-ms", Integer((100, 3_600_000)), "10000", "milliseconds that commands wait for a bucket that does not answer").at_start(),
     d("workers", AutoInteger((1, 1024)), "auto", "threads that own data; auto: one per CPU").at_start(),
     d("net-workers", Integer((0, 1024)), "0", "further threads that serve connections only; 0: the workers serve them").at_start(),
     d("background-workers", AutoInteger((1, 1024)), "auto", "threads for hand-over, flush and compaction; auto: a quarter of the CPUs, at least two").at_start(),
@@ -75,6 +78,11 @@ pub(super) static TABLE: &[Directive] = &[
     d("handover-interval-ms", Integer((10, 3_600_000)), "30000", "milliseconds between hand-overs of pending rows to the engine"),
     d("journal-segment-size", Memory((MIB, 16 * 1024 * MIB)), "67108864", "bytes of a journal segment").at_start(),
     d("journal-max-size", Memory((4 * MIB, LONG_MAX)), "1073741824", "bytes of journal at half of which the engine is made to flush; hand-overs come earlier from three eighths on").at_start(),
+    d("journal-archive-retention", Integer((0, 3_153_600_000)), "0", "seconds for which dropped journal segments are kept, so that any moment since a checkpoint can be restored; 0: they are used again").at_start(),
+    d("journal-archive-max-size", Memory((0, LONG_MAX)), "10737418240", "bytes of such segments at most; the oldest go first"),
+    d("checkpoint-interval", Integer((0, 3_153_600_000)), "0", "seconds between checkpoints; 0: only by BGSAVE and the like"),
+    d("checkpoint-keep", Integer((1, 10_000)), "2", "checkpoints that are kept"),
+    d("checkpoint-max-age", Integer((0, 3_153_600_000)), "0", "seconds after which a checkpoint goes, but for the newest; 0: never"),
     d("compression", OneOf(&["none"]), "none", "compression of stored blocks").at_start(),
 
     // Network.

@@ -207,6 +207,11 @@ settings! {
     // Storage and threads.
     /// The data directory, absolute.
     dir: PathBuf = |v, _| PathBuf::from(v.text("dir"));
+    /// URL of the store; `None`: `dir`.
+    store: Option<String> = |v, _| v.optional_text("store");
+    /// URL of the journal; `None`: in the store.
+    journal: Option<String> = |v, _| v.optional_text("journal");
+    store_timeout_ms: u64 = |v, _| v.number("store-timeout-ms");
     workers: usize = |v, m| v.unless_auto("workers").unwrap_or(m.cpus);
     net_workers: usize = |v, _| v.number("net-workers");
     background_workers: usize = |v, m| v.unless_auto("background-workers").unwrap_or((m.cpus / 4).max(2));
@@ -221,6 +226,14 @@ settings! {
     handover_interval_ms: u64 = |v, _| v.number("handover-interval-ms");
     journal_segment_size: u64 = |v, _| v.number("journal-segment-size");
     journal_max_size: u64 = |v, _| v.number("journal-max-size");
+    /// Zero: none.
+    journal_archive_retention_seconds: u64 = |v, _| v.number("journal-archive-retention");
+    journal_archive_max_size: u64 = |v, _| v.number("journal-archive-max-size");
+    /// Zero: none.
+    checkpoint_interval_seconds: u64 = |v, _| v.number("checkpoint-interval");
+    checkpoint_keep: usize = |v, _| v.number("checkpoint-keep");
+    /// Zero: of any age.
+    checkpoint_max_age_seconds: u64 = |v, _| v.number("checkpoint-max-age");
     compression: Compression = |v, _| v.choice("compression");
 
     // Network.

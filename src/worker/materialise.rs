@@ -45,6 +45,8 @@ const EVICT_STEPS: usize = 2048;
 #[derive(Default)]
 pub(super) struct Job {
     busy: bool,
+    /// Its keys are being read, or it may not be tried again yet.
+    scanning: bool,
     swept: Option<Instant>,
     flushing: bool,
 }
@@ -89,6 +91,13 @@ impl Worker {
         }
         let mut all = self.jobs.borrow_mut();
         let job = all.entry(id).or_default();
+        if !job.scanning
+            && let Some((presence, engine, dead)) = partition.begin_scan(id)
+        {
+            job.scanning = true;
+            let scan = async move { presence.scan(&engine, &dead).await };
+            tokio::task::spawn_local(self.clone().scan_keys(id, scan));
+        }
         if job.busy {
             return;
         }
@@ -139,6 +148,26 @@ impl Worker {
                 job.busy = false;
             }
             return;
+        }
+    }
+
+    /// Has the keys of a shard read into a filter.
+    async fn scan_keys(
+        self: Rc<Self>,
+        id: u16,
+        scan: impl Future<Output = anyhow::Result<()>> + Send + 'static,
+    ) {
+        // The runtime may be ending.
+        let Ok(scanned) = self.node.background.spawn(scan).await else { return };
+        self.partition.borrow_mut().end_scan(id, scanned.is_ok());
+        if let Err(error) = scanned
+            && !self.is_stopping()
+        {
+            tracing::error!(shard = id, "reading the keys for their filter: {error:#}");
+            tokio::time::sleep(RETRY).await;
+        }
+        if let Some(job) = self.jobs.borrow_mut().get_mut(&id) {
+            job.scanning = false;
         }
     }
 
@@ -193,8 +222,10 @@ impl Worker {
     }
 
     fn publish_pressure(&self) {
-        let bytes = self.partition.borrow().pending_bytes() as u64;
-        self.stats().pending_bytes.store(bytes, Ordering::Relaxed);
+        let partition = self.partition.borrow();
+        let (stats, bytes) = (self.stats(), partition.pending_bytes() as u64);
+        stats.pending_bytes.store(bytes, Ordering::Relaxed);
+        stats.filter_bytes.store(partition.presence_bytes() as u64, Ordering::Relaxed);
         let total: u64 =
             self.node.stats.iter().map(|s| s.pending_bytes.load(Ordering::Relaxed)).sum();
         let since = &self.node.pressure_since_ms;

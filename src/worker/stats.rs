@@ -71,6 +71,8 @@ pub struct WorkerStats {
     pub changes: AtomicU64,
     pub hot_bytes: AtomicU64,
     pub pending_bytes: AtomicU64,
+    /// Of the filters of keys.
+    pub filter_bytes: AtomicU64,
     /// Keys that clients wait for.
     pub awaited_keys: AtomicU64,
     /// Keys of which clients wait to hear that they are gone, too.
@@ -107,6 +109,7 @@ impl Default for WorkerStats {
             evicted: AtomicU64::default(),
             hot_bytes: AtomicU64::default(),
             pending_bytes: AtomicU64::default(),
+            filter_bytes: AtomicU64::default(),
             awaited_keys: AtomicU64::default(),
             awaited_absent_keys: AtomicU64::default(),
             tracked_keys: AtomicU64::default(),

@@ -6,6 +6,7 @@
 //! C complete        lsn u64                      while the shard is closed with all applied
 //! C generations     next u32 | n | n × u32 | dead | dead × u32      (varints)
 //! C garbage         bytes u64                    with every batch that deletes rows
+//! C p | layer u8 | piece u16 → of the filter of keys, see `presence.rs`    while it is complete
 //! C f name          a library of functions       by commits; see `encoding/library.rs`
 //! C n | generation u32 | block u16 → 64 × (keys, expires)           (varints)
 //! ```
@@ -13,6 +14,7 @@
 use crate::counters::Counters;
 use crate::encoding::{Library, Row, get_varint, put_varint, row};
 use crate::journal::Lsn;
+use crate::presence::Piece;
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,6 +24,7 @@ const COMPLETE: &[u8] = b"complete";
 const GENERATIONS: &[u8] = b"generations";
 const GARBAGE: &[u8] = b"garbage";
 const COUNTERS: u8 = b'n';
+const PRESENCE: u8 = b'p';
 
 /// The generation of each database.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -86,6 +89,8 @@ pub struct Control {
     pub epoch: u64,
     pub generations: Generations,
     pub counters: Counters,
+    /// The filter of keys, if `complete`.
+    pub presence: Vec<Piece>,
     pub libraries: BTreeMap<Box<[u8]>, Library>,
 }
 
@@ -101,6 +106,12 @@ pub fn reaches_row(lsn: Lsn) -> (Bytes, Option<Bytes>) {
 /// Says that the shard is complete by itself (`Some`: up to the journal's end), or no more.
 pub fn complete_row(lsn: Option<Lsn>) -> (Bytes, Option<Bytes>) {
     (key(COMPLETE), lsn.map(|lsn| Bytes::copy_from_slice(&lsn.to_be_bytes())))
+}
+
+/// The row of a piece of the filter of keys.
+pub(crate) fn presence_key(layer: u8, piece: u16) -> Bytes {
+    let [high, low] = piece.to_be_bytes();
+    Bytes::copy_from_slice(&[row::CONTROL, PRESENCE, layer, high, low])
 }
 
 /// The rows that go with its last batch.
@@ -180,6 +191,10 @@ impl Control {
             APPLIED => {
                 self.applied = be_u64(value.get(..8)?)?;
                 self.epoch = be_u64(value.get(8..)?)?;
+            }
+            [PRESENCE, layer, piece @ ..] if piece.len() == 2 => {
+                let piece = u16::from_be_bytes(piece.try_into().ok()?);
+                self.presence.push((*layer, piece, value.to_vec()));
             }
             GENERATIONS => self.generations = Generations::decode(value)?,
             [COUNTERS, rest @ ..] if rest.len() == 6 => {

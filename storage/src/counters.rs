@@ -4,6 +4,7 @@ use crate::encoding::{Delta, get_varint, put_varint};
 use crate::slot::SLOTS;
 use hashbrown::HashMap;
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 /// Slots whose counters share a row.
 const BLOCK: usize = 64;
@@ -54,6 +55,35 @@ impl Counters {
     /// Keys, and keys with an expiry, of a generation.
     pub fn totals(&self, generation: u32) -> (u64, u64) {
         self.generations.get(&generation).map_or((0, 0), |g| (g.keys, g.expires))
+    }
+
+    /// Keys of all generations.
+    pub fn keys(&self) -> u64 {
+        self.generations.values().map(|g| g.keys).sum()
+    }
+
+    /// Takes the counters of some slots over from another shard.
+    pub(crate) fn take_over(&mut self, from: &Self, slots: &Range<u16>) {
+        for (&generation, counts) in &from.generations {
+            let mine = self.generations.entry(generation).or_default();
+            for slot in slots.clone() {
+                let (theirs, count) =
+                    (counts.slots[usize::from(slot)], &mut mine.slots[usize::from(slot)]);
+                if theirs != SlotCount::default() {
+                    count.keys += theirs.keys;
+                    count.expires += theirs.expires;
+                    mine.keys += u64::from(theirs.keys);
+                    mine.expires += u64::from(theirs.expires);
+                    self.dirty.insert((generation, slot / BLOCK as u16));
+                }
+            }
+        }
+    }
+
+    /// Keys, and keys with an expiry, of a generation in one slot.
+    pub(crate) fn of(&self, generation: u32, slot: u16) -> (u32, u32) {
+        let counts = self.generations.get(&generation).and_then(|g| g.slots.get(usize::from(slot)));
+        counts.map_or((0, 0), |count| (count.keys, count.expires))
     }
 
     /// Forgets a generation that is dead.

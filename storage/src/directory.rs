@@ -1,8 +1,13 @@
-//! The data directory: `flagstone.json`, `journal/`, `shard-<id>/`, and its recovery.
+//! The data directory: `flagstone.json`, `journal/`, `shard-<id>/`, and its recovery. It may be a
+//! prefix in a bucket.
 
+mod manifest;
+mod reshard;
+
+use crate::checkpoint::ARCHIVE;
 use crate::clock::Clock;
 use crate::commit::{Sealed, split_body};
-use crate::control::{Control, Generations, complete_row};
+use crate::control::{Control, Generations, complete_row, presence_key};
 use crate::encoding::{Library, row};
 use crate::engine::files::{Files, Kept};
 use crate::engine::{Engine, Upkeep, prefix_range};
@@ -10,26 +15,23 @@ use crate::journal::{
     Disk, Journal, JournalError, LocalJournal, Lsn, Options, RealDisk, Recovery, SyncMode,
 };
 use crate::partition::{LIBRARIES_SHARD, Partition};
+use crate::place::Place;
 use crate::shard::Shard;
 use crate::slot::Layout;
 use crate::store::{Store, Versions};
 use anyhow::{Context, Result, bail};
-use object_store::ObjectStore;
-use serde::{Deserialize, Serialize};
+use manifest::Manifest;
+pub use manifest::is_data_directory;
+pub(crate) use manifest::{create_manifest_of, layout_of, shards_of};
+use object_store::path::Path as ObjectPath;
+pub use reshard::{Resharded, reshard};
 use slatedb::db_cache::foyer::{FoyerCache, FoyerCacheOptions};
 use slatedb::db_cache::{DbCache, SplitCache};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
-
-/// The version of the formats on disk that this program writes.
-const FORMAT: u32 = 1;
-
-/// Most shards of a node.
-const MAX_SHARDS: u16 = 1024;
 
 /// Parts of a cache, each with a lock of its own, at most.
 const CACHE_PARTS: usize = 8;
@@ -38,17 +40,21 @@ const CACHE_PARTS: usize = 8;
 /// that do not fit beside each other would be read again for each row.
 const META_PART_BYTES: u64 = 16 << 20;
 
-const MANIFEST: &str = "flagstone.json";
-
 /// How to open a data directory.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
-    pub dir: PathBuf,
+    pub store: Place,
+    /// `None`: `journal` in the store.
+    pub journal: Option<Place>,
+    /// How long a read waits for a store that is not a local directory.
+    pub store_timeout: Duration,
     /// `None`: what the directory has, or `default_shards` if it is new.
     pub shards: Option<u16>,
     pub default_shards: u16,
     pub databases: u32,
     pub segment_bytes: u64,
+    /// Keep segments of the journal that are dropped.
+    pub archive: bool,
     pub mode: SyncMode,
     pub everysec_bound: Duration,
     /// The only committer syncs by itself.
@@ -60,77 +66,83 @@ pub struct OpenOptions {
     pub memtable_bytes: usize,
     /// What merges of files read ahead, all engines together.
     pub merge_bytes: usize,
-}
-
-/// What is fixed when a data directory is created.
-#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
-struct Manifest {
-    format: u32,
-    shards: u16,
-    /// Seed of the key hashes that rows carry.
-    seed: u64,
-    /// Marks this journal's headers.
-    salt: u32,
+    /// Filters of keys, all shards together.
+    pub presence_bytes: usize,
 }
 
 /// An open data directory.
 pub struct Directory {
     pub layout: Arc<Layout>,
+    pub store: Place,
     pub journal: Arc<dyn Journal>,
     pub generations: Generations,
     /// The libraries of functions, by name.
     pub libraries: Vec<Library>,
+    /// Names the data directory: the salt of its journal.
+    pub origin: u32,
     versions: Arc<Versions>,
     shards: Vec<Shard>,
     databases: u32,
-    /// Holds the directory until the process ends or this is dropped.
-    lock: File,
+    locks: Locks,
 }
+
+/// They hold local directories until the process ends or they are dropped.
+pub type Locks = Vec<File>;
 
 impl Directory {
     /// Opens a data directory, or creates it, and recovers what was committed. Must run on the
     /// background runtime, where the engines' tasks stay.
     pub async fn open(options: OpenOptions, clock: Clock) -> Result<Self> {
         let kept = Arc::<Kept>::default();
-        let local_store = |dir: &Path| -> Result<Arc<dyn ObjectStore>> {
-            Ok(Arc::new(Files::new(dir, kept.clone())?))
+        let open_store = |place: &Place| -> Result<Place> {
+            let Some(dir) = place.dir() else { return Ok(place.clone()) };
+            let files = Arc::new(Files::new(dir, kept.clone())?);
+            Ok(Place::within(files, ObjectPath::default(), place.to_string()))
         };
-        Self::open_with(options, clock, Arc::new(RealDisk), &local_store).await
+        for place in [Some(&options.store), options.journal.as_ref()].into_iter().flatten() {
+            if place.dir().is_none() {
+                place.preflight().await?;
+            }
+        }
+        Self::open_with(options, clock, Arc::new(RealDisk), &open_store).await
     }
 
     /// The same with the journal on another disk, and with stores of another making: `open_store`
-    /// is given each shard's directory.
+    /// is given each shard's place, and says where it is.
     pub async fn open_with(
         options: OpenOptions,
         clock: Clock,
         disk: Arc<dyn Disk>,
         open_store: &OpenStore<'_>,
     ) -> Result<Self> {
-        let dir = &options.dir;
-        fs::create_dir_all(dir).with_context(|| format!("creating {}", dir.display()))?;
-        let lock = lock(dir)?;
-        let manifest = open_manifest(&options)?;
+        let store = &options.store;
+        let journal = options.journal.clone().unwrap_or_else(|| store.join("journal"));
+        let locks = lock_all(store, options.journal.as_ref())?;
+        let manifest = Manifest::open(&options).await?;
         let layout = Arc::new(Layout { shards: manifest.shards, seed: manifest.seed });
-        let journal_dir = dir.join("journal");
-        fs::create_dir_all(&journal_dir)
-            .with_context(|| format!("creating {}", journal_dir.display()))?;
+        let Some(journal_dir) = journal.dir() else { bail!("{journal}: not yet") };
+        fs::create_dir_all(journal_dir).with_context(|| format!("creating {journal}"))?;
         let recovery =
-            LocalJournal::recover(&journal_dir, journal_options(&options, &manifest, disk))?;
+            LocalJournal::recover(journal_dir, journal_options(&options, &manifest, disk))?;
         clock.at_least(recovery.max_time_ms());
         let engines = open_engines(&options, manifest.shards, &clock, open_store).await?;
         let mut opened = Vec::with_capacity(engines.len());
         for (id, engine) in (0u16..).zip(engines) {
             let rows = engine.scan(prefix_range(&[row::CONTROL]), usize::MAX).await?;
             let control = Control::read(&rows).map_err(|what| {
-                anyhow::anyhow!("shard {id} ({}): {what}", shard_dir(dir, id).display())
+                anyhow::anyhow!("shard {id} ({}): {what}", shard_place(store, id))
             })?;
             opened.push((id, engine, control));
         }
         check_shards(&recovery, &opened)?;
         for (_, engine, control) in &opened {
-            // From the next record on the shard is not complete by itself.
-            if control.complete.is_some() {
-                engine.write(vec![complete_row(None)]).await?;
+            // From the next record on the shard is not complete by itself, nor is what was kept.
+            let kept = control.presence.iter();
+            let kept = kept.map(|(layer, piece, _)| (presence_key(*layer, *piece), None));
+            let complete = control.complete.map(|_| complete_row(None));
+            let rows: Vec<_> = kept.chain(complete).collect();
+            if !rows.is_empty() {
+                engine.write(rows).await?;
                 engine.flush().await?;
             }
         }
@@ -142,9 +154,10 @@ impl Directory {
             .get_mut(usize::from(LIBRARIES_SHARD))
             .map(|(.., control)| std::mem::take(&mut control.libraries))
             .unwrap_or_default();
+        let presence_bytes = options.presence_bytes / usize::from(manifest.shards);
         let mut shards: Vec<Shard> = opened
             .into_iter()
-            .map(|(id, engine, control)| Shard::new(id, engine, epoch, control))
+            .map(|(id, engine, control)| Shard::new(id, engine, epoch, control, presence_bytes))
             .collect();
         let replayed = replay(&recovery, &mut shards)?;
         if replayed > 0 {
@@ -160,26 +173,33 @@ impl Directory {
         }
         let live = |shard: &Shard| shard.generations().live.clone();
         if shards.windows(2).any(|pair| live(&pair[0]) != live(&pair[1])) {
-            bail!("the shards in {} do not agree on the databases' generations", dir.display());
+            bail!("the shards in {store} do not agree on the databases' generations");
         }
         add_databases(&*journal, &mut shards, options.databases, &clock)?;
         let generations = shards.first().map(|s| s.generations().clone()).unwrap_or_default();
         let next = shards.iter().map(|s| s.generations().next).max().unwrap_or(1);
         Ok(Self {
+            store: options.store,
             layout,
             journal,
             generations: Generations { next, ..generations },
             libraries: libraries.into_values().collect(),
+            origin: manifest.salt,
             versions: Arc::new(Versions::new(epoch)),
             shards,
             databases: options.databases,
-            lock,
+            locks,
         })
     }
 
+    /// The engines of the shards, in order.
+    pub fn engines(&self) -> Vec<Engine> {
+        self.shards.iter().map(|shard| shard.engine().clone()).collect()
+    }
+
     /// Deals the shards out: shard n to worker n mod `shard_workers`; the workers beyond own none.
-    /// The directory's lock comes along.
-    pub fn into_partitions(self, shard_workers: usize, total: usize) -> (Vec<Partition>, File) {
+    /// The locks come along.
+    pub fn into_partitions(self, shard_workers: usize, total: usize) -> (Vec<Partition>, Locks) {
         let mut dealt: Vec<BTreeMap<u16, Shard>> = Vec::new();
         dealt.resize_with(total.max(shard_workers), BTreeMap::new);
         for shard in self.shards {
@@ -198,14 +218,25 @@ impl Directory {
                 Partition::new(store, shards, self.journal.clone())
             })
             .collect();
-        (partitions, self.lock)
+        (partitions, self.locks)
     }
 }
 
-/// Makes the object store of a shard's directory.
-pub type OpenStore<'a> = dyn Fn(&Path) -> Result<Arc<dyn ObjectStore>> + Sync + 'a;
+/// Says where the engine of a shard keeps its files, given the shard's place.
+pub type OpenStore<'a> = dyn Fn(&Place) -> Result<Place> + Sync + 'a;
 
-fn lock(dir: &Path) -> Result<File> {
+/// Locks the store and the journal, as far as they are local directories.
+fn lock_all(store: &Place, journal: Option<&Place>) -> Result<Locks> {
+    let mut locks = Vec::new();
+    for dir in [Some(store), journal].into_iter().flatten().filter_map(Place::dir) {
+        fs::create_dir_all(dir).with_context(|| format!("creating {}", dir.display()))?;
+        locks.push(lock(dir)?);
+    }
+    Ok(locks)
+}
+
+/// Takes the lock of a data directory, for as long as the file is open.
+pub(crate) fn lock(dir: &Path) -> Result<File> {
     let path = dir.join("lock");
     let file = File::options()
         .create(true)
@@ -224,76 +255,21 @@ fn lock(dir: &Path) -> Result<File> {
     }
 }
 
-fn open_manifest(options: &OpenOptions) -> Result<Manifest> {
-    let path = options.dir.join(MANIFEST);
-    let manifest = match fs::read(&path) {
-        Ok(bytes) => read_manifest(&path, &bytes)?,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            return create_manifest(options, &path);
-        }
-        Err(error) => return Err(error).with_context(|| format!("reading {}", path.display())),
+/// Whether some process has a data directory open.
+pub fn is_open(dir: &Path) -> Result<bool> {
+    let path = dir.join("lock");
+    let file = match File::open(&path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
+        Err(error) => return Err(error).with_context(|| format!("opening {}", path.display())),
     };
-    if let Some(asked) = options.shards
-        && asked != manifest.shards
-    {
-        bail!(
-            "{} has {} shards, and that is fixed: start without `shards` or with `shards {}`",
-            options.dir.display(),
-            manifest.shards,
-            manifest.shards
-        );
-    }
-    Ok(manifest)
-}
-
-fn read_manifest(path: &Path, bytes: &[u8]) -> Result<Manifest> {
-    #[derive(Deserialize)]
-    struct Version {
-        format: u32,
-    }
-    let version: Version =
-        serde_json::from_slice(bytes).with_context(|| format!("{} is damaged", path.display()))?;
-    if version.format != FORMAT {
-        bail!(
-            "{} has format {}; this program knows format {FORMAT} only",
-            path.display(),
-            version.format
-        );
-    }
-    let manifest: Manifest =
-        serde_json::from_slice(bytes).with_context(|| format!("{} is damaged", path.display()))?;
-    if !(1..=MAX_SHARDS).contains(&manifest.shards) {
-        bail!("{} is damaged: {} shards", path.display(), manifest.shards);
-    }
-    Ok(manifest)
-}
-
-fn create_manifest(options: &OpenOptions, path: &Path) -> Result<Manifest> {
-    let dir = &options.dir;
-    for entry in fs::read_dir(dir).with_context(|| format!("reading {}", dir.display()))? {
-        let name = entry?.file_name();
-        let name = name.to_string_lossy();
-        if name == "journal" || name.starts_with("shard-") {
-            bail!(
-                "{} holds {name} but no {MANIFEST}: it is not a whole data directory",
-                dir.display()
-            );
+    match file.try_lock() {
+        Ok(()) => Ok(false),
+        Err(fs::TryLockError::WouldBlock) => Ok(true),
+        Err(fs::TryLockError::Error(error)) => {
+            Err(error).with_context(|| format!("locking {}", path.display()))
         }
     }
-    let shards = options.shards.unwrap_or(options.default_shards).clamp(1, MAX_SHARDS);
-    let manifest = Manifest { format: FORMAT, shards, seed: rand::random(), salt: rand::random() };
-    let mut text = serde_json::to_vec_pretty(&manifest)?;
-    text.push(b'\n');
-    let temporary = path.with_extension("json.new");
-    let write = || -> std::io::Result<()> {
-        let mut file = File::create(&temporary)?;
-        file.write_all(&text)?;
-        file.sync_all()?;
-        fs::rename(&temporary, path)?;
-        File::open(dir)?.sync_all()
-    };
-    write().with_context(|| format!("creating {}", path.display()))?;
-    Ok(manifest)
 }
 
 fn journal_options(options: &OpenOptions, manifest: &Manifest, disk: Arc<dyn Disk>) -> Options {
@@ -303,12 +279,13 @@ fn journal_options(options: &OpenOptions, manifest: &Manifest, disk: Arc<dyn Dis
         mode: options.mode,
         inline_sync: options.inline_sync,
         salt: manifest.salt,
+        archive: options.store.dir().filter(|_| options.archive).map(|dir| dir.join(ARCHIVE)),
         disk,
     }
 }
 
-fn shard_dir(dir: &Path, id: u16) -> PathBuf {
-    dir.join(format!("shard-{id}"))
+fn shard_place(store: &Place, id: u16) -> Place {
+    store.join(&format!("shard-{id}"))
 }
 
 /// Opens all engines at the same time, with one block cache.
@@ -335,18 +312,24 @@ async fn open_engines(
     );
     let memtable_bytes = options.memtable_bytes / usize::from(shards.max(1));
     let merge_bytes = options.merge_bytes / usize::from(shards.max(1));
-    let upkeep = Upkeep { memtable_bytes, merge_bytes, ..Upkeep::default() };
+    let upkeep = match options.store.dir() {
+        Some(_) => Upkeep::default(),
+        None => Upkeep::remote(options.store_timeout),
+    };
+    let upkeep = Upkeep { memtable_bytes, merge_bytes, ..upkeep };
     let mut opening = Vec::with_capacity(usize::from(shards));
     for id in 0..shards {
-        let dir = shard_dir(&options.dir, id);
-        fs::create_dir_all(&dir).with_context(|| format!("creating {}", dir.display()))?;
-        remove_staged(&dir).with_context(|| format!("cleaning {}", dir.display()))?;
-        let store = open_store(&dir).with_context(|| format!("opening {}", dir.display()))?;
+        let shard = shard_place(&options.store, id);
+        if let Some(dir) = shard.dir() {
+            fs::create_dir_all(dir).with_context(|| format!("creating {shard}"))?;
+            remove_staged(dir).with_context(|| format!("cleaning {shard}"))?;
+        }
+        let place = open_store(&shard).with_context(|| format!("opening {shard}"))?.join("db");
         let (cache, clock, upkeep) = (cache.clone(), clock.clone(), upkeep.clone());
         opening.push(tokio::spawn(async move {
-            Engine::open(store, "db", cache, u64::from(id), clock, &upkeep)
+            Engine::open(&place, cache, u64::from(id), clock, &upkeep)
                 .await
-                .with_context(|| format!("shard {id} ({})", dir.display()))
+                .with_context(|| format!("shard {id} ({shard})"))
         }));
     }
     let mut engines = Vec::with_capacity(opening.len());

@@ -1,5 +1,6 @@
 //! The engine of one shard: a SlateDB instance without a WAL, written only by hand-overs and sweeps.
 
+pub(crate) mod checkpoint;
 pub(crate) mod files;
 mod garbage;
 mod scheduler;
@@ -9,11 +10,11 @@ mod tests;
 use crate::clock::Clock;
 use crate::control::{garbage_key, garbage_value};
 use crate::journal::Lsn;
-use anyhow::{Context, Result};
+use crate::place::Place;
+use anyhow::{Context, Result, bail};
 use bytes::Bytes;
 use chrono::{DateTime, Utc};
 use garbage::Garbage;
-use object_store::ObjectStore;
 use slatedb::config::{
     CompactionWorkerOptions, CompactorOptions, FlushOptions, FlushType,
     GarbageCollectorDirectoryOptions, GarbageCollectorOptions, ScanOptions, Settings, SstBlockSize,
@@ -45,6 +46,13 @@ const READ_AHEAD: usize = 2;
 /// place in the manifest, which each flush writes anew.
 const FILE_BYTES: usize = 64 << 20;
 
+/// How long the opening of an engine may take in a store that may not answer.
+const OPENING: Duration = Duration::from_secs(120);
+
+/// For how long the engine tries to write its manifest. It closes itself then, which helps nobody:
+/// the store will answer again, and what waits until then is in the journal.
+const MANIFEST_LIMIT: Duration = Duration::from_secs(24 * 3600);
+
 /// How an engine keeps its files.
 #[derive(Clone, Debug)]
 pub struct Upkeep {
@@ -60,6 +68,21 @@ pub struct Upkeep {
     pub keep_files: Duration,
     /// How often it is looked whether files can be deleted.
     pub collect: Duration,
+    /// How long a read may take. A local disk answers, or says that it cannot.
+    pub read_limit: Option<Duration>,
+}
+
+impl Upkeep {
+    /// For a store in which each look is a request that is paid for.
+    pub fn remote(read_limit: Duration) -> Self {
+        Self {
+            poll: Duration::from_secs(5),
+            keep_files: Duration::from_secs(600),
+            collect: Duration::from_secs(300),
+            read_limit: Some(read_limit),
+            ..Self::default()
+        }
+    }
 }
 
 impl Default for Upkeep {
@@ -71,6 +94,7 @@ impl Default for Upkeep {
             poll: Duration::from_secs(1),
             keep_files: Duration::from_secs(120),
             collect: Duration::from_secs(30),
+            read_limit: None,
         }
     }
 }
@@ -122,6 +146,9 @@ pub struct Engine {
     files: Arc<SstReader>,
     garbage: Arc<Garbage>,
     turn: Arc<Mutex<Turn>>,
+    read_limit: Option<Duration>,
+    /// Where it is.
+    place: Place,
 }
 
 /// What only the one who writes knows.
@@ -158,39 +185,41 @@ impl Swept {
 }
 
 impl Engine {
-    /// Opens (or creates) the engine in `path` of a store. Must run on the background runtime: its
-    /// tasks stay there.
+    /// Opens (or creates) the engine in a place. Must run on the background runtime: its tasks stay
+    /// there.
     pub async fn open(
-        store: Arc<dyn ObjectStore>,
-        path: &str,
+        place: &Place,
         cache: Arc<dyn DbCache>,
         cache_id: u64,
         clock: Clock,
         upkeep: &Upkeep,
     ) -> Result<Self> {
+        let (store, path) = (place.store(), place.root().clone());
         let clock = EngineClock { clock, timer: DefaultSystemClock::new() };
         let garbage = Arc::new(Garbage::new(upkeep.least_garbage));
-        let compactor = CompactorBuilder::new(path, store.clone())
+        let compactor = CompactorBuilder::new(path.clone(), store.clone())
             .with_options(compactor_options(upkeep))
             .with_scheduler_supplier(Arc::new(scheduler::Supplier(garbage.clone())));
-        let files = Arc::new(SstReader::new(path, store.clone(), None, None));
-        let db = Db::builder(path, store)
+        let files = Arc::new(SstReader::new(path.clone(), store.clone(), None, None));
+        let opening = Db::builder(path.clone(), store.clone())
             .with_settings(engine_settings(upkeep))
             .with_sst_block_size(BLOCK)
             .with_compactor_builder(compactor)
             .with_db_cache(cache, cache_id)
             .with_block_cache_policy(cache_policy())
             .with_system_clock(Arc::new(clock))
-            .build()
-            .await
-            .with_context(|| format!("opening the engine of {path}"))?;
-        let engine = Self { db, files, garbage, turn: Arc::default() };
-        engine.learn_garbage().await.with_context(|| format!("opening the engine of {path}"))?;
+            .build();
+        let context = || format!("opening the engine of {place}");
+        let db = within(upkeep.read_limit.map(|_| OPENING), opening).await.with_context(context)?;
+        let read_limit = upkeep.read_limit;
+        let engine =
+            Self { db, files, garbage, turn: Arc::default(), read_limit, place: place.clone() };
+        engine.learn_garbage().await.with_context(context)?;
         Ok(engine)
     }
 
     pub async fn get(&self, key: &[u8]) -> Result<Option<Bytes>> {
-        Ok(self.db.get(key).await?)
+        within(self.read_limit, self.db.get(key)).await
     }
 
     /// Rows of a key range in order, `limit` at most.
@@ -225,13 +254,35 @@ impl Engine {
         };
         let options =
             ScanOptions { read_ahead_bytes, cache_blocks, order, ..ScanOptions::default() };
-        let mut iterator = self.db.scan_with_options(range, &options).await?;
+        let opening = self.db.scan_with_options(range, &options);
+        let mut iterator = within(self.read_limit, opening).await?;
         while rows.len() < limit
-            && let Some(row) = iterator.next().await?
+            && let Some(row) = within(self.read_limit, iterator.next()).await?
         {
             rows.push((row.key, row.value));
         }
         Ok(rows)
+    }
+
+    /// Gives the rows of a range to `each`, in order, until that says false. Where to go on comes
+    /// back, if there may be more.
+    pub(crate) async fn walk(
+        &self,
+        range: Range<Vec<u8>>,
+        mut each: impl FnMut(Bytes, Bytes) -> bool,
+    ) -> Result<Option<Vec<u8>>> {
+        if range.start >= range.end {
+            return Ok(None);
+        }
+        let options = ScanOptions { read_ahead_bytes: LONG_READ_BYTES, ..ScanOptions::default() };
+        let mut iterator = self.db.scan_with_options(range, &options).await?;
+        while let Some(row) = iterator.next().await? {
+            let key = row.key.clone();
+            if !each(row.key, row.value) {
+                return Ok(Some([&key[..], &[0]].concat()));
+            }
+        }
+        Ok(None)
     }
 
     /// Waits until nobody else writes.
@@ -289,6 +340,18 @@ impl Engine {
     }
 }
 
+/// Waits for the engine, which tries without end to get an answer from its store.
+async fn within<T>(
+    limit: Option<Duration>,
+    work: impl Future<Output = Result<T, slatedb::Error>>,
+) -> Result<T> {
+    let Some(limit) = limit else { return Ok(work.await?) };
+    match tokio::time::timeout(limit, work).await {
+        Ok(done) => Ok(done?),
+        Err(_) => bail!("the store has not answered within {} ms", limit.as_millis()),
+    }
+}
+
 /// The key range of all rows that begin with `prefix`.
 pub fn prefix_range(prefix: &[u8]) -> Range<Vec<u8>> {
     let mut end = prefix.to_vec();
@@ -316,6 +379,7 @@ fn compactor_options(upkeep: &Upkeep) -> CompactorOptions {
     };
     CompactorOptions {
         poll_interval: upkeep.poll,
+        manifest_update_timeout: MANIFEST_LIMIT,
         commit_compacted_interval: upkeep.poll,
         max_concurrent_compactions: scheduler::AT_ONCE,
         checkpoint_lifetime: upkeep.keep_files,
@@ -352,6 +416,9 @@ fn engine_settings(upkeep: &Upkeep) -> Settings {
         max_unflushed_bytes: 3 * memtable_bytes + 2 * BATCH_BYTES,
         // Reads go to replaced files until this process knows of the new ones.
         manifest_poll_interval: upkeep.poll,
+        manifest_update_timeout: MANIFEST_LIMIT,
+        // What goes on in the background tries on until the store answers; reads have a limit.
+        object_store_max_retries: None,
         // It is given to the builder.
         compactor_options: None,
         garbage_collector_options: Some(GarbageCollectorOptions {

@@ -7,6 +7,8 @@
 //! Way of a write: [`Store`] → [`commit`] → [`journal`] → [`pending`] → [`materialise`] → SlateDB.
 //! Way of a cold read: [`Need`] → [`load`] → pending rows, then SlateDB → [`Store`].
 
+pub mod check;
+pub mod checkpoint;
 pub mod clock;
 pub mod commit;
 pub mod control;
@@ -22,6 +24,8 @@ pub mod need;
 pub mod notes;
 pub mod partition;
 pub mod pending;
+pub mod place;
+pub mod presence;
 mod reclaim;
 pub mod scan;
 mod scope;

@@ -1,10 +1,12 @@
 //! The shards of one worker: their hot tier, and the rounds on their way into the journal.
 
 use crate::commit::{Sealed, split_body};
-use crate::control::complete_row;
+use crate::control::{complete_row, presence_key};
 use crate::encoding::{Delta, Library};
+use crate::engine::Engine;
 use crate::journal::{Journal, JournalError, Lsn};
 use crate::materialise::hand_over;
+use crate::presence::Presence;
 use crate::shard::{Cut, Shard};
 use crate::slot::Layout;
 use crate::store::{Store, Versions};
@@ -45,7 +47,7 @@ impl Partition {
     pub fn new(mut store: Store, shards: BTreeMap<u16, Shard>, journal: Arc<dyn Journal>) -> Self {
         let last_lsn = journal.end();
         store.own_shards = shards.keys().copied().collect();
-        Self {
+        let mut this = Self {
             store,
             shards,
             journal,
@@ -56,7 +58,9 @@ impl Partition {
             last_lsn,
             closed: last_lsn,
             holds: BTreeSet::new(),
-        }
+        };
+        this.tell_presence();
+        this
     }
 
     /// The greatest round that is in the journal.
@@ -223,6 +227,35 @@ impl Partition {
         self.shards.get_mut(&shard)?.take_cut(oldest)
     }
 
+    /// The scan of a shard's keys that is due, if any: a filter, the engine whose keys it is to take
+    /// in, and the generations that are dead.
+    pub fn begin_scan(&mut self, shard: u16) -> Option<(Arc<Presence>, Engine, BTreeSet<u32>)> {
+        let shard = self.shards.get_mut(&shard)?;
+        let scan = shard.begin_scan();
+        let engine = shard.engine().clone();
+        self.tell_presence();
+        scan.map(|(presence, dead)| (presence, engine, dead))
+    }
+
+    /// That scan has ended, and was whole, or has failed.
+    pub fn end_scan(&mut self, shard: u16, whole: bool) {
+        if let Some(shard) = self.shards.get_mut(&shard) {
+            shard.end_scan(whole);
+        }
+        self.tell_presence();
+    }
+
+    fn tell_presence(&mut self) {
+        for (id, shard) in &self.shards {
+            self.store.set_presence(*id, shard.presence());
+        }
+    }
+
+    /// Bytes of the filters of keys.
+    pub fn presence_bytes(&self) -> usize {
+        self.shards.values().filter_map(Shard::presence).map(|presence| presence.bytes()).sum()
+    }
+
     /// Tells the journal what the engines have flushed.
     pub fn observe_flushed(&mut self) {
         for shard in self.shards.values_mut() {
@@ -275,6 +308,11 @@ impl Partition {
         let Some(shard) = self.shards.get_mut(&id) else { return Ok(()) };
         let engine = shard.engine().clone();
         if self.holds.is_empty() {
+            if let Some(presence) = shard.presence() {
+                for (layer, piece, value) in presence.pieces() {
+                    engine.write(vec![(presence_key(layer, piece), Some(value.into()))]).await?;
+                }
+            }
             engine.write(vec![complete_row(Some(self.journal.end()))]).await?;
         }
         engine.flush().await?;

@@ -12,8 +12,9 @@ use crate::encoding::{Delta, Library, Op, OpReader, Row};
 use crate::engine::Engine;
 use crate::journal::Lsn;
 use crate::pending::{Lookup, Pending};
+use crate::presence::Presence;
 use crate::slot::KeyHash;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -39,6 +40,15 @@ struct Closing {
     until_hold: u64,
 }
 
+/// A filter of keys that does not have all of them yet.
+#[derive(Debug)]
+struct Making {
+    presence: Arc<Presence>,
+    /// Of what was merged up to here, only the engine can tell.
+    since: Lsn,
+    scanning: bool,
+}
+
 /// See the module's description.
 pub struct Shard {
     pub id: u16,
@@ -55,6 +65,14 @@ pub struct Shard {
     unflushed: VecDeque<(Lsn, u64, Instant)>,
     /// Greatest applied lsn that is flushed.
     flushed: Lsn,
+    /// Greatest lsn that was merged, and that of the last cut that was handed over.
+    merged: Lsn,
+    handed: Lsn,
+    /// All keys, once they are known.
+    presence: Option<Arc<Presence>>,
+    making: Option<Making>,
+    /// Bytes that a filter of keys may take.
+    presence_bytes: usize,
 }
 
 impl std::fmt::Debug for Shard {
@@ -67,9 +85,18 @@ impl std::fmt::Debug for Shard {
 }
 
 impl Shard {
-    /// A shard as its engine's control rows tell it.
-    pub fn new(id: u16, engine: Engine, epoch: u64, control: Control) -> Self {
-        Self {
+    /// A shard as its engine's control rows tell it. Its filter of keys takes `presence_bytes`.
+    pub fn new(
+        id: u16,
+        engine: Engine,
+        epoch: u64,
+        control: Control,
+        presence_bytes: usize,
+    ) -> Self {
+        let kept = control
+            .complete
+            .and_then(|_| Presence::from_pieces(&control.presence, presence_bytes).map(Arc::new));
+        let mut shard = Self {
             id,
             engine,
             epoch,
@@ -81,7 +108,14 @@ impl Shard {
             counters: control.counters,
             unflushed: VecDeque::new(),
             flushed: control.applied,
-        }
+            merged: 0,
+            handed: control.applied,
+            presence: kept,
+            making: None,
+            presence_bytes,
+        };
+        shard.see_to_presence();
+        shard
     }
 
     pub fn engine(&self) -> &Engine {
@@ -116,6 +150,7 @@ impl Shard {
 
     /// Takes the rows of the journal record at `lsn` in. False: not all of it was understood.
     pub fn merge(&mut self, lsn: Lsn, ops: &[u8]) -> bool {
+        self.merged = self.merged.max(lsn);
         let late = self.closing.as_mut().filter(|closing| lsn <= closing.cut.lsn);
         let late = late.map(|closing| &mut closing.cut);
         if late.is_none() && self.since.is_none() {
@@ -126,6 +161,8 @@ impl Shard {
             counters: &mut self.counters,
             current: &mut self.current,
             late,
+            presence: self.presence.as_deref(),
+            making: self.making.as_ref().map(|making| &*making.presence),
         };
         let mut reader = OpReader::new(ops);
         let mut touched = OpReader::new(ops);
@@ -220,6 +257,7 @@ impl Shard {
     /// The cut that was taken is in the engine, the last batch under `seq`. What was in memory
     /// comes back, to be dropped elsewhere.
     pub fn handed_over(&mut self, lsn: Lsn, seq: u64) -> Option<Arc<Cut>> {
+        self.handed = lsn;
         self.unflushed.push_back((lsn, seq, Instant::now()));
         self.handing.take()
     }
@@ -247,6 +285,54 @@ impl Shard {
             self.generations.dead.remove(generation);
         }
     }
+
+    // ---- which keys there are ------------------------------------------------------------------
+
+    /// The filter of all keys, once they are known.
+    pub(crate) fn presence(&self) -> Option<&Arc<Presence>> {
+        self.presence.as_ref()
+    }
+
+    /// Begins a filter of keys if there is none, or if most of what it holds is gone.
+    fn see_to_presence(&mut self) {
+        let keys = self.counters.keys();
+        let outgrown = self.presence.as_ref().is_none_or(|presence| presence.is_outgrown(keys));
+        if !outgrown || self.making.is_some() {
+            return;
+        }
+        let presence = Arc::new(Presence::new(keys, self.presence_bytes));
+        if keys == 0 {
+            self.presence = Some(presence);
+        } else {
+            self.making = Some(Making { presence, since: self.merged, scanning: false });
+        }
+    }
+
+    /// A filter that is to take in the keys of the engine, but for those of dead generations, if
+    /// it is time: the engine has all that was merged before it began.
+    pub fn begin_scan(&mut self) -> Option<(Arc<Presence>, BTreeSet<u32>)> {
+        self.see_to_presence();
+        let nothing_pending =
+            self.since.is_none() && self.closing.is_none() && self.handing.is_none();
+        let making = self.making.as_mut()?;
+        if making.scanning || !(nothing_pending || self.handed >= making.since) {
+            return None;
+        }
+        making.scanning = true;
+        Some((making.presence.clone(), self.generations.dead.clone()))
+    }
+
+    /// The scan has ended; false: it failed, and is to be begun again.
+    pub fn end_scan(&mut self, whole: bool) {
+        if let Some(mut making) = self.making.take() {
+            if whole {
+                self.presence = Some(making.presence);
+            } else {
+                making.scanning = false;
+                self.making = Some(making);
+            }
+        }
+    }
 }
 
 /// Where the operations of a record go.
@@ -255,6 +341,8 @@ struct Target<'a> {
     counters: &'a mut Counters,
     current: &'a mut Pending,
     late: Option<&'a mut Cut>,
+    presence: Option<&'a Presence>,
+    making: Option<&'a Presence>,
 }
 
 impl Target<'_> {
@@ -303,7 +391,11 @@ impl Target<'_> {
         if delta == Delta::default() {
             return;
         }
-        if let Some(Row::Meta { generation, slot, .. }) = Row::parse(key) {
+        if let Some(Row::Meta { generation, slot, hash48, .. }) = Row::parse(key) {
+            if delta.keys > 0 {
+                let filters = self.presence.into_iter().chain(self.making);
+                filters.for_each(|filter| filter.insert(generation, hash48));
+            }
             self.counters.add(generation, slot, delta);
             if let Some(cut) = &mut self.late {
                 cut.counters.add(generation, slot, delta);

@@ -16,6 +16,7 @@ mod unit;
 
 pub use crate::need::{Fault, Need, OrLoad, Part};
 use crate::notes::{Notes, What, class};
+use crate::presence::Presence;
 use crate::scope::Scope;
 use crate::slot::{KeyHash, Layout, SUB_TABLES, sub_table};
 use crate::value::{Counted, Entry, Hash, KeyBuf, Str, Typed, Value};
@@ -164,6 +165,8 @@ pub struct Store {
     unit: unit::Unit,
     /// The shards whose keys it owns; none in a workspace.
     pub(crate) own_shards: Vec<u16>,
+    /// By shard, which keys may be on disk, where that is known.
+    presence: Vec<Option<Arc<Presence>>>,
     pub(crate) memory: usize,
     pub(crate) hand: (usize, usize, usize),
     /// Keys whose values may be dropped from memory in part.
@@ -198,6 +201,7 @@ impl Store {
             scope: Scope::All,
             unit: unit::Unit::default(),
             own_shards: Vec::new(),
+            presence: Vec::new(),
             memory: 0,
             hand: (0, 0, 0),
             large: VecDeque::new(),
@@ -482,9 +486,14 @@ impl Store {
         let now_ms = self.now_ms;
         let table = self.dbs[db as usize].table(at.slot);
         let Some(bucket) = table.map.find_bucket_index(at.hash, |e| *e.key == *key) else {
-            if table.may_exist(key) {
+            if !table.may_exist(key) {
+                return Ok(None);
+            }
+            if self.may_be_stored(db, at) {
                 return Err(Fault::Miss(Box::new(Need { db, key: key.into(), part: None })));
             }
+            // As if it had been loaded.
+            self.seen = self.seen.max(self.forgotten);
             return Ok(None);
         };
         let Some(entry) = table.map.get_bucket_mut(bucket) else { return Ok(None) };
@@ -517,9 +526,28 @@ impl Store {
     /// exist).
     pub fn is_hot(&mut self, db: u32, key: &[u8]) -> bool {
         let at = self.at(key);
-        let Some(db) = self.dbs.get_mut(db as usize) else { return true };
-        let table = db.table(at.slot);
-        !table.may_exist(key) || table.map.find(at.hash, |e| *e.key == *key).is_some()
+        let Some(of_db) = self.dbs.get_mut(db as usize) else { return true };
+        let table = of_db.table(at.slot);
+        !table.may_exist(key)
+            || table.map.find(at.hash, |e| *e.key == *key).is_some()
+            || !self.may_be_stored(db, at)
+    }
+
+    /// Whether the journal or the engine may have a key that is not in memory.
+    fn may_be_stored(&self, db: u32, at: KeyHash) -> bool {
+        let presence = self.presence.get(usize::from(self.layout.shard_of(at.slot)));
+        presence
+            .and_then(Option::as_ref)
+            .is_none_or(|presence| presence.may_hold(self.dbs[db as usize].generation, at.hash48()))
+    }
+
+    /// Says which keys of a shard there are.
+    pub(crate) fn set_presence(&mut self, shard: u16, presence: Option<&Arc<Presence>>) {
+        let shard = usize::from(shard);
+        if self.presence.len() <= shard {
+            self.presence.resize(shard + 1, None);
+        }
+        self.presence[shard] = presence.cloned();
     }
 
     /// The round of a key's last write, if its entry is in memory.

@@ -2,6 +2,7 @@
 
 mod atomicity;
 mod blocking;
+mod checkpoints;
 mod durability;
 mod events;
 mod functions;

@@ -33,12 +33,6 @@ fn time_in_unit(cx: &mut Ctx<'_>, _: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// `LASTSAVE`: every answered write is stored, so it is the time of the start.
-fn lastsave(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
-    cx.out.int((cx.node.started_ms / 1000).cast_signed());
-    Ok(())
-}
-
 /// `ROLE`
 fn role(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
     cx.out.array(3);
@@ -143,7 +137,8 @@ async fn wait_durable(cx: &Call<'_>, end: flagstone_storage::journal::Lsn) {
     }
 }
 
-/// `SHUTDOWN [NOSAVE | SAVE] [NOW] [FORCE] [ABORT]`: everything answered is stored anyway.
+/// `SHUTDOWN [NOSAVE | SAVE] [NOW] [FORCE] [ABORT]`: everything answered is stored anyway;
+/// SAVE takes a checkpoint first.
 fn shutdown<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
     Box::pin(async move {
         let given: Vec<Vec<u8>> = args.iter().skip(1).map(<[u8]>::to_ascii_lowercase).collect();
@@ -161,6 +156,9 @@ fn shutdown<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
         }
         if let Some(kind) = cx.node.scripts.running.busy().filter(|_| !has(b"nosave")) {
             return Err(kind.busy_text().into());
+        }
+        if has(b"save") && super::save::take(cx.node).await.is_err() {
+            return Err("ERR Errors trying to SHUTDOWN. Check logs.".into());
         }
         tracing::info!(client = cx.session.client.id, "a client asks for the shutdown");
         cx.node.request_shutdown(ShutdownRequest { now: has(b"now") });
@@ -189,17 +187,6 @@ pub const ADMIN_COMMANDS: &[Spec] = &[
         tips: &["nondeterministic_output"],
         run: Run::Session(time),
         in_unit: Some(time_in_unit),
-        ..Spec::NEW
-    },
-    Spec {
-        name: "lastsave",
-        group: Group::Server,
-        summary: "Answers when the data was last saved to an RDB file.",
-        arity: 1,
-        flags: flag::LOADING | flag::STALE | flag::FAST,
-        acl: acl::ADMIN | acl::DANGEROUS,
-        tips: &["nondeterministic_output"],
-        run: Run::Session(lastsave),
         ..Spec::NEW
     },
     Spec {

@@ -305,7 +305,9 @@ impl Page<'_> {
     fn persistence(&mut self) {
         let journal = self.node.journal.stats();
         let failed = if self.node.journal.failed().is_some() { "err" } else { "ok" };
-        let saved = self.node.started_ms / 1000;
+        let save = self.node.checkpoints.stats();
+        let seconds = |time: std::time::Duration| time.as_secs().cast_signed();
+        let status = if save.last_ok { "ok" } else { "err" };
         self.fields(&[
             ("loading", &0),
             ("async_loading", &0),
@@ -315,13 +317,16 @@ impl Page<'_> {
             ("current_fork_perc", &"0.00"),
             ("current_save_keys_processed", &0),
             ("current_save_keys_total", &0),
-            ("rdb_changes_since_last_save", &self.sum(|stats| &stats.changes)),
-            ("rdb_bgsave_in_progress", &0),
-            ("rdb_last_save_time", &saved),
-            ("rdb_last_bgsave_status", &"ok"),
-            ("rdb_last_bgsave_time_sec", &-1),
-            ("rdb_current_bgsave_time_sec", &-1),
-            ("rdb_saves", &0),
+            ("rdb_changes_since_last_save", &self.node.changes().saturating_sub(save.changes)),
+            ("rdb_bgsave_in_progress", &i32::from(save.running_since.is_some())),
+            ("rdb_last_save_time", &(save.last_save_ms / 1000)),
+            ("rdb_last_bgsave_status", &status),
+            ("rdb_last_bgsave_time_sec", &save.last_took.map_or(-1, seconds)),
+            (
+                "rdb_current_bgsave_time_sec",
+                &save.running_since.map_or(-1, |t| seconds(t.elapsed())),
+            ),
+            ("rdb_saves", &save.saves),
             ("rdb_last_cow_size", &0),
             ("rdb_last_load_keys_expired", &0),
             ("rdb_last_load_keys_loaded", &0),
@@ -484,6 +489,7 @@ impl Page<'_> {
             ("memory_budget", &settings.memory_budget),
             ("hot_bytes", &self.sum(|s| &s.hot_bytes)),
             ("pending_bytes", &self.sum(|s| &s.pending_bytes)),
+            ("key_filter_bytes", &self.sum(|s| &s.filter_bytes)),
             ("commands_local", &self.sum(|s| &s.local)),
             ("commands_remote", &self.sum(|s| &s.remote)),
             ("commands_parked", &self.sum(|s| &s.parked)),

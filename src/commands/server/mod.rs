@@ -9,11 +9,13 @@ mod info;
 mod memory;
 mod monitor;
 pub(crate) mod process;
+mod save;
 mod slowlog;
 
 use super::{Group, Run, Spec, acl, flag};
 
 pub use admin::ADMIN_COMMANDS;
+pub use save::SAVE_COMMANDS;
 
 /// Flags that most commands on the server have.
 const ADMIN: u32 = flag::ADMIN | flag::NOSCRIPT | flag::LOADING | flag::STALE;

@@ -4,6 +4,7 @@ use super::*;
 use crate::encoding::RowKey;
 use crate::materialise::sweep;
 use futures::TryStreamExt;
+use object_store::ObjectStore;
 use object_store::memory::InMemory;
 use slatedb::db_cache::SplitCache;
 use std::time::Instant;
@@ -31,7 +32,8 @@ impl Process {
             ..Upkeep::default()
         };
         let cache = Arc::new(SplitCache::new().build());
-        let open = Engine::open(store.clone(), "db", cache, 1, Clock::default(), &upkeep);
+        let place = Place::within(store.clone(), "db".into(), "memory");
+        let open = Engine::open(&place, cache, 1, Clock::default(), &upkeep);
         let engine = runtime.block_on(open).unwrap();
         Self { runtime, engine }
     }
@@ -178,5 +180,66 @@ fn a_part_of_a_version_can_be_dead() {
     assert_eq!(left.len(), 20_000);
     assert!(!left.contains(&2));
     assert_eq!(process.runtime.block_on(process.engine.get(&dead)).unwrap(), None);
+    process.kill();
+}
+
+/// Waits until the engine has fewer bytes of files, or more.
+fn wait_for(store: &InMemory, what: &str, done: impl Fn(u64) -> bool) {
+    let begun = Instant::now();
+    while !done(size(store)) {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{what}: {} bytes", size(store));
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn a_checkpoint_keeps_its_files_as_long_as_it_is_there() {
+    let store = Arc::new(InMemory::new());
+    let process = Process::start(&store);
+    process.put(LIVE, 0..40_000);
+    let made = process.runtime.block_on(process.engine.checkpoint("one")).unwrap();
+    let held = size(&store);
+    let files = |manifest: u64| {
+        let admin = checkpoint::admin(store.clone(), "db");
+        let manifest = process.runtime.block_on(admin.read_manifest(Some(manifest))).unwrap();
+        let manifest = manifest.expect("the manifest stays");
+        manifest.all_sst_views().map(|view| view.sst.id.value().to_string()).collect::<Vec<_>>()
+    };
+    let named = files(made.manifest);
+    assert!(!named.is_empty());
+    // Everything is deleted and merged away, several times over.
+    process.write(std::iter::once((RowKey::dead(1, LIVE).into(), Some(Bytes::new()))));
+    process.flush();
+    for n in 0..4 {
+        process.put(DEAD, n * 1000..n * 1000 + 1000);
+        process.flush();
+    }
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(6) {
+        process.sweep();
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert_eq!(process.count(LIVE), 0);
+    for name in &named {
+        let path = format!("db/compacted/{name}.sst").into();
+        let there = process.runtime.block_on(async {
+            use object_store::ObjectStoreExt;
+            store.head(&path).await.is_ok()
+        });
+        assert!(there, "{name} is gone");
+    }
+    assert!(size(&store) >= held);
+    // Another process keeps those that it is told of.
+    process.kill();
+    let process = Process::start(&store);
+    let kept = std::collections::BTreeSet::from([made.id.clone()]);
+    process.runtime.block_on(process.engine.keep_checkpoints(&kept)).unwrap();
+    std::thread::sleep(Duration::from_secs(3));
+    assert!(size(&store) >= held);
+    process.runtime.block_on(process.engine.keep_checkpoints(&Default::default())).unwrap();
+    // The garbage collector leaves what may be a merge's: there is one after that.
+    process.put(DEAD, 0..100);
+    process.flush();
+    wait_for(&store, "nothing keeps the files", |bytes| bytes < held / 2);
     process.kill();
 }

@@ -14,10 +14,11 @@ use std::time::Instant;
 
 use super::disk::File;
 use super::floor::Floor;
+use super::read::{HoldId, Holds};
 use super::recovery::Scanned;
 use super::segment::{FIRST_RECORD, SegmentHeader, Spans};
 use super::sync::Signal;
-use super::{Journal, JournalError, JournalStats, Lsn, Options, Subscriber, SyncMode};
+use super::{Journal, JournalError, JournalStats, Lsn, Options, Record, Subscriber, SyncMode};
 
 /// The journal in segments on a local disk. Made by [`super::Recovery::start`]; dropped without
 /// [`Journal::close`] it stops as after a kill.
@@ -95,6 +96,7 @@ pub(super) struct Writer {
     pub(super) synced_segment: u64,
     /// By shard, what is flushed in its engine.
     pub(super) flushed: Vec<Lsn>,
+    pub(super) holds: Holds,
     /// When the oldest write was made that no sync has covered or begun to cover, ...
     pub(super) dirty_since: Option<Instant>,
     /// ... and the oldest of those that a sync is covering now.
@@ -215,6 +217,7 @@ impl Shared {
             spares: spares.into(),
             synced_segment: header.number,
             flushed: Vec::new(),
+            holds: Holds::default(),
             dirty_since: None,
             syncing_since: None,
             closed_for_good: false,
@@ -338,6 +341,27 @@ impl Journal for LocalJournal {
             backlog: writer.backlog(),
             holders: writer.holders(),
         }
+    }
+
+    fn hold(&self, from: Lsn, max_bytes: u64) -> HoldId {
+        self.shared.hold(from, max_bytes)
+    }
+
+    fn release(&self, hold: HoldId) {
+        self.shared.release(hold);
+    }
+
+    fn read(
+        &self,
+        hold: HoldId,
+        range: (Lsn, Lsn),
+        each: &mut dyn FnMut(Record) -> std::io::Result<()>,
+    ) -> Result<(), JournalError> {
+        self.shared.read(hold, range, each)
+    }
+
+    fn epoch(&self) -> u64 {
+        self.shared.epoch
     }
 
     fn close(&self) -> Result<Lsn, JournalError> {

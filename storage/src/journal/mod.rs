@@ -6,8 +6,11 @@
 
 mod append;
 mod disk;
+mod extract;
 mod floor;
+mod history;
 mod local;
+mod read;
 mod record;
 mod recovery;
 mod scan;
@@ -27,7 +30,10 @@ use std::time::Duration;
 use bytes::Bytes;
 
 pub use disk::{Disk, File, RealDisk};
+pub use extract::Extract;
+pub use history::{read_history, segment_begun_ms};
 pub use local::LocalJournal;
+pub use read::HoldId;
 pub use recovery::Recovery;
 
 /// A commit's place in the journal: from 1 on, greater for a later commit; 0 is "nothing".
@@ -84,6 +90,9 @@ pub enum JournalError {
     /// Written by a newer version of the program.
     #[error("{} has format version {found}; this program knows up to {known}", path.display())]
     NewerFormat { path: PathBuf, found: u32, known: u32 },
+    /// Records that somebody was reading were dropped, as the journal had grown too long for it.
+    #[error("the journal has grown too long to keep its records for a reader")]
+    HoldBroken,
     /// A shard directory from before records that the journal has dropped.
     #[error(
         "shard {shard} is an older copy: it holds lsn {applied}, and the journal has dropped \
@@ -170,6 +179,24 @@ pub trait Journal: Send + Sync {
 
     fn stats(&self) -> JournalStats;
 
+    /// Keeps the records from `from` on, as far as they are still there, until
+    /// [`release`](Self::release), or until the journal has more than `max_bytes`.
+    fn hold(&self, from: Lsn, max_bytes: u64) -> HoldId;
+
+    fn release(&self, hold: HoldId);
+
+    /// Hands the commits of a range (first and last lsn, both within it) to `each`, in order. They
+    /// were appended, and `hold` keeps them.
+    fn read(
+        &self,
+        hold: HoldId,
+        range: (Lsn, Lsn),
+        each: &mut dyn FnMut(Record) -> io::Result<()>,
+    ) -> Result<(), JournalError>;
+
+    /// Greater for each start.
+    fn epoch(&self) -> u64;
+
     /// Syncs everything, marks the end and accepts no more appends. Returns the durable lsn.
     fn close(&self) -> Result<Lsn, JournalError>;
 }
@@ -189,6 +216,8 @@ pub struct Options {
     /// Random number, used when the directory is new: what clients store cannot be taken for
     /// journal records, since it does not know it.
     pub salt: u32,
+    /// Where segments go that are dropped; `None`: they are used again.
+    pub archive: Option<PathBuf>,
     pub disk: Arc<dyn Disk>,
 }
 
@@ -214,6 +243,7 @@ impl Default for Options {
             mode: SyncMode::Always,
             inline_sync: false,
             salt: 0,
+            archive: None,
             disk: Arc::new(RealDisk),
         }
     }

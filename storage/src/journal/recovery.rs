@@ -10,17 +10,17 @@ use std::io::{self, IoSlice};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use bytes::BytesMut;
-
 use super::disk::{CHUNK, Disk, File, write_zeros};
 use super::floor::{Floor, floor_path};
 use super::local::{LocalJournal, Opened};
+use super::read::Assembly;
 use super::record::{HEADER, decode_shards};
 use super::scan::{Chain, Met, Remains, Walk, remains};
 use super::segment::{
     FIRST_RECORD, FoundHeader, SegmentHeader, Spans, VERSION, prepare_segment, segment_number,
     segment_path,
 };
+use super::upkeep::archive_segment;
 use super::{JournalError, Lsn, Options, Record};
 
 /// A journal that was read and not started yet. Nothing on disk has been changed.
@@ -303,6 +303,11 @@ impl Recovery {
         self.chain.last
     }
 
+    /// The greatest lsn that was dropped: what is here begins behind it.
+    pub fn dropped(&self) -> Lsn {
+        self.floor.as_ref().map_or(0, |floor| floor.dropped)
+    }
+
     /// The greatest lsn that was known to be durable.
     pub fn durable(&self) -> Lsn {
         self.durable
@@ -337,7 +342,7 @@ impl Recovery {
         from: Lsn,
         mut each: impl FnMut(&Record) -> Result<(), E>,
     ) -> Result<(), E> {
-        let mut body = BytesMut::new();
+        let mut assembly = Assembly::default();
         // A commit whose first parts are in a segment follows that segment's last one.
         for segment in self.segments.iter().filter(|s| s.last + 1 >= from) {
             let path = self.path(segment.header.number);
@@ -345,23 +350,8 @@ impl Recovery {
             let file = self.open_file(segment.header.number)?;
             let mut walk = Walk::new(&*file, self.salt(), segment.entry).map_err(failed)?;
             while let Some(step) = walk.next().map_err(failed)? {
-                let header = step.header;
-                let Met::Part { first, last } = step.met else { continue };
-                if header.lsn < from {
-                    continue;
-                }
-                if first {
-                    body.clear();
-                }
-                body.extend_from_slice(&step.payload[header.body_range()]);
-                if last {
-                    each(&Record {
-                        lsn: header.lsn,
-                        epoch: header.epoch,
-                        time_ms: header.time_ms,
-                        shards: decode_shards(step.payload, header.shard_count),
-                        body: body.split().freeze(),
-                    })?;
+                if let Some(record) = assembly.take(&step, from) {
+                    each(&record)?;
                 }
             }
             if walk.offset != segment.end {
@@ -474,6 +464,13 @@ impl Recovery {
             removed.map_err(|e| JournalError::io("removing", &path, e))?;
         }
         for &number in &self.dropped {
+            if let Some(archive) = &self.options.archive
+                && self.floor.is_some()
+                && self.read_header(number)?.is_some()
+            {
+                archive_segment(disk, &self.dir, archive, number)?;
+                continue;
+            }
             let path = self.path(number);
             disk.remove(&path).map_err(|e| JournalError::io("removing", &path, e))?;
         }

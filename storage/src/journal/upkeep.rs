@@ -1,11 +1,13 @@
 //! Dropping segments nobody needs any more, and keeping prepared ones ready, off the way of
 //! appends.
 
+use std::path::Path;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
+use super::disk::Disk;
 use super::floor::Floor;
-use super::local::{Preparing, Shared, Writer, lock};
+use super::local::{ClosedSegment, Preparing, Shared, Writer, lock};
 use super::segment::segment_path;
 use super::{JournalError, Lsn, Options};
 
@@ -55,6 +57,7 @@ impl Shared {
                 writer.flushed.resize(at + 1, 0);
             }
             writer.flushed[at] = writer.flushed[at].max(applied);
+            writer.bound_holds();
             writer.droppable() > 0
         };
         if droppable {
@@ -89,7 +92,9 @@ impl Shared {
         };
         let mut outcome = Ok(());
         for number in numbers {
-            let done = if wanted > 0 {
+            let done = if self.options.archive.is_some() {
+                self.archive(number)
+            } else if wanted > 0 {
                 self.reuse(number, &mut preparing).map(|reused| wanted -= usize::from(reused))
             } else {
                 self.remove(number)
@@ -119,10 +124,33 @@ impl Shared {
         Ok(true)
     }
 
+    fn archive(&self, number: u64) -> Result<(), JournalError> {
+        match &self.options.archive {
+            Some(archive) => archive_segment(&*self.options.disk, &self.dir, archive, number),
+            None => Ok(()),
+        }
+    }
+
     fn remove(&self, number: u64) -> Result<(), JournalError> {
         let path = segment_path(&self.dir, number);
         self.options.disk.remove(&path).map_err(|e| JournalError::io("removing", &path, e))
     }
+}
+
+/// Moves a dropped segment to the archive.
+pub(super) fn archive_segment(
+    disk: &dyn Disk,
+    dir: &Path,
+    archive: &Path,
+    number: u64,
+) -> Result<(), JournalError> {
+    let path = segment_path(dir, number);
+    let moved = disk.create_dir(archive).and_then(|()| {
+        disk.rename(&path, &segment_path(archive, number))?;
+        disk.sync_dir(archive)?;
+        disk.sync_dir(dir)
+    });
+    moved.map_err(|e| JournalError::io("archiving", &path, e))
 }
 
 impl Writer {
@@ -131,7 +159,8 @@ impl Writer {
     fn droppable(&self) -> usize {
         let free = |spans: &super::segment::Spans| spans.held(&self.flushed).next().is_none();
         let segments = self.closed.iter();
-        segments.take_while(|s| s.number < self.synced_segment && free(&s.spans)).count()
+        let unneeded = |s: &&ClosedSegment| free(&s.spans) && !self.holds.keeps(s.last);
+        segments.take_while(|s| s.number < self.synced_segment && unneeded(s)).count()
     }
 
     /// The floor when the first `count` segments are dropped.

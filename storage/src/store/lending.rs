@@ -11,16 +11,12 @@ impl Store {
     pub fn lend(&mut self, db: u32, key: &[u8]) -> Option<Entry> {
         let at = self.layout.key_hash(key);
         let table = self.dbs.get_mut(db as usize)?.table(at.slot);
-        let may_exist = table.may_exist(key);
-        match table.map.find_entry(at.hash, |e| *e.key == *key) {
-            Ok(found) => {
-                let entry = found.remove().0;
-                self.memory = self.memory.saturating_sub(entry.counted);
-                Some(entry)
-            }
-            Err(_) if !may_exist => Some(Entry::absent(key, at.hash)),
-            Err(_) => None,
+        if let Ok(found) = table.map.find_entry(at.hash, |e| *e.key == *key) {
+            let entry = found.remove().0;
+            self.memory = self.memory.saturating_sub(entry.counted);
+            return Some(entry);
         }
+        self.is_hot(db, key).then(|| Entry::absent(key, at.hash))
     }
 
     /// Takes an entry in as it is (a loan, or its return).

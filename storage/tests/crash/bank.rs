@@ -7,10 +7,11 @@ use crate::model::{Model, V};
 use crate::store::Watched;
 use crate::world::{SHARDS, World, fresh, options};
 use flagstone_storage::journal::{Disk, File};
+use flagstone_storage::place::Place;
 use flagstone_storage::slot::slot_of;
 use flagstone_storage::value::{Str, Value};
-use object_store::ObjectStore;
 use object_store::memory::InMemory;
+use object_store::path::Path as ObjectPath;
 use sim_disk::{Handle, Rng, SimDisk};
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice};
@@ -88,10 +89,11 @@ impl Media {
         };
         let probe = Arc::new(Probe::new(dir, model.clone(), Box::new(pick)));
         let (media, watch) = (self.clone(), probe.clone());
-        let store = move |dir: &Path| -> anyhow::Result<Arc<dyn ObjectStore>> {
-            let name = PathBuf::from(dir.file_name().unwrap());
+        let store = move |place: &Place| -> anyhow::Result<Place> {
+            let name = PathBuf::from(place.dir().unwrap().file_name().unwrap());
             let store = media.stores.lock().unwrap().entry(name).or_default().clone();
-            Ok(Arc::new(Watched::new(store, watch.clone())))
+            let watched = Arc::new(Watched::new(store, watch.clone()));
+            Ok(Place::within(watched, ObjectPath::default(), place.to_string()))
         };
         let disk = Watching { media: self.clone(), probe: probe.clone() };
         // Segments are short, and a record with much in it has parts.
@@ -137,8 +139,8 @@ impl Disk for Watching {
         Ok(())
     }
 
-    fn list(&self, dir: &Path) -> io::Result<Vec<String>> {
-        Handle(self.media.disk.clone()).list(dir)
+    fn list(&self, _dir: &Path) -> io::Result<Vec<String>> {
+        Handle(self.media.disk.clone()).list(Path::new("/journal"))
     }
 
     fn open(&self, path: &Path) -> io::Result<Arc<dyn File>> {

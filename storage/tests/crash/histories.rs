@@ -10,7 +10,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, RngExt, SeedableRng};
 use std::sync::Arc;
 
-const DATABASES: usize = 3;
+pub(crate) const DATABASES: usize = 3;
 const CYCLES: u32 = 3;
 const STEPS: u32 = 70;
 
@@ -59,7 +59,7 @@ impl History {
         }
     }
 
-    fn step(&mut self) {
+    pub(crate) fn step(&mut self) {
         match self.random.random_range(0..100) {
             0..6 => self.set(),
             6..9 => self.push(),
@@ -78,7 +78,11 @@ impl History {
             61..64 => self.copy(),
             64..67 => self.coordinate(),
             67..75 => self.world.commit(),
-            75..78 => self.world.evict(),
+            75..77 => self.world.evict(),
+            77 => {
+                let shard = self.random.random_range(0..SHARDS);
+                self.world.look_for_keys(shard);
+            }
             78..80 => {
                 self.world.commit();
                 self.world.model.now_ms += self.random.random_range(1..1000);
@@ -449,7 +453,7 @@ fn run(seed: u64) -> u32 {
     crashes
 }
 
-fn number(variable: &str, default: u64) -> u64 {
+pub(crate) fn number(variable: &str, default: u64) -> u64 {
     std::env::var(variable).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 

@@ -1,6 +1,8 @@
 //! Images of a data directory as kill -9 would leave it, with what must be found in them.
 
 use crate::model::Model;
+use flagstone_storage::journal::{Journal, Lsn};
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,6 +26,8 @@ struct State {
     points: u64,
     pick: Pick,
     images: Vec<Image>,
+    /// What there was at each lsn, if somebody wants to know.
+    by_lsn: Option<(Arc<dyn Journal>, BTreeMap<Lsn, Model>)>,
 }
 
 /// Takes images of a directory while it is in use.
@@ -41,7 +45,7 @@ impl std::fmt::Debug for Probe {
 
 impl Probe {
     pub(crate) fn new(dir: &Path, committed: Model, pick: Pick) -> Self {
-        let state = State { committed, points: 0, pick, images: Vec::new() };
+        let state = State { committed, points: 0, pick, images: Vec::new(), by_lsn: None };
         Self { dir: dir.into(), refuses: AtomicBool::new(false), state: Mutex::new(state) }
     }
 
@@ -88,7 +92,24 @@ impl Probe {
         let mut state = self.state.lock().unwrap();
         let result = append();
         state.committed = model.clone();
+        if let Some((journal, models)) = &mut state.by_lsn {
+            models.insert(journal.end(), model.clone());
+        }
         result
+    }
+
+    /// Keeps what there is at each lsn from now on.
+    pub(crate) fn keep_models(&self, journal: Arc<dyn Journal>) {
+        let mut state = self.state.lock().unwrap();
+        let models = BTreeMap::from([(journal.end(), state.committed.clone())]);
+        state.by_lsn = Some((journal, models));
+    }
+
+    /// What there was at an lsn.
+    pub(crate) fn model_at(&self, lsn: Lsn) -> Model {
+        let state = self.state.lock().unwrap();
+        let (_, models) = state.by_lsn.as_ref().expect("they are kept");
+        models.range(..=lsn).next_back().expect("not before").1.clone()
     }
 
     pub(crate) fn images(&self) -> Vec<Image> {

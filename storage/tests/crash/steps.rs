@@ -135,6 +135,81 @@ fn every_step_of_the_background_may_be_the_last() {
 }
 
 #[test]
+fn a_filter_of_keys_made_anew_has_what_was_pending_before() {
+    const MANY: u32 = 90_000;
+    let root = tempfile::tempdir().unwrap();
+    let mut world = world(&fresh(root.path(), &mut 0), no_images());
+    let name = |n: u32| format!("key{n}").into_bytes();
+    let set = |world: &mut World, from: u32, to: u32| {
+        (from..to).for_each(|n| world.set(0, &name(n), b"v", 0));
+        world.commit();
+    };
+    let shards = || (0..SHARDS).collect::<Vec<_>>();
+    set(&mut world, 0, 3 * MANY);
+    assert!(shards().iter().all(|shard| !world.look_for_keys(*shard)), "all keys are known");
+    for n in 0..3 * MANY - 300 {
+        world.run(|store| store.remove(0, &name(n)));
+        world.model.dbs[0].remove(&name(n));
+    }
+    world.commit();
+    // Most keys are gone. Those that are left are pending: the engine has none of them.
+    for shard in shards() {
+        assert!(!world.look_for_keys(shard), "a filter begins, and waits for the engine");
+    }
+    set(&mut world, 0, 20);
+    shards().iter().for_each(|shard| world.hand_over(*shard, None));
+    assert!(shards().iter().all(|shard| world.look_for_keys(*shard)), "it is read");
+    set(&mut world, 20, 40);
+    let before = world.partition.presence_bytes();
+    for shard in shards() {
+        while world.look_for_keys(shard) {}
+    }
+    assert!(world.partition.presence_bytes() < before / 2);
+    set(&mut world, 40, 60);
+    shards().iter().for_each(|shard| world.hand_over(*shard, None));
+    while world.partition.store.memory() > 0 {
+        world.evict();
+    }
+    world.verify("with a filter made anew");
+    // What is not there is known without a look at the engine.
+    let is_hot = |n: &u32| world.partition.store.is_hot(0, &name(*n));
+    assert!((1000..2000).filter(is_hot).count() > 950);
+}
+
+#[test]
+fn a_clean_stop_keeps_the_filter_of_keys_and_a_kill_does_not() {
+    let root = tempfile::tempdir().unwrap();
+    let mut number = 0;
+    let dir = fresh(root.path(), &mut number);
+    let mut first = world(&dir, no_images());
+    some_of_everything(&mut first, 1);
+    let model = first.model.clone();
+    first.close();
+    let unknown = |n: &u32| format!("unknown{n}").into_bytes();
+    let known = |world: &mut World| {
+        (0..100).filter(|n| world.partition.store.is_hot(0, &unknown(n))).count() > 90
+    };
+    let mut second = World::open(&dir, model, no_images());
+    assert!(known(&mut second), "it was kept");
+    second.set(0, b"another", b"1", 0);
+    second.commit();
+    second.evict();
+    second.verify("after a clean stop");
+    let mut third = kill(second, &root, &mut number);
+    assert!(!known(&mut third), "what was kept was of the stop before");
+    third.set(0, b"more", b"1", 0);
+    third.commit();
+    for shard in 0..SHARDS {
+        third.hand_over(shard, None);
+        while third.look_for_keys(shard) {}
+    }
+    third.evict();
+    assert!(known(&mut third), "all keys were read");
+    third.verify("with the filter that was read");
+    kill(third, &root, &mut number).settle();
+}
+
+#[test]
 fn a_library_that_is_not_stored_changes_nothing() {
     let root = tempfile::tempdir().unwrap();
     let mut number = 0;

@@ -5,24 +5,29 @@ use crate::model::{Model, Pending, StreamModel, V};
 use crate::store::Watched;
 use flagstone_storage::clock::Clock;
 use flagstone_storage::commit::Sealed;
-use flagstone_storage::directory::{Directory, OpenOptions, OpenStore};
+use flagstone_storage::directory::{Directory, Locks, OpenOptions, OpenStore};
 use flagstone_storage::encoding::Library;
+use flagstone_storage::engine::Engine;
 use flagstone_storage::journal::{Disk, Journal, RealDisk, SyncMode};
 use flagstone_storage::materialise::{each_hand_over_batch, hand_over, sweep};
 use flagstone_storage::partition::Partition;
+use flagstone_storage::place::Place;
+use flagstone_storage::presence::Presence;
 use flagstone_storage::store::{Fault, Need, OrLoad, Part, Store};
 use flagstone_storage::value::stream::StreamEntry;
 use flagstone_storage::value::{Str, Stream, StreamId, Value};
-use object_store::ObjectStore;
 use object_store::local::LocalFileSystem;
-use std::collections::BTreeMap;
-use std::fs::File;
+use object_store::path::Path as ObjectPath;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::Runtime;
 
 pub(crate) const SHARDS: u16 = 3;
+
+/// A filter of keys, where they are, and the generations that do not count.
+type Scan = (Arc<Presence>, Engine, BTreeSet<u32>);
 
 /// Flushes of one hand-over, at most.
 const MAX_FLUSHES: usize = 30;
@@ -37,12 +42,16 @@ pub(crate) struct World {
     pub(crate) holds: u64,
     /// As they were at the start, and were changed since.
     pub(crate) libraries: Vec<Library>,
-    _lock: File,
+    /// Shards whose keys are being read, and whether that is done.
+    scans: BTreeMap<u16, (Scan, bool)>,
+    _locks: Locks,
 }
 
 pub(crate) fn options(dir: &Path, databases: u32) -> OpenOptions {
     OpenOptions {
-        dir: dir.into(),
+        store: Place::local(dir).unwrap(),
+        journal: None,
+        store_timeout: Duration::from_secs(1),
         shards: None,
         default_shards: SHARDS,
         databases,
@@ -50,10 +59,12 @@ pub(crate) fn options(dir: &Path, databases: u32) -> OpenOptions {
         mode: SyncMode::No,
         everysec_bound: Duration::from_secs(1),
         inline_sync: false,
+        archive: false,
         block_cache_bytes: 1 << 20,
         meta_cache_bytes: 1 << 20,
         memtable_bytes: 64 << 20,
         merge_bytes: 16 << 20,
+        presence_bytes: 4 << 20,
     }
 }
 
@@ -61,9 +72,10 @@ impl World {
     pub(crate) fn try_open(dir: &Path, model: Model, pick: Pick) -> anyhow::Result<Self> {
         let probe = Arc::new(Probe::new(dir, model.clone(), pick));
         let watch = probe.clone();
-        let store = move |dir: &Path| -> anyhow::Result<Arc<dyn ObjectStore>> {
-            let local = Arc::new(LocalFileSystem::new_with_prefix(dir)?);
-            Ok(Arc::new(Watched::new(local, watch.clone())))
+        let store = move |place: &Place| -> anyhow::Result<Place> {
+            let local = Arc::new(LocalFileSystem::new_with_prefix(place.dir().unwrap())?);
+            let watched = Arc::new(Watched::new(local, watch.clone()));
+            Ok(Place::within(watched, ObjectPath::default(), place.to_string()))
         };
         let options = options(dir, model.dbs.len() as u32);
         Self::open_on(options, model, probe, Arc::new(RealDisk), &store)
@@ -83,10 +95,21 @@ impl World {
         let opened = runtime.block_on(opening)?;
         let journal = opened.journal.clone();
         let libraries = opened.libraries.clone();
-        let (mut partitions, lock) = opened.into_partitions(1, 1);
+        let (mut partitions, locks) = opened.into_partitions(1, 1);
         let partition = partitions.remove(0);
         let runtime = Some(runtime);
-        Ok(Self { runtime, partition, journal, probe, model, holds: 0, libraries, _lock: lock })
+        let scans = BTreeMap::new();
+        Ok(Self {
+            runtime,
+            partition,
+            journal,
+            probe,
+            model,
+            holds: 0,
+            libraries,
+            scans,
+            _locks: locks,
+        })
     }
 
     pub(crate) fn open(dir: &Path, model: Model, pick: Pick) -> Self {
@@ -344,6 +367,27 @@ impl World {
         self.partition.shards.get_mut(&id).unwrap().swept(&swept);
         self.probe.point(|| format!("shard {id} is swept"));
         more
+    }
+
+    /// The next step towards a filter of a shard's keys: begin, read, end. Whether there was one.
+    pub(crate) fn look_for_keys(&mut self, shard: u16) -> bool {
+        match self.scans.remove(&shard) {
+            None => {
+                let scan = self.partition.begin_scan(shard);
+                let begun = scan.is_some();
+                self.scans.extend(scan.map(|scan| (shard, (scan, false))));
+                begun
+            }
+            Some(((presence, engine, dead), false)) => {
+                self.block_on(presence.scan(&engine, &dead)).unwrap();
+                self.scans.insert(shard, ((presence, engine, dead), true));
+                true
+            }
+            Some((_, true)) => {
+                self.partition.end_scan(shard, true);
+                true
+            }
+        }
     }
 
     /// Hands over, flushes and sweeps until nothing is left to do.

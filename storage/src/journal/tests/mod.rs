@@ -4,6 +4,7 @@ mod basic;
 mod crash;
 mod damage;
 mod faults;
+mod reading;
 mod sim_disk;
 
 use std::path::Path;

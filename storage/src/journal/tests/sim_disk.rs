@@ -216,9 +216,10 @@ impl Disk for Handle {
         Ok(())
     }
 
-    fn list(&self, _dir: &Path) -> io::Result<Vec<String>> {
+    fn list(&self, dir: &Path) -> io::Result<Vec<String>> {
         let state = self.0.state.lock().unwrap();
-        let names = state.names.keys().filter_map(|path| path.file_name()?.to_str());
+        let inside = state.names.keys().filter(|path| path.parent() == Some(dir));
+        let names = inside.filter_map(|path| path.file_name()?.to_str());
         Ok(names.map(str::to_owned).collect())
     }
 

@@ -1,0 +1,168 @@
+//! Checkpoints of the running node: one at a time, on the background runtime.
+
+use crate::config::Settings;
+use crate::node::Node;
+use flagstone_storage::checkpoint::{Catalog, Checkpoint, Retention, Source, prune_archive, take};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::sync::{Notify, oneshot};
+
+/// How often it is looked whether a checkpoint is due, and whether archived segments are too old.
+const PERIOD: Duration = Duration::from_secs(1);
+
+/// While a checkpoint is taken the journal may grow to so many times its size.
+const JOURNAL_SHARE: u64 = 2;
+
+/// What came of a checkpoint.
+pub type Taken = Result<Checkpoint, String>;
+
+/// What INFO shows.
+#[derive(Clone, Debug)]
+pub struct SaveStats {
+    pub running_since: Option<Instant>,
+    /// Of the last one that succeeded, or of the start.
+    pub last_save_ms: u64,
+    pub last_ok: bool,
+    pub last_took: Option<Duration>,
+    /// Since the start.
+    pub saves: u64,
+    /// Changes to the data when the last one that succeeded was begun.
+    pub changes: u64,
+}
+
+/// See the module's description.
+#[derive(Debug)]
+pub struct Checkpoints {
+    pub source: Source,
+    stats: Mutex<SaveStats>,
+    cancelled: Notify,
+}
+
+impl Checkpoints {
+    pub fn new(source: Source) -> Self {
+        let stats = SaveStats {
+            running_since: None,
+            last_save_ms: source.clock.now_ms(),
+            last_ok: true,
+            last_took: None,
+            saves: 0,
+            changes: 0,
+        };
+        Self { source, stats: Mutex::new(stats), cancelled: Notify::new() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, SaveStats> {
+        self.stats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn stats(&self) -> SaveStats {
+        self.lock().clone()
+    }
+
+    /// Gives the one that is being taken up; false if there is none.
+    pub fn cancel(&self) -> bool {
+        let is_running = self.lock().running_since.is_some();
+        if is_running {
+            self.cancelled.notify_waiters();
+        }
+        is_running
+    }
+}
+
+/// Begins a checkpoint; what becomes of it comes back. `None`: one is being taken.
+pub fn begin(node: &Arc<Node>) -> Option<oneshot::Receiver<Taken>> {
+    let changes = node.changes();
+    {
+        let mut stats = node.checkpoints.lock();
+        if stats.running_since.is_some() {
+            return None;
+        }
+        stats.running_since = Some(Instant::now());
+        stats.saves += 1;
+    }
+    let (done, result) = oneshot::channel();
+    let node = node.clone();
+    node.background.clone().spawn(async move {
+        let taken = run(&node).await;
+        let mut stats = node.checkpoints.lock();
+        let begun = stats.running_since.take();
+        stats.last_ok = taken.is_ok();
+        stats.last_took = begun.map(|begun| begun.elapsed());
+        if taken.is_ok() {
+            stats.last_save_ms = node.clock.now_ms();
+            stats.changes = changes;
+        }
+        drop(stats);
+        // Nobody has to wait for it.
+        let _ = done.send(taken);
+    });
+    Some(result)
+}
+
+async fn run(node: &Node) -> Taken {
+    let checkpoints = &node.checkpoints;
+    let source = &checkpoints.source;
+    let catalog = Catalog::of(&source.dir);
+    let max_journal = node.config.settings().journal_max_size.saturating_mul(JOURNAL_SHARE);
+    let taken = tokio::select! {
+        taken = take(source, max_journal) => taken,
+        () = checkpoints.cancelled.notified() => {
+            // What was begun goes.
+            let cleaned = catalog.clean(&source.engines).await;
+            cleaned.and(Err(anyhow::anyhow!("it was cancelled")))
+        }
+    };
+    match &taken {
+        Ok(taken) => tracing::info!(
+            id = taken.id,
+            lsn = taken.lsn,
+            record_bytes = taken.record_bytes,
+            "a checkpoint was taken"
+        ),
+        Err(error) => tracing::warn!("no checkpoint was taken: {error:#}"),
+    }
+    if taken.is_ok() {
+        let retention = retention(&node.config.settings());
+        match catalog.retain(&source.engines, retention, node.clock.now_ms()).await {
+            Ok(gone) if gone.is_empty() => {}
+            Ok(gone) => tracing::info!(checkpoints = gone.join(" "), "older checkpoints are gone"),
+            Err(error) => tracing::warn!("older checkpoints cannot be removed: {error:#}"),
+        }
+    }
+    taken.map_err(|error| format!("{error:#}"))
+}
+
+fn retention(settings: &Settings) -> Retention {
+    Retention {
+        keep: settings.checkpoint_keep,
+        max_age_ms: settings.checkpoint_max_age_seconds.saturating_mul(1000),
+    }
+}
+
+/// Takes checkpoints when they are due, and prunes the archive; as long as the node runs.
+pub async fn run_periodically(node: Arc<Node>) {
+    let mut tick = tokio::time::interval(PERIOD);
+    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut tried = Instant::now();
+    while !node.is_ending() {
+        tick.tick().await;
+        let settings = node.config.settings();
+        let interval = settings.checkpoint_interval_seconds;
+        if interval != 0 && tried.elapsed() >= Duration::from_secs(interval) {
+            tried = Instant::now();
+            // If one is being taken, the next one is for the next time.
+            drop(begin(&node));
+        }
+        prune(&node, &settings).await;
+    }
+}
+
+async fn prune(node: &Node, settings: &Settings) {
+    let kept_ms = settings.journal_archive_retention_seconds.saturating_mul(1000);
+    let since_ms = node.clock.now_ms().saturating_sub(kept_ms);
+    let (dir, most) = (node.checkpoints.source.dir.clone(), settings.journal_archive_max_size);
+    let pruning = tokio::task::spawn_blocking(move || prune_archive(&dir, since_ms, most));
+    if let Ok(Err(error)) = pruning.await {
+        tracing::warn!("the journal's archive cannot be pruned: {error:#}");
+    }
+}

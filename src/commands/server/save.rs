@@ -1,0 +1,226 @@
+//! Checkpoints: BGSAVE, SAVE, LASTSAVE, and FLAGSTONE, which has what Redis has no word for.
+
+use crate::checkpoints::{Taken, begin};
+use crate::commands::help::help;
+use crate::commands::{Call, Group, Outcome, Run, Spec, Waiting, acl, arg, error, flag, is_word};
+use crate::node::Node;
+use crate::resp::Args;
+use flagstone_storage::checkpoint::{Catalog, branch};
+use flagstone_storage::place::Place;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+const IN_PROGRESS: &str = "ERR Background save already in progress";
+
+/// `LASTSAVE`: when the last checkpoint was finished; before the first one, the time of the start.
+fn lastsave(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+    let at_ms = cx.node.checkpoints.stats().last_save_ms;
+    cx.out.int((at_ms / 1000).cast_signed());
+    Ok(())
+}
+
+/// `BGSAVE [SCHEDULE | CANCEL]`
+fn bgsave(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+    match args.len() {
+        1 => {}
+        2 if is_word(arg(args, 1)?, "schedule") => {}
+        2 if is_word(arg(args, 1)?, "cancel") => return cancel(cx),
+        _ => return Err(error::SYNTAX.into()),
+    }
+    if begin(cx.node).is_none() {
+        return Err(IN_PROGRESS.into());
+    }
+    cx.out.simple(match cx.session.in_exec {
+        true => "Background saving scheduled",
+        false => "Background saving started",
+    });
+    Ok(())
+}
+
+fn cancel(cx: &mut Call<'_>) -> Outcome {
+    if !cx.node.checkpoints.cancel() {
+        return Err("ERR Background saving is currently not in progress or scheduled".into());
+    }
+    cx.out.simple("Background saving cancelled");
+    Ok(())
+}
+
+/// `SAVE`: only this connection waits.
+fn save<'a>(cx: &'a mut Call<'_>, _: Args<'a>) -> Waiting<'a> {
+    Box::pin(async move {
+        let taking = begin(cx.node).ok_or(IN_PROGRESS)?;
+        match taking.await {
+            Ok(Ok(_)) => cx.out.ok(),
+            _ => return Err("ERR".into()),
+        }
+        Ok(())
+    })
+}
+
+/// Takes a checkpoint that has what was written before; one that is being taken may not have it.
+pub(super) async fn take(node: &Arc<Node>) -> Taken {
+    loop {
+        let Some(taking) = begin(node) else {
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+            continue;
+        };
+        return taking.await.unwrap_or_else(|_| Err("the server is shutting down".into()));
+    }
+}
+
+/// `FLAGSTONE CHECKPOINT`: takes one and answers its id, once it is there.
+fn checkpoint<'a>(cx: &'a mut Call<'_>, _: Args<'a>) -> Waiting<'a> {
+    Box::pin(async move {
+        let taken = take(cx.node).await.map_err(|what| format!("ERR no checkpoint: {what}"))?;
+        cx.out.bulk_str(&taken.id);
+        Ok(())
+    })
+}
+
+/// `FLAGSTONE CHECKPOINTS`: what there is, the oldest first.
+fn checkpoints<'a>(cx: &'a mut Call<'_>, _: Args<'a>) -> Waiting<'a> {
+    Box::pin(async move {
+        let catalog = Catalog::of(&cx.node.checkpoints.source.dir);
+        let listing = cx.node.background.spawn_blocking(move || catalog.list());
+        let all = listing.await.map_err(|_| "ERR the server is shutting down")?;
+        let all = all.map_err(|what| format!("ERR {what:#}"))?;
+        cx.out.array(all.len());
+        for checkpoint in all {
+            cx.out.map(4);
+            cx.out.bulk_str("id");
+            cx.out.bulk_str(&checkpoint.id);
+            cx.out.bulk_str("created-ms");
+            cx.out.int(checkpoint.created_ms.cast_signed());
+            cx.out.bulk_str("lsn");
+            cx.out.int(checkpoint.lsn.cast_signed());
+            cx.out.bulk_str("record-bytes");
+            cx.out.int(checkpoint.record_bytes.cast_signed());
+        }
+        Ok(())
+    })
+}
+
+/// `FLAGSTONE BRANCH directory`: a data directory of its own, as the database is now. It shares the
+/// files with rows, so it is on the same disk.
+fn branch_command<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
+    Box::pin(async move {
+        let allowed = cx.worker.settings().enable_protected_configs;
+        if !allowed.allows(cx.session.client.is_local()) {
+            return Err("ERR FLAGSTONE BRANCH writes a directory: it is allowed by \
+                enable-protected-configs, as CONFIG SET dir is"
+                .into());
+        }
+        let path = std::str::from_utf8(arg(args, 2)?).map_err(|_| "ERR invalid path")?;
+        let path = PathBuf::from(path);
+        if !path.is_absolute() {
+            return Err("ERR the path of a branch is absolute".into());
+        }
+        let taken = take(cx.node).await.map_err(|what| format!("ERR no checkpoint: {what}"))?;
+        let dir = cx.node.checkpoints.source.dir.clone();
+        let making = cx.node.background.spawn(async move {
+            let place = Place::local(dir)?;
+            branch(&place, &taken.id, &path).await
+        });
+        let made = making.await.map_err(|_| "ERR the server is shutting down")?;
+        made.map_err(|what| format!("ERR {what:#}"))?;
+        cx.out.ok();
+        Ok(())
+    })
+}
+
+fn show_help(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+    help(
+        cx.out,
+        "FLAGSTONE",
+        &[
+            ("BRANCH <directory>", "Makes a data directory of its own, as the data is now."),
+            ("CHECKPOINT", "Takes a checkpoint and answers its id."),
+            ("CHECKPOINTS", "Lists the checkpoints."),
+        ],
+    );
+    Ok(())
+}
+
+const OWN: u32 = flag::ADMIN | flag::NOSCRIPT | flag::NO_MULTI;
+
+const SUBCOMMANDS: &[Spec] = &[
+    Spec {
+        name: "branch",
+        group: Group::Server,
+        summary: "Makes a data directory of its own, as the data is now.",
+        arity: 3,
+        flags: OWN,
+        run: Run::Wait(branch_command),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "checkpoint",
+        group: Group::Server,
+        summary: "Takes a checkpoint and answers its id.",
+        arity: 2,
+        flags: OWN,
+        run: Run::Wait(checkpoint),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "checkpoints",
+        group: Group::Server,
+        summary: "Lists the checkpoints.",
+        arity: 2,
+        flags: OWN,
+        run: Run::Wait(checkpoints),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "help",
+        group: Group::Server,
+        summary: "Describes the subcommands.",
+        arity: 2,
+        flags: flag::LOADING | flag::STALE,
+        run: Run::Session(show_help),
+        ..Spec::NEW
+    },
+];
+
+/// Checkpoints.
+pub const SAVE_COMMANDS: &[Spec] = &[
+    Spec {
+        name: "lastsave",
+        group: Group::Server,
+        summary: "Answers when the last checkpoint was taken.",
+        arity: 1,
+        flags: flag::LOADING | flag::STALE | flag::FAST,
+        acl: acl::ADMIN | acl::DANGEROUS,
+        tips: &["nondeterministic_output"],
+        run: Run::Session(lastsave),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "bgsave",
+        group: Group::Server,
+        summary: "Takes a checkpoint in the background.",
+        arity: -1,
+        flags: flag::NO_ASYNC_LOADING | flag::ADMIN | flag::NOSCRIPT,
+        run: Run::Session(bgsave),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "save",
+        group: Group::Server,
+        complexity: "O(N) where N is the number of rows written in the last seconds",
+        summary: "Takes a checkpoint and answers once it is there.",
+        arity: 1,
+        flags: flag::NO_ASYNC_LOADING | flag::ADMIN | flag::NOSCRIPT | flag::NO_MULTI,
+        run: Run::Wait(save),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "flagstone",
+        group: Group::Server,
+        complexity: "Depends on subcommand.",
+        summary: "Holds this server's own commands.",
+        arity: -2,
+        subcommands: SUBCOMMANDS,
+        ..Spec::NEW
+    },
+];

@@ -1,0 +1,48 @@
+//! Rows of an engine, one after the other.
+
+use super::Findings;
+use crate::engine::{Engine, prefix_range};
+use anyhow::{Context, Result};
+use bytes::Bytes;
+use std::collections::VecDeque;
+use std::ops::Range;
+
+/// Rows that are read at a time.
+const PAGE: usize = 512;
+
+/// The rows with a prefix, in order.
+pub(super) struct Rows<'a> {
+    engine: &'a Engine,
+    findings: &'a Findings<'a>,
+    left: Range<Vec<u8>>,
+    page: VecDeque<(Bytes, Bytes)>,
+    is_last: bool,
+}
+
+impl<'a> Rows<'a> {
+    pub(super) fn new(engine: &'a Engine, findings: &'a Findings<'a>, prefix: &[u8]) -> Self {
+        let left = prefix_range(prefix);
+        Self { engine, findings, left, page: VecDeque::new(), is_last: false }
+    }
+
+    /// The next row, which stays.
+    pub(super) async fn peek(&mut self) -> Result<Option<&(Bytes, Bytes)>> {
+        if self.page.is_empty() && !self.is_last {
+            let page = self.engine.scan(self.left.clone(), PAGE).await;
+            let page =
+                page.with_context(|| format!("rows from {} on", self.left.start.escape_ascii()))?;
+            self.is_last = page.len() < PAGE;
+            if let Some((last, _)) = page.last() {
+                self.left.start = [last, &[0][..]].concat();
+            }
+            self.findings.read(page.len() as u64);
+            self.page = page.into();
+        }
+        Ok(self.page.front())
+    }
+
+    pub(super) async fn next(&mut self) -> Result<Option<(Bytes, Bytes)>> {
+        self.peek().await?;
+        Ok(self.page.pop_front())
+    }
+}

@@ -1,0 +1,124 @@
+//! The element rows of one value, counted and decoded.
+
+use crate::encoding::{decode_field, get_varint};
+use crate::value::pack::Pack;
+use crate::value::string::CHUNK;
+use crate::value::{Entry, Value};
+use bytes::Bytes;
+
+/// Rows, and bytes of them, of a value that is put together as for a command. Bigger ones are
+/// counted row by row.
+const WHOLE_ROWS: usize = 16_384;
+const WHOLE_BYTES: usize = 16 << 20;
+
+/// First bytes of the element rows of a sorted set and of a stream.
+const FIRST: u8 = 0;
+const ORDER: u8 = 1;
+
+/// What a value's rows are.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Chunks { len: u64 },
+    Fields,
+    Members,
+    Nodes,
+    Scores,
+    Stream,
+}
+
+/// See the module's description.
+pub(super) struct Tally {
+    kind: Kind,
+    /// Elements so far.
+    count: u64,
+    /// Of a sorted set, those in order.
+    ordered: u64,
+    rows: Vec<(Bytes, Bytes)>,
+    bytes: usize,
+    is_whole: bool,
+    damage: Option<String>,
+}
+
+impl Tally {
+    pub(super) fn of(entry: &Entry) -> Self {
+        let kind = match &entry.value {
+            Value::Hash(_) => Kind::Fields,
+            Value::Set(_) => Kind::Members,
+            Value::List(_) => Kind::Nodes,
+            Value::Zset(_) => Kind::Scores,
+            Value::Stream(_) => Kind::Stream,
+            Value::Str(string) => Kind::Chunks { len: string.len() as u64 },
+            _ => Kind::Chunks { len: 0 },
+        };
+        let (rows, bytes) = (Vec::new(), 0);
+        Self { kind, count: 0, ordered: 0, rows, bytes, is_whole: true, damage: None }
+    }
+
+    /// The next row, by its element.
+    pub(super) fn add(&mut self, element: Bytes, value: Bytes) {
+        if self.look(&element, &value).is_none() && self.damage.is_none() {
+            self.damage = Some(format!("the element row {} is damaged", element.escape_ascii()));
+        }
+        self.bytes += element.len() + value.len();
+        if self.rows.len() < WHOLE_ROWS && self.bytes <= WHOLE_BYTES {
+            self.rows.push((element, value));
+        } else {
+            self.is_whole = false;
+            self.rows = Vec::new();
+        }
+    }
+
+    /// Counts what a row has; `None` if it is damaged.
+    fn look(&mut self, element: &[u8], value: &[u8]) -> Option<()> {
+        match self.kind {
+            Kind::Chunks { len } => {
+                let n = u32::from_be_bytes(element.try_into().ok()?);
+                let is_inside = u64::from(n) * (CHUNK as u64) < len;
+                (is_inside && value.len() <= CHUNK).then_some(())?;
+                self.count += 1;
+            }
+            Kind::Fields => {
+                decode_field(value).ok()?;
+                self.count += 1;
+            }
+            Kind::Members => self.count += 1,
+            Kind::Nodes => self.count += Pack::decode(value)?.count() as u64,
+            Kind::Scores => match *element.first()? {
+                FIRST => {
+                    let score =
+                        f64::from_bits(u64::from_be_bytes(value.get(..8)?.try_into().ok()?));
+                    (!score.is_nan()).then_some(())?;
+                    self.count += 1;
+                }
+                ORDER => self.ordered += 1,
+                _ => return None,
+            },
+            Kind::Stream => {
+                if *element.first()? == FIRST {
+                    self.count += get_varint(&mut &value[..])?;
+                }
+            }
+        }
+        Some(())
+    }
+
+    /// Compares the rows, which are all, with the meta row.
+    pub(super) fn end(self, mut entry: Entry) -> Result<(), String> {
+        if let Some(damage) = self.damage {
+            return Err(damage);
+        }
+        let Some(collection) = entry.value.collection_mut() else { return Ok(()) };
+        let len = collection.len();
+        if self.count != len {
+            return Err(format!("it has {} elements, and its meta row says {len}", self.count));
+        }
+        if self.kind == Kind::Scores && self.ordered != len {
+            return Err(format!("it has {} elements in order of {len}", self.ordered));
+        }
+        if self.is_whole && !self.rows.is_empty() {
+            collection.learn_all(self.rows).map_err(|error| format!("{error:#}"))?;
+            collection.require_whole().map_err(|_| "a part of it is missing".to_owned())?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,323 @@
+//! Copies of checkpoints in another place.
+//!
+//! ```text
+//! backups/<id>.json     what it consists of; written last, removed first
+//! backups/<id>/…        its manifests and records
+//! objects/<name>.sst    files with rows, of all backups
+//! ```
+
+use super::copy::{Copy, Progress, all, checksum, is_there};
+use super::history::copy_history;
+use super::image::{Image, Piece, sizes};
+use super::{Checkpoint, FORMAT, read_description, remove_dir};
+use crate::journal::Lsn;
+use crate::place::Place;
+use anyhow::{Context, Result, bail};
+use futures::FutureExt;
+use object_store::ObjectStoreExt;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+const BACKUPS: &str = "backups";
+const OBJECTS: &str = "objects";
+
+/// A file of a backup.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stored {
+    /// Its path in the place of backups.
+    pub object: String,
+    /// Its path in a data directory, or its name among the records.
+    pub name: String,
+    pub size: u64,
+    /// XXH3 (128 bits), in hexadecimal.
+    pub xxh3: String,
+}
+
+impl Stored {
+    pub(super) fn piece(&self, place: &Place) -> Result<Piece> {
+        let sum = u128::from_str_radix(&self.xxh3, 16);
+        Ok(Piece {
+            name: self.name.clone(),
+            at: place.path(&self.object),
+            size: self.size,
+            checksum: Some(sum.with_context(|| format!("the checksum of {}", self.object))?),
+        })
+    }
+}
+
+/// A backup, as its description has it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Backup {
+    pub format: u32,
+    pub checkpoint: Checkpoint,
+    /// Of the shards.
+    pub files: Vec<Stored>,
+    /// The checkpoint's records.
+    pub records: Vec<Stored>,
+    /// The records between the backup before it and its own, if they were still there.
+    pub history: Vec<Stored>,
+}
+
+impl Backup {
+    pub fn id(&self) -> &str {
+        &self.checkpoint.id
+    }
+
+    /// Bytes of all its files.
+    pub fn bytes(&self) -> u64 {
+        let all = self.files.iter().chain(&self.records).chain(&self.history);
+        all.map(|file| file.size).sum()
+    }
+}
+
+/// How to back up.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct BackupOptions {
+    /// Remove older backups of the same data directory but for so many, this one counted.
+    pub keep: Option<usize>,
+    /// Read what is there already, too.
+    pub verify: bool,
+}
+
+/// What a backup did.
+#[derive(Clone, Debug, Default)]
+pub struct BackupDone {
+    pub id: String,
+    pub bytes: u64,
+    pub copied_files: usize,
+    pub copied_bytes: u64,
+    /// Backups that were removed.
+    pub removed: Vec<String>,
+}
+
+/// The backups in a place, the oldest first.
+pub async fn list_backups(place: &Place) -> Result<Vec<Backup>> {
+    let dir = place.join(BACKUPS);
+    let mut backups = Vec::new();
+    for name in sizes(&dir).await?.into_keys() {
+        if name.contains('/') || !name.ends_with(".json") {
+            continue;
+        }
+        let path = dir.path(&name);
+        let bytes = match dir.store().get(&path).await {
+            Ok(found) => found.bytes().await?,
+            Err(object_store::Error::NotFound { .. }) => continue,
+            Err(error) => return Err(error).with_context(|| format!("reading {dir}/{name}")),
+        };
+        let backup: Backup = read_description(&format!("{dir}/{name}"), &bytes)?;
+        backups.push(backup);
+    }
+    backups
+        .sort_by(|a, b| (a.checkpoint.created_ms, a.id()).cmp(&(b.checkpoint.created_ms, b.id())));
+    Ok(backups)
+}
+
+/// One process at a time writes to a local place. Of a bucket whoever writes has to see to that.
+fn lock(place: &Place) -> Result<Option<File>> {
+    let Some(dir) = place.dir() else { return Ok(None) };
+    std::fs::create_dir_all(dir).with_context(|| format!("creating {}", dir.display()))?;
+    let path = dir.join("lock");
+    let file = File::create(&path).with_context(|| format!("opening {}", path.display()))?;
+    match file.try_lock() {
+        Ok(()) => Ok(Some(file)),
+        Err(std::fs::TryLockError::WouldBlock) => bail!("another backup writes to {place}"),
+        Err(std::fs::TryLockError::Error(e)) => {
+            Err(e).with_context(|| format!("locking {}", path.display()))
+        }
+    }
+}
+
+/// A backup that is being made.
+struct Making<'a> {
+    image: &'a Image,
+    place: &'a Place,
+    progress: &'a dyn Progress,
+    /// Files with rows that backups have, by object.
+    known: BTreeMap<String, Stored>,
+    verify: bool,
+}
+
+/// Copies a checkpoint of the data directory `data` to a place.
+pub async fn backup(
+    image: &Image,
+    data: &Path,
+    place: &Place,
+    options: BackupOptions,
+    progress: &dyn Progress,
+) -> Result<BackupDone> {
+    let _lock = lock(place)?;
+    let before = list_backups(place).await?;
+    let id = image.checkpoint.id.as_str();
+    if before.iter().any(|other| other.id() == id) {
+        bail!("{place} has a backup {id} already");
+    }
+    let rows = before.iter().flat_map(|b| &b.files).filter(|f| f.object.starts_with(OBJECTS));
+    let known = rows.map(|file| (file.object.clone(), file.clone())).collect();
+    let making = Making { image, place, progress, known, verify: options.verify };
+    let (files, copied) = making.files().await?;
+    let mut done = copied;
+    let (records, bytes) = making.records(&image.records, "records").await?;
+    done.copied_bytes += bytes;
+    let (history, bytes) = making.history(data, &before).await?;
+    done.copied_bytes += bytes;
+    done.copied_files += records.len() + history.len();
+    let made =
+        Backup { format: FORMAT, checkpoint: image.checkpoint.clone(), files, records, history };
+    let text = serde_json::to_vec_pretty(&made)?;
+    let path = place.path(&format!("{BACKUPS}/{id}.json"));
+    place.store().put(&path, text.into()).await.context("writing the description")?;
+    (done.id, done.bytes) = (id.to_owned(), made.bytes());
+    if let Some(keep) = options.keep {
+        done.removed = remove_older(place, made.checkpoint.origin, keep.max(1)).await?;
+    }
+    Ok(done)
+}
+
+impl Making<'_> {
+    /// Copies the shards' files that are not there.
+    async fn files(&self) -> Result<(Vec<Stored>, BackupDone)> {
+        let there = sizes(&self.place.join(OBJECTS)).await?;
+        let pieces = &self.image.pieces;
+        let plan: Vec<(&Piece, Option<Stored>)> =
+            pieces.iter().map(|piece| (piece, self.known_file(piece, &there))).collect();
+        let to_read = |known: &Option<Stored>| known.is_none() || self.verify;
+        let bytes = plan.iter().filter(|(_, known)| to_read(known)).map(|(piece, _)| piece.size);
+        self.progress.expect(bytes.sum());
+        let each = plan.into_iter().map(|(piece, known)| self.file(piece, known).boxed());
+        let stored = all(each.collect()).await?;
+        let mut done = BackupDone::default();
+        for (_, bytes) in stored.iter().filter(|(_, bytes)| *bytes > 0) {
+            done.copied_files += 1;
+            done.copied_bytes += bytes;
+        }
+        Ok((stored.into_iter().map(|(stored, _)| stored).collect(), done))
+    }
+
+    /// Has a file there; how many bytes were copied.
+    async fn file(&self, piece: &Piece, known: Option<Stored>) -> Result<(Stored, u64)> {
+        match known {
+            Some(known) if self.is_good(&known).await? => Ok((known, 0)),
+            _ => self.copy(piece).await.map(|stored| (stored, piece.size)),
+        }
+    }
+
+    /// What backups say of a file, if it is there with its size.
+    fn known_file(&self, piece: &Piece, there: &BTreeMap<String, u64>) -> Option<Stored> {
+        let name = piece.name.rsplit('/').next()?;
+        let known = self.known.get(&format!("{OBJECTS}/{name}"))?;
+        let is_same = known.size == piece.size && there.get(name) == Some(&piece.size);
+        is_same.then(|| Stored { name: piece.name.clone(), ..known.clone() })
+    }
+
+    async fn is_good(&self, known: &Stored) -> Result<bool> {
+        if !self.verify {
+            return Ok(true);
+        }
+        let piece = known.piece(self.place)?;
+        let found = checksum(&*self.place.store(), &piece.at).await?;
+        self.progress.advance(known.size);
+        if Some(found) == piece.checksum {
+            return Ok(true);
+        }
+        tracing::warn!("{} is damaged in {}; it is copied again", known.object, self.place);
+        self.progress.expect(known.size);
+        Ok(false)
+    }
+
+    async fn copy(&self, piece: &Piece) -> Result<Stored> {
+        let file = piece.name.rsplit('/').next().unwrap_or(&piece.name);
+        let object = if piece.has_rows() {
+            format!("{OBJECTS}/{file}")
+        } else {
+            let shard = piece.name.split('/').next().unwrap_or_default();
+            format!("{BACKUPS}/{}/{shard}-{file}", self.image.checkpoint.id)
+        };
+        let from = self.image.place.store();
+        let copy = Copy { from, to: self.place, progress: self.progress };
+        let sum = copy.copy(piece, &object).await;
+        let sum = sum.with_context(|| format!("copying {} to {}", piece.name, self.place))?;
+        let (name, size) = (piece.name.clone(), piece.size);
+        Ok(Stored { object, name, size, xxh3: format!("{sum:032x}") })
+    }
+
+    /// Copies directories of records; how many bytes they have.
+    async fn records(&self, dirs: &[PathBuf], kind: &str) -> Result<(Vec<Stored>, u64)> {
+        let (mut stored, mut bytes) = (Vec::new(), 0);
+        for dir in dirs {
+            let local = Place::local(dir)?;
+            for (name, size) in sizes(&local).await? {
+                let object = format!("{BACKUPS}/{}/{kind}/{name}", self.image.checkpoint.id);
+                let at = local.path(&name);
+                self.progress.expect(size);
+                let copy = Copy { from: local.store(), to: self.place, progress: self.progress };
+                let piece = Piece { name: name.clone(), at, size, checksum: None };
+                let xxh3 = format!("{:032x}", copy.copy(&piece, &object).await?);
+                bytes += size;
+                stored.push(Stored { object, name, size, xxh3 });
+            }
+        }
+        Ok((stored, bytes))
+    }
+
+    /// Copies the records between the backup before and this one, so that any moment between can be
+    /// restored: as far as the journal or its archive still has them.
+    async fn history(&self, data: &Path, before: &[Backup]) -> Result<(Vec<Stored>, u64)> {
+        let this = &self.image.checkpoint;
+        let same = before.iter().map(|backup| &backup.checkpoint);
+        let last = same.filter(|c| c.origin == this.origin && c.lsn <= this.lsn).map(|c| c.lsn);
+        let Some(last) = last.max().filter(|last| *last < this.after) else {
+            return Ok((Vec::new(), 0));
+        };
+        let dir = super::Catalog::of(data).records(&format!("{}.history", this.id));
+        let (data, to, until): (PathBuf, _, Lsn) = (data.to_owned(), dir.clone(), this.after);
+        let copying =
+            tokio::task::spawn_blocking(move || copy_history(&data, last, until, &to)).await?;
+        let stored = match copying {
+            Ok(Some((end, _))) if end == this.after => {
+                self.records(std::slice::from_ref(&dir), "history").await
+            }
+            Ok(_) => Ok((Vec::new(), 0)),
+            Err(error) => Err(error.into()),
+        };
+        remove_dir(&dir)?;
+        stored.context("copying the journal's records since the last backup")
+    }
+}
+
+/// Removes backups of a data directory but for some, and the files that no backup has any more.
+async fn remove_older(place: &Place, origin: u32, keep: usize) -> Result<Vec<String>> {
+    let backups = list_backups(place).await?;
+    let of_this = backups.iter().rev().filter(|b| b.checkpoint.origin == origin);
+    let gone: Vec<&str> = of_this.skip(keep).map(Backup::id).collect();
+    let store = place.store();
+    for id in &gone {
+        store.delete(&place.path(&format!("{BACKUPS}/{id}.json"))).await?;
+        let dir = place.join(&format!("{BACKUPS}/{id}"));
+        for name in sizes(&dir).await?.into_keys() {
+            store.delete(&dir.path(&name)).await?;
+        }
+    }
+    let left = backups.iter().filter(|b| !gone.contains(&b.id()));
+    let needed: BTreeSet<&str> =
+        left.flat_map(|b| &b.files).map(|file| file.object.as_str()).collect();
+    for name in sizes(&place.join(OBJECTS)).await?.into_keys() {
+        let object = format!("{OBJECTS}/{name}");
+        if !needed.contains(object.as_str()) {
+            store.delete(&place.path(&object)).await?;
+        }
+    }
+    Ok(gone.into_iter().map(str::to_owned).collect())
+}
+
+/// Whether all files of a backup are there, with their sizes; the first that is not.
+pub(super) async fn missing(place: &Place, backup: &Backup) -> Result<Option<String>> {
+    let files = backup.files.iter().chain(&backup.records).chain(&backup.history);
+    let look = |file| is_missing(place, file).boxed();
+    Ok(all(files.map(look).collect()).await?.into_iter().flatten().next())
+}
+
+async fn is_missing(place: &Place, file: &Stored) -> Result<Option<String>> {
+    Ok((!is_there(place, &file.object, file.size).await?).then(|| file.object.clone()))
+}

@@ -1,0 +1,93 @@
+//! Copying files between stores, with checksums.
+
+use super::image::Piece;
+use crate::place::Place;
+use anyhow::{Context, Result, bail};
+use futures::future::BoxFuture;
+use futures::stream::{self, StreamExt, TryStreamExt};
+use object_store::buffered::BufWriter;
+use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt};
+use std::sync::Arc;
+use tokio::io::AsyncWriteExt;
+use xxhash_rust::xxh3::Xxh3;
+
+/// Files that are copied at the same time.
+const AT_ONCE: usize = 4;
+
+/// Who is told how far it is.
+pub trait Progress: Send + Sync {
+    /// So many bytes are to come, beside those that were announced.
+    fn expect(&self, bytes: u64);
+    fn advance(&self, bytes: u64);
+}
+
+/// Tells nobody.
+#[derive(Clone, Copy, Debug)]
+pub struct Quiet;
+
+impl Progress for Quiet {
+    fn expect(&self, _bytes: u64) {}
+    fn advance(&self, _bytes: u64) {}
+}
+
+/// A copy from one store to another.
+pub(super) struct Copy<'a> {
+    pub(super) from: Arc<dyn ObjectStore>,
+    pub(super) to: &'a Place,
+    pub(super) progress: &'a dyn Progress,
+}
+
+impl Copy<'_> {
+    /// Copies a file to `name` at the target; its checksum, which is that of what was read, and of
+    /// what is there now. It must be `piece.checksum` if that is known.
+    pub(super) async fn copy(&self, piece: &Piece, name: &str) -> Result<u128> {
+        let target = self.to.path(name);
+        let store = self.to.store();
+        let mut hash = Xxh3::new();
+        let mut size = 0;
+        let mut chunks = self.from.get(&piece.at).await?.into_stream();
+        let mut writer = BufWriter::new(store.clone(), target.clone());
+        while let Some(chunk) = chunks.try_next().await? {
+            hash.update(&chunk);
+            size += chunk.len() as u64;
+            self.progress.advance(chunk.len() as u64);
+            writer.put(chunk).await?;
+        }
+        let sum = hash.digest128();
+        if size != piece.size || piece.checksum.is_some_and(|expected| expected != sum) {
+            // What was written is left unfinished, and is not seen.
+            writer.abort().await?;
+            bail!("{} is damaged where it is copied from", piece.name);
+        }
+        writer.shutdown().await?;
+        if checksum(&*store, &target).await? != sum {
+            bail!("{} was written to {} and does not read as it was written", piece.name, self.to);
+        }
+        Ok(sum)
+    }
+}
+
+/// The checksum of an object.
+pub(super) async fn checksum(store: &dyn ObjectStore, path: &Path) -> Result<u128> {
+    let mut hash = Xxh3::new();
+    let mut chunks = store.get(path).await?.into_stream();
+    while let Some(chunk) = chunks.try_next().await? {
+        hash.update(&chunk);
+    }
+    Ok(hash.digest128())
+}
+
+/// Runs all of these, a few at a time; the results in the same order.
+pub(super) async fn all<R>(futures: Vec<BoxFuture<'_, Result<R>>>) -> Result<Vec<R>> {
+    stream::iter(futures).buffered(AT_ONCE).try_collect().await
+}
+
+/// Whether an object is there, with this size.
+pub(super) async fn is_there(place: &Place, name: &str, size: u64) -> Result<bool> {
+    match place.store().head(&place.path(name)).await {
+        Ok(meta) => Ok(meta.size == size),
+        Err(object_store::Error::NotFound { .. }) => Ok(false),
+        Err(error) => Err(error).with_context(|| format!("looking for {name} in {place}")),
+    }
+}

@@ -1,0 +1,119 @@
+//! What a checkpoint consists of: the files of each shard, and where they are.
+
+use super::Checkpoint;
+use crate::engine::checkpoint::admin;
+use crate::journal::Lsn;
+use crate::place::Place;
+use anyhow::{Context, Result};
+use futures::TryStreamExt;
+use object_store::path::Path;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+
+/// One file with rows, or the manifest of a shard.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Its path in a data directory.
+    pub name: String,
+    /// Where it is, in the image's store.
+    pub(super) at: Path,
+    pub size: u64,
+    /// XXH3 (128 bits) of its bytes, if it is known.
+    pub checksum: Option<u128>,
+}
+
+impl Piece {
+    /// Whether it is a file with rows: those have a name of their own, and are never changed.
+    pub(super) fn has_rows(&self) -> bool {
+        self.name.ends_with(".sst")
+    }
+}
+
+/// A checkpoint with its files.
+#[derive(Debug)]
+pub struct Image {
+    pub checkpoint: Checkpoint,
+    pub(super) place: Place,
+    pub(super) pieces: Vec<Piece>,
+    /// The directories of its records, in order: its own, then those of what came later.
+    pub(super) records: Vec<PathBuf>,
+    /// With the records up to an lsn everything is known up to a time.
+    pub(super) known: Option<(Lsn, u64)>,
+}
+
+/// The directory of a shard's engine, in a data directory.
+pub(super) fn engine_dir(shard: usize) -> String {
+    format!("shard-{shard}/db")
+}
+
+impl Image {
+    /// A checkpoint in the data directory whose shards are in `place`. It must not be removed
+    /// meanwhile.
+    pub async fn of_checkpoint(
+        place: &Place,
+        checkpoint: &Checkpoint,
+        records: PathBuf,
+    ) -> Result<Self> {
+        let mut pieces = Vec::new();
+        for (shard, engine) in checkpoint.shards.iter().enumerate() {
+            let found = shard_pieces(place, shard, engine.manifest).await;
+            pieces.extend(found.with_context(|| {
+                format!("checkpoint {}: the files of shard {shard} in {place}", checkpoint.id)
+            })?);
+        }
+        let (checkpoint, place) = (checkpoint.clone(), place.clone());
+        let known = Some((checkpoint.lsn, checkpoint.created_ms));
+        Ok(Self { checkpoint, place, pieces, records: vec![records], known })
+    }
+
+    /// Bytes of its shards' files.
+    pub fn bytes(&self) -> u64 {
+        self.pieces.iter().map(|piece| piece.size).sum()
+    }
+}
+
+async fn shard_pieces(place: &Place, shard: usize, manifest: u64) -> Result<Vec<Piece>> {
+    let dir = engine_dir(shard);
+    let engine = place.join(&dir);
+    let admin = admin(place.store(), engine.root().as_ref());
+    let listed = admin.read_manifest(Some(manifest)).await?;
+    let listed = listed.with_context(|| format!("manifest {manifest} is missing"))?;
+    let wanted: BTreeSet<String> =
+        listed.all_sst_views().map(|view| format!("{}.sst", view.sst.id.value())).collect();
+    let sizes = sizes(&engine.join("compacted")).await?;
+    let mut pieces = Vec::with_capacity(wanted.len() + 1);
+    for name in wanted {
+        let size = *sizes.get(&name).with_context(|| format!("{name} is missing"))?;
+        let name = format!("compacted/{name}");
+        let at = engine.path(&name);
+        pieces.push(Piece { name: format!("{dir}/{name}"), at, size, checksum: None });
+    }
+    let name = format!("{manifest:020}.manifest");
+    let sizes = self::sizes(&engine.join("manifest")).await?;
+    let size = *sizes.get(&name).with_context(|| format!("{name} is missing"))?;
+    let name = format!("manifest/{name}");
+    let at = engine.path(&name);
+    pieces.push(Piece { name: format!("{dir}/{name}"), at, size, checksum: None });
+    Ok(pieces)
+}
+
+/// The objects below a place with their sizes, by what their paths have behind its own.
+pub(super) async fn sizes(place: &Place) -> Result<BTreeMap<String, u64>> {
+    let store = place.store();
+    let mut found = store.list(Some(place.root()));
+    let mut sizes = BTreeMap::new();
+    loop {
+        match found.try_next().await {
+            Ok(Some(meta)) => {
+                if let Some(parts) = meta.location.prefix_match(place.root()) {
+                    let name: Vec<_> = parts.map(|part| part.as_ref().to_owned()).collect();
+                    sizes.insert(name.join("/"), meta.size);
+                }
+            }
+            Ok(None) => return Ok(sizes),
+            // A directory that is not there.
+            Err(object_store::Error::NotFound { .. }) => return Ok(sizes),
+            Err(error) => return Err(error).with_context(|| format!("listing {place}")),
+        }
+    }
+}

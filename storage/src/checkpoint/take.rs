@@ -1,0 +1,134 @@
+//! Taking a checkpoint of shards that go on.
+
+use super::{Catalog, Checkpoint, FORMAT, remove_dir, sync_dir};
+use crate::clock::Clock;
+use crate::engine::Engine;
+use crate::engine::checkpoint::EngineCheckpoint;
+use crate::journal::{Extract, HoldId, Journal, Lsn, RealDisk};
+use crate::slot::Layout;
+use anyhow::{Context, Result};
+use futures::future::try_join_all;
+use std::fs;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// What checkpoints are taken of.
+#[derive(Clone)]
+pub struct Source {
+    /// The data directory.
+    pub dir: PathBuf,
+    pub layout: Arc<Layout>,
+    /// The salt of the data directory.
+    pub origin: u32,
+    pub journal: Arc<dyn Journal>,
+    /// By shard.
+    pub engines: Vec<Engine>,
+    pub clock: Clock,
+}
+
+impl std::fmt::Debug for Source {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Source").field("dir", &self.dir).finish_non_exhaustive()
+    }
+}
+
+/// Keeps the journal's records as long as it lives.
+struct Held<'a> {
+    journal: &'a dyn Journal,
+    id: HoldId,
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.journal.release(self.id);
+    }
+}
+
+/// Takes a checkpoint: commits that were appended before the call are in it. It fails if the
+/// journal grows beyond `max_journal_bytes` meanwhile. One is taken at a time.
+pub async fn take(source: &Source, max_journal_bytes: u64) -> Result<Checkpoint> {
+    let journal = &*source.journal;
+    // What the engines have not flushed is in the journal now, and stays.
+    let held = Held { journal, id: journal.hold(0, max_journal_bytes) };
+    let catalog = Catalog::of(&source.dir);
+    let created_ms = source.clock.now_ms();
+    let id = unused_id(&catalog, created_ms);
+    let taken = take_held(source, &catalog, &id, created_ms, held.id).await;
+    drop(held);
+    if taken.is_err() {
+        // What cannot be taken back now is at the next start.
+        let _ = catalog.clean(&source.engines).await;
+    }
+    taken
+}
+
+async fn take_held(
+    source: &Source,
+    catalog: &Catalog,
+    id: &str,
+    created_ms: u64,
+    hold: HoldId,
+) -> Result<Checkpoint> {
+    let shards = try_join_all(source.engines.iter().map(|engine| engine.checkpoint(id)));
+    let shards: Vec<EngineCheckpoint> = shards.await.context("a checkpoint of a shard")?;
+    let after = shards.iter().map(|shard| shard.applied).min().unwrap_or(0);
+    let (journal, records) = (source.journal.clone(), catalog.records(id));
+    let copying =
+        tokio::task::spawn_blocking(move || copy_records(&*journal, hold, after, records));
+    let (lsn, record_bytes) = copying.await?.context("copying the journal's records")?;
+    let checkpoint = Checkpoint {
+        format: FORMAT,
+        id: id.to_owned(),
+        created_ms,
+        lsn,
+        after,
+        epoch: source.journal.epoch(),
+        record_bytes,
+        origin: source.origin,
+        seed: source.layout.seed,
+        shards,
+    };
+    let (catalog, described) = (catalog.clone(), checkpoint.clone());
+    tokio::task::spawn_blocking(move || catalog.publish(&described)).await??;
+    Ok(checkpoint)
+}
+
+/// Copies the records behind `after`; the last one's lsn, and how many bytes that takes.
+fn copy_records(
+    journal: &dyn Journal,
+    hold: HoldId,
+    after: Lsn,
+    dir: PathBuf,
+) -> Result<(Lsn, u64)> {
+    // No row enters an engine before its record is durable, so this is behind all of them.
+    let end = journal.sync_now()?;
+    remove_dir(&dir)?;
+    let parent = dir.parent().context("a directory of checkpoints")?;
+    fs::create_dir_all(parent).with_context(|| format!("creating {}", parent.display()))?;
+    let mut extract = Extract::create(Arc::new(RealDisk), &dir, rand::random(), after)?;
+    if end > after {
+        journal.read(hold, (after + 1, end), &mut |record| {
+            extract.push(&record).map_err(std::io::Error::other)
+        })?;
+    }
+    let bytes = extract.finish(journal.epoch(), end)?;
+    sync_dir(parent)?;
+    Ok((end.max(after), bytes))
+}
+
+/// An id that tells the time, and that no checkpoint has.
+fn unused_id(catalog: &Catalog, mut ms: u64) -> String {
+    loop {
+        let id = format_id(ms);
+        if !catalog.description(&id).exists() {
+            return id;
+        }
+        ms += 1;
+    }
+}
+
+/// The time as `20261122-040312.123`, in UTC.
+pub(super) fn format_id(ms: u64) -> String {
+    let time = i64::try_from(ms).ok().and_then(chrono::DateTime::from_timestamp_millis);
+    time.map_or_else(|| ms.to_string(), |time| time.format("%Y%m%d-%H%M%S%.3f").to_string())
+}

@@ -1,0 +1,214 @@
+//! Another number of shards, for a server that is stopped.
+//!
+//! All rows are copied into a new data directory, each to the shard of its slot. The old one is not
+//! changed, except that it is recovered first as at any start; the new one counts only when it has
+//! its `flagstone.json`, which is written last, after what was copied has been read back. So it may
+//! be interrupted at any time. The new directory is what copies of the shards of a stopped server
+//! are: complete without a journal.
+
+use super::{Directory, Manifest, OpenOptions, Place, open_engines};
+use crate::clock::Clock;
+use crate::control::{Control, applied_rows, complete_row, reaches_row};
+use crate::counters::Counters;
+use crate::encoding::{Library, Row, row};
+use crate::engine::files::{Files, Kept};
+use crate::engine::{BATCH_BYTES, Engine, prefix_range};
+use crate::partition::LIBRARIES_SHARD;
+use crate::slot::Layout;
+use anyhow::{Context, Result, bail};
+use bytes::Bytes;
+use object_store::path::Path as ObjectPath;
+use std::sync::Arc;
+use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
+
+/// The kinds of rows that belong to a slot.
+const KINDS: [u8; 4] = [row::DEAD, row::ELEMENT, row::META, row::TIME];
+
+/// What was copied.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Resharded {
+    pub keys: u64,
+    pub rows: u64,
+    /// Of keys and values of the rows.
+    pub bytes: u64,
+    /// A sum over the rows, whatever their order.
+    digest: u64,
+}
+
+impl Resharded {
+    fn add(&mut self, key: &[u8], value: &[u8]) {
+        self.keys += u64::from(key.first() == Some(&row::META));
+        self.rows += 1;
+        self.bytes += (key.len() + value.len()) as u64;
+        self.digest = self.digest.wrapping_add(xxh3_64_with_seed(value, xxh3_64(key)));
+    }
+}
+
+/// Copies a data directory to `to`, where nothing is, for `shards` shards. `told` hears of progress.
+///
+/// # Errors
+/// If the old directory cannot be opened, the new one not be written, or what was written is not
+/// what was read. Then `to` is not a data directory.
+pub async fn reshard(
+    options: OpenOptions,
+    to: Place,
+    shards: u16,
+    clock: Clock,
+    told: &(dyn Fn(Resharded) + Sync),
+) -> Result<Resharded> {
+    let Some(manifest) = Manifest::read(&options.store).await? else {
+        bail!("{} is not a data directory", options.store);
+    };
+    let manifest = manifest.with_shards(shards)?;
+    if to.dir().is_none() {
+        to.preflight().await?;
+    } else if let Some(dir) = to.dir() {
+        std::fs::create_dir_all(dir).with_context(|| format!("creating {to}"))?;
+    }
+    if !Manifest::is_vacant(&to).await? {
+        bail!(
+            "{to} holds data already: name another place, or delete what an interrupted run left"
+        );
+    }
+    // Nobody else opens the old one meanwhile.
+    let (old, _locks) = stop_cleanly(&options, &clock).await?;
+    let new_options = OpenOptions { store: to.clone(), journal: None, ..options };
+    let open_store = local_files();
+    let new = open_engines(&new_options, shards, &clock, &open_store).await?;
+    let layout = Layout { shards, seed: manifest.seed };
+    let mut copied = Resharded::default();
+    for engine in &old {
+        copy_rows(engine, &new, &layout, &mut copied, told).await?;
+    }
+    copy_control(&old, &new, &layout).await?;
+    for engine in old.iter().chain(&new) {
+        engine.close().await?;
+    }
+    let again = open_engines(&new_options, shards, &clock, &open_store).await?;
+    let mut found = Resharded::default();
+    for engine in &again {
+        each_row(engine, |key, value| found.add(&key, &value)).await?;
+        engine.close().await?;
+    }
+    if found != copied {
+        bail!("{to} does not hold what was written there: {found:?}, not {copied:?}");
+    }
+    manifest.store(&to).await?;
+    Ok(copied)
+}
+
+/// The store of a shard as a server has it.
+fn local_files() -> impl Fn(&Place) -> Result<Place> + Sync {
+    let kept = Arc::<Kept>::default();
+    move |place| {
+        let Some(dir) = place.dir() else { return Ok(place.clone()) };
+        let files = Arc::new(Files::new(dir, kept.clone())?);
+        Ok(Place::within(files, ObjectPath::default(), place.to_string()))
+    }
+}
+
+/// Recovers a directory and has all that its journal has in the engines, which come back.
+async fn stop_cleanly(options: &OpenOptions, clock: &Clock) -> Result<(Vec<Engine>, super::Locks)> {
+    let opened = Directory::open(options.clone(), clock.clone()).await?;
+    let (shards, journal) = (opened.layout.shards, opened.journal.clone());
+    let (partitions, locks) = opened.into_partitions(1, 1);
+    for partition in partitions {
+        partition.close().await?;
+    }
+    journal.close()?;
+    let engines = open_engines(options, shards, clock, &local_files()).await?;
+    Ok((engines, locks))
+}
+
+/// Gives all rows of slots to `each`.
+async fn each_row(engine: &Engine, mut each: impl FnMut(Bytes, Bytes)) -> Result<()> {
+    for kind in KINDS {
+        engine
+            .walk(prefix_range(&[kind]), |key, value| {
+                each(key, value);
+                true
+            })
+            .await?;
+    }
+    Ok(())
+}
+
+async fn copy_rows(
+    from: &Engine,
+    to: &[Engine],
+    layout: &Layout,
+    copied: &mut Resharded,
+    told: &(dyn Fn(Resharded) + Sync),
+) -> Result<()> {
+    for kind in KINDS {
+        let mut next = Some(prefix_range(&[kind]));
+        while let Some(range) = next.take() {
+            let end = range.end.clone();
+            let mut batches: Vec<Vec<(Bytes, Option<Bytes>)>> = vec![Vec::new(); to.len()];
+            let mut bytes = 0;
+            let mut unknown = None;
+            let take = |key: Bytes, value: Bytes| {
+                copied.add(&key, &value);
+                bytes += key.len() + value.len();
+                match slot_of_row(&key) {
+                    Some(slot) => {
+                        batches[usize::from(layout.shard_of(slot))].push((key, Some(value)));
+                    }
+                    None => unknown = Some(key),
+                }
+                bytes < BATCH_BYTES
+            };
+            let rest = from.walk(range, take).await?;
+            if let Some(key) = unknown {
+                bail!("a row is damaged: its key is {:?}", key.escape_ascii().to_string());
+            }
+            for (engine, batch) in to.iter().zip(batches).filter(|(_, batch)| !batch.is_empty()) {
+                engine.write(batch).await?;
+            }
+            told(*copied);
+            next = rest.map(|start| start..end);
+        }
+    }
+    Ok(())
+}
+
+fn slot_of_row(key: &[u8]) -> Option<u16> {
+    match Row::parse(key)? {
+        Row::Meta { slot, .. }
+        | Row::Element { slot, .. }
+        | Row::Time { slot, .. }
+        | Row::Dead { slot, .. } => Some(slot),
+        Row::Library { .. } | Row::Control { .. } => None,
+    }
+}
+
+/// Writes the control rows of the new shards: each is complete by itself.
+async fn copy_control(old: &[Engine], new: &[Engine], layout: &Layout) -> Result<()> {
+    let mut controls = Vec::with_capacity(old.len());
+    for engine in old {
+        let rows = engine.scan(prefix_range(&[row::CONTROL]), usize::MAX).await?;
+        controls.push(Control::read(&rows).map_err(anyhow::Error::msg)?);
+    }
+    let first = controls.first().context("a directory has shards")?;
+    let end = controls.iter().map(|c| c.complete.unwrap_or(0).max(c.applied).max(c.reaches)).max();
+    let (end, epoch) = (end.unwrap_or(0), controls.iter().map(|c| c.epoch).max().unwrap_or(0));
+    for (id, engine) in (0u16..).zip(new) {
+        let mut counters = Counters::default();
+        controls.iter().for_each(|c| counters.take_over(&c.counters, &layout.slots_of(id)));
+        let mut rows = vec![reaches_row(end), complete_row(Some(end))];
+        let mut generations = first.generations.clone();
+        generations.next = controls.iter().map(|c| c.generations.next).max().unwrap_or(0);
+        for control in &controls {
+            generations.dead.extend(&control.generations.dead);
+        }
+        rows.extend(applied_rows(end, epoch, &generations, &counters));
+        if id == LIBRARIES_SHARD {
+            for library in controls.iter().flat_map(|c| c.libraries.values()) {
+                rows.push((Library::row_key(&library.name).into(), Some(library.encode().into())));
+            }
+        }
+        engine.write(rows).await?;
+        engine.flush().await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,76 @@
+//! Checkpoints of an engine: states of it whose files stay for as long as they are named.
+
+use super::{Engine, prefix_range};
+use crate::control::Control;
+use crate::encoding::row;
+use crate::journal::Lsn;
+use anyhow::{Context, Result};
+use object_store::ObjectStore;
+use serde::{Deserialize, Serialize};
+use slatedb::admin::{Admin, AdminBuilder};
+use slatedb::config::{CheckpointOptions, CheckpointScope};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// Names of SlateDB checkpoints begin with this, before the name of ours.
+const NAME: &str = "flagstone ";
+
+/// A state of one shard's engine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EngineCheckpoint {
+    /// SlateDB's id of it.
+    pub id: String,
+    /// The manifest that names its files.
+    pub manifest: u64,
+    /// Every record of the shard up to here is in it.
+    pub applied: Lsn,
+    /// None of its rows is of a later record.
+    pub reaches: Lsn,
+}
+
+/// An engine that may be open elsewhere, by its files.
+pub(crate) fn admin(store: Arc<dyn ObjectStore>, path: &str) -> Admin {
+    AdminBuilder::new(path, store).build()
+}
+
+impl Engine {
+    /// Takes a checkpoint of what is written now. It stays until it is dropped.
+    pub async fn checkpoint(&self, name: &str) -> Result<EngineCheckpoint> {
+        // Nobody writes meanwhile, so that the control rows are those of the checkpoint.
+        let _turn = self.turn().await;
+        self.flush().await?;
+        let options =
+            CheckpointOptions { name: Some(format!("{NAME}{name}")), ..Default::default() };
+        let made = self.db.create_checkpoint(CheckpointScope::All, &options).await?;
+        let rows = self.scan(prefix_range(&[row::CONTROL]), usize::MAX).await?;
+        let control = Control::read(&rows).map_err(anyhow::Error::msg)?;
+        Ok(EngineCheckpoint {
+            id: made.id.to_string(),
+            manifest: made.manifest_id,
+            applied: control.applied,
+            reaches: control.reaches.max(control.applied),
+        })
+    }
+
+    /// Gives up what it keeps for the checkpoint `id`, if it still does.
+    pub async fn drop_checkpoint(&self, id: &str) -> Result<()> {
+        self.drop_checkpoints(|_, other| other == id).await
+    }
+
+    /// Gives up all checkpoints of ours but those with these ids.
+    pub async fn keep_checkpoints(&self, ids: &BTreeSet<String>) -> Result<()> {
+        self.drop_checkpoints(|name, id| name.starts_with(NAME) && !ids.contains(id)).await
+    }
+
+    async fn drop_checkpoints(&self, gone: impl Fn(&str, &str) -> bool) -> Result<()> {
+        let admin = admin(self.place.store(), self.place.root().as_ref());
+        let found = admin.list_checkpoints(None).await.context("listing checkpoints")?;
+        for checkpoint in found {
+            let name = checkpoint.name.as_deref().unwrap_or_default();
+            if gone(name, &checkpoint.id.to_string()) {
+                admin.delete_checkpoint(checkpoint.id).await.context("deleting a checkpoint")?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,91 @@
+//! Reading a journal by its files, of which some may be in an archive, and which somebody else may
+//! be writing.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use super::disk::Disk;
+use super::floor::Floor;
+use super::read::Assembly;
+use super::scan::{Chain, Met, Walk};
+use super::segment::{FoundHeader, SegmentHeader, segment_number, segment_path};
+use super::{JournalError, Lsn, Record};
+
+/// Hands what the segments in `journal` and `archive` have behind `after` to `each`, in order, as
+/// far as it is whole and nothing between is missing. How far that was, and whether it was the end;
+/// `None`: what follows `after` is not there.
+pub fn read_history(
+    disk: &dyn Disk,
+    journal: &Path,
+    archive: &Path,
+    after: Lsn,
+    each: &mut dyn FnMut(Record) -> Result<(), JournalError>,
+) -> Result<Option<(Lsn, bool)>, JournalError> {
+    let Some(floor) = Floor::read(disk, journal)? else { return Ok(None) };
+    let mut headers: BTreeMap<u64, (SegmentHeader, PathBuf)> = BTreeMap::new();
+    // A segment goes from the journal to the archive, never back.
+    for dir in [journal, archive] {
+        for number in numbers(disk, dir)? {
+            let path = segment_path(dir, number);
+            let Ok(file) = disk.open(&path) else { continue };
+            let found = SegmentHeader::read(&*file, number);
+            if let FoundHeader::Valid(header) =
+                found.map_err(|e| JournalError::io("reading", &path, e))?
+            {
+                headers.insert(number, (header, path));
+            }
+        }
+    }
+    // The commit behind `after` may begin before the segment that it ends in.
+    let begins = headers.values().rev().find(|(h, _)| h.first_lsn <= after).map(|(h, _)| h.number);
+    let begins = begins.or_else(|| headers.keys().next().copied()).unwrap_or(0);
+    let mut chain: Option<Chain> = None;
+    let mut assembly = Assembly::default();
+    let mut whole = true;
+    for (number, (header, path)) in headers.range(begins..) {
+        let entry = match chain {
+            Some(chain) => chain.enter(header),
+            None if header.first_lsn > after + 1 && header.prev_lsn > after => None,
+            None => Some(Chain::head(header)),
+        };
+        let Some(entry) = entry else {
+            whole = false;
+            break;
+        };
+        // It may have gone to the archive meanwhile.
+        let file = disk.open(path).or_else(|_| disk.open(&segment_path(archive, *number)));
+        let Ok(file) = file else {
+            whole = false;
+            break;
+        };
+        let failed = |error| JournalError::io("reading", path, error);
+        let mut walk = Walk::new(&*file, floor.salt, entry).map_err(failed)?;
+        while let Some(step) = walk.next().map_err(failed)? {
+            if step.met == Met::Rest && step.header.lsn > after {
+                return Ok(None);
+            }
+            if let Some(record) = assembly.take(&step, after + 1) {
+                each(record)?;
+            }
+        }
+        chain = Some(walk.chain);
+    }
+    Ok(chain.map(|chain| (chain.last, whole)).filter(|(last, _)| *last >= after))
+}
+
+fn numbers(disk: &dyn Disk, dir: &Path) -> Result<Vec<u64>, JournalError> {
+    match disk.list(dir) {
+        Ok(names) => Ok(names.iter().filter_map(|name| segment_number(name)).collect()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(JournalError::io("listing", dir, error)),
+    }
+}
+
+/// The greatest time in the journal when the segment in this file was begun; `None`: it was not.
+pub fn segment_begun_ms(disk: &dyn Disk, path: &Path) -> Option<u64> {
+    let number = segment_number(path.file_name()?.to_str()?)?;
+    match SegmentHeader::read(&*disk.open(path).ok()?, number) {
+        Ok(FoundHeader::Valid(header)) => Some(header.time_ms),
+        _ => None,
+    }
+}

@@ -1,0 +1,153 @@
+//! Places where data lies: a root in an object store, named by a URL.
+
+mod cloud;
+mod preflight;
+#[cfg(test)]
+mod tests;
+
+use anyhow::{Context, Result, bail};
+use object_store::ObjectStore;
+use object_store::local::LocalFileSystem;
+use object_store::memory::InMemory;
+use object_store::path::Path;
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// A root in an object store: a directory, or a prefix in a bucket. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Place {
+    store: Arc<dyn ObjectStore>,
+    /// In the store; the store of a local directory begins at `/`.
+    root: Path,
+    /// Where it is when it is a local directory, absolute.
+    dir: Option<PathBuf>,
+    /// Without credentials.
+    url: String,
+}
+
+impl Place {
+    /// The place that a URL names: `file:///path` or a path, `s3://bucket/prefix`,
+    /// `gs://bucket/prefix`, `az://container/prefix`, or `memory:`, a new store each time. Nothing
+    /// is created or asked for.
+    ///
+    /// # Errors
+    /// If the URL is none of these, or if the environment has no credentials for its store.
+    pub fn parse(url: &str) -> Result<Self> {
+        let Some((scheme, rest)) = split_scheme(url) else {
+            return Self::local(url);
+        };
+        if let Some(mark) = rest.find(['?', '#', '@']).filter(|_| scheme != "file") {
+            bail!(
+                "{scheme}: a URL of a store has no `{}`: credentials and options come from the \
+                 environment",
+                &rest[mark..=mark]
+            );
+        }
+        match scheme {
+            "file" => Self::local(file_path(url, rest)?),
+            "memory" => {
+                let root = Path::parse(rest).with_context(|| url.to_owned())?;
+                let store = Arc::new(InMemory::new());
+                Ok(Self { store, root, dir: None, url: url.to_owned() })
+            }
+            "s3" | "gs" | "az" => {
+                let (bucket, prefix) = bucket_and_prefix(url, rest)?;
+                let root = Path::parse(prefix).with_context(|| url.to_owned())?;
+                let store = match scheme {
+                    "s3" => cloud::s3(bucket),
+                    "gs" => cloud::gcs(bucket),
+                    _ => cloud::azure(bucket),
+                };
+                let url = format!("{scheme}://{bucket}/{root}");
+                let url = url.trim_end_matches('/').to_owned();
+                Ok(Self { store: store.with_context(|| url.clone())?, root, dir: None, url })
+            }
+            _ => bail!(
+                "{url}: a store is a directory, file:///path, s3://bucket/prefix, \
+                 gs://bucket/prefix or az://container/prefix"
+            ),
+        }
+    }
+
+    /// A local directory, which need not be there. What is written there is durable.
+    pub fn local(dir: impl Into<PathBuf>) -> Result<Self> {
+        let dir = dir.into();
+        if dir.as_os_str().is_empty() {
+            bail!("an empty path names no directory");
+        }
+        let shown = dir.display().to_string();
+        let dir = std::path::absolute(&dir).with_context(|| shown.clone())?;
+        let root = Path::from_absolute_path(&dir).with_context(|| shown.clone())?;
+        let store = Arc::new(LocalFileSystem::new().with_fsync(true));
+        Ok(Self { store, root, dir: Some(dir), url: shown })
+    }
+
+    /// A prefix in a store that is open already, shown as `url`.
+    pub fn within(store: Arc<dyn ObjectStore>, root: Path, url: impl Into<String>) -> Self {
+        Self { store, root, dir: None, url: url.into() }
+    }
+
+    /// The store. Paths in it begin with [`root`](Self::root).
+    pub fn store(&self) -> Arc<dyn ObjectStore> {
+        self.store.clone()
+    }
+
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The directory, when it is a local one.
+    pub fn dir(&self) -> Option<&std::path::Path> {
+        self.dir.as_deref()
+    }
+
+    /// The path of an object or prefix here; `name` may have several parts.
+    pub fn path(&self, name: &str) -> Path {
+        let parts = name.split('/').filter(|part| !part.is_empty());
+        parts.fold(self.root.clone(), Path::join)
+    }
+
+    /// The place below this one; `name` may have several parts.
+    #[must_use]
+    pub fn join(&self, name: &str) -> Self {
+        Self {
+            store: self.store.clone(),
+            root: self.path(name),
+            dir: self.dir.as_ref().map(|dir| dir.join(name)),
+            url: format!("{}/{name}", self.url.trim_end_matches('/')),
+        }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.url)
+    }
+}
+
+/// The scheme of a URL and what follows it; none if it is a path.
+fn split_scheme(url: &str) -> Option<(&str, &str)> {
+    let (scheme, rest) = url.split_once(':')?;
+    let is_scheme = scheme.len() > 1 && scheme.bytes().all(|b| b.is_ascii_alphanumeric());
+    (is_scheme && (scheme == "memory" || rest.starts_with('/'))).then_some((scheme, rest))
+}
+
+/// The path in a `file:` URL.
+fn file_path<'a>(url: &str, rest: &'a str) -> Result<&'a str> {
+    let path = rest.strip_prefix("//localhost").or_else(|| rest.strip_prefix("//"));
+    let path = path.unwrap_or(rest);
+    if !path.starts_with('/') {
+        bail!("{url}: write file:///path, with an absolute path and without a host");
+    }
+    Ok(path)
+}
+
+fn bucket_and_prefix<'a>(url: &str, rest: &'a str) -> Result<(&'a str, &'a str)> {
+    let rest = rest.strip_prefix("//").unwrap_or_default();
+    let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
+    if bucket.is_empty() {
+        bail!("{url} names no bucket: write s3://bucket/prefix");
+    }
+    Ok((bucket, prefix))
+}

@@ -1,0 +1,157 @@
+//! Whether a store can be used at all, and what is wrong if not.
+//!
+//! Whoever has a wrong key or bucket should read that in a line, and a store that overwrites what
+//! exists must not be used: two servers could then write to one journal.
+
+use super::Place;
+use anyhow::{Context, Result, anyhow, bail};
+use futures::future::join_all;
+use object_store::path::Path;
+use object_store::{Error, ObjectStoreExt, PutMode};
+use std::error::Error as _;
+use std::time::Duration;
+
+/// How long all of it may take.
+const LIMIT: Duration = Duration::from_secs(15);
+
+/// How many create the same object at once.
+const RIVALS: u8 = 4;
+
+impl Place {
+    /// Proves that the store answers, that it takes the credentials, that its bucket is there, and
+    /// that of several who create an object only one can. Costs about ten requests.
+    ///
+    /// # Errors
+    /// What is wrong and what can be done, in a line, within seconds.
+    pub async fn preflight(&self) -> Result<()> {
+        let name = format!("preflight/{:016x}", rand::random::<u64>());
+        let (one, many) = (self.path(&format!("{name}-1")), self.path(&format!("{name}-2")));
+        let checked = tokio::time::timeout(LIMIT, async {
+            self.creates_once(&one).await?;
+            self.creates_for_one(&many).await?;
+            anyhow::Ok(())
+        });
+        let checked = checked.await.unwrap_or_else(|_| {
+            Err(anyhow!("it has not answered within {} seconds", LIMIT.as_secs()))
+        });
+        // What stays behind is small, and nobody looks at it.
+        let cleaning = join_all([&one, &many].map(|path| self.delete(path)));
+        if checked.is_ok() {
+            let _ = tokio::time::timeout(LIMIT, cleaning).await;
+        }
+        checked.with_context(|| format!("the store {self} cannot be used"))
+    }
+
+    async fn delete(&self, path: &Path) -> object_store::Result<()> {
+        self.store.delete(path).await
+    }
+
+    async fn create(&self, path: &Path, content: u8) -> object_store::Result<()> {
+        let payload = vec![content].into();
+        self.store.put_opts(path, payload, PutMode::Create.into()).await.map(drop)
+    }
+
+    async fn content(&self, path: &Path) -> Result<u8> {
+        let read = async { self.store.get(path).await?.bytes().await };
+        let bytes = read.await.map_err(|error| explain(&error))?;
+        bytes.first().copied().context("an object that was written is empty")
+    }
+
+    /// An object that exists is not created again.
+    async fn creates_once(&self, path: &Path) -> Result<()> {
+        match self.create(path, 1).await {
+            Ok(()) => {}
+            // The answer to the first attempt was lost.
+            Err(Error::AlreadyExists { .. }) if self.content(path).await? == 1 => {}
+            Err(error) => return Err(explain(&error)),
+        }
+        match self.create(path, 2).await {
+            Err(Error::AlreadyExists { .. }) => {}
+            Err(error) => return Err(explain(&error)),
+            Ok(()) => return Err(ignores_conditions()),
+        }
+        if self.content(path).await? != 1 {
+            return Err(ignores_conditions());
+        }
+        Ok(())
+    }
+
+    /// Of several who create the same object at the same time, one does.
+    async fn creates_for_one(&self, path: &Path) -> Result<()> {
+        let rivals = join_all((0..RIVALS).map(|rival| self.create(path, rival))).await;
+        let found = self.content(path).await?;
+        for (rival, outcome) in (0..RIVALS).zip(rivals) {
+            match outcome {
+                Ok(()) if rival == found => {}
+                Ok(()) => return Err(ignores_conditions()),
+                Err(Error::AlreadyExists { .. }) => {}
+                Err(error) => return Err(explain(&error)),
+            }
+        }
+        if found >= RIVALS {
+            bail!("an object that was written holds something else");
+        }
+        Ok(())
+    }
+}
+
+fn ignores_conditions() -> anyhow::Error {
+    anyhow!(
+        "it overwrites objects although it is asked to create them (If-None-Match is ignored or \
+         not atomic), so two servers could write to one journal: use another store"
+    )
+}
+
+/// What a store's error means, and what can be done about it.
+fn explain(error: &Error) -> anyhow::Error {
+    let cause = cause(error);
+    let said = |code: &str| cause.contains(code);
+    let advice = match error {
+        _ if said("NoSuchBucket") || said("ContainerNotFound") => {
+            "the bucket does not exist: create it, or correct the URL"
+        }
+        _ if said("SignatureDoesNotMatch") => {
+            "the secret key is wrong: look at AWS_SECRET_ACCESS_KEY"
+        }
+        _ if said("InvalidAccessKeyId") => "the access key is unknown: look at AWS_ACCESS_KEY_ID",
+        Error::NotFound { .. } => "the bucket does not exist: create it, or correct the URL",
+        Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => {
+            "the credentials may not read, write, list and delete here"
+        }
+        Error::NotImplemented { .. } | Error::NotSupported { .. } => {
+            "it cannot create an object only if there is none (If-None-Match): use another store"
+        }
+        _ if said("Connect") || said("connect") || said("dns error") => {
+            "the endpoint cannot be reached: look at the endpoint, its port and the network"
+        }
+        _ => "it answers with an error",
+    };
+    anyhow!("{advice} ({cause})")
+}
+
+/// The innermost cause, in a line; of an answer in XML its code and message.
+fn cause(error: &Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    let mut last = String::new();
+    while let Some(error) = source {
+        last = error.to_string();
+        if text.len() < 4096 && !text.contains(&last) {
+            text = format!("{text}: {last}");
+        }
+        source = error.source();
+    }
+    let element = |name: &str| {
+        let (_, rest) = text.split_once(&format!("<{name}>"))?;
+        Some(rest.split_once(&format!("</{name}>"))?.0.to_owned())
+    };
+    match (element("Code"), element("Message").filter(|message| !message.is_empty())) {
+        (Some(code), Some(message)) => format!("{code}: {message}"),
+        (Some(code), None) => code,
+        _ if text.contains("onnect") && !last.is_empty() => format!("connecting: {last}"),
+        _ => {
+            let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
+            line.chars().take(300).collect()
+        }
+    }
+}

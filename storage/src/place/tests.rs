@@ -1,0 +1,63 @@
+use super::Place;
+use object_store::{ObjectStoreExt, PutPayload};
+
+fn error(url: &str) -> String {
+    format!("{:#}", Place::parse(url).expect_err(url))
+}
+
+#[test]
+fn directories_are_named_by_path_or_url() {
+    for (url, dir) in [
+        ("/some/dir", "/some/dir"),
+        ("file:///some/dir", "/some/dir"),
+        ("file://localhost/some/dir", "/some/dir"),
+        ("file:/some/dir", "/some/dir"),
+        ("/with space/and:colon", "/with space/and:colon"),
+    ] {
+        let place = Place::parse(url).expect(url);
+        assert_eq!(place.dir().expect(url), std::path::Path::new(dir), "{url}");
+    }
+    let relative = Place::parse("data").expect("a relative path");
+    assert!(relative.dir().expect("local").is_absolute());
+    assert_eq!(relative.to_string(), "data");
+}
+
+#[test]
+fn what_is_no_store_is_refused_with_what_would_be() {
+    assert!(error("http://host/bucket").contains("s3://bucket/prefix"));
+    assert!(error("file://host/path").contains("file:///path"));
+    assert!(error("s3:///prefix").contains("no bucket"));
+    assert!(error("").contains("names no directory"));
+}
+
+#[test]
+fn secrets_in_a_url_are_refused_and_not_shown() {
+    let text = error("s3://key:secret@bucket/prefix");
+    assert!(text.contains("environment") && !text.contains("secret"), "{text}");
+    let text = error("az://container/x?sig=secret");
+    assert!(text.contains("environment") && !text.contains("secret"), "{text}");
+}
+
+#[tokio::test]
+async fn places_below_a_place_share_its_store() {
+    let memory = Place::parse("memory:base").expect("memory");
+    let below = memory.join("shard-1/db");
+    assert_eq!(below.root().as_ref(), "base/shard-1/db");
+    assert_eq!(below.to_string(), "memory:base/shard-1/db");
+    let payload = PutPayload::from_static(b"x");
+    below.store().put(&below.path("a/b"), payload).await.expect("put");
+    let read = memory.store().get(&memory.path("shard-1/db/a/b")).await.expect("get");
+    assert_eq!(read.meta.size, 1);
+}
+
+#[tokio::test]
+async fn a_local_place_is_made_when_it_is_written_to() {
+    let temporary = tempfile::tempdir().expect("temporary directory");
+    let dir = temporary.path().join("not yet there");
+    let place = Place::parse(dir.to_str().expect("UTF-8")).expect("local");
+    assert!(!dir.exists());
+    let below = place.join("sub");
+    below.store().put(&below.path("file"), PutPayload::from_static(b"x")).await.expect("put");
+    assert_eq!(std::fs::read(dir.join("sub/file")).expect("read"), b"x");
+    assert_eq!(below.dir().expect("local"), dir.join("sub"));
+}
