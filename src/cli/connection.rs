@@ -220,6 +220,18 @@ impl Connection {
         self.output.flush().context("the connection is lost")
     }
 
+    /// How many bytes the next reply has; `None` if it is null. The bytes, and the end of their line,
+    /// are to be read from `input`.
+    ///
+    /// # Errors
+    /// If the connection is lost, or it is something else.
+    pub(super) fn receive_bulk_len(&mut self) -> Result<Option<u64>> {
+        let line = read_line(&mut self.input)?;
+        let len = line.strip_prefix('$').and_then(|text| text.parse::<i64>().ok());
+        let len = len.with_context(|| format!("unexpected reply {line}"))?;
+        Ok(u64::try_from(len).ok())
+    }
+
     /// The next reply.
     ///
     /// # Errors

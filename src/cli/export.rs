@@ -2,15 +2,15 @@
 
 use super::connection::{Connection, Reply, Server};
 use super::progress;
-use crate::rdb::file::{Output, has_field_expiry};
+use crate::rdb::file::{FOOTER_LEN, Output, has_field_expiry};
 use crate::rdb::{self, Limits, Object};
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 use flagstone_storage::clock::Clock;
 use indicatif::ProgressBar;
 use std::ffi::OsString;
 use std::fs::{self, File};
-use std::io::BufWriter;
+use std::io::{BufRead, BufWriter, Read};
 use std::path::{Path, PathBuf};
 
 /// Bytes that are written at a time.
@@ -30,8 +30,8 @@ const BATCH_BYTES: usize = 32 << 10;
 /// While others write, the file is not one moment: each key is whole and as it was when it was read, but
 /// later keys are from later. For one moment, stop the writers.
 ///
-/// The file has its name once it is complete and on disk. Memory: one value at a time, here and in the
-/// server, whatever their number.
+/// The file has its name once it is complete and on disk. The server has one value after another in memory
+/// as a whole; the command itself takes a few MiB, whatever there is.
 #[derive(Args)]
 #[command(disable_help_flag = true)]
 pub(super) struct Arguments {
@@ -229,22 +229,46 @@ impl Export {
     fn write_key(&mut self, key: &[u8]) -> Result<()> {
         let shown = || format!("key \"{}\"", key.escape_ascii());
         let expiry = self.connection.receive()?.integer().with_context(shown)?;
-        let mut payload = match self.connection.receive()? {
-            Reply::Bulk(payload) => payload,
+        let Some(len) = self.connection.receive_bulk_len().with_context(shown)? else {
             // It has gone since.
-            Reply::Null => return Ok(()),
-            other => return Err(anyhow!("unexpected reply {other:?}")).with_context(shown),
+            return Ok(());
         };
-        if has_field_expiry(&payload) {
-            self.hashes += 1;
-            if self.drop_field_expiry {
-                payload = without_field_expiry(&payload).with_context(shown)?;
-            }
-        }
-        let expire_at_ms = Some(expiry).filter(|at_ms| *at_ms >= 0);
-        self.output.key(key, expire_at_ms, &payload)?;
+        self.write_value(key, Some(expiry).filter(|at_ms| *at_ms >= 0), len).with_context(shown)?;
         self.keys += 1;
         Ok(())
+    }
+
+    /// Writes the payload of so many bytes that is next, without holding it.
+    fn write_value(&mut self, key: &[u8], expire_at_ms: Option<i64>, len: u64) -> Result<()> {
+        const END: u64 = 2;
+        let mut object_type = [0];
+        self.connection.input.read_exact(&mut object_type)?;
+        let [object_type] = object_type;
+        let object_len = len.checked_sub(1 + FOOTER_LEN as u64).context("it is no payload")?;
+        if has_field_expiry(object_type) {
+            self.hashes += 1;
+            if self.drop_field_expiry {
+                let mut payload = vec![object_type];
+                self.connection.input.by_ref().take(len - 1 + END).read_to_end(&mut payload)?;
+                let payload = without_field_expiry(payload.strip_suffix(b"\r\n").unwrap_or(&[]))?;
+                self.output.key(key, expire_at_ms, payload[0])?;
+                return Ok(self.output.object(&payload[1..payload.len() - FOOTER_LEN])?);
+            }
+        }
+        self.output.key(key, expire_at_ms, object_type)?;
+        let mut left = object_len;
+        while left > 0 {
+            let next = self.connection.input.fill_buf()?;
+            let part = next.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+            if part == 0 {
+                bail!("the server has closed the connection");
+            }
+            self.output.object(&next[..part])?;
+            self.connection.input.consume(part);
+            left -= part as u64;
+        }
+        let mut rest = [0; FOOTER_LEN + END as usize];
+        Ok(self.connection.input.read_exact(&mut rest)?)
     }
 }
 

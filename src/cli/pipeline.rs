@@ -211,7 +211,7 @@ impl Pipeline {
         self.shared.lock().counts
     }
 
-    /// Goes on after a command has failed, when all others have their replies.
+    /// Waits for the replies to everything that was sent, and goes on if some are errors.
     pub(super) fn recover(&mut self) {
         let _ = self.output.flush();
         let mut state = self.shared.lock();

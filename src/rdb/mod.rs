@@ -155,7 +155,7 @@ const VERSION_FIELD_EXPIRY: u16 = 12;
 /// The last RDB version that Valkey leaves to other servers, which are not understood.
 const VERSION_FOREIGN_MAX: u16 = 79;
 /// Bytes of version and checksum at a payload's end.
-const FOOTER_LEN: usize = 10;
+pub const FOOTER_LEN: usize = 10;
 /// The greatest expiry of a hash field Redis 8.0 takes, in milliseconds since 1970.
 const FIELD_EXPIRY_MAX_MS: u64 = 0xffff_ffff_fffe;
 

@@ -8,6 +8,7 @@ mod events;
 mod functions;
 mod hostile;
 mod keyspace;
+mod moving;
 mod partial;
 mod pipelines;
 mod pubsub;

@@ -16,7 +16,7 @@ use std::io::Read;
 /// Values of more bytes are sent in pieces.
 const PAYLOAD_MAX: usize = 1 << 20;
 /// Streams have more in their payload than commands can say, so only those of more bytes are.
-const STREAM_PAYLOAD_MAX: usize = 16 << 20;
+const STREAM_PAYLOAD_MAX: usize = 4 << 20;
 /// Items between two looks at the progress.
 const PROGRESS_EVERY: u64 = 256;
 

@@ -67,6 +67,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
     let mut loader = Loader::new(pipeline, existing, address.database);
     let bar = progress::bytes(total, arguments.quiet);
     let loaded = load(&mut loader, &files, &bar).and_then(|()| loader.finish(&address));
+    // What was read before an error is loaded, and counts.
+    loader.pipeline.recover();
     bar.finish_and_clear();
     println!("{}", loader.summary());
     loaded

@@ -20,6 +20,7 @@ use source::Source;
 use std::io::{self, Read};
 use thiserror::Error;
 
+pub use super::FOOTER_LEN;
 pub use write::{Output, has_field_expiry};
 
 type Result<T> = std::result::Result<T, FileError>;
@@ -27,7 +28,7 @@ type Result<T> = std::result::Result<T, FileError>;
 /// What a decoded value may have on memory, for each byte that its encoding may have.
 const DECODED_FACTOR: usize = 4;
 /// What an element is taken to need beside its bytes.
-const ELEMENT_OVERHEAD: usize = 32;
+const ELEMENT_OVERHEAD: usize = 64;
 
 /// Why a file cannot be read on.
 #[derive(Debug, Error)]

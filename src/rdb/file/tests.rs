@@ -48,7 +48,9 @@ fn written(objects: &[(&str, Object)]) -> Vec<u8> {
     output.aux("name", "value").unwrap();
     output.database(0, objects.len() as u64, 0).unwrap();
     for (name, object) in objects {
-        output.key(name.as_bytes(), Some(77), &dump(object, &Limits::default())).unwrap();
+        let payload = dump(object, &Limits::default());
+        output.key(name.as_bytes(), Some(77), payload[0]).unwrap();
+        output.object(&payload[1..payload.len() - FOOTER_LEN]).unwrap();
     }
     output.finish().unwrap().1.into_inner()
 }

@@ -67,8 +67,9 @@ impl<W: Write + Seek> Output<W> {
     /// # Errors
     /// If it is no payload, or cannot be written.
     pub fn functions(&mut self, payload: &[u8]) -> io::Result<()> {
-        let libraries = without_footer(payload)?;
-        self.write(libraries)
+        let len = payload.len().checked_sub(FOOTER_LEN);
+        let len = len.ok_or_else(|| io::Error::other("a payload that is none"))?;
+        self.write(&payload[..len])
     }
 
     /// Begins a database of so many keys, and keys with an expiry.
@@ -84,20 +85,18 @@ impl<W: Write + Seek> Output<W> {
         self.write(&writer.into_bytes())
     }
 
-    /// A key and its value, a payload of DUMP.
+    /// A key and the type of its object, the first byte of a payload of DUMP. The rest of the payload,
+    /// without its footer, has to follow.
     ///
     /// # Errors
-    /// If it is no payload, or cannot be written.
+    /// If it cannot be written.
     pub fn key(
         &mut self,
         name: &[u8],
         expire_at_ms: Option<i64>,
-        payload: &[u8],
+        object_type: u8,
     ) -> io::Result<()> {
-        let (&object_type, object) = without_footer(payload)?
-            .split_first()
-            .ok_or_else(|| io::Error::other("an empty payload"))?;
-        self.has_field_expiry |= object_type > object_type::LAST_COMMON;
+        self.has_field_expiry |= has_field_expiry(object_type);
         let mut writer = Writer::empty(false);
         if let Some(at_ms) = expire_at_ms {
             writer.bytes(&[opcode::EXPIRE_MS]);
@@ -105,8 +104,15 @@ impl<W: Write + Seek> Output<W> {
         }
         writer.bytes(&[object_type]);
         writer.string(name);
-        self.write(&writer.into_bytes())?;
-        self.write(object)
+        self.write(&writer.into_bytes())
+    }
+
+    /// More of an object.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub fn object(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.write(bytes)
     }
 
     /// Completes the file. Gives its version, and the file.
@@ -128,12 +134,7 @@ impl<W: Write + Seek> Output<W> {
     }
 }
 
-/// Whether a payload is of a hash with fields that expire, which Valkey 8.1 does not know.
-pub fn has_field_expiry(payload: &[u8]) -> bool {
-    payload.first().is_some_and(|object_type| *object_type > object_type::LAST_COMMON)
-}
-
-fn without_footer(payload: &[u8]) -> io::Result<&[u8]> {
-    let len = payload.len().checked_sub(FOOTER_LEN);
-    len.map(|len| &payload[..len]).ok_or_else(|| io::Error::other("a payload that is none"))
+/// Whether objects of this type are hashes with fields that expire, which Valkey 8.1 does not know.
+pub fn has_field_expiry(object_type: u8) -> bool {
+    object_type > object_type::LAST_COMMON
 }
