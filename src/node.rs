@@ -30,6 +30,14 @@ pub const PRESSURE_LIMIT_MS: u64 = 5000;
 pub const CHOKED: &str = "OOM the engine does not take rows fast enough, or its disk is full: there is \
     no memory left for writes";
 
+/// Why writes are refused while the journal's store is away.
+pub const CUT_OFF: &str = "MISCONF The store of the journal does not answer, so that no write can be \
+    stored. Commands that may modify the data set are refused until it does. The log says more.";
+
+/// Bytes that may wait for the store of a journal in a bucket, at least and at most.
+const JOURNAL_MIN: u64 = 4 << 20;
+const JOURNAL_MAX: u64 = 64 << 20;
+
 /// Pending rows of more bytes than this are of no use: they are handed over faster than they come,
 /// or not at all.
 const PENDING_MAX: u64 = 512 << 20;
@@ -66,6 +74,8 @@ pub struct Budget {
     pub memtables: usize,
     /// What the engines read ahead when they merge files.
     pub merges: usize,
+    /// What may wait for the store of a journal in a bucket; from half of it on writers wait.
+    pub journal: usize,
     /// Channels and patterns that clients listen to.
     pub subscriptions: usize,
     /// Which keys clients have read that want to hear of their changes.
@@ -97,6 +107,7 @@ impl Budget {
             meta_cache: (total / 8).min(64 << 20).max(total / 16),
             memtables: (total / 16) as usize,
             merges: (total / 64) as usize,
+            journal: (total / 16).clamp(JOURNAL_MIN, JOURNAL_MAX) as usize,
             subscriptions: (total / 16) as usize,
             tracking: (total / 64 * 3) as usize,
             prefixes: (total / 64) as usize,
@@ -158,6 +169,8 @@ pub struct Node {
     pub pressure_since_ms: AtomicU64,
     /// More memory is in use than `maxmemory` allows.
     over_maxmemory: AtomicBool,
+    /// The journal's store is away.
+    cut_off: AtomicBool,
     paused: AtomicBool,
     pause: Mutex<Pause>,
     pub(crate) unpaused: Notify,
@@ -192,7 +205,7 @@ impl Node {
             scripts: Scripts::new(budget.scripts, budget.script_vm),
             apart: Semaphore::new(MAX_APART),
             budget,
-            inline_sync: mailboxes.len() == 1,
+            inline_sync: mailboxes.len() == 1 && !journal.is_remote(),
             config,
             layout,
             clock,
@@ -214,6 +227,7 @@ impl Node {
             active_expire: AtomicBool::new(true),
             pressure_since_ms: AtomicU64::new(0),
             over_maxmemory: AtomicBool::new(false),
+            cut_off: AtomicBool::new(false),
             paused: AtomicBool::new(false),
             pause: Mutex::default(),
             unpaused: Notify::new(),
@@ -236,6 +250,15 @@ impl Node {
     /// Whether more memory is in use than `maxmemory` allows.
     pub fn is_over_maxmemory(&self) -> bool {
         self.over_maxmemory.load(Ordering::Relaxed)
+    }
+
+    /// Whether the journal's store is away, so that no write can be stored.
+    pub fn is_cut_off(&self) -> bool {
+        self.cut_off.load(Ordering::Relaxed)
+    }
+
+    pub fn set_cut_off(&self, cut_off: bool) {
+        self.cut_off.store(cut_off, Ordering::Relaxed);
     }
 
     /// Compares the memory in use with `maxmemory`: by the clock, and when that is set.

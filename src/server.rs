@@ -80,6 +80,7 @@ fn open_options(settings: &Settings) -> Result<OpenOptions> {
         meta_cache_bytes: budget.meta_cache,
         memtable_bytes: budget.memtables,
         merge_bytes: budget.merges,
+        journal_bytes: budget.journal,
     })
 }
 

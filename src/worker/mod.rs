@@ -20,6 +20,7 @@ pub use execute::{Blocked, Elsewhere, OwnedCommand, Ran};
 pub(crate) use locks::LockKey;
 pub use mailbox::{Inbox, Mailbox, Message, WorkerGone, mailbox};
 pub use rounds::RoundError;
+pub(crate) use rounds::refusal;
 pub use scan::{Cursor, ScanKey, ScanPage};
 pub use stats::{Counters, WorkerStats};
 pub(crate) use stats::{MAX_ERRORS, OTHER_ERRORS, error_code};
@@ -335,6 +336,9 @@ impl Worker {
             if let Some(reason) = self.node.journal.failed() {
                 self.rounds.fail_all(&reason);
             }
+            let away = self.node.journal.away();
+            self.node.set_cut_off(away.is_some());
+            self.rounds.set_away(away.as_ref());
             self.rounds.advance(appended, durable);
             self.tell_news();
             self.release_held();

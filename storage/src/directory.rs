@@ -10,7 +10,8 @@ use crate::encoding::{Library, row};
 use crate::engine::files::{Files, Kept};
 use crate::engine::{Engine, Upkeep, prefix_range};
 use crate::journal::{
-    Disk, Journal, JournalError, LocalJournal, Lsn, Options, RealDisk, Recovery, SyncMode,
+    BucketJournal, BucketOptions, Disk, Journal, JournalError, LocalJournal, Lsn, Options,
+    RealDisk, Recovered, SyncMode,
 };
 use crate::partition::{LIBRARIES_SHARD, Partition};
 use crate::place::Place;
@@ -59,6 +60,8 @@ pub struct OpenOptions {
     pub memtable_bytes: usize,
     /// What merges of files read ahead, all engines together.
     pub merge_bytes: usize,
+    /// What may wait for the store of a journal in a bucket.
+    pub journal_bytes: usize,
 }
 
 /// An open data directory.
@@ -109,10 +112,7 @@ impl Directory {
         let locks = lock_all(store, options.journal.as_ref())?;
         let manifest = Manifest::open(&options).await?;
         let layout = Arc::new(Layout { shards: manifest.shards, seed: manifest.seed });
-        let Some(journal_dir) = journal.dir() else { bail!("{journal}: not yet") };
-        fs::create_dir_all(journal_dir).with_context(|| format!("creating {journal}"))?;
-        let recovery =
-            LocalJournal::recover(journal_dir, journal_options(&options, &manifest, disk))?;
+        let recovery = recover(&journal, &options, &manifest, disk).await?;
         clock.at_least(recovery.max_time_ms());
         let engines = open_engines(&options, manifest.shards, &clock, open_store).await?;
         let mut opened = Vec::with_capacity(engines.len());
@@ -143,7 +143,7 @@ impl Directory {
             .into_iter()
             .map(|(id, engine, control)| Shard::new(id, engine, epoch, control))
             .collect();
-        let replayed = replay(&recovery, &mut shards)?;
+        let replayed = replay(&recovery, &mut shards).await?;
         if replayed > 0 {
             tracing::info!(records = replayed, "the journal's tail was replayed");
         }
@@ -151,7 +151,7 @@ impl Directory {
             let whole = shard.apply_libraries(&mut libraries);
             whole.context("a library of functions in the journal is damaged")?;
         }
-        let journal = recovery.start(epoch, highest + 1)?;
+        let journal = recovery.start(epoch, highest + 1).await?;
         for shard in &shards {
             journal.flushed(shard.id, shard.flushed());
         }
@@ -232,15 +232,36 @@ fn lock(dir: &Path) -> Result<File> {
     }
 }
 
-fn journal_options(options: &OpenOptions, manifest: &Manifest, disk: Arc<dyn Disk>) -> Options {
-    Options {
+/// Reads the journal, and takes it over if it is in a bucket.
+async fn recover(
+    journal: &Place,
+    options: &OpenOptions,
+    manifest: &Manifest,
+    disk: Arc<dyn Disk>,
+) -> Result<Recovered> {
+    let (mode, everysec_bound, salt) = (options.mode, options.everysec_bound, manifest.salt);
+    let Some(dir) = journal.dir() else {
+        let options = BucketOptions {
+            mode,
+            everysec_bound,
+            wait_limit: options.store_timeout,
+            max_waiting: options.journal_bytes,
+            salt,
+            ..BucketOptions::default()
+        };
+        let recovery = BucketJournal::recover(journal.clone(), options).await?;
+        return Ok(Recovered::Bucket(Box::new(recovery)));
+    };
+    fs::create_dir_all(dir).with_context(|| format!("creating {journal}"))?;
+    let options = Options {
         segment_bytes: options.segment_bytes,
-        everysec_bound: options.everysec_bound,
-        mode: options.mode,
+        everysec_bound,
+        mode,
         inline_sync: options.inline_sync,
-        salt: manifest.salt,
+        salt,
         disk,
-    }
+    };
+    Ok(Recovered::Local(Box::new(LocalJournal::recover(dir, options)?)))
 }
 
 fn shard_place(store: &Place, id: u16) -> Place {
@@ -316,7 +337,7 @@ fn remove_staged(dir: &Path) -> std::io::Result<()> {
 
 /// Refuses shards that the journal does not fit. Without a journal they must be complete by
 /// themselves, all up to the same end: copies of what a clean stop has left.
-fn check_shards(recovery: &Recovery, shards: &[(u16, Engine, Control)]) -> Result<()> {
+fn check_shards(recovery: &Recovered, shards: &[(u16, Engine, Control)]) -> Result<()> {
     let complete = |(_, _, control): &(u16, Engine, Control)| control.complete;
     let whole = shards.first().and_then(complete);
     let restored = recovery.end() == 0
@@ -337,11 +358,11 @@ fn check_shards(recovery: &Recovery, shards: &[(u16, Engine, Control)]) -> Resul
 }
 
 /// Merges what each shard has not applied; how many records there were.
-fn replay(recovery: &Recovery, shards: &mut [Shard]) -> Result<u64> {
+async fn replay(recovery: &Recovered, shards: &mut [Shard]) -> Result<u64> {
     let applied: Vec<Lsn> = shards.iter().map(Shard::flushed).collect();
     let from = applied.iter().min().map_or(1, |lsn| lsn + 1);
     let mut records = 0;
-    recovery.replay::<ReplayError>(from, |record| {
+    let replayed = recovery.replay::<ReplayError>(from, |record| {
         let body = split_body(&record.body).ok_or(ReplayError::Body(record.lsn))?;
         records += 1;
         for (id, ops) in body {
@@ -352,7 +373,8 @@ fn replay(recovery: &Recovery, shards: &mut [Shard]) -> Result<u64> {
             }
         }
         Ok(())
-    })?;
+    });
+    replayed.await?;
     Ok(records)
 }
 

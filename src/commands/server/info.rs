@@ -498,6 +498,8 @@ impl Page<'_> {
             ("journal_appended_bytes", &journal.appended_bytes),
             ("journal_syncs", &journal.syncs),
             ("journal_backlog_bytes", &backlog),
+            ("journal_waiting_bytes", &journal.waiting_bytes),
+            ("journal_away", &i32::from(node.is_cut_off())),
             ("journal_failed", &i32::from(node.journal.failed().is_some())),
         ]);
     }

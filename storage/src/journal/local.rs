@@ -331,6 +331,7 @@ impl Journal for LocalJournal {
         JournalStats {
             segments: writer.closed.len() + 1,
             spares: writer.spares.len(),
+            waiting_bytes: 0,
             bytes: writer.closed.iter().map(|s| s.used).sum::<u64>() + writer.current.offset,
             appends: writer.appends,
             appended_bytes: writer.appended_bytes,

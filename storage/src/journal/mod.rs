@@ -5,10 +5,12 @@
 //! The bytes are described in `docs/format.md`.
 
 mod append;
+mod bucket;
 mod disk;
 mod floor;
 mod local;
 mod record;
+mod recovered;
 mod recovery;
 mod scan;
 mod segment;
@@ -16,7 +18,7 @@ mod sync;
 mod upkeep;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::fmt;
 use std::io;
@@ -26,8 +28,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
+pub use bucket::{BucketJournal, BucketOptions, BucketRecovery};
 pub use disk::{Disk, File, RealDisk};
 pub use local::LocalJournal;
+pub use recovered::Recovered;
 pub use recovery::Recovery;
 
 /// A commit's place in the journal: from 1 on, greater for a later commit; 0 is "nothing".
@@ -72,6 +76,10 @@ pub enum JournalError {
     /// No append is accepted until a restart.
     #[error("the journal has failed: {0}")]
     Failed(String),
+    /// The journal's store does not answer. Nothing was written and no lsn consumed; the same
+    /// append may succeed later.
+    #[error("the journal's store {place} is away: {reason}")]
+    Away { place: String, reason: String },
     /// The journal was closed.
     #[error("the journal is closed")]
     Closed,
@@ -116,6 +124,8 @@ pub struct JournalStats {
     pub spares: usize,
     /// Bytes in use in the segments.
     pub bytes: u64,
+    /// Bytes in memory that wait for a store.
+    pub waiting_bytes: u64,
     /// Commits since the start.
     pub appends: u64,
     /// Bytes appended since the start, headers included.
@@ -132,8 +142,8 @@ pub struct JournalStats {
 /// The node's journal.
 pub trait Journal: Send + Sync {
     /// Appends one commit: `time_ms` is the committer's clock, `shards` what it touches, its body
-    /// the concatenation of `body`. When it returns the commit is the kernel's and outlives the
-    /// process; it is durable once [`durable`](Self::durable) has reached the lsn returned.
+    /// the concatenation of `body`. When it returns, the commit in a local journal is the kernel's
+    /// and outlives the process, and that in a bucket is in memory; it is durable once [`durable`](Self::durable) has reached the lsn returned.
     ///
     /// After an error nothing of the commit is in the journal and no lsn is consumed.
     fn append(&self, time_ms: u64, shards: &[u16], body: &[&[u8]]) -> Result<Lsn, JournalError>;
@@ -160,6 +170,17 @@ pub trait Journal: Send + Sync {
     /// Why the journal accepts no write any more, if so: a sync failed, or a failed append could
     /// not be wiped. Only a restart helps.
     fn failed(&self) -> Option<String>;
+
+    /// Whether it is in a store over a network: nobody may wait for that on a worker's thread.
+    fn is_remote(&self) -> bool {
+        false
+    }
+
+    /// What is wrong with the journal's store, when the oldest commit has waited for it for too
+    /// long. Appends are refused until it answers; what waits may become durable then.
+    fn away(&self) -> Option<JournalError> {
+        None
+    }
 
     /// Says that the rows of `shard` up to `applied` are flushed in its engine, so that records
     /// may be dropped.
