@@ -18,6 +18,7 @@ use flagstone_storage::clock::Clock;
 use flagstone_storage::encoding::Library;
 use flagstone_storage::engine::Upkeep;
 use flagstone_storage::journal::{Journal, SyncMode};
+use flagstone_storage::place::Requests;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -154,6 +155,8 @@ pub struct Node {
     pub stats: Vec<Arc<WorkerStats>>,
     pub rates: Rates,
     pub slowlog: SlowLog,
+    /// To the store and to that of the journal, which may be the same.
+    pub requests: [Arc<Requests>; 2],
     pub started: Instant,
     pub started_ms: u64,
     /// 40 hexadecimal digits, new at each start.
@@ -190,6 +193,7 @@ impl Node {
         mailboxes: Vec<Mailbox>,
         shard_workers: usize,
         next_generation: u32,
+        requests: [Arc<Requests>; 2],
         libraries: Vec<Library>,
         background: tokio::runtime::Handle,
     ) -> Result<Self, String> {
@@ -218,6 +222,7 @@ impl Node {
             stats,
             rates: Rates::default(),
             slowlog: SlowLog::default(),
+            requests,
             started: Instant::now(),
             started_ms,
             run_id: (0..40)

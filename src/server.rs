@@ -81,6 +81,8 @@ fn open_options(settings: &Settings) -> Result<OpenOptions> {
         memtable_bytes: budget.memtables,
         merge_bytes: budget.merges,
         journal_bytes: budget.journal,
+        cache: (settings.store_cache_size > 0)
+            .then(|| (settings.dir.join("store-cache"), settings.store_cache_size)),
     })
 }
 
@@ -104,6 +106,7 @@ fn serve(
         mailboxes,
         shard_workers,
         opened.generations.next,
+        [&opened.store, &opened.journal_place].map(|place| place.requests().clone()),
         std::mem::take(&mut opened.libraries),
         background.handle().clone(),
     );

@@ -30,7 +30,7 @@ use crate::commands::flag;
 use crate::commands::registry::Command;
 use crate::config::Settings;
 use crate::connection::Ahead;
-use crate::node::Node;
+use crate::node::{Node, ShutdownRequest};
 use crate::resp::Args;
 use crate::slowlog::{self, SlowCommand};
 use crate::unit::Effects;
@@ -335,6 +335,10 @@ impl Worker {
             drop(partition);
             if let Some(reason) = self.node.journal.failed() {
                 self.rounds.fail_all(&reason);
+            }
+            if self.node.journal.is_taken_over() && !self.node.is_ending() {
+                // What is in memory may be out of date.
+                self.node.request_shutdown(ShutdownRequest { now: true });
             }
             let away = self.node.journal.away();
             self.node.set_cut_off(away.is_some());

@@ -20,12 +20,11 @@ use crate::slot::Layout;
 use crate::store::{Store, Versions};
 use anyhow::{Context, Result, bail};
 use manifest::Manifest;
-use object_store::path::Path as ObjectPath;
 use slatedb::db_cache::foyer::{FoyerCache, FoyerCacheOptions};
 use slatedb::db_cache::{DbCache, SplitCache};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -60,6 +59,8 @@ pub struct OpenOptions {
     pub memtable_bytes: usize,
     /// What merges of files read ahead, all engines together.
     pub merge_bytes: usize,
+    /// Where files of a bucket are kept on a local disk, and how many bytes of them.
+    pub cache: Option<(PathBuf, u64)>,
     /// What may wait for the store of a journal in a bucket.
     pub journal_bytes: usize,
 }
@@ -68,6 +69,8 @@ pub struct OpenOptions {
 pub struct Directory {
     pub layout: Arc<Layout>,
     pub store: Place,
+    /// Where the journal is.
+    pub journal_place: Place,
     pub journal: Arc<dyn Journal>,
     pub generations: Generations,
     /// The libraries of functions, by name.
@@ -89,7 +92,7 @@ impl Directory {
         let open_store = |place: &Place| -> Result<Place> {
             let Some(dir) = place.dir() else { return Ok(place.clone()) };
             let files = Arc::new(Files::new(dir, kept.clone())?);
-            Ok(Place::within(files, ObjectPath::default(), place.to_string()))
+            Ok(place.through(files))
         };
         for place in [Some(&options.store), options.journal.as_ref()].into_iter().flatten() {
             if place.dir().is_none() {
@@ -108,11 +111,11 @@ impl Directory {
         open_store: &OpenStore<'_>,
     ) -> Result<Self> {
         let store = &options.store;
-        let journal = options.journal.clone().unwrap_or_else(|| store.join("journal"));
+        let journal_place = options.journal.clone().unwrap_or_else(|| store.join("journal"));
         let locks = lock_all(store, options.journal.as_ref())?;
         let manifest = Manifest::open(&options).await?;
         let layout = Arc::new(Layout { shards: manifest.shards, seed: manifest.seed });
-        let recovery = recover(&journal, &options, &manifest, disk).await?;
+        let recovery = recover(&journal_place, &options, &manifest, disk).await?;
         clock.at_least(recovery.max_time_ms());
         let engines = open_engines(&options, manifest.shards, &clock, open_store).await?;
         let mut opened = Vec::with_capacity(engines.len());
@@ -164,6 +167,7 @@ impl Directory {
         let next = shards.iter().map(|s| s.generations().next).max().unwrap_or(1);
         Ok(Self {
             store: options.store,
+            journal_place,
             layout,
             journal,
             generations: Generations { next, ..generations },
@@ -305,7 +309,12 @@ async fn open_engines(
             remove_staged(dir).with_context(|| format!("cleaning {shard}"))?;
         }
         let place = open_store(&shard).with_context(|| format!("opening {shard}"))?.join("db");
-        let (cache, clock, upkeep) = (cache.clone(), clock.clone(), upkeep.clone());
+        let (cache, clock) = (cache.clone(), clock.clone());
+        let disk_cache = options.cache.as_ref().filter(|_| place.dir().is_none());
+        let disk_cache = disk_cache.map(|(dir, bytes)| {
+            (dir.join(format!("shard-{id}")), bytes / u64::from(shards.max(1)))
+        });
+        let upkeep = Upkeep { disk_cache, ..upkeep.clone() };
         opening.push(tokio::spawn(async move {
             Engine::open(&place, cache, u64::from(id), clock, &upkeep)
                 .await

@@ -77,6 +77,8 @@ struct Shared {
     end: AtomicU64,
     durable: AtomicU64,
     failed: OnceLock<String>,
+    /// There is a successor.
+    taken_over: AtomicBool,
     /// The oldest commit has waited too long.
     away: AtomicBool,
     state: Mutex<State>,
@@ -289,6 +291,10 @@ impl Journal for BucketJournal {
 
     fn failed(&self) -> Option<String> {
         self.shared.failed.get().cloned()
+    }
+
+    fn is_taken_over(&self) -> bool {
+        self.shared.taken_over.load(Ordering::Acquire)
     }
 
     fn is_remote(&self) -> bool {

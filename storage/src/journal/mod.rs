@@ -182,6 +182,11 @@ pub trait Journal: Send + Sync {
         None
     }
 
+    /// Whether another server has taken the journal over: whatever is in memory may be out of date.
+    fn is_taken_over(&self) -> bool {
+        false
+    }
+
     /// Says that the rows of `shard` up to `applied` are flushed in its engine, so that records
     /// may be dropped.
     fn flushed(&self, shard: u16, applied: Lsn);

@@ -1,7 +1,6 @@
 //! Putting objects: a few at a time, in the order of their numbers, again and again until the
 //! store has them. Runs on the journal's thread.
 
-use std::error::Error as _;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -15,6 +14,7 @@ use super::super::SyncMode;
 use super::super::local::lock;
 use super::object::{ObjectHeader, Position};
 use super::{Batch, Flight, Shared, State, Stored};
+use crate::place::cause;
 
 /// Objects that are being put at a time: more would cost more, and fill no gap.
 const IN_FLIGHT: usize = 4;
@@ -188,10 +188,10 @@ impl Shared {
                     match self.whose(&path, &object).await {
                         Ok(None) => return Done::Landed(object.at),
                         Ok(Some(reason)) => return Done::Lost(reason),
-                        Err(error) => describe(&error),
+                        Err(error) => cause(&error),
                     }
                 }
-                Ok(Err(error)) => describe(&error),
+                Ok(Err(error)) => cause(&error),
                 Err(_) => format!("it has not answered within {} s", limit.as_secs()),
             };
             self.has_trouble(trouble);
@@ -211,6 +211,7 @@ impl Shared {
         let place = &self.place;
         Ok(Some(match ObjectHeader::decode(&found) {
             Ok((header, _)) if header.is_fence() => {
+                self.taken_over.store(true, Ordering::Release);
                 format!("another server has taken over {place}, with epoch {}", header.opens)
             }
             _ => format!("another server writes to {place}: {path} is not what was put there"),
@@ -307,19 +308,4 @@ fn raise_floor(state: &mut State, at: Position) {
         }
     }
     state.floor = floor;
-}
-
-/// An error in a line.
-pub(super) fn describe(error: &Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        if !text.contains(&cause_text) {
-            text = format!("{text}: {cause_text}");
-        }
-        source = cause.source();
-    }
-    let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    line.chars().take(300).collect()
 }

@@ -19,11 +19,10 @@ use tokio::time::Instant;
 
 use super::super::segment::Spans;
 use super::super::{JournalError, Lsn, Record};
-use super::flush::describe;
 use super::object::{Floor, OBJECT_HEADER, ObjectHeader, Position, Unreadable, VERSION};
 use super::records::{Chain, Part};
 use super::{BucketJournal, BucketOptions, Shared, State, Stored};
-use crate::place::Place;
+use crate::place::{Place, cause};
 
 /// Objects that are read at a time.
 const READS: usize = 16;
@@ -138,7 +137,7 @@ impl BucketRecovery {
         for _ in 0..ATTEMPTS {
             match tokio::time::timeout(3 * self.options.attempt, request()).await {
                 Ok(Ok(answer)) => return Ok(answer),
-                Ok(Err(error)) => reason = describe(&error),
+                Ok(Err(error)) => reason = cause(&error),
                 Err(_) => "it does not answer".clone_into(&mut reason),
             }
             tokio::time::sleep(pause).await;
@@ -544,6 +543,7 @@ impl BucketRecovery {
             end: AtomicU64::new(last),
             durable: AtomicU64::new(last),
             failed: OnceLock::new(),
+            taken_over: AtomicBool::new(false),
             away: AtomicBool::new(false),
             state: Mutex::new(state),
             wake: Notify::new(),
