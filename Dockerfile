@@ -12,7 +12,11 @@ RUN cargo build --release --locked --bin flagstone \
  && cp target/release/flagstone /usr/local/bin/flagstone
 
 FROM debian:trixie-slim
-RUN useradd --system --uid 6379 --home-dir /data --shell /usr/sbin/nologin flagstone \
+# Certificates are for stores in a cloud.
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends ca-certificates \
+ && rm -rf /var/lib/apt/lists/* \
+ && useradd --system --uid 6379 --home-dir /data --shell /usr/sbin/nologin flagstone \
  && install -d -o flagstone -g flagstone -m 0750 /data
 COPY --from=build /usr/local/bin/flagstone /usr/local/bin/flagstone
 COPY LICENSE /usr/share/doc/flagstone/LICENSE

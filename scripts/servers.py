@@ -77,6 +77,7 @@ class Server:
     """One server process on loopback and its data directory, which outlives restarts.
 
     mode is always, everysec or no. workers, shards and budget mean nothing to Redis. extra is appended as it is.
+    With FLAGSTONE_STORE=s3://bucket/prefix, the data of each server lies in a prefix of its own below that.
     """
 
     def __init__(self, binary, mode="everysec", workers=1, shards=None, budget="1gb", extra=(), name=None,
@@ -89,6 +90,9 @@ class Server:
         self.directory = Path(directory or tempfile.mkdtemp(prefix="flagstone-", dir=scratch_directory()))
         self.data = self.directory / "data"
         self.log = self.directory / "server.log"
+        store = os.environ.get("FLAGSTONE_STORE")
+        # Names of directories come back, what is in a bucket stays.
+        self.store = f"{store.rstrip('/')}/{self.directory.name}-{time.time_ns():x}" if store and not self.reference else None
         self.port = free_port()
         self.process = None
 
@@ -101,6 +105,8 @@ class Server:
             argv += ["--appendfsync", self.mode, "--workers", str(self.workers), "--memory-budget", str(self.budget)]
             if self.shards is not None:
                 argv += ["--shards", str(self.shards)]
+            if self.store is not None:
+                argv += ["--store", self.store]
         return argv + self.extra
 
     def launch(self):

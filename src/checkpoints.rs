@@ -105,7 +105,7 @@ async fn run(node: &Node) -> Taken {
     let checkpoints = &node.checkpoints;
     let source = &checkpoints.source;
     if !checkpoints.is_local {
-        return Err("checkpoints need a store that is a local directory".into());
+        return Err("checkpoints need a store and a journal in local directories".into());
     }
     let catalog = Catalog::of(&source.dir);
     let max_journal = node.config.settings().journal_max_size.saturating_mul(JOURNAL_SHARE);

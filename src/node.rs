@@ -19,6 +19,7 @@ use flagstone_storage::clock::Clock;
 use flagstone_storage::encoding::Library;
 use flagstone_storage::engine::Upkeep;
 use flagstone_storage::journal::{Journal, SyncMode};
+use flagstone_storage::place::Requests;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -30,6 +31,14 @@ pub const PRESSURE_LIMIT_MS: u64 = 5000;
 /// Why writes are refused while there is no room for them.
 pub const CHOKED: &str = "OOM the engine does not take rows fast enough, or its disk is full: there is \
     no memory left for writes";
+
+/// Why writes are refused while the journal's store is away.
+pub const CUT_OFF: &str = "MISCONF The store of the journal does not answer, so that no write can be \
+    stored. Commands that may modify the data set are refused until it does. The log says more.";
+
+/// Bytes that may wait for the store of a journal in a bucket, at least and at most.
+const JOURNAL_MIN: u64 = 4 << 20;
+const JOURNAL_MAX: u64 = 64 << 20;
 
 /// Pending rows of more bytes than this are of no use: they are handed over faster than they come,
 /// or not at all.
@@ -73,6 +82,8 @@ pub struct Budget {
     pub merges: usize,
     /// The filters of keys; while one is made anew, up to twice that.
     pub presence: usize,
+    /// What may wait for the store of a journal in a bucket; from half of it on writers wait.
+    pub journal: usize,
     /// Channels and patterns that clients listen to.
     pub subscriptions: usize,
     /// Which keys clients have read that want to hear of their changes.
@@ -106,6 +117,7 @@ impl Budget {
             memtables: (total / 16) as usize,
             merges: (total / 64) as usize,
             presence: (total / 32) as usize,
+            journal: (total / 16).clamp(JOURNAL_MIN, JOURNAL_MAX) as usize,
             subscriptions: (total / 16) as usize,
             tracking: (total / 64 * 3) as usize,
             prefixes: (total / 64) as usize,
@@ -153,6 +165,8 @@ pub struct Node {
     pub stats: Vec<Arc<WorkerStats>>,
     pub rates: Rates,
     pub slowlog: SlowLog,
+    /// To the store and to that of the journal, which may be the same.
+    pub requests: [Arc<Requests>; 2],
     pub started: Instant,
     pub started_ms: u64,
     /// 40 hexadecimal digits, new at each start.
@@ -168,6 +182,8 @@ pub struct Node {
     pub pressure_since_ms: AtomicU64,
     /// More memory is in use than `maxmemory` allows.
     over_maxmemory: AtomicBool,
+    /// The journal's store is away.
+    cut_off: AtomicBool,
     paused: AtomicBool,
     pause: Mutex<Pause>,
     pub(crate) unpaused: Notify,
@@ -185,6 +201,7 @@ impl Node {
         mailboxes: Vec<Mailbox>,
         shard_workers: usize,
         next_generation: u32,
+        requests: [Arc<Requests>; 2],
         libraries: Vec<Library>,
         background: tokio::runtime::Handle,
     ) -> Result<Self, String> {
@@ -203,7 +220,7 @@ impl Node {
             scripts: Scripts::new(budget.scripts, budget.script_vm),
             apart: Semaphore::new(MAX_APART),
             budget,
-            inline_sync: mailboxes.len() == 1,
+            inline_sync: mailboxes.len() == 1 && !journal.is_remote(),
             config,
             layout,
             clock,
@@ -217,6 +234,7 @@ impl Node {
             stats,
             rates: Rates::default(),
             slowlog: SlowLog::default(),
+            requests,
             started: Instant::now(),
             started_ms,
             run_id: (0..40)
@@ -226,6 +244,7 @@ impl Node {
             active_expire: AtomicBool::new(true),
             pressure_since_ms: AtomicU64::new(0),
             over_maxmemory: AtomicBool::new(false),
+            cut_off: AtomicBool::new(false),
             paused: AtomicBool::new(false),
             pause: Mutex::default(),
             unpaused: Notify::new(),
@@ -248,6 +267,15 @@ impl Node {
     /// Whether more memory is in use than `maxmemory` allows.
     pub fn is_over_maxmemory(&self) -> bool {
         self.over_maxmemory.load(Ordering::Relaxed)
+    }
+
+    /// Whether the journal's store is away, so that no write can be stored.
+    pub fn is_cut_off(&self) -> bool {
+        self.cut_off.load(Ordering::Relaxed)
+    }
+
+    pub fn set_cut_off(&self, cut_off: bool) {
+        self.cut_off.store(cut_off, Ordering::Relaxed);
     }
 
     /// Compares the memory in use with `maxmemory`: by the clock, and when that is set.

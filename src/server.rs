@@ -87,6 +87,9 @@ fn open_options(settings: &Settings) -> Result<OpenOptions> {
         memtable_bytes: budget.memtables,
         merge_bytes: budget.merges,
         presence_bytes: budget.presence,
+        journal_bytes: budget.journal,
+        cache: (settings.store_cache_size > 0)
+            .then(|| (settings.dir.join("store-cache"), settings.store_cache_size)),
     })
 }
 
@@ -103,7 +106,7 @@ fn serve(
     let net = if settings.net_workers == 0 { 0..total } else { shard_workers..total };
     let (mailboxes, inboxes): (Vec<Mailbox>, Vec<Inbox>) = (0..total).map(|_| mailbox()).unzip();
     let dir = opened.store.dir();
-    let is_local = dir.is_some();
+    let is_local = dir.is_some() && !opened.journal.is_remote();
     let source = Source {
         dir: dir.unwrap_or(&settings.dir).to_owned(),
         layout: opened.layout.clone(),
@@ -119,6 +122,7 @@ fn serve(
         mailboxes,
         shard_workers,
         opened.generations.next,
+        [&opened.store, &opened.journal_place].map(|place| place.requests().clone()),
         std::mem::take(&mut opened.libraries),
         background.handle().clone(),
     );

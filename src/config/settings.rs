@@ -212,6 +212,8 @@ settings! {
     /// URL of the journal; `None`: in the store.
     journal: Option<String> = |v, _| v.optional_text("journal");
     store_timeout_ms: u64 = |v, _| v.number("store-timeout-ms");
+    /// Zero: none.
+    store_cache_size: u64 = |v, _| v.number("store-cache-size");
     workers: usize = |v, m| v.unless_auto("workers").unwrap_or(m.cpus);
     net_workers: usize = |v, _| v.number("net-workers");
     background_workers: usize = |v, m| v.unless_auto("background-workers").unwrap_or((m.cpus / 4).max(2));

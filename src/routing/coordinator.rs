@@ -18,7 +18,9 @@ use crate::node::Node;
 use crate::resp::Reply;
 use crate::transaction;
 use crate::unit::{self, Effects, Unit};
-use crate::worker::{Elsewhere, LockKey, Message, OwnedCommand, Ran, Request, Worker, changer};
+use crate::worker::{
+    Elsewhere, LockKey, Message, OwnedCommand, Ran, Request, Worker, changer, refusal,
+};
 use flagstone_storage::journal::Lsn;
 use flagstone_storage::notes::{Interest, Note};
 use flagstone_storage::store::Need;
@@ -342,7 +344,7 @@ fn commit(
     let appended = node.journal.append(node.clock.now_ms(), &sealed.shards(), &[&body]);
     match appended {
         Ok(lsn) => Ok(Some((lsn, Arc::new(body)))),
-        Err(error) => Err(format!("ERR the write could not be stored: {error}")),
+        Err(error) => Err(refusal(&error)),
     }
 }
 

@@ -229,7 +229,9 @@ impl Worker {
         let total: u64 =
             self.node.stats.iter().map(|s| s.pending_bytes.load(Ordering::Relaxed)).sum();
         let since = &self.node.pressure_since_ms;
-        if total <= self.node.budget.pending as u64 {
+        let waiting = self.node.journal.stats().waiting_bytes;
+        let waits = waiting > self.node.budget.journal as u64 / 2 && !self.node.is_cut_off();
+        if total <= self.node.budget.pending as u64 && !waits {
             since.store(0, Ordering::Relaxed);
         } else if since.load(Ordering::Relaxed) == 0 {
             since.store(self.node.clock.now_ms(), Ordering::Relaxed);

@@ -20,6 +20,7 @@ pub use execute::{Blocked, Elsewhere, OwnedCommand, Ran};
 pub(crate) use locks::LockKey;
 pub use mailbox::{Inbox, Mailbox, Message, WorkerGone, mailbox};
 pub use rounds::RoundError;
+pub(crate) use rounds::refusal;
 pub use scan::{Cursor, ScanKey, ScanPage};
 pub use stats::{Counters, WorkerStats};
 pub(crate) use stats::{MAX_ERRORS, OTHER_ERRORS, error_code};
@@ -29,7 +30,7 @@ use crate::commands::flag;
 use crate::commands::registry::Command;
 use crate::config::Settings;
 use crate::connection::Ahead;
-use crate::node::Node;
+use crate::node::{Node, ShutdownRequest};
 use crate::resp::Args;
 use crate::slowlog::{self, SlowCommand};
 use crate::unit::Effects;
@@ -335,6 +336,13 @@ impl Worker {
             if let Some(reason) = self.node.journal.failed() {
                 self.rounds.fail_all(&reason);
             }
+            if self.node.journal.is_taken_over() && !self.node.is_ending() {
+                // What is in memory may be out of date.
+                self.node.request_shutdown(ShutdownRequest { now: true });
+            }
+            let away = self.node.journal.away();
+            self.node.set_cut_off(away.is_some());
+            self.rounds.set_away(away.as_ref());
             self.rounds.advance(appended, durable);
             self.tell_news();
             self.release_held();

@@ -13,6 +13,15 @@ const REMEMBERED: usize = 1024;
 #[derive(Clone, Debug)]
 pub struct RoundError(pub String);
 
+/// What clients are told when a record could not be appended: nothing has changed.
+pub(crate) fn refusal(error: &JournalError) -> String {
+    match error {
+        JournalError::NoSpace { .. } => format!("ERR no space left to store the write: {error}"),
+        JournalError::Away { .. } => format!("MISCONF the write was not accepted: {error}"),
+        _ => format!("ERR the write could not be stored: {error}"),
+    }
+}
+
 /// See the module's description.
 #[derive(Debug, Default)]
 pub(crate) struct Rounds {
@@ -20,18 +29,15 @@ pub(crate) struct Rounds {
     durable: Cell<u64>,
     failed: RefCell<VecDeque<(u64, RoundError)>>,
     journal_failed: RefCell<Option<RoundError>>,
+    /// What is in the journal waits for its store for too long.
+    away: RefCell<Option<RoundError>>,
     waiting: RefCell<Vec<(u64, bool, Waker)>>,
 }
 
 impl Rounds {
     /// A round's record was not appended.
     pub(crate) fn fail(&self, round: u64, error: &JournalError) {
-        let text = match error {
-            JournalError::NoSpace { .. } => {
-                format!("ERR no space left to store the write: {error}")
-            }
-            _ => format!("ERR the write could not be stored: {error}"),
-        };
+        let text = refusal(error);
         let mut failed = self.failed.borrow_mut();
         if failed.len() == REMEMBERED {
             failed.pop_front();
@@ -44,6 +50,22 @@ impl Rounds {
         let text = format!("ERR the write could not be stored: the journal has failed: {reason}");
         *self.journal_failed.borrow_mut() = Some(RoundError(text));
         self.wake(|_, _| true);
+    }
+
+    /// Nothing becomes durable for now, or (`None`) it does again.
+    pub(crate) fn set_away(&self, error: Option<&JournalError>) {
+        if error.is_none() && self.away.borrow().is_none() {
+            return;
+        }
+        let text = |error| {
+            format!(
+                "MISCONF it is not known whether the write is stored, and it may be later: {error}"
+            )
+        };
+        *self.away.borrow_mut() = error.map(|error| RoundError(text(error)));
+        if error.is_some() {
+            self.wake(|_, to_disk| to_disk);
+        }
     }
 
     /// Rounds up to `appended` are in the journal, up to `durable` durable.
@@ -78,7 +100,10 @@ impl Rounds {
             return Some(Ok(()));
         }
         if to_disk || round > self.appended.get() {
-            return self.journal_failed.borrow().clone().map(Err);
+            let failed = self.journal_failed.borrow().clone();
+            let is_appended = round <= self.appended.get();
+            let away = || self.away.borrow().clone().filter(|_| is_appended);
+            return failed.or_else(away).map(Err);
         }
         None
     }

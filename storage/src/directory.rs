@@ -12,7 +12,8 @@ use crate::encoding::{Library, row};
 use crate::engine::files::{Files, Kept};
 use crate::engine::{Engine, Upkeep, prefix_range};
 use crate::journal::{
-    Disk, Journal, JournalError, LocalJournal, Lsn, Options, RealDisk, Recovery, SyncMode,
+    BucketJournal, BucketOptions, Disk, Journal, JournalError, LocalJournal, Lsn, Options,
+    RealDisk, Recovered, SyncMode,
 };
 use crate::partition::{LIBRARIES_SHARD, Partition};
 use crate::place::Place;
@@ -23,13 +24,12 @@ use anyhow::{Context, Result, bail};
 use manifest::Manifest;
 pub use manifest::is_data_directory;
 pub(crate) use manifest::{create_manifest_of, layout_of, shards_of};
-use object_store::path::Path as ObjectPath;
 pub use reshard::{Resharded, reshard};
 use slatedb::db_cache::foyer::{FoyerCache, FoyerCacheOptions};
 use slatedb::db_cache::{DbCache, SplitCache};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -68,12 +68,18 @@ pub struct OpenOptions {
     pub merge_bytes: usize,
     /// Filters of keys, all shards together.
     pub presence_bytes: usize,
+    /// Where files of a bucket are kept on a local disk, and how many bytes of them.
+    pub cache: Option<(PathBuf, u64)>,
+    /// What may wait for the store of a journal in a bucket.
+    pub journal_bytes: usize,
 }
 
 /// An open data directory.
 pub struct Directory {
     pub layout: Arc<Layout>,
     pub store: Place,
+    /// Where the journal is.
+    pub journal_place: Place,
     pub journal: Arc<dyn Journal>,
     pub generations: Generations,
     /// The libraries of functions, by name.
@@ -97,7 +103,7 @@ impl Directory {
         let open_store = |place: &Place| -> Result<Place> {
             let Some(dir) = place.dir() else { return Ok(place.clone()) };
             let files = Arc::new(Files::new(dir, kept.clone())?);
-            Ok(Place::within(files, ObjectPath::default(), place.to_string()))
+            Ok(place.through(files))
         };
         for place in [Some(&options.store), options.journal.as_ref()].into_iter().flatten() {
             if place.dir().is_none() {
@@ -116,14 +122,11 @@ impl Directory {
         open_store: &OpenStore<'_>,
     ) -> Result<Self> {
         let store = &options.store;
-        let journal = options.journal.clone().unwrap_or_else(|| store.join("journal"));
+        let journal_place = options.journal.clone().unwrap_or_else(|| store.join("journal"));
         let locks = lock_all(store, options.journal.as_ref())?;
         let manifest = Manifest::open(&options).await?;
         let layout = Arc::new(Layout { shards: manifest.shards, seed: manifest.seed });
-        let Some(journal_dir) = journal.dir() else { bail!("{journal}: not yet") };
-        fs::create_dir_all(journal_dir).with_context(|| format!("creating {journal}"))?;
-        let recovery =
-            LocalJournal::recover(journal_dir, journal_options(&options, &manifest, disk))?;
+        let recovery = recover(&journal_place, &options, &manifest, disk).await?;
         clock.at_least(recovery.max_time_ms());
         let engines = open_engines(&options, manifest.shards, &clock, open_store).await?;
         let mut opened = Vec::with_capacity(engines.len());
@@ -159,7 +162,7 @@ impl Directory {
             .into_iter()
             .map(|(id, engine, control)| Shard::new(id, engine, epoch, control, presence_bytes))
             .collect();
-        let replayed = replay(&recovery, &mut shards)?;
+        let replayed = replay(&recovery, &mut shards).await?;
         if replayed > 0 {
             tracing::info!(records = replayed, "the journal's tail was replayed");
         }
@@ -167,7 +170,7 @@ impl Directory {
             let whole = shard.apply_libraries(&mut libraries);
             whole.context("a library of functions in the journal is damaged")?;
         }
-        let journal = recovery.start(epoch, highest + 1)?;
+        let journal = recovery.start(epoch, highest + 1).await?;
         for shard in &shards {
             journal.flushed(shard.id, shard.flushed());
         }
@@ -180,6 +183,7 @@ impl Directory {
         let next = shards.iter().map(|s| s.generations().next).max().unwrap_or(1);
         Ok(Self {
             store: options.store,
+            journal_place,
             layout,
             journal,
             generations: Generations { next, ..generations },
@@ -272,16 +276,38 @@ pub fn is_open(dir: &Path) -> Result<bool> {
     }
 }
 
-fn journal_options(options: &OpenOptions, manifest: &Manifest, disk: Arc<dyn Disk>) -> Options {
-    Options {
+/// Reads the journal, and takes it over if it is in a bucket.
+async fn recover(
+    journal: &Place,
+    options: &OpenOptions,
+    manifest: &Manifest,
+    disk: Arc<dyn Disk>,
+) -> Result<Recovered> {
+    let (mode, everysec_bound, salt) = (options.mode, options.everysec_bound, manifest.salt);
+    let Some(dir) = journal.dir() else {
+        let options = BucketOptions {
+            mode,
+            everysec_bound,
+            wait_limit: options.store_timeout,
+            max_waiting: options.journal_bytes,
+            salt,
+            ..BucketOptions::default()
+        };
+        let recovery = BucketJournal::recover(journal.clone(), options).await?;
+        return Ok(Recovered::Bucket(Box::new(recovery)));
+    };
+    fs::create_dir_all(dir).with_context(|| format!("creating {journal}"))?;
+    let archive = options.store.dir().filter(|_| options.archive).map(|dir| dir.join(ARCHIVE));
+    let options = Options {
         segment_bytes: options.segment_bytes,
-        everysec_bound: options.everysec_bound,
-        mode: options.mode,
+        everysec_bound,
+        mode,
         inline_sync: options.inline_sync,
-        salt: manifest.salt,
-        archive: options.store.dir().filter(|_| options.archive).map(|dir| dir.join(ARCHIVE)),
+        salt,
+        archive,
         disk,
-    }
+    };
+    Ok(Recovered::Local(Box::new(LocalJournal::recover(dir, options)?)))
 }
 
 fn shard_place(store: &Place, id: u16) -> Place {
@@ -325,7 +351,12 @@ async fn open_engines(
             remove_staged(dir).with_context(|| format!("cleaning {shard}"))?;
         }
         let place = open_store(&shard).with_context(|| format!("opening {shard}"))?.join("db");
-        let (cache, clock, upkeep) = (cache.clone(), clock.clone(), upkeep.clone());
+        let (cache, clock) = (cache.clone(), clock.clone());
+        let disk_cache = options.cache.as_ref().filter(|_| place.dir().is_none());
+        let disk_cache = disk_cache.map(|(dir, bytes)| {
+            (dir.join(format!("shard-{id}")), bytes / u64::from(shards.max(1)))
+        });
+        let upkeep = Upkeep { disk_cache, ..upkeep.clone() };
         opening.push(tokio::spawn(async move {
             Engine::open(&place, cache, u64::from(id), clock, &upkeep)
                 .await
@@ -357,7 +388,7 @@ fn remove_staged(dir: &Path) -> std::io::Result<()> {
 
 /// Refuses shards that the journal does not fit. Without a journal they must be complete by
 /// themselves, all up to the same end: copies of what a clean stop has left.
-fn check_shards(recovery: &Recovery, shards: &[(u16, Engine, Control)]) -> Result<()> {
+fn check_shards(recovery: &Recovered, shards: &[(u16, Engine, Control)]) -> Result<()> {
     let complete = |(_, _, control): &(u16, Engine, Control)| control.complete;
     let whole = shards.first().and_then(complete);
     let restored = recovery.end() == 0
@@ -378,11 +409,11 @@ fn check_shards(recovery: &Recovery, shards: &[(u16, Engine, Control)]) -> Resul
 }
 
 /// Merges what each shard has not applied; how many records there were.
-fn replay(recovery: &Recovery, shards: &mut [Shard]) -> Result<u64> {
+async fn replay(recovery: &Recovered, shards: &mut [Shard]) -> Result<u64> {
     let applied: Vec<Lsn> = shards.iter().map(Shard::flushed).collect();
     let from = applied.iter().min().map_or(1, |lsn| lsn + 1);
     let mut records = 0;
-    recovery.replay::<ReplayError>(from, |record| {
+    let replayed = recovery.replay::<ReplayError>(from, |record| {
         let body = split_body(&record.body).ok_or(ReplayError::Body(record.lsn))?;
         records += 1;
         for (id, ops) in body {
@@ -393,7 +424,8 @@ fn replay(recovery: &Recovery, shards: &mut [Shard]) -> Result<u64> {
             }
         }
         Ok(())
-    })?;
+    });
+    replayed.await?;
     Ok(records)
 }
 

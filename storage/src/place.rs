@@ -1,11 +1,16 @@
 //! Places where data lies: a root in an object store, named by a URL.
 
 mod cloud;
+mod metered;
 mod preflight;
 #[cfg(test)]
 mod tests;
 
+pub use metered::Requests;
+pub(crate) use preflight::cause;
+
 use anyhow::{Context, Result, bail};
+use metered::Metered;
 use object_store::ObjectStore;
 use object_store::local::LocalFileSystem;
 use object_store::memory::InMemory;
@@ -24,6 +29,8 @@ pub struct Place {
     dir: Option<PathBuf>,
     /// Without credentials.
     url: String,
+    /// What was asked of a store that is not a local directory.
+    requests: Arc<Requests>,
 }
 
 impl Place {
@@ -48,8 +55,7 @@ impl Place {
             "file" => Self::local(file_path(url, rest)?),
             "memory" => {
                 let root = Path::parse(rest).with_context(|| url.to_owned())?;
-                let store = Arc::new(InMemory::new());
-                Ok(Self { store, root, dir: None, url: url.to_owned() })
+                Ok(Self::within(Arc::new(InMemory::new()), root, url))
             }
             "s3" | "gs" | "az" => {
                 let (bucket, prefix) = bucket_and_prefix(url, rest)?;
@@ -61,7 +67,7 @@ impl Place {
                 };
                 let url = format!("{scheme}://{bucket}/{root}");
                 let url = url.trim_end_matches('/').to_owned();
-                Ok(Self { store: store.with_context(|| url.clone())?, root, dir: None, url })
+                Ok(Self::within(store.with_context(|| url.clone())?, root, url))
             }
             _ => bail!(
                 "{url}: a store is a directory, file:///path, s3://bucket/prefix, \
@@ -80,17 +86,30 @@ impl Place {
         let dir = std::path::absolute(&dir).with_context(|| shown.clone())?;
         let root = Path::from_absolute_path(&dir).with_context(|| shown.clone())?;
         let store = Arc::new(LocalFileSystem::new().with_fsync(true));
-        Ok(Self { store, root, dir: Some(dir), url: shown })
+        Ok(Self { store, root, dir: Some(dir), url: shown, requests: Arc::default() })
     }
 
     /// A prefix in a store that is open already, shown as `url`.
     pub fn within(store: Arc<dyn ObjectStore>, root: Path, url: impl Into<String>) -> Self {
-        Self { store, root, dir: None, url: url.into() }
+        let requests = Arc::<Requests>::default();
+        let store = Arc::new(Metered { inner: store, requests: requests.clone() });
+        Self { store, root, dir: None, url: url.into(), requests }
+    }
+
+    /// The same place, seen through another store that begins there. Its requests are not counted.
+    #[must_use]
+    pub fn through(&self, store: Arc<dyn ObjectStore>) -> Self {
+        Self { store, root: Path::default(), ..self.clone() }
     }
 
     /// The store. Paths in it begin with [`root`](Self::root).
     pub fn store(&self) -> Arc<dyn ObjectStore> {
         self.store.clone()
+    }
+
+    /// What was asked of a store that is not a local directory.
+    pub fn requests(&self) -> &Arc<Requests> {
+        &self.requests
     }
 
     pub fn root(&self) -> &Path {
@@ -116,6 +135,7 @@ impl Place {
             root: self.path(name),
             dir: self.dir.as_ref().map(|dir| dir.join(name)),
             url: format!("{}/{name}", self.url.trim_end_matches('/')),
+            requests: self.requests.clone(),
         }
     }
 }

@@ -8,9 +8,11 @@ use crate::pubsub::Kind;
 use crate::resp::Args;
 use crate::routing;
 use crate::worker::{Counters, Worker, WorkerStats};
+use flagstone_storage::place::Requests;
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The sections in their order, and whether INFO shows them unasked.
@@ -351,6 +353,14 @@ impl Page<'_> {
         ]);
     }
 
+    /// To all stores.
+    fn requests(&self, counter: impl Fn(&Requests) -> &AtomicU64) -> u64 {
+        let [store, journal] = &self.node.requests;
+        let is_one = Arc::ptr_eq(store, journal);
+        let of = |requests: &Arc<Requests>| counter(requests).load(Ordering::Relaxed);
+        of(store) + if is_one { 0 } else { of(journal) }
+    }
+
     fn sum(&self, counter: impl Fn(&WorkerStats) -> &AtomicU64) -> u64 {
         self.node.stats.iter().map(|stats| counter(stats).load(Ordering::Relaxed)).sum()
     }
@@ -504,6 +514,14 @@ impl Page<'_> {
             ("journal_appended_bytes", &journal.appended_bytes),
             ("journal_syncs", &journal.syncs),
             ("journal_backlog_bytes", &backlog),
+            ("store_puts", &self.requests(|requests| &requests.puts)),
+            ("store_gets", &self.requests(|requests| &requests.gets)),
+            ("store_lists", &self.requests(|requests| &requests.lists)),
+            ("store_deletes", &self.requests(|requests| &requests.deletes)),
+            ("store_put_bytes", &self.requests(|requests| &requests.put_bytes)),
+            ("store_get_bytes", &self.requests(|requests| &requests.get_bytes)),
+            ("journal_waiting_bytes", &journal.waiting_bytes),
+            ("journal_away", &i32::from(node.is_cut_off())),
             ("journal_failed", &i32::from(node.journal.failed().is_some())),
         ]);
     }

@@ -13,6 +13,7 @@ use std::time::Duration;
 /// Memory for caches and memtables: not much is read.
 const CACHE_BYTES: u64 = 32 << 20;
 const MEMTABLE_BYTES: usize = 64 << 20;
+const JOURNAL_BYTES: usize = 16 << 20;
 
 /// How to open a data directory as it is.
 pub(crate) fn options(dir: &Path) -> Result<OpenOptions> {
@@ -33,6 +34,8 @@ pub(crate) fn options(dir: &Path) -> Result<OpenOptions> {
         memtable_bytes: MEMTABLE_BYTES,
         merge_bytes: 0,
         presence_bytes: 0,
+        cache: None,
+        journal_bytes: JOURNAL_BYTES,
     })
 }
 

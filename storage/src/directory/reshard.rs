@@ -17,7 +17,6 @@ use crate::partition::LIBRARIES_SHARD;
 use crate::slot::Layout;
 use anyhow::{Context, Result, bail};
 use bytes::Bytes;
-use object_store::path::Path as ObjectPath;
 use std::sync::Arc;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
@@ -103,7 +102,7 @@ fn local_files() -> impl Fn(&Place) -> Result<Place> + Sync {
     move |place| {
         let Some(dir) = place.dir() else { return Ok(place.clone()) };
         let files = Arc::new(Files::new(dir, kept.clone())?);
-        Ok(Place::within(files, ObjectPath::default(), place.to_string()))
+        Ok(place.through(files))
     }
 }
 

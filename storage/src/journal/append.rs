@@ -15,31 +15,30 @@ use super::segment::{
 use super::{JournalError, Lsn, Options};
 
 /// A commit, laid out in parts.
-struct Commit<'a> {
-    time_ms: u64,
-    shards: &'a [u16],
-    shard_bytes: Vec<u8>,
-    parts: Vec<Part<'a>>,
+pub(super) struct Commit<'a> {
+    pub(super) time_ms: u64,
+    pub(super) shards: &'a [u16],
+    pub(super) shard_bytes: Vec<u8>,
+    pub(super) parts: Vec<Part<'a>>,
 }
 
-struct Part<'a> {
-    slices: Vec<&'a [u8]>,
-    body_len: u32,
-    body_crc: u32,
+pub(super) struct Part<'a> {
+    pub(super) slices: Vec<&'a [u8]>,
+    pub(super) body_len: u32,
+    pub(super) body_crc: u32,
     /// Length of the record, padding included.
-    len: u64,
+    pub(super) len: u64,
 }
 
 const PADDING: [u8; ALIGN as usize] = [0; ALIGN as usize];
 
 impl<'a> Commit<'a> {
-    fn new(
+    pub(super) fn new(
         time_ms: u64,
         shards: &'a [u16],
         body: &[&'a [u8]],
-        options: &Options,
+        max_part: usize,
     ) -> Result<Self, JournalError> {
-        let max_part = options.max_part();
         if 2 * shards.len() > max_part || shards.len() > usize::from(u16::MAX) {
             return Err(JournalError::TooLarge("too many shards for a segment"));
         }
@@ -97,7 +96,7 @@ impl Part<'_> {
         self
     }
 
-    fn padding(&self, shard_bytes: &[u8]) -> &'static [u8] {
+    pub(super) fn padding(&self, shard_bytes: &[u8]) -> &'static [u8] {
         let used = HEADER + shard_bytes.len() + self.body_len as usize;
         &PADDING[..used.next_multiple_of(ALIGN as usize) - used]
     }
@@ -110,7 +109,7 @@ impl Shared {
         shards: &[u16],
         body: &[&[u8]],
     ) -> Result<Lsn, JournalError> {
-        let commit = Commit::new(time_ms, shards, body, &self.options)?;
+        let commit = Commit::new(time_ms, shards, body, self.options.max_part())?;
         let mut writer = self.lock_for(&commit)?;
         let spares = writer.spares.len();
         let result = self.write_commit(&mut writer, &commit);

@@ -334,6 +334,7 @@ impl Journal for LocalJournal {
         JournalStats {
             segments: writer.closed.len() + 1,
             spares: writer.spares.len(),
+            waiting_bytes: 0,
             bytes: writer.closed.iter().map(|s| s.used).sum::<u64>() + writer.current.offset,
             appends: writer.appends,
             appended_bytes: writer.appended_bytes,
@@ -343,8 +344,8 @@ impl Journal for LocalJournal {
         }
     }
 
-    fn hold(&self, from: Lsn, max_bytes: u64) -> HoldId {
-        self.shared.hold(from, max_bytes)
+    fn hold(&self, from: Lsn, max_bytes: u64) -> Result<HoldId, JournalError> {
+        Ok(self.shared.hold(from, max_bytes))
     }
 
     fn release(&self, hold: HoldId) {

@@ -5,6 +5,7 @@
 //! The bytes are described in `docs/format.md`.
 
 mod append;
+mod bucket;
 mod disk;
 mod extract;
 mod floor;
@@ -12,6 +13,7 @@ mod history;
 mod local;
 mod read;
 mod record;
+mod recovered;
 mod recovery;
 mod scan;
 mod segment;
@@ -19,7 +21,7 @@ mod sync;
 mod upkeep;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::fmt;
 use std::io;
@@ -29,11 +31,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
+pub use bucket::{BucketJournal, BucketOptions, BucketRecovery};
 pub use disk::{Disk, File, RealDisk};
 pub use extract::Extract;
 pub use history::{read_history, segment_begun_ms};
 pub use local::LocalJournal;
 pub use read::HoldId;
+pub use recovered::Recovered;
 pub use recovery::Recovery;
 
 /// A commit's place in the journal: from 1 on, greater for a later commit; 0 is "nothing".
@@ -78,6 +82,13 @@ pub enum JournalError {
     /// No append is accepted until a restart.
     #[error("the journal has failed: {0}")]
     Failed(String),
+    /// The journal's store does not answer. Nothing was written and no lsn consumed; the same
+    /// append may succeed later.
+    #[error("the journal's store {place} is away: {reason}")]
+    Away { place: String, reason: String },
+    /// A journal of this kind cannot be read while it is open.
+    #[error("a journal in a bucket cannot be read while it is open yet")]
+    Unreadable,
     /// The journal was closed.
     #[error("the journal is closed")]
     Closed,
@@ -125,6 +136,8 @@ pub struct JournalStats {
     pub spares: usize,
     /// Bytes in use in the segments.
     pub bytes: u64,
+    /// Bytes in memory that wait for a store.
+    pub waiting_bytes: u64,
     /// Commits since the start.
     pub appends: u64,
     /// Bytes appended since the start, headers included.
@@ -141,8 +154,8 @@ pub struct JournalStats {
 /// The node's journal.
 pub trait Journal: Send + Sync {
     /// Appends one commit: `time_ms` is the committer's clock, `shards` what it touches, its body
-    /// the concatenation of `body`. When it returns the commit is the kernel's and outlives the
-    /// process; it is durable once [`durable`](Self::durable) has reached the lsn returned.
+    /// the concatenation of `body`. When it returns, the commit in a local journal is the kernel's
+    /// and outlives the process, and that in a bucket is in memory; it is durable once [`durable`](Self::durable) has reached the lsn returned.
     ///
     /// After an error nothing of the commit is in the journal and no lsn is consumed.
     fn append(&self, time_ms: u64, shards: &[u16], body: &[&[u8]]) -> Result<Lsn, JournalError>;
@@ -170,6 +183,22 @@ pub trait Journal: Send + Sync {
     /// not be wiped. Only a restart helps.
     fn failed(&self) -> Option<String>;
 
+    /// Whether it is in a store over a network: nobody may wait for that on a worker's thread.
+    fn is_remote(&self) -> bool {
+        false
+    }
+
+    /// What is wrong with the journal's store, when the oldest commit has waited for it for too
+    /// long. Appends are refused until it answers; what waits may become durable then.
+    fn away(&self) -> Option<JournalError> {
+        None
+    }
+
+    /// Whether another server has taken the journal over: whatever is in memory may be out of date.
+    fn is_taken_over(&self) -> bool {
+        false
+    }
+
     /// Says that the rows of `shard` up to `applied` are flushed in its engine, so that records
     /// may be dropped.
     fn flushed(&self, shard: u16, applied: Lsn);
@@ -181,7 +210,10 @@ pub trait Journal: Send + Sync {
 
     /// Keeps the records from `from` on, as far as they are still there, until
     /// [`release`](Self::release), or until the journal has more than `max_bytes`.
-    fn hold(&self, from: Lsn, max_bytes: u64) -> HoldId;
+    ///
+    /// # Errors
+    /// [`JournalError::Unreadable`] if a journal of this kind cannot be read while it is open.
+    fn hold(&self, from: Lsn, max_bytes: u64) -> Result<HoldId, JournalError>;
 
     fn release(&self, hold: HoldId);
 

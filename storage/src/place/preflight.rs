@@ -130,7 +130,7 @@ fn explain(error: &Error) -> anyhow::Error {
 }
 
 /// The innermost cause, in a line; of an answer in XML its code and message.
-fn cause(error: &Error) -> String {
+pub(crate) fn cause(error: &Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     let mut last = String::new();

@@ -1,5 +1,14 @@
 use super::Place;
-use object_store::{ObjectStoreExt, PutPayload};
+use async_trait::async_trait;
+use futures::StreamExt;
+use futures::stream::BoxStream;
+use object_store::memory::InMemory;
+use object_store::path::Path;
+use object_store::{
+    CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
+    ObjectStoreExt, PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
+};
+use std::sync::Arc;
 
 fn error(url: &str) -> String {
     format!("{:#}", Place::parse(url).expect_err(url))
@@ -60,4 +69,80 @@ async fn a_local_place_is_made_when_it_is_written_to() {
     below.store().put(&below.path("file"), PutPayload::from_static(b"x")).await.expect("put");
     assert_eq!(std::fs::read(dir.join("sub/file")).expect("read"), b"x");
     assert_eq!(below.dir().expect("local"), dir.join("sub"));
+}
+
+/// A store that creates what exists: always, or when it is asked at the same time.
+#[derive(Debug)]
+struct Careless {
+    objects: InMemory,
+    always: bool,
+}
+
+impl std::fmt::Display for Careless {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Careless")
+    }
+}
+
+#[async_trait]
+impl ObjectStore for Careless {
+    async fn put_opts(
+        &self,
+        location: &Path,
+        payload: PutPayload,
+        options: PutOptions,
+    ) -> Result<PutResult> {
+        let exists = self.objects.head(location).await.is_ok();
+        tokio::task::yield_now().await;
+        let mode = if exists && !self.always { options.mode } else { PutMode::Overwrite };
+        self.objects.put_opts(location, payload, mode.into()).await
+    }
+
+    async fn put_multipart_opts(
+        &self,
+        location: &Path,
+        options: PutMultipartOptions,
+    ) -> Result<Box<dyn MultipartUpload>> {
+        self.objects.put_multipart_opts(location, options).await
+    }
+
+    async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
+        self.objects.get_opts(location, options).await
+    }
+
+    fn delete_stream(
+        &self,
+        locations: BoxStream<'static, Result<Path>>,
+    ) -> BoxStream<'static, Result<Path>> {
+        self.objects.delete_stream(locations)
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        self.objects.list(prefix)
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+        self.objects.list_with_delimiter(prefix).await
+    }
+
+    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
+        self.objects.copy_opts(from, to, options).await
+    }
+}
+
+#[tokio::test]
+async fn a_store_that_creates_what_exists_is_refused() {
+    for always in [true, false] {
+        let store = Careless { objects: InMemory::new(), always };
+        let place = Place::within(Arc::new(store), Path::from("x"), "careless:");
+        let error = format!("{:#}", place.preflight().await.expect_err("it overwrites"));
+        assert!(error.contains("two servers could write to one journal"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_store_that_keeps_to_conditions_is_left_as_it_was() {
+    let place = Place::parse("memory:x").expect("memory");
+    place.preflight().await.expect("it creates once");
+    assert_eq!(place.store().list(None).count().await, 0);
 }

@@ -1,7 +1,9 @@
 //! Transfers between accounts, each one record that touches all shards. Every change that the
-//! journal makes on its disk and the engines in their stores may be the last: then the process is
-//! killed, or the power is lost, which takes from the journal what was not synced.
+//! journal makes, on its disk or in its bucket, and the engines in their stores may be the last:
+//! then the process is killed, or the power is lost, which takes from the journal on a disk what was
+//! not synced, and from that in a bucket as much as a kill does.
 
+use crate::bucket::Bucket;
 use crate::image::Probe;
 use crate::model::{Model, V};
 use crate::store::Watched;
@@ -11,7 +13,6 @@ use flagstone_storage::place::Place;
 use flagstone_storage::slot::slot_of;
 use flagstone_storage::value::{Str, Value};
 use object_store::memory::InMemory;
-use object_store::path::Path as ObjectPath;
 use sim_disk::{Handle, Rng, SimDisk};
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice};
@@ -40,9 +41,10 @@ struct Point {
     durable: usize,
 }
 
-/// The journal's disk and the engines' stores.
+/// The journal's disk or bucket and the engines' stores.
 #[derive(Default)]
 struct Media {
+    in_bucket: bool,
     disk: Arc<SimDisk>,
     stores: Mutex<Stores>,
     /// The disk does not change while a point is taken.
@@ -59,8 +61,8 @@ fn forks(stores: &Stores) -> Stores {
 }
 
 impl Media {
-    fn of(disk: Arc<SimDisk>, stores: Stores) -> Arc<Self> {
-        Arc::new(Self { disk, stores: Mutex::new(stores), ..Self::default() })
+    fn of(in_bucket: bool, disk: Arc<SimDisk>, stores: Stores) -> Arc<Self> {
+        Arc::new(Self { in_bucket, disk, stores: Mutex::new(stores), ..Self::default() })
     }
 
     fn take_point(&self, number: u64) {
@@ -93,15 +95,31 @@ impl Media {
             let name = PathBuf::from(place.dir().unwrap().file_name().unwrap());
             let store = media.stores.lock().unwrap().entry(name).or_default().clone();
             let watched = Arc::new(Watched::new(store, watch.clone()));
-            Ok(Place::within(watched, ObjectPath::default(), place.to_string()))
+            Ok(place.through(watched))
         };
         let disk = Watching { media: self.clone(), probe: probe.clone() };
         // Segments are short, and a record with much in it has parts.
         let options = flagstone_storage::directory::OpenOptions {
             segment_bytes: 8192,
+            journal: self.in_bucket.then(|| self.bucket(&probe)),
             ..options(dir, model.dbs.len() as u32)
         };
         World::open_on(options, model, probe, Arc::new(disk), &store).unwrap()
+    }
+}
+
+impl Media {
+    /// The bucket that the journal is in; each change of it is a point.
+    fn bucket(self: &Arc<Self>, probe: &Arc<Probe>) -> Place {
+        let objects = self.stores.lock().unwrap().entry("journal".into()).or_default().clone();
+        let (media, probe) = (self.clone(), probe.clone());
+        let change = move |what: &str, make: &mut dyn FnMut()| {
+            probe.point(|| format!("before {what}"));
+            let _one = media.changing.lock().unwrap();
+            make();
+        };
+        let bucket = Bucket { objects, change: Arc::new(change) };
+        Place::within(Arc::new(bucket), "journal".into(), "memory")
     }
 }
 
@@ -210,8 +228,8 @@ fn balance(model: &Model, account: &[u8]) -> i64 {
 }
 
 impl Bank {
-    fn open(dir: &Path) -> Self {
-        let media = Media::of(Arc::default(), Stores::new());
+    fn open(dir: &Path, in_bucket: bool) -> Self {
+        let media = Media::of(in_bucket, Arc::default(), Stores::new());
         let mut model = Model { now_ms: NOW, ..Model::default() };
         model.dbs.resize_with(1, Default::default);
         let mut world = media.open(dir, model);
@@ -347,15 +365,23 @@ fn transfers_in(world: &mut World, most: usize, at: &str) -> usize {
 
 /// Opens what a point has left; how many transfers are there is between what was acknowledged and
 /// what was begun, and everything else follows from it.
-fn check(point: &Point, power_lost: bool, models: &[Model], accounts: &[Vec<u8>], dir: &Path) {
+fn check(
+    point: &Point,
+    in_bucket: bool,
+    power_lost: bool,
+    models: &[Model],
+    accounts: &[Vec<u8>],
+    dir: &Path,
+) {
     let mut rng = Rng::new(point.number);
     let disk = if power_lost { point.disk.after_power_loss(&mut rng) } else { point.disk.copy() };
     let (what, acked) = match power_lost {
         true => ("power lost", point.durable),
+        false if in_bucket => ("killed", point.durable),
         false => ("killed", point.appended),
     };
     let at = format!("{what} before change {}, {} begun", point.number, point.begun);
-    let media = Media::of(disk, forks(&point.stores));
+    let media = Media::of(in_bucket, disk, forks(&point.stores));
     let mut world = media.open(dir, models[0].clone());
     let found = transfers_in(&mut world, point.begun, &at);
     assert!(found >= acked, "{at}: {acked} transfers were acknowledged, {found} are there");
@@ -370,10 +396,19 @@ fn check(point: &Point, power_lost: bool, models: &[Model], accounts: &[Vec<u8>]
 
 #[test]
 fn no_money_appears_or_goes_wherever_a_transfer_is_cut_off() {
+    cut_off_everywhere(false);
+}
+
+#[test]
+fn nor_does_it_with_the_journal_in_a_bucket() {
+    cut_off_everywhere(true);
+}
+
+fn cut_off_everywhere(in_bucket: bool) {
     let root = tempfile::tempdir().unwrap();
     let mut number = 0;
     let dir = fresh(root.path(), &mut number);
-    let mut bank = Bank::open(&dir);
+    let mut bank = Bank::open(&dir, in_bucket);
     bank.work();
     bank.media.recording.store(false, Ordering::SeqCst);
     let points = std::mem::take(&mut *bank.media.points.lock().unwrap());
@@ -388,7 +423,7 @@ fn no_money_appears_or_goes_wherever_a_transfer_is_cut_off() {
             let (points, models, accounts) = (&points, &bank.models, &accounts);
             scope.spawn(move || {
                 for point in points.iter().skip(thread / 2).step_by(2) {
-                    check(point, thread % 2 == 0, models, accounts, &copy);
+                    check(point, in_bucket, thread % 2 == 0, models, accounts, &copy);
                 }
             });
         }

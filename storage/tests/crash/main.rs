@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod bank;
+mod bucket;
 mod checkpoints;
 mod errors;
 mod histories;

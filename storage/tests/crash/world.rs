@@ -17,7 +17,6 @@ use flagstone_storage::store::{Fault, Need, OrLoad, Part, Store};
 use flagstone_storage::value::stream::StreamEntry;
 use flagstone_storage::value::{Str, Stream, StreamId, Value};
 use object_store::local::LocalFileSystem;
-use object_store::path::Path as ObjectPath;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -65,6 +64,8 @@ pub(crate) fn options(dir: &Path, databases: u32) -> OpenOptions {
         memtable_bytes: 64 << 20,
         merge_bytes: 16 << 20,
         presence_bytes: 4 << 20,
+        cache: None,
+        journal_bytes: 16 << 20,
     }
 }
 
@@ -75,7 +76,7 @@ impl World {
         let store = move |place: &Place| -> anyhow::Result<Place> {
             let local = Arc::new(LocalFileSystem::new_with_prefix(place.dir().unwrap())?);
             let watched = Arc::new(Watched::new(local, watch.clone()));
-            Ok(Place::within(watched, ObjectPath::default(), place.to_string()))
+            Ok(place.through(watched))
         };
         let options = options(dir, model.dbs.len() as u32);
         Self::open_on(options, model, probe, Arc::new(RealDisk), &store)

@@ -5,7 +5,7 @@ mod crash;
 mod damage;
 mod faults;
 mod reading;
-mod sim_disk;
+pub(in crate::journal) mod sim_disk;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -55,7 +55,7 @@ fn bodies(recovery: &Recovery) -> Vec<(Lsn, Vec<u8>)> {
 }
 
 /// Waits for what another thread is to do.
-fn eventually(what: &str, mut done: impl FnMut() -> bool) {
+pub(in crate::journal) fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() {
         assert!(start.elapsed() < Duration::from_secs(20), "not in time: {what}");

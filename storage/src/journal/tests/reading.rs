@@ -34,7 +34,7 @@ fn what_is_held_is_read_while_the_journal_goes_on() {
     let disk = Arc::<SimDisk>::default();
     let journal = start(&disk, SyncMode::No);
     append(&journal, 20);
-    let hold = journal.hold(5, u64::MAX);
+    let hold = journal.hold(5, u64::MAX).unwrap();
     journal.flushed(0, 20);
     append(&journal, 200);
     journal.flushed(0, journal.durable());
@@ -53,7 +53,7 @@ fn what_is_held_is_read_while_the_journal_goes_on() {
 fn a_hold_that_keeps_too_much_is_broken() {
     let disk = Arc::<SimDisk>::default();
     let journal = start(&disk, SyncMode::No);
-    let hold = journal.hold(0, 16 << 10);
+    let hold = journal.hold(0, 16 << 10).unwrap();
     append(&journal, 100);
     journal.flushed(0, journal.durable());
     eventually("the segments are dropped", || journal.oldest() > 50);

@@ -1,0 +1,375 @@
+//! The journal in a bucket: numbered objects, each put only where there is none.
+//!
+//! Appends gather in memory; a thread of its own puts them, a few objects at a time, and publishes
+//! the contiguous prefix as durable. Nobody else can put the next number: a successor puts a fence
+//! there, and reads up to it. The bytes and rules are in `docs/format.md`.
+
+mod append;
+mod flush;
+mod object;
+mod records;
+mod recovery;
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, RwLock};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use object_store::path::Path;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use super::local::lock;
+use super::segment::Spans;
+use super::{HoldId, Journal, JournalError, JournalStats, Lsn, Record, Subscriber, SyncMode};
+use crate::place::Place;
+use object::{Floor, Position};
+
+pub use recovery::BucketRecovery;
+
+/// How a journal in a bucket is kept.
+#[derive(Clone, Debug)]
+pub struct BucketOptions {
+    pub mode: SyncMode,
+    /// How old a commit may become in [`SyncMode::EverySec`] before it is put.
+    pub everysec_bound: Duration,
+    /// How long the oldest commit may wait for the store before no more are taken.
+    pub wait_limit: Duration,
+    /// Bytes that may wait before no more are taken.
+    pub max_waiting: usize,
+    /// The salt of the node's journal.
+    pub salt: u32,
+    /// How long an attempt to put a small object may take.
+    pub attempt: Duration,
+    /// The pause after an attempt that failed; the following ones grow.
+    pub pause: Duration,
+}
+
+impl Default for BucketOptions {
+    fn default() -> Self {
+        Self {
+            mode: SyncMode::Always,
+            everysec_bound: Duration::from_secs(1),
+            wait_limit: Duration::from_secs(10),
+            max_waiting: 64 << 20,
+            salt: 0,
+            attempt: Duration::from_secs(5),
+            pause: Duration::from_millis(50),
+        }
+    }
+}
+
+/// The journal in a bucket. Dropped without [`Journal::close`] it stops as after a kill.
+pub struct BucketJournal {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+struct Shared {
+    place: Place,
+    options: BucketOptions,
+    epoch: u64,
+    nonce: u64,
+    end: AtomicU64,
+    durable: AtomicU64,
+    failed: OnceLock<String>,
+    /// There is a successor.
+    taken_over: AtomicBool,
+    /// The oldest commit has waited too long.
+    away: AtomicBool,
+    state: Mutex<State>,
+    /// The flusher has something to look at.
+    wake: Notify,
+    /// Notified, with `state`, when something was published, and after a failure.
+    progress: Condvar,
+    subscribers: RwLock<Vec<Subscriber>>,
+}
+
+struct State {
+    mode: SyncMode,
+    /// The greatest lsn that somebody waits for.
+    requested: Lsn,
+    /// What was appended and is in no object yet; all but the last one are full.
+    queue: VecDeque<Batch>,
+    /// Objects that are being put, in order.
+    flights: VecDeque<Flight>,
+    /// Objects that are stored, fences left out, in order.
+    stored: VecDeque<Stored>,
+    /// The number of the next object.
+    next: Position,
+    /// The last number up to which all of this epoch are stored.
+    published: u64,
+    /// CRC of the last record.
+    chain_crc: u32,
+    /// The last commit appended.
+    last: Lsn,
+    /// The last whole commit in an object.
+    sealed: Lsn,
+    max_time_ms: u64,
+    /// Bytes in `queue` and `flights`.
+    waiting: usize,
+    /// By shard, what is flushed in its engine.
+    flushed: Vec<Lsn>,
+    /// As the last object says.
+    floor: Floor,
+    /// Below the floor, to be deleted.
+    doomed: Vec<Path>,
+    /// When something was put last.
+    put_at: Instant,
+    /// What the store has answered to the last attempt that failed.
+    trouble: Option<String>,
+    closed: bool,
+    stop: bool,
+    appends: u64,
+    appended_bytes: u64,
+    puts: u64,
+}
+
+/// Records of an object to be.
+#[derive(Default)]
+struct Batch {
+    records: Vec<u8>,
+    /// CRC of the record before the first one.
+    prev_crc: u32,
+    /// The last whole commit at its end.
+    last: Lsn,
+    spans: Spans,
+    time_ms: u64,
+    /// Since when its oldest record waits.
+    since: Option<Instant>,
+}
+
+struct Flight {
+    at: Position,
+    last: Lsn,
+    spans: Spans,
+    bytes: usize,
+    since: Instant,
+    floor: Floor,
+    landed: bool,
+}
+
+struct Stored {
+    at: Position,
+    /// The last commit before it.
+    before: Lsn,
+    last: Lsn,
+    bytes: u64,
+    spans: Spans,
+}
+
+impl BucketJournal {
+    fn open(shared: Arc<Shared>) -> Result<Arc<Self>, JournalError> {
+        let failed = |source| JournalError::Io {
+            doing: "starting a thread for",
+            path: shared.place.to_string().into(),
+            source,
+        };
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
+        let flusher = Arc::clone(&shared);
+        let thread = thread::Builder::new().name("journal-bucket".to_owned());
+        let thread = thread.spawn(move || runtime.block_on(flusher.run())).map_err(failed)?;
+        Ok(Arc::new(Self { shared, thread: Mutex::new(Some(thread)) }))
+    }
+
+    /// Ends the thread; what is on its way may arrive or not.
+    fn stop(&self) {
+        lock(&self.shared.state).stop = true;
+        self.shared.wake.notify_one();
+        let Some(thread) = lock(&self.thread).take() else { return };
+        // A subscriber may be the last to let go of the journal, on its thread.
+        if thread.thread().id() != thread::current().id() && thread.join().is_err() {
+            tracing::error!("the journal's thread has panicked");
+        }
+    }
+}
+
+impl fmt::Debug for BucketJournal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BucketJournal")
+            .field("place", &self.shared.place)
+            .field("epoch", &self.shared.epoch)
+            .field("end", &self.end())
+            .field("durable", &self.durable())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for BucketJournal {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl Shared {
+    /// Fails for good. No lock may be held.
+    fn fail(&self, reason: String) {
+        tracing::error!(%reason, "the journal has failed: no write is accepted any more");
+        // Only the first reason counts.
+        let _ = self.failed.set(reason);
+        drop(lock(&self.state));
+        self.progress.notify_all();
+        self.announce();
+    }
+
+    fn check_failed(&self) -> Result<(), JournalError> {
+        self.failed.get().map_or(Ok(()), |reason| Err(JournalError::Failed(reason.clone())))
+    }
+
+    /// Tells the subscribers that the durable lsn advanced, that the journal failed, or that the
+    /// store went away or came back.
+    fn announce(&self) {
+        for subscriber in &*self.subscribers.read().unwrap_or_else(PoisonError::into_inner) {
+            subscriber();
+        }
+    }
+
+    fn away_error(&self, state: &State) -> JournalError {
+        let trouble = state.trouble.clone();
+        JournalError::Away {
+            place: self.place.to_string(),
+            reason: trouble.unwrap_or_else(|| "it does not answer".to_owned()),
+        }
+    }
+}
+
+impl State {
+    /// Since when the oldest commit waits that is not durable.
+    fn oldest(&self) -> Option<Instant> {
+        let flying = self.flights.front().map(|flight| flight.since);
+        flying.or_else(|| self.queue.front().and_then(|batch| batch.since))
+    }
+
+    /// The objects that are not needed, from the oldest on.
+    fn droppable(&self) -> usize {
+        let free = |stored: &&Stored| stored.spans.held(&self.flushed).next().is_none();
+        self.stored.iter().take_while(free).count()
+    }
+
+    /// Whether there are records that are not needed. Objects without any are left to the next one
+    /// with some.
+    fn drops_records(&self) -> bool {
+        self.stored.iter().take(self.droppable()).any(|stored| stored.bytes > 0)
+    }
+}
+
+impl Journal for BucketJournal {
+    fn append(&self, time_ms: u64, shards: &[u16], body: &[&[u8]]) -> Result<Lsn, JournalError> {
+        self.shared.append(time_ms, shards, body)
+    }
+
+    fn end(&self) -> Lsn {
+        self.shared.end.load(Ordering::Acquire)
+    }
+
+    fn durable(&self) -> Lsn {
+        self.shared.durable.load(Ordering::Acquire)
+    }
+
+    fn request_sync(&self, lsn: Lsn) {
+        self.shared.request_sync(lsn);
+    }
+
+    fn sync_now(&self) -> Result<Lsn, JournalError> {
+        self.shared.sync_through(self.end())
+    }
+
+    fn set_mode(&self, mode: SyncMode) {
+        lock(&self.shared.state).mode = mode;
+        self.shared.wake.notify_one();
+    }
+
+    fn subscribe(&self, subscriber: Subscriber) {
+        let subscribers = &self.shared.subscribers;
+        subscribers.write().unwrap_or_else(PoisonError::into_inner).push(subscriber);
+    }
+
+    fn failed(&self) -> Option<String> {
+        self.shared.failed.get().cloned()
+    }
+
+    fn is_taken_over(&self) -> bool {
+        self.shared.taken_over.load(Ordering::Acquire)
+    }
+
+    fn is_remote(&self) -> bool {
+        true
+    }
+
+    fn away(&self) -> Option<JournalError> {
+        let away = self.shared.away.load(Ordering::Acquire);
+        away.then(|| self.shared.away_error(&lock(&self.shared.state)))
+    }
+
+    fn flushed(&self, shard: u16, applied: Lsn) {
+        let mut state = lock(&self.shared.state);
+        let at = usize::from(shard);
+        if state.flushed.len() <= at {
+            state.flushed.resize(at + 1, 0);
+        }
+        state.flushed[at] = state.flushed[at].max(applied);
+        drop(state);
+        self.shared.wake.notify_one();
+    }
+
+    fn hold(&self, _: Lsn, _: u64) -> Result<HoldId, JournalError> {
+        Err(JournalError::Unreadable)
+    }
+
+    fn release(&self, _: HoldId) {}
+
+    fn read(
+        &self,
+        _: HoldId,
+        _: (Lsn, Lsn),
+        _: &mut dyn FnMut(Record) -> io::Result<()>,
+    ) -> Result<(), JournalError> {
+        Err(JournalError::Unreadable)
+    }
+
+    fn epoch(&self) -> u64 {
+        self.shared.epoch
+    }
+
+    fn oldest(&self) -> Lsn {
+        let state = lock(&self.shared.state);
+        state.stored.front().map_or(self.durable(), |stored| stored.before) + 1
+    }
+
+    fn stats(&self) -> JournalStats {
+        let state = lock(&self.shared.state);
+        let needed = || state.stored.iter().skip(state.droppable());
+        let mut backlog = std::collections::BTreeMap::new();
+        let waiting =
+            state.flights.iter().map(|f| &f.spans).chain(state.queue.iter().map(|b| &b.spans));
+        for spans in needed().map(|stored| &stored.spans).chain(waiting) {
+            for (shard, bytes) in spans.held(&state.flushed) {
+                *backlog.entry(shard).or_insert(0) += bytes;
+            }
+        }
+        let holders = needed().next().map(|stored| stored.spans.held(&state.flushed));
+        JournalStats {
+            segments: state.stored.len(),
+            spares: 0,
+            bytes: needed().map(|stored| stored.bytes).sum::<u64>() + state.waiting as u64,
+            waiting_bytes: state.waiting as u64,
+            appends: state.appends,
+            appended_bytes: state.appended_bytes,
+            syncs: state.puts,
+            holders: holders.into_iter().flatten().map(|(shard, _)| shard).collect(),
+            backlog: backlog.into_iter().collect(),
+        }
+    }
+
+    fn close(&self) -> Result<Lsn, JournalError> {
+        let closed = self.shared.close();
+        self.stop();
+        closed
+    }
+}

@@ -1,0 +1,140 @@
+//! Appending: into memory, on the caller's thread, which never waits for the store.
+
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::super::append::Commit;
+use super::super::local::lock;
+use super::super::record::RecordHeader;
+use super::super::{JournalError, Lsn};
+use super::{Batch, Shared, State};
+
+/// Bytes of records at which an object is full.
+pub(super) const OBJECT_BYTES: usize = 4 << 20;
+
+/// The greatest body of one part of a commit, in bytes.
+const MAX_PART: usize = OBJECT_BYTES;
+
+impl Shared {
+    pub(super) fn append(
+        &self,
+        time_ms: u64,
+        shards: &[u16],
+        body: &[&[u8]],
+    ) -> Result<Lsn, JournalError> {
+        let commit = Commit::new(time_ms, shards, body, MAX_PART)?;
+        let mut state = lock(&self.state);
+        self.check_open(&state)?;
+        let lsn = state.last + 1;
+        let mut places = Vec::with_capacity(1);
+        for part in 0..commit.parts.len() {
+            places.push((self.add_part(&mut state, &commit, part, lsn), commit.parts[part].len));
+        }
+        for (batch, bytes) in places {
+            state.queue[batch].spans.add(commit.shards, lsn, bytes);
+            state.appended_bytes += bytes;
+            state.waiting += usize::try_from(bytes).unwrap_or(usize::MAX);
+        }
+        state.max_time_ms = state.max_time_ms.max(time_ms);
+        if let Some(batch) = state.queue.back_mut() {
+            batch.last = lsn;
+        }
+        state.last = lsn;
+        state.appends += 1;
+        self.end.store(lsn, Ordering::SeqCst);
+        drop(state);
+        self.wake.notify_one();
+        Ok(lsn)
+    }
+
+    /// Refuses a commit before anything is changed.
+    fn check_open(&self, state: &State) -> Result<(), JournalError> {
+        self.check_failed()?;
+        if state.closed {
+            return Err(JournalError::Closed);
+        }
+        let waited = state.oldest().map_or(Duration::ZERO, |since| since.elapsed());
+        if waited >= self.options.wait_limit || state.waiting >= self.options.max_waiting {
+            return Err(self.away_error(state));
+        }
+        Ok(())
+    }
+
+    /// Lays a part behind the last record; the index of its batch.
+    fn add_part(&self, state: &mut State, commit: &Commit<'_>, index: usize, lsn: Lsn) -> usize {
+        let part = &commit.parts[index];
+        let mut header = RecordHeader {
+            crc: 0,
+            body_len: part.body_len,
+            shard_count: commit.shards.len() as u16, // checked by `Commit::new`
+            mark: false,
+            epoch: self.epoch,
+            lsn,
+            time_ms: commit.time_ms,
+            durable: self.durable.load(Ordering::Acquire),
+            prev_crc: state.chain_crc,
+            part: index as u32 + 1, // checked by `Commit::new`
+            parts: commit.parts.len() as u32,
+            body_crc: part.body_crc,
+        };
+        let head = header.encode(self.options.salt);
+        let full = |batch: &Batch| batch.records.len() + part.len as usize > OBJECT_BYTES;
+        if state.queue.back().is_none_or(full) {
+            let (prev_crc, last) = (state.chain_crc, state.last);
+            state.queue.push_back(Batch { prev_crc, last, ..Batch::default() });
+        }
+        state.chain_crc = header.crc;
+        if let Some(batch) = state.queue.back_mut() {
+            batch.since = batch.since.or_else(|| Some(Instant::now()));
+            batch.time_ms = batch.time_ms.max(commit.time_ms);
+            batch.records.extend_from_slice(&head);
+            batch.records.extend_from_slice(&commit.shard_bytes);
+            part.slices.iter().for_each(|slice| batch.records.extend_from_slice(slice));
+            batch.records.extend_from_slice(part.padding(&commit.shard_bytes));
+        }
+        state.queue.len() - 1
+    }
+
+    pub(super) fn request_sync(&self, lsn: Lsn) {
+        if lsn <= self.durable.load(Ordering::Acquire) {
+            return;
+        }
+        let mut state = lock(&self.state);
+        state.requested = state.requested.max(lsn.min(state.last));
+        drop(state);
+        self.wake.notify_one();
+    }
+
+    /// Returns when everything up to `lsn` is durable, with the durable lsn; not later than the
+    /// limit for waiting.
+    pub(super) fn sync_through(&self, lsn: Lsn) -> Result<Lsn, JournalError> {
+        self.request_sync(lsn);
+        let begun = Instant::now();
+        let mut state = lock(&self.state);
+        loop {
+            let durable = self.durable.load(Ordering::Acquire);
+            if durable >= lsn {
+                return Ok(durable);
+            }
+            self.check_failed()?;
+            let Some(left) = self.options.wait_limit.checked_sub(begun.elapsed()) else {
+                return Err(self.away_error(&state));
+            };
+            let waited = self.progress.wait_timeout(state, left.max(Duration::from_millis(1)));
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Accepts no more appends, and makes everything durable.
+    pub(super) fn close(&self) -> Result<Lsn, JournalError> {
+        let last = {
+            let mut state = lock(&self.state);
+            state.closed = true;
+            state.last
+        };
+        self.sync_through(last)
+    }
+}

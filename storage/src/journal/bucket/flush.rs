@@ -1,0 +1,311 @@
+//! Putting objects: a few at a time, in the order of their numbers, again and again until the
+//! store has them. Runs on the journal's thread.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::stream::{FuturesUnordered, StreamExt};
+use object_store::path::Path;
+use object_store::{Error, ObjectStoreExt, PutMode, PutPayload};
+use tokio::time::Instant;
+
+use super::super::SyncMode;
+use super::super::local::lock;
+use super::object::{ObjectHeader, Position};
+use super::{Batch, Flight, Shared, State, Stored};
+use crate::place::cause;
+
+/// Objects that are being put at a time: more would cost more, and fill no gap.
+const IN_FLIGHT: usize = 4;
+
+/// An attempt to put an object may take a second more for each of so many bytes.
+const BYTES_PER_SECOND: usize = 256 << 10;
+
+/// The longest pause between attempts.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// When nothing was put for so long, an object without records says what may be deleted.
+const MARK_AFTER: Duration = Duration::from_secs(10);
+
+/// Objects deleted by one request, how long that may take, and the pause after one that failed.
+const DELETED_AT_ONCE: usize = 1000;
+const DELETE_LIMIT: Duration = Duration::from_secs(30);
+const DELETE_PAUSE: Duration = Duration::from_secs(10);
+
+/// How often it is looked whether the store is away, while something waits.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// An object to be put.
+struct Object {
+    at: Position,
+    header: Bytes,
+    records: Bytes,
+}
+
+/// What the flusher waits for.
+enum Done {
+    Landed(Position),
+    /// The journal has failed.
+    Lost(String),
+    Deleted(Vec<Path>, bool),
+}
+
+impl Shared {
+    /// Puts what is due until the journal is stopped or has failed.
+    pub(super) async fn run(&self) {
+        let mut jobs = FuturesUnordered::new();
+        let (mut flying, mut deleting) = (0, false);
+        let mut delete_from = Instant::now();
+        loop {
+            while flying < IN_FLIGHT
+                && let Some(object) = self.take_due()
+            {
+                jobs.push(futures::future::Either::Left(self.put(object)));
+                flying += 1;
+            }
+            if !deleting
+                && Instant::now() >= delete_from
+                && let Some(doomed) = self.take_doomed()
+            {
+                jobs.push(futures::future::Either::Right(self.delete(doomed)));
+                deleting = true;
+            }
+            let pause = self.until_next_look();
+            let done = tokio::select! {
+                Some(done) = jobs.next() => Some(done),
+                () = self.wake.notified() => None,
+                () = tokio::time::sleep(pause) => None,
+            };
+            match done {
+                Some(Done::Landed(at)) => {
+                    flying -= 1;
+                    self.landed(at);
+                }
+                Some(Done::Lost(reason)) => return self.fail(reason),
+                Some(Done::Deleted(doomed, deleted)) => {
+                    deleting = false;
+                    if !deleted {
+                        delete_from = Instant::now() + DELETE_PAUSE;
+                        lock(&self.state).doomed.extend(doomed);
+                    }
+                }
+                None => {}
+            }
+            self.look_for_store();
+            if lock(&self.state).stop {
+                return;
+            }
+        }
+    }
+
+    /// Makes an object of what is due, if anything is.
+    fn take_due(&self) -> Option<Object> {
+        let mut state = lock(&self.state);
+        let is_due = self.due_in(&state)? == Duration::ZERO;
+        if !is_due {
+            return None;
+        }
+        let batch = state.queue.pop_front();
+        let (at, last) = (state.next, state.sealed);
+        let batch =
+            batch.unwrap_or_else(|| Batch { prev_crc: state.chain_crc, last, ..Batch::default() });
+        state.next = at.next();
+        state.sealed = batch.last;
+        state.puts += 1;
+        state.put_at = Instant::now();
+        raise_floor(&mut state, at);
+        let header = ObjectHeader {
+            salt: self.options.salt,
+            at,
+            nonce: self.nonce,
+            opens: 0,
+            last: batch.last,
+            durable: self.durable.load(Ordering::Acquire),
+            published: state.published,
+            time_ms: state.max_time_ms,
+            prev_crc: batch.prev_crc,
+            records_crc: 0,
+            records_len: batch.records.len() as u64,
+            floor: state.floor.clone(),
+        };
+        let flight = Flight {
+            at,
+            last: batch.last,
+            spans: batch.spans,
+            bytes: batch.records.len(),
+            since: batch.since.unwrap_or_else(Instant::now),
+            floor: state.floor.clone(),
+            landed: false,
+        };
+        state.flights.push_back(flight);
+        drop(state);
+        let records_crc = crc32c::crc32c(&batch.records);
+        let header = ObjectHeader { records_crc, ..header }.encode();
+        Some(Object { at, header, records: batch.records.into() })
+    }
+
+    /// When the next object is to be put; `None`: there is nothing to put.
+    fn due_in(&self, state: &State) -> Option<Duration> {
+        let Some(batch) = state.queue.front() else {
+            let idle = state.put_at.elapsed();
+            let marks = state.flights.is_empty() && !state.closed && state.drops_records();
+            return marks.then(|| MARK_AFTER.saturating_sub(idle));
+        };
+        if state.queue.len() > 1 || state.requested > state.sealed || state.closed {
+            return Some(Duration::ZERO);
+        }
+        match state.mode {
+            SyncMode::Always => Some(Duration::ZERO),
+            SyncMode::EverySec => {
+                let age = batch.since.map_or(Duration::ZERO, |since| since.elapsed());
+                Some(self.options.everysec_bound.saturating_sub(age))
+            }
+            SyncMode::No => None,
+        }
+    }
+
+    fn until_next_look(&self) -> Duration {
+        let state = lock(&self.state);
+        let due = self.due_in(&state).filter(|due| !due.is_zero()).unwrap_or(MARK_AFTER);
+        if state.oldest().is_some() { due.min(LOOK) } else { due }
+    }
+
+    /// Puts an object until the store has it.
+    async fn put(&self, object: Object) -> Done {
+        let path = object.at.path(self.place.root());
+        let bytes = object.header.len() + object.records.len();
+        let limit = self.options.attempt + Duration::from_secs((bytes / BYTES_PER_SECOND) as u64);
+        let mut pause = self.options.pause;
+        loop {
+            let payload = PutPayload::from_iter([object.header.clone(), object.records.clone()]);
+            let store = self.place.store();
+            let attempt = store.put_opts(&path, payload, PutMode::Create.into());
+            let trouble = match tokio::time::timeout(limit, attempt).await {
+                Ok(Ok(_)) => return Done::Landed(object.at),
+                // The answer to an attempt before may be lost; or somebody has taken over.
+                Ok(Err(Error::AlreadyExists { .. } | Error::Precondition { .. })) => {
+                    match self.whose(&path, &object).await {
+                        Ok(None) => return Done::Landed(object.at),
+                        Ok(Some(reason)) => return Done::Lost(reason),
+                        Err(error) => cause(&error),
+                    }
+                }
+                Ok(Err(error)) => cause(&error),
+                Err(_) => format!("it has not answered within {} s", limit.as_secs()),
+            };
+            self.has_trouble(trouble);
+            tokio::time::sleep(pause).await;
+            pause = (2 * pause).min(LONGEST_PAUSE);
+        }
+    }
+
+    /// Whose the object is that exists already: `None` if it is this one, else what is wrong.
+    async fn whose(&self, path: &Path, object: &Object) -> Result<Option<String>, Error> {
+        let found = self.place.store().get(path).await?.bytes().await?;
+        if found.len() == object.header.len() + object.records.len()
+            && found.starts_with(&object.header)
+        {
+            return Ok(None);
+        }
+        let place = &self.place;
+        Ok(Some(match ObjectHeader::decode(&found) {
+            Ok((header, _)) if header.is_fence() => {
+                self.taken_over.store(true, Ordering::Release);
+                format!("another server has taken over {place}, with epoch {}", header.opens)
+            }
+            _ => format!("another server writes to {place}: {path} is not what was put there"),
+        }))
+    }
+
+    fn has_trouble(&self, trouble: String) {
+        let mut state = lock(&self.state);
+        if state.trouble.is_none() {
+            tracing::warn!(place = %self.place, %trouble, "the journal's store; trying again");
+        }
+        state.trouble = Some(trouble);
+    }
+
+    /// An object is stored. What has become contiguous with it is durable.
+    fn landed(&self, at: Position) {
+        let mut state = lock(&self.state);
+        if state.trouble.take().is_some() {
+            tracing::info!(place = %self.place, "the journal's store answers again");
+        }
+        if let Some(flight) = state.flights.iter_mut().find(|flight| flight.at == at) {
+            flight.landed = true;
+        }
+        let mut durable = self.durable.load(Ordering::Acquire);
+        while let Some(flight) = state.flights.pop_front_if(|flight| flight.landed) {
+            state.waiting -= flight.bytes;
+            state.published = flight.at.number;
+            let stored = Stored {
+                at: flight.at,
+                before: durable,
+                last: flight.last,
+                bytes: flight.bytes as u64,
+                spans: flight.spans,
+            };
+            durable = durable.max(stored.last);
+            state.stored.push_back(stored);
+            // Now the floor is stored too.
+            while let Some(old) = state.stored.pop_front_if(|old| old.at < flight.floor.first) {
+                state.doomed.push(old.at.path(self.place.root()));
+            }
+        }
+        self.durable.store(durable, Ordering::SeqCst);
+        drop(state);
+        self.progress.notify_all();
+        self.announce();
+    }
+
+    /// Notices that the oldest commit has waited too long, and that it does so no more.
+    fn look_for_store(&self) {
+        let is_away = {
+            let state = lock(&self.state);
+            state.oldest().is_some_and(|since| since.elapsed() >= self.options.wait_limit)
+        };
+        if self.away.swap(is_away, Ordering::AcqRel) != is_away {
+            if is_away {
+                tracing::error!(place = %self.place, "the journal's store is away");
+            }
+            self.announce();
+        }
+    }
+
+    fn take_doomed(&self) -> Option<Vec<Path>> {
+        let mut state = lock(&self.state);
+        let some = state.doomed.len().min(DELETED_AT_ONCE);
+        (some > 0).then(|| state.doomed.drain(..some).collect())
+    }
+
+    /// Deletes objects; false if some may be left.
+    async fn delete(&self, doomed: Vec<Path>) -> Done {
+        let paths = futures::stream::iter(doomed.clone().into_iter().map(Ok)).boxed();
+        let outcomes = self.place.store().delete_stream(paths).collect::<Vec<_>>();
+        let outcomes = tokio::time::timeout(DELETE_LIMIT, outcomes).await;
+        let is_gone =
+            |outcome: &Result<Path, Error>| matches!(outcome, Ok(_) | Err(Error::NotFound { .. }));
+        let deleted = outcomes.is_ok_and(|outcomes| outcomes.iter().all(is_gone));
+        Done::Deleted(doomed, deleted)
+    }
+}
+
+/// Puts the floor before the object that is made now as high as it may be.
+fn raise_floor(state: &mut State, at: Position) {
+    let count = state.droppable();
+    if count == 0 {
+        return;
+    }
+    let mut floor = state.floor.clone();
+    floor.first = state
+        .stored
+        .get(count)
+        .map_or_else(|| state.flights.front().map_or(at, |flight| flight.at), |stored| stored.at);
+    for stored in state.stored.iter().take(count) {
+        for (shard, lsn) in stored.spans.last() {
+            floor.raise_shard(shard, lsn);
+        }
+    }
+    state.floor = floor;
+}

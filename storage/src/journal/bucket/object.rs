@@ -1,0 +1,249 @@
+//! An object of the journal: a header, the floors of shards, and records or none.
+//!
+//! It is put only where there is none, so what it says is what its epoch's owner said: which
+//! object is the oldest that is needed, and what was dropped of each shard.
+
+use bytes::Bytes;
+use object_store::path::Path;
+use std::collections::BTreeMap;
+
+use super::super::Lsn;
+use super::super::record::{le_u32, le_u64};
+
+/// Length of an object's header in bytes; a fence is no longer.
+pub(super) const OBJECT_HEADER: usize = 128;
+/// The format version written, and the newest one read.
+pub(super) const VERSION: u32 = 1;
+
+const MAGIC: [u8; 8] = *b"FLAGJOBJ";
+const KIND_RECORDS: u16 = 0;
+const KIND_FENCE: u16 = 1;
+const FLOOR: usize = 10;
+
+/// Where an object is: epochs follow one another by fences, numbers count from 1 in each.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Position {
+    pub(super) epoch: u64,
+    pub(super) number: u64,
+}
+
+impl Position {
+    /// The fence that opens the first epoch of all.
+    pub(super) const GENESIS: Self = Self { epoch: 0, number: 1 };
+
+    pub(super) fn path(self, root: &Path) -> Path {
+        let digits = |number: u64| format!("{number:020}");
+        root.clone().join(digits(self.epoch)).join(digits(self.number))
+    }
+
+    /// Of a path below the journal's root; none if it is no object of the journal.
+    pub(super) fn of(path: &Path, root: &Path) -> Option<Self> {
+        let mut parts = path.prefix_match(root)?;
+        let mut digits = || parts.next()?.as_ref().parse().ok();
+        let position = Self { epoch: digits()?, number: digits()? };
+        parts.next().is_none().then_some(position)
+    }
+
+    pub(super) fn next(self) -> Self {
+        Self { number: self.number + 1, ..self }
+    }
+}
+
+/// What is needed no more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Floor {
+    /// The oldest object that is needed.
+    pub(super) first: Position,
+    /// The last lsn that was dropped, of each shard that has one.
+    pub(super) shards: BTreeMap<u16, Lsn>,
+}
+
+impl Default for Floor {
+    fn default() -> Self {
+        Self { first: Position::GENESIS, shards: BTreeMap::new() }
+    }
+}
+
+impl Floor {
+    /// Both are true, so the higher one counts.
+    pub(super) fn raise(&mut self, other: &Self) {
+        self.first = self.first.max(other.first);
+        for (&shard, &lsn) in &other.shards {
+            self.raise_shard(shard, lsn);
+        }
+    }
+
+    pub(super) fn raise_shard(&mut self, shard: u16, lsn: Lsn) {
+        let floor = self.shards.entry(shard).or_insert(0);
+        *floor = lsn.max(*floor);
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct ObjectHeader {
+    pub(super) salt: u32,
+    pub(super) at: Position,
+    /// Of the process that wrote it.
+    pub(super) nonce: u64,
+    /// The epoch that a fence opens; 0 if it is none.
+    pub(super) opens: u64,
+    /// The last whole commit at its end.
+    pub(super) last: Lsn,
+    /// Up to here everything was known to be stored, when it was written, ...
+    pub(super) durable: Lsn,
+    /// ... and up to this number of its epoch.
+    pub(super) published: u64,
+    /// The greatest time in it or before it.
+    pub(super) time_ms: u64,
+    /// CRC of the last record before it in its epoch.
+    pub(super) prev_crc: u32,
+    pub(super) records_crc: u32,
+    pub(super) records_len: u64,
+    pub(super) floor: Floor,
+}
+
+/// Why an object cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Unreadable {
+    #[error("it has format version {0}")]
+    Newer(u32),
+    #[error("{0}")]
+    Damaged(&'static str),
+}
+
+impl ObjectHeader {
+    pub(super) fn is_fence(&self) -> bool {
+        self.opens != 0
+    }
+
+    /// The header's bytes, floors included.
+    pub(super) fn encode(&self) -> Bytes {
+        let floors = &self.floor.shards;
+        let mut bytes = vec![0; OBJECT_HEADER];
+        bytes[0..8].copy_from_slice(&MAGIC);
+        bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
+        let kind = if self.is_fence() { KIND_FENCE } else { KIND_RECORDS };
+        bytes[16..18].copy_from_slice(&kind.to_le_bytes());
+        bytes[20..24].copy_from_slice(&self.salt.to_le_bytes());
+        let first = self.floor.first;
+        let numbers = [self.at.epoch, self.at.number, self.nonce, self.opens];
+        let numbers = numbers.into_iter().chain([first.epoch, first.number, self.last]);
+        let numbers = numbers.chain([self.durable, self.published, self.time_ms]);
+        for (at, number) in (24..).step_by(8).zip(numbers) {
+            bytes[at..at + 8].copy_from_slice(&number.to_le_bytes());
+        }
+        bytes[104..108].copy_from_slice(&self.prev_crc.to_le_bytes());
+        bytes[108..112].copy_from_slice(&self.records_crc.to_le_bytes());
+        bytes[112..120].copy_from_slice(&self.records_len.to_le_bytes());
+        bytes[120..124].copy_from_slice(&(floors.len() as u32).to_le_bytes());
+        for (shard, lsn) in floors {
+            bytes.extend_from_slice(&shard.to_le_bytes());
+            bytes.extend_from_slice(&lsn.to_le_bytes());
+        }
+        let crc = header_crc(&bytes);
+        bytes[12..16].copy_from_slice(&crc.to_le_bytes());
+        bytes.into()
+    }
+
+    /// The header of a whole object, and its records.
+    pub(super) fn decode(object: &Bytes) -> Result<(Self, Bytes), Unreadable> {
+        let damaged = |what| Err(Unreadable::Damaged(what));
+        if object.len() < OBJECT_HEADER || object[0..8] != MAGIC {
+            return damaged("this is no object of a journal");
+        }
+        let version = le_u32(object, 8);
+        if version > VERSION {
+            return Err(Unreadable::Newer(version));
+        }
+        let floors_len = FLOOR.saturating_mul(le_u32(object, 120) as usize);
+        let Some(head) = object.get(..OBJECT_HEADER.saturating_add(floors_len)) else {
+            return damaged("it is cut off");
+        };
+        if le_u32(object, 12) != header_crc(head) {
+            return damaged("the checksum of its header is wrong");
+        }
+        let records = object.slice(head.len()..);
+        if records.len() as u64 != le_u64(object, 112) {
+            return damaged("its length is wrong");
+        }
+        if le_u32(object, 108) != crc32c::crc32c(&records) {
+            return damaged("the checksum of its records is wrong");
+        }
+        let floors = head[OBJECT_HEADER..].chunks_exact(FLOOR);
+        let floors = floors.map(|f| (u16::from_le_bytes([f[0], f[1]]), le_u64(f, 2)));
+        let position = |at| Position { epoch: le_u64(object, at), number: le_u64(object, at + 8) };
+        let header = Self {
+            salt: le_u32(object, 20),
+            at: position(24),
+            nonce: le_u64(object, 40),
+            opens: le_u64(object, 48),
+            floor: Floor { first: position(56), shards: floors.collect() },
+            last: le_u64(object, 72),
+            durable: le_u64(object, 80),
+            published: le_u64(object, 88),
+            time_ms: le_u64(object, 96),
+            prev_crc: le_u32(object, 104),
+            records_crc: le_u32(object, 108),
+            records_len: le_u64(object, 112),
+        };
+        let is_fence = u16::from_le_bytes([object[16], object[17]]) == KIND_FENCE;
+        if is_fence != header.is_fence() {
+            return damaged("its kind is unknown");
+        }
+        Ok((header, records))
+    }
+}
+
+fn header_crc(head: &[u8]) -> u32 {
+    crc32c::crc32c_append(crc32c::crc32c(&head[..12]), &head[16..])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn header() -> ObjectHeader {
+        ObjectHeader {
+            salt: 1,
+            at: Position { epoch: 2, number: 3 },
+            nonce: 4,
+            opens: 0,
+            last: 5,
+            durable: 6,
+            published: 7,
+            time_ms: 8,
+            prev_crc: 9,
+            records_crc: crc32c::crc32c(b"records"),
+            records_len: 7,
+            floor: Floor {
+                first: Position { epoch: 1, number: 12 },
+                shards: [(0, 10), (300, 11)].into(),
+            },
+        }
+    }
+
+    #[test]
+    fn objects_survive_encoding_and_damage_is_seen() {
+        let header = header();
+        let object: Bytes = [&header.encode()[..], b"records"].concat().into();
+        let (found, records) = ObjectHeader::decode(&object).unwrap();
+        assert_eq!((found, &*records), (header, &b"records"[..]));
+        for at in 0..object.len() {
+            let mut damaged = object.to_vec();
+            damaged[at] ^= 1;
+            assert!(ObjectHeader::decode(&damaged.into()).is_err(), "byte {at}");
+            assert!(ObjectHeader::decode(&object.slice(..at)).is_err(), "{at} bytes");
+        }
+    }
+
+    #[test]
+    fn names_sort_as_positions_and_strangers_have_none() {
+        let root = Path::from("a/journal");
+        let at = Position { epoch: 3, number: 1 << 40 };
+        assert_eq!(Position::of(&at.path(&root), &root), Some(at));
+        assert!(at.path(&root) < at.next().path(&root));
+        for other in ["a/journal/3", "a/journal/x/1", "a/journal/3/1/2", "b/journal/3/1"] {
+            assert_eq!(Position::of(&Path::from(other), &root), None, "{other}");
+        }
+    }
+}

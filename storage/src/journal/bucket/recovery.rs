@@ -1,0 +1,562 @@
+//! Opening a journal in a bucket after whatever ended its last life, or while it lasts.
+//!
+//! A fence is put at the next number first; from then on nobody else can add to what is read. An
+//! epoch ends at its first fence, and numbers behind it are ignored: they were never published.
+//! Everything between the floor and the fence must be there.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, RwLock};
+
+use bytes::{Bytes, BytesMut};
+use futures::future::join_all;
+use futures::stream::{self, StreamExt, TryStreamExt};
+use object_store::path::Path;
+use object_store::{Error, ObjectStoreExt, PutMode};
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use super::super::segment::Spans;
+use super::super::{JournalError, Lsn, Record};
+use super::object::{Floor, OBJECT_HEADER, ObjectHeader, Position, Unreadable, VERSION};
+use super::records::{Chain, Part};
+use super::{BucketJournal, BucketOptions, Shared, State, Stored};
+use crate::place::{Place, cause};
+
+/// Objects that are read at a time.
+const READS: usize = 16;
+
+/// Bytes of objects that are kept between the first reading and the replay.
+const KEPT_BYTES: usize = 64 << 20;
+
+/// Fences put at once when the one before has met a record: its writer is still at it, and may be
+/// faster than we are with one at a time.
+const FENCES: u64 = 16;
+
+/// How often a request to the store is tried.
+const ATTEMPTS: u32 = 8;
+
+/// A journal in a bucket that was fenced and read, and not started yet.
+pub struct BucketRecovery {
+    place: Place,
+    options: BucketOptions,
+    nonce: u64,
+    /// What the fence that was put opens.
+    epoch: u64,
+    /// From the floor to the fence, fences left out.
+    chain: Vec<Found>,
+    floor: Floor,
+    /// Objects that nobody needs.
+    garbage: Vec<Path>,
+    end: Lsn,
+    max_time_ms: u64,
+}
+
+/// An object of the journal.
+#[derive(Clone)]
+struct Found {
+    header: ObjectHeader,
+    /// The chain before it.
+    entry: Chain,
+    /// The last lsn before it.
+    before: Lsn,
+    spans: Spans,
+    /// Unless there were too many bytes.
+    records: Option<Bytes>,
+}
+
+/// What is known of the objects.
+#[derive(Default)]
+struct Reading {
+    found: BTreeMap<Position, Result<Found, Unreadable>>,
+    /// With their sizes.
+    listed: BTreeMap<Position, u64>,
+    kept: usize,
+    /// Known to be true, whoever said it.
+    floor: Floor,
+    published: Position,
+    durable: Lsn,
+    max_time_ms: u64,
+}
+
+impl fmt::Debug for BucketRecovery {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BucketRecovery")
+            .field("place", &self.place)
+            .field("epoch", &self.epoch)
+            .field("end", &self.end)
+            .finish_non_exhaustive()
+    }
+}
+
+impl BucketJournal {
+    /// Takes over the journal in `place`, which may be new: whoever wrote to it can do so no more.
+    ///
+    /// # Errors
+    /// [`JournalError::Corrupt`] if something that was durable is damaged or missing;
+    /// [`JournalError::Away`] if the store does not answer; [`JournalError::NewerFormat`].
+    pub async fn recover(
+        place: Place,
+        options: BucketOptions,
+    ) -> Result<BucketRecovery, JournalError> {
+        let mut recovery = BucketRecovery {
+            place,
+            options,
+            nonce: rand::random(),
+            epoch: 0,
+            chain: Vec::new(),
+            floor: Floor::default(),
+            garbage: Vec::new(),
+            end: 0,
+            max_time_ms: 0,
+        };
+        let mut reading = Reading::default();
+        recovery.list(&mut reading).await?;
+        let fence = recovery.take_over(&mut reading).await?;
+        recovery.follow(reading, fence).await?;
+        Ok(recovery)
+    }
+}
+
+impl BucketRecovery {
+    // ---- requests ----------------------------------------------------------------------------
+
+    fn corrupt(&self, at: Position, reason: impl Into<String>) -> JournalError {
+        let path = at.path(self.place.root());
+        JournalError::corrupt(path.to_string().into(), 0, reason)
+    }
+
+    /// Does something with the store until it works or has failed too often.
+    async fn ask<T, F: Future<Output = Result<T, Error>>>(
+        &self,
+        mut request: impl FnMut() -> F,
+    ) -> Result<T, JournalError> {
+        let mut pause = self.options.pause;
+        let mut reason = String::new();
+        for _ in 0..ATTEMPTS {
+            match tokio::time::timeout(3 * self.options.attempt, request()).await {
+                Ok(Ok(answer)) => return Ok(answer),
+                Ok(Err(error)) => reason = cause(&error),
+                Err(_) => "it does not answer".clone_into(&mut reason),
+            }
+            tokio::time::sleep(pause).await;
+            pause *= 2;
+        }
+        Err(JournalError::Away { place: self.place.to_string(), reason })
+    }
+
+    /// Learns which objects there are.
+    async fn list(&self, reading: &mut Reading) -> Result<(), JournalError> {
+        let root = self.place.root();
+        let store = self.place.store();
+        let list = || store.list(Some(root)).try_collect::<Vec<_>>();
+        for meta in self.ask(list).await? {
+            if let Some(at) = Position::of(&meta.location, root) {
+                reading.listed.insert(at, meta.size);
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads an object; `None`: there is none.
+    async fn read(&self, at: Position) -> Result<Option<Bytes>, JournalError> {
+        let path = at.path(self.place.root());
+        let store = self.place.store();
+        let get = || async {
+            match store.get(&path).await {
+                Ok(got) => got.bytes().await.map(Some),
+                Err(Error::NotFound { .. }) => Ok(None),
+                Err(error) => Err(error),
+            }
+        };
+        self.ask(get).await
+    }
+
+    /// Reads the listed objects of an epoch from a number on that were not read yet.
+    async fn read_epoch(&self, reading: &mut Reading, from: Position) -> Result<(), JournalError> {
+        let end = Position { number: u64::MAX, ..from };
+        let missing = reading.listed.range(from..=end).map(|(at, _)| *at);
+        let missing: Vec<_> = missing.filter(|at| !reading.found.contains_key(at)).collect();
+        let reads = missing.into_iter().map(|at| async move { (at, self.read(at).await) });
+        let mut reads = stream::iter(reads).buffered(READS).boxed();
+        while let Some((at, object)) = reads.next().await {
+            match object? {
+                Some(object) => self.take(reading, at, &object)?,
+                // The one who wrote it needs it no more.
+                None => drop(reading.listed.remove(&at)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Learns what an object says.
+    fn take(
+        &self,
+        reading: &mut Reading,
+        at: Position,
+        object: &Bytes,
+    ) -> Result<(), JournalError> {
+        let found = match ObjectHeader::decode(object) {
+            Ok((header, _)) if header.at != at => Err(Unreadable::Damaged("it has another name")),
+            Ok((header, _)) if header.salt != self.options.salt => {
+                return Err(self.corrupt(at, "it is of the journal of another data directory"));
+            }
+            Ok((header, records)) => {
+                reading.floor.raise(&header.floor);
+                let published = Position { number: header.published, ..at };
+                reading.published = reading.published.max(published);
+                reading.durable = reading.durable.max(header.durable);
+                reading.max_time_ms = reading.max_time_ms.max(header.time_ms);
+                let records = (reading.kept + records.len() <= KEPT_BYTES).then_some(records);
+                reading.kept += records.as_ref().map_or(0, Bytes::len);
+                let (entry, spans) = (Chain::default(), Spans::default());
+                Ok(Found { header, entry, before: 0, spans, records })
+            }
+            Err(Unreadable::Newer(found)) => {
+                let path = at.path(self.place.root()).to_string().into();
+                return Err(JournalError::NewerFormat { path, found, known: VERSION });
+            }
+            Err(damaged) => Err(damaged),
+        };
+        reading.listed.insert(at, object.len() as u64);
+        reading.found.insert(at, found);
+        Ok(())
+    }
+
+    // ---- fencing -----------------------------------------------------------------------------
+
+    /// Puts a fence behind the last object; where it is.
+    async fn take_over(&mut self, reading: &mut Reading) -> Result<Position, JournalError> {
+        let mut epoch = reading.listed.last_key_value().map_or(0, |(at, _)| at.epoch);
+        let mut fences = 1;
+        loop {
+            let first = Position { epoch, number: 1 };
+            self.read_epoch(reading, first).await?;
+            let next = match self.end_of(reading, first)? {
+                End::Fence(opens) => {
+                    (epoch, fences) = (opens, 1);
+                    continue;
+                }
+                End::Missing(next) => next,
+            };
+            let known = reading.listed.last_key_value().map_or(0, |(at, _)| at.epoch);
+            self.epoch = known.max(epoch) + 1;
+            if self.put_fences(reading, next, fences).await? {
+                return Ok(next);
+            }
+            // Somebody has put something there. Look for more before the next attempt.
+            self.list(reading).await?;
+            fences = FENCES;
+        }
+    }
+
+    /// Where an epoch ends, as far as it is known.
+    fn end_of(&self, reading: &Reading, first: Position) -> Result<End, JournalError> {
+        let mut at = first.max(reading.floor.first);
+        while let Some(found) = reading.found.get(&at) {
+            match found {
+                Ok(found) if found.header.is_fence() => return Ok(End::Fence(found.header.opens)),
+                Ok(_) => at = at.next(),
+                Err(unreadable) => return Err(self.corrupt(at, unreadable.to_string())),
+            }
+        }
+        if reading.published >= at {
+            return Err(self.corrupt(at, "the object is missing, and it was stored"));
+        }
+        Ok(End::Missing(at))
+    }
+
+    /// Puts fences at `next` and the numbers behind it; whether the first one is ours. If it is
+    /// not, it was read.
+    async fn put_fences(
+        &self,
+        reading: &mut Reading,
+        next: Position,
+        count: u64,
+    ) -> Result<bool, JournalError> {
+        let numbers = next.number..next.number + count;
+        let puts = numbers.map(|number| self.put_fence(reading, Position { number, ..next }));
+        let mut outcomes = join_all(puts).await.into_iter();
+        match outcomes.next() {
+            Some(Ok(None)) => Ok(true),
+            Some(Ok(Some(object))) => {
+                self.take(reading, next, &object)?;
+                Ok(false)
+            }
+            Some(Err(error)) => Err(error),
+            None => Ok(false),
+        }
+    }
+
+    /// Puts a fence; the object that is there already if it is not ours.
+    async fn put_fence(
+        &self,
+        reading: &Reading,
+        at: Position,
+    ) -> Result<Option<Bytes>, JournalError> {
+        let header = ObjectHeader {
+            salt: self.options.salt,
+            at,
+            nonce: self.nonce,
+            opens: self.epoch,
+            last: 0,
+            durable: 0,
+            published: 0,
+            time_ms: reading.max_time_ms,
+            prev_crc: 0,
+            records_crc: crc32c::crc32c(&[]),
+            records_len: 0,
+            // A fence is as long as its header.
+            floor: Floor { first: reading.floor.first, ..Floor::default() },
+        };
+        let fence = header.encode();
+        let path = at.path(self.place.root());
+        let store = self.place.store();
+        loop {
+            let put = || async {
+                match store.put_opts(&path, fence.clone().into(), PutMode::Create.into()).await {
+                    Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => Ok(false),
+                    put => put.map(|_| true),
+                }
+            };
+            if self.ask(put).await? {
+                return Ok(None);
+            }
+            match self.read(at).await? {
+                Some(found) if found == fence => return Ok(None),
+                Some(found) => return Ok(Some(found)),
+                None => {}
+            }
+        }
+    }
+
+    // ---- reading -----------------------------------------------------------------------------
+
+    /// Follows the objects from the floor to our fence.
+    async fn follow(&mut self, mut reading: Reading, fence: Position) -> Result<(), JournalError> {
+        let mut at = reading.floor.first;
+        let mut chain = Chain::epoch(at.epoch, 0);
+        let mut at_head = true;
+        while at != fence {
+            if !reading.found.contains_key(&at) {
+                self.read_epoch(&mut reading, at).await?;
+            }
+            let found = match reading.found.get_mut(&at) {
+                Some(Ok(found)) => found,
+                Some(Err(unreadable)) => {
+                    let reason = unreadable.to_string();
+                    return Err(self.corrupt(at, reason));
+                }
+                None => return Err(self.corrupt(at, "the object is missing")),
+            };
+            if found.header.is_fence() {
+                at = Position { epoch: found.header.opens, number: 1 };
+                chain = Chain::epoch(at.epoch, chain.last);
+                continue;
+            }
+            if std::mem::take(&mut at_head) {
+                chain = Chain::head(at.epoch, found.header.prev_crc);
+            }
+            let mut found = found.clone();
+            self.walk(&mut found, &mut chain).await?;
+            self.chain.push(found);
+            at = at.next();
+        }
+        // Fences stay for ever, and nothing else is as short.
+        let dropped = reading.listed.range(..reading.floor.first);
+        let garbage = dropped.filter(|(_, size)| **size != OBJECT_HEADER as u64);
+        self.garbage = garbage.map(|(at, _)| at.path(self.place.root())).collect();
+        // If nothing is left, what was dropped was durable, and the end.
+        self.end = if self.chain.is_empty() { reading.durable } else { chain.last };
+        if reading.durable > self.end {
+            let reason =
+                format!("the records end at lsn {}, and {} was durable", self.end, reading.durable);
+            return Err(self.corrupt(fence, reason));
+        }
+        (self.max_time_ms, self.floor) = (reading.max_time_ms, reading.floor);
+        Ok(())
+    }
+
+    /// Follows the records of one object.
+    async fn walk(&self, found: &mut Found, chain: &mut Chain) -> Result<(), JournalError> {
+        let at = found.header.at;
+        found.entry = *chain;
+        if found.header.prev_crc != chain.crc {
+            return Err(self.corrupt(at, "it does not follow the object before it"));
+        }
+        let records = self.records(found).await?;
+        found.before = found.header.last;
+        let each = |part: &Part<'_>| {
+            found.before = found.before.min(part.header.lsn - 1);
+            found.spans.add(&part.shards, part.header.lsn, part.header.record_len());
+        };
+        chain.walk(&records, self.options.salt, each).map_err(|what| self.corrupt(at, what))?;
+        if records.is_empty() || chain.last == 0 {
+            // There is no record that says it.
+            chain.last = chain.last.max(found.header.last);
+        }
+        if chain.last != found.header.last {
+            return Err(self.corrupt(at, "its records are not those it should have"));
+        }
+        Ok(())
+    }
+
+    async fn records(&self, found: &Found) -> Result<Bytes, JournalError> {
+        if let Some(records) = &found.records {
+            return Ok(records.clone());
+        }
+        let at = found.header.at;
+        let object = self.read(at).await?;
+        let object = object.ok_or_else(|| self.corrupt(at, "the object is missing"))?;
+        match ObjectHeader::decode(&object) {
+            Ok((header, records)) if header == found.header => Ok(records),
+            _ => Err(self.corrupt(at, "the object changed while it was read")),
+        }
+    }
+
+    // ---- what was found ----------------------------------------------------------------------
+
+    /// The last lsn.
+    pub fn end(&self) -> Lsn {
+        self.end
+    }
+
+    /// The greatest epoch before the one that the fence opens.
+    pub fn max_epoch(&self) -> u64 {
+        self.epoch - 1
+    }
+
+    /// The greatest time in any record, dropped ones included.
+    pub fn max_time_ms(&self) -> u64 {
+        self.max_time_ms
+    }
+
+    /// The greatest lsn of `shard` that was dropped because its rows were flushed.
+    pub fn floor(&self, shard: u16) -> Lsn {
+        self.floor.shards.get(&shard).copied().unwrap_or(0)
+    }
+
+    /// Hands every whole commit from the lsn `from` on to `each`, in order, until it fails.
+    pub async fn replay<E: From<JournalError>>(
+        &self,
+        from: Lsn,
+        mut each: impl FnMut(&Record) -> Result<(), E>,
+    ) -> Result<(), E> {
+        // A commit may end in a later object than it begins.
+        let is_needed = |found: &&Found| found.spans.last().any(|(_, lsn)| lsn >= from);
+        let needed = self.chain.iter().filter(is_needed);
+        let needed: Vec<_> = needed.collect();
+        let reads =
+            needed.into_iter().map(|found| async move { (found, self.records(found).await) });
+        let mut objects = stream::iter(reads).buffered(READS / 4).boxed();
+        let mut body = BytesMut::new();
+        while let Some((found, records)) = objects.next().await {
+            let records = records?;
+            let mut chain = found.entry;
+            let mut outcome = Ok(());
+            let walked = chain.walk(&records, self.options.salt, |part| {
+                if part.first {
+                    body.clear();
+                }
+                body.extend_from_slice(part.body);
+                if part.last && !part.rest && part.header.lsn >= from && outcome.is_ok() {
+                    outcome = each(&Record {
+                        lsn: part.header.lsn,
+                        epoch: part.header.epoch,
+                        time_ms: part.header.time_ms,
+                        shards: part.shards.clone(),
+                        body: body.split().freeze(),
+                    });
+                }
+            });
+            walked.map_err(|what| self.corrupt(found.header.at, what))?;
+            outcome?;
+        }
+        Ok(())
+    }
+
+    /// Opens the epoch that the fence names, or one of at least `min_epoch`, and starts the
+    /// journal. The next lsn is at least `min_next_lsn`.
+    pub async fn start(
+        self,
+        min_epoch: u64,
+        min_next_lsn: Lsn,
+    ) -> Result<Arc<BucketJournal>, JournalError> {
+        BucketJournal::open(self.begin(min_epoch, min_next_lsn).await?)
+    }
+
+    pub(super) async fn begin(
+        mut self,
+        min_epoch: u64,
+        min_next_lsn: Lsn,
+    ) -> Result<Arc<Shared>, JournalError> {
+        if self.epoch < min_epoch {
+            // Shards know of greater ones: their journal was another one.
+            let at = Position { epoch: self.epoch, number: 1 };
+            self.epoch = min_epoch;
+            let mut reading = Reading { max_time_ms: self.max_time_ms, ..Reading::default() };
+            reading.floor.first = self.floor.first;
+            if self.put_fence(&reading, at).await?.is_some() {
+                let place = &self.place;
+                let reason = format!("another server has taken over {place} at the same time");
+                return Err(JournalError::Failed(reason));
+            }
+        }
+        let last = self.end.max(min_next_lsn.saturating_sub(1));
+        let stored = self.chain.into_iter().map(|found| Stored {
+            at: found.header.at,
+            before: found.before,
+            last: found.header.last,
+            bytes: found.header.records_len,
+            spans: found.spans,
+        });
+        let state = State {
+            mode: self.options.mode,
+            requested: 0,
+            queue: VecDeque::new(),
+            flights: VecDeque::new(),
+            stored: stored.collect(),
+            next: Position { epoch: self.epoch, number: 1 },
+            published: 0,
+            chain_crc: 0,
+            last,
+            sealed: last,
+            max_time_ms: self.max_time_ms,
+            waiting: 0,
+            flushed: Vec::new(),
+            floor: self.floor,
+            doomed: self.garbage,
+            put_at: Instant::now(),
+            trouble: None,
+            closed: false,
+            stop: false,
+            appends: 0,
+            appended_bytes: 0,
+            puts: 0,
+        };
+        Ok(Arc::new(Shared {
+            place: self.place,
+            options: self.options,
+            epoch: self.epoch,
+            nonce: self.nonce,
+            end: AtomicU64::new(last),
+            durable: AtomicU64::new(last),
+            failed: OnceLock::new(),
+            taken_over: AtomicBool::new(false),
+            away: AtomicBool::new(false),
+            state: Mutex::new(state),
+            wake: Notify::new(),
+            progress: Condvar::new(),
+            subscribers: RwLock::default(),
+        }))
+    }
+}
+
+/// How an epoch ends.
+enum End {
+    /// By a fence, which opens another one.
+    Fence(u64),
+    /// The next number.
+    Missing(Position),
+}

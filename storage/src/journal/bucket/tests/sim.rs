@@ -1,0 +1,238 @@
+//! A store in memory that is slow, loses requests and answers, lets requests arrive late, and
+//! serves several processes, each of which may be cut off or die.
+
+use async_trait::async_trait;
+use futures::stream::{self, BoxStream, StreamExt};
+use object_store::memory::InMemory;
+use object_store::path::Path;
+use object_store::{
+    CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta,
+    ObjectStore, ObjectStoreExt, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
+};
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use crate::journal::tests::sim_disk::Rng;
+
+/// What all processes share.
+#[derive(Clone)]
+pub(super) struct Sim {
+    pub(super) objects: Arc<InMemory>,
+    rng: Arc<Mutex<Rng>>,
+}
+
+/// The store as one process sees it.
+pub(super) struct Client {
+    sim: Sim,
+    /// Of a hundred requests so many go wrong.
+    pub(super) faults: u64,
+    /// Requests wait.
+    pub(super) paused: AtomicBool,
+    /// Nothing is sent any more.
+    dead: AtomicBool,
+    /// Requests until it dies.
+    lives: AtomicU64,
+    /// Puts of paths that end so fail.
+    pub(super) refused: Mutex<Option<String>>,
+    pub(super) puts: AtomicU64,
+}
+
+/// What becomes of a request.
+enum Fate {
+    Served,
+    Lost,
+    AnswerLost,
+    /// It is served long after its sender has given it up.
+    Late,
+}
+
+impl Sim {
+    pub(super) fn new(seed: u64) -> Self {
+        Self { objects: Arc::default(), rng: Arc::new(Mutex::new(Rng::new(seed))) }
+    }
+
+    pub(super) fn below(&self, bound: u64) -> u64 {
+        self.rng.lock().unwrap().below(bound)
+    }
+
+    pub(super) fn client(&self, faults: u64) -> Arc<Client> {
+        Arc::new(Client {
+            sim: self.clone(),
+            faults,
+            paused: AtomicBool::new(false),
+            dead: AtomicBool::new(false),
+            lives: AtomicU64::new(u64::MAX),
+            refused: Mutex::default(),
+            puts: AtomicU64::new(0),
+        })
+    }
+
+    pub(super) async fn names(&self) -> Vec<String> {
+        let listed = self.objects.list(None).map(|meta| meta.unwrap().location.to_string());
+        let mut names: Vec<_> = listed.collect().await;
+        names.sort();
+        names
+    }
+
+    pub(super) async fn damage(&self, name: &str, change: impl FnOnce(&mut Vec<u8>)) {
+        let path = Path::from(name);
+        let mut bytes = self.objects.get(&path).await.unwrap().bytes().await.unwrap().to_vec();
+        change(&mut bytes);
+        self.objects.put(&path, bytes.into()).await.unwrap();
+    }
+
+    pub(super) async fn remove(&self, name: &str) {
+        self.objects.delete(&Path::from(name)).await.unwrap();
+    }
+}
+
+impl Client {
+    /// Nothing it sends arrives any more; what is on its way may.
+    pub(super) fn die(&self) {
+        self.dead.store(true, Ordering::SeqCst);
+    }
+
+    pub(super) fn die_after(&self, requests: u64) {
+        self.lives.store(requests, Ordering::SeqCst);
+    }
+
+    pub(super) fn is_dead(&self) -> bool {
+        self.dead.load(Ordering::SeqCst)
+    }
+
+    /// Before a request and after it.
+    async fn step(&self) {
+        let pause = Duration::from_micros(self.sim.below(400));
+        tokio::time::sleep(pause).await;
+        while self.paused.load(Ordering::SeqCst) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let left = self.lives.load(Ordering::SeqCst);
+        if left == 0 {
+            self.die();
+        } else if left != u64::MAX {
+            self.lives.store(left - 1, Ordering::SeqCst);
+        }
+        if self.is_dead() {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    fn fate(&self) -> Fate {
+        match self.sim.below(100) < self.faults {
+            false => Fate::Served,
+            true => match self.sim.below(3) {
+                0 => Fate::Lost,
+                1 => Fate::AnswerLost,
+                _ => Fate::Late,
+            },
+        }
+    }
+
+    /// A request that only reads.
+    async fn read<T>(&self, request: impl Future<Output = Result<T>>) -> Result<T> {
+        self.step().await;
+        if self.sim.below(100) < self.faults {
+            return Err(broken());
+        }
+        let answer = request.await;
+        self.step().await;
+        answer
+    }
+}
+
+fn broken() -> Error {
+    Error::Generic { store: "sim", source: "the connection broke".into() }
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Client")
+    }
+}
+
+impl fmt::Display for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Client")
+    }
+}
+
+#[async_trait]
+impl ObjectStore for Client {
+    async fn put_opts(
+        &self,
+        location: &Path,
+        payload: PutPayload,
+        options: PutOptions,
+    ) -> Result<PutResult> {
+        self.step().await;
+        self.puts.fetch_add(1, Ordering::SeqCst);
+        let refused = self.refused.lock().unwrap().clone();
+        if refused.is_some_and(|end| location.as_ref().ends_with(&end)) {
+            return Err(broken());
+        }
+        let objects = self.sim.objects.clone();
+        match self.fate() {
+            Fate::Served => {
+                let answer = objects.put_opts(location, payload, options).await;
+                self.step().await;
+                answer
+            }
+            Fate::Lost => Err(broken()),
+            Fate::AnswerLost => {
+                let _ = objects.put_opts(location, payload, options).await;
+                Err(broken())
+            }
+            Fate::Late => {
+                let (location, delay) = (location.clone(), self.sim.below(20));
+                tokio::spawn(async move {
+                    tokio::time::sleep(Duration::from_millis(delay)).await;
+                    let _ = objects.put_opts(&location, payload, options).await;
+                });
+                Err(broken())
+            }
+        }
+    }
+
+    async fn put_multipart_opts(
+        &self,
+        location: &Path,
+        options: PutMultipartOptions,
+    ) -> Result<Box<dyn MultipartUpload>> {
+        self.sim.objects.put_multipart_opts(location, options).await
+    }
+
+    async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
+        self.read(self.sim.objects.get_opts(location, options)).await
+    }
+
+    fn delete_stream(
+        &self,
+        locations: BoxStream<'static, Result<Path>>,
+    ) -> BoxStream<'static, Result<Path>> {
+        if self.is_dead() || self.sim.below(100) < self.faults {
+            return stream::once(async { Err(broken()) }).boxed();
+        }
+        self.sim.objects.delete_stream(locations)
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        if self.sim.below(100) < self.faults {
+            return stream::once(async { Err(broken()) }).boxed();
+        }
+        if self.is_dead() {
+            return stream::pending().boxed();
+        }
+        self.sim.objects.list(prefix)
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+        self.read(self.sim.objects.list_with_delimiter(prefix)).await
+    }
+
+    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
+        self.sim.objects.copy_opts(from, to, options).await
+    }
+}

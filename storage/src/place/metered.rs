@@ -1,0 +1,157 @@
+//! Requests to a store, counted: each is paid for.
+
+use async_trait::async_trait;
+use futures::stream::{BoxStream, StreamExt};
+use object_store::path::Path;
+use object_store::{
+    CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
+    PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, UploadPart,
+};
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Listed objects of a page; each page is a request.
+const PAGE: u64 = 1000;
+
+/// Requests to a store since the start, without those repeated by its client.
+#[derive(Debug, Default)]
+pub struct Requests {
+    pub puts: AtomicU64,
+    pub gets: AtomicU64,
+    pub lists: AtomicU64,
+    pub deletes: AtomicU64,
+    pub put_bytes: AtomicU64,
+    /// Of what was asked for.
+    pub get_bytes: AtomicU64,
+}
+
+impl Requests {
+    fn put(&self, payload: &PutPayload) {
+        add(&self.puts, 1);
+        add(&self.put_bytes, payload.content_length() as u64);
+    }
+}
+
+fn add(counter: &AtomicU64, number: u64) {
+    counter.fetch_add(number, Ordering::Relaxed);
+}
+
+/// A store whose requests are counted.
+#[derive(Debug)]
+pub(super) struct Metered {
+    pub(super) inner: Arc<dyn ObjectStore>,
+    pub(super) requests: Arc<Requests>,
+}
+
+impl fmt::Display for Metered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.inner.fmt(f)
+    }
+}
+
+impl Metered {
+    /// Counts the pages of a listing as they come.
+    fn pages(
+        &self,
+        listed: BoxStream<'static, Result<ObjectMeta>>,
+    ) -> BoxStream<'static, Result<ObjectMeta>> {
+        let requests = self.requests.clone();
+        add(&requests.lists, 1);
+        let mut seen = 0;
+        let count = move |_: &Result<ObjectMeta>| {
+            seen += 1;
+            if seen % PAGE == 0 {
+                add(&requests.lists, 1);
+            }
+        };
+        listed.inspect(count).boxed()
+    }
+}
+
+#[async_trait]
+impl ObjectStore for Metered {
+    async fn put_opts(
+        &self,
+        location: &Path,
+        payload: PutPayload,
+        options: PutOptions,
+    ) -> Result<PutResult> {
+        self.requests.put(&payload);
+        self.inner.put_opts(location, payload, options).await
+    }
+
+    async fn put_multipart_opts(
+        &self,
+        location: &Path,
+        options: PutMultipartOptions,
+    ) -> Result<Box<dyn MultipartUpload>> {
+        add(&self.requests.puts, 1);
+        let upload = self.inner.put_multipart_opts(location, options).await?;
+        Ok(Box::new(MeteredUpload { upload, requests: self.requests.clone() }))
+    }
+
+    async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
+        add(&self.requests.gets, 1);
+        let is_head = options.head;
+        let result = self.inner.get_opts(location, options).await?;
+        if !is_head {
+            add(&self.requests.get_bytes, result.range.end - result.range.start);
+        }
+        Ok(result)
+    }
+
+    fn delete_stream(
+        &self,
+        locations: BoxStream<'static, Result<Path>>,
+    ) -> BoxStream<'static, Result<Path>> {
+        let requests = self.requests.clone();
+        let deleted = self.inner.delete_stream(locations);
+        deleted.inspect(move |_| add(&requests.deletes, 1)).boxed()
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        self.pages(self.inner.list(prefix))
+    }
+
+    fn list_with_offset(
+        &self,
+        prefix: Option<&Path>,
+        offset: &Path,
+    ) -> BoxStream<'static, Result<ObjectMeta>> {
+        self.pages(self.inner.list_with_offset(prefix, offset))
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+        add(&self.requests.lists, 1);
+        self.inner.list_with_delimiter(prefix).await
+    }
+
+    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
+        add(&self.requests.puts, 1);
+        self.inner.copy_opts(from, to, options).await
+    }
+}
+
+#[derive(Debug)]
+struct MeteredUpload {
+    upload: Box<dyn MultipartUpload>,
+    requests: Arc<Requests>,
+}
+
+#[async_trait]
+impl MultipartUpload for MeteredUpload {
+    fn put_part(&mut self, payload: PutPayload) -> UploadPart {
+        self.requests.put(&payload);
+        self.upload.put_part(payload)
+    }
+
+    async fn complete(&mut self) -> Result<PutResult> {
+        add(&self.requests.puts, 1);
+        self.upload.complete().await
+    }
+
+    async fn abort(&mut self) -> Result<()> {
+        self.upload.abort().await
+    }
+}
