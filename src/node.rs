@@ -46,7 +46,7 @@ const PENDING_MAX: u64 = 512 << 20;
 
 /// Bytes that are there whatever the data: threads, code, and SlateDB's buffers for files that it
 /// writes, 10 MiB each. Small budgets keep a quarter for it.
-const OVERHEAD: u64 = 64 << 20;
+const OVERHEAD: u64 = 128 << 20;
 
 /// CLIENT PAUSE.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -10,6 +10,7 @@ mod export;
 mod import;
 mod pipeline;
 mod progress;
+mod reshard;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use std::ffi::OsString;
@@ -27,6 +28,7 @@ struct Cli {
 enum Command {
     Import(import::Arguments),
     Export(export::Arguments),
+    Reshard(reshard::Arguments),
     /// Copies a checkpoint of a data directory to another place
     Backup(backup::BackupArgs),
     /// Makes a data directory of a backup or of a checkpoint
@@ -44,6 +46,7 @@ impl Command {
         match self {
             Self::Import(arguments) => import::run(&arguments),
             Self::Export(arguments) => export::run(&arguments),
+            Self::Reshard(arguments) => reshard::run(&arguments),
             Self::Backup(args) => args.run(),
             Self::Restore(args) => args.run(),
             Self::Branch(args) => args.run(),

@@ -36,8 +36,8 @@ pub use history::{ARCHIVE, prune_archive};
 pub use image::{Image, Piece};
 pub(crate) use restore::branch_state;
 pub use restore::{AsOf, Restored, branch, restore};
-pub use stopped::take_stopped;
 pub(crate) use stopped::{close as close_directory, options as open_as_it_is};
+pub use stopped::{offline_options, take_stopped};
 pub use take::{Source, take};
 
 /// The directory of checkpoints, in a data directory.

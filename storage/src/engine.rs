@@ -206,6 +206,13 @@ impl Engine {
         upkeep: &Upkeep,
     ) -> Result<Self> {
         let (store, path) = (place.store(), place.root().clone());
+        let context = || format!("opening the engine of {place}");
+        let limit = upkeep.read_limit.map(|_| OPENING);
+        // The files may be from a machine whose clock was ahead; SlateDB's must not step back.
+        let admin = checkpoint::admin(store.clone(), path.as_ref());
+        let manifest = within(limit, admin.read_manifest(None)).await.with_context(context)?;
+        let tick = manifest.map_or(0, |manifest| manifest.last_l0_clock_tick());
+        clock.at_least(u64::try_from(tick).unwrap_or(0));
         let clock = EngineClock { clock, timer: DefaultSystemClock::new() };
         let garbage = Arc::new(Garbage::new(upkeep.least_garbage));
         let compactor = CompactorBuilder::new(path.clone(), store.clone())
@@ -220,8 +227,7 @@ impl Engine {
             .with_block_cache_policy(cache_policy())
             .with_system_clock(Arc::new(clock))
             .build();
-        let context = || format!("opening the engine of {place}");
-        let db = within(upkeep.read_limit.map(|_| OPENING), opening).await.with_context(context)?;
+        let db = within(limit, opening).await.with_context(context)?;
         let read_limit = upkeep.read_limit;
         let engine =
             Self { db, files, garbage, turn: Arc::default(), read_limit, place: place.clone() };

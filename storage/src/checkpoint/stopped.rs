@@ -15,17 +15,26 @@ const CACHE_BYTES: u64 = 32 << 20;
 const MEMTABLE_BYTES: usize = 64 << 20;
 const JOURNAL_BYTES: usize = 16 << 20;
 
+/// How long a store in a bucket is waited for.
+const STORE_TIMEOUT: Duration = Duration::from_secs(30);
+
 /// How to open a data directory as it is.
 pub(crate) fn options(dir: &Path) -> Result<OpenOptions> {
-    Ok(OpenOptions {
-        store: Place::local(dir)?,
+    Ok(offline_options(Place::local(dir)?))
+}
+
+/// How to open a data directory to read what it has, not to serve it.
+pub fn offline_options(store: Place) -> OpenOptions {
+    let archive = store.dir().is_some_and(|dir| dir.join(ARCHIVE).is_dir());
+    OpenOptions {
+        store,
         journal: None,
-        store_timeout: Duration::ZERO,
+        store_timeout: STORE_TIMEOUT,
         shards: None,
         default_shards: 1,
         databases: 0,
         segment_bytes: Options::default().segment_bytes,
-        archive: dir.join(ARCHIVE).is_dir(),
+        archive,
         mode: SyncMode::Always,
         everysec_bound: Duration::from_secs(1),
         inline_sync: true,
@@ -36,7 +45,7 @@ pub(crate) fn options(dir: &Path) -> Result<OpenOptions> {
         presence_bytes: 0,
         cache: None,
         journal_bytes: JOURNAL_BYTES,
-    })
+    }
 }
 
 /// Takes a checkpoint of a data directory that nobody has open. It is recovered, as by the start of

@@ -4,10 +4,11 @@ use crate::image::Pick;
 use crate::model::{Model, V};
 use crate::world::{SHARDS, World, fresh, options};
 use flagstone_storage::clock::Clock;
-use flagstone_storage::directory::Directory;
+use flagstone_storage::directory::{Directory, OpenOptions, reshard};
 use flagstone_storage::encoding::{Function, Library, row};
 use flagstone_storage::engine::prefix_range;
 use flagstone_storage::materialise::{hand_over, sweep};
+use flagstone_storage::place::Place;
 use flagstone_storage::slot::slot_of;
 use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::{Hash, Str, Value};
@@ -207,6 +208,69 @@ fn a_clean_stop_keeps_the_filter_of_keys_and_a_kill_does_not() {
     assert!(known(&mut third), "all keys were read");
     third.verify("with the filter that was read");
     kill(third, &root, &mut number).settle();
+}
+
+#[test]
+fn shards_can_become_more_and_fewer() {
+    let root = tempfile::tempdir().unwrap();
+    let mut number = 0;
+    let mut dir = fresh(root.path(), &mut number);
+    let mut first = world(&dir, no_images());
+    some_of_everything(&mut first, 1);
+    (0..SHARDS).for_each(|shard| first.hand_over(shard, None));
+    some_of_everything(&mut first, 2);
+    rename(&mut first, (0, b"{t}hash"), (1, b"{t}moved"));
+    // A dead generation whose rows are not swept, and a journal with a tail.
+    first.flush_db(0);
+    first.set(0, b"s1", b"again", 0);
+    first.commit();
+    let model = first.model.clone();
+    let image = first.probe.now("killed");
+    drop(first);
+    image.unpack(&dir);
+    let keys: usize = model.dbs.iter().map(|db| db.len()).sum();
+    for shards in [7, 1, SHARDS] {
+        let to = fresh(root.path(), &mut number);
+        let mut old = options(&dir, 3);
+        old.shards = None;
+        let place = Place::local(&to).unwrap();
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+        let copy = |old: OpenOptions, place: Place| async move {
+            reshard(old, place, shards, Clock::default(), &|_| ()).await
+        };
+        let done = runtime.block_on(copy(old.clone(), place.clone())).unwrap();
+        assert!(done.keys >= keys as u64, "{done:?}");
+        let again = runtime.block_on(copy(old, place)).unwrap_err();
+        assert!(again.to_string().contains("holds data already"), "{again}");
+        dir = to;
+    }
+    let mut last = World::open(&dir, model, no_images());
+    last.verify("with other shards");
+    last.settle();
+    last.verify_no_garbage("with other shards");
+}
+
+#[test]
+fn an_interrupted_reshard_leaves_no_data_directory() {
+    let root = tempfile::tempdir().unwrap();
+    let mut number = 0;
+    let dir = fresh(root.path(), &mut number);
+    let mut first = world(&dir, no_images());
+    some_of_everything(&mut first, 1);
+    let model = first.model.clone();
+    first.close();
+    let to = fresh(root.path(), &mut number);
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let place = Place::local(&to).unwrap();
+    // It ends in the middle of the rows.
+    let stop = |done: flagstone_storage::directory::Resharded| assert_eq!(done.rows, 0, "stopped");
+    let work = reshard(options(&dir, 3), place, 5, Clock::default(), &stop);
+    let stopped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| runtime.block_on(work)));
+    assert!(stopped.is_err());
+    drop(runtime);
+    assert!(to.join("shard-0").is_dir() && !to.join("flagstone.json").exists());
+    assert!(World::try_open(&to, model.clone(), no_images()).is_err(), "it is not whole");
+    World::open(&dir, model, no_images()).verify("the old one");
 }
 
 #[test]
