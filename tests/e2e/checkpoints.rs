@@ -215,10 +215,9 @@ fn save_commands_answer_as_they_should() {
     assert!(ask(&["BGSAVE", "NOW"]).contains("syntax error"));
     let saved: i64 = ask(&["LASTSAVE"]).parse().expect("a time");
     assert!(saved > 1_700_000_000);
-    let listed = || {
-        let data = server.dir().join("data").display().to_string();
-        done(&["checkpoints", "--dir", &data]).lines().map(str::to_owned).collect::<Vec<_>>()
-    };
+    let data = server.dir().join("data").display().to_string();
+    let listed =
+        || done(&["checkpoints", "--dir", &data]).lines().map(str::to_owned).collect::<Vec<_>>();
     let before = listed();
     assert_eq!(before.len(), 2, "checkpoint-keep is 2: {before:?}");
     assert_ne!(ask(&["SHUTDOWN", "SAVE"]), "OK");

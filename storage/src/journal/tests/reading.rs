@@ -46,10 +46,7 @@ fn what_is_held_is_read_while_the_journal_goes_on() {
     assert!(journal.oldest() <= 5);
     journal.release(hold);
     eventually("the segments are dropped", || journal.oldest() > 150);
-    assert!(matches!(
-        journal.read(hold, (5, 150), &mut |_| Ok(())),
-        Err(JournalError::HoldBroken)
-    ));
+    assert!(matches!(journal.read(hold, (5, 150), &mut |_| Ok(())), Err(JournalError::HoldBroken)));
 }
 
 #[test]
