@@ -108,6 +108,11 @@ impl Catalog {
         self.dir.join(id)
     }
 
+    /// Where a backup of it gathers what was before it.
+    fn history(&self, id: &str) -> PathBuf {
+        self.dir.join(format!("{id}{HISTORY}"))
+    }
+
     /// All of them, the oldest first.
     pub fn list(&self) -> Result<Vec<Checkpoint>> {
         let mut all = Vec::new();
@@ -183,6 +188,7 @@ impl Catalog {
             engine.drop_checkpoint(&shard.id).await?;
         }
         remove_dir(&self.records(&checkpoint.id))?;
+        remove_dir(&self.history(&checkpoint.id))?;
         Ok(true)
     }
 
@@ -193,7 +199,9 @@ impl Catalog {
         let ids: BTreeSet<&str> = there.iter().map(|c| c.id.as_str()).collect();
         for name in names(&self.dir)? {
             let path = self.dir.join(&name);
-            if path.is_dir() && !ids.contains(name.as_str()) {
+            // A backup that copies a checkpoint has its history beside.
+            let id = name.strip_suffix(HISTORY).unwrap_or(&name);
+            if path.is_dir() && !ids.contains(id) {
                 remove_dir(&path)?;
             } else if name.ends_with(UNFINISHED) {
                 fs::remove_file(&path)?;
@@ -206,6 +214,9 @@ impl Catalog {
         Ok(())
     }
 }
+
+/// Ends the names of directories of records that a backup copies.
+const HISTORY: &str = ".history";
 
 /// Ends the names of files that are not finished.
 const UNFINISHED: &str = ".new";

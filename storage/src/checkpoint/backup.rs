@@ -270,7 +270,9 @@ impl Making<'_> {
         let Some(last) = last.max().filter(|last| *last < this.after) else {
             return Ok((Vec::new(), 0));
         };
-        let dir = super::Catalog::of(data).records(&format!("{}.history", this.id));
+        let dir = super::Catalog::of(data).history(&this.id);
+        // What an attempt before this one has left.
+        remove_dir(&dir)?;
         let (data, to, until): (PathBuf, _, Lsn) = (data.to_owned(), dir.clone(), this.after);
         let copying =
             tokio::task::spawn_blocking(move || copy_history(&data, last, until, &to)).await?;

@@ -4,6 +4,7 @@
 use crate::histories::{DATABASES, History, number};
 use crate::image::Probe;
 use crate::model::Model;
+use crate::store::Watched;
 use crate::world::{World, fresh, options};
 use flagstone_storage::checkpoint::{
     AsOf, BackupOptions, Catalog, Checkpoint, Image, Quiet, Retention, Source, backup, branch,
@@ -14,11 +15,12 @@ use flagstone_storage::directory::OpenOptions;
 use flagstone_storage::journal::{Lsn, RealDisk};
 use flagstone_storage::place::Place;
 use object_store::local::LocalFileSystem;
+use object_store::memory::InMemory;
 use object_store::path::Path as ObjectPath;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use tokio::task::JoinHandle;
 
 const NOW: u64 = 1_800_000_000_000;
@@ -139,7 +141,10 @@ fn run(seed: u64) {
     let taken = run.taken.clone();
     assert!(taken.len() >= 2, "seed {seed}: {} checkpoints", taken.len());
     let place = run.place();
-    let backups = Place::local(run.root.path().join("backups")).unwrap();
+    let backups = match seed % 2 {
+        0 => Place::within(Arc::new(InMemory::new()), "some/prefix".into(), "memory"),
+        _ => Place::local(run.root.path().join("backups")).unwrap(),
+    };
     for checkpoint in &taken {
         let at = format!("seed {seed}, checkpoint at {}", checkpoint.lsn);
         let dir = run.fresh();
@@ -275,4 +280,100 @@ fn what_is_in_use_is_not_removed() {
     let gone = run.history.world.block_on(catalog.retain(&engines, retention, 0)).unwrap();
     assert_eq!(gone, [all[0].clone()]);
     run.history.world.close();
+}
+
+/// A place in memory, with what was there before each change of it.
+fn watched_place() -> (Place, Arc<Mutex<Vec<Arc<InMemory>>>>) {
+    let (store, points) = (Arc::new(InMemory::new()), Arc::<Mutex<Vec<_>>>::default());
+    let (inner, noted) = (store.clone(), points.clone());
+    let pick = Box::new(move |_| {
+        noted.lock().unwrap().push(Arc::new(inner.fork()));
+        false
+    });
+    let probe = Arc::new(Probe::new(Path::new("nowhere"), Model::default(), pick));
+    (Place::within(Arc::new(Watched::new(store, probe)), "".into(), "memory"), points)
+}
+
+#[test]
+fn a_backup_that_is_cut_off_anywhere_is_none_and_harms_none() {
+    let mut run = Run::new(8);
+    for _ in 0..3 {
+        run.steps(30);
+        run.begin();
+        run.finish();
+    }
+    let (place, points) = watched_place();
+    let all = run.taken.clone();
+    let some = [&all[0], &all[all.len() - 2]];
+    for checkpoint in some {
+        run.back_up(checkpoint, &place, BackupOptions { keep: Some(1), verify: false });
+    }
+    let points = std::mem::take(&mut *points.lock().unwrap());
+    assert!(points.len() >= 20, "{} points", points.len());
+    let last = all.last().unwrap();
+    for (n, point) in points.into_iter().enumerate() {
+        let at = format!("point {n}");
+        let place = Place::within(point, "".into(), "memory");
+        let listed = run.history.world.block_on(list_backups(&place)).unwrap();
+        for backup in &listed {
+            let (dir, lsn) = run.restore(&place, Some(backup.id()), None);
+            run.check(&dir, lsn, &at);
+        }
+        run.back_up(last, &place, BackupOptions { keep: Some(1), verify: false });
+        if n % 4 == 0 {
+            let (dir, lsn) = run.restore(&place, None, None);
+            assert_eq!(lsn, last.lsn, "{at}");
+            run.check(&dir, lsn, &format!("{at}, the next one"));
+        }
+    }
+    run.history.world.close();
+}
+
+#[test]
+fn a_kill_while_a_checkpoint_is_taken_or_removed_leaves_whole_ones() {
+    let root = tempfile::tempdir().unwrap();
+    let mut number = 0;
+    let dir = fresh(root.path(), &mut number);
+    let mut model = Model { now_ms: NOW, ..Model::default() };
+    model.dbs.resize_with(DATABASES, Default::default);
+    let picking = Arc::new(Mutex::new(false));
+    let picks = picking.clone();
+    let world = World::open(&dir, model, Box::new(move |_| *picks.lock().unwrap()));
+    let mut history = History { world, random: StdRng::seed_from_u64(9) };
+    let mut kept = std::collections::BTreeMap::new();
+    for round in 0..3 {
+        for _ in 0..25 {
+            history.step();
+        }
+        history.world.commit();
+        let world = &history.world;
+        *picking.lock().unwrap() = round > 0;
+        let source = source(&dir, world);
+        let made = world.block_on(take(&source, u64::MAX)).unwrap();
+        kept.insert(made.id, world.model.clone());
+        let retention = Retention { keep: 1, max_age_ms: 0 };
+        world.block_on(Catalog::of(&dir).retain(&source.engines, retention, 0)).unwrap();
+        *picking.lock().unwrap() = false;
+    }
+    let images = history.world.probe.images();
+    assert!(images.len() >= 12, "{} images", images.len());
+    for (n, image) in images.iter().enumerate() {
+        let at = &image.at;
+        let dir = fresh(root.path(), &mut number);
+        let mut copy = World::reopen(image, &dir, Box::new(|_| false));
+        copy.verify(at);
+        let (catalog, source) = (Catalog::of(&dir), source(&dir, &copy));
+        copy.block_on(catalog.clean(&source.engines)).unwrap();
+        let listed = catalog.list().unwrap();
+        assert!(!listed.is_empty(), "{at}: the one before is gone");
+        let place = Place::local(&dir).unwrap();
+        for checkpoint in listed.iter().filter(|_| n % 3 == 0) {
+            let to = fresh(root.path(), &mut number);
+            copy.block_on(branch(&place, &checkpoint.id, &to)).unwrap();
+            open(&to, kept[&checkpoint.id].clone()).verify(at);
+        }
+        copy.block_on(take(&source, u64::MAX)).unwrap();
+        assert_eq!(catalog.list().unwrap().len(), listed.len() + 1, "{at}");
+        std::fs::remove_dir_all(dir).unwrap();
+    }
 }
