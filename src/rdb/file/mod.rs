@@ -33,7 +33,7 @@ const ELEMENT_OVERHEAD: usize = 64;
 /// Why a file cannot be read on.
 #[derive(Debug, Error)]
 pub enum FileError {
-    #[error("it cannot be read: {0}")]
+    #[error("it cannot be read")]
     Io(#[from] io::Error),
     #[error("the file ends in the middle")]
     Truncated,
