@@ -76,12 +76,12 @@ fn branch(client: &mut redis::Connection, dir: &Path) {
     assert_eq!(made.expect("a branch"), "OK");
 }
 
-fn run(args: &[&str]) -> Output {
+pub(crate) fn run(args: &[&str]) -> Output {
     let done = Command::new(env!("CARGO_BIN_EXE_flagstone")).args(args).output();
     done.expect("the program runs")
 }
 
-fn done(args: &[&str]) -> String {
+pub(crate) fn done(args: &[&str]) -> String {
     let output = run(args);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));

@@ -12,6 +12,7 @@ mod moving;
 mod partial;
 mod pipelines;
 mod pubsub;
+mod reshard;
 mod script_errors;
 mod scripts;
 mod server;
