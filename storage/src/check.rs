@@ -6,6 +6,8 @@
 mod rows;
 mod shard;
 mod tally;
+#[cfg(test)]
+mod tests;
 
 use crate::checkpoint::{Catalog, branch_state, close_directory, open_as_it_is};
 use crate::clock::Clock;

@@ -71,7 +71,9 @@ async fn take_held(
 ) -> Result<Checkpoint> {
     let shards = try_join_all(source.engines.iter().map(|engine| engine.checkpoint(id)));
     let shards: Vec<EngineCheckpoint> = shards.await.context("a checkpoint of a shard")?;
-    let after = shards.iter().map(|shard| shard.applied).min().unwrap_or(0);
+    let applied = shards.iter().map(|shard| shard.applied).min().unwrap_or(0);
+    // What was dropped before was of shards that have applied more.
+    let after = applied.max(source.journal.oldest().saturating_sub(1));
     let (journal, records) = (source.journal.clone(), catalog.records(id));
     let copying =
         tokio::task::spawn_blocking(move || copy_records(&*journal, hold, after, records));

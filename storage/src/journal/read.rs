@@ -142,8 +142,8 @@ impl Shared {
         let closed = writer.closed.iter().map(|s| (s.number, s.first_lsn, s.last));
         let current = (writer.current.number, writer.current.first_lsn, writer.last);
         let all = closed.chain([current]);
-        // An empty range has the segment in which it would be.
-        let wanted = all.filter(|&(_, first, last)| last + 1 >= from && first <= to.max(from));
+        // Between epochs there are lsns without records: what begins behind them says so.
+        let wanted = all.filter(|&(_, first, last)| last + 1 >= from && first <= to + 1);
         Ok(wanted.map(|(number, ..)| number).collect())
     }
 

@@ -50,6 +50,22 @@ fn what_is_held_is_read_while_the_journal_goes_on() {
 }
 
 #[test]
+fn lsns_without_records_are_read_too() {
+    let disk = Arc::<SimDisk>::default();
+    let journal = start(&disk, SyncMode::No);
+    append(&journal, 10);
+    journal.close().unwrap();
+    drop(journal);
+    let journal = recover(&disk).unwrap().start(0, 50).unwrap();
+    let hold = journal.hold(0, u64::MAX);
+    assert_eq!(journal.end(), 49);
+    assert_eq!(lsns(&read(&journal, hold, (11, 49))), []);
+    assert_eq!(lsns(&read(&journal, hold, (10, 49))), [10]);
+    append(&journal, 3);
+    assert_eq!(lsns(&read(&journal, hold, (10, 51))), [10, 50, 51]);
+}
+
+#[test]
 fn a_hold_that_keeps_too_much_is_broken() {
     let disk = Arc::<SimDisk>::default();
     let journal = start(&disk, SyncMode::No);
