@@ -54,7 +54,7 @@ fn set() -> Value {
 
 /// Writes a data directory with values of several types.
 async fn fill(dir: &Path) {
-    let mut options = open_as_it_is(dir);
+    let mut options = open_as_it_is(dir).unwrap();
     (options.databases, options.default_shards) = (2, 2);
     let opened = Directory::open(options, Clock::default()).await.unwrap();
     let journal = opened.journal.clone();
@@ -62,7 +62,8 @@ async fn fill(dir: &Path) {
     let mut partition = partitions.remove(0);
     partition.store.begin(NOW, true);
     let big = Value::Str(Str::new(&vec![b'x'; 50_000]));
-    let values = [("hash", hash()), ("zset", zset()), ("list", list()), ("set", set()), ("big", big)];
+    let values =
+        [("hash", hash()), ("zset", zset()), ("list", list()), ("set", set()), ("big", big)];
     for (name, value) in values {
         partition.store.entry_mut(0, name.as_bytes()).unwrap().value = value;
     }
@@ -83,14 +84,16 @@ async fn damaged(
 ) -> Vec<String> {
     let root = tempfile::tempdir().unwrap();
     fill(root.path()).await;
-    let opened = Directory::open(open_as_it_is(root.path()), Clock::default()).await.unwrap();
+    let opened =
+        Directory::open(open_as_it_is(root.path()).unwrap(), Clock::default()).await.unwrap();
     let mut written = false;
     for engine in opened.engines() {
         let metas = engine.scan(prefix_range(&[row::META]), usize::MAX).await.unwrap();
         for (meta, value) in metas {
             let Some(Row::Meta { key, .. }) = Row::parse(&meta) else { panic!("a meta row") };
             if key == name.as_bytes() {
-                let version = crate::encoding::decode_entry(key, 0, &value).unwrap().value.version();
+                let version =
+                    crate::encoding::decode_entry(key, 0, &value).unwrap().value.version();
                 let rows = damage(&engine, &meta, version).await;
                 engine.write(rows).await.unwrap();
                 written = true;

@@ -57,7 +57,7 @@ fn lsns_without_records_are_read_too() {
     journal.close().unwrap();
     drop(journal);
     let journal = recover(&disk).unwrap().start(0, 50).unwrap();
-    let hold = journal.hold(0, u64::MAX);
+    let hold = journal.hold(0, u64::MAX).unwrap();
     assert_eq!(journal.end(), 49);
     assert_eq!(lsns(&read(&journal, hold, (11, 49))), []);
     assert_eq!(lsns(&read(&journal, hold, (10, 49))), [10]);
