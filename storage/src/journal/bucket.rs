@@ -119,6 +119,8 @@ struct State {
     floor: Floor,
     /// Below the floor, to be deleted.
     doomed: Vec<Path>,
+    /// Some of those are being deleted.
+    deleting: bool,
     /// When something was put last.
     put_at: Instant,
     /// What the store has answered to the last attempt that failed.

@@ -15,6 +15,9 @@ use super::{Batch, Shared, State};
 /// Bytes of records at which an object is full.
 pub(super) const OBJECT_BYTES: usize = 4 << 20;
 
+/// How long a close may take to drop what is not needed.
+const TIDY: Duration = Duration::from_secs(5);
+
 /// The greatest body of one part of a commit, in bytes.
 const MAX_PART: usize = OBJECT_BYTES;
 
@@ -128,13 +131,27 @@ impl Shared {
         }
     }
 
-    /// Accepts no more appends, and makes everything durable.
+    /// Accepts no more appends, makes everything durable, and drops what is not needed, so that the
+    /// next start need not read it.
     pub(super) fn close(&self) -> Result<Lsn, JournalError> {
         let last = {
             let mut state = lock(&self.state);
             state.closed = true;
             state.last
         };
-        self.sync_through(last)
+        let durable = self.sync_through(last)?;
+        self.wake.notify_one();
+        let begun = Instant::now();
+        let mut state = lock(&self.state);
+        while state.drops_records() || state.deleting || !state.doomed.is_empty() {
+            let left = TIDY.saturating_sub(begun.elapsed());
+            if left.is_zero() || self.failed.get().is_some() {
+                // What stays the next start deletes.
+                break;
+            }
+            let waited = self.progress.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        Ok(durable)
     }
 }

@@ -85,10 +85,14 @@ impl Shared {
                 Some(Done::Lost(reason)) => return self.fail(reason),
                 Some(Done::Deleted(doomed, deleted)) => {
                     deleting = false;
+                    let mut state = lock(&self.state);
+                    state.deleting = false;
                     if !deleted {
                         delete_from = Instant::now() + DELETE_PAUSE;
-                        lock(&self.state).doomed.extend(doomed);
+                        state.doomed.extend(doomed);
                     }
+                    drop(state);
+                    self.progress.notify_all();
                 }
                 None => {}
             }
@@ -149,8 +153,9 @@ impl Shared {
     fn due_in(&self, state: &State) -> Option<Duration> {
         let Some(batch) = state.queue.front() else {
             let idle = state.put_at.elapsed();
-            let marks = state.flights.is_empty() && !state.closed && state.drops_records();
-            return marks.then(|| MARK_AFTER.saturating_sub(idle));
+            let marks = state.flights.is_empty() && state.drops_records();
+            let after = if state.closed { Duration::ZERO } else { MARK_AFTER };
+            return marks.then(|| after.saturating_sub(idle));
         };
         if state.queue.len() > 1 || state.requested > state.sealed || state.closed {
             return Some(Duration::ZERO);
@@ -276,6 +281,7 @@ impl Shared {
     fn take_doomed(&self) -> Option<Vec<Path>> {
         let mut state = lock(&self.state);
         let some = state.doomed.len().min(DELETED_AT_ONCE);
+        state.deleting = some > 0;
         (some > 0).then(|| state.doomed.drain(..some).collect())
     }
 

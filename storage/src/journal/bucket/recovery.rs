@@ -527,6 +527,7 @@ impl BucketRecovery {
             flushed: Vec::new(),
             floor: self.floor,
             doomed: self.garbage,
+            deleting: false,
             put_at: Instant::now(),
             trouble: None,
             closed: false,
