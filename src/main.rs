@@ -32,11 +32,11 @@ fn refuse_huge_pages() {
 fn refuse_huge_pages() {}
 
 fn main() -> ExitCode {
-    // SAFETY: options may be set at any time.
-    unsafe { libmimalloc_sys::mi_option_set(PURGE_DELAY, KEEP_MS) };
-    if let Some(status) = cli::run(std::env::args_os()) {
+    if let Some(status) = cli::run(std::env::args_os(), refuse_huge_pages) {
         return status;
     }
+    // SAFETY: options may be set at any time.
+    unsafe { libmimalloc_sys::mi_option_set(PURGE_DELAY, KEEP_MS) };
     let config = match Config::load_process() {
         Ok(Startup::Run(config)) => config,
         Ok(Startup::Help(text)) => {

@@ -57,11 +57,12 @@ impl Command {
 }
 
 /// Runs the subcommand that `args`, beginning with the program's name, ask for. `None` if the first
-/// argument is not exactly the name of one: then the server is meant.
-pub fn run(args: impl Iterator<Item = OsString>) -> Option<ExitCode> {
+/// argument is not exactly the name of one: then the server is meant. `prepare` is called before.
+pub fn run(args: impl Iterator<Item = OsString>, prepare: fn()) -> Option<ExitCode> {
     let args: Vec<OsString> = args.collect();
     let first = args.get(1)?;
     Cli::command().get_subcommands().find(|command| command.get_name() == first)?;
+    prepare();
     let status = match Cli::try_parse_from(args) {
         Ok(cli) => match cli.command.run() {
             Ok(()) => ExitCode::SUCCESS,
