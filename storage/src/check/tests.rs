@@ -62,7 +62,8 @@ async fn fill(dir: &Path) {
     let mut partition = partitions.remove(0);
     partition.store.begin(NOW, true);
     let big = Value::Str(Str::new(&vec![b'x'; 50_000]));
-    let values = [("hash", hash()), ("zset", zset()), ("list", list()), ("set", set()), ("big", big)];
+    let values =
+        [("hash", hash()), ("zset", zset()), ("list", list()), ("set", set()), ("big", big)];
     for (name, value) in values {
         partition.store.entry_mut(0, name.as_bytes()).unwrap().value = value;
     }
@@ -90,7 +91,8 @@ async fn damaged(
         for (meta, value) in metas {
             let Some(Row::Meta { key, .. }) = Row::parse(&meta) else { panic!("a meta row") };
             if key == name.as_bytes() {
-                let version = crate::encoding::decode_entry(key, 0, &value).unwrap().value.version();
+                let version =
+                    crate::encoding::decode_entry(key, 0, &value).unwrap().value.version();
                 let rows = damage(&engine, &meta, version).await;
                 engine.write(rows).await.unwrap();
                 written = true;
