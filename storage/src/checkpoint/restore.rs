@@ -339,6 +339,12 @@ fn refuse_unknown(image: &Image, cut: Cut, as_of: Option<AsOf>) -> Result<()> {
     Ok(())
 }
 
+/// The greatest time that the first of these directories of records knows of.
+fn known_time_ms(dirs: &[PathBuf]) -> Result<u64> {
+    let Some(dir) = dirs.first() else { return Ok(0) };
+    Ok(LocalJournal::recover(dir, Options::default())?.max_time_ms())
+}
+
 /// How files with rows come to the new directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Transfer {
@@ -397,6 +403,8 @@ impl Target {
         let to = self.dir.join("journal");
         let writing = tokio::task::spawn_blocking(move || -> Result<()> {
             let mut extract = Extract::create(Arc::new(RealDisk), &to, salt, after)?;
+            // The engines refuse to open at a time before that of what they have.
+            extract.at_least(known_time_ms(&dirs)?);
             replay(&dirs, after, &mut |record| {
                 if record.lsn <= end { extract.push(record) } else { Ok(()) }
             })?;

@@ -75,8 +75,11 @@ async fn take_held(
     // What was dropped before was of shards that have applied more.
     let after = applied.max(source.journal.oldest().saturating_sub(1));
     let (journal, records) = (source.journal.clone(), catalog.records(id));
-    let copying =
-        tokio::task::spawn_blocking(move || copy_records(&*journal, hold, after, records));
+    // The engines have written in no later one.
+    let time_ms = source.clock.now_ms() + 1;
+    let copying = tokio::task::spawn_blocking(move || {
+        copy_records(&*journal, hold, (after, time_ms), records)
+    });
     let (lsn, record_bytes) = copying.await?.context("copying the journal's records")?;
     let checkpoint = Checkpoint {
         format: FORMAT,
@@ -99,7 +102,7 @@ async fn take_held(
 fn copy_records(
     journal: &dyn Journal,
     hold: HoldId,
-    after: Lsn,
+    (after, time_ms): (Lsn, u64),
     dir: PathBuf,
 ) -> Result<(Lsn, u64)> {
     // No row enters an engine before its record is durable, so this is behind all of them.
@@ -108,6 +111,7 @@ fn copy_records(
     let parent = dir.parent().context("a directory of checkpoints")?;
     fs::create_dir_all(parent).with_context(|| format!("creating {}", parent.display()))?;
     let mut extract = Extract::create(Arc::new(RealDisk), &dir, rand::random(), after)?;
+    extract.at_least(time_ms);
     if end > after {
         journal.read(hold, (after + 1, end), &mut |record| {
             extract.push(&record).map_err(std::io::Error::other)

@@ -63,6 +63,11 @@ impl Extract {
         })
     }
 
+    /// Says that the journal knows of this time: a start is not to have an earlier one.
+    pub fn at_least(&mut self, time_ms: u64) {
+        self.time_ms = self.time_ms.max(time_ms);
+    }
+
     /// The last record's lsn, or where it begins.
     pub fn last(&self) -> Lsn {
         self.last

@@ -103,6 +103,9 @@ impl Shared {
         let mut chain: Option<Chain> = None;
         let mut assembly = Assembly::default();
         for number in numbers {
+            if chain.is_some_and(|chain| chain.last >= to) {
+                break;
+            }
             let path = segment_path(&self.dir, number);
             let failed = |source| JournalError::io("reading", &path, source);
             let file = self.options.disk.open(&path).map_err(failed)?;
