@@ -21,7 +21,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::runtime::{Builder, LocalOptions};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Notify, watch};
 
 /// How long connections may take to write their last replies at shutdown.
@@ -131,6 +131,8 @@ fn serve(
     let (stop, stopped) = watch::channel(false);
     let store = opened.store.clone();
     let (mut partitions, locks) = opened.into_partitions(shard_workers, total);
+    // Before anybody is told that the server is there.
+    let signals = catch_signals(background);
     let mut threads = Vec::with_capacity(total);
     let mut listeners = listeners.into_iter();
     for (id, inbox) in inboxes.into_iter().enumerate() {
@@ -164,7 +166,7 @@ fn serve(
         println!("Ready to accept connections tcp {address}");
     }
     background.spawn(run_periodically(node.clone()));
-    let request = background.block_on(wait_for_stop(&node));
+    let request = background.block_on(wait_for_stop(&node, signals));
     tracing::info!(now = request.now, "shutting down");
     // Scripts that run for long see it, however it was asked for.
     node.request_shutdown(request);
@@ -175,14 +177,22 @@ fn serve(
     drained
 }
 
+/// From here on SIGTERM and SIGINT do not end the process by themselves; `None`: they do.
+fn catch_signals(background: &tokio::runtime::Runtime) -> Option<(Signal, Signal)> {
+    let _within = background.enter();
+    let caught = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()));
+    let (Ok(term), Ok(int)) = caught else {
+        tracing::warn!("signals cannot be caught; stop the server by SHUTDOWN");
+        return None;
+    };
+    Some((term, int))
+}
+
 /// SIGTERM, SIGINT or SHUTDOWN.
-async fn wait_for_stop(node: &Node) -> ShutdownRequest {
+async fn wait_for_stop(node: &Node, signals: Option<(Signal, Signal)>) -> ShutdownRequest {
     let mut requested = node.shutdown.subscribe();
     let orderly = ShutdownRequest { now: false };
-    let (Ok(mut term), Ok(mut int)) =
-        (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
-    else {
-        tracing::warn!("signals cannot be caught; stop the server by SHUTDOWN");
+    let Some((mut term, mut int)) = signals else {
         let asked = requested.wait_for(Option::is_some).await;
         return asked.ok().and_then(|r| *r).unwrap_or(orderly);
     };
