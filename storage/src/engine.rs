@@ -302,6 +302,11 @@ impl Engine {
         Ok(None)
     }
 
+    /// Waits until no hand-over, sweep or checkpoint is under way; none begins as long as it lives.
+    pub async fn alone(&self) -> impl Send + '_ {
+        self.turn().await
+    }
+
     /// Waits until nobody else writes.
     pub(crate) async fn turn(&self) -> MutexGuard<'_, Turn> {
         self.turn.lock().await

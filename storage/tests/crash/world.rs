@@ -327,6 +327,8 @@ impl World {
         let engine = self.partition.shards[&shard].engine().clone();
         let seq = if let Some(rows) = batch {
             self.journal.sync_now().unwrap();
+            // As a hand-over in one piece has it.
+            let _alone = self.block_on(engine.alone());
             let mut seq = 0;
             let mut batches = Vec::new();
             each_hand_over_batch(&cut, rows, &mut |batch| batches.push(batch));
