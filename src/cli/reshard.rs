@@ -57,6 +57,9 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
     if let Some(to) = &arguments.to {
         return copy(options, Place::parse(to)?, arguments);
     }
+    if arguments.journal.is_some() {
+        bail!("a journal elsewhere belongs to the old directory: make the new one with --to");
+    }
     let Some(dir) = from.dir() else {
         bail!("{from} is not a local directory: name a place for the new one with --to");
     };

@@ -281,6 +281,11 @@ impl Engine {
         Ok(rows)
     }
 
+    /// Whether each read may be a request to a bucket.
+    pub(crate) fn is_remote(&self) -> bool {
+        self.read_limit.is_some()
+    }
+
     /// Gives the rows of a range to `each`, in order, until that says false. Where to go on comes
     /// back, if there may be more.
     pub(crate) async fn walk(
@@ -292,8 +297,9 @@ impl Engine {
             return Ok(None);
         }
         let options = ScanOptions { read_ahead_bytes: LONG_READ_BYTES, ..ScanOptions::default() };
-        let mut iterator = self.db.scan_with_options(range, &options).await?;
-        while let Some(row) = iterator.next().await? {
+        let opening = self.db.scan_with_options(range, &options);
+        let mut iterator = within(self.read_limit, opening).await?;
+        while let Some(row) = within(self.read_limit, iterator.next()).await? {
             let key = row.key.clone();
             if !each(row.key, row.value) {
                 return Ok(Some([&key[..], &[0]].concat()));

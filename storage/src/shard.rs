@@ -293,7 +293,8 @@ impl Shard {
         self.presence.as_ref()
     }
 
-    /// Begins a filter of keys if there is none, or if most of what it holds is gone.
+    /// Begins a filter of keys if there is none, or if most of what it holds is gone. Not if that
+    /// means to read all of a bucket.
     fn see_to_presence(&mut self) {
         let keys = self.counters.keys();
         let outgrown = self.presence.as_ref().is_none_or(|presence| presence.is_outgrown(keys));
@@ -303,7 +304,7 @@ impl Shard {
         let presence = Arc::new(Presence::new(keys, self.presence_bytes));
         if keys == 0 {
             self.presence = Some(presence);
-        } else {
+        } else if !self.engine.is_remote() {
             self.making = Some(Making { presence, since: self.merged, scanning: false });
         }
     }
