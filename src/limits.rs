@@ -3,7 +3,7 @@
 
 use crate::commands::flag;
 use crate::config::{MaxmemoryPolicy, Settings};
-use crate::node::{CHOKED, CUT_OFF, Node};
+use crate::node::{CHOKED, CUT_OFF, DISOWNED, Node};
 
 const OUT_OF_MEMORY: &str = "OOM command not allowed when used memory > 'maxmemory'.";
 const NO_REPLICAS: &str = "NOREPLICAS Not enough good replicas to write.";
@@ -11,7 +11,11 @@ const NO_REPLICAS: &str = "NOREPLICAS Not enough good replicas to write.";
 /// Whether some commands are refused now.
 #[inline]
 pub fn any(node: &Node, settings: &Settings) -> bool {
-    node.is_over_maxmemory() || node.is_pressed() || node.is_cut_off() || lacks_replicas(settings)
+    node.is_over_maxmemory()
+        || node.is_pressed()
+        || node.is_cut_off()
+        || node.is_disowned()
+        || lacks_replicas(settings)
 }
 
 /// Why what has these flags may not run, if so.
@@ -23,6 +27,8 @@ pub fn refusal(node: &Node, settings: &Settings, flags: u32) -> Option<&'static 
         Some(CHOKED)
     } else if flags & flag::WRITE != 0 && node.is_cut_off() {
         Some(CUT_OFF)
+    } else if flags & flag::STALE == 0 && node.is_disowned() && !settings.serve_stale_data {
+        Some(DISOWNED)
     } else if flags & flag::WRITE != 0 && lacks_replicas(settings) {
         Some(NO_REPLICAS)
     } else {

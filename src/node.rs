@@ -19,10 +19,11 @@ use flagstone_storage::clock::Clock;
 use flagstone_storage::encoding::Library;
 use flagstone_storage::engine::Upkeep;
 use flagstone_storage::journal::{Journal, SyncMode};
+use flagstone_storage::lease::{Lease, Unconfirmed};
 use flagstone_storage::place::Requests;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::sync::{Notify, Semaphore};
 
 /// How long writers wait for room before their writes are refused.
@@ -35,6 +36,14 @@ pub const CHOKED: &str = "OOM the engine does not take rows fast enough, or its 
 /// Why writes are refused while the journal's store is away.
 pub const CUT_OFF: &str = "MISCONF The store of the journal does not answer, so that no write can be \
     stored. Commands that may modify the data set are refused until it does. The log says more.";
+
+/// Why nothing that shows data is answered while another server may own it.
+pub const DISOWNED: &str = "MASTERDOWN The store of the journal does not answer, so that another server \
+    may have taken over, and serve-stale-data is set to 'no'.";
+
+/// Why nothing that shows data is answered any more.
+const TAKEN_OVER: &str = "MASTERDOWN This server is shutting down: it has released the data, or another \
+    server has taken it over.";
 
 /// Bytes that may wait for the store of a journal in a bucket, at least and at most.
 const JOURNAL_MIN: u64 = 4 << 20;
@@ -144,6 +153,8 @@ pub struct Node {
     pub layout: Arc<Layout>,
     pub clock: Clock,
     pub journal: Arc<dyn Journal>,
+    /// Of the journal, if other servers may take it over.
+    lease: Option<Arc<Lease>>,
     pub checkpoints: Checkpoints,
     pub mailboxes: Vec<Mailbox>,
     /// Workers that own shards; the rest only does network.
@@ -224,6 +235,7 @@ impl Node {
             config,
             layout,
             clock,
+            lease: journal.lease(),
             journal,
             checkpoints,
             mailboxes,
@@ -278,6 +290,37 @@ impl Node {
         self.cut_off.store(cut_off, Ordering::Relaxed);
     }
 
+    /// Whether it is certain that no other server has taken the data over.
+    pub fn is_owner(&self) -> bool {
+        self.lease.as_ref().is_none_or(|lease| lease.holds())
+    }
+
+    /// Waits until that is certain.
+    ///
+    /// # Errors
+    /// Why the client gets no reply that shows data: another server has it, or may have it.
+    pub async fn confirm_owner(&self) -> Result<(), &'static str> {
+        let Some(lease) = &self.lease else { return Ok(()) };
+        let settings = self.config.settings();
+        let limit = Duration::from_millis(settings.store_timeout_ms);
+        match lease.confirm(limit).await {
+            Err(Unconfirmed::Away) if settings.serve_stale_data => Ok(()),
+            Err(Unconfirmed::Away) => Err(DISOWNED),
+            Err(Unconfirmed::Lost) => Err(TAKEN_OVER),
+            Ok(()) => Ok(()),
+        }
+    }
+
+    /// Whether commands need not wait for that, as others have waited in vain.
+    pub fn is_disowned(&self) -> bool {
+        self.lease.as_ref().is_some_and(|lease| lease.is_away() && !lease.holds())
+    }
+
+    /// How long it is certain without an answer from the store, in ms; `None`: a local journal.
+    pub fn lease_left_ms(&self) -> Option<u64> {
+        self.lease.as_ref().map(|lease| u64::try_from(lease.left().as_millis()).unwrap_or(u64::MAX))
+    }
+
     /// Compares the memory in use with `maxmemory`: by the clock, and when that is set.
     pub fn look_at_memory(&self, settings: &Settings) {
         let is_over = limits::watches_memory(settings) && process::resident() > settings.maxmemory;
@@ -313,7 +356,7 @@ impl Node {
             }
             let left = pause.until_ms.saturating_sub(self.clock.now_ms()).max(1);
             let changed = self.unpaused.notified();
-            let _ = tokio::time::timeout(std::time::Duration::from_millis(left), changed).await;
+            let _ = tokio::time::timeout(Duration::from_millis(left), changed).await;
         }
     }
 

@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail};
 use flagstone_storage::checkpoint::{Catalog, Source};
 use flagstone_storage::clock::Clock;
 use flagstone_storage::directory::{Directory, OpenOptions};
+use flagstone_storage::lease::LEASE;
 use flagstone_storage::partition::Partition;
 use flagstone_storage::place::Place;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -88,6 +89,7 @@ fn open_options(settings: &Settings) -> Result<OpenOptions> {
         merge_bytes: budget.merges,
         presence_bytes: budget.presence,
         journal_bytes: budget.journal,
+        lease: LEASE,
         cache: (settings.store_cache_size > 0)
             .then(|| (settings.dir.join("store-cache"), settings.store_cache_size)),
     })

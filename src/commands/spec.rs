@@ -74,6 +74,15 @@ impl Spec {
         self.flags & flag != 0
     }
 
+    /// Whether its reply may show data, and not only the state of the server.
+    pub const fn shows_data(&self) -> bool {
+        match self.run {
+            Run::Keys(_) | Run::Databases(_) => true,
+            Run::Wait(_) => !self.has(flag::STALE),
+            Run::Session(_) | Run::Container => self.has(flag::EXEC),
+        }
+    }
+
     /// Whether `len` arguments (with the name, and the subcommand's) are a legal number.
     pub const fn arity_allows(&self, len: usize) -> bool {
         let len = len as i64;

@@ -66,6 +66,7 @@ pub(super) static TABLE: &[Directive] = &[
     d("store", OptionalText, "", "where the data lies: a directory, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix; empty: dir").at_start().protected(),
     d("journal", OptionalText, "", "where the journal lies, as store; empty: in the store").at_start().protected(),
     d("store-timeout-ms", Integer((100, 3_600_000)), "10000", "milliseconds that commands wait for a bucket that does not answer").at_start(),
+    d("serve-stale-data", YesNo, "no", "whether data in memory is read on while the journal's bucket does not answer, so that another server may have taken over; no: such reads fail"),
     d("store-cache-size", Memory(BYTES), "0", "bytes of a bucket's files that are kept in dir once they were read; 0: none").at_start(),
     d("workers", AutoInteger((1, 1024)), "auto", "threads that own data; auto: one per CPU").at_start(),
     d("net-workers", Integer((0, 1024)), "0", "further threads that serve connections only; 0: the workers serve them").at_start(),

@@ -212,6 +212,7 @@ settings! {
     /// URL of the journal; `None`: in the store.
     journal: Option<String> = |v, _| v.optional_text("journal");
     store_timeout_ms: u64 = |v, _| v.number("store-timeout-ms");
+    serve_stale_data: bool = |v, _| v.flag("serve-stale-data");
     /// Zero: none.
     store_cache_size: u64 = |v, _| v.number("store-cache-size");
     workers: usize = |v, m| v.unless_auto("workers").unwrap_or(m.cpus);

@@ -6,7 +6,9 @@ use crate::config::Settings;
 use crate::resp::{Args, Proto, Reply};
 use crate::routing::{self, Target};
 use crate::session::Session;
-use crate::worker::{BatchReply, CmdBatch, Message, OwnedCommand, Ran, RoundError, Worker};
+use crate::worker::{
+    BatchReply, CmdBatch, Message, OwnedCommand, Ran, RoundError, Worker, says_away,
+};
 use flagstone_storage::KeyHash;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
@@ -41,8 +43,10 @@ pub(super) struct Cycle {
     /// Empty as long as every reply so far is in `out`.
     pieces: Vec<Piece>,
     /// The rounds shown by replies in `out`, with where these end.
-    shown: Vec<(usize, u64)>,
+    shown: Ends,
     plain: bool,
+    /// Some replies show data: they leave only if it is certain that nobody else has taken it over.
+    shows_data: bool,
     /// The greatest round a reply in `out` shows.
     round: u64,
     batches: Vec<(usize, CmdBatch)>,
@@ -59,6 +63,7 @@ impl Cycle {
             pieces: Vec::new(),
             shown: Vec::new(),
             plain: true,
+            shows_data: false,
             round: 0,
             batches: Vec::new(),
             now_ms: worker.node.clock.now_ms(),
@@ -165,6 +170,7 @@ impl Cycle {
             return false;
         };
         let request = session.request();
+        self.shows_data = true;
         if target != worker.id {
             self.scatter();
             let n = match self.batches.iter().position(|(w, _)| *w == target) {
@@ -213,30 +219,40 @@ impl Cycle {
         routing::run_across(worker, OwnedCommand::new(command, args, request)).await
     }
 
-    /// Sends the batches, waits for every reply and for what it shows to be stored; the replies in
-    /// order.
+    /// Sends the batches, waits for every reply and for what it shows to be stored, and until it is
+    /// certain that it is not out of date; the replies in order.
     pub(super) async fn finish(self, worker: &Rc<Worker>) -> Vec<u8> {
-        if self.plain {
-            return self.finish_plain(worker).await;
+        let shows_data = self.shows_data;
+        let (replies, ends) = if self.plain {
+            self.finish_plain(worker).await
+        } else {
+            Box::pin(self.finish_scattered(worker)).await
+        };
+        if !shows_data || worker.node.is_owner() {
+            return replies;
         }
-        Box::pin(self.finish_scattered(worker)).await
+        match worker.node.confirm_owner().await {
+            Ok(()) => replies,
+            Err(text) => disowned(&replies, &ends, text),
+        }
     }
 
-    async fn finish_plain(self, worker: &Rc<Worker>) -> Vec<u8> {
+    async fn finish_plain(self, worker: &Rc<Worker>) -> (Vec<u8>, Ends) {
         if self.round == 0 || worker.wait_shown(self.round).await.is_ok() {
-            return self.out.into_bytes();
+            return (self.out.into_bytes(), self.shown);
         }
-        let mut whole = Vec::new();
+        let (mut whole, mut ends) = (Vec::new(), Vec::new());
         let mut from = 0;
         let bytes = self.out.as_bytes();
         for (end, round) in self.shown {
             push_shown(&mut whole, worker.wait_shown(round).await, &bytes[from..end]);
+            ends.push((whole.len(), round));
             from = end;
         }
-        whole
+        (whole, ends)
     }
 
-    async fn finish_scattered(self, worker: &Rc<Worker>) -> Vec<u8> {
+    async fn finish_scattered(self, worker: &Rc<Worker>) -> (Vec<u8>, Ends) {
         let mut waiting = Vec::with_capacity(self.batches.len());
         for (target, batch) in self.batches {
             let (tx, rx) = oneshot::channel();
@@ -249,6 +265,7 @@ impl Cycle {
             replies.push((target, rx.await.ok(), 0));
         }
         let mut whole = Vec::with_capacity(self.out.len());
+        let mut ends = Vec::with_capacity(self.pieces.len());
         let mut from = 0;
         for piece in self.pieces {
             match piece {
@@ -279,9 +296,30 @@ impl Cycle {
                     }
                 }
             }
+            ends.push((whole.len(), 0));
         }
-        whole
+        (whole, ends)
     }
+}
+
+/// Where replies end, and the rounds that they show.
+type Ends = Vec<(usize, u64)>;
+
+/// Errors in the place of replies that may be out of date. What was not stored as the store is away
+/// is told so already.
+fn disowned(replies: &[u8], ends: &Ends, text: &str) -> Vec<u8> {
+    let (mut whole, mut from) = (Vec::new(), 0);
+    for (end, _) in ends {
+        let reply = &replies[from..*end];
+        let told = if reply.is_empty() || says_away(reply) {
+            Ok(())
+        } else {
+            Err(RoundError(text.to_owned()))
+        };
+        push_shown(&mut whole, told, reply);
+        from = *end;
+    }
+    whole
 }
 
 fn push_shown(whole: &mut Vec<u8>, shown: Result<(), RoundError>, bytes: &[u8]) {

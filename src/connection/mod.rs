@@ -15,7 +15,7 @@ use crate::monitor::Line;
 use crate::resp::{Args, Limits, Parsed, Parser, Reply};
 use crate::routing::Databases;
 use crate::session::{ReplyMode, Session};
-use crate::worker::Worker;
+use crate::worker::{Worker, says_away};
 pub(crate) use ahead::Ahead;
 use ahead::{Ready, Stopped};
 use bytes::{Buf, BytesMut};
@@ -413,7 +413,15 @@ impl Connection {
         let close = self.run_alone(args, left, &settings, &mut out).await?;
         // Others are not kept waiting for this client to read its reply.
         self.worker.node.pubsub.ring();
-        self.session.end_caching(gate::resolve(args).ok());
+        let command = gate::resolve(args).ok();
+        if command.is_some_and(|command| command.spec.shows_data())
+            && !says_away(out.as_bytes())
+            && let Err(text) = self.worker.node.confirm_owner().await
+        {
+            out.truncate(0);
+            out.error(text);
+        }
+        self.session.end_caching(command);
         let silent = match (mode, self.session.reply_mode) {
             (_, ReplyMode::Skip) => {
                 self.session.reply_mode = ReplyMode::On;

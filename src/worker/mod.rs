@@ -20,7 +20,7 @@ pub use execute::{Blocked, Elsewhere, OwnedCommand, Ran};
 pub(crate) use locks::LockKey;
 pub use mailbox::{Inbox, Mailbox, Message, WorkerGone, mailbox};
 pub use rounds::RoundError;
-pub(crate) use rounds::refusal;
+pub(crate) use rounds::{refusal, says_away};
 pub use scan::{Cursor, ScanKey, ScanPage};
 pub use stats::{Counters, WorkerStats};
 pub(crate) use stats::{MAX_ERRORS, OTHER_ERRORS, error_code};

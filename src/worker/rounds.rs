@@ -13,11 +13,21 @@ const REMEMBERED: usize = 1024;
 #[derive(Clone, Debug)]
 pub struct RoundError(pub String);
 
+/// Errors that begin so say that the store of the journal is away.
+const AWAY: &str = "MISCONF";
+
+/// Whether a reply says that the store of the journal is away.
+pub(crate) fn says_away(reply: &[u8]) -> bool {
+    reply.strip_prefix(b"-").is_some_and(|text| text.starts_with(AWAY.as_bytes()))
+}
+
 /// What clients are told when a record could not be appended: nothing has changed.
 pub(crate) fn refusal(error: &JournalError) -> String {
     match error {
         JournalError::NoSpace { .. } => format!("ERR no space left to store the write: {error}"),
-        JournalError::Away { .. } => format!("MISCONF the write was not accepted: {error}"),
+        JournalError::Away { .. } => {
+            format!("{AWAY} the write was not accepted: {error}")
+        }
         _ => format!("ERR the write could not be stored: {error}"),
     }
 }
@@ -59,7 +69,8 @@ impl Rounds {
         }
         let text = |error| {
             format!(
-                "MISCONF it is not known whether the write is stored, and it may be later: {error}"
+                "{AWAY} it is not known whether the write is stored, and it may be later: \
+                 {error}"
             )
         };
         *self.away.borrow_mut() = error.map(|error| RoundError(text(error)));

@@ -72,6 +72,9 @@ pub struct OpenOptions {
     pub cache: Option<(PathBuf, u64)>,
     /// What may wait for the store of a journal in a bucket.
     pub journal_bytes: usize,
+    /// How long an owner of such a journal may answer after it was proven to be that: [`LEASE`](crate::lease::LEASE),
+    /// but in tests. The same for all who may own it.
+    pub lease: Duration,
 }
 
 /// An open data directory.
@@ -127,6 +130,8 @@ impl Directory {
         let manifest = Manifest::open(&options).await?;
         let layout = Arc::new(Layout { shards: manifest.shards, seed: manifest.seed });
         let recovery = recover(&journal_place, &options, &manifest, disk).await?;
+        // Whoever opens the engines after us ends ours.
+        recovery.outlast().await?;
         clock.at_least(recovery.max_time_ms());
         let engines = open_engines(&options, manifest.shards, &clock, open_store).await?;
         let mut opened = Vec::with_capacity(engines.len());
@@ -291,6 +296,7 @@ async fn recover(
             wait_limit: options.store_timeout,
             max_waiting: options.journal_bytes,
             salt,
+            lease: options.lease,
             ..BucketOptions::default()
         };
         let recovery = BucketJournal::recover(journal.clone(), options).await?;

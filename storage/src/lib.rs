@@ -18,6 +18,7 @@ pub mod encoding;
 pub mod engine;
 mod evict;
 pub mod journal;
+pub mod lease;
 pub mod load;
 pub mod materialise;
 pub mod need;

@@ -522,6 +522,7 @@ impl Page<'_> {
             ("store_get_bytes", &self.requests(|requests| &requests.get_bytes)),
             ("journal_waiting_bytes", &journal.waiting_bytes),
             ("journal_away", &i32::from(node.is_cut_off())),
+            ("journal_lease_left_ms", &node.lease_left_ms().unwrap_or(0)),
             ("journal_failed", &i32::from(node.journal.failed().is_some())),
         ]);
     }

@@ -4,6 +4,7 @@ use super::{ARCHIVE, Catalog, Checkpoint, Source, take};
 use crate::clock::Clock;
 use crate::directory::{Directory, OpenOptions, is_data_directory};
 use crate::journal::{Options, SyncMode};
+use crate::lease::LEASE;
 use crate::partition::Partition;
 use crate::place::Place;
 use anyhow::{Result, bail};
@@ -45,6 +46,7 @@ pub fn offline_options(store: Place) -> OpenOptions {
         presence_bytes: 0,
         cache: None,
         journal_bytes: JOURNAL_BYTES,
+        lease: LEASE,
     }
 }
 

@@ -27,6 +27,7 @@ use tokio::time::Instant;
 use super::local::lock;
 use super::segment::Spans;
 use super::{HoldId, Journal, JournalError, JournalStats, Lsn, Record, Subscriber, SyncMode};
+use crate::lease::{BootTime, LEASE, Lease};
 use crate::place::Place;
 use object::{Floor, Position};
 
@@ -46,8 +47,13 @@ pub struct BucketOptions {
     pub salt: u32,
     /// How long an attempt to put a small object may take.
     pub attempt: Duration,
+    /// How long an attempt of another request may take.
+    pub request: Duration,
     /// The pause after an attempt that failed; the following ones grow.
     pub pause: Duration,
+    /// How long an object that is stored proves that nobody else has taken over. The same for all
+    /// who may own the journal.
+    pub lease: Duration,
 }
 
 impl Default for BucketOptions {
@@ -58,8 +64,10 @@ impl Default for BucketOptions {
             wait_limit: Duration::from_secs(10),
             max_waiting: 64 << 20,
             salt: 0,
-            attempt: Duration::from_secs(5),
+            attempt: LEASE / 3,
+            request: Duration::from_secs(15),
             pause: Duration::from_millis(50),
+            lease: LEASE,
         }
     }
 }
@@ -84,7 +92,8 @@ struct Shared {
     away: AtomicBool,
     state: Mutex<State>,
     /// The flusher has something to look at.
-    wake: Notify,
+    wake: Arc<Notify>,
+    lease: Arc<Lease>,
     /// Notified, with `state`, when something was published, and after a failure.
     progress: Condvar,
     subscribers: RwLock<Vec<Subscriber>>,
@@ -119,13 +128,20 @@ struct State {
     floor: Floor,
     /// Below the floor, to be deleted.
     doomed: Vec<Path>,
+    /// Some of those have records, and are deleted at once.
+    doomed_records: bool,
     /// Some of those are being deleted.
     deleting: bool,
     /// When something was put last.
     put_at: Instant,
     /// What the store has answered to the last attempt that failed.
     trouble: Option<String>,
+    /// Nothing is appended any more.
     closed: bool,
+    /// The last object is put, which says that there are no more, ...
+    released: bool,
+    /// ... and stored.
+    ended: bool,
     stop: bool,
     appends: u64,
     appended_bytes: u64,
@@ -153,7 +169,8 @@ struct Flight {
     bytes: usize,
     since: Instant,
     floor: Floor,
-    landed: bool,
+    /// It is stored, and was not before this moment.
+    stored: Option<BootTime>,
 }
 
 struct Stored {
@@ -215,6 +232,7 @@ impl Shared {
         tracing::error!(%reason, "the journal has failed: no write is accepted any more");
         // Only the first reason counts.
         let _ = self.failed.set(reason);
+        self.lease.end();
         drop(lock(&self.state));
         self.progress.notify_all();
         self.announce();
@@ -307,6 +325,10 @@ impl Journal for BucketJournal {
     fn away(&self) -> Option<JournalError> {
         let away = self.shared.away.load(Ordering::Acquire);
         away.then(|| self.shared.away_error(&lock(&self.shared.state)))
+    }
+
+    fn lease(&self) -> Option<Arc<Lease>> {
+        Some(self.shared.lease.clone())
     }
 
     fn flushed(&self, shard: u16, applied: Lsn) {

@@ -31,6 +31,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
+use crate::lease::Lease;
+
 pub use bucket::{BucketJournal, BucketOptions, BucketRecovery};
 pub use disk::{Disk, File, RealDisk};
 pub use extract::Extract;
@@ -191,6 +193,12 @@ pub trait Journal: Send + Sync {
     /// What is wrong with the journal's store, when the oldest commit has waited for it for too
     /// long. Appends are refused until it answers; what waits may become durable then.
     fn away(&self) -> Option<JournalError> {
+        None
+    }
+
+    /// What is asked before a reply leaves, if another server may take the journal over at any time;
+    /// a local one is locked.
+    fn lease(&self) -> Option<Arc<Lease>> {
         None
     }
 

@@ -53,6 +53,17 @@ impl Recovered {
         }
     }
 
+    /// Waits until whoever had the journal before cannot answer any more. A local one is locked.
+    ///
+    /// # Errors
+    /// If somebody else has taken the journal over meanwhile.
+    pub async fn outlast(&self) -> Result<(), JournalError> {
+        match self {
+            Self::Local(_) => Ok(()),
+            Self::Bucket(recovery) => recovery.outlast().await,
+        }
+    }
+
     /// Hands every whole commit from the lsn `from` on to `each`, in order, until it fails.
     pub async fn replay<E: From<JournalError>>(
         &self,

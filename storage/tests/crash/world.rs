@@ -66,6 +66,7 @@ pub(crate) fn options(dir: &Path, databases: u32) -> OpenOptions {
         presence_bytes: 4 << 20,
         cache: None,
         journal_bytes: 16 << 20,
+        lease: Duration::from_millis(50),
     }
 }
 

@@ -132,26 +132,30 @@ impl Shared {
     }
 
     /// Accepts no more appends, makes everything durable, and drops what is not needed, so that the
-    /// next start need not read it.
+    /// next start need not read it. The last object releases the journal.
     pub(super) fn close(&self) -> Result<Lsn, JournalError> {
         let last = {
             let mut state = lock(&self.state);
             state.closed = true;
             state.last
         };
+        // Whoever reads the last object need not wait.
+        self.lease.end();
         let durable = self.sync_through(last)?;
         self.wake.notify_one();
         let begun = Instant::now();
         let mut state = lock(&self.state);
-        while state.drops_records() || state.deleting || !state.doomed.is_empty() {
+        while !state.ended || state.deleting || !state.doomed.is_empty() {
             let left = TIDY.saturating_sub(begun.elapsed());
             if left.is_zero() || self.failed.get().is_some() {
-                // What stays the next start deletes.
+                // What stays the next start deletes; it waits for the lease's time.
                 break;
             }
             let waited = self.progress.wait_timeout(state, left);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
+        drop(state);
+        self.check_failed()?;
         Ok(durable)
     }
 }

@@ -14,10 +14,15 @@ use super::super::SyncMode;
 use super::super::local::lock;
 use super::object::{ObjectHeader, Position};
 use super::{Batch, Flight, Shared, State, Stored};
+use crate::lease::BootTime;
 use crate::place::cause;
 
 /// Objects that are being put at a time: more would cost more, and fill no gap.
 const IN_FLIGHT: usize = 4;
+
+/// An attempt that takes too long is given up early, as others answer sooner; each one that
+/// follows may take twice as long, up to this, in a store that is slow.
+const LONGEST_ATTEMPT: Duration = Duration::from_secs(8);
 
 /// An attempt to put an object may take a second more for each of so many bytes.
 const BYTES_PER_SECOND: usize = 256 << 10;
@@ -30,6 +35,8 @@ const MARK_AFTER: Duration = Duration::from_secs(10);
 
 /// Objects deleted by one request, how long that may take, and the pause after one that failed.
 const DELETED_AT_ONCE: usize = 1000;
+/// Objects without records that are left until so many are deleted together.
+const EMPTY_KEPT: usize = 100;
 const DELETE_LIMIT: Duration = Duration::from_secs(30);
 const DELETE_PAUSE: Duration = Duration::from_secs(10);
 
@@ -45,7 +52,8 @@ struct Object {
 
 /// What the flusher waits for.
 enum Done {
-    Landed(Position),
+    /// It is stored, and was not before this moment.
+    Landed(Position, BootTime),
     /// The journal has failed.
     Lost(String),
     Deleted(Vec<Path>, bool),
@@ -78,9 +86,9 @@ impl Shared {
                 () = tokio::time::sleep(pause) => None,
             };
             match done {
-                Some(Done::Landed(at)) => {
+                Some(Done::Landed(at, since)) => {
                     flying -= 1;
-                    self.landed(at);
+                    self.landed(at, since);
                 }
                 Some(Done::Lost(reason)) => return self.fail(reason),
                 Some(Done::Deleted(doomed, deleted)) => {
@@ -89,6 +97,7 @@ impl Shared {
                     state.deleting = false;
                     if !deleted {
                         delete_from = Instant::now() + DELETE_PAUSE;
+                        state.doomed_records = true;
                         state.doomed.extend(doomed);
                     }
                     drop(state);
@@ -111,6 +120,7 @@ impl Shared {
             return None;
         }
         let batch = state.queue.pop_front();
+        state.released = state.closed && batch.is_none();
         let (at, last) = (state.next, state.sealed);
         let batch =
             batch.unwrap_or_else(|| Batch { prev_crc: state.chain_crc, last, ..Batch::default() });
@@ -124,6 +134,7 @@ impl Shared {
             at,
             nonce: self.nonce,
             opens: 0,
+            released: state.released,
             last: batch.last,
             durable: self.durable.load(Ordering::Acquire),
             published: state.published,
@@ -140,7 +151,7 @@ impl Shared {
             bytes: batch.records.len(),
             since: batch.since.unwrap_or_else(Instant::now),
             floor: state.floor.clone(),
-            landed: false,
+            stored: None,
         };
         state.flights.push_back(flight);
         drop(state);
@@ -151,12 +162,23 @@ impl Shared {
 
     /// When the next object is to be put; `None`: there is nothing to put.
     fn due_in(&self, state: &State) -> Option<Duration> {
-        let Some(batch) = state.queue.front() else {
-            let idle = state.put_at.elapsed();
-            let marks = state.flights.is_empty() && state.drops_records();
-            let after = if state.closed { Duration::ZERO } else { MARK_AFTER };
-            return marks.then(|| after.saturating_sub(idle));
+        // Each one that is stored renews the lease.
+        let renewal = self.lease.renew_in().filter(|_| state.flights.is_empty());
+        let records = match state.queue.front() {
+            Some(batch) => self.batch_due_in(state, batch),
+            // It also says that all before it may be deleted.
+            None if state.closed => {
+                (!state.released && state.flights.is_empty()).then_some(Duration::ZERO)
+            }
+            None => {
+                let marks = state.flights.is_empty() && state.drops_records();
+                marks.then(|| MARK_AFTER.saturating_sub(state.put_at.elapsed()))
+            }
         };
+        [renewal, records].into_iter().flatten().min()
+    }
+
+    fn batch_due_in(&self, state: &State, batch: &Batch) -> Option<Duration> {
         if state.queue.len() > 1 || state.requested > state.sealed || state.closed {
             return Some(Duration::ZERO);
         }
@@ -180,24 +202,31 @@ impl Shared {
     async fn put(&self, object: Object) -> Done {
         let path = object.at.path(self.place.root());
         let bytes = object.header.len() + object.records.len();
-        let limit = self.options.attempt + Duration::from_secs((bytes / BYTES_PER_SECOND) as u64);
+        let transfer = Duration::from_secs((bytes / BYTES_PER_SECOND) as u64);
+        let mut patience = self.options.attempt;
         let mut pause = self.options.pause;
+        let first = BootTime::now();
         loop {
+            let begun = BootTime::now();
+            let limit = patience + transfer;
             let payload = PutPayload::from_iter([object.header.clone(), object.records.clone()]);
             let store = self.place.store();
             let attempt = store.put_opts(&path, payload, PutMode::Create.into());
             let trouble = match tokio::time::timeout(limit, attempt).await {
-                Ok(Ok(_)) => return Done::Landed(object.at),
+                Ok(Ok(_)) => return Done::Landed(object.at, begun),
                 // The answer to an attempt before may be lost; or somebody has taken over.
                 Ok(Err(Error::AlreadyExists { .. } | Error::Precondition { .. })) => {
                     match self.whose(&path, &object).await {
-                        Ok(None) => return Done::Landed(object.at),
+                        Ok(None) => return Done::Landed(object.at, first),
                         Ok(Some(reason)) => return Done::Lost(reason),
                         Err(error) => cause(&error),
                     }
                 }
                 Ok(Err(error)) => cause(&error),
-                Err(_) => format!("it has not answered within {} s", limit.as_secs()),
+                Err(_) => {
+                    patience = (2 * patience).min(LONGEST_ATTEMPT);
+                    format!("it has not answered within {} s", limit.as_secs())
+                }
             };
             self.has_trouble(trouble);
             tokio::time::sleep(pause).await;
@@ -217,6 +246,7 @@ impl Shared {
         Ok(Some(match ObjectHeader::decode(&found) {
             Ok((header, _)) if header.is_fence() => {
                 self.taken_over.store(true, Ordering::Release);
+                self.lease.end();
                 format!("another server has taken over {place}, with epoch {}", header.opens)
             }
             _ => format!("another server writes to {place}: {path} is not what was put there"),
@@ -231,17 +261,20 @@ impl Shared {
         state.trouble = Some(trouble);
     }
 
-    /// An object is stored. What has become contiguous with it is durable.
-    fn landed(&self, at: Position) {
+    /// An object is stored, and was not before `since`. What has become contiguous with it is
+    /// durable, and proves that nobody has put a fence before.
+    fn landed(&self, at: Position, since: BootTime) {
         let mut state = lock(&self.state);
         if state.trouble.take().is_some() {
             tracing::info!(place = %self.place, "the journal's store answers again");
         }
         if let Some(flight) = state.flights.iter_mut().find(|flight| flight.at == at) {
-            flight.landed = true;
+            flight.stored = Some(since);
         }
         let mut durable = self.durable.load(Ordering::Acquire);
-        while let Some(flight) = state.flights.pop_front_if(|flight| flight.landed) {
+        let mut proven = None;
+        while let Some(flight) = state.flights.pop_front_if(|flight| flight.stored.is_some()) {
+            proven = proven.max(flight.stored);
             state.waiting -= flight.bytes;
             state.published = flight.at.number;
             let stored = Stored {
@@ -256,9 +289,14 @@ impl Shared {
             // Now the floor is stored too.
             while let Some(old) = state.stored.pop_front_if(|old| old.at < flight.floor.first) {
                 state.doomed.push(old.at.path(self.place.root()));
+                state.doomed_records |= old.bytes > 0;
             }
         }
+        state.ended = state.released && state.flights.is_empty();
         self.durable.store(durable, Ordering::SeqCst);
+        if let Some(proven) = proven {
+            self.lease.renew(proven);
+        }
         drop(state);
         self.progress.notify_all();
         self.announce();
@@ -280,7 +318,11 @@ impl Shared {
 
     fn take_doomed(&self) -> Option<Vec<Path>> {
         let mut state = lock(&self.state);
+        if !state.doomed_records && !state.closed && state.doomed.len() < EMPTY_KEPT {
+            return None;
+        }
         let some = state.doomed.len().min(DELETED_AT_ONCE);
+        state.doomed_records = state.doomed_records && some < state.doomed.len();
         state.deleting = some > 0;
         (some > 0).then(|| state.doomed.drain(..some).collect())
     }

@@ -18,6 +18,8 @@ pub(super) const VERSION: u32 = 1;
 const MAGIC: [u8; 8] = *b"FLAGJOBJ";
 const KIND_RECORDS: u16 = 0;
 const KIND_FENCE: u16 = 1;
+/// The one flag that there is.
+const RELEASED: u16 = 1;
 const FLOOR: usize = 10;
 
 /// Where an object is: epochs follow one another by fences, numbers count from 1 in each.
@@ -87,6 +89,8 @@ pub(super) struct ObjectHeader {
     pub(super) nonce: u64,
     /// The epoch that a fence opens; 0 if it is none.
     pub(super) opens: u64,
+    /// It is the last one of an owner that needs the journal no more.
+    pub(super) released: bool,
     /// The last whole commit at its end.
     pub(super) last: Lsn,
     /// Up to here everything was known to be stored, when it was written, ...
@@ -124,6 +128,8 @@ impl ObjectHeader {
         bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
         let kind = if self.is_fence() { KIND_FENCE } else { KIND_RECORDS };
         bytes[16..18].copy_from_slice(&kind.to_le_bytes());
+        let flags = if self.released { RELEASED } else { 0 };
+        bytes[18..20].copy_from_slice(&flags.to_le_bytes());
         bytes[20..24].copy_from_slice(&self.salt.to_le_bytes());
         let first = self.floor.first;
         let numbers = [self.at.epoch, self.at.number, self.nonce, self.opens];
@@ -177,6 +183,7 @@ impl ObjectHeader {
             at: position(24),
             nonce: le_u64(object, 40),
             opens: le_u64(object, 48),
+            released: le_u16(object, 18) == RELEASED,
             floor: Floor { first: position(56), shards: floors.collect() },
             last: le_u64(object, 72),
             durable: le_u64(object, 80),
@@ -186,12 +193,16 @@ impl ObjectHeader {
             records_crc: le_u32(object, 108),
             records_len: le_u64(object, 112),
         };
-        let is_fence = u16::from_le_bytes([object[16], object[17]]) == KIND_FENCE;
-        if is_fence != header.is_fence() {
+        let is_fence = le_u16(object, 16) == KIND_FENCE;
+        if is_fence != header.is_fence() || le_u16(object, 18) > RELEASED {
             return damaged("its kind is unknown");
         }
         Ok((header, records))
     }
+}
+
+fn le_u16(bytes: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes([bytes[at], bytes[at + 1]])
 }
 
 fn header_crc(head: &[u8]) -> u32 {
@@ -208,6 +219,7 @@ mod tests {
             at: Position { epoch: 2, number: 3 },
             nonce: 4,
             opens: 0,
+            released: true,
             last: 5,
             durable: 6,
             published: 7,

@@ -17,11 +17,13 @@ use object_store::{Error, ObjectStoreExt, PutMode};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use super::super::local::lock;
 use super::super::segment::Spans;
-use super::super::{JournalError, Lsn, Record};
+use super::super::{Journal, JournalError, Lsn, Record};
 use super::object::{Floor, OBJECT_HEADER, ObjectHeader, Position, Unreadable, VERSION};
 use super::records::{Chain, Part};
 use super::{BucketJournal, BucketOptions, Shared, State, Stored};
+use crate::lease::{Lease, Unconfirmed};
 use crate::place::{Place, cause};
 
 /// Objects that are read at a time.
@@ -51,6 +53,8 @@ pub struct BucketRecovery {
     garbage: Vec<Path>,
     end: Lsn,
     max_time_ms: u64,
+    /// When the fence was put, if the one who owned the journal until then has not released it.
+    pub(super) outlived: Option<Instant>,
 }
 
 /// An object of the journal.
@@ -110,11 +114,15 @@ impl BucketJournal {
             garbage: Vec::new(),
             end: 0,
             max_time_ms: 0,
+            outlived: None,
         };
         let mut reading = Reading::default();
         recovery.list(&mut reading).await?;
         let fence = recovery.take_over(&mut reading).await?;
+        let fenced = Instant::now();
         recovery.follow(reading, fence).await?;
+        let owned = recovery.chain.last().filter(|last| !last.header.released);
+        recovery.outlived = owned.map(|_| fenced);
         Ok(recovery)
     }
 }
@@ -135,7 +143,7 @@ impl BucketRecovery {
         let mut pause = self.options.pause;
         let mut reason = String::new();
         for _ in 0..ATTEMPTS {
-            match tokio::time::timeout(3 * self.options.attempt, request()).await {
+            match tokio::time::timeout(self.options.request, request()).await {
                 Ok(Ok(answer)) => return Ok(answer),
                 Ok(Err(error)) => reason = cause(&error),
                 Err(_) => "it does not answer".clone_into(&mut reason),
@@ -300,6 +308,7 @@ impl BucketRecovery {
             at,
             nonce: self.nonce,
             opens: self.epoch,
+            released: false,
             last: 0,
             durable: 0,
             published: 0,
@@ -437,6 +446,34 @@ impl BucketRecovery {
         self.floor.shards.get(&shard).copied().unwrap_or(0)
     }
 
+    /// Waits until the one who owned the journal before cannot answer any more, if there was one and
+    /// it has not released the journal. Then nobody but us may serve what the journal is of.
+    ///
+    /// # Errors
+    /// If somebody else has taken the journal over meanwhile.
+    pub async fn outlast(&self) -> Result<(), JournalError> {
+        if let Some(fenced) = self.outlived {
+            let until = fenced + Lease::outlast(self.options.lease);
+            let seconds = until.duration_since(Instant::now()).as_secs_f32();
+            if seconds > 0.0 {
+                let place = &self.place;
+                tracing::info!(%place, seconds, "waiting until the lease of the last owner has ended");
+                tokio::time::sleep_until(until).await;
+            }
+        }
+        let first = Position { epoch: self.epoch, number: 1 };
+        match self.read(first).await? {
+            Some(_) => Err(self.lost()),
+            None => Ok(()),
+        }
+    }
+
+    /// Somebody else was faster.
+    fn lost(&self) -> JournalError {
+        let place = &self.place;
+        JournalError::Failed(format!("another server has taken over {place} at the same time"))
+    }
+
     /// Hands every whole commit from the lsn `from` on to `each`, in order, until it fails.
     pub async fn replay<E: From<JournalError>>(
         &self,
@@ -477,13 +514,22 @@ impl BucketRecovery {
     }
 
     /// Opens the epoch that the fence names, or one of at least `min_epoch`, and starts the
-    /// journal. The next lsn is at least `min_next_lsn`.
+    /// journal, with a lease that holds. The next lsn is at least `min_next_lsn`.
     pub async fn start(
         self,
         min_epoch: u64,
         min_next_lsn: Lsn,
     ) -> Result<Arc<BucketJournal>, JournalError> {
-        BucketJournal::open(self.begin(min_epoch, min_next_lsn).await?)
+        let limit = self.options.wait_limit;
+        let journal = BucketJournal::open(self.begin(min_epoch, min_next_lsn).await?)?;
+        match journal.shared.lease.confirm(limit).await {
+            Ok(()) => Ok(journal),
+            Err(Unconfirmed::Away) => Err(journal.shared.away_error(&lock(&journal.shared.state))),
+            Err(Unconfirmed::Lost) => {
+                let reason = journal.failed().unwrap_or_default();
+                Err(JournalError::Failed(reason))
+            }
+        }
     }
 
     pub(super) async fn begin(
@@ -498,12 +544,13 @@ impl BucketRecovery {
             let mut reading = Reading { max_time_ms: self.max_time_ms, ..Reading::default() };
             reading.floor.first = self.floor.first;
             if self.put_fence(&reading, at).await?.is_some() {
-                let place = &self.place;
-                let reason = format!("another server has taken over {place} at the same time");
-                return Err(JournalError::Failed(reason));
+                return Err(self.lost());
             }
         }
         let last = self.end.max(min_next_lsn.saturating_sub(1));
+        let (wake, mut floor) = (Arc::new(Notify::new()), self.floor);
+        // Then no object is as short as a fence.
+        floor.raise_shard(0, 0);
         let stored = self.chain.into_iter().map(|found| Stored {
             at: found.header.at,
             before: found.before,
@@ -525,12 +572,15 @@ impl BucketRecovery {
             max_time_ms: self.max_time_ms,
             waiting: 0,
             flushed: Vec::new(),
-            floor: self.floor,
+            floor,
+            doomed_records: !self.garbage.is_empty(),
             doomed: self.garbage,
             deleting: false,
             put_at: Instant::now(),
             trouble: None,
             closed: false,
+            released: false,
+            ended: false,
             stop: false,
             appends: 0,
             appended_bytes: 0,
@@ -538,6 +588,7 @@ impl BucketRecovery {
         };
         Ok(Arc::new(Shared {
             place: self.place,
+            lease: Arc::new(Lease::new(self.options.lease, wake.clone())),
             options: self.options,
             epoch: self.epoch,
             nonce: self.nonce,
@@ -547,7 +598,7 @@ impl BucketRecovery {
             taken_over: AtomicBool::new(false),
             away: AtomicBool::new(false),
             state: Mutex::new(state),
-            wake: Notify::new(),
+            wake,
             progress: Condvar::new(),
             subscribers: RwLock::default(),
         }))

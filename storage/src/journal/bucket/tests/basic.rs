@@ -100,7 +100,14 @@ fn the_end_is_known_when_everything_was_dropped() {
         eventually("a put", || client.puts.load(Ordering::SeqCst) > 4).await;
         journal.append(&[0], b"three").unwrap();
         eventually("an object behind the gap", || {
-            journal.shared.state.lock().unwrap().flights.iter().any(|flight| flight.landed)
+            journal
+                .shared
+                .state
+                .lock()
+                .unwrap()
+                .flights
+                .iter()
+                .any(|flight| flight.stored.is_some())
         })
         .await;
         assert_eq!(journal.durable(), 1);

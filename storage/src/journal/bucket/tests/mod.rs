@@ -2,6 +2,7 @@
 
 mod basic;
 mod lives;
+mod owners;
 mod rivals;
 mod sim;
 
@@ -29,6 +30,7 @@ fn options(mode: SyncMode) -> BucketOptions {
         wait_limit: Duration::from_secs(20),
         salt: 0x5A17,
         attempt: Duration::from_millis(200),
+        request: Duration::from_millis(600),
         pause: Duration::from_micros(200),
         ..BucketOptions::default()
     }

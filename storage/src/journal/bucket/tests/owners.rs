@@ -1,0 +1,159 @@
+//! The lease: at no time do two processes believe that the data is theirs.
+
+use super::*;
+use crate::lease::{Lease, Unconfirmed};
+use futures::future::join_all;
+use std::sync::Mutex;
+
+/// Longer than a takeover takes.
+const SHORT: Duration = Duration::from_millis(250);
+const LONG: Duration = Duration::from_secs(20);
+
+async fn take_over(client: &Arc<Client>) -> Result<BucketRecovery, JournalError> {
+    let options = BucketOptions { lease: SHORT, ..options(SyncMode::Always) };
+    BucketJournal::recover(place(client), options).await
+}
+
+/// Takes over as a server does: waits, starts, and proves that it owns the data.
+async fn own(client: &Arc<Client>) -> Result<Running, JournalError> {
+    let recovery = take_over(client).await?;
+    recovery.outlast().await?;
+    let running = Running::start(recovery).await?;
+    match running.shared.lease.confirm(LONG).await {
+        Ok(()) => Ok(running),
+        Err(_) => Err(JournalError::Closed),
+    }
+}
+
+#[test]
+fn a_paused_owner_has_lost_its_lease_before_its_successor_serves() {
+    // They mostly wait, so all run at the same time.
+    runtime().block_on(join_all((0..20).map(async |seed| {
+        let sim = Sim::new(seed);
+        let (old, new) = (sim.client(0), sim.client(0));
+        let owner = own(&old).await.unwrap();
+        let lease = owner.shared.lease.clone();
+        if sim.below(2) == 0 {
+            owner.append(&[0], b"x").unwrap();
+        }
+        tokio::time::sleep(Duration::from_micros(sim.below(50_000))).await;
+        old.paused.store(true, Ordering::SeqCst);
+        let successor = own(&new).await.unwrap();
+        assert!(!lease.holds(), "seed {seed}");
+        old.paused.store(false, Ordering::SeqCst);
+        // It is told when it asks, without any write.
+        assert_eq!(lease.confirm(LONG).await, Err(Unconfirmed::Lost));
+        assert!(owner.shared.taken_over.load(Ordering::SeqCst));
+        assert_eq!(successor.shared.lease.confirm(LONG).await, Ok(()));
+    })));
+}
+
+#[test]
+fn at_no_time_two_own_the_data() {
+    runtime().block_on(join_all((200..230).map(async |seed| {
+        let sim = Sim::new(seed);
+        let leases = Arc::new(Mutex::new(Vec::<Arc<Lease>>::new()));
+        let all = (0..5).map(|_| {
+            let (sim, leases) = (sim.clone(), leases.clone());
+            async move {
+                tokio::time::sleep(Duration::from_micros(sim.below(600_000))).await;
+                let client = sim.client([0, 10, 30][sim.below(3) as usize]);
+                let Ok(running) = own(&client).await else { return };
+                leases.lock().unwrap().push(running.shared.lease.clone());
+                for _ in 0..sim.below(60) {
+                    let holding = leases.lock().unwrap().iter().filter(|l| l.holds()).count();
+                    assert!(holding <= 1, "seed {seed}: {holding} own it");
+                    if sim.below(3) == 0 {
+                        let _ = running.append(&[0], b"x");
+                    }
+                    if sim.below(20) == 0 {
+                        let paused = client.paused.fetch_not(Ordering::SeqCst);
+                        tokio::time::sleep(SHORT * u32::from(paused)).await;
+                    }
+                    tokio::time::sleep(Duration::from_micros(sim.below(10_000))).await;
+                }
+                if sim.below(2) == 0 {
+                    client.die();
+                    running.kill();
+                } else {
+                    // It goes on, cut off or not, and asks no more.
+                    tokio::time::sleep(2 * SHORT).await;
+                }
+            }
+        });
+        join_all(all).await;
+        assert!(!leases.lock().unwrap().is_empty(), "seed {seed}: nobody ever owned it");
+    })));
+}
+
+#[test]
+fn a_journal_that_was_released_is_taken_over_at_once() {
+    runtime().block_on(async {
+        let sim = Sim::new(1);
+        let recovery = take_over(&sim.client(0)).await.unwrap();
+        assert!(recovery.outlived.is_none(), "nobody has owned it");
+        let owner = Running::start(recovery).await.unwrap();
+        owner.append(&[0], b"x").unwrap();
+        owner.until_durable(1).await;
+        let closing = owner.shared.clone();
+        assert_eq!(tokio::task::spawn_blocking(move || closing.close()).await.unwrap().unwrap(), 1);
+        assert!(!owner.shared.lease.holds());
+        assert_eq!(owner.shared.lease.confirm(LONG).await, Err(Unconfirmed::Lost));
+        owner.kill();
+        // Whoever dies before it has owned anything leaves it released.
+        for _ in 0..2 {
+            let recovery = take_over(&sim.client(0)).await.unwrap();
+            assert!(recovery.outlived.is_none());
+            assert_eq!(bodies(&recovery).await[&1], b"x");
+        }
+        let owner = own(&sim.client(0)).await.unwrap();
+        owner.kill();
+        assert!(take_over(&sim.client(0)).await.unwrap().outlived.is_some());
+    });
+}
+
+#[test]
+fn of_two_who_start_at_once_the_slower_one_opens_nothing() {
+    runtime().block_on(async {
+        let sim = Sim::new(2);
+        let first = take_over(&sim.client(0)).await.unwrap();
+        let second = take_over(&sim.client(0)).await.unwrap();
+        let error = first.outlast().await.unwrap_err().to_string();
+        assert!(error.contains("another server has taken over"), "{error}");
+        second.outlast().await.unwrap();
+        let running = Running::start(second).await.unwrap();
+        assert_eq!(running.shared.lease.confirm(LONG).await, Ok(()));
+    });
+}
+
+#[test]
+fn objects_that_only_renew_do_not_pile_up() {
+    runtime().block_on(async {
+        let sim = Sim::new(3);
+        let client = sim.client(0);
+        let options =
+            BucketOptions { lease: Duration::from_micros(300), ..options(SyncMode::Always) };
+        let recovery = BucketJournal::recover(place(&client), options).await.unwrap();
+        let owner = Running::start(recovery).await.unwrap();
+        owner.append(&[0], b"x").unwrap();
+        owner.until_durable(1).await;
+        while client.puts.load(Ordering::SeqCst) < 1000 {
+            owner.shared.lease.holds();
+            tokio::task::yield_now().await;
+        }
+        assert!(sim.names().await.len() > 900, "a record that is needed keeps those behind it");
+        owner.flushed(&[0], 1);
+        let mut left = usize::MAX;
+        for _ in 0..1000 {
+            owner.shared.lease.holds();
+            left = sim.names().await.len();
+            if left < 250 {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        assert!(left < 250, "{left} objects");
+        owner.kill();
+        assert_eq!(recover(&client).await.unwrap().end(), 1);
+    });
+}
