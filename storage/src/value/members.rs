@@ -1,8 +1,8 @@
 //! The named elements of a hash, set or sorted set, of which some may not be in memory.
 
+use super::spread::Spread;
 use crate::need::{ElementRange, Page, Part};
-use crate::reclaim::{Parts, Reclaimed};
-use indexmap::IndexMap;
+use crate::reclaim::Reclaimed;
 use rand::RngExt;
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -32,22 +32,14 @@ pub(crate) trait Payload: Clone + Send + 'static {
     fn memory(&self) -> usize;
 }
 
-type Known<V> = IndexMap<Name, Option<V>, hashbrown::DefaultHashBuilder>;
-
-impl<V: Payload> Parts for Known<V> {
-    fn parts(&self) -> usize {
-        self.len()
-    }
-}
-
 /// See the module's description.
 ///
 /// Nothing here takes time in proportion to the number of elements but what says so.
 #[derive(Clone, Debug)]
 pub(crate) struct Members<V: Payload> {
-    /// Known elements, in the order in which they were added; `None`: known not to exist (only
-    /// while not complete).
-    known: Reclaimed<Known<V>>,
+    /// Known elements, in the order in which they were added while they are few; `None`: known not
+    /// to exist (only while not complete).
+    known: Reclaimed<Spread<Option<V>>>,
     /// Bytes of names (beyond what a [`Name`] holds) and payloads in `known`.
     bytes: usize,
     /// Elements that exist, in memory or not.
@@ -203,15 +195,15 @@ impl<V: Payload> Members<V> {
     pub(crate) fn insert(&mut self, name: &[u8], value: V) -> Option<V> {
         self.note(name);
         self.bytes += value.memory();
-        let slot = match self.known.get_mut(name) {
-            Some(slot) => slot,
+        let old = match self.known.get_mut(name) {
+            Some(slot) => slot.replace(value),
             None => {
                 let name = Name::from_slice(name);
                 self.bytes += heap_bytes(&name);
-                self.known.entry(name).or_default()
+                self.known.insert_new(name, Some(value));
+                None
             }
         };
-        let old = slot.replace(value);
         match &old {
             Some(old) => self.bytes -= old.memory(),
             None => {
@@ -262,7 +254,7 @@ impl<V: Payload> Members<V> {
         }
         let name = Name::from_slice(name);
         self.bytes += heap_bytes(&name) + value.as_ref().map_or(0, Payload::memory);
-        self.known.insert(name, value);
+        self.known.insert_new(name, value);
         true
     }
 
@@ -340,10 +332,7 @@ impl<V: Payload> Members<V> {
         if count > 0 {
             self.complete = false;
             // Three are moved for each that went, at most.
-            if self.known.capacity() > self.known.len() * 3 / 2 + SPARE {
-                let room = self.known.len() * 9 / 8;
-                self.known.shrink_to(room);
-            }
+            self.known.shrink(SPARE);
         }
         count
     }
@@ -488,7 +477,7 @@ impl<V: Payload> Members<V> {
             let i = rand::rng().random_range(0..left);
             left -= 1;
             window.pool.swap(i, left);
-            match self.known.get_key_value(&*window.pool[left]) {
+            match self.known.get_key_value(&window.pool[left]) {
                 Some((name, Some(value))) => drawn.push((&**name, value)),
                 _ => {
                     window.pool.swap_remove(left);

@@ -8,6 +8,7 @@ pub(crate) mod order;
 pub(crate) mod pack;
 pub(crate) mod sequence;
 pub mod set;
+mod spread;
 pub mod stream;
 pub mod string;
 #[cfg(test)]
