@@ -49,7 +49,7 @@ impl Drop for Held<'_> {
 pub async fn take(source: &Source, max_journal_bytes: u64) -> Result<Checkpoint> {
     let journal = &*source.journal;
     // What the engines have not flushed is in the journal now, and stays.
-    let held = Held { journal, id: journal.hold(0, max_journal_bytes)? };
+    let held = Held { journal, id: journal.hold(0, max_journal_bytes) };
     let catalog = Catalog::of(&source.dir);
     let created_ms = source.clock.now_ms();
     let id = unused_id(&catalog, created_ms);

@@ -1,7 +1,9 @@
 //! Tests of the journal in a bucket, on a store in memory that fails in all ways.
 
 mod basic;
+mod history;
 mod lives;
+mod reading;
 mod rivals;
 mod sim;
 
