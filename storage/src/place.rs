@@ -131,9 +131,9 @@ impl Place {
     #[must_use]
     pub fn beside(&self, suffix: &str) -> Self {
         let dir = self.dir.as_ref().map(|dir| {
-            let mut dir = dir.clone().into_os_string();
-            dir.push(suffix);
-            PathBuf::from(dir)
+            let mut name = dir.file_name().unwrap_or_default().to_owned();
+            name.push(suffix);
+            dir.with_file_name(name)
         });
         let root = Path::parse(format!("{}{suffix}", self.root));
         Self {
