@@ -3,12 +3,16 @@
 use crate::config::Settings;
 use crate::node::Node;
 use flagstone_storage::checkpoint::{Catalog, Checkpoint, Retention, Source, prune_archive, take};
+use flagstone_storage::place::Place;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, oneshot};
 
 /// How often it is looked whether a checkpoint is due, and whether archived segments are too old.
 const PERIOD: Duration = Duration::from_secs(1);
+
+/// How often it is looked for them in a bucket: each time costs requests.
+const REMOTE_PRUNING: Duration = Duration::from_secs(60);
 
 /// While a checkpoint is taken the journal may grow to so many times its size.
 const JOURNAL_SHARE: u64 = 2;
@@ -34,14 +38,14 @@ pub struct SaveStats {
 #[derive(Debug)]
 pub struct Checkpoints {
     pub source: Source,
-    /// Those of a store in a bucket cannot be taken yet.
-    is_local: bool,
+    /// Where the journal keeps what it drops.
+    archive: Place,
     stats: Mutex<SaveStats>,
     cancelled: Notify,
 }
 
 impl Checkpoints {
-    pub fn new(source: Source, is_local: bool) -> Self {
+    pub fn new(source: Source, archive: Place) -> Self {
         let stats = SaveStats {
             running_since: None,
             last_save_ms: source.clock.now_ms(),
@@ -50,7 +54,7 @@ impl Checkpoints {
             saves: 0,
             changes: 0,
         };
-        Self { source, is_local, stats: Mutex::new(stats), cancelled: Notify::new() }
+        Self { source, archive, stats: Mutex::new(stats), cancelled: Notify::new() }
     }
 
     fn lock(&self) -> MutexGuard<'_, SaveStats> {
@@ -104,10 +108,7 @@ pub fn begin(node: &Arc<Node>) -> Option<oneshot::Receiver<Taken>> {
 async fn run(node: &Node) -> Taken {
     let checkpoints = &node.checkpoints;
     let source = &checkpoints.source;
-    if !checkpoints.is_local {
-        return Err("checkpoints need a store and a journal in local directories".into());
-    }
-    let catalog = Catalog::of(&source.dir);
+    let catalog = Catalog::of(&source.store);
     let max_journal = node.config.settings().journal_max_size.saturating_mul(JOURNAL_SHARE);
     let taken = tokio::select! {
         taken = take(source, max_journal) => taken,
@@ -148,7 +149,7 @@ fn retention(settings: &Settings) -> Retention {
 pub async fn run_periodically(node: Arc<Node>) {
     let mut tick = tokio::time::interval(PERIOD);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let mut tried = Instant::now();
+    let (mut tried, mut pruned) = (Instant::now(), None::<Instant>);
     while !node.is_ending() {
         tick.tick().await;
         let settings = node.config.settings();
@@ -158,16 +159,22 @@ pub async fn run_periodically(node: Arc<Node>) {
             // If one is being taken, the next one is for the next time.
             drop(begin(&node));
         }
-        prune(&node, &settings).await;
+        let is_local = node.checkpoints.archive.dir().is_some();
+        let is_kept = settings.journal_archive_retention_seconds != 0;
+        // What an earlier setting has left goes at the start.
+        if pruned.is_none_or(|at| is_local || is_kept && at.elapsed() >= REMOTE_PRUNING) {
+            pruned = Some(Instant::now());
+            prune(&node, &settings).await;
+        }
     }
 }
 
 async fn prune(node: &Node, settings: &Settings) {
     let kept_ms = settings.journal_archive_retention_seconds.saturating_mul(1000);
     let since_ms = node.clock.now_ms().saturating_sub(kept_ms);
-    let (dir, most) = (node.checkpoints.source.dir.clone(), settings.journal_archive_max_size);
-    let pruning = tokio::task::spawn_blocking(move || prune_archive(&dir, since_ms, most));
-    if let Ok(Err(error)) = pruning.await {
+    let archive = &node.checkpoints.archive;
+    let pruning = prune_archive(archive, since_ms, settings.journal_archive_max_size);
+    if let Err(error) = pruning.await {
         tracing::warn!("the journal's archive cannot be pruned: {error:#}");
     }
 }

@@ -54,12 +54,13 @@ pub fn run(config: Config) -> Result<()> {
     let addresses = addresses(&settings)?;
     let clock = Clock::default();
     let options = open_options(&settings)?;
+    let archive = options.location().archive();
     let opening = background.spawn(Directory::open(options, clock.clone()));
     let opened = background.block_on(opening).context("opening the data directory")??;
     background
-        .block_on(Catalog::of(&settings.dir).clean(&opened.engines()))
+        .block_on(Catalog::of(&opened.store).clean(&opened.engines()))
         .context("removing what is left of unfinished checkpoints")?;
-    let served = serve(&config, &settings, opened, clock, &addresses, &background);
+    let served = serve(&config, &settings, (opened, archive), clock, &addresses, &background);
     background.shutdown_timeout(DRAIN);
     served
 }
@@ -98,7 +99,7 @@ fn open_options(settings: &Settings) -> Result<OpenOptions> {
 fn serve(
     config: &Arc<Config>,
     settings: &Settings,
-    mut opened: Directory,
+    (mut opened, archive): (Directory, Place),
     clock: Clock,
     addresses: &[SocketAddr],
     background: &tokio::runtime::Runtime,
@@ -107,17 +108,16 @@ fn serve(
     let total = shard_workers + settings.net_workers;
     let net = if settings.net_workers == 0 { 0..total } else { shard_workers..total };
     let (mailboxes, inboxes): (Vec<Mailbox>, Vec<Inbox>) = (0..total).map(|_| mailbox()).unzip();
-    let dir = opened.store.dir();
-    let is_local = dir.is_some() && !opened.journal.is_remote();
     let source = Source {
-        dir: dir.unwrap_or(&settings.dir).to_owned(),
+        store: opened.store.clone(),
+        scratch: settings.dir.clone(),
         layout: opened.layout.clone(),
         origin: opened.origin,
         journal: opened.journal.clone(),
         engines: opened.engines(),
         clock,
     };
-    let checkpoints = Checkpoints::new(source, is_local);
+    let checkpoints = Checkpoints::new(source, archive);
     let node = Node::new(
         config.clone(),
         checkpoints,

@@ -5,14 +5,47 @@ use super::progress;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use flagstone_storage::checkpoint::{
-    AsOf, BackupOptions, Catalog, Checkpoint, Image, Progress, backup, branch, list_backups,
-    restore, take_stopped,
+    AsOf, BackupOptions, Catalog, Checkpoint, Progress, backup, branch, list_backups, restore,
+    take_stopped,
 };
-use flagstone_storage::directory::is_open;
+use flagstone_storage::directory::{Location, is_open};
 use flagstone_storage::place::Place;
 use indicatif::{HumanBytes, ProgressBar};
-use std::path::{Path, PathBuf};
 use std::time::Instant;
+
+/// Which data directory.
+#[derive(Args, Debug)]
+pub(super) struct DataArgs {
+    /// The data directory, or the place of a store: s3://bucket/prefix, gs://…, az://…
+    #[arg(long, default_value = "data", value_name = "DIR|URL")]
+    dir: String,
+    /// Where its journal is, if it is not in the store
+    #[arg(long, value_name = "DIR|URL")]
+    journal: Option<String>,
+}
+
+impl DataArgs {
+    pub(super) fn location(&self) -> Result<Location> {
+        let journal = self.journal.as_deref().map(Place::parse).transpose()?;
+        Ok(Location { store: Place::parse(&self.dir)?, journal })
+    }
+}
+
+/// Which checkpoint of a data directory.
+#[derive(Args)]
+pub(super) struct CheckpointArgs {
+    #[command(flatten)]
+    data: DataArgs,
+    /// A checkpoint that is there, instead of a new one
+    #[arg(long, value_name = "ID")]
+    checkpoint: Option<String>,
+    /// No server has the store in a bucket open: open it for a moment, as a start would. Of a local
+    /// directory a lock tells that
+    #[arg(long)]
+    stopped: bool,
+    #[command(flatten)]
+    server: Server,
+}
 
 #[derive(Args)]
 #[command(disable_help_flag = true)]
@@ -20,12 +53,6 @@ pub(super) struct BackupArgs {
     /// Where to: a directory, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix
     #[arg(long, value_name = "URL")]
     to: String,
-    /// The data directory
-    #[arg(long, default_value = "data")]
-    dir: PathBuf,
-    /// A checkpoint that is there, instead of a new one
-    #[arg(long, value_name = "ID")]
-    checkpoint: Option<String>,
     /// Keep so many backups of this data directory, and remove older ones
     #[arg(long, value_name = "N")]
     keep: Option<usize>,
@@ -33,7 +60,7 @@ pub(super) struct BackupArgs {
     #[arg(long)]
     verify: bool,
     #[command(flatten)]
-    server: Server,
+    of: CheckpointArgs,
 }
 
 #[derive(Args, Debug)]
@@ -41,9 +68,12 @@ pub(super) struct RestoreArgs {
     /// Where from: a place of backups, or a data directory with checkpoints
     #[arg(long, value_name = "URL")]
     from: String,
-    /// The data directory to make
-    #[arg(long)]
-    dir: PathBuf,
+    /// Where its journal is, if it is a data directory and the journal is not in it
+    #[arg(long, value_name = "DIR|URL")]
+    journal: Option<String>,
+    /// The data directory to make: a directory, or a place in a bucket
+    #[arg(long, visible_alias = "to", value_name = "DIR|URL")]
+    dir: String,
     /// Which backup or checkpoint; the newest one without
     #[arg(long, value_name = "ID")]
     backup: Option<String>,
@@ -55,24 +85,18 @@ pub(super) struct RestoreArgs {
 #[derive(Args)]
 #[command(disable_help_flag = true)]
 pub(super) struct BranchArgs {
-    /// The data directory to make, on the same disk
-    #[arg(long)]
-    to: PathBuf,
-    /// The data directory to branch
-    #[arg(long, default_value = "data")]
-    dir: PathBuf,
-    /// A checkpoint that is there, instead of a new one
-    #[arg(long, value_name = "ID")]
-    checkpoint: Option<String>,
+    /// The data directory to make, on the same disk or in the same bucket
+    #[arg(long, value_name = "DIR|URL")]
+    to: String,
     #[command(flatten)]
-    server: Server,
+    of: CheckpointArgs,
 }
 
 #[derive(Args, Debug)]
 pub(super) struct CheckpointsArgs {
-    /// The data directory
-    #[arg(long, default_value = "data")]
-    dir: PathBuf,
+    /// The data directory, or the place of a store
+    #[arg(long, default_value = "data", value_name = "DIR|URL")]
+    dir: String,
     /// List the backups in this place instead
     #[arg(long, value_name = "URL")]
     from: Option<String>,
@@ -108,36 +132,41 @@ pub(super) fn block_on<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
     done
 }
 
-/// The checkpoint that was asked for, or a new one of a data directory, whoever has it open.
-async fn checkpoint(dir: &Path, id: Option<String>, server: &Server) -> Result<String> {
-    if let Some(id) = id {
-        return Ok(id);
+impl CheckpointArgs {
+    /// The checkpoint that was asked for, or a new one of a data directory, whoever has it open.
+    async fn take(self, data: &Location) -> Result<String> {
+        if let Some(id) = self.checkpoint {
+            return Ok(id);
+        }
+        let is_open = match data.store.dir() {
+            Some(dir) => is_open(dir)?,
+            None => !self.stopped,
+        };
+        if !is_open {
+            return Ok(take_stopped(data).await?.id);
+        }
+        let server = self.server.address(None)?.connect();
+        let mut server = server.with_context(|| match data.store.dir() {
+            Some(_) => "the server that has the data directory open".to_owned(),
+            None => format!("the server that has {} open (--stopped: there is none)", data.store),
+        })?;
+        let id = String::from_utf8(server.call(&[b"FLAGSTONE", b"CHECKPOINT"])?.into_bulk()?)?;
+        if !Catalog::of(&data.store).has(&id).await? {
+            bail!("the server has another data directory open than {}", data.store);
+        }
+        Ok(id)
     }
-    if !is_open(dir)? {
-        return Ok(take_stopped(dir).await?.id);
-    }
-    let reply = server.address(None)?.connect()?.call(&[b"FLAGSTONE", b"CHECKPOINT"])?;
-    let id = String::from_utf8(reply.into_bulk()?)?;
-    if !Catalog::of(dir).list()?.iter().any(|checkpoint| checkpoint.id == id) {
-        bail!("the server has another data directory open than {}", dir.display());
-    }
-    Ok(id)
 }
 
 impl BackupArgs {
     pub(super) fn run(self) -> Result<()> {
         block_on(async move {
             let begun = Instant::now();
-            let to = Place::parse(&self.to)?;
-            let data = Place::local(&self.dir)?;
-            let id = checkpoint(&self.dir, self.checkpoint, &self.server).await?;
-            let catalog = Catalog::of(&self.dir);
-            // It stays as long as this process runs.
-            let (checkpoint, _in_use) = catalog.open(&id)?;
-            let image = Image::of_checkpoint(&data, &checkpoint, catalog.records(&id)).await?;
+            let (data, to) = (self.of.data.location()?, Place::parse(&self.to)?);
+            let id = self.of.take(&data).await?;
             let options = BackupOptions { keep: self.keep, verify: self.verify };
             let bar = Bar::new();
-            let done = backup(&image, &self.dir, &to, options, &bar).await?;
+            let done = backup(&data, &id, &to, options, &bar).await?;
             bar.0.finish_and_clear();
             println!(
                 "backup {} in {to}: {}, of which {} in {} files were copied ({:.1} s)",
@@ -159,14 +188,14 @@ impl RestoreArgs {
     pub(super) fn run(self) -> Result<()> {
         block_on(async move {
             let begun = Instant::now();
-            let from = Place::parse(&self.from)?;
+            let from = DataArgs { dir: self.from, journal: self.journal }.location()?;
+            let to = Place::parse(&self.dir)?;
             let bar = Bar::new();
             let id = self.backup.as_deref();
-            let restored = restore(&from, &self.dir, id, self.as_of, &bar).await?;
+            let restored = restore(&from, &to, id, self.as_of, &bar).await?;
             bar.0.finish_and_clear();
             println!(
-                "{} is restored from {}, up to lsn {}: {} ({:.1} s)",
-                self.dir.display(),
+                "{to} is restored from {}, up to lsn {}: {} ({:.1} s)",
                 restored.id,
                 restored.lsn,
                 HumanBytes(restored.bytes),
@@ -181,12 +210,13 @@ impl BranchArgs {
     pub(super) fn run(self) -> Result<()> {
         block_on(async move {
             let begun = Instant::now();
-            let id = checkpoint(&self.dir, self.checkpoint, &self.server).await?;
-            let made = branch(&Place::local(&self.dir)?, &id, &self.to).await?;
+            let (data, to) = (self.of.data.location()?, Place::parse(&self.to)?);
+            let id = self.of.take(&data).await?;
+            let made = branch(&data.store, &id, &to).await?;
+            let how = if to.dir().is_some() { "shared" } else { "copied by the store" };
             println!(
-                "{} is a branch of {} at lsn {}: {} are shared ({:.2} s)",
-                self.to.display(),
-                self.dir.display(),
+                "{to} is a branch of {} at lsn {}: {} are {how} ({:.2} s)",
+                data.store,
                 made.lsn,
                 HumanBytes(made.bytes),
                 begun.elapsed().as_secs_f64()
@@ -206,7 +236,8 @@ impl CheckpointsArgs {
             }
             return Ok(());
         }
-        for checkpoint in Catalog::of(&self.dir).list()? {
+        let place = Place::parse(&self.dir)?;
+        for checkpoint in block_on(async move { Catalog::of(&place).list().await })? {
             show(&checkpoint, "record-bytes", checkpoint.record_bytes);
         }
         Ok(())

@@ -1,11 +1,10 @@
 //! Whether a data directory is sound.
 
-use super::backup::block_on;
+use super::backup::{DataArgs, block_on};
 use anyhow::{Result, bail};
 use clap::Args;
 use flagstone_storage::check::{Listener, check};
 use indicatif::{ProgressBar, ProgressStyle};
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Problems that are shown at most; all are counted.
@@ -13,9 +12,8 @@ const SHOWN: u64 = 1000;
 
 #[derive(Args, Debug)]
 pub(super) struct CheckArgs {
-    /// The data directory, of a server that is stopped
-    #[arg(long, default_value = "data")]
-    dir: PathBuf,
+    #[command(flatten)]
+    data: DataArgs,
 }
 
 struct Screen {
@@ -42,11 +40,12 @@ impl CheckArgs {
             bar.set_style(style);
         }
         let screen = Screen { bar, shown: AtomicU64::new(0) };
-        let report = block_on(check(&self.dir, &screen))?;
+        let location = self.data.location()?;
+        let report = block_on(check(&location, &screen))?;
         screen.bar.finish_and_clear();
         println!(
             "{}: {} shards, {} keys, {} rows, {} records in the journal, {} checkpoints",
-            self.dir.display(),
+            location.store,
             report.shards,
             report.keys,
             report.rows,

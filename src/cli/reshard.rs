@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use flagstone_storage::checkpoint::offline_options;
 use flagstone_storage::clock::Clock;
-use flagstone_storage::directory::{OpenOptions, Resharded, reshard};
+use flagstone_storage::directory::{Location, OpenOptions, Resharded, reshard};
 use flagstone_storage::place::Place;
 use indicatif::HumanBytes;
 use std::ffi::CString;
@@ -53,7 +53,8 @@ pub(super) struct Arguments {
 pub(super) fn run(arguments: &Arguments) -> Result<()> {
     let from = Place::parse(&arguments.dir)?;
     let journal = arguments.journal.as_deref().map(Place::parse).transpose()?;
-    let options = OpenOptions { journal, ..offline_options(from.clone()) };
+    let location = Location { store: from.clone(), journal };
+    let options = block_on(async move { offline_options(&location).await })?;
     if let Some(to) = &arguments.to {
         return copy(options, Place::parse(to)?, arguments);
     }

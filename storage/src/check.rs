@@ -1,7 +1,8 @@
 //! Whether a data directory is sound: every row of every shard is read.
 //!
-//! What is read is what a start would find: a branch of the directory (its files are shared, so
-//! nothing of it is changed) is recovered, and the journal's tail is handed over to its engines.
+//! What is read is what a start would find: a branch of the directory (its files are shared, or
+//! copied by the store, so nothing of it is changed) is recovered, and the journal's tail is handed
+//! over to its engines.
 
 mod rows;
 mod shard;
@@ -9,18 +10,24 @@ mod tally;
 #[cfg(test)]
 mod tests;
 
-use crate::checkpoint::{Catalog, branch_state, close_directory, open_as_it_is};
+use crate::checkpoint::{Catalog, branch_state, engine_dir, offline_options, remove_tree, sizes};
 use crate::clock::Clock;
 use crate::control::Generations;
-use crate::directory::{Directory, is_data_directory, lock};
-use crate::journal::{JournalError, LocalJournal, Options};
+use crate::directory::{Directory, Location, identity_of, lock_all};
+use crate::journal::{BucketJournal, BucketOptions, JournalError, LocalJournal, Options};
+use crate::place::Place;
 use crate::slot::Layout;
 use anyhow::{Context, Result, bail};
+use futures::{StreamExt, TryStreamExt};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Where the branch is, in the data directory, as long as it is checked.
 const CHECKING: &str = "checking";
+
+/// Listings that are asked for at a time.
+const LISTINGS: usize = 16;
 
 /// Who is told of what is wrong, and how it goes.
 pub trait Listener: Send + Sync {
@@ -62,38 +69,73 @@ impl Findings<'_> {
 }
 
 /// Checks a data directory that no server has open.
-pub async fn check(dir: &Path, listener: &dyn Listener) -> Result<Report> {
-    if !is_data_directory(dir) {
-        bail!("{} is no data directory", dir.display());
-    }
-    let _lock = lock(dir)?;
-    let branch = dir.join(CHECKING);
-    crate::checkpoint::remove_dir(&branch)?;
+///
+/// # Errors
+/// If it is none, or is in use; of a store in a bucket, if anything of it changed meanwhile, since
+/// then what was found is of no one moment.
+pub async fn check(location: &Location, listener: &dyn Listener) -> Result<Report> {
+    let store = &location.store;
+    let (layout, salt) = identity_of(store).await?;
+    let _locks = lock_all(store, location.journal.as_ref())?;
+    let before = state_of(location, &layout).await?;
+    let branch = store.join(CHECKING);
+    remove_tree(&branch).await?;
     let zero = AtomicU64::default;
     let findings = Findings { listener, problems: zero(), rows: zero(), keys: zero() };
-    let mut report = Report::default();
-    match check_journal(&dir.join("journal")) {
+    let mut report = Report { shards: layout.shards, ..Report::default() };
+    match check_journal(location, salt).await {
         Ok(records) => report.records = records,
-        Err(error) => findings.problem(format!("journal: {error}")),
+        Err(error) => findings.problem(format!("journal: {error:#}")),
     }
-    report.checkpoints = check_checkpoints(dir, &findings)?;
+    report.checkpoints = check_checkpoints(store, &findings).await?;
     if findings.problems.load(Ordering::Relaxed) == 0 {
         // Without its journal the shards are not what the directory holds.
-        let checked = check_branch(dir, &branch, &findings).await;
+        let checked = check_branch(location, &branch, &findings).await;
         if let Err(error) = checked {
             findings.problem(format!("opening as a start would: {error:#}"));
         }
     }
-    crate::checkpoint::remove_dir(&branch)?;
-    report.shards = crate::directory::shards_of(dir)?;
+    remove_tree(&branch).await?;
+    if state_of(location, &layout).await? != before {
+        bail!("{store} was written to meanwhile: stop its server, or check a branch of it");
+    }
     report.rows = findings.rows.into_inner();
     report.keys = findings.keys.into_inner();
     report.problems = findings.problems.into_inner();
     Ok(report)
 }
 
+/// What changes with anything in a bucket: the objects of the journal and the manifests of the
+/// engines. Local directories have locks.
+async fn state_of(location: &Location, layout: &Layout) -> Result<Vec<BTreeMap<String, u64>>> {
+    let mut places = vec![location.journal()];
+    places.extend(
+        (0..layout.shards).map(|shard| {
+            location.store.join(&format!("{}/manifest", engine_dir(usize::from(shard))))
+        }),
+    );
+    let listings = places.iter().filter(|place| place.dir().is_none()).map(sizes);
+    futures::stream::iter(listings).buffered(LISTINGS).try_collect().await
+}
+
 /// Reads all records of a journal; how many there are.
-fn check_journal(dir: &Path) -> Result<u64, JournalError> {
+async fn check_journal(location: &Location, salt: u32) -> Result<u64> {
+    let journal = location.journal();
+    if let Some(dir) = journal.dir() {
+        return Ok(count_records(dir)?);
+    }
+    let options = BucketOptions { salt, ..BucketOptions::default() };
+    let view = BucketJournal::look(&journal, &options).await?;
+    let mut records = 0;
+    view.replay(0, |_| {
+        records += 1;
+        Ok(())
+    })
+    .await?;
+    Ok(records)
+}
+
+fn count_records(dir: &Path) -> Result<u64, JournalError> {
     let recovery = LocalJournal::recover(dir, Options::default())?;
     let mut records = 0;
     recovery.replay::<JournalError>(0, |_| {
@@ -104,23 +146,28 @@ fn check_journal(dir: &Path) -> Result<u64, JournalError> {
 }
 
 /// Reads the records of all checkpoints; how many checkpoints there are.
-fn check_checkpoints(dir: &Path, findings: &Findings<'_>) -> Result<u64> {
-    let catalog = Catalog::of(dir);
-    let all = catalog.list().context("the descriptions of checkpoints")?;
+async fn check_checkpoints(store: &Place, findings: &Findings<'_>) -> Result<u64> {
+    let catalog = Catalog::of(store);
+    let all = catalog.list().await.context("the descriptions of checkpoints")?;
     for checkpoint in &all {
-        if let Err(error) = check_journal(&catalog.records(&checkpoint.id)) {
-            findings.problem(format!("checkpoint {}: {error}", checkpoint.id));
+        let counted = async {
+            let (records, _scratch) = catalog.local_records(&checkpoint.id).await?;
+            anyhow::Ok(count_records(&records)?)
+        };
+        if let Err(error) = counted.await {
+            findings.problem(format!("checkpoint {}: {error:#}", checkpoint.id));
         }
     }
     Ok(all.len() as u64)
 }
 
-async fn check_branch(dir: &Path, branch: &Path, findings: &Findings<'_>) -> Result<()> {
-    branch_state(dir, branch).await.context("making a branch of it")?;
-    let clock = Clock::default();
+async fn check_branch(location: &Location, to: &Place, findings: &Findings<'_>) -> Result<()> {
+    branch_state(location, to).await.context("making a branch of it")?;
+    let branch = Location::from(to.clone());
+    let (options, clock) = (offline_options(&branch).await?, Clock::default());
     // The journal's tail goes into the engines.
-    close_directory(Directory::open(open_as_it_is(branch)?, clock.clone()).await?).await?;
-    let opened = Directory::open(open_as_it_is(branch)?, clock).await?;
+    Directory::open(options.clone(), clock.clone()).await?.close().await?;
+    let opened = Directory::open(options, clock).await?;
     let layout: Layout = (*opened.layout).clone();
     let generations: Generations = opened.generations.clone();
     for (id, engine) in (0..).zip(opened.engines()) {
@@ -129,5 +176,5 @@ async fn check_branch(dir: &Path, branch: &Path, findings: &Findings<'_>) -> Res
             findings.problem(format!("shard {id}: {error:#}"));
         }
     }
-    close_directory(opened).await
+    opened.close().await
 }

@@ -1,10 +1,10 @@
 //! The data directory: `flagstone.json`, `journal/`, `shard-<id>/`, and its recovery. It may be a
 //! prefix in a bucket.
 
+mod location;
 mod manifest;
 mod reshard;
 
-use crate::checkpoint::ARCHIVE;
 use crate::clock::Clock;
 use crate::commit::{Sealed, split_body};
 use crate::control::{Control, Generations, complete_row, presence_key};
@@ -21,9 +21,10 @@ use crate::shard::Shard;
 use crate::slot::Layout;
 use crate::store::{Store, Versions};
 use anyhow::{Context, Result, bail};
+pub use location::Location;
 use manifest::Manifest;
 pub use manifest::is_data_directory;
-pub(crate) use manifest::{create_manifest_of, layout_of, shards_of};
+pub(crate) use manifest::{create_manifest_of, identity_of};
 pub use reshard::{Resharded, reshard};
 use slatedb::db_cache::foyer::{FoyerCache, FoyerCacheOptions};
 use slatedb::db_cache::{DbCache, SplitCache};
@@ -53,7 +54,7 @@ pub struct OpenOptions {
     pub default_shards: u16,
     pub databases: u32,
     pub segment_bytes: u64,
-    /// Keep segments of the journal that are dropped.
+    /// Keep what the journal drops.
     pub archive: bool,
     pub mode: SyncMode,
     pub everysec_bound: Duration,
@@ -75,6 +76,13 @@ pub struct OpenOptions {
     /// How long an owner of such a journal may answer after it was proven to be that: [`LEASE`](crate::lease::LEASE),
     /// but in tests. The same for all who may own it.
     pub lease: Duration,
+}
+
+impl OpenOptions {
+    /// What is opened.
+    pub fn location(&self) -> Location {
+        Location { store: self.store.clone(), journal: self.journal.clone() }
+    }
 }
 
 /// An open data directory.
@@ -102,18 +110,12 @@ impl Directory {
     /// Opens a data directory, or creates it, and recovers what was committed. Must run on the
     /// background runtime, where the engines' tasks stay.
     pub async fn open(options: OpenOptions, clock: Clock) -> Result<Self> {
-        let kept = Arc::<Kept>::default();
-        let open_store = |place: &Place| -> Result<Place> {
-            let Some(dir) = place.dir() else { return Ok(place.clone()) };
-            let files = Arc::new(Files::new(dir, kept.clone())?);
-            Ok(place.through(files))
-        };
         for place in [Some(&options.store), options.journal.as_ref()].into_iter().flatten() {
             if place.dir().is_none() {
                 place.preflight().await?;
             }
         }
-        Self::open_with(options, clock, Arc::new(RealDisk), &open_store).await
+        Self::open_with(options, clock, Arc::new(RealDisk), &local_files()).await
     }
 
     /// The same with the journal on another disk, and with stores of another making: `open_store`
@@ -124,12 +126,24 @@ impl Directory {
         disk: Arc<dyn Disk>,
         open_store: &OpenStore<'_>,
     ) -> Result<Self> {
-        let store = &options.store;
-        let journal_place = options.journal.clone().unwrap_or_else(|| store.join("journal"));
-        let locks = lock_all(store, options.journal.as_ref())?;
+        let locks = lock_all(&options.store, options.journal.as_ref())?;
         let manifest = Manifest::open(&options).await?;
+        Self::open_as(manifest, options, clock, disk, open_store, locks).await
+    }
+
+    async fn open_as(
+        manifest: Manifest,
+        options: OpenOptions,
+        clock: Clock,
+        disk: Arc<dyn Disk>,
+        open_store: &OpenStore<'_>,
+        locks: Locks,
+    ) -> Result<Self> {
+        let store = &options.store;
+        let location = options.location();
+        let journal_place = location.journal();
         let layout = Arc::new(Layout { shards: manifest.shards, seed: manifest.seed });
-        let recovery = recover(&journal_place, &options, &manifest, disk).await?;
+        let recovery = recover(&location, &options, &manifest, disk).await?;
         // Whoever opens the engines after us ends ours.
         recovery.outlast().await?;
         clock.at_least(recovery.max_time_ms());
@@ -201,6 +215,17 @@ impl Directory {
         })
     }
 
+    /// Closes it so that its shards are complete.
+    pub(crate) async fn close(self) -> Result<()> {
+        let journal = self.journal.clone();
+        let (partitions, _locks) = self.into_partitions(1, 1);
+        for partition in partitions {
+            partition.close().await?;
+        }
+        journal.close()?;
+        Ok(())
+    }
+
     /// The engines of the shards, in order.
     pub fn engines(&self) -> Vec<Engine> {
         self.shards.iter().map(|shard| shard.engine().clone()).collect()
@@ -231,11 +256,36 @@ impl Directory {
     }
 }
 
+/// Has all that a journal has in the shards of a store that is no data directory yet: they need no
+/// journal then, as after a clean stop.
+pub(crate) async fn complete_shards(
+    options: OpenOptions,
+    layout: &Layout,
+    salt: u32,
+) -> Result<()> {
+    let (manifest, clock) = (Manifest::of(layout, salt), Clock::default());
+    let locks = lock_all(&options.store, options.journal.as_ref())?;
+    let files = local_files();
+    let opened =
+        Directory::open_as(manifest, options, clock, Arc::new(RealDisk), &files, locks).await?;
+    opened.close().await
+}
+
 /// Says where the engine of a shard keeps its files, given the shard's place.
 pub type OpenStore<'a> = dyn Fn(&Place) -> Result<Place> + Sync + 'a;
 
+/// Shards in local directories have their files kept open.
+fn local_files() -> impl Fn(&Place) -> Result<Place> + Sync {
+    let kept = Arc::<Kept>::default();
+    move |place| {
+        let Some(dir) = place.dir() else { return Ok(place.clone()) };
+        let files = Arc::new(Files::new(dir, kept.clone())?);
+        Ok(place.through(files))
+    }
+}
+
 /// Locks the store and the journal, as far as they are local directories.
-fn lock_all(store: &Place, journal: Option<&Place>) -> Result<Locks> {
+pub(crate) fn lock_all(store: &Place, journal: Option<&Place>) -> Result<Locks> {
     let mut locks = Vec::new();
     for dir in [Some(store), journal].into_iter().flatten().filter_map(Place::dir) {
         fs::create_dir_all(dir).with_context(|| format!("creating {}", dir.display()))?;
@@ -283,12 +333,13 @@ pub fn is_open(dir: &Path) -> Result<bool> {
 
 /// Reads the journal, and takes it over if it is in a bucket.
 async fn recover(
-    journal: &Place,
+    location: &Location,
     options: &OpenOptions,
     manifest: &Manifest,
     disk: Arc<dyn Disk>,
 ) -> Result<Recovered> {
     let (mode, everysec_bound, salt) = (options.mode, options.everysec_bound, manifest.salt);
+    let journal = location.journal();
     let Some(dir) = journal.dir() else {
         let options = BucketOptions {
             mode,
@@ -297,13 +348,15 @@ async fn recover(
             max_waiting: options.journal_bytes,
             salt,
             lease: options.lease,
+            archive: options.archive.then(|| location.archive()),
             ..BucketOptions::default()
         };
-        let recovery = BucketJournal::recover(journal.clone(), options).await?;
+        let recovery = BucketJournal::recover(journal, options).await?;
         return Ok(Recovered::Bucket(Box::new(recovery)));
     };
     fs::create_dir_all(dir).with_context(|| format!("creating {journal}"))?;
-    let archive = options.store.dir().filter(|_| options.archive).map(|dir| dir.join(ARCHIVE));
+    let archive = options.archive.then(|| location.archive());
+    let archive = archive.and_then(|place| place.dir().map(Path::to_owned));
     let options = Options {
         segment_bytes: options.segment_bytes,
         everysec_bound,
@@ -378,7 +431,7 @@ async fn open_engines(
 
 /// Removes objects that a kill has left half-written: the local store writes them beside their
 /// place, under names that end in `#` and a number, and never looks at them again.
-fn remove_staged(dir: &Path) -> std::io::Result<()> {
+pub(crate) fn remove_staged(dir: &Path) -> std::io::Result<()> {
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
         let name = entry.file_name();

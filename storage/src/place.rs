@@ -127,6 +127,37 @@ impl Place {
         parts.fold(self.root.clone(), Path::join)
     }
 
+    /// The place beside this one whose name goes on with `suffix`.
+    #[must_use]
+    pub fn beside(&self, suffix: &str) -> Self {
+        let dir = self.dir.as_ref().map(|dir| {
+            let mut name = dir.file_name().unwrap_or_default().to_owned();
+            name.push(suffix);
+            dir.with_file_name(name)
+        });
+        let root = Path::parse(format!("{}{suffix}", self.root));
+        Self {
+            // It is as valid as what it is made of.
+            root: root.unwrap_or_else(|_| self.root.clone()),
+            dir,
+            url: format!("{}{suffix}", self.url.trim_end_matches('/')),
+            ..self.clone()
+        }
+    }
+
+    /// Whether an object can be copied from here to there by the store itself.
+    pub fn is_in_store_of(&self, other: &Self) -> bool {
+        let is_same_bucket = || self.bucket().is_some_and(|bucket| Some(bucket) == other.bucket());
+        self.dir.is_none() && (Arc::ptr_eq(&self.store, &other.store) || is_same_bucket())
+    }
+
+    /// Scheme and bucket of a place in a cloud.
+    fn bucket(&self) -> Option<&str> {
+        let (scheme, rest) = self.url.split_once("://")?;
+        let end = rest.find('/').unwrap_or(rest.len());
+        Some(&self.url[..scheme.len() + 3 + end])
+    }
+
     /// The place below this one; `name` may have several parts.
     #[must_use]
     pub fn join(&self, name: &str) -> Self {

@@ -118,6 +118,7 @@ fn a_kill_while_checkpoints_are_taken_leaves_whole_ones_only() {
     const LANES: u64 = 2;
     let mut server = Server::start(OPTIONS);
     open_accounts(&server);
+    let saved = AtomicU64::new(0);
     for kill in 0..4u64 {
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -125,12 +126,19 @@ fn a_kill_while_checkpoints_are_taken_leaves_whole_ones_only() {
                 let (server, stop) = (&server, &stop);
                 scope.spawn(move || move_money(server, lane, stop));
             }
-            let (server, stop) = (&server, &stop);
+            let (server, stop, saved) = (&server, &stop, &saved);
             scope.spawn(move || {
                 let mut client = server.client();
-                while redis::cmd("SAVE").query::<String>(&mut client).is_ok() {}
+                while redis::cmd("SAVE").query::<String>(&mut client).is_ok() {
+                    saved.fetch_add(1, Ordering::Relaxed);
+                }
             });
             std::thread::sleep(Duration::from_millis(150 + 70 * kill));
+            // A machine may be slow.
+            let deadline = Instant::now() + Duration::from_secs(30);
+            while saved.load(Ordering::Relaxed) == 0 && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(10));
+            }
             server.kill_shared();
             stop.store(true, Ordering::Relaxed);
         });

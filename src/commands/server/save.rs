@@ -80,8 +80,8 @@ fn checkpoint<'a>(cx: &'a mut Call<'_>, _: Args<'a>) -> Waiting<'a> {
 /// `FLAGSTONE CHECKPOINTS`: what there is, the oldest first.
 fn checkpoints<'a>(cx: &'a mut Call<'_>, _: Args<'a>) -> Waiting<'a> {
     Box::pin(async move {
-        let catalog = Catalog::of(&cx.node.checkpoints.source.dir);
-        let listing = cx.node.background.spawn_blocking(move || catalog.list());
+        let catalog = Catalog::of(&cx.node.checkpoints.source.store);
+        let listing = cx.node.background.spawn(async move { catalog.list().await });
         let all = listing.await.map_err(|_| "ERR the server is shutting down")?;
         let all = all.map_err(|what| format!("ERR {what:#}"))?;
         cx.out.array(all.len());
@@ -115,12 +115,16 @@ fn branch_command<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
         if !path.is_absolute() {
             return Err("ERR the path of a branch is absolute".into());
         }
+        let store = cx.node.checkpoints.source.store.clone();
+        if store.dir().is_none() {
+            // It takes a request for each file, and memory for the journal's tail.
+            return Err("ERR of a store in a bucket, `flagstone branch` makes branches".into());
+        }
         let taken = take(cx.node).await.map_err(|what| format!("ERR no checkpoint: {what}"))?;
-        let dir = cx.node.checkpoints.source.dir.clone();
-        let making = cx.node.background.spawn(async move {
-            let place = Place::local(dir)?;
-            branch(&place, &taken.id, &path).await
-        });
+        let making = cx
+            .node
+            .background
+            .spawn(async move { branch(&store, &taken.id, &Place::local(path)?).await });
         let made = making.await.map_err(|_| "ERR the server is shutting down")?;
         made.map_err(|what| format!("ERR {what:#}"))?;
         cx.out.ok();

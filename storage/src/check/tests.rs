@@ -1,11 +1,15 @@
 //! Each kind of damage is found, and told with its place.
 
 use super::*;
+use crate::checkpoint::take_stopped;
 use crate::encoding::{Row, RowKey, row};
 use crate::engine::{Engine, prefix_range};
 use crate::value::{Hash, List, Set, SetEncoding, Str, Value, Zset};
 use bytes::Bytes;
-use std::sync::Mutex;
+use futures::FutureExt;
+use object_store::ObjectStoreExt;
+use object_store::memory::InMemory;
+use std::sync::{Arc, Mutex};
 
 const NOW: u64 = 1_800_000_000_000;
 
@@ -18,6 +22,10 @@ impl Listener for Told {
     }
 
     fn rows(&self, _count: u64) {}
+}
+
+fn location(dir: &Path) -> Location {
+    Place::local(dir).unwrap().into()
 }
 
 /// A value that has rows of its own.
@@ -53,8 +61,8 @@ fn set() -> Value {
 }
 
 /// Writes a data directory with values of several types.
-async fn fill(dir: &Path) {
-    let mut options = open_as_it_is(dir).unwrap();
+async fn fill(location: &Location) {
+    let mut options = offline_options(location).await.unwrap();
     (options.databases, options.default_shards) = (2, 2);
     let opened = Directory::open(options, Clock::default()).await.unwrap();
     let journal = opened.journal.clone();
@@ -83,9 +91,9 @@ async fn damaged(
     damage: impl AsyncFn(&Engine, &[u8], u64) -> Vec<(Bytes, Option<Bytes>)>,
 ) -> Vec<String> {
     let root = tempfile::tempdir().unwrap();
-    fill(root.path()).await;
-    let opened =
-        Directory::open(open_as_it_is(root.path()).unwrap(), Clock::default()).await.unwrap();
+    fill(&location(root.path())).await;
+    let options = offline_options(&location(root.path())).await.unwrap();
+    let opened = Directory::open(options, Clock::default()).await.unwrap();
     let mut written = false;
     for engine in opened.engines() {
         let metas = engine.scan(prefix_range(&[row::META]), usize::MAX).await.unwrap();
@@ -101,9 +109,9 @@ async fn damaged(
         }
     }
     assert!(written, "there is no key {name}");
-    close_directory(opened).await.unwrap();
+    opened.close().await.unwrap();
     let told = Told::default();
-    let report = check(root.path(), &told).await.unwrap();
+    let report = check(&location(root.path()), &told).await.unwrap();
     let told = told.0.into_inner().unwrap();
     assert_eq!(report.problems, told.len() as u64);
     assert!(!root.path().join(CHECKING).exists());
@@ -125,14 +133,69 @@ fn assert_told(told: &[String], what: &str) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_sound_directory_is_sound() {
     let root = tempfile::tempdir().unwrap();
-    fill(root.path()).await;
+    fill(&location(root.path())).await;
     let told = Told::default();
-    let report = check(root.path(), &told).await.unwrap();
+    let report = check(&location(root.path()), &told).await.unwrap();
     assert_eq!(told.0.into_inner().unwrap(), Vec::<String>::new());
     assert_eq!((report.shards, report.keys, report.problems), (2, 205, 0));
     assert!(report.rows > 205 + 1000 + 600 + 20_000 + 200, "{report:?}");
     // Nothing of it has changed.
-    assert_eq!(check(root.path(), &Told::default()).await.unwrap(), report);
+    assert_eq!(check(&location(root.path()), &Told::default()).await.unwrap(), report);
+}
+
+fn in_a_bucket() -> Location {
+    Place::within(Arc::new(InMemory::new()), "a/prefix".into(), "memory").into()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sound_store_in_a_bucket_is_sound() {
+    let location = in_a_bucket();
+    fill(&location).await;
+    take_stopped(&location).await.unwrap();
+    let before = sizes(&location.store).await.unwrap();
+    let told = Told::default();
+    let report = check(&location, &told).await.unwrap();
+    assert_eq!(told.0.into_inner().unwrap(), Vec::<String>::new());
+    assert_eq!((report.shards, report.keys, report.problems), (2, 205, 0));
+    assert_eq!(report.checkpoints, 1);
+    assert!(report.rows > 205 + 1000 + 600 + 20_000 + 200, "{report:?}");
+    assert_eq!(sizes(&location.store).await.unwrap(), before);
+    // An object of the journal is lost.
+    let journal = location.journal();
+    let last = sizes(&journal).await.unwrap().into_keys().next_back().unwrap();
+    let object = journal.path(&last);
+    let header = journal.store().get(&object).await.unwrap().bytes().await.unwrap();
+    let mut damaged = header.to_vec();
+    damaged[70] ^= 1;
+    journal.store().put(&object, damaged.into()).await.unwrap();
+    let told = Told::default();
+    assert_eq!(check(&location, &told).await.unwrap().problems, 1);
+    assert_told(&told.0.into_inner().unwrap(), &last);
+}
+
+/// A server that writes while somebody checks.
+struct Writer(Place, AtomicU64);
+
+impl Listener for Writer {
+    fn problem(&self, _what: &str) {}
+
+    fn rows(&self, _count: u64) {
+        let number = self.1.fetch_add(1, Ordering::Relaxed);
+        if number < 2 {
+            let object = self.0.path(&format!("{:020}/{number:020}", 9));
+            let put = async { self.0.store().put(&object, "of somebody".into()).await };
+            put.now_or_never().expect("it is in memory").unwrap();
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nobody_is_fooled_by_a_server_that_runs() {
+    let location = in_a_bucket();
+    fill(&location).await;
+    let writer = Writer(location.journal(), AtomicU64::new(0));
+    let error = check(&location, &writer).await.unwrap_err().to_string();
+    assert!(error.contains("was written to meanwhile"), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -202,7 +265,7 @@ async fn meta_rows_that_cannot_be_read_are_found() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn damage_in_the_journal_is_found() {
     let root = tempfile::tempdir().unwrap();
-    fill(root.path()).await;
+    fill(&location(root.path())).await;
     let journal = root.path().join("journal");
     let names = std::fs::read_dir(&journal).unwrap().map(|entry| entry.unwrap().path());
     let first = names.filter(|path| path.extension().is_some_and(|e| e == "seg")).min().unwrap();
@@ -210,7 +273,7 @@ async fn damage_in_the_journal_is_found() {
     bytes[700] ^= 1;
     std::fs::write(&first, bytes).unwrap();
     let told = Told::default();
-    let report = check(root.path(), &told).await.unwrap();
+    let report = check(&location(root.path()), &told).await.unwrap();
     assert_eq!(report.problems, 1);
     assert_told(&told.0.into_inner().unwrap(), "the journal is damaged");
 }

@@ -6,11 +6,12 @@
 //! objects/<name>.sst    files with rows, of all backups
 //! ```
 
-use super::copy::{Copy, Progress, all, checksum, is_there};
+use super::copy::{Copied, Copy, Progress, all, checksum, copy_tree, is_there};
 use super::history::copy_history;
 use super::image::{Image, Piece, sizes};
-use super::{Checkpoint, FORMAT, read_description, remove_dir};
-use crate::journal::Lsn;
+use super::scratch::Scratch;
+use super::{Catalog, Checkpoint, FORMAT, read_description};
+use crate::directory::Location;
 use crate::place::Place;
 use anyhow::{Context, Result, bail};
 use futures::FutureExt;
@@ -18,7 +19,7 @@ use object_store::ObjectStoreExt;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 const BACKUPS: &str = "backups";
 const OBJECTS: &str = "objects";
@@ -131,6 +132,7 @@ fn lock(place: &Place) -> Result<Option<File>> {
 
 /// A backup that is being made.
 struct Making<'a> {
+    from: &'a Location,
     image: &'a Image,
     place: &'a Place,
     progress: &'a dyn Progress,
@@ -139,15 +141,40 @@ struct Making<'a> {
     verify: bool,
 }
 
-/// Copies a checkpoint of the data directory `data` to a place.
+/// Copies the checkpoint `id` of a data directory to a place.
+///
+/// # Errors
+/// If anything of it cannot be read or written, or is damaged; in a bucket also if the checkpoint is
+/// removed meanwhile, as nothing keeps it there. Then the place has no such backup.
 pub async fn backup(
-    image: &Image,
-    data: &Path,
+    from: &Location,
+    id: &str,
     place: &Place,
     options: BackupOptions,
     progress: &dyn Progress,
 ) -> Result<BackupDone> {
     let _lock = lock(place)?;
+    let catalog = Catalog::of(&from.store);
+    let (checkpoint, _in_use) = catalog.open(id).await?;
+    let copying = async {
+        let image = Image::of_checkpoint(&from.store, &checkpoint).await?;
+        backup_image(from, &image, place, options, progress).await
+    };
+    match copying.await {
+        Err(error) if !catalog.has(id).await.unwrap_or(true) => Err(error.context(format!(
+            "checkpoint {id} was removed while it was copied: keep more of them (checkpoint-keep)"
+        ))),
+        done => done,
+    }
+}
+
+async fn backup_image(
+    from: &Location,
+    image: &Image,
+    place: &Place,
+    options: BackupOptions,
+    progress: &dyn Progress,
+) -> Result<BackupDone> {
     let before = list_backups(place).await?;
     let id = image.checkpoint.id.as_str();
     if before.iter().any(|other| other.id() == id) {
@@ -155,12 +182,12 @@ pub async fn backup(
     }
     let rows = before.iter().flat_map(|b| &b.files).filter(|f| f.object.starts_with(OBJECTS));
     let known = rows.map(|file| (file.object.clone(), file.clone())).collect();
-    let making = Making { image, place, progress, known, verify: options.verify };
+    let making = Making { from, image, place, progress, known, verify: options.verify };
     let (files, copied) = making.files().await?;
     let mut done = copied;
     let (records, bytes) = making.records(&image.records, "records").await?;
     done.copied_bytes += bytes;
-    let (history, bytes) = making.history(data, &before).await?;
+    let (history, bytes) = making.history(&before).await?;
     done.copied_bytes += bytes;
     done.copied_files += records.len() + history.len();
     let made =
@@ -244,47 +271,38 @@ impl Making<'_> {
 
     /// Copies directories of records; how many bytes they have.
     async fn records(&self, dirs: &[PathBuf], kind: &str) -> Result<(Vec<Stored>, u64)> {
-        let (mut stored, mut bytes) = (Vec::new(), 0);
+        let mut stored = Vec::new();
+        let to = format!("{BACKUPS}/{}/{kind}", self.image.checkpoint.id);
         for dir in dirs {
-            let local = Place::local(dir)?;
-            for (name, size) in sizes(&local).await? {
-                let object = format!("{BACKUPS}/{}/{kind}/{name}", self.image.checkpoint.id);
-                let at = local.path(&name);
-                self.progress.expect(size);
-                let copy = Copy { from: local.store(), to: self.place, progress: self.progress };
-                let piece = Piece { name: name.clone(), at, size, checksum: None };
-                let xxh3 = format!("{:032x}", copy.copy(&piece, &object).await?);
-                bytes += size;
-                stored.push(Stored { object, name, size, xxh3 });
-            }
+            let from = Place::local(dir)?;
+            let copied = copy_tree(&from, &self.place.join(&to), self.progress).await?;
+            stored.extend(copied.into_iter().map(|Copied { name, size, sum }| {
+                let object = format!("{to}/{name}");
+                Stored { object, name, size, xxh3: format!("{sum:032x}") }
+            }));
         }
+        let bytes = stored.iter().map(|file| file.size).sum();
         Ok((stored, bytes))
     }
 
     /// Copies the records between the backup before and this one, so that any moment between can be
     /// restored: as far as the journal or its archive still has them.
-    async fn history(&self, data: &Path, before: &[Backup]) -> Result<(Vec<Stored>, u64)> {
+    async fn history(&self, before: &[Backup]) -> Result<(Vec<Stored>, u64)> {
         let this = &self.image.checkpoint;
         let same = before.iter().map(|backup| &backup.checkpoint);
         let last = same.filter(|c| c.origin == this.origin && c.lsn <= this.lsn).map(|c| c.lsn);
         let Some(last) = last.max().filter(|last| *last < this.after) else {
             return Ok((Vec::new(), 0));
         };
-        let dir = super::Catalog::of(data).history(&this.id);
-        // What an attempt before this one has left.
-        remove_dir(&dir)?;
-        let (data, to, until): (PathBuf, _, Lsn) = (data.to_owned(), dir.clone(), this.after);
-        let copying =
-            tokio::task::spawn_blocking(move || copy_history(&data, last, until, &to)).await?;
-        let stored = match copying {
-            Ok(Some((end, _))) if end == this.after => {
-                self.records(std::slice::from_ref(&dir), "history").await
-            }
+        let beside = Catalog::of(&self.from.store).history(&this.id);
+        let scratch = beside.map_or_else(Scratch::temporary, Scratch::at)?;
+        let to = scratch.path().to_owned();
+        match copy_history(self.from, (last, this.after), &to).await {
+            Ok(Some((end, _))) if end == this.after => self.records(&[to], "history").await,
             Ok(_) => Ok((Vec::new(), 0)),
-            Err(error) => Err(error.into()),
-        };
-        remove_dir(&dir)?;
-        stored.context("copying the journal's records since the last backup")
+            Err(error) => Err(error),
+        }
+        .context("copying the journal's records since the last backup")
     }
 }
 

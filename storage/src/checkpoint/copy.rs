@@ -1,6 +1,6 @@
 //! Copying files between stores, with checksums.
 
-use super::image::Piece;
+use super::image::{Piece, sizes};
 use crate::place::Place;
 use anyhow::{Context, Result, bail};
 use futures::future::BoxFuture;
@@ -66,6 +66,31 @@ impl Copy<'_> {
         }
         Ok(sum)
     }
+}
+
+/// A file that was copied.
+pub(super) struct Copied {
+    pub(super) name: String,
+    pub(super) size: u64,
+    /// XXH3 (128 bits) of its bytes.
+    pub(super) sum: u128,
+}
+
+/// Copies the files below a place, one after the other: there are few.
+pub(super) async fn copy_tree(
+    from: &Place,
+    to: &Place,
+    progress: &dyn Progress,
+) -> Result<Vec<Copied>> {
+    let mut copied = Vec::new();
+    for (name, size) in sizes(from).await? {
+        progress.expect(size);
+        let piece = Piece { name: name.clone(), at: from.path(&name), size, checksum: None };
+        let sum = Copy { from: from.store(), to, progress }.copy(&piece, &name).await;
+        let sum = sum.with_context(|| format!("copying {from}/{name} to {to}"))?;
+        copied.push(Copied { name, size, sum });
+    }
+    Ok(copied)
 }
 
 /// The checksum of an object.

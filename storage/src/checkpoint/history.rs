@@ -1,39 +1,53 @@
 //! Records from several places, as one sequence.
 
+use crate::directory::{Location, identity_of};
 use crate::journal::{
-    Disk, Extract, JournalError, LocalJournal, Lsn, Options, RealDisk, Record, read_history,
-    segment_begun_ms,
+    BucketJournal, BucketOptions, Disk, Extract, JournalError, LocalJournal, Lsn, Options,
+    RealDisk, Record, read_history, segment_begun_ms,
 };
+use crate::place::Place;
 use anyhow::{Context, Result};
+use futures::stream::{self, StreamExt, TryStreamExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-
-/// The directory in which dropped segments of the journal are kept, in a data directory.
-pub const ARCHIVE: &str = "archive";
+use tokio::runtime::Handle;
 
 fn disk() -> Arc<dyn Disk> {
     Arc::new(RealDisk)
 }
 
-/// Copies what the journal of a data directory and its archive have behind `after`, up to `until`.
-/// The last lsn, and whether that is all there is; `None`: what follows `after` is not there any more.
-pub(super) fn copy_history(
-    data: &Path,
-    after: Lsn,
-    until: Lsn,
+/// Copies what the journal of a data directory and its archive have behind an lsn up to another one
+/// to the local directory `to`. The last lsn, and whether that is all there is; `None`: what follows
+/// the first one is not there any more.
+pub(super) async fn copy_history(
+    from: &Location,
+    (after, until): (Lsn, Lsn),
     to: &Path,
-) -> Result<Option<(Lsn, bool)>, JournalError> {
-    let (journal, archive) = (data.join("journal"), data.join(ARCHIVE));
-    let mut extract = Extract::create(disk(), to, rand::random(), after)?;
-    let mut epoch = 0;
-    let reached = read_history(&RealDisk, &journal, &archive, after, &mut |record| {
-        epoch = record.epoch;
-        if record.lsn <= until { extract.push(&record) } else { Ok(()) }
-    })?;
-    let Some((reached, whole)) = reached else { return Ok(None) };
-    let end = reached.min(until);
-    extract.finish(epoch, end)?;
-    Ok(Some((end, whole)))
+) -> Result<Option<(Lsn, bool)>> {
+    let (_, salt) = identity_of(&from.store).await?;
+    let (journal, archive, to) = (from.journal(), from.archive(), to.to_owned());
+    let runtime = Handle::current();
+    let copying = tokio::task::spawn_blocking(move || -> Result<_> {
+        let mut extract = Extract::create(disk(), &to, rand::random(), after)?;
+        let mut epoch = 0;
+        let mut each = |record: Record| {
+            epoch = record.epoch;
+            if record.lsn <= until { extract.push(&record) } else { Ok(()) }
+        };
+        let reached = if let (Some(journal), Some(archive)) = (journal.dir(), archive.dir()) {
+            read_history(&RealDisk, journal, archive, after, &mut each)?
+        } else {
+            let options = BucketOptions { salt, ..BucketOptions::default() };
+            let reading =
+                BucketJournal::read_history(&journal, &archive, &options, after, &mut each);
+            runtime.block_on(reading)?.map(|end| (end, true))
+        };
+        let Some((reached, whole)) = reached else { return Ok(None) };
+        let end = reached.min(until);
+        extract.finish(epoch, end)?;
+        Ok(Some((end, whole)))
+    });
+    copying.await?
 }
 
 /// Hands the records in these directories, each a journal, to `each`: all in order, none twice.
@@ -60,12 +74,47 @@ pub(super) fn replay(
     Ok(last)
 }
 
-/// Removes archived segments of which all records are older than `since_ms`, and the oldest ones
-/// until the rest has at most `max_bytes`.
-pub fn prune_archive(data: &Path, since_ms: u64, max_bytes: u64) -> Result<usize> {
-    let dir = data.join(ARCHIVE);
+/// Removes what is in an archive of before `since_ms`, and the oldest of it until the rest has at most
+/// `max_bytes`; how many files that were.
+pub async fn prune_archive(archive: &Place, since_ms: u64, max_bytes: u64) -> Result<usize> {
+    match archive.dir().map(Path::to_owned) {
+        Some(dir) => {
+            let pruning = move || prune_segments(&dir, since_ms, max_bytes);
+            tokio::task::spawn_blocking(pruning).await?
+        }
+        None => prune_objects(archive, since_ms, max_bytes).await,
+    }
+}
+
+/// Objects are as old as their copies: they were dropped then.
+async fn prune_objects(archive: &Place, since_ms: u64, max_bytes: u64) -> Result<usize> {
+    let store = archive.store();
+    let listing: Vec<_> = store.list(Some(archive.root())).try_collect().await?;
+    let mut objects: Vec<_> =
+        listing.into_iter().map(|meta| (meta.location, meta.size, meta.last_modified)).collect();
+    // Names sort as positions do.
+    objects.sort();
+    let mut bytes: u64 = objects.iter().map(|(_, size, _)| size).sum();
+    let is_too_old = |at: i64| u64::try_from(at).is_ok_and(|at_ms| at_ms < since_ms);
+    let gone = objects.into_iter().take_while(|(_, size, modified)| {
+        let goes = bytes > max_bytes || is_too_old(modified.timestamp_millis());
+        bytes -= if goes { *size } else { 0 };
+        goes
+    });
+    let gone: Vec<_> = gone.map(|(path, ..)| Ok(path)).collect();
+    let removed = gone.len();
+    store.delete_stream(stream::iter(gone).boxed()).try_for_each(|_| async { Ok(()) }).await?;
+    Ok(removed)
+}
+
+/// Segments are as old as their records.
+fn prune_segments(dir: &Path, since_ms: u64, max_bytes: u64) -> Result<usize> {
+    let names = match RealDisk.list(dir) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(0),
+        names => names.with_context(|| format!("reading {}", dir.display()))?,
+    };
     let mut segments = Vec::new();
-    for name in super::names(&dir)? {
+    for name in names {
         let path = dir.join(&name);
         let size = match std::fs::metadata(&path) {
             Ok(meta) => meta.len(),

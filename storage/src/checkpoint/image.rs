@@ -1,6 +1,7 @@
 //! What a checkpoint consists of: the files of each shard, and where they are.
 
-use super::Checkpoint;
+use super::scratch::Scratch;
+use super::{Catalog, Checkpoint};
 use crate::engine::checkpoint::admin;
 use crate::journal::Lsn;
 use crate::place::Place;
@@ -35,21 +36,30 @@ pub struct Image {
     pub checkpoint: Checkpoint,
     pub(super) place: Place,
     pub(super) pieces: Vec<Piece>,
-    /// The directories of its records, in order: its own, then those of what came later.
+    /// The local directories of its records, in order: its own, then those of what came later.
     pub(super) records: Vec<PathBuf>,
+    /// Where they are, if they had to be fetched.
+    pub(super) _scratch: Option<Scratch>,
     /// With the records up to an lsn everything is known up to a time.
     pub(super) known: Option<(Lsn, u64)>,
 }
 
 /// The directory of a shard's engine, in a data directory.
-pub(super) fn engine_dir(shard: usize) -> String {
+pub(crate) fn engine_dir(shard: usize) -> String {
     format!("shard-{shard}/db")
 }
 
 impl Image {
-    /// A checkpoint in the data directory whose shards are in `place`. It must not be removed
+    /// A checkpoint of the data directory whose shards are in `store`. It must not be removed
     /// meanwhile.
-    pub async fn of_checkpoint(
+    pub async fn of_checkpoint(store: &Place, checkpoint: &Checkpoint) -> Result<Self> {
+        let (records, scratch) = Catalog::of(store).local_records(&checkpoint.id).await?;
+        let image = Self::with_records(store, checkpoint, records).await?;
+        Ok(Self { _scratch: scratch, ..image })
+    }
+
+    /// The same with the records in a local directory.
+    pub(super) async fn with_records(
         place: &Place,
         checkpoint: &Checkpoint,
         records: PathBuf,
@@ -63,7 +73,7 @@ impl Image {
         }
         let (checkpoint, place) = (checkpoint.clone(), place.clone());
         let known = Some((checkpoint.lsn, checkpoint.created_ms));
-        Ok(Self { checkpoint, place, pieces, records: vec![records], known })
+        Ok(Self { checkpoint, place, pieces, records: vec![records], _scratch: None, known })
     }
 
     /// Bytes of its shards' files.
@@ -98,7 +108,7 @@ async fn shard_pieces(place: &Place, shard: usize, manifest: u64) -> Result<Vec<
 }
 
 /// The objects below a place with their sizes, by what their paths have behind its own.
-pub(super) async fn sizes(place: &Place) -> Result<BTreeMap<String, u64>> {
+pub(crate) async fn sizes(place: &Place) -> Result<BTreeMap<String, u64>> {
     let store = place.store();
     let mut found = store.list(Some(place.root()));
     let mut sizes = BTreeMap::new();

@@ -2,15 +2,22 @@
 
 use super::backup::{Backup, Stored, list_backups, missing};
 use super::copy::{Copy, Progress, all};
+use super::files::names;
 use super::history::{copy_history, replay};
-use super::image::{Image, Piece, engine_dir};
-use super::{Catalog, Checkpoint, FORMAT, sync_dir};
-use crate::directory::{create_manifest_of, is_data_directory, layout_of};
+use super::image::{Image, Piece, engine_dir, sizes};
+use super::scratch::Scratch;
+use super::{Catalog, Checkpoint, FORMAT, offline_options, sync_dir};
+use crate::directory::{
+    Location, complete_shards, create_manifest_of, identity_of, is_data_directory,
+};
 use crate::engine::checkpoint::{EngineCheckpoint, admin};
-use crate::journal::{Extract, LocalJournal, Lsn, Options, RealDisk};
+use crate::journal::{BucketJournal, BucketOptions, Extract, LocalJournal, Lsn, Options, RealDisk};
 use crate::place::Place;
+use crate::slot::Layout;
 use anyhow::{Context, Result, bail};
 use futures::FutureExt;
+use futures::stream::{self, StreamExt, TryStreamExt};
+use object_store::ObjectStoreExt;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,6 +26,9 @@ use std::sync::Arc;
 
 /// Where what is needed only meanwhile is, in the new directory.
 const MEANWHILE: &str = "restoring";
+
+/// Files that a store copies at the same time.
+const COPIES: usize = 16;
 
 /// Up to where to restore.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,48 +90,59 @@ pub struct Restored {
     pub bytes: u64,
 }
 
-/// Makes the data directory `dir` of a backup in `place`, or of a checkpoint if `place` is a data
+/// Makes the data directory `to` of a backup in `from`, or of a checkpoint if `from` is a data
 /// directory: `id`, or the newest one, or the newest that is not behind a moment.
+///
+/// # Errors
+/// If there is none that is known up to that moment, if something is damaged, or if there is
+/// something at `to`. Then `to` is no data directory.
 pub async fn restore(
-    place: &Place,
-    dir: &Path,
+    from: &Location,
+    to: &Place,
     id: Option<&str>,
     as_of: Option<AsOf>,
     progress: &dyn Progress,
 ) -> Result<Restored> {
-    let target = Target::begin(dir)?;
-    match place.dir().filter(|dir| is_data_directory(dir)) {
-        Some(data) => {
-            let found = from_directory(place, data, &target, id, as_of).await?;
-            // It is not removed as long as this is there.
-            let (image, _in_use) = found;
-            target.build(&image, as_of, Transfer::Copy, progress).await
-        }
-        None => {
-            let image = from_backups(place, &target, id, as_of, progress).await?;
-            target.build(&image, as_of, Transfer::Copy, progress).await
-        }
+    let target = Target::begin(to).await?;
+    if is_data_directory(&from.store).await? {
+        // It is not removed as long as this is there.
+        let (image, _in_use) = from_directory(from, &target, id, as_of).await?;
+        target.build(&image, as_of, Transfer::Copy, progress).await
+    } else {
+        let image = from_backups(&from.store, &target, id, as_of, progress).await?;
+        target.build(&image, as_of, Transfer::Copy, progress).await
     }
 }
 
-/// Makes the data directory `dir` of a checkpoint of the data directory in `place`, on the same
-/// disk, without copying files with rows: both have them.
-pub async fn branch(place: &Place, id: &str, dir: &Path) -> Result<Restored> {
-    let data = place.dir().context("a branch is made of a data directory on a local disk")?;
-    let target = Target::begin(dir)?;
-    let catalog = Catalog::of(data);
-    let (checkpoint, _in_use) = catalog.open(id)?;
-    let image = Image::of_checkpoint(place, &checkpoint, catalog.records(id)).await?;
-    target.build(&image, None, Transfer::Link, &super::Quiet).await
+/// Makes the data directory `to` of a checkpoint of the data directory in `store`, on the same disk
+/// or in the same bucket. Files with rows are not read for it: on a disk both have them, in a bucket
+/// the store copies them.
+///
+/// # Errors
+/// As of [`restore`].
+pub async fn branch(store: &Place, id: &str, to: &Place) -> Result<Restored> {
+    let target = Target::begin(to).await?;
+    let (checkpoint, _in_use) = Catalog::of(store).open(id).await?;
+    let image = Image::of_checkpoint(store, &checkpoint).await?;
+    target.build(&image, None, Transfer::Share, &super::Quiet).await
 }
 
-/// Makes the data directory `branch` of what `dir` holds, whose lock is held: what a start would
-/// find.
-pub(crate) async fn branch_state(dir: &Path, branch: &Path) -> Result<()> {
-    let layout = layout_of(dir)?;
-    let journal = dir.join("journal");
-    let recovery = LocalJournal::recover(&journal, Options::default())?;
-    let place = Place::local(dir)?;
+/// Makes the data directory `to` of what another one holds, which nobody writes to: what a start
+/// would find.
+pub(crate) async fn branch_state(from: &Location, to: &Place) -> Result<()> {
+    let place = &from.store;
+    let (layout, salt) = identity_of(place).await?;
+    let target = Target::begin(to).await?;
+    let journal = from.journal();
+    let records = match journal.dir() {
+        Some(dir) => dir.to_owned(),
+        None => {
+            let to = target.meanwhile("records");
+            copy_journal(&journal, salt, &to).await.context("copying the journal")?;
+            to
+        }
+    };
+    let recovery = LocalJournal::recover(&records, Options::default())?;
     let mut shards = Vec::new();
     for shard in 0..usize::from(layout.shards) {
         let engine = place.join(&engine_dir(shard));
@@ -141,38 +162,42 @@ pub(crate) async fn branch_state(dir: &Path, branch: &Path) -> Result<()> {
         seed: layout.seed,
         shards,
     };
-    let image = Image::of_checkpoint(&place, &checkpoint, journal).await?;
-    let target = Target::begin(branch)?;
-    target.build(&image, None, Transfer::Link, &super::Quiet).await?;
+    let image = Image::with_records(place, &checkpoint, records).await?;
+    target.build(&image, None, Transfer::Share, &super::Quiet).await?;
+    Ok(())
+}
+
+/// Writes what a journal in a bucket holds as one in the local directory `to`.
+async fn copy_journal(journal: &Place, salt: u32, to: &Path) -> Result<()> {
+    let options = BucketOptions { salt, ..BucketOptions::default() };
+    let view = BucketJournal::look(journal, &options).await?;
+    let mut extract = Extract::create(Arc::new(RealDisk), to, rand::random(), view.dropped())?;
+    extract.at_least(view.max_time_ms());
+    view.replay(0, |record| extract.push(record)).await?;
+    extract.finish(view.epoch(), view.end())?;
     Ok(())
 }
 
 async fn from_directory(
-    place: &Place,
-    data: &Path,
+    from: &Location,
     target: &Target,
     id: Option<&str>,
     as_of: Option<AsOf>,
 ) -> Result<(Image, super::InUse)> {
-    let catalog = Catalog::of(data);
-    let all = catalog.list()?;
-    let fits = |c: &Checkpoint| match (id, as_of) {
-        (Some(id), _) => Ok(c.id == id),
-        (None, None) => Ok(true),
-        (None, Some(as_of)) => reaches_in(&[catalog.records(&c.id)], c, as_of),
-    };
-    for checkpoint in all.iter().rev() {
-        if !fits(checkpoint)? {
+    let (store, catalog) = (&from.store, Catalog::of(&from.store));
+    for found in catalog.list().await?.iter().rev() {
+        if id.is_some_and(|id| found.id != id) {
             continue;
         }
-        let (checkpoint, in_use) = catalog.open(&checkpoint.id)?;
-        let mut image =
-            Image::of_checkpoint(place, &checkpoint, catalog.records(&checkpoint.id)).await?;
-        if as_of.is_some() {
-            let (data, to, after) = (data.to_owned(), target.meanwhile("0"), checkpoint.lsn);
-            let copied = to.clone();
-            let copying = move || copy_history(&data, after, Lsn::MAX, &copied);
-            let copied = tokio::task::spawn_blocking(copying).await??;
+        let (checkpoint, in_use) = catalog.open(&found.id).await?;
+        let mut image = Image::of_checkpoint(store, &checkpoint).await?;
+        if let Some(as_of) = as_of {
+            if id.is_none() && !reaches_in(&image.records, &checkpoint, as_of)? {
+                continue;
+            }
+            let to = target.meanwhile("0");
+            let range = (checkpoint.lsn, Lsn::MAX);
+            let copied = copy_history(from, range, &to).await?;
             if let Some((end, whole)) = copied {
                 image.records.push(to);
                 image.known = whole.then_some((end, u64::MAX));
@@ -180,7 +205,7 @@ async fn from_directory(
         }
         return Ok((image, in_use));
     }
-    bail!("{place} has no such checkpoint: `flagstone checkpoints` lists what there is")
+    bail!("{store} has no such checkpoint: `flagstone checkpoints` lists what there is")
 }
 
 /// Whether what `as_of` asks for is a cut over all shards of a checkpoint with these records.
@@ -242,7 +267,7 @@ async fn from_backups(
         }
         let pieces: Result<Vec<Piece>> = backup.files.iter().map(|f| f.piece(place)).collect();
         let (checkpoint, place) = (backup.checkpoint.clone(), place.clone());
-        return Ok(Image { checkpoint, place, pieces: pieces?, records, known });
+        return Ok(Image { checkpoint, place, pieces: pieces?, records, _scratch: None, known });
     }
     bail!("all backups in {place} are of later than that")
 }
@@ -348,19 +373,29 @@ fn known_time_ms(dirs: &[PathBuf]) -> Result<u64> {
 /// How files with rows come to the new directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Transfer {
+    /// They are read and written, and compared.
     Copy,
-    Link,
+    /// By hard links, or by the store.
+    Share,
 }
 
 /// A data directory that is being made. It is none before it is whole.
 struct Target {
-    dir: PathBuf,
     place: Place,
-    _lock: fs::File,
+    scratch: Scratch,
+    _lock: Option<fs::File>,
 }
 
 impl Target {
-    fn begin(dir: &Path) -> Result<Self> {
+    async fn begin(place: &Place) -> Result<Self> {
+        let Some(dir) = place.dir() else {
+            place.preflight().await?;
+            let (files, dirs) = names(place).await?;
+            if let Some(name) = files.iter().chain(&dirs).next() {
+                bail!("{place} holds {name}: a place without anything is needed");
+            }
+            return Ok(Self { place: place.clone(), scratch: Scratch::temporary()?, _lock: None });
+        };
         fs::create_dir_all(dir).with_context(|| format!("creating {}", dir.display()))?;
         let lock = crate::directory::lock(dir)?;
         for entry in fs::read_dir(dir).with_context(|| format!("reading {}", dir.display()))? {
@@ -373,15 +408,16 @@ impl Target {
                 );
             }
         }
-        Ok(Self { dir: dir.to_owned(), place: Place::local(dir)?, _lock: lock })
+        let scratch = Scratch::at(dir.join(MEANWHILE))?;
+        Ok(Self { place: place.clone(), scratch, _lock: Some(lock) })
     }
 
     fn meanwhile(&self, name: &str) -> PathBuf {
-        self.dir.join(MEANWHILE).join(name)
+        self.scratch.path().join(name)
     }
 
     async fn build(
-        &self,
+        self,
         image: &Image,
         as_of: Option<AsOf>,
         transfer: Transfer,
@@ -395,26 +431,33 @@ impl Target {
         let end = cut.lsn;
         match transfer {
             Transfer::Copy => self.copy(image, progress).await?,
-            Transfer::Link => self.link(image)?,
+            Transfer::Share => match self.place.dir() {
+                Some(dir) => link(image, dir)?,
+                None => self.copy_within(image).await?,
+            },
         }
         self.forget_checkpoints(checkpoint.shards.len()).await?;
+        let layout = Layout {
+            shards: checkpoint.shards.len() as u16, // as it was in a data directory
+            seed: checkpoint.seed,
+        };
         let salt = rand::random();
-        let (dirs, after, epoch) = (image.records.clone(), checkpoint.after, checkpoint.epoch);
-        let to = self.dir.join("journal");
-        let writing = tokio::task::spawn_blocking(move || -> Result<()> {
-            let mut extract = Extract::create(Arc::new(RealDisk), &to, salt, after)?;
-            // The engines refuse to open at a time before that of what they have.
-            extract.at_least(known_time_ms(&dirs)?);
-            replay(&dirs, after, &mut |record| {
-                if record.lsn <= end { extract.push(record) } else { Ok(()) }
-            })?;
-            extract.finish(epoch, end)?;
-            Ok(())
-        });
-        writing.await?.context("writing the journal")?;
-        super::remove_dir(&self.dir.join(MEANWHILE))?;
-        let shards = checkpoint.shards.len() as u16; // as it was in a data directory
-        create_manifest_of(&self.dir, shards, checkpoint.seed, salt)?;
+        match self.place.dir() {
+            Some(dir) => write_journal(image, &dir.join("journal"), salt, end).await?,
+            None => {
+                // A journal is of one server at a time, and in a bucket nobody can say where it will
+                // be. So the shards are made to need none.
+                let journal = self.meanwhile("journal");
+                write_journal(image, &journal, salt, end).await?;
+                let journal = Some(Place::local(&journal)?);
+                let location = Location { store: self.place.clone(), journal };
+                let completing = complete_shards(offline_options(&location).await?, &layout, salt);
+                completing.await.context("completing the shards")?;
+            }
+        }
+        // Before it is a data directory.
+        drop(self.scratch);
+        create_manifest_of(&self.place, &layout, salt).await?;
         Ok(Restored {
             id: checkpoint.id.clone(),
             lsn: end,
@@ -433,29 +476,31 @@ impl Target {
         Ok(())
     }
 
-    fn link(&self, image: &Image) -> Result<()> {
-        let from = image.place.dir().context("files of a local disk can be linked")?;
-        let mut dirs = BTreeSet::new();
-        for piece in &image.pieces {
-            let (source, target) = (from.join(&piece.name), self.dir.join(&piece.name));
-            let dir = target.parent().unwrap_or(&self.dir);
-            if dirs.insert(dir.to_owned()) {
-                fs::create_dir_all(dir).with_context(|| format!("creating {}", dir.display()))?;
-            }
-            // Manifests are small, and only files with rows are never written again.
-            let made = match piece.has_rows() {
-                true => fs::hard_link(&source, &target),
-                false => fs::copy(&source, &target).map(drop),
-            };
-            made.with_context(|| {
-                format!(
-                    "linking {} to {}: a branch is on the same disk as its parent",
-                    source.display(),
-                    target.display()
-                )
-            })?;
+    /// Has the store copy the files of an image: what it copies is not read here.
+    async fn copy_within(&self, image: &Image) -> Result<()> {
+        if !self.place.is_in_store_of(&image.place) {
+            bail!(
+                "{} is in another store than {}: a branch is in the same bucket as its parent; \
+                 elsewhere use backup and restore",
+                self.place,
+                image.place
+            );
         }
-        dirs.iter().try_for_each(|dir| sync_dir(dir))
+        let store = self.place.store();
+        let copy = |piece: &Piece| {
+            let (store, from, to) = (store.clone(), piece.at.clone(), self.place.path(&piece.name));
+            async move {
+                let copied = store.copy(&from, &to).await;
+                copied.with_context(|| format!("copying {from} to {to}"))
+            }
+        };
+        let copies = stream::iter(image.pieces.iter().map(copy)).buffer_unordered(COPIES);
+        copies.try_collect::<()>().await?;
+        let there = sizes(&self.place).await?;
+        match image.pieces.iter().find(|piece| there.get(&piece.name) != Some(&piece.size)) {
+            Some(piece) => bail!("{} is not in {} as it was copied", piece.name, self.place),
+            None => Ok(()),
+        }
     }
 
     /// The copied manifests name checkpoints of the parent, which are not here.
@@ -469,4 +514,47 @@ impl Target {
         }
         Ok(())
     }
+}
+
+/// Writes the records of an image up to `end` as the journal in `to`.
+async fn write_journal(image: &Image, to: &Path, salt: u32, end: Lsn) -> Result<()> {
+    let (dirs, to) = (image.records.clone(), to.to_owned());
+    let (after, epoch) = (image.checkpoint.after, image.checkpoint.epoch);
+    let writing = tokio::task::spawn_blocking(move || -> Result<()> {
+        let mut extract = Extract::create(Arc::new(RealDisk), &to, salt, after)?;
+        // The engines refuse to open at a time before that of what they have.
+        extract.at_least(known_time_ms(&dirs)?);
+        replay(&dirs, after, &mut |record| {
+            if record.lsn <= end { extract.push(record) } else { Ok(()) }
+        })?;
+        extract.finish(epoch, end)?;
+        Ok(())
+    });
+    writing.await?.context("writing the journal")
+}
+
+/// Links the files of an image into the directory `to`, on the same disk.
+fn link(image: &Image, to: &Path) -> Result<()> {
+    let from = image.place.dir().context("files of a local disk can be linked")?;
+    let mut dirs = BTreeSet::new();
+    for piece in &image.pieces {
+        let (source, target) = (from.join(&piece.name), to.join(&piece.name));
+        let dir = target.parent().unwrap_or(to);
+        if dirs.insert(dir.to_owned()) {
+            fs::create_dir_all(dir).with_context(|| format!("creating {}", dir.display()))?;
+        }
+        // Manifests are small, and only files with rows are never written again.
+        let made = match piece.has_rows() {
+            true => fs::hard_link(&source, &target),
+            false => fs::copy(&source, &target).map(drop),
+        };
+        made.with_context(|| {
+            format!(
+                "linking {} to {}: a branch is on the same disk as its parent",
+                source.display(),
+                target.display()
+            )
+        })?;
+    }
+    dirs.iter().try_for_each(|dir| sync_dir(dir))
 }

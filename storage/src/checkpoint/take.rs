@@ -1,10 +1,13 @@
 //! Taking a checkpoint of shards that go on.
 
+use super::copy::{Quiet, copy_tree};
+use super::scratch::Scratch;
 use super::{Catalog, Checkpoint, FORMAT, remove_dir, sync_dir};
 use crate::clock::Clock;
 use crate::engine::Engine;
 use crate::engine::checkpoint::EngineCheckpoint;
 use crate::journal::{Extract, HoldId, Journal, Lsn, RealDisk};
+use crate::place::Place;
 use crate::slot::Layout;
 use anyhow::{Context, Result};
 use futures::future::try_join_all;
@@ -15,8 +18,10 @@ use std::sync::Arc;
 /// What checkpoints are taken of.
 #[derive(Clone)]
 pub struct Source {
-    /// The data directory.
-    pub dir: PathBuf,
+    /// Where the shards are, and the checkpoints.
+    pub store: Place,
+    /// Where records gather on their way to a store that is not a local directory.
+    pub scratch: PathBuf,
     pub layout: Arc<Layout>,
     /// The salt of the data directory.
     pub origin: u32,
@@ -28,7 +33,7 @@ pub struct Source {
 
 impl std::fmt::Debug for Source {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Source").field("dir", &self.dir).finish_non_exhaustive()
+        f.debug_struct("Source").field("store", &self.store).finish_non_exhaustive()
     }
 }
 
@@ -49,10 +54,10 @@ impl Drop for Held<'_> {
 pub async fn take(source: &Source, max_journal_bytes: u64) -> Result<Checkpoint> {
     let journal = &*source.journal;
     // What the engines have not flushed is in the journal now, and stays.
-    let held = Held { journal, id: journal.hold(0, max_journal_bytes)? };
-    let catalog = Catalog::of(&source.dir);
+    let held = Held { journal, id: journal.hold(0, max_journal_bytes) };
+    let catalog = Catalog::of(&source.store);
     let created_ms = source.clock.now_ms();
-    let id = unused_id(&catalog, created_ms);
+    let id = unused_id(&catalog, created_ms).await?;
     let taken = take_held(source, &catalog, &id, created_ms, held.id).await;
     drop(held);
     if taken.is_err() {
@@ -74,13 +79,9 @@ async fn take_held(
     let applied = shards.iter().map(|shard| shard.applied).min().unwrap_or(0);
     // What was dropped before was of shards that have applied more.
     let after = applied.max(source.journal.oldest().saturating_sub(1));
-    let (journal, records) = (source.journal.clone(), catalog.records(id));
-    // The engines have written in no later one.
-    let time_ms = source.clock.now_ms() + 1;
-    let copying = tokio::task::spawn_blocking(move || {
-        copy_records(&*journal, hold, (after, time_ms), records)
-    });
-    let (lsn, record_bytes) = copying.await?.context("copying the journal's records")?;
+    let (lsn, record_bytes) = copy_records(source, &catalog.records(id), hold, after)
+        .await
+        .context("copying the journal's records")?;
     let checkpoint = Checkpoint {
         format: FORMAT,
         id: id.to_owned(),
@@ -93,13 +94,30 @@ async fn take_held(
         seed: source.layout.seed,
         shards,
     };
-    let (catalog, described) = (catalog.clone(), checkpoint.clone());
-    tokio::task::spawn_blocking(move || catalog.publish(&described)).await??;
+    catalog.publish(&checkpoint).await?;
     Ok(checkpoint)
 }
 
-/// Copies the records behind `after`; the last one's lsn, and how many bytes that takes.
-fn copy_records(
+/// Copies the records behind `after` to a place; the last one's lsn, and how many bytes that takes.
+async fn copy_records(source: &Source, to: &Place, hold: HoldId, after: Lsn) -> Result<(Lsn, u64)> {
+    // Nobody else makes a checkpoint of this data directory.
+    let name = format!("checkpoint-{:08x}", source.origin);
+    let scratch = || Scratch::at(source.scratch.join(name));
+    let scratch = to.dir().is_none().then(scratch).transpose()?;
+    let dir = scratch.as_ref().map(Scratch::path).or(to.dir()).context("a local directory")?;
+    let (journal, dir) = (source.journal.clone(), dir.to_owned());
+    // The engines have written in no later one.
+    let time_ms = source.clock.now_ms() + 1;
+    let copying = move || extract_records(&*journal, hold, (after, time_ms), dir);
+    let copied = tokio::task::spawn_blocking(copying).await??;
+    if let Some(scratch) = &scratch {
+        copy_tree(&Place::local(scratch.path())?, to, &Quiet).await?;
+    }
+    Ok(copied)
+}
+
+/// Makes a journal of the records behind `after`.
+fn extract_records(
     journal: &dyn Journal,
     hold: HoldId,
     (after, time_ms): (Lsn, u64),
@@ -123,11 +141,11 @@ fn copy_records(
 }
 
 /// An id that tells the time, and that no checkpoint has.
-fn unused_id(catalog: &Catalog, mut ms: u64) -> String {
+async fn unused_id(catalog: &Catalog, mut ms: u64) -> Result<String> {
     loop {
         let id = format_id(ms);
-        if !catalog.description(&id).exists() {
-            return id;
+        if !catalog.has(&id).await? {
+            return Ok(id);
         }
         ms += 1;
     }

@@ -86,6 +86,10 @@ impl Manifest {
         Ok(manifest)
     }
 
+    pub(super) fn of(layout: &Layout, salt: u32) -> Self {
+        Self { format: FORMAT, shards: layout.shards, seed: layout.seed, salt }
+    }
+
     async fn create(options: &OpenOptions) -> Result<Self> {
         let store = &options.store;
         if let Some(name) = names(store).await?.iter().find(|name| is_of_a_directory(name)) {
@@ -144,32 +148,21 @@ impl Manifest {
 }
 
 /// Whether there is a data directory.
-pub fn is_data_directory(dir: &Path) -> bool {
-    dir.join(NAME).exists()
+pub async fn is_data_directory(store: &Place) -> Result<bool> {
+    Ok(Manifest::read(store).await?.is_some())
 }
 
-/// The number of shards of a local data directory.
-pub(crate) fn shards_of(dir: &Path) -> Result<u16> {
-    Ok(of(dir)?.shards)
+/// The layout of a data directory, and the salt of its journal.
+pub(crate) async fn identity_of(store: &Place) -> Result<(Layout, u32)> {
+    let manifest = Manifest::read(store).await?;
+    let manifest = manifest.with_context(|| format!("{store} is no data directory"))?;
+    Ok((Layout { shards: manifest.shards, seed: manifest.seed }, manifest.salt))
 }
 
-/// Number of shards and seed of a local data directory.
-pub(crate) fn layout_of(dir: &Path) -> Result<Layout> {
-    let manifest = of(dir)?;
-    Ok(Layout { shards: manifest.shards, seed: manifest.seed })
-}
-
-fn of(dir: &Path) -> Result<Manifest> {
-    let place = Place::local(dir)?.join(NAME);
-    let bytes = fs::read(dir.join(NAME)).with_context(|| format!("reading {place}"))?;
-    Manifest::decode(&place, &bytes)
-}
-
-/// Makes a data directory of what is in `dir`, as the last step.
-pub(crate) fn create_manifest_of(dir: &Path, shards: u16, seed: u64, salt: u32) -> Result<()> {
-    let manifest = Manifest { format: FORMAT, shards, seed, salt };
-    write(dir, &manifest.encode()?)
-        .with_context(|| format!("creating {}", dir.join(NAME).display()))
+/// Makes a data directory of what is in `store`, as the last step.
+pub(crate) async fn create_manifest_of(store: &Place, layout: &Layout, salt: u32) -> Result<()> {
+    Manifest::of(layout, salt).store(store).await?;
+    Ok(())
 }
 
 fn is_of_a_directory(name: &str) -> bool {

@@ -6,18 +6,16 @@
 //! be interrupted at any time. The new directory is what copies of the shards of a stopped server
 //! are: complete without a journal.
 
-use super::{Directory, Manifest, OpenOptions, Place, open_engines};
+use super::{Directory, Manifest, OpenOptions, Place, local_files, open_engines};
 use crate::clock::Clock;
 use crate::control::{Control, applied_rows, complete_row, reaches_row};
 use crate::counters::Counters;
 use crate::encoding::{Library, Row, row};
-use crate::engine::files::{Files, Kept};
 use crate::engine::{BATCH_BYTES, Engine, prefix_range};
 use crate::partition::LIBRARIES_SHARD;
 use crate::slot::Layout;
 use anyhow::{Context, Result, bail};
 use bytes::Bytes;
-use std::sync::Arc;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 /// The kinds of rows that belong to a slot.
@@ -94,16 +92,6 @@ pub async fn reshard(
     }
     manifest.store(&to).await?;
     Ok(copied)
-}
-
-/// The store of a shard as a server has it.
-fn local_files() -> impl Fn(&Place) -> Result<Place> + Sync {
-    let kept = Arc::<Kept>::default();
-    move |place| {
-        let Some(dir) = place.dir() else { return Ok(place.clone()) };
-        let files = Arc::new(Files::new(dir, kept.clone())?);
-        Ok(place.through(files))
-    }
 }
 
 /// Recovers a directory and has all that its journal has in the engines, which come back.

@@ -6,9 +6,12 @@
 
 mod append;
 mod flush;
+mod history;
 mod object;
+mod read;
 mod records;
 mod recovery;
+mod requests;
 #[cfg(test)]
 mod tests;
 
@@ -25,12 +28,14 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::local::lock;
+use super::read::Holds;
 use super::segment::Spans;
 use super::{HoldId, Journal, JournalError, JournalStats, Lsn, Record, Subscriber, SyncMode};
 use crate::lease::{BootTime, LEASE, Lease};
 use crate::place::Place;
 use object::{Floor, Position};
 
+pub use history::BucketView;
 pub use recovery::BucketRecovery;
 
 /// How a journal in a bucket is kept.
@@ -45,6 +50,8 @@ pub struct BucketOptions {
     pub max_waiting: usize,
     /// The salt of the node's journal.
     pub salt: u32,
+    /// Where objects go that are dropped, in the same bucket; `None`: they are deleted.
+    pub archive: Option<Place>,
     /// How long an attempt to put a small object may take.
     pub attempt: Duration,
     /// How long an attempt of another request may take.
@@ -64,6 +71,7 @@ impl Default for BucketOptions {
             wait_limit: Duration::from_secs(10),
             max_waiting: 64 << 20,
             salt: 0,
+            archive: None,
             attempt: LEASE / 3,
             request: Duration::from_secs(15),
             pause: Duration::from_millis(50),
@@ -124,6 +132,7 @@ struct State {
     waiting: usize,
     /// By shard, what is flushed in its engine.
     flushed: Vec<Lsn>,
+    holds: Holds,
     /// As the last object says.
     floor: Floor,
     /// Below the floor, to be deleted.
@@ -268,8 +277,10 @@ impl State {
 
     /// The objects that are not needed, from the oldest on.
     fn droppable(&self) -> usize {
-        let free = |stored: &&Stored| stored.spans.held(&self.flushed).next().is_none();
-        self.stored.iter().take_while(free).count()
+        let is_free = |stored: &&Stored| {
+            stored.spans.held(&self.flushed).next().is_none() && !self.holds.keeps(stored.last)
+        };
+        self.stored.iter().take_while(is_free).count()
     }
 
     /// Whether there are records that are not needed. Objects without any are left to the next one
@@ -342,19 +353,21 @@ impl Journal for BucketJournal {
         self.shared.wake.notify_one();
     }
 
-    fn hold(&self, _: Lsn, _: u64) -> Result<HoldId, JournalError> {
-        Err(JournalError::Unreadable)
+    fn hold(&self, from: Lsn, max_bytes: u64) -> HoldId {
+        self.shared.hold(from, max_bytes)
     }
 
-    fn release(&self, _: HoldId) {}
+    fn release(&self, hold: HoldId) {
+        self.shared.release(hold);
+    }
 
     fn read(
         &self,
-        _: HoldId,
-        _: (Lsn, Lsn),
-        _: &mut dyn FnMut(Record) -> io::Result<()>,
+        hold: HoldId,
+        range: (Lsn, Lsn),
+        each: &mut dyn FnMut(Record) -> io::Result<()>,
     ) -> Result<(), JournalError> {
-        Err(JournalError::Unreadable)
+        self.shared.read(hold, range, each)
     }
 
     fn epoch(&self) -> u64 {

@@ -344,8 +344,8 @@ impl Journal for LocalJournal {
         }
     }
 
-    fn hold(&self, from: Lsn, max_bytes: u64) -> Result<HoldId, JournalError> {
-        Ok(self.shared.hold(from, max_bytes))
+    fn hold(&self, from: Lsn, max_bytes: u64) -> HoldId {
+        self.shared.hold(from, max_bytes)
     }
 
     fn release(&self, hold: HoldId) {

@@ -33,7 +33,7 @@ use bytes::Bytes;
 
 use crate::lease::Lease;
 
-pub use bucket::{BucketJournal, BucketOptions, BucketRecovery};
+pub use bucket::{BucketJournal, BucketOptions, BucketRecovery, BucketView};
 pub use disk::{Disk, File, RealDisk};
 pub use extract::Extract;
 pub use history::{read_history, segment_begun_ms};
@@ -88,9 +88,6 @@ pub enum JournalError {
     /// append may succeed later.
     #[error("the journal's store {place} is away: {reason}")]
     Away { place: String, reason: String },
-    /// A journal of this kind cannot be read while it is open.
-    #[error("a journal in a bucket cannot be read while it is open yet")]
-    Unreadable,
     /// The journal was closed.
     #[error("the journal is closed")]
     Closed,
@@ -218,15 +215,17 @@ pub trait Journal: Send + Sync {
 
     /// Keeps the records from `from` on, as far as they are still there, until
     /// [`release`](Self::release), or until the journal has more than `max_bytes`.
-    ///
-    /// # Errors
-    /// [`JournalError::Unreadable`] if a journal of this kind cannot be read while it is open.
-    fn hold(&self, from: Lsn, max_bytes: u64) -> Result<HoldId, JournalError>;
+    fn hold(&self, from: Lsn, max_bytes: u64) -> HoldId;
 
     fn release(&self, hold: HoldId);
 
     /// Hands the commits of a range (first and last lsn, both within it) to `each`, in order. They
-    /// were appended, and `hold` keeps them.
+    /// were appended, and `hold` keeps them. It waits for disks and networks: call it on a thread
+    /// for what blocks, of a Tokio runtime.
+    ///
+    /// # Errors
+    /// [`JournalError::HoldBroken`] if they are kept no more; [`JournalError::Corrupt`];
+    /// [`JournalError::Away`]; [`JournalError::Io`], also for what `each` returns.
     fn read(
         &self,
         hold: HoldId,

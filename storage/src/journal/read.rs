@@ -34,13 +34,28 @@ pub(super) struct Holds {
 }
 
 impl Holds {
+    pub(super) fn add(&mut self, from: Lsn, max_bytes: u64) -> HoldId {
+        self.given += 1;
+        let id = HoldId(self.given);
+        self.open.push(Hold { id, from, max_bytes });
+        id
+    }
+
+    pub(super) fn remove(&mut self, id: HoldId) {
+        self.open.retain(|hold| hold.id != id);
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.open.is_empty()
+    }
+
     /// Whether a segment is kept, of which `last` is the last commit that ends in it.
     pub(super) fn keeps(&self, last: Lsn) -> bool {
         // The next commit may begin in it.
         self.open.iter().any(|hold| last + 1 >= hold.from)
     }
 
-    fn has(&self, id: HoldId) -> bool {
+    pub(super) fn has(&self, id: HoldId) -> bool {
         self.open.iter().any(|hold| hold.id == id)
     }
 
@@ -80,15 +95,11 @@ impl Assembly {
 
 impl Shared {
     pub(super) fn hold(&self, from: Lsn, max_bytes: u64) -> HoldId {
-        let mut writer = lock(&self.writer);
-        writer.holds.given += 1;
-        let id = HoldId(writer.holds.given);
-        writer.holds.open.push(Hold { id, from, max_bytes });
-        id
+        lock(&self.writer).holds.add(from, max_bytes)
     }
 
     pub(super) fn release(&self, id: HoldId) {
-        lock(&self.writer).holds.open.retain(|hold| hold.id != id);
+        lock(&self.writer).holds.remove(id);
         self.request_upkeep();
     }
 
@@ -164,7 +175,7 @@ impl Shared {
 impl Writer {
     /// Breaks holds that keep more than they may.
     pub(super) fn bound_holds(&mut self) {
-        if !self.holds.open.is_empty() {
+        if !self.holds.is_empty() {
             let bytes = self.closed.iter().map(|segment| segment.used).sum();
             self.holds.break_beyond(bytes);
         }

@@ -32,6 +32,30 @@ fn directories_are_named_by_path_or_url() {
 }
 
 #[test]
+fn a_place_beside_another_is_not_in_it() {
+    for (url, beside) in [("/fast/log", "/fast/log-archive"), ("/fast/log/", "/fast/log-archive")] {
+        let place = Place::parse(url).expect(url).beside("-archive");
+        assert_eq!(place.dir().expect(url), std::path::Path::new(beside));
+        assert_eq!(place.root().as_ref(), "fast/log-archive");
+        assert_eq!(place.to_string(), beside);
+    }
+    let memory = Place::parse("memory:a/log").expect("memory");
+    let beside = memory.beside("-archive");
+    assert_eq!(
+        (beside.root().as_ref(), &*beside.to_string()),
+        ("a/log-archive", "memory:a/log-archive")
+    );
+    assert!(memory.is_in_store_of(&beside));
+    assert!(!memory.is_in_store_of(&Place::parse("memory:a/log").expect("another store")));
+    let local = Place::parse("/fast").expect("a directory");
+    assert!(!local.is_in_store_of(&memory) && !local.is_in_store_of(&local));
+    let bucket = |url: &str| Place::within(Arc::new(InMemory::new()), Path::default(), url);
+    assert!(bucket("s3://one/a").is_in_store_of(&bucket("s3://one")));
+    assert!(!bucket("s3://one/a").is_in_store_of(&bucket("s3://other/a")));
+    assert!(!bucket("s3://one/a").is_in_store_of(&bucket("gs://one/a")));
+}
+
+#[test]
 fn what_is_no_store_is_refused_with_what_would_be() {
     assert!(error("http://host/bucket").contains("s3://bucket/prefix"));
     assert!(error("file://host/path").contains("file:///path"));

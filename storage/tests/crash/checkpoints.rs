@@ -7,11 +7,11 @@ use crate::model::Model;
 use crate::store::Watched;
 use crate::world::{World, fresh, options};
 use flagstone_storage::checkpoint::{
-    AsOf, BackupOptions, Catalog, Checkpoint, Image, Quiet, Retention, Source, backup, branch,
+    AsOf, BackupOptions, Catalog, Checkpoint, Quiet, Retention, Source, backup, branch,
     list_backups, restore, take,
 };
 use flagstone_storage::clock::Clock;
-use flagstone_storage::directory::OpenOptions;
+use flagstone_storage::directory::{Location, OpenOptions};
 use flagstone_storage::journal::{Lsn, RealDisk};
 use flagstone_storage::place::Place;
 use object_store::local::LocalFileSystem;
@@ -19,28 +19,39 @@ use object_store::memory::InMemory;
 use object_store::path::Path as ObjectPath;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 use tokio::task::JoinHandle;
 
 const NOW: u64 = 1_800_000_000_000;
 const STEPS: u32 = 160;
 
-fn open(dir: &Path, model: Model) -> World {
-    let probe = Arc::new(Probe::new(dir, model.clone(), Box::new(|_| false)));
+fn open(location: &Location, model: Model) -> World {
+    let images = location.store.dir().unwrap_or(Path::new("nowhere"));
+    let probe = Arc::new(Probe::new(images, model.clone(), Box::new(|_| false)));
     let store = |place: &Place| -> anyhow::Result<Place> {
-        let files = Arc::new(LocalFileSystem::new_with_prefix(place.dir().unwrap())?);
+        let Some(dir) = place.dir() else { return Ok(place.clone()) };
+        let files = Arc::new(LocalFileSystem::new_with_prefix(dir)?);
         Ok(Place::within(files, ObjectPath::default(), place.to_string()))
     };
     // Segments are short, so that many are dropped.
-    let options =
-        OpenOptions { archive: true, segment_bytes: 16 << 10, ..options(dir, DATABASES as u32) };
+    let options = OpenOptions {
+        store: location.store.clone(),
+        journal: location.journal.clone(),
+        archive: true,
+        segment_bytes: 16 << 10,
+        // The machine may be slow; the store is not.
+        store_timeout: Duration::from_secs(60),
+        ..options(Path::new("replaced"), DATABASES as u32)
+    };
     World::open_on(options, model, probe, Arc::new(RealDisk), &store).unwrap()
 }
 
-fn source(dir: &Path, world: &World) -> Source {
+fn source(store: &Place, scratch: &Path, world: &World) -> Source {
     Source {
-        dir: dir.into(),
+        store: store.clone(),
+        scratch: scratch.into(),
         layout: world.partition.store.layout().clone(),
         origin: 1,
         journal: world.journal.clone(),
@@ -49,10 +60,28 @@ fn source(dir: &Path, world: &World) -> Source {
     }
 }
 
+fn local(dir: &Path) -> Place {
+    Place::local(dir).unwrap()
+}
+
+/// Where store and journal of a run are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Local,
+    Bucket,
+    BucketAndLocalJournal,
+    LocalAndBucketJournal,
+}
+
+const KINDS: [Kind; 4] =
+    [Kind::Local, Kind::Bucket, Kind::BucketAndLocalJournal, Kind::LocalAndBucketJournal];
+
 /// A history with checkpoints.
 struct Run {
     root: tempfile::TempDir,
-    dir: PathBuf,
+    bucket: Place,
+    kind: Kind,
+    location: Location,
     history: History,
     number: u32,
     taken: Vec<Checkpoint>,
@@ -60,22 +89,34 @@ struct Run {
 }
 
 impl Run {
-    fn new(seed: u64) -> Self {
+    fn new(seed: u64, kind: Kind) -> Self {
         let root = tempfile::tempdir().unwrap();
         let mut number = 0;
-        let dir = fresh(root.path(), &mut number);
+        let dir = local(&fresh(root.path(), &mut number));
+        let bucket = Place::within(Arc::new(InMemory::new()), "a/prefix".into(), "memory");
+        let location = match kind {
+            Kind::Local => Location::from(dir),
+            Kind::Bucket => Location::from(bucket.join("data")),
+            Kind::BucketAndLocalJournal => {
+                Location { store: bucket.join("data"), journal: Some(dir.join("log")) }
+            }
+            Kind::LocalAndBucketJournal => {
+                Location { store: dir, journal: Some(bucket.join("log")) }
+            }
+        };
         let mut model = Model { now_ms: NOW, ..Model::default() };
         model.dbs.resize_with(DATABASES, Default::default);
-        let world = open(&dir, model);
+        let world = open(&location, model);
         world.probe.keep_models(world.journal.clone());
         let history = History { world, random: StdRng::seed_from_u64(seed) };
-        Self { root, dir, history, number, taken: Vec::new(), under_way: None }
+        let (taken, under_way) = (Vec::new(), None);
+        Self { root, bucket, kind, location, history, number, taken, under_way }
     }
 
     /// Begins a checkpoint, and goes on.
     fn begin(&mut self) {
         let world = &self.history.world;
-        let source = source(&self.dir, world);
+        let source = source(&self.location.store, self.root.path(), world);
         let taking = async move { take(&source, u64::MAX).await };
         self.under_way = Some(world.runtime.as_ref().unwrap().spawn(taking));
     }
@@ -99,77 +140,80 @@ impl Run {
         self.finish();
     }
 
-    fn fresh(&mut self) -> PathBuf {
-        fresh(self.root.path(), &mut self.number)
+    /// A place where nothing is, in the store of this one.
+    fn fresh(&mut self) -> Place {
+        let dir = fresh(self.root.path(), &mut self.number);
+        match self.kind {
+            Kind::Local | Kind::LocalAndBucketJournal => local(&dir),
+            _ => self.bucket.join(&self.number.to_string()),
+        }
     }
 
     /// Opens a directory, which must be what the model was at an lsn.
-    fn check(&self, dir: &Path, lsn: Lsn, at: &str) {
-        let mut copy = open(dir, self.history.world.probe.model_at(lsn));
+    fn check(&self, at_place: &Place, lsn: Lsn, at: &str) {
+        let location = at_place.clone().into();
+        let mut copy = open(&location, self.history.world.probe.model_at(lsn));
         copy.verify(at);
         copy.close();
-        std::fs::remove_dir_all(dir).unwrap();
+        if let Some(dir) = at_place.dir() {
+            std::fs::remove_dir_all(dir).unwrap();
+        }
     }
 
-    fn place(&self) -> Place {
-        Place::local(&self.dir).unwrap()
-    }
-
-    fn restore(&mut self, from: &Place, id: Option<&str>, as_of: Option<AsOf>) -> (PathBuf, Lsn) {
-        let dir = self.fresh();
-        let restored = restore(from, &dir, id, as_of, &Quiet);
+    fn restore(&mut self, from: &Location, id: Option<&str>, as_of: Option<AsOf>) -> (Place, Lsn) {
+        let to = self.fresh();
+        // Of what is in memory only, nobody else knows.
+        self.history.world.journal.sync_now().unwrap();
+        let restored = restore(from, &to, id, as_of, &Quiet);
         let restored = self.history.world.block_on(restored).unwrap();
-        (dir, restored.lsn)
+        (to, restored.lsn)
     }
 
     fn back_up(&self, checkpoint: &Checkpoint, to: &Place, options: BackupOptions) -> (usize, u64) {
-        let catalog = Catalog::of(&self.dir);
-        let done = self.history.world.block_on(async {
-            let (checkpoint, _in_use) = catalog.open(&checkpoint.id)?;
-            let records = catalog.records(&checkpoint.id);
-            let image = Image::of_checkpoint(&self.place(), &checkpoint, records).await?;
-            backup(&image, &self.dir, to, options, &Quiet).await
-        });
-        let done = done.unwrap();
+        let done = backup(&self.location, &checkpoint.id, to, options, &Quiet);
+        let done = self.history.world.block_on(done).unwrap();
         (done.copied_files, done.copied_bytes)
     }
 }
 
-fn run(seed: u64) {
-    let mut run = Run::new(seed);
+fn run(seed: u64, kind: Kind) {
+    println!("seed {seed}, {kind:?}");
+    let mut run = Run::new(seed, kind);
     run.steps(STEPS);
     let taken = run.taken.clone();
     assert!(taken.len() >= 2, "seed {seed}: {} checkpoints", taken.len());
-    let place = run.place();
+    let place = run.location.store.clone();
     let backups = match seed % 2 {
         0 => Place::within(Arc::new(InMemory::new()), "some/prefix".into(), "memory"),
         _ => Place::local(run.root.path().join("backups")).unwrap(),
     };
     for checkpoint in &taken {
         let at = format!("seed {seed}, checkpoint at {}", checkpoint.lsn);
-        let dir = run.fresh();
-        let made = branch(&place, &checkpoint.id, &dir);
+        let to = run.fresh();
+        let made = branch(&place, &checkpoint.id, &to);
         let made = run.history.world.block_on(made).unwrap();
         assert_eq!(made.lsn, checkpoint.lsn, "{at}");
-        run.check(&dir, checkpoint.lsn, &format!("{at}, branched"));
+        run.check(&to, checkpoint.lsn, &format!("{at}, branched"));
         run.back_up(checkpoint, &backups, BackupOptions::default());
     }
     let listed = run.history.world.block_on(list_backups(&backups)).unwrap();
     assert_eq!(listed.len(), taken.len(), "seed {seed}");
     let picked = run.history.random.random_range(0..taken.len());
+    let backups = Location::from(backups);
     let (dir, lsn) = run.restore(&backups, Some(&taken[picked].id), None);
     assert_eq!(lsn, taken[picked].lsn);
     run.check(&dir, lsn, &format!("seed {seed}, backup at {lsn}, restored"));
     // Any moment that a checkpoint is not behind, from the directory and from its backups.
     let first = taken[0].reaches().max(taken[0].after + 1);
+    let data = run.location.clone();
     for (from, last) in
-        [(&place, run.history.world.journal.end()), (&backups, taken[taken.len() - 1].lsn)]
+        [(&data, run.history.world.journal.end()), (&backups, taken[taken.len() - 1].lsn)]
     {
         for _ in 0..3 {
             let asked = run.history.random.random_range(first..=last);
             let (dir, lsn) = run.restore(from, None, Some(AsOf::Lsn(asked)));
             assert_eq!(lsn, asked, "seed {seed}");
-            run.check(&dir, lsn, &format!("seed {seed}, as of {lsn} from {from}"));
+            run.check(&dir, lsn, &format!("seed {seed}, as of {lsn} from {}", from.store));
         }
     }
     run.history.world.close();
@@ -179,14 +223,25 @@ fn run(seed: u64) {
 fn what_checkpoints_and_backups_hold_is_what_there_was() {
     let first = number("FLAGSTONE_SEED", 1);
     for seed in first..first + number("FLAGSTONE_SEEDS", 4) {
-        println!("seed {seed}");
-        run(seed);
+        run(seed, Kind::Local);
+    }
+}
+
+#[test]
+fn so_it_is_in_a_bucket_and_of_a_journal_in_one() {
+    let first = number("FLAGSTONE_SEED", 1);
+    for seed in first..first + number("FLAGSTONE_SEEDS", 2) {
+        KINDS[1..].iter().for_each(|kind| run(seed, *kind));
     }
 }
 
 #[test]
 fn a_moment_is_restored_to_the_record() {
-    let mut run = Run::new(77);
+    KINDS.into_iter().for_each(restore_moments);
+}
+
+fn restore_moments(kind: Kind) {
+    let mut run = Run::new(77, kind);
     run.begin();
     run.finish();
     let mut ends = Vec::new();
@@ -199,17 +254,18 @@ fn a_moment_is_restored_to_the_record() {
         world.commit();
         ends.push((world.model.now_ms, world.journal.end()));
     }
-    let place = run.place();
+    let place = run.location.clone();
     // Both records of a time, and nothing of what is a ms later.
-    for &(ms, end) in &ends {
+    let some = if kind == Kind::Local { 1 } else { 4 };
+    for &(ms, end) in ends.iter().step_by(some) {
         for asked in [ms, ms + 9] {
             let (dir, lsn) = run.restore(&place, None, Some(AsOf::Time(asked)));
             assert_eq!(lsn, end, "as of {asked}");
             run.check(&dir, lsn, &format!("as of {asked}"));
         }
     }
-    let dir = run.fresh();
-    let beyond = restore(&place, &dir, None, Some(AsOf::Lsn(10_000)), &Quiet);
+    let to = run.fresh();
+    let beyond = restore(&place, &to, None, Some(AsOf::Lsn(10_000)), &Quiet);
     let error = run.history.world.block_on(beyond).unwrap_err().to_string();
     assert!(error.contains("not everything"), "{error}");
     run.history.world.close();
@@ -217,7 +273,7 @@ fn a_moment_is_restored_to_the_record() {
 
 #[test]
 fn a_backup_copies_what_is_new_and_finds_what_is_damaged() {
-    let mut run = Run::new(5);
+    let mut run = Run::new(5, Kind::Local);
     run.steps(60);
     run.history.world.settle();
     run.begin();
@@ -237,11 +293,11 @@ fn a_backup_copies_what_is_new_and_finds_what_is_damaged() {
     let middle = bytes.len() / 2;
     bytes[middle] ^= 1;
     std::fs::write(&file, &bytes).unwrap();
-    let dir = run.fresh();
-    let restoring = restore(&to, &dir, Some(&first.id), None, &Quiet);
+    let (from, made) = (Location::from(to.clone()), run.fresh());
+    let restoring = restore(&from, &made, Some(&first.id), None, &Quiet);
     let error = format!("{:#}", run.history.world.block_on(restoring).unwrap_err());
     assert!(error.contains("damaged"), "{error}");
-    assert!(!dir.join("flagstone.json").exists());
+    assert!(!made.dir().unwrap().join("flagstone.json").exists());
     // It is copied again by one that looks.
     run.begin();
     run.finish();
@@ -250,31 +306,35 @@ fn a_backup_copies_what_is_new_and_finds_what_is_damaged() {
     assert!(looked.1 >= bytes.len() as u64, "{looked:?}");
     let left = run.history.world.block_on(list_backups(&to)).unwrap();
     assert_eq!(left.iter().map(|b| b.id()).collect::<Vec<_>>(), [&third.id]);
-    let (dir, lsn) = run.restore(&to, None, None);
+    let (dir, lsn) = run.restore(&from, None, None);
     run.check(&dir, lsn, "the backup that was repaired");
     run.history.world.close();
 }
 
 #[test]
 fn what_is_in_use_is_not_removed() {
-    let mut run = Run::new(6);
+    let mut run = Run::new(6, Kind::Local);
     for _ in 0..3 {
         run.history.world.set(0, b"key", b"value", 0);
         run.history.world.commit();
         run.begin();
         run.finish();
     }
-    let catalog = Catalog::of(&run.dir);
-    let engines = source(&run.dir, &run.history.world).engines;
+    let store = run.location.store.clone();
+    let catalog = Catalog::of(&store);
+    let engines = source(&store, run.root.path(), &run.history.world).engines;
     let retention = Retention { keep: 1, max_age_ms: 0 };
-    let ids = || catalog.list().unwrap().into_iter().map(|c| c.id).collect::<Vec<_>>();
-    let all = ids();
-    let (_, in_use) = catalog.open(&all[0]).unwrap();
+    let ids = |run: &Run| {
+        let listed = run.history.world.block_on(catalog.list()).unwrap();
+        listed.into_iter().map(|c| c.id).collect::<Vec<_>>()
+    };
+    let all = ids(&run);
+    let (_, in_use) = run.history.world.block_on(catalog.open(&all[0])).unwrap();
     let gone = run.history.world.block_on(catalog.retain(&engines, retention, 0)).unwrap();
     assert_eq!(gone, [all[1].clone()]);
-    assert_eq!(ids(), [all[0].clone(), all[2].clone()]);
+    assert_eq!(ids(&run), [all[0].clone(), all[2].clone()]);
     let dir = run.fresh();
-    run.history.world.block_on(branch(&run.place(), &all[0], &dir)).unwrap();
+    run.history.world.block_on(branch(&store, &all[0], &dir)).unwrap();
     run.check(&dir, run.taken[0].lsn, "one that was to be removed");
     drop(in_use);
     let gone = run.history.world.block_on(catalog.retain(&engines, retention, 0)).unwrap();
@@ -296,7 +356,7 @@ fn watched_place() -> (Place, Arc<Mutex<Vec<Arc<InMemory>>>>) {
 
 #[test]
 fn a_backup_that_is_cut_off_anywhere_is_none_and_harms_none() {
-    let mut run = Run::new(8);
+    let mut run = Run::new(8, Kind::Local);
     for _ in 0..3 {
         run.steps(30);
         run.begin();
@@ -315,13 +375,14 @@ fn a_backup_that_is_cut_off_anywhere_is_none_and_harms_none() {
         let at = format!("point {n}");
         let place = Place::within(point, "".into(), "memory");
         let listed = run.history.world.block_on(list_backups(&place)).unwrap();
+        let from = Location::from(place.clone());
         for backup in &listed {
-            let (dir, lsn) = run.restore(&place, Some(backup.id()), None);
+            let (dir, lsn) = run.restore(&from, Some(backup.id()), None);
             run.check(&dir, lsn, &at);
         }
         run.back_up(last, &place, BackupOptions { keep: Some(1), verify: false });
         if n % 4 == 0 {
-            let (dir, lsn) = run.restore(&place, None, None);
+            let (dir, lsn) = run.restore(&from, None, None);
             assert_eq!(lsn, last.lsn, "{at}");
             run.check(&dir, lsn, &format!("{at}, the next one"));
         }
@@ -348,11 +409,11 @@ fn a_kill_while_a_checkpoint_is_taken_or_removed_leaves_whole_ones() {
         history.world.commit();
         let world = &history.world;
         *picking.lock().unwrap() = round > 0;
-        let source = source(&dir, world);
+        let source = source(&local(&dir), &dir, world);
         let made = world.block_on(take(&source, u64::MAX)).unwrap();
         kept.insert(made.id, world.model.clone());
         let retention = Retention { keep: 1, max_age_ms: 0 };
-        world.block_on(Catalog::of(&dir).retain(&source.engines, retention, 0)).unwrap();
+        world.block_on(Catalog::of(&local(&dir)).retain(&source.engines, retention, 0)).unwrap();
         *picking.lock().unwrap() = false;
     }
     let images = history.world.probe.images();
@@ -362,18 +423,62 @@ fn a_kill_while_a_checkpoint_is_taken_or_removed_leaves_whole_ones() {
         let dir = fresh(root.path(), &mut number);
         let mut copy = World::reopen(image, &dir, Box::new(|_| false));
         copy.verify(at);
-        let (catalog, source) = (Catalog::of(&dir), source(&dir, &copy));
+        let (catalog, source) = (Catalog::of(&local(&dir)), source(&local(&dir), &dir, &copy));
         copy.block_on(catalog.clean(&source.engines)).unwrap();
-        let listed = catalog.list().unwrap();
+        let listed = copy.block_on(catalog.list()).unwrap();
         assert!(!listed.is_empty(), "{at}: the one before is gone");
         let place = Place::local(&dir).unwrap();
         for checkpoint in listed.iter().filter(|_| n % 3 == 0) {
             let to = fresh(root.path(), &mut number);
-            copy.block_on(branch(&place, &checkpoint.id, &to)).unwrap();
-            open(&to, kept[&checkpoint.id].clone()).verify(at);
+            copy.block_on(branch(&place, &checkpoint.id, &local(&to))).unwrap();
+            open(&local(&to).into(), kept[&checkpoint.id].clone()).verify(at);
         }
         copy.block_on(take(&source, u64::MAX)).unwrap();
-        assert_eq!(catalog.list().unwrap().len(), listed.len() + 1, "{at}");
+        let now = copy.block_on(catalog.list()).unwrap();
+        assert_eq!(now.len(), listed.len() + 1, "{at}");
         std::fs::remove_dir_all(dir).unwrap();
     }
+}
+
+#[test]
+fn what_a_bucket_holds_after_any_request_is_whole() {
+    let (bucket, points) = watched_place();
+    let root = tempfile::tempdir().unwrap();
+    let mut model = Model { now_ms: NOW, ..Model::default() };
+    model.dbs.resize_with(DATABASES, Default::default);
+    // What is checked is the catalog: the journal is elsewhere.
+    let (mut number, retention) = (0, Retention { keep: 1, max_age_ms: 0 });
+    let journal = Some(local(&fresh(root.path(), &mut number)));
+    let location = Location { store: bucket.clone(), journal };
+    let world = open(&location, model);
+    let mut history = History { world, random: StdRng::seed_from_u64(10) };
+    let catalog = Catalog::of(&bucket);
+    let mut kept = std::collections::BTreeMap::new();
+    for round in 0..3 {
+        (0..25).for_each(|_| history.step());
+        history.world.commit();
+        if round == 1 {
+            points.lock().unwrap().clear();
+        }
+        let source = source(&bucket, root.path(), &history.world);
+        let made = history.world.block_on(take(&source, u64::MAX)).unwrap();
+        kept.insert(made.id, history.world.model.clone());
+        history.world.block_on(catalog.retain(&source.engines, retention, 0)).unwrap();
+    }
+    let points = std::mem::take(&mut *points.lock().unwrap());
+    assert!(points.len() >= 12, "{} points", points.len());
+    for (n, point) in points.into_iter().enumerate() {
+        let place = Place::within(point, "".into(), "memory");
+        let listed = history.world.block_on(Catalog::of(&place).list()).unwrap();
+        assert!(!listed.is_empty(), "point {n}: the one before is gone");
+        for checkpoint in listed.iter().filter(|_| n % 3 == 0) {
+            let to = place.join("branch").join(&checkpoint.id);
+            let made = history.world.block_on(branch(&place, &checkpoint.id, &to)).unwrap();
+            assert_eq!(made.lsn, checkpoint.lsn);
+            let mut copy = open(&to.into(), kept[&checkpoint.id].clone());
+            copy.verify(&format!("point {n}"));
+            copy.close();
+        }
+    }
+    history.world.close();
 }

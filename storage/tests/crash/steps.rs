@@ -1,17 +1,19 @@
 //! Histories that lead to one place where a kill, a stop or a fault may hurt.
 
-use crate::image::Pick;
+use crate::image::{Pick, Probe};
 use crate::model::{Model, V};
 use crate::world::{SHARDS, World, fresh, options};
 use flagstone_storage::clock::Clock;
 use flagstone_storage::directory::{Directory, OpenOptions, reshard};
 use flagstone_storage::encoding::{Function, Library, row};
 use flagstone_storage::engine::prefix_range;
+use flagstone_storage::journal::RealDisk;
 use flagstone_storage::materialise::{hand_over, sweep};
 use flagstone_storage::place::Place;
 use flagstone_storage::slot::slot_of;
 use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::{Hash, Str, Value};
+use object_store::memory::InMemory;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -248,6 +250,46 @@ fn shards_can_become_more_and_fewer() {
     last.verify("with other shards");
     last.settle();
     last.verify_no_garbage("with other shards");
+}
+
+#[test]
+fn shards_in_a_bucket_can_become_others() {
+    let root = tempfile::tempdir().unwrap();
+    let bucket = Place::within(Arc::new(InMemory::new()), "a/prefix".into(), "memory");
+    let dir = fresh(root.path(), &mut 0);
+    let at = |store: &Place, journal: Option<&Place>| OpenOptions {
+        store: store.clone(),
+        journal: journal.cloned(),
+        shards: None,
+        ..options(&dir, 3)
+    };
+    let open = |options: OpenOptions, model: Model| {
+        let probe = Arc::new(Probe::new(&dir, model.clone(), no_images()));
+        let same = |place: &Place| Ok(place.clone());
+        World::open_on(options, model, probe, Arc::new(RealDisk), &same).unwrap()
+    };
+    let log = bucket.join("log");
+    let mut old = at(&bucket.join("old"), Some(&log));
+    let mut first = open(old.clone(), model(3));
+    some_of_everything(&mut first, 1);
+    (0..SHARDS).for_each(|shard| first.hand_over(shard, None));
+    some_of_everything(&mut first, 2);
+    first.set(0, b"s1", b"again", 0);
+    first.commit();
+    first.journal.sync_now().unwrap();
+    let model = first.model.clone();
+    // As a kill does: nothing is closed.
+    drop(first);
+    let mut stores = vec![bucket.join("new"), Place::local(&dir).unwrap(), bucket.join("last")];
+    for (to, shards) in stores.iter().zip([7, 1, SHARDS]) {
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+        let copy = reshard(old, to.clone(), shards, Clock::default(), &|_| ());
+        runtime.block_on(copy).unwrap();
+        old = at(to, None);
+    }
+    let mut last = open(at(&stores.remove(2), None), model);
+    last.verify("with other shards");
+    last.close();
 }
 
 #[test]

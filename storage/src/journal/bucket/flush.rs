@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures::stream::{FuturesUnordered, StreamExt};
+use futures::stream::{self, FuturesUnordered, StreamExt};
 use object_store::path::Path;
 use object_store::{Error, ObjectStoreExt, PutMode, PutPayload};
 use tokio::time::Instant;
@@ -15,7 +15,7 @@ use super::super::local::lock;
 use super::object::{ObjectHeader, Position};
 use super::{Batch, Flight, Shared, State, Stored};
 use crate::lease::BootTime;
-use crate::place::cause;
+use crate::place::{Place, cause};
 
 /// Objects that are being put at a time: more would cost more, and fill no gap.
 const IN_FLIGHT: usize = 4;
@@ -39,6 +39,9 @@ const DELETED_AT_ONCE: usize = 1000;
 const EMPTY_KEPT: usize = 100;
 const DELETE_LIMIT: Duration = Duration::from_secs(30);
 const DELETE_PAUSE: Duration = Duration::from_secs(10);
+
+/// Objects that the store copies to the archive at a time.
+const COPIES: usize = 16;
 
 /// How often it is looked whether the store is away, while something waits.
 const LOOK: Duration = Duration::from_millis(100);
@@ -188,7 +191,11 @@ impl Shared {
                 let age = batch.since.map_or(Duration::ZERO, |since| since.elapsed());
                 Some(self.options.everysec_bound.saturating_sub(age))
             }
-            SyncMode::No => None,
+            // One that nobody asks for must not look as if the store were away.
+            SyncMode::No => {
+                let age = batch.since.map_or(Duration::ZERO, |since| since.elapsed());
+                Some((self.options.wait_limit / 2).saturating_sub(age))
+            }
         }
     }
 
@@ -286,6 +293,7 @@ impl Shared {
             };
             durable = durable.max(stored.last);
             state.stored.push_back(stored);
+            state.bound_holds();
             // Now the floor is stored too.
             while let Some(old) = state.stored.pop_front_if(|old| old.at < flight.floor.first) {
                 state.doomed.push(old.at.path(self.place.root()));
@@ -329,13 +337,41 @@ impl Shared {
 
     /// Deletes objects; false if some may be left.
     async fn delete(&self, doomed: Vec<Path>) -> Done {
-        let paths = futures::stream::iter(doomed.clone().into_iter().map(Ok)).boxed();
+        if let Some(archive) = &self.options.archive
+            && !self.archive(&doomed, archive).await
+        {
+            return Done::Deleted(doomed, false);
+        }
+        let paths = stream::iter(doomed.clone().into_iter().map(Ok)).boxed();
         let outcomes = self.place.store().delete_stream(paths).collect::<Vec<_>>();
         let outcomes = tokio::time::timeout(DELETE_LIMIT, outcomes).await;
         let is_gone =
             |outcome: &Result<Path, Error>| matches!(outcome, Ok(_) | Err(Error::NotFound { .. }));
         let deleted = outcomes.is_ok_and(|outcomes| outcomes.iter().all(is_gone));
         Done::Deleted(doomed, deleted)
+    }
+}
+
+impl Shared {
+    /// Has the store copy objects to the archive; false if some may be missing there.
+    async fn archive(&self, doomed: &[Path], archive: &Place) -> bool {
+        let root = self.place.root();
+        let mut copies = Vec::with_capacity(doomed.len());
+        for path in doomed {
+            if let Some(at) = Position::of(path, root) {
+                let (store, from, to) = (self.place.store(), path.clone(), at.path(archive.root()));
+                copies.push(async move {
+                    tokio::time::timeout(DELETE_LIMIT, store.copy(&from, &to)).await
+                });
+            }
+        }
+        let mut outcomes = stream::iter(copies).buffer_unordered(COPIES);
+        let mut is_whole = true;
+        while let Some(outcome) = outcomes.next().await {
+            // One that is not there went in an attempt before.
+            is_whole &= matches!(outcome, Ok(Ok(()) | Err(Error::NotFound { .. })));
+        }
+        is_whole
     }
 }
 

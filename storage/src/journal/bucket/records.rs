@@ -1,7 +1,10 @@
 //! The records in objects: followed along their chain.
 
-use super::super::Lsn;
+use bytes::BytesMut;
+
 use super::super::record::{HEADER, RecordHeader, decode_shards};
+use super::super::{Lsn, Record};
+use super::object::ObjectHeader;
 
 /// How far the records of an epoch have been followed.
 #[derive(Debug, Clone, Copy, Default)]
@@ -42,19 +45,23 @@ impl Chain {
         Self { epoch, crc, rest: true, at_start: true, ..Self::default() }
     }
 
-    /// Hands each record to `each`; what is wrong with the first one that does not follow.
+    /// Hands each record of an object to `each`; what is wrong with the object, or with the first
+    /// record that does not follow.
     pub(super) fn walk(
         &mut self,
+        object: &ObjectHeader,
         records: &[u8],
-        salt: u32,
         mut each: impl FnMut(&Part<'_>),
     ) -> Result<(), &'static str> {
+        if object.prev_crc != self.crc {
+            return Err("it does not follow the object before it");
+        }
         let mut rest = records;
         while !rest.is_empty() {
             if rest.len() < HEADER {
                 return Err("a record is cut off");
             }
-            let header = RecordHeader::decode(rest, salt).ok_or("a record is damaged")?;
+            let header = RecordHeader::decode(rest, object.salt).ok_or("a record is damaged")?;
             let length = usize::try_from(header.record_len()).unwrap_or(usize::MAX);
             let record = rest.get(..length).ok_or("a record is cut off")?;
             let payload = &record[HEADER..];
@@ -63,6 +70,13 @@ impl Chain {
             }
             each(&self.follow(header, payload)?);
             rest = &rest[length..];
+        }
+        if records.is_empty() || self.last == 0 {
+            // There is no record that says it.
+            self.last = self.last.max(object.last);
+        }
+        if self.last != object.last {
+            return Err("its records are not those it should have");
         }
         Ok(())
     }
@@ -101,6 +115,32 @@ impl Chain {
             first: part == 1,
             last: is_last,
             rest,
+        })
+    }
+}
+
+/// Puts commits together from their parts.
+#[derive(Debug, Default)]
+pub(super) struct Commits {
+    body: BytesMut,
+}
+
+impl Commits {
+    /// The commit that a part ends, if it is whole, and `from` or later.
+    pub(super) fn take(&mut self, part: &Part<'_>, from: Lsn) -> Option<Record> {
+        if part.header.lsn < from {
+            return None;
+        }
+        if part.first {
+            self.body.clear();
+        }
+        self.body.extend_from_slice(part.body);
+        (part.last && !part.rest).then(|| Record {
+            lsn: part.header.lsn,
+            epoch: part.header.epoch,
+            time_ms: part.header.time_ms,
+            shards: part.shards.clone(),
+            body: self.body.split().freeze(),
         })
     }
 }

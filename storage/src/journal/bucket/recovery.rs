@@ -9,22 +9,24 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, RwLock};
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use futures::future::join_all;
 use futures::stream::{self, StreamExt, TryStreamExt};
 use object_store::path::Path;
-use object_store::{Error, ObjectStoreExt, PutMode};
+use object_store::{Error, PutMode};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::super::local::lock;
+use super::super::read::Holds;
 use super::super::segment::Spans;
 use super::super::{Journal, JournalError, Lsn, Record};
 use super::object::{Floor, OBJECT_HEADER, ObjectHeader, Position, Unreadable, VERSION};
-use super::records::{Chain, Part};
+use super::records::{Chain, Commits, Part};
+use super::requests::{ask, read_object};
 use super::{BucketJournal, BucketOptions, Shared, State, Stored};
 use crate::lease::{Lease, Unconfirmed};
-use crate::place::{Place, cause};
+use crate::place::Place;
 
 /// Objects that are read at a time.
 const READS: usize = 16;
@@ -35,9 +37,6 @@ const KEPT_BYTES: usize = 64 << 20;
 /// Fences put at once when the one before has met a record: its writer is still at it, and may be
 /// faster than we are with one at a time.
 const FENCES: u64 = 16;
-
-/// How often a request to the store is tried.
-const ATTEMPTS: u32 = 8;
 
 /// A journal in a bucket that was fenced and read, and not started yet.
 pub struct BucketRecovery {
@@ -104,18 +103,7 @@ impl BucketJournal {
         place: Place,
         options: BucketOptions,
     ) -> Result<BucketRecovery, JournalError> {
-        let mut recovery = BucketRecovery {
-            place,
-            options,
-            nonce: rand::random(),
-            epoch: 0,
-            chain: Vec::new(),
-            floor: Floor::default(),
-            garbage: Vec::new(),
-            end: 0,
-            max_time_ms: 0,
-            outlived: None,
-        };
+        let mut recovery = BucketRecovery::new(place, options);
         let mut reading = Reading::default();
         recovery.list(&mut reading).await?;
         let fence = recovery.take_over(&mut reading).await?;
@@ -128,6 +116,49 @@ impl BucketJournal {
 }
 
 impl BucketRecovery {
+    pub(super) fn new(place: Place, options: BucketOptions) -> Self {
+        Self {
+            place,
+            options,
+            nonce: rand::random(),
+            epoch: 0,
+            chain: Vec::new(),
+            floor: Floor::default(),
+            garbage: Vec::new(),
+            end: 0,
+            max_time_ms: 0,
+            outlived: None,
+        }
+    }
+
+    /// Reads the journal up to where it ends now, without a fence there: somebody may be writing to
+    /// it. It must not be started.
+    pub(super) async fn look(&mut self) -> Result<(), JournalError> {
+        let mut reading = Reading::default();
+        self.list(&mut reading).await?;
+        let mut epoch = reading.listed.last_key_value().map_or(0, |(at, _)| at.epoch);
+        let end = loop {
+            let first = Position { epoch, number: 1 };
+            self.read_epoch(&mut reading, first).await?;
+            match self.end_of(&reading, first)? {
+                End::Fence(opens) => epoch = opens,
+                End::Missing(next) => break next,
+            }
+        };
+        self.epoch = epoch + 1;
+        self.follow(reading, end).await
+    }
+
+    /// The oldest object that is needed, or where it will be.
+    pub(super) fn first(&self) -> Position {
+        self.floor.first
+    }
+
+    /// The objects that were read, in order, each with the last lsn before it and in it.
+    pub(super) fn objects(&self) -> impl DoubleEndedIterator<Item = (Position, Lsn, Lsn)> {
+        self.chain.iter().map(|found| (found.header.at, found.before, found.header.last))
+    }
+
     // ---- requests ----------------------------------------------------------------------------
 
     fn corrupt(&self, at: Position, reason: impl Into<String>) -> JournalError {
@@ -135,23 +166,23 @@ impl BucketRecovery {
         JournalError::corrupt(path.to_string().into(), 0, reason)
     }
 
+    /// An object is missing: or one behind it, which cannot be read, says that it is not needed.
+    fn missing(&self, reading: &Reading, at: Position) -> JournalError {
+        let unreadable = |(at, found): (&Position, &Result<Found, Unreadable>)| {
+            found.as_ref().err().map(|unreadable| (*at, unreadable.to_string()))
+        };
+        match reading.found.range(at..).find_map(unreadable) {
+            Some((at, reason)) => self.corrupt(at, reason),
+            None => self.corrupt(at, "the object is missing"),
+        }
+    }
+
     /// Does something with the store until it works or has failed too often.
     async fn ask<T, F: Future<Output = Result<T, Error>>>(
         &self,
-        mut request: impl FnMut() -> F,
+        request: impl FnMut() -> F,
     ) -> Result<T, JournalError> {
-        let mut pause = self.options.pause;
-        let mut reason = String::new();
-        for _ in 0..ATTEMPTS {
-            match tokio::time::timeout(self.options.request, request()).await {
-                Ok(Ok(answer)) => return Ok(answer),
-                Ok(Err(error)) => reason = cause(&error),
-                Err(_) => "it does not answer".clone_into(&mut reason),
-            }
-            tokio::time::sleep(pause).await;
-            pause *= 2;
-        }
-        Err(JournalError::Away { place: self.place.to_string(), reason })
+        ask(&self.place, &self.options, request).await
     }
 
     /// Learns which objects there are.
@@ -169,16 +200,7 @@ impl BucketRecovery {
 
     /// Reads an object; `None`: there is none.
     async fn read(&self, at: Position) -> Result<Option<Bytes>, JournalError> {
-        let path = at.path(self.place.root());
-        let store = self.place.store();
-        let get = || async {
-            match store.get(&path).await {
-                Ok(got) => got.bytes().await.map(Some),
-                Err(Error::NotFound { .. }) => Ok(None),
-                Err(error) => Err(error),
-            }
-        };
-        self.ask(get).await
+        read_object(&self.place, &self.options, at).await
     }
 
     /// Reads the listed objects of an epoch from a number on that were not read yet.
@@ -357,7 +379,7 @@ impl BucketRecovery {
                     let reason = unreadable.to_string();
                     return Err(self.corrupt(at, reason));
                 }
-                None => return Err(self.corrupt(at, "the object is missing")),
+                None => return Err(self.missing(&reading, at)),
             };
             if found.header.is_fence() {
                 at = Position { epoch: found.header.opens, number: 1 };
@@ -391,24 +413,15 @@ impl BucketRecovery {
     async fn walk(&self, found: &mut Found, chain: &mut Chain) -> Result<(), JournalError> {
         let at = found.header.at;
         found.entry = *chain;
-        if found.header.prev_crc != chain.crc {
-            return Err(self.corrupt(at, "it does not follow the object before it"));
-        }
         let records = self.records(found).await?;
         found.before = found.header.last;
         let each = |part: &Part<'_>| {
-            found.before = found.before.min(part.header.lsn - 1);
+            // Of a commit whose beginning was dropped there is nothing any more.
+            found.before = found.before.min(part.header.lsn - u64::from(!part.rest));
             found.spans.add(&part.shards, part.header.lsn, part.header.record_len());
         };
-        chain.walk(&records, self.options.salt, each).map_err(|what| self.corrupt(at, what))?;
-        if records.is_empty() || chain.last == 0 {
-            // There is no record that says it.
-            chain.last = chain.last.max(found.header.last);
-        }
-        if chain.last != found.header.last {
-            return Err(self.corrupt(at, "its records are not those it should have"));
-        }
-        Ok(())
+        let header = found.header.clone();
+        chain.walk(&header, &records, each).map_err(|what| self.corrupt(at, what))
     }
 
     async fn records(&self, found: &Found) -> Result<Bytes, JournalError> {
@@ -487,24 +500,14 @@ impl BucketRecovery {
         let reads =
             needed.into_iter().map(|found| async move { (found, self.records(found).await) });
         let mut objects = stream::iter(reads).buffered(READS / 4).boxed();
-        let mut body = BytesMut::new();
+        let mut commits = Commits::default();
         while let Some((found, records)) = objects.next().await {
             let records = records?;
             let mut chain = found.entry;
             let mut outcome = Ok(());
-            let walked = chain.walk(&records, self.options.salt, |part| {
-                if part.first {
-                    body.clear();
-                }
-                body.extend_from_slice(part.body);
-                if part.last && !part.rest && part.header.lsn >= from && outcome.is_ok() {
-                    outcome = each(&Record {
-                        lsn: part.header.lsn,
-                        epoch: part.header.epoch,
-                        time_ms: part.header.time_ms,
-                        shards: part.shards.clone(),
-                        body: body.split().freeze(),
-                    });
+            let walked = chain.walk(&found.header, &records, |part| {
+                if let Some(record) = commits.take(part, from).filter(|_| outcome.is_ok()) {
+                    outcome = each(&record);
                 }
             });
             walked.map_err(|what| self.corrupt(found.header.at, what))?;
@@ -572,6 +575,7 @@ impl BucketRecovery {
             max_time_ms: self.max_time_ms,
             waiting: 0,
             flushed: Vec::new(),
+            holds: Holds::default(),
             floor,
             doomed_records: !self.garbage.is_empty(),
             doomed: self.garbage,

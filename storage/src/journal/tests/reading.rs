@@ -34,7 +34,7 @@ fn what_is_held_is_read_while_the_journal_goes_on() {
     let disk = Arc::<SimDisk>::default();
     let journal = start(&disk, SyncMode::No);
     append(&journal, 20);
-    let hold = journal.hold(5, u64::MAX).unwrap();
+    let hold = journal.hold(5, u64::MAX);
     journal.flushed(0, 20);
     append(&journal, 200);
     journal.flushed(0, journal.durable());
@@ -57,7 +57,7 @@ fn lsns_without_records_are_read_too() {
     journal.close().unwrap();
     drop(journal);
     let journal = recover(&disk).unwrap().start(0, 50).unwrap();
-    let hold = journal.hold(0, u64::MAX).unwrap();
+    let hold = journal.hold(0, u64::MAX);
     assert_eq!(journal.end(), 49);
     assert!(read(&journal, hold, (11, 49)).is_empty());
     assert_eq!(lsns(&read(&journal, hold, (10, 49))), [10]);
@@ -69,7 +69,7 @@ fn lsns_without_records_are_read_too() {
 fn a_hold_that_keeps_too_much_is_broken() {
     let disk = Arc::<SimDisk>::default();
     let journal = start(&disk, SyncMode::No);
-    let hold = journal.hold(0, 16 << 10).unwrap();
+    let hold = journal.hold(0, 16 << 10);
     append(&journal, 100);
     journal.flushed(0, journal.durable());
     eventually("the segments are dropped", || journal.oldest() > 50);

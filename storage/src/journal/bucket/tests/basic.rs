@@ -221,6 +221,23 @@ fn when_the_store_is_away_appends_are_refused_and_go_on_when_it_is_back() {
 }
 
 #[test]
+fn what_nobody_asks_for_is_put_before_the_store_seems_away() {
+    runtime().block_on(async {
+        let sim = Sim::new(9);
+        let client = sim.client(0);
+        let options = BucketOptions { wait_limit: Duration::from_secs(2), ..options(SyncMode::No) };
+        let recovery = BucketJournal::recover(place(&client), options).await.unwrap();
+        let journal = Running::start(recovery).await.unwrap();
+        let begun = Instant::now();
+        journal.append(&[0], b"one").unwrap();
+        journal.until_durable(1).await;
+        assert!(begun.elapsed() >= Duration::from_secs(1), "{:?}", begun.elapsed());
+        assert!(!journal.shared.away.load(Ordering::SeqCst));
+        journal.kill();
+    });
+}
+
+#[test]
 fn no_more_is_taken_than_may_wait() {
     runtime().block_on(async {
         let sim = Sim::new(8);

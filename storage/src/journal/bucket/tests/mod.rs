@@ -1,8 +1,10 @@
 //! Tests of the journal in a bucket, on a store in memory that fails in all ways.
 
 mod basic;
+mod history;
 mod lives;
 mod owners;
+mod reading;
 mod rivals;
 mod sim;
 

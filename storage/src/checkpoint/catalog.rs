@@ -1,0 +1,184 @@
+//! The checkpoints that a data directory has.
+
+use super::copy::{Quiet, copy_tree};
+use super::files::{names, put, read, remove_tree};
+use super::scratch::Scratch;
+use super::{CHECKPOINTS, Checkpoint, Retention, read_description};
+use crate::directory::remove_staged;
+use crate::engine::Engine;
+use crate::place::Place;
+use anyhow::{Context, Result};
+use futures::future::try_join_all;
+use object_store::ObjectStoreExt;
+use std::collections::BTreeSet;
+use std::fs::{self, File, TryLockError};
+use std::path::{Path, PathBuf};
+
+/// Ends the names of directories of records that a backup copies.
+const HISTORY: &str = ".history";
+
+/// The checkpoints of a data directory.
+#[derive(Clone, Debug)]
+pub struct Catalog {
+    place: Place,
+}
+
+/// Keeps a checkpoint in a local directory from being removed, by a lock that ends with the
+/// process. In a bucket nothing does.
+#[derive(Debug)]
+pub struct InUse(#[allow(dead_code, reason = "holds the lock")] Option<File>);
+
+impl Catalog {
+    /// Of the data directory whose shards are in `store`.
+    pub fn of(store: &Place) -> Self {
+        Self { place: store.join(CHECKPOINTS) }
+    }
+
+    fn description(&self, id: &str) -> Place {
+        self.place.join(&format!("{id}.json"))
+    }
+
+    /// Where its records are.
+    pub(super) fn records(&self, id: &str) -> Place {
+        self.place.join(id)
+    }
+
+    /// Its records in a local directory, to which they are copied if they are elsewhere.
+    pub(crate) async fn local_records(&self, id: &str) -> Result<(PathBuf, Option<Scratch>)> {
+        let records = self.records(id);
+        if let Some(dir) = records.dir() {
+            return Ok((dir.to_owned(), None));
+        }
+        let scratch = Scratch::temporary()?;
+        copy_tree(&records, &Place::local(scratch.path())?, &Quiet).await?;
+        Ok((scratch.path().to_owned(), Some(scratch)))
+    }
+
+    /// Where a backup of it gathers what was before it, if it is a local directory.
+    pub(super) fn history(&self, id: &str) -> Option<PathBuf> {
+        self.place.dir().map(|dir| dir.join(format!("{id}{HISTORY}")))
+    }
+
+    /// All of them, the oldest first.
+    pub async fn list(&self) -> Result<Vec<Checkpoint>> {
+        let mut all = Vec::new();
+        for name in names(&self.place).await?.0 {
+            if let Some(id) = name.strip_suffix(".json") {
+                // One may be removed meanwhile.
+                all.extend(self.read(id).await?);
+            }
+        }
+        all.sort_by(|a: &Checkpoint, b| (a.lsn, &a.id).cmp(&(b.lsn, &b.id)));
+        Ok(all)
+    }
+
+    async fn read(&self, id: &str) -> Result<Option<Checkpoint>> {
+        let place = self.description(id);
+        let found = read(&place).await?;
+        found.map(|bytes| read_description(&place.to_string(), &bytes)).transpose()
+    }
+
+    /// Whether there is one.
+    pub async fn has(&self, id: &str) -> Result<bool> {
+        Ok(self.read(id).await?.is_some())
+    }
+
+    /// The checkpoint `id`. In a local directory it is not removed as long as the lock is held.
+    pub async fn open(&self, id: &str) -> Result<(Checkpoint, InUse)> {
+        let place = self.description(id);
+        let lock = place.dir().map(lock_shared).transpose()?;
+        let found = self.read(id).await?;
+        Ok((found.with_context(|| format!("{place}: there is no checkpoint {id}"))?, InUse(lock)))
+    }
+
+    /// Writes a description: from here on the checkpoint is there.
+    pub(super) async fn publish(&self, checkpoint: &Checkpoint) -> Result<()> {
+        put(&self.description(&checkpoint.id), serde_json::to_vec_pretty(checkpoint)?).await
+    }
+
+    /// Removes what retention does not keep, but for what is in use; the ids of what is gone. The
+    /// newest one always stays.
+    pub async fn retain(
+        &self,
+        engines: &[Engine],
+        retention: Retention,
+        now_ms: u64,
+    ) -> Result<Vec<String>> {
+        let mut gone = Vec::new();
+        let newest_first = self.list().await?.into_iter().rev();
+        for (n, checkpoint) in newest_first.enumerate().skip(1) {
+            let age = now_ms.saturating_sub(checkpoint.created_ms);
+            let is_old = retention.max_age_ms != 0 && age > retention.max_age_ms;
+            if (n >= retention.keep.max(1) || is_old) && self.remove(engines, &checkpoint).await? {
+                gone.push(checkpoint.id);
+            }
+        }
+        Ok(gone)
+    }
+
+    /// Removes a checkpoint; false if it is in use.
+    pub async fn remove(&self, engines: &[Engine], checkpoint: &Checkpoint) -> Result<bool> {
+        let place = self.description(&checkpoint.id);
+        let removing = || format!("removing {place}");
+        match place.dir() {
+            Some(path) => {
+                let Some(_lock) = try_lock(path)? else { return Ok(false) };
+                fs::remove_file(path).with_context(removing)?;
+                if let Some(dir) = self.place.dir() {
+                    super::sync_dir(dir)?;
+                }
+            }
+            None => place.store().delete(place.root()).await.with_context(removing)?,
+        }
+        for (engine, shard) in engines.iter().zip(&checkpoint.shards) {
+            engine.drop_checkpoint(&shard.id).await?;
+        }
+        remove_tree(&self.records(&checkpoint.id)).await?;
+        if let Some(dir) = self.history(&checkpoint.id) {
+            super::remove_dir(&dir)?;
+        }
+        Ok(true)
+    }
+
+    /// Removes what is left of checkpoints that were never finished, or that were being removed.
+    /// Nobody may be taking one.
+    pub async fn clean(&self, engines: &[Engine]) -> Result<()> {
+        let there = self.list().await?;
+        let ids: BTreeSet<&str> = there.iter().map(|c| c.id.as_str()).collect();
+        for name in names(&self.place).await?.1 {
+            // A backup that copies a checkpoint has its history beside.
+            let id = name.strip_suffix(HISTORY).unwrap_or(&name);
+            if !ids.contains(id) {
+                remove_tree(&self.place.join(&name)).await?;
+            }
+        }
+        if let Some(dir) = self.place.dir().filter(|dir| dir.is_dir()) {
+            remove_staged(dir).with_context(|| format!("cleaning {}", dir.display()))?;
+        }
+        let cleaning = engines.iter().enumerate().map(|(shard, engine)| {
+            let kept = there.iter().filter_map(|c| c.shards.get(shard)).map(|s| s.id.clone());
+            let kept = kept.collect();
+            async move { engine.keep_checkpoints(&kept).await }
+        });
+        try_join_all(cleaning).await?;
+        Ok(())
+    }
+}
+
+fn lock_shared(path: &Path) -> Result<File> {
+    let file = File::open(path).with_context(|| format!("opening {}", path.display()))?;
+    file.lock_shared().with_context(|| format!("locking {}", path.display()))?;
+    Ok(file)
+}
+
+/// `None`: somebody else has a lock.
+fn try_lock(path: &Path) -> Result<Option<File>> {
+    let file = File::open(path).with_context(|| format!("opening {}", path.display()))?;
+    match file.try_lock() {
+        Ok(()) => Ok(Some(file)),
+        Err(TryLockError::WouldBlock) => Ok(None),
+        Err(TryLockError::Error(error)) => {
+            Err(error).with_context(|| format!("locking {}", path.display()))
+        }
+    }
+}

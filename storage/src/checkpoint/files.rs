@@ -1,0 +1,51 @@
+//! Small files and directories of a place, whether it is a local directory or in a bucket.
+
+use crate::place::Place;
+use anyhow::{Context, Result};
+use futures::{StreamExt, TryStreamExt};
+use object_store::path::Path;
+use object_store::{Error, ObjectStoreExt};
+
+/// What is right below a place: the names of files, and of directories. None, if it is not there.
+pub(super) async fn names(place: &Place) -> Result<(Vec<String>, Vec<String>)> {
+    let root = (!place.root().is_root()).then(|| place.root());
+    let listed = match place.store().list_with_delimiter(root).await {
+        Err(Error::NotFound { .. }) => return Ok(Default::default()),
+        listed => listed.with_context(|| format!("listing {place}"))?,
+    };
+    let name = |path: &Path| path.filename().map(str::to_owned);
+    let files = listed.objects.iter().filter_map(|meta| name(&meta.location)).collect();
+    let dirs = listed.common_prefixes.iter().filter_map(name).collect();
+    Ok((files, dirs))
+}
+
+/// What is in a file; `None`: there is none.
+pub(super) async fn read(file: &Place) -> Result<Option<Vec<u8>>> {
+    let reading = || format!("reading {file}");
+    match file.store().get(file.root()).await {
+        Ok(found) => Ok(Some(found.bytes().await.with_context(reading)?.to_vec())),
+        Err(Error::NotFound { .. }) => Ok(None),
+        Err(error) => Err(error).with_context(reading),
+    }
+}
+
+/// Writes a file, whole and durable.
+pub(super) async fn put(file: &Place, bytes: Vec<u8>) -> Result<()> {
+    let put = file.store().put(file.root(), bytes.into()).await;
+    put.with_context(|| format!("writing {file}"))?;
+    Ok(())
+}
+
+/// Removes all that is below a place.
+pub(crate) async fn remove_tree(place: &Place) -> Result<()> {
+    if let Some(dir) = place.dir() {
+        return super::remove_dir(dir);
+    }
+    let store = place.store();
+    let all = store.list(Some(place.root())).map_ok(|meta| meta.location).boxed();
+    let gone = store.delete_stream(all).try_for_each(|_| async { Ok(()) });
+    match gone.await {
+        Err(Error::NotFound { .. }) => Ok(()),
+        gone => gone.with_context(|| format!("deleting what is in {place}")),
+    }
+}

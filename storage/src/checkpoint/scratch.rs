@@ -1,0 +1,40 @@
+//! Local directories for what is needed only meanwhile.
+
+use anyhow::{Context, Result};
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+/// A directory that goes when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Scratch {
+    dir: PathBuf,
+}
+
+impl Scratch {
+    /// An empty directory at `dir`, instead of what an earlier process has left there.
+    pub(super) fn at(dir: PathBuf) -> Result<Self> {
+        super::remove_dir(&dir)?;
+        // What is there is data; others may read the directory for temporary files.
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(&dir);
+        made.with_context(|| format!("creating {}", dir.display()))?;
+        Ok(Self { dir })
+    }
+
+    /// An empty directory where the system has those for temporary files.
+    pub(super) fn temporary() -> Result<Self> {
+        Self::at(std::env::temp_dir().join(format!("flagstone-{:016x}", rand::random::<u64>())))
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.dir
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        if let Err(error) = super::remove_dir(&self.dir) {
+            tracing::warn!("what was needed meanwhile stays: {error:#}");
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! Reading a journal in a bucket by its objects, of which some may be in an archive, and which
+//! somebody else may be writing.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use futures::stream::{self, StreamExt, TryStreamExt};
+use object_store::path::Path;
+
+use super::super::{JournalError, Lsn, Record};
+use super::object::{OBJECT_HEADER, ObjectHeader, Position};
+use super::read::Reader;
+use super::requests::{ask, read_object};
+use super::{BucketJournal, BucketOptions, BucketRecovery};
+use crate::place::Place;
+
+/// Objects that are read at a time.
+const READS: usize = 8;
+
+/// How often a journal is read anew that changed meanwhile.
+const ATTEMPTS: usize = 5;
+
+/// A journal in a bucket, as somebody has found it who has not taken it over.
+#[derive(Debug)]
+pub struct BucketView {
+    recovery: BucketRecovery,
+}
+
+impl BucketView {
+    /// The last lsn.
+    pub fn end(&self) -> Lsn {
+        self.recovery.end()
+    }
+
+    /// Everything up to here was dropped.
+    pub fn dropped(&self) -> Lsn {
+        self.recovery.objects().next().map_or(self.end(), |(_, before, _)| before)
+    }
+
+    /// Its epoch.
+    pub fn epoch(&self) -> u64 {
+        self.recovery.max_epoch()
+    }
+
+    /// The greatest time in any record, dropped ones included.
+    pub fn max_time_ms(&self) -> u64 {
+        self.recovery.max_time_ms()
+    }
+
+    /// Hands every whole commit from the lsn `from` on to `each`, in order, until it fails.
+    ///
+    /// # Errors
+    /// Those of `each`; [`JournalError::Corrupt`] also if the journal drops them meanwhile.
+    pub async fn replay(
+        &self,
+        from: Lsn,
+        each: impl FnMut(&Record) -> Result<(), JournalError>,
+    ) -> Result<(), JournalError> {
+        self.recovery.replay(from, each).await
+    }
+}
+
+impl BucketJournal {
+    /// Looks at the journal in `place`, without changing anything.
+    ///
+    /// # Errors
+    /// As of [`recover`](Self::recover).
+    pub async fn look(place: &Place, options: &BucketOptions) -> Result<BucketView, JournalError> {
+        let mut attempts = 1;
+        loop {
+            let mut recovery = BucketRecovery::new(place.clone(), options.clone());
+            match recovery.look().await {
+                Ok(()) => return Ok(BucketView { recovery }),
+                // What was listed may have been dropped before it was read.
+                Err(JournalError::Corrupt { .. }) if attempts < ATTEMPTS => attempts += 1,
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Hands what the journal and its archive have behind `after` to `each`, in order, if nothing
+    /// between is missing: up to the end, which comes back; `None`: what follows `after` is not
+    /// there.
+    pub async fn read_history(
+        journal: &Place,
+        archive: &Place,
+        options: &BucketOptions,
+        after: Lsn,
+        each: &mut dyn FnMut(Record) -> Result<(), JournalError>,
+    ) -> Result<Option<Lsn>, JournalError> {
+        let view = Self::look(journal, options).await?;
+        let mut objects: VecDeque<(Position, &Place)> =
+            view.recovery.objects().map(|(at, ..)| (at, journal)).collect();
+        if view.dropped() > after {
+            let archive = Archive::open(journal, archive, options).await?;
+            let first = view.recovery.first();
+            let Some(earlier) = archive.before(first, after).await? else { return Ok(None) };
+            earlier.into_iter().for_each(|at| objects.push_front((at, archive.place)));
+        }
+        let get = |(at, place): (Position, &Place)| {
+            let place = place.clone();
+            async move { (at, read_object(&place, options, at).await) }
+        };
+        let mut gets = stream::iter(objects.into_iter().map(get)).buffered(READS).boxed();
+        let mut failed = None;
+        let mut take = |record: Record| {
+            each(record).map_err(|error| {
+                failed = Some(error);
+                std::io::Error::other("it is not taken")
+            })
+        };
+        let mut reader = Reader::new((after + 1, Lsn::MAX), &mut take);
+        while let Some((at, object)) = gets.next().await {
+            // What was dropped meanwhile may be in the archive now.
+            let object = match object? {
+                None => read_object(archive, options, at).await?,
+                object => object,
+            };
+            let Some(object) = object else { return Ok(None) };
+            if let Err(trouble) = reader.take(at, options.salt, &object) {
+                let path = at.path(journal.root()).to_string().into();
+                return Err(failed.unwrap_or_else(|| trouble.error(path)));
+            }
+        }
+        Ok(Some(view.end()))
+    }
+}
+
+/// Objects that were dropped.
+struct Archive<'a> {
+    place: &'a Place,
+    options: &'a BucketOptions,
+    /// With their sizes.
+    dropped: BTreeMap<Position, u64>,
+    /// The lowest fence of each epoch, with the epoch that it opens.
+    fences: BTreeMap<u64, (Position, u64)>,
+}
+
+impl<'a> Archive<'a> {
+    async fn open(
+        journal: &Place,
+        place: &'a Place,
+        options: &'a BucketOptions,
+    ) -> Result<Self, JournalError> {
+        let dropped = list(place, options).await?;
+        let mut fences = BTreeMap::new();
+        let short = list(journal, options).await?.into_iter();
+        for (at, _) in short.filter(|(_, size)| *size == OBJECT_HEADER as u64) {
+            if fences.contains_key(&at.epoch) {
+                continue;
+            }
+            let Some(object) = read_object(journal, options, at).await? else { continue };
+            if let Ok((header, _)) = ObjectHeader::decode(&object)
+                && header.is_fence()
+            {
+                fences.insert(at.epoch, (at, header.opens));
+            }
+        }
+        Ok(Self { place, options, dropped, fences })
+    }
+
+    /// The objects before `first`, the latest first, back to one that has nothing behind `after`.
+    /// `None`: one of them is missing.
+    async fn before(
+        &self,
+        first: Position,
+        after: Lsn,
+    ) -> Result<Option<Vec<Position>>, JournalError> {
+        let mut at = first;
+        let positions = std::iter::from_fn(|| {
+            at = self.predecessor(at)?;
+            Some(at)
+        });
+        let there = positions.take_while(|at| self.dropped.contains_key(at));
+        let get = |at| async move {
+            read_object(self.place, self.options, at).await.map(|object| (at, object))
+        };
+        let mut gets = stream::iter(there.map(get)).buffered(READS).boxed();
+        let mut found = Vec::new();
+        while let Some((at, object)) = gets.try_next().await? {
+            let Some(object) = object else { return Ok(None) };
+            let path = || at.path(self.place.root()).to_string().into();
+            let (header, _) = ObjectHeader::decode(&object)
+                .map_err(|error| JournalError::corrupt(path(), 0, error.to_string()))?;
+            found.push(at);
+            // One that ends with it may begin the next commit.
+            if header.last < after {
+                return Ok(Some(found));
+            }
+        }
+        let oldest = found.last().copied().unwrap_or(first);
+        Ok(self.predecessor(oldest).is_none().then_some(found))
+    }
+
+    /// The object before this one; `None`: it is the first of all.
+    fn predecessor(&self, at: Position) -> Option<Position> {
+        let mut at = at;
+        while at.number == 1 {
+            let before = self.fences.values().find(|(_, opens)| *opens == at.epoch);
+            at = before?.0;
+        }
+        Some(Position { number: at.number - 1, ..at })
+    }
+}
+
+/// The objects of a journal, or of its archive, with their sizes.
+async fn list(
+    place: &Place,
+    options: &BucketOptions,
+) -> Result<BTreeMap<Position, u64>, JournalError> {
+    let (store, root) = (place.store(), place.root());
+    let list = || store.list(Some(root)).try_collect::<Vec<_>>();
+    let listed = ask(place, options, list).await?;
+    let position = |path: &Path| Position::of(path, root);
+    Ok(listed.iter().filter_map(|meta| Some((position(&meta.location)?, meta.size))).collect())
+}

@@ -1,0 +1,130 @@
+//! Reading a journal and its archive by their objects.
+
+use super::*;
+
+fn archive(client: &Arc<Client>) -> Place {
+    Place::within(client.clone(), "node/journal-archive".into(), "sim")
+}
+
+fn archiving(client: &Arc<Client>) -> BucketOptions {
+    BucketOptions { archive: Some(archive(client)), ..options(SyncMode::Always) }
+}
+
+/// What follows `after`, and where that ends.
+async fn history(client: &Arc<Client>, after: Lsn) -> Option<(Vec<Lsn>, Lsn)> {
+    let mut found = Vec::new();
+    let mut collect = |record: Record| {
+        found.push(record.lsn);
+        Ok(())
+    };
+    let options = options(SyncMode::Always);
+    let (journal, archive) = (place(client), archive(client));
+    let read = BucketJournal::read_history(&journal, &archive, &options, after, &mut collect);
+    let end = read.await.unwrap()?;
+    Some((found, end))
+}
+
+/// Writes commits of one shard, of which one has several objects, and has most of them dropped.
+async fn write(journal: &Running, commits: u64, flushed: Lsn) {
+    for n in 0..commits {
+        let body = vec![n as u8; if n == 7 { 9 << 20 } else { 100 }];
+        let lsn = journal.append(&[0], &body).unwrap();
+        journal.until_durable(lsn).await;
+    }
+    journal.flushed(&[0], flushed);
+    let lsn = journal.append(&[0], b"says so").unwrap();
+    journal.until_durable(lsn).await;
+    eventually("what was dropped is in the archive", || {
+        let state = journal.shared.state.lock().unwrap();
+        state.doomed.is_empty() && !state.deleting
+    })
+    .await;
+}
+
+/// Lives of a journal of which the last one is running.
+async fn lives(client: &Arc<Client>) -> Running {
+    for life in 0..3 {
+        let recovery = BucketJournal::recover(place(client), archiving(client)).await.unwrap();
+        let journal = Running::start(recovery).await.unwrap();
+        let end = 20 * (life + 1);
+        write(&journal, 19, end - 8).await;
+        if life == 2 {
+            return journal;
+        }
+        journal.kill();
+    }
+    unreachable!("the last life is returned");
+}
+
+#[test]
+fn what_is_dropped_is_read_from_the_archive_with_the_rest() {
+    runtime().block_on(async {
+        let sim = Sim::new(30);
+        let client = sim.client(0);
+        let journal = lives(&client).await;
+        let there = journal.shared.state.lock().unwrap().stored.front().unwrap().before;
+        assert!(there >= 50, "{there} were dropped");
+        for after in [0, 1, 6, 7, 8, 12, 19, 20, 27, 31, 40, 52, 59, 60] {
+            let found = history(&client, after).await;
+            assert_eq!(found, Some(((after + 1..=60).collect(), 60)), "behind {after}");
+        }
+        // It goes on meanwhile.
+        journal.append(&[0], b"more").unwrap();
+        journal.until_durable(61).await;
+        assert_eq!(history(&client, 60).await, Some((vec![61], 61)));
+        journal.kill();
+    });
+}
+
+#[test]
+fn what_is_missing_in_the_archive_is_missed() {
+    runtime().block_on(async {
+        let sim = Sim::new(31);
+        let client = sim.client(0);
+        lives(&client).await.kill();
+        let archived = |name: &&String| name.starts_with("node/journal-archive/");
+        let names = sim.names().await;
+        // The first object of the second life.
+        let second =
+            names.iter().filter(archived).find(|name| name.contains("/00000000000000000002/"));
+        sim.remove(second.unwrap()).await;
+        for after in [0, 12, 19] {
+            assert_eq!(history(&client, after).await, None, "behind {after}");
+        }
+        // The next commit could begin in the object that ends with 23, and in no earlier one.
+        let found = history(&client, 23).await;
+        assert_eq!(found, Some(((24..=60).collect(), 60)));
+        for name in sim.names().await.iter().filter(archived) {
+            sim.remove(name).await;
+        }
+        assert_eq!(history(&client, 23).await, None);
+        assert_eq!(history(&client, 58).await, Some((vec![59, 60], 60)));
+    });
+}
+
+#[test]
+fn nobody_is_disturbed_by_a_look() {
+    runtime().block_on(async {
+        let sim = Sim::new(32);
+        let client = sim.client(0);
+        let journal = lives(&client).await;
+        let names = sim.names().await;
+        let view = BucketJournal::look(&place(&client), &options(SyncMode::Always)).await.unwrap();
+        assert_eq!((view.end(), view.epoch(), view.max_time_ms()), (60, 3, 1));
+        let mut found = Vec::new();
+        let replay = view.replay(0, |record| {
+            found.push(record.lsn);
+            Ok(())
+        });
+        replay.await.unwrap();
+        assert_eq!(found, (view.dropped() + 1..=60).collect::<Vec<_>>());
+        assert_eq!(sim.names().await, names);
+        journal.append(&[0], b"more").unwrap();
+        journal.until_durable(61).await;
+        journal.kill();
+        // Nor is there anything to see where nothing is.
+        let nowhere = Place::within(client.clone(), "nowhere".into(), "sim");
+        let view = BucketJournal::look(&nowhere, &options(SyncMode::Always)).await.unwrap();
+        assert_eq!((view.end(), view.dropped(), view.epoch()), (0, 0, 0));
+    });
+}
