@@ -253,6 +253,21 @@ def settle(found, timeout=30, idle_share=0.05):
     return busy
 
 
+def run(*argv):
+    """Runs a program; its seconds, the peak of its memory in MiB, and what it has printed."""
+    began = time.perf_counter()
+    with tempfile.TemporaryFile() as output:
+        child = subprocess.Popen([str(word) for word in argv], stdout=output, stderr=output)
+        _, status, usage = os.wait4(child.pid, 0)
+        output.seek(0)
+        text = output.read().decode(errors="replace").strip()
+    child.returncode = os.waitstatus_to_exitcode(status)
+    seconds = time.perf_counter() - began
+    if child.returncode != 0:
+        fail(f"{' '.join(map(str, argv))} ended with {child.returncode}: {text}")
+    return seconds, usage.ru_maxrss / 1024, text
+
+
 def scratch_directory():
     """Where temporary data directories go: FLAGSTONE_SCRATCH (a real disk, for `always`), else the system's choice."""
     return os.environ.get("FLAGSTONE_SCRATCH") or None
