@@ -22,8 +22,8 @@ def store(options):
     if not os.environ.get("FLAGSTONE_STORE"):
         fail("set FLAGSTONE_STORE=s3://bucket/prefix, and the credentials of the bucket")
     report = {"machine": machine(options), "modes": {}}
-    print(f"{'mode':8} {'cell':18} {'ops/s':>8} {'p50 ms':>7} {'p99 ms':>7} {'max ms':>8} {'PUT/s':>7} {'GET/s':>7} {'LIST/s':>6} {'DEL/s':>6}"
-          f" {'KB put/s':>9} {'KB got/s':>9} {'$/month':>8} {'load':>5}", flush=True)
+    print(f"{'mode':8} {'cell':18} {'ops/s':>8} {'p50 ms':>7} {'p99 ms':>7} {'max ms':>8} {'PUT/s':>7} {'GET/s':>7} {'LIST/s':>6}"
+          f" {'DEL/s':>6} {'KB put/s':>9} {'KB got/s':>9} {'$/month':>8} {'load':>5}", flush=True)
     for mode in options.modes:
         with Server(options.ours, mode, options.workers[0], options.shards or options.workers[0], options.memory_budget,
                     extra=options.server_arguments) as server:
@@ -89,8 +89,8 @@ def counted(server):
 
 
 def print_row(mode, name, row):
-    seconds = row["seconds"]
-    latency = [f"{row[key]:.1f}" if key in row else "-" for key in ("p50_ms", "p99_ms", "max_ms")]
-    print(f"{mode:8} {name:18} {row['operations'] / seconds:8.0f} {latency[0]:>7} {latency[1]:>7} {latency[2]:>8} {row['puts'] / seconds:7.2f}"
-          f" {row['gets'] / seconds:7.2f} {row['lists'] / seconds:6.2f} {row['deletes'] / seconds:6.2f} {row['put_bytes'] / seconds / 1000:9.1f}"
-          f" {row['get_bytes'] / seconds / 1000:9.1f} {row['dollars']:8.2f} {row['machine_load']:5.1f}", flush=True)
+    p50, p99, most = (f"{row[key]:.1f}" if key in row else "-" for key in ("p50_ms", "p99_ms", "max_ms"))
+    rates = {key: row[key] / row["seconds"] for key in ("operations", *REQUESTS, *BYTES)}
+    print(f"{mode:8} {name:18} {rates['operations']:8.0f} {p50:>7} {p99:>7} {most:>8} {rates['puts']:7.2f} {rates['gets']:7.2f}"
+          f" {rates['lists']:6.2f} {rates['deletes']:6.2f} {rates['put_bytes'] / 1000:9.1f} {rates['get_bytes'] / 1000:9.1f}"
+          f" {row['dollars']:8.2f} {row['machine_load']:5.1f}", flush=True)
