@@ -195,10 +195,7 @@ class Server:
 
     def peak_rss_bytes(self):
         """The most since the start, or since reset_peak_rss()."""
-        for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-        return 0
+        return peak_rss_of(self.process.pid)
 
     def reset_peak_rss(self):
         Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
@@ -251,6 +248,31 @@ def settle(found, timeout=30, idle_share=0.05):
         busy = [server for server, cpu in zip(found, before)
                 if server.cpu_seconds() - cpu >= idle_share or server.pending_bytes()]
     return busy
+
+
+def run(*argv):
+    """Runs a program; its seconds, the peak of its memory in MiB, and what it has printed."""
+    began, peak = time.perf_counter(), 0
+    with tempfile.TemporaryFile() as output:
+        child = subprocess.Popen([str(word) for word in argv], stdout=output, stderr=output)
+        # What wait4 says has the peak of this process in it, which the child was for a moment.
+        while child.poll() is None:
+            peak = max(peak, peak_rss_of(child.pid))
+            time.sleep(0.01)
+        output.seek(0)
+        text = output.read().decode(errors="replace").strip()
+    seconds = time.perf_counter() - began
+    if child.returncode != 0:
+        fail(f"{' '.join(map(str, argv))} ended with {child.returncode}: {text}")
+    return seconds, peak / 2**20, text
+
+
+def peak_rss_of(process):
+    """Bytes; 0 once it has ended."""
+    for line in Path(f"/proc/{process}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return 0
 
 
 def scratch_directory():
