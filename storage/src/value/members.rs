@@ -148,7 +148,7 @@ impl<V: Payload> Members<V> {
             return Ok(());
         }
         let unknown: Vec<Box<[u8]>> =
-            names.filter(|n| !self.known.contains_key(*n)).map(Into::into).collect();
+            names.filter(|n| !self.known.contains_key(n)).map(Into::into).collect();
         if unknown.is_empty() { Ok(()) } else { Err(Part::Fields(unknown)) }
     }
 
