@@ -26,11 +26,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, Semaphore};
 
-/// How long writers wait for room before their writes are refused.
+/// How long writers wait for room while no engine takes rows, before their writes are refused.
 pub const PRESSURE_LIMIT_MS: u64 = 5000;
 
 /// Why writes are refused while there is no room for them.
-pub const CHOKED: &str = "OOM the engine does not take rows fast enough, or its disk is full: there is \
+pub const CHOKED: &str = "OOM the engine has taken no rows for seconds, or its disk is full: there is \
     no memory left for writes";
 
 /// Why writes are refused while the journal's store is away.
@@ -188,8 +188,9 @@ pub struct Node {
     pub budget: Budget,
     /// There is one committer, which syncs the journal itself.
     pub inline_sync: bool,
-    /// Since when there have been more pending rows than the budget allows, so that writers wait:
-    /// ms since the Unix epoch, 0 when there is room.
+    /// When an engine took rows last while there are more pending ones than the budget allows, or the
+    /// journal's store took records while many wait, so that writers wait: ms since the Unix epoch, 0
+    /// when there is room.
     pub pressure_since_ms: AtomicU64,
     /// More memory is in use than `maxmemory` allows.
     over_maxmemory: AtomicBool,

@@ -231,9 +231,13 @@ impl Worker {
         let since = &self.node.pressure_since_ms;
         let waiting = self.node.journal.stats().waiting_bytes;
         let waits = waiting > self.node.budget.journal as u64 / 2 && !self.node.is_cut_off();
-        if total <= self.node.budget.pending as u64 && !waits {
+        let is_full = total > self.node.budget.pending as u64;
+        let progress =
+            if is_full { partition.engine_progress() } else { self.node.journal.durable() };
+        let moves = self.progress.replace(progress) != progress;
+        if !is_full && !waits {
             since.store(0, Ordering::Relaxed);
-        } else if since.load(Ordering::Relaxed) == 0 {
+        } else if moves || since.load(Ordering::Relaxed) == 0 {
             since.store(self.node.clock.now_ms(), Ordering::Relaxed);
         }
     }

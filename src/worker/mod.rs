@@ -55,6 +55,8 @@ pub struct Worker {
     scratch: RefCell<Option<Vec<u8>>>,
     ahead: RefCell<Ahead>,
     jobs: materialise::Jobs,
+    /// How far that had come for which writers wait, when it was looked at last.
+    progress: Cell<u64>,
     loader: load::Loader,
     parking: parked::Parking,
     connections: tokio_util::task::TaskTracker,
@@ -114,6 +116,7 @@ impl Worker {
             scratch: RefCell::default(),
             ahead: RefCell::default(),
             jobs: materialise::Jobs::default(),
+            progress: Cell::new(0),
             loader: load::Loader::default(),
             parking: parked::Parking::default(),
             connections: tokio_util::task::TaskTracker::new(),

@@ -16,6 +16,7 @@ use crate::journal::{
     RealDisk, Recovered, SyncMode,
 };
 use crate::partition::{LIBRARIES_SHARD, Partition};
+use crate::pending::Batch;
 use crate::place::Place;
 use crate::shard::Shard;
 use crate::slot::Layout;
@@ -157,17 +158,8 @@ impl Directory {
             opened.push((id, engine, control));
         }
         check_shards(&recovery, &opened)?;
-        for (_, engine, control) in &opened {
-            // From the next record on the shard is not complete by itself, nor is what was kept.
-            let kept = control.presence.iter();
-            let kept = kept.map(|(layer, piece, _)| (presence_key(*layer, *piece), None));
-            let complete = control.complete.map(|_| complete_row(None));
-            let rows: Vec<_> = kept.chain(complete).collect();
-            if !rows.is_empty() {
-                engine.write(rows).await?;
-                engine.flush().await?;
-            }
-        }
+        let stale: Vec<_> =
+            opened.iter().map(|(_, e, control)| (e.clone(), stale(control))).collect();
         let epoch = opened.iter().map(|(.., c)| c.epoch).max().unwrap_or(0);
         let epoch = (recovery.max_epoch() + 1).max(epoch + 1);
         let end = |c: &Control| c.reaches.max(c.applied).max(c.complete.unwrap_or(0));
@@ -190,6 +182,11 @@ impl Directory {
             whole.context("a library of functions in the journal is damaged")?;
         }
         let journal = recovery.start(epoch, highest + 1).await?;
+        // The journal says where it ends now: nothing else would, if it is a new one.
+        for (engine, rows) in stale.into_iter().filter(|(_, rows)| !rows.is_empty()) {
+            engine.write(rows).await?;
+            engine.flush().await?;
+        }
         for shard in &shards {
             journal.flushed(shard.id, shard.flushed());
         }
@@ -465,6 +462,14 @@ fn check_shards(recovery: &Recovered, shards: &[(u16, Engine, Control)]) -> Resu
         }
     }
     Ok(())
+}
+
+/// Deletes what is not true any more from the next record on: that the shard is complete by itself,
+/// and what was kept of its keys.
+fn stale(control: &Control) -> Batch {
+    let kept = control.presence.iter();
+    let kept = kept.map(|(layer, piece, _)| (presence_key(*layer, *piece), None));
+    kept.chain(control.complete.map(|_| complete_row(None))).collect()
 }
 
 /// Merges what each shard has not applied; how many records there were.

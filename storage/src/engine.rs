@@ -28,6 +28,7 @@ use std::ops::{Range, RangeInclusive};
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::{Mutex, MutexGuard};
 
@@ -156,6 +157,8 @@ pub struct Engine {
     /// Reads its files.
     files: Arc<SstReader>,
     garbage: Arc<Garbage>,
+    /// The sequence number of the last batch that was taken.
+    written: Arc<AtomicU64>,
     turn: Arc<Mutex<Turn>>,
     read_limit: Option<Duration>,
     /// Where it is.
@@ -229,8 +232,15 @@ impl Engine {
             .build();
         let db = within(limit, opening).await.with_context(context)?;
         let read_limit = upkeep.read_limit;
-        let engine =
-            Self { db, files, garbage, turn: Arc::default(), read_limit, place: place.clone() };
+        let engine = Self {
+            db,
+            files,
+            garbage,
+            written: Arc::default(),
+            turn: Arc::default(),
+            read_limit,
+            place: place.clone(),
+        };
         engine.learn_garbage().await.with_context(context)?;
         Ok(engine)
     }
@@ -345,7 +355,13 @@ impl Engine {
             batch.put_bytes(garbage_key(), garbage_value(self.garbage.add(garbage)));
         }
         let handle = self.db.write_with_options(batch, &WriteOptions::default()).await?;
+        self.written.fetch_max(handle.seqnum(), Ordering::Relaxed);
         Ok(handle.seqnum())
+    }
+
+    /// The sequence number of the last write since it was opened; 0: there was none.
+    pub fn written(&self) -> u64 {
+        self.written.load(Ordering::Relaxed)
     }
 
     /// Writes up to this sequence number are flushed.

@@ -270,6 +270,11 @@ impl Partition {
         self.shards.values().map(Shard::pending_bytes).sum()
     }
 
+    /// A number that changes when an engine of these shards takes rows.
+    pub fn engine_progress(&self) -> u64 {
+        self.shards.values().map(|shard| shard.engine().written()).sum()
+    }
+
     /// Keys, and keys with an expiry, of a database in these shards.
     pub fn totals(&self, db: u32) -> (u64, u64) {
         let generation = self.store.generation(db);
