@@ -4,12 +4,15 @@
 mod location;
 mod manifest;
 mod reshard;
+#[cfg(test)]
+mod tests;
 
 use crate::clock::Clock;
 use crate::commit::{Sealed, split_body};
 use crate::control::{Control, Generations, complete_row, presence_key};
 use crate::encoding::{Library, row};
 use crate::engine::files::{Files, Kept};
+use crate::engine::peek::peek;
 use crate::engine::{Engine, Upkeep, prefix_range};
 use crate::journal::{
     BucketJournal, BucketOptions, Disk, Journal, JournalError, LocalJournal, Lsn, Options,
@@ -145,6 +148,7 @@ impl Directory {
         let journal_place = location.journal();
         let layout = Arc::new(Layout { shards: manifest.shards, seed: manifest.seed });
         let recovery = recover(&location, &options, &manifest, disk).await?;
+        check_unopened(&recovery, &location, manifest.shards).await?;
         // Whoever opens the engines after us ends ours.
         recovery.outlast().await?;
         clock.at_least(recovery.max_time_ms());
@@ -157,7 +161,7 @@ impl Directory {
             })?;
             opened.push((id, engine, control));
         }
-        check_shards(&recovery, &opened)?;
+        check_shards(&recovery, opened.iter().map(|(id, _, control)| (*id, control)))?;
         let stale: Vec<_> =
             opened.iter().map(|(_, e, control)| (e.clone(), stale(control))).collect();
         let epoch = opened.iter().map(|(.., c)| c.epoch).max().unwrap_or(0);
@@ -444,14 +448,15 @@ pub(crate) fn remove_staged(dir: &Path) -> std::io::Result<()> {
 
 /// Refuses shards that the journal does not fit. Without a journal they must be complete by
 /// themselves, all up to the same end: copies of what a clean stop has left.
-fn check_shards(recovery: &Recovered, shards: &[(u16, Engine, Control)]) -> Result<()> {
-    let complete = |(_, _, control): &(u16, Engine, Control)| control.complete;
-    let whole = shards.first().and_then(complete);
-    let restored = recovery.end() == 0
-        && whole.is_some()
-        && shards.iter().all(|shard| complete(shard) == whole);
-    for (id, _, control) in shards {
-        recovery.check_shard(*id, control.applied)?;
+fn check_shards<'a>(
+    recovery: &Recovered,
+    shards: impl Iterator<Item = (u16, &'a Control)> + Clone,
+) -> Result<()> {
+    let mut completes = shards.clone().map(|(_, control)| control.complete);
+    let whole = completes.next().flatten();
+    let restored = recovery.end() == 0 && whole.is_some() && completes.all(|other| other == whole);
+    for (id, control) in shards {
+        recovery.check_shard(id, control.applied)?;
         if control.reaches > recovery.end() && !restored {
             bail!(
                 "shard {id} reaches lsn {}, but the journal ends at {}: the journal's files are \
@@ -462,6 +467,24 @@ fn check_shards(recovery: &Recovered, shards: &[(u16, Engine, Control)]) -> Resu
         }
     }
     Ok(())
+}
+
+/// Opening the engines ends those of a server that has them open. A journal in a bucket has told that
+/// server, and a lock on the store's directory keeps others out; a local journal beside a store in a
+/// bucket does neither: one that is not this store's must not get that far.
+async fn check_unopened(recovery: &Recovered, location: &Location, shards: u16) -> Result<()> {
+    if location.store.dir().is_some() || location.journal().dir().is_none() {
+        return Ok(());
+    }
+    let mut found = Vec::new();
+    for id in 0..shards {
+        let shard = shard_place(&location.store, id);
+        let Some(rows) = peek(&shard.join("db"), &[row::CONTROL]).await? else { continue };
+        let control = Control::read(&rows);
+        let control = control.map_err(|what| anyhow::anyhow!("shard {id} ({shard}): {what}"))?;
+        found.push((id, control));
+    }
+    check_shards(recovery, found.iter().map(|(id, control)| (*id, control)))
 }
 
 /// Deletes what is not true any more from the next record on: that the shard is complete by itself,

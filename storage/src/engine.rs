@@ -3,6 +3,7 @@
 pub(crate) mod checkpoint;
 pub(crate) mod files;
 mod garbage;
+pub(crate) mod peek;
 mod scheduler;
 #[cfg(test)]
 mod tests;

@@ -1,0 +1,49 @@
+//! Who may open a store.
+
+use super::*;
+use crate::checkpoint::offline_options;
+use crate::materialise::hand_over;
+use crate::value::{Str, Value};
+use object_store::memory::InMemory;
+
+const NOW: u64 = 1_800_000_000_000;
+
+#[tokio::test]
+async fn a_journal_of_others_does_not_take_a_bucket_from_its_server() {
+    let root = tempfile::tempdir().unwrap();
+    let store = Place::within(Arc::new(InMemory::new()), "data".into(), "memory:");
+    let at = |journal: &str| Location {
+        store: store.clone(),
+        journal: Some(Place::local(root.path().join(journal)).unwrap()),
+    };
+    let open = async |location: Location| {
+        let mut options = offline_options(&location).await?;
+        options.databases = 1;
+        Directory::open(options, Clock::default()).await
+    };
+    let opened = open(at("ours")).await.unwrap();
+    let (journal, engine) = (opened.journal.clone(), opened.engines().remove(0));
+    let (mut partitions, locks) = opened.into_partitions(1, 1);
+    let mut partition = partitions.remove(0);
+    partition.store.begin(NOW, true);
+    partition.store.entry_mut(0, b"key").unwrap().value = Value::Str(Str::new(b"value"));
+    partition.commit(NOW).unwrap();
+    partition.cut(0);
+    let cut = partition.take_cut(0).unwrap();
+    hand_over(engine.clone(), journal.clone(), cut).await.unwrap();
+    engine.flush().await.unwrap();
+
+    for other in ["empty", "empty"] {
+        let refused = open(at(other)).await.err().map(|error| format!("{error:#}"));
+        let refused = refused.expect("it is not this store's journal");
+        assert!(refused.contains("but the journal ends at 0"), "{refused}");
+    }
+    // The engine is still the server's: it writes, and stops as if nothing had been.
+    partition.store.begin(NOW, true);
+    partition.store.entry_mut(0, b"key").unwrap().value = Value::Str(Str::new(b"later"));
+    partition.commit(NOW).unwrap();
+    partition.close().await.unwrap();
+    journal.close().unwrap();
+    drop(locks);
+    open(at("ours")).await.unwrap().close().await.unwrap();
+}

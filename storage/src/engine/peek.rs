@@ -1,0 +1,30 @@
+//! Reading an engine that another process may have open: it is not disturbed.
+
+use super::{OPENING, checkpoint, prefix_range, within};
+use crate::place::Place;
+use anyhow::{Context, Result};
+use bytes::Bytes;
+use slatedb::config::DbReaderOptions;
+use slatedb::{DbReader, DbReaderMode};
+
+/// The rows with a prefix in the files of the engine in a place; `None` if there is no engine. If it
+/// is open, files may go while they are read, which is an error.
+pub(crate) async fn peek(place: &Place, prefix: &[u8]) -> Result<Option<Vec<(Bytes, Bytes)>>> {
+    let reading = async {
+        let (store, path) = (place.store(), place.root().clone());
+        let admin = checkpoint::admin(store.clone(), path.as_ref());
+        if admin.read_manifest(None).await?.is_none() {
+            return Ok(None);
+        }
+        let options = DbReaderOptions::default();
+        let reader = DbReader::open(path, store, DbReaderMode::FollowLatest, options).await?;
+        let mut found = reader.scan(prefix_range(prefix)).await?;
+        let mut rows = Vec::new();
+        while let Some(row) = found.next().await? {
+            rows.push((row.key, row.value));
+        }
+        reader.close().await?;
+        Ok::<_, slatedb::Error>(Some(rows))
+    };
+    within(Some(OPENING), reading).await.with_context(|| format!("reading the engine of {place}"))
+}
