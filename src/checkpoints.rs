@@ -2,8 +2,11 @@
 
 use crate::config::Settings;
 use crate::node::Node;
-use flagstone_storage::checkpoint::{Catalog, Checkpoint, Retention, Source, prune_archive, take};
+use flagstone_storage::checkpoint::{
+    Catalog, Checkpoint, Retention, Source, branch, prune_archive, take,
+};
 use flagstone_storage::place::Place;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, oneshot};
@@ -11,11 +14,19 @@ use tokio::sync::{Notify, oneshot};
 /// How often it is looked whether a checkpoint is due, and whether archived segments are too old.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// How often it is looked for them in a bucket: each time costs requests.
+/// How often it is looked for them in a bucket, where each time costs requests, and for what a branch
+/// needs no more.
 const REMOTE_PRUNING: Duration = Duration::from_secs(60);
 
 /// While a checkpoint is taken the journal may grow to so many times its size.
 const JOURNAL_SHARE: u64 = 2;
+
+/// A branch in a bucket is opened once before it is one, with the records that its shards lack in
+/// memory: so many bytes of them at most, ...
+const BRANCH_RECORDS: u64 = 64 << 20;
+
+/// ... and for so long it is waited for the engines to get what is pending.
+const HAND_OVER_LIMIT: Duration = Duration::from_secs(30);
 
 /// What came of a checkpoint.
 pub type Taken = Result<Checkpoint, String>;
@@ -42,6 +53,8 @@ pub struct Checkpoints {
     archive: Place,
     stats: Mutex<SaveStats>,
     cancelled: Notify,
+    /// How many wait for the engines to have what is pending.
+    wanting: AtomicUsize,
 }
 
 impl Checkpoints {
@@ -54,7 +67,13 @@ impl Checkpoints {
             saves: 0,
             changes: 0,
         };
-        Self { source, archive, stats: Mutex::new(stats), cancelled: Notify::new() }
+        Self {
+            source,
+            archive,
+            stats: Mutex::new(stats),
+            cancelled: Notify::new(),
+            wanting: AtomicUsize::new(0),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, SaveStats> {
@@ -63,6 +82,11 @@ impl Checkpoints {
 
     pub fn stats(&self) -> SaveStats {
         self.lock().clone()
+    }
+
+    /// Whether pending rows are to be handed over at once.
+    pub fn wants_rows(&self) -> bool {
+        self.wanting.load(Ordering::Relaxed) > 0
     }
 
     /// Gives the one that is being taken up; false if there is none.
@@ -103,6 +127,60 @@ pub fn begin(node: &Arc<Node>) -> Option<oneshot::Receiver<Taken>> {
         let _ = done.send(taken);
     });
     Some(result)
+}
+
+/// Takes a checkpoint that has what was written before; one that is being taken may not have it.
+pub async fn take_new(node: &Arc<Node>) -> Taken {
+    loop {
+        let Some(taking) = begin(node) else {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            continue;
+        };
+        return taking.await.unwrap_or_else(|_| Err("the server is shutting down".into()));
+    }
+}
+
+/// Makes the data directory `to` of what there is now; it shares the files with rows.
+pub async fn branch_off(node: &Arc<Node>, to: Place) -> Result<(), String> {
+    let store = node.checkpoints.source.store.clone();
+    let is_remote = store.dir().is_none();
+    if is_remote {
+        let _wanting = Wanting::new(node.clone());
+        let begun = Instant::now();
+        // There may always be some that were written just now.
+        while node.pending_bytes() > BRANCH_RECORDS / 16 && begun.elapsed() < HAND_OVER_LIMIT {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+    let taken = take_new(node).await.map_err(|what| format!("no checkpoint: {what}"))?;
+    if is_remote && taken.record_bytes > BRANCH_RECORDS {
+        return Err(format!(
+            "{} bytes of records have come faster than the shards take them: \
+             `flagstone branch --checkpoint {}` has the memory for that",
+            taken.record_bytes, taken.id
+        ));
+    }
+    let making = node.background.spawn(async move { branch(&store, &taken.id, &to).await });
+    match making.await {
+        Ok(made) => made.map(drop).map_err(|error| format!("{error:#}")),
+        Err(_) => Err("the server is shutting down".into()),
+    }
+}
+
+/// As long as it lives pending rows are handed over at once.
+struct Wanting(Arc<Node>);
+
+impl Wanting {
+    fn new(node: Arc<Node>) -> Self {
+        node.checkpoints.wanting.fetch_add(1, Ordering::Relaxed);
+        Self(node)
+    }
+}
+
+impl Drop for Wanting {
+    fn drop(&mut self) {
+        self.0.checkpoints.wanting.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 async fn run(node: &Node) -> Taken {
@@ -150,6 +228,7 @@ pub async fn run_periodically(node: Arc<Node>) {
     let mut tick = tokio::time::interval(PERIOD);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let (mut tried, mut pruned) = (Instant::now(), None::<Instant>);
+    let mut released = Instant::now();
     while !node.is_ending() {
         tick.tick().await;
         let settings = node.config.settings();
@@ -166,6 +245,21 @@ pub async fn run_periodically(node: Arc<Node>) {
             pruned = Some(Instant::now());
             prune(&node, &settings).await;
         }
+        if released.elapsed() >= REMOTE_PRUNING {
+            released = Instant::now();
+            release(&node.checkpoints.source.store).await;
+        }
+    }
+}
+
+/// A branch in a bucket lets go of what it does not need of its parent any more.
+async fn release(store: &Place) {
+    match store.release().await {
+        Ok(0) => {}
+        Ok(shards) => {
+            tracing::info!(shards, "these share no files with the branch's parent any more")
+        }
+        Err(error) => tracing::warn!("{error:#}"),
     }
 }
 

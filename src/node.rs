@@ -328,6 +328,11 @@ impl Node {
         self.over_maxmemory.store(is_over, Ordering::Relaxed);
     }
 
+    /// Bytes of rows that the engines have yet to get, about.
+    pub fn pending_bytes(&self) -> u64 {
+        self.stats.iter().map(|stats| stats.pending_bytes.load(Ordering::Relaxed)).sum()
+    }
+
     /// The worker that owns a slot.
     pub fn worker_of(&self, slot: u16) -> usize {
         usize::from(self.layout.shard_of(slot)) % self.shard_workers

@@ -213,9 +213,8 @@ impl BranchArgs {
             let (data, to) = (self.of.data.location()?, Place::parse(&self.to)?);
             let id = self.of.take(&data).await?;
             let made = branch(&data.store, &id, &to).await?;
-            let how = if to.dir().is_some() { "shared" } else { "copied by the store" };
             println!(
-                "{to} is a branch of {} at lsn {}: {} are {how} ({:.2} s)",
+                "{to} is a branch of {} at lsn {}: {} are shared ({:.2} s)",
                 data.store,
                 made.lsn,
                 HumanBytes(made.bytes),

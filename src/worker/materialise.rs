@@ -85,7 +85,8 @@ impl Worker {
             age if age >= HURRIED_AGE => journal > most / 8 * 3,
             _ => false,
         };
-        let due = due || shard.pending_bytes() >= share;
+        let is_wanted = shard.pending_bytes() > 0 && self.node.checkpoints.wants_rows();
+        let due = due || is_wanted || shard.pending_bytes() >= share;
         if due && shard.can_cut() {
             partition.cut(id);
         }
@@ -226,8 +227,7 @@ impl Worker {
         let (stats, bytes) = (self.stats(), partition.pending_bytes() as u64);
         stats.pending_bytes.store(bytes, Ordering::Relaxed);
         stats.filter_bytes.store(partition.presence_bytes() as u64, Ordering::Relaxed);
-        let total: u64 =
-            self.node.stats.iter().map(|s| s.pending_bytes.load(Ordering::Relaxed)).sum();
+        let total = self.node.pending_bytes();
         let since = &self.node.pressure_since_ms;
         let waiting = self.node.journal.stats().waiting_bytes;
         let waits = waiting > self.node.budget.journal as u64 / 2 && !self.node.is_cut_off();

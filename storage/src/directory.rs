@@ -125,11 +125,12 @@ impl Directory {
     /// The same with the journal on another disk, and with stores of another making: `open_store`
     /// is given each shard's place, and says where it is.
     pub async fn open_with(
-        options: OpenOptions,
+        mut options: OpenOptions,
         clock: Clock,
         disk: Arc<dyn Disk>,
         open_store: &OpenStore<'_>,
     ) -> Result<Self> {
+        options.store = options.store.with_shared().await?;
         let locks = lock_all(&options.store, options.journal.as_ref())?;
         let manifest = Manifest::open(&options).await?;
         Self::open_as(manifest, options, clock, disk, open_store, locks).await

@@ -3,11 +3,13 @@
 mod cloud;
 mod metered;
 mod preflight;
+mod shared;
 #[cfg(test)]
 mod tests;
 
 pub use metered::Requests;
 pub(crate) use preflight::cause;
+pub(crate) use shared::{Share, Shares};
 
 use anyhow::{Context, Result, bail};
 use metered::Metered;
@@ -15,6 +17,7 @@ use object_store::ObjectStore;
 use object_store::local::LocalFileSystem;
 use object_store::memory::InMemory;
 use object_store::path::Path;
+use shared::Shared;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -31,6 +34,8 @@ pub struct Place {
     url: String,
     /// What was asked of a store that is not a local directory.
     requests: Arc<Requests>,
+    /// What it shares with the place that it is a branch of; the store knows of it.
+    shared: Option<Arc<Shared>>,
 }
 
 impl Place {
@@ -86,14 +91,37 @@ impl Place {
         let dir = std::path::absolute(&dir).with_context(|| shown.clone())?;
         let root = Path::from_absolute_path(&dir).with_context(|| shown.clone())?;
         let store = Arc::new(LocalFileSystem::new().with_fsync(true));
-        Ok(Self { store, root, dir: Some(dir), url: shown, requests: Arc::default() })
+        let requests = Arc::default();
+        Ok(Self { store, root, dir: Some(dir), url: shown, requests, shared: None })
     }
 
     /// A prefix in a store that is open already, shown as `url`.
     pub fn within(store: Arc<dyn ObjectStore>, root: Path, url: impl Into<String>) -> Self {
         let requests = Arc::<Requests>::default();
         let store = Arc::new(Metered { inner: store, requests: requests.clone() });
-        Self { store, root, dir: None, url: url.into(), requests }
+        Self { store, root, dir: None, url: url.into(), requests, shared: None }
+    }
+
+    /// The same place. If it is a branch in a bucket, the files that it shares with its parent are
+    /// seen in it.
+    pub(crate) async fn with_shared(&self) -> Result<Self> {
+        if self.dir.is_some() || self.shared.is_some() {
+            return Ok(self.clone());
+        }
+        let Some(shares) = Shares::read(self).await? else { return Ok(self.clone()) };
+        let shared = Arc::new(Shared::new(self.store.clone(), shares));
+        Ok(Self { store: shared.clone(), shared: Some(shared), ..self.clone() })
+    }
+
+    /// Whether a file is one of the parent's.
+    pub(crate) fn shares(&self, location: &Path) -> bool {
+        self.shared.as_ref().is_some_and(|shared| shared.of_parent(location).is_some())
+    }
+
+    /// Lets go of the parent's engines of which a branch needs no file any more; how many they were.
+    pub async fn release(&self) -> Result<usize> {
+        let Some(shared) = &self.shared else { return Ok(0) };
+        shared.release(self).await.with_context(|| format!("releasing what {self} has shared"))
     }
 
     /// The same place, seen through another store that begins there. Its requests are not counted.
@@ -148,7 +176,7 @@ impl Place {
     /// Whether an object can be copied from here to there by the store itself.
     pub fn is_in_store_of(&self, other: &Self) -> bool {
         let is_same_bucket = || self.bucket().is_some_and(|bucket| Some(bucket) == other.bucket());
-        self.dir.is_none() && (Arc::ptr_eq(&self.store, &other.store) || is_same_bucket())
+        self.dir.is_none() && (Arc::ptr_eq(&self.requests, &other.requests) || is_same_bucket())
     }
 
     /// Scheme and bucket of a place in a cloud.
@@ -167,6 +195,7 @@ impl Place {
             dir: self.dir.as_ref().map(|dir| dir.join(name)),
             url: format!("{}/{name}", self.url.trim_end_matches('/')),
             requests: self.requests.clone(),
+            shared: self.shared.clone(),
         }
     }
 }

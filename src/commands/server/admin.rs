@@ -1,6 +1,7 @@
 //! Time, durability, roles and the end of the server.
 
 use crate::blocking::{Cancel, Ended, Turn, UNBLOCKED};
+use crate::checkpoints::take_new;
 use crate::commands::{
     Call, Ctx, Group, Outcome, Run, Spec, Stop, Waiting, acl, arg, error, flag, is_word,
 };
@@ -157,7 +158,7 @@ fn shutdown<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
         if let Some(kind) = cx.node.scripts.running.busy().filter(|_| !has(b"nosave")) {
             return Err(kind.busy_text().into());
         }
-        if has(b"save") && super::save::take(cx.node).await.is_err() {
+        if has(b"save") && take_new(cx.node).await.is_err() {
             return Err("ERR Errors trying to SHUTDOWN. Check logs.".into());
         }
         tracing::info!(client = cx.session.client.id, "a client asks for the shutdown");

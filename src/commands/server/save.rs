@@ -1,14 +1,12 @@
 //! Checkpoints: BGSAVE, SAVE, LASTSAVE, and FLAGSTONE, which has what Redis has no word for.
 
-use crate::checkpoints::{Taken, begin};
+use crate::checkpoints::{begin, branch_off, take_new};
 use crate::commands::help::help;
 use crate::commands::{Call, Group, Outcome, Run, Spec, Waiting, acl, arg, error, flag, is_word};
-use crate::node::Node;
 use crate::resp::Args;
-use flagstone_storage::checkpoint::{Catalog, branch};
+use flagstone_storage::checkpoint::Catalog;
 use flagstone_storage::place::Place;
-use std::path::PathBuf;
-use std::sync::Arc;
+use std::path::Path;
 
 const IN_PROGRESS: &str = "ERR Background save already in progress";
 
@@ -57,21 +55,10 @@ fn save<'a>(cx: &'a mut Call<'_>, _: Args<'a>) -> Waiting<'a> {
     })
 }
 
-/// Takes a checkpoint that has what was written before; one that is being taken may not have it.
-pub(super) async fn take(node: &Arc<Node>) -> Taken {
-    loop {
-        let Some(taking) = begin(node) else {
-            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
-            continue;
-        };
-        return taking.await.unwrap_or_else(|_| Err("the server is shutting down".into()));
-    }
-}
-
 /// `FLAGSTONE CHECKPOINT`: takes one and answers its id, once it is there.
 fn checkpoint<'a>(cx: &'a mut Call<'_>, _: Args<'a>) -> Waiting<'a> {
     Box::pin(async move {
-        let taken = take(cx.node).await.map_err(|what| format!("ERR no checkpoint: {what}"))?;
+        let taken = take_new(cx.node).await.map_err(|what| format!("ERR no checkpoint: {what}"))?;
         cx.out.bulk_str(&taken.id);
         Ok(())
     })
@@ -100,8 +87,8 @@ fn checkpoints<'a>(cx: &'a mut Call<'_>, _: Args<'a>) -> Waiting<'a> {
     })
 }
 
-/// `FLAGSTONE BRANCH directory`: a data directory of its own, as the database is now. It shares the
-/// files with rows, so it is on the same disk.
+/// `FLAGSTONE BRANCH place`: a data directory of its own, as the database is now. It shares the files
+/// with rows, so it is on the same disk or in the same bucket.
 fn branch_command<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
     Box::pin(async move {
         let allowed = cx.worker.settings().enable_protected_configs;
@@ -110,23 +97,12 @@ fn branch_command<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
                 enable-protected-configs, as CONFIG SET dir is"
                 .into());
         }
-        let path = std::str::from_utf8(arg(args, 2)?).map_err(|_| "ERR invalid path")?;
-        let path = PathBuf::from(path);
-        if !path.is_absolute() {
+        let url = std::str::from_utf8(arg(args, 2)?).map_err(|_| "ERR invalid path")?;
+        let to = Place::parse(url).map_err(|what| format!("ERR {what:#}"))?;
+        if to.dir().is_some() && !url.starts_with("file:") && !Path::new(url).is_absolute() {
             return Err("ERR the path of a branch is absolute".into());
         }
-        let store = cx.node.checkpoints.source.store.clone();
-        if store.dir().is_none() {
-            // It takes a request for each file, and memory for the journal's tail.
-            return Err("ERR of a store in a bucket, `flagstone branch` makes branches".into());
-        }
-        let taken = take(cx.node).await.map_err(|what| format!("ERR no checkpoint: {what}"))?;
-        let making = cx
-            .node
-            .background
-            .spawn(async move { branch(&store, &taken.id, &Place::local(path)?).await });
-        let made = making.await.map_err(|_| "ERR the server is shutting down")?;
-        made.map_err(|what| format!("ERR {what:#}"))?;
+        branch_off(cx.node, to).await.map_err(|what| format!("ERR {what}"))?;
         cx.out.ok();
         Ok(())
     })
@@ -137,7 +113,7 @@ fn show_help(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
         cx.out,
         "FLAGSTONE",
         &[
-            ("BRANCH <directory>", "Makes a data directory of its own, as the data is now."),
+            ("BRANCH <place>", "Makes a data directory of its own, as the data is now."),
             ("CHECKPOINT", "Takes a checkpoint and answers its id."),
             ("CHECKPOINTS", "Lists the checkpoints."),
         ],

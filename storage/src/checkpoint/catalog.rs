@@ -158,7 +158,10 @@ impl Catalog {
         let cleaning = engines.iter().enumerate().map(|(shard, engine)| {
             let kept = there.iter().filter_map(|c| c.shards.get(shard)).map(|s| s.id.clone());
             let kept = kept.collect();
-            async move { engine.keep_checkpoints(&kept).await }
+            async move {
+                engine.keep_checkpoints(&kept).await?;
+                engine.drop_branches().await
+            }
         });
         try_join_all(cleaning).await?;
         Ok(())

@@ -64,6 +64,7 @@ impl Image {
         checkpoint: &Checkpoint,
         records: PathBuf,
     ) -> Result<Self> {
+        let place = &place.with_shared().await?;
         let mut pieces = Vec::new();
         for (shard, engine) in checkpoint.shards.iter().enumerate() {
             let found = shard_pieces(place, shard, engine.manifest).await;

@@ -10,15 +10,16 @@ use super::{Catalog, Checkpoint, FORMAT, offline_options, sync_dir};
 use crate::directory::{
     Location, complete_shards, create_manifest_of, identity_of, is_data_directory,
 };
-use crate::engine::checkpoint::{EngineCheckpoint, admin};
+use crate::engine::checkpoint::{EngineCheckpoint, admin, keep_for_branch};
 use crate::journal::{BucketJournal, BucketOptions, Extract, LocalJournal, Lsn, Options, RealDisk};
-use crate::place::Place;
+use crate::place::{Place, Share, Shares};
 use crate::slot::Layout;
 use anyhow::{Context, Result, bail};
 use futures::FutureExt;
 use futures::stream::{self, StreamExt, TryStreamExt};
 use object_store::ObjectStoreExt;
-use std::collections::BTreeSet;
+use slatedb::admin::Admin;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -29,6 +30,9 @@ const MEANWHILE: &str = "restoring";
 
 /// Files that a store copies at the same time.
 const COPIES: usize = 16;
+
+/// Why there is no branch there.
+const ELSEWHERE: &str = "a branch is where its parent is, on a local disk or in a bucket; elsewhere use backup and restore";
 
 /// Up to where to restore.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,8 +119,7 @@ pub async fn restore(
 }
 
 /// Makes the data directory `to` of a checkpoint of the data directory in `store`, on the same disk
-/// or in the same bucket. Files with rows are not read for it: on a disk both have them, in a bucket
-/// the store copies them.
+/// or in the same bucket. Files with rows are not read or copied for it: both have them.
 ///
 /// # Errors
 /// As of [`restore`].
@@ -163,7 +166,9 @@ pub(crate) async fn branch_state(from: &Location, to: &Place) -> Result<()> {
         shards,
     };
     let image = Image::with_records(place, &checkpoint, records).await?;
-    target.build(&image, None, Transfer::Share, &super::Quiet).await?;
+    // Nothing of what it comes from is to be changed: not even kept for it.
+    let transfer = if to.dir().is_some() { Transfer::Share } else { Transfer::CopyWithin };
+    target.build(&image, None, transfer, &super::Quiet).await?;
     Ok(())
 }
 
@@ -375,8 +380,10 @@ fn known_time_ms(dirs: &[PathBuf]) -> Result<u64> {
 enum Transfer {
     /// They are read and written, and compared.
     Copy,
-    /// By hard links, or by the store.
+    /// By hard links, or in a bucket by knowing where they are.
     Share,
+    /// The store of both copies them.
+    CopyWithin,
 }
 
 /// A data directory that is being made. It is none before it is whole.
@@ -417,7 +424,7 @@ impl Target {
     }
 
     async fn build(
-        self,
+        mut self,
         image: &Image,
         as_of: Option<AsOf>,
         transfer: Transfer,
@@ -429,12 +436,12 @@ impl Target {
         let cut = cutting.await??;
         refuse_unknown(image, cut, as_of)?;
         let end = cut.lsn;
-        match transfer {
-            Transfer::Copy => self.copy(image, progress).await?,
-            Transfer::Share => match self.place.dir() {
-                Some(dir) => link(image, dir)?,
-                None => self.copy_within(image).await?,
-            },
+        let mut kept = Vec::new();
+        match (transfer, self.place.dir()) {
+            (Transfer::Copy, _) => self.copy(image, progress).await?,
+            (Transfer::Share, Some(dir)) => link(image, dir)?,
+            (Transfer::Share, None) => kept = self.share(image).await?,
+            (Transfer::CopyWithin, _) => self.copy_within(image, &image.pieces).await?,
         }
         self.forget_checkpoints(checkpoint.shards.len()).await?;
         let layout = Layout {
@@ -454,6 +461,10 @@ impl Target {
                 let completing = complete_shards(offline_options(&location).await?, &layout, salt);
                 completing.await.context("completing the shards")?;
             }
+        }
+        for (engine, checkpoint) in kept {
+            let id = checkpoint.parse().context("the id of a checkpoint")?;
+            engine.refresh_checkpoint(id, None).await?;
         }
         // Before it is a data directory.
         drop(self.scratch);
@@ -476,17 +487,45 @@ impl Target {
         Ok(())
     }
 
-    /// Has the store copy the files of an image: what it copies is not read here.
-    async fn copy_within(&self, image: &Image) -> Result<()> {
-        if !self.place.is_in_store_of(&image.place) {
-            bail!(
-                "{} is in another store than {}: a branch is in the same bucket as its parent; \
-                 elsewhere use backup and restore",
-                self.place,
-                image.place
-            );
+    /// Makes the files of an image be seen here where they are. Those that its place shares itself
+    /// are copied by the store, and the manifests, too. The engines, and the checkpoints in them that
+    /// keep the files until there is a branch.
+    async fn share(&mut self, image: &Image) -> Result<Vec<(Admin, String)>> {
+        let (own, of_others): (Vec<_>, Vec<_>) =
+            image.pieces.iter().cloned().partition(|p| p.has_rows() && !image.place.shares(&p.at));
+        self.copy_within(image, &of_others).await?;
+        let mut kept = Vec::new();
+        let mut engines = BTreeMap::new();
+        for (shard, state) in image.checkpoint.shards.iter().enumerate() {
+            let dir = engine_dir(shard);
+            let engine = image.place.join(&dir);
+            let names = own.iter().filter_map(|piece| {
+                Some((piece.name.strip_prefix(&dir)?.strip_prefix('/')?.to_owned(), piece.size))
+            });
+            let files: BTreeMap<_, _> = names.collect();
+            if files.is_empty() {
+                continue;
+            }
+            let admin = admin(engine.store(), engine.root().as_ref());
+            let path = self.place.root().as_ref();
+            let checkpoint = keep_for_branch(&admin, &state.id, path).await;
+            let checkpoint = checkpoint.with_context(|| format!("keeping files of {engine}"))?;
+            let share =
+                Share { engine: engine.root().to_string(), checkpoint: checkpoint.clone(), files };
+            engines.insert(self.place.path(&dir).to_string(), share);
+            kept.push((admin, checkpoint));
         }
-        let store = self.place.store();
+        Shares::new(engines).write(&self.place).await?;
+        self.place = self.place.with_shared().await?;
+        Ok(kept)
+    }
+
+    /// Has the store copy files of an image: what it copies is not read here.
+    async fn copy_within(&self, image: &Image, pieces: &[Piece]) -> Result<()> {
+        if !self.place.is_in_store_of(&image.place) {
+            bail!("{} is in another store than {}: {ELSEWHERE}", self.place, image.place);
+        }
+        let store = image.place.store();
         let copy = |piece: &Piece| {
             let (store, from, to) = (store.clone(), piece.at.clone(), self.place.path(&piece.name));
             async move {
@@ -494,10 +533,10 @@ impl Target {
                 copied.with_context(|| format!("copying {from} to {to}"))
             }
         };
-        let copies = stream::iter(image.pieces.iter().map(copy)).buffer_unordered(COPIES);
+        let copies = stream::iter(pieces.iter().map(copy)).buffer_unordered(COPIES);
         copies.try_collect::<()>().await?;
         let there = sizes(&self.place).await?;
-        match image.pieces.iter().find(|piece| there.get(&piece.name) != Some(&piece.size)) {
+        match pieces.iter().find(|piece| there.get(&piece.name) != Some(&piece.size)) {
             Some(piece) => bail!("{} is not in {} as it was copied", piece.name, self.place),
             None => Ok(()),
         }
@@ -535,7 +574,9 @@ async fn write_journal(image: &Image, to: &Path, salt: u32, end: Lsn) -> Result<
 
 /// Links the files of an image into the directory `to`, on the same disk.
 fn link(image: &Image, to: &Path) -> Result<()> {
-    let from = image.place.dir().context("files of a local disk can be linked")?;
+    let Some(from) = image.place.dir() else {
+        bail!("{}: {ELSEWHERE}", to.display());
+    };
     let mut dirs = BTreeSet::new();
     for piece in &image.pieces {
         let (source, target) = (from.join(&piece.name), to.join(&piece.name));

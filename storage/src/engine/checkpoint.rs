@@ -4,16 +4,25 @@ use super::{Engine, prefix_range};
 use crate::control::Control;
 use crate::encoding::row;
 use crate::journal::Lsn;
+use crate::place::{Place, Shares};
 use anyhow::{Context, Result};
 use object_store::ObjectStore;
+use object_store::path::Path;
 use serde::{Deserialize, Serialize};
 use slatedb::admin::{Admin, AdminBuilder};
 use slatedb::config::{CheckpointOptions, CheckpointScope};
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Names of SlateDB checkpoints begin with this, before the name of ours.
 const NAME: &str = "flagstone ";
+
+/// So do those that keep files for a branch, before the path of the branch.
+const BRANCH: &str = "flagstone-branch ";
+
+/// How long a checkpoint lives for a branch that does not come to be.
+const MAKING: Duration = Duration::from_secs(3600);
 
 /// A state of one shard's engine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,6 +40,16 @@ pub struct EngineCheckpoint {
 /// An engine that may be open elsewhere, by its files.
 pub(crate) fn admin(store: Arc<dyn ObjectStore>, path: &str) -> Admin {
     AdminBuilder::new(path, store).build()
+}
+
+/// Keeps the files of a checkpoint for the branch at `path`, for [`MAKING`] at first.
+pub(crate) async fn keep_for_branch(engine: &Admin, id: &str, path: &str) -> Result<String> {
+    let options = CheckpointOptions {
+        lifetime: Some(MAKING),
+        source: Some(id.parse().context("the id of a checkpoint")?),
+        name: Some(format!("{BRANCH}{path}")),
+    };
+    Ok(engine.create_detached_checkpoint(&options).await?.id.to_string())
 }
 
 impl Engine {
@@ -60,6 +79,29 @@ impl Engine {
     /// Gives up all checkpoints of ours but those with these ids.
     pub async fn keep_checkpoints(&self, ids: &BTreeSet<String>) -> Result<()> {
         self.drop_checkpoints(|name, id| name.starts_with(NAME) && !ids.contains(id)).await
+    }
+
+    /// Gives up what is kept for branches that are not there any more.
+    pub(crate) async fn drop_branches(&self) -> Result<()> {
+        let (store, place) = (self.place.store(), &self.place);
+        let admin = admin(store.clone(), place.root().as_ref());
+        for checkpoint in admin.list_checkpoints(None).await.context("listing checkpoints")? {
+            let Some(path) = checkpoint.name.as_deref().and_then(|name| name.strip_prefix(BRANCH))
+            else {
+                continue;
+            };
+            // One that has an end is for a branch that is being made.
+            if checkpoint.expire_time.is_some() {
+                continue;
+            }
+            let branch = Place::within(store.clone(), Path::from(path), path);
+            let shares = Shares::read(&branch).await?;
+            if !shares.is_some_and(|shares| shares.has(&checkpoint.id.to_string())) {
+                admin.delete_checkpoint(checkpoint.id).await.context("deleting a checkpoint")?;
+                tracing::info!(branch = path, engine = %place, "nothing is kept for a branch that is gone");
+            }
+        }
+        Ok(())
     }
 
     async fn drop_checkpoints(&self, gone: impl Fn(&str, &str) -> bool) -> Result<()> {

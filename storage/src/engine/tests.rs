@@ -3,9 +3,11 @@
 use super::*;
 use crate::encoding::RowKey;
 use crate::materialise::sweep;
+use crate::place::{Share, Shares};
 use futures::TryStreamExt;
-use object_store::ObjectStore;
 use object_store::memory::InMemory;
+use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt};
 use slatedb::db_cache::SplitCache;
 use std::time::Instant;
 use tokio::runtime::Runtime;
@@ -213,10 +215,7 @@ fn a_checkpoint_keeps_its_files_as_long_as_it_is_there() {
     assert_eq!(process.count(LIVE), 0);
     for name in &named {
         let path = format!("db/compacted/{name}.sst").into();
-        let there = process.runtime.block_on(async {
-            use object_store::ObjectStoreExt;
-            store.head(&path).await.is_ok()
-        });
+        let there = process.runtime.block_on(async { store.head(&path).await.is_ok() });
         assert!(there, "{name} is gone");
     }
     assert!(size(&store) >= held);
@@ -229,6 +228,89 @@ fn a_checkpoint_keeps_its_files_as_long_as_it_is_there() {
     assert!(size(&store) >= held);
     process.runtime.block_on(process.engine.keep_checkpoints(&Default::default())).unwrap();
     // The garbage collector leaves what may be a merge's or a flush's: there are some after that.
+    let begun = Instant::now();
+    while size(&store) >= held / 2 {
+        assert!(begun.elapsed() < Duration::from_secs(180), "{} bytes", size(&store));
+        process.put(DEAD, 0..100);
+        process.flush();
+        process.sweep();
+        std::thread::sleep(Duration::from_millis(500));
+    }
+    process.kill();
+}
+
+/// The object at a path, as somebody sees it.
+fn object(process: &Process, store: &dyn ObjectStore, path: &str) -> Option<Bytes> {
+    let path = Path::from(path);
+    process.runtime.block_on(async { store.get(&path).await.ok()?.bytes().await.ok() })
+}
+
+#[test]
+fn files_stay_for_branches_until_they_are_gone_or_need_none() {
+    let store = Arc::new(InMemory::new());
+    let process = Process::start(&store);
+    process.put(LIVE, 0..40_000);
+    let made = process.runtime.block_on(process.engine.checkpoint("one")).unwrap();
+    let held = size(&store);
+    let admin = checkpoint::admin(store.clone(), "db");
+    let manifest = process.runtime.block_on(admin.read_manifest(Some(made.manifest))).unwrap();
+    let views = manifest.as_ref().unwrap().all_sst_views();
+    let names: Vec<_> = views.map(|v| format!("compacted/{}.sst", v.sst.id.value())).collect();
+    let base = Place::within(store.clone(), "".into(), "memory");
+    // One is there, of another nothing was ever written, the last one is being made.
+    let mut kept = Vec::new();
+    for path in ["there", "gone", "making"] {
+        let id = checkpoint::keep_for_branch(&admin, &made.id, path);
+        kept.push(process.runtime.block_on(id).unwrap());
+    }
+    for id in &kept[..2] {
+        let refreshed = admin.refresh_checkpoint(id.parse().unwrap(), None);
+        process.runtime.block_on(refreshed).unwrap();
+    }
+    let files: Vec<_> =
+        names.iter().map(|name| (name, object(&process, &store, &format!("db/{name}")))).collect();
+    let sizes =
+        files.iter().map(|(name, bytes)| ((*name).clone(), bytes.as_ref().unwrap().len() as u64));
+    let share = Share { engine: "db".into(), checkpoint: kept[0].clone(), files: sizes.collect() };
+    let engines = [("there/db".to_owned(), share)].into();
+    let place = base.join("there");
+    process.runtime.block_on(Shares::new(engines).write(&place)).unwrap();
+    let ids = || -> Vec<String> {
+        let listed = process.runtime.block_on(admin.list_checkpoints(None)).unwrap();
+        listed.into_iter().map(|found| found.id.to_string()).collect()
+    };
+    process.runtime.block_on(process.engine.keep_checkpoints(&Default::default())).unwrap();
+    process.runtime.block_on(process.engine.drop_branches()).unwrap();
+    let left = ids();
+    assert!(!left.contains(&made.id) && !left.contains(&kept[1]), "{left:?}");
+    assert!(left.contains(&kept[0]) && left.contains(&kept[2]), "{left:?}");
+    let given_up = admin.delete_checkpoint(kept[2].parse().unwrap());
+    process.runtime.block_on(given_up).unwrap();
+    // Everything is deleted and merged away, but the branch sees it.
+    process.write(std::iter::once((RowKey::dead(1, LIVE).into(), Some(Bytes::new()))));
+    process.flush();
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(6) {
+        process.put(DEAD, 0..100);
+        process.flush();
+        process.sweep();
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert_eq!(process.count(LIVE), 0);
+    let branch = process.runtime.block_on(place.with_shared()).unwrap();
+    for (name, bytes) in &files {
+        let seen = object(&process, &*branch.store(), &format!("there/db/{name}"));
+        assert_eq!(seen, *bytes, "{name}");
+    }
+    // It deletes what it does not need.
+    assert_eq!(process.runtime.block_on(branch.release()).unwrap(), 0);
+    for (n, name) in names.iter().enumerate() {
+        let path = Path::from(format!("there/db/{name}"));
+        process.runtime.block_on(branch.store().delete(&path)).unwrap();
+        let is_last = n + 1 == names.len();
+        assert_eq!(process.runtime.block_on(branch.release()).unwrap(), usize::from(is_last));
+    }
+    assert!(!ids().contains(&kept[0]));
     let begun = Instant::now();
     while size(&store) >= held / 2 {
         assert!(begun.elapsed() < Duration::from_secs(180), "{} bytes", size(&store));

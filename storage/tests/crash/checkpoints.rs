@@ -14,11 +14,14 @@ use flagstone_storage::clock::Clock;
 use flagstone_storage::directory::{Location, OpenOptions};
 use flagstone_storage::journal::{Lsn, RealDisk};
 use flagstone_storage::place::Place;
+use futures::TryStreamExt;
+use object_store::ObjectStore;
 use object_store::local::LocalFileSystem;
 use object_store::memory::InMemory;
 use object_store::path::Path as ObjectPath;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -235,6 +238,66 @@ fn so_it_is_in_a_bucket_and_of_a_journal_in_one() {
     }
 }
 
+/// The names of files with rows that are below a place, with the sizes of all.
+fn rows_in(run: &Run, place: &Place) -> BTreeMap<String, u64> {
+    let listing = place.store().list(Some(place.root())).try_collect::<Vec<_>>();
+    let listed = run.history.world.block_on(listing).unwrap();
+    let rows = listed.iter().filter(|meta| meta.location.extension() == Some("sst"));
+    rows.map(|meta| (meta.location.filename().unwrap().to_owned(), meta.size)).collect()
+}
+
+#[test]
+fn a_branch_in_a_bucket_has_no_copies_and_is_a_parent_and_backed_up_as_any() {
+    for seed in [12, 13] {
+        let mut run = Run::new(seed, Kind::Bucket);
+        run.steps(60);
+        run.history.world.settle();
+        run.begin();
+        run.finish();
+        let taken = run.taken.last().unwrap().clone();
+        let (store, first) = (run.location.store.clone(), run.fresh());
+        run.history.world.block_on(branch(&store, &taken.id, &first)).unwrap();
+        let of_parent = rows_in(&run, &store);
+        let own = rows_in(&run, &first);
+        assert!(!of_parent.is_empty());
+        assert!(!own.keys().any(|name| of_parent.contains_key(name)), "{own:?}");
+        // The branch goes on by itself, and has checkpoints.
+        let location = Location::from(first.clone());
+        let mut world = open(&location, run.history.world.probe.model_at(taken.lsn));
+        world.probe.keep_models(world.journal.clone());
+        world.set(0, b"only in the branch", b"value", 0);
+        world.commit();
+        let source = source(&first, run.root.path(), &world);
+        let made = world.block_on(take(&source, u64::MAX)).unwrap();
+        let model = world.probe.model_at(made.lsn);
+        let (second, backups) = (run.fresh(), run.bucket.join("backups"));
+        let elsewhere = Place::within(Arc::new(InMemory::new()), "".into(), "memory");
+        world.block_on(async {
+            branch(&first, &made.id, &second).await.unwrap();
+            let options = BackupOptions::default;
+            for to in [&backups, &elsewhere] {
+                backup(&location, &made.id, to, options(), &Quiet).await.unwrap();
+            }
+        });
+        world.close();
+        let mut copies = vec![second];
+        for from in [backups, elsewhere.clone()] {
+            copies.push(run.restore(&Location::from(from), None, None).0);
+        }
+        let restored = elsewhere.join("restored");
+        let restoring = restore(&location, &restored, Some(&made.id), None, &Quiet);
+        run.history.world.block_on(restoring).unwrap();
+        copies.push(restored);
+        for copy in copies {
+            let at = format!("seed {seed}, {copy}");
+            let mut copy = open(&Location::from(copy), model.clone());
+            copy.verify(&at);
+            copy.close();
+        }
+        run.history.world.close();
+    }
+}
+
 #[test]
 fn a_moment_is_restored_to_the_record() {
     KINDS.into_iter().for_each(restore_moments);
@@ -401,7 +464,7 @@ fn a_kill_while_a_checkpoint_is_taken_or_removed_leaves_whole_ones() {
     let picks = picking.clone();
     let world = World::open(&dir, model, Box::new(move |_| *picks.lock().unwrap()));
     let mut history = History { world, random: StdRng::seed_from_u64(9) };
-    let mut kept = std::collections::BTreeMap::new();
+    let mut kept = BTreeMap::new();
     for round in 0..3 {
         for _ in 0..25 {
             history.step();
@@ -453,7 +516,7 @@ fn what_a_bucket_holds_after_any_request_is_whole() {
     let world = open(&location, model);
     let mut history = History { world, random: StdRng::seed_from_u64(10) };
     let catalog = Catalog::of(&bucket);
-    let mut kept = std::collections::BTreeMap::new();
+    let mut kept = BTreeMap::new();
     for round in 0..3 {
         (0..25).for_each(|_| history.step());
         history.world.commit();

@@ -1,0 +1,263 @@
+//! Files that a branch in a bucket has in common with its parent: it reads them where they are, by
+//! names of its own, as if they were copies.
+//!
+//! `shared.json` says which. A SlateDB checkpoint in each of the parent's engines keeps the files for
+//! the branch, until the branch needs none of them.
+
+use super::Place;
+use crate::engine::checkpoint::admin;
+use anyhow::{Context, Result, bail};
+use async_trait::async_trait;
+use chrono::DateTime;
+use futures::future::ready;
+use futures::stream::{self, BoxStream, StreamExt};
+use object_store::path::Path;
+use object_store::{
+    CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta,
+    ObjectStore, ObjectStoreExt, PutMultipartOptions, PutOptions, PutPayload, PutResult,
+    Result as StoreResult,
+};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// In the root of a branch.
+const SHARED: &str = "shared.json";
+
+const FORMAT: u32 = 1;
+
+/// What `shared.json` says.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Shares {
+    format: u32,
+    /// By the engine's path in the branch.
+    engines: BTreeMap<String, Share>,
+}
+
+/// What an engine of a branch shares.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Share {
+    /// The path of the parent's engine in the bucket.
+    pub(crate) engine: String,
+    /// SlateDB's id of the checkpoint in it that keeps the files.
+    pub(crate) checkpoint: String,
+    /// Sizes in bytes by names, which are the same in both engines.
+    pub(crate) files: BTreeMap<String, u64>,
+}
+
+impl Shares {
+    pub(crate) fn new(engines: BTreeMap<String, Share>) -> Self {
+        Self { format: FORMAT, engines }
+    }
+
+    /// What a place shares; `None`: it is no branch, or does not need its parent any more.
+    pub(crate) async fn read(place: &Place) -> Result<Option<Self>> {
+        let file = place.join(SHARED);
+        let reading = || format!("reading {file}");
+        let bytes = match file.store().get(file.root()).await {
+            Ok(found) => found.bytes().await.with_context(reading)?,
+            Err(Error::NotFound { .. }) => return Ok(None),
+            Err(error) => return Err(error).with_context(reading),
+        };
+        let shares: Self = serde_json::from_slice(&bytes).with_context(reading)?;
+        if shares.format != FORMAT {
+            bail!("{file} has the format {}, this version reads {FORMAT}", shares.format);
+        }
+        Ok(Some(shares))
+    }
+
+    pub(crate) async fn write(&self, place: &Place) -> Result<()> {
+        let file = place.join(SHARED);
+        let bytes = serde_json::to_vec_pretty(self)?;
+        let put = file.store().put(file.root(), bytes.into()).await;
+        put.with_context(|| format!("writing {file}"))?;
+        Ok(())
+    }
+
+    /// Whether a checkpoint of the parent keeps files for this branch.
+    pub(crate) fn has(&self, checkpoint: &str) -> bool {
+        self.engines.values().any(|share| share.checkpoint == checkpoint)
+    }
+}
+
+/// A branch's store.
+#[derive(Debug)]
+pub(super) struct Shared {
+    inner: Arc<dyn ObjectStore>,
+    files: Arc<Files>,
+    shares: tokio::sync::Mutex<Shares>,
+}
+
+/// Where the files are that are still needed, and their sizes, by their paths in the branch.
+#[derive(Debug, Default)]
+struct Files(Mutex<BTreeMap<Path, (Path, u64)>>);
+
+impl Files {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Path, (Path, u64)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether there is one that is not needed from now on.
+    fn give_up(&self, location: &Path) -> bool {
+        self.lock().remove(location).is_some()
+    }
+
+    /// Those below a prefix.
+    fn below(&self, prefix: Option<&Path>) -> Vec<ObjectMeta> {
+        let is_below = |at: &Path| {
+            prefix.is_none_or(|prefix| {
+                at != prefix
+                    && at.prefix_match(prefix).is_some_and(|mut rest| rest.next().is_some())
+            })
+        };
+        let files = self.lock();
+        let found = files.iter().filter(|(at, _)| is_below(at));
+        found.map(|(at, (_, size))| meta(at.clone(), *size)).collect()
+    }
+}
+
+fn meta(location: Path, size: u64) -> ObjectMeta {
+    // They are older than the branch.
+    let last_modified = DateTime::UNIX_EPOCH;
+    ObjectMeta { location, last_modified, size, e_tag: None, version: None }
+}
+
+impl Shared {
+    /// The store of a branch in `inner`.
+    pub(super) fn new(inner: Arc<dyn ObjectStore>, shares: Shares) -> Self {
+        let mut files = BTreeMap::new();
+        for (own, share) in &shares.engines {
+            for (name, size) in &share.files {
+                let at = |engine: &str| Path::from(format!("{engine}/{name}"));
+                files.insert(at(own), (at(&share.engine), *size));
+            }
+        }
+        let files = Arc::new(Files(Mutex::new(files)));
+        Self { inner, files, shares: tokio::sync::Mutex::new(shares) }
+    }
+
+    /// Where a file of the parent is.
+    pub(super) fn of_parent(&self, location: &Path) -> Option<Path> {
+        self.files.lock().get(location).map(|(there, _)| there.clone())
+    }
+
+    fn resolve(&self, location: &Path) -> Path {
+        self.of_parent(location).unwrap_or_else(|| location.clone())
+    }
+
+    /// Lets go of the files of engines of the parent of which none is needed; of how many engines.
+    pub(super) async fn release(&self, place: &Place) -> Result<usize> {
+        let mut shares = self.shares.lock().await;
+        let is_needed = |own: &str| !self.files.below(Some(&Path::from(own))).is_empty();
+        let owns = shares.engines.keys().filter(|own| !is_needed(own));
+        let owns: Vec<String> = owns.cloned().collect();
+        for own in &owns {
+            let Some(share) = shares.engines.get(own) else { continue };
+            let parent = admin(self.inner.clone(), &share.engine);
+            // If there is no parent any more, nothing keeps its files.
+            if parent.read_manifest(None).await?.is_some() {
+                let id = share.checkpoint.parse().context("the id of a checkpoint")?;
+                parent.delete_checkpoint(id).await?;
+            }
+            shares.engines.remove(own);
+        }
+        if !owns.is_empty() {
+            shares.write(place).await?;
+        }
+        Ok(owns.len())
+    }
+}
+
+impl fmt::Display for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.inner.fmt(f)
+    }
+}
+
+#[async_trait]
+impl ObjectStore for Shared {
+    async fn put_opts(
+        &self,
+        location: &Path,
+        payload: PutPayload,
+        options: PutOptions,
+    ) -> StoreResult<PutResult> {
+        self.inner.put_opts(location, payload, options).await
+    }
+
+    async fn put_multipart_opts(
+        &self,
+        location: &Path,
+        options: PutMultipartOptions,
+    ) -> StoreResult<Box<dyn MultipartUpload>> {
+        self.inner.put_multipart_opts(location, options).await
+    }
+
+    async fn get_opts(&self, location: &Path, options: GetOptions) -> StoreResult<GetResult> {
+        let mut found = self.inner.get_opts(&self.resolve(location), options).await?;
+        found.meta.location = location.clone();
+        Ok(found)
+    }
+
+    fn delete_stream(
+        &self,
+        locations: BoxStream<'static, StoreResult<Path>>,
+    ) -> BoxStream<'static, StoreResult<Path>> {
+        let (files, given_up) = (self.files.clone(), Arc::<Mutex<Vec<Path>>>::default());
+        let (noted, told) = (given_up.clone(), given_up);
+        let lock = |list: &Arc<Mutex<Vec<Path>>>| {
+            std::mem::take(&mut *list.lock().unwrap_or_else(PoisonError::into_inner))
+        };
+        let own = locations.filter(move |location| {
+            let shared = location.as_ref().ok().filter(|path| files.give_up(path));
+            if let Some(path) = shared {
+                noted.lock().unwrap_or_else(PoisonError::into_inner).push(path.clone());
+            }
+            ready(shared.is_none())
+        });
+        let deleted = self.inner.delete_stream(own.boxed());
+        let rest = stream::once(async move { stream::iter(lock(&told).into_iter().map(Ok)) });
+        deleted.chain(rest.flatten()).boxed()
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, StoreResult<ObjectMeta>> {
+        let shared = stream::iter(self.files.below(prefix).into_iter().map(Ok));
+        self.inner.list(prefix).chain(shared).boxed()
+    }
+
+    fn list_with_offset(
+        &self,
+        prefix: Option<&Path>,
+        offset: &Path,
+    ) -> BoxStream<'static, StoreResult<ObjectMeta>> {
+        let mut shared = self.files.below(prefix);
+        shared.retain(|meta| meta.location > *offset);
+        let own = self.inner.list_with_offset(prefix, offset);
+        own.chain(stream::iter(shared.into_iter().map(Ok))).boxed()
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> StoreResult<ListResult> {
+        let mut listed = self.inner.list_with_delimiter(prefix).await?;
+        let root = prefix.cloned().unwrap_or_default();
+        for meta in self.files.below(prefix) {
+            let location = meta.location.clone();
+            let Some(mut parts) = location.prefix_match(&root) else { continue };
+            match (parts.next(), parts.next()) {
+                (Some(_), None) => listed.objects.push(meta),
+                (Some(first), Some(_)) => {
+                    let dir = root.clone().join(first);
+                    if !listed.common_prefixes.contains(&dir) {
+                        listed.common_prefixes.push(dir);
+                    }
+                }
+                (None, _) => {}
+            }
+        }
+        Ok(listed)
+    }
+
+    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> StoreResult<()> {
+        self.inner.copy_opts(&self.resolve(from), to, options).await
+    }
+}
