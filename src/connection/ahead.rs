@@ -145,14 +145,18 @@ impl Ahead {
         }
         self.keys.iter().for_each(|at| store.warm(db, *at));
         let mut room = ELEMENTS;
-        for n in 0..self.len() {
-            let Ready { command, at: Some(at), args, .. } = self.get(n, parser, data) else {
-                continue;
-            };
-            if let Some(names) = command.and_then(|command| command.spec.names) {
-                let names = names.find(args).take(room);
-                room -= store.warm_elements(db, at, names);
-            }
+        let mut rest = 0..self.len();
+        while let Some(first) = rest.next() {
+            let Some(at) = self.commands[first].at else { continue };
+            // Those of all that ask for the same key.
+            let end = rest.clone().find(|&n| self.commands[n].at != Some(at)).unwrap_or(rest.end);
+            let names = (first..end).flat_map(|n| {
+                let Ready { command, args, .. } = self.get(n, parser, data);
+                let names = command.and_then(|command| command.spec.names);
+                names.map(|names| names.find(args)).into_iter().flatten()
+            });
+            room -= store.warm_elements(db, at, names.take(room));
+            rest.start = end;
         }
     }
 }

@@ -490,8 +490,9 @@ impl Store {
             .and_then(|e| e.value.collection())
             .filter(|c| c.len() > IN_CACHE);
         let Some(collection) = collection else { return 0 };
-        let touched = names.map(|name| std::hint::black_box(collection.knows(name)));
-        touched.fold(0, |n, _| n + 1)
+        let mut count = 0;
+        collection.touch(&mut names.inspect(|_| count += 1));
+        count
     }
 
     // ---- finding -----------------------------------------------------------------------------

@@ -10,6 +10,10 @@ use tempfile::TempDir;
 /// How long a start or a stop may take on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// `FLAGSTONE_TEST_STORE=s3://bucket/prefix`: the data of each server lies below that, in a prefix of
+/// its own that stays. Not for tests of what is in the directory, or of what `everysec` keeps.
+const STORE: &str = "FLAGSTONE_TEST_STORE";
+
 /// A running server on a directory that outlives it.
 pub struct Server {
     child: Option<Child>,
@@ -49,6 +53,10 @@ impl Server {
             .args(["--journal-segment-size", "4mb", "--memory-budget", "256mb"])
             .args(&self.options)
             .current_dir(self.dir.path());
+        if let (Ok(url), Some(name)) = (std::env::var(STORE), self.dir.path().file_name()) {
+            let name = name.to_string_lossy();
+            command.args(["--store", &format!("{url}/{}-{name}", std::process::id())]);
+        }
         command
     }
 

@@ -20,6 +20,9 @@ pub(crate) trait Collection {
     /// Number of elements.
     fn len(&self) -> u64;
 
+    /// Touches what is known of elements, so that it is in the processor's caches.
+    fn touch(&self, _names: &mut dyn Iterator<Item = &[u8]>) {}
+
     /// Whether it is known in memory if there is an element of a name.
     fn knows(&self, _name: &[u8]) -> bool {
         true

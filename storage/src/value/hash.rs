@@ -273,6 +273,10 @@ impl Collection for Hash {
         self.fields.len()
     }
 
+    fn touch(&self, names: &mut dyn Iterator<Item = &[u8]>) {
+        self.fields.touch(names);
+    }
+
     fn knows(&self, name: &[u8]) -> bool {
         self.fields.knows(name)
     }

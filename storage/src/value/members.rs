@@ -137,7 +137,12 @@ impl<V: Payload> Members<V> {
             + (self.dirty.len() + window) * OVERHEAD
     }
 
-    /// Whether it is known if there is an element of a name. What is known of it is touched.
+    /// Touches what is known of names.
+    pub(crate) fn touch<'a>(&self, names: impl Iterator<Item = &'a [u8]>) {
+        self.known.touch(names);
+    }
+
+    /// Whether it is known if there is an element of a name.
     pub(crate) fn knows(&self, name: &[u8]) -> bool {
         self.known.contains_key(name) || self.complete
     }

@@ -11,6 +11,7 @@ pub mod set;
 mod spread;
 pub mod stream;
 pub mod string;
+mod table;
 #[cfg(test)]
 mod test_rows;
 pub mod zset;

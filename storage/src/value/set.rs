@@ -183,6 +183,10 @@ impl Collection for Set {
         self.members.len()
     }
 
+    fn touch(&self, names: &mut dyn Iterator<Item = &[u8]>) {
+        self.members.touch(names);
+    }
+
     fn knows(&self, name: &[u8]) -> bool {
         self.members.knows(name)
     }

@@ -7,10 +7,9 @@
 //! further part takes half of the elements of one that is there.
 
 use super::members::Name;
+use super::table::Table;
 use crate::reclaim::Parts;
 use hashbrown::DefaultHashBuilder;
-use indexmap::IndexMap;
-use indexmap::map::raw_entry_v1::{RawEntryApiV1, RawEntryMut};
 use std::hash::BuildHasher;
 
 /// Elements of a part, on average; those that were not split yet have up to twice as many. More
@@ -20,10 +19,11 @@ const PART: usize = if cfg!(test) { 1500 } else { 8 << 10 };
 /// With fewer elements than this for each part on average, one part less is enough.
 const SPARSE: usize = PART / 4;
 
-/// The bits of a hash that the tables of the parts use least.
+/// The bits of a hash from here on name the part: the tables use those below first.
 const SHIFT: u32 = 24;
 
-type Table<V> = IndexMap<Name, V, DefaultHashBuilder>;
+/// Names that are touched together.
+const TOUCHED: usize = 64;
 
 /// See the module's description. Its elements have positions, from 0 on, which change when others
 /// are added or removed.
@@ -33,11 +33,13 @@ pub(super) struct Spread<V> {
     first: Table<V>,
     rest: Vec<Table<V>>,
     len: usize,
+    hasher: DefaultHashBuilder,
 }
 
 impl<V> Default for Spread<V> {
     fn default() -> Self {
-        Self { first: Table::default(), rest: Vec::new(), len: 0 }
+        let hasher = DefaultHashBuilder::default();
+        Self { first: Table::default(), rest: Vec::new(), len: 0, hasher }
     }
 }
 
@@ -91,7 +93,7 @@ impl<V> Spread<V> {
     }
 
     fn hash(&self, name: &[u8]) -> u64 {
-        self.first.hasher().hash_one(name)
+        self.hasher.hash_one(name)
     }
 
     pub(super) fn contains_key(&self, name: &[u8]) -> bool {
@@ -105,19 +107,28 @@ impl<V> Spread<V> {
     pub(super) fn get_key_value(&self, name: &[u8]) -> Option<(&Name, &V)> {
         let hash = self.hash(name);
         let table = self.table(part_of(hash, self.parts()));
-        table.raw_entry_v1().from_key_hashed_nocheck(hash, name)
-    }
-
-    /// The place of a name.
-    fn entry(&mut self, hash: u64, name: &[u8]) -> RawEntryMut<'_, Name, V, DefaultHashBuilder> {
-        let part = part_of(hash, self.parts());
-        self.table_mut(part).raw_entry_mut_v1().from_key_hashed_nocheck(hash, name)
+        table.at(table.find(hash, name)?)
     }
 
     pub(super) fn get_mut(&mut self, name: &[u8]) -> Option<&mut V> {
-        match self.entry(self.hash(name), name) {
-            RawEntryMut::Occupied(entry) => Some(entry.into_mut()),
-            RawEntryMut::Vacant(_) => None,
+        let hash = self.hash(name);
+        let part = part_of(hash, self.parts());
+        let table = self.table_mut(part);
+        table.value_mut(table.find(hash, name)?)
+    }
+
+    /// Touches what is known of names, of some together: the processor gets the memory of each
+    /// while it goes on to the next.
+    pub(super) fn touch<'a>(&self, names: impl Iterator<Item = &'a [u8]>) {
+        let mut hashes = [0; TOUCHED];
+        let mut count = 0;
+        for (hash, name) in hashes.iter_mut().zip(names) {
+            *hash = self.hash(name);
+            self.table(part_of(*hash, self.parts())).touch_index(*hash);
+            count += 1;
+        }
+        for &hash in &hashes[..count] {
+            self.table(part_of(hash, self.parts())).touch_element(hash);
         }
     }
 
@@ -127,32 +138,35 @@ impl<V> Spread<V> {
             self.split();
         }
         let hash = self.hash(&name);
-        if let RawEntryMut::Vacant(entry) = self.entry(hash, &name) {
-            entry.insert_hashed_nocheck(hash, name, value);
-            self.len += 1;
-        }
+        let hasher = self.hasher.clone();
+        let part = part_of(hash, self.parts());
+        self.table_mut(part).push(hash, name, value, |name| hasher.hash_one(name));
+        self.len += 1;
     }
 
     /// Removes an element; the last one of its part takes its position.
     pub(super) fn swap_remove_entry(&mut self, name: &[u8]) -> Option<(Name, V)> {
-        self.removed(name, |entry| entry.swap_remove_entry())
+        self.removed(name, |table, at, hasher| table.swap_remove(at, |n| hasher.hash_one(n)))
     }
 
     /// Removes an element; those behind it in its part keep their order.
     pub(super) fn shift_remove_entry(&mut self, name: &[u8]) -> Option<(Name, V)> {
-        self.removed(name, |entry| entry.shift_remove_entry())
+        self.removed(name, |table, at, hasher| table.shift_remove(at, |n| hasher.hash_one(n)))
     }
 
     fn removed(
         &mut self,
         name: &[u8],
-        remove: impl FnOnce(Occupied<'_, V>) -> (Name, V),
+        remove: impl FnOnce(&mut Table<V>, usize, &DefaultHashBuilder) -> Option<(Name, V)>,
     ) -> Option<(Name, V)> {
-        let RawEntryMut::Occupied(entry) = self.entry(self.hash(name), name) else { return None };
-        let removed = remove(entry);
-        self.len -= 1;
+        let hash = self.hash(name);
+        let hasher = self.hasher.clone();
+        let part = part_of(hash, self.parts());
+        let table = self.table_mut(part);
+        let removed = remove(table, table.find(hash, name)?, &hasher);
+        self.len -= usize::from(removed.is_some());
         self.merge_if_sparse();
-        Some(removed)
+        removed
     }
 
     /// The part of a position, and the position in it.
@@ -169,20 +183,21 @@ impl<V> Spread<V> {
 
     pub(super) fn get_index(&self, position: usize) -> Option<(&Name, &V)> {
         let (part, index) = self.locate(position)?;
-        self.table(part).get_index(index)
+        self.table(part).at(index)
     }
 
     /// Removes the element at a position, which the last one of its part takes.
     pub(super) fn swap_remove_index(&mut self, position: usize) -> Option<(Name, V)> {
         let (part, index) = self.locate(position)?;
-        let removed = self.table_mut(part).swap_remove_index(index);
+        let hasher = self.hasher.clone();
+        let removed = self.table_mut(part).swap_remove(index, |name| hasher.hash_one(name));
         self.len -= usize::from(removed.is_some());
         self.merge_if_sparse();
         removed
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (&Name, &V)> {
-        self.tables().flatten()
+        self.tables().flat_map(Table::iter)
     }
 
     pub(super) fn keys(&self) -> impl Iterator<Item = &Name> {
@@ -191,22 +206,26 @@ impl<V> Spread<V> {
 
     /// Keeps what `keep` says. Takes time in proportion to all.
     pub(super) fn retain(&mut self, mut keep: impl FnMut(&Name, &mut V) -> bool) {
-        self.tables_mut().for_each(|table| table.retain(&mut keep));
+        let hasher = self.hasher.clone();
+        self.tables_mut().for_each(|table| table.retain(&mut keep, |name| hasher.hash_one(name)));
         self.len = self.tables().map(Table::len).sum();
     }
 
     /// Puts the elements of each part into the order of a key; all of them if there is one part.
     pub(super) fn sort_by_cached_key<K: Ord>(&mut self, mut key: impl FnMut(&Name, &V) -> K) {
-        self.tables_mut().for_each(|table| table.sort_by_cached_key(&mut key));
+        let hasher = self.hasher.clone();
+        let hash_of = |name: &[u8]| hasher.hash_one(name);
+        self.tables_mut().for_each(|table| table.sort_by_cached_key(&mut key, hash_of));
     }
 
     /// Gives back room in parts that have a lot of it: half as much again as they need, and `spare`
     /// together.
     pub(super) fn shrink(&mut self, spare: usize) {
         let spare = spare / self.parts();
+        let hasher = self.hasher.clone();
         for table in self.tables_mut() {
             if table.capacity() > table.len() * 3 / 2 + spare {
-                table.shrink_to(table.len() * 9 / 8);
+                table.shrink_to(table.len() * 9 / 8, |name| hasher.hash_one(name));
             }
         }
     }
@@ -215,15 +234,15 @@ impl<V> Spread<V> {
     fn split(&mut self) {
         let parts = self.parts() + 1;
         let buddy = buddy_of_last(parts);
-        let hasher = self.first.hasher().clone();
-        let table = self.table_mut(buddy);
+        let hasher = self.hasher.clone();
+        let hash_of = |name: &[u8]| hasher.hash_one(name);
+        let table = std::mem::take(self.table_mut(buddy));
         let room = table.len() / 2 + table.len() / 8;
-        let new = || Table::with_capacity_and_hasher(room, hasher.clone());
-        let (mut stays, mut goes) = (new(), new());
-        for (name, value) in std::mem::take(table) {
-            let hash = hasher.hash_one(&*name);
+        let (mut stays, mut goes) = (Table::with_capacity(room), Table::with_capacity(room));
+        for (name, value) in table.into_elements() {
+            let hash = hash_of(&name);
             let to = if part_of(hash, parts) == buddy { &mut stays } else { &mut goes };
-            put(to, hash, name, value);
+            to.push(hash, name, value, hash_of);
         }
         *self.table_mut(buddy) = stays;
         self.rest.push(goes);
@@ -234,24 +253,13 @@ impl<V> Spread<V> {
         if self.len < SPARSE * self.rest.len() {
             let buddy = buddy_of_last(self.parts());
             let Some(last) = self.rest.pop() else { return };
-            let hasher = self.first.hasher().clone();
+            let hasher = self.hasher.clone();
+            let hash_of = |name: &[u8]| hasher.hash_one(name);
             let table = self.table_mut(buddy);
-            for (name, value) in last {
-                put(table, hasher.hash_one(&*name), name, value);
+            for (name, value) in last.into_elements() {
+                table.push(hash_of(&name), name, value, hash_of);
             }
         }
-    }
-}
-
-type Occupied<'a, V> =
-    indexmap::map::raw_entry_v1::RawOccupiedEntryMut<'a, Name, V, DefaultHashBuilder>;
-
-/// Adds an element that is not there.
-fn put<V>(table: &mut Table<V>, hash: u64, name: Name, value: V) {
-    if let RawEntryMut::Vacant(entry) =
-        table.raw_entry_mut_v1().from_key_hashed_nocheck(hash, &*name)
-    {
-        entry.insert_hashed_nocheck(hash, name, value);
     }
 }
 

@@ -365,6 +365,16 @@ impl Collection for Zset {
         self.members.len()
     }
 
+    fn touch(&self, names: &mut dyn Iterator<Item = &[u8]>) {
+        let names: Vec<_> = names.collect();
+        self.members.touch(names.iter().copied());
+        for name in names {
+            if let Some(score) = self.members.known(name) {
+                self.order.touch(*score, name);
+            }
+        }
+    }
+
     fn knows(&self, name: &[u8]) -> bool {
         self.members.knows(name)
     }

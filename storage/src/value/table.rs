@@ -1,0 +1,321 @@
+//! A hash table whose elements have positions: the elements in a vector, and an index over it.
+//!
+//! The index has open addressing with linear probing and no tombstones (D. Knuth, "The Art of
+//! Computer Programming", volume 3, 6.4, algorithms L and R). A place of it holds a position and 32
+//! bits of the hash, so a search waits for memory twice, once in the index and once in the vector,
+//! and many searches can be begun before the first one is ended.
+
+use super::members::Name;
+use std::hint::black_box;
+
+/// So few elements are searched one after the other, without an index.
+const UNINDEXED: usize = 8;
+
+/// Places of the smallest index.
+const LEAST_PLACES: usize = 16;
+
+/// A free place.
+const FREE: u64 = u64::MAX;
+
+/// See the module's description. Whoever calls it gives the hash of each name, always the same one.
+#[derive(Clone, Debug)]
+pub(super) struct Table<V> {
+    elements: Vec<(Name, V)>,
+    /// The low half of the hash, then the position; as many as a power of two, at least a quarter of
+    /// them free.
+    index: Box<[u64]>,
+}
+
+impl<V> Default for Table<V> {
+    fn default() -> Self {
+        Self { elements: Vec::new(), index: Box::default() }
+    }
+}
+
+fn packed(hash: u64, position: usize) -> u64 {
+    hash << 32 | position as u64
+}
+
+fn position(place: u64) -> usize {
+    (place & u64::from(u32::MAX)) as usize
+}
+
+/// Places for so many elements.
+fn places(elements: usize) -> usize {
+    if elements <= UNINDEXED {
+        return 0;
+    }
+    (elements * 4 / 3 + 1).next_power_of_two().max(LEAST_PLACES)
+}
+
+impl<V> Table<V> {
+    pub(super) fn with_capacity(elements: usize) -> Self {
+        let index = vec![FREE; places(elements)].into();
+        Self { elements: Vec::with_capacity(elements), index }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.elements.len()
+    }
+
+    /// Elements that there is room for.
+    pub(super) fn capacity(&self) -> usize {
+        self.elements.capacity()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&Name, &V)> {
+        self.elements.iter().map(|(name, value)| (name, value))
+    }
+
+    pub(super) fn into_elements(self) -> Vec<(Name, V)> {
+        self.elements
+    }
+
+    pub(super) fn at(&self, position: usize) -> Option<(&Name, &V)> {
+        self.elements.get(position).map(|(name, value)| (name, value))
+    }
+
+    pub(super) fn value_mut(&mut self, position: usize) -> Option<&mut V> {
+        self.elements.get_mut(position).map(|(_, value)| value)
+    }
+
+    fn home(&self, place: u64) -> usize {
+        (place >> 32) as usize & (self.index.len() - 1)
+    }
+
+    /// The places from the home of a hash up to the first free one, with what is in them.
+    fn probe(&self, hash: u64) -> impl Iterator<Item = (usize, u64)> {
+        let mask = self.index.len().wrapping_sub(1);
+        let home = hash as u32 as usize & mask;
+        let most = self.index.len();
+        let places = (0..most).map(move |step| (home + step) & mask);
+        places.map(|at| (at, self.index[at])).take_while(|(_, place)| *place != FREE)
+    }
+
+    /// The position of a name.
+    pub(super) fn find(&self, hash: u64, name: &[u8]) -> Option<usize> {
+        if self.index.is_empty() {
+            return self.elements.iter().position(|(other, _)| **other == *name);
+        }
+        let same = self.probe(hash).filter(|(_, place)| place >> 32 == hash & u64::from(u32::MAX));
+        let mut found = same.map(|(_, place)| position(place));
+        found.find(|&at| *self.elements[at].0 == *name)
+    }
+
+    /// Has the processor get what [`find`](Self::find) reads first.
+    pub(super) fn touch_index(&self, hash: u64) {
+        if let Some(place) = self.index.get(hash as u32 as usize & self.index.len().wrapping_sub(1))
+        {
+            black_box(*place);
+        }
+    }
+
+    /// Has it get the element, once the index is there.
+    pub(super) fn touch_element(&self, hash: u64) {
+        let mut same =
+            self.probe(hash).filter(|(_, place)| place >> 32 == hash & u64::from(u32::MAX));
+        if let Some((_, place)) = same.next() {
+            black_box(self.elements[position(place)].0.first());
+        }
+    }
+
+    /// Adds an element that is not there, at the end. `hash_of` hashes the names of others.
+    pub(super) fn push(&mut self, hash: u64, name: Name, value: V, hash_of: impl Fn(&[u8]) -> u64) {
+        let position = self.elements.len();
+        self.elements.push((name, value));
+        if places(position + 1) > self.index.len() {
+            self.build(places(position + 1), hash_of);
+        } else if !self.index.is_empty() {
+            self.take_place(packed(hash, position));
+        }
+    }
+
+    fn take_place(&mut self, place: u64) {
+        let mask = self.index.len() - 1;
+        let mut at = self.home(place);
+        while self.index[at] != FREE {
+            at = (at + 1) & mask;
+        }
+        self.index[at] = place;
+    }
+
+    /// Makes an index of so many places. That of before knows the hashes of what it has.
+    fn build(&mut self, places: usize, hash_of: impl Fn(&[u8]) -> u64) {
+        let before = std::mem::replace(&mut self.index, vec![FREE; places].into());
+        if places == 0 {
+            return;
+        }
+        let mut known = 0;
+        for place in before.into_iter().filter(|place| *place != FREE) {
+            self.take_place(place);
+            known += 1;
+        }
+        // All of them, or all but those that were added last.
+        for position in known..self.elements.len() {
+            self.take_place(packed(hash_of(&self.elements[position].0), position));
+        }
+    }
+
+    /// Makes the index anew after positions have changed.
+    fn rebuild(&mut self, hash_of: impl Fn(&[u8]) -> u64) {
+        self.index = Box::default();
+        self.build(places(self.elements.len()), hash_of);
+    }
+
+    /// The place that holds a position, given the hash of its name.
+    fn place_of(&self, hash: u64, position: usize) -> Option<usize> {
+        let wanted = packed(hash, position);
+        self.probe(hash).find(|(_, place)| *place == wanted).map(|(at, _)| at)
+    }
+
+    /// Frees a place: those behind it move up to where a search for them comes by.
+    fn free(&mut self, at: usize) {
+        let mask = self.index.len() - 1;
+        let (mut hole, mut at) = (at, at);
+        loop {
+            at = (at + 1) & mask;
+            let place = self.index[at];
+            if place == FREE {
+                break;
+            }
+            if at.wrapping_sub(self.home(place)) & mask >= at.wrapping_sub(hole) & mask {
+                self.index[hole] = place;
+                hole = at;
+            }
+        }
+        self.index[hole] = FREE;
+    }
+
+    /// Removes the element at a position, which the last one takes.
+    pub(super) fn swap_remove(
+        &mut self,
+        position: usize,
+        hash_of: impl Fn(&[u8]) -> u64,
+    ) -> Option<(Name, V)> {
+        let last = self.elements.len().checked_sub(1).filter(|last| position <= *last)?;
+        if !self.index.is_empty() {
+            if let Some(at) = self.place_of(hash_of(&self.elements[position].0), position) {
+                self.free(at);
+            }
+            let hash = hash_of(&self.elements[last].0);
+            if position != last
+                && let Some(at) = self.place_of(hash, last)
+            {
+                self.index[at] = packed(hash, position);
+            }
+        }
+        Some(self.elements.swap_remove(position))
+    }
+
+    /// Removes the element at a position; those behind it move up, which takes time in proportion to
+    /// all.
+    pub(super) fn shift_remove(
+        &mut self,
+        position: usize,
+        hash_of: impl Fn(&[u8]) -> u64,
+    ) -> Option<(Name, V)> {
+        if position >= self.elements.len() {
+            return None;
+        }
+        let removed = self.elements.remove(position);
+        self.rebuild(hash_of);
+        Some(removed)
+    }
+
+    /// Keeps what `keep` says. Takes time in proportion to all.
+    pub(super) fn retain(
+        &mut self,
+        mut keep: impl FnMut(&Name, &mut V) -> bool,
+        hash_of: impl Fn(&[u8]) -> u64,
+    ) {
+        self.elements.retain_mut(|(name, value)| keep(name, value));
+        self.rebuild(hash_of);
+    }
+
+    /// Puts the elements into the order of a key.
+    pub(super) fn sort_by_cached_key<K: Ord>(
+        &mut self,
+        mut key: impl FnMut(&Name, &V) -> K,
+        hash_of: impl Fn(&[u8]) -> u64,
+    ) {
+        self.elements.sort_by_cached_key(|(name, value)| key(name, value));
+        self.rebuild(hash_of);
+    }
+
+    /// Gives back room beyond that for so many elements, or for those that it has.
+    pub(super) fn shrink_to(&mut self, elements: usize, hash_of: impl Fn(&[u8]) -> u64) {
+        self.elements.shrink_to(elements);
+        let places = places(elements.max(self.elements.len()));
+        if places < self.index.len() {
+            self.build(places, hash_of);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rand::rngs::SmallRng;
+    use rand::{RngExt, SeedableRng};
+
+    /// Hashes that are alike: homes and tags collide, and homes are at the end of the index.
+    fn hash_of(name: &[u8]) -> u64 {
+        let sum = name.iter().fold(0, |sum, &b| sum + u64::from(b));
+        (sum % 5) << 40 | (u64::MAX - sum % 7) & 0xffff_ffff
+    }
+
+    fn check(table: &Table<u32>, model: &[(Vec<u8>, u32)]) {
+        assert!(
+            table.iter().map(|(name, value)| (name.to_vec(), *value)).eq(model.iter().cloned())
+        );
+        for (position, (name, _)) in model.iter().enumerate() {
+            assert_eq!(table.find(hash_of(name), name), Some(position));
+        }
+        let used = table.index.iter().filter(|place| **place != FREE).count();
+        assert!(table.index.is_empty() || used == model.len() && used * 4 <= table.index.len() * 3);
+    }
+
+    #[test]
+    fn a_table_is_a_vector_that_is_searched_by_name() {
+        let mut rng = SmallRng::seed_from_u64(3);
+        let (mut table, mut model) = (Table::default(), Vec::<(Vec<u8>, u32)>::new());
+        for n in 0..4000u32 {
+            let name = rng.random_range(0..150u32).to_string().into_bytes();
+            let found = table.find(hash_of(&name), &name);
+            assert_eq!(found, model.iter().position(|(other, _)| *other == name));
+            // It grows, then shrinks.
+            match (found, rng.random_range(0..10)) {
+                (None, _) if n % 1000 < 600 => {
+                    table.push(hash_of(&name), Name::from_slice(&name), n, hash_of);
+                    model.push((name, n));
+                }
+                (Some(at), 0..4) => {
+                    let removed = table.swap_remove(at, hash_of).map(|(_, value)| value);
+                    assert_eq!(removed, Some(model.swap_remove(at).1));
+                }
+                (Some(at), 4) => {
+                    let removed = table.shift_remove(at, hash_of).map(|(_, value)| value);
+                    assert_eq!(removed, Some(model.remove(at).1));
+                }
+                (Some(at), _) => {
+                    *table.value_mut(at).unwrap() = n;
+                    model[at].1 = n;
+                }
+                (None, _) => {
+                    assert!(table.swap_remove(model.len(), hash_of).is_none());
+                    table.touch_index(hash_of(&name));
+                    table.touch_element(hash_of(&name));
+                }
+            }
+            if n % 500 == 499 {
+                table.retain(|_, value| *value % 7 != 0, hash_of);
+                model.retain(|(_, value)| value % 7 != 0);
+                table.sort_by_cached_key(|_, value| *value, hash_of);
+                model.sort_by_key(|(_, value)| *value);
+                table.shrink_to(0, hash_of);
+                assert!(table.capacity() < model.len() + 8);
+            }
+            check(&table, &model);
+        }
+    }
+}
