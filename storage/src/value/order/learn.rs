@@ -27,21 +27,21 @@ fn places(range: &ElementRange) -> Result<(Place, Place)> {
     Ok((Place::of_element(&range.from)?, Place::of_element(to)?))
 }
 
-/// Blocks of the same size for items in order; the first one begins at `from`.
-fn blocks_of(mut items: Vec<Item>, from: &Place) -> Vec<Block> {
-    let mut first = from.clone();
-    let mut blocks = Vec::new();
-    let mut left = items.len().div_ceil(BLOCK_MAX).max(1);
-    loop {
-        let tail = items.split_off(items.len().div_ceil(left));
-        let next = tail.first().map(Item::place);
-        blocks.push(Block { first, kept: Kept::Here(std::mem::replace(&mut items, tail)) });
-        left -= 1;
-        match next {
-            Some(next) if left > 0 => first = next,
-            _ => return blocks,
-        }
-    }
+/// Blocks of the same size for items in order; the first one begins at `from`. Each has memory for
+/// its own items only.
+fn blocks_of(items: Vec<Item>, from: &Place) -> Vec<Block> {
+    let count = items.len().div_ceil(BLOCK_MAX).max(1);
+    let mut items = items.into_iter();
+    let block = |left: usize| {
+        let share = items.len().div_ceil(left);
+        let here: Vec<Item> = items.by_ref().take(share).collect();
+        let first = match here.first() {
+            Some(item) if left < count => item.place(),
+            _ => from.clone(),
+        };
+        Block { first, kept: Kept::Here(here) }
+    };
+    (1..=count).rev().map(block).collect()
 }
 
 impl Order {
@@ -193,3 +193,27 @@ impl Order {
 const MISCOUNTED: &str = "the rows of the order are not as many as the sorted set has members";
 
 const _: () = assert!(MERGE_MAX <= BLOCK_MAX, "a merged block is not too long");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_have_memory_for_their_items_only() {
+        for count in [0, 1, BLOCK_MAX, BLOCK_MAX + 1, 10_000] {
+            let items: Vec<Item> = (0..count).map(|n| Item::new(n as f64, b"name")).collect();
+            let from = Place::before_score(-1.0);
+            let blocks = blocks_of(items, &from);
+            assert_eq!(blocks.len(), count.div_ceil(BLOCK_MAX).max(1));
+            assert_eq!(blocks[0].first, from);
+            let mut scores = 0..count;
+            for (n, block) in blocks.iter().enumerate() {
+                let Kept::Here(items) = &block.kept else { panic!("they are here") };
+                assert!(items.len() <= BLOCK_MAX && items.capacity() <= BLOCK_MAX);
+                assert!(n == 0 || block.first == items[0].place());
+                assert!(items.iter().all(|item| scores.next() == Some(item.score as usize)));
+            }
+            assert_eq!(scores.next(), None);
+        }
+    }
+}
