@@ -75,6 +75,18 @@ impl Process {
         }
     }
 
+    /// The garbage collector leaves what may be a merge's or a flush's: there are some after that.
+    fn wait_for_collector(&self, store: &InMemory, bytes: u64) {
+        let begun = Instant::now();
+        while size(store) >= bytes {
+            assert!(begun.elapsed() < Duration::from_secs(180), "{} bytes", size(store));
+            self.put(DEAD, 0..100);
+            self.flush();
+            self.sweep();
+            std::thread::sleep(Duration::from_millis(500));
+        }
+    }
+
     fn count(&self, version: u64) -> usize {
         let mut head = Vec::new();
         RowKey::elements(&mut head, 1, version);
@@ -227,15 +239,7 @@ fn a_checkpoint_keeps_its_files_as_long_as_it_is_there() {
     std::thread::sleep(Duration::from_secs(3));
     assert!(size(&store) >= held);
     process.runtime.block_on(process.engine.keep_checkpoints(&Default::default())).unwrap();
-    // The garbage collector leaves what may be a merge's or a flush's: there are some after that.
-    let begun = Instant::now();
-    while size(&store) >= held / 2 {
-        assert!(begun.elapsed() < Duration::from_secs(180), "{} bytes", size(&store));
-        process.put(DEAD, 0..100);
-        process.flush();
-        process.sweep();
-        std::thread::sleep(Duration::from_millis(500));
-    }
+    process.wait_for_collector(&store, held / 2);
     process.kill();
 }
 
@@ -311,13 +315,6 @@ fn files_stay_for_branches_until_they_are_gone_or_need_none() {
         assert_eq!(process.runtime.block_on(branch.release()).unwrap(), usize::from(is_last));
     }
     assert!(!ids().contains(&kept[0]));
-    let begun = Instant::now();
-    while size(&store) >= held / 2 {
-        assert!(begun.elapsed() < Duration::from_secs(180), "{} bytes", size(&store));
-        process.put(DEAD, 0..100);
-        process.flush();
-        process.sweep();
-        std::thread::sleep(Duration::from_millis(500));
-    }
+    process.wait_for_collector(&store, held / 2);
     process.kill();
 }

@@ -214,12 +214,15 @@ impl<V> Table<V> {
         position: usize,
         hash_of: impl Fn(&[u8]) -> u64,
     ) -> Option<(Name, V)> {
-        if position >= self.elements.len() {
-            return None;
+        let (name, _) = self.elements.get(position)?;
+        if !self.index.is_empty()
+            && let Some(at) = self.place_of(hash_of(name), position)
+        {
+            self.free(at);
         }
-        let removed = self.elements.remove(position);
-        self.rebuild(hash_of);
-        Some(removed)
+        let is_behind = |place: &&mut u64| **place != FREE && self::position(**place) > position;
+        self.index.iter_mut().filter(is_behind).for_each(|place| *place -= 1);
+        Some(self.elements.remove(position))
     }
 
     /// Keeps what `keep` says. Takes time in proportion to all.

@@ -10,6 +10,7 @@ use crate::need::{ElementRange, IndexPiece, Page, Part};
 use crate::slot::Layout;
 use anyhow::Context;
 use bytes::Bytes;
+use smallvec::SmallVec;
 
 /// The first byte of the element keys of members.
 const PREFIX: &[u8] = &[0];
@@ -366,7 +367,7 @@ impl Collection for Zset {
     }
 
     fn touch(&self, names: &mut dyn Iterator<Item = &[u8]>) {
-        let names: Vec<_> = names.collect();
+        let names: SmallVec<[&[u8]; 16]> = names.collect();
         self.members.touch(names.iter().copied());
         for name in names {
             if let Some(score) = self.members.known(name) {
