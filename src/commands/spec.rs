@@ -3,9 +3,11 @@
 
 use crate::commands::context::{Call, Ctx, Outcome};
 use crate::node::Node;
+use crate::num::parse_f64;
 use crate::resp::Args;
 use crate::routing::Databases;
 use crate::scripting::Flags;
+use flagstone_storage::value::Wanted;
 use std::future::Future;
 use std::pin::Pin;
 
@@ -129,21 +131,33 @@ pub struct Names {
     /// Without them.
     first: usize,
     step: usize,
+    /// Each stands behind a score.
+    scored: bool,
 }
 
 impl Names {
     /// From an argument on to the end, every `step`-th.
     pub const fn from(first: usize, step: usize) -> Self {
-        Self { options: &[], first, step }
+        Self { options: &[], first, step, scored: false }
     }
 
     /// The same behind any of these words, which are not counted.
     pub const fn behind(options: &'static [&'static str], first: usize, step: usize) -> Self {
-        Self { options, first, step }
+        Self { options, first, step, scored: false }
+    }
+
+    /// Each name stands behind the score that it is to get.
+    pub const fn scored(self) -> Self {
+        Self { scored: true, ..self }
     }
 
     /// The names among the arguments.
     pub fn find(self, args: Args<'_>) -> impl Iterator<Item = &[u8]> {
+        self.wanted(args).map(|wanted| wanted.name)
+    }
+
+    /// The same with scores, as far as they are known before the command runs.
+    pub fn wanted(self, args: Args<'_>) -> impl Iterator<Item = Wanted<'_>> {
         let is_option = |word: &[u8]| {
             self.options.iter().any(|option| word.eq_ignore_ascii_case(option.as_bytes()))
         };
@@ -151,7 +165,11 @@ impl Names {
         if !self.options.is_empty() {
             options = args.iter().skip(2).take_while(|word| is_option(word)).count();
         }
-        args.iter().skip(self.first + options).step_by(self.step)
+        let names = (self.first + options..args.len()).step_by(self.step);
+        names.filter_map(move |at| {
+            let score = || parse_f64(args.get(at - 1)?);
+            Some(Wanted { name: args.get(at)?, score: self.scored.then(score).flatten() })
+        })
     }
 }
 

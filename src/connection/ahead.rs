@@ -150,12 +150,12 @@ impl Ahead {
             let Some(at) = self.commands[first].at else { continue };
             // Those of all that ask for the same key.
             let end = rest.clone().find(|&n| self.commands[n].at != Some(at)).unwrap_or(rest.end);
-            let names = (first..end).flat_map(|n| {
+            let wanted = (first..end).flat_map(|n| {
                 let Ready { command, args, .. } = self.get(n, parser, data);
                 let names = command.and_then(|command| command.spec.names);
-                names.map(|names| names.find(args)).into_iter().flatten()
+                names.map(|names| names.wanted(args)).into_iter().flatten()
             });
-            room -= store.warm_elements(db, at, names.take(room));
+            room -= store.warm_elements(db, at, wanted.take(room));
             rest.start = end;
         }
     }

@@ -117,7 +117,7 @@ impl Store {
         }
         for (slot, version) in moved.into_iter().filter(|(_, version)| !alive.contains(version)) {
             let ops = sealed.ops.entry(layout.shard_of(slot)).or_default();
-            ops.put(&RowKey::dead(slot, version), b"", Delta::default());
+            ops.put(&RowKey::dead(slot, version), b"", true);
         }
         self.spare = spare;
         sealed.ops.retain(|_, ops| !ops.is_empty());
@@ -166,7 +166,7 @@ fn seal_entry(
         return;
     }
     if old.version() != 0 && old.version() != new.version() {
-        ops.put(&RowKey::dead(at.slot, old.version()), b"", Delta::default());
+        ops.put(&RowKey::dead(at.slot, old.version()), b"", true);
     }
     seal_times(&entry.key, generation, at.slot, &old, new, ops);
     let delta = Delta {
@@ -206,7 +206,7 @@ fn seal_times(
             ops.delete(&RowKey::time(before, slot, generation, fields, key), Delta::default());
         }
         if after != 0 {
-            ops.put(&RowKey::time(after, slot, generation, fields, key), b"", Delta::default());
+            ops.put(&RowKey::time(after, slot, generation, fields, key), b"", true);
         }
     }
 }
@@ -227,7 +227,7 @@ fn seal_elements(
         for n in std::mem::take(&mut big.dirty) {
             let chunk = big.chunks.get(&n).map_or(&[][..], |c| c);
             debug_assert!(chunk.len() <= CHUNK, "a chunk has outgrown its size");
-            rows.put(&n.to_be_bytes(), chunk);
+            rows.put(&n.to_be_bytes(), chunk, false);
         }
     }
     let Some(collection) = entry.value.collection_mut() else { return };

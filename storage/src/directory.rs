@@ -507,7 +507,7 @@ async fn replay(recovery: &Recovered, shards: &mut [Shard]) -> Result<u64> {
         for (id, ops) in body {
             let shard =
                 shards.get_mut(usize::from(id)).ok_or(ReplayError::Shard(record.lsn, id))?;
-            if record.lsn > applied[usize::from(id)] && !shard.merge(record.lsn, ops) {
+            if record.lsn > applied[usize::from(id)] && !shard.replay(record.lsn, ops) {
                 return Err(ReplayError::Body(record.lsn));
             }
         }

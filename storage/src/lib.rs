@@ -26,6 +26,7 @@ pub mod notes;
 pub mod partition;
 pub mod pending;
 pub mod place;
+mod prefetch;
 pub mod presence;
 mod reclaim;
 pub mod scan;
@@ -33,6 +34,7 @@ mod scope;
 pub mod shard;
 pub mod slot;
 pub mod store;
+mod table;
 pub mod value;
 
 pub use scope::Scope;

@@ -217,7 +217,7 @@ mod tests {
                 let mut key = Vec::new();
                 RowKey::elements(&mut key, 1, 9);
                 key.push(n);
-                pending.set(&key, Some(&vec![0; size]));
+                pending.set(&key, Some(&vec![0; size]), false);
             }
             let cut = Cut {
                 pending,

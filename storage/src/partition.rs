@@ -159,7 +159,7 @@ impl Partition {
         for (name, library) in changes {
             let key = Library::row_key(name);
             match library {
-                Some(library) => ops.put(&key, &library.encode(), Delta::default()),
+                Some(library) => ops.put(&key, &library.encode(), false),
                 None => ops.delete(&key, Delta::default()),
             }
         }

@@ -11,10 +11,14 @@ use crate::need::ElementRange;
 use crate::reclaim::Reclaimed;
 use crate::slot::{KeyHash, SUB_TABLES, sub_table};
 use bytes::Bytes;
-use hashbrown::{HashMap, HashTable};
-use rows::{ElementRows, PendingRow, set_row, warm_row};
+use hashbrown::HashMap;
+use rows::{ElementRows, PendingRow, Rows, Set, set_row, sorted, warm_rows};
+use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ops::Bound;
+
+/// Rows that are touched together.
+pub(crate) const TOGETHER: usize = 32;
 
 /// Bytes that a row takes in memory beside its key and value, about.
 const ROW_OVERHEAD: usize = 80;
@@ -28,16 +32,25 @@ struct Elements {
     rows: Reclaimed<ElementRows>,
 }
 
+/// A row without a value.
+#[derive(Clone, Copy, Debug)]
+struct Mark {
+    /// Or deleted.
+    put: bool,
+    /// Neither the engine nor an older map has it.
+    new: bool,
+}
+
 /// One map of pending rows.
 #[derive(Debug, Default)]
 pub struct Pending {
     /// By generation, then sub-table.
-    meta: HashMap<u32, Vec<HashTable<PendingRow>>>,
+    meta: HashMap<u32, Vec<Rows>>,
     /// Generations that died: none of their meta rows counts any more.
     dead: BTreeSet<u32>,
     elements: HashMap<u64, Elements>,
-    /// Expiry index and dead versions: whether the row is put or deleted.
-    others: BTreeMap<Box<[u8]>, bool>,
+    /// Expiry index and dead versions.
+    others: BTreeMap<Box<[u8]>, Mark>,
     /// Libraries of functions, by name.
     libraries: BTreeMap<Box<[u8]>, Option<Box<[u8]>>>,
     rows: usize,
@@ -51,6 +64,20 @@ pub type Batch = Vec<(Bytes, Option<Bytes>)>;
 
 /// A row's pending state: `None`, nothing is pending; `Some(None)`, it is deleted.
 pub type Lookup<'a> = Option<Option<&'a [u8]>>;
+
+/// Bytes that were added and freed when a row was set.
+fn sizes(key: &[u8], value: Option<&[u8]>, set: Set) -> (usize, usize) {
+    let size = key.len() + value.map_or(0, <[u8]>::len) + ROW_OVERHEAD;
+    (if set.kept { size } else { 0 }, set.before.map_or(0, |bytes| bytes + ROW_OVERHEAD))
+}
+
+/// The hash of a meta row's key in its table.
+fn hash_of_meta(key: &[u8]) -> u64 {
+    match Row::parse(key) {
+        Some(Row::Meta { hash48, .. }) => table_hash(hash48),
+        _ => 0,
+    }
+}
 
 /// Spreads the 48 bits of a key's hash over the 64 that the tables use.
 fn table_hash(hash48: u64) -> u64 {
@@ -80,22 +107,20 @@ impl Pending {
         self.last_lsn = self.last_lsn.max(lsn);
     }
 
-    /// Puts (`Some`) or deletes (`None`) a row. Keys that are none of ours are ignored.
-    pub fn set(&mut self, key: &[u8], value: Option<&[u8]>) {
+    /// Puts (`Some`) or deletes (`None`) a row. Keys that are none of ours are ignored. One that is
+    /// `new`, as neither the engine nor an older map has it, is forgotten when it is deleted.
+    pub fn set(&mut self, key: &[u8], value: Option<&[u8]>, new: bool) {
         match Row::parse(key) {
             Some(Row::Meta { generation, slot, hash48, .. }) => {
-                self.set_meta(generation, slot, hash48, key, value);
+                self.set_meta(generation, slot, hash48, (key, value, new));
             }
             Some(Row::Element { slot, version, element }) => {
                 let group = self.elements.entry(version).or_default();
                 group.slot = slot;
-                let before = group.bytes;
-                group.bytes += element.len() + value.map_or(0, <[u8]>::len) + ROW_OVERHEAD;
-                match group.rows.set(element, value) {
-                    Some(old) => group.bytes -= old + ROW_OVERHEAD,
-                    None => self.rows += 1,
-                }
-                self.bytes = self.bytes + group.bytes - before;
+                let set = group.rows.set(element, value, new);
+                let (added, freed) = sizes(element, value, set);
+                group.bytes = group.bytes + added - freed;
+                self.count(set, added, freed);
             }
             Some(Row::Dead { version, prefix, .. }) => {
                 // Rows of a dead version need not be written any more.
@@ -104,30 +129,31 @@ impl Pending {
                     (true, false) => self.drop_prefix(version, prefix),
                     (false, _) => {}
                 }
-                self.set_other(key, value.is_some());
+                self.set_other(key, Mark { put: value.is_some(), new });
             }
-            Some(Row::Time { .. }) => self.set_other(key, value.is_some()),
+            Some(Row::Time { .. }) => self.set_other(key, Mark { put: value.is_some(), new }),
             Some(Row::Library { name }) => self.set_library(name, value),
             Some(Row::Control { .. }) | None => {}
         }
     }
 
-    /// Touches the row that [`Pending::set`] will replace.
-    #[inline]
-    pub fn warm(&self, key: &[u8]) {
-        match Row::parse(key) {
-            Some(Row::Meta { generation, slot, hash48, .. }) => {
-                if let Some(tables) = self.meta.get(&generation) {
-                    warm_row(&tables[sub_table(slot)], table_hash(hash48));
-                }
+    fn count(&mut self, set: Set, added: usize, freed: usize) {
+        self.rows = self.rows + usize::from(set.kept) - usize::from(set.before.is_some());
+        self.bytes = self.bytes + added - freed;
+    }
+
+    /// Touches the rows that [`Pending::set`] will replace, up to [`TOGETHER`].
+    pub fn warm<'a>(&self, keys: impl Iterator<Item = &'a [u8]>) {
+        let places = keys.filter_map(|key| match Row::parse(key)? {
+            Row::Meta { generation, slot, hash48, .. } => {
+                Some((&self.meta.get(&generation)?[sub_table(slot)], table_hash(hash48)))
             }
-            Some(Row::Element { version, element, .. }) => {
-                if let Some(group) = self.elements.get(&version) {
-                    group.rows.warm(element);
-                }
+            Row::Element { version, element, .. } => {
+                Some(self.elements.get(&version)?.rows.table(element))
             }
-            _ => {}
-        }
+            _ => None,
+        });
+        warm_rows(&places.collect::<SmallVec<[_; TOGETHER]>>());
     }
 
     fn set_library(&mut self, name: &[u8], value: Option<&[u8]>) {
@@ -145,10 +171,20 @@ impl Pending {
         self.libraries.iter().map(|(name, value)| (&**name, value.as_deref()))
     }
 
-    fn set_other(&mut self, key: &[u8], put: bool) {
-        if self.others.insert(key.into(), put).is_none() {
-            self.rows += 1;
-            self.bytes += key.len() + ROW_OVERHEAD;
+    fn set_other(&mut self, key: &[u8], mark: Mark) {
+        let bytes = key.len() + ROW_OVERHEAD;
+        match self.others.get_mut(key) {
+            Some(old) if old.new && !mark.put => {
+                self.others.remove(key);
+                self.rows -= 1;
+                self.bytes -= bytes;
+            }
+            Some(old) => old.put = mark.put,
+            None => {
+                self.others.insert(key.into(), mark);
+                self.rows += 1;
+                self.bytes += bytes;
+            }
         }
     }
 
@@ -157,22 +193,17 @@ impl Pending {
         generation: u32,
         slot: u16,
         hash48: u64,
-        key: &[u8],
-        value: Option<&[u8]>,
+        (key, value, new): (&[u8], Option<&[u8]>, bool),
     ) {
         let tables = self.meta.entry(generation).or_insert_with(|| {
             let mut tables = Vec::new();
-            tables.resize_with(SUB_TABLES, HashTable::new);
+            tables.resize_with(SUB_TABLES, Rows::default);
             tables
         });
         let table = &mut tables[sub_table(slot)];
-        let hash = table_hash(hash48);
-        let size = key.len() + value.map_or(0, <[u8]>::len) + ROW_OVERHEAD;
-        self.bytes += size;
-        match set_row(table, hash, key, value) {
-            Some(old) => self.bytes -= old + ROW_OVERHEAD,
-            None => self.rows += 1,
-        }
+        let set = set_row(table, table_hash(hash48), (key, value, new), hash_of_meta);
+        let (added, freed) = sizes(key, value, set);
+        self.count(set, added, freed);
     }
 
     /// The pending meta row of a key.
@@ -183,8 +214,8 @@ impl Pending {
         }
         let mut row_key = Vec::with_capacity(13 + key.len());
         RowKey::meta(&mut row_key, generation, at, key);
-        let row = table.find(table_hash(at.hash48()), |row| row.key() == row_key)?;
-        Some(row.value())
+        let row = table.find(table_hash(at.hash48()), &row_key)?;
+        table.at(row).map(PendingRow::value)
     }
 
     /// The pending row of an element.
@@ -249,7 +280,7 @@ impl Pending {
         let start = vec![crate::encoding::row::TIME];
         let range =
             (Bound::Included(start.into_boxed_slice()), Bound::Excluded(end.into_boxed_slice()));
-        self.others.range::<Box<[u8]>, _>(range).map(|(k, put)| (&**k, *put))
+        self.others.range::<Box<[u8]>, _>(range).map(|(key, mark)| (&**key, mark.put))
     }
 
     /// A generation is dead. Its meta rows become deletes when they are handed over, and so leave
@@ -266,7 +297,7 @@ impl Pending {
     fn remains(&self) -> (BTreeMap<Vec<u8>, bool>, HashSet<u64>) {
         let (mut rows, mut versions) = (BTreeMap::new(), HashSet::new());
         let tables = self.dead.iter().filter_map(|generation| self.meta.get(generation));
-        for row in tables.flatten().flat_map(HashTable::iter) {
+        for row in tables.flatten().flat_map(Rows::iter) {
             let Some(Row::Meta { generation, slot, key, .. }) = Row::parse(row.key()) else {
                 continue;
             };
@@ -295,12 +326,11 @@ impl Pending {
 
     fn drop_prefix(&mut self, version: u64, prefix: &[u8]) {
         let Some(group) = self.elements.get_mut(&version) else { return };
-        for row in group.rows.take_prefix(prefix) {
-            let bytes = row.len() + ROW_OVERHEAD;
-            group.bytes -= bytes;
-            self.bytes -= bytes;
-            self.rows -= 1;
-        }
+        let (rows, bytes) = group.rows.drop_prefix(prefix);
+        let bytes = bytes + rows * ROW_OVERHEAD;
+        group.bytes -= bytes;
+        self.bytes -= bytes;
+        self.rows -= rows;
     }
 
     /// Every row as the engine takes it, by kind, sorted, in batches of at least `size` rows,
@@ -314,7 +344,7 @@ impl Pending {
         };
         let (remains, dead_versions) = self.remains();
         let others = self.others.iter().filter(|(key, _)| !remains.contains_key(&key[..]));
-        let others = others.map(|(key, put)| (&key[..], *put));
+        let others = others.map(|(key, mark)| (&key[..], mark.put));
         for (key, put) in others.chain(remains.iter().map(|(key, put)| (&key[..], *put))) {
             batch.push((Bytes::copy_from_slice(key), put.then(Bytes::new)));
             cut(&mut batch);
@@ -330,9 +360,7 @@ impl Pending {
         for (version, group) in versions {
             let mut head = Vec::with_capacity(11);
             RowKey::elements(&mut head, group.slot, *version);
-            let mut rows: Vec<&PendingRow> = group.rows.iter().collect();
-            rows.sort_unstable_by(|a, b| a.key().cmp(b.key()));
-            for row in rows {
+            for row in sorted(group.rows.iter()) {
                 let key = [&head[..], row.key()].concat();
                 batch.push((key.into(), row.value().map(Bytes::copy_from_slice)));
                 cut(&mut batch);
@@ -343,9 +371,7 @@ impl Pending {
         for (generation, tables) in generations {
             let dead = self.dead.contains(generation);
             for table in tables {
-                let mut rows: Vec<&PendingRow> = table.iter().collect();
-                rows.sort_unstable_by(|a, b| a.key().cmp(b.key()));
-                for row in rows {
+                for row in sorted(table.iter()) {
                     let value = row.value().filter(|_| !dead).map(Bytes::copy_from_slice);
                     batch.push((Bytes::copy_from_slice(row.key()), value));
                     cut(&mut batch);
@@ -375,10 +401,10 @@ mod tests {
         let layout = Layout { shards: 1, seed: 3 };
         let mut pending = Pending::default();
         let (at, key) = meta_key(&layout, b"k");
-        pending.set(&key, Some(b"one"));
-        pending.set(&key, Some(b"two"));
+        pending.set(&key, Some(b"one"), false);
+        pending.set(&key, Some(b"two"), false);
         assert_eq!(pending.meta(1, at, b"k"), Some(Some(&b"two"[..])));
-        pending.set(&key, None);
+        pending.set(&key, None, false);
         assert_eq!(pending.meta(1, at, b"k"), Some(None));
         assert_eq!(pending.meta(2, at, b"k"), None);
         assert_eq!(pending.rows(), 1);
@@ -390,17 +416,17 @@ mod tests {
         let mut key = Vec::new();
         RowKey::elements(&mut key, 7, 99);
         key.push(1);
-        pending.set(&key, Some(b"v"));
+        pending.set(&key, Some(b"v"), false);
         let one = pending.bytes();
-        pending.set(&key, None);
+        pending.set(&key, None, false);
         assert_eq!(pending.bytes(), one - 1);
-        pending.set(&key, Some(b"v"));
+        pending.set(&key, Some(b"v"), false);
         assert_eq!(pending.element(99, &[1]), Some(Some(&b"v"[..])));
-        pending.set(&RowKey::dead(7, 99), Some(b""));
+        pending.set(&RowKey::dead(7, 99), Some(b""), false);
         assert_eq!(pending.element(99, &[1]), None);
         assert_eq!(pending.rows(), 1);
         let mut other = Pending::default();
-        other.set(&RowKey::dead(7, 99), Some(b""));
+        other.set(&RowKey::dead(7, 99), Some(b""), false);
         assert_eq!(pending.bytes(), other.bytes());
     }
 
@@ -411,27 +437,27 @@ mod tests {
         let row = |element: &[u8]| [&head[..], element].concat();
         let (mut pending, mut other) = (Pending::default(), Pending::default());
         for element in [&[1, 2][..], &[1, 2, 0], &[1, 2, 255, 3], &[1, 3], &[1], &[2]] {
-            pending.set(&row(element), Some(b"v"));
+            pending.set(&row(element), Some(b"v"), false);
         }
-        pending.set(&row(&[1, 2, 7]), None);
-        pending.set(&RowKey::dead_elements(&head, &[1, 2]), Some(b""));
+        pending.set(&row(&[1, 2, 7]), None, false);
+        pending.set(&RowKey::dead_elements(&head, &[1, 2]), Some(b""), false);
         let all = ElementRange { from: Vec::new(), to: None };
         let kept: Vec<_> =
             pending.elements_in(99, &all).map(|(element, _)| element.to_vec()).collect();
         assert_eq!(kept, [vec![1], vec![1, 3], vec![2]]);
         for element in [&[1, 3][..], &[1], &[2]] {
-            other.set(&row(element), Some(b"v"));
+            other.set(&row(element), Some(b"v"), false);
         }
-        other.set(&RowKey::dead_elements(&head, &[1, 2]), Some(b""));
+        other.set(&RowKey::dead_elements(&head, &[1, 2]), Some(b""), false);
         assert_eq!((pending.rows(), pending.bytes()), (other.rows(), other.bytes()));
     }
 
     #[test]
     fn libraries_are_handed_over() {
         let mut pending = Pending::default();
-        pending.set(&Library::row_key(b"b"), Some(b"some code"));
-        pending.set(&Library::row_key(b"a"), None);
-        pending.set(&Library::row_key(b"b"), Some(b"code"));
+        pending.set(&Library::row_key(b"b"), Some(b"some code"), false);
+        pending.set(&Library::row_key(b"a"), None, false);
+        pending.set(&Library::row_key(b"b"), Some(b"code"), false);
         assert_eq!((pending.rows(), pending.bytes()), (2, 2 * (1 + ROW_OVERHEAD) + 4));
         let mut rows = Vec::new();
         pending.each_batch(1, &mut |batch| rows.extend(batch));
@@ -445,7 +471,7 @@ mod tests {
         let mut pending = Pending::default();
         for n in 0..5000u32 {
             let (_, key) = meta_key(&layout, format!("k{n}").as_bytes());
-            pending.set(&key, (n % 7 != 0).then_some(b"v"));
+            pending.set(&key, (n % 7 != 0).then_some(b"v"), false);
         }
         let mut batches = Vec::new();
         pending.each_batch(1000, &mut |batch| batches.push(batch));

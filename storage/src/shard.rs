@@ -11,15 +11,12 @@ use crate::counters::Counters;
 use crate::encoding::{Delta, Library, Op, OpReader, Row};
 use crate::engine::Engine;
 use crate::journal::Lsn;
-use crate::pending::{Lookup, Pending};
+use crate::pending::{Lookup, Pending, TOGETHER};
 use crate::presence::Presence;
 use crate::slot::KeyHash;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
-
-/// Operations whose rows are touched before they are merged.
-const TOGETHER: usize = 32;
 
 /// A map that was cut off, with what the engine must know once it has its rows.
 #[derive(Debug)]
@@ -150,6 +147,16 @@ impl Shard {
 
     /// Takes the rows of the journal record at `lsn` in. False: not all of it was understood.
     pub fn merge(&mut self, lsn: Lsn, ops: &[u8]) -> bool {
+        self.merge_rows(lsn, ops, true)
+    }
+
+    /// The same for a record that is read from the journal at the start. Its rows, and those of records
+    /// behind it, may be in the engine already: none counts as new.
+    pub fn replay(&mut self, lsn: Lsn, ops: &[u8]) -> bool {
+        self.merge_rows(lsn, ops, false)
+    }
+
+    fn merge_rows(&mut self, lsn: Lsn, ops: &[u8], trusts_new: bool) -> bool {
         self.merged = self.merged.max(lsn);
         let late = self.closing.as_mut().filter(|closing| lsn <= closing.cut.lsn);
         let late = late.map(|closing| &mut closing.cut);
@@ -161,6 +168,7 @@ impl Shard {
             counters: &mut self.counters,
             current: &mut self.current,
             late,
+            trusts_new,
             presence: self.presence.as_deref(),
             making: self.making.as_ref().map(|making| &*making.presence),
         };
@@ -168,7 +176,7 @@ impl Shard {
         let mut touched = OpReader::new(ops);
         loop {
             // The rows of some operations, all together.
-            touched.by_ref().take(TOGETHER).for_each(|op| target.warm(&op));
+            target.pending().warm(touched.by_ref().take(TOGETHER).filter_map(|op| op.key()));
             let before = reader.left();
             reader.by_ref().take(TOGETHER).for_each(|op| target.apply(op));
             if reader.left() == before {
@@ -342,6 +350,8 @@ struct Target<'a> {
     counters: &'a mut Counters,
     current: &'a mut Pending,
     late: Option<&'a mut Cut>,
+    /// Rows that are new leave no trace when they are deleted.
+    trusts_new: bool,
     presence: Option<&'a Presence>,
     making: Option<&'a Presence>,
 }
@@ -360,13 +370,14 @@ impl Target<'_> {
 
     fn apply(&mut self, op: Op<'_>) {
         match op {
-            Op::Put { key, value, delta } => {
+            Op::Put { key, value, delta, new } => {
                 self.count(key, delta);
-                self.pending().set(key, Some(value));
+                let new = new && self.trusts_new;
+                self.pending().set(key, Some(value), new);
             }
             Op::Delete { key, delta } => {
                 self.count(key, delta);
-                self.pending().set(key, None);
+                self.pending().set(key, None, false);
             }
             Op::Generation { db, generation, dead } => {
                 self.generations.set(db, generation, dead);
@@ -377,14 +388,6 @@ impl Target<'_> {
                 self.counters.drop_generation(dead);
                 self.pending().drop_generation(dead);
             }
-        }
-    }
-
-    /// Touches the row that an operation will replace, so that it is in the processor's caches.
-    #[inline]
-    fn warm(&mut self, op: &Op<'_>) {
-        if let Op::Put { key, .. } | Op::Delete { key, .. } = op {
-            self.pending().warm(key);
         }
     }
 

@@ -19,7 +19,7 @@ use crate::notes::{Notes, What, class};
 use crate::presence::Presence;
 use crate::scope::Scope;
 use crate::slot::{KeyHash, Layout, SUB_TABLES, sub_table};
-use crate::value::{Counted, Entry, Hash, KeyBuf, Str, Typed, Value};
+use crate::value::{Counted, Entry, Hash, KeyBuf, Str, Typed, Value, Wanted};
 pub use entry_mut::EntryMut;
 use hashbrown::HashTable;
 use std::collections::{HashSet, VecDeque};
@@ -483,7 +483,7 @@ impl Store {
         &self,
         db: u32,
         at: KeyHash,
-        names: impl Iterator<Item = &'a [u8]>,
+        wanted: impl Iterator<Item = Wanted<'a>>,
     ) -> usize {
         let collection = self
             .same_hash(db, at)
@@ -491,7 +491,7 @@ impl Store {
             .filter(|c| c.len() > IN_CACHE);
         let Some(collection) = collection else { return 0 };
         let mut count = 0;
-        collection.touch(&mut names.inspect(|_| count += 1));
+        collection.touch(&mut wanted.inspect(|_| count += 1));
         count
     }
 

@@ -209,7 +209,7 @@ const ADD: Spec = Spec {
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "zadd",
-        names: Some(Names::behind(&["NX", "XX", "GT", "LT", "CH", "INCR"], 3, 2)),
+        names: Some(Names::behind(&["NX", "XX", "GT", "LT", "CH", "INCR"], 3, 2).scored()),
         summary: "Adds members with their scores, or changes scores.",
         keys: &[KeySpec::one(1, key::RW | key::UPDATE)],
         run: Run::Keys(zadd),

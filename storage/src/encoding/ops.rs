@@ -8,6 +8,9 @@ const DELETE: u8 = 1;
 const GENERATION: u8 = 2;
 const KIND: u8 = 0b11;
 
+/// A put of a row that does not exist.
+const NEW: u8 = 1 << 6;
+
 /// What a row changes in its slot's counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Delta {
@@ -34,6 +37,8 @@ pub enum Op<'a> {
         key: &'a [u8],
         value: &'a [u8],
         delta: Delta,
+        /// There is no such row so far; if it is not set, there may be none all the same.
+        new: bool,
     },
     Delete {
         key: &'a [u8],
@@ -45,6 +50,16 @@ pub enum Op<'a> {
         generation: u32,
         dead: u32,
     },
+}
+
+impl<'a> Op<'a> {
+    /// The key of the row that it puts or deletes.
+    pub fn key(&self) -> Option<&'a [u8]> {
+        match self {
+            Op::Put { key, .. } | Op::Delete { key, .. } => Some(key),
+            Op::Generation { .. } => None,
+        }
+    }
 }
 
 /// Collects the operations of one shard.
@@ -77,7 +92,7 @@ impl OpWriter {
         (bytes <= KEEP_BYTES).then_some(self)
     }
 
-    /// Puts a row whose key and value are built in place.
+    /// Puts a row whose key and value are built in place. If there is a key more it is a new one.
     pub fn put_built(
         &mut self,
         delta: Delta,
@@ -88,13 +103,15 @@ impl OpWriter {
         key(&mut self.key);
         self.value.clear();
         value(&mut self.value);
-        self.buf.push(PUT | delta.encode());
+        let new = if delta.keys > 0 { NEW } else { 0 };
+        self.buf.push(PUT | delta.encode() | new);
         put_bytes(&mut self.buf, &self.key);
         put_bytes(&mut self.buf, &self.value);
     }
 
-    pub fn put(&mut self, key: &[u8], value: &[u8], delta: Delta) {
-        self.buf.push(PUT | delta.encode());
+    /// Puts a row that counts for nothing; `new`: it does not exist, which must be certain.
+    pub fn put(&mut self, key: &[u8], value: &[u8], new: bool) {
+        self.buf.push(PUT | Delta::default().encode() | if new { NEW } else { 0 });
         put_bytes(&mut self.buf, key);
         put_bytes(&mut self.buf, value);
     }
@@ -142,6 +159,7 @@ impl<'a> OpReader<'a> {
                 key: get_bytes(&mut rest)?,
                 value: get_bytes(&mut rest)?,
                 delta: Delta::decode(flags),
+                new: flags & NEW != 0,
             },
             DELETE => Op::Delete { key: get_bytes(&mut rest)?, delta: Delta::decode(flags) },
             GENERATION => Op::Generation {
@@ -172,11 +190,15 @@ mod tests {
     fn operations_roundtrip() {
         let mut writer = OpWriter::default();
         let delta = Delta { keys: 1, expires: -1 };
-        writer.put(b"k", b"v", delta);
+        writer.put_built(delta, |key| key.push(b'k'), |value| value.push(b'v'));
+        writer.put(b"k3", b"", false);
         writer.delete(b"k2", Delta::default());
         writer.generation(3, 9, 4);
         let mut reader = OpReader::new(writer.as_bytes());
-        assert_eq!(reader.next(), Some(Op::Put { key: b"k", value: b"v", delta }));
+        let first = Op::Put { key: &b"k"[..], value: b"v", delta, new: true };
+        assert_eq!(reader.next(), Some(first));
+        let other = Op::Put { key: b"k3", value: b"", delta: Delta::default(), new: false };
+        assert_eq!(reader.next(), Some(other));
         assert_eq!(reader.next(), Some(Op::Delete { key: b"k2", delta: Delta::default() }));
         assert_eq!(reader.next(), Some(Op::Generation { db: 3, generation: 9, dead: 4 }));
         assert_eq!(reader.next(), None);

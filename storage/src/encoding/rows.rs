@@ -25,11 +25,11 @@ impl<'a> ElementRows<'a> {
         Self { ops, key, head, hash_of }
     }
 
-    /// The row of an element from now on.
-    pub(crate) fn put(&mut self, element: &[u8], value: &[u8]) {
+    /// The row of an element from now on; `new`: there is none so far, which must be certain.
+    pub(crate) fn put(&mut self, element: &[u8], value: &[u8], new: bool) {
         self.key.truncate(self.head);
         self.key.extend_from_slice(element);
-        self.ops.put(&self.key, value, Delta::default());
+        self.ops.put(&self.key, value, new);
     }
 
     /// There is no such element any more.
@@ -42,7 +42,7 @@ impl<'a> ElementRows<'a> {
     /// The elements with a prefix are dead: they are swept, and there will be no others.
     pub(crate) fn dead(&mut self, prefix: &[u8]) {
         let key = RowKey::dead_elements(&self.key[..self.head], prefix);
-        self.ops.put(&key, b"", Delta::default());
+        self.ops.put(&key, b"", true);
     }
 
     /// The element key of a name.

@@ -1,27 +1,40 @@
-//! Rows in memory: found by a hash, each with its key and value in one allocation.
+//! Rows in memory: found by a hash, each with its key and value in one piece.
 
+use crate::prefetch::prefetch;
 use crate::reclaim::Parts;
-use hashbrown::{DefaultHashBuilder, HashTable};
+use crate::table::{Named, Table};
+use hashbrown::DefaultHashBuilder;
+use smallvec::SmallVec;
 use std::collections::BTreeSet;
 use std::hash::BuildHasher;
 use std::ops::Bound;
 use std::sync::OnceLock;
 
+/// Bytes of key and value that a row holds in itself.
+const INLINE: usize = 40;
+
 /// A row: put, or deleted.
 #[derive(Debug)]
 pub(super) struct PendingRow {
-    pub(super) hash: u64,
-    bytes: Box<[u8]>,
+    bytes: SmallVec<[u8; INLINE]>,
     key_len: u32,
     put: bool,
+    /// Neither the engine nor an older map has a row of this key: if it is deleted, it never was.
+    new: bool,
+}
+
+impl Named for PendingRow {
+    fn name(&self) -> &[u8] {
+        self.key()
+    }
 }
 
 impl PendingRow {
-    fn new(hash: u64, key: &[u8], value: Option<&[u8]>) -> Self {
-        let mut bytes = Vec::with_capacity(key.len() + value.map_or(0, <[u8]>::len));
+    fn new(key: &[u8], value: Option<&[u8]>, new: bool) -> Self {
+        let mut bytes = SmallVec::with_capacity(key.len() + value.map_or(0, <[u8]>::len));
         bytes.extend_from_slice(key);
         bytes.extend_from_slice(value.unwrap_or_default());
-        Self { hash, bytes: bytes.into(), key_len: key.len() as u32, put: value.is_some() }
+        Self { bytes, key_len: key.len() as u32, put: value.is_some(), new }
     }
 
     pub(super) fn key(&self) -> &[u8] {
@@ -45,48 +58,85 @@ impl PendingRow {
                 self.bytes[key_len..].copy_from_slice(value);
                 self.put = true;
             }
-            _ => *self = Self::new(self.hash, self.key(), value),
+            _ => *self = Self::new(self.key(), value, self.new),
         }
     }
 
-    /// Reads its first and last byte.
+    /// Touches what of it is elsewhere.
     #[inline]
-    fn touch(&self) -> u8 {
-        let end = |byte: Option<&u8>| byte.copied().unwrap_or_default();
-        end(self.bytes.first()) ^ end(self.bytes.last())
+    fn touch(&self) {
+        if self.bytes.spilled() {
+            prefetch(&self.bytes[..]);
+            prefetch(&self.bytes[self.bytes.len() - 1]);
+        }
     }
 }
 
-/// Sets a row of a table. The bytes of key and value that it had; `None`: it is new.
+/// Rows found by a hash.
+pub(super) type Rows = Table<PendingRow>;
+
+/// What became of a row's place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Set {
+    /// The bytes of key and value that it had; `None`: there was none.
+    pub(super) before: Option<usize>,
+    /// Whether there is one now.
+    pub(super) kept: bool,
+}
+
+/// Sets a row, which is `new` if neither the engine nor an older map has one of its key.
 pub(super) fn set_row(
-    table: &mut HashTable<PendingRow>,
+    rows: &mut Rows,
     hash: u64,
-    key: &[u8],
-    value: Option<&[u8]>,
-) -> Option<usize> {
-    match table.find_mut(hash, |row| row.key() == key) {
-        Some(row) => {
-            let before = row.len();
-            row.set(value);
-            Some(before)
+    (key, value, new): (&[u8], Option<&[u8]>, bool),
+    hash_of: impl Fn(&[u8]) -> u64,
+) -> Set {
+    let Some(at) = rows.find(hash, key) else {
+        rows.push(hash, PendingRow::new(key, value, new), hash_of);
+        return Set { before: None, kept: true };
+    };
+    let row = rows.at_mut(at);
+    let before = row.as_ref().map(|row| row.len());
+    match row {
+        Some(row) if value.is_some() || !row.new => row.set(value),
+        _ => {
+            rows.swap_remove(at, hash_of);
+            return Set { before, kept: false };
         }
-        None => {
-            table.insert_unique(hash, PendingRow::new(hash, key, value), |row| row.hash);
-            None
-        }
+    }
+    Set { before, kept: true }
+}
+
+/// Touches rows, given by their hashes, so that they are in the processor's caches when they are set:
+/// each step of the search for all of them together.
+pub(super) fn warm_rows(rows: &[(&Rows, u64)]) {
+    rows.iter().for_each(|(rows, hash)| rows.touch_index(*hash));
+    rows.iter().for_each(|(rows, hash)| rows.touch_element(*hash));
+    for row in rows.iter().filter_map(|(rows, hash)| rows.touched(*hash)) {
+        row.touch();
     }
 }
 
-/// Touches a row of a table, so that it is in the processor's caches when it is set.
-#[inline]
-pub(super) fn warm_row(table: &HashTable<PendingRow>, hash: u64) {
-    if let Some(row) = table.find(hash, |row| row.hash == hash) {
-        std::hint::black_box(row.touch());
-    }
+/// Rows in the order of their keys.
+pub(super) fn sorted<'a>(rows: impl Iterator<Item = &'a PendingRow>) -> Vec<&'a PendingRow> {
+    let mut rows: Vec<(u128, &PendingRow)> = rows.map(|row| (beginning(row.key()), row)).collect();
+    rows.sort_unstable_by(|(a, a_row), (b, b_row)| {
+        a.cmp(b).then_with(|| a_row.key().cmp(b_row.key()))
+    });
+    rows.into_iter().map(|(_, row)| row).collect()
+}
+
+/// The first bytes of a key, as a number that sorts as they do: most keys differ there, and need not
+/// be looked at again.
+fn beginning(key: &[u8]) -> u128 {
+    let mut bytes = [0; 16];
+    let len = key.len().min(bytes.len());
+    bytes[..len].copy_from_slice(&key[..len]);
+    u128::from_be_bytes(bytes)
 }
 
 /// Tables of a large group of rows: so that none pauses to grow.
-const TABLES: usize = 64;
+const TABLES: usize = 256;
 
 /// Rows from which on a group has so many.
 const LARGE: usize = 4096;
@@ -97,7 +147,7 @@ const LARGE: usize = 4096;
 pub(super) struct ElementRows {
     hasher: DefaultHashBuilder,
     /// One, or [`TABLES`] by the first bits of the hash.
-    tables: Vec<HashTable<PendingRow>>,
+    tables: Vec<Rows>,
     len: usize,
     order: OnceLock<BTreeSet<Box<[u8]>>>,
 }
@@ -106,7 +156,7 @@ impl Default for ElementRows {
     fn default() -> Self {
         Self {
             hasher: DefaultHashBuilder::default(),
-            tables: vec![HashTable::new()],
+            tables: vec![Rows::default()],
             len: 0,
             order: OnceLock::new(),
         }
@@ -125,66 +175,84 @@ impl ElementRows {
     }
 
     fn place(&self, hash: u64) -> usize {
-        if self.tables.len() == 1 { 0 } else { (hash >> 58) as usize }
+        if self.tables.len() == 1 { 0 } else { (hash >> (u64::BITS - TABLES.ilog2())) as usize }
     }
 
-    /// Sets a row; the bytes of key and value that it had.
-    pub(super) fn set(&mut self, element: &[u8], value: Option<&[u8]>) -> Option<usize> {
+    /// The table that has an element's row, and its hash there.
+    pub(super) fn table(&self, element: &[u8]) -> (&Rows, u64) {
+        let hash = self.hasher.hash_one(element);
+        (&self.tables[self.place(hash)], hash)
+    }
+
+    /// Sets a row; see [`set_row`].
+    pub(super) fn set(&mut self, element: &[u8], value: Option<&[u8]>, new: bool) -> Set {
         let hash = self.hasher.hash_one(element);
         let place = self.place(hash);
-        let before = set_row(&mut self.tables[place], hash, element, value);
-        if before.is_none() {
-            if let Some(order) = self.order.get_mut() {
-                order.insert(element.into());
+        let hash_of = |element: &[u8]| self.hasher.hash_one(element);
+        let set = set_row(&mut self.tables[place], hash, (element, value, new), hash_of);
+        match (set.before, set.kept) {
+            (None, _) => {
+                if let Some(order) = self.order.get_mut() {
+                    order.insert(element.into());
+                }
+                self.len += 1;
+                if self.len == LARGE && self.tables.len() == 1 {
+                    self.spread();
+                }
             }
-            self.len += 1;
-            if self.len == LARGE {
-                self.spread();
+            (Some(_), false) => {
+                if let Some(order) = self.order.get_mut() {
+                    order.remove(element);
+                }
+                self.len -= 1;
             }
+            (Some(_), true) => {}
         }
-        before
+        set
     }
 
     /// From one table to many.
     fn spread(&mut self) {
-        let rows: Vec<PendingRow> = self.tables.drain(..).flatten().collect();
-        self.tables.resize_with(TABLES, HashTable::new);
-        for row in rows {
-            let place = self.place(row.hash);
-            self.tables[place].insert_unique(row.hash, row, |row| row.hash);
+        let few = std::mem::take(&mut self.tables);
+        self.tables.resize_with(TABLES, Rows::default);
+        let hasher = self.hasher.clone();
+        let hash_of = |element: &[u8]| hasher.hash_one(element);
+        for row in few.into_iter().flat_map(Rows::into_elements) {
+            let hash = hash_of(row.key());
+            let place = self.place(hash);
+            self.tables[place].push(hash, row, hash_of);
         }
-    }
-
-    /// Touches the row of an element.
-    #[inline]
-    pub(super) fn warm(&self, element: &[u8]) {
-        let hash = self.hasher.hash_one(element);
-        warm_row(&self.tables[self.place(hash)], hash);
     }
 
     pub(super) fn get(&self, element: &[u8]) -> Option<&PendingRow> {
-        let hash = self.hasher.hash_one(element);
-        self.tables[self.place(hash)].find(hash, |row| row.key() == element)
+        let (table, hash) = self.table(element);
+        table.at(table.find(hash, element)?)
     }
 
-    /// Takes the rows away whose elements begin with a prefix.
-    pub(super) fn take_prefix(&mut self, prefix: &[u8]) -> Vec<PendingRow> {
-        let mut taken = Vec::new();
+    /// Drops the rows whose elements begin with a prefix: how many, and their bytes.
+    pub(super) fn drop_prefix(&mut self, prefix: &[u8]) -> (usize, usize) {
+        let (mut rows, mut bytes) = (0, 0);
+        let hash_of = |element: &[u8]| self.hasher.hash_one(element);
+        let mut order = self.order.get_mut();
         for table in &mut self.tables {
-            taken.extend(table.extract_if(|row| row.key().starts_with(prefix)));
+            let keep = |row: &mut PendingRow| {
+                let stays = !row.key().starts_with(prefix);
+                if !stays {
+                    rows += 1;
+                    bytes += row.len();
+                    order.as_mut().map(|order| order.remove(row.key()));
+                }
+                stays
+            };
+            table.retain(keep, hash_of);
         }
-        if let Some(order) = self.order.get_mut() {
-            for row in &taken {
-                order.remove(row.key());
-            }
-        }
-        self.len -= taken.len();
-        taken
+        self.len -= rows;
+        (rows, bytes)
     }
 
     /// All rows, in no order.
     pub(super) fn iter(&self) -> impl Iterator<Item = &PendingRow> {
-        self.tables.iter().flatten()
+        self.tables.iter().flat_map(Rows::iter)
     }
 
     /// The rows of a range of elements, in order.
@@ -215,22 +283,28 @@ mod tests {
             let element = (n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 51).to_be_bytes();
             let element = &element[6 - (n % 3) as usize..];
             let value = (n % 5 != 0).then(|| vec![n as u8; (n % 4) as usize]);
-            let before = rows.set(element, value.as_deref());
-            let known: Option<Option<Vec<u8>>> = model.insert(element.to_vec(), value);
+            // One in four was nowhere before it came: it goes without leaving a trace.
+            let new = |element: &[u8]| element[element.len() - 1] % 4 == 1;
+            let set = rows.set(element, value.as_deref(), new(element));
+            let kept = value.is_some() || !(new(element) && model.contains_key(element));
+            let known: Option<Option<Vec<u8>>> = match kept {
+                true => model.insert(element.to_vec(), value),
+                false => model.remove(element),
+            };
             let bytes = |v: Option<Vec<u8>>| element.len() + v.map_or(0, |v| v.len());
-            assert_eq!(before, known.map(bytes));
+            assert_eq!(set, Set { before: known.map(bytes), kept });
             if n == LARGE as u64 {
                 // From here on the order is kept.
                 assert_eq!(all(&rows), model.clone().into_iter().collect::<Vec<_>>());
             }
-            rows.warm(element);
+            warm_rows(&[rows.table(element)]);
         }
         assert_eq!(rows.len(), model.len());
         assert_eq!(all(&rows), model.clone().into_iter().collect::<Vec<_>>());
-        let taken = rows.take_prefix(&[7]).len();
-        let before = model.len();
-        model.retain(|element, _| element[0] != 7);
-        assert!(taken > 0 && taken == before - model.len());
+        let (dropped, bytes) = rows.drop_prefix(&[7]);
+        let gone = model.extract_if(.., |element, _| element[0] == 7);
+        let sizes: Vec<usize> = gone.map(|(e, v)| e.len() + v.map_or(0, |v| v.len())).collect();
+        assert!(dropped > 0 && (dropped, bytes) == (sizes.len(), sizes.iter().sum()));
         assert_eq!(all(&rows), model.into_iter().collect::<Vec<_>>());
         assert!(rows.get(&[7]).is_none());
     }

@@ -9,6 +9,14 @@ use anyhow::Result;
 /// A packed collection of more bytes than this goes to element rows whatever Redis's limits say.
 pub(crate) const PACKED_MAX: usize = 64 * 1024;
 
+/// An element that a command will ask for.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted<'a> {
+    pub name: &'a [u8],
+    /// The score that it is to get, if that is known.
+    pub score: Option<f64>,
+}
+
 /// A hash, list, set, sorted set or stream.
 pub(crate) trait Collection {
     /// The type's name as TYPE answers it.
@@ -21,7 +29,7 @@ pub(crate) trait Collection {
     fn len(&self) -> u64;
 
     /// Touches what is known of elements, so that it is in the processor's caches.
-    fn touch(&self, _names: &mut dyn Iterator<Item = &[u8]>) {}
+    fn touch(&self, _wanted: &mut dyn Iterator<Item = Wanted<'_>>) {}
 
     /// Whether it is known in memory if there is an element of a name.
     fn knows(&self, _name: &[u8]) -> bool {

@@ -1,6 +1,6 @@
 //! Hashes: packed into the meta row while small, an element row per field when big.
 
-use super::collection::{Collection, PACKED_MAX};
+use super::collection::{Collection, PACKED_MAX, Wanted};
 use super::members::{Members, Name, Payload};
 use crate::encoding::{ElementRows, Row, RowKey, decode_field, encode_field, encode_hash, meta};
 use crate::need::{Page, Part};
@@ -273,8 +273,8 @@ impl Collection for Hash {
         self.fields.len()
     }
 
-    fn touch(&self, names: &mut dyn Iterator<Item = &[u8]>) {
-        self.fields.touch(names);
+    fn touch(&self, wanted: &mut dyn Iterator<Item = Wanted<'_>>) {
+        self.fields.touch(wanted.map(|wanted| wanted.name));
     }
 
     fn knows(&self, name: &[u8]) -> bool {
@@ -311,14 +311,14 @@ impl Collection for Hash {
 
     fn seal(&mut self, rows: &mut ElementRows<'_>) {
         let mut value = Vec::new();
-        for name in self.fields.take_dirty() {
+        for (name, new) in self.fields.take_dirty() {
             let element = rows.named(&name);
             if let Some(field) = self.fields.known(&name) {
                 value.clear();
                 let kept = RowKey::name_is_digested(&name).then_some(&*name);
                 encode_field(&mut value, field, kept);
-                rows.put(&element, &value);
-            } else {
+                rows.put(&element, &value, new);
+            } else if !new {
                 rows.delete(&element);
             }
         }

@@ -112,6 +112,10 @@ impl Piece for Node {
             Kind::Gap { .. } => None,
         }
     }
+
+    fn rank(&self) -> u64 {
+        self.no
+    }
 }
 
 /// Where an element is; valid until the list changes.

@@ -5,7 +5,7 @@ use crate::need::{ElementRange, Page, Part};
 use crate::reclaim::Reclaimed;
 use rand::RngExt;
 use std::cell::RefCell;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 /// The name of a field or member.
 pub(crate) use super::KeyBuf as Name;
@@ -48,8 +48,9 @@ pub(crate) struct Members<V: Payload> {
     version: u64,
     /// Whether every element that exists is in `known`.
     complete: bool,
-    /// Elements the journal has not heard of (used for element rows only).
-    dirty: BTreeSet<Name>,
+    /// Elements the journal has not heard of (used for element rows only), and whether there is no
+    /// row of them yet.
+    dirty: BTreeMap<Name, bool>,
     window: RefCell<Option<Box<Window>>>,
     /// Where the next elements are dropped from memory.
     hand: usize,
@@ -80,7 +81,7 @@ impl<V: Payload> Default for Members<V> {
             len: 0,
             version: 0,
             complete: true,
-            dirty: BTreeSet::new(),
+            dirty: BTreeMap::new(),
             window: RefCell::default(),
             hand: 0,
         }
@@ -198,7 +199,6 @@ impl<V: Payload> Members<V> {
 
     /// Sets an element that is known (see [`Members::require`]); what it was.
     pub(crate) fn insert(&mut self, name: &[u8], value: V) -> Option<V> {
-        self.note(name);
         self.bytes += value.memory();
         let old = match self.known.get_mut(name) {
             Some(slot) => slot.replace(value),
@@ -209,6 +209,7 @@ impl<V: Payload> Members<V> {
                 None
             }
         };
+        self.note(name, old.is_none());
         match &old {
             Some(old) => self.bytes -= old.memory(),
             None => {
@@ -227,7 +228,7 @@ impl<V: Payload> Members<V> {
         self.bytes -= value.memory();
         let result = change(value);
         self.bytes += value.memory();
-        self.note(name);
+        self.note(name, false);
         Some(result)
     }
 
@@ -246,7 +247,7 @@ impl<V: Payload> Members<V> {
             old?
         };
         self.bytes -= old.memory();
-        self.note(name);
+        self.note(name, false);
         self.len -= 1;
         Some(old)
     }
@@ -279,15 +280,15 @@ impl<V: Payload> Members<V> {
         self.known.sort_by_cached_key(|name, _| key(name));
     }
 
-    /// The dirty names, for their element rows, and forgets them.
-    pub(crate) fn take_dirty(&mut self) -> BTreeSet<Name> {
+    /// The dirty names, for their element rows, and whether they have none yet; forgets them.
+    pub(crate) fn take_dirty(&mut self) -> BTreeMap<Name, bool> {
         std::mem::take(&mut self.dirty)
     }
 
     /// Gives a packed collection its own version: from now on each element is a row.
     pub(crate) fn unpack(&mut self, version: u64) {
         self.version = version;
-        self.dirty = self.known.keys().cloned().collect();
+        self.dirty = self.known.keys().map(|name| (name.clone(), true)).collect();
     }
 
     pub(crate) fn detach(&mut self) {
@@ -296,9 +297,10 @@ impl<V: Payload> Members<V> {
         *self.window.get_mut() = None;
     }
 
-    fn note(&mut self, name: &[u8]) {
-        if self.version != 0 && !self.dirty.contains(name) {
-            self.dirty.insert(Name::from_slice(name));
+    /// An element has changed, and did not exist before if it is `new`.
+    fn note(&mut self, name: &[u8], new: bool) {
+        if self.version != 0 && !self.dirty.contains_key(name) {
+            self.dirty.insert(Name::from_slice(name), new);
         }
     }
 
@@ -320,7 +322,7 @@ impl<V: Payload> Members<V> {
                 self.hand = 0;
             }
             let Some((name, _)) = self.known.get_index(self.hand) else { break };
-            if self.dirty.contains(name) {
+            if self.dirty.contains_key(name) {
                 self.hand += 1;
                 continue;
             }
@@ -558,8 +560,9 @@ mod tests {
         }
 
         fn seal(&mut self) {
-            for name in self.members.take_dirty() {
+            for (name, new) in self.members.take_dirty() {
                 let key = RowKey::named_element(hash(&name), &name);
+                assert!(!new || !self.rows.contains_key(&key), "it is not new");
                 match self.members.known(&name) {
                     Some(value) => self.rows.insert(key, *value),
                     None => self.rows.remove(&key),

@@ -11,13 +11,13 @@ pub mod set;
 mod spread;
 pub mod stream;
 pub mod string;
-mod table;
 #[cfg(test)]
 mod test_rows;
 pub mod zset;
 
 use crate::need::Part;
 use collection::Collection;
+pub use collection::Wanted;
 pub use hash::{Field, Hash};
 pub use list::List;
 pub use set::{Set, SetEncoding};

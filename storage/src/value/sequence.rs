@@ -2,7 +2,8 @@
 //! position or by order without walking over all of them.
 //!
 //! Pieces stand in groups of up to [`GROUP_MAX`], which know their sums; a search goes over the
-//! groups' sums, then over one group.
+//! groups' sums, then over one group. What pieces are sorted by lies together, apart from them: a
+//! search by order waits for little memory.
 
 use crate::reclaim::{Parts, Reclaimed};
 use std::collections::VecDeque;
@@ -10,10 +11,16 @@ use std::collections::VecDeque;
 /// Pieces in a group at most.
 const GROUP_MAX: usize = 128;
 
+/// Groups of fewer pieces do without ranks: most sequences are short.
+const UNRANKED: usize = 8;
+
 /// A piece of a sequence.
 pub(crate) trait Piece: Send + 'static {
     /// Its elements; `None` when nobody has counted them.
     fn count(&self) -> Option<u64>;
+
+    /// What pieces are sorted by, as far as a number tells it.
+    fn rank(&self) -> u64;
 }
 
 /// See the module's description.
@@ -26,6 +33,10 @@ pub(crate) struct Sequence<T: Piece> {
 #[derive(Clone, Debug)]
 pub(crate) struct Group<T> {
     pieces: VecDeque<T>,
+    /// That of the first piece.
+    rank: u64,
+    /// Those of all pieces, or none.
+    ranks: Vec<u64>,
     /// Elements of the pieces that were counted.
     count: u64,
     uncounted: usize,
@@ -52,14 +63,86 @@ impl<T: Piece> Parts for VecDeque<Group<T>> {
 
 impl<T: Piece> Group<T> {
     fn new(pieces: VecDeque<T>) -> Self {
-        let mut group = Self { pieces, count: 0, uncounted: 0 };
+        let mut group = Self { pieces, rank: 0, ranks: Vec::new(), count: 0, uncounted: 0 };
         for piece in &group.pieces {
             match piece.count() {
                 Some(count) => group.count += count,
                 None => group.uncounted += 1,
             }
         }
+        group.rank_all();
         group
+    }
+
+    fn rank_all(&mut self) {
+        self.rank = self.pieces.front().map_or(0, Piece::rank);
+        self.ranks.clear();
+        if self.pieces.len() >= UNRANKED {
+            self.ranks.extend(self.pieces.iter().map(Piece::rank));
+        }
+    }
+
+    fn insert(&mut self, at: usize, piece: T) {
+        self.add(piece.count());
+        let rank = piece.rank();
+        self.pieces.insert(at, piece);
+        if at == 0 {
+            self.rank = rank;
+        }
+        if self.ranks.len() + 1 == self.pieces.len() && !self.ranks.is_empty() {
+            self.ranks.insert(at, rank);
+        } else if self.pieces.len() >= UNRANKED {
+            self.rank_all();
+        }
+    }
+
+    fn remove(&mut self, at: usize) -> Option<T> {
+        let piece = self.pieces.remove(at)?;
+        self.subtract(piece.count());
+        if at < self.ranks.len() {
+            self.ranks.remove(at);
+        }
+        if let Some(first) = self.pieces.front().filter(|_| at == 0) {
+            self.rank = first.rank();
+        }
+        Some(piece)
+    }
+
+    fn update<R>(&mut self, at: usize, change: impl FnOnce(&mut T) -> R) -> R {
+        let piece = &mut self.pieces[at];
+        let before = piece.count();
+        let result = change(piece);
+        let (after, rank) = (piece.count(), piece.rank());
+        if before != after {
+            self.subtract(before);
+            self.add(after);
+        }
+        if at == 0 {
+            self.rank = rank;
+        }
+        if let Some(known) = self.ranks.get_mut(at) {
+            *known = rank;
+        }
+        result
+    }
+
+    /// Pieces for which `begins` holds: all with a smaller rank, none with a greater one.
+    fn until(&self, rank: u64, begins: impl Fn(&T) -> bool) -> usize {
+        if self.ranks.is_empty() {
+            return self.pieces.partition_point(begins);
+        }
+        let smaller = self.ranks.partition_point(|other| *other < rank);
+        let same = self.ranks[smaller..].partition_point(|other| *other == rank);
+        let (mut low, mut high) = (smaller, smaller + same);
+        while low < high {
+            let middle = low.midpoint(high);
+            if begins(&self.pieces[middle]) {
+                low = middle + 1;
+            } else {
+                high = middle;
+            }
+        }
+        low
     }
 
     fn add(&mut self, count: Option<u64>) {
@@ -117,15 +200,7 @@ impl<T: Piece> Sequence<T> {
 
     /// Changes a piece; the sums follow.
     pub(crate) fn update<R>(&mut self, at: At, change: impl FnOnce(&mut T) -> R) -> R {
-        let group = &mut self.groups[at.group];
-        let before = group.pieces[at.piece].count();
-        let result = change(&mut group.pieces[at.piece]);
-        let after = group.pieces[at.piece].count();
-        if before != after {
-            group.subtract(before);
-            group.add(after);
-        }
-        result
+        self.groups[at.group].update(at.piece, change)
     }
 
     /// All pieces in order.
@@ -148,9 +223,7 @@ impl<T: Piece> Sequence<T> {
         if self.groups[at.group].pieces.len() >= GROUP_MAX {
             at = self.split_group(at);
         }
-        let group = &mut self.groups[at.group];
-        group.add(piece.count());
-        group.pieces.insert(at.piece, piece);
+        self.groups[at.group].insert(at.piece, piece);
         self.pieces += 1;
         at
     }
@@ -179,8 +252,7 @@ impl<T: Piece> Sequence<T> {
     pub(crate) fn remove(&mut self, at: At) -> (T, Option<At>) {
         let group = &mut self.groups[at.group];
         #[allow(clippy::expect_used, reason = "a place stays while nothing is inserted or removed")]
-        let piece = group.pieces.remove(at.piece).expect("a place that was found");
-        group.subtract(piece.count());
+        let piece = group.remove(at.piece).expect("a place that was found");
         self.pieces -= 1;
         let len = group.pieces.len();
         if len == 0 {
@@ -195,12 +267,14 @@ impl<T: Piece> Sequence<T> {
         (piece, next)
     }
 
-    /// The last piece for which `begins` holds; it must hold for none behind one for which it does
-    /// not.
-    pub(crate) fn last_where(&self, begins: impl Fn(&T) -> bool) -> Option<At> {
-        let groups = self.groups.partition_point(|group| begins(&group.pieces[0]));
+    /// The last piece for which `begins` holds: that must be so for all pieces with a smaller rank, for
+    /// none with a greater one, and for none behind one for which it is not.
+    pub(crate) fn last_where(&self, rank: u64, begins: impl Fn(&T) -> bool) -> Option<At> {
+        let groups = self.groups.partition_point(|group| {
+            group.rank < rank || (group.rank == rank && begins(&group.pieces[0]))
+        });
         let group = groups.checked_sub(1)?;
-        let piece = self.groups[group].pieces.partition_point(&begins) - 1;
+        let piece = self.groups[group].until(rank, begins) - 1;
         Some(At { group, piece })
     }
 
@@ -309,6 +383,11 @@ mod tests {
         fn count(&self) -> Option<u64> {
             self.1
         }
+
+        /// Not exact.
+        fn rank(&self) -> u64 {
+            self.0 / 3
+        }
     }
 
     /// Compares every answer with a plain vector's.
@@ -357,6 +436,40 @@ mod tests {
     }
 
     #[test]
+    fn a_piece_is_found_by_order_while_they_come_and_go() {
+        use rand::{RngExt, SeedableRng, rngs::SmallRng};
+        let mut rng = SmallRng::seed_from_u64(3);
+        let (mut sequence, mut model) = (Sequence::default(), std::collections::BTreeSet::new());
+        for n in 0..6000u64 {
+            let number = rng.random_range(0..900);
+            let begins = |piece: &(u64, Option<u64>)| piece.0 <= number;
+            let at = sequence.last_where(number / 3, begins);
+            assert_eq!(at.map(|at| sequence.get(at).0), model.range(..=number).last().copied());
+            let found = at.filter(|at| sequence.get(*at).0 == number);
+            match (found, at) {
+                // More and more come, then they go.
+                (Some(at), _) if n > 3000 || n % 5 == 0 => {
+                    sequence.remove(at);
+                    model.remove(&number);
+                }
+                (None, at) if n < 4000 => {
+                    let next = at.map_or(sequence.first(), |at| sequence.next(at));
+                    sequence.insert(next, (number, Some(1)));
+                    model.insert(number);
+                }
+                (_, Some(at)) if !model.contains(&(number + 1)) && begins(sequence.get(at)) => {
+                    // One moves up to where there is room.
+                    let old = sequence.update(at, |piece| std::mem::replace(&mut piece.0, number));
+                    model.remove(&old);
+                    model.insert(number);
+                }
+                _ => {}
+            }
+        }
+        assert!(sequence.iter().map(|piece| piece.0).eq(model));
+    }
+
+    #[test]
     fn positions_are_found_from_both_ends() {
         let mut sequence = Sequence::default();
         for n in 0..1000 {
@@ -367,7 +480,7 @@ mod tests {
         let (at, rest) = sequence.find_back(0).unwrap();
         assert_eq!((sequence.get(at).0, rest), (999, Some(0)));
         assert_eq!(sequence.find(3000), None);
-        let at = sequence.last_where(|piece| piece.0 <= 500).unwrap();
+        let at = sequence.last_where(500 / 3, |piece| piece.0 <= 500).unwrap();
         assert_eq!(sequence.count_before(at), Some(1500));
         sequence.update(at, |piece| piece.1 = None);
         assert_eq!((sequence.find(1502).unwrap().1, sequence.uncounted()), (None, 1));

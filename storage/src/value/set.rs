@@ -1,6 +1,6 @@
 //! Sets: packed into the meta row while small, an element row per member when big.
 
-use super::collection::{Collection, PACKED_MAX};
+use super::collection::{Collection, PACKED_MAX, Wanted};
 use super::members::{Members, Name, Payload};
 use crate::encoding::{ElementRows, Row, RowKey, encode_set, meta};
 use crate::need::{Page, Part};
@@ -183,8 +183,8 @@ impl Collection for Set {
         self.members.len()
     }
 
-    fn touch(&self, names: &mut dyn Iterator<Item = &[u8]>) {
-        self.members.touch(names);
+    fn touch(&self, wanted: &mut dyn Iterator<Item = Wanted<'_>>) {
+        self.members.touch(wanted.map(|wanted| wanted.name));
     }
 
     fn knows(&self, name: &[u8]) -> bool {
@@ -216,12 +216,12 @@ impl Collection for Set {
     }
 
     fn seal(&mut self, rows: &mut ElementRows<'_>) {
-        for name in self.members.take_dirty() {
+        for (name, new) in self.members.take_dirty() {
             let element = rows.named(&name);
             if self.members.known(&name).is_some() {
                 let kept = if RowKey::name_is_digested(&name) { &*name } else { b"" };
-                rows.put(&element, kept);
-            } else {
+                rows.put(&element, kept, new);
+            } else if !new {
                 rows.delete(&element);
             }
         }

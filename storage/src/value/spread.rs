@@ -7,8 +7,8 @@
 //! further part takes half of the elements of one that is there.
 
 use super::members::Name;
-use super::table::Table;
 use crate::reclaim::Parts;
+use crate::table::{Named, Table};
 use hashbrown::DefaultHashBuilder;
 use std::hash::BuildHasher;
 
@@ -25,13 +25,19 @@ const SHIFT: u32 = 24;
 /// Names that are touched together.
 const TOUCHED: usize = 64;
 
+impl<V> Named for (Name, V) {
+    fn name(&self) -> &[u8] {
+        &self.0
+    }
+}
+
 /// See the module's description. Its elements have positions, from 0 on, which change when others
 /// are added or removed.
 #[derive(Clone, Debug)]
 pub(super) struct Spread<V> {
     /// Most have no other part.
-    first: Table<V>,
-    rest: Vec<Table<V>>,
+    first: Table<(Name, V)>,
+    rest: Vec<Table<(Name, V)>>,
     len: usize,
     hasher: DefaultHashBuilder,
 }
@@ -56,6 +62,10 @@ fn part_of(hash: u64, parts: usize) -> usize {
     if part < parts { part } else { part & (all / 2 - 1) }
 }
 
+fn parted<V>((name, value): &(Name, V)) -> (&Name, &V) {
+    (name, value)
+}
+
 /// The part that the last of `parts` parts, at least two, shares the elements of.
 fn buddy_of_last(parts: usize) -> usize {
     (parts - 1) & (parts.next_power_of_two() / 2 - 1)
@@ -72,11 +82,11 @@ impl<V> Spread<V> {
         self.tables().map(Table::capacity).sum()
     }
 
-    fn tables(&self) -> impl Iterator<Item = &Table<V>> {
+    fn tables(&self) -> impl Iterator<Item = &Table<(Name, V)>> {
         std::iter::once(&self.first).chain(&self.rest)
     }
 
-    fn tables_mut(&mut self) -> impl Iterator<Item = &mut Table<V>> {
+    fn tables_mut(&mut self) -> impl Iterator<Item = &mut Table<(Name, V)>> {
         std::iter::once(&mut self.first).chain(&mut self.rest)
     }
 
@@ -84,11 +94,11 @@ impl<V> Spread<V> {
         1 + self.rest.len()
     }
 
-    fn table(&self, part: usize) -> &Table<V> {
+    fn table(&self, part: usize) -> &Table<(Name, V)> {
         if part == 0 { &self.first } else { &self.rest[part - 1] }
     }
 
-    fn table_mut(&mut self, part: usize) -> &mut Table<V> {
+    fn table_mut(&mut self, part: usize) -> &mut Table<(Name, V)> {
         if part == 0 { &mut self.first } else { &mut self.rest[part - 1] }
     }
 
@@ -107,14 +117,14 @@ impl<V> Spread<V> {
     pub(super) fn get_key_value(&self, name: &[u8]) -> Option<(&Name, &V)> {
         let hash = self.hash(name);
         let table = self.table(part_of(hash, self.parts()));
-        table.at(table.find(hash, name)?)
+        table.at(table.find(hash, name)?).map(parted)
     }
 
     pub(super) fn get_mut(&mut self, name: &[u8]) -> Option<&mut V> {
         let hash = self.hash(name);
         let part = part_of(hash, self.parts());
         let table = self.table_mut(part);
-        table.value_mut(table.find(hash, name)?)
+        table.at_mut(table.find(hash, name)?).map(|(_, value)| value)
     }
 
     /// Touches what is known of names, of some together: the processor gets the memory of each
@@ -140,7 +150,7 @@ impl<V> Spread<V> {
         let hash = self.hash(&name);
         let hasher = self.hasher.clone();
         let part = part_of(hash, self.parts());
-        self.table_mut(part).push(hash, name, value, |name| hasher.hash_one(name));
+        self.table_mut(part).push(hash, (name, value), |name| hasher.hash_one(name));
         self.len += 1;
     }
 
@@ -157,7 +167,7 @@ impl<V> Spread<V> {
     fn removed(
         &mut self,
         name: &[u8],
-        remove: impl FnOnce(&mut Table<V>, usize, &DefaultHashBuilder) -> Option<(Name, V)>,
+        remove: impl FnOnce(&mut Table<(Name, V)>, usize, &DefaultHashBuilder) -> Option<(Name, V)>,
     ) -> Option<(Name, V)> {
         let hash = self.hash(name);
         let hasher = self.hasher.clone();
@@ -183,7 +193,7 @@ impl<V> Spread<V> {
 
     pub(super) fn get_index(&self, position: usize) -> Option<(&Name, &V)> {
         let (part, index) = self.locate(position)?;
-        self.table(part).at(index)
+        self.table(part).at(index).map(parted)
     }
 
     /// Removes the element at a position, which the last one of its part takes.
@@ -197,7 +207,7 @@ impl<V> Spread<V> {
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (&Name, &V)> {
-        self.tables().flat_map(Table::iter)
+        self.tables().flat_map(Table::iter).map(parted)
     }
 
     pub(super) fn keys(&self) -> impl Iterator<Item = &Name> {
@@ -207,6 +217,7 @@ impl<V> Spread<V> {
     /// Keeps what `keep` says. Takes time in proportion to all.
     pub(super) fn retain(&mut self, mut keep: impl FnMut(&Name, &mut V) -> bool) {
         let hasher = self.hasher.clone();
+        let mut keep = |(name, value): &mut (Name, V)| keep(name, value);
         self.tables_mut().for_each(|table| table.retain(&mut keep, |name| hasher.hash_one(name)));
         self.len = self.tables().map(Table::len).sum();
     }
@@ -215,6 +226,7 @@ impl<V> Spread<V> {
     pub(super) fn sort_by_cached_key<K: Ord>(&mut self, mut key: impl FnMut(&Name, &V) -> K) {
         let hasher = self.hasher.clone();
         let hash_of = |name: &[u8]| hasher.hash_one(name);
+        let mut key = |(name, value): &(Name, V)| key(name, value);
         self.tables_mut().for_each(|table| table.sort_by_cached_key(&mut key, hash_of));
     }
 
@@ -242,7 +254,7 @@ impl<V> Spread<V> {
         for (name, value) in table.into_elements() {
             let hash = hash_of(&name);
             let to = if part_of(hash, parts) == buddy { &mut stays } else { &mut goes };
-            to.push(hash, name, value, hash_of);
+            to.push(hash, (name, value), hash_of);
         }
         *self.table_mut(buddy) = stays;
         self.rest.push(goes);
@@ -257,7 +269,7 @@ impl<V> Spread<V> {
             let hash_of = |name: &[u8]| hasher.hash_one(name);
             let table = self.table_mut(buddy);
             for (name, value) in last.into_elements() {
-                table.push(hash_of(&name), name, value, hash_of);
+                table.push(hash_of(&name), (name, value), hash_of);
             }
         }
     }

@@ -55,8 +55,9 @@ impl TestRows {
             self.written += 1;
             match op {
                 Op::Put { key, .. } if dead(key).is_some() => self.dead.extend(dead(key)),
-                Op::Put { key, value, .. } => {
-                    self.rows.insert(element(key), value.to_vec());
+                Op::Put { key, value, new, .. } => {
+                    let old = self.rows.insert(element(key), value.to_vec());
+                    assert!(!new || old.is_none(), "it is not new");
                 }
                 Op::Delete { key, .. } => {
                     self.rows.remove(&element(key));

@@ -1,7 +1,7 @@
 //! Sorted sets: packed into the meta row while small; two element rows per member when big, one by
 //! its name with its score, one that stands in order.
 
-use super::collection::{Collection, PACKED_MAX};
+use super::collection::{Collection, PACKED_MAX, Wanted};
 use super::members::{Members, Name, Payload};
 pub use super::order::Walk as ZsetWalk;
 use super::order::{Order, PREFIX as ORDER_PREFIX, Place};
@@ -366,14 +366,14 @@ impl Collection for Zset {
         self.members.len()
     }
 
-    fn touch(&self, names: &mut dyn Iterator<Item = &[u8]>) {
-        let names: SmallVec<[&[u8]; 16]> = names.collect();
-        self.members.touch(names.iter().copied());
-        for name in names {
-            if let Some(score) = self.members.known(name) {
-                self.order.touch(*score, name);
-            }
-        }
+    fn touch(&self, wanted: &mut dyn Iterator<Item = Wanted<'_>>) {
+        let wanted: SmallVec<[Wanted<'_>; 16]> = wanted.collect();
+        self.members.touch(wanted.iter().map(|wanted| wanted.name));
+        let places = wanted.iter().flat_map(|wanted| {
+            let old = self.members.known(wanted.name).copied();
+            old.into_iter().chain(wanted.score).map(|score| (score, wanted.name))
+        });
+        self.order.touch(places);
     }
 
     fn knows(&self, name: &[u8]) -> bool {
@@ -408,10 +408,12 @@ impl Collection for Zset {
 
     fn seal(&mut self, rows: &mut ElementRows<'_>) {
         let mut row = Vec::new();
-        for name in self.members.take_dirty() {
+        for (name, new) in self.members.take_dirty() {
             let element = [PREFIX, &rows.named(&name)].concat();
             let Some(score) = self.members.known(&name) else {
-                rows.delete(&element);
+                if !new {
+                    rows.delete(&element);
+                }
                 continue;
             };
             row.clear();
@@ -419,7 +421,7 @@ impl Collection for Zset {
             if RowKey::name_is_digested(&name) {
                 row.extend_from_slice(&name);
             }
-            rows.put(&element, &row);
+            rows.put(&element, &row, new);
         }
         self.order.seal(rows);
     }

@@ -36,8 +36,9 @@ impl World {
         zset.seal(&mut ElementRows::new(&mut ops, 3, 1, &hash_of));
         for op in OpReader::new(ops.as_bytes()) {
             match op {
-                Op::Put { key, value, .. } => {
-                    self.rows.insert(key[HEAD..].to_vec(), value.to_vec());
+                Op::Put { key, value, new, .. } => {
+                    let old = self.rows.insert(key[HEAD..].to_vec(), value.to_vec());
+                    assert!(!new || old.is_none(), "it is not new");
                 }
                 Op::Delete { key, .. } => {
                     self.rows.remove(&key[HEAD..]);

@@ -8,7 +8,7 @@ use flagstone_storage::directory::{Directory, OpenOptions, reshard};
 use flagstone_storage::encoding::{Function, Library, row};
 use flagstone_storage::engine::prefix_range;
 use flagstone_storage::journal::RealDisk;
-use flagstone_storage::materialise::{hand_over, sweep};
+use flagstone_storage::materialise::{each_hand_over_batch, hand_over, sweep};
 use flagstone_storage::place::Place;
 use flagstone_storage::slot::slot_of;
 use flagstone_storage::store::OrLoad;
@@ -489,6 +489,66 @@ fn an_old_hand_over_does_not_overtake_a_newer_one() {
     assert!(world.block_on(hand_over(engine, journal, old)).is_err());
     world.flush(shard);
     kill(world, &root, &mut number);
+}
+
+/// Deletes every key of all databases one by one.
+fn delete_all(world: &mut World) {
+    for db in 0..world.model.dbs.len() {
+        for key in std::mem::take(&mut world.model.dbs[db]).into_keys() {
+            world.run(|store| store.remove(db as u32, &key));
+        }
+    }
+    world.commit();
+}
+
+#[test]
+fn what_comes_and_goes_between_two_hand_overs_is_never_written() {
+    let root = tempfile::tempdir().unwrap();
+    let mut number = 0;
+    let mut world = world(&fresh(root.path(), &mut number), no_images());
+    for round in 0..3 {
+        some_of_everything(&mut world, round);
+        delete_all(&mut world);
+    }
+    for shard in 0..SHARDS {
+        world.partition.cut(shard);
+        let cut = world.partition.take_cut(shard).unwrap();
+        let written = |key: &[u8]| [row::META, row::ELEMENT, row::TIME].contains(&key[0]);
+        each_hand_over_batch(&cut, 100, &mut |batch| {
+            assert!(!batch.iter().any(|(key, _)| written(key)), "{batch:?}");
+        });
+        world.partition.shards.get_mut(&shard).unwrap().handed_over(cut.lsn, 0);
+    }
+    kill(world, &root, &mut number);
+}
+
+/// A replayed put finds the row that it has put before.
+#[test]
+fn what_an_unfinished_hand_over_has_left_can_be_deleted() {
+    let root = tempfile::tempdir().unwrap();
+    let mut number = 0;
+    let mut world = world(&fresh(root.path(), &mut number), no_images());
+    some_of_everything(&mut world, 1);
+    world.journal.sync_now().unwrap();
+    for shard in 0..SHARDS {
+        world.partition.cut(shard);
+        let cut = world.partition.take_cut(shard).unwrap();
+        let engine = world.partition.shards[&shard].engine().clone();
+        let mut batches = Vec::new();
+        each_hand_over_batch(&cut, 8, &mut |batch| batches.push(batch));
+        // The last one says that all of them are there.
+        batches.pop();
+        for batch in batches {
+            world.block_on(engine.write(batch)).unwrap();
+        }
+        world.block_on(engine.flush()).unwrap();
+    }
+    let mut world = kill(world, &root, &mut number);
+    delete_all(&mut world);
+    world.settle();
+    let mut world = kill(world, &root, &mut number);
+    world.settle();
+    world.verify_no_garbage("all was deleted");
 }
 
 #[test]

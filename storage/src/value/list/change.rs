@@ -226,7 +226,7 @@ impl List {
     /// Removes what [`List::matches`] found of an element.
     pub fn remove(&mut self, matches: &Matches, element: &[u8]) {
         for &(no, count) in &matches.nodes {
-            let Some(at) = self.nodes.last_where(|node| node.no <= no) else { continue };
+            let Some(at) = self.nodes.last_where(no, |node| node.no <= no) else { continue };
             let Some(pack) = self.nodes.get(at).pack() else { continue };
             let here = pack.iter().filter(|e| *e == element).count();
             self.len -= count as u64;

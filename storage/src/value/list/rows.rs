@@ -36,7 +36,7 @@ impl List {
         found: impl Iterator<Item = Result<(u64, Kind)>>,
     ) -> Result<()> {
         let mut found = found.peekable();
-        let first = self.nodes.last_where(|node| node.no <= from);
+        let first = self.nodes.last_where(from, |node| node.no <= from);
         let mut at = first.or_else(|| self.nodes.first());
         while let Some(here) = at {
             let (no, end) = (self.nodes.get(here).no, self.nodes.get(here).end());
@@ -169,7 +169,7 @@ impl Collection for List {
             Some(pack) => {
                 value.clear();
                 pack.encode(&mut value);
-                rows.put(&no.to_be_bytes(), &value);
+                rows.put(&no.to_be_bytes(), &value, false);
             }
             None => rows.delete(&no.to_be_bytes()),
         });
@@ -206,7 +206,7 @@ impl Collection for List {
             return;
         }
         let hand = self.hand;
-        let mut at = self.nodes.last_where(|node| node.no <= hand).or(self.nodes.first());
+        let mut at = self.nodes.last_where(hand, |node| node.no <= hand).or(self.nodes.first());
         for _ in 0..steps.min(self.nodes.len()) {
             let Some(here) = at else { break };
             at = self.nodes.next(here).or(self.nodes.first());
@@ -230,7 +230,7 @@ impl List {
         dirty.sort_unstable();
         dirty.dedup();
         for no in dirty.drain(..) {
-            let at = self.nodes.last_where(|node| node.no <= no);
+            let at = self.nodes.last_where(no, |node| node.no <= no);
             let Some(at) = at.filter(|at| self.nodes.get(*at).no == no) else {
                 row(no, None);
                 continue;

@@ -1,7 +1,7 @@
 //! What was read from the rows takes the place of blocks that are not in memory.
 
 use super::place::{row_name, unordered};
-use super::{BLOCK_MAX, Block, Item, Kept, MERGE_MAX, Order, Place};
+use super::{BLOCK_MAX, Block, Item, Items, Kept, MERGE_MAX, Order, Place};
 use crate::need::{ElementRange, IndexPiece, Page};
 use crate::value::sequence::At;
 use anyhow::{Context, Result, bail};
@@ -34,9 +34,9 @@ fn blocks_of(items: Vec<Item>, from: &Place) -> Vec<Block> {
     let mut items = items.into_iter();
     let block = |left: usize| {
         let share = items.len().div_ceil(left);
-        let here: Vec<Item> = items.by_ref().take(share).collect();
+        let here: Items = items.by_ref().take(share).collect();
         let first = match here.first() {
-            Some(item) if left < count => item.place(),
+            Some((score, name)) if left < count => Place::of(score, name),
             _ => from.clone(),
         };
         Block { first, kept: Kept::Here(here) }
@@ -103,7 +103,7 @@ impl Order {
         }
         match blocks.first_mut() {
             Some(block) => block.first = from.clone(),
-            None => blocks.push(Block { first: from.clone(), kept: Kept::Here(Vec::new()) }),
+            None => blocks.push(Block { first: from.clone(), kept: Kept::Here(Items::default()) }),
         }
         self.replace(at, &to, blocks)?;
         self.tidy(&from, &to);
@@ -181,7 +181,8 @@ impl Order {
         }
         let start = self.blocks.first();
         while let Some(at) = start.and_then(|start| self.blocks.first_uncounted(start, None)) {
-            let kept = if rest == 0 { Kept::Here(Vec::new()) } else { Kept::Away(Some(rest)) };
+            let kept =
+                if rest == 0 { Kept::Here(Items::default()) } else { Kept::Away(Some(rest)) };
             self.blocks.update(at, |block| block.kept = kept);
         }
         if rest == 0 {
@@ -210,8 +211,9 @@ mod tests {
             for (n, block) in blocks.iter().enumerate() {
                 let Kept::Here(items) = &block.kept else { panic!("they are here") };
                 assert!(items.len() <= BLOCK_MAX && items.capacity() <= BLOCK_MAX);
-                assert!(n == 0 || block.first == items[0].place());
-                assert!(items.iter().all(|item| scores.next() == Some(item.score as usize)));
+                let first = items.first().map(|(score, name)| Place::of(score, name));
+                assert!(n == 0 || Some(&block.first) == first.as_ref());
+                assert!(items.iter().all(|(score, _)| scores.next() == Some(score as usize)));
             }
             assert_eq!(scores.next(), None);
         }

@@ -4,6 +4,7 @@
 //! A block covers the places from its first up to the next block's first. Items may be inserted
 //! into and removed from blocks that are not in memory: only the block's count changes, and a row.
 
+mod items;
 mod learn;
 mod place;
 mod walk;
@@ -12,11 +13,11 @@ use super::members::Name;
 use super::sequence::{At, Piece, Sequence};
 use crate::encoding::ElementRows;
 use crate::need::ElementRange;
+use items::{Item, Items};
 use place::{Key, ordered, row_name, unordered};
 pub(in crate::value) use place::{PREFIX, Place};
-use std::cmp::Ordering;
+use smallvec::SmallVec;
 use std::collections::BTreeMap;
-use std::hint::black_box;
 pub use walk::Walk;
 
 /// Items of a block in memory at most.
@@ -25,21 +26,17 @@ const BLOCK_MAX: usize = 128;
 /// Neighbours that have no more together become one block.
 const MERGE_MAX: usize = 96;
 
+/// Places that are touched together without an allocation.
+const TOUCHED: usize = 32;
+
 /// A block with fewer items looks for a neighbour to merge with.
 const SMALL: usize = 32;
-
-/// A member and its score.
-#[derive(Clone, Debug)]
-struct Item {
-    score: f64,
-    name: Name,
-}
 
 /// What is in memory of a block.
 #[derive(Clone, Debug)]
 enum Kept {
     /// All items, in order.
-    Here(Vec<Item>),
+    Here(Items),
     /// How many there are, if that is known.
     Away(Option<u64>),
 }
@@ -94,27 +91,6 @@ impl Default for Order {
     }
 }
 
-impl Item {
-    fn new(score: f64, name: &[u8]) -> Self {
-        Self { score, name: Name::from_slice(name) }
-    }
-
-    fn place(&self) -> Place {
-        Place::of(self.score, &self.name)
-    }
-
-    fn is_before(&self, (score, name): Key<'_>) -> bool {
-        match ordered(self.score).cmp(&score) {
-            Ordering::Equal => *row_name(&self.name) < *name,
-            of_scores => of_scores.is_lt(),
-        }
-    }
-
-    fn heap(&self) -> usize {
-        if self.name.spilled() { self.name.len() + 16 } else { 0 }
-    }
-}
-
 impl Piece for Block {
     fn count(&self) -> Option<u64> {
         match &self.kept {
@@ -122,10 +98,14 @@ impl Piece for Block {
             Kept::Away(count) => *count,
         }
     }
+
+    fn rank(&self) -> u64 {
+        self.first.score
+    }
 }
 
 impl Block {
-    fn items(&self) -> Option<&Vec<Item>> {
+    fn items(&self) -> Option<&Items> {
         match &self.kept {
             Kept::Here(items) => Some(items),
             Kept::Away(_) => None,
@@ -160,7 +140,7 @@ impl Order {
     pub(in crate::value) fn low(&self) -> f64 {
         let Some(block) = self.blocks.first().map(|at| self.blocks.get(at)) else { return 0.0 };
         match block.items().and_then(|items| items.first()) {
-            Some(item) => item.score,
+            Some((score, _)) => score,
             None => unordered(block.first.score),
         }
     }
@@ -169,7 +149,7 @@ impl Order {
     pub(in crate::value) fn high(&self) -> f64 {
         let Some(block) = self.blocks.last().map(|at| self.blocks.get(at)) else { return 0.0 };
         match block.items().and_then(|items| items.last()) {
-            Some(item) => item.score,
+            Some((score, _)) => score,
             // All scores are smaller if the name is empty.
             None => unordered(self.end.score - u64::from(self.end.name.is_empty())),
         }
@@ -191,7 +171,7 @@ impl Order {
     /// The items in memory, in order.
     pub(in crate::value) fn iter(&self) -> impl DoubleEndedIterator<Item = (&[u8], f64)> {
         let blocks = self.blocks.iter().filter_map(Block::items);
-        blocks.flatten().map(|item| (&*item.name, item.score))
+        blocks.flat_map(Items::iter).map(|(score, name)| (&**name, score))
     }
 
     /// Where the block ends.
@@ -201,16 +181,22 @@ impl Order {
 
     /// The block that covers a place.
     fn block_of(&self, key: Key<'_>) -> Option<At> {
-        self.blocks.last_where(|block| block.first.key() <= key)
+        self.blocks.last_where(key.0, |block| block.first.key() <= key)
     }
 
-    /// Touches where an item is.
-    pub(in crate::value) fn touch(&self, score: f64, name: &[u8]) {
-        let at = self.block_of((ordered(score), name));
-        let Some(items) = at.and_then(|at| self.blocks.get(at).items()) else { return };
-        // Where a search begins.
-        for quarter in 1..4 {
-            black_box(items.get(items.len() * quarter / 4).map(|item| item.score));
+    /// Touches where items are or will be, of all of them together.
+    pub(in crate::value) fn touch<'a>(&self, items: impl Iterator<Item = (f64, &'a [u8])>) {
+        let mut blocks = SmallVec::<[(&Items, Key<'a>); TOUCHED]>::new();
+        for (score, name) in items {
+            let key = (ordered(score), name);
+            let Some(at) = self.block_of(key) else { continue };
+            if let Some(items) = self.blocks.get(at).items() {
+                items.touch_scores();
+                blocks.push((items, key));
+            }
+        }
+        for (items, key) in blocks {
+            items.touch_name(key);
         }
     }
 
@@ -238,7 +224,7 @@ impl Order {
         }
         let (index, len) = self.blocks.update(at, |block| match &mut block.kept {
             Kept::Here(items) => {
-                let index = items.partition_point(|other| other.is_before(key));
+                let index = items.search(key);
                 items.insert(index, item);
                 (index, items.len())
             }
@@ -253,7 +239,7 @@ impl Order {
     }
 
     fn insert_block(&mut self, before: Option<At>, first: Place) -> At {
-        self.blocks.insert(before, Block { first, kept: Kept::Here(Vec::new()) })
+        self.blocks.insert(before, Block { first, kept: Kept::Here(Items::default()) })
     }
 
     /// The block for an item before the first one's: nothing else is there.
@@ -283,15 +269,12 @@ impl Order {
                 let appended = next.is_none() && index + 1 == items.len();
                 let at = if appended { index } else { items.len() / 2 };
                 // Neither half ever grows beyond a block.
-                let mut tail = Vec::with_capacity(BLOCK_MAX + 1);
-                tail.extend(items.drain(at..));
-                items.shrink_to(BLOCK_MAX + 1);
-                tail
+                items.split_off(at, BLOCK_MAX + 1)
             }
-            Kept::Away(_) => Vec::new(),
+            Kept::Away(_) => Items::default(),
         });
-        if let Some(item) = tail.first() {
-            let first = item.place();
+        if let Some((score, name)) = tail.first() {
+            let first = Place::of(score, name);
             self.blocks.insert(next, Block { first, kept: Kept::Here(tail) });
         }
     }
@@ -305,12 +288,12 @@ impl Order {
         self.len -= 1;
         let removed = self.blocks.update(at, |block| match &mut block.kept {
             Kept::Here(items) => {
-                let index = items.partition_point(|other| other.is_before(key));
-                debug_assert!(items.get(index).is_some_and(|item| *item.name == *name));
+                let index = items.search(key);
+                debug_assert!(items.get(index).is_some_and(|(_, other)| **other == *name));
                 (index < items.len()).then(|| items.remove(index))
             }
             Kept::Away(Some(1)) => {
-                block.kept = Kept::Here(Vec::new());
+                block.kept = Kept::Here(Items::default());
                 None
             }
             Kept::Away(count) => {
@@ -330,7 +313,7 @@ impl Order {
 
     /// A block has fewer items than before: it merges with a neighbour or vanishes.
     fn shrink(&mut self, at: At) {
-        let Some(len) = self.blocks.get(at).items().map(Vec::len) else { return };
+        let Some(len) = self.blocks.get(at).items().map(Items::len) else { return };
         if len >= SMALL {
             return;
         }
@@ -361,8 +344,8 @@ impl Order {
         }
         let (taken, _) = self.blocks.remove(b);
         self.blocks.update(a, |block| {
-            if let (Kept::Here(items), Kept::Here(mut taken)) = (&mut block.kept, taken.kept) {
-                items.append(&mut taken);
+            if let (Kept::Here(items), Kept::Here(taken)) = (&mut block.kept, taken.kept) {
+                items.append(taken);
             }
         });
         true
@@ -370,7 +353,7 @@ impl Order {
 
     /// Blocks without items at the ends vanish.
     fn trim(&mut self) {
-        let is_empty = |block: &Block| block.items().is_some_and(Vec::is_empty);
+        let is_empty = |block: &Block| block.items().is_some_and(Items::is_empty);
         while let Some(at) = self.blocks.first().filter(|at| is_empty(self.blocks.get(*at))) {
             self.blocks.remove(at);
         }
@@ -402,11 +385,11 @@ impl Order {
     /// From now on each item is a row; all of them are in memory.
     pub(in crate::value) fn unpack(&mut self) {
         self.has_rows = true;
-        let items = self.blocks.iter().filter_map(Block::items).flatten();
+        let items = self.blocks.iter().filter_map(Block::items).flat_map(Items::iter);
         self.dirty = items
-            .map(|item| {
-                let place = item.place();
-                let row = row_value(item.score, &item.name, &place.name);
+            .map(|(score, name)| {
+                let place = Place::of(score, name);
+                let row = row_value(score, name, &place.name);
                 (place, Change::Put { row, fresh: true })
             })
             .collect();
@@ -422,7 +405,7 @@ impl Order {
     pub(in crate::value) fn seal(&mut self, rows: &mut ElementRows<'_>) {
         for (place, change) in std::mem::take(&mut self.dirty) {
             match change {
-                Change::Put { row, .. } => rows.put(&place.element(), &row),
+                Change::Put { row, fresh } => rows.put(&place.element(), &row, fresh),
                 Change::Delete => rows.delete(&place.element()),
             }
         }
@@ -456,12 +439,12 @@ impl Order {
     fn drop_items(&mut self, at: At) {
         let Some(items) = self.blocks.get(at).items() else { return };
         // An empty one holds no memory, and tells that nothing is there.
-        let Some(last) = items.last() else { return };
+        let Some((score, name)) = items.last() else { return };
         if self.blocks.next(at).is_none() {
-            self.end = Place::after(last.score, &last.name);
+            self.end = Place::after(score, name);
         }
         self.items -= items.len();
-        self.heap -= items.iter().map(Item::heap).sum::<usize>();
+        self.heap -= items.heap();
         self.blocks.update(at, |block| block.kept = Kept::Away(block.count()));
     }
 }

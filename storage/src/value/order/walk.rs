@@ -1,7 +1,9 @@
 //! Looking things up in the order: ranks, counts, and items one after the other.
 
-use super::{Item, Kept, Key, Order, Piece, Place, element_range, ordered, row_name};
+use super::items::is_before;
+use super::{Kept, Key, Order, Piece, Place, element_range, ordered, row_name};
 use crate::need::{IndexBy, Part};
+use crate::value::members::Name;
 use crate::value::sequence::At;
 
 /// Items that a page asks for: at least, and at most.
@@ -47,7 +49,7 @@ impl Order {
         };
         let block = self.blocks.get(at);
         match &block.kept {
-            Kept::Here(items) => Spot::Before(at, items.partition_point(|i| i.is_before(key))),
+            Kept::Here(items) => Spot::Before(at, items.search(key)),
             Kept::Away(_) if block.first.key() == key => Spot::Before(at, 0),
             Kept::Away(_) => Spot::Inside(at),
         }
@@ -285,7 +287,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    fn forward(&mut self) -> Option<Result<&'a Item, Part>> {
+    fn forward(&mut self) -> Option<Result<(f64, &'a Name), Part>> {
         let order = self.order;
         loop {
             let (at, index) = self.at?;
@@ -296,7 +298,7 @@ impl<'a> Walk<'a> {
             let Some(items) = block.items() else { return Some(Err(self.missing(at, self.skip))) };
             match items.get(index) {
                 None => self.at = order.blocks.next(at).map(|next| (next, 0)),
-                Some(item) if !item.is_before(self.to.key()) => return None,
+                Some(item) if !is_before(item, self.to.key()) => return None,
                 Some(item) => {
                     self.at = Some((at, index + 1));
                     if self.skip == 0 {
@@ -308,7 +310,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    fn backward(&mut self) -> Option<Result<&'a Item, Part>> {
+    fn backward(&mut self) -> Option<Result<(f64, &'a Name), Part>> {
         let order = self.order;
         loop {
             let (at, index) = self.at?;
@@ -319,7 +321,7 @@ impl<'a> Walk<'a> {
                     return (!is_over).then(|| Err(self.missing(at, self.skip)));
                 };
                 let item = items.get(index - 1)?;
-                if item.is_before(self.from.key()) {
+                if is_before(item, self.from.key()) {
                     return None;
                 }
                 self.at = Some((at, index - 1));
@@ -351,6 +353,6 @@ impl<'a> Iterator for Walk<'a> {
         }
         let item = if self.reverse { self.backward() } else { self.forward() };
         self.left = if matches!(item, Some(Ok(_))) { self.left - 1 } else { 0 };
-        item.map(|item| item.map(|item| (&*item.name, item.score)))
+        item.map(|item| item.map(|(score, name)| (&**name, score)))
     }
 }

@@ -278,12 +278,13 @@ impl<K: Key, V: Row<K>> Paged<K, V> {
         let mut dirty = std::mem::take(&mut self.dirty);
         for key in dirty.drain(..) {
             let Some(slot) = self.rows.get_mut(&key).filter(|slot| slot.dirty) else { continue };
+            let new = slot.fresh;
             (slot.dirty, slot.fresh) = (false, false);
             element.truncate(head);
             key.encode(&mut element);
             value.clear();
             slot.value.encode(&mut value);
-            rows.put(&element, &value);
+            rows.put(&element, &value, new);
         }
         dirty.shrink_to(FEW);
         self.dirty = dirty;

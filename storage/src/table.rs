@@ -5,8 +5,7 @@
 //! bits of the hash, so a search waits for memory twice, once in the index and once in the vector,
 //! and many searches can be begun before the first one is ended.
 
-use super::members::Name;
-use std::hint::black_box;
+use crate::prefetch::prefetch;
 
 /// So few elements are searched one after the other, without an index.
 const UNINDEXED: usize = 8;
@@ -17,16 +16,22 @@ const LEAST_PLACES: usize = 16;
 /// A free place.
 const FREE: u64 = u64::MAX;
 
+/// What a [`Table`] holds.
+pub(crate) trait Named {
+    /// What it is found by.
+    fn name(&self) -> &[u8];
+}
+
 /// See the module's description. Whoever calls it gives the hash of each name, always the same one.
 #[derive(Clone, Debug)]
-pub(super) struct Table<V> {
-    elements: Vec<(Name, V)>,
+pub(crate) struct Table<E> {
+    elements: Vec<E>,
     /// The low half of the hash, then the position; as many as a power of two, at least a quarter of
     /// them free.
     index: Box<[u64]>,
 }
 
-impl<V> Default for Table<V> {
+impl<E> Default for Table<E> {
     fn default() -> Self {
         Self { elements: Vec::new(), index: Box::default() }
     }
@@ -48,35 +53,40 @@ fn places(elements: usize) -> usize {
     (elements * 4 / 3 + 1).next_power_of_two().max(LEAST_PLACES)
 }
 
-impl<V> Table<V> {
-    pub(super) fn with_capacity(elements: usize) -> Self {
+impl<E: Named> Table<E> {
+    pub(crate) fn with_capacity(elements: usize) -> Self {
         let index = vec![FREE; places(elements)].into();
         Self { elements: Vec::with_capacity(elements), index }
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.elements.len()
     }
 
     /// Elements that there is room for.
-    pub(super) fn capacity(&self) -> usize {
+    pub(crate) fn capacity(&self) -> usize {
         self.elements.capacity()
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = (&Name, &V)> {
-        self.elements.iter().map(|(name, value)| (name, value))
+    pub(crate) fn is_empty(&self) -> bool {
+        self.elements.is_empty()
     }
 
-    pub(super) fn into_elements(self) -> Vec<(Name, V)> {
+    pub(crate) fn iter(&self) -> std::slice::Iter<'_, E> {
+        self.elements.iter()
+    }
+
+    pub(crate) fn into_elements(self) -> Vec<E> {
         self.elements
     }
 
-    pub(super) fn at(&self, position: usize) -> Option<(&Name, &V)> {
-        self.elements.get(position).map(|(name, value)| (name, value))
+    pub(crate) fn at(&self, position: usize) -> Option<&E> {
+        self.elements.get(position)
     }
 
-    pub(super) fn value_mut(&mut self, position: usize) -> Option<&mut V> {
-        self.elements.get_mut(position).map(|(_, value)| value)
+    /// The element at a position, whose name stays.
+    pub(crate) fn at_mut(&mut self, position: usize) -> Option<&mut E> {
+        self.elements.get_mut(position)
     }
 
     fn home(&self, place: u64) -> usize {
@@ -93,36 +103,44 @@ impl<V> Table<V> {
     }
 
     /// The position of a name.
-    pub(super) fn find(&self, hash: u64, name: &[u8]) -> Option<usize> {
+    pub(crate) fn find(&self, hash: u64, name: &[u8]) -> Option<usize> {
         if self.index.is_empty() {
-            return self.elements.iter().position(|(other, _)| **other == *name);
+            return self.elements.iter().position(|other| other.name() == name);
         }
-        let same = self.probe(hash).filter(|(_, place)| place >> 32 == hash & u64::from(u32::MAX));
-        let mut found = same.map(|(_, place)| position(place));
-        found.find(|&at| *self.elements[at].0 == *name)
+        self.alike(hash).find(|&at| self.elements[at].name() == name)
+    }
+
+    /// The positions of elements whose hash is like this one.
+    fn alike(&self, hash: u64) -> impl Iterator<Item = usize> {
+        let same =
+            self.probe(hash).filter(move |(_, place)| place >> 32 == hash & u64::from(u32::MAX));
+        same.map(|(_, place)| position(place))
     }
 
     /// Has the processor get what [`find`](Self::find) reads first.
-    pub(super) fn touch_index(&self, hash: u64) {
+    pub(crate) fn touch_index(&self, hash: u64) {
         if let Some(place) = self.index.get(hash as u32 as usize & self.index.len().wrapping_sub(1))
         {
-            black_box(*place);
+            prefetch(place);
         }
     }
 
     /// Has it get the element, once the index is there.
-    pub(super) fn touch_element(&self, hash: u64) {
-        let mut same =
-            self.probe(hash).filter(|(_, place)| place >> 32 == hash & u64::from(u32::MAX));
-        if let Some((_, place)) = same.next() {
-            black_box(self.elements[position(place)].0.first());
+    pub(crate) fn touch_element(&self, hash: u64) {
+        if let Some(element) = self.touched(hash) {
+            prefetch(element);
         }
     }
 
+    /// The element that is most likely meant, if there is an index; only its hash is looked at.
+    pub(crate) fn touched(&self, hash: u64) -> Option<&E> {
+        self.alike(hash).next().map(|at| &self.elements[at])
+    }
+
     /// Adds an element that is not there, at the end. `hash_of` hashes the names of others.
-    pub(super) fn push(&mut self, hash: u64, name: Name, value: V, hash_of: impl Fn(&[u8]) -> u64) {
+    pub(crate) fn push(&mut self, hash: u64, element: E, hash_of: impl Fn(&[u8]) -> u64) {
         let position = self.elements.len();
-        self.elements.push((name, value));
+        self.elements.push(element);
         if places(position + 1) > self.index.len() {
             self.build(places(position + 1), hash_of);
         } else if !self.index.is_empty() {
@@ -152,7 +170,7 @@ impl<V> Table<V> {
         }
         // All of them, or all but those that were added last.
         for position in known..self.elements.len() {
-            self.take_place(packed(hash_of(&self.elements[position].0), position));
+            self.take_place(packed(hash_of(self.elements[position].name()), position));
         }
     }
 
@@ -187,17 +205,17 @@ impl<V> Table<V> {
     }
 
     /// Removes the element at a position, which the last one takes.
-    pub(super) fn swap_remove(
+    pub(crate) fn swap_remove(
         &mut self,
         position: usize,
         hash_of: impl Fn(&[u8]) -> u64,
-    ) -> Option<(Name, V)> {
+    ) -> Option<E> {
         let last = self.elements.len().checked_sub(1).filter(|last| position <= *last)?;
         if !self.index.is_empty() {
-            if let Some(at) = self.place_of(hash_of(&self.elements[position].0), position) {
+            if let Some(at) = self.place_of(hash_of(self.elements[position].name()), position) {
                 self.free(at);
             }
-            let hash = hash_of(&self.elements[last].0);
+            let hash = hash_of(self.elements[last].name());
             if position != last
                 && let Some(at) = self.place_of(hash, last)
             {
@@ -209,14 +227,14 @@ impl<V> Table<V> {
 
     /// Removes the element at a position; those behind it move up, which takes time in proportion to
     /// all.
-    pub(super) fn shift_remove(
+    pub(crate) fn shift_remove(
         &mut self,
         position: usize,
         hash_of: impl Fn(&[u8]) -> u64,
-    ) -> Option<(Name, V)> {
-        let (name, _) = self.elements.get(position)?;
+    ) -> Option<E> {
+        let element = self.elements.get(position)?;
         if !self.index.is_empty()
-            && let Some(at) = self.place_of(hash_of(name), position)
+            && let Some(at) = self.place_of(hash_of(element.name()), position)
         {
             self.free(at);
         }
@@ -226,27 +244,27 @@ impl<V> Table<V> {
     }
 
     /// Keeps what `keep` says. Takes time in proportion to all.
-    pub(super) fn retain(
+    pub(crate) fn retain(
         &mut self,
-        mut keep: impl FnMut(&Name, &mut V) -> bool,
+        keep: impl FnMut(&mut E) -> bool,
         hash_of: impl Fn(&[u8]) -> u64,
     ) {
-        self.elements.retain_mut(|(name, value)| keep(name, value));
+        self.elements.retain_mut(keep);
         self.rebuild(hash_of);
     }
 
     /// Puts the elements into the order of a key.
-    pub(super) fn sort_by_cached_key<K: Ord>(
+    pub(crate) fn sort_by_cached_key<K: Ord>(
         &mut self,
-        mut key: impl FnMut(&Name, &V) -> K,
+        key: impl FnMut(&E) -> K,
         hash_of: impl Fn(&[u8]) -> u64,
     ) {
-        self.elements.sort_by_cached_key(|(name, value)| key(name, value));
+        self.elements.sort_by_cached_key(key);
         self.rebuild(hash_of);
     }
 
     /// Gives back room beyond that for so many elements, or for those that it has.
-    pub(super) fn shrink_to(&mut self, elements: usize, hash_of: impl Fn(&[u8]) -> u64) {
+    pub(crate) fn shrink_to(&mut self, elements: usize, hash_of: impl Fn(&[u8]) -> u64) {
         self.elements.shrink_to(elements);
         let places = places(elements.max(self.elements.len()));
         if places < self.index.len() {
@@ -261,16 +279,20 @@ mod tests {
     use rand::rngs::SmallRng;
     use rand::{RngExt, SeedableRng};
 
+    impl Named for (Vec<u8>, u32) {
+        fn name(&self) -> &[u8] {
+            &self.0
+        }
+    }
+
     /// Hashes that are alike: homes and tags collide, and homes are at the end of the index.
     fn hash_of(name: &[u8]) -> u64 {
         let sum = name.iter().fold(0, |sum, &b| sum + u64::from(b));
         (sum % 5) << 40 | (u64::MAX - sum % 7) & 0xffff_ffff
     }
 
-    fn check(table: &Table<u32>, model: &[(Vec<u8>, u32)]) {
-        assert!(
-            table.iter().map(|(name, value)| (name.to_vec(), *value)).eq(model.iter().cloned())
-        );
+    fn check(table: &Table<(Vec<u8>, u32)>, model: &[(Vec<u8>, u32)]) {
+        assert!(table.iter().eq(model));
         for (position, (name, _)) in model.iter().enumerate() {
             assert_eq!(table.find(hash_of(name), name), Some(position));
         }
@@ -289,7 +311,7 @@ mod tests {
             // It grows, then shrinks.
             match (found, rng.random_range(0..10)) {
                 (None, _) if n % 1000 < 600 => {
-                    table.push(hash_of(&name), Name::from_slice(&name), n, hash_of);
+                    table.push(hash_of(&name), (name.clone(), n), hash_of);
                     model.push((name, n));
                 }
                 (Some(at), 0..4) => {
@@ -301,7 +323,7 @@ mod tests {
                     assert_eq!(removed, Some(model.remove(at).1));
                 }
                 (Some(at), _) => {
-                    *table.value_mut(at).unwrap() = n;
+                    table.at_mut(at).unwrap().1 = n;
                     model[at].1 = n;
                 }
                 (None, _) => {
@@ -311,9 +333,9 @@ mod tests {
                 }
             }
             if n % 500 == 499 {
-                table.retain(|_, value| *value % 7 != 0, hash_of);
+                table.retain(|(_, value)| *value % 7 != 0, hash_of);
                 model.retain(|(_, value)| value % 7 != 0);
-                table.sort_by_cached_key(|_, value| *value, hash_of);
+                table.sort_by_cached_key(|(_, value)| *value, hash_of);
                 model.sort_by_key(|(_, value)| *value);
                 table.shrink_to(0, hash_of);
                 assert!(table.capacity() < model.len() + 8);
