@@ -28,6 +28,9 @@ const BRANCH_RECORDS: u64 = 64 << 20;
 /// ... and for so long it is waited for the engines to get what is pending.
 const HAND_OVER_LIMIT: Duration = Duration::from_secs(30);
 
+/// How often is looked whether they have got it; less often than workers tell.
+const HANDED_POLL: Duration = Duration::from_millis(100);
+
 /// What came of a checkpoint.
 pub type Taken = Result<Checkpoint, String>;
 
@@ -146,10 +149,13 @@ pub async fn branch_off(node: &Arc<Node>, to: Place) -> Result<(), String> {
     let is_remote = store.dir().is_none();
     if is_remote {
         let _wanting = Wanting::new(node.clone());
-        let begun = Instant::now();
-        // There may always be some that were written just now.
-        while node.pending_bytes() > BRANCH_RECORDS / 16 && begun.elapsed() < HAND_OVER_LIMIT {
-            tokio::time::sleep(Duration::from_millis(50)).await;
+        let (begun, end) = (Instant::now(), node.journal.end());
+        // Rows that have gone again leave records behind, too.
+        while begun.elapsed() < HAND_OVER_LIMIT {
+            tokio::time::sleep(HANDED_POLL).await;
+            if node.handed() >= end {
+                break;
+            }
         }
     }
     let taken = take_new(node).await.map_err(|what| format!("no checkpoint: {what}"))?;

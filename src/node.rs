@@ -333,6 +333,12 @@ impl Node {
         self.stats.iter().map(|stats| stats.pending_bytes.load(Ordering::Relaxed)).sum()
     }
 
+    /// The lsn up to which the engines have been given all rows, as of some ms ago.
+    pub fn handed(&self) -> u64 {
+        let handed = self.stats.iter().map(|stats| stats.handed.load(Ordering::Relaxed));
+        handed.min().unwrap_or_default()
+    }
+
     /// The worker that owns a slot.
     pub fn worker_of(&self, slot: u16) -> usize {
         usize::from(self.layout.shard_of(slot)) % self.shard_workers

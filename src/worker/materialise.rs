@@ -85,7 +85,7 @@ impl Worker {
             age if age >= HURRIED_AGE => journal > most / 8 * 3,
             _ => false,
         };
-        let is_wanted = shard.pending_bytes() > 0 && self.node.checkpoints.wants_rows();
+        let is_wanted = self.node.checkpoints.wants_rows();
         let due = due || is_wanted || shard.pending_bytes() >= share;
         if due && shard.can_cut() {
             partition.cut(id);
@@ -226,6 +226,7 @@ impl Worker {
         let partition = self.partition.borrow();
         let (stats, bytes) = (self.stats(), partition.pending_bytes() as u64);
         stats.pending_bytes.store(bytes, Ordering::Relaxed);
+        stats.handed.store(partition.handed(), Ordering::Relaxed);
         stats.filter_bytes.store(partition.presence_bytes() as u64, Ordering::Relaxed);
         let total = self.node.pending_bytes();
         let since = &self.node.pressure_since_ms;

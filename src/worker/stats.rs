@@ -71,6 +71,8 @@ pub struct WorkerStats {
     pub changes: AtomicU64,
     pub hot_bytes: AtomicU64,
     pub pending_bytes: AtomicU64,
+    /// The lsn up to which its shards have handed all rows over.
+    pub handed: AtomicU64,
     /// Of the filters of keys.
     pub filter_bytes: AtomicU64,
     /// Keys that clients wait for.
@@ -109,6 +111,7 @@ impl Default for WorkerStats {
             evicted: AtomicU64::default(),
             hot_bytes: AtomicU64::default(),
             pending_bytes: AtomicU64::default(),
+            handed: AtomicU64::new(u64::MAX),
             filter_bytes: AtomicU64::default(),
             awaited_keys: AtomicU64::default(),
             awaited_absent_keys: AtomicU64::default(),

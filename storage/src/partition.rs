@@ -265,6 +265,11 @@ impl Partition {
         }
     }
 
+    /// The lsn up to which all shards have handed everything over.
+    pub fn handed(&self) -> Lsn {
+        self.shards.values().map(Shard::handed).min().unwrap_or(Lsn::MAX)
+    }
+
     /// Bytes of pending rows, about.
     pub fn pending_bytes(&self) -> usize {
         self.shards.values().map(Shard::pending_bytes).sum()

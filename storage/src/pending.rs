@@ -17,6 +17,9 @@ use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ops::Bound;
 
+/// Where a meta row's key tells the slot: those of a generation are the same up to there.
+const META_SLOT: usize = 5;
+
 /// Rows that are touched together.
 pub(crate) const TOGETHER: usize = 32;
 
@@ -360,7 +363,7 @@ impl Pending {
         for (version, group) in versions {
             let mut head = Vec::with_capacity(11);
             RowKey::elements(&mut head, group.slot, *version);
-            for row in sorted(group.rows.iter()) {
+            for row in sorted(group.rows.iter(), 0) {
                 let key = [&head[..], row.key()].concat();
                 batch.push((key.into(), row.value().map(Bytes::copy_from_slice)));
                 cut(&mut batch);
@@ -371,7 +374,7 @@ impl Pending {
         for (generation, tables) in generations {
             let dead = self.dead.contains(generation);
             for table in tables {
-                for row in sorted(table.iter()) {
+                for row in sorted(table.iter(), META_SLOT) {
                     let value = row.value().filter(|_| !dead).map(Bytes::copy_from_slice);
                     batch.push((Bytes::copy_from_slice(row.key()), value));
                     cut(&mut batch);

@@ -220,6 +220,15 @@ impl Shard {
 
     // ---- handing over ------------------------------------------------------------------------
 
+    /// The lsn up to which everything was handed over: the greatest there is if nothing is pending.
+    pub fn handed(&self) -> Lsn {
+        if self.has_pending() { self.handed } else { Lsn::MAX }
+    }
+
+    fn has_pending(&self) -> bool {
+        self.since.is_some() || self.closing.is_some() || self.handing.is_some()
+    }
+
     /// Age of the oldest row in the current map.
     pub fn age(&self) -> std::time::Duration {
         self.since.map_or_else(Default::default, |since| since.elapsed())
@@ -321,8 +330,7 @@ impl Shard {
     /// it is time: the engine has all that was merged before it began.
     pub fn begin_scan(&mut self) -> Option<(Arc<Presence>, BTreeSet<u32>)> {
         self.see_to_presence();
-        let nothing_pending =
-            self.since.is_none() && self.closing.is_none() && self.handing.is_none();
+        let nothing_pending = !self.has_pending();
         let making = self.making.as_mut()?;
         if making.scanning || !(nothing_pending || self.handed >= making.since) {
             return None;

@@ -95,16 +95,14 @@ pub(super) fn set_row(
         rows.push(hash, PendingRow::new(key, value, new), hash_of);
         return Set { before: None, kept: true };
     };
-    let row = rows.at_mut(at);
-    let before = row.as_ref().map(|row| row.len());
-    match row {
-        Some(row) if value.is_some() || !row.new => row.set(value),
-        _ => {
-            rows.swap_remove(at, hash_of);
-            return Set { before, kept: false };
-        }
+    let before = rows.at(at).map(PendingRow::len);
+    let never_was = value.is_none() && rows.at(at).is_some_and(|row| row.new);
+    if never_was {
+        rows.swap_remove(at, hash_of);
+    } else if let Some(row) = rows.at_mut(at) {
+        row.set(value);
     }
-    Set { before, kept: true }
+    Set { before, kept: !never_was }
 }
 
 /// Touches rows, given by their hashes, so that they are in the processor's caches when they are set:
@@ -117,9 +115,13 @@ pub(super) fn warm_rows(rows: &[(&Rows, u64)]) {
     }
 }
 
-/// Rows in the order of their keys.
-pub(super) fn sorted<'a>(rows: impl Iterator<Item = &'a PendingRow>) -> Vec<&'a PendingRow> {
-    let mut rows: Vec<(u128, &PendingRow)> = rows.map(|row| (beginning(row.key()), row)).collect();
+/// Rows in the order of their keys, which share their first `same` bytes.
+pub(super) fn sorted<'a>(
+    rows: impl Iterator<Item = &'a PendingRow>,
+    same: usize,
+) -> Vec<&'a PendingRow> {
+    let mut rows: Vec<(u64, &PendingRow)> =
+        rows.map(|row| (beginning(&row.key()[same..]), row)).collect();
     rows.sort_unstable_by(|(a, a_row), (b, b_row)| {
         a.cmp(b).then_with(|| a_row.key().cmp(b_row.key()))
     });
@@ -128,11 +130,11 @@ pub(super) fn sorted<'a>(rows: impl Iterator<Item = &'a PendingRow>) -> Vec<&'a 
 
 /// The first bytes of a key, as a number that sorts as they do: most keys differ there, and need not
 /// be looked at again.
-fn beginning(key: &[u8]) -> u128 {
-    let mut bytes = [0; 16];
+fn beginning(key: &[u8]) -> u64 {
+    let mut bytes = [0; 8];
     let len = key.len().min(bytes.len());
     bytes[..len].copy_from_slice(&key[..len]);
-    u128::from_be_bytes(bytes)
+    u64::from_be_bytes(bytes)
 }
 
 /// Tables of a large group of rows: so that none pauses to grow.

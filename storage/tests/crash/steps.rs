@@ -522,6 +522,47 @@ fn what_comes_and_goes_between_two_hand_overs_is_never_written() {
     kill(world, &root, &mut number);
 }
 
+/// Puts and deletes of one key on both sides of a cut, which is under way or complete.
+#[test]
+fn a_row_is_new_in_one_map_only() {
+    for (in_engine, is_taken) in [(false, false), (false, true), (true, false), (true, true)] {
+        let root = tempfile::tempdir().unwrap();
+        let mut number = 0;
+        let mut world = world(&fresh(root.path(), &mut number), no_images());
+        some_of_everything(&mut world, 1);
+        if in_engine {
+            world.settle();
+            delete_all(&mut world);
+        }
+        let mut taken = Vec::new();
+        for shard in 0..SHARDS {
+            world.partition.cut(shard);
+            if is_taken {
+                taken.push((shard, world.partition.take_cut(shard).unwrap()));
+            }
+        }
+        some_of_everything(&mut world, 2);
+        delete_all(&mut world);
+        world.evict();
+        world.verify("before the cut is handed over");
+        for (shard, cut) in taken {
+            let engine = world.partition.shards[&shard].engine().clone();
+            let handed = hand_over(engine, world.journal.clone(), cut.clone());
+            let seq = world.block_on(handed).unwrap();
+            world.partition.shards.get_mut(&shard).unwrap().handed_over(cut.lsn, seq);
+        }
+        for shard in 0..SHARDS {
+            world.hand_over(shard, None);
+            world.flush(shard);
+        }
+        world.verify("between the two");
+        let mut world = kill(world, &root, &mut number);
+        world.settle();
+        world.verify("all is handed over");
+        world.verify_no_garbage("all was deleted");
+    }
+}
+
 /// A replayed put finds the row that it has put before.
 #[test]
 fn what_an_unfinished_hand_over_has_left_can_be_deleted() {
