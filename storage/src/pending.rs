@@ -145,7 +145,7 @@ impl Pending {
         self.bytes = self.bytes + added - freed;
     }
 
-    /// Touches the rows that [`Pending::set`] will replace, up to [`TOGETHER`].
+    /// Touches the rows that [`Pending::set`] will replace, up to `TOGETHER`.
     pub fn warm<'a>(&self, keys: impl Iterator<Item = &'a [u8]>) {
         let places = keys.filter_map(|key| match Row::parse(key)? {
             Row::Meta { generation, slot, hash48, .. } => {
