@@ -1,4 +1,5 @@
-//! Asks the processor for memory that will be read soon, without waiting for it.
+//! Asks the processor for memory that will be read soon, without waiting for it. Only on x86-64: stable
+//! Rust has no such instruction for others, where nothing is done, and reads wait.
 
 /// Has the processor fetch the cache line in which a value begins.
 #[inline(always)]
