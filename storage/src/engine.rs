@@ -33,9 +33,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::{Mutex, MutexGuard};
 
-/// Bytes of a memtable before it is flushed: smaller ones would leave too many files, bigger ones
-/// are not worth their memory.
-const MEMTABLE_BYTES: RangeInclusive<usize> = 4 << 20..=32 << 20;
+/// Bytes of a memtable before it is flushed: smaller ones would leave too many files. Of big ones the
+/// files are as big as what merges of smaller ones would make of them; about a hand-over fits in.
+const MEMTABLE_BYTES: RangeInclusive<usize> = 4 << 20..=128 << 20;
 
 /// Bytes that a merge reads at a time of each of its inputs: less would be many reads, more would
 /// save few.
