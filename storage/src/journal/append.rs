@@ -32,6 +32,21 @@ pub(super) struct Part<'a> {
 
 const PADDING: [u8; ALIGN as usize] = [0; ALIGN as usize];
 
+/// Bytes of a page of the system's cache.
+const PAGE: u64 = 4096;
+
+const ZEROS: [u8; PAGE as usize] = [0; PAGE as usize];
+
+/// How many zeros go with a write from `offset` to `end`: those up to the end of a page that it
+/// begins. The system would have to read the page first to keep what a segment used before has there.
+fn page_rest(offset: u64, end: u64, size: u64) -> u64 {
+    let page = end / PAGE * PAGE;
+    if page < offset || page == end {
+        return 0;
+    }
+    (page + PAGE).min(size) - end
+}
+
 impl<'a> Commit<'a> {
     pub(super) fn new(
         time_ms: u64,
@@ -155,7 +170,7 @@ impl Shared {
                 Err(error) => {
                     // A commit too large for the disk gives back what was prepared for it.
                     let mut writer = lock(&self.writer);
-                    let kept = writer.spares.len().min(Options::SPARES);
+                    let kept = writer.spares.len().min(*Options::SPARES.start());
                     let surplus = writer.spares.split_off(kept);
                     drop(writer);
                     for (number, _) in surplus {
@@ -218,11 +233,13 @@ impl Shared {
         shard_bytes: &[u8],
     ) -> Result<(), JournalError> {
         let head = header.encode(self.salt);
-        let mut slices = Vec::with_capacity(part.slices.len() + 3);
+        let mut slices = Vec::with_capacity(part.slices.len() + 4);
         slices.extend([IoSlice::new(&head), IoSlice::new(shard_bytes)]);
         slices.extend(part.slices.iter().map(|slice| IoSlice::new(slice)));
         slices.push(IoSlice::new(part.padding(shard_bytes)));
         let current = &mut writer.current;
+        let rest = page_rest(current.offset, current.offset + part.len, current.size);
+        slices.push(IoSlice::new(&ZEROS[..rest as usize])); // less than a page
         if let Err(error) = current.file.write_all_at(&mut slices, current.offset) {
             let path = segment_path(&self.dir, current.number);
             if let Err(wipe) = write_zeros(&*current.file, current.offset, part.len) {

@@ -25,6 +25,7 @@ pub(crate) mod tests;
 
 use std::fmt;
 use std::io;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -265,8 +266,9 @@ impl Options {
     pub const MIN_SEGMENT: u64 = 4096;
     /// Segments prepared ahead. Not more, so that dropped ones are reused and not written anew.
     pub(crate) const READY: usize = 1;
-    /// Prepared and recycled segments kept at most.
-    pub(crate) const SPARES: usize = 2;
+    /// Prepared and recycled segments kept: as many as were dropped at once, since the next round will
+    /// need as many, within these bounds.
+    pub(crate) const SPARES: RangeInclusive<usize> = 2..=8;
 
     /// The greatest body of one part of a commit, in bytes.
     pub(crate) fn max_part(&self) -> usize {

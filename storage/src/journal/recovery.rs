@@ -485,7 +485,7 @@ impl Recovery {
             let path = self.path(number);
             let size = self.open_file(number)?.size();
             let size = size.map_err(|e| JournalError::io("reading", &path, e))?;
-            if size == self.options.segment_bytes && usable.len() <= Options::SPARES {
+            if size == self.options.segment_bytes && usable.len() <= *Options::SPARES.end() {
                 usable.push(number);
             } else {
                 disk.remove(&path).map_err(|e| JournalError::io("removing", &path, e))?;

@@ -66,7 +66,7 @@ impl Shared {
     }
 
     /// Drops the segments nobody needs: raises the floor durably, then makes spares of them, or
-    /// deletes what is beyond the number of spares.
+    /// deletes what is beyond the number of spares, and spares that were not needed.
     fn recycle(&self) -> Result<(), JournalError> {
         let mut preparing = lock(&self.preparing);
         let floor = {
@@ -78,7 +78,7 @@ impl Shared {
         };
         floor.write(&*self.options.disk, &self.dir)?;
         preparing.floor = floor;
-        let (numbers, mut wanted) = {
+        let (numbers, surplus, mut wanted) = {
             let mut writer = lock(&self.writer);
             let mut numbers = Vec::new();
             while let Some(oldest) = writer.closed.front() {
@@ -88,9 +88,11 @@ impl Shared {
                 numbers.push(oldest.number);
                 writer.closed.pop_front();
             }
-            (numbers, Options::SPARES.saturating_sub(writer.spares.len()))
+            let kept = numbers.len().clamp(*Options::SPARES.start(), *Options::SPARES.end());
+            let ready = writer.spares.len().min(kept);
+            (numbers, writer.spares.split_off(ready), kept - ready)
         };
-        let mut outcome = Ok(());
+        let mut outcome = surplus.into_iter().try_for_each(|(number, _)| self.remove(number));
         for number in numbers {
             let done = if self.options.archive.is_some() {
                 self.archive(number)

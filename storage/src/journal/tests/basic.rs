@@ -148,6 +148,57 @@ fn segments_are_recycled_and_floors_kept() {
 }
 
 #[test]
+fn as_many_segments_are_spared_as_were_dropped_at_once() {
+    let disk = Arc::new(SimDisk::default());
+    let journal = start(&disk, SyncMode::No);
+    let write = |segments: u64| {
+        for _ in 0..3 * segments {
+            journal.append(0, &[0], &[&[1; 900]]).unwrap();
+        }
+        journal.sync_now().unwrap();
+        journal.flushed(0, journal.end());
+        eventually("recycling", || journal.stats().segments == 1);
+    };
+    write(6);
+    eventually("spares", || journal.stats().spares == 5);
+    // They serve the next round: none is prepared beside them.
+    let files = disk.files().len();
+    write(4);
+    assert!(disk.files().len() <= files);
+    write(30);
+    eventually("no more than the bound", || journal.stats().spares == *Options::SPARES.end());
+    // What is not needed any more goes.
+    write(1);
+    write(1);
+    eventually("few", || journal.stats().spares == *Options::SPARES.start());
+    journal.close().unwrap();
+    assert_eq!(disk.files().len(), 1 + 2 + 1, "{:?}", disk.files()); // in use, spares, floor
+}
+
+#[test]
+fn a_page_is_written_as_a_whole_when_it_is_begun() {
+    const SEGMENT: usize = 16 << 10;
+    let disk = Arc::new(SimDisk::default());
+    let options = Options { segment_bytes: SEGMENT as u64, ..options(&disk, SyncMode::No) };
+    let journal = LocalJournal::recover(dir(), options.clone()).unwrap().start(0, 0).unwrap();
+    eventually("a spare", || journal.stats().spares >= 1);
+    let segments = disk.files().into_iter().filter(|path| disk.read(path).len() == SEGMENT);
+    let spare = segments.max().unwrap();
+    disk.edit(&spare, |bytes| bytes.fill(0xff));
+    let body = |lsn: Lsn| vec![lsn as u8; 3000];
+    // Five fit into a segment: two are in the spare, the second one ends in its second page.
+    for lsn in 1..=7 {
+        journal.append(0, &[0], &[&body(lsn)]).unwrap();
+    }
+    let bytes = disk.read(&spare);
+    assert!(bytes[8000..8192].iter().all(|byte| *byte == 0));
+    assert!(bytes[8192..].iter().all(|byte| *byte == 0xff));
+    drop(journal);
+    let found = bodies(&LocalJournal::recover(dir(), options).unwrap());
+    assert_eq!(found, (1..=7).map(|lsn| (lsn, body(lsn))).collect::<Vec<_>>());
+}
+
+#[test]
 fn a_prepared_segment_is_used_by_the_next_start() {
     let disk = Arc::new(SimDisk::default());
     for round in 0..10 {
