@@ -10,7 +10,7 @@ use crate::journal::Lsn;
 use crate::need::ElementRange;
 use crate::reclaim::Reclaimed;
 use crate::slot::{KeyHash, SUB_TABLES, sub_table};
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use hashbrown::HashMap;
 use rows::{ElementRows, PendingRow, Rows, Set, set_row, sorted, warm_rows};
 use smallvec::SmallVec;
@@ -339,23 +339,16 @@ impl Pending {
     /// Every row as the engine takes it, by kind, sorted, in batches of at least `size` rows,
     /// which `emit` is given one by one.
     pub fn each_batch(&self, size: usize, emit: &mut dyn FnMut(Batch)) {
-        let mut batch = Vec::with_capacity(size);
-        let mut cut = |batch: &mut Batch| {
-            if batch.len() >= size {
-                emit(std::mem::replace(batch, Vec::with_capacity(size)));
-            }
-        };
+        let mut batches = Batches::new(size, emit);
         let (remains, dead_versions) = self.remains();
         let others = self.others.iter().filter(|(key, _)| !remains.contains_key(&key[..]));
         let others = others.map(|(key, mark)| (&key[..], mark.put));
         for (key, put) in others.chain(remains.iter().map(|(key, put)| (&key[..], *put))) {
-            batch.push((Bytes::copy_from_slice(key), put.then(Bytes::new)));
-            cut(&mut batch);
+            batches.push(&[key], put.then(Bytes::new));
         }
         for (name, value) in &self.libraries {
             let value = value.as_deref().map(Bytes::copy_from_slice);
-            batch.push((Library::row_key(name).into(), value));
-            cut(&mut batch);
+            batches.push(&[&Library::row_key(name)], value);
         }
         let mut versions: Vec<_> = self.elements.iter().collect();
         versions.retain(|(version, _)| !dead_versions.contains(version));
@@ -364,9 +357,8 @@ impl Pending {
             let mut head = Vec::with_capacity(11);
             RowKey::elements(&mut head, group.slot, *version);
             for row in sorted(group.rows.iter(), 0) {
-                let key = [&head[..], row.key()].concat();
-                batch.push((key.into(), row.value().map(Bytes::copy_from_slice)));
-                cut(&mut batch);
+                let value = batches.value(row);
+                batches.push(&[&head, row.key()], value);
             }
         }
         let mut generations: Vec<_> = self.meta.iter().collect();
@@ -375,14 +367,61 @@ impl Pending {
             let dead = self.dead.contains(generation);
             for table in tables {
                 for row in sorted(table.iter(), META_SLOT) {
-                    let value = row.value().filter(|_| !dead).map(Bytes::copy_from_slice);
-                    batch.push((Bytes::copy_from_slice(row.key()), value));
-                    cut(&mut batch);
+                    let value = if dead { None } else { batches.value(row) };
+                    batches.push(&[row.key()], value);
                 }
             }
         }
-        if !batch.is_empty() {
-            emit(batch);
+        batches.end();
+    }
+}
+
+/// Makes batches of rows. Keys and small values lie one behind the other in pieces of memory: an
+/// allocation for each would take longer than the copy.
+struct Batches<'a> {
+    size: usize,
+    emit: &'a mut dyn FnMut(Batch),
+    batch: Batch,
+    piece: BytesMut,
+}
+
+impl<'a> Batches<'a> {
+    /// Bytes of a piece. It lives as long as anything in it: the engine keeps two keys of each file.
+    const PIECE: usize = 64 << 10;
+
+    fn new(size: usize, emit: &'a mut dyn FnMut(Batch)) -> Self {
+        Self { size, emit, batch: Vec::with_capacity(size), piece: BytesMut::new() }
+    }
+
+    /// The row's value, in a piece if it is small.
+    fn value(&mut self, row: &PendingRow) -> Option<Bytes> {
+        row.shared_value().or_else(|| row.value().map(|value| self.copy(&[value])))
+    }
+
+    fn copy(&mut self, parts: &[&[u8]]) -> Bytes {
+        let len: usize = parts.iter().map(|part| part.len()).sum();
+        if len > Self::PIECE / 8 {
+            return parts.concat().into();
+        }
+        if len > self.piece.capacity() {
+            self.piece = BytesMut::with_capacity(Self::PIECE);
+        }
+        parts.iter().for_each(|part| self.piece.extend_from_slice(part));
+        self.piece.split().freeze()
+    }
+
+    fn push(&mut self, key: &[&[u8]], value: Option<Bytes>) {
+        let key = self.copy(key);
+        self.batch.push((key, value));
+        if self.batch.len() >= self.size {
+            (self.emit)(std::mem::replace(&mut self.batch, Vec::with_capacity(self.size)));
+        }
+    }
+
+    /// Emits what is left.
+    fn end(self) {
+        if !self.batch.is_empty() {
+            (self.emit)(self.batch);
         }
     }
 }

@@ -3,20 +3,41 @@
 use crate::prefetch::prefetch;
 use crate::reclaim::Parts;
 use crate::table::{Named, Table};
+use bytes::Bytes;
 use hashbrown::DefaultHashBuilder;
-use smallvec::SmallVec;
 use std::collections::BTreeSet;
 use std::hash::BuildHasher;
-use std::ops::Bound;
+use std::ops::{Bound, Deref};
 use std::sync::OnceLock;
 
 /// Bytes of key and value that a row holds in itself.
 const INLINE: usize = 40;
 
+/// A value from this size on is given to the engine as it is, smaller ones are copied.
+const SHARED: usize = 512;
+
+/// Key and value, one behind the other.
+#[derive(Debug)]
+enum Held {
+    Inside { len: u8, bytes: [u8; INLINE] },
+    Apart(Bytes),
+}
+
+impl Deref for Held {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Inside { len, bytes } => &bytes[..usize::from(*len)],
+            Self::Apart(bytes) => bytes,
+        }
+    }
+}
+
 /// A row: put, or deleted.
 #[derive(Debug)]
 pub(super) struct PendingRow {
-    bytes: SmallVec<[u8; INLINE]>,
+    held: Held,
     key_len: u32,
     put: bool,
     /// Neither the engine nor an older map has a row of this key: if it is deleted, it never was.
@@ -31,43 +52,79 @@ impl Named for PendingRow {
 
 impl PendingRow {
     fn new(key: &[u8], value: Option<&[u8]>, new: bool) -> Self {
-        let mut bytes = SmallVec::with_capacity(key.len() + value.map_or(0, <[u8]>::len));
-        bytes.extend_from_slice(key);
-        bytes.extend_from_slice(value.unwrap_or_default());
-        Self { bytes, key_len: key.len() as u32, put: value.is_some(), new }
+        let parts = [key, value.unwrap_or_default()];
+        let len = parts[0].len() + parts[1].len();
+        let held = if len <= INLINE {
+            let mut bytes = [0; INLINE];
+            bytes[..key.len()].copy_from_slice(key);
+            bytes[key.len()..len].copy_from_slice(parts[1]);
+            Held::Inside { len: len as u8, bytes } // at most `INLINE`
+        } else {
+            Held::Apart(parts.concat().into())
+        };
+        Self { held, key_len: key.len() as u32, put: value.is_some(), new }
     }
 
     pub(super) fn key(&self) -> &[u8] {
-        &self.bytes[..self.key_len as usize]
+        &self.held[..self.key_len as usize]
     }
 
     pub(super) fn value(&self) -> Option<&[u8]> {
-        self.put.then(|| &self.bytes[self.key_len as usize..])
+        self.put.then(|| &self.held[self.key_len as usize..])
+    }
+
+    /// The value as it lies in memory, if it is big.
+    pub(super) fn shared_value(&self) -> Option<Bytes> {
+        match &self.held {
+            Held::Apart(bytes) if bytes.len() - self.key_len as usize >= SHARED => {
+                self.put.then(|| bytes.slice(self.key_len as usize..))
+            }
+            _ => None,
+        }
     }
 
     /// Bytes of key and value.
     pub(super) fn len(&self) -> usize {
-        self.bytes.len()
+        self.held.len()
     }
 
     /// Gives it another value, in place where that has the same size.
     fn set(&mut self, value: Option<&[u8]>) {
-        let key_len = self.key_len as usize;
         match value {
-            Some(value) if value.len() == self.bytes.len() - key_len => {
-                self.bytes[key_len..].copy_from_slice(value);
-                self.put = true;
-            }
+            Some(value) if self.overwrite(value) => self.put = true,
             _ => *self = Self::new(self.key(), value, self.new),
         }
+    }
+
+    /// Writes the value where the one before is; false if it is of another size, or the engine has
+    /// it, too.
+    fn overwrite(&mut self, value: &[u8]) -> bool {
+        let at = self.key_len as usize;
+        if value.len() != self.held.len() - at {
+            return false;
+        }
+        match &mut self.held {
+            Held::Inside { bytes, .. } => bytes[at..at + value.len()].copy_from_slice(value),
+            Held::Apart(bytes) => match std::mem::take(bytes).try_into_mut() {
+                Ok(mut own) => {
+                    own[at..].copy_from_slice(value);
+                    *bytes = own.freeze();
+                }
+                Err(shared) => {
+                    *bytes = shared;
+                    return false;
+                }
+            },
+        }
+        true
     }
 
     /// Touches what of it is elsewhere.
     #[inline]
     fn touch(&self) {
-        if self.bytes.spilled() {
-            prefetch(&self.bytes[..]);
-            prefetch(&self.bytes[self.bytes.len() - 1]);
+        if let Held::Apart(bytes) = &self.held {
+            prefetch(&bytes[..]);
+            prefetch(&bytes[bytes.len() - 1]);
         }
     }
 }
@@ -275,6 +332,24 @@ mod tests {
     fn all(rows: &ElementRows) -> Vec<(Vec<u8>, Option<Vec<u8>>)> {
         let rows = rows.range((Bound::Unbounded, Bound::Unbounded));
         rows.map(|row| (row.key().to_vec(), row.value().map(<[u8]>::to_vec))).collect()
+    }
+
+    #[test]
+    fn what_the_engine_was_given_does_not_change() {
+        let value = |n: u8| vec![n; SHARED];
+        let mut row = PendingRow::new(b"key", Some(&value(1)), false);
+        let at = row.value().unwrap().as_ptr();
+        row.set(Some(&value(2)));
+        assert_eq!(row.value().unwrap().as_ptr(), at, "it is written in place");
+        let given = row.shared_value().unwrap();
+        assert_eq!(given.as_ptr(), at, "it is not copied");
+        row.set(Some(&value(3)));
+        assert_eq!((row.key(), row.value()), (&b"key"[..], Some(&value(3)[..])));
+        assert_eq!(given, value(2));
+        row.set(None);
+        assert_eq!((row.value(), row.shared_value()), (None, None));
+        row.set(Some(&value(4)[1..]));
+        assert_eq!(row.shared_value(), None, "a small one is copied");
     }
 
     #[test]
