@@ -59,7 +59,7 @@ pub(super) struct Cycle {
 impl Cycle {
     pub(super) fn new(worker: &Worker, proto: Proto) -> Self {
         Self {
-            out: Reply::new(proto),
+            out: Reply::in_buffer(proto, worker.take_reply_buffer()),
             pieces: Vec::new(),
             shown: Vec::new(),
             plain: true,

@@ -190,6 +190,7 @@ impl Connection {
             self.worker.node.pubsub.ring();
             let out = cycle.finish(&self.worker).await;
             self.reply(&out).await?;
+            self.worker.give_reply_buffer(out);
             match pause {
                 Pause::Drained => {
                     if self.buf.is_empty() {

@@ -46,6 +46,12 @@ impl Reply {
         Self { buf: Vec::with_capacity(bytes), proto }
     }
 
+    /// Replies that are put into the memory of `buf`, which is cleared.
+    pub fn in_buffer(proto: Proto, mut buf: Vec<u8>) -> Self {
+        buf.clear();
+        Self { buf, proto }
+    }
+
     /// The protocol replies are rendered in.
     pub fn proto(&self) -> Proto {
         self.proto

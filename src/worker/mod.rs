@@ -43,6 +43,9 @@ use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::Notify;
 
+/// Bytes of a buffer for replies that is kept.
+const REPLY_BUFFER: usize = 256 << 10;
+
 /// See the module's description.
 pub struct Worker {
     pub id: usize,
@@ -53,6 +56,7 @@ pub struct Worker {
     pub(crate) holds: RefCell<crate::routing::Holds>,
     held: RefCell<std::collections::VecDeque<batch::Held>>,
     scratch: RefCell<Option<Vec<u8>>>,
+    reply_buffer: Cell<Vec<u8>>,
     ahead: RefCell<Ahead>,
     jobs: materialise::Jobs,
     /// How far that had come for which writers wait, when it was looked at last.
@@ -114,6 +118,7 @@ impl Worker {
             holds: RefCell::default(),
             held: RefCell::default(),
             scratch: RefCell::default(),
+            reply_buffer: Cell::default(),
             ahead: RefCell::default(),
             jobs: materialise::Jobs::default(),
             progress: Cell::new(0),
@@ -154,6 +159,18 @@ impl Worker {
     /// Gives the read buffer back.
     pub(crate) fn give_scratch(&self, scratch: Vec<u8>) {
         *self.scratch.borrow_mut() = Some(scratch);
+    }
+
+    /// A buffer for replies: the one that was given back last, unless that is in use.
+    pub(crate) fn take_reply_buffer(&self) -> Vec<u8> {
+        self.reply_buffer.take()
+    }
+
+    /// Gives a buffer for replies back, so that those of the next client need not grow one.
+    pub(crate) fn give_reply_buffer(&self, buffer: Vec<u8>) {
+        if buffer.capacity() <= REPLY_BUFFER {
+            self.reply_buffer.set(buffer);
+        }
     }
 
     /// The worker's list of commands that are parsed ahead, for the connection that it serves.

@@ -1,5 +1,6 @@
 //! Strings: an integer, bytes, or chunks.
 
+use crate::prefetch::prefetch_all;
 use crate::reclaim::{Parts, Reclaimed};
 use crate::store::Part;
 use std::borrow::Cow;
@@ -18,6 +19,9 @@ const CHUNK_OVERHEAD: usize = 48;
 
 /// Longest string that Redis keeps in one allocation with its object ("embstr").
 const EMBSTR_MAX: usize = 44;
+
+/// Bytes of a value that are touched ahead: of more, the processor fetches the rest by itself.
+const TOUCHED: usize = 1024;
 
 /// A string value.
 #[derive(Clone, Debug)]
@@ -115,7 +119,7 @@ impl Str {
         self.len() == 0
     }
 
-    /// Reads its first and last byte.
+    /// Reads its first and last byte, and has the processor fetch what is between.
     #[inline]
     pub(crate) fn touch(&self) -> u64 {
         let bytes: &[u8] = match self {
@@ -123,6 +127,7 @@ impl Str {
             Self::Emb(b) => b,
             Self::Raw(v) => v,
         };
+        prefetch_all(&bytes[..bytes.len().min(TOUCHED)]);
         let end = |byte: Option<&u8>| u64::from(byte.copied().unwrap_or_default());
         end(bytes.first()) + end(bytes.last())
     }
