@@ -7,6 +7,7 @@
 
 #[cfg(test)]
 mod tests;
+mod upload;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -28,6 +29,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use upload::Upload;
 
 /// Files that are kept open, of all shards together.
 const KEPT_FILES: usize = 512;
@@ -127,7 +129,10 @@ impl ObjectStore for Files {
         location: &Path,
         options: PutMultipartOptions,
     ) -> Result<Box<dyn MultipartUpload>> {
-        self.local.put_multipart_opts(location, options).await
+        if !options.attributes.is_empty() {
+            return self.local.put_multipart_opts(location, options).await;
+        }
+        Ok(Box::new(Upload::begin(self.local.path_to_filesystem(location)?).await?))
     }
 
     fn delete_stream(

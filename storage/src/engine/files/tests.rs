@@ -75,6 +75,65 @@ proptest! {
     }
 }
 
+/// Names of the files in a directory.
+fn names(dir: &std::path::Path) -> Vec<String> {
+    let names = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name());
+    names.map(|name| name.into_string().unwrap()).collect()
+}
+
+#[test]
+fn an_upload_has_its_name_when_it_is_complete() {
+    let (dir, files) = files(&[]);
+    let path = Path::from("db/compacted/a.sst");
+    let content: Vec<u8> = (0..4).flat_map(content).collect();
+    block_on_runtime(async {
+        let mut upload = files.put_multipart(&path).await.unwrap();
+        // More pieces than a system call takes, of many sizes; the parts are written out of order.
+        let (first, second) = content.split_at(content.len() / 3);
+        let parts = [first, second].map(|part| {
+            let sizes = (0..).map(|n| n * n % 1000);
+            let mut rest = part;
+            let pieces = sizes.map_while(|size| {
+                let (piece, left) = rest.split_at_checked(size).unwrap_or((rest, &[]));
+                let is_end = rest.is_empty();
+                rest = left;
+                (!is_end).then(|| Bytes::copy_from_slice(piece))
+            });
+            upload.put_part(pieces.collect())
+        });
+        for part in parts.into_iter().rev() {
+            part.await.unwrap();
+        }
+        assert_eq!(names(&dir.path().join("db/compacted")), ["a.sst#1"]);
+        assert_eq!(files.list(None).count().await, 0);
+        upload.complete().await.unwrap();
+        upload.complete().await.unwrap_err();
+        drop(upload);
+        assert_eq!(names(&dir.path().join("db/compacted")), ["a.sst"]);
+        assert_eq!(files.get(&path).await.unwrap().bytes().await.unwrap(), content);
+    });
+}
+
+#[test]
+fn an_upload_that_fails_or_is_given_up_leaves_nothing() {
+    let (dir, files) = files(&[]);
+    std::fs::create_dir(dir.path().join("a.sst")).unwrap();
+    block_on_runtime(async {
+        let begin = async || {
+            let mut upload = files.put_multipart(&Path::from("a.sst")).await.unwrap();
+            upload.put_part(content(1).into()).await.unwrap();
+            upload
+        };
+        drop(begin().await);
+        let (mut aborted, mut failing) = (begin().await, begin().await);
+        assert_eq!(names(dir.path()).len(), 3);
+        aborted.abort().await.unwrap();
+        let error = failing.complete().await.unwrap_err();
+        assert!(error.to_string().contains("completing"), "{error}");
+    });
+    assert_eq!(names(dir.path()), ["a.sst"]);
+}
+
 #[test]
 fn a_deleted_file_is_not_found() {
     let (_dir, files) = files(&["a.sst", "b.sst"]);
