@@ -51,7 +51,7 @@ const JOURNAL_MAX: u64 = 64 << 20;
 
 /// Pending rows of more bytes than this are of no use: they are handed over faster than they come,
 /// or not at all.
-const PENDING_MAX: u64 = 512 << 20;
+const PENDING_MAX: u64 = 1 << 30;
 
 /// Bytes that are there whatever the data: threads, code, and SlateDB's buffers for files that it
 /// writes, 10 MiB each. Small budgets keep a quarter for it.
