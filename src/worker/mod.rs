@@ -43,8 +43,8 @@ use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::Notify;
 
-/// Bytes of a buffer for replies that is kept.
-const REPLY_BUFFER: usize = 256 << 10;
+/// Bytes of a buffer for replies that is kept: whoever takes it has it until their replies can leave.
+const REPLY_BUFFER: usize = 64 << 10;
 
 /// See the module's description.
 pub struct Worker {

@@ -34,7 +34,7 @@ use std::time::Duration;
 use tokio::sync::{Mutex, MutexGuard};
 
 /// Bytes of a memtable before it is flushed: smaller ones would leave too many files. Of big ones the
-/// files are as big as what merges of smaller ones would make of them; about a hand-over fits in.
+/// files are as big as what merges of smaller ones would make of them.
 const MEMTABLE_BYTES: RangeInclusive<usize> = 4 << 20..=128 << 20;
 
 /// Bytes that a merge reads at a time of each of its inputs: less would be many reads, more would
