@@ -14,6 +14,7 @@ from pathlib import Path
 import servers
 from servers import HOST, Server, fail
 
+# By default the file is rewritten whenever it has doubled, by a child whose CPU is not counted.
 REDIS_EXTRA = ["--auto-aof-rewrite-percentage", "0"]
 DROP_CACHES = Path("/proc/sys/vm/drop_caches")
 
@@ -34,7 +35,7 @@ def references(options, mode):
         kind = "valkey" if "valkey" in Path(binary.split()[0]).name else "redis"
         names.append(kind)
         name = kind if names.count(kind) == 1 else f"{kind}-{names.count(kind)}"
-        found.append(Server(binary, mode, name=name, extra=REDIS_EXTRA))
+        found.append(Server(binary, mode, name=name, extra=[] if options.rewrite else REDIS_EXTRA))
     return found
 
 
@@ -42,7 +43,8 @@ def ours(options, mode):
     """Ours, once for each number of workers."""
     found = []
     for workers in options.workers:
-        extra = REDIS_EXTRA if servers.is_reference(options.ours) else options.server_arguments
+        fixed = [] if options.rewrite else REDIS_EXTRA
+        extra = fixed if servers.is_reference(options.ours) else options.server_arguments
         found.append(Server(options.ours, mode, workers, options.shards or workers, options.memory_budget, extra,
                             f"ours-w{workers}"))
     return found

@@ -78,7 +78,7 @@ pub struct ShutdownRequest {
 pub struct Budget {
     /// Decoded values, all workers together.
     pub hot: usize,
-    /// Pending rows, all shards together: beyond it writers wait.
+    /// Pending rows, all shards together: beyond it, and what decoded values leave free, writers wait.
     pub pending: usize,
     /// Blocks of the engines' files.
     pub block_cache: u64,
@@ -331,6 +331,17 @@ impl Node {
     /// Bytes of rows that the engines have yet to get, about.
     pub fn pending_bytes(&self) -> u64 {
         self.stats.iter().map(|stats| stats.pending_bytes.load(Ordering::Relaxed)).sum()
+    }
+
+    /// Bytes of rows beyond which writers wait: their budget, and what decoded values leave free.
+    pub fn pending_limit(&self) -> u64 {
+        let lent = self.stats.iter().map(|stats| stats.loan_bytes.load(Ordering::Relaxed));
+        self.budget.pending as u64 + lent.sum::<u64>()
+    }
+
+    /// Operations that a start would replay, as of some ms ago.
+    pub fn unflushed_ops(&self) -> u64 {
+        self.stats.iter().map(|stats| stats.unflushed_ops.load(Ordering::Relaxed)).sum()
     }
 
     /// The lsn up to which the engines have been given all rows, as of some ms ago.

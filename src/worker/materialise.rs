@@ -1,5 +1,4 @@
-//! What a worker has done in the background for its shards: hand-overs, flushes, sweeps, expiry,
-//! eviction.
+//! What a worker has done in the background for its shards: hand-overs, flushes, sweeps, expiry.
 
 use super::{LockKey, Worker};
 use flagstone_storage::materialise::{hand_over, sweep};
@@ -22,6 +21,10 @@ const RETRY: Duration = Duration::from_secs(1);
 /// Age of pending rows from which on they are handed over if the journal has grown long.
 const HURRIED_AGE: Duration = Duration::from_secs(5);
 
+/// Operations that a start replays in about ten seconds. From three eighths of that on the journal
+/// has grown long, whatever its bytes.
+const REPLAYED_OPS: u64 = 10_000_000;
+
 /// Age of handed-over rows at which the engine is made to flush.
 const FLUSH_AGE: Duration = Duration::from_secs(30);
 
@@ -37,9 +40,6 @@ const EXPIRE_BATCH: usize = 1000;
 /// The expiry index is read again from this much before the last look: commands may act on a time
 /// read a little earlier.
 const EXPIRE_MARGIN_MS: u64 = 5000;
-
-/// Entries the eviction looks at after a commit at most.
-const EVICT_STEPS: usize = 2048;
 
 /// What the background does for one shard; one thing at a time.
 #[derive(Default)]
@@ -63,6 +63,7 @@ impl Worker {
                 return;
             }
             self.partition.borrow_mut().observe_flushed();
+            self.share_memory();
             let ids: Vec<u16> = self.partition.borrow().shards.keys().copied().collect();
             for id in ids {
                 self.tend(id);
@@ -76,13 +77,11 @@ impl Worker {
         let mut partition = self.partition.borrow_mut();
         let Some(shard) = partition.shards.get(&id) else { return };
         let interval = Duration::from_millis(self.settings().handover_interval_ms);
-        let share = self.node.budget.pending / usize::from(self.node.layout.shards) / 2;
-        let journal = self.node.journal.stats().bytes;
-        let most = self.settings().journal_max_size;
+        let share = self.shard_share(partition.shards.len());
         let due = match shard.age() {
             age if age >= interval => true,
             // At a high rate the journal, and with it the next start, would get long.
-            age if age >= HURRIED_AGE => journal > most / 8 * 3,
+            age if age >= HURRIED_AGE => self.journal_exceeds(3),
             _ => false,
         };
         let is_wanted = self.node.checkpoints.wants_rows();
@@ -108,7 +107,7 @@ impl Worker {
             return;
         }
         let Some(shard) = partition.shards.get(&id) else { return };
-        let full = journal > most / 2;
+        let full = self.journal_exceeds(4);
         match shard.unflushed_age() {
             Some(age) if (age >= FLUSH_AGE || full) && !job.flushing => {
                 job.flushing = true;
@@ -121,6 +120,13 @@ impl Worker {
             }
             None => {}
         }
+    }
+
+    /// Whether the journal holds more than so many eighths of what it may: bytes, or operations.
+    fn journal_exceeds(&self, eighths: u64) -> bool {
+        let bytes = self.node.journal.stats().bytes;
+        let most = self.settings().journal_max_size;
+        bytes > most / 8 * eighths || self.node.unflushed_ops() > REPLAYED_OPS / 8 * eighths
     }
 
     async fn hand_over(self: Rc<Self>, id: u16, cut: Arc<Cut>) {
@@ -226,13 +232,14 @@ impl Worker {
         let partition = self.partition.borrow();
         let (stats, bytes) = (self.stats(), partition.pending_bytes() as u64);
         stats.pending_bytes.store(bytes, Ordering::Relaxed);
+        stats.unflushed_ops.store(partition.unflushed_ops(), Ordering::Relaxed);
         stats.handed.store(partition.handed(), Ordering::Relaxed);
         stats.filter_bytes.store(partition.presence_bytes() as u64, Ordering::Relaxed);
         let total = self.node.pending_bytes();
         let since = &self.node.pressure_since_ms;
         let waiting = self.node.journal.stats().waiting_bytes;
         let waits = waiting > self.node.budget.journal as u64 / 2 && !self.node.is_cut_off();
-        let is_full = total > self.node.budget.pending as u64;
+        let is_full = total > self.node.pending_limit();
         let progress =
             if is_full { partition.engine_progress() } else { self.node.journal.durable() };
         let moves = self.progress.replace(progress) != progress;
@@ -240,23 +247,6 @@ impl Worker {
             since.store(0, Ordering::Relaxed);
         } else if moves || since.load(Ordering::Relaxed) == 0 {
             since.store(self.node.clock.now_ms(), Ordering::Relaxed);
-        }
-    }
-
-    /// Evicts entries if the hot tier is over its budget.
-    pub(crate) fn evict(&self) {
-        let budget = self.node.budget.hot / self.node.shard_workers;
-        let mut partition = self.partition.borrow_mut();
-        if partition.store.memory() <= budget {
-            return;
-        }
-        let durable = partition.durable();
-        let locks = self.locks.borrow();
-        let keep = |db, key: &[u8]| locks.blocks(db, std::iter::once(key));
-        partition.store.evict(budget, durable, EVICT_STEPS, keep);
-        if partition.store.memory() > budget {
-            // What is not durable cannot go.
-            self.node.journal.request_sync(partition.last_lsn());
         }
     }
 

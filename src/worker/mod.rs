@@ -8,6 +8,7 @@ mod load;
 mod locks;
 mod mailbox;
 mod materialise;
+mod memory;
 mod parked;
 mod rounds;
 mod scan;
@@ -59,6 +60,8 @@ pub struct Worker {
     reply_buffer: Cell<Vec<u8>>,
     ahead: RefCell<Ahead>,
     jobs: materialise::Jobs,
+    /// Bytes of the budget for decoded values that pending rows may have.
+    loan: Cell<usize>,
     /// How far that had come for which writers wait, when it was looked at last.
     progress: Cell<u64>,
     loader: load::Loader,
@@ -121,6 +124,7 @@ impl Worker {
             reply_buffer: Cell::default(),
             ahead: RefCell::default(),
             jobs: materialise::Jobs::default(),
+            loan: Cell::new(0),
             progress: Cell::new(0),
             loader: load::Loader::default(),
             parking: parked::Parking::default(),

@@ -71,6 +71,10 @@ pub struct WorkerStats {
     pub changes: AtomicU64,
     pub hot_bytes: AtomicU64,
     pub pending_bytes: AtomicU64,
+    /// Of the budget for decoded values, what pending rows may have.
+    pub loan_bytes: AtomicU64,
+    /// Operations that a start would replay.
+    pub unflushed_ops: AtomicU64,
     /// The lsn up to which its shards have handed all rows over.
     pub handed: AtomicU64,
     /// Of the filters of keys.
@@ -111,6 +115,8 @@ impl Default for WorkerStats {
             evicted: AtomicU64::default(),
             hot_bytes: AtomicU64::default(),
             pending_bytes: AtomicU64::default(),
+            loan_bytes: AtomicU64::default(),
+            unflushed_ops: AtomicU64::default(),
             handed: AtomicU64::new(u64::MAX),
             filter_bytes: AtomicU64::default(),
             awaited_keys: AtomicU64::default(),

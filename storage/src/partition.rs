@@ -275,6 +275,11 @@ impl Partition {
         self.shards.values().map(Shard::pending_bytes).sum()
     }
 
+    /// Operations that a start would replay into these shards.
+    pub fn unflushed_ops(&self) -> u64 {
+        self.shards.values().map(Shard::unflushed_ops).sum()
+    }
+
     /// A number that changes when an engine of these shards takes rows.
     pub fn engine_progress(&self) -> u64 {
         self.shards.values().map(|shard| shard.engine().written()).sum()

@@ -60,6 +60,8 @@ pub struct Pending {
     bytes: usize,
     /// The lsn of the newest record merged.
     last_lsn: Lsn,
+    /// Operations of the records merged.
+    ops: u64,
 }
 
 /// Rows as the engine takes them: puts (`Some`) and deletes.
@@ -105,9 +107,15 @@ impl Pending {
         self.last_lsn
     }
 
-    /// Notes that a record at `lsn` was merged.
-    pub fn reached(&mut self, lsn: Lsn) {
+    /// How many operations became these rows: what a start would have to replay.
+    pub fn ops(&self) -> u64 {
+        self.ops
+    }
+
+    /// Notes that a record of so many operations at `lsn` was merged.
+    pub fn reached(&mut self, lsn: Lsn, ops: usize) {
         self.last_lsn = self.last_lsn.max(lsn);
+        self.ops += ops as u64;
     }
 
     /// Puts (`Some`) or deletes (`None`) a row. Keys that are none of ours are ignored. One that is

@@ -37,6 +37,18 @@ struct Closing {
     until_hold: u64,
 }
 
+/// A map that the engine has.
+#[derive(Debug)]
+struct HandedOver {
+    /// Every record up to here is in the engine.
+    applied: Lsn,
+    /// The engine's sequence number of the last batch.
+    seq: u64,
+    /// What a start replays as long as it is not flushed.
+    ops: u64,
+    at: Instant,
+}
+
 /// A filter of keys that does not have all of them yet.
 #[derive(Debug)]
 struct Making {
@@ -58,8 +70,8 @@ pub struct Shard {
     handing: Option<Arc<Cut>>,
     generations: Generations,
     counters: Counters,
-    /// Handed over and not known to be flushed: (applied, engine's sequence number, when).
-    unflushed: VecDeque<(Lsn, u64, Instant)>,
+    /// Handed over and not known to be flushed.
+    unflushed: VecDeque<HandedOver>,
     /// Greatest applied lsn that is flushed.
     flushed: Lsn,
     /// Greatest lsn that was merged, and that of the last cut that was handed over.
@@ -138,6 +150,12 @@ impl Shard {
         self.maps().map(Pending::bytes).sum()
     }
 
+    /// Operations of records that a start would replay.
+    pub fn unflushed_ops(&self) -> u64 {
+        let handed = self.unflushed.iter().map(|handed| handed.ops).sum::<u64>();
+        handed + self.maps().map(Pending::ops).sum::<u64>()
+    }
+
     /// Pending rows that are not being handed over yet.
     pub fn pending_rows(&self) -> usize {
         self.current.rows()
@@ -174,16 +192,17 @@ impl Shard {
         };
         let mut reader = OpReader::new(ops);
         let mut touched = OpReader::new(ops);
+        let mut count = 0;
         loop {
             // The rows of some operations, all together.
             target.pending().warm(touched.by_ref().take(TOGETHER).filter_map(|op| op.key()));
-            let before = reader.left();
-            reader.by_ref().take(TOGETHER).for_each(|op| target.apply(op));
-            if reader.left() == before {
+            let applied = reader.by_ref().take(TOGETHER).map(|op| target.apply(op)).count();
+            count += applied;
+            if applied == 0 {
                 break;
             }
         }
-        target.reached(lsn);
+        target.pending().reached(lsn, count);
         reader.is_done()
     }
 
@@ -275,25 +294,25 @@ impl Shard {
     /// comes back, to be dropped elsewhere.
     pub fn handed_over(&mut self, lsn: Lsn, seq: u64) -> Option<Arc<Cut>> {
         self.handed = lsn;
-        self.unflushed.push_back((lsn, seq, Instant::now()));
-        self.handing.take()
+        let cut = self.handing.take();
+        let ops = cut.as_ref().map_or(0, |cut| cut.pending.ops());
+        self.unflushed.push_back(HandedOver { applied: lsn, seq, ops, at: Instant::now() });
+        cut
     }
 
     /// Follows the engine's flushes; the new flushed lsn when it has grown.
     pub fn observe_flushed(&mut self) -> Option<Lsn> {
         let durable = self.engine.durable();
         let before = self.flushed;
-        while self.unflushed.front().is_some_and(|&(_, seq, _)| seq <= durable) {
-            if let Some((lsn, ..)) = self.unflushed.pop_front() {
-                self.flushed = lsn;
-            }
+        while let Some(handed) = self.unflushed.pop_front_if(|handed| handed.seq <= durable) {
+            self.flushed = handed.applied;
         }
         (self.flushed > before).then_some(self.flushed)
     }
 
     /// Age of the oldest hand-over that is not flushed.
     pub fn unflushed_age(&self) -> Option<std::time::Duration> {
-        self.unflushed.front().map(|(_, _, when)| when.elapsed())
+        self.unflushed.front().map(|handed| handed.at.elapsed())
     }
 
     /// Rows of these generations are gone from the engine.
@@ -370,10 +389,6 @@ impl Target<'_> {
             Some(cut) => &mut cut.pending,
             None => self.current,
         }
-    }
-
-    fn reached(&mut self, lsn: Lsn) {
-        self.pending().reached(lsn);
     }
 
     fn apply(&mut self, op: Op<'_>) {

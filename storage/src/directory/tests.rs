@@ -47,3 +47,38 @@ async fn a_journal_of_others_does_not_take_a_bucket_from_its_server() {
     drop(locks);
     open(at("ours")).await.unwrap().close().await.unwrap();
 }
+
+#[tokio::test]
+async fn what_a_start_would_replay_is_counted_until_it_is_flushed() {
+    let root = tempfile::tempdir().unwrap();
+    let location = Location { store: Place::local(root.path()).unwrap(), journal: None };
+    let open = async || {
+        let mut options = offline_options(&location).await?;
+        options.databases = 1;
+        Directory::open(options, Clock::default()).await
+    };
+    let opened = open().await.unwrap();
+    let (journal, engine) = (opened.journal.clone(), opened.engines().remove(0));
+    let (mut partitions, locks) = opened.into_partitions(1, 1);
+    let mut partition = partitions.remove(0);
+    for value in [&b"one"[..], b"two", b"three"] {
+        partition.store.begin(NOW, true);
+        partition.store.entry_mut(0, b"key").unwrap().value = Value::Str(Str::new(value));
+        partition.commit(NOW).unwrap();
+    }
+    // They have become one row.
+    assert_eq!(partition.unflushed_ops(), 3);
+    partition.cut(0);
+    let cut = partition.take_cut(0).unwrap();
+    let seq = hand_over(engine.clone(), journal.clone(), cut.clone()).await.unwrap();
+    partition.shards.get_mut(&0).unwrap().handed_over(cut.lsn, seq);
+    partition.observe_flushed();
+    assert_eq!(partition.unflushed_ops(), 3);
+    engine.flush().await.unwrap();
+    partition.observe_flushed();
+    assert_eq!(partition.unflushed_ops(), 0);
+    partition.close().await.unwrap();
+    journal.close().unwrap();
+    drop(locks);
+    open().await.unwrap().close().await.unwrap();
+}

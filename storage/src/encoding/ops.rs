@@ -145,11 +145,6 @@ impl<'a> OpReader<'a> {
         self.rest.is_empty()
     }
 
-    /// Bytes that were not read yet.
-    pub fn left(&self) -> usize {
-        self.rest.len()
-    }
-
     fn read(&mut self) -> Option<Op<'a>> {
         let mut rest = self.rest;
         let (&flags, after) = rest.split_first()?;

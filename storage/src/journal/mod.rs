@@ -268,7 +268,7 @@ impl Options {
     pub(crate) const READY: usize = 1;
     /// Prepared and recycled segments kept: as many as were dropped at once, since the next round will
     /// need as many, within these bounds.
-    pub(crate) const SPARES: RangeInclusive<usize> = 2..=8;
+    pub(crate) const SPARES: RangeInclusive<usize> = 2..=16;
 
     /// The greatest body of one part of a commit, in bytes.
     pub(crate) fn max_part(&self) -> usize {

@@ -1,0 +1,123 @@
+//! The memory that a worker's decoded values and pending rows share. What values leave free is lent to
+//! rows: the longer these gather, the more writes of the same row become one.
+
+use super::Worker;
+use std::sync::atomic::Ordering;
+
+/// Entries the eviction looks at after a commit at most.
+const EVICT_STEPS: usize = 2048;
+
+/// Bytes for decoded values, and for pending rows, or how many of them there are.
+#[derive(Clone, Copy, Debug)]
+struct Shares {
+    hot: usize,
+    pending: usize,
+}
+
+/// How much of the budget for values pending rows may have from now on, if they had `lent` of it so
+/// far: at most half of it, of what values do not use. If values come to need it, what rows are in goes
+/// back when they have been handed over, and until then there is room for as many as may gather
+/// meanwhile, as far as it was lent already.
+fn loan(budget: Shares, used: Shares, lent: usize) -> usize {
+    let borrowed = used.pending.saturating_sub(budget.pending);
+    let kept = if borrowed == 0 { 0 } else { lent.min(borrowed + budget.pending / 2) };
+    if used.hot > (budget.hot - lent) / 16 * 15 {
+        return kept;
+    }
+    let free = budget.hot.saturating_sub(used.hot + used.hot / 8);
+    kept.max(free.min(budget.hot / 2))
+}
+
+impl Worker {
+    /// Of the budget, without what is lent.
+    fn shares(&self) -> Shares {
+        let (node, workers) = (&self.node, self.node.shard_workers);
+        Shares { hot: node.budget.hot / workers, pending: node.budget.pending / workers }
+    }
+
+    /// Sees how much pending rows may borrow.
+    pub(super) fn share_memory(&self) {
+        let partition = self.partition.borrow();
+        if partition.shards.is_empty() {
+            return;
+        }
+        let used = Shares { hot: partition.store.memory(), pending: partition.pending_bytes() };
+        self.loan.set(loan(self.shares(), used, self.loan.get()));
+        self.stats().loan_bytes.store(self.loan.get() as u64, Ordering::Relaxed);
+    }
+
+    /// Bytes of pending rows that a shard may gather before they are handed over: as many again may
+    /// come meanwhile.
+    pub(super) fn shard_share(&self, shards: usize) -> usize {
+        (self.shares().pending + self.loan.get()) / shards / 2
+    }
+
+    /// Evicts entries if the hot tier is over its budget.
+    pub(crate) fn evict(&self) {
+        let budget = self.shares().hot - self.loan.get();
+        let mut partition = self.partition.borrow_mut();
+        if partition.store.memory() <= budget {
+            return;
+        }
+        let durable = partition.durable();
+        let locks = self.locks.borrow();
+        let keep = |db, key: &[u8]| locks.blocks(db, std::iter::once(key));
+        partition.store.evict(budget, durable, EVICT_STEPS, keep);
+        if partition.store.memory() > budget {
+            // What is not durable cannot go.
+            self.node.journal.request_sync(partition.last_lsn());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BUDGET: Shares = Shares { hot: 1600, pending: 400 };
+
+    fn lent(hot: usize, pending: usize, lent: usize) -> usize {
+        loan(BUDGET, Shares { hot, pending }, lent)
+    }
+
+    #[test]
+    fn what_values_leave_free_is_lent() {
+        assert_eq!(lent(0, 0, 0), 800);
+        assert_eq!(lent(800, 0, 0), 700);
+        assert_eq!(lent(800, 0, 700), 700);
+        assert_eq!(lent(1500, 0, 0), 0);
+        assert_eq!(lent(1600, 5000, 0), 0);
+    }
+
+    #[test]
+    fn what_is_in_use_comes_back_with_the_rows_and_leaves_room_meanwhile() {
+        assert_eq!(lent(800, 1200, 800), 800);
+        assert_eq!(lent(800, 600, 800), 400);
+        assert_eq!(lent(800, 400, 800), 0);
+        assert_eq!(lent(1500, 500, 100), 100);
+        assert_eq!(lent(1500, 400, 100), 0);
+    }
+
+    #[test]
+    fn neither_has_more_than_it_is_given() {
+        let mut state = 0x2545_f491_4f6c_dd1d_u64;
+        let mut random = |below: usize| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state % below as u64) as usize
+        };
+        let (mut hot, mut pending, mut lent) = (0, 0, 0);
+        for _ in 0..100_000 {
+            lent = loan(BUDGET, Shares { hot, pending }, lent);
+            assert!(hot <= BUDGET.hot - lent && pending <= BUDGET.pending + lent);
+            hot = (hot + random(100)).min(BUDGET.hot - lent);
+            pending = (pending + random(90)).min(BUDGET.pending + lent);
+            match random(20) {
+                0 => pending /= 2,
+                1 => hot -= random(hot + 1),
+                _ => {}
+            }
+        }
+    }
+}
