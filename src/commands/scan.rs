@@ -1,15 +1,16 @@
 //! What the scans of collections have in common: HSCAN and its kin.
 //!
-//! The cursor is a place among the elements in the order of their names' keyed hashes, of which it
-//! holds 48 bits. It needs no state, and stays good over evictions and restarts.
+//! A place among the elements, in the order of their names' keyed hashes, is 48 bits of such a hash.
+//! The cursor is that place, encrypted. It needs no state, and stays good over evictions and
+//! restarts.
 
 use super::{Stop, error, int_arg, is_word};
 use crate::glob;
 use crate::resp::{Args, Reply};
 use flagstone_storage::slot::Layout;
 
-/// Bits of a name's hash that the cursor leaves out, so that it fits a double.
-const LEFT_OUT: u32 = 16;
+/// Bits of a place and of its cursor: few enough for a double.
+const PLACE_BITS: u32 = 48;
 
 /// The words that ask for names only: each with the one command that takes it.
 const NAMES_ONLY: [(&str, &str); 2] = [("NOVALUES", "HSCAN"), ("NOSCORES", "ZSCAN")];
@@ -67,12 +68,24 @@ pub fn parse_cursor(text: &[u8]) -> Result<u64, Stop> {
     crate::num::parse_u64(digits).ok_or_else(|| "ERR invalid cursor".into())
 }
 
-/// The place of a name.
-pub fn place(layout: &Layout, name: &[u8]) -> u64 {
-    layout.hash(name) >> LEFT_OUT
+/// The place of a cursor: behind all names if the number is none of ours.
+pub fn parse_place(text: &[u8], layout: &Layout) -> Result<u64, Stop> {
+    let cursor = parse_cursor(text)?;
+    let is_ours = cursor >> PLACE_BITS == 0;
+    Ok(if is_ours { layout.cursors().open(PLACE_BITS, cursor) } else { cursor })
 }
 
-/// Replies with the next cursor and what was found.
+/// The cursor of a place.
+pub fn cursor(layout: &Layout, place: u64) -> u64 {
+    layout.cursors().seal(PLACE_BITS, place)
+}
+
+/// The place of a name.
+pub fn place(layout: &Layout, name: &[u8]) -> u64 {
+    layout.hash(name) >> (u64::BITS - PLACE_BITS)
+}
+
+/// Replies with the next cursor and the elements found.
 pub fn reply<T: AsRef<[u8]>>(out: &mut Reply, next: u64, found: &[T]) {
     out.array(2);
     out.bulk_str(&next.to_string());

@@ -13,6 +13,7 @@ pub mod clock;
 pub mod commit;
 pub mod control;
 pub mod counters;
+pub mod cursor;
 pub mod directory;
 pub mod encoding;
 pub mod engine;

@@ -3,12 +3,15 @@
 use crate::encoding::{Row, RowKey, decode_entry, row};
 use crate::engine::{Engine, prefix_range};
 use crate::partition::Partition;
-use crate::slot::SLOTS;
+use crate::slot::{Layout, SLOTS};
 use anyhow::Result;
 use std::collections::BTreeMap;
 
-/// Bits of the hash in a cursor's number.
+/// Bits of the hash in a place's number.
 const HASH_BITS: u32 = 48;
+
+/// Bits of a cursor: those of a slot and of the hash.
+const CURSOR_BITS: u32 = SLOTS.trailing_zeros() + HASH_BITS;
 
 /// Length of the head of a meta row's key: what SCAN's cursor can tell apart.
 const HEAD: usize = 13;
@@ -24,16 +27,23 @@ impl Cursor {
     /// Where the keyspace begins.
     pub const START: Self = Self { slot: 0, hash48: 0 };
 
-    /// The cursor as SCAN shows it: the slot in the bits from 48 on, 62 bits in all. 0 is the
-    /// start.
-    pub fn number(self) -> u64 {
-        u64::from(self.slot) << HASH_BITS | self.hash48
+    /// The cursor as SCAN shows it: slot and hash in 62 bits, encrypted. 0 is the start, and the
+    /// place behind the last slot.
+    pub fn number(self, layout: &Layout) -> u64 {
+        if self.slot >= SLOTS {
+            return 0;
+        }
+        layout.cursors().seal(CURSOR_BITS, u64::from(self.slot) << HASH_BITS | self.hash48)
     }
 
-    /// The cursor of a number; `None` behind the last slot.
-    pub fn from_number(number: u64) -> Option<Self> {
-        let slot = u16::try_from(number >> HASH_BITS).ok().filter(|&slot| slot < SLOTS)?;
-        Some(Self { slot, hash48: number & ((1 << HASH_BITS) - 1) })
+    /// The place of a number; `None` if it has more bits than a cursor.
+    pub fn from_number(number: u64, layout: &Layout) -> Option<Self> {
+        if number >> CURSOR_BITS != 0 {
+            return None;
+        }
+        let place = layout.cursors().open(CURSOR_BITS, number);
+        let slot = u16::try_from(place >> HASH_BITS).ok()?;
+        Some(Self { slot, hash48: place & ((1 << HASH_BITS) - 1) })
     }
 
     /// The place right behind.
@@ -233,13 +243,17 @@ mod tests {
 
     #[test]
     fn cursors_are_numbers() {
+        let layout = Layout { shards: 1, seed: 3 };
         let last = Cursor { slot: SLOTS - 1, hash48: (1 << HASH_BITS) - 1 };
         for cursor in [Cursor::START, Cursor { slot: 1, hash48: 0 }, last] {
-            assert_eq!(Cursor::from_number(cursor.number()), Some(cursor));
+            assert_eq!(Cursor::from_number(cursor.number(&layout), &layout), Some(cursor));
         }
-        assert_eq!(Cursor::START.number(), 0);
-        assert_eq!(last.number(), (1 << 62) - 1);
-        assert_eq!(Cursor::from_number(1 << 62), None);
-        assert_eq!(Cursor::from_number(u64::MAX), None);
+        assert_eq!(Cursor::START.number(&layout), 0);
+        let place = Cursor { slot: 1, hash48: 1 };
+        assert_ne!(place.number(&layout), 1 << HASH_BITS | 1, "a cursor tells no hash");
+        let behind_all = last.next();
+        assert_eq!(behind_all.number(&layout), 0, "the end of the walk");
+        assert_eq!(Cursor::from_number(1 << 62, &layout), None);
+        assert_eq!(Cursor::from_number(u64::MAX, &layout), None);
     }
 }

@@ -1,5 +1,7 @@
 //! Slots, shards and the hash of a key.
 
+use crate::cursor::CursorCipher;
+
 /// Number of hash slots, as Redis Cluster has them.
 pub const SLOTS: u16 = 16384;
 
@@ -86,6 +88,11 @@ impl Layout {
     /// Slot and keyed hash (XXH3) of a key.
     pub fn key_hash(&self, key: &[u8]) -> KeyHash {
         KeyHash { slot: slot_of(key), hash: self.hash(key) }
+    }
+
+    /// Turns places in the order of keyed hashes into the cursors that clients see.
+    pub fn cursors(&self) -> CursorCipher {
+        CursorCipher::new(self.seed)
     }
 
     /// Keyed hash of any name (key, field, member).

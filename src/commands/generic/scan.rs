@@ -87,7 +87,8 @@ fn scan<'a>(dbs: &'a mut Databases<'_>, args: Args<'a>) -> Waiting<'a> {
     Box::pin(async move {
         let number = parse_cursor(arg(args, 1)?)?;
         let Some((filter, count)) = scan_options(args, dbs.out)? else { return Ok(()) };
-        let mut next = Cursor::from_number(number);
+        let layout = &dbs.worker.node.layout;
+        let mut next = Cursor::from_number(number, layout);
         let mut left = count;
         let mut found = Vec::new();
         while let Some(from) = next.filter(|_| left > 0) {
@@ -98,7 +99,7 @@ fn scan<'a>(dbs: &'a mut Databases<'_>, args: Args<'a>) -> Waiting<'a> {
             next = on;
         }
         dbs.out.array(2);
-        dbs.out.bulk_str(&next.map_or(0, Cursor::number).to_string());
+        dbs.out.bulk_str(&next.map_or(0, |next| next.number(layout)).to_string());
         write_keys(dbs, &found);
         Ok(())
     })

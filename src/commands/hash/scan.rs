@@ -12,9 +12,9 @@ use flagstone_storage::value::Field;
 /// A listpack is answered whole.
 fn hscan(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let key = key_arg(args)?;
-    let cursor = scan::parse_cursor(arg(args, 2)?)?;
     let now_ms = cx.now_ms();
     let layout = cx.store.layout().clone();
+    let from = scan::parse_place(arg(args, 2)?, &layout)?;
     let mut shown: Vec<Box<[u8]>> = Vec::new();
     let Some(hash) = cx.store.hash(cx.db, key)? else {
         scan::reply(cx.out, 0, &shown);
@@ -31,7 +31,8 @@ fn hscan(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     };
     let next = if hash.is_table() {
         let place = |name: &[u8]| scan::place(&layout, name);
-        hash.scan(cursor, options.count, place, visit).or_load(cx.db, key)?
+        let next = hash.scan(from, options.count, place, visit).or_load(cx.db, key)?;
+        scan::cursor(&layout, next)
     } else {
         hash.require_all().or_load(cx.db, key)?;
         hash.iter().for_each(|(name, field)| visit(name, field));

@@ -12,8 +12,8 @@ use flagstone_storage::value::{Set, SetEncoding};
 /// An intset and a listpack are answered whole.
 fn sscan(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let key = key_arg(args)?;
-    let cursor = scan::parse_cursor(arg(args, 2)?)?;
     let layout = cx.store.layout().clone();
+    let from = scan::parse_place(arg(args, 2)?, &layout)?;
     let mut shown: Vec<Box<[u8]>> = Vec::new();
     let Some(set) = cx.store.typed::<Set>(cx.db, key)? else {
         scan::reply(cx.out, 0, &shown);
@@ -27,7 +27,8 @@ fn sscan(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     };
     let next = if set.encoding() == SetEncoding::Table {
         let place = |name: &[u8]| scan::place(&layout, name);
-        set.scan(cursor, options.count, place, visit).or_load(cx.db, key)?
+        let next = set.scan(from, options.count, place, visit).or_load(cx.db, key)?;
+        scan::cursor(&layout, next)
     } else {
         set.require_all().or_load(cx.db, key)?;
         set.members().into_iter().for_each(&mut visit);

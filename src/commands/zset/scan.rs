@@ -13,8 +13,8 @@ use flagstone_storage::value::Zset;
 /// A listpack is answered whole, in order. The scores of a skiplist have 17 digits.
 fn zscan(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let key = key_arg(args)?;
-    let cursor = scan::parse_cursor(arg(args, 2)?)?;
     let layout = cx.store.layout().clone();
+    let from = scan::parse_place(arg(args, 2)?, &layout)?;
     let mut shown: Vec<Box<[u8]>> = Vec::new();
     let Some(zset) = cx.store.typed::<Zset>(cx.db, key)? else {
         scan::reply(cx.out, 0, &shown);
@@ -35,7 +35,8 @@ fn zscan(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     };
     let next = if zset.is_skiplist() {
         let place = |name: &[u8]| scan::place(&layout, name);
-        zset.scan(cursor, options.count, place, visit).or_load(cx.db, key)?
+        let next = zset.scan(from, options.count, place, visit).or_load(cx.db, key)?;
+        scan::cursor(&layout, next)
     } else {
         zset.require_all().or_load(cx.db, key)?;
         zset.iter().for_each(|(name, score)| visit(name, score));
