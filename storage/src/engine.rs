@@ -1,6 +1,7 @@
 //! The engine of one shard: a SlateDB instance without a WAL, written only by hand-overs and sweeps.
 
 pub(crate) mod checkpoint;
+mod fences;
 pub(crate) mod files;
 mod garbage;
 pub(crate) mod peek;
@@ -215,8 +216,11 @@ impl Engine {
         // The files may be from a machine whose clock was ahead; SlateDB's must not step back.
         let admin = checkpoint::admin(store.clone(), path.as_ref());
         let manifest = within(limit, admin.read_manifest(None)).await.with_context(context)?;
-        let tick = manifest.map_or(0, |manifest| manifest.last_l0_clock_tick());
+        let tick = manifest.as_ref().map_or(0, |manifest| manifest.last_l0_clock_tick());
         clock.at_least(u64::try_from(tick).unwrap_or(0));
+        if let Some(manifest) = &manifest {
+            fences::complete(place, manifest).await.with_context(context)?;
+        }
         let clock = EngineClock { clock, timer: DefaultSystemClock::new() };
         let garbage = Arc::new(Garbage::new(upkeep.least_garbage));
         let compactor = CompactorBuilder::new(path.clone(), store.clone())

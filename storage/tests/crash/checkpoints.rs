@@ -27,10 +27,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::task::JoinHandle;
 
-const NOW: u64 = 1_800_000_000_000;
+pub(crate) const NOW: u64 = 1_800_000_000_000;
 const STEPS: u32 = 160;
 
-fn open(location: &Location, model: Model) -> World {
+pub(crate) fn open(location: &Location, model: Model) -> World {
     let images = location.store.dir().unwrap_or(Path::new("nowhere"));
     let probe = Arc::new(Probe::new(images, model.clone(), Box::new(|_| false)));
     let store = |place: &Place| -> anyhow::Result<Place> {
@@ -51,7 +51,7 @@ fn open(location: &Location, model: Model) -> World {
     World::open_on(options, model, probe, Arc::new(RealDisk), &store).unwrap()
 }
 
-fn source(store: &Place, scratch: &Path, world: &World) -> Source {
+pub(crate) fn source(store: &Place, scratch: &Path, world: &World) -> Source {
     Source {
         store: store.clone(),
         scratch: scratch.into(),
@@ -63,13 +63,13 @@ fn source(store: &Place, scratch: &Path, world: &World) -> Source {
     }
 }
 
-fn local(dir: &Path) -> Place {
+pub(crate) fn local(dir: &Path) -> Place {
     Place::local(dir).unwrap()
 }
 
 /// Where store and journal of a run are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+pub(crate) enum Kind {
     Local,
     Bucket,
     BucketAndLocalJournal,
@@ -80,19 +80,19 @@ const KINDS: [Kind; 4] =
     [Kind::Local, Kind::Bucket, Kind::BucketAndLocalJournal, Kind::LocalAndBucketJournal];
 
 /// A history with checkpoints.
-struct Run {
-    root: tempfile::TempDir,
+pub(crate) struct Run {
+    pub(crate) root: tempfile::TempDir,
     bucket: Place,
     kind: Kind,
-    location: Location,
-    history: History,
+    pub(crate) location: Location,
+    pub(crate) history: History,
     number: u32,
-    taken: Vec<Checkpoint>,
+    pub(crate) taken: Vec<Checkpoint>,
     under_way: Option<JoinHandle<anyhow::Result<Checkpoint>>>,
 }
 
 impl Run {
-    fn new(seed: u64, kind: Kind) -> Self {
+    pub(crate) fn new(seed: u64, kind: Kind) -> Self {
         let root = tempfile::tempdir().unwrap();
         let mut number = 0;
         let dir = local(&fresh(root.path(), &mut number));
@@ -117,14 +117,14 @@ impl Run {
     }
 
     /// Begins a checkpoint, and goes on.
-    fn begin(&mut self) {
+    pub(crate) fn begin(&mut self) {
         let world = &self.history.world;
         let source = source(&self.location.store, self.root.path(), world);
         let taking = async move { take(&source, u64::MAX).await };
         self.under_way = Some(world.runtime.as_ref().unwrap().spawn(taking));
     }
 
-    fn finish(&mut self) {
+    pub(crate) fn finish(&mut self) {
         if let Some(taking) = self.under_way.take() {
             self.taken.push(self.history.world.block_on(taking).unwrap().unwrap());
         }
@@ -143,8 +143,19 @@ impl Run {
         self.finish();
     }
 
+    /// Kills the process, and starts another one. What was committed is there.
+    pub(crate) fn kill(self) -> Self {
+        let Self { history: History { world, random }, .. } = self;
+        world.journal.sync_now().unwrap();
+        let model = world.model.clone();
+        drop(world);
+        let world = open(&self.location, model);
+        world.probe.keep_models(world.journal.clone());
+        Self { history: History { world, random }, ..self }
+    }
+
     /// A place where nothing is, in the store of this one.
-    fn fresh(&mut self) -> Place {
+    pub(crate) fn fresh(&mut self) -> Place {
         let dir = fresh(self.root.path(), &mut self.number);
         match self.kind {
             Kind::Local | Kind::LocalAndBucketJournal => local(&dir),

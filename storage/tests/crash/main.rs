@@ -12,6 +12,7 @@ mod errors;
 mod histories;
 mod image;
 mod lists;
+mod lives;
 mod model;
 mod sets;
 mod steps;
