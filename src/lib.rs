@@ -13,6 +13,8 @@ pub mod config;
 pub mod connection;
 pub mod events;
 pub mod functions;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 pub mod glob;
 pub mod limits;
 pub mod lua;

@@ -16,6 +16,8 @@ mod double;
 mod dump;
 pub mod file;
 mod functions;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod input;
 mod integer;
 mod intset;

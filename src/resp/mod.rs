@@ -3,6 +3,8 @@
 //! Both directions are pure: they know neither sockets nor sessions. The protocol is RESP2 for
 //! requests and RESP2 or RESP3 for replies, as <https://valkey.io/topics/protocol/> describes it.
 
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod inline;
 mod owned;
 pub mod parse;

@@ -4,6 +4,8 @@
 //! copied by the store, so nothing of it is changed) is recovered, and the journal's tail is handed
 //! over to its engines.
 
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod rows;
 mod shard;
 mod tally;

@@ -18,6 +18,8 @@ pub mod directory;
 pub mod encoding;
 pub mod engine;
 mod evict;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 pub mod journal;
 pub mod lease;
 pub mod load;

@@ -5,6 +5,8 @@ mod commands;
 mod debug;
 mod dense;
 mod estimate;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod hash;
 mod sketch;
 mod sparse;

@@ -9,6 +9,8 @@ mod bucket;
 mod disk;
 mod extract;
 mod floor;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod history;
 mod local;
 mod read;

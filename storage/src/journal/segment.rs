@@ -78,10 +78,15 @@ impl SegmentHeader {
         if version > VERSION {
             return FoundHeader::Newer(version);
         }
+        // Lsns begin at 1, whatever a checksum says.
+        let first_lsn = le_u64(bytes, 32);
+        if first_lsn == 0 {
+            return FoundHeader::Absent;
+        }
         FoundHeader::Valid(Self {
             number: le_u64(bytes, 16),
             epoch: le_u64(bytes, 24),
-            first_lsn: le_u64(bytes, 32),
+            first_lsn,
             prev_number: le_u64(bytes, 40),
             prev_epoch: le_u64(bytes, 48),
             prev_lsn: le_u64(bytes, 56),
