@@ -68,8 +68,10 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
     let dir = dir.canonicalize().with_context(|| format!("{from}"))?;
     let beside = beside(&dir, "resharding")?;
     let before = self::beside(&dir, "before")?;
-    for path in [&beside, &before] {
-        if path.exists() {
+    // What a run leaves that was interrupted before the exchange is taken away by the next one.
+    let taken = [(&beside, beside.join("flagstone.json").exists()), (&before, before.exists())];
+    for (path, is_taken) in taken {
+        if is_taken {
             bail!(
                 "{} is there, perhaps from a run that was interrupted: remove it, if {} is whole",
                 path.display(),
@@ -77,11 +79,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
             );
         }
     }
-    if let Err(error) = copy(options, Place::local(&beside)?, arguments) {
-        // What is left is of no use; if it cannot be removed, the next run says so.
-        let _ = std::fs::remove_dir_all(&beside);
-        return Err(error);
-    }
+    copy(options, Place::local(&beside)?, arguments)?;
     exchange(&beside, &dir).with_context(|| {
         format!("putting {} in the place of {}", beside.display(), dir.display())
     })?;

@@ -19,6 +19,7 @@ mod restore;
 mod scratch;
 mod stopped;
 mod take;
+mod target;
 #[cfg(test)]
 mod tests;
 

@@ -3,6 +3,7 @@
 
 mod location;
 mod manifest;
+mod new_directory;
 mod reshard;
 #[cfg(test)]
 mod tests;
@@ -29,6 +30,7 @@ pub use location::Location;
 use manifest::Manifest;
 pub use manifest::is_data_directory;
 pub(crate) use manifest::{create_manifest_of, identity_of};
+pub(crate) use new_directory::NewDirectory;
 pub use reshard::{Resharded, reshard};
 use slatedb::db_cache::foyer::{FoyerCache, FoyerCacheOptions};
 use slatedb::db_cache::{DbCache, SplitCache};

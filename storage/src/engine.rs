@@ -8,6 +8,7 @@ pub(crate) mod peek;
 mod scheduler;
 #[cfg(test)]
 mod tests;
+pub(crate) mod trial;
 
 use crate::clock::Clock;
 use crate::control::{garbage_key, garbage_value};

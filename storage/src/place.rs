@@ -9,7 +9,7 @@ mod tests;
 
 pub use metered::Requests;
 pub(crate) use preflight::cause;
-pub(crate) use shared::{Share, Shares};
+pub(crate) use shared::{SHARED, Share, Shares};
 
 use anyhow::{Context, Result, bail};
 use metered::Metered;
@@ -18,6 +18,7 @@ use object_store::local::LocalFileSystem;
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use shared::Shared;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -122,6 +123,14 @@ impl Place {
     pub async fn release(&self) -> Result<usize> {
         let Some(shared) = &self.shared else { return Ok(0) };
         shared.release(self).await.with_context(|| format!("releasing what {self} has shared"))
+    }
+
+    /// A place in memory in which files of this one are seen under other paths, with their sizes. What
+    /// is written there changes nothing here.
+    pub(crate) fn in_memory(&self, files: BTreeMap<Path, (Path, u64)>) -> Self {
+        let store = Arc::new(Shared::in_memory(self.store.clone(), files));
+        let url = format!("{}, seen in memory", self.url);
+        Self { store, root: Path::default(), dir: None, url, shared: None, ..self.clone() }
     }
 
     /// The same place, seen through another store that begins there. Its requests are not counted.

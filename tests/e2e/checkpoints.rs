@@ -190,7 +190,7 @@ fn a_backup_is_taken_of_a_server_that_runs_or_is_stopped() {
         done(&["restore", "--from", &to, "--backup", id, "--dir", path]);
         check(&dir, 0);
         let again = run(&["restore", "--from", &to, "--dir", path]);
-        assert!(String::from_utf8_lossy(&again.stderr).contains("a new directory is needed"));
+        assert!(String::from_utf8_lossy(&again.stderr).contains("is not empty"));
         let mut restored = Server::start(&[OPTIONS, &["--dir", path]].concat());
         let found: bool = restored.client().exists("later").expect("an answer");
         assert_eq!(found, has, "{id}");

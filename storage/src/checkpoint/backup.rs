@@ -8,10 +8,11 @@
 
 use super::copy::{Copied, Copy, Progress, all, checksum, copy_tree, is_there};
 use super::history::copy_history;
-use super::image::{Image, Piece, sizes};
+use super::image::{Image, Piece, engine_dir, sizes};
 use super::scratch::Scratch;
-use super::{Catalog, Checkpoint, FORMAT, read_description};
-use crate::directory::Location;
+use super::{Catalog, Checkpoint, FORMAT, read_description, remove_tree};
+use crate::directory::{Location, remove_staged};
+use crate::engine::trial::try_engine;
 use crate::place::Place;
 use anyhow::{Context, Result, bail};
 use futures::FutureExt;
@@ -122,7 +123,10 @@ fn lock(place: &Place) -> Result<Option<File>> {
     let path = dir.join("lock");
     let file = File::create(&path).with_context(|| format!("opening {}", path.display()))?;
     match file.try_lock() {
-        Ok(()) => Ok(Some(file)),
+        Ok(()) => {
+            remove_staged(dir).with_context(|| format!("cleaning {place}"))?;
+            Ok(Some(file))
+        }
         Err(std::fs::TryLockError::WouldBlock) => bail!("another backup writes to {place}"),
         Err(std::fs::TryLockError::Error(e)) => {
             Err(e).with_context(|| format!("locking {}", path.display()))
@@ -138,6 +142,8 @@ struct Making<'a> {
     progress: &'a dyn Progress,
     /// Files with rows that backups have, by object.
     known: BTreeMap<String, Stored>,
+    /// Sizes of the files with rows that were there before, by name.
+    there: BTreeMap<String, u64>,
     verify: bool,
 }
 
@@ -182,33 +188,85 @@ async fn backup_image(
     }
     let rows = before.iter().flat_map(|b| &b.files).filter(|f| f.object.starts_with(OBJECTS));
     let known = rows.map(|file| (file.object.clone(), file.clone())).collect();
-    let making = Making { from, image, place, progress, known, verify: options.verify };
-    let (files, copied) = making.files().await?;
-    let mut done = copied;
-    let (records, bytes) = making.records(&image.records, "records").await?;
-    done.copied_bytes += bytes;
-    let (history, bytes) = making.history(&before).await?;
-    done.copied_bytes += bytes;
-    done.copied_files += records.len() + history.len();
-    let made =
-        Backup { format: FORMAT, checkpoint: image.checkpoint.clone(), files, records, history };
-    let text = serde_json::to_vec_pretty(&made)?;
-    let path = place.path(&format!("{BACKUPS}/{id}.json"));
-    place.store().put(&path, text.into()).await.context("writing the description")?;
-    (done.id, done.bytes) = (id.to_owned(), made.bytes());
+    let there = sizes(&place.join(OBJECTS)).await?;
+    let making = Making { from, image, place, progress, known, there, verify: options.verify };
+    let mut done = match making.run(&before).await {
+        Ok(done) => done,
+        Err(error) => {
+            if let Err(error) = making.discard().await {
+                tracing::warn!("what was copied stays: {error:#}");
+            }
+            return Err(error);
+        }
+    };
     if let Some(keep) = options.keep {
-        done.removed = remove_older(place, made.checkpoint.origin, keep.max(1)).await?;
+        done.removed = remove_older(place, image.checkpoint.origin, keep.max(1)).await?;
     }
     Ok(done)
 }
 
 impl Making<'_> {
+    async fn run(&self, before: &[Backup]) -> Result<BackupDone> {
+        let (files, mut done) = self.files().await?;
+        let (records, bytes) = self.records(&self.image.records, "records").await?;
+        done.copied_bytes += bytes;
+        let (history, bytes) = self.history(before).await?;
+        done.copied_bytes += bytes;
+        done.copied_files += records.len() + history.len();
+        self.try_shards(&files).await?;
+        let checkpoint = self.image.checkpoint.clone();
+        let made = Backup { format: FORMAT, checkpoint, files, records, history };
+        let (place, text) = (self.description(), serde_json::to_vec_pretty(&made)?);
+        let put = place.store().put(place.root(), text.into()).await;
+        put.with_context(|| format!("writing {place}"))?;
+        (done.id, done.bytes) = (made.id().to_owned(), made.bytes());
+        Ok(done)
+    }
+
+    fn description(&self) -> Place {
+        self.place.join(&format!("{BACKUPS}/{}.json", self.image.checkpoint.id))
+    }
+
+    /// Tries whether the shards can be opened with the files that are in the backup.
+    async fn try_shards(&self, files: &[Stored]) -> Result<()> {
+        for (shard, state) in self.image.checkpoint.shards.iter().enumerate() {
+            let dir = engine_dir(shard);
+            let files = files.iter().filter_map(|file| {
+                let name = file.name.strip_prefix(&dir)?.strip_prefix('/')?;
+                Some((name.to_owned(), self.place.path(&file.object), file.size))
+            });
+            let control = try_engine(self.place, files).await;
+            let control =
+                control.with_context(|| format!("shard {shard} of the backup does not open"))?;
+            if !state.is_of(&control) {
+                bail!("shard {shard} of the backup is not what the checkpoint says");
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes what was copied for a backup that does not come to be.
+    async fn discard(&self) -> Result<()> {
+        let id = &self.image.checkpoint.id;
+        let rows = self.image.pieces.iter().filter(|piece| piece.has_rows());
+        let names = rows.filter_map(|piece| piece.name.rsplit('/').next());
+        let copied = names.filter(|name| !self.there.contains_key(*name));
+        let objects = copied.map(|name| self.place.join(&format!("{OBJECTS}/{name}")));
+        // It may have been written nevertheless.
+        for object in std::iter::once(self.description()).chain(objects) {
+            match object.store().delete(object.root()).await {
+                Ok(()) | Err(object_store::Error::NotFound { .. }) => {}
+                Err(error) => return Err(error).with_context(|| format!("deleting {object}")),
+            }
+        }
+        remove_tree(&self.place.join(&format!("{BACKUPS}/{id}"))).await
+    }
+
     /// Copies the shards' files that are not there.
     async fn files(&self) -> Result<(Vec<Stored>, BackupDone)> {
-        let there = sizes(&self.place.join(OBJECTS)).await?;
         let pieces = &self.image.pieces;
         let plan: Vec<(&Piece, Option<Stored>)> =
-            pieces.iter().map(|piece| (piece, self.known_file(piece, &there))).collect();
+            pieces.iter().map(|piece| (piece, self.known_file(piece))).collect();
         let to_read = |known: &Option<Stored>| known.is_none() || self.verify;
         let bytes = plan.iter().filter(|(_, known)| to_read(known)).map(|(piece, _)| piece.size);
         self.progress.expect(bytes.sum());
@@ -231,10 +289,10 @@ impl Making<'_> {
     }
 
     /// What backups say of a file, if it is there with its size.
-    fn known_file(&self, piece: &Piece, there: &BTreeMap<String, u64>) -> Option<Stored> {
+    fn known_file(&self, piece: &Piece) -> Option<Stored> {
         let name = piece.name.rsplit('/').next()?;
         let known = self.known.get(&format!("{OBJECTS}/{name}"))?;
-        let is_same = known.size == piece.size && there.get(name) == Some(&piece.size);
+        let is_same = known.size == piece.size && self.there.get(name) == Some(&piece.size);
         is_same.then(|| Stored { name: piece.name.clone(), ..known.clone() })
     }
 

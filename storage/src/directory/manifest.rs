@@ -1,6 +1,7 @@
 //! `flagstone.json`: what is fixed when a data directory is created.
 
 use super::OpenOptions;
+use super::new_directory::UNFINISHED;
 use crate::place::Place;
 use crate::slot::Layout;
 use anyhow::{Context, Result, bail};
@@ -17,6 +18,9 @@ const FORMAT: u32 = 1;
 const MAX_SHARDS: u16 = 1024;
 
 const NAME: &str = "flagstone.json";
+
+/// What it is called until it is whole.
+pub(super) const TEMPORARY: &str = "flagstone.json.new";
 
 /// What is fixed when a data directory is created.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
@@ -109,12 +113,6 @@ impl Manifest {
         Ok(Self { shards, salt: rand::random(), ..self.clone() })
     }
 
-    /// Whether a place has nothing of a data directory.
-    pub(super) async fn is_vacant(store: &Place) -> Result<bool> {
-        let of_us = |name: &String| is_of_a_directory(name) || name == NAME;
-        Ok(Self::read(store).await?.is_none() && !names(store).await?.iter().any(of_us))
-    }
-
     /// Writes it: from then on the place is a data directory. What is there already counts, if
     /// another process has been faster.
     pub(super) async fn store(self, store: &Place) -> Result<Self> {
@@ -165,8 +163,8 @@ pub(crate) async fn create_manifest_of(store: &Place, layout: &Layout, salt: u32
     Ok(())
 }
 
-fn is_of_a_directory(name: &str) -> bool {
-    name == "journal" || name.starts_with("shard-")
+pub(super) fn is_of_a_directory(name: &str) -> bool {
+    name == "journal" || name == UNFINISHED || name.starts_with("shard-")
 }
 
 /// The names right below a place.
@@ -187,7 +185,7 @@ async fn names(store: &Place) -> Result<Vec<String>> {
 /// Writes the file durably, whole or not at all.
 fn write(dir: &Path, text: &[u8]) -> io::Result<()> {
     let path = dir.join(NAME);
-    let temporary = path.with_extension("json.new");
+    let temporary = dir.join(TEMPORARY);
     let mut file = File::create(&temporary)?;
     file.write_all(text)?;
     file.sync_all()?;

@@ -6,7 +6,7 @@
 //! be interrupted at any time. The new directory is what copies of the shards of a stopped server
 //! are: complete without a journal.
 
-use super::{Directory, Manifest, OpenOptions, Place, local_files, open_engines};
+use super::{Directory, Manifest, NewDirectory, OpenOptions, Place, local_files, open_engines};
 use crate::clock::Clock;
 use crate::control::{Control, applied_rows, complete_row, reaches_row};
 use crate::counters::Counters;
@@ -45,7 +45,7 @@ impl Resharded {
 ///
 /// # Errors
 /// If the old directory cannot be opened, the new one not be written, or what was written is not
-/// what was read. Then `to` is not a data directory.
+/// what was read. Then nothing of it is left at `to`.
 pub async fn reshard(
     options: OpenOptions,
     to: Place,
@@ -57,16 +57,25 @@ pub async fn reshard(
         bail!("{} is not a data directory", options.store);
     };
     let manifest = manifest.with_shards(shards)?;
-    if to.dir().is_none() {
-        to.preflight().await?;
-    } else if let Some(dir) = to.dir() {
-        std::fs::create_dir_all(dir).with_context(|| format!("creating {to}"))?;
-    }
-    if !Manifest::is_vacant(&to).await? {
-        bail!(
-            "{to} holds data already: name another place, or delete what an interrupted run left"
-        );
-    }
+    let new = NewDirectory::begin(&to).await?;
+    let copied = async {
+        let copied = copy_shards(options, &to, &manifest, clock, told).await?;
+        new.prove().await?;
+        manifest.store(&to).await?;
+        Ok(copied)
+    };
+    let copied = copied.await;
+    new.end(copied).await
+}
+
+async fn copy_shards(
+    options: OpenOptions,
+    to: &Place,
+    manifest: &Manifest,
+    clock: Clock,
+    told: &(dyn Fn(Resharded) + Sync),
+) -> Result<Resharded> {
+    let shards = manifest.shards;
     // Nobody else opens the old one meanwhile.
     let (old, _locks) = stop_cleanly(&options, &clock).await?;
     let new_options = OpenOptions { store: to.clone(), journal: None, ..options };
@@ -90,7 +99,6 @@ pub async fn reshard(
     if found != copied {
         bail!("{to} does not hold what was written there: {found:?}, not {copied:?}");
     }
-    manifest.store(&to).await?;
     Ok(copied)
 }
 

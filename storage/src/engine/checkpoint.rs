@@ -35,6 +35,19 @@ pub struct EngineCheckpoint {
     pub applied: Lsn,
     /// None of its rows is of a later record.
     pub reaches: Lsn,
+    /// How many keys it has, by its counters. Descriptions of earlier versions do not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keys: Option<u64>,
+}
+
+impl EngineCheckpoint {
+    /// Whether these control rows are those that it was taken with.
+    pub(crate) fn is_of(&self, control: &Control) -> bool {
+        let reaches = control.reaches.max(control.applied);
+        control.applied == self.applied
+            && reaches == self.reaches
+            && self.keys.is_none_or(|keys| keys == control.counters.keys())
+    }
 }
 
 /// An engine that may be open elsewhere, by its files.
@@ -68,6 +81,7 @@ impl Engine {
             manifest: made.manifest_id,
             applied: control.applied,
             reaches: control.reaches.max(control.applied),
+            keys: Some(control.counters.keys()),
         })
     }
 

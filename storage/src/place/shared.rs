@@ -11,6 +11,7 @@ use async_trait::async_trait;
 use chrono::DateTime;
 use futures::future::ready;
 use futures::stream::{self, BoxStream, StreamExt};
+use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{
     CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta,
@@ -23,7 +24,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// In the root of a branch.
-const SHARED: &str = "shared.json";
+pub(crate) const SHARED: &str = "shared.json";
 
 const FORMAT: u32 = 1;
 
@@ -85,6 +86,8 @@ impl Shares {
 #[derive(Debug)]
 pub(super) struct Shared {
     inner: Arc<dyn ObjectStore>,
+    /// Where the parent's files are: the same store, but for a place in memory.
+    parent: Arc<dyn ObjectStore>,
     files: Arc<Files>,
     shares: tokio::sync::Mutex<Shares>,
 }
@@ -133,8 +136,25 @@ impl Shared {
                 files.insert(at(own), (at(&share.engine), *size));
             }
         }
+        Self::seeing(inner.clone(), inner, files, shares)
+    }
+
+    /// A store in memory in which files of another one are seen.
+    pub(super) fn in_memory(
+        parent: Arc<dyn ObjectStore>,
+        files: BTreeMap<Path, (Path, u64)>,
+    ) -> Self {
+        Self::seeing(Arc::new(InMemory::new()), parent, files, Shares::new(BTreeMap::new()))
+    }
+
+    fn seeing(
+        inner: Arc<dyn ObjectStore>,
+        parent: Arc<dyn ObjectStore>,
+        files: BTreeMap<Path, (Path, u64)>,
+        shares: Shares,
+    ) -> Self {
         let files = Arc::new(Files(Mutex::new(files)));
-        Self { inner, files, shares: tokio::sync::Mutex::new(shares) }
+        Self { inner, parent, files, shares: tokio::sync::Mutex::new(shares) }
     }
 
     /// Where a file of the parent is.
@@ -142,8 +162,12 @@ impl Shared {
         self.files.lock().get(location).map(|(there, _)| there.clone())
     }
 
-    fn resolve(&self, location: &Path) -> Path {
-        self.of_parent(location).unwrap_or_else(|| location.clone())
+    /// Where a file is.
+    fn resolve(&self, location: &Path) -> (&dyn ObjectStore, Path) {
+        match self.of_parent(location) {
+            Some(there) => (&*self.parent, there),
+            None => (&*self.inner, location.clone()),
+        }
     }
 
     /// Lets go of the files of engines of the parent of which none is needed; of how many engines.
@@ -195,7 +219,8 @@ impl ObjectStore for Shared {
     }
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> StoreResult<GetResult> {
-        let mut found = self.inner.get_opts(&self.resolve(location), options).await?;
+        let (store, there) = self.resolve(location);
+        let mut found = store.get_opts(&there, options).await?;
         found.meta.location = location.clone();
         Ok(found)
     }
@@ -258,6 +283,7 @@ impl ObjectStore for Shared {
     }
 
     async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> StoreResult<()> {
-        self.inner.copy_opts(&self.resolve(from), to, options).await
+        let (store, from) = self.resolve(from);
+        store.copy_opts(&from, to, options).await
     }
 }

@@ -130,7 +130,7 @@ impl Run {
         }
     }
 
-    fn steps(&mut self, steps: u32) {
+    pub(crate) fn steps(&mut self, steps: u32) {
         for _ in 0..steps {
             match self.history.random.random_range(0..14) {
                 0 if self.under_way.is_none() => self.begin(),
@@ -164,7 +164,7 @@ impl Run {
     }
 
     /// Opens a directory, which must be what the model was at an lsn.
-    fn check(&self, at_place: &Place, lsn: Lsn, at: &str) {
+    pub(crate) fn check(&self, at_place: &Place, lsn: Lsn, at: &str) {
         let location = at_place.clone().into();
         let mut copy = open(&location, self.history.world.probe.model_at(lsn));
         copy.verify(at);

@@ -8,6 +8,7 @@
 mod bank;
 mod bucket;
 mod checkpoints;
+mod copies;
 mod errors;
 mod histories;
 mod image;

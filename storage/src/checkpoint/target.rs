@@ -1,0 +1,334 @@
+//! A data directory that is made of an image.
+
+use super::copy::{Copy, Progress, all};
+use super::history::replay;
+use super::image::{Image, Piece, engine_dir, sizes};
+use super::restore::AsOf;
+use super::restore::{Restored, cut, from_backups, from_directory, image_of_state, refuse_unknown};
+use super::scratch::Scratch;
+use super::{Catalog, Checkpoint, offline_options, sync_dir};
+use crate::control::Control;
+use crate::directory::{
+    Location, NewDirectory, complete_shards, create_manifest_of, is_data_directory,
+};
+use crate::engine::checkpoint::{admin, keep_for_branch};
+use crate::engine::trial::try_engine;
+use crate::journal::{Extract, LocalJournal, Lsn, Options, RealDisk};
+use crate::place::{Place, Share, Shares};
+use crate::slot::Layout;
+use anyhow::{Context, Result, bail};
+use futures::FutureExt;
+use futures::stream::{self, StreamExt, TryStreamExt};
+use object_store::ObjectStoreExt;
+use slatedb::admin::Admin;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Files that a store copies at the same time.
+const COPIES: usize = 16;
+
+/// Why there is no branch there.
+const ELSEWHERE: &str = "a branch is where its parent is, on a local disk or in a bucket; elsewhere use backup and restore";
+
+/// What an engine says that it holds.
+fn described(control: &Control) -> String {
+    let keys = control.counters.keys();
+    let Control { applied, reaches, complete, .. } = control;
+    format!("{keys} keys, applied {applied}, reaches {reaches}, complete {complete:?}")
+}
+
+/// The greatest time that the first of these directories of records knows of.
+fn known_time_ms(dirs: &[PathBuf]) -> Result<u64> {
+    let Some(dir) = dirs.first() else { return Ok(0) };
+    Ok(LocalJournal::recover(dir, Options::default())?.max_time_ms())
+}
+
+/// How files with rows come to the new directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Transfer {
+    /// They are read and written, and compared.
+    Copy,
+    /// By hard links, or in a bucket by knowing where they are.
+    Share,
+    /// The store of both copies them.
+    CopyWithin,
+}
+
+/// A data directory that is being made. It is none before it is whole.
+pub(super) struct Target {
+    new: NewDirectory,
+    place: Place,
+    /// Where what is needed only meanwhile is.
+    scratch: Scratch,
+    /// Engines of the parent, and the checkpoints in them that keep its files for a branch.
+    kept: Vec<(Admin, String)>,
+}
+
+impl Target {
+    pub(super) async fn begin(place: &Place) -> Result<Self> {
+        let new = NewDirectory::begin(place).await?;
+        match new.work_dir().map_or_else(Scratch::temporary, Scratch::at) {
+            Ok(scratch) => Ok(Self { new, place: place.clone(), scratch, kept: Vec::new() }),
+            Err(error) => new.end(Err(error)).await,
+        }
+    }
+
+    /// Ends it as it came out: what was made goes unless it is whole.
+    pub(super) async fn end<T>(self, made: Result<T>) -> Result<T> {
+        drop(self.scratch);
+        if made.is_err() {
+            for (engine, checkpoint) in &self.kept {
+                // They end by themselves, but later.
+                if let Ok(id) = checkpoint.parse() {
+                    let _ = engine.delete_checkpoint(id).await;
+                }
+            }
+        }
+        self.new.end(made).await
+    }
+
+    pub(super) fn meanwhile(&self, name: &str) -> PathBuf {
+        self.scratch.path().join(name)
+    }
+
+    pub(super) async fn restore(
+        &mut self,
+        from: &Location,
+        id: Option<&str>,
+        as_of: Option<AsOf>,
+        progress: &dyn Progress,
+    ) -> Result<Restored> {
+        if is_data_directory(&from.store).await? {
+            // It is not removed as long as this is there.
+            let (image, _in_use) = from_directory(from, self, id, as_of).await?;
+            self.build(&image, as_of, Transfer::Copy, progress).await
+        } else {
+            let image = from_backups(&from.store, self, id, as_of, progress).await?;
+            self.build(&image, as_of, Transfer::Copy, progress).await
+        }
+    }
+
+    pub(super) async fn branch(&mut self, store: &Place, id: &str) -> Result<Restored> {
+        let (checkpoint, _in_use) = Catalog::of(store).open(id).await?;
+        let image = Image::of_checkpoint(store, &checkpoint).await?;
+        self.build(&image, None, Transfer::Share, &super::Quiet).await
+    }
+
+    pub(super) async fn branch_state(&mut self, from: &Location) -> Result<()> {
+        let image = image_of_state(from, self).await?;
+        // Nothing of what it comes from is to be changed: not even kept for it.
+        let is_local = self.place.dir().is_some();
+        let transfer = if is_local { Transfer::Share } else { Transfer::CopyWithin };
+        self.build(&image, None, transfer, &super::Quiet).await.map(drop)
+    }
+
+    async fn build(
+        &mut self,
+        image: &Image,
+        as_of: Option<AsOf>,
+        transfer: Transfer,
+        progress: &dyn Progress,
+    ) -> Result<Restored> {
+        let checkpoint = &image.checkpoint;
+        let (dirs, described) = (image.records.clone(), checkpoint.clone());
+        let cutting = tokio::task::spawn_blocking(move || cut(&dirs, &described, as_of));
+        let cut = cutting.await??;
+        refuse_unknown(image, cut, as_of)?;
+        let end = cut.lsn;
+        match (transfer, self.place.dir()) {
+            (Transfer::Copy, _) => self.copy(image, progress).await?,
+            (Transfer::Share, Some(dir)) => link(image, dir)?,
+            (Transfer::Share, None) => self.share(image).await?,
+            (Transfer::CopyWithin, _) => self.copy_within(image, &image.pieces).await?,
+        }
+        self.forget_checkpoints(checkpoint.shards.len()).await?;
+        let layout = Layout {
+            shards: checkpoint.shards.len() as u16, // as it was in a data directory
+            seed: checkpoint.seed,
+        };
+        let salt = rand::random();
+        self.add_records(image, &layout, salt, end).await?;
+        self.verify(checkpoint, end).await?;
+        for (engine, checkpoint) in &self.kept {
+            let id = checkpoint.parse().context("the id of a checkpoint")?;
+            engine.refresh_checkpoint(id, None).await?;
+        }
+        self.new.prove().await?;
+        create_manifest_of(&self.place, &layout, salt).await?;
+        Ok(Restored {
+            id: checkpoint.id.clone(),
+            lsn: end,
+            time_ms: cut.time_ms,
+            bytes: image.bytes(),
+        })
+    }
+
+    /// Adds the records of an image up to `end` to its shards.
+    async fn add_records(&self, image: &Image, layout: &Layout, salt: u32, end: Lsn) -> Result<()> {
+        if let Some(dir) = self.place.dir() {
+            return write_journal(image, &dir.join("journal"), salt, end).await;
+        }
+        // A journal is of one server at a time, and in a bucket nobody can say where it will be. So
+        // the shards are made to need none.
+        let journal = self.meanwhile("journal");
+        write_journal(image, &journal, salt, end).await?;
+        let journal = Some(Place::local(&journal)?);
+        let location = Location { store: self.place.clone(), journal };
+        let completing = complete_shards(offline_options(&location).await?, layout, salt);
+        completing.await.context("completing the shards")
+    }
+
+    /// Tries each shard as a start would open it: it holds what the checkpoint says, or in a bucket
+    /// all up to `end`.
+    async fn verify(&self, checkpoint: &Checkpoint, end: Lsn) -> Result<()> {
+        let is_local = self.place.dir().is_some();
+        for (shard, state) in checkpoint.shards.iter().enumerate() {
+            let engine = self.place.join(&engine_dir(shard));
+            let files = sizes(&engine).await?;
+            let files = files.into_iter().map(|(name, size)| {
+                let at = engine.path(&name);
+                (name, at, size)
+            });
+            let control = try_engine(&engine, files).await;
+            let control = control.with_context(|| format!("shard {shard} cannot be opened"))?;
+            let is_whole = match is_local {
+                // A state without a checkpoint does not say what it holds.
+                true => state.id.is_empty() || state.is_of(&control),
+                false => control.complete.is_some_and(|lsn| lsn >= end),
+            };
+            if !is_whole {
+                bail!("shard {shard} does not hold what it should: {}", described(&control));
+            }
+        }
+        Ok(())
+    }
+
+    async fn copy(&self, image: &Image, progress: &dyn Progress) -> Result<()> {
+        progress.expect(image.bytes());
+        let copy = |piece| {
+            let copy = Copy { from: image.place.store(), to: &self.place, progress };
+            copy_piece(copy, piece, &image.place).boxed()
+        };
+        all(image.pieces.iter().map(copy).collect()).await?;
+        Ok(())
+    }
+
+    /// Makes the files of an image be seen here where they are. Those that its place shares itself
+    /// are copied by the store, and the manifests, too. Checkpoints of the parent's engines keep the
+    /// files until there is a branch.
+    async fn share(&mut self, image: &Image) -> Result<()> {
+        let (own, of_others): (Vec<_>, Vec<_>) =
+            image.pieces.iter().cloned().partition(|p| p.has_rows() && !image.place.shares(&p.at));
+        self.copy_within(image, &of_others).await?;
+        let mut engines = BTreeMap::new();
+        for (shard, state) in image.checkpoint.shards.iter().enumerate() {
+            let dir = engine_dir(shard);
+            let engine = image.place.join(&dir);
+            let names = own.iter().filter_map(|piece| {
+                Some((piece.name.strip_prefix(&dir)?.strip_prefix('/')?.to_owned(), piece.size))
+            });
+            let files: BTreeMap<_, _> = names.collect();
+            if files.is_empty() {
+                continue;
+            }
+            let admin = admin(engine.store(), engine.root().as_ref());
+            let path = self.place.root().as_ref();
+            let checkpoint = keep_for_branch(&admin, &state.id, path).await;
+            let checkpoint = checkpoint.with_context(|| format!("keeping files of {engine}"))?;
+            let share =
+                Share { engine: engine.root().to_string(), checkpoint: checkpoint.clone(), files };
+            engines.insert(self.place.path(&dir).to_string(), share);
+            self.kept.push((admin, checkpoint));
+        }
+        Shares::new(engines).write(&self.place).await?;
+        self.place = self.place.with_shared().await?;
+        Ok(())
+    }
+
+    /// Has the store copy files of an image: what it copies is not read here.
+    async fn copy_within(&self, image: &Image, pieces: &[Piece]) -> Result<()> {
+        if !self.place.is_in_store_of(&image.place) {
+            bail!("{} is in another store than {}: {ELSEWHERE}", self.place, image.place);
+        }
+        let store = image.place.store();
+        let copy = |piece: &Piece| {
+            let (store, from, to) = (store.clone(), piece.at.clone(), self.place.path(&piece.name));
+            async move {
+                let copied = store.copy(&from, &to).await;
+                copied.with_context(|| format!("copying {from} to {to}"))
+            }
+        };
+        let copies = stream::iter(pieces.iter().map(copy)).buffer_unordered(COPIES);
+        copies.try_collect::<()>().await?;
+        let there = sizes(&self.place).await?;
+        match pieces.iter().find(|piece| there.get(&piece.name) != Some(&piece.size)) {
+            Some(piece) => bail!("{} is not in {} as it was copied", piece.name, self.place),
+            None => Ok(()),
+        }
+    }
+
+    /// The copied manifests name checkpoints of the parent, which are not here.
+    async fn forget_checkpoints(&self, shards: usize) -> Result<()> {
+        for shard in 0..shards {
+            let engine = self.place.join(&engine_dir(shard));
+            let admin = admin(engine.store(), engine.root().as_ref());
+            for checkpoint in admin.list_checkpoints(None).await? {
+                admin.delete_checkpoint(checkpoint.id).await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Writes the records of an image up to `end` as the journal in `to`.
+async fn write_journal(image: &Image, to: &Path, salt: u32, end: Lsn) -> Result<()> {
+    let (dirs, to) = (image.records.clone(), to.to_owned());
+    let (after, epoch) = (image.checkpoint.after, image.checkpoint.epoch);
+    let writing = tokio::task::spawn_blocking(move || -> Result<()> {
+        let mut extract = Extract::create(Arc::new(RealDisk), &to, salt, after)?;
+        // The engines refuse to open at a time before that of what they have.
+        extract.at_least(known_time_ms(&dirs)?);
+        replay(&dirs, after, &mut |record| {
+            if record.lsn <= end { extract.push(record) } else { Ok(()) }
+        })?;
+        extract.finish(epoch, end)?;
+        Ok(())
+    });
+    writing.await?.context("writing the journal")
+}
+
+/// Links the files of an image into the directory `to`, on the same disk.
+fn link(image: &Image, to: &Path) -> Result<()> {
+    let Some(from) = image.place.dir() else {
+        bail!("{}: {ELSEWHERE}", to.display());
+    };
+    let mut dirs = BTreeSet::new();
+    for piece in &image.pieces {
+        let (source, target) = (from.join(&piece.name), to.join(&piece.name));
+        let dir = target.parent().unwrap_or(to);
+        if dirs.insert(dir.to_owned()) {
+            fs::create_dir_all(dir).with_context(|| format!("creating {}", dir.display()))?;
+        }
+        // Manifests are small, and only files with rows are never written again.
+        let made = match piece.has_rows() {
+            true => fs::hard_link(&source, &target),
+            false => fs::copy(&source, &target).map(drop),
+        };
+        made.with_context(|| {
+            format!(
+                "linking {} to {}: a branch is on the same disk as its parent",
+                source.display(),
+                target.display()
+            )
+        })?;
+    }
+    dirs.iter().try_for_each(|dir| sync_dir(dir))
+}
+
+async fn copy_piece(copy: Copy<'_>, piece: &Piece, place: &Place) -> Result<()> {
+    let copied = copy.copy(piece, &piece.name).await;
+    copied.with_context(|| format!("copying {} from {place}", piece.name))?;
+    Ok(())
+}

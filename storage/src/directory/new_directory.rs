@@ -1,0 +1,321 @@
+//! A data directory that is being made: by a restore, as a branch, or with another number of shards.
+//!
+//! `unfinished/` is made in it first and removed last, behind `flagstone.json`. So a kill leaves
+//! something that is known for what it is: the next one who makes a data directory there takes it
+//! away. Whoever fails takes away what he has made himself.
+//!
+//! In a local directory a lock says that nobody is at work there. In a bucket the maker renews an
+//! object in `unfinished/`; one that stands still for a while is left behind.
+
+#[cfg(test)]
+mod tests;
+
+use super::{lock, manifest};
+use crate::checkpoint::{remove_dir, remove_tree};
+use crate::place::{Place, SHARED};
+use anyhow::{Context, Result, bail};
+use object_store::path::Path as ObjectPath;
+use object_store::{Error, ObjectStoreExt, PutMode};
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tokio::task::JoinHandle;
+
+/// In a place that is no whole data directory yet.
+pub(super) const UNFINISHED: &str = "unfinished";
+
+/// In it, in a bucket: who is at work, and a number that changes.
+const MARK: &str = "mark";
+
+const LOCK: &str = "lock";
+
+/// Where a store in a bucket is tried.
+const PREFLIGHT: &str = "preflight";
+
+/// How often a maker renews the mark, ...
+const RENEWAL: Duration = Duration::from_secs(5);
+
+/// ... and how long it must stand still before somebody else goes on.
+const STANDSTILL: Duration = Duration::from_secs(20);
+
+/// See the module's description.
+#[derive(Debug)]
+pub(crate) struct NewDirectory {
+    place: Place,
+    /// The outermost directory that was made for it.
+    made: Option<PathBuf>,
+    lock: Option<File>,
+    /// The file of the lock was there before.
+    had_lock: bool,
+    /// What is there is ours.
+    owns: bool,
+    mark: Option<Mark>,
+}
+
+impl NewDirectory {
+    /// Begins to make a data directory, where nothing may be but what one that was not finished has
+    /// left.
+    ///
+    /// # Errors
+    /// If there is anything else, or somebody is at work there. Then nothing is changed.
+    pub(crate) async fn begin(place: &Place) -> Result<Self> {
+        let mut new = Self {
+            place: place.clone(),
+            made: None,
+            lock: None,
+            had_lock: false,
+            owns: false,
+            mark: None,
+        };
+        let begun = match place.dir() {
+            Some(dir) => new.begin_in(dir).await,
+            None => new.begin_in_bucket().await,
+        };
+        match begun {
+            Ok(()) => Ok(new),
+            Err(error) => new.end(Err(error)).await,
+        }
+    }
+
+    async fn begin_in(&mut self, dir: &Path) -> Result<()> {
+        // Before anything is made here: who is refused leaves nothing behind.
+        self.vacancy().await?;
+        self.made = dir.ancestors().take_while(|dir| !dir.exists()).last().map(Path::to_owned);
+        fs::create_dir_all(dir).with_context(|| format!("creating {}", dir.display()))?;
+        self.had_lock = dir.join(LOCK).exists();
+        self.lock = Some(lock(dir)?);
+        let vacancy = self.vacancy().await?;
+        self.owns = true;
+        if vacancy == Vacancy::Unfinished {
+            self.remove_made().await?;
+        }
+        let mark = dir.join(UNFINISHED);
+        fs::create_dir_all(&mark).with_context(|| format!("creating {}", mark.display()))?;
+        let synced = File::open(dir).and_then(|dir| dir.sync_all());
+        synced.with_context(|| format!("syncing {}", dir.display()))
+    }
+
+    async fn begin_in_bucket(&mut self) -> Result<()> {
+        self.place.preflight().await?;
+        let mark = self.place.join(UNFINISHED).join(MARK);
+        if self.vacancy().await? == Vacancy::Unfinished {
+            stands_still(&mark).await?;
+            self.remove_made().await?;
+        }
+        self.mark = Some(Mark::put(mark).await?);
+        self.owns = true;
+        Ok(())
+    }
+
+    /// What is there before something is made.
+    async fn vacancy(&self) -> Result<Vacancy> {
+        let mut found = names(&self.place).await?;
+        // Of a process that was killed while it tried the store.
+        found.retain(|name| name != LOCK && name != PREFLIGHT);
+        if found.is_empty() {
+            return Ok(Vacancy::Empty);
+        }
+        let is_unfinished = found.iter().any(|name| name == UNFINISHED);
+        if is_unfinished && found.iter().all(|name| is_made(name)) {
+            return Ok(Vacancy::Unfinished);
+        }
+        // Without names: whoever may make branches need not know what lies where.
+        bail!("{} is not empty: a new place is needed, or an empty one", self.place)
+    }
+
+    /// A local directory for what is needed only meanwhile, if the place is one.
+    pub(crate) fn work_dir(&self) -> Option<PathBuf> {
+        Some(self.place.dir()?.join(UNFINISHED).join("work"))
+    }
+
+    /// Proves that nobody else makes one there: `flagstone.json` may be written.
+    pub(crate) async fn prove(&self) -> Result<()> {
+        match &self.mark {
+            Some(mark) if !mark.is_ours().await? => {
+                bail!("somebody else makes a data directory in {}, too", self.place)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Ends it as it came out: with a whole data directory, or without any.
+    pub(crate) async fn end<T>(mut self, made: Result<T>) -> Result<T> {
+        if let Some(mark) = &mut self.mark {
+            mark.stop().await;
+        }
+        let cleaned = match &made {
+            Ok(_) => remove_tree(&self.place.join(UNFINISHED)).await,
+            Err(_) => self.abandon().await,
+        };
+        if let Err(error) = cleaned {
+            tracing::warn!("what was needed meanwhile stays: {error:#}");
+        }
+        made
+    }
+
+    /// Removes what was made.
+    async fn abandon(&self) -> Result<()> {
+        if self.owns && self.prove().await.is_ok() {
+            self.remove_made().await?;
+        }
+        let Some(dir) = self.place.dir() else { return Ok(()) };
+        if self.lock.is_some() && !self.had_lock {
+            fs::remove_file(dir.join(LOCK)).context("removing the lock's file")?;
+        }
+        let Some(made) = &self.made else { return Ok(()) };
+        for dir in dir.ancestors().take_while(|dir| dir.starts_with(made)) {
+            // Others may have put something there.
+            if fs::remove_dir(dir).is_err() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes all that a data directory has, the mark last.
+    async fn remove_made(&self) -> Result<()> {
+        let place = &self.place;
+        let mut found = names(place).await?;
+        found.retain(|name| is_made(name));
+        found.sort_by_key(|name| name == UNFINISHED);
+        for name in found {
+            let place = place.join(&name);
+            match place.dir() {
+                Some(path) if path.is_dir() => remove_dir(path)?,
+                Some(path) => {
+                    fs::remove_file(path).with_context(|| format!("removing {place}"))?;
+                }
+                None => {
+                    remove_tree(&place).await?;
+                    remove_object(&place).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Vacancy {
+    Empty,
+    /// Nobody has finished what is there.
+    Unfinished,
+}
+
+/// Whether something of this name is made before a data directory is whole.
+fn is_made(name: &str) -> bool {
+    manifest::is_of_a_directory(name) || name == SHARED || name == manifest::TEMPORARY
+}
+
+/// The names right below a place; none, if it is not there.
+async fn names(place: &Place) -> Result<Vec<String>> {
+    let listing = || format!("listing {place}");
+    if let Some(dir) = place.dir() {
+        let entries = match fs::read_dir(dir) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries.with_context(listing)?,
+        };
+        let name = |entry: io::Result<fs::DirEntry>| {
+            entry.map(|entry| entry.file_name().to_string_lossy().into_owned())
+        };
+        return entries.map(name).collect::<io::Result<_>>().with_context(listing);
+    }
+    let root = (!place.root().is_root()).then(|| place.root());
+    let listed = place.store().list_with_delimiter(root).await.with_context(listing)?;
+    let objects = listed.objects.iter().map(|meta| &meta.location);
+    let name = |path: &ObjectPath| path.filename().map(str::to_owned);
+    Ok(objects.chain(&listed.common_prefixes).filter_map(name).collect())
+}
+
+async fn remove_object(object: &Place) -> Result<()> {
+    match object.store().delete(object.root()).await {
+        Ok(()) | Err(Error::NotFound { .. }) => Ok(()),
+        Err(error) => Err(error).with_context(|| format!("deleting {object}")),
+    }
+}
+
+/// Says in a bucket that somebody is at work, as long as it lives.
+#[derive(Debug)]
+struct Mark {
+    object: Place,
+    name: String,
+    renewing: JoinHandle<()>,
+}
+
+impl Mark {
+    async fn put(object: Place) -> Result<Self> {
+        let name = format!("{:016x}", rand::random::<u64>());
+        let content = format!("{name} 0").into_bytes();
+        match object.store().put_opts(object.root(), content.into(), PutMode::Create.into()).await {
+            Ok(_) => {}
+            // A retry that finds what it had put itself.
+            Err(Error::AlreadyExists { .. }) if is_of(&object, &name).await? => {}
+            Err(Error::AlreadyExists { .. }) => bail!(at_work(&object)),
+            Err(error) => return Err(error).with_context(|| format!("writing {object}")),
+        }
+        let renewing = tokio::spawn(renew(object.clone(), name.clone()));
+        Ok(Self { object, name, renewing })
+    }
+
+    /// It is renewed no more.
+    async fn stop(&mut self) {
+        self.renewing.abort();
+        // It ends because of that.
+        let _ = (&mut self.renewing).await;
+    }
+
+    /// Whether nobody has taken the place over.
+    async fn is_ours(&self) -> Result<bool> {
+        is_of(&self.object, &self.name).await
+    }
+}
+
+impl Drop for Mark {
+    fn drop(&mut self) {
+        self.renewing.abort();
+    }
+}
+
+async fn renew(object: Place, name: String) {
+    for number in 1u64.. {
+        tokio::time::sleep(RENEWAL).await;
+        match is_of(&object, &name).await {
+            Ok(true) => {}
+            Ok(false) => return,
+            Err(_) => continue,
+        }
+        let content = format!("{name} {number}").into_bytes();
+        // The next one may succeed.
+        let _ = object.store().put(object.root(), content.into()).await;
+    }
+}
+
+async fn content(object: &Place) -> Result<Option<Vec<u8>>> {
+    let reading = || format!("reading {object}");
+    match object.store().get(object.root()).await {
+        Ok(found) => Ok(Some(found.bytes().await.with_context(reading)?.to_vec())),
+        Err(Error::NotFound { .. }) => Ok(None),
+        Err(error) => Err(error).with_context(reading),
+    }
+}
+
+async fn is_of(object: &Place, name: &str) -> Result<bool> {
+    let content = content(object).await?;
+    Ok(content.is_some_and(|content| content.starts_with(name.as_bytes())))
+}
+
+/// Waits until it is clear that nobody renews a mark.
+async fn stands_still(object: &Place) -> Result<()> {
+    let before = content(object).await?;
+    tracing::info!("{object}: somebody has not finished there; is he still at work?");
+    tokio::time::sleep(STANDSTILL).await;
+    if content(object).await? != before {
+        bail!(at_work(object));
+    }
+    Ok(())
+}
+
+fn at_work(object: &Place) -> String {
+    format!("somebody is making a data directory there: {object} changes")
+}

@@ -1,0 +1,63 @@
+//! Trying the files of an engine: it is opened as a start would open it and writes its manifest, but
+//! all that it writes stays in memory.
+
+use super::{BLOCK, EngineClock, OPENING, Upkeep, checkpoint, engine_settings, fences};
+use super::{prefix_range, within};
+use crate::clock::Clock;
+use crate::control::Control;
+use crate::encoding::row;
+use crate::place::Place;
+use anyhow::{Context, Result};
+use object_store::path::Path;
+use slatedb::Db;
+use slatedb::config::{CheckpointOptions, CheckpointScope, Settings};
+use slatedb_common::clock::DefaultSystemClock;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Opens an engine whose files are in a place, each with its name in the engine, its path there and
+/// its size; what its control rows say.
+///
+/// # Errors
+/// If a start could not open it, or if it closed itself at its first flush.
+pub(crate) async fn try_engine(
+    place: &Place,
+    files: impl Iterator<Item = (String, Path, u64)>,
+) -> Result<Control> {
+    let files: BTreeMap<_, _> =
+        files.map(|(name, at, size)| (Path::from(format!("db/{name}")), (at, size))).collect();
+    let engine = place.in_memory(files).join("db");
+    let admin = checkpoint::admin(engine.store(), engine.root().as_ref());
+    let manifest = within(Some(OPENING), admin.read_manifest(None)).await?;
+    let manifest = manifest.context("it has no manifest")?;
+    fences::complete(&engine, &manifest).await?;
+    let clock = Clock::default();
+    clock.at_least(u64::try_from(manifest.last_l0_clock_tick()).unwrap_or(0));
+    let clock = EngineClock { clock, timer: DefaultSystemClock::new() };
+    // Nothing is merged or collected meanwhile.
+    let settings =
+        Settings { garbage_collector_options: None, ..engine_settings(&Upkeep::default()) };
+    let opening = Db::builder(engine.root().clone(), engine.store())
+        .with_settings(settings)
+        .with_sst_block_size(BLOCK)
+        .with_db_cache_disabled()
+        .with_system_clock(Arc::new(clock))
+        .build();
+    let db = within(Some(OPENING), opening).await?;
+    let tried = within(Some(OPENING), read_and_write(&db)).await;
+    // It has nothing to lose, and may have closed itself.
+    let _ = within(Some(OPENING), db.close()).await;
+    let rows = tried?;
+    Control::read(&rows).map_err(anyhow::Error::msg)
+}
+
+/// The control rows. The manifest is written as by a flush.
+async fn read_and_write(db: &Db) -> Result<Vec<(bytes::Bytes, bytes::Bytes)>, slatedb::Error> {
+    let mut found = db.scan(prefix_range(&[row::CONTROL])).await?;
+    let mut rows = Vec::new();
+    while let Some(row) = found.next().await? {
+        rows.push((row.key, row.value));
+    }
+    db.create_checkpoint(CheckpointScope::All, &CheckpointOptions::default()).await?;
+    Ok(rows)
+}
