@@ -94,7 +94,7 @@ impl BucketJournal {
             let archive = Archive::open(journal, archive, options).await?;
             let first = view.recovery.first();
             let Some(earlier) = archive.before(first, after).await? else { return Ok(None) };
-            earlier.into_iter().for_each(|at| objects.push_front((at, archive.place)));
+            earlier.into_iter().for_each(|earlier| objects.push_front(earlier));
         }
         let get = |(at, place): (Position, &Place)| {
             let place = place.clone();
@@ -125,25 +125,28 @@ impl BucketJournal {
     }
 }
 
-/// Objects that were dropped.
+/// Objects that are not needed any more.
 struct Archive<'a> {
     place: &'a Place,
     options: &'a BucketOptions,
-    /// With their sizes.
-    dropped: BTreeMap<Position, u64>,
+    /// Where they are: in the journal until they are dropped.
+    there: BTreeMap<Position, &'a Place>,
     /// The lowest fence of each epoch, with the epoch that it opens.
     fences: BTreeMap<u64, (Position, u64)>,
 }
 
 impl<'a> Archive<'a> {
     async fn open(
-        journal: &Place,
+        journal: &'a Place,
         place: &'a Place,
         options: &'a BucketOptions,
     ) -> Result<Self, JournalError> {
-        let dropped = list(place, options).await?;
+        // In this order: what is dropped is in the archive before it goes.
+        let stored = list(journal, options).await?;
+        let mut there: BTreeMap<_, _> = stored.keys().map(|at| (*at, journal)).collect();
+        there.extend(list(place, options).await?.into_keys().map(|at| (at, place)));
         let mut fences = BTreeMap::new();
-        let short = list(journal, options).await?.into_iter();
+        let short = stored.into_iter();
         for (at, _) in short.filter(|(_, size)| *size == OBJECT_HEADER as u64) {
             if fences.contains_key(&at.epoch) {
                 continue;
@@ -155,7 +158,7 @@ impl<'a> Archive<'a> {
                 fences.insert(at.epoch, (at, header.opens));
             }
         }
-        Ok(Self { place, options, dropped, fences })
+        Ok(Self { place, options, there, fences })
     }
 
     /// The objects before `first`, the latest first, back to one that has nothing behind `after`.
@@ -164,30 +167,35 @@ impl<'a> Archive<'a> {
         &self,
         first: Position,
         after: Lsn,
-    ) -> Result<Option<Vec<Position>>, JournalError> {
+    ) -> Result<Option<Vec<(Position, &'a Place)>>, JournalError> {
         let mut at = first;
         let positions = std::iter::from_fn(|| {
             at = self.predecessor(at)?;
             Some(at)
         });
-        let there = positions.take_while(|at| self.dropped.contains_key(at));
-        let get = |at| async move {
-            read_object(self.place, self.options, at).await.map(|object| (at, object))
+        let there = positions.map_while(|at| Some((at, *self.there.get(&at)?)));
+        let get = |(at, place)| async move {
+            let object = match read_object(place, self.options, at).await? {
+                // It has been dropped meanwhile.
+                None => read_object(self.place, self.options, at).await?,
+                object => object,
+            };
+            Ok::<_, JournalError>(((at, place), object))
         };
         let mut gets = stream::iter(there.map(get)).buffered(READS).boxed();
         let mut found = Vec::new();
-        while let Some((at, object)) = gets.try_next().await? {
+        while let Some(((at, place), object)) = gets.try_next().await? {
             let Some(object) = object else { return Ok(None) };
-            let path = || at.path(self.place.root()).to_string().into();
+            let path = || at.path(place.root()).to_string().into();
             let (header, _) = ObjectHeader::decode(&object)
                 .map_err(|error| JournalError::corrupt(path(), 0, error.to_string()))?;
-            found.push(at);
+            found.push((at, place));
             // One that ends with it may begin the next commit.
             if header.last < after {
                 return Ok(Some(found));
             }
         }
-        let oldest = found.last().copied().unwrap_or(first);
+        let oldest = found.last().map_or(first, |(at, _)| *at);
         Ok(self.predecessor(oldest).is_none().then_some(found))
     }
 

@@ -1,6 +1,8 @@
 //! Reading a journal and its archive by their objects.
 
+use super::super::object::Position;
 use super::*;
+use object_store::ObjectStoreExt;
 
 fn archive(client: &Arc<Client>) -> Place {
     Place::within(client.clone(), "node/journal-archive".into(), "sim")
@@ -99,6 +101,36 @@ fn what_is_missing_in_the_archive_is_missed() {
         }
         assert_eq!(history(&client, 23).await, None);
         assert_eq!(history(&client, 58).await, Some((vec![59, 60], 60)));
+    });
+}
+
+#[test]
+fn what_is_not_needed_and_not_dropped_yet_is_read_where_it_is() {
+    runtime().block_on(async {
+        let sim = Sim::new(33);
+        let client = sim.client(0);
+        lives(&client).await.kill();
+        let names = sim.names().await;
+        let archived = names.iter().filter_map(|name| {
+            let object = name.strip_prefix("node/journal-archive/")?;
+            Some((Position::of(&name.as_str().into(), archive(&client).root())?, object))
+        });
+        // The newest first, as a kill has left them: dropping begins with the oldest.
+        let archived = archived.collect::<BTreeMap<_, _>>();
+        for (n, (at, object)) in archived.into_iter().rev().enumerate() {
+            let (from, to) = (archive(&client), place(&client));
+            from.store().copy(&from.path(object), &to.path(object)).await.unwrap();
+            // Sometimes it is in both.
+            if n % 3 > 0 {
+                sim.remove(from.path(object).as_ref()).await;
+            }
+            if n % 12 == 0 {
+                for after in [0, 23] {
+                    let found = history(&client, after).await;
+                    assert_eq!(found, Some(((after + 1..=60).collect(), 60)), "{at:?}");
+                }
+            }
+        }
     });
 }
 
