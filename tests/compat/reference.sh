@@ -28,6 +28,8 @@ debian_mirror() {
   echo "${uri:-http://deb.debian.org/debian}"
 }
 
+# Fetches the newest version that is there whole, or else the archive of the upstream source alone: a mirror's index may
+# name a revision of the package that its pool does not have yet, or no longer.
 download() {
   mkdir -p "$directory/lists/partial" "$directory/archives/partial" "$directory/packages"
   printf 'deb-src [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] %s trixie main\n' "$(debian_mirror)" \
@@ -37,8 +39,35 @@ download() {
     -o Dir::State::Lists="$directory/lists" -o Dir::Cache="$directory" -o APT::Sandbox::User=root
   )
   apt-get "${apt[@]}" update
-  (cd "$directory/packages" && apt-get "${apt[@]}" source --download-only "$name")
-  dpkg-source --no-check -x "$directory/packages/$name"_*.dsc "$source" >/dev/null
+  local version versions log=$directory/download-$name.log
+  versions=$(apt-cache "${apt[@]}" showsrc --only-source "$name" | sed -n 's/^Version: //p' | sort -Vru)
+  : >"$log"
+  for version in $versions; do
+    (cd "$directory/packages" && apt-get "${apt[@]}" source --download-only "$name=$version") >>"$log" 2>&1 && break
+  done
+  unpack "$log"
+}
+
+# Unpacks the package, with Debian's patches where its description came along. What apt keeps it has checked against the
+# signed index. An unpacking that is broken off leaves nothing that looks whole.
+unpack() {
+  local packages=$directory/packages fresh=$source.part description archive
+  description=$(find "$packages" -name "${name}_*.dsc" | sort -V | tail -n 1)
+  archive=$(find "$packages" -name "${name}_*.orig.tar.*" ! -name '*.asc' | sort -V | tail -n 1)
+  rm -rf "$fresh" "$source"
+  if [ -n "$description" ] && dpkg-source --no-check -x "$description" "$fresh" >>"$1" 2>&1; then
+    :
+  elif [ -n "$archive" ]; then
+    echo "reference.sh: the package of $name is not there whole; building ${archive##*/} without Debian's patches" >&2
+    rm -rf "$fresh"
+    mkdir "$fresh"
+    tar -xf "$archive" -C "$fresh" --strip-components 1
+  else
+    cat "$1" >&2
+    echo "reference.sh: the mirror has no source of $name" >&2
+    exit 1
+  fi
+  mv "$fresh" "$source"
 }
 
 [ -d "$source/tests" ] || download
