@@ -195,6 +195,34 @@ fn a_damaged_file_says_where_and_what_was_loaded_stays() {
     assert!(error.contains("the checksum is wrong") && said.starts_with("16 keys"), "{error}");
 }
 
+/// `redis-cli --rdb -` leaves the mark of the end of the transfer behind the file.
+#[test]
+fn a_file_that_redis_cli_has_written_to_a_pipe_is_loaded() {
+    let server = Server::start(&[]);
+    let mut client = server.client();
+    let good = fs::read(fixture("redis-7.0.rdb")).expect("the fixture");
+    let file = server.dir().join("piped.rdb");
+    let mark = b"3399c506234815788d879aca750eb64e226cf767";
+    fs::write(&file, [&good[..], mark].concat()).expect("written");
+    let said = import(&server, &file, &[]);
+    assert!(said.starts_with("16 keys") && said.contains("redis-cli's mark of the end"), "{said}");
+    for behind in [
+        &mark[..39],
+        &[mark, &b"0"[..]].concat(),
+        &[b'x'; 40],
+        b"\n",
+        mark.to_ascii_uppercase().as_slice(),
+    ] {
+        ask(&mut client, "FLUSHALL");
+        fs::write(&file, [&good[..], behind].concat()).expect("written");
+        let (said, error) = refused(&server, &file, &[]);
+        assert!(
+            error.contains("something is behind the end") && said.starts_with("16 keys"),
+            "{error}"
+        );
+    }
+}
+
 #[test]
 fn an_append_only_directory_is_replayed() {
     let server = Server::start(&["--workers", "2", "--shards", "2"]);

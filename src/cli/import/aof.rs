@@ -13,6 +13,8 @@ use std::path::{Path, PathBuf};
 const LINE_MAX: u64 = 64 << 10;
 /// Bytes of one command, which is held in memory: what servers accept in their query buffer.
 const COMMAND_MAX: usize = 1 << 30;
+/// Bytes of the mark that ends a transfer of unknown length, hexadecimal digits.
+const MARK: usize = 40;
 /// What a word is taken to need beside its bytes.
 const WORD_OVERHEAD: usize = 32;
 
@@ -129,12 +131,28 @@ impl<R: Read> Commands<R> {
         Commands { file: BufReader::new(file), offset }
     }
 
+    /// Whether all that is left is the mark by which a server has told `redis-cli --rdb -` where the
+    /// file ends: that leaves it there when it writes to standard output.
+    fn is_mark(&mut self) -> io::Result<bool> {
+        let mut rest = Vec::with_capacity(MARK + 1);
+        self.file.by_ref().take(MARK as u64 + 1).read_to_end(&mut rest)?;
+        let is_hex = |byte: &u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+        Ok(rest.len() == MARK && rest.iter().all(is_hex))
+    }
+
     /// Has the server run all commands.
     fn load(mut self, loader: &mut Loader) -> Result<()> {
         if self.file.fill_buf()?.is_empty() {
             return Ok(());
         }
         if !matches!(self.file.fill_buf()?.first(), Some(b'*' | b'#')) {
+            if self.is_mark()? {
+                loader.note(format!(
+                    "the {MARK} bytes behind the end of the file are redis-cli's mark of the end: \
+                    left out"
+                ));
+                return Ok(());
+            }
             bail!("damaged at offset {}: something is behind the end", self.offset);
         }
         loader.begin_commands()?;
