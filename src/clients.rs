@@ -225,6 +225,11 @@ impl Client {
         count(&self.commands, 1);
     }
 
+    /// It runs commands that were queued.
+    pub fn runs_queued(&self, commands: usize) {
+        count(&self.commands, commands as u64);
+    }
+
     /// Full name of the last command, "client|list".
     pub fn last_command(&self) -> &'static str {
         let last = self.last_command.load(Ordering::Relaxed) as usize;
@@ -253,8 +258,11 @@ impl Client {
     }
 
     /// Appends its description: one line, as CLIENT LIST has it.
-    pub fn describe(&self, now_ms: u64, line: &mut String) {
+    /// `runs`: it runs the command that asks.
+    pub fn describe(&self, now_ms: u64, runs: bool, line: &mut String) {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        // One that has not ended does not count yet.
+        let ended = get(&self.commands) - u64::from(runs || self.is(state::BLOCKED));
         let seconds = |since_ms: u64| now_ms.saturating_sub(since_ms) / 1000;
         let labels = self.labels().clone();
         let (pieces, unsent) = self.outbox.size();
@@ -290,7 +298,7 @@ impl Client {
             labels.lib_ver,
             get(&self.bytes_in),
             get(&self.bytes_out),
-            get(&self.commands),
+            ended,
         );
     }
 

@@ -69,6 +69,7 @@ impl Connection {
         }
         let db = transaction.db();
         self.session.client.runs(exec.id);
+        self.session.client.runs_queued(transaction.commands().len());
         self.session.end_transaction();
         self.session.select(db);
         self.session.end_caching(Some(exec));
@@ -96,6 +97,7 @@ impl Connection {
         drop(watches);
         let parts = array_items(&reply);
         if parts.is_some() {
+            self.session.client.runs_queued(transaction.commands().len());
             self.session.select(transaction.db());
         }
         if !transaction.is_mixed() {

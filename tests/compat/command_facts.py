@@ -1,7 +1,12 @@
 #!/usr/bin/env python3
-"""Writes tests/data/commands.json: facts on the commands of a reference server.
+"""Writes facts on the commands of a reference server.
 
 Usage: command_facts.py HOST PORT COMMANDS_DIR > tests/data/commands.json
+       command_facts.py --arguments HOST PORT COMMANDS_DIR > src/commands/server/arguments.txt
+
+The second form writes the names, types and places of the arguments of commands that the server at
+HOST and PORT, Flagstone, has too, for COMMAND DOCS: a line for each command, in the syntax that
+src/commands/server/docs.rs describes.
 
 HOST and PORT are those of a running reference server, whose COMMAND reply is read;
 COMMANDS_DIR is the directory of its command descriptions, for what COMMAND does not tell.
@@ -52,7 +57,51 @@ def facts(command, since, out):
         facts(sub, since, out)
 
 
+def argument(about):
+    """One argument, as `name:type` and what there is to say of it."""
+    out = f"{about['name']}:{about['type']}"
+    if "key_spec_index" in about:
+        out += f"@{about['key_spec_index']}"
+    if "token" in about:
+        out += f"`{about['token']}`"
+    if about.get("display", about["name"]) != about["name"]:
+        out += f"~{about['display']}"
+    if "since" in about:
+        out += f"^{about['since']}"
+    if "deprecated_since" in about:
+        out += f"!{about['deprecated_since']}"
+    marks = {"optional": "?", "multiple": "*", "multiple_token": "+"}
+    out += "".join(mark for name, mark in marks.items() if about.get(name))
+    if "arguments" in about:
+        out += "[" + " ".join(map(argument, about["arguments"])) + "]"
+    return out
+
+
+def arguments(host, port, directory):
+    stream = socket.create_connection((host, int(port))).makefile("rwb")
+    stream.write(b"COMMAND LIST\r\n")
+    stream.flush()
+    known = set(read(stream))
+    lines = []
+    for path in glob.glob(directory + "/*.json"):
+        for name, about in json.load(open(path)).items():
+            full = f"{about['container']}|{name}" if "container" in about else name
+            words = [full.lower()]
+            if words[0] not in known:
+                continue
+            if "SYSCMD" in about.get("doc_flags", []):
+                words.append("%")
+            if "deprecated_since" in about:
+                words.append("!" + about["deprecated_since"])
+            words += map(argument, about.get("arguments", []))
+            if len(words) > 1:
+                lines.append(" ".join(words))
+    print("\n".join(sorted(lines)))
+
+
 def main():
+    if sys.argv[1] == "--arguments":
+        return arguments(*sys.argv[2:])
     host, port, directory = sys.argv[1:]
     since = {}
     for path in glob.glob(directory + "/*.json"):

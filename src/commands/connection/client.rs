@@ -129,7 +129,7 @@ fn list(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
     let mut text = String::new();
     for client in cx.node.clients.all() {
         if filter.matches(&client, cx.session.client.id, now_ms) {
-            client.describe(now_ms, &mut text);
+            client.describe(now_ms, client.id == cx.session.client.id, &mut text);
         }
     }
     cx.out.verbatim(*b"txt", text.as_bytes());
@@ -139,7 +139,7 @@ fn list(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
 /// `CLIENT INFO`
 fn info(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
     let mut text = String::new();
-    cx.session.client.describe(cx.node.clock.now_ms(), &mut text);
+    cx.session.client.describe(cx.node.clock.now_ms(), true, &mut text);
     cx.out.verbatim(*b"txt", text.as_bytes());
     Ok(())
 }
@@ -339,10 +339,9 @@ fn show_help(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
                 "Has the next command's keys tracked in OPTIN mode, or not in OPTOUT.",
             ),
             ("CAPA <option> [options...]", "Tells what the client can handle: REDIRECT."),
-            ("GETNAME", "Answers the connection's name."),
             ("GETREDIR", "Answers where invalidation messages go, or -1."),
+            ("GETNAME", "Answers the connection's name."),
             ("ID", "Answers the connection's number."),
-            ("IMPORT-SOURCE (ON|OFF)", "Marks the connection as the source of an import."),
             ("INFO", "Describes the connection."),
             ("KILL <ip:port>", "Closes the connection from this address."),
             (
@@ -350,20 +349,20 @@ fn show_help(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
                 "Closes connections by ID, TYPE, USER, ADDR, LADDR, MAXAGE; SKIPME spares this one.",
             ),
             ("LIST [options ...]", "Describes connections, chosen by the options that KILL has."),
-            ("NO-EVICT (ON|OFF)", "Keeps the connection when clients take too much memory."),
-            ("NO-TOUCH (ON|OFF)", "Lets reads leave idle times alone."),
+            ("UNPAUSE", "Ends a pause."),
             ("PAUSE <timeout> [WRITE|ALL]", "Makes commands wait for some milliseconds."),
             ("REPLY (ON|OFF|SKIP)", "Chooses which replies the connection gets."),
-            ("SETINFO <option> <value>", "Sets LIB-NAME or LIB-VER."),
             ("SETNAME <name>", "Names the connection."),
+            ("SETINFO <option> <value>", "Sets LIB-NAME or LIB-VER."),
+            ("UNBLOCK <clientid> [TIMEOUT|ERROR]", "Ends the wait of a blocked connection."),
             (
-                "TRACKING (ON|OFF) [REDIRECT <id>] [BCAST] [PREFIX <prefix> [...]] [OPTIN] [OPTOUT] \
-                 [NOLOOP]",
-                "Has the client told when keys that it has read change.",
+                "TRACKING (ON|OFF) [REDIRECT <id>] [BCAST] [PREFIX <prefix> [...]]",
+                "Has the client told when keys that it has read change; [OPTIN] [OPTOUT] [NOLOOP].",
             ),
             ("TRACKINGINFO", "Describes the tracking of keys."),
-            ("UNBLOCK <clientid> [TIMEOUT|ERROR]", "Ends the wait of a blocked connection."),
-            ("UNPAUSE", "Ends a pause."),
+            ("NO-EVICT (ON|OFF)", "Keeps the connection when clients take too much memory."),
+            ("NO-TOUCH (ON|OFF)", "Lets reads leave idle times alone."),
+            ("IMPORT-SOURCE (ON|OFF)", "Marks the connection as the source of an import."),
         ],
     );
     Ok(())
@@ -542,7 +541,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         complexity: "O(N) Where N is the number of paused clients",
         summary: "Ends the wait that PAUSE began.",
         arity: 2,
-        flags: flag::ADMIN | ANY_TIME,
+        flags: flag::ADMIN | ANY_TIME | flag::ENDS_PAUSE,
         run: Run::Session(unpause),
         ..Spec::NEW
     },

@@ -2,6 +2,7 @@
 
 use crate::blocking::{Cancel, Ended, Turn, UNBLOCKED};
 use crate::checkpoints::take_new;
+use crate::commands::connection::COMPATIBLE_VERSION;
 use crate::commands::{
     Call, Ctx, Group, Outcome, Run, Spec, Stop, Waiting, acl, arg, error, flag, is_word,
 };
@@ -161,7 +162,7 @@ fn shutdown<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
         if has(b"save") && take_new(cx.node).await.is_err() {
             return Err("ERR Errors trying to SHUTDOWN. Check logs.".into());
         }
-        tracing::info!(client = cx.session.client.id, "a client asks for the shutdown");
+        tracing::info!(client = %cx.session.client.addr, "SHUTDOWN by a client");
         cx.node.request_shutdown(ShutdownRequest { now: has(b"now") });
         // The connection ends with the server.
         pending().await
@@ -171,7 +172,9 @@ fn shutdown<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
 /// `LOLWUT [VERSION version …]`
 fn lolwut(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
     let stones = "    ____\n  _/    \\__\n /_________\\\n|___________|\n";
-    let text = format!("{stones}\nFlagstone ver. {}\n", env!("CARGO_PKG_VERSION"));
+    // The last line is that of the reference, which programs look for.
+    let own = env!("CARGO_PKG_VERSION");
+    let text = format!("{stones}\nFlagstone {own}\n\nRedis ver. {COMPATIBLE_VERSION}\n");
     cx.out.verbatim(*b"txt", text.as_bytes());
     Ok(())
 }

@@ -1,5 +1,6 @@
 //! COMMAND: what the server's commands are, out of their declarations.
 
+use super::docs;
 use crate::commands::help::help;
 use crate::commands::registry::{self, Command};
 use crate::commands::{
@@ -9,7 +10,7 @@ use crate::glob;
 use crate::resp::{Args, Reply};
 
 /// A command by its name, or a subcommand by "container|name".
-fn find(name: &[u8]) -> Option<&'static Command> {
+pub(super) fn find(name: &[u8]) -> Option<&'static Command> {
     match name.iter().position(|&byte| byte == b'|') {
         None => registry::lookup(name),
         Some(at) => registry::lookup(&name[..at])?.subcommand(&name[at + 1..]),
@@ -140,39 +141,6 @@ fn number(out: &mut Reply, name: &str, value: i64) {
     out.int(value);
 }
 
-/// `COMMAND DOCS [name …]`
-fn docs(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
-    let commands: Vec<&Command> = if args.len() == 2 {
-        registry::all().iter().collect()
-    } else {
-        args.iter().skip(2).filter_map(find).collect()
-    };
-    document(cx.out, commands.into_iter());
-    Ok(())
-}
-
-fn document<'a>(out: &mut Reply, commands: impl ExactSizeIterator<Item = &'a Command>) {
-    out.map(commands.len());
-    for command in commands {
-        let spec = command.spec;
-        out.bulk_str(command.full_name);
-        out.map(4 + usize::from(!command.subcommands.is_empty()));
-        for (name, text) in [
-            ("summary", spec.summary),
-            ("since", spec.since),
-            ("group", spec.group.name()),
-            ("complexity", spec.complexity),
-        ] {
-            out.bulk_str(name);
-            out.bulk_str(text);
-        }
-        if !command.subcommands.is_empty() {
-            out.bulk_str("subcommands");
-            document(out, command.subcommands.iter());
-        }
-    }
-}
-
 /// `COMMAND LIST [FILTERBY <MODULE name | ACLCAT category | PATTERN pattern>]`
 fn list(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
     let chosen: Box<dyn Fn(&Command) -> bool> = match args.len() {
@@ -276,7 +244,10 @@ fn show_help(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
         &[
             ("(no subcommand)", "Describes all commands."),
             ("COUNT", "Answers how many commands there are."),
-            ("LIST [FILTERBY (MODULE|ACLCAT|PATTERN) <value>]", "Answers the commands' names."),
+            (
+                "LIST",
+                "Answers the commands' names; FILTERBY (MODULE|ACLCAT|PATTERN) <value> chooses.",
+            ),
             ("INFO [<command-name> ...]", "Describes these commands, or all."),
             ("DOCS [<command-name> ...]", "Documents these commands, or all."),
             ("GETKEYS <full-command>", "Answers the keys in a full command."),
@@ -309,7 +280,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         flags: flag::LOADING | flag::STALE,
         acl: acl::CONNECTION,
         tips: &["nondeterministic_output_order"],
-        run: Run::Session(docs),
+        run: Run::Session(docs::docs),
         ..Spec::NEW
     },
     Spec {

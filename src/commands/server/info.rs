@@ -7,7 +7,7 @@ use crate::node::Node;
 use crate::pubsub::Kind;
 use crate::resp::Args;
 use crate::routing;
-use crate::worker::{Counters, Worker, WorkerStats};
+use crate::worker::{CRON_HZ, Counters, Worker, WorkerStats};
 use flagstone_storage::place::Requests;
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
@@ -33,8 +33,30 @@ const SECTIONS: &[(&str, bool)] = &[
     ("flagstone", true),
 ];
 
+/// What section "stats" counts of mechanisms that are absent here.
+const ABSENT: [&str; 18] = [
+    "active_defrag_hits",
+    "active_defrag_misses",
+    "active_defrag_key_hits",
+    "active_defrag_key_misses",
+    "total_active_defrag_time",
+    "current_active_defrag_time",
+    "io_threaded_reads_processed",
+    "io_threaded_writes_processed",
+    "io_threaded_freed_objects",
+    "io_threaded_accept_processed",
+    "io_threaded_poll_processed",
+    "io_threaded_total_prefetch_batches",
+    "io_threaded_total_prefetch_entries",
+    "reply_buffer_shrinks",
+    "reply_buffer_expands",
+    "acl_access_denied_cmd",
+    "acl_access_denied_key",
+    "acl_access_denied_channel",
+];
+
 /// Keys and expiries of each database.
-type Keyspace = Vec<(u64, u64)>;
+pub(super) type Keyspace = Vec<(u64, u64)>;
 
 /// `INFO [section …]`
 pub(super) fn info<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
@@ -77,7 +99,7 @@ fn wanted(args: Args<'_>) -> Vec<&'static str> {
         .collect()
 }
 
-async fn keyspace(node: &Node) -> Result<Keyspace, String> {
+pub(super) async fn keyspace(node: &Node) -> Result<Keyspace, String> {
     let databases = node.config.settings().databases;
     let count = move |worker: Rc<Worker>| async move {
         let mut counts = Vec::with_capacity(databases as usize);
@@ -116,15 +138,15 @@ impl Page<'_> {
             "clients" => self.clients(),
             "memory" => self.memory(),
             "persistence" => self.persistence(),
-            "stats" => self.stats(),
+            "stats" => {
+                self.stats();
+                self.absent();
+            }
             "replication" => self.replication(),
             "cpu" => self.cpu(),
             "commandstats" => self.commandstats(),
             "errorstats" => self.errorstats(),
-            "cluster" => {
-                let enabled = self.worker.settings().cluster_enabled;
-                self.field("cluster_enabled", i32::from(enabled));
-            }
+            "cluster" => self.field("cluster_enabled", 0),
             "keyspace" => {
                 for (db, (keys, expires)) in keyspace.iter().enumerate() {
                     if *keys > 0 {
@@ -172,7 +194,7 @@ impl Page<'_> {
             ("redis_git_sha1", &"00000000"),
             ("redis_git_dirty", &0),
             ("redis_build_id", &"0"),
-            (mode_field, &if settings.cluster_enabled { "cluster" } else { "standalone" }),
+            (mode_field, &"standalone"),
             ("os", &process::system()),
             ("arch_bits", &usize::BITS),
             ("monotonic_clock", &"POSIX clock_gettime"),
@@ -185,9 +207,9 @@ impl Page<'_> {
             ("server_time_usec", &now_us),
             ("uptime_in_seconds", &uptime_s),
             ("uptime_in_days", &(uptime_s / 86400)),
-            ("hz", &settings.hz),
-            ("configured_hz", &settings.hz),
-            ("clients_hz", &settings.hz),
+            ("hz", &CRON_HZ),
+            ("configured_hz", &CRON_HZ),
+            ("clients_hz", &CRON_HZ),
             ("lru_clock", &((now_us / 1_000_000) & 0xff_ffff)),
             ("executable", &executable.display()),
             ("config_file", &file),
@@ -195,7 +217,11 @@ impl Page<'_> {
             ("availability_zone", &settings.availability_zone),
             (
                 "listener0",
-                &format_args!("name=tcp,bind={},port={}", settings.bind.join(" "), settings.port),
+                &format_args!(
+                    "name=tcp,bind={},port={}",
+                    settings.bind.join(",bind="),
+                    settings.port
+                ),
             ),
         ]);
     }
@@ -259,6 +285,11 @@ impl Page<'_> {
             ("allocator_resident", &used.resident),
             ("allocator_muzzy", &0),
         ]);
+        // All of them are what the system says.
+        for name in ["allocator_frag", "allocator_rss", "rss_overhead"] {
+            self.field(&format!("{name}_ratio"), "1.00");
+            self.field(&format!("{name}_bytes"), 0);
+        }
         self.sized("total_system_memory", used.installed);
         // The VMs run scripts and functions. Each thread has one.
         let figures = &self.node.scripts.vms;
@@ -286,6 +317,7 @@ impl Page<'_> {
             ("mem_fragmentation_ratio", &"1.00"),
             ("mem_fragmentation_bytes", &0),
             ("mem_not_counted_for_evict", &0),
+            ("mem_overhead_db_hashtable_rehashing", &0),
             ("mem_replication_backlog", &0),
             ("mem_total_replication_buffers", &0),
             ("mem_clients_slaves", &0),
@@ -418,6 +450,13 @@ impl Page<'_> {
                 &self.node.clients.too_slow.load(Ordering::Relaxed),
             ),
         ]);
+    }
+
+    /// Counts of what never happens here.
+    fn absent(&mut self) {
+        for name in ABSENT {
+            self.field(name, 0);
+        }
     }
 
     fn replication(&mut self) {

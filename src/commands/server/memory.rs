@@ -1,10 +1,12 @@
 //! MEMORY.
 
+use super::info::keyspace;
 use super::process;
 use crate::commands::help::help;
 use crate::commands::{
-    Call, Ctx, Group, KeySpec, Outcome, Run, Spec, arg, error, flag, is_word, key,
+    Call, Ctx, Group, KeySpec, Outcome, Run, Spec, Waiting, arg, error, flag, is_word, key,
 };
+use crate::node::Node;
 use crate::num::parse_i64;
 use crate::resp::Args;
 use std::sync::atomic::Ordering;
@@ -27,47 +29,68 @@ fn usage(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
+/// A figure of MEMORY STATS.
+enum Figure {
+    Number(u64),
+    Ratio(f64),
+}
+use Figure::{Number, Ratio};
+
 /// `MEMORY STATS`
-fn stats(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+fn stats<'a>(cx: &'a mut Call<'_>, _: Args<'a>) -> Waiting<'a> {
+    Box::pin(async move {
+        let keys: u64 = keyspace(cx.node).await?.iter().map(|(keys, _)| keys).sum();
+        let figures = figures(cx.node, keys);
+        cx.out.map(figures.len());
+        for (name, figure) in figures {
+            cx.out.bulk_str(name);
+            match figure {
+                Number(number) => cx.out.int(number.cast_signed()),
+                Ratio(ratio) => cx.out.double(ratio),
+            }
+        }
+        Ok(())
+    })
+}
+
+/// What the allocator has is what the system says that the process has.
+fn figures(node: &Node, keys: u64) -> Vec<(&'static str, Figure)> {
     let memory = process::memory();
-    let sum = |counter: fn(&crate::worker::WorkerStats) -> &std::sync::atomic::AtomicU64| {
-        cx.node.stats.iter().map(|stats| counter(stats).load(Ordering::Relaxed)).sum::<u64>()
-    };
-    let dataset = sum(|stats| &stats.hot_bytes);
-    let clients: u64 = cx.node.clients.all().iter().map(|client| client.memory()).sum();
-    let share = |part: u64, whole: u64| part as f64 * 100.0 / whole.max(1) as f64;
-    let numbers = [
-        ("peak.allocated", memory.peak),
-        ("total.allocated", memory.resident),
-        ("startup.allocated", 0),
-        ("replication.backlog", 0),
-        ("clients.slaves", 0),
-        ("clients.normal", clients),
-        ("cluster.links", 0),
-        ("aof.buffer", 0),
-        ("lua.caches", cx.node.scripts.figures().1 as u64),
-        ("functions.caches", cx.node.functions.now().bytes() as u64),
-        ("overhead.total", memory.resident.saturating_sub(dataset)),
-        ("dataset.bytes", dataset),
-        ("allocator.allocated", memory.resident),
-        ("allocator.active", memory.resident),
-        ("allocator.resident", memory.resident),
-    ];
-    let ratios = [
+    let dataset: u64 = node.stats.iter().map(|stats| stats.hot_bytes.load(Ordering::Relaxed)).sum();
+    let clients: u64 = node.clients.all().iter().map(|client| client.memory()).sum();
+    let share = |part: u64, whole: u64| Ratio(part as f64 * 100.0 / whole.max(1) as f64);
+    vec![
+        ("peak.allocated", Number(memory.peak)),
+        ("total.allocated", Number(memory.resident)),
+        ("startup.allocated", Number(0)),
+        ("replication.backlog", Number(0)),
+        ("clients.slaves", Number(0)),
+        ("clients.normal", Number(clients)),
+        ("cluster.links", Number(0)),
+        ("aof.buffer", Number(0)),
+        ("lua.caches", Number(node.scripts.figures().1 as u64)),
+        ("functions.caches", Number(node.functions.now().bytes() as u64)),
+        ("overhead.db.hashtable.rehashing", Number(0)),
+        ("overhead.total", Number(memory.resident.saturating_sub(dataset))),
+        ("db.dict.rehashing.count", Number(0)),
+        ("keys.count", Number(keys)),
+        ("keys.bytes-per-key", Number(dataset / keys.max(1))),
+        ("dataset.bytes", Number(dataset)),
         ("dataset.percentage", share(dataset, memory.resident)),
         ("peak.percentage", share(memory.resident, memory.peak)),
-        ("fragmentation", 1.0),
-    ];
-    cx.out.map(numbers.len() + ratios.len());
-    for (name, value) in numbers {
-        cx.out.bulk_str(name);
-        cx.out.int(value.cast_signed());
-    }
-    for (name, value) in ratios {
-        cx.out.bulk_str(name);
-        cx.out.double(value);
-    }
-    Ok(())
+        ("allocator.allocated", Number(memory.resident)),
+        ("allocator.active", Number(memory.resident)),
+        ("allocator.resident", Number(memory.resident)),
+        ("allocator.muzzy", Number(0)),
+        ("allocator-fragmentation.ratio", Ratio(1.0)),
+        ("allocator-fragmentation.bytes", Number(0)),
+        ("allocator-rss.ratio", Ratio(1.0)),
+        ("allocator-rss.bytes", Number(0)),
+        ("rss-overhead.ratio", Ratio(1.0)),
+        ("rss-overhead.bytes", Number(0)),
+        ("fragmentation", Ratio(1.0)),
+        ("fragmentation.bytes", Number(0)),
+    ]
 }
 
 /// `MEMORY DOCTOR`
@@ -157,7 +180,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         summary: "Answers what memory is used for.",
         arity: 2,
         tips: &["nondeterministic_output", "request_policy:all_shards", "response_policy:special"],
-        run: Run::Session(stats),
+        run: Run::Wait(stats),
         ..Spec::NEW
     },
     Spec {

@@ -5,6 +5,7 @@ mod command;
 mod config;
 mod debug;
 mod debug_keys;
+mod docs;
 mod info;
 mod memory;
 mod monitor;

@@ -1,0 +1,272 @@
+//! COMMAND DOCS: the declarations' texts, and the arguments of commands.
+//!
+//! Arguments are facts on the reference's commands (`arguments.txt`, written by
+//! `tests/compat/command_facts.py`) and on those beyond it (`arguments_beyond.txt`), a line for each
+//! command: its name, `%` if it is for tests of the server, `!` and the version that deprecated it,
+//! and its arguments. An argument is `name:type`, then, as far as there is such a thing, and in this
+//! order: `@` and the number of its key spec, its token in backquotes, `~` and its name in syntax
+//! diagrams, `^` and the version that brought it, `!` and the one that deprecated it, `?` for
+//! optional, `*` for repeated, `+` for repeated with its token, and what it consists of in brackets.
+
+use crate::commands::registry::{self, Command};
+use crate::commands::{Call, Outcome};
+use crate::resp::{Args, Reply};
+use std::collections::HashMap;
+use std::sync::LazyLock;
+
+/// The lines by the commands' names.
+static LINES: LazyLock<HashMap<&'static str, &'static str>> = LazyLock::new(|| {
+    let texts = [include_str!("arguments.txt"), include_str!("arguments_beyond.txt")];
+    let lines = texts.into_iter().flat_map(str::lines);
+    lines.map(|line| line.split_once(' ').unwrap_or((line, ""))).collect()
+});
+
+/// What a line says.
+#[derive(Default)]
+struct Facts {
+    is_for_tests: bool,
+    deprecated_since: Option<&'static str>,
+    arguments: Vec<Argument>,
+}
+
+#[derive(Default)]
+struct Argument {
+    name: &'static str,
+    kind: &'static str,
+    key_spec: Option<&'static str>,
+    token: Option<&'static str>,
+    display: Option<&'static str>,
+    since: Option<&'static str>,
+    deprecated_since: Option<&'static str>,
+    flags: Vec<&'static str>,
+    parts: Vec<Argument>,
+}
+
+/// `COMMAND DOCS [name …]`
+pub(super) fn docs(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+    let commands: Vec<&Command> = if args.len() == 2 {
+        registry::all().iter().collect()
+    } else {
+        args.iter().skip(2).filter_map(super::command::find).collect()
+    };
+    document(cx.out, commands.into_iter());
+    Ok(())
+}
+
+fn document<'a>(out: &mut Reply, commands: impl ExactSizeIterator<Item = &'a Command>) {
+    out.map(commands.len());
+    for command in commands {
+        let spec = command.spec;
+        let facts = facts(command.full_name);
+        out.bulk_str(command.full_name);
+        let mark = out.begin_map();
+        let mut fields = 4;
+        for (name, text) in [
+            ("summary", spec.summary),
+            ("since", spec.since),
+            ("group", spec.group.name()),
+            ("complexity", spec.complexity),
+        ] {
+            out.bulk_str(name);
+            out.bulk_str(text);
+        }
+        let doc_flags: Vec<&str> =
+            [facts.deprecated_since.map(|_| "deprecated"), facts.is_for_tests.then_some("syscmd")]
+                .into_iter()
+                .flatten()
+                .collect();
+        if !doc_flags.is_empty() {
+            fields += 1;
+            out.bulk_str("doc_flags");
+            statuses(out, &doc_flags);
+        }
+        if let Some(version) = facts.deprecated_since {
+            fields += 1;
+            out.bulk_str("deprecated_since");
+            out.bulk_str(version);
+        }
+        if !facts.arguments.is_empty() {
+            fields += 1;
+            out.bulk_str("arguments");
+            describe(out, &facts.arguments);
+        }
+        if !command.subcommands.is_empty() {
+            fields += 1;
+            out.bulk_str("subcommands");
+            document(out, command.subcommands.iter());
+        }
+        out.end(mark, fields);
+    }
+}
+
+fn statuses(out: &mut Reply, names: &[&str]) {
+    out.set(names.len());
+    names.iter().for_each(|name| out.simple(name));
+}
+
+fn describe(out: &mut Reply, arguments: &[Argument]) {
+    out.array(arguments.len());
+    for argument in arguments {
+        let has_parts = matches!(argument.kind, "oneof" | "block");
+        let shown = (!has_parts).then(|| argument.display.unwrap_or(argument.name));
+        let texts = [
+            ("name", Some(argument.name)),
+            ("type", Some(argument.kind)),
+            ("display_text", shown),
+            ("key_spec_index", argument.key_spec),
+            ("token", argument.token),
+            ("since", argument.since),
+            ("deprecated_since", argument.deprecated_since),
+        ];
+        let present = texts.iter().filter(|(_, text)| text.is_some()).count();
+        out.map(present + usize::from(!argument.flags.is_empty()) + usize::from(has_parts));
+        for (name, text) in texts.iter().filter_map(|(name, text)| Some((name, (*text)?))) {
+            out.bulk_str(name);
+            match text.parse() {
+                Ok(number) if *name == "key_spec_index" => out.int(number),
+                _ => out.bulk_str(text),
+            }
+        }
+        if !argument.flags.is_empty() {
+            out.bulk_str("flags");
+            statuses(out, &argument.flags);
+        }
+        if has_parts {
+            out.bulk_str("arguments");
+            describe(out, &argument.parts);
+        }
+    }
+}
+
+/// What is known of a command's arguments; nothing for one without any.
+fn facts(name: &str) -> Facts {
+    let mut facts = Facts::default();
+    let mut text = LINES.get(name).copied().unwrap_or_default();
+    if let Some(rest) = text.strip_prefix('%') {
+        facts.is_for_tests = true;
+        text = rest.trim_start();
+    }
+    if let Some(rest) = text.strip_prefix('!') {
+        let (version, rest) = rest.split_once(' ').unwrap_or((rest, ""));
+        facts.deprecated_since = Some(version);
+        text = rest;
+    }
+    facts.arguments = arguments(&mut text);
+    facts
+}
+
+/// Reads arguments up to the end, or to a closing bracket.
+fn arguments(text: &mut &'static str) -> Vec<Argument> {
+    let mut found = Vec::new();
+    loop {
+        *text = text.trim_start_matches(' ');
+        if text.is_empty() || text.starts_with(']') {
+            return found;
+        }
+        found.push(one_argument(text));
+    }
+}
+
+fn one_argument(text: &mut &'static str) -> Argument {
+    let mut argument = Argument { name: word(text), ..Argument::default() };
+    *text = text.strip_prefix(':').unwrap_or(*text);
+    argument.kind = word(text);
+    loop {
+        let Some(mark) = text.chars().next().filter(|mark| !" ]".contains(*mark)) else {
+            return argument;
+        };
+        *text = &text[mark.len_utf8()..];
+        match mark {
+            '@' => argument.key_spec = Some(word(text)),
+            '`' => {
+                let (token, rest) = text.split_once('`').unwrap_or((*text, ""));
+                (argument.token, *text) = (Some(token), rest);
+            }
+            '~' => {
+                let end = text.find(|mark: char| "^!?*+[] ".contains(mark)).unwrap_or(text.len());
+                (argument.display, *text) = (Some(&text[..end]), &text[end..]);
+            }
+            '^' => argument.since = Some(word(text)),
+            '!' => argument.deprecated_since = Some(word(text)),
+            '?' => argument.flags.push("optional"),
+            '*' => argument.flags.push("multiple"),
+            '+' => argument.flags.push("multiple_token"),
+            _ => {
+                argument.parts = arguments(text);
+                *text = text.strip_prefix(']').unwrap_or(*text);
+            }
+        }
+    }
+}
+
+/// What comes up to the next mark.
+fn word(text: &mut &'static str) -> &'static str {
+    let end = text.find(|mark: char| ":@`~^!?*+[] ".contains(mark)).unwrap_or(text.len());
+    let (word, rest) = text.split_at(end);
+    *text = rest;
+    word
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::commands::Run;
+    use std::collections::BTreeSet;
+
+    const TYPES: &[&str] = &[
+        "string",
+        "integer",
+        "double",
+        "key",
+        "pattern",
+        "unix-time",
+        "pure-token",
+        "oneof",
+        "block",
+    ];
+
+    fn check(command: &str, arguments: &[Argument]) {
+        for argument in arguments {
+            let Argument { name, kind, .. } = argument;
+            assert!(!name.is_empty() && TYPES.contains(kind), "{command}: {name} {kind}");
+            let has_parts = matches!(*kind, "oneof" | "block");
+            assert_eq!(has_parts, !argument.parts.is_empty(), "{command}: {name}");
+            assert!(*kind != "pure-token" || argument.token.is_some(), "{command}: {name}");
+            check(command, &argument.parts);
+        }
+    }
+
+    #[test]
+    fn every_command_that_takes_arguments_says_which() {
+        for command in registry::every() {
+            let facts = facts(command.full_name);
+            check(command.full_name, &facts.arguments);
+            let own = command.full_name.split('|').count();
+            let takes = usize::from(command.spec.arity.unsigned_abs()) > own;
+            let is_container = matches!(command.spec.run, Run::Container);
+            if takes && !is_container && !facts.is_for_tests {
+                assert!(!facts.arguments.is_empty(), "{}", command.full_name);
+            }
+        }
+    }
+
+    #[test]
+    fn every_line_is_of_a_command() {
+        let known: BTreeSet<&str> = registry::every().map(|command| command.full_name).collect();
+        for name in LINES.keys() {
+            assert!(known.contains(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn an_argument_has_all_that_its_line_says() {
+        let text = &mut "a:block@1`=`~ip:port^1.0!2.0?*+[b:string c:pure-token`C`] d:key";
+        let [a, d] = <[Argument; 2]>::try_from(arguments(text)).ok().unwrap();
+        assert_eq!((a.name, a.kind, a.key_spec, a.token), ("a", "block", Some("1"), Some("=")));
+        assert_eq!((a.display, a.since), (Some("ip:port"), Some("1.0")));
+        assert_eq!(a.deprecated_since, Some("2.0"));
+        assert_eq!(a.flags, ["optional", "multiple", "multiple_token"]);
+        assert_eq!((a.parts[0].name, a.parts[1].token), ("b", Some("C")));
+        assert_eq!((d.name, d.kind), ("d", "key"));
+    }
+}
