@@ -2,6 +2,8 @@
 
 use flagstone::cli;
 use flagstone::config::{Config, Startup};
+use flagstone::log;
+use std::io::Write;
 use std::process::ExitCode;
 
 #[global_allocator]
@@ -31,6 +33,18 @@ fn refuse_huge_pages() {
 #[cfg(not(target_os = "linux"))]
 fn refuse_huge_pages() {}
 
+/// The status of a start that the configuration is refused for.
+const REFUSED: u8 = 2;
+
+/// Says why the program ends, in the log too if that is a file.
+fn complain(reason: &str) {
+    // There may be nobody to read it.
+    let _ = writeln!(std::io::stderr(), "flagstone: {reason}");
+    if log::is_file() {
+        tracing::error!("{reason}");
+    }
+}
+
 fn main() -> ExitCode {
     if let Some(status) = cli::run(std::env::args_os(), refuse_huge_pages) {
         return status;
@@ -40,25 +54,32 @@ fn main() -> ExitCode {
     let config = match Config::load_process() {
         Ok(Startup::Run(config)) => config,
         Ok(Startup::Help(text)) => {
-            println!("{text}\n{}", cli::overview());
+            cli::say(&format!("{text}\n{}", cli::overview()));
             return ExitCode::SUCCESS;
         }
         Ok(Startup::Print(text)) => {
-            println!("{text}");
+            cli::say(&text);
             return ExitCode::SUCCESS;
         }
         Err(error) => {
-            eprintln!("flagstone: {error}");
-            return ExitCode::from(2);
+            complain(&error.to_string());
+            return ExitCode::from(REFUSED);
         }
     };
     if config.settings().memory_budget < HUGE_PAGES_FROM {
         refuse_huge_pages();
     }
-    match flagstone::server::run(config) {
+    let prepared = match flagstone::server::prepare(config) {
+        Ok(prepared) => prepared,
+        Err(error) => {
+            complain(&format!("{error:#}"));
+            return ExitCode::from(REFUSED);
+        }
+    };
+    match flagstone::server::run(prepared) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("flagstone: {error:#}");
+            complain(&format!("{error:#}"));
             ExitCode::FAILURE
         }
     }

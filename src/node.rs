@@ -22,9 +22,9 @@ use flagstone_storage::journal::{Journal, SyncMode};
 use flagstone_storage::lease::{Lease, Unconfirmed};
 use flagstone_storage::place::Requests;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::{Notify, Semaphore, mpsc, oneshot};
 
 /// How long writers wait for room while no engine takes rows, before their writes are refused.
 pub const PRESSURE_LIMIT_MS: u64 = 5000;
@@ -71,6 +71,13 @@ pub struct Pause {
 pub struct ShutdownRequest {
     /// Close the engines without a last flush: the journal has everything.
     pub now: bool,
+}
+
+/// Other addresses to listen on.
+pub struct ListenChange {
+    pub settings: Arc<Settings>,
+    /// Whether they are listened on, or why not.
+    pub done: oneshot::Sender<Result<(), String>>,
 }
 
 /// How the memory budget is split; bytes.
@@ -200,6 +207,10 @@ pub struct Node {
     pause: Mutex<Pause>,
     pub(crate) unpaused: Notify,
     pub(crate) shutdown: tokio::sync::watch::Sender<Option<ShutdownRequest>>,
+    /// CONFIG SET is carried out once at a time.
+    pub(crate) configuring: tokio::sync::Mutex<()>,
+    /// Who listens.
+    listener: OnceLock<mpsc::Sender<ListenChange>>,
     /// The Tokio runtime of everything that is not a worker's.
     pub background: tokio::runtime::Handle,
 }
@@ -262,6 +273,8 @@ impl Node {
             pause: Mutex::default(),
             unpaused: Notify::new(),
             shutdown: tokio::sync::watch::channel(None).0,
+            configuring: tokio::sync::Mutex::new(()),
+            listener: OnceLock::new(),
             background,
         })
     }
@@ -303,7 +316,11 @@ impl Node {
     pub async fn confirm_owner(&self) -> Result<(), &'static str> {
         let Some(lease) = &self.lease else { return Ok(()) };
         let settings = self.config.settings();
-        let limit = Duration::from_millis(settings.store_timeout_ms);
+        // The same command may have waited for the store already, as long as commands may.
+        let limit = match self.is_cut_off() {
+            true => Duration::ZERO,
+            false => Duration::from_millis(settings.store_timeout_ms),
+        };
         match lease.confirm(limit).await {
             Err(Unconfirmed::Away) if settings.serve_stale_data => Ok(()),
             Err(Unconfirmed::Away) => Err(DISOWNED),
@@ -381,6 +398,25 @@ impl Node {
             let changed = self.unpaused.notified();
             let _ = tokio::time::timeout(Duration::from_millis(left), changed).await;
         }
+    }
+
+    /// For who listens: what is to be changed. To be called once.
+    pub(crate) fn listen_changes(&self) -> mpsc::Receiver<ListenChange> {
+        let (sender, receiver) = mpsc::channel(1);
+        let _ = self.listener.set(sender);
+        receiver
+    }
+
+    /// Listens on the addresses of these settings.
+    ///
+    /// # Errors
+    /// Why not; then everything is as it was.
+    pub(crate) async fn listen(&self, settings: Arc<Settings>) -> Result<(), String> {
+        const ENDING: &str = "the server is being shut down";
+        let listener = self.listener.get().ok_or(ENDING)?;
+        let (done, answer) = oneshot::channel();
+        listener.send(ListenChange { settings, done }).await.map_err(|_| ENDING)?;
+        answer.await.unwrap_or_else(|_| Err(ENDING.to_owned()))
     }
 
     /// Begins the shutdown of the whole node; `None` takes a request back that has not begun.

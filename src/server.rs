@@ -2,19 +2,25 @@
 
 use crate::checkpoints::{Checkpoints, run_periodically};
 use crate::clients::Client;
-use crate::config::{AcceptMode, Config, LogLevel, Settings};
+use crate::config::{AcceptMode, Config, Settings};
 use crate::connection;
-use crate::node::{Budget, Node, ShutdownRequest, sync_mode};
+use crate::listen::{self, Listening, Socket, Ticket};
+use crate::log;
+use crate::node::{Budget, ListenChange, Node, ShutdownRequest, sync_mode};
+use crate::open_files;
+use crate::signals::{self, Stops};
 use crate::worker::{Inbox, Mailbox, Message, Worker, mailbox};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use flagstone_storage::checkpoint::{Catalog, Source};
 use flagstone_storage::clock::Clock;
 use flagstone_storage::directory::{Directory, OpenOptions};
 use flagstone_storage::lease::LEASE;
 use flagstone_storage::partition::Partition;
 use flagstone_storage::place::Place;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::io::Write;
+use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -22,7 +28,6 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::runtime::{Builder, LocalOptions};
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Notify, watch};
 
 /// How long connections may take to write their last replies at shutdown.
@@ -34,16 +39,51 @@ const CLOSE: Duration = Duration::from_secs(120);
 /// Pause after an accept that failed for want of file descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Runs the server until it is told to stop.
-pub fn run(config: Config) -> Result<()> {
-    let config = Arc::new(config);
+/// What the server is to be, when nothing in its configuration speaks against it.
+pub struct Prepared {
+    config: Arc<Config>,
+    options: OpenOptions,
+}
+
+/// Begins to log, and looks at everything that the configuration can be refused for.
+///
+/// # Errors
+/// The configuration cannot be served.
+pub fn prepare(config: Config) -> Result<Prepared> {
     let settings = config.settings();
-    init_logging(settings.loglevel);
+    log::init(settings.loglevel, settings.logfile.clone().map(PathBuf::from))
+        .with_context(|| format!("logfile {}", settings.logfile.as_deref().unwrap_or_default()))?;
     for notice in config.notices() {
         tracing::warn!("{notice}");
     }
-    refuse_what_is_not_there(&config)?;
-    raise_open_files(settings.maxclients);
+    fit_maxclients(&config, settings.maxclients)?;
+    let settings = config.settings();
+    let options = open_options(&settings)?;
+    // How many of them there are in the end depends on the number of shards.
+    listen::addresses(&settings)?;
+    Ok(Prepared { config: Arc::new(config), options })
+}
+
+/// Has `maxclients` be what the limit of open files allows.
+fn fit_maxclients(config: &Config, wanted: u32) -> Result<()> {
+    let Err(fitting) = open_files::make_room(wanted) else { return Ok(()) };
+    let fitting = fitting.to_string();
+    config.set(&[(b"maxclients", fitting.as_bytes())], true).map_err(anyhow::Error::msg)?;
+    tracing::warn!(
+        "the limit of open files is too low for maxclients {wanted}: it is {fitting} now; raise the \
+        limit (ulimit -n)"
+    );
+    Ok(())
+}
+
+/// Runs the server until it is told to stop.
+///
+/// # Errors
+/// It could not start, or not store everything at its end.
+pub fn run(prepared: Prepared) -> Result<()> {
+    let Prepared { config, options } = prepared;
+    signals::ignore_stray();
+    let settings = config.settings();
     let background = Builder::new_multi_thread()
         .worker_threads(settings.background_workers)
         .max_blocking_threads(16)
@@ -51,16 +91,14 @@ pub fn run(config: Config) -> Result<()> {
         .enable_all()
         .build()
         .context("starting the background runtime")?;
-    let addresses = addresses(&settings)?;
     let clock = Clock::default();
-    let options = open_options(&settings)?;
     let archive = options.location().archive();
     let opening = background.spawn(Directory::open(options, clock.clone()));
     let opened = background.block_on(opening).context("opening the data directory")??;
     background
         .block_on(Catalog::of(&opened.store).clean(&opened.engines()))
         .context("removing what is left of unfinished checkpoints")?;
-    let served = serve(&config, &settings, (opened, archive), clock, &addresses, &background);
+    let served = serve(&config, &settings, (opened, archive), clock, &background);
     background.shutdown_timeout(DRAIN);
     served
 }
@@ -98,10 +136,9 @@ fn open_options(settings: &Settings) -> Result<OpenOptions> {
 
 fn serve(
     config: &Arc<Config>,
-    settings: &Settings,
+    settings: &Arc<Settings>,
     (mut opened, archive): (Directory, Place),
     clock: Clock,
-    addresses: &[SocketAddr],
     background: &tokio::runtime::Runtime,
 ) -> Result<()> {
     let shard_workers = settings.workers.clamp(1, usize::from(opened.layout.shards));
@@ -129,22 +166,23 @@ fn serve(
         background.handle().clone(),
     );
     let node = Arc::new(node.map_err(anyhow::Error::msg).context("libraries of functions")?);
-    let listeners = listen(settings, addresses, net.len())?;
+    let (listening, sockets) = Listening::begin(settings.clone(), net.clone())?;
+    let addresses: Vec<SocketAddr> = listening.addresses().collect();
     let (stop, stopped) = watch::channel(false);
     let store = opened.store.clone();
     let (mut partitions, locks) = opened.into_partitions(shard_workers, total);
     // Before anybody is told that the server is there.
-    let signals = catch_signals(background);
+    let mut stops = background.block_on(async { Stops::catch() });
     let mut threads = Vec::with_capacity(total);
-    let mut listeners = listeners.into_iter();
+    let mut sockets = sockets.into_iter();
     for (id, inbox) in inboxes.into_iter().enumerate() {
         let start = Start {
             id,
             node: node.clone(),
             partition: partitions.remove(0),
             inbox,
-            listeners: if net.contains(&id) {
-                listeners.next().unwrap_or_default()
+            sockets: if net.contains(&id) {
+                sockets.next().unwrap_or_default()
             } else {
                 Vec::new()
             },
@@ -164,45 +202,49 @@ fn serve(
         %store,
         "Server initialized"
     );
-    for address in addresses {
-        println!("Ready to accept connections tcp {address}");
-    }
+    let _pid_file = settings.pidfile.as_deref().and_then(PidFile::write);
+    say_ready(&addresses);
+    background.spawn(serve_changes(listening, node.clone()));
     background.spawn(run_periodically(node.clone()));
-    let request = background.block_on(wait_for_stop(&node, signals));
-    tracing::info!(now = request.now, "shutting down");
+    let request = background.block_on(wait_for_stop(&node, &mut stops));
     // Scripts that run for long see it, however it was asked for.
     node.request_shutdown(request);
     drop(stopped);
     stop.send_replace(true);
-    let drained = drain(threads, &node, background, request);
+    let drained = drain(threads, &node, background, request, stops);
     drop(locks);
     drained
 }
 
-/// From here on SIGTERM and SIGINT do not end the process by themselves; `None`: they do.
-fn catch_signals(background: &tokio::runtime::Runtime) -> Option<(Signal, Signal)> {
-    let _within = background.enter();
-    let caught = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()));
-    let (Ok(term), Ok(int)) = caught else {
-        tracing::warn!("signals cannot be caught; stop the server by SHUTDOWN");
-        return None;
-    };
-    Some((term, int))
+/// Tells who waits for it on standard output that the server is there. Nobody may be there to read it.
+fn say_ready(addresses: &[SocketAddr]) {
+    for address in addresses {
+        let _ = writeln!(std::io::stdout(), "Ready to accept connections tcp {address}");
+    }
 }
 
-/// SIGTERM, SIGINT or SHUTDOWN.
-async fn wait_for_stop(node: &Node, signals: Option<(Signal, Signal)>) -> ShutdownRequest {
+/// Has CONFIG SET change what is listened on.
+async fn serve_changes(mut listening: Listening, node: Arc<Node>) {
+    let mut changes = node.listen_changes();
+    while let Some(ListenChange { settings, done }) = changes.recv().await {
+        let changed = listening.change(settings, &node, accept_from).await;
+        // Who asked may be gone.
+        let _ = done.send(changed.map_err(|error| format!("{error:#}")));
+    }
+}
+
+/// SIGTERM, SIGINT, SIGQUIT or SHUTDOWN.
+async fn wait_for_stop(node: &Node, stops: &mut Stops) -> ShutdownRequest {
     let mut requested = node.shutdown.subscribe();
-    let orderly = ShutdownRequest { now: false };
-    let Some((mut term, mut int)) = signals else {
-        let asked = requested.wait_for(Option::is_some).await;
-        return asked.ok().and_then(|r| *r).unwrap_or(orderly);
-    };
     tokio::select! {
-        _ = term.recv() => orderly,
-        _ = int.recv() => orderly,
+        signal = stops.wait() => {
+            tracing::info!("{signal}: shutting down");
+            ShutdownRequest { now: false }
+        }
         asked = requested.wait_for(Option::is_some) => {
-            asked.ok().and_then(|r| *r).unwrap_or(orderly)
+            // The log has who, or what, has asked.
+            tracing::info!("shutting down");
+            asked.ok().and_then(|request| *request).unwrap_or(ShutdownRequest { now: false })
         }
     }
 }
@@ -212,6 +254,7 @@ fn drain(
     node: &Node,
     background: &tokio::runtime::Runtime,
     request: ShutdownRequest,
+    mut stops: Stops,
 ) -> Result<()> {
     let mut failed = None;
     let mut partitions = Vec::new();
@@ -223,15 +266,23 @@ fn drain(
         }
     }
     node.journal.sync_now().context("syncing the journal")?;
-    if !request.now {
-        let closing = background.block_on(close_shards(partitions));
-        failed = failed.or(closing.err());
+    let mut is_complete = !request.now;
+    if is_complete {
+        let closed = background.block_on(async {
+            tokio::select! {
+                closed = close_shards(partitions) => Some(closed),
+                () = stops.insisted() => None,
+            }
+        });
+        is_complete = closed.is_some();
+        failed = failed.or(closed.and_then(Result::err));
     }
     node.journal.close().context("closing the journal")?;
     match failed {
         Some(error) => Err(error),
         None => {
-            tracing::info!("everything is stored; bye");
+            let next = if is_complete { "" } else { ", the last of it in the journal only" };
+            tracing::info!("everything is stored{next}; bye");
             Ok(())
         }
     }
@@ -255,7 +306,7 @@ struct Start {
     node: Arc<Node>,
     partition: Partition,
     inbox: Inbox,
-    listeners: Vec<std::net::TcpListener>,
+    sockets: Vec<Socket>,
     /// The workers that take connections.
     net: std::ops::Range<usize>,
     stopped: watch::Receiver<bool>,
@@ -276,7 +327,7 @@ fn spawn_worker(start: Start) -> Result<JoinHandle<Result<Partition>>> {
 }
 
 async fn run_worker(start: Start) -> Result<Partition> {
-    let Start { id, node, partition, inbox, listeners, net, mut stopped } = start;
+    let Start { id, node, partition, inbox, sockets, net, mut stopped } = start;
     let worker = Worker::new(id, node.clone(), partition);
     let durable = Arc::new(Notify::new());
     let poke = durable.clone();
@@ -291,11 +342,7 @@ async fn run_worker(start: Start) -> Result<Partition> {
     tokio::task::spawn_local(worker.clone().run_expiry());
     let pubsub = node.pubsub.clone();
     tokio::task::spawn_local(async move { pubsub.run_wakes(id).await });
-    for listener in listeners {
-        listener.set_nonblocking(true)?;
-        let listener = TcpListener::from_std(listener).context("taking over a listener")?;
-        tokio::task::spawn_local(accept(worker.clone(), listener, net.clone()));
-    }
+    accept_from(&worker, sockets, net);
     // An error means that the server's main thread is gone: stop as well.
     let _ = stopped.wait_for(|stop| *stop).await;
     if !worker.stop().await {
@@ -306,9 +353,29 @@ async fn run_worker(start: Start) -> Result<Partition> {
     worker.into_partition()
 }
 
-/// Accepts connections for as long as the worker runs.
-async fn accept(worker: Rc<Worker>, listener: TcpListener, net: std::ops::Range<usize>) {
+/// Has a worker accept connections from these sockets.
+fn accept_from(worker: &Rc<Worker>, sockets: Vec<Socket>, net: std::ops::Range<usize>) {
+    for Socket { listener, ticket } in sockets {
+        let taken = listener.set_nonblocking(true).and_then(|()| TcpListener::from_std(listener));
+        match taken {
+            Ok(listener) => {
+                let accepting = accept(worker.clone(), listener, ticket, net.clone());
+                tokio::task::spawn_local(accepting);
+            }
+            Err(error) => tracing::error!(%error, "a listener cannot be taken over"),
+        }
+    }
+}
+
+/// Accepts connections for as long as the worker runs and the address is listened on.
+async fn accept(
+    worker: Rc<Worker>,
+    listener: TcpListener,
+    ticket: Ticket,
+    net: std::ops::Range<usize>,
+) {
     let mut next = net.start;
+    let mut is_failing = false;
     loop {
         if worker.is_stopping() {
             return;
@@ -317,13 +384,19 @@ async fn accept(worker: Rc<Worker>, listener: TcpListener, net: std::ops::Range<
             accepted = listener.accept() => match accepted {
                 Ok(accepted) => accepted,
                 Err(error) => {
-                    tracing::warn!(%error, "a connection could not be accepted");
+                    if !std::mem::replace(&mut is_failing, true) {
+                        tracing::warn!(%error, "connections cannot be accepted");
+                    }
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                     continue;
                 }
             },
-            () = worker.stopping() => return,
+            () = worker.stopping() => break,
+            () = ticket.closing() => break,
         };
+        if std::mem::take(&mut is_failing) {
+            tracing::info!("connections are accepted again");
+        }
         let settings = worker.settings();
         if settings.accept_mode == AcceptMode::Reuseport || net.len() == 1 {
             admit(&worker, stream, addr);
@@ -333,6 +406,8 @@ async fn accept(worker: Rc<Worker>, listener: TcpListener, net: std::ops::Range<
         next = if next + 1 == net.end { net.start } else { next + 1 };
         hand_over(&worker, target, stream, addr).await;
     }
+    // Before the ticket, which tells that it is closed.
+    drop(listener);
 }
 
 /// Gives a connection to another worker (round-robin mode).
@@ -401,151 +476,24 @@ fn refuse(stream: tokio::net::TcpStream, text: &'static str) {
     let _ = stream.try_write(text.as_bytes());
 }
 
-/// The addresses to listen on.
-fn addresses(settings: &Settings) -> Result<Vec<SocketAddr>> {
-    let mut out = Vec::new();
-    if settings.port == 0 {
-        bail!("port 0: there is nothing to listen on");
-    }
-    for bind in &settings.bind {
-        let (host, optional) = match bind.strip_prefix('-') {
-            Some(host) => (host, true),
-            None => (&**bind, false),
-        };
-        let host = match host {
-            "*" => "0.0.0.0",
-            "::*" => "::",
-            host => host,
-        };
-        match (host, settings.port).to_socket_addrs() {
-            Ok(found) => out.extend(found),
-            Err(_) if optional => {}
-            Err(error) => bail!("bind {host}: {error}"),
-        }
-    }
-    out.sort_unstable();
-    out.dedup();
-    Ok(out)
-}
+/// The file with the process's number, as long as the server runs.
+struct PidFile(PathBuf);
 
-/// One set of listeners per accepting worker; with round-robin, the first has them all.
-fn listen(
-    settings: &Settings,
-    addresses: &[SocketAddr],
-    workers: usize,
-) -> Result<Vec<Vec<std::net::TcpListener>>> {
-    let share = settings.accept_mode == AcceptMode::Reuseport && workers > 1;
-    let mut out = Vec::new();
-    for n in 0..if share { workers } else { 1 } {
-        let mut set = Vec::new();
-        for address in addresses {
-            if share && n == 0 {
-                // Only listeners of this process may share the port. A sharing socket binds beside
-                // another server's, one that does not share is refused.
-                let alone = listen_on(*address, settings.tcp_backlog, false);
-                if !optional_address(settings, *address) {
-                    alone.with_context(|| format!("listening on {address}"))?;
-                }
-            }
-            match listen_on(*address, settings.tcp_backlog, share) {
-                Ok(listener) => set.push(listener),
-                Err(error) if optional_address(settings, *address) => {
-                    tracing::info!(%address, %error, "not listening on an optional address");
-                }
-                Err(error) => return Err(error).with_context(|| format!("listening on {address}")),
+impl PidFile {
+    fn write(path: &str) -> Option<Self> {
+        match std::fs::write(path, format!("{}\n", std::process::id())) {
+            Ok(()) => Some(Self(PathBuf::from(path))),
+            Err(error) => {
+                tracing::warn!("pidfile {path} cannot be written: {error}");
+                None
             }
         }
-        if set.is_empty() {
-            bail!("there is no address left to listen on");
-        }
-        out.push(set);
-    }
-    Ok(out)
-}
-
-fn optional_address(settings: &Settings, address: SocketAddr) -> bool {
-    settings.bind.iter().any(|bind| {
-        bind.strip_prefix('-').is_some_and(|host| {
-            let host = if host == "::*" { "::" } else { host };
-            host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip == address.ip())
-        })
-    })
-}
-
-fn listen_on(address: SocketAddr, backlog: i32, share: bool) -> Result<std::net::TcpListener> {
-    let domain = socket2::Domain::for_address(address);
-    let socket = socket2::Socket::new(domain, socket2::Type::STREAM, None)?;
-    if address.is_ipv6() {
-        socket.set_only_v6(true)?;
-    }
-    socket.set_reuse_address(true)?;
-    if share {
-        socket.set_reuse_port(true)?;
-    }
-    socket.bind(&address.into())?;
-    socket.listen(backlog)?;
-    Ok(socket.into())
-}
-
-/// Settings that protect something must not be ignored.
-fn refuse_what_is_not_there(config: &Config) -> Result<()> {
-    let settings = config.settings();
-    if let Some(user) = config.users().first() {
-        bail!("{}: users are not there yet; only requirepass protects the server", user.origin);
-    }
-    if let Some(renamed) = config.renamed_commands().first() {
-        bail!("{}: commands cannot be renamed yet", renamed.origin);
-    }
-    if settings.aclfile.is_some() {
-        bail!("aclfile: users are not there yet; only requirepass protects the server");
-    }
-    if settings.unixsocket.is_some() {
-        bail!("unixsocket: the server listens on TCP only");
-    }
-    if settings.maxmemory != 0 {
-        tracing::warn!("maxmemory has no effect yet; memory-budget bounds the memory");
-    }
-    Ok(())
-}
-
-/// Room for `maxclients` connections and for the data's files.
-fn raise_open_files(maxclients: u32) {
-    const OWN_FILES: u64 = 1024;
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` is a valid rlimit for the call to fill.
-    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } != 0 {
-        return;
-    }
-    let wanted = u64::from(maxclients) + OWN_FILES;
-    if limit.rlim_cur >= wanted {
-        return;
-    }
-    limit.rlim_cur = wanted.min(limit.rlim_max);
-    // SAFETY: `limit` is a valid rlimit.
-    let failed = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) } != 0;
-    if failed || limit.rlim_cur < wanted {
-        tracing::warn!(
-            limit = limit.rlim_cur,
-            wanted,
-            "the limit of open files is too low for maxclients; raise it (ulimit -n)"
-        );
     }
 }
 
-fn init_logging(level: LogLevel) {
-    let level = match level {
-        LogLevel::Debug => "debug",
-        LogLevel::Verbose | LogLevel::Notice => "info",
-        LogLevel::Warning => "warn",
-        LogLevel::Nothing => "off",
-    };
-    let filter = tracing_subscriber::EnvFilter::try_from_env("FLAGSTONE_LOG")
-        .unwrap_or_else(|_| format!("{level},slatedb=error,foyer=error").into());
-    // A second server in one process (tests) keeps the first one's log.
-    let _ = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
-        .with_target(false)
-        .try_init();
+impl Drop for PidFile {
+    fn drop(&mut self) {
+        // It may be gone already.
+        let _ = std::fs::remove_file(&self.0);
+    }
 }

@@ -168,7 +168,7 @@ impl BackupArgs {
             let bar = Bar::new();
             let done = backup(&data, &id, &to, options, &bar).await?;
             bar.0.finish_and_clear();
-            println!(
+            say!(
                 "backup {} in {to}: {}, of which {} in {} files were copied ({:.1} s)",
                 done.id,
                 HumanBytes(done.bytes),
@@ -177,7 +177,7 @@ impl BackupArgs {
                 begun.elapsed().as_secs_f64()
             );
             for id in done.removed {
-                println!("backup {id} is removed");
+                say!("backup {id} is removed");
             }
             Ok(())
         })
@@ -194,7 +194,7 @@ impl RestoreArgs {
             let id = self.backup.as_deref();
             let restored = restore(&from, &to, id, self.as_of, &bar).await?;
             bar.0.finish_and_clear();
-            println!(
+            say!(
                 "{to} is restored from {}, up to lsn {}: {} ({:.1} s)",
                 restored.id,
                 restored.lsn,
@@ -213,7 +213,7 @@ impl BranchArgs {
             let (data, to) = (self.of.data.location()?, Place::parse(&self.to)?);
             let id = self.of.take(&data).await?;
             let made = branch(&data.store, &id, &to).await?;
-            println!(
+            say!(
                 "{to} is a branch of {} at lsn {}: {} are shared ({:.2} s)",
                 data.store,
                 made.lsn,
@@ -244,7 +244,7 @@ impl CheckpointsArgs {
 }
 
 fn show(checkpoint: &Checkpoint, what: &str, bytes: u64) {
-    println!(
+    say!(
         "{}  lsn={} shards={} {what}={bytes}",
         checkpoint.id,
         checkpoint.lsn,

@@ -24,7 +24,7 @@ struct Screen {
 impl Listener for Screen {
     fn problem(&self, what: &str) {
         if self.shown.fetch_add(1, Ordering::Relaxed) < SHOWN {
-            self.bar.suspend(|| println!("{what}"));
+            self.bar.suspend(|| say!("{what}"));
         }
     }
 
@@ -43,7 +43,7 @@ impl CheckArgs {
         let location = self.data.location()?;
         let report = block_on(check(&location, &screen))?;
         screen.bar.finish_and_clear();
-        println!(
+        say!(
             "{}: {} shards, {} keys, {} rows, {} records in the journal, {} checkpoints",
             location.store,
             report.shards,

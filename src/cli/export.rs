@@ -81,11 +81,11 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
     let (version, file) = export.output.finish().with_context(|| format!("{}", path.display()))?;
     drop(file);
     part.complete(path).with_context(|| format!("{}", path.display()))?;
-    println!("{keys} keys written, {bytes} bytes, RDB version {version}");
+    say!("{keys} keys written, {bytes} bytes, RDB version {version}");
     if hashes > 0 && arguments.drop_field_expiry {
-        println!("{hashes} hashes have fields that expire: written without that");
+        say!("{hashes} hashes have fields that expire: written without that");
     } else if hashes > 0 {
-        println!(
+        say!(
             "{hashes} hashes have fields that expire: only Redis 7.4 or newer loads the file; \
              --drop-field-expiry writes one that Valkey 8.1 loads, too"
         );

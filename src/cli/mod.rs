@@ -3,6 +3,11 @@
 //! A subcommand is a file of its own: its arguments, which clap reads, and a function `run` that does
 //! it. An error ends the process with status 1 and its text; arguments that are refused, with 2.
 
+/// Prints a line, as `println!` does, but see [`say`].
+macro_rules! say {
+    ($($text:tt)*) => { $crate::cli::say(&format!($($text)*)) };
+}
+
 mod backup;
 mod check;
 mod connection;
@@ -14,6 +19,7 @@ mod reshard;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use std::ffi::OsString;
+use std::io::Write;
 use std::process::ExitCode;
 
 /// What the program can do beside running the server.
@@ -67,7 +73,8 @@ pub fn run(args: impl Iterator<Item = OsString>, prepare: fn()) -> Option<ExitCo
         Ok(cli) => match cli.command.run() {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
-                eprintln!("flagstone: {error:#}");
+                // There may be nobody to read it.
+                let _ = writeln!(std::io::stderr(), "flagstone: {error:#}");
                 ExitCode::FAILURE
             }
         },
@@ -78,6 +85,18 @@ pub fn run(args: impl Iterator<Item = OsString>, prepare: fn()) -> Option<ExitCo
         }
     };
     Some(status)
+}
+
+/// Prints a line. Who reads it may have read enough and be gone: then the command still ends as it
+/// would.
+pub fn say(text: &str) {
+    let mut out = std::io::stdout();
+    let said = writeln!(out, "{text}").and_then(|()| out.flush());
+    if let Err(error) = said
+        && error.kind() != std::io::ErrorKind::BrokenPipe
+    {
+        let _ = writeln!(std::io::stderr(), "flagstone: standard output: {error}");
+    }
 }
 
 /// The subcommands, a line for each, for the help of the whole program.

@@ -86,7 +86,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
     if arguments.keep {
         std::fs::rename(&beside, &before)
             .with_context(|| format!("naming {}", before.display()))?;
-        println!("the old directory is {}", before.display());
+        say!("the old directory is {}", before.display());
     } else {
         std::fs::remove_dir_all(&beside)
             .with_context(|| format!("removing the old directory, now {}", beside.display()))?;
@@ -108,7 +108,7 @@ fn copy(options: OpenOptions, to: Place, arguments: &Arguments) -> Result<()> {
         tokio::spawn(work).await?
     })?;
     bar.finish_and_clear();
-    println!(
+    say!(
         "{} keys in {} rows, {}, are in {shards} shards ({:.1} s)",
         done.keys,
         done.rows,

@@ -302,6 +302,9 @@ pub mod flag {
     /// Within MULTI, what is queued behind it is on another database.
     pub const SELECTS: u32 = 1 << 24;
 
+    /// No pause holds it: it ends pauses.
+    pub const ENDS_PAUSE: u32 = 1 << 25;
+
     /// The flags that COMMAND shows, in its order.
     pub const NAMES: &[(u32, &str)] = &[
         (WRITE, "write"),

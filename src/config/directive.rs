@@ -241,6 +241,26 @@ pub(super) fn proc_title_template(value: &str) -> Result<(), &'static str> {
     if value.is_empty() { Err(INVALID) } else { Ok(()) }
 }
 
+/// Refuses every value but the one that asks for nothing: what such a directive promises is absent,
+/// and who relied on it would be harmed.
+macro_rules! absent_check {
+    ($function:ident, $off:literal, $reason:expr) => {
+        pub(super) fn $function(value: &str) -> Result<(), &'static str> {
+            if value == $off { Ok(()) } else { Err($reason) }
+        }
+    };
+}
+
+/// Why there is no access control list.
+pub(super) const NO_USERS: &str = "there are no users but 'default': use requirepass";
+
+absent_check!(no_users, "", NO_USERS);
+absent_check!(no_unix_socket, "", "this server listens on TCP only");
+absent_check!(no_cluster, "no", "this server cannot be a cluster node");
+absent_check!(no_syslog, "no", "this server does not write to syslog: use logfile");
+absent_check!(no_import_mode, "no", "this server has no import mode: keys expire at any time");
+absent_check!(no_insecure_api, "no", "this server does not offer deprecated functions to scripts");
+
 pub(super) fn tls_unsupported(value: &str) -> Result<(), &'static str> {
     let off = value == "0" || value == "no";
     if off { Ok(()) } else { Err("TLS is not supported by this server") }

@@ -48,6 +48,11 @@ const NO_TLS: &str = "this server does not speak TLS";
 const NO_RDMA: &str = "this server does not speak RDMA";
 const INIT_SYSTEM: &str = "the process stays in the foreground; the init system supervises it";
 const STDERR_LOG: &str = "the log has one format and goes to standard error or the log file";
+const TCP_ONLY: &str = "this server listens on TCP only";
+const NO_EVICTION: &str = "no key is evicted: all data are on disk";
+const PACE: &str = "background work has a pace of its own";
+const NO_LATENCY: &str = "there is no latency monitor and there are no latency histograms";
+const SLOW_ONLY: &str = "of the command logs there is that of slow commands";
 const LAZY: &str = "removal of a key takes constant time, whatever its size";
 const TABLES: &str = "there is no hash table to rehash in the background";
 const NO_CRASH_REPORT: &str = "there is no crash report";
@@ -76,7 +81,7 @@ pub(super) static TABLE: &[Directive] = &[
     d("block-cache-size", AutoMemory(BYTES), "auto", "bytes of the engine's block cache; auto: a share of memory-budget").at_start(),
     d("accept-mode", OneOf(&["reuseport", "round-robin"]), "reuseport", "how connections are spread over threads").at_start(),
     d("appendfsync", OneOf(FSYNC), "always", "what OK means: on disk (always), in the journal's file (everysec, no)"),
-    d("everysec-bound", Integer((1, 3_600_000)), "1000", "milliseconds of writes that everysec may lose; writes stall beyond"),
+    d("everysec-bound", Integer((1, 3_600_000)), "1000", "milliseconds of writes that everysec may lose; writes stall beyond").at_start(),
     d("handover-interval-ms", Integer((10, 3_600_000)), "30000", "milliseconds between hand-overs of pending rows to the engine"),
     d("journal-segment-size", Memory((MIB, 16 * 1024 * MIB)), "67108864", "bytes of a journal segment").at_start(),
     d("journal-max-size", Memory((4 * MIB, LONG_MAX)), "4294967296", "bytes of journal at half of which the engine is made to flush; hand-overs come earlier from three eighths on").at_start(),
@@ -88,11 +93,11 @@ pub(super) static TABLE: &[Directive] = &[
     d("compression", OneOf(&["none"]), "none", "compression of stored blocks").at_start(),
 
     // Network.
-    d("port", Integer(PORT), "6379", "TCP port; 0: none"),
+    d("port", Integer(PORT), "6379", "TCP port"),
     d("bind", Structured(Structure::Bind), "* -::*", "addresses to listen on; - before one: may be missing"),
-    d("unixsocket", OptionalText, "", "path of a Unix socket to listen on").immutable(),
-    d("unixsocketgroup", OptionalText, "", "group of the Unix socket").immutable(),
-    d("unixsocketperm", Octal((0, 0o777)), "0", "permissions of the Unix socket; 0: by umask").immutable(),
+    d("unixsocket", OptionalText, "", "path of a Unix socket to listen on").immutable().check(check::no_unix_socket).inert(TCP_ONLY),
+    d("unixsocketgroup", OptionalText, "", "group of the Unix socket").immutable().inert(TCP_ONLY),
+    d("unixsocketperm", Octal((0, 0o777)), "0", "permissions of the Unix socket; 0: by umask").immutable().inert(TCP_ONLY),
     d("tcp-backlog", Integer(INT), "511", "connections waiting to be accepted").immutable(),
     d("tcp-keepalive", Integer(INT), "300", "seconds between keep-alive probes; 0: none"),
     d("timeout", Integer(INT), "0", "seconds until an idle client is closed; 0: never"),
@@ -109,23 +114,23 @@ pub(super) static TABLE: &[Directive] = &[
 
     // Access.
     d("requirepass", OptionalText, "", "password of the default user").sensitive(),
-    d("aclfile", Text, "", "file of users").immutable(),
-    d("acl-pubsub-default", OneOf(&["allchannels", "resetchannels"]), "resetchannels", "channels a new user may use"),
-    d("acllog-max-len", Integer(LONG), "128", "entries of ACL LOG"),
+    d("aclfile", Text, "", "file of users").immutable().check(check::no_users).inert(check::NO_USERS),
+    d("acl-pubsub-default", OneOf(&["allchannels", "resetchannels"]), "resetchannels", "channels a new user may use").inert(check::NO_USERS),
+    d("acllog-max-len", Integer(LONG), "128", "entries of ACL LOG").inert(check::NO_USERS),
     d("enable-protected-configs", OneOf(PROTECTED_ACTION), "no", "who may change protected directives").immutable(),
     d("enable-debug-command", OneOf(PROTECTED_ACTION), "no", "who may use DEBUG").immutable(),
-    d("enable-module-command", OneOf(PROTECTED_ACTION), "no", "who may use MODULE").immutable(),
+    d("enable-module-command", OneOf(PROTECTED_ACTION), "no", "who may use MODULE").immutable().inert("there are no modules"),
 
     // Data set.
     d("databases", Integer((1, INT_MAX)), "16", "number of databases").immutable(),
     d("maxmemory", Memory(ULONG), "0", "bytes of memory in use beyond which commands that need more are refused (policy noeviction); 0: no limit"),
-    d("maxmemory-policy", OneOf(POLICIES), "noeviction", "noeviction: maxmemory refuses commands; others: it does nothing, as data is on disk"),
-    d("maxmemory-samples", Integer((1, 64)), "5", "keys compared to find one to evict"),
-    d("maxmemory-eviction-tenacity", Integer((0, 100)), "10", "effort of one eviction cycle"),
-    d("lfu-log-factor", Integer(INT), "10", "how slowly the access counter grows"),
-    d("lfu-decay-time", Integer(INT), "1", "minutes until the access counter halves"),
-    d("active-expire-effort", Integer((1, 10)), "1", "effort spent on keys that expired unread"),
-    d("hz", Integer(INT), "10", "background rounds per second, 1 to 500"),
+    d("maxmemory-policy", OneOf(POLICIES), "noeviction", "with noeviction maxmemory refuses commands; with any other it does nothing, as no key is evicted: data are on disk"),
+    d("maxmemory-samples", Integer((1, 64)), "5", "keys compared to find one to evict").inert(NO_EVICTION),
+    d("maxmemory-eviction-tenacity", Integer((0, 100)), "10", "effort of one eviction cycle").inert(NO_EVICTION),
+    d("lfu-log-factor", Integer(INT), "10", "how slowly the access counter grows").inert("access counters serve the memory budget, and have a scale of their own"),
+    d("lfu-decay-time", Integer(INT), "1", "minutes until the access counter halves").inert("access counters serve the memory budget, and have a scale of their own"),
+    d("active-expire-effort", Integer((1, 10)), "1", "effort spent on keys that expired unread").inert(PACE),
+    d("hz", Integer(INT), "10", "background rounds per second, 1 to 500").inert(PACE),
     d("hash-max-listpack-entries", Integer(LONG), "512", "fields up to which a hash is packed").alias("hash-max-ziplist-entries"),
     d("hash-max-listpack-value", Memory(LONG), "64", "bytes of a field or value up to which a hash is packed").alias("hash-max-ziplist-value"),
     d("list-max-listpack-size", Integer((i32::MIN as i128, INT_MAX)), "-2", "elements, or -1 to -5 for 4 to 64 KiB, of a list node").alias("list-max-ziplist-size"),
@@ -147,21 +152,21 @@ pub(super) static TABLE: &[Directive] = &[
     d("activerehashing", YesNo, "yes", "rehash in idle time").inert(TABLES),
 
     // Observation.
-    d("loglevel", OneOf(LOG_LEVELS), "notice", "least level that is logged").alias("log-level"),
-    d("logfile", Text, "", "file of the log; empty: standard error").immutable(),
+    d("loglevel", OneOf(LOG_LEVELS), "notice", "least level that is logged; verbose is notice").alias("log-level"),
+    d("logfile", Text, "", "file of the log, opened anew for each line; empty: standard error").immutable(),
     d("commandlog-execution-slower-than", Integer((-1, LONG_MAX)), "10000", "microseconds from which a command is logged as slow; -1: never").alias("slowlog-log-slower-than"),
     d("commandlog-slow-execution-max-len", Integer(LONG), "128", "entries of the log of slow commands").alias("slowlog-max-len"),
-    d("commandlog-request-larger-than", Integer((-1, LONG_MAX)), "1048576", "bytes from which a request is logged; -1: never"),
-    d("commandlog-large-request-max-len", Integer(LONG), "128", "entries of the log of large requests"),
-    d("commandlog-reply-larger-than", Integer((-1, LONG_MAX)), "1048576", "bytes from which a reply is logged; -1: never"),
-    d("commandlog-large-reply-max-len", Integer(LONG), "128", "entries of the log of large replies"),
-    d("latency-monitor-threshold", Integer(LONG), "0", "milliseconds from which an event is recorded; 0: off"),
-    d("latency-tracking", YesNo, "yes", "latency histograms per command"),
-    d("latency-tracking-info-percentiles", Structured(Structure::Percentiles), "50 99 99.9", "percentiles in INFO latencystats"),
-    d("hide-user-data-from-log", YesNo, "yes", "keep keys and values out of the log"),
+    d("commandlog-request-larger-than", Integer((-1, LONG_MAX)), "1048576", "bytes from which a request is logged; -1: never").inert(SLOW_ONLY),
+    d("commandlog-large-request-max-len", Integer(LONG), "128", "entries of the log of large requests").inert(SLOW_ONLY),
+    d("commandlog-reply-larger-than", Integer((-1, LONG_MAX)), "1048576", "bytes from which a reply is logged; -1: never").inert(SLOW_ONLY),
+    d("commandlog-large-reply-max-len", Integer(LONG), "128", "entries of the log of large replies").inert(SLOW_ONLY),
+    d("latency-monitor-threshold", Integer(LONG), "0", "milliseconds from which an event is recorded; 0: off").inert(NO_LATENCY),
+    d("latency-tracking", YesNo, "yes", "latency histograms per command").inert(NO_LATENCY),
+    d("latency-tracking-info-percentiles", Structured(Structure::Percentiles), "50 99 99.9", "percentiles in INFO latencystats").inert(NO_LATENCY),
+    d("hide-user-data-from-log", YesNo, "yes", "keep keys and values out of the log").inert("the server logs no keys and no values by itself"),
     d("log-format", OneOf(&["legacy", "logfmt"]), "legacy", "format of log lines").inert(STDERR_LOG),
     d("log-timestamp-format", OneOf(&["legacy", "iso8601", "milliseconds"]), "legacy", "format of the log's time").inert(STDERR_LOG),
-    d("syslog-enabled", YesNo, "no", "log to syslog").immutable().inert(STDERR_LOG),
+    d("syslog-enabled", YesNo, "no", "log to syslog").immutable().check(check::no_syslog).inert(STDERR_LOG),
     d("syslog-ident", Text, "valkey", "name in syslog").immutable().inert(STDERR_LOG),
     d("syslog-facility", OneOf(FACILITIES), "local0", "facility in syslog").immutable().inert(STDERR_LOG),
     d("always-show-logo", YesNo, "no", "show a logo at start").immutable().inert("there is no logo"),
@@ -176,24 +181,24 @@ pub(super) static TABLE: &[Directive] = &[
     // Behaviour of commands.
     d("busy-reply-threshold", Integer(LONG), "5000", "milliseconds after which a script makes others answer BUSY").alias("lua-time-limit"),
     d("script-instruction-limit", Integer(LONG), "10000000000", "Lua instructions after which a script is ended and taken back; 0: no limit"),
-    d("lua-enable-insecure-api", YesNo, "no", "offer deprecated functions to scripts").alias("lua-enable-deprecated-api").hidden().protected(),
+    d("lua-enable-insecure-api", YesNo, "no", "offer deprecated functions to scripts").alias("lua-enable-deprecated-api").hidden().protected().check(check::no_insecure_api).inert("deprecated functions are absent"),
     d("locale-collate", Text, "", "order of SORT ALPHA").inert("strings are compared by bytes"),
     d("extended-redis-compatibility", YesNo, "no", "present the server as Redis"),
     d("shutdown-timeout", Integer(INT), "10", "seconds that SHUTDOWN waits for replicas").inert(REPLICATION),
     d("shutdown-on-sigint", SomeOf(SHUTDOWN), "default", "flags of the SHUTDOWN that SIGINT causes").check(check::shutdown_flags).inert(SAVING),
     d("shutdown-on-sigterm", SomeOf(SHUTDOWN), "default", "flags of the SHUTDOWN that SIGTERM causes").check(check::shutdown_flags).inert(SAVING),
-    d("import-mode", YesNo, "no", "keep expired keys while importing").inert(REPLICATION),
+    d("import-mode", YesNo, "no", "keep expired keys while importing").check(check::no_import_mode).inert(REPLICATION),
     d("enable-debug-assert", YesNo, "no", "check internal assertions").immutable().hidden().inert(DEBUGGING),
     d("key-load-delay", Integer((i32::MIN as i128, INT_MAX)), "0", "microseconds between keys while loading").hidden().inert(DEBUGGING),
     d("loading-process-events-interval-bytes", Integer((1024, INT_MAX)), "2097152", "bytes loaded between events").hidden().inert(DEBUGGING),
 
     // RDB files.
-    d("dbfilename", Text, "dump.rdb", "name of the RDB file that SAVE writes").protected().check(check::dbfilename),
+    d("dbfilename", Text, "dump.rdb", "name of the RDB file that SAVE writes").protected().check(check::dbfilename).inert(SAVING),
     d("rdbcompression", YesNo, "yes", "compress strings in RDB files"),
-    d("rdbchecksum", YesNo, "yes", "checksum RDB files").immutable(),
+    d("rdbchecksum", YesNo, "yes", "checksum RDB files").immutable().inert(SAVING),
     d("rdb-version-check", OneOf(&["strict", "relaxed"]), "strict", "whether RDB files of a newer version are tried"),
     d("sanitize-dump-payload", OneOf(&["no", "yes", "clients"]), "no", "check payloads of RESTORE in depth").inert("payloads are always checked"),
-    d("save", Structured(Structure::Save), "3600 1 300 100 60 10000", "seconds and changes after which an RDB file is written").inert(SAVING),
+    d("save", Structured(Structure::Save), "", "seconds and changes after which an RDB file is written").inert(SAVING),
     d("stop-writes-on-bgsave-error", YesNo, "yes", "refuse writes after a failed snapshot").inert(SAVING),
     d("rdb-save-incremental-fsync", YesNo, "yes", "sync RDB files piecewise").inert(SAVING),
     d("rdb-key-save-delay", Integer((i32::MIN as i128, INT_MAX)), "0", "microseconds between keys while saving").hidden().inert(DEBUGGING),
@@ -215,7 +220,7 @@ pub(super) static TABLE: &[Directive] = &[
     // The process.
     d("daemonize", YesNo, "no", "go to the background").immutable().inert(INIT_SYSTEM),
     d("supervised", OneOf(&["upstart", "systemd", "auto", "no"]), "no", "tell the init system of the start").immutable().inert(INIT_SYSTEM),
-    d("pidfile", OptionalText, "", "file with the process id").immutable(),
+    d("pidfile", OptionalText, "", "file with the process id, as long as the server runs").immutable(),
     d("set-proc-title", YesNo, "yes", "show the address in the process title").immutable().inert("the process title stays as it was started"),
     d("proc-title-template", Text, "{title} {listen-addr} {server-mode}", "the process title").check(check::proc_title_template).inert("the process title stays as it was started"),
     d("disable-thp", YesNo, "yes", "switch transparent huge pages off").immutable().inert(NO_FORK),
@@ -267,13 +272,13 @@ pub(super) static TABLE: &[Directive] = &[
     d("bind-source-addr", OptionalText, "", "source address of outgoing connections").inert(REPLICATION),
 
     // Cluster.
-    d("cluster-enabled", YesNo, "no", "be a cluster node").immutable(),
+    d("cluster-enabled", YesNo, "no", "be a cluster node").immutable().check(check::no_cluster).inert(CLUSTER),
     d("cluster-config-file", Text, "nodes.conf", "file of the cluster's state").immutable().check(check::cluster_config_file).inert(CLUSTER),
     d("cluster-port", Integer(PORT), "0", "port of the cluster bus").immutable().inert(CLUSTER),
-    d("cluster-announce-ip", OptionalText, "", "address to announce"),
+    d("cluster-announce-ip", OptionalText, "", "address to announce").inert(CLUSTER),
     d("cluster-announce-client-ipv4", OptionalText, "", "IPv4 address to announce to clients").check(check::ipv4).inert(CLUSTER),
     d("cluster-announce-client-ipv6", OptionalText, "", "IPv6 address to announce to clients").check(check::ipv6).inert(CLUSTER),
-    d("cluster-announce-port", Integer(PORT), "0", "port to announce"),
+    d("cluster-announce-port", Integer(PORT), "0", "port to announce").inert(CLUSTER),
     d("cluster-announce-tls-port", Integer(PORT), "0", "TLS port to announce").inert(NO_TLS),
     d("cluster-announce-bus-port", Integer(PORT), "0", "bus port to announce").inert(CLUSTER),
     d("cluster-announce-hostname", OptionalText, "", "host name to announce").check(check::announced_hostname).inert(CLUSTER),

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf, absolute};
 use crate::glob;
 
 use super::arguments::Arguments;
+use super::directive as check;
 use super::directives::{self, OBSOLETE, TABLE};
 use super::error::{ConfigError, Origin};
 use super::parse::split_words;
@@ -18,20 +19,10 @@ const INCLUDE_DEPTH: usize = 16;
 /// What the names of environment variables begin with.
 const ENVIRONMENT_PREFIX: &str = "FLAGSTONE_";
 
-/// A statement of the configuration that other parts of the server carry out.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Declaration {
-    pub origin: Origin,
-    /// The words after the directive's name.
-    pub words: Vec<String>,
-}
-
 /// What was read.
 pub(super) struct Loaded {
     pub(super) values: Values,
     pub(super) file: Option<PathBuf>,
-    pub(super) users: Vec<Declaration>,
-    pub(super) renamed_commands: Vec<Declaration>,
     pub(super) notices: Vec<String>,
 }
 
@@ -73,13 +64,7 @@ struct Loader {
 
 impl Loader {
     fn new() -> Self {
-        let loaded = Loaded {
-            values: Values::defaults(),
-            file: None,
-            users: Vec::new(),
-            renamed_commands: Vec::new(),
-            notices: Vec::new(),
-        };
+        let loaded = Loaded { values: Values::defaults(), file: None, notices: Vec::new() };
         Self { loaded, save_seen: false }
     }
 
@@ -151,13 +136,10 @@ impl Loader {
         }
         match (name.as_str(), arguments) {
             ("include", [pattern]) => self.include(origin, text, pattern, depth),
-            ("user", [_, ..]) => {
-                self.loaded.users.push(declaration(origin, arguments));
-                Ok(())
-            }
+            // Whatever it grants or forbids, nobody would heed it; its words may be secrets.
+            ("user", [_, ..]) => Err(refusal(origin, "user ***", check::NO_USERS)),
             ("rename-command", [_, _]) => {
-                self.loaded.renamed_commands.push(declaration(origin, arguments));
-                Ok(())
+                Err(refusal(origin, text, "commands cannot be renamed or removed in this server"))
             }
             ("loadmodule", [_, ..]) => Err(refusal(origin, text, "modules are not supported")),
             (obsolete, [_]) if OBSOLETE.contains(&obsolete) => {
@@ -218,14 +200,9 @@ impl Loader {
             refusal(&Origin::CommandLine, &format!("dir {}", values.at(dir)), io_reason(&error))
         })?;
         values.put(dir, path.display().to_string());
-        for (index, directive) in TABLE.iter().enumerate() {
-            if let Some(reason) = directive.inert
-                && self.loaded.values.at(index) != directive.default
-            {
-                let notice = format!("directive '{}' has no effect: {reason}", directive.name);
-                self.loaded.notices.push(notice);
-            }
-        }
+        let values = &self.loaded.values;
+        let is_set = |index: usize| values.at(index) != TABLE[index].default;
+        self.loaded.notices.extend(notices(values, is_set));
         Ok(self.loaded)
     }
 }
@@ -233,21 +210,34 @@ impl Loader {
 /// Frequencies that `hz` is kept within, per second.
 const HZ: (i64, i64) = (1, 500);
 
-/// Settles values that are bounded silently or depend on another directive.
+/// Settles values that are bounded silently.
 pub(super) fn settle(values: &mut Values) {
     for (index, directive) in TABLE.iter().enumerate() {
         if directive.name == "hz" {
             let hz = values.at(index).parse().unwrap_or(HZ.1).clamp(HZ.0, HZ.1);
             values.put(index, hz.to_string());
         }
-        if directive.name == "databases" && values.text("cluster-enabled") == "yes" {
-            values.put(index, "1".to_owned());
-        }
     }
 }
 
-fn declaration(origin: &Origin, words: &[String]) -> Declaration {
-    Declaration { origin: origin.clone(), words: words.to_vec() }
+/// What has no effect of the directives that are asked for, a line for each.
+pub(super) fn notices(values: &Values, is_asked: impl Fn(usize) -> bool) -> Vec<String> {
+    let mut notices = Vec::new();
+    for (_, directive) in TABLE.iter().enumerate().filter(|(index, _)| is_asked(*index)) {
+        if let Some(reason) = directive.inert {
+            notices.push(format!("directive '{}' has no effect: {reason}", directive.name));
+        }
+        let limits_memory = directive.name == "maxmemory" || directive.name == "maxmemory-policy";
+        let policy = values.text("maxmemory-policy");
+        if limits_memory && values.text("maxmemory") != "0" && policy != "noeviction" {
+            notices.push(format!(
+                "maxmemory has no effect with maxmemory-policy {policy}: no key is evicted, as all \
+                data are on disk; with noeviction it refuses commands that need memory"
+            ));
+        }
+    }
+    notices.dedup();
+    notices
 }
 
 fn refusal(origin: &Origin, text: &str, reason: impl Into<String>) -> ConfigError {

@@ -35,13 +35,11 @@ use machine::Machine;
 use settings::Values;
 
 pub use error::{ConfigError, Origin};
-pub use load::Declaration;
 pub use notify::NotifyFlags;
 pub use parse::{quote_into, split_words};
 pub use settings::{
-    AcceptMode, AclPubsubDefault, AppendFsync, Compression, LogLevel, MaxmemoryPolicy,
-    MemoryOrPercent, OutputBufferLimit, OutputBufferLimits, ProtectedAction, RdbVersionCheck,
-    Settings,
+    AcceptMode, AppendFsync, Compression, LogLevel, MaxmemoryPolicy, MemoryOrPercent,
+    OutputBufferLimit, OutputBufferLimits, ProtectedAction, RdbVersionCheck, Settings,
 };
 
 /// The server's configuration, shared by all threads.
@@ -51,14 +49,23 @@ pub struct Config {
     generation: AtomicU64,
     machine: Machine,
     file: Option<PathBuf>,
-    users: Vec<Declaration>,
-    renamed_commands: Vec<Declaration>,
     notices: Vec<String>,
 }
 
 struct State {
     values: Values,
     settings: Arc<Settings>,
+}
+
+/// What a CONFIG SET changes.
+pub struct Change {
+    values: Values,
+    /// As they will be.
+    pub settings: Arc<Settings>,
+    /// The directives whose values change.
+    pub changed: Vec<&'static str>,
+    /// What has no effect, to be logged.
+    pub notices: Vec<String>,
 }
 
 /// What the command line asks for.
@@ -112,8 +119,6 @@ impl Config {
             generation: AtomicU64::new(0),
             machine,
             file: loaded.file,
-            users: loaded.users,
-            renamed_commands: loaded.renamed_commands,
             notices: loaded.notices,
         }))
     }
@@ -131,16 +136,6 @@ impl Config {
     /// The configuration file the server was started with, absolute.
     pub fn file(&self) -> Option<&Path> {
         self.file.as_deref()
-    }
-
-    /// `user` directives, to be carried out by the access control list.
-    pub fn users(&self) -> &[Declaration] {
-        &self.users
-    }
-
-    /// `rename-command` directives: old and new name; an empty new name removes the command.
-    pub fn renamed_commands(&self) -> &[Declaration] {
-        &self.renamed_commands
     }
 
     /// What was accepted but has no effect, to be logged at start.
@@ -177,17 +172,32 @@ impl Config {
         found
     }
 
-    /// CONFIG SET: all pairs or none. Answers the directives whose values changed, which the caller
-    /// carries out. `client_is_local` decides where protected directives are for local clients.
+    /// [`Config::prepare`] and [`Config::commit`] at once.
     ///
     /// # Errors
-    /// The text of the error reply.
+    /// As [`Config::prepare`].
     pub fn set(
         &self,
         pairs: &[(&[u8], &[u8])],
         client_is_local: bool,
     ) -> Result<Vec<&'static str>, String> {
-        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        let change = self.prepare(pairs, client_is_local)?;
+        let changed = change.changed.clone();
+        self.commit(change);
+        Ok(changed)
+    }
+
+    /// CONFIG SET: what these pairs would change, all of them or none. `client_is_local` decides
+    /// where protected directives are for local clients.
+    ///
+    /// # Errors
+    /// The text of the error reply.
+    pub fn prepare(
+        &self,
+        pairs: &[(&[u8], &[u8])],
+        client_is_local: bool,
+    ) -> Result<Change, String> {
+        let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
         let protected_allowed = state.settings.enable_protected_configs.allows(client_is_local);
         let mut places: Vec<(usize, &'static str)> = Vec::with_capacity(pairs.len());
         for (typed, _) in pairs {
@@ -215,23 +225,25 @@ impl Config {
             values.put(*index, value.map_err(|reason| set_failed(name, &reason))?);
         }
         load::settle(&mut values);
-        Ok(self.replace(&mut state, values))
+        let changed: Vec<usize> =
+            (0..TABLE.len()).filter(|&index| values.at(index) != state.values.at(index)).collect();
+        let is_changed = |index: usize| changed.contains(&index);
+        Ok(Change {
+            settings: Arc::new(Settings::read(&values, self.machine)),
+            notices: load::notices(&values, is_changed),
+            changed: changed.iter().map(|&index| TABLE[index].name).collect(),
+            values,
+        })
     }
 
-    /// Puts new values in place; answers the names of those that changed.
-    fn replace(&self, state: &mut State, values: Values) -> Vec<&'static str> {
-        let changed: Vec<&'static str> = TABLE
-            .iter()
-            .enumerate()
-            .filter(|(index, _)| values.at(*index) != state.values.at(*index))
-            .map(|(_, directive)| directive.name)
-            .collect();
-        if !changed.is_empty() {
-            state.settings = Arc::new(Settings::read(&values, self.machine));
-            state.values = values;
-            self.generation.fetch_add(1, Ordering::Release);
+    /// Puts a change into effect. Nothing else may have been changed since it was prepared.
+    pub fn commit(&self, change: Change) {
+        if change.changed.is_empty() {
+            return;
         }
-        changed
+        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        *state = State { values: change.values, settings: change.settings };
+        self.generation.fetch_add(1, Ordering::Release);
     }
 
     /// CONFIG REWRITE: writes the values that differ from the defaults into the file the server was
@@ -279,6 +291,7 @@ fn new_value(index: usize, value: &[u8], current: &str) -> Result<String, String
     Ok(value)
 }
 
-fn set_failed(name: &str, reason: &str) -> String {
+/// The error reply of a CONFIG SET that fails because of one directive.
+pub fn set_failed(name: &str, reason: &str) -> String {
     format!("ERR CONFIG SET failed (possibly related to argument '{name}') - {reason}")
 }

@@ -125,10 +125,6 @@ choice! {
     }
 }
 choice! {
-    /// Channels a new user may use.
-    AclPubsubDefault { AllChannels = "allchannels", ResetChannels = "resetchannels" }
-}
-choice! {
     /// Whether RDB files of a newer version are tried.
     RdbVersionCheck { Strict = "strict", Relaxed = "relaxed" }
 }
@@ -244,10 +240,6 @@ settings! {
     port: u16 = |v, _| v.number("port");
     /// Addresses as written; `*` and `-::*` stand for all, a leading `-` for "may be missing".
     bind: Vec<String> = |v, _| v.text("bind").split_whitespace().map(str::to_owned).collect();
-    unixsocket: Option<String> = |v, _| v.optional_text("unixsocket");
-    unixsocketgroup: Option<String> = |v, _| v.optional_text("unixsocketgroup");
-    /// Zero: by umask.
-    unixsocketperm: u32 = |v, _| u32::from_str_radix(v.text("unixsocketperm"), 8).unwrap_or(0);
     tcp_backlog: i32 = |v, _| v.number("tcp-backlog");
     /// Zero: none.
     tcp_keepalive_seconds: u32 = |v, _| v.number("tcp-keepalive");
@@ -260,31 +252,17 @@ settings! {
     client_output_buffer_limit: OutputBufferLimits = |v, _| output_buffer_limits(v);
     maxmemory_clients: MemoryOrPercent = |v, _| memory_or_percent(v);
     tracking_table_max_keys: usize = |v, _| v.number("tracking-table-max-keys");
-    cluster_enabled: bool = |v, _| v.flag("cluster-enabled");
-    cluster_announce_ip: Option<String> = |v, _| v.optional_text("cluster-announce-ip");
-    /// Zero: the port itself.
-    cluster_announce_port: u16 = |v, _| v.number("cluster-announce-port");
 
     // Access.
     requirepass: Option<String> = |v, _| v.optional_text("requirepass");
-    aclfile: Option<String> = |v, _| v.optional_text("aclfile");
-    acl_pubsub_default: AclPubsubDefault = |v, _| v.choice("acl-pubsub-default");
-    acllog_max_len: usize = |v, _| v.number("acllog-max-len");
     enable_protected_configs: ProtectedAction = |v, _| v.choice("enable-protected-configs");
     enable_debug_command: ProtectedAction = |v, _| v.choice("enable-debug-command");
-    enable_module_command: ProtectedAction = |v, _| v.choice("enable-module-command");
 
     // Data set.
     databases: u32 = |v, _| v.number("databases");
     /// Zero: no limit.
     maxmemory: u64 = |v, _| v.number("maxmemory");
     maxmemory_policy: MaxmemoryPolicy = |v, _| v.choice("maxmemory-policy");
-    maxmemory_samples: usize = |v, _| v.number("maxmemory-samples");
-    maxmemory_eviction_tenacity: u32 = |v, _| v.number("maxmemory-eviction-tenacity");
-    lfu_log_factor: u32 = |v, _| v.number("lfu-log-factor");
-    lfu_decay_minutes: u32 = |v, _| v.number("lfu-decay-time");
-    active_expire_effort: u32 = |v, _| v.number("active-expire-effort");
-    hz: u32 = |v, _| v.number("hz");
     hash_max_listpack_entries: usize = |v, _| v.number("hash-max-listpack-entries");
     hash_max_listpack_value: usize = |v, _| v.number("hash-max-listpack-value");
     /// Positive: elements of a node. -1 to -5: 4, 8, 16, 32, 64 KiB of a node.
@@ -306,19 +284,6 @@ settings! {
     /// Microseconds; -1: never.
     slowlog_log_slower_than_us: i64 = |v, _| v.number("commandlog-execution-slower-than");
     slowlog_max_len: usize = |v, _| v.number("commandlog-slow-execution-max-len");
-    /// Bytes; -1: never.
-    commandlog_request_larger_than: i64 = |v, _| v.number("commandlog-request-larger-than");
-    commandlog_large_request_max_len: usize = |v, _| v.number("commandlog-large-request-max-len");
-    /// Bytes; -1: never.
-    commandlog_reply_larger_than: i64 = |v, _| v.number("commandlog-reply-larger-than");
-    commandlog_large_reply_max_len: usize = |v, _| v.number("commandlog-large-reply-max-len");
-    /// Zero: off.
-    latency_monitor_threshold_ms: u64 = |v, _| v.number("latency-monitor-threshold");
-    latency_tracking: bool = |v, _| v.flag("latency-tracking");
-    latency_tracking_info_percentiles: Vec<f64> = |v, _| {
-        v.text("latency-tracking-info-percentiles").split_whitespace().filter_map(|word| word.parse().ok()).collect()
-    };
-    hide_user_data_from_log: bool = |v, _| v.flag("hide-user-data-from-log");
     availability_zone: String = |v, _| v.text("availability-zone").to_owned();
 
     // Commands and RDB files.
@@ -326,11 +291,8 @@ settings! {
     min_replicas_max_lag: u32 = |v, _| v.number("min-replicas-max-lag");
     busy_reply_threshold_ms: u64 = |v, _| v.number("busy-reply-threshold");
     script_instruction_limit: u64 = |v, _| v.number("script-instruction-limit");
-    lua_enable_insecure_api: bool = |v, _| v.flag("lua-enable-insecure-api");
     extended_redis_compatibility: bool = |v, _| v.flag("extended-redis-compatibility");
-    dbfilename: String = |v, _| v.text("dbfilename").to_owned();
     rdbcompression: bool = |v, _| v.flag("rdbcompression");
-    rdbchecksum: bool = |v, _| v.flag("rdbchecksum");
     rdb_version_check: RdbVersionCheck = |v, _| v.choice("rdb-version-check");
 }
 

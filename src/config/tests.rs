@@ -132,13 +132,14 @@ fn defaults_that_are_this_servers_own() {
 fn later_sources_override_earlier_ones() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("flagstone.conf");
-    fs::write(&file, "# comment\n\nport 1\nTIMEOUT 1\nhz 20\ndatabases 3\n").unwrap();
-    let environment = [("FLAGSTONE_TIMEOUT", "2"), ("FLAGSTONE_HZ", "30"), ("PATH", "x")];
-    let args = [file.to_str().unwrap(), "--hz", "40"];
+    fs::write(&file, "# comment\n\nport 1\nTIMEOUT 1\ncheckpoint-keep 20\ndatabases 3\n").unwrap();
+    let environment =
+        [("FLAGSTONE_TIMEOUT", "2"), ("FLAGSTONE_CHECKPOINT_KEEP", "30"), ("PATH", "x")];
+    let args = [file.to_str().unwrap(), "--checkpoint-keep", "40"];
     let config = load_with(&args, &environment, "").unwrap();
     let settings = config.settings();
     assert_eq!(
-        (settings.databases, settings.port, settings.timeout_seconds, settings.hz),
+        (settings.databases, settings.port, settings.timeout_seconds, settings.checkpoint_keep),
         (3, 1, 2, 40)
     );
     assert_eq!(config.file(), Some(file.as_path()));
@@ -160,7 +161,6 @@ fn command_line_takes_values_as_redis_does() {
         (&["--maxmemory", "1gb"], "maxmemory", "1073741824"),
         (&["--hash-max-ziplist-entries", "7"], "hash-max-listpack-entries", "7"),
         (&["--list-max-listpack-size", "-1"], "list-max-listpack-size", "-1"),
-        (&["--cluster-enabled", "yes"], "databases", "1"),
     ];
     for (args, name, expected) in cases {
         assert_eq!(value(&load(args).unwrap(), name), *expected, "{args:?}");
@@ -169,9 +169,9 @@ fn command_line_takes_values_as_redis_does() {
 
 #[test]
 fn standard_input_is_a_configuration_file() {
-    for args in [&["-", "--hz", "11"][..], &["--hz", "11", "-"]] {
-        let settings = load_with(args, &[], "port 7\nhz 12\n").unwrap().settings();
-        assert_eq!((settings.port, settings.hz), (7, 11));
+    for args in [&["-", "--timeout", "11"][..], &["--timeout", "11", "-"]] {
+        let settings = load_with(args, &[], "port 7\ntimeout 12\n").unwrap().settings();
+        assert_eq!((settings.port, settings.timeout_seconds), (7, 11));
     }
     assert_eq!(load(&["--requirepass", "-"]).unwrap().settings().requirepass.as_deref(), Some("-"));
 }
@@ -198,14 +198,14 @@ fn words_quotes_and_escapes() {
 fn files_include_files() {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
-    fs::write(path("a.conf"), format!("port 1\ninclude {}\nhz 9\n", path("conf.d/*.conf")))
+    fs::write(path("a.conf"), format!("port 1\ninclude {}\ntimeout 9\n", path("conf.d/*.conf")))
         .unwrap();
     fs::create_dir(path("conf.d")).unwrap();
-    fs::write(path("conf.d/1.conf"), "port 2\nhz 2\n").unwrap();
+    fs::write(path("conf.d/1.conf"), "port 2\ntimeout 2\n").unwrap();
     fs::write(path("conf.d/2.conf"), "port 3\n").unwrap();
     fs::write(path("conf.d/other"), "port 4\n").unwrap();
     let settings = load(&[&path("a.conf")]).unwrap().settings();
-    assert_eq!((settings.port, settings.hz), (3, 9));
+    assert_eq!((settings.port, settings.timeout_seconds), (3, 9));
 
     fs::write(path("loop.conf"), format!("include {}\n", path("loop.conf"))).unwrap();
     assert!(load(&[&path("loop.conf")]).err().unwrap().reason.contains("too deeply"));
@@ -249,7 +249,8 @@ fn what_has_no_effect_is_noticed() {
         ("FLAGSTONE_PORT", "tcp://10.0.0.1:6379"),
         ("FLAGSTONE_SERVICE_HOST", "10.0.0.1"),
     ];
-    let config = load_with(&["-"], &environment, "io-threads 4\ndynamic-hz yes\nhz 20").unwrap();
+    let config =
+        load_with(&["-"], &environment, "io-threads 4\ndynamic-hz yes\ntimeout 20").unwrap();
     let notices = config.notices().join("\n");
     for expected in ["FLAGSTONE_TYPO", "'io-threads'", "'dynamic-hz'"] {
         assert!(notices.contains(expected), "{notices}");
@@ -259,12 +260,61 @@ fn what_has_no_effect_is_noticed() {
 }
 
 #[test]
-fn users_and_renamed_commands_are_handed_on() {
-    let input = "user alice on >secret ~*\nrename-command FLUSHALL \"\"\n";
-    let config = load_with(&["-"], &[], input).unwrap();
-    assert_eq!(config.users()[0].words, ["alice", "on", ">secret", "~*"]);
-    assert_eq!(config.users()[0].origin, Origin::StandardInput { line: 1 });
-    assert_eq!(config.renamed_commands()[0].words, ["FLUSHALL", ""]);
+fn what_promises_something_that_is_absent_is_refused_by_name() {
+    let cases = [
+        ("cluster-enabled yes", "this server cannot be a cluster node"),
+        ("import-mode yes", "this server has no import mode: keys expire at any time"),
+        (
+            "lua-enable-insecure-api yes",
+            "this server does not offer deprecated functions to scripts",
+        ),
+        ("syslog-enabled yes", "this server does not write to syslog: use logfile"),
+        ("unixsocket /tmp/x", "this server listens on TCP only"),
+        ("aclfile users.acl", "there are no users but 'default': use requirepass"),
+        ("user alice on >secret ~*", "there are no users but 'default': use requirepass"),
+        ("rename-command FLUSHALL x", "commands cannot be renamed or removed in this server"),
+        ("replicaof 127.0.0.1 6379", "replication is not supported by this server"),
+        ("tls-port 6380", "TLS is not supported by this server"),
+        ("tls-cluster yes", "TLS is not supported by this server"),
+    ];
+    for (line, reason) in cases {
+        let error = refused(&["-"], line);
+        assert_eq!(error.reason, reason, "{line}");
+        let name = line.split(' ').next().unwrap();
+        assert!(error.text.starts_with(name), "{}", error.text);
+        assert!(!error.text.contains("secret"), "{}", error.text);
+        // CONFIG SET as well, where it is let near.
+        let Some((index, _)) = directives::find(name) else { continue };
+        if TABLE[index].mutability == Mutability::Live {
+            let value = line.split(' ').nth(1).unwrap();
+            let text = set(&unprotected(), &[(name, value)]).unwrap_err();
+            assert!(text.ends_with(reason), "{text}");
+        }
+    }
+}
+
+/// The settings are read from the table; what they do not read has to say why it does nothing.
+#[test]
+fn every_directive_has_an_effect_or_says_why_it_has_none() {
+    let read = include_str!("settings.rs");
+    for directive in TABLE {
+        let is_read = read.contains(&format!("\"{}\"", directive.name));
+        let says_why = directive.inert.is_some();
+        assert!(is_read != says_why, "{}", directive.name);
+    }
+}
+
+#[test]
+fn a_change_without_effect_is_noticed() {
+    let config = load(&[]).unwrap();
+    let notices = |pairs: &[(&[u8], &[u8])]| config.prepare(pairs, true).unwrap().notices;
+    assert_eq!(notices(&[(b"hz", b"10"), (b"timeout", b"7")]), [""; 0]);
+    let told = notices(&[(b"hz", b"50")]);
+    assert_eq!(told, ["directive 'hz' has no effect: background work has a pace of its own"]);
+    let told = notices(&[(b"maxmemory", b"1gb"), (b"maxmemory-policy", b"allkeys-lru")]);
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert!(told[0].starts_with("maxmemory has no effect with maxmemory-policy allkeys-lru"));
+    assert_eq!(notices(&[(b"maxmemory", b"1gb")]), [""; 0]);
 }
 
 #[test]

@@ -97,6 +97,7 @@ pub(super) fn admit(
         return Admitted::Refused(kind.busy_text().into());
     }
     if let Some(pause) = node.pause()
+        && !command.spec.has(flag::ENDS_PAUSE)
         && (!pause.writes_only || may_be_paused(flags()))
     {
         return Admitted::Wait;
@@ -104,14 +105,10 @@ pub(super) fn admit(
     Admitted::Run(command)
 }
 
-/// DEBUG and MODULE only run when the configuration lets this client run them.
+/// DEBUG only runs when the configuration lets this client run it.
 fn protected(session: &Session, command: &Command, settings: &Settings) -> Option<String> {
     let name = command.full_name.split('|').next().unwrap_or_default();
-    let action = match name {
-        "debug" => settings.enable_debug_command,
-        _ => settings.enable_module_command,
-    };
-    (!action.allows(session.client.is_local())).then(|| {
+    (!settings.enable_debug_command.allows(session.client.is_local())).then(|| {
         format!(
             "ERR {} command not allowed. If the enable-{name}-command option is set to \"local\", \
             you can run it from a local connection, otherwise you need to set this option in the \

@@ -8,8 +8,9 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// How often the cron runs.
-const PERIOD: Duration = Duration::from_millis(100);
+/// How often the cron runs each second.
+pub const CRON_HZ: u32 = 10;
+const PERIOD: Duration = Duration::from_millis(1000 / CRON_HZ as u64);
 
 /// How long hand-overs may take to end.
 const HANDING: Duration = Duration::from_secs(60);

@@ -6,11 +6,13 @@
 //! read, so what is read for the others does not grow old either.
 
 use super::parked::Parked;
+use super::read_trouble::{Line, ReadTrouble};
 use super::{Lock, Worker};
 use flagstone_storage::store::{Need, Part};
 use std::cell::RefCell;
 use std::collections::HashSet;
 use std::rc::Rc;
+use std::time::Instant;
 use tokio::sync::{Notify, oneshot};
 
 /// Commands whose names are looked at for one read, and names that are read ahead at most.
@@ -33,6 +35,7 @@ struct Request {
 pub(super) struct Loader {
     queue: RefCell<Vec<Request>>,
     due: Notify,
+    trouble: ReadTrouble,
 }
 
 impl Worker {
@@ -119,9 +122,19 @@ impl Worker {
         let loaded = plan.run(&self.node.background).await;
         let finished = self.partition.borrow_mut().finish_load(loaded);
         self.evict();
-        finished.map_err(|error| {
-            tracing::error!("{error:#}");
-            format!("ERR the data could not be read: {error:#}")
-        })
+        match finished {
+            Ok(()) => {
+                if let Some(Line::Over) = self.loader.trouble.succeeded(Instant::now) {
+                    tracing::info!("data can be read again");
+                }
+                Ok(())
+            }
+            Err(error) => {
+                if let Some(Line::Failing(reads)) = self.loader.trouble.failed(Instant::now()) {
+                    tracing::error!(reads, "data cannot be read: {error:#}");
+                }
+                Err(format!("ERR the data could not be read: {error:#}"))
+            }
+        }
     }
 }

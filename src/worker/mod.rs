@@ -10,12 +10,14 @@ mod mailbox;
 mod materialise;
 mod memory;
 mod parked;
+mod read_trouble;
 mod rounds;
 mod scan;
 mod stats;
 mod units;
 
 pub use batch::{BatchReply, CmdBatch, Request};
+pub use cron::CRON_HZ;
 pub(crate) use execute::changer;
 pub use execute::{Blocked, Elsewhere, OwnedCommand, Ran};
 pub(crate) use locks::LockKey;

@@ -121,10 +121,15 @@ impl Lease {
         match tokio::time::timeout(limit, self.until_it_holds()).await {
             Ok(confirmed) => confirmed,
             Err(_) => {
-                self.away.store(true, Ordering::Release);
+                if !self.away.swap(true, Ordering::AcqRel) {
+                    tracing::error!(
+                        "the lease on the data has run out, as the journal's store does not answer: \
+                        reads are refused, but for serve-stale-data yes"
+                    );
+                }
                 // It may have been renewed in this moment.
                 if self.holds() {
-                    self.away.store(false, Ordering::Release)
+                    self.is_back();
                 }
                 Err(Unconfirmed::Away)
             }
@@ -177,8 +182,14 @@ impl Lease {
     pub(crate) fn renew(&self, proven: BootTime) {
         let until = proven.later(self.lasts).0;
         if self.until.fetch_max(until, Ordering::AcqRel) < until {
-            self.away.store(false, Ordering::Release);
+            self.is_back();
             self.changed.notify_waiters();
+        }
+    }
+
+    fn is_back(&self) {
+        if self.away.swap(false, Ordering::AcqRel) {
+            tracing::info!("the lease on the data holds again: reads are answered");
         }
     }
 

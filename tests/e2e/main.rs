@@ -2,7 +2,9 @@
 
 mod atomicity;
 mod blocking;
+mod bucket;
 mod checkpoints;
+mod config;
 mod durability;
 mod events;
 mod functions;
@@ -11,15 +13,17 @@ mod keyspace;
 mod moving;
 mod partial;
 mod pipelines;
+mod process;
 mod pubsub;
 mod reshard;
 mod script_errors;
 mod scripts;
 mod server;
+mod shown;
 mod streams;
 mod tracking;
 mod transactions;
 mod undeclared;
 mod zsets;
 
-pub use server::Server;
+pub use server::{Server, free_port};

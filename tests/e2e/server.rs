@@ -20,14 +20,20 @@ pub struct Server {
     port: u16,
     dir: TempDir,
     options: Vec<String>,
+    environment: Vec<(String, String)>,
 }
 
 impl Server {
     /// Starts a server on a new directory.
     pub fn start(options: &[&str]) -> Self {
+        Self::start_in(Vec::new(), options)
+    }
+
+    /// The same in an environment.
+    pub fn start_in(environment: Vec<(String, String)>, options: &[&str]) -> Self {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let options = options.iter().map(ToString::to_string).collect();
-        let mut server = Self { child: None, port: free_port(), dir, options };
+        let mut server = Self { child: None, port: free_port(), dir, options, environment };
         server.spawn();
         server
     }
@@ -52,7 +58,12 @@ impl Server {
             .args(["--dir", &self.data().display().to_string()])
             .args(["--journal-segment-size", "4mb", "--memory-budget", "256mb"])
             .args(&self.options)
+            .envs(self.environment.iter().map(|(name, value)| (name, value)))
             .current_dir(self.dir.path());
+        let has_place = self.options.iter().any(|option| option == "--store");
+        if has_place {
+            return command;
+        }
         if let (Ok(url), Some(name)) = (std::env::var(STORE), self.dir.path().file_name()) {
             let name = name.to_string_lossy();
             command.args(["--store", &format!("{url}/{}-{name}", std::process::id())]);
@@ -90,9 +101,25 @@ impl Server {
 
     /// What a start that must fail says.
     pub fn refused(&self, options: &[&str]) -> String {
+        self.refusal(options).1
+    }
+
+    /// The status of a start that must fail, and what it says.
+    pub fn refusal(&self, options: &[&str]) -> (Option<i32>, String) {
         let output = self.command().args(options).output().expect("the server's binary runs");
         assert!(!output.status.success(), "it started");
-        String::from_utf8_lossy(&output.stderr).into_owned()
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    }
+
+    /// The number of the process.
+    pub fn pid(&self) -> u32 {
+        self.child.as_ref().expect("running").id()
+    }
+
+    /// Sends it a signal.
+    pub fn signal(&self, number: i32) {
+        // SAFETY: the process is our child and not reaped yet.
+        unsafe { libc::kill(self.pid() as libc::pid_t, number) };
     }
 
     /// kill -9.
@@ -117,9 +144,13 @@ impl Server {
 
     /// SIGTERM, and a clean end.
     pub fn stop(&mut self) {
+        self.stop_by(libc::SIGTERM);
+    }
+
+    /// A signal, and a clean end.
+    pub fn stop_by(&mut self, number: i32) {
+        self.signal(number);
         let mut child = self.child.take().expect("running");
-        // SAFETY: the process is our child and not reaped yet.
-        unsafe { libc::kill(child.id() as libc::pid_t, libc::SIGTERM) };
         let deadline = Instant::now() + PATIENCE;
         loop {
             if let Some(status) = child.try_wait().expect("its status") {
@@ -146,7 +177,7 @@ impl Server {
 
     /// Bytes of memory the process holds.
     pub fn rss(&self) -> u64 {
-        let pid = self.child.as_ref().expect("running").id();
+        let pid = self.pid();
         let statm = std::fs::read_to_string(format!("/proc/{pid}/statm")).expect("statm");
         statm.split_whitespace().nth(1).and_then(|n| n.parse::<u64>().ok()).expect("pages") * 4096
     }
@@ -162,7 +193,8 @@ impl Drop for Server {
     }
 }
 
-fn free_port() -> u16 {
+/// A port that nobody listens on just now.
+pub fn free_port() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     listener.local_addr().expect("its address").port()
 }

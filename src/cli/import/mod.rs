@@ -70,7 +70,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
     // What was read before an error is loaded, and counts.
     loader.pipeline.recover();
     bar.finish_and_clear();
-    println!("{}", loader.summary());
+    say!("{}", loader.summary());
     loaded
 }
 

@@ -83,9 +83,6 @@ pub(super) fn check_flags(cx: &Ctx<'_>, node: &Node, flags: Flags, read_only: bo
     if flags.has(Flags::COMPATIBLE) {
         return Ok(());
     }
-    if flags.has(Flags::NO_CLUSTER) && cx.settings.cluster_enabled {
-        return Err("ERR Can not run script on cluster, 'no-cluster' flag is set.".into());
-    }
     if read_only && !flags.has(Flags::NO_WRITES) {
         return Err("ERR Can not execute a script with write flag using *_ro command.".into());
     }

@@ -3,6 +3,10 @@
 use super::ADMIN;
 use crate::commands::help::help;
 use crate::commands::{Call, Group, Outcome, Run, Spec, Waiting, error, flag};
+use crate::config::{Change, set_failed};
+use crate::log;
+use crate::node::Node;
+use crate::open_files;
 use crate::resp::Args;
 use crate::routing;
 use crate::worker::Worker;
@@ -20,20 +24,63 @@ fn get(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// `CONFIG SET parameter value [parameter value …]`
-fn set(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
-    let words: Vec<&[u8]> = args.iter().skip(2).collect();
-    let (pairs, rest) = words.as_chunks::<2>();
-    if !rest.is_empty() {
-        return Err(error::SYNTAX.into());
+/// `CONFIG SET parameter value [parameter value …]`: all of it is in effect when it is answered, or
+/// nothing of it.
+fn set<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
+    Box::pin(async move {
+        let words: Vec<&[u8]> = args.iter().skip(2).collect();
+        let (pairs, rest) = words.as_chunks::<2>();
+        if !rest.is_empty() {
+            return Err(error::SYNTAX.into());
+        }
+        let pairs: Vec<_> = pairs.iter().map(|&[name, value]| (name, value)).collect();
+        let node = cx.node;
+        let _alone = node.configuring.lock().await;
+        let change = node.config.prepare(&pairs, cx.session.client.is_local())?;
+        carry_out(node, &change).await?;
+        for notice in &change.notices {
+            tracing::warn!("CONFIG SET: {notice}");
+        }
+        let syncs = change.changed.contains(&"appendfsync");
+        node.config.commit(change);
+        if syncs {
+            node.apply_appendfsync();
+        }
+        node.look_at_memory(&node.config.settings());
+        cx.out.ok();
+        Ok(())
+    })
+}
+
+/// Does what a change asks for and the system may refuse; the least certain first.
+async fn carry_out(node: &Node, change: &Change) -> Result<(), String> {
+    let settings = &change.settings;
+    let changes = |name: &&str| change.changed.contains(name);
+    if changes(&"maxclients")
+        && let Err(fitting) = open_files::make_room(settings.maxclients)
+    {
+        let reason = format!(
+            "The operating system is not able to handle the specified number of clients, try with \
+            {fitting}"
+        );
+        return Err(set_failed("maxclients", &reason));
     }
-    let pairs: Vec<_> = pairs.iter().map(|&[name, value]| (name, value)).collect();
-    let changed = cx.node.config.set(&pairs, cx.session.client.is_local())?;
-    if changed.contains(&"appendfsync") {
-        cx.node.apply_appendfsync();
+    if changes(&"loglevel") && !log::is_settable() {
+        return Err(set_failed("loglevel", log::FIXED));
     }
-    cx.node.look_at_memory(&cx.node.config.settings());
-    cx.out.ok();
+    if let Some(name) = ["port", "bind"].iter().find(|name| changes(name)) {
+        let reason = match *name {
+            "port" => "Unable to listen on this port. Check server logs.",
+            _ => "Failed to bind to specified addresses.",
+        };
+        node.listen(settings.clone()).await.map_err(|error| {
+            tracing::warn!("CONFIG SET {name}: {error}");
+            set_failed(name, reason)
+        })?;
+    }
+    if changes(&"loglevel") {
+        log::set_level(settings.loglevel);
+    }
     Ok(())
 }
 
@@ -91,7 +138,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         arity: -4,
         flags: ADMIN,
         tips: &["request_policy:all_nodes", "response_policy:all_succeeded"],
-        run: Run::Session(set),
+        run: Run::Wait(set),
         ..Spec::NEW
     },
     Spec {

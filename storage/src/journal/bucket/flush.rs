@@ -263,7 +263,7 @@ impl Shared {
     fn has_trouble(&self, trouble: String) {
         let mut state = lock(&self.state);
         if state.trouble.is_none() {
-            tracing::warn!(place = %self.place, %trouble, "the journal's store; trying again");
+            tracing::warn!(place = %self.place, "requests to the journal's store fail: {trouble}");
         }
         state.trouble = Some(trouble);
     }
@@ -318,7 +318,13 @@ impl Shared {
         };
         if self.away.swap(is_away, Ordering::AcqRel) != is_away {
             if is_away {
-                tracing::error!(place = %self.place, "the journal's store is away");
+                let limit = self.options.wait_limit.as_secs_f32();
+                tracing::error!(
+                    place = %self.place,
+                    "writes are refused: the journal's store has not answered for {limit} s"
+                );
+            } else {
+                tracing::info!(place = %self.place, "writes are accepted again");
             }
             self.announce();
         }

@@ -1,0 +1,165 @@
+//! The log: which lines are written, where they go, and what they may contain.
+
+use crate::config::LogLevel;
+use std::borrow::Cow;
+use std::fs::OpenOptions;
+use std::io::{self, IsTerminal, Write};
+use std::path::PathBuf;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::MakeWriter;
+
+/// A filter in the syntax of `tracing-subscriber`, which then decides in the place of `loglevel`.
+const FILTER: &str = "FLAGSTONE_LOG";
+
+/// Bytes of a line; what is longer is cut. Clients choose some of the texts that are logged.
+const LINE_MAX: usize = 16 << 10;
+
+/// Puts another filter in the place of the one in effect.
+type Reload = Box<dyn Fn(EnvFilter) -> bool + Send + Sync>;
+
+/// Absent as long as `FLAGSTONE_LOG` decides, or the log is another's (tests).
+static RELOAD: OnceLock<Reload> = OnceLock::new();
+
+/// Lines go to a file.
+static TO_FILE: AtomicBool = AtomicBool::new(false);
+
+/// Begins to log: to standard error, or to a file, which is opened anew for each line so that it
+/// may be moved away at any time.
+///
+/// # Errors
+/// The file cannot be written.
+pub fn init(level: LogLevel, file: Option<PathBuf>) -> io::Result<()> {
+    if let Some(path) = &file {
+        append_to(path)?;
+        TO_FILE.store(true, Ordering::Relaxed);
+    }
+    let is_terminal = file.is_none() && io::stderr().is_terminal();
+    let chosen = EnvFilter::try_from_env(FILTER).ok();
+    let is_fixed = chosen.is_some();
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(chosen.unwrap_or_else(|| filter(level)))
+        .with_writer(Output { file, keeps_colours: is_terminal })
+        .with_ansi(is_terminal)
+        .with_target(false)
+        // It would tell of a log that cannot be written on standard error, and panic if it cannot
+        // either: the terminal is closed, the disk full.
+        .log_internal_errors(false)
+        .with_filter_reloading();
+    let handle = builder.reload_handle();
+    // A second server in one process (tests) keeps the first one's log.
+    if builder.try_init().is_ok() && !is_fixed {
+        let _ = RELOAD.set(Box::new(move |filter| handle.reload(filter).is_ok()));
+    }
+    Ok(())
+}
+
+/// Whether the log goes to a file.
+pub fn is_file() -> bool {
+    TO_FILE.load(Ordering::Relaxed)
+}
+
+/// Whether [`set_level`] has an effect.
+pub fn is_settable() -> bool {
+    RELOAD.get().is_some()
+}
+
+/// Why it has none.
+pub const FIXED: &str = "the environment variable FLAGSTONE_LOG decides what is logged";
+
+/// Logs from another level on.
+pub fn set_level(level: LogLevel) {
+    let is_set = RELOAD.get().is_some_and(|reload| reload(filter(level)));
+    debug_assert!(is_set, "the log was asked before whether it can");
+}
+
+/// What the libraries log is told in our words where it matters: a store that does not answer would
+/// be many lines a second.
+fn filter(level: LogLevel) -> EnvFilter {
+    let level = match level {
+        LogLevel::Debug => "debug",
+        LogLevel::Verbose | LogLevel::Notice => "info",
+        LogLevel::Warning => "warn",
+        LogLevel::Nothing => "off",
+    };
+    format!("{level},slatedb=error,foyer=error,object_store=error").into()
+}
+
+fn append_to(path: &std::path::Path) -> io::Result<std::fs::File> {
+    OpenOptions::new().create(true).append(true).open(path)
+}
+
+/// Where lines go.
+struct Output {
+    /// `None`: to standard error.
+    file: Option<PathBuf>,
+    /// The lines have escape sequences, all of which are the subscriber's own.
+    keeps_colours: bool,
+}
+
+impl<'a> MakeWriter<'a> for Output {
+    type Writer = Lines<'a>;
+
+    fn make_writer(&'a self) -> Lines<'a> {
+        Lines(self)
+    }
+}
+
+struct Lines<'a>(&'a Output);
+
+impl Write for Lines<'_> {
+    /// Takes one line, whole: that is how the subscriber writes.
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        let one_line = one_line(line, self.0.keeps_colours);
+        match &self.0.file {
+            Some(path) => append_to(path)?.write_all(&one_line)?,
+            None => io::stderr().write_all(&one_line)?,
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The line with its control characters escaped, but for the line feed at its end: whoever chooses
+/// a text that is logged writes no line of his own, and nothing that a terminal obeys.
+fn one_line(line: &[u8], keeps_colours: bool) -> Vec<u8> {
+    let text = line.strip_suffix(b"\n").unwrap_or(line);
+    let cut = &text[..text.len().min(LINE_MAX)];
+    let mut out = Vec::with_capacity(cut.len() + 1);
+    for character in String::from_utf8_lossy(cut).chars() {
+        let is_kept = !character.is_control() || (keeps_colours && character == '\x1b');
+        let shown: Cow<'_, str> = match is_kept {
+            true => character.to_string().into(),
+            false => character.escape_default().to_string().into(),
+        };
+        out.extend_from_slice(shown.as_bytes());
+    }
+    if cut.len() < text.len() {
+        out.extend_from_slice(b"...");
+    }
+    out.push(b'\n');
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_forges_no_line_and_rules_no_terminal() {
+        let forged = one_line(b"a\r\nERROR forged\x1b[2J\x07\x7f\xc2\x85 \xc3\xa4\n", false);
+        let shown = String::from_utf8(forged).unwrap();
+        assert_eq!(shown, "a\\r\\nERROR forged\\u{1b}[2J\\u{7}\\u{7f}\\u{85} ä\n");
+        assert_eq!(one_line(b"\x1b[32mINFO\x1b[0m x", true), b"\x1b[32mINFO\x1b[0m x\n");
+    }
+
+    #[test]
+    fn a_long_line_is_cut() {
+        let line = one_line(&[b'x'; 10 * LINE_MAX], false);
+        assert_eq!(line.len(), LINE_MAX + 4);
+    }
+}

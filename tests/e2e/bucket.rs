@@ -1,0 +1,308 @@
+//! Data in a bucket whose store stops answering: an object store of the tests' own, in memory.
+
+use super::Server;
+use redis::Commands;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How long something may take on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// An object with the number of its version, which is its ETag.
+type Objects = BTreeMap<String, (u64, Vec<u8>)>;
+
+/// A bucket that speaks as much of S3 as the server asks for.
+struct Bucket {
+    port: u16,
+    away: Arc<AtomicBool>,
+}
+
+struct Request {
+    method: String,
+    path: String,
+    query: BTreeMap<String, String>,
+    headers: BTreeMap<String, String>,
+    body: Vec<u8>,
+}
+
+impl Bucket {
+    fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = listener.local_addr().expect("its address").port();
+        let away = Arc::new(AtomicBool::new(false));
+        let objects: Arc<Mutex<Objects>> = Arc::default();
+        let is_away = away.clone();
+        // It ends with the process.
+        thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let (objects, away) = (objects.clone(), is_away.clone());
+                thread::spawn(move || serve(&stream, &objects, &away));
+            }
+        });
+        Self { port, away }
+    }
+
+    /// From now on it takes requests and does not answer them, or does again.
+    fn set_away(&self, away: bool) {
+        self.away.store(away, Ordering::SeqCst);
+    }
+
+    fn environment(&self) -> Vec<(String, String)> {
+        let endpoint = format!("http://127.0.0.1:{}", self.port);
+        [
+            ("AWS_ENDPOINT", endpoint.as_str()),
+            ("AWS_ALLOW_HTTP", "true"),
+            ("AWS_REGION", "us-east-1"),
+            ("AWS_ACCESS_KEY_ID", "key"),
+            ("AWS_SECRET_ACCESS_KEY", "secret"),
+        ]
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .to_vec()
+    }
+}
+
+fn serve(stream: &TcpStream, objects: &Mutex<Objects>, away: &AtomicBool) {
+    let mut input = BufReader::new(stream);
+    while let Some(request) = read_request(&mut input) {
+        let (status, headers, body) = answer(&request, objects);
+        while away.load(Ordering::SeqCst) {
+            thread::sleep(Duration::from_millis(5));
+        }
+        let mut text = format!("HTTP/1.1 {status}\r\nContent-Length: {}\r\n", body.len());
+        for (name, value) in headers {
+            let _ = write!(text, "{name}: {value}\r\n");
+        }
+        text.push_str("\r\n");
+        let is_head = request.method == "HEAD";
+        let sent = (&mut &*stream).write_all(text.as_bytes());
+        if sent.is_err() || (!is_head && (&mut &*stream).write_all(&body).is_err()) {
+            return;
+        }
+    }
+}
+
+fn read_request(input: &mut impl BufRead) -> Option<Request> {
+    let mut line = String::new();
+    input.read_line(&mut line).ok().filter(|&len| len > 0)?;
+    let mut words = line.split(' ');
+    let (method, target) = (words.next()?.to_owned(), words.next()?.to_owned());
+    let mut headers = BTreeMap::new();
+    loop {
+        let mut line = String::new();
+        input.read_line(&mut line).ok()?;
+        let Some((name, value)) = line.trim().split_once(':') else { break };
+        headers.insert(name.to_ascii_lowercase(), value.trim().to_owned());
+    }
+    let len = headers.get("content-length").and_then(|len| len.parse().ok()).unwrap_or(0);
+    let mut body = vec![0; len];
+    input.read_exact(&mut body).ok()?;
+    let (path, query) = target.split_once('?').unwrap_or((&target, ""));
+    let query = query.split('&').map(|pair| pair.split_once('=').unwrap_or((pair, "")));
+    let query = query.map(|(name, value)| (name.to_owned(), decoded(value))).collect();
+    Some(Request { method, path: decoded(path), query, headers, body })
+}
+
+/// Without percent signs.
+fn decoded(text: &str) -> String {
+    let mut out = Vec::new();
+    let mut rest = text.as_bytes();
+    while let Some((&byte, behind)) = rest.split_first() {
+        let hex = (byte == b'%').then(|| str::from_utf8(behind.get(..2)?).ok()).flatten();
+        match hex.and_then(|hex| u8::from_str_radix(hex, 16).ok()) {
+            Some(byte) => {
+                out.push(byte);
+                rest = &behind[2..];
+            }
+            None => {
+                out.push(byte);
+                rest = behind;
+            }
+        }
+    }
+    String::from_utf8_lossy(&out).into_owned()
+}
+
+type Response = (&'static str, Vec<(&'static str, String)>, Vec<u8>);
+
+const MODIFIED: &str = "Mon, 01 Jan 2024 00:00:00 GMT";
+
+fn answer(request: &Request, objects: &Mutex<Objects>) -> Response {
+    let mut objects = objects.lock().unwrap_or_else(PoisonError::into_inner);
+    // The bucket's name is its first part.
+    let key = request.path.splitn(3, '/').nth(2).unwrap_or_default().to_owned();
+    let status = |status: &'static str| (status, Vec::new(), Vec::new());
+    match request.method.as_str() {
+        "PUT" => {
+            let found = objects.get(&key).map(|(version, _)| format!("\"{version}\""));
+            let wrong =
+                match (request.headers.get("if-none-match"), request.headers.get("if-match")) {
+                    (Some(_), _) => found.is_some(),
+                    (None, Some(tag)) => found.as_ref() != Some(tag),
+                    (None, None) => false,
+                };
+            if wrong {
+                return status("412 Precondition Failed");
+            }
+            let version = objects.values().map(|(version, _)| *version).max().unwrap_or(0) + 1;
+            objects.insert(key, (version, request.body.clone()));
+            ("200 OK", vec![("ETag", format!("\"{version}\""))], Vec::new())
+        }
+        "GET" if key.is_empty() => list(&objects, &request.query),
+        "GET" | "HEAD" => match objects.get(&key) {
+            Some((version, body)) => read(request, *version, body),
+            None => status("404 Not Found"),
+        },
+        "DELETE" => {
+            objects.remove(&key);
+            status("204 No Content")
+        }
+        "POST" if request.query.contains_key("delete") => {
+            let text = String::from_utf8_lossy(&request.body).into_owned();
+            for part in text.split("<Key>").skip(1) {
+                objects.remove(part.split("</Key>").next().unwrap_or_default());
+            }
+            ("200 OK", Vec::new(), b"<DeleteResult></DeleteResult>".to_vec())
+        }
+        _ => status("501 Not Implemented"),
+    }
+}
+
+fn read(request: &Request, version: u64, body: &[u8]) -> Response {
+    let mut headers =
+        vec![("ETag", format!("\"{version}\"")), ("Last-Modified", MODIFIED.to_owned())];
+    let range = request.headers.get("range").and_then(|range| range.strip_prefix("bytes="));
+    let Some((from, to)) = range.and_then(|range| range.split_once('-')) else {
+        return ("200 OK", headers, body.to_vec());
+    };
+    let (from, to) = match (from.parse::<usize>(), to.parse::<usize>()) {
+        (Ok(from), Ok(to)) => (from, (to + 1).min(body.len())),
+        (Ok(from), Err(_)) => (from, body.len()),
+        (Err(_), Ok(suffix)) => (body.len().saturating_sub(suffix), body.len()),
+        (Err(_), Err(_)) => (0, body.len()),
+    };
+    if from >= to {
+        return ("416 Range Not Satisfiable", headers, Vec::new());
+    }
+    let shown = format!("bytes {from}-{}/{}", to - 1, body.len());
+    headers.push(("Content-Range", shown));
+    ("206 Partial Content", headers, body[from..to].to_vec())
+}
+
+fn list(objects: &Objects, query: &BTreeMap<String, String>) -> Response {
+    let text = |name: &str| query.get(name).cloned().unwrap_or_default();
+    let (prefix, delimiter, after) = (text("prefix"), text("delimiter"), text("start-after"));
+    let mut contents = String::new();
+    let mut folders = BTreeSet::new();
+    for (key, (version, body)) in objects.range(prefix.clone()..) {
+        if !key.starts_with(&prefix) {
+            break;
+        }
+        let folder = (!delimiter.is_empty())
+            .then(|| key[prefix.len()..].find(&delimiter))
+            .flatten()
+            .map(|at| key[..prefix.len() + at + delimiter.len()].to_owned());
+        if let Some(folder) = folder {
+            folders.insert(folder);
+        } else if *key > after {
+            let _ = write!(
+                contents,
+                "<Contents><Key>{key}</Key><LastModified>2024-01-01T00:00:00.000Z</LastModified>\
+                <ETag>\"{version}\"</ETag><Size>{}</Size></Contents>",
+                body.len()
+            );
+        }
+    }
+    for folder in folders {
+        let _ = write!(contents, "<CommonPrefixes><Prefix>{folder}</Prefix></CommonPrefixes>");
+    }
+    let body = format!(
+        "<ListBucketResult><Name>bucket</Name><Prefix>{prefix}</Prefix>\
+        <IsTruncated>false</IsTruncated>{contents}</ListBucketResult>"
+    );
+    ("200 OK", vec![("Content-Type", "application/xml".to_owned())], body.into_bytes())
+}
+
+fn log_of(server: &Server) -> String {
+    fs::read_to_string(server.dir().join("log")).unwrap_or_default()
+}
+
+fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !done() {
+        assert!(Instant::now() < deadline, "{what}");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn no_command_waits_longer_for_a_bucket_than_it_is_told_to() {
+    /// Milliseconds: `store-timeout-ms`. By then the lease on the data, of three seconds, has run out.
+    const TIMEOUT: u64 = 3500;
+    let bucket = Bucket::start();
+    let mut server = Server::start_in(
+        bucket.environment(),
+        &[
+            "--store",
+            "s3://bucket/data",
+            "--store-timeout-ms",
+            &TIMEOUT.to_string(),
+            "--logfile",
+            "log",
+        ],
+    );
+    let mut client = server.client();
+    let () = client.set("key", "value").expect("stored");
+    bucket.set_away(true);
+    let began = Instant::now();
+    let lost = client.set::<_, _, ()>("key", "other").expect_err("nobody stores it");
+    let took = began.elapsed();
+    assert!(lost.to_string().contains("MISCONF"), "{lost}");
+    assert!(took >= Duration::from_millis(TIMEOUT) / 2, "{took:?}");
+    assert!(took < Duration::from_millis(2 * TIMEOUT), "it has waited twice: {took:?}");
+    // Reads need the lease.
+    wait_until("reads are refused", || client.get::<_, String>("key").is_err());
+    wait_until("reads are told of", || log_of(&server).contains("reads are refused"));
+    let log = log_of(&server);
+    for line in ["requests to the journal's store fail", "writes are refused", "reads are refused"]
+    {
+        assert_eq!(log.matches(line).count(), 1, "{line}: {log}");
+    }
+    bucket.set_away(false);
+    wait_until("writes are accepted again", || client.set::<_, _, ()>("key", "last").is_ok());
+    assert_eq!(client.get::<_, String>("key").expect("a value"), "last");
+    let log = log_of(&server);
+    for line in
+        ["the journal's store answers again", "writes are accepted again", "reads are answered"]
+    {
+        assert_eq!(log.matches(line).count(), 1, "{line}: {log}");
+    }
+    assert!(log.lines().count() < 20, "{log}");
+    server.stop();
+}
+
+/// A terminal that is closed is no reason to lose what `everysec` has not stored yet.
+#[test]
+fn a_closed_terminal_loses_nothing_that_was_acknowledged() {
+    let bucket = Bucket::start();
+    let options = ["--store", "s3://bucket/data", "--appendfsync", "everysec"];
+    let mut server = Server::start_in(bucket.environment(), &options);
+    let mut client = server.client();
+    for n in 0..500 {
+        let () = client.set(n, n).expect("acknowledged");
+    }
+    server.signal(libc::SIGHUP);
+    thread::sleep(Duration::from_millis(100));
+    let () = client.set("after", 1).expect("it goes on");
+    server.stop();
+    server.restart();
+    let keys: u64 = redis::cmd("DBSIZE").query(&mut server.client()).expect("a number");
+    assert_eq!(keys, 501);
+    server.stop();
+}
