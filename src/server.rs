@@ -95,6 +95,7 @@ pub fn run(prepared: Prepared) -> Result<()> {
     let archive = options.location().archive();
     let opening = background.spawn(Directory::open(options, clock.clone()));
     let opened = background.block_on(opening).context("opening the data directory")??;
+    clock.look();
     background
         .block_on(Catalog::of(&opened.store).clean(&opened.engines()))
         .context("removing what is left of unfinished checkpoints")?;

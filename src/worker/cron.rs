@@ -32,6 +32,7 @@ impl Worker {
             self.evict();
             self.publish_stats();
             if self.id == 0 {
+                self.node.clock.look();
                 self.node.look_at_memory(&self.settings());
                 self.sample_rates();
             }

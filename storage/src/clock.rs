@@ -1,23 +1,102 @@
 //! The only place that reads the wall clock.
+//!
+//! Time never goes back, and never stands: when the system's clock is behind the time that was
+//! given last, or behind the data's, ours goes on with the monotonic clock, a little slower, until
+//! the system's has caught up. Then it follows that one again.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use chrono::{DateTime, Utc};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+/// How much slower our time goes than the monotonic clock while the system's is behind it: by one
+/// part of so many. A second too much is gone after two minutes, an hour after five days.
+const SLOWER: u64 = 128;
+
+/// A change of the system's clock by so much at once is told of; so is time that is ahead of it by
+/// so much.
+const LARGE_US: u64 = 10_000_000;
 
 /// A wall clock that never steps back: not behind any time it has given, nor behind the greatest
 /// time found in the data (see [`Clock::at_least`]).
 #[derive(Clone, Debug, Default)]
 pub struct Clock {
-    floor_us: Arc<AtomicU64>,
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    source: Source,
+    /// The greatest time that was given or told.
+    floor_us: AtomicU64,
+    /// What the slowed monotonic clock lacks to our time; it only grows.
+    offset_us: AtomicI64,
+    watch: Mutex<Watch>,
+    jumps: AtomicU64,
+}
+
+/// Where time comes from.
+#[derive(Debug)]
+enum Source {
+    /// The system's clock, and the monotonic one since a moment.
+    System(Instant),
+    Manual(Arc<ManualTime>),
+}
+
+/// A time that tests move.
+#[derive(Debug, Default)]
+pub struct ManualTime {
+    /// The wall clock, and the monotonic one.
+    pub wall_us: AtomicU64,
+    pub elapsed_us: AtomicU64,
+}
+
+/// What was seen when the clocks were compared last.
+#[derive(Debug, Default)]
+struct Watch {
+    /// The wall clock, and the monotonic one.
+    seen: Option<(u64, u64)>,
+    /// Somebody was told that our time is ahead of the wall clock.
+    told_ahead: bool,
+}
+
+impl Default for Source {
+    fn default() -> Self {
+        Self::System(Instant::now())
+    }
+}
+
+impl Source {
+    fn wall_us(&self) -> u64 {
+        match self {
+            #[allow(clippy::disallowed_methods, reason = "this is the clock")]
+            Self::System(_) => std::time::SystemTime::now()
+                .duration_since(std::time::UNIX_EPOCH)
+                .map_or(0, |d| d.as_micros() as u64),
+            Self::Manual(time) => time.wall_us.load(Ordering::Relaxed),
+        }
+    }
+
+    fn elapsed_us(&self) -> u64 {
+        match self {
+            Self::System(since) => since.elapsed().as_micros() as u64,
+            Self::Manual(time) => time.elapsed_us.load(Ordering::Relaxed),
+        }
+    }
 }
 
 impl Clock {
+    /// A clock of a time that tests move.
+    pub fn manual(time: Arc<ManualTime>) -> Self {
+        let inner = Inner { source: Source::Manual(time), ..Inner::default() };
+        Self { inner: Arc::new(inner) }
+    }
+
     /// Microseconds since the Unix epoch, monotonic.
     pub fn now_us(&self) -> u64 {
-        #[allow(clippy::disallowed_methods, reason = "this is the clock")]
-        let now = std::time::SystemTime::now()
-            .duration_since(std::time::UNIX_EPOCH)
-            .map_or(0, |d| d.as_micros() as u64);
-        self.floor_us.fetch_max(now, Ordering::Relaxed).max(now)
+        let wall = self.inner.source.wall_us();
+        let floor = self.inner.floor_us.fetch_max(wall, Ordering::Relaxed);
+        if wall >= floor { wall } else { self.inner.go_on_from(floor) }
     }
 
     /// Milliseconds since the Unix epoch, monotonic.
@@ -27,6 +106,85 @@ impl Clock {
 
     /// From now on the clock is not behind `ms`.
     pub fn at_least(&self, ms: u64) {
-        self.floor_us.fetch_max(ms.saturating_mul(1000), Ordering::Relaxed);
+        self.inner.floor_us.fetch_max(ms.saturating_mul(1000), Ordering::Relaxed);
+    }
+
+    /// How far it is ahead of the system's clock.
+    pub fn ahead_ms(&self) -> u64 {
+        let wall = self.inner.source.wall_us();
+        self.now_us().saturating_sub(wall) / 1000
+    }
+
+    /// How often the system's clock was seen to change by [`LARGE_US`] or more.
+    pub fn jumps(&self) -> u64 {
+        self.inner.jumps.load(Ordering::Relaxed)
+    }
+
+    /// Compares the clocks, and logs a large jump of the system's; to be called a few times a
+    /// second.
+    pub fn look(&self) {
+        let inner = &self.inner;
+        let (wall, elapsed) = (inner.source.wall_us(), inner.source.elapsed_us());
+        let now = self.now_us();
+        let mut watch = inner.watch.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = watch.seen.replace((wall, elapsed));
+        let expected = before.map_or(wall, |(wall, then)| wall + elapsed.saturating_sub(then));
+        if wall.abs_diff(expected) >= LARGE_US {
+            inner.jumps.fetch_add(1, Ordering::Relaxed);
+            watch.told_ahead &= wall > expected;
+            if wall > expected {
+                tracing::warn!(
+                    from = text(expected),
+                    to = text(wall),
+                    "the system's clock went ahead by {} s: keys expire by it, and time will not \
+                     go back if it is corrected",
+                    (wall - expected) / 1_000_000
+                );
+            }
+        }
+        let ahead = now.saturating_sub(wall);
+        if ahead >= LARGE_US && !watch.told_ahead {
+            watch.told_ahead = true;
+            tracing::warn!(
+                now = %text(now),
+                system = %text(wall),
+                "time is {} s ahead of the system's clock, as the data is; it goes on from there, \
+                 by 1/{SLOWER} slower until the system's clock has caught up",
+                ahead / 1_000_000
+            );
+        } else if ahead == 0 && watch.told_ahead {
+            watch.told_ahead = false;
+            tracing::info!("the system's clock has caught up: time follows it again");
+        }
     }
 }
+
+impl Inner {
+    /// The time while the wall clock is behind `floor`: because it was set back, or the data is
+    /// ahead of it, or only because another thread has read it a moment later.
+    #[cold]
+    fn go_on_from(&self, floor: u64) -> u64 {
+        let elapsed = self.source.elapsed_us();
+        let slowed = signed(elapsed - elapsed / SLOWER);
+        let lacks = signed(floor).saturating_sub(slowed);
+        let offset = self.offset_us.fetch_max(lacks, Ordering::Relaxed).max(lacks);
+        let now = u64::try_from(slowed.saturating_add(offset)).unwrap_or(0);
+        self.floor_us.fetch_max(now, Ordering::Relaxed).max(now)
+    }
+}
+
+fn signed(us: u64) -> i64 {
+    i64::try_from(us).unwrap_or(i64::MAX)
+}
+
+/// A time for people.
+fn text(us: u64) -> String {
+    match DateTime::<Utc>::from_timestamp_micros(signed(us)) {
+        Some(time) => format!("{time:?}"),
+        None => format!("{us} µs"),
+    }
+}
+
+#[cfg(test)]
+#[path = "clock_tests.rs"]
+mod tests;

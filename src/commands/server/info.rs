@@ -565,6 +565,8 @@ impl Page<'_> {
             ("journal_away", &i32::from(node.is_cut_off())),
             ("journal_lease_left_ms", &node.lease_left_ms().unwrap_or(0)),
             ("journal_failed", &i32::from(node.journal.failed().is_some())),
+            ("clock_ahead_ms", &node.clock.ahead_ms()),
+            ("clock_jumps", &node.clock.jumps()),
         ]);
     }
 }

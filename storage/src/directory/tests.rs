@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::checkpoint::offline_options;
+use crate::clock::ManualTime;
 use crate::materialise::hand_over;
 use crate::value::{Str, Value};
 use object_store::memory::InMemory;
@@ -83,4 +84,43 @@ async fn what_a_start_would_replay_is_counted_until_it_is_flushed() {
     journal.close().unwrap();
     drop(locks);
     open().await.unwrap().close().await.unwrap();
+}
+
+#[tokio::test]
+async fn after_a_wrong_jump_of_the_clock_time_goes_on_over_restarts() {
+    use std::sync::atomic::Ordering;
+    const DAY_MS: u64 = 86_400_000;
+    const SECOND_US: u64 = 1_000_000;
+    let root = tempfile::tempdir().unwrap();
+    let location = Location { store: Place::local(root.path()).unwrap(), journal: None };
+    let time = Arc::new(ManualTime::default());
+    time.wall_us.store((NOW + DAY_MS) * 1000, Ordering::Relaxed);
+    let mut before = NOW;
+    for n in 0..4u64 {
+        let clock = Clock::manual(time.clone());
+        let mut options = offline_options(&location).await.unwrap();
+        options.databases = 1;
+        let opened = Directory::open(options, clock.clone()).await.unwrap();
+        let (journal, (mut partitions, locks)) =
+            (opened.journal.clone(), opened.into_partitions(1, 1));
+        let partition = partitions.remove(0);
+        let begun = clock.now_ms();
+        assert!(begun >= before, "start {n}");
+        time.elapsed_us.fetch_add(100 * SECOND_US, Ordering::Relaxed);
+        time.wall_us.fetch_add(100 * SECOND_US, Ordering::Relaxed);
+        before = clock.now_ms();
+        assert!(
+            (begun + 99_000..=begun + 100_000).contains(&before),
+            "start {n}: {begun} {before}"
+        );
+        journal.append(before, &[0], &[]).unwrap();
+        if n % 2 == 0 {
+            partition.close().await.unwrap();
+            journal.close().unwrap();
+        }
+        drop(locks);
+        // The clock is put right.
+        time.wall_us.store((NOW + n) * 1000, Ordering::Relaxed);
+    }
+    assert!(before >= NOW + DAY_MS + 396_000);
 }
