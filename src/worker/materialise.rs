@@ -2,7 +2,7 @@
 
 use super::{LockKey, Worker};
 use flagstone_storage::materialise::{hand_over, sweep};
-use flagstone_storage::scan::Due;
+use flagstone_storage::scan::{Due, DueCursor};
 use flagstone_storage::shard::Cut;
 use flagstone_storage::store::{Need, Part};
 use std::cell::RefCell;
@@ -36,10 +36,6 @@ const EXPIRE_PERIOD: Duration = Duration::from_millis(100);
 
 /// Expired keys handled at once.
 const EXPIRE_BATCH: usize = 1000;
-
-/// The expiry index is read again from this much before the last look: commands may act on a time
-/// read a little earlier.
-const EXPIRE_MARGIN_MS: u64 = 5000;
 
 /// What the background does for one shard; one thing at a time.
 #[derive(Default)]
@@ -254,50 +250,61 @@ impl Worker {
 
     /// Deletes keys and fields whose time has come; runs as long as the worker.
     pub(crate) async fn run_expiry(self: Rc<Self>) {
-        let mut since: HashMap<u16, u64> = HashMap::new();
         loop {
             tokio::time::sleep(EXPIRE_PERIOD).await;
             if self.is_stopping() {
                 return;
             }
-            if !self.node.active_expire.load(Ordering::Relaxed) {
-                continue;
-            }
             let ids: Vec<u16> = self.partition.borrow().shards.keys().copied().collect();
             for id in ids {
-                let low = since.entry(id).or_default();
-                if let Some(next) = self.expire_shard(id, *low).await {
-                    *low = next;
+                if self.may_expire() {
+                    self.expire_shard(id).await;
                 }
             }
         }
     }
 
-    /// One round over a shard's index; from where the next one may begin, if all is done.
-    async fn expire_shard(self: &Rc<Self>, id: u16, since_ms: u64) -> Option<u64> {
+    /// Whether keys whose time has come are to be deleted now: not while clients are paused, so that
+    /// the data stays as it is.
+    fn may_expire(&self) -> bool {
+        self.node.active_expire.load(Ordering::Relaxed) && self.node.pause().is_none()
+    }
+
+    /// One pass over a shard's index, of all that is due.
+    async fn expire_shard(self: &Rc<Self>, id: u16) {
         let now_ms = self.node.clock.now_ms();
+        let from_ms = self.partition.borrow_mut().begin_due(id, now_ms);
+        if !self.expire_from(id, from_ms, now_ms).await {
+            self.partition.borrow_mut().left_due(id, from_ms);
+        }
+    }
+
+    /// False: something may be left.
+    async fn expire_from(self: &Rc<Self>, id: u16, from_ms: u64, now_ms: u64) -> bool {
+        let mut from = DueCursor::at(from_ms);
         loop {
-            let plan = self.partition.borrow().plan_due(id, since_ms, now_ms, EXPIRE_BATCH)?;
-            let (due, all) = match self.node.background.spawn(plan.run()).await {
+            let plan = self.partition.borrow().plan_due(id, &from, now_ms, EXPIRE_BATCH);
+            let Some(plan) = plan else { return true };
+            let (due, rest) = match self.node.background.spawn(plan.run()).await {
                 Ok(Ok(found)) => found,
                 Ok(Err(error)) => {
                     tracing::error!(shard = id, "reading the expiry index: {error:#}");
-                    return None;
+                    return false;
                 }
-                Err(_) => return None,
+                Err(_) => return false,
             };
-            let found = due.len();
             if !self.expire(due).await {
-                // The next round begins where this one did.
-                return None;
+                return false;
             }
-            if all || found == 0 || self.is_stopping() {
-                return all.then(|| now_ms.saturating_sub(EXPIRE_MARGIN_MS));
+            match rest {
+                Some(rest) if self.may_expire() && !self.is_stopping() => from = rest,
+                rest => return rest.is_none(),
             }
         }
     }
 
-    /// Deletes what is due, under the locks of its keys; false if it could not be read.
+    /// Deletes what is due, under the locks of its keys; false if it could not be read, or if that
+    /// could not be stored.
     async fn expire(self: &Rc<Self>, due: Vec<Due>) -> bool {
         let due: Vec<(u32, Due)> = {
             let partition = self.partition.borrow();
@@ -311,6 +318,9 @@ impl Worker {
         let keys: Vec<LockKey> = due.iter().map(|(db, due)| (*db, due.key.clone())).collect();
         let (_lock, granted) = self.lock(&keys);
         if granted.await.is_err() || self.load_due(&due).await.is_err() {
+            return false;
+        }
+        if !self.may_expire() {
             return false;
         }
         let now_ms = self.node.clock.now_ms();
@@ -328,8 +338,7 @@ impl Worker {
         store.see_open_round();
         self.take_notes(partition, 0);
         // What this deletes is closed with a round of its own, so that the index is read afresh.
-        self.commit();
-        true
+        self.commit()
     }
 
     async fn load_due(self: &Rc<Self>, due: &[(u32, Due)]) -> Result<(), String> {

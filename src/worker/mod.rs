@@ -298,8 +298,8 @@ impl Worker {
         }
     }
 
-    /// Commits the open round now.
-    pub(crate) fn commit(&self) {
+    /// Commits the open round now; whether it could be stored.
+    pub(crate) fn commit(&self) -> bool {
         self.commit_pending.set(false);
         let now_ms = self.node.clock.now_ms();
         let mut partition = self.partition.borrow_mut();
@@ -309,6 +309,7 @@ impl Worker {
         }
         let (appended, durable) = (partition.appended(), partition.durable());
         drop(partition);
+        let stored = result.is_ok();
         match result {
             Ok(false) => {}
             Ok(true) => {
@@ -324,6 +325,7 @@ impl Worker {
         self.tell_news();
         self.release_held();
         self.deliver_shown();
+        stored
     }
 
     /// The only committer syncs by itself: no thread is handed anything.

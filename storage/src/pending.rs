@@ -15,7 +15,7 @@ use hashbrown::HashMap;
 use rows::{ElementRows, PendingRow, Rows, Set, set_row, sorted, warm_rows};
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::ops::Bound;
+use std::ops::{Bound, Range};
 
 /// Where a meta row's key tells the slot: those of a generation are the same up to there.
 const META_SLOT: usize = 5;
@@ -284,14 +284,11 @@ impl Pending {
         (out.into_iter().map(copy).collect(), more)
     }
 
-    /// Expiry index rows up to and including `until_ms`, put or deleted.
-    pub fn times_until(&self, until_ms: u64) -> impl Iterator<Item = (&[u8], bool)> {
-        let mut end = vec![crate::encoding::row::TIME];
-        end.extend_from_slice(&until_ms.saturating_add(1).to_be_bytes());
-        let start = vec![crate::encoding::row::TIME];
-        let range =
-            (Bound::Included(start.into_boxed_slice()), Bound::Excluded(end.into_boxed_slice()));
-        self.others.range::<Box<[u8]>, _>(range).map(|(key, mark)| (&**key, mark.put))
+    /// Expiry index rows in a range of their keys, put or deleted.
+    pub fn times_in(&self, range: &Range<Vec<u8>>) -> impl Iterator<Item = (&[u8], bool)> {
+        let bounds =
+            (Bound::Included(&*range.start), Bound::Excluded(&**(&range.end).max(&range.start)));
+        self.others.range::<[u8], _>(bounds).map(|(key, mark)| (&**key, mark.put))
     }
 
     /// A generation is dead. Its meta rows become deletes when they are handed over, and so leave

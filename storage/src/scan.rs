@@ -110,26 +110,36 @@ impl Partition {
         Some(ScanPlan { engine, overlay, horizon, range: start..end, limit: limit.max(1) })
     }
 
-    /// Plans to find the expiry index rows up to `now_ms` of one shard, from `since_ms` on.
+    /// A pass over the expiry index of a shard begins, up to `until_ms`: from where on. What earlier
+    /// passes have handled is left out, unless rows were put there since.
+    pub fn begin_due(&mut self, shard: u16, until_ms: u64) -> u64 {
+        self.shards.get_mut(&shard).map_or(u64::MAX, |shard| shard.begin_due(until_ms))
+    }
+
+    /// A pass that began at `from_ms` could not be ended: the next one begins there again.
+    pub fn left_due(&mut self, shard: u16, from_ms: u64) {
+        if let Some(shard) = self.shards.get_mut(&shard) {
+            shard.left_due(from_ms);
+        }
+    }
+
+    /// Plans to find the expiry index rows up to `now_ms` of one shard, from a place on.
     pub fn plan_due(
         &self,
         shard: u16,
-        since_ms: u64,
+        from: &DueCursor,
         now_ms: u64,
         limit: usize,
     ) -> Option<DuePlan> {
         let shard = self.shards.get(&shard)?;
+        let range = from.0.clone()..DueCursor::at(now_ms.saturating_add(1)).0;
         let mut overlay = BTreeMap::new();
         let maps: Vec<_> = shard.maps().collect();
         for map in maps.into_iter().rev() {
-            overlay.extend(map.times_until(now_ms).map(|(key, put)| (key.to_vec(), put)));
+            overlay.extend(map.times_in(&range).map(|(key, put)| (key.to_vec(), put)));
         }
-        let mut start = vec![row::TIME];
-        start.extend_from_slice(&since_ms.to_be_bytes());
-        let mut end = vec![row::TIME];
-        end.extend_from_slice(&now_ms.saturating_add(1).to_be_bytes());
         let live = (0..self.store.databases()).map(|db| self.store.generation(db)).collect();
-        Some(DuePlan { engine: shard.engine().clone(), overlay, range: start..end, limit, live })
+        Some(DuePlan { engine: shard.engine().clone(), overlay, range, limit, live })
     }
 }
 
@@ -182,6 +192,22 @@ pub struct Due {
     pub fields: bool,
 }
 
+/// A place in the expiry index.
+#[derive(Clone, Debug)]
+pub struct DueCursor(Vec<u8>);
+
+impl DueCursor {
+    /// Before what expires at a time.
+    pub fn at(at_ms: u64) -> Self {
+        Self([&[row::TIME], &at_ms.to_be_bytes()[..]].concat())
+    }
+
+    /// Right behind a row.
+    fn behind(key: &[u8]) -> Self {
+        Self([key, &[0]].concat())
+    }
+}
+
 /// A look into the expiry index, planned on the shard's worker.
 pub struct DuePlan {
     engine: Engine,
@@ -193,39 +219,44 @@ pub struct DuePlan {
 }
 
 impl DuePlan {
-    /// Looks; to be run on the background runtime. Earliest first, and whether that is all.
-    pub async fn run(mut self) -> Result<(Vec<Due>, bool)> {
+    /// Looks; to be run on the background runtime. Earliest first, and where the rest begins, if
+    /// there may be more.
+    pub async fn run(mut self) -> Result<(Vec<Due>, Option<DueCursor>)> {
         let mut due = Vec::new();
         loop {
             let rows = self.engine.scan(self.range.clone(), self.limit).await?;
             let all = rows.len() < self.limit;
-            let next = rows.last().map(|(key, _)| [key, &[0][..]].concat());
+            let next = rows.last().map(|(key, _)| DueCursor::behind(key));
             for (key, _) in rows {
                 self.overlay.entry(key.to_vec()).or_insert(true);
             }
             let rest = match next.filter(|_| !all) {
                 Some(next) => {
-                    self.range.start = next;
+                    self.range.start = next.0;
                     self.overlay.split_off(&self.range.start)
                 }
                 None => BTreeMap::new(),
             };
             let within = std::mem::replace(&mut self.overlay, rest);
-            due.extend(within.iter().filter(|(_, put)| **put).filter_map(|(key, _)| {
-                match Row::parse(key)? {
-                    Row::Time { at_ms, generation, fields, key, .. }
-                        if self.live.contains(&generation) =>
-                    {
-                        Some(Due { generation, key: key.into(), at_ms, fields })
-                    }
-                    _ => None,
+            for (key, _) in within.into_iter().filter(|(_, put)| *put) {
+                due.extend(self.due(&key));
+                if due.len() >= self.limit {
+                    return Ok((due, Some(DueCursor::behind(&key))));
                 }
-            }));
-            if all || due.len() >= self.limit {
-                let all = all && due.len() <= self.limit;
-                due.truncate(self.limit);
-                return Ok((due, all));
             }
+            if all {
+                return Ok((due, None));
+            }
+        }
+    }
+
+    /// What a row says, unless its database is gone.
+    fn due(&self, key: &[u8]) -> Option<Due> {
+        match Row::parse(key)? {
+            Row::Time { at_ms, generation, fields, key, .. } if self.live.contains(&generation) => {
+                Some(Due { generation, key: key.into(), at_ms, fields })
+            }
+            _ => None,
         }
     }
 }

@@ -8,7 +8,7 @@
 
 use crate::control::{Control, Generations};
 use crate::counters::Counters;
-use crate::encoding::{Delta, Library, Op, OpReader, Row};
+use crate::encoding::{Delta, Library, Op, OpReader, Row, row};
 use crate::engine::Engine;
 use crate::journal::Lsn;
 use crate::pending::{Lookup, Pending, TOGETHER};
@@ -82,6 +82,8 @@ pub struct Shard {
     making: Option<Making>,
     /// Bytes that a filter of keys may take.
     presence_bytes: usize,
+    /// No row of the expiry index is earlier, but for those that somebody is deleting.
+    due_from_ms: u64,
 }
 
 impl std::fmt::Debug for Shard {
@@ -122,6 +124,7 @@ impl Shard {
             presence: kept,
             making: None,
             presence_bytes,
+            due_from_ms: 0,
         };
         shard.see_to_presence();
         shard
@@ -189,6 +192,7 @@ impl Shard {
             trusts_new,
             presence: self.presence.as_deref(),
             making: self.making.as_ref().map(|making| &*making.presence),
+            due_from_ms: &mut self.due_from_ms,
         };
         let mut reader = OpReader::new(ops);
         let mut touched = OpReader::new(ops);
@@ -322,6 +326,21 @@ impl Shard {
         }
     }
 
+    // ---- expiry --------------------------------------------------------------------------------
+
+    /// Somebody is about to delete all that is due up to `until_ms`: where the index begins for them.
+    /// What is put meanwhile is for the next one.
+    pub(crate) fn begin_due(&mut self, until_ms: u64) -> u64 {
+        let from_ms = self.due_from_ms;
+        self.due_from_ms = from_ms.max(until_ms.saturating_add(1));
+        from_ms
+    }
+
+    /// What is due from `from_ms` on may still be there.
+    pub(crate) fn left_due(&mut self, from_ms: u64) {
+        self.due_from_ms = from_ms.min(self.due_from_ms);
+    }
+
     // ---- which keys there are ------------------------------------------------------------------
 
     /// The filter of all keys, once they are known.
@@ -371,6 +390,13 @@ impl Shard {
     }
 }
 
+/// The time of a row of the expiry index.
+fn time_of(key: &[u8]) -> Option<u64> {
+    let (kind, rest) = key.split_first()?;
+    let at_ms = rest.first_chunk().filter(|_| *kind == row::TIME)?;
+    Some(u64::from_be_bytes(*at_ms))
+}
+
 /// Where the operations of a record go.
 struct Target<'a> {
     generations: &'a mut Generations,
@@ -381,6 +407,7 @@ struct Target<'a> {
     trusts_new: bool,
     presence: Option<&'a Presence>,
     making: Option<&'a Presence>,
+    due_from_ms: &'a mut u64,
 }
 
 impl Target<'_> {
@@ -395,6 +422,9 @@ impl Target<'_> {
         match op {
             Op::Put { key, value, delta, new } => {
                 self.count(key, delta);
+                if let Some(at_ms) = time_of(key) {
+                    *self.due_from_ms = at_ms.min(*self.due_from_ms);
+                }
                 let new = new && self.trusts_new;
                 self.pending().set(key, Some(value), new);
             }

@@ -4,7 +4,7 @@ use crate::model::V;
 use crate::world::{SHARDS, World};
 use flagstone_storage::encoding::Row;
 use flagstone_storage::engine::prefix_range;
-use flagstone_storage::scan::Cursor;
+use flagstone_storage::scan::{Cursor, DueCursor};
 use std::collections::{BTreeMap, BTreeSet};
 
 impl World {
@@ -78,9 +78,10 @@ impl World {
         let mut keys = BTreeSet::new();
         let mut fields = BTreeMap::new();
         for shard in 0..SHARDS {
-            let plan = self.partition.plan_due(shard, 0, u64::MAX - 1, 10_000).unwrap();
-            let (due, all) = self.block_on(plan.run()).unwrap();
-            assert!(all);
+            let from = DueCursor::at(0);
+            let plan = self.partition.plan_due(shard, &from, u64::MAX - 1, 10_000).unwrap();
+            let (due, rest) = self.block_on(plan.run()).unwrap();
+            assert!(rest.is_none());
             for due in due {
                 let db = self.partition.store.db_of(due.generation).unwrap() as usize;
                 if due.fields {

@@ -13,6 +13,7 @@ use flagstone_storage::materialise::{each_hand_over_batch, hand_over, sweep};
 use flagstone_storage::partition::Partition;
 use flagstone_storage::place::Place;
 use flagstone_storage::presence::Presence;
+use flagstone_storage::scan::DueCursor;
 use flagstone_storage::store::{Fault, Need, OrLoad, Part, Store};
 use flagstone_storage::value::stream::StreamEntry;
 use flagstone_storage::value::{Str, Stream, StreamId, Value};
@@ -226,7 +227,10 @@ impl World {
         self.model.expire();
         for shard in 0..SHARDS {
             for _ in 0..1000 {
-                let plan = self.partition.plan_due(shard, 0, self.model.now_ms, 3).unwrap();
+                let plan = self
+                    .partition
+                    .plan_due(shard, &DueCursor::at(0), self.model.now_ms, 3)
+                    .unwrap();
                 let (due, _) = self.block_on(plan.run()).unwrap();
                 if due.is_empty() {
                     break;
