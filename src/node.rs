@@ -14,13 +14,13 @@ use crate::slowlog::SlowLog;
 use crate::tracking::Prefixes;
 use crate::unit::MAX_APART;
 use crate::worker::{Mailbox, WorkerStats};
-use flagstone_storage::Layout;
 use flagstone_storage::clock::Clock;
 use flagstone_storage::encoding::Library;
 use flagstone_storage::engine::Upkeep;
 use flagstone_storage::journal::{Journal, SyncMode};
 use flagstone_storage::lease::{Lease, Unconfirmed};
 use flagstone_storage::place::Requests;
+use flagstone_storage::{Layout, Store};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -379,6 +379,14 @@ impl Node {
         }
         let pause = *self.pause.lock().unwrap_or_else(PoisonError::into_inner);
         (pause.until_ms > self.clock.now_ms()).then_some(pause)
+    }
+
+    /// Begins a command on a store. While clients are paused nothing is deleted because it has expired.
+    pub fn begin(&self, store: &mut Store, now_ms: u64, touch: bool) {
+        store.begin(now_ms, touch);
+        if self.pause().is_some() {
+            store.keep_expired();
+        }
     }
 
     /// Begins, changes or (with `until_ms` 0) ends a pause.

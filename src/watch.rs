@@ -296,7 +296,7 @@ impl Worker {
     fn watch_now(self: &Rc<Self>, watch: &Arc<Watch>, keys: &[Key]) -> Vec<bool> {
         let mut partition = self.partition.borrow_mut();
         let store = &mut partition.store;
-        store.begin(self.node.clock.now_ms(), false);
+        self.node.begin(store, self.node.clock.now_ms(), false);
         store.notes.want(self.node.interest(&self.settings()));
         let mut table = self.watching.borrow_mut();
         let mut there = Vec::with_capacity(keys.len());

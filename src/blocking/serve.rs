@@ -143,7 +143,7 @@ impl Serves for Rc<Worker> {
         }
         let mut partition = self.partition.borrow_mut();
         let store = &mut partition.store;
-        store.begin(self.node.clock.now_ms(), false);
+        self.node.begin(store, self.node.clock.now_ms(), false);
         store.notes.want(self.node.interest(&self.settings()));
         let content = store.peek(*db, key).ok()?.map_or(Content::NONE, |entry| {
             let state = match &entry.value {

@@ -208,7 +208,7 @@ async fn attempt(
     let settings = worker.settings();
     // Nothing has expired at the beginning of time.
     let now_ms = if command.request.sees_expired { 0 } else { node.clock.now_ms() };
-    space.begin(now_ms, command.request.touch);
+    node.begin(&mut space, now_ms, command.request.touch);
     // The workers that own the keys note that they have changed.
     space.notes.want(Interest { changes: false, ..node.interest(&settings) });
     let began = Instant::now();

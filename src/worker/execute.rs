@@ -205,7 +205,7 @@ impl Worker {
         let mark = out.len();
         let mut partition = self.partition.borrow_mut();
         let store = &mut partition.store;
-        store.begin(now_ms, request.touch);
+        self.node.begin(store, now_ms, request.touch);
         store.notes.want(self.node.interest(settings));
         if command.undeclared_keys {
             store.confine(scope);

@@ -81,7 +81,7 @@ impl Worker {
         let unit = Unit::here(&self.node, self.id, request);
         let mut partition = self.partition.borrow_mut();
         let store = &mut partition.store;
-        store.begin(now_ms, request.touch);
+        self.node.begin(store, now_ms, request.touch);
         store.notes.want(self.node.interest(settings));
         store.confine(scope.clone());
         store.begin_unit();

@@ -177,6 +177,8 @@ pub struct Store {
     seen: u64,
     now_ms: u64,
     touch: bool,
+    /// Keys that have expired are not shown, and not deleted either before a command writes them.
+    keeps_expired: bool,
     /// Address, length and hash of a key; the address is only compared.
     hint: Option<(usize, usize, KeyHash)>,
     /// What the command may ask for.
@@ -216,6 +218,7 @@ impl Store {
             seen: 0,
             now_ms: 0,
             touch: true,
+            keeps_expired: false,
             hint: None,
             scope: Scope::All,
             unit: unit::Unit::default(),
@@ -241,9 +244,15 @@ impl Store {
     pub fn begin(&mut self, now_ms: u64, touch: bool) {
         self.now_ms = now_ms;
         self.touch = touch;
+        self.keeps_expired = false;
         self.seen = 0;
         self.hint = None;
         self.scope = Scope::All;
+    }
+
+    /// This command deletes no key for having expired, unless it writes that key.
+    pub fn keep_expired(&mut self) {
+        self.keeps_expired = true;
     }
 
     /// The hash of a key that this command will ask for, computed already by the router.
@@ -298,7 +307,7 @@ impl Store {
 
     /// A key for reading; `None` when it does not exist. Counts as a keyspace hit or miss.
     pub fn entry(&mut self, db: u32, key: &[u8]) -> Result<Option<&Entry>, Fault> {
-        let found = self.find(db, key)?;
+        let found = self.look(db, key)?;
         let live = found.as_ref().is_some_and(|f| f.entry(self).is_live());
         if live {
             self.stats.hits += 1;
@@ -312,7 +321,7 @@ impl Store {
     /// The same without counting and without touching its access time (OBJECT, TYPE, TTL).
     pub fn peek(&mut self, db: u32, key: &[u8]) -> Result<Option<&Entry>, Fault> {
         let touch = std::mem::replace(&mut self.touch, false);
-        let found = self.find(db, key);
+        let found = self.look(db, key);
         self.touch = touch;
         Ok(found?.map(|f| f.entry(self)).filter(|e| e.is_live()))
     }
@@ -321,7 +330,8 @@ impl Store {
     pub fn found(&self, db: u32, key: &[u8]) -> Option<&Entry> {
         let at = self.at(key);
         let table = self.dbs.get(db as usize)?.tables.get(sub_table(at.slot))?;
-        table.map.find(at.hash, |e| *e.key == *key).filter(|e| e.is_live())
+        let entry = table.map.find(at.hash, |e| *e.key == *key)?;
+        (entry.is_live() && !entry.has_expired(self.now_ms)).then_some(entry)
     }
 
     /// Whether a key exists; counts as a hit or miss.
@@ -497,8 +507,18 @@ impl Store {
 
     // ---- finding -----------------------------------------------------------------------------
 
+    /// Finds a key for reading.
+    fn look(&mut self, db: u32, key: &[u8]) -> Result<Option<Found>, Fault> {
+        self.find_key(db, key, !self.keeps_expired)
+    }
+
     /// Finds a key, deleting it if it has expired. `None`: known not to exist.
     fn find(&mut self, db: u32, key: &[u8]) -> Result<Option<Found>, Fault> {
+        self.find_key(db, key, true)
+    }
+
+    /// Finds a key. If it has expired, it is deleted, or (`!deletes`) is not there for who asks.
+    fn find_key(&mut self, db: u32, key: &[u8], deletes: bool) -> Result<Option<Found>, Fault> {
         let at = self.at(key);
         if !self.allows(db, at, key) {
             return Err(Fault::Miss(Box::new(Need { db, key: key.into(), part: None })));
@@ -523,7 +543,10 @@ impl Store {
         }
         self.seen = self.seen.max(entry.round);
         let found = Found { db, at, bucket };
-        if entry.expire_at_ms != 0 && entry.expire_at_ms <= now_ms && entry.is_live() {
+        if entry.has_expired(now_ms) && entry.is_live() {
+            if !deletes {
+                return Ok(None);
+            }
             let mut entry = self.change(found)?;
             entry.note_change(What::Expired);
             entry.clear();

@@ -74,6 +74,37 @@ fn expired_keys_go_by_themselves() {
 }
 
 #[test]
+fn keys_that_expire_while_clients_are_paused_stay_until_the_end_of_the_pause() {
+    let server = Server::start(&["--workers", "2", "--shards", "2"]);
+    let mut client = server.client();
+    for n in 0..20 {
+        let () = client.pset_ex(format!("k{n}"), "v", 300).expect("stored");
+        let () = client.set(format!("stays{n}"), n).expect("stored");
+    }
+    let pause = |client: &mut redis::Connection, args: &[&str]| {
+        let () = redis::cmd("CLIENT").arg(args).query(client).expect("done");
+    };
+    pause(&mut client, &["PAUSE", "100000", "WRITE"]);
+    std::thread::sleep(Duration::from_millis(700));
+    let keys: Vec<String> = (0..20).map(|n| format!("k{n}")).collect();
+    for key in &keys {
+        assert_eq!(client.get::<_, Option<String>>(key).expect("an answer"), None);
+        assert_eq!(client.ttl::<_, i64>(key).expect("an answer"), -2);
+    }
+    // Several workers at once.
+    let found: Vec<Option<String>> = client.mget(&keys).expect("an answer");
+    assert!(found.iter().all(Option::is_none));
+    assert_eq!(scan_all(&mut client, 100).len(), 20);
+    assert_eq!(dbsize(&mut client), 40);
+    pause(&mut client, &["UNPAUSE"]);
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while dbsize(&mut client) != 20 {
+        assert!(Instant::now() < deadline, "expired keys are still counted");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
 fn flushed_databases_stay_empty_over_a_kill() {
     let options = ["--workers", "2", "--shards", "2", "--handover-interval-ms", "50"];
     let mut server = Server::start(&options);

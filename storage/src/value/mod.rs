@@ -322,6 +322,11 @@ impl Entry {
         &self.key
     }
 
+    /// Whether its time has come.
+    pub fn has_expired(&self, now_ms: u64) -> bool {
+        self.expire_at_ms != 0 && self.expire_at_ms <= now_ms
+    }
+
     /// Whether the key exists (expiry apart).
     pub fn is_live(&self) -> bool {
         !self.value.is_absent()
