@@ -24,7 +24,11 @@ use slatedb::config::{
     ScanOptions, Settings, SstBlockSize, WriteOptions,
 };
 use slatedb::db_cache::{CacheTarget, DbCache};
-use slatedb::{BlockCachePolicy, CompactorBuilder, Db, IterationOrder, SstReader, WriteBatch};
+use slatedb::manifest::VersionedManifest;
+use slatedb::{
+    BlockCachePolicy, CompactorBuilder, Db, IterationOrder, SstReader, VersionedCompactions,
+    WriteBatch,
+};
 use slatedb_common::clock::{DefaultSystemClock, SystemClock, SystemClockTicker};
 use std::future::Future;
 use std::ops::{Range, RangeInclusive};
@@ -217,8 +221,8 @@ impl Engine {
         // The files may be from a machine whose clock was ahead; SlateDB's must not step back.
         let admin = checkpoint::admin(store.clone(), path.as_ref());
         let manifest = within(limit, admin.read_manifest(None)).await.with_context(context)?;
-        let tick = manifest.as_ref().map_or(0, |manifest| manifest.last_l0_clock_tick());
-        clock.at_least(u64::try_from(tick).unwrap_or(0));
+        let merges = within(limit, admin.read_compactions(None)).await.with_context(context)?;
+        clock.at_least(greatest_time_ms(manifest.as_ref(), merges.as_ref()));
         if let Some(manifest) = &manifest {
             fences::complete(place, manifest).await.with_context(context)?;
         }
@@ -388,6 +392,27 @@ impl Engine {
     pub async fn close(&self) -> Result<()> {
         Ok(self.db.close().await?)
     }
+}
+
+/// The greatest time that an engine has written down: files and merges that are begun later must not
+/// be named by an older one.
+fn greatest_time_ms(
+    manifest: Option<&VersionedManifest>,
+    merges: Option<&VersionedCompactions>,
+) -> u64 {
+    let mut ids = Vec::new();
+    if let Some(manifest) = manifest {
+        ids.extend(manifest.all_sst_views().flat_map(|view| [view.id, view.sst.id.value()]));
+        ids.extend(manifest.last_compacted_l0_sst_view_id());
+        ids.extend(manifest.last_compacted_l0_sst_id());
+    }
+    for merge in merges.into_iter().flat_map(VersionedCompactions::recent_compactions) {
+        ids.push(merge.id());
+        ids.extend(merge.output_ssts().iter().map(|file| file.id.value()));
+    }
+    let tick = manifest.map_or(0, VersionedManifest::last_l0_clock_tick);
+    let tick = u64::try_from(tick).unwrap_or(0);
+    ids.iter().map(|id| id.timestamp_ms()).fold(tick, u64::max)
 }
 
 /// Waits for the engine, which tries without end to get an answer from its store.
