@@ -144,6 +144,11 @@ impl Budget {
         }
     }
 
+    /// Pending rows that a start replays before the engines get them: there are no decoded values yet.
+    pub fn replay(&self) -> usize {
+        self.pending + self.hot / 2
+    }
+
     /// Gives decoded values what the memtables of so many shards have no use for.
     fn with_shards(mut self, shards: u16) -> Self {
         let most = Upkeep::default().memtable_bytes * usize::from(shards);

@@ -128,6 +128,7 @@ fn open_options(settings: &Settings) -> Result<OpenOptions> {
         memtable_bytes: budget.memtables,
         merge_bytes: budget.merges,
         presence_bytes: budget.presence,
+        replay_bytes: budget.replay(),
         journal_bytes: budget.journal,
         lease: LEASE,
         cache: (settings.store_cache_size > 0)

@@ -68,6 +68,71 @@ pub fn split_body(mut body: &[u8]) -> Option<Vec<(u16, &[u8])>> {
     Some(out)
 }
 
+/// Splits a record's body that comes in pieces.
+#[derive(Debug, Default)]
+pub struct BodyReader {
+    /// What has come of an operation, or of a head, that is not whole.
+    carried: Vec<u8>,
+    /// Whose operations come, and how many bytes of them.
+    shard: Option<(u16, usize)>,
+}
+
+impl BodyReader {
+    /// Takes the next piece. `each` is given some operations of a shard and says how many bytes it
+    /// has understood: the last one may not be whole. `None`: the body is damaged, or `each` says so.
+    pub fn take(
+        &mut self,
+        piece: &[u8],
+        each: &mut dyn FnMut(u16, &[u8]) -> Option<usize>,
+    ) -> Option<()> {
+        let mut carried = std::mem::take(&mut self.carried);
+        if carried.is_empty() {
+            let used = self.read(piece, each)?;
+            self.carried.extend_from_slice(&piece[used..]);
+        } else {
+            carried.extend_from_slice(piece);
+            let used = self.read(&carried, each)?;
+            carried.drain(..used);
+            self.carried = carried;
+        }
+        Some(())
+    }
+
+    /// How many of these bytes are done with.
+    fn read(
+        &mut self,
+        bytes: &[u8],
+        each: &mut dyn FnMut(u16, &[u8]) -> Option<usize>,
+    ) -> Option<usize> {
+        let mut at = 0;
+        loop {
+            let rest = &bytes[at..];
+            let Some((shard, left)) = self.shard else {
+                let Some((head, _)) = rest.split_first_chunk::<HEAD>() else { return Some(at) };
+                let (shard, len) = head.split_first_chunk::<2>()?;
+                let len = u64::from_be_bytes(*len.first_chunk()?);
+                let head = (u16::from_be_bytes(*shard), usize::try_from(len).ok()?);
+                self.shard = (head.1 > 0).then_some(head);
+                at += HEAD;
+                continue;
+            };
+            let ops = &rest[..left.min(rest.len())];
+            let used = if ops.is_empty() { 0 } else { each(shard, ops)? };
+            if used == 0 {
+                // Not even one is whole, though all of them are there.
+                return (ops.len() < left).then_some(at);
+            }
+            at += used;
+            self.shard = (used < left).then(|| (shard, left - used));
+        }
+    }
+
+    /// Whether the body may end here.
+    pub fn is_done(&self) -> bool {
+        self.carried.is_empty() && self.shard.is_none()
+    }
+}
+
 impl Entry {
     /// What the journal is to know of it.
     pub(crate) fn state(&self) -> Stored {
@@ -340,6 +405,43 @@ mod tests {
         let other = ops(&store.seal());
         assert!(other.iter().any(|(_, o)| o.starts_with("put D")));
         assert!(other.iter().any(|(_, o)| o.starts_with("put E")));
+    }
+
+    #[test]
+    fn a_body_is_split_however_it_is_cut() {
+        let mut sealed = Sealed::default();
+        for shard in [0, 3] {
+            for n in 0..40u32 {
+                let value = vec![b'v'; (n * n) as usize];
+                let ops = sealed.ops.entry(shard).or_default();
+                ops.put(format!("k{shard}.{n}").as_bytes(), &value, false);
+                ops.delete(b"gone", Delta { keys: -1, expires: 0 });
+            }
+        }
+        sealed.ops.insert(7, OpWriter::default());
+        let body = sealed.body();
+        let all = |body: &[u8], size: usize| {
+            let mut found = Vec::new();
+            let mut reader = BodyReader::default();
+            for piece in body.chunks(size) {
+                reader.take(piece, &mut |shard, ops| {
+                    let mut reader = OpReader::new(ops);
+                    found.extend(reader.by_ref().map(|op| format!("{shard} {op:?}")));
+                    Some(ops.len() - reader.left())
+                })?;
+            }
+            reader.is_done().then_some(found)
+        };
+        let whole = all(&body, body.len()).unwrap();
+        assert_eq!(whole.len(), 160);
+        for size in [1, 2, 7, 100, 5000] {
+            assert_eq!(all(&body, size).as_ref(), Some(&whole), "by {size} bytes");
+        }
+        assert_eq!(all(&body[..body.len() - 1], 100), None);
+        // A length that ends within an operation.
+        let mut damaged = body;
+        damaged[9] -= 1;
+        assert_eq!(all(&damaged, 100), None);
     }
 
     #[test]

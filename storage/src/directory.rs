@@ -9,16 +9,17 @@ mod reshard;
 mod tests;
 
 use crate::clock::Clock;
-use crate::commit::{Sealed, split_body};
+use crate::commit::{BodyReader, Sealed};
 use crate::control::{Control, Generations, complete_row, presence_key};
 use crate::encoding::{Library, row};
 use crate::engine::files::{Files, Kept};
 use crate::engine::peek::peek;
 use crate::engine::{Engine, Upkeep, prefix_range};
 use crate::journal::{
-    BucketJournal, BucketOptions, Disk, Journal, JournalError, LocalJournal, Lsn, Options,
-    RealDisk, Recovered, SyncMode,
+    BucketJournal, BucketOptions, Disk, Journal, LocalJournal, Lsn, Options, Piece, RealDisk,
+    Recovered, SyncMode,
 };
+use crate::materialise::make_room;
 use crate::partition::{LIBRARIES_SHARD, Partition};
 use crate::pending::Batch;
 use crate::place::Place;
@@ -26,6 +27,7 @@ use crate::shard::Shard;
 use crate::slot::Layout;
 use crate::store::{Store, Versions};
 use anyhow::{Context, Result, bail};
+use futures::future::try_join_all;
 pub use location::Location;
 use manifest::Manifest;
 pub use manifest::is_data_directory;
@@ -77,6 +79,8 @@ pub struct OpenOptions {
     pub presence_bytes: usize,
     /// Where files of a bucket are kept on a local disk, and how many bytes of them.
     pub cache: Option<(PathBuf, u64)>,
+    /// Rows that are replayed at the start, all shards together, before the engines get them.
+    pub replay_bytes: usize,
     /// What may wait for the store of a journal in a bucket.
     pub journal_bytes: usize,
     /// How long an owner of such a journal may answer after it was proven to be that: [`LEASE`](crate::lease::LEASE),
@@ -180,7 +184,8 @@ impl Directory {
             .into_iter()
             .map(|(id, engine, control)| Shard::new(id, engine, epoch, control, presence_bytes))
             .collect();
-        let replayed = replay(&recovery, &mut shards).await?;
+        let mut replay = Replay { stale, bytes: options.replay_bytes, unchecked: 0 };
+        let replayed = replay.run(&recovery, &mut shards).await?;
         if replayed > 0 {
             tracing::info!(records = replayed, "the journal's tail was replayed");
         }
@@ -190,10 +195,7 @@ impl Directory {
         }
         let journal = recovery.start(epoch, highest + 1).await?;
         // The journal says where it ends now: nothing else would, if it is a new one.
-        for (engine, rows) in stale.into_iter().filter(|(_, rows)| !rows.is_empty()) {
-            engine.write(rows).await?;
-            engine.flush().await?;
-        }
+        replay.delete_stale().await?;
         for shard in &shards {
             journal.flushed(shard.id, shard.flushed());
         }
@@ -498,25 +500,79 @@ fn stale(control: &Control) -> Batch {
     kept.chain(control.complete.map(|_| complete_row(None))).collect()
 }
 
-/// Merges what each shard has not applied; how many records there were.
-async fn replay(recovery: &Recovered, shards: &mut [Shard]) -> Result<u64> {
-    let applied: Vec<Lsn> = shards.iter().map(Shard::flushed).collect();
-    let from = applied.iter().min().map_or(1, |lsn| lsn + 1);
-    let mut records = 0;
-    let replayed = recovery.replay::<ReplayError>(from, |record| {
-        let body = split_body(&record.body).ok_or(ReplayError::Body(record.lsn))?;
-        records += 1;
-        for (id, ops) in body {
-            let shard =
-                shards.get_mut(usize::from(id)).ok_or(ReplayError::Shard(record.lsn, id))?;
-            if record.lsn > applied[usize::from(id)] && !shard.replay(record.lsn, ops) {
-                return Err(ReplayError::Body(record.lsn));
+/// What is in the journal and not in the shards, on its way there.
+struct Replay {
+    /// What the engines hold that is not true any more.
+    stale: Vec<(Engine, Batch)>,
+    /// Rows from which on the engines get them.
+    bytes: usize,
+    /// Bytes of records since rows were counted.
+    unchecked: usize,
+}
+
+impl Replay {
+    /// Merges what each shard has not applied; how many records there were.
+    async fn run(&mut self, recovery: &Recovered, shards: &mut [Shard]) -> Result<u64> {
+        let applied: Vec<Lsn> = shards.iter().map(Shard::flushed).collect();
+        let from = applied.iter().min().map_or(1, |lsn| lsn + 1);
+        let (mut records, mut body) = (0, BodyReader::default());
+        let mut pieces = recovery.pieces(from);
+        while let Some(Piece { record, first, last }) = pieces.next().await? {
+            let lsn = record.lsn;
+            if first {
+                (records, body) = (records + 1, BodyReader::default());
+            }
+            let mut unknown = None;
+            let taken = body.take(&record.body, &mut |id, ops| {
+                let Some(shard) = shards.get_mut(usize::from(id)) else {
+                    unknown = Some(id);
+                    return None;
+                };
+                let is_new = lsn > applied[usize::from(id)];
+                Some(if is_new { shard.replay(lsn, ops) } else { ops.len() })
+            });
+            if let Some(id) = unknown {
+                bail!("the journal record {lsn} names shard {id}, which does not exist");
+            }
+            if taken.is_none() || (last && !body.is_done()) {
+                bail!("the journal record {lsn} is damaged");
+            }
+            self.unchecked += record.body.len();
+            if self.unchecked >= self.bytes / 8 {
+                self.unchecked = 0;
+                self.make_room(recovery, shards, lsn).await?;
             }
         }
+        Ok(records)
+    }
+
+    /// Gives the engines the rows that were replayed, if they have become too many.
+    async fn make_room(
+        &mut self,
+        recovery: &Recovered,
+        shards: &mut [Shard],
+        lsn: Lsn,
+    ) -> Result<()> {
+        if shards.iter().map(Shard::pending_bytes).sum::<usize>() < self.bytes {
+            return Ok(());
+        }
+        recovery.settle()?;
+        self.delete_stale().await?;
+        let making = shards.iter_mut().filter(|shard| shard.pending_rows() > 0).map(|shard| {
+            let (engine, replayed) = (shard.engine().clone(), shard.take_replayed());
+            async move { make_room(&engine, lsn, replayed).await }
+        });
+        try_join_all(making).await?;
         Ok(())
-    });
-    replayed.await?;
-    Ok(records)
+    }
+
+    async fn delete_stale(&mut self) -> Result<()> {
+        for (engine, rows) in self.stale.drain(..).filter(|(_, rows)| !rows.is_empty()) {
+            engine.write(rows).await?;
+            engine.flush().await?;
+        }
+        Ok(())
+    }
 }
 
 /// Gives databases that have none yet a generation, by a journal record.
@@ -542,14 +598,4 @@ fn add_databases(
         shard.merge(lsn, record.ops[&shard.id].as_bytes());
     }
     Ok(())
-}
-
-#[derive(Debug, thiserror::Error)]
-enum ReplayError {
-    #[error(transparent)]
-    Journal(#[from] JournalError),
-    #[error("the journal record {0} is damaged")]
-    Body(Lsn),
-    #[error("the journal record {0} names shard {1}, which does not exist")]
-    Shard(Lsn, u16),
 }

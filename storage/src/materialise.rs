@@ -7,8 +7,8 @@
 use crate::control::{Generations, applied_rows, counter_prefix, generations_key, reaches_row};
 use crate::encoding::{Row, RowKey, decode_entry, row};
 use crate::engine::{BATCH_BYTES, Engine, Swept, prefix_range};
-use crate::journal::Journal;
-use crate::pending::Batch;
+use crate::journal::{Journal, Lsn};
+use crate::pending::{Batch, Pending};
 use crate::shard::Cut;
 use anyhow::{Context, Result, bail};
 use bytes::Bytes;
@@ -40,10 +40,33 @@ pub async fn hand_over(engine: Engine, journal: Arc<dyn Journal>, cut: Arc<Cut>)
         bail!("rows up to lsn {} come after those up to {}", cut.lsn, turn.lsn);
     }
     turn.lsn = cut.lsn;
+    write_batches(&engine, move |emit| each_hand_over_batch(&cut, BATCH_ROWS, emit)).await
+}
+
+/// Gives an engine rows that a start has replayed up to `lsn`, which is durable, to make room for
+/// more. As long as the start is not done, the next one replays them again.
+pub(crate) async fn make_room(engine: &Engine, lsn: Lsn, replayed: Pending) -> Result<()> {
+    let _turn = engine.turn().await;
+    let gather = move |emit: &mut dyn FnMut(Batch)| {
+        let mut batch = vec![reaches_row(lsn)];
+        gather_rows(&replayed, &mut batch, BATCH_ROWS, emit);
+        if !batch.is_empty() {
+            emit(batch);
+        }
+    };
+    write_batches(engine, gather).await?;
+    Ok(())
+}
+
+/// Writes batches, some of which are gathered ahead; the sequence number of the last one.
+async fn write_batches(
+    engine: &Engine,
+    gather: impl FnOnce(&mut dyn FnMut(Batch)) + Send + 'static,
+) -> Result<u64> {
     let (ready, mut batches) = tokio::sync::mpsc::channel(BATCHES_AHEAD);
     let gathering = tokio::task::spawn_blocking(move || {
         // The receiver is gone after a failed write: the rest is for nobody.
-        each_hand_over_batch(&cut, BATCH_ROWS, &mut |batch| drop(ready.blocking_send(batch)));
+        gather(&mut |batch| drop(ready.blocking_send(batch)));
     });
     let mut seq = 0;
     while let Some(batch) = batches.recv().await {
@@ -56,20 +79,25 @@ pub async fn hand_over(engine: Engine, journal: Arc<dyn Journal>, cut: Arc<Cut>)
 /// The batches of a hand-over, in the order in which they must be written: about `rows` rows each.
 pub fn each_hand_over_batch(cut: &Cut, rows: usize, emit: &mut dyn FnMut(Batch)) {
     let mut batch = vec![reaches_row(cut.lsn)];
-    cut.pending.each_batch(rows, &mut |rows| {
+    gather_rows(&cut.pending, &mut batch, rows, emit);
+    batch.extend(applied_rows(cut.lsn, cut.epoch, &cut.generations, &cut.counters));
+    emit(batch);
+}
+
+/// Emits batches of pending rows; the first one begins with what is in `batch`.
+fn gather_rows(pending: &Pending, batch: &mut Batch, rows: usize, emit: &mut dyn FnMut(Batch)) {
+    pending.each_batch(rows, &mut |rows| {
         let mut bytes = 0;
         for row in rows {
             if bytes >= BATCH_BYTES {
-                emit(std::mem::take(&mut batch));
+                emit(std::mem::take(batch));
                 bytes = 0;
             }
             bytes += row.0.len() + row.1.as_ref().map_or(0, Bytes::len);
             batch.push(row);
         }
-        emit(std::mem::take(&mut batch));
+        emit(std::mem::take(batch));
     });
-    batch.extend(applied_rows(cut.lsn, cut.epoch, &cut.generations, &cut.counters));
-    emit(batch);
 }
 
 async fn wait_durable(journal: &dyn Journal, lsn: u64) -> Result<()> {

@@ -168,16 +168,24 @@ impl Shard {
 
     /// Takes the rows of the journal record at `lsn` in. False: not all of it was understood.
     pub fn merge(&mut self, lsn: Lsn, ops: &[u8]) -> bool {
-        self.merge_rows(lsn, ops, true)
+        self.merge_rows(lsn, ops, true) == ops.len()
     }
 
-    /// The same for a record that is read from the journal at the start. Its rows, and those of records
-    /// behind it, may be in the engine already: none counts as new.
-    pub fn replay(&mut self, lsn: Lsn, ops: &[u8]) -> bool {
+    /// The same for some operations of a record that is read from the journal at the start: how many
+    /// bytes of them were understood. Its rows, and those of records behind it, may be in the engine
+    /// already: none counts as new.
+    pub fn replay(&mut self, lsn: Lsn, ops: &[u8]) -> usize {
         self.merge_rows(lsn, ops, false)
     }
 
-    fn merge_rows(&mut self, lsn: Lsn, ops: &[u8], trusts_new: bool) -> bool {
+    /// Takes rows out that were replayed, so that the engine gets them before all is replayed. What
+    /// it has then is not `applied`: a start begins where this one did.
+    pub(crate) fn take_replayed(&mut self) -> Pending {
+        // `since` stays: a hand-over is to follow, be it of counters only.
+        std::mem::take(&mut self.current)
+    }
+
+    fn merge_rows(&mut self, lsn: Lsn, ops: &[u8], trusts_new: bool) -> usize {
         self.merged = self.merged.max(lsn);
         let late = self.closing.as_mut().filter(|closing| lsn <= closing.cut.lsn);
         let late = late.map(|closing| &mut closing.cut);
@@ -207,7 +215,7 @@ impl Shard {
             }
         }
         target.pending().reached(lsn, count);
-        reader.is_done()
+        ops.len() - reader.left()
     }
 
     // ---- reading -----------------------------------------------------------------------------

@@ -10,6 +10,9 @@ use crate::lease::LEASE;
 use anyhow::{Result, bail};
 use std::time::Duration;
 
+/// Rows that are replayed before the engines get them.
+const REPLAY_BYTES: usize = 64 << 20;
+
 /// Memory for caches and memtables: not much is read.
 const CACHE_BYTES: u64 = 32 << 20;
 const MEMTABLE_BYTES: usize = 64 << 20;
@@ -40,6 +43,7 @@ pub async fn offline_options(location: &Location) -> Result<OpenOptions> {
         memtable_bytes: MEMTABLE_BYTES,
         merge_bytes: 0,
         presence_bytes: 0,
+        replay_bytes: REPLAY_BYTES,
         cache: None,
         journal_bytes: JOURNAL_BYTES,
         lease: LEASE,

@@ -131,3 +131,50 @@ async fn after_a_wrong_jump_of_the_clock_time_goes_on_over_restarts() {
     }
     assert!(before >= NOW + DAY_MS + 396_000);
 }
+
+#[tokio::test]
+async fn a_start_keeps_no_more_rows_than_it_may() {
+    const VALUES: u8 = 20;
+    const MIB: usize = 1 << 20;
+    let root = tempfile::tempdir().unwrap();
+    let location = Location { store: Place::local(root.path()).unwrap(), journal: None };
+    let open = async |replay_bytes: usize| {
+        let options = offline_options(&location).await.unwrap();
+        let options = OpenOptions { databases: 1, replay_bytes, ..options };
+        let opened = Directory::open(options, Clock::default()).await.unwrap();
+        let (journal, engine) = (opened.journal.clone(), opened.engines().remove(0));
+        let (mut partitions, locks) = opened.into_partitions(1, 1);
+        (partitions.remove(0), engine, journal, locks)
+    };
+    let (mut partition, _, journal, locks) = open(MIB).await;
+    partition.store.begin(NOW, true);
+    for n in 0..VALUES {
+        let mut entry = partition.store.entry_mut(0, &[n]).unwrap();
+        entry.value = Value::Str(Str::new(&vec![n; MIB]));
+    }
+    // One commit, of several parts; no engine gets any of it.
+    partition.commit(NOW).unwrap();
+    assert!(partition.pending_bytes() > usize::from(VALUES) * MIB);
+    journal.close().unwrap();
+    drop((partition, locks));
+
+    let (partition, _, journal, locks) = open(MIB).await;
+    assert!(partition.pending_bytes() < MIB, "{} bytes", partition.pending_bytes());
+    // Nothing says that a part of the journal is not needed any more.
+    assert_eq!(partition.shards[&0].flushed(), 0);
+    journal.close().unwrap();
+    drop((partition, locks));
+
+    let (partition, engine, journal, _locks) = open(usize::MAX).await;
+    assert!(partition.pending_bytes() > usize::from(VALUES) * MIB);
+    assert_eq!(partition.totals(0), (u64::from(VALUES), 0));
+    partition.close().await.unwrap();
+    journal.close().unwrap();
+    drop((engine, _locks));
+    let (partition, engine, ..) = open(MIB).await;
+    assert_eq!((partition.pending_bytes(), partition.totals(0)), (0, (u64::from(VALUES), 0)));
+    let rows = engine.scan(prefix_range(&[row::ELEMENT]), usize::MAX).await.unwrap();
+    assert_eq!(rows.iter().map(|(_, chunk)| chunk.len()).sum::<usize>(), usize::from(VALUES) * MIB);
+    let is_whole = |chunk: &[u8]| chunk.iter().all(|byte| *byte == chunk[0]);
+    assert!(rows.iter().all(|(_, chunk)| is_whole(chunk)));
+}

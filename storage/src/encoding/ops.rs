@@ -140,6 +140,11 @@ impl<'a> OpReader<'a> {
         Self { rest: bytes }
     }
 
+    /// Bytes behind the last operation that was read.
+    pub fn left(&self) -> usize {
+        self.rest.len()
+    }
+
     /// Whether all was read: false after damage.
     pub fn is_done(&self) -> bool {
         self.rest.is_empty()

@@ -36,6 +36,7 @@ use crate::place::Place;
 use object::{Floor, Position};
 
 pub use history::BucketView;
+pub(super) use recovery::BucketPieces;
 pub use recovery::BucketRecovery;
 
 /// How a journal in a bucket is kept.

@@ -9,6 +9,7 @@ use super::segment::{FIRST_RECORD, FoundHeader, SEGMENT_HEADER, SegmentHeader};
 use crate::commit::split_body;
 use crate::encoding::OpReader;
 use std::io::{self, IoSlice};
+use std::sync::Arc;
 
 /// Bytes as a file that cannot be written.
 struct ReadOnly(Vec<u8>);
@@ -39,7 +40,7 @@ pub fn journal(data: &[u8]) {
     bytes.resize(bytes.len().max(SEGMENT_HEADER + HEADER), 0);
     let Some(header) = repair(&mut bytes) else { return };
     let size = bytes.len() as u64;
-    let file = ReadOnly(bytes);
+    let file: Arc<dyn File> = Arc::new(ReadOnly(bytes));
     let walked = Walk::new(&file, header.salt, Chain::head(&header));
     let mut walk = walked.expect("a file in memory can be read");
     let mut end = FIRST_RECORD;

@@ -59,7 +59,7 @@ pub fn read_history(
             break;
         };
         let failed = |error| JournalError::io("reading", path, error);
-        let mut walk = Walk::new(&*file, floor.salt, entry).map_err(failed)?;
+        let mut walk = Walk::new(&file, floor.salt, entry).map_err(failed)?;
         while let Some(step) = walk.next().map_err(failed)? {
             if step.met == Met::Rest && step.header.lsn > after {
                 return Ok(None);

@@ -42,7 +42,7 @@ pub use extract::Extract;
 pub use history::{read_history, segment_begun_ms};
 pub use local::LocalJournal;
 pub use read::HoldId;
-pub use recovered::Recovered;
+pub use recovered::{Pieces, Recovered};
 pub use recovery::Recovery;
 
 /// A commit's place in the journal: from 1 on, greater for a later commit; 0 is "nothing".
@@ -70,6 +70,15 @@ pub struct Record {
     /// The shards it touches.
     pub shards: Vec<u16>,
     pub body: Bytes,
+}
+
+/// A part of a commit that is whole, as replayed: big ones come in several.
+#[derive(Debug, Clone)]
+pub struct Piece {
+    /// With this part of its body.
+    pub record: Record,
+    pub first: bool,
+    pub last: bool,
 }
 
 /// Called after the durable lsn advanced and after the journal failed, on the thread that saw it.

@@ -129,7 +129,7 @@ impl Shared {
                 None => Some(Chain::head(&header)),
             };
             let entry = entry.ok_or_else(|| self.unreadable(hold, &path, 0))?;
-            let mut walk = Walk::new(&*file, self.salt, entry).map_err(failed)?;
+            let mut walk = Walk::new(&file, self.salt, entry).map_err(failed)?;
             while walk.chain.last < to {
                 let Some(step) = walk.next().map_err(failed)? else { break };
                 if let Some(record) = assembly.take(&step, from) {

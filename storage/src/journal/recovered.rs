@@ -2,14 +2,33 @@
 
 use std::sync::Arc;
 
-use super::bucket::BucketRecovery;
-use super::{Journal, JournalError, Lsn, Record, Recovery};
+use super::bucket::{BucketPieces, BucketRecovery};
+use super::recovery::LocalPieces;
+use super::{Journal, JournalError, Lsn, Piece, Recovery};
 
 /// A journal that was read and not started yet.
 #[derive(Debug)]
 pub enum Recovered {
     Local(Box<Recovery>),
     Bucket(Box<BucketRecovery>),
+}
+
+/// The commits of a journal that was read, piece by piece.
+pub struct Pieces<'a>(Source<'a>);
+
+enum Source<'a> {
+    Local(LocalPieces<'a>),
+    Bucket(BucketPieces<'a>),
+}
+
+impl Pieces<'_> {
+    /// The next one: those of a commit follow each other.
+    pub async fn next(&mut self) -> Result<Option<Piece>, JournalError> {
+        match &mut self.0 {
+            Source::Local(pieces) => pieces.next(),
+            Source::Bucket(pieces) => pieces.next().await,
+        }
+    }
 }
 
 impl Recovered {
@@ -64,15 +83,20 @@ impl Recovered {
         }
     }
 
-    /// Hands every whole commit from the lsn `from` on to `each`, in order, until it fails.
-    pub async fn replay<E: From<JournalError>>(
-        &self,
-        from: Lsn,
-        each: impl FnMut(&Record) -> Result<(), E>,
-    ) -> Result<(), E> {
+    /// The commits from the lsn `from` on, in order, and whole.
+    pub fn pieces(&self, from: Lsn) -> Pieces<'_> {
+        Pieces(match self {
+            Self::Local(recovery) => Source::Local(recovery.pieces(from)),
+            Self::Bucket(recovery) => Source::Bucket(recovery.pieces(from)),
+        })
+    }
+
+    /// Makes all that was read durable, if it is not certain that it is.
+    pub fn settle(&self) -> Result<(), JournalError> {
         match self {
-            Self::Local(recovery) => recovery.replay(from, each),
-            Self::Bucket(recovery) => recovery.replay(from, each).await,
+            Self::Local(recovery) => recovery.settle(),
+            // What can be read there is stored.
+            Self::Bucket(_) => Ok(()),
         }
     }
 

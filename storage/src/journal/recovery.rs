@@ -9,11 +9,11 @@ use std::fmt;
 use std::io::{self, IoSlice};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::disk::{CHUNK, Disk, File, write_zeros};
 use super::floor::{Floor, floor_path};
 use super::local::{LocalJournal, Opened};
-use super::read::Assembly;
 use super::record::{HEADER, decode_shards};
 use super::scan::{Chain, Met, Remains, Walk, remains};
 use super::segment::{
@@ -21,7 +21,8 @@ use super::segment::{
     segment_path,
 };
 use super::upkeep::archive_segment;
-use super::{JournalError, Lsn, Options, Record};
+use super::{JournalError, Lsn, Options, Piece, Record};
+use bytes::BytesMut;
 
 /// A journal that was read and not started yet. Nothing on disk has been changed.
 pub struct Recovery {
@@ -42,6 +43,10 @@ pub struct Recovery {
     max_epoch: u64,
     max_time_ms: u64,
     max_number: u64,
+    /// Where commits begin of which not all parts were written: segment and offset.
+    unfinished: BTreeSet<(u64, u64)>,
+    /// What may not be durable was written again.
+    settled: AtomicBool,
 }
 
 /// A segment of the chain.
@@ -54,6 +59,15 @@ pub(super) struct Scanned {
     /// The last commit that ends in it or before it.
     pub(super) last: Lsn,
     pub(super) spans: Spans,
+}
+
+/// A commit of which not all parts have been met.
+#[derive(Debug, Default)]
+struct Open {
+    /// Segment and offset.
+    begins: Option<(u64, u64)>,
+    /// Its parts so far: index of the segment, bytes.
+    parts: Vec<(usize, u64)>,
 }
 
 impl fmt::Debug for Recovery {
@@ -101,6 +115,8 @@ impl Recovery {
             max_epoch: 0,
             max_time_ms: 0,
             max_number: numbers.last().copied().unwrap_or(0),
+            unfinished: BTreeSet::new(),
+            settled: AtomicBool::new(false),
         };
         let mut headers = BTreeMap::new();
         for &number in &numbers {
@@ -180,24 +196,24 @@ impl Recovery {
         self.dropped = headers.range(..first).map(|(&number, _)| number).collect();
         let mut entry = Chain::head(&head);
         let mut begun = headers.range(first..).filter_map(|(_, header)| *header).peekable();
-        let mut pending = Vec::new();
+        let mut open = Open::default();
         while let Some(header) = begun.next() {
-            self.follow_segment(header, entry, &mut pending)?;
+            self.follow_segment(header, entry, &mut open)?;
             match begun.peek().and_then(|next| self.chain.enter(next)) {
                 Some(next) => entry = next,
                 None => break,
             }
         }
+        self.unfinished.extend(open.begins);
         Ok(())
     }
 
-    /// Follows the chain through one segment. `pending`: where the parts of an unfinished commit
-    /// are, as (index of the segment, bytes).
+    /// Follows the chain through one segment, from within the commit that is `open`.
     fn follow_segment(
         &mut self,
         header: SegmentHeader,
         entry: Chain,
-        pending: &mut Vec<(usize, u64)>,
+        open: &mut Open,
     ) -> Result<(), JournalError> {
         let path = self.path(header.number);
         let failed = |error| JournalError::io("reading", &path, error);
@@ -207,18 +223,21 @@ impl Recovery {
         self.segments.push(Scanned { header, entry, end: 0, last: 0, spans });
         self.durable = self.durable.max(header.durable);
         self.max_time_ms = self.max_time_ms.max(header.time_ms);
-        let mut walk = Walk::new(&*file, self.salt(), entry).map_err(failed)?;
+        let mut walk = Walk::new(&file, self.salt(), entry).map_err(failed)?;
         while let Some(step) = walk.next().map_err(failed)? {
             self.durable = self.durable.max(step.header.durable);
             self.max_time_ms = self.max_time_ms.max(step.header.time_ms);
             let Met::Part { first, last } = step.met else { continue };
             if first {
-                pending.clear();
+                open.parts.clear();
+                let before = open.begins.replace((header.number, step.offset));
+                self.unfinished.extend(before);
             }
-            pending.push((index, step.header.record_len()));
+            open.parts.push((index, step.header.record_len()));
             if last {
+                open.begins = None;
                 let shards = decode_shards(step.payload, step.header.shard_count);
-                for (segment, bytes) in pending.drain(..) {
+                for (segment, bytes) in open.parts.drain(..) {
                     self.segments[segment].spans.add(&shards, step.header.lsn, bytes);
                 }
             }
@@ -232,7 +251,7 @@ impl Recovery {
 
     fn remains_of(&self, number: u64, salt: u32, offset: u64) -> Result<Remains, JournalError> {
         let file = self.open_file(number)?;
-        remains(&*file, salt, offset)
+        remains(&file, salt, offset)
             .map_err(|error| JournalError::io("reading", &self.path(number), error))
     }
 
@@ -336,30 +355,35 @@ impl Recovery {
         }
     }
 
+    /// The commits from the lsn `from` on, in order, and whole.
+    pub(super) fn pieces(&self, from: Lsn) -> LocalPieces<'_> {
+        LocalPieces { recovery: self, from, next: 0, walk: None, passes: true }
+    }
+
     /// Hands every whole commit from the lsn `from` on to `each`, in order, until it fails.
     pub fn replay<E: From<JournalError>>(
         &self,
         from: Lsn,
         mut each: impl FnMut(&Record) -> Result<(), E>,
     ) -> Result<(), E> {
-        let mut assembly = Assembly::default();
-        // A commit whose first parts are in a segment follows that segment's last one.
-        for segment in self.segments.iter().filter(|s| s.last + 1 >= from) {
-            let path = self.path(segment.header.number);
-            let failed = |error| JournalError::io("reading", &path, error);
-            let file = self.open_file(segment.header.number)?;
-            let mut walk = Walk::new(&*file, self.salt(), segment.entry).map_err(failed)?;
-            while let Some(step) = walk.next().map_err(failed)? {
-                if let Some(record) = assembly.take(&step, from) {
-                    each(&record)?;
-                }
-            }
-            if walk.offset != segment.end {
-                let reason = "the segment changed while it was read";
-                return Err(JournalError::corrupt(path, walk.offset, reason).into());
+        let (mut pieces, mut body) = (self.pieces(from), BytesMut::new());
+        while let Some(piece) = pieces.next()? {
+            body.extend_from_slice(&piece.record.body);
+            if piece.last {
+                each(&Record { body: body.split().freeze(), ..piece.record })?;
             }
         }
         Ok(())
+    }
+
+    /// Makes what was recovered durable anew, and cuts a torn tail.
+    pub(super) fn settle(&self) -> Result<(), JournalError> {
+        if self.settled.swap(true, Ordering::Relaxed) {
+            return Ok(());
+        }
+        self.restore_tail()?;
+        let synced = self.options.disk.sync_dir(&self.dir);
+        synced.map_err(|error| JournalError::io("syncing", &self.dir, error))
     }
 
     /// Makes what was recovered durable anew, cuts a torn tail, opens an epoch of at least
@@ -371,7 +395,7 @@ impl Recovery {
         min_next_lsn: Lsn,
     ) -> Result<Arc<LocalJournal>, JournalError> {
         let (dir, disk) = (self.dir.clone(), Arc::clone(&self.options.disk));
-        self.restore_tail()?;
+        self.settle()?;
         self.remove_strays(&*disk)?;
         let (number, file) = self.fresh_segment(&*disk)?;
         let header = SegmentHeader {
@@ -430,7 +454,7 @@ impl Recovery {
             let path = self.path(number);
             let file = self.open_file(number)?;
             let restore = || {
-                rewrite(&*file, self.first_above_durable(segment, &*file)?, segment.end)?;
+                rewrite(&*file, self.first_above_durable(segment, &file)?, segment.end)?;
                 if torn {
                     write_zeros(&*file, segment.end, file.size()?.saturating_sub(segment.end))?;
                 }
@@ -442,7 +466,7 @@ impl Recovery {
     }
 
     /// Where the part of `segment` starts that may not be durable.
-    fn first_above_durable(&self, segment: &Scanned, file: &dyn File) -> io::Result<u64> {
+    fn first_above_durable(&self, segment: &Scanned, file: &Arc<dyn File>) -> io::Result<u64> {
         let mut walk = Walk::new(file, self.salt(), segment.entry)?;
         let mut whole = true;
         while let Some(step) = walk.next()? {
@@ -500,6 +524,67 @@ impl Recovery {
         let first = usable.remove(0);
         self.spares = usable;
         Ok((first, self.open_file(first)?))
+    }
+}
+
+/// Reads the commits of a journal that was recovered.
+pub(super) struct LocalPieces<'a> {
+    recovery: &'a Recovery,
+    from: Lsn,
+    /// The segment to be read next.
+    next: usize,
+    walk: Option<(&'a Scanned, Walk)>,
+    /// The commit that is being read was finished.
+    passes: bool,
+}
+
+impl LocalPieces<'_> {
+    pub(super) fn next(&mut self) -> Result<Option<Piece>, JournalError> {
+        loop {
+            let Some((segment, walk)) = &mut self.walk else {
+                if !self.enter()? {
+                    return Ok(None);
+                }
+                continue;
+            };
+            let number = segment.header.number;
+            let path = || self.recovery.path(number);
+            let step = walk.next().map_err(|e| JournalError::io("reading", &path(), e))?;
+            let Some(step) = step else {
+                if walk.offset != segment.end {
+                    let reason = "the segment changed while it was read";
+                    return Err(JournalError::corrupt(path(), walk.offset, reason));
+                }
+                self.walk = None;
+                continue;
+            };
+            let Met::Part { first, last } = step.met else { continue };
+            if first {
+                self.passes = !self.recovery.unfinished.contains(&(number, step.offset));
+            }
+            if self.passes && step.header.lsn >= self.from {
+                return Ok(Some(Piece { record: step.record(), first, last }));
+            }
+        }
+    }
+
+    /// Opens the next segment that is needed; false: there is none.
+    fn enter(&mut self) -> Result<bool, JournalError> {
+        let recovery = self.recovery;
+        // A commit whose first parts are in a segment follows that segment's last one.
+        while let Some(segment) = recovery.segments.get(self.next) {
+            self.next += 1;
+            if segment.last + 1 < self.from {
+                continue;
+            }
+            let number = segment.header.number;
+            let file = recovery.open_file(number)?;
+            let walk = Walk::new(&file, recovery.salt(), segment.entry)
+                .map_err(|error| JournalError::io("reading", &recovery.path(number), error))?;
+            self.walk = Some((segment, walk));
+            return Ok(true);
+        }
+        Ok(false)
     }
 }
 

@@ -1,23 +1,26 @@
 //! Reading segments: record by record along the chain, or past damage for what is left.
 
 use std::io;
+use std::sync::Arc;
 
-use super::Lsn;
+use bytes::Bytes;
+
 use super::disk::{CHUNK, File};
-use super::record::{ALIGN, HEADER, RecordHeader};
+use super::record::{ALIGN, HEADER, RecordHeader, decode_shards};
 use super::segment::{FIRST_RECORD, SegmentHeader};
+use super::{Lsn, Record};
 
 /// A file read through a buffer.
-pub(super) struct Window<'a> {
-    file: &'a dyn File,
+pub(super) struct Window {
+    file: Arc<dyn File>,
     size: u64,
     start: u64,
     buffer: Vec<u8>,
 }
 
-impl<'a> Window<'a> {
-    pub(super) fn new(file: &'a dyn File) -> io::Result<Self> {
-        Ok(Self { file, size: file.size()?, start: 0, buffer: Vec::new() })
+impl Window {
+    pub(super) fn new(file: &Arc<dyn File>) -> io::Result<Self> {
+        Ok(Self { file: file.clone(), size: file.size()?, start: 0, buffer: Vec::new() })
     }
 
     /// `length` bytes from `offset` on, or none if the file ends before.
@@ -142,8 +145,8 @@ impl Chain {
 }
 
 /// A walk along the records of one segment.
-pub(super) struct Walk<'a> {
-    window: Window<'a>,
+pub(super) struct Walk {
+    window: Window,
     salt: u32,
     pub(super) chain: Chain,
     /// Where the next record starts, if there is one.
@@ -159,8 +162,8 @@ pub(super) struct Step<'w> {
     pub(super) payload: &'w [u8],
 }
 
-impl<'a> Walk<'a> {
-    pub(super) fn new(file: &'a dyn File, salt: u32, chain: Chain) -> io::Result<Self> {
+impl Walk {
+    pub(super) fn new(file: &Arc<dyn File>, salt: u32, chain: Chain) -> io::Result<Self> {
         Ok(Self { window: Window::new(file)?, salt, chain, offset: FIRST_RECORD })
     }
 
@@ -184,6 +187,20 @@ impl<'a> Walk<'a> {
     }
 }
 
+impl Step<'_> {
+    /// The commit that it is a part of, with this part of its body.
+    pub(super) fn record(&self) -> Record {
+        let header = &self.header;
+        Record {
+            lsn: header.lsn,
+            epoch: header.epoch,
+            time_ms: header.time_ms,
+            shards: decode_shards(self.payload, header.shard_count),
+            body: Bytes::copy_from_slice(&self.payload[header.body_range()]),
+        }
+    }
+}
+
 /// What is left behind the end of the chain.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Remains {
@@ -198,7 +215,7 @@ pub(super) struct Remains {
 ///
 /// What they say is durable was so whenever they were written, those of an earlier life of the
 /// file included: an lsn once durable is never given again.
-pub(super) fn remains(file: &dyn File, salt: u32, offset: u64) -> io::Result<Remains> {
+pub(super) fn remains(file: &Arc<dyn File>, salt: u32, offset: u64) -> io::Result<Remains> {
     let mut window = Window::new(file)?;
     let mut found = Remains::default();
     let mut offset = offset.next_multiple_of(ALIGN);

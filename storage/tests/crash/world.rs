@@ -65,6 +65,7 @@ pub(crate) fn options(dir: &Path, databases: u32) -> OpenOptions {
         memtable_bytes: 64 << 20,
         merge_bytes: 16 << 20,
         presence_bytes: 4 << 20,
+        replay_bytes: 4 << 20,
         cache: None,
         journal_bytes: 16 << 20,
         lease: Duration::from_millis(50),

@@ -1,9 +1,9 @@
 //! The records in objects: followed along their chain.
 
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 
 use super::super::record::{HEADER, RecordHeader, decode_shards};
-use super::super::{Lsn, Record};
+use super::super::{Lsn, Piece, Record};
 use super::object::ObjectHeader;
 
 /// How far the records of an epoch have been followed.
@@ -32,6 +32,18 @@ pub(super) struct Part<'a> {
     pub(super) last: bool,
     /// The commit's beginning was dropped, so it is applied everywhere.
     pub(super) rest: bool,
+}
+
+impl Part<'_> {
+    /// The same as it is replayed, with its `body` in memory of its own.
+    pub(super) fn piece(&self, body: Bytes) -> Piece {
+        Piece { record: self.record(body), first: self.first, last: self.last }
+    }
+
+    fn record(&self, body: Bytes) -> Record {
+        let RecordHeader { lsn, epoch, time_ms, .. } = self.header;
+        Record { lsn, epoch, time_ms, shards: self.shards.clone(), body }
+    }
 }
 
 impl Chain {
@@ -135,12 +147,6 @@ impl Commits {
             self.body.clear();
         }
         self.body.extend_from_slice(part.body);
-        (part.last && !part.rest).then(|| Record {
-            lsn: part.header.lsn,
-            epoch: part.header.epoch,
-            time_ms: part.header.time_ms,
-            shards: part.shards.clone(),
-            body: self.body.split().freeze(),
-        })
+        (part.last && !part.rest).then(|| part.record(self.body.split().freeze()))
     }
 }

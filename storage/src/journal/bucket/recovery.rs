@@ -9,9 +9,9 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, RwLock};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use futures::future::join_all;
-use futures::stream::{self, StreamExt, TryStreamExt};
+use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
 use object_store::path::Path;
 use object_store::{Error, PutMode};
 use tokio::sync::Notify;
@@ -20,9 +20,9 @@ use tokio::time::Instant;
 use super::super::local::lock;
 use super::super::read::Holds;
 use super::super::segment::Spans;
-use super::super::{Journal, JournalError, Lsn, Record};
+use super::super::{Journal, JournalError, Lsn, Piece, Record};
 use super::object::{Floor, OBJECT_HEADER, ObjectHeader, Position, Unreadable, VERSION};
-use super::records::{Chain, Commits, Part};
+use super::records::{Chain, Part};
 use super::requests::{ask, read_object};
 use super::{BucketJournal, BucketOptions, Shared, State, Stored};
 use crate::lease::{Lease, Unconfirmed};
@@ -51,6 +51,8 @@ pub struct BucketRecovery {
     /// Objects that nobody needs.
     garbage: Vec<Path>,
     end: Lsn,
+    /// The last whole commit of each epoch that has ended.
+    ends: BTreeMap<u64, Lsn>,
     max_time_ms: u64,
     /// When the fence was put, if the one who owned the journal until then has not released it.
     pub(super) outlived: Option<Instant>,
@@ -67,6 +69,34 @@ struct Found {
     spans: Spans,
     /// Unless there were too many bytes.
     records: Option<Bytes>,
+}
+
+/// Reads the commits of a journal that was recovered, some objects ahead.
+pub(in crate::journal) struct BucketPieces<'a> {
+    recovery: &'a BucketRecovery,
+    from: Lsn,
+    objects: BoxStream<'a, (&'a Found, Result<Bytes, JournalError>)>,
+    /// Of the object that was read last.
+    ready: VecDeque<Piece>,
+}
+
+impl BucketPieces<'_> {
+    pub(in crate::journal) async fn next(&mut self) -> Result<Option<Piece>, JournalError> {
+        while self.ready.is_empty() {
+            let Some((found, records)) = self.objects.next().await else { return Ok(None) };
+            let (records, mut chain) = (records?, found.entry);
+            let ends = self.recovery.ends.get(&found.header.at.epoch).copied();
+            let walked = chain.walk(&found.header, &records, |part| {
+                let lsn = part.header.lsn;
+                // What was dropped in part is applied, and what the epoch ended in does not count.
+                if !part.rest && lsn >= self.from && ends.is_none_or(|end| lsn <= end) {
+                    self.ready.push_back(part.piece(records.slice_ref(part.body)));
+                }
+            });
+            walked.map_err(|what| self.recovery.corrupt(found.header.at, what))?;
+        }
+        Ok(self.ready.pop_front())
+    }
 }
 
 /// What is known of the objects.
@@ -126,6 +156,7 @@ impl BucketRecovery {
             floor: Floor::default(),
             garbage: Vec::new(),
             end: 0,
+            ends: BTreeMap::new(),
             max_time_ms: 0,
             outlived: None,
         }
@@ -382,6 +413,7 @@ impl BucketRecovery {
                 None => return Err(self.missing(&reading, at)),
             };
             if found.header.is_fence() {
+                self.ends.insert(at.epoch, chain.last);
                 at = Position { epoch: found.header.opens, number: 1 };
                 chain = Chain::epoch(at.epoch, chain.last);
                 continue;
@@ -394,6 +426,7 @@ impl BucketRecovery {
             self.chain.push(found);
             at = at.next();
         }
+        self.ends.insert(at.epoch, chain.last);
         // Fences stay for ever, and nothing else is as short.
         let dropped = reading.listed.range(..reading.floor.first);
         let garbage = dropped.filter(|(_, size)| **size != OBJECT_HEADER as u64);
@@ -487,31 +520,29 @@ impl BucketRecovery {
         JournalError::Failed(format!("another server has taken over {place} at the same time"))
     }
 
+    /// The commits from the lsn `from` on, in order, and whole.
+    pub(in crate::journal) fn pieces(&self, from: Lsn) -> BucketPieces<'_> {
+        // A commit may end in a later object than it begins.
+        let is_needed = |found: &&Found| found.spans.last().any(|(_, lsn)| lsn >= from);
+        let needed: Vec<_> = self.chain.iter().filter(is_needed).collect();
+        let reads =
+            needed.into_iter().map(move |found| async move { (found, self.records(found).await) });
+        let objects = stream::iter(reads).buffered(READS / 4).boxed();
+        BucketPieces { recovery: self, from, objects, ready: VecDeque::new() }
+    }
+
     /// Hands every whole commit from the lsn `from` on to `each`, in order, until it fails.
     pub async fn replay<E: From<JournalError>>(
         &self,
         from: Lsn,
         mut each: impl FnMut(&Record) -> Result<(), E>,
     ) -> Result<(), E> {
-        // A commit may end in a later object than it begins.
-        let is_needed = |found: &&Found| found.spans.last().any(|(_, lsn)| lsn >= from);
-        let needed = self.chain.iter().filter(is_needed);
-        let needed: Vec<_> = needed.collect();
-        let reads =
-            needed.into_iter().map(|found| async move { (found, self.records(found).await) });
-        let mut objects = stream::iter(reads).buffered(READS / 4).boxed();
-        let mut commits = Commits::default();
-        while let Some((found, records)) = objects.next().await {
-            let records = records?;
-            let mut chain = found.entry;
-            let mut outcome = Ok(());
-            let walked = chain.walk(&found.header, &records, |part| {
-                if let Some(record) = commits.take(part, from).filter(|_| outcome.is_ok()) {
-                    outcome = each(&record);
-                }
-            });
-            walked.map_err(|what| self.corrupt(found.header.at, what))?;
-            outcome?;
+        let (mut pieces, mut body) = (self.pieces(from), BytesMut::new());
+        while let Some(piece) = pieces.next().await? {
+            body.extend_from_slice(&piece.record.body);
+            if piece.last {
+                each(&Record { body: body.split().freeze(), ..piece.record })?;
+            }
         }
         Ok(())
     }

@@ -187,9 +187,9 @@ fn records_of_an_earlier_life_of_a_segment_are_not_taken() {
     assert!(used <= 26);
     // There is a whole older record right behind the end.
     let file = Handle(Arc::clone(&disk)).open(&segment_path(dir(), newest(&disk))).unwrap();
-    let behind = remains(&*file, 0x5A17, FIRST_RECORD).unwrap();
+    let behind = remains(&file, 0x5A17, FIRST_RECORD).unwrap();
     let in_use = (200 - 1) % 13 + 1;
-    let older = remains(&*file, 0x5A17, FIRST_RECORD + in_use * 272).unwrap();
+    let older = remains(&file, 0x5A17, FIRST_RECORD + in_use * 272).unwrap();
     assert!(behind.last == 200 && older.last > 100 && older.last < 200, "{older:?}");
     let journal = recovery.start(0, 0).unwrap();
     assert_eq!(journal.append(0, &[0], &[b"x"]).unwrap(), 201);
