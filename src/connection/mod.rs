@@ -231,7 +231,8 @@ impl Connection {
         let mut buf = std::mem::take(&mut self.buf);
         let (pause, consumed) = self.parse_from(&buf, cycle);
         buf.advance(consumed);
-        self.buf = buf;
+        // What was read may be big, and is not kept until the replies can leave.
+        self.buf = if buf.is_empty() { BytesMut::new() } else { buf };
         pause
     }
 

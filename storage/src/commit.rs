@@ -31,7 +31,7 @@ impl Sealed {
         let head = |(shard, writer): (&u16, &OpWriter)| {
             let mut head = [0; HEAD];
             head[..2].copy_from_slice(&shard.to_be_bytes());
-            head[2..].copy_from_slice(&(writer.as_bytes().len() as u64).to_be_bytes());
+            head[2..].copy_from_slice(&(writer.len() as u64).to_be_bytes());
             head
         };
         self.ops.iter().map(head).collect()
@@ -40,7 +40,13 @@ impl Sealed {
     /// The record's body: for each shard its number (u16), the length (u64) of its operations,
     /// and these.
     pub(crate) fn parts<'a>(&'a self, heads: &'a [[u8; HEAD]]) -> Vec<&'a [u8]> {
-        heads.iter().zip(self.ops.values()).flat_map(|(h, w)| [&h[..], w.as_bytes()]).collect()
+        let mut parts = Vec::with_capacity(2 * heads.len());
+        for (head, (pieces, last)) in heads.iter().zip(self.ops.values().map(OpWriter::pieces)) {
+            parts.push(&head[..]);
+            parts.extend(pieces.iter().map(|piece| &piece[..]));
+            parts.push(last);
+        }
+        parts
     }
 
     /// The body in one piece.

@@ -595,7 +595,7 @@ fn add_databases(
     let lsn = journal.append(clock.now_ms(), &record.shards(), &[&record.body()])?;
     journal.sync_now()?;
     for shard in shards {
-        shard.merge(lsn, record.ops[&shard.id].as_bytes());
+        shard.merge_sealed(lsn, &record.ops[&shard.id]);
     }
     Ok(())
 }

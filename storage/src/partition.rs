@@ -92,7 +92,7 @@ impl Partition {
             Ok(lsn) => {
                 for (shard, ops) in &sealed.ops {
                     if let Some(shard) = self.shards.get_mut(shard) {
-                        let whole = shard.merge(lsn, ops.as_bytes());
+                        let whole = shard.merge_sealed(lsn, ops);
                         debug_assert!(whole, "a record that this program wrote is damaged");
                     }
                 }

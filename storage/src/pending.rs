@@ -121,6 +121,17 @@ impl Pending {
     /// Puts (`Some`) or deletes (`None`) a row. Keys that are none of ours are ignored. One that is
     /// `new`, as neither the engine nor an older map has it, is forgotten when it is deleted.
     pub fn set(&mut self, key: &[u8], value: Option<&[u8]>, new: bool) {
+        self.set_in(key, value, new, None);
+    }
+
+    /// The same for a value that lies in `memory`, which an element's row may keep.
+    pub(crate) fn set_in(
+        &mut self,
+        key: &[u8],
+        value: Option<&[u8]>,
+        new: bool,
+        memory: Option<&Bytes>,
+    ) {
         match Row::parse(key) {
             Some(Row::Meta { generation, slot, hash48, .. }) => {
                 self.set_meta(generation, slot, hash48, (key, value, new));
@@ -128,7 +139,7 @@ impl Pending {
             Some(Row::Element { slot, version, element }) => {
                 let group = self.elements.entry(version).or_default();
                 group.slot = slot;
-                let set = group.rows.set(element, value, new);
+                let set = group.rows.set(element, value, new, memory);
                 let (added, freed) = sizes(element, value, set);
                 group.bytes = group.bytes + added - freed;
                 self.count(set, added, freed);
@@ -212,7 +223,7 @@ impl Pending {
             tables
         });
         let table = &mut tables[sub_table(slot)];
-        let set = set_row(table, table_hash(hash48), (key, value, new), hash_of_meta);
+        let set = set_row(table, table_hash(hash48), (key, value, new), None, hash_of_meta);
         let (added, freed) = sizes(key, value, set);
         self.count(set, added, freed);
     }

@@ -8,12 +8,13 @@
 
 use crate::control::{Control, Generations};
 use crate::counters::Counters;
-use crate::encoding::{Delta, Library, Op, OpReader, Row, row};
+use crate::encoding::{Delta, Library, Op, OpReader, OpWriter, Row, row};
 use crate::engine::Engine;
 use crate::journal::Lsn;
 use crate::pending::{Lookup, Pending, TOGETHER};
 use crate::presence::Presence;
 use crate::slot::KeyHash;
+use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
@@ -168,14 +169,23 @@ impl Shard {
 
     /// Takes the rows of the journal record at `lsn` in. False: not all of it was understood.
     pub fn merge(&mut self, lsn: Lsn, ops: &[u8]) -> bool {
-        self.merge_rows(lsn, ops, true) == ops.len()
+        self.merge_rows(lsn, ops, None, true) == ops.len()
+    }
+
+    /// The same for the operations of a round. Where they are many, rows share their memory.
+    pub fn merge_sealed(&mut self, lsn: Lsn, ops: &OpWriter) -> bool {
+        let (pieces, last) = ops.pieces();
+        let pieces = pieces
+            .iter()
+            .all(|piece| self.merge_rows(lsn, piece, Some(piece), true) == piece.len());
+        pieces && self.merge(lsn, last)
     }
 
     /// The same for some operations of a record that is read from the journal at the start: how many
     /// bytes of them were understood. Its rows, and those of records behind it, may be in the engine
     /// already: none counts as new.
     pub fn replay(&mut self, lsn: Lsn, ops: &[u8]) -> usize {
-        self.merge_rows(lsn, ops, false)
+        self.merge_rows(lsn, ops, None, false)
     }
 
     /// Takes rows out that were replayed, so that the engine gets them before all is replayed. What
@@ -185,7 +195,14 @@ impl Shard {
         std::mem::take(&mut self.current)
     }
 
-    fn merge_rows(&mut self, lsn: Lsn, ops: &[u8], trusts_new: bool) -> usize {
+    /// `memory`: what `ops` lies in, if rows may keep it.
+    fn merge_rows(
+        &mut self,
+        lsn: Lsn,
+        ops: &[u8],
+        memory: Option<&Bytes>,
+        trusts_new: bool,
+    ) -> usize {
         self.merged = self.merged.max(lsn);
         let late = self.closing.as_mut().filter(|closing| lsn <= closing.cut.lsn);
         let late = late.map(|closing| &mut closing.cut);
@@ -198,6 +215,7 @@ impl Shard {
             current: &mut self.current,
             late,
             trusts_new,
+            memory,
             presence: self.presence.as_deref(),
             making: self.making.as_ref().map(|making| &*making.presence),
             due_from_ms: &mut self.due_from_ms,
@@ -413,6 +431,8 @@ struct Target<'a> {
     late: Option<&'a mut Cut>,
     /// Rows that are new leave no trace when they are deleted.
     trusts_new: bool,
+    /// What the operations lie in, if rows may keep it.
+    memory: Option<&'a Bytes>,
     presence: Option<&'a Presence>,
     making: Option<&'a Presence>,
     due_from_ms: &'a mut u64,
@@ -434,7 +454,8 @@ impl Target<'_> {
                     *self.due_from_ms = at_ms.min(*self.due_from_ms);
                 }
                 let new = new && self.trusts_new;
-                self.pending().set(key, Some(value), new);
+                let memory = self.memory;
+                self.pending().set_in(key, Some(value), new, memory);
             }
             Op::Delete { key, delta } => {
                 self.count(key, delta);

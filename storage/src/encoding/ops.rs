@@ -1,6 +1,8 @@
 //! The body of a journal record: for each shard, row puts and deletes as absolute values, what they
 //! change in the shard's counters as deltas, and changes of generations as commands.
 
+use bytes::Bytes;
+
 use super::varint::{get_bytes, get_varint, put_bytes, put_varint};
 
 const PUT: u8 = 0;
@@ -65,6 +67,9 @@ impl<'a> Op<'a> {
 /// Collects the operations of one shard.
 #[derive(Debug, Default)]
 pub struct OpWriter {
+    /// Whole operations, of about [`PIECE`] each: many bytes are not moved to grow, and rows may go on
+    /// using them.
+    pieces: Vec<Bytes>,
     buf: Vec<u8>,
     /// Where keys and values are built before their lengths are known.
     key: Vec<u8>,
@@ -74,14 +79,45 @@ pub struct OpWriter {
 /// A writer that has grown beyond this many bytes is not kept for the next round.
 const KEEP_BYTES: usize = 1 << 20;
 
+/// Bytes of a piece, but for an operation that is longer.
+const PIECE: usize = 1 << 20;
+
+/// Bytes of an operation beside key and value at most.
+const OP_OVERHEAD: usize = 1 + 2 * 10;
+
 impl OpWriter {
     pub fn is_empty(&self) -> bool {
-        self.buf.is_empty()
+        self.buf.is_empty() && self.pieces.is_empty()
     }
 
-    /// The operations as bytes.
-    pub fn as_bytes(&self) -> &[u8] {
-        &self.buf
+    /// Bytes of the operations.
+    pub fn len(&self) -> usize {
+        self.pieces.iter().map(Bytes::len).sum::<usize>() + self.buf.len()
+    }
+
+    /// The operations as bytes: first the pieces that are full, then the last one, which is none yet.
+    pub fn pieces(&self) -> (&[Bytes], &[u8]) {
+        (&self.pieces, &self.buf)
+    }
+
+    /// The operations.
+    #[cfg(test)]
+    pub(crate) fn read(&self) -> impl Iterator<Item = Op<'_>> {
+        let pieces = self.pieces.iter().map(|piece| &piece[..]).chain([&self.buf[..]]);
+        pieces.flat_map(OpReader::new)
+    }
+
+    /// Makes room for so many bytes: in the next piece, if this one has none.
+    fn reserve(&mut self, bytes: usize) {
+        if self.buf.len() + bytes + OP_OVERHEAD > PIECE && !self.buf.is_empty() {
+            self.next_piece();
+        }
+    }
+
+    #[cold]
+    fn next_piece(&mut self) {
+        let full = std::mem::replace(&mut self.buf, Vec::with_capacity(PIECE));
+        self.pieces.push(full.into());
     }
 
     /// An empty writer with this one's memory, unless that is much.
@@ -89,6 +125,7 @@ impl OpWriter {
     pub fn recycled(mut self) -> Option<Self> {
         let bytes = self.buf.capacity() + self.key.capacity() + self.value.capacity();
         self.buf.clear();
+        self.pieces.clear();
         (bytes <= KEEP_BYTES).then_some(self)
     }
 
@@ -104,6 +141,7 @@ impl OpWriter {
         self.value.clear();
         value(&mut self.value);
         let new = if delta.keys > 0 { NEW } else { 0 };
+        self.reserve(self.key.len() + self.value.len());
         self.buf.push(PUT | delta.encode() | new);
         put_bytes(&mut self.buf, &self.key);
         put_bytes(&mut self.buf, &self.value);
@@ -111,12 +149,14 @@ impl OpWriter {
 
     /// Puts a row that counts for nothing; `new`: it does not exist, which must be certain.
     pub fn put(&mut self, key: &[u8], value: &[u8], new: bool) {
+        self.reserve(key.len() + value.len());
         self.buf.push(PUT | Delta::default().encode() | if new { NEW } else { 0 });
         put_bytes(&mut self.buf, key);
         put_bytes(&mut self.buf, value);
     }
 
     pub fn delete(&mut self, key: &[u8], delta: Delta) {
+        self.reserve(key.len());
         self.buf.push(DELETE | delta.encode());
         put_bytes(&mut self.buf, key);
     }
@@ -194,7 +234,7 @@ mod tests {
         writer.put(b"k3", b"", false);
         writer.delete(b"k2", Delta::default());
         writer.generation(3, 9, 4);
-        let mut reader = OpReader::new(writer.as_bytes());
+        let mut reader = OpReader::new(writer.pieces().1);
         let first = Op::Put { key: &b"k"[..], value: b"v", delta, new: true };
         assert_eq!(reader.next(), Some(first));
         let other = Op::Put { key: b"k3", value: b"", delta: Delta::default(), new: false };
@@ -203,5 +243,35 @@ mod tests {
         assert_eq!(reader.next(), Some(Op::Generation { db: 3, generation: 9, dead: 4 }));
         assert_eq!(reader.next(), None);
         assert!(reader.is_done());
+    }
+
+    #[test]
+    fn pieces_hold_whole_operations() {
+        let mut writer = OpWriter::default();
+        let value = |n: usize| vec![n as u8; (n * 7919) % 40_000];
+        for n in 0..300usize {
+            writer.put(&n.to_be_bytes(), &value(n), false);
+        }
+        writer.put(b"long", &vec![1; 3 * PIECE], false);
+        writer.delete(b"gone", Delta::default());
+        let (pieces, last) = writer.pieces();
+        assert!(pieces.len() > 5 && pieces.iter().filter(|piece| piece.len() > PIECE).count() == 1);
+        let all: Vec<&[u8]> = pieces.iter().map(|piece| &piece[..]).chain([last]).collect();
+        assert_eq!(writer.len(), all.concat().len());
+        let mut count = 0usize;
+        for piece in all {
+            let mut reader = OpReader::new(piece);
+            for op in reader.by_ref() {
+                if let Op::Put { key, value: found, .. } = op
+                    && key != b"long"
+                {
+                    assert_eq!((key, found), (&count.to_be_bytes()[..], &value(count)[..]));
+                    count += 1;
+                }
+            }
+            assert!(reader.is_done());
+        }
+        assert_eq!(count, 300);
+        assert!(writer.recycled().is_none_or(|writer| writer.is_empty()));
     }
 }

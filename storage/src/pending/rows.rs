@@ -7,7 +7,7 @@ use bytes::Bytes;
 use hashbrown::DefaultHashBuilder;
 use std::collections::BTreeSet;
 use std::hash::BuildHasher;
-use std::ops::{Bound, Deref};
+use std::ops::Bound;
 use std::sync::OnceLock;
 
 /// Bytes of key and value that a row holds in itself.
@@ -16,20 +16,28 @@ const INLINE: usize = 40;
 /// A value from this size on is given to the engine as it is, smaller ones are copied.
 const SHARED: usize = 512;
 
+/// A value from this size on stays where it was when it came, if it may.
+const KEPT: usize = 8 << 10;
+
 /// Key and value, one behind the other.
 #[derive(Debug)]
 enum Held {
-    Inside { len: u8, bytes: [u8; INLINE] },
+    Inside {
+        len: u8,
+        bytes: [u8; INLINE],
+    },
     Apart(Bytes),
+    /// Not behind each other: the value lies where it was when it came.
+    Shared(Box<(Box<[u8]>, Bytes)>),
 }
 
-impl Deref for Held {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
+impl Held {
+    /// The key and the value, of which the first has so many bytes.
+    fn split(&self, key_len: usize) -> (&[u8], &[u8]) {
         match self {
-            Self::Inside { len, bytes } => &bytes[..usize::from(*len)],
-            Self::Apart(bytes) => bytes,
+            Self::Inside { len, bytes } => bytes[..usize::from(*len)].split_at(key_len),
+            Self::Apart(bytes) => bytes.split_at(key_len),
+            Self::Shared(parts) => (&parts.0, &parts.1),
         }
     }
 }
@@ -65,12 +73,27 @@ impl PendingRow {
         Self { held, key_len: key.len() as u32, put: value.is_some(), new }
     }
 
+    /// The same where the value lies in `memory`: it stays there if it is big.
+    fn new_in(key: &[u8], value: Option<&[u8]>, new: bool, memory: Option<&Bytes>) -> Self {
+        match (value, memory) {
+            (Some(value), Some(memory)) if value.len() >= KEPT => {
+                let held = Held::Shared(Box::new((key.into(), memory.slice_ref(value))));
+                Self { held, key_len: key.len() as u32, put: true, new }
+            }
+            _ => Self::new(key, value, new),
+        }
+    }
+
+    fn parts(&self) -> (&[u8], &[u8]) {
+        self.held.split(self.key_len as usize)
+    }
+
     pub(super) fn key(&self) -> &[u8] {
-        &self.held[..self.key_len as usize]
+        self.parts().0
     }
 
     pub(super) fn value(&self) -> Option<&[u8]> {
-        self.put.then(|| &self.held[self.key_len as usize..])
+        self.put.then(|| self.parts().1)
     }
 
     /// The value as it lies in memory, if it is big.
@@ -79,20 +102,22 @@ impl PendingRow {
             Held::Apart(bytes) if bytes.len() - self.key_len as usize >= SHARED => {
                 self.put.then(|| bytes.slice(self.key_len as usize..))
             }
+            Held::Shared(parts) => self.put.then(|| parts.1.clone()),
             _ => None,
         }
     }
 
     /// Bytes of key and value.
     pub(super) fn len(&self) -> usize {
-        self.held.len()
+        let (key, value) = self.parts();
+        key.len() + value.len()
     }
 
     /// Gives it another value, in place where that has the same size.
-    fn set(&mut self, value: Option<&[u8]>) {
+    fn set(&mut self, value: Option<&[u8]>, memory: Option<&Bytes>) {
         match value {
             Some(value) if self.overwrite(value) => self.put = true,
-            _ => *self = Self::new(self.key(), value, self.new),
+            _ => *self = Self::new_in(self.key(), value, self.new, memory),
         }
     }
 
@@ -100,10 +125,11 @@ impl PendingRow {
     /// it, too.
     fn overwrite(&mut self, value: &[u8]) -> bool {
         let at = self.key_len as usize;
-        if value.len() != self.held.len() - at {
+        if value.len() != self.parts().1.len() {
             return false;
         }
         match &mut self.held {
+            Held::Shared(_) => return false,
             Held::Inside { bytes, .. } => bytes[at..at + value.len()].copy_from_slice(value),
             Held::Apart(bytes) => match std::mem::take(bytes).try_into_mut() {
                 Ok(mut own) => {
@@ -141,15 +167,17 @@ pub(super) struct Set {
     pub(super) kept: bool,
 }
 
-/// Sets a row, which is `new` if neither the engine nor an older map has one of its key.
+/// Sets a row, which is `new` if neither the engine nor an older map has one of its key. A big value
+/// stays in `memory`, if that is what it lies in.
 pub(super) fn set_row(
     rows: &mut Rows,
     hash: u64,
     (key, value, new): (&[u8], Option<&[u8]>, bool),
+    memory: Option<&Bytes>,
     hash_of: impl Fn(&[u8]) -> u64,
 ) -> Set {
     let Some(at) = rows.find(hash, key) else {
-        rows.push(hash, PendingRow::new(key, value, new), hash_of);
+        rows.push(hash, PendingRow::new_in(key, value, new, memory), hash_of);
         return Set { before: None, kept: true };
     };
     let before = rows.at(at).map(PendingRow::len);
@@ -157,7 +185,7 @@ pub(super) fn set_row(
     if never_was {
         rows.swap_remove(at, hash_of);
     } else if let Some(row) = rows.at_mut(at) {
-        row.set(value);
+        row.set(value, memory);
     }
     Set { before, kept: !never_was }
 }
@@ -244,11 +272,18 @@ impl ElementRows {
     }
 
     /// Sets a row; see [`set_row`].
-    pub(super) fn set(&mut self, element: &[u8], value: Option<&[u8]>, new: bool) -> Set {
+    pub(super) fn set(
+        &mut self,
+        element: &[u8],
+        value: Option<&[u8]>,
+        new: bool,
+        memory: Option<&Bytes>,
+    ) -> Set {
         let hash = self.hasher.hash_one(element);
         let place = self.place(hash);
         let hash_of = |element: &[u8]| self.hasher.hash_one(element);
-        let set = set_row(&mut self.tables[place], hash, (element, value, new), hash_of);
+        let row = (element, value, new);
+        let set = set_row(&mut self.tables[place], hash, row, memory, hash_of);
         match (set.before, set.kept) {
             (None, _) => {
                 if let Some(order) = self.order.get_mut() {
@@ -339,17 +374,42 @@ mod tests {
         let value = |n: u8| vec![n; SHARED];
         let mut row = PendingRow::new(b"key", Some(&value(1)), false);
         let at = row.value().unwrap().as_ptr();
-        row.set(Some(&value(2)));
+        row.set(Some(&value(2)), None);
         assert_eq!(row.value().unwrap().as_ptr(), at, "it is written in place");
         let given = row.shared_value().unwrap();
         assert_eq!(given.as_ptr(), at, "it is not copied");
-        row.set(Some(&value(3)));
+        row.set(Some(&value(3)), None);
         assert_eq!((row.key(), row.value()), (&b"key"[..], Some(&value(3)[..])));
         assert_eq!(given, value(2));
-        row.set(None);
+        row.set(None, None);
         assert_eq!((row.value(), row.shared_value()), (None, None));
-        row.set(Some(&value(4)[1..]));
+        row.set(Some(&value(4)[1..]), None);
         assert_eq!(row.shared_value(), None, "a small one is copied");
+    }
+
+    #[test]
+    fn a_big_value_stays_where_it_came() {
+        let memory = Bytes::from(vec![7; 3 * KEPT]);
+        let (small, big) = (&memory[..KEPT - 1], &memory[KEPT..2 * KEPT]);
+        let mut rows = ElementRows::default();
+        for value in [big, small, big] {
+            rows.set(b"e", Some(value), false, Some(&memory));
+            let row = rows.get(b"e").unwrap();
+            assert_eq!(
+                (row.key(), row.value(), row.len()),
+                (&b"e"[..], Some(value), 1 + value.len())
+            );
+            let shared = row.shared_value().unwrap();
+            assert_eq!(shared.as_ptr() == value.as_ptr(), value.len() == KEPT);
+        }
+        // What shares memory is not overwritten in it.
+        rows.set(b"e", Some(&[8; KEPT]), false, None);
+        assert_eq!(rows.get(b"e").unwrap().value(), Some(&[8; KEPT][..]));
+        assert!(memory.iter().all(|byte| *byte == 7));
+        rows.set(b"e", Some(big), false, Some(&memory));
+        rows.set(b"e", None, false, Some(&memory));
+        assert_eq!((rows.get(b"e").unwrap().value(), rows.len()), (None, 1));
+        assert!(memory.is_unique(), "a deleted value keeps no memory");
     }
 
     #[test]
@@ -362,7 +422,7 @@ mod tests {
             let value = (n % 5 != 0).then(|| vec![n as u8; (n % 4) as usize]);
             // One in four was nowhere before it came: it goes without leaving a trace.
             let new = |element: &[u8]| element[element.len() - 1] % 4 == 1;
-            let set = rows.set(element, value.as_deref(), new(element));
+            let set = rows.set(element, value.as_deref(), new(element), None);
             let kept = value.is_some() || !(new(element) && model.contains_key(element));
             let known: Option<Option<Vec<u8>>> = match kept {
                 true => model.insert(element.to_vec(), value),

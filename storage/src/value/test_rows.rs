@@ -1,7 +1,7 @@
 //! Element rows in a map, from which tests serve what a collection asks for.
 
 use super::collection::Collection;
-use crate::encoding::{ElementRows, Op, OpReader, OpWriter, Row, get_varint};
+use crate::encoding::{ElementRows, Op, OpWriter, Row, get_varint};
 use crate::need::{ElementRange, IndexBy, Page, Part};
 use bytes::Bytes;
 use std::collections::BTreeMap;
@@ -51,7 +51,7 @@ impl TestRows {
             Some(Row::Dead { prefix, .. }) => Some(prefix.to_vec()),
             _ => None,
         };
-        for op in OpReader::new(ops.as_bytes()) {
+        for op in ops.read() {
             self.written += 1;
             match op {
                 Op::Put { key, .. } if dead(key).is_some() => self.dead.extend(dead(key)),

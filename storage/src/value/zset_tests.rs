@@ -1,7 +1,7 @@
 //! A sorted set against a plain map, with its rows in a map: cold, shed, or in memory.
 
 use super::*;
-use crate::encoding::{Op, OpReader, OpWriter, decode_entry, encode_meta};
+use crate::encoding::{Op, OpWriter, decode_entry, encode_meta};
 use crate::need::{IndexBy, OrLoad};
 use crate::store::Fault;
 use crate::value::{Entry, Value};
@@ -34,7 +34,7 @@ impl World {
         let mut ops = OpWriter::default();
         let hash_of = |name: &[u8]| LAYOUT.hash(name);
         zset.seal(&mut ElementRows::new(&mut ops, 3, 1, &hash_of));
-        for op in OpReader::new(ops.as_bytes()) {
+        for op in ops.read() {
             match op {
                 Op::Put { key, value, new, .. } => {
                     let old = self.rows.insert(key[HEAD..].to_vec(), value.to_vec());
