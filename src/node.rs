@@ -100,6 +100,8 @@ pub struct Budget {
     pub presence: usize,
     /// What may wait for the store of a journal in a bucket; from half of it on writers wait.
     pub journal: usize,
+    /// Commands that wait for locks or for data: beyond it, no connection has several of them.
+    pub parked: usize,
     /// Channels and patterns that clients listen to.
     pub subscriptions: usize,
     /// Which keys clients have read that want to hear of their changes.
@@ -134,6 +136,7 @@ impl Budget {
             merges: (total / 64) as usize,
             presence: (total / 32) as usize,
             journal: (total / 16).clamp(JOURNAL_MIN, JOURNAL_MAX) as usize,
+            parked: (total / 32) as usize,
             subscriptions: (total / 16) as usize,
             tracking: (total / 64 * 3) as usize,
             prefixes: (total / 64) as usize,
@@ -298,6 +301,12 @@ impl Node {
     /// Whether more memory is in use than `maxmemory` allows.
     pub fn is_over_maxmemory(&self) -> bool {
         self.over_maxmemory.load(Ordering::Relaxed)
+    }
+
+    /// Whether so many commands are parked on a worker that no connection may add several.
+    pub fn is_crowded(&self, worker: usize) -> bool {
+        let bytes = self.stats[worker].parked_bytes.load(Ordering::Relaxed);
+        bytes > (self.budget.parked / self.shard_workers) as u64
     }
 
     /// Whether the journal's store is away, so that no write can be stored.

@@ -23,6 +23,9 @@ const FLUSH: usize = 1 << 20;
 /// Commands that a cycle sends to other workers at most.
 const MAX_REMOTE: usize = 128;
 
+/// Commands of a cycle that wait on this worker at most.
+const MAX_PARKED: usize = 512;
+
 /// Where a reply comes from.
 enum Piece {
     /// It is in the cycle's buffer up to here, and shows a round.
@@ -52,6 +55,10 @@ pub(super) struct Cycle {
     batches: Vec<(usize, CmdBatch)>,
     now_ms: u64,
     commands: usize,
+    /// Commands that wait on this worker.
+    parked: usize,
+    /// Many commands wait where one was sent: no more of them are sent before it is answered.
+    crowded: bool,
     /// Nothing may run behind what is under way: it may need keys that it has not locked yet.
     ends: bool,
 }
@@ -68,6 +75,8 @@ impl Cycle {
             batches: Vec::new(),
             now_ms: worker.node.clock.now_ms(),
             commands: 0,
+            parked: 0,
+            crowded: false,
             ends: false,
         }
     }
@@ -83,7 +92,8 @@ impl Cycle {
         let sent = self.batches.iter().fold((0, 0), |(commands, bytes), (_, batch)| {
             (commands + batch.len(), bytes + batch.bytes())
         });
-        self.ends || sent.0 >= MAX_REMOTE || self.out.len() + sent.1 > FLUSH
+        let waits = self.crowded || self.parked >= MAX_PARKED;
+        self.ends || waits || sent.0 >= MAX_REMOTE || self.out.len() + sent.1 > FLUSH
     }
 
     /// Whether every reply so far is at hand.
@@ -176,6 +186,7 @@ impl Cycle {
             let n = match self.batches.iter().position(|(w, _)| *w == target) {
                 Some(n) => n,
                 None => {
+                    self.crowded |= worker.node.is_crowded(target);
                     self.batches.push((target, CmdBatch::default()));
                     self.batches.len() - 1
                 }
@@ -197,6 +208,8 @@ impl Cycle {
                 self.ends = command.spec.unit;
                 let owned = OwnedCommand::new(command, args, request);
                 self.pieces.push(Piece::Parked(worker.park(owned, blocked)));
+                self.parked += 1;
+                self.crowded |= worker.node.is_crowded(worker.id);
             }
         }
         true

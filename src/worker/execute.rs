@@ -115,6 +115,11 @@ impl OwnedCommand {
         self.args.args()
     }
 
+    /// Bytes of memory that its arguments take, about.
+    pub fn memory(&self) -> usize {
+        self.args.memory()
+    }
+
     /// The elements of a key that it names, as far as is declared.
     pub(super) fn names(&self, db: u32, key: &[u8]) -> impl Iterator<Item = &[u8]> {
         let args = self.args();

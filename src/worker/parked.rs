@@ -2,7 +2,7 @@
 //! no tasks but data: in the lock table, or with the loader. One task runs those that can go on.
 
 use super::execute::{Blocked, Elsewhere, OwnedCommand, Ran, declared};
-use super::{Lock, LockKey, Worker};
+use super::{Lock, LockKey, Worker, WorkerStats};
 use crate::blocking::Held;
 use crate::resp::Reply;
 use crate::routing::{self, coordinate};
@@ -10,15 +10,42 @@ use flagstone_storage::store::Need;
 use std::cell::RefCell;
 use std::collections::{HashSet, VecDeque};
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use tokio::sync::{Notify, oneshot};
 
 /// Commands that run before others on this thread have a turn.
 const AT_ONCE: usize = 64;
 
+/// Bytes that a command takes which is parked, beside its arguments, about.
+const PARKED_BYTES: usize = 400;
+
+/// The bytes of a command, as long as it is parked.
+#[derive(Debug)]
+struct Place {
+    bytes: u64,
+    stats: Arc<WorkerStats>,
+}
+
+impl Place {
+    fn new(command: &OwnedCommand, stats: &Arc<WorkerStats>) -> Self {
+        let bytes = (command.memory() + PARKED_BYTES) as u64;
+        stats.parked_bytes.fetch_add(bytes, Ordering::Relaxed);
+        Self { bytes, stats: stats.clone() }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.stats.parked_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
 /// A command that cannot run yet.
 #[derive(Debug)]
 pub(crate) struct Parked {
     pub(super) command: OwnedCommand,
+    _place: Place,
     /// What it is known to miss.
     missed: Vec<Need>,
     /// Parts of values that a unit has missed so far.
@@ -42,7 +69,7 @@ impl Worker {
         command: OwnedCommand,
         blocked: Blocked,
     ) -> oneshot::Receiver<Ran> {
-        self.stats().parked.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        self.stats().parked.fetch_add(1, Ordering::Relaxed);
         let (to, rx) = oneshot::channel();
         let missed = match blocked {
             Blocked::Locked => Vec::new(),
@@ -67,7 +94,8 @@ impl Worker {
         let mut locks = self.locks.borrow_mut();
         let keys = command.command.keys(command.args(), command.request.db);
         let places = locks.places(keys.into_iter().filter(|(_, key)| self.owns(key)));
-        locks.enqueue_command(places, Parked::new(command, missed, to));
+        let parked = Parked::new(command, missed, to, &self.node.stats[self.id]);
+        locks.enqueue_command(places, parked);
         drop(locks);
         self.wake_granted();
         rx
@@ -225,8 +253,10 @@ impl Parked {
         command: OwnedCommand,
         missed: Vec<Need>,
         to: oneshot::Sender<Ran>,
+        stats: &Arc<WorkerStats>,
     ) -> Box<Self> {
-        Box::new(Self { command, missed, parts: HashSet::new(), to })
+        let _place = Place::new(&command, stats);
+        Box::new(Self { command, _place, missed, parts: HashSet::new(), to })
     }
 
     /// It has run, or cannot: others may have its locks.

@@ -53,6 +53,8 @@ pub struct WorkerStats {
     /// Commands that came from other workers' connections.
     pub remote: AtomicU64,
     pub parked: AtomicU64,
+    /// Bytes that commands take which are parked now, about.
+    pub parked_bytes: AtomicU64,
     pub connections: AtomicU64,
     pub commits: AtomicU64,
     pub failed_commits: AtomicU64,
@@ -98,6 +100,7 @@ impl Default for WorkerStats {
             commands: AtomicU64::default(),
             local: AtomicU64::default(),
             remote: AtomicU64::default(),
+            parked_bytes: AtomicU64::default(),
             parked: AtomicU64::default(),
             connections: AtomicU64::default(),
             changes: AtomicU64::default(),
