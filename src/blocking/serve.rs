@@ -184,7 +184,7 @@ impl Serves for Rc<Worker> {
                 }
             }
             worker.waiting.borrow_mut().set_busy(&key, false);
-            worker.serve_holding(Held::Keys(vec![key]));
+            worker.serve_holding(Held::keys(vec![key]));
             drop(lock);
         });
     }

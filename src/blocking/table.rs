@@ -58,9 +58,29 @@ pub(crate) struct WaitTable {
 pub(crate) enum Held {
     #[default]
     Nothing,
+    /// In order.
     Keys(Vec<Key>),
     /// The whole worker.
     All,
+}
+
+impl Held {
+    /// Locks on some keys.
+    pub(crate) fn keys(mut keys: Vec<Key>) -> Self {
+        keys.sort_unstable();
+        Self::Keys(keys)
+    }
+
+    /// Whether a key is among them. A command may have locked as many keys as it asks for.
+    fn contains(&self, db: u32, key: &[u8]) -> bool {
+        match self {
+            Self::Nothing => false,
+            Self::Keys(keys) => {
+                keys.binary_search_by(|(in_db, held)| (*in_db, &**held).cmp(&(db, key))).is_ok()
+            }
+            Self::All => true,
+        }
+    }
 }
 
 impl WaitTable {
@@ -183,11 +203,7 @@ impl WaitTable {
 
     /// Whether a lock on a key is held by whoever has waiters served.
     pub(super) fn holds(&self, db: u32, key: &[u8]) -> bool {
-        match &self.held {
-            Held::Nothing => false,
-            Held::Keys(keys) => keys.iter().any(|(in_db, held)| *in_db == db && **held == *key),
-            Held::All => true,
-        }
+        self.held.contains(db, key)
     }
 
     /// Whether anybody may be served from a key now.

@@ -206,7 +206,7 @@ impl Worker {
         // Waiters come before those who wait for the locks.
         let lock = self.holds.borrow_mut().locks.remove(&apply.hold);
         let whole = lock.as_ref().is_some_and(Lock::is_whole);
-        self.serve_holding(if whole { Held::All } else { Held::Keys(keys) });
+        self.serve_holding(if whole { Held::All } else { Held::keys(keys) });
         drop(lock);
     }
 }

@@ -222,7 +222,7 @@ impl Worker {
         if waiting.is_empty() {
             return Held::Nothing;
         }
-        waiting.hold(Held::Keys(self.own_keys(command)))
+        waiting.hold(Held::keys(self.own_keys(command)))
     }
 
     /// The keys of a command that belong to this worker; nearly always all of them.
