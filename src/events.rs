@@ -132,6 +132,7 @@ impl Worker {
         for note in &news.notes {
             match note.what {
                 What::Changed | What::Expired => self.tell_change(news, note, changes),
+                What::Touched => {}
                 What::Event(_, name) => {
                     self.node.publish_event(settings, note.db, &note.key, name);
                 }

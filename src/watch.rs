@@ -318,7 +318,7 @@ impl Worker {
     pub(crate) fn touch_watches(&self, notes: &[Note]) {
         let table = self.watching.borrow();
         if !table.is_empty() {
-            let changes = notes.iter().filter(|note| note.what.is_change());
+            let changes = notes.iter().filter(|note| note.what.is_visible());
             changes.for_each(|note| table.touch(note.db, &note.key, note.what));
         }
     }

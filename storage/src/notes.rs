@@ -8,6 +8,9 @@ use crate::value::KeyBuf;
 pub enum What {
     /// It was written, or deleted.
     Changed,
+    /// Only who waits for it hears of what was written: the consumer groups of a stream. Who watches
+    /// or tracks the key does not, as in the reference.
+    Touched,
     /// It was deleted as its time had come; nobody did it.
     Expired,
     /// A keyspace event: its class, one bit, and its name.
@@ -17,6 +20,11 @@ pub enum What {
 impl What {
     /// Whether the key holds something else now, or nothing.
     pub fn is_change(self) -> bool {
+        matches!(self, Self::Changed | Self::Touched | Self::Expired)
+    }
+
+    /// Whether those hear of it who watch or track the key.
+    pub fn is_visible(self) -> bool {
         matches!(self, Self::Changed | Self::Expired)
     }
 }
@@ -79,7 +87,7 @@ impl Notes {
 
     /// The command has changed nothing that anybody else can see.
     pub fn drop_changes(&mut self) {
-        self.taken.retain(|note| note.what != What::Changed);
+        self.taken.retain(|note| !matches!(note.what, What::Changed | What::Touched));
     }
 
     /// Whether anybody wants to hear of keyspace events.
@@ -107,7 +115,8 @@ impl Notes {
     fn push(&mut self, db: u32, key: &[u8], what: What) {
         let note = Note { db, key: KeyBuf::from_slice(key), what };
         // A command that looks a key up several times has changed it once.
-        if what != What::Changed || self.taken.last() != Some(&note) {
+        let is_write = matches!(what, What::Changed | What::Touched);
+        if !is_write || self.taken.last() != Some(&note) {
             self.taken.push(note);
         }
     }

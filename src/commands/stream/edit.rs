@@ -113,6 +113,7 @@ fn xsetid(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
             return Err(FEWER_ADDED.into());
         }
     }
+    entry.quietly();
     if let Some(stream) = entry.typed_mut::<Stream>() {
         let mut head = stream.head();
         head.last_id = id;

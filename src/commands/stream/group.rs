@@ -56,7 +56,8 @@ pub(super) fn find<'a>(
     Ok(group.map(|group| (stream, group)))
 }
 
-/// Changes a stream that exists, and tells the event.
+/// Changes a group of a stream that exists, and tells the event. The stream is the same for those
+/// who watch or track it.
 pub(super) fn change(
     cx: &mut Ctx<'_>,
     key: &[u8],
@@ -64,6 +65,7 @@ pub(super) fn change(
     change: impl FnOnce(&mut Stream),
 ) -> Result<(), Stop> {
     if let Some(mut entry) = cx.store.typed_mut::<Stream>(cx.db, key)? {
+        entry.quietly();
         entry.typed_mut::<Stream>().map(change);
         if let Some(event) = event {
             entry.event(NotifyFlags::STREAM, event);

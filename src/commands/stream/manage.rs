@@ -66,6 +66,9 @@ fn create(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     if stream.groups().group(name).or_load(db, key)?.is_some() {
         return Err("BUSYGROUP Consumer Group name already exists".into());
     }
+    if entry.is_live() {
+        entry.quietly();
+    }
     let stream = entry.typed_or_new::<Stream>()?;
     stream.groups_mut().create(name, id, options.entries_read);
     entry.event(NotifyFlags::STREAM, "xgroup-create");

@@ -16,6 +16,8 @@ pub struct EntryMut<'a> {
     changes: &'a mut u64,
     notes: &'a mut Notes,
     changed: bool,
+    /// Its changes are [`What::Touched`].
+    quiet: bool,
     /// The unit that it is changed in; 0: none.
     unit: u32,
     /// The key did not exist, and nothing was told of it since.
@@ -42,6 +44,7 @@ impl Store {
             changes: &mut stats.changes,
             notes,
             changed: false,
+            quiet: false,
             round: *round,
             db: found.db,
             at: found.at,
@@ -56,6 +59,11 @@ impl EntryMut<'_> {
             Value::Str(string) => string.set(bytes),
             value => *value = Value::Str(Str::new(bytes)),
         }
+    }
+
+    /// From now on its changes are [`What::Touched`].
+    pub fn quietly(&mut self) {
+        self.quiet = true;
     }
 
     /// Notes a keyspace event of the key, behind one that says that it is new if it is.
@@ -161,7 +169,8 @@ impl Deref for EntryMut<'_> {
 
 impl DerefMut for EntryMut<'_> {
     fn deref_mut(&mut self) -> &mut Entry {
-        self.note_change(What::Changed);
+        self.note_change(if self.quiet { What::Touched } else { What::Changed });
+        self.entry.visible |= !self.quiet;
         if !self.entry.dirty {
             self.entry.dirty = true;
             self.entry.unit = self.unit;

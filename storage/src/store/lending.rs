@@ -12,8 +12,9 @@ impl Store {
         let at = self.layout.key_hash(key);
         let table = self.dbs.get_mut(db as usize)?.table(at.slot);
         if let Ok(found) = table.map.find_entry(at.hash, |e| *e.key == *key) {
-            let entry = found.remove().0;
+            let mut entry = found.remove().0;
             self.memory = self.memory.saturating_sub(entry.counted);
+            entry.visible = false;
             return Some(entry);
         }
         self.is_hot(db, key).then(|| Entry::absent(key, at.hash))
@@ -37,7 +38,8 @@ impl Store {
     pub fn give_back(&mut self, db: u32, mut entry: Entry, written: bool) {
         if written || entry.dirty {
             entry.round = self.round;
-            self.notes.changed(db, &entry.key, What::Changed);
+            let what = if entry.visible { What::Changed } else { What::Touched };
+            self.notes.changed(db, &entry.key, what);
         }
         if entry.dirty {
             let at = self.layout.key_hash(&entry.key);

@@ -270,6 +270,8 @@ pub struct Entry {
     /// Logarithmic access counter, for OBJECT FREQ and eviction.
     pub(crate) freq: u8,
     pub(crate) dirty: bool,
+    /// A change that is no [`crate::notes::What::Touched`] was made since it was lent.
+    pub(crate) visible: bool,
 }
 
 const _: () = assert!(size_of::<Entry>() == 128);
@@ -314,6 +316,7 @@ impl Entry {
             accessed_s: 0,
             freq: 0,
             dirty: false,
+            visible: false,
             unit: 0,
         }
     }
