@@ -103,6 +103,11 @@ impl Transaction {
         self.db
     }
 
+    /// The name of EXEC as its client has written it.
+    pub fn named(&mut self, name: &[u8]) {
+        self.args.replace(0, name);
+    }
+
     /// What EXEC is run with.
     pub fn args(&self) -> Args<'_> {
         self.args.args()

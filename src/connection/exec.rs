@@ -53,9 +53,11 @@ impl Connection {
     pub(super) fn exec_in_cycle(
         &mut self,
         exec: &'static Command,
+        args: Args<'_>,
         cycle: &mut Cycle,
         settings: &Settings,
     ) -> Dispatched {
+        self.name_exec(args);
         let watches = self.session.watches.is_some();
         let plain = |t: &Transaction| !t.is_broken() && !t.is_mixed() && !watches;
         let Some(transaction) = self.session.transaction.as_deref().filter(|t| plain(t)) else {
@@ -76,6 +78,15 @@ impl Connection {
         Dispatched::Done
     }
 
+    /// Those who watch are shown EXEC as its client has written it.
+    fn name_exec(&mut self, args: Args<'_>) {
+        if self.worker.node.monitors.any()
+            && let (Some(transaction), Some(name)) = (&mut self.session.transaction, args.get(0))
+        {
+            transaction.named(name);
+        }
+    }
+
     /// EXEC, behind the replies before it. `true`: the connection is to be closed.
     pub(super) async fn run_exec(
         &mut self,
@@ -83,6 +94,7 @@ impl Connection {
         args: Args<'_>,
         out: &mut Reply,
     ) -> Result<bool> {
+        self.name_exec(args);
         let Some(transaction) = self.session.end_transaction() else {
             return Ok(self.fail_exec(exec, args, "ERR EXEC without MULTI", out));
         };

@@ -346,7 +346,7 @@ impl Connection {
             return if queued { Dispatched::Done } else { Dispatched::Close };
         }
         if command.spec.has(flag::EXEC) {
-            return self.exec_in_cycle(command, cycle, settings);
+            return self.exec_in_cycle(command, args, cycle, settings);
         }
         match command.spec.run {
             Run::Keys(_) if (command.spec.blocks)(args) => Dispatched::Barrier,

@@ -221,12 +221,19 @@ async fn attempt(
         ran.outcome
     {
         let keep = matches!(ran.outcome, Err(Stop::Miss(_)));
+        if matches!(ran.outcome, Err(Stop::Undone(_))) {
+            // It has run, though nothing of it counts.
+            ran.effects.published.clear();
+            ran.effects.read.clear();
+            held.effects = ran.effects;
+        }
         abandon(worker, command, held, ran.store, keep).await;
         return ran.outcome.map(|()| 0);
     }
     let mut notes = ran.store.notes.take();
     let (name, client) = (command.command, command.request.client);
     if !matches!(ran.outcome, Err(Stop::Block(_))) {
+        worker.log_slow_parts(&mut ran.effects, client, &settings);
         worker.ran_since(began, name, command.args(), client, &settings);
     }
     commit_and_apply(worker, wanted, held, ran.store).await?;

@@ -226,10 +226,15 @@ impl Worker {
     /// Counts the parts of a unit that has run, and shows them to those who watch.
     pub(crate) fn tell_parts(&self, effects: &mut Effects, client: u64, settings: &Settings) {
         self.stats().ran_parts(effects);
+        self.log_slow_parts(effects, client, settings);
+        effects.tell_monitors(&self.node, client, settings);
+    }
+
+    /// Logs the parts of a unit that were slow: before the unit, as they have ended before it.
+    pub(crate) fn log_slow_parts(&self, effects: &mut Effects, client: u64, settings: &Settings) {
         for slow in effects.slow.drain(..) {
             self.log_slow(slow.args, client, slow.duration_us, settings.slowlog_max_len);
         }
-        effects.tell_monitors(&self.node, client, settings);
     }
 
     #[cold]

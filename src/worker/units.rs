@@ -117,6 +117,7 @@ impl Worker {
         if dirty || seen == round {
             self.commit_soon();
         }
+        self.log_slow_parts(&mut effects, request.client, settings);
         self.ran(command, args, request.client, settings);
         self.tell_parts(&mut effects, request.client, settings);
         if !notes.is_empty() || !effects.published.is_empty() {
