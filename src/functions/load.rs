@@ -1,20 +1,17 @@
 //! Running a library's code, which registers its functions.
 
 use super::metadata::is_name;
-use crate::lua;
-use crate::scripting::{Flags, error_table, log_line, put_constants};
+use crate::lua::{self, Watch};
+use crate::scripting::{Flags, error_table, log_line, put_constants, within};
 use crate::unit::write_log;
 use flagstone_storage::encoding::Function as Row;
-use mlua::{Function, HookTriggers, Lua, MultiValue, Table, Value};
-use std::cell::{Cell, RefCell};
+use mlua::{Function, Lua, MultiValue, Table, Value};
+use std::cell::RefCell;
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long the code of a library may run until its functions are registered.
 const LIMIT: Duration = Duration::from_millis(500);
-
-/// Instructions between two looks at the time.
-const LOOK_EVERY: u32 = 10_000;
 
 /// Functions that a library may register.
 const MAX_FUNCTIONS: usize = 10_000;
@@ -78,31 +75,33 @@ pub fn inspect(body: &[u8], max_bytes: usize) -> Result<Vec<Row>, String> {
 }
 
 /// Runs the code of a library (from the end of its first line on) in a sealed VM; the functions
-/// that it registers, in order. Its lines for the log are written if it `logs`. The hook of the VM
-/// is another one then.
+/// that it registers, in order. Its lines for the log are written if it `logs`.
 pub fn load(
     vm: &Lua,
     body: &[u8],
     limit: Duration,
     logs: bool,
 ) -> Result<Vec<Registered>, LoadError> {
-    let chunk = lua::compile(vm, "@user_function", body).map_err(|error| {
+    let (loaded, is_late) = within(limit, |watch| run_code(vm, body, logs, watch));
+    if is_late { Err(LoadError::Late) } else { loaded.map_err(LoadError::Failed) }
+}
+
+/// The functions, or the text of the error.
+fn run_code(vm: &Lua, body: &[u8], logs: bool, watch: Watch) -> Result<Vec<Registered>, String> {
+    let chunk = lua::compile(vm, "@user_function", body, watch).map_err(|error| {
         let text = match error {
             mlua::Error::SyntaxError { message, .. } => message,
             other => other.to_string(),
         };
-        LoadError::Failed(format!("ERR Error compiling function: {text}"))
+        format!("ERR Error compiling function: {text}")
     })?;
-    let broken = |error| LoadError::Failed(failed(error));
-    let loading = Loading::begin(vm, logs).map_err(broken)?;
-    let late = limit_time(vm, limit).map_err(broken)?;
-    let ran = lua::begin_run(vm).and_then(|()| lua::call(vm, &chunk, ()));
+    let loading = Loading::begin(vm, logs).map_err(failed)?;
+    let ran = lua::begin_run(vm).and_then(|()| lua::call(vm, &chunk, (), watch));
     let registered = loading.end();
     match ran {
-        _ if late.get() => Err(LoadError::Late),
         Ok(Ok(_)) => Ok(registered),
-        Ok(Err(raised)) => Err(LoadError::Failed(failed(text_of(&raised)))),
-        Err(error) => Err(broken(error)),
+        Ok(Err(raised)) => Err(failed(text_of(&raised))),
+        Err(error) => Err(failed(error)),
     }
 }
 
@@ -118,24 +117,6 @@ fn text_of(raised: &Value) -> String {
         _ => None,
     };
     text.map_or_else(|| "ERR unknown error".into(), |text| text.to_string_lossy())
-}
-
-/// Ends what runs when the time is over, which is noted.
-fn limit_time(vm: &Lua, limit: Duration) -> mlua::Result<Rc<Cell<bool>>> {
-    let late = Rc::new(Cell::new(false));
-    let (began, flag) = (Instant::now(), late.clone());
-    vm.set_global_hook(HookTriggers::new().every_nth_instruction(LOOK_EVERY), move |vm, _| {
-        if began.elapsed() < limit {
-            return Ok(mlua::VmState::Continue);
-        }
-        flag.set(true);
-        // From now on each instruction raises it, whatever catches it.
-        vm.set_global_hook(HookTriggers::new().every_nth_instruction(1), |_, _| {
-            Err(mlua::Error::runtime(TIMEOUT))
-        })?;
-        Err(mlua::Error::runtime(TIMEOUT))
-    })?;
-    Ok(late)
 }
 
 /// A library that is being loaded: globals are those of libraries, and what it registers is kept.

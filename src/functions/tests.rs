@@ -138,7 +138,7 @@ fn nothing_is_registered_later() {
         r.register_function('h', function() return math.abs(-2) end)";
     let limit = std::time::Duration::from_secs(5);
     let registered = load(&vm, body, limit, false).unwrap();
-    let call = |at: usize| crate::lua::call(&vm, &registered[at].callback, ()).unwrap();
+    let call = |at: usize| crate::lua::call(&vm, &registered[at].callback, (), |_| true).unwrap();
     let mlua::Value::Table(raised) = call(0).unwrap_err() else { panic!("an error") };
     assert_eq!(
         raised.raw_get::<String>("err").unwrap(),

@@ -7,12 +7,16 @@ use mlua::ffi;
 
 use super::calls;
 use super::raw::{State, entry};
-use super::sandbox;
+use super::{sandbox, work};
 
 /// Most values that `unpack` gives (Lua's LUAI_MAXCSTACK, which it checks with too narrow a number).
 const MAX_UNPACKED: i64 = 8000;
-/// Furthest that `table.insert` moves elements below the first place.
-const MAX_INSERT_BELOW: i64 = 1_000_000;
+/// Bytes of a text that are compiled between two looks.
+const PIECE: usize = 4096;
+/// Instructions that compiling a byte counts as.
+const COMPILED_BYTE: u64 = 4;
+/// Instructions that collecting a KiB of garbage counts as.
+const COLLECTED_KIB: u64 = 64;
 
 /// Replaces the functions of the table on top of the stack, which are Lua's own.
 pub(super) fn replace_globals(state: State) {
@@ -24,20 +28,17 @@ pub(super) fn replace_globals(state: State) {
         ("setmetatable", entry!(setmetatable)),
         ("getmetatable", entry!(getmetatable)),
         ("unpack", entry!(unpack)),
+        ("collectgarbage", entry!(collect)),
     ] {
         wrap(state, name, function);
     }
     state.get_name(-1, "next");
     state.push_function(entry!(pairs), 1);
     state.set_name(-2, "pairs");
-    state.push_function(calls::PCALL, 0);
-    state.set_name(-2, "pcall");
-}
-
-/// The same for the functions in `table`.
-pub(super) fn replace_tables(state: State) {
-    wrap(state, "insert", entry!(insert));
-    wrap(state, "foreach", entry!(seeing_through));
+    for (name, function) in [("pcall", calls::PCALL), ("xpcall", calls::XPCALL)] {
+        state.push_function(function, 0);
+        state.set_name(-2, name);
+    }
 }
 
 /// Puts `function` in the place of the one under `name`, which is its upvalue.
@@ -61,7 +62,7 @@ fn setmetatable(state: State) -> c_int {
     state.run_upvalue(1)
 }
 
-fn seeing_through(state: State) -> c_int {
+pub(super) fn seeing_through(state: State) -> c_int {
     if sandbox::see_through(state, 1) {
         state.replace(1);
     }
@@ -95,16 +96,12 @@ fn unpack(state: State) -> c_int {
     if last - first >= MAX_UNPACKED {
         state.error(format_args!("too many results to unpack"));
     }
+    work::charge(state, u64::try_from(last - first).unwrap_or(0));
     state.run_upvalue(1)
 }
 
-fn insert(state: State) -> c_int {
-    if matches!(state.top(), 2 | 3) {
-        sandbox::refuse_shield(state, 1);
-    }
-    if state.top() == 3 && state.check_integer(2) < -MAX_INSERT_BELOW {
-        state.arg_error(2, format_args!("position out of bounds"));
-    }
+fn collect(state: State) -> c_int {
+    work::charge(state, state.used_kib() * COLLECTED_KIB);
     state.run_upvalue(1)
 }
 
@@ -119,7 +116,7 @@ struct Source {
 const LEAD: &[u8] = b" ";
 
 unsafe extern "C-unwind" fn read(
-    _: *mut mlua::lua_State,
+    state: *mut mlua::lua_State,
     source: *mut c_void,
     size: *mut usize,
 ) -> *const c_char {
@@ -129,12 +126,20 @@ unsafe extern "C-unwind" fn read(
         *size = std::mem::take(&mut source.lead);
         return LEAD.as_ptr().cast();
     }
-    *size = std::mem::take(&mut source.len);
-    source.rest.cast()
+    let piece = source.len.min(PIECE);
+    // SAFETY: Lua calls this with a valid state, and what an error leaves owns nothing.
+    work::charge(unsafe { State::new(state) }, piece as u64 * COMPILED_BYTE);
+    let begin = source.rest;
+    // SAFETY: the text is as long as what is left of it.
+    source.rest = unsafe { begin.add(piece) };
+    source.len -= piece;
+    *size = piece;
+    begin.cast()
 }
 
 /// Pushes the function that the text is, or the message of an error: never runs bytecode, and reads
-/// all from memory, as Lua's parser does not hold on to the chunk's name while a reader runs.
+/// all from memory, as Lua's parser does not hold on to the chunk's name while a reader runs. It reads
+/// piece by piece, as the parser's time may grow with the square of the length (`break`, `elseif`).
 pub(super) fn load_text(state: State, text: &[u8], name: &CStr) -> bool {
     let bytecode = text.first() == Some(&ffi::LUA_SIGNATURE[0]);
     let lead = if bytecode { LEAD.len() } else { 0 };
@@ -156,8 +161,7 @@ fn loadstring(state: State) -> c_int {
 
 /// The pieces are gathered first.
 fn load(state: State) -> c_int {
-    // SAFETY: the state is valid.
-    unsafe { ffi::luaL_checktype(state.as_ptr(), 1, ffi::LUA_TFUNCTION) };
+    state.check_function(1);
     let name = chunk_name(state, 2, b"=(load)\0");
     state.set_top(2);
     state.new_table();
@@ -165,6 +169,7 @@ fn load(state: State) -> c_int {
     let mut total: usize = 0;
     for n in 1.. {
         state.push_value(1);
+        work::charge(state, 1);
         if state.protected_call(0, 1, 0) != ffi::LUA_OK {
             return loaded(state, false);
         }
@@ -212,6 +217,7 @@ fn loaded(state: State, done: bool) -> c_int {
     if done {
         return 1;
     }
+    work::rethrow_end(state);
     state.push_nil();
     state.insert(-2);
     2

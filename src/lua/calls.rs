@@ -6,7 +6,7 @@ use std::mem::MaybeUninit;
 use mlua::ffi;
 
 use super::raw::{State, entry};
-use super::{Inputs, sandbox};
+use super::{Inputs, sandbox, work};
 
 /// `function, arguments…` → `true, result` or `false, error`.
 pub(super) const RUN: mlua::lua_CFunction = entry!(run);
@@ -14,8 +14,13 @@ pub(super) const RUN: mlua::lua_CFunction = entry!(run);
 pub(super) const RAISING: mlua::lua_CFunction = entry!(raising);
 /// `pcall` that gives the text of an error that is a table.
 pub(super) const PCALL: mlua::lua_CFunction = entry!(pcall);
+/// `xpcall` whose handler does not see that the run is ended.
+pub(super) const XPCALL: mlua::lua_CFunction = entry!(xpcall);
 /// The handler of the errors of a script.
 pub(super) const HANDLER: mlua::lua_CFunction = entry!(handler);
+
+/// Instructions that the binding takes for a value.
+const BINDING: u64 = 8;
 
 /// The collector's defaults, in percent.
 const GC_PAUSE: c_int = 200;
@@ -75,6 +80,12 @@ fn push_array(state: State, items: &[&[u8]]) {
 
 fn raising(state: State) -> c_int {
     let args = state.top();
+    let bytes: usize = (1..=args)
+        .filter(|at| state.kind(*at) == ffi::LUA_TSTRING)
+        .map(|at| state.raw_len(at))
+        .sum();
+    work::charge(state, BINDING * u64::from(args.unsigned_abs() + 1));
+    work::charge_bytes(state, bytes);
     state.need_stack(2, "too many arguments");
     state.push_value(ffi::lua_upvalueindex(1));
     state.insert(1);
@@ -93,6 +104,7 @@ fn pcall(state: State) -> c_int {
     state.push_boolean(true);
     state.insert(1);
     if state.protected_call(args, ffi::LUA_MULTRET, 0) != ffi::LUA_OK {
+        work::rethrow_end(state);
         if state.is_table(-1) {
             state.get_name(-1, "err");
             if matches!(state.kind(-1), ffi::LUA_TSTRING | ffi::LUA_TNUMBER) {
@@ -105,6 +117,35 @@ fn pcall(state: State) -> c_int {
         state.replace(1);
     }
     state.top()
+}
+
+fn xpcall(state: State) -> c_int {
+    state.check_any(2);
+    state.set_top(2);
+    // One in C is not interrupted, and sees who has raised the error.
+    if state.kind(2) == ffi::LUA_TFUNCTION && state.to_c_function(2).is_none() {
+        state.push_function(entry!(handle), 1);
+    }
+    state.insert(1);
+    let status = state.protected_call(0, ffi::LUA_MULTRET, 1);
+    if status != ffi::LUA_OK {
+        work::rethrow_end(state);
+    }
+    state.push_boolean(status == ffi::LUA_OK);
+    state.replace(1);
+    state.top()
+}
+
+/// Runs a script's handler of errors, its upvalue. In the frame of the interpreter's hook, which ends
+/// a run, no hook would interrupt it.
+fn handle(state: State) -> c_int {
+    if work::is_ended() {
+        return 1;
+    }
+    state.push_value(ffi::lua_upvalueindex(1));
+    state.insert(1);
+    state.call(state.top() - 1, 1);
+    1
 }
 
 /// Makes a table of the error, and notes where it was raised.

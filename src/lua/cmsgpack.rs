@@ -7,6 +7,7 @@ use mlua::ffi;
 use super::libraries::push_table;
 use super::raw::{State, entry};
 use super::vm::{Scratch, Vm};
+use super::work::{charge, charge_bytes};
 
 /// Tables nested deeper are packed as nil.
 const MAX_NESTING: u32 = 16;
@@ -150,6 +151,7 @@ impl Packer<'_> {
             };
             max = max.max(key as i32);
             count += 1;
+            charge(state, 1);
         }
         (max == count).then(|| state.raw_len(top))
     }
@@ -175,6 +177,7 @@ impl Packer<'_> {
         while state.next(table) {
             state.pop(1);
             len += 1;
+            charge(state, 1);
         }
         match len {
             0..16 => self.append(&[0x80 | len as u8]),
@@ -226,6 +229,7 @@ impl<'a> Unpacker<'a> {
     fn value(&mut self) -> Result<(), Broken> {
         let [code] = self.number()?;
         let state = self.state;
+        charge(state, 1);
         state.need_stack(1, TOO_MANY);
         let number = match code {
             0xcc => f64::from(u8::from_be_bytes(self.number()?)),
@@ -257,7 +261,9 @@ impl<'a> Unpacker<'a> {
                     0xdb => self.length32()?,
                     _ => usize::from(code & 0x1f),
                 };
-                state.push_bytes(self.take(len)?);
+                let bytes = self.take(len)?;
+                charge_bytes(state, bytes.len());
+                state.push_bytes(bytes);
             }
             0xdc => self.length16().and_then(|len| self.array(len))?,
             0xdd => self.length32().and_then(|len| self.array(len))?,

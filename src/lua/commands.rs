@@ -6,9 +6,13 @@ use std::marker::PhantomData;
 use mlua::ffi;
 
 use super::raw::{State, entry};
+use super::work;
 
 /// How deep replies may nest.
 const MAX_DEPTH: usize = 128;
+
+/// Instructions that a value of a reply counts as.
+const VALUE: u64 = 4;
 
 /// Runs a command for a script. It must not enter Lua.
 pub(crate) type Caller = fn(&CallArgs<'_>) -> Called;
@@ -75,6 +79,7 @@ fn run(state: State, raises: bool) -> c_int {
     let args = CallArgs { state, count: state.top(), _call: PhantomData };
     let called = caller(&args);
     state.set_top(0);
+    work::charge(state, 1);
     let fails = match called {
         // SAFETY: the caller keeps the bytes until it is called again; nothing here calls it.
         Called::Reply(reply) => unsafe {
@@ -91,24 +96,12 @@ fn run(state: State, raises: bool) -> c_int {
             push_error(state, unsafe { &*text }, false);
             true
         }
-        Called::Ended => {
-            interrupt_always(state);
-            state.plain_error("the script was ended");
-        }
+        Called::Ended => work::end(state),
     };
     if fails && raises {
         state.raise();
     }
     1
-}
-
-/// From now on the hook of this thread runs before each instruction.
-pub(super) fn interrupt_always(state: State) {
-    // SAFETY: the state is valid, and its hook stays what it is.
-    unsafe {
-        let hook = ffi::lua_gethook(state.as_ptr());
-        ffi::lua_sethook(state.as_ptr(), hook, ffi::LUA_MASKCOUNT, 1);
-    }
 }
 
 /// Pushes an error as scripts get it; whether it was counted when the command failed.
@@ -138,6 +131,7 @@ fn push_value(state: State, reply: &[u8], depth: usize) -> Option<&[u8]> {
     state.need_stack(6, "the reply nests too deep");
     let (&kind, rest) = reply.split_first()?;
     let end = memchr::memchr(b'\r', rest)?;
+    work::charge(state, VALUE);
     let (line, rest) = (&rest[..end], rest.get(end + 2..)?);
     match kind {
         b':' => state.push_number(number(line)? as f64),
@@ -187,6 +181,7 @@ fn push_bulk(state: State, kind: u8, len: i64, rest: &[u8]) -> Option<&[u8]> {
         return Some(rest);
     };
     let (bytes, rest) = rest.split_at_checked(len)?;
+    work::charge_bytes(state, len);
     if kind == b'$' {
         state.push_bytes(bytes);
     } else {

@@ -4,7 +4,7 @@ use mlua::ffi;
 
 use super::raw::State;
 use super::vm::Vm;
-use super::{base, bit, calls, cjson, cmsgpack, random, strings, structs};
+use super::{base, bit, calls, cjson, cmsgpack, coroutines, random, strings, structs, tables};
 
 /// The globals that stay of Lua's own.
 const GLOBALS: [&str; 28] = [
@@ -57,7 +57,10 @@ pub(super) fn install(state: State, vm: *const Vm) {
     remove_others(state, &["clock"]);
     state.pop(1);
     state.get_name(-1, "table");
-    base::replace_tables(state);
+    tables::replace(state);
+    state.pop(1);
+    state.get_name(-1, "coroutine");
+    coroutines::replace(state);
     state.pop(1);
     state.get_name(-1, "string");
     strings::replace(state, vm);

@@ -10,15 +10,19 @@ mod calls;
 mod cjson;
 mod cmsgpack;
 mod commands;
+mod coroutines;
 mod libraries;
+mod patterns;
 mod random;
 mod raw;
 mod sandbox;
 mod strings;
 mod structs;
+mod tables;
 #[cfg(test)]
 mod tests;
 mod vm;
+mod work;
 
 use std::ffi::CString;
 
@@ -27,6 +31,8 @@ use mlua::{Function, IntoLua, IntoLuaMulti, Lua, LuaOptions, MultiValue, StdLib,
 pub(crate) use commands::{CallArg, CallArgs, Called, Caller};
 use raw::State;
 use vm::Shared;
+pub(crate) use work::Watch;
+use work::Watched;
 
 /// A VM with the libraries that scripts have, and no `redis` table yet. It uses up to
 /// `memory_limit` bytes; what would need more is the error "not enough memory".
@@ -40,6 +46,7 @@ pub fn new_vm(memory_limit: usize) -> mlua::Result<Lua> {
         lua.exec_raw((), |state| {
             let state = State::new(state);
             libraries::install(state, vm);
+            work::set_hook(state, work::HOOK_EVERY);
             state.push_function(calls::RUN, 0);
         })
     }?;
@@ -86,8 +93,15 @@ pub fn restrict_globals(lua: &Lua, only: Option<&Table>) -> mlua::Result<()> {
 }
 
 /// Compiles a script: source text only. The chunk name is as Lua wants it (`@user_script`). The
-/// message of an error of syntax is in [`mlua::Error::SyntaxError`].
-pub fn compile(lua: &Lua, name: &str, source: &[u8]) -> mlua::Result<Function> {
+/// message of an error of syntax is in [`mlua::Error::SyntaxError`]; so is that of its end, if the
+/// watch has ended it.
+pub(crate) fn compile(
+    lua: &Lua,
+    name: &str,
+    source: &[u8],
+    watch: Watch,
+) -> mlua::Result<Function> {
+    let _watched = Watched::begin(watch);
     let name = CString::new(name).map_err(mlua::Error::external)?;
     let chunk = name.as_c_str();
     // SAFETY: the closure owns nothing; it borrows name and source, which outlive it.
@@ -130,14 +144,16 @@ pub fn seed_random(lua: &Lua, seed: i32) -> mlua::Result<()> {
 /// Calls a function: its first result, or what it raised. An error that is no table becomes one,
 /// `{err = "ERR …"}`, and is given the fields `source` and `line`; only when there is no memory, or
 /// no stack left to handle an error, it is a string.
-pub fn call(
+pub(crate) fn call(
     lua: &Lua,
     function: &Function,
     args: impl IntoLuaMulti,
+    watch: Watch,
 ) -> mlua::Result<Result<Value, Value>> {
     let runner = lua.app_data_ref::<Shared>().ok_or_else(no_vm)?.runner()?;
     let mut all = args.into_lua_multi(lua)?;
     all.push_front(Value::Function(function.clone()));
+    let _watched = Watched::begin(watch);
     let (done, value): (bool, Value) = runner.call(all)?;
     Ok(if done { Ok(value) } else { Err(value) })
 }
@@ -153,8 +169,14 @@ pub struct Inputs<'a> {
 
 /// Begins a run, and calls a function: whether it has come to its end, and its first result or what
 /// it raised (see [`call`]).
-pub fn run(lua: &Lua, function: &Function, inputs: Inputs<'_>) -> mlua::Result<(bool, Value)> {
+pub(crate) fn run(
+    lua: &Lua,
+    function: &Function,
+    inputs: Inputs<'_>,
+    watch: Watch,
+) -> mlua::Result<(bool, Value)> {
     begin_run(lua)?;
+    let _watched = Watched::begin(watch);
     // SAFETY: the closure owns nothing that is dropped.
     unsafe {
         lua.exec_raw(function, |state| {
@@ -189,10 +211,9 @@ where
     unsafe { lua.exec_raw(inner, |state| State::new(state).push_function(calls::RAISING, 1)) }
 }
 
-/// Whether the hook of a VM has come before as many instructions as it was to: it is to be set
-/// again.
-pub fn hook_came_early() -> bool {
-    strings::take_early()
+/// The run of this thread has waited for work that is not its own, for so long.
+pub fn took(nanoseconds: u64) {
+    work::took(nanoseconds);
 }
 
 fn no_vm() -> mlua::Error {

@@ -192,6 +192,11 @@ impl State {
         unsafe { ffi::luaL_checktype(self.0, arg, ffi::LUA_TTABLE) }
     }
 
+    pub(super) fn check_function(self, arg: c_int) {
+        // SAFETY: see above.
+        unsafe { ffi::luaL_checktype(self.0, arg, ffi::LUA_TFUNCTION) }
+    }
+
     pub(super) fn check_any(self, arg: c_int) {
         // SAFETY: see above.
         unsafe { ffi::luaL_checkany(self.0, arg) }
@@ -265,6 +270,25 @@ impl State {
         unsafe { ffi::lua_remove(self.0, index) }
     }
 
+    /// Pops a key, and pushes its value, as scripts see it.
+    pub(super) fn get(self, index: c_int) {
+        // SAFETY: see above; the callers have seen that it is a table.
+        unsafe { ffi::lua_gettable_(self.0, index) }
+    }
+
+    /// Whether one value is less than another, as scripts see it.
+    pub(super) fn is_less(self, left: c_int, right: c_int) -> bool {
+        // SAFETY: see above.
+        unsafe { ffi::lua_lessthan(self.0, left, right) != 0 }
+    }
+
+    /// Memory of the VM, KiB.
+    pub(super) fn used_kib(self) -> u64 {
+        // SAFETY: see above.
+        let kib = unsafe { ffi::lua_gc(self.0, ffi::LUA_GCCOUNT, 0) };
+        u64::try_from(kib).unwrap_or(0)
+    }
+
     /// Pops a key, and pushes its value.
     pub(super) fn raw_get(self, index: c_int) {
         // SAFETY: see above; the callers have seen that it is a table.
@@ -331,14 +355,27 @@ impl State {
         unsafe { ffi::lua_pcall(self.0, args, results, handler) }
     }
 
+    /// The C function at an index, if it is one.
+    pub(super) fn to_c_function(self, index: c_int) -> Option<mlua::lua_CFunction> {
+        // SAFETY: see above.
+        unsafe { ffi::lua_tocfunction(self.0, index) }
+    }
+
     /// The C function that an upvalue is, to be run in this frame.
     pub(super) fn run_upvalue(self, n: c_int) -> c_int {
-        // SAFETY: see above.
-        match unsafe { ffi::lua_tocfunction(self.0, ffi::lua_upvalueindex(n)) } {
+        match self.to_c_function(ffi::lua_upvalueindex(n)) {
             // SAFETY: a C function of Lua's own libraries that uses no upvalues, in a frame with
             // the arguments that it is called with.
             Some(function) => unsafe { function(self.0) },
             None => self.error(format_args!("function is gone")),
+        }
+    }
+
+    /// Pushes an upvalue of the function at an index.
+    pub(super) fn push_upvalue(self, index: c_int, n: c_int) {
+        // SAFETY: see above.
+        if unsafe { ffi::lua_getupvalue(self.0, index, n) }.is_null() {
+            self.push_nil();
         }
     }
 

@@ -5,6 +5,7 @@ use std::ffi::c_int;
 use super::libraries::push_table;
 use super::raw::{State, entry};
 use super::vm::Vm;
+use super::work::charge;
 
 /// Greatest size of an integer, bytes.
 const MAX_INTEGER: usize = 32;
@@ -40,6 +41,7 @@ impl<'a> Format<'a> {
     fn next(&mut self) -> Option<(u8, usize)> {
         let (&option, rest) = self.rest.split_first()?;
         self.rest = rest;
+        charge(self.state, 1);
         let size = match option {
             b'b' | b'B' | b'x' => 1,
             b'h' | b'H' => 2,

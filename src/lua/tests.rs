@@ -1,7 +1,9 @@
 //! Tests of the VM as its user sees it.
 
+mod endings;
 mod limits;
 mod replies;
+mod same;
 mod sandbox;
 
 use mlua::Value;
@@ -31,14 +33,15 @@ fn vm() -> Lua {
 fn eval(lua: &Lua, source: impl AsRef<[u8]>) -> Result<String, String> {
     begin_run(lua).unwrap();
     set_global(lua, "KEYS", lua.create_table().unwrap()).unwrap();
-    let function = compile(lua, "@user_script", source.as_ref()).map_err(|error| match error {
-        mlua::Error::SyntaxError { message, .. } => {
-            format!("ERR Error compiling script (new function): {message}")
-        }
-        other => panic!("{other}"),
-    })?;
+    let function =
+        compile(lua, "@user_script", source.as_ref(), |_| true).map_err(|error| match error {
+            mlua::Error::SyntaxError { message, .. } => {
+                format!("ERR Error compiling script (new function): {message}")
+            }
+            other => panic!("{other}"),
+        })?;
     let latin = |text: &mlua::LuaString| text.as_bytes().iter().map(|&b| char::from(b)).collect();
-    match call(lua, &function, ()).unwrap() {
+    match call(lua, &function, (), |_| true).unwrap() {
         Ok(Value::String(text)) => Ok(latin(&text)),
         Ok(Value::Nil) => Ok(NIL.to_owned()),
         Ok(other) => Ok(other.to_string().unwrap()),

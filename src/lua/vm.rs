@@ -7,6 +7,7 @@ use mlua::Function;
 use super::cjson::Settings;
 use super::random::Random;
 use super::raw::State;
+use super::work::charge_bytes;
 
 /// What is kept of the scratch buffer between two uses, bytes.
 const KEPT_SCRATCH: usize = 64 * 1024;
@@ -75,6 +76,7 @@ impl Scratch {
 
     /// Appends; what would exceed the VM's memory is an error of the script.
     pub(super) fn append(&self, state: State, more: &[u8]) {
+        charge_bytes(state, more.len());
         // SAFETY: as above; `more` is a value of Lua or a constant, never this buffer.
         let bytes = unsafe { &mut *self.bytes.get() };
         if more.len() > self.limit.saturating_sub(bytes.len()) {

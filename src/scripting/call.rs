@@ -4,7 +4,7 @@ use super::run::{Run, current};
 use crate::commands::registry::{self, Command};
 use crate::commands::{Ctx, Stop, flag};
 use crate::limits;
-use crate::lua::{CallArg, CallArgs, Called};
+use crate::lua::{CallArg, CallArgs, Called, took};
 use crate::num::format_f64;
 use crate::resp::Args;
 
@@ -123,6 +123,7 @@ impl Run<'_, '_> {
         };
         let outcome = inner.run_part(unit, command, args);
         cx.db = inner.db;
+        took(unit.part_ns.take());
         match outcome {
             Ok(()) => Called::Reply(self.reply.as_bytes()),
             Err(Stop::Error(text)) => self.fail(&text),

@@ -9,6 +9,7 @@ mod running;
 mod shebang;
 mod to_reply;
 mod vm;
+mod within;
 
 pub use api::error_table;
 pub use api::{log_line, put_constants};
@@ -16,4 +17,5 @@ pub use cache::{Script, Scripts, parse_sha, sha1, sha1_hex};
 pub use run::{Job, Wanted, run};
 pub use running::{Control, Kill, Kind, Running};
 pub use shebang::{Flags, parse as parse_shebang};
-pub use vm::{compile, forget_vms, with_vm};
+pub use vm::{COMPILED_IN_PLACE, Uncompiled, forget_vms, with_vm};
+pub use within::within;

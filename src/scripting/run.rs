@@ -2,17 +2,21 @@
 
 use super::running::{Control, Kind};
 use super::shebang::Flags;
-use super::to_reply::{is_counted_error, write_error, write_value};
-use super::vm::{INTERRUPT_EVERY, Vm, set_interrupts};
+use super::to_reply::{Limits, is_counted_error, write_error, write_value};
+use super::vm::Vm;
 use crate::commands::{Ctx, Outcome, Stop, flag};
 use crate::limits;
 use crate::lua::{self, Inputs};
 use crate::resp::{OwnedArgs, Proto, Reply};
 use crate::unit::{IN_PLACE, Unit};
-use mlua::{Function, Lua, VmState};
+use mlua::{Function, Value};
 use std::cell::Cell;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::time::Instant;
+
+/// Work that is begun on a worker's thread although it takes so many instructions at once.
+const AT_ONCE_IN_PLACE: u64 = 200_000;
 
 /// What is to be run.
 #[derive(Clone, Copy, Debug)]
@@ -88,19 +92,18 @@ pub(super) fn current<T>(f: impl FnOnce(&mut Run<'_, '_>) -> T) -> Option<T> {
 }
 
 impl Run<'_, '_> {
-    /// Ends the script, whatever it catches; what is to be raised.
-    fn end(&mut self, lua: &Lua, stop: Stop) -> mlua::Error {
-        self.stop.get_or_insert(stop);
-        // From now on each instruction raises it.
-        match set_interrupts(lua, 1) {
-            Ok(()) => ended(),
-            Err(error) => error,
+    /// Whether it may go on, having done so much since it was asked last. If not, it ends, whatever
+    /// it catches.
+    fn may_go_on(&mut self, instructions: u64) -> bool {
+        if self.stop.is_none() {
+            self.stop = self.look(instructions).err();
         }
+        self.stop.is_none()
     }
 
-    /// Whether it may go on.
-    fn look(&mut self, every: u32) -> Result<(), Stop> {
-        self.instructions += u64::from(every);
+    /// Looks at how long it has been running, and at whether it is to end.
+    fn look(&mut self, instructions: u64) -> Result<(), Stop> {
+        self.instructions = self.instructions.saturating_add(instructions);
         let node = &self.unit.node;
         let settings = self.cx.settings;
         if settings.script_instruction_limit != 0
@@ -110,7 +113,8 @@ impl Run<'_, '_> {
         }
         let elapsed = self.unit.began.elapsed();
         if !self.unit.is_apart() {
-            return if elapsed > IN_PLACE { Err(Stop::Apart) } else { Ok(()) };
+            let is_long = elapsed > IN_PLACE || instructions > AT_ONCE_IN_PLACE;
+            return if is_long { Err(Stop::Apart) } else { Ok(()) };
         }
         if node.is_ending() {
             return Err(Stop::Close);
@@ -123,14 +127,34 @@ impl Run<'_, '_> {
         if threshold_ms > 0
             && elapsed.as_millis() >= u128::from(threshold_ms)
             && node.scripts.running.set_busy(control)
+            && let Some(others) = node.scripts.running.tells(Instant::now())
         {
             tracing::warn!(
                 name = control.name,
+                others_since_the_last_line = others,
                 "a script has been running for {} ms; it can be killed by SCRIPT KILL or FUNCTION KILL",
                 elapsed.as_millis()
             );
         }
         Ok(())
+    }
+
+    /// Writes what it has returned.
+    fn reply_with(&mut self, out: &mut Reply, value: &Value) -> Outcome {
+        if self.stop.is_some() {
+            return Ok(());
+        }
+        let (unit, proto) = (self.unit, self.proto);
+        let mut errors = |text: &[u8]| {
+            let mut effects = unit.effects();
+            effects.error_counted = true;
+            if !text.is_empty() {
+                effects.error(text);
+            }
+        };
+        let mut watch = |values| self.may_go_on(values);
+        let limits = Limits { max_bytes: unit.node.scripts.max_vm_bytes, watch: &mut watch };
+        write_value(out, value, proto, limits, &mut errors)
     }
 
     /// It is about to write.
@@ -150,26 +174,9 @@ fn killed(kind: Kind) -> Stop {
     Stop::Undone(format!("ERR Script killed by user with {by} KILL.").into())
 }
 
-fn ended() -> mlua::Error {
-    mlua::Error::runtime("the script was ended")
-}
-
-/// Called between instructions.
-pub(super) fn interrupt(lua: &Lua) -> mlua::Result<VmState> {
-    let came_early = lua::hook_came_early();
-    let looked = current(|run| {
-        if run.stop.is_some() {
-            // The hook of another coroutine, perhaps.
-            set_interrupts(lua, 1)?;
-            return Err(ended());
-        }
-        match run.look(INTERRUPT_EVERY) {
-            Ok(()) if came_early => set_interrupts(lua, INTERRUPT_EVERY),
-            Ok(()) => Ok(()),
-            Err(stop) => Err(run.end(lua, stop)),
-        }
-    });
-    looked.unwrap_or(Ok(())).map(|()| VmState::Continue)
+/// Asked while Lua runs: whether the run of this thread may go on.
+fn watch(instructions: u64) -> bool {
+    current(|run| run.may_go_on(instructions)).unwrap_or(true)
 }
 
 /// How a function is given keys and arguments.
@@ -220,42 +227,22 @@ pub fn run(
     };
     let inputs = Inputs { keys: job.keys, args: job.args, as_globals: wanted == Wanted::Globals };
     let within = unit.in_script.replace(true);
-    let called = enter(&mut run, || lua::run(&vm.lua, function, inputs));
+    let called = enter(&mut run, || lua::run(&vm.lua, function, inputs, watch));
     unit.in_script.set(within);
-    let Run { stop, proto, cx, .. } = run;
-    // What was killed while it was about to end for another reason is not run again.
-    let is_killed = entered.as_ref().is_some_and(|entered| entered.control.is_killed());
-    let stop = stop.map(|stop| if is_killed { killed(job.kind) } else { stop });
-    drop(entered);
-    cx.db = db;
-    if let Some(stop) = stop {
-        // The interrupts are as they were.
-        let reset = set_interrupts(&vm.lua, INTERRUPT_EVERY);
-        *cx.out = out;
-        return Err(match reset {
-            Ok(()) => stop,
-            Err(error) => {
-                Stop::Undone(format!("ERR the VM of the script is broken: {error}").into())
-            }
-        });
-    }
     let outcome = match called {
-        Ok((true, value)) => {
-            let max_bytes = unit.node.scripts.max_vm_bytes;
-            write_value(&mut out, &value, proto, max_bytes, &mut |text| {
-                let mut effects = unit.effects();
-                effects.error_counted = true;
-                if !text.is_empty() {
-                    effects.error(text);
-                }
-            })
-        }
+        Ok((true, value)) => run.reply_with(&mut out, &value),
         Ok((false, error)) => {
             unit.effects().error_counted = is_counted_error(&error);
             write_error(&mut out, &error, job.name)
         }
         Err(error) => Err(format!("ERR Error running script {}, {error}", job.name).into()),
     };
+    let Run { stop, cx, .. } = run;
+    // What was killed while it was about to end for another reason is not run again.
+    let is_killed = entered.as_ref().is_some_and(|entered| entered.control.is_killed());
+    let stop = stop.map(|stop| if is_killed { killed(job.kind) } else { stop });
+    drop(entered);
+    cx.db = db;
     *cx.out = out;
-    outcome
+    stop.map_or(outcome, Err)
 }

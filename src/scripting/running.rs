@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Who runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,11 +86,23 @@ pub enum Kill {
     Other,
 }
 
+/// How long the log is silent about busy scripts after it has told of one.
+const SILENCE: Duration = Duration::from_secs(60);
+
+/// What the log has told of busy scripts.
+#[derive(Debug, Default)]
+struct Told {
+    last: Option<Instant>,
+    /// Busy scripts since then.
+    untold: u64,
+}
+
 /// See the module's description.
 #[derive(Debug, Default)]
 pub struct Running {
     all: Mutex<Vec<Arc<Control>>>,
     busy: AtomicUsize,
+    told: Mutex<Told>,
 }
 
 impl Running {
@@ -119,6 +131,18 @@ impl Running {
             self.busy.fetch_add(1, Ordering::Relaxed);
         }
         is_new
+    }
+
+    /// Whether the log is to tell of a script that has become busy at `now`: how many others it has
+    /// not told of.
+    pub fn tells(&self, now: Instant) -> Option<u64> {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        if told.last.is_some_and(|last| now.saturating_duration_since(last) < SILENCE) {
+            told.untold += 1;
+            return None;
+        }
+        told.last = Some(now);
+        Some(std::mem::take(&mut told.untold))
     }
 
     /// The kind of the script that has run for long, if there is one.
@@ -179,6 +203,17 @@ mod tests {
         assert_eq!(running.kill(Kind::Script), Kill::Unkillable);
         drop(script);
         assert_eq!(running.kill(Kind::Script), Kill::NotBusy);
+    }
+
+    #[test]
+    fn the_log_is_not_filled_by_busy_scripts() {
+        let (running, now) = (Running::default(), Instant::now());
+        assert_eq!(running.tells(now), Some(0));
+        assert_eq!(running.tells(now + SILENCE / 2), None);
+        assert_eq!(running.tells(now + SILENCE / 2), None);
+        assert_eq!(running.tells(now + SILENCE), Some(2));
+        assert_eq!(running.tells(now + SILENCE), None);
+        assert_eq!(running.tells(now + SILENCE * 3), Some(1));
     }
 
     #[test]

@@ -10,17 +10,30 @@ const MAX_DEPTH: usize = 1000;
 /// Where the errors of a reply are counted.
 pub(super) type CountError<'a> = dyn FnMut(&[u8]) + 'a;
 
-/// Writes what a script has returned, up to so many bytes. `proto`: the one that the script has
-/// chosen. `errors` hears of each error in it: its text, or nothing if that is counted already.
+/// What a reply may take.
+pub(super) struct Limits<'a> {
+    pub(super) max_bytes: usize,
+    /// Asked after so much more was written whether to go on.
+    pub(super) watch: &'a mut dyn FnMut(u64) -> bool,
+}
+
+/// Values that are written between two looks at the run.
+const LOOK_EVERY: u64 = 128;
+
+/// Instructions that writing a value counts as.
+const VALUE: u64 = 40;
+
+/// Writes what a script has returned. `proto`: the one that the script has chosen. `errors` hears of each error in it: its text, or nothing if that is counted already.
 pub(super) fn write_value(
     out: &mut Reply,
     value: &Value,
     proto: Proto,
-    max_bytes: usize,
+    limits: Limits<'_>,
     errors: &mut CountError<'_>,
 ) -> Outcome {
-    let max_len = out.len() + max_bytes;
-    let mut writer = Writer { out, proto, max_len, errors };
+    let max_len = out.len() + limits.max_bytes;
+    let watch = limits.watch;
+    let mut writer = Writer { out, proto, max_len, errors, watch, unseen: 0, is_ended: false };
     writer.write(value, 0);
     match out.len() > max_len {
         true => Err("ERR the reply takes more memory than a script may have".into()),
@@ -34,15 +47,19 @@ struct Writer<'a, 'e> {
     /// Beyond it nothing more is written.
     max_len: usize,
     errors: &'a mut CountError<'e>,
+    watch: &'a mut dyn FnMut(u64) -> bool,
+    /// Values that were written since the last look.
+    unseen: u64,
+    /// Nothing more is to be written.
+    is_ended: bool,
 }
 
 impl Writer<'_, '_> {
     fn write(&mut self, value: &Value, depth: usize) {
-        let out = &mut *self.out;
-        // The same string may be there many times.
-        if out.len() > self.max_len {
+        if !self.may_write() {
             return;
         }
+        let out = &mut *self.out;
         if depth > MAX_DEPTH {
             let text = "ERR reached lua stack limit";
             (self.errors)(text.as_bytes());
@@ -62,6 +79,17 @@ impl Writer<'_, '_> {
             }
             _ => out.null(),
         }
+    }
+
+    /// Whether one more value may be written. The same one may be there many times.
+    fn may_write(&mut self) -> bool {
+        self.is_ended |= self.out.len() > self.max_len;
+        self.unseen += 1;
+        if !self.is_ended && self.unseen >= LOOK_EVERY {
+            self.unseen = 0;
+            self.is_ended = !(self.watch)(LOOK_EVERY * VALUE);
+        }
+        !self.is_ended
     }
 
     /// Writes a table with a field that says what it is; whether it has one.
@@ -93,6 +121,9 @@ impl Writer<'_, '_> {
                 self.write(&key, depth + 1);
                 self.write(&value, depth + 1);
                 len += 1;
+                if self.is_ended {
+                    break;
+                }
             }
             self.out.end(mark, len);
         } else if let Some(set) = inner(table, "set") {
@@ -100,6 +131,9 @@ impl Writer<'_, '_> {
             for (member, _) in set.pairs::<Value, Value>().flatten() {
                 self.write(&member, depth + 1);
                 len += 1;
+                if self.is_ended {
+                    break;
+                }
             }
             self.out.end(mark, len);
         } else {
@@ -111,7 +145,8 @@ impl Writer<'_, '_> {
     /// Writes a table up to its first nil.
     fn write_array(&mut self, table: &Table, depth: usize) {
         let (mark, mut len) = (self.out.begin_array(), 0);
-        while let Ok(value) = table.raw_get::<Value>(len + 1)
+        while !self.is_ended
+            && let Ok(value) = table.raw_get::<Value>(len + 1)
             && !value.is_nil()
         {
             self.write(&value, depth + 1);
@@ -161,7 +196,7 @@ pub(super) fn is_counted_error(raised: &Value) -> bool {
 pub(super) fn write_error(out: &mut Reply, raised: &Value, name: &str) -> Outcome {
     let text = match raised {
         Value::Table(table) => {
-            let field = |name: &str| match table.get::<Value>(name) {
+            let field = |name: &str| match table.raw_get::<Value>(name) {
                 Ok(Value::String(text)) => Some(text.as_bytes().to_vec()),
                 Ok(Value::Integer(n)) => Some(n.to_string().into_bytes()),
                 Ok(Value::Number(n)) => Some(n.to_string().into_bytes()),

@@ -2,13 +2,13 @@
 
 use super::api;
 use super::cache::{Script, Scripts, Sha, VmFigures};
-use super::run::interrupt;
+use super::within::within;
 use crate::functions::{self, Found, Libraries, Library, LoadError};
 use crate::lua;
 use crate::node::Node;
 use crate::unit::MAX_APART;
 use fnv::FnvHashMap;
-use mlua::{Function, HookTriggers, Lua};
+use mlua::{Function, Lua};
 use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -24,8 +24,11 @@ const MAX_COMPILED: usize = 1000;
 /// Bytes beyond which a VM is not kept.
 const MAX_KEPT_BYTES: usize = 4 << 20;
 
-/// Instructions between two looks at the time.
-pub(super) const INTERRUPT_EVERY: u32 = 10_000;
+/// Bytes of a text that may be compiled on a worker's thread.
+pub const COMPILED_IN_PLACE: usize = 32 * 1024;
+
+/// How long a script may take to be compiled.
+const COMPILE_LIMIT: Duration = Duration::from_secs(1);
 
 /// See the module's description.
 pub struct Vm {
@@ -66,7 +69,6 @@ impl Vm {
         let lua = lua::new_vm(scripts.max_vm_bytes)?;
         api::install(&lua)?;
         lua::seal(&lua)?;
-        set_interrupts(&lua, INTERRUPT_EVERY)?;
         let figures = scripts.vms.clone();
         figures.all.fetch_add(1, Ordering::Relaxed);
         figures.apart.fetch_add(usize::from(is_apart), Ordering::Relaxed);
@@ -95,18 +97,27 @@ impl Vm {
         used <= MAX_KEPT_BYTES
     }
 
-    /// The function of a script, compiled if it is not yet. The text of a syntax error.
-    pub fn function(&mut self, node: &Node, script: &Script) -> Result<Function, String> {
+    /// The function of a script, compiled if it is not yet.
+    pub fn function(
+        &mut self,
+        node: &Node,
+        script: &Script,
+        is_apart: bool,
+    ) -> Result<Function, Uncompiled> {
+        let failed = |error: mlua::Error| Uncompiled::Failed(format!("ERR {error}"));
         let epoch = node.scripts.epoch();
         if self.epoch != epoch || self.compiled.len() >= MAX_COMPILED {
             self.compiled.clear();
             self.epoch = epoch;
-            self.lua.gc_collect().map_err(|error| format!("ERR {error}"))?;
+            self.lua.gc_collect().map_err(failed)?;
         }
         if let Some(function) = self.compiled.get(&script.sha) {
             return Ok(function.clone());
         }
-        let function = compile(self, script.code())?;
+        if !is_apart && script.code().len() > COMPILED_IN_PLACE {
+            return Err(Uncompiled::Long);
+        }
+        let function = compile(self, script.code()).map_err(Uncompiled::Failed)?;
         self.compiled.insert(script.sha, function.clone());
         Ok(function)
     }
@@ -148,24 +159,27 @@ impl Vm {
         library: &Library,
         limit: Duration,
     ) -> Result<FnvHashMap<Vec<u8>, Function>, LoadError> {
-        let registered = functions::load(&self.lua, library.body(), limit, false);
-        set_interrupts(&self.lua, INTERRUPT_EVERY).map_err(|error| {
-            LoadError::Failed(format!("ERR the VM of the function is broken: {error}"))
-        })?;
-        Ok(registered?.into_iter().map(|found| (found.name, found.callback)).collect())
+        let registered = functions::load(&self.lua, library.body(), limit, false)?;
+        Ok(registered.into_iter().map(|found| (found.name, found.callback)).collect())
     }
 }
 
-/// Has a VM look at the time that often.
-pub(super) fn set_interrupts(lua: &Lua, every: u32) -> mlua::Result<()> {
-    let triggers = HookTriggers::new().every_nth_instruction(every);
-    lua.set_global_hook(triggers, |lua, _| interrupt(lua))
+/// Why there is no function of a script.
+#[derive(Debug)]
+pub enum Uncompiled {
+    /// It is too long for a worker's thread.
+    Long,
+    /// The text of the error.
+    Failed(String),
 }
 
-/// Compiles a script; the text of a syntax error.
-pub fn compile(vm: &Vm, code: &[u8]) -> Result<Function, String> {
-    lua::compile(&vm.lua, "@user_script", code).map_err(|error| {
+/// Compiles a script; the text of the error.
+fn compile(vm: &Vm, code: &[u8]) -> Result<Function, String> {
+    let (compiled, is_late) =
+        within(COMPILE_LIMIT, |watch| lua::compile(&vm.lua, "@user_script", code, watch));
+    compiled.map_err(|error| {
         let text = match error {
+            _ if is_late => format!("it takes more than {COMPILE_LIMIT:?}"),
             mlua::Error::SyntaxError { message, .. } => message,
             other => other.to_string(),
         };

@@ -45,6 +45,8 @@ pub struct Unit {
     pub began: Instant,
     /// A script runs.
     pub in_script: Cell<bool>,
+    /// How long the last part took.
+    pub part_ns: Cell<u64>,
     place: Place,
     effects: RefCell<Effects>,
 }
@@ -57,8 +59,8 @@ impl Unit {
 
     fn new(node: Arc<Node>, worker: usize, request: Request, place: Place) -> Self {
         let effects = RefCell::default();
-        let (began, in_script) = (Instant::now(), Cell::new(false));
-        Self { node, worker, request, began, in_script, place, effects }
+        let (began, in_script, part_ns) = (Instant::now(), Cell::new(false), Cell::new(0));
+        Self { node, worker, request, began, in_script, part_ns, place, effects }
     }
 
     /// Whether it runs on a thread of its own.
@@ -118,6 +120,7 @@ impl Ctx<'_> {
             Err(_) => return outcome,
         };
         let time_ns = began.elapsed().as_nanos() as u64;
+        unit.part_ns.set(time_ns);
         unit.effects().ran(command, args, time_ns, failed, self.settings);
         if failed.is_some() {
             self.out.truncate(mark);

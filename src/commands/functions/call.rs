@@ -1,6 +1,6 @@
 //! `FCALL`: functions run as scripts do.
 
-use crate::commands::scripting::{NUMKEYS, check_flags, keys_and_args, unit};
+use crate::commands::scripting::{NUMKEYS, check_flags, keys_and_args, shown};
 use crate::commands::{Ctx, Outcome, Stop, arg};
 use crate::functions::{Found, Libraries, LoadError};
 use crate::node::Node;
@@ -17,7 +17,7 @@ const LOAD_LIMIT: Duration = Duration::from_secs(5);
 
 /// `FCALL function numkeys [key …] [arg …]`
 pub(super) fn fcall(cx: &mut Ctx<'_>, args: Args<'_>, read_only: bool) -> Outcome {
-    let unit = unit(cx)?;
+    let unit = shown(cx, args)?;
     let libraries = unit.node.functions.now();
     let found = libraries.function(arg(args, 1)?).ok_or("ERR Function not found")?;
     parse_i64(arg(args, NUMKEYS)?).ok_or("ERR Bad number of keys provided")?;
@@ -26,9 +26,6 @@ pub(super) fn fcall(cx: &mut Ctx<'_>, args: Args<'_>, read_only: bool) -> Outcom
     check_flags(cx, &unit.node, flags, read_only)?;
     if !unit.is_apart() && found.is_slow.load(Ordering::Relaxed) {
         return Err(Stop::Apart);
-    }
-    if unit.node.monitors.any() {
-        unit.effects().show(cx.db, false, args);
     }
     let job = Job {
         kind: Kind::Function,

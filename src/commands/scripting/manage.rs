@@ -5,13 +5,22 @@ use crate::commands::help::help;
 use crate::commands::{Call, Group, Outcome, Run, Spec, Waiting, arg, flag, is_word};
 use crate::resp::Args;
 use crate::routing;
-use crate::scripting::{Kill, Kind, forget_vms, parse_sha};
+use crate::scripting::{COMPILED_IN_PLACE, Kill, Kind, forget_vms, parse_sha};
 
 /// `SCRIPT LOAD script`
-fn load(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
-    let script = add(cx.node, arg(args, 2)?, true, false)?;
-    cx.out.bulk_str(&script.name);
-    Ok(())
+fn load<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
+    Box::pin(async move {
+        let body = arg(args, 2)?;
+        let script = if body.len() > COMPILED_IN_PLACE {
+            let (node, body) = (cx.node.clone(), Box::<[u8]>::from(body));
+            let added = cx.node.background.spawn_blocking(move || add(&node, &body, true, true));
+            added.await.map_err(|_| "ERR the script could not be compiled")??
+        } else {
+            add(cx.node, body, true, false)?
+        };
+        cx.out.bulk_str(&script.name);
+        Ok(())
+    })
 }
 
 /// `SCRIPT EXISTS sha1 [sha1 …]`
@@ -116,7 +125,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         arity: 3,
         flags: flag::NOSCRIPT | flag::STALE,
         tips: ALL_NODES,
-        run: Run::Session(load),
+        run: Run::Wait(load),
         ..SUBCOMMAND
     },
     Spec {

@@ -10,9 +10,10 @@ use crate::node::Node;
 use crate::num::parse_i64;
 use crate::resp::Args;
 use crate::scripting::{
-    Flags, Job, Kind, Script, Wanted, parse_sha, parse_shebang, run, sha1, with_vm,
+    Flags, Job, Kind, Script, Uncompiled, Wanted, parse_sha, parse_shebang, run, sha1, with_vm,
 };
 use crate::unit::Unit;
+use mlua::Function;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -26,9 +27,9 @@ pub(super) const NO_SCRIPT: &str = "NOSCRIPT No matching script.";
 
 /// `EVAL script numkeys [key …] [arg …]`
 fn eval(cx: &mut Ctx<'_>, args: Args<'_>, read_only: bool) -> Outcome {
+    let unit = shown(cx, args)?;
     let [keys, rest] = keys_and_args(args)?;
     let body = arg(args, 1)?;
-    let unit = unit(cx)?;
     let script = match unit.node.scripts.get(sha1(body)) {
         Some(script) => script,
         None => add(&unit.node, body, false, unit.is_apart())?,
@@ -38,19 +39,25 @@ fn eval(cx: &mut Ctx<'_>, args: Args<'_>, read_only: bool) -> Outcome {
 
 /// `EVALSHA sha1 numkeys [key …] [arg …]`
 fn evalsha(cx: &mut Ctx<'_>, args: Args<'_>, read_only: bool) -> Outcome {
+    let unit = shown(cx, args)?;
     // What cannot be a hash is looked at first.
     if arg(args, 1)?.len() != SHA_DIGITS {
         return Err(NO_SCRIPT.into());
     }
     let [keys, rest] = keys_and_args(args)?;
-    let unit = unit(cx)?;
     let found = parse_sha(arg(args, 1)?).and_then(|sha| unit.node.scripts.get(sha));
     let script = found.ok_or(NO_SCRIPT)?;
     run_script(cx, unit, &script, read_only, &keys, &rest, args)
 }
 
-pub(super) fn unit<'a>(cx: &Ctx<'a>) -> Result<&'a Unit, Stop> {
-    cx.unit.ok_or_else(|| "ERR scripts do not run here".into())
+/// The unit of a script or function. Those who watch are shown its command, whatever becomes of it,
+/// before the commands that it calls.
+pub(super) fn shown<'a>(cx: &Ctx<'a>, command: Args<'_>) -> Result<&'a Unit, Stop> {
+    let unit = cx.unit.ok_or("ERR scripts do not run here")?;
+    if unit.node.monitors.any() {
+        unit.effects().show(cx.db, false, command);
+    }
+    Ok(unit)
 }
 
 /// Keys and arguments of a script or function.
@@ -67,15 +74,24 @@ pub(super) fn keys_and_args(args: Args<'_>) -> Result<[Vec<&[u8]>; 2], Stop> {
 }
 
 /// Checks a script and adds it to those that the node knows.
+/// One that is too long for a worker's thread is compiled apart.
 fn add(node: &Arc<Node>, body: &[u8], loaded: bool, is_apart: bool) -> Result<Arc<Script>, Stop> {
     let (flags, start) = parse_shebang(body)
         .map_err(|text| Stop::Error(String::from_utf8_lossy(&text).into_owned().into()))?;
     let script = Arc::new(Script::new(body, flags, start));
-    with_vm(node, is_apart, |vm| vm.function(node, &script))?;
+    with_vm(node, is_apart, |vm| Ok(compiled(vm.function(node, &script, is_apart))))??;
     if !node.scripts.add(&script, loaded) {
         return Err("OOM there are too many scripts: SCRIPT FLUSH forgets them".into());
     }
     Ok(script)
+}
+
+/// The function of a script, or why there is none here.
+fn compiled(function: Result<Function, Uncompiled>) -> Result<Function, Stop> {
+    function.map_err(|uncompiled| match uncompiled {
+        Uncompiled::Long => Stop::Apart,
+        Uncompiled::Failed(text) => text.into(),
+    })
 }
 
 /// Whether what has these flags may run.
@@ -124,9 +140,6 @@ fn run_script(
     if !unit.is_apart() && script.is_slow.load(Ordering::Relaxed) {
         return Err(Stop::Apart);
     }
-    if unit.node.monitors.any() {
-        unit.effects().show(cx.db, false, command);
-    }
     let job = Job {
         kind: Kind::Script,
         name: &script.name,
@@ -137,8 +150,8 @@ fn run_script(
         command,
     };
     let outcome = with_vm(&unit.node, unit.is_apart(), |vm| {
-        let function = vm.function(&unit.node, script)?;
-        Ok(run(cx, unit, vm, &function, job, Wanted::Globals))
+        Ok(compiled(vm.function(&unit.node, script, unit.is_apart()))
+            .and_then(|function| run(cx, unit, vm, &function, job, Wanted::Globals)))
     })?;
     let is_slow = matches!(outcome, Err(Stop::Apart));
     if is_slow != script.is_slow.load(Ordering::Relaxed) && (is_slow || unit.was_quick()) {

@@ -5,6 +5,7 @@ use std::ffi::c_int;
 use super::{OFF, Settings, settings};
 use crate::lua::raw::State;
 use crate::lua::vm::Scratch;
+use crate::lua::work::charge_bytes;
 
 #[derive(Clone, Copy)]
 enum Token<'a> {
@@ -165,9 +166,12 @@ impl<'a> Decoder<'a> {
     }
 
     fn next(&mut self) -> Token<'a> {
+        let before = self.at;
         while matches!(self.peek(0), b' ' | b'\t' | b'\n' | b'\r') {
             self.at += 1;
         }
+        // With the token before it.
+        charge_bytes(self.state, self.at - before.min(self.token_at));
         self.token_at = self.at;
         let single = match self.peek(0) {
             b'{' => Token::ObjectBegin,

@@ -7,6 +7,7 @@ use mlua::ffi;
 use super::{OFF, ON, Settings, settings};
 use crate::lua::raw::State;
 use crate::lua::vm::Scratch;
+use crate::lua::work::charge;
 
 /// Room for a number of [`super::MAX_PRECISION`] digits.
 const NUMBER_TEXT: usize = 32;
@@ -131,6 +132,7 @@ impl Encoder<'_> {
             }
             items += 1;
             state.pop(1);
+            charge(state, 1);
         }
         let ratio = i64::from(self.settings.sparse_ratio);
         if ratio > 0 && i64::from(max) > items * ratio && max > self.settings.sparse_safe {

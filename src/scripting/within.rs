@@ -1,0 +1,24 @@
+//! Lua code that runs for a limited time, and that nobody kills: a text is compiled, a library is
+//! loaded.
+
+use crate::lua::Watch;
+use std::cell::Cell;
+use std::time::{Duration, Instant};
+
+thread_local! {
+    /// When what runs on this thread is to end.
+    static END: Cell<Option<Instant>> = const { Cell::new(None) };
+    static IS_LATE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs Lua code with a watch that ends it after so long; whether it has.
+pub fn within<T>(limit: Duration, run: impl FnOnce(Watch) -> T) -> (T, bool) {
+    let before = (END.replace(Some(Instant::now() + limit)), IS_LATE.replace(false));
+    let ran = run(|_| {
+        let is_late = END.get().is_some_and(|end| Instant::now() >= end);
+        IS_LATE.set(is_late);
+        !is_late
+    });
+    END.set(before.0);
+    (ran, IS_LATE.replace(before.1))
+}

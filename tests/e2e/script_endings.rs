@@ -1,0 +1,286 @@
+//! Scripts that somebody has written so that they cannot be ended: others go on all the while, and
+//! SCRIPT KILL or SIGTERM ends each of them.
+
+use super::Server;
+use redis::{Connection, RedisResult, Value};
+use std::io::{BufRead, BufReader, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{JoinHandle, scope, sleep, spawn};
+use std::time::{Duration, Instant};
+
+/// How long the end of a script may take on a busy machine. One that is not ended runs for minutes,
+/// or for ever.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// How long others may wait for an answer.
+const NEIGHBOURS_WAIT: Duration = Duration::from_secs(5);
+
+const OPTIONS: &[&str] = &["--workers", "2", "--shards", "2", "--busy-reply-threshold", "0"];
+
+/// They loop where an error is caught or handled.
+const CATCHING: &[&str] = &[
+    "xpcall(function() while true do end end, function() while true do end end)",
+    "while true do pcall(coroutine.wrap(function() while true do pcall(coroutine.wrap(function() while true do end end)) end end)) end",
+    "local function f() while true do pcall(coroutine.wrap(f)) end end f()",
+    "local t = setmetatable({}, {__index = function() while true do end end}) while true do pcall(function() return t.x end) end",
+    "while true do load(function() while true do end end) end",
+];
+
+/// One call, or one reply, of much native work.
+const NATIVE: &[&str] = &[
+    "return string.find(string.rep('a', 30000), string.rep('a*', 30) .. 'b')",
+    "return string.gsub(string.rep('a', 30000), string.rep('a-', 30) .. 'b', '')",
+    "local s = string.rep('x', 1000000) local a, b, t = s .. 'a', s .. 'b', {} for i = 1, 50000 do t[i] = i % 2 == 0 and a or b end table.sort(t)",
+    "while true do local t = {} for i = 1, 20 do t = {t, t} end cjson.encode(t) end",
+    "local t = {} for i = 1, 100 do t = {t, t} end while true do pcall(cjson.encode, t) end",
+];
+
+/// Loops of calls and instructions that take long each.
+const LOOPS: &[&str] = &[
+    "local t = {} for i = 1, 20000 do t[i] = {i} end while true do cjson.encode(t) end",
+    "while true do redis.pcall('LRANGE', 'list', 0, -1) end",
+    "local s = string.rep('x', 1000000) while true do local t = s .. 'y' end",
+    "local s = string.rep('x', 1000000) local a, b = s .. 'a', s .. 'b' while true do local c = a < b end",
+    "while true do loadstring('while 1 do ' .. string.rep('do break end ', 20000) .. 'end') end",
+    "local t = {} for i = 1, 20000 do t[i] = {} end while true do collectgarbage() end",
+    "while true do redis.sha1hex(string.rep('x', 1000000)) end",
+];
+
+fn run(client: &mut Connection, words: &[&str]) -> RedisResult<Value> {
+    redis::cmd(words[0]).arg(&words[1..]).query(client)
+}
+
+fn in_background(server: &Server, words: &[&str]) -> JoinHandle<RedisResult<Value>> {
+    let mut client = server.client();
+    let words: Vec<String> = words.iter().map(ToString::to_string).collect();
+    spawn(move || redis::cmd(&words[0]).arg(&words[1..]).query(&mut client))
+}
+
+fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !done() {
+        assert!(Instant::now() < deadline, "this does not happen: {what}");
+        sleep(Duration::from_millis(5));
+    }
+}
+
+/// Runs `attack` while another client writes and reads keys of all workers, which is never to wait
+/// for long.
+fn beside_others(server: &Server, what: &str, attack: impl FnOnce()) {
+    struct Stop<'a>(&'a AtomicBool);
+    impl Drop for Stop<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+    let (mut client, stop) = (server.client(), AtomicBool::new(false));
+    let mut longest = Duration::ZERO;
+    scope(|scope| {
+        scope.spawn(|| {
+            for n in 0.. {
+                let began = Instant::now();
+                let key = format!("neighbour:{}", n % 8);
+                run(&mut client, &["SET", &key, "x"]).expect("written");
+                run(&mut client, &["GET", &key]).expect("read");
+                longest = longest.max(began.elapsed());
+                if stop.load(Ordering::Relaxed) {
+                    break;
+                }
+            }
+        });
+        let _stop = Stop(&stop);
+        attack();
+    });
+    assert!(longest < NEIGHBOURS_WAIT, "{what}: others waited {longest:?}");
+}
+
+/// Starts what `words` say, and has it killed while others work.
+fn attacked(server: &Server, words: &[&str], kill: &str) {
+    let mut client = server.client();
+    beside_others(server, words[1], || {
+        let attack = in_background(server, words);
+        // It runs for a while.
+        sleep(Duration::from_millis(20));
+        until(words[1], || run(&mut client, &[kill, "KILL"]).is_ok() || attack.is_finished());
+        until(words[1], || attack.is_finished());
+        let text = attack.join().expect("joined").expect_err(words[1]).to_string();
+        assert!(text.contains("killed by user"), "{}: {text}", words[1]);
+    });
+}
+
+fn all_are_killed(scripts: &[&str]) {
+    let server = Server::start(OPTIONS);
+    let items: Vec<String> = (0..20_000).map(|n| n.to_string()).collect();
+    let _: () =
+        redis::cmd("RPUSH").arg("list").arg(items).query(&mut server.client()).expect("written");
+    for script in scripts {
+        attacked(&server, &["EVAL", script, "0"], "SCRIPT");
+    }
+}
+
+#[test]
+fn scripts_that_catch_errors_are_killed() {
+    all_are_killed(CATCHING);
+}
+
+#[test]
+fn scripts_in_native_work_are_killed() {
+    all_are_killed(NATIVE);
+}
+
+#[test]
+fn scripts_that_loop_over_native_work_are_killed() {
+    all_are_killed(LOOPS);
+}
+
+#[test]
+fn in_whatever_way_a_script_is_called_it_is_killed() {
+    let server = Server::start(OPTIONS);
+    let mut client = server.client();
+    let reply = "local t = {} for i = 1, 40 do t = {t, t, t, t} end return t";
+    let library = format!(
+        "#!lua name=lib\nlocal function f() {} end\nredis.register_function{{function_name='f', \
+         callback=f, flags={{'no-writes'}}}}",
+        CATCHING[0]
+    );
+    run(&mut client, &["FUNCTION", "LOAD", &library]).expect("loaded");
+    attacked(&server, &["EVAL_RO", CATCHING[1], "0"], "SCRIPT");
+    attacked(&server, &["FCALL", "f", "1", "k"], "FUNCTION");
+    attacked(&server, &["FCALL_RO", "f", "0"], "FUNCTION");
+    attacked(&server, &["EVAL", CATCHING[0], "3", "a", "b", "c"], "SCRIPT");
+    // What is returned may be small, and what it stands for endless.
+    let answer = run(&mut client, &["EVAL", reply, "0"]);
+    assert!(answer.expect_err("refused").to_string().contains("memory"));
+    let raised = "error(setmetatable({}, {__index = function() while true do end end}))";
+    assert!(run(&mut client, &["EVAL", raised, "0"]).is_err());
+    // Code of a library has half a second.
+    for code in ["while true do end", "local s = ('a'):rep(30000):find(('a*'):rep(30) .. 'b')"] {
+        let library = format!("#!lua name=endless\n{code}");
+        let late = run(&mut client, &["FUNCTION", "LOAD", &library]).expect_err("late").to_string();
+        assert!(late.contains("timeout"), "{late}");
+    }
+}
+
+#[test]
+fn a_text_that_takes_long_to_compile_is_refused() {
+    let server = Server::start(OPTIONS);
+    let script = format!("while 1 do {} end", "do break end ".repeat(300_000));
+    for words in [&["EVAL", &script, "0"][..], &["SCRIPT", "LOAD", &script]] {
+        beside_others(&server, words[0], || {
+            let refused = run(&mut server.client(), words).expect_err("too long").to_string();
+            assert!(refused.contains("it takes more than"), "{refused}");
+        });
+    }
+    // One that is long and simple is compiled.
+    let script = format!("{} return 'done'", "local x = 1 x = x + 1 ".repeat(150));
+    let long = script.replace("local", &format!("{}local", " ".repeat(400)));
+    assert!(run(&mut server.client(), &["EVAL", &long, "0"]).is_ok());
+    assert!(run(&mut server.client(), &["SCRIPT", "LOAD", &long]).is_ok());
+}
+
+#[test]
+fn a_server_that_is_told_to_end_ends_whatever_scripts_do() {
+    let mut server = Server::start(OPTIONS);
+    for round in 0..2 {
+        let mut client = server.client();
+        let written = format!("redis.call('SET', KEYS[1], '{round}') {}", CATCHING[0]);
+        let attacks = [
+            in_background(&server, &["EVAL", CATCHING[round], "0"]),
+            in_background(&server, &["EVAL", NATIVE[round], "0"]),
+            in_background(&server, &["EVAL", LOOPS[round], "0"]),
+            in_background(&server, &["EVAL", &written, "1", "written"]),
+        ];
+        run(&mut client, &["SET", "before", "1"]).expect("written");
+        sleep(Duration::from_millis(100));
+        server.stop();
+        for attack in attacks {
+            assert!(attack.join().expect("joined").is_err());
+        }
+        server.restart();
+        let mut client = server.client();
+        let written: Option<String> = redis::cmd("GET").arg("written").query(&mut client).unwrap();
+        assert_eq!(written, None, "what a script has written that was ended");
+        let before: Option<String> = redis::cmd("GET").arg("before").query(&mut client).unwrap();
+        assert_eq!(before.as_deref(), Some("1"));
+    }
+}
+
+/// The lines that a client sees which watches while `words` run.
+fn shown(server: &Server, commands: &[&[&str]]) -> Vec<String> {
+    let (mut client, mut watcher) = (server.client(), server.socket());
+    watcher.write_all(b"MONITOR\r\n").expect("sent");
+    let mut lines = BufReader::new(watcher).lines().map(|line| line.expect("a line"));
+    assert_eq!(lines.next().as_deref(), Some("+OK"));
+    for words in commands {
+        let _ = run(&mut client, words);
+    }
+    let _ = run(&mut client, &["ECHO", "end"]);
+    let lines = lines.take_while(|line| !line.contains("\"ECHO\""));
+    lines
+        .map(|line| {
+            let (head, text) = line.split_once("] ").expect("a command");
+            let source = if head.ends_with(" lua") { "lua: " } else { "" };
+            format!("{source}{text}")
+        })
+        .collect()
+}
+
+#[test]
+fn who_watches_is_shown_scripts_that_fail() {
+    let server = Server::start(OPTIONS);
+    let sha = "f".repeat(40);
+    let commands: &[&[&str]] = &[
+        &["evalSHA", "abc", "0"],
+        &["EVALSHA", &sha, "0"],
+        &["evalsha", &sha, "x"],
+        &["fcall", "nofn", "0"],
+        &["FCALL_RO", "nofn", "x"],
+        &["eval", "syntax error(", "0"],
+        &["eval", "return 1", "5"],
+        &["eval_ro", "return redis.call('SET', 'k', 1)", "1", "k"],
+        &["eval", "redis.call('GET', 'k') error('x')", "1", "k"],
+        &["MULTI"],
+        &["SET", "a", "1"],
+        &["fcall", "nofn", "0"],
+        &["ExeC"],
+        &["EXEC"],
+    ];
+    assert_eq!(
+        shown(&server, commands),
+        [
+            r#""evalSHA" "abc" "0""#.to_owned(),
+            format!(r#""EVALSHA" "{sha}" "0""#),
+            format!(r#""evalsha" "{sha}" "x""#),
+            r#""fcall" "nofn" "0""#.to_owned(),
+            r#""FCALL_RO" "nofn" "x""#.to_owned(),
+            r#""eval" "syntax error(" "0""#.to_owned(),
+            r#""eval" "return 1" "5""#.to_owned(),
+            r#""eval_ro" "return redis.call('SET', 'k', 1)" "1" "k""#.to_owned(),
+            r#""eval" "redis.call('GET', 'k') error('x')" "1" "k""#.to_owned(),
+            r#"lua: "GET" "k""#.to_owned(),
+            r#""MULTI""#.to_owned(),
+            r#""SET" "a" "1""#.to_owned(),
+            r#""fcall" "nofn" "0""#.to_owned(),
+            r#""ExeC""#.to_owned(),
+            r#""EXEC""#.to_owned(),
+        ]
+    );
+}
+
+#[test]
+fn commands_of_a_script_are_in_the_slow_log_before_it() {
+    let server = Server::start(&[OPTIONS, &["--slowlog-log-slower-than", "0"]].concat());
+    let mut client = server.client();
+    // In place, and at a coordinator.
+    for keys in [&["k"][..], &["k", "a", "b", "c", "d"]] {
+        run(&mut client, &["SLOWLOG", "RESET"]).expect("reset");
+        let script = "redis.call('SET', KEYS[1], 1) return redis.call('GET', KEYS[1])";
+        let count = keys.len().to_string();
+        run(&mut client, &[&["EVAL", script, &count], keys].concat()).expect("run");
+        type Entry = (u64, u64, u64, Vec<String>, String, String);
+        let log: Vec<Entry> =
+            redis::cmd("SLOWLOG").arg("GET").arg(3).query(&mut client).expect("the log");
+        let names: Vec<&str> = log.iter().map(|entry| &*entry.3[0]).collect();
+        assert_eq!(names, ["EVAL", "GET", "SET"], "the latest first");
+    }
+}
