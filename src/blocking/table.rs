@@ -369,6 +369,20 @@ mod tests {
     }
 
     #[test]
+    fn many_locks_take_no_square_of_their_number() {
+        let keys: Vec<Key> = (0..100_000).rev().map(|n| key(&n.to_string())).collect();
+        let began = std::time::Instant::now();
+        let mut table = WaitTable::default();
+        table.hold(Held::keys(keys.clone()));
+        assert!(keys.iter().all(|(db, key)| table.holds(*db, key)));
+        assert!(!table.holds(1, b"7") && !table.holds(0, b"x"));
+        // One by one it takes minutes in a test.
+        assert!(began.elapsed().as_secs() < 20, "{:?}", began.elapsed());
+        table.hold(Held::All);
+        assert!(table.holds(0, b"x"));
+    }
+
+    #[test]
     fn a_busy_key_serves_nobody_until_it_is_free() {
         let a = waiter(1, &["x"], Awaited::List);
         let b = waiter(2, &["x"], Awaited::List);

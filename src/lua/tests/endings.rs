@@ -40,6 +40,8 @@ fn ended(lua: &Lua, source: &str) -> (String, Duration) {
 fn assert_all_end(scripts: &[&str]) {
     let lua = vm();
     for script in scripts {
+        // None has less memory because of the one before.
+        lua.gc_collect().unwrap();
         let (text, took) = ended(&lua, script);
         let start = &script[..script.len().min(200)];
         let is_ended = ["the script was ended", "error in error handling"];
@@ -112,7 +114,7 @@ fn loops_of_long_calls_and_instructions_are_ended() {
         "while true do table.insert({}, -999999, 1) end",
         "local t = {} for i = 1, 1000000 do t[i] = {} end while true do collectgarbage() end",
         "while true do loadstring(string.rep('x = 1 ', 1000000)) end",
-        "loadstring('while 1 do ' .. string.rep('do break end ', 1000000) .. 'end')",
+        "loadstring('while 1 do ' .. string.rep('do break end ', 500000) .. 'end')",
         "while true do unpack({}, 1, 7000) end",
         "while true do struct.size(string.rep('b', 10000000)) end",
     ]);
