@@ -165,10 +165,14 @@ fn answer(request: &Request, objects: &Mutex<Objects>) -> Response {
         }
         "POST" if request.query.contains_key("delete") => {
             let text = String::from_utf8_lossy(&request.body).into_owned();
+            let mut deleted = String::new();
             for part in text.split("<Key>").skip(1) {
-                objects.remove(part.split("</Key>").next().unwrap_or_default());
+                let key = part.split("</Key>").next().unwrap_or_default();
+                objects.remove(key);
+                let _ = write!(deleted, "<Deleted><Key>{key}</Key></Deleted>");
             }
-            ("200 OK", Vec::new(), b"<DeleteResult></DeleteResult>".to_vec())
+            let body = format!("<DeleteResult>{deleted}</DeleteResult>");
+            ("200 OK", Vec::new(), body.into_bytes())
         }
         _ => status("501 Not Implemented"),
     }
