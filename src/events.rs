@@ -5,7 +5,7 @@ use crate::config::{NotifyFlags, Settings};
 use crate::node::Node;
 use crate::tracking::Changes;
 use crate::unit::Published;
-use crate::worker::Worker;
+use crate::worker::{Shown, Worker};
 use flagstone_storage::notes::{Interest, Note, What};
 use flagstone_storage::partition::Partition;
 use std::cell::RefMut;
@@ -14,8 +14,8 @@ use std::sync::atomic::Ordering;
 
 /// The notes of one command.
 pub struct News {
-    /// What it tells is stored with this round of its worker.
-    pub round: u64,
+    /// What it tells is stored with this.
+    pub(crate) shown: Shown,
     /// The connection whose command it was; 0: none.
     pub client: u64,
     /// Counts the news of a worker from 1 on.
@@ -55,29 +55,29 @@ impl Worker {
     pub(crate) fn take_notes(self: &Rc<Self>, mut partition: RefMut<'_, Partition>, client: u64) {
         let store = &mut partition.store;
         if !store.notes.is_empty() {
-            let (round, notes) = (store.seen(), store.notes.take());
+            let (seen, notes) = (store.seen(), store.notes.take());
             drop(partition);
-            self.spread(round, client, notes, Vec::new());
+            self.spread(self.rounds.seen(seen), client, notes, Vec::new());
         }
     }
 
-    /// Something has happened that is told once its round is stored.
+    /// Something has happened that is told once what it shows is stored.
     #[cold]
     pub(crate) fn spread(
         self: &Rc<Self>,
-        round: u64,
+        shown: Shown,
         client: u64,
         notes: Vec<Note>,
         published: Vec<Published>,
     ) {
-        self.note_news(round, client, notes, published);
+        self.note_news(shown, client, notes, published);
         self.serve_waiters();
     }
 
     /// The same without serving those who have waited for it.
     pub(crate) fn note_news(
         &self,
-        round: u64,
+        shown: Shown,
         client: u64,
         notes: Vec<Note>,
         published: Vec<Published>,
@@ -87,7 +87,7 @@ impl Worker {
         self.touch_waiters(changed.map(|note| (note.db, &*note.key)));
         let number = self.news_count.get() + 1;
         self.news_count.set(number);
-        self.news.borrow_mut().push_back(News { round, client, number, notes, published });
+        self.news.borrow_mut().push_back(News { shown, client, number, notes, published });
         // A round that nothing has changed is stored already.
         self.tell_news();
     }
@@ -109,11 +109,12 @@ impl Worker {
         self.node.pubsub.ring();
     }
 
-    /// The oldest news if it is known what became of its round, and whether that is stored.
+    /// The oldest news if it is known what became of it, and whether it is stored.
     fn next_news(&self, to_disk: bool) -> Option<(News, bool)> {
         let mut waiting = self.news.borrow_mut();
-        let stored = self.rounds.outcome(waiting.front()?.round, to_disk)?.is_ok();
-        Some((waiting.pop_front()?, stored))
+        let news = waiting.pop_front_if(|news| self.rounds.is_known(&news.shown, to_disk))?;
+        let stored = self.rounds.is_stored(&news.shown, to_disk);
+        Some((news, stored))
     }
 
     /// Tells of what is stored.

@@ -159,10 +159,10 @@ impl Serves for Rc<Worker> {
             self.commit_soon();
         }
         // Its time may have come just now.
-        let (round, notes) = (store.seen(), store.notes.take());
+        let (seen, notes) = (store.seen(), store.notes.take());
         drop(partition);
         if !notes.is_empty() {
-            self.note_news(round, 0, notes, Vec::new());
+            self.note_news(self.rounds.seen(seen), 0, notes, Vec::new());
         }
         Some(content)
     }
@@ -308,6 +308,7 @@ impl Worker {
     fn fail_first(self: &Rc<Self>, key: &Key, text: &str) -> bool {
         let first = self.waiting.borrow().first(key);
         let Some(waiter) = first.filter(|waiter| waiter.turn.claim(self.id)) else { return false };
+        self.stats().failed(waiter.command.command, text);
         waiter.turn.serve(format!("-{text}\r\n").into_bytes());
         self.remove_waiter(&waiter);
         true
@@ -315,7 +316,7 @@ impl Worker {
 
     /// Gives a waiter its reply, as soon as what it shows may be shown.
     fn deliver(&self, waiter: &Arc<Waiter>, ran: Ran) {
-        if self.rounds.is_shown(ran.seen, self.is_always()) {
+        if self.rounds.is_stored(&ran.shown, self.is_always()) {
             return waiter.turn.serve(ran.reply);
         }
         self.deliveries.borrow_mut().push_back(Delivery { waiter: waiter.clone(), ran });
@@ -330,14 +331,12 @@ impl Worker {
             return;
         }
         let to_disk = self.is_always();
-        while let Some(outcome) =
-            deliveries.front().and_then(|next| self.rounds.outcome(next.ran.seen, to_disk))
-        {
-            let Some(Delivery { waiter, ran }) = deliveries.pop_front() else { return };
-            waiter.turn.serve(match outcome {
-                Ok(()) => ran.reply,
-                Err(error) => format!("-{}\r\n", error.0).into_bytes(),
-            });
+        let is_known = |next: &mut Delivery| self.rounds.is_known(&next.ran.shown, to_disk);
+        while let Some(Delivery { waiter, ran }) = deliveries.pop_front_if(is_known) {
+            let failure = self.rounds.any_failure(&ran.shown, to_disk);
+            let mut reply = Vec::with_capacity(ran.reply.len());
+            self.stats().give(&mut reply, Some(waiter.command.command), &ran.reply, failure);
+            waiter.turn.serve(reply);
         }
     }
 }

@@ -34,15 +34,13 @@ pub(crate) async fn begin(
         Target::One(target, _) => {
             let command = command.clone();
             let run = move |worker: Rc<Worker>| async move { worker.run_shown(&command).await };
-            routing::on_worker(node, target, false, run).await.unwrap_or_else(|_| Ran::abandoned())
+            let ran = routing::on_worker(node, target, false, run).await;
+            ran.map_or_else(|_| Ran::abandoned(), |ran| ran.map_or_else(Ran::blocked, Ran::reply))
         }
         Target::Many => routing::coordinate(worker, &command, Elsewhere::default()).await,
     };
     match ran.block {
-        None => {
-            let shown = worker.wait_shown(ran.seen).await;
-            Ok(shown.map_or_else(|e| format!("-{}\r\n", e.0).into_bytes(), |()| ran.reply))
-        }
+        None => Ok(worker.settle_reply(command.command, ran).await),
         Some(block) => Err(Waiting::begin(worker, client, &command, block)),
     }
 }
@@ -62,7 +60,10 @@ impl Worker {
             &mut out,
         );
         match ran {
-            Ok(seen) => Ran { reply: out.into_bytes(), seen, block: None },
+            Ok(seen) => {
+                let shown = self.rounds.seen(seen);
+                Ran { reply: out.into_bytes(), shown, block: None }
+            }
             Err(blocked) => self.park_or_block(command, blocked).await,
         }
     }
@@ -76,14 +77,14 @@ impl Worker {
         }
     }
 
-    /// The same for a connection of another worker: what the reply shows is stored.
-    async fn run_shown(self: &Rc<Self>, command: &OwnedCommand) -> Ran {
+    /// The same for a connection of another worker: the reply, whose writes are stored, or why there
+    /// is none.
+    async fn run_shown(self: &Rc<Self>, command: &OwnedCommand) -> Result<Vec<u8>, Box<Block>> {
         let mut ran = self.run_one(command).await;
-        if let Err(error) = self.wait_shown(ran.seen).await {
-            ran.reply = format!("-{}\r\n", error.0).into_bytes();
+        match ran.block.take() {
+            None => Ok(self.settle_reply(command.command, ran).await),
+            Some(block) => Err(block),
         }
-        ran.seen = 0;
-        ran
     }
 }
 

@@ -7,7 +7,7 @@ use crate::resp::{Args, Proto, Reply};
 use crate::routing::{self, Target};
 use crate::session::Session;
 use crate::worker::{
-    BatchReply, CmdBatch, Message, OwnedCommand, Ran, RoundError, Worker, says_away,
+    BatchReply, CmdBatch, Message, OwnedCommand, Ran, RoundError, Shown, Worker, says_away,
 };
 use flagstone_storage::KeyHash;
 use std::rc::Rc;
@@ -28,16 +28,24 @@ const MAX_PARKED: usize = 512;
 
 /// Where a reply comes from.
 enum Piece {
-    /// It is in the cycle's buffer up to here, and shows a round.
-    Here {
-        end: usize,
-        round: u64,
-    },
+    /// It is in the cycle's buffer.
+    Here(End),
     /// The next reply of the batch for a worker.
     Remote {
         worker: usize,
+        command: &'static Command,
     },
-    Parked(oneshot::Receiver<Ran>),
+    Parked(&'static Command, oneshot::Receiver<Ran>),
+}
+
+/// Where a reply ends.
+#[derive(Clone, Copy)]
+struct End {
+    at: usize,
+    /// The round that it shows.
+    round: u64,
+    /// Whose it is, if that is a command on keys.
+    command: Option<&'static Command>,
 }
 
 /// See the module's description.
@@ -45,13 +53,13 @@ pub(super) struct Cycle {
     out: Reply,
     /// Empty as long as every reply so far is in `out`.
     pieces: Vec<Piece>,
-    /// The rounds shown by replies in `out`, with where these end.
-    shown: Ends,
+    /// Of the replies in `out`, as long as they are all.
+    own: Vec<End>,
     plain: bool,
     /// Some replies show data: they leave only if it is certain that nobody else has taken it over.
     shows_data: bool,
-    /// The greatest round a reply in `out` shows.
-    round: u64,
+    /// What the replies in `out` show.
+    shown: Shown,
     batches: Vec<(usize, CmdBatch)>,
     now_ms: u64,
     commands: usize,
@@ -68,10 +76,10 @@ impl Cycle {
         Self {
             out: Reply::in_buffer(proto, worker.take_reply_buffer()),
             pieces: Vec::new(),
-            shown: Vec::new(),
+            own: Vec::new(),
             plain: true,
             shows_data: false,
-            round: 0,
+            shown: Shown::default(),
             batches: Vec::new(),
             now_ms: worker.node.clock.now_ms(),
             commands: 0,
@@ -108,7 +116,7 @@ impl Cycle {
 
     /// The reply in the buffer is complete, and shows no data.
     pub(super) fn end_command(&mut self) {
-        self.note(0);
+        self.note(0, None);
     }
 
     /// A command was refused.
@@ -119,16 +127,15 @@ impl Cycle {
             ReplyMode::SkipNext | ReplyMode::Skip => session.reply_mode = ReplyMode::On,
             ReplyMode::Off => {}
         }
-        self.note(0);
+        self.note(0, None);
     }
 
-    fn note(&mut self, round: u64) {
-        let end = self.out.len();
-        self.round = self.round.max(round);
+    fn note(&mut self, round: u64, command: Option<&'static Command>) {
+        let end = End { at: self.out.len(), round, command };
         if self.plain {
-            self.shown.push((end, round));
+            self.own.push(end);
         } else {
-            self.pieces.push(Piece::Here { end, round });
+            self.pieces.push(Piece::Here(end));
         }
     }
 
@@ -136,9 +143,7 @@ impl Cycle {
     fn scatter(&mut self) {
         if self.plain {
             self.plain = false;
-            let shown = std::mem::take(&mut self.shown);
-            self.pieces =
-                shown.into_iter().map(|(end, round)| Piece::Here { end, round }).collect();
+            self.pieces = std::mem::take(&mut self.own).into_iter().map(Piece::Here).collect();
         }
     }
 
@@ -192,7 +197,7 @@ impl Cycle {
                 }
             };
             self.batches[n].1.push(command, request, at, args);
-            self.pieces.push(Piece::Remote { worker: target });
+            self.pieces.push(Piece::Remote { worker: target, command });
             self.ends = command.spec.unit;
             return true;
         }
@@ -202,12 +207,15 @@ impl Cycle {
             self.now_ms = worker.node.clock.now_ms();
         }
         match worker.execute(command, args, request, at, self.now_ms, settings, &mut self.out) {
-            Ok(round) => self.note(round),
+            Ok(round) => {
+                worker.rounds.see(round, &mut self.shown);
+                self.note(round, Some(command));
+            }
             Err(blocked) => {
                 self.scatter();
                 self.ends = command.spec.unit;
                 let owned = OwnedCommand::new(command, args, request);
-                self.pieces.push(Piece::Parked(worker.park(owned, blocked)));
+                self.pieces.push(Piece::Parked(command, worker.park(owned, blocked)));
                 self.parked += 1;
                 self.crowded |= worker.node.is_crowded(worker.id);
             }
@@ -246,26 +254,24 @@ impl Cycle {
         }
         match worker.node.confirm_owner().await {
             Ok(()) => replies,
-            Err(text) => disowned(&replies, &ends, text),
+            Err(text) => disowned(worker, &replies, &ends, text),
         }
     }
 
-    async fn finish_plain(self, worker: &Rc<Worker>) -> (Vec<u8>, Ends) {
-        if self.round == 0 || worker.wait_shown(self.round).await.is_ok() {
-            return (self.out.into_bytes(), self.shown);
+    async fn finish_plain(self, worker: &Rc<Worker>) -> (Vec<u8>, Vec<End>) {
+        if worker.wait_shown(&self.shown).await.is_ok() {
+            return (self.out.into_bytes(), self.own);
         }
-        let (mut whole, mut ends) = (Vec::new(), Vec::new());
+        let mut whole = Whole::new(worker, self.own.len());
         let mut from = 0;
-        let bytes = self.out.as_bytes();
-        for (end, round) in self.shown {
-            push_shown(&mut whole, worker.wait_shown(round).await, &bytes[from..end]);
-            ends.push((whole.len(), round));
-            from = end;
+        for end in &self.own {
+            whole.push_own(&self.shown, *end, &self.out.as_bytes()[from..end.at]);
+            from = end.at;
         }
-        (whole, ends)
+        (whole.bytes, whole.ends)
     }
 
-    async fn finish_scattered(self, worker: &Rc<Worker>) -> (Vec<u8>, Ends) {
+    async fn finish_scattered(self, worker: &Rc<Worker>) -> (Vec<u8>, Vec<End>) {
         let mut waiting = Vec::with_capacity(self.batches.len());
         for (target, batch) in self.batches {
             let (tx, rx) = oneshot::channel();
@@ -277,24 +283,22 @@ impl Cycle {
         for (target, rx) in waiting {
             replies.push((target, rx.await.ok(), 0));
         }
-        let mut whole = Vec::with_capacity(self.out.len());
-        let mut ends = Vec::with_capacity(self.pieces.len());
+        // What became of it is looked at reply by reply.
+        let _ = worker.wait_shown(&self.shown).await;
+        let mut whole = Whole::new(worker, self.pieces.len());
         let mut from = 0;
         for piece in self.pieces {
             match piece {
-                Piece::Here { end, round } => {
-                    let bytes = &self.out.as_bytes()[from..end];
-                    push_shown(&mut whole, worker.wait_shown(round).await, bytes);
-                    from = end;
+                Piece::Here(end) => {
+                    whole.push_own(&self.shown, end, &self.out.as_bytes()[from..end.at]);
+                    from = end.at;
                 }
-                Piece::Parked(done) => match done.await {
-                    Ok(ran) => {
-                        let shown = worker.wait_shown(ran.seen).await;
-                        push_shown(&mut whole, shown, &ran.into_reply(self.out.proto()));
-                    }
-                    Err(_) => whole.extend_from_slice(b"-ERR the command was abandoned\r\n"),
-                },
-                Piece::Remote { worker: target } => {
+                Piece::Parked(command, done) => {
+                    let mut ran = done.await.unwrap_or_else(|_| Ran::abandoned());
+                    ran.end_wait(self.out.proto());
+                    whole.push(command, &worker.settle_reply(command, ran).await);
+                }
+                Piece::Remote { worker: target, command } => {
                     let reply = replies.iter_mut().find(|(w, ..)| *w == target).and_then(
                         |(_, reply, next)| {
                             *next += 1;
@@ -302,45 +306,57 @@ impl Cycle {
                         },
                     );
                     match reply {
-                        Some(bytes) => whole.extend_from_slice(bytes),
-                        None => whole.extend_from_slice(
-                            format!("-ERR worker {target} is gone\r\n").as_bytes(),
-                        ),
+                        Some(bytes) => whole.push(command, bytes),
+                        None => {
+                            let gone = format!("-ERR worker {target} is gone\r\n");
+                            whole.push(command, gone.as_bytes());
+                        }
                     }
                 }
             }
-            ends.push((whole.len(), 0));
         }
-        (whole, ends)
+        (whole.bytes, whole.ends)
     }
 }
 
-/// Where replies end, and the rounds that they show.
-type Ends = Vec<(usize, u64)>;
+/// Replies in their order, with errors in the place of those that may not be given.
+struct Whole<'a> {
+    worker: &'a Worker,
+    /// Whether what replies show has to be on disk.
+    to_disk: bool,
+    bytes: Vec<u8>,
+    ends: Vec<End>,
+}
+
+impl<'a> Whole<'a> {
+    fn new(worker: &'a Worker, replies: usize) -> Self {
+        let to_disk = worker.is_always();
+        Self { worker, to_disk, bytes: Vec::new(), ends: Vec::with_capacity(replies) }
+    }
+
+    /// A reply from the cycle's buffer; it is known what became of all that these show.
+    fn push_own(&mut self, shown: &Shown, end: End, reply: &[u8]) {
+        let failure = self.worker.rounds.failure(shown, end.round, self.to_disk);
+        self.worker.stats().give(&mut self.bytes, end.command, reply, failure);
+        self.ends.push(End { at: self.bytes.len(), ..end });
+    }
+
+    /// A reply that has waited for what it shows.
+    fn push(&mut self, command: &'static Command, reply: &[u8]) {
+        self.bytes.extend_from_slice(reply);
+        self.ends.push(End { at: self.bytes.len(), round: 0, command: Some(command) });
+    }
+}
 
 /// Errors in the place of replies that may be out of date. What was not stored as the store is away
 /// is told so already.
-fn disowned(replies: &[u8], ends: &Ends, text: &str) -> Vec<u8> {
+fn disowned(worker: &Worker, replies: &[u8], ends: &[End], text: &str) -> Vec<u8> {
     let (mut whole, mut from) = (Vec::new(), 0);
-    for (end, _) in ends {
-        let reply = &replies[from..*end];
-        let told = if reply.is_empty() || says_away(reply) {
-            Ok(())
-        } else {
-            Err(RoundError(text.to_owned()))
-        };
-        push_shown(&mut whole, told, reply);
-        from = *end;
+    for end in ends {
+        let reply = &replies[from..end.at];
+        let told = (!says_away(reply)).then(|| RoundError(text.to_owned()));
+        worker.stats().give(&mut whole, end.command, reply, told);
+        from = end.at;
     }
     whole
-}
-
-fn push_shown(whole: &mut Vec<u8>, shown: Result<(), RoundError>, bytes: &[u8]) {
-    match shown {
-        Ok(()) => whole.extend_from_slice(bytes),
-        Err(RoundError(text)) if !bytes.is_empty() => {
-            whole.extend_from_slice(format!("-{text}\r\n").as_bytes());
-        }
-        Err(_) => {}
-    }
 }

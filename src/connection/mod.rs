@@ -420,6 +420,9 @@ impl Connection {
             && !says_away(out.as_bytes())
             && let Err(text) = self.worker.node.confirm_owner().await
         {
+            if let Some(command) = command.filter(|_| !out.as_bytes().starts_with(b"-")) {
+                self.worker.stats().failed(command, text);
+            }
             out.truncate(0);
             out.error(text);
         }

@@ -4,6 +4,7 @@ use super::load::inspect;
 use super::metadata::{ENGINE, Metadata};
 use crate::node::Node;
 use crate::routing;
+use crate::worker::refusal;
 use flagstone_storage::encoding::{Function, Library as Row};
 use flagstone_storage::partition::LIBRARIES_SHARD;
 use std::collections::{BTreeMap, HashMap};
@@ -262,8 +263,8 @@ impl Edit {
         let stored = routing::on_worker(node, owner, false, |worker| async move {
             let now_ms = worker.node.clock.now_ms();
             let put = worker.partition.borrow_mut().put_libraries(now_ms, &self.changes());
-            let lsn = put.map_err(|error| format!("ERR the write could not be stored: {error}"))?;
-            worker.wait_shown(worker.round_showing(lsn)).await.map_err(|error| error.0)?;
+            let lsn = put.map_err(|error| refusal(&error))?;
+            worker.wait_shown(&worker.showing(lsn)).await.map_err(|error| error.0)?;
             let functions = &worker.node.functions;
             let mut current = functions.current.write().unwrap_or_else(PoisonError::into_inner);
             *current = Arc::new(Libraries { version: self.before.version + 1, ..self.next });

@@ -19,7 +19,7 @@ use crate::resp::Reply;
 use crate::transaction;
 use crate::unit::{self, Effects, Unit};
 use crate::worker::{
-    Elsewhere, LockKey, Message, OwnedCommand, Ran, Request, Worker, changer, refusal,
+    Elsewhere, LockKey, Message, OwnedCommand, Ran, Request, Shown, Worker, changer, refusal,
 };
 use flagstone_storage::journal::Lsn;
 use flagstone_storage::notes::{Interest, Note};
@@ -52,9 +52,9 @@ pub(super) struct Held {
     pub(super) whole: bool,
     /// What it was lent beside what it wanted at first.
     pub(super) lent: BTreeSet<LockKey>,
-    /// What the command has noted, and the round of the coordinator's worker that shows it.
+    /// What the command has noted, and what shows with it at the coordinator's worker.
     notes: Vec<Note>,
-    round: u64,
+    shown: Shown,
     /// What the command has done beside changing keys, if it is a unit.
     effects: Effects,
     /// It has changed whole databases.
@@ -119,28 +119,29 @@ pub(crate) async fn coordinate(
     worker.tell_parts(&mut held.effects, command.request.client, &worker.settings());
     let published = std::mem::take(&mut held.effects.published);
     match outcome {
-        Ok(round) => match worker.wait_shown(round).await {
+        Ok(()) => match worker.wait_shown(&held.shown).await {
             Ok(()) => {
-                let (client, notes) = (held.client, held.notes);
-                worker.tell(&News { round, client, number: 0, notes, published });
+                let (client, notes, shown) = (held.client, held.notes, held.shown);
+                worker.tell(&News { shown, client, number: 0, notes, published });
                 if held.rearranged {
                     worker.node.invalidate_everything(&worker.settings());
                 }
             }
             Err(error) => {
+                worker.stats().failed(command.command, &error.0);
                 out.clear();
                 out.error(error.0);
             }
         },
         Err(Stop::Block(block)) => {
-            worker.spread(held.round, 0, held.notes, published);
+            worker.spread(held.shown, 0, held.notes, published);
             return Ran::blocked(block);
         }
         Err(Stop::Error(text) | Stop::Undone(text)) => {
             // A script keeps what it has written before its error, and what it met may have expired.
-            worker.spread(held.round, 0, held.notes, published);
+            worker.spread(held.shown.clone(), 0, held.notes, published);
             out.clear();
-            match worker.wait_shown(held.round).await {
+            match worker.wait_shown(&held.shown).await {
                 Ok(()) => out.error(&*text),
                 Err(error) => out.error(error.0),
             }
@@ -150,15 +151,14 @@ pub(crate) async fn coordinate(
     Ran::reply(out.into_bytes())
 }
 
-/// Tries until nothing is missing. The round of the worker that the reply shows comes back, or the
-/// text of the error.
+/// Tries until nothing is missing; the text of the error comes back if there is one.
 async fn run(
     worker: &Rc<Worker>,
     command: &OwnedCommand,
     elsewhere: Elsewhere,
     held: &mut Held,
     out: &mut Reply,
-) -> Result<u64, Stop> {
+) -> Result<(), Stop> {
     let keys = command.lock_keys().into_iter().collect();
     let Request { client, track, .. } = command.request;
     let spec = command.command.spec;
@@ -183,7 +183,7 @@ async fn run(
             hold_whole(&worker.node, held).await?;
         }
         match attempt(worker, command, &wanted, held, out).await {
-            Ok(round) => return Ok(round),
+            Ok(()) => return Ok(()),
             Err(Stop::Miss(missed)) => lockings += usize::from(wanted.add(missed)),
             Err(Stop::Apart) => wanted.apart = true,
             Err(Stop::Whole) => (wanted.whole, wanted.apart) = (true, spec.unit),
@@ -194,15 +194,15 @@ async fn run(
     Err("ERR the command needs more of its keys than can be loaded".into())
 }
 
-/// One run under the holds that there are, or under fresh ones. The round of this worker that its
-/// reply shows comes back. Only with a miss the holds that were there go on.
+/// One run under the holds that there are, or under fresh ones. Only with a miss the holds that were
+/// there go on.
 async fn attempt(
     worker: &Rc<Worker>,
     command: &OwnedCommand,
     wanted: &Wanted,
     held: &mut Held,
     out: &mut Reply,
-) -> Result<u64, Stop> {
+) -> Result<(), Stop> {
     let node = &worker.node;
     let mut space = acquire_all(worker, wanted, held).await?;
     let settings = worker.settings();
@@ -228,7 +228,7 @@ async fn attempt(
             held.effects = ran.effects;
         }
         abandon(worker, command, held, ran.store, keep).await;
-        return ran.outcome.map(|()| 0);
+        return ran.outcome;
     }
     let mut notes = ran.store.notes.take();
     let (name, client) = (command.command, command.request.client);
@@ -240,7 +240,7 @@ async fn attempt(
     // Of what could not be stored nobody hears.
     held.notes.append(&mut notes);
     (held.effects, *out) = (ran.effects, ran.out);
-    ran.outcome.map(|()| held.round)
+    ran.outcome
 }
 
 /// Stores what a command has changed, or nothing of it, and gives back what it was lent.
@@ -279,7 +279,7 @@ async fn commit_and_apply(
     let generations = if held.rearranged { &generations[..] } else { &[] };
     let stored = Changed::Stored { record: record.as_ref(), generations };
     hand_back(node, held, space.drain(), &changed, stored, false).await;
-    held.round = record.map_or(0, |(lsn, _)| worker.round_showing(lsn));
+    held.shown = record.map_or_else(Shown::default, |(lsn, _)| worker.showing(lsn));
     Ok(())
 }
 

@@ -9,7 +9,7 @@ use super::{on_all, on_worker};
 use crate::commands::Stop;
 use crate::node::Node;
 use crate::resp::Reply;
-use crate::worker::{Cursor, LockKey, ScanKey, ScanPage, Worker};
+use crate::worker::{Cursor, LockKey, ScanKey, ScanPage, Worker, refusal};
 use flagstone_storage::commit::Sealed;
 use flagstone_storage::slot::SLOTS;
 use flagstone_storage::{Entry, Store};
@@ -165,7 +165,7 @@ async fn change_now(
         Ok(()) => node
             .journal
             .append(node.clock.now_ms(), &sealed.shards(), &[&body])
-            .map_err(|error| format!("ERR the write could not be stored: {error}")),
+            .map_err(|error| refusal(&error)),
         Err(text) => Err(text),
     };
     let lsn = match appended {
@@ -178,7 +178,7 @@ async fn change_now(
     let record = (lsn, Arc::new(body));
     let stored = Changed::Stored { record: Some(&record), generations: &now };
     hand_back(node, &mut held, Vec::new(), &HashSet::new(), stored, false).await;
-    worker.wait_shown(worker.round_showing(lsn)).await.map_err(|error| error.0)?;
+    worker.wait_shown(&worker.showing(lsn)).await.map_err(|error| error.0)?;
     node.invalidate_everything(&worker.settings());
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! What a coordinator holds at a worker: locks, and the entries it was lent.
 
 use crate::blocking::Held;
-use crate::worker::{Lock, LockKey, Worker};
+use crate::worker::{Lock, LockKey, Shown, Worker};
 use flagstone_storage::Entry;
 use flagstone_storage::journal::Lsn;
 use flagstone_storage::store::Need;
@@ -99,6 +99,15 @@ impl Worker {
 
     /// Has everything in memory, and what it shows stored.
     async fn prepare(self: &Rc<Self>, acquire: &Acquire) -> Result<(), String> {
+        loop {
+            self.load_for_loan(acquire).await?;
+            if self.settle_loan(acquire).await? {
+                return Ok(());
+            }
+        }
+    }
+
+    async fn load_for_loan(&self, acquire: &Acquire) -> Result<(), String> {
         let cold: Vec<Need> = {
             let mut partition = self.partition.borrow_mut();
             let keys = acquire.keys.iter();
@@ -112,16 +121,23 @@ impl Worker {
         if !acquire.needs.is_empty() {
             self.load(acquire.needs.clone()).await?;
         }
+        Ok(())
+    }
+
+    /// Has what is to be lent stored; false if it could not be, and is to be loaded as it was before.
+    async fn settle_loan(&self, acquire: &Acquire) -> Result<bool, String> {
         let round = {
             let mut partition = self.partition.borrow_mut();
             let store = &mut partition.store;
             let newest = acquire.keys.iter().filter_map(|(db, key)| store.round_of(*db, key)).max();
             if acquire.all { store.round() } else { newest.unwrap_or(0) }
         };
-        if round > self.partition.borrow().appended() {
+        if round > self.partition.borrow().closed() {
             self.commit();
         }
-        self.wait_shown(round).await.map_err(|e| e.0)
+        self.wait_shown(&Shown::stored(round)).await.map_err(|e| e.0)?;
+        let mut partition = self.partition.borrow_mut();
+        Ok(acquire.keys.iter().all(|(db, key)| partition.store.is_hot(*db, key)))
     }
 
     /// Lends what is locked: by `lock`, or by the hold that it is asked for under.
@@ -186,7 +202,7 @@ impl Worker {
         if !apply.keep {
             partition.released(apply.hold);
         }
-        let (round, notes) = (partition.store.round(), partition.store.notes.take());
+        let (round, notes) = (partition.store.stored_round(), partition.store.notes.take());
         drop(partition);
         if apply.record.is_some() {
             self.stats().commits.fetch_add(1, Ordering::Relaxed);
@@ -197,7 +213,7 @@ impl Worker {
         let changed = notes.iter().filter(|note| note.what.is_change());
         let keys = changed.map(|note| (note.db, note.key[..].into())).collect();
         if !notes.is_empty() {
-            self.note_news(round, apply.client, notes, Vec::new());
+            self.note_news(Shown::stored(round), apply.client, notes, Vec::new());
             self.commit_soon();
         }
         if apply.keep {

@@ -1,7 +1,8 @@
 //! Commands that a connection sends to another worker, and the replies that come back.
 
 use super::execute::{OwnedCommand, Ran};
-use super::{RoundError, Worker};
+use super::rounds::Shown;
+use super::{RoundError, Worker, WorkerStats};
 use crate::commands::registry::Command;
 use crate::resp::{Args, Proto, Reply};
 use flagstone_storage::KeyHash;
@@ -110,10 +111,10 @@ impl BatchReply {
 #[derive(Debug)]
 pub(crate) struct Held {
     reply: BatchReply,
-    /// The greatest round that each reply shows.
-    seen: Vec<u64>,
-    /// The greatest of these.
-    round: u64,
+    /// Whose replies they are, and the greatest round that each shows.
+    seen: Vec<(&'static Command, u64)>,
+    /// What all of them show.
+    shown: Shown,
     to: oneshot::Sender<BatchReply>,
 }
 
@@ -123,6 +124,7 @@ impl Worker {
         let mut out = Reply::new(Proto::Resp2);
         let mut ends = Vec::with_capacity(batch.len());
         let mut seen = Vec::with_capacity(batch.len());
+        let mut shown = Shown::default();
         let mut parked = Vec::new();
         let settings = self.settings();
         let now_ms = self.node.clock.now_ms();
@@ -142,9 +144,12 @@ impl Worker {
                 &mut out,
             );
             match ran {
-                Ok(round) => seen.push(round),
+                Ok(round) => {
+                    self.rounds.see(round, &mut shown);
+                    seen.push((item.command, round));
+                }
                 Err(blocked) => {
-                    seen.push(0);
+                    seen.push((item.command, 0));
                     let owned = OwnedCommand::new(item.command, args, item.request);
                     parked.push((n, self.park(owned, blocked)));
                 }
@@ -152,8 +157,7 @@ impl Worker {
             ends.push(out.len());
         }
         let reply = BatchReply { bytes: out.into_bytes(), ends };
-        let round = seen.iter().copied().max().unwrap_or(0);
-        let held = Held { reply, seen, round, to };
+        let held = Held { reply, seen, shown, to };
         if parked.is_empty() {
             self.hold(held);
         } else {
@@ -171,15 +175,15 @@ impl Worker {
 
     /// Sends replies now if they may be shown, else when they may.
     fn hold(&self, held: Held) {
-        let round = held.round;
         let to_disk = self.is_always();
-        if self.rounds.is_shown(held.round, to_disk) {
+        if self.rounds.is_stored(&held.shown, to_disk) {
             // The connection may be gone: then nobody wants the replies.
             let _ = held.to.send(held.reply);
             return;
         }
+        let is_known = self.rounds.is_known(&held.shown, to_disk);
         self.held.borrow_mut().push_back(held);
-        if self.rounds.outcome(round, to_disk).is_some() {
+        if is_known {
             self.release_held();
         }
     }
@@ -188,13 +192,17 @@ impl Worker {
     pub(crate) fn release_held(&self) {
         let to_disk = self.is_always();
         self.held.borrow_mut().retain_mut(|held| {
-            if self.rounds.outcome(held.round, to_disk).is_none() {
+            if !self.rounds.is_known(&held.shown, to_disk) {
                 return true;
             }
-            let reply = std::mem::take(&mut held.reply);
-            let reply = reply.with_failures(&held.seen, |round| {
-                self.rounds.outcome(round, to_disk).and_then(Result::err)
-            });
+            let mut reply = std::mem::take(&mut held.reply);
+            if !self.rounds.is_stored(&held.shown, to_disk) {
+                reply = reply.with_failures(
+                    &held.seen,
+                    |round| self.rounds.failure(&held.shown, round, to_disk),
+                    self.stats(),
+                );
+            }
             let to = std::mem::replace(&mut held.to, oneshot::channel().0);
             let _ = to.send(reply);
             false
@@ -209,38 +217,36 @@ impl Held {
         for (n, done) in parked {
             late.push((n, done.await.unwrap_or_else(|_| Ran::abandoned())));
         }
-        let Self { reply, mut seen, to, .. } = self;
+        let Self { reply, mut seen, mut shown, to } = self;
         let mut whole = BatchReply::default();
         let mut late = late.into_iter().peekable();
-        for (n, round) in seen.iter_mut().enumerate() {
+        for (n, (_, round)) in seen.iter_mut().enumerate() {
             match late.next_if(|(at, _)| *at == n) {
-                Some((_, ran)) => {
-                    *round = ran.seen;
+                Some((_, mut ran)) => {
+                    *round = ran.shown.round();
+                    shown.add(std::mem::take(&mut ran.shown));
                     whole.bytes.extend_from_slice(&ran.into_reply(Proto::Resp2));
                 }
                 None => whole.bytes.extend_from_slice(reply.get(n).unwrap_or_default()),
             }
             whole.ends.push(whole.bytes.len());
         }
-        let round = seen.iter().copied().max().unwrap_or(0);
-        Self { reply: whole, seen, round, to }
+        Self { reply: whole, seen, shown, to }
     }
 }
 
 impl BatchReply {
-    /// Puts an error in the place of each reply that shows a round which failed.
-    fn with_failures(self, seen: &[u64], failure: impl Fn(u64) -> Option<RoundError>) -> Self {
-        if seen.iter().all(|&round| failure(round).is_none()) {
-            return self;
-        }
+    /// Puts an error in the place of each reply that shows a round which failed, and counts it.
+    fn with_failures(
+        self,
+        seen: &[(&'static Command, u64)],
+        failure: impl Fn(u64) -> Option<RoundError>,
+        stats: &WorkerStats,
+    ) -> Self {
         let mut out = Self::default();
-        for (n, &round) in seen.iter().enumerate() {
-            match failure(round) {
-                Some(RoundError(text)) => {
-                    out.bytes.extend_from_slice(format!("-{text}\r\n").as_bytes());
-                }
-                None => out.bytes.extend_from_slice(self.get(n).unwrap_or_default()),
-            }
+        for (n, &(command, round)) in seen.iter().enumerate() {
+            let reply = self.get(n).unwrap_or_default();
+            stats.give(&mut out.bytes, Some(command), reply, failure(round));
             out.ends.push(out.bytes.len());
         }
         out

@@ -28,7 +28,7 @@ impl Worker {
             self.close_idle_clients();
             self.close_slow_clients();
             self.bound_tracking();
-            // One command may have brought in more than its commit has evicted.
+            // One command may have brought in more than its commit has dropped.
             self.evict();
             self.publish_stats();
             if self.id == 0 {
@@ -91,7 +91,7 @@ impl Worker {
         stats.expired.store(store.stats.expired, Ordering::Relaxed);
         stats.expired_fields.store(store.stats.expired_fields, Ordering::Relaxed);
         stats.changes.store(store.stats.changes, Ordering::Relaxed);
-        stats.evicted.store(store.stats.evicted, Ordering::Relaxed);
+        stats.dropped.store(store.stats.dropped, Ordering::Relaxed);
         stats.hot_bytes.store(store.memory() as u64, Ordering::Relaxed);
     }
 
@@ -137,7 +137,9 @@ impl Worker {
             tracing::warn!(worker = self.id, "some commands did not end in time");
         }
         self.commit();
-        self.jobs_done(HANDING).await
+        // On a full disk there is nothing to wait for.
+        let handing = if self.node.journal.stats().refusing { CLOSING } else { HANDING };
+        self.jobs_done(handing).await
     }
 
     /// The partition of a worker that has stopped.

@@ -4,6 +4,7 @@
 use super::Worker;
 use super::batch::Request;
 use super::locks::LockKey;
+use super::rounds::Shown;
 use crate::commands::registry::Command;
 use crate::commands::{Block, Ctx, Run, Stop, flag};
 use crate::config::Settings;
@@ -56,8 +57,8 @@ impl Elsewhere {
 #[derive(Debug)]
 pub struct Ran {
     pub reply: Vec<u8>,
-    /// The greatest round that the reply shows.
-    pub seen: u64,
+    /// What the reply shows.
+    pub(crate) shown: Shown,
     /// There is no reply: it waits.
     pub block: Option<Box<Block>>,
 }
@@ -65,24 +66,27 @@ pub struct Ran {
 impl Ran {
     /// A reply that shows nothing that would have to be stored.
     pub fn reply(reply: Vec<u8>) -> Self {
-        Self { reply, seen: 0, block: None }
+        Self { reply, shown: Shown::default(), block: None }
     }
 
     /// The command has found nothing.
     pub fn blocked(block: Box<Block>) -> Self {
-        Self { reply: Vec::new(), seen: 0, block: Some(block) }
+        Self { reply: Vec::new(), shown: Shown::default(), block: Some(block) }
+    }
+
+    /// A command that may not wait has found nothing: that is its reply.
+    pub fn end_wait(&mut self, proto: crate::resp::Proto) {
+        if let Some(block) = self.block.take() {
+            let mut out = Reply::new(proto);
+            block.nil.write(&mut out);
+            self.reply = out.into_bytes();
+        }
     }
 
     /// The reply of a command that may not wait.
-    pub fn into_reply(self, proto: crate::resp::Proto) -> Vec<u8> {
-        match self.block {
-            None => self.reply,
-            Some(block) => {
-                let mut out = Reply::new(proto);
-                block.nil.write(&mut out);
-                out.into_bytes()
-            }
-        }
+    pub fn into_reply(mut self, proto: crate::resp::Proto) -> Vec<u8> {
+        self.end_wait(proto);
+        self.reply
     }
 
     /// The task that was to run it is gone.
@@ -185,7 +189,7 @@ impl Worker {
             &self.settings(),
             &mut out,
         )?;
-        Ok(Ran { reply: out.into_bytes(), seen, block: None })
+        Ok(Ran { reply: out.into_bytes(), shown: self.rounds.seen(seen), block: None })
     }
 
     #[allow(clippy::too_many_arguments, reason = "the hot path hands over what it has at hand")]

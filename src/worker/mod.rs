@@ -23,7 +23,7 @@ pub use execute::{Blocked, Elsewhere, OwnedCommand, Ran};
 pub(crate) use locks::LockKey;
 pub use mailbox::{Inbox, Mailbox, Message, WorkerGone, mailbox};
 pub use rounds::RoundError;
-pub(crate) use rounds::{refusal, says_away};
+pub(crate) use rounds::{Shown, refusal, says_away};
 pub use scan::{Cursor, ScanKey, ScanPage};
 pub use stats::{Counters, WorkerStats};
 pub(crate) use stats::{MAX_ERRORS, OTHER_ERRORS, error_code};
@@ -117,9 +117,9 @@ impl Worker {
         Rc::new(Self {
             id,
             node,
+            rounds: Rounds::new(partition.store.round()),
             partition: RefCell::new(partition),
             locks: RefCell::new(locks),
-            rounds: Rounds::default(),
             holds: RefCell::default(),
             held: RefCell::default(),
             scratch: RefCell::default(),
@@ -312,7 +312,8 @@ impl Worker {
         if self.node.inline_sync && self.is_always() && result.is_ok() {
             self.sync_inline(&mut partition);
         }
-        let (appended, durable) = (partition.appended(), partition.durable());
+        let (closed, durable) = (partition.closed(), partition.durable());
+        let open = partition.store.round();
         drop(partition);
         let stored = result.is_ok();
         match result {
@@ -323,10 +324,13 @@ impl Worker {
             }
             Err(failed) => {
                 self.stats().failed_commits.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-                self.rounds.fail(failed.round, &failed.error);
+                self.rounds.fail(&failed.error);
+                // Who waits since it found a key empty may have seen what does not count.
+                self.touch_waiters(failed.keys());
+                self.parking.wake();
             }
         }
-        self.rounds.advance(appended, durable);
+        self.rounds.advance(closed, durable, open);
         self.tell_news();
         self.release_held();
         self.deliver_shown();
@@ -364,7 +368,7 @@ impl Worker {
             durable.notified().await;
             let mut partition = self.partition.borrow_mut();
             let durable = partition.observe_durable();
-            let appended = partition.appended();
+            let (closed, open) = (partition.closed(), partition.store.round());
             drop(partition);
             if let Some(reason) = self.node.journal.failed() {
                 self.rounds.fail_all(&reason);
@@ -376,27 +380,41 @@ impl Worker {
             let away = self.node.journal.away();
             self.node.set_cut_off(away.is_some());
             self.rounds.set_away(away.as_ref());
-            self.rounds.advance(appended, durable);
+            self.rounds.advance(closed, durable, open);
             self.tell_news();
             self.release_held();
             self.deliver_shown();
         }
     }
 
-    /// The round of this worker that shows the record at `lsn`, which is in the journal.
-    pub(crate) fn round_showing(&self, lsn: flagstone_storage::journal::Lsn) -> u64 {
+    /// The rounds that show the record at `lsn`, which is in the journal: its number is closed with
+    /// the open round, and does not fail with it.
+    pub(crate) fn showing(&self, lsn: flagstone_storage::journal::Lsn) -> Shown {
         let mut partition = self.partition.borrow_mut();
         partition.saw_lsn(lsn);
-        let round = partition.store.round();
+        let round = partition.store.stored_round();
         drop(partition);
         self.commit_soon();
-        round
+        Shown::stored(round)
     }
 
-    /// Waits until a reply that shows `round` may be sent: until it is in the journal, and in the
-    /// mode `always` until it is durable.
-    pub(crate) async fn wait_shown(&self, round: u64) -> Result<(), RoundError> {
-        self.rounds.wait(round, self.is_always()).await
+    /// Waits until replies may be sent: until what they show is in the journal, and in the mode
+    /// `always` until it is durable.
+    pub(crate) async fn wait_shown(&self, shown: &Shown) -> Result<(), RoundError> {
+        if shown.round() == 0 {
+            return Ok(());
+        }
+        let to_disk = self.is_always();
+        self.rounds.wait(shown, to_disk).await;
+        self.rounds.any_failure(shown, to_disk).map_or(Ok(()), Err)
+    }
+
+    /// The reply of a command that did not run in place, once it may be sent.
+    pub(crate) async fn settle_reply(&self, command: &Command, ran: Ran) -> Vec<u8> {
+        let Err(error) = self.wait_shown(&ran.shown).await else { return ran.reply };
+        let mut reply = Vec::new();
+        self.stats().give(&mut reply, Some(command), &ran.reply, Some(error));
+        reply
     }
 }
 

@@ -61,6 +61,13 @@ pub(super) struct Parking {
     due: Notify,
 }
 
+impl Parking {
+    /// Has those looked at that can go on.
+    pub(super) fn wake(&self) {
+        self.due.notify_one();
+    }
+}
+
 impl Worker {
     /// Parks a command: its locks are queued for now, in order; it runs once it has them and what
     /// it needs is loaded. One that needs undeclared keys goes to a coordinator.
@@ -122,10 +129,12 @@ impl Worker {
         })
     }
 
-    /// Runs commands that waited; runs as long as the worker.
+    /// Runs commands that waited, and serves the waiters of keys that have changed without a command;
+    /// runs as long as the worker.
     pub(crate) async fn run_parked(self: Rc<Self>) {
         loop {
             self.parking.due.notified().await;
+            self.serve_waiters();
             while let Some((lock, parked)) = self.next_parked() {
                 self.go_on(lock, parked);
                 for _ in 1..AT_ONCE {
@@ -198,7 +207,8 @@ impl Worker {
             &mut out,
         );
         self.waiting.borrow_mut().hold(held);
-        ran.map(|seen| Ran { reply: out.into_bytes(), seen, block: None })
+        let shown = |seen| self.rounds.seen(seen);
+        ran.map(|seen| Ran { reply: out.into_bytes(), shown: shown(seen), block: None })
     }
 
     /// Runs a command that holds no locks at a coordinator.
@@ -268,6 +278,7 @@ impl Parked {
 
     /// What it needs could not be read.
     pub(super) fn fail(self, lock: Lock, text: &str) {
+        lock.worker.stats().failed(self.command.command, text);
         let mut out = Reply::new(self.command.request.proto);
         out.error(text);
         self.end(lock, Ran::reply(out.into_bytes()));

@@ -1,13 +1,16 @@
-//! Who waits for which round.
+//! Who waits for which round, and what became of it.
+//!
+//! A round fails if its record is not appended: then no reply may show its changes. The outcome is
+//! known when the round is closed, but replies ask for it later, maybe much later: those of a batch
+//! wait for a command of it that is parked. So a reply that shows an open round keeps a reference to
+//! the round's [`Fate`]. There is no list of failed rounds that could become too long.
 
 use flagstone_storage::journal::JournalError;
-use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use smallvec::SmallVec;
+use std::cell::{Cell, OnceCell, RefCell};
 use std::future::poll_fn;
+use std::rc::Rc;
 use std::task::{Poll, Waker};
-
-/// Failed rounds that are remembered; those who showed one ask soon after.
-const REMEMBERED: usize = 1024;
 
 /// The error text for commands whose round could not be stored.
 #[derive(Clone, Debug)]
@@ -32,12 +35,64 @@ pub(crate) fn refusal(error: &JournalError) -> String {
     }
 }
 
+/// The outcome of a round; it lives as long as replies that show the round.
+#[derive(Debug)]
+struct Fate {
+    round: u64,
+    /// Why its record was not appended.
+    error: OnceCell<RoundError>,
+}
+
+impl Fate {
+    fn of(round: u64) -> Rc<Self> {
+        Rc::new(Self { round, error: OnceCell::new() })
+    }
+}
+
+/// The rounds that replies show.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Shown {
+    /// The greatest; 0: none that anybody would have to wait for.
+    round: u64,
+    /// Of those that were open when they were seen; the others are closed, and did not fail.
+    fates: SmallVec<[Rc<Fate>; 1]>,
+}
+
+impl Shown {
+    /// Of changes that are in the journal already, but may not be durable; see
+    /// [`Store::stored_round`].
+    ///
+    /// [`Store::stored_round`]: flagstone_storage::Store::stored_round
+    pub(crate) fn stored(round: u64) -> Self {
+        Self { round, ..Self::default() }
+    }
+
+    /// The greatest of them; 0: all that is shown was stored long ago.
+    pub(crate) fn round(&self) -> u64 {
+        self.round
+    }
+
+    /// Adds what other replies show.
+    pub(crate) fn add(&mut self, other: Self) {
+        self.round = self.round.max(other.round);
+        self.fates.extend(other.fates);
+    }
+
+    /// Why a round of these failed.
+    fn failure(&self, round: u64) -> Option<&RoundError> {
+        self.fates.iter().find(|fate| fate.round == round)?.error.get()
+    }
+}
+
 /// See the module's description.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Rounds {
-    appended: Cell<u64>,
+    /// The greatest that is closed.
+    closed: Cell<u64>,
+    /// The same, with everything before it durable.
     durable: Cell<u64>,
-    failed: RefCell<VecDeque<(u64, RoundError)>>,
+    /// Of the round that is open.
+    fate: RefCell<Rc<Fate>>,
     journal_failed: RefCell<Option<RoundError>>,
     /// What is in the journal waits for its store for too long.
     away: RefCell<Option<RoundError>>,
@@ -45,14 +100,42 @@ pub(crate) struct Rounds {
 }
 
 impl Rounds {
-    /// A round's record was not appended.
-    pub(crate) fn fail(&self, round: u64, error: &JournalError) {
-        let text = refusal(error);
-        let mut failed = self.failed.borrow_mut();
-        if failed.len() == REMEMBERED {
-            failed.pop_front();
+    /// Of a worker whose first round is `open`.
+    pub(crate) fn new(open: u64) -> Self {
+        Self {
+            closed: Cell::default(),
+            durable: Cell::default(),
+            fate: RefCell::new(Fate::of(open)),
+            journal_failed: RefCell::default(),
+            away: RefCell::default(),
+            waiting: RefCell::default(),
         }
-        failed.push_back((round, RoundError(text)));
+    }
+
+    /// A command has seen a round, right now.
+    #[inline]
+    pub(crate) fn see(&self, round: u64, shown: &mut Shown) {
+        if round > shown.round {
+            shown.round = round;
+            let fate = self.fate.borrow();
+            debug_assert!(round <= fate.round, "a round was seen that is not open yet");
+            if fate.round == round {
+                shown.fates.push(Rc::clone(&fate));
+            }
+        }
+    }
+
+    /// The rounds that a command shows which has seen this one, right now.
+    pub(crate) fn seen(&self, round: u64) -> Shown {
+        let mut shown = Shown::default();
+        self.see(round, &mut shown);
+        shown
+    }
+
+    /// The record of the round that is being closed was not appended.
+    pub(crate) fn fail(&self, error: &JournalError) {
+        // Only the first reason counts.
+        let _ = self.fate.borrow().error.set(RoundError(refusal(error)));
     }
 
     /// Nothing becomes durable any more.
@@ -79,17 +162,15 @@ impl Rounds {
         }
     }
 
-    /// Rounds up to `appended` are in the journal, up to `durable` durable.
-    pub(crate) fn advance(&self, appended: u64, durable: u64) {
-        self.appended.set(appended);
+    /// Rounds up to `closed` are in the journal or have failed, up to `durable` all is durable that
+    /// they have brought into it; `open` is the one that follows.
+    pub(crate) fn advance(&self, closed: u64, durable: u64, open: u64) {
+        self.closed.set(closed);
         self.durable.set(durable);
-        self.wake(|round, to_disk| round <= if to_disk { durable } else { appended });
-    }
-
-    /// Whether nobody has to wait for a round.
-    pub(crate) fn is_shown(&self, round: u64, to_disk: bool) -> bool {
-        round <= if to_disk { self.durable.get() } else { self.appended.get() }
-            && self.failed.borrow().is_empty()
+        if self.fate.borrow().round != open {
+            self.fate.replace(Fate::of(open));
+        }
+        self.wake(|round, to_disk| round <= if to_disk { durable } else { closed });
     }
 
     fn wake(&self, done: impl Fn(u64, bool) -> bool) {
@@ -102,32 +183,58 @@ impl Rounds {
         });
     }
 
-    /// What became of a round; `None`: not known yet.
-    pub(crate) fn outcome(&self, round: u64, to_disk: bool) -> Option<Result<(), RoundError>> {
-        if let Some((_, error)) = self.failed.borrow().iter().find(|(n, _)| *n == round) {
-            return Some(Err(error.clone()));
-        }
-        if round <= if to_disk { self.durable.get() } else { self.appended.get() } {
+    /// Whether it is known what became of all that replies show: it is stored, or it failed, or that
+    /// will not be known.
+    pub(crate) fn is_known(&self, shown: &Shown, to_disk: bool) -> bool {
+        self.outcome(shown.round, to_disk).is_some()
+    }
+
+    /// Whether all that replies show is stored.
+    pub(crate) fn is_stored(&self, shown: &Shown, to_disk: bool) -> bool {
+        matches!(self.outcome(shown.round, to_disk), Some(Ok(())))
+            && shown.fates.iter().all(|fate| fate.error.get().is_none())
+    }
+
+    /// Why the one of these replies that shows a round is not to be given; it is known what became
+    /// of all of them.
+    pub(crate) fn failure(&self, shown: &Shown, round: u64, to_disk: bool) -> Option<RoundError> {
+        let failed = shown.failure(round).cloned();
+        failed.or_else(|| self.outcome(round, to_disk)?.err())
+    }
+
+    /// The same of all of these replies together.
+    pub(crate) fn any_failure(&self, shown: &Shown, to_disk: bool) -> Option<RoundError> {
+        let failed = shown.fates.iter().find_map(|fate| fate.error.get().cloned());
+        failed.or_else(|| self.outcome(shown.round, to_disk)?.err())
+    }
+
+    /// Whether what rounds up to this one have brought into the journal is stored; `None`: not yet.
+    fn outcome(&self, round: u64, to_disk: bool) -> Option<Result<(), RoundError>> {
+        if round <= if to_disk { self.durable.get() } else { self.closed.get() } {
             return Some(Ok(()));
         }
-        if to_disk || round > self.appended.get() {
+        if to_disk || round > self.closed.get() {
             let failed = self.journal_failed.borrow().clone();
-            let is_appended = round <= self.appended.get();
-            let away = || self.away.borrow().clone().filter(|_| is_appended);
+            let is_closed = round <= self.closed.get();
+            let away = || self.away.borrow().clone().filter(|_| is_closed);
             return failed.or_else(away).map(Err);
         }
         None
     }
 
-    /// Waits until a round is in the journal, or with `to_disk` until it is durable.
-    pub(crate) async fn wait(&self, round: u64, to_disk: bool) -> Result<(), RoundError> {
-        poll_fn(|cx| match self.outcome(round, to_disk) {
-            Some(outcome) => Poll::Ready(outcome),
-            None => {
-                self.waiting.borrow_mut().push((round, to_disk, cx.waker().clone()));
-                Poll::Pending
+    /// Waits until it is known what became of all that replies show.
+    pub(crate) async fn wait(&self, shown: &Shown, to_disk: bool) {
+        poll_fn(|cx| {
+            if self.is_known(shown, to_disk) {
+                return Poll::Ready(());
             }
+            self.waiting.borrow_mut().push((shown.round, to_disk, cx.waker().clone()));
+            Poll::Pending
         })
-        .await
+        .await;
     }
 }
+
+#[cfg(test)]
+#[path = "rounds_tests.rs"]
+mod tests;

@@ -1,6 +1,6 @@
 //! The worker's side of commands over the whole keyspace.
 
-use super::{Blocked, OwnedCommand, Request, Worker};
+use super::{Blocked, OwnedCommand, Request, Shown, Worker};
 use crate::commands::registry;
 use crate::resp::OwnedArgs;
 pub use flagstone_storage::scan::{Cursor, ScanKey, ScanPage};
@@ -10,8 +10,9 @@ impl Worker {
     /// What this worker's clients wrote before is in what follows, and may be shown.
     async fn settle(self: &Rc<Self>) -> Result<(), String> {
         self.commit();
-        let appended = self.partition.borrow().appended();
-        self.wait_shown(appended).await.map_err(|e| e.0)
+        // If the round has failed, what it staged is gone, and not in what follows.
+        let closed = self.partition.borrow().closed();
+        self.wait_shown(&Shown::stored(closed)).await.map_err(|e| e.0)
     }
 
     /// Keys of a database in one of this worker's shards, from a place on: about `limit`.

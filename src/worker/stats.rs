@@ -3,6 +3,7 @@
 use crate::clients::count;
 use crate::commands::registry::{self, Command};
 use crate::unit::Effects;
+use crate::worker::RoundError;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -68,7 +69,8 @@ pub struct WorkerStats {
     pub misses: AtomicU64,
     pub expired: AtomicU64,
     pub expired_fields: AtomicU64,
-    pub evicted: AtomicU64,
+    /// Entries dropped from memory: they are on disk.
+    pub dropped: AtomicU64,
     /// Keys changed, counted once per command.
     pub changes: AtomicU64,
     pub hot_bytes: AtomicU64,
@@ -115,7 +117,7 @@ impl Default for WorkerStats {
             misses: AtomicU64::default(),
             expired: AtomicU64::default(),
             expired_fields: AtomicU64::default(),
-            evicted: AtomicU64::default(),
+            dropped: AtomicU64::default(),
             hot_bytes: AtomicU64::default(),
             pending_bytes: AtomicU64::default(),
             loan_bytes: AtomicU64::default(),
@@ -166,6 +168,27 @@ impl WorkerStats {
             count(&counters.failed, 1);
         }
         self.error(text);
+    }
+
+    /// Appends a reply, or an error in its place if what it shows could not be stored, which is
+    /// counted. Where nothing is to be replied there is no error either.
+    pub(crate) fn give(
+        &self,
+        out: &mut Vec<u8>,
+        command: Option<&Command>,
+        reply: &[u8],
+        failure: Option<RoundError>,
+    ) {
+        let Some(RoundError(text)) = failure.filter(|_| !reply.is_empty()) else {
+            return out.extend_from_slice(reply);
+        };
+        // An error reply in whose place it comes is counted already.
+        if let Some(command) = command.filter(|_| !reply.starts_with(b"-")) {
+            self.failed(command, &text);
+        }
+        out.push(b'-');
+        out.extend_from_slice(text.as_bytes());
+        out.extend_from_slice(b"\r\n");
     }
 
     /// A unit has run to its end; `text`: the error that it is answered by. It may have counted

@@ -106,15 +106,16 @@ impl Worker {
     ) -> u64 {
         let mut partition = self.partition.borrow_mut();
         let store = &mut partition.store;
-        let (seen, round, dirty) = (store.seen(), store.round(), store.is_dirty());
+        let (seen, dirty) = (store.seen(), store.is_dirty());
         let notes: Vec<Note> = store.notes.take();
+        let is_open = seen > partition.closed();
         drop(partition);
         if !effects.read.is_empty() {
             let told = self.news_count.get() + u64::from(!notes.is_empty());
             self.remember(effects.read.iter().map(|key| &**key), request.client, told);
         }
-        // What was taken back has shown the open round, too.
-        if dirty || seen == round {
+        // What was taken back shows with the open round, too.
+        if dirty || is_open {
             self.commit_soon();
         }
         self.log_slow_parts(&mut effects, request.client, settings);
@@ -122,7 +123,7 @@ impl Worker {
         self.tell_parts(&mut effects, request.client, settings);
         if !notes.is_empty() || !effects.published.is_empty() {
             let client = changer(command, request.client);
-            self.spread(seen, client, notes, effects.published);
+            self.spread(self.rounds.seen(seen), client, notes, effects.published);
         }
         seen
     }

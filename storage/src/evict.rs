@@ -97,7 +97,7 @@ impl Store {
             if let Ok(found) = table.map.get_bucket_entry(bucket) {
                 let entry = found.remove().0;
                 self.memory = self.memory.saturating_sub(entry.counted);
-                self.stats.evicted += 1;
+                self.stats.dropped += 1;
             }
         }
     }

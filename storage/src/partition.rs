@@ -9,7 +9,7 @@ use crate::materialise::hand_over;
 use crate::presence::Presence;
 use crate::shard::{Cut, Shard};
 use crate::slot::Layout;
-use crate::store::{Store, Versions};
+use crate::store::{DirtyKey, Store, Versions};
 use anyhow::{Context, Result};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -20,8 +20,15 @@ pub const LIBRARIES_SHARD: u16 = 0;
 /// A round whose record could not be appended; what it showed must not be answered.
 #[derive(Debug)]
 pub struct FailedRound {
-    pub round: u64,
     pub error: JournalError,
+    keys: Vec<DirtyKey>,
+}
+
+impl FailedRound {
+    /// The keys that it had changed, and that are now what they were.
+    pub fn keys(&self) -> impl Iterator<Item = (u32, &[u8])> {
+        self.keys.iter().map(|key| (key.db, &*key.key))
+    }
 }
 
 /// See the module's description.
@@ -31,9 +38,7 @@ pub struct Partition {
     journal: Arc<dyn Journal>,
     /// Rounds in the journal that are not known to be durable, with their lsn.
     rounds: VecDeque<(u64, Lsn)>,
-    appended: u64,
-    /// The greatest round that did not fail.
-    good: u64,
+    closed_round: u64,
     durable: u64,
     /// The greatest lsn this worker knows to be in the journal.
     last_lsn: Lsn,
@@ -52,8 +57,7 @@ impl Partition {
             shards,
             journal,
             rounds: VecDeque::new(),
-            appended: 0,
-            good: 0,
+            closed_round: 0,
             durable: 0,
             last_lsn,
             closed: last_lsn,
@@ -63,9 +67,9 @@ impl Partition {
         this
     }
 
-    /// The greatest round that is in the journal.
-    pub fn appended(&self) -> u64 {
-        self.appended
+    /// The greatest round that is closed: in the journal, or failed.
+    pub fn closed(&self) -> u64 {
+        self.closed_round
     }
 
     /// The greatest round that is durable.
@@ -83,7 +87,6 @@ impl Partition {
     pub fn commit(&mut self, now_ms: u64) -> Result<bool, FailedRound> {
         let sealed = self.store.seal();
         if sealed.ops.is_empty() {
-            self.good = sealed.round;
             self.close_round(sealed.round, self.last_lsn);
             return Ok(false);
         }
@@ -96,14 +99,13 @@ impl Partition {
                         debug_assert!(whole, "a record that this program wrote is damaged");
                     }
                 }
-                self.good = sealed.round;
                 self.close_round(sealed.round, lsn);
                 self.store.recycle(sealed);
                 Ok(true)
             }
             Err(error) => {
                 self.fail(&sealed);
-                Err(FailedRound { round: sealed.round, error })
+                Err(FailedRound { error, keys: sealed.keys })
             }
         }
     }
@@ -111,10 +113,9 @@ impl Partition {
     /// Nothing of a sealed round counts. What its keys held before is loaded again, and may be of
     /// rounds that are not durable yet.
     fn fail(&mut self, sealed: &Sealed) {
-        let known = self.known();
         self.store.unseal(sealed);
-        self.store.load_as_of(known);
         self.close_round(sealed.round, self.last_lsn);
+        self.store.load_as_of(self.known());
     }
 
     /// Takes back what the open unit has changed.
@@ -123,14 +124,18 @@ impl Partition {
         self.store.roll_back(known);
     }
 
-    /// The round that shows all that is in the journal. What coordinators have stored since the last
-    /// one shows with the open one.
+    /// The number that shows all that is in the journal, and no more. What coordinators have stored
+    /// since the last round was closed shows with the open one.
     fn known(&self) -> u64 {
-        if self.last_lsn > self.closed { self.store.round() } else { self.good }
+        if self.last_lsn > self.closed {
+            self.store.stored_round()
+        } else {
+            self.closed_round.saturating_sub(1)
+        }
     }
 
     fn close_round(&mut self, round: u64, lsn: Lsn) {
-        self.appended = round;
+        self.closed_round = round;
         self.last_lsn = self.last_lsn.max(lsn);
         self.closed = self.last_lsn;
         self.rounds.push_back((round, self.last_lsn));

@@ -8,6 +8,12 @@
 //! Changes gather in *rounds*: [`Store::seal`](crate::commit) turns the entries that became dirty
 //! into the body of one journal record. Rounds count up per store; an entry carries the round of
 //! its last write, and a reply waits for the greatest round it has seen.
+//!
+//! Rounds have odd numbers. The even number below a round is closed together with it, but cannot
+//! fail: it is the number of what the journal has already, such as the entries that come back from
+//! a coordinator. Only entries that are staged carry the number of the round itself, and they are
+//! forgotten if its record cannot be appended. So the number of a failed round is known only to
+//! those who saw it while it was open.
 
 mod databases;
 mod entry_mut;
@@ -143,6 +149,13 @@ pub(crate) struct DirtyKey {
     pub(crate) key: KeyBuf,
 }
 
+/// The first round. The number below it is of entries that coordinators store before it is closed,
+/// so it is not 0: replies do not wait for that.
+const FIRST_ROUND: u64 = 3;
+
+/// From one round to the next.
+const ROUND_STEP: u64 = 2;
+
 /// What the commands of one worker did, for INFO.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct StoreStats {
@@ -150,7 +163,8 @@ pub struct StoreStats {
     pub misses: u64,
     pub expired: u64,
     pub expired_fields: u64,
-    pub evicted: u64,
+    /// Entries dropped from memory to stay within its budget.
+    pub dropped: u64,
     pub loaded: u64,
     /// Keys changed, counted once per command.
     pub changes: u64,
@@ -213,7 +227,7 @@ impl Store {
             flushed: Vec::new(),
             spare: Vec::new(),
             graves: VecDeque::new(),
-            round: 1,
+            round: FIRST_ROUND,
             forgotten: 0,
             seen: 0,
             now_ms: 0,
@@ -635,13 +649,19 @@ impl Store {
         self.round
     }
 
+    /// The number of what the journal has already and the open round shows: who has seen only that
+    /// waits until the round is closed, whatever becomes of its record.
+    pub fn stored_round(&self) -> u64 {
+        self.round - 1
+    }
+
     /// Whether the open round has changed anything.
     pub fn is_dirty(&self) -> bool {
         !self.dirty.is_empty()
     }
 
     pub(crate) fn next_round(&mut self) {
-        self.round += 1;
+        self.round += ROUND_STEP;
     }
 
     /// Counts the memory of a key's entry anew.

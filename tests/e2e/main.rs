@@ -7,6 +7,7 @@ mod checkpoints;
 mod config;
 mod durability;
 mod events;
+mod full_disk;
 mod functions;
 mod hostile;
 mod keyspace;

@@ -1,5 +1,6 @@
 //! A server process of a test's own.
 
+use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -75,7 +76,7 @@ impl Server {
         let mut child = self
             .command()
             .stdout(Stdio::piped())
-            .stderr(Stdio::null())
+            .stderr(self.log_file())
             .spawn()
             .expect("the server's binary starts");
         let out = child.stdout.take().expect("its output");
@@ -85,6 +86,30 @@ impl Server {
             .any(|line| line.contains("Ready to accept connections"));
         assert!(ready, "the server ended before it was ready");
         self.child = Some(child);
+    }
+
+    fn log_file(&self) -> File {
+        let log = File::options().create(true).append(true).open(self.dir.path().join("log"));
+        log.expect("a file for the log")
+    }
+
+    /// What its lives have logged so far.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.dir.path().join("log")).expect("the log")
+    }
+
+    /// From now on its files may have so many bytes each; `None`: as many as they like.
+    pub fn limit_files(&self, bytes: Option<u64>) {
+        let pid = self.child.as_ref().expect("running").id() as libc::pid_t;
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        let (which, none) = (libc::RLIMIT_FSIZE, std::ptr::null_mut());
+        // SAFETY: `limit` outlives the calls; nothing is read or written through null pointers.
+        let set = unsafe {
+            libc::prlimit(pid, which, std::ptr::null(), &raw mut limit);
+            limit.rlim_cur = bytes.unwrap_or(limit.rlim_max);
+            libc::prlimit(pid, which, &raw const limit, none)
+        };
+        assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
     }
 
     /// Starts again with other options (the directory and the port stay).

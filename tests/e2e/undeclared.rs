@@ -100,14 +100,16 @@ fn read_equal(server: &Server, name: &str, seed: u64, enough: &AtomicBool) {
 }
 
 /// Waits until so many keys have been dropped from memory.
-fn wait_for_evictions(server: &Server, count: u64) {
+fn wait_for_drops(server: &Server, count: u64) {
     let mut client = server.client();
     let deadline = Instant::now() + Duration::from_secs(100);
     loop {
-        let text: String = redis::cmd("INFO").arg("stats").query(&mut client).expect("an answer");
-        let evicted: u64 = redis::InfoDict::new(&text).get("evicted_keys").expect("a number");
-        if evicted >= count || Instant::now() > deadline {
-            assert!(evicted >= count, "only {evicted} keys were evicted");
+        let text: String =
+            redis::cmd("INFO").arg("flagstone").query(&mut client).expect("an answer");
+        let info = redis::InfoDict::new(&text);
+        let dropped: u64 = info.get("hot_dropped_entries").expect("a number");
+        if dropped >= count || Instant::now() > deadline {
+            assert!(dropped >= count, "only {dropped} keys were dropped");
             return;
         }
         std::thread::sleep(Duration::from_millis(50));
@@ -138,7 +140,7 @@ fn a_sort_sees_all_or_nothing_of_an_mset() {
                 let (server, enough) = (&server, &enough);
                 [1, 2].map(|seed| scope.spawn(move || read_equal(server, name, seed, enough)))
             });
-            wait_for_evictions(&server, 1000);
+            wait_for_drops(&server, 1000);
             enough.store(true, Ordering::Relaxed);
             let done: Vec<_> =
                 readers.into_iter().flatten().map(std::thread::ScopedJoinHandle::join).collect();

@@ -338,7 +338,8 @@ impl Page<'_> {
 
     fn persistence(&mut self) {
         let journal = self.node.journal.stats();
-        let failed = if self.node.journal.failed().is_some() { "err" } else { "ok" };
+        let is_failing = journal.last_refused || self.node.journal.failed().is_some();
+        let last_write = if is_failing { "err" } else { "ok" };
         let save = self.node.checkpoints.stats();
         let seconds = |time: std::time::Duration| time.as_secs().cast_signed();
         let status = if save.last_ok { "ok" } else { "err" };
@@ -372,7 +373,7 @@ impl Page<'_> {
             ("aof_last_bgrewrite_status", &"ok"),
             ("aof_rewrites", &0),
             ("aof_rewrites_consecutive_failures", &0),
-            ("aof_last_write_status", &failed),
+            ("aof_last_write_status", &last_write),
             ("aof_last_cow_size", &0),
             ("module_fork_in_progress", &0),
             ("module_fork_last_cow_size", &0),
@@ -422,7 +423,8 @@ impl Page<'_> {
             ("expired_stale_perc", &"0.00"),
             ("expired_time_cap_reached_count", &0),
             ("expire_cycle_cpu_milliseconds", &0),
-            ("evicted_keys", &self.sum(|s| &s.evicted)),
+            // No policy removes keys.
+            ("evicted_keys", &0),
             ("evicted_clients", &0),
             ("evicted_scripts", &self.node.scripts.figures().2),
             ("total_eviction_exceeded_time", &0),
@@ -537,6 +539,7 @@ impl Page<'_> {
             ("appendfsync", &settings.appendfsync.as_str()),
             ("memory_budget", &settings.memory_budget),
             ("hot_bytes", &self.sum(|s| &s.hot_bytes)),
+            ("hot_dropped_entries", &self.sum(|s| &s.dropped)),
             ("pending_bytes", &self.sum(|s| &s.pending_bytes)),
             ("pending_limit_bytes", &node.pending_limit()),
             ("key_filter_bytes", &self.sum(|s| &s.filter_bytes)),
@@ -561,6 +564,7 @@ impl Page<'_> {
             ("store_deletes", &self.requests(|requests| &requests.deletes)),
             ("store_put_bytes", &self.requests(|requests| &requests.put_bytes)),
             ("store_get_bytes", &self.requests(|requests| &requests.get_bytes)),
+            ("journal_refusing", &i32::from(journal.refusing)),
             ("journal_waiting_bytes", &journal.waiting_bytes),
             ("journal_away", &i32::from(node.is_cut_off())),
             ("journal_lease_left_ms", &node.lease_left_ms().unwrap_or(0)),

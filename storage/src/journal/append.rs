@@ -124,6 +124,20 @@ impl Shared {
         shards: &[u16],
         body: &[&[u8]],
     ) -> Result<Lsn, JournalError> {
+        let appended = self.try_append(time_ms, shards, body);
+        match &appended {
+            Ok(_) => self.appended(),
+            Err(error) => self.refused(error),
+        }
+        appended
+    }
+
+    fn try_append(
+        &self,
+        time_ms: u64,
+        shards: &[u16],
+        body: &[&[u8]],
+    ) -> Result<Lsn, JournalError> {
         let commit = Commit::new(time_ms, shards, body, self.options.max_part())?;
         let mut writer = self.lock_for(&commit)?;
         let spares = writer.spares.len();
@@ -155,6 +169,9 @@ impl Shared {
                 return Ok(writer);
             }
             drop(writer);
+            if let Some(error) = self.known_full() {
+                return Err(error);
+            }
             self.prepare_up_to(needed).inspect_err(|_| self.request_upkeep())?;
         }
     }
@@ -173,6 +190,9 @@ impl Shared {
                     let kept = writer.spares.len().min(*Options::SPARES.start());
                     let surplus = writer.spares.split_off(kept);
                     drop(writer);
+                    if kept == 0 {
+                        self.found_full(&error);
+                    }
                     for (number, _) in surplus {
                         // One that stays is removed at the next start.
                         let _ = disk.remove(&segment_path(&self.dir, number));
@@ -182,6 +202,7 @@ impl Shared {
             }
             preparing.next_number += 1;
         }
+        self.found_room();
         Ok(())
     }
 

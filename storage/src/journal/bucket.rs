@@ -392,7 +392,10 @@ impl Journal for BucketJournal {
             }
         }
         let holders = needed().next().map(|stored| stored.spans.held(&state.flushed));
+        let refusing = matches!(self.shared.check_open(&state), Err(JournalError::Away { .. }));
         JournalStats {
+            last_refused: refusing,
+            refusing,
             segments: state.stored.len(),
             spares: 0,
             bytes: needed().map(|stored| stored.bytes).sum::<u64>() + state.waiting as u64,

@@ -16,6 +16,7 @@ use super::disk::File;
 use super::floor::Floor;
 use super::read::{HoldId, Holds};
 use super::recovery::Scanned;
+use super::refusal::Refusals;
 use super::segment::{FIRST_RECORD, SegmentHeader, Spans};
 use super::sync::Signal;
 use super::{Journal, JournalError, JournalStats, Lsn, Options, Record, Subscriber, SyncMode};
@@ -48,6 +49,7 @@ pub(super) struct Shared {
     pub(super) end: AtomicU64,
     pub(super) durable: AtomicU64,
     pub(super) failed: OnceLock<String>,
+    pub(super) refusals: Refusals,
     pub(super) writer: Mutex<Writer>,
     /// Notified, with `writer`, after a sync and after a failure: an append may stall on it.
     pub(super) progress: Condvar,
@@ -235,6 +237,7 @@ impl Shared {
             end: AtomicU64::new(last),
             durable: AtomicU64::new(last),
             failed: OnceLock::new(),
+            refusals: Refusals::default(),
             writer: Mutex::new(writer),
             progress: Condvar::new(),
             syncing: Mutex::new(()),
@@ -330,8 +333,11 @@ impl Journal for LocalJournal {
     }
 
     fn stats(&self) -> JournalStats {
+        let (last_refused, refusing) = self.shared.refusing();
         let writer = lock(&self.shared.writer);
         JournalStats {
+            last_refused,
+            refusing,
             segments: writer.closed.len() + 1,
             spares: writer.spares.len(),
             waiting_bytes: 0,

@@ -17,6 +17,7 @@ mod read;
 mod record;
 mod recovered;
 mod recovery;
+mod refusal;
 mod scan;
 mod segment;
 mod sync;
@@ -149,6 +150,10 @@ pub struct JournalStats {
     pub bytes: u64,
     /// Bytes in memory that wait for a store.
     pub waiting_bytes: u64,
+    /// The last append was refused, for want of room or by an error.
+    pub last_refused: bool,
+    /// Writes are refused: since an append was, no room has been found.
+    pub refusing: bool,
     /// Commits since the start.
     pub appends: u64,
     /// Bytes appended since the start, headers included.

@@ -17,13 +17,16 @@ const RETRY: Duration = Duration::from_secs(1);
 impl Shared {
     /// The upkeep thread.
     pub(super) fn run_upkeep(&self) {
-        let mut failing = false;
+        let (mut failing, mut told) = (false, false);
         while self.await_upkeep(failing) {
-            let done = self.recycle().and_then(|()| self.prepare_up_to(Options::READY));
-            if let (Err(error), false) = (&done, failing) {
-                tracing::warn!(%error, "journal segments cannot be prepared; trying again");
+            let recycled = self.recycle();
+            // That there is no room is told when a write is refused for it.
+            let is_trouble = !matches!(recycled, Ok(()) | Err(JournalError::NoSpace { .. }));
+            if let (Err(error), false) = (&recycled, told || !is_trouble) {
+                tracing::warn!(%error, "journal segments cannot be dropped; trying again");
             }
-            failing = done.is_err();
+            told = is_trouble;
+            failing = recycled.and_then(|()| self.prepare_up_to(Options::READY)).is_err();
         }
     }
 

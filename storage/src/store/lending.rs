@@ -32,12 +32,12 @@ impl Store {
         table.insert(entry);
     }
 
-    /// A lent entry comes back from a commit: replies that show it wait for the open round. One
-    /// that comes back changed and not committed (it had expired, and the command was broken off)
-    /// is committed with the open round.
+    /// A lent entry comes back from a commit: replies that show it wait until the open round is
+    /// closed, and do not fail with it. One that comes back changed and not committed (it had
+    /// expired, and the command was broken off) is committed with the open round.
     pub fn give_back(&mut self, db: u32, mut entry: Entry, written: bool) {
         if written || entry.dirty {
-            entry.round = self.round;
+            entry.round = if entry.dirty { self.round } else { self.stored_round() };
             let what = if entry.visible { What::Changed } else { What::Touched };
             self.notes.changed(db, &entry.key, what);
         }
@@ -70,5 +70,40 @@ impl Store {
             }
         }
         out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::scope::tests::store;
+    use crate::value::{Str, Value};
+
+    #[test]
+    fn what_comes_back_stored_does_not_carry_the_number_of_the_open_round() {
+        let mut store = store();
+        store.entry_mut(0, b"k").unwrap().value = Value::Str(Str::new(b"1"));
+        store.seal();
+        let entry = store.lend(0, b"k").unwrap();
+        store.give_back(0, entry, true);
+        store.entry_mut(0, b"other").unwrap().value = Value::Str(Str::new(b"1"));
+        let open = store.round();
+        let failed = store.seal();
+        store.unseal(&failed);
+        store.begin(2, true);
+        assert!(store.exists(0, b"k").unwrap());
+        assert_eq!(store.seen(), open - 1, "it was in the journal before");
+        assert!(!store.is_hot(0, b"other"));
+    }
+
+    #[test]
+    fn what_comes_back_changed_and_not_stored_is_of_the_open_round() {
+        let mut store = store();
+        let mut entry = store.lend(0, b"k").unwrap();
+        entry.value = Value::Str(Str::new(b"1"));
+        entry.dirty = true;
+        store.give_back(0, entry, false);
+        store.begin(2, true);
+        assert!(store.exists(0, b"k").unwrap());
+        assert_eq!(store.seen(), store.round());
     }
 }

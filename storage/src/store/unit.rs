@@ -154,7 +154,7 @@ mod tests {
         store.begin_unit();
         set(&mut store, b"k", b"2").unwrap();
         set(&mut store, b"gone", b"2").unwrap();
-        store.roll_back(1);
+        store.roll_back(round);
         let mut entry = Entry::absent(b"k", 0);
         entry.value = Value::Str(Str::new(b"1"));
         store.learn(0, entry);

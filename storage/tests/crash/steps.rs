@@ -632,7 +632,8 @@ fn what_a_failed_round_uncovers_may_not_be_durable() {
     assert!(world.partition.commit(NOW).is_err());
     let found = world.get(0, b"k").unwrap().0;
     assert_eq!(found, V::Str(b"stored".to_vec()));
-    assert_eq!(world.partition.store.seen(), round);
+    let closed = world.partition.closed();
+    assert!((round..closed).contains(&world.partition.store.seen()), "it shows the first round");
 }
 
 #[test]

@@ -54,7 +54,7 @@ impl Shared {
     }
 
     /// Refuses a commit before anything is changed.
-    fn check_open(&self, state: &State) -> Result<(), JournalError> {
+    pub(super) fn check_open(&self, state: &State) -> Result<(), JournalError> {
         self.check_failed()?;
         if state.closed {
             return Err(JournalError::Closed);

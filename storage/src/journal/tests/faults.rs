@@ -26,6 +26,39 @@ fn a_full_disk_refuses_and_recovers() {
 }
 
 #[test]
+fn a_full_disk_is_a_state_that_ends_by_itself() {
+    let disk = Arc::new(SimDisk::default());
+    let journal = start(&disk, SyncMode::No);
+    eventually("a spare", || journal.stats().spares >= 1);
+    let refusing = || (journal.stats().last_refused, journal.stats().refusing);
+    assert_eq!(refusing(), (false, false));
+    disk.set_capacity(Some(disk.used()));
+    while journal.append(0, &[0], &[&[1; 900]]).is_ok() {}
+    assert_eq!(refusing(), (true, true));
+    // What still fits is taken, and does not end it.
+    journal.append(0, &[0], &[b"small"]).unwrap();
+    assert_eq!(refusing(), (false, true));
+    assert!(journal.append(0, &[0], &[&[1; 900]]).is_err());
+    assert_eq!(refusing(), (true, true));
+    disk.set_capacity(None);
+    eventually("room", || refusing() == (false, false));
+    journal.append(0, &[0], &[&[1; 900]]).unwrap();
+    assert_eq!(refusing(), (false, false));
+}
+
+#[test]
+fn a_commit_that_is_too_large_for_the_disk_is_refused_alone() {
+    let disk = Arc::new(SimDisk::default());
+    let journal = start(&disk, SyncMode::No);
+    eventually("a spare", || journal.stats().spares >= 1);
+    disk.set_capacity(Some(disk.used() + 5000));
+    assert!(journal.append(0, &[0], &[&[1; 30_000]]).is_err());
+    assert!(journal.stats().last_refused && !journal.stats().refusing);
+    journal.append(0, &[0], &[b"small"]).unwrap();
+    assert!(!journal.stats().last_refused);
+}
+
+#[test]
 fn a_failed_write_is_wiped_and_its_lsn_used_again() {
     for (kind, written) in
         [(ErrorKind::StorageFull, 0), (ErrorKind::Other, 70), (ErrorKind::Other, 10_000)]

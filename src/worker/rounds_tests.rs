@@ -1,0 +1,184 @@
+use super::*;
+use std::path::PathBuf;
+
+const FIRST: u64 = 3;
+
+fn no_space() -> JournalError {
+    JournalError::NoSpace { path: PathBuf::from("/journal") }
+}
+
+/// A worker's rounds, closed one after the other.
+struct World {
+    rounds: Rounds,
+    open: u64,
+    durable: u64,
+    /// The rounds that failed.
+    failed: Vec<u64>,
+}
+
+impl World {
+    fn new() -> Self {
+        Self { rounds: Rounds::new(FIRST), open: FIRST, durable: 0, failed: Vec::new() }
+    }
+
+    fn close(&mut self, fails: bool) {
+        if fails {
+            self.rounds.fail(&no_space());
+            self.failed.push(self.open);
+        }
+        self.open += 2;
+        self.advance();
+    }
+
+    fn sync(&mut self) {
+        self.durable = self.open - 2;
+        self.advance();
+    }
+
+    fn advance(&self) {
+        self.rounds.advance(self.open - 2, self.durable, self.open);
+    }
+
+    /// Whether a reply that shows a round is given, or an error; `None`: it waits.
+    fn answer(&self, shown: &Shown, round: u64, to_disk: bool) -> Option<bool> {
+        let known = self.rounds.is_known(shown, to_disk);
+        known.then(|| self.rounds.failure(shown, round, to_disk).is_none())
+    }
+}
+
+#[test]
+fn a_failed_round_is_known_as_long_as_a_reply_shows_it() {
+    let mut world = World::new();
+    let parked = world.rounds.seen(world.open);
+    let round = world.open;
+    for _ in 0..100_000 {
+        world.close(true);
+    }
+    assert_eq!(world.answer(&parked, round, false), Some(false));
+    assert!(!world.rounds.is_stored(&parked, false));
+    assert!(world.rounds.any_failure(&parked, false).is_some());
+    // No reply shows the others, and nothing is kept of them.
+    assert_eq!(Rc::strong_count(&parked.fates[0]), 1);
+}
+
+#[test]
+fn a_failed_round_behind_stored_ones_waits_for_their_sync() {
+    let mut world = World::new();
+    let mut shown = world.rounds.seen(world.open);
+    let first = world.open;
+    world.close(false);
+    let second = world.open;
+    world.rounds.see(second, &mut shown);
+    world.close(true);
+    assert_eq!(world.answer(&shown, first, true), None, "the first round is not on disk");
+    world.sync();
+    assert_eq!(world.answer(&shown, first, true), Some(true));
+    assert_eq!(world.answer(&shown, second, true), Some(false));
+    assert!(!world.rounds.is_stored(&shown, true));
+}
+
+#[test]
+fn a_stored_round_behind_a_failed_one_does_not_make_that_good() {
+    let mut world = World::new();
+    let mut shown = world.rounds.seen(world.open);
+    let first = world.open;
+    world.close(true);
+    world.rounds.see(world.open, &mut shown);
+    let second = world.open;
+    world.close(false);
+    world.sync();
+    assert!(!world.rounds.is_stored(&shown, true));
+    assert_eq!(world.answer(&shown, first, true), Some(false));
+    assert_eq!(world.answer(&shown, second, true), Some(true));
+}
+
+#[test]
+fn what_the_journal_has_does_not_fail_with_the_open_round() {
+    let mut world = World::new();
+    let shown = world.rounds.seen(world.open - 1);
+    assert_eq!(world.answer(&shown, world.open - 1, false), None);
+    world.close(true);
+    assert!(world.rounds.is_stored(&shown, false));
+    assert_eq!(world.answer(&shown, FIRST - 1, true), None, "it is not on disk");
+    world.sync();
+    assert!(world.rounds.is_stored(&shown, true));
+}
+
+#[test]
+fn when_the_journal_has_failed_nothing_that_is_not_on_disk_is_shown() {
+    let mut world = World::new();
+    let stored = world.rounds.seen(world.open);
+    world.close(false);
+    world.sync();
+    let mut shown = stored.clone();
+    world.rounds.see(world.open, &mut shown);
+    let second = world.open;
+    world.rounds.fail_all("a sync failed");
+    assert!(world.rounds.is_stored(&stored, true));
+    assert_eq!(world.answer(&shown, FIRST, true), Some(true));
+    assert_eq!(world.answer(&shown, second, true), Some(false));
+    assert_eq!(world.answer(&shown, second, false), Some(false), "it is not closed");
+}
+
+/// xorshift64*.
+fn random(state: &mut u64, below: u64) -> u64 {
+    *state ^= *state >> 12;
+    *state ^= *state << 25;
+    *state ^= *state >> 27;
+    (state.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % below
+}
+
+/// Replies that gather rounds, are held for a while, and are answered at any time: each one as what
+/// became of its round says, under thousands of failures.
+#[test]
+fn every_reply_is_answered_as_its_round_has_ended() {
+    let mut seed = 20;
+    let (mut answered, mut refused) = (0, 0);
+    for run in 0..20 {
+        let mut world = World::new();
+        let mut holders: Vec<(Shown, Vec<u64>)> = Vec::new();
+        for _ in 0..3000 {
+            match random(&mut seed, 8) {
+                0..=2 => world.close(random(&mut seed, 10) < run % 11),
+                3 => world.sync(),
+                4 => holders.push(Default::default()),
+                5 | 6 if !holders.is_empty() => {
+                    let at = random(&mut seed, holders.len() as u64) as usize;
+                    // What is staged, what a coordinator has stored, or what is older.
+                    let round = match random(&mut seed, 3) {
+                        0 => world.open,
+                        1 => world.open - 1,
+                        _ => random(&mut seed, world.open - 1),
+                    };
+                    // Entries of failed rounds are gone.
+                    if !world.failed.contains(&round) {
+                        world.rounds.see(round, &mut holders[at].0);
+                        holders[at].1.push(round);
+                    }
+                }
+                7 if !holders.is_empty() => {
+                    let at = random(&mut seed, holders.len() as u64) as usize;
+                    let to_disk = random(&mut seed, 2) == 0;
+                    let (shown, seen) = &holders[at];
+                    let behind = if to_disk { world.durable } else { world.open - 2 };
+                    if !world.rounds.is_known(shown, to_disk) {
+                        assert!(seen.iter().any(|round| *round > behind), "it waits for nothing");
+                        continue;
+                    }
+                    for round in seen {
+                        let failed = world.failed.contains(round);
+                        assert_eq!(world.answer(shown, *round, to_disk), Some(!failed));
+                        assert!(failed || *round <= behind, "it is shown too early");
+                        (answered, refused) = (answered + 1, refused + u32::from(failed));
+                    }
+                    let all = seen.iter().all(|round| !world.failed.contains(round));
+                    assert_eq!(world.rounds.is_stored(shown, to_disk), all);
+                    assert_eq!(world.rounds.any_failure(shown, to_disk).is_none(), all);
+                    holders.swap_remove(at);
+                }
+                _ => {}
+            }
+        }
+    }
+    assert!(answered > 1000 && refused > 100, "{answered} answered, {refused} of them refused");
+}
