@@ -36,6 +36,9 @@ const DRAIN: Duration = Duration::from_secs(5);
 /// How long the shards of a worker may take to be completed at shutdown.
 const CLOSE: Duration = Duration::from_secs(120);
 
+/// The same when the disk is known to be full.
+const CLOSE_FULL: Duration = Duration::from_secs(5);
+
 /// Pause after an accept that failed for want of file descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -270,9 +273,10 @@ fn drain(
     node.journal.sync_now().context("syncing the journal")?;
     let mut is_complete = !request.now;
     if is_complete {
+        let limit = if node.journal.stats().refusing { CLOSE_FULL } else { CLOSE };
         let closed = background.block_on(async {
             tokio::select! {
-                closed = close_shards(partitions) => Some(closed),
+                closed = close_shards(partitions, limit) => Some(closed),
                 () = stops.insisted() => None,
             }
         });
@@ -292,9 +296,9 @@ fn drain(
 
 /// Completes the shard directories. A disk that is full makes an engine wait without end: the
 /// journal has everything then too.
-async fn close_shards(partitions: Vec<Partition>) -> Result<()> {
+async fn close_shards(partitions: Vec<Partition>, limit: Duration) -> Result<()> {
     for partition in partitions {
-        tokio::time::timeout(CLOSE, tokio::spawn(partition.close()))
+        tokio::time::timeout(limit, tokio::spawn(partition.close()))
             .await
             .context("an engine did not take its rows in time; they are in the journal")?
             .context("closing the shards")??;
