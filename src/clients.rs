@@ -1,12 +1,17 @@
 //! The registry of connections: what CLIENT LIST shows and CLIENT KILL ends.
 
+mod refusals;
+mod roll;
+
+pub use refusals::Refusals;
+pub use roll::{Clients, STRANGER_TIME};
+
 use crate::blocking::{Cancel, Turn};
 use crate::commands::registry;
 use crate::config::OutputBufferLimits;
 use crate::outbox::{Allowed, Outbox, TooSlow};
 use crate::watch::Watch;
 use bytes::Bytes;
-use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
@@ -23,6 +28,12 @@ pub struct Labels {
     pub lib_name: String,
     /// CLIENT SETINFO LIB-VER.
     pub lib_ver: String,
+}
+
+impl Labels {
+    fn bytes(&self) -> usize {
+        self.name.len() + self.lib_name.len() + self.lib_ver.len()
+    }
 }
 
 /// States of a connection that CLIENT LIST shows as letters.
@@ -97,6 +108,8 @@ pub struct Client {
     pub query_bytes: AtomicU64,
     /// Bytes of the arguments of the command that runs.
     pub argument_bytes: AtomicU64,
+    /// Bytes of what is queued in a transaction.
+    pub queued_bytes: AtomicU64,
     pub commands: AtomicU64,
     pub bytes_in: AtomicU64,
     pub bytes_out: AtomicU64,
@@ -111,6 +124,8 @@ pub struct Client {
     killed: AtomicBool,
     kill: Notify,
     labels: Mutex<Labels>,
+    /// Since when it has to give a password, ms since the Unix epoch; 0: it has, or need not.
+    stranger_since_ms: AtomicU64,
 }
 
 /// Adds to a counter that only one thread writes.
@@ -144,6 +159,7 @@ impl Client {
             watched: AtomicU32::new(0),
             query_bytes: AtomicU64::new(0),
             argument_bytes: AtomicU64::new(0),
+            queued_bytes: AtomicU64::new(0),
             commands: AtomicU64::new(0),
             bytes_in: AtomicU64::new(0),
             bytes_out: AtomicU64::new(0),
@@ -154,6 +170,7 @@ impl Client {
             killed: AtomicBool::new(false),
             kill: Notify::new(),
             labels: Mutex::default(),
+            stranger_since_ms: AtomicU64::new(0),
         }
     }
 
@@ -254,7 +271,14 @@ impl Client {
         BASE_MEMORY
             + self.query_bytes.load(Ordering::Relaxed)
             + self.argument_bytes.load(Ordering::Relaxed)
+            + self.queued_bytes.load(Ordering::Relaxed)
             + self.outbox.size().1 as u64
+            + self.labels().bytes() as u64
+    }
+
+    /// Whether it still has to give a password.
+    pub fn is_stranger(&self) -> bool {
+        self.stranger_since_ms.load(Ordering::Relaxed) != 0
     }
 
     /// Appends its description: one line, as CLIENT LIST has it.
@@ -271,7 +295,7 @@ impl Client {
         let _ = writeln!(
             line,
             "id={} addr={} laddr={} fd={} name={} age={} idle={} flags={} capa={} db={} sub={sub} \
-            psub={psub} ssub={ssub} multi={} watch={} qbuf={} qbuf-free=0 argv-mem={} multi-mem=0 \
+            psub={psub} ssub={ssub} multi={} watch={} qbuf={} qbuf-free=0 argv-mem={} multi-mem={} \
             rbs=0 rbp=0 obl=0 oll={} omem={} tot-mem={} events=r cmd={} user=default redir={} resp={} \
             lib-name={} lib-ver={} tot-net-in={} tot-net-out={} tot-cmds={}",
             self.id,
@@ -288,6 +312,7 @@ impl Client {
             self.watched.load(Ordering::Relaxed),
             get(&self.query_bytes),
             get(&self.argument_bytes),
+            get(&self.queued_bytes),
             pieces,
             unsent,
             self.memory(),
@@ -433,63 +458,5 @@ impl Client {
         while !self.is_killed() {
             self.kill.notified().await;
         }
-    }
-}
-
-/// All connections of the node, by id.
-#[derive(Debug, Default)]
-pub struct Clients {
-    next_id: AtomicU64,
-    map: Mutex<BTreeMap<u64, Arc<Client>>>,
-    pub accepted: AtomicU64,
-    pub rejected: AtomicU64,
-    /// Closed because they did not read what they were sent.
-    pub too_slow: AtomicU64,
-}
-
-impl Clients {
-    fn map(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Client>>> {
-        self.map.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub fn len(&self) -> usize {
-        self.map().len()
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Registers a connection, unless there are `max` already.
-    pub fn admit(&self, max: usize, make: impl FnOnce(u64) -> Client) -> Option<Arc<Client>> {
-        let mut map = self.map();
-        if map.len() >= max {
-            self.rejected.fetch_add(1, Ordering::Relaxed);
-            return None;
-        }
-        self.accepted.fetch_add(1, Ordering::Relaxed);
-        let id = self.next_id.fetch_add(1, Ordering::Relaxed) + 1;
-        let client = Arc::new(make(id));
-        map.insert(id, client.clone());
-        Some(client)
-    }
-
-    pub fn remove(&self, id: u64) {
-        self.map().remove(&id);
-    }
-
-    /// Closes a connection; from now on it is not shown any more.
-    pub fn kill(&self, client: &Client) {
-        self.remove(client.id);
-        client.kill();
-    }
-
-    pub fn get(&self, id: u64) -> Option<Arc<Client>> {
-        self.map().get(&id).cloned()
-    }
-
-    /// All of them, oldest first.
-    pub fn all(&self) -> Vec<Arc<Client>> {
-        self.map().values().cloned().collect()
     }
 }

@@ -7,6 +7,7 @@
 pub mod blocking;
 pub mod checkpoints;
 pub mod cli;
+pub mod client_memory;
 pub mod clients;
 pub mod commands;
 pub mod config;

@@ -1,9 +1,10 @@
 //! What all workers of the process share.
 
 use crate::checkpoints::Checkpoints;
+use crate::client_memory::CLIENTS;
 use crate::clients::Clients;
 use crate::commands::server::process;
-use crate::config::{AppendFsync, Config, Settings};
+use crate::config::{AppendFsync, ClientMemory, Config, Settings};
 use crate::functions::Functions;
 use crate::limits;
 use crate::monitor::Monitors;
@@ -56,6 +57,9 @@ const PENDING_MAX: u64 = 1 << 30;
 /// Bytes that are there whatever the data: threads, code, and SlateDB's buffers for files that it
 /// writes, 10 MiB each. Small budgets keep a quarter for it.
 const OVERHEAD: u64 = 128 << 20;
+
+/// Bytes that all connections may take at least: a few large values on their way.
+const CLIENTS_MIN: u64 = 32 << 20;
 
 /// CLIENT PAUSE.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -241,6 +245,7 @@ impl Node {
         let journal = source.journal.clone();
         let started_ms = clock.now_ms();
         let budget = Budget::new(&config.settings()).with_shards(layout.shards);
+        CLIENTS.set_limit(Self::client_memory_limit(&config.settings()));
         let stats = mailboxes.iter().map(|_| Arc::default()).collect();
         Ok(Self {
             functions: Functions::new(libraries, budget.functions)?,
@@ -351,6 +356,19 @@ impl Node {
     /// How long it is certain without an answer from the store, in ms; `None`: a local journal.
     pub fn lease_left_ms(&self) -> Option<u64> {
         self.lease.as_ref().map(|lease| u64::try_from(lease.left().as_millis()).unwrap_or(u64::MAX))
+    }
+
+    /// Bytes that all connections may take (`maxmemory-clients`); 0: any number.
+    pub fn client_memory_limit(settings: &Settings) -> u64 {
+        let percent_of = match settings.maxmemory {
+            0 => settings.memory_budget,
+            maxmemory => maxmemory,
+        };
+        match settings.maxmemory_clients {
+            ClientMemory::Auto => (settings.memory_budget / 8).max(CLIENTS_MIN),
+            ClientMemory::Bytes(bytes) => bytes,
+            ClientMemory::Percent(percent) => percent_of / 100 * u64::from(percent),
+        }
     }
 
     /// Compares the memory in use with `maxmemory`: by the clock, and when that is set.

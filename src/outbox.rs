@@ -2,6 +2,7 @@
 //! what it has cached, lines of MONITOR. Anybody may put a frame in; the connection's own task
 //! writes them between the replies.
 
+use crate::client_memory::Taken;
 use crate::config::OutputBufferLimit;
 use bytes::Bytes;
 use std::collections::VecDeque;
@@ -53,6 +54,8 @@ struct Inner {
     soft_since_ms: u64,
     /// The reader was too slow: nothing is taken any more.
     closed: bool,
+    /// The frames, in the account of all clients.
+    taken: Taken,
     waker: Option<Waker>,
 }
 
@@ -114,7 +117,7 @@ impl Outbox {
     pub fn written(&self, piece: Piece) {
         let mut inner = self.lock();
         let inner = &mut *inner;
-        inner.unasked = inner.unasked.saturating_sub(piece.len());
+        inner.count(inner.unasked.saturating_sub(piece.len()));
         let mut copied = piece.copied;
         if copied.capacity() <= KEPT {
             copied.clear();
@@ -131,8 +134,13 @@ impl Outbox {
         for piece in std::mem::take(&mut inner.full) {
             write(&piece.copied);
             write(&piece.shared);
-            inner.unasked = inner.unasked.saturating_sub(piece.len());
+            inner.count(inner.unasked.saturating_sub(piece.len()));
         }
+    }
+
+    /// Whether there are no frames to be taken out.
+    pub fn is_empty(&self) -> bool {
+        self.lock().is_empty()
     }
 
     /// Ready when there are frames; else the task is woken by the next.
@@ -162,7 +170,7 @@ impl Inner {
 
     fn append(&mut self, head: &[u8], body: &Bytes) {
         let len = head.len() + body.len();
-        self.unasked += len;
+        self.count(self.unasked + len);
         if !self.last.is_empty() && self.last.len() + len.min(COPIED) > CHUNK {
             self.seal();
         }
@@ -175,6 +183,14 @@ impl Inner {
         } else {
             let copied = std::mem::take(&mut self.last);
             self.full.push_back(Piece { copied, shared: body.clone() });
+        }
+    }
+
+    /// There are so many bytes of frames.
+    fn count(&mut self, bytes: usize) {
+        self.unasked = bytes;
+        if !self.closed {
+            self.taken.set(bytes);
         }
     }
 
@@ -215,6 +231,7 @@ impl Inner {
         self.closed = true;
         self.full = VecDeque::new();
         self.last = Vec::new();
+        self.taken.set(0);
         Err(TooSlow)
     }
 }

@@ -454,6 +454,7 @@ fn admit(worker: &Rc<Worker>, stream: tokio::net::TcpStream, addr: SocketAddr) {
         && settings.requirepass.is_none()
         && !addr.ip().to_canonical().is_loopback()
     {
+        worker.node.clients.refusals.unprotected(addr);
         refuse(
             stream,
             "-DENIED Flagstone is running in protected mode: no password is set. \
@@ -465,11 +466,10 @@ fn admit(worker: &Rc<Worker>, stream: tokio::net::TcpStream, addr: SocketAddr) {
     let now_ms = worker.node.clock.now_ms();
     let id = worker.id;
     let fd = stream.as_raw_fd();
-    let client = worker
-        .node
-        .clients
-        .admit(settings.maxclients as usize, |n| Client::new(n, (addr, laddr), fd, id, now_ms));
-    let Some(client) = client else {
+    let (max, is_stranger) = (settings.maxclients as usize, settings.requirepass.is_some());
+    let make = |n| Client::new(n, (addr, laddr), fd, id, now_ms);
+    let Some(client) = worker.node.clients.admit(max, is_stranger, make) else {
+        worker.node.clients.refusals.too_many(addr);
         refuse(stream, "-ERR max number of clients reached\r\n");
         return;
     };

@@ -11,6 +11,7 @@ use crate::watch::Watches;
 use crate::worker::Request;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// Which replies a client wants (CLIENT REPLY).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,6 +33,10 @@ pub struct Session {
     pub db: u32,
     pub proto: Proto,
     pub authenticated: bool,
+    /// Wrong passwords that it has given in a row.
+    pub wrong_passwords: u32,
+    /// How long its next reply is kept back.
+    pub penalty: Option<Duration>,
     pub reply_mode: ReplyMode,
     /// CLIENT NO-TOUCH: reads do not count as accesses.
     pub no_touch: bool,
@@ -60,6 +65,8 @@ impl Session {
             db: 0,
             proto: Proto::Resp2,
             authenticated,
+            wrong_passwords: 0,
+            penalty: None,
             reply_mode: ReplyMode::On,
             no_touch: false,
             closing: false,
@@ -77,7 +84,8 @@ impl Session {
     pub fn reset(&mut self, authenticated: bool) {
         self.end_transaction();
         let client = self.client.clone();
-        *self = Self::new(client, authenticated);
+        let (wrong_passwords, penalty) = (self.wrong_passwords, self.penalty);
+        *self = Self { wrong_passwords, penalty, ..Self::new(client, authenticated) };
         self.client.reset();
     }
 
@@ -140,6 +148,7 @@ impl Session {
     pub fn end_transaction(&mut self) -> Option<Box<Transaction>> {
         self.client.set(state::MULTI, false);
         self.client.queued.store(-1, Ordering::Relaxed);
+        self.client.queued_bytes.store(0, Ordering::Relaxed);
         self.transaction.take()
     }
 

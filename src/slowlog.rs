@@ -80,6 +80,11 @@ pub fn kept_args(args: Args<'_>) -> Vec<Vec<u8>> {
     kept
 }
 
+/// What an entry keeps of the name of a connection.
+pub fn kept_name(name: &str) -> String {
+    String::from_utf8_lossy(&kept_arg(name.as_bytes())).into_owned()
+}
+
 fn kept_arg(arg: &[u8]) -> Vec<u8> {
     if arg.len() <= MAX_ARG {
         return arg.to_vec();

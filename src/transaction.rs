@@ -5,6 +5,7 @@
 //! its arguments, the database, and the arguments. So a transaction is routed and run like any
 //! other command on keys.
 
+use crate::client_memory::Taken;
 use crate::commands::registry::{self, Command};
 use crate::commands::{Run, flag};
 use crate::num::parse_i64;
@@ -34,13 +35,20 @@ pub struct Transaction {
     broken: bool,
     /// The database of what is queued next.
     db: u32,
+    taken: Taken,
 }
 
 impl Transaction {
     /// Of a connection that watches these keys: it can watch no more of them until EXEC.
     pub fn new(db: u32, watches: Option<&Watches>) -> Self {
-        let mut this =
-            Self { args: OwnedArgs::default(), commands: Vec::new(), flags: 0, broken: false, db };
+        let mut this = Self {
+            args: OwnedArgs::default(),
+            commands: Vec::new(),
+            flags: 0,
+            broken: false,
+            db,
+            taken: Taken::default(),
+        };
         let mut itoa = itoa::Buffer::new();
         let watched = || watches.into_iter().flat_map(Watches::keys);
         this.args.push(b"exec");
@@ -70,13 +78,14 @@ impl Transaction {
         self.args.push(itoa.format(self.db).as_bytes());
         args.iter().for_each(|arg| self.args.push(arg));
         self.commands.push(command);
+        self.taken.set(self.bytes());
         self.flags |= flags;
         self.db = selected.unwrap_or(self.db);
     }
 
     /// Bytes of what is queued, about.
     pub fn bytes(&self) -> usize {
-        self.args.memory()
+        self.args.memory() + self.commands.len() * size_of::<&Command>()
     }
 
     /// The flags that any of the commands has.

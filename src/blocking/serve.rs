@@ -2,6 +2,7 @@
 
 use super::table::Content;
 use super::{Cancel, Held, WaitTable, Waiter};
+use crate::resp::Reply;
 use crate::routing;
 use crate::worker::{Blocked, Elsewhere, Ran, Worker};
 use flagstone_storage::Value;
@@ -288,7 +289,7 @@ impl Worker {
         self.waiting.borrow_mut().set_busy(key, true);
         let (worker, waiter, key) = (self.clone(), waiter.clone(), key.clone());
         // Locks are queued for now.
-        let parked = blocked.map(|blocked| self.park(waiter.command.clone(), blocked));
+        let parked = blocked.map(|blocked| self.park(waiter.command.clone(), blocked, None));
         tokio::task::spawn_local(async move {
             let ran = match parked {
                 Some(done) => done.await.unwrap_or_else(|_| Ran::abandoned()),
@@ -317,7 +318,7 @@ impl Worker {
     /// Gives a waiter its reply, as soon as what it shows may be shown.
     fn deliver(&self, waiter: &Arc<Waiter>, ran: Ran) {
         if self.rounds.is_stored(&ran.shown, self.is_always()) {
-            return waiter.turn.serve(ran.reply);
+            return waiter.turn.serve(ran.reply.into_bytes());
         }
         self.deliveries.borrow_mut().push_back(Delivery { waiter: waiter.clone(), ran });
         // It may have failed already.
@@ -334,9 +335,10 @@ impl Worker {
         let is_known = |next: &mut Delivery| self.rounds.is_known(&next.ran.shown, to_disk);
         while let Some(Delivery { waiter, ran }) = deliveries.pop_front_if(is_known) {
             let failure = self.rounds.any_failure(&ran.shown, to_disk);
-            let mut reply = Vec::with_capacity(ran.reply.len());
-            self.stats().give(&mut reply, Some(waiter.command.command), &ran.reply, failure);
-            waiter.turn.serve(reply);
+            let mut reply = Reply::new(ran.reply.proto());
+            let command = waiter.command.command;
+            self.stats().give(&mut reply, Some(command), ran.reply.as_bytes(), failure);
+            waiter.turn.serve(reply.into_bytes());
         }
     }
 }

@@ -26,7 +26,7 @@ pub(crate) async fn begin(
     worker: &Rc<Worker>,
     client: &Arc<Client>,
     command: OwnedCommand,
-) -> Result<Vec<u8>, Waiting> {
+) -> Result<Reply, Waiting> {
     let (node, db) = (&worker.node, command.request.db);
     let target = routing::target(node, command.command, command.args(), None, db, worker.id);
     let ran = match target {
@@ -47,7 +47,7 @@ pub(crate) async fn begin(
 
 impl Worker {
     /// Runs a command whose keys are this worker's.
-    async fn run_one(self: &Rc<Self>, command: &OwnedCommand) -> Ran {
+    pub(crate) async fn run_one(self: &Rc<Self>, command: &OwnedCommand) -> Ran {
         let mut out = Reply::new(command.request.proto);
         self.start_watch();
         let ran = self.execute(
@@ -62,7 +62,7 @@ impl Worker {
         match ran {
             Ok(seen) => {
                 let shown = self.rounds.seen(seen);
-                Ran { reply: out.into_bytes(), shown, block: None }
+                Ran::shows(out, shown)
             }
             Err(blocked) => self.park_or_block(command, blocked).await,
         }
@@ -72,14 +72,14 @@ impl Worker {
         match blocked {
             Blocked::Empty(block) => Ran::blocked(block),
             blocked => {
-                self.park(command.clone(), blocked).await.unwrap_or_else(|_| Ran::abandoned())
+                self.park(command.clone(), blocked, None).await.unwrap_or_else(|_| Ran::abandoned())
             }
         }
     }
 
     /// The same for a connection of another worker: the reply, whose writes are stored, or why there
     /// is none.
-    async fn run_shown(self: &Rc<Self>, command: &OwnedCommand) -> Result<Vec<u8>, Box<Block>> {
+    async fn run_shown(self: &Rc<Self>, command: &OwnedCommand) -> Result<Reply, Box<Block>> {
         let mut ran = self.run_one(command).await;
         match ran.block.take() {
             None => Ok(self.settle_reply(command.command, ran).await),
@@ -131,14 +131,14 @@ impl Waiting {
     }
 
     /// The reply to a client whose wait has ended.
-    pub(crate) fn reply(&self, ended: Ended) -> Vec<u8> {
+    pub(crate) fn reply(&self, ended: Ended) -> Reply {
         let mut out = Reply::new(self.waiter.command.request.proto);
         match ended {
-            Ended::Served(reply) => return reply,
+            Ended::Served(reply) => return Reply::rendered(out.proto(), reply),
             Ended::Cancelled(Cancel::Unblocked) => out.error(UNBLOCKED),
             Ended::Cancelled(_) => self.block.nil.write(&mut out),
         }
-        out.into_bytes()
+        out
     }
 }
 

@@ -27,8 +27,8 @@ pub(super) enum Kind {
     Memory(Range),
     /// `auto` or bytes.
     AutoMemory(Range),
-    /// Bytes, or a percentage up to 100.
-    MemoryOrPercent,
+    /// `auto`, bytes, or a percentage up to 100.
+    AutoMemoryOrPercent,
     /// An octal number.
     Octal(Range),
     /// Any text.

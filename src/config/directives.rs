@@ -5,8 +5,8 @@
 use super::directive::{self as check, Directive, Kind, Range};
 use super::structured::Structure;
 use Kind::{
-    AutoInteger, AutoMemory, Integer, Memory, MemoryOrPercent, Octal, OneOf, OptionalText, SomeOf,
-    Structured, Text, YesNo,
+    AutoInteger, AutoMemory, AutoMemoryOrPercent, Integer, Memory, Octal, OneOf, OptionalText,
+    SomeOf, Structured, Text, YesNo,
 };
 
 const INT_MAX: i128 = i32::MAX as i128;
@@ -106,7 +106,7 @@ pub(super) static TABLE: &[Directive] = &[
     d("client-query-buffer-limit", Memory((MIB, LONG_MAX)), "1073741824", "bytes of a client's unparsed input"),
     d("proto-max-bulk-len", Memory((MIB, LONG_MAX)), "536870912", "bytes of one argument"),
     d("client-output-buffer-limit", Structured(Structure::ClientOutputBufferLimit), "normal 0 0 0 slave 268435456 67108864 60 pubsub 33554432 8388608 60", "class, hard bytes, soft bytes, soft seconds: when a slow reader is closed"),
-    d("maxmemory-clients", MemoryOrPercent, "0", "bytes, or percent of maxmemory, of all client buffers; 0: no limit"),
+    d("maxmemory-clients", AutoMemoryOrPercent, "auto", "bytes that all connections may take, or percent of maxmemory (of memory-budget where that is 0), before those that take most are closed; 0: no limit; auto: an eighth of memory-budget"),
     d("max-new-connections-per-cycle", Integer((1, 1000)), "10", "accepts per event loop turn").inert(THREADS),
     d("max-new-tls-connections-per-cycle", Integer((1, 1000)), "1", "TLS accepts per event loop turn").inert(NO_TLS),
     d("socket-mark-id", Integer((0, u32::MAX as i128)), "0", "mark of the listening sockets").immutable().inert("sockets carry no mark"),

@@ -38,7 +38,7 @@ pub use error::{ConfigError, Origin};
 pub use notify::NotifyFlags;
 pub use parse::{quote_into, split_words};
 pub use settings::{
-    AcceptMode, AppendFsync, Compression, LogLevel, MaxmemoryPolicy, MemoryOrPercent,
+    AcceptMode, AppendFsync, ClientMemory, Compression, LogLevel, MaxmemoryPolicy,
     OutputBufferLimit, OutputBufferLimits, ProtectedAction, RdbVersionCheck, Settings,
 };
 

@@ -54,7 +54,7 @@ fn lines_of(directive: &Directive, value: &str) -> Vec<(String, bool)> {
     let changed = value != directive.default;
     let one = |text: &str, needed: bool| vec![(format!("{name} {text}"), needed)];
     match directive.kind {
-        Kind::Memory(_) | Kind::AutoMemory(_) | Kind::MemoryOrPercent => {
+        Kind::Memory(_) | Kind::AutoMemory(_) | Kind::AutoMemoryOrPercent => {
             one(&with_unit(value), changed)
         }
         Kind::OptionalText if value.is_empty() => Vec::new(),

@@ -172,9 +172,11 @@ pub struct OutputBufferLimits {
 
 /// `maxmemory-clients`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum MemoryOrPercent {
+pub enum ClientMemory {
+    /// A share of the memory budget.
+    Auto,
     Bytes(u64),
-    /// Percent of `maxmemory`, 1 to 100.
+    /// Percent of `maxmemory`, or of the memory budget where that is 0; 1 to 100.
     Percent(u8),
 }
 
@@ -250,7 +252,7 @@ settings! {
     client_query_buffer_limit: usize = |v, _| v.number("client-query-buffer-limit");
     proto_max_bulk_len: usize = |v, _| v.number("proto-max-bulk-len");
     client_output_buffer_limit: OutputBufferLimits = |v, _| output_buffer_limits(v);
-    maxmemory_clients: MemoryOrPercent = |v, _| memory_or_percent(v);
+    maxmemory_clients: ClientMemory = |v, _| client_memory(v);
     tracking_table_max_keys: usize = |v, _| v.number("tracking-table-max-keys");
 
     // Access.
@@ -313,10 +315,13 @@ fn output_buffer_limits(values: &Values) -> OutputBufferLimits {
     OutputBufferLimits { normal: class(0), replica: class(1), pubsub: class(2) }
 }
 
-fn memory_or_percent(values: &Values) -> MemoryOrPercent {
+fn client_memory(values: &Values) -> ClientMemory {
     let text = values.text("maxmemory-clients");
+    if text == "auto" {
+        return ClientMemory::Auto;
+    }
     match text.strip_suffix('%').and_then(|percent| percent.parse().ok()) {
-        Some(percent) => MemoryOrPercent::Percent(percent),
-        None => MemoryOrPercent::Bytes(text.parse().unwrap_or(0)),
+        Some(percent) => ClientMemory::Percent(percent),
+        None => ClientMemory::Bytes(text.parse().unwrap_or(0)),
     }
 }

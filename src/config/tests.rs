@@ -122,7 +122,7 @@ fn defaults_that_are_this_servers_own() {
     assert_eq!(settings.journal_segment_size, 64 << 20);
     assert_eq!(settings.hash_max_listpack_entries, 512);
     assert_eq!(settings.client_output_buffer_limit.replica.hard_bytes, 256 << 20);
-    assert_eq!(settings.maxmemory_clients, MemoryOrPercent::Bytes(0));
+    assert_eq!(settings.maxmemory_clients, ClientMemory::Auto);
     assert!(settings.dir.is_absolute() && settings.dir.ends_with("data"));
     assert!(settings.workers >= 1 && settings.background_workers >= 2);
     assert!(settings.memory_budget > 0);

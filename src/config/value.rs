@@ -33,7 +33,8 @@ fn single(kind: Kind, word: &str) -> Result<String, String> {
         Kind::Memory(range) => memory(range, word),
         Kind::AutoInteger(range) => auto_or(word, |word| integer(range, word)),
         Kind::AutoMemory(range) => auto_or(word, |word| memory(range, word)),
-        Kind::MemoryOrPercent => memory_or_percent(word),
+        Kind::AutoMemoryOrPercent if word.eq_ignore_ascii_case("auto") => Ok("auto".to_owned()),
+        Kind::AutoMemoryOrPercent => memory_or_percent(word),
         Kind::Octal(range) => octal(range, word),
         _ => Ok(word.to_owned()),
     }

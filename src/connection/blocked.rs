@@ -4,7 +4,7 @@ use super::Connection;
 use super::wire::Wire;
 use crate::blocking::{Cancel, Ended, begin};
 use crate::commands::registry::Command;
-use crate::resp::Args;
+use crate::resp::{Args, Reply};
 use crate::worker::OwnedCommand;
 use std::io::{ErrorKind, Result};
 
@@ -14,7 +14,7 @@ impl Connection {
         &mut self,
         command: &'static Command,
         args: Args<'_>,
-    ) -> Result<Vec<u8>> {
+    ) -> Result<Reply> {
         let owned = OwnedCommand::new(command, args, self.session.request());
         let client = self.session.client.clone();
         let waiting = match begin(&self.worker, &client, owned).await {
@@ -26,6 +26,7 @@ impl Connection {
             client: &client,
             stream: &mut self.stream,
             buf: &mut self.buf,
+            taken: &mut self.taken,
         };
         let ended = wire.keep_until(waiting.ended()).await?;
         if ended == Ended::Cancelled(Cancel::Gone) {

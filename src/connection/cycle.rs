@@ -1,24 +1,23 @@
 //! One read cycle of a connection: the commands of what was read, run here or sent elsewhere, and
 //! their replies in order.
 
+use super::scattered::Scattered;
 use crate::commands::registry::Command;
 use crate::config::Settings;
 use crate::resp::{Args, Proto, Reply};
 use crate::routing::{self, Target};
 use crate::session::Session;
 use crate::worker::{
-    BatchReply, CmdBatch, Message, OwnedCommand, Ran, RoundError, Shown, Worker, says_away,
+    CmdBatch, MAX_REPLIES, OwnedCommand, Ran, Room, RoundError, Shown, Worker, says_away,
 };
 use flagstone_storage::KeyHash;
+use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use tokio::sync::oneshot;
 
 /// Commands after which the clock is read again.
 const CLOCK_EVERY: usize = 64;
-
-/// Bytes of replies and of arguments sent after which a cycle ends.
-const FLUSH: usize = 1 << 20;
 
 /// Commands that a cycle sends to other workers at most.
 const MAX_REMOTE: usize = 128;
@@ -27,7 +26,7 @@ const MAX_REMOTE: usize = 128;
 const MAX_PARKED: usize = 512;
 
 /// Where a reply comes from.
-enum Piece {
+pub(super) enum Piece {
     /// It is in the cycle's buffer.
     Here(End),
     /// The next reply of the batch for a worker.
@@ -40,8 +39,8 @@ enum Piece {
 
 /// Where a reply ends.
 #[derive(Clone, Copy)]
-struct End {
-    at: usize,
+pub(super) struct End {
+    pub(super) at: usize,
     /// The round that it shows.
     round: u64,
     /// Whose it is, if that is a command on keys.
@@ -52,7 +51,7 @@ struct End {
 pub(super) struct Cycle {
     out: Reply,
     /// Empty as long as every reply so far is in `out`.
-    pieces: Vec<Piece>,
+    pieces: VecDeque<Piece>,
     /// Of the replies in `out`, as long as they are all.
     own: Vec<End>,
     plain: bool,
@@ -61,6 +60,8 @@ pub(super) struct Cycle {
     /// What the replies in `out` show.
     shown: Shown,
     batches: Vec<(usize, CmdBatch)>,
+    /// What the replies of parked commands may take.
+    room: Option<Room>,
     now_ms: u64,
     commands: usize,
     /// Commands that wait on this worker.
@@ -75,12 +76,13 @@ impl Cycle {
     pub(super) fn new(worker: &Worker, proto: Proto) -> Self {
         Self {
             out: Reply::in_buffer(proto, worker.take_reply_buffer()),
-            pieces: Vec::new(),
+            pieces: VecDeque::new(),
             own: Vec::new(),
             plain: true,
             shows_data: false,
             shown: Shown::default(),
             batches: Vec::new(),
+            room: None,
             now_ms: worker.node.clock.now_ms(),
             commands: 0,
             parked: 0,
@@ -101,7 +103,11 @@ impl Cycle {
             (commands + batch.len(), bytes + batch.bytes())
         });
         let waits = self.crowded || self.parked >= MAX_PARKED;
-        self.ends || waits || sent.0 >= MAX_REMOTE || self.out.len() + sent.1 > FLUSH
+        self.ends
+            || waits
+            || sent.0 >= MAX_REMOTE
+            || self.out.len() + sent.1 > MAX_REPLIES
+            || self.out.is_lost()
     }
 
     /// Whether every reply so far is at hand.
@@ -135,7 +141,7 @@ impl Cycle {
         if self.plain {
             self.own.push(end);
         } else {
-            self.pieces.push(Piece::Here(end));
+            self.pieces.push_back(Piece::Here(end));
         }
     }
 
@@ -197,7 +203,7 @@ impl Cycle {
                 }
             };
             self.batches[n].1.push(command, request, at, args);
-            self.pieces.push(Piece::Remote { worker: target, command });
+            self.pieces.push_back(Piece::Remote { worker: target, command });
             self.ends = command.spec.unit;
             return true;
         }
@@ -215,7 +221,9 @@ impl Cycle {
                 self.scatter();
                 self.ends = command.spec.unit;
                 let owned = OwnedCommand::new(command, args, request);
-                self.pieces.push(Piece::Parked(command, worker.park(owned, blocked)));
+                let room = self.room.get_or_insert_with(|| Room::new(1)).clone();
+                let parked = worker.park(owned, blocked, Some(room));
+                self.pieces.push_back(Piece::Parked(command, parked));
                 self.parked += 1;
                 self.crowded |= worker.node.is_crowded(worker.id);
             }
@@ -230,37 +238,35 @@ impl Cycle {
         session: &Session,
         command: &'static Command,
         args: Args<'_>,
-    ) -> Vec<u8> {
+    ) -> Reply {
         let settings = worker.settings();
         if self.send(worker, session, command, args, None, &settings) {
             let cycle = std::mem::replace(self, Self::new(worker, session.proto));
-            return cycle.finish(worker).await;
+            return cycle.finish(worker).await.0;
         }
         let request = session.request();
         routing::run_across(worker, OwnedCommand::new(command, args, request)).await
     }
 
     /// Sends the batches, waits for every reply and for what it shows to be stored, and until it is
-    /// certain that it is not out of date; the replies in order.
-    pub(super) async fn finish(self, worker: &Rc<Worker>) -> Vec<u8> {
-        let shows_data = self.shows_data;
-        let (replies, ends) = if self.plain {
-            self.finish_plain(worker).await
-        } else {
-            Box::pin(self.finish_scattered(worker)).await
-        };
-        if !shows_data || worker.node.is_owner() {
-            return replies;
+    /// certain that it is not out of date; the replies in order. Where they are many bytes, only the
+    /// first, and what the others come from.
+    pub(super) async fn finish(self, worker: &Rc<Worker>) -> (Reply, Option<Box<Scattered>>) {
+        if self.plain {
+            let shows_data = self.shows_data;
+            let (replies, ends) = self.finish_plain(worker).await;
+            return (confirmed(worker, shows_data, replies, &ends).await, None);
         }
-        match worker.node.confirm_owner().await {
-            Ok(()) => replies,
-            Err(text) => disowned(worker, &replies, &ends, text),
+        if let Some(room) = &self.room {
+            room.set(MAX_REPLIES.saturating_sub(self.out.len()));
         }
+        let Self { out, pieces, shows_data, shown, batches, .. } = self;
+        Scattered::new(out, pieces, shows_data, shown).begin(worker, batches).await
     }
 
-    async fn finish_plain(self, worker: &Rc<Worker>) -> (Vec<u8>, Vec<End>) {
-        if worker.wait_shown(&self.shown).await.is_ok() {
-            return (self.out.into_bytes(), self.own);
+    async fn finish_plain(self, worker: &Rc<Worker>) -> (Reply, Vec<End>) {
+        if self.out.is_lost() || worker.wait_shown(&self.shown).await.is_ok() {
+            return (self.out, self.own);
         }
         let mut whole = Whole::new(worker, self.own.len());
         let mut from = 0;
@@ -270,88 +276,57 @@ impl Cycle {
         }
         (whole.bytes, whole.ends)
     }
-
-    async fn finish_scattered(self, worker: &Rc<Worker>) -> (Vec<u8>, Vec<End>) {
-        let mut waiting = Vec::with_capacity(self.batches.len());
-        for (target, batch) in self.batches {
-            let (tx, rx) = oneshot::channel();
-            // A worker that is gone drops the message, and with it the sender.
-            let _ = worker.node.mailboxes[target].send(Message::Batch(batch, tx)).await;
-            waiting.push((target, rx));
-        }
-        let mut replies: Vec<(usize, Option<BatchReply>, usize)> = Vec::new();
-        for (target, rx) in waiting {
-            replies.push((target, rx.await.ok(), 0));
-        }
-        // What became of it is looked at reply by reply.
-        let _ = worker.wait_shown(&self.shown).await;
-        let mut whole = Whole::new(worker, self.pieces.len());
-        let mut from = 0;
-        for piece in self.pieces {
-            match piece {
-                Piece::Here(end) => {
-                    whole.push_own(&self.shown, end, &self.out.as_bytes()[from..end.at]);
-                    from = end.at;
-                }
-                Piece::Parked(command, done) => {
-                    let mut ran = done.await.unwrap_or_else(|_| Ran::abandoned());
-                    ran.end_wait(self.out.proto());
-                    whole.push(command, &worker.settle_reply(command, ran).await);
-                }
-                Piece::Remote { worker: target, command } => {
-                    let reply = replies.iter_mut().find(|(w, ..)| *w == target).and_then(
-                        |(_, reply, next)| {
-                            *next += 1;
-                            reply.as_ref()?.get(*next - 1)
-                        },
-                    );
-                    match reply {
-                        Some(bytes) => whole.push(command, bytes),
-                        None => {
-                            let gone = format!("-ERR worker {target} is gone\r\n");
-                            whole.push(command, gone.as_bytes());
-                        }
-                    }
-                }
-            }
-        }
-        (whole.bytes, whole.ends)
-    }
 }
 
 /// Replies in their order, with errors in the place of those that may not be given.
-struct Whole<'a> {
+pub(super) struct Whole<'a> {
     worker: &'a Worker,
     /// Whether what replies show has to be on disk.
     to_disk: bool,
-    bytes: Vec<u8>,
-    ends: Vec<End>,
+    pub(super) bytes: Reply,
+    pub(super) ends: Vec<End>,
 }
 
 impl<'a> Whole<'a> {
-    fn new(worker: &'a Worker, replies: usize) -> Self {
+    pub(super) fn new(worker: &'a Worker, replies: usize) -> Self {
         let to_disk = worker.is_always();
-        Self { worker, to_disk, bytes: Vec::new(), ends: Vec::with_capacity(replies) }
+        Self { worker, to_disk, bytes: Reply::default(), ends: Vec::with_capacity(replies) }
     }
 
     /// A reply from the cycle's buffer; it is known what became of all that these show.
-    fn push_own(&mut self, shown: &Shown, end: End, reply: &[u8]) {
+    pub(super) fn push_own(&mut self, shown: &Shown, end: End, reply: &[u8]) {
         let failure = self.worker.rounds.failure(shown, end.round, self.to_disk);
         self.worker.stats().give(&mut self.bytes, end.command, reply, failure);
         self.ends.push(End { at: self.bytes.len(), ..end });
     }
 
     /// A reply that has waited for what it shows.
-    fn push(&mut self, command: &'static Command, reply: &[u8]) {
-        self.bytes.extend_from_slice(reply);
+    pub(super) fn push(&mut self, command: &'static Command, reply: &[u8]) {
+        self.bytes.append(reply);
         self.ends.push(End { at: self.bytes.len(), round: 0, command: Some(command) });
+    }
+}
+
+/// The replies, if it is certain that they are not out of date.
+pub(super) async fn confirmed(
+    worker: &Worker,
+    shows_data: bool,
+    replies: Reply,
+    ends: &[End],
+) -> Reply {
+    if !shows_data || worker.node.is_owner() || replies.is_lost() {
+        return replies;
+    }
+    match worker.node.confirm_owner().await {
+        Ok(()) => replies,
+        Err(text) => disowned(worker, replies.as_bytes(), ends, text),
     }
 }
 
 /// Errors in the place of replies that may be out of date. What was not stored as the store is away
 /// is told so already.
-fn disowned(worker: &Worker, replies: &[u8], ends: &[End], text: &str) -> Vec<u8> {
-    let (mut whole, mut from) = (Vec::new(), 0);
+fn disowned(worker: &Worker, replies: &[u8], ends: &[End], text: &str) -> Reply {
+    let (mut whole, mut from) = (Reply::default(), 0);
     for end in ends {
         let reply = &replies[from..end.at];
         let told = (!says_away(reply)).then(|| RoundError(text.to_owned()));

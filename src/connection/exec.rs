@@ -40,6 +40,7 @@ impl Connection {
         let count = transaction.commands().len();
         let client = &self.session.client;
         client.queued.store(i32::try_from(count).unwrap_or(i32::MAX), Ordering::Relaxed);
+        client.queued_bytes.store(bytes as u64, Ordering::Relaxed);
         out.simple("QUEUED");
         if bytes <= settings.client_query_buffer_limit.min(MAX_QUEUED) {
             return true;
@@ -107,21 +108,20 @@ impl Connection {
         let mut cycle = Cycle::new(&self.worker, self.session.proto);
         let reply = cycle.alone(&self.worker, &self.session, exec, transaction.args()).await;
         drop(watches);
-        let parts = array_items(&reply);
-        if parts.is_some() {
+        if array_items(reply.as_bytes()).is_some() {
             self.session.client.runs_queued(transaction.commands().len());
             self.session.select(transaction.db());
         }
         if !transaction.is_mixed() {
-            out.append(&reply);
+            out.take_over(reply);
             return Ok(false);
         }
         // What it subscribes to is confirmed within the reply: nothing else may come there.
         self.session.take_pushes(out);
         let mut close = false;
-        match parts {
+        match array_items(reply.as_bytes()) {
             Some(parts) => close = self.run_others(&transaction, parts, out).await?,
-            None => out.append(&reply),
+            None => out.append(reply.as_bytes()),
         }
         self.show(exec, args);
         Ok(close)

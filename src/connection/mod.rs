@@ -1,33 +1,37 @@
 //! A connection: reads, parses, routes, and writes the replies in order, one write per read.
 
 mod ahead;
+mod alone;
 mod blocked;
 mod cycle;
 mod exec;
 mod gate;
+mod replies;
+mod scattered;
 mod wire;
 
-use crate::clients::{Client, count, state};
+use crate::client_memory::Taken;
+use crate::clients::{Client, count};
 use crate::commands::registry::Command;
-use crate::commands::{Call, Run, Stop, error, flag};
+use crate::commands::{Call, Run, Stop, flag};
 use crate::config::Settings;
 use crate::monitor::Line;
-use crate::resp::{Args, Limits, Parsed, Parser, Reply};
-use crate::routing::Databases;
+use crate::resp::{Args, Limits, Parser, Reply};
 use crate::session::{ReplyMode, Session};
-use crate::worker::{Worker, says_away};
+use crate::worker::{TURN, Worker};
 pub(crate) use ahead::Ahead;
 use ahead::{Ready, Stopped};
 use bytes::{Buf, BytesMut};
 use cycle::Cycle;
 use gate::Admitted;
 use std::future::poll_fn;
+use std::io::ErrorKind;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Poll;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::net::TcpStream;
 use wire::Wire;
@@ -35,11 +39,18 @@ use wire::Wire;
 /// Bytes read at once.
 pub(crate) const READ: usize = 64 * 1024;
 
-/// Bytes of replies at once that count against no limit of a class of clients.
-const ALWAYS_TAKEN: usize = 16 * 1024;
-
 /// How often a connection that waits for room looks for it.
-const PRESSURE_POLL: std::time::Duration = std::time::Duration::from_millis(2);
+const PRESSURE_POLL: Duration = Duration::from_millis(2);
+
+/// Commands of a client that has yet to give its password that run before others have a turn.
+const STRANGERS_TURN: usize = 16;
+
+/// What is left of a connection's turn.
+struct Turn {
+    began: Instant,
+    /// Commands, if it has yet to give its password.
+    left: usize,
+}
 
 /// What made the parse loop stop.
 enum Pause {
@@ -61,18 +72,28 @@ pub struct Connection {
     parser: Parser,
     /// What was read and not parsed: usually nothing.
     buf: BytesMut,
+    /// The memory of `buf`.
+    taken: Taken,
+    /// Bytes that it was sent before it has given its password.
+    told_stranger: usize,
+    turn: Turn,
+    /// How long its commands have run since others had a turn.
+    busy: Duration,
 }
 
 /// Serves a connection until it ends.
 pub async fn serve(worker: Rc<Worker>, stream: TcpStream, client: Arc<Client>) {
-    let authenticated = worker.settings().requirepass.is_none();
-    let session = Session::new(client.clone(), authenticated);
+    let session = Session::new(client.clone(), !client.is_stranger());
     let mut connection = Box::new(Connection {
         worker: worker.clone(),
         stream,
         session,
         parser: Parser::new(),
         buf: BytesMut::new(),
+        taken: Taken::default(),
+        told_stranger: 0,
+        turn: Turn { began: worker.last_ran(), left: STRANGERS_TURN },
+        busy: Duration::ZERO,
     });
     tokio::select! {
         // A reset is the client's way to end.
@@ -83,12 +104,18 @@ pub async fn serve(worker: Rc<Worker>, stream: TcpStream, client: Arc<Client>) {
         worker.node.clients.too_slow.fetch_add(1, Ordering::Relaxed);
     }
     worker.node.clients.remove(client.id);
+    worker.node.clients.befriend(&client);
     worker.stats().connections.fetch_sub(1, Ordering::Relaxed);
 }
 
 impl Connection {
     async fn run(&mut self) -> std::io::Result<()> {
         loop {
+            if self.busy > TURN {
+                // There may always be something to read.
+                tokio::task::yield_now().await;
+                self.busy = Duration::ZERO;
+            }
             self.wait_readable().await?;
             if self.worker.node.is_pressed() {
                 self.wait_for_room().await;
@@ -103,7 +130,7 @@ impl Connection {
             let n = match read {
                 Ok(0) => return Ok(()),
                 Ok(n) => n,
-                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {
+                Err(e) if e.kind() == ErrorKind::WouldBlock => {
                     self.worker.give_scratch(scratch);
                     continue;
                 }
@@ -134,7 +161,7 @@ impl Connection {
         let polled = poll_fn(|cx| Poll::Ready(Pin::new(&mut self.stream).poll_read(cx, &mut buf)));
         match polled.await {
             Poll::Ready(read) => read.map(|()| buf.filled().len()),
-            Poll::Pending => Err(std::io::ErrorKind::WouldBlock.into()),
+            Poll::Pending => Err(ErrorKind::WouldBlock.into()),
         }
     }
 
@@ -150,7 +177,12 @@ impl Connection {
                 }
                 match self.session.client.outbox.poll_ready(cx) {
                     Poll::Ready(()) => Poll::Ready(Ok(false)),
-                    Poll::Pending => readable,
+                    Poll::Pending => {
+                        if readable.is_pending() {
+                            self.busy = Duration::ZERO;
+                        }
+                        readable
+                    }
                 }
             });
             if readable.await? {
@@ -167,6 +199,7 @@ impl Connection {
             client: &self.session.client,
             stream: &mut self.stream,
             buf: &mut self.buf,
+            taken: &mut self.taken,
         }
     }
 
@@ -188,9 +221,15 @@ impl Connection {
     async fn finish(&mut self, mut cycle: Cycle, mut pause: Pause) -> std::io::Result<bool> {
         loop {
             self.worker.node.pubsub.ring();
-            let out = cycle.finish(&self.worker).await;
+            let (mut out, mut rest) = cycle.finish(&self.worker).await;
+            while let Some(more) = rest {
+                self.reply(&out).await?;
+                (out, rest) = more.next(&self.worker).await;
+            }
+            self.serve_penalty().await;
+            self.add_pushes(&mut out);
             self.reply(&out).await?;
-            self.worker.give_reply_buffer(out);
+            self.worker.give_reply_buffer(out.into_buffer());
             match pause {
                 Pause::Drained => {
                     if self.buf.is_empty() {
@@ -199,7 +238,7 @@ impl Connection {
                     return self.check_buffer().await;
                 }
                 Pause::Close => return Ok(false),
-                Pause::Flush => {}
+                Pause::Flush => tokio::task::yield_now().await,
                 Pause::Barrier => {
                     // Its state is large, and most of the time a connection has none.
                     if !Box::pin(self.run_barrier()).await? {
@@ -216,6 +255,8 @@ impl Connection {
         let client = &self.session.client;
         client.query_bytes.store(self.buf.len() as u64, Ordering::Relaxed);
         client.argument_bytes.store(0, Ordering::Relaxed);
+        self.taken.set(self.buf.capacity());
+        self.worker.node.clients.relieve(client.last_ms());
         if self.buf.len() <= self.worker.settings().client_query_buffer_limit {
             return Ok(true);
         }
@@ -250,6 +291,7 @@ impl Connection {
         let mut parser = std::mem::take(&mut self.parser);
         let mut ahead = self.worker.take_ahead();
         self.worker.start_watch();
+        self.turn = Turn { began: self.worker.last_ran(), left: STRANGERS_TURN };
         // The commands up to `done` have run, those up to `parsed` are parsed.
         let (mut done, mut parsed) = (0, 0);
         let pause = loop {
@@ -278,6 +320,7 @@ impl Connection {
         };
         self.worker.give_ahead(ahead);
         self.parser = parser;
+        self.busy += self.worker.last_ran().saturating_duration_since(self.turn.began);
         (pause, done)
     }
 
@@ -308,11 +351,21 @@ impl Connection {
             if dispatched == Dispatched::Close {
                 return Some(Pause::Close);
             }
-            if cycle.is_full() {
+            if cycle.is_full() || self.is_turn_over() {
                 return Some(Pause::Flush);
             }
         }
         None
+    }
+
+    /// Whether others come first now.
+    fn is_turn_over(&mut self) -> bool {
+        if !self.session.authenticated {
+            self.turn.left = self.turn.left.saturating_sub(1);
+        }
+        self.turn.left == 0
+            || self.worker.last_ran().saturating_duration_since(self.turn.began) > TURN
+            || self.session.penalty.is_some()
     }
 
     /// `left` bytes behind the command are read and have not run.
@@ -332,6 +385,8 @@ impl Connection {
                 let text = self.refused(args, text);
                 cycle.refuse(&text, &mut self.session);
                 self.session.end_caching(gate::resolve(args).ok());
+                // It has taken time, too.
+                self.worker.start_watch();
                 return Dispatched::Done;
             }
             Admitted::Wait => return Dispatched::Barrier,
@@ -394,165 +449,6 @@ impl Connection {
         client.argument_bytes.store(bytes as u64, Ordering::Relaxed);
     }
 
-    /// Runs the command at the front of the buffer by itself, waiting as it needs.
-    async fn run_barrier(&mut self) -> std::io::Result<bool> {
-        let buf = std::mem::take(&mut self.buf);
-        let mut parser = Parser::new();
-        let settings = self.worker.settings();
-        let limits = Limits {
-            max_bulk: settings.proto_max_bulk_len,
-            authenticated: self.session.authenticated,
-            ..Limits::default()
-        };
-        let Ok(Parsed::Command) = parser.parse(&buf, &limits) else { return Ok(false) };
-        let args = parser.args(&buf);
-        let mut out = Reply::new(self.session.proto);
-        let mode = self.session.reply_mode;
-        if self.session.reply_mode == ReplyMode::SkipNext {
-            self.session.reply_mode = ReplyMode::Skip;
-        }
-        let left = buf.len() - parser.consumed();
-        let close = self.run_alone(args, left, &settings, &mut out).await?;
-        // Others are not kept waiting for this client to read its reply.
-        self.worker.node.pubsub.ring();
-        let command = gate::resolve(args).ok();
-        if command.is_some_and(|command| command.spec.shows_data())
-            && !says_away(out.as_bytes())
-            && let Err(text) = self.worker.node.confirm_owner().await
-        {
-            if let Some(command) = command.filter(|_| !out.as_bytes().starts_with(b"-")) {
-                self.worker.stats().failed(command, text);
-            }
-            out.truncate(0);
-            out.error(text);
-        }
-        self.session.end_caching(command);
-        let silent = match (mode, self.session.reply_mode) {
-            (_, ReplyMode::Skip) => {
-                self.session.reply_mode = ReplyMode::On;
-                true
-            }
-            (_, ReplyMode::Off | ReplyMode::SkipNext) => true,
-            _ => false,
-        };
-        let mut buf = buf;
-        let consumed = parser.consumed();
-        buf.advance(consumed);
-        // While it waited, more may have come.
-        buf.extend_from_slice(&self.buf);
-        self.buf = buf;
-        if silent {
-            // Confirmations of subscriptions come all the same, and before what follows.
-            for _ in 0..self.session.client.outbox.size().0 {
-                self.wire().send_pushes().await?;
-            }
-        } else {
-            self.reply(out.as_bytes()).await?;
-        }
-        Ok(!close && !self.session.closing)
-    }
-
-    async fn run_alone(
-        &mut self,
-        args: Args<'_>,
-        left: usize,
-        settings: &Settings,
-        out: &mut Reply,
-    ) -> std::io::Result<bool> {
-        let command = loop {
-            match gate::admit(&self.session, &self.worker, None, args, settings) {
-                Admitted::Run(command) => break command,
-                Admitted::Refused(text) => {
-                    let text = self.refused(args, text);
-                    out.error(&text);
-                    return Ok(false);
-                }
-                Admitted::Hostile => return Ok(true),
-                Admitted::Wait => {
-                    let node = self.worker.node.clone();
-                    self.session.client.set(state::BLOCKED, true);
-                    let may_write = gate::may_write(&self.session, &node, args);
-                    self.wire().keep_until(node.wait_unpaused(may_write)).await?;
-                    self.session.client.seen_at(self.worker.node.clock.now_ms());
-                    self.session.client.set(state::BLOCKED, false);
-                }
-            }
-        };
-        if self.session.transaction.is_some() && !command.spec.has(flag::UNQUEUED) {
-            return Ok(!self.queue(command, args, settings, out));
-        }
-        self.note_command(command, args, left);
-        if command.spec.has(flag::EXEC) {
-            return self.run_exec(command, args, out).await;
-        }
-        self.run_admitted(command, args, settings, out).await
-    }
-
-    /// Runs a command by itself.
-    async fn run_admitted(
-        &mut self,
-        command: &'static Command,
-        args: Args<'_>,
-        settings: &Settings,
-        out: &mut Reply,
-    ) -> std::io::Result<bool> {
-        let mark = out.len();
-        if !matches!(command.spec.run, Run::Session(_)) {
-            self.show(command, args);
-        }
-        let began = Instant::now();
-        let outcome = match command.spec.run {
-            Run::Keys(_) if (command.spec.blocks)(args) => {
-                out.append(&self.run_blocking(command, args).await?);
-                return Ok(false);
-            }
-            Run::Keys(_) => {
-                let mut cycle = Cycle::new(&self.worker, self.session.proto);
-                self.worker.start_watch();
-                let bytes = cycle.alone(&self.worker, &self.session, command, args).await;
-                out.append(&bytes);
-                return Ok(false);
-            }
-            Run::Session(handler) => {
-                let mut call = Call {
-                    session: &mut self.session,
-                    node: &self.worker.node,
-                    worker: &self.worker,
-                    out,
-                };
-                handler(&mut call, args)
-            }
-            Run::Wait(handler) => {
-                let client = self.session.client.clone();
-                let mut wire = Wire {
-                    worker: &self.worker,
-                    client: &client,
-                    stream: &mut self.stream,
-                    buf: &mut self.buf,
-                };
-                let mut call = Call {
-                    session: &mut self.session,
-                    node: &self.worker.node,
-                    worker: &self.worker,
-                    out,
-                };
-                wire.keep_until(handler(&mut call, args)).await?
-            }
-            Run::Databases(handler) => {
-                let mut databases = Databases::new(&self.worker, self.session.db, out);
-                handler(&mut databases, args).await
-            }
-            // Reached only without a subcommand: with one that does not exist, it is refused.
-            Run::Container => Err(Stop::from(error::arity(command.full_name))),
-        };
-        if matches!(command.spec.run, Run::Session(_)) {
-            self.show(command, args);
-        }
-        let client = self.session.client.id;
-        self.worker.ran_since(began, command, args, client, settings);
-        Ok(self.settle(command, outcome, out, mark))
-    }
-
     /// A command was refused: what is queued will not run. The text for the client.
     fn refused(&mut self, args: Args<'_>, text: Vec<u8>) -> Vec<u8> {
         let command = gate::resolve(args).ok();
@@ -582,7 +478,10 @@ impl Connection {
         mark: usize,
     ) -> bool {
         let text = match outcome {
-            Ok(()) => return false,
+            Ok(()) => {
+                out.own_up(mark);
+                return false;
+            }
             Err(Stop::Close) => return true,
             Err(Stop::Error(text)) => text,
             Err(_) => "ERR this command does not run on keys".into(),
@@ -591,17 +490,6 @@ impl Connection {
         out.truncate(mark);
         out.error(&*text);
         false
-    }
-
-    /// Writes replies.
-    async fn reply(&mut self, out: &[u8]) -> std::io::Result<()> {
-        if out.len() > ALWAYS_TAKEN {
-            let limits = self.worker.settings().client_output_buffer_limit;
-            if !self.session.client.may_reply(out.len(), &limits) {
-                return Err(std::io::ErrorKind::ConnectionAborted.into());
-            }
-        }
-        self.wire().reply(out).await
     }
 
     /// Tells those who watch that a command runs.

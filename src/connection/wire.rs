@@ -2,6 +2,7 @@
 //! waits.
 
 use super::{READ, count};
+use crate::client_memory::Taken;
 use crate::clients::{Client, state};
 use crate::worker::Worker;
 use bytes::BytesMut;
@@ -26,6 +27,8 @@ pub(super) struct Wire<'a> {
     pub(super) client: &'a Client,
     pub(super) stream: &'a mut TcpStream,
     pub(super) buf: &'a mut BytesMut,
+    /// The memory of `buf`.
+    pub(super) taken: &'a mut Taken,
 }
 
 impl Wire<'_> {
@@ -115,6 +118,10 @@ impl Wire<'_> {
                 count(&self.worker.stats().reads, 1);
                 count(&self.client.bytes_in, n as u64);
                 self.worker.stats().bytes_in.fetch_add(n as u64, Ordering::Relaxed);
+                self.taken.set(self.buf.capacity());
+                self.client.query_bytes.store(self.buf.len() as u64, Ordering::Relaxed);
+                let node = &self.worker.node;
+                node.clients.relieve(node.clock.now_ms());
                 if self.buf.len() > self.worker.settings().client_query_buffer_limit {
                     tracing::warn!(
                         client = self.client.id,

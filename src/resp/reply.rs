@@ -3,6 +3,7 @@
 //! RESP3 types have their RESP2 stand-ins here, as Valkey has them: a map is a flat array, a
 //! double is a bulk string, a boolean is an integer.
 
+use crate::client_memory::{SMALL, Taken};
 use crate::num::{self, LongDouble};
 
 /// The protocol version a connection speaks (HELLO).
@@ -28,28 +29,71 @@ pub struct Mark {
 /// Bytes kept free for a header whose length comes later: `*9\r\n`.
 const PLACEHOLDER: &[u8] = b"*0\r\n";
 
-/// Replies being rendered, one behind the other.
-#[derive(Debug, Default)]
+/// Bytes of a bulk string's header and end at most.
+const FRAME: usize = 24;
+
+/// Bytes that a buffer begins with.
+const FIRST: usize = 64;
+
+/// The error in the place of a reply that did not fit.
+pub const LOST: &str = "ERR the command has run, but its reply takes more memory than there is for \
+    clients (maxmemory-clients)";
+
+/// Replies being rendered, one behind the other. Their memory is that of clients: where that has no
+/// room for them, what comes is left out ([`Reply::is_lost`]).
+#[derive(Debug)]
 pub struct Reply {
     buf: Vec<u8>,
     proto: Proto,
+    /// What is behind so many bytes is not whole, as there was no room; [`WHOLE`]: all is.
+    lost_at: usize,
+    taken: Taken,
+}
+
+/// Nothing of a reply is left out.
+const WHOLE: usize = usize::MAX;
+
+impl Default for Reply {
+    fn default() -> Self {
+        Self::new(Proto::default())
+    }
+}
+
+impl From<Vec<u8>> for Reply {
+    fn from(rendered: Vec<u8>) -> Self {
+        Self::rendered(Proto::default(), rendered)
+    }
 }
 
 impl Reply {
     /// An empty buffer for replies in `proto`.
     pub fn new(proto: Proto) -> Self {
-        Self { buf: Vec::new(), proto }
+        Self { buf: Vec::new(), proto, lost_at: WHOLE, taken: Taken::default() }
     }
 
     /// An empty buffer that takes `bytes` bytes before it grows.
     pub fn with_capacity(proto: Proto, bytes: usize) -> Self {
-        Self { buf: Vec::with_capacity(bytes), proto }
+        let mut this = Self::new(proto);
+        this.has_room(bytes);
+        this
     }
 
     /// Replies that are put into the memory of `buf`, which is cleared.
     pub fn in_buffer(proto: Proto, mut buf: Vec<u8>) -> Self {
         buf.clear();
-        Self { buf, proto }
+        Self::rendered(proto, buf)
+    }
+
+    /// Replies that are rendered already, with all of the memory of `buf`.
+    pub fn rendered(proto: Proto, buf: Vec<u8>) -> Self {
+        let mut taken = Taken::default();
+        taken.set(buf.capacity());
+        Self { buf, proto, lost_at: WHOLE, taken }
+    }
+
+    /// The memory of the buffer, to be used again.
+    pub fn into_buffer(self) -> Vec<u8> {
+        self.buf
     }
 
     /// The protocol replies are rendered in.
@@ -76,7 +120,7 @@ impl Reply {
     /// `+OK`.
     #[inline]
     pub fn ok(&mut self) {
-        self.buf.extend_from_slice(b"+OK\r\n");
+        self.put(b"+OK\r\n");
     }
 
     /// `-text`; `text` begins with its code (`ERR …`). CR and LF become spaces.
@@ -89,12 +133,12 @@ impl Reply {
     pub fn int(&mut self, value: i64) {
         match u8::try_from(value) {
             Ok(digit @ 0..=9) => {
-                self.buf.extend_from_slice(&[b':', b'0' + digit, b'\r', b'\n']);
+                self.put(&[b':', b'0' + digit, b'\r', b'\n']);
             }
             _ => {
-                self.buf.push(b':');
+                self.put(b":");
                 self.digits(value);
-                self.buf.extend_from_slice(b"\r\n");
+                self.put(b"\r\n");
             }
         }
     }
@@ -108,7 +152,9 @@ impl Reply {
     /// A bulk string.
     #[inline]
     pub fn bulk(&mut self, bytes: &[u8]) {
-        self.buf.reserve(bytes.len() + 16);
+        if !self.has_room(bytes.len() + FRAME) {
+            return;
+        }
         self.header(b'$', bytes.len());
         self.buf.extend_from_slice(bytes);
         self.buf.extend_from_slice(b"\r\n");
@@ -138,13 +184,13 @@ impl Reply {
     /// Null: in RESP2 a null bulk string.
     #[inline]
     pub fn null(&mut self) {
-        self.buf.extend_from_slice(if self.is_resp3() { b"_\r\n" } else { b"$-1\r\n" });
+        self.put(if self.is_resp3() { b"_\r\n" } else { b"$-1\r\n" });
     }
 
     /// Null where an array was asked for: in RESP2 a null array.
     #[inline]
     pub fn null_array(&mut self) {
-        self.buf.extend_from_slice(if self.is_resp3() { b"_\r\n" } else { b"*-1\r\n" });
+        self.put(if self.is_resp3() { b"_\r\n" } else { b"*-1\r\n" });
     }
 
     /// The header of an array of `len` elements, which follow.
@@ -198,7 +244,7 @@ impl Reply {
     /// A boolean: in RESP2 the integer 1 or 0.
     pub fn bool(&mut self, value: bool) {
         if self.is_resp3() {
-            self.buf.extend_from_slice(if value { b"#t\r\n" } else { b"#f\r\n" });
+            self.put(if value { b"#t\r\n" } else { b"#f\r\n" });
         } else {
             self.int(i64::from(value));
         }
@@ -219,10 +265,10 @@ impl Reply {
             return self.bulk(text);
         }
         self.header(b'=', text.len() + format.len() + 1);
-        self.buf.extend_from_slice(&format);
-        self.buf.push(b':');
-        self.buf.extend_from_slice(text);
-        self.buf.extend_from_slice(b"\r\n");
+        self.put(&format);
+        self.put(b":");
+        self.put(text);
+        self.put(b"\r\n");
     }
 
     /// Begins an array whose length [`Reply::end`] gives.
@@ -255,23 +301,61 @@ impl Reply {
     pub fn end(&mut self, mark: Mark, len: usize) {
         let mut digits = itoa::Buffer::new();
         let digits = digits.format(len * mark.scale).as_bytes();
+        if self.is_lost() {
+            return;
+        }
         self.buf[mark.at] = mark.prefix;
         let placeholder = mark.at + 1..mark.at + 2;
         if let &[digit] = digits {
             self.buf[placeholder.start] = digit;
-        } else {
+        } else if self.has_room(digits.len()) {
             self.buf.splice(placeholder, digits.iter().copied());
         }
     }
 
     /// Takes an aggregate back, with everything rendered since it was begun.
     pub fn discard(&mut self, mark: Mark) {
-        self.buf.truncate(mark.at);
+        self.truncate(mark.at);
     }
 
     /// Appends replies that are rendered already.
+    #[inline]
     pub fn append(&mut self, rendered: &[u8]) {
-        self.buf.extend_from_slice(rendered);
+        self.put(rendered);
+    }
+
+    /// Appends replies that are rendered already, with their memory if there are no others.
+    pub fn take_over(&mut self, other: Self) {
+        if self.is_empty() && !self.is_lost() {
+            *self = Self { proto: self.proto, ..other };
+        } else if other.is_lost() {
+            self.lose();
+        } else {
+            self.append(other.as_bytes());
+        }
+    }
+
+    /// Whether there was no room for something: what is rendered is of no use.
+    #[inline]
+    pub fn is_lost(&self) -> bool {
+        self.lost_at != WHOLE
+    }
+
+    /// What is rendered from here on is left out.
+    pub fn lose(&mut self) {
+        self.lost_at = self.lost_at.min(self.buf.len());
+    }
+
+    /// Puts an error in the place of what is behind the first `len` bytes, if there was no room for
+    /// something of it; whether that is so.
+    #[inline]
+    pub fn own_up(&mut self, len: usize) -> bool {
+        let lost = self.is_lost() && self.lost_at >= len;
+        if lost {
+            self.truncate(len);
+            self.error(LOST);
+        }
+        lost
     }
 
     /// Rendered bytes.
@@ -289,6 +373,11 @@ impl Reply {
     /// Takes back everything behind the first `len` bytes ([`Reply::len`] at some point before).
     pub fn truncate(&mut self, len: usize) {
         self.buf.truncate(len);
+        if self.is_lost() && len <= self.lost_at {
+            self.lost_at = WHOLE;
+            self.buf.shrink_to(len + FIRST);
+            self.taken.set(self.buf.capacity());
+        }
     }
 
     /// What is rendered.
@@ -299,22 +388,52 @@ impl Reply {
 
     /// Drops what is rendered and keeps the memory.
     pub fn clear(&mut self) {
-        self.buf.clear();
+        self.truncate(0);
     }
 
-    /// Takes what is rendered out, leaving nothing.
-    pub fn take(&mut self) -> Vec<u8> {
-        std::mem::take(&mut self.buf)
-    }
-
-    /// What is rendered.
-    pub fn into_bytes(self) -> Vec<u8> {
+    /// What is rendered; its memory counts no more as that of clients. Where there was no room for
+    /// something, the error that says so.
+    pub fn into_bytes(mut self) -> Vec<u8> {
+        self.own_up(0);
         self.buf
+    }
+
+    /// Whether the buffer takes so many more bytes: it has grown if that was needed.
+    #[inline]
+    fn has_room(&mut self, more: usize) -> bool {
+        self.buf.capacity() - self.buf.len() >= more || self.make_room(more)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn make_room(&mut self, more: usize) -> bool {
+        if self.is_lost() {
+            return false;
+        }
+        let wanted = self.buf.len() + more;
+        let fits = self.grow(wanted.max(self.buf.capacity() * 2).max(FIRST)) || self.grow(wanted);
+        if !fits {
+            self.lose();
+        }
+        fits
+    }
+
+    fn grow(&mut self, capacity: usize) -> bool {
+        let counts = capacity > SMALL;
+        (!counts || self.taken.try_set(capacity))
+            && self.buf.try_reserve_exact(capacity - self.buf.len()).is_ok()
+    }
+
+    #[inline]
+    fn put(&mut self, bytes: &[u8]) {
+        if self.has_room(bytes.len()) {
+            self.buf.extend_from_slice(bytes);
+        }
     }
 
     fn begin(&mut self, prefix: u8, scale: usize) -> Mark {
         let at = self.buf.len();
-        self.buf.extend_from_slice(PLACEHOLDER);
+        self.put(PLACEHOLDER);
         Mark { at, prefix, scale }
     }
 
@@ -342,23 +461,25 @@ impl Reply {
     #[inline]
     fn header(&mut self, prefix: u8, len: usize) {
         if len < 10 {
-            self.buf.extend_from_slice(&[prefix, b'0' + len as u8, b'\r', b'\n']);
+            self.put(&[prefix, b'0' + len as u8, b'\r', b'\n']);
         } else {
-            self.buf.push(prefix);
+            self.put(&[prefix]);
             self.digits(len);
-            self.buf.extend_from_slice(b"\r\n");
+            self.put(b"\r\n");
         }
     }
 
     #[inline]
     fn digits(&mut self, value: impl itoa::Integer) {
         let mut digits = itoa::Buffer::new();
-        self.buf.extend_from_slice(digits.format(value).as_bytes());
+        self.put(digits.format(value).as_bytes());
     }
 
     /// A type byte and one line of text.
     fn line(&mut self, prefix: u8, text: &[u8]) {
-        self.buf.reserve(text.len() + 3);
+        if !self.has_room(text.len() + 3) {
+            return;
+        }
         self.buf.push(prefix);
         let start = self.buf.len();
         self.buf.extend_from_slice(text);

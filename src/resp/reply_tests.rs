@@ -129,7 +129,7 @@ fn taking_back() {
     reply.int(1);
     reply.discard(mark);
     assert_eq!(reply.as_bytes(), b"+OK\r\n");
-    assert_eq!(reply.take(), b"+OK\r\n");
+    reply.clear();
     assert!(reply.is_empty());
 
     reply.set_proto(Proto::Resp3);
@@ -138,4 +138,27 @@ fn taking_back() {
     assert_eq!(reply.as_bytes(), b"_\r\n");
     reply.clear();
     assert_eq!(reply.len(), 0);
+}
+
+#[test]
+fn what_finds_no_room_is_an_error_in_its_own_place() {
+    let mut reply = Reply::new(Proto::Resp2);
+    reply.ok();
+    let mark = reply.len();
+    let array = reply.begin_array();
+    reply.bulk(b"there is room");
+    // As if there were none from here on.
+    reply.lose();
+    reply.bulk(&[b'x'; 1000]);
+    reply.int(5);
+    reply.end(array, 100);
+    assert!(reply.is_lost() && reply.len() < 100);
+    assert!(!reply.own_up(reply.len()), "what was lost before is not of this reply");
+    assert!(reply.own_up(mark) && !reply.is_lost());
+    let text = String::from_utf8_lossy(reply.as_bytes()).into_owned();
+    assert!(text.starts_with("+OK\r\n-ERR the command has run, but its reply"), "{text}");
+    reply.int(1);
+    assert!(reply.as_bytes().ends_with(b"\r\n:1\r\n"));
+    reply.lose();
+    assert!(reply.into_bytes().starts_with(b"-ERR the command has run"));
 }

@@ -89,7 +89,7 @@ impl Wanted {
 
 /// Runs a command on keys of several workers; its whole reply comes back. The task goes on to the
 /// end even if the future is dropped.
-pub async fn run_across(worker: &Rc<Worker>, command: OwnedCommand) -> Vec<u8> {
+pub async fn run_across(worker: &Rc<Worker>, command: OwnedCommand) -> Reply {
     let (tx, rx) = oneshot::channel();
     let coordinator = worker.clone();
     let proto = command.request.proto;
@@ -148,7 +148,8 @@ pub(crate) async fn coordinate(
         }
         Err(_) => return Ran::abandoned(),
     }
-    Ran::reply(out.into_bytes())
+    out.own_up(0);
+    Ran::reply(out)
 }
 
 /// Tries until nothing is missing; the text of the error comes back if there is one.

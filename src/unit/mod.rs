@@ -17,6 +17,7 @@ use crate::commands::registry::Command;
 use crate::commands::{Ctx, Outcome, Run, Stop, flag};
 use crate::node::Node;
 use crate::resp::Args;
+use crate::resp::reply::LOST;
 use crate::worker::{OwnedCommand, Request};
 use flagstone_storage::Store;
 use std::cell::{Cell, RefCell, RefMut};
@@ -112,7 +113,10 @@ impl Ctx<'_> {
     pub fn run_part(&mut self, unit: &Unit, command: &'static Command, args: Args<'_>) -> Outcome {
         let began = Instant::now();
         let mark = self.out.len();
-        let outcome = self.run_uncounted(unit, command, args);
+        let outcome = match self.run_uncounted(unit, command, args) {
+            Ok(()) if self.out.own_up(mark) => Err(LOST.into()),
+            outcome => outcome,
+        };
         let failed = match &outcome {
             Ok(()) => None,
             Err(Stop::Error(text)) => Some(&**text),

@@ -1,6 +1,7 @@
 //! Commands that a connection sends to another worker, and the replies that come back.
 
 use super::execute::{OwnedCommand, Ran};
+use super::parked::Room;
 use super::rounds::Shown;
 use super::{RoundError, Worker, WorkerStats};
 use crate::commands::registry::Command;
@@ -49,6 +50,10 @@ struct BatchCommand {
     args: std::ops::Range<u32>,
 }
 
+/// Bytes of a connection's replies after which its further commands wait until these are written. So
+/// it takes the memory of so many, and of one reply, whatever it asks for and whether it reads or not.
+pub const MAX_REPLIES: usize = 1 << 20;
+
 /// Consecutive commands of one connection for one worker.
 #[derive(Debug, Default)]
 pub struct CmdBatch {
@@ -88,22 +93,97 @@ impl CmdBatch {
         let args = first..self.ranges.len() as u32;
         self.commands.push(BatchCommand { command, request, at, args });
     }
+
+    fn args(&self, item: &BatchCommand) -> Args<'_> {
+        Args::new(&self.bytes, &self.ranges[item.args.start as usize..item.args.end as usize])
+    }
+
+    /// Takes the first command out.
+    pub fn split_first(&mut self) -> Self {
+        let mut first = Self::default();
+        if !self.commands.is_empty() {
+            let item = self.commands.remove(0);
+            first.push(item.command, item.request, item.at, self.args(&item));
+        }
+        first
+    }
+
+    /// Leaves only some of the commands: ascending places.
+    fn retain(&mut self, places: &[u32]) {
+        let mut place = 0;
+        self.commands.retain(|_| {
+            place += 1;
+            places.binary_search(&(place - 1)).is_ok()
+        });
+    }
 }
 
 /// The replies of a batch, in order.
 #[derive(Debug, Default)]
 pub struct BatchReply {
-    bytes: Vec<u8>,
+    bytes: Reply,
     /// Where each reply ends.
     ends: Vec<usize>,
+    /// The places of those that are not there yet, ascending.
+    waiting: Vec<u32>,
+    /// Their commands, which have not run: the other replies take much, and are to be written first.
+    rest: CmdBatch,
 }
 
 impl BatchReply {
-    /// The `n`-th reply.
+    /// The `n`-th reply, if it is there yet.
     pub fn get(&self, n: usize) -> Option<&[u8]> {
+        if !self.waiting.is_empty() && self.waiting.binary_search(&(n as u32)).is_ok() {
+            return None;
+        }
         let end = *self.ends.get(n)?;
         let start = if n == 0 { 0 } else { self.ends[n - 1] };
-        self.bytes.get(start..end)
+        self.bytes.as_bytes().get(start..end)
+    }
+
+    /// Bytes of those from the `n`-th on.
+    pub fn bytes_from(&self, n: usize) -> usize {
+        self.bytes.len() - n.checked_sub(1).and_then(|last| self.ends.get(last)).unwrap_or(&0)
+    }
+
+    /// Whether there was no memory for them.
+    pub fn is_lost(&self) -> bool {
+        self.bytes.is_lost()
+    }
+
+    /// Takes out the commands that have not run.
+    pub fn take_rest(&mut self) -> CmdBatch {
+        std::mem::take(&mut self.rest)
+    }
+
+    /// Those from the `from`-th on, with replies that came later in the places of the first that were
+    /// not there. `rest`: the commands of those that are still not there.
+    pub fn fill(&self, from: usize, later: &mut Self, mut rest: CmdBatch) -> Self {
+        let mut whole = Self::default();
+        let mut places = 0..;
+        for n in from..self.ends.len() {
+            let reply = self.get(n).or_else(|| later.get(places.next()?));
+            match reply {
+                Some(reply) => whole.bytes.append(reply),
+                None => whole.waiting.push(whole.ends.len() as u32),
+            }
+            whole.ends.push(whole.bytes.len());
+        }
+        if rest.is_empty() {
+            rest = later.take_rest();
+        }
+        whole.rest = rest;
+        whole
+    }
+
+    /// The commands of a batch at these places and behind them have not run.
+    fn put_off(&mut self, mut batch: CmdBatch, mut places: Vec<u32>) {
+        let ran = self.ends.len();
+        places.extend(ran as u32..batch.len() as u32);
+        self.ends.resize(batch.len(), self.bytes.len());
+        batch.retain(&places);
+        self.waiting = places;
+        self.rest = batch;
     }
 }
 
@@ -119,8 +199,9 @@ pub(crate) struct Held {
 }
 
 impl Worker {
-    /// Runs a batch. Its replies leave once what they show may be shown.
-    pub(crate) fn run_batch(self: &Rc<Self>, batch: &CmdBatch, to: oneshot::Sender<BatchReply>) {
+    /// Runs a batch, the first command in any case and the others until their replies take much. They
+    /// leave once what they show may be shown.
+    pub(crate) fn run_batch(self: &Rc<Self>, batch: CmdBatch, to: oneshot::Sender<BatchReply>) {
         let mut out = Reply::new(Proto::Resp2);
         let mut ends = Vec::with_capacity(batch.len());
         let mut seen = Vec::with_capacity(batch.len());
@@ -128,11 +209,14 @@ impl Worker {
         let mut parked = Vec::new();
         let settings = self.settings();
         let now_ms = self.node.clock.now_ms();
-        self.warm(batch);
+        let mut room = None;
+        self.warm(&batch);
         self.start_watch();
         for (n, item) in batch.commands.iter().enumerate() {
-            let ranges = &batch.ranges[item.args.start as usize..item.args.end as usize];
-            let args = Args::new(&batch.bytes, ranges);
+            if out.len() > MAX_REPLIES || out.is_lost() {
+                break;
+            }
+            let args = batch.args(item);
             out.set_proto(item.request.proto);
             let ran = self.execute(
                 item.command,
@@ -151,19 +235,29 @@ impl Worker {
                 Err(blocked) => {
                     seen.push((item.command, 0));
                     let owned = OwnedCommand::new(item.command, args, item.request);
-                    parked.push((n, self.park(owned, blocked)));
+                    let room = (n > 0).then(|| room.get_or_insert_with(|| Room::new(1)).clone());
+                    parked.push((n, self.park(owned, blocked, room)));
                 }
             }
             ends.push(out.len());
         }
-        let reply = BatchReply { bytes: out.into_bytes(), ends };
-        let held = Held { reply, seen, shown, to };
-        if parked.is_empty() {
-            self.hold(held);
-        } else {
-            let worker = self.clone();
-            tokio::task::spawn_local(async move { worker.hold(held.complete(parked).await) });
+        if let Some(room) = room {
+            room.set(MAX_REPLIES.saturating_sub(out.len()));
         }
+        let ran = ends.len();
+        let reply = BatchReply { bytes: out, ends, ..BatchReply::default() };
+        let mut held = Held { reply, seen, shown, to };
+        if !parked.is_empty() {
+            let worker = self.clone();
+            tokio::task::spawn_local(async move {
+                worker.hold(held.complete(parked, batch).await);
+            });
+            return;
+        }
+        if ran < batch.len() {
+            held.reply.put_off(batch, Vec::new());
+        }
+        self.hold(held);
     }
 
     /// Touches the keys of a batch, all together.
@@ -212,24 +306,29 @@ impl Worker {
 
 impl Held {
     /// Waits for the parked commands and puts their replies in their places.
-    async fn complete(self, parked: Vec<(usize, oneshot::Receiver<Ran>)>) -> Self {
+    async fn complete(self, parked: Vec<(usize, oneshot::Receiver<Ran>)>, batch: CmdBatch) -> Self {
         let mut late = Vec::new();
         for (n, done) in parked {
             late.push((n, done.await.unwrap_or_else(|_| Ran::abandoned())));
         }
         let Self { reply, mut seen, mut shown, to } = self;
         let mut whole = BatchReply::default();
+        let mut put_off = Vec::new();
         let mut late = late.into_iter().peekable();
         for (n, (_, round)) in seen.iter_mut().enumerate() {
             match late.next_if(|(at, _)| *at == n) {
+                Some((_, ran)) if ran.put_off.is_some() => put_off.push(n as u32),
                 Some((_, mut ran)) => {
                     *round = ran.shown.round();
                     shown.add(std::mem::take(&mut ran.shown));
-                    whole.bytes.extend_from_slice(&ran.into_reply(Proto::Resp2));
+                    whole.bytes.append(ran.into_reply(Proto::Resp2).as_bytes());
                 }
-                None => whole.bytes.extend_from_slice(reply.get(n).unwrap_or_default()),
+                None => whole.bytes.append(reply.get(n).unwrap_or_default()),
             }
             whole.ends.push(whole.bytes.len());
+        }
+        if !put_off.is_empty() || whole.ends.len() < batch.len() {
+            whole.put_off(batch, put_off);
         }
         Self { reply: whole, seen, shown, to }
     }
@@ -238,17 +337,24 @@ impl Held {
 impl BatchReply {
     /// Puts an error in the place of each reply that shows a round which failed, and counts it.
     fn with_failures(
-        self,
+        mut self,
         seen: &[(&'static Command, u64)],
         failure: impl Fn(u64) -> Option<RoundError>,
         stats: &WorkerStats,
     ) -> Self {
-        let mut out = Self::default();
+        let Self { waiting, rest, .. } = &mut self;
+        let mut out = Self {
+            waiting: std::mem::take(waiting),
+            rest: std::mem::take(rest),
+            ..Self::default()
+        };
         for (n, &(command, round)) in seen.iter().enumerate() {
             let reply = self.get(n).unwrap_or_default();
             stats.give(&mut out.bytes, Some(command), reply, failure(round));
             out.ends.push(out.bytes.len());
         }
+        // Of those that have not run nothing is known.
+        out.ends.resize(self.ends.len(), out.bytes.len());
         out
     }
 }

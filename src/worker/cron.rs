@@ -1,6 +1,8 @@
 //! What a worker does by the clock, and how it ends.
 
 use super::Worker;
+use crate::client_memory::CLIENTS;
+use crate::node::Node;
 use anyhow::{Result, bail};
 use flagstone_storage::partition::Partition;
 use std::future::Future;
@@ -34,6 +36,7 @@ impl Worker {
             if self.id == 0 {
                 self.node.clock.look();
                 self.node.look_at_memory(&self.settings());
+                self.turn_clients_away();
                 self.sample_rates();
             }
         }
@@ -52,6 +55,24 @@ impl Worker {
                 client.kill();
             }
         }
+    }
+
+    /// Closes clients that give no password, or take too much memory, and tells of them.
+    fn turn_clients_away(&self) {
+        let (node, settings) = (&self.node, self.settings());
+        let now_ms = node.clock.now_ms();
+        let limit = Node::client_memory_limit(&settings);
+        CLIENTS.set_limit(limit);
+        node.clients.relieve(now_ms);
+        node.clients.refusals.log(now_ms);
+        if now_ms.saturating_sub(self.clients_seen_ms.get()) < 1000 {
+            return;
+        }
+        self.clients_seen_ms.set(now_ms);
+        if settings.requirepass.is_some() {
+            node.clients.close_strangers(now_ms);
+        }
+        node.clients.evict(limit);
     }
 
     /// Closes this worker's connections that do not read what they are sent, once a second.

@@ -56,22 +56,35 @@ impl Elsewhere {
 /// What a parked command came to.
 #[derive(Debug)]
 pub struct Ran {
-    pub reply: Vec<u8>,
+    pub reply: Reply,
     /// What the reply shows.
     pub(crate) shown: Shown,
     /// There is no reply: it waits.
     pub block: Option<Box<Block>>,
+    /// There is no reply: it has not run, as those of its connection's other commands take much and
+    /// are to be written first.
+    pub put_off: Option<Box<OwnedCommand>>,
 }
 
 impl Ran {
     /// A reply that shows nothing that would have to be stored.
-    pub fn reply(reply: Vec<u8>) -> Self {
-        Self { reply, shown: Shown::default(), block: None }
+    pub fn reply(reply: impl Into<Reply>) -> Self {
+        Self::shows(reply.into(), Shown::default())
+    }
+
+    /// A reply, and what it shows.
+    pub(crate) fn shows(reply: Reply, shown: Shown) -> Self {
+        Self { reply, shown, block: None, put_off: None }
+    }
+
+    /// The command is to run later.
+    pub fn put_off(command: OwnedCommand) -> Self {
+        Self { put_off: Some(Box::new(command)), ..Self::reply(Reply::default()) }
     }
 
     /// The command has found nothing.
     pub fn blocked(block: Box<Block>) -> Self {
-        Self { reply: Vec::new(), shown: Shown::default(), block: Some(block) }
+        Self { block: Some(block), ..Self::reply(Reply::default()) }
     }
 
     /// A command that may not wait has found nothing: that is its reply.
@@ -79,12 +92,12 @@ impl Ran {
         if let Some(block) = self.block.take() {
             let mut out = Reply::new(proto);
             block.nil.write(&mut out);
-            self.reply = out.into_bytes();
+            self.reply = out;
         }
     }
 
     /// The reply of a command that may not wait.
-    pub fn into_reply(mut self, proto: crate::resp::Proto) -> Vec<u8> {
+    pub fn into_reply(mut self, proto: crate::resp::Proto) -> Reply {
         self.end_wait(proto);
         self.reply
     }
@@ -189,7 +202,7 @@ impl Worker {
             &self.settings(),
             &mut out,
         )?;
-        Ok(Ran { reply: out.into_bytes(), shown: self.rounds.seen(seen), block: None })
+        Ok(Ran::shows(out, self.rounds.seen(seen)))
     }
 
     #[allow(clippy::too_many_arguments, reason = "the hot path hands over what it has at hand")]
@@ -227,8 +240,10 @@ impl Worker {
             handler(&mut Ctx { store, out, db: request.db, settings, again, unit: None }, args);
         let mut empty = None;
         match outcome {
-            Ok(())
-            | Err(Stop::Close | Stop::Unsettled | Stop::Apart | Stop::Whole | Stop::Undone(_)) => {}
+            Ok(()) => {
+                out.own_up(mark);
+            }
+            Err(Stop::Close | Stop::Unsettled | Stop::Apart | Stop::Whole | Stop::Undone(_)) => {}
             Err(Stop::Block(block)) => {
                 out.truncate(mark);
                 empty = Some(block);

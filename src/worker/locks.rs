@@ -316,7 +316,7 @@ mod tests {
         let args: OwnedArgs = line.split(' ').collect();
         let command = registry::resolve(args.args()).unwrap();
         let command = OwnedCommand::new(command, args, Request::of_nobody(0));
-        Parked::new(command, Vec::new(), oneshot::channel().0, &Arc::default())
+        Parked::new(command, Vec::new(), None, oneshot::channel().0, &Arc::default())
     }
 
     fn names(locks: &LockTable, key: &str) -> Vec<String> {

@@ -16,12 +16,13 @@ mod scan;
 mod stats;
 mod units;
 
-pub use batch::{BatchReply, CmdBatch, Request};
+pub use batch::{BatchReply, CmdBatch, MAX_REPLIES, Request};
 pub use cron::CRON_HZ;
 pub(crate) use execute::changer;
 pub use execute::{Blocked, Elsewhere, OwnedCommand, Ran};
 pub(crate) use locks::LockKey;
 pub use mailbox::{Inbox, Mailbox, Message, WorkerGone, mailbox};
+pub(crate) use parked::Room;
 pub use rounds::RoundError;
 pub(crate) use rounds::{Shown, refusal, says_away};
 pub use scan::{Cursor, ScanKey, ScanPage};
@@ -34,7 +35,7 @@ use crate::commands::registry::Command;
 use crate::config::Settings;
 use crate::connection::Ahead;
 use crate::node::{Node, ShutdownRequest};
-use crate::resp::Args;
+use crate::resp::{Args, Reply};
 use crate::slowlog::{self, SlowCommand};
 use crate::unit::Effects;
 use flagstone_storage::partition::Partition;
@@ -43,11 +44,17 @@ use rounds::Rounds;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
 /// Bytes of a buffer for replies that is kept: whoever takes it has it until their replies can leave.
 const REPLY_BUFFER: usize = 64 << 10;
+
+/// How long the commands of one connection run before others have a turn.
+pub(crate) const TURN: Duration = Duration::from_micros(250);
+
+/// The same for those of a drain, which share a record.
+const DRAIN_TURN: Duration = Duration::from_millis(1);
 
 /// See the module's description.
 pub struct Worker {
@@ -75,6 +82,7 @@ pub struct Worker {
     watch: Cell<Instant>,
     commit_pending: Cell<bool>,
     outboxes_checked_ms: Cell<u64>,
+    clients_seen_ms: Cell<u64>,
     /// Who waits for its keys.
     pub(crate) waiting: RefCell<WaitTable>,
     /// Replies of those who waited, until they may be shown.
@@ -136,6 +144,7 @@ impl Worker {
             watch: Cell::new(Instant::now()),
             commit_pending: Cell::new(false),
             outboxes_checked_ms: Cell::new(0),
+            clients_seen_ms: Cell::new(0),
             waiting: RefCell::default(),
             deliveries: RefCell::default(),
             news: RefCell::default(),
@@ -199,6 +208,11 @@ impl Worker {
         self.watch.set(Instant::now());
     }
 
+    /// When the last command that was timed ended, or the next began.
+    pub(crate) fn last_ran(&self) -> Instant {
+        self.watch.get()
+    }
+
     /// A command has run, from when the last one ended or the watch was started.
     pub(crate) fn ran(&self, command: &Command, args: Args<'_>, client: u64, settings: &Settings) {
         let now = Instant::now();
@@ -246,17 +260,21 @@ impl Worker {
             duration_us,
             args,
             addr: client.as_ref().map(|c| c.addr.to_string()).unwrap_or_default(),
-            name: client.map(|c| c.labels().name.clone()).unwrap_or_default(),
+            name: client.map(|c| slowlog::kept_name(&c.labels().name)).unwrap_or_default(),
         };
         self.node.slowlog.push(command, max);
     }
 
-    /// Serves the mailbox: drains of up to 256 messages, the urgent lane first, and one commit
-    /// after each.
+    /// Serves the mailbox: drains of up to 256 messages or a turn, the urgent lane first, and one
+    /// commit after each.
     pub(crate) async fn run_mailbox(self: Rc<Self>, mut inbox: Inbox) {
         while let Some(first) = inbox.next().await {
+            let began = Instant::now();
             self.handle(first);
             for _ in 1..mailbox::DRAIN {
+                if self.last_ran().saturating_duration_since(began) > DRAIN_TURN {
+                    break;
+                }
                 let Some(message) = inbox.try_next() else { break };
                 self.handle(message);
             }
@@ -272,7 +290,7 @@ impl Worker {
             Message::Batch(batch, to) => {
                 let n = batch.len() as u64;
                 self.stats().remote.fetch_add(n, std::sync::atomic::Ordering::Relaxed);
-                self.run_batch(&batch, to);
+                self.run_batch(batch, to);
             }
             Message::Acquire(acquire, to) => self.acquire(acquire, to),
             Message::Apply(apply) => self.apply(apply),
@@ -410,10 +428,10 @@ impl Worker {
     }
 
     /// The reply of a command that did not run in place, once it may be sent.
-    pub(crate) async fn settle_reply(&self, command: &Command, ran: Ran) -> Vec<u8> {
+    pub(crate) async fn settle_reply(&self, command: &Command, ran: Ran) -> Reply {
         let Err(error) = self.wait_shown(&ran.shown).await else { return ran.reply };
-        let mut reply = Vec::new();
-        self.stats().give(&mut reply, Some(command), &ran.reply, Some(error));
+        let mut reply = Reply::new(ran.reply.proto());
+        self.stats().give(&mut reply, Some(command), ran.reply.as_bytes(), Some(error));
         reply
     }
 }

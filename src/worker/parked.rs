@@ -7,7 +7,7 @@ use crate::blocking::Held;
 use crate::resp::Reply;
 use crate::routing::{self, coordinate};
 use flagstone_storage::store::Need;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{HashSet, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -50,7 +50,34 @@ pub(crate) struct Parked {
     missed: Vec<Need>,
     /// Parts of values that a unit has missed so far.
     parts: HashSet<Need>,
+    /// What the replies of its connection may take; `None`: it runs in any case.
+    room: Option<Room>,
     to: oneshot::Sender<Ran>,
+}
+
+/// Bytes that the replies of a connection's parked commands may take before they are written. Once
+/// these are used up, the commands that are left do not run, in whatever order they could: they are
+/// put off. So of two on the same key the second does not run before the first.
+#[derive(Clone, Debug)]
+pub(crate) struct Room(Rc<Cell<usize>>);
+
+impl Room {
+    pub(crate) fn new(bytes: usize) -> Self {
+        Self(Rc::new(Cell::new(bytes)))
+    }
+
+    /// So many bytes are left.
+    pub(crate) fn set(&self, bytes: usize) {
+        self.0.set(bytes);
+    }
+
+    fn is_spent(&self) -> bool {
+        self.0.get() == 0
+    }
+
+    fn spend(&self, bytes: usize) {
+        self.0.set(self.0.get().saturating_sub(bytes));
+    }
 }
 
 /// Commands that can go on.
@@ -75,6 +102,7 @@ impl Worker {
         self: &Rc<Self>,
         command: OwnedCommand,
         blocked: Blocked,
+        room: Option<Room>,
     ) -> oneshot::Receiver<Ran> {
         self.stats().parked.fetch_add(1, Ordering::Relaxed);
         let (to, rx) = oneshot::channel();
@@ -101,7 +129,7 @@ impl Worker {
         let mut locks = self.locks.borrow_mut();
         let keys = command.command.keys(command.args(), command.request.db);
         let places = locks.places(keys.into_iter().filter(|(_, key)| self.owns(key)));
-        let parked = Parked::new(command, missed, to, &self.node.stats[self.id]);
+        let parked = Parked::new(command, missed, room, to, &self.node.stats[self.id]);
         locks.enqueue_command(places, parked);
         drop(locks);
         self.wake_granted();
@@ -148,6 +176,9 @@ impl Worker {
 
     /// Has loaded what a command misses, else runs it.
     fn go_on(self: &Rc<Self>, lock: Lock, mut parked: Box<Parked>) {
+        if parked.room.as_ref().is_some_and(Room::is_spent) {
+            return parked.put_off(lock);
+        }
         if parked.missed.is_empty() {
             match self.run_locked(&parked.command) {
                 Ok(ran) => return parked.end(lock, ran),
@@ -208,7 +239,7 @@ impl Worker {
         );
         self.waiting.borrow_mut().hold(held);
         let shown = |seen| self.rounds.seen(seen);
-        ran.map(|seen| Ran { reply: out.into_bytes(), shown: shown(seen), block: None })
+        ran.map(|seen| Ran::shows(out, shown(seen)))
     }
 
     /// Runs a command that holds no locks at a coordinator.
@@ -262,15 +293,25 @@ impl Parked {
     pub(super) fn new(
         command: OwnedCommand,
         missed: Vec<Need>,
+        room: Option<Room>,
         to: oneshot::Sender<Ran>,
         stats: &Arc<WorkerStats>,
     ) -> Box<Self> {
         let _place = Place::new(&command, stats);
-        Box::new(Self { command, _place, missed, parts: HashSet::new(), to })
+        Box::new(Self { command, _place, missed, parts: HashSet::new(), room, to })
+    }
+
+    /// It is to run later.
+    fn put_off(self, lock: Lock) {
+        drop(lock);
+        let _ = self.to.send(Ran::put_off(self.command));
     }
 
     /// It has run, or cannot: others may have its locks.
     fn end(self, lock: Lock, ran: Ran) {
+        if let Some(room) = &self.room {
+            room.spend(ran.reply.len());
+        }
         drop(lock);
         // The connection may be gone: the command ran all the same.
         let _ = self.to.send(ran);

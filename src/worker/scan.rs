@@ -49,6 +49,6 @@ impl Worker {
         let request = Request::of_nobody(db);
         let command = OwnedCommand::new(exists, args, request);
         // Its reply says nothing of interest.
-        let _ = self.park(command, Blocked::Locked).await;
+        let _ = self.park(command, Blocked::Locked, None).await;
     }
 }

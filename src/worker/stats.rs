@@ -2,6 +2,7 @@
 
 use crate::clients::count;
 use crate::commands::registry::{self, Command};
+use crate::resp::Reply;
 use crate::unit::Effects;
 use crate::worker::RoundError;
 use std::borrow::Cow;
@@ -174,21 +175,19 @@ impl WorkerStats {
     /// counted. Where nothing is to be replied there is no error either.
     pub(crate) fn give(
         &self,
-        out: &mut Vec<u8>,
+        out: &mut Reply,
         command: Option<&Command>,
         reply: &[u8],
         failure: Option<RoundError>,
     ) {
         let Some(RoundError(text)) = failure.filter(|_| !reply.is_empty()) else {
-            return out.extend_from_slice(reply);
+            return out.append(reply);
         };
         // An error reply in whose place it comes is counted already.
         if let Some(command) = command.filter(|_| !reply.starts_with(b"-")) {
             self.failed(command, &text);
         }
-        out.push(b'-');
-        out.extend_from_slice(text.as_bytes());
-        out.extend_from_slice(b"\r\n");
+        out.error(text);
     }
 
     /// A unit has run to its end; `text`: the error that it is answered by. It may have counted

@@ -12,6 +12,7 @@ mod functions;
 mod hostile;
 mod keyspace;
 mod moving;
+mod neighbours;
 mod partial;
 mod pipelines;
 mod process;

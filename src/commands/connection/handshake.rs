@@ -3,6 +3,7 @@
 use crate::commands::{Call, Outcome, Stop, arg, error, is_word};
 use crate::num::parse_i64;
 use crate::resp::{Args, Proto};
+use std::time::Duration;
 
 const WRONG_PASS: &str = "WRONGPASS invalid username-password pair or user is disabled.";
 const NO_PASSWORD_SET: &str = "ERR AUTH <password> called without any password configured for \
@@ -11,6 +12,10 @@ const NOT_AUTHENTICATED: &str = "NOAUTH HELLO must be called with the client alr
     authenticated, otherwise the HELLO <proto> AUTH <user> <pass> option can be used to \
     authenticate the client and select the RESP protocol version at the same time";
 const BAD_NAME: &str = "ERR Client names cannot contain spaces, newlines or special characters.";
+
+/// How long the error for the first wrong password of a connection is kept back, and for any.
+const FIRST_PENALTY: Duration = Duration::from_millis(50);
+const MAX_PENALTY: Duration = Duration::from_secs(3);
 
 /// The name and version that clients are told: what this server is compatible with.
 pub(crate) const COMPATIBLE_VERSION: &str = "8.1.1";
@@ -119,11 +124,23 @@ fn authenticate(cx: &mut Call<'_>, user: &[u8], password: &[u8]) -> Outcome {
         None => true,
         Some(wanted) => same_secret(wanted.as_bytes(), password),
     };
+    let session = &mut *cx.session;
     if user != b"default" || !right {
+        cx.node.clients.refusals.wrong_password(session.client.addr);
+        session.penalty = Some(penalty(session.wrong_passwords));
+        session.wrong_passwords = session.wrong_passwords.saturating_add(1);
         return Err(WRONG_PASS.into());
     }
-    cx.session.authenticated = true;
+    session.authenticated = true;
+    session.wrong_passwords = 0;
+    cx.node.clients.befriend(&session.client);
     Ok(())
+}
+
+/// How long the error for a wrong password is kept back, after so many others in a row: so that
+/// nobody tries many of them. Other connections do not feel it.
+fn penalty(before: u32) -> Duration {
+    (FIRST_PENALTY * 2_u32.pow(before.min(10))).min(MAX_PENALTY)
 }
 
 /// Compares in a time that does not tell where the first difference is.

@@ -86,6 +86,9 @@ fn quit(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
 fn reset(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
     let authenticated = cx.worker.settings().requirepass.is_none();
     cx.session.reset(authenticated);
+    if !authenticated {
+        cx.node.clients.estrange(&cx.session.client, cx.node.clock.now_ms());
+    }
     cx.session.take_pushes(cx.out);
     cx.out.set_proto(cx.session.proto);
     cx.out.simple("RESET");

@@ -39,7 +39,7 @@ async fn run_seeing(
     let args: OwnedArgs = words.iter().collect();
     let request = Request { sees_expired: expired, ..Request::of_nobody(db) };
     let owned = OwnedCommand::new(command, args, request);
-    Ok(routing::run_across(cx.worker, owned).await)
+    Ok(routing::run_across(cx.worker, owned).await.into_bytes())
 }
 
 /// The bytes of a bulk string; `None`: null or an error.

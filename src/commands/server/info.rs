@@ -425,7 +425,7 @@ impl Page<'_> {
             ("expire_cycle_cpu_milliseconds", &0),
             // No policy removes keys.
             ("evicted_keys", &0),
-            ("evicted_clients", &0),
+            ("evicted_clients", &clients.evicted.load(Ordering::Relaxed)),
             ("evicted_scripts", &self.node.scripts.figures().2),
             ("total_eviction_exceeded_time", &0),
             ("current_eviction_exceeded_time", &0),

@@ -1,0 +1,124 @@
+//! Who was turned away, and why: one line of the log for all of some seconds, so that neither an
+//! attack goes unnoticed nor the log is its victim.
+
+use std::net::SocketAddr;
+use std::sync::{Mutex, PoisonError};
+
+/// Seconds between two lines.
+const PERIOD_MS: u64 = 10_000;
+
+/// How often something has happened, and to whom last.
+#[derive(Debug, Default)]
+struct Count {
+    times: u64,
+    last: Option<SocketAddr>,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    wrong_passwords: Count,
+    silent: Count,
+    too_many: Count,
+    unprotected: Count,
+    evicted: Count,
+    logged_at_ms: u64,
+}
+
+/// See the module's description.
+#[derive(Debug, Default)]
+pub struct Refusals(Mutex<Counts>);
+
+impl Refusals {
+    fn count(&self, which: impl FnOnce(&mut Counts) -> &mut Count, addr: SocketAddr) {
+        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = which(&mut counts);
+        count.times += 1;
+        count.last = Some(addr);
+    }
+
+    /// A client has given a wrong password.
+    pub fn wrong_password(&self, addr: SocketAddr) {
+        self.count(|counts| &mut counts.wrong_passwords, addr);
+    }
+
+    /// A client was closed as it has given no password in time.
+    pub fn silent(&self, addr: SocketAddr) {
+        self.count(|counts| &mut counts.silent, addr);
+    }
+
+    /// A client was not let in as there are too many.
+    pub fn too_many(&self, addr: SocketAddr) {
+        self.count(|counts| &mut counts.too_many, addr);
+    }
+
+    /// A client of another machine was not let in as there is no password.
+    pub fn unprotected(&self, addr: SocketAddr) {
+        self.count(|counts| &mut counts.unprotected, addr);
+    }
+
+    /// A client was closed as all together take too much memory.
+    pub fn evicted(&self, addr: SocketAddr) {
+        self.count(|counts| &mut counts.evicted, addr);
+    }
+
+    /// What has happened since the last line, if that is some seconds ago.
+    fn due(&self, now_ms: u64) -> Option<String> {
+        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if now_ms.saturating_sub(counts.logged_at_ms) < PERIOD_MS {
+            return None;
+        }
+        let Counts { wrong_passwords, silent, too_many, unprotected, evicted, .. } = &*counts;
+        let told: Vec<String> = [
+            (wrong_passwords, "wrong passwords"),
+            (silent, "closed that gave no password"),
+            (
+                too_many,
+                "refused as maxclients is reached, or half of it by clients without a password",
+            ),
+            (unprotected, "refused by protected-mode"),
+            (evicted, "closed by maxmemory-clients, those that took most"),
+        ]
+        .into_iter()
+        .filter_map(|(count, what)| Some(format!("{} {what} (last: {})", count.times, count.last?)))
+        .collect();
+        if told.is_empty() {
+            return None;
+        }
+        *counts = Counts { logged_at_ms: now_ms, ..Counts::default() };
+        Some(told.join("; "))
+    }
+
+    /// Logs who was turned away, at most once in some seconds.
+    pub fn log(&self, now_ms: u64) {
+        if let Some(told) = self.due(now_ms) {
+            tracing::warn!("clients turned away: {told}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_is_one_line_for_all_of_some_seconds() {
+        let refusals = Refusals::default();
+        assert_eq!(refusals.due(50_000), None);
+        let addr = |port| SocketAddr::from(([10, 0, 0, 1], port));
+        for port in 1..=500 {
+            refusals.wrong_password(addr(port));
+        }
+        refusals.silent(addr(7));
+        let first = refusals.due(50_000).expect("a line");
+        assert_eq!(
+            first,
+            "500 wrong passwords (last: 10.0.0.1:500); \
+            1 closed that gave no password (last: 10.0.0.1:7)"
+        );
+        refusals.evicted(addr(9));
+        assert_eq!(refusals.due(59_999), None);
+        let second = refusals.due(60_000).expect("a line");
+        assert!(second.starts_with("1 closed by maxmemory-clients"), "{second}");
+        assert_eq!(refusals.due(80_000), None);
+    }
+}

@@ -1,0 +1,216 @@
+//! All connections of the node: who is let in, and who is closed when they take too much memory.
+
+use super::{Client, Refusals, state};
+use crate::client_memory;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// How long a client may take to give its password.
+pub const STRANGER_TIME: Duration = Duration::from_secs(10);
+
+/// One part of this many of the connections may be of clients that have yet to give their password.
+const STRANGERS_SHARE: usize = 2;
+
+/// How long memory of clients that were closed takes to come back, before others are looked for.
+const EVICTION_PAUSE_MS: u64 = 10;
+
+/// All connections of the node, by id.
+#[derive(Debug, Default)]
+pub struct Clients {
+    next_id: AtomicU64,
+    map: Mutex<BTreeMap<u64, Arc<Client>>>,
+    /// Those that have yet to give their password.
+    strangers: AtomicUsize,
+    /// When clients were last closed as they took too much memory.
+    evicted_at_ms: AtomicU64,
+    pub accepted: AtomicU64,
+    pub rejected: AtomicU64,
+    /// Closed because they did not read what they were sent.
+    pub too_slow: AtomicU64,
+    /// Closed because all together took too much memory.
+    pub evicted: AtomicU64,
+    /// Who was turned away, for the log.
+    pub refusals: Refusals,
+}
+
+impl Clients {
+    fn map(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Client>>> {
+        self.map.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn len(&self) -> usize {
+        self.map().len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Registers a connection, unless there are `max` already. `is_stranger`: it has to give a
+    /// password, and there may be only so many that have not.
+    pub fn admit(
+        &self,
+        max: usize,
+        is_stranger: bool,
+        make: impl FnOnce(u64) -> Client,
+    ) -> Option<Arc<Client>> {
+        let mut map = self.map();
+        let strangers = self.strangers.load(Ordering::Relaxed);
+        let too_strange = is_stranger && strangers >= max.div_ceil(STRANGERS_SHARE);
+        if map.len() >= max || too_strange {
+            self.rejected.fetch_add(1, Ordering::Relaxed);
+            return None;
+        }
+        self.accepted.fetch_add(1, Ordering::Relaxed);
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed) + 1;
+        let client = Arc::new(make(id));
+        if is_stranger {
+            self.estrange(&client, client.created_ms);
+        }
+        map.insert(id, client.clone());
+        Some(client)
+    }
+
+    /// A client has to give a password from now on.
+    pub fn estrange(&self, client: &Client, now_ms: u64) {
+        if client.stranger_since_ms.swap(now_ms.max(1), Ordering::Relaxed) == 0 {
+            self.strangers.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// It has given it, or has gone.
+    pub fn befriend(&self, client: &Client) {
+        if client.stranger_since_ms.swap(0, Ordering::Relaxed) != 0 {
+            self.strangers.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    pub fn remove(&self, id: u64) {
+        self.map().remove(&id);
+    }
+
+    /// Closes a connection; from now on it is not shown any more.
+    pub fn kill(&self, client: &Client) {
+        self.remove(client.id);
+        client.kill();
+    }
+
+    pub fn get(&self, id: u64) -> Option<Arc<Client>> {
+        self.map().get(&id).cloned()
+    }
+
+    /// All of them, oldest first.
+    pub fn all(&self) -> Vec<Arc<Client>> {
+        self.map().values().cloned().collect()
+    }
+
+    /// Closes those that take too long to give their password.
+    pub fn close_strangers(&self, now_ms: u64) {
+        if self.strangers.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        for client in self.all() {
+            let since_ms = client.stranger_since_ms.load(Ordering::Relaxed);
+            if since_ms != 0 && now_ms.saturating_sub(since_ms) >= STRANGER_TIME.as_millis() as u64
+            {
+                self.refusals.silent(client.addr);
+                client.kill();
+            }
+        }
+    }
+
+    /// Closes clients if what all take together that is large is more than they may have.
+    #[inline]
+    pub fn relieve(&self, now_ms: u64) {
+        if client_memory::CLIENTS.is_over() {
+            self.relieve_now(now_ms);
+        }
+    }
+
+    #[cold]
+    fn relieve_now(&self, now_ms: u64) {
+        let last_ms = self.evicted_at_ms.load(Ordering::Relaxed);
+        if now_ms.saturating_sub(last_ms) >= EVICTION_PAUSE_MS {
+            self.evicted_at_ms.store(now_ms, Ordering::Relaxed);
+            self.evict(client_memory::CLIENTS.limit() as u64);
+        }
+    }
+
+    /// Closes those that take most, but those that said CLIENT NO-EVICT ON, until all together take
+    /// at most so many bytes (0: any number).
+    pub fn evict(&self, limit: u64) {
+        if limit == 0 {
+            return;
+        }
+        let mut clients: Vec<_> =
+            self.all().into_iter().map(|client| (client.memory(), client)).collect();
+        let mut total: u64 = clients.iter().map(|(bytes, _)| bytes).sum();
+        if total <= limit {
+            return;
+        }
+        clients.sort_unstable_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
+        for (bytes, client) in clients {
+            if total <= limit {
+                break;
+            }
+            if client.is(state::NO_EVICT) {
+                continue;
+            }
+            total -= bytes;
+            self.evicted.fetch_add(1, Ordering::Relaxed);
+            self.refusals.evicted(client.addr);
+            self.kill(&client);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{Ipv4Addr, SocketAddr};
+
+    fn client(id: u64) -> Client {
+        let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
+        Client::new(id, (addr, addr), 0, 0, 1000)
+    }
+
+    #[test]
+    fn strangers_get_half_of_the_places_and_ten_seconds() {
+        let clients = Clients::default();
+        let first = clients.admit(4, true, client).expect("there is room");
+        assert!(clients.admit(4, true, client).is_some());
+        assert!(clients.admit(4, true, client).is_none());
+        clients.befriend(&first);
+        clients.befriend(&first);
+        assert!(clients.admit(4, true, client).is_some());
+        assert!(clients.admit(4, true, client).is_none());
+        assert!(clients.admit(4, false, client).is_some());
+        clients.close_strangers(10_999);
+        assert!(clients.all().iter().all(|client| !client.is_killed()));
+        clients.close_strangers(11_000);
+        let killed: Vec<_> = clients.all().iter().map(|client| client.is_killed()).collect();
+        assert_eq!(killed, [false, true, true, false]);
+    }
+
+    #[test]
+    fn those_that_take_most_are_closed_until_there_is_room() {
+        let clients = Clients::default();
+        for bytes in [100_u64, 900_000, 500_000, 700_000] {
+            let client = clients.admit(10, false, client).expect("there is room");
+            client.query_bytes.store(bytes, Ordering::Relaxed);
+        }
+        clients.get(2).expect("there").set(state::NO_EVICT, true);
+        clients.evict(0);
+        clients.evict(3_000_000);
+        assert_eq!(clients.len(), 4);
+        clients.evict(1_500_000);
+        let left: Vec<u64> = clients.all().iter().map(|client| client.id).collect();
+        assert_eq!(left, [1, 2, 3]);
+        clients.evict(1000);
+        let left: Vec<u64> = clients.all().iter().map(|client| client.id).collect();
+        assert_eq!(left, [2], "only the one that is spared");
+        assert_eq!(clients.evicted.load(Ordering::Relaxed), 3);
+    }
+}

@@ -1,0 +1,180 @@
+//! Commands that run by themselves: behind the replies before them, and waiting as they need.
+
+use super::cycle::Cycle;
+use super::wire::Wire;
+use super::{Connection, gate};
+use crate::clients::state;
+use crate::commands::registry::Command;
+use crate::commands::{Call, Run, Stop, error, flag};
+use crate::config::Settings;
+use crate::resp::{Args, Limits, Parsed, Parser, Reply};
+use crate::routing::Databases;
+use crate::session::ReplyMode;
+use crate::worker::says_away;
+use bytes::Buf;
+use gate::Admitted;
+use std::time::Instant;
+
+impl Connection {
+    /// Runs the command at the front of the buffer by itself, waiting as it needs.
+    pub(super) async fn run_barrier(&mut self) -> std::io::Result<bool> {
+        let buf = std::mem::take(&mut self.buf);
+        let mut parser = Parser::new();
+        let settings = self.worker.settings();
+        let limits = Limits {
+            max_bulk: settings.proto_max_bulk_len,
+            authenticated: self.session.authenticated,
+            ..Limits::default()
+        };
+        let Ok(Parsed::Command) = parser.parse(&buf, &limits) else { return Ok(false) };
+        let args = parser.args(&buf);
+        let mut out = Reply::new(self.session.proto);
+        let mode = self.session.reply_mode;
+        if self.session.reply_mode == ReplyMode::SkipNext {
+            self.session.reply_mode = ReplyMode::Skip;
+        }
+        let left = buf.len() - parser.consumed();
+        let close = self.run_alone(args, left, &settings, &mut out).await?;
+        // Others are not kept waiting for this client to read its reply.
+        self.worker.node.pubsub.ring();
+        let command = gate::resolve(args).ok();
+        if command.is_some_and(|command| command.spec.shows_data())
+            && !says_away(out.as_bytes())
+            && let Err(text) = self.worker.node.confirm_owner().await
+        {
+            if let Some(command) = command.filter(|_| !out.as_bytes().starts_with(b"-")) {
+                self.worker.stats().failed(command, text);
+            }
+            out.truncate(0);
+            out.error(text);
+        }
+        self.session.end_caching(command);
+        let silent = match (mode, self.session.reply_mode) {
+            (_, ReplyMode::Skip) => {
+                self.session.reply_mode = ReplyMode::On;
+                true
+            }
+            (_, ReplyMode::Off | ReplyMode::SkipNext) => true,
+            _ => false,
+        };
+        let mut buf = buf;
+        let consumed = parser.consumed();
+        buf.advance(consumed);
+        // While it waited, more may have come.
+        buf.extend_from_slice(&self.buf);
+        self.buf = buf;
+        if silent {
+            // Confirmations of subscriptions come all the same, and before what follows.
+            for _ in 0..self.session.client.outbox.size().0 {
+                self.wire().send_pushes().await?;
+            }
+        } else {
+            self.serve_penalty().await;
+            self.add_pushes(&mut out);
+            self.reply(&out).await?;
+        }
+        Ok(!close && !self.session.closing)
+    }
+
+    async fn run_alone(
+        &mut self,
+        args: Args<'_>,
+        left: usize,
+        settings: &Settings,
+        out: &mut Reply,
+    ) -> std::io::Result<bool> {
+        let command = loop {
+            match gate::admit(&self.session, &self.worker, None, args, settings) {
+                Admitted::Run(command) => break command,
+                Admitted::Refused(text) => {
+                    let text = self.refused(args, text);
+                    out.error(&text);
+                    return Ok(false);
+                }
+                Admitted::Hostile => return Ok(true),
+                Admitted::Wait => {
+                    let node = self.worker.node.clone();
+                    self.session.client.set(state::BLOCKED, true);
+                    let may_write = gate::may_write(&self.session, &node, args);
+                    self.wire().keep_until(node.wait_unpaused(may_write)).await?;
+                    self.session.client.seen_at(self.worker.node.clock.now_ms());
+                    self.session.client.set(state::BLOCKED, false);
+                }
+            }
+        };
+        if self.session.transaction.is_some() && !command.spec.has(flag::UNQUEUED) {
+            return Ok(!self.queue(command, args, settings, out));
+        }
+        self.note_command(command, args, left);
+        if command.spec.has(flag::EXEC) {
+            return self.run_exec(command, args, out).await;
+        }
+        self.run_admitted(command, args, settings, out).await
+    }
+
+    /// Runs a command by itself.
+    pub(super) async fn run_admitted(
+        &mut self,
+        command: &'static Command,
+        args: Args<'_>,
+        settings: &Settings,
+        out: &mut Reply,
+    ) -> std::io::Result<bool> {
+        let mark = out.len();
+        if !matches!(command.spec.run, Run::Session(_)) {
+            self.show(command, args);
+        }
+        let began = Instant::now();
+        let outcome = match command.spec.run {
+            Run::Keys(_) if (command.spec.blocks)(args) => {
+                out.take_over(self.run_blocking(command, args).await?);
+                return Ok(false);
+            }
+            Run::Keys(_) => {
+                let mut cycle = Cycle::new(&self.worker, self.session.proto);
+                self.worker.start_watch();
+                let bytes = cycle.alone(&self.worker, &self.session, command, args).await;
+                out.take_over(bytes);
+                return Ok(false);
+            }
+            Run::Session(handler) => {
+                let mut call = Call {
+                    session: &mut self.session,
+                    node: &self.worker.node,
+                    worker: &self.worker,
+                    out,
+                };
+                handler(&mut call, args)
+            }
+            Run::Wait(handler) => {
+                let client = self.session.client.clone();
+                let mut wire = Wire {
+                    worker: &self.worker,
+                    client: &client,
+                    stream: &mut self.stream,
+                    buf: &mut self.buf,
+                    taken: &mut self.taken,
+                };
+                let mut call = Call {
+                    session: &mut self.session,
+                    node: &self.worker.node,
+                    worker: &self.worker,
+                    out,
+                };
+                wire.keep_until(handler(&mut call, args)).await?
+            }
+            Run::Databases(handler) => {
+                let mut databases = Databases::new(&self.worker, self.session.db, out);
+                handler(&mut databases, args).await
+            }
+            // Reached only without a subcommand: with one that does not exist, it is refused.
+            Run::Container => Err(Stop::from(error::arity(command.full_name))),
+        };
+        if matches!(command.spec.run, Run::Session(_)) {
+            self.show(command, args);
+        }
+        let client = self.session.client.id;
+        self.worker.ran_since(began, command, args, client, settings);
+        Ok(self.settle(command, outcome, out, mark))
+    }
+}

@@ -1,0 +1,140 @@
+//! The replies of a cycle that come from several places: its own buffer, batches of other workers,
+//! commands that were parked. They are put together piece by piece, and go out before they are many
+//! bytes: whatever a client asks for, and however slowly it reads, little of it is in memory.
+
+use super::cycle::{Piece, Whole, confirmed};
+use crate::resp::Reply;
+use crate::worker::{BatchReply, CmdBatch, MAX_REPLIES, Message, Ran, Shown, Worker};
+use std::collections::VecDeque;
+use std::rc::Rc;
+use tokio::sync::oneshot;
+
+/// The commands of a cycle for one worker.
+struct Remote {
+    worker: usize,
+    /// `None`: the worker is gone.
+    reply: Option<BatchReply>,
+    /// The place of the next reply.
+    next: usize,
+}
+
+impl Remote {
+    /// Has those commands run that did not, as the replies of the others were to be written first.
+    async fn go_on(&mut self, worker: &Worker) {
+        let Some(mut before) = self.reply.take() else { return };
+        let mut batch = before.take_rest();
+        let mut rest = CmdBatch::default();
+        if before.bytes_from(self.next) > MAX_REPLIES {
+            // Much is there that comes behind the next one: nothing is to be added to it.
+            let first = batch.split_first();
+            rest = std::mem::replace(&mut batch, first);
+        }
+        let later = send(worker, self.worker, batch).await.await.ok();
+        self.reply = later.map(|mut later| before.fill(self.next, &mut later, rest));
+        self.next = 0;
+    }
+}
+
+/// Sends a batch; its reply is to be waited for.
+async fn send(worker: &Worker, target: usize, batch: CmdBatch) -> oneshot::Receiver<BatchReply> {
+    let (tx, rx) = oneshot::channel();
+    // A worker that is gone drops the message, and with it the sender.
+    let _ = worker.node.mailboxes[target].send(Message::Batch(batch, tx)).await;
+    rx
+}
+
+/// See the module's description.
+pub(super) struct Scattered {
+    out: Reply,
+    /// What of `out` is put together already.
+    from: usize,
+    pieces: VecDeque<Piece>,
+    remote: Vec<Remote>,
+    shows_data: bool,
+    /// What the replies in `out` show.
+    shown: Shown,
+}
+
+impl Scattered {
+    pub(super) fn new(
+        out: Reply,
+        pieces: VecDeque<Piece>,
+        shows_data: bool,
+        shown: Shown,
+    ) -> Box<Self> {
+        Box::new(Self { out, from: 0, pieces, remote: Vec::new(), shows_data, shown })
+    }
+
+    /// Sends the batches, and waits for the first replies.
+    pub(super) async fn begin(
+        mut self: Box<Self>,
+        worker: &Rc<Worker>,
+        batches: Vec<(usize, CmdBatch)>,
+    ) -> (Reply, Option<Box<Self>>) {
+        let mut waiting = Vec::with_capacity(batches.len());
+        for (target, batch) in batches {
+            waiting.push((target, send(worker, target, batch).await));
+        }
+        for (target, rx) in waiting {
+            self.remote.push(Remote { worker: target, reply: rx.await.ok(), next: 0 });
+        }
+        // What became of it is looked at reply by reply.
+        let _ = worker.wait_shown(&self.shown).await;
+        self.next(worker).await
+    }
+
+    /// The next replies, and what is left.
+    pub(super) async fn next(
+        mut self: Box<Self>,
+        worker: &Rc<Worker>,
+    ) -> (Reply, Option<Box<Self>>) {
+        if self.out.is_lost() {
+            return (self.out, None);
+        }
+        let mut whole = Whole::new(worker, self.pieces.len());
+        while whole.bytes.len() <= MAX_REPLIES
+            && let Some(piece) = self.pieces.pop_front()
+        {
+            match piece {
+                Piece::Here(end) => {
+                    whole.push_own(&self.shown, end, &self.out.as_bytes()[self.from..end.at]);
+                    self.from = end.at;
+                }
+                Piece::Parked(command, done) => {
+                    let mut ran = done.await.unwrap_or_else(|_| Ran::abandoned());
+                    if let Some(command) = ran.put_off.take() {
+                        ran = worker.run_one(&command).await;
+                    }
+                    ran.end_wait(self.out.proto());
+                    whole.push(command, worker.settle_reply(command, ran).await.as_bytes());
+                }
+                Piece::Remote { worker: target, command } => {
+                    let remote = self.remote.iter_mut().find(|remote| remote.worker == target);
+                    match next_of(worker, remote).await {
+                        Some(bytes) => whole.push(command, bytes),
+                        None => {
+                            let gone = format!("-ERR worker {target} is gone\r\n");
+                            whole.push(command, gone.as_bytes());
+                        }
+                    }
+                }
+            }
+        }
+        if self.remote.iter().filter_map(|remote| remote.reply.as_ref()).any(BatchReply::is_lost) {
+            whole.bytes.lose();
+        }
+        let replies = confirmed(worker, self.shows_data, whole.bytes, &whole.ends).await;
+        let is_done = self.pieces.is_empty() || replies.is_lost();
+        (replies, (!is_done).then_some(self))
+    }
+}
+
+/// The next reply of a worker; `None`: it is gone.
+async fn next_of<'a>(worker: &Worker, remote: Option<&'a mut Remote>) -> Option<&'a [u8]> {
+    let remote = remote?;
+    if remote.reply.as_ref()?.get(remote.next).is_none() {
+        remote.go_on(worker).await;
+    }
+    remote.next += 1;
+    remote.reply.as_ref()?.get(remote.next - 1)
+}

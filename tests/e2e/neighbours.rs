@@ -1,0 +1,432 @@
+//! What some clients do must not be felt by others: memory and time of each are bounded, and of all
+//! together.
+
+use super::Server;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+const TWO_WORKERS: [&str; 4] = ["--workers", "2", "--shards", "2"];
+const MIB: usize = 1 << 20;
+
+fn encode(words: &[&[u8]]) -> Vec<u8> {
+    let mut out = format!("*{}\r\n", words.len()).into_bytes();
+    for word in words {
+        out.extend_from_slice(format!("${}\r\n", word.len()).as_bytes());
+        out.extend_from_slice(word);
+        out.extend_from_slice(b"\r\n");
+    }
+    out
+}
+
+fn send(socket: &mut TcpStream, words: &[&[u8]]) {
+    socket.write_all(&encode(words)).expect("sent");
+}
+
+fn expect(socket: &mut TcpStream, want: &[u8]) {
+    let mut got = vec![0; want.len()];
+    socket.read_exact(&mut got).expect("an answer");
+    assert_eq!(String::from_utf8_lossy(&got), String::from_utf8_lossy(want));
+}
+
+/// One field of INFO.
+fn info(server: &Server, section: &str, field: &str) -> u64 {
+    let mut client = server.client();
+    let text: String = redis::cmd("INFO").arg(section).query(&mut client).expect("answered");
+    let line = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+    line.expect("the field").parse().expect("a number")
+}
+
+/// Whether the server has closed it.
+fn is_closed(socket: &mut TcpStream) -> bool {
+    socket.set_read_timeout(Some(Duration::from_secs(20))).expect("set");
+    let mut bytes = [0; 4096];
+    loop {
+        match socket.read(&mut bytes) {
+            Ok(0) => return true,
+            Ok(_) => {}
+            Err(error) => return error.kind() == std::io::ErrorKind::ConnectionReset,
+        }
+    }
+}
+
+/// Values of so many bytes, some on each worker.
+fn store_values(server: &Server, keys: usize, bytes: usize) {
+    let mut client = server.client();
+    for n in 0..keys {
+        let value = vec![b'a' + n as u8; bytes];
+        let () =
+            redis::cmd("SET").arg(format!("k{n}")).arg(value).query(&mut client).expect("stored");
+    }
+}
+
+/// The most memory within some time, while others are answered.
+fn peak_beside(server: &Server, time: Duration) -> u64 {
+    let mut client = server.client();
+    let (end, mut peak) = (Instant::now() + time, 0);
+    while Instant::now() < end {
+        let pong: String = redis::cmd("PING").query(&mut client).expect("an answer");
+        assert_eq!(pong, "PONG");
+        peak = peak.max(server.rss());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    peak
+}
+
+#[test]
+fn replies_of_other_workers_wait_for_their_reader() {
+    let options = [&TWO_WORKERS[..], &["--maxmemory-clients", "0"]].concat();
+    let server = Server::start(&options);
+    store_values(&server, 8, 2 * MIB);
+    let before = server.rss();
+    let mut deaf: Vec<TcpStream> = (0..8).map(|_| server.socket()).collect();
+    for (n, socket) in deaf.iter_mut().enumerate() {
+        let get = encode(&[b"GET", format!("k{n}").as_bytes()]);
+        socket.write_all(&get.repeat(100)).expect("sent");
+    }
+    let grown = peak_beside(&server, Duration::from_secs(2)).saturating_sub(before);
+    assert!(grown < 160 << 20, "the memory grew by {grown} bytes");
+}
+
+#[test]
+fn replies_that_come_in_parts_are_whole_and_in_order() {
+    let mut server = Server::start(&TWO_WORKERS);
+    store_values(&server, 8, MIB / 2);
+    for round in 0..3 {
+        if round == 1 {
+            // What is cold is parked, and its commands are put off there.
+            server.stop();
+            server.restart();
+        }
+        let mut socket = server.socket();
+        let (mut sent, mut want) = (Vec::new(), Vec::new());
+        for n in 0..60 {
+            let (key, fill) = (format!("k{}", n * 5 % 8), b'a' + (n * 5 % 8) as u8);
+            sent.extend(encode(&[b"GET", key.as_bytes()]));
+            want.extend(format!("${}\r\n", MIB / 2).into_bytes());
+            want.extend(vec![fill; MIB / 2]);
+            want.extend(b"\r\n");
+            let counter = format!("n{}:{round}", n % 3);
+            sent.extend(encode(&[b"INCR", counter.as_bytes()]));
+            want.extend(format!(":{}\r\n", n / 3 + 1).into_bytes());
+            // A write behind a read of the same key that may be put off.
+            sent.extend(encode(&[b"SETRANGE", key.as_bytes(), b"0", &[fill]]));
+            want.extend(format!(":{}\r\n", MIB / 2).into_bytes());
+        }
+        let mut writer = socket.try_clone().expect("cloned");
+        let writer = std::thread::spawn(move || writer.write_all(&sent).expect("sent"));
+        let mut got = vec![0; want.len()];
+        socket.read_exact(&mut got).expect("answered");
+        assert!(got == want, "round {round}");
+        writer.join().expect("sent");
+    }
+}
+
+/// The bytes of the keys, as they have to be.
+type Model = std::collections::BTreeMap<String, Vec<u8>>;
+
+/// A command on large values of random keys, and its reply.
+fn random_command(
+    random: &mut impl FnMut(usize) -> usize,
+    model: &mut Model,
+) -> (Vec<u8>, Vec<u8>) {
+    let bulk = |value: &[u8]| [format!("${}\r\n", value.len()).as_bytes(), value, b"\r\n"].concat();
+    let key = format!("k{}", random(8));
+    let fill = vec![b'a' + random(26) as u8; 1 + random(2000)];
+    let words: Vec<&[u8]>;
+    let reply = match random(6) {
+        0 | 1 => {
+            words = vec![b"GET", key.as_bytes()];
+            bulk(&model[&key])
+        }
+        2 => {
+            let value = model.get_mut(&key).expect("there");
+            value.extend_from_slice(&fill);
+            words = vec![b"APPEND", key.as_bytes(), &fill];
+            format!(":{}\r\n", value.len()).into_bytes()
+        }
+        3 => {
+            words = vec![b"STRLEN", key.as_bytes()];
+            format!(":{}\r\n", model[&key].len()).into_bytes()
+        }
+        4 => {
+            words = vec![b"MGET", b"k0", b"k1", key.as_bytes()];
+            let values = ["k0", "k1", &key].map(|key| bulk(&model[key]));
+            [b"*3\r\n", &values.concat()[..]].concat()
+        }
+        _ => {
+            let sent = [
+                encode(&[b"MULTI"]),
+                encode(&[b"GET", key.as_bytes()]),
+                encode(&[b"APPEND", key.as_bytes(), b"+"]),
+                encode(&[b"EXEC"]),
+            ];
+            let value = model.get_mut(&key).expect("there");
+            let got = bulk(value);
+            value.push(b'+');
+            let len = format!(":{}\r\n", value.len());
+            let queued = b"+OK\r\n+QUEUED\r\n+QUEUED\r\n*2\r\n";
+            return (sent.concat(), [queued, &got[..], len.as_bytes()].concat());
+        }
+    };
+    (encode(&words), reply)
+}
+
+#[test]
+fn pipelines_of_large_and_small_replies_are_answered_as_one_by_one() {
+    let mut server = Server::start(&[&TWO_WORKERS[..], &["--memory-budget", "16mb"]].concat());
+    let mut state = 0x2545_f491_4f6c_dd1d_u64;
+    let mut random = |below: usize| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state % below as u64) as usize
+    };
+    let mut model: Model = (0..8).map(|n| (format!("k{n}"), vec![b'a' + n; 150_000])).collect();
+    store_values(&server, 8, 150_000);
+    for round in 0..6 {
+        if round % 2 == 1 {
+            server.stop();
+            server.restart();
+        }
+        let (mut sent, mut want) = (Vec::new(), Vec::new());
+        for _ in 0..120 {
+            let (command, reply) = random_command(&mut random, &mut model);
+            sent.extend(command);
+            want.extend(reply);
+        }
+        let mut socket = server.socket();
+        let mut writer = socket.try_clone().expect("cloned");
+        let writer = std::thread::spawn(move || writer.write_all(&sent).expect("sent"));
+        let mut got = vec![0; want.len()];
+        socket.read_exact(&mut got).expect("answered");
+        let first = got.iter().zip(&want).position(|(got, want)| got != want);
+        assert_eq!(first, None, "round {round} of {} bytes", want.len());
+        writer.join().expect("sent");
+    }
+}
+
+#[test]
+fn senders_of_garbage_keep_nobody_waiting() {
+    let server = Server::start(&["--workers", "1"]);
+    let mut client = server.client();
+    let garbage = b"x\r\n".repeat(100_000);
+    let mut deaf: Vec<TcpStream> = (0..100).map(|_| server.socket()).collect();
+    for socket in &mut deaf {
+        socket.set_nonblocking(true).expect("set");
+        // What the buffers take is enough.
+        let _ = socket.write(&garbage);
+    }
+    let began = Instant::now();
+    for _ in 0..5 {
+        let pong: String = redis::cmd("PING").query(&mut client).expect("an answer");
+        assert_eq!(pong, "PONG");
+    }
+    assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
+}
+
+#[test]
+fn a_reply_that_does_not_fit_is_an_error_and_nobody_dies() {
+    let server = Server::start(&[&TWO_WORKERS[..], &["--maxmemory-clients", "8mb"]].concat());
+    store_values(&server, 4, MIB);
+    let before = server.rss();
+    let mut client = server.client();
+    let keys: Vec<String> = (0..200).map(|n| format!("k{}", n % 4)).collect();
+    let same: Vec<&str> = std::iter::repeat_n("k1", 200).collect();
+    let refused = |error: redis::RedisError| {
+        assert!(error.to_string().contains("maxmemory-clients"), "{error}");
+    };
+    let mut mget = redis::cmd("MGET");
+    refused(mget.arg(&keys).query::<()>(&mut client).expect_err("keys of all workers"));
+    let mut mget = redis::cmd("MGET");
+    refused(mget.arg(&same).query::<()>(&mut client).expect_err("keys of one worker"));
+    let script =
+        "for n = 1, 200 do redis.call('GET', KEYS[1]) end return redis.call('MGET', unpack(ARGV))";
+    let mut eval = redis::cmd("EVAL");
+    let error = eval.arg(script).arg(1).arg("k1").arg(&same).query::<()>(&mut client);
+    assert!(error.is_err());
+    let mut pipe = redis::pipe();
+    pipe.atomic();
+    for _ in 0..100 {
+        pipe.cmd("GET").arg("k1");
+    }
+    assert!(pipe.query::<Vec<Vec<u8>>>(&mut client).is_err());
+    let value: Vec<u8> = redis::cmd("GET").arg("k1").query(&mut client).expect("what fits comes");
+    assert_eq!(value.len(), MIB);
+    let grown = server.rss().saturating_sub(before);
+    assert!(grown < 96 << 20, "the memory grew by {grown} bytes");
+}
+
+#[test]
+fn clients_that_take_most_memory_are_closed_and_the_others_stay() {
+    let server = Server::start(&["--maxmemory-clients", "8mb"]);
+    let mut good = server.socket();
+    send(&mut good, &[b"PING"]);
+    expect(&mut good, b"+PONG\r\n");
+    // A value that never ends.
+    let mut half = server.socket();
+    half.write_all(b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$400000000\r\n").expect("sent");
+    let chunk = vec![b'h'; MIB];
+    assert!((0..64).any(|_| half.write_all(&chunk).is_err()) || is_closed(&mut half));
+    // A transaction that is never run.
+    let mut queue = server.socket();
+    send(&mut queue, &[b"MULTI"]);
+    let set = encode(&[b"SET", b"k", &chunk]);
+    assert!((0..64).any(|_| queue.write_all(&set).is_err()) || is_closed(&mut queue));
+    // Names.
+    let mut named = server.socket();
+    let name = vec![b'n'; 12 * MIB];
+    let _ = named.write_all(&encode(&[b"CLIENT", b"SETNAME", &name]));
+    assert!(is_closed(&mut named));
+    assert!(info(&server, "stats", "evicted_clients") >= 3);
+    send(&mut good, &[b"PING"]);
+    expect(&mut good, b"+PONG\r\n");
+}
+
+#[test]
+fn a_client_that_said_no_evict_is_spared() {
+    let server = Server::start(&["--maxmemory-clients", "4mb"]);
+    let mut spared = server.socket();
+    send(&mut spared, &[b"CLIENT", b"NO-EVICT", b"ON"]);
+    expect(&mut spared, b"+OK\r\n");
+    let value = vec![b'v'; 6 * MIB];
+    send(&mut spared, &[b"SET", b"k", &value]);
+    expect(&mut spared, b"+OK\r\n");
+    send(&mut spared, &[b"MULTI"]);
+    expect(&mut spared, b"+OK\r\n");
+    send(&mut spared, &[b"SET", b"k", &value]);
+    expect(&mut spared, b"+QUEUED\r\n");
+    std::thread::sleep(Duration::from_millis(300));
+    send(&mut spared, &[b"EXEC"]);
+    expect(&mut spared, b"*1\r\n+OK\r\n");
+}
+
+#[test]
+fn monitors_that_do_not_read_take_little_all_together() {
+    let server = Server::start(&["--maxmemory-clients", "16mb"]);
+    let mut deaf: Vec<TcpStream> = (0..40).map(|_| server.socket()).collect();
+    for socket in &mut deaf {
+        send(socket, &[b"MONITOR"]);
+        expect(socket, b"+OK\r\n");
+    }
+    let before = server.rss();
+    let mut client = server.client();
+    let text = "m".repeat(3000);
+    for _ in 0..40 {
+        let mut pipe = redis::pipe();
+        for _ in 0..100 {
+            pipe.cmd("ECHO").arg(&text).ignore();
+        }
+        let () = pipe.query(&mut client).expect("answered");
+    }
+    let grown = server.rss().saturating_sub(before);
+    assert!(grown < 128 << 20, "the memory grew by {grown} bytes");
+}
+
+#[test]
+fn the_slow_log_keeps_little_of_a_name() {
+    let server = Server::start(&["--slowlog-log-slower-than", "0", "--workers", "1"]);
+    let mut client = server.client();
+    let name = "n".repeat(2 * MIB);
+    let () = redis::cmd("CLIENT").arg("SETNAME").arg(&name).query(&mut client).expect("named");
+    for _ in 0..130 {
+        let () = redis::cmd("PING").query(&mut client).expect("answered");
+    }
+    let log: redis::Value =
+        redis::cmd("SLOWLOG").arg("GET").arg(1).query(&mut client).expect("log");
+    let shown = format!("{log:?}");
+    assert!(shown.len() < 2000 && shown.contains("more bytes"), "{} bytes", shown.len());
+}
+
+#[test]
+fn who_gives_no_password_gets_little() {
+    let server = Server::start(&["--requirepass", "right"]);
+    let mut stranger = server.socket();
+    stranger.write_all(&b"x\r\n".repeat(20_000)).expect("sent");
+    stranger.set_read_timeout(Some(Duration::from_millis(1500))).expect("set");
+    let mut told = Vec::new();
+    // More does not come; the rest of its time it is left alone.
+    assert!(stranger.read_to_end(&mut told).is_err());
+    assert!((10_000..20_000).contains(&told.len()), "{} bytes", told.len());
+}
+
+#[test]
+fn half_of_the_places_are_for_those_who_give_the_password() {
+    let server = Server::start(&["--requirepass", "right", "--maxclients", "8"]);
+    let mut silent: Vec<TcpStream> = (0..4).map(|_| server.socket()).collect();
+    for socket in &mut silent {
+        send(socket, &[b"PING"]);
+        expect(socket, b"-NOAUTH Authentication required.\r\n");
+    }
+    let mut refused = server.socket();
+    expect(&mut refused, b"-ERR max number of clients reached\r\n");
+    send(&mut silent[0], &[b"AUTH", b"right"]);
+    expect(&mut silent[0], b"+OK\r\n");
+    let mut next = server.socket();
+    send(&mut next, &[b"AUTH", b"right"]);
+    expect(&mut next, b"+OK\r\n");
+}
+
+#[test]
+fn wrong_passwords_take_longer_and_longer_and_nobody_else_waits() {
+    let server = Server::start(&["--requirepass", "right", "--workers", "1"]);
+    let mut other = server.socket();
+    send(&mut other, &[b"AUTH", b"right"]);
+    expect(&mut other, b"+OK\r\n");
+    let mut guesser = server.socket();
+    let began = Instant::now();
+    for _ in 0..4 {
+        send(&mut guesser, &[b"AUTH", b"wrong"]);
+    }
+    let mut waits = Vec::new();
+    for _ in 0..20 {
+        let asked = Instant::now();
+        send(&mut other, &[b"PING"]);
+        expect(&mut other, b"+PONG\r\n");
+        waits.push(asked.elapsed());
+    }
+    waits.sort_unstable();
+    assert!(waits[10] < Duration::from_millis(40), "{waits:?}");
+    for _ in 0..4 {
+        expect(&mut guesser, b"-WRONGPASS invalid username-password pair or user is disabled.\r\n");
+    }
+    // 50, 100, 200, 400 ms.
+    assert!(began.elapsed() > Duration::from_millis(700), "{:?}", began.elapsed());
+    send(&mut guesser, &[b"AUTH", b"right"]);
+    expect(&mut guesser, b"+OK\r\n");
+}
+
+#[test]
+fn a_client_hears_of_its_own_write_with_the_reply() {
+    for mode in ["always", "everysec"] {
+        hears_of_its_own_writes(&[&TWO_WORKERS[..], &["--appendfsync", mode]].concat());
+    }
+}
+
+fn hears_of_its_own_writes(options: &[&str]) {
+    let server = Server::start(options);
+    let mut socket = server.socket();
+    send(&mut socket, &[b"HELLO", b"3"]);
+    let mut bytes = [0; 4096];
+    assert!(socket.read(&mut bytes).expect("answered") > 0);
+    send(&mut socket, &[b"CLIENT", b"TRACKING", b"ON"]);
+    expect(&mut socket, b"+OK\r\n");
+    for n in 0..100 {
+        // On either worker, by one command or by a transaction.
+        let key = format!("k{}", n % 8);
+        send(&mut socket, &[b"GET", key.as_bytes()]);
+        assert!(socket.read(&mut bytes).expect("answered") > 0);
+        let push = format!(">2\r\n$10\r\ninvalidate\r\n*1\r\n$2\r\n{key}\r\n");
+        let set = encode(&[b"SET", key.as_bytes(), b"v"]);
+        let (sent, reply) = match n % 3 {
+            0 => (
+                [&encode(&[b"MULTI"])[..], &set, &encode(&[b"EXEC"])].concat(),
+                "+OK\r\n+QUEUED\r\n*1\r\n+OK\r\n",
+            ),
+            _ => (set, "+OK\r\n"),
+        };
+        socket.write_all(&sent).expect("sent");
+        let read = socket.read(&mut bytes).expect("answered");
+        assert_eq!(String::from_utf8_lossy(&bytes[..read]), format!("{reply}{push}"), "{n}");
+    }
+}
