@@ -15,8 +15,14 @@ mod tests;
 use crate::checkpoint::{Catalog, branch_state, engine_dir, offline_options, remove_tree, sizes};
 use crate::clock::Clock;
 use crate::control::Generations;
-use crate::directory::{Directory, Location, identity_of, lock_all};
-use crate::journal::{BucketJournal, BucketOptions, JournalError, LocalJournal, Options};
+use crate::directory::{
+    Directory, Location, Manifest, check_salt, check_shards, identity_problems, lock_all,
+    manifest_of, peek_controls,
+};
+use crate::engine::checkpoint::admin;
+use crate::journal::{
+    BucketJournal, BucketOptions, JournalError, LocalJournal, Options, Recovered,
+};
 use crate::place::Place;
 use crate::slot::Layout;
 use anyhow::{Context, Result, bail};
@@ -77,7 +83,8 @@ impl Findings<'_> {
 /// then what was found is of no one moment.
 pub async fn check(location: &Location, listener: &dyn Listener) -> Result<Report> {
     let store = &location.store;
-    let (layout, salt) = identity_of(store).await?;
+    let manifest = manifest_of(store).await?;
+    let layout = manifest.layout();
     let _locks = lock_all(store, location.journal.as_ref())?;
     let before = state_of(location, &layout).await?;
     let branch = store.join(CHECKING);
@@ -85,10 +92,11 @@ pub async fn check(location: &Location, listener: &dyn Listener) -> Result<Repor
     let zero = AtomicU64::default;
     let findings = Findings { listener, problems: zero(), rows: zero(), keys: zero() };
     let mut report = Report { shards: layout.shards, ..Report::default() };
-    match check_journal(location, salt).await {
+    match check_journal(location, &manifest, &findings).await {
         Ok(records) => report.records = records,
         Err(error) => findings.problem(format!("journal: {error:#}")),
     }
+    check_merges(store, &layout, &findings).await;
     report.checkpoints = check_checkpoints(store, &findings).await?;
     if findings.problems.load(Ordering::Relaxed) == 0 {
         // Without its journal the shards are not what the directory holds.
@@ -120,21 +128,51 @@ async fn state_of(location: &Location, layout: &Layout) -> Result<Vec<BTreeMap<S
     futures::stream::iter(listings).buffered(LISTINGS).try_collect().await
 }
 
-/// Reads all records of a journal; how many there are.
-async fn check_journal(location: &Location, salt: u32) -> Result<u64> {
-    let journal = location.journal();
-    if let Some(dir) = journal.dir() {
-        return Ok(count_records(dir)?);
-    }
-    let options = BucketOptions { salt, ..BucketOptions::default() };
-    let view = BucketJournal::look(&journal, &options).await?;
+/// Reads all records of the journal, and compares it and the shards with `flagstone.json`; how many
+/// records there are.
+async fn check_journal(
+    location: &Location,
+    manifest: &Manifest,
+    findings: &Findings<'_>,
+) -> Result<u64> {
+    let store = &location.store;
+    let salt = manifest.salt();
+    let journal = match location.journal().dir() {
+        Some(dir) => {
+            let options = Options { salt, ..Options::default() };
+            Recovered::Local(Box::new(LocalJournal::recover(dir, options)?))
+        }
+        None => {
+            let options = BucketOptions { salt, ..BucketOptions::default() };
+            BucketJournal::look(&location.journal(), &options).await?.into()
+        }
+    };
     let mut records = 0;
-    view.replay(0, |_| {
+    let counted = journal.replay::<JournalError>(0, |_| {
         records += 1;
         Ok(())
-    })
-    .await?;
+    });
+    counted.await?;
+    check_salt(&journal, manifest, location)?;
+    let controls = peek_controls(store, manifest.layout().shards).await?;
+    let shards = controls.iter().map(|(id, control)| (*id, control));
+    let problems = identity_problems(manifest, store, shards.clone());
+    problems.iter().for_each(|problem| findings.problem(problem));
+    if problems.is_empty() {
+        check_shards(&journal, manifest, store, shards)?;
+    }
     Ok(records)
+}
+
+/// Reads what the engines note of merges, which no branch has, but which a start reads.
+async fn check_merges(store: &Place, layout: &Layout, findings: &Findings<'_>) {
+    for shard in 0..usize::from(layout.shards) {
+        let engine = store.join(&engine_dir(shard));
+        let read = admin(engine.store(), engine.root().as_ref()).read_compactions(None).await;
+        if let Err(error) = read.context("the state of its merges") {
+            findings.problem(format!("shard {shard}: {error:#}"));
+        }
+    }
 }
 
 fn count_records(dir: &Path) -> Result<u64, JournalError> {

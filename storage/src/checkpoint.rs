@@ -23,6 +23,7 @@ mod target;
 #[cfg(test)]
 mod tests;
 
+use crate::checked;
 use crate::engine::checkpoint::EngineCheckpoint;
 use crate::journal::Lsn;
 use anyhow::{Context, Result, bail};
@@ -92,6 +93,7 @@ fn read_description<T: DeserializeOwned>(what: &str, bytes: &[u8]) -> Result<T> 
         format: u32,
     }
     let damaged = || format!("{what} is damaged");
+    checked::verify(bytes).with_context(damaged)?;
     let Version { format } = serde_json::from_slice(bytes).with_context(damaged)?;
     if format != FORMAT {
         bail!("{what} has format {format}; this program knows format {FORMAT} only");

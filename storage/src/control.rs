@@ -3,7 +3,8 @@
 //! ```text
 //! C reaches         lsn u64                      written with the first batch of a hand-over
 //! C applied         lsn u64 | epoch u64          with the last
-//! C complete        lsn u64                      while the shard is closed with all applied
+//! C complete        lsn u64 | epoch u64          while the shard is closed with all applied
+//! C identity        id u128 | shard u16 | shards u16 | hash of the seed u64     at the first start
 //! C generations     next u32 | n | n × u32 | dead | dead × u32      (varints)
 //! C garbage         bytes u64                    with every batch that deletes rows
 //! C p | layer u8 | piece u16 → of the filter of keys, see `presence.rs`    while it is complete
@@ -15,12 +16,15 @@ use crate::counters::Counters;
 use crate::encoding::{Library, Row, get_varint, put_varint, row};
 use crate::journal::Lsn;
 use crate::presence::Piece;
+use crate::slot::Layout;
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
+use xxhash_rust::xxh3::xxh3_64;
 
 const REACHES: &[u8] = b"reaches";
 const APPLIED: &[u8] = b"applied";
 const COMPLETE: &[u8] = b"complete";
+const IDENTITY: &[u8] = b"identity";
 const GENERATIONS: &[u8] = b"generations";
 const GARBAGE: &[u8] = b"garbage";
 const COUNTERS: u8 = b'n';
@@ -78,6 +82,46 @@ impl Generations {
     }
 }
 
+/// What a shard says of the data directory that it belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// Names the directory.
+    pub id: u128,
+    pub shard: u16,
+    /// How many shards the directory has.
+    pub shards: u16,
+    /// XXH3-64 of the seed of the key hashes in its rows.
+    pub seed_hash: u64,
+}
+
+impl Identity {
+    pub(crate) fn new(id: u128, shard: u16, layout: &Layout) -> Self {
+        let seed_hash = xxh3_64(&layout.seed.to_be_bytes());
+        Self { id, shard, shards: layout.shards, seed_hash }
+    }
+
+    /// The row that says it.
+    pub(crate) fn row(&self) -> (Bytes, Option<Bytes>) {
+        let mut value = self.id.to_be_bytes().to_vec();
+        value.extend(self.shard.to_be_bytes());
+        value.extend(self.shards.to_be_bytes());
+        value.extend(self.seed_hash.to_be_bytes());
+        (key(IDENTITY), Some(value.into()))
+    }
+
+    fn decode(value: &[u8]) -> Option<Self> {
+        let (id, rest) = value.split_first_chunk()?;
+        let (shard, rest) = rest.split_first_chunk()?;
+        let (shards, rest) = rest.split_first_chunk()?;
+        Some(Self {
+            id: u128::from_be_bytes(*id),
+            shard: u16::from_be_bytes(*shard),
+            shards: u16::from_be_bytes(*shards),
+            seed_hash: u64::from_be_bytes(rest.try_into().ok()?),
+        })
+    }
+}
+
 /// What the control rows of an engine say.
 #[derive(Debug, Default)]
 pub struct Control {
@@ -85,6 +129,9 @@ pub struct Control {
     pub applied: Lsn,
     /// The shard was closed with everything applied up to the journal's end, which was this.
     pub complete: Option<Lsn>,
+    /// The journal's epoch then; 0 if an earlier version has closed it.
+    pub closed_in: u64,
+    pub identity: Option<Identity>,
     /// The greatest journal epoch that has written here.
     pub epoch: u64,
     pub generations: Generations,
@@ -103,9 +150,14 @@ pub fn reaches_row(lsn: Lsn) -> (Bytes, Option<Bytes>) {
     (key(REACHES), Some(Bytes::copy_from_slice(&lsn.to_be_bytes())))
 }
 
-/// Says that the shard is complete by itself (`Some`: up to the journal's end), or no more.
-pub fn complete_row(lsn: Option<Lsn>) -> (Bytes, Option<Bytes>) {
-    (key(COMPLETE), lsn.map(|lsn| Bytes::copy_from_slice(&lsn.to_be_bytes())))
+/// Says that the shard is complete by itself, up to the journal's end in an epoch.
+pub fn complete_row(lsn: Lsn, epoch: u64) -> (Bytes, Option<Bytes>) {
+    (key(COMPLETE), Some([lsn.to_be_bytes(), epoch.to_be_bytes()].concat().into()))
+}
+
+/// Says that it is no more.
+pub(crate) fn incomplete_row() -> (Bytes, Option<Bytes>) {
+    (key(COMPLETE), None)
 }
 
 /// The row of a piece of the filter of keys.
@@ -187,7 +239,12 @@ impl Control {
         let be_u64 = |bytes: &[u8]| Some(u64::from_be_bytes(bytes.try_into().ok()?));
         match name {
             REACHES => self.reaches = be_u64(value)?,
-            COMPLETE => self.complete = Some(be_u64(value)?),
+            COMPLETE => {
+                self.complete = Some(be_u64(value.get(..8)?)?);
+                self.closed_in =
+                    value.get(8..).filter(|v| !v.is_empty()).map_or(Some(0), be_u64)?;
+            }
+            IDENTITY => self.identity = Some(Identity::decode(value)?),
             APPLIED => {
                 self.applied = be_u64(value.get(..8)?)?;
                 self.epoch = be_u64(value.get(8..)?)?;

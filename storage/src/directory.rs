@@ -1,7 +1,13 @@
 //! The data directory: `flagstone.json`, `journal/`, `shard-<id>/`, and its recovery. It may be a
 //! prefix in a bucket.
 
+#[cfg(test)]
+mod damage_tests;
+mod identity;
+#[cfg(test)]
+mod identity_tests;
 mod location;
+mod lock;
 mod manifest;
 mod new_directory;
 mod reshard;
@@ -10,7 +16,7 @@ mod tests;
 
 use crate::clock::Clock;
 use crate::commit::{BodyReader, Sealed};
-use crate::control::{Control, Generations, complete_row, presence_key};
+use crate::control::{Control, Generations, incomplete_row, presence_key};
 use crate::encoding::{Library, row};
 use crate::engine::files::{Files, Kept};
 use crate::engine::peek::peek;
@@ -28,16 +34,18 @@ use crate::slot::Layout;
 use crate::store::{Store, Versions};
 use anyhow::{Context, Result, bail};
 use futures::future::try_join_all;
+pub(crate) use identity::identity_problems;
 pub use location::Location;
-use manifest::Manifest;
+pub use lock::{Locks, is_open};
+pub(crate) use lock::{lock, lock_all};
 pub use manifest::is_data_directory;
-pub(crate) use manifest::{create_manifest_of, identity_of};
+pub(crate) use manifest::{Manifest, create_private_dir, manifest_of};
 pub(crate) use new_directory::NewDirectory;
 pub use reshard::{Resharded, reshard};
 use slatedb::db_cache::foyer::{FoyerCache, FoyerCacheOptions};
 use slatedb::db_cache::{DbCache, SplitCache};
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -113,9 +121,6 @@ pub struct Directory {
     locks: Locks,
 }
 
-/// They hold local directories until the process ends or they are dropped.
-pub type Locks = Vec<File>;
-
 impl Directory {
     /// Opens a data directory, or creates it, and recovers what was committed. Must run on the
     /// background runtime, where the engines' tasks stay.
@@ -143,7 +148,7 @@ impl Directory {
     }
 
     async fn open_as(
-        manifest: Manifest,
+        mut manifest: Manifest,
         options: OpenOptions,
         clock: Clock,
         disk: Arc<dyn Disk>,
@@ -153,26 +158,19 @@ impl Directory {
         let store = &options.store;
         let location = options.location();
         let journal_place = location.journal();
-        let layout = Arc::new(Layout { shards: manifest.shards, seed: manifest.seed });
+        let layout = Arc::new(manifest.layout());
         let recovery = recover(&location, &options, &manifest, disk).await?;
-        check_unopened(&recovery, &location, manifest.shards).await?;
+        check_unopened(&recovery, &location, &manifest).await?;
         // Whoever opens the engines after us ends ours.
         recovery.outlast().await?;
         clock.at_least(recovery.max_time_ms());
-        let engines = open_engines(&options, manifest.shards, &clock, open_store).await?;
-        let mut opened = Vec::with_capacity(engines.len());
-        for (id, engine) in (0u16..).zip(engines) {
-            let rows = engine.scan(prefix_range(&[row::CONTROL]), usize::MAX).await?;
-            let control = Control::read(&rows).map_err(|what| {
-                anyhow::anyhow!("shard {id} ({}): {what}", shard_place(store, id))
-            })?;
-            opened.push((id, engine, control));
-        }
-        check_shards(&recovery, opened.iter().map(|(id, _, control)| (*id, control)))?;
+        let engines = open_engines(&options, &manifest, &clock, open_store).await?;
+        let mut opened = read_controls(engines, store).await?;
+        check_shards(&recovery, &manifest, store, opened.iter().map(|(id, _, c)| (*id, c)))?;
         let stale: Vec<_> =
-            opened.iter().map(|(_, e, control)| (e.clone(), stale(control))).collect();
+            opened.iter().map(|(id, e, c)| (e.clone(), outdated(c, *id, &manifest))).collect();
         let epoch = opened.iter().map(|(.., c)| c.epoch).max().unwrap_or(0);
-        let epoch = (recovery.max_epoch() + 1).max(epoch + 1);
+        let epoch = (recovery.max_epoch() + 1).max(epoch + 1).max(manifest.epoch + 1);
         let end = |c: &Control| c.reaches.max(c.applied).max(c.complete.unwrap_or(0));
         let highest = opened.iter().map(|(.., c)| end(c)).max().unwrap_or(0);
         let mut libraries = opened
@@ -196,6 +194,7 @@ impl Directory {
         let journal = recovery.start(epoch, highest + 1).await?;
         // The journal says where it ends now: nothing else would, if it is a new one.
         replay.delete_stale().await?;
+        manifest.begun(store, journal.epoch()).await?;
         for shard in &shards {
             journal.flushed(shard.id, shard.flushed());
         }
@@ -264,12 +263,8 @@ impl Directory {
 
 /// Has all that a journal has in the shards of a store that is no data directory yet: they need no
 /// journal then, as after a clean stop.
-pub(crate) async fn complete_shards(
-    options: OpenOptions,
-    layout: &Layout,
-    salt: u32,
-) -> Result<()> {
-    let (manifest, clock) = (Manifest::of(layout, salt), Clock::default());
+pub(crate) async fn complete_shards(options: OpenOptions, manifest: Manifest) -> Result<()> {
+    let clock = Clock::default();
     let locks = lock_all(&options.store, options.journal.as_ref())?;
     let files = local_files();
     let opened =
@@ -287,53 +282,6 @@ fn local_files() -> impl Fn(&Place) -> Result<Place> + Sync {
         let Some(dir) = place.dir() else { return Ok(place.clone()) };
         let files = Arc::new(Files::new(dir, kept.clone())?);
         Ok(place.through(files))
-    }
-}
-
-/// Locks the store and the journal, as far as they are local directories.
-pub(crate) fn lock_all(store: &Place, journal: Option<&Place>) -> Result<Locks> {
-    let mut locks = Vec::new();
-    for dir in [Some(store), journal].into_iter().flatten().filter_map(Place::dir) {
-        fs::create_dir_all(dir).with_context(|| format!("creating {}", dir.display()))?;
-        locks.push(lock(dir)?);
-    }
-    Ok(locks)
-}
-
-/// Takes the lock of a data directory, for as long as the file is open.
-pub(crate) fn lock(dir: &Path) -> Result<File> {
-    let path = dir.join("lock");
-    let file = File::options()
-        .create(true)
-        .write(true)
-        .truncate(false)
-        .open(&path)
-        .with_context(|| format!("opening {}", path.display()))?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(fs::TryLockError::WouldBlock) => {
-            bail!("the data directory {} is in use by another process", dir.display())
-        }
-        Err(fs::TryLockError::Error(error)) => {
-            Err(error).with_context(|| format!("locking {}", path.display()))
-        }
-    }
-}
-
-/// Whether some process has a data directory open.
-pub fn is_open(dir: &Path) -> Result<bool> {
-    let path = dir.join("lock");
-    let file = match File::open(&path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
-        Err(error) => return Err(error).with_context(|| format!("opening {}", path.display())),
-    };
-    match file.try_lock() {
-        Ok(()) => Ok(false),
-        Err(fs::TryLockError::WouldBlock) => Ok(true),
-        Err(fs::TryLockError::Error(error)) => {
-            Err(error).with_context(|| format!("locking {}", path.display()))
-        }
     }
 }
 
@@ -360,7 +308,7 @@ async fn recover(
         let recovery = BucketJournal::recover(journal, options).await?;
         return Ok(Recovered::Bucket(Box::new(recovery)));
     };
-    fs::create_dir_all(dir).with_context(|| format!("creating {journal}"))?;
+    create_private_dir(dir).with_context(|| format!("creating {journal}"))?;
     let archive = options.archive.then(|| location.archive());
     let archive = archive.and_then(|place| place.dir().map(Path::to_owned));
     let options = Options {
@@ -372,7 +320,31 @@ async fn recover(
         archive,
         disk,
     };
-    Ok(Recovered::Local(Box::new(LocalJournal::recover(dir, options)?)))
+    let recovery = LocalJournal::recover(dir, options)?;
+    let recovered = Recovered::Local(Box::new(recovery));
+    check_salt(&recovered, manifest, location)?;
+    Ok(recovered)
+}
+
+/// Refuses the journal of another directory. In a bucket each object was looked at.
+pub(crate) fn check_salt(
+    journal: &Recovered,
+    manifest: &Manifest,
+    location: &Location,
+) -> Result<()> {
+    if let Recovered::Local(found) = journal
+        && found.salt() != manifest.salt
+    {
+        bail!(
+            "{} is the journal of another data directory: its salt is {}, that of {} is {}. Put the \
+             journal of this directory in its place, or restore a backup",
+            location.journal(),
+            found.salt(),
+            location.store,
+            manifest.salt
+        );
+    }
+    Ok(())
 }
 
 fn shard_place(store: &Place, id: u16) -> Place {
@@ -382,7 +354,7 @@ fn shard_place(store: &Place, id: u16) -> Place {
 /// Opens all engines at the same time, with one block cache.
 async fn open_engines(
     options: &OpenOptions,
-    shards: u16,
+    manifest: &Manifest,
     clock: &Clock,
     open_store: &OpenStore<'_>,
 ) -> Result<Vec<Engine>> {
@@ -401,13 +373,16 @@ async fn open_engines(
             .with_meta_cache(Some(Arc::new(meta)))
             .build(),
     );
+    let shards = manifest.shards;
     let memtable_bytes = options.memtable_bytes / usize::from(shards.max(1));
     let merge_bytes = options.merge_bytes / usize::from(shards.max(1));
     let upkeep = match options.store.dir() {
         Some(_) => Upkeep::default(),
         None => Upkeep::remote(options.store_timeout),
     };
-    let upkeep = Upkeep { memtable_bytes, merge_bytes, ..upkeep };
+    // A shard that has an identity is there.
+    let must_exist = manifest.identified;
+    let upkeep = Upkeep { memtable_bytes, merge_bytes, must_exist, ..upkeep };
     let mut opening = Vec::with_capacity(usize::from(shards));
     for id in 0..shards {
         let shard = shard_place(&options.store, id);
@@ -451,25 +426,48 @@ pub(crate) fn remove_staged(dir: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Refuses shards that the journal does not fit. Without a journal they must be complete by
-/// themselves, all up to the same end: copies of what a clean stop has left.
-fn check_shards<'a>(
+/// Refuses shards that are not those of this directory, or that the journal does not fit. Without a
+/// journal they must be complete by themselves, all up to the same end: copies of what a clean stop
+/// has left.
+pub(crate) fn check_shards<'a>(
     recovery: &Recovered,
+    manifest: &Manifest,
+    store: &Place,
     shards: impl Iterator<Item = (u16, &'a Control)> + Clone,
 ) -> Result<()> {
+    if let Some(problem) = identity_problems(manifest, store, shards.clone()).first() {
+        bail!("{problem}");
+    }
     let mut completes = shards.clone().map(|(_, control)| control.complete);
     let whole = completes.next().flatten();
     let restored = recovery.end() == 0 && whole.is_some() && completes.all(|other| other == whole);
+    let begun = manifest.epoch;
     for (id, control) in shards {
         recovery.check_shard(id, control.applied)?;
-        if control.reaches > recovery.end() && !restored {
+        if restored && control.closed_in < begun {
             bail!(
-                "shard {id} reaches lsn {}, but the journal ends at {}: the journal's files are \
-                 older than the shard's, or missing",
-                control.reaches,
+                "shard {id} is an older copy: it was closed in epoch {} of the journal, but epoch \
+                 {begun} was begun later, and there is no journal. Put the newest copy of all files \
+                 in place, or restore a backup",
+                control.closed_in
+            );
+        }
+        let reaches = control.reaches.max(control.complete.unwrap_or(0));
+        if reaches > recovery.end() && !restored {
+            bail!(
+                "shard {id} reaches lsn {reaches}, but the journal ends at {}: the journal's files \
+                 are older than the shard's, or missing",
                 recovery.end()
             );
         }
+    }
+    if !restored && recovery.epoch() < begun {
+        bail!(
+            "the journal of {store} is an older copy, or a part of it is missing: it ends in epoch \
+             {}, but epoch {begun} was begun. Put the newest copy of all its files in place, or \
+             restore a backup",
+            recovery.epoch()
+        );
     }
     Ok(())
 }
@@ -477,27 +475,53 @@ fn check_shards<'a>(
 /// Opening the engines ends those of a server that has them open. A journal in a bucket has told that
 /// server, and a lock on the store's directory keeps others out; a local journal beside a store in a
 /// bucket does neither: one that is not this store's must not get that far.
-async fn check_unopened(recovery: &Recovered, location: &Location, shards: u16) -> Result<()> {
+async fn check_unopened(
+    recovery: &Recovered,
+    location: &Location,
+    manifest: &Manifest,
+) -> Result<()> {
     if location.store.dir().is_some() || location.journal().dir().is_none() {
         return Ok(());
     }
+    let found = peek_controls(&location.store, manifest.shards).await?;
+    check_shards(recovery, manifest, &location.store, found.iter().map(|(id, c)| (*id, c)))
+}
+
+/// The control rows of shards, with their numbers and engines.
+async fn read_controls(engines: Vec<Engine>, store: &Place) -> Result<Vec<(u16, Engine, Control)>> {
+    let mut opened = Vec::with_capacity(engines.len());
+    for (id, engine) in (0u16..).zip(engines) {
+        let rows = engine.scan(prefix_range(&[row::CONTROL]), usize::MAX).await?;
+        let control = Control::read(&rows);
+        let control = control
+            .map_err(|what| anyhow::anyhow!("shard {id} ({}): {what}", shard_place(store, id)))?;
+        opened.push((id, engine, control));
+    }
+    Ok(opened)
+}
+
+/// The control rows of the shards, whose engines are not opened; those of one without an engine are
+/// empty.
+pub(crate) async fn peek_controls(store: &Place, shards: u16) -> Result<Vec<(u16, Control)>> {
     let mut found = Vec::new();
     for id in 0..shards {
-        let shard = shard_place(&location.store, id);
-        let Some(rows) = peek(&shard.join("db"), &[row::CONTROL]).await? else { continue };
-        let control = Control::read(&rows);
+        let shard = shard_place(store, id);
+        let rows = peek(&shard.join("db"), &[row::CONTROL]).await?;
+        let control = Control::read(&rows.unwrap_or_default());
         let control = control.map_err(|what| anyhow::anyhow!("shard {id} ({shard}): {what}"))?;
         found.push((id, control));
     }
-    check_shards(recovery, found.iter().map(|(id, control)| (*id, control)))
+    Ok(found)
 }
 
-/// Deletes what is not true any more from the next record on: that the shard is complete by itself,
-/// and what was kept of its keys.
-fn stale(control: &Control) -> Batch {
+/// Replaces what is not true any more from the next record on: that the shard is complete by itself,
+/// what was kept of its keys, and which directory it belongs to.
+fn outdated(control: &Control, id: u16, manifest: &Manifest) -> Batch {
     let kept = control.presence.iter();
     let kept = kept.map(|(layer, piece, _)| (presence_key(*layer, *piece), None));
-    kept.chain(control.complete.map(|_| complete_row(None))).collect()
+    let complete = control.complete.map(|_| incomplete_row());
+    let identity = Some(manifest.identity(id)).filter(|own| control.identity != Some(*own));
+    kept.chain(complete).chain(identity.map(|own| own.row())).collect()
 }
 
 /// What is in the journal and not in the shards, on its way there.

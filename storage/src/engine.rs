@@ -88,6 +88,8 @@ pub struct Upkeep {
     pub disk_cache: Option<(PathBuf, u64)>,
     /// How long a read may take. A local disk answers, or says that it cannot.
     pub read_limit: Option<Duration>,
+    /// An engine that is not there is not created.
+    pub must_exist: bool,
 }
 
 impl Upkeep {
@@ -114,6 +116,7 @@ impl Default for Upkeep {
             collect: Duration::from_secs(30),
             disk_cache: None,
             read_limit: None,
+            must_exist: false,
         }
     }
 }
@@ -221,6 +224,11 @@ impl Engine {
         // The files may be from a machine whose clock was ahead; SlateDB's must not step back.
         let admin = checkpoint::admin(store.clone(), path.as_ref());
         let manifest = within(limit, admin.read_manifest(None)).await.with_context(context)?;
+        if manifest.is_none() && upkeep.must_exist {
+            bail!(
+                "{place} is missing, or empty: put the directory's files in place, or restore a backup"
+            );
+        }
         let merges = within(limit, admin.read_compactions(None)).await.with_context(context)?;
         clock.at_least(greatest_time_ms(manifest.as_ref(), merges.as_ref()));
         if let Some(manifest) = &manifest {

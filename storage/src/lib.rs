@@ -8,6 +8,7 @@
 //! Way of a cold read: [`Need`] → [`load`] → pending rows, then SlateDB → [`Store`].
 
 pub mod check;
+mod checked;
 pub mod checkpoint;
 pub mod clock;
 pub mod commit;

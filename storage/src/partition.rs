@@ -333,7 +333,8 @@ impl Partition {
                     engine.write(vec![(presence_key(layer, piece), Some(value.into()))]).await?;
                 }
             }
-            engine.write(vec![complete_row(Some(self.journal.end()))]).await?;
+            let complete = complete_row(self.journal.end(), self.journal.epoch());
+            engine.write(vec![complete]).await?;
         }
         engine.flush().await?;
         self.observe_flushed();

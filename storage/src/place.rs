@@ -4,6 +4,7 @@ mod cloud;
 mod metered;
 mod preflight;
 mod shared;
+pub(crate) mod stamp;
 #[cfg(test)]
 mod tests;
 
@@ -18,6 +19,7 @@ use object_store::local::LocalFileSystem;
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use shared::Shared;
+use stamp::Verified;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
@@ -91,7 +93,7 @@ impl Place {
         let shown = dir.display().to_string();
         let dir = std::path::absolute(&dir).with_context(|| shown.clone())?;
         let root = Path::from_absolute_path(&dir).with_context(|| shown.clone())?;
-        let store = Arc::new(LocalFileSystem::new().with_fsync(true));
+        let store = Arc::new(Verified(LocalFileSystem::new().with_fsync(true)));
         let requests = Arc::default();
         Ok(Self { store, root, dir: Some(dir), url: shown, requests, shared: None })
     }

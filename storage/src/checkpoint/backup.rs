@@ -216,7 +216,7 @@ impl Making<'_> {
         self.try_shards(&files).await?;
         let checkpoint = self.image.checkpoint.clone();
         let made = Backup { format: FORMAT, checkpoint, files, records, history };
-        let (place, text) = (self.description(), serde_json::to_vec_pretty(&made)?);
+        let (place, text) = (self.description(), crate::checked::to_vec(&made)?);
         let put = place.store().put(place.root(), text.into()).await;
         put.with_context(|| format!("writing {place}"))?;
         (done.id, done.bytes) = (made.id().to_owned(), made.bytes());

@@ -93,7 +93,7 @@ impl Catalog {
 
     /// Writes a description: from here on the checkpoint is there.
     pub(super) async fn publish(&self, checkpoint: &Checkpoint) -> Result<()> {
-        put(&self.description(&checkpoint.id), serde_json::to_vec_pretty(checkpoint)?).await
+        put(&self.description(&checkpoint.id), crate::checked::to_vec(checkpoint)?).await
     }
 
     /// Removes what retention does not keep, but for what is in use; the ids of what is gone. The

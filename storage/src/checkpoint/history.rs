@@ -1,6 +1,6 @@
 //! Records from several places, as one sequence.
 
-use crate::directory::{Location, identity_of};
+use crate::directory::{Location, manifest_of};
 use crate::journal::{
     BucketJournal, BucketOptions, Disk, Extract, JournalError, LocalJournal, Lsn, Options,
     RealDisk, Record, read_history, segment_begun_ms,
@@ -24,7 +24,7 @@ pub(super) async fn copy_history(
     (after, until): (Lsn, Lsn),
     to: &Path,
 ) -> Result<Option<(Lsn, bool)>> {
-    let (_, salt) = identity_of(&from.store).await?;
+    let salt = manifest_of(&from.store).await?.salt();
     let (journal, archive, to) = (from.journal(), from.archive(), to.to_owned());
     let runtime = Handle::current();
     let copying = tokio::task::spawn_blocking(move || -> Result<_> {

@@ -6,7 +6,7 @@ use super::history::{copy_history, replay};
 use super::image::{Image, Piece, engine_dir};
 use super::target::Target;
 use super::{Catalog, Checkpoint, FORMAT, InUse};
-use crate::directory::{Location, identity_of};
+use crate::directory::{Location, manifest_of};
 use crate::engine::checkpoint::{EngineCheckpoint, admin};
 use crate::journal::{BucketJournal, BucketOptions, Extract, LocalJournal, Lsn, Options, RealDisk};
 use crate::place::Place;
@@ -116,7 +116,8 @@ pub(crate) async fn branch_state(from: &Location, to: &Place) -> Result<()> {
 /// What a directory holds that nobody writes to: its shards as they are, and its journal.
 pub(super) async fn image_of_state(from: &Location, target: &Target) -> Result<Image> {
     let place = &from.store;
-    let (layout, salt) = identity_of(place).await?;
+    let manifest = manifest_of(place).await?;
+    let (layout, salt) = (manifest.layout(), manifest.salt());
     let journal = from.journal();
     let records = match journal.dir() {
         Some(dir) => dir.to_owned(),

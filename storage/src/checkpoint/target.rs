@@ -8,9 +8,7 @@ use super::restore::{Restored, cut, from_backups, from_directory, image_of_state
 use super::scratch::Scratch;
 use super::{Catalog, Checkpoint, offline_options, sync_dir};
 use crate::control::Control;
-use crate::directory::{
-    Location, NewDirectory, complete_shards, create_manifest_of, is_data_directory,
-};
+use crate::directory::{Location, Manifest, NewDirectory, complete_shards, is_data_directory};
 use crate::engine::checkpoint::{admin, keep_for_branch};
 use crate::engine::trial::try_engine;
 use crate::journal::{Extract, LocalJournal, Lsn, Options, RealDisk};
@@ -148,15 +146,14 @@ impl Target {
             shards: checkpoint.shards.len() as u16, // as it was in a data directory
             seed: checkpoint.seed,
         };
-        let salt = rand::random();
-        self.add_records(image, &layout, salt, end).await?;
+        let manifest = self.add_records(image, Manifest::of(&layout), end).await?;
         self.verify(checkpoint, end).await?;
         for (engine, checkpoint) in &self.kept {
             let id = checkpoint.parse().context("the id of a checkpoint")?;
             engine.refresh_checkpoint(id, None).await?;
         }
         self.new.prove().await?;
-        create_manifest_of(&self.place, &layout, salt).await?;
+        manifest.store(&self.place).await?;
         Ok(Restored {
             id: checkpoint.id.clone(),
             lsn: end,
@@ -165,10 +162,13 @@ impl Target {
         })
     }
 
-    /// Adds the records of an image up to `end` to its shards.
-    async fn add_records(&self, image: &Image, layout: &Layout, salt: u32, end: Lsn) -> Result<()> {
+    /// Adds the records of an image up to `end` to its shards. In a bucket they get their identity,
+    /// too.
+    async fn add_records(&self, image: &Image, manifest: Manifest, end: Lsn) -> Result<Manifest> {
+        let salt = manifest.salt();
         if let Some(dir) = self.place.dir() {
-            return write_journal(image, &dir.join("journal"), salt, end).await;
+            write_journal(image, &dir.join("journal"), salt, end).await?;
+            return Ok(manifest);
         }
         // A journal is of one server at a time, and in a bucket nobody can say where it will be. So
         // the shards are made to need none.
@@ -176,8 +176,9 @@ impl Target {
         write_journal(image, &journal, salt, end).await?;
         let journal = Some(Place::local(&journal)?);
         let location = Location { store: self.place.clone(), journal };
-        let completing = complete_shards(offline_options(&location).await?, layout, salt);
-        completing.await.context("completing the shards")
+        let completing = complete_shards(offline_options(&location).await?, manifest.clone());
+        completing.await.context("completing the shards")?;
+        Ok(manifest.with_all_identified())
     }
 
     /// Tries each shard as a start would open it: it holds what the checkpoint says, or in a bucket

@@ -1,15 +1,18 @@
-//! `flagstone.json`: what is fixed when a data directory is created.
+//! `flagstone.json`: what is fixed when a data directory is created, and how far its journal has come.
 
 use super::OpenOptions;
 use super::new_directory::UNFINISHED;
+use crate::control::Identity;
 use crate::place::Place;
 use crate::slot::Layout;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use object_store::{ObjectStoreExt, PutMode, PutPayload};
 use serde::{Deserialize, Serialize};
-use std::fs::{self, File};
+use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
+use xxhash_rust::xxh3::xxh3_128;
 
 /// The version of the formats on disk that this program writes.
 const FORMAT: u32 = 1;
@@ -22,15 +25,45 @@ const NAME: &str = "flagstone.json";
 /// What it is called until it is whole.
 pub(super) const TEMPORARY: &str = "flagstone.json.new";
 
-/// What is fixed when a data directory is created.
-#[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
-pub(super) struct Manifest {
-    format: u32,
+/// Permissions: for the owner only.
+const PRIVATE_FILE: u32 = 0o600;
+const PRIVATE_DIR: u32 = 0o700;
+
+/// What `flagstone.json` says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Manifest {
     pub(super) shards: u16,
     /// Seed of the key hashes that rows carry.
     pub(super) seed: u64,
     /// Marks this journal's headers.
     pub(super) salt: u32,
+    /// Names the directory: no other one has it.
+    pub(super) id: u128,
+    /// All shards carry this identity. Until then some may have none, or that of the directory which
+    /// they were copied from.
+    pub(super) identified: bool,
+    /// The newest epoch of the journal that was begun, as far as was noted here; 0: none.
+    pub(super) epoch: u64,
+    /// There is such a file: what changes is written there.
+    is_stored: bool,
+}
+
+/// The file as JSON. The last four fields are missing in files of earlier versions.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Text {
+    format: u32,
+    shards: u16,
+    seed: u64,
+    salt: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    identified: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    epoch: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    checksum: Option<String>,
 }
 
 impl Manifest {
@@ -73,25 +106,108 @@ impl Manifest {
         Self::decode(&place, &bytes).map(Some)
     }
 
-    fn decode(place: &Place, bytes: &[u8]) -> Result<Self> {
+    pub(super) fn decode(place: &Place, bytes: &[u8]) -> Result<Self> {
         #[derive(Deserialize)]
         struct Version {
             format: u32,
         }
-        let damaged = || format!("{place} is damaged");
+        let damaged = || {
+            format!(
+                "{place} is damaged: restore it from a copy of this directory, or restore a backup"
+            )
+        };
         let version: Version = serde_json::from_slice(bytes).with_context(damaged)?;
         if version.format != FORMAT {
             bail!("{place} has format {}; this program knows format {FORMAT} only", version.format);
         }
-        let manifest: Self = serde_json::from_slice(bytes).with_context(damaged)?;
+        let text: Text = serde_json::from_slice(bytes).with_context(damaged)?;
+        let Text { shards, seed, salt, .. } = text;
+        let manifest = match (text.id, text.identified, text.epoch, text.checksum) {
+            (Some(id), Some(identified), Some(epoch), Some(checksum)) => {
+                let id = u128::from_str_radix(&id, 16).context("its id").with_context(damaged)?;
+                let found = Self { shards, seed, salt, id, identified, epoch, is_stored: true };
+                let expected = found.checksum();
+                if checksum != expected {
+                    let reason = anyhow!("its checksum is {checksum}, its content has {expected}");
+                    return Err(reason).with_context(damaged);
+                }
+                found
+            }
+            (None, None, None, None) => {
+                // Whoever opens it finds the same name for it.
+                let id = earlier_id(shards, seed, salt);
+                let (identified, epoch) = (false, 0);
+                Self { shards, seed, salt, id, identified, epoch, is_stored: true }
+            }
+            _ => return Err(anyhow!("a field is missing")).with_context(damaged),
+        };
         if !(1..=MAX_SHARDS).contains(&manifest.shards) {
             bail!("{place} is damaged: {} shards", manifest.shards);
         }
         Ok(manifest)
     }
 
-    pub(super) fn of(layout: &Layout, salt: u32) -> Self {
-        Self { format: FORMAT, shards: layout.shards, seed: layout.seed, salt }
+    /// Of a directory that is being made.
+    pub(crate) fn of(layout: &Layout) -> Self {
+        Self {
+            shards: layout.shards,
+            seed: layout.seed,
+            salt: rand::random(),
+            id: rand::random(),
+            identified: false,
+            epoch: 0,
+            is_stored: false,
+        }
+    }
+
+    /// The salt of the journal.
+    pub(crate) fn salt(&self) -> u32 {
+        self.salt
+    }
+
+    pub(crate) fn layout(&self) -> Layout {
+        Layout { shards: self.shards, seed: self.seed }
+    }
+
+    /// What a shard of this directory says of it.
+    pub(super) fn identity(&self, shard: u16) -> Identity {
+        Identity::new(self.id, shard, &self.layout())
+    }
+
+    /// Says that all shards carry the identity, and that the journal has begun `epoch`.
+    pub(super) async fn begun(&mut self, store: &Place, epoch: u64) -> Result<()> {
+        let is_first = !self.identified;
+        (self.identified, self.epoch) = (true, self.epoch.max(epoch));
+        if !self.is_stored {
+            return Ok(());
+        }
+        let (text, place) = (self.encode()?, store.join(NAME));
+        let Some(dir) = store.dir() else {
+            let put = place.store().put(place.root(), text.into()).await;
+            put.with_context(|| format!("writing {place}"))?;
+            return Ok(());
+        };
+        write(dir, &text).with_context(|| format!("writing {place}"))?;
+        if is_first {
+            make_private(dir);
+        }
+        Ok(())
+    }
+
+    /// The same when all shards carry the identity.
+    pub(crate) fn with_all_identified(self) -> Self {
+        Self { identified: true, ..self }
+    }
+
+    fn checksum(&self) -> String {
+        let mut bytes = FORMAT.to_be_bytes().to_vec();
+        bytes.extend(self.shards.to_be_bytes());
+        bytes.extend(self.seed.to_be_bytes());
+        bytes.extend(self.salt.to_be_bytes());
+        bytes.extend(self.id.to_be_bytes());
+        bytes.push(u8::from(self.identified));
+        bytes.extend(self.epoch.to_be_bytes());
+        format!("{:08x}", crc32c::crc32c(&bytes))
     }
 
     async fn create(options: &OpenOptions) -> Result<Self> {
@@ -100,9 +216,7 @@ impl Manifest {
             bail!("{store} holds {name} but no {NAME}: it is not a whole data directory");
         }
         let shards = options.shards.unwrap_or(options.default_shards).clamp(1, MAX_SHARDS);
-        Self { format: FORMAT, shards, seed: rand::random(), salt: rand::random() }
-            .store(store)
-            .await
+        Self::of(&Layout { shards, seed: rand::random() }).store(store).await
     }
 
     /// The same for another number of shards.
@@ -110,21 +224,32 @@ impl Manifest {
         if !(1..=MAX_SHARDS).contains(&shards) {
             bail!("{shards} shards: there may be 1 to {MAX_SHARDS}");
         }
-        Ok(Self { shards, salt: rand::random(), ..self.clone() })
+        Ok(Self::of(&Layout { shards, seed: self.seed }))
     }
 
     /// Writes it: from then on the place is a data directory. What is there already counts, if
     /// another process has been faster.
-    pub(super) async fn store(self, store: &Place) -> Result<Self> {
-        let manifest = self;
+    pub(crate) async fn store(self, store: &Place) -> Result<Self> {
+        let manifest = Self { is_stored: true, ..self };
         let text = manifest.encode()?;
         let Some(dir) = store.dir() else { return Self::put(store, manifest, text).await };
         write(dir, &text).with_context(|| format!("creating {}", store.join(NAME)))?;
+        make_private(dir);
         Ok(manifest)
     }
 
     fn encode(&self) -> Result<Vec<u8>> {
-        let mut text = serde_json::to_vec_pretty(self)?;
+        let text = Text {
+            format: FORMAT,
+            shards: self.shards,
+            seed: self.seed,
+            salt: self.salt,
+            id: Some(format!("{:032x}", self.id)),
+            identified: Some(self.identified),
+            epoch: Some(self.epoch),
+            checksum: Some(self.checksum()),
+        };
+        let mut text = serde_json::to_vec_pretty(&text)?;
         text.push(b'\n');
         Ok(text)
     }
@@ -150,17 +275,16 @@ pub async fn is_data_directory(store: &Place) -> Result<bool> {
     Ok(Manifest::read(store).await?.is_some())
 }
 
-/// The layout of a data directory, and the salt of its journal.
-pub(crate) async fn identity_of(store: &Place) -> Result<(Layout, u32)> {
+/// What the `flagstone.json` of a data directory says.
+pub(crate) async fn manifest_of(store: &Place) -> Result<Manifest> {
     let manifest = Manifest::read(store).await?;
-    let manifest = manifest.with_context(|| format!("{store} is no data directory"))?;
-    Ok((Layout { shards: manifest.shards, seed: manifest.seed }, manifest.salt))
+    manifest.with_context(|| format!("{store} is no data directory"))
 }
 
-/// Makes a data directory of what is in `store`, as the last step.
-pub(crate) async fn create_manifest_of(store: &Place, layout: &Layout, salt: u32) -> Result<()> {
-    Manifest::of(layout, salt).store(store).await?;
-    Ok(())
+/// The id of a directory whose `flagstone.json` has none.
+fn earlier_id(shards: u16, seed: u64, salt: u32) -> u128 {
+    let fields = [&shards.to_be_bytes()[..], &seed.to_be_bytes(), &salt.to_be_bytes()];
+    xxh3_128(&fields.concat())
 }
 
 pub(super) fn is_of_a_directory(name: &str) -> bool {
@@ -182,11 +306,35 @@ async fn names(store: &Place) -> Result<Vec<String>> {
     Ok(listed.common_prefixes.iter().filter_map(|p| p.filename().map(str::to_owned)).collect())
 }
 
-/// Writes the file durably, whole or not at all.
+/// Creates a directory that nobody else may read, if it is not there.
+pub(crate) fn create_private_dir(dir: &Path) -> io::Result<()> {
+    if let Some(parent) = dir.parent() {
+        fs::create_dir_all(parent)?;
+    }
+    match DirBuilder::new().mode(PRIVATE_DIR).create(dir) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && dir.is_dir() => Ok(()),
+        created => created,
+    }
+}
+
+/// Lets nobody else read a directory that may have been there before. Some file systems have no
+/// permissions.
+fn make_private(dir: &Path) {
+    if let Err(error) = fs::set_permissions(dir, Permissions::from_mode(PRIVATE_DIR)) {
+        tracing::warn!(%error, dir = %dir.display(), "others may be able to read the data directory");
+    }
+}
+
+/// Writes the file durably, whole or not at all. Whoever reads the seed can make keys collide.
 fn write(dir: &Path, text: &[u8]) -> io::Result<()> {
     let path = dir.join(NAME);
     let temporary = dir.join(TEMPORARY);
-    let mut file = File::create(&temporary)?;
+    match fs::remove_file(&temporary) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file =
+        File::options().write(true).create_new(true).mode(PRIVATE_FILE).open(&temporary)?;
     file.write_all(text)?;
     file.sync_all()?;
     fs::rename(&temporary, path)?;

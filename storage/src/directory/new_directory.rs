@@ -10,7 +10,7 @@
 #[cfg(test)]
 mod tests;
 
-use super::{lock, manifest};
+use super::{Locks, create_private_dir, lock, manifest};
 use crate::checkpoint::{remove_dir, remove_tree};
 use crate::place::{Place, SHARED};
 use anyhow::{Context, Result, bail};
@@ -45,7 +45,7 @@ pub(crate) struct NewDirectory {
     place: Place,
     /// The outermost directory that was made for it.
     made: Option<PathBuf>,
-    lock: Option<File>,
+    locks: Locks,
     /// The file of the lock was there before.
     had_lock: bool,
     /// What is there is ours.
@@ -63,7 +63,7 @@ impl NewDirectory {
         let mut new = Self {
             place: place.clone(),
             made: None,
-            lock: None,
+            locks: Locks::new(),
             had_lock: false,
             owns: false,
             mark: None,
@@ -82,9 +82,9 @@ impl NewDirectory {
         // Before anything is made here: who is refused leaves nothing behind.
         self.vacancy().await?;
         self.made = dir.ancestors().take_while(|dir| !dir.exists()).last().map(Path::to_owned);
-        fs::create_dir_all(dir).with_context(|| format!("creating {}", dir.display()))?;
+        create_private_dir(dir).with_context(|| format!("creating {}", dir.display()))?;
         self.had_lock = dir.join(LOCK).exists();
-        self.lock = Some(lock(dir)?);
+        self.locks = lock(dir)?;
         let vacancy = self.vacancy().await?;
         self.owns = true;
         if vacancy == Vacancy::Unfinished {
@@ -160,7 +160,7 @@ impl NewDirectory {
             self.remove_made().await?;
         }
         let Some(dir) = self.place.dir() else { return Ok(()) };
-        if self.lock.is_some() && !self.had_lock {
+        if !self.locks.is_empty() && !self.had_lock {
             fs::remove_file(dir.join(LOCK)).context("removing the lock's file")?;
         }
         let Some(made) = &self.made else { return Ok(()) };

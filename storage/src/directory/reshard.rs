@@ -53,15 +53,15 @@ pub async fn reshard(
     clock: Clock,
     told: &(dyn Fn(Resharded) + Sync),
 ) -> Result<Resharded> {
-    let Some(manifest) = Manifest::read(&options.store).await? else {
+    let Some(before) = Manifest::read(&options.store).await? else {
         bail!("{} is not a data directory", options.store);
     };
-    let manifest = manifest.with_shards(shards)?;
+    let manifest = before.with_shards(shards)?;
     let new = NewDirectory::begin(&to).await?;
     let copied = async {
-        let copied = copy_shards(options, &to, &manifest, clock, told).await?;
+        let copied = copy_shards(options, &to, (&before, &manifest), clock, told).await?;
         new.prove().await?;
-        manifest.store(&to).await?;
+        manifest.with_all_identified().store(&to).await?;
         Ok(copied)
     };
     let copied = copied.await;
@@ -71,26 +71,25 @@ pub async fn reshard(
 async fn copy_shards(
     options: OpenOptions,
     to: &Place,
-    manifest: &Manifest,
+    (before, manifest): (&Manifest, &Manifest),
     clock: Clock,
     told: &(dyn Fn(Resharded) + Sync),
 ) -> Result<Resharded> {
-    let shards = manifest.shards;
     // Nobody else opens the old one meanwhile.
-    let (old, _locks) = stop_cleanly(&options, &clock).await?;
+    let (old, _locks) = stop_cleanly(&options, before, &clock).await?;
     let new_options = OpenOptions { store: to.clone(), journal: None, ..options };
     let open_store = local_files();
-    let new = open_engines(&new_options, shards, &clock, &open_store).await?;
-    let layout = Layout { shards, seed: manifest.seed };
+    let new = open_engines(&new_options, manifest, &clock, &open_store).await?;
+    let layout = manifest.layout();
     let mut copied = Resharded::default();
     for engine in &old {
         copy_rows(engine, &new, &layout, &mut copied, told).await?;
     }
-    copy_control(&old, &new, &layout).await?;
+    copy_control(&old, &new, manifest).await?;
     for engine in old.iter().chain(&new) {
         engine.close().await?;
     }
-    let again = open_engines(&new_options, shards, &clock, &open_store).await?;
+    let again = open_engines(&new_options, manifest, &clock, &open_store).await?;
     let mut found = Resharded::default();
     for engine in &again {
         each_row(engine, |key, value| found.add(&key, &value)).await?;
@@ -103,15 +102,19 @@ async fn copy_shards(
 }
 
 /// Recovers a directory and has all that its journal has in the engines, which come back.
-async fn stop_cleanly(options: &OpenOptions, clock: &Clock) -> Result<(Vec<Engine>, super::Locks)> {
+async fn stop_cleanly(
+    options: &OpenOptions,
+    manifest: &Manifest,
+    clock: &Clock,
+) -> Result<(Vec<Engine>, super::Locks)> {
     let opened = Directory::open(options.clone(), clock.clone()).await?;
-    let (shards, journal) = (opened.layout.shards, opened.journal.clone());
+    let journal = opened.journal.clone();
     let (partitions, locks) = opened.into_partitions(1, 1);
     for partition in partitions {
         partition.close().await?;
     }
     journal.close()?;
-    let engines = open_engines(options, shards, clock, &local_files()).await?;
+    let engines = open_engines(options, manifest, clock, &local_files()).await?;
     Ok((engines, locks))
 }
 
@@ -178,7 +181,8 @@ fn slot_of_row(key: &[u8]) -> Option<u16> {
 }
 
 /// Writes the control rows of the new shards: each is complete by itself.
-async fn copy_control(old: &[Engine], new: &[Engine], layout: &Layout) -> Result<()> {
+async fn copy_control(old: &[Engine], new: &[Engine], manifest: &Manifest) -> Result<()> {
+    let layout = manifest.layout();
     let mut controls = Vec::with_capacity(old.len());
     for engine in old {
         let rows = engine.scan(prefix_range(&[row::CONTROL]), usize::MAX).await?;
@@ -190,7 +194,8 @@ async fn copy_control(old: &[Engine], new: &[Engine], layout: &Layout) -> Result
     for (id, engine) in (0u16..).zip(new) {
         let mut counters = Counters::default();
         controls.iter().for_each(|c| counters.take_over(&c.counters, &layout.slots_of(id)));
-        let mut rows = vec![reaches_row(end), complete_row(Some(end))];
+        let mut rows =
+            vec![reaches_row(end), complete_row(end, epoch), manifest.identity(id).row()];
         let mut generations = first.generations.clone();
         generations.next = controls.iter().map(|c| c.generations.next).max().unwrap_or(0);
         for control in &controls {

@@ -9,6 +9,7 @@
 mod tests;
 mod upload;
 
+use crate::place::stamp::{stamped, verified};
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::StreamExt;
@@ -103,7 +104,8 @@ impl fmt::Display for Files {
 impl ObjectStore for Files {
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
         if !is_ranged(&options) || !is_immutable(location) {
-            return self.local.get_opts(location, options).await;
+            let found = self.local.get_opts(location, options.clone()).await?;
+            return verified(location, &options, found).await;
         }
         match self.read_kept(location, &options).await {
             Some(result) => Ok(result),
@@ -121,7 +123,7 @@ impl ObjectStore for Files {
         payload: PutPayload,
         options: PutOptions,
     ) -> Result<PutResult> {
-        self.local.put_opts(location, payload, options).await
+        self.local.put_opts(location, stamped(location, payload), options).await
     }
 
     async fn put_multipart_opts(

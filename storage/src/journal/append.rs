@@ -293,6 +293,7 @@ impl Shared {
             salt: self.salt,
             durable: self.durable.load(Ordering::Acquire),
             time_ms: writer.max_time_ms,
+            size: self.options.segment_bytes,
         };
         if let Err(error) = header.write(&*file) {
             let path = segment_path(&self.dir, number);

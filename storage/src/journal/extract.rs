@@ -3,6 +3,7 @@
 //! Its segments are as long as what they hold, and it has a salt of its own, so that no segment of
 //! the journal that the records come from can be taken for one of it.
 
+use std::collections::BTreeMap;
 use std::io::{self, IoSlice};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -152,8 +153,9 @@ impl Extract {
         };
         self.write(mark, &[], HEADER as u64)?;
         self.close_segment()?;
-        let floor =
-            Floor { first_segment: 1, dropped: self.after, salt: self.salt, ..Floor::default() };
+        let newest_segment = self.open.as_ref().map_or(0, |open| open.number);
+        let (dropped, salt, shards) = (self.after, self.salt, BTreeMap::new());
+        let floor = Floor { first_segment: 1, newest_segment, dropped, salt, shards };
         floor.write(&*self.disk, &self.dir)?;
         Ok(self.bytes)
     }
@@ -174,6 +176,7 @@ impl Extract {
             salt: self.salt,
             durable: self.last,
             time_ms: self.time_ms,
+            size: 0,
         };
         let path = segment_path(&self.dir, number);
         let begin = || -> io::Result<Arc<dyn File>> {

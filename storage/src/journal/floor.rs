@@ -1,7 +1,9 @@
-//! The file `floor`: where the journal begins, and per shard the last lsn that was dropped.
+//! The file `floor`: where the journal begins, how far it has come, and per shard the last lsn that
+//! was dropped.
 //!
 //! It is made durable before a segment is recycled: without it a missing first segment, or a
-//! shard directory from before the dropped records, could not be told.
+//! shard directory from before the dropped records, could not be told. Neither could a missing last
+//! segment: that is noted soon after it was begun.
 
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice};
@@ -12,14 +14,18 @@ use super::record::{le_u32, le_u64};
 use super::{JournalError, Lsn};
 
 const MAGIC: [u8; 8] = *b"FLAGFLOR";
-const VERSION: u32 = 1;
-const FIXED: usize = 48;
+const VERSION: u32 = 2;
+const FIXED: usize = 56;
+/// Version 1 has no newest segment.
+const FIXED_1: usize = 48;
 const ENTRY: usize = 10;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Floor {
     /// The number of the first segment that belongs to the journal.
     pub(super) first_segment: u64,
+    /// A segment that was begun, and durably so: the newest one when this was written.
+    pub(super) newest_segment: u64,
     /// The last lsn that was dropped.
     pub(super) dropped: Lsn,
     /// The journal's salt.
@@ -41,6 +47,7 @@ impl Floor {
         bytes[24..32].copy_from_slice(&self.dropped.to_le_bytes());
         bytes[32..36].copy_from_slice(&self.salt.to_le_bytes());
         bytes[40..48].copy_from_slice(&(self.shards.len() as u64).to_le_bytes());
+        bytes[48..56].copy_from_slice(&self.newest_segment.to_le_bytes());
         for (shard, lsn) in &self.shards {
             bytes.extend_from_slice(&shard.to_le_bytes());
             bytes.extend_from_slice(&lsn.to_le_bytes());
@@ -52,7 +59,7 @@ impl Floor {
 
     fn decode(bytes: &[u8], path: &Path) -> Result<Self, JournalError> {
         let damaged = |reason| Err(JournalError::corrupt(path.to_path_buf(), 0, reason));
-        if bytes.len() < FIXED || bytes[0..8] != MAGIC {
+        if bytes.len() < FIXED_1 || bytes[0..8] != MAGIC {
             return damaged("this is no floor file");
         }
         if le_u32(bytes, 12) != file_crc(bytes) {
@@ -63,7 +70,11 @@ impl Floor {
             let path = path.to_path_buf();
             return Err(JournalError::NewerFormat { path, found: version, known: VERSION });
         }
-        let entries = &bytes[FIXED..];
+        let (newest_segment, entries) = match version {
+            ..VERSION => (0, &bytes[FIXED_1..]),
+            VERSION.. if bytes.len() < FIXED => return damaged("its length is wrong"),
+            VERSION.. => (le_u64(bytes, FIXED_1), &bytes[FIXED..]),
+        };
         if !entries.len().is_multiple_of(ENTRY)
             || (entries.len() / ENTRY) as u64 != le_u64(bytes, 40)
         {
@@ -75,6 +86,7 @@ impl Floor {
             .collect();
         Ok(Self {
             first_segment: le_u64(bytes, 16),
+            newest_segment,
             dropped: le_u64(bytes, 24),
             salt: le_u32(bytes, 32),
             shards,

@@ -40,6 +40,14 @@ impl Recovered {
         }
     }
 
+    /// The epoch in which it ends, 0 in a new journal.
+    pub fn epoch(&self) -> u64 {
+        match self {
+            Self::Local(recovery) => recovery.epoch(),
+            Self::Bucket(recovery) => recovery.last_epoch(),
+        }
+    }
+
     /// The greatest epoch met, 0 in a new journal.
     pub fn max_epoch(&self) -> u64 {
         match self {

@@ -137,7 +137,8 @@ impl Recovery {
         segment_path(&self.dir, number)
     }
 
-    fn salt(&self) -> u32 {
+    /// Of the journal; of a new one the one that was asked for.
+    pub fn salt(&self) -> u32 {
         self.floor.as_ref().map_or(self.options.salt, |floor| floor.salt)
     }
 
@@ -218,6 +219,14 @@ impl Recovery {
         let path = self.path(header.number);
         let failed = |error| JournalError::io("reading", &path, error);
         let file = self.open_file(header.number)?;
+        if header.salt != self.salt() {
+            return Err(JournalError::corrupt(path, 0, "the segment is of another journal"));
+        }
+        let size = file.size().map_err(failed)?;
+        if size < header.size {
+            let reason = format!("the file is cut off: it had {} bytes", header.size);
+            return Err(JournalError::corrupt(path, size, reason));
+        }
         let index = self.segments.len();
         let spans = Spans::default();
         self.segments.push(Scanned { header, entry, end: 0, last: 0, spans });
@@ -302,6 +311,11 @@ impl Recovery {
             );
             return Err(JournalError::corrupt(self.path(number), offset, reason));
         }
+        let newest = self.floor.as_ref().map_or(0, |floor| floor.newest_segment);
+        if newest > number {
+            let reason = "the segment was begun, and is missing or damaged";
+            return Err(JournalError::corrupt(self.path(newest), 0, reason));
+        }
         Ok(())
     }
 
@@ -330,6 +344,11 @@ impl Recovery {
     /// The greatest lsn that was known to be durable.
     pub fn durable(&self) -> Lsn {
         self.durable
+    }
+
+    /// The epoch in which it ends, 0 in a new journal.
+    pub fn epoch(&self) -> u64 {
+        self.chain.epoch
     }
 
     /// The greatest epoch met, 0 in a new journal.
@@ -409,6 +428,7 @@ impl Recovery {
             salt: self.salt(),
             durable: self.chain.last,
             time_ms: self.max_time_ms,
+            size: self.options.segment_bytes,
         };
         let begin = || {
             header.write(&*file)?;
@@ -416,15 +436,9 @@ impl Recovery {
             disk.sync_dir(&dir)
         };
         begin().map_err(|e| JournalError::io("beginning", &segment_path(&dir, number), e))?;
-        let floor = match self.floor.take() {
-            Some(floor) => floor,
-            None => {
-                let salt = header.salt;
-                let floor = Floor { first_segment: number, salt, ..Floor::default() };
-                floor.write(&*disk, &dir)?;
-                floor
-            }
-        };
+        let new = Floor { first_segment: number, salt: header.salt, ..Floor::default() };
+        let floor = Floor { newest_segment: number, ..self.floor.take().unwrap_or(new) };
+        floor.write(&*disk, &dir)?;
         let mut spares = Vec::new();
         for &number in &self.spares {
             spares.push((number, self.open_file(number)?));

@@ -39,6 +39,8 @@ pub(super) struct SegmentHeader {
     pub(super) durable: Lsn,
     /// The greatest time in the journal when it was begun.
     pub(super) time_ms: u64,
+    /// Bytes of the file, which was written out before; 0: it ends with its last record.
+    pub(super) size: u64,
 }
 
 /// What the first sector of a segment file is.
@@ -65,6 +67,7 @@ impl SegmentHeader {
         bytes[68..72].copy_from_slice(&self.salt.to_le_bytes());
         bytes[72..80].copy_from_slice(&self.durable.to_le_bytes());
         bytes[80..88].copy_from_slice(&self.time_ms.to_le_bytes());
+        bytes[88..96].copy_from_slice(&self.size.to_le_bytes());
         let crc = header_crc(&bytes);
         bytes[12..16].copy_from_slice(&crc.to_le_bytes());
         bytes
@@ -94,6 +97,7 @@ impl SegmentHeader {
             salt: le_u32(bytes, 68),
             durable: le_u64(bytes, 72),
             time_ms: le_u64(bytes, 80),
+            size: le_u64(bytes, 88),
         })
     }
 

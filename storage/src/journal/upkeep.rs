@@ -68,19 +68,22 @@ impl Shared {
         }
     }
 
-    /// Drops the segments nobody needs: raises the floor durably, then makes spares of them, or
-    /// deletes what is beyond the number of spares, and spares that were not needed.
+    /// Notes the newest segment. Drops the segments nobody needs: raises the floor durably, then makes
+    /// spares of them, or deletes what is beyond the number of spares, and spares that were not needed.
     fn recycle(&self) -> Result<(), JournalError> {
         let mut preparing = lock(&self.preparing);
-        let floor = {
+        let (floor, count) = {
             let writer = lock(&self.writer);
-            match writer.droppable() {
-                0 => return Ok(()),
-                count => writer.floor_without(count, &preparing.floor),
-            }
+            let count = writer.droppable();
+            (writer.floor_without(count, &preparing.floor), count)
         };
-        floor.write(&*self.options.disk, &self.dir)?;
-        preparing.floor = floor;
+        if floor != preparing.floor {
+            floor.write(&*self.options.disk, &self.dir)?;
+            preparing.floor = floor;
+        }
+        if count == 0 {
+            return Ok(());
+        }
         let (numbers, surplus, mut wanted) = {
             let mut writer = lock(&self.writer);
             let mut numbers = Vec::new();
@@ -171,8 +174,11 @@ impl Writer {
     /// The floor when the first `count` segments are dropped.
     fn floor_without(&self, count: usize, before: &Floor) -> Floor {
         let mut floor = before.clone();
-        let next = self.closed.get(count).map(|segment| segment.number);
-        floor.first_segment = next.unwrap_or(self.current.number);
+        floor.newest_segment = before.newest_segment.max(self.synced_segment);
+        if count > 0 {
+            let next = self.closed.get(count).map(|segment| segment.number);
+            floor.first_segment = next.unwrap_or(self.current.number);
+        }
         for segment in self.closed.iter().take(count) {
             floor.dropped = floor.dropped.max(segment.last);
             for (shard, lsn) in segment.spans.last() {

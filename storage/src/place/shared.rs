@@ -61,6 +61,7 @@ impl Shares {
             Err(Error::NotFound { .. }) => return Ok(None),
             Err(error) => return Err(error).with_context(reading),
         };
+        crate::checked::verify(&bytes).with_context(reading)?;
         let shares: Self = serde_json::from_slice(&bytes).with_context(reading)?;
         if shares.format != FORMAT {
             bail!("{file} has the format {}, this version reads {FORMAT}", shares.format);
@@ -70,7 +71,7 @@ impl Shares {
 
     pub(crate) async fn write(&self, place: &Place) -> Result<()> {
         let file = place.join(SHARED);
-        let bytes = serde_json::to_vec_pretty(self)?;
+        let bytes = crate::checked::to_vec(self)?;
         let put = file.store().put(file.root(), bytes.into()).await;
         put.with_context(|| format!("writing {file}"))?;
         Ok(())

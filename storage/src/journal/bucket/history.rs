@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, VecDeque};
 use futures::stream::{self, StreamExt, TryStreamExt};
 use object_store::path::Path;
 
-use super::super::{JournalError, Lsn, Record};
+use super::super::{JournalError, Lsn, Record, Recovered};
 use super::object::{OBJECT_HEADER, ObjectHeader, Position};
 use super::read::Reader;
 use super::requests::{ask, read_object};
@@ -23,6 +23,13 @@ const ATTEMPTS: usize = 5;
 #[derive(Debug)]
 pub struct BucketView {
     recovery: BucketRecovery,
+}
+
+impl From<BucketView> for Recovered {
+    /// It must not be started.
+    fn from(view: BucketView) -> Self {
+        Self::Bucket(Box::new(view.recovery))
+    }
 }
 
 impl BucketView {

@@ -477,6 +477,11 @@ impl BucketRecovery {
         self.end
     }
 
+    /// The newest epoch of which there are objects beside fences, or were when they were needed.
+    pub fn last_epoch(&self) -> u64 {
+        self.chain.last().map_or(self.floor.first, |last| last.header.at).epoch
+    }
+
     /// The greatest epoch before the one that the fence opens.
     pub fn max_epoch(&self) -> u64 {
         self.epoch - 1

@@ -2,7 +2,7 @@ use std::path::PathBuf;
 
 use super::*;
 use crate::journal::Disk;
-use crate::journal::floor::floor_path;
+use crate::journal::floor::{Floor, floor_path};
 use crate::journal::scan::remains;
 use crate::journal::segment::{FIRST_RECORD, SEGMENT_HEADER, SegmentHeader, segment_path};
 
@@ -133,6 +133,95 @@ fn a_missing_file_is_corruption() {
     disk.delete(&floor_path(dir()));
     let error = recover(&disk).map(|recovery| recovery.end()).unwrap_err();
     assert!(matches!(&error, JournalError::Corrupt { path, .. } if path.ends_with("floor")));
+}
+
+/// A journal that was killed in its fourth segment, all of it durable, once that is noted.
+fn in_the_fourth_segment() -> Arc<SimDisk> {
+    let disk = Arc::new(SimDisk::default());
+    let journal = start(&disk, SyncMode::No);
+    for _ in 0..16 {
+        journal.append(0, &[0], &[&[5; 700]]).unwrap();
+        journal.sync_now().unwrap();
+    }
+    let noted = || Floor::read(&Handle(Arc::clone(&disk)), dir()).unwrap().unwrap().newest_segment;
+    eventually("noting the newest segment", || noted() == newest(&disk));
+    assert_eq!(newest(&disk), 4);
+    drop(journal);
+    assert_eq!(recover(&disk).unwrap().end(), 16);
+    disk
+}
+
+fn assert_corrupt(disk: &Arc<SimDisk>, path: &Path, what: &str) {
+    match recover(disk).map(|recovery| recovery.end()) {
+        Err(JournalError::Corrupt { path: named, .. }) => assert_eq!(named, path, "{what}"),
+        other => panic!("{what}: {other:?}"),
+    }
+}
+
+#[test]
+fn the_newest_segment_is_missed() {
+    let disk = in_the_fourth_segment();
+    let last = segment_path(dir(), 4);
+    let deleted = disk.copy();
+    deleted.delete(&last);
+    assert_corrupt(&deleted, &last, "deleted");
+    let spare = segments(&disk).into_iter().find(|path| *path > last).unwrap();
+    let swapped = disk.copy();
+    let (ours, other) = (disk.read(&last), disk.read(&spare));
+    swapped.edit(&last, |bytes| *bytes = other.clone());
+    swapped.edit(&spare, |bytes| *bytes = ours);
+    let found = recover(&swapped).map(|recovery| recovery.end());
+    assert!(matches!(found, Err(JournalError::Corrupt { .. })), "{found:?}");
+    let wiped = disk.copy();
+    wiped.edit(&last, |bytes| bytes[..SEGMENT_HEADER].fill(0));
+    assert_corrupt(&wiped, &last, "its header is gone");
+    // A start notes the one that it begins.
+    drop(recover(&disk).unwrap().start(0, 0).unwrap());
+    let last = segment_path(dir(), newest(&disk));
+    disk.delete(&last);
+    assert_corrupt(&disk, &last, "the first one of an epoch");
+}
+
+#[test]
+fn a_segment_that_is_cut_off_is_corruption_and_no_torn_tail() {
+    let disk = in_the_fourth_segment();
+    for number in 1..=4 {
+        let path = segment_path(dir(), number);
+        for length in (0..disk.read(&path).len()).step_by(61) {
+            let damaged = disk.copy();
+            damaged.edit(&path, |bytes| bytes.truncate(length));
+            assert_corrupt(&damaged, &path, &format!("{length} bytes"));
+        }
+    }
+}
+
+#[test]
+fn a_segment_of_another_journal_is_corruption() {
+    let disk = Arc::new(SimDisk::default());
+    let other = Options { salt: 0x5A18, ..options(&disk, SyncMode::No) };
+    let journal = LocalJournal::recover(dir(), other).unwrap().start(0, 0).unwrap();
+    journal.append(0, &[0], &[b"theirs"]).unwrap();
+    drop(journal);
+    let path = segment_path(dir(), 1);
+    let theirs = disk.read(&path);
+    let ours = Arc::new(SimDisk::default());
+    let journal = start(&ours, SyncMode::No);
+    journal.append(0, &[0], &[b"ours"]).unwrap();
+    drop(journal);
+    ours.edit(&path, |bytes| *bytes = theirs);
+    assert_corrupt(&ours, &path, "it has another salt");
+}
+
+#[test]
+fn a_floor_of_an_earlier_version_is_read() {
+    let disk = in_the_fourth_segment();
+    disk.edit(&floor_path(dir()), |bytes| {
+        bytes.drain(48..56);
+        bytes[8] = 1;
+        let crc = crc32c::crc32c_append(crc32c::crc32c(&bytes[..12]), &bytes[16..]);
+        bytes[12..16].copy_from_slice(&crc.to_le_bytes());
+    });
+    assert_eq!(recover(&disk).unwrap().end(), 16);
 }
 
 #[test]

@@ -1,0 +1,57 @@
+//! JSON files that end with a checksum of what is before it: one changed digit of an lsn would be
+//! another state of the data.
+
+use anyhow::{Result, bail};
+use serde::Serialize;
+
+/// What stands before the checksum, which is the last field.
+const FIELD: &str = ",\n  \"checksum\": \"";
+
+/// A value, an object, as text with a checksum: CRC32C of all bytes before the comma in front of it.
+pub(crate) fn to_vec<T: Serialize>(value: &T) -> serde_json::Result<Vec<u8>> {
+    let mut text = serde_json::to_vec_pretty(value)?;
+    text.truncate(text.len().saturating_sub("\n}".len()));
+    let checksum = crc32c::crc32c(&text);
+    text.extend(format!("{FIELD}{checksum:08x}\"\n}}\n").into_bytes());
+    Ok(text)
+}
+
+/// Refuses text whose checksum is wrong. That of earlier versions has none.
+pub(crate) fn verify(text: &[u8]) -> Result<()> {
+    let field = text.windows(FIELD.len()).rposition(|bytes| bytes == FIELD.as_bytes());
+    let Some(end) = field else { return Ok(()) };
+    let (content, rest) = text.split_at(end);
+    let expected = format!("{FIELD}{:08x}\"\n}}\n", crc32c::crc32c(content));
+    if rest != expected.as_bytes() {
+        bail!("its checksum is wrong");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn no_flipped_bit_of_a_description_is_believed() {
+        let value = json!({ "lsn": 10_501, "seed": 77, "tree": { "of": { "many": [1, 2] } } });
+        let text = to_vec(&value).unwrap();
+        verify(&text).unwrap();
+        assert_eq!(serde_json::from_slice::<serde_json::Value>(&text).unwrap()["lsn"], 10_501);
+        for bit in 0..text.len() * 8 {
+            let mut damaged = text.clone();
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            let read = serde_json::from_slice::<serde_json::Value>(&damaged);
+            if let (Ok(()), Ok(read)) = (verify(&damaged), read) {
+                // The name of the checksum is another one.
+                assert_eq!((&read["lsn"], &read["seed"]), (&10_501.into(), &77.into()), "{bit}");
+            }
+        }
+    }
+
+    #[test]
+    fn text_of_an_earlier_version_is_read() {
+        verify(b"{\n  \"lsn\": 10501\n}").unwrap();
+    }
+}
