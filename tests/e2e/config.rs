@@ -4,6 +4,7 @@ use super::{Server, free_port};
 use redis::{RedisError, Value};
 use std::fs;
 use std::process::Command;
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 /// How long something may take on a busy machine.
@@ -114,11 +115,15 @@ fn ask(client: &mut redis::Connection, line: &str) -> String {
     }
 }
 
+/// What the program says of itself.
+static HELP: LazyLock<String> = LazyLock::new(|| {
+    let help = Command::new(env!("CARGO_BIN_EXE_flagstone")).arg("--help").output();
+    String::from_utf8_lossy(&help.expect("it runs").stdout).into_owned()
+});
+
 /// The directives that the program says may be changed while it runs.
 fn live() -> Vec<String> {
-    let help = Command::new(env!("CARGO_BIN_EXE_flagstone")).arg("--help").output();
-    let help = String::from_utf8_lossy(&help.expect("it runs").stdout).into_owned();
-    let names = help.lines().filter_map(|line| line.strip_prefix(" * --"));
+    let names = HELP.lines().filter_map(|line| line.strip_prefix(" * --"));
     names.filter_map(|rest| rest.split(' ').next()).map(ToOwned::to_owned).collect()
 }
 
@@ -172,10 +177,8 @@ fn tidy(admin: &mut redis::Connection) {
 
 /// From `--help`.
 fn default_of(name: &str) -> String {
-    let help = Command::new(env!("CARGO_BIN_EXE_flagstone")).arg("--help").output();
-    let help = String::from_utf8_lossy(&help.expect("it runs").stdout).into_owned();
     let start = format!(" * --{name} ");
-    let line = help.lines().find_map(|line| line.strip_prefix(&start)).expect("its line");
+    let line = HELP.lines().find_map(|line| line.strip_prefix(&start)).expect("its line");
     if line == "\"\"" { String::new() } else { line.to_owned() }
 }
 
