@@ -37,6 +37,7 @@ pub mod server;
 pub mod session;
 pub mod signals;
 pub mod slowlog;
+pub mod stalls;
 pub mod tracking;
 pub mod transaction;
 pub mod unit;

@@ -4,6 +4,7 @@
 use crate::commands::flag;
 use crate::config::{MaxmemoryPolicy, Settings};
 use crate::node::{CHOKED, CUT_OFF, DISOWNED, Node};
+use crate::stalls::JOURNAL_FULL;
 
 const OUT_OF_MEMORY: &str = "OOM command not allowed when used memory > 'maxmemory'.";
 const NO_REPLICAS: &str = "NOREPLICAS Not enough good replicas to write.";
@@ -15,6 +16,7 @@ pub fn any(node: &Node, settings: &Settings) -> bool {
         || node.is_pressed()
         || node.is_cut_off()
         || node.is_disowned()
+        || node.stalls.any()
         || lacks_replicas(settings)
 }
 
@@ -27,6 +29,8 @@ pub fn refusal(node: &Node, settings: &Settings, flags: u32) -> Option<&'static 
         Some(CHOKED)
     } else if flags & flag::WRITE != 0 && node.is_cut_off() {
         Some(CUT_OFF)
+    } else if flags & flag::WRITE != 0 && node.stalls.refuses_all_writes() {
+        Some(JOURNAL_FULL)
     } else if flags & flag::STALE == 0 && node.is_disowned() && !settings.serve_stale_data {
         Some(DISOWNED)
     } else if flags & flag::WRITE != 0 && lacks_replicas(settings) {

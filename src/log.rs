@@ -83,7 +83,7 @@ fn filter(level: LogLevel) -> EnvFilter {
         LogLevel::Warning => "warn",
         LogLevel::Nothing => "off",
     };
-    format!("{level},slatedb=error,foyer=error,object_store=error").into()
+    format!("{level},slatedb=error,foyer=off,object_store=error").into()
 }
 
 fn append_to(path: &std::path::Path) -> io::Result<std::fs::File> {

@@ -12,6 +12,7 @@ use crate::pubsub::PubSub;
 use crate::rates::Rates;
 use crate::scripting::Scripts;
 use crate::slowlog::SlowLog;
+use crate::stalls::Stalls;
 use crate::tracking::Prefixes;
 use crate::unit::MAX_APART;
 use crate::worker::{Mailbox, WorkerStats};
@@ -166,6 +167,15 @@ impl Budget {
     }
 }
 
+/// A coordinator that has not ended.
+pub(crate) struct UnderWay(Arc<AtomicUsize>);
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
 /// The process: configuration, journal, workers, connections.
 pub struct Node {
     pub config: Arc<Config>,
@@ -211,6 +221,13 @@ pub struct Node {
     /// journal's store took records while many wait, so that writers wait: ms since the Unix epoch, 0
     /// when there is room.
     pub pressure_since_ms: AtomicU64,
+    /// Shards that cannot store rows.
+    pub stalls: Stalls,
+    /// Coordinators that have not ended, and workers whose connections have at the end of the server.
+    coordinators: Arc<AtomicUsize>,
+    quiet_workers: AtomicUsize,
+    /// Records that the start has replayed.
+    pub replayed: u64,
     /// More memory is in use than `maxmemory` allows.
     over_maxmemory: AtomicBool,
     /// The journal's store is away.
@@ -246,6 +263,7 @@ impl Node {
         let started_ms = clock.now_ms();
         let budget = Budget::new(&config.settings()).with_shards(layout.shards);
         CLIENTS.set_limit(Self::client_memory_limit(&config.settings()));
+        let stalls = Stalls::new(layout.shards);
         let stats = mailboxes.iter().map(|_| Arc::default()).collect();
         Ok(Self {
             functions: Functions::new(libraries, budget.functions)?,
@@ -280,6 +298,10 @@ impl Node {
             next_generation: AtomicU64::new(u64::from(next_generation)),
             active_expire: AtomicBool::new(true),
             pressure_since_ms: AtomicU64::new(0),
+            stalls,
+            coordinators: Arc::default(),
+            quiet_workers: AtomicUsize::new(0),
+            replayed: 0,
             over_maxmemory: AtomicBool::new(false),
             cut_off: AtomicBool::new(false),
             paused: AtomicBool::new(false),
@@ -290,6 +312,23 @@ impl Node {
             listener: OnceLock::new(),
             background,
         })
+    }
+
+    /// A coordinator begins; it has ended when what comes back is dropped.
+    pub(crate) fn coordinator(&self) -> UnderWay {
+        self.coordinators.fetch_add(1, Ordering::SeqCst);
+        UnderWay(self.coordinators.clone())
+    }
+
+    /// The connections of a worker have ended: it begins no more coordinators.
+    pub(crate) fn is_quiet(&self) {
+        self.quiet_workers.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Whether no coordinator is left, on any worker, and none will begin.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.quiet_workers.load(Ordering::SeqCst) >= self.mailboxes.len()
+            && self.coordinators.load(Ordering::SeqCst) == 0
     }
 
     /// Whether writers have to wait until rows are handed over.

@@ -170,7 +170,9 @@ fn serve(
         std::mem::take(&mut opened.libraries),
         background.handle().clone(),
     );
-    let node = Arc::new(node.map_err(anyhow::Error::msg).context("libraries of functions")?);
+    let mut node = node.map_err(anyhow::Error::msg).context("libraries of functions")?;
+    node.replayed = opened.replayed;
+    let node = Arc::new(node);
     let (listening, sockets) = Listening::begin(settings.clone(), net.clone())?;
     let addresses: Vec<SocketAddr> = listening.addresses().collect();
     let (stop, stopped) = watch::channel(false);

@@ -78,10 +78,11 @@ pub(super) fn admit(
     }
     let node = &worker.node;
     let flags = || flags_of(session, node, command, args);
-    if limits::any(node, settings)
-        && let Some(text) = limits::refusal(node, settings, flags())
-    {
-        return Admitted::Refused(text.into());
+    if limits::any(node, settings) {
+        let refusal = limits::refusal(node, settings, flags()).map(str::to_owned);
+        if let Some(text) = refusal.or_else(|| stalled(session, node, command, args)) {
+            return Admitted::Refused(text.into());
+        }
     }
     if session.is_subscriber() && !command.spec.has(flag::SUBSCRIBER) {
         let text = format!(
@@ -103,6 +104,18 @@ pub(super) fn admit(
         return Admitted::Wait;
     }
     Admitted::Run(command)
+}
+
+/// Why a command may not run on the keys that it names, as their shard cannot store rows.
+fn stalled(session: &Session, node: &Node, command: &Command, args: Args<'_>) -> Option<String> {
+    if !node.stalls.any() {
+        return None;
+    }
+    let flags = flags_of(session, node, command, args);
+    let queued = session.transaction.as_ref().filter(|_| command.spec.has(flag::EXEC));
+    let args = queued.map_or(args, |transaction| transaction.args());
+    let keys = command.keys(args, session.db);
+    node.stalls.refusal(&node.layout, flags, keys.into_iter().map(|(_, key)| key))
 }
 
 /// DEBUG only runs when the configuration lets this client run it.

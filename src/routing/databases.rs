@@ -143,9 +143,12 @@ async fn change(
     make: impl FnOnce(&Node, &mut [u32]) + 'static,
 ) -> Result<(), String> {
     let coordinator = worker.clone();
-    tokio::task::spawn_local(async move { change_now(&coordinator, make).await })
-        .await
-        .unwrap_or_else(|_| Err("ERR the command was abandoned".into()))
+    let under_way = worker.node.coordinator();
+    let changing = tokio::task::spawn_local(async move {
+        let _under_way = under_way;
+        change_now(&coordinator, make).await
+    });
+    changing.await.unwrap_or_else(|_| Err("ERR the command was abandoned".into()))
 }
 
 async fn change_now(

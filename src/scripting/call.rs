@@ -83,13 +83,23 @@ impl Run<'_, '_> {
         } else if let Some(text) = self.refusal(spec.flags) {
             text
         } else {
-            return match command.too_long_key(args) {
+            return match command.too_long_key(args).or_else(|| self.stalled(command, args)) {
                 Some(text) => Err(text),
                 None => Ok(command),
             };
         };
         self.unit.effects().refused(Some(command), refusal);
         Err(refusal.to_owned())
+    }
+
+    /// Why a command may not run on its keys, as their shard cannot store rows.
+    fn stalled(&self, command: &Command, args: Args<'_>) -> Option<String> {
+        let node = &self.unit.node;
+        if self.wrote || !node.stalls.any() {
+            return None;
+        }
+        let keys = command.keys(args, self.cx.db).into_iter().map(|(_, key)| key);
+        node.stalls.refusal(&node.layout, command.spec.flags, keys)
     }
 
     /// Why the node refuses what has these flags. Who has written goes on to the end.

@@ -20,6 +20,9 @@ const HANDING: Duration = Duration::from_secs(60);
 /// How long connections may take to end.
 const CLOSING: Duration = Duration::from_secs(5);
 
+/// How often it is looked whether commands on several workers have ended.
+const SETTLING_POLL: Duration = Duration::from_millis(2);
+
 impl Worker {
     /// Runs the periodic work; as long as the worker.
     pub(crate) async fn run_cron(self: Rc<Self>) {
@@ -152,7 +155,20 @@ impl Worker {
         if tokio::time::timeout(CLOSING, self.connections.wait()).await.is_err() {
             tracing::warn!(worker = self.id, "some connections did not end in time");
         }
-        // Coordinators that still hold something here end first.
+        // Coordinators end first, those of all workers: one that waits for a worker which is gone would
+        // leave its locks on others for ever.
+        self.node.is_quiet();
+        let settled = async {
+            while !self.node.is_settled() {
+                tokio::time::sleep(SETTLING_POLL).await;
+            }
+        };
+        if tokio::time::timeout(CLOSING + CLOSING, settled).await.is_err() {
+            tracing::warn!(
+                worker = self.id,
+                "some commands on several workers did not end in time"
+            );
+        }
         let (_lock, granted) = self.locks.borrow_mut().enqueue_barrier();
         if tokio::time::timeout(CLOSING, granted).await.is_err() {
             tracing::warn!(worker = self.id, "some commands did not end in time");

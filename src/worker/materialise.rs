@@ -1,6 +1,8 @@
 //! What a worker has done in the background for its shards: hand-overs, flushes, sweeps, expiry.
 
+use super::stall::Watched;
 use super::{LockKey, Worker};
+use flagstone_storage::journal::Lsn;
 use flagstone_storage::materialise::{hand_over, sweep};
 use flagstone_storage::scan::{Due, DueCursor};
 use flagstone_storage::shard::Cut;
@@ -40,11 +42,14 @@ const EXPIRE_BATCH: usize = 1000;
 /// What the background does for one shard; one thing at a time.
 #[derive(Default)]
 pub(super) struct Job {
-    busy: bool,
+    pub(super) busy: bool,
+    /// What is being handed over: its lsn.
+    pub(super) handing: Option<Lsn>,
     /// Its keys are being read, or it may not be tried again yet.
     scanning: bool,
     swept: Option<Instant>,
-    flushing: bool,
+    pub(super) flushing: bool,
+    pub(super) watched: Watched,
 }
 
 /// The jobs of a worker's shards.
@@ -62,8 +67,10 @@ impl Worker {
             self.share_memory();
             let ids: Vec<u16> = self.partition.borrow().shards.keys().copied().collect();
             for id in ids {
+                self.reopen_if_closed(id);
                 self.tend(id);
             }
+            self.watch_shards();
             self.publish_pressure();
         }
     }
@@ -97,8 +104,11 @@ impl Worker {
         if job.busy {
             return;
         }
-        if let Some(cut) = partition.take_cut(id) {
+        // One that failed when the engine closed itself is done again.
+        let again = || partition.shards.get(&id)?.handing();
+        if let Some(cut) = again().or_else(|| partition.take_cut(id)) {
             job.busy = true;
+            job.handing = Some(cut.lsn);
             tokio::task::spawn_local(self.clone().hand_over(id, cut));
             return;
         }
@@ -130,28 +140,48 @@ impl Worker {
         else {
             return;
         };
-        loop {
+        let mut handed = None;
+        while handed.is_none() && engine.closed().is_none() {
             let job = hand_over(engine.clone(), self.node.journal.clone(), cut.clone());
-            let seq = match self.node.background.spawn(job).await {
-                Ok(Ok(seq)) => seq,
-                Ok(Err(error)) => {
-                    tracing::error!(shard = id, "handing rows over to the engine: {error:#}");
-                    tokio::time::sleep(RETRY).await;
-                    continue;
+            let outcome = match self.node.background.spawn(job).await {
+                Ok(Ok(seq)) => {
+                    handed = Some(seq);
+                    None
                 }
+                Ok(Err(error)) => Some(format!("handing rows over: {error:#}")),
                 // The runtime is ending.
                 Err(_) => return,
             };
-            let mut partition = self.partition.borrow_mut();
-            let freed = partition.shards.get_mut(&id).and_then(|s| s.handed_over(cut.lsn, seq));
-            drop(partition);
-            drop(cut);
-            self.node.background.spawn_blocking(move || drop(freed));
-            if let Some(job) = self.jobs.borrow_mut().get_mut(&id) {
-                job.busy = false;
+            let failed = outcome.is_some();
+            self.note_outcome(id, outcome);
+            if failed {
+                tokio::time::sleep(RETRY).await;
             }
-            return;
         }
+        let lsn = cut.lsn;
+        drop(cut);
+        if let Some(seq) = handed {
+            let mut partition = self.partition.borrow_mut();
+            let freed = partition.shards.get_mut(&id).and_then(|s| s.handed_over(lsn, seq));
+            drop(partition);
+            self.node.background.spawn_blocking(move || drop(freed));
+        }
+        if let Some(job) = self.jobs.borrow_mut().get_mut(&id) {
+            job.busy = false;
+            job.handing = None;
+        }
+    }
+
+    /// A hand-over or a flush has ended, maybe with an error, which is told once.
+    fn note_outcome(&self, id: u16, error: Option<String>) {
+        let mut jobs = self.jobs.borrow_mut();
+        let Some(job) = jobs.get_mut(&id) else { return };
+        if let Some(error) = &error
+            && job.watched.error.is_none()
+        {
+            tracing::error!(shard = id, "{error}; trying again");
+        }
+        job.watched.error = error;
     }
 
     /// Has the keys of a shard read into a filter.
@@ -163,10 +193,8 @@ impl Worker {
         // The runtime may be ending.
         let Ok(scanned) = self.node.background.spawn(scan).await else { return };
         self.partition.borrow_mut().end_scan(id, scanned.is_ok());
-        if let Err(error) = scanned
-            && !self.is_stopping()
-        {
-            tracing::error!(shard = id, "reading the keys for their filter: {error:#}");
+        if let Err(error) = scanned {
+            self.tell_unreadable(&format!("the keys of shard {id}, for their filter"), &error);
             tokio::time::sleep(RETRY).await;
         }
         if let Some(job) = self.jobs.borrow_mut().get_mut(&id) {
@@ -178,9 +206,13 @@ impl Worker {
         let engine = self.partition.borrow().shards.get(&id).map(|s| s.engine().clone());
         if let Some(engine) = engine {
             let flushed = self.node.background.spawn(async move { engine.flush().await }).await;
-            if let Ok(Err(error)) = flushed {
-                tracing::error!(shard = id, "flushing the engine: {error:#}");
-                tokio::time::sleep(RETRY).await;
+            if let Ok(flushed) = flushed {
+                let error = flushed.err().map(|error| format!("{error:#}"));
+                let failed = error.is_some();
+                self.note_outcome(id, error);
+                if failed {
+                    tokio::time::sleep(RETRY).await;
+                }
             }
         }
         if let Some(job) = self.jobs.borrow_mut().get_mut(&id) {
@@ -202,7 +234,9 @@ impl Worker {
                         shard.swept(&swept);
                     }
                 }
-                Ok(Err(error)) => tracing::error!(shard = id, "sweeping dead rows: {error:#}"),
+                Ok(Err(error)) => {
+                    self.tell_unreadable(&format!("sweeping dead rows of shard {id}"), &error);
+                }
                 Err(_) => return,
             }
         }
@@ -212,16 +246,17 @@ impl Worker {
         }
     }
 
-    /// Waits until nothing is under way for the shards; false if that takes too long.
+    /// Waits until nothing is under way for the shards; false if that takes too long, as for shards
+    /// that cannot store rows.
     pub(super) async fn jobs_done(&self, within: Duration) -> bool {
         let begun = Instant::now();
         while self.jobs.borrow().values().any(|job| job.busy || job.flushing) {
-            if begun.elapsed() > within {
+            if self.is_stalled() || begun.elapsed() > within {
                 return false;
             }
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
-        true
+        !self.is_stalled()
     }
 
     fn publish_pressure(&self) {
@@ -231,11 +266,12 @@ impl Worker {
         stats.unflushed_ops.store(partition.unflushed_ops(), Ordering::Relaxed);
         stats.handed.store(partition.handed(), Ordering::Relaxed);
         stats.filter_bytes.store(partition.presence_bytes() as u64, Ordering::Relaxed);
-        let total = self.node.pending_bytes();
+        let limit = self.node.pending_limit();
+        let total = self.node.stalls.counted(self.node.pending_bytes(), limit);
         let since = &self.node.pressure_since_ms;
         let waiting = self.node.journal.stats().waiting_bytes;
         let waits = waiting > self.node.budget.journal as u64 / 2 && !self.node.is_cut_off();
-        let is_full = total > self.node.pending_limit();
+        let is_full = total > limit;
         let progress =
             if is_full { partition.engine_progress() } else { self.node.journal.durable() };
         let moves = self.progress.replace(progress) != progress;
@@ -288,7 +324,7 @@ impl Worker {
             let (due, rest) = match self.node.background.spawn(plan.run()).await {
                 Ok(Ok(found)) => found,
                 Ok(Err(error)) => {
-                    tracing::error!(shard = id, "reading the expiry index: {error:#}");
+                    self.tell_unreadable(&format!("the expiry index of shard {id}"), &error);
                     return false;
                 }
                 Err(_) => return false,

@@ -13,6 +13,7 @@ mod parked;
 mod read_trouble;
 mod rounds;
 mod scan;
+mod stall;
 mod stats;
 mod units;
 
@@ -74,6 +75,7 @@ pub struct Worker {
     /// How far that had come for which writers wait, when it was looked at last.
     progress: Cell<u64>,
     loader: load::Loader,
+    told: stall::Told,
     parking: parked::Parking,
     connections: tokio_util::task::TaskTracker,
     stop: tokio_util::sync::CancellationToken,
@@ -137,6 +139,7 @@ impl Worker {
             loan: Cell::new(0),
             progress: Cell::new(0),
             loader: load::Loader::default(),
+            told: stall::Told::default(),
             parking: parked::Parking::default(),
             connections: tokio_util::task::TaskTracker::new(),
             stop: tokio_util::sync::CancellationToken::new(),

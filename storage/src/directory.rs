@@ -28,7 +28,7 @@ use crate::journal::{
 use crate::materialise::make_room;
 use crate::partition::{LIBRARIES_SHARD, Partition};
 use crate::pending::Batch;
-use crate::place::Place;
+use crate::place::{Guarded, Place};
 use crate::shard::Shard;
 use crate::slot::Layout;
 use crate::store::{Store, Versions};
@@ -115,6 +115,8 @@ pub struct Directory {
     pub libraries: Vec<Library>,
     /// Names the data directory: the salt of its journal.
     pub origin: u32,
+    /// Records that were not in the shards, and were merged.
+    pub replayed: u64,
     versions: Arc<Versions>,
     shards: Vec<Shard>,
     databases: u32,
@@ -178,12 +180,14 @@ impl Directory {
             .map(|(.., control)| std::mem::take(&mut control.libraries))
             .unwrap_or_default();
         let presence_bytes = options.presence_bytes / usize::from(manifest.shards);
+        let complete: Vec<Lsn> =
+            opened.iter().map(|(.., c)| c.applied.max(c.complete.unwrap_or(0))).collect();
         let mut shards: Vec<Shard> = opened
             .into_iter()
             .map(|(id, engine, control)| Shard::new(id, engine, epoch, control, presence_bytes))
             .collect();
         let mut replay = Replay { stale, bytes: options.replay_bytes, unchecked: 0 };
-        let replayed = replay.run(&recovery, &mut shards).await?;
+        let replayed = replay.run(&recovery, &mut shards, &complete).await?;
         if replayed > 0 {
             tracing::info!(records = replayed, "the journal's tail was replayed");
         }
@@ -213,6 +217,7 @@ impl Directory {
             generations: Generations { next, ..generations },
             libraries: libraries.into_values().collect(),
             origin: manifest.salt,
+            replayed,
             versions: Arc::new(Versions::new(epoch)),
             shards,
             databases: options.databases,
@@ -281,7 +286,7 @@ fn local_files() -> impl Fn(&Place) -> Result<Place> + Sync {
     move |place| {
         let Some(dir) = place.dir() else { return Ok(place.clone()) };
         let files = Arc::new(Files::new(dir, kept.clone())?);
-        Ok(place.through(files))
+        Ok(place.through(Arc::new(Guarded::new(files, true))))
     }
 }
 
@@ -535,17 +540,23 @@ struct Replay {
 }
 
 impl Replay {
-    /// Merges what each shard has not applied; how many records there were.
-    async fn run(&mut self, recovery: &Recovered, shards: &mut [Shard]) -> Result<u64> {
-        let applied: Vec<Lsn> = shards.iter().map(Shard::flushed).collect();
+    /// Merges what each shard has not applied; how many records there were. A shard that was closed
+    /// cleanly has applied all up to the journal's end then, even if its last record is far before.
+    async fn run(
+        &mut self,
+        recovery: &Recovered,
+        shards: &mut [Shard],
+        applied: &[Lsn],
+    ) -> Result<u64> {
         let from = applied.iter().min().map_or(1, |lsn| lsn + 1);
-        let (mut records, mut body) = (0, BodyReader::default());
+        let (mut records, mut is_counted, mut body) = (0, false, BodyReader::default());
         let mut pieces = recovery.pieces(from);
         while let Some(Piece { record, first, last }) = pieces.next().await? {
             let lsn = record.lsn;
             if first {
-                (records, body) = (records + 1, BodyReader::default());
+                (is_counted, body) = (false, BodyReader::default());
             }
+            let mut is_merged = false;
             let mut unknown = None;
             let taken = body.take(&record.body, &mut |id, ops| {
                 let Some(shard) = shards.get_mut(usize::from(id)) else {
@@ -553,8 +564,11 @@ impl Replay {
                     return None;
                 };
                 let is_new = lsn > applied[usize::from(id)];
+                is_merged |= is_new;
                 Some(if is_new { shard.replay(lsn, ops) } else { ops.len() })
             });
+            records += u64::from(is_merged && !is_counted);
+            is_counted |= is_merged;
             if let Some(id) = unknown {
                 bail!("the journal record {lsn} names shard {id}, which does not exist");
             }

@@ -13,8 +13,8 @@ pub(crate) mod trial;
 use crate::clock::Clock;
 use crate::control::{garbage_key, garbage_value};
 use crate::journal::Lsn;
-use crate::place::Place;
-use anyhow::{Context, Result, bail};
+use crate::place::{Guarded, Place, Writes};
+use anyhow::{Context, Error, Result, anyhow, ensure};
 use bytes::Bytes;
 use chrono::{DateTime, Utc};
 use garbage::Garbage;
@@ -26,17 +26,18 @@ use slatedb::config::{
 use slatedb::db_cache::{CacheTarget, DbCache};
 use slatedb::manifest::VersionedManifest;
 use slatedb::{
-    BlockCachePolicy, CompactorBuilder, Db, IterationOrder, SstReader, VersionedCompactions,
-    WriteBatch,
+    BlockCachePolicy, CloseReason, CompactorBuilder, Db, IterationOrder, SstReader,
+    VersionedCompactions, WriteBatch,
 };
 use slatedb_common::clock::{DefaultSystemClock, SystemClock, SystemClockTicker};
 use std::future::Future;
+use std::iter::successors;
 use std::ops::{Range, RangeInclusive};
 use std::path::PathBuf;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, Instant};
 use tokio::sync::{Mutex, MutexGuard};
 
 /// Bytes of a memtable before it is flushed: smaller ones would leave too many files. Of big ones the
@@ -55,8 +56,20 @@ const READ_AHEAD: usize = 2;
 /// place in the manifest, which each flush writes anew.
 const FILE_BYTES: usize = 64 << 20;
 
-/// How long the opening of an engine may take in a store that may not answer.
+/// How long the opening of an engine may take in a store that may not answer, and on a local disk.
 const OPENING: Duration = Duration::from_secs(120);
+const OPENING_LOCAL: Duration = Duration::from_secs(30);
+
+/// How long a read may take of a local disk. One that is damaged says so at once.
+const LOCAL_READ: Duration = Duration::from_secs(30);
+
+/// How long whoever asks for a flush or a checkpoint waits for it. The engine goes on trying.
+const FLUSH: Duration = Duration::from_secs(60);
+
+/// A read may take one part in so many of the time for which replaced files are kept, but as long
+/// as this: in tests, which keep them for a moment.
+const READ_PARTS: u32 = 4;
+const LEAST_READ: Duration = Duration::from_secs(5);
 
 /// For how long the engine tries to write its manifest. It closes itself then, which helps nobody:
 /// the store will answer again, and what waits until then is in the journal.
@@ -80,14 +93,16 @@ pub struct Upkeep {
     pub least_garbage: u64,
     /// How often it is looked whether files are to be merged, and whether some were.
     pub poll: Duration,
-    /// For how long replaced files are kept: no read may take longer.
+    /// For how long replaced files are kept: reads end long before.
     pub keep_files: Duration,
     /// How often it is looked whether files can be deleted.
     pub collect: Duration,
     /// Where files that were read are kept on a local disk, and how many bytes of them.
     pub disk_cache: Option<(PathBuf, u64)>,
-    /// How long a read may take. A local disk answers, or says that it cannot.
-    pub read_limit: Option<Duration>,
+    /// How long each step of a read may take.
+    pub read_limit: Duration,
+    /// Each read may be a request to a bucket.
+    pub is_remote: bool,
     /// An engine that is not there is not created.
     pub must_exist: bool,
 }
@@ -99,7 +114,8 @@ impl Upkeep {
             poll: Duration::from_secs(5),
             keep_files: Duration::from_secs(600),
             collect: Duration::from_secs(300),
-            read_limit: Some(read_limit),
+            read_limit,
+            is_remote: true,
             ..Self::default()
         }
     }
@@ -115,7 +131,8 @@ impl Default for Upkeep {
             keep_files: Duration::from_secs(120),
             collect: Duration::from_secs(30),
             disk_cache: None,
-            read_limit: None,
+            read_limit: LOCAL_READ,
+            is_remote: false,
             must_exist: false,
         }
     }
@@ -163,16 +180,33 @@ impl SystemClock for EngineClock {
 /// An open engine; cheap to clone.
 #[derive(Clone)]
 pub struct Engine {
+    /// It is another one when an engine that had closed itself was opened again.
+    opened: Arc<RwLock<Opened>>,
+    turn: Arc<Mutex<Turn>>,
+    how: Arc<How>,
+}
+
+/// What is open.
+#[derive(Clone)]
+struct Opened {
     db: Db,
     /// Reads its files.
     files: Arc<SstReader>,
     garbage: Arc<Garbage>,
     /// The sequence number of the last batch that was taken.
     written: Arc<AtomicU64>,
-    turn: Arc<Mutex<Turn>>,
-    read_limit: Option<Duration>,
-    /// Where it is.
+    /// How its writes fare.
+    writes: Arc<Writes>,
+}
+
+/// How it was opened.
+#[derive(Clone)]
+struct How {
     place: Place,
+    cache: Arc<dyn DbCache>,
+    cache_id: u64,
+    clock: Clock,
+    upkeep: Upkeep,
 }
 
 /// What only the one who writes knows.
@@ -218,53 +252,71 @@ impl Engine {
         clock: Clock,
         upkeep: &Upkeep,
     ) -> Result<Self> {
-        let (store, path) = (place.store(), place.root().clone());
+        let (place, upkeep) = (place.clone(), upkeep.clone());
+        let how = How { place, cache, cache_id, clock, upkeep };
+        Self::open_as(Arc::new(how)).await
+    }
+
+    /// The same engine, opened anew. Where this one is used it is used in its place from
+    /// [`replace`](Self::replace) on.
+    pub(crate) async fn open_again(&self) -> Result<Self> {
+        let upkeep = Upkeep { must_exist: true, ..self.how.upkeep.clone() };
+        Self::open_as(Arc::new(How { upkeep, ..(*self.how).clone() })).await
+    }
+
+    async fn open_as(how: Arc<How>) -> Result<Self> {
+        let place = &how.place;
+        let store = Arc::new(Guarded::new(place.store(), place.dir().is_some()));
+        let limit = if how.upkeep.is_remote { OPENING } else { OPENING_LOCAL };
+        let writes = store.writes().clone();
+        // It is large: whoever opens an engine need not have room for it.
+        let opening = Box::pin(how.open(store));
+        let opened = within(limit, &writes, opening).await;
         let context = || format!("opening the engine of {place}");
-        let limit = upkeep.read_limit.map(|_| OPENING);
-        // The files may be from a machine whose clock was ahead; SlateDB's must not step back.
-        let admin = checkpoint::admin(store.clone(), path.as_ref());
-        let manifest = within(limit, admin.read_manifest(None)).await.with_context(context)?;
-        if manifest.is_none() && upkeep.must_exist {
-            bail!(
-                "{place} is missing, or empty: put the directory's files in place, or restore a backup"
-            );
-        }
-        let merges = within(limit, admin.read_compactions(None)).await.with_context(context)?;
-        clock.at_least(greatest_time_ms(manifest.as_ref(), merges.as_ref()));
-        if let Some(manifest) = &manifest {
-            fences::complete(place, manifest).await.with_context(context)?;
-        }
-        let clock = EngineClock { clock, timer: DefaultSystemClock::new() };
-        let garbage = Arc::new(Garbage::new(upkeep.least_garbage));
-        let compactor = CompactorBuilder::new(path.clone(), store.clone())
-            .with_options(compactor_options(upkeep))
-            .with_scheduler_supplier(Arc::new(scheduler::Supplier(garbage.clone())));
-        let files = Arc::new(SstReader::new(path.clone(), store.clone(), None, None));
-        let opening = Db::builder(path.clone(), store.clone())
-            .with_settings(engine_settings(upkeep))
-            .with_sst_block_size(BLOCK)
-            .with_compactor_builder(compactor)
-            .with_db_cache(cache, cache_id)
-            .with_block_cache_policy(cache_policy())
-            .with_system_clock(Arc::new(clock))
-            .build();
-        let db = within(limit, opening).await.with_context(context)?;
-        let read_limit = upkeep.read_limit;
-        let engine = Self {
-            db,
-            files,
-            garbage,
-            written: Arc::default(),
-            turn: Arc::default(),
-            read_limit,
-            place: place.clone(),
-        };
+        let opened = Arc::new(RwLock::new(opened.with_context(context)?));
+        let engine = Self { opened, turn: Arc::default(), how: how.clone() };
         engine.learn_garbage().await.with_context(context)?;
         Ok(engine)
     }
 
+    /// Has another engine used in the place of this one, whoever has a copy of it. The caller has
+    /// the turn.
+    pub(crate) fn replace(&self, by: &Self) {
+        let new = by.opened();
+        *self.opened.write().unwrap_or_else(PoisonError::into_inner) = new;
+    }
+
+    fn opened(&self) -> Opened {
+        self.opened.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn db(&self) -> Db {
+        self.opened.read().unwrap_or_else(PoisonError::into_inner).db.clone()
+    }
+
+    /// Where it is.
+    pub(crate) fn place(&self) -> &Place {
+        &self.how.place
+    }
+
+    /// Waits for a step of a read.
+    async fn read<T>(&self, work: impl Future<Output = Result<T, slatedb::Error>>) -> Result<T> {
+        let limit = self.how.upkeep.read_limit;
+        match tokio::time::timeout(limit, work).await {
+            Ok(done) => done.map_err(told),
+            Err(_) => Err(anyhow!("no answer within {} ms", limit.as_millis())),
+        }
+        .with_context(|| format!("reading {}", self.how.place))
+    }
+
+    /// How long a read may take as a whole: the files that it goes through must be there.
+    fn whole_read(&self) -> Duration {
+        (self.how.upkeep.keep_files / READ_PARTS).max(LEAST_READ)
+    }
+
     pub async fn get(&self, key: &[u8]) -> Result<Option<Bytes>> {
-        within(self.read_limit, self.db.get(key)).await
+        let db = self.db();
+        self.read(db.get(key)).await
     }
 
     /// Rows of a key range in order, `limit` at most.
@@ -299,23 +351,27 @@ impl Engine {
         };
         let options =
             ScanOptions { read_ahead_bytes, cache_blocks, order, ..ScanOptions::default() };
-        let opening = self.db.scan_with_options(range, &options);
-        let mut iterator = within(self.read_limit, opening).await?;
+        let (begun, db) = (Instant::now(), self.db());
+        let mut iterator = self.read(db.scan_with_options(range, &options)).await?;
         while rows.len() < limit
-            && let Some(row) = within(self.read_limit, iterator.next()).await?
+            && let Some(row) = self.read(iterator.next()).await?
         {
             rows.push((row.key, row.value));
+            if rows.len().is_multiple_of(SHORT_SCAN) && begun.elapsed() > self.whole_read() {
+                let (place, seconds) = (&self.how.place, begun.elapsed().as_secs());
+                return Err(anyhow!("reading {place}: {} rows took {seconds} s", rows.len()));
+            }
         }
         Ok(rows)
     }
 
     /// Whether each read may be a request to a bucket.
     pub(crate) fn is_remote(&self) -> bool {
-        self.read_limit.is_some()
+        self.how.upkeep.is_remote
     }
 
-    /// Gives the rows of a range to `each`, in order, until that says false. Where to go on comes
-    /// back, if there may be more.
+    /// Gives the rows of a range to `each`, in order, until that says false, or until it takes so long
+    /// that the files might go. Where to go on comes back, if there may be more.
     pub(crate) async fn walk(
         &self,
         range: Range<Vec<u8>>,
@@ -325,11 +381,14 @@ impl Engine {
             return Ok(None);
         }
         let options = ScanOptions { read_ahead_bytes: LONG_READ_BYTES, ..ScanOptions::default() };
-        let opening = self.db.scan_with_options(range, &options);
-        let mut iterator = within(self.read_limit, opening).await?;
-        while let Some(row) = within(self.read_limit, iterator.next()).await? {
+        let (begun, db) = (Instant::now(), self.db());
+        let mut iterator = self.read(db.scan_with_options(range, &options)).await?;
+        let mut count = 0_usize;
+        while let Some(row) = self.read(iterator.next()).await? {
             let key = row.key.clone();
-            if !each(row.key, row.value) {
+            count += 1;
+            let is_late = count.is_multiple_of(SHORT_SCAN) && begun.elapsed() > self.whole_read();
+            if !each(row.key, row.value) || is_late {
                 return Ok(Some([&key[..], &[0]].concat()));
             }
         }
@@ -357,6 +416,7 @@ impl Engine {
         rows: Vec<(Bytes, Option<Bytes>)>,
         value_bytes: u64,
     ) -> Result<u64> {
+        let opened = self.opened();
         let mut batch = WriteBatch::new();
         let mut garbage = value_bytes;
         for (key, value) in rows {
@@ -370,35 +430,55 @@ impl Engine {
             }
         }
         if garbage > 0 {
-            batch.put_bytes(garbage_key(), garbage_value(self.garbage.add(garbage)));
+            batch.put_bytes(garbage_key(), garbage_value(opened.garbage.add(garbage)));
         }
-        let handle = self.db.write_with_options(batch, &WriteOptions::default()).await?;
-        self.written.fetch_max(handle.seqnum(), Ordering::Relaxed);
+        let handle = opened.db.write_with_options(batch, &WriteOptions::default()).await?;
+        opened.written.fetch_max(handle.seqnum(), Ordering::Relaxed);
         Ok(handle.seqnum())
     }
 
     /// The sequence number of the last write since it was opened; 0: there was none.
     pub fn written(&self) -> u64 {
-        self.written.load(Ordering::Relaxed)
+        self.opened().written.load(Ordering::Relaxed)
+    }
+
+    /// A number that changes when the engine takes rows, or writes some to its files.
+    pub fn progress(&self) -> u64 {
+        let opened = self.opened();
+        let durable = opened.db.status().durable_seq;
+        opened.written.load(Ordering::Relaxed) + durable + opened.writes.progress()
     }
 
     /// Writes up to this sequence number are flushed.
     pub fn durable(&self) -> u64 {
-        self.db.status().durable_seq
+        self.db().status().durable_seq
     }
 
     /// Why the engine has closed, if it has.
-    pub fn closed(&self) -> Option<String> {
-        self.db.status().close_reason.map(|reason| format!("{reason:?}"))
+    pub fn closed(&self) -> Option<Closed> {
+        let reason = self.db().status().close_reason?;
+        Some(if reason == CloseReason::Fenced { Closed::Fenced } else { Closed::Failed })
+    }
+
+    /// For how long writes to its store have failed, and why.
+    pub fn trouble(&self) -> Option<(Duration, String)> {
+        self.opened().writes.trouble()
     }
 
     /// Flushes everything written so far.
     pub async fn flush(&self) -> Result<()> {
-        Ok(self.db.flush_with_options(FlushOptions { flush_type: FlushType::MemTable }).await?)
+        let opened = self.opened();
+        let options = FlushOptions { flush_type: FlushType::MemTable };
+        let flushing = async { Ok(opened.db.flush_with_options(options).await?) };
+        let flushed = within(FLUSH, &opened.writes, flushing).await;
+        flushed.with_context(|| format!("flushing {}", self.how.place))
     }
 
     pub async fn close(&self) -> Result<()> {
-        Ok(self.db.close().await?)
+        let opened = self.opened();
+        let closing = async { Ok(opened.db.close().await?) };
+        let closed = within(FLUSH, &opened.writes, closing).await;
+        closed.with_context(|| format!("closing {}", self.how.place))
     }
 }
 
@@ -423,15 +503,75 @@ fn greatest_time_ms(
     ids.iter().map(|id| id.timestamp_ms()).fold(tick, u64::max)
 }
 
-/// Waits for the engine, which tries without end to get an answer from its store.
+impl How {
+    async fn open(&self, store: Arc<Guarded>) -> Result<Opened> {
+        let (path, upkeep) = (self.place.root().clone(), &self.upkeep);
+        // The files may be from a machine whose clock was ahead; SlateDB's must not step back.
+        let admin = checkpoint::admin(store.clone(), path.as_ref());
+        let manifest = admin.read_manifest(None).await.map_err(told)?;
+        let merges = admin.read_compactions(None).await.map_err(told)?;
+        ensure!(
+            manifest.is_some() || !upkeep.must_exist,
+            "{} is missing, or empty: put the directory's files in place, or restore a backup",
+            self.place
+        );
+        self.clock.at_least(greatest_time_ms(manifest.as_ref(), merges.as_ref()));
+        if let Some(manifest) = &manifest {
+            fences::complete(&self.place, manifest).await?;
+        }
+        let clock = EngineClock { clock: self.clock.clone(), timer: DefaultSystemClock::new() };
+        let garbage = Arc::new(Garbage::new(upkeep.least_garbage));
+        let compactor = CompactorBuilder::new(path.clone(), store.clone())
+            .with_options(compactor_options(upkeep))
+            .with_scheduler_supplier(Arc::new(scheduler::Supplier(garbage.clone())));
+        let files = Arc::new(SstReader::new(path.clone(), store.clone(), None, None));
+        let opening = Db::builder(path, store.clone())
+            .with_settings(engine_settings(upkeep))
+            .with_sst_block_size(BLOCK)
+            .with_compactor_builder(compactor)
+            .with_db_cache(self.cache.clone(), self.cache_id)
+            .with_block_cache_policy(cache_policy())
+            .with_system_clock(Arc::new(clock))
+            .build();
+        let db = Box::pin(opening).await.map_err(told)?;
+        let writes = store.writes().clone();
+        Ok(Opened { db, files, garbage, written: Arc::default(), writes })
+    }
+}
+
+/// Why an engine has closed by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Closed {
+    /// Another process has opened it: it is that one's now.
+    Fenced,
+    /// It could not go on, and may be opened again.
+    Failed,
+}
+
+/// An error with its causes, each of which is told once.
+fn told(error: slatedb::Error) -> Error {
+    let error: &dyn std::error::Error = &error;
+    let mut text = error.to_string();
+    for cause in successors(error.source(), |error| error.source()).map(ToString::to_string) {
+        if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    Error::msg(text)
+}
+
+/// Waits for the engine, which tries without end to write to its store.
 async fn within<T>(
-    limit: Option<Duration>,
-    work: impl Future<Output = Result<T, slatedb::Error>>,
+    limit: Duration,
+    writes: &Writes,
+    work: impl Future<Output = Result<T>>,
 ) -> Result<T> {
-    let Some(limit) = limit else { return Ok(work.await?) };
     match tokio::time::timeout(limit, work).await {
-        Ok(done) => Ok(done?),
-        Err(_) => bail!("the store has not answered within {} ms", limit.as_millis()),
+        Ok(done) => done,
+        Err(_) => {
+            let why = writes.trouble().map(|(_, why)| format!(": {why}")).unwrap_or_default();
+            Err(anyhow!("it was not done within {} s{why}", limit.as_secs()))
+        }
     }
 }
 

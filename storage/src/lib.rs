@@ -33,6 +33,7 @@ pub mod place;
 mod prefetch;
 pub mod presence;
 mod reclaim;
+pub mod reopen;
 pub mod scan;
 mod scope;
 pub mod shard;

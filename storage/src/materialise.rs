@@ -40,7 +40,12 @@ pub async fn hand_over(engine: Engine, journal: Arc<dyn Journal>, cut: Arc<Cut>)
         bail!("rows up to lsn {} come after those up to {}", cut.lsn, turn.lsn);
     }
     turn.lsn = cut.lsn;
-    write_batches(&engine, move |emit| each_hand_over_batch(&cut, BATCH_ROWS, emit)).await
+    write_cut(&engine, cut).await
+}
+
+/// Writes a cut to an engine that nobody else writes to; the sequence number of its last batch.
+pub(crate) async fn write_cut(engine: &Engine, cut: Arc<Cut>) -> Result<u64> {
+    write_batches(engine, move |emit| each_hand_over_batch(&cut, BATCH_ROWS, emit)).await
 }
 
 /// Gives an engine rows that a start has replayed up to `lsn`, which is durable, to make room for
@@ -78,7 +83,7 @@ async fn write_batches(
 
 /// The batches of a hand-over, in the order in which they must be written: about `rows` rows each.
 pub fn each_hand_over_batch(cut: &Cut, rows: usize, emit: &mut dyn FnMut(Batch)) {
-    let mut batch = vec![reaches_row(cut.lsn)];
+    let mut batch = vec![reaches_row(cut.reaches)];
     gather_rows(&cut.pending, &mut batch, rows, emit);
     batch.extend(applied_rows(cut.lsn, cut.epoch, &cut.generations, &cut.counters));
     emit(batch);
@@ -250,6 +255,7 @@ mod tests {
             let cut = Cut {
                 pending,
                 lsn: 7,
+                reaches: 7,
                 epoch: 1,
                 generations: Generations::default(),
                 counters: Counters::default(),

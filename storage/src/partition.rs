@@ -7,10 +7,11 @@ use crate::engine::Engine;
 use crate::journal::{Journal, JournalError, Lsn};
 use crate::materialise::hand_over;
 use crate::presence::Presence;
+use crate::reopen::{Reopen, Reopened};
 use crate::shard::{Cut, Shard};
 use crate::slot::Layout;
 use crate::store::{DirtyKey, Store, Versions};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
@@ -43,7 +44,7 @@ pub struct Partition {
     /// The greatest lsn this worker knows to be in the journal.
     last_lsn: Lsn,
     /// The same when the last round was closed.
-    closed: Lsn,
+    closed_lsn: Lsn,
     /// Open holds of coordinators, by number.
     holds: BTreeSet<u64>,
 }
@@ -60,7 +61,7 @@ impl Partition {
             closed_round: 0,
             durable: 0,
             last_lsn,
-            closed: last_lsn,
+            closed_lsn: last_lsn,
             holds: BTreeSet::new(),
         };
         this.tell_presence();
@@ -95,8 +96,7 @@ impl Partition {
             Ok(lsn) => {
                 for (shard, ops) in &sealed.ops {
                     if let Some(shard) = self.shards.get_mut(shard) {
-                        let whole = shard.merge_sealed(lsn, ops);
-                        debug_assert!(whole, "a record that this program wrote is damaged");
+                        shard.merge_sealed(lsn, ops);
                     }
                 }
                 self.close_round(sealed.round, lsn);
@@ -127,7 +127,7 @@ impl Partition {
     /// The number that shows all that is in the journal, and no more. What coordinators have stored
     /// since the last round was closed shows with the open one.
     fn known(&self) -> u64 {
-        if self.last_lsn > self.closed {
+        if self.last_lsn > self.closed_lsn {
             self.store.stored_round()
         } else {
             self.closed_round.saturating_sub(1)
@@ -137,17 +137,21 @@ impl Partition {
     fn close_round(&mut self, round: u64, lsn: Lsn) {
         self.closed_round = round;
         self.last_lsn = self.last_lsn.max(lsn);
-        self.closed = self.last_lsn;
+        self.closed_lsn = self.last_lsn;
         self.rounds.push_back((round, self.last_lsn));
         self.observe_durable();
     }
 
     /// Merges a record's rows into the pending rows of the shards that are ours.
     pub fn merge(&mut self, lsn: Lsn, body: &[u8]) {
-        for (shard, ops) in split_body(body).unwrap_or_default() {
+        let Some(parts) = split_body(body) else {
+            // It may have rows for any of them.
+            self.shards.values_mut().for_each(|shard| shard.fail(lsn));
+            return;
+        };
+        for (shard, ops) in parts {
             if let Some(shard) = self.shards.get_mut(&shard) {
-                let whole = shard.merge(lsn, ops);
-                debug_assert!(whole, "a record that this program wrote is damaged");
+                shard.merge(lsn, ops);
             }
         }
     }
@@ -232,6 +236,19 @@ impl Partition {
         self.shards.get_mut(&shard)?.take_cut(oldest)
     }
 
+    /// What it takes to open the engine of a shard again, which has closed itself.
+    pub fn reopen(&mut self, shard: u16) -> Option<Reopen> {
+        Some(self.shards.get_mut(&shard)?.reopen(self.journal.clone()))
+    }
+
+    /// That engine is open again.
+    pub fn reopened(&mut self, shard: u16, reopened: Reopened) {
+        if let Some(shard) = self.shards.get_mut(&shard) {
+            shard.reopened(reopened);
+            self.journal.flushed(shard.id, shard.flushed());
+        }
+    }
+
     /// The scan of a shard's keys that is due, if any: a filter, the engine whose keys it is to take
     /// in, and the generations that are dead.
     pub fn begin_scan(&mut self, shard: u16) -> Option<(Arc<Presence>, Engine, BTreeSet<u32>)> {
@@ -307,13 +324,18 @@ impl Partition {
             tracing::warn!(holds = self.holds.len(), "closing with commits that were not applied");
         }
         let ids: Vec<u16> = self.shards.keys().copied().collect();
+        let mut outcome = Ok(());
         for id in ids {
-            self.close_shard(id).await.with_context(|| format!("closing shard {id}"))?;
+            let closed = self.close_shard(id).await.with_context(|| format!("closing shard {id}"));
+            outcome = outcome.and(closed);
         }
-        Ok(())
+        outcome
     }
 
     async fn close_shard(&mut self, id: u16) -> Result<()> {
+        if let Some(lsn) = self.shards.get(&id).and_then(Shard::broken) {
+            bail!("the record {lsn} of the journal could not be understood");
+        }
         // A hand-over that was under way when the worker stopped is done again: rows are absolute.
         for _ in 0..2 {
             self.cut(id);

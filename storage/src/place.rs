@@ -1,6 +1,7 @@
 //! Places where data lies: a root in an object store, named by a URL.
 
 mod cloud;
+mod guarded;
 mod metered;
 mod preflight;
 mod shared;
@@ -8,6 +9,7 @@ pub(crate) mod stamp;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use guarded::{Guarded, Writes};
 pub use metered::Requests;
 pub(crate) use preflight::cause;
 pub(crate) use shared::{SHARED, Share, Shares};
@@ -93,7 +95,8 @@ impl Place {
         let shown = dir.display().to_string();
         let dir = std::path::absolute(&dir).with_context(|| shown.clone())?;
         let root = Path::from_absolute_path(&dir).with_context(|| shown.clone())?;
-        let store = Arc::new(Verified(LocalFileSystem::new().with_fsync(true)));
+        let files = Arc::new(Verified(LocalFileSystem::new().with_fsync(true)));
+        let store = Arc::new(Guarded::new(files, true));
         let requests = Arc::default();
         Ok(Self { store, root, dir: Some(dir), url: shown, requests, shared: None })
     }

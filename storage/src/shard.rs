@@ -10,9 +10,10 @@ use crate::control::{Control, Generations};
 use crate::counters::Counters;
 use crate::encoding::{Delta, Library, Op, OpReader, OpWriter, Row, row};
 use crate::engine::Engine;
-use crate::journal::Lsn;
+use crate::journal::{Journal, Lsn};
 use crate::pending::{Lookup, Pending, TOGETHER};
 use crate::presence::Presence;
+use crate::reopen::{Reopen, Reopened};
 use crate::slot::KeyHash;
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -25,6 +26,8 @@ pub struct Cut {
     pub pending: Pending,
     /// Every record of this shard up to here is in the engine or in `pending`.
     pub lsn: Lsn,
+    /// None of the engine's rows is of a later record once it has those of `pending`.
+    pub reaches: Lsn,
     pub epoch: u64,
     pub generations: Generations,
     pub counters: Counters,
@@ -73,6 +76,10 @@ pub struct Shard {
     counters: Counters,
     /// Handed over and not known to be flushed.
     unflushed: VecDeque<HandedOver>,
+    /// A record that could not be merged: what is in memory is not all that was committed.
+    broken: Option<Lsn>,
+    /// The engine is being opened again: what it has flushed is not known.
+    reopening: bool,
     /// Greatest applied lsn that is flushed.
     flushed: Lsn,
     /// Greatest lsn that was merged, and that of the last cut that was handed over.
@@ -119,6 +126,8 @@ impl Shard {
             generations: control.generations,
             counters: control.counters,
             unflushed: VecDeque::new(),
+            broken: None,
+            reopening: false,
             flushed: control.applied,
             merged: 0,
             handed: control.applied,
@@ -167,18 +176,43 @@ impl Shard {
 
     // ---- merging -----------------------------------------------------------------------------
 
-    /// Takes the rows of the journal record at `lsn` in. False: not all of it was understood.
-    pub fn merge(&mut self, lsn: Lsn, ops: &[u8]) -> bool {
-        self.merge_rows(lsn, ops, None, true) == ops.len()
+    /// Takes the rows of the journal record at `lsn` in.
+    pub fn merge(&mut self, lsn: Lsn, ops: &[u8]) {
+        if self.merge_rows(lsn, ops, None, true) != ops.len() {
+            self.fail(lsn);
+        }
     }
 
     /// The same for the operations of a round. Where they are many, rows share their memory.
-    pub fn merge_sealed(&mut self, lsn: Lsn, ops: &OpWriter) -> bool {
+    pub fn merge_sealed(&mut self, lsn: Lsn, ops: &OpWriter) {
         let (pieces, last) = ops.pieces();
-        let pieces = pieces
+        let is_whole = pieces
             .iter()
             .all(|piece| self.merge_rows(lsn, piece, Some(piece), true) == piece.len());
-        pieces && self.merge(lsn, last)
+        if is_whole {
+            self.merge(lsn, last);
+        } else {
+            self.fail(lsn);
+        }
+    }
+
+    /// A record of the journal cannot be understood. Nothing is handed over any more, so that the
+    /// journal keeps it, and a start that does not understand it either refuses.
+    pub(crate) fn fail(&mut self, lsn: Lsn) {
+        if self.broken.is_none() {
+            tracing::error!(
+                shard = self.id,
+                lsn,
+                "a record that was just written cannot be understood, which is a defect of this \
+                program: its shard is out of order until a restart, and the journal keeps the record"
+            );
+            self.broken = Some(lsn);
+        }
+    }
+
+    /// The record that could not be merged, if there is one.
+    pub fn broken(&self) -> Option<Lsn> {
+        self.broken
     }
 
     /// The same for some operations of a record that is read from the journal at the start: how many
@@ -285,7 +319,10 @@ impl Shard {
 
     /// Whether a cut may be made: one hand-over at a time.
     pub fn can_cut(&self) -> bool {
-        self.closing.is_none() && self.handing.is_none() && self.since.is_some()
+        self.closing.is_none()
+            && self.handing.is_none()
+            && self.since.is_some()
+            && self.broken.is_none()
     }
 
     /// Cuts the current map at `lsn`: everything of this shard up to there is merged, but for
@@ -296,6 +333,7 @@ impl Shard {
         let cut = Cut {
             pending,
             lsn,
+            reaches: lsn,
             epoch: self.epoch,
             generations: self.generations.clone(),
             counters: self.counters.cut(),
@@ -306,7 +344,7 @@ impl Shard {
     /// The cut to hand over, once no open hold can add to it: `oldest` is the oldest open one.
     pub fn take_cut(&mut self, oldest: Option<u64>) -> Option<Arc<Cut>> {
         let ready = |closing: &Closing| oldest.is_none_or(|hold| hold > closing.until_hold);
-        if !self.closing.as_ref().is_some_and(ready) {
+        if self.broken.is_some() || !self.closing.as_ref().is_some_and(ready) {
             return None;
         }
         let closing = self.closing.take()?;
@@ -332,6 +370,9 @@ impl Shard {
 
     /// Follows the engine's flushes; the new flushed lsn when it has grown.
     pub fn observe_flushed(&mut self) -> Option<Lsn> {
+        if self.reopening {
+            return None;
+        }
         let durable = self.engine.durable();
         let before = self.flushed;
         while let Some(handed) = self.unflushed.pop_front_if(|handed| handed.seq <= durable) {
@@ -343,6 +384,33 @@ impl Shard {
     /// Age of the oldest hand-over that is not flushed.
     pub fn unflushed_age(&self) -> Option<std::time::Duration> {
         self.unflushed.front().map(|handed| handed.at.elapsed())
+    }
+
+    /// What it takes to open the engine again. Until [`reopened`](Self::reopened), or another try,
+    /// nothing counts as flushed.
+    pub(crate) fn reopen(&mut self, journal: Arc<dyn Journal>) -> Reopen {
+        self.reopening = true;
+        Reopen {
+            shard: self.id,
+            engine: self.engine.clone(),
+            journal,
+            flushed: self.flushed,
+            handed: self.handed,
+            epoch: self.epoch,
+        }
+    }
+
+    /// The engine is open again.
+    pub(crate) fn reopened(&mut self, reopened: Reopened) {
+        self.reopening = false;
+        self.flushed = self.flushed.max(reopened.flushed);
+        self.unflushed.clear();
+        if let Some((applied, seq)) = reopened.handed {
+            let (ops, at) = (reopened.ops, Instant::now());
+            self.unflushed.push_back(HandedOver { applied, seq, ops, at });
+        }
+        // What was swept may be there again.
+        self.generations.dead.extend(reopened.generations.dead);
     }
 
     /// Rows of these generations are gone from the engine.

@@ -195,3 +195,41 @@ fn a_second_server_does_not_share_the_port() {
     let pong: String = redis::cmd("PING").query(&mut server.client()).expect("an answer");
     assert_eq!(pong, "PONG");
 }
+
+/// Writes keys of both workers at once until the connection breaks.
+fn write_across(server: &Server, total: &AtomicU64) {
+    let mut client = server.client();
+    for round in 0u64.. {
+        let mut pipe = redis::pipe();
+        for n in 0..20u64 {
+            let key = |shard: &str| format!("{shard}{}", (round + n) % 50);
+            pipe.mset(&[(key("{a}"), round), (key("{b}"), round)]).ignore();
+        }
+        if pipe.query::<()>(&mut client).is_err() {
+            return;
+        }
+        total.fetch_add(20, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn a_clean_stop_under_commands_on_several_workers_leaves_nothing_to_replay() {
+    let mut server = Server::start(&["--workers", "2", "--shards", "2", "--appendfsync", "no"]);
+    for stop in 0..8 {
+        let total = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| write_across(&server, &total));
+            }
+            while total.load(Ordering::Relaxed) < 1000 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            server.signal(libc::SIGTERM);
+        });
+        server.stop();
+        server.restart();
+        let info: String =
+            redis::cmd("INFO").arg("flagstone").query(&mut server.client()).expect("an answer");
+        assert!(info.contains("\r\njournal_replayed_records:0\r\n"), "stop {stop}: {info}");
+    }
+}

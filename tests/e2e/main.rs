@@ -5,6 +5,7 @@ mod blocking;
 mod bucket;
 mod checkpoints;
 mod config;
+mod deadlines;
 mod durability;
 mod events;
 mod full_disk;

@@ -147,6 +147,36 @@ impl Server {
         unsafe { libc::kill(self.pid() as libc::pid_t, number) };
     }
 
+    /// The same, of a start or a subcommand that must fail in time.
+    pub fn fails_in_time(&self, subcommand: &[&str], within: Duration) -> String {
+        let mut command = match subcommand {
+            [] => self.command(),
+            words => {
+                let mut command = Command::new(env!("CARGO_BIN_EXE_flagstone"));
+                command.args(words).current_dir(self.dir.path());
+                command
+            }
+        };
+        let errors = self.dir.path().join("errors");
+        let file = File::create(&errors).expect("a file");
+        let other = file.try_clone().expect("the same file");
+        let mut child = command.stdout(file).stderr(other).spawn().expect("the binary starts");
+        let deadline = Instant::now() + within;
+        loop {
+            if let Some(status) = child.try_wait().expect("its status") {
+                let text = std::fs::read_to_string(&errors).expect("what it says");
+                assert!(!status.success(), "{subcommand:?} succeeds: {text}");
+                return text;
+            }
+            if Instant::now() > deadline {
+                let _ = child.kill();
+                let _ = child.wait();
+                panic!("{subcommand:?} does not end");
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
     /// kill -9.
     pub fn kill(&mut self) {
         let mut child = self.child.take().expect("running");

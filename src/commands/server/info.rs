@@ -398,6 +398,12 @@ impl Page<'_> {
         self.node.stats.iter().map(|stats| counter(stats).load(Ordering::Relaxed)).sum()
     }
 
+    /// The ids of shards that cannot store rows.
+    fn stalled_shards(&self) -> String {
+        let ids = self.node.stalls.list();
+        ids.iter().map(u16::to_string).collect::<Vec<_>>().join(",")
+    }
+
     fn stats(&mut self) {
         let [commands, bytes_in, bytes_out] = self.node.rates.per_second();
         let clients = &self.node.clients;
@@ -542,6 +548,7 @@ impl Page<'_> {
             ("hot_dropped_entries", &self.sum(|s| &s.dropped)),
             ("pending_bytes", &self.sum(|s| &s.pending_bytes)),
             ("pending_limit_bytes", &node.pending_limit()),
+            ("stalled_shards", &self.stalled_shards()),
             ("key_filter_bytes", &self.sum(|s| &s.filter_bytes)),
             ("commands_local", &self.sum(|s| &s.local)),
             ("commands_remote", &self.sum(|s| &s.remote)),
@@ -557,6 +564,7 @@ impl Page<'_> {
             ("journal_appended_bytes", &journal.appended_bytes),
             ("journal_syncs", &journal.syncs),
             ("journal_backlog_bytes", &backlog),
+            ("journal_replayed_records", &node.replayed),
             ("journal_unflushed_operations", &node.unflushed_ops()),
             ("store_puts", &self.requests(|requests| &requests.puts)),
             ("store_gets", &self.requests(|requests| &requests.gets)),

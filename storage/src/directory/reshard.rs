@@ -121,12 +121,14 @@ async fn stop_cleanly(
 /// Gives all rows of slots to `each`.
 async fn each_row(engine: &Engine, mut each: impl FnMut(Bytes, Bytes)) -> Result<()> {
     for kind in KINDS {
-        engine
-            .walk(prefix_range(&[kind]), |key, value| {
-                each(key, value);
-                true
-            })
-            .await?;
+        let mut range = prefix_range(&[kind]);
+        let mut take = |key, value| {
+            each(key, value);
+            true
+        };
+        while let Some(next) = engine.walk(range.clone(), &mut take).await? {
+            range.start = next;
+        }
     }
     Ok(())
 }

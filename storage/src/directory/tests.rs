@@ -178,3 +178,70 @@ async fn a_start_keeps_no_more_rows_than_it_may() {
     let is_whole = |chunk: &[u8]| chunk.iter().all(|byte| *byte == chunk[0]);
     assert!(rows.iter().all(|(_, chunk)| is_whole(chunk)));
 }
+
+/// A key of a shard.
+fn key_of(layout: &Layout, shard: u16, mut n: u32) -> Vec<u8> {
+    loop {
+        let key = n.to_string().into_bytes();
+        if layout.shard_of(crate::slot::slot_of(&key)) == shard {
+            return key;
+        }
+        n += 1_000_003;
+    }
+}
+
+/// A shard whose last record is far before the journal's end has nothing to replay after a clean stop.
+#[tokio::test]
+async fn after_a_clean_stop_nothing_is_replayed_and_after_a_kill_what_was_not_flushed() {
+    for idle in [0, 1] {
+        let root = tempfile::tempdir().unwrap();
+        let location = Location { store: Place::local(root.path()).unwrap(), journal: None };
+        let open = async || {
+            let mut options = offline_options(&location).await.unwrap();
+            options.databases = 1;
+            options.default_shards = 2;
+            Directory::open(options, Clock::default()).await.unwrap()
+        };
+        let first = open().await;
+        assert_eq!(first.replayed, 0);
+        let layout = first.layout.clone();
+        let write = |partition: &mut Partition, shards: &[u16], records: u32| {
+            for n in 0..records {
+                for shard in shards {
+                    partition.store.begin(NOW, true);
+                    let key = key_of(&layout, *shard, n);
+                    partition.store.entry_mut(0, &key).unwrap().value = Value::Str(Str::new(b"v"));
+                    partition.commit(NOW).unwrap();
+                }
+            }
+        };
+        let mut opened = first;
+        for round in 0..3 {
+            let journal = opened.journal.clone();
+            let (mut partitions, locks) = opened.into_partitions(1, 1);
+            let mut partition = partitions.remove(0);
+            if round == 0 {
+                write(&mut partition, &[0, 1], 5);
+                partition.cut(idle);
+                let cut = partition.take_cut(idle).unwrap();
+                let engine = partition.shards[&idle].engine().clone();
+                let seq = hand_over(engine, journal.clone(), cut.clone()).await.unwrap();
+                partition.shards.get_mut(&idle).unwrap().handed_over(cut.lsn, seq);
+                write(&mut partition, &[1 - idle], 50);
+            }
+            partition.close().await.unwrap();
+            journal.close().unwrap();
+            drop(locks);
+            opened = open().await;
+            assert_eq!(opened.replayed, 0, "shard {idle} was idle, stop {round}");
+        }
+        let journal = opened.journal.clone();
+        let (mut partitions, locks) = opened.into_partitions(1, 1);
+        for _ in 0..7 {
+            partitions[0].put_libraries(NOW, &[(&b"gone"[..], None)]).unwrap();
+        }
+        journal.sync_now().unwrap();
+        drop((partitions, journal, locks));
+        assert_eq!(open().await.replayed, 7);
+    }
+}

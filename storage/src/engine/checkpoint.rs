@@ -1,6 +1,6 @@
 //! Checkpoints of an engine: states of it whose files stay for as long as they are named.
 
-use super::{Engine, prefix_range};
+use super::{Engine, FLUSH, prefix_range, within};
 use crate::control::Control;
 use crate::encoding::row;
 use crate::journal::Lsn;
@@ -73,7 +73,10 @@ impl Engine {
         self.flush().await?;
         let options =
             CheckpointOptions { name: Some(format!("{NAME}{name}")), ..Default::default() };
-        let made = self.db.create_checkpoint(CheckpointScope::All, &options).await?;
+        let (db, writes) = (self.db(), self.opened().writes);
+        let making = async { Ok(db.create_checkpoint(CheckpointScope::All, &options).await?) };
+        let made = within(FLUSH, &writes, making).await;
+        let made = made.with_context(|| format!("a checkpoint of {}", self.place()))?;
         let rows = self.scan(prefix_range(&[row::CONTROL]), usize::MAX).await?;
         let control = Control::read(&rows).map_err(anyhow::Error::msg)?;
         Ok(EngineCheckpoint {
@@ -97,7 +100,7 @@ impl Engine {
 
     /// Gives up what is kept for branches that are not there any more.
     pub(crate) async fn drop_branches(&self) -> Result<()> {
-        let (store, place) = (self.place.store(), &self.place);
+        let (store, place) = (self.place().store(), self.place());
         let admin = admin(store.clone(), place.root().as_ref());
         for checkpoint in admin.list_checkpoints(None).await.context("listing checkpoints")? {
             let Some(path) = checkpoint.name.as_deref().and_then(|name| name.strip_prefix(BRANCH))
@@ -119,7 +122,7 @@ impl Engine {
     }
 
     async fn drop_checkpoints(&self, gone: impl Fn(&str, &str) -> bool) -> Result<()> {
-        let admin = admin(self.place.store(), self.place.root().as_ref());
+        let admin = admin(self.place().store(), self.place().root().as_ref());
         let found = admin.list_checkpoints(None).await.context("listing checkpoints")?;
         for checkpoint in found {
             let name = checkpoint.name.as_deref().unwrap_or_default();

@@ -7,7 +7,7 @@
 //! newest value less that is what is left. So nothing has to be reset when a compaction ends, and
 //! it does not matter when the process is killed.
 
-use super::Engine;
+use super::{Engine, Opened};
 use crate::control::{garbage_bytes, garbage_key, garbage_value};
 use anyhow::{Context, Result};
 use slatedb::compactor::SourceId;
@@ -94,7 +94,8 @@ impl Engine {
     /// Finds out how much was deleted before the engine was opened.
     pub(super) async fn learn_garbage(&self) -> Result<()> {
         if let Some(value) = self.get(&garbage_key()).await? {
-            self.garbage.add(garbage_bytes(&value).context("the garbage row is damaged")?);
+            let garbage = self.opened().garbage;
+            garbage.add(garbage_bytes(&value).context("the garbage row is damaged")?);
         }
         Ok(())
     }
@@ -102,10 +103,11 @@ impl Engine {
     /// Sees whether what was deleted is worth a merge of everything, and asks for it. Nobody else
     /// may write meanwhile.
     pub(crate) async fn weigh(&self) -> Result<()> {
-        let manifest = self.db.manifest();
+        let Opened { db, garbage, .. } = self.opened();
+        let manifest = db.manifest();
         let last = last_run(&manifest);
-        let total = self.garbage.total.load(Ordering::Relaxed);
-        if self.garbage.weighed().last != last {
+        let total = garbage.total.load(Ordering::Relaxed);
+        if garbage.weighed().last != last {
             let collected = self.collected(&manifest).await?;
             if total > 0 && manifest.l0().front().map(|view| view.sst.id) < last {
                 // Of the files that were merged only those go that are older than the newest file
@@ -113,24 +115,24 @@ impl Engine {
                 self.write(vec![(garbage_key(), Some(garbage_value(total)))]).await?;
                 self.flush().await?;
             }
-            let mut weighed = self.garbage.weighed();
+            let mut weighed = garbage.weighed();
             weighed.last = last;
             weighed.collected = collected;
             weighed.request = None;
         }
         let size = manifest.all_sst_views().map(|view| view.sst.estimate_size()).sum();
         let wanted = {
-            let weighed = self.garbage.weighed();
+            let weighed = garbage.weighed();
             let left = total.saturating_sub(weighed.collected);
-            self.garbage.is_worth(left, size) && weighed.may_ask(Instant::now())
+            garbage.is_worth(left, size) && weighed.may_ask(Instant::now())
         };
         if !wanted {
             return Ok(());
         }
         self.flush().await?;
-        let manifest = self.db.manifest();
+        let manifest = db.manifest();
         let level0 = manifest.l0().iter().map(|view| SourceId::SstView(view.id)).collect();
-        let mut weighed = self.garbage.weighed();
+        let mut weighed = garbage.weighed();
         weighed.asked = Some((Instant::now(), weighed.collected));
         weighed.request = Some(Request { last, level0 });
         tracing::debug!(total, collected = weighed.collected, size, "everything is to be merged");
@@ -142,7 +144,7 @@ impl Engine {
         let Some(run) = manifest.compacted().last() else { return Ok(0) };
         // Control rows come first, few as they are: they are in the first file.
         let Some(view) = run.sst_views().first() else { return Ok(0) };
-        let file = self.files.open_with_handle(view.sst.clone())?;
+        let file = self.opened().files.open_with_handle(view.sst.clone())?;
         let key = garbage_key();
         let block = file.index().await?.partition_point(|first| *first <= key[..]);
         // Of the versions of a row the newest is the first; it may be in the block before.

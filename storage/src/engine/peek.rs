@@ -2,6 +2,7 @@
 
 use super::{OPENING, checkpoint, prefix_range, within};
 use crate::place::Place;
+use crate::place::Writes;
 use anyhow::{Context, Result};
 use bytes::Bytes;
 use slatedb::config::DbReaderOptions;
@@ -24,7 +25,8 @@ pub(crate) async fn peek(place: &Place, prefix: &[u8]) -> Result<Option<Vec<(Byt
             rows.push((row.key, row.value));
         }
         reader.close().await?;
-        Ok::<_, slatedb::Error>(Some(rows))
+        Ok(Some(rows))
     };
-    within(Some(OPENING), reading).await.with_context(|| format!("reading the engine of {place}"))
+    let read = within(OPENING, &Writes::default(), reading).await;
+    read.with_context(|| format!("reading the engine of {place}"))
 }

@@ -130,7 +130,7 @@ fn delete_and_kill(sweeps: u32) {
     assert_eq!((process.count(LIVE), process.count(DEAD)), (500, 0));
     // It is not asked for again.
     assert!(!process.sweep());
-    assert_eq!(process.engine.garbage.request(), None);
+    assert_eq!(process.engine.opened().garbage.request(), None);
     process.kill();
 }
 
@@ -169,8 +169,8 @@ fn files_with_little_garbage_are_left_alone() {
     process.write(std::iter::once((RowKey::dead(1, DEAD).into(), Some(Bytes::new()))));
     process.flush();
     assert!(!process.sweep());
-    assert!(process.engine.garbage.add(0) >= 64 << 10);
-    assert_eq!(process.engine.garbage.request(), None);
+    assert!(process.engine.opened().garbage.add(0) >= 64 << 10);
+    assert_eq!(process.engine.opened().garbage.request(), None);
     process.kill();
 }
 

@@ -2,17 +2,18 @@
 //! all that it writes stays in memory.
 
 use super::{BLOCK, EngineClock, OPENING, Upkeep, checkpoint, engine_settings, fences};
-use super::{prefix_range, within};
+use super::{prefix_range, told, within};
 use crate::clock::Clock;
 use crate::control::Control;
 use crate::encoding::row;
-use crate::place::Place;
+use crate::place::{Place, Writes};
 use anyhow::{Context, Result};
 use object_store::path::Path;
 use slatedb::Db;
 use slatedb::config::{CheckpointOptions, CheckpointScope, Settings};
 use slatedb_common::clock::DefaultSystemClock;
 use std::collections::BTreeMap;
+use std::future::Future;
 use std::sync::Arc;
 
 /// Opens an engine whose files are in a place, each with its name in the engine, its path there and
@@ -28,7 +29,7 @@ pub(crate) async fn try_engine(
         files.map(|(name, at, size)| (Path::from(format!("db/{name}")), (at, size))).collect();
     let engine = place.in_memory(files).join("db");
     let admin = checkpoint::admin(engine.store(), engine.root().as_ref());
-    let manifest = within(Some(OPENING), admin.read_manifest(None)).await?;
+    let manifest = in_time(Box::pin(admin.read_manifest(None))).await?;
     let manifest = manifest.context("it has no manifest")?;
     fences::complete(&engine, &manifest).await?;
     let clock = Clock::default();
@@ -43,12 +44,17 @@ pub(crate) async fn try_engine(
         .with_db_cache_disabled()
         .with_system_clock(Arc::new(clock))
         .build();
-    let db = within(Some(OPENING), opening).await?;
-    let tried = within(Some(OPENING), read_and_write(&db)).await;
+    let db = in_time(Box::pin(opening)).await?;
+    let tried = in_time(Box::pin(read_and_write(&db))).await;
     // It has nothing to lose, and may have closed itself.
-    let _ = within(Some(OPENING), db.close()).await;
+    let _ = in_time(Box::pin(db.close())).await;
     let rows = tried?;
     Control::read(&rows).map_err(anyhow::Error::msg)
+}
+
+/// Waits for the engine, which may try without end.
+async fn in_time<T>(work: impl Future<Output = Result<T, slatedb::Error>>) -> Result<T> {
+    within(OPENING, &Writes::default(), async { work.await.map_err(told) }).await
 }
 
 /// The control rows. The manifest is written as by a flush.

@@ -110,7 +110,8 @@ impl History {
                 let shard = self.random.random_range(0..SHARDS);
                 self.world.sweep(shard);
             }
-            98 => self.scan(),
+            98 if self.random.random() => self.scan(),
+            98 => self.break_engine(),
             _ => {
                 let db = self.db() as usize;
                 let name = key(&mut self.random);

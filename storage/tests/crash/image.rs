@@ -34,6 +34,7 @@ struct State {
 pub(crate) struct Probe {
     dir: PathBuf,
     refuses: AtomicBool,
+    breaks: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -46,7 +47,12 @@ impl std::fmt::Debug for Probe {
 impl Probe {
     pub(crate) fn new(dir: &Path, committed: Model, pick: Pick) -> Self {
         let state = State { committed, points: 0, pick, images: Vec::new(), by_lsn: None };
-        Self { dir: dir.into(), refuses: AtomicBool::new(false), state: Mutex::new(state) }
+        Self {
+            dir: dir.into(),
+            refuses: AtomicBool::new(false),
+            breaks: AtomicBool::new(false),
+            state: Mutex::new(state),
+        }
     }
 
     /// Stores refuse changes from now on, or no longer.
@@ -56,6 +62,15 @@ impl Probe {
 
     pub(crate) fn refuses(&self) -> bool {
         self.refuses.load(Ordering::SeqCst)
+    }
+
+    /// Stores fail for good from now on, or no longer.
+    pub(crate) fn break_stores(&self, breaks: bool) {
+        self.breaks.store(breaks, Ordering::SeqCst);
+    }
+
+    pub(crate) fn breaks(&self) -> bool {
+        self.breaks.load(Ordering::SeqCst)
     }
 
     /// A point at which the process may be killed.

@@ -15,6 +15,7 @@ mod image;
 mod lists;
 mod lives;
 mod model;
+mod reopen;
 mod sets;
 mod steps;
 mod store;

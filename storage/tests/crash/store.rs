@@ -8,6 +8,7 @@ use object_store::{
     CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta,
     ObjectStore, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
 };
+use slatedb_common::retry::NonRetryable;
 use std::fmt;
 use std::sync::Arc;
 
@@ -26,6 +27,10 @@ impl Watched {
         self.probe.point(|| format!("before {what} {path}"));
         if self.probe.refuses() {
             let source = std::io::Error::from(std::io::ErrorKind::StorageFull).into();
+            return Err(Error::Generic { store: "watched", source });
+        }
+        if self.probe.breaks() {
+            let source = Box::new(NonRetryable("the disk is gone".into()));
             return Err(Error::Generic { store: "watched", source });
         }
         Ok(())

@@ -1,0 +1,217 @@
+//! Shards that cannot store rows: known to the gate, so that only their own writes are refused, and
+//! to INFO.
+//!
+//! The rows of a shard whose engine takes none stay in memory and in the journal. They may have
+//! half of the memory for pending rows (all stalled shards together); what is beyond does not
+//! count when it is seen whether other writers have to wait. The journal keeps the records, and
+//! with them those of all shards: beyond [`JOURNAL_PARTS`] times its size all writes are refused.
+
+use crate::commands::flag;
+use flagstone_storage::Layout;
+use flagstone_storage::slot::slot_of;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// How often `journal-max-size` the journal may have while shards are stalled.
+pub const JOURNAL_PARTS: u64 = 2;
+
+/// What is refused because of stalled shards.
+const NOTHING: u8 = 0;
+const THEIR_WRITES: u8 = 1;
+const ALL_WRITES: u8 = 2;
+
+/// Why writes are refused while stalled shards keep the journal from being dropped.
+pub const JOURNAL_FULL: &str = "MISCONF The journal has reached twice journal-max-size, as a shard \
+    cannot store its rows. Commands that may modify the data set are refused until it can. The log \
+    says which shard, and why.";
+
+/// What is wrong with a shard.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stall {
+    pub why: String,
+    /// What it has in memory is not what was committed: nothing of it may be shown.
+    pub is_broken: bool,
+}
+
+#[derive(Debug, Default)]
+struct ShardState {
+    stall: Mutex<Option<Stall>>,
+    is_stalled: AtomicBool,
+    pending_bytes: AtomicU64,
+}
+
+/// See the module's description.
+#[derive(Debug)]
+pub struct Stalls {
+    shards: Vec<ShardState>,
+    refused: AtomicU8,
+    /// There is a broken one.
+    broken: AtomicBool,
+}
+
+impl Stalls {
+    pub fn new(shards: u16) -> Self {
+        let shards = (0..shards).map(|_| ShardState::default()).collect();
+        Self { shards, refused: AtomicU8::new(NOTHING), broken: AtomicBool::new(false) }
+    }
+
+    /// Whether commands are refused because of stalled shards.
+    #[inline]
+    pub fn any(&self) -> bool {
+        self.refused.load(Ordering::Relaxed) != NOTHING || self.broken.load(Ordering::Relaxed)
+    }
+
+    /// Whether all writes are refused.
+    pub fn refuses_all_writes(&self) -> bool {
+        self.refused.load(Ordering::Relaxed) == ALL_WRITES
+    }
+
+    /// How a shard fares, and the bytes of its pending rows.
+    pub fn set(&self, shard: u16, stall: Option<&Stall>, pending_bytes: u64) {
+        let Some(state) = self.shards.get(usize::from(shard)) else { return };
+        state.pending_bytes.store(pending_bytes, Ordering::Relaxed);
+        let was = state.is_stalled.swap(stall.is_some(), Ordering::Relaxed);
+        if let Some(stall) = stall {
+            *state.stall.lock().unwrap_or_else(PoisonError::into_inner) = Some(stall.clone());
+            if stall.is_broken {
+                self.broken.store(true, Ordering::Relaxed);
+            }
+        } else if was {
+            *state.stall.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        }
+    }
+
+    /// Bytes of pending rows of stalled shards.
+    fn stalled_bytes(&self) -> u64 {
+        let stalled = self.shards.iter().filter(|s| s.is_stalled.load(Ordering::Relaxed));
+        stalled.map(|s| s.pending_bytes.load(Ordering::Relaxed)).sum()
+    }
+
+    /// The stalled shards.
+    pub fn list(&self) -> Vec<u16> {
+        let all = (0..).zip(&self.shards);
+        all.filter(|(_, s)| s.is_stalled.load(Ordering::Relaxed)).map(|(id, _)| id).collect()
+    }
+
+    /// Of `pending` bytes of rows, those that count for a limit that all writers share.
+    pub fn counted(&self, pending: u64, limit: u64) -> u64 {
+        let stalled = self.stalled_bytes();
+        pending.saturating_sub(stalled) + stalled.min(limit / 2)
+    }
+
+    /// Decides what is refused, of a limit for pending rows, and how full the journal is.
+    pub fn weigh(&self, limit: u64, journal_bytes: u64, journal_max: u64) {
+        let stalled = self.list();
+        let share = if stalled.len() == self.shards.len() { limit } else { limit / 2 };
+        let refused = if stalled.is_empty() {
+            NOTHING
+        } else if journal_bytes > journal_max.saturating_mul(JOURNAL_PARTS) {
+            ALL_WRITES
+        } else if self.stalled_bytes() > share {
+            THEIR_WRITES
+        } else {
+            // It stays refused until the shard goes on, or the reason would come and go.
+            self.refused.load(Ordering::Relaxed).min(THEIR_WRITES)
+        };
+        self.refused.store(refused, Ordering::Relaxed);
+    }
+
+    /// Why a command with these flags on these keys may not run, if so.
+    pub fn refusal<'a>(
+        &self,
+        layout: &Layout,
+        flags: u32,
+        keys: impl IntoIterator<Item = &'a [u8]>,
+    ) -> Option<String> {
+        let refuses_writes =
+            flags & flag::WRITE != 0 && self.refused.load(Ordering::Relaxed) != NOTHING;
+        for key in keys {
+            let id = layout.shard_of(slot_of(key));
+            let Some(state) = self.shards.get(usize::from(id)) else { continue };
+            if !state.is_stalled.load(Ordering::Relaxed) {
+                continue;
+            }
+            let stall = state.stall.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            match stall {
+                Some(Stall { why, is_broken: true }) => {
+                    return Some(format!("MISCONF Shard {id} is out of order: {why}"));
+                }
+                Some(Stall { why, .. }) if refuses_writes => {
+                    return Some(format!(
+                        "MISCONF Shard {id} cannot store rows: {why}. Writes to its keys are \
+                        refused until it can; those to other shards are not."
+                    ));
+                }
+                _ => {}
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMIT: u64 = 1000;
+
+    fn stall(is_broken: bool) -> Stall {
+        Stall { why: "the disk is gone".into(), is_broken }
+    }
+
+    /// Keys of both of two shards.
+    fn keys(layout: &Layout) -> [Vec<u8>; 2] {
+        [0, 1].map(|shard| {
+            let names = (0..).map(|n: u32| n.to_string().into_bytes());
+            names.into_iter().find(|key| layout.shard_of(slot_of(key)) == shard).expect("a key")
+        })
+    }
+
+    fn refused(stalls: &Stalls, flags: u32) -> [bool; 2] {
+        let layout = Layout { shards: 2, seed: 0 };
+        keys(&layout).map(|key| stalls.refusal(&layout, flags, [&key[..]]).is_some())
+    }
+
+    #[test]
+    fn a_stalled_shard_is_refused_writes_beyond_its_part_of_the_memory_and_others_are_not() {
+        let stalls = Stalls::new(2);
+        stalls.set(0, None, 10_000);
+        stalls.weigh(LIMIT, 0, 100);
+        assert!(!stalls.any());
+        stalls.set(1, Some(&stall(false)), LIMIT / 2);
+        stalls.weigh(LIMIT, 0, 100);
+        assert_eq!(refused(&stalls, flag::WRITE), [false, false]);
+        stalls.set(1, Some(&stall(false)), LIMIT / 2 + 1);
+        stalls.weigh(LIMIT, 0, 100);
+        assert!(stalls.any());
+        assert_eq!(refused(&stalls, flag::WRITE), [false, true]);
+        assert_eq!(refused(&stalls, flag::READONLY), [false, false]);
+        // What it has does not count for the others, beyond its part.
+        assert_eq!(stalls.counted(LIMIT / 2 + 100, LIMIT), LIMIT / 2 + 99);
+        stalls.set(1, None, LIMIT / 2 + 1);
+        stalls.weigh(LIMIT, 0, 100);
+        assert_eq!(refused(&stalls, flag::WRITE), [false, false]);
+        assert!(!stalls.any());
+    }
+
+    #[test]
+    fn all_writes_are_refused_when_stalled_shards_let_the_journal_grow_too_long() {
+        let stalls = Stalls::new(2);
+        stalls.weigh(LIMIT, 1000, 100);
+        assert!(!stalls.any());
+        stalls.set(0, Some(&stall(false)), 0);
+        stalls.weigh(LIMIT, 200, 100);
+        assert!(!stalls.refuses_all_writes());
+        stalls.weigh(LIMIT, 201, 100);
+        assert!(stalls.refuses_all_writes());
+    }
+
+    #[test]
+    fn nothing_of_a_broken_shard_is_shown() {
+        let stalls = Stalls::new(2);
+        stalls.set(0, Some(&stall(true)), 0);
+        stalls.weigh(LIMIT, 0, 100);
+        assert!(stalls.any());
+        assert_eq!(refused(&stalls, flag::READONLY), [true, false]);
+    }
+}

@@ -1,0 +1,276 @@
+use super::*;
+use crate::clock::Clock;
+use crate::engine::{Engine, Upkeep};
+use crate::place::Place;
+use object_store::local::LocalFileSystem;
+use slatedb::db_cache::SplitCache;
+use std::io;
+use tempfile::TempDir;
+
+/// How long what ends may take on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What a disk does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fault {
+    None,
+    /// Reads of files with rows end with EIO, always.
+    Unreadable,
+    /// The next reads do, as many as this.
+    Passing(usize),
+    /// Reads of files with rows do not end.
+    Hanging,
+    /// Writes end with EIO, always.
+    Unwritable,
+}
+
+/// A directory on a disk with faults.
+#[derive(Debug)]
+struct Disk {
+    files: LocalFileSystem,
+    fault: Mutex<Fault>,
+}
+
+fn eio() -> Error {
+    Error::Generic { store: "disk", source: io::Error::from_raw_os_error(libc::EIO).into() }
+}
+
+impl Disk {
+    fn set(&self, fault: Fault) {
+        *self.fault.lock().unwrap() = fault;
+    }
+
+    fn fault(&self) -> Fault {
+        *self.fault.lock().unwrap()
+    }
+
+    async fn reading(&self, location: &Path) -> Result<()> {
+        if location.extension() != Some("sst") {
+            return Ok(());
+        }
+        match self.fault() {
+            Fault::Unreadable => Err(eio()),
+            Fault::Passing(0) | Fault::None | Fault::Unwritable => Ok(()),
+            Fault::Passing(left) => {
+                self.set(Fault::Passing(left - 1));
+                Err(eio())
+            }
+            Fault::Hanging => std::future::pending().await,
+        }
+    }
+
+    fn writing(&self) -> Result<()> {
+        if self.fault() == Fault::Unwritable { Err(eio()) } else { Ok(()) }
+    }
+}
+
+impl fmt::Display for Disk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.files.fmt(f)
+    }
+}
+
+#[async_trait]
+impl ObjectStore for Disk {
+    async fn put_opts(
+        &self,
+        to: &Path,
+        body: PutPayload,
+        options: PutOptions,
+    ) -> Result<PutResult> {
+        self.writing()?;
+        self.files.put_opts(to, body, options).await
+    }
+
+    async fn put_multipart_opts(
+        &self,
+        to: &Path,
+        options: PutMultipartOptions,
+    ) -> Result<Box<dyn MultipartUpload>> {
+        self.writing()?;
+        self.files.put_multipart_opts(to, options).await
+    }
+
+    async fn get_opts(&self, from: &Path, options: GetOptions) -> Result<GetResult> {
+        self.reading(from).await?;
+        self.files.get_opts(from, options).await
+    }
+
+    fn delete_stream(
+        &self,
+        locations: BoxStream<'static, Result<Path>>,
+    ) -> BoxStream<'static, Result<Path>> {
+        self.files.delete_stream(locations)
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        self.files.list(prefix)
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+        self.files.list_with_delimiter(prefix).await
+    }
+
+    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
+        self.files.copy_opts(from, to, options).await
+    }
+}
+
+fn key(n: u32) -> Bytes {
+    format!("\x01key{n:05}").into()
+}
+
+/// An engine on such a disk, with two files of rows.
+struct Shard {
+    dir: TempDir,
+    disk: Arc<Disk>,
+    place: Place,
+}
+
+impl Shard {
+    async fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let files = LocalFileSystem::new_with_prefix(dir.path()).unwrap();
+        let disk = Arc::new(Disk { files, fault: Mutex::new(Fault::None) });
+        let place = Place::local(dir.path()).unwrap().through(disk.clone()).join("db");
+        let shard = Self { dir, disk, place };
+        let engine = shard.open().await.unwrap();
+        for from in [0, 2000] {
+            let rows = (from..from + 2000).map(|n| (key(n), Some(Bytes::from(vec![7; 200]))));
+            engine.write(rows.collect()).await.unwrap();
+            engine.flush().await.unwrap();
+        }
+        engine.close().await.unwrap();
+        shard
+    }
+
+    async fn open(&self) -> anyhow::Result<Engine> {
+        self.open_with(PATIENCE).await
+    }
+
+    async fn open_with(&self, read_limit: Duration) -> anyhow::Result<Engine> {
+        let upkeep = Upkeep { read_limit, ..Upkeep::default() };
+        let cache = Arc::new(SplitCache::new().build());
+        Engine::open(&self.place, cache, 1, Clock::default(), &upkeep).await
+    }
+
+    fn files(&self) -> Vec<std::path::PathBuf> {
+        let found = std::fs::read_dir(self.dir.path().join("db/compacted")).unwrap();
+        let mut found: Vec<_> = found.map(|entry| entry.unwrap().path()).collect();
+        found.sort();
+        found
+    }
+}
+
+/// What each way of reading says, in time.
+async fn read_all(engine: &Engine) -> Vec<String> {
+    let all = || vec![1]..vec![2];
+    let mut found = Vec::new();
+    let mut note = |done: anyhow::Result<usize>| {
+        found.push(done.map_or_else(|error| format!("{error:#}"), |rows| rows.to_string()));
+    };
+    let patience = async {
+        note(engine.get(&key(1900)).await.map(|row| usize::from(row.is_some())));
+        note(engine.get(&key(3900)).await.map(|row| usize::from(row.is_some())));
+        note(engine.scan(all(), usize::MAX).await.map(|rows| rows.len()));
+        note(engine.scan_back(all(), usize::MAX).await.map(|rows| rows.len()));
+        let mut walked = 0;
+        let take = |_, _| {
+            walked += 1;
+            true
+        };
+        let done = engine.walk(all(), take).await;
+        note(done.map(|_| walked));
+    };
+    tokio::time::timeout(PATIENCE, patience).await.expect("every read ends");
+    found
+}
+
+const WHOLE: [&str; 5] = ["1", "1", "4000", "4000", "4000"];
+
+#[tokio::test]
+async fn reads_of_a_file_that_is_damaged_or_gone_end_with_its_name() {
+    for cut in ["half", "to nothing", "gone", "a directory"] {
+        let shard = Shard::new().await;
+        let engine = shard.open().await.unwrap();
+        assert_eq!(read_all(&engine).await, WHOLE);
+        engine.close().await.unwrap();
+        let damaged = shard.files().pop().unwrap();
+        let size = std::fs::metadata(&damaged).unwrap().len();
+        let file = || std::fs::File::options().write(true).open(&damaged).unwrap();
+        match cut {
+            "half" => file().set_len(size / 2).unwrap(),
+            "to nothing" => file().set_len(0).unwrap(),
+            _ => std::fs::remove_file(&damaged).unwrap(),
+        }
+        if cut == "a directory" {
+            std::fs::create_dir(&damaged).unwrap();
+        }
+        let name = damaged.file_name().unwrap().to_str().unwrap();
+        let opened = tokio::time::timeout(PATIENCE, shard.open()).await.expect("it ends");
+        let errors = match opened {
+            Ok(engine) => read_all(&engine).await,
+            Err(error) => vec![format!("{error:#}")],
+        };
+        assert!(errors.iter().any(|error| error.contains(name)), "{cut}: {errors:?}");
+        assert!(errors.iter().all(|e| e.len() < 6 || e.contains(name)), "{cut}: {errors:?}");
+    }
+}
+
+#[tokio::test]
+async fn reads_of_a_disk_with_faults_end() {
+    let shard = Shard::new().await;
+    let open = async || shard.open().await.unwrap();
+    let engine = open().await;
+    shard.disk.set(Fault::Unreadable);
+    for error in read_all(&engine).await {
+        assert!(error.contains("/db/compacted/") || error.contains("db/compacted/"), "{error}");
+        assert!(error.contains("Input/output error"), "{error}");
+    }
+    // It is the disk that was ill, and not the engine.
+    shard.disk.set(Fault::None);
+    assert_eq!(read_all(&engine).await, WHOLE);
+    engine.close().await.unwrap();
+
+    let engine = open().await;
+    shard.disk.set(Fault::Passing(READ_TRIES - 1));
+    assert_eq!(read_all(&engine).await, WHOLE);
+    engine.close().await.unwrap();
+
+    let engine = shard.open_with(Duration::from_millis(300)).await.unwrap();
+    shard.disk.set(Fault::Hanging);
+    for error in read_all(&engine).await {
+        assert!(error.contains("no answer within 300 ms"), "{error}");
+    }
+    shard.disk.set(Fault::None);
+    engine.close().await.unwrap();
+    assert_eq!(read_all(&open().await).await, WHOLE);
+}
+
+#[tokio::test]
+async fn writes_are_repeated_until_the_disk_takes_them_and_say_so_meanwhile() {
+    let shard = Shard::new().await;
+    let engine = shard.open().await.unwrap();
+    shard.disk.set(Fault::Unwritable);
+    engine.write(vec![(key(9999), Some(Bytes::from_static(b"new")))]).await.unwrap();
+    let flushing = tokio::spawn({
+        let engine = engine.clone();
+        async move { engine.flush().await }
+    });
+    let told = async {
+        loop {
+            if let Some((_, why)) = engine.trouble() {
+                return why;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let why = tokio::time::timeout(PATIENCE, told).await.expect("it is told");
+    assert!(why.contains("Input/output error") && why.contains("db/"), "{why}");
+    let before = engine.progress();
+    shard.disk.set(Fault::None);
+    tokio::time::timeout(PATIENCE, flushing).await.expect("it ends").unwrap().unwrap();
+    assert!(engine.progress() > before);
+    assert_eq!((engine.trouble(), engine.closed()), (None, None));
+    engine.close().await.unwrap();
+}

@@ -1,0 +1,220 @@
+//! Files that are damaged, gone, or cannot be written: everything ends in time, and says why.
+
+use super::Server;
+use redis::{Commands, Connection, RedisResult};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// How long anything may take on a busy machine. What hangs takes for ever.
+const PATIENCE: Duration = Duration::from_secs(40);
+
+const OPTIONS: [&str; 6] = ["--workers", "2", "--shards", "2", "--handover-interval-ms", "50"];
+
+/// A key of each of two shards: the halves of the slots.
+const OF_SHARD: [&str; 2] = ["{b}", "{a}"];
+
+fn key(shard: usize, n: usize) -> String {
+    format!("{}{n}", OF_SHARD[shard])
+}
+
+fn client(server: &Server) -> Connection {
+    let client = server.client();
+    client.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    client
+}
+
+/// The biggest file with rows.
+fn biggest(data: &Path) -> PathBuf {
+    let files = ["shard-0", "shard-1"].iter().flat_map(|shard| {
+        fs::read_dir(data.join(shard).join("db/compacted")).into_iter().flatten()
+    });
+    let files = files.map(|entry| entry.expect("an entry"));
+    let biggest = files.max_by_key(|file| file.metadata().map_or(0, |metadata| metadata.len()));
+    biggest.expect("a file").path()
+}
+
+fn cut(file: &Path, bytes: u64) {
+    let opened = fs::File::options().write(true).open(file).expect("opened");
+    opened.set_len(bytes).expect("cut");
+}
+
+#[test]
+fn a_file_that_is_cut_short_or_gone_ends_starts_and_subcommands_with_its_name() {
+    let mut server = Server::start(&OPTIONS);
+    let mut pipe = redis::pipe();
+    for n in 0..4000 {
+        pipe.set(key(n % 2, n), "v".repeat(100)).ignore();
+    }
+    let () = pipe.query(&mut server.client()).expect("stored");
+    server.stop();
+    let data = server.dir().join("data");
+    let file = biggest(&data);
+    let name = file.file_name().and_then(|name| name.to_str()).expect("a name").to_owned();
+    let whole = fs::read(&file).expect("read");
+    let dir = data.to_str().expect("a path");
+    for damage in ["half", "gone"] {
+        match damage {
+            "half" => cut(&file, whole.len() as u64 / 2),
+            _ => fs::remove_file(&file).expect("removed"),
+        }
+        let to = server.dir().join("other");
+        let to = to.to_str().expect("a path");
+        for command in [
+            &[][..],
+            &["check", "--dir", dir],
+            &["backup", "--dir", dir, "--to", to],
+            &["branch", "--dir", dir, "--to", to],
+            &["reshard", "--dir", dir, "--shards", "3"],
+        ] {
+            let text = server.fails_in_time(command, PATIENCE);
+            assert!(text.contains(&name), "{damage}, {command:?}: {text}");
+        }
+        fs::write(&file, &whole).expect("written");
+    }
+    server.restart();
+    let () = server.client().set(key(0, 0), "new").expect("stored");
+    server.stop();
+}
+
+#[test]
+fn a_file_that_is_cut_short_under_a_server_ends_commands_with_its_name() {
+    let mut server = Server::start(&OPTIONS);
+    let mut pipe = redis::pipe();
+    for n in 0..20_000 {
+        pipe.set(key(n % 2, n), "v".repeat(100)).ignore();
+    }
+    let () = pipe.query(&mut server.client()).expect("stored");
+    server.stop();
+    server.restart();
+    let mut client = client(&server);
+    let file = biggest(&server.dir().join("data"));
+    let name = file.file_name().and_then(|name| name.to_str()).expect("a name").to_owned();
+    cut(&file, 0);
+    let mut errors = Vec::new();
+    let mut run = |command: redis::Cmd| {
+        let done: RedisResult<redis::Value> = command.query(&mut client);
+        if let Err(error) = done {
+            let text = error.to_string();
+            assert!(text.contains("the data could not be read"), "{text}");
+            errors.push(text);
+        }
+    };
+    for n in (0..20_000).step_by(1000) {
+        run(redis::cmd("GET").arg(key(0, n)).clone());
+        run(redis::cmd("GET").arg(key(1, n + 1)).clone());
+        run(redis::cmd("SET").arg(key(0, n + 2)).arg("x").clone());
+        run(redis::cmd("SET").arg(key(1, n + 3)).arg("x").clone());
+    }
+    run(redis::cmd("SCAN").arg(0).arg("COUNT").arg(30_000).clone());
+    run(redis::cmd("DBSIZE"));
+    run(redis::cmd("FLUSHDB"));
+    run(redis::cmd("SET").arg(key(0, 1)).arg("x").clone());
+    run(redis::cmd("SET").arg(key(1, 1)).arg("x").clone());
+    assert!(errors.iter().any(|text| text.contains(&name)), "{errors:?}");
+}
+
+fn stalled_shards(client: &mut Connection) -> String {
+    let info: String = redis::cmd("INFO").arg("flagstone").query(client).expect("an answer");
+    let found = info.lines().find_map(|line| line.strip_prefix("stalled_shards:"));
+    found.expect("the field").trim().to_owned()
+}
+
+/// Until it holds, within reason.
+fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < deadline, "not in time: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn a_shard_that_cannot_be_written_is_refused_writes_and_the_others_are_not() {
+    let mut server = Server::start(&OPTIONS);
+    let mut client = client(&server);
+    let value = vec![b'v'; 200_000];
+    let () = client.set(key(0, 0), "first").expect("stored");
+    let () = client.set(key(1, 0), "first").expect("stored");
+    // Where its files are to be there is no directory any more.
+    let files = server.dir().join("data/shard-0/db/compacted");
+    let away = files.with_file_name("away");
+    fs::create_dir_all(&files).expect("there");
+    fs::rename(&files, &away).expect("moved");
+    fs::write(&files, "").expect("written");
+    let mut stored = 0;
+    let refused = loop {
+        stored += 1;
+        match client.set::<_, _, ()>(key(0, stored), &value) {
+            Ok(()) => assert!(stored < 2000, "nothing is refused"),
+            Err(error) => break error.to_string(),
+        }
+    };
+    assert!(refused.contains("Shard 0 cannot store rows"), "{refused}");
+    assert!(refused.contains("compacted"), "{refused}");
+    assert_eq!(stalled_shards(&mut client), "0");
+    for n in 1..100 {
+        let () = client.set(key(1, n), &value).expect("the other shard goes on");
+    }
+    let found: String = client.get(key(0, 0)).expect("it is read");
+    assert_eq!(found, "first");
+    let script = redis::Script::new("return redis.call('set', ARGV[1], 'x')");
+    script.arg(key(0, 0)).invoke::<()>(&mut client).expect_err("no write of a script");
+    let mut both = redis::pipe();
+    both.atomic().set(key(1, 0), "x").set(key(0, 0), "x");
+    both.query::<()>(&mut client).expect_err("nor of a transaction");
+    let found: String = client.get(key(1, 0)).expect("an answer");
+    assert_eq!(found, "first");
+
+    fs::remove_file(&files).expect("removed");
+    fs::rename(&away, &files).expect("moved");
+    wait_for("writes are taken", || client.set::<_, _, ()>(key(0, 0), "last").is_ok());
+    wait_for("it is well", || stalled_shards(&mut client).is_empty());
+    let keys = stored + 100;
+    assert_eq!(redis::cmd("DBSIZE").query::<usize>(&mut client).expect("an answer"), keys);
+    drop(client);
+    server.stop();
+    server.restart();
+    let mut client = server.client();
+    assert_eq!(redis::cmd("DBSIZE").query::<usize>(&mut client).expect("an answer"), keys);
+    assert_eq!(client.get::<_, String>(key(0, 0)).expect("an answer"), "last");
+    assert_eq!(client.strlen::<_, usize>(key(0, stored - 1)).expect("an answer"), value.len());
+}
+
+#[test]
+fn an_engine_that_has_closed_itself_is_opened_again_while_the_server_runs() {
+    let mut server = Server::start(&OPTIONS);
+    let mut client = client(&server);
+    for n in 0..200 {
+        let () = client.set(key(n % 2, n), "old").expect("stored");
+    }
+    // A manifest that SlateDB does not understand, behind the newest.
+    let manifests = server.dir().join("data/shard-0/db/manifest");
+    let listed = fs::read_dir(&manifests).expect("listed").map(|file| file.expect("a file"));
+    let newest = listed.map(|file| file.file_name()).max().expect("a manifest");
+    let number: u64 = newest.to_str().and_then(|name| name[..20].parse().ok()).expect("a number");
+    let bad = manifests.join(format!("{:020}.manifest", number + 1));
+    fs::write(&bad, "garbage").expect("written");
+    wait_for("it is noticed", || stalled_shards(&mut client) == "0");
+    for n in 0..200 {
+        let () = client.set(key(n % 2, n), "new").expect("stored");
+        if n % 4 < 2 {
+            let () = client.set(key(n % 2, 1000 + n), "more").expect("stored");
+        }
+    }
+    fs::remove_file(&bad).expect("removed");
+    wait_for("it is open again", || stalled_shards(&mut client).is_empty());
+    // It takes rows, and is read: what is big is not kept in memory.
+    for round in 0..2 {
+        for n in 0..200 {
+            assert_eq!(client.get::<_, String>(key(n % 2, n)).expect("an answer"), "new");
+        }
+        assert_eq!(redis::cmd("DBSIZE").query::<usize>(&mut client).expect("an answer"), 300);
+        if round == 0 {
+            drop(client);
+            server.stop();
+            server.restart();
+            client = self::client(&server);
+        }
+    }
+}
