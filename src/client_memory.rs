@@ -19,27 +19,47 @@ pub struct Account {
     taken: AtomicUsize,
     /// 0: any amount.
     limit: AtomicUsize,
+    /// What a single client may take while the others keep to the limit.
+    single: AtomicUsize,
+}
+
+/// How much connections may take, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limit {
+    /// All together; 0: any amount.
+    pub all: u64,
+    /// A single one while the others keep to `all`; at least `all`.
+    pub single: u64,
 }
 
 impl Account {
     const fn new() -> Self {
-        Self { taken: AtomicUsize::new(0), limit: AtomicUsize::new(0) }
+        Self {
+            taken: AtomicUsize::new(0),
+            limit: AtomicUsize::new(0),
+            single: AtomicUsize::new(0),
+        }
     }
 
-    /// Bytes that may be taken; 0: any number.
-    pub fn set_limit(&self, bytes: u64) {
-        self.limit.store(usize::try_from(bytes).unwrap_or(usize::MAX), Ordering::Relaxed);
+    /// How much may be taken from now on.
+    pub fn set_limit(&self, limit: Limit) {
+        let bytes = |bytes| usize::try_from(bytes).unwrap_or(usize::MAX);
+        self.limit.store(bytes(limit.all), Ordering::Relaxed);
+        self.single.store(bytes(limit.single), Ordering::Relaxed);
     }
 
-    /// Bytes that may be taken; 0: any number.
-    pub fn limit(&self) -> usize {
-        self.limit.load(Ordering::Relaxed)
+    /// How much may be taken.
+    pub fn limit(&self) -> Limit {
+        Limit {
+            all: self.limit.load(Ordering::Relaxed) as u64,
+            single: self.single.load(Ordering::Relaxed) as u64,
+        }
     }
 
-    /// Whether more is taken than may be: then the clients that take most are closed.
+    /// Whether more is taken than all may: then clients that take most are closed.
     #[inline]
     pub fn is_over(&self) -> bool {
-        let limit = self.limit();
+        let limit = self.limit.load(Ordering::Relaxed);
         limit != 0 && self.taken.load(Ordering::Relaxed) > limit
     }
 
@@ -52,14 +72,18 @@ impl Account {
     }
 
     /// The same if there is room for it. One buffer may take all that there is for clients; where
-    /// others have it, these are closed, and meanwhile there may be twice as much.
+    /// others have it, these are closed, and meanwhile there may be twice as much. It may take what
+    /// there is for a single client while the others keep to the limit.
     fn try_change(&self, before: usize, now: usize) -> bool {
         self.change(before, now);
-        let limit = self.limit();
+        let limit = self.limit.load(Ordering::Relaxed);
         let most = limit.saturating_mul(2);
+        let taken = self.taken.load(Ordering::Relaxed);
+        let is_single = now <= self.single.load(Ordering::Relaxed);
         let fits = limit == 0
             || now <= before
-            || (now <= limit && self.taken.load(Ordering::Relaxed) <= most);
+            || (now <= limit && taken <= most)
+            || (is_single && taken.saturating_sub(now) <= limit);
         if !fits {
             self.change(now, before);
         }
@@ -118,7 +142,7 @@ mod tests {
         let account = Account::new();
         assert!(account.try_change(0, usize::MAX / 2) && !account.is_over());
         account.change(usize::MAX / 2, 0);
-        account.set_limit(100);
+        account.set_limit(Limit { all: 100, single: 100 });
         assert!(!account.try_change(0, 101) && account.try_change(0, 100));
         assert!(!account.is_over());
         assert!(account.try_change(0, 80) && account.is_over());
@@ -126,5 +150,17 @@ mod tests {
         assert!(account.try_change(100, 90), "what gets smaller always fits");
         account.change(90, 0);
         assert!(!account.is_over() && account.try_change(0, 100));
+    }
+
+    #[test]
+    fn a_single_buffer_may_be_large_while_the_others_keep_to_the_limit() {
+        let account = Account::new();
+        account.set_limit(Limit { all: 100, single: 1000 });
+        assert!(account.try_change(0, 80));
+        assert!(!account.try_change(0, 1001));
+        assert!(account.try_change(0, 1000) && account.is_over());
+        assert!(!account.try_change(0, 101), "there is a large one already");
+        account.change(1000, 0);
+        assert!(account.try_change(0, 70) && !account.try_change(0, 500));
     }
 }

@@ -1,7 +1,7 @@
 //! What all workers of the process share.
 
 use crate::checkpoints::Checkpoints;
-use crate::client_memory::CLIENTS;
+use crate::client_memory::{CLIENTS, Limit};
 use crate::clients::Clients;
 use crate::commands::server::process;
 use crate::config::{AppendFsync, ClientMemory, Config, Settings};
@@ -397,16 +397,23 @@ impl Node {
         self.lease.as_ref().map(|lease| u64::try_from(lease.left().as_millis()).unwrap_or(u64::MAX))
     }
 
-    /// Bytes that all connections may take (`maxmemory-clients`); 0: any number.
-    pub fn client_memory_limit(settings: &Settings) -> u64 {
+    /// What connections may take (`maxmemory-clients`). With `auto` a single one may also send or
+    /// be sent one value of any length that is allowed.
+    pub fn client_memory_limit(settings: &Settings) -> Limit {
         let percent_of = match settings.maxmemory {
             0 => settings.memory_budget,
             maxmemory => maxmemory,
         };
+        let strict = |all| Limit { all, single: all };
         match settings.maxmemory_clients {
-            ClientMemory::Auto => (settings.memory_budget / 8).max(CLIENTS_MIN),
-            ClientMemory::Bytes(bytes) => bytes,
-            ClientMemory::Percent(percent) => percent_of / 100 * u64::from(percent),
+            ClientMemory::Auto => {
+                let all = (settings.memory_budget / 8).max(CLIENTS_MIN);
+                // A buffer that grows has up to twice what is in it.
+                let value = (settings.proto_max_bulk_len as u64).saturating_mul(2);
+                Limit { all, single: all.saturating_add(value) }
+            }
+            ClientMemory::Bytes(bytes) => strict(bytes),
+            ClientMemory::Percent(percent) => strict(percent_of / 100 * u64::from(percent)),
         }
     }
 

@@ -1,7 +1,7 @@
 //! All connections of the node: who is let in, and who is closed when they take too much memory.
 
 use super::{Client, Refusals, state};
-use crate::client_memory;
+use crate::client_memory::{self, Limit};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -134,25 +134,27 @@ impl Clients {
         let last_ms = self.evicted_at_ms.load(Ordering::Relaxed);
         if now_ms.saturating_sub(last_ms) >= EVICTION_PAUSE_MS {
             self.evicted_at_ms.store(now_ms, Ordering::Relaxed);
-            self.evict(client_memory::CLIENTS.limit() as u64);
+            self.evict(client_memory::CLIENTS.limit());
         }
     }
 
     /// Closes those that take most, but those that said CLIENT NO-EVICT ON, until all together take
-    /// at most so many bytes (0: any number).
-    pub fn evict(&self, limit: u64) {
-        if limit == 0 {
+    /// at most what they may. One that takes no more than a single one may is spared while the
+    /// others keep to the limit.
+    pub fn evict(&self, limit: Limit) {
+        if limit.all == 0 {
             return;
         }
         let mut clients: Vec<_> =
             self.all().into_iter().map(|client| (client.memory(), client)).collect();
         let mut total: u64 = clients.iter().map(|(bytes, _)| bytes).sum();
-        if total <= limit {
+        if total <= limit.all {
             return;
         }
         clients.sort_unstable_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
         for (bytes, client) in clients {
-            if total <= limit {
+            let is_single = limit.single > limit.all && bytes <= limit.single;
+            if total <= limit.all || (is_single && total - bytes <= limit.all) {
                 break;
             }
             if client.is(state::NO_EVICT) {
@@ -194,6 +196,30 @@ mod tests {
         assert_eq!(killed, [false, true, true, false]);
     }
 
+    fn strict(all: u64) -> Limit {
+        Limit { all, single: all }
+    }
+
+    #[test]
+    fn one_that_sends_a_large_value_is_spared_and_two_are_not() {
+        let clients = Clients::default();
+        for bytes in [500_u64, 40_000, 400] {
+            let client = clients.admit(10, false, client).expect("there is room");
+            client.query_bytes.store(bytes, Ordering::Relaxed);
+        }
+        let limit = Limit { all: 10_000, single: 100_000 };
+        clients.evict(limit);
+        assert_eq!(clients.len(), 3);
+        let another = clients.admit(10, false, client).expect("there is room");
+        another.query_bytes.store(50_000, Ordering::Relaxed);
+        clients.evict(limit);
+        assert_eq!(clients.len(), 3, "the one that takes most goes");
+        assert!(another.is_killed());
+        clients.get(2).expect("spared").query_bytes.store(100_001, Ordering::Relaxed);
+        clients.evict(limit);
+        assert!(clients.get(2).is_none(), "more than a single one may take");
+    }
+
     #[test]
     fn those_that_take_most_are_closed_until_there_is_room() {
         let clients = Clients::default();
@@ -202,13 +228,13 @@ mod tests {
             client.query_bytes.store(bytes, Ordering::Relaxed);
         }
         clients.get(2).expect("there").set(state::NO_EVICT, true);
-        clients.evict(0);
-        clients.evict(3_000_000);
+        clients.evict(strict(0));
+        clients.evict(strict(3_000_000));
         assert_eq!(clients.len(), 4);
-        clients.evict(1_500_000);
+        clients.evict(strict(1_500_000));
         let left: Vec<u64> = clients.all().iter().map(|client| client.id).collect();
         assert_eq!(left, [1, 2, 3]);
-        clients.evict(1000);
+        clients.evict(strict(1000));
         let left: Vec<u64> = clients.all().iter().map(|client| client.id).collect();
         assert_eq!(left, [2], "only the one that is spared");
         assert_eq!(clients.evicted.load(Ordering::Relaxed), 3);

@@ -2,7 +2,7 @@
 //! commands or workers; `redis.call` and the like are put in by the user of a VM.
 //!
 //! [`new_vm`], then [`set_global`] for what the user adds, then [`seal`]. For each run [`begin_run`],
-//! [`set_global`] for what the run has (KEYS), [`call`].
+//! [`set_global`] for what the run has (KEYS), `call`.
 
 mod base;
 mod bit;

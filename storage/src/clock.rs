@@ -115,7 +115,7 @@ impl Clock {
         self.now_us().saturating_sub(wall) / 1000
     }
 
-    /// How often the system's clock was seen to change by [`LARGE_US`] or more.
+    /// How often the system's clock was seen to change by ten seconds or more.
     pub fn jumps(&self) -> u64 {
         self.inner.jumps.load(Ordering::Relaxed)
     }
