@@ -73,7 +73,8 @@ impl Account {
 
     /// The same if there is room for it. One buffer may take all that there is for clients; where
     /// others have it, these are closed, and meanwhile there may be twice as much. It may take what
-    /// there is for a single client while the others keep to the limit.
+    /// there is for a single client, beside one of its size that it is copied from, while the others
+    /// keep to the limit.
     fn try_change(&self, before: usize, now: usize) -> bool {
         self.change(before, now);
         let limit = self.limit.load(Ordering::Relaxed);
@@ -83,7 +84,7 @@ impl Account {
         let fits = limit == 0
             || now <= before
             || (now <= limit && taken <= most)
-            || (is_single && taken.saturating_sub(now) <= limit);
+            || (is_single && taken.saturating_sub(now.saturating_mul(2)) <= limit);
         if !fits {
             self.change(now, before);
         }
@@ -160,7 +161,8 @@ mod tests {
         assert!(!account.try_change(0, 1001));
         assert!(account.try_change(0, 1000) && account.is_over());
         assert!(!account.try_change(0, 101), "there is a large one already");
-        account.change(1000, 0);
+        assert!(account.try_change(0, 1000), "its copy");
+        account.change(2000, 0);
         assert!(account.try_change(0, 70) && !account.try_change(0, 500));
     }
 }
