@@ -34,11 +34,7 @@ pub struct Limit {
 
 impl Account {
     const fn new() -> Self {
-        Self {
-            taken: AtomicUsize::new(0),
-            limit: AtomicUsize::new(0),
-            single: AtomicUsize::new(0),
-        }
+        Self { taken: AtomicUsize::new(0), limit: AtomicUsize::new(0), single: AtomicUsize::new(0) }
     }
 
     /// How much may be taken from now on.
