@@ -290,8 +290,8 @@ fn records_of_an_earlier_life_of_a_segment_are_not_taken() {
 fn newest(disk: &SimDisk) -> u64 {
     let begun = |path: &PathBuf| {
         let bytes = disk.read(path);
-        let header: [u8; SEGMENT_HEADER] = bytes[..SEGMENT_HEADER].try_into().unwrap();
-        match SegmentHeader::decode(&header) {
+        // One that is being prepared may be empty.
+        match SegmentHeader::decode(bytes.first_chunk::<SEGMENT_HEADER>()?) {
             crate::journal::segment::FoundHeader::Valid(header)
                 if segment_path(dir(), header.number) == *path =>
             {
