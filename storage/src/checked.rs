@@ -7,7 +7,8 @@ use serde::Serialize;
 /// What stands before the checksum, which is the last field.
 const FIELD: &str = ",\n  \"checksum\": \"";
 
-/// A value, an object, as text with a checksum: CRC32C of all bytes before the comma in front of it.
+/// Returns a value, an object, as text with a checksum: CRC32C of all bytes before the comma in
+/// front of it.
 pub(crate) fn to_vec<T: Serialize>(value: &T) -> serde_json::Result<Vec<u8>> {
     let mut text = serde_json::to_vec_pretty(value)?;
     text.truncate(text.len().saturating_sub("\n}".len()));

@@ -72,7 +72,7 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// The least lsn that is a cut over all its shards.
+    /// Returns the least lsn that is a cut over all its shards.
     pub fn reaches(&self) -> Lsn {
         self.shards.iter().map(|shard| shard.reaches).max().unwrap_or(0)
     }

@@ -86,7 +86,7 @@ impl Source {
 }
 
 impl Clock {
-    /// A clock of a time that tests move.
+    /// Creates a clock of a time that tests move.
     pub fn manual(time: Arc<ManualTime>) -> Self {
         let inner = Inner { source: Source::Manual(time), ..Inner::default() };
         Self { inner: Arc::new(inner) }
@@ -160,8 +160,8 @@ impl Clock {
 }
 
 impl Inner {
-    /// The time while the wall clock is behind `floor`: because it was set back, or the data is
-    /// ahead of it, or only because another thread has read it a moment later.
+    /// Returns the time while the wall clock is behind `floor`: because it was set back, or the
+    /// data is ahead of it, or only because another thread has read it a moment later.
     #[cold]
     fn go_on_from(&self, floor: u64) -> u64 {
         let elapsed = self.source.elapsed_us();
@@ -177,7 +177,7 @@ fn signed(us: u64) -> i64 {
     i64::try_from(us).unwrap_or(i64::MAX)
 }
 
-/// A time for people.
+/// Returns a time for people.
 fn text(us: u64) -> String {
     match DateTime::<Utc>::from_timestamp_micros(signed(us)) {
         Some(time) => format!("{time:?}"),

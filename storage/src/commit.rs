@@ -21,12 +21,12 @@ pub struct Sealed {
 }
 
 impl Sealed {
-    /// The shards it touches, ascending.
+    /// Returns the shards it touches, ascending.
     pub fn shards(&self) -> Vec<u16> {
         self.ops.keys().copied().collect()
     }
 
-    /// The heads of the shards' parts of the record's body; see [`Sealed::parts`].
+    /// Returns the heads of the shards' parts of the record's body; see [`Sealed::parts`].
     pub(crate) fn heads(&self) -> Vec<[u8; HEAD]> {
         let head = |(shard, writer): (&u16, &OpWriter)| {
             let mut head = [0; HEAD];
@@ -37,8 +37,8 @@ impl Sealed {
         self.ops.iter().map(head).collect()
     }
 
-    /// The record's body: for each shard its number (u16), the length (u64) of its operations,
-    /// and these.
+    /// Returns the record's body: for each shard its number (u16), the length (u64) of its
+    /// operations, and these.
     pub(crate) fn parts<'a>(&'a self, heads: &'a [[u8; HEAD]]) -> Vec<&'a [u8]> {
         let mut parts = Vec::with_capacity(2 * heads.len());
         for (head, (pieces, last)) in heads.iter().zip(self.ops.values().map(OpWriter::pieces)) {
@@ -49,7 +49,7 @@ impl Sealed {
         parts
     }
 
-    /// The body in one piece.
+    /// Returns the body in one piece.
     pub fn body(&self) -> Vec<u8> {
         self.parts(&self.heads()).concat()
     }
@@ -133,7 +133,7 @@ impl BodyReader {
         }
     }
 
-    /// Whether the body may end here.
+    /// Returns true if the body may end here.
     pub fn is_done(&self) -> bool {
         self.carried.is_empty() && self.shard.is_none()
     }

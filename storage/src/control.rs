@@ -55,8 +55,8 @@ impl Generations {
         }
     }
 
-    /// The databases below `databases` that have no generation yet, with one for each. They count
-    /// once the journal has them: another start must find the same ones.
+    /// Returns the databases below `databases` that have no generation yet, with one for each. They
+    /// count once the journal has them: another start must find the same ones.
     pub fn missing(&self, databases: u32) -> Vec<(u32, u32)> {
         (self.live.len() as u32..databases).zip(self.next.max(1)..).collect()
     }
@@ -100,7 +100,7 @@ impl Identity {
         Self { id, shard, shards: layout.shards, seed_hash }
     }
 
-    /// The row that says it.
+    /// Returns the row that says it.
     pub(crate) fn row(&self) -> (Bytes, Option<Bytes>) {
         let mut value = self.id.to_be_bytes().to_vec();
         value.extend(self.shard.to_be_bytes());
@@ -145,7 +145,7 @@ fn key(name: &[u8]) -> Bytes {
     [&[row::CONTROL], name].concat().into()
 }
 
-/// The row that goes with the first batch of a hand-over.
+/// Returns the row that goes with the first batch of a hand-over.
 pub fn reaches_row(lsn: Lsn) -> (Bytes, Option<Bytes>) {
     (key(REACHES), Some(Bytes::copy_from_slice(&lsn.to_be_bytes())))
 }
@@ -160,13 +160,13 @@ pub(crate) fn incomplete_row() -> (Bytes, Option<Bytes>) {
     (key(COMPLETE), None)
 }
 
-/// The row of a piece of the filter of keys.
+/// Returns the row of a piece of the filter of keys.
 pub(crate) fn presence_key(layer: u8, piece: u16) -> Bytes {
     let [high, low] = piece.to_be_bytes();
     Bytes::copy_from_slice(&[row::CONTROL, PRESENCE, layer, high, low])
 }
 
-/// The rows that go with its last batch.
+/// Returns the rows that go with its last batch.
 pub fn applied_rows(
     lsn: Lsn,
     epoch: u64,
@@ -184,17 +184,17 @@ pub fn applied_rows(
     rows
 }
 
-/// The row of a shard's generations.
+/// Returns the row of a shard's generations.
 pub(crate) fn generations_key() -> Bytes {
     key(GENERATIONS)
 }
 
-/// The row of the bytes that were deleted since the shard was created.
+/// Returns the row of the bytes that were deleted since the shard was created.
 pub(crate) fn garbage_key() -> Bytes {
     key(GARBAGE)
 }
 
-/// The value of that row.
+/// Returns the value of that row.
 pub(crate) fn garbage_value(bytes: u64) -> Bytes {
     Bytes::copy_from_slice(&bytes.to_be_bytes())
 }
@@ -208,7 +208,7 @@ fn counter_key(generation: u32, block: u16) -> Bytes {
     [&[row::CONTROL, COUNTERS][..], &generation.to_be_bytes(), &block.to_be_bytes()].concat().into()
 }
 
-/// The head of the counter rows of a generation.
+/// Returns the head of the counter rows of a generation.
 pub fn counter_prefix(generation: u32) -> Vec<u8> {
     [&[row::CONTROL, COUNTERS][..], &generation.to_be_bytes()].concat()
 }

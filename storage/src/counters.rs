@@ -92,7 +92,8 @@ impl Counters {
         self.dirty.retain(|(g, _)| *g != generation);
     }
 
-    /// The counters as they are now, with the blocks to write; from here on nothing is dirty.
+    /// Returns the counters as they are now, with the blocks to write; from here on nothing is
+    /// dirty.
     pub fn cut(&mut self) -> Self {
         let copy = self.clone();
         self.dirty.clear();

@@ -31,14 +31,14 @@ impl CursorCipher {
         Self { keys: (word(0), word(8)) }
     }
 
-    /// The cursor of a place of `bits` bits, an even number of at most 62. 0, the start and the end
-    /// of a walk, stays 0.
+    /// Returns the cursor of a place of `bits` bits, an even number of at most 62. 0, the start and
+    /// the end of a walk, stays 0.
     pub fn seal(self, bits: u32, place: u64) -> u64 {
         debug_assert!(place >> bits == 0, "a place of {bits} bits: {place}");
         walk(place, |number| self.permute(bits, number, 0..ROUNDS))
     }
 
-    /// The place of a cursor of `bits` bits.
+    /// Returns the place of a cursor of `bits` bits.
     pub fn open(self, bits: u32, cursor: u64) -> u64 {
         debug_assert!(cursor >> bits == 0, "a cursor of {bits} bits: {cursor}");
         let (half, mask) = halves(bits);
@@ -67,7 +67,8 @@ fn halves(bits: u32) -> (u32, u64) {
     (half, (1 << half) - 1)
 }
 
-/// A permutation in which 0 stays where it is: a number that would become 0 gets what 0 would.
+/// Returns a permutation in which 0 stays where it is: a number that would become 0 gets what 0
+/// would.
 fn walk(number: u64, permute: impl Fn(u64) -> u64) -> u64 {
     if number == 0 {
         return 0;

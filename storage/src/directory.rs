@@ -236,7 +236,7 @@ impl Directory {
         Ok(())
     }
 
-    /// The engines of the shards, in order.
+    /// Returns the engines of the shards, in order.
     pub fn engines(&self) -> Vec<Engine> {
         self.shards.iter().map(|shard| shard.engine().clone()).collect()
     }
@@ -492,7 +492,7 @@ async fn check_unopened(
     check_shards(recovery, manifest, &location.store, found.iter().map(|(id, c)| (*id, c)))
 }
 
-/// The control rows of shards, with their numbers and engines.
+/// Returns the control rows of shards, with their numbers and engines.
 async fn read_controls(engines: Vec<Engine>, store: &Place) -> Result<Vec<(u16, Engine, Control)>> {
     let mut opened = Vec::with_capacity(engines.len());
     for (id, engine) in (0u16..).zip(engines) {
@@ -505,8 +505,8 @@ async fn read_controls(engines: Vec<Engine>, store: &Place) -> Result<Vec<(u16, 
     Ok(opened)
 }
 
-/// The control rows of the shards, whose engines are not opened; those of one without an engine are
-/// empty.
+/// Returns the control rows of the shards, whose engines are not opened; those of one without an
+/// engine are empty.
 pub(crate) async fn peek_controls(store: &Place, shards: u16) -> Result<Vec<(u16, Control)>> {
     let mut found = Vec::new();
     for id in 0..shards {

@@ -227,7 +227,7 @@ pub(crate) struct Swept {
 }
 
 impl Swept {
-    /// The rows with this prefix that are left.
+    /// Returns the rows with this prefix that are left.
     pub(crate) fn range(&self, prefix: &[u8]) -> Range<Vec<u8>> {
         let mut range = prefix_range(prefix);
         if let Some((_, from)) = self.rows.as_ref().filter(|(swept, _)| swept == prefix) {
@@ -324,7 +324,7 @@ impl Engine {
         self.scan_in(IterationOrder::Ascending, range, limit).await
     }
 
-    /// The last rows of a key range, the very last first.
+    /// Returns the last rows of a key range, the very last first.
     pub async fn scan_back(
         &self,
         range: Range<Vec<u8>>,
@@ -365,7 +365,7 @@ impl Engine {
         Ok(rows)
     }
 
-    /// Whether each read may be a request to a bucket.
+    /// Returns true if each read may be a request to a bucket.
     pub(crate) fn is_remote(&self) -> bool {
         self.how.upkeep.is_remote
     }
@@ -437,12 +437,12 @@ impl Engine {
         Ok(handle.seqnum())
     }
 
-    /// The sequence number of the last write since it was opened; 0: there was none.
+    /// Returns the sequence number of the last write since it was opened; 0: there was none.
     pub fn written(&self) -> u64 {
         self.opened().written.load(Ordering::Relaxed)
     }
 
-    /// A number that changes when the engine takes rows, or writes some to its files.
+    /// Returns a number that changes when the engine takes rows, or writes some to its files.
     pub fn progress(&self) -> u64 {
         let opened = self.opened();
         let durable = opened.db.status().durable_seq;
@@ -482,8 +482,8 @@ impl Engine {
     }
 }
 
-/// The greatest time that an engine has written down: files and merges that are begun later must not
-/// be named by an older one.
+/// Returns the greatest time that an engine has written down: files and merges that are begun later
+/// must not be named by an older one.
 fn greatest_time_ms(
     manifest: Option<&VersionedManifest>,
     merges: Option<&VersionedCompactions>,
@@ -548,7 +548,7 @@ pub enum Closed {
     Failed,
 }
 
-/// An error with its causes, each of which is told once.
+/// Returns an error with its causes, each of which is told once.
 fn told(error: slatedb::Error) -> Error {
     let error: &dyn std::error::Error = &error;
     let mut text = error.to_string();
@@ -575,7 +575,7 @@ async fn within<T>(
     }
 }
 
-/// The key range of all rows that begin with `prefix`.
+/// Returns the key range of all rows that begin with `prefix`.
 pub fn prefix_range(prefix: &[u8]) -> Range<Vec<u8>> {
     let mut end = prefix.to_vec();
     while let Some(last) = end.pop() {

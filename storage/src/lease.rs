@@ -99,7 +99,7 @@ impl Lease {
         lasts + lasts / MARGIN
     }
 
-    /// Whether nobody else can have answered up to now.
+    /// Returns true if nobody else can have answered up to now.
     pub fn holds(&self) -> bool {
         let now = BootTime::now().0;
         let wanted = self.wanted.load(Ordering::Relaxed);
@@ -153,7 +153,7 @@ impl Lease {
         }
     }
 
-    /// Whether somebody has waited for it in vain, and it was not renewed since.
+    /// Returns true if somebody has waited for it in vain, and it was not renewed since.
     pub fn is_away(&self) -> bool {
         self.away.load(Ordering::Acquire)
     }

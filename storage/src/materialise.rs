@@ -1,8 +1,8 @@
-//! From pending rows to the engine, in the background.
+//! Materialising: moves pending rows to the engine, in the background.
 //!
 //! Rules (docs/durability.md): no row enters the engine before its lsn is durable. The first batch
-//! carries `reaches`, the last one `applied` with the counters and generations of the cut.
-//! Batches are awaited in order. "Flushed" is what the engine says, nothing else.
+//! carries `reaches`, the last one `applied` with the counters and generations of the cut. Batches
+//! are awaited in order. Only the engine reports rows as flushed.
 
 use crate::control::{Generations, applied_rows, counter_prefix, generations_key, reaches_row};
 use crate::encoding::{Row, RowKey, decode_entry, row};
@@ -16,23 +16,24 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Batches that are made ready while one is written.
+/// Batches that are prepared while one is written.
 const BATCHES_AHEAD: usize = 2;
 
 /// Rows of a batch.
 const BATCH_ROWS: usize = 8192;
 
-/// How often a hand-over looks whether its lsn is durable.
+/// Interval at which a hand-over checks whether its lsn is durable.
 const DURABLE_POLL: Duration = Duration::from_millis(2);
 
-/// Rows that one step of a sweep deletes at most.
+/// Bound of rows that one step of a sweep deletes.
 const SWEEP_ROWS: usize = 4096;
 
-/// Steps of one sweep at most; the next one goes on.
+/// Bound of steps of one sweep; the next sweep goes on.
 const SWEEP_STEPS: usize = 16;
 
-/// Hands a cut over; the engine's sequence number of its last batch. The same cut may be handed
-/// over again, an older one than the last is refused: its values would replace newer ones.
+/// Hands a cut over and returns the engine's sequence number of its last batch. The same cut may be
+/// handed over again; a cut older than the last is refused, because its values would replace newer
+/// ones.
 pub async fn hand_over(engine: Engine, journal: Arc<dyn Journal>, cut: Arc<Cut>) -> Result<u64> {
     wait_durable(&*journal, cut.lsn).await?;
     let mut turn = engine.turn().await;
@@ -43,13 +44,14 @@ pub async fn hand_over(engine: Engine, journal: Arc<dyn Journal>, cut: Arc<Cut>)
     write_cut(&engine, cut).await
 }
 
-/// Writes a cut to an engine that nobody else writes to; the sequence number of its last batch.
+/// Writes a cut to an engine that has no other writer, and returns the sequence number of its last
+/// batch.
 pub(crate) async fn write_cut(engine: &Engine, cut: Arc<Cut>) -> Result<u64> {
     write_batches(engine, move |emit| each_hand_over_batch(&cut, BATCH_ROWS, emit)).await
 }
 
-/// Gives an engine rows that a start has replayed up to `lsn`, which is durable, to make room for
-/// more. As long as the start is not done, the next one replays them again.
+/// Gives an engine rows replayed at the start up to `lsn`, which is durable, to make room for more.
+/// If the start does not finish, the next one replays them again.
 pub(crate) async fn make_room(engine: &Engine, lsn: Lsn, replayed: Pending) -> Result<()> {
     let _turn = engine.turn().await;
     let gather = move |emit: &mut dyn FnMut(Batch)| {
@@ -63,14 +65,15 @@ pub(crate) async fn make_room(engine: &Engine, lsn: Lsn, replayed: Pending) -> R
     Ok(())
 }
 
-/// Writes batches, some of which are gathered ahead; the sequence number of the last one.
+/// Writes batches, some of which are gathered ahead, and returns the sequence number of the last
+/// one.
 async fn write_batches(
     engine: &Engine,
     gather: impl FnOnce(&mut dyn FnMut(Batch)) + Send + 'static,
 ) -> Result<u64> {
     let (ready, mut batches) = tokio::sync::mpsc::channel(BATCHES_AHEAD);
     let gathering = tokio::task::spawn_blocking(move || {
-        // The receiver is gone after a failed write: the rest is for nobody.
+        // After a failed write the receiver is gone, and the remaining batches are dropped.
         gather(&mut |batch| drop(ready.blocking_send(batch)));
     });
     let mut seq = 0;
@@ -81,7 +84,8 @@ async fn write_batches(
     Ok(seq)
 }
 
-/// The batches of a hand-over, in the order in which they must be written: about `rows` rows each.
+/// Emits the batches of a hand-over in the order in which they must be written: about `rows` rows
+/// each.
 pub fn each_hand_over_batch(cut: &Cut, rows: usize, emit: &mut dyn FnMut(Batch)) {
     let mut batch = vec![reaches_row(cut.reaches)];
     gather_rows(&cut.pending, &mut batch, rows, emit);
@@ -89,7 +93,7 @@ pub fn each_hand_over_batch(cut: &Cut, rows: usize, emit: &mut dyn FnMut(Batch))
     emit(batch);
 }
 
-/// Emits batches of pending rows; the first one begins with what is in `batch`.
+/// Emits batches of pending rows; the first one begins with the rows in `batch`.
 fn gather_rows(pending: &Pending, batch: &mut Batch, rows: usize, emit: &mut dyn FnMut(Batch)) {
     pending.each_batch(rows, &mut |rows| {
         let mut bytes = 0;
@@ -116,11 +120,11 @@ async fn wait_durable(journal: &dyn Journal, lsn: u64) -> Result<()> {
     Ok(())
 }
 
-/// Deletes rows that nobody can reach any more: elements of dead versions, and everything of dead
-/// generations. To be called only when all that was handed over is flushed, so that no replay
-/// brings such rows back; a generation whose end was not handed over is left alone. Generations of
-/// which nothing is left come back, and whether there is more to do. In the end the engine may ask
-/// for a merge of its files, to get the space back.
+/// Deletes unreachable rows: elements of dead versions, and all rows of dead generations. Must be
+/// called only when everything handed over is flushed, so that no replay brings such rows back; a
+/// generation whose end was not handed over is left alone. Returns the generations of which nothing
+/// is left, and whether more remains to be swept. At the end the engine may ask for a merge of its
+/// files, to free the space.
 pub async fn sweep(engine: &Engine, dead_generations: Vec<u32>) -> Result<(Vec<u32>, bool)> {
     let mut turn = engine.turn().await;
     let (swept, more) = sweep_some(engine, &mut turn.swept, dead_generations).await?;
@@ -173,8 +177,8 @@ async fn sweep_some(
     Ok((swept, more))
 }
 
-/// Deletes some of the element rows that begin with `head`, of which the D row `key` says that
-/// they are dead, and that row with the last of them.
+/// Deletes some of the element rows that begin with `head`, which the D row `key` marks as dead,
+/// and with the last of them the D row.
 async fn sweep_elements(
     engine: &Engine,
     place: &mut Swept,
@@ -197,7 +201,7 @@ async fn sweep_elements(
 }
 
 /// Deletes some meta rows of a dead generation with their expiry rows, leaving D rows for their
-/// elements; true when none is left.
+/// elements; returns true when no meta row is left.
 async fn sweep_generation(engine: &Engine, place: &mut Swept, generation: u32) -> Result<bool> {
     let mut head = vec![row::META];
     head.extend_from_slice(&generation.to_be_bytes());

@@ -1,27 +1,27 @@
-//! What a command may find missing from memory, and what is read for it.
+//! Data that a command misses in memory, and the reads that supply it.
 
 use bytes::Bytes;
 
-/// Why a command could not go on.
+/// The reason why a command could not go on.
 #[derive(Debug)]
 pub enum Fault {
-    /// Something is not in memory: load it, run again.
+    /// Data is not in memory: load it, then run the command again.
     Miss(Box<Need>),
     WrongType,
-    /// A unit would change what others have changed in the open round, so that it could not be taken
-    /// back: close the round, run the unit again.
+    /// A unit would change an entry that the open round has changed, which could not be rolled
+    /// back: close the round, then run the unit again.
     Unsettled,
 }
 
 /// A key in its database.
 pub type Key = (u32, Box<[u8]>);
 
-/// What must be loaded.
+/// Data that must be loaded.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Need {
     pub db: u32,
     pub key: Box<[u8]>,
-    /// `None`: the key itself (its meta row).
+    /// The missing part; `None`: the key itself (its meta row).
     pub part: Option<Part>,
 }
 
@@ -32,18 +32,18 @@ pub enum Part {
     Fields(Vec<Box<[u8]>>),
     /// Chunks of a string, by number.
     Chunks(Vec<u32>),
-    /// Everything.
+    /// All elements.
     All,
     /// About `limit` elements from the beginning of a range, or `reverse` from its end.
     Page { range: ElementRange, reverse: bool, limit: usize },
-    /// How many elements lie where in a range.
+    /// An index of a range: the number of elements in each piece of it.
     Index { range: ElementRange, by: IndexBy },
 }
 
-/// What an index counts.
+/// How an index counts elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum IndexBy {
-    /// Each row is an element; so many make a piece.
+    /// Each row is an element; a piece has so many.
     Rows(u64),
     /// Each row is a piece; its value begins with the number of its elements as a varint.
     Values,
@@ -57,10 +57,10 @@ pub struct ElementRange {
     pub to: Option<Vec<u8>>,
 }
 
-/// Elements that were read.
+/// Elements that were read from a range.
 #[derive(Debug)]
 pub struct Page {
-    /// What was covered of the range that was asked for: whatever exists in here is in `rows`.
+    /// The range that was read completely: every element in it is in `rows`.
     pub range: ElementRange,
     /// Element keys and values, ascending.
     pub rows: Vec<(Bytes, Bytes)>,
@@ -70,14 +70,14 @@ pub struct Page {
 pub type IndexPiece = (Bytes, u64);
 
 impl ElementRange {
-    /// Whether an element key lies in it.
+    /// Returns true if an element key lies in the range.
     pub fn contains(&self, element: &[u8]) -> bool {
         *self.from <= *element && self.to.as_ref().is_none_or(|to| *element < **to)
     }
 }
 
 impl Part {
-    /// The fault that asks for this part of a key.
+    /// Returns the fault that asks for this part of a key.
     pub fn of(self, db: u32, key: &[u8]) -> Fault {
         Fault::Miss(Box::new(Need { db, key: key.into(), part: Some(self) }))
     }
@@ -85,7 +85,7 @@ impl Part {
 
 /// Turns a missing part of a key's value into the fault that asks for it.
 pub trait OrLoad<T> {
-    /// `Err(part)` becomes the fault that loads that part of `key`.
+    /// Turns `Err(part)` into the fault that loads that part of `key`.
     fn or_load(self, db: u32, key: &[u8]) -> Result<T, Fault>;
 }
 

@@ -1,35 +1,35 @@
-//! What commands have done that others wait for or want to hear of, in order. Whoever runs the
-//! commands takes the notes after each, and tells of them once what they tell of is stored.
+//! Notes of what commands did to keys, in order, for waiting clients, watchers and subscribers. The
+//! runner of a command takes its notes, and passes them on once the changes are stored.
 
 use crate::value::KeyBuf;
 
-/// What there is to hear of a key.
+/// What happened to a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
-    /// It was written, or deleted.
+    /// The key was written or deleted.
     Changed,
-    /// Only who waits for it hears of what was written: the consumer groups of a stream. Who watches
-    /// or tracks the key does not, as in the reference.
+    /// The key was written in a way that only waiters hear of: the consumer groups of a stream.
+    /// Clients that watch or track the key are not told, as in the reference.
     Touched,
-    /// It was deleted as its time had come; nobody did it.
+    /// The key was deleted because its time had come, not by a command.
     Expired,
     /// A keyspace event: its class, one bit, and its name.
     Event(u32, &'static str),
 }
 
 impl What {
-    /// Whether the key holds something else now, or nothing.
+    /// Returns true if the key has another value now, or none.
     pub fn is_change(self) -> bool {
         matches!(self, Self::Changed | Self::Touched | Self::Expired)
     }
 
-    /// Whether those hear of it who watch or track the key.
+    /// Returns true if clients that watch or track the key are told.
     pub fn is_visible(self) -> bool {
         matches!(self, Self::Changed | Self::Expired)
     }
 }
 
-/// Something that happened to a key.
+/// One event of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Note {
     pub db: u32,
@@ -37,10 +37,10 @@ pub struct Note {
     pub what: What,
 }
 
-/// What anybody wants to hear of.
+/// The kinds of notes that have a listener.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Interest {
-    /// [`What::Changed`] and [`What::Expired`].
+    /// True if [`What::Changed`] and [`What::Expired`] are wanted.
     pub changes: bool,
     /// Bits of event classes.
     pub events: u32,
@@ -48,13 +48,13 @@ pub struct Interest {
 
 /// Classes of keyspace events that the store itself notes.
 pub mod class {
-    /// Of keys whatever they hold.
+    /// Commands on keys of any type.
     pub const GENERIC: u32 = 1 << 2;
     pub const HASH: u32 = 1 << 6;
     pub const EXPIRED: u32 = 1 << 8;
     /// A key that was asked for does not exist.
     pub const KEY_MISS: u32 = 1 << 11;
-    /// A key that did not exist does.
+    /// A key came into existence.
     pub const NEW: u32 = 1 << 14;
 }
 
@@ -66,7 +66,7 @@ pub struct Notes {
 }
 
 impl Notes {
-    /// From now on this is noted.
+    /// Sets which notes are taken from now on.
     pub fn want(&mut self, interest: Interest) {
         self.interest = interest;
     }
@@ -75,28 +75,28 @@ impl Notes {
         self.taken.is_empty()
     }
 
-    /// What was noted since the last time.
+    /// Returns the notes since the last call.
     pub fn take(&mut self) -> Vec<Note> {
         std::mem::take(&mut self.taken)
     }
 
-    /// The command stopped for something that is not in memory, and will look its keys up again.
+    /// Drops the notes of a command that missed data: it will look its keys up again.
     pub fn retry(&mut self) {
         self.taken.retain(|note| !matches!(note.what, What::Event(class::KEY_MISS, _)));
     }
 
-    /// The command has changed nothing that anybody else can see.
+    /// Drops the changes of a command that changed nothing visible to others.
     pub fn drop_changes(&mut self) {
         self.taken.retain(|note| !matches!(note.what, What::Changed | What::Touched));
     }
 
-    /// Whether anybody wants to hear of keyspace events.
+    /// Returns true if keyspace events have a listener.
     #[inline]
     pub(crate) fn wants_events(&self) -> bool {
         self.interest.events != 0
     }
 
-    /// Notes an event of a class, if anybody wants to hear of it.
+    /// Notes an event of a class, if it has a listener.
     #[inline]
     pub fn event(&mut self, db: u32, key: &[u8], class: u32, name: &'static str) {
         if self.interest.events & class != 0 {
@@ -114,7 +114,7 @@ impl Notes {
     #[cold]
     fn push(&mut self, db: u32, key: &[u8], what: What) {
         let note = Note { db, key: KeyBuf::from_slice(key), what };
-        // A command that looks a key up several times has changed it once.
+        // A command that looks a key up several times changes it once.
         let is_write = matches!(what, What::Changed | What::Touched);
         if !is_write || self.taken.last() != Some(&note) {
             self.taken.push(note);

@@ -1,4 +1,4 @@
-//! The shards of one worker: their hot tier, and the rounds on their way into the journal.
+//! The shards of one worker: their hot tier, and the rounds on their way to the journal.
 
 use crate::commit::{Sealed, split_body};
 use crate::control::{complete_row, presence_key};
@@ -15,10 +15,10 @@ use anyhow::{Context, Result, bail};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-/// The shard that has the libraries of functions.
+/// The shard that stores the libraries of functions.
 pub const LIBRARIES_SHARD: u16 = 0;
 
-/// A round whose record could not be appended; what it showed must not be answered.
+/// A round whose record could not be appended; no reply may show it.
 #[derive(Debug)]
 pub struct FailedRound {
     pub error: JournalError,
@@ -26,7 +26,7 @@ pub struct FailedRound {
 }
 
 impl FailedRound {
-    /// The keys that it had changed, and that are now what they were.
+    /// Returns the keys that the round had changed, which have reverted.
     pub fn keys(&self) -> impl Iterator<Item = (u32, &[u8])> {
         self.keys.iter().map(|key| (key.db, &*key.key))
     }
@@ -37,13 +37,13 @@ pub struct Partition {
     pub store: Store,
     pub shards: BTreeMap<u16, Shard>,
     journal: Arc<dyn Journal>,
-    /// Rounds in the journal that are not known to be durable, with their lsn.
+    /// Rounds in the journal that are not yet known to be durable, with their lsn.
     rounds: VecDeque<(u64, Lsn)>,
     closed_round: u64,
     durable: u64,
     /// The greatest lsn this worker knows to be in the journal.
     last_lsn: Lsn,
-    /// The same when the last round was closed.
+    /// The same lsn at the time when the last round was closed.
     closed_lsn: Lsn,
     /// Open holds of coordinators, by number.
     holds: BTreeSet<u64>,
@@ -68,23 +68,23 @@ impl Partition {
         this
     }
 
-    /// The greatest round that is closed: in the journal, or failed.
+    /// Returns the greatest round that is closed: in the journal, or failed.
     pub fn closed(&self) -> u64 {
         self.closed_round
     }
 
-    /// The greatest round that is durable.
+    /// Returns the greatest round that is durable.
     pub fn durable(&self) -> u64 {
         self.durable
     }
 
-    /// The greatest lsn this worker has written or been told of.
+    /// Returns the greatest lsn that this worker has written or was told of.
     pub fn last_lsn(&self) -> Lsn {
         self.last_lsn
     }
 
-    /// Closes the open round: what changed in it becomes one journal record, and once that is
-    /// appended, pending rows. `Ok(false)`: nothing had changed.
+    /// Closes the open round: its changes become one journal record and, once that is appended,
+    /// pending rows. Returns `Ok(false)` if there were no changes.
     pub fn commit(&mut self, now_ms: u64) -> Result<bool, FailedRound> {
         let sealed = self.store.seal();
         if sealed.ops.is_empty() {
@@ -110,7 +110,7 @@ impl Partition {
         }
     }
 
-    /// Nothing of a sealed round counts. What its keys held before is loaded again, and may be of
+    /// Discards a sealed round. The earlier values of its keys are loaded again, and may belong to
     /// rounds that are not durable yet.
     fn fail(&mut self, sealed: &Sealed) {
         self.store.unseal(sealed);
@@ -118,14 +118,14 @@ impl Partition {
         self.store.load_as_of(self.known());
     }
 
-    /// Takes back what the open unit has changed.
+    /// Rolls the open unit back.
     pub fn roll_back(&mut self) {
         let known = self.known();
         self.store.roll_back(known);
     }
 
-    /// The number that shows all that is in the journal, and no more. What coordinators have stored
-    /// since the last round was closed shows with the open one.
+    /// Returns the round number that shows everything in the journal, and no more. Records that
+    /// coordinators stored since the last round was closed show with the open round.
     fn known(&self) -> u64 {
         if self.last_lsn > self.closed_lsn {
             self.store.stored_round()
@@ -142,10 +142,10 @@ impl Partition {
         self.observe_durable();
     }
 
-    /// Merges a record's rows into the pending rows of the shards that are ours.
+    /// Merges a record's rows into the pending rows of the shards of this partition.
     pub fn merge(&mut self, lsn: Lsn, body: &[u8]) {
         let Some(parts) = split_body(body) else {
-            // It may have rows for any of them.
+            // The record may have rows for any of them.
             self.shards.values_mut().for_each(|shard| shard.fail(lsn));
             return;
         };
@@ -156,8 +156,8 @@ impl Partition {
         }
     }
 
-    /// Puts (`Some`) and deletes libraries of functions, as one record. The partition has the shard
-    /// of the libraries.
+    /// Puts (`Some`) and deletes libraries of functions in one record. The partition must have the
+    /// shard of the libraries.
     pub fn put_libraries(
         &mut self,
         now_ms: u64,
@@ -179,13 +179,13 @@ impl Partition {
         Ok(lsn)
     }
 
-    /// A record of another coordinator at `lsn` was applied here: what the open round shows from
-    /// now on includes it.
+    /// Notes that a record of another coordinator at `lsn` was applied here: the open round shows
+    /// it from now on.
     pub fn saw_lsn(&mut self, lsn: Lsn) {
         self.last_lsn = self.last_lsn.max(lsn);
     }
 
-    /// Follows the journal's durable lsn; the greatest durable round.
+    /// Updates the durable round from the journal's durable lsn, and returns it.
     pub fn observe_durable(&mut self) -> u64 {
         let durable = self.journal.durable();
         while self.rounds.front().is_some_and(|&(_, lsn)| lsn <= durable) {
@@ -199,7 +199,7 @@ impl Partition {
 }
 
 impl Partition {
-    /// A partition of no shards, to leave behind when one is taken.
+    /// Creates a partition without shards, to leave in place of one that is taken.
     pub fn empty(layout: &Arc<Layout>, journal: &Arc<dyn Journal>) -> Self {
         let store = Store::new(layout.clone(), Arc::new(Versions::new(0)), &[], false);
         Self::new(store, BTreeMap::new(), journal.clone())
@@ -207,19 +207,19 @@ impl Partition {
 
     // ---- holds -------------------------------------------------------------------------------
 
-    /// A coordinator was lent entries: it may bring a record.
+    /// Opens a hold: a coordinator was lent entries, and may bring a record.
     pub fn granted(&mut self, hold: u64) {
         self.holds.insert(hold);
     }
 
-    /// A hold has ended; its record, if any, is merged.
+    /// Ends a hold; its record, if any, is merged.
     pub fn released(&mut self, hold: u64) {
         self.holds.remove(&hold);
     }
 
     // ---- materialising -----------------------------------------------------------------------
 
-    /// Cuts off the pending rows of a shard, for a hand-over.
+    /// Cuts the pending rows of a shard for a hand-over.
     pub fn cut(&mut self, shard: u16) {
         let until_hold = self.holds.last().copied().unwrap_or(0);
         let lsn = self.journal.end();
@@ -230,18 +230,18 @@ impl Partition {
         }
     }
 
-    /// The cut of a shard, once it is complete.
+    /// Returns the cut of a shard, once it is complete.
     pub fn take_cut(&mut self, shard: u16) -> Option<Arc<Cut>> {
         let oldest = self.holds.first().copied();
         self.shards.get_mut(&shard)?.take_cut(oldest)
     }
 
-    /// What it takes to open the engine of a shard again, which has closed itself.
+    /// Returns the data needed to reopen a shard's engine that has closed itself.
     pub fn reopen(&mut self, shard: u16) -> Option<Reopen> {
         Some(self.shards.get_mut(&shard)?.reopen(self.journal.clone()))
     }
 
-    /// That engine is open again.
+    /// Takes over a shard's engine that was reopened.
     pub fn reopened(&mut self, shard: u16, reopened: Reopened) {
         if let Some(shard) = self.shards.get_mut(&shard) {
             shard.reopened(reopened);
@@ -249,8 +249,8 @@ impl Partition {
         }
     }
 
-    /// The scan of a shard's keys that is due, if any: a filter, the engine whose keys it is to take
-    /// in, and the generations that are dead.
+    /// Begins the scan of a shard's keys if one is due: returns the filter, the engine whose keys
+    /// go into it, and the dead generations.
     pub fn begin_scan(&mut self, shard: u16) -> Option<(Arc<Presence>, Engine, BTreeSet<u32>)> {
         let shard = self.shards.get_mut(&shard)?;
         let scan = shard.begin_scan();
@@ -259,7 +259,7 @@ impl Partition {
         scan.map(|(presence, dead)| (presence, engine, dead))
     }
 
-    /// That scan has ended, and was whole, or has failed.
+    /// Ends that scan; `whole` is false if it failed.
     pub fn end_scan(&mut self, shard: u16, whole: bool) {
         if let Some(shard) = self.shards.get_mut(&shard) {
             shard.end_scan(whole);
@@ -273,12 +273,12 @@ impl Partition {
         }
     }
 
-    /// Bytes of the filters of keys.
+    /// Returns the bytes of the filters of keys.
     pub fn presence_bytes(&self) -> usize {
         self.shards.values().filter_map(Shard::presence).map(|presence| presence.bytes()).sum()
     }
 
-    /// Tells the journal what the engines have flushed.
+    /// Reports the flushed lsns of the engines to the journal.
     pub fn observe_flushed(&mut self) {
         for shard in self.shards.values_mut() {
             if let Some(applied) = shard.observe_flushed() {
@@ -287,27 +287,27 @@ impl Partition {
         }
     }
 
-    /// The lsn up to which all shards have handed everything over.
+    /// Returns the lsn up to which all shards have handed everything over.
     pub fn handed(&self) -> Lsn {
         self.shards.values().map(Shard::handed).min().unwrap_or(Lsn::MAX)
     }
 
-    /// Bytes of pending rows, about.
+    /// Returns the approximate bytes of pending rows.
     pub fn pending_bytes(&self) -> usize {
         self.shards.values().map(Shard::pending_bytes).sum()
     }
 
-    /// Operations that a start would replay into these shards.
+    /// Returns the number of operations that a start would replay into these shards.
     pub fn unflushed_ops(&self) -> u64 {
         self.shards.values().map(Shard::unflushed_ops).sum()
     }
 
-    /// A number that changes when an engine of these shards takes rows.
+    /// Returns a number that changes when an engine of these shards takes rows.
     pub fn engine_progress(&self) -> u64 {
         self.shards.values().map(|shard| shard.engine().written()).sum()
     }
 
-    /// Keys, and keys with an expiry, of a database in these shards.
+    /// Returns the number of keys, and of keys with an expiry, of a database in these shards.
     pub fn totals(&self, db: u32) -> (u64, u64) {
         let generation = self.store.generation(db);
         self.shards.values().fold((0, 0), |(keys, expires), shard| {
@@ -316,9 +316,9 @@ impl Partition {
         })
     }
 
-    /// Stops: hands everything over, flushes, closes the engines. The shard directories are then
-    /// complete by themselves; but if a coordinator has not told what became of its record, what
-    /// may be older than that stays in the journal, for the next start to replay.
+    /// Stops: hands all pending rows over, flushes and closes the engines. The shard directories
+    /// are then complete without the journal; but if a coordinator has not reported the outcome of
+    /// its record, possibly older records stay in the journal for the next start to replay.
     pub async fn close(mut self) -> Result<()> {
         if !self.holds.is_empty() {
             tracing::warn!(holds = self.holds.len(), "closing with commits that were not applied");
@@ -336,7 +336,7 @@ impl Partition {
         if let Some(lsn) = self.shards.get(&id).and_then(Shard::broken) {
             bail!("the record {lsn} of the journal could not be understood");
         }
-        // A hand-over that was under way when the worker stopped is done again: rows are absolute.
+        // A hand-over that was interrupted by the stop is repeated: rows are absolute.
         for _ in 0..2 {
             self.cut(id);
             let Some(cut) = self.take_cut(id).or_else(|| self.shards.get(&id)?.handing()) else {

@@ -1,7 +1,7 @@
-//! Pending rows: what is in the journal and not yet in the engine, last value per row.
+//! Pending rows: rows that are in the journal but not yet in the engine, last value per row.
 //!
-//! Meta rows sit in hash tables by slot range, so that none pauses to grow; element rows are
-//! grouped by version; the rest is few.
+//! Meta rows are in hash tables by slot range, so that none pauses to grow; element rows are
+//! grouped by version; other rows are few.
 
 mod rows;
 
@@ -17,30 +17,30 @@ use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ops::{Bound, Range};
 
-/// Where a meta row's key tells the slot: those of a generation are the same up to there.
+/// Offset of the slot in a meta row's key: keys of one generation are equal up to there.
 const META_SLOT: usize = 5;
 
-/// Rows that are touched together.
+/// Number of rows that are prefetched together.
 pub(crate) const TOGETHER: usize = 32;
 
-/// Bytes that a row takes in memory beside its key and value, about.
+/// Approximate bytes of memory of a row beside its key and value.
 const ROW_OVERHEAD: usize = 80;
 
 /// The element rows of one version.
 #[derive(Debug, Default)]
 struct Elements {
     slot: u16,
-    /// Bytes of memory they take, about.
+    /// Approximate bytes of memory of these rows.
     bytes: usize,
     rows: Reclaimed<ElementRows>,
 }
 
-/// A row without a value.
+/// State of a row without a value.
 #[derive(Clone, Copy, Debug)]
 struct Mark {
-    /// Or deleted.
+    /// True if the row is put, false if it is deleted.
     put: bool,
-    /// Neither the engine nor an older map has it.
+    /// True if neither the engine nor an older map has the row.
     new: bool,
 }
 
@@ -49,7 +49,7 @@ struct Mark {
 pub struct Pending {
     /// By generation, then sub-table.
     meta: HashMap<u32, Vec<Rows>>,
-    /// Generations that died: none of their meta rows counts any more.
+    /// Dead generations: none of their meta rows counts any more.
     dead: BTreeSet<u32>,
     elements: HashMap<u64, Elements>,
     /// Expiry index and dead versions.
@@ -60,23 +60,23 @@ pub struct Pending {
     bytes: usize,
     /// The lsn of the newest record merged.
     last_lsn: Lsn,
-    /// Operations of the records merged.
+    /// Number of operations of the merged records.
     ops: u64,
 }
 
-/// Rows as the engine takes them: puts (`Some`) and deletes.
+/// Rows in the form that the engine takes: puts (`Some`) and deletes.
 pub type Batch = Vec<(Bytes, Option<Bytes>)>;
 
-/// A row's pending state: `None`, nothing is pending; `Some(None)`, it is deleted.
+/// A row's pending state. `None`: no change is pending; `Some(None)`: the row is deleted.
 pub type Lookup<'a> = Option<Option<&'a [u8]>>;
 
-/// Bytes that were added and freed when a row was set.
+/// Returns the bytes that were added and freed when a row was set.
 fn sizes(key: &[u8], value: Option<&[u8]>, set: Set) -> (usize, usize) {
     let size = key.len() + value.map_or(0, <[u8]>::len) + ROW_OVERHEAD;
     (if set.kept { size } else { 0 }, set.before.map_or(0, |bytes| bytes + ROW_OVERHEAD))
 }
 
-/// The hash of a meta row's key in its table.
+/// Returns the hash of a meta row's key in its table.
 fn hash_of_meta(key: &[u8]) -> u64 {
     match Row::parse(key) {
         Some(Row::Meta { hash48, .. }) => table_hash(hash48),
@@ -98,7 +98,7 @@ impl Pending {
         self.rows
     }
 
-    /// Bytes of memory it takes, about.
+    /// Returns the approximate bytes of memory of the map.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -107,7 +107,7 @@ impl Pending {
         self.last_lsn
     }
 
-    /// How many operations became these rows: what a start would have to replay.
+    /// Returns the number of operations in these rows, which a start would have to replay.
     pub fn ops(&self) -> u64 {
         self.ops
     }
@@ -118,13 +118,13 @@ impl Pending {
         self.ops += ops as u64;
     }
 
-    /// Puts (`Some`) or deletes (`None`) a row. Keys that are none of ours are ignored. One that is
+    /// Puts (`Some`) or deletes (`None`) a row. Unknown kinds of keys are ignored. A row that is
     /// `new`, as neither the engine nor an older map has it, is forgotten when it is deleted.
     pub fn set(&mut self, key: &[u8], value: Option<&[u8]>, new: bool) {
         self.set_in(key, value, new, None);
     }
 
-    /// The same for a value that lies in `memory`, which an element's row may keep.
+    /// Like [`set`](Self::set), for a value that lies in `memory`, which an element's row may keep.
     pub(crate) fn set_in(
         &mut self,
         key: &[u8],
@@ -164,7 +164,7 @@ impl Pending {
         self.bytes = self.bytes + added - freed;
     }
 
-    /// Touches the rows that [`Pending::set`] will replace, up to `TOGETHER`.
+    /// Prefetches the rows that [`Pending::set`] will replace, up to `TOGETHER`.
     pub fn warm<'a>(&self, keys: impl Iterator<Item = &'a [u8]>) {
         let places = keys.filter_map(|key| match Row::parse(key)? {
             Row::Meta { generation, slot, hash48, .. } => {
@@ -188,7 +188,7 @@ impl Pending {
         }
     }
 
-    /// The libraries of functions that were put (`Some`) or deleted.
+    /// Returns the libraries of functions that were put (`Some`) or deleted.
     pub fn libraries(&self) -> impl Iterator<Item = (&[u8], Option<&[u8]>)> {
         self.libraries.iter().map(|(name, value)| (&**name, value.as_deref()))
     }
@@ -228,7 +228,7 @@ impl Pending {
         self.count(set, added, freed);
     }
 
-    /// The pending meta row of a key.
+    /// Returns the pending meta row of a key.
     pub fn meta(&self, generation: u32, at: KeyHash, key: &[u8]) -> Lookup<'_> {
         let table = &self.meta.get(&generation)?[sub_table(at.slot)];
         if table.is_empty() {
@@ -240,12 +240,12 @@ impl Pending {
         table.at(row).map(PendingRow::value)
     }
 
-    /// The pending row of an element.
+    /// Returns the pending row of an element.
     pub fn element(&self, version: u64, element: &[u8]) -> Lookup<'_> {
         Some(self.elements.get(&version)?.rows.get(element)?.value())
     }
 
-    /// The pending element rows of a version in a range of element keys, in order.
+    /// Returns the pending element rows of a version in a range of element keys, in order.
     pub fn elements_in(
         &self,
         version: u64,
@@ -262,8 +262,9 @@ impl Pending {
         rows.map(|row| (row.key(), row.value()))
     }
 
-    /// The first meta rows of a generation from `from` on, in order: at least `limit` of them, or
-    /// all (then the second value is false). A row is its key and, unless deleted, its value.
+    /// Returns the first meta rows of a generation from `from` on, in order: at least `limit` of
+    /// them, or all (then the second value is false). A row is its key and, unless deleted, its
+    /// value.
     #[allow(clippy::type_complexity, reason = "rows and whether there are more")]
     pub fn meta_from(
         &self,
@@ -295,24 +296,24 @@ impl Pending {
         (out.into_iter().map(copy).collect(), more)
     }
 
-    /// Expiry index rows in a range of their keys, put or deleted.
+    /// Returns expiry index rows in a range of their keys; true if put, false if deleted.
     pub fn times_in(&self, range: &Range<Vec<u8>>) -> impl Iterator<Item = (&[u8], bool)> {
         let bounds =
             (Bound::Included(&*range.start), Bound::Excluded(&**(&range.end).max(&range.start)));
         self.others.range::<[u8], _>(bounds).map(|(key, mark)| (&**key, mark.put))
     }
 
-    /// A generation is dead. Its meta rows become deletes when they are handed over, and so leave
-    /// nothing stale in the engine: what the sweep finds there must be the last word on a version,
-    /// which may have moved to another database meanwhile.
+    /// Marks a generation as dead. At the hand-over its meta rows become deletes, so that no stale
+    /// one stays in the engine: the sweep must find there the last state of a version, which may
+    /// have moved to another database meanwhile.
     pub fn drop_generation(&mut self, generation: u32) {
         if self.meta.contains_key(&generation) {
             self.dead.insert(generation);
         }
     }
 
-    /// What the meta rows of dead generations leave behind: dead versions and deletes in the
-    /// expiry index, and the versions that died.
+    /// Returns the rows that the meta rows of dead generations leave behind (dead versions and
+    /// deletes in the expiry index), and the dead versions.
     fn remains(&self) -> (BTreeMap<Vec<u8>, bool>, HashSet<u64>) {
         let (mut rows, mut versions) = (BTreeMap::new(), HashSet::new());
         let tables = self.dead.iter().filter_map(|generation| self.meta.get(generation));
@@ -336,7 +337,7 @@ impl Pending {
         (rows, versions)
     }
 
-    /// Takes the same time however many there are.
+    /// Drops all rows of a version, in constant time.
     fn drop_elements(&mut self, version: u64) {
         let Some(group) = self.elements.remove(&version) else { return };
         self.rows -= group.rows.len();
@@ -352,8 +353,8 @@ impl Pending {
         self.rows -= rows;
     }
 
-    /// Every row as the engine takes it, by kind, sorted, in batches of at least `size` rows,
-    /// which `emit` is given one by one.
+    /// Passes every row to `emit` in the form that the engine takes, by kind, sorted, in batches of
+    /// at least `size` rows.
     pub fn each_batch(&self, size: usize, emit: &mut dyn FnMut(Batch)) {
         let mut batches = Batches::new(size, emit);
         let (remains, dead_versions) = self.remains();
@@ -392,8 +393,8 @@ impl Pending {
     }
 }
 
-/// Makes batches of rows. Keys and small values lie one behind the other in pieces of memory: an
-/// allocation for each would take longer than the copy.
+/// Builds batches of rows. Keys and small values are copied one after the other into shared pieces
+/// of memory: an allocation for each would take longer than the copy.
 struct Batches<'a> {
     size: usize,
     emit: &'a mut dyn FnMut(Batch),
@@ -402,14 +403,15 @@ struct Batches<'a> {
 }
 
 impl<'a> Batches<'a> {
-    /// Bytes of a piece. It lives as long as anything in it: the engine keeps two keys of each file.
+    /// Bytes of a piece. A piece lives as long as any row in it: the engine keeps two keys of each
+    /// file.
     const PIECE: usize = 64 << 10;
 
     fn new(size: usize, emit: &'a mut dyn FnMut(Batch)) -> Self {
         Self { size, emit, batch: Vec::with_capacity(size), piece: BytesMut::new() }
     }
 
-    /// The row's value, in a piece if it is small.
+    /// Returns the row's value, in a piece if it is small.
     fn value(&mut self, row: &PendingRow) -> Option<Bytes> {
         row.shared_value().or_else(|| row.value().map(|value| self.copy(&[value])))
     }

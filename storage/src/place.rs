@@ -44,7 +44,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// The place that a URL names: `file:///path` or a path, `s3://bucket/prefix`,
+    /// Returns the place that a URL names: `file:///path` or a path, `s3://bucket/prefix`,
     /// `gs://bucket/prefix`, `az://container/prefix`, or `memory:`, a new store each time. Nothing
     /// is created or asked for.
     ///
@@ -86,7 +86,7 @@ impl Place {
         }
     }
 
-    /// A local directory, which need not be there. What is written there is durable.
+    /// Creates a local directory, which need not be there. What is written there is durable.
     pub fn local(dir: impl Into<PathBuf>) -> Result<Self> {
         let dir = dir.into();
         if dir.as_os_str().is_empty() {
@@ -101,7 +101,7 @@ impl Place {
         Ok(Self { store, root, dir: Some(dir), url: shown, requests, shared: None })
     }
 
-    /// A prefix in a store that is open already, shown as `url`.
+    /// Creates a prefix in a store that is open already, shown as `url`.
     pub fn within(store: Arc<dyn ObjectStore>, root: Path, url: impl Into<String>) -> Self {
         let requests = Arc::<Requests>::default();
         let store = Arc::new(Metered { inner: store, requests: requests.clone() });
@@ -119,7 +119,7 @@ impl Place {
         Ok(Self { store: shared.clone(), shared: Some(shared), ..self.clone() })
     }
 
-    /// Whether a file is one of the parent's.
+    /// Returns true if a file is one of the parent's.
     pub(crate) fn shares(&self, location: &Path) -> bool {
         self.shared.as_ref().is_some_and(|shared| shared.of_parent(location).is_some())
     }
@@ -130,8 +130,8 @@ impl Place {
         shared.release(self).await.with_context(|| format!("releasing what {self} has shared"))
     }
 
-    /// A place in memory in which files of this one are seen under other paths, with their sizes. What
-    /// is written there changes nothing here.
+    /// Creates a place in memory in which files of this one are seen under other paths, with their
+    /// sizes. What is written there changes nothing here.
     pub(crate) fn in_memory(&self, files: BTreeMap<Path, (Path, u64)>) -> Self {
         let store = Arc::new(Shared::in_memory(self.store.clone(), files));
         let url = format!("{}, seen in memory", self.url);
@@ -144,7 +144,7 @@ impl Place {
         Self { store, root: Path::default(), ..self.clone() }
     }
 
-    /// The store. Paths in it begin with [`root`](Self::root).
+    /// Returns the store. Paths in it begin with [`root`](Self::root).
     pub fn store(&self) -> Arc<dyn ObjectStore> {
         self.store.clone()
     }
@@ -158,18 +158,18 @@ impl Place {
         &self.root
     }
 
-    /// The directory, when it is a local one.
+    /// Returns the directory, when it is a local one.
     pub fn dir(&self) -> Option<&std::path::Path> {
         self.dir.as_deref()
     }
 
-    /// The path of an object or prefix here; `name` may have several parts.
+    /// Returns the path of an object or prefix here; `name` may have several parts.
     pub fn path(&self, name: &str) -> Path {
         let parts = name.split('/').filter(|part| !part.is_empty());
         parts.fold(self.root.clone(), Path::join)
     }
 
-    /// The place beside this one whose name goes on with `suffix`.
+    /// Returns the place beside this one whose name goes on with `suffix`.
     #[must_use]
     pub fn beside(&self, suffix: &str) -> Self {
         let dir = self.dir.as_ref().map(|dir| {
@@ -187,7 +187,7 @@ impl Place {
         }
     }
 
-    /// Whether an object can be copied from here to there by the store itself.
+    /// Returns true if an object can be copied from here to there by the store itself.
     pub fn is_in_store_of(&self, other: &Self) -> bool {
         let is_same_bucket = || self.bucket().is_some_and(|bucket| Some(bucket) == other.bucket());
         self.dir.is_none() && (Arc::ptr_eq(&self.requests, &other.requests) || is_same_bucket())
@@ -200,7 +200,7 @@ impl Place {
         Some(&self.url[..scheme.len() + 3 + end])
     }
 
-    /// The place below this one; `name` may have several parts.
+    /// Returns the place below this one; `name` may have several parts.
     #[must_use]
     pub fn join(&self, name: &str) -> Self {
         Self {
@@ -220,14 +220,14 @@ impl fmt::Display for Place {
     }
 }
 
-/// The scheme of a URL and what follows it; none if it is a path.
+/// Returns the scheme of a URL and what follows it; none if it is a path.
 fn split_scheme(url: &str) -> Option<(&str, &str)> {
     let (scheme, rest) = url.split_once(':')?;
     let is_scheme = scheme.len() > 1 && scheme.bytes().all(|b| b.is_ascii_alphanumeric());
     (is_scheme && (scheme == "memory" || rest.starts_with('/'))).then_some((scheme, rest))
 }
 
-/// The path in a `file:` URL.
+/// Returns the path in a `file:` URL.
 fn file_path<'a>(url: &str, rest: &'a str) -> Result<&'a str> {
     let path = rest.strip_prefix("//localhost").or_else(|| rest.strip_prefix("//"));
     let path = path.unwrap_or(rest);

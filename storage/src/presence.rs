@@ -1,18 +1,18 @@
-//! Which keys a shard may have: a filter in memory that is asked before the engine is.
+//! The filter of a shard's keys: it is in memory, and asked before the engine is.
 //!
-//! A key that is not in the hot tier may be on disk. To find out that it is not takes the engine a
-//! look at the filter of each of its files, on another thread, while the command waits. This filter
-//! knows all keys of a shard, so that a new key costs a few cache misses, where the command runs.
+//! A key that is not in the hot tier may be on disk. To establish its absence, the engine asks the
+//! filter of each of its files, on another thread, while the command waits. This filter knows all
+//! keys of a shard, so that a new key costs a few cache misses on the command's own thread.
 //!
-//! It holds every key that exists, and some that do not (any more): what is said to be absent is
-//! absent. Keys enter when the record that creates them is merged; those that were there before the
-//! filter enter by a scan of the engine ([`Presence::scan`]), and until that is over it is not asked.
-//! Keys cannot leave: when most of them are gone it is made anew.
+//! It holds every key that exists and some that do not (any more): a key that it reports absent is
+//! absent. Keys enter when the record that creates them is merged; keys that are older than the
+//! filter enter by a scan of the engine ([`Presence::scan`]), and until that ends the filter is not
+//! asked. Keys cannot leave: when most of them are gone the filter is rebuilt.
 //!
 //! It is a split block Bloom filter (Putze, Sanders, Singler: "Cache-, Hash- and Space-Efficient
 //! Bloom Filters"; with the salts of Parquet's): a key is eight bits in one block of 32 bytes. It
-//! grows by layers, each about twice the one before; beyond its bound the last one fills up, and
-//! lets more and more keys pass.
+//! grows by layers, each about twice the one before. At its memory bound the last layer fills up,
+//! and its rate of false positives rises.
 
 use crate::encoding::{Row, get_varint, put_varint, row};
 use crate::engine::{Engine, prefix_range};
@@ -28,13 +28,13 @@ const WORDS: usize = 8;
 
 const BLOCK_BYTES: usize = 4 * WORDS;
 
-/// Bits for each key, so that of absent ones about one in 150 passes a layer.
+/// Bits for each key: about one in 150 absent keys passes a layer.
 const BITS_PER_KEY: u64 = 12;
 
 /// Keys of the smallest layer.
 const LEAST_KEYS: u64 = 1 << 16;
 
-/// Layers at most; the last one would have more keys than fit into any memory.
+/// Bound of layers; the last one would have more keys than fit into any memory.
 const MAX_LAYERS: usize = 32;
 
 /// Odd numbers that choose a bit of each word.
@@ -49,19 +49,18 @@ const SALTS: [u32; WORDS] = [
     0x5c6b_fb31,
 ];
 
-/// The version of the algorithm, in the rows that keep a filter over a stop.
+/// The version of the algorithm, in the rows that store a filter over a restart.
 const VERSION: u8 = 1;
 
-/// Bytes of a filter in one row.
+/// Bytes of a filter that one row stores.
 const ROW_BYTES: usize = 256 << 10;
 
-/// For how long a scan reads on from one snapshot of the engine, and which part of the time it
-/// leaves to others.
+/// Time for which a scan reads from one snapshot of the engine, and for which it pauses then.
 const SCAN_PIECE: Duration = Duration::from_millis(20);
 
 struct Layer {
     words: Box<[AtomicU32]>,
-    /// Keys that it is meant for.
+    /// Number of keys for which the layer is sized.
     capacity: u64,
     keys: AtomicU64,
 }
@@ -101,12 +100,12 @@ impl Layer {
     }
 }
 
-/// One bit for each word of a block.
+/// Returns one bit for each word of a block.
 fn bits(hash: u64) -> impl Iterator<Item = u32> {
     SALTS.iter().map(move |salt| 1 << ((hash as u32).wrapping_mul(*salt) >> 27))
 }
 
-/// Words without a bit: of a large layer the system gives the memory when it is first written to.
+/// Returns zeroed words: the system gives a large layer its memory on first write.
 fn zeros(words: usize) -> Box<[AtomicU32]> {
     let words = Box::<[AtomicU32]>::new_zeroed_slice(words);
     // SAFETY: an `AtomicU32` of zero bytes is the number 0.
@@ -121,7 +120,7 @@ fn mix(generation: u32, hash48: u64) -> u64 {
     h ^ h >> 31
 }
 
-/// See the module's description. One thread asks and inserts, another may insert.
+/// See the module's description. One thread asks and inserts, another one may insert.
 pub struct Presence {
     layers: [OnceLock<Layer>; MAX_LAYERS],
     max_bytes: usize,
@@ -134,7 +133,7 @@ impl std::fmt::Debug for Presence {
 }
 
 impl Presence {
-    /// A filter of no keys, with room for `keys`; it takes `max_bytes`, about.
+    /// Creates a filter without keys, with room for `keys`; it takes at most about `max_bytes`.
     pub fn new(keys: u64, max_bytes: usize) -> Self {
         let most = max_bytes as u64 * 8 / BITS_PER_KEY;
         let this = Self { layers: [const { OnceLock::new() }; MAX_LAYERS], max_bytes };
@@ -146,13 +145,13 @@ impl Presence {
         self.layers.iter().map_while(OnceLock::get)
     }
 
-    /// Whether a key may be there; if not, it is not.
+    /// Returns true if a key may exist; false if it does not.
     pub fn may_hold(&self, generation: u32, hash48: u64) -> bool {
         let hash = mix(generation, hash48);
         self.layers().any(|layer| layer.holds(hash))
     }
 
-    /// A key is there.
+    /// Inserts a key.
     pub fn insert(&self, generation: u32, hash48: u64) {
         let hash = mix(generation, hash48);
         let mut last = None;
@@ -168,7 +167,7 @@ impl Presence {
         }
     }
 
-    /// A further layer, unless it would not be worth what is left of the memory.
+    /// Adds a layer, unless the rest of the memory is too small to be worth it.
     fn grow(&self) -> Option<&Layer> {
         let last = self.layers().last()?;
         let left = self.max_bytes.saturating_sub(self.bytes()) as u64 * 8 / BITS_PER_KEY;
@@ -177,23 +176,24 @@ impl Presence {
         (2 * keys >= last.capacity).then(|| place.get_or_init(|| Layer::new(keys)))
     }
 
-    /// Keys that have entered, about.
+    /// Returns the approximate number of inserted keys.
     pub fn keys(&self) -> u64 {
         self.layers().map(|layer| layer.keys.load(Ordering::Relaxed)).sum()
     }
 
-    /// Bytes of memory.
+    /// Returns the bytes of memory of the filter.
     pub fn bytes(&self) -> usize {
         self.layers().map(Layer::bytes).sum()
     }
 
-    /// Whether it would be much smaller, or much better, if it were made anew for so many keys.
+    /// Returns true if the filter would be much smaller, or much more precise, if it were rebuilt
+    /// for so many keys.
     pub fn is_outgrown(&self, keys: u64) -> bool {
         self.keys() > LEAST_KEYS + 2 * keys
     }
 
-    /// Takes the keys in that an engine has, but for those of dead generations. It takes about half
-    /// of a thread's time.
+    /// Inserts the keys of an engine, except those of dead generations. Takes about half of a
+    /// thread's time.
     pub async fn scan(&self, engine: &Engine, dead: &BTreeSet<u32>) -> Result<()> {
         let mut range = prefix_range(&[row::META]);
         loop {
@@ -225,7 +225,7 @@ impl Presence {
 pub(crate) type Piece = (u8, u16, Vec<u8>);
 
 impl Presence {
-    /// What keeps it over a stop. It must not grow meanwhile.
+    /// Returns the pieces that store the filter over a restart. The filter must not grow meanwhile.
     pub(crate) fn pieces(&self) -> impl Iterator<Item = Piece> + '_ {
         let layers = self.layers().count() as u8;
         (0u8..).zip(self.layers()).flat_map(move |(n, layer)| {
@@ -241,7 +241,7 @@ impl Presence {
         })
     }
 
-    /// The filter that was kept. `None`: it is not whole, or of another version.
+    /// Restores a stored filter. `None`: pieces are missing, or it is of another version.
     pub(crate) fn from_pieces(pieces: &[Piece], max_bytes: usize) -> Option<Self> {
         let this = Self { layers: [const { OnceLock::new() }; MAX_LAYERS], max_bytes };
         let layers = *pieces.first()?.2.get(1)?;
@@ -301,7 +301,7 @@ mod tests {
     fn every_key_is_found_and_few_others() {
         let presence = filled(0..1_000_000, ROOMY);
         assert_eq!(passing(&presence, 1, 0..1_000_000), 1_000_000);
-        // Five layers; and those of another generation are others.
+        // Five layers; keys of another generation are distinct.
         let (others, generation) =
             (passing(&presence, 1, 2_000_000..2_100_000), passing(&presence, 2, 0..100_000));
         assert!(others < 3000 && generation < 3000, "{others}, {generation}");

@@ -1,11 +1,11 @@
-//! Frees the memory of large values on a thread of its own: whoever deletes ten million elements
-//! does not wait until they are gone.
+//! Frees the memory of large values on a thread of its own, so that a command which deletes ten
+//! million elements does not wait for it.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::OnceLock;
 use std::sync::mpsc::{SyncSender, sync_channel};
 
-/// Values that may wait to be freed; further ones are freed where they are dropped.
+/// Bound of values that wait to be freed; further values are freed where they are dropped.
 const WAITING: usize = 64;
 
 /// Parts of fewer elements than this are freed where they are dropped.
@@ -13,11 +13,11 @@ const SMALL: usize = 4096;
 
 /// The parts of a value.
 pub(crate) trait Parts: Default + Send + 'static {
-    /// How many allocations, about.
+    /// Returns the approximate number of allocations.
     fn parts(&self) -> usize;
 }
 
-/// Something that is freed in the background if it is large.
+/// A value that is freed in the background if it is large.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Reclaimed<T: Parts>(pub(crate) T);
 
@@ -38,7 +38,7 @@ impl<T: Parts> DerefMut for Reclaimed<T> {
 impl<T: Parts> Drop for Reclaimed<T> {
     fn drop(&mut self) {
         if self.0.parts() >= SMALL {
-            // If there is no room it is dropped right here.
+            // If the queue is full the value is dropped right here.
             let _ = thread().as_ref().map(|to| to.try_send(Box::new(std::mem::take(&mut self.0))));
         }
     }

@@ -1,14 +1,15 @@
-//! Opening the engine of a shard again while the server goes on.
+//! Reopens the engine of a shard while the server runs.
 //!
-//! An engine that closes itself loses what it has not flushed: rows of maps that were handed over,
-//! and are in memory no more. The journal has them. So a new engine is opened in the same place, and
-//! given the records behind its `applied`, up to the last cut that the old one had taken whole; only
-//! then it takes the old one's place. What is in memory (the shard's maps, its counters, decoded
-//! values) is as true as before: the new engine knows all that the old one was known to have. A
-//! map that the old one had taken in part is kept, read before the engine, and handed over again.
+//! An engine that closes itself loses the rows that it has not flushed: rows of maps that were
+//! handed over and are not in memory any more. The journal has them. So a new engine is opened in
+//! the same place, and given the records behind its `applied`, up to the last cut that the old one
+//! had taken whole; only then it replaces the old one. The data in memory (the shard's maps, its
+//! counters, decoded values) stays valid: the new engine has all rows that the old one was known to
+//! have. A map that the old one had taken in part is kept, read before the engine, and handed over
+//! again.
 //!
-//! Nobody hands over, sweeps or takes a checkpoint meanwhile: reopening has the engine's turn. Reads
-//! that need the engine end with an error.
+//! No hand-over, sweep or checkpoint runs meanwhile: reopening has the engine's turn. Reads that
+//! need the engine end with an error.
 
 use crate::commit::split_body;
 use crate::control::{Control, Generations};
@@ -23,42 +24,43 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
 
-/// Bytes of rows from the journal that are handed over together.
+/// Bytes of journal rows that are handed over in one piece.
 const PIECE_BYTES: usize = 8 << 20;
 
-/// Pieces that are made ready while one is written.
+/// Pieces that are prepared while one is written.
 const PIECES_AHEAD: usize = 1;
 
-/// How long the closing of what is left of the old engine may take.
+/// Time limit for closing the old engine.
 const CLOSING: Duration = Duration::from_secs(5);
 
-/// What is to be opened again, as the shard has it.
+/// State of a shard whose engine is to be reopened.
 pub struct Reopen {
     pub(crate) shard: u16,
     pub(crate) engine: Engine,
     pub(crate) journal: Arc<dyn Journal>,
     /// The greatest lsn that is known to be flushed.
     pub(crate) flushed: Lsn,
-    /// Every record up to here was in the old engine.
+    /// Every record up to this lsn was in the old engine.
     pub(crate) handed: Lsn,
     pub(crate) epoch: u64,
 }
 
-/// What an engine that was opened again has.
+/// State of an engine that was reopened.
 #[derive(Debug)]
 pub struct Reopened {
-    /// What its files have.
+    /// Greatest lsn in its files.
     pub(crate) flushed: Lsn,
-    /// Up to here it was given all records, in the last batch under `seq`. `None`: its files have them.
+    /// The lsn up to which it was given all records, and the sequence number of the last batch.
+    /// `None`: its files have them all.
     pub(crate) handed: Option<(Lsn, u64)>,
-    /// Operations that it was given.
+    /// Number of operations that it was given.
     pub(crate) ops: u64,
-    /// Records that it was given.
+    /// Number of records that it was given.
     pub records: u64,
     pub(crate) generations: Generations,
 }
 
-/// Keeps the journal's records as long as it lives.
+/// A hold that keeps records in the journal as long as it lives.
 struct Held {
     journal: Arc<dyn Journal>,
     id: HoldId,
@@ -71,21 +73,22 @@ impl Drop for Held {
 }
 
 impl Reopen {
-    /// Opens the engine again, and has it used. Must run on the background runtime.
+    /// Opens a new engine and replaces the old one with it. Must run on the background runtime.
     ///
     /// # Errors
-    /// If it cannot be opened, or is not what was there before. The old one stays, and it may be tried
-    /// again.
+    /// If the engine cannot be opened, or lacks data that was there before. The old one stays, and
+    /// the call may be repeated.
     pub async fn run(self) -> Result<Reopened> {
         if self.engine.closed() == Some(Closed::Fenced) {
             bail!("another process has opened it: only a restart helps");
         }
         let mut turn = self.engine.turn().await;
-        // What the new engine has not flushed must stay in the journal until it is given that.
+        // Records that the new engine has not flushed must stay in the journal until it was given
+        // them.
         let id = self.journal.hold(self.flushed + 1, u64::MAX);
         let held = Held { journal: self.journal.clone(), id };
         let old = self.engine.clone();
-        // It has failed: how it ends does not matter, but its tasks are to end.
+        // The old engine has failed: errors of its closing do not matter, but its tasks must end.
         let _ = tokio::time::timeout(CLOSING, old.close()).await;
         let engine = self.engine.open_again().await?;
         let rows = engine.scan(prefix_range(&[row::CONTROL]), usize::MAX).await?;
@@ -115,7 +118,7 @@ impl Reopen {
         Ok(reopened)
     }
 
-    /// Gives an engine the records that it lacks of those that the old one had.
+    /// Gives an engine the records of the old one that it lacks.
     async fn give(
         &self,
         engine: &Engine,
@@ -155,10 +158,10 @@ impl Reopen {
     }
 }
 
-/// Makes cuts of the journal's records.
+/// Builds cuts from journal records.
 struct Replay {
     shard: Shard,
-    /// What the engine has rows of already.
+    /// Greatest lsn of rows that the engine has already.
     reaches: Lsn,
     ready: mpsc::Sender<Arc<Cut>>,
     records: u64,
@@ -181,7 +184,7 @@ impl Replay {
         Ok(())
     }
 
-    /// Everything up to `lsn` is taken in: it is to be written.
+    /// Emits everything up to `lsn` as a cut to write.
     fn cut(&mut self, lsn: Lsn) -> io::Result<()> {
         self.shard.cut(lsn, 0);
         let taken = self.shard.take_cut(None);

@@ -7,16 +7,16 @@ use crate::slot::{Layout, SLOTS};
 use anyhow::Result;
 use std::collections::BTreeMap;
 
-/// Bits of the hash in a place's number.
+/// Bits of the hash in a cursor's number.
 const HASH_BITS: u32 = 48;
 
 /// Bits of a cursor: those of a slot and of the hash.
 const CURSOR_BITS: u32 = SLOTS.trailing_zeros() + HASH_BITS;
 
-/// Length of the head of a meta row's key: what SCAN's cursor can tell apart.
+/// Length of the head of a meta row's key: SCAN's cursor tells only heads apart.
 const HEAD: usize = 13;
 
-/// A place in the keyspace's order: by slot, then by the 48-bit keyed hash of the key.
+/// A position in the order of the keyspace: by slot, then by the 48-bit keyed hash of the key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Cursor {
     pub slot: u16,
@@ -24,11 +24,11 @@ pub struct Cursor {
 }
 
 impl Cursor {
-    /// Where the keyspace begins.
+    /// The beginning of the keyspace.
     pub const START: Self = Self { slot: 0, hash48: 0 };
 
-    /// The cursor as SCAN shows it: slot and hash in 62 bits, encrypted. 0 is the start, and the
-    /// place behind the last slot.
+    /// Returns the cursor's number for SCAN: slot and hash in 62 bits, encrypted. 0 is the start,
+    /// and the position behind the last slot.
     pub fn number(self, layout: &Layout) -> u64 {
         if self.slot >= SLOTS {
             return 0;
@@ -36,7 +36,7 @@ impl Cursor {
         layout.cursors().seal(CURSOR_BITS, u64::from(self.slot) << HASH_BITS | self.hash48)
     }
 
-    /// The place of a number; `None` if it has more bits than a cursor.
+    /// Returns the cursor of a number; `None` if the number has too many bits.
     pub fn from_number(number: u64, layout: &Layout) -> Option<Self> {
         if number >> CURSOR_BITS != 0 {
             return None;
@@ -46,7 +46,7 @@ impl Cursor {
         Some(Self { slot, hash48: place & ((1 << HASH_BITS) - 1) })
     }
 
-    /// The place right behind.
+    /// Returns the next position.
     fn next(self) -> Self {
         if self.hash48 + 1 < 1 << HASH_BITS {
             Self { slot: self.slot, hash48: self.hash48 + 1 }
@@ -56,16 +56,16 @@ impl Cursor {
     }
 }
 
-/// A key that a scan has found.
+/// A key found by a scan.
 #[derive(Clone, Debug)]
 pub struct ScanKey {
     pub key: Box<[u8]>,
     pub type_name: &'static str,
-    /// 0: never.
+    /// 0: the key never expires.
     pub expire_at_ms: u64,
 }
 
-/// Keys of one shard; `next` is `None` when there are no more.
+/// Keys of one shard; `next` is `None` after the last ones.
 #[derive(Clone, Debug, Default)]
 pub struct ScanPage {
     pub keys: Vec<ScanKey>,
@@ -78,14 +78,14 @@ type Overlay = BTreeMap<Box<[u8]>, Option<Box<[u8]>>>;
 pub struct ScanPlan {
     engine: Engine,
     overlay: Overlay,
-    /// Rows beyond this head are left to the next page.
+    /// Rows beyond this head belong to the next page.
     horizon: Option<Vec<u8>>,
     range: std::ops::Range<Vec<u8>>,
     limit: usize,
 }
 
 impl Partition {
-    /// Plans to scan the keys of a database in one shard from a place on: about `limit` keys.
+    /// Plans to scan the keys of a database in one shard from a position on: about `limit` keys.
     pub fn plan_scan(&self, db: u32, shard: u16, from: Cursor, limit: usize) -> Option<ScanPlan> {
         let slots = self.store.layout().slots_of(shard);
         let shard = self.shards.get(&shard)?;
@@ -110,20 +110,21 @@ impl Partition {
         Some(ScanPlan { engine, overlay, horizon, range: start..end, limit: limit.max(1) })
     }
 
-    /// A pass over the expiry index of a shard begins, up to `until_ms`: from where on. What earlier
-    /// passes have handled is left out, unless rows were put there since.
+    /// Begins a pass over the expiry index of a shard up to `until_ms`, and returns the time from
+    /// which it starts. Times that earlier passes have handled are skipped, unless rows were put
+    /// there since.
     pub fn begin_due(&mut self, shard: u16, until_ms: u64) -> u64 {
         self.shards.get_mut(&shard).map_or(u64::MAX, |shard| shard.begin_due(until_ms))
     }
 
-    /// A pass that began at `from_ms` could not be ended: the next one begins there again.
+    /// Ends a pass that began at `from_ms` but did not finish: the next one begins there again.
     pub fn left_due(&mut self, shard: u16, from_ms: u64) {
         if let Some(shard) = self.shards.get_mut(&shard) {
             shard.left_due(from_ms);
         }
     }
 
-    /// Plans to find the expiry index rows up to `now_ms` of one shard, from a place on.
+    /// Plans to find the expiry index rows of one shard up to `now_ms`, from a position on.
     pub fn plan_due(
         &self,
         shard: u16,
@@ -144,7 +145,7 @@ impl Partition {
 }
 
 impl ScanPlan {
-    /// Scans; to be run on the background runtime.
+    /// Runs the scan; must run on the background runtime.
     pub async fn run(mut self) -> Result<ScanPage> {
         let mut rows = self.engine.scan(self.range.clone(), self.limit).await?;
         if rows.len() == self.limit
@@ -188,27 +189,27 @@ pub struct Due {
     pub generation: u32,
     pub key: Box<[u8]>,
     pub at_ms: u64,
-    /// The earliest of its fields, not the key itself.
+    /// True if it is the earliest expiry of the key's fields, not that of the key.
     pub fields: bool,
 }
 
-/// A place in the expiry index.
+/// A position in the expiry index.
 #[derive(Clone, Debug)]
 pub struct DueCursor(Vec<u8>);
 
 impl DueCursor {
-    /// Before what expires at a time.
+    /// Returns the position before all expiries at a time.
     pub fn at(at_ms: u64) -> Self {
         Self([&[row::TIME], &at_ms.to_be_bytes()[..]].concat())
     }
 
-    /// Right behind a row.
+    /// Returns the position right behind a row.
     fn behind(key: &[u8]) -> Self {
         Self([key, &[0]].concat())
     }
 }
 
-/// A look into the expiry index, planned on the shard's worker.
+/// A read of the expiry index, planned on the shard's worker.
 pub struct DuePlan {
     engine: Engine,
     overlay: BTreeMap<Vec<u8>, bool>,
@@ -219,8 +220,8 @@ pub struct DuePlan {
 }
 
 impl DuePlan {
-    /// Looks; to be run on the background runtime. Earliest first, and where the rest begins, if
-    /// there may be more.
+    /// Reads; must run on the background runtime. Returns the due rows, earliest first, and the
+    /// position of the rest, if there may be more.
     pub async fn run(mut self) -> Result<(Vec<Due>, Option<DueCursor>)> {
         let mut due = Vec::new();
         loop {
@@ -250,7 +251,7 @@ impl DuePlan {
         }
     }
 
-    /// What a row says, unless its database is gone.
+    /// Decodes a row; `None` if its database is gone.
     fn due(&self, key: &[u8]) -> Option<Due> {
         match Row::parse(key)? {
             Row::Time { at_ms, generation, fields, key, .. } if self.live.contains(&generation) => {

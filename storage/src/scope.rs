@@ -1,30 +1,30 @@
-//! Which keys a command may ask for. One that asks only for keys it has declared may ask for any;
-//! where the keys follow from data, the others must be locked for it first.
+//! The keys that a command may ask for. A command that asks only for declared keys may ask for any;
+//! if its keys follow from data, the undeclared ones must be locked for it first.
 
 use crate::need::Key;
 use crate::slot::KeyHash;
 use crate::store::Store;
 use std::collections::BTreeSet;
 
-/// Which keys a command may ask for: any other counts as missing.
+/// The keys that a command may ask for: any other key counts as missing.
 #[derive(Clone, Debug, Default)]
 pub enum Scope {
-    /// Every key: it asks only for keys that it has declared.
+    /// Every key, for a command that asks only for keys it has declared.
     #[default]
     All,
-    /// Those of the store's own shards, while nobody has locked any.
+    /// Keys of the store's own shards, while none is locked.
     Own,
-    /// These.
+    /// These keys.
     Keys(BTreeSet<Key>),
 }
 
 impl Store {
-    /// Sets what the command that has begun may ask for.
+    /// Sets the scope of the command that has begun.
     pub fn confine(&mut self, scope: Scope) {
         self.scope = scope;
     }
 
-    /// Whether the command may ask for a key.
+    /// Returns true if the command may ask for a key.
     #[inline]
     pub(crate) fn allows(&self, db: u32, at: KeyHash, key: &[u8]) -> bool {
         match &self.scope {
@@ -42,7 +42,7 @@ pub(crate) mod tests {
     use crate::store::{Fault, Versions};
     use std::sync::Arc;
 
-    /// A store of two databases, all of it in memory.
+    /// Returns a store of two databases, all of it in memory.
     pub(crate) fn store() -> Store {
         let layout = Arc::new(Layout { shards: 2, seed: 1 });
         let mut store = Store::new(layout, Arc::new(Versions::new(1)), &[1, 2], false);

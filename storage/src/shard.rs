@@ -1,8 +1,8 @@
-//! One shard: its engine, and the maps of pending rows on their way there.
+//! One shard: its engine, and the maps of pending rows on their way to it.
 //!
-//! Rows gather in the current map. When a hand-over is due the map is *cut* at an lsn and a new
-//! one begins: what was committed up to the cut belongs to the old map, even if it arrives late
-//! (a coordinator that was granted entries before the cut may apply its record after it). Once all
+//! Rows gather in the current map. When a hand-over is due the map is *cut* at an lsn and a new one
+//! begins: records committed up to the cut belong to the old map, even if they arrive late (a
+//! coordinator that was granted entries before the cut may apply its record after it). Once all
 //! such grants have ended the map is handed over by [`crate::materialise`], and lives until its
 //! rows are in the engine.
 
@@ -20,44 +20,44 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// A map that was cut off, with what the engine must know once it has its rows.
+/// A map that was cut off, with the control data for the engine that takes it.
 #[derive(Debug)]
 pub struct Cut {
     pub pending: Pending,
-    /// Every record of this shard up to here is in the engine or in `pending`.
+    /// Every record of this shard up to this lsn is in the engine or in `pending`.
     pub lsn: Lsn,
-    /// None of the engine's rows is of a later record once it has those of `pending`.
+    /// With the rows of `pending`, the engine has no row of a later record than this.
     pub reaches: Lsn,
     pub epoch: u64,
     pub generations: Generations,
     pub counters: Counters,
 }
 
-/// A cut that late records may still belong to.
+/// A cut to which late records may still be added.
 #[derive(Debug)]
 struct Closing {
     cut: Cut,
-    /// Holds up to this one may bring records of before the cut.
+    /// Holds up to this one may bring records from before the cut.
     until_hold: u64,
 }
 
-/// A map that the engine has.
+/// A map that was handed over to the engine.
 #[derive(Debug)]
 struct HandedOver {
-    /// Every record up to here is in the engine.
+    /// Every record up to this lsn is in the engine.
     applied: Lsn,
     /// The engine's sequence number of the last batch.
     seq: u64,
-    /// What a start replays as long as it is not flushed.
+    /// Number of operations that a start replays until they are flushed.
     ops: u64,
     at: Instant,
 }
 
-/// A filter of keys that does not have all of them yet.
+/// A filter of keys that is not complete yet.
 #[derive(Debug)]
 struct Making {
     presence: Arc<Presence>,
-    /// Of what was merged up to here, only the engine can tell.
+    /// Records up to this lsn are known to the engine only.
     since: Lsn,
     scanning: bool,
 }
@@ -68,29 +68,29 @@ pub struct Shard {
     engine: Engine,
     epoch: u64,
     current: Pending,
-    /// When the oldest row of `current` came.
+    /// Time at which the oldest row of `current` was merged.
     since: Option<Instant>,
     closing: Option<Closing>,
     handing: Option<Arc<Cut>>,
     generations: Generations,
     counters: Counters,
-    /// Handed over and not known to be flushed.
+    /// Maps that were handed over and are not known to be flushed.
     unflushed: VecDeque<HandedOver>,
-    /// A record that could not be merged: what is in memory is not all that was committed.
+    /// The lsn of a record that could not be merged: the rows in memory are incomplete.
     broken: Option<Lsn>,
-    /// The engine is being opened again: what it has flushed is not known.
+    /// True while the engine is being reopened: its flushed lsn is unknown.
     reopening: bool,
     /// Greatest applied lsn that is flushed.
     flushed: Lsn,
     /// Greatest lsn that was merged, and that of the last cut that was handed over.
     merged: Lsn,
     handed: Lsn,
-    /// All keys, once they are known.
+    /// The filter of all keys, once it is complete.
     presence: Option<Arc<Presence>>,
     making: Option<Making>,
-    /// Bytes that a filter of keys may take.
+    /// Bound of the bytes of a filter of keys.
     presence_bytes: usize,
-    /// No row of the expiry index is earlier, but for those that somebody is deleting.
+    /// Lower bound of the times in the expiry index, except rows that a pass is deleting.
     due_from_ms: u64,
 }
 
@@ -104,7 +104,8 @@ impl std::fmt::Debug for Shard {
 }
 
 impl Shard {
-    /// A shard as its engine's control rows tell it. Its filter of keys takes `presence_bytes`.
+    /// Creates a shard from its engine's control rows. Its filter of keys takes at most
+    /// `presence_bytes`.
     pub fn new(
         id: u16,
         engine: Engine,
@@ -148,42 +149,43 @@ impl Shard {
         &self.generations
     }
 
-    /// Keys, and keys with an expiry, of a generation.
+    /// Returns the number of keys, and of keys with an expiry, of a generation.
     pub fn totals(&self, generation: u32) -> (u64, u64) {
         self.counters.totals(generation)
     }
 
-    /// Greatest lsn up to which everything is flushed in the engine.
+    /// Returns the greatest lsn up to which everything is flushed in the engine.
     pub fn flushed(&self) -> Lsn {
         self.flushed
     }
 
-    /// Bytes of pending rows in memory, about.
+    /// Returns the approximate bytes of pending rows in memory.
     pub fn pending_bytes(&self) -> usize {
         self.maps().map(Pending::bytes).sum()
     }
 
-    /// Operations of records that a start would replay.
+    /// Returns the number of operations that a start would replay.
     pub fn unflushed_ops(&self) -> u64 {
         let handed = self.unflushed.iter().map(|handed| handed.ops).sum::<u64>();
         handed + self.maps().map(Pending::ops).sum::<u64>()
     }
 
-    /// Pending rows that are not being handed over yet.
+    /// Returns the number of pending rows that are not being handed over yet.
     pub fn pending_rows(&self) -> usize {
         self.current.rows()
     }
 
     // ---- merging -----------------------------------------------------------------------------
 
-    /// Takes the rows of the journal record at `lsn` in.
+    /// Merges the rows of the journal record at `lsn`.
     pub fn merge(&mut self, lsn: Lsn, ops: &[u8]) {
         if self.merge_rows(lsn, ops, None, true) != ops.len() {
             self.fail(lsn);
         }
     }
 
-    /// The same for the operations of a round. Where they are many, rows share their memory.
+    /// Like [`merge`](Self::merge), for the operations of a round. If they are large, rows share
+    /// their memory.
     pub fn merge_sealed(&mut self, lsn: Lsn, ops: &OpWriter) {
         let (pieces, last) = ops.pieces();
         let is_whole = pieces
@@ -196,8 +198,8 @@ impl Shard {
         }
     }
 
-    /// A record of the journal cannot be understood. Nothing is handed over any more, so that the
-    /// journal keeps it, and a start that does not understand it either refuses.
+    /// Notes that a journal record cannot be decoded. No hand-over follows, so that the journal
+    /// keeps the record, and a start that cannot decode it either refuses.
     pub(crate) fn fail(&mut self, lsn: Lsn) {
         if self.broken.is_none() {
             tracing::error!(
@@ -210,26 +212,26 @@ impl Shard {
         }
     }
 
-    /// The record that could not be merged, if there is one.
+    /// Returns the record that could not be merged, if there is one.
     pub fn broken(&self) -> Option<Lsn> {
         self.broken
     }
 
-    /// The same for some operations of a record that is read from the journal at the start: how many
-    /// bytes of them were understood. Its rows, and those of records behind it, may be in the engine
-    /// already: none counts as new.
+    /// Like [`merge`](Self::merge), for some operations of a record that is replayed at the start.
+    /// Returns how many of their bytes were decoded. Its rows, and those of later records, may be
+    /// in the engine already: none counts as new.
     pub fn replay(&mut self, lsn: Lsn, ops: &[u8]) -> usize {
         self.merge_rows(lsn, ops, None, false)
     }
 
-    /// Takes rows out that were replayed, so that the engine gets them before all is replayed. What
-    /// it has then is not `applied`: a start begins where this one did.
+    /// Takes replayed rows out, to give them to the engine before the replay ends. They do not
+    /// advance `applied`: a further start begins where this one did.
     pub(crate) fn take_replayed(&mut self) -> Pending {
-        // `since` stays: a hand-over is to follow, be it of counters only.
+        // `since` stays: a hand-over must follow, even if it has only counters.
         std::mem::take(&mut self.current)
     }
 
-    /// `memory`: what `ops` lies in, if rows may keep it.
+    /// Merges operations. `memory`: the buffer that holds `ops`, if rows may keep it.
     fn merge_rows(
         &mut self,
         lsn: Lsn,
@@ -258,7 +260,7 @@ impl Shard {
         let mut touched = OpReader::new(ops);
         let mut count = 0;
         loop {
-            // The rows of some operations, all together.
+            // Prefetches the rows of some operations together.
             target.pending().warm(touched.by_ref().take(TOGETHER).filter_map(|op| op.key()));
             let applied = reader.by_ref().take(TOGETHER).map(|op| target.apply(op)).count();
             count += applied;
@@ -272,24 +274,24 @@ impl Shard {
 
     // ---- reading -----------------------------------------------------------------------------
 
-    /// The maps, newest first.
+    /// Returns the maps, newest first.
     pub(crate) fn maps(&self) -> impl Iterator<Item = &Pending> {
         let closing = self.closing.as_ref().map(|c| &c.cut.pending);
         let handing = self.handing.as_ref().map(|c| &c.pending);
         std::iter::once(&self.current).chain(closing).chain(handing)
     }
 
-    /// The newest pending meta row of a key.
+    /// Returns the newest pending meta row of a key.
     pub fn pending_meta(&self, generation: u32, at: KeyHash, key: &[u8]) -> Lookup<'_> {
         self.maps().find_map(|map| map.meta(generation, at, key))
     }
 
-    /// The newest pending row of an element.
+    /// Returns the newest pending row of an element.
     pub fn pending_element(&self, version: u64, element: &[u8]) -> Lookup<'_> {
         self.maps().find_map(|map| map.element(version, element))
     }
 
-    /// What the pending rows make of the libraries of functions.
+    /// Applies pending changes to the libraries of functions; `None` if one is damaged.
     pub fn apply_libraries(&self, libraries: &mut BTreeMap<Box<[u8]>, Library>) -> Option<()> {
         let maps: Vec<&Pending> = self.maps().collect();
         for (name, value) in maps.into_iter().rev().flat_map(Pending::libraries) {
@@ -303,7 +305,8 @@ impl Shard {
 
     // ---- handing over ------------------------------------------------------------------------
 
-    /// The lsn up to which everything was handed over: the greatest there is if nothing is pending.
+    /// Returns the lsn up to which everything was handed over: the greatest there is if nothing is
+    /// pending.
     pub fn handed(&self) -> Lsn {
         if self.has_pending() { self.handed } else { Lsn::MAX }
     }
@@ -312,12 +315,12 @@ impl Shard {
         self.since.is_some() || self.closing.is_some() || self.handing.is_some()
     }
 
-    /// Age of the oldest row in the current map.
+    /// Returns the age of the oldest row in the current map.
     pub fn age(&self) -> std::time::Duration {
         self.since.map_or_else(Default::default, |since| since.elapsed())
     }
 
-    /// Whether a cut may be made: one hand-over at a time.
+    /// Returns true if a cut may be made: one hand-over at a time.
     pub fn can_cut(&self) -> bool {
         self.closing.is_none()
             && self.handing.is_none()
@@ -325,7 +328,7 @@ impl Shard {
             && self.broken.is_none()
     }
 
-    /// Cuts the current map at `lsn`: everything of this shard up to there is merged, but for
+    /// Cuts the current map at `lsn`: everything of this shard up to there is merged, except
     /// records of holds up to `until_hold`.
     pub fn cut(&mut self, lsn: Lsn, until_hold: u64) {
         let pending = std::mem::take(&mut self.current);
@@ -341,7 +344,8 @@ impl Shard {
         self.closing = Some(Closing { cut, until_hold });
     }
 
-    /// The cut to hand over, once no open hold can add to it: `oldest` is the oldest open one.
+    /// Returns the cut to hand over, once no open hold can add to it. `oldest`: the oldest open
+    /// hold.
     pub fn take_cut(&mut self, oldest: Option<u64>) -> Option<Arc<Cut>> {
         let ready = |closing: &Closing| oldest.is_none_or(|hold| hold > closing.until_hold);
         if self.broken.is_some() || !self.closing.as_ref().is_some_and(ready) {
@@ -353,13 +357,13 @@ impl Shard {
         Some(cut)
     }
 
-    /// The cut that is being handed over.
+    /// Returns the cut that is being handed over.
     pub fn handing(&self) -> Option<Arc<Cut>> {
         self.handing.clone()
     }
 
-    /// The cut that was taken is in the engine, the last batch under `seq`. What was in memory
-    /// comes back, to be dropped elsewhere.
+    /// Notes that the cut is in the engine, its last batch under `seq`. Returns the cut, to be
+    /// dropped elsewhere.
     pub fn handed_over(&mut self, lsn: Lsn, seq: u64) -> Option<Arc<Cut>> {
         self.handed = lsn;
         let cut = self.handing.take();
@@ -368,7 +372,7 @@ impl Shard {
         cut
     }
 
-    /// Follows the engine's flushes; the new flushed lsn when it has grown.
+    /// Updates the flushed lsn from the engine, and returns it if it has grown.
     pub fn observe_flushed(&mut self) -> Option<Lsn> {
         if self.reopening {
             return None;
@@ -381,13 +385,13 @@ impl Shard {
         (self.flushed > before).then_some(self.flushed)
     }
 
-    /// Age of the oldest hand-over that is not flushed.
+    /// Returns the age of the oldest hand-over that is not flushed.
     pub fn unflushed_age(&self) -> Option<std::time::Duration> {
         self.unflushed.front().map(|handed| handed.at.elapsed())
     }
 
-    /// What it takes to open the engine again. Until [`reopened`](Self::reopened), or another try,
-    /// nothing counts as flushed.
+    /// Returns the data needed to reopen the engine. Until [`reopened`](Self::reopened), or another
+    /// try, nothing counts as flushed.
     pub(crate) fn reopen(&mut self, journal: Arc<dyn Journal>) -> Reopen {
         self.reopening = true;
         Reopen {
@@ -400,7 +404,7 @@ impl Shard {
         }
     }
 
-    /// The engine is open again.
+    /// Takes over the reopened engine's state.
     pub(crate) fn reopened(&mut self, reopened: Reopened) {
         self.reopening = false;
         self.flushed = self.flushed.max(reopened.flushed);
@@ -409,11 +413,11 @@ impl Shard {
             let (ops, at) = (reopened.ops, Instant::now());
             self.unflushed.push_back(HandedOver { applied, seq, ops, at });
         }
-        // What was swept may be there again.
+        // Swept rows may be in the engine again.
         self.generations.dead.extend(reopened.generations.dead);
     }
 
-    /// Rows of these generations are gone from the engine.
+    /// Notes that the rows of these generations are gone from the engine.
     pub fn swept(&mut self, generations: &[u32]) {
         for generation in generations {
             self.generations.dead.remove(generation);
@@ -422,28 +426,28 @@ impl Shard {
 
     // ---- expiry --------------------------------------------------------------------------------
 
-    /// Somebody is about to delete all that is due up to `until_ms`: where the index begins for them.
-    /// What is put meanwhile is for the next one.
+    /// Begins a pass that deletes the rows due up to `until_ms`, and returns the earliest time in
+    /// the index. Rows that are put meanwhile are left to the next pass.
     pub(crate) fn begin_due(&mut self, until_ms: u64) -> u64 {
         let from_ms = self.due_from_ms;
         self.due_from_ms = from_ms.max(until_ms.saturating_add(1));
         from_ms
     }
 
-    /// What is due from `from_ms` on may still be there.
+    /// Ends a pass that did not finish: rows due from `from_ms` on may still be in the index.
     pub(crate) fn left_due(&mut self, from_ms: u64) {
         self.due_from_ms = from_ms.min(self.due_from_ms);
     }
 
     // ---- which keys there are ------------------------------------------------------------------
 
-    /// The filter of all keys, once they are known.
+    /// Returns the filter of all keys, once they are known.
     pub(crate) fn presence(&self) -> Option<&Arc<Presence>> {
         self.presence.as_ref()
     }
 
-    /// Begins a filter of keys if there is none, or if most of what it holds is gone. Not if that
-    /// means to read all of a bucket.
+    /// Begins a new filter of keys if there is none, or if most of its keys are gone; not if that
+    /// means to read a whole bucket.
     fn see_to_presence(&mut self) {
         let keys = self.counters.keys();
         let outgrown = self.presence.as_ref().is_none_or(|presence| presence.is_outgrown(keys));
@@ -458,8 +462,9 @@ impl Shard {
         }
     }
 
-    /// A filter that is to take in the keys of the engine, but for those of dead generations, if
-    /// it is time: the engine has all that was merged before it began.
+    /// Begins the scan for a new filter if it is due, that is, if the engine has all rows merged
+    /// before the filter began. Returns the filter, and the dead generations, whose keys it must
+    /// skip.
     pub fn begin_scan(&mut self) -> Option<(Arc<Presence>, BTreeSet<u32>)> {
         self.see_to_presence();
         let nothing_pending = !self.has_pending();
@@ -471,7 +476,7 @@ impl Shard {
         Some((making.presence.clone(), self.generations.dead.clone()))
     }
 
-    /// The scan has ended; false: it failed, and is to be begun again.
+    /// Ends the scan; if `whole` is false it failed, and must be begun again.
     pub fn end_scan(&mut self, whole: bool) {
         if let Some(mut making) = self.making.take() {
             if whole {
@@ -484,22 +489,22 @@ impl Shard {
     }
 }
 
-/// The time of a row of the expiry index.
+/// Returns the time of a row of the expiry index.
 fn time_of(key: &[u8]) -> Option<u64> {
     let (kind, rest) = key.split_first()?;
     let at_ms = rest.first_chunk().filter(|_| *kind == row::TIME)?;
     Some(u64::from_be_bytes(*at_ms))
 }
 
-/// Where the operations of a record go.
+/// Destination of a record's operations.
 struct Target<'a> {
     generations: &'a mut Generations,
     counters: &'a mut Counters,
     current: &'a mut Pending,
     late: Option<&'a mut Cut>,
-    /// Rows that are new leave no trace when they are deleted.
+    /// True if a new row leaves no trace when it is deleted.
     trusts_new: bool,
-    /// What the operations lie in, if rows may keep it.
+    /// The buffer that holds the operations, if rows may keep it.
     memory: Option<&'a Bytes>,
     presence: Option<&'a Presence>,
     making: Option<&'a Presence>,

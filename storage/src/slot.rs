@@ -5,12 +5,13 @@ use crate::cursor::CursorCipher;
 /// Number of hash slots, as Redis Cluster has them.
 pub const SLOTS: u16 = 16384;
 
-/// Number of sub-tables the slot space is cut into in memory, so that none pauses to grow.
+/// Number of sub-tables of the slot space in memory, so that none pauses to grow.
 pub const SUB_TABLES: usize = 256;
 
 const CRC16: [u16; 256] = crc16_table();
 
-/// CRC16-XMODEM (polynomial 0x1021), as the Redis Cluster specification asks for.
+/// Builds the table of CRC16-XMODEM (polynomial 0x1021), which the Redis Cluster specification
+/// requires.
 const fn crc16_table() -> [u16; 256] {
     let mut table = [0u16; 256];
     let mut i = 0;
@@ -27,8 +28,8 @@ const fn crc16_table() -> [u16; 256] {
     table
 }
 
-/// The part of a key that decides its slot: what stands between the first `{` and the next `}`,
-/// when that is not empty; else the whole key.
+/// Returns the part of a key that decides its slot: the bytes between the first `{` and the next
+/// `}` if there are any, else the whole key.
 fn hashtag(key: &[u8]) -> &[u8] {
     let Some(open) = key.iter().position(|&b| b == b'{') else { return key };
     let rest = &key[open + 1..];
@@ -38,7 +39,7 @@ fn hashtag(key: &[u8]) -> &[u8] {
     }
 }
 
-/// The slot of a key (0–16383).
+/// Returns the slot of a key (0–16383).
 pub fn slot_of(key: &[u8]) -> u16 {
     let crc = hashtag(key)
         .iter()
@@ -46,12 +47,12 @@ pub fn slot_of(key: &[u8]) -> u16 {
     crc % SLOTS
 }
 
-/// The sub-table of a slot (0–255).
+/// Returns the sub-table of a slot (0–255).
 pub fn sub_table(slot: u16) -> usize {
     usize::from(slot) * SUB_TABLES / usize::from(SLOTS)
 }
 
-/// Where a key lives: its slot and its keyed 64-bit hash, computed once per command.
+/// Address of a key: its slot and its keyed 64-bit hash, computed once per command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyHash {
     pub slot: u16,
@@ -59,13 +60,13 @@ pub struct KeyHash {
 }
 
 impl KeyHash {
-    /// The 48 bits of the hash that rows carry and SCAN's cursor counts in.
+    /// Returns the 48 bits of the hash that rows and SCAN's cursor carry.
     pub fn hash48(self) -> u64 {
         self.hash >> 16
     }
 }
 
-/// How the slot space is cut into shards, and the seed of key hashes; fixed at creation.
+/// The division of the slot space into shards, and the seed of key hashes; fixed at creation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     pub shards: u16,
@@ -73,29 +74,29 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// The shard that owns a slot: shards are contiguous slot ranges of nearly equal size.
+    /// Returns the shard that owns a slot: shards are contiguous slot ranges of nearly equal size.
     pub fn shard_of(&self, slot: u16) -> u16 {
         (u32::from(slot) * u32::from(self.shards) / u32::from(SLOTS)) as u16
     }
 
-    /// The slots of a shard.
+    /// Returns the slots of a shard.
     pub fn slots_of(&self, shard: u16) -> std::ops::Range<u16> {
         let first =
             |s: u16| (u32::from(s) * u32::from(SLOTS)).div_ceil(u32::from(self.shards)) as u16;
         first(shard)..first(shard + 1)
     }
 
-    /// Slot and keyed hash (XXH3) of a key.
+    /// Returns slot and keyed hash (XXH3) of a key.
     pub fn key_hash(&self, key: &[u8]) -> KeyHash {
         KeyHash { slot: slot_of(key), hash: self.hash(key) }
     }
 
-    /// Turns places in the order of keyed hashes into the cursors that clients see.
+    /// Returns the cipher that turns positions in the order of keyed hashes into clients' cursors.
     pub fn cursors(&self) -> CursorCipher {
         CursorCipher::new(self.seed)
     }
 
-    /// Keyed hash of any name (key, field, member).
+    /// Returns the keyed hash of a name (key, field, member).
     pub fn hash(&self, name: &[u8]) -> u64 {
         xxhash_rust::xxh3::xxh3_64_with_seed(name, self.seed)
     }

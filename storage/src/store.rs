@@ -1,7 +1,7 @@
-//! The hot tier of one worker: decoded values of the keys it owns, and what of them is not in the
-//! journal yet.
+//! The hot tier of one worker: the decoded values of its keys, and their changes that are not in
+//! the journal yet.
 //!
-//! Commands are synchronous functions over a `Store`. What is not in memory they report as
+//! Commands are synchronous functions over a `Store`. They report data that is not in memory as
 //! [`Fault::Miss`]; the caller loads it and runs the command again from its start, so a command
 //! must ask for all it needs before it changes anything.
 //!
@@ -10,10 +10,9 @@
 //! its last write, and a reply waits for the greatest round it has seen.
 //!
 //! Rounds have odd numbers. The even number below a round is closed together with it, but cannot
-//! fail: it is the number of what the journal has already, such as the entries that come back from
-//! a coordinator. Only entries that are staged carry the number of the round itself, and they are
-//! forgotten if its record cannot be appended. So the number of a failed round is known only to
-//! those who saw it while it was open.
+//! fail: it marks data that the journal has already, such as entries that a coordinator returns.
+//! Only staged entries carry the number of the round itself, and they are forgotten if its record
+//! cannot be appended. So only readers of the open round can hold the number of a round that fails.
 
 mod databases;
 mod entry_mut;
@@ -40,7 +39,7 @@ pub struct Versions(AtomicU64);
 const VERSION_BITS: u32 = 44;
 
 impl Versions {
-    /// Versions of a journal epoch (1 to 2²⁰ − 1).
+    /// Creates the versions of a journal epoch (1 to 2²⁰ − 1).
     pub fn new(epoch: u64) -> Self {
         Self(AtomicU64::new(epoch << VERSION_BITS | 1))
     }
@@ -49,7 +48,7 @@ impl Versions {
         self.0.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// The epoch a version was given in.
+    /// Returns the epoch a version was given in.
     pub fn epoch_of(version: u64) -> u64 {
         version >> VERSION_BITS
     }
@@ -66,18 +65,18 @@ pub(crate) struct Table {
     lost: HashSet<KeyBuf>,
 }
 
-/// Buckets of a table that is too small to care for how many are used.
+/// Smallest number of buckets from which a table's load is checked before it grows.
 const FEW_BUCKETS: usize = 64;
 
-/// Elements of a collection that are in the processor's caches while it is in use.
+/// Elements up to which a collection in use is assumed to be in the processor's caches.
 const IN_CACHE: u64 = 4096;
 
-/// Keys that a table knows to be lost, at most; then it is partial.
+/// Bound of a table's lost keys; a table that loses more becomes partial.
 const MAX_LOST: usize = 1024;
 
 impl Table {
-    /// Puts an entry in whose key is not there; its bucket. Where entries come and go, buckets of
-    /// those that went stay marked; growing for their sake would leave the table half empty.
+    /// Inserts an entry whose key is not in the table and returns its bucket. Removed entries leave
+    /// marked buckets; growing the table because of them would leave it half empty.
     fn insert(&mut self, entry: Entry) -> usize {
         if self.map.len() == self.map.capacity() {
             let buckets = self.map.num_buckets();
@@ -92,13 +91,13 @@ impl Table {
         self.map.insert_unique(entry.hash, entry, |e| e.hash).bucket_index()
     }
 
-    /// Whether a key that is not in `map` may exist.
+    /// Returns true if a key that is not in `map` may exist.
     #[inline]
     fn may_exist(&self, key: &[u8]) -> bool {
         self.partial || (!self.lost.is_empty() && self.lost.contains(key))
     }
 
-    /// A key is not in `map` any more, and may exist.
+    /// Notes that a key is not in `map` any more but may exist on disk.
     fn lose(&mut self, key: &[u8]) {
         if self.partial {
             return;
@@ -110,7 +109,7 @@ impl Table {
         }
     }
 
-    /// It is known what there is of a key.
+    /// Notes that the state of a key is known.
     fn found(&mut self, key: &[u8]) {
         if !self.lost.is_empty() {
             self.lost.remove(key);
@@ -149,14 +148,14 @@ pub(crate) struct DirtyKey {
     pub(crate) key: KeyBuf,
 }
 
-/// The first round. The number below it is of entries that coordinators store before it is closed,
-/// so it is not 0: replies do not wait for that.
+/// Number of the first round. The number below it marks entries that coordinators store before that
+/// round is closed, so it is not 0: replies do not wait for 0.
 const FIRST_ROUND: u64 = 3;
 
-/// From one round to the next.
+/// Difference between the numbers of successive rounds.
 const ROUND_STEP: u64 = 2;
 
-/// What the commands of one worker did, for INFO.
+/// Counters of one worker's commands, for INFO.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct StoreStats {
     pub hits: u64,
@@ -179,28 +178,29 @@ pub struct Store {
     pub(crate) dirty: Vec<DirtyKey>,
     /// Versions whose element rows changed hands in the open round, with their slot.
     pub(crate) moved: Vec<(u16, u64)>,
-    /// In a workspace, what was in databases that were emptied, by their generations.
+    /// In a workspace, the entries of emptied databases, by the databases' generations.
     pub(crate) flushed: Vec<(u32, Entry)>,
-    /// Writers of earlier rounds, to be used again.
+    /// Writers of earlier rounds, for reuse.
     pub(crate) spare: Vec<crate::encoding::OpWriter>,
-    /// Entries that became absent, to be forgotten once their round is durable.
+    /// Keys that became absent, with their rounds, in the order of rounds. Their entries are
+    /// removed once the round is durable.
     graves: VecDeque<(u64, DirtyKey)>,
     round: u64,
-    /// Entries were dropped that showed writes of rounds up to this one.
+    /// Greatest round whose writes were shown by entries that were dropped.
     forgotten: u64,
     seen: u64,
     now_ms: u64,
     touch: bool,
-    /// Keys that have expired are not shown, and not deleted either before a command writes them.
+    /// True if expired keys are hidden but deleted only by a command that writes them.
     keeps_expired: bool,
     /// Address, length and hash of a key; the address is only compared.
     hint: Option<(usize, usize, KeyHash)>,
-    /// What the command may ask for.
+    /// Keys that the command may ask for.
     pub(crate) scope: Scope,
     unit: unit::Unit,
     /// The shards whose keys it owns; none in a workspace.
     pub(crate) own_shards: Vec<u16>,
-    /// By shard, which keys may be on disk, where that is known.
+    /// Filter of the keys on disk, by shard, where it is known.
     presence: Vec<Option<Arc<Presence>>>,
     pub(crate) memory: usize,
     pub(crate) hand: (usize, usize, usize),
@@ -211,7 +211,8 @@ pub struct Store {
 }
 
 impl Store {
-    /// A store of `generations.len()` databases. `partial`: there may be keys on disk already.
+    /// Creates a store of `generations.len()` databases. `partial`: there may be keys on disk
+    /// already.
     pub fn new(
         layout: Arc<Layout>,
         versions: Arc<Versions>,
@@ -246,15 +247,15 @@ impl Store {
         }
     }
 
-    /// A store for one multi-shard command: it knows only the entries it is lent. The generations
-    /// of the databases are those of a lender.
+    /// Creates a store for one multi-shard command: it knows only the entries it is lent. The
+    /// generations of the databases are those of a lender.
     pub fn workspace(&self, generations: &[u32]) -> Self {
         Self::new(self.layout.clone(), self.versions.clone(), generations, true)
     }
 
     // ---- per command -------------------------------------------------------------------------
 
-    /// Begins a command: its time, and whether it counts as an access (CLIENT NO-TOUCH).
+    /// Begins a command at a time; `touch`: it counts as an access (CLIENT NO-TOUCH).
     pub fn begin(&mut self, now_ms: u64, touch: bool) {
         self.now_ms = now_ms;
         self.touch = touch;
@@ -264,48 +265,48 @@ impl Store {
         self.scope = Scope::All;
     }
 
-    /// This command deletes no key for having expired, unless it writes that key.
+    /// Makes this command delete no expired key unless it writes that key.
     pub fn keep_expired(&mut self) {
         self.keeps_expired = true;
     }
 
-    /// The hash of a key that this command will ask for, computed already by the router.
+    /// Passes on the hash of a key that this command will ask for, as the router computed it.
     pub fn hint(&mut self, key: &[u8], at: KeyHash) {
         self.hint = Some((key.as_ptr().addr(), key.len(), at));
     }
 
-    /// The greatest round that the command has read from or written in: its reply shows it.
+    /// Returns the greatest round that the command has read from or written in: its reply shows it.
     pub fn seen(&self) -> u64 {
         self.seen
     }
 
-    /// The reply shows the open round.
+    /// Marks the reply as showing the open round.
     pub fn see_open_round(&mut self) {
         self.seen = self.round;
     }
 
-    /// The time of the command, in ms since the Unix epoch.
+    /// Returns the time of the command, in ms since the Unix epoch.
     pub fn now_ms(&self) -> u64 {
         self.now_ms
     }
 
-    /// Number of databases.
+    /// Returns the number of databases.
     pub fn databases(&self) -> u32 {
         self.dbs.len() as u32
     }
 
-    /// Whether a key belongs to it; a workspace has all keys.
+    /// Returns true if a key belongs to this store; all keys belong to a workspace.
     pub fn owns(&self, key: &[u8]) -> bool {
         let shard = || self.layout.shard_of(crate::slot::slot_of(key));
         self.own_shards.is_empty() || self.own_shards.contains(&shard())
     }
 
-    /// Whether nothing was ever in it.
+    /// Returns true if the store never held anything.
     pub fn is_untouched(&self) -> bool {
         self.dbs.iter().all(|db| db.tables.is_empty())
     }
 
-    /// Slots and hashes.
+    /// Returns the layout of slots and the seed of hashes.
     pub fn layout(&self) -> &Arc<Layout> {
         &self.layout
     }
@@ -319,7 +320,7 @@ impl Store {
 
     // ---- reading -----------------------------------------------------------------------------
 
-    /// A key for reading; `None` when it does not exist. Counts as a keyspace hit or miss.
+    /// Returns a key for reading; `None` when it does not exist. Counts as a keyspace hit or miss.
     pub fn entry(&mut self, db: u32, key: &[u8]) -> Result<Option<&Entry>, Fault> {
         let found = self.look(db, key)?;
         let live = found.as_ref().is_some_and(|f| f.entry(self).is_live());
@@ -332,7 +333,8 @@ impl Store {
         Ok(found.filter(|_| live).map(|f| f.entry(self)))
     }
 
-    /// The same without counting and without touching its access time (OBJECT, TYPE, TTL).
+    /// Like [`entry`](Self::entry), but counts no hit or miss and leaves the access time alone
+    /// (OBJECT, TYPE, TTL).
     pub fn peek(&mut self, db: u32, key: &[u8]) -> Result<Option<&Entry>, Fault> {
         let touch = std::mem::replace(&mut self.touch, false);
         let found = self.look(db, key);
@@ -340,7 +342,7 @@ impl Store {
         Ok(found?.map(|f| f.entry(self)).filter(|e| e.is_live()))
     }
 
-    /// A key that this command has found already, beside others; `None` when it does not exist.
+    /// Returns a key that this command has found before; `None` when it does not exist.
     pub fn found(&self, db: u32, key: &[u8]) -> Option<&Entry> {
         let at = self.at(key);
         let table = self.dbs.get(db as usize)?.tables.get(sub_table(at.slot))?;
@@ -348,12 +350,12 @@ impl Store {
         (entry.is_live() && !entry.has_expired(self.now_ms)).then_some(entry)
     }
 
-    /// Whether a key exists; counts as a hit or miss.
+    /// Returns true if a key exists; counts as a hit or miss.
     pub fn exists(&mut self, db: u32, key: &[u8]) -> Result<bool, Fault> {
         Ok(self.entry(db, key)?.is_some())
     }
 
-    /// A value of one type for reading.
+    /// Returns a value of one type for reading.
     pub fn typed<T: Typed>(&mut self, db: u32, key: &[u8]) -> Result<Option<&T>, Fault> {
         match self.entry(db, key)? {
             None => Ok(None),
@@ -361,20 +363,21 @@ impl Store {
         }
     }
 
-    /// A string for reading.
+    /// Returns a string for reading.
     pub fn string(&mut self, db: u32, key: &[u8]) -> Result<Option<&Str>, Fault> {
         self.typed(db, key)
     }
 
-    /// A hash for reading.
+    /// Returns a hash for reading.
     pub fn hash(&mut self, db: u32, key: &[u8]) -> Result<Option<&Hash>, Fault> {
         self.typed(db, key)
     }
 
     // ---- writing -----------------------------------------------------------------------------
 
-    /// A key for writing, whether it exists or not. The first mutable access marks it dirty; set
-    /// [`Entry::value`] and `expire_at_ms` to what shall be, [`Entry::clear`] to delete.
+    /// Returns a key for writing, whether it exists or not. The first mutable access marks it
+    /// dirty. The caller sets [`Entry::value`] and `expire_at_ms`, or deletes the key with
+    /// [`Entry::clear`].
     pub fn entry_mut(&mut self, db: u32, key: &[u8]) -> Result<EntryMut<'_>, Fault> {
         let found = match self.find(db, key)? {
             Some(found) => found,
@@ -383,7 +386,7 @@ impl Store {
         self.change(found)
     }
 
-    /// A string for writing: `None` when the key does not exist.
+    /// Returns a string for writing: `None` when the key does not exist.
     pub fn string_mut(&mut self, db: u32, key: &[u8]) -> Result<Option<EntryMut<'_>>, Fault> {
         let entry = self.entry_mut(db, key)?;
         match entry.value {
@@ -393,7 +396,7 @@ impl Store {
         }
     }
 
-    /// A value of one type for writing: `None` when the key does not exist.
+    /// Returns a value of one type for writing: `None` when the key does not exist.
     pub fn typed_mut<T: Typed>(
         &mut self,
         db: u32,
@@ -410,14 +413,14 @@ impl Store {
         self.change(found).map(Some)
     }
 
-    /// A hash for writing: `None` when the key does not exist.
+    /// Returns a hash for writing: `None` when the key does not exist.
     pub fn hash_mut(&mut self, db: u32, key: &[u8]) -> Result<Option<EntryMut<'_>>, Fault> {
         self.typed_mut::<Hash>(db, key)
     }
 
-    /// Deletes a key; whether it existed.
+    /// Deletes a key and returns true if it existed.
     pub fn remove(&mut self, db: u32, key: &[u8]) -> Result<bool, Fault> {
-        // No reminder is kept of a key that was not there.
+        // A key that was absent needs no tombstone.
         let Some(found) = self.find(db, key)?.filter(|found| found.entry(self).is_live()) else {
             return Ok(false);
         };
@@ -443,7 +446,8 @@ impl Store {
         let mut value = std::mem::take(&mut source.value);
         source.expire_at_ms = 0;
         let version = value.version();
-        // The element rows stay where they are: their version is not dead but elsewhere.
+        // The element rows stay where they are: another key has their version now, so it is not
+        // dead.
         if same_slot && source.stored.version() == version {
             source.stored.give_elements_away();
         }
@@ -451,7 +455,7 @@ impl Store {
             value.detach();
         }
         if version != 0 {
-            // If it does not outlive the round at any key it is dead all the same.
+            // A version that no key holds at the end of the round is dead all the same.
             self.moved.push((slot, version));
         }
         let mut target = self.entry_mut(to_db, to)?;
@@ -467,7 +471,7 @@ impl Store {
         let due = matches!(&entry.value, Value::Hash(h) if h.is_complete()
             && h.min_expire_at_ms() != 0 && h.min_expire_at_ms() <= now_ms);
         if !due {
-            // The index may hold too early a time, of a hash that was not wholly in memory.
+            // The index may hold too early a time, from when the hash was only in part in memory.
             if entry.value.require_whole().is_ok()
                 && entry.stored.fields_expire_at_ms() != entry.value.fields_expire_at_ms()
             {
@@ -484,12 +488,13 @@ impl Store {
         self.stats.expired_fields += expired;
     }
 
-    /// Whether part of a key's value is not in memory.
+    /// Returns true if part of a key's value is not in memory.
     pub fn is_partial_value(&mut self, db: u32, key: &[u8]) -> bool {
         self.entry_for_part(db, key).is_some_and(|e| e.value.require_whole().is_err())
     }
 
-    /// Touches what a command will want of a key, so that it is in the processor's caches by then.
+    /// Touches a key's entry and value, so that they are in the processor's caches when the command
+    /// runs.
     #[inline]
     pub fn warm(&self, db: u32, at: KeyHash) {
         if let Some(entry) = self.same_hash(db, at) {
@@ -502,7 +507,7 @@ impl Store {
         table.map.find(at.hash, |e| e.hash == at.hash)
     }
 
-    /// Touches elements of a key's collection if it is large; how many.
+    /// Touches elements of a key's collection if it is large, and returns their number.
     pub fn warm_elements<'a>(
         &self,
         db: u32,
@@ -526,12 +531,12 @@ impl Store {
         self.find_key(db, key, !self.keeps_expired)
     }
 
-    /// Finds a key, deleting it if it has expired. `None`: known not to exist.
+    /// Finds a key, deleting it if it has expired. `None`: the key is known not to exist.
     fn find(&mut self, db: u32, key: &[u8]) -> Result<Option<Found>, Fault> {
         self.find_key(db, key, true)
     }
 
-    /// Finds a key. If it has expired, it is deleted, or (`!deletes`) is not there for who asks.
+    /// Finds a key. An expired key is deleted, or only hidden if `deletes` is false.
     fn find_key(&mut self, db: u32, key: &[u8], deletes: bool) -> Result<Option<Found>, Fault> {
         let at = self.at(key);
         if !self.allows(db, at, key) {
@@ -546,7 +551,7 @@ impl Store {
             if self.may_be_stored(db, at) {
                 return Err(Fault::Miss(Box::new(Need { db, key: key.into(), part: None })));
             }
-            // As if it had been loaded.
+            // The reply depends on dropped entries, as if this key had been loaded.
             self.seen = self.seen.max(self.forgotten);
             return Ok(None);
         };
@@ -579,8 +584,8 @@ impl Store {
         Found { db, at, bucket }
     }
 
-    /// Whether the key's entry is in memory (or known to be absent, as in a database that does not
-    /// exist).
+    /// Returns true if the key's entry is in memory (or known to be absent, as in a database that
+    /// does not exist).
     pub fn is_hot(&mut self, db: u32, key: &[u8]) -> bool {
         let at = self.at(key);
         let Some(of_db) = self.dbs.get_mut(db as usize) else { return true };
@@ -590,7 +595,7 @@ impl Store {
             || !self.may_be_stored(db, at)
     }
 
-    /// Whether the journal or the engine may have a key that is not in memory.
+    /// Returns true if the journal or the engine may have a key that is not in memory.
     fn may_be_stored(&self, db: u32, at: KeyHash) -> bool {
         let presence = self.presence.get(usize::from(self.layout.shard_of(at.slot)));
         presence
@@ -598,7 +603,7 @@ impl Store {
             .is_none_or(|presence| presence.may_hold(self.dbs[db as usize].generation, at.hash48()))
     }
 
-    /// Says which keys of a shard there are.
+    /// Sets the filter of a shard's keys.
     pub(crate) fn set_presence(&mut self, shard: u16, presence: Option<&Arc<Presence>>) {
         let shard = usize::from(shard);
         if self.presence.len() <= shard {
@@ -607,7 +612,7 @@ impl Store {
         self.presence[shard] = presence.cloned();
     }
 
-    /// The round of a key's last write, if its entry is in memory.
+    /// Returns the round of a key's last write, if its entry is in memory.
     pub fn round_of(&mut self, db: u32, key: &[u8]) -> Option<u64> {
         let at = self.layout.key_hash(key);
         self.get_mut(db, at, key).map(|entry| entry.round)
@@ -620,7 +625,7 @@ impl Store {
 
     // ---- loading -----------------------------------------------------------------
 
-    /// Takes in what was found on disk for a key that is not in memory.
+    /// Inserts an entry read from disk for a key that is not in memory.
     pub fn learn(&mut self, db: u32, mut entry: Entry) {
         let at = self.layout.key_hash(&entry.key);
         entry.hash = at.hash;
@@ -636,7 +641,7 @@ impl Store {
         }
     }
 
-    /// The entry of a key whose part was loaded.
+    /// Returns the entry of a key whose part was loaded.
     pub fn entry_for_part(&mut self, db: u32, key: &[u8]) -> Option<&mut Entry> {
         let at = self.layout.key_hash(key);
         self.get_mut(db, at, key)
@@ -644,18 +649,19 @@ impl Store {
 
     // ---- rounds ------------------------------------------------------------------------------
 
-    /// The round that is open: its number.
+    /// Returns the number of the open round.
     pub fn round(&self) -> u64 {
         self.round
     }
 
-    /// The number of what the journal has already and the open round shows: who has seen only that
-    /// waits until the round is closed, whatever becomes of its record.
+    /// Returns the number of data that is in the journal already but shows with the open round:
+    /// replies that saw nothing newer wait until the round is closed, whether or not its record can
+    /// be appended.
     pub fn stored_round(&self) -> u64 {
         self.round - 1
     }
 
-    /// Whether the open round has changed anything.
+    /// Returns true if the open round has changes.
     pub fn is_dirty(&self) -> bool {
         !self.dirty.is_empty()
     }
@@ -676,7 +682,7 @@ impl Store {
         }
     }
 
-    /// The memory of a key's entry was counted.
+    /// Applies a new memory count of a key's entry.
     pub(crate) fn counted(&mut self, key: &DirtyKey, change: Counted) {
         self.memory = (self.memory + change.after).saturating_sub(change.before);
         if change.grew_large {
@@ -684,7 +690,8 @@ impl Store {
         }
     }
 
-    /// From now on what is loaded counts as written in `round`, which may not be durable yet.
+    /// Makes entries that are loaded from now on count as written in `round`, which may not be
+    /// durable yet.
     pub(crate) fn load_as_of(&mut self, round: u64) {
         self.forgotten = round;
     }
@@ -693,19 +700,19 @@ impl Store {
         self.bury_as_of(self.round, key);
     }
 
-    /// A key is absent since a round: the graves are in their order.
+    /// Notes a key as absent since a round. The tombstones are ordered by round.
     fn bury_as_of(&mut self, round: u64, key: DirtyKey) {
         let behind = self.graves.partition_point(|(r, _)| *r <= round);
         self.graves.insert(behind, (round, key));
     }
 
-    /// Bytes of memory that the entries take, about.
+    /// Returns the approximate bytes of memory of all entries.
     pub fn memory(&self) -> usize {
         self.memory
     }
 
-    /// Rounds up to `durable` are durable: forgets the entries that became absent in them, where
-    /// the table is complete and so needs no reminder.
+    /// Removes the tombstones of rounds up to `durable`, which are durable, together with their
+    /// entries where the table is complete.
     pub fn settle(&mut self, durable: u64) {
         while self.graves.front().is_some_and(|(round, _)| *round <= durable) {
             let Some((round, key)) = self.graves.pop_front() else { return };
@@ -723,7 +730,7 @@ impl Store {
     }
 }
 
-/// Where an entry is; valid until the table changes.
+/// Address of an entry; valid until the table changes.
 #[derive(Clone, Copy)]
 struct Found {
     db: u32,

@@ -1,33 +1,33 @@
-//! A hash table whose elements have positions: the elements in a vector, and an index over it.
+//! A hash table of elements with positions: a vector of elements, and an index over it.
 //!
-//! The index has open addressing with linear probing and no tombstones (D. Knuth, "The Art of
-//! Computer Programming", volume 3, 6.4, algorithms L and R). A place of it holds a position and 32
+//! The index uses open addressing with linear probing and no tombstones (D. Knuth, "The Art of
+//! Computer Programming", volume 3, 6.4, algorithms L and R). An index slot holds a position and 32
 //! bits of the hash, so a search waits for memory twice, once in the index and once in the vector,
-//! and many searches can be begun before the first one is ended.
+//! and many searches can begin before the first one ends.
 
 use crate::prefetch::prefetch;
 
-/// So few elements are searched one after the other, without an index.
+/// Number of elements up to which a table has no index and is searched linearly.
 const UNINDEXED: usize = 8;
 
-/// Places of the smallest index.
+/// Slots of the smallest index.
 const LEAST_PLACES: usize = 16;
 
-/// A free place.
+/// A free index slot.
 const FREE: u64 = u64::MAX;
 
-/// What a [`Table`] holds.
+/// An element of a [`Table`].
 pub(crate) trait Named {
-    /// What it is found by.
+    /// Returns the name by which the element is found.
     fn name(&self) -> &[u8];
 }
 
-/// See the module's description. Whoever calls it gives the hash of each name, always the same one.
+/// See the module's description. The caller supplies the hash of each name, always the same one.
 #[derive(Clone, Debug)]
 pub(crate) struct Table<E> {
     elements: Vec<E>,
-    /// The low half of the hash, then the position; as many as a power of two, at least a quarter of
-    /// them free.
+    /// Index slots: the low half of the hash, then the position. Their number is a power of two; at
+    /// least a quarter of them are free.
     index: Box<[u64]>,
 }
 
@@ -45,7 +45,7 @@ fn position(place: u64) -> usize {
     (place & u64::from(u32::MAX)) as usize
 }
 
-/// Places for so many elements.
+/// Returns the number of index slots for so many elements.
 fn places(elements: usize) -> usize {
     if elements <= UNINDEXED {
         return 0;
@@ -63,7 +63,7 @@ impl<E: Named> Table<E> {
         self.elements.len()
     }
 
-    /// Elements that there is room for.
+    /// Returns the number of elements that fit without growing.
     pub(crate) fn capacity(&self) -> usize {
         self.elements.capacity()
     }
@@ -84,7 +84,7 @@ impl<E: Named> Table<E> {
         self.elements.get(position)
     }
 
-    /// The element at a position, whose name stays.
+    /// Returns the element at a position for changing it; its name must stay the same.
     pub(crate) fn at_mut(&mut self, position: usize) -> Option<&mut E> {
         self.elements.get_mut(position)
     }
@@ -93,7 +93,8 @@ impl<E: Named> Table<E> {
         (place >> 32) as usize & (self.index.len() - 1)
     }
 
-    /// The places from the home of a hash up to the first free one, with what is in them.
+    /// Returns the index slots from the home of a hash up to the first free one, with their
+    /// contents.
     fn probe(&self, hash: u64) -> impl Iterator<Item = (usize, u64)> {
         let mask = self.index.len().wrapping_sub(1);
         let home = hash as u32 as usize & mask;
@@ -102,7 +103,7 @@ impl<E: Named> Table<E> {
         places.map(|at| (at, self.index[at])).take_while(|(_, place)| *place != FREE)
     }
 
-    /// The position of a name.
+    /// Returns the position of a name.
     pub(crate) fn find(&self, hash: u64, name: &[u8]) -> Option<usize> {
         if self.index.is_empty() {
             return self.elements.iter().position(|other| other.name() == name);
@@ -110,14 +111,14 @@ impl<E: Named> Table<E> {
         self.alike(hash).find(|&at| self.elements[at].name() == name)
     }
 
-    /// The positions of elements whose hash is like this one.
+    /// Returns the positions of elements whose hash has the same tag.
     fn alike(&self, hash: u64) -> impl Iterator<Item = usize> {
         let same =
             self.probe(hash).filter(move |(_, place)| place >> 32 == hash & u64::from(u32::MAX));
         same.map(|(_, place)| position(place))
     }
 
-    /// Has the processor get what [`find`](Self::find) reads first.
+    /// Prefetches the index slot that [`find`](Self::find) reads first.
     pub(crate) fn touch_index(&self, hash: u64) {
         if let Some(place) = self.index.get(hash as u32 as usize & self.index.len().wrapping_sub(1))
         {
@@ -125,19 +126,20 @@ impl<E: Named> Table<E> {
         }
     }
 
-    /// Has it get the element, once the index is there.
+    /// Prefetches the element, once the index slot is in the cache.
     pub(crate) fn touch_element(&self, hash: u64) {
         if let Some(element) = self.touched(hash) {
             prefetch(element);
         }
     }
 
-    /// The element that is most likely meant, if there is an index; only its hash is looked at.
+    /// Returns the most likely match by hash alone, if there is an index.
     pub(crate) fn touched(&self, hash: u64) -> Option<&E> {
         self.alike(hash).next().map(|at| &self.elements[at])
     }
 
-    /// Adds an element that is not there, at the end. `hash_of` hashes the names of others.
+    /// Appends an element whose name is not in the table. `hash_of` hashes the names of other
+    /// elements.
     pub(crate) fn push(&mut self, hash: u64, element: E, hash_of: impl Fn(&[u8]) -> u64) {
         let position = self.elements.len();
         self.elements.push(element);
@@ -157,7 +159,7 @@ impl<E: Named> Table<E> {
         self.index[at] = place;
     }
 
-    /// Makes an index of so many places. That of before knows the hashes of what it has.
+    /// Builds an index of so many slots. Hashes of indexed elements are taken from the old index.
     fn build(&mut self, places: usize, hash_of: impl Fn(&[u8]) -> u64) {
         let before = std::mem::replace(&mut self.index, vec![FREE; places].into());
         if places == 0 {
@@ -168,25 +170,25 @@ impl<E: Named> Table<E> {
             self.take_place(place);
             known += 1;
         }
-        // All of them, or all but those that were added last.
+        // All elements, or all but those that were added last.
         for position in known..self.elements.len() {
             self.take_place(packed(hash_of(self.elements[position].name()), position));
         }
     }
 
-    /// Makes the index anew after positions have changed.
+    /// Rebuilds the index after positions have changed.
     fn rebuild(&mut self, hash_of: impl Fn(&[u8]) -> u64) {
         self.index = Box::default();
         self.build(places(self.elements.len()), hash_of);
     }
 
-    /// The place that holds a position, given the hash of its name.
+    /// Returns the index slot that holds a position, given the hash of its name.
     fn place_of(&self, hash: u64, position: usize) -> Option<usize> {
         let wanted = packed(hash, position);
         self.probe(hash).find(|(_, place)| *place == wanted).map(|(at, _)| at)
     }
 
-    /// Frees a place: those behind it move up to where a search for them comes by.
+    /// Frees an index slot: later slots of the same run move up, so that searches still find them.
     fn free(&mut self, at: usize) {
         let mask = self.index.len() - 1;
         let (mut hole, mut at) = (at, at);
@@ -204,7 +206,7 @@ impl<E: Named> Table<E> {
         self.index[hole] = FREE;
     }
 
-    /// Removes the element at a position, which the last one takes.
+    /// Removes the element at a position; the last element takes its place.
     pub(crate) fn swap_remove(
         &mut self,
         position: usize,
@@ -225,8 +227,8 @@ impl<E: Named> Table<E> {
         Some(self.elements.swap_remove(position))
     }
 
-    /// Removes the element at a position; those behind it move up, which takes time in proportion to
-    /// all.
+    /// Removes the element at a position; later elements move up, which takes time proportional to
+    /// their number.
     pub(crate) fn shift_remove(
         &mut self,
         position: usize,
@@ -243,7 +245,8 @@ impl<E: Named> Table<E> {
         Some(self.elements.remove(position))
     }
 
-    /// Keeps what `keep` says. Takes time in proportion to all.
+    /// Keeps the elements for which `keep` returns true. Takes time proportional to the table's
+    /// size.
     pub(crate) fn retain(
         &mut self,
         keep: impl FnMut(&mut E) -> bool,
@@ -253,7 +256,7 @@ impl<E: Named> Table<E> {
         self.rebuild(hash_of);
     }
 
-    /// Puts the elements into the order of a key.
+    /// Sorts the elements by a key.
     pub(crate) fn sort_by_cached_key<K: Ord>(
         &mut self,
         key: impl FnMut(&E) -> K,
@@ -263,7 +266,7 @@ impl<E: Named> Table<E> {
         self.rebuild(hash_of);
     }
 
-    /// Gives back room beyond that for so many elements, or for those that it has.
+    /// Releases capacity beyond so many elements, or beyond the present number if that is greater.
     pub(crate) fn shrink_to(&mut self, elements: usize, hash_of: impl Fn(&[u8]) -> u64) {
         self.elements.shrink_to(elements);
         let places = places(elements.max(self.elements.len()));
@@ -285,7 +288,7 @@ mod tests {
         }
     }
 
-    /// Hashes that are alike: homes and tags collide, and homes are at the end of the index.
+    /// Hashes that collide in home and tag, with homes at the end of the index.
     fn hash_of(name: &[u8]) -> u64 {
         let sum = name.iter().fold(0, |sum, &b| sum + u64::from(b));
         (sum % 5) << 40 | (u64::MAX - sum % 7) & 0xffff_ffff

@@ -25,7 +25,7 @@ impl<'a> Rows<'a> {
         Self { engine, findings, left, page: VecDeque::new(), is_last: false }
     }
 
-    /// The next row, which stays.
+    /// Returns the next row, which stays.
     pub(super) async fn peek(&mut self) -> Result<Option<&(Bytes, Bytes)>> {
         if self.page.is_empty() && !self.is_last {
             let page = self.engine.scan(self.left.clone(), PAGE).await;

@@ -96,7 +96,7 @@ impl ShardCheck<'_> {
         self.check_times(&seen).await
     }
 
-    /// The generations of which there are meta rows.
+    /// Returns the generations of which there are meta rows.
     async fn generations(&self) -> Result<Vec<u32>> {
         let mut found = Vec::new();
         let mut range = prefix_range(&[row::META]);
@@ -336,7 +336,7 @@ impl ShardCheck<'_> {
     }
 }
 
-/// The expiry rows that a key must have.
+/// Returns the expiry rows that a key must have.
 fn times(entry: &Entry, slot: u16, generation: u32) -> impl Iterator<Item = Vec<u8>> {
     let times = [(entry.expire_at_ms, false), (entry.value.fields_expire_at_ms(), true)];
     let key = entry.key.clone();
@@ -346,7 +346,7 @@ fn times(entry: &Entry, slot: u16, generation: u32) -> impl Iterator<Item = Vec<
         .map(move |(at_ms, fields)| RowKey::time(at_ms, slot, generation, fields, &key))
 }
 
-/// A key as it is shown: its slot, and its name as far as it fits.
+/// Returns a key as it is shown: its slot, and its name as far as it fits.
 fn shown(name: &[u8]) -> String {
     const SHOWN: usize = 100;
     let more = if name.len() > SHOWN { "…" } else { "" };

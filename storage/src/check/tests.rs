@@ -28,7 +28,7 @@ fn location(dir: &Path) -> Location {
     Place::local(dir).unwrap().into()
 }
 
-/// A value that has rows of its own.
+/// Returns a value that has rows of its own.
 fn hash() -> Value {
     let mut hash = Hash::new();
     for n in 0..1000 {
@@ -118,7 +118,7 @@ async fn damaged(
     told
 }
 
-/// The element rows of a version, and their prefix.
+/// Returns the element rows of a version, and their prefix.
 async fn elements(engine: &Engine, meta: &[u8], version: u64) -> Vec<(Bytes, Bytes)> {
     let Some(Row::Meta { slot, .. }) = Row::parse(meta) else { panic!("a meta row") };
     let mut head = Vec::new();

@@ -94,7 +94,7 @@ pub struct BackupDone {
     pub removed: Vec<String>,
 }
 
-/// The backups in a place, the oldest first.
+/// Returns the backups in a place, the oldest first.
 pub async fn list_backups(place: &Place) -> Result<Vec<Backup>> {
     let dir = place.join(BACKUPS);
     let mut backups = Vec::new();
@@ -389,7 +389,7 @@ async fn remove_older(place: &Place, origin: u32, keep: usize) -> Result<Vec<Str
     Ok(gone.into_iter().map(str::to_owned).collect())
 }
 
-/// Whether all files of a backup are there, with their sizes; the first that is not.
+/// Returns true if all files of a backup are there, with their sizes; the first that is not.
 pub(super) async fn missing(place: &Place, backup: &Backup) -> Result<Option<String>> {
     let files = backup.files.iter().chain(&backup.records).chain(&backup.history);
     let look = |file| is_missing(place, file).boxed();

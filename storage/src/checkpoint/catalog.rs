@@ -78,12 +78,13 @@ impl Catalog {
         found.map(|bytes| read_description(&place.to_string(), &bytes)).transpose()
     }
 
-    /// Whether there is one.
+    /// Returns true if there is one.
     pub async fn has(&self, id: &str) -> Result<bool> {
         Ok(self.read(id).await?.is_some())
     }
 
-    /// The checkpoint `id`. In a local directory it is not removed as long as the lock is held.
+    /// Returns the checkpoint `id`. In a local directory it is not removed as long as the lock is
+    /// held.
     pub async fn open(&self, id: &str) -> Result<(Checkpoint, InUse)> {
         let place = self.description(id);
         let lock = place.dir().map(lock_shared).transpose()?;

@@ -93,7 +93,7 @@ pub(super) async fn copy_tree(
     Ok(copied)
 }
 
-/// The checksum of an object.
+/// Returns the checksum of an object.
 pub(super) async fn checksum(store: &dyn ObjectStore, path: &Path) -> Result<u128> {
     let mut hash = Xxh3::new();
     let mut chunks = store.get(path).await?.into_stream();
@@ -108,7 +108,7 @@ pub(super) async fn all<R>(futures: Vec<BoxFuture<'_, Result<R>>>) -> Result<Vec
     stream::iter(futures).buffered(AT_ONCE).try_collect().await
 }
 
-/// Whether an object is there, with this size.
+/// Returns true if an object is there, with this size.
 pub(super) async fn is_there(place: &Place, name: &str, size: u64) -> Result<bool> {
     match place.store().head(&place.path(name)).await {
         Ok(meta) => Ok(meta.size == size),

@@ -24,7 +24,8 @@ pub struct Piece {
 }
 
 impl Piece {
-    /// Whether it is a file with rows: those have a name of their own, and are never changed.
+    /// Returns true if it is a file with rows: those have a name of their own, and are never
+    /// changed.
     pub(super) fn has_rows(&self) -> bool {
         self.name.ends_with(".sst")
     }
@@ -44,14 +45,14 @@ pub struct Image {
     pub(super) known: Option<(Lsn, u64)>,
 }
 
-/// The directory of a shard's engine, in a data directory.
+/// Returns the directory of a shard's engine, in a data directory.
 pub(crate) fn engine_dir(shard: usize) -> String {
     format!("shard-{shard}/db")
 }
 
 impl Image {
-    /// A checkpoint of the data directory whose shards are in `store`. It must not be removed
-    /// meanwhile.
+    /// Creates a checkpoint of the data directory whose shards are in `store`. It must not be
+    /// removed meanwhile.
     pub async fn of_checkpoint(store: &Place, checkpoint: &Checkpoint) -> Result<Self> {
         let (records, scratch) = Catalog::of(store).local_records(&checkpoint.id).await?;
         let image = Self::with_records(store, checkpoint, records).await?;
@@ -108,7 +109,7 @@ async fn shard_pieces(place: &Place, shard: usize, manifest: u64) -> Result<Vec<
     Ok(pieces)
 }
 
-/// The objects below a place with their sizes, by what their paths have behind its own.
+/// Returns the objects below a place with their sizes, by what their paths have behind its own.
 pub(crate) async fn sizes(place: &Place) -> Result<BTreeMap<String, u64>> {
     let store = place.store();
     let mut found = store.list(Some(place.root()));

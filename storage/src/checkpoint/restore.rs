@@ -33,7 +33,7 @@ impl AsOf {
         }
     }
 
-    /// Whether all of a checkpoint is before it.
+    /// Returns true if all of a checkpoint is before it.
     fn is_behind(self, checkpoint: &Checkpoint) -> bool {
         match self {
             AsOf::Time(ms) => checkpoint.created_ms <= ms,
@@ -192,7 +192,8 @@ pub(super) async fn from_directory(
     bail!("{store} has no such checkpoint: `flagstone checkpoints` lists what there is")
 }
 
-/// Whether what `as_of` asks for is a cut over all shards of a checkpoint with these records.
+/// Returns true if what `as_of` asks for is a cut over all shards of a checkpoint with these
+/// records.
 fn reaches_in(dirs: &[PathBuf], checkpoint: &Checkpoint, as_of: AsOf) -> Result<bool> {
     if as_of.is_behind(checkpoint) {
         return Ok(true);

@@ -12,7 +12,7 @@ pub(crate) struct Scratch {
 }
 
 impl Scratch {
-    /// An empty directory at `dir`, instead of what an earlier process has left there.
+    /// Creates an empty directory at `dir`, instead of what an earlier process has left there.
     pub(super) fn at(dir: PathBuf) -> Result<Self> {
         super::remove_dir(&dir)?;
         // What is there is data; others may read the directory for temporary files.
@@ -21,7 +21,7 @@ impl Scratch {
         Ok(Self { dir })
     }
 
-    /// An empty directory where the system has those for temporary files.
+    /// Creates an empty directory where the system has those for temporary files.
     pub(super) fn temporary() -> Result<Self> {
         Self::at(std::env::temp_dir().join(format!("flagstone-{:016x}", rand::random::<u64>())))
     }

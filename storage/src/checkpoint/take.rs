@@ -140,7 +140,7 @@ fn extract_records(
     Ok((end.max(after), bytes))
 }
 
-/// An id that tells the time, and that no checkpoint has.
+/// Returns an id that tells the time, and that no checkpoint has.
 async fn unused_id(catalog: &Catalog, mut ms: u64) -> Result<String> {
     loop {
         let id = format_id(ms);
@@ -151,7 +151,7 @@ async fn unused_id(catalog: &Catalog, mut ms: u64) -> Result<String> {
     }
 }
 
-/// The time as `20261122-040312.123`, in UTC.
+/// Returns the time as `20261122-040312.123`, in UTC.
 pub(super) fn format_id(ms: u64) -> String {
     let time = i64::try_from(ms).ok().and_then(chrono::DateTime::from_timestamp_millis);
     time.map_or_else(|| ms.to_string(), |time| time.format("%Y%m%d-%H%M%S%.3f").to_string())

@@ -37,7 +37,7 @@ fn described(control: &Control) -> String {
     format!("{keys} keys, applied {applied}, reaches {reaches}, complete {complete:?}")
 }
 
-/// The greatest time that the first of these directories of records knows of.
+/// Returns the greatest time that the first of these directories of records knows of.
 fn known_time_ms(dirs: &[PathBuf]) -> Result<u64> {
     let Some(dir) = dirs.first() else { return Ok(0) };
     Ok(LocalJournal::recover(dir, Options::default())?.max_time_ms())
@@ -270,7 +270,7 @@ impl Target {
         }
     }
 
-    /// The copied manifests name checkpoints of the parent, which are not here.
+    /// Returns the copied manifests name checkpoints of the parent, which are not here.
     async fn forget_checkpoints(&self, shards: usize) -> Result<()> {
         for shard in 0..shards {
             let engine = self.place.join(&engine_dir(shard));

@@ -42,7 +42,7 @@ struct Found {
     wrong: Vec<String>,
 }
 
-/// A directory of three lives, `data`, and what it was after the first one, `older`.
+/// Returns a directory of three lives, `data`, and what it was after the first one, `older`.
 fn made(is_clean: bool) -> TempDir {
     let root = tempfile::tempdir().unwrap();
     let data = root.path().join("data");
@@ -117,7 +117,7 @@ async fn get(partition: &mut Partition, key: &[u8]) -> Result<Option<Vec<u8>>> {
     }
 }
 
-/// The files below a directory.
+/// Returns the files below a directory.
 fn files(dir: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(dir).into_iter().flatten() {

@@ -135,7 +135,7 @@ pub(super) fn exchange(a: &Path, b: &Path) {
     fs::rename(&aside, b).unwrap();
 }
 
-/// A directory of 100 keys, stopped cleanly or killed.
+/// Returns a directory of 100 keys, stopped cleanly or killed.
 fn filled(is_clean: bool) -> TempDir {
     let root = tempfile::tempdir().unwrap();
     write(&at(&root.path().join("data")), 0..100, is_clean);

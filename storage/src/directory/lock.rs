@@ -45,7 +45,7 @@ pub(crate) fn lock(dir: &Path) -> Result<Locks> {
     Ok(locks)
 }
 
-/// Whether some process has a data directory open.
+/// Returns true if some process has a data directory open.
 pub fn is_open(dir: &Path) -> Result<bool> {
     let path = dir.join("lock");
     let file = match File::open(&path) {
@@ -75,7 +75,7 @@ fn open_dir(dir: &Path) -> Result<File> {
     File::open(dir).with_context(|| format!("opening {}", dir.display()))
 }
 
-/// Whether a file system does not lock directories.
+/// Returns true if a file system does not lock directories.
 fn is_unknown(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),

@@ -160,7 +160,7 @@ impl Manifest {
         }
     }
 
-    /// The salt of the journal.
+    /// Returns the salt of the journal.
     pub(crate) fn salt(&self) -> u32 {
         self.salt
     }
@@ -270,7 +270,7 @@ impl Manifest {
     }
 }
 
-/// Whether there is a data directory.
+/// Returns true if there is a data directory.
 pub async fn is_data_directory(store: &Place) -> Result<bool> {
     Ok(Manifest::read(store).await?.is_some())
 }
@@ -281,7 +281,7 @@ pub(crate) async fn manifest_of(store: &Place) -> Result<Manifest> {
     manifest.with_context(|| format!("{store} is no data directory"))
 }
 
-/// The id of a directory whose `flagstone.json` has none.
+/// Returns the id of a directory whose `flagstone.json` has none.
 fn earlier_id(shards: u16, seed: u64, salt: u32) -> u128 {
     let fields = [&shards.to_be_bytes()[..], &seed.to_be_bytes(), &salt.to_be_bytes()];
     xxh3_128(&fields.concat())
@@ -291,7 +291,7 @@ pub(super) fn is_of_a_directory(name: &str) -> bool {
     name == "journal" || name == UNFINISHED || name.starts_with("shard-")
 }
 
-/// The names right below a place.
+/// Returns the names right below a place.
 async fn names(store: &Place) -> Result<Vec<String>> {
     let listing = || format!("listing {store}");
     if let Some(dir) = store.dir() {

@@ -124,7 +124,7 @@ impl NewDirectory {
         bail!("{} is not empty: a new place is needed, or an empty one", self.place)
     }
 
-    /// A local directory for what is needed only meanwhile, if the place is one.
+    /// Returns a local directory for what is needed only meanwhile, if the place is one.
     pub(crate) fn work_dir(&self) -> Option<PathBuf> {
         Some(self.place.dir()?.join(UNFINISHED).join("work"))
     }
@@ -203,12 +203,12 @@ enum Vacancy {
     Unfinished,
 }
 
-/// Whether something of this name is made before a data directory is whole.
+/// Returns true if something of this name is made before a data directory is whole.
 fn is_made(name: &str) -> bool {
     manifest::is_of_a_directory(name) || name == SHARED || name == manifest::TEMPORARY
 }
 
-/// The names right below a place; none, if it is not there.
+/// Returns the names right below a place; none, if it is not there.
 async fn names(place: &Place) -> Result<Vec<String>> {
     let listing = || format!("listing {place}");
     if let Some(dir) = place.dir() {
@@ -265,7 +265,7 @@ impl Mark {
         let _ = (&mut self.renewing).await;
     }
 
-    /// Whether nobody has taken the place over.
+    /// Returns true if nobody has taken the place over.
     async fn is_ours(&self) -> Result<bool> {
         is_of(&self.object, &self.name).await
     }

@@ -179,7 +179,7 @@ async fn a_start_keeps_no_more_rows_than_it_may() {
     assert!(rows.iter().all(|(_, chunk)| is_whole(chunk)));
 }
 
-/// A key of a shard.
+/// Returns a key of a shard.
 fn key_of(layout: &Layout, shard: u16, mut n: u32) -> Vec<u8> {
     loop {
         let key = n.to_string().into_bytes();

@@ -74,13 +74,13 @@ impl RowKey {
         out
     }
 
-    /// Whether rows of this name keep the name in their value.
+    /// Returns true if rows of this name keep the name in their value.
     pub fn name_is_digested(name: &[u8]) -> bool {
         name.len() > MAX_PLAIN_NAME
     }
 
-    /// A name in a key that sorts by names: itself, or its first 32 KiB and `sha256` where it is
-    /// longer.
+    /// Returns a name in a key that sorts by names: itself, or its first 32 KiB and `sha256` where
+    /// it is longer.
     pub fn ordered_name(name: &[u8]) -> std::borrow::Cow<'_, [u8]> {
         if !Self::name_is_digested(name) {
             return name.into();
@@ -195,7 +195,8 @@ impl<'a> Row<'a> {
         })
     }
 
-    /// The name inside an element built by [`RowKey::named_element`], unless it is digested.
+    /// Returns the name inside an element built by [`RowKey::named_element`], unless it is
+    /// digested.
     pub fn plain_name(element: &'a [u8]) -> Option<&'a [u8]> {
         (*element.get(8)? == PLAIN).then(|| &element[9..])
     }

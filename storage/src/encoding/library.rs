@@ -34,12 +34,12 @@ pub struct Function {
 }
 
 impl Library {
-    /// The key of the row of a library.
+    /// Returns the key of the row of a library.
     pub fn row_key(name: &[u8]) -> Vec<u8> {
         [&[row::CONTROL, LIBRARY], name].concat()
     }
 
-    /// The value of its row.
+    /// Returns the value of its row.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(self.code.len() + 64);
         put_bytes(&mut out, &self.engine);

@@ -279,7 +279,7 @@ fn unpack_zset(mut rest: &[u8], skiplist: bool) -> Result<Zset, MetaError> {
     Ok(zset)
 }
 
-/// A score, which is a number.
+/// Returns a score, which is a number.
 fn take_score(input: &mut &[u8]) -> Option<f64> {
     take_u64(input).map(f64::from_bits).filter(|score| !score.is_nan())
 }

@@ -55,7 +55,7 @@ pub enum Op<'a> {
 }
 
 impl<'a> Op<'a> {
-    /// The key of the row that it puts or deletes.
+    /// Returns the key of the row that it puts or deletes.
     pub fn key(&self) -> Option<&'a [u8]> {
         match self {
             Op::Put { key, .. } | Op::Delete { key, .. } => Some(key),
@@ -95,12 +95,13 @@ impl OpWriter {
         self.pieces.iter().map(Bytes::len).sum::<usize>() + self.buf.len()
     }
 
-    /// The operations as bytes: first the pieces that are full, then the last one, which is none yet.
+    /// Returns the operations as bytes: first the pieces that are full, then the last one, which is
+    /// none yet.
     pub fn pieces(&self) -> (&[Bytes], &[u8]) {
         (&self.pieces, &self.buf)
     }
 
-    /// The operations.
+    /// Returns the operations.
     #[cfg(test)]
     pub(crate) fn read(&self) -> impl Iterator<Item = Op<'_>> {
         let pieces = self.pieces.iter().map(|piece| &piece[..]).chain([&self.buf[..]]);
@@ -120,7 +121,7 @@ impl OpWriter {
         self.pieces.push(full.into());
     }
 
-    /// An empty writer with this one's memory, unless that is much.
+    /// Returns an empty writer with this one's memory, unless that is much.
     #[must_use]
     pub fn recycled(mut self) -> Option<Self> {
         let bytes = self.buf.capacity() + self.key.capacity() + self.value.capacity();
@@ -185,7 +186,7 @@ impl<'a> OpReader<'a> {
         self.rest.len()
     }
 
-    /// Whether all was read: false after damage.
+    /// Returns true if all was read: false after damage.
     pub fn is_done(&self) -> bool {
         self.rest.is_empty()
     }

@@ -45,7 +45,7 @@ impl<'a> ElementRows<'a> {
         self.ops.put(&key, b"", true);
     }
 
-    /// The element key of a name.
+    /// Returns the element key of a name.
     pub(crate) fn named(&self, name: &[u8]) -> Vec<u8> {
         RowKey::named_element((self.hash_of)(name), name)
     }

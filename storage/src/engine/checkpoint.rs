@@ -41,7 +41,7 @@ pub struct EngineCheckpoint {
 }
 
 impl EngineCheckpoint {
-    /// Whether these control rows are those that it was taken with.
+    /// Returns true if these control rows are those that it was taken with.
     pub(crate) fn is_of(&self, control: &Control) -> bool {
         let reaches = control.reaches.max(control.applied);
         control.applied == self.applied
@@ -50,7 +50,7 @@ impl EngineCheckpoint {
     }
 }
 
-/// An engine that may be open elsewhere, by its files.
+/// Returns an engine that may be open elsewhere, by its files.
 pub(crate) fn admin(store: Arc<dyn ObjectStore>, path: &str) -> Admin {
     AdminBuilder::new(path, store).build()
 }

@@ -51,7 +51,7 @@ fn name(number: u64) -> String {
     format!("wal/{number:020}.sst")
 }
 
-/// The numbers of the fences that are there, behind `after`.
+/// Returns the numbers of the fences that are there, behind `after`.
 async fn numbers(place: &Place, after: u64) -> Result<BTreeSet<u64>> {
     let number = |path: &Path| path.filename()?.strip_suffix(".sst")?.parse::<u64>().ok();
     let (dir, offset) = (place.path("wal"), place.path(&name(after)));

@@ -179,7 +179,7 @@ impl ObjectStore for Files {
     }
 }
 
-/// Whether a part of the file is asked for, and nothing else.
+/// Returns true if a part of the file is asked for, and nothing else.
 fn is_ranged(options: &GetOptions) -> bool {
     options.range.is_some()
         && !options.head
@@ -190,7 +190,8 @@ fn is_ranged(options: &GetOptions) -> bool {
         && options.version.is_none()
 }
 
-/// Whether this is a file with rows: those have names of their own for ever. Manifests do not.
+/// Returns true if this is a file with rows: those have names of their own for ever. Manifests do
+/// not.
 fn is_immutable(location: &Path) -> bool {
     location.extension() == Some("sst")
 }
@@ -203,12 +204,12 @@ struct Opened {
 }
 
 impl Opened {
-    /// Whether it has lost its name: it was deleted, or another file has got the name.
+    /// Returns true if it has lost its name: it was deleted, or another file has got the name.
     fn is_gone(&self) -> bool {
         !self.file.metadata().is_ok_and(|metadata| metadata.nlink() > 0)
     }
 
-    /// A range that is within the file.
+    /// Returns a range that is within the file.
     async fn read(self: Arc<Self>, range: Range<u64>) -> io::Result<Bytes> {
         let length = range.end - range.start;
         let mut bytes = vec![0; usize::try_from(length).map_err(|_| io::ErrorKind::InvalidInput)?];

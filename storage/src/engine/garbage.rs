@@ -75,14 +75,15 @@ impl Garbage {
         self.weighed().request.clone()
     }
 
-    /// Whether so much garbage is worth a merge of files of `size` bytes.
+    /// Returns true if so much garbage is worth a merge of files of `size` bytes.
     fn is_worth(&self, garbage: u64, size: u64) -> bool {
         garbage >= self.least.max(size / PARTS)
     }
 }
 
 impl Weighed {
-    /// Whether to ask for a merge at `now`. If the last one got rid of nothing, the next has time.
+    /// Returns true if to ask for a merge at `now`. If the last one got rid of nothing, the next
+    /// has time.
     fn may_ask(&self, now: Instant) -> bool {
         let in_vain =
             |(at, collected)| collected == self.collected && now.duration_since(at) < RETRY;

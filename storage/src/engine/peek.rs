@@ -8,8 +8,8 @@ use bytes::Bytes;
 use slatedb::config::DbReaderOptions;
 use slatedb::{DbReader, DbReaderMode};
 
-/// The rows with a prefix in the files of the engine in a place; `None` if there is no engine. If it
-/// is open, files may go while they are read, which is an error.
+/// Returns the rows with a prefix in the files of the engine in a place; `None` if there is no
+/// engine. If it is open, files may go while they are read, which is an error.
 pub(crate) async fn peek(place: &Place, prefix: &[u8]) -> Result<Option<Vec<(Bytes, Bytes)>>> {
     let reading = async {
         let (store, path) = (place.store(), place.root().clone());

@@ -73,7 +73,7 @@ impl CompactionScheduler for Scheduler {
 }
 
 impl Scheduler {
-    /// The next step of merging everything, if that was asked for.
+    /// Returns the next step of merging everything, if that was asked for.
     fn everything(&self, state: &CompactorStateView, runs: &[u32]) -> Option<CompactionSpec> {
         let request = self.garbage.request()?;
         if last_run(state.manifest()) != request.last {
@@ -85,7 +85,7 @@ impl Scheduler {
     }
 }
 
-/// Whether another merge may run beside these.
+/// Returns true if another merge may run beside these.
 fn leaves_room(active: &[&CompactionSpec], runs: &[u32]) -> bool {
     match active {
         [] => true,
@@ -94,8 +94,8 @@ fn leaves_room(active: &[&CompactionSpec], runs: &[u32]) -> bool {
     }
 }
 
-/// The next step of merging everything: `level0` and `runs` are what there is, the newest first,
-/// `wanted` are the files of level 0 that must be included.
+/// Returns the next step of merging everything: `level0` and `runs` are what there is, the newest
+/// first, `wanted` are the files of level 0 that must be included.
 fn plan(level0: &[SourceId], runs: &[u32], wanted: &[SourceId]) -> Option<CompactionSpec> {
     if let Some(newest) = level0.iter().position(|file| wanted.contains(file)) {
         // The oldest ones go first.

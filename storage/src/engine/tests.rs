@@ -60,7 +60,7 @@ impl Process {
         self.runtime.block_on(self.engine.flush()).unwrap();
     }
 
-    /// Whether there is more to do.
+    /// Returns true if there is more to do.
     fn sweep(&self) -> bool {
         self.runtime.block_on(sweep(&self.engine, Vec::new())).unwrap().1
     }
@@ -243,7 +243,7 @@ fn a_checkpoint_keeps_its_files_as_long_as_it_is_there() {
     process.kill();
 }
 
-/// The object at a path, as somebody sees it.
+/// Returns the object at a path, as somebody sees it.
 fn object(process: &Process, store: &dyn ObjectStore, path: &str) -> Option<Bytes> {
     let path = Path::from(path);
     process.runtime.block_on(async { store.get(&path).await.ok()?.bytes().await.ok() })

@@ -57,7 +57,7 @@ async fn in_time<T>(work: impl Future<Output = Result<T, slatedb::Error>>) -> Re
     within(OPENING, &Writes::default(), async { work.await.map_err(told) }).await
 }
 
-/// The control rows. The manifest is written as by a flush.
+/// Returns the control rows. The manifest is written as by a flush.
 async fn read_and_write(db: &Db) -> Result<Vec<(bytes::Bytes, bytes::Bytes)>, slatedb::Error> {
     let mut found = db.scan(prefix_range(&[row::CONTROL])).await?;
     let mut rows = Vec::new();

@@ -349,7 +349,7 @@ impl Shared {
 }
 
 impl Writer {
-    /// The spans of a segment that holds a part of the commit being written.
+    /// Returns the spans of a segment that holds a part of the commit being written.
     fn spans_of(&mut self, number: u64) -> &mut Spans {
         let closed = self.closed.iter_mut().rev().find(|segment| segment.number == number);
         closed.map_or(&mut self.current.spans, |segment| &mut segment.spans)

@@ -276,7 +276,7 @@ impl State {
         flying.or_else(|| self.queue.front().and_then(|batch| batch.since))
     }
 
-    /// The objects that are not needed, from the oldest on.
+    /// Returns the objects that are not needed, from the oldest on.
     fn droppable(&self) -> usize {
         let is_free = |stored: &&Stored| {
             stored.spans.held(&self.flushed).next().is_none() && !self.holds.keeps(stored.last)
@@ -284,8 +284,8 @@ impl State {
         self.stored.iter().take_while(is_free).count()
     }
 
-    /// Whether there are records that are not needed. Objects without any are left to the next one
-    /// with some.
+    /// Returns true if there are records that are not needed. Objects without any are left to the
+    /// next one with some.
     fn drops_records(&self) -> bool {
         self.stored.iter().take(self.droppable()).any(|stored| stored.bytes > 0)
     }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 pub trait Disk: Send + Sync {
     /// Creates `dir` and its parents durably; no error if it exists.
     fn create_dir(&self, dir: &Path) -> io::Result<()>;
-    /// The names in `dir`, in no order; those that are not UTF-8 are left out.
+    /// Returns the names in `dir`, in no order; those that are not UTF-8 are left out.
     fn list(&self, dir: &Path) -> io::Result<Vec<String>>;
     /// Opens an existing file for reading and writing.
     fn open(&self, path: &Path) -> io::Result<Arc<dyn File>>;

@@ -69,12 +69,12 @@ impl Extract {
         self.time_ms = self.time_ms.max(time_ms);
     }
 
-    /// The last record's lsn, or where it begins.
+    /// Returns the last record's lsn, or where it begins.
     pub fn last(&self) -> Lsn {
         self.last
     }
 
-    /// The greatest time of a record.
+    /// Returns the greatest time of a record.
     pub fn time_ms(&self) -> u64 {
         self.time_ms
     }

@@ -81,7 +81,8 @@ fn numbers(disk: &dyn Disk, dir: &Path) -> Result<Vec<u64>, JournalError> {
     }
 }
 
-/// The greatest time in the journal when the segment in this file was begun; `None`: it was not.
+/// Returns the greatest time in the journal when the segment in this file was begun; `None`: it was
+/// not.
 pub fn segment_begun_ms(disk: &dyn Disk, path: &Path) -> Option<u64> {
     let number = segment_number(path.file_name()?.to_str()?)?;
     match SegmentHeader::read(&*disk.open(path).ok()?, number) {

@@ -271,7 +271,7 @@ impl Shared {
 }
 
 impl Writer {
-    /// The shards that have something in the oldest segment that is not flushed.
+    /// Returns the shards that have something in the oldest segment that is not flushed.
     fn holders(&self) -> Vec<u16> {
         let oldest = self.closed.front().map_or(&self.current.spans, |segment| &segment.spans);
         oldest.held(&self.flushed).map(|(shard, _)| shard).collect()

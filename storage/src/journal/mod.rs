@@ -125,7 +125,7 @@ pub enum JournalError {
 }
 
 impl JournalError {
-    /// An I/O error at `path`, running out of space told apart.
+    /// Creates an I/O error at `path`, running out of space told apart.
     pub(crate) fn io(doing: &'static str, path: &Path, source: io::Error) -> Self {
         let path = path.to_path_buf();
         match source.kind() {
@@ -176,10 +176,10 @@ pub trait Journal: Send + Sync {
     /// After an error nothing of the commit is in the journal and no lsn is consumed.
     fn append(&self, time_ms: u64, shards: &[u16], body: &[&[u8]]) -> Result<Lsn, JournalError>;
 
-    /// The last lsn appended.
+    /// Returns the last lsn appended.
     fn end(&self) -> Lsn;
 
-    /// The greatest lsn up to which everything is durable. Wait-free.
+    /// Returns the greatest lsn up to which everything is durable. Wait-free.
     fn durable(&self) -> Lsn;
 
     /// Asks for everything up to `lsn` to be made durable soon, in whatever mode.
@@ -199,7 +199,8 @@ pub trait Journal: Send + Sync {
     /// not be wiped. Only a restart helps.
     fn failed(&self) -> Option<String>;
 
-    /// Whether it is in a store over a network: nobody may wait for that on a worker's thread.
+    /// Returns true if it is in a store over a network: nobody may wait for that on a worker's
+    /// thread.
     fn is_remote(&self) -> bool {
         false
     }
@@ -216,7 +217,8 @@ pub trait Journal: Send + Sync {
         None
     }
 
-    /// Whether another server has taken the journal over: whatever is in memory may be out of date.
+    /// Returns true if another server has taken the journal over: whatever is in memory may be out
+    /// of date.
     fn is_taken_over(&self) -> bool {
         false
     }
@@ -225,7 +227,7 @@ pub trait Journal: Send + Sync {
     /// may be dropped.
     fn flushed(&self, shard: u16, applied: Lsn);
 
-    /// The oldest lsn that is still in the journal, or the next one if it holds none.
+    /// Returns the oldest lsn that is still in the journal, or the next one if it holds none.
     fn oldest(&self) -> Lsn;
 
     fn stats(&self) -> JournalStats;
@@ -286,7 +288,7 @@ impl Options {
     /// need as many, within these bounds.
     pub(crate) const SPARES: RangeInclusive<usize> = 2..=16;
 
-    /// The greatest body of one part of a commit, in bytes.
+    /// Returns the greatest body of one part of a commit, in bytes.
     pub(crate) fn max_part(&self) -> usize {
         usize::try_from((self.segment_bytes / 4).min(8 << 20)).unwrap_or(8 << 20)
     }

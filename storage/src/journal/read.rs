@@ -49,7 +49,7 @@ impl Holds {
         self.open.is_empty()
     }
 
-    /// Whether a segment is kept, of which `last` is the last commit that ends in it.
+    /// Returns true if a segment is kept, of which `last` is the last commit that ends in it.
     pub(super) fn keeps(&self, last: Lsn) -> bool {
         // The next commit may begin in it.
         self.open.iter().any(|hold| last + 1 >= hold.from)
@@ -72,7 +72,7 @@ pub(super) struct Assembly {
 }
 
 impl Assembly {
-    /// The commit that a step ends, if it is `from` or later.
+    /// Returns the commit that a step ends, if it is `from` or later.
     pub(super) fn take(&mut self, step: &Step<'_>, from: Lsn) -> Option<Record> {
         let header = step.header;
         let Met::Part { first, last } = step.met else { return None };
@@ -147,7 +147,7 @@ impl Shared {
         }
     }
 
-    /// The segments with records of a range.
+    /// Returns the segments with records of a range.
     fn segments_of(&self, hold: HoldId, from: Lsn, to: Lsn) -> Result<Vec<u64>, JournalError> {
         let writer = lock(&self.writer);
         if !writer.holds.has(hold) {
@@ -161,7 +161,7 @@ impl Shared {
         Ok(wanted.map(|(number, ..)| number).collect())
     }
 
-    /// A segment that changed while it was read was dropped, or is damaged.
+    /// Returns a segment that changed while it was read was dropped, or is damaged.
     fn unreadable(&self, hold: HoldId, path: &std::path::Path, offset: u64) -> JournalError {
         if lock(&self.writer).holds.has(hold) {
             let reason = "the records end before those that were written";

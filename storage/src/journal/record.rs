@@ -40,7 +40,7 @@ pub(super) struct RecordHeader {
 }
 
 impl RecordHeader {
-    /// The header's bytes; `salt` is the journal's. Sets `crc`.
+    /// Returns the header's bytes; `salt` is the journal's. Sets `crc`.
     pub(super) fn encode(&mut self, salt: u32) -> [u8; HEADER] {
         let mut bytes = [0; HEADER];
         bytes[0..4].copy_from_slice(&MAGIC);
@@ -61,7 +61,8 @@ impl RecordHeader {
         bytes
     }
 
-    /// The header at the start of `bytes` (at least [`HEADER`] long), if there is a whole one.
+    /// Returns the header at the start of `bytes` (at least [`HEADER`] long), if there is a whole
+    /// one.
     pub(super) fn decode(bytes: &[u8], salt: u32) -> Option<Self> {
         if bytes[0..4] != MAGIC {
             return None;
@@ -108,7 +109,7 @@ pub(super) fn record_len(shards: usize, body: u64) -> u64 {
     (HEADER as u64 + 2 * shards as u64 + body).next_multiple_of(ALIGN)
 }
 
-/// The shards at the start of what follows a header.
+/// Returns the shards at the start of what follows a header.
 pub(super) fn decode_shards(payload: &[u8], count: u16) -> Vec<u16> {
     let (pairs, _) = payload[..2 * usize::from(count)].as_chunks::<2>();
     pairs.iter().map(|pair| u16::from_le_bytes(*pair)).collect()

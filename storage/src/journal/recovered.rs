@@ -22,7 +22,7 @@ enum Source<'a> {
 }
 
 impl Pieces<'_> {
-    /// The next one: those of a commit follow each other.
+    /// Returns the next one: those of a commit follow each other.
     pub async fn next(&mut self) -> Result<Option<Piece>, JournalError> {
         match &mut self.0 {
             Source::Local(pieces) => pieces.next(),
@@ -32,7 +32,7 @@ impl Pieces<'_> {
 }
 
 impl Recovered {
-    /// The last lsn.
+    /// Returns the last lsn.
     pub fn end(&self) -> Lsn {
         match self {
             Self::Local(recovery) => recovery.end(),
@@ -40,7 +40,7 @@ impl Recovered {
         }
     }
 
-    /// The epoch in which it ends, 0 in a new journal.
+    /// Returns the epoch in which it ends, 0 in a new journal.
     pub fn epoch(&self) -> u64 {
         match self {
             Self::Local(recovery) => recovery.epoch(),
@@ -48,7 +48,7 @@ impl Recovered {
         }
     }
 
-    /// The greatest epoch met, 0 in a new journal.
+    /// Returns the greatest epoch met, 0 in a new journal.
     pub fn max_epoch(&self) -> u64 {
         match self {
             Self::Local(recovery) => recovery.max_epoch(),
@@ -56,7 +56,7 @@ impl Recovered {
         }
     }
 
-    /// The greatest time in any record, dropped ones included.
+    /// Returns the greatest time in any record, dropped ones included.
     pub fn max_time_ms(&self) -> u64 {
         match self {
             Self::Local(recovery) => recovery.max_time_ms(),
@@ -64,7 +64,7 @@ impl Recovered {
         }
     }
 
-    /// The greatest lsn of `shard` that was dropped because its rows were flushed.
+    /// Returns the greatest lsn of `shard` that was dropped because its rows were flushed.
     pub fn floor(&self, shard: u16) -> Lsn {
         match self {
             Self::Local(recovery) => recovery.floor(shard),
@@ -91,7 +91,7 @@ impl Recovered {
         }
     }
 
-    /// The commits from the lsn `from` on, in order, and whole.
+    /// Returns the commits from the lsn `from` on, in order, and whole.
     pub fn pieces(&self, from: Lsn) -> Pieces<'_> {
         Pieces(match self {
             Self::Local(recovery) => Source::Local(recovery.pieces(from)),

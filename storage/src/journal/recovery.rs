@@ -319,7 +319,7 @@ impl Recovery {
         Ok(())
     }
 
-    /// Whether no record was ever begun at `offset`.
+    /// Returns true if no record was ever begun at `offset`.
     fn is_blank(&self, number: u64, offset: u64) -> Result<bool, JournalError> {
         let file = self.open_file(number)?;
         let read = || {
@@ -331,37 +331,37 @@ impl Recovery {
         read().map_err(|error| JournalError::io("reading", &self.path(number), error))
     }
 
-    /// The last lsn: of the last commit, or what the last epoch's first one was to follow.
+    /// Returns the last lsn: of the last commit, or what the last epoch's first one was to follow.
     pub fn end(&self) -> Lsn {
         self.chain.last
     }
 
-    /// The greatest lsn that was dropped: what is here begins behind it.
+    /// Returns the greatest lsn that was dropped: what is here begins behind it.
     pub fn dropped(&self) -> Lsn {
         self.floor.as_ref().map_or(0, |floor| floor.dropped)
     }
 
-    /// The greatest lsn that was known to be durable.
+    /// Returns the greatest lsn that was known to be durable.
     pub fn durable(&self) -> Lsn {
         self.durable
     }
 
-    /// The epoch in which it ends, 0 in a new journal.
+    /// Returns the epoch in which it ends, 0 in a new journal.
     pub fn epoch(&self) -> u64 {
         self.chain.epoch
     }
 
-    /// The greatest epoch met, 0 in a new journal.
+    /// Returns the greatest epoch met, 0 in a new journal.
     pub fn max_epoch(&self) -> u64 {
         self.max_epoch
     }
 
-    /// The greatest time in any record, dropped ones included.
+    /// Returns the greatest time in any record, dropped ones included.
     pub fn max_time_ms(&self) -> u64 {
         self.max_time_ms
     }
 
-    /// The greatest lsn of `shard` that was dropped because its rows were flushed.
+    /// Returns the greatest lsn of `shard` that was dropped because its rows were flushed.
     pub fn floor(&self, shard: u16) -> Lsn {
         self.floor.as_ref().and_then(|f| f.shards.get(&shard).copied()).unwrap_or(0)
     }
@@ -374,7 +374,7 @@ impl Recovery {
         }
     }
 
-    /// The commits from the lsn `from` on, in order, and whole.
+    /// Returns the commits from the lsn `from` on, in order, and whole.
     pub(super) fn pieces(&self, from: Lsn) -> LocalPieces<'_> {
         LocalPieces { recovery: self, from, next: 0, walk: None, passes: true }
     }
@@ -515,7 +515,7 @@ impl Recovery {
         disk.sync_dir(&self.dir).map_err(|e| JournalError::io("syncing", &self.dir, e))
     }
 
-    /// The segment for the new epoch: one that was prepared, or a new one. Prepared ones of
+    /// Returns the segment for the new epoch: one that was prepared, or a new one. Prepared ones of
     /// another size, and those beyond the number kept, are removed.
     fn fresh_segment(&mut self, disk: &dyn Disk) -> Result<(u64, Arc<dyn File>), JournalError> {
         let mut usable = Vec::new();

@@ -115,7 +115,7 @@ impl Shared {
         (at.elapsed() < ASK_AGAIN).then(error)
     }
 
-    /// Whether the last append was refused, and whether writes are refused.
+    /// Returns true if the last append was refused, and whether writes are refused.
     pub(super) fn refusing(&self) -> (bool, bool) {
         let refusing = lock(&self.refusals.state).refusing.is_some();
         (self.refusals.last.load(Ordering::Relaxed), refusing)

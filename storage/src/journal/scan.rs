@@ -92,7 +92,7 @@ impl Chain {
         }
     }
 
-    /// The chain at the start of the segment `next`, if that is the one that follows.
+    /// Returns the chain at the start of the segment `next`, if that is the one that follows.
     pub(super) fn enter(&self, next: &SegmentHeader) -> Option<Self> {
         let linked = next.prev_number == self.number
             && next.prev_epoch == self.epoch
@@ -167,7 +167,7 @@ impl Walk {
         Ok(Self { window: Window::new(file)?, salt, chain, offset: FIRST_RECORD })
     }
 
-    /// The next record; none where the chain ends in this segment, damaged or not.
+    /// Returns the next record; none where the chain ends in this segment, damaged or not.
     pub(super) fn next(&mut self) -> io::Result<Option<Step<'_>>> {
         let Some(bytes) = self.window.get(self.offset, HEADER as u64)? else { return Ok(None) };
         let Some(header) = RecordHeader::decode(bytes, self.salt) else { return Ok(None) };
@@ -188,7 +188,7 @@ impl Walk {
 }
 
 impl Step<'_> {
-    /// The commit that it is a part of, with this part of its body.
+    /// Returns the commit that it is a part of, with this part of its body.
     pub(super) fn record(&self) -> Record {
         let header = &self.header;
         Record {

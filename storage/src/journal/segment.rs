@@ -129,7 +129,7 @@ pub(super) fn segment_path(dir: &Path, number: u64) -> PathBuf {
     dir.join(format!("{number:016x}{SUFFIX}"))
 }
 
-/// The number of a segment file by its name.
+/// Returns the number of a segment file by its name.
 pub(super) fn segment_number(name: &str) -> Option<u64> {
     let digits = name.strip_suffix(SUFFIX)?;
     let hex = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);
@@ -185,7 +185,7 @@ impl Spans {
         }
     }
 
-    /// The last lsn of each shard in it.
+    /// Returns the last lsn of each shard in it.
     pub(super) fn last(&self) -> impl Iterator<Item = (u16, Lsn)> {
         self.iter().map(|(shard, span)| (shard, span.last))
     }

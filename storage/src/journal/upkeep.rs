@@ -171,7 +171,7 @@ impl Writer {
         segments.take_while(|s| s.number < self.synced_segment && unneeded(s)).count()
     }
 
-    /// The floor when the first `count` segments are dropped.
+    /// Returns the floor when the first `count` segments are dropped.
     fn floor_without(&self, count: usize, before: &Floor) -> Floor {
         let mut floor = before.clone();
         floor.newest_segment = before.newest_segment.max(self.synced_segment);

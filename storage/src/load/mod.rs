@@ -1,8 +1,8 @@
 //! Cold reads: pending rows first, then the engine, on the background runtime.
 //!
-//! A plan is made on the worker, where it takes what is pending; what it must ask the engine for
-//! it does in the background. The keys are locked meanwhile, so nothing that was found grows old.
-//! Rounds are closed before, so that pending rows and engine together know everything.
+//! A plan is made on the worker, which takes the pending rows; the engine is read in the
+//! background. The keys stay locked meanwhile, so the rows that were found do not become stale.
+//! Rounds are closed first, so that pending rows and engine together have every change.
 
 mod range;
 
@@ -19,7 +19,7 @@ use bytes::Bytes;
 use range::RangeWork;
 use std::collections::HashSet;
 
-/// Tasks that read at the same time, and what each reads.
+/// Tasks that read at the same time, and the items that each of them reads.
 const PARALLEL: usize = 16;
 const PER_TASK: usize = 8;
 
@@ -32,7 +32,7 @@ struct Item {
 }
 
 enum Work {
-    /// The meta row: pending (`Some`), or to be got by its key.
+    /// The meta row: its pending value (`Some`), or the row key to read.
     Meta { pending: Option<Option<Vec<u8>>>, row_key: Vec<u8> },
     /// Some element rows: name or chunk, row key, pending value.
     Elements(Vec<ElementWork>),
@@ -46,12 +46,12 @@ struct ElementWork {
     pending: Option<Option<Vec<u8>>>,
 }
 
-/// What is to be read.
+/// A plan of reads.
 pub struct LoadPlan {
     items: Vec<Item>,
 }
 
-/// What was found for one need.
+/// The rows found for one need.
 enum Found {
     /// The meta row's value.
     Meta(Option<Bytes>),
@@ -63,13 +63,13 @@ enum Found {
     Index(ElementRange, Vec<IndexPiece>),
 }
 
-/// What was read.
+/// Result of a [`LoadPlan`].
 pub struct Loaded {
     found: Result<Vec<(Need, KeyHash, Found)>>,
 }
 
 impl Partition {
-    /// Plans to load what is needed. Needs of keys that are not this partition's are left out.
+    /// Plans to load the needs. Needs of keys of other partitions are left out.
     pub fn plan_load(&mut self, needs: Vec<Need>) -> LoadPlan {
         let items = needs.into_iter().filter_map(|need| self.plan_one(need)).collect();
         LoadPlan { items }
@@ -108,7 +108,7 @@ impl Partition {
         Some(Item { need, at, engine, work })
     }
 
-    /// Takes in what was read.
+    /// Applies loaded rows to the store.
     pub fn finish_load(&mut self, loaded: Loaded) -> Result<()> {
         for (need, at, found) in loaded.found? {
             self.learn_one(&need, at, found).with_context(|| {
@@ -141,7 +141,7 @@ impl Partition {
 }
 
 impl Store {
-    /// Those of some names, each once, of which it is not known whether a key's value has an
+    /// Returns those of some names, each once, for which it is unknown whether a key's value has an
     /// element of that name.
     pub fn unknown<'a>(
         &mut self,
@@ -159,7 +159,7 @@ impl Store {
     }
 }
 
-/// Some element rows: name and element key of each.
+/// Returns the reads of some element rows: name and element key of each.
 fn named(
     shard: &Shard,
     head: &[u8],
@@ -190,7 +190,7 @@ fn learn_chunks(big: &mut BigStr, found: Found) -> Result<()> {
             }
             big.complete = true;
         }
-        // Asked of a collection that was here before.
+        // The need was for a collection that is not here any more.
         _ => {}
     }
     Ok(())
@@ -213,7 +213,7 @@ fn learn_elements(value: &mut Value, found: Found) -> Result<()> {
 }
 
 impl LoadPlan {
-    /// Reads, on the background runtime.
+    /// Reads on the background runtime.
     pub async fn run(self, background: &tokio::runtime::Handle) -> Loaded {
         let pending_only = |item: &Item| matches!(&item.work, Work::Meta { pending: Some(_), .. });
         if self.items.iter().all(pending_only) {
@@ -224,8 +224,8 @@ impl LoadPlan {
     }
 }
 
-/// Does something with each item: a few after one another in each of a few tasks at the same time.
-/// The results come in any order.
+/// Runs `read` for each item: a few in sequence in each of a few concurrent tasks. The results come
+/// in any order.
 async fn each<T, R, F>(items: Vec<T>, read: fn(T) -> F) -> Result<Vec<R>>
 where
     T: Send + 'static,
@@ -315,7 +315,7 @@ mod tests {
         };
         learn(&mut store, b"a", false);
         assert_eq!(unknown(&mut store, &["a", "b"]), ["b"]);
-        // What was changed since is newer than what was read.
+        // A change since the read is newer than the row.
         store.entry_mut(0, b"k").unwrap().typed_mut::<Set>().unwrap().add(b"a");
         learn(&mut store, b"a", false);
         let set = store.typed::<Set>(0, b"k").unwrap().unwrap();

@@ -9,10 +9,10 @@ use anyhow::{Context, Result};
 use bytes::Bytes;
 use std::collections::BTreeMap;
 
-/// Rows of one scan of the engine; a range of more is scanned on.
+/// Rows of one scan of the engine; a larger range takes several scans.
 const SCAN_ROWS: usize = 16_384;
 
-/// Pending rows that a page looks at, at least: among them may be any number of deleted ones.
+/// Least number of pending rows that a page considers: any number of them may be deleted.
 const PENDING_ROWS: usize = 1024;
 
 /// Pending rows by element: newest value, or deleted.
@@ -20,9 +20,9 @@ type Overlay = BTreeMap<Vec<u8>, Option<Bytes>>;
 
 /// Element rows of one version in a range, planned on the shard's worker.
 pub(super) struct RangeWork {
-    /// Of all row keys of the version.
+    /// Common beginning of all row keys of the version.
     head: Vec<u8>,
-    /// As far as `pending` is known.
+    /// The range that `pending` covers.
     range: ElementRange,
     pending: Overlay,
     what: What,
@@ -35,7 +35,7 @@ enum What {
 }
 
 impl RangeWork {
-    /// `None` if the part is no range.
+    /// Plans the read of a part; `None` if the part is no range.
     pub(super) fn new(shard: &Shard, head: Vec<u8>, version: u64, part: &Part) -> Option<Self> {
         let everything = ElementRange { from: Vec::new(), to: None };
         let (range, what) = match part {
@@ -51,7 +51,7 @@ impl RangeWork {
         Some(work)
     }
 
-    /// Takes what is pending; a page only as far as it may need it.
+    /// Copies the pending rows of the range; for a page, no more than it may need.
     fn capture(&mut self, shard: &Shard, version: u64) {
         let (reverse, most) = match self.what {
             What::Page { reverse, limit } => (reverse, PENDING_ROWS.max(2 * limit)),
@@ -83,7 +83,7 @@ impl RangeWork {
         self.pending.retain(|element, _| self.range.contains(element));
     }
 
-    /// Reads; to be run on the background runtime.
+    /// Reads; must run on the background runtime.
     pub(super) async fn read(self, engine: &Engine) -> Result<Found> {
         match self.what {
             What::All => Ok(Found::All(self.read_all(engine).await?)),
@@ -94,7 +94,7 @@ impl RangeWork {
         }
     }
 
-    /// The row keys of a range of elements.
+    /// Returns the row keys of a range of elements.
     fn row_range(&self, range: &ElementRange) -> std::ops::Range<Vec<u8>> {
         let start = [&self.head[..], &range.from].concat();
         let end = match &range.to {
@@ -115,7 +115,7 @@ impl RangeWork {
         Ok(out)
     }
 
-    /// Every row in order.
+    /// Calls `visit` for every row in order.
     async fn each(
         &self,
         engine: &Engine,

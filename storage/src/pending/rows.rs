@@ -32,7 +32,7 @@ enum Held {
 }
 
 impl Held {
-    /// The key and the value, of which the first has so many bytes.
+    /// Returns the key and the value, of which the first has so many bytes.
     fn split(&self, key_len: usize) -> (&[u8], &[u8]) {
         match self {
             Self::Inside { len, bytes } => bytes[..usize::from(*len)].split_at(key_len),
@@ -96,7 +96,7 @@ impl PendingRow {
         self.put.then(|| self.parts().1)
     }
 
-    /// The value as it lies in memory, if it is big.
+    /// Returns the value as it lies in memory, if it is big.
     pub(super) fn shared_value(&self) -> Option<Bytes> {
         match &self.held {
             Held::Apart(bytes) if bytes.len() - self.key_len as usize >= SHARED => {
@@ -163,7 +163,7 @@ pub(super) type Rows = Table<PendingRow>;
 pub(super) struct Set {
     /// The bytes of key and value that it had; `None`: there was none.
     pub(super) before: Option<usize>,
-    /// Whether there is one now.
+    /// True if there is one now.
     pub(super) kept: bool,
 }
 
@@ -213,8 +213,8 @@ pub(super) fn sorted<'a>(
     rows.into_iter().map(|(_, row)| row).collect()
 }
 
-/// The first bytes of a key, as a number that sorts as they do: most keys differ there, and need not
-/// be looked at again.
+/// Returns the first bytes of a key, as a number that sorts as they do: most keys differ there, and
+/// need not be looked at again.
 fn beginning(key: &[u8]) -> u64 {
     let mut bytes = [0; 8];
     let len = key.len().min(bytes.len());
@@ -265,7 +265,7 @@ impl ElementRows {
         if self.tables.len() == 1 { 0 } else { (hash >> (u64::BITS - TABLES.ilog2())) as usize }
     }
 
-    /// The table that has an element's row, and its hash there.
+    /// Returns the table that has an element's row, and its hash there.
     pub(super) fn table(&self, element: &[u8]) -> (&Rows, u64) {
         let hash = self.hasher.hash_one(element);
         (&self.tables[self.place(hash)], hash)
@@ -349,7 +349,7 @@ impl ElementRows {
         self.tables.iter().flat_map(Rows::iter)
     }
 
-    /// The rows of a range of elements, in order.
+    /// Returns the rows of a range of elements, in order.
     pub(super) fn range(
         &self,
         bounds: (Bound<&[u8]>, Bound<&[u8]>),

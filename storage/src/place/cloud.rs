@@ -146,12 +146,12 @@ pub(super) fn azure(container: &str) -> Result<Arc<dyn ObjectStore>> {
     Ok(Arc::new(builder.build()?))
 }
 
-/// Whether the environment has a setting of the client.
+/// Returns true if the environment has a setting of the client.
 fn is_set_in_env(cloud: &str, key: ClientConfigKey) -> bool {
     env::var_os(format!("{cloud}_{}", key.as_ref().to_ascii_uppercase())).is_some()
 }
 
-/// Whether a setting is true, as the builders read it.
+/// Returns true if a setting is true, as the builders read it.
 fn is_yes(value: Option<&str>) -> bool {
     let value = value.unwrap_or_default().to_ascii_lowercase();
     ["1", "true", "on", "yes", "y"].contains(&&*value)

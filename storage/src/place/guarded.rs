@@ -71,13 +71,13 @@ impl Writes {
         Some((since.elapsed(), why.clone()))
     }
 
-    /// A number that grows when rows are written.
+    /// Returns a number that grows when rows are written.
     pub(crate) fn progress(&self) -> u64 {
         self.rows.load(Ordering::Relaxed)
     }
 }
 
-/// Whether the store is well, and has said no.
+/// Returns true if the store is well, and has said no.
 fn is_answer(error: &Error) -> bool {
     matches!(
         error,
@@ -126,8 +126,8 @@ impl Guarded {
         done.map_err(|error| if self.is_local { give_up(doing, location, error) } else { error })
     }
 
-    /// The answer to a read. A part of a local file is read whole, so that an error in it is an
-    /// error of the read.
+    /// Returns the answer to a read. A part of a local file is read whole, so that an error in it
+    /// is an error of the read.
     async fn whole(
         &self,
         location: &Path,
@@ -152,12 +152,12 @@ impl Guarded {
     }
 }
 
-/// Whether nobody tries again.
+/// Returns true if nobody tries again.
 fn is_final(error: &Error) -> bool {
     is_answer(error) || NonRetryable::find(error).is_some()
 }
 
-/// The error of a read that is not repeated.
+/// Returns the error of a read that is not repeated.
 fn give_up(doing: &str, location: &Path, error: Error) -> Error {
     if is_final(&error) {
         return error;

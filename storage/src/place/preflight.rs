@@ -57,7 +57,7 @@ impl Place {
         bytes.first().copied().context("an object that was written is empty")
     }
 
-    /// An object that exists is not created again.
+    /// Returns an object that exists is not created again.
     async fn creates_once(&self, path: &Path) -> Result<()> {
         match self.create(path, 1).await {
             Ok(()) => {}
@@ -129,7 +129,7 @@ fn explain(error: &Error) -> anyhow::Error {
     anyhow!("{advice} ({cause})")
 }
 
-/// The innermost cause, in a line; of an answer in XML its code and message.
+/// Returns the innermost cause, in a line; of an answer in XML its code and message.
 pub(crate) fn cause(error: &Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

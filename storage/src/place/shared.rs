@@ -77,7 +77,7 @@ impl Shares {
         Ok(())
     }
 
-    /// Whether a checkpoint of the parent keeps files for this branch.
+    /// Returns true if a checkpoint of the parent keeps files for this branch.
     pub(crate) fn has(&self, checkpoint: &str) -> bool {
         self.engines.values().any(|share| share.checkpoint == checkpoint)
     }
@@ -102,7 +102,7 @@ impl Files {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether there is one that is not needed from now on.
+    /// Returns true if there is one that is not needed from now on.
     fn give_up(&self, location: &Path) -> bool {
         self.lock().remove(location).is_some()
     }
@@ -128,7 +128,7 @@ fn meta(location: Path, size: u64) -> ObjectMeta {
 }
 
 impl Shared {
-    /// The store of a branch in `inner`.
+    /// Returns the store of a branch in `inner`.
     pub(super) fn new(inner: Arc<dyn ObjectStore>, shares: Shares) -> Self {
         let mut files = BTreeMap::new();
         for (own, share) in &shares.engines {
@@ -140,7 +140,7 @@ impl Shared {
         Self::seeing(inner.clone(), inner, files, shares)
     }
 
-    /// A store in memory in which files of another one are seen.
+    /// Creates a store in memory in which files of another one are seen.
     pub(super) fn in_memory(
         parent: Arc<dyn ObjectStore>,
         files: BTreeMap<Path, (Path, u64)>,

@@ -22,7 +22,7 @@ const MAGIC: [u8; 8] = *b"FLAGCRC1";
 /// The stamp: the magic, and CRC32C of all before it, little-endian.
 const STAMP: usize = MAGIC.len() + 4;
 
-/// Whether files of this name get one.
+/// Returns true if files of this name get one.
 fn has_stamp(location: &Path) -> bool {
     matches!(location.extension(), Some("manifest" | "compactions"))
 }
@@ -34,7 +34,7 @@ fn split(bytes: &[u8]) -> Option<(&[u8], u32)> {
     Some((content, u32::from_le_bytes(checksum)))
 }
 
-/// A file as it is written.
+/// Returns a file as it is written.
 pub(crate) fn stamped(location: &Path, payload: PutPayload) -> PutPayload {
     if !has_stamp(location) {
         return payload;
@@ -50,7 +50,7 @@ pub(crate) fn stamped(location: &Path, payload: PutPayload) -> PutPayload {
     bytes.freeze().into()
 }
 
-/// A file as it was read, if it is what was written.
+/// Returns a file as it was read, if it is what was written.
 pub(crate) async fn verified(
     location: &Path,
     options: &GetOptions,

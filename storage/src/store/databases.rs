@@ -1,4 +1,4 @@
-//! Whole databases: their generations, and what a unit does to them in its workspace.
+//! Whole databases: their generations, and how a unit changes them in its workspace.
 
 use super::{Db, Store};
 use crate::scan::{Cursor, ScanKey};
@@ -6,29 +6,29 @@ use crate::slot::KeyHash;
 use crate::value::Entry;
 
 impl Store {
-    /// The generations of all databases.
+    /// Returns the generations of all databases.
     pub fn generations(&self) -> Vec<u32> {
         self.dbs.iter().map(|db| db.generation).collect()
     }
 
-    /// The generation of a database.
+    /// Returns the generation of a database.
     pub fn generation(&self, db: u32) -> u32 {
         self.dbs[db as usize].generation
     }
 
-    /// The database that has a generation now.
+    /// Returns the database that has a generation now.
     pub fn db_of(&self, generation: u32) -> Option<u32> {
         self.dbs.iter().position(|db| db.generation == generation).map(|db| db as u32)
     }
 
-    /// There may be keys of a database on disk (at the start).
+    /// Marks a database as having keys that may be on disk only (at the start).
     pub fn set_partial(&mut self, db: u32) {
         self.dbs[db as usize].partial = true;
     }
 
-    /// The databases have these generations from now on: what has one of them is found where that
-    /// is now, and of a new one there is nothing. What is not found any more comes back, to be
-    /// dropped elsewhere. The open round has changed nothing.
+    /// Gives the databases these generations. A database moves to the index of its generation; one
+    /// with a new generation is empty. Returns the removed databases, to be dropped elsewhere. The
+    /// open round must have no changes.
     pub fn arrange(&mut self, generations: &[u32]) -> impl Send + 'static {
         let mut old = std::mem::take(&mut self.dbs);
         for &generation in generations {
@@ -46,7 +46,7 @@ impl Store {
 
     // ---- workspaces --------------------------------------------------------------------------
 
-    /// Empties a database of a workspace, which is `generation` from now on.
+    /// Empties a database of a workspace and gives it a new generation.
     pub fn flush(&mut self, db: u32, generation: u32) {
         let old = std::mem::replace(&mut self.dbs[db as usize], Db::new(generation, false));
         self.dirty.retain(|key| key.db != db);
@@ -66,25 +66,25 @@ impl Store {
         }
     }
 
-    /// What was in databases of a workspace that were emptied, by their generations.
+    /// Takes the entries of emptied databases of a workspace, with the databases' generations.
     pub fn take_flushed(&mut self) -> Vec<(u32, Entry)> {
         std::mem::take(&mut self.flushed)
     }
 
-    /// The entries of a workspace.
+    /// Returns the entries of a workspace.
     pub fn lent(&self) -> impl Iterator<Item = (u32, &Entry)> {
         (0u32..).zip(&self.dbs).flat_map(|(db, tables)| {
             tables.tables.iter().flat_map(|table| table.map.iter()).map(move |entry| (db, entry))
         })
     }
 
-    /// By how many keys a database of a workspace differs from what the journal knows of it.
+    /// Returns by how many keys a database of a workspace differs from its state in the journal.
     pub fn added_keys(&self, db: u32) -> i64 {
         let entries = self.lent().filter(|(of, _)| *of == db);
         entries.map(|(_, entry)| i64::from(entry.is_live()) - i64::from(entry.stored.live)).sum()
     }
 
-    /// Puts what a workspace knows of a database over a page of its keys, which goes up to `end`.
+    /// Applies a workspace's changes of a database to a page of its keys, which goes up to `end`.
     pub fn overlay(&self, db: u32, from: Cursor, end: Option<Cursor>, keys: &mut Vec<ScanKey>) {
         let Some(tables) = self.dbs.get(db as usize).map(|db| &db.tables) else { return };
         if tables.iter().all(|table| table.map.is_empty()) {
@@ -162,8 +162,8 @@ mod tests {
         assert_eq!([0, 1, 2].map(|db| space.added_keys(db)), [1, -1, 0]);
         space.flush(1, 9);
         assert_eq!(keys(&mut space), [(2, true), (9, false), (3, true)]);
-        // What was deleted before the database was emptied is deleted in its old generation: what
-        // it held may be somewhere else.
+        // Keys that were deleted before the database was emptied are deleted in its old generation,
+        // which another database may have now.
         let sealed = space.seal();
         assert_eq!(sealed.keys().collect::<Vec<_>>(), [(0, &b"k"[..])]);
         let body = sealed.body();

@@ -1,4 +1,4 @@
-//! Entries that are written.
+//! Entries for writing.
 
 use super::{DirtyKey, Found, Store};
 use crate::need::Fault;
@@ -16,11 +16,11 @@ pub struct EntryMut<'a> {
     changes: &'a mut u64,
     notes: &'a mut Notes,
     changed: bool,
-    /// Its changes are [`What::Touched`].
+    /// True if changes are noted as [`What::Touched`].
     quiet: bool,
-    /// The unit that it is changed in; 0: none.
+    /// Number of the unit that changes the entry; 0: none.
     unit: u32,
-    /// The key did not exist, and nothing was told of it since.
+    /// True if the key did not exist and no event has announced it since.
     is_new: bool,
     round: u64,
     db: u32,
@@ -28,7 +28,7 @@ pub struct EntryMut<'a> {
 }
 
 impl Store {
-    /// An entry that was found, for writing.
+    /// Returns an entry that was found, for writing.
     pub(super) fn change(&mut self, found: Found) -> Result<EntryMut<'_>, Fault> {
         let Self { dbs, dirty, seen, round, stats, notes, unit, .. } = self;
         let entry = found.entry_mut(dbs);
@@ -53,7 +53,7 @@ impl Store {
 }
 
 impl EntryMut<'_> {
-    /// Makes it a string, whatever it held.
+    /// Sets the value to a string, whatever type it had.
     pub fn set_string(&mut self, bytes: &[u8]) {
         match &mut self.value {
             Value::Str(string) => string.set(bytes),
@@ -61,12 +61,12 @@ impl EntryMut<'_> {
         }
     }
 
-    /// From now on its changes are [`What::Touched`].
+    /// Notes changes as [`What::Touched`] from now on.
     pub fn quietly(&mut self) {
         self.quiet = true;
     }
 
-    /// Notes a keyspace event of the key, behind one that says that it is new if it is.
+    /// Notes a keyspace event of the key, after the event that the key is new if it is.
     #[inline]
     pub fn event(&mut self, class: impl Into<u32>, name: &'static str) {
         if self.notes.wants_events() {
@@ -74,7 +74,7 @@ impl EntryMut<'_> {
         }
     }
 
-    /// Notes that the key is new if it is. Any other event does, too.
+    /// Notes the event that the key is new if it is. Any other event does so, too.
     #[inline]
     pub fn creation_event(&mut self) {
         if self.is_new && self.entry.is_live() {
@@ -89,15 +89,15 @@ impl EntryMut<'_> {
         self.notes.event(self.db, &self.entry.key, class, name);
     }
 
-    /// Notes a keyspace event of something that was taken out of the key, before one that says
-    /// that the key is deleted if it is.
+    /// Notes a keyspace event of a removal from the key, before the event that the key is deleted
+    /// if it is.
     #[inline]
     pub fn removal_event(&mut self, class: impl Into<u32>, name: &'static str) {
         self.event(class, name);
         self.deletion_event();
     }
 
-    /// Notes that the key is deleted if it is.
+    /// Notes the event that the key is deleted if it is.
     #[inline]
     pub fn deletion_event(&mut self) {
         if !self.entry.is_live() {
@@ -120,17 +120,17 @@ impl EntryMut<'_> {
         self.deref_mut();
     }
 
-    /// The value it holds, if it is of this type.
+    /// Returns the value it holds, if it is of this type.
     pub fn typed<T: Typed>(&self) -> Option<&T> {
         T::of(&self.entry.value)
     }
 
-    /// The value it holds, for changing it in place.
+    /// Returns the value it holds, for changing it in place.
     pub fn typed_mut<T: Typed>(&mut self) -> Option<&mut T> {
         T::of_mut(&mut self.deref_mut().value)
     }
 
-    /// The value it holds, for changing it in place; made if the key does not exist.
+    /// Returns the value for changing it in place, creating it if the key does not exist.
     pub fn typed_or_new<T: Typed + Default>(&mut self) -> Result<&mut T, Fault> {
         if self.entry.value.is_absent() {
             self.deref_mut().value = T::default().into_value();
@@ -141,12 +141,12 @@ impl EntryMut<'_> {
         self.typed_mut().ok_or(Fault::WrongType)
     }
 
-    /// The string it holds, for changing it in place.
+    /// Returns the string it holds, for changing it in place.
     pub fn as_str_mut(&mut self) -> Option<&mut Str> {
         self.typed_mut()
     }
 
-    /// The hash it holds, for changing it in place.
+    /// Returns the hash it holds, for changing it in place.
     pub fn as_hash_mut(&mut self) -> Option<&mut Hash> {
         self.typed_mut()
     }

@@ -1,4 +1,4 @@
-//! Entries that are lent to a command on keys of several workers, and come back.
+//! Entries that are lent to a command on keys of several workers, and their return.
 
 use super::{DirtyKey, Store};
 use crate::notes::What;
@@ -6,8 +6,8 @@ use crate::slot::KeyHash;
 use crate::value::Entry;
 
 impl Store {
-    /// Lends an entry out: it leaves the table. The key must be locked until it is given back.
-    /// `None` when it is not in memory, or the database does not exist.
+    /// Lends an entry: it leaves the table. The key must stay locked until the entry is given back.
+    /// Returns `None` when the entry is not in memory, or the database does not exist.
     pub fn lend(&mut self, db: u32, key: &[u8]) -> Option<Entry> {
         let at = self.layout.key_hash(key);
         let table = self.dbs.get_mut(db as usize)?.table(at.slot);
@@ -20,7 +20,7 @@ impl Store {
         self.is_hot(db, key).then(|| Entry::absent(key, at.hash))
     }
 
-    /// Takes an entry in as it is (a loan, or its return).
+    /// Inserts an entry unchanged (a loan, or its return).
     pub fn adopt(&mut self, db: u32, mut entry: Entry) {
         let at = KeyHash { slot: crate::slot::slot_of(&entry.key), hash: entry.hash };
         entry.large = false;
@@ -32,8 +32,8 @@ impl Store {
         table.insert(entry);
     }
 
-    /// A lent entry comes back from a commit: replies that show it wait until the open round is
-    /// closed, and do not fail with it. One that comes back changed and not committed (it had
+    /// Takes back a lent entry after a commit: replies that show it wait until the open round is
+    /// closed, and do not fail with it. An entry that comes back changed but not committed (it had
     /// expired, and the command was broken off) is committed with the open round.
     pub fn give_back(&mut self, db: u32, mut entry: Entry, written: bool) {
         if written || entry.dirty {
@@ -49,7 +49,7 @@ impl Store {
         self.adopt(db, entry);
     }
 
-    /// An entry is gone for good (a failed commit, a unit that is taken back): whatever is on disk
+    /// Drops an entry that does not count (a failed commit, a rolled-back unit): the state on disk
     /// counts.
     pub fn forget(&mut self, db: u32, key: &[u8]) {
         let at = self.layout.key_hash(key);

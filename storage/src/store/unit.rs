@@ -1,33 +1,33 @@
-//! Units: several commands as one (a transaction, a script). Either all that they change counts, or
-//! it is taken back, and nobody has seen anything of it.
+//! Units: several commands that run as one (a transaction, a script). Either all their changes
+//! count, or all are rolled back unseen.
 //!
-//! What is taken back is forgotten: what the journal knows of the key counts again, and is loaded
-//! when somebody asks for it. So nothing is copied ahead. It needs that the journal knows all that
-//! others have done to these keys: a unit that would change what is not yet in a record stops
-//! ([`Fault::Unsettled`](super::Fault::Unsettled)), and runs again when it is.
+//! Rolling back forgets the changed entries: they revert to their last journaled value, which is
+//! loaded when a command asks for it. So nothing is copied ahead. It requires that the journal has
+//! every earlier change of these keys: a unit that would change an entry with changes not yet in a
+//! record stops ([`Fault::Unsettled`](super::Fault::Unsettled)), and runs again when they are.
 
 use super::Store;
 use crate::value::Entry;
 
-/// The unit that is open.
+/// State of the open unit.
 #[derive(Debug, Default)]
 pub(super) struct Unit {
     /// Counts the units, from 1 on.
     last: u32,
     is_open: bool,
-    /// What the open round had changed when it began.
+    /// Number of dirty keys of the open round when the unit began.
     dirty: usize,
     moved: usize,
 }
 
 impl Unit {
-    /// The number of the open unit; 0: there is none.
+    /// Returns the number of the open unit; 0: there is none.
     #[inline]
     pub(super) fn number(&self) -> u32 {
         if self.is_open { self.last } else { 0 }
     }
 
-    /// Whether a change of an entry can be taken back, if it may have to be.
+    /// Returns true if a change of an entry could be rolled back, or no unit is open.
     #[inline]
     pub(super) fn may_change(&self, entry: &Entry) -> bool {
         !self.is_open || !entry.dirty || entry.unit == self.last
@@ -35,26 +35,26 @@ impl Unit {
 }
 
 impl Store {
-    /// Begins a unit: what is changed from now on may be taken back.
+    /// Begins a unit: changes from now on may be rolled back.
     pub fn begin_unit(&mut self) {
-        // 0 is none.
+        // 0 means that no unit is open.
         let last = self.unit.last.wrapping_add(1).max(1);
         let (dirty, moved) = (self.dirty.len(), self.moved.len());
         self.unit = Unit { last, is_open: true, dirty, moved };
     }
 
-    /// The unit is done: its changes are of the open round.
+    /// Ends the unit: its changes belong to the open round.
     pub fn end_unit(&mut self) {
         self.unit.is_open = false;
     }
 
-    /// Whether the open unit has changed anything.
+    /// Returns true if the open unit has changes.
     pub fn unit_has_changed(&self) -> bool {
         self.dirty.len() > self.unit.dirty
     }
 
-    /// Ends the unit and takes back what it has changed. `good`: what is loaded again may be as
-    /// young as this round.
+    /// Ends the unit and rolls back its changes. `good`: the greatest round that entries loaded
+    /// again may be of.
     pub fn roll_back(&mut self, good: u64) {
         self.end_unit();
         self.load_as_of(good);
@@ -66,18 +66,18 @@ impl Store {
         self.notes.take();
     }
 
-    /// Whether a key was changed in the open round.
+    /// Returns true if a key was changed in the open round.
     pub fn is_unsettled(&mut self, db: u32, key: &[u8]) -> bool {
         let at = self.at(key);
         self.get_mut(db, at, key).is_some_and(|entry| entry.dirty)
     }
 
-    /// The keys that the open round has changed.
+    /// Returns the keys that the open round has changed.
     pub fn changed_keys(&self) -> impl Iterator<Item = (u32, &[u8])> {
         self.dirty.iter().map(|key| (key.db, &*key.key))
     }
 
-    /// What the journal knows of a key counts again. If that is that there is none, it stays known.
+    /// Reverts a key to its last journaled value. If that is its absence, the absence stays known.
     fn take_back(&mut self, db: u32, key: &[u8], good: u64) {
         let at = self.layout.key_hash(key);
         let Some(entry) = self.get_mut(db, at, key) else { return };
@@ -85,7 +85,7 @@ impl Store {
             return self.forget(db, key);
         }
         let mut absent = Entry::absent(key, at.hash);
-        // Its absence may be of a round that is not durable.
+        // The absence may belong to a round that is not durable.
         absent.round = good;
         let before = std::mem::replace(entry, absent).counted;
         self.memory = self.memory.saturating_sub(before);

@@ -19,10 +19,10 @@ pub struct Wanted<'a> {
 
 /// A hash, list, set, sorted set or stream.
 pub(crate) trait Collection {
-    /// The type's name as TYPE answers it.
+    /// Returns the type's name as TYPE answers it.
     fn type_name(&self) -> &'static str;
 
-    /// The encoding's name as OBJECT ENCODING answers it.
+    /// Returns the encoding's name as OBJECT ENCODING answers it.
     fn encoding(&self) -> &'static str;
 
     /// Number of elements.
@@ -31,17 +31,17 @@ pub(crate) trait Collection {
     /// Touches what is known of elements, so that it is in the processor's caches.
     fn touch(&self, _wanted: &mut dyn Iterator<Item = Wanted<'_>>) {}
 
-    /// Whether it is known in memory if there is an element of a name.
+    /// Returns true if it is known in memory if there is an element of a name.
     fn knows(&self, _name: &[u8]) -> bool {
         true
     }
 
-    /// Whether a key may hold it without elements.
+    /// Returns true if a key may hold it without elements.
     fn may_be_empty(&self) -> bool {
         false
     }
 
-    /// The version its element rows are under; 0 while it is packed.
+    /// Returns the version its element rows are under; 0 while it is packed.
     fn version(&self) -> u64;
 
     /// Bytes of memory, about; in constant time.
@@ -50,12 +50,12 @@ pub(crate) trait Collection {
     /// Checks that all of it is in memory.
     fn require_whole(&self) -> Result<(), Part>;
 
-    /// The earliest expiry of an element in ms; 0 when none expires.
+    /// Returns the earliest expiry of an element in ms; 0 when none expires.
     fn fields_expire_at_ms(&self) -> u64 {
         0
     }
 
-    /// Whether it has to be unpacked.
+    /// Returns true if it has to be unpacked.
     fn is_too_big(&self) -> bool;
 
     /// Gives it a version: each element becomes a row with the next [`Collection::seal`].
@@ -74,13 +74,13 @@ pub(crate) trait Collection {
     /// Its type and flags in the meta row.
     fn kind(&self) -> (u8, u8);
 
-    /// The element key of a name.
+    /// Returns the element key of a name.
     fn element_key(&self, name: &[u8], layout: &Layout) -> Vec<u8> {
         crate::encoding::RowKey::named_element(layout.hash(name), name)
     }
 
-    /// An element was asked for by name; its row was read. (A value that replaced another since it
-    /// was asked for may have no names; the same holds for an index.)
+    /// Returns an element was asked for by name; its row was read. (A value that replaced another
+    /// since it was asked for may have no names; the same holds for an index.)
     fn learn_named(&mut self, _name: &[u8], _row: Option<&[u8]>) -> Result<()> {
         Ok(())
     }
@@ -88,15 +88,15 @@ pub(crate) trait Collection {
     /// All element rows were read: key and value.
     fn learn_all(&mut self, rows: Vec<(bytes::Bytes, bytes::Bytes)>) -> Result<()>;
 
-    /// A page was read.
+    /// Returns a page was read.
     fn learn_page(&mut self, page: Page) -> Result<()>;
 
-    /// A range was counted.
+    /// Returns a range was counted.
     fn learn_index(&mut self, _range: &ElementRange, _pieces: Vec<IndexPiece>) -> Result<()> {
         Ok(())
     }
 
-    /// Whether hardly any elements are in memory.
+    /// Returns true if hardly any elements are in memory.
     fn is_bare(&self) -> bool;
 
     /// Drops elements from memory that the journal knows, looking at up to `steps`.

@@ -49,7 +49,7 @@ impl Payload for Field {
 }
 
 impl Hash {
-    /// An empty hash, wholly in memory.
+    /// Creates an empty hash, wholly in memory.
     pub fn new() -> Self {
         Self::default()
     }
@@ -84,12 +84,12 @@ impl Hash {
         self.fields.is_complete()
     }
 
-    /// Whether the fields are packed into the meta row.
+    /// Returns true if the fields are packed into the meta row.
     pub fn is_packed(&self) -> bool {
         self.fields.version() == 0
     }
 
-    /// Whether it is a "hashtable" for OBJECT ENCODING.
+    /// Returns true if it is a "hashtable" for OBJECT ENCODING.
     pub fn is_table(&self) -> bool {
         self.table
     }
@@ -99,7 +99,7 @@ impl Hash {
         self.table = true;
     }
 
-    /// Whether some field has, or had, an expiry.
+    /// Returns true if some field has, or had, an expiry.
     pub fn is_timed(&self) -> bool {
         self.timed
     }
@@ -108,8 +108,8 @@ impl Hash {
         self.timed = true;
     }
 
-    /// The earliest expiry of a field, 0 when none expires. Exact while complete, else perhaps too
-    /// early.
+    /// Returns the earliest expiry of a field, 0 when none expires. Exact while complete, else
+    /// perhaps too early.
     pub fn min_expire_at_ms(&self) -> u64 {
         match (self.expiries.first(), self.min_unknown_expire_at_ms) {
             (None, unknown) => unknown,
@@ -118,7 +118,7 @@ impl Hash {
         }
     }
 
-    /// Whether a field may have expired at `now_ms` that was not removed yet.
+    /// Returns true if a field may have expired at `now_ms` that was not removed yet.
     pub fn is_due(&self, now_ms: u64) -> bool {
         let at = self.min_expire_at_ms();
         at != 0 && at <= now_ms
@@ -139,12 +139,12 @@ impl Hash {
         self.fields.require_all()
     }
 
-    /// A field that exists, be it expired.
+    /// Returns a field that exists, be it expired.
     pub fn peek(&self, name: &[u8]) -> Result<Option<&Field>, Part> {
         self.fields.get(name)
     }
 
-    /// A field that exists and has not expired at `now_ms`.
+    /// Returns a field that exists and has not expired at `now_ms`.
     pub fn get(&self, name: &[u8], now_ms: u64) -> Result<Option<&Field>, Part> {
         Ok(self.peek(name)?.filter(|field| !field.is_expired(now_ms)))
     }
@@ -213,10 +213,10 @@ impl Hash {
         removed
     }
 
-    /// A step of a scan: fields from `cursor` on by the place `place`, the upper 48 bits of the
-    /// keyed hash of a name. `visit` is called for about `count` of them, expired ones included.
-    /// The next cursor comes back, 0 at the end. A field that is there from the first step to the
-    /// last is visited.
+    /// Returns a step of a scan: fields from `cursor` on by the place `place`, the upper 48 bits of
+    /// the keyed hash of a name. `visit` is called for about `count` of them, expired ones
+    /// included. The next cursor comes back, 0 at the end. A field that is there from the first
+    /// step to the last is visited.
     pub fn scan(
         &self,
         cursor: u64,
@@ -378,7 +378,7 @@ fn read_row(element: &[u8], row: &[u8]) -> anyhow::Result<(Name, Field)> {
 }
 
 impl Field {
-    /// Whether it has expired at `now_ms`.
+    /// Returns true if it has expired at `now_ms`.
     pub fn is_expired(&self, now_ms: u64) -> bool {
         self.expire_at_ms != 0 && self.expire_at_ms <= now_ms
     }

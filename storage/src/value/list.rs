@@ -88,7 +88,7 @@ impl Node {
         Self { no, dirty: false, kind }
     }
 
-    /// The first number behind it.
+    /// Returns the first number behind it.
     fn end(&self) -> u64 {
         match self.kind {
             Kind::Gap { end } => end,
@@ -169,7 +169,7 @@ pub(in crate::value) fn listpack_entry(element: &[u8]) -> u64 {
 }
 
 impl List {
-    /// An empty list, wholly in memory.
+    /// Creates an empty list, wholly in memory.
     pub fn new() -> Self {
         Self::default()
     }
@@ -192,7 +192,7 @@ impl List {
         self.len == 0
     }
 
-    /// Whether it is a "quicklist" for OBJECT ENCODING, not a "listpack".
+    /// Returns true if it is a "quicklist" for OBJECT ENCODING, not a "listpack".
     pub fn is_quicklist(&self) -> bool {
         self.quicklist
     }
@@ -207,14 +207,14 @@ impl List {
         7 + self.listpack
     }
 
-    /// The lowest number a node has or may have, and the highest.
+    /// Returns the lowest number a node has or may have, and the highest.
     pub(crate) fn bounds(&self) -> (u64, u64) {
         let first = self.nodes.first().map_or(FIRST, |at| self.nodes.get(at).no);
         let last = self.nodes.last().map_or(FIRST, |at| self.nodes.get(at).end() - 1);
         (first, last)
     }
 
-    /// The elements in memory in order.
+    /// Returns the elements in memory in order.
     pub(crate) fn loaded(&self) -> impl Iterator<Item = &[u8]> {
         self.nodes.iter().filter_map(Node::pack).flat_map(Pack::iter)
     }
@@ -340,24 +340,24 @@ impl List {
         Part::Index { range: range(node.no, node.end()), by: IndexBy::Values }
     }
 
-    /// The element at a position.
+    /// Returns the element at a position.
     pub fn get(&self, position: u64) -> Result<Option<&[u8]>, Part> {
         Ok(self.seek(position)?.and_then(|place| self.at(place)))
     }
 
-    /// The element at a place.
+    /// Returns the element at a place.
     pub fn at(&self, place: Place) -> Option<&[u8]> {
         self.nodes.get(place.at).pack()?.get(place.offset)
     }
 
-    /// The first or the last element, if it is in memory (see [`List::require_end`]).
+    /// Returns the first or the last element, if it is in memory (see [`List::require_end`]).
     pub fn peek_end(&self, front: bool) -> Option<&[u8]> {
         let pack = self.nodes.get(self.end(!front)?).pack()?;
         if front { pack.iter().next() } else { pack.iter().next_back() }
     }
 
-    /// The elements from a position on, forward or backward, up to the end; each may be missing
-    /// from memory.
+    /// Returns the elements from a position on, forward or backward, up to the end; each may be
+    /// missing from memory.
     pub fn iter_from(&self, position: u64, reverse: bool) -> Result<Iter<'_>, Part> {
         let left = if reverse { position + 1 } else { self.len.saturating_sub(position) };
         let Some(place) = self.seek(position)? else { return Ok(Iter::empty(self)) };
@@ -384,7 +384,7 @@ impl List {
         Ok(iter.map_while(Result::ok))
     }
 
-    /// The first element from the front that is equal to one, and where it is.
+    /// Returns the first element from the front that is equal to one, and where it is.
     pub fn find(&self, element: &[u8]) -> Result<Option<Place>, Part> {
         let (mut at, mut passed) = (self.nodes.first(), 0);
         while let Some(here) = at {
@@ -422,7 +422,7 @@ impl List {
     }
 }
 
-/// The element keys from one number to before another.
+/// Returns the element keys from one number to before another.
 fn range(from: u64, to: u64) -> ElementRange {
     ElementRange { from: from.to_be_bytes().to_vec(), to: Some(to.to_be_bytes().to_vec()) }
 }

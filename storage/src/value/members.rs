@@ -46,7 +46,7 @@ pub(crate) struct Members<V: Payload> {
     len: u64,
     /// 0 while packed into the meta row.
     version: u64,
-    /// Whether every element that exists is in `known`.
+    /// True if every element that exists is in `known`.
     complete: bool,
     /// Elements the journal has not heard of (used for element rows only), and whether there is no
     /// row of them yet.
@@ -92,14 +92,14 @@ fn heap_bytes(name: &Name) -> usize {
     if name.spilled() { name.len() + 16 } else { 0 }
 }
 
-/// The range of element keys from a place on, behind `prefix`.
+/// Returns the range of element keys from a place on, behind `prefix`.
 fn range_from(prefix: &[u8], place: u64) -> ElementRange {
     let from = [prefix, &place.to_be_bytes()[2..]].concat();
     let to = (!prefix.is_empty()).then(|| crate::engine::prefix_range(prefix).end);
     ElementRange { from, to }
 }
 
-/// The place of an element key behind its prefix.
+/// Returns the place of an element key behind its prefix.
 fn place_of(element: &[u8]) -> u64 {
     element
         .iter()
@@ -143,7 +143,7 @@ impl<V: Payload> Members<V> {
         self.known.touch(names);
     }
 
-    /// Whether it is known if there is an element of a name.
+    /// Returns true if it is known if there is an element of a name.
     pub(crate) fn knows(&self, name: &[u8]) -> bool {
         self.known.contains_key(name) || self.complete
     }
@@ -172,7 +172,7 @@ impl<V: Payload> Members<V> {
         Err(Part::Page { range, reverse: false, limit: (count * 2).max(PAGE) })
     }
 
-    /// An element.
+    /// Returns an element.
     pub(crate) fn get(&self, name: &[u8]) -> Result<Option<&V>, Part> {
         match self.known.get(name) {
             Some(value) => Ok(value.as_ref()),
@@ -186,12 +186,12 @@ impl<V: Payload> Members<V> {
         self.known.get(name)?.as_ref()
     }
 
-    /// The elements in memory, of a packed collection oldest first.
+    /// Returns the elements in memory, of a packed collection oldest first.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&[u8], &V)> {
         self.known.iter().filter_map(|(n, v)| Some((&**n, v.as_ref()?)))
     }
 
-    /// The element at a position among the known (complete collections: among all).
+    /// Returns the element at a position among the known (complete collections: among all).
     pub(crate) fn at(&self, index: usize) -> Option<(&[u8], &V)> {
         let (name, value) = self.known.get_index(index)?;
         Some((name, value.as_ref()?))
@@ -280,7 +280,8 @@ impl<V: Payload> Members<V> {
         self.known.sort_by_cached_key(|name, _| key(name));
     }
 
-    /// The dirty names, for their element rows, and whether they have none yet; forgets them.
+    /// Returns the dirty names, for their element rows, and whether they have none yet; forgets
+    /// them.
     pub(crate) fn take_dirty(&mut self) -> BTreeMap<Name, bool> {
         std::mem::take(&mut self.dirty)
     }
@@ -304,7 +305,7 @@ impl<V: Payload> Members<V> {
         }
     }
 
-    /// Whether hardly any elements are in memory.
+    /// Returns true if hardly any elements are in memory.
     pub(crate) fn is_bare(&self) -> bool {
         self.known.len() <= SPARE
     }
@@ -346,10 +347,10 @@ impl<V: Payload> Members<V> {
 
     // ---- scanning and drawing ----------------------------------------------------------------
 
-    /// A step of a scan: elements from `cursor` on, by their places: `place` is a fixed hash of 48
-    /// bits of a name, that of its row. `visit` is called for about `count` of them. The next
-    /// cursor comes back, 0 at the end. An element that is there from the first step to the last
-    /// is visited. `prefix` stands before the hash in the keys of their rows.
+    /// Returns a step of a scan: elements from `cursor` on, by their places: `place` is a fixed
+    /// hash of 48 bits of a name, that of its row. `visit` is called for about `count` of them. The
+    /// next cursor comes back, 0 at the end. An element that is there from the first step to the
+    /// last is visited. `prefix` stands before the hash in the keys of their rows.
     pub(crate) fn scan(
         &self,
         cursor: u64,

@@ -39,7 +39,7 @@ pub enum Value {
 }
 
 impl Value {
-    /// The type's name as TYPE answers it.
+    /// Returns the type's name as TYPE answers it.
     pub fn type_name(&self) -> &'static str {
         match self {
             Self::Absent => "none",
@@ -48,7 +48,7 @@ impl Value {
         }
     }
 
-    /// The encoding's name as OBJECT ENCODING answers it.
+    /// Returns the encoding's name as OBJECT ENCODING answers it.
     pub fn encoding(&self) -> &'static str {
         match self {
             Self::Str(s) => s.encoding(),
@@ -60,7 +60,7 @@ impl Value {
         matches!(self, Self::Absent)
     }
 
-    /// The collection, if it is one.
+    /// Returns the collection, if it is one.
     pub(crate) fn collection(&self) -> Option<&dyn Collection> {
         match self {
             Self::Absent | Self::Str(_) => None,
@@ -83,13 +83,13 @@ impl Value {
         }
     }
 
-    /// Whether it is a collection without elements that no key may hold so.
+    /// Returns true if it is a collection without elements that no key may hold so.
     pub fn is_empty_collection(&self) -> bool {
         let is_empty = |it: &dyn Collection| it.len() == 0 && !it.may_be_empty();
         self.collection().is_some_and(is_empty)
     }
 
-    /// The version its element rows are under; 0 when it has none.
+    /// Returns the version its element rows are under; 0 when it has none.
     pub fn version(&self) -> u64 {
         match self {
             Self::Str(Str::Big(big)) => big.version,
@@ -97,7 +97,7 @@ impl Value {
         }
     }
 
-    /// The earliest expiry of a field in ms; 0 when no field expires.
+    /// Returns the earliest expiry of a field in ms; 0 when no field expires.
     pub fn fields_expire_at_ms(&self) -> u64 {
         self.collection().map_or(0, Collection::fields_expire_at_ms)
     }
@@ -145,7 +145,7 @@ impl Value {
         }
     }
 
-    /// A copy for another key (COPY). All of it must be in memory.
+    /// Creates a copy for another key (COPY). All of it must be in memory.
     pub fn copied(&self) -> Self {
         let mut copy = match self {
             Self::Absent => Self::Absent,
@@ -163,9 +163,9 @@ impl Value {
 
 /// A type that a key can hold.
 pub trait Typed: Sized {
-    /// The value, if it is of this type.
+    /// Returns the value, if it is of this type.
     fn of(value: &Value) -> Option<&Self>;
-    /// The value for changing it in place, if it is of this type.
+    /// Returns the value for changing it in place, if it is of this type.
     fn of_mut(value: &mut Value) -> Option<&mut Self>;
     /// As a value.
     fn into_value(self) -> Value;
@@ -219,19 +219,19 @@ struct StoredElements {
 }
 
 impl Stored {
-    /// A key that exists. `version` and `fields_expire_at_ms` may be 0: none.
+    /// Creates a key that exists. `version` and `fields_expire_at_ms` may be 0: none.
     pub fn new(expire_at_ms: u64, version: u64, fields_expire_at_ms: u64) -> Self {
         let some = version != 0 || fields_expire_at_ms != 0;
         let elements = some.then(|| Box::new(StoredElements { version, fields_expire_at_ms }));
         Self { live: true, expire_at_ms, elements }
     }
 
-    /// The version of its element rows; 0: it has none.
+    /// Returns the version of its element rows; 0: it has none.
     pub fn version(&self) -> u64 {
         self.elements.as_ref().map_or(0, |elements| elements.version)
     }
 
-    /// The earliest expiry of a field in ms; 0: no field expires.
+    /// Returns the earliest expiry of a field in ms; 0: no field expires.
     pub fn fields_expire_at_ms(&self) -> u64 {
         self.elements.as_ref().map_or(0, |elements| elements.fields_expire_at_ms)
     }
@@ -265,7 +265,7 @@ pub struct Entry {
     pub(crate) accessed_s: u32,
     /// The unit that made it dirty; 0: none.
     pub(crate) unit: u32,
-    /// Whether it is among the large values of its store.
+    /// True if it is among the large values of its store.
     pub(crate) large: bool,
     /// Logarithmic access counter, for OBJECT FREQ and eviction.
     pub(crate) freq: u8,
@@ -288,7 +288,7 @@ pub(crate) struct Counted {
 }
 
 impl Entry {
-    /// Whether it can shrink in memory without going as a whole.
+    /// Returns true if it can shrink in memory without going as a whole.
     pub(crate) fn can_shrink(&self) -> bool {
         self.large && self.value.collection().is_some_and(|collection| !collection.is_bare())
     }
@@ -302,7 +302,7 @@ impl Entry {
         Counted { before, after, grew_large }
     }
 
-    /// A key that does not exist.
+    /// Creates a key that does not exist.
     pub(crate) fn absent(key: &[u8], hash: u64) -> Self {
         Self {
             key: KeyBuf::from_slice(key),
@@ -325,12 +325,12 @@ impl Entry {
         &self.key
     }
 
-    /// Whether its time has come.
+    /// Returns true if its time has come.
     pub fn has_expired(&self, now_ms: u64) -> bool {
         self.expire_at_ms != 0 && self.expire_at_ms <= now_ms
     }
 
-    /// Whether the key exists (expiry apart).
+    /// Returns true if the key exists (expiry apart).
     pub fn is_live(&self) -> bool {
         !self.value.is_absent()
     }
@@ -359,7 +359,7 @@ impl Entry {
         self.freq = freq;
     }
 
-    /// Whether the journal does not know it as it is.
+    /// Returns true if the journal does not know it as it is.
     pub fn is_dirty(&self) -> bool {
         self.dirty
     }

@@ -19,7 +19,7 @@ pub(crate) struct Pack {
     count: usize,
 }
 
-/// A length as a varint: its bytes, and how many they are.
+/// Returns a length as a varint: its bytes, and how many they are.
 fn varint(len: usize) -> ([u8; VARINT_MAX], usize) {
     let mut bytes = [0; VARINT_MAX];
     let (mut n, mut i) = (len, 0);
@@ -86,7 +86,7 @@ impl DoubleEndedIterator for Elements<'_> {
 }
 
 impl Pack {
-    /// A pack of one element.
+    /// Creates a pack of one element.
     pub(crate) fn of(element: &[u8]) -> Self {
         let mut pack = Self::default();
         pack.push_back(element);
@@ -110,7 +110,7 @@ impl Pack {
         self.count == 0
     }
 
-    /// Whether an element has room here.
+    /// Returns true if an element has room here.
     pub(crate) fn fits(&self, element: &[u8]) -> bool {
         self.is_empty()
             || (self.count < NODE_MAX && self.bytes() + entry_len(element.len()) <= NODE_BYTES)
@@ -120,12 +120,12 @@ impl Pack {
         Elements(self.as_bytes())
     }
 
-    /// The elements from the `index`-th on.
+    /// Returns the elements from the `index`-th on.
     pub(crate) fn iter_from(&self, index: usize) -> Elements<'_> {
         Elements(&self.as_bytes()[self.offset(index)..])
     }
 
-    /// The elements before the `index`-th.
+    /// Returns the elements before the `index`-th.
     pub(crate) fn iter_to(&self, index: usize) -> Elements<'_> {
         Elements(&self.as_bytes()[..self.offset(index)])
     }
@@ -228,8 +228,8 @@ impl Pack {
         tail
     }
 
-    /// The number of elements in the first half by bytes: at least one, and not all if there are
-    /// several.
+    /// Returns the number of elements in the first half by bytes: at least one, and not all if
+    /// there are several.
     pub(crate) fn half(&self) -> usize {
         let mut elements = self.iter();
         let mut n = 0;

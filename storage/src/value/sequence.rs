@@ -267,8 +267,8 @@ impl<T: Piece> Sequence<T> {
         (piece, next)
     }
 
-    /// The last piece for which `begins` holds: that must be so for all pieces with a smaller rank, for
-    /// none with a greater one, and for none behind one for which it is not.
+    /// Returns the last piece for which `begins` holds: that must be so for all pieces with a
+    /// smaller rank, for none with a greater one, and for none behind one for which it is not.
     pub(crate) fn last_where(&self, rank: u64, begins: impl Fn(&T) -> bool) -> Option<At> {
         let groups = self.groups.partition_point(|group| {
             group.rank < rank || (group.rank == rank && begins(&group.pieces[0]))
@@ -312,7 +312,7 @@ impl<T: Piece> Sequence<T> {
         self.groups.iter().map(|group| group.count).sum()
     }
 
-    /// The first uncounted piece from one on and before another (`None`: to the end).
+    /// Returns the first uncounted piece from one on and before another (`None`: to the end).
     pub(crate) fn first_uncounted(&self, from: At, to: Option<At>) -> Option<At> {
         let groups = self.groups.iter().enumerate().skip(from.group);
         for (g, group) in groups.filter(|(_, group)| group.uncounted > 0) {
@@ -327,8 +327,8 @@ impl<T: Piece> Sequence<T> {
         None
     }
 
-    /// The piece with the element at a position from the start, and how many elements of the piece
-    /// stand before it; the first uncounted piece (with `None`) if that comes earlier.
+    /// Returns the piece with the element at a position from the start, and how many elements of
+    /// the piece stand before it; the first uncounted piece (with `None`) if that comes earlier.
     pub(crate) fn find(&self, position: u64) -> Option<(At, Option<u64>)> {
         let mut left = position;
         for (g, group) in self.groups.iter().enumerate() {

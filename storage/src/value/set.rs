@@ -33,7 +33,7 @@ pub struct Set {
 }
 
 impl Set {
-    /// An empty set.
+    /// Creates an empty set.
     pub fn new(encoding: SetEncoding) -> Self {
         Self { encoding, ..Self::default() }
     }
@@ -82,7 +82,7 @@ impl Set {
         self.members.require_some(count, b"")
     }
 
-    /// Whether a member is in it.
+    /// Returns true if a member is in it.
     pub fn contains(&self, name: &[u8]) -> Result<bool, Part> {
         Ok(self.members.get(name)?.is_some())
     }
@@ -137,9 +137,9 @@ impl Set {
         Ok(drawn.into_iter().map(|(name, ())| name).collect())
     }
 
-    /// A step of a scan: members from `cursor` on by the place `place`, the upper 48 bits of the
-    /// keyed hash of a name. `visit` is called for about `count` of them. The next cursor comes
-    /// back, 0 at the end. A member that is there from the first step to the last is visited.
+    /// Returns a step of a scan: members from `cursor` on by the place `place`, the upper 48 bits
+    /// of the keyed hash of a name. `visit` is called for about `count` of them. The next cursor
+    /// comes back, 0 at the end. A member that is there from the first step to the last is visited.
     pub fn scan(
         &self,
         cursor: u64,
@@ -151,7 +151,7 @@ impl Set {
     }
 }
 
-/// The integer that a member of an "intset" is.
+/// Returns the integer that a member of an "intset" is.
 fn integer(name: &[u8]) -> i64 {
     std::str::from_utf8(name).ok().and_then(|text| text.parse().ok()).unwrap_or(i64::MAX)
 }

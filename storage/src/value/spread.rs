@@ -66,7 +66,7 @@ fn parted<V>((name, value): &(Name, V)) -> (&Name, &V) {
     (name, value)
 }
 
-/// The part that the last of `parts` parts, at least two, shares the elements of.
+/// Returns the part that the last of `parts` parts, at least two, shares the elements of.
 fn buddy_of_last(parts: usize) -> usize {
     (parts - 1) & (parts.next_power_of_two() / 2 - 1)
 }
@@ -179,7 +179,7 @@ impl<V> Spread<V> {
         removed
     }
 
-    /// The part of a position, and the position in it.
+    /// Returns the part of a position, and the position in it.
     fn locate(&self, position: usize) -> Option<(usize, usize)> {
         let mut index = position;
         for (part, table) in self.tables().enumerate() {

@@ -43,7 +43,8 @@ impl Parts for Chunks {
     }
 }
 
-/// Whether a value kept in one piece is to take memory of so many bytes, without wasting much.
+/// Returns true if a value kept in one piece is to take memory of so many bytes, without wasting
+/// much.
 fn fits_as_raw(bytes: &[u8], capacity: usize) -> bool {
     let len = bytes.len();
     (EMBSTR_MAX + 1..=CHUNK).contains(&len) && (len..=len + len / 4).contains(&capacity)
@@ -58,14 +59,14 @@ pub struct BigStr {
     pub(crate) chunks: Reclaimed<Chunks>,
     /// Bytes of the chunks in memory.
     pub(crate) held: usize,
-    /// Whether a chunk that is not in `chunks` is a hole of zeros rather than not loaded.
+    /// True if a chunk that is not in `chunks` is a hole of zeros rather than not loaded.
     pub(crate) complete: bool,
     /// Chunks the journal has not heard of.
     pub(crate) dirty: BTreeSet<u32>,
 }
 
 impl Str {
-    /// A value as SET stores it: an integer where the text is one, else bytes.
+    /// Creates a value as SET stores it: an integer where the text is one, else bytes.
     pub fn new(bytes: &[u8]) -> Self {
         if let Some(n) = parse_int(bytes) {
             return Self::Int(n);
@@ -96,7 +97,7 @@ impl Str {
         }
     }
 
-    /// A value that is not looked at for an integer (APPEND and SETRANGE leave "raw").
+    /// Creates a value that is not looked at for an integer (APPEND and SETRANGE leave "raw").
     pub fn from_vec(bytes: Vec<u8>) -> Self {
         if bytes.len() <= CHUNK {
             Self::Raw(bytes)
@@ -151,7 +152,8 @@ impl Str {
         }
     }
 
-    /// The bytes of a range that lies inside the value, or the part that must be loaded first.
+    /// Returns the bytes of a range that lies inside the value, or the part that must be loaded
+    /// first.
     pub fn range(&self, range: Range<usize>) -> Result<Cow<'_, [u8]>, Part> {
         match self {
             Self::Int(n) => Ok(Cow::Owned(n.to_string().as_bytes()[range].to_vec())),
@@ -161,7 +163,7 @@ impl Str {
         }
     }
 
-    /// The whole value.
+    /// Returns the whole value.
     pub fn whole(&self) -> Result<Cow<'_, [u8]>, Part> {
         self.range(0..self.len())
     }
@@ -211,7 +213,7 @@ impl Str {
         Ok(())
     }
 
-    /// The bytes of a string that is not big, for changing them in place.
+    /// Returns the bytes of a string that is not big, for changing them in place.
     fn make_raw(&mut self) -> Result<&mut Vec<u8>, Part> {
         if !matches!(self, Self::Raw(_)) {
             *self = Self::Raw(self.whole()?.into_owned());
@@ -231,8 +233,8 @@ impl Str {
         }
     }
 
-    /// The stored bytes of a range inside the value, in order, each piece with its offset in the
-    /// value: zeros are between them. No piece is empty or crosses a multiple of [`CHUNK`].
+    /// Returns the stored bytes of a range inside the value, in order, each piece with its offset
+    /// in the value: zeros are between them. No piece is empty or crosses a multiple of [`CHUNK`].
     pub fn pieces(
         &self,
         range: Range<usize>,
@@ -246,8 +248,8 @@ impl Str {
         Ok(whole.into_iter().chain(big))
     }
 
-    /// A value of `len` bytes from its chunks by number: each at most [`CHUNK`] bytes, none beyond
-    /// the length. What they leave out is zeros.
+    /// Creates a value of `len` bytes from its chunks by number: each at most [`CHUNK`] bytes, none
+    /// beyond the length. What they leave out is zeros.
     pub fn from_chunks(len: usize, mut chunks: BTreeMap<u32, Vec<u8>>) -> Self {
         if len <= CHUNK {
             let mut only = chunks.remove(&0).unwrap_or_default();
@@ -274,7 +276,7 @@ impl Str {
 }
 
 impl BigStr {
-    /// A big string that is wholly in memory, every chunk dirty, under no version yet.
+    /// Creates a big string that is wholly in memory, every chunk dirty, under no version yet.
     pub(crate) fn new(bytes: &[u8]) -> Self {
         let mut big = Self { complete: true, ..Self::default() };
         for (n, chunk) in (0u32..).zip(bytes.chunks(CHUNK)) {
@@ -383,7 +385,7 @@ impl BigStr {
     }
 }
 
-/// The integer a text stands for, if it is its canonical decimal form.
+/// Returns the integer a text stands for, if it is its canonical decimal form.
 pub(super) fn parse_int(bytes: &[u8]) -> Option<i64> {
     let (negative, digits) = match bytes {
         [b'-', rest @ ..] => (true, rest),

@@ -58,7 +58,7 @@ pub enum LexEdge<'a> {
 }
 
 impl LexEdge<'_> {
-    /// Whether a range that begins here has the name.
+    /// Returns true if a range that begins here has the name.
     fn begins(self, name: &[u8]) -> bool {
         match self {
             Self::Min => true,
@@ -68,7 +68,7 @@ impl LexEdge<'_> {
         }
     }
 
-    /// Whether a range that ends here has the name.
+    /// Returns true if a range that ends here has the name.
     fn ends(self, name: &[u8]) -> bool {
         match self {
             Self::Min => false,
@@ -78,7 +78,7 @@ impl LexEdge<'_> {
         }
     }
 
-    /// Whether no name lies between the two.
+    /// Returns true if no name lies between the two.
     fn is_empty_to(self, end: Self) -> bool {
         match (self, end) {
             (Self::Max, _) | (_, Self::Min) => true,
@@ -112,7 +112,7 @@ impl Span {
 }
 
 impl Zset {
-    /// An empty sorted set.
+    /// Creates an empty sorted set.
     pub fn new(skiplist: bool) -> Self {
         Self { skiplist, ..Self::default() }
     }
@@ -138,7 +138,7 @@ impl Zset {
         self.len() == 0
     }
 
-    /// Whether it is a "skiplist" for OBJECT ENCODING.
+    /// Returns true if it is a "skiplist" for OBJECT ENCODING.
     pub fn is_skiplist(&self) -> bool {
         self.skiplist
     }
@@ -148,7 +148,7 @@ impl Zset {
         self.skiplist = true;
     }
 
-    /// Whether all of it is in memory.
+    /// Returns true if all of it is in memory.
     pub fn is_complete(&self) -> bool {
         self.members.is_complete() && self.order.is_complete()
     }
@@ -168,12 +168,12 @@ impl Zset {
         if self.is_complete() { Ok(()) } else { Err(Part::All) }
     }
 
-    /// A member's score.
+    /// Returns a member's score.
     pub fn score(&self, name: &[u8]) -> Result<Option<f64>, Part> {
         Ok(self.members.get(name)?.copied())
     }
 
-    /// The members in memory in order; all of them only when the order is complete (see
+    /// Returns the members in memory in order; all of them only when the order is complete (see
     /// [`Zset::require_all`]).
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = (&[u8], f64)> {
         self.order.iter()
@@ -212,7 +212,7 @@ impl Zset {
 
     // ---- in order ----------------------------------------------------------------------------
 
-    /// A member's rank, from the end if `reverse`, and its score.
+    /// Returns a member's rank, from the end if `reverse`, and its score.
     pub fn rank(&self, name: &[u8], reverse: bool) -> Result<Option<(u64, f64)>, Part> {
         let Some(score) = self.score(name)? else { return Ok(None) };
         let rank = self.order.rank(score, name)?;
@@ -242,7 +242,7 @@ impl Zset {
         self.order.count(&span.from, &span.to)
     }
 
-    /// The span of names from `min` to `max`, which is meant for members of equal scores.
+    /// Returns the span of names from `min` to `max`, which is meant for members of equal scores.
     ///
     /// Where scores differ, Redis does not say what happens. A small one is searched as a "listpack"
     /// there: from its beginning, or with `reverse` from its end, up to the first name that is
@@ -329,9 +329,9 @@ impl Zset {
         Ok(drawn.into_iter().map(|(name, score)| (name, *score)).collect())
     }
 
-    /// A step of a scan: members from `cursor` on by the place `place`, the upper 48 bits of the
-    /// keyed hash of a name. `visit` is called for about `count` of them. The next cursor comes
-    /// back, 0 at the end. A member that is there from the first step to the last is visited.
+    /// Returns a step of a scan: members from `cursor` on by the place `place`, the upper 48 bits
+    /// of the keyed hash of a name. `visit` is called for about `count` of them. The next cursor
+    /// comes back, 0 at the end. A member that is there from the first step to the last is visited.
     pub fn scan(
         &self,
         cursor: u64,
@@ -476,7 +476,7 @@ impl Collection for Zset {
     }
 }
 
-/// The score in a member's row, and the name if the row keeps it.
+/// Returns the score in a member's row, and the name if the row keeps it.
 fn read_score(row: &[u8]) -> anyhow::Result<(f64, &[u8])> {
     let (score, name) = row.split_first_chunk::<8>().context("an element row has no score")?;
     let score = f64::from_bits(u64::from_be_bytes(*score));

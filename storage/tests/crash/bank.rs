@@ -109,7 +109,7 @@ impl Media {
 }
 
 impl Media {
-    /// The bucket that the journal is in; each change of it is a point.
+    /// Returns the bucket that the journal is in; each change of it is a point.
     fn bucket(self: &Arc<Self>, probe: &Arc<Probe>) -> Place {
         let objects = self.stores.lock().unwrap().entry("journal".into()).or_default().clone();
         let (media, probe) = (self.clone(), probe.clone());
@@ -209,7 +209,7 @@ struct Bank {
     rng: Rng,
 }
 
-/// A name on a shard, of those that begin with `head`.
+/// Returns a name on a shard, of those that begin with `head`.
 fn name_on(world: &World, shard: u16, head: &str, mut skip: usize) -> Vec<u8> {
     let layout = world.partition.store.layout();
     let names = (0u32..).map(|n| format!("{head}:{n}").into_bytes());

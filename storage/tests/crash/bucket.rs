@@ -33,7 +33,7 @@ impl fmt::Display for Bucket {
     }
 }
 
-/// A store in memory never waits.
+/// Returns a store in memory never waits.
 fn at_once<T>(work: impl Future<Output = T>) -> T {
     work.now_or_never().expect("it is in memory")
 }

@@ -154,7 +154,7 @@ impl Run {
         Self { history: History { world, random }, ..self }
     }
 
-    /// A place where nothing is, in the store of this one.
+    /// Returns a place where nothing is, in the store of this one.
     pub(crate) fn fresh(&mut self) -> Place {
         let dir = fresh(self.root.path(), &mut self.number);
         match self.kind {
@@ -249,7 +249,7 @@ fn so_it_is_in_a_bucket_and_of_a_journal_in_one() {
     }
 }
 
-/// The names of files with rows that are below a place, with the sizes of all.
+/// Returns the names of files with rows that are below a place, with the sizes of all.
 fn rows_in(run: &Run, place: &Place) -> BTreeMap<String, u64> {
     let listing = place.store().list(Some(place.root())).try_collect::<Vec<_>>();
     let listed = run.history.world.block_on(listing).unwrap();
@@ -416,7 +416,7 @@ fn what_is_in_use_is_not_removed() {
     run.history.world.close();
 }
 
-/// A place in memory, with what was there before each change of it.
+/// Returns a place in memory, with what was there before each change of it.
 fn watched_place() -> (Place, Arc<Mutex<Vec<Arc<InMemory>>>>) {
     let (store, points) = (Arc::new(InMemory::new()), Arc::<Mutex<Vec<_>>>::default());
     let (inner, noted) = (store.clone(), points.clone());

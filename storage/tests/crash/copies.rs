@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A run whose rows are in files, with a checkpoint.
+/// Returns a run whose rows are in files, with a checkpoint.
 fn run_with_files(seed: u64, kind: Kind) -> (Run, Checkpoint) {
     let mut run = Run::new(seed, kind);
     run.steps(40);

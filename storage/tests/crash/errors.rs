@@ -31,7 +31,7 @@ fn fill(world: &mut World, mark: u8) {
     }
 }
 
-/// An image with flushed rows and a tail in the journal.
+/// Returns an image with flushed rows and a tail in the journal.
 fn image(root: &TempDir, number: &mut u32) -> Image {
     let mut world = World::open(&fresh(root.path(), number), model(), no_images());
     fill(&mut world, 1);
@@ -108,7 +108,7 @@ fn an_older_copy_of_a_shard_is_refused() {
     assert!(error.contains("shard 1") && error.contains("older"), "{error}");
 }
 
-/// The journal's files of a directory, with what of them is in use.
+/// Returns the journal's files of a directory, with what of them is in use.
 fn segments(dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     let files = fs::read_dir(dir.join("journal")).unwrap().map(|entry| entry.unwrap().path());
     let mut files: Vec<_> = files.map(|path| (path.clone(), fs::read(path).unwrap())).collect();

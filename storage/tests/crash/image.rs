@@ -73,7 +73,7 @@ impl Probe {
         self.breaks.load(Ordering::SeqCst)
     }
 
-    /// A point at which the process may be killed.
+    /// Returns a point at which the process may be killed.
     pub(crate) fn point(&self, name: impl FnOnce() -> String) {
         let mut state = self.state.lock().unwrap();
         state.points += 1;
@@ -97,7 +97,7 @@ impl Probe {
         }
     }
 
-    /// An image of now.
+    /// Returns an image of now.
     pub(crate) fn now(&self, at: &str) -> Image {
         self.take(&self.state.lock().unwrap(), at.into())
     }

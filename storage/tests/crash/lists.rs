@@ -16,7 +16,7 @@ impl History {
         vec![b'a' + self.random.random_range(0..26); len]
     }
 
-    /// A key, mostly one that holds a list.
+    /// Returns a key, mostly one that holds a list.
     fn list_key(&mut self) -> (u32, Vec<u8>) {
         let db = self.db();
         let items = self.world.model.dbs[db as usize].iter();

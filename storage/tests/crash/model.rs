@@ -91,7 +91,7 @@ impl Model {
         }
     }
 
-    /// The stream of a key, if it holds one.
+    /// Returns the stream of a key, if it holds one.
     pub(crate) fn stream(&self, db: usize, key: &[u8]) -> Option<StreamModel> {
         match self.dbs[db].get(key).map(|(v, _)| &**v) {
             Some(V::Stream(stream)) => Some(stream.clone()),

@@ -15,7 +15,7 @@ impl History {
         }
     }
 
-    /// A key, mostly one that holds a set.
+    /// Returns a key, mostly one that holds a set.
     fn set_key(&mut self) -> (u32, Vec<u8>) {
         let db = self.db();
         let items = self.world.model.dbs[db as usize].iter();

@@ -9,7 +9,7 @@ use rand::RngExt;
 use std::collections::BTreeMap;
 
 impl History {
-    /// A key, mostly one that holds a stream.
+    /// Returns a key, mostly one that holds a stream.
     fn stream_key(&mut self) -> (u32, Vec<u8>) {
         let db = self.db();
         let items = self.world.model.dbs[db as usize].iter();

@@ -378,7 +378,8 @@ impl World {
         more
     }
 
-    /// The next step towards a filter of a shard's keys: begin, read, end. Whether there was one.
+    /// Returns the next step towards a filter of a shard's keys: begin, read, end. Whether there
+    /// was one.
     pub(crate) fn look_for_keys(&mut self, shard: u16) -> bool {
         match self.scans.remove(&shard) {
             None => {
@@ -420,7 +421,7 @@ impl World {
     }
 }
 
-/// A directory below `root` for the next copy.
+/// Returns a directory below `root` for the next copy.
 pub(crate) fn fresh(root: &Path, number: &mut u32) -> PathBuf {
     *number += 1;
     let dir = root.join(number.to_string());

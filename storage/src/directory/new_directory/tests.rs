@@ -12,7 +12,7 @@ async fn put(place: &Place, name: &str) {
     place.store().put(&place.path(name), "content".into()).await.unwrap();
 }
 
-/// The objects below a place.
+/// Returns the objects below a place.
 async fn found(place: &Place) -> Vec<String> {
     crate::checkpoint::sizes(place).await.unwrap().into_keys().collect()
 }

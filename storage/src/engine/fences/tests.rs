@@ -19,7 +19,7 @@ async fn put_row(engine: &Engine, key: &'static [u8]) {
     engine.write(vec![row]).await.unwrap();
 }
 
-/// An engine with a row, and then so many starts without a flush.
+/// Returns an engine with a row, and then so many starts without a flush.
 async fn started(starts: u64) -> Place {
     let place = Place::within(Arc::new(InMemory::new()), "db".into(), "memory");
     let engine = open(&place).await;

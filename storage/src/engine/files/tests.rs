@@ -9,7 +9,7 @@ fn content(seed: u8) -> Vec<u8> {
     (0..SIZE).map(|at| (at / 7) as u8 ^ seed).collect()
 }
 
-/// A directory with `names`, all with the content of seed 0.
+/// Returns a directory with `names`, all with the content of seed 0.
 fn files(names: &[&str]) -> (TempDir, Files) {
     let dir = tempfile::tempdir().unwrap();
     let files = Files::new(dir.path(), Arc::default()).unwrap();

@@ -33,7 +33,7 @@ impl From<BucketView> for Recovered {
 }
 
 impl BucketView {
-    /// The last lsn.
+    /// Returns the last lsn.
     pub fn end(&self) -> Lsn {
         self.recovery.end()
     }
@@ -48,7 +48,7 @@ impl BucketView {
         self.recovery.max_epoch()
     }
 
-    /// The greatest time in any record, dropped ones included.
+    /// Returns the greatest time in any record, dropped ones included.
     pub fn max_time_ms(&self) -> u64 {
         self.recovery.max_time_ms()
     }
@@ -168,8 +168,8 @@ impl<'a> Archive<'a> {
         Ok(Self { place, options, there, fences })
     }
 
-    /// The objects before `first`, the latest first, back to one that has nothing behind `after`.
-    /// `None`: one of them is missing.
+    /// Returns the objects before `first`, the latest first, back to one that has nothing behind
+    /// `after`. `None`: one of them is missing.
     async fn before(
         &self,
         first: Position,
@@ -206,7 +206,7 @@ impl<'a> Archive<'a> {
         Ok(self.predecessor(oldest).is_none().then_some(found))
     }
 
-    /// The object before this one; `None`: it is the first of all.
+    /// Returns the object before this one; `None`: it is the first of all.
     fn predecessor(&self, at: Position) -> Option<Position> {
         let mut at = at;
         while at.number == 1 {
@@ -217,7 +217,7 @@ impl<'a> Archive<'a> {
     }
 }
 
-/// The objects of a journal, or of its archive, with their sizes.
+/// Returns the objects of a journal, or of its archive, with their sizes.
 async fn list(
     place: &Place,
     options: &BucketOptions,

@@ -120,7 +120,7 @@ impl ObjectHeader {
         self.opens != 0
     }
 
-    /// The header's bytes, floors included.
+    /// Returns the header's bytes, floors included.
     pub(super) fn encode(&self) -> Bytes {
         let floors = &self.floor.shards;
         let mut bytes = vec![0; OBJECT_HEADER];
@@ -151,7 +151,7 @@ impl ObjectHeader {
         bytes.into()
     }
 
-    /// The header of a whole object, and its records.
+    /// Returns the header of a whole object, and its records.
     pub(super) fn decode(object: &Bytes) -> Result<(Self, Bytes), Unreadable> {
         let damaged = |what| Err(Unreadable::Damaged(what));
         if object.len() < OBJECT_HEADER || object[0..8] != MAGIC {

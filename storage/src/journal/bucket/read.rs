@@ -89,7 +89,7 @@ impl Shared {
         Ok(())
     }
 
-    /// The objects with records of a range, in order.
+    /// Returns the objects with records of a range, in order.
     fn objects_of(
         &self,
         hold: HoldId,
@@ -104,7 +104,7 @@ impl Shared {
         Ok(wanted.map(|stored| stored.at).collect())
     }
 
-    /// An object that is missing was dropped, or is lost.
+    /// Returns an object that is missing was dropped, or is lost.
     fn unreadable(&self, hold: HoldId, at: Position, trouble: Trouble) -> JournalError {
         match trouble {
             Trouble::Damaged(_) if !lock(&self.state).holds.has(hold) => JournalError::HoldBroken,

@@ -138,7 +138,7 @@ pub(super) struct Commits {
 }
 
 impl Commits {
-    /// The commit that a part ends, if it is whole, and `from` or later.
+    /// Returns the commit that a part ends, if it is whole, and `from` or later.
     pub(super) fn take(&mut self, part: &Part<'_>, from: Lsn) -> Option<Record> {
         if part.header.lsn < from {
             return None;

@@ -180,12 +180,12 @@ impl BucketRecovery {
         self.follow(reading, end).await
     }
 
-    /// The oldest object that is needed, or where it will be.
+    /// Returns the oldest object that is needed, or where it will be.
     pub(super) fn first(&self) -> Position {
         self.floor.first
     }
 
-    /// The objects that were read, in order, each with the last lsn before it and in it.
+    /// Returns the objects that were read, in order, each with the last lsn before it and in it.
     pub(super) fn objects(&self) -> impl DoubleEndedIterator<Item = (Position, Lsn, Lsn)> {
         self.chain.iter().map(|found| (found.header.at, found.before, found.header.last))
     }
@@ -197,7 +197,8 @@ impl BucketRecovery {
         JournalError::corrupt(path.to_string().into(), 0, reason)
     }
 
-    /// An object is missing: or one behind it, which cannot be read, says that it is not needed.
+    /// Returns an object is missing: or one behind it, which cannot be read, says that it is not
+    /// needed.
     fn missing(&self, reading: &Reading, at: Position) -> JournalError {
         let unreadable = |(at, found): (&Position, &Result<Found, Unreadable>)| {
             found.as_ref().err().map(|unreadable| (*at, unreadable.to_string()))
@@ -472,27 +473,28 @@ impl BucketRecovery {
 
     // ---- what was found ----------------------------------------------------------------------
 
-    /// The last lsn.
+    /// Returns the last lsn.
     pub fn end(&self) -> Lsn {
         self.end
     }
 
-    /// The newest epoch of which there are objects beside fences, or were when they were needed.
+    /// Returns the newest epoch of which there are objects beside fences, or were when they were
+    /// needed.
     pub fn last_epoch(&self) -> u64 {
         self.chain.last().map_or(self.floor.first, |last| last.header.at).epoch
     }
 
-    /// The greatest epoch before the one that the fence opens.
+    /// Returns the greatest epoch before the one that the fence opens.
     pub fn max_epoch(&self) -> u64 {
         self.epoch - 1
     }
 
-    /// The greatest time in any record, dropped ones included.
+    /// Returns the greatest time in any record, dropped ones included.
     pub fn max_time_ms(&self) -> u64 {
         self.max_time_ms
     }
 
-    /// The greatest lsn of `shard` that was dropped because its rows were flushed.
+    /// Returns the greatest lsn of `shard` that was dropped because its rows were flushed.
     pub fn floor(&self, shard: u16) -> Lsn {
         self.floor.shards.get(&shard).copied().unwrap_or(0)
     }
@@ -525,7 +527,7 @@ impl BucketRecovery {
         JournalError::Failed(format!("another server has taken over {place} at the same time"))
     }
 
-    /// The commits from the lsn `from` on, in order, and whole.
+    /// Returns the commits from the lsn `from` on, in order, and whole.
     pub(in crate::journal) fn pieces(&self, from: Lsn) -> BucketPieces<'_> {
         // A commit may end in a later object than it begins.
         let is_needed = |found: &&Found| found.spans.last().any(|(_, lsn)| lsn >= from);

@@ -8,7 +8,7 @@ use crate::journal::segment::{FIRST_RECORD, SEGMENT_HEADER, SegmentHeader, segme
 
 type Model = Vec<(Lsn, Vec<u8>)>;
 
-/// A journal of two epochs and a few segments, with recycled ones; `clean`ly closed or not.
+/// Returns a journal of two epochs and a few segments, with recycled ones; `clean`ly closed or not.
 fn small_journal(clean: bool) -> (Arc<SimDisk>, Model) {
     let disk = Arc::new(SimDisk::default());
     let mut rng = Rng::new(11);
@@ -135,7 +135,7 @@ fn a_missing_file_is_corruption() {
     assert!(matches!(&error, JournalError::Corrupt { path, .. } if path.ends_with("floor")));
 }
 
-/// A journal that was killed in its fourth segment, all of it durable, once that is noted.
+/// Returns a journal that was killed in its fourth segment, all of it durable, once that is noted.
 fn in_the_fourth_segment() -> Arc<SimDisk> {
     let disk = Arc::new(SimDisk::default());
     let journal = start(&disk, SyncMode::No);
@@ -286,7 +286,7 @@ fn records_of_an_earlier_life_of_a_segment_are_not_taken() {
     assert_eq!(bodies(&recover(&disk).unwrap()).len(), used + 1);
 }
 
-/// The greatest number of a segment that was begun.
+/// Returns the greatest number of a segment that was begun.
 fn newest(disk: &SimDisk) -> u64 {
     let begun = |path: &PathBuf| {
         let bytes = disk.read(path);

@@ -94,8 +94,8 @@ impl SimDisk {
         Self::with(self.state.lock().unwrap().clone())
     }
 
-    /// The disk after a power loss: of each file any of the sectors not synced, of the names any
-    /// first changes not synced.
+    /// Returns the disk after a power loss: of each file any of the sectors not synced, of the
+    /// names any first changes not synced.
     pub(super) fn after_power_loss(&self, rng: &mut Rng) -> Arc<Self> {
         let mut state = self.state.lock().unwrap().clone();
         let kept = rng.below(state.changes.len() as u64 + 1) as usize;

@@ -25,8 +25,8 @@ impl Window {
         self.before.saturating_sub(self.after) / (self.nodes + 1)
     }
 
-    /// Whether the nodes have room on average. Larger windows must have more, so that they have
-    /// enough for a long time.
+    /// Returns true if the nodes have room on average. Larger windows must have more, so that they
+    /// have enough for a long time.
     fn is_roomy(&self) -> bool {
         let spacing = self.spacing();
         spacing >= 2 * ROOM && spacing.saturating_mul(spacing) >= self.nodes.saturating_mul(256)
@@ -106,8 +106,8 @@ impl List {
         self.require_end(false, self.len - start - count)
     }
 
-    /// Whether a trim to `count` elements keeps fewer than it drops, of a list of which not all is
-    /// in memory: then those are read that it keeps.
+    /// Returns true if a trim to `count` elements keeps fewer than it drops, of a list of which not
+    /// all is in memory: then those are read that it keeps.
     fn keeps_less(&self, count: u64) -> bool {
         self.unloaded > 0 && count < self.len / 2
     }
@@ -207,7 +207,7 @@ impl List {
         (self.nodes.prev(right).unwrap_or(right), right)
     }
 
-    /// A number for a node before a piece (`None`: behind the last).
+    /// Returns a number for a node before a piece (`None`: behind the last).
     fn number_before(&self, before: Option<At>) -> u64 {
         let prev = match before {
             Some(at) => self.nodes.prev(at),
@@ -304,7 +304,7 @@ impl List {
         node.kind
     }
 
-    /// The nodes around one that must get other numbers before it can be split, if any.
+    /// Returns the nodes around one that must get other numbers before it can be split, if any.
     fn window(&self, at: At) -> Result<Option<Window>, Part> {
         let mut last = at;
         let mut window = Window { first: at, nodes: 1, after: 0, before: 0 };

@@ -8,7 +8,7 @@ use crate::need::{ElementRange, IndexPiece, Page, Part};
 use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
 
-/// The first number whose element key is not less than `key`.
+/// Returns the first number whose element key is not less than `key`.
 fn number(key: &[u8]) -> u64 {
     let mut bytes = [0; 8];
     let n = key.len().min(8);
@@ -16,7 +16,7 @@ fn number(key: &[u8]) -> u64 {
     u64::from_be_bytes(bytes).saturating_add(u64::from(key.len() > 8))
 }
 
-/// The numbers of a range: from one to before another.
+/// Returns the numbers of a range: from one to before another.
 fn numbers(range: &ElementRange) -> (u64, u64) {
     (number(&range.from), range.to.as_deref().map_or(u64::MAX, number))
 }
@@ -75,7 +75,7 @@ impl List {
         super::Piece::count(self.nodes.get(at))
     }
 
-    /// A node whose count is known is read.
+    /// Returns a node whose count is known is read.
     fn load(&mut self, at: super::At, kind: Kind) -> Result<()> {
         let Kind::Loaded(pack) = kind else { return Ok(()) };
         ensure!(self.count_of(at) == Some(pack.count() as u64), "a node of a list has changed");

@@ -227,7 +227,7 @@ fn a_list_is_as_a_deque_whatever_is_in_memory() {
     assert!(asked.iter().all(|&times| times > 5), "not every kind of read is tried: {asked:?}");
 }
 
-/// A sealed list of `count` numbers.
+/// Returns a sealed list of `count` numbers.
 fn numbers(count: u64, rows: &mut TestRows) -> List {
     let mut list = List::new();
     (0..count).for_each(|n| list.push(n.to_string().as_bytes(), false));

@@ -30,7 +30,7 @@ impl Item {
     }
 }
 
-/// Whether an item stands before a place.
+/// Returns true if an item stands before a place.
 pub(super) fn is_before((score, name): (f64, &Name), (to_score, to_name): Key<'_>) -> bool {
     match ordered(score).cmp(&to_score) {
         Ordering::Equal => *row_name(name) < *to_name,

@@ -7,7 +7,7 @@ use crate::value::sequence::At;
 use anyhow::{Context, Result, bail};
 use bytes::Bytes;
 
-/// The item of a row.
+/// Returns the item of a row.
 fn read_item(element: &[u8], row: &[u8]) -> Result<Item> {
     let place = Place::of_element(element)?;
     let Some((score, name)) = row.split_first_chunk::<8>() else {

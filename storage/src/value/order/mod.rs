@@ -66,7 +66,7 @@ pub(in crate::value) struct Order {
     /// There is no item at this place or behind.
     end: Place,
     len: u64,
-    /// Whether items have rows.
+    /// True if items have rows.
     has_rows: bool,
     dirty: BTreeMap<Place, Change>,
     /// Items in memory, and bytes of their names beyond what a [`Name`] holds.
@@ -113,7 +113,7 @@ impl Block {
     }
 }
 
-/// The row's value: only what its key does not tell.
+/// Returns the row's value: only what its key does not tell.
 fn row_value(score: f64, name: &[u8], row_name: &[u8]) -> Vec<u8> {
     let is_digested = name.len() != row_name.len();
     let mut row = Vec::new();
@@ -136,7 +136,7 @@ impl Order {
         order
     }
 
-    /// A lower bound of all scores.
+    /// Returns a lower bound of all scores.
     pub(in crate::value) fn low(&self) -> f64 {
         let Some(block) = self.blocks.first().map(|at| self.blocks.get(at)) else { return 0.0 };
         match block.items().and_then(|items| items.first()) {
@@ -145,7 +145,7 @@ impl Order {
         }
     }
 
-    /// An upper bound of all scores.
+    /// Returns an upper bound of all scores.
     pub(in crate::value) fn high(&self) -> f64 {
         let Some(block) = self.blocks.last().map(|at| self.blocks.get(at)) else { return 0.0 };
         match block.items().and_then(|items| items.last()) {
@@ -155,7 +155,7 @@ impl Order {
         }
     }
 
-    /// Whether all items are in memory.
+    /// Returns true if all items are in memory.
     pub(in crate::value) fn is_complete(&self) -> bool {
         self.items as u64 == self.len
     }
@@ -168,7 +168,7 @@ impl Order {
             + self.dirty.len() * (size_of::<(Place, Change)>() + 8)
     }
 
-    /// The items in memory, in order.
+    /// Returns the items in memory, in order.
     pub(in crate::value) fn iter(&self) -> impl DoubleEndedIterator<Item = (&[u8], f64)> {
         let blocks = self.blocks.iter().filter_map(Block::items);
         blocks.flat_map(Items::iter).map(|(score, name)| (&**name, score))
@@ -179,7 +179,7 @@ impl Order {
         self.blocks.next(at).map_or(&self.end, |next| &self.blocks.get(next).first)
     }
 
-    /// The block that covers a place.
+    /// Returns the block that covers a place.
     fn block_of(&self, key: Key<'_>) -> Option<At> {
         self.blocks.last_where(key.0, |block| block.first.key() <= key)
     }
@@ -242,7 +242,7 @@ impl Order {
         self.blocks.insert(before, Block { first, kept: Kept::Here(Items::default()) })
     }
 
-    /// The block for an item before the first one's: nothing else is there.
+    /// Returns the block for an item before the first one's: nothing else is there.
     fn front_for(&mut self, item: &Item) -> At {
         let first = self.blocks.first();
         match first {
@@ -254,7 +254,7 @@ impl Order {
         }
     }
 
-    /// The block for an item behind the end, given the last one: nothing else is there.
+    /// Returns the block for an item behind the end, given the last one: nothing else is there.
     fn back_for(&mut self, last: At) -> At {
         let end = std::mem::replace(&mut self.end, Place::last());
         if self.blocks.get(last).items().is_some() { last } else { self.insert_block(None, end) }
@@ -413,7 +413,7 @@ impl Order {
 
     // ---- forgetting --------------------------------------------------------------------------
 
-    /// Whether hardly any items are in memory.
+    /// Returns true if hardly any items are in memory.
     pub(in crate::value) fn is_bare(&self) -> bool {
         self.items <= 8 * BLOCK_MAX
     }
@@ -449,7 +449,7 @@ impl Order {
     }
 }
 
-/// The element keys between two places.
+/// Returns the element keys between two places.
 fn element_range(from: &Place, to: &Place) -> ElementRange {
     ElementRange { from: from.element(), to: Some(to.element()) }
 }

@@ -19,13 +19,13 @@ pub(in crate::value) struct Place {
 /// A [`Place`], borrowed.
 pub(super) type Key<'a> = (u64, &'a [u8]);
 
-/// A number that sorts as the score does; both zeros have the same.
+/// Returns a number that sorts as the score does; both zeros have the same.
 pub(super) fn ordered(score: f64) -> u64 {
     let bits = (score + 0.0).to_bits();
     if bits >> 63 == 0 { bits | 1 << 63 } else { !bits }
 }
 
-/// The score that sorts as the number does, or the nearest one.
+/// Returns the score that sorts as the number does, or the nearest one.
 pub(super) fn unordered(number: u64) -> f64 {
     let bits = if number >> 63 == 0 { !number } else { number & !(1 << 63) };
     let score = f64::from_bits(bits);
@@ -36,8 +36,8 @@ pub(super) fn unordered(number: u64) -> f64 {
     }
 }
 
-/// The name as it stands in the key of a row: of one that is too long only the beginning, then a
-/// digest.
+/// Returns the name as it stands in the key of a row: of one that is too long only the beginning,
+/// then a digest.
 pub(super) fn row_name(name: &[u8]) -> Cow<'_, [u8]> {
     RowKey::ordered_name(name)
 }
@@ -79,7 +79,7 @@ impl Place {
         (self.score, &self.name)
     }
 
-    /// The element key of an item here.
+    /// Returns the element key of an item here.
     pub(in crate::value) fn element(&self) -> Vec<u8> {
         let mut element = Vec::with_capacity(9 + self.name.len());
         element.push(PREFIX);
@@ -88,7 +88,7 @@ impl Place {
         element
     }
 
-    /// The place of an element key.
+    /// Returns the place of an element key.
     pub(super) fn of_element(element: &[u8]) -> anyhow::Result<Self> {
         let rest = element.get(1..).and_then(<[u8]>::split_first_chunk::<8>);
         let (score, name) = rest.context("the key of an element row has no score")?;

@@ -57,7 +57,8 @@ impl Order {
 
     // ---- what to load ------------------------------------------------------------------------
 
-    /// A page of about `want` items of a block and those behind it, from `from` to `to` at most.
+    /// Returns a page of about `want` items of a block and those behind it, from `from` to `to` at
+    /// most.
     fn page(&self, at: At, from: &Place, to: &Place, want: u64) -> Part {
         let limit = want.clamp(PAGE, PAGE_MAX);
         let (mut last, mut sum) = (at, self.blocks.get(at).count());

@@ -40,7 +40,7 @@ pub struct Groups {
     names: Paged<NameKey, Number>,
     consumers: Paged<ConsumerKey, Consumer>,
     pending: Paged<PendingKey, PendingNode>,
-    /// Whether there are rows, else all is packed into the meta row.
+    /// True if there are rows, else all is packed into the meta row.
     stored: bool,
     /// Numbers of groups that were destroyed since the last [`Groups::seal`].
     destroyed: Vec<u64>,
@@ -227,7 +227,7 @@ impl Groups {
         self.pending.learn_all(&theirs(prefix::PENDING))
     }
 
-    /// A page was read, which may be of others.
+    /// Returns a page was read, which may be of others.
     pub(super) fn learn_page(&mut self, page: &Page) -> Result<()> {
         self.groups.learn_page(page)?;
         self.names.learn_page(page)?;
@@ -235,7 +235,7 @@ impl Groups {
         self.pending.learn_page(page)
     }
 
-    /// Whether hardly anything of them is in memory.
+    /// Returns true if hardly anything of them is in memory.
     pub(super) fn is_bare(&self) -> bool {
         self.groups.is_bare()
             && self.names.is_bare()

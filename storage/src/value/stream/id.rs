@@ -19,7 +19,7 @@ impl StreamId {
         Self { ms, seq }
     }
 
-    /// The least id that is greater.
+    /// Returns the least id that is greater.
     pub fn next(self) -> Option<Self> {
         match self.seq.checked_add(1) {
             Some(seq) => Some(Self { ms: self.ms, seq }),
@@ -27,7 +27,7 @@ impl StreamId {
         }
     }
 
-    /// The greatest id that is less.
+    /// Returns the greatest id that is less.
     pub fn prev(self) -> Option<Self> {
         match self.seq.checked_sub(1) {
             Some(seq) => Some(Self { ms: self.ms, seq }),
@@ -43,7 +43,7 @@ impl StreamId {
         out
     }
 
-    /// The id of 16 bytes.
+    /// Returns the id of 16 bytes.
     pub fn from_bytes(bytes: [u8; 16]) -> Self {
         let n = u128::from_be_bytes(bytes);
         Self { ms: (n >> 64) as u64, seq: n as u64 }

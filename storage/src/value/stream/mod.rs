@@ -112,7 +112,7 @@ impl DeletePlan {
 }
 
 impl Stream {
-    /// A stream without entries.
+    /// Creates a stream without entries.
     pub fn new() -> Self {
         Self::default()
     }
@@ -126,17 +126,17 @@ impl Stream {
         self.len == 0
     }
 
-    /// The id of the first entry; [`StreamId::MIN`] if there is none.
+    /// Returns the id of the first entry; [`StreamId::MIN`] if there is none.
     pub fn first_id(&self) -> StreamId {
         self.first_id
     }
 
-    /// The greatest id that was ever given.
+    /// Returns the greatest id that was ever given.
     pub fn last_id(&self) -> StreamId {
         self.last_id
     }
 
-    /// The greatest id of an entry that was deleted by its id.
+    /// Returns the greatest id of an entry that was deleted by its id.
     pub fn max_deleted_id(&self) -> StreamId {
         self.max_deleted_id
     }
@@ -208,8 +208,8 @@ impl Stream {
         Ok(())
     }
 
-    /// The entries of a range of ids (both ends included), forward or backward; each may be missing
-    /// from memory.
+    /// Returns the entries of a range of ids (both ends included), forward or backward; each may be
+    /// missing from memory.
     pub fn entries(
         &self,
         from: StreamId,
@@ -220,8 +220,8 @@ impl Stream {
         Ok(StreamEntries { nodes, from, to, reverse, here: SmallVec::new() })
     }
 
-    /// The first `count` entries of a range of ids, or `reverse` the last ones, all of which are in
-    /// memory.
+    /// Returns the first `count` entries of a range of ids, or `reverse` the last ones, all of
+    /// which are in memory.
     pub fn range(
         &self,
         from: StreamId,
@@ -235,13 +235,13 @@ impl Stream {
         Ok(entries.map_while(Result::ok).take(count))
     }
 
-    /// The entry of an id.
+    /// Returns the entry of an id.
     pub fn get(&self, id: StreamId) -> Result<Option<StreamEntry<'_>>, Part> {
         self.get_behind(None, id)
     }
 
-    /// The entry of an id, where that of another one was looked for `before`: the more nodes in a
-    /// row were looked at, the more of the next ones are read at once.
+    /// Returns the entry of an id, where that of another one was looked for `before`: the more
+    /// nodes in a row were looked at, the more of the next ones are read at once.
     pub fn get_behind(
         &self,
         before: Option<StreamId>,
@@ -277,12 +277,12 @@ impl Stream {
         (covers(id) || run >= RUN).then(|| self.nodes.part_behind(key, run)).flatten()
     }
 
-    /// The first entry, or `last` the last one.
+    /// Returns the first entry, or `last` the last one.
     pub fn end(&self, last: bool) -> Result<Option<StreamEntry<'_>>, Part> {
         self.entries(StreamId::MIN, StreamId::MAX, last)?.next().transpose()
     }
 
-    /// The nodes, all of which must be in memory.
+    /// Returns the nodes, all of which must be in memory.
     pub fn nodes(&self) -> Result<impl Iterator<Item = StreamNode<'_>>, Part> {
         self.nodes.require_whole()?;
         Ok(self.nodes.in_memory().map(|(first, node)| StreamNode {
@@ -294,8 +294,8 @@ impl Stream {
 
     // ---- changing ----------------------------------------------------------------------------
 
-    /// Whether an entry with `bytes` of names and values begins a new node when it is appended. So
-    /// it does if the last node is not in memory.
+    /// Returns true if an entry with `bytes` of names and values begins a new node when it is
+    /// appended. So it does if the last node is not in memory.
     fn begins_node(&self, bytes: usize, limits: NodeLimits) -> bool {
         let last = self.nodes.last_in_memory();
         last.is_none_or(|(_, node)| !node.has_room(bytes, limits))

@@ -93,7 +93,7 @@ fn listpack_int(n: i64) -> u64 {
 }
 
 impl Node {
-    /// A node without entries, whose first one will have an id and these fields.
+    /// Creates a node without entries, whose first one will have an id and these fields.
     pub(in crate::value) fn new<'a>(
         first: StreamId,
         names: impl ExactSizeIterator<Item = &'a [u8]>,
@@ -115,12 +115,12 @@ impl Node {
         u64::from(self.count)
     }
 
-    /// The greatest id of all entries it had, which may have been deleted.
+    /// Returns the greatest id of all entries it had, which may have been deleted.
     pub(in crate::value) fn last(&self) -> StreamId {
         self.last
     }
 
-    /// Whether an entry with `bytes` of names and values goes here.
+    /// Returns true if an entry with `bytes` of names and values goes here.
     pub(in crate::value) fn has_room(&self, bytes: usize, limits: NodeLimits) -> bool {
         self.listpack_bytes() + (bytes as u64) < limits.bytes
             && u64::from(self.count) + u64::from(self.deleted) < limits.entries
@@ -165,24 +165,24 @@ impl Node {
         self.last = self.last.max(id);
     }
 
-    /// Whether fields have the names that entries may share.
+    /// Returns true if fields have the names that entries may share.
     fn shares<'a>(&self, fields: impl ExactSizeIterator<Item = (&'a [u8], &'a [u8])>) -> bool {
         let mut names = &self.buf[..self.head];
         get_varint(&mut names) == Some(fields.len() as u64) && { fields }
             .all(|(name, _)| get_bytes(&mut names) == Some(name))
     }
 
-    /// The entries in order.
+    /// Returns the entries in order.
     pub(in crate::value) fn iter(&self) -> NodeEntries<'_> {
         NodeEntries { node: self, rest: &self.buf[self.head..] }
     }
 
-    /// The entry of an id.
+    /// Returns the entry of an id.
     pub(in crate::value) fn get(&self, id: StreamId) -> Option<StreamEntry<'_>> {
         self.iter().find(|entry| entry.id == id)
     }
 
-    /// The names that entries may share.
+    /// Returns the names that entries may share.
     pub(in crate::value) fn names(&self) -> Names<'_> {
         let mut rest = &self.buf[..self.head];
         let left = get_varint(&mut rest).unwrap_or(0);
@@ -239,7 +239,7 @@ impl Node {
         Some(StreamEntry { id, fields })
     }
 
-    /// Whether all bytes are in order.
+    /// Returns true if all bytes are in order.
     fn is_sound(&self) -> bool {
         let (mut rest, mut count, mut before) = (&self.buf[self.head..], 0, None);
         while !rest.is_empty() {

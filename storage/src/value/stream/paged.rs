@@ -31,16 +31,16 @@ pub(in crate::value) trait Key:
     /// Appends its bytes, as they stand in the element key behind the prefix.
     fn encode(&self, out: &mut Vec<u8>);
 
-    /// The key of its bytes.
+    /// Returns the key of its bytes.
     fn decode(bytes: &[u8]) -> Option<Self>;
 
-    /// The least key whose bytes are not less than these, if there is one.
+    /// Returns the least key whose bytes are not less than these, if there is one.
     fn at_least(bytes: &[u8]) -> Option<Self>;
 
-    /// The least of all keys.
+    /// Returns the least of all keys.
     fn first() -> Self;
 
-    /// The least key that is greater, if there is one.
+    /// Returns the least key that is greater, if there is one.
     fn after(&self) -> Option<Self>;
 
     /// Bytes of memory beside its own size.
@@ -86,7 +86,7 @@ pub(in crate::value) struct Paged<K: Key, V: Row<K>> {
     /// From the key to before the other (`None`: to the last): what is not in memory. They neither
     /// overlap nor touch.
     gaps: BTreeMap<K, Option<K>>,
-    /// Whether rows are written; else they are packed into the meta row.
+    /// True if rows are written; else they are packed into the meta row.
     stored: bool,
     dirty: Vec<K>,
     /// Keys that were removed since the last [`Paged::seal`].
@@ -98,8 +98,8 @@ pub(in crate::value) struct Paged<K: Key, V: Row<K>> {
 }
 
 impl<K: Key, V: Row<K>> Paged<K, V> {
-    /// An empty map, wholly in memory, that is not written yet. `prefix` stands before the keys of
-    /// its rows.
+    /// Creates an empty map, wholly in memory, that is not written yet. `prefix` stands before the
+    /// keys of its rows.
     pub(in crate::value) fn new(prefix: &[u8]) -> Self {
         Self {
             prefix: Prefix::from_slice(prefix),
@@ -113,8 +113,8 @@ impl<K: Key, V: Row<K>> Paged<K, V> {
         }
     }
 
-    /// A map that is written and of which nothing is in memory: all its keys are from one to
-    /// before another (`None`: to the last).
+    /// Creates a map that is written and of which nothing is in memory: all its keys are from one
+    /// to before another (`None`: to the last).
     pub(in crate::value) fn away(prefix: &[u8], from: K, to: Option<K>) -> Self {
         let mut map = Self { stored: true, ..Self::new(prefix) };
         if to.as_ref().is_none_or(|to| from < *to) {
@@ -128,7 +128,7 @@ impl<K: Key, V: Row<K>> Paged<K, V> {
         self.rows.len()
     }
 
-    /// Whether all of it is in memory.
+    /// Returns true if all of it is in memory.
     pub(in crate::value) fn is_whole(&self) -> bool {
         self.gaps.is_empty()
     }
@@ -164,7 +164,7 @@ impl<K: Key, V: Row<K>> Paged<K, V> {
             + self.heap
     }
 
-    /// The rows in memory, in order.
+    /// Returns the rows in memory, in order.
     pub(in crate::value) fn in_memory(&self) -> impl DoubleEndedIterator<Item = (&K, &V)> {
         self.rows.iter().map(|(key, slot)| (key, &slot.value))
     }
@@ -292,7 +292,7 @@ impl<K: Key, V: Row<K>> Paged<K, V> {
 
     // ---- loading and shedding ----------------------------------------------------------------
 
-    /// Whether these rows, or a page of them, are this map's.
+    /// Returns true if these rows, or a page of them, are this map's.
     pub(in crate::value) fn is_of(&self, element: &[u8]) -> bool {
         element.starts_with(&self.prefix)
     }
@@ -311,14 +311,14 @@ impl<K: Key, V: Row<K>> Paged<K, V> {
         self.learn(&from, to.as_ref(), &page.rows)
     }
 
-    /// The keys of a range of this map's element keys: from one to before another.
+    /// Returns the keys of a range of this map's element keys: from one to before another.
     pub(in crate::value) fn keys_of(&self, range: &ElementRange) -> Option<(K, Option<K>)> {
         let from = K::at_least(range.from.get(self.prefix.len()..)?)?;
         let to = range.to.as_deref().filter(|to| self.is_of(to));
         Some((from, to.and_then(|to| K::at_least(&to[self.prefix.len()..]))))
     }
 
-    /// The key of one of this map's element keys.
+    /// Returns the key of one of this map's element keys.
     pub(in crate::value) fn key_of(&self, element: &[u8]) -> Option<K> {
         K::decode(element.strip_prefix(&self.prefix[..])?)
     }
@@ -341,17 +341,17 @@ impl<K: Key, V: Row<K>> Paged<K, V> {
         Ok(())
     }
 
-    /// Whether a key is in memory, or known not to exist.
+    /// Returns true if a key is in memory, or known not to exist.
     fn is_known(&self, key: &K) -> bool {
         !self.is_in_gap(key) || self.rows.contains_key(key) || self.gone.contains(key)
     }
 
-    /// Whether a key lies where not all is known.
+    /// Returns true if a key lies where not all is known.
     pub(in crate::value) fn is_in_gap(&self, key: &K) -> bool {
         self.gap_at(key).is_some()
     }
 
-    /// The gap that a key lies in.
+    /// Returns the gap that a key lies in.
     fn gap_at(&self, key: &K) -> Option<(&K, Option<&K>)> {
         let (from, to) = self.gaps.range(..=key).next_back()?;
         to.as_ref().is_none_or(|to| key < to).then_some((from, to.as_ref()))
@@ -380,7 +380,7 @@ impl<K: Key, V: Row<K>> Paged<K, V> {
         }
     }
 
-    /// Whether hardly any rows are in memory.
+    /// Returns true if hardly any rows are in memory.
     pub(in crate::value) fn is_bare(&self) -> bool {
         self.rows.len() <= FEW
     }

@@ -45,7 +45,7 @@ pub(in crate::value) struct PendingIter<'a> {
     before: PendingEntry,
 }
 
-/// An unsigned number for a difference that may be negative: small if it is small.
+/// Returns an unsigned number for a difference that may be negative: small if it is small.
 fn zigzag(n: i64) -> u64 {
     ((n << 1) ^ (n >> 63)) as u64
 }
@@ -105,7 +105,7 @@ struct Slot {
 }
 
 impl PendingNode {
-    /// A node of entries with ids from `base` on, which are ascending.
+    /// Creates a node of entries with ids from `base` on, which are ascending.
     pub(in crate::value) fn of(
         base: StreamId,
         entries: impl IntoIterator<Item = PendingEntry>,
@@ -128,12 +128,12 @@ impl PendingNode {
         self.bytes.capacity()
     }
 
-    /// Whether there is room for one more entry.
+    /// Returns true if there is room for one more entry.
     pub(in crate::value) fn has_room(&self) -> bool {
         self.bytes.len() + ENTRY_MAX <= NODE_BYTES
     }
 
-    /// The entry with the greatest id, if there is one.
+    /// Returns the entry with the greatest id, if there is one.
     pub(in crate::value) fn last(&self) -> PendingEntry {
         self.last
     }
@@ -142,7 +142,7 @@ impl PendingNode {
         PendingIter { rest: &self.bytes, before: base_entry(base) }
     }
 
-    /// The entry with an id.
+    /// Returns the entry with an id.
     pub(in crate::value) fn get(&self, base: StreamId, id: StreamId) -> Option<PendingEntry> {
         self.slot(base, id).found.map(|(entry, _)| entry)
     }

@@ -73,7 +73,7 @@ impl Cold {
         self.from <= id && self.to.is_none_or(|to| id < to)
     }
 
-    /// The first node from an id on before another, and whether more of them follow.
+    /// Returns the first node from an id on before another, and whether more of them follow.
     fn next(&self, from: StreamId, to: Option<StreamId>) -> Option<(StreamId, u64, bool)> {
         let at = self.nodes.partition_point(|(first, _)| *first < from);
         let (first, count) = *self.nodes.get(at)?;
@@ -106,7 +106,7 @@ impl View<'_> {
         self.node.is_none() && self.added.is_none()
     }
 
-    /// Whether all its entries are below an id.
+    /// Returns true if all its entries are below an id.
     fn is_below(&self, least: StreamId) -> bool {
         match self.added.or(self.node.map(Node::last)) {
             Some(last) => last < least,
@@ -116,12 +116,13 @@ impl View<'_> {
 }
 
 impl Stream {
-    /// An entry with `bytes` of names and values that is to be appended.
+    /// Returns an entry with `bytes` of names and values that is to be appended.
     pub fn added(&self, id: StreamId, bytes: usize, limits: NodeLimits) -> Added {
         Added { id, begins_node: self.begins_node(bytes, limits) }
     }
 
-    /// The first node from an id on as it will be with an entry appended; `left` entries may go.
+    /// Returns the first node from an id on as it will be with an entry appended; `left` entries
+    /// may go.
     fn view(
         &self,
         mut from: StreamId,

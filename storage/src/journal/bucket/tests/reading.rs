@@ -31,7 +31,7 @@ impl Running {
         self.until_durable(end).await;
     }
 
-    /// The oldest commit that is still there.
+    /// Returns the oldest commit that is still there.
     fn oldest(&self) -> Lsn {
         let state = self.shared.state.lock().unwrap();
         state.stored.front().map_or(Lsn::MAX, |stored| stored.before + 1)

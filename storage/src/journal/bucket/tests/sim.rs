@@ -131,7 +131,7 @@ impl Client {
         }
     }
 
-    /// A request that only reads.
+    /// Returns a request that only reads.
     async fn read<T>(&self, request: impl Future<Output = Result<T>>) -> Result<T> {
         self.step().await;
         if self.sim.below(100) < self.faults {

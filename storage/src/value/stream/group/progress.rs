@@ -5,7 +5,7 @@ use super::super::id::StreamId;
 use super::Group;
 
 impl Stream {
-    /// Whether an entry from an id on was deleted between others.
+    /// Returns true if an entry from an id on was deleted between others.
     fn has_holes_from(&self, id: StreamId) -> bool {
         !self.is_empty() && self.max_deleted_id() != StreamId::MIN && id <= self.max_deleted_id()
     }
@@ -46,8 +46,8 @@ impl Stream {
         read.map(|read| added.wrapping_sub(read))
     }
 
-    /// A group's position (see [`super::Groups::set_position`]) after the entry `id`, the next one
-    /// behind `last_id`, was delivered.
+    /// Returns a group's position (see [`super::Groups::set_position`]) after the entry `id`, the
+    /// next one behind `last_id`, was delivered.
     pub fn advance(
         &self,
         (last_id, entries_read): (StreamId, Option<i64>),

@@ -17,7 +17,7 @@ pub type Delivered = Vec<PendingEntry>;
 const SOME: usize = 64;
 
 impl Groups {
-    /// The group with a name.
+    /// Returns the group with a name.
     pub fn group(&self, name: &[u8]) -> Result<Option<&Group>, Part> {
         if self.is_empty() {
             return Ok(None);
@@ -25,13 +25,13 @@ impl Groups {
         self.groups.get(&GroupKey::of(name))
     }
 
-    /// The groups with their names, in the order of these; each may be missing from memory.
+    /// Returns the groups with their names, in the order of these; each may be missing from memory.
     pub fn iter(&self) -> impl Iterator<Item = Result<(&[u8], &Group), Part>> {
         let rows = self.groups.rows(GroupKey::of(b""), None, false);
         rows.map(|row| row.map(|(key, group)| (group.name.as_deref().unwrap_or(&key.0), group)))
     }
 
-    /// The consumer with a name in a group.
+    /// Returns the consumer with a name in a group.
     pub fn consumer(
         &self,
         group: &Group,
@@ -47,7 +47,7 @@ impl Groups {
         Ok(consumer.map(|consumer| (number.0, consumer)))
     }
 
-    /// The consumer with a number in a group.
+    /// Returns the consumer with a number in a group.
     pub fn consumer_of(
         &self,
         group: &Group,
@@ -56,7 +56,7 @@ impl Groups {
         self.consumers.get(&ConsumerKey { group: group.number, number })
     }
 
-    /// The consumers of a group, in the order of their names.
+    /// Returns the consumers of a group, in the order of their names.
     pub fn consumers(&self, group: &Group) -> Result<Vec<(ConsumerNo, &Consumer)>, Part> {
         let (number, next) = (group.number, group.number + 1);
         let rows = ConsumerKey::first_of(number)..ConsumerKey::first_of(next);
@@ -76,7 +76,7 @@ impl Groups {
 
     // ---- pending entries ---------------------------------------------------------------------
 
-    /// The node of a group that an id is in, if it is pending.
+    /// Returns the node of a group that an id is in, if it is pending.
     pub(super) fn floor(&self, group: &Group, id: StreamId) -> Result<Option<PendingKey>, Part> {
         if id < group.low || group.low == StreamId::MAX {
             return Ok(None);
@@ -90,13 +90,13 @@ impl Groups {
         Ok(row.map(|(key, _)| *key))
     }
 
-    /// The pending entry with an id.
+    /// Returns the pending entry with an id.
     pub fn pending_entry(&self, group: &Group, id: StreamId) -> Result<Option<PendingEntry>, Part> {
         let Some(key) = self.floor(group, id)? else { return Ok(None) };
         Ok(self.pending.get(&key)?.and_then(|node| node.get(key.base, id)))
     }
 
-    /// The pending entries of a group from an id on; each may be missing from memory.
+    /// Returns the pending entries of a group from an id on; each may be missing from memory.
     pub fn pending_from(
         &self,
         group: &Group,
@@ -122,7 +122,7 @@ impl Groups {
         Ok(entries.skip_while(is_before))
     }
 
-    /// The last pending entry of a group.
+    /// Returns the last pending entry of a group.
     pub fn last_pending(&self, group: &Group) -> Result<Option<PendingEntry>, Part> {
         if group.pending == 0 {
             return Ok(None);
@@ -199,7 +199,7 @@ impl Groups {
         consumers.into_iter().try_for_each(|number| self.consumer_of(group, number).map(drop))
     }
 
-    /// The first node of a group.
+    /// Returns the first node of a group.
     pub(super) fn first_node(&self, group: &Group) -> Result<Option<PendingKey>, Part> {
         if group.low == StreamId::MAX {
             return Ok(None);

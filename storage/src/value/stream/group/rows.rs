@@ -35,12 +35,12 @@ fn ordered(name: &[u8]) -> KeyBuf {
     KeyBuf::from_slice(&RowKey::ordered_name(name))
 }
 
-/// A name that is not in its row's key.
+/// Returns a name that is not in its row's key.
 fn long_name(name: &[u8]) -> Option<Box<[u8]>> {
     RowKey::name_is_digested(name).then(|| name.into())
 }
 
-/// The least name that is greater.
+/// Returns the least name that is greater.
 fn name_after(name: &KeyBuf) -> KeyBuf {
     let mut after = name.clone();
     after.push(0);
@@ -62,21 +62,21 @@ impl NameKey {
         Self { group, name: ordered(name) }
     }
 
-    /// The least of a group's.
+    /// Returns the least of a group's.
     pub(super) fn first_of(group: u64) -> Self {
         Self { group, name: KeyBuf::new() }
     }
 }
 
 impl ConsumerKey {
-    /// The least of a group's.
+    /// Returns the least of a group's.
     pub(super) fn first_of(group: u64) -> Self {
         Self { group, number: 0 }
     }
 }
 
 impl PendingKey {
-    /// The least of a group's.
+    /// Returns the least of a group's.
     pub(super) fn first_of(group: u64) -> Self {
         Self { group, base: StreamId::MIN }
     }
@@ -235,7 +235,7 @@ impl Group {
         Self { number, last_id, entries_read, consumers: 0, pending: 0, low, name }
     }
 
-    /// The id that was delivered last.
+    /// Returns the id that was delivered last.
     pub fn last_id(&self) -> StreamId {
         self.last_id
     }

@@ -15,7 +15,7 @@ const PAGE_MAX: usize = 1024;
 type Found<'a, K, V> = Result<Option<(&'a K, &'a V)>, Part>;
 
 impl<K: Key, V: Row<K>> Paged<K, V> {
-    /// The row of a key.
+    /// Returns the row of a key.
     pub(in crate::value) fn get(&self, key: &K) -> Result<Option<&V>, Part> {
         if let Some(slot) = self.rows.get(key) {
             return Ok(Some(&slot.value));
@@ -26,7 +26,7 @@ impl<K: Key, V: Row<K>> Paged<K, V> {
         Err(self.page(key, key.after().as_ref(), false, 1))
     }
 
-    /// The row with the greatest key that is not greater than this.
+    /// Returns the row with the greatest key that is not greater than this.
     pub(in crate::value) fn floor(&self, key: &K) -> Found<'_, K, V> {
         self.before(&K::first(), key.after().as_ref(), ONE)
     }
@@ -52,7 +52,7 @@ impl<K: Key, V: Row<K>> Paged<K, V> {
         self.behind(&key.after()?, None, limit.clamp(PAGE_MIN, PAGE_MAX)).err()
     }
 
-    /// The row with the greatest key, if it is in memory.
+    /// Returns the row with the greatest key, if it is in memory.
     pub(in crate::value) fn last_in_memory(&self) -> Option<(&K, &V)> {
         let (key, slot) = self.rows.last_key_value()?;
         let is_last = match self.gaps.last_key_value() {
@@ -62,13 +62,14 @@ impl<K: Key, V: Row<K>> Paged<K, V> {
         is_last.then_some((key, &slot.value))
     }
 
-    /// The rows from a key on to before another (`None`: to the last), in order or against it.
+    /// Returns the rows from a key on to before another (`None`: to the last), in order or against
+    /// it.
     pub(in crate::value) fn rows(&self, from: K, to: Option<K>, reverse: bool) -> Rows<'_, K, V> {
         let left = if to.as_ref().is_none_or(|to| from < *to) { Some((from, to)) } else { None };
         Rows { map: self, left, reverse, passed: 0 }
     }
 
-    /// The element keys from a key to before another (`None`: to the last).
+    /// Returns the element keys from a key to before another (`None`: to the last).
     pub(in crate::value) fn range_of(&self, from: &K, to: Option<&K>) -> ElementRange {
         let element = |key: &K| {
             let mut element = self.prefix.to_vec();
@@ -87,7 +88,7 @@ impl<K: Key, V: Row<K>> Paged<K, V> {
         Part::Page { range: self.range_of(from, to), reverse, limit }
     }
 
-    /// The first row from a key on, before another one.
+    /// Returns the first row from a key on, before another one.
     fn behind(&self, from: &K, to: Option<&K>, limit: usize) -> Found<'_, K, V> {
         let row = self.rows.range(from..).next().filter(|(key, _)| to.is_none_or(|to| *key < to));
         let (from, gap_end) = match self.gap_at(from) {
@@ -104,7 +105,7 @@ impl<K: Key, V: Row<K>> Paged<K, V> {
         Ok(row.map(|(key, slot)| (key, &slot.value)))
     }
 
-    /// The last row before a key, from another one on.
+    /// Returns the last row before a key, from another one on.
     fn before(&self, from: &K, to: Option<&K>, limit: usize) -> Found<'_, K, V> {
         let upper = to.map_or(Bound::Unbounded, Bound::Excluded);
         let row = self.rows.range((Bound::Included(from), upper)).next_back();
@@ -122,7 +123,7 @@ impl<K: Key, V: Row<K>> Paged<K, V> {
     }
 }
 
-/// The lesser of two ends, of which `None` is behind everything.
+/// Returns the lesser of two ends, of which `None` is behind everything.
 fn least<'a, K: Ord>(a: Option<&'a K>, b: Option<&'a K>) -> Option<&'a K> {
     match (a, b) {
         (Some(a), Some(b)) => Some(a.min(b)),
