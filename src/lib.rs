@@ -1,13 +1,12 @@
 //! The Flagstone server: a durable Redis-compatible server.
 //!
-//! The way of a request: [`connection`] reads and parses ([`resp`]), looks the command up and
+//! The way of a request: [`connection`] reads and parses ([`flagstone_wire::resp`]), looks the command up and
 //! checks it ([`commands`]), and routes it ([`routing`]) to the [`worker`] that owns its keys, whose
 //! replies it writes in order.
 
 pub mod blocking;
 pub mod checkpoints;
 pub mod cli;
-pub mod client_memory;
 pub mod clients;
 pub mod commands;
 pub mod config;
@@ -16,20 +15,15 @@ pub mod events;
 pub mod functions;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
-pub mod glob;
 pub mod limits;
 pub mod listen;
 pub mod log;
-pub mod lua;
 pub mod monitor;
 pub mod node;
-pub mod num;
 pub mod open_files;
 pub mod outbox;
 pub mod pubsub;
 pub mod rates;
-pub mod rdb;
-pub mod resp;
 pub mod routing;
 pub mod scripting;
 pub mod secrets;

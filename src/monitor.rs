@@ -2,9 +2,9 @@
 
 use crate::clients::{Client, state};
 use crate::config::{OutputBufferLimits, quote_into};
-use crate::resp::{Args, Proto, Reply};
 use crate::secrets;
 use bytes::Bytes;
+use flagstone_wire::resp::{Args, Proto, Reply};
 use fnv::FnvHashMap;
 use std::fmt::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -105,7 +105,7 @@ impl Drop for Monitoring {
 mod tests {
     use super::*;
     use crate::config::Settings;
-    use crate::resp::OwnedArgs;
+    use flagstone_wire::resp::OwnedArgs;
     use std::net::{Ipv4Addr, SocketAddr};
 
     /// The text of a command at a fixed time.

@@ -1,7 +1,6 @@
 //! What all workers of the process share.
 
 use crate::checkpoints::Checkpoints;
-use crate::client_memory::{CLIENTS, Limit};
 use crate::clients::Clients;
 use crate::commands::server::process;
 use crate::config::{AppendFsync, ClientMemory, Config, Settings};
@@ -23,6 +22,7 @@ use flagstone_storage::journal::{Journal, SyncMode};
 use flagstone_storage::lease::{Lease, Unconfirmed};
 use flagstone_storage::place::Requests;
 use flagstone_storage::{Layout, Store};
+use flagstone_wire::client_memory::{CLIENTS, Limit};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};

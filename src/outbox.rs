@@ -2,9 +2,9 @@
 //! what it has cached, lines of MONITOR. Anybody may put a frame in; the connection's own task
 //! writes them between the replies.
 
-use crate::client_memory::Taken;
 use crate::config::OutputBufferLimit;
 use bytes::Bytes;
+use flagstone_wire::client_memory::Taken;
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};

@@ -1,7 +1,7 @@
 //! What of a command's arguments is never shown: passwords.
 
 use crate::config;
-use crate::resp::Args;
+use flagstone_wire::resp::Args;
 use smallvec::SmallVec;
 
 /// What is shown instead.

@@ -1,7 +1,7 @@
 //! The log of slow commands (SLOWLOG).
 
-use crate::resp::Args;
 use crate::secrets;
+use flagstone_wire::resp::Args;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -5,14 +5,14 @@
 //! its arguments, the database, and the arguments. So a transaction is routed and run like any
 //! other command on keys.
 
-use crate::client_memory::Taken;
 use crate::commands::registry::{self, Command};
 use crate::commands::{Run, flag};
-use crate::num::parse_i64;
-use crate::resp::{Args, OwnedArgs};
 use crate::unit;
 use crate::watch::Watches;
 use flagstone_storage::need::Key;
+use flagstone_wire::client_memory::Taken;
+use flagstone_wire::num::parse_i64;
+use flagstone_wire::resp::{Args, OwnedArgs};
 use std::collections::BTreeSet;
 
 /// Arguments of EXEC before the first watched key: its name, their number.

@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| flagstone::fuzz::rdb_file(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| flagstone_rdb::fuzz::rdb_file(data));

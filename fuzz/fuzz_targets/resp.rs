@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| flagstone::fuzz::resp(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| flagstone_wire::fuzz::resp(data));

@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| flagstone::fuzz::restore(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| flagstone_rdb::fuzz::restore(data));

@@ -2,12 +2,12 @@
 
 use super::table::Content;
 use super::{Cancel, Held, WaitTable, Waiter};
-use crate::resp::Reply;
 use crate::routing;
 use crate::worker::{Blocked, Elsewhere, Ran, Worker};
 use flagstone_storage::Value;
 use flagstone_storage::need::Key;
 use flagstone_storage::store::Need;
+use flagstone_wire::resp::Reply;
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;

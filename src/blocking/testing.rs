@@ -2,8 +2,8 @@
 
 use super::Waiter;
 use crate::commands::{Awaited, Block, Nil, registry};
-use crate::resp::{Args, Proto};
 use crate::worker::{OwnedCommand, Request};
+use flagstone_wire::resp::{Args, Proto};
 use std::sync::Arc;
 
 /// A waiter for some keys of database 0.

@@ -2,10 +2,10 @@
 
 use super::connection::{Connection, Reply, Server};
 use super::progress;
-use crate::rdb::file::{FOOTER_LEN, Output, has_field_expiry};
-use crate::rdb::{self, Limits, Object};
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use flagstone_rdb::file::{FOOTER_LEN, Output, has_field_expiry};
+use flagstone_rdb::{self as rdb, Limits, Object};
 use flagstone_storage::clock::Clock;
 use indicatif::ProgressBar;
 use std::ffi::OsString;

@@ -1,7 +1,7 @@
 //! All connections of the node: who is let in, and who is closed when they take too much memory.
 
 use super::{Client, Refusals, state};
-use crate::client_memory::{self, Limit};
+use flagstone_wire::client_memory::{self, Limit};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -2,13 +2,13 @@
 
 use crate::config::{NotifyFlags, Settings};
 use crate::node::Node;
-use crate::resp::{Args, Reply};
 use crate::session::Session;
 use crate::unit::Unit;
 use crate::worker::Worker;
 use flagstone_storage::Store;
 use flagstone_storage::store::{Fault, Need};
 use flagstone_storage::value::Value;
+use flagstone_wire::resp::{Args, Reply};
 use std::borrow::Cow;
 use std::collections::HashSet;
 use std::rc::Rc;
@@ -259,7 +259,7 @@ pub fn tail<'a>(
 
 /// An integer argument, or Redis's "not an integer" error.
 pub fn int_arg(args: Args<'_>, index: usize) -> Result<i64, Stop> {
-    crate::num::parse_i64(arg(args, index)?).ok_or_else(|| error::NOT_INTEGER.into())
+    flagstone_wire::num::parse_i64(arg(args, index)?).ok_or_else(|| error::NOT_INTEGER.into())
 }
 
 /// Whether an argument is this word, case apart.

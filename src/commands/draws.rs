@@ -2,7 +2,7 @@
 //! for that many of which some may be the same.
 
 use super::{Stop, int_arg};
-use crate::resp::Args;
+use flagstone_wire::resp::Args;
 
 /// Most elements that one command may draw with repetition; a reply of more would not fit anywhere.
 const MAX_REPEATED: u64 = 1 << 24;

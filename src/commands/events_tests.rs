@@ -3,11 +3,11 @@
 use super::Stop;
 use super::testing::{NOW_MS, try_run};
 use crate::config::Settings;
-use crate::resp::Proto;
 use flagstone_storage::Store;
 use flagstone_storage::notes::{Interest, Note, What};
 use flagstone_storage::slot::Layout;
 use flagstone_storage::store::Versions;
+use flagstone_wire::resp::Proto;
 use std::sync::Arc;
 
 const CASES: &str = include_str!("../../tests/data/keyspace_events.txt");

@@ -1,7 +1,7 @@
 //! Times of expiry in commands' arguments, for every family that sets them.
 
 use super::{Stop, error, is_word};
-use crate::num::parse_i64;
+use flagstone_wire::num::parse_i64;
 
 /// How a time is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

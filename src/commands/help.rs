@@ -1,6 +1,6 @@
 //! The replies of HELP subcommands.
 
-use crate::resp::Reply;
+use flagstone_wire::resp::Reply;
 
 /// Answers the HELP of a command: its subcommands, each followed by what it does.
 pub fn help(out: &mut Reply, name: &str, subcommands: &[(&str, &str)]) {

@@ -2,7 +2,7 @@
 
 use super::{Begin, Find, KeySpec, Spec};
 use crate::node::Node;
-use crate::resp::Args;
+use flagstone_wire::resp::Args;
 use fnv::FnvHashMap;
 use std::sync::LazyLock;
 
@@ -267,7 +267,7 @@ mod tests {
             ("geoadd k XX 1 2 a 3 4 b", "a b"),
             ("zadd k", ""),
         ] {
-            let args: crate::resp::OwnedArgs = line.split(' ').collect();
+            let args: flagstone_wire::resp::OwnedArgs = line.split(' ').collect();
             let names = resolve(args.args()).unwrap().spec.names.unwrap();
             let found: Vec<_> = names.find(args.args()).collect();
             assert_eq!(found.join(&b' '), expected.as_bytes(), "{line}");

@@ -5,9 +5,9 @@
 //! restarts.
 
 use super::{Stop, error, int_arg, is_word};
-use crate::glob;
-use crate::resp::{Args, Reply};
 use flagstone_storage::slot::Layout;
+use flagstone_wire::glob;
+use flagstone_wire::resp::{Args, Reply};
 
 /// Bits of a place and of its cursor: few enough for a double.
 const PLACE_BITS: u32 = 48;
@@ -65,7 +65,7 @@ pub fn parse_cursor(text: &[u8]) -> Result<u64, Stop> {
     let digits = digits.strip_prefix(b"+").unwrap_or(digits);
     let zeros = digits.iter().take_while(|&&b| b == b'0').count();
     let digits = &digits[zeros.min(digits.len().saturating_sub(1))..];
-    crate::num::parse_u64(digits).ok_or_else(|| "ERR invalid cursor".into())
+    flagstone_wire::num::parse_u64(digits).ok_or_else(|| "ERR invalid cursor".into())
 }
 
 /// The place of a cursor: behind all names if the number is none of ours.

@@ -3,11 +3,11 @@
 
 use crate::commands::context::{Call, Ctx, Outcome};
 use crate::node::Node;
-use crate::num::parse_f64;
-use crate::resp::Args;
 use crate::routing::Databases;
 use crate::scripting::Flags;
 use flagstone_storage::value::Wanted;
+use flagstone_wire::num::parse_f64;
+use flagstone_wire::resp::Args;
 use std::future::Future;
 use std::pin::Pin;
 
@@ -500,7 +500,7 @@ impl KeySpec {
                 out.extend((begin..=end).step_by(step));
             }
             Find::KeyNum { at, first, step } => {
-                let count = crate::num::parse_i64(args.get(begin + at)?)?;
+                let count = flagstone_wire::num::parse_i64(args.get(begin + at)?)?;
                 let count = usize::try_from(count).ok().filter(|&n| n <= len)?;
                 let first = begin + first;
                 if count > 0 && first + (count - 1) * step >= len {

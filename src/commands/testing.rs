@@ -2,10 +2,10 @@
 
 use super::{Ctx, Run, Stop, registry};
 use crate::config::Settings;
-use crate::resp::{OwnedArgs, Proto, Reply};
 use flagstone_storage::Store;
 use flagstone_storage::slot::Layout;
 use flagstone_storage::store::Versions;
+use flagstone_wire::resp::{OwnedArgs, Proto, Reply};
 use std::sync::Arc;
 
 /// The time of a command unless it matters, ms.

@@ -1,8 +1,8 @@
 //! The timeouts of commands that wait for keys.
 
 use super::{Awaited, Block, Ctx, Nil, Stop};
-use crate::num::LongDouble;
-use crate::resp::Args;
+use flagstone_wire::num::LongDouble;
+use flagstone_wire::resp::Args;
 
 /// Timeouts from 2⁶³ milliseconds on are refused.
 const LIMIT_MS: f64 = 9_223_372_036_854_775_808.0;
@@ -21,7 +21,7 @@ pub fn seconds_arg(text: &[u8], now_ms: u64) -> Result<u64, Stop> {
 
 /// The same for a timeout in milliseconds.
 pub fn milliseconds_arg(text: &[u8], now_ms: u64) -> Result<u64, Stop> {
-    let ms = crate::num::parse_i64(text);
+    let ms = flagstone_wire::num::parse_i64(text);
     until(ms.ok_or("ERR timeout is not an integer or out of range")?, now_ms)
 }
 

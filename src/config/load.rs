@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf, absolute};
 
-use crate::glob;
+use flagstone_wire::glob;
 
 use super::arguments::Arguments;
 use super::directive as check;

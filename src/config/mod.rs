@@ -26,7 +26,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use crate::glob;
+use flagstone_wire::glob;
 
 use arguments::Request;
 use directive::Mutability;

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::num::parse_memory;
+use flagstone_wire::num::parse_memory;
 
 use super::notify::NotifyFlags;
 

@@ -1,6 +1,6 @@
 //! Values of directives: from words to canonical text.
 
-use crate::num::{parse_i64, parse_memory};
+use flagstone_wire::num::{parse_i64, parse_memory};
 
 use super::directive::{Directive, Kind, Range};
 

@@ -3,9 +3,9 @@
 //! key after the other.
 
 use crate::commands::registry::{self, Command};
-use crate::resp::{Args, Limits, Parsed, Parser, ProtocolError};
 use flagstone_storage::store::Store;
 use flagstone_storage::{KeyHash, Layout};
+use flagstone_wire::resp::{Args, Limits, Parsed, Parser, ProtocolError};
 use std::ops::Range;
 
 /// Commands that are parsed ahead at most.

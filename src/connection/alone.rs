@@ -7,11 +7,11 @@ use crate::clients::state;
 use crate::commands::registry::Command;
 use crate::commands::{Call, Run, Stop, error, flag};
 use crate::config::Settings;
-use crate::resp::{Args, Limits, Parsed, Parser, Reply};
 use crate::routing::Databases;
 use crate::session::ReplyMode;
 use crate::worker::says_away;
 use bytes::Buf;
+use flagstone_wire::resp::{Args, Limits, Parsed, Parser, Reply};
 use gate::Admitted;
 use std::time::Instant;
 

@@ -4,8 +4,8 @@ use super::Connection;
 use super::wire::Wire;
 use crate::blocking::{Cancel, Ended, begin};
 use crate::commands::registry::Command;
-use crate::resp::{Args, Reply};
 use crate::worker::OwnedCommand;
+use flagstone_wire::resp::{Args, Reply};
 use std::io::{ErrorKind, Result};
 
 impl Connection {

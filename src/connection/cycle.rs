@@ -4,13 +4,13 @@
 use super::scattered::Scattered;
 use crate::commands::registry::Command;
 use crate::config::Settings;
-use crate::resp::{Args, Proto, Reply};
 use crate::routing::{self, Target};
 use crate::session::Session;
 use crate::worker::{
     CmdBatch, MAX_REPLIES, OwnedCommand, Ran, Room, RoundError, Shown, Worker, says_away,
 };
 use flagstone_storage::KeyHash;
+use flagstone_wire::resp::{Args, Proto, Reply};
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;

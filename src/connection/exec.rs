@@ -6,8 +6,8 @@ use crate::commands::connection::chosen_db;
 use crate::commands::flag;
 use crate::commands::registry::Command;
 use crate::config::Settings;
-use crate::resp::{Args, Reply, array_items};
 use crate::transaction::{Transaction, queued, runs_in_unit};
+use flagstone_wire::resp::{Args, Reply, array_items};
 use std::io::Result;
 use std::sync::atomic::Ordering;
 

@@ -5,9 +5,9 @@ use crate::commands::{error, flag};
 use crate::config::Settings;
 use crate::limits;
 use crate::node::Node;
-use crate::resp::Args;
 use crate::session::Session;
 use crate::worker::Worker;
+use flagstone_wire::resp::Args;
 
 /// Bytes of the arguments that an unknown command's error shows.
 const SHOWN: usize = 128;

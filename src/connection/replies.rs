@@ -3,7 +3,7 @@
 
 use super::Connection;
 use crate::clients::{STRANGER_TIME, state};
-use crate::resp::Reply;
+use flagstone_wire::resp::Reply;
 use std::io::ErrorKind;
 
 /// Bytes of replies at once that count against no limit of a class of clients.

@@ -3,8 +3,8 @@
 //! bytes: whatever a client asks for, and however slowly it reads, little of it is in memory.
 
 use super::cycle::{Piece, Whole, confirmed};
-use crate::resp::Reply;
 use crate::worker::{BatchReply, CmdBatch, MAX_REPLIES, Message, Ran, Shown, Worker};
+use flagstone_wire::resp::Reply;
 use std::collections::VecDeque;
 use std::rc::Rc;
 use tokio::sync::oneshot;

@@ -2,10 +2,10 @@
 //! waits.
 
 use super::{READ, count};
-use crate::client_memory::Taken;
 use crate::clients::{Client, state};
 use crate::worker::Worker;
 use bytes::BytesMut;
+use flagstone_wire::client_memory::Taken;
 use std::future::{Future, poll_fn};
 use std::io::{Error, ErrorKind, Result};
 use std::pin::pin;

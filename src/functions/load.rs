@@ -1,9 +1,9 @@
 //! Running a library's code, which registers its functions.
 
 use super::metadata::is_name;
-use crate::lua::{self, Watch};
 use crate::scripting::{Flags, error_table, log_line, put_constants, within};
 use crate::unit::write_log;
+use flagstone_lua::{self as lua, Watch};
 use flagstone_storage::encoding::Function as Row;
 use mlua::{Function, Lua, MultiValue, Table, Value};
 use std::cell::RefCell;

@@ -1,7 +1,7 @@
 //! The first line of a library's code: which language it is in, and its name.
 
-use crate::resp::split_args;
 use flagstone_storage::encoding::MAX_LIBRARY_NAME;
+use flagstone_wire::resp::split_args;
 
 /// The language that libraries are written in.
 pub const ENGINE: &str = "LUA";

@@ -131,14 +131,15 @@ fn a_library_that_does_not_end_is_refused() {
 
 #[test]
 fn nothing_is_registered_later() {
-    let vm = crate::lua::new_vm(VM_BYTES).unwrap();
-    crate::lua::seal(&vm).unwrap();
+    let vm = flagstone_lua::new_vm(VM_BYTES).unwrap();
+    flagstone_lua::seal(&vm).unwrap();
     let body = b"local r = redis
         r.register_function('f', function() r.register_function('g', function() end) end)
         r.register_function('h', function() return math.abs(-2) end)";
     let limit = std::time::Duration::from_secs(5);
     let registered = load(&vm, body, limit, false).unwrap();
-    let call = |at: usize| crate::lua::call(&vm, &registered[at].callback, (), |_| true).unwrap();
+    let call =
+        |at: usize| flagstone_lua::call(&vm, &registered[at].callback, (), |_| true).unwrap();
     let mlua::Value::Table(raised) = call(0).unwrap_err() else { panic!("an error") };
     assert_eq!(
         raised.raw_get::<String>("err").unwrap(),

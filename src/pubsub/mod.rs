@@ -12,9 +12,9 @@ pub use subscriptions::Subscriptions;
 
 use crate::clients::Client;
 use crate::config::OutputBufferLimits;
-use crate::glob;
-use crate::resp::{Proto, Reply};
 use bytes::Bytes;
+use flagstone_wire::glob;
+use flagstone_wire::resp::{Proto, Reply};
 use fnv::FnvHashMap;
 use smallvec::SmallVec;
 use std::collections::HashMap;

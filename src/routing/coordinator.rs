@@ -15,7 +15,6 @@ use crate::commands::{Ctx, Run, Stop, flag};
 use crate::config::Settings;
 use crate::events::News;
 use crate::node::Node;
-use crate::resp::Reply;
 use crate::transaction;
 use crate::unit::{self, Effects, Unit};
 use crate::worker::{
@@ -25,6 +24,7 @@ use flagstone_storage::journal::Lsn;
 use flagstone_storage::notes::{Interest, Note};
 use flagstone_storage::store::Need;
 use flagstone_storage::{Entry, Store};
+use flagstone_wire::resp::Reply;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::rc::Rc;
 use std::sync::Arc;

@@ -12,9 +12,9 @@ pub use hold::{Acquire, Apply, Grant, Holds};
 
 use crate::commands::registry::Command;
 use crate::node::Node;
-use crate::resp::Args;
 use crate::worker::{Message, Worker, WorkerGone};
 use flagstone_storage::KeyHash;
+use flagstone_wire::resp::Args;
 use std::future::Future;
 use std::rc::Rc;
 use std::sync::Arc;

@@ -4,12 +4,12 @@
 use super::coordinator::{Held, Wanted, borrow, loans, release, send_all};
 use super::{Databases, owner};
 use crate::commands::{Call, Run, Stop};
-use crate::resp::Reply;
 use crate::session::Session;
 use crate::unit::{self, Apart, Ask};
 use crate::worker::{LockKey, OwnedCommand, Request, Worker};
 use flagstone_storage::Store;
 use flagstone_storage::store::Need;
+use flagstone_wire::resp::Reply;
 use std::rc::Rc;
 use std::sync::Arc;
 

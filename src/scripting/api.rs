@@ -5,8 +5,8 @@ use super::call::call;
 use super::run::current;
 use crate::commands::connection::{COMPATIBLE_VERSION, REDIS_VERSION};
 use crate::commands::registry;
-use crate::lua::{command_functions, raising, set_global};
-use crate::resp::{OwnedArgs, Proto};
+use flagstone_lua::{command_functions, raising, set_global};
+use flagstone_wire::resp::{OwnedArgs, Proto};
 use mlua::{Lua, MultiValue, Table, Value};
 
 /// Levels of `redis.log`.

@@ -4,9 +4,9 @@ use super::run::{Run, current};
 use crate::commands::registry::{self, Command};
 use crate::commands::{Ctx, Stop, flag};
 use crate::limits;
-use crate::lua::{CallArg, CallArgs, Called, took};
-use crate::num::format_f64;
-use crate::resp::Args;
+use flagstone_lua::{CallArg, CallArgs, Called, took};
+use flagstone_wire::num::format_f64;
+use flagstone_wire::resp::Args;
 
 /// Numbers below it are written as integers if they are.
 const EXACT: f64 = (1_u64 << 52) as f64;

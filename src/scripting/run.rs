@@ -6,9 +6,9 @@ use super::to_reply::{Limits, is_counted_error, write_error, write_value};
 use super::vm::Vm;
 use crate::commands::{Ctx, Outcome, Stop, flag};
 use crate::limits;
-use crate::lua::{self, Inputs};
-use crate::resp::{OwnedArgs, Proto, Reply};
 use crate::unit::{IN_PLACE, Unit};
+use flagstone_lua::{self as lua, Inputs};
+use flagstone_wire::resp::{OwnedArgs, Proto, Reply};
 use mlua::{Function, Value};
 use std::cell::Cell;
 use std::ptr::NonNull;
@@ -30,7 +30,7 @@ pub struct Job<'a> {
     pub keys: &'a [&'a [u8]],
     pub args: &'a [&'a [u8]],
     /// The command, for those who ask what runs.
-    pub command: crate::resp::Args<'a>,
+    pub command: flagstone_wire::resp::Args<'a>,
 }
 
 /// What a run works on.

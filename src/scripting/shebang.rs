@@ -1,7 +1,7 @@
 //! The first line of a script: `#!lua flags=no-writes,allow-stale`.
 
 use crate::commands::flag;
-use crate::resp::split_args;
+use flagstone_wire::resp::split_args;
 
 /// What a script says of itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! A Lua value as a reply.
 
 use crate::commands::{Outcome, Stop};
-use crate::resp::{Proto, Reply};
+use flagstone_wire::resp::{Proto, Reply};
 use mlua::{LuaString, Table, Value};
 
 /// How deep tables may nest.

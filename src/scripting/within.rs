@@ -1,7 +1,7 @@
 //! Lua code that runs for a limited time, and that nobody kills: a text is compiled, a library is
 //! loaded.
 
-use crate::lua::Watch;
+use flagstone_lua::Watch;
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 

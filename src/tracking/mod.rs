@@ -22,9 +22,9 @@ use crate::clients::state;
 use crate::commands::flag;
 use crate::commands::registry::Command;
 use crate::events::News;
-use crate::resp::Args;
 use crate::worker::{Request, Worker};
 use flagstone_storage::notes::{Note, What};
+use flagstone_wire::resp::Args;
 use std::sync::atomic::Ordering;
 
 /// Keys that are forgotten at once at most when there are too many.

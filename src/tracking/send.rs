@@ -3,8 +3,8 @@
 use crate::clients::{Client, state};
 use crate::config::Settings;
 use crate::node::Node;
-use crate::resp::{Proto, Reply};
 use bytes::Bytes;
+use flagstone_wire::resp::{Proto, Reply};
 use std::sync::Arc;
 
 /// Where clients hear of it in RESP2.

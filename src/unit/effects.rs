@@ -6,9 +6,9 @@ use crate::commands::{Outcome, Stop, flag};
 use crate::config::Settings;
 use crate::monitor::Line;
 use crate::node::Node;
-use crate::resp::{Args, OwnedArgs};
 use crate::slowlog;
 use crate::worker::{MAX_ERRORS, OTHER_ERRORS, error_code, is_slow};
+use flagstone_wire::resp::{Args, OwnedArgs};
 use std::collections::{BTreeMap, VecDeque};
 
 /// A message that was published.

@@ -5,8 +5,8 @@ use super::parked::Room;
 use super::rounds::Shown;
 use super::{RoundError, Worker, WorkerStats};
 use crate::commands::registry::Command;
-use crate::resp::{Args, Proto, Reply};
 use flagstone_storage::KeyHash;
+use flagstone_wire::resp::{Args, Proto, Reply};
 use std::rc::Rc;
 use tokio::sync::oneshot;
 

@@ -1,10 +1,10 @@
 //! What a worker does by the clock, and how it ends.
 
 use super::Worker;
-use crate::client_memory::CLIENTS;
 use crate::node::Node;
 use anyhow::{Result, bail};
 use flagstone_storage::partition::Partition;
+use flagstone_wire::client_memory::CLIENTS;
 use std::future::Future;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;

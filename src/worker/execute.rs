@@ -8,9 +8,9 @@ use super::rounds::Shown;
 use crate::commands::registry::Command;
 use crate::commands::{Block, Ctx, Run, Stop, flag};
 use crate::config::Settings;
-use crate::resp::{Args, OwnedArgs, Reply};
 use flagstone_storage::store::Need;
 use flagstone_storage::{KeyHash, Scope};
+use flagstone_wire::resp::{Args, OwnedArgs, Reply};
 use std::rc::Rc;
 
 /// Why a command could not run in place.
@@ -88,7 +88,7 @@ impl Ran {
     }
 
     /// A command that may not wait has found nothing: that is its reply.
-    pub fn end_wait(&mut self, proto: crate::resp::Proto) {
+    pub fn end_wait(&mut self, proto: flagstone_wire::resp::Proto) {
         if let Some(block) = self.block.take() {
             let mut out = Reply::new(proto);
             block.nil.write(&mut out);
@@ -97,7 +97,7 @@ impl Ran {
     }
 
     /// The reply of a command that may not wait.
-    pub fn into_reply(mut self, proto: crate::resp::Proto) -> Reply {
+    pub fn into_reply(mut self, proto: flagstone_wire::resp::Proto) -> Reply {
         self.end_wait(proto);
         self.reply
     }

@@ -252,7 +252,7 @@ mod tests {
     use super::super::{OwnedCommand, Request};
     use super::*;
     use crate::commands::registry;
-    use crate::resp::OwnedArgs;
+    use flagstone_wire::resp::OwnedArgs;
 
     fn table() -> LockTable {
         LockTable::new(Arc::new(Layout { shards: 1, seed: 3 }))

@@ -4,9 +4,9 @@
 use super::execute::{Blocked, Elsewhere, OwnedCommand, Ran, declared};
 use super::{Lock, LockKey, Worker, WorkerStats};
 use crate::blocking::Held;
-use crate::resp::Reply;
 use crate::routing::{self, coordinate};
 use flagstone_storage::store::Need;
+use flagstone_wire::resp::Reply;
 use std::cell::{Cell, RefCell};
 use std::collections::{HashSet, VecDeque};
 use std::rc::Rc;

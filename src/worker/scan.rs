@@ -2,8 +2,8 @@
 
 use super::{Blocked, OwnedCommand, Request, Shown, Worker};
 use crate::commands::registry;
-use crate::resp::OwnedArgs;
 pub use flagstone_storage::scan::{Cursor, ScanKey, ScanPage};
+use flagstone_wire::resp::OwnedArgs;
 use std::rc::Rc;
 
 impl Worker {

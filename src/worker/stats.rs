@@ -2,9 +2,9 @@
 
 use crate::clients::count;
 use crate::commands::registry::{self, Command};
-use crate::resp::Reply;
 use crate::unit::Effects;
 use crate::worker::RoundError;
+use flagstone_wire::resp::Reply;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -6,10 +6,10 @@ use super::{Blocked, Worker, changer};
 use crate::commands::registry::Command;
 use crate::commands::{Ctx, Run, Stop};
 use crate::config::Settings;
-use crate::resp::{Args, Reply};
 use crate::unit::{Effects, Unit};
 use flagstone_storage::Scope;
 use flagstone_storage::notes::Note;
+use flagstone_wire::resp::{Args, Reply};
 use std::rc::Rc;
 
 /// How often a unit runs because it would change what the open round has changed: that is in the

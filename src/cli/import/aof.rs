@@ -3,8 +3,8 @@
 use super::loader::Loader;
 use crate::cli::pipeline::Expect;
 use crate::config::split_words;
-use crate::rdb::file;
 use anyhow::{Context, Result, anyhow, bail};
+use flagstone_rdb::file;
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};

@@ -1,9 +1,9 @@
 //! A value that is too large for one command, in pieces.
 
 use crate::cli::pipeline::{About, Expect, Pipeline};
-use crate::num::format_f64;
-use crate::rdb::{EntriesRead, EntryId, Kind, Part, Sink, StreamGroup, StreamHead, StreamNode};
 use anyhow::Result;
+use flagstone_rdb::{EntriesRead, EntryId, Kind, Part, Sink, StreamGroup, StreamHead, StreamNode};
+use flagstone_wire::num::format_f64;
 use std::collections::BTreeMap;
 
 /// Elements and bytes of one command.

@@ -3,10 +3,10 @@
 
 use crate::commands::{Ctx, Outcome, Stop, arg, error, is_word};
 use crate::config::NotifyFlags;
-use crate::resp::Args;
 use flagstone_storage::store::{OrLoad, Part};
 use flagstone_storage::value::string::CHUNK;
 use flagstone_storage::value::{Str, Value};
+use flagstone_wire::resp::Args;
 use std::collections::BTreeMap;
 
 /// What BITOP does with its sources.

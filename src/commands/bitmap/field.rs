@@ -4,10 +4,10 @@ use super::bits::{FIELD_BYTES, low_bits, read_field, write_field};
 use super::{scaled_offset, string_of};
 use crate::commands::{Ctx, Outcome, Stop, arg, error, int_arg, is_word};
 use crate::config::NotifyFlags;
-use crate::num::parse_i64;
-use crate::resp::Args;
 use flagstone_storage::store::{OrLoad, Part};
 use flagstone_storage::value::{Entry, Str, Value};
+use flagstone_wire::num::parse_i64;
+use flagstone_wire::resp::Args;
 use std::ops::Range;
 
 const BAD_TYPE: &str = "ERR Invalid bitfield type. Use something like i16 u8. \

@@ -24,7 +24,7 @@ fn bit_offset(cx: &Ctx<'_>, text: &[u8]) -> Result<u64, Stop> {
 /// The bit offset that `text` is when it counts in units of `scale` bits.
 fn scaled_offset(cx: &Ctx<'_>, text: &[u8], scale: u64) -> Result<u64, Stop> {
     let limit = (cx.settings.proto_max_bulk_len as u64).min(MAX_LEN);
-    crate::num::parse_i64(text)
+    flagstone_wire::num::parse_i64(text)
         .and_then(|n| u64::try_from(n).ok())
         .and_then(|n| n.checked_mul(scale))
         .filter(|&n| n / 8 < limit)

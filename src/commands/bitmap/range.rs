@@ -2,10 +2,10 @@
 
 use super::bits;
 use crate::commands::{Ctx, Outcome, Stop, arg, error, int_arg, is_word};
-use crate::resp::Args;
 use flagstone_storage::store::{OrLoad, Part};
 use flagstone_storage::value::Str;
 use flagstone_storage::value::string::CHUNK;
+use flagstone_wire::resp::Args;
 use std::ops::Range;
 
 /// A range as a client gives it: inclusive, negative from the end.

@@ -3,10 +3,10 @@
 use super::{bit_offset, string_of};
 use crate::commands::{Ctx, Outcome, arg};
 use crate::config::NotifyFlags;
-use crate::num::parse_i64;
-use crate::resp::Args;
 use flagstone_storage::store::{OrLoad, Part};
 use flagstone_storage::value::{Str, Value};
+use flagstone_wire::num::parse_i64;
+use flagstone_wire::resp::Args;
 
 /// `SETBIT key offset value`
 pub(super) fn setbit(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {

@@ -7,9 +7,9 @@ use crate::clients::{Client, state};
 use crate::commands::help::help;
 use crate::commands::{Call, Group, Outcome, Run, Spec, Stop, arg, error, flag, is_word};
 use crate::node::Pause;
-use crate::num::parse_i64;
-use crate::resp::Args;
 use crate::session::ReplyMode;
+use flagstone_wire::num::parse_i64;
+use flagstone_wire::resp::Args;
 
 /// Which connections CLIENT LIST shows and CLIENT KILL closes.
 #[derive(Default)]

@@ -1,8 +1,8 @@
 //! HELLO and AUTH.
 
 use crate::commands::{Call, Outcome, Stop, arg, error, is_word};
-use crate::num::parse_i64;
-use crate::resp::{Args, Proto};
+use flagstone_wire::num::parse_i64;
+use flagstone_wire::resp::{Args, Proto};
 use std::time::Duration;
 
 const WRONG_PASS: &str = "WRONGPASS invalid username-password pair or user is disabled.";

@@ -8,7 +8,7 @@ pub(crate) use handshake::{COMPATIBLE_VERSION, REDIS_VERSION};
 
 use super::{Call, Ctx, Group, Outcome, Run, Spec, Stop, arg, error, flag, int_arg};
 use crate::config::Settings;
-use crate::resp::Args;
+use flagstone_wire::resp::Args;
 
 /// `PING [message]`
 fn ping(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {

@@ -3,8 +3,8 @@
 use super::client::ANY_TIME;
 use crate::clients::state;
 use crate::commands::{Call, Group, Outcome, Run, Spec, Stop, arg, error, int_arg, is_word};
-use crate::resp::Args;
 use crate::tracking::{Mode, Tracked};
+use flagstone_wire::resp::Args;
 
 const NO_ROOM: &str = "OOM the prefixes of all clients take all the memory they may";
 

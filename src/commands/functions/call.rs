@@ -4,10 +4,10 @@ use crate::commands::scripting::{NUMKEYS, check_flags, keys_and_args, shown};
 use crate::commands::{Ctx, Outcome, Stop, arg};
 use crate::functions::{Found, Libraries, LoadError};
 use crate::node::Node;
-use crate::num::parse_i64;
-use crate::resp::Args;
 use crate::scripting::{Flags, Job, Kind, Wanted, run, with_vm};
 use crate::unit::{IN_PLACE, Unit};
+use flagstone_wire::num::parse_i64;
+use flagstone_wire::resp::Args;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 

@@ -5,8 +5,8 @@ use crate::commands::{Call, Stop, Waiting, arg, is_word};
 use crate::config::RdbVersionCheck;
 use crate::functions::{Library, Metadata, Policy};
 use crate::node::Node;
-use crate::rdb::restore_functions;
-use crate::resp::Args;
+use flagstone_rdb::restore_functions;
+use flagstone_wire::resp::Args;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

@@ -4,10 +4,10 @@ use crate::commands::help::help;
 use crate::commands::scripting::answer_kill;
 use crate::commands::{Call, Outcome, is_word};
 use crate::functions::{ENGINE, Library};
-use crate::glob;
-use crate::rdb::dump_functions;
-use crate::resp::{Args, Reply};
 use crate::scripting::{Flags, Kind};
+use flagstone_rdb::dump_functions;
+use flagstone_wire::glob;
+use flagstone_wire::resp::{Args, Reply};
 
 /// `FUNCTION LIST [LIBRARYNAME pattern] [WITHCODE]`
 pub(super) fn list(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {

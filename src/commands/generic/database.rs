@@ -2,8 +2,8 @@
 
 use super::existing_db;
 use crate::commands::{Group, Outcome, Run, Spec, Stop, Waiting, acl, arg, error, flag, is_word};
-use crate::resp::Args;
 use crate::routing::Databases;
+use flagstone_wire::resp::Args;
 
 /// Checks the option of FLUSHDB and FLUSHALL. Both ways are the same here: the keys are gone at
 /// once, their memory is given back in the background.
@@ -51,7 +51,8 @@ fn swapdb<'a>(dbs: &'a mut Databases<'_>, args: Args<'a>) -> Waiting<'a> {
 
 async fn swap(dbs: &mut Databases<'_>, args: Args<'_>) -> Outcome {
     let index = |at: usize, wrong: &'static str| {
-        let number = crate::num::parse_i64(arg(args, at)?).and_then(|n| i32::try_from(n).ok());
+        let number =
+            flagstone_wire::num::parse_i64(arg(args, at)?).and_then(|n| i32::try_from(n).ok());
         number.ok_or(Stop::from(wrong))
     };
     let first = index(1, "ERR invalid first DB index")?;

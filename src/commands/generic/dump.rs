@@ -6,11 +6,11 @@ use crate::commands::{
     stream, zset,
 };
 use crate::config::{NotifyFlags, RdbVersionCheck, Settings};
-use crate::num::parse_i64;
-use crate::rdb::{self, HashField, Limits, NodeLimit, Object, SetForm, ZsetForm};
-use crate::resp::Args;
+use flagstone_rdb::{self as rdb, HashField, Limits, NodeLimit, Object, SetForm, ZsetForm};
 use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::{Hash, List, SetEncoding, Str, Typed, Value};
+use flagstone_wire::num::parse_i64;
+use flagstone_wire::resp::Args;
 
 /// `DUMP key`
 fn dump(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {

@@ -5,7 +5,7 @@ use crate::commands::{
     Ctx, KeySpec, Outcome, Run, Spec, Stop, acl, arg, error, flag, int_arg, is_word, key,
 };
 use crate::config::NotifyFlags;
-use crate::resp::{Args, Reply};
+use flagstone_wire::resp::{Args, Reply};
 
 /// The options of EXPIRE and its kin: what the present expiry must be like.
 #[derive(Clone, Copy, Debug, Default)]

@@ -2,7 +2,7 @@
 
 use super::look;
 use crate::commands::{Ctx, Group, KeySpec, Outcome, Run, Spec, acl, arg, flag, key};
-use crate::resp::Args;
+use flagstone_wire::resp::Args;
 
 /// `DEL key [key ...]`, `UNLINK key [key ...]`
 fn del(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {

@@ -11,8 +11,8 @@ mod sort;
 
 use super::{Ctx, Stop};
 use crate::config::NotifyFlags;
-use crate::resp::Args;
 use flagstone_storage::Entry;
+use flagstone_wire::resp::Args;
 
 pub use database::COMMANDS as DATABASE;
 pub use dump::COMMANDS as DUMP;

@@ -4,9 +4,9 @@ use super::look_quietly;
 use crate::commands::help::help;
 use crate::commands::{Call, Ctx, KeySpec, Outcome, Run, Spec, acl, arg, flag, key};
 use crate::config::{MaxmemoryPolicy, Settings};
-use crate::resp::Args;
 use flagstone_storage::Entry;
 use flagstone_storage::value::{Str, Value};
+use flagstone_wire::resp::Args;
 
 /// Bytes of the object that Valkey keeps a short string in, together with its key and expiry.
 const EMBEDDED_MAX: usize = 64;

@@ -5,9 +5,9 @@ use crate::commands::{
     Ctx, KeySpec, Outcome, Run, Spec, Stop, acl, arg, error, flag, is_word, key,
 };
 use crate::config::NotifyFlags;
-use crate::num::parse_u64;
-use crate::resp::Args;
 use flagstone_storage::store::OrLoad;
+use flagstone_wire::num::parse_u64;
+use flagstone_wire::resp::Args;
 
 /// The error text for a key that would be put over itself.
 const SAME_OBJECT: &str = "ERR source and destination objects are the same";

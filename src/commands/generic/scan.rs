@@ -3,12 +3,12 @@
 use super::shown;
 use crate::commands::scan::parse_cursor;
 use crate::commands::{Run, Spec, Stop, Waiting, acl, arg, error, flag, is_word};
-use crate::glob;
-use crate::num::parse_i64;
-use crate::resp::{Args, Reply};
 use crate::routing::Databases;
 use crate::worker::{Cursor, ScanKey};
 use flagstone_storage::slot::SLOTS;
+use flagstone_wire::glob;
+use flagstone_wire::num::parse_i64;
+use flagstone_wire::resp::{Args, Reply};
 
 /// Keys that SCAN looks at when no COUNT is given.
 const DEFAULT_COUNT: usize = 10;

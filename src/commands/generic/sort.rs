@@ -7,11 +7,11 @@ use crate::commands::{
     key,
 };
 use crate::config::NotifyFlags;
-use crate::num::parse_f64;
-use crate::resp::Args;
 use flagstone_storage::encoding::MAX_KEY;
 use flagstone_storage::store::{OrLoad, Part};
 use flagstone_storage::value::{List, Value, Zset};
+use flagstone_wire::num::parse_f64;
+use flagstone_wire::resp::Args;
 use std::cmp::Ordering;
 use std::ops::Range;
 

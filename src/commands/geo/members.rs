@@ -8,9 +8,9 @@ use crate::commands::zset::write::{Options, add_pairs};
 use crate::commands::{
     Ctx, Group, KeySpec, Names, Outcome, Run, Spec, Stop, arg, error, flag, is_word, key,
 };
-use crate::resp::{Args, Reply};
 use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::Zset;
+use flagstone_wire::resp::{Args, Reply};
 
 /// `GEOADD key [NX | XX] [CH] (longitude latitude member)…`
 fn geoadd(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {

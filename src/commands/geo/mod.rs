@@ -7,8 +7,8 @@ pub mod search;
 mod select;
 
 use super::{KeySpec, Stop, arg, error, is_word, key};
-use crate::num::parse_f64;
-use crate::resp::{Args, Reply};
+use flagstone_wire::num::parse_f64;
+use flagstone_wire::resp::{Args, Reply};
 use grid::{EARTH, Position};
 
 /// The key that is read, as an argument.

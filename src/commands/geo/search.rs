@@ -11,10 +11,10 @@ use crate::commands::{
     key, tail,
 };
 use crate::config::{NotifyFlags, Settings};
-use crate::num::parse_f64;
-use crate::resp::{Args, Reply};
 use flagstone_storage::store::{Fault, OrLoad};
 use flagstone_storage::value::{Span, Typed, Zset};
+use flagstone_wire::num::parse_f64;
+use flagstone_wire::resp::{Args, Reply};
 
 /// What the name of a command says already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

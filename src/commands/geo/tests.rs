@@ -4,10 +4,10 @@
 use crate::commands::testing::{run_line, store, try_line};
 use crate::commands::{Stop, registry};
 use crate::config::Settings;
-use crate::resp::{Args, Proto};
 use flagstone_storage::Store;
 use flagstone_storage::encoding::{decode_entry, encode_meta};
 use flagstone_storage::store::Part;
+use flagstone_wire::resp::{Args, Proto};
 
 /// Limits that few members reach.
 fn settings() -> Settings {

@@ -30,7 +30,7 @@ impl Form {
 
     /// Reads a time written so, in ms since the Unix epoch; `command` is for the error.
     pub(super) fn parse(self, text: &[u8], now_ms: u64, command: &str) -> Result<u64, Stop> {
-        let time = crate::num::parse_i64(text).ok_or(error::NOT_INTEGER)?;
+        let time = flagstone_wire::num::parse_i64(text).ok_or(error::NOT_INTEGER)?;
         if time < 0 {
             return Err("ERR invalid expire time, must be >= 0".into());
         }

@@ -10,8 +10,8 @@ use crate::commands::{
     Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, is_word, key,
 };
 use crate::config::NotifyFlags;
-use crate::resp::{Args, Reply};
 use flagstone_storage::store::OrLoad;
+use flagstone_wire::resp::{Args, Reply};
 
 /// `HGETDEL key FIELDS count field…`
 fn hgetdel(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
@@ -172,7 +172,7 @@ fn pairs_from(args: Args<'_>, at: usize) -> Result<usize, Stop> {
     if at + 3 >= args.len() {
         return Err(error::arity("hsetex").into());
     }
-    let count = crate::num::parse_i64(arg(args, at + 1)?)
+    let count = flagstone_wire::num::parse_i64(arg(args, at + 1)?)
         .and_then(|count| i32::try_from(count).ok())
         .and_then(|count| usize::try_from(count).ok())
         .filter(|&count| count > 0)

@@ -14,9 +14,9 @@ pub mod write;
 
 use super::{Ctx, KeySpec, Outcome, Stop, arg, error, is_word, key, tail};
 use crate::config::{NotifyFlags, Settings};
-use crate::resp::Args;
 use flagstone_storage::store::{EntryMut, OrLoad};
 use flagstone_storage::value::{Field, Hash, Value};
+use flagstone_wire::resp::Args;
 
 /// The key of commands that read fields.
 const READS: &[KeySpec] = &[KeySpec::one(1, key::RO | key::ACCESS)];
@@ -129,7 +129,8 @@ fn fields_from(args: Args<'_>, at: usize, not_a_count: &'static str) -> Result<u
     if !args.get(at).is_some_and(|word| is_word(word, "FIELDS")) {
         return Err("ERR Mandatory argument FIELDS is missing or not at the right position".into());
     }
-    let count = args.get(at + 1).and_then(crate::num::parse_i64).filter(|&count| count >= 1);
+    let count =
+        args.get(at + 1).and_then(flagstone_wire::num::parse_i64).filter(|&count| count >= 1);
     let count = count.ok_or(not_a_count)?;
     if usize::try_from(count) != Ok(args.len() - at - 2) {
         return Err("ERR The `numfields` parameter must match the number of arguments".into());

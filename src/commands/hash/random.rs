@@ -2,10 +2,10 @@
 
 use super::{READS, key_arg};
 use crate::commands::{Ctx, Group, Outcome, Run, Spec, arg, draws, error, flag, is_word};
-use crate::resp::Args;
 use flagstone_storage::Store;
 use flagstone_storage::store::{Fault, OrLoad};
 use flagstone_storage::value::{Hash, Typed};
+use flagstone_wire::resp::Args;
 
 /// The hash of a key without expired fields; `None` if the key does not exist.
 fn live_hash<'a>(store: &'a mut Store, db: u32, key: &[u8]) -> Result<Option<&'a Hash>, Fault> {

@@ -2,9 +2,9 @@
 
 use super::{LOOKS, READS, key_arg, remove_expired, tail};
 use crate::commands::{Ctx, Group, Names, Outcome, Run, Spec, arg, flag};
-use crate::resp::{Args, Reply};
 use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::Field;
+use flagstone_wire::resp::{Args, Reply};
 
 /// Replies with what `reply` makes of one field, and removes it if it has expired.
 fn one_field(

@@ -3,9 +3,9 @@
 use super::{READS, key_arg};
 use crate::commands::scan::{self, Options};
 use crate::commands::{Ctx, Group, Outcome, Run, Spec, arg, flag};
-use crate::resp::Args;
 use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::Field;
+use flagstone_wire::resp::Args;
 
 /// `HSCAN key cursor [MATCH pattern] [COUNT count] [NOVALUES]`
 ///

@@ -4,11 +4,11 @@
 use super::super::Stop;
 use super::super::testing::{NOW_MS, store, try_run};
 use crate::config::Settings;
-use crate::resp::Proto;
 use flagstone_storage::Store;
 use flagstone_storage::encoding::{decode_entry, encode_meta};
 use flagstone_storage::store::Part;
 use flagstone_storage::value::{Hash, Value};
+use flagstone_wire::resp::Proto;
 
 /// Runs a command at a time once; its reply, or why it stopped.
 fn try_at(store: &mut Store, now_ms: u64, words: &[&str]) -> Result<String, Stop> {

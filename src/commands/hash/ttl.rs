@@ -4,8 +4,8 @@ use super::expiry::{Applied, Condition, Form, apply};
 use super::{NOT_A_COUNT, READS, UPDATES, drop_if_empty, fields_from, hash_in, key_arg, tail};
 use crate::commands::{Ctx, Group, Outcome, Run, Spec, arg, flag};
 use crate::config::NotifyFlags;
-use crate::resp::Args;
 use flagstone_storage::store::OrLoad;
+use flagstone_wire::resp::Args;
 
 /// Answers for a field that does not exist, and one that does not expire.
 const NO_FIELD: i64 = -2;

@@ -8,10 +8,10 @@ use crate::commands::{
     Ctx, Group, KeySpec, Names, Outcome, Run, Spec, Stop, arg, error, flag, int_arg, key,
 };
 use crate::config::NotifyFlags;
-use crate::num::{LongDouble, parse_i64};
-use crate::resp::Args;
 use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::Field;
+use flagstone_wire::num::{LongDouble, parse_i64};
+use flagstone_wire::resp::Args;
 
 /// Sets the pairs from the third argument on; how many fields are new.
 fn set_pairs(cx: &mut Ctx<'_>, args: Args<'_>, command: &str) -> Result<usize, Stop> {

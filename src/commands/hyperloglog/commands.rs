@@ -6,9 +6,9 @@ use super::sketch::{REGISTERS, Sketch};
 use crate::commands::bitmap::string_of;
 use crate::commands::{Ctx, Outcome, Stop, arg};
 use crate::config::NotifyFlags;
-use crate::resp::Args;
 use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::Value;
+use flagstone_wire::resp::Args;
 
 /// `PFADD key [element …]`
 pub(super) fn pfadd(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {

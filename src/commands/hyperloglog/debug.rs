@@ -4,9 +4,9 @@ use super::sketch::{REGISTERS, Sketch};
 use super::{NOT_A_SKETCH, dense};
 use crate::commands::bitmap::string_of;
 use crate::commands::{Call, Ctx, Outcome, Waiting, arg, is_word};
-use crate::resp::Args;
 use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::Value;
+use flagstone_wire::resp::Args;
 
 /// `PFDEBUG GETREG|DECODE|ENCODING|TODENSE key`, `PFDEBUG SIMD ON|OFF`
 pub(super) fn pfdebug(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {

@@ -7,7 +7,7 @@ use crate::commands::timeout::{last_arg, seconds_arg, wait_for};
 use crate::commands::{
     Awaited, Begin, Ctx, Find, Group, KeySpec, Nil, Outcome, Run, Spec, arg, flag, tail,
 };
-use crate::resp::Args;
+use flagstone_wire::resp::Args;
 
 fn pop(cx: &mut Ctx<'_>, args: Args<'_>, front: bool) -> Outcome {
     let (until_ms, last) = last_arg(cx, args)?;

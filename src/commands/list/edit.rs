@@ -6,9 +6,9 @@ use crate::commands::{
     Ctx, Group, KeySpec, Outcome, Run, Spec, arg, error, flag, int_arg, is_word, key,
 };
 use crate::config::NotifyFlags;
-use crate::resp::Args;
 use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::List;
+use flagstone_wire::resp::Args;
 
 /// `LSET key index element`
 fn lset(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {

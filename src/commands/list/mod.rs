@@ -9,10 +9,10 @@ pub mod read;
 
 use super::{KeySpec, Stop, arg, error, is_word, key};
 use crate::config::{NotifyFlags, Settings};
-use crate::rdb::NodeLimit;
-use crate::resp::Args;
+use flagstone_rdb::NodeLimit;
 use flagstone_storage::store::EntryMut;
 use flagstone_storage::value::List;
+use flagstone_wire::resp::Args;
 
 /// The key of commands that take elements out and answer them.
 const TAKES: KeySpec = KeySpec::one(1, key::RW | key::ACCESS | key::DELETE);

@@ -3,10 +3,10 @@
 use super::{TAKES, grow, is_front, key_arg, popped, pushed, shrink_or_delete};
 use crate::commands::{Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, flag, key};
 use crate::config::NotifyFlags;
-use crate::num::parse_i64;
-use crate::resp::Args;
 use flagstone_storage::store::{EntryMut, OrLoad};
 use flagstone_storage::value::List;
+use flagstone_wire::num::parse_i64;
+use flagstone_wire::resp::Args;
 
 /// Moves an element from an end of a list to an end of another, or of the same. False if there is
 /// none.

@@ -4,10 +4,10 @@ use super::{TAKES, is_front, key_arg, popped, shrink_or_delete};
 use crate::commands::{
     Begin, Ctx, Find, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, is_word,
 };
-use crate::num::parse_i64;
-use crate::resp::Args;
 use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::List;
+use flagstone_wire::num::parse_i64;
+use flagstone_wire::resp::Args;
 
 /// Takes up to `count` elements from an end of a list and answers them in an array, behind the
 /// key's name if `named`. False if there is no list.

@@ -3,9 +3,9 @@
 use super::{key_arg, outgrows, pushed};
 use crate::commands::{Ctx, Group, KeySpec, Outcome, Run, Spec, flag, key};
 use crate::config::NotifyFlags;
-use crate::resp::Args;
 use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::List;
+use flagstone_wire::resp::Args;
 
 /// Pushes the elements from the third argument on; `only_existing`: not to a new list.
 fn push(cx: &mut Ctx<'_>, args: Args<'_>, front: bool, only_existing: bool) -> Outcome {

@@ -4,10 +4,10 @@ use super::{key_arg, position, range_of};
 use crate::commands::{
     Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, int_arg, is_word, key,
 };
-use crate::num::parse_i64;
-use crate::resp::Args;
 use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::List;
+use flagstone_wire::num::parse_i64;
+use flagstone_wire::resp::Args;
 
 /// `LLEN key`
 fn llen(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {

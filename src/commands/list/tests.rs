@@ -4,10 +4,10 @@ use super::super::Stop;
 use super::super::testing::{self, NOW_MS};
 use super::{position, range_of};
 use crate::config::Settings;
-use crate::resp::Proto;
 use flagstone_storage::Store;
 use flagstone_storage::encoding::{decode_entry, encode_meta};
 use flagstone_storage::store::Part;
+use flagstone_wire::resp::Proto;
 
 fn store() -> Store {
     testing::store(false)

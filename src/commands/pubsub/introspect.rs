@@ -2,9 +2,9 @@
 
 use crate::commands::help::{help, syntax};
 use crate::commands::{Call, Group, Outcome, Run, Spec, arg, flag};
-use crate::glob;
 use crate::pubsub::Kind;
-use crate::resp::Args;
+use flagstone_wire::glob;
+use flagstone_wire::resp::Args;
 
 /// `PUBSUB CHANNELS [pattern]`
 fn channels(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {

@@ -4,8 +4,8 @@ mod introspect;
 mod subscribe;
 
 use super::{Call, Ctx, Group, KeySpec, Outcome, Run, Spec, arg, flag, key};
-use crate::resp::Args;
 use crate::unit::Published;
+use flagstone_wire::resp::Args;
 
 /// `PUBLISH channel message`
 fn publish(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {

@@ -2,9 +2,9 @@
 
 use crate::commands::{Call, Outcome};
 use crate::pubsub::{Kind, Subscriptions};
-use crate::resp::{Args, Reply};
 use crate::session::ReplyMode;
 use bytes::Bytes;
+use flagstone_wire::resp::{Args, Reply};
 
 const NO_ROOM: &str = "OOM the subscriptions of all clients take all the memory they may";
 

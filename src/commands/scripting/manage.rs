@@ -3,9 +3,9 @@
 use super::{NO_SCRIPT, add};
 use crate::commands::help::help;
 use crate::commands::{Call, Group, Outcome, Run, Spec, Waiting, arg, flag, is_word};
-use crate::resp::Args;
 use crate::routing;
 use crate::scripting::{COMPILED_IN_PLACE, Kill, Kind, forget_vms, parse_sha};
+use flagstone_wire::resp::Args;
 
 /// `SCRIPT LOAD script`
 fn load<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {

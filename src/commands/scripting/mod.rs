@@ -7,12 +7,12 @@ pub(in crate::commands) use manage::answer_kill;
 use super::{Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, key};
 use crate::limits;
 use crate::node::Node;
-use crate::num::parse_i64;
-use crate::resp::Args;
 use crate::scripting::{
     Flags, Job, Kind, Script, Uncompiled, Wanted, parse_sha, parse_shebang, run, sha1, with_vm,
 };
 use crate::unit::Unit;
+use flagstone_wire::num::parse_i64;
+use flagstone_wire::resp::Args;
 use mlua::Function;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -7,8 +7,8 @@ use crate::commands::{
     Call, Ctx, Group, Outcome, Run, Spec, Stop, Waiting, acl, arg, error, flag, is_word,
 };
 use crate::node::ShutdownRequest;
-use crate::num::parse_i64;
-use crate::resp::Args;
+use flagstone_wire::num::parse_i64;
+use flagstone_wire::resp::Args;
 use std::future::{Future, pending};
 use std::sync::Arc;
 use std::time::Duration;

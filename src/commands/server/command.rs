@@ -6,8 +6,8 @@ use crate::commands::registry::{self, Command};
 use crate::commands::{
     Begin, Call, Find, Group, KeySpec, Outcome, Run, Spec, acl, arg, error, flag, is_word, key,
 };
-use crate::glob;
-use crate::resp::{Args, Reply};
+use flagstone_wire::glob;
+use flagstone_wire::resp::{Args, Reply};
 
 /// A command by its name, or a subcommand by "container|name".
 pub(super) fn find(name: &[u8]) -> Option<&'static Command> {

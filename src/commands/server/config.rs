@@ -7,9 +7,9 @@ use crate::config::{Change, set_failed};
 use crate::log;
 use crate::node::Node;
 use crate::open_files;
-use crate::resp::Args;
 use crate::routing;
 use crate::worker::Worker;
+use flagstone_wire::resp::Args;
 use std::rc::Rc;
 
 /// `CONFIG GET parameter [parameter …]`

@@ -3,7 +3,7 @@
 use super::debug_keys;
 use crate::commands::help::{help, syntax};
 use crate::commands::{Call, Outcome, Waiting, arg, is_word};
-use crate::resp::{Args, Reply};
+use flagstone_wire::resp::{Args, Reply};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -65,7 +65,7 @@ async fn run(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
         (b"digest", 2) => debug_keys::digest(cx).await?,
         (b"digest-value", _) => debug_keys::digest_value(cx, args).await?,
         (b"stringmatch-len", 4) => {
-            let matched = crate::glob::matches(arg(args, 3)?, arg(args, 2)?);
+            let matched = flagstone_wire::glob::matches(arg(args, 3)?, arg(args, 2)?);
             cx.out.int(i64::from(matched));
         }
         _ => return Err(syntax("DEBUG", arg(args, 1)?).into()),
@@ -190,5 +190,5 @@ fn protocol(out: &mut Reply, kind: &[u8]) -> Outcome {
 /// The integer a text begins with, as C's `atoi` reads it; 0 when there is none.
 fn leading_int(text: &[u8]) -> i64 {
     let digits = text.iter().take_while(|byte| byte.is_ascii_digit()).count();
-    crate::num::parse_i64(&text[..digits]).unwrap_or(0)
+    flagstone_wire::num::parse_i64(&text[..digits]).unwrap_or(0)
 }

@@ -2,10 +2,10 @@
 //! that it does not matter where a key is.
 
 use crate::commands::{Call, Outcome, Stop, arg, error, is_word, registry};
-use crate::num::parse_i64;
-use crate::resp::{Args, OwnedArgs};
 use crate::routing;
 use crate::worker::{Cursor, OwnedCommand, Request, Worker};
+use flagstone_wire::num::parse_i64;
+use flagstone_wire::resp::{Args, OwnedArgs};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::rc::Rc;
 

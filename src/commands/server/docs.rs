@@ -10,7 +10,7 @@
 
 use crate::commands::registry::{self, Command};
 use crate::commands::{Call, Outcome};
-use crate::resp::{Args, Reply};
+use flagstone_wire::resp::{Args, Reply};
 use std::collections::HashMap;
 use std::sync::LazyLock;
 

@@ -7,8 +7,8 @@ use crate::commands::{
     Call, Ctx, Group, KeySpec, Outcome, Run, Spec, Waiting, arg, error, flag, is_word, key,
 };
 use crate::node::Node;
-use crate::num::parse_i64;
-use crate::resp::Args;
+use flagstone_wire::num::parse_i64;
+use flagstone_wire::resp::Args;
 use std::sync::atomic::Ordering;
 
 /// `MEMORY USAGE key [SAMPLES count]`: what of the key is in memory, whole.

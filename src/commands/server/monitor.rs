@@ -1,7 +1,7 @@
 //! MONITOR.
 
 use crate::commands::{Call, Outcome};
-use crate::resp::Args;
+use flagstone_wire::resp::Args;
 
 /// `MONITOR`: from now on the connection is told of every command. One that is already gets no
 /// reply, as in the reference.

@@ -3,9 +3,9 @@
 use crate::checkpoints::{begin, branch_off, take_new};
 use crate::commands::help::help;
 use crate::commands::{Call, Group, Outcome, Run, Spec, Waiting, acl, arg, error, flag, is_word};
-use crate::resp::Args;
 use flagstone_storage::checkpoint::Catalog;
 use flagstone_storage::place::Place;
+use flagstone_wire::resp::Args;
 use std::path::Path;
 
 const IN_PROGRESS: &str = "ERR Background save already in progress";

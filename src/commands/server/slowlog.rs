@@ -2,8 +2,8 @@
 
 use crate::commands::help::help;
 use crate::commands::{Call, Group, Outcome, Run, Spec, arg, flag};
-use crate::num::parse_i64;
-use crate::resp::Args;
+use flagstone_wire::num::parse_i64;
+use flagstone_wire::resp::Args;
 
 /// Entries that GET answers unless told.
 const DEFAULT_COUNT: usize = 10;

@@ -8,9 +8,9 @@ use crate::commands::{
     Begin, Ctx, Find, Group, KeySpec, Outcome, Run, Spec, arg, error, flag, is_word, key,
 };
 use crate::config::{NotifyFlags, Settings};
-use crate::num::parse_i64;
-use crate::resp::Args;
 use flagstone_storage::value::{Set, SetEncoding, Typed};
+use flagstone_wire::num::parse_i64;
+use flagstone_wire::resp::Args;
 use std::collections::HashSet;
 
 /// The set of a key, if it exists.

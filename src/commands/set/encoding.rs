@@ -1,10 +1,10 @@
 //! The encodings of sets: when a set goes from one to the next.
 
 use crate::config::Settings;
-use crate::num::parse_i64;
-use crate::rdb::SetForm;
+use flagstone_rdb::SetForm;
 use flagstone_storage::store::Part;
 use flagstone_storage::value::{Set, SetEncoding};
+use flagstone_wire::num::parse_i64;
 
 /// Bytes of the longest integer.
 const MAX_INTEGER: usize = 20;

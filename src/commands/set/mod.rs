@@ -10,7 +10,7 @@ pub mod write;
 pub(super) use encoding::restored;
 
 use super::{KeySpec, Stop, arg, key, tail};
-use crate::resp::Args;
+use flagstone_wire::resp::Args;
 
 /// The key of commands that read members.
 const READS: &[KeySpec] = &[KeySpec::one(1, key::RO | key::ACCESS)];

@@ -5,10 +5,10 @@ use crate::commands::{
     Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, draws, error, flag, key,
 };
 use crate::config::{NotifyFlags, Settings};
-use crate::num::parse_i64;
-use crate::resp::Args;
 use flagstone_storage::store::{EntryMut, OrLoad};
 use flagstone_storage::value::{Set, SetEncoding, Typed};
+use flagstone_wire::num::parse_i64;
+use flagstone_wire::resp::Args;
 use std::collections::HashSet;
 
 /// A set of which no more than a part like this is left begins anew, in its first encoding.

@@ -2,9 +2,9 @@
 
 use super::{LOOKS, READS, key_arg, tail};
 use crate::commands::{Ctx, Group, Names, Outcome, Run, Spec, arg, flag};
-use crate::resp::Args;
 use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::Set;
+use flagstone_wire::resp::Args;
 
 /// `SCARD key`
 fn scard(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {

@@ -3,9 +3,9 @@
 use super::{READS, key_arg};
 use crate::commands::scan::{self, Options};
 use crate::commands::{Ctx, Group, Outcome, Run, Spec, arg, flag};
-use crate::resp::Args;
 use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::{Set, SetEncoding};
+use flagstone_wire::resp::Args;
 
 /// `SSCAN key cursor [MATCH pattern] [COUNT count]`
 ///

@@ -4,11 +4,11 @@
 use super::super::Stop;
 use super::super::testing::{NOW_MS, store, try_run};
 use crate::config::Settings;
-use crate::resp::Proto;
 use flagstone_storage::Store;
 use flagstone_storage::encoding::{decode_entry, encode_meta};
 use flagstone_storage::store::{Need, Part};
 use flagstone_storage::value::{Set, Typed};
+use flagstone_wire::resp::Proto;
 
 /// Limits that few members reach.
 fn settings() -> Settings {

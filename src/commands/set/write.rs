@@ -5,9 +5,9 @@ use crate::commands::{
     Ctx, Group, KeySpec, Names, Outcome, Run, Spec, Stop, arg, error, flag, key,
 };
 use crate::config::{NotifyFlags, Settings};
-use crate::resp::Args;
 use flagstone_storage::store::{EntryMut, OrLoad};
 use flagstone_storage::value::{Set, SetEncoding, Typed};
+use flagstone_wire::resp::Args;
 
 /// The key for writing, whether it exists or not, with all known that adding `names` takes.
 fn entry_for_adding<'a, 'n>(

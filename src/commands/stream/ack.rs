@@ -2,9 +2,9 @@
 
 use super::{group, key_arg, parse};
 use crate::commands::{Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, flag, key, tail};
-use crate::resp::Args;
 use flagstone_storage::need::Part;
 use flagstone_storage::store::OrLoad;
+use flagstone_wire::resp::Args;
 
 /// `XACK key group id…`
 fn xack(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {

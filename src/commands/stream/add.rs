@@ -5,9 +5,9 @@ use super::trim_options::Options;
 use super::{key_arg, node_limits, reply_id};
 use crate::commands::{Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, error, flag, key};
 use crate::config::NotifyFlags;
-use crate::resp::Args;
 use flagstone_storage::store::{Fault, OrLoad};
 use flagstone_storage::value::{Stream, StreamId, Typed, Value};
+use flagstone_wire::resp::Args;
 
 /// Bytes of an entry's names and values at most.
 const ENTRY_MAX: usize = 1 << 30;

@@ -6,12 +6,12 @@ use super::{key_arg, parse, reply_entry, reply_id};
 use crate::commands::{
     Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, is_word, key,
 };
-use crate::num::parse_i64;
-use crate::resp::{Args, Reply};
 use flagstone_storage::need::Part;
 use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::stream::{self, ConsumerNo, PendingEntry};
 use flagstone_storage::value::{Stream, StreamId};
+use flagstone_wire::num::parse_i64;
+use flagstone_wire::resp::{Args, Reply};
 use std::collections::BTreeMap;
 
 /// Entries that XAUTOCLAIM claims unless it is told how many.

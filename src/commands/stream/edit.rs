@@ -6,9 +6,9 @@ use crate::commands::{
     Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, int_arg, is_word, key, tail,
 };
 use crate::config::NotifyFlags;
-use crate::resp::Args;
 use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::{Stream, StreamId};
+use flagstone_wire::resp::Args;
 
 /// `XDEL key id…`
 fn xdel(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {

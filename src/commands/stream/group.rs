@@ -4,12 +4,12 @@ use super::reply_id;
 use crate::commands::generic::shown;
 use crate::commands::{Ctx, Outcome, Stop};
 use crate::config::NotifyFlags;
-use crate::resp::Reply;
 use flagstone_storage::Store;
 use flagstone_storage::need::Part;
 use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::stream::{ConsumerNo, Group, PendingEntry};
 use flagstone_storage::value::{Stream, StreamId};
+use flagstone_wire::resp::Reply;
 use std::collections::HashMap;
 
 /// The number of a consumer that is to be made.

@@ -1,8 +1,8 @@
 use crate::commands::Stop;
 use crate::commands::testing::{NOW_MS, store, try_run};
 use crate::config::Settings;
-use crate::resp::Proto;
 use flagstone_storage::Store;
+use flagstone_wire::resp::Proto;
 
 struct World {
     store: Store,

@@ -5,9 +5,9 @@ use crate::commands::help::{help, syntax};
 use crate::commands::{
     Call, Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, int_arg, is_word, key,
 };
-use crate::resp::Args;
 use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::{Stream, StreamId};
+use flagstone_wire::resp::Args;
 
 /// Entries that FULL shows unless it is told how many.
 const FULL_COUNT: u64 = 10;

@@ -2,9 +2,9 @@
 
 use super::group::{self, no_group_of_key, reply_progress};
 use crate::commands::{Ctx, Outcome, arg, error};
-use crate::resp::Args;
 use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::Stream;
+use flagstone_wire::resp::Args;
 
 /// `XINFO GROUPS key`
 pub(super) fn groups(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {

@@ -7,9 +7,9 @@ use crate::commands::{
     Call, Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, flag, int_arg, is_word, key,
 };
 use crate::config::NotifyFlags;
-use crate::resp::Args;
 use flagstone_storage::store::{Fault, OrLoad};
 use flagstone_storage::value::{Stream, StreamId, Typed, Value};
+use flagstone_wire::resp::Args;
 
 const NO_KEY: &str = "ERR The XGROUP subcommand requires the key to exist. Note that for CREATE you \
                       may want to use the MKSTREAM option to create an empty stream automatically.";

@@ -23,9 +23,9 @@ pub mod trim_options;
 
 use super::{KeySpec, Stop, arg, key};
 use crate::config::Settings;
-use crate::resp::{Args, Reply};
 use flagstone_storage::value::StreamId;
 use flagstone_storage::value::stream::{NodeLimits, StreamEntry};
+use flagstone_wire::resp::{Args, Reply};
 
 /// The key of commands that read a stream.
 pub(super) const READS: KeySpec = KeySpec::one(1, key::RO | key::ACCESS);

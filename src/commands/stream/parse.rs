@@ -1,8 +1,8 @@
 //! Ids as clients write them.
 
 use crate::commands::Stop;
-use crate::num::parse_u64;
 use flagstone_storage::value::StreamId;
+use flagstone_wire::num::parse_u64;
 
 /// Longest text of an id.
 const MAX_TEXT: usize = 127;

@@ -3,11 +3,11 @@
 use super::group::{self, find, no_group};
 use super::{READS, key_arg, parse, reply_id};
 use crate::commands::{Ctx, Group, Outcome, Run, Spec, Stop, arg, error, flag, int_arg, is_word};
-use crate::resp::{Args, Reply};
 use flagstone_storage::need::Part;
 use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::stream::{self, ConsumerNo, PendingEntry};
 use flagstone_storage::value::{Stream, StreamId};
+use flagstone_wire::resp::{Args, Reply};
 use std::collections::HashMap;
 
 /// What is asked for of the entries themselves.

@@ -5,9 +5,9 @@ use super::{READS, key_arg, reply_entries};
 use crate::commands::{
     Ctx, Group, KeySpec, Outcome, Run, Spec, arg, error, flag, int_arg, is_word, key,
 };
-use crate::resp::Args;
 use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::Stream;
+use flagstone_wire::resp::Args;
 
 /// `XLEN key`
 fn xlen(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {

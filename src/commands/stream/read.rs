@@ -5,9 +5,9 @@ use super::{parse, reply_entries};
 use crate::commands::{
     Awaited, Begin, Block, Ctx, Find, Group, KeySpec, Nil, Outcome, Run, Spec, Stop, flag, key,
 };
-use crate::resp::{Args, Reply};
 use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::{Stream, StreamId};
+use flagstone_wire::resp::{Args, Reply};
 
 /// Behind which id a stream is read.
 fn read_behind(cx: &mut Ctx<'_>, key: &[u8], id: &[u8]) -> Result<StreamId, Stop> {

@@ -5,11 +5,11 @@ use super::read::nothing_to_read;
 use super::read_options::ReadOptions;
 use super::{parse, reply_entries, reply_entry, reply_id};
 use crate::commands::{Begin, Ctx, Find, Group, KeySpec, Outcome, Run, Spec, Stop, flag, key};
-use crate::resp::{Args, Reply};
 use flagstone_storage::need::Part;
 use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::stream::{self, ConsumerNo, PendingEntry};
 use flagstone_storage::value::{Stream, StreamId};
+use flagstone_wire::resp::{Args, Reply};
 
 /// What is read of a stream.
 #[derive(Clone, Copy, Debug)]

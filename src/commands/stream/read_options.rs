@@ -2,7 +2,7 @@
 
 use crate::commands::timeout::milliseconds_arg;
 use crate::commands::{Stop, arg, error, int_arg, is_word};
-use crate::resp::Args;
+use flagstone_wire::resp::Args;
 
 /// See the module's description.
 #[derive(Debug)]

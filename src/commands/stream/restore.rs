@@ -1,6 +1,6 @@
 //! Streams as payloads of DUMP and RESTORE.
 
-use crate::rdb::{
+use flagstone_rdb::{
     EntriesRead, EntryId, StreamConsumer, StreamGroup, StreamNode, StreamObject, StreamPending,
 };
 use flagstone_storage::need::Part;

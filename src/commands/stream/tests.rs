@@ -3,10 +3,10 @@
 use super::super::testing;
 use super::super::{Awaited, Stop};
 use crate::config::Settings;
-use crate::resp::Proto;
 use flagstone_storage::Store;
 use flagstone_storage::encoding::{decode_entry, encode_meta};
 use flagstone_storage::store::Part;
+use flagstone_wire::resp::Proto;
 
 /// Runs a command, its words between blanks; its reply on one line, or its error.
 fn run(store: &mut Store, command: &str) -> String {

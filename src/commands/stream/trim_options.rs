@@ -3,9 +3,9 @@
 use super::parse::{self, NewId};
 use crate::commands::{Stop, error, is_word};
 use crate::config::Settings;
-use crate::num::parse_i64;
-use crate::resp::Args;
 use flagstone_storage::value::stream::{Threshold, Trim};
+use flagstone_wire::num::parse_i64;
+use flagstone_wire::resp::Args;
 
 /// What an approximate trim deletes at most where no LIMIT is given: so many nodes of entries, or
 /// entries if nodes have any number; and the greatest such limit.

@@ -4,9 +4,9 @@ use crate::commands::{
     Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, int_arg, key,
 };
 use crate::config::NotifyFlags;
-use crate::num::{LongDouble, parse_i64};
-use crate::resp::Args;
 use flagstone_storage::value::{Str, Value};
+use flagstone_wire::num::{LongDouble, parse_i64};
+use flagstone_wire::resp::Args;
 
 const OVERFLOW: &str = "ERR increment or decrement would overflow";
 const DECREMENT_OVERFLOW: &str = "ERR decrement would overflow";

@@ -4,8 +4,8 @@ use super::bulk;
 use crate::commands::expiry::ExpiryOption;
 use crate::commands::{Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, key};
 use crate::config::NotifyFlags;
-use crate::resp::Args;
 use flagstone_storage::store::OrLoad;
+use flagstone_wire::resp::Args;
 
 /// Writes the string a key holds, or null; whether the key exists.
 fn read(cx: &mut Ctx<'_>, name: &[u8]) -> Result<bool, Stop> {

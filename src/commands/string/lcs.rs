@@ -4,9 +4,9 @@ use super::lcs_table::Table;
 use crate::commands::{
     Ctx, Find, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, int_arg, is_word, key,
 };
-use crate::resp::{Args, Reply};
 use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::Value;
+use flagstone_wire::resp::{Args, Reply};
 
 const NOT_STRINGS: &str = "ERR The specified keys must contain string values";
 const LEN_AND_IDX: &str = "ERR If you want both the length and indexes, please just use IDX.";

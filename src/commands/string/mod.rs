@@ -11,9 +11,9 @@ pub mod set;
 
 use super::error;
 use crate::config::Settings;
-use crate::resp::Reply;
 use flagstone_storage::store::Part;
 use flagstone_storage::value::Str;
+use flagstone_wire::resp::Reply;
 
 /// Writes a string as a bulk string, or says what of it must be loaded first.
 fn bulk(out: &mut Reply, value: &Str) -> Result<(), Part> {

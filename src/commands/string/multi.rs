@@ -3,9 +3,9 @@
 use super::bulk;
 use crate::commands::{Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, error, flag, key};
 use crate::config::NotifyFlags;
-use crate::resp::Args;
 use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::Value;
+use flagstone_wire::resp::Args;
 
 /// `MGET key [key …]`
 fn mget(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {

@@ -5,9 +5,9 @@ use crate::commands::{
     Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, int_arg, key,
 };
 use crate::config::NotifyFlags;
-use crate::resp::Args;
 use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::{Str, Value};
+use flagstone_wire::resp::Args;
 use std::ops::Range;
 
 const OFFSET_OUT_OF_RANGE: &str = "ERR offset is out of range";

@@ -6,9 +6,9 @@ use crate::commands::{
     Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, is_word, key,
 };
 use crate::config::NotifyFlags;
-use crate::resp::Args;
 use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::Value;
+use flagstone_wire::resp::Args;
 
 /// When SET does what it says.
 #[derive(Clone, Copy, Debug, Default)]

@@ -3,8 +3,8 @@
 use super::super::Stop;
 use super::super::testing::{NOW_MS, store, try_run};
 use crate::config::Settings;
-use crate::resp::Proto;
 use flagstone_storage::Store;
+use flagstone_wire::resp::Proto;
 
 /// Runs a command; the keys it missed, in order, and its reply come back. What it misses moves
 /// over from `disk`.

@@ -1,9 +1,9 @@
 //! Several commands as one: MULTI, EXEC, DISCARD.
 
 use super::{Call, Ctx, Group, KeySpec, Misses, Outcome, Run, Spec, Stop, Waiting, flag, key};
-use crate::resp::Args;
 use crate::transaction::{self, Transaction, queued, runs_in_unit};
 use crate::unit::Unit;
+use flagstone_wire::resp::Args;
 
 /// What a run of a transaction may miss before it ends there: about as much is loaded at a time.
 const MAX_MISSED: usize = 10_000;

@@ -5,8 +5,8 @@ use crate::commands::timeout::{last_arg, seconds_arg, wait_for};
 use crate::commands::{
     Awaited, Begin, Ctx, Find, Group, KeySpec, Nil, Outcome, Run, Spec, arg, flag, key,
 };
-use crate::resp::Args;
 use flagstone_storage::value::Zset;
+use flagstone_wire::resp::Args;
 
 fn pop_from(cx: &mut Ctx<'_>, args: Args<'_>, from_max: bool) -> Outcome {
     let (until_ms, last) = last_arg(cx, args)?;

@@ -8,10 +8,10 @@ use crate::commands::{
     key, tail,
 };
 use crate::config::NotifyFlags;
-use crate::num::{parse_f64, parse_i64};
-use crate::resp::Args;
 use flagstone_storage::store::Part;
 use flagstone_storage::value::{Set, Typed, Value, Zset};
+use flagstone_wire::num::{parse_f64, parse_i64};
+use flagstone_wire::resp::Args;
 use std::cmp::Ordering;
 
 /// A set or a sorted set.

@@ -4,10 +4,10 @@
 use crate::commands::Stop;
 use crate::commands::testing::{NOW_MS, store, try_run};
 use crate::config::Settings;
-use crate::resp::Proto;
 use flagstone_storage::Store;
 use flagstone_storage::encoding::{decode_entry, encode_meta};
 use flagstone_storage::store::Part;
+use flagstone_wire::resp::Proto;
 
 /// Limits that few members reach.
 fn settings() -> Settings {

@@ -13,10 +13,10 @@ pub mod write;
 
 use super::{Ctx, KeySpec, Stop, arg, key};
 use crate::config::Settings;
-use crate::rdb::ZsetForm;
-use crate::resp::{Args, Reply};
+use flagstone_rdb::ZsetForm;
 use flagstone_storage::store::Part;
 use flagstone_storage::value::Zset;
+use flagstone_wire::resp::{Args, Reply};
 
 /// The key of commands that read members.
 const READS: &[KeySpec] = &[KeySpec::one(1, key::RO | key::ACCESS)];

@@ -1,9 +1,9 @@
 //! How ranges are written.
 
 use crate::commands::{Stop, arg, int_arg};
-use crate::num::parse_f64_loosely;
-use crate::resp::Args;
 use flagstone_storage::value::{LexEdge, Span};
+use flagstone_wire::num::parse_f64_loosely;
+use flagstone_wire::resp::Args;
 
 /// A score that may be excluded by a parenthesis before it.
 fn score_edge(text: &[u8]) -> Option<(f64, bool)> {
@@ -73,6 +73,6 @@ pub(super) fn count_arg(
     wrong: &'static str,
 ) -> Result<u64, Stop> {
     let text = arg(args, at)?;
-    let count = crate::num::parse_i64(text).ok_or(wrong)?;
+    let count = flagstone_wire::num::parse_i64(text).ok_or(wrong)?;
     if count < least { Err(wrong.into()) } else { Ok(count.unsigned_abs()) }
 }

@@ -6,9 +6,9 @@ use crate::commands::{
     Begin, Ctx, Find, Group, KeySpec, Outcome, Run, Spec, Stop, error, flag, is_word, key,
 };
 use crate::config::NotifyFlags;
-use crate::resp::Args;
 use flagstone_storage::store::{EntryMut, OrLoad};
 use flagstone_storage::value::Zset;
+use flagstone_wire::resp::Args;
 
 /// Removes up to `count` members from an end, and the key with the last of them.
 pub(super) fn pop(

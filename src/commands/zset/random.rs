@@ -2,9 +2,9 @@
 
 use super::{READS, key_arg, reply};
 use crate::commands::{Ctx, Group, Outcome, Run, Spec, arg, draws, error, flag, is_word};
-use crate::resp::Args;
 use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::Zset;
+use flagstone_wire::resp::Args;
 
 /// `ZRANDMEMBER key [count [WITHSCORES]]`
 fn zrandmember(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {

@@ -6,9 +6,9 @@ use crate::commands::{
     Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, int_arg, is_word, key,
 };
 use crate::config::{NotifyFlags, Settings};
-use crate::resp::Args;
 use flagstone_storage::store::{OrLoad, Part};
 use flagstone_storage::value::{LexEdge, Span, Typed, Zset, ZsetWalk};
+use flagstone_wire::resp::Args;
 
 /// What a range goes by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

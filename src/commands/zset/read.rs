@@ -4,9 +4,9 @@ use super::{READS, key_arg, parse, zset_of};
 use crate::commands::{
     Ctx, Group, KeySpec, Names, Outcome, Run, Spec, arg, error, flag, is_word, key, tail,
 };
-use crate::resp::{Args, Reply};
 use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::Zset;
+use flagstone_wire::resp::{Args, Reply};
 
 /// `ZSCORE key member`
 fn zscore(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {

@@ -4,9 +4,9 @@ use super::parse::{self, Ranks};
 use super::{REMOVES, key_arg, owned};
 use crate::commands::{Ctx, Group, Outcome, Run, Spec, arg, flag};
 use crate::config::NotifyFlags;
-use crate::resp::Args;
 use flagstone_storage::store::{OrLoad, Part};
 use flagstone_storage::value::{Zset, ZsetWalk};
+use flagstone_wire::resp::Args;
 
 /// Removes the members that `find` finds in the key's sorted set.
 fn remove(

@@ -3,10 +3,10 @@
 use super::{READS, key_arg};
 use crate::commands::scan::{self, Options};
 use crate::commands::{Ctx, Group, Outcome, Run, Spec, arg, flag};
-use crate::num::{format_f64, format_f64_in_full};
-use crate::resp::Args;
 use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::Zset;
+use flagstone_wire::num::{format_f64, format_f64_in_full};
+use flagstone_wire::resp::Args;
 
 /// `ZSCAN key cursor [MATCH pattern] [COUNT count] [NOSCORES]`
 ///

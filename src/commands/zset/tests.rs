@@ -4,10 +4,10 @@
 use super::super::Stop;
 use super::super::testing::{run_line, store, try_line};
 use crate::config::Settings;
-use crate::resp::Proto;
 use flagstone_storage::Store;
 use flagstone_storage::encoding::{decode_entry, encode_meta};
 use flagstone_storage::store::Part;
+use flagstone_wire::resp::Proto;
 
 /// Limits that few members reach.
 fn settings() -> Settings {

@@ -5,10 +5,10 @@ use crate::commands::{
     Ctx, Group, KeySpec, Names, Outcome, Run, Spec, Stop, arg, error, flag, is_word, key, tail,
 };
 use crate::config::{NotifyFlags, Settings};
-use crate::num::parse_f64;
-use crate::resp::Args;
 use flagstone_storage::store::{EntryMut, OrLoad};
 use flagstone_storage::value::{Value, Zset};
+use flagstone_wire::num::parse_f64;
+use flagstone_wire::resp::Args;
 
 /// The options of ZADD.
 #[derive(Clone, Copy, Debug, Default)]

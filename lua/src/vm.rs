@@ -1,0 +1,130 @@
+//! What a VM's functions have in common.
+
+use std::cell::{Cell, UnsafeCell};
+
+use mlua::Function;
+
+use crate::cjson::Settings;
+use crate::random::Random;
+use crate::raw::State;
+use crate::work::charge_bytes;
+
+/// What is kept of the scratch buffer between two uses, bytes.
+const KEPT_SCRATCH: usize = 64 * 1024;
+
+/// Native stack that a run may use, bytes. Lua's own limit counts nested calls (200), whose frames
+/// may be 9 KiB (`string.gsub`); threads here have 2 MiB.
+const MAX_NATIVE_STACK: usize = 1024 * 1024;
+
+/// Lives as long as the Lua state, at a fixed address that the functions have as an upvalue.
+pub(crate) struct Vm {
+    pub(crate) random: Cell<Random>,
+    pub(crate) json: Cell<Settings>,
+    pub(crate) scratch: Scratch,
+    /// Address in the frame that began the run: how much native stack is used is counted from it.
+    pub(crate) stack_base: Cell<usize>,
+}
+
+impl Vm {
+    pub(crate) fn new(memory_limit: usize) -> Self {
+        Self {
+            random: Cell::new(Random::default()),
+            json: Cell::new(Settings::default()),
+            scratch: Scratch::new(memory_limit),
+            stack_base: Cell::new(0),
+        }
+    }
+}
+
+impl Vm {
+    /// Whether the run has used so much native stack that nothing should nest deeper.
+    pub(crate) fn is_deep(&self) -> bool {
+        let base = self.stack_base.get();
+        base != 0 && base.saturating_sub(here()) > MAX_NATIVE_STACK
+    }
+}
+
+/// An address in the current frame.
+#[inline(always)]
+fn here() -> usize {
+    let mark = 0_u8;
+    std::ptr::from_ref(std::hint::black_box(&mark)).addr()
+}
+
+/// The buffer in which encoders write. It is here and not in their frames, as an error leaves
+/// these without dropping anything.
+pub(crate) struct Scratch {
+    bytes: UnsafeCell<Vec<u8>>,
+    limit: usize,
+}
+
+impl Scratch {
+    fn new(limit: usize) -> Self {
+        Self { bytes: UnsafeCell::new(Vec::new()), limit }
+    }
+
+    pub(crate) fn limit(&self) -> usize {
+        self.limit
+    }
+
+    pub(crate) fn clear(&self) {
+        // SAFETY: no reference to the buffer outlives a method, and `Vm` is not `Sync`.
+        let bytes = unsafe { &mut *self.bytes.get() };
+        bytes.clear();
+        bytes.shrink_to(KEPT_SCRATCH);
+    }
+
+    /// Appends; what would exceed the VM's memory is an error of the script.
+    pub(crate) fn append(&self, state: State, more: &[u8]) {
+        charge_bytes(state, more.len());
+        // SAFETY: as above; `more` is a value of Lua or a constant, never this buffer.
+        let bytes = unsafe { &mut *self.bytes.get() };
+        if more.len() > self.limit.saturating_sub(bytes.len()) {
+            state.plain_error("not enough memory");
+        }
+        bytes.extend_from_slice(more);
+    }
+
+    /// Pushes the contents as a string.
+    pub(crate) fn push(&self, state: State) {
+        // SAFETY: as above; Lua copies the bytes, and runs nothing that uses the buffer.
+        state.push_bytes(unsafe { &*self.bytes.get() });
+    }
+}
+
+/// The owner of a [`Vm`], in the binding's data of the Lua state.
+pub(crate) struct Shared {
+    vm: Box<Vm>,
+    runner: Option<Function>,
+}
+
+impl Shared {
+    pub(crate) fn new(memory_limit: usize) -> Self {
+        Self { vm: Box::new(Vm::new(memory_limit)), runner: None }
+    }
+
+    pub(crate) fn vm(&self) -> *const Vm {
+        &*self.vm
+    }
+
+    pub(crate) fn set_runner(&mut self, runner: Function) {
+        self.runner = Some(runner);
+    }
+
+    pub(crate) fn runner(&self) -> mlua::Result<Function> {
+        self.runner.clone().ok_or_else(|| mlua::Error::runtime("not a VM for scripts"))
+    }
+
+    pub(crate) fn memory_limit(&self) -> usize {
+        self.vm.scratch.limit()
+    }
+
+    pub(crate) fn begin_run(&self) {
+        self.vm.json.set(Settings::default());
+        self.vm.stack_base.set(here());
+    }
+
+    pub(crate) fn seed(&self, seed: i32) {
+        self.vm.random.set(Random::seeded(seed));
+    }
+}

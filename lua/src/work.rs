@@ -1,0 +1,152 @@
+//! How much a script has done, and who looks at it meanwhile.
+//!
+//! The interpreter's hook counts instructions; functions in native code count what they do with
+//! [`charge`], as that many instructions. After [`LOOK_EVERY`] of them the run's [`Watch`] is asked
+//! whether it may go on. If it may not, it is *ended*: that is an error which nothing in the script
+//! can catch, as whatever catches errors (`pcall`, `xpcall`, coroutines, `load`) raises it again.
+//!
+//! An instruction may take long where there are long strings and large tables: a comparison goes
+//! through all bytes. So the more memory a VM uses the more an instruction weighs.
+
+use std::cell::Cell;
+use std::ffi::c_int;
+
+use mlua::ffi;
+
+use crate::raw::State;
+
+/// Instructions, or what counts as them, between two looks at a run.
+const LOOK_EVERY: u64 = 10_000;
+
+/// Instructions between two calls of the hook. Each coroutine counts its own.
+pub(crate) const HOOK_EVERY: c_int = 100;
+
+/// The same in a VM that uses much memory, at least.
+const HOOK_EVERY_MIN: c_int = 16;
+
+/// Memory for which an instruction weighs one more, KiB.
+const HEAVIER_PER_KIB: u64 = 16;
+
+/// Memory beyond which the hook is called more often, KiB.
+const MUCH_KIB: u64 = 4096;
+
+/// Bytes that are copied or compared in the time of an instruction.
+const BYTES: usize = 64;
+
+/// Nanoseconds of an instruction.
+const NANOSECONDS: u64 = 16;
+
+/// Asked whether a run may go on, which has done so much since it was asked last.
+pub type Watch = fn(instructions: u64) -> bool;
+
+const ENDED_TEXT: &str = "the script was ended";
+
+thread_local! {
+    static WATCH: Cell<Option<Watch>> = const { Cell::new(None) };
+    /// Done since the last look.
+    static DONE: Cell<u64> = const { Cell::new(0) };
+    /// How much that weighs.
+    static WEIGHT: Cell<u64> = const { Cell::new(0) };
+    static ENDED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// What runs on this thread is watched until this is dropped.
+pub(crate) struct Watched(Option<Watch>);
+
+impl Watched {
+    pub(crate) fn begin(watch: Watch) -> Self {
+        DONE.set(0);
+        WEIGHT.set(0);
+        ENDED.set(false);
+        Self(WATCH.replace(Some(watch)))
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        WATCH.set(self.0);
+        ENDED.set(false);
+    }
+}
+
+/// Whether the run is at its end: it is to be raised again.
+pub(crate) fn is_ended() -> bool {
+    ENDED.get()
+}
+
+/// To be called where an error was caught, which is on top of the stack.
+pub(crate) fn rethrow_end(state: State) {
+    if is_ended() {
+        state.raise();
+    }
+}
+
+/// Ends the run.
+pub(crate) fn end(state: State) -> ! {
+    ENDED.set(true);
+    state.plain_error(ENDED_TEXT);
+}
+
+/// Counts work that is about to be done, and looks at the run when it is time.
+pub(crate) fn charge(state: State, instructions: u64) {
+    DONE.set(DONE.get().saturating_add(instructions));
+    weigh(state, instructions);
+}
+
+/// The same for going through so many bytes.
+pub(crate) fn charge_bytes(state: State, bytes: usize) {
+    charge(state, 1 + (bytes / BYTES) as u64);
+}
+
+/// Work that has taken time, and is no work of the script's own.
+pub(crate) fn took(nanoseconds: u64) {
+    WEIGHT.set(WEIGHT.get().saturating_add(nanoseconds / NANOSECONDS));
+}
+
+fn weigh(state: State, weight: u64) {
+    let weight = WEIGHT.get().saturating_add(weight);
+    WEIGHT.set(weight);
+    if weight >= LOOK_EVERY {
+        look(state);
+    }
+}
+
+#[cold]
+fn look(state: State) {
+    WEIGHT.set(0);
+    let done = DONE.replace(0);
+    if ENDED.get() || !WATCH.get().is_none_or(|watch| watch(done)) {
+        end(state);
+    }
+}
+
+/// Sets the hook of a new VM; its coroutines get it from there.
+pub(crate) fn set_hook(state: State, every: c_int) {
+    // SAFETY: the state is valid, and the hook owns nothing.
+    unsafe { ffi::lua_sethook(state.as_ptr(), Some(hook), ffi::LUA_MASKCOUNT, every) };
+}
+
+/// Called between instructions.
+unsafe extern "C-unwind" fn hook(state: *mut mlua::lua_State, _: *mut ffi::lua_Debug) {
+    // SAFETY: Lua calls this with a valid state; there is nothing that is dropped.
+    let (state, count) = unsafe { (State::new(state), ffi::lua_gethookcount(state)) };
+    let kib = state.used_kib();
+    let every = hook_interval(kib);
+    if every != count {
+        set_hook(state, every);
+    }
+    if ENDED.get() {
+        end(state);
+    }
+    let done = u64::from(count.unsigned_abs());
+    DONE.set(DONE.get() + done);
+    weigh(state, done * (1 + kib / HEAVIER_PER_KIB));
+}
+
+fn hook_interval(kib: u64) -> c_int {
+    if kib <= MUCH_KIB {
+        return HOOK_EVERY;
+    }
+    let every = u64::from(HOOK_EVERY.unsigned_abs()) * MUCH_KIB / kib;
+    c_int::try_from(every).unwrap_or(HOOK_EVERY).max(HOOK_EVERY_MIN)
+}

@@ -1,0 +1,53 @@
+//! Reading bytes that are in memory.
+
+use crate::RestoreError;
+use crate::input::Input;
+use std::borrow::Cow;
+
+pub(crate) type Result<T> = std::result::Result<T, RestoreError>;
+
+/// A position in a payload. Every read takes no more than is there.
+pub(crate) struct Reader<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> Reader<'a> {
+    pub(crate) fn new(bytes: &'a [u8]) -> Self {
+        Reader { rest: bytes }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.rest.is_empty()
+    }
+
+    /// How many elements to take memory for when `len` are announced.
+    pub(crate) fn capacity_for(&self, len: u64) -> usize {
+        len.min(self.rest.len() as u64 / 2).min(1024) as usize
+    }
+
+    pub(crate) fn bytes(&mut self, len: u64) -> Result<&'a [u8]> {
+        let len = usize::try_from(len).map_err(|_| RestoreError::BadFormat)?;
+        let (bytes, rest) = self.rest.split_at_checked(len).ok_or(RestoreError::BadFormat)?;
+        self.rest = rest;
+        Ok(bytes)
+    }
+}
+
+impl Input for Reader<'_> {
+    type Error = RestoreError;
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
+        let (bytes, rest) = self.rest.split_first_chunk().ok_or(RestoreError::BadFormat)?;
+        self.rest = rest;
+        Ok(*bytes)
+    }
+
+    fn raw(&mut self, len: u64) -> Result<Cow<'_, [u8]>> {
+        self.bytes(len).map(Cow::Borrowed)
+    }
+
+    /// The client was allowed to send it: a compressed string is at most 88 times as long.
+    fn admit(&self, _len: u64) -> Result<()> {
+        Ok(())
+    }
+}

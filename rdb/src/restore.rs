@@ -1,0 +1,141 @@
+//! From a payload to an object.
+
+use crate::input::Input;
+use crate::reader::{Reader, Result};
+use crate::walk::{Kind, Part, Sink, StreamHead, kind, walk};
+use crate::{
+    HashField, Object, RestoreError, StreamObject, VERSION_FIELD_EXPIRY, VERSION_FOREIGN_MAX,
+    crc64, distinct, object_type::LAST_COMMON,
+};
+
+/// The object in `payload`.
+///
+/// Takes memory in proportion to the payload, whatever lengths it announces: compressed strings get at
+/// most 88 times as long.
+///
+/// # Errors
+///
+/// [`RestoreError`] if the footer is wrong, the object is malformed or empty, has duplicates, bytes
+/// behind it, or is of a type that has no representation here.
+pub fn restore(payload: &[u8]) -> Result<Object> {
+    read(payload, |version| version <= VERSION_FIELD_EXPIRY)
+}
+
+/// The object in `payload`, which may also be of a later RDB version of Valkey than any known
+/// (`rdb-version-check relaxed`): such an object may have been given another meaning.
+///
+/// # Errors
+///
+/// As [`restore`].
+pub fn restore_newer(payload: &[u8]) -> Result<Object> {
+    read(payload, |version| version <= VERSION_FIELD_EXPIRY || version > VERSION_FOREIGN_MAX)
+}
+
+fn read(payload: &[u8], is_known: impl Fn(u16) -> bool) -> Result<Object> {
+    let (object, version) = object_bytes(payload, is_known)?;
+    let mut reader = Reader::new(object);
+    let object_type = reader.byte()?;
+    if version > VERSION_FOREIGN_MAX && object_type > LAST_COMMON {
+        return Err(RestoreError::BadFormat);
+    }
+    let mut collector = Collector::new(object_type)?;
+    walk::<RestoreError, _, _>(object_type, &mut reader, &mut collector)?;
+    let object = collector.finish();
+    if !reader.is_empty() || object.is_empty() {
+        return Err(RestoreError::BadFormat);
+    }
+    if object.is_distinct() { Ok(object) } else { Err(RestoreError::BadFormat) }
+}
+
+/// The payload without its footer, which is checked, and its version.
+pub(crate) fn object_bytes(payload: &[u8], is_known: impl Fn(u16) -> bool) -> Result<(&[u8], u16)> {
+    let wrong = RestoreError::BadChecksumOrVersion;
+    let (covered, checksum) = payload.split_last_chunk::<8>().ok_or(wrong)?;
+    let (object, version) = covered.split_last_chunk::<2>().ok_or(wrong)?;
+    let version = u16::from_le_bytes(*version);
+    let right = is_known(version) && u64::from_le_bytes(*checksum) == crc64::checksum(covered);
+    if right { Ok((object, version)) } else { Err(wrong) }
+}
+
+impl Object {
+    /// Whether it is a collection without members, which has no payload.
+    pub(crate) fn is_empty(&self) -> bool {
+        match self {
+            Object::String(_) | Object::Stream(_) => false,
+            Object::List(elements) => elements.is_empty(),
+            Object::Set(_, members) => members.is_empty(),
+            Object::Zset(_, members) => members.is_empty(),
+            Object::Hash(fields) => fields.is_empty(),
+        }
+    }
+
+    /// Whether no member is there twice.
+    pub(crate) fn is_distinct(&self) -> bool {
+        match self {
+            Object::String(_) | Object::List(_) | Object::Stream(_) => true,
+            Object::Set(_, members) => distinct(members.iter().map(Vec::as_slice)),
+            Object::Zset(_, members) => {
+                distinct(members.iter().map(|(member, _)| member.as_slice()))
+            }
+            Object::Hash(fields) => distinct(fields.iter().map(|field| field.name.as_slice())),
+        }
+    }
+}
+
+/// Puts an object together.
+pub(crate) struct Collector {
+    object: Object,
+}
+
+impl Collector {
+    pub(crate) fn new(object_type: u8) -> Result<Self> {
+        let object = match kind(object_type)? {
+            Kind::String => Object::String(Vec::new()),
+            Kind::List => Object::List(Vec::new()),
+            Kind::Set(form) => Object::Set(form, Vec::new()),
+            Kind::Zset(form) => Object::Zset(form, Vec::new()),
+            Kind::Hash => Object::Hash(Vec::new()),
+            Kind::Stream => Object::Stream(Box::new(StreamObject {
+                nodes: Vec::new(),
+                last_id: (0, 0),
+                first_id: (0, 0),
+                max_deleted_id: (0, 0),
+                entries_added: 0,
+                groups: Vec::new(),
+            })),
+        };
+        Ok(Collector { object })
+    }
+
+    pub(crate) fn finish(self) -> Object {
+        self.object
+    }
+}
+
+impl Sink for Collector {
+    type Error = RestoreError;
+
+    fn part(&mut self, part: Part<'_>) -> Result<()> {
+        match (&mut self.object, part) {
+            (Object::String(string), Part::Text(text)) => string.extend_from_slice(text),
+            (Object::List(elements), Part::Element(element)) => elements.push(element.into_owned()),
+            (Object::Set(_, members), Part::Element(member)) => members.push(member.into_owned()),
+            (Object::Zset(_, members), Part::Scored(member, score)) => {
+                members.push((member.into_owned(), score));
+            }
+            (Object::Hash(fields), Part::Field(name, value, expire_at_ms)) => {
+                let (name, value) = (name.into_owned(), value.into_owned());
+                fields.push(HashField { name, value, expire_at_ms });
+            }
+            (Object::Stream(stream), Part::Node(node)) => stream.nodes.push(node),
+            (Object::Stream(stream), Part::Head(head)) => {
+                let StreamHead { last_id, first_id, max_deleted_id, entries_added } = head;
+                (stream.last_id, stream.first_id) = (last_id, first_id);
+                (stream.max_deleted_id, stream.entries_added) = (max_deleted_id, entries_added);
+            }
+            (Object::Stream(stream), Part::Group(group)) => stream.groups.push(group),
+            _ => return Err(RestoreError::BadFormat),
+        }
+        Ok(())
+    }
+}
