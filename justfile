@@ -25,6 +25,14 @@ test *args:
 doc:
     RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --workspace
 
+# The links of all documents, and the book of docs/ in target/book (needs mdbook)
+book:
+    scripts/book
+
+# Draws the README's chart; `just chart --measure` runs the benchmark first
+chart *args:
+    scripts/chart {{args}}
+
 # Licences and advisories (needs cargo-deny)
 deny:
     cargo deny check
