@@ -1,8 +1,8 @@
-//! Whether a data directory is sound: every row of every shard is read.
+//! Checks a data directory: every row of every shard is read.
 //!
-//! What is read is what a start would find: a branch of the directory (its files are shared, or
-//! copied by the store, so nothing of it is changed) is recovered, and the journal's tail is handed
-//! over to its engines.
+//! The check reads the state that a start would find: a branch of the directory (its files are
+//! shared, or copied by the store, so the directory is not changed) is recovered, and the journal's
+//! tail is handed over to its engines.
 
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
@@ -31,21 +31,21 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Where the branch is, in the data directory, as long as it is checked.
+/// Directory of the branch, in the data directory, while it is checked.
 const CHECKING: &str = "checking";
 
-/// Listings that are asked for at a time.
+/// Listings that are requested at the same time.
 const LISTINGS: usize = 16;
 
-/// Who is told of what is wrong, and how it goes.
+/// Receiver of a check's findings and progress.
 pub trait Listener: Send + Sync {
-    /// Something is wrong.
+    /// Reports a problem.
     fn problem(&self, what: &str);
-    /// So many rows have been read.
+    /// Reports that so many more rows have been read.
     fn rows(&self, count: u64);
 }
 
-/// What was found.
+/// Result of a check.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     pub shards: u16,
@@ -56,7 +56,7 @@ pub struct Report {
     pub problems: u64,
 }
 
-/// Counts what is wrong, and what was read.
+/// Counts problems, and rows read.
 struct Findings<'a> {
     listener: &'a dyn Listener,
     problems: AtomicU64,
@@ -79,8 +79,8 @@ impl Findings<'_> {
 /// Checks a data directory that no server has open.
 ///
 /// # Errors
-/// If it is none, or is in use; of a store in a bucket, if anything of it changed meanwhile, since
-/// then what was found is of no one moment.
+/// If it is no data directory, or is in use; for a store in a bucket, if anything in it changed
+/// meanwhile, because then the findings are of no single moment.
 pub async fn check(location: &Location, listener: &dyn Listener) -> Result<Report> {
     let store = &location.store;
     let manifest = manifest_of(store).await?;
@@ -99,7 +99,7 @@ pub async fn check(location: &Location, listener: &dyn Listener) -> Result<Repor
     check_merges(store, &layout, &findings).await;
     report.checkpoints = check_checkpoints(store, &findings).await?;
     if findings.problems.load(Ordering::Relaxed) == 0 {
-        // Without its journal the shards are not what the directory holds.
+        // Without its journal a shard is not in the directory's state.
         let checked = check_branch(location, &branch, &findings).await;
         if let Err(error) = checked {
             findings.problem(format!("opening as a start would: {error:#}"));
@@ -115,8 +115,8 @@ pub async fn check(location: &Location, listener: &dyn Listener) -> Result<Repor
     Ok(report)
 }
 
-/// What changes with anything in a bucket: the objects of the journal and the manifests of the
-/// engines. Local directories have locks.
+/// Returns the objects that change with any write to a bucket: those of the journal and the
+/// manifests of the engines. Local directories have locks.
 async fn state_of(location: &Location, layout: &Layout) -> Result<Vec<BTreeMap<String, u64>>> {
     let mut places = vec![location.journal()];
     places.extend(
@@ -128,8 +128,8 @@ async fn state_of(location: &Location, layout: &Layout) -> Result<Vec<BTreeMap<S
     futures::stream::iter(listings).buffered(LISTINGS).try_collect().await
 }
 
-/// Reads all records of the journal, and compares it and the shards with `flagstone.json`; how many
-/// records there are.
+/// Reads all records of the journal, compares it and the shards with `flagstone.json`, and returns
+/// the number of records.
 async fn check_journal(
     location: &Location,
     manifest: &Manifest,
@@ -163,7 +163,7 @@ async fn check_journal(
     Ok(records)
 }
 
-/// Reads what the engines note of merges, which no branch has, but which a start reads.
+/// Reads the engines' records of compactions, which no branch has, but which a start reads.
 async fn check_merges(store: &Place, layout: &Layout, findings: &Findings<'_>) {
     for shard in 0..usize::from(layout.shards) {
         let engine = store.join(&engine_dir(shard));
@@ -184,7 +184,7 @@ fn count_records(dir: &Path) -> Result<u64, JournalError> {
     Ok(records)
 }
 
-/// Reads the records of all checkpoints; how many checkpoints there are.
+/// Reads the records of all checkpoints, and returns the number of checkpoints.
 async fn check_checkpoints(store: &Place, findings: &Findings<'_>) -> Result<u64> {
     let catalog = Catalog::of(store);
     let all = catalog.list().await.context("the descriptions of checkpoints")?;
@@ -204,7 +204,7 @@ async fn check_branch(location: &Location, to: &Place, findings: &Findings<'_>) 
     branch_state(location, to).await.context("making a branch of it")?;
     let branch = Location::from(to.clone());
     let (options, clock) = (offline_options(&branch).await?, Clock::default());
-    // The journal's tail goes into the engines.
+    // Hands the journal's tail over to the engines.
     Directory::open(options.clone(), clock.clone()).await?.close().await?;
     let opened = Directory::open(options, clock).await?;
     let layout: Layout = (*opened.layout).clone();

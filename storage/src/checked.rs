@@ -1,14 +1,14 @@
-//! JSON files that end with a checksum of what is before it: one changed digit of an lsn would be
+//! JSON files that end with a checksum of the bytes before it: one changed digit of an lsn would be
 //! another state of the data.
 
 use anyhow::{Result, bail};
 use serde::Serialize;
 
-/// What stands before the checksum, which is the last field.
+/// The bytes before the checksum, which is the last field.
 const FIELD: &str = ",\n  \"checksum\": \"";
 
-/// Returns a value, an object, as text with a checksum: CRC32C of all bytes before the comma in
-/// front of it.
+/// Serializes an object as text with a checksum: CRC32C of all bytes before the comma in front of
+/// it.
 pub(crate) fn to_vec<T: Serialize>(value: &T) -> serde_json::Result<Vec<u8>> {
     let mut text = serde_json::to_vec_pretty(value)?;
     text.truncate(text.len().saturating_sub("\n}".len()));
@@ -17,7 +17,7 @@ pub(crate) fn to_vec<T: Serialize>(value: &T) -> serde_json::Result<Vec<u8>> {
     Ok(text)
 }
 
-/// Refuses text whose checksum is wrong. That of earlier versions has none.
+/// Refuses text whose checksum is wrong. Text of earlier versions has none.
 pub(crate) fn verify(text: &[u8]) -> Result<()> {
     let field = text.windows(FIELD.len()).rposition(|bytes| bytes == FIELD.as_bytes());
     let Some(end) = field else { return Ok(()) };
@@ -45,7 +45,7 @@ mod tests {
             damaged[bit / 8] ^= 1 << (bit % 8);
             let read = serde_json::from_slice::<serde_json::Value>(&damaged);
             if let (Ok(()), Ok(read)) = (verify(&damaged), read) {
-                // The name of the checksum is another one.
+                // The checksum's field has another name.
                 assert_eq!((&read["lsn"], &read["seed"]), (&10_501.into(), &77.into()), "{bit}");
             }
         }

@@ -1,13 +1,14 @@
-//! Checkpoints: states of all shards at one lsn, kept in the data directory, wherever it is.
+//! Checkpoints: states of all shards at one lsn, kept in the data directory, whether local or in a
+//! bucket.
 //!
-//! Each shard's engine keeps the files of one of its states, at a time of its own. The journal's
-//! records from the least that one of them has applied, up to one lsn that is not before anything
-//! that is in any of them, make one cut over all shards of them: with these replayed, every commit
-//! up to there is in it, whole, and none of those behind it.
+//! Each shard's engine keeps the files of one of its states, each at a different time. The
+//! journal's records from the least applied lsn of these states up to one lsn that is not before
+//! any row in them make one cut over all shards: with these records replayed, it has every commit
+//! up to that lsn, whole, and none behind it.
 //!
 //! A checkpoint is its description, `checkpoints/<id>.json`, and its records, a journal of their
-//! own in `checkpoints/<id>/`. The description is written last and removed first: what is there
-//! without it is nothing.
+//! own in `checkpoints/<id>/`. The description is written last and removed first: without it, the
+//! other files are no checkpoint.
 
 mod backup;
 mod catalog;
@@ -50,21 +51,21 @@ pub const CHECKPOINTS: &str = "checkpoints";
 /// The version of descriptions.
 const FORMAT: u32 = 1;
 
-/// A checkpoint, as its description has it.
+/// A checkpoint as described in its file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Checkpoint {
     pub format: u32,
     pub id: String,
     pub created_ms: u64,
-    /// Everything up to here is in it, and nothing else.
+    /// The checkpoint has every record up to this lsn, and none behind it.
     pub lsn: Lsn,
-    /// Its records begin behind this.
+    /// Its records begin behind this lsn.
     pub after: Lsn,
-    /// Of the journal when it was taken.
+    /// The journal's epoch when it was taken.
     pub epoch: u64,
     /// Bytes of its records.
     pub record_bytes: u64,
-    /// Which data directory it is of: the salt of its journal.
+    /// Salt of the journal: identifies the data directory that it was taken of.
     pub origin: u32,
     /// Seed of the hashes that its rows carry.
     pub seed: u64,
@@ -78,12 +79,12 @@ impl Checkpoint {
     }
 }
 
-/// How many checkpoints are kept.
+/// Limits of the checkpoints that are kept.
 #[derive(Clone, Copy, Debug)]
 pub struct Retention {
-    /// This many of the newest ones.
+    /// Number of the newest checkpoints to keep.
     pub keep: usize,
-    /// Those that are not older; 0: of any age.
+    /// Greatest age of a checkpoint to keep; 0: any age.
     pub max_age_ms: u64,
 }
 
@@ -106,7 +107,7 @@ fn sync_dir(dir: &Path) -> Result<()> {
     synced.with_context(|| format!("syncing {}", dir.display()))
 }
 
-/// Removes a directory with all in it, if it is there.
+/// Removes a directory with all its contents, if it exists.
 pub(crate) fn remove_dir(dir: &Path) -> Result<()> {
     match fs::remove_dir_all(dir) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {

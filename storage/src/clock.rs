@@ -1,24 +1,23 @@
 //! The only place that reads the wall clock.
 //!
-//! Time never goes back, and never stands: when the system's clock is behind the time that was
-//! given last, or behind the data's, ours goes on with the monotonic clock, a little slower, until
-//! the system's has caught up. Then it follows that one again.
+//! Time neither goes back nor stands still: when the system clock is behind the time that was given
+//! last, or behind the data's, this clock continues with the monotonic clock, slightly slower,
+//! until the system clock has caught up. Then it follows the system clock again.
 
 use chrono::{DateTime, Utc};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-/// How much slower our time goes than the monotonic clock while the system's is behind it: by one
-/// part of so many. A second too much is gone after two minutes, an hour after five days.
+/// How much slower than the monotonic clock this clock runs while the system clock is behind it: by
+/// one part in so many. A lead of one second is gone after two minutes, of an hour after five days.
 const SLOWER: u64 = 128;
 
-/// A change of the system's clock by so much at once is told of; so is time that is ahead of it by
-/// so much.
+/// A change of the system clock by at least this much is logged; so is a lead of as much over it.
 const LARGE_US: u64 = 10_000_000;
 
-/// A wall clock that never steps back: not behind any time it has given, nor behind the greatest
-/// time found in the data (see [`Clock::at_least`]).
+/// A wall clock that never steps back: it is not behind any time it has given, nor behind the
+/// greatest time found in the data (see [`Clock::at_least`]).
 #[derive(Clone, Debug, Default)]
 pub struct Clock {
     inner: Arc<Inner>,
@@ -27,36 +26,36 @@ pub struct Clock {
 #[derive(Debug, Default)]
 struct Inner {
     source: Source,
-    /// The greatest time that was given or told.
+    /// The greatest time that was given, or set by [`Clock::at_least`].
     floor_us: AtomicU64,
-    /// What the slowed monotonic clock lacks to our time; it only grows.
+    /// Difference between this clock's time and the slowed monotonic clock; it only grows.
     offset_us: AtomicI64,
     watch: Mutex<Watch>,
     jumps: AtomicU64,
 }
 
-/// Where time comes from.
+/// Source of time.
 #[derive(Debug)]
 enum Source {
-    /// The system's clock, and the monotonic one since a moment.
+    /// The system clock, and the monotonic clock since a moment.
     System(Instant),
     Manual(Arc<ManualTime>),
 }
 
-/// A time that tests move.
+/// A time that tests set.
 #[derive(Debug, Default)]
 pub struct ManualTime {
-    /// The wall clock, and the monotonic one.
+    /// The wall clock.
     pub wall_us: AtomicU64,
     pub elapsed_us: AtomicU64,
 }
 
-/// What was seen when the clocks were compared last.
+/// State of the last comparison of the clocks.
 #[derive(Debug, Default)]
 struct Watch {
-    /// The wall clock, and the monotonic one.
+    /// The wall clock, and the monotonic clock.
     seen: Option<(u64, u64)>,
-    /// Somebody was told that our time is ahead of the wall clock.
+    /// True if the lead over the wall clock was logged.
     told_ahead: bool,
 }
 
@@ -86,41 +85,41 @@ impl Source {
 }
 
 impl Clock {
-    /// Creates a clock of a time that tests move.
+    /// Creates a clock on a time that tests set.
     pub fn manual(time: Arc<ManualTime>) -> Self {
         let inner = Inner { source: Source::Manual(time), ..Inner::default() };
         Self { inner: Arc::new(inner) }
     }
 
-    /// Microseconds since the Unix epoch, monotonic.
+    /// Returns microseconds since the Unix epoch, monotonic.
     pub fn now_us(&self) -> u64 {
         let wall = self.inner.source.wall_us();
         let floor = self.inner.floor_us.fetch_max(wall, Ordering::Relaxed);
         if wall >= floor { wall } else { self.inner.go_on_from(floor) }
     }
 
-    /// Milliseconds since the Unix epoch, monotonic.
+    /// Returns milliseconds since the Unix epoch, monotonic.
     pub fn now_ms(&self) -> u64 {
         self.now_us() / 1000
     }
 
-    /// From now on the clock is not behind `ms`.
+    /// Makes the clock not be behind `ms` from now on.
     pub fn at_least(&self, ms: u64) {
         self.inner.floor_us.fetch_max(ms.saturating_mul(1000), Ordering::Relaxed);
     }
 
-    /// How far it is ahead of the system's clock.
+    /// Returns the lead over the system clock.
     pub fn ahead_ms(&self) -> u64 {
         let wall = self.inner.source.wall_us();
         self.now_us().saturating_sub(wall) / 1000
     }
 
-    /// How often the system's clock was seen to change by ten seconds or more.
+    /// Returns the number of changes of the system clock by ten seconds or more.
     pub fn jumps(&self) -> u64 {
         self.inner.jumps.load(Ordering::Relaxed)
     }
 
-    /// Compares the clocks, and logs a large jump of the system's; to be called a few times a
+    /// Compares the clocks, and logs a large jump of the system clock. Must be called a few times a
     /// second.
     pub fn look(&self) {
         let inner = &self.inner;
@@ -161,7 +160,7 @@ impl Clock {
 
 impl Inner {
     /// Returns the time while the wall clock is behind `floor`: because it was set back, or the
-    /// data is ahead of it, or only because another thread has read it a moment later.
+    /// data is ahead of it, or only because another thread read it a moment later.
     #[cold]
     fn go_on_from(&self, floor: u64) -> u64 {
         let elapsed = self.source.elapsed_us();
@@ -177,7 +176,7 @@ fn signed(us: u64) -> i64 {
     i64::try_from(us).unwrap_or(i64::MAX)
 }
 
-/// Returns a time for people.
+/// Formats a time for messages.
 fn text(us: u64) -> String {
     match DateTime::<Utc>::from_timestamp_micros(signed(us)) {
         Some(time) => format!("{time:?}"),

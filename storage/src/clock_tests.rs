@@ -11,7 +11,7 @@ fn clock() -> (Arc<ManualTime>, Clock) {
     (time.clone(), Clock::manual(time))
 }
 
-/// Both clocks go on.
+/// Advances both clocks.
 fn pass(time: &ManualTime, us: u64) {
     time.wall_us.fetch_add(us, Ordering::Relaxed);
     time.elapsed_us.fetch_add(us, Ordering::Relaxed);
@@ -45,7 +45,7 @@ fn time_goes_on_from_the_time_of_the_data() {
     assert_eq!(clock.ahead_ms(), DAY / 1000);
     pass(&time, 128 * S);
     assert_eq!(clock.now_us(), THEN + DAY + 127 * S);
-    // What is told later counts, too.
+    // A later lower bound counts, too.
     clock.at_least((THEN + 2 * DAY) / 1000);
     pass(&time, 128 * S);
     assert_eq!(clock.now_us(), THEN + 2 * DAY);
@@ -59,7 +59,7 @@ fn the_system_clock_is_followed_when_it_has_caught_up() {
     clock.now_us();
     set(&time, THEN - 10 * S);
     clock.now_us();
-    // Ten seconds are gone when ours has gone slower for 1280.
+    // A lead of ten seconds is gone after 1280 s at the slower rate.
     for _ in 0..1300 {
         pass(&time, S);
         clock.now_us();
@@ -68,7 +68,7 @@ fn the_system_clock_is_followed_when_it_has_caught_up() {
     assert_eq!(clock.ahead_ms(), 0);
     set(&time, THEN + DAY);
     assert_eq!(clock.now_us(), THEN + DAY);
-    // An older lead does not count any more.
+    // An earlier lead does not count any more.
     set(&time, THEN + DAY - S);
     assert_eq!(clock.now_us(), THEN + DAY);
     pass(&time, 128 * S);
@@ -132,7 +132,7 @@ fn large_jumps_are_counted_once() {
     clock.look();
     assert_eq!(clock.jumps(), 2);
     assert!(clock.ahead_ms() > (DAY - S) / 1000);
-    // A small correction is nothing to speak of.
+    // A small correction is not logged.
     set(&time, THEN + 2 * S);
     clock.look();
     assert_eq!(clock.jumps(), 2);

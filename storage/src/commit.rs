@@ -1,4 +1,4 @@
-//! Sealing a round: the entries that changed become the operations of a journal record.
+//! Sealing a round: its changed entries become the operations of a journal record.
 
 use crate::encoding::{Delta, ElementRows, OpWriter, RowKey, encode_meta};
 use crate::slot::KeyHash;
@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, HashSet};
 /// Bytes before a shard's operations in a record's body: its number and their length.
 const HEAD: usize = 2 + 8;
 
-/// A sealed round: what goes into the journal, and which keys it changed.
+/// A sealed round: the operations for the journal, and the keys that changed.
 #[derive(Debug, Default)]
 pub struct Sealed {
     /// The round's number.
@@ -21,7 +21,7 @@ pub struct Sealed {
 }
 
 impl Sealed {
-    /// Returns the shards it touches, ascending.
+    /// Returns the shards with operations, ascending.
     pub fn shards(&self) -> Vec<u16> {
         self.ops.keys().copied().collect()
     }
@@ -37,8 +37,8 @@ impl Sealed {
         self.ops.iter().map(head).collect()
     }
 
-    /// Returns the record's body: for each shard its number (u16), the length (u64) of its
-    /// operations, and these.
+    /// Returns the parts of the record's body: for each shard its number (u16), the length (u64) of
+    /// its operations, and the operations.
     pub(crate) fn parts<'a>(&'a self, heads: &'a [[u8; HEAD]]) -> Vec<&'a [u8]> {
         let mut parts = Vec::with_capacity(2 * heads.len());
         for (head, (pieces, last)) in heads.iter().zip(self.ops.values().map(OpWriter::pieces)) {
@@ -54,7 +54,7 @@ impl Sealed {
         self.parts(&self.heads()).concat()
     }
 
-    /// Which keys changed.
+    /// Returns the keys that changed.
     pub fn keys(&self) -> impl Iterator<Item = (u32, &[u8])> {
         self.keys.iter().map(|k| (k.db, &*k.key))
     }
@@ -74,18 +74,19 @@ pub fn split_body(mut body: &[u8]) -> Option<Vec<(u16, &[u8])>> {
     Some(out)
 }
 
-/// Splits a record's body that comes in pieces.
+/// Splits a record's body that arrives in pieces.
 #[derive(Debug, Default)]
 pub struct BodyReader {
-    /// What has come of an operation, or of a head, that is not whole.
+    /// Bytes of an operation, or of a head, that is not complete yet.
     carried: Vec<u8>,
-    /// Whose operations come, and how many bytes of them.
+    /// The shard whose operations arrive, and how many bytes of them are left.
     shard: Option<(u16, usize)>,
 }
 
 impl BodyReader {
-    /// Takes the next piece. `each` is given some operations of a shard and says how many bytes it
-    /// has understood: the last one may not be whole. `None`: the body is damaged, or `each` says so.
+    /// Takes the next piece. `each` gets some operations of a shard and returns how many bytes it
+    /// has decoded: the last operation may be incomplete. `None`: the body is damaged, or `each`
+    /// returned `None`.
     pub fn take(
         &mut self,
         piece: &[u8],
@@ -104,7 +105,7 @@ impl BodyReader {
         Some(())
     }
 
-    /// How many of these bytes are done with.
+    /// Returns how many of these bytes were decoded.
     fn read(
         &mut self,
         bytes: &[u8],
@@ -125,7 +126,7 @@ impl BodyReader {
             let ops = &rest[..left.min(rest.len())];
             let used = if ops.is_empty() { 0 } else { each(shard, ops)? };
             if used == 0 {
-                // Not even one is whole, though all of them are there.
+                // All operations are there, but not even one is complete.
                 return (ops.len() < left).then_some(at);
             }
             at += used;
@@ -140,7 +141,7 @@ impl BodyReader {
 }
 
 impl Entry {
-    /// What the journal is to know of it.
+    /// Returns the state to store in the journal.
     pub(crate) fn state(&self) -> Stored {
         if !self.is_live() {
             return Stored::default();
@@ -151,8 +152,8 @@ impl Entry {
 }
 
 impl Store {
-    /// Seals the open round and opens the next. Entries count as clean from here on: if the record
-    /// cannot be appended, [`Store::unseal`] drops them.
+    /// Seals the open round and opens the next. Its entries count as clean from then on: if the
+    /// record cannot be appended, [`Store::unseal`] drops them.
     pub fn seal(&mut self) -> Sealed {
         let keys = std::mem::take(&mut self.dirty);
         let mut sealed = Sealed { round: self.round(), ..Sealed::default() };
@@ -177,7 +178,7 @@ impl Store {
                 self.bury(key.clone());
             }
         }
-        // What was deleted, or moved elsewhere, before its database was emptied.
+        // Keys that were deleted, or moved, before their database was emptied.
         for (generation, mut entry) in self.take_flushed() {
             if entry.dirty {
                 let at = layout.key_hash(entry.key());
@@ -197,7 +198,7 @@ impl Store {
         sealed
     }
 
-    /// A sealed round is done with: its memory serves the next ones.
+    /// Reuses the memory of a sealed round.
     pub fn recycle(&mut self, sealed: Sealed) {
         self.spare.extend(sealed.ops.into_values().filter_map(OpWriter::recycled));
         let mut keys = sealed.keys;
@@ -207,8 +208,8 @@ impl Store {
         }
     }
 
-    /// The record was not appended: the entries it touched are dropped, so that what is on disk
-    /// counts again.
+    /// Drops the entries of a round whose record was not appended, so that the state on disk counts
+    /// again.
     pub fn unseal(&mut self, sealed: &Sealed) {
         for key in &sealed.keys {
             self.forget(key.db, &key.key);
@@ -216,7 +217,7 @@ impl Store {
     }
 }
 
-/// Writes what changed of one entry since the journal last heard of it.
+/// Writes the difference between an entry and its last journaled state.
 fn seal_entry(
     entry: &mut Entry,
     generation: u32,
@@ -257,7 +258,7 @@ fn seal_entry(
     }
 }
 
-/// The expiry index follows the key's and its fields' expiries.
+/// Updates the expiry index with the expiries of the key and its fields.
 fn seal_times(
     key: &[u8],
     generation: u32,
@@ -282,7 +283,7 @@ fn seal_times(
     }
 }
 
-/// Writes the element rows that changed; a value that has outgrown its meta row gets a version.
+/// Writes the changed element rows; a value that has outgrown its meta row gets a version.
 fn seal_elements(
     entry: &mut Entry,
     slot: u16,

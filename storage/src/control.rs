@@ -1,4 +1,4 @@
-//! Control rows: how far a shard's engine has come, its generations, its counters.
+//! Control rows: a shard's progress, generations and counters, stored in its engine.
 //!
 //! ```text
 //! C reaches         lsn u64                      written with the first batch of a hand-over
@@ -33,16 +33,16 @@ const PRESENCE: u8 = b'p';
 /// The generation of each database.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Generations {
-    /// Greater than any generation ever used.
+    /// A number greater than any generation ever used.
     pub next: u32,
-    /// By database.
+    /// The generation of each database.
     pub live: Vec<u32>,
-    /// Flushed ones whose rows are not swept yet.
+    /// Generations of flushed databases whose rows are not swept yet.
     pub dead: BTreeSet<u32>,
 }
 
 impl Generations {
-    /// A database is `generation` now; `dead` is to be swept, unless 0.
+    /// Sets the generation of a database, and notes `dead` for the sweep, unless it is 0.
     pub fn set(&mut self, db: u32, generation: u32, dead: u32) {
         let db = db as usize;
         if self.live.len() <= db {
@@ -55,8 +55,8 @@ impl Generations {
         }
     }
 
-    /// Returns the databases below `databases` that have no generation yet, with one for each. They
-    /// count once the journal has them: another start must find the same ones.
+    /// Returns the databases below `databases` that have no generation yet, with a new one for
+    /// each. These count once the journal has them: another start must find the same ones.
     pub fn missing(&self, databases: u32) -> Vec<(u32, u32)> {
         (self.live.len() as u32..databases).zip(self.next.max(1)..).collect()
     }
@@ -82,13 +82,13 @@ impl Generations {
     }
 }
 
-/// What a shard says of the data directory that it belongs to.
+/// A shard's identity: the data directory that it belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// Names the directory.
+    /// Id of the directory.
     pub id: u128,
     pub shard: u16,
-    /// How many shards the directory has.
+    /// Number of shards of the directory.
     pub shards: u16,
     /// XXH3-64 of the seed of the key hashes in its rows.
     pub seed_hash: u64,
@@ -100,7 +100,7 @@ impl Identity {
         Self { id, shard, shards: layout.shards, seed_hash }
     }
 
-    /// Returns the row that says it.
+    /// Returns the row that stores it.
     pub(crate) fn row(&self) -> (Bytes, Option<Bytes>) {
         let mut value = self.id.to_be_bytes().to_vec();
         value.extend(self.shard.to_be_bytes());
@@ -122,21 +122,21 @@ impl Identity {
     }
 }
 
-/// What the control rows of an engine say.
+/// The decoded control rows of an engine.
 #[derive(Debug, Default)]
 pub struct Control {
     pub reaches: Lsn,
     pub applied: Lsn,
-    /// The shard was closed with everything applied up to the journal's end, which was this.
+    /// The journal's end at which the shard was closed with everything applied.
     pub complete: Option<Lsn>,
-    /// The journal's epoch then; 0 if an earlier version has closed it.
+    /// The journal's epoch at that time; 0 if an earlier version has closed it.
     pub closed_in: u64,
     pub identity: Option<Identity>,
-    /// The greatest journal epoch that has written here.
+    /// The greatest journal epoch in which rows were written here.
     pub epoch: u64,
     pub generations: Generations,
     pub counters: Counters,
-    /// The filter of keys, if `complete`.
+    /// The filter of keys, if the shard is `complete`.
     pub presence: Vec<Piece>,
     pub libraries: BTreeMap<Box<[u8]>, Library>,
 }
@@ -145,28 +145,29 @@ fn key(name: &[u8]) -> Bytes {
     [&[row::CONTROL], name].concat().into()
 }
 
-/// Returns the row that goes with the first batch of a hand-over.
+/// Returns the row for the first batch of a hand-over.
 pub fn reaches_row(lsn: Lsn) -> (Bytes, Option<Bytes>) {
     (key(REACHES), Some(Bytes::copy_from_slice(&lsn.to_be_bytes())))
 }
 
-/// Says that the shard is complete by itself, up to the journal's end in an epoch.
+/// Returns the row that marks the shard as complete without the journal, up to the journal's end in
+/// an epoch.
 pub fn complete_row(lsn: Lsn, epoch: u64) -> (Bytes, Option<Bytes>) {
     (key(COMPLETE), Some([lsn.to_be_bytes(), epoch.to_be_bytes()].concat().into()))
 }
 
-/// Says that it is no more.
+/// Returns the delete of that row.
 pub(crate) fn incomplete_row() -> (Bytes, Option<Bytes>) {
     (key(COMPLETE), None)
 }
 
-/// Returns the row of a piece of the filter of keys.
+/// Returns the key of the row of a piece of the filter of keys.
 pub(crate) fn presence_key(layer: u8, piece: u16) -> Bytes {
     let [high, low] = piece.to_be_bytes();
     Bytes::copy_from_slice(&[row::CONTROL, PRESENCE, layer, high, low])
 }
 
-/// Returns the rows that go with its last batch.
+/// Returns the rows for the last batch of a hand-over.
 pub fn applied_rows(
     lsn: Lsn,
     epoch: u64,
@@ -184,12 +185,12 @@ pub fn applied_rows(
     rows
 }
 
-/// Returns the row of a shard's generations.
+/// Returns the key of the row of a shard's generations.
 pub(crate) fn generations_key() -> Bytes {
     key(GENERATIONS)
 }
 
-/// Returns the row of the bytes that were deleted since the shard was created.
+/// Returns the key of the row that counts the bytes deleted since the shard was created.
 pub(crate) fn garbage_key() -> Bytes {
     key(GARBAGE)
 }
@@ -199,7 +200,7 @@ pub(crate) fn garbage_value(bytes: u64) -> Bytes {
     Bytes::copy_from_slice(&bytes.to_be_bytes())
 }
 
-/// What that row says; `None` if it is damaged.
+/// Decodes that row; `None` if it is damaged.
 pub(crate) fn garbage_bytes(value: &[u8]) -> Option<u64> {
     Some(u64::from_be_bytes(value.try_into().ok()?))
 }
@@ -208,13 +209,13 @@ fn counter_key(generation: u32, block: u16) -> Bytes {
     [&[row::CONTROL, COUNTERS][..], &generation.to_be_bytes(), &block.to_be_bytes()].concat().into()
 }
 
-/// Returns the head of the counter rows of a generation.
+/// Returns the common beginning of the keys of a generation's counter rows.
 pub fn counter_prefix(generation: u32) -> Vec<u8> {
     [&[row::CONTROL, COUNTERS][..], &generation.to_be_bytes()].concat()
 }
 
 impl Control {
-    /// Reads the control rows; the name of the one that is damaged otherwise.
+    /// Decodes the control rows, or returns the name of a damaged one.
     pub fn read(rows: &[(Bytes, Bytes)]) -> Result<Self, String> {
         let mut control = Self::default();
         for (key, value) in rows {

@@ -1,4 +1,4 @@
-//! Keys and keys with an expiry, per generation and slot: what makes DBSIZE exact.
+//! Counters of keys, and of keys with an expiry, per generation and slot: they make DBSIZE exact.
 
 use crate::encoding::{Delta, get_varint, put_varint};
 use crate::slot::SLOTS;
@@ -33,12 +33,12 @@ impl Default for Generation {
 #[derive(Clone, Debug, Default)]
 pub struct Counters {
     generations: HashMap<u32, Generation>,
-    /// Blocks that changed since their row was written.
+    /// Blocks that changed since their row was last written.
     dirty: BTreeSet<(u32, u16)>,
 }
 
 impl Counters {
-    /// Adds what a row changes.
+    /// Applies a row's change.
     pub fn add(&mut self, generation: u32, slot: u16, delta: Delta) {
         if delta == Delta::default() {
             return;
@@ -52,17 +52,17 @@ impl Counters {
         self.dirty.insert((generation, slot / BLOCK as u16));
     }
 
-    /// Keys, and keys with an expiry, of a generation.
+    /// Returns the number of keys, and of keys with an expiry, of a generation.
     pub fn totals(&self, generation: u32) -> (u64, u64) {
         self.generations.get(&generation).map_or((0, 0), |g| (g.keys, g.expires))
     }
 
-    /// Keys of all generations.
+    /// Returns the number of keys of all generations.
     pub fn keys(&self) -> u64 {
         self.generations.values().map(|g| g.keys).sum()
     }
 
-    /// Takes the counters of some slots over from another shard.
+    /// Copies the counters of some slots from another shard.
     pub(crate) fn take_over(&mut self, from: &Self, slots: &Range<u16>) {
         for (&generation, counts) in &from.generations {
             let mine = self.generations.entry(generation).or_default();
@@ -80,27 +80,26 @@ impl Counters {
         }
     }
 
-    /// Keys, and keys with an expiry, of a generation in one slot.
+    /// Returns the number of keys, and of keys with an expiry, of a generation in one slot.
     pub(crate) fn of(&self, generation: u32, slot: u16) -> (u32, u32) {
         let counts = self.generations.get(&generation).and_then(|g| g.slots.get(usize::from(slot)));
         counts.map_or((0, 0), |count| (count.keys, count.expires))
     }
 
-    /// Forgets a generation that is dead.
+    /// Drops the counters of a dead generation.
     pub fn drop_generation(&mut self, generation: u32) {
         self.generations.remove(&generation);
         self.dirty.retain(|(g, _)| *g != generation);
     }
 
-    /// Returns the counters as they are now, with the blocks to write; from here on nothing is
-    /// dirty.
+    /// Returns a copy of the counters with the blocks to write, and marks all blocks as clean.
     pub fn cut(&mut self) -> Self {
         let copy = self.clone();
         self.dirty.clear();
         copy
     }
 
-    /// Blocks whose rows must be written: generation, block, value.
+    /// Returns the rows to write: generation, block, value.
     pub fn dirty_rows(&self) -> impl Iterator<Item = (u32, u16, Vec<u8>)> {
         self.dirty.iter().filter_map(|&(generation, block)| {
             let counts = self.generations.get(&generation)?;
@@ -114,7 +113,7 @@ impl Counters {
         })
     }
 
-    /// Takes a block's row in; `None` if it is damaged.
+    /// Applies a block's row; `None` if it is damaged.
     pub fn learn(&mut self, generation: u32, block: u16, mut value: &[u8]) -> Option<()> {
         let counts = self.generations.entry(generation).or_default();
         let first = usize::from(block) * BLOCK;

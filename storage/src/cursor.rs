@@ -1,19 +1,19 @@
-//! Cursors that keep the hash of a key to themselves.
+//! Cursors that do not reveal the hash of a key.
 //!
-//! SCAN and its kin walk in the order of keyed hashes, so a place in the walk is a hash. A client
-//! that knew some hashes could compute the seed, and then write keys that all collide. Therefore a
-//! cursor is shown encrypted: a Feistel network (M. Luby, C. Rackoff, 1988) over numbers of a few
-//! bits, its round function SipHash-1-3 under a key that does not tell the seed. It needs no state
-//! and means the same after a restart.
+//! SCAN and its kin walk in the order of keyed hashes, so a position in the walk is a hash. A
+//! client that knew some hashes could compute the seed, and then write keys that all collide.
+//! Therefore clients get cursors encrypted: by a Feistel network (M. Luby, C. Rackoff, 1988) over
+//! numbers of a few bits, its round function SipHash-1-3 under a key that does not reveal the seed.
+//! It needs no state, and a cursor stays valid over a restart.
 
 use sha2::{Digest, Sha256};
 use siphasher::sip::SipHasher13;
 use std::hash::Hasher;
 
-/// Four make a strong permutation of large blocks; these blocks are small.
+/// Number of rounds. Four make a strong permutation of large blocks; these blocks are small.
 const ROUNDS: u32 = 10;
 
-/// Turns places into cursors and back, under a key derived from the seed of key hashes.
+/// Encrypts and decrypts positions, under a key derived from the seed of key hashes.
 #[derive(Clone, Copy, Debug)]
 pub struct CursorCipher {
     keys: (u64, u64),
@@ -31,18 +31,18 @@ impl CursorCipher {
         Self { keys: (word(0), word(8)) }
     }
 
-    /// Returns the cursor of a place of `bits` bits, an even number of at most 62. 0, the start and
-    /// the end of a walk, stays 0.
+    /// Encrypts a position of `bits` bits, an even number of at most 62. 0, the start and the end
+    /// of a walk, stays 0.
     pub fn seal(self, bits: u32, place: u64) -> u64 {
         debug_assert!(place >> bits == 0, "a place of {bits} bits: {place}");
         walk(place, |number| self.permute(bits, number, 0..ROUNDS))
     }
 
-    /// Returns the place of a cursor of `bits` bits.
+    /// Decrypts a cursor of `bits` bits.
     pub fn open(self, bits: u32, cursor: u64) -> u64 {
         debug_assert!(cursor >> bits == 0, "a cursor of {bits} bits: {cursor}");
         let (half, mask) = halves(bits);
-        // A round turned round is the same round with its halves exchanged.
+        // The inverse of a round is the same round with its halves exchanged.
         let swap = |number: u64| (number & mask) << half | number >> half;
         walk(cursor, |number| swap(self.permute(bits, swap(number), (0..ROUNDS).rev())))
     }
@@ -61,14 +61,13 @@ impl CursorCipher {
     }
 }
 
-/// Bits of a half, and their mask.
+/// Returns the bits of a half, and their mask.
 fn halves(bits: u32) -> (u32, u64) {
     let half = bits / 2;
     (half, (1 << half) - 1)
 }
 
-/// Returns a permutation in which 0 stays where it is: a number that would become 0 gets what 0
-/// would.
+/// Applies a permutation changed to keep 0 fixed: a number that would become 0 gets the image of 0.
 fn walk(number: u64, permute: impl Fn(u64) -> u64) -> u64 {
     if number == 0 {
         return 0;
@@ -106,7 +105,7 @@ mod tests {
         }
     }
 
-    /// Neighbours in the walk have cursors that differ in about half of their bits.
+    /// Cursors of neighbours in the walk differ in about half of their bits.
     #[test]
     fn cursors_do_not_tell_how_far_apart_places_are() {
         let cipher = CursorCipher::new(1);

@@ -1,4 +1,4 @@
-//! The data directory: `flagstone.json`, `journal/`, `shard-<id>/`, and its recovery. It may be a
+//! The data directory (`flagstone.json`, `journal/`, `shard-<id>/`) and its recovery. It may be a
 //! prefix in a bucket.
 
 #[cfg(test)]
@@ -50,54 +50,55 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Parts of a cache, each with a lock of its own, at most.
+/// Bound of the parts of a cache, each of which has its own lock.
 const CACHE_PARTS: usize = 8;
 
-/// Bytes of a part of the cache of filters and indexes at least: these are up to 1 MiB each, and two
-/// that do not fit beside each other would be read again for each row.
+/// Least bytes of a part of the cache of filters and indexes: these are up to 1 MiB each, and two
+/// that do not fit together would be read again for each row.
 const META_PART_BYTES: u64 = 16 << 20;
 
-/// How to open a data directory.
+/// Options to open a data directory.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
     pub store: Place,
-    /// `None`: `journal` in the store.
+    /// Place of the journal; `None`: `journal` in the store.
     pub journal: Option<Place>,
-    /// How long a read waits for a store that is not a local directory.
+    /// Time limit for reads from a store that is not a local directory.
     pub store_timeout: Duration,
-    /// `None`: what the directory has, or `default_shards` if it is new.
+    /// Number of shards; `None`: that of the directory, or `default_shards` if it is new.
     pub shards: Option<u16>,
     pub default_shards: u16,
     pub databases: u32,
     pub segment_bytes: u64,
-    /// Keep what the journal drops.
+    /// True to archive the parts that the journal drops.
     pub archive: bool,
     pub mode: SyncMode,
     pub everysec_bound: Duration,
-    /// The only committer syncs by itself.
+    /// True if the only committer syncs by itself.
     pub inline_sync: bool,
     pub block_cache_bytes: u64,
-    /// Cache of filters and indexes.
+    /// Bytes of the cache of filters and indexes.
     pub meta_cache_bytes: u64,
-    /// Memtables of all engines together, before they are flushed.
+    /// Bytes of the memtables of all engines together, before they are flushed.
     pub memtable_bytes: usize,
-    /// What merges of files read ahead, all engines together.
+    /// Bytes that merges of files read ahead, all engines together.
     pub merge_bytes: usize,
-    /// Filters of keys, all shards together.
+    /// Bytes of the filters of keys, all shards together.
     pub presence_bytes: usize,
-    /// Where files of a bucket are kept on a local disk, and how many bytes of them.
+    /// Local directory for cached files of a bucket, and the bytes it may take.
     pub cache: Option<(PathBuf, u64)>,
-    /// Rows that are replayed at the start, all shards together, before the engines get them.
+    /// Bytes of rows that are replayed at the start, all shards together, before the engines get
+    /// them.
     pub replay_bytes: usize,
-    /// What may wait for the store of a journal in a bucket.
+    /// Bytes that may wait for the store of a journal in a bucket.
     pub journal_bytes: usize,
-    /// How long an owner of such a journal may answer after it was proven to be that: [`LEASE`](crate::lease::LEASE),
-    /// but in tests. The same for all who may own it.
+    /// How long the proven owner of such a journal may answer: [`LEASE`](crate::lease::LEASE),
+    /// except in tests. The same for all possible owners.
     pub lease: Duration,
 }
 
 impl OpenOptions {
-    /// What is opened.
+    /// Returns the location that is opened.
     pub fn location(&self) -> Location {
         Location { store: self.store.clone(), journal: self.journal.clone() }
     }
@@ -107,15 +108,15 @@ impl OpenOptions {
 pub struct Directory {
     pub layout: Arc<Layout>,
     pub store: Place,
-    /// Where the journal is.
+    /// Place of the journal.
     pub journal_place: Place,
     pub journal: Arc<dyn Journal>,
     pub generations: Generations,
     /// The libraries of functions, by name.
     pub libraries: Vec<Library>,
-    /// Names the data directory: the salt of its journal.
+    /// Salt of the journal: identifies the data directory.
     pub origin: u32,
-    /// Records that were not in the shards, and were merged.
+    /// Number of records that were not in the shards, and were merged.
     pub replayed: u64,
     versions: Arc<Versions>,
     shards: Vec<Shard>,
@@ -124,8 +125,8 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// Opens a data directory, or creates it, and recovers what was committed. Must run on the
-    /// background runtime, where the engines' tasks stay.
+    /// Opens a data directory, or creates it, and recovers every commit. Must run on the background
+    /// runtime, where the engines' tasks stay.
     pub async fn open(options: OpenOptions, clock: Clock) -> Result<Self> {
         for place in [Some(&options.store), options.journal.as_ref()].into_iter().flatten() {
             if place.dir().is_none() {
@@ -135,8 +136,8 @@ impl Directory {
         Self::open_with(options, clock, Arc::new(RealDisk), &local_files()).await
     }
 
-    /// The same with the journal on another disk, and with stores of another making: `open_store`
-    /// is given each shard's place, and says where it is.
+    /// Like [`open`](Self::open), with the journal on another disk, and with other stores:
+    /// `open_store` returns the place of an engine's files, given the shard's place.
     pub async fn open_with(
         mut options: OpenOptions,
         clock: Clock,
@@ -196,7 +197,7 @@ impl Directory {
             whole.context("a library of functions in the journal is damaged")?;
         }
         let journal = recovery.start(epoch, highest + 1).await?;
-        // The journal says where it ends now: nothing else would, if it is a new one.
+        // From here on the journal has a record of its end, which a new journal had not.
         replay.delete_stale().await?;
         manifest.begun(store, journal.epoch()).await?;
         for shard in &shards {
@@ -225,7 +226,7 @@ impl Directory {
         })
     }
 
-    /// Closes it so that its shards are complete.
+    /// Closes the directory so that its shards are complete.
     pub(crate) async fn close(self) -> Result<()> {
         let journal = self.journal.clone();
         let (partitions, _locks) = self.into_partitions(1, 1);
@@ -241,8 +242,8 @@ impl Directory {
         self.shards.iter().map(|shard| shard.engine().clone()).collect()
     }
 
-    /// Deals the shards out: shard n to worker n mod `shard_workers`; the workers beyond own none.
-    /// The locks come along.
+    /// Distributes the shards: shard n to worker n mod `shard_workers`; further workers own none.
+    /// The locks are returned with them.
     pub fn into_partitions(self, shard_workers: usize, total: usize) -> (Vec<Partition>, Locks) {
         let mut dealt: Vec<BTreeMap<u16, Shard>> = Vec::new();
         dealt.resize_with(total.max(shard_workers), BTreeMap::new);
@@ -266,7 +267,7 @@ impl Directory {
     }
 }
 
-/// Has all that a journal has in the shards of a store that is no data directory yet: they need no
+/// Applies a whole journal to the shards of a store that is no data directory yet: they need no
 /// journal then, as after a clean stop.
 pub(crate) async fn complete_shards(options: OpenOptions, manifest: Manifest) -> Result<()> {
     let clock = Clock::default();
@@ -277,10 +278,10 @@ pub(crate) async fn complete_shards(options: OpenOptions, manifest: Manifest) ->
     opened.close().await
 }
 
-/// Says where the engine of a shard keeps its files, given the shard's place.
+/// Returns the place of the files of a shard's engine, given the shard's place.
 pub type OpenStore<'a> = dyn Fn(&Place) -> Result<Place> + Sync + 'a;
 
-/// Shards in local directories have their files kept open.
+/// Keeps the files of shards in local directories open.
 fn local_files() -> impl Fn(&Place) -> Result<Place> + Sync {
     let kept = Arc::<Kept>::default();
     move |place| {
@@ -290,7 +291,7 @@ fn local_files() -> impl Fn(&Place) -> Result<Place> + Sync {
     }
 }
 
-/// Reads the journal, and takes it over if it is in a bucket.
+/// Reads the journal, and takes ownership of it if it is in a bucket.
 async fn recover(
     location: &Location,
     options: &OpenOptions,
@@ -331,7 +332,7 @@ async fn recover(
     Ok(recovered)
 }
 
-/// Refuses the journal of another directory. In a bucket each object was looked at.
+/// Refuses the journal of another directory. In a bucket, each object was checked before.
 pub(crate) fn check_salt(
     journal: &Recovered,
     manifest: &Manifest,
@@ -356,7 +357,7 @@ fn shard_place(store: &Place, id: u16) -> Place {
     store.join(&format!("shard-{id}"))
 }
 
-/// Opens all engines at the same time, with one block cache.
+/// Opens all engines concurrently, with one block cache.
 async fn open_engines(
     options: &OpenOptions,
     manifest: &Manifest,
@@ -385,7 +386,7 @@ async fn open_engines(
         Some(_) => Upkeep::default(),
         None => Upkeep::remote(options.store_timeout),
     };
-    // A shard that has an identity is there.
+    // A shard that has an identity must exist.
     let must_exist = manifest.identified;
     let upkeep = Upkeep { memtable_bytes, merge_bytes, must_exist, ..upkeep };
     let mut opening = Vec::with_capacity(usize::from(shards));
@@ -415,8 +416,8 @@ async fn open_engines(
     Ok(engines)
 }
 
-/// Removes objects that a kill has left half-written: the local store writes them beside their
-/// place, under names that end in `#` and a number, and never looks at them again.
+/// Removes objects that a kill has left half-written: the local store writes them under names that
+/// end in `#` and a number, and never reads them again.
 pub(crate) fn remove_staged(dir: &Path) -> std::io::Result<()> {
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
@@ -431,9 +432,8 @@ pub(crate) fn remove_staged(dir: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Refuses shards that are not those of this directory, or that the journal does not fit. Without a
-/// journal they must be complete by themselves, all up to the same end: copies of what a clean stop
-/// has left.
+/// Refuses shards of other directories, and shards that do not fit the journal. Without a journal
+/// they must be complete, all up to the same end: copies of the shards after a clean stop.
 pub(crate) fn check_shards<'a>(
     recovery: &Recovered,
     manifest: &Manifest,
@@ -477,9 +477,10 @@ pub(crate) fn check_shards<'a>(
     Ok(())
 }
 
-/// Opening the engines ends those of a server that has them open. A journal in a bucket has told that
-/// server, and a lock on the store's directory keeps others out; a local journal beside a store in a
-/// bucket does neither: one that is not this store's must not get that far.
+/// Opening the engines closes those of a server that has them open. A journal in a bucket has told
+/// that server, and a lock on the store's directory keeps others out; a local journal beside a
+/// store in a bucket does neither, so a journal that does not belong to this store is refused here,
+/// before the engines are opened.
 async fn check_unopened(
     recovery: &Recovered,
     location: &Location,
@@ -505,8 +506,8 @@ async fn read_controls(engines: Vec<Engine>, store: &Place) -> Result<Vec<(u16, 
     Ok(opened)
 }
 
-/// Returns the control rows of the shards, whose engines are not opened; those of one without an
-/// engine are empty.
+/// Returns the control rows of the shards without opening their engines; a shard without an engine
+/// has none.
 pub(crate) async fn peek_controls(store: &Place, shards: u16) -> Result<Vec<(u16, Control)>> {
     let mut found = Vec::new();
     for id in 0..shards {
@@ -519,8 +520,8 @@ pub(crate) async fn peek_controls(store: &Place, shards: u16) -> Result<Vec<(u16
     Ok(found)
 }
 
-/// Replaces what is not true any more from the next record on: that the shard is complete by itself,
-/// what was kept of its keys, and which directory it belongs to.
+/// Returns the batch that replaces control rows which the next record makes untrue: that the shard
+/// is complete, its filter of keys, and its identity.
 fn outdated(control: &Control, id: u16, manifest: &Manifest) -> Batch {
     let kept = control.presence.iter();
     let kept = kept.map(|(layer, piece, _)| (presence_key(*layer, *piece), None));
@@ -529,19 +530,20 @@ fn outdated(control: &Control, id: u16, manifest: &Manifest) -> Batch {
     kept.chain(complete).chain(identity.map(|own| own.row())).collect()
 }
 
-/// What is in the journal and not in the shards, on its way there.
+/// Replays records of the journal that the shards do not have.
 struct Replay {
-    /// What the engines hold that is not true any more.
+    /// Control rows of the engines that are not true any more.
     stale: Vec<(Engine, Batch)>,
-    /// Rows from which on the engines get them.
+    /// Bytes of rows from which on the engines get them.
     bytes: usize,
-    /// Bytes of records since rows were counted.
+    /// Bytes of records since the rows were last counted.
     unchecked: usize,
 }
 
 impl Replay {
-    /// Merges what each shard has not applied; how many records there were. A shard that was closed
-    /// cleanly has applied all up to the journal's end then, even if its last record is far before.
+    /// Merges the records that each shard has not applied, and returns their number. A shard that
+    /// was closed cleanly has applied all up to the journal's end of that time, even if its last
+    /// record is far before.
     async fn run(
         &mut self,
         recovery: &Recovered,
@@ -584,7 +586,7 @@ impl Replay {
         Ok(records)
     }
 
-    /// Gives the engines the rows that were replayed, if they have become too many.
+    /// Gives the engines the replayed rows, if these take too many bytes.
     async fn make_room(
         &mut self,
         recovery: &Recovered,
@@ -613,7 +615,7 @@ impl Replay {
     }
 }
 
-/// Gives databases that have none yet a generation, by a journal record.
+/// Gives new databases a generation, by a journal record.
 fn add_databases(
     journal: &dyn Journal,
     shards: &mut [Shard],

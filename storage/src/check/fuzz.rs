@@ -6,7 +6,7 @@ use crate::value::Entry;
 use bytes::Bytes;
 
 /// Reads `data` as the operations of one shard: meta rows are decoded, and the element rows behind
-/// one are put together as those of its value.
+/// each are assembled as those of its value.
 pub fn rows(data: &[u8]) {
     let mut open: Option<(Entry, Tally)> = None;
     let end = |open: &mut Option<(Entry, Tally)>| {

@@ -1,4 +1,4 @@
-//! Rows of an engine, one after the other.
+//! Reads the rows of an engine in order.
 
 use super::Findings;
 use crate::engine::{Engine, prefix_range};
@@ -7,7 +7,7 @@ use bytes::Bytes;
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// Rows that are read at a time.
+/// Rows that are read in one request.
 const PAGE: usize = 512;
 
 /// The rows with a prefix, in order.
@@ -25,7 +25,7 @@ impl<'a> Rows<'a> {
         Self { engine, findings, left, page: VecDeque::new(), is_last: false }
     }
 
-    /// Returns the next row, which stays.
+    /// Returns the next row without consuming it.
     pub(super) async fn peek(&mut self) -> Result<Option<&(Bytes, Bytes)>> {
         if self.page.is_empty() && !self.is_last {
             let page = self.engine.scan(self.left.clone(), PAGE).await;

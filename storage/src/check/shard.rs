@@ -1,5 +1,5 @@
-//! The rows of one shard, slot by slot: meta rows with the elements that they name, the expiry
-//! index, the counters.
+//! Checks the rows of one shard, slot by slot: meta rows with the elements that they name, the
+//! expiry index, the counters.
 
 use super::Findings;
 use super::rows::Rows;
@@ -14,7 +14,7 @@ use bytes::Bytes;
 use std::collections::BTreeMap;
 use xxhash_rust::xxh3::xxh3_128;
 
-/// Big values of one slot that are looked at together.
+/// Bound of big values of one slot that are checked together.
 const MAX_OWNERS: usize = 1 << 20;
 
 /// See the module's description.
@@ -25,28 +25,28 @@ pub(super) struct ShardCheck<'a> {
     pub(super) findings: &'a Findings<'a>,
 }
 
-/// A big value, by its meta row.
+/// A big value and its meta row.
 struct Owner {
     entry: Entry,
     is_live: bool,
 }
 
-/// What a slot's rows say of versions.
+/// Versions in the rows of a slot.
 #[derive(Default)]
 struct Slot {
     owners: BTreeMap<u64, Owner>,
-    /// Dead versions, or the prefixes of elements of theirs that are dead.
+    /// Dead versions, with the prefixes of their dead elements.
     dead: BTreeMap<u64, Vec<Bytes>>,
-    /// There are too many to look at all.
+    /// True if the slot has more big values than are checked together.
     is_crowded: bool,
 }
 
-/// Meta rows so far.
+/// Totals of the meta rows read so far.
 #[derive(Default)]
 struct Seen {
-    /// By generation and slot: keys, and those with an expiry.
+    /// Number of keys, and of keys with an expiry, by generation and slot.
     counts: BTreeMap<(u32, u16), (u32, u32)>,
-    /// Of the expiry rows that there must be.
+    /// Digest of the expiry rows that must exist.
     times: u128,
 }
 
@@ -96,7 +96,7 @@ impl ShardCheck<'_> {
         self.check_times(&seen).await
     }
 
-    /// Returns the generations of which there are meta rows.
+    /// Returns the generations that have meta rows.
     async fn generations(&self) -> Result<Vec<u32>> {
         let mut found = Vec::new();
         let mut range = prefix_range(&[row::META]);
@@ -197,7 +197,7 @@ impl ShardCheck<'_> {
         Ok(())
     }
 
-    /// Reads a slot's element rows, each version for its owner.
+    /// Reads a slot's element rows, and checks each version against its owner.
     async fn read_elements(&self, slot: u16, rows: &mut Rows<'_>, mut found: Slot) -> Result<()> {
         let mut current: Option<(u64, Tally)> = None;
         let mut orphans: Option<(u64, u64)> = None;
@@ -260,7 +260,7 @@ impl ShardCheck<'_> {
 
     fn end_of(&self, owner: Owner, tally: Tally) {
         let name = shown(&owner.entry.key);
-        // Of a flushed database a part may be gone.
+        // Parts of a flushed database may be swept already.
         if owner.is_live
             && let Err(what) = tally.end(owner.entry)
         {
@@ -284,7 +284,7 @@ impl ShardCheck<'_> {
         }
     }
 
-    /// Compares the expiry index with what the meta rows say; where they differ only if they do.
+    /// Compares the expiry index with the meta rows: by a digest, then row by row if that differs.
     async fn check_times(&self, seen: &Seen) -> Result<()> {
         let mut rows = self.rows(&[row::TIME]);
         let mut sum = 0u128;
@@ -336,7 +336,7 @@ impl ShardCheck<'_> {
     }
 }
 
-/// Returns the expiry rows that a key must have.
+/// Returns the expiry rows that must exist for a key.
 fn times(entry: &Entry, slot: u16, generation: u32) -> impl Iterator<Item = Vec<u8>> {
     let times = [(entry.expire_at_ms, false), (entry.value.fields_expire_at_ms(), true)];
     let key = entry.key.clone();
@@ -346,7 +346,7 @@ fn times(entry: &Entry, slot: u16, generation: u32) -> impl Iterator<Item = Vec<
         .map(move |(at_ms, fields)| RowKey::time(at_ms, slot, generation, fields, &key))
 }
 
-/// Returns a key as it is shown: its slot, and its name as far as it fits.
+/// Returns a key for a message: its slot, and its name as far as it fits.
 fn shown(name: &[u8]) -> String {
     const SHOWN: usize = 100;
     let more = if name.len() > SHOWN { "…" } else { "" };

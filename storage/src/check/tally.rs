@@ -1,4 +1,4 @@
-//! The element rows of one value, counted and decoded.
+//! Counts and decodes the element rows of one value.
 
 use crate::encoding::{decode_field, get_varint};
 use crate::value::pack::Pack;
@@ -6,7 +6,7 @@ use crate::value::string::CHUNK;
 use crate::value::{Entry, Value};
 use bytes::Bytes;
 
-/// Rows, and bytes of them, of a value that is put together as for a command. Bigger ones are
+/// Bounds (rows, and their bytes) of a value that is assembled as for a command. Bigger values are
 /// counted row by row.
 const WHOLE_ROWS: usize = 16_384;
 const WHOLE_BYTES: usize = 16 << 20;
@@ -15,7 +15,7 @@ const WHOLE_BYTES: usize = 16 << 20;
 const FIRST: u8 = 0;
 const ORDER: u8 = 1;
 
-/// What a value's rows are.
+/// The type of a value and its rows.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Chunks { len: u64 },
@@ -29,9 +29,9 @@ enum Kind {
 /// See the module's description.
 pub(super) struct Tally {
     kind: Kind,
-    /// Elements so far.
+    /// Number of elements so far.
     count: u64,
-    /// Of a sorted set, those in order.
+    /// Number of rows in a sorted set's order.
     ordered: u64,
     rows: Vec<(Bytes, Bytes)>,
     bytes: usize,
@@ -54,7 +54,7 @@ impl Tally {
         Self { kind, count: 0, ordered: 0, rows, bytes, is_whole: true, damage: None }
     }
 
-    /// The next row, by its element.
+    /// Adds the next row, by its element.
     pub(super) fn add(&mut self, element: Bytes, value: Bytes) {
         if self.look(&element, &value).is_none() && self.damage.is_none() {
             self.damage = Some(format!("the element row {} is damaged", element.escape_ascii()));
@@ -68,7 +68,7 @@ impl Tally {
         }
     }
 
-    /// Counts what a row has; `None` if it is damaged.
+    /// Counts the elements in a row; `None` if it is damaged.
     fn look(&mut self, element: &[u8], value: &[u8]) -> Option<()> {
         match self.kind {
             Kind::Chunks { len } => {
@@ -102,7 +102,7 @@ impl Tally {
         Some(())
     }
 
-    /// Compares the rows, which are all, with the meta row.
+    /// Compares the rows with the meta row; all rows must have been added.
     pub(super) fn end(self, mut entry: Entry) -> Result<(), String> {
         if let Some(damage) = self.damage {
             return Err(damage);

@@ -1,4 +1,4 @@
-//! Each kind of damage is found, and told with its place.
+//! Each kind of damage is found and reported with its location.
 
 use super::*;
 use crate::checkpoint::take_stopped;
@@ -85,7 +85,7 @@ async fn fill(location: &Location) {
     journal.close().unwrap();
 }
 
-/// What is wrong after somebody has written rows into the engine that has the key `name`.
+/// Returns the problems after rows were written into the engine that has the key `name`.
 async fn damaged(
     name: &str,
     damage: impl AsyncFn(&Engine, &[u8], u64) -> Vec<(Bytes, Option<Bytes>)>,
@@ -139,7 +139,7 @@ async fn a_sound_directory_is_sound() {
     assert_eq!(told.0.into_inner().unwrap(), Vec::<String>::new());
     assert_eq!((report.shards, report.keys, report.problems), (2, 205, 0));
     assert!(report.rows > 205 + 1000 + 600 + 20_000 + 200, "{report:?}");
-    // Nothing of it has changed.
+    // The directory has not changed.
     assert_eq!(check(&location(root.path()), &Told::default()).await.unwrap(), report);
 }
 
@@ -173,7 +173,7 @@ async fn a_sound_store_in_a_bucket_is_sound() {
     assert_told(&told.0.into_inner().unwrap(), &last);
 }
 
-/// A server that writes while somebody checks.
+/// A server that writes during a check.
 struct Writer(Place, AtomicU64);
 
 impl Listener for Writer {

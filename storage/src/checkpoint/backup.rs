@@ -1,7 +1,7 @@
-//! Copies of checkpoints in another place.
+//! Backups: copies of checkpoints in another place.
 //!
 //! ```text
-//! backups/<id>.json     what it consists of; written last, removed first
+//! backups/<id>.json     description; written last, removed first
 //! backups/<id>/…        its manifests and records
 //! objects/<name>.sst    files with rows, of all backups
 //! ```
@@ -30,7 +30,7 @@ const OBJECTS: &str = "objects";
 pub struct Stored {
     /// Its path in the place of backups.
     pub object: String,
-    /// Its path in a data directory, or its name among the records.
+    /// Its path in a data directory, or its file name among the records.
     pub name: String,
     pub size: u64,
     /// XXH3 (128 bits), in hexadecimal.
@@ -49,16 +49,16 @@ impl Stored {
     }
 }
 
-/// A backup, as its description has it.
+/// A backup as described in its file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Backup {
     pub format: u32,
     pub checkpoint: Checkpoint,
-    /// Of the shards.
+    /// Files of the shards.
     pub files: Vec<Stored>,
     /// The checkpoint's records.
     pub records: Vec<Stored>,
-    /// The records between the backup before it and its own, if they were still there.
+    /// The records between the previous backup's checkpoint and its own, if they still existed.
     pub history: Vec<Stored>,
 }
 
@@ -67,30 +67,31 @@ impl Backup {
         &self.checkpoint.id
     }
 
-    /// Bytes of all its files.
+    /// Returns the bytes of all its files.
     pub fn bytes(&self) -> u64 {
         let all = self.files.iter().chain(&self.records).chain(&self.history);
         all.map(|file| file.size).sum()
     }
 }
 
-/// How to back up.
+/// Options of a backup.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BackupOptions {
-    /// Remove older backups of the same data directory but for so many, this one counted.
+    /// Number of backups of this data directory to keep, including this one; older ones are
+    /// removed.
     pub keep: Option<usize>,
-    /// Read what is there already, too.
+    /// True to verify the files that are there already, too.
     pub verify: bool,
 }
 
-/// What a backup did.
+/// Result of a backup.
 #[derive(Clone, Debug, Default)]
 pub struct BackupDone {
     pub id: String,
     pub bytes: u64,
     pub copied_files: usize,
     pub copied_bytes: u64,
-    /// Backups that were removed.
+    /// Ids of the backups that were removed.
     pub removed: Vec<String>,
 }
 
@@ -116,7 +117,8 @@ pub async fn list_backups(place: &Place) -> Result<Vec<Backup>> {
     Ok(backups)
 }
 
-/// One process at a time writes to a local place. Of a bucket whoever writes has to see to that.
+/// Locks a local place, so that one process at a time writes to it. In a bucket, the operator must
+/// see to that.
 fn lock(place: &Place) -> Result<Option<File>> {
     let Some(dir) = place.dir() else { return Ok(None) };
     std::fs::create_dir_all(dir).with_context(|| format!("creating {}", dir.display()))?;
@@ -140,9 +142,9 @@ struct Making<'a> {
     image: &'a Image,
     place: &'a Place,
     progress: &'a dyn Progress,
-    /// Files with rows that backups have, by object.
+    /// Files with rows that earlier backups have, by object.
     known: BTreeMap<String, Stored>,
-    /// Sizes of the files with rows that were there before, by name.
+    /// Sizes of the files with rows that the place already had, by name.
     there: BTreeMap<String, u64>,
     verify: bool,
 }
@@ -150,8 +152,8 @@ struct Making<'a> {
 /// Copies the checkpoint `id` of a data directory to a place.
 ///
 /// # Errors
-/// If anything of it cannot be read or written, or is damaged; in a bucket also if the checkpoint is
-/// removed meanwhile, as nothing keeps it there. Then the place has no such backup.
+/// If a file cannot be read or written, or is damaged; in a bucket also if the checkpoint is
+/// removed meanwhile, as no lock keeps it there. Then the place has no such backup.
 pub async fn backup(
     from: &Location,
     id: &str,
@@ -227,7 +229,7 @@ impl Making<'_> {
         self.place.join(&format!("{BACKUPS}/{}.json", self.image.checkpoint.id))
     }
 
-    /// Tries whether the shards can be opened with the files that are in the backup.
+    /// Opens the shards with the backup's files, as a trial.
     async fn try_shards(&self, files: &[Stored]) -> Result<()> {
         for (shard, state) in self.image.checkpoint.shards.iter().enumerate() {
             let dir = engine_dir(shard);
@@ -245,14 +247,14 @@ impl Making<'_> {
         Ok(())
     }
 
-    /// Removes what was copied for a backup that does not come to be.
+    /// Removes the files copied for a backup that failed.
     async fn discard(&self) -> Result<()> {
         let id = &self.image.checkpoint.id;
         let rows = self.image.pieces.iter().filter(|piece| piece.has_rows());
         let names = rows.filter_map(|piece| piece.name.rsplit('/').next());
         let copied = names.filter(|name| !self.there.contains_key(*name));
         let objects = copied.map(|name| self.place.join(&format!("{OBJECTS}/{name}")));
-        // It may have been written nevertheless.
+        // The description may have been written nevertheless.
         for object in std::iter::once(self.description()).chain(objects) {
             match object.store().delete(object.root()).await {
                 Ok(()) | Err(object_store::Error::NotFound { .. }) => {}
@@ -262,7 +264,7 @@ impl Making<'_> {
         remove_tree(&self.place.join(&format!("{BACKUPS}/{id}"))).await
     }
 
-    /// Copies the shards' files that are not there.
+    /// Copies the shards' files that the place does not have.
     async fn files(&self) -> Result<(Vec<Stored>, BackupDone)> {
         let pieces = &self.image.pieces;
         let plan: Vec<(&Piece, Option<Stored>)> =
@@ -280,7 +282,7 @@ impl Making<'_> {
         Ok((stored.into_iter().map(|(stored, _)| stored).collect(), done))
     }
 
-    /// Has a file there; how many bytes were copied.
+    /// Ensures that the place has a file; returns it, and how many bytes were copied.
     async fn file(&self, piece: &Piece, known: Option<Stored>) -> Result<(Stored, u64)> {
         match known {
             Some(known) if self.is_good(&known).await? => Ok((known, 0)),
@@ -288,7 +290,7 @@ impl Making<'_> {
         }
     }
 
-    /// What backups say of a file, if it is there with its size.
+    /// Returns earlier backups' record of a file, if the place has it with its size.
     fn known_file(&self, piece: &Piece) -> Option<Stored> {
         let name = piece.name.rsplit('/').next()?;
         let known = self.known.get(&format!("{OBJECTS}/{name}"))?;
@@ -327,7 +329,7 @@ impl Making<'_> {
         Ok(Stored { object, name, size, xxh3: format!("{sum:032x}") })
     }
 
-    /// Copies directories of records; how many bytes they have.
+    /// Copies directories of records, and returns their bytes.
     async fn records(&self, dirs: &[PathBuf], kind: &str) -> Result<(Vec<Stored>, u64)> {
         let mut stored = Vec::new();
         let to = format!("{BACKUPS}/{}/{kind}", self.image.checkpoint.id);
@@ -343,8 +345,8 @@ impl Making<'_> {
         Ok((stored, bytes))
     }
 
-    /// Copies the records between the backup before and this one, so that any moment between can be
-    /// restored: as far as the journal or its archive still has them.
+    /// Copies the records between the previous backup and this one, as far as the journal or its
+    /// archive still has them, so that any moment between the two can be restored.
     async fn history(&self, before: &[Backup]) -> Result<(Vec<Stored>, u64)> {
         let this = &self.image.checkpoint;
         let same = before.iter().map(|backup| &backup.checkpoint);
@@ -364,7 +366,7 @@ impl Making<'_> {
     }
 }
 
-/// Removes backups of a data directory but for some, and the files that no backup has any more.
+/// Removes old backups of a data directory, and the files that no remaining backup has.
 async fn remove_older(place: &Place, origin: u32, keep: usize) -> Result<Vec<String>> {
     let backups = list_backups(place).await?;
     let of_this = backups.iter().rev().filter(|b| b.checkpoint.origin == origin);
@@ -389,7 +391,7 @@ async fn remove_older(place: &Place, origin: u32, keep: usize) -> Result<Vec<Str
     Ok(gone.into_iter().map(str::to_owned).collect())
 }
 
-/// Returns true if all files of a backup are there, with their sizes; the first that is not.
+/// Returns the first file of a backup that is missing, or has another size.
 pub(super) async fn missing(place: &Place, backup: &Backup) -> Result<Option<String>> {
     let files = backup.files.iter().chain(&backup.records).chain(&backup.history);
     let look = |file| is_missing(place, file).boxed();

@@ -1,4 +1,4 @@
-//! The checkpoints that a data directory has.
+//! The checkpoints of a data directory.
 
 use super::copy::{Quiet, copy_tree};
 use super::files::{names, put, read, remove_tree};
@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 
-/// Ends the names of directories of records that a backup copies.
+/// Suffix of the directories of records that a backup copies.
 const HISTORY: &str = ".history";
 
 /// The checkpoints of a data directory.
@@ -24,12 +24,12 @@ pub struct Catalog {
 }
 
 /// Keeps a checkpoint in a local directory from being removed, by a lock that ends with the
-/// process. In a bucket nothing does.
+/// process. In a bucket it has no effect.
 #[derive(Debug)]
 pub struct InUse(#[allow(dead_code, reason = "holds the lock")] Option<File>);
 
 impl Catalog {
-    /// Of the data directory whose shards are in `store`.
+    /// Creates the catalog of the data directory whose shards are in `store`.
     pub fn of(store: &Place) -> Self {
         Self { place: store.join(CHECKPOINTS) }
     }
@@ -38,12 +38,12 @@ impl Catalog {
         self.place.join(&format!("{id}.json"))
     }
 
-    /// Where its records are.
+    /// Returns the place of a checkpoint's records.
     pub(super) fn records(&self, id: &str) -> Place {
         self.place.join(id)
     }
 
-    /// Its records in a local directory, to which they are copied if they are elsewhere.
+    /// Returns a checkpoint's records in a local directory, to which they are copied from a bucket.
     pub(crate) async fn local_records(&self, id: &str) -> Result<(PathBuf, Option<Scratch>)> {
         let records = self.records(id);
         if let Some(dir) = records.dir() {
@@ -54,17 +54,18 @@ impl Catalog {
         Ok((scratch.path().to_owned(), Some(scratch)))
     }
 
-    /// Where a backup of it gathers what was before it, if it is a local directory.
+    /// Returns the directory in which a backup gathers the records before a checkpoint, if it is a
+    /// local directory.
     pub(super) fn history(&self, id: &str) -> Option<PathBuf> {
         self.place.dir().map(|dir| dir.join(format!("{id}{HISTORY}")))
     }
 
-    /// All of them, the oldest first.
+    /// Returns all checkpoints, oldest first.
     pub async fn list(&self) -> Result<Vec<Checkpoint>> {
         let mut all = Vec::new();
         for name in names(&self.place).await?.0 {
             if let Some(id) = name.strip_suffix(".json") {
-                // One may be removed meanwhile.
+                // A checkpoint may be removed meanwhile.
                 all.extend(self.read(id).await?);
             }
         }
@@ -78,13 +79,13 @@ impl Catalog {
         found.map(|bytes| read_description(&place.to_string(), &bytes)).transpose()
     }
 
-    /// Returns true if there is one.
+    /// Returns true if the checkpoint exists.
     pub async fn has(&self, id: &str) -> Result<bool> {
         Ok(self.read(id).await?.is_some())
     }
 
-    /// Returns the checkpoint `id`. In a local directory it is not removed as long as the lock is
-    /// held.
+    /// Returns the checkpoint `id`, with a lock: while that is held, a checkpoint in a local
+    /// directory is not removed.
     pub async fn open(&self, id: &str) -> Result<(Checkpoint, InUse)> {
         let place = self.description(id);
         let lock = place.dir().map(lock_shared).transpose()?;
@@ -92,13 +93,13 @@ impl Catalog {
         Ok((found.with_context(|| format!("{place}: there is no checkpoint {id}"))?, InUse(lock)))
     }
 
-    /// Writes a description: from here on the checkpoint is there.
+    /// Writes a description: from then on the checkpoint exists.
     pub(super) async fn publish(&self, checkpoint: &Checkpoint) -> Result<()> {
         put(&self.description(&checkpoint.id), crate::checked::to_vec(checkpoint)?).await
     }
 
-    /// Removes what retention does not keep, but for what is in use; the ids of what is gone. The
-    /// newest one always stays.
+    /// Removes checkpoints beyond the retention, except those in use, and returns the ids of the
+    /// removed ones. The newest one always stays.
     pub async fn retain(
         &self,
         engines: &[Engine],
@@ -141,13 +142,13 @@ impl Catalog {
         Ok(true)
     }
 
-    /// Removes what is left of checkpoints that were never finished, or that were being removed.
-    /// Nobody may be taking one.
+    /// Removes the remains of checkpoints that were never finished, or were being removed. No
+    /// checkpoint may be in the making.
     pub async fn clean(&self, engines: &[Engine]) -> Result<()> {
         let there = self.list().await?;
         let ids: BTreeSet<&str> = there.iter().map(|c| c.id.as_str()).collect();
         for name in names(&self.place).await?.1 {
-            // A backup that copies a checkpoint has its history beside.
+            // A backup that copies a checkpoint has its history beside it.
             let id = name.strip_suffix(HISTORY).unwrap_or(&name);
             if !ids.contains(id) {
                 remove_tree(&self.place.join(&name)).await?;
@@ -175,7 +176,7 @@ fn lock_shared(path: &Path) -> Result<File> {
     Ok(file)
 }
 
-/// `None`: somebody else has a lock.
+/// Tries to lock a file; `None` if it is locked elsewhere.
 fn try_lock(path: &Path) -> Result<Option<File>> {
     let file = File::open(path).with_context(|| format!("opening {}", path.display()))?;
     match file.try_lock() {

@@ -15,14 +15,14 @@ use xxhash_rust::xxh3::Xxh3;
 /// Files that are copied at the same time.
 const AT_ONCE: usize = 4;
 
-/// Who is told how far it is.
+/// Receiver of the progress of a copy.
 pub trait Progress: Send + Sync {
-    /// So many bytes are to come, beside those that were announced.
+    /// Announces so many more bytes to copy.
     fn expect(&self, bytes: u64);
     fn advance(&self, bytes: u64);
 }
 
-/// Tells nobody.
+/// A receiver that ignores progress.
 #[derive(Clone, Copy, Debug)]
 pub struct Quiet;
 
@@ -39,8 +39,8 @@ pub(super) struct Copy<'a> {
 }
 
 impl Copy<'_> {
-    /// Copies a file to `name` at the target; its checksum, which is that of what was read, and of
-    /// what is there now. It must be `piece.checksum` if that is known.
+    /// Copies a file to `name` at the target, and returns its checksum, which is both that of the
+    /// bytes read and that of the bytes now stored. It must be `piece.checksum` if that is known.
     pub(super) async fn copy(&self, piece: &Piece, name: &str) -> Result<u128> {
         let target = self.to.path(name);
         let store = self.to.store();
@@ -56,7 +56,7 @@ impl Copy<'_> {
         }
         let sum = hash.digest128();
         if size != piece.size || piece.checksum.is_some_and(|expected| expected != sum) {
-            // What was written is left unfinished, and is not seen.
+            // The unfinished upload stays invisible.
             writer.abort().await?;
             bail!("{} is damaged where it is copied from", piece.name);
         }
@@ -76,7 +76,7 @@ pub(super) struct Copied {
     pub(super) sum: u128,
 }
 
-/// Copies the files below a place, one after the other: there are few.
+/// Copies the files below a place in sequence: there are few.
 pub(super) async fn copy_tree(
     from: &Place,
     to: &Place,
@@ -103,12 +103,12 @@ pub(super) async fn checksum(store: &dyn ObjectStore, path: &Path) -> Result<u12
     Ok(hash.digest128())
 }
 
-/// Runs all of these, a few at a time; the results in the same order.
+/// Runs all futures, a few at a time, and returns the results in the same order.
 pub(super) async fn all<R>(futures: Vec<BoxFuture<'_, Result<R>>>) -> Result<Vec<R>> {
     stream::iter(futures).buffered(AT_ONCE).try_collect().await
 }
 
-/// Returns true if an object is there, with this size.
+/// Returns true if an object exists with this size.
 pub(super) async fn is_there(place: &Place, name: &str, size: u64) -> Result<bool> {
     match place.store().head(&place.path(name)).await {
         Ok(meta) => Ok(meta.size == size),

@@ -6,7 +6,7 @@ use futures::{StreamExt, TryStreamExt};
 use object_store::path::Path;
 use object_store::{Error, ObjectStoreExt};
 
-/// What is right below a place: the names of files, and of directories. None, if it is not there.
+/// Returns the names of files, and of directories, right below a place; none if it does not exist.
 pub(super) async fn names(place: &Place) -> Result<(Vec<String>, Vec<String>)> {
     let root = (!place.root().is_root()).then(|| place.root());
     let listed = match place.store().list_with_delimiter(root).await {
@@ -19,7 +19,7 @@ pub(super) async fn names(place: &Place) -> Result<(Vec<String>, Vec<String>)> {
     Ok((files, dirs))
 }
 
-/// What is in a file; `None`: there is none.
+/// Returns the contents of a file; `None` if it does not exist.
 pub(super) async fn read(file: &Place) -> Result<Option<Vec<u8>>> {
     let reading = || format!("reading {file}");
     match file.store().get(file.root()).await {
@@ -29,14 +29,14 @@ pub(super) async fn read(file: &Place) -> Result<Option<Vec<u8>>> {
     }
 }
 
-/// Writes a file, whole and durable.
+/// Writes a file whole and durably.
 pub(super) async fn put(file: &Place, bytes: Vec<u8>) -> Result<()> {
     let put = file.store().put(file.root(), bytes.into()).await;
     put.with_context(|| format!("writing {file}"))?;
     Ok(())
 }
 
-/// Removes all that is below a place.
+/// Removes everything below a place.
 pub(crate) async fn remove_tree(place: &Place) -> Result<()> {
     if let Some(dir) = place.dir() {
         return super::remove_dir(dir);

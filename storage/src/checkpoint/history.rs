@@ -16,9 +16,9 @@ fn disk() -> Arc<dyn Disk> {
     Arc::new(RealDisk)
 }
 
-/// Copies what the journal of a data directory and its archive have behind an lsn up to another one
-/// to the local directory `to`. The last lsn, and whether that is all there is; `None`: what follows
-/// the first one is not there any more.
+/// Copies the records between two lsns from the journal of a data directory and its archive to the
+/// local directory `to`. Returns the last lsn, and whether the records reach to the end; `None` if
+/// the records behind the first lsn are not there any more.
 pub(super) async fn copy_history(
     from: &Location,
     (after, until): (Lsn, Lsn),
@@ -50,8 +50,8 @@ pub(super) async fn copy_history(
     copying.await?
 }
 
-/// Hands the records in these directories, each a journal, to `each`: all in order, none twice.
-/// What is missing between two of them ends it. The last lsn.
+/// Passes the records in these directories, each a journal, to `each`: in order, none twice. A gap
+/// between two of them ends the replay. Returns the last lsn.
 pub(super) fn replay(
     dirs: &[PathBuf],
     after: Lsn,
@@ -74,8 +74,8 @@ pub(super) fn replay(
     Ok(last)
 }
 
-/// Removes what is in an archive of before `since_ms`, and the oldest of it until the rest has at most
-/// `max_bytes`; how many files that were.
+/// Removes from an archive what is older than `since_ms`, and then the oldest until the rest has at
+/// most `max_bytes`. Returns the number of files removed.
 pub async fn prune_archive(archive: &Place, since_ms: u64, max_bytes: u64) -> Result<usize> {
     match archive.dir().map(Path::to_owned) {
         Some(dir) => {
@@ -86,7 +86,7 @@ pub async fn prune_archive(archive: &Place, since_ms: u64, max_bytes: u64) -> Re
     }
 }
 
-/// Objects are as old as their copies: they were dropped then.
+/// Objects are as old as their copies in the archive, which are made when the journal drops them.
 async fn prune_objects(archive: &Place, since_ms: u64, max_bytes: u64) -> Result<usize> {
     let store = archive.store();
     let listing: Vec<_> = store.list(Some(archive.root())).try_collect().await?;
@@ -126,7 +126,8 @@ fn prune_segments(dir: &Path, since_ms: u64, max_bytes: u64) -> Result<usize> {
     let mut bytes: u64 = segments.iter().map(|(_, size, _)| size).sum();
     let mut removed = 0;
     for (at, (_, size, path)) in segments.iter().enumerate() {
-        // What one segment begins with is not older than anything in the one before it.
+        // A segment begins with a record that is not older than any record in the segment before
+        // it.
         let next = segments.get(at + 1).and_then(|(.., next)| segment_begun_ms(&RealDisk, next));
         if bytes <= max_bytes && next.is_none_or(|begun_ms| begun_ms >= since_ms) {
             break;

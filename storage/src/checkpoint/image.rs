@@ -1,4 +1,4 @@
-//! What a checkpoint consists of: the files of each shard, and where they are.
+//! Images: the files of each shard in a checkpoint, and their locations.
 
 use super::scratch::Scratch;
 use super::{Catalog, Checkpoint};
@@ -11,12 +11,12 @@ use object_store::path::Path;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-/// One file with rows, or the manifest of a shard.
+/// One file with rows of a shard, or its manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Piece {
     /// Its path in a data directory.
     pub name: String,
-    /// Where it is, in the image's store.
+    /// Its path in the image's store.
     pub(super) at: Path,
     pub size: u64,
     /// XXH3 (128 bits) of its bytes, if it is known.
@@ -24,8 +24,7 @@ pub struct Piece {
 }
 
 impl Piece {
-    /// Returns true if it is a file with rows: those have a name of their own, and are never
-    /// changed.
+    /// Returns true if the file has rows: such files have unique names, and are never changed.
     pub(super) fn has_rows(&self) -> bool {
         self.name.ends_with(".sst")
     }
@@ -37,11 +36,12 @@ pub struct Image {
     pub checkpoint: Checkpoint,
     pub(super) place: Place,
     pub(super) pieces: Vec<Piece>,
-    /// The local directories of its records, in order: its own, then those of what came later.
+    /// The local directories of its records, in order: the checkpoint's own, then those of later
+    /// records.
     pub(super) records: Vec<PathBuf>,
-    /// Where they are, if they had to be fetched.
+    /// Directory of records that had to be fetched.
     pub(super) _scratch: Option<Scratch>,
-    /// With the records up to an lsn everything is known up to a time.
+    /// An lsn, and a time up to which all records are known if those up to this lsn are.
     pub(super) known: Option<(Lsn, u64)>,
 }
 
@@ -51,15 +51,15 @@ pub(crate) fn engine_dir(shard: usize) -> String {
 }
 
 impl Image {
-    /// Creates a checkpoint of the data directory whose shards are in `store`. It must not be
-    /// removed meanwhile.
+    /// Creates the image of a checkpoint of the data directory whose shards are in `store`. The
+    /// checkpoint must not be removed meanwhile.
     pub async fn of_checkpoint(store: &Place, checkpoint: &Checkpoint) -> Result<Self> {
         let (records, scratch) = Catalog::of(store).local_records(&checkpoint.id).await?;
         let image = Self::with_records(store, checkpoint, records).await?;
         Ok(Self { _scratch: scratch, ..image })
     }
 
-    /// The same with the records in a local directory.
+    /// Like [`of_checkpoint`](Self::of_checkpoint), with the records in a local directory.
     pub(super) async fn with_records(
         place: &Place,
         checkpoint: &Checkpoint,
@@ -78,7 +78,7 @@ impl Image {
         Ok(Self { checkpoint, place, pieces, records: vec![records], _scratch: None, known })
     }
 
-    /// Bytes of its shards' files.
+    /// Returns the bytes of its shards' files.
     pub fn bytes(&self) -> u64 {
         self.pieces.iter().map(|piece| piece.size).sum()
     }
@@ -109,7 +109,7 @@ async fn shard_pieces(place: &Place, shard: usize, manifest: u64) -> Result<Vec<
     Ok(pieces)
 }
 
-/// Returns the objects below a place with their sizes, by what their paths have behind its own.
+/// Returns the objects below a place with their sizes, by their paths relative to it.
 pub(crate) async fn sizes(place: &Place) -> Result<BTreeMap<String, u64>> {
     let store = place.store();
     let mut found = store.list(Some(place.root()));
@@ -123,7 +123,7 @@ pub(crate) async fn sizes(place: &Place) -> Result<BTreeMap<String, u64>> {
                 }
             }
             Ok(None) => return Ok(sizes),
-            // A directory that is not there.
+            // The directory does not exist.
             Err(object_store::Error::NotFound { .. }) => return Ok(sizes),
             Err(error) => return Err(error).with_context(|| format!("listing {place}")),
         }

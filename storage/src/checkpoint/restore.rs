@@ -1,4 +1,4 @@
-//! New data directories from checkpoints and backups.
+//! Restoring: makes new data directories from checkpoints and backups.
 
 use super::backup::{Backup, Stored, list_backups, missing};
 use super::copy::{Copy, Progress, all};
@@ -16,12 +16,12 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// Up to where to restore.
+/// The moment to restore.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AsOf {
-    /// To the last record that is not later, in ms since 1970.
+    /// The last record that is not later, in ms since 1970.
     Time(u64),
-    /// To this record.
+    /// This record.
     Lsn(Lsn),
 }
 
@@ -33,7 +33,7 @@ impl AsOf {
         }
     }
 
-    /// Returns true if all of a checkpoint is before it.
+    /// Returns true if it is not before the end of a checkpoint.
     fn is_behind(self, checkpoint: &Checkpoint) -> bool {
         match self {
             AsOf::Time(ms) => checkpoint.created_ms <= ms,
@@ -45,7 +45,7 @@ impl AsOf {
 impl FromStr for AsOf {
     type Err = anyhow::Error;
 
-    /// `lsn:N`; seconds since 1970, with a fraction or without; or a time in UTC, as
+    /// Parses `lsn:N`, seconds since 1970 with or without a fraction, or a time in UTC such as
     /// `2026-11-22T04:03:12.123`.
     fn from_str(text: &str) -> Result<Self> {
         if let Some(lsn) = text.strip_prefix("lsn:") {
@@ -65,23 +65,23 @@ impl FromStr for AsOf {
     }
 }
 
-/// What was restored.
+/// Result of a restore.
 #[derive(Clone, Debug)]
 pub struct Restored {
-    /// The checkpoint or backup that it began with.
+    /// Id of the checkpoint or backup that the restore began with.
     pub id: String,
-    /// The last record in it, and its time, if it had to be replayed.
+    /// The last record restored, and its time, if it had to be replayed.
     pub lsn: Lsn,
     pub time_ms: u64,
     pub bytes: u64,
 }
 
-/// Makes the data directory `to` of a backup in `from`, or of a checkpoint if `from` is a data
-/// directory: `id`, or the newest one, or the newest that is not behind a moment.
+/// Makes the data directory `to` from a backup in `from`, or from a checkpoint if `from` is a data
+/// directory: the one with `id`, or the newest, or the newest that is not behind the moment.
 ///
 /// # Errors
-/// If there is none that is known up to that moment, if something is damaged, or if there is
-/// something at `to`. Then nothing of it is left there.
+/// If none reaches that moment, if a file is damaged, or if `to` is not empty. Then nothing is left
+/// at `to`.
 pub async fn restore(
     from: &Location,
     to: &Place,
@@ -94,8 +94,9 @@ pub async fn restore(
     target.end(restored).await
 }
 
-/// Makes the data directory `to` of a checkpoint of the data directory in `store`, on the same disk
-/// or in the same bucket. Files with rows are not read or copied for it: both have them.
+/// Makes the data directory `to` from a checkpoint of the data directory in `store`, on the same
+/// disk or in the same bucket. Files with rows are neither read nor copied: both directories share
+/// them.
 ///
 /// # Errors
 /// As of [`restore`].
@@ -105,15 +106,15 @@ pub async fn branch(store: &Place, id: &str, to: &Place) -> Result<Restored> {
     target.end(made).await
 }
 
-/// Makes the data directory `to` of what another one holds, which nobody writes to: what a start
-/// would find.
+/// Makes the data directory `to` from the present state of another one that has no writer, as a
+/// start would find it.
 pub(crate) async fn branch_state(from: &Location, to: &Place) -> Result<()> {
     let mut target = Target::begin(to).await?;
     let made = target.branch_state(from).await;
     target.end(made).await
 }
 
-/// What a directory holds that nobody writes to: its shards as they are, and its journal.
+/// Returns the image of a directory without a writer: its shards as they are, and its journal.
 pub(super) async fn image_of_state(from: &Location, target: &Target) -> Result<Image> {
     let place = &from.store;
     let manifest = manifest_of(place).await?;
@@ -151,7 +152,7 @@ pub(super) async fn image_of_state(from: &Location, target: &Target) -> Result<I
     Image::with_records(place, &checkpoint, records).await
 }
 
-/// Writes what a journal in a bucket holds as one in the local directory `to`.
+/// Writes the records of a journal in a bucket as a journal in the local directory `to`.
 async fn copy_journal(journal: &Place, salt: u32, to: &Path) -> Result<()> {
     let options = BucketOptions { salt, ..BucketOptions::default() };
     let view = BucketJournal::look(journal, &options).await?;
@@ -192,8 +193,7 @@ pub(super) async fn from_directory(
     bail!("{store} has no such checkpoint: `flagstone checkpoints` lists what there is")
 }
 
-/// Returns true if what `as_of` asks for is a cut over all shards of a checkpoint with these
-/// records.
+/// Returns true if, with these records, `as_of` gives a cut over all shards of a checkpoint.
 fn reaches_in(dirs: &[PathBuf], checkpoint: &Checkpoint, as_of: AsOf) -> Result<bool> {
     if as_of.is_behind(checkpoint) {
         return Ok(true);
@@ -262,7 +262,7 @@ struct Fetching<'a> {
     place: &'a Place,
     target: &'a Target,
     progress: &'a dyn Progress,
-    /// Directories so far.
+    /// Number of directories so far.
     number: usize,
 }
 
@@ -289,15 +289,15 @@ async fn copy_stored(copy: Copy<'_>, file: &Stored, place: &Place) -> Result<()>
     Ok(())
 }
 
-/// Up to where records go.
+/// End of the records to restore.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cut {
     /// The last record to restore, and its time if it was read.
     pub(super) lsn: Lsn,
     pub(super) time_ms: u64,
-    /// The last one that is there.
+    /// The last record that exists.
     end: Lsn,
-    /// One that is not to be restored follows.
+    /// True if a record follows that is not to be restored.
     is_followed: bool,
 }
 
@@ -319,7 +319,7 @@ pub(super) fn cut(dirs: &[PathBuf], checkpoint: &Checkpoint, as_of: Option<AsOf>
     Ok(cut)
 }
 
-/// Refuses a moment of which not everything is known, and records that do not make a cut.
+/// Refuses a moment up to which not all records are known, and records that do not make a cut.
 pub(super) fn refuse_unknown(image: &Image, cut: Cut, as_of: Option<AsOf>) -> Result<()> {
     let checkpoint = &image.checkpoint;
     let is_known = match as_of {

@@ -1,27 +1,27 @@
-//! Local directories for what is needed only meanwhile.
+//! Local directories for temporary files.
 
 use anyhow::{Context, Result};
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-/// A directory that goes when it is dropped.
+/// A directory that is removed when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Scratch {
     dir: PathBuf,
 }
 
 impl Scratch {
-    /// Creates an empty directory at `dir`, instead of what an earlier process has left there.
+    /// Creates an empty directory at `dir`, removing one that an earlier process has left.
     pub(super) fn at(dir: PathBuf) -> Result<Self> {
         super::remove_dir(&dir)?;
-        // What is there is data; others may read the directory for temporary files.
+        // The files hold data, and other users may read the directory for temporary files.
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&dir);
         made.with_context(|| format!("creating {}", dir.display()))?;
         Ok(Self { dir })
     }
 
-    /// Creates an empty directory where the system has those for temporary files.
+    /// Creates an empty directory in the system's directory for temporary files.
     pub(super) fn temporary() -> Result<Self> {
         Self::at(std::env::temp_dir().join(format!("flagstone-{:016x}", rand::random::<u64>())))
     }

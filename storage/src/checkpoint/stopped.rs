@@ -10,19 +10,19 @@ use crate::lease::LEASE;
 use anyhow::{Result, bail};
 use std::time::Duration;
 
-/// Rows that are replayed before the engines get them.
+/// Bytes of replayed rows that are gathered before the engines get them.
 const REPLAY_BYTES: usize = 64 << 20;
 
-/// Memory for caches and memtables: not much is read.
+/// Memory for caches and memtables: few rows are read.
 const CACHE_BYTES: u64 = 32 << 20;
 const MEMTABLE_BYTES: usize = 64 << 20;
 const JOURNAL_BYTES: usize = 16 << 20;
 
-/// How long a store in a bucket is waited for.
+/// Time limit for requests to a store in a bucket.
 const STORE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How to open a data directory to read what it has, not to serve it. If there is an archive of its
-/// journal, what is dropped goes there.
+/// Returns options to open a data directory for reading, not for serving. If its journal has an
+/// archive, dropped parts go there.
 pub async fn offline_options(location: &Location) -> Result<OpenOptions> {
     let (files, dirs) = names(&location.archive()).await?;
     let archive = !files.is_empty() || !dirs.is_empty();
@@ -50,8 +50,8 @@ pub async fn offline_options(location: &Location) -> Result<OpenOptions> {
     })
 }
 
-/// Takes a checkpoint of a data directory that nobody has open. It is recovered, as by the start of
-/// a server, and closed again; its shards are complete then.
+/// Takes a checkpoint of a data directory that no process has open. The directory is recovered, as
+/// at a start, and closed again; its shards are complete then.
 pub async fn take_stopped(location: &Location) -> Result<Checkpoint> {
     if !is_data_directory(&location.store).await? {
         bail!("{} is no data directory", location.store);

@@ -1,4 +1,4 @@
-//! Taking a checkpoint of shards that go on.
+//! Takes a checkpoint of shards that are in use.
 
 use super::copy::{Quiet, copy_tree};
 use super::scratch::Scratch;
@@ -15,18 +15,18 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// What checkpoints are taken of.
+/// The parts of a data directory that checkpoints need.
 #[derive(Clone)]
 pub struct Source {
-    /// Where the shards are, and the checkpoints.
+    /// Place of the shards and of the checkpoints.
     pub store: Place,
-    /// Where records gather on their way to a store that is not a local directory.
+    /// Local directory in which records gather for a store that is not local.
     pub scratch: PathBuf,
     pub layout: Arc<Layout>,
     /// The salt of the data directory.
     pub origin: u32,
     pub journal: Arc<dyn Journal>,
-    /// By shard.
+    /// Engines, by shard.
     pub engines: Vec<Engine>,
     pub clock: Clock,
 }
@@ -37,7 +37,7 @@ impl std::fmt::Debug for Source {
     }
 }
 
-/// Keeps the journal's records as long as it lives.
+/// A hold that keeps records in the journal as long as it lives.
 struct Held<'a> {
     journal: &'a dyn Journal,
     id: HoldId,
@@ -49,11 +49,11 @@ impl Drop for Held<'_> {
     }
 }
 
-/// Takes a checkpoint: commits that were appended before the call are in it. It fails if the
-/// journal grows beyond `max_journal_bytes` meanwhile. One is taken at a time.
+/// Takes a checkpoint, which has every commit appended before the call. It fails if the journal
+/// grows beyond `max_journal_bytes` meanwhile. Calls must not overlap.
 pub async fn take(source: &Source, max_journal_bytes: u64) -> Result<Checkpoint> {
     let journal = &*source.journal;
-    // What the engines have not flushed is in the journal now, and stays.
+    // Records that the engines have not flushed are in the journal now, and stay there.
     let held = Held { journal, id: journal.hold(0, max_journal_bytes) };
     let catalog = Catalog::of(&source.store);
     let created_ms = source.clock.now_ms();
@@ -61,7 +61,7 @@ pub async fn take(source: &Source, max_journal_bytes: u64) -> Result<Checkpoint>
     let taken = take_held(source, &catalog, &id, created_ms, held.id).await;
     drop(held);
     if taken.is_err() {
-        // What cannot be taken back now is at the next start.
+        // What cannot be removed now is removed at the next start.
         let _ = catalog.clean(&source.engines).await;
     }
     taken
@@ -77,7 +77,7 @@ async fn take_held(
     let shards = try_join_all(source.engines.iter().map(|engine| engine.checkpoint(id)));
     let shards: Vec<EngineCheckpoint> = shards.await.context("a checkpoint of a shard")?;
     let applied = shards.iter().map(|shard| shard.applied).min().unwrap_or(0);
-    // What was dropped before was of shards that have applied more.
+    // Records dropped earlier belong to shards that have applied more.
     let after = applied.max(source.journal.oldest().saturating_sub(1));
     let (lsn, record_bytes) = copy_records(source, &catalog.records(id), hold, after)
         .await
@@ -98,15 +98,15 @@ async fn take_held(
     Ok(checkpoint)
 }
 
-/// Copies the records behind `after` to a place; the last one's lsn, and how many bytes that takes.
+/// Copies the records behind `after` to a place, and returns the last lsn and their bytes.
 async fn copy_records(source: &Source, to: &Place, hold: HoldId, after: Lsn) -> Result<(Lsn, u64)> {
-    // Nobody else makes a checkpoint of this data directory.
+    // No other process takes checkpoints of this data directory.
     let name = format!("checkpoint-{:08x}", source.origin);
     let scratch = || Scratch::at(source.scratch.join(name));
     let scratch = to.dir().is_none().then(scratch).transpose()?;
     let dir = scratch.as_ref().map(Scratch::path).or(to.dir()).context("a local directory")?;
     let (journal, dir) = (source.journal.clone(), dir.to_owned());
-    // The engines have written in no later one.
+    // No row in the engines has a later time.
     let time_ms = source.clock.now_ms() + 1;
     let copying = move || extract_records(&*journal, hold, (after, time_ms), dir);
     let copied = tokio::task::spawn_blocking(copying).await??;
@@ -116,14 +116,14 @@ async fn copy_records(source: &Source, to: &Place, hold: HoldId, after: Lsn) -> 
     Ok(copied)
 }
 
-/// Makes a journal of the records behind `after`.
+/// Writes the records behind `after` as a journal.
 fn extract_records(
     journal: &dyn Journal,
     hold: HoldId,
     (after, time_ms): (Lsn, u64),
     dir: PathBuf,
 ) -> Result<(Lsn, u64)> {
-    // No row enters an engine before its record is durable, so this is behind all of them.
+    // No row enters an engine before its record is durable, so this is behind all rows.
     let end = journal.sync_now()?;
     remove_dir(&dir)?;
     let parent = dir.parent().context("a directory of checkpoints")?;
@@ -140,7 +140,7 @@ fn extract_records(
     Ok((end.max(after), bytes))
 }
 
-/// Returns an id that tells the time, and that no checkpoint has.
+/// Returns an id that tells the time and is not in use.
 async fn unused_id(catalog: &Catalog, mut ms: u64) -> Result<String> {
     loop {
         let id = format_id(ms);
@@ -151,7 +151,7 @@ async fn unused_id(catalog: &Catalog, mut ms: u64) -> Result<String> {
     }
 }
 
-/// Returns the time as `20261122-040312.123`, in UTC.
+/// Formats a time as `20261122-040312.123`, in UTC.
 pub(super) fn format_id(ms: u64) -> String {
     let time = i64::try_from(ms).ok().and_then(chrono::DateTime::from_timestamp_millis);
     time.map_or_else(|| ms.to_string(), |time| time.format("%Y%m%d-%H%M%S%.3f").to_string())

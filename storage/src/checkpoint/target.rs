@@ -1,4 +1,4 @@
-//! A data directory that is made of an image.
+//! Makes a data directory from an image.
 
 use super::copy::{Copy, Progress, all};
 use super::history::replay;
@@ -27,40 +27,40 @@ use std::sync::Arc;
 /// Files that a store copies at the same time.
 const COPIES: usize = 16;
 
-/// Why there is no branch there.
+/// Error text for a branch in another store than its parent.
 const ELSEWHERE: &str = "a branch is where its parent is, on a local disk or in a bucket; elsewhere use backup and restore";
 
-/// What an engine says that it holds.
+/// Returns the state in an engine's control rows, for messages.
 fn described(control: &Control) -> String {
     let keys = control.counters.keys();
     let Control { applied, reaches, complete, .. } = control;
     format!("{keys} keys, applied {applied}, reaches {reaches}, complete {complete:?}")
 }
 
-/// Returns the greatest time that the first of these directories of records knows of.
+/// Returns the greatest time known in the first of these directories of records.
 fn known_time_ms(dirs: &[PathBuf]) -> Result<u64> {
     let Some(dir) = dirs.first() else { return Ok(0) };
     Ok(LocalJournal::recover(dir, Options::default())?.max_time_ms())
 }
 
-/// How files with rows come to the new directory.
+/// How the new directory gets files with rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Transfer {
-    /// They are read and written, and compared.
+    /// Reads, writes and compares them.
     Copy,
-    /// By hard links, or in a bucket by knowing where they are.
+    /// Shares them by hard links or, in a bucket, by references to their locations.
     Share,
-    /// The store of both copies them.
+    /// Has the store that holds both copy them.
     CopyWithin,
 }
 
-/// A data directory that is being made. It is none before it is whole.
+/// A data directory in the making. It does not count as one before it is whole.
 pub(super) struct Target {
     new: NewDirectory,
     place: Place,
-    /// Where what is needed only meanwhile is.
+    /// Directory for temporary files.
     scratch: Scratch,
-    /// Engines of the parent, and the checkpoints in them that keep its files for a branch.
+    /// Engines of the parent, with the checkpoints in them that keep its files for a branch.
     kept: Vec<(Admin, String)>,
 }
 
@@ -73,12 +73,12 @@ impl Target {
         }
     }
 
-    /// Ends it as it came out: what was made goes unless it is whole.
+    /// Ends the making: removes the directory unless it is whole.
     pub(super) async fn end<T>(self, made: Result<T>) -> Result<T> {
         drop(self.scratch);
         if made.is_err() {
             for (engine, checkpoint) in &self.kept {
-                // They end by themselves, but later.
+                // Such checkpoints expire by themselves, but later.
                 if let Ok(id) = checkpoint.parse() {
                     let _ = engine.delete_checkpoint(id).await;
                 }
@@ -99,7 +99,7 @@ impl Target {
         progress: &dyn Progress,
     ) -> Result<Restored> {
         if is_data_directory(&from.store).await? {
-            // It is not removed as long as this is there.
+            // The checkpoint is not removed as long as `_in_use` lives.
             let (image, _in_use) = from_directory(from, self, id, as_of).await?;
             self.build(&image, as_of, Transfer::Copy, progress).await
         } else {
@@ -116,7 +116,7 @@ impl Target {
 
     pub(super) async fn branch_state(&mut self, from: &Location) -> Result<()> {
         let image = image_of_state(from, self).await?;
-        // Nothing of what it comes from is to be changed: not even kept for it.
+        // The source must not change: not even by a checkpoint that keeps its files.
         let is_local = self.place.dir().is_some();
         let transfer = if is_local { Transfer::Share } else { Transfer::CopyWithin };
         self.build(&image, None, transfer, &super::Quiet).await.map(drop)
@@ -162,7 +162,7 @@ impl Target {
         })
     }
 
-    /// Adds the records of an image up to `end` to its shards. In a bucket they get their identity,
+    /// Adds the records of an image up to `end` to its shards; in a bucket, adds their identity,
     /// too.
     async fn add_records(&self, image: &Image, manifest: Manifest, end: Lsn) -> Result<Manifest> {
         let salt = manifest.salt();
@@ -170,8 +170,8 @@ impl Target {
             write_journal(image, &dir.join("journal"), salt, end).await?;
             return Ok(manifest);
         }
-        // A journal is of one server at a time, and in a bucket nobody can say where it will be. So
-        // the shards are made to need none.
+        // A journal belongs to one server at a time, and the place of a journal beside a bucket is
+        // not known yet. So the shards are made complete without one.
         let journal = self.meanwhile("journal");
         write_journal(image, &journal, salt, end).await?;
         let journal = Some(Place::local(&journal)?);
@@ -181,8 +181,8 @@ impl Target {
         Ok(manifest.with_all_identified())
     }
 
-    /// Tries each shard as a start would open it: it holds what the checkpoint says, or in a bucket
-    /// all up to `end`.
+    /// Opens each shard as a start would, as a trial: it must have the checkpoint's state or, in a
+    /// bucket, all records up to `end`.
     async fn verify(&self, checkpoint: &Checkpoint, end: Lsn) -> Result<()> {
         let is_local = self.place.dir().is_some();
         for (shard, state) in checkpoint.shards.iter().enumerate() {
@@ -195,7 +195,7 @@ impl Target {
             let control = try_engine(&engine, files).await;
             let control = control.with_context(|| format!("shard {shard} cannot be opened"))?;
             let is_whole = match is_local {
-                // A state without a checkpoint does not say what it holds.
+                // A state without a checkpoint has no description to compare.
                 true => state.id.is_empty() || state.is_of(&control),
                 false => control.complete.is_some_and(|lsn| lsn >= end),
             };
@@ -216,9 +216,9 @@ impl Target {
         Ok(())
     }
 
-    /// Makes the files of an image be seen here where they are. Those that its place shares itself
-    /// are copied by the store, and the manifests, too. Checkpoints of the parent's engines keep the
-    /// files until there is a branch.
+    /// Shares the files of an image: they are visible here without being copied. Files that its
+    /// place itself shares are copied by the store, and so are the manifests. Checkpoints of the
+    /// parent's engines keep the files until the branch exists.
     async fn share(&mut self, image: &Image) -> Result<()> {
         let (own, of_others): (Vec<_>, Vec<_>) =
             image.pieces.iter().cloned().partition(|p| p.has_rows() && !image.place.shares(&p.at));
@@ -248,7 +248,7 @@ impl Target {
         Ok(())
     }
 
-    /// Has the store copy files of an image: what it copies is not read here.
+    /// Has the store copy files of an image: the bytes are not read here.
     async fn copy_within(&self, image: &Image, pieces: &[Piece]) -> Result<()> {
         if !self.place.is_in_store_of(&image.place) {
             bail!("{} is in another store than {}: {ELSEWHERE}", self.place, image.place);
@@ -270,7 +270,7 @@ impl Target {
         }
     }
 
-    /// Returns the copied manifests name checkpoints of the parent, which are not here.
+    /// Deletes the parent's checkpoints from the copied manifests, as their files are not here.
     async fn forget_checkpoints(&self, shards: usize) -> Result<()> {
         for shard in 0..shards {
             let engine = self.place.join(&engine_dir(shard));
@@ -289,7 +289,7 @@ async fn write_journal(image: &Image, to: &Path, salt: u32, end: Lsn) -> Result<
     let (after, epoch) = (image.checkpoint.after, image.checkpoint.epoch);
     let writing = tokio::task::spawn_blocking(move || -> Result<()> {
         let mut extract = Extract::create(Arc::new(RealDisk), &to, salt, after)?;
-        // The engines refuse to open at a time before that of what they have.
+        // The engines refuse to open at an earlier time than that of their rows.
         extract.at_least(known_time_ms(&dirs)?);
         replay(&dirs, after, &mut |record| {
             if record.lsn <= end { extract.push(record) } else { Ok(()) }
@@ -312,7 +312,7 @@ fn link(image: &Image, to: &Path) -> Result<()> {
         if dirs.insert(dir.to_owned()) {
             fs::create_dir_all(dir).with_context(|| format!("creating {}", dir.display()))?;
         }
-        // Manifests are small, and only files with rows are never written again.
+        // Manifests are small; only files with rows are never written again.
         let made = match piece.has_rows() {
             true => fs::hard_link(&source, &target),
             false => fs::copy(&source, &target).map(drop),

@@ -1,4 +1,4 @@
-//! What needs no data.
+//! Tests that need no data.
 
 use super::*;
 

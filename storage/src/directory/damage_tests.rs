@@ -1,5 +1,5 @@
-//! Damage to files of every kind: a start is refused, a read answers an error, or all is right, within
-//! seconds. `scripts/damage` does the same to a server.
+//! Damage to files of every kind: within seconds a start is refused, a read returns an error, or
+//! everything is right. `scripts/damage` does the same to a server.
 
 use super::identity_tests::{NOW, at, copy, exchange, live, open, value, write};
 use super::*;
@@ -12,10 +12,10 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 use tempfile::TempDir;
 
-/// How long a start with all reads may take.
+/// Time limit for a start with all reads.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// Keys: those of a first life, of a checkpoint, and all of them.
+/// Numbers of keys: after the first life, at a checkpoint, and in the end.
 const FIRST: u32 = 20;
 const TAKEN: u32 = 30;
 const ALL: u32 = 60;
@@ -36,13 +36,13 @@ enum Outcome {
     Right,
 }
 
-/// What a directory is found to hold: refused, or errors and wrong answers.
+/// Result of reading a directory: refused, or errors and wrong values.
 struct Found {
     outcome: Outcome,
     wrong: Vec<String>,
 }
 
-/// Returns a directory of three lives, `data`, and what it was after the first one, `older`.
+/// Returns a directory of three lives, `data`, and its state after the first one, `older`.
 fn made(is_clean: bool) -> TempDir {
     let root = tempfile::tempdir().unwrap();
     let data = root.path().join("data");
@@ -131,7 +131,7 @@ fn files(dir: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Damages a file; false: it cannot be damaged in this way.
+/// Damages a file; returns false if it cannot be damaged in this way.
 fn damage(how: Damage, path: &Path, data: &Path, older: &Path, random: &mut StdRng) -> bool {
     let mut bytes = fs::read(path).unwrap();
     match how {
@@ -169,8 +169,8 @@ fn damage(how: Damage, path: &Path, data: &Path, older: &Path, random: &mut StdR
     true
 }
 
-/// Damages each of the files that `is_one` names in each way, in copies of a directory, and hands
-/// the copies to `look`. What came of it, and how often.
+/// Damages each of the files that `is_one` selects in each way, in copies of a directory, and
+/// passes the copies to `look`. Returns how often each outcome occurred.
 fn damage_each(
     root: &Path,
     seed: u64,
@@ -220,7 +220,7 @@ fn damage_to_the_journal_of_a_killed_server_is_never_silent() {
     let is_one = |name: &str| name.ends_with(".seg") && name.starts_with("journal/");
     damage_each(root.path(), 2, is_one, |data| {
         let mut found = read_whole(data);
-        // Its last record cannot be told from one that is torn.
+        // Damage to the last record cannot be told from a torn write.
         let last = format!("key{} has None bytes", ALL - 1);
         if found.wrong.first() == Some(&last) && found.wrong.len() <= 2 {
             found.wrong.clear();

@@ -1,24 +1,24 @@
-//! Whether shards belong to a data directory.
+//! Checks whether shards belong to a data directory.
 //!
-//! `flagstone.json` has the id of the directory; each shard carries that, its own number, how many
-//! there are, and a hash of the seed. A directory that was made from another one (a restore, a branch)
-//! has an id of its own; its shards carry that of the other one until the first start.
+//! `flagstone.json` has the id of the directory; each shard carries that id, its own number, the
+//! number of shards, and a hash of the seed. A directory made from another one (a restore, a
+//! branch) has an id of its own; its shards carry the id of the other one until the first start.
 
 use super::Manifest;
 use crate::control::{Control, Identity};
 use crate::place::Place;
 
-/// Says what to do about any of it.
+/// Remedy for all of these problems, for messages.
 const REMEDY: &str = "Put the files of this directory back in their places, or restore a backup";
 
-/// What is wrong with the identities of these shards.
+/// Returns the problems with the identities of these shards.
 pub(crate) fn identity_problems<'a>(
     manifest: &Manifest,
     store: &Place,
     shards: impl Iterator<Item = (u16, &'a Control)>,
 ) -> Vec<String> {
     let mut problems = Vec::new();
-    // The directory that a new one was made from.
+    // Id of the directory that a new one was made from.
     let mut origin: Option<u128> = None;
     for (id, control) in shards {
         let expected = manifest.identity(id);

@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 pub(super) const NOW: u64 = 1_800_000_000_000;
 
-/// Each life of a directory has a runtime of its own: when it goes, nothing of it goes on.
+/// Runs one life of a directory on a runtime of its own: all its tasks end with it.
 pub(super) fn live<T>(life: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
@@ -34,7 +34,7 @@ pub(super) async fn open(location: &Location) -> Result<Directory> {
     Directory::open(options, Clock::default()).await
 }
 
-/// What a key has: some values have rows of their own.
+/// Returns the value of a key: some values have rows of their own.
 pub(super) fn value(n: u32) -> Vec<u8> {
     let mut value = format!("value{n}").into_bytes();
     if n % 20 == 7 {
@@ -43,7 +43,7 @@ pub(super) fn value(n: u32) -> Vec<u8> {
     value
 }
 
-/// Writes `keys` keys and stops as after a kill, or cleanly.
+/// Writes `keys` keys and stops, by a kill or cleanly.
 pub(super) fn write(location: &Location, keys: std::ops::Range<u32>, is_clean: bool) {
     live(async {
         let opened = open(location).await.unwrap();
@@ -56,7 +56,7 @@ pub(super) fn write(location: &Location, keys: std::ops::Range<u32>, is_clean: b
             partition.store.entry_mut(0, key.as_bytes()).unwrap().value =
                 Value::Str(Str::new(&value(n)));
             partition.commit(NOW).unwrap();
-            // The next record says that this one is durable.
+            // The next record marks this one as durable.
             journal.sync_now().unwrap();
         }
         if is_clean {
@@ -66,7 +66,7 @@ pub(super) fn write(location: &Location, keys: std::ops::Range<u32>, is_clean: b
     });
 }
 
-/// How many keys there are, or why it is refused.
+/// Returns the number of keys, or why the start is refused.
 fn keys(location: &Location) -> Result<u64, String> {
     live(async {
         let opened = open(location).await.map_err(|error| format!("{error:#}"))?;
@@ -95,7 +95,7 @@ impl Listener for Told {
     fn rows(&self, _: u64) {}
 }
 
-/// What `flagstone check` says.
+/// Returns the problems that `flagstone check` reports.
 fn problems(location: &Location) -> Vec<String> {
     let told = Told::default();
     match live(check(location, &told)) {
@@ -104,7 +104,7 @@ fn problems(location: &Location) -> Vec<String> {
     }
 }
 
-/// Refused by a start and by a check, with the same words.
+/// Asserts that a start and a check refuse the directory with the same words.
 fn assert_refused(location: &Location, what: &str) {
     let found = problems(location);
     assert!(found.iter().any(|problem| problem.contains(what)), "{what}: {found:?}");
@@ -159,7 +159,7 @@ fn no_flipped_bit_of_flagstone_json_is_believed() {
         let mut text = written.1.clone();
         text[bit / 8] ^= 1 << (bit % 8);
         if let Ok(read) = Manifest::decode(&place, &text) {
-            // Blanks between the fields, or a letter of a hexadecimal number.
+            // Blanks between the fields, or the case of a hexadecimal digit.
             assert_eq!(read, written.0, "bit {bit}");
         }
     }
@@ -177,7 +177,7 @@ fn shards_in_the_place_of_others_are_refused() {
         assert_refused(&at(&data), "shard-0 is in the place of another one: it is shard 1");
         exchange(&data.join("shard-0"), &data.join("shard-1"));
         assert_eq!(keys(&at(&data)), Ok(100));
-        // One that is not there is not made anew.
+        // A missing shard is not created anew.
         fs::rename(data.join("shard-1"), root.path().join("away")).unwrap();
         assert!(problems(&at(&data)).iter().any(|p| p.contains("shard-1 has no identity")));
         assert!(refused(&at(&data)).contains("shard-1/db is missing, or empty"));
@@ -223,7 +223,7 @@ fn a_changed_flagstone_json_is_refused_even_with_the_right_checksum() {
     assert_eq!(keys(&at(&data)), Ok(100));
 }
 
-/// Makes a directory what an earlier version has left: without identities.
+/// Removes the identities, as in a directory of an earlier version.
 fn forget_identities(data: &Path, shards: &[u16]) {
     let store = Place::local(data).unwrap();
     live(async {
@@ -254,7 +254,7 @@ fn a_directory_of_an_earlier_version_gets_identities_at_its_first_start() {
     assert_eq!(problems(&at(&data)), Vec::<String>::new());
     assert_eq!(keys(&at(&data)), Ok(100));
     assert!(fs::read_to_string(&json).unwrap().contains("\"identified\": true"));
-    // It ended when one shard had its identity, and flagstone.json did not say so.
+    // The start was interrupted when one shard had its identity, but flagstone.json did not say so.
     forget_identities(&data, &[1]);
     assert!(refused(&at(&data)).contains("shard-1 has no identity"));
     fs::write(&json, &earlier).unwrap();
@@ -273,7 +273,7 @@ fn a_branch_has_an_identity_of_its_own() {
         branch(&from, &id, &to).await.unwrap();
     });
     assert_eq!(problems(&at(&made)), Vec::<String>::new());
-    // Before its first start its shards are those of its parent, but each in its place.
+    // Before its first start its shards carry the parent's identity, but each with its own number.
     exchange(&made.join("shard-0"), &made.join("shard-1"));
     assert_refused(&at(&made), "shard-0 is in the place of another one");
     exchange(&made.join("shard-0"), &made.join("shard-1"));
@@ -288,7 +288,7 @@ fn an_older_copy_of_the_journal_is_refused() {
     let (data, older) = (root.path().join("data"), root.path().join("older"));
     copy(&data.join("journal"), &older);
     write(&at(&data), 100..200, false);
-    // Nothing of the second life is in the shards.
+    // The shards have nothing of the second life.
     let newest = root.path().join("newest");
     copy(&data.join("journal"), &newest);
     replace(&data.join("journal"), &older);
@@ -298,7 +298,7 @@ fn an_older_copy_of_the_journal_is_refused() {
     let _ = fs::remove_dir_all(data.join("journal"));
     copy(&newest, &data.join("journal"));
     assert_eq!(keys(&at(&data)), Ok(200));
-    // It was stopped cleanly, so the journal may be missing, but not be an older one.
+    // It was stopped cleanly, so the journal may be missing, but must not be an older one.
     replace(&data.join("journal"), &newest);
     assert_refused(&at(&data), "older");
     fs::remove_dir_all(data.join("journal")).unwrap();
@@ -316,7 +316,7 @@ fn older_copies_of_all_shards_without_a_journal_are_refused() {
     }
     fs::remove_dir_all(data.join("journal")).unwrap();
     assert_refused(&at(&data), "was closed in epoch 1 of the journal, but epoch 2 was begun later");
-    // With the flagstone.json that they belong to they are a backup.
+    // Together with their own flagstone.json they are a backup.
     fs::copy(older.join("flagstone.json"), data.join("flagstone.json")).unwrap();
     let _ = fs::remove_dir_all(data.join("journal"));
     assert_eq!(keys(&at(&data)), Ok(100));
@@ -364,7 +364,7 @@ fn nobody_else_may_read_a_directory() {
     let data = root.path().join("data");
     let mode = |name: &str| fs::metadata(data.join(name)).unwrap().permissions().mode() & 0o777;
     assert_eq!((mode(""), mode("flagstone.json"), mode("journal")), (0o700, 0o600, 0o700));
-    // Who lets others in does so for good.
+    // Permissions that the operator has widened stay.
     fs::set_permissions(&data, fs::Permissions::from_mode(0o750)).unwrap();
     assert_eq!(keys(&at(&data)), Ok(100));
     assert_eq!((mode(""), mode("flagstone.json")), (0o750, 0o600));

@@ -1,32 +1,32 @@
-//! Where a data directory is.
+//! The location of a data directory.
 
 use crate::place::Place;
 
 const ARCHIVE: &str = "archive";
 
-/// Where the shards of a data directory are, and its journal.
+/// The places of a data directory's shards and of its journal.
 #[derive(Clone, Debug)]
 pub struct Location {
     pub store: Place,
-    /// `None`: `journal` in the store.
+    /// Place of the journal; `None`: `journal` in the store.
     pub journal: Option<Place>,
 }
 
 impl From<Place> for Location {
-    /// With the journal in the store.
+    /// Creates a location with the journal in the store.
     fn from(store: Place) -> Self {
         Self { store, journal: None }
     }
 }
 
 impl Location {
-    /// Where the journal is.
+    /// Returns the place of the journal.
     pub fn journal(&self) -> Place {
         self.journal.clone().unwrap_or_else(|| self.store.join("journal"))
     }
 
-    /// Where parts of the journal are kept that it has dropped: beside it, where they can be moved
-    /// without being read.
+    /// Returns the place for parts of the journal that it has dropped: beside it, where they can be
+    /// moved without being read.
     pub fn archive(&self) -> Place {
         match &self.journal {
             None => self.store.join(ARCHIVE),

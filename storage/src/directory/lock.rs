@@ -1,8 +1,8 @@
-//! Who has a data directory: an OS lock on the directory itself, and one on the file `lock` in it.
+//! Locks of a data directory: an OS lock on the directory itself, and one on the file `lock` in it.
 //!
-//! The lock counts on the directory, which cannot be exchanged unnoticed as a file in it can. Some
-//! network file systems lock only files that are open for writing; and earlier versions look at the
-//! file only.
+//! The lock on the directory is decisive, as the directory cannot be exchanged unnoticed like a
+//! file in it. Some network file systems lock only files that are open for writing; and earlier
+//! versions look at the file only.
 
 use super::create_private_dir;
 use crate::place::Place;
@@ -11,10 +11,10 @@ use std::fs::{File, TryLockError};
 use std::io;
 use std::path::Path;
 
-/// They hold local directories until the process ends or they are dropped.
+/// Open files that lock local directories until they are dropped or the process ends.
 pub type Locks = Vec<File>;
 
-/// Locks the store and the journal, as far as they are local directories.
+/// Locks the store and the journal if they are local directories.
 pub(crate) fn lock_all(store: &Place, journal: Option<&Place>) -> Result<Locks> {
     let mut locks = Vec::new();
     for dir in [Some(store), journal].into_iter().flatten().filter_map(Place::dir) {
@@ -45,7 +45,7 @@ pub(crate) fn lock(dir: &Path) -> Result<Locks> {
     Ok(locks)
 }
 
-/// Returns true if some process has a data directory open.
+/// Returns true if a process has a data directory open.
 pub fn is_open(dir: &Path) -> Result<bool> {
     let path = dir.join("lock");
     let file = match File::open(&path) {

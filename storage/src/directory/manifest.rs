@@ -1,4 +1,5 @@
-//! `flagstone.json`: what is fixed when a data directory is created, and how far its journal has come.
+//! `flagstone.json`: the facts that are fixed when a data directory is created, and the journal's
+//! epoch.
 
 use super::OpenOptions;
 use super::new_directory::UNFINISHED;
@@ -17,19 +18,19 @@ use xxhash_rust::xxh3::xxh3_128;
 /// The version of the formats on disk that this program writes.
 const FORMAT: u32 = 1;
 
-/// Most shards of a node.
+/// Bound of the shards of a node.
 const MAX_SHARDS: u16 = 1024;
 
 const NAME: &str = "flagstone.json";
 
-/// What it is called until it is whole.
+/// Name of the file until it is whole.
 pub(super) const TEMPORARY: &str = "flagstone.json.new";
 
 /// Permissions: for the owner only.
 const PRIVATE_FILE: u32 = 0o600;
 const PRIVATE_DIR: u32 = 0o700;
 
-/// What `flagstone.json` says.
+/// Contents of `flagstone.json`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Manifest {
     pub(super) shards: u16,
@@ -37,14 +38,14 @@ pub(crate) struct Manifest {
     pub(super) seed: u64,
     /// Marks this journal's headers.
     pub(super) salt: u32,
-    /// Names the directory: no other one has it.
+    /// Id of the directory, unique.
     pub(super) id: u128,
-    /// All shards carry this identity. Until then some may have none, or that of the directory which
-    /// they were copied from.
+    /// True if all shards carry this identity. Before that, some may have none, or that of the
+    /// directory from which they were copied.
     pub(super) identified: bool,
-    /// The newest epoch of the journal that was begun, as far as was noted here; 0: none.
+    /// The newest epoch that the journal has begun, as far as it was noted here; 0: none.
     pub(super) epoch: u64,
-    /// There is such a file: what changes is written there.
+    /// True if the file exists, so that changes are written to it.
     is_stored: bool,
 }
 
@@ -67,7 +68,7 @@ struct Text {
 }
 
 impl Manifest {
-    /// Reads what the store has, or creates it.
+    /// Reads the file of the store, or creates it.
     pub(super) async fn open(options: &OpenOptions) -> Result<Self> {
         let store = &options.store;
         let manifest = match Self::read(store).await? {
@@ -87,7 +88,7 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// `None`: there is none.
+    /// Reads the file; `None` if there is none.
     pub(super) async fn read(store: &Place) -> Result<Option<Self>> {
         let place = store.join(NAME);
         let bytes = match store.dir() {
@@ -134,7 +135,7 @@ impl Manifest {
                 found
             }
             (None, None, None, None) => {
-                // Whoever opens it finds the same name for it.
+                // Every process that opens it derives the same id.
                 let id = earlier_id(shards, seed, salt);
                 let (identified, epoch) = (false, 0);
                 Self { shards, seed, salt, id, identified, epoch, is_stored: true }
@@ -147,7 +148,7 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Of a directory that is being made.
+    /// Creates the manifest of a new directory.
     pub(crate) fn of(layout: &Layout) -> Self {
         Self {
             shards: layout.shards,
@@ -169,12 +170,12 @@ impl Manifest {
         Layout { shards: self.shards, seed: self.seed }
     }
 
-    /// What a shard of this directory says of it.
+    /// Returns the identity of a shard of this directory.
     pub(super) fn identity(&self, shard: u16) -> Identity {
         Identity::new(self.id, shard, &self.layout())
     }
 
-    /// Says that all shards carry the identity, and that the journal has begun `epoch`.
+    /// Notes that all shards carry the identity, and that the journal has begun `epoch`.
     pub(super) async fn begun(&mut self, store: &Place, epoch: u64) -> Result<()> {
         let is_first = !self.identified;
         (self.identified, self.epoch) = (true, self.epoch.max(epoch));
@@ -194,7 +195,7 @@ impl Manifest {
         Ok(())
     }
 
-    /// The same when all shards carry the identity.
+    /// Returns this manifest with all shards identified.
     pub(crate) fn with_all_identified(self) -> Self {
         Self { identified: true, ..self }
     }
@@ -219,7 +220,7 @@ impl Manifest {
         Self::of(&Layout { shards, seed: rand::random() }).store(store).await
     }
 
-    /// The same for another number of shards.
+    /// Returns this manifest with another number of shards and a new id.
     pub(super) fn with_shards(&self, shards: u16) -> Result<Self> {
         if !(1..=MAX_SHARDS).contains(&shards) {
             bail!("{shards} shards: there may be 1 to {MAX_SHARDS}");
@@ -227,8 +228,8 @@ impl Manifest {
         Ok(Self::of(&Layout { shards, seed: self.seed }))
     }
 
-    /// Writes it: from then on the place is a data directory. What is there already counts, if
-    /// another process has been faster.
+    /// Writes the file: from then on the place is a data directory. If another process was faster,
+    /// its file counts.
     pub(crate) async fn store(self, store: &Place) -> Result<Self> {
         let manifest = Self { is_stored: true, ..self };
         let text = manifest.encode()?;
@@ -254,13 +255,13 @@ impl Manifest {
         Ok(text)
     }
 
-    /// Puts it unless another process has been faster: then its one counts.
+    /// Puts the file; if another process was faster, returns that one's.
     async fn put(store: &Place, manifest: Self, text: Vec<u8>) -> Result<Self> {
         let place = store.join(NAME);
         let payload = PutPayload::from(text);
         match place.store().put_opts(place.root(), payload, PutMode::Create.into()).await {
             Ok(_) => Ok(manifest),
-            // A retry that finds what it had stored itself comes here too.
+            // A retry that finds its own earlier write comes here too.
             Err(object_store::Error::AlreadyExists { .. }) => {
                 let found = Self::read(store).await?;
                 found.with_context(|| format!("{place} was deleted"))
@@ -270,12 +271,12 @@ impl Manifest {
     }
 }
 
-/// Returns true if there is a data directory.
+/// Returns true if the place has a data directory.
 pub async fn is_data_directory(store: &Place) -> Result<bool> {
     Ok(Manifest::read(store).await?.is_some())
 }
 
-/// What the `flagstone.json` of a data directory says.
+/// Returns the manifest of a data directory.
 pub(crate) async fn manifest_of(store: &Place) -> Result<Manifest> {
     let manifest = Manifest::read(store).await?;
     manifest.with_context(|| format!("{store} is no data directory"))
@@ -306,7 +307,7 @@ async fn names(store: &Place) -> Result<Vec<String>> {
     Ok(listed.common_prefixes.iter().filter_map(|p| p.filename().map(str::to_owned)).collect())
 }
 
-/// Creates a directory that nobody else may read, if it is not there.
+/// Creates a directory that only its owner may read, if it does not exist.
 pub(crate) fn create_private_dir(dir: &Path) -> io::Result<()> {
     if let Some(parent) = dir.parent() {
         fs::create_dir_all(parent)?;
@@ -317,7 +318,7 @@ pub(crate) fn create_private_dir(dir: &Path) -> io::Result<()> {
     }
 }
 
-/// Lets nobody else read a directory that may have been there before. Some file systems have no
+/// Restricts a directory that may have existed before to its owner. Some file systems have no
 /// permissions.
 fn make_private(dir: &Path) {
     if let Err(error) = fs::set_permissions(dir, Permissions::from_mode(PRIVATE_DIR)) {
@@ -325,7 +326,8 @@ fn make_private(dir: &Path) {
     }
 }
 
-/// Writes the file durably, whole or not at all. Whoever reads the seed can make keys collide.
+/// Writes the file durably, whole or not at all. It is private, as knowing the seed allows to make
+/// keys collide.
 fn write(dir: &Path, text: &[u8]) -> io::Result<()> {
     let path = dir.join(NAME);
     let temporary = dir.join(TEMPORARY);

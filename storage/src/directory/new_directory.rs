@@ -1,11 +1,11 @@
-//! A data directory that is being made: by a restore, as a branch, or with another number of shards.
+//! A data directory in the making: by a restore, as a branch, or with another number of shards.
 //!
-//! `unfinished/` is made in it first and removed last, behind `flagstone.json`. So a kill leaves
-//! something that is known for what it is: the next one who makes a data directory there takes it
-//! away. Whoever fails takes away what he has made himself.
+//! `unfinished/` is created in it first and removed last, after `flagstone.json` was written. So a
+//! kill leaves a directory that is marked as unfinished: the next process that makes a data
+//! directory there removes it. A process that fails removes what it has made.
 //!
-//! In a local directory a lock says that nobody is at work there. In a bucket the maker renews an
-//! object in `unfinished/`; one that stands still for a while is left behind.
+//! In a local directory a lock shows whether a process is at work there. In a bucket the maker
+//! renews an object in `unfinished/`; one that is not renewed for a while counts as abandoned.
 
 #[cfg(test)]
 mod tests;
@@ -22,43 +22,43 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::task::JoinHandle;
 
-/// In a place that is no whole data directory yet.
+/// Marks a place that is not a whole data directory yet.
 pub(super) const UNFINISHED: &str = "unfinished";
 
-/// In it, in a bucket: who is at work, and a number that changes.
+/// Object in it, in a bucket: the maker's name, and a number that changes.
 const MARK: &str = "mark";
 
 const LOCK: &str = "lock";
 
-/// Where a store in a bucket is tried.
+/// Directory for trials of a store in a bucket.
 const PREFLIGHT: &str = "preflight";
 
-/// How often a maker renews the mark, ...
+/// Interval at which a maker renews the mark, ...
 const RENEWAL: Duration = Duration::from_secs(5);
 
-/// ... and how long it must stand still before somebody else goes on.
+/// ... and how long it must stay unchanged before another process takes over.
 const STANDSTILL: Duration = Duration::from_secs(20);
 
 /// See the module's description.
 #[derive(Debug)]
 pub(crate) struct NewDirectory {
     place: Place,
-    /// The outermost directory that was made for it.
+    /// The outermost directory that was created for it.
     made: Option<PathBuf>,
     locks: Locks,
-    /// The file of the lock was there before.
+    /// True if the lock file existed before.
     had_lock: bool,
-    /// What is there is ours.
+    /// True if the contents of the place were made here.
     owns: bool,
     mark: Option<Mark>,
 }
 
 impl NewDirectory {
-    /// Begins to make a data directory, where nothing may be but what one that was not finished has
-    /// left.
+    /// Begins to make a data directory in a place that is empty, or has only the remains of an
+    /// unfinished one.
     ///
     /// # Errors
-    /// If there is anything else, or somebody is at work there. Then nothing is changed.
+    /// If there is anything else, or another process is at work there. Then nothing is changed.
     pub(crate) async fn begin(place: &Place) -> Result<Self> {
         let mut new = Self {
             place: place.clone(),
@@ -79,7 +79,7 @@ impl NewDirectory {
     }
 
     async fn begin_in(&mut self, dir: &Path) -> Result<()> {
-        // Before anything is made here: who is refused leaves nothing behind.
+        // Checked before anything is created: a refused process leaves nothing behind.
         self.vacancy().await?;
         self.made = dir.ancestors().take_while(|dir| !dir.exists()).last().map(Path::to_owned);
         create_private_dir(dir).with_context(|| format!("creating {}", dir.display()))?;
@@ -108,10 +108,10 @@ impl NewDirectory {
         Ok(())
     }
 
-    /// What is there before something is made.
+    /// Returns the state of the place before anything is made.
     async fn vacancy(&self) -> Result<Vacancy> {
         let mut found = names(&self.place).await?;
-        // Of a process that was killed while it tried the store.
+        // Left by a process that was killed while it tried the store.
         found.retain(|name| name != LOCK && name != PREFLIGHT);
         if found.is_empty() {
             return Ok(Vacancy::Empty);
@@ -120,16 +120,16 @@ impl NewDirectory {
         if is_unfinished && found.iter().all(|name| is_made(name)) {
             return Ok(Vacancy::Unfinished);
         }
-        // Without names: whoever may make branches need not know what lies where.
+        // Without names: a user who may make branches need not know what is stored where.
         bail!("{} is not empty: a new place is needed, or an empty one", self.place)
     }
 
-    /// Returns a local directory for what is needed only meanwhile, if the place is one.
+    /// Returns a local directory for temporary files, if the place is local.
     pub(crate) fn work_dir(&self) -> Option<PathBuf> {
         Some(self.place.dir()?.join(UNFINISHED).join("work"))
     }
 
-    /// Proves that nobody else makes one there: `flagstone.json` may be written.
+    /// Proves that no other process makes a directory there: `flagstone.json` may be written.
     pub(crate) async fn prove(&self) -> Result<()> {
         match &self.mark {
             Some(mark) if !mark.is_ours().await? => {
@@ -139,7 +139,7 @@ impl NewDirectory {
         }
     }
 
-    /// Ends it as it came out: with a whole data directory, or without any.
+    /// Ends the making: leaves a whole data directory, or removes what was made.
     pub(crate) async fn end<T>(mut self, made: Result<T>) -> Result<T> {
         if let Some(mark) = &mut self.mark {
             mark.stop().await;
@@ -154,7 +154,7 @@ impl NewDirectory {
         made
     }
 
-    /// Removes what was made.
+    /// Removes everything that was made.
     async fn abandon(&self) -> Result<()> {
         if self.owns && self.prove().await.is_ok() {
             self.remove_made().await?;
@@ -165,7 +165,7 @@ impl NewDirectory {
         }
         let Some(made) = &self.made else { return Ok(()) };
         for dir in dir.ancestors().take_while(|dir| dir.starts_with(made)) {
-            // Others may have put something there.
+            // Another process may have put files there.
             if fs::remove_dir(dir).is_err() {
                 break;
             }
@@ -173,7 +173,7 @@ impl NewDirectory {
         Ok(())
     }
 
-    /// Removes all that a data directory has, the mark last.
+    /// Removes all parts of a data directory, the mark last.
     async fn remove_made(&self) -> Result<()> {
         let place = &self.place;
         let mut found = names(place).await?;
@@ -199,16 +199,16 @@ impl NewDirectory {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Vacancy {
     Empty,
-    /// Nobody has finished what is there.
+    /// An unfinished data directory.
     Unfinished,
 }
 
-/// Returns true if something of this name is made before a data directory is whole.
+/// Returns true if an object of this name is made before a data directory is whole.
 fn is_made(name: &str) -> bool {
     manifest::is_of_a_directory(name) || name == SHARED || name == manifest::TEMPORARY
 }
 
-/// Returns the names right below a place; none, if it is not there.
+/// Returns the names right below a place; none if it does not exist.
 async fn names(place: &Place) -> Result<Vec<String>> {
     let listing = || format!("listing {place}");
     if let Some(dir) = place.dir() {
@@ -235,7 +235,7 @@ async fn remove_object(object: &Place) -> Result<()> {
     }
 }
 
-/// Says in a bucket that somebody is at work, as long as it lives.
+/// Marks a place in a bucket as being in the making, as long as it lives.
 #[derive(Debug)]
 struct Mark {
     object: Place,
@@ -249,7 +249,7 @@ impl Mark {
         let content = format!("{name} 0").into_bytes();
         match object.store().put_opts(object.root(), content.into(), PutMode::Create.into()).await {
             Ok(_) => {}
-            // A retry that finds what it had put itself.
+            // A retry that finds its own earlier write.
             Err(Error::AlreadyExists { .. }) if is_of(&object, &name).await? => {}
             Err(Error::AlreadyExists { .. }) => bail!(at_work(&object)),
             Err(error) => return Err(error).with_context(|| format!("writing {object}")),
@@ -258,14 +258,14 @@ impl Mark {
         Ok(Self { object, name, renewing })
     }
 
-    /// It is renewed no more.
+    /// Stops the renewal.
     async fn stop(&mut self) {
         self.renewing.abort();
-        // It ends because of that.
+        // The abort ends the task.
         let _ = (&mut self.renewing).await;
     }
 
-    /// Returns true if nobody has taken the place over.
+    /// Returns true if no other process has taken the place over.
     async fn is_ours(&self) -> Result<bool> {
         is_of(&self.object, &self.name).await
     }
@@ -286,7 +286,7 @@ async fn renew(object: Place, name: String) {
             Err(_) => continue,
         }
         let content = format!("{name} {number}").into_bytes();
-        // The next one may succeed.
+        // A later renewal may succeed.
         let _ = object.store().put(object.root(), content.into()).await;
     }
 }
@@ -305,7 +305,7 @@ async fn is_of(object: &Place, name: &str) -> Result<bool> {
     Ok(content.is_some_and(|content| content.starts_with(name.as_bytes())))
 }
 
-/// Waits until it is clear that nobody renews a mark.
+/// Waits until a mark has stayed unchanged for long enough.
 async fn stands_still(object: &Place) -> Result<()> {
     let before = content(object).await?;
     tracing::info!("{object}: somebody has not finished there; is he still at work?");

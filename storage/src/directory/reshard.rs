@@ -1,10 +1,10 @@
-//! Another number of shards, for a server that is stopped.
+//! Changes the number of shards of a stopped server.
 //!
 //! All rows are copied into a new data directory, each to the shard of its slot. The old one is not
 //! changed, except that it is recovered first as at any start; the new one counts only when it has
-//! its `flagstone.json`, which is written last, after what was copied has been read back. So it may
-//! be interrupted at any time. The new directory is what copies of the shards of a stopped server
-//! are: complete without a journal.
+//! its `flagstone.json`, which is written last, after the copied rows have been read back. So it
+//! may be interrupted at any time. The shards of the new directory are like copies of a stopped
+//! server's: complete without a journal.
 
 use super::{Directory, Manifest, NewDirectory, OpenOptions, Place, local_files, open_engines};
 use crate::clock::Clock;
@@ -21,14 +21,14 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 /// The kinds of rows that belong to a slot.
 const KINDS: [u8; 4] = [row::DEAD, row::ELEMENT, row::META, row::TIME];
 
-/// What was copied.
+/// Result of resharding; also its progress.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Resharded {
     pub keys: u64,
     pub rows: u64,
-    /// Of keys and values of the rows.
+    /// Bytes of keys and values of the rows.
     pub bytes: u64,
-    /// A sum over the rows, whatever their order.
+    /// A sum over the rows that does not depend on their order.
     digest: u64,
 }
 
@@ -41,11 +41,12 @@ impl Resharded {
     }
 }
 
-/// Copies a data directory to `to`, where nothing is, for `shards` shards. `told` hears of progress.
+/// Copies a data directory to `to`, which must be empty, for `shards` shards. `told` receives
+/// progress.
 ///
 /// # Errors
-/// If the old directory cannot be opened, the new one not be written, or what was written is not
-/// what was read. Then nothing of it is left at `to`.
+/// If the old directory cannot be opened, the new one cannot be written, or the rows read back
+/// differ from those read. Then nothing is left at `to`.
 pub async fn reshard(
     options: OpenOptions,
     to: Place,
@@ -75,7 +76,7 @@ async fn copy_shards(
     clock: Clock,
     told: &(dyn Fn(Resharded) + Sync),
 ) -> Result<Resharded> {
-    // Nobody else opens the old one meanwhile.
+    // No other process opens the old directory meanwhile.
     let (old, _locks) = stop_cleanly(&options, before, &clock).await?;
     let new_options = OpenOptions { store: to.clone(), journal: None, ..options };
     let open_store = local_files();
@@ -101,7 +102,7 @@ async fn copy_shards(
     Ok(copied)
 }
 
-/// Recovers a directory and has all that its journal has in the engines, which come back.
+/// Recovers a directory, applies its journal to the engines, and returns them.
 async fn stop_cleanly(
     options: &OpenOptions,
     manifest: &Manifest,
@@ -118,7 +119,7 @@ async fn stop_cleanly(
     Ok((engines, locks))
 }
 
-/// Gives all rows of slots to `each`.
+/// Passes all rows of slots to `each`.
 async fn each_row(engine: &Engine, mut each: impl FnMut(Bytes, Bytes)) -> Result<()> {
     for kind in KINDS {
         let mut range = prefix_range(&[kind]);
@@ -182,7 +183,7 @@ fn slot_of_row(key: &[u8]) -> Option<u16> {
     }
 }
 
-/// Writes the control rows of the new shards: each is complete by itself.
+/// Writes the control rows of the new shards: each is complete.
 async fn copy_control(old: &[Engine], new: &[Engine], manifest: &Manifest) -> Result<()> {
     let layout = manifest.layout();
     let mut controls = Vec::with_capacity(old.len());

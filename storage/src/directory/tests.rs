@@ -1,4 +1,4 @@
-//! Who may open a store.
+//! Rules for opening a store.
 
 use super::*;
 use crate::checkpoint::offline_options;
@@ -40,7 +40,7 @@ async fn a_journal_of_others_does_not_take_a_bucket_from_its_server() {
         let refused = refused.expect("it is not this store's journal");
         assert!(refused.contains("but the journal ends at 0"), "{refused}");
     }
-    // The engine is still the server's: it writes, and stops as if nothing had been.
+    // The engine still belongs to the server: it writes, and stops as if nothing had happened.
     partition.store.begin(NOW, true);
     partition.store.entry_mut(0, b"key").unwrap().value = Value::Str(Str::new(b"later"));
     partition.commit(NOW).unwrap();
@@ -63,7 +63,7 @@ async fn what_a_start_would_replay_is_counted_until_it_is_flushed() {
     let (journal, engine) = (opened.journal.clone(), opened.engines().remove(0));
     let (mut partitions, locks) = opened.into_partitions(1, 1);
     let mut partition = partitions.remove(0);
-    // A new directory begins with a record of its own.
+    // A new directory begins with one record.
     let before = partition.unflushed_ops();
     for value in [&b"one"[..], b"two", b"three"] {
         partition.store.begin(NOW, true);
@@ -116,7 +116,7 @@ async fn after_a_wrong_jump_of_the_clock_time_goes_on_over_restarts() {
             "start {n}: {begun} {before}"
         );
         journal.append(before, &[0], &[]).unwrap();
-        // Files are named by a time that is in no record; those of the next start come behind.
+        // File names contain a time that is in no record; files of the next start sort behind them.
         time.elapsed_us.fetch_add(100 * SECOND_US, Ordering::Relaxed);
         time.wall_us.fetch_add(100 * SECOND_US, Ordering::Relaxed);
         engine.write(vec![(vec![0xff].into(), Some(Bytes::new()))]).await.unwrap();
@@ -126,7 +126,7 @@ async fn after_a_wrong_jump_of_the_clock_time_goes_on_over_restarts() {
             journal.close().unwrap();
         }
         drop(locks);
-        // The clock is put right.
+        // The clock is corrected.
         time.wall_us.store((NOW + n) * 1000, Ordering::Relaxed);
     }
     assert!(before >= NOW + DAY_MS + 396_000);
@@ -152,7 +152,7 @@ async fn a_start_keeps_no_more_rows_than_it_may() {
         let mut entry = partition.store.entry_mut(0, &[n]).unwrap();
         entry.value = Value::Str(Str::new(&vec![n; MIB]));
     }
-    // One commit, of several parts; no engine gets any of it.
+    // One commit of several parts; no engine gets any part.
     partition.commit(NOW).unwrap();
     assert!(partition.pending_bytes() > usize::from(VALUES) * MIB);
     journal.close().unwrap();
@@ -160,7 +160,7 @@ async fn a_start_keeps_no_more_rows_than_it_may() {
 
     let (partition, _, journal, locks) = open(MIB).await;
     assert!(partition.pending_bytes() < MIB, "{} bytes", partition.pending_bytes());
-    // Nothing says that a part of the journal is not needed any more.
+    // No part of the journal is released.
     assert_eq!(partition.shards[&0].flushed(), 0);
     journal.close().unwrap();
     drop((partition, locks));

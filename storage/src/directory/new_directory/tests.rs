@@ -1,4 +1,4 @@
-//! Who makes something where, one after the other and at the same time.
+//! Makers of data directories in one place, in sequence and at the same time.
 
 use super::*;
 use object_store::memory::InMemory;
@@ -23,11 +23,11 @@ async fn what_was_not_finished_in_a_bucket_is_taken_over_once_nobody_is_at_work(
     let first = NewDirectory::begin(&place).await.unwrap();
     put(&place, "shard-0/db/compacted/x.sst").await;
     put(&place, "shared.json").await;
-    // As long as somebody is there nobody else may.
+    // While a process is at work, others are refused.
     let error = NewDirectory::begin(&place).await.unwrap_err();
     assert!(error.to_string().contains("somebody is making"), "{error}");
     first.prove().await.unwrap();
-    // A kill.
+    // Simulates a kill.
     drop(first);
     let second = NewDirectory::begin(&place).await.unwrap();
     assert_eq!(found(&place).await, ["unfinished/mark"]);
@@ -85,7 +85,7 @@ async fn a_whole_data_directory_is_never_taken_for_an_unfinished_one() {
     fs::remove_file(root.path().join("flagstone.json")).unwrap();
     let new = NewDirectory::begin(&place).await.unwrap();
     assert!(!root.path().join("shard-0").exists());
-    // One at a time.
+    // Only one process at a time.
     let error = NewDirectory::begin(&place).await.unwrap_err();
     assert!(error.to_string().contains("in use"), "{error}");
     new.end::<()>(Err(anyhow::anyhow!("it failed"))).await.unwrap_err();
