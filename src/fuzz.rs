@@ -1,5 +1,5 @@
-//! The fuzz target of HyperLogLogs. `fuzz/` runs it under libFuzzer; the test here over the same
-//! corpus.
+//! Fuzz targets of decoders of bytes from disk. `fuzz/` runs them under libFuzzer; the tests here
+//! run them over the same corpora.
 
 pub use crate::commands::hyperloglog::fuzz::hyperloglog;
 

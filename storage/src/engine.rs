@@ -40,75 +40,76 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 use tokio::sync::{Mutex, MutexGuard};
 
-/// Bytes of a memtable before it is flushed: smaller ones would leave too many files. Of big ones the
-/// files are as big as what merges of smaller ones would make of them.
+/// Bounds of a memtable's bytes before it is flushed: smaller ones would leave too many files;
+/// larger ones would write files as big as merges of smaller ones do.
 const MEMTABLE_BYTES: RangeInclusive<usize> = 4 << 20..=128 << 20;
 
-/// Bytes that a merge reads at a time of each of its inputs: less would be many reads, more would
-/// save few.
+/// Bytes that a merge reads at a time from each of its inputs: fewer would mean many reads, more
+/// would save few.
 const FETCH_BYTES: RangeInclusive<usize> = 64 << 10..=512 << 10;
 
-/// How often that is in memory for each input: what is being merged, and what is read ahead.
+/// Number of such reads in memory for each input: one that is being merged, and one that is read
+/// ahead.
 const READ_AHEAD: usize = 2;
 
-/// Bytes of a file that a merge writes. Its filter and its index, some 2 % of it, are each cached as
-/// a whole, and the hashes of all its keys are in memory while it is written. But every file has a
-/// place in the manifest, which each flush writes anew.
+/// Bytes of a file that a merge writes. Its filter and its index, about 2 % of it, are each cached
+/// as a whole, and the hashes of all its keys are in memory while it is written. On the other hand
+/// every file has an entry in the manifest, which each flush rewrites.
 const FILE_BYTES: usize = 64 << 20;
 
-/// How long the opening of an engine may take in a store that may not answer, and on a local disk.
+/// Time limit for opening an engine in a remote store, and on a local disk.
 const OPENING: Duration = Duration::from_secs(120);
 const OPENING_LOCAL: Duration = Duration::from_secs(30);
 
-/// How long a read may take of a local disk. One that is damaged says so at once.
+/// Time limit for a read from a local disk. A damaged disk usually fails at once.
 const LOCAL_READ: Duration = Duration::from_secs(30);
 
-/// How long whoever asks for a flush or a checkpoint waits for it. The engine goes on trying.
+/// Time limit for a caller that waits for a flush or a checkpoint. The engine goes on trying.
 const FLUSH: Duration = Duration::from_secs(60);
 
-/// A read may take one part in so many of the time for which replaced files are kept, but as long
-/// as this: in tests, which keep them for a moment.
+/// A read may take one part in so many of the time for which replaced files are kept, but at least
+/// the time below: tests keep files only for a moment.
 const READ_PARTS: u32 = 4;
 const LEAST_READ: Duration = Duration::from_secs(5);
 
-/// For how long the engine tries to write its manifest. It closes itself then, which helps nobody:
-/// the store will answer again, and what waits until then is in the journal.
+/// How long the engine tries to write its manifest before it closes itself. Closing would not help:
+/// the store will answer again, and unflushed rows are in the journal.
 const MANIFEST_LIMIT: Duration = Duration::from_secs(24 * 3600);
 
-/// Bytes of a file that are read and kept on a local disk at a time: a request to a bucket takes
-/// about as long for one block as for these.
+/// Bytes of a file that are read into the disk cache at a time: a request to a bucket takes about
+/// as long for one block as for these.
 const CACHED_BYTES: usize = 256 << 10;
 
-/// Files of the disk's cache that are kept open, of each engine.
+/// Files of the disk cache that each engine keeps open.
 const CACHED_FILES: usize = 128;
 
-/// How an engine keeps its files.
+/// Settings of an engine's files.
 #[derive(Clone, Debug)]
 pub struct Upkeep {
     /// Bytes of a memtable before it is flushed, within bounds.
     pub memtable_bytes: usize,
     /// Bytes that merges read ahead, within bounds.
     pub merge_bytes: usize,
-    /// Deleted rows of fewer bytes than this are never a reason to merge all files.
+    /// Bytes of deleted rows below which all files are never merged because of them.
     pub least_garbage: u64,
-    /// How often it is looked whether files are to be merged, and whether some were.
+    /// Interval of checks for merges to start, and for merges that ended.
     pub poll: Duration,
-    /// For how long replaced files are kept: reads end long before.
+    /// How long replaced files are kept: reads end long before.
     pub keep_files: Duration,
-    /// How often it is looked whether files can be deleted.
+    /// Interval of checks for files to delete.
     pub collect: Duration,
-    /// Where files that were read are kept on a local disk, and how many bytes of them.
+    /// Local directory for files that were read, and the bytes it may take.
     pub disk_cache: Option<(PathBuf, u64)>,
-    /// How long each step of a read may take.
+    /// Time limit for each step of a read.
     pub read_limit: Duration,
-    /// Each read may be a request to a bucket.
+    /// True if each read may be a request to a bucket.
     pub is_remote: bool,
-    /// An engine that is not there is not created.
+    /// True if a missing engine is an error, false if it is created.
     pub must_exist: bool,
 }
 
 impl Upkeep {
-    /// For a store in which each look is a request that is paid for.
+    /// Returns the settings for a store in which each check is a paid request.
     pub fn remote(read_limit: Duration) -> Self {
         Self {
             poll: Duration::from_secs(5),
@@ -138,24 +139,26 @@ impl Default for Upkeep {
     }
 }
 
-/// Size of a block of a file. The index has an entry for each: with smaller ones, the indexes of a
-/// data set ten times the memory budget would not fit into their cache, and a read that misses
-/// there costs that of a whole index.
+/// Size of a block of a file. The index has an entry for each block: with smaller blocks, the
+/// indexes of a data set ten times the memory budget would not fit into their cache, and a read
+/// that misses there has to read a whole index.
 const BLOCK: SstBlockSize = SstBlockSize::Block16Kib;
 
-/// Rows from which on a scan reads more than a block at a time, and from which on it reads a lot.
+/// Rows from which on a scan reads more than a block at a time, and from which on it reads far
+/// ahead.
 const SHORT_SCAN: usize = 64;
 const LONG_SCAN: usize = 4096;
 const PAGE_READ_BYTES: usize = 32 << 10;
 const LONG_READ_BYTES: usize = 512 << 10;
 
-/// Bytes of a batch of a hand-over at most, about.
+/// Approximate bound of the bytes of a batch of a hand-over.
 pub const BATCH_BYTES: usize = 2 << 20;
 
-/// How old a manifest is at least when it is deleted.
+/// Age below which a manifest is not deleted.
 const MANIFEST_AGE: Duration = Duration::from_secs(300);
 
-/// SlateDB's clock: ours, which does not step back (a clock that does ends its writer).
+/// The clock given to SlateDB: a [`Clock`], which does not step back (a clock that does closes the
+/// writer).
 #[derive(Debug)]
 struct EngineClock {
     clock: Clock,
@@ -180,26 +183,26 @@ impl SystemClock for EngineClock {
 /// An open engine; cheap to clone.
 #[derive(Clone)]
 pub struct Engine {
-    /// It is another one when an engine that had closed itself was opened again.
+    /// The open database; exchanged when an engine that had closed itself is reopened.
     opened: Arc<RwLock<Opened>>,
     turn: Arc<Mutex<Turn>>,
     how: Arc<How>,
 }
 
-/// What is open.
+/// An open database and its files.
 #[derive(Clone)]
 struct Opened {
     db: Db,
-    /// Reads its files.
+    /// Reader of its files.
     files: Arc<SstReader>,
     garbage: Arc<Garbage>,
-    /// The sequence number of the last batch that was taken.
+    /// The sequence number of the last batch that it took.
     written: Arc<AtomicU64>,
-    /// How its writes fare.
+    /// State of its writes.
     writes: Arc<Writes>,
 }
 
-/// How it was opened.
+/// The arguments that an engine was opened with.
 #[derive(Clone)]
 struct How {
     place: Place,
@@ -209,7 +212,7 @@ struct How {
     upkeep: Upkeep,
 }
 
-/// What only the one who writes knows.
+/// State that only the holder of the writing turn uses.
 #[derive(Debug, Default)]
 pub(crate) struct Turn {
     /// The lsn of the last cut that was handed over.
@@ -217,17 +220,18 @@ pub(crate) struct Turn {
     pub(crate) swept: Swept,
 }
 
-/// Where a sweep goes on. From the beginning it would read over all tombstones of the steps before.
+/// Position at which a sweep goes on. From the beginning it would read all tombstones of the steps
+/// before.
 #[derive(Debug, Default)]
 pub(crate) struct Swept {
-    /// The first D row that was not looked at.
+    /// The first D row that was not read yet.
     pub(crate) dead: Vec<u8>,
-    /// Of the rows with this prefix, all before a key are gone.
+    /// A prefix, and the key before which all rows with this prefix are deleted.
     pub(crate) rows: Option<(Vec<u8>, Vec<u8>)>,
 }
 
 impl Swept {
-    /// Returns the rows with this prefix that are left.
+    /// Returns the range of the remaining rows with this prefix.
     pub(crate) fn range(&self, prefix: &[u8]) -> Range<Vec<u8>> {
         let mut range = prefix_range(prefix);
         if let Some((_, from)) = self.rows.as_ref().filter(|(swept, _)| swept == prefix) {
@@ -236,7 +240,7 @@ impl Swept {
         range
     }
 
-    /// The rows with this prefix up to `last` are gone.
+    /// Notes that the rows with this prefix up to `last` are deleted.
     pub(crate) fn up_to(&mut self, prefix: Vec<u8>, last: &[u8]) {
         self.rows = Some((prefix, [last, &[0]].concat()));
     }
@@ -257,8 +261,8 @@ impl Engine {
         Self::open_as(Arc::new(how)).await
     }
 
-    /// The same engine, opened anew. Where this one is used it is used in its place from
-    /// [`replace`](Self::replace) on.
+    /// Opens the same engine anew. Copies of this one use the new one after
+    /// [`replace`](Self::replace).
     pub(crate) async fn open_again(&self) -> Result<Self> {
         let upkeep = Upkeep { must_exist: true, ..self.how.upkeep.clone() };
         Self::open_as(Arc::new(How { upkeep, ..(*self.how).clone() })).await
@@ -269,7 +273,7 @@ impl Engine {
         let store = Arc::new(Guarded::new(place.store(), place.dir().is_some()));
         let limit = if how.upkeep.is_remote { OPENING } else { OPENING_LOCAL };
         let writes = store.writes().clone();
-        // It is large: whoever opens an engine need not have room for it.
+        // The future is large; boxed, it needs no room in the callers' futures.
         let opening = Box::pin(how.open(store));
         let opened = within(limit, &writes, opening).await;
         let context = || format!("opening the engine of {place}");
@@ -279,8 +283,7 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Has another engine used in the place of this one, whoever has a copy of it. The caller has
-    /// the turn.
+    /// Makes all copies of this engine use another one in its place. The caller must have the turn.
     pub(crate) fn replace(&self, by: &Self) {
         let new = by.opened();
         *self.opened.write().unwrap_or_else(PoisonError::into_inner) = new;
@@ -294,12 +297,12 @@ impl Engine {
         self.opened.read().unwrap_or_else(PoisonError::into_inner).db.clone()
     }
 
-    /// Where it is.
+    /// Returns the place of its files.
     pub(crate) fn place(&self) -> &Place {
         &self.how.place
     }
 
-    /// Waits for a step of a read.
+    /// Waits for a step of a read, within its limit.
     async fn read<T>(&self, work: impl Future<Output = Result<T, slatedb::Error>>) -> Result<T> {
         let limit = self.how.upkeep.read_limit;
         match tokio::time::timeout(limit, work).await {
@@ -309,7 +312,7 @@ impl Engine {
         .with_context(|| format!("reading {}", self.how.place))
     }
 
-    /// How long a read may take as a whole: the files that it goes through must be there.
+    /// Returns the limit for a whole read: the files that it goes through must exist until its end.
     fn whole_read(&self) -> Duration {
         (self.how.upkeep.keep_files / READ_PARTS).max(LEAST_READ)
     }
@@ -319,12 +322,12 @@ impl Engine {
         self.read(db.get(key)).await
     }
 
-    /// Rows of a key range in order, `limit` at most.
+    /// Returns the rows of a key range in order, `limit` at most.
     pub async fn scan(&self, range: Range<Vec<u8>>, limit: usize) -> Result<Vec<(Bytes, Bytes)>> {
         self.scan_in(IterationOrder::Ascending, range, limit).await
     }
 
-    /// Returns the last rows of a key range, the very last first.
+    /// Returns the last rows of a key range, last one first.
     pub async fn scan_back(
         &self,
         range: Range<Vec<u8>>,
@@ -343,7 +346,7 @@ impl Engine {
         if range.start >= range.end {
             return Ok(rows);
         }
-        // A long scan reads ahead, and leaves the cache to others.
+        // A long scan reads ahead, and does not fill the cache.
         let (read_ahead_bytes, cache_blocks) = match limit {
             ..SHORT_SCAN => (1, true),
             SHORT_SCAN..LONG_SCAN => (PAGE_READ_BYTES, true),
@@ -370,8 +373,9 @@ impl Engine {
         self.how.upkeep.is_remote
     }
 
-    /// Gives the rows of a range to `each`, in order, until that says false, or until it takes so long
-    /// that the files might go. Where to go on comes back, if there may be more.
+    /// Passes the rows of a range to `each`, in order, until that returns false, or until it takes
+    /// so long that the files might be deleted. Returns the key to go on at, if there may be more
+    /// rows.
     pub(crate) async fn walk(
         &self,
         range: Range<Vec<u8>>,
@@ -395,22 +399,24 @@ impl Engine {
         Ok(None)
     }
 
-    /// Waits until no hand-over, sweep or checkpoint is under way; none begins as long as it lives.
+    /// Waits until no hand-over, sweep or checkpoint is under way; none begins while the returned
+    /// guard lives.
     pub async fn alone(&self) -> impl Send + '_ {
         self.turn().await
     }
 
-    /// Waits until nobody else writes.
+    /// Waits for the turn to write.
     pub(crate) async fn turn(&self) -> MutexGuard<'_, Turn> {
         self.turn.lock().await
     }
 
-    /// Writes a batch, which must not be empty; its sequence number. It is not durable before [`Engine::durable`] says so.
+    /// Writes a batch, which must not be empty, and returns its sequence number. It is not durable
+    /// before [`Engine::durable`] reaches that number.
     pub async fn write(&self, rows: Vec<(Bytes, Option<Bytes>)>) -> Result<u64> {
         self.write_deleting(rows, 0).await
     }
 
-    /// Writes a batch that deletes rows whose values are known to have `value_bytes` in all.
+    /// Writes a batch that deletes rows whose values have `value_bytes` in total.
     pub(crate) async fn write_deleting(
         &self,
         rows: Vec<(Bytes, Option<Bytes>)>,
@@ -423,7 +429,7 @@ impl Engine {
             match value {
                 Some(value) => batch.put_bytes(key, value),
                 None => {
-                    // The row and its tombstone.
+                    // Counts the row and its tombstone.
                     garbage += 2 * key.len() as u64;
                     batch.delete(key);
                 }
@@ -437,30 +443,30 @@ impl Engine {
         Ok(handle.seqnum())
     }
 
-    /// Returns the sequence number of the last write since it was opened; 0: there was none.
+    /// Returns the sequence number of the last write since the engine was opened; 0: none.
     pub fn written(&self) -> u64 {
         self.opened().written.load(Ordering::Relaxed)
     }
 
-    /// Returns a number that changes when the engine takes rows, or writes some to its files.
+    /// Returns a number that changes when the engine takes rows, or flushes some.
     pub fn progress(&self) -> u64 {
         let opened = self.opened();
         let durable = opened.db.status().durable_seq;
         opened.written.load(Ordering::Relaxed) + durable + opened.writes.progress()
     }
 
-    /// Writes up to this sequence number are flushed.
+    /// Returns the sequence number up to which writes are flushed.
     pub fn durable(&self) -> u64 {
         self.db().status().durable_seq
     }
 
-    /// Why the engine has closed, if it has.
+    /// Returns why the engine has closed itself, or `None` while it is open.
     pub fn closed(&self) -> Option<Closed> {
         let reason = self.db().status().close_reason?;
         Some(if reason == CloseReason::Fenced { Closed::Fenced } else { Closed::Failed })
     }
 
-    /// For how long writes to its store have failed, and why.
+    /// Returns for how long writes to its store have failed, and the error.
     pub fn trouble(&self) -> Option<(Duration, String)> {
         self.opened().writes.trouble()
     }
@@ -482,8 +488,8 @@ impl Engine {
     }
 }
 
-/// Returns the greatest time that an engine has written down: files and merges that are begun later
-/// must not be named by an older one.
+/// Returns the greatest time in an engine's metadata: files and merges that begin later must not be
+/// named by an earlier time.
 fn greatest_time_ms(
     manifest: Option<&VersionedManifest>,
     merges: Option<&VersionedCompactions>,
@@ -506,7 +512,8 @@ fn greatest_time_ms(
 impl How {
     async fn open(&self, store: Arc<Guarded>) -> Result<Opened> {
         let (path, upkeep) = (self.place.root().clone(), &self.upkeep);
-        // The files may be from a machine whose clock was ahead; SlateDB's must not step back.
+        // The files may be from a machine whose clock was ahead; SlateDB's clock must not step
+        // back.
         let admin = checkpoint::admin(store.clone(), path.as_ref());
         let manifest = admin.read_manifest(None).await.map_err(told)?;
         let merges = admin.read_compactions(None).await.map_err(told)?;
@@ -539,16 +546,16 @@ impl How {
     }
 }
 
-/// Why an engine has closed by itself.
+/// The reason why an engine has closed itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Closed {
-    /// Another process has opened it: it is that one's now.
+    /// Another process has opened it, and owns it now.
     Fenced,
-    /// It could not go on, and may be opened again.
+    /// An error that it could not survive; it may be reopened.
     Failed,
 }
 
-/// Returns an error with its causes, each of which is told once.
+/// Converts an error with its causes, each of which is named once.
 fn told(error: slatedb::Error) -> Error {
     let error: &dyn std::error::Error = &error;
     let mut text = error.to_string();
@@ -560,7 +567,7 @@ fn told(error: slatedb::Error) -> Error {
     Error::msg(text)
 }
 
-/// Waits for the engine, which tries without end to write to its store.
+/// Waits for the engine within a limit, as the engine retries writes to its store without end.
 async fn within<T>(
     limit: Duration,
     writes: &Writes,
@@ -596,7 +603,7 @@ fn compactor_options(upkeep: &Upkeep) -> CompactorOptions {
         max_sst_size: FILE_BYTES,
         max_fetch_tasks: READ_AHEAD - 1,
         bytes_to_fetch: fetch_bytes.clamp(*FETCH_BYTES.start(), *FETCH_BYTES.end()),
-        // Each part of a merge would read ahead by itself.
+        // Each part of a merge would read ahead separately.
         max_subcompactions: 1,
         ..CompactionWorkerOptions::default()
     };
@@ -606,15 +613,15 @@ fn compactor_options(upkeep: &Upkeep) -> CompactorOptions {
         commit_compacted_interval: upkeep.poll,
         max_concurrent_compactions: scheduler::AT_ONCE,
         checkpoint_lifetime: upkeep.keep_files,
-        // Then a merge that a killed process had begun goes on.
+        // After this time a merge that a killed process had begun goes on.
         worker_heartbeat_timeout: 30 * upkeep.poll,
         worker: Some(worker),
         ..CompactorOptions::default()
     }
 }
 
-/// What is cached when a file is written: not its rows, which the hot tier has if anybody wants
-/// them; they would only drive out what was read.
+/// Returns what is cached when a file is written: not its rows. Rows in use are in the hot tier
+/// already; those of the file would only displace rows that were read.
 fn cache_policy() -> BlockCachePolicy {
     BlockCachePolicy::default().with_flush_targets(&[CacheTarget::Index, CacheTarget::Filters])
 }
@@ -646,15 +653,15 @@ fn engine_settings(upkeep: &Upkeep) -> Settings {
         l0_sst_size_bytes: memtable_bytes,
         l0_max_ssts: 64,
         l0_max_ssts_per_key: 64,
-        // Below twice the memtable and a batch the engine waits for itself.
+        // Below twice the memtable and a batch the engine would wait for itself.
         max_unflushed_bytes: 3 * memtable_bytes + 2 * BATCH_BYTES,
-        // Reads go to replaced files until this process knows of the new ones.
+        // Until this process knows of the new files, it reads replaced ones.
         manifest_poll_interval: upkeep.poll,
         manifest_update_timeout: MANIFEST_LIMIT,
-        // What goes on in the background tries on until the store answers; reads have a limit.
+        // Background work retries until the store answers; reads have a limit.
         object_store_max_retries: None,
         object_store_cache_options: cache_options(upkeep),
-        // It is given to the builder.
+        // The builder gets them.
         compactor_options: None,
         garbage_collector_options: Some(GarbageCollectorOptions {
             manifest_options: directory(MANIFEST_AGE),
@@ -662,7 +669,7 @@ fn engine_settings(upkeep: &Upkeep) -> Settings {
             compactions_options: directory(MANIFEST_AGE),
             wal_options: None,
             wal_fence_options: None,
-            // A local directory has no conditional overwrite.
+            // Local directories have no conditional overwrite.
             boundary_files_enabled: false,
             ..GarbageCollectorOptions::default()
         }),

@@ -1,15 +1,15 @@
-//! Keeps the hot tier within its budget: whole entries go that were not used for a while, and of
-//! large values the elements that the journal knows.
+//! Keeps the hot tier within its budget: evicts whole entries that were not used for a while and,
+//! of large values, the elements that are in the journal.
 
 use crate::store::Store;
 
-/// Elements of a large value that are looked at for each step.
+/// Elements of a large value that are examined for each step.
 const SHED_PER_STEP: usize = 2;
 
 impl Store {
-    /// Evicts until `budget` bytes are held or about `steps` entries were looked at. Entries go
-    /// that are clean, durable, and were not used since the hand last passed. A key that `keep`
-    /// says true for stays (it is locked).
+    /// Evicts until at most `budget` bytes are held or about `steps` entries were examined. Evicted
+    /// entries are clean, durable, and were not used since the hand last passed. Keys for which
+    /// `keep` returns true stay (they are locked).
     pub fn evict(
         &mut self,
         budget: usize,
@@ -21,8 +21,8 @@ impl Store {
         self.evict_entries(budget, durable, steps, &keep);
     }
 
-    /// Drops elements of a collection from memory, looking at up to `steps`: those that the
-    /// journal knows.
+    /// Drops elements of a collection from memory, examining up to `steps`: those that are in the
+    /// journal.
     pub fn shed(&mut self, db: u32, key: &[u8], steps: usize) {
         if let Some(entry) = self.entry_for_part(db, key)
             && let Some(collection) = entry.value.collection_mut()
@@ -32,8 +32,8 @@ impl Store {
         }
     }
 
-    /// Drops parts of large values from memory, one value after the other. What is not in the
-    /// journal yet stays; what is not durable may go: the entry stays and knows its round.
+    /// Drops parts of large values from memory, one value after the other. Elements not yet in the
+    /// journal stay; elements that are not durable may go: the entry stays and knows its round.
     fn shed_large(&mut self, budget: usize, steps: usize, keep: &impl Fn(u32, &[u8]) -> bool) {
         let each = (steps / self.large.len().clamp(1, 8)).max(1);
         for _ in 0..self.large.len().min(8) {
@@ -65,7 +65,7 @@ impl Store {
                 self.hand = (0, 0, 0);
                 rounds += 1;
                 if rounds == 2 {
-                    // Whatever was used since the last call has not been unused for long.
+                    // Entries used since the last call count as recently used.
                     return;
                 }
                 continue;
@@ -89,7 +89,7 @@ impl Store {
                 entry.freq /= 2;
                 continue;
             }
-            // Large ones shrink first: what they know of their elements' places is worth keeping.
+            // Large values shrink first: their positions of elements are worth keeping.
             if entry.can_shrink() {
                 continue;
             }

@@ -1,8 +1,9 @@
-//! Whether this process still owns data in a bucket: a lease, which the journal's objects renew.
+//! A lease on data in a bucket: proves that this process still owns it. The journal's objects renew
+//! it.
 //!
-//! Whoever takes the data over puts a fence behind the last object of the journal, and then waits
-//! for longer than a lease lasts. So an object of ours that is stored, with all before it, proves
-//! that nobody else answers for the lease's time from the moment in which it began to be put (RFC 9).
+//! A successor puts a fence behind the last object of the journal, and then waits for longer than a
+//! lease lasts. So an object of this process that is stored, with all before it, proves that no
+//! other process answers for the lease's time from the moment at which its put began (RFC 9).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -10,23 +11,23 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-/// How long a lease lasts.
+/// Duration of a lease.
 pub const LEASE: Duration = Duration::from_secs(3);
 
-/// A lease is renewed when a part of its time has gone: one of so many.
+/// A lease is renewed when one part in so many of its time has passed.
 const RENEWALS: u32 = 3;
 
-/// A successor waits for a part of the lease more, one of so many: clocks do not run alike.
+/// A successor waits for the lease plus one part in so many of it, as clocks run at different
+/// speeds.
 const MARGIN: u32 = 10;
 
-/// For how long it is renewed after somebody has asked for it last.
+/// How long after its last use a lease is still renewed.
 const WANTED_FOR: Duration = Duration::from_secs(60);
 
-/// Who asks does not write that down each time.
+/// Uses closer together than this are not noted.
 const WANTED_STEP: Duration = Duration::from_secs(1);
 
-/// A moment on the clock that counts the time in which the machine was suspended, in ns since some
-/// moment in the past.
+/// A moment on the clock that counts suspended time, in ns since some moment in the past.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BootTime(u64);
 
@@ -44,7 +45,7 @@ impl BootTime {
         Self(self.0 + nanos(by))
     }
 
-    /// How long it is until then.
+    /// Returns the time until this moment.
     fn left(self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(Self::now().0))
     }
@@ -54,7 +55,7 @@ fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Why it is not certain that the data is ours.
+/// The reason why the ownership of the data is not confirmed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unconfirmed {
     /// The store does not answer.
@@ -67,21 +68,21 @@ pub enum Unconfirmed {
 #[derive(Debug)]
 pub struct Lease {
     lasts: Duration,
-    /// Up to when it holds.
+    /// The moment at which it ends.
     until: AtomicU64,
-    /// When it was asked for last; 0: not yet.
+    /// The moment of its last use; 0: none.
     wanted: AtomicU64,
-    /// For good.
+    /// True once it has ended for good.
     ended: AtomicBool,
     away: AtomicBool,
-    /// The one who renews it has something to do.
+    /// Wakes the task that renews it.
     renew: Arc<Notify>,
-    /// Notified when it was renewed, and when it has ended.
+    /// Notified when it was renewed, and when it has ended for good.
     changed: Notify,
 }
 
 impl Lease {
-    /// One that does not hold yet; `renew` is notified when it should be renewed.
+    /// Creates a lease that does not hold yet; `renew` is notified when it must be renewed.
     pub(crate) fn new(lasts: Duration, renew: Arc<Notify>) -> Self {
         Self {
             lasts,
@@ -94,12 +95,12 @@ impl Lease {
         }
     }
 
-    /// How long a successor waits, so that no lease of this length holds any more.
+    /// Returns how long a successor must wait, so that no lease of this length holds any more.
     pub(crate) fn outlast(lasts: Duration) -> Duration {
         lasts + lasts / MARGIN
     }
 
-    /// Returns true if nobody else can have answered up to now.
+    /// Returns true if no other process can have answered up to now.
     pub fn holds(&self) -> bool {
         let now = BootTime::now().0;
         let wanted = self.wanted.load(Ordering::Relaxed);
@@ -109,11 +110,11 @@ impl Lease {
         !self.has_ended() && now < self.until.load(Ordering::Acquire)
     }
 
-    /// Waits until it holds, for so long at most.
+    /// Waits until the lease holds, at most for `limit`.
     ///
     /// # Errors
-    /// If it has ended, or was not renewed in time; then everybody else is told so at once, until it
-    /// is.
+    /// If it has ended, or was not renewed in time; from then on every caller gets the error at
+    /// once, until it is renewed.
     pub async fn confirm(&self, limit: Duration) -> Result<(), Unconfirmed> {
         if self.holds() {
             return Ok(());
@@ -127,7 +128,7 @@ impl Lease {
                         reads are refused, but for serve-stale-data yes"
                     );
                 }
-                // It may have been renewed in this moment.
+                // It may just have been renewed.
                 if self.holds() {
                     self.is_back();
                 }
@@ -153,7 +154,7 @@ impl Lease {
         }
     }
 
-    /// Returns true if somebody has waited for it in vain, and it was not renewed since.
+    /// Returns true if a caller has waited for it in vain, and it was not renewed since.
     pub fn is_away(&self) -> bool {
         self.away.load(Ordering::Acquire)
     }
@@ -162,7 +163,7 @@ impl Lease {
         self.ended.load(Ordering::Acquire)
     }
 
-    /// How long it holds if nobody renews it.
+    /// Returns how long it holds without a renewal.
     pub fn left(&self) -> Duration {
         if self.has_ended() {
             return Duration::ZERO;
@@ -170,7 +171,7 @@ impl Lease {
         BootTime(self.until.load(Ordering::Acquire)).left()
     }
 
-    /// When it should be renewed; `None`: nobody needs it.
+    /// Returns when it must be renewed; `None`: it is not in use.
     pub(crate) fn renew_in(&self) -> Option<Duration> {
         let wanted = self.wanted.load(Ordering::Relaxed);
         let is_wanted = wanted != 0 && !BootTime(wanted).later(WANTED_FOR).left().is_zero();
@@ -178,7 +179,7 @@ impl Lease {
             .then(|| self.left().saturating_sub(self.lasts - self.lasts / RENEWALS))
     }
 
-    /// It was ours after this moment.
+    /// Renews it: the data was owned after the moment `proven`.
     pub(crate) fn renew(&self, proven: BootTime) {
         let until = proven.later(self.lasts).0;
         if self.until.fetch_max(until, Ordering::AcqRel) < until {
@@ -193,7 +194,7 @@ impl Lease {
         }
     }
 
-    /// It does not hold any more, and never will.
+    /// Ends it for good.
     pub(crate) fn end(&self) {
         self.ended.store(true, Ordering::Release);
         self.changed.notify_waiters();
@@ -219,7 +220,7 @@ mod tests {
         let (left, due) = (lease.left(), lease.renew_in().unwrap());
         assert!(left > Duration::from_secs(3590) && left <= Duration::from_secs(3600), "{left:?}");
         assert!(due > Duration::from_secs(1190) && due <= Duration::from_secs(1200), "{due:?}");
-        // What was proven long ago does not shorten it.
+        // An older proof does not shorten it.
         lease.renew(BootTime(0));
         assert!(lease.holds());
         lease.end();
@@ -249,7 +250,7 @@ mod tests {
         assert_eq!((one.await.unwrap(), other.await.unwrap()), (Ok(()), Ok(())));
         lease.until.store(0, Ordering::Release);
         assert_eq!(lease.confirm(Duration::from_millis(1)).await, Err(Unconfirmed::Away));
-        // Once somebody has waited, the next one need not.
+        // After one caller has waited, the next one need not.
         assert_eq!(lease.confirm(long).await, Err(Unconfirmed::Away));
         lease.renew(BootTime::now());
         assert_eq!(lease.confirm(long).await, Ok(()));

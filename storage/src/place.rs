@@ -1,4 +1,4 @@
-//! Places where data lies: a root in an object store, named by a URL.
+//! Places of data: each is a root in an object store, named by a URL.
 
 mod cloud;
 mod guarded;
@@ -31,22 +31,22 @@ use std::sync::Arc;
 #[derive(Clone, Debug)]
 pub struct Place {
     store: Arc<dyn ObjectStore>,
-    /// In the store; the store of a local directory begins at `/`.
+    /// Root path in the store; the store of a local directory begins at `/`.
     root: Path,
-    /// Where it is when it is a local directory, absolute.
+    /// The absolute path, if the place is a local directory.
     dir: Option<PathBuf>,
-    /// Without credentials.
+    /// URL without credentials.
     url: String,
-    /// What was asked of a store that is not a local directory.
+    /// Counters of requests to a store that is not a local directory.
     requests: Arc<Requests>,
-    /// What it shares with the place that it is a branch of; the store knows of it.
+    /// Files shared with the parent of a branch; the store finds them.
     shared: Option<Arc<Shared>>,
 }
 
 impl Place {
-    /// Returns the place that a URL names: `file:///path` or a path, `s3://bucket/prefix`,
-    /// `gs://bucket/prefix`, `az://container/prefix`, or `memory:`, a new store each time. Nothing
-    /// is created or asked for.
+    /// Parses a URL: `file:///path` or a path, `s3://bucket/prefix`, `gs://bucket/prefix`,
+    /// `az://container/prefix`, or `memory:`, a new store each time. Makes no request and creates
+    /// nothing.
     ///
     /// # Errors
     /// If the URL is none of these, or if the environment has no credentials for its store.
@@ -86,7 +86,7 @@ impl Place {
         }
     }
 
-    /// Creates a local directory, which need not be there. What is written there is durable.
+    /// Creates the place of a local directory, which need not exist. Writes to it are durable.
     pub fn local(dir: impl Into<PathBuf>) -> Result<Self> {
         let dir = dir.into();
         if dir.as_os_str().is_empty() {
@@ -101,15 +101,15 @@ impl Place {
         Ok(Self { store, root, dir: Some(dir), url: shown, requests, shared: None })
     }
 
-    /// Creates a prefix in a store that is open already, shown as `url`.
+    /// Creates the place of a prefix in a store that is open already, shown as `url`.
     pub fn within(store: Arc<dyn ObjectStore>, root: Path, url: impl Into<String>) -> Self {
         let requests = Arc::<Requests>::default();
         let store = Arc::new(Metered { inner: store, requests: requests.clone() });
         Self { store, root, dir: None, url: url.into(), requests, shared: None }
     }
 
-    /// The same place. If it is a branch in a bucket, the files that it shares with its parent are
-    /// seen in it.
+    /// Returns this place; if it is a branch in a bucket, with the files that it shares with its
+    /// parent.
     pub(crate) async fn with_shared(&self) -> Result<Self> {
         if self.dir.is_some() || self.shared.is_some() {
             return Ok(self.clone());
@@ -119,26 +119,28 @@ impl Place {
         Ok(Self { store: shared.clone(), shared: Some(shared), ..self.clone() })
     }
 
-    /// Returns true if a file is one of the parent's.
+    /// Returns true if a file belongs to the parent.
     pub(crate) fn shares(&self, location: &Path) -> bool {
         self.shared.as_ref().is_some_and(|shared| shared.of_parent(location).is_some())
     }
 
-    /// Lets go of the parent's engines of which a branch needs no file any more; how many they were.
+    /// Releases the parent's engines of which a branch needs no file any more, and returns their
+    /// number.
     pub async fn release(&self) -> Result<usize> {
         let Some(shared) = &self.shared else { return Ok(0) };
         shared.release(self).await.with_context(|| format!("releasing what {self} has shared"))
     }
 
-    /// Creates a place in memory in which files of this one are seen under other paths, with their
-    /// sizes. What is written there changes nothing here.
+    /// Creates a place in memory that shows files of this one under other paths, with their sizes.
+    /// Writes to it change nothing here.
     pub(crate) fn in_memory(&self, files: BTreeMap<Path, (Path, u64)>) -> Self {
         let store = Arc::new(Shared::in_memory(self.store.clone(), files));
         let url = format!("{}, seen in memory", self.url);
         Self { store, root: Path::default(), dir: None, url, shared: None, ..self.clone() }
     }
 
-    /// The same place, seen through another store that begins there. Its requests are not counted.
+    /// Returns this place as seen through another store that begins there. Its requests are not
+    /// counted.
     #[must_use]
     pub fn through(&self, store: Arc<dyn ObjectStore>) -> Self {
         Self { store, root: Path::default(), ..self.clone() }
@@ -149,7 +151,7 @@ impl Place {
         self.store.clone()
     }
 
-    /// What was asked of a store that is not a local directory.
+    /// Returns the counters of requests to a store that is not a local directory.
     pub fn requests(&self) -> &Arc<Requests> {
         &self.requests
     }
@@ -158,7 +160,7 @@ impl Place {
         &self.root
     }
 
-    /// Returns the directory, when it is a local one.
+    /// Returns the directory, if it is local.
     pub fn dir(&self) -> Option<&std::path::Path> {
         self.dir.as_deref()
     }
@@ -169,7 +171,7 @@ impl Place {
         parts.fold(self.root.clone(), Path::join)
     }
 
-    /// Returns the place beside this one whose name goes on with `suffix`.
+    /// Returns the place beside this one whose name has `suffix` appended.
     #[must_use]
     pub fn beside(&self, suffix: &str) -> Self {
         let dir = self.dir.as_ref().map(|dir| {
@@ -179,7 +181,7 @@ impl Place {
         });
         let root = Path::parse(format!("{}{suffix}", self.root));
         Self {
-            // It is as valid as what it is made of.
+            // It is as valid as the parts that it is made of.
             root: root.unwrap_or_else(|_| self.root.clone()),
             dir,
             url: format!("{}{suffix}", self.url.trim_end_matches('/')),
@@ -187,13 +189,13 @@ impl Place {
         }
     }
 
-    /// Returns true if an object can be copied from here to there by the store itself.
+    /// Returns true if the store itself can copy an object from here to there.
     pub fn is_in_store_of(&self, other: &Self) -> bool {
         let is_same_bucket = || self.bucket().is_some_and(|bucket| Some(bucket) == other.bucket());
         self.dir.is_none() && (Arc::ptr_eq(&self.requests, &other.requests) || is_same_bucket())
     }
 
-    /// Scheme and bucket of a place in a cloud.
+    /// Returns scheme and bucket of a place in a cloud.
     fn bucket(&self) -> Option<&str> {
         let (scheme, rest) = self.url.split_once("://")?;
         let end = rest.find('/').unwrap_or(rest.len());
@@ -220,7 +222,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// Returns the scheme of a URL and what follows it; none if it is a path.
+/// Splits a URL into its scheme and the rest; `None` if it is a path.
 fn split_scheme(url: &str) -> Option<(&str, &str)> {
     let (scheme, rest) = url.split_once(':')?;
     let is_scheme = scheme.len() > 1 && scheme.bytes().all(|b| b.is_ascii_alphanumeric());

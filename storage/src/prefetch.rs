@@ -1,7 +1,7 @@
-//! Asks the processor for memory that will be read soon, without waiting for it. Only on x86-64: stable
-//! Rust has no such instruction for others, where nothing is done, and reads wait.
+//! Prefetches memory that will be read soon, without waiting for it. Only on x86-64: stable Rust
+//! has no such instruction for other processors, where this does nothing.
 
-/// Has the processor fetch the cache line in which a value begins.
+/// Prefetches the cache line in which a value begins.
 #[inline(always)]
 pub(crate) fn prefetch<T: ?Sized>(value: &T) {
     #[cfg(target_arch = "x86_64")]
@@ -14,10 +14,10 @@ pub(crate) fn prefetch<T: ?Sized>(value: &T) {
     std::hint::black_box(std::ptr::from_ref(value));
 }
 
-/// Has the processor fetch the cache lines of some values.
+/// Prefetches the cache lines of a slice.
 #[inline(always)]
 pub(crate) fn prefetch_all<T>(values: &[T]) {
-    /// Bytes of a cache line, or less.
+    /// Lower bound of the bytes of a cache line.
     const LINE: usize = 64;
     values.iter().step_by((LINE / size_of::<T>().max(1)).max(1)).for_each(prefetch);
 }

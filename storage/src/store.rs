@@ -65,7 +65,8 @@ pub(crate) struct Table {
     lost: HashSet<KeyBuf>,
 }
 
-/// Smallest number of buckets from which a table's load is checked before it grows.
+/// Smallest number of buckets of a table that is rebuilt in its size, not grown, when removed
+/// entries fill it.
 const FEW_BUCKETS: usize = 64;
 
 /// Elements up to which a collection in use is assumed to be in the processor's caches.

@@ -1,4 +1,4 @@
-//! Row keys: kind first, so that each kind can be an engine segment of its own; slot inside, so
+//! Row keys: kind first, so that each kind can be an engine segment of its own; then the slot, so
 //! that a shard can be split by ranges without rewriting it.
 
 use super::library::LIBRARY;
@@ -13,7 +13,7 @@ pub mod row {
     pub const ELEMENT: u8 = b'E';
     /// Expiry index.
     pub const TIME: u8 = b'T';
-    /// A dead version, or a part of one: its element rows may be swept.
+    /// Dead version, or a part of one: its element rows may be swept.
     pub const DEAD: u8 = b'D';
     /// Shard-wide: applied, reaches, generations, counters. Libraries of functions.
     pub const CONTROL: u8 = b'C';
@@ -22,7 +22,7 @@ pub mod row {
 /// Element names longer than this are keyed by their SHA-256.
 const MAX_PLAIN_NAME: usize = 32 * 1024;
 
-/// Longest key of a user in bytes: what an engine key (64 KiB) holds beside a row's head.
+/// Longest user key in bytes, so that it fits into an engine key (64 KiB) behind a row's head.
 pub const MAX_KEY: usize = 65_000;
 
 const PLAIN: u8 = 0;
@@ -39,13 +39,13 @@ const ELEMENT_HEAD: usize = 1 + 2 + 8;
 pub struct RowKey;
 
 impl RowKey {
-    /// `M | generation u32 | slot u16 | hash48 | key`
+    /// Appends `M | generation u32 | slot u16 | hash48 | key`.
     pub fn meta(out: &mut Vec<u8>, generation: u32, at: KeyHash, key: &[u8]) {
         Self::meta_prefix(out, generation, at.slot, at.hash48());
         out.extend_from_slice(key);
     }
 
-    /// The head of the meta rows from a hash on.
+    /// Appends the beginning of the keys of meta rows from a hash on.
     pub fn meta_prefix(out: &mut Vec<u8>, generation: u32, slot: u16, hash48: u64) {
         out.push(row::META);
         out.extend_from_slice(&generation.to_be_bytes());
@@ -53,14 +53,16 @@ impl RowKey {
         out.extend_from_slice(&hash48.to_be_bytes()[2..]);
     }
 
-    /// `E | slot u16 | version u64`: the head of all element rows of a version.
+    /// Appends `E | slot u16 | version u64`: the beginning of the keys of all element rows of a
+    /// version.
     pub fn elements(out: &mut Vec<u8>, slot: u16, version: u64) {
         out.push(row::ELEMENT);
         out.extend_from_slice(&slot.to_be_bytes());
         out.extend_from_slice(&version.to_be_bytes());
     }
 
-    /// `hash u64 | 0 | name`, or `hash u64 | 1 | sha256` for a name too long for an engine key.
+    /// Returns `hash u64 | 0 | name`, or `hash u64 | 1 | sha256` for a name too long for an engine
+    /// key.
     pub fn named_element(hash: u64, name: &[u8]) -> Vec<u8> {
         let mut out = Vec::with_capacity(9 + name.len().min(32));
         out.extend_from_slice(&hash.to_be_bytes());
@@ -74,13 +76,13 @@ impl RowKey {
         out
     }
 
-    /// Returns true if rows of this name keep the name in their value.
+    /// Returns true if rows of this name store the name in their value.
     pub fn name_is_digested(name: &[u8]) -> bool {
         name.len() > MAX_PLAIN_NAME
     }
 
-    /// Returns a name in a key that sorts by names: itself, or its first 32 KiB and `sha256` where
-    /// it is longer.
+    /// Returns a name for a key that sorts by names: the name itself, or its first 32 KiB and
+    /// `sha256` if it is longer.
     pub fn ordered_name(name: &[u8]) -> std::borrow::Cow<'_, [u8]> {
         if !Self::name_is_digested(name) {
             return name.into();
@@ -90,8 +92,8 @@ impl RowKey {
         out.into()
     }
 
-    /// `T | expire_at_ms u64 | slot u16 | generation u32 | what u8 | key`; `what` is 0 for the key
-    /// itself and 1 for the earliest of its fields.
+    /// Returns `T | expire_at_ms u64 | slot u16 | generation u32 | what u8 | key`; `what` is 0 for
+    /// the key itself and 1 for the earliest of its fields.
     pub fn time(at_ms: u64, slot: u16, generation: u32, fields: bool, key: &[u8]) -> Vec<u8> {
         let mut out = Vec::with_capacity(16 + key.len());
         out.push(row::TIME);
@@ -103,7 +105,7 @@ impl RowKey {
         out
     }
 
-    /// `D | slot u16 | version u64`
+    /// Returns `D | slot u16 | version u64`.
     pub fn dead(slot: u16, version: u64) -> Vec<u8> {
         let mut out = Vec::with_capacity(11);
         out.push(row::DEAD);
@@ -112,8 +114,8 @@ impl RowKey {
         out
     }
 
-    /// `D | slot u16 | version u64 | prefix`, given the head of the version's element rows: the
-    /// elements with a prefix are dead, and there will be no others.
+    /// Returns `D | slot u16 | version u64 | prefix`, given the head of the version's element rows:
+    /// the elements with this prefix are dead, and no new ones will follow.
     pub fn dead_elements(head: &[u8], prefix: &[u8]) -> Vec<u8> {
         let mut out = [head, prefix].concat();
         out[0] = row::DEAD;
@@ -121,7 +123,7 @@ impl RowKey {
     }
 }
 
-/// A row key taken apart.
+/// A parsed row key.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Row<'a> {
     Meta {
@@ -157,7 +159,7 @@ pub enum Row<'a> {
 }
 
 impl<'a> Row<'a> {
-    /// Takes a row key apart; `None` if it is none of ours.
+    /// Parses a row key; `None` if it is of no known form.
     pub fn parse(row_key: &'a [u8]) -> Option<Self> {
         let (&kind, rest) = row_key.split_first()?;
         Some(match kind {
@@ -195,8 +197,7 @@ impl<'a> Row<'a> {
         })
     }
 
-    /// Returns the name inside an element built by [`RowKey::named_element`], unless it is
-    /// digested.
+    /// Returns the name in an element built by [`RowKey::named_element`], unless it is digested.
     pub fn plain_name(element: &'a [u8]) -> Option<&'a [u8]> {
         (*element.get(8)? == PLAIN).then(|| &element[9..])
     }

@@ -10,17 +10,17 @@ use super::varint::{get_bytes, get_varint, put_bytes, put_varint};
 /// Second byte of the key of a library's row.
 pub(super) const LIBRARY: u8 = b'f';
 
-/// Longest name of a library in bytes: what an engine key holds beside the row's head, and to spare.
+/// Longest name of a library in bytes: it fits into an engine key behind the row's head.
 pub const MAX_LIBRARY_NAME: usize = super::keys::MAX_KEY;
 
 /// A library of functions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Library {
     pub name: Box<[u8]>,
-    /// The language it is written in.
+    /// Name of the language of its code.
     pub engine: Box<[u8]>,
     pub code: Box<[u8]>,
-    /// What its code registers, in that order.
+    /// The functions that its code registers, in that order.
     pub functions: Vec<Function>,
 }
 
@@ -29,7 +29,7 @@ pub struct Library {
 pub struct Function {
     pub name: Box<[u8]>,
     pub description: Option<Box<[u8]>>,
-    /// What they mean is for those who run it.
+    /// Flags, which the runner of the function interprets.
     pub flags: u64,
 }
 
@@ -59,7 +59,7 @@ impl Library {
         out
     }
 
-    /// Reads the row of a library; `None` if it is damaged.
+    /// Decodes the row of a library; `None` if it is damaged.
     pub fn decode(name: &[u8], mut row: &[u8]) -> Option<Self> {
         let input = &mut row;
         let engine = get_bytes(input)?.into();

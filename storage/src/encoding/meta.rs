@@ -30,24 +30,24 @@ pub(crate) const TYPE_LIST: u8 = 4;
 pub(crate) const TYPE_ZSET: u8 = 5;
 pub(crate) const TYPE_STREAM: u8 = 6;
 
-/// The key expires: its time follows the flags.
+/// The key expires: the time follows the flags.
 pub(crate) const EXPIRES: u8 = 1;
 /// The value is in element rows.
 pub(crate) const BIG: u8 = 2;
 /// A hash whose fields have, or had, expiries.
 pub(crate) const TIMED: u8 = 4;
-/// A packed hash that is a "hashtable" all the same, a list that is a "quicklist", a sorted set
-/// that is a "skiplist".
+/// A packed value with the encoding of a big one: a hash as "hashtable", a list as "quicklist", a
+/// sorted set as "skiplist".
 pub(crate) const TABLE: u8 = 8;
 /// A packed set of integers only.
 pub(crate) const INTSET: u8 = 16;
 
-/// The field expires: its time follows the flags.
+/// The field expires: the time follows the flags.
 const FIELD_EXPIRES: u8 = 1;
 /// The row's key holds only a digest of the name; the name follows.
 const FIELD_NAMED: u8 = 2;
 
-/// A row that does not have the form it must have.
+/// Error of a row that is not in the form of its type.
 #[derive(Debug, Error)]
 #[error("damaged row: {what}")]
 pub struct MetaError {
@@ -88,7 +88,7 @@ pub fn encode_meta(out: &mut Vec<u8>, entry: &Entry) {
     }
 }
 
-/// The payload of a hash.
+/// Appends the payload of a hash.
 pub(crate) fn encode_hash(out: &mut Vec<u8>, hash: &Hash) {
     if hash.is_packed() {
         return pack_hash(out, hash);
@@ -109,7 +109,7 @@ fn pack_hash(out: &mut Vec<u8>, hash: &Hash) {
     }
 }
 
-/// Reads a meta row; what is in element rows stays there.
+/// Decodes a meta row, without the elements in element rows.
 pub fn decode_entry(key: &[u8], hash: u64, row: &[u8]) -> Result<Entry, MetaError> {
     let mut rest = row;
     let [kind, flags] = *take::<2>(&mut rest).ok_or(damaged("no type"))?;
@@ -187,7 +187,7 @@ fn unpack_hash(mut rest: &[u8], timed: bool) -> Result<Hash, MetaError> {
     Ok(hash)
 }
 
-/// The payload of a set.
+/// Appends the payload of a set.
 pub(crate) fn encode_set(out: &mut Vec<u8>, set: &Set) {
     let version = Collection::version(set);
     if version == 0 {
@@ -213,7 +213,7 @@ fn unpack_set(mut rest: &[u8], encoding: SetEncoding) -> Result<Set, MetaError> 
     Ok(set)
 }
 
-/// The payload of a list.
+/// Appends the payload of a list.
 pub(crate) fn encode_list(out: &mut Vec<u8>, list: &List) {
     let version = Collection::version(list);
     if version == 0 {
@@ -244,7 +244,7 @@ fn unpack_list(mut rest: &[u8]) -> Result<List, MetaError> {
     Ok(list)
 }
 
-/// The payload of a sorted set.
+/// Appends the payload of a sorted set.
 pub(crate) fn encode_zset(out: &mut Vec<u8>, zset: &Zset) {
     let version = Collection::version(zset);
     if version == 0 {
@@ -279,12 +279,12 @@ fn unpack_zset(mut rest: &[u8], skiplist: bool) -> Result<Zset, MetaError> {
     Ok(zset)
 }
 
-/// Returns a score, which is a number.
+/// Reads a score; `None` if it is not a number.
 fn take_score(input: &mut &[u8]) -> Option<f64> {
     take_u64(input).map(f64::from_bits).filter(|score| !score.is_nan())
 }
 
-/// Writes the element row's value of a hash field; `name` only where the row's key has a digest.
+/// Appends the value of a hash field's element row, with `name` only if the row's key has a digest.
 pub fn encode_field(out: &mut Vec<u8>, field: &Field, name: Option<&[u8]>) {
     let expires = if field.expire_at_ms != 0 { FIELD_EXPIRES } else { 0 };
     out.push(expires | if name.is_some() { FIELD_NAMED } else { 0 });
@@ -297,7 +297,7 @@ pub fn encode_field(out: &mut Vec<u8>, field: &Field, name: Option<&[u8]>) {
     out.extend_from_slice(&field.value);
 }
 
-/// Reads a field's element row: the name, if the row keeps it, and the field.
+/// Decodes a field's element row: the name, if the row has it, and the field.
 pub fn decode_field(row: &[u8]) -> Result<(Option<&[u8]>, Field), MetaError> {
     let mut rest = row;
     let [flags] = *take::<1>(&mut rest).ok_or(damaged("empty field"))?;

@@ -1,5 +1,5 @@
-//! Every byte that goes to disk, but for the journal's own framing: row keys, meta rows, element
-//! values, the body of a journal record. `docs/format.md` draws them.
+//! All bytes on disk, except the journal's own framing: row keys, meta rows, element values, the
+//! body of a journal record. `docs/format.md` describes them.
 
 mod keys;
 mod library;

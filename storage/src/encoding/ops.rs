@@ -1,5 +1,5 @@
-//! The body of a journal record: for each shard, row puts and deletes as absolute values, what they
-//! change in the shard's counters as deltas, and changes of generations as commands.
+//! The body of a journal record: for each shard, puts and deletes of rows as absolute values,
+//! changes of the shard's counters as deltas, and changes of generations as commands.
 
 use bytes::Bytes;
 
@@ -10,10 +10,10 @@ const DELETE: u8 = 1;
 const GENERATION: u8 = 2;
 const KIND: u8 = 0b11;
 
-/// A put of a row that does not exist.
+/// Flag of a put of a row that does not exist yet.
 const NEW: u8 = 1 << 6;
 
-/// What a row changes in its slot's counters.
+/// A row's change of its slot's counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Delta {
     /// Keys: −1, 0 or 1.
@@ -39,14 +39,14 @@ pub enum Op<'a> {
         key: &'a [u8],
         value: &'a [u8],
         delta: Delta,
-        /// There is no such row so far; if it is not set, there may be none all the same.
+        /// True if the row is known not to exist; if false, it may or may not exist.
         new: bool,
     },
     Delete {
         key: &'a [u8],
         delta: Delta,
     },
-    /// Database `db` is now `generation`; `dead` is swept, if it is not 0.
+    /// Sets the generation of database `db`; `dead` is swept, if it is not 0.
     Generation {
         db: u32,
         generation: u32,
@@ -55,7 +55,7 @@ pub enum Op<'a> {
 }
 
 impl<'a> Op<'a> {
-    /// Returns the key of the row that it puts or deletes.
+    /// Returns the key of the row that the operation puts or deletes.
     pub fn key(&self) -> Option<&'a [u8]> {
         match self {
             Op::Put { key, .. } | Op::Delete { key, .. } => Some(key),
@@ -67,22 +67,22 @@ impl<'a> Op<'a> {
 /// Collects the operations of one shard.
 #[derive(Debug, Default)]
 pub struct OpWriter {
-    /// Whole operations, of about [`PIECE`] each: many bytes are not moved to grow, and rows may go on
-    /// using them.
+    /// Whole operations, of about [`PIECE`] each: growing moves few bytes, and rows may go on
+    /// sharing them.
     pieces: Vec<Bytes>,
     buf: Vec<u8>,
-    /// Where keys and values are built before their lengths are known.
+    /// Buffers in which keys and values are built before their lengths are known.
     key: Vec<u8>,
     value: Vec<u8>,
 }
 
-/// A writer that has grown beyond this many bytes is not kept for the next round.
+/// Bytes up to which a writer is kept for the next round.
 const KEEP_BYTES: usize = 1 << 20;
 
-/// Bytes of a piece, but for an operation that is longer.
+/// Bytes of a piece, unless it is one longer operation.
 const PIECE: usize = 1 << 20;
 
-/// Bytes of an operation beside key and value at most.
+/// Bound of an operation's bytes beside key and value.
 const OP_OVERHEAD: usize = 1 + 2 * 10;
 
 impl OpWriter {
@@ -90,13 +90,13 @@ impl OpWriter {
         self.buf.is_empty() && self.pieces.is_empty()
     }
 
-    /// Bytes of the operations.
+    /// Returns the bytes of the operations.
     pub fn len(&self) -> usize {
         self.pieces.iter().map(Bytes::len).sum::<usize>() + self.buf.len()
     }
 
-    /// Returns the operations as bytes: first the pieces that are full, then the last one, which is
-    /// none yet.
+    /// Returns the operations as bytes: first the full pieces, then the last one, which is still
+    /// open.
     pub fn pieces(&self) -> (&[Bytes], &[u8]) {
         (&self.pieces, &self.buf)
     }
@@ -108,7 +108,7 @@ impl OpWriter {
         pieces.flat_map(OpReader::new)
     }
 
-    /// Makes room for so many bytes: in the next piece, if this one has none.
+    /// Reserves so many bytes, in a new piece if the open one lacks the room.
     fn reserve(&mut self, bytes: usize) {
         if self.buf.len() + bytes + OP_OVERHEAD > PIECE && !self.buf.is_empty() {
             self.next_piece();
@@ -121,7 +121,7 @@ impl OpWriter {
         self.pieces.push(full.into());
     }
 
-    /// Returns an empty writer with this one's memory, unless that is much.
+    /// Returns an empty writer with this one's memory, or `None` if that is too much to keep.
     #[must_use]
     pub fn recycled(mut self) -> Option<Self> {
         let bytes = self.buf.capacity() + self.key.capacity() + self.value.capacity();
@@ -130,7 +130,7 @@ impl OpWriter {
         (bytes <= KEEP_BYTES).then_some(self)
     }
 
-    /// Puts a row whose key and value are built in place. If there is a key more it is a new one.
+    /// Puts a row whose key and value are built in place. If `delta` adds a key, the row is new.
     pub fn put_built(
         &mut self,
         delta: Delta,
@@ -148,7 +148,7 @@ impl OpWriter {
         put_bytes(&mut self.buf, &self.value);
     }
 
-    /// Puts a row that counts for nothing; `new`: it does not exist, which must be certain.
+    /// Puts a row without a change of counters; `new`: it does not exist, which must be certain.
     pub fn put(&mut self, key: &[u8], value: &[u8], new: bool) {
         self.reserve(key.len() + value.len());
         self.buf.push(PUT | Delta::default().encode() | if new { NEW } else { 0 });
@@ -170,7 +170,7 @@ impl OpWriter {
     }
 }
 
-/// Reads the operations of one shard back; stops at damage with `None` (see [`OpReader::is_done`]).
+/// Decodes the operations of one shard; returns `None` at damage (see [`OpReader::is_done`]).
 #[derive(Debug)]
 pub struct OpReader<'a> {
     rest: &'a [u8],
@@ -181,12 +181,12 @@ impl<'a> OpReader<'a> {
         Self { rest: bytes }
     }
 
-    /// Bytes behind the last operation that was read.
+    /// Returns the number of bytes behind the last operation that was read.
     pub fn left(&self) -> usize {
         self.rest.len()
     }
 
-    /// Returns true if all was read: false after damage.
+    /// Returns true if everything was read; false after damage.
     pub fn is_done(&self) -> bool {
         self.rest.is_empty()
     }

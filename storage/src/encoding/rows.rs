@@ -5,14 +5,14 @@ use super::{Delta, OpWriter, RowKey};
 /// See the module's description.
 pub(crate) struct ElementRows<'a> {
     ops: &'a mut OpWriter,
-    /// A row's key: the head of all of them, then the element.
+    /// Buffer for a row's key: the head of all of them, then the element.
     key: Vec<u8>,
     head: usize,
     hash_of: &'a dyn Fn(&[u8]) -> u64,
 }
 
 impl<'a> ElementRows<'a> {
-    /// Rows of a version; `hash_of` hashes element names.
+    /// Creates a writer of the rows of a version; `hash_of` hashes element names.
     pub(crate) fn new(
         ops: &'a mut OpWriter,
         slot: u16,
@@ -25,21 +25,21 @@ impl<'a> ElementRows<'a> {
         Self { ops, key, head, hash_of }
     }
 
-    /// The row of an element from now on; `new`: there is none so far, which must be certain.
+    /// Puts the row of an element; `new`: it does not exist, which must be certain.
     pub(crate) fn put(&mut self, element: &[u8], value: &[u8], new: bool) {
         self.key.truncate(self.head);
         self.key.extend_from_slice(element);
         self.ops.put(&self.key, value, new);
     }
 
-    /// There is no such element any more.
+    /// Deletes the row of an element.
     pub(crate) fn delete(&mut self, element: &[u8]) {
         self.key.truncate(self.head);
         self.key.extend_from_slice(element);
         self.ops.delete(&self.key, Delta::default());
     }
 
-    /// The elements with a prefix are dead: they are swept, and there will be no others.
+    /// Marks the elements with a prefix as dead: they are swept, and no new ones may follow.
     pub(crate) fn dead(&mut self, prefix: &[u8]) {
         let key = RowKey::dead_elements(&self.key[..self.head], prefix);
         self.ops.put(&key, b"", true);

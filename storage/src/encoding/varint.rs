@@ -29,7 +29,7 @@ pub fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
     out.extend_from_slice(bytes);
 }
 
-/// Reads what [`put_bytes`] wrote.
+/// Reads bytes written by [`put_bytes`].
 pub fn get_bytes<'a>(input: &mut &'a [u8]) -> Option<&'a [u8]> {
     let len = usize::try_from(get_varint(input)?).ok()?;
     let (bytes, rest) = input.split_at_checked(len)?;

@@ -1,4 +1,4 @@
-//! Checkpoints of an engine: states of it whose files stay for as long as they are named.
+//! Checkpoints of an engine: states whose files are kept as long as the checkpoint exists.
 
 use super::{Engine, FLUSH, prefix_range, within};
 use crate::control::Control;
@@ -15,33 +15,33 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Names of SlateDB checkpoints begin with this, before the name of ours.
+/// Prefix of the names of SlateDB checkpoints, followed by the name of this server's checkpoint.
 const NAME: &str = "flagstone ";
 
-/// So do those that keep files for a branch, before the path of the branch.
+/// Prefix of the names of those that keep files for a branch, followed by the path of the branch.
 const BRANCH: &str = "flagstone-branch ";
 
-/// How long a checkpoint lives for a branch that does not come to be.
+/// How long files are kept for a branch that is not completed.
 const MAKING: Duration = Duration::from_secs(3600);
 
 /// A state of one shard's engine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EngineCheckpoint {
-    /// SlateDB's id of it.
+    /// SlateDB's id of the checkpoint.
     pub id: String,
-    /// The manifest that names its files.
+    /// Number of the manifest that lists its files.
     pub manifest: u64,
-    /// Every record of the shard up to here is in it.
+    /// It has every record of the shard up to this lsn.
     pub applied: Lsn,
-    /// None of its rows is of a later record.
+    /// It has no row of a later record than this.
     pub reaches: Lsn,
-    /// How many keys it has, by its counters. Descriptions of earlier versions do not say.
+    /// Number of its keys, by its counters. Descriptions of earlier versions do not have it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keys: Option<u64>,
 }
 
 impl EngineCheckpoint {
-    /// Returns true if these control rows are those that it was taken with.
+    /// Returns true if the checkpoint was taken with these control rows.
     pub(crate) fn is_of(&self, control: &Control) -> bool {
         let reaches = control.reaches.max(control.applied);
         control.applied == self.applied
@@ -50,7 +50,7 @@ impl EngineCheckpoint {
     }
 }
 
-/// Returns an engine that may be open elsewhere, by its files.
+/// Returns the administration of an engine by its files; the engine may be open elsewhere.
 pub(crate) fn admin(store: Arc<dyn ObjectStore>, path: &str) -> Admin {
     AdminBuilder::new(path, store).build()
 }
@@ -66,9 +66,9 @@ pub(crate) async fn keep_for_branch(engine: &Admin, id: &str, path: &str) -> Res
 }
 
 impl Engine {
-    /// Takes a checkpoint of what is written now. It stays until it is dropped.
+    /// Takes a checkpoint of everything written so far. Its files are kept until it is dropped.
     pub async fn checkpoint(&self, name: &str) -> Result<EngineCheckpoint> {
-        // Nobody writes meanwhile, so that the control rows are those of the checkpoint.
+        // The turn prevents writes, so that the control rows are those of the checkpoint.
         let _turn = self.turn().await;
         self.flush().await?;
         let options =
@@ -88,17 +88,17 @@ impl Engine {
         })
     }
 
-    /// Gives up what it keeps for the checkpoint `id`, if it still does.
+    /// Releases the files kept for the checkpoint `id`, if there are any.
     pub async fn drop_checkpoint(&self, id: &str) -> Result<()> {
         self.drop_checkpoints(|_, other| other == id).await
     }
 
-    /// Gives up all checkpoints of ours but those with these ids.
+    /// Drops all of this server's checkpoints except those with these ids.
     pub async fn keep_checkpoints(&self, ids: &BTreeSet<String>) -> Result<()> {
         self.drop_checkpoints(|name, id| name.starts_with(NAME) && !ids.contains(id)).await
     }
 
-    /// Gives up what is kept for branches that are not there any more.
+    /// Releases the files kept for branches that do not exist any more.
     pub(crate) async fn drop_branches(&self) -> Result<()> {
         let (store, place) = (self.place().store(), self.place());
         let admin = admin(store.clone(), place.root().as_ref());
@@ -107,7 +107,7 @@ impl Engine {
             else {
                 continue;
             };
-            // One that has an end is for a branch that is being made.
+            // A checkpoint that expires belongs to a branch in the making.
             if checkpoint.expire_time.is_some() {
                 continue;
             }

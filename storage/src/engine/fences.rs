@@ -6,8 +6,8 @@
 //! in the manifest follows. That number must never go back: with a lower one the engine closes itself
 //! at its next write of the manifest.
 //!
-//! The files of a checkpoint, and so backups and branches, come without fences. Here they are made
-//! anew, so that an opening finds as many as the manifest counts.
+//! The files of a checkpoint, and so backups and branches, come without fences. This module creates
+//! the missing ones, so that an opening finds as many as the manifest counts.
 
 #[cfg(test)]
 mod tests;
@@ -23,11 +23,11 @@ use std::collections::BTreeSet;
 /// Fences that are put at the same time.
 const AT_ONCE: usize = 16;
 
-/// Fences that are missing, at most: more were never put, the manifest is damaged.
+/// Bound of missing fences: more were never put, so the manifest is damaged.
 const MAX_MISSING: u64 = 1 << 20;
 
-/// Makes sure that all fences that the manifest of an engine counts are there. Nothing is asked of the
-/// store if it counts none, as after a clean stop.
+/// Creates the fences that the manifest of an engine counts and that are missing. Makes no request
+/// to the store if the manifest counts none, as after a clean stop.
 pub(super) async fn complete(place: &Place, manifest: &VersionedManifest) -> Result<()> {
     let (after, next) = (manifest.replay_after_wal_id(), manifest.next_wal_sst_id());
     let counted = next.saturating_sub(1).saturating_sub(after);
@@ -51,14 +51,14 @@ fn name(number: u64) -> String {
     format!("wal/{number:020}.sst")
 }
 
-/// Returns the numbers of the fences that are there, behind `after`.
+/// Returns the numbers of the existing fences behind `after`.
 async fn numbers(place: &Place, after: u64) -> Result<BTreeSet<u64>> {
     let number = |path: &Path| path.filename()?.strip_suffix(".sst")?.parse::<u64>().ok();
     let (dir, offset) = (place.path("wal"), place.path(&name(after)));
     let listed = place.store().list_with_offset(Some(&dir), &offset);
     let numbers = listed.try_filter_map(|meta| async move { Ok(number(&meta.location)) });
     match numbers.try_collect().await {
-        // A local directory that is not there.
+        // The local directory does not exist.
         Err(Error::NotFound { .. }) => Ok(BTreeSet::new()),
         numbers => Ok(numbers?),
     }

@@ -1,9 +1,9 @@
-//! The store of a shard's files: a local directory of which the files with rows are kept open.
+//! The store of a shard's files: a local directory whose files with rows are kept open.
 //!
-//! The local store opens the file for each read, and reads it on a thread for what blocks: that
-//! takes far longer than the read of a block that the system has in its page cache. A file with
-//! rows is never written again once it has its name, so its descriptor is as good as the name for
-//! as long as the name is there.
+//! The local store opens the file for each read, and reads it on a thread for blocking work: that
+//! takes far longer than the read of a block that is in the system's page cache. A file with rows
+//! is never written again once it has its name, so its descriptor is as good as the name, as long
+//! as the name exists.
 
 #[cfg(test)]
 mod tests;
@@ -35,13 +35,13 @@ use upload::Upload;
 /// Files that are kept open, of all shards together.
 const KEPT_FILES: usize = 512;
 
-/// Reads of at most this many bytes are tried in place, as long as the system has them in memory.
+/// Bytes up to which a read is tried in place, in case the system has them in memory.
 const IN_PLACE_BYTES: u64 = 64 << 10;
 
 /// The directory of a shard as SlateDB's store.
 pub(crate) struct Files {
     local: LocalFileSystem,
-    /// Tells its files from those of other shards.
+    /// Distinguishes its files from those of other shards.
     number: u64,
     kept: Arc<Kept>,
 }
@@ -61,7 +61,7 @@ impl Files {
         {
             let opened = Arc::new(Opened { file, meta: result.meta.clone() });
             self.kept.insert(self.number, location, opened.clone());
-            // Whoever deletes it may have looked before it was there.
+            // A deletion may have looked for the descriptor before it was inserted.
             if opened.is_gone() {
                 self.kept.forget(self.number, location);
             }
@@ -69,7 +69,7 @@ impl Files {
         Ok(result)
     }
 
-    /// Reads from a file that is open already. `None`: the local store knows better.
+    /// Reads from a file that is open already. `None`: the local store must read.
     async fn read_kept(&self, location: &Path, options: &GetOptions) -> Option<GetResult> {
         let opened = self.kept.get(self.number, location)?;
         if opened.is_gone() {
@@ -143,7 +143,7 @@ impl ObjectStore for Files {
     ) -> BoxStream<'static, Result<Path>> {
         let (kept, number) = (self.kept.clone(), self.number);
         let deleted = self.local.delete_stream(locations);
-        // A descriptor would hold the file's space.
+        // An open descriptor would hold the file's space.
         deleted
             .inspect(move |location| match location {
                 Ok(location) => kept.forget(number, location),
@@ -179,7 +179,7 @@ impl ObjectStore for Files {
     }
 }
 
-/// Returns true if a part of the file is asked for, and nothing else.
+/// Returns true if the request is for a range of the file, and nothing else.
 fn is_ranged(options: &GetOptions) -> bool {
     options.range.is_some()
         && !options.head
@@ -190,8 +190,7 @@ fn is_ranged(options: &GetOptions) -> bool {
         && options.version.is_none()
 }
 
-/// Returns true if this is a file with rows: those have names of their own for ever. Manifests do
-/// not.
+/// Returns true for a file with rows: its name is never used again. Names of manifests are.
 fn is_immutable(location: &Path) -> bool {
     location.extension() == Some("sst")
 }
@@ -204,12 +203,12 @@ struct Opened {
 }
 
 impl Opened {
-    /// Returns true if it has lost its name: it was deleted, or another file has got the name.
+    /// Returns true if it has lost its name: it was deleted, or the name belongs to another file.
     fn is_gone(&self) -> bool {
         !self.file.metadata().is_ok_and(|metadata| metadata.nlink() > 0)
     }
 
-    /// Returns a range that is within the file.
+    /// Reads a range within the file.
     async fn read(self: Arc<Self>, range: Range<u64>) -> io::Result<Bytes> {
         let length = range.end - range.start;
         let mut bytes = vec![0; usize::try_from(length).map_err(|_| io::ErrorKind::InvalidInput)?];
@@ -228,13 +227,13 @@ impl Opened {
     }
 }
 
-/// Reads what the system has in memory, and does not wait for a disk; how many bytes that were.
+/// Reads bytes that the system has in memory, without waiting for a disk, and returns their number.
 #[cfg(target_os = "linux")]
 fn read_cached(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
     let offset = libc::off_t::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
     let slice = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-    // SAFETY: `slice` names `bytes`, which are borrowed and may be written to; it is one; the
-    // descriptor is open as long as `file` is borrowed.
+    // SAFETY: `slice` is one slice of `bytes`, which are borrowed and writable; the descriptor is
+    // open as long as `file` is borrowed.
     let read =
         unsafe { libc::preadv2(file.as_raw_fd(), &raw const slice, 1, offset, libc::RWF_NOWAIT) };
     usize::try_from(read).map_err(|_| io::Error::last_os_error())
@@ -245,7 +244,7 @@ fn read_cached(_: &File, _: &mut [u8], _: u64) -> io::Result<usize> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
-/// The files that are kept open, of all shards: those that were read last.
+/// The open files of all shards: those that were read last.
 #[derive(Debug, Default)]
 pub(crate) struct Kept {
     stores: AtomicU64,
@@ -254,12 +253,12 @@ pub(crate) struct Kept {
 
 #[derive(Debug, Default)]
 struct ByUse {
-    /// By store and location; with when they were used.
+    /// Open files by store and location, each with the time of its last use.
     files: HashMap<(u64, Path), (u64, Arc<Opened>)>,
     uses: u64,
 }
 
-/// The key of a file, borrowed.
+/// The borrowed key of a file.
 #[derive(Hash)]
 struct Name<'a>(u64, &'a Path);
 

@@ -1,11 +1,11 @@
-//! What deleted rows take on disk, and whether it is worth merging everything to be rid of it.
+//! Garbage: the bytes of deleted rows on disk, and when merging all files is worth it.
 //!
-//! A deleted row takes its place until its tombstone meets it in a compaction, and the tombstone
-//! until it reaches the last sorted run. Every batch that deletes rows carries the row
-//! `C garbage`: the bytes deleted since the shard was created. A run holds all rows up to some
-//! point in time, so what that row says in the last run is what has been got rid of, and its
-//! newest value less that is what is left. So nothing has to be reset when a compaction ends, and
-//! it does not matter when the process is killed.
+//! A deleted row takes its space until its tombstone meets it in a compaction, and the tombstone
+//! until it reaches the last sorted run. Every batch that deletes rows carries the row `C garbage`:
+//! the bytes deleted since the shard was created. A run holds all rows up to some point in time, so
+//! the value of that row in the last run is the garbage already collected, and its newest value
+//! minus that is the garbage left. So no counter has to be reset when a compaction ends, and the
+//! process may be killed at any time.
 
 use super::{Engine, Opened};
 use crate::control::{garbage_bytes, garbage_key, garbage_value};
@@ -16,16 +16,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// All files are merged when at least one part in so many of them is garbage.
+/// All files are merged when at least one part in so many of their bytes is garbage.
 const PARTS: u64 = 5;
 
-/// Pause after a merge that got rid of nothing.
+/// Pause after a merge that collected nothing.
 const RETRY: Duration = Duration::from_secs(120);
 
-/// How much garbage there is; shared by an engine and its compaction scheduler.
+/// Counter of garbage, shared by an engine and its compaction scheduler.
 #[derive(Debug)]
 pub(super) struct Garbage {
-    /// Less than this is never worth it.
+    /// Garbage below this is never worth a merge.
     least: u64,
     /// Bytes deleted since the shard was created.
     total: AtomicU64,
@@ -34,24 +34,24 @@ pub(super) struct Garbage {
 
 #[derive(Debug, Default)]
 struct Weighed {
-    /// The last run when it was looked at, and what had been got rid of then.
+    /// The last run when it was last examined, and the garbage collected by then.
     last: Option<SsTableId>,
     collected: u64,
     request: Option<Request>,
-    /// When a request was last made, and what had been got rid of then.
+    /// The time of the last request, and the garbage collected by then.
     asked: Option<(Instant, u64)>,
 }
 
-/// All rows are to be merged.
+/// A request to merge all rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Request {
-    /// The last run that this is about (see [`last_run`]).
+    /// The last run at the time of the request (see [`last_run`]).
     pub(super) last: Option<SsTableId>,
-    /// The files of level 0 with the tombstones.
+    /// The files of level 0 that hold the tombstones.
     pub(super) level0: Vec<SourceId>,
 }
 
-/// What names the last run: its first file, which every compaction writes anew.
+/// Returns the identity of the last run: its first file, which every compaction writes anew.
 pub(super) fn last_run(manifest: &VersionedManifest) -> Option<SsTableId> {
     Some(manifest.compacted().last()?.sst_views().first()?.sst.id)
 }
@@ -61,7 +61,7 @@ impl Garbage {
         Self { least, total: AtomicU64::new(0), weighed: Mutex::default() }
     }
 
-    /// So many bytes are deleted: the sum of all.
+    /// Adds deleted bytes, and returns the total.
     pub(super) fn add(&self, bytes: u64) -> u64 {
         self.total.fetch_add(bytes, Ordering::Relaxed) + bytes
     }
@@ -70,20 +70,20 @@ impl Garbage {
         self.weighed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What is to be merged, if anything.
+    /// Returns the merge that is requested, if any.
     pub(super) fn request(&self) -> Option<Request> {
         self.weighed().request.clone()
     }
 
-    /// Returns true if so much garbage is worth a merge of files of `size` bytes.
+    /// Returns true if so much garbage justifies a merge of files of `size` bytes.
     fn is_worth(&self, garbage: u64, size: u64) -> bool {
         garbage >= self.least.max(size / PARTS)
     }
 }
 
 impl Weighed {
-    /// Returns true if to ask for a merge at `now`. If the last one got rid of nothing, the next
-    /// has time.
+    /// Returns true if a merge may be requested at `now`. After one that collected nothing, the
+    /// next one waits.
     fn may_ask(&self, now: Instant) -> bool {
         let in_vain =
             |(at, collected)| collected == self.collected && now.duration_since(at) < RETRY;
@@ -92,7 +92,7 @@ impl Weighed {
 }
 
 impl Engine {
-    /// Finds out how much was deleted before the engine was opened.
+    /// Reads how much was deleted before the engine was opened.
     pub(super) async fn learn_garbage(&self) -> Result<()> {
         if let Some(value) = self.get(&garbage_key()).await? {
             let garbage = self.opened().garbage;
@@ -101,8 +101,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Sees whether what was deleted is worth a merge of everything, and asks for it. Nobody else
-    /// may write meanwhile.
+    /// Checks whether the garbage justifies a merge of all files, and requests it. No other writes
+    /// may run meanwhile.
     pub(crate) async fn weigh(&self) -> Result<()> {
         let Opened { db, garbage, .. } = self.opened();
         let manifest = db.manifest();
@@ -111,8 +111,8 @@ impl Engine {
         if garbage.weighed().last != last {
             let collected = self.collected(&manifest).await?;
             if total > 0 && manifest.l0().front().map(|view| view.sst.id) < last {
-                // Of the files that were merged only those go that are older than the newest file
-                // of level 0: let there be one.
+                // The collector deletes merged files only if they are older than the newest file of
+                // level 0, so one is written.
                 self.write(vec![(garbage_key(), Some(garbage_value(total)))]).await?;
                 self.flush().await?;
             }
@@ -140,15 +140,15 @@ impl Engine {
         Ok(())
     }
 
-    /// What the deletes were whose tombstones have reached the last run.
+    /// Returns the bytes of deletes whose tombstones have reached the last run.
     async fn collected(&self, manifest: &VersionedManifest) -> Result<u64> {
         let Some(run) = manifest.compacted().last() else { return Ok(0) };
-        // Control rows come first, few as they are: they are in the first file.
+        // Control rows are few and come first: they are in the first file.
         let Some(view) = run.sst_views().first() else { return Ok(0) };
         let file = self.opened().files.open_with_handle(view.sst.clone())?;
         let key = garbage_key();
         let block = file.index().await?.partition_point(|first| *first <= key[..]);
-        // Of the versions of a row the newest is the first; it may be in the block before.
+        // The newest version of a row comes first; it may be in the block before.
         for block in block.saturating_sub(2)..block {
             let rows = file.read_block(block).await?;
             if let Some(row) = rows.iter().find(|row| row.key == key) {

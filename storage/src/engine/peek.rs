@@ -1,4 +1,4 @@
-//! Reading an engine that another process may have open: it is not disturbed.
+//! Reads an engine that another process may have open, without disturbing it.
 
 use super::{OPENING, checkpoint, prefix_range, within};
 use crate::place::Place;
@@ -9,7 +9,7 @@ use slatedb::config::DbReaderOptions;
 use slatedb::{DbReader, DbReaderMode};
 
 /// Returns the rows with a prefix in the files of the engine in a place; `None` if there is no
-/// engine. If it is open, files may go while they are read, which is an error.
+/// engine. If it is open, files may be deleted while they are read, which is an error.
 pub(crate) async fn peek(place: &Place, prefix: &[u8]) -> Result<Option<Vec<(Bytes, Bytes)>>> {
     let reading = async {
         let (store, path) = (place.store(), place.root().clone());

@@ -1,11 +1,11 @@
-//! Which files are merged when: SlateDB's size-tiered way, and everything where that gives much
-//! space back.
+//! Schedules merges: SlateDB's size-tiered ones, and merges of all files when that frees much
+//! space.
 //!
 //! Size-tiered merging waits for several runs of about the same size. After a large deletion, with
-//! few writes, the tombstones would never meet what they delete. So when the engine asks for it
-//! ([`super::garbage`]), first the files of level 0 are merged into a run of their own, which is
-//! quick, and then all runs into the last one, which drops the tombstones. The second step may
-//! take long; level 0 goes on being merged beside it, so that it does not fill up.
+//! few writes, the tombstones would never meet the rows that they delete. So when the engine
+//! requests it ([`super::garbage`]), first the files of level 0 are merged into a run of their own,
+//! which is quick, and then all runs into the last one, which drops the tombstones. The second step
+//! may take long; level 0 is still merged beside it, so that it does not fill up.
 
 use super::garbage::{Garbage, last_run};
 use slatedb::compactor::{
@@ -15,18 +15,18 @@ use slatedb::compactor::{
 use slatedb::config::CompactorOptions;
 use std::sync::Arc;
 
-/// Files of level 0 that are merged at once at most: they count against the limit of level 0
-/// until they are merged, and each takes memory to read ahead.
+/// Bound of the files of level 0 in one merge: they count against the limit of level 0 until they
+/// are merged, and each takes memory to read ahead.
 const LEVEL0_AT_ONCE: usize = 8;
 
-/// Merges that may run at the same time: one, and level 0 beside one into the last run.
+/// Bound of concurrent merges: one, and one of level 0 beside a merge into the last run.
 pub(super) const AT_ONCE: usize = 2;
 
-/// What all merges together read at the same time; SlateDB's scheduler takes as many at most as we
-/// do. A merge of everything may have some more.
+/// Bound of the inputs that all merges together read at the same time; SlateDB's scheduler takes no
+/// more than this one. A merge of everything may have a few more.
 pub(super) const INPUTS: usize = AT_ONCE * LEVEL0_AT_ONCE;
 
-/// Makes the scheduler of an engine.
+/// Creates the scheduler of an engine.
 pub(super) struct Supplier(pub(super) Arc<Garbage>);
 
 impl CompactionSchedulerSupplier for Supplier {
@@ -73,7 +73,7 @@ impl CompactionScheduler for Scheduler {
 }
 
 impl Scheduler {
-    /// Returns the next step of merging everything, if that was asked for.
+    /// Returns the next step of merging everything, if that was requested.
     fn everything(&self, state: &CompactorStateView, runs: &[u32]) -> Option<CompactionSpec> {
         let request = self.garbage.request()?;
         if last_run(state.manifest()) != request.last {
@@ -94,11 +94,11 @@ fn leaves_room(active: &[&CompactionSpec], runs: &[u32]) -> bool {
     }
 }
 
-/// Returns the next step of merging everything: `level0` and `runs` are what there is, the newest
-/// first, `wanted` are the files of level 0 that must be included.
+/// Returns the next step of merging everything: `level0` and `runs` are the existing ones, newest
+/// first; `wanted` are the files of level 0 that must be included.
 fn plan(level0: &[SourceId], runs: &[u32], wanted: &[SourceId]) -> Option<CompactionSpec> {
     if let Some(newest) = level0.iter().position(|file| wanted.contains(file)) {
-        // The oldest ones go first.
+        // The oldest files go first.
         let from = newest.max(level0.len().saturating_sub(LEVEL0_AT_ONCE));
         let run = runs.iter().max().map_or(0, |id| id + 1);
         return Some(CompactionSpec::new(level0[from..].to_vec(), run));

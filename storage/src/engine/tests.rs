@@ -1,4 +1,4 @@
-//! Deleted rows give their space back.
+//! Deleted rows free their space.
 
 use super::*;
 use crate::encoding::RowKey;
@@ -60,7 +60,7 @@ impl Process {
         self.runtime.block_on(self.engine.flush()).unwrap();
     }
 
-    /// Returns true if there is more to do.
+    /// Sweeps, and returns true if there is more to do.
     fn sweep(&self) -> bool {
         self.runtime.block_on(sweep(&self.engine, Vec::new())).unwrap().1
     }
@@ -75,7 +75,8 @@ impl Process {
         }
     }
 
-    /// The garbage collector leaves what may be a merge's or a flush's: there are some after that.
+    /// Waits for the garbage collector, which leaves files that a merge or a flush may need: some
+    /// remain after that.
     fn wait_for_collector(&self, store: &InMemory, bytes: u64) {
         let begun = Instant::now();
         while size(store) >= bytes {
@@ -101,14 +102,14 @@ fn element(version: u64, n: u32) -> Bytes {
     key.into()
 }
 
-/// Bytes of all data files.
+/// Returns the bytes of all data files.
 fn size(store: &InMemory) -> u64 {
     let files = store.list(Some(&"db/compacted".into())).try_collect::<Vec<_>>();
     let files = futures::executor::block_on(files).unwrap();
     files.iter().map(|file| file.size).sum()
 }
 
-/// Deletes most of what there is, and kills the process after some sweeps; 70,000 rows take two.
+/// Deletes most rows, and kills the process after some sweeps; 70,000 rows take two.
 fn delete_and_kill(sweeps: u32) {
     let store = Arc::new(InMemory::new());
     let mut process = Process::start(&store);
@@ -125,10 +126,10 @@ fn delete_and_kill(sweeps: u32) {
         process.kill();
         process = Process::start(&store);
     }
-    // What is left is less than any file of the dead version's rows or tombstones.
+    // The remaining rows are smaller than any file of the dead version's rows or tombstones.
     process.wait_for_space(&store, before / 50);
     assert_eq!((process.count(LIVE), process.count(DEAD)), (500, 0));
-    // It is not asked for again.
+    // No further merge is requested.
     assert!(!process.sweep());
     assert_eq!(process.engine.opened().garbage.request(), None);
     process.kill();
@@ -212,7 +213,7 @@ fn a_checkpoint_keeps_its_files_as_long_as_it_is_there() {
     };
     let named = files(made.manifest);
     assert!(!named.is_empty());
-    // Everything is deleted and merged away, several times over.
+    // Deletes everything and merges it away, several times over.
     process.write(std::iter::once((RowKey::dead(1, LIVE).into(), Some(Bytes::new()))));
     process.flush();
     for n in 0..4 {
@@ -231,7 +232,7 @@ fn a_checkpoint_keeps_its_files_as_long_as_it_is_there() {
         assert!(there, "{name} is gone");
     }
     assert!(size(&store) >= held);
-    // Another process keeps those that it is told of.
+    // Another process keeps those ids that it is given.
     process.kill();
     let process = Process::start(&store);
     let kept = std::collections::BTreeSet::from([made.id.clone()]);
@@ -243,7 +244,7 @@ fn a_checkpoint_keeps_its_files_as_long_as_it_is_there() {
     process.kill();
 }
 
-/// Returns the object at a path, as somebody sees it.
+/// Returns the object at a path, read through a store.
 fn object(process: &Process, store: &dyn ObjectStore, path: &str) -> Option<Bytes> {
     let path = Path::from(path);
     process.runtime.block_on(async { store.get(&path).await.ok()?.bytes().await.ok() })
@@ -261,7 +262,7 @@ fn files_stay_for_branches_until_they_are_gone_or_need_none() {
     let views = manifest.as_ref().unwrap().all_sst_views();
     let names: Vec<_> = views.map(|v| format!("compacted/{}.sst", v.sst.id.value())).collect();
     let base = Place::within(store.clone(), "".into(), "memory");
-    // One is there, of another nothing was ever written, the last one is being made.
+    // One branch exists, a second was never written to, a third is in the making.
     let mut kept = Vec::new();
     for path in ["there", "gone", "making"] {
         let id = checkpoint::keep_for_branch(&admin, &made.id, path);
@@ -290,7 +291,7 @@ fn files_stay_for_branches_until_they_are_gone_or_need_none() {
     assert!(left.contains(&kept[0]) && left.contains(&kept[2]), "{left:?}");
     let given_up = admin.delete_checkpoint(kept[2].parse().unwrap());
     process.runtime.block_on(given_up).unwrap();
-    // Everything is deleted and merged away, but the branch sees it.
+    // Everything is deleted and merged away, but the branch still sees it.
     process.write(std::iter::once((RowKey::dead(1, LIVE).into(), Some(Bytes::new()))));
     process.flush();
     let begun = Instant::now();
@@ -306,7 +307,7 @@ fn files_stay_for_branches_until_they_are_gone_or_need_none() {
         let seen = object(&process, &*branch.store(), &format!("there/db/{name}"));
         assert_eq!(seen, *bytes, "{name}");
     }
-    // It deletes what it does not need.
+    // It deletes the files that it does not need.
     assert_eq!(process.runtime.block_on(branch.release()).unwrap(), 0);
     for (n, name) in names.iter().enumerate() {
         let path = Path::from(format!("there/db/{name}"));

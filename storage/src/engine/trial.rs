@@ -1,5 +1,5 @@
-//! Trying the files of an engine: it is opened as a start would open it and writes its manifest, but
-//! all that it writes stays in memory.
+//! Tries the files of an engine: it is opened as a start would open it and writes its manifest, but
+//! all its writes stay in memory.
 
 use super::{BLOCK, EngineClock, OPENING, Upkeep, checkpoint, engine_settings, fences};
 use super::{prefix_range, told, within};
@@ -16,8 +16,8 @@ use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::Arc;
 
-/// Opens an engine whose files are in a place, each with its name in the engine, its path there and
-/// its size; what its control rows say.
+/// Opens an engine whose files are in a place, each with its name in the engine, its path in the
+/// place and its size, and returns its control rows.
 ///
 /// # Errors
 /// If a start could not open it, or if it closed itself at its first flush.
@@ -35,7 +35,7 @@ pub(crate) async fn try_engine(
     let clock = Clock::default();
     clock.at_least(u64::try_from(manifest.last_l0_clock_tick()).unwrap_or(0));
     let clock = EngineClock { clock, timer: DefaultSystemClock::new() };
-    // Nothing is merged or collected meanwhile.
+    // No merge or collection runs meanwhile.
     let settings =
         Settings { garbage_collector_options: None, ..engine_settings(&Upkeep::default()) };
     let opening = Db::builder(engine.root().clone(), engine.store())
@@ -46,18 +46,18 @@ pub(crate) async fn try_engine(
         .build();
     let db = in_time(Box::pin(opening)).await?;
     let tried = in_time(Box::pin(read_and_write(&db))).await;
-    // It has nothing to lose, and may have closed itself.
+    // The engine has nothing to lose, and may have closed itself.
     let _ = in_time(Box::pin(db.close())).await;
     let rows = tried?;
     Control::read(&rows).map_err(anyhow::Error::msg)
 }
 
-/// Waits for the engine, which may try without end.
+/// Waits for the engine within a limit, as it may retry without end.
 async fn in_time<T>(work: impl Future<Output = Result<T, slatedb::Error>>) -> Result<T> {
     within(OPENING, &Writes::default(), async { work.await.map_err(told) }).await
 }
 
-/// Returns the control rows. The manifest is written as by a flush.
+/// Reads the control rows, and writes the manifest as a flush does.
 async fn read_and_write(db: &Db) -> Result<Vec<(bytes::Bytes, bytes::Bytes)>, slatedb::Error> {
     let mut found = db.scan(prefix_range(&[row::CONTROL])).await?;
     let mut rows = Vec::new();

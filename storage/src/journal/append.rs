@@ -1,5 +1,5 @@
 //! Appending: a commit is laid out and its checksums computed outside the lock, and written with
-//! one call per part under it.
+//! one call per part under the lock.
 
 use std::io::IoSlice;
 use std::sync::MutexGuard;
@@ -32,13 +32,14 @@ pub(super) struct Part<'a> {
 
 const PADDING: [u8; ALIGN as usize] = [0; ALIGN as usize];
 
-/// Bytes of a page of the system's cache.
+/// Bytes of a page of the system's page cache.
 const PAGE: u64 = 4096;
 
 const ZEROS: [u8; PAGE as usize] = [0; PAGE as usize];
 
-/// How many zeros go with a write from `offset` to `end`: those up to the end of a page that it
-/// begins. The system would have to read the page first to keep what a segment used before has there.
+/// Returns the number of zeros to add to a write from `offset` to `end`: up to the end of the last
+/// page, if the write begins that page. Otherwise the system would have to read the page first, to
+/// keep its old bytes of a reused segment.
 fn page_rest(offset: u64, end: u64, size: u64) -> u64 {
     let page = end / PAGE * PAGE;
     if page < offset || page == end {
@@ -80,7 +81,7 @@ impl<'a> Commit<'a> {
         Ok(Self { time_ms, shards, shard_bytes, parts })
     }
 
-    /// How many segments it begins if `room` bytes are left in the current one.
+    /// Returns how many segments it begins if `room` bytes are left in the current one.
     fn segments_needed(&self, mut room: u64, segment_bytes: u64) -> usize {
         let mut needed = 0;
         for part in &self.parts {
@@ -158,8 +159,8 @@ impl Shared {
         result
     }
 
-    /// Locks the writer when it may write `commit`: not stalled, and with enough segments ready,
-    /// so that running out of space is noticed before anything is written.
+    /// Locks the writer when it may write `commit`: not stalled, and with enough segments ready, so
+    /// that a lack of space is noticed before anything is written.
     fn lock_for(&self, commit: &Commit<'_>) -> Result<MutexGuard<'_, Writer>, JournalError> {
         loop {
             let writer = self.lock_unstalled()?;
@@ -185,7 +186,7 @@ impl Shared {
             match prepare_segment(disk, &self.dir, number, self.options.segment_bytes) {
                 Ok(file) => lock(&self.writer).spares.push_back((number, file)),
                 Err(error) => {
-                    // A commit too large for the disk gives back what was prepared for it.
+                    // A commit too large for the disk releases the segments prepared for it.
                     let mut writer = lock(&self.writer);
                     let kept = writer.spares.len().min(*Options::SPARES.start());
                     let surplus = writer.spares.split_off(kept);
@@ -194,7 +195,7 @@ impl Shared {
                         self.found_full(&error);
                     }
                     for (number, _) in surplus {
-                        // One that stays is removed at the next start.
+                        // A segment that cannot be removed now is removed at the next start.
                         let _ = disk.remove(&segment_path(&self.dir, number));
                     }
                     return Err(error);
@@ -208,7 +209,8 @@ impl Shared {
 
     fn write_commit(&self, writer: &mut Writer, commit: &Commit<'_>) -> Result<Lsn, JournalError> {
         let lsn = writer.last + 1;
-        // Before the write: a sync that starts later covers it, so that it is never too young.
+        // Taken before the write: a sync that starts later covers it, so that the age is never
+        // underestimated.
         let now = writer.dirty_since.is_none().then(Instant::now);
         let time_ms = writer.max_time_ms.max(commit.time_ms);
         let mut placed: Vec<(u64, u64)> = Vec::with_capacity(1);
@@ -244,8 +246,8 @@ impl Shared {
         Ok(lsn)
     }
 
-    /// Writes one part behind the last record. After an error its place is wiped; parts before it
-    /// stay, and recovery passes over them as a commit that was never finished.
+    /// Writes one part behind the last record. After an error its bytes are wiped; parts before it
+    /// stay, and recovery skips them as an unfinished commit.
     fn write_part(
         &self,
         writer: &mut Writer,
@@ -276,9 +278,9 @@ impl Shared {
         Ok(())
     }
 
-    /// Goes on in the next segment that is ready.
+    /// Switches to the next prepared segment.
     fn switch(&self, writer: &mut Writer) -> Result<(), JournalError> {
-        // `lock_for` saw to it that there is one.
+        // `lock_for` ensured that there is one.
         let Some((number, file)) = writer.spares.front().cloned() else {
             return Err(JournalError::NoSpace { path: self.dir.clone() });
         };
@@ -323,8 +325,9 @@ impl Shared {
         Ok(())
     }
 
-    /// Says at the end of the journal that everything is durable, which it must be: without that,
-    /// rot in the last commits could not be told from a torn write. Left out if there is no room.
+    /// Writes a mark at the end of the journal that everything is durable, which it must be:
+    /// without it, rot in the last commits could not be told from a torn write. Skipped if there is
+    /// no room.
     pub(super) fn write_mark(&self, writer: &mut Writer) -> Result<(), JournalError> {
         let part = Part::default().seal(&[]);
         if part.len > writer.current.size - writer.current.offset {

@@ -1,8 +1,8 @@
 //! The journal in a bucket: numbered objects, each put only where there is none.
 //!
-//! Appends gather in memory; a thread of its own puts them, a few objects at a time, and publishes
-//! the contiguous prefix as durable. Nobody else can put the next number: a successor puts a fence
-//! there, and reads up to it. The bytes and rules are in `docs/format.md`.
+//! Appends gather in memory; a separate thread puts them, a few objects at a time, and publishes
+//! the contiguous prefix as durable. No other process can put the next number unnoticed: a
+//! successor puts a fence there, and reads up to it. The bytes and rules are in `docs/format.md`.
 
 mod append;
 mod flush;
@@ -39,28 +39,28 @@ pub use history::BucketView;
 pub(super) use recovery::BucketPieces;
 pub use recovery::BucketRecovery;
 
-/// How a journal in a bucket is kept.
+/// Options of a journal in a bucket.
 #[derive(Clone, Debug)]
 pub struct BucketOptions {
     pub mode: SyncMode,
-    /// How old a commit may become in [`SyncMode::EverySec`] before it is put.
+    /// Age of a commit in [`SyncMode::EverySec`] at which it is put.
     pub everysec_bound: Duration,
-    /// How long the oldest commit may wait for the store before no more are taken.
+    /// How long the oldest commit may wait for the store before appends are refused.
     pub wait_limit: Duration,
-    /// Bytes that may wait before no more are taken.
+    /// Bytes that may wait before appends are refused.
     pub max_waiting: usize,
     /// The salt of the node's journal.
     pub salt: u32,
-    /// Where objects go that are dropped, in the same bucket; `None`: they are deleted.
+    /// Place for dropped objects, in the same bucket; `None`: they are deleted.
     pub archive: Option<Place>,
-    /// How long an attempt to put a small object may take.
+    /// Time limit for an attempt to put a small object.
     pub attempt: Duration,
-    /// How long an attempt of another request may take.
+    /// Time limit for an attempt of another request.
     pub request: Duration,
-    /// The pause after an attempt that failed; the following ones grow.
+    /// The pause after a failed attempt; later pauses grow.
     pub pause: Duration,
-    /// How long an object that is stored proves that nobody else has taken over. The same for all
-    /// who may own the journal.
+    /// How long a stored object proves that no other process has taken over. The same for all
+    /// possible owners of the journal.
     pub lease: Duration,
 }
 
@@ -81,7 +81,7 @@ impl Default for BucketOptions {
     }
 }
 
-/// The journal in a bucket. Dropped without [`Journal::close`] it stops as after a kill.
+/// The journal in a bucket. If it is dropped without [`Journal::close`] it stops as after a kill.
 pub struct BucketJournal {
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -95,32 +95,32 @@ struct Shared {
     end: AtomicU64,
     durable: AtomicU64,
     failed: OnceLock<String>,
-    /// There is a successor.
+    /// True once a successor has taken over.
     taken_over: AtomicBool,
-    /// The oldest commit has waited too long.
+    /// True while the oldest commit has waited too long.
     away: AtomicBool,
     state: Mutex<State>,
-    /// The flusher has something to look at.
+    /// Wakes the flusher.
     wake: Arc<Notify>,
     lease: Arc<Lease>,
-    /// Notified, with `state`, when something was published, and after a failure.
+    /// Notified, with `state`, after a publication and after a failure.
     progress: Condvar,
     subscribers: RwLock<Vec<Subscriber>>,
 }
 
 struct State {
     mode: SyncMode,
-    /// The greatest lsn that somebody waits for.
+    /// The greatest lsn that a caller waits for.
     requested: Lsn,
-    /// What was appended and is in no object yet; all but the last one are full.
+    /// Appended records that are in no object yet; all batches but the last one are full.
     queue: VecDeque<Batch>,
-    /// Objects that are being put, in order.
+    /// Objects whose puts are under way, in order.
     flights: VecDeque<Flight>,
-    /// Objects that are stored, fences left out, in order.
+    /// Stored objects without fences, in order.
     stored: VecDeque<Stored>,
     /// The number of the next object.
     next: Position,
-    /// The last number up to which all of this epoch are stored.
+    /// The number up to which all objects of this epoch are stored.
     published: u64,
     /// CRC of the last record.
     chain_crc: u32,
@@ -131,26 +131,26 @@ struct State {
     max_time_ms: u64,
     /// Bytes in `queue` and `flights`.
     waiting: usize,
-    /// By shard, what is flushed in its engine.
+    /// Flushed lsn of each shard's engine.
     flushed: Vec<Lsn>,
     holds: Holds,
-    /// As the last object says.
+    /// The floor in the last object.
     floor: Floor,
-    /// Below the floor, to be deleted.
+    /// Objects below the floor, to be deleted.
     doomed: Vec<Path>,
-    /// Some of those have records, and are deleted at once.
+    /// True if some of those have records: they are deleted at once.
     doomed_records: bool,
-    /// Some of those are being deleted.
+    /// True while some of those are being deleted.
     deleting: bool,
-    /// When something was put last.
+    /// Time of the last put.
     put_at: Instant,
-    /// What the store has answered to the last attempt that failed.
+    /// The store's error in the last failed attempt.
     trouble: Option<String>,
-    /// Nothing is appended any more.
+    /// True if no more appends are accepted.
     closed: bool,
-    /// The last object is put, which says that there are no more, ...
+    /// True once the last object is being put, which releases the journal, ...
     released: bool,
-    /// ... and stored.
+    /// ... and true once it is stored.
     ended: bool,
     stop: bool,
     appends: u64,
@@ -158,7 +158,7 @@ struct State {
     puts: u64,
 }
 
-/// Records of an object to be.
+/// Records of a future object.
 #[derive(Default)]
 struct Batch {
     records: Vec<u8>,
@@ -168,7 +168,7 @@ struct Batch {
     last: Lsn,
     spans: Spans,
     time_ms: u64,
-    /// Since when its oldest record waits.
+    /// Time since which its oldest record waits.
     since: Option<Instant>,
 }
 
@@ -179,13 +179,13 @@ struct Flight {
     bytes: usize,
     since: Instant,
     floor: Floor,
-    /// It is stored, and was not before this moment.
+    /// Set once the object is stored: a moment before which it was not.
     stored: Option<BootTime>,
 }
 
 struct Stored {
     at: Position,
-    /// The last commit before it.
+    /// The last commit before the object.
     before: Lsn,
     last: Lsn,
     bytes: u64,
@@ -207,12 +207,12 @@ impl BucketJournal {
         Ok(Arc::new(Self { shared, thread: Mutex::new(Some(thread)) }))
     }
 
-    /// Ends the thread; what is on its way may arrive or not.
+    /// Stops the thread; puts under way may arrive or not.
     fn stop(&self) {
         lock(&self.shared.state).stop = true;
         self.shared.wake.notify_one();
         let Some(thread) = lock(&self.thread).take() else { return };
-        // A subscriber may be the last to let go of the journal, on its thread.
+        // A subscriber may drop the last reference to the journal on the journal's own thread.
         if thread.thread().id() != thread::current().id() && thread.join().is_err() {
             tracing::error!("the journal's thread has panicked");
         }
@@ -237,7 +237,7 @@ impl Drop for BucketJournal {
 }
 
 impl Shared {
-    /// Fails for good. No lock may be held.
+    /// Marks the journal as failed for good. The caller must hold no lock.
     fn fail(&self, reason: String) {
         tracing::error!(%reason, "the journal has failed: no write is accepted any more");
         // Only the first reason counts.
@@ -270,13 +270,13 @@ impl Shared {
 }
 
 impl State {
-    /// Since when the oldest commit waits that is not durable.
+    /// Returns the time since which the oldest commit waits that is not durable.
     fn oldest(&self) -> Option<Instant> {
         let flying = self.flights.front().map(|flight| flight.since);
         flying.or_else(|| self.queue.front().and_then(|batch| batch.since))
     }
 
-    /// Returns the objects that are not needed, from the oldest on.
+    /// Returns the number of objects that are not needed, counted from the oldest.
     fn droppable(&self) -> usize {
         let is_free = |stored: &&Stored| {
             stored.spans.held(&self.flushed).next().is_none() && !self.holds.keeps(stored.last)
@@ -284,8 +284,8 @@ impl State {
         self.stored.iter().take_while(is_free).count()
     }
 
-    /// Returns true if there are records that are not needed. Objects without any are left to the
-    /// next one with some.
+    /// Returns true if there are records that are not needed. Objects without records are left
+    /// until one with records is dropped.
     fn drops_records(&self) -> bool {
         self.stored.iter().take(self.droppable()).any(|stored| stored.bytes > 0)
     }

@@ -1,4 +1,4 @@
-//! The few file operations the journal needs, as traits, so that a test can lose what was not
+//! The few file operations of the journal, as traits, so that a test can lose writes that were not
 //! synced.
 
 use std::fs::{self, OpenOptions};
@@ -16,21 +16,21 @@ pub trait Disk: Send + Sync {
     fn list(&self, dir: &Path) -> io::Result<Vec<String>>;
     /// Opens an existing file for reading and writing.
     fn open(&self, path: &Path) -> io::Result<Arc<dyn File>>;
-    /// Creates an empty file, in place of one that exists.
+    /// Creates an empty file, replacing an existing one.
     fn create(&self, path: &Path) -> io::Result<Arc<dyn File>>;
-    /// Renames atomically, in place of a file that exists.
+    /// Renames atomically, replacing an existing file.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
     fn remove(&self, path: &Path) -> io::Result<()>;
     fn sync_dir(&self, dir: &Path) -> io::Result<()>;
 }
 
-/// An open file. It stays usable when it is renamed.
+/// An open file. It stays usable after a rename.
 pub trait File: Send + Sync {
-    /// Its length in bytes.
+    /// Returns its length in bytes.
     fn size(&self) -> io::Result<u64>;
     fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()>;
-    /// Writes all slices one after the other from `offset` on; they are used up. After an error
-    /// any part of them may have been written.
+    /// Writes all slices in sequence from `offset` on, consuming them. After an error any part of
+    /// them may have been written.
     fn write_all_at(&self, slices: &mut [IoSlice<'_>], offset: u64) -> io::Result<()>;
     /// Makes content and length durable.
     fn sync(&self) -> io::Result<()>;
@@ -85,7 +85,7 @@ impl Disk for RealDisk {
     }
 }
 
-/// The most slices one `pwritev` takes on Linux.
+/// Bound of the slices of one `pwritev` on Linux.
 const MAX_SLICES: usize = 1024;
 
 impl File for fs::File {
@@ -117,7 +117,7 @@ impl File for fs::File {
     }
 }
 
-/// One `pwritev`; the standard library has none that is stable.
+/// Calls `pwritev` once; the standard library's is not stable.
 fn write_vectored_at(file: &fs::File, slices: &[IoSlice<'_>], offset: u64) -> io::Result<usize> {
     let count = slices.len().min(MAX_SLICES);
     let offset = libc::off_t::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;

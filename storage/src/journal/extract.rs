@@ -1,7 +1,7 @@
-//! Some records of a journal, written as a journal of their own that a start can recover.
+//! Extracts: records of a journal, written as a journal of their own that a start can recover.
 //!
-//! Its segments are as long as what they hold, and it has a salt of its own, so that no segment of
-//! the journal that the records come from can be taken for one of it.
+//! Its segments are as long as their contents, and it has a salt of its own, so that no segment of
+//! the original journal can be taken for one of it.
 
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice};
@@ -14,7 +14,7 @@ use super::record::{ALIGN, HEADER, RecordHeader, record_len};
 use super::segment::{FIRST_RECORD, SegmentHeader, segment_path};
 use super::{JournalError, Lsn, Record};
 
-/// Bytes of a segment from which on the next record begins another one.
+/// Bytes of a segment from which on the next record begins a new one.
 const SEGMENT_BYTES: u64 = 64 << 20;
 
 /// The greatest body of one part of a commit, in bytes.
@@ -25,7 +25,7 @@ pub struct Extract {
     disk: Arc<dyn Disk>,
     dir: PathBuf,
     salt: u32,
-    /// Everything up to here is left out.
+    /// Records up to this lsn are left out.
     after: Lsn,
     open: Option<Open>,
     crc: u32,
@@ -42,7 +42,7 @@ struct Open {
 }
 
 impl Extract {
-    /// Begins one in `dir`, which must hold nothing, with records behind `after`.
+    /// Creates an extract in `dir`, which must be empty, for records behind `after`.
     pub fn create(
         disk: Arc<dyn Disk>,
         dir: &Path,
@@ -64,12 +64,12 @@ impl Extract {
         })
     }
 
-    /// Says that the journal knows of this time: a start is not to have an earlier one.
+    /// Sets a lower bound of the journal's time: a start must not have an earlier one.
     pub fn at_least(&mut self, time_ms: u64) {
         self.time_ms = self.time_ms.max(time_ms);
     }
 
-    /// Returns the last record's lsn, or where it begins.
+    /// Returns the last record's lsn, or the lsn behind which the extract begins.
     pub fn last(&self) -> Lsn {
         self.last
     }
@@ -79,7 +79,7 @@ impl Extract {
         self.time_ms
     }
 
-    /// Adds a record, which must follow those that were added; earlier ones are passed over.
+    /// Adds a record, which must follow the one before; records up to `after` are skipped.
     pub fn push(&mut self, record: &Record) -> Result<(), JournalError> {
         if record.lsn <= self.last {
             return Ok(());
@@ -128,8 +128,8 @@ impl Extract {
         Ok(())
     }
 
-    /// Marks `end` as the end, and makes all of it durable; its bytes. `epoch` is the journal's: the
-    /// end may be in an epoch without a record.
+    /// Marks `end` as the end, makes everything durable, and returns its bytes. `epoch` is the
+    /// journal's: the end may be in an epoch without a record.
     pub fn finish(mut self, epoch: u64, end: Lsn) -> Result<u64, JournalError> {
         if self.open.is_none() || self.last < end {
             let epoch = epoch.max(self.epoch + 1);

@@ -1,9 +1,8 @@
-//! The file `floor`: where the journal begins, how far it has come, and per shard the last lsn that
-//! was dropped.
+//! The file `floor`: the journal's first segment, its progress, and per shard the last dropped lsn.
 //!
-//! It is made durable before a segment is recycled: without it a missing first segment, or a
-//! shard directory from before the dropped records, could not be told. Neither could a missing last
-//! segment: that is noted soon after it was begun.
+//! It is made durable before a segment is recycled: without it a missing first segment, or a shard
+//! directory older than the dropped records, would go unnoticed. So would a missing last segment:
+//! the file notes that one soon after it was begun.
 
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice};
@@ -16,7 +15,7 @@ use super::{JournalError, Lsn};
 const MAGIC: [u8; 8] = *b"FLAGFLOR";
 const VERSION: u32 = 2;
 const FIXED: usize = 56;
-/// Version 1 has no newest segment.
+/// Bytes of the fixed fields in version 1, which has no newest segment.
 const FIXED_1: usize = 48;
 const ENTRY: usize = 10;
 
@@ -24,13 +23,13 @@ const ENTRY: usize = 10;
 pub(super) struct Floor {
     /// The number of the first segment that belongs to the journal.
     pub(super) first_segment: u64,
-    /// A segment that was begun, and durably so: the newest one when this was written.
+    /// The newest segment that was durably begun when this was written.
     pub(super) newest_segment: u64,
-    /// The last lsn that was dropped.
+    /// The last dropped lsn.
     pub(super) dropped: Lsn,
     /// The journal's salt.
     pub(super) salt: u32,
-    /// The last lsn that was dropped, of each shard that has one.
+    /// The last dropped lsn of each shard that has one.
     pub(super) shards: BTreeMap<u16, Lsn>,
 }
 
@@ -93,7 +92,7 @@ impl Floor {
         })
     }
 
-    /// Reads the floor of the journal in `dir`; none if the journal has never been started.
+    /// Reads the floor of the journal in `dir`; `None` if the journal was never started.
     pub(super) fn read(disk: &dyn Disk, dir: &Path) -> Result<Option<Self>, JournalError> {
         let path = floor_path(dir);
         let read = || -> io::Result<Vec<u8>> {
@@ -111,7 +110,7 @@ impl Floor {
         }
     }
 
-    /// Puts it durably in the place of the one before.
+    /// Durably replaces the file.
     pub(super) fn write(&self, disk: &dyn Disk, dir: &Path) -> Result<(), JournalError> {
         let path = floor_path(dir);
         let unfinished = dir.join("floor.tmp");

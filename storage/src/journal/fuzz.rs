@@ -1,6 +1,6 @@
 //! Fuzz target: a segment is followed to its end or refused, and nothing panics.
 //!
-//! Checksums would stop nearly every mutation at once, so the target computes them anew first.
+//! Checksums would reject nearly every mutation at once, so the target corrects them first.
 
 use super::disk::File;
 use super::record::{HEADER, decode_shards, le_u32};
@@ -11,7 +11,7 @@ use crate::encoding::OpReader;
 use std::io::{self, IoSlice};
 use std::sync::Arc;
 
-/// Bytes as a file that cannot be written.
+/// Bytes as a read-only file.
 struct ReadOnly(Vec<u8>);
 
 impl File for ReadOnly {
@@ -34,7 +34,7 @@ impl File for ReadOnly {
     }
 }
 
-/// Reads `data` as a segment, its checksums made right.
+/// Reads `data` as a segment after correcting its checksums.
 pub fn journal(data: &[u8]) {
     let mut bytes = data.to_vec();
     bytes.resize(bytes.len().max(SEGMENT_HEADER + HEADER), 0);
@@ -58,8 +58,8 @@ pub fn journal(data: &[u8]) {
     remains(&file, header.salt, end).expect("a file in memory can be read");
 }
 
-/// Makes the checksums of a segment right, from its start on as far as there are records. Its
-/// header, if it has one.
+/// Corrects the checksums of a segment, from its beginning on as far as there are records, and
+/// returns its header, if it has one.
 fn repair(bytes: &mut [u8]) -> Option<SegmentHeader> {
     let head: &mut [u8; SEGMENT_HEADER] = bytes.first_chunk_mut()?;
     let crc = crc32c::crc32c_append(crc32c::crc32c(&head[..12]), &head[16..]);

@@ -1,5 +1,5 @@
-//! Reading a journal by its files, of which some may be in an archive, and which somebody else may
-//! be writing.
+//! Reads a journal by its files, some of which may be in an archive, while another process may be
+//! writing it.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,9 +11,9 @@ use super::scan::{Chain, Met, Walk};
 use super::segment::{FoundHeader, SegmentHeader, segment_number, segment_path};
 use super::{JournalError, Lsn, Record};
 
-/// Hands what the segments in `journal` and `archive` have behind `after` to `each`, in order, as
-/// far as it is whole and nothing between is missing. How far that was, and whether it was the end;
-/// `None`: what follows `after` is not there.
+/// Passes the records behind `after` in the segments of `journal` and `archive` to `each`, in
+/// order, as far as they are whole and none is missing. Returns the last lsn, and whether it is the
+/// end; `None`: the records behind `after` do not exist any more.
 pub fn read_history(
     disk: &dyn Disk,
     journal: &Path,
@@ -23,7 +23,7 @@ pub fn read_history(
 ) -> Result<Option<(Lsn, bool)>, JournalError> {
     let Some(floor) = Floor::read(disk, journal)? else { return Ok(None) };
     let mut headers: BTreeMap<u64, (SegmentHeader, PathBuf)> = BTreeMap::new();
-    // A segment goes from the journal to the archive, never back.
+    // A segment moves from the journal to the archive, never back.
     for dir in [journal, archive] {
         for number in numbers(disk, dir)? {
             let path = segment_path(dir, number);
@@ -36,7 +36,7 @@ pub fn read_history(
             }
         }
     }
-    // The commit behind `after` may begin before the segment that it ends in.
+    // The commit behind `after` may begin in an earlier segment than it ends in.
     let begins = headers.values().rev().find(|(h, _)| h.first_lsn <= after).map(|(h, _)| h.number);
     let begins = begins.or_else(|| headers.keys().next().copied()).unwrap_or(0);
     let mut chain: Option<Chain> = None;
@@ -52,7 +52,7 @@ pub fn read_history(
             whole = false;
             break;
         };
-        // It may have gone to the archive meanwhile.
+        // The segment may have moved to the archive meanwhile.
         let file = disk.open(path).or_else(|_| disk.open(&segment_path(archive, *number)));
         let Ok(file) = file else {
             whole = false;
@@ -81,8 +81,8 @@ fn numbers(disk: &dyn Disk, dir: &Path) -> Result<Vec<u64>, JournalError> {
     }
 }
 
-/// Returns the greatest time in the journal when the segment in this file was begun; `None`: it was
-/// not.
+/// Returns the greatest time in the journal when the segment in this file was begun; `None` if it
+/// was not begun.
 pub fn segment_begun_ms(disk: &dyn Disk, path: &Path) -> Option<u64> {
     let number = segment_number(path.file_name()?.to_str()?)?;
     match SegmentHeader::read(&*disk.open(path).ok()?, number) {

@@ -21,20 +21,20 @@ use super::segment::{FIRST_RECORD, SegmentHeader, Spans};
 use super::sync::Signal;
 use super::{Journal, JournalError, JournalStats, Lsn, Options, Record, Subscriber, SyncMode};
 
-/// The journal in segments on a local disk. Made by [`super::Recovery::start`]; dropped without
-/// [`Journal::close`] it stops as after a kill.
+/// The journal in segments on a local disk. [`super::Recovery::start`] creates it; if it is dropped
+/// without [`Journal::close`] it stops as after a kill.
 pub struct LocalJournal {
     shared: Arc<Shared>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// What recovery hands over.
+/// State that recovery hands over.
 pub(super) struct Opened {
     pub(super) dir: PathBuf,
     pub(super) options: Options,
     pub(super) floor: Floor,
     pub(super) closed: Vec<Scanned>,
-    /// Of the fresh segment.
+    /// Header of the fresh segment.
     pub(super) header: SegmentHeader,
     pub(super) file: Arc<dyn File>,
     pub(super) spares: Vec<(u64, Arc<dyn File>)>,
@@ -51,17 +51,17 @@ pub(super) struct Shared {
     pub(super) failed: OnceLock<String>,
     pub(super) refusals: Refusals,
     pub(super) writer: Mutex<Writer>,
-    /// Notified, with `writer`, after a sync and after a failure: an append may stall on it.
+    /// Notified, with `writer`, after a sync and after a failure; a stalled append waits for it.
     pub(super) progress: Condvar,
-    /// Appends stall when the oldest undurable one is too old.
+    /// True if appends stall when the oldest undurable commit is too old.
     pub(super) bounded: AtomicBool,
-    /// Held by the one that syncs.
+    /// Held by the thread that syncs.
     pub(super) syncing: Mutex<()>,
     pub(super) signal: Mutex<Signal>,
     pub(super) wake_sync: Condvar,
-    /// The sync thread is idle and wants to know of an append.
+    /// True while the sync thread is idle and must be woken by an append.
     pub(super) wake_on_append: AtomicBool,
-    /// Held by the one that prepares or recycles segments.
+    /// Held by the thread that prepares or recycles segments.
     pub(super) preparing: Mutex<Preparing>,
     pub(super) upkeep_due: Mutex<UpkeepDue>,
     pub(super) wake_upkeep: Condvar,
@@ -70,7 +70,7 @@ pub(super) struct Shared {
 
 pub(super) struct Preparing {
     pub(super) next_number: u64,
-    /// As on disk.
+    /// The floor that is on disk.
     pub(super) floor: Floor,
 }
 
@@ -80,7 +80,7 @@ pub(super) struct UpkeepDue {
     pub(super) stop: bool,
 }
 
-/// Where the next record goes, and what is where.
+/// Position of the next record, and the contents of the segments.
 pub(super) struct Writer {
     pub(super) current: Current,
     /// CRC of the last record.
@@ -88,20 +88,20 @@ pub(super) struct Writer {
     /// The last whole commit.
     pub(super) last: Lsn,
     pub(super) max_time_ms: u64,
-    /// Segments before the current one that hold writes not synced.
+    /// Segments before the current one with writes that are not synced.
     pub(super) unsynced: Vec<Arc<dyn File>>,
     /// Segments before the current one, oldest first.
     pub(super) closed: VecDeque<ClosedSegment>,
-    /// Segments to use next.
+    /// Prepared segments, in the order of use.
     pub(super) spares: VecDeque<(u64, Arc<dyn File>)>,
-    /// Segments up to this number are known to be on disk, header included.
+    /// Segments up to this number are known to be on disk, including their headers.
     pub(super) synced_segment: u64,
-    /// By shard, what is flushed in its engine.
+    /// Flushed lsn of each shard's engine.
     pub(super) flushed: Vec<Lsn>,
     pub(super) holds: Holds,
-    /// When the oldest write was made that no sync has covered or begun to cover, ...
+    /// Time of the oldest write that no sync has covered or begun to cover, ...
     pub(super) dirty_since: Option<Instant>,
-    /// ... and the oldest of those that a sync is covering now.
+    /// ... and time of the oldest write that a sync is covering now.
     pub(super) syncing_since: Option<Instant>,
     pub(super) closed_for_good: bool,
     pub(super) appends: u64,
@@ -114,7 +114,7 @@ pub(super) struct Current {
     pub(super) number: u64,
     pub(super) file: Arc<dyn File>,
     pub(super) size: u64,
-    /// Where the next record goes.
+    /// Offset of the next record.
     pub(super) offset: u64,
     pub(super) first_lsn: Lsn,
     pub(super) spans: Spans,
@@ -130,7 +130,8 @@ pub(super) struct ClosedSegment {
     pub(super) spans: Spans,
 }
 
-/// Locks; the data is kept whole by code that does not panic, so a poisoned lock is as good.
+/// Locks a mutex, ignoring poison: the code that holds it does not panic with the data
+/// half-changed.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -158,7 +159,7 @@ impl LocalJournal {
         Ok(())
     }
 
-    /// Ends both threads; what they are doing is finished first.
+    /// Stops both threads after their present work.
     fn stop_threads(&self) {
         lock(&self.shared.signal).stop = true;
         self.shared.wake_sync.notify_all();
@@ -166,7 +167,7 @@ impl LocalJournal {
         self.shared.wake_upkeep.notify_all();
         let threads = std::mem::take(&mut *lock(&self.threads));
         for thread in threads {
-            // A subscriber may be the last to let go of the journal, on the sync thread.
+            // A subscriber may drop the last reference to the journal on the sync thread.
             if thread.thread().id() != thread::current().id() && thread.join().is_err() {
                 tracing::error!("a journal thread has panicked");
             }
@@ -251,7 +252,8 @@ impl Shared {
         }
     }
 
-    /// Fails for good. [`announce`](Self::announce) is to follow when no lock is held.
+    /// Marks the journal as failed for good. The caller must call [`announce`](Self::announce) once
+    /// it holds no lock.
     pub(super) fn fail(&self, reason: String) {
         tracing::error!(%reason, "the journal has failed: no write is accepted any more");
         // Only the first reason counts.
@@ -271,7 +273,7 @@ impl Shared {
 }
 
 impl Writer {
-    /// Returns the shards that have something in the oldest segment that is not flushed.
+    /// Returns the shards with unflushed records in the oldest segment.
     fn holders(&self) -> Vec<u16> {
         let oldest = self.closed.front().map_or(&self.current.spans, |segment| &segment.spans);
         oldest.held(&self.flushed).map(|(shard, _)| shard).collect()

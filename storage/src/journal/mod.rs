@@ -46,46 +46,48 @@ pub use read::HoldId;
 pub use recovered::{Pieces, Recovered};
 pub use recovery::Recovery;
 
-/// A commit's place in the journal: from 1 on, greater for a later commit; 0 is "nothing".
+/// Log sequence number, a commit's position in the journal: from 1 on, greater for later commits; 0
+/// means "nothing".
 pub type Lsn = u64;
 
-/// When an appended commit is made durable; Redis's `appendfsync`.
+/// The time at which an appended commit is made durable; Redis's `appendfsync`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SyncMode {
-    /// Sync again as long as anything is not durable.
+    /// Sync as long as a commit is not durable.
     Always,
-    /// Sync once per bound; appends stall when the oldest undurable one is twice as old.
+    /// Sync once per bound; appends stall when the oldest undurable commit is twice as old.
     EverySec,
-    /// Sync only what somebody asks for by [`Journal::request_sync`].
+    /// Sync only on request, by [`Journal::request_sync`].
     No,
 }
 
-/// One commit, as replayed.
+/// A commit, as replayed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {
     pub lsn: Lsn,
-    /// The life of the journal it was written in: each start opens a greater one.
+    /// The epoch in which it was written: each start opens a greater one.
     pub epoch: u64,
     /// The committer's clock, milliseconds since 1970.
     pub time_ms: u64,
-    /// The shards it touches.
+    /// The shards that it touches.
     pub shards: Vec<u16>,
     pub body: Bytes,
 }
 
-/// A part of a commit that is whole, as replayed: big ones come in several.
+/// A part of a complete commit, as replayed: large commits come in several.
 #[derive(Debug, Clone)]
 pub struct Piece {
-    /// With this part of its body.
+    /// The commit, with this part of its body.
     pub record: Record,
     pub first: bool,
     pub last: bool,
 }
 
-/// Called after the durable lsn advanced and after the journal failed, on the thread that saw it.
+/// A callback that runs after the durable lsn advanced and after the journal failed, on the thread
+/// that noticed it.
 pub type Subscriber = Box<dyn Fn() + Send + Sync>;
 
-/// Why the journal did not do it.
+/// The reason why the journal could not do what was asked.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
     /// Nothing was written and no lsn consumed; the same append may succeed later.
@@ -113,10 +115,10 @@ pub enum JournalError {
     /// Written by a newer version of the program.
     #[error("{} has format version {found}; this program knows up to {known}", path.display())]
     NewerFormat { path: PathBuf, found: u32, known: u32 },
-    /// Records that somebody was reading were dropped, as the journal had grown too long for it.
+    /// Records that a reader held were dropped, as the journal had grown too large for its hold.
     #[error("the journal has grown too long to keep its records for a reader")]
     HoldBroken,
-    /// A shard directory from before records that the journal has dropped.
+    /// A shard directory is older than records that the journal has dropped.
     #[error(
         "shard {shard} is an older copy: it holds lsn {applied}, and the journal has dropped \
          records of this shard up to {floor}"
@@ -125,7 +127,7 @@ pub enum JournalError {
 }
 
 impl JournalError {
-    /// Creates an I/O error at `path`, running out of space told apart.
+    /// Creates an I/O error at `path`; a lack of space becomes [`JournalError::NoSpace`].
     pub(crate) fn io(doing: &'static str, path: &Path, source: io::Error) -> Self {
         let path = path.to_path_buf();
         match source.kind() {
@@ -139,39 +141,40 @@ impl JournalError {
     }
 }
 
-/// Figures for INFO and for deciding what to flush.
+/// Statistics for INFO and for choosing the shards to flush.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct JournalStats {
-    /// Segments that hold records, the open one included.
+    /// Number of segments that hold records, including the open one.
     pub segments: usize,
-    /// Prepared segments waiting to be used.
+    /// Number of prepared segments.
     pub spares: usize,
-    /// Bytes in use in the segments.
+    /// Bytes in use in all segments.
     pub bytes: u64,
-    /// Bytes in memory that wait for a store.
+    /// Bytes in memory that wait for a remote store.
     pub waiting_bytes: u64,
-    /// The last append was refused, for want of room or by an error.
+    /// True if the last append was refused, for lack of space or by an error.
     pub last_refused: bool,
-    /// Writes are refused: since an append was, no room has been found.
+    /// True while writes are refused: since an append was, no space has been found.
     pub refusing: bool,
-    /// Commits since the start.
+    /// Number of commits since the start.
     pub appends: u64,
     /// Bytes appended since the start, headers included.
     pub appended_bytes: u64,
-    /// Syncs since the start.
+    /// Number of syncs since the start.
     pub syncs: u64,
-    /// Per shard, bytes of records above its flushed `applied`, counted by whole segments: an
-    /// upper bound. A record of several shards counts for each. Shards with none are left out.
+    /// Upper bound of each shard's bytes of records above its flushed `applied`, counted by whole
+    /// segments. A record of several shards counts for each. Shards without any are left out.
     pub backlog: Vec<(u16, u64)>,
-    /// The shards for which the oldest segment is kept.
+    /// The shards that keep the oldest segment from being dropped.
     pub holders: Vec<u16>,
 }
 
 /// The node's journal.
 pub trait Journal: Send + Sync {
-    /// Appends one commit: `time_ms` is the committer's clock, `shards` what it touches, its body
-    /// the concatenation of `body`. When it returns, the commit in a local journal is the kernel's
-    /// and outlives the process, and that in a bucket is in memory; it is durable once [`durable`](Self::durable) has reached the lsn returned.
+    /// Appends one commit: `time_ms` is the committer's clock, `shards` the shards that it touches,
+    /// its body the concatenation of `body`. When it returns, a local journal has passed the commit
+    /// to the kernel, so that it outlives the process, and a journal in a bucket has it in memory;
+    /// it is durable once [`durable`](Self::durable) has reached the returned lsn.
     ///
     /// After an error nothing of the commit is in the journal and no lsn is consumed.
     fn append(&self, time_ms: u64, shards: &[u16], body: &[&[u8]]) -> Result<Lsn, JournalError>;
@@ -179,51 +182,49 @@ pub trait Journal: Send + Sync {
     /// Returns the last lsn appended.
     fn end(&self) -> Lsn;
 
-    /// Returns the greatest lsn up to which everything is durable. Wait-free.
+    /// Returns the greatest lsn up to which every commit is durable. Wait-free.
     fn durable(&self) -> Lsn;
 
-    /// Asks for everything up to `lsn` to be made durable soon, in whatever mode.
+    /// Requests that everything up to `lsn` is made durable soon, in any mode.
     fn request_sync(&self, lsn: Lsn);
 
     /// Makes everything appended before the call durable, on the calling thread, and returns the
     /// durable lsn.
     fn sync_now(&self) -> Result<Lsn, JournalError>;
 
-    /// Changes the mode; a stricter one applies to what is already appended too.
+    /// Changes the mode; a stricter one also applies to commits already appended.
     fn set_mode(&self, mode: SyncMode);
 
     /// Adds a callback. It must be short, and must neither append nor subscribe.
     fn subscribe(&self, subscriber: Subscriber);
 
-    /// Why the journal accepts no write any more, if so: a sync failed, or a failed append could
-    /// not be wiped. Only a restart helps.
+    /// Returns why the journal accepts no more writes, if it does not: a sync failed, or a failed
+    /// append could not be wiped. Only a restart helps.
     fn failed(&self) -> Option<String>;
 
-    /// Returns true if it is in a store over a network: nobody may wait for that on a worker's
-    /// thread.
+    /// Returns true if it is in a store over a network, for which a worker's thread must not wait.
     fn is_remote(&self) -> bool {
         false
     }
 
-    /// What is wrong with the journal's store, when the oldest commit has waited for it for too
-    /// long. Appends are refused until it answers; what waits may become durable then.
+    /// Returns the error of the journal's store if the oldest commit has waited for it too long.
+    /// Appends are refused until it answers; waiting commits may become durable then.
     fn away(&self) -> Option<JournalError> {
         None
     }
 
-    /// What is asked before a reply leaves, if another server may take the journal over at any time;
-    /// a local one is locked.
+    /// Returns the lease to confirm before a reply leaves, if another server may take the journal
+    /// over at any time; a local journal is locked instead.
     fn lease(&self) -> Option<Arc<Lease>> {
         None
     }
 
-    /// Returns true if another server has taken the journal over: whatever is in memory may be out
-    /// of date.
+    /// Returns true if another server has taken the journal over: the data in memory may be stale.
     fn is_taken_over(&self) -> bool {
         false
     }
 
-    /// Says that the rows of `shard` up to `applied` are flushed in its engine, so that records
+    /// Notes that the rows of `shard` up to `applied` are flushed in its engine, so that records
     /// may be dropped.
     fn flushed(&self, shard: u16, applied: Lsn);
 
@@ -232,19 +233,19 @@ pub trait Journal: Send + Sync {
 
     fn stats(&self) -> JournalStats;
 
-    /// Keeps the records from `from` on, as far as they are still there, until
-    /// [`release`](Self::release), or until the journal has more than `max_bytes`.
+    /// Keeps the existing records from `from` on until [`release`](Self::release), or until the
+    /// journal has more than `max_bytes`.
     fn hold(&self, from: Lsn, max_bytes: u64) -> HoldId;
 
     fn release(&self, hold: HoldId);
 
-    /// Hands the commits of a range (first and last lsn, both within it) to `each`, in order. They
-    /// were appended, and `hold` keeps them. It waits for disks and networks: call it on a thread
-    /// for what blocks, of a Tokio runtime.
+    /// Passes the commits of a range (first and last lsn, inclusive) to `each`, in order. They must
+    /// have been appended, and be kept by `hold`. It waits for disks and networks: call it on a
+    /// blocking thread of a Tokio runtime.
     ///
     /// # Errors
-    /// [`JournalError::HoldBroken`] if they are kept no more; [`JournalError::Corrupt`];
-    /// [`JournalError::Away`]; [`JournalError::Io`], also for what `each` returns.
+    /// [`JournalError::HoldBroken`] if they are not kept any more; [`JournalError::Corrupt`];
+    /// [`JournalError::Away`]; [`JournalError::Io`], also for errors of `each`.
     fn read(
         &self,
         hold: HoldId,
@@ -252,29 +253,29 @@ pub trait Journal: Send + Sync {
         each: &mut dyn FnMut(Record) -> io::Result<()>,
     ) -> Result<(), JournalError>;
 
-    /// Greater for each start.
+    /// Returns the epoch, which is greater for each start.
     fn epoch(&self) -> u64;
 
     /// Syncs everything, marks the end and accepts no more appends. Returns the durable lsn.
     fn close(&self) -> Result<Lsn, JournalError>;
 }
 
-/// How a local journal is kept.
+/// Options of a local journal.
 #[derive(Clone)]
 pub struct Options {
     /// Size of a segment file in bytes; at least [`Options::MIN_SEGMENT`]. Existing segments of
     /// another size stay readable.
     pub segment_bytes: u64,
-    /// How old an undurable commit may become in [`SyncMode::EverySec`] before a sync starts.
+    /// Age of an undurable commit in [`SyncMode::EverySec`] at which a sync starts.
     pub everysec_bound: Duration,
     pub mode: SyncMode,
-    /// The committer calls [`Journal::sync_now`] itself: in [`SyncMode::Always`] the sync thread
-    /// then acts on requests only, so that a commit is not synced twice.
+    /// True if the committer calls [`Journal::sync_now`] itself: in [`SyncMode::Always`] the sync
+    /// thread then acts on requests only, so that a commit is not synced twice.
     pub inline_sync: bool,
-    /// Random number, used when the directory is new: what clients store cannot be taken for
-    /// journal records, since it does not know it.
+    /// Random number for a new directory. Clients do not know it, so the values they store cannot
+    /// be taken for journal records.
     pub salt: u32,
-    /// Where segments go that are dropped; `None`: they are used again.
+    /// Directory for dropped segments; `None`: they are reused.
     pub archive: Option<PathBuf>,
     pub disk: Arc<dyn Disk>,
 }
@@ -282,10 +283,11 @@ pub struct Options {
 impl Options {
     /// The smallest segment, in bytes.
     pub const MIN_SEGMENT: u64 = 4096;
-    /// Segments prepared ahead. Not more, so that dropped ones are reused and not written anew.
+    /// Number of segments prepared ahead: not more, so that dropped ones are reused and none is
+    /// written anew.
     pub(crate) const READY: usize = 1;
-    /// Prepared and recycled segments kept: as many as were dropped at once, since the next round will
-    /// need as many, within these bounds.
+    /// Bounds of the prepared and recycled segments that are kept: as many as were dropped at once,
+    /// since the next round will need as many.
     pub(crate) const SPARES: RangeInclusive<usize> = 2..=16;
 
     /// Returns the greatest body of one part of a commit, in bytes.

@@ -1,7 +1,7 @@
-//! Reading a journal that is open, while nothing of it is dropped.
+//! Reads a journal that is open, while a hold keeps its records.
 //!
 //! A hold keeps records from being dropped. It has a bound: when the journal has grown beyond it,
-//! the hold is broken, and whoever reads is told so; the journal does not grow for a reader.
+//! the hold is broken and the reader gets an error; the journal does not grow for a reader.
 
 use std::io;
 
@@ -13,7 +13,7 @@ use super::scan::{Chain, Met, Step, Walk};
 use super::segment::{FoundHeader, SegmentHeader, segment_path};
 use super::{JournalError, Lsn, Record};
 
-/// Names a hold.
+/// Id of a hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HoldId(u64);
 
@@ -26,7 +26,7 @@ pub(super) struct Hold {
     max_bytes: u64,
 }
 
-/// What is kept for readers.
+/// The open holds of readers.
 #[derive(Debug, Default)]
 pub(super) struct Holds {
     open: Vec<Hold>,
@@ -49,7 +49,7 @@ impl Holds {
         self.open.is_empty()
     }
 
-    /// Returns true if a segment is kept, of which `last` is the last commit that ends in it.
+    /// Returns true if a hold keeps a segment; `last` is the last commit that ends in it.
     pub(super) fn keeps(&self, last: Lsn) -> bool {
         // The next commit may begin in it.
         self.open.iter().any(|hold| last + 1 >= hold.from)
@@ -59,20 +59,20 @@ impl Holds {
         self.open.iter().any(|hold| hold.id == id)
     }
 
-    /// Gives up those that keep too much, of a journal with so many bytes.
+    /// Breaks the holds whose bound is exceeded in a journal of so many bytes.
     pub(super) fn break_beyond(&mut self, bytes: u64) {
         self.open.retain(|hold| bytes <= hold.max_bytes);
     }
 }
 
-/// Puts the commits of a walk together from their parts.
+/// Assembles the commits of a walk from their parts.
 #[derive(Debug, Default)]
 pub(super) struct Assembly {
     body: BytesMut,
 }
 
 impl Assembly {
-    /// Returns the commit that a step ends, if it is `from` or later.
+    /// Adds a step; returns the commit that it completes, if that is `from` or later.
     pub(super) fn take(&mut self, step: &Step<'_>, from: Lsn) -> Option<Record> {
         let header = step.header;
         let Met::Part { first, last } = step.met else { return None };
@@ -156,12 +156,14 @@ impl Shared {
         let closed = writer.closed.iter().map(|s| (s.number, s.first_lsn, s.last));
         let current = (writer.current.number, writer.current.first_lsn, writer.last);
         let all = closed.chain([current]);
-        // Between epochs there are lsns without records: what begins behind them says so.
+        // Between epochs there are lsns without records, so the segment that begins behind them is
+        // needed too.
         let wanted = all.filter(|&(_, first, last)| last + 1 >= from && first <= to + 1);
         Ok(wanted.map(|(number, ..)| number).collect())
     }
 
-    /// Returns a segment that changed while it was read was dropped, or is damaged.
+    /// Returns the error for a segment that changed while it was read: it was dropped, or is
+    /// damaged.
     fn unreadable(&self, hold: HoldId, path: &std::path::Path, offset: u64) -> JournalError {
         if lock(&self.writer).holds.has(hold) {
             let reason = "the records end before those that were written";
@@ -173,7 +175,7 @@ impl Shared {
 }
 
 impl Writer {
-    /// Breaks holds that keep more than they may.
+    /// Breaks holds that keep more than their bound.
     pub(super) fn bound_holds(&mut self) {
         if !self.holds.is_empty() {
             let bytes = self.closed.iter().map(|segment| segment.used).sum();

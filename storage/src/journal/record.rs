@@ -6,7 +6,7 @@ use super::Lsn;
 
 /// Length of a record header in bytes.
 pub(super) const HEADER: usize = 64;
-/// Records start at multiples of this.
+/// Alignment of the offsets of records.
 pub(super) const ALIGN: u64 = 8;
 
 const MAGIC: [u8; 4] = *b"FSJR";
@@ -16,13 +16,14 @@ const KIND_MARK: u16 = 1;
 /// The header of a part of a commit, or of a mark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct RecordHeader {
-    /// CRC of this header, and by `body_crc` of the whole record: the next record names it.
-    /// Computed by `encode`.
+    /// CRC of this header and, by `body_crc`, of the whole record; the next record repeats it. Set
+    /// by `encode`.
     pub(super) crc: u32,
     /// Bytes of the body in this part.
     pub(super) body_len: u32,
     pub(super) shard_count: u16,
-    /// It is no commit: it says that everything before it is durable (written at a clean end).
+    /// True for a mark, which is no commit but states that everything before it is durable (written
+    /// at a clean end).
     pub(super) mark: bool,
     pub(super) epoch: u64,
     pub(super) lsn: Lsn,
@@ -31,16 +32,16 @@ pub(super) struct RecordHeader {
     pub(super) durable: Lsn,
     /// `crc` of the record before it.
     pub(super) prev_crc: u32,
-    /// From 1 on; 0 in a mark.
+    /// Number of the part, from 1 on; 0 in a mark.
     pub(super) part: u32,
-    /// How many parts the commit has; 0 in a mark.
+    /// Number of the commit's parts; 0 in a mark.
     pub(super) parts: u32,
     /// CRC of shards, body and padding.
     pub(super) body_crc: u32,
 }
 
 impl RecordHeader {
-    /// Returns the header's bytes; `salt` is the journal's. Sets `crc`.
+    /// Encodes the header and sets `crc`; `salt` is the journal's.
     pub(super) fn encode(&mut self, salt: u32) -> [u8; HEADER] {
         let mut bytes = [0; HEADER];
         bytes[0..4].copy_from_slice(&MAGIC);
@@ -61,8 +62,8 @@ impl RecordHeader {
         bytes
     }
 
-    /// Returns the header at the start of `bytes` (at least [`HEADER`] long), if there is a whole
-    /// one.
+    /// Decodes the header at the beginning of `bytes` (at least [`HEADER`] long); `None` if there
+    /// is no valid one.
     pub(super) fn decode(bytes: &[u8], salt: u32) -> Option<Self> {
         if bytes[0..4] != MAGIC {
             return None;
@@ -92,24 +93,24 @@ impl RecordHeader {
         })
     }
 
-    /// Length of the whole record in bytes, padding included.
+    /// Returns the length of the whole record in bytes, including padding.
     pub(super) fn record_len(&self) -> u64 {
         record_len(usize::from(self.shard_count), u64::from(self.body_len))
     }
 
-    /// Where the body lies behind the header.
+    /// Returns the range of the body behind the header.
     pub(super) fn body_range(&self) -> Range<usize> {
         let start = 2 * usize::from(self.shard_count);
         start..start + self.body_len as usize
     }
 }
 
-/// Length in bytes of a record of `shards` shards and `body` bytes, padding included.
+/// Returns the length in bytes of a record of `shards` shards and `body` bytes, including padding.
 pub(super) fn record_len(shards: usize, body: u64) -> u64 {
     (HEADER as u64 + 2 * shards as u64 + body).next_multiple_of(ALIGN)
 }
 
-/// Returns the shards at the start of what follows a header.
+/// Decodes the shards at the beginning of the bytes behind a header.
 pub(super) fn decode_shards(payload: &[u8], count: u16) -> Vec<u16> {
     let (pairs, _) = payload[..2 * usize::from(count)].as_chunks::<2>();
     pairs.iter().map(|pair| u16::from_le_bytes(*pair)).collect()

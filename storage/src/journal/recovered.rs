@@ -1,4 +1,4 @@
-//! A journal that was read and not started yet, wherever it is.
+//! A journal that was read but not started yet, local or in a bucket.
 
 use std::sync::Arc;
 
@@ -6,14 +6,14 @@ use super::bucket::{BucketPieces, BucketRecovery};
 use super::recovery::LocalPieces;
 use super::{Journal, JournalError, Lsn, Piece, Recovery};
 
-/// A journal that was read and not started yet.
+/// A journal that was read but not started yet.
 #[derive(Debug)]
 pub enum Recovered {
     Local(Box<Recovery>),
     Bucket(Box<BucketRecovery>),
 }
 
-/// The commits of a journal that was read, piece by piece.
+/// The commits of a recovered journal, piece by piece.
 pub struct Pieces<'a>(Source<'a>);
 
 enum Source<'a> {
@@ -22,7 +22,7 @@ enum Source<'a> {
 }
 
 impl Pieces<'_> {
-    /// Returns the next one: those of a commit follow each other.
+    /// Returns the next piece: those of a commit follow each other.
     pub async fn next(&mut self) -> Result<Option<Piece>, JournalError> {
         match &mut self.0 {
             Source::Local(pieces) => pieces.next(),
@@ -80,10 +80,11 @@ impl Recovered {
         }
     }
 
-    /// Waits until whoever had the journal before cannot answer any more. A local one is locked.
+    /// Waits until the former owner of the journal cannot answer any more. A local journal is
+    /// locked.
     ///
     /// # Errors
-    /// If somebody else has taken the journal over meanwhile.
+    /// If another process has taken the journal over meanwhile.
     pub async fn outlast(&self) -> Result<(), JournalError> {
         match self {
             Self::Local(_) => Ok(()),
@@ -99,11 +100,11 @@ impl Recovered {
         })
     }
 
-    /// Makes all that was read durable, if it is not certain that it is.
+    /// Makes everything that was read durable, unless it certainly is.
     pub fn settle(&self) -> Result<(), JournalError> {
         match self {
             Self::Local(recovery) => recovery.settle(),
-            // What can be read there is stored.
+            // Everything that can be read in a bucket is stored.
             Self::Bucket(_) => Ok(()),
         }
     }

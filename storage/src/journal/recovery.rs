@@ -1,8 +1,8 @@
-//! Opening a journal after whatever ended its last life.
+//! Opens a journal after its last process has ended in any way.
 //!
-//! Recovery follows the chain of records to its end. Whatever any header says is durable must lie
-//! before that end, or the journal is damaged and refused. What lies behind it is a torn tail: it
-//! was never said to be durable, and is cut.
+//! Recovery follows the chain of records to its end. Every lsn that any header states to be durable
+//! must lie before that end, or the journal is damaged and refused. The bytes behind the end are a
+//! torn tail: they were never stated to be durable, and are cut off.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -24,44 +24,44 @@ use super::upkeep::archive_segment;
 use super::{JournalError, Lsn, Options, Piece, Record};
 use bytes::BytesMut;
 
-/// A journal that was read and not started yet. Nothing on disk has been changed.
+/// A journal that was read but not started yet. Nothing on disk has been changed.
 pub struct Recovery {
     dir: PathBuf,
     options: Options,
     floor: Option<Floor>,
     segments: Vec<Scanned>,
     chain: Chain,
-    /// Numbers of files that hold nothing of the journal, in order: dropped before the end, ...
+    /// Numbers of files that are no part of the journal, in order: dropped before the end, ...
     dropped: Vec<u64>,
     /// ... begun behind the end of the chain, ...
     torn_off: Vec<u64>,
     /// ... and prepared for later.
     spares: Vec<u64>,
-    /// The last segment has something behind the end of the chain.
+    /// True if the last segment has bytes behind the end of the chain.
     torn: bool,
     durable: Lsn,
     max_epoch: u64,
     max_time_ms: u64,
     max_number: u64,
-    /// Where commits begin of which not all parts were written: segment and offset.
+    /// Segment and offset of each commit that is incomplete.
     unfinished: BTreeSet<(u64, u64)>,
-    /// What may not be durable was written again.
+    /// True once records that may not have been durable were written again.
     settled: AtomicBool,
 }
 
 /// A segment of the chain.
 pub(super) struct Scanned {
     pub(super) header: SegmentHeader,
-    /// The chain at its start.
+    /// State of the chain at its beginning.
     entry: Chain,
-    /// Where its last record ends.
+    /// Offset of the end of its last record.
     pub(super) end: u64,
     /// The last commit that ends in it or before it.
     pub(super) last: Lsn,
     pub(super) spans: Spans,
 }
 
-/// A commit of which not all parts have been met.
+/// A commit not all of whose parts have been read.
 #[derive(Debug, Default)]
 struct Open {
     /// Segment and offset.
@@ -82,7 +82,7 @@ impl fmt::Debug for Recovery {
 }
 
 impl LocalJournal {
-    /// Reads the journal in `dir`, which is created if it is not there.
+    /// Reads the journal in `dir`, which is created if it does not exist.
     ///
     /// # Errors
     /// [`JournalError::Corrupt`] if something that was durable is damaged or missing;
@@ -137,7 +137,7 @@ impl Recovery {
         segment_path(&self.dir, number)
     }
 
-    /// Of the journal; of a new one the one that was asked for.
+    /// Returns the salt of the journal; for a new journal the requested one.
     pub fn salt(&self) -> u32 {
         self.floor.as_ref().map_or(self.options.salt, |floor| floor.salt)
     }
@@ -160,7 +160,8 @@ impl Recovery {
         }
     }
 
-    /// Without a floor nothing can have been appended: it is written before a first start ends.
+    /// Checks that a journal without a floor is new: the floor is written before a first start
+    /// ends.
     fn expect_new(
         &mut self,
         headers: &BTreeMap<u64, Option<SegmentHeader>>,
@@ -209,7 +210,7 @@ impl Recovery {
         Ok(())
     }
 
-    /// Follows the chain through one segment, from within the commit that is `open`.
+    /// Follows the chain through one segment, beginning within the commit `open`.
     fn follow_segment(
         &mut self,
         header: SegmentHeader,
@@ -264,8 +265,8 @@ impl Recovery {
             .map_err(|error| JournalError::io("reading", &self.path(number), error))
     }
 
-    /// Decides whether what lies behind the end of the chain is a torn tail or the rest of a
-    /// damaged journal, and sorts the files there.
+    /// Decides whether the bytes behind the end of the chain are a torn tail or the rest of a
+    /// damaged journal, and classifies the files there.
     fn judge_rest(
         &mut self,
         headers: &BTreeMap<u64, Option<SegmentHeader>>,
@@ -274,7 +275,7 @@ impl Recovery {
         let (last, epoch) = (self.chain.last, self.chain.epoch);
         let behind = self.remains_of(number, self.salt(), end)?;
         self.torn = behind.last > last || !self.is_blank(number, end)?;
-        // Where to say that the damage is, and what proves that it is damage.
+        // Location of the damage to report, and the lsn that proves it.
         let mut proof = (behind.durable > last).then_some((number, end, behind.durable));
         let begun_behind = headers.range(number + 1..).find_map(|(_, header)| *header);
         for (&other, header) in headers.range(number + 1..) {
@@ -295,7 +296,7 @@ impl Recovery {
                 proof = Some((place.0, place.1, durable));
             }
             let Some(header) = header else { continue };
-            // A segment is removed after those that follow it, and begun after the one before it.
+            // A segment is removed after its successors, and begun after its predecessor.
             if header.prev_number > number && !headers.contains_key(&header.prev_number) {
                 let path = self.path(header.prev_number);
                 return Err(JournalError::corrupt(path, 0, "the segment is missing"));
@@ -331,12 +332,13 @@ impl Recovery {
         read().map_err(|error| JournalError::io("reading", &self.path(number), error))
     }
 
-    /// Returns the last lsn: of the last commit, or what the last epoch's first one was to follow.
+    /// Returns the last lsn: that of the last commit, or the one that the last epoch's first commit
+    /// was to follow.
     pub fn end(&self) -> Lsn {
         self.chain.last
     }
 
-    /// Returns the greatest lsn that was dropped: what is here begins behind it.
+    /// Returns the greatest dropped lsn: the journal begins behind it.
     pub fn dropped(&self) -> Lsn {
         self.floor.as_ref().map_or(0, |floor| floor.dropped)
     }
@@ -379,7 +381,7 @@ impl Recovery {
         LocalPieces { recovery: self, from, next: 0, walk: None, passes: true }
     }
 
-    /// Hands every whole commit from the lsn `from` on to `each`, in order, until it fails.
+    /// Passes every whole commit from the lsn `from` on to `each`, in order, until that fails.
     pub fn replay<E: From<JournalError>>(
         &self,
         from: Lsn,
@@ -395,7 +397,7 @@ impl Recovery {
         Ok(())
     }
 
-    /// Makes what was recovered durable anew, and cuts a torn tail.
+    /// Makes the recovered records durable again, and cuts off a torn tail.
     pub(super) fn settle(&self) -> Result<(), JournalError> {
         if self.settled.swap(true, Ordering::Relaxed) {
             return Ok(());
@@ -405,9 +407,9 @@ impl Recovery {
         synced.map_err(|error| JournalError::io("syncing", &self.dir, error))
     }
 
-    /// Makes what was recovered durable anew, cuts a torn tail, opens an epoch of at least
+    /// Makes the recovered records durable again, cuts off a torn tail, opens an epoch of at least
     /// `min_epoch` in a fresh segment, and starts the journal. The next lsn is at least
-    /// `min_next_lsn`. Interrupted anywhere, it can be done again from the start.
+    /// `min_next_lsn`. If it is interrupted anywhere, it can be repeated from the beginning.
     pub fn start(
         mut self,
         min_epoch: u64,
@@ -455,7 +457,8 @@ impl Recovery {
         })
     }
 
-    /// Writes again in place what may be in the page cache only, wipes what is torn, and syncs.
+    /// Rewrites in place the records that may be in the page cache only, wipes torn bytes, and
+    /// syncs.
     fn restore_tail(&self) -> Result<(), JournalError> {
         let last_number = self.chain.number;
         for segment in &self.segments {
@@ -479,7 +482,7 @@ impl Recovery {
         Ok(())
     }
 
-    /// Where the part of `segment` starts that may not be durable.
+    /// Returns the offset in `segment` from which on records may not be durable.
     fn first_above_durable(&self, segment: &Scanned, file: &Arc<dyn File>) -> io::Result<u64> {
         let mut walk = Walk::new(file, self.salt(), segment.entry)?;
         let mut whole = true;
@@ -494,7 +497,7 @@ impl Recovery {
     }
 
     /// Removes files that are no part of the journal. The last one begun goes first, and durably,
-    /// so that a segment is never missing before one that was begun.
+    /// so that no segment is ever missing before one that was begun.
     fn remove_strays(&self, disk: &dyn Disk) -> Result<(), JournalError> {
         for &number in self.torn_off.iter().rev() {
             let path = self.path(number);
@@ -515,8 +518,8 @@ impl Recovery {
         disk.sync_dir(&self.dir).map_err(|e| JournalError::io("syncing", &self.dir, e))
     }
 
-    /// Returns the segment for the new epoch: one that was prepared, or a new one. Prepared ones of
-    /// another size, and those beyond the number kept, are removed.
+    /// Returns the segment for the new epoch: a prepared one, or a new one. Prepared segments of
+    /// another size, and those beyond the number to keep, are removed.
     fn fresh_segment(&mut self, disk: &dyn Disk) -> Result<(u64, Arc<dyn File>), JournalError> {
         let mut usable = Vec::new();
         for &number in &self.spares {
@@ -541,14 +544,14 @@ impl Recovery {
     }
 }
 
-/// Reads the commits of a journal that was recovered.
+/// Reads the commits of a recovered journal.
 pub(super) struct LocalPieces<'a> {
     recovery: &'a Recovery,
     from: Lsn,
-    /// The segment to be read next.
+    /// Index of the segment to read next.
     next: usize,
     walk: Option<(&'a Scanned, Walk)>,
-    /// The commit that is being read was finished.
+    /// True if the commit that is being read is complete.
     passes: bool,
 }
 
@@ -582,10 +585,10 @@ impl LocalPieces<'_> {
         }
     }
 
-    /// Opens the next segment that is needed; false: there is none.
+    /// Opens the next segment that is needed; returns false if there is none.
     fn enter(&mut self) -> Result<bool, JournalError> {
         let recovery = self.recovery;
-        // A commit whose first parts are in a segment follows that segment's last one.
+        // The commit behind a segment's last one may have its first parts in that segment.
         while let Some(segment) = recovery.segments.get(self.next) {
             self.next += 1;
             if segment.last + 1 < self.from {
@@ -602,7 +605,7 @@ impl LocalPieces<'_> {
     }
 }
 
-/// Reads and writes again, in place, the bytes from `start` to `end`.
+/// Reads the bytes from `start` to `end` and rewrites them in place.
 fn rewrite(file: &dyn File, start: u64, end: u64) -> io::Result<()> {
     let mut buffer = vec![0; CHUNK.min((end - start) as usize)];
     let mut offset = start;

@@ -1,5 +1,4 @@
-//! Appends that are refused: what operators are told of it, and how often a full disk is asked for
-//! room.
+//! Refused appends: what is logged of them, and how often a full disk is tried again.
 
 use std::io;
 use std::sync::Mutex;
@@ -9,29 +8,29 @@ use std::time::{Duration, Instant};
 use super::JournalError;
 use super::local::{Shared, lock};
 
-/// How long appends take a full disk's word for it before they ask for room again. To ask means to
-/// fill what is left with zeros.
+/// How long appends take a disk for full before they try again. Each try fills the remaining space
+/// with zeros.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
 
 /// See the module's description.
 #[derive(Default)]
 pub(super) struct Refusals {
-    /// The last append was refused, or writes are: the fast check of appends.
+    /// True if the last append was refused, or writes are: the fast check of appends.
     any: AtomicBool,
-    /// The last append was refused.
+    /// True if the last append was refused.
     last: AtomicBool,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
-    /// Since when writes are refused, and how many were.
+    /// Time since which writes are refused, and how many were.
     refusing: Option<(Instant, u64)>,
-    /// When no segment could be prepared, and why, if there is none left.
+    /// Time and cause of a failure to prepare a segment, if none is left.
     full: Option<(Instant, Cause)>,
 }
 
-/// An error, to be told again.
+/// A copy of an error, to return again.
 struct Cause {
     doing: &'static str,
     kind: io::ErrorKind,
@@ -39,7 +38,7 @@ struct Cause {
 }
 
 impl Shared {
-    /// An append was made.
+    /// Notes a successful append.
     #[inline]
     pub(super) fn appended(&self) {
         if self.refusals.any.load(Ordering::Relaxed) {
@@ -55,8 +54,8 @@ impl Shared {
         }
     }
 
-    /// An append was refused. That is a state, and told, unless only this commit was too large for
-    /// what is left.
+    /// Notes a refused append. It begins a state of refusal, which is logged, unless only this
+    /// commit was too large for the remaining space.
     #[cold]
     pub(super) fn refused(&self, error: &JournalError) {
         let for_segments = match error {
@@ -76,7 +75,7 @@ impl Shared {
         }
     }
 
-    /// Segments are ready, so there is room.
+    /// Notes that segments are ready, so there is space.
     pub(super) fn found_room(&self) {
         if self.refusals.any.load(Ordering::Relaxed) {
             self.end_refusal();
@@ -94,7 +93,7 @@ impl Shared {
         }
     }
 
-    /// No segment could be prepared, and there is none left.
+    /// Notes that no segment could be prepared, and none is left.
     pub(super) fn found_full(&self, error: &JournalError) {
         let (doing, kind, text) = match error {
             JournalError::NoSpace { .. } => ("", io::ErrorKind::StorageFull, String::new()),
@@ -106,7 +105,7 @@ impl Shared {
         self.refusals.any.store(true, Ordering::Relaxed);
     }
 
-    /// Why an append need not ask for room, as another has just asked in vain.
+    /// Returns the error of another append that has just tried for space in vain, if there was one.
     pub(super) fn known_full(&self) -> Option<JournalError> {
         let state = lock(&self.refusals.state);
         let (at, cause) = state.full.as_ref()?;
@@ -115,7 +114,7 @@ impl Shared {
         (at.elapsed() < ASK_AGAIN).then(error)
     }
 
-    /// Returns true if the last append was refused, and whether writes are refused.
+    /// Returns whether the last append was refused, and whether writes are refused.
     pub(super) fn refusing(&self) -> (bool, bool) {
         let refusing = lock(&self.refusals.state).refusing.is_some();
         (self.refusals.last.load(Ordering::Relaxed), refusing)

@@ -1,4 +1,4 @@
-//! Reading segments: record by record along the chain, or past damage for what is left.
+//! Reads segments: record by record along the chain, or past damage for remains.
 
 use std::io;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ impl Window {
         Ok(Self { file: file.clone(), size: file.size()?, start: 0, buffer: Vec::new() })
     }
 
-    /// `length` bytes from `offset` on, or none if the file ends before.
+    /// Returns `length` bytes from `offset` on; `None` if the file ends before.
     fn get(&mut self, offset: u64, length: u64) -> io::Result<Option<&[u8]>> {
         let Some(end) = offset.checked_add(length).filter(|end| *end <= self.size) else {
             return Ok(None);
@@ -43,10 +43,10 @@ impl Window {
     }
 }
 
-/// How far the chain of records has been followed.
+/// State of following the chain of records.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Chain {
-    /// The segment it is in.
+    /// Number of the present segment.
     pub(super) number: u64,
     pub(super) epoch: u64,
     /// The last whole commit.
@@ -54,20 +54,20 @@ pub(super) struct Chain {
     /// CRC of the last record.
     pub(super) crc: u32,
     open: Option<OpenCommit>,
-    /// Nothing was read yet: the first record may be from within a commit.
+    /// True until a record was read: the first one may be from within a commit.
     at_head: bool,
 }
 
-/// A commit of which not all parts have been met.
+/// A commit not all of whose parts have been read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct OpenCommit {
     part: u32,
     parts: u32,
-    /// Its first part was met too.
+    /// True if its first part was read too.
     whole: bool,
 }
 
-/// What a record is to the commit it belongs to.
+/// A record's part in the commit it belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Met {
     Mark,
@@ -80,7 +80,7 @@ pub(super) enum Met {
 }
 
 impl Chain {
-    /// At the start of the journal's first segment.
+    /// Starts at the beginning of the journal's first segment.
     pub(super) fn head(header: &SegmentHeader) -> Self {
         Self {
             number: header.number,
@@ -92,7 +92,7 @@ impl Chain {
         }
     }
 
-    /// Returns the chain at the start of the segment `next`, if that is the one that follows.
+    /// Returns the chain at the beginning of the segment `next`, if that is the successor.
     pub(super) fn enter(&self, next: &SegmentHeader) -> Option<Self> {
         let linked = next.prev_number == self.number
             && next.prev_epoch == self.epoch
@@ -111,7 +111,7 @@ impl Chain {
         Some(Self { number: next.number, epoch: next.epoch, last, open, ..*self })
     }
 
-    /// Takes `record` as the next one, if it is.
+    /// Takes `record` as the next one, if it continues the chain.
     fn follow(&mut self, record: &RecordHeader) -> Option<Met> {
         if record.epoch != self.epoch || record.prev_crc != self.crc {
             return None;
@@ -127,7 +127,7 @@ impl Chain {
         if record.lsn != self.last + 1 || part == 0 || part > parts {
             return None;
         }
-        // A first part may follow an unfinished commit: its append failed, and the lsn was free.
+        // A first part may follow an incomplete commit: that append failed, and its lsn was free.
         let whole = match self.open {
             _ if part == 1 => true,
             Some(open) if open.part + 1 == part && open.parts == parts => open.whole,
@@ -144,21 +144,21 @@ impl Chain {
     }
 }
 
-/// A walk along the records of one segment.
+/// Walks along the records of one segment.
 pub(super) struct Walk {
     window: Window,
     salt: u32,
     pub(super) chain: Chain,
-    /// Where the next record starts, if there is one.
+    /// Offset of the next record, if there is one.
     pub(super) offset: u64,
 }
 
-/// A record met by a walk.
+/// A record read by a walk.
 pub(super) struct Step<'w> {
     pub(super) header: RecordHeader,
     pub(super) met: Met,
     pub(super) offset: u64,
-    /// Shards, body and padding.
+    /// Bytes of shards, body and padding.
     pub(super) payload: &'w [u8],
 }
 
@@ -167,7 +167,7 @@ impl Walk {
         Ok(Self { window: Window::new(file)?, salt, chain, offset: FIRST_RECORD })
     }
 
-    /// Returns the next record; none where the chain ends in this segment, damaged or not.
+    /// Returns the next record; `None` where the chain ends in this segment, damaged or not.
     pub(super) fn next(&mut self) -> io::Result<Option<Step<'_>>> {
         let Some(bytes) = self.window.get(self.offset, HEADER as u64)? else { return Ok(None) };
         let Some(header) = RecordHeader::decode(bytes, self.salt) else { return Ok(None) };
@@ -188,7 +188,7 @@ impl Walk {
 }
 
 impl Step<'_> {
-    /// Returns the commit that it is a part of, with this part of its body.
+    /// Returns the commit of this record, with this part of its body.
     pub(super) fn record(&self) -> Record {
         let header = &self.header;
         Record {
@@ -201,20 +201,20 @@ impl Step<'_> {
     }
 }
 
-/// What is left behind the end of the chain.
+/// Valid headers behind the end of the chain.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Remains {
-    /// The greatest lsn that a valid header says is durable.
+    /// The greatest lsn that a valid header states to be durable.
     pub(super) durable: Lsn,
     /// The greatest lsn of a valid header.
     pub(super) last: Lsn,
     pub(super) epoch: u64,
 }
 
-/// Looks for valid record headers from `offset` on, at every place where one may start.
+/// Searches for valid record headers from `offset` on, at every offset where one may start.
 ///
-/// What they say is durable was so whenever they were written, those of an earlier life of the
-/// file included: an lsn once durable is never given again.
+/// An lsn that they state to be durable always was, even if the header is from an earlier life of
+/// the file: an lsn once durable is never given again.
 pub(super) fn remains(file: &Arc<dyn File>, salt: u32, offset: u64) -> io::Result<Remains> {
     let mut window = Window::new(file)?;
     let mut found = Remains::default();

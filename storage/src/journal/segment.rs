@@ -1,4 +1,4 @@
-//! A segment: one file of fixed size, a header of one sector and records behind it.
+//! Segments: files of a fixed size, each with a header of one sector and records behind it.
 
 use std::io::{self, IoSlice};
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use super::{JournalError, Lsn};
 
 /// Length of a segment header in bytes: one sector, which a disk writes whole or not at all.
 pub(super) const SEGMENT_HEADER: usize = 512;
-/// Where the first record starts.
+/// Offset of the first record.
 pub(super) const FIRST_RECORD: u64 = SEGMENT_HEADER as u64;
 /// The format version written, and the newest one read.
 pub(super) const VERSION: u32 = 1;
@@ -19,15 +19,15 @@ const MAGIC: [u8; 8] = *b"FLAGJRNL";
 const SUFFIX: &str = ".seg";
 const UNFINISHED: &str = "prepare.tmp";
 
-/// What a segment says about itself and about the segment before it.
+/// Facts about a segment and about the segment before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SegmentHeader {
-    /// As in its name. Numbers grow and are never used again.
+    /// Its number, as in the file name. Numbers grow and are never used again.
     pub(super) number: u64,
     pub(super) epoch: u64,
-    /// The next lsn when it was begun.
+    /// The next lsn when the segment was begun.
     pub(super) first_lsn: Lsn,
-    /// The segment before it; 0 if it is the journal's first.
+    /// The number of the segment before it; 0 if it is the journal's first.
     pub(super) prev_number: u64,
     pub(super) prev_epoch: u64,
     /// The last whole commit before it.
@@ -35,20 +35,20 @@ pub(super) struct SegmentHeader {
     /// CRC of the last record before it.
     pub(super) prev_crc: u32,
     pub(super) salt: u32,
-    /// The greatest durable lsn known when it was begun.
+    /// The greatest durable lsn known when the segment was begun.
     pub(super) durable: Lsn,
-    /// The greatest time in the journal when it was begun.
+    /// The greatest time in the journal when the segment was begun.
     pub(super) time_ms: u64,
-    /// Bytes of the file, which was written out before; 0: it ends with its last record.
+    /// Length to which the file was filled in advance; 0: the file ends with its last record.
     pub(super) size: u64,
 }
 
-/// What the first sector of a segment file is.
+/// Result of reading the first sector of a segment file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FoundHeader {
     Valid(SegmentHeader),
     Newer(u32),
-    /// None: not begun yet, or damaged.
+    /// No valid header: not begun yet, or damaged.
     Absent,
 }
 
@@ -81,7 +81,7 @@ impl SegmentHeader {
         if version > VERSION {
             return FoundHeader::Newer(version);
         }
-        // Lsns begin at 1, whatever a checksum says.
+        // Lsns begin at 1, even if a checksum of other bytes matches.
         let first_lsn = le_u64(bytes, 32);
         if first_lsn == 0 {
             return FoundHeader::Absent;
@@ -101,7 +101,7 @@ impl SegmentHeader {
         })
     }
 
-    /// Reads the header of the segment `number`. A header of an earlier life of the file, under
+    /// Reads the header of the segment `number`. A header from an earlier life of the file, under
     /// another number, counts as absent.
     pub(super) fn read(file: &dyn File, number: u64) -> io::Result<FoundHeader> {
         if file.size()? < FIRST_RECORD {
@@ -120,7 +120,8 @@ impl SegmentHeader {
     }
 }
 
-/// Over everything but the CRC itself; place and extent are the same in every version.
+/// Computes the CRC of everything but the CRC itself; its offset and extent are the same in every
+/// version.
 fn header_crc(bytes: &[u8; SEGMENT_HEADER]) -> u32 {
     crc32c::crc32c_append(crc32c::crc32c(&bytes[..12]), &bytes[16..])
 }
@@ -129,7 +130,7 @@ pub(super) fn segment_path(dir: &Path, number: u64) -> PathBuf {
     dir.join(format!("{number:016x}{SUFFIX}"))
 }
 
-/// Returns the number of a segment file by its name.
+/// Parses the number from a segment's file name.
 pub(super) fn segment_number(name: &str) -> Option<u64> {
     let digits = name.strip_suffix(SUFFIX)?;
     let hex = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);
@@ -139,8 +140,8 @@ pub(super) fn segment_number(name: &str) -> Option<u64> {
     u64::from_str_radix(digits, 16).ok().filter(|number| *number > 0)
 }
 
-/// Creates the file of segment `number`, full of zeros, durable under its name but not begun.
-/// Written out rather than only allocated, so that a sync has no metadata to write.
+/// Creates the file of segment `number`, full of zeros, durable under its name but not begun. It is
+/// written, not only allocated, so that a sync has no metadata to write.
 pub(super) fn prepare_segment(
     disk: &dyn Disk,
     dir: &Path,
@@ -157,13 +158,13 @@ pub(super) fn prepare_segment(
         Ok(file)
     })();
     prepared.map_err(|error| {
-        // Gives the space back; a file left over is overwritten by the next attempt.
+        // Frees the space; the next attempt overwrites a leftover file.
         let _ = disk.remove(&unfinished);
         JournalError::io("preparing a journal segment in", dir, error)
     })
 }
 
-/// Per shard, what a segment holds of it.
+/// A segment's records by shard.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Spans(Vec<Span>);
 
@@ -190,7 +191,7 @@ impl Spans {
         self.iter().map(|(shard, span)| (shard, span.last))
     }
 
-    /// Bytes of each shard that has a record in it above what `flushed` says.
+    /// Returns the bytes of each shard that has a record in it above its flushed lsn.
     pub(super) fn held(&self, flushed: &[Lsn]) -> impl Iterator<Item = (u16, u64)> {
         self.iter()
             .filter(|(shard, span)| span.last > flushed_of(flushed, *shard))

@@ -1,4 +1,4 @@
-//! Making appends durable: one sync at a time, by the sync thread or by a committer.
+//! Makes appends durable: one sync at a time, by the sync thread or by a committer.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use super::local::{Shared, Writer, lock};
 use super::{JournalError, Lsn, SyncMode};
 
-/// What the sync thread is to do.
+/// Requests to the sync thread.
 pub(super) struct Signal {
     pub(super) mode: SyncMode,
-    /// The greatest lsn somebody waits for.
+    /// The greatest lsn that a caller waits for.
     requested: Lsn,
     pub(super) stop: bool,
 }
@@ -21,8 +21,8 @@ impl Signal {
     }
 }
 
-/// Fails the journal when the thread that syncs panics, as by a subscriber: waiting for a sync
-/// that never comes would be silence.
+/// Fails the journal when the syncing thread panics, for example in a subscriber: otherwise callers
+/// would wait silently for ever.
 struct FailOnPanic<'a>(&'a Shared);
 
 impl Drop for FailOnPanic<'_> {
@@ -38,14 +38,14 @@ impl Drop for FailOnPanic<'_> {
 enum Due {
     Now,
     After(Duration),
-    /// When something is appended.
+    /// Upon the next append.
     OnAppend,
-    /// When somebody asks.
+    /// Upon a request.
     OnRequest,
 }
 
 impl Shared {
-    /// The sync thread.
+    /// Runs the sync thread.
     pub(super) fn run_sync(&self) {
         let _guard = FailOnPanic(self);
         while self.await_due() {
@@ -56,14 +56,14 @@ impl Shared {
         }
     }
 
-    /// Waits until a sync is due; false if the thread is to end.
+    /// Waits until a sync is due; returns false if the thread must end.
     fn await_due(&self) -> bool {
         let mut signal = lock(&self.signal);
         loop {
             if signal.stop || self.failed.get().is_some() {
                 return false;
             }
-            // Set before looking: an append not seen by `due` sees it, and notifies.
+            // Set before the check: an append that `due` does not see sees this, and notifies.
             self.wake_on_append.store(true, Ordering::SeqCst);
             let due = self.due(&signal);
             let wakes = matches!(due, Due::OnAppend);
@@ -130,7 +130,8 @@ impl Shared {
         self.progress.notify_all();
     }
 
-    /// Returns when everything up to `lsn` (at most the end) is durable, with the durable lsn.
+    /// Waits until everything up to `lsn` (at most the end) is durable, and returns the durable
+    /// lsn.
     pub(super) fn sync_through(&self, lsn: Lsn) -> Result<Lsn, JournalError> {
         let result = {
             let _one = lock(&self.syncing);
@@ -146,7 +147,7 @@ impl Shared {
         result
     }
 
-    /// Syncs what has been appended so far, older segments first. `syncing` is held.
+    /// Syncs everything appended so far, older segments first. The caller holds `syncing`.
     fn sync_all(&self) -> Result<Lsn, JournalError> {
         let (end, files, number) = {
             let mut writer = lock(&self.writer);
@@ -158,7 +159,7 @@ impl Shared {
         let synced = files.iter().try_for_each(|file| file.sync());
         let mut writer = lock(&self.writer);
         if let Err(error) = synced {
-            // What the kernel could not write it may have forgotten: never try again.
+            // The kernel may have dropped pages that it could not write: never sync again.
             let reason = format!("syncing the journal in {}: {error}", self.dir.display());
             self.fail(reason.clone());
             return Err(JournalError::Failed(reason));
@@ -175,8 +176,8 @@ impl Shared {
         Ok(end)
     }
 
-    /// Locks the writer, in [`SyncMode::EverySec`] not before the oldest append that is not
-    /// durable is young enough.
+    /// Locks the writer; in [`SyncMode::EverySec`] waits until the oldest undurable append is young
+    /// enough.
     pub(super) fn lock_unstalled(&self) -> Result<MutexGuard<'_, Writer>, JournalError> {
         let limit = 2 * self.options.everysec_bound;
         let mut writer = lock(&self.writer);

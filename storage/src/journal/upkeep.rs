@@ -1,5 +1,5 @@
-//! Dropping segments nobody needs any more, and keeping prepared ones ready, off the way of
-//! appends.
+//! Drops segments that are not needed any more, and keeps prepared ones ready, outside of the path
+//! of appends.
 
 use std::path::Path;
 use std::sync::{Arc, PoisonError};
@@ -11,16 +11,16 @@ use super::local::{ClosedSegment, Preparing, Shared, Writer, lock};
 use super::segment::segment_path;
 use super::{JournalError, Lsn, Options};
 
-/// How long to wait after a failure, as a full disk, before trying again.
+/// Pause before another try after a failure such as a full disk.
 const RETRY: Duration = Duration::from_secs(1);
 
 impl Shared {
-    /// The upkeep thread.
+    /// Runs the upkeep thread.
     pub(super) fn run_upkeep(&self) {
         let (mut failing, mut told) = (false, false);
         while self.await_upkeep(failing) {
             let recycled = self.recycle();
-            // That there is no room is told when a write is refused for it.
+            // A lack of space is logged when a write is refused for it.
             let is_trouble = !matches!(recycled, Ok(()) | Err(JournalError::NoSpace { .. }));
             if let (Err(error), false) = (&recycled, told || !is_trouble) {
                 tracing::warn!(%error, "journal segments cannot be dropped; trying again");
@@ -30,7 +30,7 @@ impl Shared {
         }
     }
 
-    /// Waits for something to do; false if the thread is to end.
+    /// Waits for work; returns false if the thread must end.
     fn await_upkeep(&self, failing: bool) -> bool {
         let mut due = lock(&self.upkeep_due);
         let mut retry = false;
@@ -68,8 +68,9 @@ impl Shared {
         }
     }
 
-    /// Notes the newest segment. Drops the segments nobody needs: raises the floor durably, then makes
-    /// spares of them, or deletes what is beyond the number of spares, and spares that were not needed.
+    /// Notes the newest segment. Drops unneeded segments: raises the floor durably, then makes
+    /// spares of them, or deletes those beyond the number of spares, and spares that were not
+    /// needed.
     fn recycle(&self) -> Result<(), JournalError> {
         let mut preparing = lock(&self.preparing);
         let (floor, count) = {
@@ -107,15 +108,15 @@ impl Shared {
             } else {
                 self.remove(number)
             };
-            // One that stays is removed at the next start.
+            // A segment that cannot be removed now is removed at the next start.
             outcome = outcome.and(done);
         }
         outcome
     }
 
-    /// Makes a spare of the dropped segment `number`; false if it had to be deleted because its
-    /// size is not the one used now. What it holds is never taken for valid: its header names
-    /// another number, and its records a smaller lsn.
+    /// Makes a spare of the dropped segment `number`; returns false if it had to be deleted because
+    /// its size is not the present one. Its contents are never taken for valid: its header has
+    /// another number, and its records have smaller lsns.
     fn reuse(&self, number: u64, preparing: &mut Preparing) -> Result<bool, JournalError> {
         let disk = &self.options.disk;
         let path = segment_path(&self.dir, number);
@@ -162,8 +163,8 @@ pub(super) fn archive_segment(
 }
 
 impl Writer {
-    /// How many of the oldest segments hold nothing that is needed, the segment after them being
-    /// durably begun.
+    /// Returns how many of the oldest segments hold nothing that is needed and have a durably begun
+    /// successor.
     fn droppable(&self) -> usize {
         let free = |spans: &super::segment::Spans| spans.held(&self.flushed).next().is_none();
         let segments = self.closed.iter();
@@ -171,7 +172,7 @@ impl Writer {
         segments.take_while(|s| s.number < self.synced_segment && unneeded(s)).count()
     }
 
-    /// Returns the floor when the first `count` segments are dropped.
+    /// Returns the floor after dropping the first `count` segments.
     fn floor_without(&self, count: usize, before: &Floor) -> Floor {
         let mut floor = before.clone();
         floor.newest_segment = before.newest_segment.max(self.synced_segment);

@@ -1,4 +1,4 @@
-//! Rows in memory: found by a hash, each with its key and value in one piece.
+//! Rows in memory: hash tables of rows, each with its key and value in one allocation.
 
 use crate::prefetch::prefetch;
 use crate::reclaim::Parts;
@@ -10,16 +10,16 @@ use std::hash::BuildHasher;
 use std::ops::Bound;
 use std::sync::OnceLock;
 
-/// Bytes of key and value that a row holds in itself.
+/// Bytes of key and value that a row stores inline.
 const INLINE: usize = 40;
 
-/// A value from this size on is given to the engine as it is, smaller ones are copied.
+/// Bytes from which on the engine shares a value; smaller values are copied.
 const SHARED: usize = 512;
 
-/// A value from this size on stays where it was when it came, if it may.
+/// Bytes from which on a value stays in the memory that it arrived in, if it may.
 const KEPT: usize = 8 << 10;
 
-/// Key and value, one behind the other.
+/// Key and value in one allocation.
 #[derive(Debug)]
 enum Held {
     Inside {
@@ -27,12 +27,12 @@ enum Held {
         bytes: [u8; INLINE],
     },
     Apart(Bytes),
-    /// Not behind each other: the value lies where it was when it came.
+    /// The value separate, in the memory that it arrived in.
     Shared(Box<(Box<[u8]>, Bytes)>),
 }
 
 impl Held {
-    /// Returns the key and the value, of which the first has so many bytes.
+    /// Splits into the key, of so many bytes, and the value.
     fn split(&self, key_len: usize) -> (&[u8], &[u8]) {
         match self {
             Self::Inside { len, bytes } => bytes[..usize::from(*len)].split_at(key_len),
@@ -42,13 +42,14 @@ impl Held {
     }
 }
 
-/// A row: put, or deleted.
+/// A pending put or delete of a row.
 #[derive(Debug)]
 pub(super) struct PendingRow {
     held: Held,
     key_len: u32,
     put: bool,
-    /// Neither the engine nor an older map has a row of this key: if it is deleted, it never was.
+    /// True if neither the engine nor an older map has a row of this key: deleting it leaves no
+    /// trace.
     new: bool,
 }
 
@@ -73,7 +74,7 @@ impl PendingRow {
         Self { held, key_len: key.len() as u32, put: value.is_some(), new }
     }
 
-    /// The same where the value lies in `memory`: it stays there if it is big.
+    /// Like [`new`](Self::new), for a value that lies in `memory`: it stays there if it is large.
     fn new_in(key: &[u8], value: Option<&[u8]>, new: bool, memory: Option<&Bytes>) -> Self {
         match (value, memory) {
             (Some(value), Some(memory)) if value.len() >= KEPT => {
@@ -96,7 +97,7 @@ impl PendingRow {
         self.put.then(|| self.parts().1)
     }
 
-    /// Returns the value as it lies in memory, if it is big.
+    /// Returns the value without copying it, if it is large.
     pub(super) fn shared_value(&self) -> Option<Bytes> {
         match &self.held {
             Held::Apart(bytes) if bytes.len() - self.key_len as usize >= SHARED => {
@@ -107,13 +108,13 @@ impl PendingRow {
         }
     }
 
-    /// Bytes of key and value.
+    /// Returns the bytes of key and value.
     pub(super) fn len(&self) -> usize {
         let (key, value) = self.parts();
         key.len() + value.len()
     }
 
-    /// Gives it another value, in place where that has the same size.
+    /// Replaces the value, in place if the new one has the same size.
     fn set(&mut self, value: Option<&[u8]>, memory: Option<&Bytes>) {
         match value {
             Some(value) if self.overwrite(value) => self.put = true,
@@ -121,8 +122,8 @@ impl PendingRow {
         }
     }
 
-    /// Writes the value where the one before is; false if it is of another size, or the engine has
-    /// it, too.
+    /// Overwrites the value in place; returns false if the size differs, or the engine shares the
+    /// memory.
     fn overwrite(&mut self, value: &[u8]) -> bool {
         let at = self.key_len as usize;
         if value.len() != self.parts().1.len() {
@@ -145,7 +146,7 @@ impl PendingRow {
         true
     }
 
-    /// Touches what of it is elsewhere.
+    /// Touches the memory that the row refers to.
     #[inline]
     fn touch(&self) {
         if let Held::Apart(bytes) = &self.held {
@@ -155,20 +156,20 @@ impl PendingRow {
     }
 }
 
-/// Rows found by a hash.
+/// A table of rows.
 pub(super) type Rows = Table<PendingRow>;
 
-/// What became of a row's place.
+/// Outcome of setting a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Set {
-    /// The bytes of key and value that it had; `None`: there was none.
+    /// Bytes of key and value of the replaced row; `None`: there was none.
     pub(super) before: Option<usize>,
-    /// True if there is one now.
+    /// True if the table has a row of the key now.
     pub(super) kept: bool,
 }
 
-/// Sets a row, which is `new` if neither the engine nor an older map has one of its key. A big value
-/// stays in `memory`, if that is what it lies in.
+/// Sets a row, which is `new` if neither the engine nor an older map has one of its key. A large
+/// value stays in `memory`, if it lies there.
 pub(super) fn set_row(
     rows: &mut Rows,
     hash: u64,
@@ -190,8 +191,8 @@ pub(super) fn set_row(
     Set { before, kept: !never_was }
 }
 
-/// Touches rows, given by their hashes, so that they are in the processor's caches when they are set:
-/// each step of the search for all of them together.
+/// Prefetches rows, given by their hashes, before they are set: each step of the search for all of
+/// them together.
 pub(super) fn warm_rows(rows: &[(&Rows, u64)]) {
     rows.iter().for_each(|(rows, hash)| rows.touch_index(*hash));
     rows.iter().for_each(|(rows, hash)| rows.touch_element(*hash));
@@ -200,7 +201,7 @@ pub(super) fn warm_rows(rows: &[(&Rows, u64)]) {
     }
 }
 
-/// Rows in the order of their keys, which share their first `same` bytes.
+/// Sorts rows by their keys, which share their first `same` bytes.
 pub(super) fn sorted<'a>(
     rows: impl Iterator<Item = &'a PendingRow>,
     same: usize,
@@ -213,8 +214,8 @@ pub(super) fn sorted<'a>(
     rows.into_iter().map(|(_, row)| row).collect()
 }
 
-/// Returns the first bytes of a key, as a number that sorts as they do: most keys differ there, and
-/// need not be looked at again.
+/// Returns the first bytes of a key as a number that sorts like them: most keys differ there, and
+/// need not be read again.
 fn beginning(key: &[u8]) -> u64 {
     let mut bytes = [0; 8];
     let len = key.len().min(bytes.len());
@@ -222,18 +223,18 @@ fn beginning(key: &[u8]) -> u64 {
     u64::from_be_bytes(bytes)
 }
 
-/// Tables of a large group of rows: so that none pauses to grow.
+/// Tables of a large group of rows, so that none pauses to grow.
 const TABLES: usize = 256;
 
-/// Rows from which on a group has so many.
+/// Rows from which on a group has so many tables.
 const LARGE: usize = 4096;
 
-/// The element rows of a version, by their elements. They are put in order when a range of them is
-/// asked for, which nobody does whose value is all in memory.
+/// The element rows of a version, by element. They are sorted when a range of them is read, which
+/// does not happen to values that are wholly in memory.
 #[derive(Debug)]
 pub(super) struct ElementRows {
     hasher: DefaultHashBuilder,
-    /// One, or [`TABLES`] by the first bits of the hash.
+    /// One table, or [`TABLES`] by the first bits of the hash.
     tables: Vec<Rows>,
     len: usize,
     order: OnceLock<BTreeSet<Box<[u8]>>>,
@@ -305,7 +306,7 @@ impl ElementRows {
         set
     }
 
-    /// From one table to many.
+    /// Distributes the rows of one table to many.
     fn spread(&mut self) {
         let few = std::mem::take(&mut self.tables);
         self.tables.resize_with(TABLES, Rows::default);
@@ -323,7 +324,7 @@ impl ElementRows {
         table.at(table.find(hash, element)?)
     }
 
-    /// Drops the rows whose elements begin with a prefix: how many, and their bytes.
+    /// Drops the rows whose elements begin with a prefix, and returns their number and bytes.
     pub(super) fn drop_prefix(&mut self, prefix: &[u8]) -> (usize, usize) {
         let (mut rows, mut bytes) = (0, 0);
         let hash_of = |element: &[u8]| self.hasher.hash_one(element);
@@ -344,7 +345,7 @@ impl ElementRows {
         (rows, bytes)
     }
 
-    /// All rows, in no order.
+    /// Returns all rows, in no order.
     pub(super) fn iter(&self) -> impl Iterator<Item = &PendingRow> {
         self.tables.iter().flat_map(Rows::iter)
     }
@@ -402,7 +403,7 @@ mod tests {
             let shared = row.shared_value().unwrap();
             assert_eq!(shared.as_ptr() == value.as_ptr(), value.len() == KEPT);
         }
-        // What shares memory is not overwritten in it.
+        // Shared memory is not overwritten.
         rows.set(b"e", Some(&[8; KEPT]), false, None);
         assert_eq!(rows.get(b"e").unwrap().value(), Some(&[8; KEPT][..]));
         assert!(memory.iter().all(|byte| *byte == 7));
@@ -420,7 +421,7 @@ mod tests {
             let element = (n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 51).to_be_bytes();
             let element = &element[6 - (n % 3) as usize..];
             let value = (n % 5 != 0).then(|| vec![n as u8; (n % 4) as usize]);
-            // One in four was nowhere before it came: it goes without leaving a trace.
+            // One row in four is new: its delete leaves no trace.
             let new = |element: &[u8]| element[element.len() - 1] % 4 == 1;
             let set = rows.set(element, value.as_deref(), new(element), None);
             let kept = value.is_some() || !(new(element) && model.contains_key(element));
@@ -431,7 +432,7 @@ mod tests {
             let bytes = |v: Option<Vec<u8>>| element.len() + v.map_or(0, |v| v.len());
             assert_eq!(set, Set { before: known.map(bytes), kept });
             if n == LARGE as u64 {
-                // From here on the order is kept.
+                // From here on the rows are kept sorted.
                 assert_eq!(all(&rows), model.clone().into_iter().collect::<Vec<_>>());
             }
             warm_rows(&[rows.table(element)]);

@@ -1,4 +1,4 @@
-//! Stores in a cloud, set up from the environment, with bounded waiting.
+//! Cloud stores, configured by the environment, with bounded waiting.
 
 use anyhow::{Result, bail};
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
@@ -10,18 +10,18 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long it may take to connect, ...
+/// Time limit for connecting, ...
 const CONNECT_TIMEOUT: &str = "3s";
 
-/// ... and a whole request, an upload of many MiB included.
+/// ... and for a whole request, including an upload of many MiB.
 const REQUEST_TIMEOUT: &str = "30s";
 
-/// A request that failed by the store or the network is tried again, at most so often and for so
-/// long. Whoever needs an answer sooner sees to that.
+/// Bounds of the retries of a request after an error of the store or the network: their number, and
+/// their time. Callers that need an answer sooner have limits of their own.
 const RETRIES: usize = 6;
 const RETRY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The pauses between: from the first to the longest.
+/// The pauses between retries: the first and the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
@@ -33,7 +33,7 @@ fn retries() -> RetryConfig {
     }
 }
 
-/// What waiting is bounded by, unless the environment says something else.
+/// Bounds of waiting, unless the environment sets others.
 const TIMEOUTS: [(ClientConfigKey, &str); 2] = [
     (ClientConfigKey::ConnectTimeout, CONNECT_TIMEOUT),
     (ClientConfigKey::Timeout, REQUEST_TIMEOUT),
@@ -53,7 +53,7 @@ pub(super) fn s3(bucket: &str) -> Result<Arc<dyn ObjectStore>> {
         AmazonS3ConfigKey::WebIdentityTokenFile,
         AmazonS3ConfigKey::ContainerCredentialsRelativeUri,
         AmazonS3ConfigKey::ContainerCredentialsFullUri,
-        // Whoever sets it wants the role of the machine.
+        // A user who sets it wants the role of the machine.
         AmazonS3ConfigKey::MetadataEndpoint,
     ];
     let skips = builder.get_config_value(&AmazonS3ConfigKey::SkipSignature);
@@ -127,7 +127,7 @@ pub(super) fn azure(container: &str) -> Result<Arc<dyn ObjectStore>> {
         AzureConfigKey::FederatedTokenFile,
         AzureConfigKey::FabricSessionToken,
         AzureConfigKey::CredentialType,
-        // Whoever sets it wants the identity of the machine.
+        // A user who sets it wants the identity of the machine.
         AzureConfigKey::MsiEndpoint,
     ];
     let is_known = is_emulated
@@ -151,13 +151,13 @@ fn is_set_in_env(cloud: &str, key: ClientConfigKey) -> bool {
     env::var_os(format!("{cloud}_{}", key.as_ref().to_ascii_uppercase())).is_some()
 }
 
-/// Returns true if a setting is true, as the builders read it.
+/// Returns true if a setting is true in the builders' sense.
 fn is_yes(value: Option<&str>) -> bool {
     let value = value.unwrap_or_default().to_ascii_lowercase();
     ["1", "true", "on", "yes", "y"].contains(&&*value)
 }
 
-/// Over HTTP, anybody on the way reads the data. It must be asked for.
+/// Refuses HTTP, over which data can be read on its way, unless it is allowed explicitly.
 fn refuse_http(endpoint: Option<&str>, allow: Option<&str>, cloud: &str) -> Result<()> {
     let is_http = endpoint.is_some_and(|url| url.starts_with("http://"));
     if is_http && !is_yes(allow) {

@@ -1,9 +1,9 @@
-//! A store that says when it cannot do what it is asked for.
+//! A store that reports errors which SlateDB would retry for ever.
 //!
-//! SlateDB repeats without end what fails. That is right for a bucket that is away for a while, and
-//! for a disk that is full. It is wrong for a file that is damaged or cannot be read: whoever asks
-//! for it would wait for ever. So the errors of reads from a local directory are final, and name
-//! the file. Writes are still repeated; [`Writes`] tells how they fare.
+//! SlateDB retries failed requests without end. That is right for a bucket that is away for a
+//! while, and for a full disk. It is wrong for a file that is damaged or cannot be read: its reader
+//! would wait for ever. So the errors of reads from a local directory are final, and name the file.
+//! Writes are still retried; [`Writes`] reports their state.
 
 use super::cause;
 use async_trait::async_trait;
@@ -23,19 +23,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How often a read from a local directory is tried: some errors pass, as those of a machine that
-/// is short of file descriptors.
+/// Attempts of a read from a local directory: some errors pass, such as a lack of file descriptors.
 const READ_TRIES: usize = 3;
 
-/// Pause between these tries.
+/// Pause between these attempts.
 const READ_PAUSE: Duration = Duration::from_millis(100);
 
-/// How the writes to a store fare.
+/// State of the writes to a store.
 #[derive(Debug, Default)]
 pub(crate) struct Writes {
-    /// Directories in which the last write failed: since when writes fail there, and why.
+    /// Directories in which the last write failed: the time since which writes fail there, and the
+    /// error.
     failing: Mutex<BTreeMap<String, (Instant, String)>>,
-    /// Files with rows, or parts of them, that were written.
+    /// Number of files with rows, or parts of them, that were written.
     rows: AtomicU64,
 }
 
@@ -64,7 +64,7 @@ impl Writes {
         }
     }
 
-    /// For how long writes have failed somewhere, and why the last one did.
+    /// Returns for how long writes have failed somewhere, and the last error.
     pub(crate) fn trouble(&self) -> Option<(Duration, String)> {
         let failing = self.failing();
         let (since, why) = failing.values().min_by_key(|(since, _)| *since)?;
@@ -77,7 +77,7 @@ impl Writes {
     }
 }
 
-/// Returns true if the store is well, and has said no.
+/// Returns true if the store works, and has refused the request.
 fn is_answer(error: &Error) -> bool {
     matches!(
         error,
@@ -107,7 +107,7 @@ impl Guarded {
         &self.writes
     }
 
-    /// Reads, some times if that fails. The error of the last time is final.
+    /// Reads, with a few retries. The last error is final.
     async fn tried<T, R: Future<Output = Result<T>>>(
         &self,
         doing: &str,
@@ -126,8 +126,8 @@ impl Guarded {
         done.map_err(|error| if self.is_local { give_up(doing, location, error) } else { error })
     }
 
-    /// Returns the answer to a read. A part of a local file is read whole, so that an error in it
-    /// is an error of the read.
+    /// Returns the answer to a read. A range of a local file is read completely, so that an error
+    /// in it is an error of the read.
     async fn whole(
         &self,
         location: &Path,
@@ -152,12 +152,12 @@ impl Guarded {
     }
 }
 
-/// Returns true if nobody tries again.
+/// Returns true if the error is not retried.
 fn is_final(error: &Error) -> bool {
     is_answer(error) || NonRetryable::find(error).is_some()
 }
 
-/// Returns the error of a read that is not repeated.
+/// Returns the final error of a read.
 fn give_up(doing: &str, location: &Path, error: Error) -> Error {
     if is_final(&error) {
         return error;
@@ -263,7 +263,7 @@ impl ObjectStore for Guarded {
         if !self.is_local {
             return deleted;
         }
-        // Who deletes what is in nobody's way does so again later.
+        // The collector, which deletes unneeded files, tries again later.
         let named = |error: Error| if is_final(&error) { error } else { unreadable(cause(&error)) };
         deleted.map(move |done| done.map_err(named)).boxed()
     }

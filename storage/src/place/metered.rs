@@ -1,4 +1,4 @@
-//! Requests to a store, counted: each is paid for.
+//! Counts requests to a store: each is paid for.
 
 use async_trait::async_trait;
 use futures::stream::{BoxStream, StreamExt};
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Listed objects of a page; each page is a request.
 const PAGE: u64 = 1000;
 
-/// Requests to a store since the start, without those repeated by its client.
+/// Counters of requests to a store since the start, without its client's retries.
 #[derive(Debug, Default)]
 pub struct Requests {
     pub puts: AtomicU64,
@@ -22,7 +22,7 @@ pub struct Requests {
     pub lists: AtomicU64,
     pub deletes: AtomicU64,
     pub put_bytes: AtomicU64,
-    /// Of what was asked for.
+    /// Bytes of the ranges that were requested.
     pub get_bytes: AtomicU64,
 }
 

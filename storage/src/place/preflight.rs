@@ -1,7 +1,7 @@
-//! Whether a store can be used at all, and what is wrong if not.
+//! Preflight: checks that a store can be used, and explains why not.
 //!
-//! Whoever has a wrong key or bucket should read that in a line, and a store that overwrites what
-//! exists must not be used: two servers could then write to one journal.
+//! An operator with a wrong key or bucket gets one line that says so. A store that overwrites
+//! existing objects must not be used: two servers could then write to one journal.
 
 use super::Place;
 use anyhow::{Context, Result, anyhow, bail};
@@ -11,18 +11,18 @@ use object_store::{Error, ObjectStoreExt, PutMode};
 use std::error::Error as _;
 use std::time::Duration;
 
-/// How long all of it may take.
+/// Time limit for the whole check.
 const LIMIT: Duration = Duration::from_secs(15);
 
-/// How many create the same object at once.
+/// Number of concurrent creators of the same object.
 const RIVALS: u8 = 4;
 
 impl Place {
-    /// Proves that the store answers, that it takes the credentials, that its bucket is there, and
-    /// that of several who create an object only one can. Costs about ten requests.
+    /// Proves that the store answers, that it accepts the credentials, that its bucket exists, and
+    /// that of several creators of an object only one succeeds. Costs about ten requests.
     ///
     /// # Errors
-    /// What is wrong and what can be done, in a line, within seconds.
+    /// The problem and its remedy, in a line, within seconds.
     pub async fn preflight(&self) -> Result<()> {
         let name = format!("preflight/{:016x}", rand::random::<u64>());
         let (one, many) = (self.path(&format!("{name}-1")), self.path(&format!("{name}-2")));
@@ -34,7 +34,7 @@ impl Place {
         let checked = checked.await.unwrap_or_else(|_| {
             Err(anyhow!("it has not answered within {} seconds", LIMIT.as_secs()))
         });
-        // What stays behind is small, and nobody looks at it.
+        // Remaining objects are small, and never read.
         let cleaning = join_all([&one, &many].map(|path| self.delete(path)));
         if checked.is_ok() {
             let _ = tokio::time::timeout(LIMIT, cleaning).await;
@@ -57,7 +57,7 @@ impl Place {
         bytes.first().copied().context("an object that was written is empty")
     }
 
-    /// Returns an object that exists is not created again.
+    /// Checks that an existing object is not created again.
     async fn creates_once(&self, path: &Path) -> Result<()> {
         match self.create(path, 1).await {
             Ok(()) => {}
@@ -76,7 +76,7 @@ impl Place {
         Ok(())
     }
 
-    /// Of several who create the same object at the same time, one does.
+    /// Checks that of several concurrent creators of an object exactly one succeeds.
     async fn creates_for_one(&self, path: &Path) -> Result<()> {
         let rivals = join_all((0..RIVALS).map(|rival| self.create(path, rival))).await;
         let found = self.content(path).await?;
@@ -102,7 +102,7 @@ fn ignores_conditions() -> anyhow::Error {
     )
 }
 
-/// What a store's error means, and what can be done about it.
+/// Explains a store's error, and its remedy.
 fn explain(error: &Error) -> anyhow::Error {
     let cause = cause(error);
     let said = |code: &str| cause.contains(code);
@@ -129,7 +129,7 @@ fn explain(error: &Error) -> anyhow::Error {
     anyhow!("{advice} ({cause})")
 }
 
-/// Returns the innermost cause, in a line; of an answer in XML its code and message.
+/// Returns the innermost cause in one line; of an answer in XML, its code and message.
 pub(crate) fn cause(error: &Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

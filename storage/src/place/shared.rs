@@ -1,8 +1,8 @@
-//! Files that a branch in a bucket has in common with its parent: it reads them where they are, by
+//! Files that a branch in a bucket shares with its parent: it reads them where they are, under
 //! names of its own, as if they were copies.
 //!
-//! `shared.json` says which. A SlateDB checkpoint in each of the parent's engines keeps the files for
-//! the branch, until the branch needs none of them.
+//! `shared.json` lists them. A SlateDB checkpoint in each of the parent's engines keeps the files
+//! for the branch, until the branch needs none of them.
 
 use super::Place;
 use crate::engine::checkpoint::admin;
@@ -23,20 +23,20 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// In the root of a branch.
+/// File name in the root of a branch.
 pub(crate) const SHARED: &str = "shared.json";
 
 const FORMAT: u32 = 1;
 
-/// What `shared.json` says.
+/// Contents of `shared.json`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Shares {
     format: u32,
-    /// By the engine's path in the branch.
+    /// Shared files by the engine's path in the branch.
     engines: BTreeMap<String, Share>,
 }
 
-/// What an engine of a branch shares.
+/// Files that an engine of a branch shares.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Share {
     /// The path of the parent's engine in the bucket.
@@ -52,7 +52,7 @@ impl Shares {
         Self { format: FORMAT, engines }
     }
 
-    /// What a place shares; `None`: it is no branch, or does not need its parent any more.
+    /// Reads the shares of a place; `None`: it is no branch, or does not need its parent any more.
     pub(crate) async fn read(place: &Place) -> Result<Option<Self>> {
         let file = place.join(SHARED);
         let reading = || format!("reading {file}");
@@ -87,13 +87,13 @@ impl Shares {
 #[derive(Debug)]
 pub(super) struct Shared {
     inner: Arc<dyn ObjectStore>,
-    /// Where the parent's files are: the same store, but for a place in memory.
+    /// Store of the parent's files: the same one, except for a place in memory.
     parent: Arc<dyn ObjectStore>,
     files: Arc<Files>,
     shares: tokio::sync::Mutex<Shares>,
 }
 
-/// Where the files are that are still needed, and their sizes, by their paths in the branch.
+/// Locations and sizes of the files that are still needed, by their paths in the branch.
 #[derive(Debug, Default)]
 struct Files(Mutex<BTreeMap<Path, (Path, u64)>>);
 
@@ -102,12 +102,12 @@ impl Files {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns true if there is one that is not needed from now on.
+    /// Gives a file up; returns true if it was shared.
     fn give_up(&self, location: &Path) -> bool {
         self.lock().remove(location).is_some()
     }
 
-    /// Those below a prefix.
+    /// Returns the files below a prefix.
     fn below(&self, prefix: Option<&Path>) -> Vec<ObjectMeta> {
         let is_below = |at: &Path| {
             prefix.is_none_or(|prefix| {
@@ -122,7 +122,7 @@ impl Files {
 }
 
 fn meta(location: Path, size: u64) -> ObjectMeta {
-    // They are older than the branch.
+    // Shared files are older than the branch.
     let last_modified = DateTime::UNIX_EPOCH;
     ObjectMeta { location, last_modified, size, e_tag: None, version: None }
 }
@@ -158,12 +158,12 @@ impl Shared {
         Self { inner, parent, files, shares: tokio::sync::Mutex::new(shares) }
     }
 
-    /// Where a file of the parent is.
+    /// Returns the path of a file in the parent, if it is shared.
     pub(super) fn of_parent(&self, location: &Path) -> Option<Path> {
         self.files.lock().get(location).map(|(there, _)| there.clone())
     }
 
-    /// Where a file is.
+    /// Returns the store and path of a file.
     fn resolve(&self, location: &Path) -> (&dyn ObjectStore, Path) {
         match self.of_parent(location) {
             Some(there) => (&*self.parent, there),
@@ -171,7 +171,7 @@ impl Shared {
         }
     }
 
-    /// Lets go of the files of engines of the parent of which none is needed; of how many engines.
+    /// Releases the parent's engines of which no file is needed any more, and returns their number.
     pub(super) async fn release(&self, place: &Place) -> Result<usize> {
         let mut shares = self.shares.lock().await;
         let is_needed = |own: &str| !self.files.below(Some(&Path::from(own))).is_empty();
@@ -180,7 +180,7 @@ impl Shared {
         for own in &owns {
             let Some(share) = shares.engines.get(own) else { continue };
             let parent = admin(self.inner.clone(), &share.engine);
-            // If there is no parent any more, nothing keeps its files.
+            // If the parent does not exist any more, nothing keeps its files.
             if parent.read_manifest(None).await?.is_some() {
                 let id = share.checkpoint.parse().context("the id of a checkpoint")?;
                 parent.delete_checkpoint(id).await?;

@@ -1,8 +1,9 @@
-//! Checksums of SlateDB's small files, which have none: manifests, and the state of merges.
+//! Stamps: checksums of SlateDB's small files, which have none (manifests, and the state of
+//! merges).
 //!
-//! They name the files with rows and where those begin. One changed bit of that, and rows are not
-//! found. So in a local directory a stamp follows what SlateDB writes, which does not look behind the
-//! end. A bucket sees to that by itself. Files of earlier versions have none.
+//! These files name the files with rows and the offsets of rows. With one changed bit, rows are not
+//! found. So in a local directory a stamp follows SlateDB's bytes; SlateDB does not read behind
+//! their end. A bucket has checksums of its own. Files of earlier versions have none.
 
 use async_trait::async_trait;
 use bytes::{BufMut, Bytes, BytesMut};
@@ -19,22 +20,23 @@ use std::fmt;
 
 const MAGIC: [u8; 8] = *b"FLAGCRC1";
 
-/// The stamp: the magic, and CRC32C of all before it, little-endian.
+/// Length of the stamp: the magic, and CRC32C of all bytes before it, little-endian.
 const STAMP: usize = MAGIC.len() + 4;
 
-/// Returns true if files of this name get one.
+/// Returns true if files of this name get a stamp.
 fn has_stamp(location: &Path) -> bool {
     matches!(location.extension(), Some("manifest" | "compactions"))
 }
 
-/// What is before the stamp, and what its checksum should be; `None`: there is no stamp.
+/// Splits a file into the bytes before the stamp, and their stored checksum; `None`: there is no
+/// stamp.
 fn split(bytes: &[u8]) -> Option<(&[u8], u32)> {
     let (content, stamp) = bytes.split_at_checked(bytes.len().checked_sub(STAMP)?)?;
     let checksum = stamp.strip_prefix(&MAGIC)?.try_into().ok()?;
     Some((content, u32::from_le_bytes(checksum)))
 }
 
-/// Returns a file as it is written.
+/// Returns the bytes to write, with a stamp if the file gets one.
 pub(crate) fn stamped(location: &Path, payload: PutPayload) -> PutPayload {
     if !has_stamp(location) {
         return payload;
@@ -50,7 +52,7 @@ pub(crate) fn stamped(location: &Path, payload: PutPayload) -> PutPayload {
     bytes.freeze().into()
 }
 
-/// Returns a file as it was read, if it is what was written.
+/// Verifies the stamp of a file that was read, and returns its contents.
 pub(crate) async fn verified(
     location: &Path,
     options: &GetOptions,
@@ -71,7 +73,7 @@ pub(crate) async fn verified(
     Ok(GetResult { payload, meta, range, attributes, extensions })
 }
 
-/// The local file system, whose stamps are looked at.
+/// The local file system, with verified stamps.
 #[derive(Debug)]
 pub(super) struct Verified(pub(super) LocalFileSystem);
 
@@ -149,14 +151,14 @@ mod tests {
         let content = Bytes::from_static(b"which files there are");
         let written = Bytes::from(stamped(&at, content.clone().into()));
         assert_eq!(&written[..content.len()], &content);
-        // Once is enough.
+        // A stamped file gets no second stamp.
         assert_eq!(Bytes::from(stamped(&at, written.clone().into())), written);
         for bit in 0..8 * written.len() {
             let mut damaged = written.to_vec();
             damaged[bit / 8] ^= 1 << (bit % 8);
             store.put(&at, damaged.into()).await.unwrap();
             let read = store.get(&at).await;
-            // Without its magic it is no stamp, and what is before it is right.
+            // Without its magic it is no stamp, and the bytes before it are right.
             let is_magic = (content.len()..content.len() + MAGIC.len()).contains(&(bit / 8));
             assert_eq!(read.is_ok(), is_magic, "bit {bit}");
         }

@@ -95,7 +95,7 @@ async fn a_local_place_is_made_when_it_is_written_to() {
     assert_eq!(below.dir().expect("local"), dir.join("sub"));
 }
 
-/// A store that creates what exists: always, or when it is asked at the same time.
+/// A store that overwrites existing objects: always, or only upon concurrent requests.
 #[derive(Debug)]
 struct Careless {
     objects: InMemory,

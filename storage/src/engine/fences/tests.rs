@@ -26,7 +26,8 @@ async fn started(starts: u64) -> Place {
     put_row(&engine, b"first").await;
     engine.flush().await.unwrap();
     for _ in 0..starts {
-        // What has them open is fenced, as a killed process is gone. A checkpoint writes the manifest.
+        // Opening fences the engine that has the files open, which acts like a kill. A checkpoint
+        // writes the manifest.
         open(&place).await.checkpoint("some").await.unwrap();
     }
     place
@@ -40,7 +41,7 @@ async fn remove(place: &Place, number: u64) {
     place.store().delete(&place.path(&name(number))).await.unwrap();
 }
 
-/// It flushes, and does so again when it is opened again.
+/// Asserts that the engine flushes, and does so again after it is reopened.
 async fn goes_on(place: &Place) {
     for key in [b"second", b"third!"] {
         let engine = open(place).await;

@@ -19,7 +19,7 @@ fn files(names: &[&str]) -> (TempDir, Files) {
     (dir, files)
 }
 
-/// Reads are given to a runtime's threads for what blocks.
+/// Runs a task on a runtime, whose blocking threads serve the reads.
 fn block_on_runtime<T>(task: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(task)
 }
@@ -28,7 +28,7 @@ fn ranged(range: GetRange) -> GetOptions {
     GetOptions { range: Some(range), ..GetOptions::default() }
 }
 
-/// What a read of a range gives.
+/// Reads a range.
 fn get(
     store: &dyn ObjectStore,
     name: &str,
@@ -75,7 +75,7 @@ proptest! {
     }
 }
 
-/// Names of the files in a directory.
+/// Returns the names of the files in a directory.
 fn names(dir: &std::path::Path) -> Vec<String> {
     let names = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name());
     names.map(|name| name.into_string().unwrap()).collect()
@@ -88,7 +88,8 @@ fn an_upload_has_its_name_when_it_is_complete() {
     let content: Vec<u8> = (0..4).flat_map(content).collect();
     block_on_runtime(async {
         let mut upload = files.put_multipart(&path).await.unwrap();
-        // More pieces than a system call takes, of many sizes; the parts are written out of order.
+        // More pieces than one system call takes, of many sizes; the parts are written out of
+        // order.
         let (first, second) = content.split_at(content.len() / 3);
         let parts = [first, second].map(|part| {
             let sizes = (0..).map(|n| n * n % 1000);
@@ -142,7 +143,7 @@ fn a_deleted_file_is_not_found() {
         assert!(is_kept(&files, name));
     }
     block_on_runtime(files.delete(&Path::from("a.sst"))).unwrap();
-    // Its space is free before anybody asks for it again.
+    // Its space is free before the file is requested again.
     assert!(!is_kept(&files, "a.sst") && is_kept(&files, "b.sst"));
     let error = get(&files, "a.sst", GetRange::Bounded(0..10)).unwrap_err();
     assert!(matches!(error, object_store::Error::NotFound { .. }), "{error}");
@@ -170,7 +171,7 @@ fn a_file_made_again_under_the_same_name_is_read() {
     block_on_runtime(files.delete(&path)).unwrap();
     block_on_runtime(files.put(&path, content(1).into())).unwrap();
     first(1);
-    // In its place, without a delete.
+    // Overwritten in place, without a delete.
     block_on_runtime(files.put(&path, content(2).into())).unwrap();
     first(2);
 }

@@ -1,6 +1,6 @@
-//! A file that is being written: as the local store does it, but with few system calls. SlateDB gives a
-//! part of 10 MiB in some thousand pieces; written one by one, each begins and ends within a page
-//! of the system's cache, which is then cleared first and gone through twice.
+//! Writes a file like the local store, but with few system calls. SlateDB passes a part of 10 MiB
+//! in some thousand pieces; written one by one, each begins and ends within a page of the system's
+//! cache, which is then cleared first and touched twice.
 
 use crate::journal::{Disk, File as _, RealDisk};
 use async_trait::async_trait;
@@ -14,15 +14,15 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(super) struct Upload {
     file: Arc<File>,
-    /// Where it is until it is complete. `None`: it is there no more.
+    /// Path of the file until it is complete. `None`: the file does not exist any more.
     staged: Option<PathBuf>,
     target: PathBuf,
-    /// Where the next part begins.
+    /// Offset of the next part.
     offset: u64,
 }
 
 impl Upload {
-    /// Begins a file beside its place, under a name that the local store does not list
+    /// Creates a file beside its target, under a name that the local store does not list
     /// ([`crate::directory::remove_staged`]).
     pub(super) async fn begin(target: PathBuf) -> Result<Self> {
         let (file, staged) = blocking({
@@ -97,7 +97,7 @@ impl MultipartUpload for Upload {
     }
 }
 
-/// Gives a file its name when all of it is durable.
+/// Gives a file its name once all of it is durable.
 fn publish(file: &File, staged: &Path, target: &Path) -> io::Result<()> {
     file.sync()?;
     RealDisk.rename(staged, target)?;

@@ -1,4 +1,4 @@
-//! Appending: into memory, on the caller's thread, which never waits for the store.
+//! Appending: into memory, on the caller's thread, without waiting for the store.
 
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
@@ -15,7 +15,7 @@ use super::{Batch, Shared, State};
 /// Bytes of records at which an object is full.
 pub(super) const OBJECT_BYTES: usize = 4 << 20;
 
-/// How long a close may take to drop what is not needed.
+/// Time limit for dropping objects when the journal is closed.
 const TIDY: Duration = Duration::from_secs(5);
 
 /// The greatest body of one part of a commit, in bytes.
@@ -53,7 +53,7 @@ impl Shared {
         Ok(lsn)
     }
 
-    /// Refuses a commit before anything is changed.
+    /// Refuses a commit before any change.
     pub(super) fn check_open(&self, state: &State) -> Result<(), JournalError> {
         self.check_failed()?;
         if state.closed {
@@ -66,7 +66,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Lays a part behind the last record; the index of its batch.
+    /// Adds a part behind the last record, and returns the index of its batch.
     fn add_part(&self, state: &mut State, commit: &Commit<'_>, index: usize, lsn: Lsn) -> usize {
         let part = &commit.parts[index];
         let mut header = RecordHeader {
@@ -111,8 +111,8 @@ impl Shared {
         self.wake.notify_one();
     }
 
-    /// Returns when everything up to `lsn` is durable, with the durable lsn; not later than the
-    /// limit for waiting.
+    /// Waits until everything up to `lsn` is durable, at most for the wait limit, and returns the
+    /// durable lsn.
     pub(super) fn sync_through(&self, lsn: Lsn) -> Result<Lsn, JournalError> {
         self.request_sync(lsn);
         let begun = Instant::now();
@@ -131,15 +131,15 @@ impl Shared {
         }
     }
 
-    /// Accepts no more appends, makes everything durable, and drops what is not needed, so that the
-    /// next start need not read it. The last object releases the journal.
+    /// Accepts no more appends, makes everything durable, and drops objects that are not needed, so
+    /// that the next start need not read them. The last object releases the journal.
     pub(super) fn close(&self) -> Result<Lsn, JournalError> {
         let last = {
             let mut state = lock(&self.state);
             state.closed = true;
             state.last
         };
-        // Whoever reads the last object need not wait.
+        // A process that reads the last object need not wait for the lease.
         self.lease.end();
         let durable = self.sync_through(last)?;
         self.wake.notify_one();
@@ -148,7 +148,7 @@ impl Shared {
         while !state.ended || state.deleting || !state.doomed.is_empty() {
             let left = TIDY.saturating_sub(begun.elapsed());
             if left.is_zero() || self.failed.get().is_some() {
-                // What stays the next start deletes; it waits for the lease's time.
+                // The next start deletes the rest, after waiting for the lease.
                 break;
             }
             let waited = self.progress.wait_timeout(state, left);

@@ -1,5 +1,5 @@
-//! Putting objects: a few at a time, in the order of their numbers, again and again until the
-//! store has them. Runs on the journal's thread.
+//! Puts objects: a few at a time, in the order of their numbers, retrying until the store has them.
+//! Runs on the journal's thread.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -17,45 +17,45 @@ use super::{Batch, Flight, Shared, State, Stored};
 use crate::lease::BootTime;
 use crate::place::{Place, cause};
 
-/// Objects that are being put at a time: more would cost more, and fill no gap.
+/// Objects whose puts are under way at a time: more would cost more, and fill no gap.
 const IN_FLIGHT: usize = 4;
 
-/// An attempt that takes too long is given up early, as others answer sooner; each one that
-/// follows may take twice as long, up to this, in a store that is slow.
+/// Longest time limit of an attempt. A slow attempt is given up early, as another may be faster;
+/// each further one may take twice as long, up to this, in case the store is slow.
 const LONGEST_ATTEMPT: Duration = Duration::from_secs(8);
 
-/// An attempt to put an object may take a second more for each of so many bytes.
+/// An attempt may take a second more for each of so many bytes of the object.
 const BYTES_PER_SECOND: usize = 256 << 10;
 
 /// The longest pause between attempts.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// When nothing was put for so long, an object without records says what may be deleted.
+/// Idle time after which an object without records is put, to publish which objects may be deleted.
 const MARK_AFTER: Duration = Duration::from_secs(10);
 
-/// Objects deleted by one request, how long that may take, and the pause after one that failed.
+/// Objects deleted by one request, its time limit, and the pause after a failed one.
 const DELETED_AT_ONCE: usize = 1000;
-/// Objects without records that are left until so many are deleted together.
+/// Objects without records that are kept until so many are deleted together.
 const EMPTY_KEPT: usize = 100;
 const DELETE_LIMIT: Duration = Duration::from_secs(30);
 const DELETE_PAUSE: Duration = Duration::from_secs(10);
 
-/// Objects that the store copies to the archive at a time.
+/// Objects that the store copies to the archive at the same time.
 const COPIES: usize = 16;
 
-/// How often it is looked whether the store is away, while something waits.
+/// Interval of checks whether the store is away, while something waits.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// An object to be put.
+/// An object to put.
 struct Object {
     at: Position,
     header: Bytes,
     records: Bytes,
 }
 
-/// What the flusher waits for.
+/// Events that the flusher waits for.
 enum Done {
-    /// It is stored, and was not before this moment.
+    /// An object is stored, and was not before this moment.
     Landed(Position, BootTime),
     /// The journal has failed.
     Lost(String),
@@ -63,7 +63,7 @@ enum Done {
 }
 
 impl Shared {
-    /// Puts what is due until the journal is stopped or has failed.
+    /// Puts due objects until the journal is stopped or has failed.
     pub(super) async fn run(&self) {
         let mut jobs = FuturesUnordered::new();
         let (mut flying, mut deleting) = (0, false);
@@ -115,7 +115,7 @@ impl Shared {
         }
     }
 
-    /// Makes an object of what is due, if anything is.
+    /// Builds the object that is due, if any.
     fn take_due(&self) -> Option<Object> {
         let mut state = lock(&self.state);
         let is_due = self.due_in(&state)? == Duration::ZERO;
@@ -163,13 +163,13 @@ impl Shared {
         Some(Object { at, header, records: batch.records.into() })
     }
 
-    /// When the next object is to be put; `None`: there is nothing to put.
+    /// Returns when the next object is due; `None`: there is nothing to put.
     fn due_in(&self, state: &State) -> Option<Duration> {
-        // Each one that is stored renews the lease.
+        // Each stored object renews the lease.
         let renewal = self.lease.renew_in().filter(|_| state.flights.is_empty());
         let records = match state.queue.front() {
             Some(batch) => self.batch_due_in(state, batch),
-            // It also says that all before it may be deleted.
+            // The last object also publishes that all objects before it may be deleted.
             None if state.closed => {
                 (!state.released && state.flights.is_empty()).then_some(Duration::ZERO)
             }
@@ -191,7 +191,7 @@ impl Shared {
                 let age = batch.since.map_or(Duration::ZERO, |since| since.elapsed());
                 Some(self.options.everysec_bound.saturating_sub(age))
             }
-            // One that nobody asks for must not look as if the store were away.
+            // A commit that no caller waits for must not make the store seem away.
             SyncMode::No => {
                 let age = batch.since.map_or(Duration::ZERO, |since| since.elapsed());
                 Some((self.options.wait_limit / 2).saturating_sub(age))
@@ -205,7 +205,7 @@ impl Shared {
         if state.oldest().is_some() { due.min(LOOK) } else { due }
     }
 
-    /// Puts an object until the store has it.
+    /// Puts an object, retrying until the store has it.
     async fn put(&self, object: Object) -> Done {
         let path = object.at.path(self.place.root());
         let bytes = object.header.len() + object.records.len();
@@ -221,7 +221,8 @@ impl Shared {
             let attempt = store.put_opts(&path, payload, PutMode::Create.into());
             let trouble = match tokio::time::timeout(limit, attempt).await {
                 Ok(Ok(_)) => return Done::Landed(object.at, begun),
-                // The answer to an attempt before may be lost; or somebody has taken over.
+                // An earlier attempt may have succeeded without an answer; or another process has
+                // taken over.
                 Ok(Err(Error::AlreadyExists { .. } | Error::Precondition { .. })) => {
                     match self.whose(&path, &object).await {
                         Ok(None) => return Done::Landed(object.at, first),
@@ -241,7 +242,7 @@ impl Shared {
         }
     }
 
-    /// Whose the object is that exists already: `None` if it is this one, else what is wrong.
+    /// Checks the object that exists already: `None` if it is this one, else the error.
     async fn whose(&self, path: &Path, object: &Object) -> Result<Option<String>, Error> {
         let found = self.place.store().get(path).await?.bytes().await?;
         if found.len() == object.header.len() + object.records.len()
@@ -268,8 +269,8 @@ impl Shared {
         state.trouble = Some(trouble);
     }
 
-    /// An object is stored, and was not before `since`. What has become contiguous with it is
-    /// durable, and proves that nobody has put a fence before.
+    /// Notes that an object is stored, and was not before `since`. All contiguous objects up to it
+    /// become durable, which proves that no fence was put before.
     fn landed(&self, at: Position, since: BootTime) {
         let mut state = lock(&self.state);
         if state.trouble.take().is_some() {
@@ -310,7 +311,7 @@ impl Shared {
         self.announce();
     }
 
-    /// Notices that the oldest commit has waited too long, and that it does so no more.
+    /// Updates whether the oldest commit has waited too long.
     fn look_for_store(&self) {
         let is_away = {
             let state = lock(&self.state);
@@ -341,7 +342,7 @@ impl Shared {
         (some > 0).then(|| state.doomed.drain(..some).collect())
     }
 
-    /// Deletes objects; false if some may be left.
+    /// Deletes objects; `false` if some may be left.
     async fn delete(&self, doomed: Vec<Path>) -> Done {
         if let Some(archive) = &self.options.archive
             && !self.archive(&doomed, archive).await
@@ -359,7 +360,7 @@ impl Shared {
 }
 
 impl Shared {
-    /// Has the store copy objects to the archive; false if some may be missing there.
+    /// Has the store copy objects to the archive; returns false if some may be missing there.
     async fn archive(&self, doomed: &[Path], archive: &Place) -> bool {
         let root = self.place.root();
         let mut copies = Vec::with_capacity(doomed.len());
@@ -374,14 +375,14 @@ impl Shared {
         let mut outcomes = stream::iter(copies).buffer_unordered(COPIES);
         let mut is_whole = true;
         while let Some(outcome) = outcomes.next().await {
-            // One that is not there went in an attempt before.
+            // An earlier attempt may have removed it.
             is_whole &= matches!(outcome, Ok(Ok(()) | Err(Error::NotFound { .. })));
         }
         is_whole
     }
 }
 
-/// Puts the floor before the object that is made now as high as it may be.
+/// Raises the floor as high as possible, but not beyond the object that is being built.
 fn raise_floor(state: &mut State, at: Position) {
     let count = state.droppable();
     if count == 0 {

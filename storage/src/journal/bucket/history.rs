@@ -1,5 +1,5 @@
-//! Reading a journal in a bucket by its objects, of which some may be in an archive, and which
-//! somebody else may be writing.
+//! Reads a journal in a bucket by its objects, some of which may be in an archive, while another
+//! process may be writing it.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -16,17 +16,17 @@ use crate::place::Place;
 /// Objects that are read at a time.
 const READS: usize = 8;
 
-/// How often a journal is read anew that changed meanwhile.
+/// Attempts to read a journal that changes meanwhile.
 const ATTEMPTS: usize = 5;
 
-/// A journal in a bucket, as somebody has found it who has not taken it over.
+/// A journal in a bucket, read without taking it over.
 #[derive(Debug)]
 pub struct BucketView {
     recovery: BucketRecovery,
 }
 
 impl From<BucketView> for Recovered {
-    /// It must not be started.
+    /// Converts a view for reading; the result must not be started.
     fn from(view: BucketView) -> Self {
         Self::Bucket(Box::new(view.recovery))
     }
@@ -38,12 +38,12 @@ impl BucketView {
         self.recovery.end()
     }
 
-    /// Everything up to here was dropped.
+    /// Returns the lsn up to which everything was dropped.
     pub fn dropped(&self) -> Lsn {
         self.recovery.objects().next().map_or(self.end(), |(_, before, _)| before)
     }
 
-    /// Its epoch.
+    /// Returns its epoch.
     pub fn epoch(&self) -> u64 {
         self.recovery.max_epoch()
     }
@@ -53,7 +53,7 @@ impl BucketView {
         self.recovery.max_time_ms()
     }
 
-    /// Hands every whole commit from the lsn `from` on to `each`, in order, until it fails.
+    /// Passes every whole commit from the lsn `from` on to `each`, in order, until that fails.
     ///
     /// # Errors
     /// Those of `each`; [`JournalError::Corrupt`] also if the journal drops them meanwhile.
@@ -67,7 +67,7 @@ impl BucketView {
 }
 
 impl BucketJournal {
-    /// Looks at the journal in `place`, without changing anything.
+    /// Reads the journal in `place` without changing it.
     ///
     /// # Errors
     /// As of [`recover`](Self::recover).
@@ -77,16 +77,16 @@ impl BucketJournal {
             let mut recovery = BucketRecovery::new(place.clone(), options.clone());
             match recovery.look().await {
                 Ok(()) => return Ok(BucketView { recovery }),
-                // What was listed may have been dropped before it was read.
+                // A listed object may have been dropped before it was read.
                 Err(JournalError::Corrupt { .. }) if attempts < ATTEMPTS => attempts += 1,
                 Err(error) => return Err(error),
             }
         }
     }
 
-    /// Hands what the journal and its archive have behind `after` to `each`, in order, if nothing
-    /// between is missing: up to the end, which comes back; `None`: what follows `after` is not
-    /// there.
+    /// Passes the records behind `after` in the journal and its archive to `each`, in order, if
+    /// none is missing, and returns the end; `None`: the records behind `after` do not exist any
+    /// more.
     pub async fn read_history(
         journal: &Place,
         archive: &Place,
@@ -117,7 +117,7 @@ impl BucketJournal {
         };
         let mut reader = Reader::new((after + 1, Lsn::MAX), &mut take);
         while let Some((at, object)) = gets.next().await {
-            // What was dropped meanwhile may be in the archive now.
+            // An object dropped meanwhile may be in the archive now.
             let object = match object? {
                 None => read_object(archive, options, at).await?,
                 object => object,
@@ -132,11 +132,11 @@ impl BucketJournal {
     }
 }
 
-/// Objects that are not needed any more.
+/// The objects of a journal and of its archive.
 struct Archive<'a> {
     place: &'a Place,
     options: &'a BucketOptions,
-    /// Where they are: in the journal until they are dropped.
+    /// The place of each object: the journal until it is dropped.
     there: BTreeMap<Position, &'a Place>,
     /// The lowest fence of each epoch, with the epoch that it opens.
     fences: BTreeMap<u64, (Position, u64)>,
@@ -148,7 +148,7 @@ impl<'a> Archive<'a> {
         place: &'a Place,
         options: &'a BucketOptions,
     ) -> Result<Self, JournalError> {
-        // In this order: what is dropped is in the archive before it goes.
+        // In this order, because objects are copied to the archive before they are deleted.
         let stored = list(journal, options).await?;
         let mut there: BTreeMap<_, _> = stored.keys().map(|at| (*at, journal)).collect();
         there.extend(list(place, options).await?.into_keys().map(|at| (at, place)));
@@ -168,7 +168,7 @@ impl<'a> Archive<'a> {
         Ok(Self { place, options, there, fences })
     }
 
-    /// Returns the objects before `first`, the latest first, back to one that has nothing behind
+    /// Returns the objects before `first`, newest first, back to one that has nothing behind
     /// `after`. `None`: one of them is missing.
     async fn before(
         &self,
@@ -183,7 +183,7 @@ impl<'a> Archive<'a> {
         let there = positions.map_while(|at| Some((at, *self.there.get(&at)?)));
         let get = |(at, place)| async move {
             let object = match read_object(place, self.options, at).await? {
-                // It has been dropped meanwhile.
+                // It was dropped meanwhile.
                 None => read_object(self.place, self.options, at).await?,
                 object => object,
             };
@@ -197,7 +197,7 @@ impl<'a> Archive<'a> {
             let (header, _) = ObjectHeader::decode(&object)
                 .map_err(|error| JournalError::corrupt(path(), 0, error.to_string()))?;
             found.push((at, place));
-            // One that ends with it may begin the next commit.
+            // An object that ends with it may hold the beginning of the next commit.
             if header.last < after {
                 return Ok(Some(found));
             }
@@ -206,7 +206,7 @@ impl<'a> Archive<'a> {
         Ok(self.predecessor(oldest).is_none().then_some(found))
     }
 
-    /// Returns the object before this one; `None`: it is the first of all.
+    /// Returns the object before this one; `None`: this is the very first.
     fn predecessor(&self, at: Position) -> Option<Position> {
         let mut at = at;
         while at.number == 1 {

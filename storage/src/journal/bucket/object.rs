@@ -1,7 +1,7 @@
 //! An object of the journal: a header, the floors of shards, and records or none.
 //!
-//! It is put only where there is none, so what it says is what its epoch's owner said: which
-//! object is the oldest that is needed, and what was dropped of each shard.
+//! It is put only where there is none, so its contents are the epoch owner's: the oldest object
+//! that is needed, and the dropped lsn of each shard.
 
 use bytes::Bytes;
 use object_store::path::Path;
@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use super::super::Lsn;
 use super::super::record::{le_u32, le_u64};
 
-/// Length of an object's header in bytes; a fence is no longer.
+/// Length of an object's header in bytes; also that of a fence.
 pub(super) const OBJECT_HEADER: usize = 128;
 /// The format version written, and the newest one read.
 pub(super) const VERSION: u32 = 1;
@@ -18,11 +18,12 @@ pub(super) const VERSION: u32 = 1;
 const MAGIC: [u8; 8] = *b"FLAGJOBJ";
 const KIND_RECORDS: u16 = 0;
 const KIND_FENCE: u16 = 1;
-/// The one flag that there is.
+/// The only flag.
 const RELEASED: u16 = 1;
 const FLOOR: usize = 10;
 
-/// Where an object is: epochs follow one another by fences, numbers count from 1 in each.
+/// The position of an object: epochs follow one another by fences; numbers count from 1 in each
+/// epoch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Position {
     pub(super) epoch: u64,
@@ -30,7 +31,7 @@ pub(super) struct Position {
 }
 
 impl Position {
-    /// The fence that opens the first epoch of all.
+    /// The position of the fence that opens the very first epoch.
     pub(super) const GENESIS: Self = Self { epoch: 0, number: 1 };
 
     pub(super) fn path(self, root: &Path) -> Path {
@@ -38,7 +39,7 @@ impl Position {
         root.clone().join(digits(self.epoch)).join(digits(self.number))
     }
 
-    /// Of a path below the journal's root; none if it is no object of the journal.
+    /// Parses a path below the journal's root; `None` if it is no object of the journal.
     pub(super) fn of(path: &Path, root: &Path) -> Option<Self> {
         let mut parts = path.prefix_match(root)?;
         let mut digits = || parts.next()?.as_ref().parse().ok();
@@ -51,7 +52,7 @@ impl Position {
     }
 }
 
-/// What is needed no more.
+/// Bounds of the data that is still needed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Floor {
     /// The oldest object that is needed.
@@ -67,7 +68,7 @@ impl Default for Floor {
 }
 
 impl Floor {
-    /// Both are true, so the higher one counts.
+    /// Raises to the higher of two floors, both of which are valid.
     pub(super) fn raise(&mut self, other: &Self) {
         self.first = self.first.max(other.first);
         for (&shard, &lsn) in &other.shards {
@@ -85,19 +86,19 @@ impl Floor {
 pub(super) struct ObjectHeader {
     pub(super) salt: u32,
     pub(super) at: Position,
-    /// Of the process that wrote it.
+    /// Random number of the process that wrote it.
     pub(super) nonce: u64,
-    /// The epoch that a fence opens; 0 if it is none.
+    /// The epoch that a fence opens; 0 if the object is no fence.
     pub(super) opens: u64,
-    /// It is the last one of an owner that needs the journal no more.
+    /// True in the last object of an owner that has released the journal.
     pub(super) released: bool,
-    /// The last whole commit at its end.
+    /// The last whole commit at the object's end.
     pub(super) last: Lsn,
-    /// Up to here everything was known to be stored, when it was written, ...
+    /// The lsn up to which everything was known to be stored when it was written, ...
     pub(super) durable: Lsn,
-    /// ... and up to this number of its epoch.
+    /// ... and the number of its epoch up to which objects were.
     pub(super) published: u64,
-    /// The greatest time in it or before it.
+    /// The greatest time in this object and all before it.
     pub(super) time_ms: u64,
     /// CRC of the last record before it in its epoch.
     pub(super) prev_crc: u32,
@@ -106,7 +107,7 @@ pub(super) struct ObjectHeader {
     pub(super) floor: Floor,
 }
 
-/// Why an object cannot be read.
+/// The reason why an object cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Unreadable {
     #[error("it has format version {0}")]
@@ -120,7 +121,7 @@ impl ObjectHeader {
         self.opens != 0
     }
 
-    /// Returns the header's bytes, floors included.
+    /// Returns the header's bytes, including the floors of shards.
     pub(super) fn encode(&self) -> Bytes {
         let floors = &self.floor.shards;
         let mut bytes = vec![0; OBJECT_HEADER];
@@ -151,7 +152,7 @@ impl ObjectHeader {
         bytes.into()
     }
 
-    /// Returns the header of a whole object, and its records.
+    /// Decodes a whole object: returns its header and its records.
     pub(super) fn decode(object: &Bytes) -> Result<(Self, Bytes), Unreadable> {
         let damaged = |what| Err(Unreadable::Damaged(what));
         if object.len() < OBJECT_HEADER || object[0..8] != MAGIC {

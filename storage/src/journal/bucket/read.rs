@@ -1,7 +1,7 @@
-//! Reading a journal that is open, while nothing of it is dropped.
+//! Reads a journal that is open, while a hold keeps its objects.
 //!
-//! A hold keeps objects above the floor. It has a bound, as that of a local journal: when the
-//! objects are more, it is broken, and whoever reads is told so.
+//! A hold keeps objects above the floor. It has a bound, like that of a local journal: when it
+//! keeps more bytes, it is broken, and the reader gets an error.
 
 use std::io;
 use std::path::PathBuf;
@@ -21,26 +21,26 @@ use super::{Shared, State};
 /// Objects that are read at a time: each is a few MiB of memory.
 const READS: usize = 4;
 
-/// Reads objects in their order, fences left out.
+/// Reads objects in order, without fences.
 pub(super) struct Reader<'a> {
-    /// The first and the last lsn.
+    /// The first and the last lsn to read.
     range: (Lsn, Lsn),
-    /// `None`: nothing was read yet.
+    /// State of the chain; `None`: no object was read yet.
     chain: Option<Chain>,
     commits: Commits,
     each: &'a mut dyn FnMut(Record) -> io::Result<()>,
 }
 
-/// Why an object could not be read.
+/// The reason why an object could not be read.
 pub(super) enum Trouble {
-    /// It is not what it should be.
+    /// The object is damaged.
     Damaged(String),
-    /// What `each` said.
+    /// The error that `each` returned.
     Copying(io::Error),
 }
 
 impl Trouble {
-    /// The same of the object at `path`.
+    /// Converts to the error for the object at `path`.
     pub(super) fn error(self, path: PathBuf) -> JournalError {
         match self {
             Self::Copying(error) => JournalError::io("copying from", &path, error),
@@ -70,7 +70,7 @@ impl Shared {
             path: self.place.to_string().into(),
             source: io::Error::other(error),
         })?;
-        // Only what is stored can be read.
+        // Only stored objects can be read.
         self.sync_through(range.1)?;
         runtime.block_on(self.read_objects(hold, Reader::new(range, each)))
     }
@@ -104,7 +104,8 @@ impl Shared {
         Ok(wanted.map(|stored| stored.at).collect())
     }
 
-    /// Returns an object that is missing was dropped, or is lost.
+    /// Returns the error for an object that could not be read: if it is missing, it was dropped, or
+    /// is lost.
     fn unreadable(&self, hold: HoldId, at: Position, trouble: Trouble) -> JournalError {
         match trouble {
             Trouble::Damaged(_) if !lock(&self.state).holds.has(hold) => JournalError::HoldBroken,
@@ -121,7 +122,7 @@ impl<'a> Reader<'a> {
         Self { range, chain: None, commits: Commits::default(), each }
     }
 
-    /// Hands the commits of the range that end in an object to whoever reads.
+    /// Passes the commits of the range that end in an object to the reader's `each`.
     pub(super) fn take(&mut self, at: Position, salt: u32, object: &Bytes) -> Result<(), Trouble> {
         let (from, to) = self.range;
         let damaged = |what: &str| Trouble::Damaged(what.to_owned());
@@ -155,7 +156,7 @@ impl<'a> Reader<'a> {
 }
 
 impl State {
-    /// Breaks holds that keep more than they may.
+    /// Breaks holds that keep more than their bound.
     pub(super) fn bound_holds(&mut self) {
         if !self.holds.is_empty() {
             let bytes = self.stored.iter().map(|stored| stored.bytes).sum();

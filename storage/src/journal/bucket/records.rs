@@ -1,4 +1,4 @@
-//! The records in objects: followed along their chain.
+//! Follows the records of objects along their chain.
 
 use bytes::{Bytes, BytesMut};
 
@@ -6,19 +6,19 @@ use super::super::record::{HEADER, RecordHeader, decode_shards};
 use super::super::{Lsn, Piece, Record};
 use super::object::ObjectHeader;
 
-/// How far the records of an epoch have been followed.
+/// State of following an epoch's records.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Chain {
     pub(super) epoch: u64,
     /// The last whole commit.
     pub(super) last: Lsn,
-    /// CRC of the last record; 0 at an epoch's start.
+    /// CRC of the last record; 0 at the beginning of an epoch.
     pub(super) crc: u32,
-    /// The last part of an unfinished commit, and how many it has.
+    /// The last part of an unfinished commit, and its number of parts.
     open: Option<(u32, u32)>,
-    /// The beginning of that commit was dropped.
+    /// True if the beginning of that commit was dropped.
     rest: bool,
-    /// No record of the epoch was read yet: the lsn may have jumped.
+    /// True until a record of the epoch was read: the lsn may have jumped before it.
     at_start: bool,
 }
 
@@ -28,14 +28,14 @@ pub(super) struct Part<'a> {
     pub(super) shards: Vec<u16>,
     pub(super) body: &'a [u8],
     pub(super) first: bool,
-    /// The commit is whole with it.
+    /// True if the commit is complete with this part.
     pub(super) last: bool,
-    /// The commit's beginning was dropped, so it is applied everywhere.
+    /// True if the commit's beginning was dropped, so that it is applied everywhere.
     pub(super) rest: bool,
 }
 
 impl Part<'_> {
-    /// The same as it is replayed, with its `body` in memory of its own.
+    /// Returns the part for replay, with its `body` in memory of its own.
     pub(super) fn piece(&self, body: Bytes) -> Piece {
         Piece { record: self.record(body), first: self.first, last: self.last }
     }
@@ -47,18 +47,18 @@ impl Part<'_> {
 }
 
 impl Chain {
-    /// At the first object of an epoch.
+    /// Starts at the first object of an epoch.
     pub(super) fn epoch(epoch: u64, last: Lsn) -> Self {
         Self { epoch, last, at_start: true, ..Self::default() }
     }
 
-    /// Where the journal begins now, which may be within a commit.
+    /// Starts at the present beginning of the journal, which may be within a commit.
     pub(super) fn head(epoch: u64, crc: u32) -> Self {
         Self { epoch, crc, rest: true, at_start: true, ..Self::default() }
     }
 
-    /// Hands each record of an object to `each`; what is wrong with the object, or with the first
-    /// record that does not follow.
+    /// Passes each record of an object to `each`; returns an error for a damaged object, or for the
+    /// first record that does not continue the chain.
     pub(super) fn walk(
         &mut self,
         object: &ObjectHeader,
@@ -84,7 +84,7 @@ impl Chain {
             rest = &rest[length..];
         }
         if records.is_empty() || self.last == 0 {
-            // There is no record that says it.
+            // The end may be in no record.
             self.last = self.last.max(object.last);
         }
         if self.last != object.last {
@@ -131,14 +131,14 @@ impl Chain {
     }
 }
 
-/// Puts commits together from their parts.
+/// Assembles commits from their parts.
 #[derive(Debug, Default)]
 pub(super) struct Commits {
     body: BytesMut,
 }
 
 impl Commits {
-    /// Returns the commit that a part ends, if it is whole, and `from` or later.
+    /// Adds a part; returns the commit that it completes, if that is `from` or later.
     pub(super) fn take(&mut self, part: &Part<'_>, from: Lsn) -> Option<Record> {
         if part.header.lsn < from {
             return None;

@@ -1,8 +1,9 @@
-//! Opening a journal in a bucket after whatever ended its last life, or while it lasts.
+//! Opens a journal in a bucket, after its last owner has ended in any way, or while that still
+//! runs.
 //!
-//! A fence is put at the next number first; from then on nobody else can add to what is read. An
-//! epoch ends at its first fence, and numbers behind it are ignored: they were never published.
-//! Everything between the floor and the fence must be there.
+//! First a fence is put at the next number; from then on no other process can add to the objects
+//! that are read. An epoch ends at its first fence, and numbers behind it are ignored: they were
+//! never published. Every object between the floor and the fence must exist.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -31,30 +32,30 @@ use crate::place::Place;
 /// Objects that are read at a time.
 const READS: usize = 16;
 
-/// Bytes of objects that are kept between the first reading and the replay.
+/// Bytes of objects that are kept in memory from the first reading to the replay.
 const KEPT_BYTES: usize = 64 << 20;
 
-/// Fences put at once when the one before has met a record: its writer is still at it, and may be
-/// faster than we are with one at a time.
+/// Fences put at once after one has met a record: its writer is still active, and may be faster
+/// than fences put one at a time.
 const FENCES: u64 = 16;
 
-/// A journal in a bucket that was fenced and read, and not started yet.
+/// A journal in a bucket that was fenced and read, but not started yet.
 pub struct BucketRecovery {
     place: Place,
     options: BucketOptions,
     nonce: u64,
-    /// What the fence that was put opens.
+    /// The epoch that the fence opens.
     epoch: u64,
-    /// From the floor to the fence, fences left out.
+    /// Objects from the floor to the fence, without fences.
     chain: Vec<Found>,
     floor: Floor,
-    /// Objects that nobody needs.
+    /// Objects that are not needed.
     garbage: Vec<Path>,
     end: Lsn,
-    /// The last whole commit of each epoch that has ended.
+    /// The last whole commit of each ended epoch.
     ends: BTreeMap<u64, Lsn>,
     max_time_ms: u64,
-    /// When the fence was put, if the one who owned the journal until then has not released it.
+    /// Time at which the fence was put, if the former owner has not released the journal.
     pub(super) outlived: Option<Instant>,
 }
 
@@ -62,21 +63,21 @@ pub struct BucketRecovery {
 #[derive(Clone)]
 struct Found {
     header: ObjectHeader,
-    /// The chain before it.
+    /// State of the chain before it.
     entry: Chain,
     /// The last lsn before it.
     before: Lsn,
     spans: Spans,
-    /// Unless there were too many bytes.
+    /// Its records; `None` if there were too many bytes to keep.
     records: Option<Bytes>,
 }
 
-/// Reads the commits of a journal that was recovered, some objects ahead.
+/// Reads the commits of a recovered journal, some objects ahead.
 pub(in crate::journal) struct BucketPieces<'a> {
     recovery: &'a BucketRecovery,
     from: Lsn,
     objects: BoxStream<'a, (&'a Found, Result<Bytes, JournalError>)>,
-    /// Of the object that was read last.
+    /// Commits of the object that was read last.
     ready: VecDeque<Piece>,
 }
 
@@ -88,7 +89,8 @@ impl BucketPieces<'_> {
             let ends = self.recovery.ends.get(&found.header.at.epoch).copied();
             let walked = chain.walk(&found.header, &records, |part| {
                 let lsn = part.header.lsn;
-                // What was dropped in part is applied, and what the epoch ended in does not count.
+                // A commit whose beginning was dropped is applied already, and one that its epoch
+                // did not finish does not count.
                 if !part.rest && lsn >= self.from && ends.is_none_or(|end| lsn <= end) {
                     self.ready.push_back(part.piece(records.slice_ref(part.body)));
                 }
@@ -99,14 +101,14 @@ impl BucketPieces<'_> {
     }
 }
 
-/// What is known of the objects.
+/// State of reading the objects.
 #[derive(Default)]
 struct Reading {
     found: BTreeMap<Position, Result<Found, Unreadable>>,
-    /// With their sizes.
+    /// Listed objects with their sizes.
     listed: BTreeMap<Position, u64>,
     kept: usize,
-    /// Known to be true, whoever said it.
+    /// The highest floor found in any object.
     floor: Floor,
     published: Position,
     durable: Lsn,
@@ -124,7 +126,7 @@ impl fmt::Debug for BucketRecovery {
 }
 
 impl BucketJournal {
-    /// Takes over the journal in `place`, which may be new: whoever wrote to it can do so no more.
+    /// Takes over the journal in `place`, which may be new: former writers can write no more.
     ///
     /// # Errors
     /// [`JournalError::Corrupt`] if something that was durable is damaged or missing;
@@ -162,8 +164,8 @@ impl BucketRecovery {
         }
     }
 
-    /// Reads the journal up to where it ends now, without a fence there: somebody may be writing to
-    /// it. It must not be started.
+    /// Reads the journal up to its present end, without a fence there: another process may be
+    /// writing to it. The journal must not be started then.
     pub(super) async fn look(&mut self) -> Result<(), JournalError> {
         let mut reading = Reading::default();
         self.list(&mut reading).await?;
@@ -180,12 +182,12 @@ impl BucketRecovery {
         self.follow(reading, end).await
     }
 
-    /// Returns the oldest object that is needed, or where it will be.
+    /// Returns the position of the oldest object that is needed, or of the next one.
     pub(super) fn first(&self) -> Position {
         self.floor.first
     }
 
-    /// Returns the objects that were read, in order, each with the last lsn before it and in it.
+    /// Returns the objects that were read, in order, each with the lsns before it and at its end.
     pub(super) fn objects(&self) -> impl DoubleEndedIterator<Item = (Position, Lsn, Lsn)> {
         self.chain.iter().map(|found| (found.header.at, found.before, found.header.last))
     }
@@ -197,8 +199,8 @@ impl BucketRecovery {
         JournalError::corrupt(path.to_string().into(), 0, reason)
     }
 
-    /// Returns an object is missing: or one behind it, which cannot be read, says that it is not
-    /// needed.
+    /// Returns the error for a missing object: either it was lost, or a later object, which cannot
+    /// be read, has the floor that dropped it.
     fn missing(&self, reading: &Reading, at: Position) -> JournalError {
         let unreadable = |(at, found): (&Position, &Result<Found, Unreadable>)| {
             found.as_ref().err().map(|unreadable| (*at, unreadable.to_string()))
@@ -209,7 +211,7 @@ impl BucketRecovery {
         }
     }
 
-    /// Does something with the store until it works or has failed too often.
+    /// Retries a request to the store until it succeeds or has failed too often.
     async fn ask<T, F: Future<Output = Result<T, Error>>>(
         &self,
         request: impl FnMut() -> F,
@@ -217,7 +219,7 @@ impl BucketRecovery {
         ask(&self.place, &self.options, request).await
     }
 
-    /// Learns which objects there are.
+    /// Lists the objects.
     async fn list(&self, reading: &mut Reading) -> Result<(), JournalError> {
         let root = self.place.root();
         let store = self.place.store();
@@ -230,12 +232,12 @@ impl BucketRecovery {
         Ok(())
     }
 
-    /// Reads an object; `None`: there is none.
+    /// Reads an object; `None`: it does not exist.
     async fn read(&self, at: Position) -> Result<Option<Bytes>, JournalError> {
         read_object(&self.place, &self.options, at).await
     }
 
-    /// Reads the listed objects of an epoch from a number on that were not read yet.
+    /// Reads the listed objects of an epoch from a number on, unless they were read before.
     async fn read_epoch(&self, reading: &mut Reading, from: Position) -> Result<(), JournalError> {
         let end = Position { number: u64::MAX, ..from };
         let missing = reading.listed.range(from..=end).map(|(at, _)| *at);
@@ -245,14 +247,14 @@ impl BucketRecovery {
         while let Some((at, object)) = reads.next().await {
             match object? {
                 Some(object) => self.take(reading, at, &object)?,
-                // The one who wrote it needs it no more.
+                // Its writer has dropped it.
                 None => drop(reading.listed.remove(&at)),
             }
         }
         Ok(())
     }
 
-    /// Learns what an object says.
+    /// Takes in an object's header.
     fn take(
         &self,
         reading: &mut Reading,
@@ -288,7 +290,7 @@ impl BucketRecovery {
 
     // ---- fencing -----------------------------------------------------------------------------
 
-    /// Puts a fence behind the last object; where it is.
+    /// Puts a fence behind the last object, and returns its position.
     async fn take_over(&mut self, reading: &mut Reading) -> Result<Position, JournalError> {
         let mut epoch = reading.listed.last_key_value().map_or(0, |(at, _)| at.epoch);
         let mut fences = 1;
@@ -307,13 +309,13 @@ impl BucketRecovery {
             if self.put_fences(reading, next, fences).await? {
                 return Ok(next);
             }
-            // Somebody has put something there. Look for more before the next attempt.
+            // Another process has put an object there: list again before the next attempt.
             self.list(reading).await?;
             fences = FENCES;
         }
     }
 
-    /// Where an epoch ends, as far as it is known.
+    /// Returns the end of an epoch, as far as it is known.
     fn end_of(&self, reading: &Reading, first: Position) -> Result<End, JournalError> {
         let mut at = first.max(reading.floor.first);
         while let Some(found) = reading.found.get(&at) {
@@ -329,8 +331,8 @@ impl BucketRecovery {
         Ok(End::Missing(at))
     }
 
-    /// Puts fences at `next` and the numbers behind it; whether the first one is ours. If it is
-    /// not, it was read.
+    /// Puts fences at `next` and the numbers behind it; returns true if the first one was put here.
+    /// If not, the object there was read.
     async fn put_fences(
         &self,
         reading: &mut Reading,
@@ -351,7 +353,7 @@ impl BucketRecovery {
         }
     }
 
-    /// Puts a fence; the object that is there already if it is not ours.
+    /// Puts a fence; returns the object that is there already, unless it is this fence.
     async fn put_fence(
         &self,
         reading: &Reading,
@@ -396,7 +398,7 @@ impl BucketRecovery {
 
     // ---- reading -----------------------------------------------------------------------------
 
-    /// Follows the objects from the floor to our fence.
+    /// Follows the objects from the floor to the fence.
     async fn follow(&mut self, mut reading: Reading, fence: Position) -> Result<(), JournalError> {
         let mut at = reading.floor.first;
         let mut chain = Chain::epoch(at.epoch, 0);
@@ -428,11 +430,11 @@ impl BucketRecovery {
             at = at.next();
         }
         self.ends.insert(at.epoch, chain.last);
-        // Fences stay for ever, and nothing else is as short.
+        // Fences stay for ever, and no other objects are as short.
         let dropped = reading.listed.range(..reading.floor.first);
         let garbage = dropped.filter(|(_, size)| **size != OBJECT_HEADER as u64);
         self.garbage = garbage.map(|(at, _)| at.path(self.place.root())).collect();
-        // If nothing is left, what was dropped was durable, and the end.
+        // If no object is left, the dropped ones were durable, and reached to the end.
         self.end = if self.chain.is_empty() { reading.durable } else { chain.last };
         if reading.durable > self.end {
             let reason =
@@ -450,7 +452,7 @@ impl BucketRecovery {
         let records = self.records(found).await?;
         found.before = found.header.last;
         let each = |part: &Part<'_>| {
-            // Of a commit whose beginning was dropped there is nothing any more.
+            // Of a commit whose beginning was dropped, nothing counts any more.
             found.before = found.before.min(part.header.lsn - u64::from(!part.rest));
             found.spans.add(&part.shards, part.header.lsn, part.header.record_len());
         };
@@ -478,8 +480,7 @@ impl BucketRecovery {
         self.end
     }
 
-    /// Returns the newest epoch of which there are objects beside fences, or were when they were
-    /// needed.
+    /// Returns the newest epoch that has, or once had, objects other than fences.
     pub fn last_epoch(&self) -> u64 {
         self.chain.last().map_or(self.floor.first, |last| last.header.at).epoch
     }
@@ -499,11 +500,11 @@ impl BucketRecovery {
         self.floor.shards.get(&shard).copied().unwrap_or(0)
     }
 
-    /// Waits until the one who owned the journal before cannot answer any more, if there was one and
-    /// it has not released the journal. Then nobody but us may serve what the journal is of.
+    /// Waits until the lease of the former owner has ended, if it has not released the journal.
+    /// Then only this process may serve its data.
     ///
     /// # Errors
-    /// If somebody else has taken the journal over meanwhile.
+    /// If another process has taken the journal over meanwhile.
     pub async fn outlast(&self) -> Result<(), JournalError> {
         if let Some(fenced) = self.outlived {
             let until = fenced + Lease::outlast(self.options.lease);
@@ -521,7 +522,7 @@ impl BucketRecovery {
         }
     }
 
-    /// Somebody else was faster.
+    /// Returns the error for a takeover by another process.
     fn lost(&self) -> JournalError {
         let place = &self.place;
         JournalError::Failed(format!("another server has taken over {place} at the same time"))
@@ -529,7 +530,7 @@ impl BucketRecovery {
 
     /// Returns the commits from the lsn `from` on, in order, and whole.
     pub(in crate::journal) fn pieces(&self, from: Lsn) -> BucketPieces<'_> {
-        // A commit may end in a later object than it begins.
+        // A commit may end in a later object than the one it begins in.
         let is_needed = |found: &&Found| found.spans.last().any(|(_, lsn)| lsn >= from);
         let needed: Vec<_> = self.chain.iter().filter(is_needed).collect();
         let reads =
@@ -538,7 +539,7 @@ impl BucketRecovery {
         BucketPieces { recovery: self, from, objects, ready: VecDeque::new() }
     }
 
-    /// Hands every whole commit from the lsn `from` on to `each`, in order, until it fails.
+    /// Passes every whole commit from the lsn `from` on to `each`, in order, until that fails.
     pub async fn replay<E: From<JournalError>>(
         &self,
         from: Lsn,
@@ -579,7 +580,7 @@ impl BucketRecovery {
         min_next_lsn: Lsn,
     ) -> Result<Arc<Shared>, JournalError> {
         if self.epoch < min_epoch {
-            // Shards know of greater ones: their journal was another one.
+            // The shards know of greater ones: they had another journal.
             let at = Position { epoch: self.epoch, number: 1 };
             self.epoch = min_epoch;
             let mut reading = Reading { max_time_ms: self.max_time_ms, ..Reading::default() };
@@ -590,7 +591,7 @@ impl BucketRecovery {
         }
         let last = self.end.max(min_next_lsn.saturating_sub(1));
         let (wake, mut floor) = (Arc::new(Notify::new()), self.floor);
-        // Then no object is as short as a fence.
+        // With a floor, no object is as short as a fence.
         floor.raise_shard(0, 0);
         let stored = self.chain.into_iter().map(|found| Stored {
             at: found.header.at,
@@ -647,10 +648,10 @@ impl BucketRecovery {
     }
 }
 
-/// How an epoch ends.
+/// The end of an epoch.
 enum End {
-    /// By a fence, which opens another one.
+    /// A fence, which opens another epoch.
     Fence(u64),
-    /// The next number.
+    /// The next number, which does not exist yet.
     Missing(Position),
 }

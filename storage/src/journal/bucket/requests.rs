@@ -1,4 +1,4 @@
-//! Requests to the journal's store that are tried again, for a bounded time.
+//! Requests to the journal's store, with retries for a bounded time.
 
 use bytes::Bytes;
 use object_store::{Error, ObjectStoreExt};
@@ -8,10 +8,10 @@ use super::BucketOptions;
 use super::object::Position;
 use crate::place::{Place, cause};
 
-/// How often a request to the store is tried.
+/// Bound of the attempts of a request.
 const ATTEMPTS: u32 = 8;
 
-/// Does something with the store until it works or has failed too often.
+/// Retries a request to the store until it succeeds or has failed too often.
 pub(super) async fn ask<T, F: Future<Output = Result<T, Error>>>(
     place: &Place,
     options: &BucketOptions,
@@ -31,7 +31,7 @@ pub(super) async fn ask<T, F: Future<Output = Result<T, Error>>>(
     Err(JournalError::Away { place: place.to_string(), reason })
 }
 
-/// Reads an object; `None`: there is none.
+/// Reads an object; `None`: it does not exist.
 pub(super) async fn read_object(
     place: &Place,
     options: &BucketOptions,

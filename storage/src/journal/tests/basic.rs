@@ -130,7 +130,7 @@ fn segments_are_recycled_and_floors_kept() {
     let most = *Options::SPARES.end();
     assert!(stats.spares <= most && stats.segments <= 4, "{stats:?}");
     assert_eq!(stats.backlog.iter().map(|b| b.0).collect::<Vec<_>>(), [1]);
-    // The thread that drops segments has ended.
+    // The upkeep thread has ended.
     journal.close().unwrap();
     let oldest = journal.oldest();
     drop(journal);
@@ -162,13 +162,13 @@ fn as_many_segments_are_spared_as_were_dropped_at_once() {
     };
     write(6);
     eventually("spares", || journal.stats().spares == 5);
-    // They serve the next round: none is prepared beside them.
+    // The next round uses them: no further ones are prepared.
     let files = disk.files().len();
     write(4);
     assert!(disk.files().len() <= files);
     write(30);
     eventually("no more than the bound", || journal.stats().spares == *Options::SPARES.end());
-    // What is not needed any more goes.
+    // Segments that are not needed any more are deleted.
     write(1);
     write(1);
     eventually("few", || journal.stats().spares == *Options::SPARES.start());

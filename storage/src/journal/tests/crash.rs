@@ -2,7 +2,7 @@ use super::*;
 
 type Model = Vec<(Lsn, u64, Vec<u8>)>;
 
-/// Appends, syncs and flushes at random; returns what is durable.
+/// Appends, syncs and flushes at random; returns the durable lsn.
 fn work(journal: &LocalJournal, rng: &mut Rng, model: &mut Model, flushed: &mut Lsn) -> Lsn {
     for _ in 0..rng.below(60) {
         match rng.below(10) {
@@ -34,7 +34,8 @@ fn work(journal: &LocalJournal, rng: &mut Rng, model: &mut Model, flushed: &mut 
     journal.durable()
 }
 
-/// Everything durable is there, in a prefix of what was appended; drops the rest of the model.
+/// Asserts that everything durable is there, as a prefix of the appended records; drops the rest of
+/// the model.
 fn check(recovery: &Recovery, model: &mut Model, durable: Lsn, flushed: Lsn) {
     assert!(recovery.end() >= durable, "end {}, durable {durable}", recovery.end());
     model.retain(|(lsn, ..)| *lsn <= recovery.end());
@@ -50,14 +51,14 @@ fn check(recovery: &Recovery, model: &mut Model, durable: Lsn, flushed: Lsn) {
     assert_eq!(recovery.end(), model.last().map_or(0, |last| last.0));
 }
 
-/// Several lives of a journal, each ended by a power loss, or by a kill and then a power loss
-/// within recovery.
+/// Runs several lives of a journal, each ended by a power loss, or by a kill and then a power loss
+/// during recovery.
 fn lives(seed: u64, mode: SyncMode) {
     let mut rng = Rng::new(seed);
     let mut disk = Arc::new(SimDisk::default());
     let (mut model, mut durable, mut flushed) = (Model::new(), 0, 0);
     for _life in 0..4 {
-        // Recovery itself is cut short some times.
+        // Recovery itself is interrupted some times.
         while rng.below(3) == 0 {
             disk.die_after(rng.below(12));
             let recovery = LocalJournal::recover(dir(), options(&disk, mode)).unwrap();
@@ -157,7 +158,7 @@ fn what_a_failed_sync_forgot_is_written_again() {
     disk.fail_sync();
     assert!(journal.sync_now().is_err());
     drop(journal);
-    // All of it is still in the page cache, and will not be written by a sync alone.
+    // All of it is still in the page cache; a sync alone would not write it.
     let recovery = recover(&disk).unwrap();
     assert_eq!(recovery.end(), 20);
     assert_eq!(recovery.start(0, 0).unwrap().durable(), 20);

@@ -32,7 +32,8 @@ fn small_journal(clean: bool) -> (Arc<SimDisk>, Model) {
     (disk, kept)
 }
 
-/// What is recovered is a prefix of `model` that reaches `durable` at least; and it can be used.
+/// Asserts that the recovered records are a prefix of `model` that reaches at least `durable`, and
+/// that the journal can be used.
 fn check_prefix(disk: &Arc<SimDisk>, recovery: Recovery, model: &Model, durable: Lsn) {
     let (end, found) = (recovery.end(), bodies(&recovery));
     assert!(end >= durable, "lsn {durable} was durable, the end is {end}");
@@ -135,7 +136,8 @@ fn a_missing_file_is_corruption() {
     assert!(matches!(&error, JournalError::Corrupt { path, .. } if path.ends_with("floor")));
 }
 
-/// Returns a journal that was killed in its fourth segment, all of it durable, once that is noted.
+/// Returns a journal that was killed in its fourth segment, which is durable and noted in the
+/// floor.
 fn in_the_fourth_segment() -> Arc<SimDisk> {
     let disk = Arc::new(SimDisk::default());
     let journal = start(&disk, SyncMode::No);
@@ -175,7 +177,7 @@ fn the_newest_segment_is_missed() {
     let wiped = disk.copy();
     wiped.edit(&last, |bytes| bytes[..SEGMENT_HEADER].fill(0));
     assert_corrupt(&wiped, &last, "its header is gone");
-    // A start notes the one that it begins.
+    // A start notes the segment that it begins.
     drop(recover(&disk).unwrap().start(0, 0).unwrap());
     let last = segment_path(dir(), newest(&disk));
     disk.delete(&last);
@@ -259,7 +261,7 @@ fn a_newer_format_is_refused() {
 fn records_of_an_earlier_life_of_a_segment_are_not_taken() {
     let disk = Arc::new(SimDisk::default());
     let journal = start(&disk, SyncMode::No);
-    // Records of one length: those of a recycled file lie where new ones go.
+    // Records of equal length: those of a recycled file lie at the offsets of new ones.
     for lsn in 1..=200 {
         eventually("recycling", || {
             let stats = journal.stats();
@@ -274,7 +276,7 @@ fn records_of_an_earlier_life_of_a_segment_are_not_taken() {
     assert_eq!(recovery.end(), 200);
     let used = bodies(&recovery).len();
     assert!(used <= 26);
-    // There is a whole older record right behind the end.
+    // A whole older record lies right behind the end.
     let file = Handle(Arc::clone(&disk)).open(&segment_path(dir(), newest(&disk))).unwrap();
     let behind = remains(&file, 0x5A17, FIRST_RECORD).unwrap();
     let in_use = (200 - 1) % 13 + 1;
@@ -290,7 +292,7 @@ fn records_of_an_earlier_life_of_a_segment_are_not_taken() {
 fn newest(disk: &SimDisk) -> u64 {
     let begun = |path: &PathBuf| {
         let bytes = disk.read(path);
-        // One that is being prepared may be empty.
+        // A segment in preparation may be empty.
         match SegmentHeader::decode(bytes.first_chunk::<SEGMENT_HEADER>()?) {
             crate::journal::segment::FoundHeader::Valid(header)
                 if segment_path(dir(), header.number) == *path =>

@@ -10,7 +10,7 @@ fn a_full_disk_refuses_and_recovers() {
     eventually("a spare", || journal.stats().spares >= 1);
     let before = journal.append(0, &[0], &[b"before"]).unwrap();
     disk.set_capacity(Some(disk.used() + 5000));
-    // Too large for what is left: nothing of it is written, and its space is given back.
+    // Too large for the remaining space: nothing of it is written, and its segments are released.
     let refused = journal.append(0, &[0], &[&[1; 30_000]]);
     assert!(matches!(refused, Err(JournalError::NoSpace { .. })), "{refused:?}");
     assert_eq!(journal.end(), before);
@@ -35,7 +35,7 @@ fn a_full_disk_is_a_state_that_ends_by_itself() {
     disk.set_capacity(Some(disk.used()));
     while journal.append(0, &[0], &[&[1; 900]]).is_ok() {}
     assert_eq!(refusing(), (true, true));
-    // What still fits is taken, and does not end it.
+    // A commit that still fits is taken, and does not end the state.
     journal.append(0, &[0], &[b"small"]).unwrap();
     assert_eq!(refusing(), (false, true));
     assert!(journal.append(0, &[0], &[&[1; 900]]).is_err());
@@ -98,7 +98,7 @@ fn a_commit_that_fails_between_its_parts_does_not_count() {
     assert!(journal.stats().backlog.iter().all(|(shard, _)| *shard == 0));
     drop(journal);
     assert_eq!(bodies(&recover(&disk).unwrap()), expected);
-    // An unfinished commit at the very end, and a new epoch behind it.
+    // An incomplete commit at the very end, and a new epoch behind it.
     let journal = start(&disk, SyncMode::No);
     eventually("a spare", || journal.stats().spares >= 1);
     disk.pass_writes(2);

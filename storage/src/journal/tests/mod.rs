@@ -49,12 +49,12 @@ fn replayed(recovery: &Recovery, from: Lsn) -> Vec<Record> {
     records
 }
 
-/// Lsn and body of what is replayed.
+/// Returns lsn and body of each replayed record.
 fn bodies(recovery: &Recovery) -> Vec<(Lsn, Vec<u8>)> {
     replayed(recovery, 0).into_iter().map(|record| (record.lsn, record.body.to_vec())).collect()
 }
 
-/// Waits for what another thread is to do.
+/// Waits until another thread has made `done` true.
 pub(in crate::journal) fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() {

@@ -1,4 +1,4 @@
-//! Reading an open journal, and writing records as a journal of their own.
+//! Reads an open journal, and writes records as a journal of their own.
 
 use super::*;
 use crate::journal::{Extract, read_history};
@@ -6,7 +6,7 @@ use sim_disk::Handle;
 
 const FULL: &[u8] = &[7; 700];
 
-/// Appends commits of one shard, and says that they are flushed; some have several parts.
+/// Appends commits of one shard, some of several parts, and reports them as flushed.
 fn append(journal: &LocalJournal, commits: u64) {
     for n in 0..commits {
         let body: Vec<u8> = if n % 9 == 4 { [FULL; 4].concat() } else { FULL.to_vec() };
@@ -94,14 +94,14 @@ fn an_extract_is_a_journal_of_the_same_records() {
             all.iter().filter(|r| r.lsn > after && r.lsn <= end).cloned().collect();
         for record in &wanted {
             extract.push(record).unwrap();
-            // What comes twice is passed over.
+            // A repeated record is skipped.
             extract.push(record).unwrap();
         }
         extract.finish(3, end).unwrap();
         let recovery = recover(&copy).unwrap();
         assert_eq!((recovery.end(), recovery.dropped()), (end, after));
         assert_eq!(replayed(&recovery, 0), wanted, "behind {after} up to {end}");
-        // It goes on as any journal does.
+        // It can be used like any journal.
         let journal = recovery.start(0, 0).unwrap();
         append(&journal, 5);
         journal.close().unwrap();
@@ -145,7 +145,7 @@ fn dropped_segments_go_to_the_archive_and_are_read_with_the_rest() {
         assert_eq!(read.unwrap(), Some((75, true)), "behind {after}");
         assert_eq!(found, (after + 1..=75).collect::<Vec<_>>(), "behind {after}");
     }
-    // Without the oldest one its records are missed.
+    // Without the oldest segment its records are missed.
     let mut names = handle.list(archive).unwrap();
     names.sort();
     handle.remove(&archive.join(&names[0])).unwrap();

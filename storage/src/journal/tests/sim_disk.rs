@@ -1,4 +1,4 @@
-//! A disk in memory that loses what was not synced, and fails when told to.
+//! A disk in memory that loses writes that were not synced, and fails on demand.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, IoSlice};
@@ -37,9 +37,9 @@ impl Rng {
 #[derive(Clone, Default)]
 struct Content {
     now: Vec<u8>,
-    /// What a power loss leaves.
+    /// Contents after a power loss.
     safe: Vec<u8>,
-    /// Sectors that the next sync writes. A failed one, of any file, forgets them, as kernels do.
+    /// Sectors that the next sync writes. A failed sync, of any file, forgets them, as kernels do.
     dirty: BTreeSet<usize>,
 }
 
@@ -55,11 +55,11 @@ struct State {
     contents: Vec<Content>,
     names: BTreeMap<PathBuf, usize>,
     safe_names: BTreeMap<PathBuf, usize>,
-    /// From `safe_names` to `names`.
+    /// Changes that lead from `safe_names` to `names`.
     changes: Vec<NameChange>,
-    /// Changing operations that still succeed.
+    /// Number of changing operations that still succeed.
     lives: Option<u64>,
-    /// Bytes that files may have in all.
+    /// Bound of the bytes of all files.
     capacity: Option<usize>,
     /// Writes that succeed before those that fail.
     passing_writes: usize,
@@ -71,9 +71,9 @@ struct State {
 #[derive(Default)]
 pub(super) struct SimDisk {
     state: Mutex<State>,
-    /// Syncs wait as long as it is set.
+    /// True while syncs wait.
     pub(super) hold_syncs: AtomicBool,
-    /// One has waited.
+    /// True once a sync has waited.
     pub(super) sync_held: AtomicBool,
 }
 
@@ -82,7 +82,7 @@ struct SimFile {
     id: usize,
 }
 
-/// The disk as the journal gets it.
+/// The disk as the journal uses it.
 pub(super) struct Handle(pub(super) Arc<SimDisk>);
 
 impl SimDisk {
@@ -94,8 +94,8 @@ impl SimDisk {
         Self::with(self.state.lock().unwrap().clone())
     }
 
-    /// Returns the disk after a power loss: of each file any of the sectors not synced, of the
-    /// names any first changes not synced.
+    /// Returns the disk after a power loss: any of each file's unsynced sectors, and any prefix of
+    /// the unsynced changes of names.
     pub(super) fn after_power_loss(&self, rng: &mut Rng) -> Arc<Self> {
         let mut state = self.state.lock().unwrap().clone();
         let kept = rng.below(state.changes.len() as u64 + 1) as usize;
@@ -133,7 +133,7 @@ impl SimDisk {
         self.state.lock().unwrap().failing_writes.push((kind, written));
     }
 
-    /// Lets some writes succeed before those that are to fail.
+    /// Lets some writes succeed before the failing ones.
     pub(super) fn pass_writes(&self, writes: usize) {
         self.state.lock().unwrap().passing_writes = writes;
     }
@@ -166,7 +166,7 @@ impl SimDisk {
         state.contents[state.names[path]].now.clone()
     }
 
-    /// Changes a file's bytes behind everybody's back.
+    /// Changes a file's bytes without the journal noticing.
     pub(super) fn edit(&self, path: &Path, edit: impl FnOnce(&mut Vec<u8>)) {
         let mut state = self.state.lock().unwrap();
         let id = state.names[path];

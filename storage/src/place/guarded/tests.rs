@@ -7,16 +7,16 @@ use slatedb::db_cache::SplitCache;
 use std::io;
 use tempfile::TempDir;
 
-/// How long what ends may take on a busy machine.
+/// Time limit, on a busy machine, for calls that must end.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What a disk does.
+/// Fault of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     None,
     /// Reads of files with rows end with EIO, always.
     Unreadable,
-    /// The next reads do, as many as this.
+    /// As many of the next reads do.
     Passing(usize),
     /// Reads of files with rows do not end.
     Hanging,
@@ -162,7 +162,7 @@ impl Shard {
     }
 }
 
-/// What each way of reading says, in time.
+/// Returns the outcome of each way of reading, which must come in time.
 async fn read_all(engine: &Engine) -> Vec<String> {
     let all = || vec![1]..vec![2];
     let mut found = Vec::new();
@@ -227,7 +227,7 @@ async fn reads_of_a_disk_with_faults_end() {
         assert!(error.contains("/db/compacted/") || error.contains("db/compacted/"), "{error}");
         assert!(error.contains("Input/output error"), "{error}");
     }
-    // It is the disk that was ill, and not the engine.
+    // The disk had the fault, not the engine.
     shard.disk.set(Fault::None);
     assert_eq!(read_all(&engine).await, WHOLE);
     engine.close().await.unwrap();

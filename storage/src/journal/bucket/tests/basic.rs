@@ -19,7 +19,7 @@ fn what_is_appended_comes_back_in_order() {
         assert_eq!(records.iter().map(|r| r.lsn).collect::<Vec<_>>(), [1, 2, 3, 4, 5]);
         assert!(records.iter().zip(written).all(|(record, body)| record.body == body));
         assert!(records.iter().all(|record| record.shards == [0, 3] && record.epoch == 1));
-        // From within a commit that begins in an object whose last commit is older.
+        // The commit begins in an object whose last whole commit is older.
         assert_eq!(replayed(&recovery, 3).await[..], records[2..]);
         // The next epoch goes on behind it.
         let journal = Running::start(recovery).await.unwrap();
@@ -94,7 +94,7 @@ fn the_end_is_known_when_everything_was_dropped() {
         journal.append(&[0], b"one").unwrap();
         journal.until_durable(1).await;
         journal.flushed(&[0], 1);
-        // The object that would say so is lost, and the one behind it is not.
+        // The object that records this is lost, and the one behind it is not.
         *client.refused.lock().unwrap() = Some("2".to_owned());
         journal.append(&[0], b"two").unwrap();
         eventually("a put", || client.puts.load(Ordering::SeqCst) > 4).await;
@@ -169,7 +169,7 @@ fn everysec_puts_once_per_bound_and_always_at_once() {
         journal.until_durable(50).await;
         assert!(begun.elapsed() >= Duration::from_millis(20));
         assert_eq!(client.puts.load(Ordering::SeqCst) - before, 1);
-        // Somebody waits.
+        // A caller waits.
         journal.append(&[0], b"x").unwrap();
         let begun = Instant::now();
         journal.shared.request_sync(51);

@@ -1,4 +1,4 @@
-//! Reading a journal and its archive by their objects.
+//! Reads a journal and its archive by their objects.
 
 use super::super::object::Position;
 use super::*;
@@ -12,7 +12,7 @@ fn archiving(client: &Arc<Client>) -> BucketOptions {
     BucketOptions { archive: Some(archive(client)), ..options(SyncMode::Always) }
 }
 
-/// What follows `after`, and where that ends.
+/// Returns the records behind `after`, and their end.
 async fn history(client: &Arc<Client>, after: Lsn) -> Option<(Vec<Lsn>, Lsn)> {
     let mut found = Vec::new();
     let mut collect = |record: Record| {
@@ -26,7 +26,7 @@ async fn history(client: &Arc<Client>, after: Lsn) -> Option<(Vec<Lsn>, Lsn)> {
     Some((found, end))
 }
 
-/// Writes commits of one shard, of which one has several objects, and has most of them dropped.
+/// Writes commits of one shard, one of which has several objects, and has most of them dropped.
 async fn write(journal: &Running, commits: u64, flushed: Lsn) {
     for n in 0..commits {
         let body = vec![n as u8; if n == 7 { 9 << 20 } else { 100 }];
@@ -43,7 +43,7 @@ async fn write(journal: &Running, commits: u64, flushed: Lsn) {
     .await;
 }
 
-/// Lives of a journal of which the last one is running.
+/// Runs several lives of a journal; the last one is still running.
 async fn lives(client: &Arc<Client>) -> Running {
     for life in 0..3 {
         let recovery = BucketJournal::recover(place(client), archiving(client)).await.unwrap();
@@ -115,12 +115,12 @@ fn what_is_not_needed_and_not_dropped_yet_is_read_where_it_is() {
             let object = name.strip_prefix("node/journal-archive/")?;
             Some((Position::of(&name.as_str().into(), archive(&client).root())?, object))
         });
-        // The newest first, as a kill has left them: dropping begins with the oldest.
+        // Newest first, as a kill leaves them: dropping begins with the oldest.
         let archived = archived.collect::<BTreeMap<_, _>>();
         for (n, (at, object)) in archived.into_iter().rev().enumerate() {
             let (from, to) = (archive(&client), place(&client));
             from.store().copy(&from.path(object), &to.path(object)).await.unwrap();
-            // Sometimes it is in both.
+            // Some objects are in both.
             if n % 3 > 0 {
                 sim.remove(from.path(object).as_ref()).await;
             }
@@ -154,7 +154,7 @@ fn nobody_is_disturbed_by_a_look() {
         journal.append(&[0], b"more").unwrap();
         journal.until_durable(61).await;
         journal.kill();
-        // Nor is there anything to see where nothing is.
+        // An empty place has no journal.
         let nowhere = Place::within(client.clone(), "nowhere".into(), "sim");
         let view = BucketJournal::look(&nowhere, &options(SyncMode::Always)).await.unwrap();
         assert_eq!((view.end(), view.dropped(), view.epoch()), (0, 0, 0));

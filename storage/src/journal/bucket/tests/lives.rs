@@ -1,6 +1,6 @@
 use super::*;
 
-/// Several lives of a journal under faults, each ended by a kill at any request.
+/// Runs several lives of a journal under faults, each ended by a kill at any request.
 async fn lives(seed: u64) {
     let sim = Sim::new(seed);
     let mut model: BTreeMap<Lsn, Vec<u8>> = BTreeMap::new();
@@ -15,7 +15,7 @@ async fn lives(seed: u64) {
         let Some(recovery) = survives(&client, recovering).await else { continue };
         let recovery = match recovery {
             Ok(Ok(recovery)) => recovery,
-            // Faults in a row.
+            // Several faults in a row.
             Ok(Err(JournalError::Away { .. })) | Err(_) => continue,
             Ok(Err(error)) => panic!("seed {seed}, life {life}: {error}"),
         };
@@ -38,7 +38,7 @@ async fn lives(seed: u64) {
     check(&recovery, &mut model, durable, flushed, seed).await;
 }
 
-/// `None`: the process has died meanwhile.
+/// Runs a task; `None`: the process has died meanwhile.
 async fn survives<T>(client: &Client, work: impl Future<Output = T>) -> Option<T> {
     let death = async {
         while !client.is_dead() {
@@ -70,7 +70,8 @@ async fn work(sim: &Sim, journal: &Running, model: &mut BTreeMap<Lsn, Vec<u8>>, 
     }
 }
 
-/// Everything durable is there, in a prefix of what was appended; drops the rest of the model.
+/// Asserts that everything durable is there, as a prefix of the appended records; drops the rest of
+/// the model.
 async fn check(
     recovery: &BucketRecovery,
     model: &mut BTreeMap<Lsn, Vec<u8>>,

@@ -1,4 +1,4 @@
-//! Tests of the journal in a bucket, on a store in memory that fails in all ways.
+//! Tests of the journal in a bucket, on a store in memory with faults of all kinds.
 
 mod basic;
 mod history;
@@ -46,7 +46,7 @@ async fn recover(client: &Arc<Client>) -> Result<BucketRecovery, JournalError> {
     BucketJournal::recover(place(client), options(SyncMode::Always)).await
 }
 
-/// A journal that runs on the runtime of the test.
+/// A journal that runs on the test's runtime.
 struct Running {
     shared: Arc<Shared>,
     task: JoinHandle<()>,

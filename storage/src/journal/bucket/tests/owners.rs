@@ -1,4 +1,4 @@
-//! The lease: at no time do two processes believe that the data is theirs.
+//! The lease: at no time do two processes believe that they own the data.
 
 use super::*;
 use crate::lease::{Lease, Unconfirmed};
@@ -14,7 +14,7 @@ async fn take_over(client: &Arc<Client>) -> Result<BucketRecovery, JournalError>
     BucketJournal::recover(place(client), options).await
 }
 
-/// Takes over as a server does: waits, starts, and proves that it owns the data.
+/// Takes over like a server: waits, starts, and proves that it owns the data.
 async fn own(client: &Arc<Client>) -> Result<Running, JournalError> {
     let recovery = take_over(client).await?;
     recovery.outlast().await?;
@@ -27,7 +27,7 @@ async fn own(client: &Arc<Client>) -> Result<Running, JournalError> {
 
 #[test]
 fn a_paused_owner_has_lost_its_lease_before_its_successor_serves() {
-    // They mostly wait, so all run at the same time.
+    // Most of the time is waiting, so all run at the same time.
     runtime().block_on(join_all((0..20).map(async |seed| {
         let sim = Sim::new(seed);
         let (old, new) = (sim.client(0), sim.client(0));
@@ -41,7 +41,7 @@ fn a_paused_owner_has_lost_its_lease_before_its_successor_serves() {
         let successor = own(&new).await.unwrap();
         assert!(!lease.holds(), "seed {seed}");
         old.paused.store(false, Ordering::SeqCst);
-        // It is told when it asks, without any write.
+        // Its next confirmation reports the loss, without any write.
         assert_eq!(lease.confirm(LONG).await, Err(Unconfirmed::Lost));
         assert!(owner.shared.taken_over.load(Ordering::SeqCst));
         assert_eq!(successor.shared.lease.confirm(LONG).await, Ok(()));
@@ -61,7 +61,7 @@ fn at_no_time_two_own_the_data() {
                 let Ok(running) = own(&client).await else { return };
                 leases.lock().unwrap().push(running.shared.lease.clone());
                 for _ in 0..sim.below(60) {
-                    // The newest first: an older one's may end while they are asked.
+                    // Newest first: an older lease may end while they are checked.
                     let holding = leases.lock().unwrap().iter().rev().filter(|l| l.holds()).count();
                     assert!(holding <= 1, "seed {seed}: {holding} own it");
                     if sim.below(3) == 0 {
@@ -77,7 +77,7 @@ fn at_no_time_two_own_the_data() {
                     client.die();
                     running.kill();
                 } else {
-                    // It goes on, cut off or not, and asks no more.
+                    // It runs on, cut off or not, and asks no more.
                     tokio::time::sleep(2 * SHORT).await;
                 }
             }
@@ -101,7 +101,7 @@ fn a_journal_that_was_released_is_taken_over_at_once() {
         assert!(!owner.shared.lease.holds());
         assert_eq!(owner.shared.lease.confirm(LONG).await, Err(Unconfirmed::Lost));
         owner.kill();
-        // Whoever dies before it has owned anything leaves it released.
+        // A process that dies before it has owned anything leaves the journal released.
         for _ in 0..2 {
             let recovery = take_over(&sim.client(0)).await.unwrap();
             assert!(recovery.outlived.is_none());

@@ -1,10 +1,10 @@
-//! Reading a journal while it goes on.
+//! Reads a journal while it is being written.
 
 use super::*;
 use crate::journal::HoldId;
 
 impl Running {
-    /// Reads as a thread for what blocks does.
+    /// Reads on a blocking thread.
     async fn read(&self, hold: HoldId, range: (Lsn, Lsn)) -> Result<Vec<Record>, JournalError> {
         let shared = self.shared.clone();
         let reading = tokio::task::spawn_blocking(move || {
@@ -18,7 +18,7 @@ impl Running {
         reading.await.unwrap()
     }
 
-    /// Appends commits of one shard, of which some have several objects, and waits for them.
+    /// Appends commits of one shard, some of which have several objects, and waits for them.
     async fn write(&self, commits: u64) {
         for n in 0..commits {
             let body = if n % 9 == 4 { vec![n as u8; 6 << 20] } else { vec![n as u8; 700] };
@@ -31,7 +31,7 @@ impl Running {
         self.until_durable(end).await;
     }
 
-    /// Returns the oldest commit that is still there.
+    /// Returns the oldest commit that still exists.
     fn oldest(&self) -> Lsn {
         let state = self.shared.state.lock().unwrap();
         state.stored.front().map_or(Lsn::MAX, |stored| stored.before + 1)

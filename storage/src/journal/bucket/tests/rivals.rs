@@ -25,7 +25,7 @@ fn a_writer_that_wakes_up_after_a_takeover_publishes_nothing() {
             old.paused.store(false, Ordering::SeqCst);
             let lsn = successor.append(&[0], b"new").unwrap();
             successor.until_durable(lsn).await;
-            // It notices with its next commit at the latest.
+            // It notices at its next commit at the latest.
             let _ = journal.append(&[0], b"too late");
             eventually("the old one has failed", || journal.shared.failed.get().is_some()).await;
             assert!(journal.durable() <= end, "seed {seed}: {} > {end}", journal.durable());
@@ -60,7 +60,7 @@ fn a_writer_in_full_run_is_fenced() {
     });
 }
 
-/// What was acknowledged, as (epoch, lsn) with the body.
+/// Acknowledged commits by lsn, each with its epoch and body.
 type Acked = Arc<Mutex<BTreeMap<Lsn, (u64, Vec<u8>)>>>;
 
 /// A process that takes the journal over, writes for a while, and dies or goes on unaware.
@@ -103,7 +103,7 @@ fn of_several_who_take_over_at_once_only_one_publishes() {
             let acked = Acked::default();
             let all = (0..6).map(|number| contender(sim.clone(), number, acked.clone()));
             join_all(all).await;
-            // Requests that are late may still arrive.
+            // Late requests may still arrive.
             let recovery = recover(&sim.client(0)).await.unwrap();
             let found = bodies(&recovery).await;
             for (lsn, (epoch, body)) in &*acked.lock().unwrap() {

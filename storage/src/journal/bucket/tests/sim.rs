@@ -1,5 +1,5 @@
-//! A store in memory that is slow, loses requests and answers, lets requests arrive late, and
-//! serves several processes, each of which may be cut off or die.
+//! A store in memory that is slow, loses requests and answers, delivers requests late, and serves
+//! several processes, each of which may be cut off or die.
 
 use async_trait::async_trait;
 use futures::stream::{self, BoxStream, StreamExt};
@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use crate::journal::tests::sim_disk::Rng;
 
-/// What all processes share.
+/// State shared by all processes.
 #[derive(Clone)]
 pub(super) struct Sim {
     pub(super) objects: Arc<InMemory>,
@@ -26,25 +26,25 @@ pub(super) struct Sim {
 /// The store as one process sees it.
 pub(super) struct Client {
     sim: Sim,
-    /// Of a hundred requests so many go wrong.
+    /// Percentage of requests that fail.
     pub(super) faults: u64,
-    /// Requests wait.
+    /// True while requests wait.
     pub(super) paused: AtomicBool,
-    /// Nothing is sent any more.
+    /// True once the process is dead: it sends nothing any more.
     dead: AtomicBool,
     /// Requests until it dies.
     lives: AtomicU64,
-    /// Puts of paths that end so fail.
+    /// Suffix of paths whose puts fail.
     pub(super) refused: Mutex<Option<String>>,
     pub(super) puts: AtomicU64,
 }
 
-/// What becomes of a request.
+/// Outcome of a request.
 enum Fate {
     Served,
     Lost,
     AnswerLost,
-    /// It is served long after its sender has given it up.
+    /// It is served long after its sender has given up.
     Late,
 }
 
@@ -89,7 +89,7 @@ impl Sim {
 }
 
 impl Client {
-    /// Nothing it sends arrives any more; what is on its way may.
+    /// Kills the process: nothing sent from now on arrives; requests under way may.
     pub(super) fn die(&self) {
         self.dead.store(true, Ordering::SeqCst);
     }
@@ -102,7 +102,7 @@ impl Client {
         self.dead.load(Ordering::SeqCst)
     }
 
-    /// Before a request and after it.
+    /// Runs before and after each request.
     async fn step(&self) {
         let pause = Duration::from_micros(self.sim.below(400));
         tokio::time::sleep(pause).await;
@@ -131,7 +131,7 @@ impl Client {
         }
     }
 
-    /// Returns a request that only reads.
+    /// Runs a request that only reads.
     async fn read<T>(&self, request: impl Future<Output = Result<T>>) -> Result<T> {
         self.step().await;
         if self.sim.below(100) < self.faults {
