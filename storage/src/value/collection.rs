@@ -1,4 +1,4 @@
-//! What all collections have in common: they are packed into the meta row while small, and have
+//! Behaviour common to all collections: they are packed into the meta row while small, and have
 //! rows of their own for their elements when big.
 
 use crate::encoding::ElementRows;
@@ -6,14 +6,14 @@ use crate::need::{ElementRange, IndexPiece, Page, Part};
 use crate::slot::Layout;
 use anyhow::Result;
 
-/// A packed collection of more bytes than this goes to element rows whatever Redis's limits say.
+/// Bytes beyond which a packed collection goes to element rows whatever Redis's limits are.
 pub(crate) const PACKED_MAX: usize = 64 * 1024;
 
 /// An element that a command will ask for.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted<'a> {
     pub name: &'a [u8],
-    /// The score that it is to get, if that is known.
+    /// The score that it will get, if that is known.
     pub score: Option<f64>,
 }
 
@@ -25,10 +25,10 @@ pub(crate) trait Collection {
     /// Returns the encoding's name as OBJECT ENCODING answers it.
     fn encoding(&self) -> &'static str;
 
-    /// Number of elements.
+    /// Returns the number of elements.
     fn len(&self) -> u64;
 
-    /// Touches what is known of elements, so that it is in the processor's caches.
+    /// Prefetches the memory of elements.
     fn touch(&self, _wanted: &mut dyn Iterator<Item = Wanted<'_>>) {}
 
     /// Returns true if it is known in memory if there is an element of a name.
@@ -44,7 +44,7 @@ pub(crate) trait Collection {
     /// Returns the version its element rows are under; 0 while it is packed.
     fn version(&self) -> u64;
 
-    /// Bytes of memory, about; in constant time.
+    /// Returns the approximate bytes of memory, in constant time.
     fn memory(&self) -> usize;
 
     /// Checks that all of it is in memory.
@@ -55,23 +55,23 @@ pub(crate) trait Collection {
         0
     }
 
-    /// Returns true if it has to be unpacked.
+    /// Returns true if the collection must be unpacked.
     fn is_too_big(&self) -> bool;
 
-    /// Gives it a version: each element becomes a row with the next [`Collection::seal`].
+    /// Gives it a version: the next [`Collection::seal`] writes each element as a row.
     fn unpack(&mut self, version: u64);
 
-    /// Cuts it loose from its element rows: they will be written anew under another version. All
-    /// of it must be in memory.
+    /// Detaches it from its element rows: they will be written anew under another version. All of
+    /// it must be in memory.
     fn detach(&mut self);
 
-    /// Writes the element rows that changed since the last time.
+    /// Writes the element rows that changed since the last call.
     fn seal(&mut self, rows: &mut ElementRows<'_>);
 
-    /// Writes the meta row's payload.
+    /// Appends the meta row's payload.
     fn encode(&self, out: &mut Vec<u8>);
 
-    /// Its type and flags in the meta row.
+    /// Returns its type and flags in the meta row.
     fn kind(&self) -> (u8, u8);
 
     /// Returns the element key of a name.
@@ -79,19 +79,19 @@ pub(crate) trait Collection {
         crate::encoding::RowKey::named_element(layout.hash(name), name)
     }
 
-    /// Returns an element was asked for by name; its row was read. (A value that replaced another
-    /// since it was asked for may have no names; the same holds for an index.)
+    /// Applies the row of an element that was requested by name. (A value that has replaced another
+    /// since the request may have no names; the same holds for an index.)
     fn learn_named(&mut self, _name: &[u8], _row: Option<&[u8]>) -> Result<()> {
         Ok(())
     }
 
-    /// All element rows were read: key and value.
+    /// Applies all element rows: key and value.
     fn learn_all(&mut self, rows: Vec<(bytes::Bytes, bytes::Bytes)>) -> Result<()>;
 
-    /// Returns a page was read.
+    /// Applies a page of element rows.
     fn learn_page(&mut self, page: Page) -> Result<()>;
 
-    /// Returns a range was counted.
+    /// Applies the counts of a range.
     fn learn_index(&mut self, _range: &ElementRange, _pieces: Vec<IndexPiece>) -> Result<()> {
         Ok(())
     }
@@ -99,6 +99,6 @@ pub(crate) trait Collection {
     /// Returns true if hardly any elements are in memory.
     fn is_bare(&self) -> bool;
 
-    /// Drops elements from memory that the journal knows, looking at up to `steps`.
+    /// Drops elements that are in the journal from memory, examining up to `steps`.
     fn shed(&mut self, steps: usize);
 }

@@ -9,28 +9,28 @@ use anyhow::Context;
 use bytes::Bytes;
 use std::collections::BTreeSet;
 
-/// A field's value and its expiry.
+/// A field's value and expiry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Field {
     pub value: Box<[u8]>,
-    /// 0: never.
+    /// 0: the field never expires.
     pub expire_at_ms: u64,
 }
 
-/// Bytes of memory that an expiry takes, about.
+/// Approximate bytes of memory of an expiry.
 const EXPIRY_OVERHEAD: usize = size_of::<Name>() + 24;
 
-/// A hash value, of which some fields may not be in memory.
+/// A hash, some of whose fields may not be in memory.
 ///
-/// Nothing here takes time in proportion to the number of fields but what says so.
+/// Operations take constant time in the number of fields unless their comment says otherwise.
 #[derive(Clone, Debug, Default)]
 pub struct Hash {
     fields: Members<Field>,
-    /// Once a hash has outgrown the listpack limits it stays a "hashtable", as in Redis.
+    /// True once the hash has outgrown the listpack limits: it stays a "hashtable", as in Redis.
     table: bool,
-    /// A field has had an expiry: the encoding is "listpackex" where it would be "listpack".
+    /// True if a field has had an expiry: the encoding is then "listpackex" in place of "listpack".
     timed: bool,
-    /// The expiries of the fields in memory.
+    /// Expiries of the fields in memory.
     expiries: Reclaimed<BTreeSet<(u64, Name)>>,
     /// A lower bound of the expiries of fields not in memory, 0 when none expires.
     min_unknown_expire_at_ms: u64,
@@ -54,20 +54,20 @@ impl Hash {
         Self::default()
     }
 
-    /// What is known of a big hash from its meta row alone.
+    /// Creates a big hash from its meta row; no field is in memory.
     pub(crate) fn from_meta(version: u64, len: u64, timed: bool, min_expire_at_ms: u64) -> Self {
         let fields = Members::from_meta(version, len);
         let min_unknown_expire_at_ms = min_expire_at_ms;
         Self { fields, timed, min_unknown_expire_at_ms, ..Self::default() }
     }
 
-    /// Number of fields, expired ones that were not yet removed included.
+    /// Returns the number of fields, including expired ones that were not yet removed.
     pub fn len(&self) -> u64 {
         self.fields.len()
     }
 
-    /// Number of fields that have not expired at `now_ms`; needs a complete hash. Takes time in
-    /// proportion to the number of expired ones.
+    /// Returns the number of fields that have not expired at `now_ms`; needs a complete hash. Takes
+    /// time proportional to the number of expired ones.
     pub fn live_len(&self, now_ms: u64) -> u64 {
         if !self.is_due(now_ms) {
             return self.len();
@@ -89,17 +89,17 @@ impl Hash {
         self.fields.version() == 0
     }
 
-    /// Returns true if it is a "hashtable" for OBJECT ENCODING.
+    /// Returns true if OBJECT ENCODING calls it a "hashtable".
     pub fn is_table(&self) -> bool {
         self.table
     }
 
-    /// Makes it a "hashtable"; it never goes back.
+    /// Makes it a "hashtable" for good.
     pub fn make_table(&mut self) {
         self.table = true;
     }
 
-    /// Returns true if some field has, or had, an expiry.
+    /// Returns true if a field has, or had, an expiry.
     pub fn is_timed(&self) -> bool {
         self.timed
     }
@@ -109,7 +109,7 @@ impl Hash {
     }
 
     /// Returns the earliest expiry of a field, 0 when none expires. Exact while complete, else
-    /// perhaps too early.
+    /// possibly too early.
     pub fn min_expire_at_ms(&self) -> u64 {
         match (self.expiries.first(), self.min_unknown_expire_at_ms) {
             (None, unknown) => unknown,
@@ -118,13 +118,13 @@ impl Hash {
         }
     }
 
-    /// Returns true if a field may have expired at `now_ms` that was not removed yet.
+    /// Returns true if a field may have expired at `now_ms` and is not removed yet.
     pub fn is_due(&self, now_ms: u64) -> bool {
         let at = self.min_expire_at_ms();
         at != 0 && at <= now_ms
     }
 
-    /// Bytes of memory, about.
+    /// Returns the approximate bytes of memory.
     pub fn memory(&self) -> usize {
         size_of::<Self>() + self.fields.memory() + self.expiries.len() * EXPIRY_OVERHEAD
     }
@@ -139,35 +139,35 @@ impl Hash {
         self.fields.require_all()
     }
 
-    /// Returns a field that exists, be it expired.
+    /// Returns an existing field, even if it has expired.
     pub fn peek(&self, name: &[u8]) -> Result<Option<&Field>, Part> {
         self.fields.get(name)
     }
 
-    /// Returns a field that exists and has not expired at `now_ms`.
+    /// Returns an existing field that has not expired at `now_ms`.
     pub fn get(&self, name: &[u8], now_ms: u64) -> Result<Option<&Field>, Part> {
         Ok(self.peek(name)?.filter(|field| !field.is_expired(now_ms)))
     }
 
-    /// All fields that exist, expired ones included; those of a packed hash oldest first. Only
-    /// when complete (see [`Hash::require_all`]).
+    /// Returns all existing fields, including expired ones; those of a packed hash oldest first.
+    /// Only when complete (see [`Hash::require_all`]).
     pub fn iter(&self) -> impl Iterator<Item = (&[u8], &Field)> {
         self.fields.iter()
     }
 
-    /// `count` fields drawn at random, of which some may be the same, expired ones included.
+    /// Returns `count` random fields with repetition, including expired ones.
     pub fn draw(&self, count: usize) -> Result<Vec<(&[u8], &Field)>, Part> {
         self.fields.draw(count, b"")
     }
 
-    /// `count` different fields drawn at random, expired ones included, or all if there are not as
-    /// many. Where not all are in memory they are neighbours by hash.
+    /// Returns `count` different random fields, including expired ones, or all if there are fewer.
+    /// If not all are in memory they are neighbours by hash.
     pub fn sample(&self, count: usize) -> Result<Vec<(&[u8], &Field)>, Part> {
         self.fields.sample(count, b"")
     }
 
-    /// Sets a field that is known (see [`Hash::require`]); true when it is new. `expire_at_ms` 0:
-    /// never.
+    /// Sets a known field (see [`Hash::require`]); returns true when it is new. `expire_at_ms` 0:
+    /// it never expires.
     pub fn set(&mut self, name: &[u8], value: &[u8], expire_at_ms: u64) -> bool {
         let same_size = |field: &Field| field.value.len() == value.len();
         let old = match self.fields.known(name) {
@@ -184,7 +184,7 @@ impl Hash {
         old.is_none()
     }
 
-    /// Removes a field that is known; what it was, if it existed.
+    /// Removes a known field, and returns it if it existed.
     pub fn remove(&mut self, name: &[u8]) -> Option<Field> {
         // A listpack keeps its order; packed hashes are small.
         let old = self.fields.remove(name, !self.table && self.is_packed())?;
@@ -192,7 +192,7 @@ impl Hash {
         Some(old)
     }
 
-    /// Sets only the expiry of a known field (0: never); false when the field does not exist.
+    /// Sets the expiry of a known field (0: never); returns false when the field does not exist.
     pub fn set_expiry(&mut self, name: &[u8], expire_at_ms: u64) -> bool {
         let old = self
             .fields
@@ -202,8 +202,8 @@ impl Hash {
         true
     }
 
-    /// Removes all fields expired at `now_ms`; needs a complete hash. How many were removed. Takes
-    /// time in proportion to them.
+    /// Removes all fields expired at `now_ms`, and returns their number; needs a complete hash.
+    /// Takes time proportional to them.
     pub fn remove_expired(&mut self, now_ms: u64) -> u64 {
         let mut removed = 0;
         while self.expiries.first().is_some_and(|(at, _)| *at <= now_ms) {
@@ -213,10 +213,10 @@ impl Hash {
         removed
     }
 
-    /// Returns a step of a scan: fields from `cursor` on by the place `place`, the upper 48 bits of
-    /// the keyed hash of a name. `visit` is called for about `count` of them, expired ones
-    /// included. The next cursor comes back, 0 at the end. A field that is there from the first
-    /// step to the last is visited.
+    /// Runs a step of a scan over the fields from `cursor` on, ordered by `place`, the upper 48
+    /// bits of the keyed hash of a name. Calls `visit` for about `count` of them, including expired
+    /// ones, and returns the next cursor, 0 at the end. A field that exists from the first step to
+    /// the last is visited.
     pub fn scan(
         &self,
         cursor: u64,
@@ -227,7 +227,7 @@ impl Hash {
         self.fields.scan(cursor, count, b"", place, visit)
     }
 
-    /// Takes a field found on disk in; what is known already is newer and stays.
+    /// Applies a field read from disk, unless the field is known already: that is newer.
     pub fn learn(&mut self, name: &[u8], field: Option<Field>) {
         let expire_at_ms = field.as_ref().map_or(0, |field| field.expire_at_ms);
         if self.fields.learn(name, field) {
@@ -235,13 +235,14 @@ impl Hash {
         }
     }
 
-    /// Every field that exists has been learnt. Takes time in proportion to the fields.
+    /// Marks the hash as complete once every existing field was applied. Takes time proportional to
+    /// the fields.
     pub fn learnt_all(&mut self) {
         self.fields.learnt_all();
         self.min_unknown_expire_at_ms = 0;
     }
 
-    /// The expiry of a field in memory was `old` and is `new`.
+    /// Notes that the expiry of a field in memory changed from `old` to `new`.
     fn move_expiry(&mut self, name: &[u8], old: u64, new: u64) {
         if old == new {
             return;
@@ -442,7 +443,7 @@ mod tests {
         name.iter().fold(7, |n, &b| n * 31 + u64::from(b)) % 50
     }
 
-    /// Scans to the end, calling `between` after each step; the names visited.
+    /// Scans to the end, calling `between` after each step, and returns the visited names.
     fn scan_all(hash: &mut Hash, count: usize, between: impl Fn(&mut Hash)) -> Vec<Box<[u8]>> {
         let (mut seen, mut cursor) = (Vec::new(), 0);
         loop {

@@ -10,36 +10,37 @@ use super::sequence::{At, Piece, Sequence};
 use super::string::parse_int;
 use crate::need::{ElementRange, IndexBy, Part};
 
-/// A list of up to this many bytes stays in the meta row.
+/// Bytes up to which a list stays in the meta row.
 const PACKED_BYTES: usize = 1024;
 
-/// Between the numbers of new nodes at the ends: so many find room between two of them.
+/// Difference between the numbers of new nodes at the ends: as many nodes fit between two of them.
 const STEP: u64 = 1 << 20;
 
 /// The number of a list's first node.
 const FIRST: u64 = 1 << 63;
 
-/// Where a list has nodes outside of these numbers all get others before the next push. A command
-/// has fewer than 2²¹ arguments.
+/// If a list has nodes outside of these numbers, all nodes are renumbered before the next push. A
+/// command has fewer than 2²¹ arguments.
 const FIRST_MIN: u64 = STEP << 21;
 const LAST_MAX: u64 = u64::MAX - FIRST_MIN;
 
-/// Nodes that are read where only the end of a list is asked for; twice as many with each page
-/// that is read, up to so many.
+/// Nodes that are read when only the end of a list is needed; doubled with each page that is read,
+/// up to the maximum.
 const END_NODES: usize = 8;
 const MAX_END_NODES: usize = 64;
 
-/// Nodes that are read at once at most.
+/// Bound of the nodes that one page reads.
 const PAGE_NODES: usize = 16_384;
 
-/// Elements of a node, about, as long as nobody knows.
+/// Assumed elements of a node whose count is unknown.
 const NODE_GUESS: u64 = 32;
 
-/// A position this near to a node in memory is walked to; others are looked up in an index.
+/// Distance up to which a position is reached by walking from a node in memory; farther ones are
+/// looked up in an index.
 const NEAR: u64 = 1024;
 
-/// Elements in nodes, some of which may not be in memory. Nodes are numbered; their order is that
-/// of their numbers.
+/// Elements in numbered nodes, some of which may not be in memory. The nodes are in the order of
+/// their numbers.
 #[derive(Clone, Debug, Default)]
 pub struct List {
     nodes: Sequence<Node>,
@@ -48,24 +49,24 @@ pub struct List {
     bytes: usize,
     /// Bytes that all elements would take in a listpack.
     listpack: u64,
-    /// Pieces that are not in memory.
+    /// Number of pieces that are not in memory.
     unloaded: usize,
-    /// 0 while packed into the meta row.
+    /// 0 while the list is packed into the meta row.
     version: u64,
-    /// What OBJECT ENCODING calls it.
+    /// True if OBJECT ENCODING calls it a "quicklist".
     quicklist: bool,
-    /// Numbers of nodes that the journal has not heard of (used for element rows only).
+    /// Numbers of nodes with changes not in the journal (used for element rows only).
     dirty: Vec<u64>,
-    /// Where the next nodes are dropped from memory.
+    /// Position from which the next nodes are dropped from memory.
     hand: u64,
-    /// Pages that were read.
+    /// Number of pages that were read.
     pages: u32,
 }
 
 #[derive(Clone, Debug)]
 struct Node {
     no: u64,
-    /// Its number is in [`List::dirty`].
+    /// True if its number is in [`List::dirty`].
     dirty: bool,
     kind: Kind,
 }
@@ -88,7 +89,7 @@ impl Node {
         Self { no, dirty: false, kind }
     }
 
-    /// Returns the first number behind it.
+    /// Returns the first number behind the piece.
     fn end(&self) -> u64 {
         match self.kind {
             Kind::Gap { end } => end,
@@ -118,31 +119,31 @@ impl Piece for Node {
     }
 }
 
-/// Where an element is; valid until the list changes.
+/// Position of an element; valid until the list changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     at: At,
     offset: usize,
 }
 
-/// Which elements of a list are equal to one: numbers of nodes, and how many in each; valid until
+/// Elements of a list that equal a given one: numbers of nodes, and how many in each; valid until
 /// the list changes.
 #[derive(Debug, Default)]
 pub struct Matches {
     nodes: Vec<(u64, usize)>,
-    /// Of a node's equal elements the last ones are meant, not the first.
+    /// True if a node's last equal elements are meant, not its first ones.
     reverse: bool,
 }
 
 impl Matches {
-    /// How many they are.
+    /// Returns their number.
     pub fn count(&self) -> u64 {
         self.nodes.iter().map(|(_, count)| *count as u64).sum()
     }
 }
 
-/// Bytes that an element takes in a listpack: an encoding and the text, or an integer in as few
-/// bytes as it needs, and behind it the length of both.
+/// Returns the bytes that an element takes in a listpack: an encoding and the text, or an integer
+/// in as few bytes as it needs, and behind it the length of both.
 pub(in crate::value) fn listpack_entry(element: &[u8]) -> u64 {
     let len = element.len() as u64;
     let starts = matches!(element.first(), Some(b'-' | b'0'..=b'9'));
@@ -174,7 +175,7 @@ impl List {
         Self::default()
     }
 
-    /// What is known of a big list from its meta row alone.
+    /// Creates a big list from its meta row; no element is in memory.
     pub(crate) fn from_meta(version: u64, len: u64, nodes: (u64, u64), bytes: u64) -> Self {
         let listpack = bytes.saturating_sub(7);
         let mut list = Self { version, len, listpack, unloaded: 1, ..Self::default() };
@@ -183,7 +184,7 @@ impl List {
         list
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> u64 {
         self.len
     }
@@ -192,22 +193,22 @@ impl List {
         self.len == 0
     }
 
-    /// Returns true if it is a "quicklist" for OBJECT ENCODING, not a "listpack".
+    /// Returns true if OBJECT ENCODING calls it a "quicklist", not a "listpack".
     pub fn is_quicklist(&self) -> bool {
         self.quicklist
     }
 
-    /// Sets what OBJECT ENCODING calls it.
+    /// Sets the name that OBJECT ENCODING returns.
     pub fn set_quicklist(&mut self, quicklist: bool) {
         self.quicklist = quicklist;
     }
 
-    /// Bytes of a listpack that holds all elements.
+    /// Returns the bytes of a listpack that holds all elements.
     pub fn listpack_bytes(&self) -> u64 {
         7 + self.listpack
     }
 
-    /// Returns the lowest number a node has or may have, and the highest.
+    /// Returns the lowest and the highest number that a node has or may have.
     pub(crate) fn bounds(&self) -> (u64, u64) {
         let first = self.nodes.first().map_or(FIRST, |at| self.nodes.get(at).no);
         let last = self.nodes.last().map_or(FIRST, |at| self.nodes.get(at).end() - 1);
@@ -226,11 +227,11 @@ impl List {
         if self.unloaded == 0 { Ok(()) } else { Err(Part::All) }
     }
 
-    /// Checks that a list can be pushed to at an end: the node there is in memory.
+    /// Checks that an element can be pushed at an end: the node there is in memory.
     pub fn require_push(&self, front: bool) -> Result<(), Part> {
         let (first, last) = self.bounds();
         if first < FIRST_MIN || last > LAST_MAX {
-            // All nodes get other numbers.
+            // All nodes will be renumbered.
             self.require_all()?;
         }
         self.require_end(front, 1)
@@ -266,13 +267,13 @@ impl List {
         if reverse { self.nodes.prev(at) } else { self.nodes.next(at) }
     }
 
-    /// Asks for the nodes from a piece on that is not in memory; for more of them the more
-    /// elements are wanted and the more nodes were `passed` already.
+    /// Returns a request for the nodes from a piece on that is not in memory: for more nodes the
+    /// more elements are wanted and the more nodes were `passed` already.
     fn ask(&self, at: At, reverse: bool, wanted: u64, passed: usize) -> Part {
         let nodes = usize::try_from(wanted / NODE_GUESS).unwrap_or(usize::MAX);
         let mut least = END_NODES;
         if self.end(reverse) == Some(at) {
-            // Whoever empties it comes again.
+            // A client that is emptying the list will read more.
             least = (END_NODES << self.pages.min(8)).min(MAX_END_NODES);
         }
         let limit = nodes.min(passed.max(64)).clamp(least, PAGE_NODES);
@@ -290,7 +291,7 @@ impl List {
 
     // ---- reading -----------------------------------------------------------------------------
 
-    /// Where the element at a position is, which is then in memory; `None` behind the last.
+    /// Finds the element at a position, which is in memory then; `None` behind the last.
     pub fn seek(&self, position: u64) -> Result<Option<Place>, Part> {
         if position >= self.len {
             return Ok(None);
@@ -323,7 +324,7 @@ impl List {
         Ok(Some(Place { at, offset }))
     }
 
-    /// Asks for what leads to a position between the first gap and the last one.
+    /// Returns a request that leads to a position between the first gap and the last one.
     fn ask_inside(&self, gaps: [Option<At>; 2], position: u64) -> Part {
         let [Some(first), Some(last)] = gaps else { return Part::All };
         let before = self.nodes.count_before(first).unwrap_or(0);
@@ -345,7 +346,7 @@ impl List {
         Ok(self.seek(position)?.and_then(|place| self.at(place)))
     }
 
-    /// Returns the element at a place.
+    /// Returns the element at a place found before.
     pub fn at(&self, place: Place) -> Option<&[u8]> {
         self.nodes.get(place.at).pack()?.get(place.offset)
     }
@@ -356,8 +357,8 @@ impl List {
         if front { pack.iter().next() } else { pack.iter().next_back() }
     }
 
-    /// Returns the elements from a position on, forward or backward, up to the end; each may be
-    /// missing from memory.
+    /// Returns the elements from a position to the end, forward or backward; each may be missing
+    /// from memory.
     pub fn iter_from(&self, position: u64, reverse: bool) -> Result<Iter<'_>, Part> {
         let left = if reverse { position + 1 } else { self.len.saturating_sub(position) };
         let Some(place) = self.seek(position)? else { return Ok(Iter::empty(self)) };
@@ -367,7 +368,7 @@ impl List {
         Ok(Iter { list: self, at: Some(place.at), elements, reverse, left, passed: 0 })
     }
 
-    /// `count` elements from a position on, all of which are in memory.
+    /// Returns `count` elements from a position on, all of which are in memory.
     pub fn range(
         &self,
         position: u64,
@@ -384,7 +385,7 @@ impl List {
         Ok(iter.map_while(Result::ok))
     }
 
-    /// Returns the first element from the front that is equal to one, and where it is.
+    /// Returns the position of the first element from the front that equals a given one.
     pub fn find(&self, element: &[u8]) -> Result<Option<Place>, Part> {
         let (mut at, mut passed) = (self.nodes.first(), 0);
         while let Some(here) = at {
@@ -400,7 +401,7 @@ impl List {
         Ok(None)
     }
 
-    /// Up to `most` elements that are equal to one, looked for from an end.
+    /// Finds up to `most` elements that equal a given one, searching from an end.
     pub fn matches(&self, element: &[u8], most: u64, reverse: bool) -> Result<Matches, Part> {
         let mut matches = Matches { nodes: Vec::new(), reverse };
         let (mut at, mut passed, mut left) = (self.end(reverse), 0, most);
@@ -427,7 +428,7 @@ fn range(from: u64, to: u64) -> ElementRange {
     ElementRange { from: from.to_be_bytes().to_vec(), to: Some(to.to_be_bytes().to_vec()) }
 }
 
-/// Elements one after the other; see [`List::iter_from`].
+/// Iterator over elements; see [`List::iter_from`].
 #[derive(Debug)]
 pub struct Iter<'a> {
     list: &'a List,
@@ -444,7 +445,7 @@ impl<'a> Iter<'a> {
         Self { list, at: None, elements, reverse: false, left: 0, passed: 0 }
     }
 
-    /// Checks that all that is left is in memory.
+    /// Checks that all remaining elements are in memory.
     fn require(&self) -> Result<(), Part> {
         let mut left = self.left.saturating_sub(self.elements.count() as u64);
         let (mut at, mut passed) = (self.at, 0);

@@ -1,4 +1,4 @@
-//! The named elements of a hash, set or sorted set, of which some may not be in memory.
+//! The named elements of a hash, set or sorted set, some of which may not be in memory.
 
 use super::spread::Spread;
 use crate::need::{ElementRange, Page, Part};
@@ -10,66 +10,66 @@ use std::collections::BTreeMap;
 /// The name of a field or member.
 pub(crate) use super::KeyBuf as Name;
 
-/// Elements that a page asks for at least.
+/// Least number of elements of a page.
 const PAGE: usize = 512;
 
-/// A scan of more elements than this reads them page by page from where they are stored, in their
-/// order, even if all are in memory: sorting them would hold everybody else up.
+/// Number of elements beyond which a scan reads pages of rows, in their order, even if all elements
+/// are in memory: sorting them would delay other commands too long.
 const SORT_MAX: u64 = 50_000;
 
-/// Behind the last place of a scan: places have 48 bits.
+/// End of the places of a scan: places have 48 bits.
 const END: u64 = 1 << 48;
 
-/// Places for elements that may be free in memory, however few elements there are.
+/// Free capacity that is kept in memory, however few elements there are.
 const SPARE: usize = 1024;
 
-/// Bytes of memory that an element takes beside its payload, about.
+/// Approximate bytes of memory of an element beside its payload.
 const OVERHEAD: usize = size_of::<Name>() + 24;
 
-/// What is kept with a name.
+/// The value kept with a name.
 pub(crate) trait Payload: Clone + Send + 'static {
-    /// Bytes of memory, about.
+    /// Returns the approximate bytes of memory.
     fn memory(&self) -> usize;
 }
 
 /// See the module's description.
 ///
-/// Nothing here takes time in proportion to the number of elements but what says so.
+/// Operations take constant time in the number of elements unless their comment says otherwise.
 #[derive(Clone, Debug)]
 pub(crate) struct Members<V: Payload> {
-    /// Known elements, in the order in which they were added while they are few; `None`: known not
-    /// to exist (only while not complete).
+    /// Known elements, in the order of addition while they are few; `None`: the element is known
+    /// not to exist (only while not complete).
     known: Reclaimed<Spread<Option<V>>>,
-    /// Bytes of names (beyond what a [`Name`] holds) and payloads in `known`.
+    /// Bytes of names (beyond those inline in a [`Name`]) and payloads in `known`.
     bytes: usize,
-    /// Elements that exist, in memory or not.
+    /// Number of existing elements, in memory or not.
     len: u64,
     /// 0 while packed into the meta row.
     version: u64,
     /// True if every element that exists is in `known`.
     complete: bool,
-    /// Elements the journal has not heard of (used for element rows only), and whether there is no
-    /// row of them yet.
+    /// Elements with changes not in the journal (used for element rows only); true if an element
+    /// has no row yet.
     dirty: BTreeMap<Name, bool>,
     window: RefCell<Option<Box<Window>>>,
-    /// Where the next elements are dropped from memory.
+    /// Position from which the next elements are dropped from memory.
     hand: usize,
 }
 
-/// The names in a range of places, by place: all that existed when it was made. Names that were
-/// removed since are still here, later ones are not.
+/// The names in a range of places, by place, at the time it was made. Names removed since are still
+/// in it, later ones are not.
 #[derive(Clone, Debug)]
 struct Window {
     from: u64,
     /// Exclusive.
     to: u64,
     names: Vec<(u64, Name)>,
-    /// A name was added since.
+    /// True if a name was added since.
     stale: bool,
-    /// Draws that it may still serve, and the names drawn from.
+    /// Draws that it may still serve, and the names to draw from.
     draws: usize,
     pool: Vec<Name>,
-    /// The most that were asked for at once.
+    /// The most names requested at once.
     asked: usize,
 }
 
@@ -92,14 +92,14 @@ fn heap_bytes(name: &Name) -> usize {
     if name.spilled() { name.len() + 16 } else { 0 }
 }
 
-/// Returns the range of element keys from a place on, behind `prefix`.
+/// Returns the range of element keys from a place on, with a `prefix`.
 fn range_from(prefix: &[u8], place: u64) -> ElementRange {
     let from = [prefix, &place.to_be_bytes()[2..]].concat();
     let to = (!prefix.is_empty()).then(|| crate::engine::prefix_range(prefix).end);
     ElementRange { from, to }
 }
 
-/// Returns the place of an element key behind its prefix.
+/// Returns the place in an element key behind its prefix.
 fn place_of(element: &[u8]) -> u64 {
     element
         .iter()
@@ -110,12 +110,12 @@ fn place_of(element: &[u8]) -> u64 {
 }
 
 impl<V: Payload> Members<V> {
-    /// What is known from a meta row alone.
+    /// Creates the members of a meta row; none is in memory.
     pub(crate) fn from_meta(version: u64, len: u64) -> Self {
         Self { version, len, complete: false, ..Self::default() }
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     pub(crate) fn len(&self) -> u64 {
         self.len
     }
@@ -124,26 +124,26 @@ impl<V: Payload> Members<V> {
         self.complete
     }
 
-    /// 0 while packed into the meta row.
+    /// Returns the version; 0 while packed into the meta row.
     pub(crate) fn version(&self) -> u64 {
         self.version
     }
 
-    /// Bytes of memory, about.
+    /// Returns the approximate bytes of memory.
     pub(crate) fn memory(&self) -> usize {
         let window = self.window.borrow().as_ref().map_or(0, |w| w.names.len() + w.pool.len());
-        // The table has up to twice the places that are taken, a fourth more on average.
+        // Tables have up to twice the slots in use, a quarter more on average.
         self.known.len() * (OVERHEAD + size_of::<Option<V>>()) * 5 / 4
             + self.bytes
             + (self.dirty.len() + window) * OVERHEAD
     }
 
-    /// Touches what is known of names.
+    /// Prefetches the memory of names.
     pub(crate) fn touch<'a>(&self, names: impl Iterator<Item = &'a [u8]>) {
         self.known.touch(names);
     }
 
-    /// Returns true if it is known if there is an element of a name.
+    /// Returns true if it is known whether an element of a name exists.
     pub(crate) fn knows(&self, name: &[u8]) -> bool {
         self.known.contains_key(name) || self.complete
     }
@@ -181,7 +181,7 @@ impl<V: Payload> Members<V> {
         }
     }
 
-    /// What a known name holds.
+    /// Returns the payload of a known name.
     pub(crate) fn known(&self, name: &[u8]) -> Option<&V> {
         self.known.get(name)?.as_ref()
     }
@@ -191,13 +191,14 @@ impl<V: Payload> Members<V> {
         self.known.iter().filter_map(|(n, v)| Some((&**n, v.as_ref()?)))
     }
 
-    /// Returns the element at a position among the known (complete collections: among all).
+    /// Returns the element at a position among the known ones (in a complete collection: among
+    /// all).
     pub(crate) fn at(&self, index: usize) -> Option<(&[u8], &V)> {
         let (name, value) = self.known.get_index(index)?;
         Some((name, value.as_ref()?))
     }
 
-    /// Sets an element that is known (see [`Members::require`]); what it was.
+    /// Sets a known element (see [`Members::require`]), and returns its old payload.
     pub(crate) fn insert(&mut self, name: &[u8], value: V) -> Option<V> {
         self.bytes += value.memory();
         let old = match self.known.get_mut(name) {
@@ -222,7 +223,7 @@ impl<V: Payload> Members<V> {
         old
     }
 
-    /// Changes an element that exists and is known.
+    /// Changes an existing, known element.
     pub(crate) fn update<R>(&mut self, name: &[u8], change: impl FnOnce(&mut V) -> R) -> Option<R> {
         let value = self.known.get_mut(name)?.as_mut()?;
         self.bytes -= value.memory();
@@ -232,8 +233,8 @@ impl<V: Payload> Members<V> {
         Some(result)
     }
 
-    /// Removes an element that is known; what it was. With `in_order` the others keep theirs,
-    /// which takes time in proportion to them.
+    /// Removes a known element, and returns its payload. With `in_order` the others keep their
+    /// order, which takes time proportional to their number.
     pub(crate) fn remove(&mut self, name: &[u8], in_order: bool) -> Option<V> {
         let old = if !self.complete {
             self.known.get_mut(name).and_then(Option::take)?
@@ -252,8 +253,8 @@ impl<V: Payload> Members<V> {
         Some(old)
     }
 
-    /// Takes an element found on disk in; what is known already is newer and stays. Whether it was
-    /// not known.
+    /// Applies an element read from disk, unless it is known already: that is newer. Returns true
+    /// if it was unknown.
     pub(crate) fn learn(&mut self, name: &[u8], value: Option<V>) -> bool {
         if self.complete || self.known.contains_key(name) {
             return false;
@@ -264,7 +265,8 @@ impl<V: Payload> Members<V> {
         true
     }
 
-    /// Every element that exists has been learnt. Takes time in proportion to them.
+    /// Marks the collection as complete once every existing element was applied. Takes time
+    /// proportional to them.
     pub(crate) fn learnt_all(&mut self) {
         let mut forgotten = 0;
         self.known.retain(|name, value| {
@@ -275,13 +277,12 @@ impl<V: Payload> Members<V> {
         self.complete = true;
     }
 
-    /// Puts the elements into the order of a key. Takes time in proportion to them.
+    /// Sorts the elements by a key. Takes time proportional to them.
     pub(crate) fn sort_by_key<K: Ord>(&mut self, key: impl Fn(&[u8]) -> K) {
         self.known.sort_by_cached_key(|name, _| key(name));
     }
 
-    /// Returns the dirty names, for their element rows, and whether they have none yet; forgets
-    /// them.
+    /// Takes the dirty names, for their element rows; true if a name has no row yet.
     pub(crate) fn take_dirty(&mut self) -> BTreeMap<Name, bool> {
         std::mem::take(&mut self.dirty)
     }
@@ -298,7 +299,7 @@ impl<V: Payload> Members<V> {
         *self.window.get_mut() = None;
     }
 
-    /// An element has changed, and did not exist before if it is `new`.
+    /// Notes a change of an element; `new` if it did not exist before.
     fn note(&mut self, name: &[u8], new: bool) {
         if self.version != 0 && !self.dirty.contains_key(name) {
             self.dirty.insert(Name::from_slice(name), new);
@@ -310,8 +311,8 @@ impl<V: Payload> Members<V> {
         self.known.len() <= SPARE
     }
 
-    /// Drops up to `steps` elements from memory that the journal knows, calling `dropped` for
-    /// each that exists. How many names were dropped.
+    /// Drops up to `steps` elements that are in the journal from memory, calling `dropped` for each
+    /// existing one. Returns the number of names dropped.
     pub(crate) fn shed(&mut self, steps: usize, mut dropped: impl FnMut(&[u8], &V)) -> usize {
         if self.version == 0 {
             return 0;
@@ -333,13 +334,13 @@ impl<V: Payload> Members<V> {
                 self.bytes -= value.memory();
                 dropped(&name, &value);
             }
-            // The one that took its place has its turn when the hand comes round again.
+            // The element that took its position is examined in the next round.
             self.hand += 1;
             count += 1;
         }
         if count > 0 {
             self.complete = false;
-            // Three are moved for each that went, at most.
+            // At most three elements are moved for each dropped one.
             self.known.shrink(SPARE);
         }
         count
@@ -347,10 +348,10 @@ impl<V: Payload> Members<V> {
 
     // ---- scanning and drawing ----------------------------------------------------------------
 
-    /// Returns a step of a scan: elements from `cursor` on, by their places: `place` is a fixed
-    /// hash of 48 bits of a name, that of its row. `visit` is called for about `count` of them. The
-    /// next cursor comes back, 0 at the end. An element that is there from the first step to the
-    /// last is visited. `prefix` stands before the hash in the keys of their rows.
+    /// Runs a step of a scan over the elements from `cursor` on, ordered by `place`, a fixed 48-bit
+    /// hash of a name, the one in its row. Calls `visit` for about `count` of them, and returns the
+    /// next cursor, 0 at the end. An element that exists from the first step to the last is
+    /// visited. `prefix` precedes the hash in the keys of their rows.
     pub(crate) fn scan(
         &self,
         cursor: u64,
@@ -382,7 +383,7 @@ impl<V: Payload> Members<V> {
         let first = window.names.partition_point(|(at, _)| *at < cursor);
         let (mut visited, mut last) = (0, None);
         for (at, name) in &window.names[first..] {
-            // Names of one place go together, for the cursor cannot tell them apart.
+            // Names of one place stay together, because the cursor cannot tell them apart.
             if visited >= count && last != Some(*at) {
                 return Ok(*at);
             }
@@ -409,7 +410,8 @@ impl<V: Payload> Members<V> {
         Ok(next)
     }
 
-    /// Takes a page of element rows in, which become the window: by name what was learnt.
+    /// Applies a page of element rows, which becomes the window, and returns the applied elements
+    /// by name.
     pub(crate) fn learn_page(
         &mut self,
         page: Page,
@@ -431,7 +433,7 @@ impl<V: Payload> Members<V> {
         if page.range.to != asked
             && let Some(end) = &page.range.to
         {
-            // The last place may not be whole: the next page begins with it.
+            // The last place may be incomplete: the next page begins with it.
             to = place_of(&end[prefix.len().min(end.len())..]);
             if to <= from {
                 to = from + 1;
@@ -442,8 +444,8 @@ impl<V: Payload> Members<V> {
         Ok(learnt)
     }
 
-    /// `count` different elements drawn at random, all of them if there are not as many; by name.
-    /// Where not all are in memory, they are drawn from a stretch of neighbours by hash.
+    /// Returns `count` different random elements by name, or all if there are fewer. If not all are
+    /// in memory, they are drawn from a stretch of neighbours by hash.
     pub(crate) fn sample(&self, count: usize, prefix: &[u8]) -> Result<Vec<(&[u8], &V)>, Part> {
         let len = usize::try_from(self.len).unwrap_or(usize::MAX);
         if self.complete {
@@ -474,8 +476,8 @@ impl<V: Payload> Members<V> {
         window.asked = count;
         let behind = page(if window.to == END { 0 } else { window.to });
         if window.draws < count {
-            // On from where the page ended if elements were popped: to read over the gaps that
-            // they leave would take longer and longer.
+            // After pops, continues where the page ended: reading over the gaps that they leave
+            // would take longer and longer.
             let popped = window.pool.len() < window.names.len();
             return Err(if popped { behind } else { random() });
         }
@@ -501,8 +503,8 @@ impl<V: Payload> Members<V> {
 }
 
 impl<V: Payload> Members<V> {
-    /// `count` elements drawn at random, of which some may be the same; none if there are none.
-    /// Where not all are in memory, they are drawn from fewer.
+    /// Returns `count` random elements with repetition; none if there are none. If not all are in
+    /// memory, they are drawn from fewer.
     pub(crate) fn draw(&self, count: usize, prefix: &[u8]) -> Result<Vec<(&[u8], &V)>, Part> {
         let mut rng = rand::rng();
         if self.complete {

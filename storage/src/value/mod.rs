@@ -1,4 +1,4 @@
-//! Decoded values, as the hot tier keeps them.
+//! Decoded values, in the form of the hot tier.
 
 pub(crate) mod collection;
 pub mod hash;
@@ -25,7 +25,7 @@ pub use stream::{Stream, StreamId};
 pub use string::{BigStr, Str};
 pub use zset::{LexEdge, Span, Zset, ZsetWalk};
 
-/// What a key holds. `Absent` is a fact too: the key is known not to exist.
+/// The value of a key. `Absent`: the key is known not to exist.
 #[derive(Debug, Default)]
 pub enum Value {
     #[default]
@@ -83,7 +83,7 @@ impl Value {
         }
     }
 
-    /// Returns true if it is a collection without elements that no key may hold so.
+    /// Returns true if it is an empty collection of a type that cannot be empty.
     pub fn is_empty_collection(&self) -> bool {
         let is_empty = |it: &dyn Collection| it.len() == 0 && !it.may_be_empty();
         self.collection().is_some_and(is_empty)
@@ -102,7 +102,7 @@ impl Value {
         self.collection().map_or(0, Collection::fields_expire_at_ms)
     }
 
-    /// Bytes of memory it takes, about.
+    /// Returns the approximate bytes of memory.
     pub fn memory(&self) -> usize {
         match self {
             Self::Str(s) => s.memory(),
@@ -110,7 +110,7 @@ impl Value {
         }
     }
 
-    /// Reads something of what it points at.
+    /// Reads a little of the memory that it points to.
     #[inline]
     pub(crate) fn touch(&self) -> u64 {
         match self {
@@ -132,8 +132,8 @@ impl Value {
         }
     }
 
-    /// Cuts it loose from its element rows: they will be written anew under another version.
-    /// All of it must be in memory.
+    /// Detaches it from its element rows: they will be written anew under another version. All of
+    /// it must be in memory.
     pub(crate) fn detach(&mut self) {
         match self {
             Self::Str(Str::Big(big)) => big.detach(),
@@ -145,7 +145,7 @@ impl Value {
         }
     }
 
-    /// Creates a copy for another key (COPY). All of it must be in memory.
+    /// Returns a copy for another key (COPY). All of it must be in memory.
     pub fn copied(&self) -> Self {
         let mut copy = match self {
             Self::Absent => Self::Absent,
@@ -161,13 +161,13 @@ impl Value {
     }
 }
 
-/// A type that a key can hold.
+/// A type of values.
 pub trait Typed: Sized {
     /// Returns the value, if it is of this type.
     fn of(value: &Value) -> Option<&Self>;
     /// Returns the value for changing it in place, if it is of this type.
     fn of_mut(value: &mut Value) -> Option<&mut Self>;
-    /// As a value.
+    /// Converts into a value.
     fn into_value(self) -> Value;
 }
 
@@ -202,16 +202,16 @@ typed!(List, List, Box::new);
 typed!(Zset, Zset, Box::new);
 typed!(Stream, Stream, Box::new);
 
-/// What the journal last heard of a key: [`crate::commit`] compares with it to find what changed.
+/// A key's last journaled state: [`crate::commit`] compares with it to find changes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stored {
     pub live: bool,
     pub expire_at_ms: u64,
-    /// Most keys have nothing of it.
+    /// Version and field expiry, which most keys do not have.
     elements: Option<Box<StoredElements>>,
 }
 
-/// What the journal last heard of a key's element rows.
+/// Last journaled state of a key's element rows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct StoredElements {
     version: u64,
@@ -219,14 +219,14 @@ struct StoredElements {
 }
 
 impl Stored {
-    /// Creates a key that exists. `version` and `fields_expire_at_ms` may be 0: none.
+    /// Creates the state of an existing key. `version` and `fields_expire_at_ms` may be 0: none.
     pub fn new(expire_at_ms: u64, version: u64, fields_expire_at_ms: u64) -> Self {
         let some = version != 0 || fields_expire_at_ms != 0;
         let elements = some.then(|| Box::new(StoredElements { version, fields_expire_at_ms }));
         Self { live: true, expire_at_ms, elements }
     }
 
-    /// Returns the version of its element rows; 0: it has none.
+    /// Returns the version of its element rows; 0: there is none.
     pub fn version(&self) -> u64 {
         self.elements.as_ref().map_or(0, |elements| elements.version)
     }
@@ -236,7 +236,7 @@ impl Stored {
         self.elements.as_ref().map_or(0, |elements| elements.fields_expire_at_ms)
     }
 
-    /// Its element rows are another key's.
+    /// Notes that its element rows belong to another key now.
     pub(crate) fn give_elements_away(&mut self) {
         if let Some(elements) = &mut self.elements {
             elements.version = 0;
@@ -244,42 +244,42 @@ impl Stored {
     }
 }
 
-/// The bytes of a key or of an element's name; short ones lie where they are compared.
+/// Bytes of a key or of an element's name; short ones are stored inline.
 pub type KeyBuf = smallvec::SmallVec<[u8; 24]>;
 
-/// A key of the hot tier. What a read needs is in the first of its two cache lines.
+/// A key of the hot tier. The fields that a read needs are in the first of its two cache lines.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Entry {
     pub(crate) key: KeyBuf,
     pub value: Value,
-    /// 0: never.
+    /// 0: the key never expires.
     pub expire_at_ms: u64,
     pub(crate) hash: u64,
     /// The round of its last write; see [`crate::Store`].
     pub(crate) round: u64,
     pub(crate) stored: Stored,
-    /// What it counted for in its table's memory.
+    /// Bytes for which it was last counted in its store's memory.
     pub(crate) counted: usize,
     /// Seconds (mod 2³²) of the last access, for OBJECT IDLETIME.
     pub(crate) accessed_s: u32,
     /// The unit that made it dirty; 0: none.
     pub(crate) unit: u32,
-    /// True if it is among the large values of its store.
+    /// True if it is in its store's list of large values.
     pub(crate) large: bool,
     /// Logarithmic access counter, for OBJECT FREQ and eviction.
     pub(crate) freq: u8,
     pub(crate) dirty: bool,
-    /// A change that is no [`crate::notes::What::Touched`] was made since it was lent.
+    /// True if a change other than [`crate::notes::What::Touched`] was made since it was lent.
     pub(crate) visible: bool,
 }
 
 const _: () = assert!(size_of::<Entry>() == 128);
 
-/// A value of more bytes of memory than this may be dropped from it in part.
+/// Bytes of memory from which on a value may be dropped from memory in part.
 const LARGE: usize = 256 * 1024;
 
-/// What counting an entry's memory anew has found.
+/// Result of recounting an entry's memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Counted {
     pub(crate) before: usize,
@@ -288,12 +288,12 @@ pub(crate) struct Counted {
 }
 
 impl Entry {
-    /// Returns true if it can shrink in memory without going as a whole.
+    /// Returns true if parts of it can be dropped from memory.
     pub(crate) fn can_shrink(&self) -> bool {
         self.large && self.value.collection().is_some_and(|collection| !collection.is_bare())
     }
 
-    /// Counts its memory anew.
+    /// Recounts its memory.
     pub(crate) fn count(&mut self) -> Counted {
         let after = self.memory();
         let before = std::mem::replace(&mut self.counted, after);
@@ -302,7 +302,7 @@ impl Entry {
         Counted { before, after, grew_large }
     }
 
-    /// Creates a key that does not exist.
+    /// Creates the entry of a key that does not exist.
     pub(crate) fn absent(key: &[u8], hash: u64) -> Self {
         Self {
             key: KeyBuf::from_slice(key),
@@ -330,18 +330,18 @@ impl Entry {
         self.expire_at_ms != 0 && self.expire_at_ms <= now_ms
     }
 
-    /// Returns true if the key exists (expiry apart).
+    /// Returns true if the key exists, ignoring its expiry.
     pub fn is_live(&self) -> bool {
         !self.value.is_absent()
     }
 
-    /// Bytes of memory the entry takes, about.
+    /// Returns the approximate bytes of memory of the entry.
     pub fn memory(&self) -> usize {
         // Tables are two fifths empty on average.
         size_of::<Self>() * 7 / 4 + self.key.len().saturating_sub(24) + self.value.memory()
     }
 
-    /// Seconds since the last access.
+    /// Returns the seconds since the last access.
     pub fn idle_s(&self, now_ms: u64) -> u32 {
         ((now_ms / 1000) as u32).wrapping_sub(self.accessed_s)
     }
@@ -359,12 +359,12 @@ impl Entry {
         self.freq = freq;
     }
 
-    /// Returns true if the journal does not know it as it is.
+    /// Returns true if it has changes that are not in the journal.
     pub fn is_dirty(&self) -> bool {
         self.dirty
     }
 
-    /// Makes the key absent.
+    /// Deletes the key: the entry becomes absent.
     pub fn clear(&mut self) {
         self.value = Value::Absent;
         self.expire_at_ms = 0;

@@ -1,8 +1,8 @@
-//! Packed elements: the content of one node of a list.
+//! Packed elements: the contents of one node of a list.
 
 use crate::encoding::{get_varint, put_varint};
 
-/// Bytes of a node, and its elements, at most; a longer element has a node of its own.
+/// Bounds of a node: its bytes, and its elements. A longer element has a node of its own.
 pub(crate) const NODE_BYTES: usize = 2048;
 pub(crate) const NODE_MAX: usize = 128;
 
@@ -10,16 +10,16 @@ pub(crate) const NODE_MAX: usize = 128;
 const VARINT_MAX: usize = 10;
 
 /// Elements in one buffer. Each is `varint(len) | bytes | varint(len) with its bytes reversed`, so
-/// that they are found from both ends.
+/// that the buffer can be read from both ends.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Pack {
-    /// The elements, behind room for more at the front.
+    /// The elements, with free space before them.
     buf: Vec<u8>,
     start: usize,
     count: usize,
 }
 
-/// Returns a length as a varint: its bytes, and how many they are.
+/// Encodes a length as a varint: its bytes, and their number.
 fn varint(len: usize) -> ([u8; VARINT_MAX], usize) {
     let mut bytes = [0; VARINT_MAX];
     let (mut n, mut i) = (len, 0);
@@ -32,12 +32,12 @@ fn varint(len: usize) -> ([u8; VARINT_MAX], usize) {
     (bytes, i + 1)
 }
 
-/// Bytes that an element of `len` bytes takes.
+/// Returns the bytes that an element of `len` bytes takes.
 pub(crate) fn entry_len(len: usize) -> usize {
     len + 2 * varint(len).1
 }
 
-/// Writes an element over `out`, which has its size.
+/// Writes an element over `out`, which has the right length.
 fn write_entry(out: &mut [u8], element: &[u8]) {
     let (mut head, n) = varint(element.len());
     let end = out.len() - n;
@@ -47,7 +47,7 @@ fn write_entry(out: &mut [u8], element: &[u8]) {
     out[end..].copy_from_slice(&head[..n]);
 }
 
-/// Elements one after the other, from both ends.
+/// Iterator over elements, from both ends.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Elements<'a>(&'a [u8]);
 
@@ -97,7 +97,7 @@ impl Pack {
         &self.buf[self.start..]
     }
 
-    /// Bytes that the elements take.
+    /// Returns the bytes that the elements take.
     pub(crate) fn bytes(&self) -> usize {
         self.buf.len() - self.start
     }
@@ -110,7 +110,7 @@ impl Pack {
         self.count == 0
     }
 
-    /// Returns true if an element has room here.
+    /// Returns true if an element fits into the node.
     pub(crate) fn fits(&self, element: &[u8]) -> bool {
         self.is_empty()
             || (self.count < NODE_MAX && self.bytes() + entry_len(element.len()) <= NODE_BYTES)
@@ -134,7 +134,7 @@ impl Pack {
         self.iter_from(index).next()
     }
 
-    /// Where the `index`-th element begins; the end for one beyond the last.
+    /// Returns the offset of the `index`-th element; the end for one beyond the last.
     fn offset(&self, index: usize) -> usize {
         let mut elements = self.iter();
         if index <= self.count / 2 {
@@ -160,7 +160,7 @@ impl Pack {
     pub(crate) fn push_front(&mut self, element: &[u8]) {
         let len = entry_len(element.len());
         if self.start < len {
-            // As much again as there is, so that a push costs the same on average.
+            // Doubles the space, so that a push takes constant time on average.
             let room = len + self.bytes().min(NODE_BYTES);
             let end = self.buf.len();
             self.buf.resize(end + room - self.start, 0);
@@ -188,7 +188,7 @@ impl Pack {
         self.buf.truncate(end);
     }
 
-    /// Puts an element before the `index`-th.
+    /// Inserts an element before the `index`-th.
     pub(crate) fn insert(&mut self, index: usize, element: &[u8]) {
         let at = self.start + self.offset(index);
         let len = entry_len(element.len());
@@ -218,7 +218,7 @@ impl Pack {
         }
     }
 
-    /// Keeps the elements before the `index`-th; the others come back.
+    /// Keeps the elements before the `index`-th, and returns the others.
     pub(crate) fn split_off(&mut self, index: usize) -> Self {
         let at = self.start + self.offset(index);
         let kept = index.min(self.count);
@@ -245,7 +245,7 @@ impl Pack {
         self.count += other.count;
     }
 
-    /// Drops the elements for which `drop` holds.
+    /// Drops the elements for which `drop` returns true.
     pub(crate) fn remove_where(&mut self, mut drop: impl FnMut(&[u8]) -> bool) {
         let mut kept = Self { buf: Vec::with_capacity(self.bytes()), ..Self::default() };
         for element in self.iter().filter(|element| !drop(element)) {
@@ -254,19 +254,19 @@ impl Pack {
         *self = kept;
     }
 
-    /// Gives memory back that it does not need while it stays as it is.
+    /// Releases memory that is not needed while the elements stay as they are.
     pub(crate) fn shrink(&mut self) {
         self.buf.drain(..std::mem::take(&mut self.start));
         self.buf.shrink_to_fit();
     }
 
-    /// Writes the node's row: the count, then the elements.
+    /// Appends the node's row: the count, then the elements.
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
         put_varint(out, self.count as u64);
         out.extend_from_slice(self.as_bytes());
     }
 
-    /// Reads a node's row; `None` if it is damaged.
+    /// Decodes a node's row; `None` if it is damaged.
     pub(crate) fn decode(mut row: &[u8]) -> Option<Self> {
         let count = usize::try_from(get_varint(&mut row)?).ok()?;
         let (mut elements, mut found) = (Elements(row), 0);

@@ -1,25 +1,25 @@
 //! A long sequence of counted pieces (list nodes, blocks of a sorted set): finds a piece by
 //! position or by order without walking over all of them.
 //!
-//! Pieces stand in groups of up to [`GROUP_MAX`], which know their sums; a search goes over the
-//! groups' sums, then over one group. What pieces are sorted by lies together, apart from them: a
-//! search by order waits for little memory.
+//! Pieces are in groups of up to [`GROUP_MAX`], which know their sums; a search goes over the
+//! groups' sums, then over one group. The sort keys of pieces are stored together, apart from the
+//! pieces: a search by order reads little memory.
 
 use crate::reclaim::{Parts, Reclaimed};
 use std::collections::VecDeque;
 
-/// Pieces in a group at most.
+/// Bound of the pieces in a group.
 const GROUP_MAX: usize = 128;
 
-/// Groups of fewer pieces do without ranks: most sequences are short.
+/// Number of pieces below which a group stores no ranks: most sequences are short.
 const UNRANKED: usize = 8;
 
 /// A piece of a sequence.
 pub(crate) trait Piece: Send + 'static {
-    /// Its elements; `None` when nobody has counted them.
+    /// Returns the number of its elements; `None` if it is unknown.
     fn count(&self) -> Option<u64>;
 
-    /// What pieces are sorted by, as far as a number tells it.
+    /// Returns the sort key of the piece, as far as a number can represent it.
     fn rank(&self) -> u64;
 }
 
@@ -33,16 +33,16 @@ pub(crate) struct Sequence<T: Piece> {
 #[derive(Clone, Debug)]
 pub(crate) struct Group<T> {
     pieces: VecDeque<T>,
-    /// That of the first piece.
+    /// The rank of the first piece.
     rank: u64,
-    /// Those of all pieces, or none.
+    /// The ranks of all pieces, or empty.
     ranks: Vec<u64>,
-    /// Elements of the pieces that were counted.
+    /// Number of elements of the counted pieces.
     count: u64,
     uncounted: usize,
 }
 
-/// Where a piece is; valid until a piece is inserted or removed.
+/// Position of a piece; valid until a piece is inserted or removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct At {
     group: usize,
@@ -126,7 +126,8 @@ impl<T: Piece> Group<T> {
         result
     }
 
-    /// Pieces for which `begins` holds: all with a smaller rank, none with a greater one.
+    /// Returns the number of pieces for which `begins` holds: all with a smaller rank, none with a
+    /// greater one.
     fn until(&self, rank: u64, begins: impl Fn(&T) -> bool) -> usize {
         if self.ranks.is_empty() {
             return self.pieces.partition_point(begins);
@@ -161,7 +162,7 @@ impl<T: Piece> Group<T> {
 }
 
 impl<T: Piece> Sequence<T> {
-    /// Number of pieces.
+    /// Returns the number of pieces.
     pub(crate) fn len(&self) -> usize {
         self.pieces
     }
@@ -198,17 +199,17 @@ impl<T: Piece> Sequence<T> {
         &self.groups[at.group].pieces[at.piece]
     }
 
-    /// Changes a piece; the sums follow.
+    /// Changes a piece, and updates the sums.
     pub(crate) fn update<R>(&mut self, at: At, change: impl FnOnce(&mut T) -> R) -> R {
         self.groups[at.group].update(at.piece, change)
     }
 
-    /// All pieces in order.
+    /// Returns all pieces in order.
     pub(crate) fn iter(&self) -> impl DoubleEndedIterator<Item = &T> {
         self.groups.iter().flat_map(|group| group.pieces.iter())
     }
 
-    /// Inserts a piece before another; `None`: at the end. Where it is now.
+    /// Inserts a piece before another one, or at the end if `None`, and returns its position.
     pub(crate) fn insert(&mut self, before: Option<At>, piece: T) -> At {
         let mut at = match (before, self.groups.len()) {
             (Some(at), _) => at,
@@ -228,8 +229,8 @@ impl<T: Piece> Sequence<T> {
         at
     }
 
-    /// Makes room in a full group for a piece to be inserted at `at`. At the ends a group of its
-    /// own is begun, so that those of a queue are full.
+    /// Makes room in a full group for a piece to be inserted at `at`. At the ends a new group is
+    /// begun, so that the groups of a queue are full.
     fn split_group(&mut self, at: At) -> At {
         let pieces = &mut self.groups[at.group].pieces;
         let cut = match at.piece {
@@ -248,7 +249,7 @@ impl<T: Piece> Sequence<T> {
         }
     }
 
-    /// Takes a piece out. Where the one behind it is now.
+    /// Removes a piece, and returns it and the position of the one behind it.
     pub(crate) fn remove(&mut self, at: At) -> (T, Option<At>) {
         let group = &mut self.groups[at.group];
         #[allow(clippy::expect_used, reason = "a place stays while nothing is inserted or removed")]
@@ -267,8 +268,8 @@ impl<T: Piece> Sequence<T> {
         (piece, next)
     }
 
-    /// Returns the last piece for which `begins` holds: that must be so for all pieces with a
-    /// smaller rank, for none with a greater one, and for none behind one for which it is not.
+    /// Returns the last piece for which `begins` holds. `begins` must hold for all pieces with a
+    /// smaller rank, for none with a greater one, and for none behind one for which it does not.
     pub(crate) fn last_where(&self, rank: u64, begins: impl Fn(&T) -> bool) -> Option<At> {
         let groups = self.groups.partition_point(|group| {
             group.rank < rank || (group.rank == rank && begins(&group.pieces[0]))
@@ -278,18 +279,18 @@ impl<T: Piece> Sequence<T> {
         Some(At { group, piece })
     }
 
-    /// Elements before a piece, if all of them were counted.
+    /// Returns the number of elements before a piece, if all of them were counted.
     pub(crate) fn count_before(&self, at: At) -> Option<u64> {
         self.count_between(At { group: 0, piece: 0 }, Some(at))
     }
 
-    /// Elements behind a piece, if all of them were counted.
+    /// Returns the number of elements behind a piece, if all of them were counted.
     pub(crate) fn count_after(&self, at: At) -> Option<u64> {
         self.next(at).map_or(Some(0), |next| self.count_between(next, None))
     }
 
-    /// Elements from a piece on and before another (`None`: to the end), if all of them were
-    /// counted.
+    /// Returns the number of elements from a piece on and before another one (`None`: to the end),
+    /// if all of them were counted.
     pub(crate) fn count_between(&self, from: At, to: Option<At>) -> Option<u64> {
         let to = to.unwrap_or(At { group: self.groups.len(), piece: 0 });
         let mut sum = 0;
@@ -307,7 +308,7 @@ impl<T: Piece> Sequence<T> {
         Some(sum)
     }
 
-    /// Elements of the pieces that were counted.
+    /// Returns the number of elements of the counted pieces.
     pub(crate) fn total(&self) -> u64 {
         self.groups.iter().map(|group| group.count).sum()
     }
@@ -327,8 +328,9 @@ impl<T: Piece> Sequence<T> {
         None
     }
 
-    /// Returns the piece with the element at a position from the start, and how many elements of
-    /// the piece stand before it; the first uncounted piece (with `None`) if that comes earlier.
+    /// Returns the piece with the element at a position from the start, and the number of the
+    /// piece's elements before it; returns the first uncounted piece (with `None`) if that comes
+    /// earlier.
     pub(crate) fn find(&self, position: u64) -> Option<(At, Option<u64>)> {
         let mut left = position;
         for (g, group) in self.groups.iter().enumerate() {
@@ -348,8 +350,8 @@ impl<T: Piece> Sequence<T> {
         None
     }
 
-    /// The same from the end: the last element is at position 0, and the count is of elements of
-    /// the piece behind it.
+    /// Like [`find`](Self::find), from the end: the last element is at position 0, and the number
+    /// is that of the piece's elements behind it.
     pub(crate) fn find_back(&self, position: u64) -> Option<(At, Option<u64>)> {
         let mut left = position;
         for (g, group) in self.groups.iter().enumerate().rev() {
@@ -369,7 +371,7 @@ impl<T: Piece> Sequence<T> {
         None
     }
 
-    /// Number of uncounted pieces.
+    /// Returns the number of uncounted pieces.
     pub(crate) fn uncounted(&self) -> usize {
         self.groups.iter().map(|group| group.uncounted).sum()
     }
@@ -390,7 +392,7 @@ mod tests {
         }
     }
 
-    /// Compares every answer with a plain vector's.
+    /// Compares all results with a plain vector's.
     fn check(sequence: &Sequence<(u64, Option<u64>)>, model: &[(u64, Option<u64>)]) {
         assert_eq!(sequence.len(), model.len());
         assert!(sequence.iter().eq(model.iter()));
@@ -447,7 +449,7 @@ mod tests {
             assert_eq!(at.map(|at| sequence.get(at).0), model.range(..=number).last().copied());
             let found = at.filter(|at| sequence.get(*at).0 == number);
             match (found, at) {
-                // More and more come, then they go.
+                // The sequence grows, then shrinks.
                 (Some(at), _) if n > 3000 || n % 5 == 0 => {
                     sequence.remove(at);
                     model.remove(&number);
@@ -458,7 +460,7 @@ mod tests {
                     model.insert(number);
                 }
                 (_, Some(at)) if !model.contains(&(number + 1)) && begins(sequence.get(at)) => {
-                    // One moves up to where there is room.
+                    // A piece moves up to a free number.
                     let old = sequence.update(at, |piece| std::mem::replace(&mut piece.0, number));
                     model.remove(&old);
                     model.insert(number);

@@ -7,10 +7,10 @@ use crate::need::{Page, Part};
 use anyhow::Context;
 use bytes::Bytes;
 
-/// How OBJECT ENCODING calls a set. The order is the one in which a set goes from one to the next.
+/// Encoding of a set for OBJECT ENCODING. A set only moves to later ones in this order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SetEncoding {
-    /// Integers only: in ascending order.
+    /// Integers only, in ascending order.
     #[default]
     Intset,
     Listpack,
@@ -23,9 +23,9 @@ impl Payload for () {
     }
 }
 
-/// A set, of which some members may not be in memory. A new one is an empty "intset".
+/// A set, some of whose members may not be in memory. A new one is an empty "intset".
 ///
-/// Nothing here takes time in proportion to the number of members but what says so.
+/// Operations take constant time in the number of members unless their comment says otherwise.
 #[derive(Clone, Debug, Default)]
 pub struct Set {
     members: Members<()>,
@@ -38,12 +38,12 @@ impl Set {
         Self { encoding, ..Self::default() }
     }
 
-    /// What is known of a big set from its meta row alone.
+    /// Creates a big set from its meta row; no member is in memory.
     pub(crate) fn from_meta(version: u64, len: u64, encoding: SetEncoding) -> Self {
         Self { members: Members::from_meta(version, len), encoding }
     }
 
-    /// Number of members.
+    /// Returns the number of members.
     pub fn len(&self) -> u64 {
         self.members.len()
     }
@@ -52,13 +52,13 @@ impl Set {
         self.len() == 0
     }
 
-    /// What OBJECT ENCODING calls it.
+    /// Returns the encoding for OBJECT ENCODING.
     pub fn encoding(&self) -> SetEncoding {
         self.encoding
     }
 
-    /// Changes what OBJECT ENCODING calls it. An "intset" that becomes a "listpack" is put into
-    /// ascending order, as in Redis, if all of it is in memory.
+    /// Changes the encoding. An "intset" that becomes a "listpack" is sorted in ascending order, as
+    /// in Redis, if all of it is in memory.
     pub fn set_encoding(&mut self, encoding: SetEncoding) {
         let sorts = (self.encoding, encoding) == (SetEncoding::Intset, SetEncoding::Listpack);
         if sorts && self.members.is_complete() {
@@ -82,13 +82,13 @@ impl Set {
         self.members.require_some(count, b"")
     }
 
-    /// Returns true if a member is in it.
+    /// Returns true if the set has a member.
     pub fn contains(&self, name: &[u8]) -> Result<bool, Part> {
         Ok(self.members.get(name)?.is_some())
     }
 
-    /// Every member, those of an "intset" in ascending order. Only when all are in memory (see
-    /// [`Set::require_all`]); takes time in proportion to them.
+    /// Returns every member, those of an "intset" in ascending order. Only when all are in memory
+    /// (see [`Set::require_all`]); takes time proportional to them.
     pub fn members(&self) -> Vec<&[u8]> {
         let mut members: Vec<&[u8]> = self.members.iter().map(|(name, ())| name).collect();
         if self.encoding == SetEncoding::Intset {
@@ -97,49 +97,49 @@ impl Set {
         members
     }
 
-    /// Every member in memory; of a packed set in the order in which they were added.
+    /// Returns every member in memory; those of a packed set in the order of addition.
     pub fn iter(&self) -> impl Iterator<Item = &[u8]> {
         self.members.iter().map(|(name, ())| name)
     }
 
-    /// Adds a member that is known (see [`Set::require`]); true when it is new. The encoding stays.
+    /// Adds a known member (see [`Set::require`]); returns true when it is new. The encoding stays.
     pub fn add(&mut self, name: &[u8]) -> bool {
-        // Nothing changes where it is a member already.
+        // Adding an existing member changes nothing.
         self.members.known(name).is_none() && self.members.insert(name, ()).is_none()
     }
 
-    /// Removes a member that is known; whether it was there.
+    /// Removes a known member; returns true if it existed.
     pub fn remove(&mut self, name: &[u8]) -> bool {
         // A listpack keeps its order; it is small.
         self.members.remove(name, self.encoding == SetEncoding::Listpack).is_some()
     }
 
-    /// Takes in whether a member was found on disk; what is known already is newer and stays.
+    /// Applies whether a member was found on disk, unless it is known already: that is newer.
     pub fn learn(&mut self, name: &[u8], is_member: bool) {
         self.members.learn(name, is_member.then_some(()));
     }
 
-    /// Every member has been learnt. Takes time in proportion to them.
+    /// Marks the set as complete once every member was applied. Takes time proportional to them.
     pub fn learnt_all(&mut self) {
         self.members.learnt_all();
     }
 
-    /// `count` different members drawn at random, or all if there are not as many. Where not all
-    /// are in memory they are neighbours by hash.
+    /// Returns `count` different random members, or all if there are fewer. If not all are in
+    /// memory they are neighbours by hash.
     pub fn sample(&self, count: usize) -> Result<Vec<&[u8]>, Part> {
         let drawn = self.members.sample(count, b"")?;
         Ok(drawn.into_iter().map(|(name, ())| name).collect())
     }
 
-    /// `count` members drawn at random, of which some may be the same.
+    /// Returns `count` random members with repetition.
     pub fn draw(&self, count: usize) -> Result<Vec<&[u8]>, Part> {
         let drawn = self.members.draw(count, b"")?;
         Ok(drawn.into_iter().map(|(name, ())| name).collect())
     }
 
-    /// Returns a step of a scan: members from `cursor` on by the place `place`, the upper 48 bits
-    /// of the keyed hash of a name. `visit` is called for about `count` of them. The next cursor
-    /// comes back, 0 at the end. A member that is there from the first step to the last is visited.
+    /// Runs a step of a scan over the members from `cursor` on, ordered by `place`, the upper 48
+    /// bits of the keyed hash of a name. Calls `visit` for about `count` of them, and returns the
+    /// next cursor, 0 at the end. A member that exists from the first step to the last is visited.
     pub fn scan(
         &self,
         cursor: u64,
@@ -151,7 +151,7 @@ impl Set {
     }
 }
 
-/// Returns the integer that a member of an "intset" is.
+/// Parses a member of an "intset".
 fn integer(name: &[u8]) -> i64 {
     std::str::from_utf8(name).ok().and_then(|text| text.parse().ok()).unwrap_or(i64::MAX)
 }
@@ -318,7 +318,7 @@ mod tests {
             panic!("nothing asked for")
         };
         assert_eq!((reverse, limit), (false, 2000));
-        // It may hold less than was asked for.
+        // A page may hold fewer than requested.
         let range = ElementRange { to: Some(vec![0; 8]), ..range };
         set.learn_page(Page { range, rows: Vec::new() }).unwrap();
         assert_eq!(set.require_some(1000), Ok(()));

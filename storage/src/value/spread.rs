@@ -1,10 +1,10 @@
-//! A hash table that grows and shrinks part by part: whoever adds the millionth element does not
-//! wait until a million have moved.
+//! A hash table that grows and shrinks part by part: adding the millionth element does not have to
+//! move a million.
 //!
 //! Linear hashing (W. Litwin, "Linear hashing: a new tool for file and table addressing", VLDB
 //! 1980) over tables that keep positions: with n parts, an element is in the part that the lowest
 //! bits of its hash name, as many as n needs, or one bit less if there is no such part yet. Each
-//! further part takes half of the elements of one that is there.
+//! further part takes half of the elements of an existing one.
 
 use super::members::Name;
 use crate::reclaim::Parts;
@@ -12,17 +12,17 @@ use crate::table::{Named, Table};
 use hashbrown::DefaultHashBuilder;
 use std::hash::BuildHasher;
 
-/// Elements of a part, on average; those that were not split yet have up to twice as many. More
-/// than a collection that is packed has, which is in order.
+/// Average elements of a part; parts not split yet have up to twice as many. More than a packed
+/// collection has, which is in order.
 const PART: usize = if cfg!(test) { 1500 } else { 8 << 10 };
 
-/// With fewer elements than this for each part on average, one part less is enough.
+/// Average elements of a part below which the last part is removed.
 const SPARSE: usize = PART / 4;
 
-/// The bits of a hash from here on name the part: the tables use those below first.
+/// Offset of the bits of a hash that name the part: the tables use the lower ones first.
 const SHIFT: u32 = 24;
 
-/// Names that are touched together.
+/// Names that are prefetched together.
 const TOUCHED: usize = 64;
 
 impl<V> Named for (Name, V) {
@@ -35,7 +35,7 @@ impl<V> Named for (Name, V) {
 /// are added or removed.
 #[derive(Clone, Debug)]
 pub(super) struct Spread<V> {
-    /// Most have no other part.
+    /// The first part; most tables have no other.
     first: Table<(Name, V)>,
     rest: Vec<Table<(Name, V)>>,
     len: usize,
@@ -55,7 +55,7 @@ impl<V: Send + 'static> Parts for Spread<V> {
     }
 }
 
-/// Which of `parts` parts the elements with a hash are in.
+/// Returns which of `parts` parts holds the elements with a hash.
 fn part_of(hash: u64, parts: usize) -> usize {
     let all = parts.next_power_of_two();
     let part = (hash >> SHIFT) as usize & (all - 1);
@@ -66,7 +66,7 @@ fn parted<V>((name, value): &(Name, V)) -> (&Name, &V) {
     (name, value)
 }
 
-/// Returns the part that the last of `parts` parts, at least two, shares the elements of.
+/// Returns the part from which the last of `parts` parts, at least two, was split.
 fn buddy_of_last(parts: usize) -> usize {
     (parts - 1) & (parts.next_power_of_two() / 2 - 1)
 }
@@ -76,7 +76,7 @@ impl<V> Spread<V> {
         self.len
     }
 
-    /// Elements that there is room for.
+    /// Returns the number of elements that fit without growing.
     #[cfg(test)]
     fn capacity(&self) -> usize {
         self.tables().map(Table::capacity).sum()
@@ -127,8 +127,8 @@ impl<V> Spread<V> {
         table.at_mut(table.find(hash, name)?).map(|(_, value)| value)
     }
 
-    /// Touches what is known of names, of some together: the processor gets the memory of each
-    /// while it goes on to the next.
+    /// Prefetches the memory of names, several at a time: the processor fetches the memory of each
+    /// while the loop goes on to the next.
     pub(super) fn touch<'a>(&self, names: impl Iterator<Item = &'a [u8]>) {
         let mut hashes = [0; TOUCHED];
         let mut count = 0;
@@ -142,7 +142,7 @@ impl<V> Spread<V> {
         }
     }
 
-    /// Adds an element that is not there, behind all of its part.
+    /// Appends a new element to its part.
     pub(super) fn insert_new(&mut self, name: Name, value: V) {
         if self.len >= PART * self.parts() {
             self.split();
@@ -196,7 +196,7 @@ impl<V> Spread<V> {
         self.table(part).at(index).map(parted)
     }
 
-    /// Removes the element at a position, which the last one of its part takes.
+    /// Removes the element at a position; the last one of its part takes it.
     pub(super) fn swap_remove_index(&mut self, position: usize) -> Option<(Name, V)> {
         let (part, index) = self.locate(position)?;
         let hasher = self.hasher.clone();
@@ -214,7 +214,7 @@ impl<V> Spread<V> {
         self.iter().map(|(name, _)| name)
     }
 
-    /// Keeps what `keep` says. Takes time in proportion to all.
+    /// Keeps the elements for which `keep` returns true. Takes time proportional to all.
     pub(super) fn retain(&mut self, mut keep: impl FnMut(&Name, &mut V) -> bool) {
         let hasher = self.hasher.clone();
         let mut keep = |(name, value): &mut (Name, V)| keep(name, value);
@@ -222,7 +222,7 @@ impl<V> Spread<V> {
         self.len = self.tables().map(Table::len).sum();
     }
 
-    /// Puts the elements of each part into the order of a key; all of them if there is one part.
+    /// Sorts the elements of each part by a key; that is all of them if there is one part.
     pub(super) fn sort_by_cached_key<K: Ord>(&mut self, mut key: impl FnMut(&Name, &V) -> K) {
         let hasher = self.hasher.clone();
         let hash_of = |name: &[u8]| hasher.hash_one(name);
@@ -230,8 +230,8 @@ impl<V> Spread<V> {
         self.tables_mut().for_each(|table| table.sort_by_cached_key(&mut key, hash_of));
     }
 
-    /// Gives back room in parts that have a lot of it: half as much again as they need, and `spare`
-    /// together.
+    /// Releases capacity of parts that have much more than they need: each keeps half as much
+    /// again, and all together `spare`.
     pub(super) fn shrink(&mut self, spare: usize) {
         let spare = spare / self.parts();
         let hasher = self.hasher.clone();
@@ -260,7 +260,7 @@ impl<V> Spread<V> {
         self.rest.push(goes);
     }
 
-    /// Removes the last part if there are more than are needed.
+    /// Removes the last part if there are too many.
     fn merge_if_sparse(&mut self) {
         if self.len < SPARSE * self.rest.len() {
             let buddy = buddy_of_last(self.parts());

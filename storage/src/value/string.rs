@@ -7,31 +7,31 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, btree_map};
 use std::ops::Range;
 
-/// Bytes of a chunk of a big string, and the greatest size of a string kept in its meta row.
+/// Bytes of a chunk of a big string; also the greatest size of a string kept in its meta row.
 pub const CHUNK: usize = 16 * 1024;
 
-/// More missing chunks than this, and than half of the value's, are read in one scan of the value;
-/// which also finds the holes for good.
+/// Number of missing chunks from which on, if they are more than half of the value's, one scan
+/// reads them; it also finds the holes for good.
 const READ_SINGLY: usize = 16;
 
-/// Bytes a chunk takes in memory beside its own, about.
+/// Approximate bytes of memory of a chunk beside its own.
 const CHUNK_OVERHEAD: usize = 48;
 
 /// Longest string that Redis keeps in one allocation with its object ("embstr").
 const EMBSTR_MAX: usize = 44;
 
-/// Bytes of a value that are touched ahead: of more, the processor fetches the rest by itself.
+/// Bytes of a value that are prefetched: the processor fetches the rest by itself.
 const TOUCHED: usize = 1024;
 
 /// A string value.
 #[derive(Clone, Debug)]
 pub enum Str {
-    /// Its decimal form is the value.
+    /// An integer whose decimal form is the value.
     Int(i64),
-    /// Set whole and at most 44 bytes long: OBJECT ENCODING says embstr.
+    /// Set whole and at most 44 bytes long: OBJECT ENCODING returns embstr.
     Emb(Box<[u8]>),
     Raw(Vec<u8>),
-    /// Longer than [`CHUNK`]: kept in element rows of a chunk each.
+    /// Longer than [`CHUNK`]: stored in element rows of a chunk each.
     Big(Box<BigStr>),
 }
 
@@ -43,30 +43,30 @@ impl Parts for Chunks {
     }
 }
 
-/// Returns true if a value kept in one piece is to take memory of so many bytes, without wasting
+/// Returns true if a value kept in one piece may keep memory of so many bytes, without wasting
 /// much.
 fn fits_as_raw(bytes: &[u8], capacity: usize) -> bool {
     let len = bytes.len();
     (EMBSTR_MAX + 1..=CHUNK).contains(&len) && (len..=len + len / 4).contains(&capacity)
 }
 
-/// A string in chunks, of which some may not be in memory.
+/// A string in chunks, some of which may not be in memory.
 #[derive(Clone, Debug, Default)]
 pub struct BigStr {
     pub(crate) version: u64,
     pub(crate) len: u64,
-    /// The chunks in memory, by number. A chunk may be shorter than [`CHUNK`]: zeros follow.
+    /// The chunks in memory, by number. A chunk shorter than [`CHUNK`] is followed by zeros.
     pub(crate) chunks: Reclaimed<Chunks>,
     /// Bytes of the chunks in memory.
     pub(crate) held: usize,
-    /// True if a chunk that is not in `chunks` is a hole of zeros rather than not loaded.
+    /// True if a chunk that is not in `chunks` is a hole of zeros, not an unloaded one.
     pub(crate) complete: bool,
-    /// Chunks the journal has not heard of.
+    /// Chunks with changes not in the journal.
     pub(crate) dirty: BTreeSet<u32>,
 }
 
 impl Str {
-    /// Creates a value as SET stores it: an integer where the text is one, else bytes.
+    /// Creates a value as SET stores it: an integer if the text is one, else bytes.
     pub fn new(bytes: &[u8]) -> Self {
         if let Some(n) = parse_int(bytes) {
             return Self::Int(n);
@@ -74,7 +74,7 @@ impl Str {
         Self::text(bytes)
     }
 
-    /// Becomes [`Str::new`] of other bytes, in the memory it has where that fits.
+    /// Replaces the value with [`Str::new`] of other bytes, in its present memory if that fits.
     pub fn set(&mut self, bytes: &[u8]) {
         match self {
             Self::Raw(v) if fits_as_raw(bytes, v.capacity()) && parse_int(bytes).is_none() => {
@@ -88,7 +88,8 @@ impl Str {
         }
     }
 
-    /// The same without looking for an integer: INCRBYFLOAT leaves "embstr" whatever the text.
+    /// Like [`new`](Self::new), without looking for an integer: INCRBYFLOAT leaves "embstr"
+    /// whatever the text.
     pub fn text(bytes: &[u8]) -> Self {
         if bytes.len() <= EMBSTR_MAX {
             Self::Emb(bytes.into())
@@ -97,7 +98,7 @@ impl Str {
         }
     }
 
-    /// Creates a value that is not looked at for an integer (APPEND and SETRANGE leave "raw").
+    /// Creates a "raw" value without looking for an integer (APPEND and SETRANGE).
     pub fn from_vec(bytes: Vec<u8>) -> Self {
         if bytes.len() <= CHUNK {
             Self::Raw(bytes)
@@ -106,7 +107,7 @@ impl Str {
         }
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         match self {
             Self::Int(n) => int_len(*n),
@@ -120,7 +121,7 @@ impl Str {
         self.len() == 0
     }
 
-    /// Reads its first and last byte, and has the processor fetch what is between.
+    /// Reads its first and last byte, and prefetches those between.
     #[inline]
     pub(crate) fn touch(&self) -> u64 {
         let bytes: &[u8] = match self {
@@ -133,7 +134,7 @@ impl Str {
         end(bytes.first()) + end(bytes.last())
     }
 
-    /// "int", "embstr" or "raw".
+    /// Returns "int", "embstr" or "raw".
     pub fn encoding(&self) -> &'static str {
         match self {
             Self::Int(_) => "int",
@@ -142,7 +143,7 @@ impl Str {
         }
     }
 
-    /// Bytes of memory beside the enum itself, about.
+    /// Returns the approximate bytes of memory beside the enum itself.
     pub fn memory(&self) -> usize {
         match self {
             Self::Int(_) => 0,
@@ -168,7 +169,7 @@ impl Str {
         self.range(0..self.len())
     }
 
-    /// Checks that what [`Str::write_at`] with `len` bytes needs is in memory.
+    /// Checks that everything needed by [`Str::write_at`] with `len` bytes is in memory.
     pub fn require_write(&self, offset: usize, len: usize) -> Result<(), Part> {
         match self {
             Self::Big(big) => big.require_write(offset, len),
@@ -176,7 +177,7 @@ impl Str {
         }
     }
 
-    /// Overwrites from `offset` on, growing with zeros. Nothing is changed if a part must be loaded.
+    /// Overwrites from `offset` on, growing with zeros. Changes nothing if a part must be loaded.
     pub fn write_at(&mut self, offset: usize, bytes: &[u8]) -> Result<(), Part> {
         if let Self::Big(big) = self {
             return big.write_at(offset, bytes);
@@ -196,7 +197,7 @@ impl Str {
         Ok(())
     }
 
-    /// Lengthens with zeros to `len` bytes; they take no memory beyond the first [`CHUNK`].
+    /// Extends with zeros to `len` bytes; they take no memory beyond the first [`CHUNK`].
     pub fn grow(&mut self, len: usize) -> Result<(), Part> {
         if len <= self.len() {
             return Ok(());
@@ -220,7 +221,7 @@ impl Str {
         }
         match self {
             Self::Raw(v) => Ok(v),
-            // Not reached: it was made raw above.
+            // Unreachable: it was made raw above.
             _ => Err(Part::All),
         }
     }
@@ -234,7 +235,7 @@ impl Str {
     }
 
     /// Returns the stored bytes of a range inside the value, in order, each piece with its offset
-    /// in the value: zeros are between them. No piece is empty or crosses a multiple of [`CHUNK`].
+    /// in the value, with zeros between them. No piece is empty or crosses a multiple of [`CHUNK`].
     pub fn pieces(
         &self,
         range: Range<usize>,
@@ -249,7 +250,7 @@ impl Str {
     }
 
     /// Creates a value of `len` bytes from its chunks by number: each at most [`CHUNK`] bytes, none
-    /// beyond the length. What they leave out is zeros.
+    /// beyond the length. Missing bytes are zeros.
     pub fn from_chunks(len: usize, mut chunks: BTreeMap<u32, Vec<u8>>) -> Self {
         if len <= CHUNK {
             let mut only = chunks.remove(&0).unwrap_or_default();
@@ -263,7 +264,7 @@ impl Str {
         Self::Big(Box::new(BigStr { len, chunks, held, dirty, complete: true, version: 0 }))
     }
 
-    /// Appends; cheap on a string that is already raw.
+    /// Appends bytes; cheap on a string that is already raw.
     pub fn append(&mut self, bytes: &[u8]) -> Result<(), Part> {
         if let Self::Raw(v) = self
             && v.len() + bytes.len() <= CHUNK
@@ -297,7 +298,7 @@ impl BigStr {
         self.dirty = self.chunks.keys().copied().collect();
     }
 
-    /// Takes a chunk found on disk in (empty: a hole); what is known already is newer and stays.
+    /// Applies a chunk read from disk (empty: a hole), unless it is known already: that is newer.
     pub(crate) fn learn(&mut self, n: u32, chunk: &[u8]) {
         if let btree_map::Entry::Vacant(place) = self.chunks.entry(n) {
             place.insert(chunk.to_vec());
@@ -342,7 +343,7 @@ impl BigStr {
         }))
     }
 
-    /// Only chunks that are partly overwritten, and exist, must be known.
+    /// Checks that chunks which exist and are overwritten in part are known.
     fn require_write(&self, offset: usize, len: usize) -> Result<(), Part> {
         if len == 0 {
             return Ok(());
@@ -385,7 +386,7 @@ impl BigStr {
     }
 }
 
-/// Returns the integer a text stands for, if it is its canonical decimal form.
+/// Parses an integer, if the text is its canonical decimal form.
 pub(super) fn parse_int(bytes: &[u8]) -> Option<i64> {
     let (negative, digits) = match bytes {
         [b'-', rest @ ..] => (true, rest),

@@ -1,4 +1,4 @@
-//! Changing lists. What must be in memory was checked before (see the methods that `require`).
+//! Changes lists. The needed nodes must be in memory (see the `require…` methods).
 
 use super::super::pack::{NODE_BYTES, NODE_MAX, Pack, entry_len};
 use super::{
@@ -7,10 +7,10 @@ use super::{
 use crate::need::Part;
 use crate::value::sequence::At;
 
-/// Numbers that must be free on both sides of a node that may be split.
+/// Free numbers required on both sides of a node that may be split.
 const ROOM: u64 = 64;
 
-/// Some neighbouring nodes, and the numbers between which all their numbers may be.
+/// Some neighbouring nodes, and the bounds of their numbers.
 #[derive(Debug)]
 pub(super) struct Window {
     pub(super) first: At,
@@ -20,13 +20,13 @@ pub(super) struct Window {
 }
 
 impl Window {
-    /// Between the numbers when they are spread evenly.
+    /// Returns the distance between the numbers when they are spread evenly.
     fn spacing(&self) -> u64 {
         self.before.saturating_sub(self.after) / (self.nodes + 1)
     }
 
-    /// Returns true if the nodes have room on average. Larger windows must have more, so that they
-    /// have enough for a long time.
+    /// Returns true if the nodes have enough room on average. Larger windows must have more, so
+    /// that it lasts longer.
     fn is_roomy(&self) -> bool {
         let spacing = self.spacing();
         spacing >= 2 * ROOM && spacing.saturating_mul(spacing) >= self.nodes.saturating_mul(256)
@@ -36,7 +36,7 @@ impl Window {
 impl List {
     // ---- ends --------------------------------------------------------------------------------
 
-    /// Puts an element at an end; see [`List::require_push`].
+    /// Pushes an element at an end; see [`List::require_push`].
     pub fn push(&mut self, element: &[u8], front: bool) {
         self.len += 1;
         self.listpack += listpack_entry(element);
@@ -94,7 +94,7 @@ impl List {
         }
     }
 
-    /// Checks that all is in memory for [`List::trim`].
+    /// Checks that everything needed by [`List::trim`] is in memory.
     pub fn require_trim(&self, start: u64, count: u64) -> Result<(), Part> {
         if count == 0 || self.unloaded == 0 {
             return Ok(());
@@ -106,20 +106,20 @@ impl List {
         self.require_end(false, self.len - start - count)
     }
 
-    /// Returns true if a trim to `count` elements keeps fewer than it drops, of a list of which not
-    /// all is in memory: then those are read that it keeps.
+    /// Returns true if a trim to `count` elements keeps fewer than it drops, in a list that is only
+    /// in part in memory: then the kept ones are read.
     fn keeps_less(&self, count: u64) -> bool {
         self.unloaded > 0 && count < self.len / 2
     }
 
-    /// Keeps the `count` elements from a position on; see [`List::require_trim`].
+    /// Keeps only the `count` elements from a position on; see [`List::require_trim`].
     pub fn trim(&mut self, start: u64, count: u64) {
         if count == 0 || self.keeps_less(count) {
             let mut kept = Self { quicklist: self.quicklist, ..Self::default() };
             if let Ok(elements) = self.range(start, count, false) {
                 elements.for_each(|element| kept.push(element, false));
             }
-            // It has no version: what it had is dead.
+            // The new list has no version: the old one is dead.
             *self = kept;
             return;
         }
@@ -130,7 +130,7 @@ impl List {
 
     // ---- in the middle -----------------------------------------------------------------------
 
-    /// Checks that an element can be put next to a place, or in its place.
+    /// Checks that the element at a place can be replaced, or get a neighbour.
     pub fn require_room(&self, place: Place) -> Result<(), Part> {
         self.window(place.at).map(drop)
     }
@@ -152,7 +152,7 @@ impl List {
         self.insert(place, element, false);
     }
 
-    /// Puts an element before or after the one at a place; see [`List::require_room`].
+    /// Inserts an element before or after the one at a place; see [`List::require_room`].
     pub fn insert(&mut self, place: Place, element: &[u8], after: bool) {
         self.len += 1;
         self.listpack += listpack_entry(element);
@@ -197,7 +197,7 @@ impl List {
         self.add_node(before, no, Pack::of(element));
     }
 
-    /// Splits a node before its `offset`-th element: where the halves are.
+    /// Splits a node before its `offset`-th element, and returns both halves.
     fn split(&mut self, at: At, offset: usize) -> (At, At) {
         let next = self.nodes.next(at);
         let no = self.number_before(next);
@@ -207,7 +207,7 @@ impl List {
         (self.nodes.prev(right).unwrap_or(right), right)
     }
 
-    /// Returns a number for a node before a piece (`None`: behind the last).
+    /// Returns a free number for a node before a piece (`None`: behind the last).
     fn number_before(&self, before: Option<At>) -> u64 {
         let prev = match before {
             Some(at) => self.nodes.prev(at),
@@ -223,7 +223,7 @@ impl List {
         }
     }
 
-    /// Removes what [`List::matches`] found of an element.
+    /// Removes an element's occurrences found by [`List::matches`].
     pub fn remove(&mut self, matches: &Matches, element: &[u8]) {
         for &(no, count) in &matches.nodes {
             let Some(at) = self.nodes.last_where(no, |node| node.no <= no) else { continue };
@@ -250,7 +250,7 @@ impl List {
         }
     }
 
-    /// Merges a node with the next if they are small together; whether it did.
+    /// Merges a node with the next one if both together are small; returns true if it did.
     fn merge(&mut self, at: Option<At>) -> bool {
         let Some(at) = at else { return false };
         let Some(next) = self.nodes.next(at) else { return false };
@@ -294,7 +294,7 @@ impl List {
         self.nodes.insert(before, node)
     }
 
-    /// Takes a node in memory out. The elements stay counted.
+    /// Removes a node in memory. Its elements stay counted.
     fn remove_node(&mut self, at: At) -> Kind {
         let (node, _) = self.nodes.remove(at);
         self.bytes -= node.pack().map_or(0, Pack::bytes);
@@ -304,7 +304,7 @@ impl List {
         node.kind
     }
 
-    /// Returns the nodes around one that must get other numbers before it can be split, if any.
+    /// Returns the nodes around one that must be renumbered before it can be split, if any.
     fn window(&self, at: At) -> Result<Option<Window>, Part> {
         let mut last = at;
         let mut window = Window { first: at, nodes: 1, after: 0, before: 0 };
@@ -365,7 +365,7 @@ impl List {
         }
     }
 
-    /// Gives all nodes numbers in the middle. All are in memory.
+    /// Renumbers all nodes, beginning in the middle. All must be in memory.
     fn number_anew(&mut self) {
         let Some(first) = self.nodes.first() else { return };
         let nodes = self.nodes.len() as u64;

@@ -1,4 +1,4 @@
-//! Lists in rows, and what of them is in memory.
+//! Element rows of lists, and which of them are in memory.
 
 use super::super::collection::Collection;
 use super::super::pack::Pack;
@@ -8,7 +8,7 @@ use crate::need::{ElementRange, IndexPiece, Page, Part};
 use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
 
-/// Returns the first number whose element key is not less than `key`.
+/// Returns the least number whose element key is not less than `key`.
 fn number(key: &[u8]) -> u64 {
     let mut bytes = [0; 8];
     let n = key.len().min(8);
@@ -16,7 +16,7 @@ fn number(key: &[u8]) -> u64 {
     u64::from_be_bytes(bytes).saturating_add(u64::from(key.len() > 8))
 }
 
-/// Returns the numbers of a range: from one to before another.
+/// Returns the numbers of a range: the first one, and the one behind the last.
 fn numbers(range: &ElementRange) -> (u64, u64) {
     (number(&range.from), range.to.as_deref().map_or(u64::MAX, number))
 }
@@ -28,8 +28,8 @@ fn read_row((element, row): &(Bytes, Bytes)) -> Result<(u64, Kind)> {
 }
 
 impl List {
-    /// Takes the nodes with numbers in a range in: all there are, ascending. What is in memory
-    /// already is newer and stays.
+    /// Applies all existing nodes with numbers in a range, ascending. Nodes already in memory are
+    /// newer and stay.
     fn learn(
         &mut self,
         (from, to): (u64, u64),
@@ -47,7 +47,7 @@ impl List {
             if end <= from || self.nodes.get(here).pack().is_some() {
                 continue;
             }
-            // What comes before this piece was removed, or is in memory.
+            // Earlier rows were removed since, or are in memory.
             while found.next_if(|row| row.as_ref().is_ok_and(|(row, _)| *row < no)).is_some() {}
             let mut here_found = Vec::new();
             while let Some(row) = found.next_if(|row| !matches!(row, Ok((row, _)) if *row >= end)) {
@@ -75,7 +75,7 @@ impl List {
         super::Piece::count(self.nodes.get(at))
     }
 
-    /// Returns a node whose count is known is read.
+    /// Applies a node whose count is known.
     fn load(&mut self, at: super::At, kind: Kind) -> Result<()> {
         let Kind::Loaded(pack) = kind else { return Ok(()) };
         ensure!(self.count_of(at) == Some(pack.count() as u64), "a node of a list has changed");
@@ -85,8 +85,8 @@ impl List {
         Ok(())
     }
 
-    /// Puts the nodes that were found into a gap, as far as the range goes. The piece behind comes
-    /// back.
+    /// Fills a gap with the nodes that were found, as far as the range goes. Returns the piece
+    /// behind it.
     fn fill_gap(
         &mut self,
         at: super::At,
@@ -111,7 +111,7 @@ impl List {
     }
 }
 
-/// Nodes in memory that are hardly any.
+/// Bound of the nodes in memory that count as hardly any.
 const FEW: usize = 16;
 
 impl Collection for List {
@@ -224,7 +224,7 @@ impl Collection for List {
 }
 
 impl List {
-    /// Calls `row` for each node that changed, or is gone, and counts them as known.
+    /// Calls `row` for each node that changed or was removed, and marks it as journaled.
     fn seal_with(&mut self, mut row: impl FnMut(u64, Option<&Pack>)) {
         let mut dirty = std::mem::take(&mut self.dirty);
         dirty.sort_unstable();

@@ -6,7 +6,7 @@ use crate::value::{Entry, Value};
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 use std::collections::VecDeque;
 
-/// What is known of a list from its meta row alone.
+/// Reads a list's meta row; no element is in memory.
 fn cold(list: List) -> List {
     let mut entry = Entry::absent(b"k", 1);
     entry.value = Value::List(Box::new(list));

@@ -1,11 +1,12 @@
-//! The items of a block in memory: scores and names apart, so that a search reads little memory.
+//! The items of a block in memory: scores and names in separate vectors, so that a search reads
+//! little memory.
 
 use super::place::{Key, Place, ordered, row_name};
 use crate::prefetch::{prefetch, prefetch_all};
 use crate::value::members::Name;
 use std::cmp::Ordering;
 
-/// Names that are touched from a place on: those that move first when one is inserted there.
+/// Names that are prefetched from a position on: those that an insertion moves first.
 const TOUCHED_NAMES: usize = 4;
 
 /// A member and its score.
@@ -24,7 +25,7 @@ impl Item {
         Place::of(self.score, &self.name)
     }
 
-    /// Bytes of its name beyond what a [`Name`] holds.
+    /// Returns the bytes of its name that are not inline in a [`Name`].
     pub(super) fn heap(&self) -> usize {
         heap(&self.name)
     }
@@ -42,7 +43,7 @@ fn heap(name: &Name) -> usize {
     if name.spilled() { name.len() + 16 } else { 0 }
 }
 
-/// Items in order. Both have the same length.
+/// Items in order: parallel vectors of the same length.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Items {
     scores: Vec<f64>,
@@ -81,18 +82,18 @@ impl Items {
         self.scores.iter().copied().zip(&self.names)
     }
 
-    /// Items there is room for.
+    /// Returns the number of items that fit without growing.
     #[cfg(test)]
     pub(super) fn capacity(&self) -> usize {
         self.scores.capacity().max(self.names.capacity())
     }
 
-    /// Bytes of the names beyond what a [`Name`] holds.
+    /// Returns the bytes of the names that are not inline in a [`Name`].
     pub(super) fn heap(&self) -> usize {
         self.names.iter().map(heap).sum()
     }
 
-    /// How many items stand before a place.
+    /// Returns the number of items before a place.
     pub(super) fn search(&self, (score, name): Key<'_>) -> usize {
         let from = self.scores.partition_point(|other| ordered(*other) < score);
         if self.scores.get(from).is_none_or(|other| ordered(*other) != score) {
@@ -103,12 +104,13 @@ impl Items {
         from + names.partition_point(|other| *row_name(other) < *name)
     }
 
-    /// Touches what a search reads.
+    /// Prefetches the memory that a search reads.
     pub(super) fn touch_scores(&self) {
         prefetch_all(&self.scores);
     }
 
-    /// Touches what is read and changed where a search ends, once the scores are there.
+    /// Prefetches the memory that is read and changed where a search ends, once the scores are in
+    /// the cache.
     pub(super) fn touch_name(&self, (score, _): Key<'_>) {
         let from = self.scores.partition_point(|other| ordered(*other) < score);
         self.names[from..].iter().take(TOUCHED_NAMES).for_each(prefetch);
@@ -123,7 +125,7 @@ impl Items {
         Item { score: self.scores.remove(index), name: self.names.remove(index) }
     }
 
-    /// Takes the items from an index on out. Both halves have room for so many.
+    /// Splits off the items from an index on. Both halves get capacity for `room` items.
     pub(super) fn split_off(&mut self, index: usize, room: usize) -> Self {
         fn half<T>(all: &mut Vec<T>, index: usize, room: usize) -> Vec<T> {
             let mut tail = Vec::with_capacity(room);
@@ -137,7 +139,7 @@ impl Items {
         }
     }
 
-    /// Adds others, which stand behind all of them.
+    /// Appends items that are all greater.
     pub(super) fn append(&mut self, mut others: Self) {
         self.scores.append(&mut others.scores);
         self.names.append(&mut others.names);

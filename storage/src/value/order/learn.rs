@@ -1,4 +1,4 @@
-//! What was read from the rows takes the place of blocks that are not in memory.
+//! Applies rows that were read to blocks that are not in memory.
 
 use super::place::{row_name, unordered};
 use super::{BLOCK_MAX, Block, Item, Items, Kept, MERGE_MAX, Order, Place};
@@ -7,7 +7,7 @@ use crate::value::sequence::At;
 use anyhow::{Context, Result, bail};
 use bytes::Bytes;
 
-/// Returns the item of a row.
+/// Decodes the item of a row.
 fn read_item(element: &[u8], row: &[u8]) -> Result<Item> {
     let place = Place::of_element(element)?;
     let Some((score, name)) = row.split_first_chunk::<8>() else {
@@ -27,8 +27,8 @@ fn places(range: &ElementRange) -> Result<(Place, Place)> {
     Ok((Place::of_element(&range.from)?, Place::of_element(to)?))
 }
 
-/// Blocks of the same size for items in order; the first one begins at `from`. Each has memory for
-/// its own items only.
+/// Builds blocks of equal size from items in order; the first one begins at `from`. Each has memory
+/// for its own items only.
 fn blocks_of(items: Vec<Item>, from: &Place) -> Vec<Block> {
     let count = items.len().div_ceil(BLOCK_MAX).max(1);
     let mut items = items.into_iter();
@@ -45,18 +45,18 @@ fn blocks_of(items: Vec<Item>, from: &Place) -> Vec<Block> {
 }
 
 impl Order {
-    /// Takes all rows in: element key and value, ascending.
+    /// Applies all rows: element key and value, ascending.
     pub(in crate::value) fn learn_all(&mut self, rows: &[(Bytes, Bytes)]) -> Result<()> {
         self.learn(&Place::first(), &Place::last(), rows)
     }
 
-    /// Takes a page in.
+    /// Applies a page.
     pub(in crate::value) fn learn_page(&mut self, page: &Page) -> Result<()> {
         let (from, to) = places(&page.range)?;
         self.learn(&from, &to, &page.rows)
     }
 
-    /// `rows` are all there are between two places.
+    /// Applies `rows`, which are all rows between two places.
     fn learn(&mut self, from: &Place, to: &Place, rows: &[(Bytes, Bytes)]) -> Result<()> {
         let mut rows = rows.iter().peekable();
         let mut at = self.block_of(from.key()).or_else(|| self.blocks.first());
@@ -85,7 +85,7 @@ impl Order {
         self.settle()
     }
 
-    /// Takes the counts of a range in, which lies in one block.
+    /// Applies the counts of a range, which lies in one block.
     pub(in crate::value) fn learn_index(
         &mut self,
         range: &ElementRange,
@@ -110,8 +110,8 @@ impl Order {
         self.settle()
     }
 
-    /// Replaces the part of a block that is not in memory, from the first of `blocks` up to `to`.
-    /// The block behind comes back.
+    /// Replaces the part of a block that is not in memory, from the first of `blocks` up to `to`,
+    /// and returns the block behind it.
     fn replace(&mut self, at: At, to: &Place, mut blocks: Vec<Block>) -> Result<Option<At>> {
         let old = self.blocks.get(at);
         let found: u64 = blocks.iter().filter_map(super::Piece::count).sum();
@@ -163,7 +163,7 @@ impl Order {
         self.trim();
     }
 
-    /// Checks the counts, and finds those that follow from the others.
+    /// Checks the counts, and computes those that follow from the others.
     fn settle(&mut self) -> Result<()> {
         if self.blocks.total() > self.len {
             bail!(MISCOUNTED);
@@ -172,7 +172,7 @@ impl Order {
         Ok(())
     }
 
-    /// Finds counts that follow from the others.
+    /// Computes counts that follow from the others.
     pub(super) fn count_rest(&mut self) {
         let uncounted = self.blocks.uncounted();
         let rest = self.len.saturating_sub(self.blocks.total());

@@ -1,7 +1,7 @@
-//! The order of a sorted set: its items by score, then by name, in blocks of which some may not be
+//! The order of a sorted set: its items by score, then by name, in blocks, some of which may not be
 //! in memory.
 //!
-//! A block covers the places from its first up to the next block's first. Items may be inserted
+//! A block covers the places from its first one up to the next block's first. Items may be inserted
 //! into and removed from blocks that are not in memory: only the block's count changes, and a row.
 
 mod items;
@@ -20,38 +20,38 @@ use smallvec::SmallVec;
 use std::collections::BTreeMap;
 pub use walk::Walk;
 
-/// Items of a block in memory at most.
+/// Bound of the items of a block in memory.
 const BLOCK_MAX: usize = 128;
 
-/// Neighbours that have no more together become one block.
+/// Number of items up to which two neighbours are merged.
 const MERGE_MAX: usize = 96;
 
-/// Places that are touched together without an allocation.
+/// Items that are prefetched together without an allocation.
 const TOUCHED: usize = 32;
 
 /// A block with fewer items looks for a neighbour to merge with.
 const SMALL: usize = 32;
 
-/// What is in memory of a block.
+/// The part of a block that is in memory.
 #[derive(Clone, Debug)]
 enum Kept {
     /// All items, in order.
     Here(Items),
-    /// How many there are, if that is known.
+    /// The number of items, if that is known.
     Away(Option<u64>),
 }
 
 #[derive(Clone, Debug)]
 struct Block {
-    /// No item of it stands before.
+    /// Lower bound of its items' places.
     first: Place,
     kept: Kept,
 }
 
-/// What the journal has not heard of a place.
+/// Change of an item that is not in the journal.
 #[derive(Clone, Debug)]
 enum Change {
-    /// There is an item. `fresh`: there is no row of it yet.
+    /// The item exists. `fresh`: it has no row yet.
     Put {
         row: Vec<u8>,
         fresh: bool,
@@ -63,16 +63,16 @@ enum Change {
 #[derive(Clone, Debug)]
 pub(in crate::value) struct Order {
     blocks: Sequence<Block>,
-    /// There is no item at this place or behind.
+    /// Upper bound of all places, exclusive.
     end: Place,
     len: u64,
     /// True if items have rows.
     has_rows: bool,
     dirty: BTreeMap<Place, Change>,
-    /// Items in memory, and bytes of their names beyond what a [`Name`] holds.
+    /// Items in memory, and bytes of their names that are not inline in a [`Name`].
     items: usize,
     heap: usize,
-    /// Where the next blocks are dropped from memory.
+    /// Place from which the next blocks are dropped from memory.
     hand: Place,
 }
 
@@ -113,7 +113,7 @@ impl Block {
     }
 }
 
-/// Returns the row's value: only what its key does not tell.
+/// Returns the row's value: only the parts that its key lacks.
 fn row_value(score: f64, name: &[u8], row_name: &[u8]) -> Vec<u8> {
     let is_digested = name.len() != row_name.len();
     let mut row = Vec::new();
@@ -127,7 +127,8 @@ fn row_value(score: f64, name: &[u8], row_name: &[u8]) -> Vec<u8> {
 }
 
 impl Order {
-    /// What is known from a meta row alone: `len` items with scores from `low` to `high`.
+    /// Creates the order of a meta row: `len` items with scores from `low` to `high`, none in
+    /// memory.
     pub(in crate::value) fn away(len: u64, low: f64, high: f64) -> Self {
         let mut order =
             Self { end: Place::after_score(high), len, has_rows: true, ..Self::default() };
@@ -150,7 +151,7 @@ impl Order {
         let Some(block) = self.blocks.last().map(|at| self.blocks.get(at)) else { return 0.0 };
         match block.items().and_then(|items| items.last()) {
             Some((score, _)) => score,
-            // All scores are smaller if the name is empty.
+            // With an empty name, all scores are smaller.
             None => unordered(self.end.score - u64::from(self.end.name.is_empty())),
         }
     }
@@ -160,7 +161,7 @@ impl Order {
         self.items as u64 == self.len
     }
 
-    /// Bytes of memory, about.
+    /// Returns the approximate bytes of memory.
     pub(in crate::value) fn memory(&self) -> usize {
         self.items * size_of::<Item>() * 3 / 2
             + self.heap
@@ -174,7 +175,7 @@ impl Order {
         blocks.flat_map(Items::iter).map(|(score, name)| (&**name, score))
     }
 
-    /// Where the block ends.
+    /// Returns the place at which a block ends.
     fn end_of(&self, at: At) -> &Place {
         self.blocks.next(at).map_or(&self.end, |next| &self.blocks.get(next).first)
     }
@@ -184,7 +185,7 @@ impl Order {
         self.blocks.last_where(key.0, |block| block.first.key() <= key)
     }
 
-    /// Touches where items are or will be, of all of them together.
+    /// Prefetches the positions of items, existing or new, all of them together.
     pub(in crate::value) fn touch<'a>(&self, items: impl Iterator<Item = (f64, &'a [u8])>) {
         let mut blocks = SmallVec::<[(&Items, Key<'a>); TOUCHED]>::new();
         for (score, name) in items {
@@ -202,7 +203,7 @@ impl Order {
 
     // ---- changing ----------------------------------------------------------------------------
 
-    /// Inserts an item that is not there.
+    /// Inserts an item that does not exist.
     pub(in crate::value) fn insert(&mut self, score: f64, name: &[u8]) {
         let row_name = row_name(name);
         let key = (ordered(score), &*row_name);
@@ -242,7 +243,7 @@ impl Order {
         self.blocks.insert(before, Block { first, kept: Kept::Here(Items::default()) })
     }
 
-    /// Returns the block for an item before the first one's: nothing else is there.
+    /// Returns the block for an item before the first one's: it has no other items.
     fn front_for(&mut self, item: &Item) -> At {
         let first = self.blocks.first();
         match first {
@@ -254,14 +255,14 @@ impl Order {
         }
     }
 
-    /// Returns the block for an item behind the end, given the last one: nothing else is there.
+    /// Returns the block for an item behind the end, given the last block: it has no other items.
     fn back_for(&mut self, last: At) -> At {
         let end = std::mem::replace(&mut self.end, Place::last());
         if self.blocks.get(last).items().is_some() { last } else { self.insert_block(None, end) }
     }
 
-    /// Splits a block that has become too long by an item at `index`: in halves, but at the end of
-    /// all so that the blocks of a queue are full.
+    /// Splits a block that has become too long by an item at `index`: into halves, but at the very
+    /// end so that the blocks of a queue are full.
     fn split(&mut self, at: At, index: usize) {
         let next = self.blocks.next(at);
         let tail = self.blocks.update(at, |block| match &mut block.kept {
@@ -279,7 +280,7 @@ impl Order {
         }
     }
 
-    /// Removes an item that is there.
+    /// Removes an existing item.
     pub(in crate::value) fn remove(&mut self, score: f64, name: &[u8]) {
         let row_name = row_name(name);
         let key = (ordered(score), &*row_name);
@@ -311,7 +312,7 @@ impl Order {
         }
     }
 
-    /// A block has fewer items than before: it merges with a neighbour or vanishes.
+    /// Merges a block that has become smaller with a neighbour, or removes it if it is empty.
     fn shrink(&mut self, at: At) {
         let Some(len) = self.blocks.get(at).items().map(Items::len) else { return };
         if len >= SMALL {
@@ -332,7 +333,7 @@ impl Order {
         }
     }
 
-    /// Makes two neighbours one if both are in memory and small; whether it did.
+    /// Merges two neighbours if both are in memory and small; returns true if it did.
     fn merge(&mut self, a: At, b: At) -> bool {
         let (Some(left), Some(right)) = (self.blocks.get(a).items(), self.blocks.get(b).items())
         else {
@@ -351,7 +352,7 @@ impl Order {
         true
     }
 
-    /// Blocks without items at the ends vanish.
+    /// Removes empty blocks at the ends.
     fn trim(&mut self) {
         let is_empty = |block: &Block| block.items().is_some_and(Items::is_empty);
         while let Some(at) = self.blocks.first().filter(|at| is_empty(self.blocks.get(*at))) {
@@ -382,7 +383,7 @@ impl Order {
         }
     }
 
-    /// From now on each item is a row; all of them are in memory.
+    /// Makes each item a row from now on; all must be in memory.
     pub(in crate::value) fn unpack(&mut self) {
         self.has_rows = true;
         let items = self.blocks.iter().filter_map(Block::items).flat_map(Items::iter);
@@ -395,13 +396,13 @@ impl Order {
             .collect();
     }
 
-    /// The items have no rows any more; all of them are in memory.
+    /// Detaches the items from their rows; all must be in memory.
     pub(in crate::value) fn detach(&mut self) {
         self.has_rows = false;
         self.dirty.clear();
     }
 
-    /// Writes the rows that changed since the last time.
+    /// Writes the rows that changed since the last call.
     pub(in crate::value) fn seal(&mut self, rows: &mut ElementRows<'_>) {
         for (place, change) in std::mem::take(&mut self.dirty) {
             match change {
@@ -418,7 +419,7 @@ impl Order {
         self.items <= 8 * BLOCK_MAX
     }
 
-    /// Drops the items of up to `blocks` blocks from memory that the journal knows.
+    /// Drops the items of up to `blocks` blocks from memory whose changes are all in the journal.
     pub(in crate::value) fn shed(&mut self, blocks: usize) {
         if !self.has_rows {
             return;
@@ -438,7 +439,7 @@ impl Order {
 
     fn drop_items(&mut self, at: At) {
         let Some(items) = self.blocks.get(at).items() else { return };
-        // An empty one holds no memory, and tells that nothing is there.
+        // An empty block holds no memory, and records that nothing is there.
         let Some((score, name)) = items.last() else { return };
         if self.blocks.next(at).is_none() {
             self.end = Place::after(score, name);

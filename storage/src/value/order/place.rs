@@ -1,5 +1,5 @@
-//! Places in the order of a sorted set: by score, then by name. They compare as the keys of the
-//! rows do.
+//! Places in the order of a sorted set: by score, then by name. They compare like the keys of the
+//! rows.
 
 use super::Name;
 use crate::encoding::RowKey;
@@ -9,7 +9,7 @@ use std::borrow::Cow;
 /// The first byte of the element keys of the order.
 pub(in crate::value) const PREFIX: u8 = 1;
 
-/// A place in the order: of an item, or between two. [`ordered`] score, then [`row_name`].
+/// A place in the order, of an item or between two: [`ordered`] score, then [`row_name`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::value) struct Place {
     pub(super) score: u64,
@@ -19,13 +19,13 @@ pub(in crate::value) struct Place {
 /// A [`Place`], borrowed.
 pub(super) type Key<'a> = (u64, &'a [u8]);
 
-/// Returns a number that sorts as the score does; both zeros have the same.
+/// Returns a number that sorts like the score; both zeros have the same.
 pub(super) fn ordered(score: f64) -> u64 {
     let bits = (score + 0.0).to_bits();
     if bits >> 63 == 0 { bits | 1 << 63 } else { !bits }
 }
 
-/// Returns the score that sorts as the number does, or the nearest one.
+/// Returns the score that sorts like the number, or the nearest one.
 pub(super) fn unordered(number: u64) -> f64 {
     let bits = if number >> 63 == 0 { !number } else { number & !(1 << 63) };
     let score = f64::from_bits(bits);
@@ -36,39 +36,39 @@ pub(super) fn unordered(number: u64) -> f64 {
     }
 }
 
-/// Returns the name as it stands in the key of a row: of one that is too long only the beginning,
-/// then a digest.
+/// Returns the name in the form of a row's key: of one that is too long only the beginning, then a
+/// digest.
 pub(super) fn row_name(name: &[u8]) -> Cow<'_, [u8]> {
     RowKey::ordered_name(name)
 }
 
 impl Place {
-    /// Before everything.
+    /// Returns the place before all items.
     pub(in crate::value) fn first() -> Self {
         Self::default()
     }
 
-    /// Behind everything.
+    /// Returns the place behind all items.
     pub(in crate::value) fn last() -> Self {
         Self { score: u64::MAX, name: Name::new() }
     }
 
-    /// Before all items of a score.
+    /// Returns the place before all items of a score.
     pub(in crate::value) fn before_score(score: f64) -> Self {
         Self { score: ordered(score), name: Name::new() }
     }
 
-    /// Behind all items of a score.
+    /// Returns the place behind all items of a score.
     pub(in crate::value) fn after_score(score: f64) -> Self {
         Self { score: ordered(score) + 1, name: Name::new() }
     }
 
-    /// Of an item, there or not.
+    /// Returns the place of an item, existing or not.
     pub(in crate::value) fn of(score: f64, name: &[u8]) -> Self {
         Self { score: ordered(score), name: Name::from_slice(&row_name(name)) }
     }
 
-    /// Right behind an item, there or not.
+    /// Returns the place right behind an item, existing or not.
     pub(in crate::value) fn after(score: f64, name: &[u8]) -> Self {
         let mut place = Self::of(score, name);
         place.name.push(0);
@@ -79,7 +79,7 @@ impl Place {
         (self.score, &self.name)
     }
 
-    /// Returns the element key of an item here.
+    /// Returns the element key of an item at this place.
     pub(in crate::value) fn element(&self) -> Vec<u8> {
         let mut element = Vec::with_capacity(9 + self.name.len());
         element.push(PREFIX);

@@ -1,4 +1,4 @@
-//! Looking things up in the order: ranks, counts, and items one after the other.
+//! Reads the order: ranks, counts, and items in sequence.
 
 use super::items::is_before;
 use super::{Kept, Key, Order, Piece, Place, element_range, ordered, row_name};
@@ -6,31 +6,32 @@ use crate::need::{IndexBy, Part};
 use crate::value::members::Name;
 use crate::value::sequence::At;
 
-/// Items that a page asks for: at least, and at most.
+/// Bounds of the items of a page.
 const PAGE: u64 = 256;
 const PAGE_MAX: u64 = 64 * 1024;
 
-/// An item that is further from both ends of a block than this is not looked for page by page.
+/// Distance from both ends of a block beyond which an item is not searched for page by page.
 const NEAR: u64 = 16 * 1024;
 
 /// Rows of an index that make a block.
 const INDEX_ROWS: u64 = 128;
 
-/// Where a place is.
+/// Location of a place.
 enum Spot {
-    /// Before an item of a block, by its index (of the first one if the block is not in memory).
+    /// Before an item of a block, given by its index (before the first one if the block is not in
+    /// memory).
     Before(At, usize),
-    /// Behind everything.
+    /// Behind all items.
     End,
     /// Somewhere in a block that is not in memory.
     Inside(At),
 }
 
-/// Items one after the other: names and scores.
+/// Iterator over items: names and scores.
 #[derive(Clone, Debug)]
 pub struct Walk<'a> {
     order: &'a Order,
-    /// A block and an index: before the item to come, or backwards behind it.
+    /// A block and an index: before the next item or, backwards, behind it.
     at: Option<(At, usize)>,
     from: Place,
     to: Place,
@@ -57,8 +58,7 @@ impl Order {
 
     // ---- what to load ------------------------------------------------------------------------
 
-    /// Returns a page of about `want` items of a block and those behind it, from `from` to `to` at
-    /// most.
+    /// Returns a page of about `want` items of a block and later blocks, within `from` to `to`.
     fn page(&self, at: At, from: &Place, to: &Place, want: u64) -> Part {
         let limit = want.clamp(PAGE, PAGE_MAX);
         let (mut last, mut sum) = (at, self.blocks.get(at).count());
@@ -74,7 +74,7 @@ impl Order {
         Part::Page { range, reverse: false, limit: limit as usize }
     }
 
-    /// The same backwards: of a block and those before it.
+    /// Like [`page`](Self::page), backwards: of a block and earlier blocks.
     fn page_back(&self, at: At, from: &Place, to: &Place, want: u64) -> Part {
         let limit = want.clamp(PAGE, PAGE_MAX);
         let (mut first, mut sum) = (at, self.blocks.get(at).count());
@@ -90,7 +90,7 @@ impl Order {
         Part::Page { range, reverse: true, limit: limit as usize }
     }
 
-    /// What tells how many items a block has between two places, and where.
+    /// Returns the part that gives the number of a block's items between two places.
     fn counts(&self, at: At, from: &Place, to: &Place) -> Part {
         let block = self.blocks.get(at);
         let end = self.end_of(at);
@@ -101,7 +101,8 @@ impl Order {
         Part::Index { range, by: IndexBy::Rows(INDEX_ROWS) }
     }
 
-    /// What has the item with `before` others before it in its block, and `behind` others behind.
+    /// Returns the part with the item that has `before` others before it in its block, and `behind`
+    /// others behind it.
     fn near(&self, at: At, before: u64, behind: u64, want: u64) -> Part {
         let (first, end) = (&self.blocks.get(at).first, self.end_of(at));
         if before.min(behind) > NEAR {
@@ -115,7 +116,7 @@ impl Order {
 
     // ---- ranks and counts --------------------------------------------------------------------
 
-    /// Items before one that is there.
+    /// Returns the number of items before an existing one.
     pub(in crate::value) fn rank(&self, score: f64, name: &[u8]) -> Result<u64, Part> {
         let row_name = row_name(name);
         let whole = |at| self.counts(at, &Place::first(), &Place::last());
@@ -133,14 +134,14 @@ impl Order {
         }
     }
 
-    /// Items before a spot, if enough blocks are counted.
+    /// Returns the number of items before a position, if enough blocks are counted.
     fn known_rank(&self, at: At, index: usize) -> Option<u64> {
         let before = self.blocks.count_before(at);
         let before = before.or_else(|| Some(self.len - self.blocks.count_between(at, None)?));
         Some(before? + index as u64)
     }
 
-    /// Items between two places.
+    /// Returns the number of items between two places.
     pub(in crate::value) fn count(&self, from: &Place, to: &Place) -> Result<u64, Part> {
         if from >= to {
             return Ok(0);
@@ -173,7 +174,7 @@ impl Order {
 
     // ---- walking -----------------------------------------------------------------------------
 
-    /// Up to `count` items from a rank on, which counts from the end if `reverse`.
+    /// Returns up to `count` items from a rank on, which counts from the end if `reverse`.
     pub(in crate::value) fn by_rank(
         &self,
         rank: u64,
@@ -190,7 +191,7 @@ impl Order {
         Ok(walk)
     }
 
-    /// Where the item of a rank is, which must be in memory.
+    /// Returns the position of the item of a rank, which must be in memory.
     fn seek(&self, rank: u64, want: u64) -> Result<(At, usize), Part> {
         let behind = self.len - 1 - rank;
         let (at, before) = self.blocks.find(rank).ok_or(Part::All)?;
@@ -205,7 +206,7 @@ impl Order {
                     (back, count - 1 - n, n)
                 }
                 None => {
-                    // Before the item, and behind it, there are blocks that nobody has counted.
+                    // Both before the item and behind it there are uncounted blocks.
                     let before = rank - self.blocks.count_before(at).unwrap_or_default();
                     let behind = behind - self.blocks.count_after(back).unwrap_or_default();
                     let at = if before <= behind { at } else { back };
@@ -219,8 +220,8 @@ impl Order {
         }
     }
 
-    /// Up to `count` items between two places, the first `skip` left out; from the last one on if
-    /// `reverse`.
+    /// Returns up to `count` items between two places, without the first `skip`; from the last one
+    /// on if `reverse`.
     pub(in crate::value) fn within(
         &self,
         (from, to): (&Place, &Place),
@@ -255,7 +256,7 @@ impl<'a> Walk<'a> {
         Self { order, at: None, from, to, reverse, skip: 0, left }
     }
 
-    /// What has the items to come, of which the first are in a block.
+    /// Returns the part with the next items, the first of which are in a block.
     fn missing(&self, at: At, skip: u64) -> Part {
         let want = self.left.saturating_add(skip);
         if self.reverse {
@@ -265,7 +266,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Skips items without looking at them where the blocks' counts tell how far that is.
+    /// Skips items without reading them where the counts of blocks suffice.
     fn jump(&mut self) {
         let Some((at, index)) = self.at.filter(|_| self.skip > 0) else { return };
         let blocks = &self.order.blocks;

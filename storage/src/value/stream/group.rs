@@ -1,9 +1,9 @@
 //! Consumer groups of a stream.
 //!
-//! A group has a row by its name. Its consumers and its pending entries (what was delivered and is
-//! not acknowledged) are found by the group's number, consumers in pending entries by theirs.
-//! Numbers are not used again: what is left of a group that is gone belongs to nobody, and goes
-//! without being read.
+//! A group has a row by its name. Its consumers and its pending entries (delivered and not
+//! acknowledged) are found by the group's number, consumers in pending entries by theirs. Numbers
+//! are never reused: the rows of a destroyed group belong to no other one, and are removed without
+//! being read.
 
 mod change;
 mod progress;
@@ -24,7 +24,7 @@ pub use rows::{Consumer, Group};
 use rows::{ConsumerKey, GroupKey, NameKey, Number, PendingKey};
 use std::collections::BTreeSet;
 
-/// Bytes of a packed row beside what it has of variable length, about.
+/// Approximate bytes of a packed row beside its parts of variable length.
 const PACKED_GROUP: usize = 48;
 const PACKED_CONSUMER: usize = 40;
 const PACKED_NODE: usize = 26;
@@ -40,9 +40,9 @@ pub struct Groups {
     names: Paged<NameKey, Number>,
     consumers: Paged<ConsumerKey, Consumer>,
     pending: Paged<PendingKey, PendingNode>,
-    /// True if there are rows, else all is packed into the meta row.
+    /// True if the groups have rows, false if they are packed into the meta row.
     stored: bool,
-    /// Numbers of groups that were destroyed since the last [`Groups::seal`].
+    /// Numbers of groups destroyed since the last [`Groups::seal`].
     destroyed: Vec<u64>,
 }
 
@@ -62,7 +62,7 @@ impl Default for Groups {
     }
 }
 
-/// Writes all rows of a map, which are in memory.
+/// Appends all rows of a map, which are in memory.
 fn pack<K: Key, V: Row<K>>(map: &Paged<K, V>, out: &mut Vec<u8>) {
     put_varint(out, map.loaded() as u64);
     let mut bytes = Vec::new();
@@ -76,7 +76,7 @@ fn pack<K: Key, V: Row<K>>(map: &Paged<K, V>, out: &mut Vec<u8>) {
     }
 }
 
-/// Reads what [`pack`] wrote into an empty map; `None` if it is damaged.
+/// Decodes the output of [`pack`] into an empty map; `None` if it is damaged.
 fn unpack<K: Key, V: Row<K>>(map: &mut Paged<K, V>, input: &mut &[u8]) -> Option<()> {
     for _ in 0..get_varint(input)? {
         let key = K::decode(get_bytes(input)?)?;
@@ -87,7 +87,7 @@ fn unpack<K: Key, V: Row<K>>(map: &mut Paged<K, V>, input: &mut &[u8]) -> Option
 }
 
 impl Groups {
-    /// Number of groups.
+    /// Returns the number of groups.
     pub fn len(&self) -> u64 {
         self.count
     }
@@ -96,14 +96,15 @@ impl Groups {
         self.count == 0
     }
 
-    /// Bytes of memory, about; in constant time.
+    /// Returns the approximate bytes of memory, in constant time.
     pub(super) fn memory(&self) -> usize {
         self.groups.memory() + self.names.memory() + self.consumers.memory() + self.pending.memory()
     }
 
-    /// Bytes that they take in the meta row of a packed stream, about; in constant time.
+    /// Returns the approximate bytes that they take in the meta row of a packed stream, in constant
+    /// time.
     pub(super) fn packed_bytes(&self) -> usize {
-        // The name of a consumer is there twice.
+        // A consumer's name is counted twice, for its two rows.
         self.groups.loaded() * PACKED_GROUP
             + self.consumers.loaded() * PACKED_CONSUMER
             + self.pending.loaded() * PACKED_NODE
@@ -112,7 +113,7 @@ impl Groups {
             + self.pending.heap()
     }
 
-    /// Checks that all of them are in memory.
+    /// Checks that all groups are in memory.
     pub(super) fn require_whole(&self) -> Result<(), Part> {
         self.groups.require_whole()?;
         self.names.require_whole()?;
@@ -120,7 +121,7 @@ impl Groups {
         self.pending.require_whole()
     }
 
-    /// From now on they are in rows.
+    /// Gives the groups rows from now on.
     pub(super) fn unpack(&mut self) {
         self.stored = true;
         self.groups.unpack();
@@ -129,7 +130,7 @@ impl Groups {
         self.pending.unpack();
     }
 
-    /// Cuts them loose from their rows. All of them are in memory.
+    /// Detaches the groups from their rows. All must be in memory.
     pub(super) fn detach(&mut self) {
         self.stored = false;
         self.destroyed.clear();
@@ -139,8 +140,7 @@ impl Groups {
         self.pending.detach();
     }
 
-    /// Without groups they need no rows, whether they know that of all of them or not: those they
-    /// had are dead.
+    /// Drops the rows of a stream without groups, known or not: they are dead.
     pub(super) fn let_go(&mut self) {
         let Self { next_group, next_consumer, .. } = *self;
         *self = Self { next_group, next_consumer, ..Self::default() };
@@ -159,7 +159,8 @@ impl Groups {
         self.pending.seal(rows);
     }
 
-    /// What the meta row has of them: everything, or (`stored`) what finds their rows.
+    /// Appends the groups' part of the meta row: everything, or (`stored`) only the data that finds
+    /// their rows.
     pub(super) fn encode(&self, out: &mut Vec<u8>, stored: bool) {
         put_varint(out, self.count);
         put_varint(out, self.next_group);
@@ -172,7 +173,7 @@ impl Groups {
         }
     }
 
-    /// Reads what [`Groups::encode`] wrote.
+    /// Decodes the output of [`Groups::encode`].
     pub(super) fn decode(input: &mut &[u8], stored: bool) -> Option<Self> {
         let mut groups = Self {
             count: get_varint(input)?,
@@ -208,7 +209,7 @@ impl Groups {
         Some(groups)
     }
 
-    /// All rows were read, among them those that groups left behind that are gone.
+    /// Applies all rows, including those left by destroyed groups.
     pub(super) fn learn_all(&mut self, rows: &[(Bytes, Bytes)]) -> Result<()> {
         self.groups.learn_all(rows)?;
         let live: BTreeSet<u64> = self.groups.in_memory().map(|(_, group)| group.number).collect();
@@ -227,7 +228,7 @@ impl Groups {
         self.pending.learn_all(&theirs(prefix::PENDING))
     }
 
-    /// Returns a page was read, which may be of others.
+    /// Applies a page, which may belong to other rows.
     pub(super) fn learn_page(&mut self, page: &Page) -> Result<()> {
         self.groups.learn_page(page)?;
         self.names.learn_page(page)?;
@@ -235,7 +236,7 @@ impl Groups {
         self.pending.learn_page(page)
     }
 
-    /// Returns true if hardly anything of them is in memory.
+    /// Returns true if hardly any rows are in memory.
     pub(super) fn is_bare(&self) -> bool {
         self.groups.is_bare()
             && self.names.is_bare()
@@ -243,9 +244,9 @@ impl Groups {
             && self.pending.is_bare()
     }
 
-    /// Drops what the journal knows from memory, looking at up to `steps` rows.
+    /// Drops rows that are in the journal from memory, examining up to `steps`.
     pub(super) fn shed(&mut self, steps: usize) {
-        // What is used with each command is few, and stays the longest.
+        // Rows that every command uses are few, and stay the longest.
         let quarter = steps.div_ceil(4);
         self.pending.shed(steps);
         self.consumers.shed(quarter);

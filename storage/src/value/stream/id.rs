@@ -2,7 +2,8 @@
 
 use super::paged::Key;
 
-/// When an entry was added, in ms since the Unix epoch, and which of that time's entries it is.
+/// The time at which an entry was added, in ms since the Unix epoch, and its number among that
+/// time's entries.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StreamId {
     pub ms: u64,
@@ -19,7 +20,7 @@ impl StreamId {
         Self { ms, seq }
     }
 
-    /// Returns the least id that is greater.
+    /// Returns the least greater id.
     pub fn next(self) -> Option<Self> {
         match self.seq.checked_add(1) {
             Some(seq) => Some(Self { ms: self.ms, seq }),
@@ -27,7 +28,7 @@ impl StreamId {
         }
     }
 
-    /// Returns the greatest id that is less.
+    /// Returns the greatest lesser id.
     pub fn prev(self) -> Option<Self> {
         match self.seq.checked_sub(1) {
             Some(seq) => Some(Self { ms: self.ms, seq }),
@@ -35,7 +36,7 @@ impl StreamId {
         }
     }
 
-    /// Its 16 bytes, which sort as ids do.
+    /// Encodes the id in 16 bytes, which sort like ids.
     pub fn to_bytes(self) -> [u8; 16] {
         let mut out = [0; 16];
         out[..8].copy_from_slice(&self.ms.to_be_bytes());
@@ -43,13 +44,13 @@ impl StreamId {
         out
     }
 
-    /// Returns the id of 16 bytes.
+    /// Decodes an id from 16 bytes.
     pub fn from_bytes(bytes: [u8; 16]) -> Self {
         let n = u128::from_be_bytes(bytes);
         Self { ms: (n >> 64) as u64, seq: n as u64 }
     }
 
-    /// Takes an id from the front of `input`.
+    /// Decodes an id from the front of `input`.
     pub fn take(input: &mut &[u8]) -> Option<Self> {
         let (bytes, rest) = input.split_first_chunk::<16>()?;
         *input = rest;

@@ -1,6 +1,6 @@
 //! Streams: packed into the meta row while small, a row per node of entries when big.
 //!
-//! A stream without entries exists all the same: it has a last id, and may have consumer groups.
+//! A stream may exist without entries: it has a last id, and may have consumer groups.
 
 mod group;
 mod id;
@@ -23,10 +23,10 @@ use smallvec::SmallVec;
 use trim::Cold;
 pub use trim::{Added, Threshold, Trim, TrimPlan};
 
-/// So many nodes in a row make it likely that the next one is looked at too.
+/// Nodes read in a row from which on the next one is read ahead.
 const RUN: usize = 3;
 
-/// What stands before the keys of element rows.
+/// Prefixes of the keys of element rows.
 pub(super) mod prefix {
     pub(in crate::value) const NODES: u8 = 0;
     pub(in crate::value) const GROUPS: u8 = 1;
@@ -41,19 +41,19 @@ pub(super) mod prefix {
 #[derive(Clone, Debug)]
 pub struct Stream {
     nodes: Paged<StreamId, Node>,
-    /// Nodes, in memory or not.
+    /// Number of nodes, in memory or not.
     node_count: u64,
-    /// Entries.
+    /// Number of entries.
     len: u64,
     /// The id of the first entry; [`StreamId::MIN`] if there is none.
     first_id: StreamId,
-    /// The greatest id that was ever given.
+    /// The greatest id ever given.
     last_id: StreamId,
     max_deleted_id: StreamId,
-    /// How many entries were ever added.
+    /// Number of entries ever added.
     entries_added: u64,
     groups: Groups,
-    /// Counted for a trim; dropped when nodes may have changed.
+    /// Counts of nodes for a trim; dropped when nodes may have changed.
     cold: Option<Cold>,
     /// 0 while packed into the meta row.
     version: u64,
@@ -76,28 +76,28 @@ impl Default for Stream {
     }
 }
 
-/// What a stream knows beside its entries.
+/// Properties of a stream beside its entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamHead {
-    /// The greatest id that was ever given.
+    /// The greatest id ever given.
     pub last_id: StreamId,
-    /// The greatest id of an entry that was deleted by its id.
+    /// The greatest id of an entry deleted by its id.
     pub max_deleted_id: StreamId,
-    /// How many entries were ever added.
+    /// Number of entries ever added.
     pub entries_added: u64,
 }
 
 /// A node of a stream.
 #[derive(Debug)]
 pub struct StreamNode<'a> {
-    /// No entry has a lesser id.
+    /// Lower bound of the entries' ids.
     pub first: StreamId,
     /// The names that entries may share.
     pub names: Names<'a>,
     pub entries: NodeEntries<'a>,
 }
 
-/// Which entries are to be deleted, and what is the first one then; see [`Stream::plan_delete`].
+/// Entries to delete, and the first entry that remains; see [`Stream::plan_delete`].
 #[derive(Debug)]
 pub struct DeletePlan {
     ids: Vec<StreamId>,
@@ -105,7 +105,7 @@ pub struct DeletePlan {
 }
 
 impl DeletePlan {
-    /// Number of entries.
+    /// Returns the number of entries to delete.
     pub fn count(&self) -> u64 {
         self.ids.len() as u64
     }
@@ -117,7 +117,7 @@ impl Stream {
         Self::default()
     }
 
-    /// Number of entries.
+    /// Returns the number of entries.
     pub fn len(&self) -> u64 {
         self.len
     }
@@ -131,22 +131,22 @@ impl Stream {
         self.first_id
     }
 
-    /// Returns the greatest id that was ever given.
+    /// Returns the greatest id ever given.
     pub fn last_id(&self) -> StreamId {
         self.last_id
     }
 
-    /// Returns the greatest id of an entry that was deleted by its id.
+    /// Returns the greatest id of an entry deleted by its id.
     pub fn max_deleted_id(&self) -> StreamId {
         self.max_deleted_id
     }
 
-    /// How many entries were ever added.
+    /// Returns the number of entries ever added.
     pub fn entries_added(&self) -> u64 {
         self.entries_added
     }
 
-    /// Nodes that the entries are in.
+    /// Returns the number of nodes.
     pub fn node_count(&self) -> u64 {
         self.node_count
     }
@@ -161,7 +161,7 @@ impl Stream {
 
     // ---- reading -----------------------------------------------------------------------------
 
-    /// Nodes that may have entries from one id to another.
+    /// Returns the nodes that may have entries from one id to another.
     fn nodes_in(
         &self,
         from: StreamId,
@@ -171,11 +171,11 @@ impl Stream {
         let start = match self.nodes.floor(&from.min(self.last_id)) {
             _ if from <= self.first_id => StreamId::MIN,
             Ok(node) => node.map_or(StreamId::MIN, |(key, _)| *key),
-            // The entries of a gap's nodes are in the gap.
+            // Entries of nodes in a gap are in the gap themselves.
             Err(_) if !self.nodes.is_in_gap(&from) => from,
             Err(part) => return Err(part),
         };
-        // An empty range if there is nothing.
+        // An empty range if it has no entries.
         let is_empty = from > to || from > self.last_id || to < self.first_id || self.len == 0;
         let end = if is_empty { Some(start) } else { to.next() };
         Ok(self.nodes.rows(start, end, reverse))
@@ -240,8 +240,8 @@ impl Stream {
         self.get_behind(None, id)
     }
 
-    /// Returns the entry of an id, where that of another one was looked for `before`: the more
-    /// nodes in a row were looked at, the more of the next ones are read at once.
+    /// Returns the entry of an id after that of `before` was read: the more nodes in a row were
+    /// read, the more of the next ones are read at once.
     pub fn get_behind(
         &self,
         before: Option<StreamId>,
@@ -252,7 +252,7 @@ impl Stream {
         }
         let find = |node| Node::get(node, id);
         let near = self.nodes.floor_in_memory(&id);
-        // What lies behind the node that has it does not matter.
+        // The rows behind the node that has it do not matter.
         if let Some(entry) = near.and_then(|(_, node)| find(node)) {
             return Ok(Some(entry));
         }
@@ -265,7 +265,7 @@ impl Stream {
         }
     }
 
-    /// What to ask for to find an id behind a node, if it is likely to be found next to it.
+    /// Returns the part to read to find an id behind a node, if it is likely to be next to it.
     fn read_ahead(
         &self,
         (key, node): (&StreamId, &Node),
@@ -295,13 +295,13 @@ impl Stream {
     // ---- changing ----------------------------------------------------------------------------
 
     /// Returns true if an entry with `bytes` of names and values begins a new node when it is
-    /// appended. So it does if the last node is not in memory.
+    /// appended. It does if the last node is not in memory.
     fn begins_node(&self, bytes: usize, limits: NodeLimits) -> bool {
         let last = self.nodes.last_in_memory();
         last.is_none_or(|(_, node)| !node.has_room(bytes, limits))
     }
 
-    /// Appends an entry, whose id is greater than the last one. Nothing need be in memory for it.
+    /// Appends an entry with an id greater than the last one. Nothing need be in memory.
     pub fn append<'a>(
         &mut self,
         id: StreamId,
@@ -312,7 +312,7 @@ impl Stream {
         let last = self.nodes.last_in_memory().map(|(key, _)| *key);
         if self.begins_node(bytes, limits) {
             if let Some(last) = last.filter(|_| self.version == 0) {
-                // It does not grow any more.
+                // The node does not grow any more.
                 self.nodes.update(&last, Node::shrink);
             }
             let mut node = Node::new(id, fields.clone().map(|(name, _)| name));
@@ -327,25 +327,25 @@ impl Stream {
         }
         self.len += 1;
         self.last_id = id;
-        // A payload may say any number.
+        // A RESTORE payload may hold any number.
         self.entries_added = self.entries_added.wrapping_add(1);
     }
 
-    /// What it knows beside its entries.
+    /// Returns the properties beside the entries.
     pub fn head(&self) -> StreamHead {
         let Self { last_id, max_deleted_id, entries_added, .. } = *self;
         StreamHead { last_id, max_deleted_id, entries_added }
     }
 
-    /// Sets what it knows beside its entries. No entry has a greater id than the last one.
+    /// Sets the properties beside the entries. No entry may have a greater id than the last id.
     pub fn set_head(&mut self, head: StreamHead) {
         self.last_id = head.last_id;
         self.max_deleted_id = head.max_deleted_id;
         self.entries_added = head.entries_added;
     }
 
-    /// Appends a node of entries, some of which are deleted, as another server has packed them. The
-    /// ids of the others are greater than those of all entries.
+    /// Appends a node of entries, some of which are deleted, as another server has packed it. The
+    /// ids of the others must be greater than those of all entries.
     pub fn push_node<'a, F>(
         &mut self,
         first: StreamId,
@@ -396,7 +396,7 @@ impl Stream {
         Ok(DeletePlan { ids: found, first })
     }
 
-    /// Deletes what [`Stream::plan_delete`] found.
+    /// Deletes the entries found by [`Stream::plan_delete`].
     pub fn delete(&mut self, plan: &DeletePlan) {
         self.cold = None;
         let mut ids = &plan.ids[..];
@@ -409,8 +409,8 @@ impl Stream {
                 (deleted as usize, node.count())
             });
             let Some((deleted, left)) = changed else { return };
-            // A node may have ended with a greater id than the next one begins with: ids that are
-            // given once more after XSETID.
+            // The node may have ended with a greater id than the next one begins with: XSETID
+            // allows ids to be given again.
             ids = if deleted < here.len() { &ids[deleted.max(1)..] } else { rest };
             self.len -= deleted as u64;
             if left == 0 {
@@ -423,7 +423,7 @@ impl Stream {
         self.let_go();
     }
 
-    /// Without entries and groups it needs no rows: those it had are dead.
+    /// Drops the rows of a stream without entries and groups: they are dead.
     fn let_go(&mut self) {
         if self.len == 0 && self.groups.is_empty() {
             self.nodes = Paged::new(&[prefix::NODES]);
@@ -434,14 +434,14 @@ impl Stream {
     }
 }
 
-/// Entries one after the other; see [`Stream::entries`].
+/// Iterator over entries; see [`Stream::entries`].
 #[derive(Debug)]
 pub struct StreamEntries<'a> {
     nodes: Rows<'a, StreamId, Node>,
     from: StreamId,
     to: StreamId,
     reverse: bool,
-    /// Those of the node at hand, the next one last.
+    /// Entries of the present node, the next one last.
     here: SmallVec<[StreamEntry<'a>; 8]>,
 }
 

@@ -1,18 +1,18 @@
 //! Nodes of a stream: neighbouring entries packed into one row.
 //!
 //! A node begins and ends where Valkey's would: its size is counted as that of Valkey's listpack.
-//! Entries that are deleted leave the row, but count for this until the node is gone.
+//! Deleted entries leave the row, but count for this as long as the node exists.
 
 use super::id::StreamId;
 use super::paged::Row;
 use crate::encoding::{get_bytes, get_varint, put_bytes, put_varint};
 use crate::value::list::listpack_entry;
 
-/// Bytes of a node's listpack at most, whatever is configured: every entry that is added writes the
-/// row again.
+/// Bound of the bytes of a node's listpack whatever is configured: every added entry rewrites the
+/// row.
 const NODE_BYTES: usize = 4096;
 
-/// When a node is full.
+/// Bounds of a node.
 #[derive(Clone, Copy, Debug)]
 pub struct NodeLimits {
     bytes: u64,
@@ -20,7 +20,7 @@ pub struct NodeLimits {
 }
 
 impl NodeLimits {
-    /// Limits as they are configured: bytes and entries of a node, 0 for none.
+    /// Creates limits from the configuration: bytes and entries of a node, 0 for none.
     pub fn new(bytes: usize, entries: u64) -> Self {
         let bytes = if bytes == 0 { NODE_BYTES } else { bytes.min(NODE_BYTES) };
         Self { bytes: bytes as u64, entries: if entries == 0 { u64::MAX } else { entries } }
@@ -30,19 +30,19 @@ impl NodeLimits {
 /// Consecutive entries, some of which may have been deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::value) struct Node {
-    /// The id of the first entry it had; other ids are kept as differences to it.
+    /// The id of the first entry it had; other ids are stored as differences to it.
     first: StreamId,
     /// The greatest id of all entries it had.
     last: StreamId,
-    /// Entries.
+    /// Number of entries.
     count: u32,
-    /// Entries that were deleted.
+    /// Number of deleted entries.
     deleted: u32,
-    /// Bytes of Valkey's listpack but for the two counts.
+    /// Bytes of Valkey's listpack except for the two counts.
     listpack: u64,
     /// The names of the first entry's fields, then the entries.
     buf: Vec<u8>,
-    /// Where the entries begin.
+    /// Offset of the entries.
     head: usize,
 }
 
@@ -50,7 +50,7 @@ pub(in crate::value) struct Node {
 #[derive(Clone, Copy, Debug)]
 pub struct StreamEntry<'a> {
     pub id: StreamId,
-    /// Its fields with their values.
+    /// Its fields and their values.
     pub fields: Fields<'a>,
 }
 
@@ -80,7 +80,7 @@ impl<'a> Iterator for Fields<'a> {
 
 impl ExactSizeIterator for Fields<'_> {}
 
-/// Bytes that an integer takes in a listpack.
+/// Returns the bytes that an integer takes in a listpack.
 fn listpack_int(n: i64) -> u64 {
     match n {
         0..=127 => 2,
@@ -93,14 +93,14 @@ fn listpack_int(n: i64) -> u64 {
 }
 
 impl Node {
-    /// Creates a node without entries, whose first one will have an id and these fields.
+    /// Creates a node without entries, for a first entry with an id and these field names.
     pub(in crate::value) fn new<'a>(
         first: StreamId,
         names: impl ExactSizeIterator<Item = &'a [u8]>,
     ) -> Self {
         let mut buf = Vec::new();
         put_varint(&mut buf, names.len() as u64);
-        // The header, the number of fields, the end of the master entry, the end.
+        // Counts header, number of fields, end of the master entry, and end.
         let mut listpack = 6 + listpack_int(names.len() as i64) + listpack_int(0) + 1;
         for name in names {
             put_bytes(&mut buf, name);
@@ -110,7 +110,7 @@ impl Node {
         Self { first, last: first, count: 0, deleted: 0, listpack, buf, head }
     }
 
-    /// Number of entries.
+    /// Returns the number of entries.
     pub(in crate::value) fn count(&self) -> u64 {
         u64::from(self.count)
     }
@@ -120,19 +120,19 @@ impl Node {
         self.last
     }
 
-    /// Returns true if an entry with `bytes` of names and values goes here.
+    /// Returns true if an entry with `bytes` of names and values fits.
     pub(in crate::value) fn has_room(&self, bytes: usize, limits: NodeLimits) -> bool {
         self.listpack_bytes() + (bytes as u64) < limits.bytes
             && u64::from(self.count) + u64::from(self.deleted) < limits.entries
     }
 
-    /// Bytes of the listpack.
+    /// Returns the bytes of the listpack.
     fn listpack_bytes(&self) -> u64 {
         let ints = listpack_int(i64::from(self.count)) + listpack_int(i64::from(self.deleted));
         self.listpack + ints
     }
 
-    /// Appends an entry, whose id is greater than all others.
+    /// Appends an entry with a greater id than all others.
     pub(in crate::value) fn push<'a>(
         &mut self,
         id: StreamId,
@@ -144,7 +144,7 @@ impl Node {
         let mut body = Vec::new();
         put_varint(&mut body, ms);
         put_varint(&mut body, if ms == 0 { seq } else { id.seq });
-        // 0: as many as the first entry, under the same names.
+        // 0: as many fields as the first entry, with the same names.
         put_varint(&mut body, if shares { 0 } else { n as u64 + 1 });
         self.listpack += listpack_int(2) + listpack_int(ms as i64) + listpack_int(seq as i64);
         for (name, value) in fields {
@@ -165,7 +165,7 @@ impl Node {
         self.last = self.last.max(id);
     }
 
-    /// Returns true if fields have the names that entries may share.
+    /// Returns true if the fields have the names that entries may share.
     fn shares<'a>(&self, fields: impl ExactSizeIterator<Item = (&'a [u8], &'a [u8])>) -> bool {
         let mut names = &self.buf[..self.head];
         get_varint(&mut names) == Some(fields.len() as u64) && { fields }
@@ -189,7 +189,7 @@ impl Node {
         Names { left: usize::try_from(left).unwrap_or(0), rest }
     }
 
-    /// Deletes the entries for which `gone` holds; how many they were.
+    /// Deletes the entries for which `gone` returns true, and returns their number.
     pub(in crate::value) fn delete(&mut self, mut gone: impl FnMut(StreamId) -> bool) -> u64 {
         let mut kept = Vec::with_capacity(self.buf.len());
         kept.extend_from_slice(&self.buf[..self.head]);
@@ -219,12 +219,12 @@ impl Node {
         });
     }
 
-    /// Gives memory back that it does not need while it stays as it is.
+    /// Releases memory that is not needed while the node stays as it is.
     pub(in crate::value) fn shrink(&mut self) {
         self.buf.shrink_to_fit();
     }
 
-    /// Reads one entry.
+    /// Decodes one entry.
     fn entry<'a>(&'a self, mut body: &'a [u8]) -> Option<StreamEntry<'a>> {
         let ms = get_varint(&mut body)?;
         let seq = get_varint(&mut body)?;
@@ -239,7 +239,7 @@ impl Node {
         Some(StreamEntry { id, fields })
     }
 
-    /// Returns true if all bytes are in order.
+    /// Returns true if all entries can be decoded.
     fn is_sound(&self) -> bool {
         let (mut rest, mut count, mut before) = (&self.buf[self.head..], 0, None);
         while !rest.is_empty() {
@@ -278,7 +278,7 @@ impl<'a> Iterator for Names<'a> {
 
 impl ExactSizeIterator for Names<'_> {}
 
-/// Entries of a node, in order.
+/// Iterator over the entries of a node.
 #[derive(Clone, Copy, Debug)]
 pub struct NodeEntries<'a> {
     node: &'a Node,
@@ -387,7 +387,7 @@ mod tests {
         push(&mut node, (10, 5), &[("a", "1"), ("b", "xy")]);
         assert_eq!(node.listpack_bytes(), 7 + 4 + 2 + 6 + 2 + (2 + 2 + 2 + 2 + 4 + 2));
         push(&mut node, (11, 0), &[("c", "4096")]);
-        // The difference of the sequence is negative, and the entry has a field of its own.
+        // The sequence difference is negative, and the entry has a field name of its own.
         assert_eq!(node.listpack_bytes(), 35 + (2 + 2 + 3) + 2 + 3 + 4 + 2);
     }
 

@@ -1,9 +1,9 @@
-//! An ordered map of element rows, of which only some ranges may be in memory.
+//! An ordered map of element rows, only some ranges of which may be in memory.
 //!
-//! What is not in memory lies in *gaps*. A key outside of all gaps is known: it is in memory, or
-//! does not exist. A row may be written into a gap; it is known, what is around it is not. Nothing
-//! lies before the first row and the first gap, however much was removed there: who reads from the
-//! front reads over no deleted rows.
+//! Keys whose rows may not be in memory lie in *gaps*. A key outside of all gaps is known: its row
+//! is in memory, or does not exist. A row may be written into a gap; it is known, its surroundings
+//! are not. Nothing lies before the first row and the first gap, however much was removed there: a
+//! reader from the front reads over no deleted rows.
 
 mod read;
 #[cfg(test)]
@@ -18,20 +18,20 @@ pub(in crate::value) use read::Rows;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
-/// Rows in memory that are hardly any.
+/// Bound of the rows in memory that count as hardly any.
 const FEW: usize = 16;
 
-/// The first bytes of all element keys of a map.
+/// Common beginning of all element keys of a map.
 pub(in crate::value) type Prefix = smallvec::SmallVec<[u8; 16]>;
 
-/// The key of a row. Keys are in the order of their bytes.
+/// The key of a row. Keys sort like their bytes.
 pub(in crate::value) trait Key:
     Ord + Clone + Send + std::fmt::Debug + 'static
 {
-    /// Appends its bytes, as they stand in the element key behind the prefix.
+    /// Appends its bytes in an element key behind the prefix.
     fn encode(&self, out: &mut Vec<u8>);
 
-    /// Returns the key of its bytes.
+    /// Decodes a key.
     fn decode(bytes: &[u8]) -> Option<Self>;
 
     /// Returns the least key whose bytes are not less than these, if there is one.
@@ -40,33 +40,33 @@ pub(in crate::value) trait Key:
     /// Returns the least of all keys.
     fn first() -> Self;
 
-    /// Returns the least key that is greater, if there is one.
+    /// Returns the least greater key, if there is one.
     fn after(&self) -> Option<Self>;
 
-    /// Bytes of memory beside its own size.
+    /// Returns the bytes of memory beside its own size.
     fn heap(&self) -> usize {
         0
     }
 }
 
-/// What is in a row.
+/// The contents of a row.
 pub(in crate::value) trait Row<K>: Clone + Send + 'static {
     /// Appends the row's value.
     fn encode(&self, out: &mut Vec<u8>);
 
-    /// Reads the row's value; `None` if it is damaged.
+    /// Decodes the row's value; `None` if it is damaged.
     fn decode(key: &K, row: &[u8]) -> Option<Self>;
 
-    /// Bytes of memory beside its own size, about.
+    /// Returns the approximate bytes of memory beside its own size.
     fn heap(&self) -> usize;
 }
 
 #[derive(Clone, Debug)]
 struct Slot<V> {
     value: V,
-    /// The journal has not heard of the value; the key is in [`Paged::dirty`].
+    /// True if the value is not in the journal; the key is in [`Paged::dirty`].
     dirty: bool,
-    /// The journal has not heard of the key.
+    /// True if the key is not in the journal.
     fresh: bool,
 }
 
@@ -83,23 +83,23 @@ impl<K: Key, V: Row<K>> Parts for Slots<K, V> {
 pub(in crate::value) struct Paged<K: Key, V: Row<K>> {
     prefix: Prefix,
     rows: Reclaimed<Slots<K, V>>,
-    /// From the key to before the other (`None`: to the last): what is not in memory. They neither
-    /// overlap nor touch.
+    /// Ranges that are not in memory, each from a key to before another one (`None`: to the last).
+    /// They neither overlap nor touch.
     gaps: BTreeMap<K, Option<K>>,
-    /// True if rows are written; else they are packed into the meta row.
+    /// True if the map has rows, false if it is packed into the meta row.
     stored: bool,
     dirty: Vec<K>,
-    /// Keys that were removed since the last [`Paged::seal`].
+    /// Keys removed since the last [`Paged::seal`].
     gone: BTreeSet<K>,
     /// Bytes of memory beside the sizes of keys and values.
     heap: usize,
-    /// Where the next rows are dropped from memory.
+    /// Key from which the next rows are dropped from memory.
     hand: Option<K>,
 }
 
 impl<K: Key, V: Row<K>> Paged<K, V> {
-    /// Creates an empty map, wholly in memory, that is not written yet. `prefix` stands before the
-    /// keys of its rows.
+    /// Creates an empty map, wholly in memory, without rows yet. `prefix` precedes the keys of its
+    /// rows.
     pub(in crate::value) fn new(prefix: &[u8]) -> Self {
         Self {
             prefix: Prefix::from_slice(prefix),
@@ -113,8 +113,8 @@ impl<K: Key, V: Row<K>> Paged<K, V> {
         }
     }
 
-    /// Creates a map that is written and of which nothing is in memory: all its keys are from one
-    /// to before another (`None`: to the last).
+    /// Creates a map that has rows, none of them in memory: all its keys are from one to before
+    /// another (`None`: to the last).
     pub(in crate::value) fn away(prefix: &[u8], from: K, to: Option<K>) -> Self {
         let mut map = Self { stored: true, ..Self::new(prefix) };
         if to.as_ref().is_none_or(|to| from < *to) {
@@ -123,7 +123,7 @@ impl<K: Key, V: Row<K>> Paged<K, V> {
         map
     }
 
-    /// Rows in memory.
+    /// Returns the number of rows in memory.
     pub(in crate::value) fn loaded(&self) -> usize {
         self.rows.len()
     }
@@ -138,7 +138,7 @@ impl<K: Key, V: Row<K>> Paged<K, V> {
         if self.is_whole() { Ok(()) } else { Err(Part::All) }
     }
 
-    /// No key is less than this; `None` if there is no key.
+    /// Returns a lower bound of the keys; `None` if there is no key.
     pub(in crate::value) fn low(&self) -> Option<&K> {
         let row = self.rows.first_key_value().map(|(key, _)| key);
         let gap = self.gaps.first_key_value().map(|(key, _)| key);
@@ -148,12 +148,12 @@ impl<K: Key, V: Row<K>> Paged<K, V> {
         }
     }
 
-    /// Bytes of memory beside the sizes of keys and values.
+    /// Returns the bytes of memory beside the sizes of keys and values.
     pub(in crate::value) fn heap(&self) -> usize {
         self.heap
     }
 
-    /// Bytes of memory, about.
+    /// Returns the approximate bytes of memory.
     pub(in crate::value) fn memory(&self) -> usize {
         // Nodes of trees are a third empty on average.
         let tree = |len: usize, each: usize| len * each * 3 / 2;
@@ -171,7 +171,7 @@ impl<K: Key, V: Row<K>> Paged<K, V> {
 
     // ---- changing ----------------------------------------------------------------------------
 
-    /// Sets the row of a key, whatever is there.
+    /// Sets the row of a key, replacing any other.
     pub(in crate::value) fn insert(&mut self, key: K, value: V) {
         self.heap += key.heap() + value.heap();
         let was_gone = self.gone.remove(&key);
@@ -204,7 +204,7 @@ impl<K: Key, V: Row<K>> Paged<K, V> {
         Some(result)
     }
 
-    /// Removes the row of a key; what it was, if it was in memory.
+    /// Removes the row of a key, and returns it if it was in memory.
     pub(in crate::value) fn remove(&mut self, key: &K) -> Option<V> {
         let slot = self.rows.remove(key);
         if self.stored && slot.as_ref().map_or(self.is_in_gap(key), |slot| !slot.fresh) {
@@ -215,8 +215,7 @@ impl<K: Key, V: Row<K>> Paged<K, V> {
         Some(slot.value)
     }
 
-    /// Removes all rows before a key (`None`: all); `unread` are those of them that are not in
-    /// memory.
+    /// Removes all rows before a key (`None`: all); `unread` are those that are not in memory.
     pub(in crate::value) fn remove_before(
         &mut self,
         end: Option<&K>,
@@ -234,8 +233,7 @@ impl<K: Key, V: Row<K>> Paged<K, V> {
         self.cover(&K::first(), end);
     }
 
-    /// There is nothing any more from a key to before another. The rows are dead, and need no
-    /// deletes.
+    /// Drops the rows from a key to before another. They are dead, and need no deletes.
     pub(in crate::value) fn forget(&mut self, from: &K, to: Option<&K>) {
         let upper = to.map_or(Bound::Unbounded, Bound::Excluded);
         let dead = self.rows.range((Bound::Included(from), upper)).map(|(key, _)| key.clone());
@@ -248,7 +246,7 @@ impl<K: Key, V: Row<K>> Paged<K, V> {
         self.cover(from, to);
     }
 
-    /// From now on each row is written.
+    /// Gives the map rows from now on.
     pub(in crate::value) fn unpack(&mut self) {
         self.stored = true;
         self.dirty = self.rows.keys().cloned().collect();
@@ -257,7 +255,7 @@ impl<K: Key, V: Row<K>> Paged<K, V> {
         }
     }
 
-    /// Cuts the map loose from its rows: they will be written anew elsewhere. All of it must be in
+    /// Detaches the map from its rows: they will be written anew elsewhere. All of it must be in
     /// memory.
     pub(in crate::value) fn detach(&mut self) {
         self.stored = false;
@@ -266,7 +264,7 @@ impl<K: Key, V: Row<K>> Paged<K, V> {
         self.rows.values_mut().for_each(|slot| slot.dirty = false);
     }
 
-    /// Writes the rows that changed since the last time.
+    /// Writes the rows that changed since the last call.
     pub(in crate::value) fn seal(&mut self, rows: &mut ElementRows<'_>) {
         let (mut element, mut value) = (self.prefix.to_vec(), Vec::new());
         let head = element.len();
@@ -292,17 +290,17 @@ impl<K: Key, V: Row<K>> Paged<K, V> {
 
     // ---- loading and shedding ----------------------------------------------------------------
 
-    /// Returns true if these rows, or a page of them, are this map's.
+    /// Returns true if rows with this element key, or a page of them, belong to this map.
     pub(in crate::value) fn is_of(&self, element: &[u8]) -> bool {
         element.starts_with(&self.prefix)
     }
 
-    /// Takes all rows in, among which may be those of others: element key and value, ascending.
+    /// Applies all rows, which may include those of other maps: element key and value, ascending.
     pub(in crate::value) fn learn_all(&mut self, rows: &[(Bytes, Bytes)]) -> Result<()> {
         self.learn(&K::first(), None, rows)
     }
 
-    /// Takes a page in, if it is of this map.
+    /// Applies a page, if it belongs to this map.
     pub(in crate::value) fn learn_page(&mut self, page: &Page) -> Result<()> {
         if !self.is_of(&page.range.from) {
             return Ok(());
@@ -311,7 +309,8 @@ impl<K: Key, V: Row<K>> Paged<K, V> {
         self.learn(&from, to.as_ref(), &page.rows)
     }
 
-    /// Returns the keys of a range of this map's element keys: from one to before another.
+    /// Returns the keys of a range of this map's element keys: the first one, and the one behind
+    /// the last.
     pub(in crate::value) fn keys_of(&self, range: &ElementRange) -> Option<(K, Option<K>)> {
         let from = K::at_least(range.from.get(self.prefix.len()..)?)?;
         let to = range.to.as_deref().filter(|to| self.is_of(to));
@@ -323,7 +322,8 @@ impl<K: Key, V: Row<K>> Paged<K, V> {
         K::decode(element.strip_prefix(&self.prefix[..])?)
     }
 
-    /// `rows` are all there are from a key to before another. What is known already is newer.
+    /// Applies `rows`, which are all rows from a key to before another. Rows known already are
+    /// newer.
     fn learn(&mut self, from: &K, to: Option<&K>, rows: &[(Bytes, Bytes)]) -> Result<()> {
         for (element, row) in rows {
             if !self.is_of(element) {
@@ -346,18 +346,18 @@ impl<K: Key, V: Row<K>> Paged<K, V> {
         !self.is_in_gap(key) || self.rows.contains_key(key) || self.gone.contains(key)
     }
 
-    /// Returns true if a key lies where not all is known.
+    /// Returns true if a key lies in a gap.
     pub(in crate::value) fn is_in_gap(&self, key: &K) -> bool {
         self.gap_at(key).is_some()
     }
 
-    /// Returns the gap that a key lies in.
+    /// Returns the gap in which a key lies.
     fn gap_at(&self, key: &K) -> Option<(&K, Option<&K>)> {
         let (from, to) = self.gaps.range(..=key).next_back()?;
         to.as_ref().is_none_or(|to| key < to).then_some((from, to.as_ref()))
     }
 
-    /// All is known from a key to before another.
+    /// Marks everything from a key to before another as known.
     pub(in crate::value) fn cover(&mut self, from: &K, to: Option<&K>) {
         if to.is_some_and(|to| to <= from) {
             return;
@@ -385,7 +385,7 @@ impl<K: Key, V: Row<K>> Paged<K, V> {
         self.rows.len() <= FEW
     }
 
-    /// Drops rows from memory that the journal knows, looking at up to `steps`. The first and the
+    /// Drops rows that are in the journal from memory, examining up to `steps`. The first and the
     /// last one stay.
     pub(in crate::value) fn shed(&mut self, steps: usize) {
         if !self.stored {
@@ -408,7 +408,7 @@ impl<K: Key, V: Row<K>> Paged<K, V> {
         self.hand = at;
     }
 
-    /// Drops a row from memory, if it is not the last one: a gap up to the next one takes its
+    /// Drops a row from memory, unless it is the last one: a gap up to the next row takes its
     /// place.
     fn drop_row(&mut self, key: &K) {
         let behind = (Bound::Excluded(key), Bound::Unbounded);

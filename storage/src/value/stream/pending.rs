@@ -1,51 +1,51 @@
-//! Packed pending entries: the content of one node of a group's list of what was delivered and
-//! not acknowledged.
+//! Packed pending entries: the contents of one node of a group's list of delivered, unacknowledged
+//! entries.
 //!
 //! ```text
 //! entry  ms varint | seq varint | time zigzag varint | deliveries varint | consumer varint
 //! ```
 //!
-//! `ms` is what the entry's id is greater than that before it, the first one's what it is greater
-//! than the node's base; where it is 0 `seq` is a difference too, else the number itself. `time` is
-//! the difference to the time before, which for the first entry is 0.
+//! `ms` is the difference between the entry's id and that before it, for the first entry between
+//! its id and the node's base; where it is 0, `seq` is a difference too, else the number itself.
+//! `time` is the difference to the time before, which for the first entry is 0.
 
 use super::id::StreamId;
 use crate::encoding::{get_varint, put_varint};
 
-/// Bytes of a node at most.
+/// Bound of the bytes of a node.
 const NODE_BYTES: usize = 2048;
 
-/// Bytes of an entry at most: five varints.
+/// Bound of the bytes of an entry: five varints.
 const ENTRY_MAX: usize = 5 * 10;
 
-/// An entry that was delivered to a consumer and is not acknowledged.
+/// An entry that was delivered to a consumer and not acknowledged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PendingEntry {
     pub id: StreamId,
-    /// When it was delivered the last time, ms since the Unix epoch.
+    /// Time of its last delivery, in ms since the Unix epoch.
     pub delivered_ms: u64,
     pub deliveries: u64,
-    /// The number of the consumer it was delivered to.
+    /// The number of the consumer to which it was delivered.
     pub consumer: u64,
 }
 
-/// Pending entries by id, ascending. The ids begin at the node's base, which is not in here.
+/// Pending entries by id, ascending. The ids begin at the node's base, which is stored elsewhere.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in crate::value) struct PendingNode {
     bytes: Vec<u8>,
     count: usize,
-    /// Of its entries the last one; the base, and time 0, if there is none.
+    /// Its last entry; the base, and time 0, if there is none.
     last: PendingEntry,
 }
 
-/// Entries of a node in order, with where each begins.
+/// Iterator over the entries of a node, with their offsets.
 #[derive(Clone, Debug)]
 pub(in crate::value) struct PendingIter<'a> {
     rest: &'a [u8],
     before: PendingEntry,
 }
 
-/// Returns an unsigned number for a difference that may be negative: small if it is small.
+/// Encodes a signed difference as an unsigned number, small if the difference is small.
 fn zigzag(n: i64) -> u64 {
     ((n << 1) ^ (n >> 63)) as u64
 }
@@ -54,7 +54,7 @@ fn unzigzag(n: u64) -> i64 {
     (n >> 1) as i64 ^ -((n & 1) as i64)
 }
 
-/// Writes an entry behind another one.
+/// Appends an entry behind another one.
 fn put_entry(out: &mut Vec<u8>, before: &PendingEntry, entry: &PendingEntry) {
     let ms = entry.id.ms - before.id.ms;
     put_varint(out, ms);
@@ -64,7 +64,7 @@ fn put_entry(out: &mut Vec<u8>, before: &PendingEntry, entry: &PendingEntry) {
     put_varint(out, entry.consumer);
 }
 
-/// Reads an entry behind another one.
+/// Decodes an entry behind another one.
 fn get_entry(input: &mut &[u8], before: &PendingEntry) -> Option<PendingEntry> {
     let ms = get_varint(input)?;
     let seq = get_varint(input)?;
@@ -81,7 +81,7 @@ fn get_entry(input: &mut &[u8], before: &PendingEntry) -> Option<PendingEntry> {
     })
 }
 
-/// What comes before the first entry of a node.
+/// Returns the entry that stands before the first one of a node.
 fn base_entry(base: StreamId) -> PendingEntry {
     PendingEntry { id: base, ..PendingEntry::default() }
 }
@@ -95,12 +95,12 @@ impl Iterator for PendingIter<'_> {
     }
 }
 
-/// A place in a node: where an entry is, or would be.
+/// Position of an entry in a node, existing or not.
 struct Slot {
-    /// Where it begins, and what it is behind.
+    /// Its offset, and the entry before it.
     start: usize,
     before: PendingEntry,
-    /// The entry there is with this id, and where it ends.
+    /// The entry with this id, if there is one, and the offset of its end.
     found: Option<(PendingEntry, usize)>,
 }
 
@@ -123,7 +123,7 @@ impl PendingNode {
         self.count == 0
     }
 
-    /// Bytes of memory it takes.
+    /// Returns the bytes of memory it takes.
     pub(in crate::value) fn memory(&self) -> usize {
         self.bytes.capacity()
     }
@@ -172,7 +172,7 @@ impl PendingNode {
         }
     }
 
-    /// Puts an entry in, or in the place of the one with its id, which comes back.
+    /// Inserts an entry, and returns the one with the same id that it replaces.
     pub(in crate::value) fn put(
         &mut self,
         base: StreamId,
@@ -183,7 +183,7 @@ impl PendingNode {
         slot.found.map(|(old, _)| old)
     }
 
-    /// Takes the entry with an id out.
+    /// Removes the entry with an id, and returns it.
     pub(in crate::value) fn remove(
         &mut self,
         base: StreamId,
@@ -195,8 +195,8 @@ impl PendingNode {
         slot.found.map(|(old, _)| old)
     }
 
-    /// Replaces the entry at a place, if there is one; what comes behind is written anew as far as
-    /// it depends on it.
+    /// Replaces or removes the entry at a position, and rewrites later entries as far as they
+    /// depend on it.
     fn splice(&mut self, slot: &Slot, entry: Option<PendingEntry>) {
         let (old, end) = match slot.found {
             Some((old, end)) => (old, end),
@@ -219,7 +219,7 @@ impl PendingNode {
         self.count -= usize::from(slot.found.is_some());
     }
 
-    /// Drops the entries for which `drop` holds.
+    /// Drops the entries for which `drop` returns true.
     pub(in crate::value) fn remove_where(
         &mut self,
         base: StreamId,
@@ -228,7 +228,7 @@ impl PendingNode {
         *self = Self::of(base, self.iter(base).filter(|entry| !drop(entry)));
     }
 
-    /// Keeps the first half of the entries; the others come back with the base of their node.
+    /// Keeps the first half of the entries, and returns the others with the base of their node.
     pub(in crate::value) fn split(&mut self, base: StreamId) -> Option<(StreamId, Self)> {
         let half = self.count / 2;
         let tail_base = self.iter(base).nth(half)?.id;
@@ -238,17 +238,17 @@ impl PendingNode {
         Some((tail_base, tail))
     }
 
-    /// Gives memory back that it does not need while it stays as it is.
+    /// Releases memory that is not needed while the node stays as it is.
     pub(in crate::value) fn shrink(&mut self) {
         self.bytes.shrink_to_fit();
     }
 
-    /// What is in its row.
+    /// Returns the value of its row.
     pub(in crate::value) fn as_bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// Reads a row; `None` if it is damaged.
+    /// Decodes a row; `None` if it is damaged.
     pub(in crate::value) fn read(base: StreamId, row: &[u8]) -> Option<Self> {
         let mut node = Self { bytes: row.to_vec(), count: 0, last: base_entry(base) };
         let mut rest = row;
@@ -333,7 +333,7 @@ mod tests {
 
     #[test]
     fn damaged_rows_are_refused() {
-        // Cut; the same id twice; an id beyond the last.
+        // Cut off; the same id twice; an id beyond the last.
         let over = [255, 255, 255, 255, 255, 255, 255, 255, 255, 1, 0, 0, 1, 1];
         for row in [&[1, 0, 0, 1][..], &[1, 0, 0, 1, 1, 0, 0, 0, 1, 1], &over] {
             assert_eq!(PendingNode::read(BASE, row), None);

@@ -1,4 +1,4 @@
-//! Streams in rows, and what of them is in memory.
+//! Element rows of streams, and which of them are in memory.
 
 use super::node::Node;
 use super::paged::{Paged, Row};
@@ -10,14 +10,15 @@ use crate::value::collection::Collection;
 use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
 
-/// A stream of up to about this many bytes stays in the meta row.
+/// Approximate bytes up to which a stream stays in the meta row.
 const PACKED_BYTES: usize = 1024;
 
-/// Bytes of a packed node beside those of its entries, about.
+/// Approximate bytes of a packed node beside those of its entries.
 const PACKED_NODE: usize = 24;
 
 impl Stream {
-    /// The payload of the meta row: without a version everything, with one what finds the rows.
+    /// Appends the payload of the meta row: everything or, with a version, only the data that finds
+    /// the rows.
     pub(crate) fn encode_meta(&self, out: &mut Vec<u8>) {
         let stored = self.version != 0;
         if stored {
@@ -44,7 +45,7 @@ impl Stream {
         self.groups.encode(out, stored);
     }
 
-    /// Reads what [`Stream::encode_meta`] wrote; `None` if it is damaged.
+    /// Decodes the output of [`Stream::encode_meta`]; `None` if it is damaged.
     pub(crate) fn decode_meta(mut rest: &[u8], stored: bool) -> Option<Self> {
         let rest = &mut rest;
         let mut stream = Self::default();

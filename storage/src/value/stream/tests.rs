@@ -13,7 +13,7 @@ struct World {
     stream: Stream,
     rows: TestRows,
     model: Vec<Owned>,
-    /// As Valkey would have it: live entries and deleted ones of each node.
+    /// Expected state in Valkey: live and deleted entries of each node.
     limits: NodeLimits,
 }
 
@@ -47,7 +47,7 @@ impl World {
         self.rows.query(&mut self.stream, query)
     }
 
-    /// Writes it, forgets it, and reads its meta row.
+    /// Writes the stream, forgets it, and reads its meta row.
     fn reload(&mut self) {
         self.rows.seal(&mut self.stream);
         let mut entry = Entry::absent(b"k", 1);
@@ -265,7 +265,7 @@ fn an_appended_entry_counts_for_the_trim_behind_it() {
     world.add_many(1, 1);
     world.stream.trim(&plan);
     assert_eq!((world.stream.len(), world.stream.first_id()), (1, id));
-    // The next one joins the node.
+    // The next entry joins the node.
     let id = StreamId::new(22, 0);
     let added = world.stream.added(id, 2, world.limits);
     let trim = Trim { to: Threshold::MinId(id), approximate: false, limit: 0 };
@@ -430,7 +430,7 @@ fn ids_that_are_looked_for_in_order_are_read_in_few_pages() {
     let all: Vec<_> = (1..=20_000).collect();
     let (pages, _) = asked(&all);
     assert!(pages < 20, "{pages}");
-    // Those that are far from each other cost what they have to.
+    // Ids that are far apart cost a read each.
     let some: Vec<_> = (1..=20_000).step_by(500).collect();
     let (pages, nodes) = asked(&some);
     assert!(pages <= 2 * some.len() && nodes <= 12 * some.len(), "{pages} {nodes}");

@@ -4,22 +4,22 @@ use super::node::Node;
 use super::{NodeLimits, Stream, StreamId};
 use crate::need::{IndexBy, Part};
 
-/// What a trim leaves.
+/// Bound of the entries that remain.
 #[derive(Clone, Copy, Debug)]
 pub enum Threshold {
-    /// So many entries.
+    /// At most so many entries.
     MaxLen(u64),
     /// No entries with lesser ids.
     MinId(StreamId),
 }
 
-/// How a stream is trimmed.
+/// Arguments of a trim.
 #[derive(Clone, Copy, Debug)]
 pub struct Trim {
     pub to: Threshold,
-    /// Only whole nodes go.
+    /// True if only whole nodes are removed.
     pub approximate: bool,
-    /// So many entries go at most; 0: any number.
+    /// Bound of the entries to remove; 0: any number.
     pub limit: u64,
 }
 
@@ -30,28 +30,28 @@ pub struct Added {
     begins_node: bool,
 }
 
-/// What goes; see [`Stream::plan_trim`].
+/// Entries to remove; see [`Stream::plan_trim`].
 #[derive(Debug)]
 pub struct TrimPlan {
-    /// The first node that stays; `None`: all go.
+    /// The first node that remains; `None`: none does.
     end: Option<StreamId>,
     nodes: u64,
-    /// Entries that go from the first node that stays.
+    /// Number of entries to remove from that node.
     front: u64,
     deleted: u64,
-    /// The first entry then.
+    /// Id of the first entry after the trim.
     first: StreamId,
 }
 
 impl TrimPlan {
-    /// Number of entries that go.
+    /// Returns the number of entries to remove.
     pub fn deleted(&self) -> u64 {
         self.deleted
     }
 }
 
-/// Nodes that are not in memory, with their numbers of entries: what lies in a range where entries
-/// are to go by the ten thousands.
+/// Nodes that are not in memory, with their numbers of entries, in a range from which tens of
+/// thousands of entries are to be removed.
 #[derive(Clone, Debug)]
 pub(super) struct Cold {
     from: StreamId,
@@ -60,7 +60,7 @@ pub(super) struct Cold {
 }
 
 impl Cold {
-    /// What was counted from an id to before another (`None`: to the last).
+    /// Creates the counts of the nodes from an id to before another (`None`: to the last).
     pub(super) fn new(from: StreamId, to: Option<StreamId>, nodes: Vec<(StreamId, u64)>) -> Self {
         Self { from, to, nodes }
     }
@@ -82,18 +82,18 @@ impl Cold {
     }
 }
 
-/// Where more entries than this go, nodes that are not in memory are counted, not read.
+/// Number of entries to remove from which on nodes that are not in memory are counted, not read.
 const READ_MAX: u64 = 16_384;
 
-/// A node as it will be when it is trimmed.
+/// A node as it will be at the time of the trim.
 struct View<'a> {
     first: StreamId,
     count: u64,
-    /// `None`: it is not in memory, or is not there yet.
+    /// `None`: the node is not in memory, or does not exist yet.
     node: Option<&'a Node>,
-    /// An entry that is added to it.
+    /// Id of an entry that is added to it.
     added: Option<StreamId>,
-    /// It is not in memory, and another one follows that begins below the threshold.
+    /// True if it is not in memory, and its successor begins below the threshold.
     followed: bool,
 }
 
@@ -116,13 +116,13 @@ impl View<'_> {
 }
 
 impl Stream {
-    /// Returns an entry with `bytes` of names and values that is to be appended.
+    /// Returns an entry with `bytes` of names and values that will be appended.
     pub fn added(&self, id: StreamId, bytes: usize, limits: NodeLimits) -> Added {
         Added { id, begins_node: self.begins_node(bytes, limits) }
     }
 
     /// Returns the first node from an id on as it will be with an entry appended; `left` entries
-    /// may go.
+    /// may still be removed.
     fn view(
         &self,
         mut from: StreamId,
@@ -171,7 +171,7 @@ impl Stream {
         View { first, count, node: Some(node), added, followed: false }
     }
 
-    /// Asks how many entries there are in the nodes from an id on that may go.
+    /// Returns a request for the counts of the nodes from an id on that may be removed.
     fn count_part(&self, from: StreamId, threshold: Threshold) -> Option<Part> {
         let to = match threshold {
             Threshold::MinId(least) => Some(least),
@@ -181,7 +181,7 @@ impl Stream {
         range.map(|range| Part::Index { range, by: IndexBy::Values })
     }
 
-    /// Finds what a trim deletes, if an entry is appended before.
+    /// Finds the entries that a trim deletes, if an entry is appended before.
     pub fn plan_trim(&self, trim: &Trim, added: Option<Added>) -> Result<TrimPlan, Part> {
         let mut len = self.len + u64::from(added.is_some());
         let start = self.nodes.low().copied().or(added.map(|added| added.id));
@@ -206,7 +206,7 @@ impl Stream {
             let is_limited = trim.limit > 0 && plan.deleted + view.count > trim.limit;
             let is_done = matches!(trim.to, Threshold::MaxLen(most) if len <= most);
             if view.is_cold() && (is_limited || is_done || !whole) {
-                // What is behind the trim is looked at.
+                // The node at the end of the trim is read.
                 self.nodes.get(&view.first)?;
             }
             plan.end = Some(view.first);
@@ -221,7 +221,7 @@ impl Stream {
                 if plan.front < view.count {
                     return Ok(plan);
                 }
-                // Only what was deleted before comes behind.
+                // Only entries deleted earlier are behind it.
                 plan.deleted -= std::mem::take(&mut plan.front);
             }
             plan.nodes += 1;
@@ -232,7 +232,7 @@ impl Stream {
         Ok(TrimPlan { end: None, first: StreamId::MIN, ..plan })
     }
 
-    /// Deletes what [`Stream::plan_trim`] found.
+    /// Deletes the entries found by [`Stream::plan_trim`].
     pub fn trim(&mut self, plan: &TrimPlan) {
         self.len -= plan.deleted;
         self.first_id = plan.first;
@@ -258,7 +258,7 @@ impl Stream {
 }
 
 impl Trim {
-    /// How many more entries may go, of `len`, when some have gone.
+    /// Returns how many more entries may be removed, of `len`, after `deleted` ones.
     fn left(&self, len: u64, deleted: u64) -> u64 {
         let most = match self.to {
             Threshold::MaxLen(most) => len.saturating_sub(most),
@@ -269,7 +269,7 @@ impl Trim {
 }
 
 impl TrimPlan {
-    /// Takes entries from the front of a node of which not all go.
+    /// Removes entries from the front of a node that partly remains.
     fn take_front(&mut self, view: &View<'_>, len: u64, to: Threshold) {
         self.front = match to {
             Threshold::MaxLen(most) => len.saturating_sub(most),

@@ -1,4 +1,4 @@
-//! Changing groups. What must be in memory was checked before (see the methods that `require`).
+//! Changes groups. The needed rows must be in memory (see the `require…` methods).
 
 use super::super::id::StreamId;
 use super::super::paged::Key;
@@ -8,7 +8,7 @@ use super::rows::{ConsumerKey, NameKey, Number, PendingKey};
 use super::{Consumer, Group, GroupKey, Groups};
 use std::collections::BTreeMap;
 
-/// What changes for one consumer.
+/// Change of one consumer's pending entries.
 #[derive(Debug)]
 struct Change {
     added: u64,
@@ -23,13 +23,13 @@ impl Default for Change {
     }
 }
 
-/// What changes for the consumers of a group.
+/// Changes of a group's consumers.
 type Changes = BTreeMap<ConsumerNo, Change>;
 
 impl Groups {
     // ---- groups and consumers ----------------------------------------------------------------
 
-    /// Adds a group; there is none with this name.
+    /// Adds a group with a new name.
     pub fn create(&mut self, name: &[u8], last_id: StreamId, entries_read: Option<i64>) {
         let number = self.next_group;
         self.next_group += 1;
@@ -37,14 +37,14 @@ impl Groups {
         self.groups.insert(GroupKey::of(name), Group::new(number, name, last_id, entries_read));
     }
 
-    /// Sets the id that counts as delivered last, and how many entries there were up to it.
+    /// Sets the last delivered id, and the number of entries up to it.
     pub fn set_position(&mut self, name: &[u8], last_id: StreamId, entries_read: Option<i64>) {
         self.groups.update(&GroupKey::of(name), |group| {
             (group.last_id, group.entries_read) = (last_id, entries_read);
         });
     }
 
-    /// Removes a group with everything it has, whether that is in memory or not.
+    /// Removes a group with all its rows, in memory or not.
     pub fn destroy(&mut self, name: &[u8]) {
         let Some(group) = self.groups.remove(&GroupKey::of(name)) else { return };
         let (number, next) = (group.number, group.number + 1);
@@ -57,7 +57,7 @@ impl Groups {
         }
     }
 
-    /// Adds a consumer to a group; there is none with this name. Its number.
+    /// Adds a consumer with a new name to a group, and returns its number.
     pub fn create_consumer(&mut self, group: &[u8], name: &[u8], now_ms: u64) -> ConsumerNo {
         let number = self.next_consumer;
         let Some(group) = self.groups.update(&GroupKey::of(group), |group| {
@@ -79,7 +79,7 @@ impl Groups {
         number
     }
 
-    /// Deletes a consumer with its pending entries: how many they were.
+    /// Deletes a consumer with its pending entries, and returns their number.
     pub fn delete_consumer(&mut self, group_name: &[u8], name: &[u8]) -> u64 {
         let Ok(Some(group)) = self.group(group_name).map(Option::<&Group>::cloned) else {
             return 0;
@@ -87,7 +87,7 @@ impl Groups {
         let Ok(Some((number, consumer))) = self.consumer(&group, name) else { return 0 };
         let (pending, low) = (consumer.pending, consumer.low);
         let mut left = pending;
-        // What it had first may be acknowledged: then the group may begin later.
+        // Its first entries may be acknowledged: then the group may begin later.
         let first = self.floor(&group, low).ok().flatten();
         let mut at = first.or_else(|| self.first_node(&group).ok().flatten());
         let end = PendingKey::first_of(group.number + 1);
@@ -123,7 +123,7 @@ impl Groups {
         pending
     }
 
-    /// A consumer has asked for something, and `active` got it.
+    /// Notes a request of a consumer; `active`: it got entries.
     pub fn saw(&mut self, group: &[u8], number: ConsumerNo, now_ms: u64, active: bool) {
         let Ok(Some(group)) = self.group(group) else { return };
         let key = ConsumerKey { group: group.number, number };
@@ -135,14 +135,14 @@ impl Groups {
         });
     }
 
-    /// Sets when a consumer last got something.
+    /// Sets the time at which a consumer last got entries.
     pub fn set_active(&mut self, group: &[u8], number: ConsumerNo, active_ms: Option<u64>) {
         let Ok(Some(group)) = self.group(group) else { return };
         let key = ConsumerKey { group: group.number, number };
         self.consumers.update(&key, |consumer| consumer.active_ms = active_ms);
     }
 
-    /// A consumer has no pending entries before an id, as a walk has found.
+    /// Notes that a consumer has no pending entries before an id.
     pub fn raise_low(&mut self, group: &[u8], number: ConsumerNo, low: StreamId) {
         let Ok(Some(group)) = self.group(group) else { return };
         let key = ConsumerKey { group: group.number, number };
@@ -151,7 +151,7 @@ impl Groups {
 
     // ---- pending entries ---------------------------------------------------------------------
 
-    /// Entries are pending from now on, as they are: those with the same ids are replaced.
+    /// Makes entries pending; entries with the same ids are replaced.
     pub fn put_pending(&mut self, group_name: &[u8], entries: &[PendingEntry]) {
         let Ok(Some(group)) = self.group(group_name).map(Option::<&Group>::cloned) else { return };
         let mut group = group;
@@ -171,7 +171,7 @@ impl Groups {
         self.settle(group_name, &group, changes);
     }
 
-    /// Removes pending entries: how many there were.
+    /// Removes pending entries, and returns how many existed.
     pub fn remove_pending(&mut self, group_name: &[u8], ids: &[StreamId]) -> u64 {
         let Ok(Some(group)) = self.group(group_name).map(Option::<&Group>::cloned) else {
             return 0;
@@ -203,7 +203,7 @@ impl Groups {
         before - group.pending
     }
 
-    /// Writes down what has changed for a group and its consumers.
+    /// Writes the changes of a group and its consumers.
     fn settle(&mut self, name: &[u8], group: &Group, changes: Changes) {
         self.groups.update(&GroupKey::of(name), |row| {
             (row.pending, row.low) = (group.pending, group.low);
@@ -241,7 +241,7 @@ impl Groups {
         self.put_one(group, entry)
     }
 
-    /// Lets the first node of a group begin with an id before it, if it has room.
+    /// Extends the first node of a group to an id before it, if it has room.
     fn begin_earlier(&mut self, group: &mut Group, id: StreamId) -> Option<PendingKey> {
         let key = self.first_node(group).ok().flatten()?;
         let node = self.pending.get(&key).ok().flatten().filter(|node| node.has_room())?;
@@ -253,7 +253,7 @@ impl Groups {
 
     fn add_node(&mut self, group: &mut Group, base: StreamId, node: PendingNode) {
         if base < group.low {
-            // Nothing is there, which the map may not know.
+            // The map may not know that nothing is there.
             let low = PendingKey { group: group.number, base: group.low };
             self.pending.cover(&PendingKey::first_of(group.number), Some(&low));
             group.low = base;
@@ -261,7 +261,7 @@ impl Groups {
         self.pending.insert(PendingKey { group: group.number, base }, node);
     }
 
-    /// Removes entries from a node: those there were of some ids, which ascend.
+    /// Removes the entries of some ids, which ascend, from a node, and returns the removed entries.
     fn remove_some(
         &mut self,
         group: &Group,
@@ -281,8 +281,8 @@ impl Groups {
         found
     }
 
-    /// Removes a node without entries, but not the last of a group: a queue that is emptied again
-    /// and again writes the same row.
+    /// Removes an empty node, but not the last one of a group: a queue that is emptied again and
+    /// again rewrites the same row.
     fn drop_if_empty(&mut self, group: &Group, key: PendingKey) {
         if !self.pending.get(&key).ok().flatten().is_some_and(PendingNode::is_empty) {
             return;
@@ -294,7 +294,7 @@ impl Groups {
         }
     }
 
-    /// Where the pending entries of a group begin, as far as it is known.
+    /// Returns a lower bound of a group's pending ids.
     fn low_of(&self, group: &Group) -> StreamId {
         self.first_node(group).ok().flatten().map_or(group.low, |key| key.base)
     }

@@ -1,4 +1,4 @@
-//! How far a group has read its stream.
+//! Progress of a group in its stream.
 
 use super::super::Stream;
 use super::super::id::StreamId;
@@ -10,8 +10,8 @@ impl Stream {
         !self.is_empty() && self.max_deleted_id() != StreamId::MIN && id <= self.max_deleted_id()
     }
 
-    /// How many entries there were up to an id, with those that are gone; `None` if that cannot be
-    /// told.
+    /// Returns how many entries were added up to an id, including removed ones; `None` if that is
+    /// unknown.
     pub fn entries_up_to(&self, id: StreamId) -> Option<i64> {
         let (added, len) = (self.entries_added() as i64, self.len() as i64);
         let deleted = self.max_deleted_id();
@@ -24,7 +24,7 @@ impl Stream {
         if id == self.last_id() {
             return Some(added);
         }
-        // Nothing was deleted between those that are there.
+        // Nothing was deleted between the existing entries.
         let is_dense = deleted == StreamId::MIN || deleted < self.first_id();
         match id.cmp(&self.first_id()) {
             std::cmp::Ordering::Less if is_dense => Some(added.wrapping_sub(len)),
@@ -33,7 +33,7 @@ impl Stream {
         }
     }
 
-    /// How many entries of a group are not delivered yet; `None` if that cannot be told.
+    /// Returns the number of entries not yet delivered to a group; `None` if that is unknown.
     pub fn lag(&self, group: &Group) -> Option<i64> {
         let added = self.entries_added() as i64;
         if added == 0 {

@@ -1,4 +1,4 @@
-//! Reading groups, of which some may not be in memory.
+//! Reads groups, some of which may not be in memory.
 
 use super::super::id::StreamId;
 use super::super::pending::PendingEntry;
@@ -10,10 +10,10 @@ use std::collections::BTreeSet;
 /// A consumer's number.
 pub type ConsumerNo = u64;
 
-/// What was delivered to a consumer, in order of the ids.
+/// Entries delivered to a consumer, in order of their ids.
 pub type Delivered = Vec<PendingEntry>;
 
-/// Up to this many ids are remembered of a walk before its result takes more memory.
+/// Ids of a walk that are collected before its result is allocated for more.
 const SOME: usize = 64;
 
 impl Groups {
@@ -25,7 +25,7 @@ impl Groups {
         self.groups.get(&GroupKey::of(name))
     }
 
-    /// Returns the groups with their names, in the order of these; each may be missing from memory.
+    /// Returns the groups with their names, ordered by name; each may be missing from memory.
     pub fn iter(&self) -> impl Iterator<Item = Result<(&[u8], &Group), Part>> {
         let rows = self.groups.rows(GroupKey::of(b""), None, false);
         rows.map(|row| row.map(|(key, group)| (group.name.as_deref().unwrap_or(&key.0), group)))
@@ -76,7 +76,7 @@ impl Groups {
 
     // ---- pending entries ---------------------------------------------------------------------
 
-    /// Returns the node of a group that an id is in, if it is pending.
+    /// Returns the node of a group that would hold an id.
     pub(super) fn floor(&self, group: &Group, id: StreamId) -> Result<Option<PendingKey>, Part> {
         if id < group.low || group.low == StreamId::MAX {
             return Ok(None);
@@ -105,7 +105,7 @@ impl Groups {
         let first = PendingKey { group: group.number, base: group.low };
         let start = self.floor(group, from)?.unwrap_or(first);
         let end = PendingKey::first_of(group.number + 1);
-        // Nothing is asked for of what is not there.
+        // A group without pending entries needs no reads.
         let end = if group.pending == 0 { start } else { end };
         let nodes = self.pending.rows(start, Some(end), false);
         let entries = nodes.flat_map(|row| {
@@ -138,7 +138,7 @@ impl Groups {
         Ok(None)
     }
 
-    /// Up to `limit` entries from an id on that are pending with one consumer.
+    /// Returns up to `limit` entries from an id on that are pending with one consumer.
     pub fn pending_of(
         &self,
         group: &Group,
@@ -148,7 +148,7 @@ impl Groups {
     ) -> Result<Delivered, Part> {
         let mut found = Vec::new();
         let Some(consumer) = self.consumer_of(group, number)? else { return Ok(found) };
-        // How many there can be.
+        // Bounds the number of entries by the consumer's.
         let limit = limit.min(consumer.pending);
         if limit == 0 {
             return Ok(found);
@@ -168,7 +168,7 @@ impl Groups {
 
     // ---- before changes ----------------------------------------------------------------------
 
-    /// Checks that all is in memory for adding, changing and removing entries with these ids.
+    /// Checks that all rows needed to add, change and remove entries with these ids are in memory.
     pub fn require_pending(
         &self,
         group: &Group,
@@ -188,7 +188,7 @@ impl Groups {
             let Some(node) = self.pending.get(&key)? else { break };
             let here = left.partition_point(|id| *id <= node.last().id);
             let (here, behind) = left.split_at(here.max(1));
-            // That nothing lies between them must be known too.
+            // It must be known, too, that no node lies between them.
             self.floor(group, here[here.len() - 1])?;
             if *id <= node.last().id {
                 let found = node.iter(key.base).filter(|it| here.binary_search(&it.id).is_ok());
@@ -210,7 +210,7 @@ impl Groups {
         Ok(row.map(|(key, _)| *key))
     }
 
-    /// Checks that all is in memory for deleting a consumer.
+    /// Checks that all rows needed to delete a consumer are in memory.
     pub fn require_delete_consumer(&self, group: &Group, name: &[u8]) -> Result<(), Part> {
         let Some((number, consumer)) = self.consumer(group, name)? else { return Ok(()) };
         let mut left = consumer.pending;

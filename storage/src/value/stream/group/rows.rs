@@ -6,25 +6,25 @@ use super::super::pending::PendingNode;
 use crate::encoding::{RowKey, get_bytes, get_varint, put_bytes, put_varint};
 use crate::value::KeyBuf;
 
-/// The name of a group, as it stands in a row key (see [`RowKey::ordered_name`]).
+/// The name of a group in a row key (see [`RowKey::ordered_name`]).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::value) struct GroupKey(pub(super) KeyBuf);
 
-/// The name of a consumer in a group with a number.
+/// A group's number and the name of a consumer.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::value) struct NameKey {
     pub(super) group: u64,
     pub(super) name: KeyBuf,
 }
 
-/// A consumer's number in a group with a number.
+/// A group's number and a consumer's number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::value) struct ConsumerKey {
     pub(super) group: u64,
     pub(super) number: u64,
 }
 
-/// Where a node of pending entries of a group with a number begins: no id in it is less.
+/// A group's number and the lower bound of the ids of a node of pending entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::value) struct PendingKey {
     pub(super) group: u64,
@@ -35,12 +35,12 @@ fn ordered(name: &[u8]) -> KeyBuf {
     KeyBuf::from_slice(&RowKey::ordered_name(name))
 }
 
-/// Returns a name that is not in its row's key.
+/// Returns a name that its row's key does not hold.
 fn long_name(name: &[u8]) -> Option<Box<[u8]>> {
     RowKey::name_is_digested(name).then(|| name.into())
 }
 
-/// Returns the least name that is greater.
+/// Returns the least greater name.
 fn name_after(name: &KeyBuf) -> KeyBuf {
     let mut after = name.clone();
     after.push(0);
@@ -62,21 +62,21 @@ impl NameKey {
         Self { group, name: ordered(name) }
     }
 
-    /// Returns the least of a group's.
+    /// Returns the least key of a group.
     pub(super) fn first_of(group: u64) -> Self {
         Self { group, name: KeyBuf::new() }
     }
 }
 
 impl ConsumerKey {
-    /// Returns the least of a group's.
+    /// Returns the least key of a group.
     pub(super) fn first_of(group: u64) -> Self {
         Self { group, number: 0 }
     }
 }
 
 impl PendingKey {
-    /// Returns the least of a group's.
+    /// Returns the least key of a group.
     pub(super) fn first_of(group: u64) -> Self {
         Self { group, base: StreamId::MIN }
     }
@@ -142,7 +142,7 @@ impl Key for NameKey {
     }
 }
 
-/// As an id, which has two numbers too.
+/// Converts to an id, which has two numbers too.
 impl From<ConsumerKey> for StreamId {
     fn from(key: ConsumerKey) -> Self {
         Self::new(key.group, key.number)
@@ -211,15 +211,15 @@ impl Key for PendingKey {
 /// A consumer group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
-    /// Its number, which no other group of the stream has, had, or will have.
+    /// Its number, unique among all past and future groups of the stream.
     pub(super) number: u64,
     pub(super) last_id: StreamId,
     pub(super) entries_read: Option<i64>,
     pub(super) consumers: u64,
     pub(super) pending: u64,
-    /// No node of its pending entries begins before; the greatest id if it never had one.
+    /// Lower bound of its nodes of pending entries; the greatest id if it never had one.
     pub(super) low: StreamId,
-    /// The name, where the row's key has a digest.
+    /// The name, if the row's key has a digest.
     pub(super) name: Option<Box<[u8]>>,
 }
 
@@ -235,22 +235,22 @@ impl Group {
         Self { number, last_id, entries_read, consumers: 0, pending: 0, low, name }
     }
 
-    /// Returns the id that was delivered last.
+    /// Returns the last delivered id.
     pub fn last_id(&self) -> StreamId {
         self.last_id
     }
 
-    /// How many entries there were in the stream up to [`Group::last_id`], if that is known.
+    /// Returns the number of entries in the stream up to [`Group::last_id`], if that is known.
     pub fn entries_read(&self) -> Option<i64> {
         self.entries_read
     }
 
-    /// Number of consumers.
+    /// Returns the number of consumers.
     pub fn consumers(&self) -> u64 {
         self.consumers
     }
 
-    /// Number of entries that were delivered and not acknowledged.
+    /// Returns the number of entries that were delivered and not acknowledged.
     pub fn pending(&self) -> u64 {
         self.pending
     }
@@ -260,7 +260,7 @@ impl Row<GroupKey> for Group {
     fn encode(&self, out: &mut Vec<u8>) {
         put_varint(out, self.number);
         out.extend_from_slice(&self.last_id.to_bytes());
-        // One more, so that 0 is free for an unknown number.
+        // Incremented, so that 0 can represent an unknown number.
         put_varint(out, self.entries_read.map_or(0, |n| (n as u64).wrapping_add(1)));
         put_varint(out, self.consumers);
         put_varint(out, self.pending);
@@ -311,7 +311,7 @@ pub struct Consumer {
     pub(super) seen_ms: u64,
     pub(super) active_ms: Option<u64>,
     pub(super) pending: u64,
-    /// None of its pending ids is less.
+    /// Lower bound of its pending ids.
     pub(super) low: StreamId,
 }
 
@@ -320,22 +320,22 @@ impl Consumer {
         &self.name
     }
 
-    /// When it last asked for something, ms since the Unix epoch.
+    /// Returns the time of its last request, in ms since the Unix epoch.
     pub fn seen_ms(&self) -> u64 {
         self.seen_ms
     }
 
-    /// When it last got something, ms since the Unix epoch.
+    /// Returns the time at which it last got entries, in ms since the Unix epoch.
     pub fn active_ms(&self) -> Option<u64> {
         self.active_ms
     }
 
-    /// None of its pending entries has a lesser id.
+    /// Returns a lower bound of its pending ids.
     pub fn first_pending(&self) -> StreamId {
         self.low
     }
 
-    /// Number of entries that were delivered to it and not acknowledged.
+    /// Returns the number of entries that were delivered to it and not acknowledged.
     pub fn pending(&self) -> u64 {
         self.pending
     }

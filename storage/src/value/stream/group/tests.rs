@@ -6,11 +6,11 @@ use crate::value::test_rows::TestRows;
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 use std::collections::BTreeMap;
 
-/// A group as it should be.
+/// Expected state of a group.
 #[derive(Clone, Debug, Default)]
 struct Model {
     last_id: StreamId,
-    /// When it was seen, and when active.
+    /// Times at which a consumer was seen, and was active.
     consumers: BTreeMap<String, (u64, Option<u64>)>,
     /// Consumer, time, deliveries.
     pending: BTreeMap<StreamId, (String, u64, u64)>,
@@ -37,7 +37,7 @@ impl World {
         self.rows.query(&mut self.stream, query)
     }
 
-    /// What happens between two commands: a round ends, rows go, all is read anew.
+    /// Acts between two commands: ends a round, drops rows, or reads everything anew.
     fn pause(&mut self) {
         match self.rng.random_range(0..12) {
             0..=2 => self.rows.seal(&mut self.stream),
@@ -124,7 +124,7 @@ impl World {
         }
     }
 
-    /// Compares all of a group.
+    /// Compares all of a group with the model.
     fn check(&mut self, name: &str) {
         let Some(model) = self.model.get(name).cloned() else { return };
         let (last_id, count, pending, consumers, last) = self.query(|stream| {
@@ -157,7 +157,7 @@ impl World {
         assert!(consumers.into_iter().eq(expected));
     }
 
-    /// Compares what one consumer has, from somewhere on.
+    /// Compares a consumer's entries from a random id on.
     fn check_consumer(&mut self, name: &str, consumer: &str) {
         let Some(model) = self.model.get(name).cloned() else { return };
         let from = id(self.rng.random_range(0..2000));
@@ -208,7 +208,7 @@ fn groups_are_as_maps() {
         for name in world.model.clone().keys() {
             world.check(name);
         }
-        // All of it comes with everything, and goes to another key.
+        // Reads everything, and moves it to another key.
         world.query(Stream::require_whole);
         world.stream.detach();
         world.rows.seal(&mut world.stream);
@@ -223,7 +223,7 @@ fn groups_are_as_maps() {
 fn a_queue_writes_a_few_rows_for_each_message() {
     let mut world = World::new(1);
     world.toggle("a");
-    // Big, so that it has rows.
+    // Large, so that it has rows.
     world.put("a", "other", &(0..1000).collect::<Vec<_>>());
     world.toggle("b");
     world.put("b", "x", &[1]);
@@ -234,7 +234,7 @@ fn a_queue_writes_a_few_rows_for_each_message() {
         world.put("b", "x", &[n]);
         world.rows.seal(&mut world.stream);
     }
-    // The group, the consumer, the node.
+    // Rows of the group, the consumer and the node.
     assert_eq!(world.rows.written, 198 * 3);
 }
 
@@ -256,7 +256,7 @@ fn a_group_goes_without_being_read() {
     world.rows.seal(&mut world.stream);
     assert_eq!((world.rows.asked.len(), world.rows.written), (1, 4));
     world.rows.sweep();
-    // The group, its consumer by name and by number, its node.
+    // Rows of the group, its consumer by name and by number, and its node.
     assert_eq!(world.rows.len(), 4);
     world.toggle("a");
     world.check("a");
@@ -283,7 +283,7 @@ fn a_consumer_is_deleted_whose_first_entries_are_acknowledged() {
     world.toggle("a");
     world.put("a", "x", &(0..2000).collect::<Vec<_>>());
     world.put("a", "y", &[2500]);
-    // The group's first node goes with them.
+    // The group's first node is removed with them.
     world.remove("a", &(0..1500).collect::<Vec<_>>());
     world.delete_consumer("a", "x");
     world.check("a");

@@ -1,17 +1,17 @@
-//! Reading a map of which some may not be in memory.
+//! Reads a map that may be only in part in memory.
 
 use super::{Key, Paged, Row};
 use crate::need::{ElementRange, Part};
 use std::ops::Bound;
 
-/// Rows that are read where only one is asked for.
+/// Rows that are read when only one is needed.
 const ONE: usize = 2;
 
-/// Rows of a page, at least and at most: the more were passed already the more are read at once.
+/// Bounds of the rows of a page: the more were passed already, the more are read at once.
 const PAGE_MIN: usize = 8;
 const PAGE_MAX: usize = 1024;
 
-/// A row that was looked for: its key and value.
+/// Result of a search: a row's key and value.
 type Found<'a, K, V> = Result<Option<(&'a K, &'a V)>, Part>;
 
 impl<K: Key, V: Row<K>> Paged<K, V> {
@@ -31,13 +31,13 @@ impl<K: Key, V: Row<K>> Paged<K, V> {
         self.before(&K::first(), key.after().as_ref(), ONE)
     }
 
-    /// The same of what is in memory; there may be a greater one that is not.
+    /// Like [`floor`](Self::floor), for rows in memory; a greater one may not be in memory.
     pub(in crate::value) fn floor_in_memory(&self, key: &K) -> Option<(&K, &V)> {
         self.rows.range(..=key).next_back().map(|(key, slot)| (key, &slot.value))
     }
 
-    /// Rows in memory up to a key between which nothing is missing, as far as they matter for the
-    /// size of a page.
+    /// Returns the number of consecutive rows in memory up to a key, counted only as far as the
+    /// size of a page depends on it.
     pub(in crate::value) fn run_up_to(&self, key: &K) -> usize {
         let from = match self.gaps.range(..=key).next_back() {
             None => Bound::Unbounded,
@@ -47,7 +47,7 @@ impl<K: Key, V: Row<K>> Paged<K, V> {
         self.rows.range((from, Bound::Included(key))).take(PAGE_MAX).count()
     }
 
-    /// What to ask for if it is not known what follows a key; `limit` rows, within reason.
+    /// Returns the part to read if the row behind a key is unknown; `limit` rows, within bounds.
     pub(in crate::value) fn part_behind(&self, key: &K, limit: usize) -> Option<Part> {
         self.behind(&key.after()?, None, limit.clamp(PAGE_MIN, PAGE_MAX)).err()
     }
@@ -62,8 +62,7 @@ impl<K: Key, V: Row<K>> Paged<K, V> {
         is_last.then_some((key, &slot.value))
     }
 
-    /// Returns the rows from a key on to before another (`None`: to the last), in order or against
-    /// it.
+    /// Returns the rows from a key on to before another (`None`: to the last), forward or backward.
     pub(in crate::value) fn rows(&self, from: K, to: Option<K>, reverse: bool) -> Rows<'_, K, V> {
         let left = if to.as_ref().is_none_or(|to| from < *to) { Some((from, to)) } else { None };
         Rows { map: self, left, reverse, passed: 0 }
@@ -83,7 +82,7 @@ impl<K: Key, V: Row<K>> Paged<K, V> {
         ElementRange { from: element(from), to: to.map(element).or_else(end) }
     }
 
-    /// Asks for rows of a gap.
+    /// Returns a request for rows of a gap.
     fn page(&self, from: &K, to: Option<&K>, reverse: bool, limit: usize) -> Part {
         Part::Page { range: self.range_of(from, to), reverse, limit }
     }
@@ -113,7 +112,7 @@ impl<K: Key, V: Row<K>> Paged<K, V> {
         let from = behind_row.as_ref().unwrap_or(from);
         if let Some((gap, end)) = self.gaps.range((Bound::Unbounded, upper)).next_back() {
             let (from, end) = (from.max(gap), least(end.as_ref(), to));
-            // Behind the greatest of all keys is nothing.
+            // Behind the greatest possible key there is nothing.
             let is_behind = row.is_none() || behind_row.is_some();
             if is_behind && end.is_none_or(|end| from < end) {
                 return Err(self.page(from, end, true, limit));
@@ -123,7 +122,7 @@ impl<K: Key, V: Row<K>> Paged<K, V> {
     }
 }
 
-/// Returns the lesser of two ends, of which `None` is behind everything.
+/// Returns the lesser of two ends, where `None` is behind all keys.
 fn least<'a, K: Ord>(a: Option<&'a K>, b: Option<&'a K>) -> Option<&'a K> {
     match (a, b) {
         (Some(a), Some(b)) => Some(a.min(b)),
@@ -131,7 +130,7 @@ fn least<'a, K: Ord>(a: Option<&'a K>, b: Option<&'a K>) -> Option<&'a K> {
     }
 }
 
-/// Rows one after the other, each of which may be missing from memory; see [`Paged::rows`].
+/// Iterator over rows, each of which may be missing from memory; see [`Paged::rows`].
 #[derive(Debug)]
 pub(in crate::value) struct Rows<'a, K: Key, V: Row<K>> {
     map: &'a Paged<K, V>,

@@ -103,7 +103,7 @@ impl World {
         assert_eq!(self.read(n, Some(to), true), all);
     }
 
-    /// What is known without asking agrees, and the memory is counted.
+    /// Asserts that known rows agree with the model, and that the memory is counted.
     fn audit(&self) {
         for (key, value) in self.map.in_memory() {
             assert_eq!(self.model.get(key), Some(value));
