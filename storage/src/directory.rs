@@ -164,7 +164,8 @@ impl Directory {
         let layout = Arc::new(manifest.layout());
         let recovery = recover(&location, &options, &manifest, disk).await?;
         check_unopened(&recovery, &location, &manifest).await?;
-        // Whoever opens the engines after us ends ours.
+        // Opening the engines fences those of any other process, so it must be certain first that
+        // this process owns the data.
         recovery.outlast().await?;
         clock.at_least(recovery.max_time_ms());
         let engines = open_engines(&options, &manifest, &clock, open_store).await?;

@@ -1,4 +1,4 @@
-//! Element rows in a map, from which tests serve what a collection asks for.
+//! Element rows in a map, from which tests serve the parts that a collection requests.
 
 use super::collection::Collection;
 use crate::encoding::{ElementRows, Op, OpWriter, Row, get_varint};
@@ -13,16 +13,16 @@ pub(super) struct TestRows {
     rows: BTreeMap<Vec<u8>, Vec<u8>>,
     version: u64,
     versions: u64,
-    /// What was asked for.
+    /// Parts that were requested.
     pub(super) asked: Vec<Part>,
-    /// What the elements begin with that are dead.
+    /// Prefixes of dead elements.
     dead: Vec<Vec<u8>>,
-    /// Rows written and deleted.
+    /// Number of rows written and deleted.
     pub(super) written: usize,
 }
 
 impl TestRows {
-    /// Seals a collection as a round does.
+    /// Seals a collection like a round does.
     pub(super) fn seal(&mut self, collection: &mut dyn Collection) {
         if collection.version() == 0 && collection.is_too_big() {
             self.versions += 1;
@@ -41,7 +41,7 @@ impl TestRows {
         self.apply(&ops);
     }
 
-    /// Takes written rows in.
+    /// Applies written rows.
     pub(super) fn apply(&mut self, ops: &OpWriter) {
         let element = |key| match Row::parse(key) {
             Some(Row::Element { element, .. }) => element.to_vec(),
@@ -67,7 +67,7 @@ impl TestRows {
         }
     }
 
-    /// Deletes what is dead.
+    /// Deletes dead rows.
     pub(super) fn sweep(&mut self) {
         let dead = std::mem::take(&mut self.dead);
         self.rows.retain(|key, _| !dead.iter().any(|prefix| key.starts_with(prefix)));
@@ -83,12 +83,12 @@ impl TestRows {
         rows.map(|(key, value)| (key.clone().into(), value.clone().into()))
     }
 
-    /// All rows.
+    /// Returns all rows.
     pub(super) fn all(&self) -> Vec<(Bytes, Bytes)> {
         self.range(&ElementRange { from: Vec::new(), to: None }).collect()
     }
 
-    /// Reads a page as a load does.
+    /// Reads a page like a load does.
     pub(super) fn page(&self, mut range: ElementRange, reverse: bool, limit: usize) -> Page {
         assert!(range.to.as_ref().is_none_or(|to| range.from < *to), "an empty page");
         let mut rows: Vec<_> = if reverse {
@@ -108,7 +108,7 @@ impl TestRows {
         Page { range, rows }
     }
 
-    /// Reads a part as a load does, after the round was closed.
+    /// Reads a part like a load does, after the round was closed.
     pub(super) fn serve(&mut self, collection: &mut dyn Collection, part: Part) {
         self.seal(collection);
         self.asked.push(part.clone());
@@ -128,7 +128,7 @@ impl TestRows {
         }
     }
 
-    /// Runs a query until all it needs is in memory.
+    /// Runs a query until everything it needs is in memory.
     pub(super) fn query<C: Collection, T>(
         &mut self,
         collection: &mut C,

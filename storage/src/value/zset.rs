@@ -1,5 +1,5 @@
 //! Sorted sets: packed into the meta row while small; two element rows per member when big, one by
-//! its name with its score, one that stands in order.
+//! its name with its score, one in the order.
 
 use super::collection::{Collection, PACKED_MAX, Wanted};
 use super::members::{Members, Name, Payload};
@@ -15,10 +15,11 @@ use smallvec::SmallVec;
 /// The first byte of the element keys of members.
 const PREFIX: &[u8] = &[0];
 
-/// Members dropped from memory for which one block of the order is.
+/// Members dropped from memory for which one block of the order is dropped.
 const BLOCK_STEPS: usize = 64;
 
-/// A "skiplist" of more members of different scores is not searched for names one by one.
+/// Number of members beyond which a "skiplist" with different scores is not searched linearly for
+/// names.
 const LEX_SEARCH: u64 = 512;
 
 impl Payload for f64 {
@@ -27,15 +28,15 @@ impl Payload for f64 {
     }
 }
 
-/// A sorted set, of which some members may not be in memory: their scores by name, and the order,
-/// each for itself. A new one is an empty "listpack".
+/// A sorted set, some of whose members may not be in memory: their scores by name, and the order,
+/// each independent of the other. A new one is an empty "listpack".
 ///
-/// Nothing here takes time in proportion to the number of members but what says so.
+/// Operations take constant time in the number of members unless their comment says otherwise.
 #[derive(Clone, Debug, Default)]
 pub struct Zset {
     members: Members<f64>,
     order: Order,
-    /// Once it has outgrown the listpack limits it stays a "skiplist", as in Redis.
+    /// True once it has outgrown the listpack limits: it stays a "skiplist", as in Redis.
     skiplist: bool,
 }
 
@@ -46,7 +47,7 @@ pub struct Span {
     to: Place,
 }
 
-/// Where a range of names begins or ends.
+/// An end of a range of names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LexEdge<'a> {
     /// Before all names.
@@ -58,7 +59,7 @@ pub enum LexEdge<'a> {
 }
 
 impl LexEdge<'_> {
-    /// Returns true if a range that begins here has the name.
+    /// Returns true if a range that begins here includes the name.
     fn begins(self, name: &[u8]) -> bool {
         match self {
             Self::Min => true,
@@ -68,7 +69,7 @@ impl LexEdge<'_> {
         }
     }
 
-    /// Returns true if a range that ends here has the name.
+    /// Returns true if a range that ends here includes the name.
     fn ends(self, name: &[u8]) -> bool {
         match self {
             Self::Min => false,
@@ -92,17 +93,17 @@ impl LexEdge<'_> {
 }
 
 impl Span {
-    /// Everything.
+    /// Returns the span of all members.
     pub fn all() -> Self {
         Self { from: Place::first(), to: Place::last() }
     }
 
-    /// Nothing.
+    /// Returns an empty span.
     pub fn none() -> Self {
         Self { from: Place::first(), to: Place::first() }
     }
 
-    /// Scores from `min` to `max`, each of which may be excluded.
+    /// Returns the span of scores from `min` to `max`, each of which may be excluded.
     pub fn by_score((min, min_excluded): (f64, bool), (max, max_excluded): (f64, bool)) -> Self {
         let edge = |score, behind| {
             if behind { Place::after_score(score) } else { Place::before_score(score) }
@@ -117,8 +118,8 @@ impl Zset {
         Self { skiplist, ..Self::default() }
     }
 
-    /// What is known of a big sorted set from its meta row alone: all scores are from `low` to
-    /// `high`.
+    /// Creates a big sorted set from its meta row, with all scores from `low` to `high`; no member
+    /// is in memory.
     pub(crate) fn from_meta(
         version: u64,
         len: u64,
@@ -129,7 +130,7 @@ impl Zset {
         Self { members, order: Order::away(len, low, high), skiplist }
     }
 
-    /// Number of members.
+    /// Returns the number of members.
     pub fn len(&self) -> u64 {
         self.members.len()
     }
@@ -138,12 +139,12 @@ impl Zset {
         self.len() == 0
     }
 
-    /// Returns true if it is a "skiplist" for OBJECT ENCODING.
+    /// Returns true if OBJECT ENCODING calls it a "skiplist".
     pub fn is_skiplist(&self) -> bool {
         self.skiplist
     }
 
-    /// Makes it a "skiplist"; it never goes back.
+    /// Makes it a "skiplist" for good.
     pub fn make_skiplist(&mut self) {
         self.skiplist = true;
     }
@@ -153,7 +154,7 @@ impl Zset {
         self.members.is_complete() && self.order.is_complete()
     }
 
-    /// Bounds of all scores.
+    /// Returns bounds of all scores.
     pub(crate) fn bounds(&self) -> (f64, f64) {
         (self.order.low(), self.order.high())
     }
@@ -181,8 +182,8 @@ impl Zset {
 
     // ---- changing ----------------------------------------------------------------------------
 
-    /// Gives a score, which is a number, to a member that is known (see [`Zset::require`]), or to
-    /// a new one; what it was. The encoding stays. A "listpack" knows no negative zero.
+    /// Sets the score, which must be a number, of a known member (see [`Zset::require`]) or of a
+    /// new one, and returns the old score. The encoding stays. A "listpack" has no negative zero.
     pub fn set(&mut self, name: &[u8], score: f64) -> Option<f64> {
         let score = if self.skiplist { score } else { score + 0.0 };
         let old = self.members.known(name).copied();
@@ -197,7 +198,7 @@ impl Zset {
         old
     }
 
-    /// Removes a member that is known; its score, if it was there.
+    /// Removes a known member, and returns its score if it existed.
     pub fn remove(&mut self, name: &[u8]) -> Option<f64> {
         let score = self.members.remove(name, false)?;
         self.order.remove(score, name);
@@ -219,14 +220,14 @@ impl Zset {
         Ok(Some((if reverse { self.len() - 1 - rank } else { rank }, score)))
     }
 
-    /// Up to `count` members from a rank on; `reverse`: from the last one on. Whether what is
-    /// needed is in memory shows while walking, too.
+    /// Returns up to `count` members from a rank on; `reverse`: from the last one on. A member not
+    /// in memory may be met while walking, too.
     pub fn by_rank(&self, rank: u64, count: u64, reverse: bool) -> Result<ZsetWalk<'_>, Part> {
         self.order.by_rank(rank, count, reverse)
     }
 
-    /// Up to `count` members of a span, the first `skip` left out; `reverse`: from the last one
-    /// on. Whether what is needed is in memory shows while walking, too.
+    /// Returns up to `count` members of a span, without the first `skip`; `reverse`: from the last
+    /// one on. A member not in memory may be met while walking, too.
     pub fn within(
         &self,
         span: &Span,
@@ -237,16 +238,16 @@ impl Zset {
         self.order.within((&span.from, &span.to), skip, count, reverse)
     }
 
-    /// Number of members of a span.
+    /// Returns the number of members of a span.
     pub fn count(&self, span: &Span) -> Result<u64, Part> {
         self.order.count(&span.from, &span.to)
     }
 
-    /// Returns the span of names from `min` to `max`, which is meant for members of equal scores.
+    /// Returns the span of names from `min` to `max`, for members of equal scores.
     ///
-    /// Where scores differ, Redis does not say what happens. A small one is searched as a "listpack"
-    /// there: from its beginning, or with `reverse` from its end, up to the first name that is
-    /// outside. In a large "skiplist" the names of the least score are meant.
+    /// If scores differ, Redis does not define the result. There, a small set is searched as a
+    /// "listpack": from its beginning, or with `reverse` from its end, up to the first name that is
+    /// outside. In a large "skiplist" the names of the least score are taken.
     pub fn lex_span(
         &self,
         min: LexEdge<'_>,
@@ -289,7 +290,7 @@ impl Zset {
         }
     }
 
-    /// Looks at one after the other; takes time in proportion to the number of members.
+    /// Examines the members in sequence; takes time proportional to their number.
     fn lex_search(&self, min: LexEdge<'_>, max: LexEdge<'_>, reverse: bool) -> Span {
         let is_outside = self.iter().next().is_none_or(|(name, _)| !max.ends(name))
             || self.iter().next_back().is_none_or(|(name, _)| !min.begins(name));
@@ -314,24 +315,24 @@ impl Zset {
         Span { from: place(first), to: after(last.unwrap_or(first)) }
     }
 
-    // ---- by chance and by cursor -------------------------------------------------------------
+    // ---- random members and scans ------------------------------------------------------------
 
-    /// `count` different members drawn at random, or all if there are not as many. Where not all
-    /// are in memory they are neighbours by hash.
+    /// Returns `count` different random members, or all if there are fewer. If not all are in
+    /// memory they are neighbours by hash.
     pub fn sample(&self, count: usize) -> Result<Vec<(&[u8], f64)>, Part> {
         let drawn = self.members.sample(count, PREFIX)?;
         Ok(drawn.into_iter().map(|(name, score)| (name, *score)).collect())
     }
 
-    /// `count` members drawn at random, of which some may be the same.
+    /// Returns `count` random members with repetition.
     pub fn draw(&self, count: usize) -> Result<Vec<(&[u8], f64)>, Part> {
         let drawn = self.members.draw(count, PREFIX)?;
         Ok(drawn.into_iter().map(|(name, score)| (name, *score)).collect())
     }
 
-    /// Returns a step of a scan: members from `cursor` on by the place `place`, the upper 48 bits
-    /// of the keyed hash of a name. `visit` is called for about `count` of them. The next cursor
-    /// comes back, 0 at the end. A member that is there from the first step to the last is visited.
+    /// Runs a step of a scan over the members from `cursor` on, ordered by `place`, the upper 48
+    /// bits of the keyed hash of a name. Calls `visit` for about `count` of them, and returns the
+    /// next cursor, 0 at the end. A member that exists from the first step to the last is visited.
     pub fn scan(
         &self,
         cursor: u64,
@@ -476,7 +477,7 @@ impl Collection for Zset {
     }
 }
 
-/// Returns the score in a member's row, and the name if the row keeps it.
+/// Decodes a member's row: the score, and the name if the row has it.
 fn read_score(row: &[u8]) -> anyhow::Result<(f64, &[u8])> {
     let (score, name) = row.split_first_chunk::<8>().context("an element row has no score")?;
     let score = f64::from_bits(u64::from_be_bytes(*score));

@@ -1,4 +1,4 @@
-//! A sorted set against a plain map, with its rows in a map: cold, shed, or in memory.
+//! Compares a sorted set with a plain map; its rows are in a map: cold, shed, or in memory.
 
 use super::*;
 use crate::encoding::{Op, OpWriter, decode_entry, encode_meta};
@@ -19,13 +19,13 @@ struct World {
     zset: Zset,
     meta: Vec<u8>,
     rows: BTreeMap<Vec<u8>, Vec<u8>>,
-    /// What was loaded, as text; and the least score of a page of the order.
+    /// Names of the parts that were loaded, with the least score of each page of the order.
     loaded: Vec<&'static str>,
     least: f64,
 }
 
 impl World {
-    /// Closes a round: the rows follow.
+    /// Closes a round, and writes its rows.
     fn seal(&mut self) {
         let zset: &mut dyn Collection = &mut self.zset;
         if zset.version() == 0 {
@@ -58,7 +58,7 @@ impl World {
     /// Forgets everything but the rows.
     fn evict(&mut self) {
         self.seal();
-        // An emptied one keeps its encoding here, so that it takes negative zeros.
+        // An emptied set keeps its encoding here, so that it takes negative zeros.
         if !self.zset.is_empty() {
             let Value::Zset(zset) = decode_entry(b"k", 1, &self.meta).unwrap().value else {
                 panic!("it is a sorted set")
@@ -91,7 +91,7 @@ impl World {
         self.zset.learn_page(Page { range, rows }).unwrap();
     }
 
-    /// Loads what is missing.
+    /// Loads a missing part.
     fn serve(&mut self, part: Part) {
         self.seal();
         match part {
@@ -122,7 +122,7 @@ impl World {
         }
     }
 
-    /// Asks until everything needed is in memory.
+    /// Repeats a query until everything it needs is in memory.
     fn ask<T>(&mut self, question: impl Fn(&Zset) -> Result<T, Part>) -> T {
         for _ in 0..200 {
             match question(&self.zset).or_load(0, b"k") {
@@ -154,7 +154,7 @@ fn collect(walk: ZsetWalk<'_>) -> Result<Vec<(Vec<u8>, f64)>, Part> {
     walk.map(|item| item.map(|(name, score)| (name.to_vec(), score))).collect()
 }
 
-/// The same as a plain map.
+/// The expected contents, as a plain map.
 #[derive(Default)]
 struct Model(BTreeMap<Vec<u8>, f64>);
 
@@ -181,7 +181,7 @@ fn bits(items: &[(Vec<u8>, f64)]) -> Vec<(&[u8], u64)> {
     items.iter().map(|(name, score)| (&**name, score.to_bits())).collect()
 }
 
-/// One question, answered by both.
+/// Compares the answers of both to one random query.
 fn compare(world: &mut World, sorted: &[(Vec<u8>, f64)], rng: &mut SmallRng) {
     assert_eq!(world.zset.len(), sorted.len() as u64);
     let reverse = rng.random();
