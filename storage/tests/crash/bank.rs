@@ -1,7 +1,7 @@
-//! Transfers between accounts, each one record that touches all shards. Every change that the
-//! journal makes, on its disk or in its bucket, and the engines in their stores may be the last:
-//! then the process is killed, or the power is lost, which takes from the journal on a disk what was
-//! not synced, and from that in a bucket as much as a kill does.
+//! Transfers between accounts, each one record that touches all shards. After every change of the
+//! journal, on its disk or in its bucket, and of the engines' stores, the process may be killed or
+//! the power lost. A power loss takes the unsynced bytes of a journal on a disk; for a journal in a
+//! bucket it is like a kill.
 
 use crate::bucket::Bucket;
 use crate::image::Probe;
@@ -31,7 +31,7 @@ const NOW: u64 = 1_800_000_000_000;
 
 type Stores = BTreeMap<PathBuf, Arc<InMemory>>;
 
-/// What there was before a change, and how many transfers had come how far.
+/// State of the media before a change, and the numbers of transfers begun and acknowledged by then.
 struct Point {
     number: u64,
     disk: Arc<SimDisk>,
@@ -47,7 +47,7 @@ struct Media {
     in_bucket: bool,
     disk: Arc<SimDisk>,
     stores: Mutex<Stores>,
-    /// The disk does not change while a point is taken.
+    /// Locked while a point is taken, so that the disk does not change.
     changing: Mutex<()>,
     recording: AtomicBool,
     points: Mutex<Vec<Point>>,
@@ -82,7 +82,7 @@ impl Media {
         self.points.lock().unwrap().push(point);
     }
 
-    /// Opens what is on the media; `dir` holds the manifest only.
+    /// Opens a world on the media; `dir` has the manifest only.
     fn open(self: &Arc<Self>, dir: &Path, model: Model) -> World {
         let media = self.clone();
         let pick = move |number| {
@@ -98,7 +98,7 @@ impl Media {
             Ok(place.through(watched))
         };
         let disk = Watching { media: self.clone(), probe: probe.clone() };
-        // Segments are short, and a record with much in it has parts.
+        // Segments are short, and large records have parts.
         let options = flagstone_storage::directory::OpenOptions {
             segment_bytes: 8192,
             journal: self.in_bucket.then(|| self.bucket(&probe)),
@@ -109,7 +109,7 @@ impl Media {
 }
 
 impl Media {
-    /// Returns the bucket that the journal is in; each change of it is a point.
+    /// Returns the bucket of the journal; each change of it is a point.
     fn bucket(self: &Arc<Self>, probe: &Arc<Probe>) -> Place {
         let objects = self.stores.lock().unwrap().entry("journal".into()).or_default().clone();
         let (media, probe) = (self.clone(), probe.clone());
@@ -147,7 +147,7 @@ impl Watching {
     }
 }
 
-/// Where the directory is does not matter.
+/// The directory's location does not matter.
 fn place(path: &Path) -> PathBuf {
     Path::new("/journal").join(path.file_name().unwrap())
 }
@@ -209,7 +209,7 @@ struct Bank {
     rng: Rng,
 }
 
-/// Returns a name on a shard, of those that begin with `head`.
+/// Returns a name on a shard that begins with `head`.
 fn name_on(world: &World, shard: u16, head: &str, mut skip: usize) -> Vec<u8> {
     let layout = world.partition.store.layout();
     let names = (0u32..).map(|n| format!("{head}:{n}").into_bytes());
@@ -252,7 +252,7 @@ impl Bank {
         self.accounts[shard][self.rng.below(ACCOUNTS_OF_A_SHARD as u64) as usize].clone()
     }
 
-    /// Source, target and receipt are on three shards.
+    /// Transfers an amount; source, target and receipt are on three shards.
     fn transfer(&mut self) {
         let number = self.models.len();
         let first = self.rng.below(u64::from(SHARDS)) as usize;
@@ -284,7 +284,7 @@ impl Bank {
         assert!(self.world.partition.commit(NOW).unwrap());
     }
 
-    /// As a worker does it that is lent the keys of others.
+    /// Writes like a worker that was lent the keys of others.
     fn by_coordinator(&mut self, writes: &[(Vec<u8>, String)]) {
         for (key, _) in writes {
             self.world.run(|store| store.entry(0, key).map(|_| ()));
@@ -327,11 +327,11 @@ impl Bank {
             if n % 3 == 2 {
                 self.sync();
             }
-            // Not all of it is synced then.
+            // Not all of it is synced at that point.
             if n % 6 == 4 {
                 let shard = (n / 6) as u16 % SHARDS;
                 self.world.hand_over(shard, (n % 12 == 4).then_some(3));
-                // What comes between is in the next flush, or in the journal alone.
+                // Later transfers are in the next flush, or in the journal alone.
                 self.transfer();
                 self.world.flush(shard);
             }
@@ -346,7 +346,7 @@ fn receipt(world: &World, number: usize, shard: u16) -> Vec<u8> {
     name_on(world, shard, &format!("receipt{number}"), 0)
 }
 
-/// Which transfers a world has, by their receipts.
+/// Returns the number of transfers in a world, by their receipts.
 fn transfers_in(world: &mut World, most: usize, at: &str) -> usize {
     let mut found = Vec::new();
     for number in 1..=most {
@@ -363,8 +363,8 @@ fn transfers_in(world: &mut World, most: usize, at: &str) -> usize {
     n
 }
 
-/// Opens what a point has left; how many transfers are there is between what was acknowledged and
-/// what was begun, and everything else follows from it.
+/// Opens the state of a point. The number of its transfers must be between those acknowledged and
+/// those begun, and everything else must follow from it.
 fn check(
     point: &Point,
     in_bucket: bool,
@@ -416,14 +416,14 @@ fn cut_off_everywhere(in_bucket: bool) {
     println!("{} points, {} transfers", points.len(), bank.models.len() - 1);
     assert!(points.len() >= 150, "{} points", points.len());
     std::thread::scope(|scope| {
-        // Each spends more time waiting than working.
+        // Each thread spends more time waiting than working.
         for thread in 0..4 {
             let copy = fresh(root.path(), &mut number);
             let manifest = std::fs::read(dir.join("flagstone.json")).unwrap();
             let (points, models, accounts) = (&points, &bank.models, &accounts);
             scope.spawn(move || {
                 for point in points.iter().skip(thread / 2).step_by(2) {
-                    // It is on a disk of its own, and each start writes it.
+                    // The manifest is on a disk of its own, and each start writes it.
                     std::fs::write(copy.join("flagstone.json"), &manifest).unwrap();
                     check(point, in_bucket, thread % 2 == 0, models, accounts, &copy);
                 }

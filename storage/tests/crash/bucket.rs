@@ -1,5 +1,5 @@
-//! A bucket in memory for the journal: each change of it is a point, and nothing changes while
-//! somebody looks.
+//! A bucket in memory for the journal: each change of it is a point, and it does not change while a
+//! point is taken.
 
 use async_trait::async_trait;
 use futures::FutureExt;
@@ -13,7 +13,7 @@ use object_store::{
 use std::fmt;
 use std::sync::Arc;
 
-/// Makes a change, when nobody looks.
+/// Makes a change, not while a point is taken.
 pub(crate) type Change = dyn Fn(&str, &mut dyn FnMut()) + Send + Sync;
 
 pub(crate) struct Bucket {
@@ -33,7 +33,7 @@ impl fmt::Display for Bucket {
     }
 }
 
-/// Returns a store in memory never waits.
+/// Runs a request to a store in memory, which never waits.
 fn at_once<T>(work: impl Future<Output = T>) -> T {
     work.now_or_never().expect("it is in memory")
 }

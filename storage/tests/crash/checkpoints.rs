@@ -1,5 +1,5 @@
-//! Checkpoints of random histories: each, branched or restored, is what the model was at its lsn,
-//! and so is any moment behind one.
+//! Checkpoints of random histories: each, branched or restored, equals the model at its lsn, and so
+//! does any moment after one.
 
 use crate::histories::{DATABASES, History, number};
 use crate::image::Probe;
@@ -67,7 +67,7 @@ pub(crate) fn local(dir: &Path) -> Place {
     Place::local(dir).unwrap()
 }
 
-/// Where store and journal of a run are.
+/// Kind of the store and of the journal of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Local,
@@ -116,7 +116,7 @@ impl Run {
         Self { root, bucket, kind, location, history, number, taken, under_way }
     }
 
-    /// Begins a checkpoint, and goes on.
+    /// Begins a checkpoint; the history goes on.
     pub(crate) fn begin(&mut self) {
         let world = &self.history.world;
         let source = source(&self.location.store, self.root.path(), world);
@@ -143,7 +143,7 @@ impl Run {
         self.finish();
     }
 
-    /// Kills the process, and starts another one. What was committed is there.
+    /// Kills the process, and starts another one, which must have everything committed.
     pub(crate) fn kill(self) -> Self {
         let Self { history: History { world, random }, .. } = self;
         world.journal.sync_now().unwrap();
@@ -154,7 +154,7 @@ impl Run {
         Self { history: History { world, random }, ..self }
     }
 
-    /// Returns a place where nothing is, in the store of this one.
+    /// Returns an empty place in the store of this one.
     pub(crate) fn fresh(&mut self) -> Place {
         let dir = fresh(self.root.path(), &mut self.number);
         match self.kind {
@@ -163,7 +163,7 @@ impl Run {
         }
     }
 
-    /// Opens a directory, which must be what the model was at an lsn.
+    /// Opens a directory, which must equal the model at an lsn.
     pub(crate) fn check(&self, at_place: &Place, lsn: Lsn, at: &str) {
         let location = at_place.clone().into();
         let mut copy = open(&location, self.history.world.probe.model_at(lsn));
@@ -176,7 +176,7 @@ impl Run {
 
     fn restore(&mut self, from: &Location, id: Option<&str>, as_of: Option<AsOf>) -> (Place, Lsn) {
         let to = self.fresh();
-        // Of what is in memory only, nobody else knows.
+        // Records that are only in memory cannot be restored.
         self.history.world.journal.sync_now().unwrap();
         let restored = restore(from, &to, id, as_of, &Quiet);
         let restored = self.history.world.block_on(restored).unwrap();
@@ -217,7 +217,7 @@ fn run(seed: u64, kind: Kind) {
     let (dir, lsn) = run.restore(&backups, Some(&taken[picked].id), None);
     assert_eq!(lsn, taken[picked].lsn);
     run.check(&dir, lsn, &format!("seed {seed}, backup at {lsn}, restored"));
-    // Any moment that a checkpoint is not behind, from the directory and from its backups.
+    // Any moment not before a checkpoint, from the directory and from its backups.
     let first = taken[0].reaches().max(taken[0].after + 1);
     let data = run.location.clone();
     for (from, last) in
@@ -249,7 +249,7 @@ fn so_it_is_in_a_bucket_and_of_a_journal_in_one() {
     }
 }
 
-/// Returns the names of files with rows that are below a place, with the sizes of all.
+/// Returns the names and sizes of files with rows below a place.
 fn rows_in(run: &Run, place: &Place) -> BTreeMap<String, u64> {
     let listing = place.store().list(Some(place.root())).try_collect::<Vec<_>>();
     let listed = run.history.world.block_on(listing).unwrap();
@@ -272,7 +272,7 @@ fn a_branch_in_a_bucket_has_no_copies_and_is_a_parent_and_backed_up_as_any() {
         let own = rows_in(&run, &first);
         assert!(!of_parent.is_empty());
         assert!(!own.keys().any(|name| of_parent.contains_key(name)), "{own:?}");
-        // The branch goes on by itself, and has checkpoints.
+        // The branch can be used by itself, and has checkpoints.
         let location = Location::from(first.clone());
         let mut world = open(&location, run.history.world.probe.model_at(taken.lsn));
         world.probe.keep_models(world.journal.clone());
@@ -329,7 +329,7 @@ fn restore_moments(kind: Kind) {
         ends.push((world.model.now_ms, world.journal.end()));
     }
     let place = run.location.clone();
-    // Both records of a time, and nothing of what is a ms later.
+    // Both records of one time, and none that is a ms later.
     let some = if kind == Kind::Local { 1 } else { 4 };
     for &(ms, end) in ends.iter().step_by(some) {
         for asked in [ms, ms + 9] {
@@ -360,7 +360,7 @@ fn a_backup_copies_what_is_new_and_finds_what_is_damaged() {
     let second = run.taken.last().unwrap().clone();
     let again = run.back_up(&second, &to, BackupOptions::default());
     assert!(again.1 < all.1, "{again:?} of {all:?}");
-    // A file that is damaged has the size that it had.
+    // A damaged file keeps its size.
     let objects = run.root.path().join("backups/objects");
     let file = std::fs::read_dir(&objects).unwrap().next().unwrap().unwrap().path();
     let mut bytes = std::fs::read(&file).unwrap();
@@ -372,7 +372,7 @@ fn a_backup_copies_what_is_new_and_finds_what_is_damaged() {
     let error = format!("{:#}", run.history.world.block_on(restoring).unwrap_err());
     assert!(error.contains("damaged"), "{error}");
     assert!(!made.dir().unwrap().join("flagstone.json").exists());
-    // It is copied again by one that looks.
+    // A backup that verifies copies it again.
     run.begin();
     run.finish();
     let third = run.taken.last().unwrap().clone();
@@ -416,7 +416,7 @@ fn what_is_in_use_is_not_removed() {
     run.history.world.close();
 }
 
-/// Returns a place in memory, with what was there before each change of it.
+/// Returns a place in memory, with its contents before each change.
 fn watched_place() -> (Place, Arc<Mutex<Vec<Arc<InMemory>>>>) {
     let (store, points) = (Arc::new(InMemory::new()), Arc::<Mutex<Vec<_>>>::default());
     let (inner, noted) = (store.clone(), points.clone());
@@ -520,7 +520,7 @@ fn what_a_bucket_holds_after_any_request_is_whole() {
     let root = tempfile::tempdir().unwrap();
     let mut model = Model { now_ms: NOW, ..Model::default() };
     model.dbs.resize_with(DATABASES, Default::default);
-    // What is checked is the catalog: the journal is elsewhere.
+    // The catalog is checked; the journal is elsewhere.
     let (mut number, retention) = (0, Retention { keep: 1, max_age_ms: 0 });
     let journal = Some(local(&fresh(root.path(), &mut number)));
     let location = Location { store: bucket.clone(), journal };

@@ -1,5 +1,5 @@
-//! Copies that are refused, that fail, or that are killed: nothing of them stays that is in the way of
-//! the next one, and nobody is told of a copy that cannot be used.
+//! Copies that are refused, fail, or are killed: no remains hinder the next copy, and no unusable
+//! copy is reported as made.
 
 use crate::checkpoints::{Kind, Run, local};
 use flagstone_storage::checkpoint::{
@@ -32,7 +32,7 @@ fn back_up(run: &Run, taken: &Checkpoint, to: &Place) -> anyhow::Result<()> {
     run.history.world.block_on(done).map(drop)
 }
 
-/// Everything below a directory; empty if it is not there.
+/// Returns all files below a directory; none if it does not exist.
 fn all_in(dir: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(dir).into_iter().flatten() {
@@ -56,7 +56,7 @@ fn damage(dir: &Path) {
     for file in all_in(dir).iter().filter(|path| path.extension().is_some_and(|e| e == "sst")) {
         let mut bytes = fs::read(file).unwrap();
         bytes.iter_mut().for_each(|byte| *byte ^= 0x55);
-        // Not through a link.
+        // Unlinked first, so that it is not written through a link.
         fs::remove_file(file).unwrap();
         fs::write(file, bytes).unwrap();
     }
@@ -77,7 +77,7 @@ fn who_is_refused_leaves_nothing_and_hears_no_names() {
         assert!(text.contains("is not empty") && !text.contains("secret"), "{text}");
     }
     assert_eq!(all_in(&taken_place), [taken_place.join("a secret name")]);
-    // Directories that were made for it go as well, others stay.
+    // Directories made for the copy are removed as well, others stay.
     let (outer, inner) = (run.root.path().join("outer"), run.root.path().join("outer/a/b"));
     fs::create_dir(&outer).unwrap();
     let to = local(&inner);
@@ -113,7 +113,7 @@ fn what_fails_is_not_in_the_way_of_the_next_one() {
     }
 }
 
-/// Dies as soon as so many files have been read.
+/// Panics as soon as so many files have been read.
 struct Dies(AtomicU32);
 
 impl Progress for Dies {
@@ -170,7 +170,7 @@ fn what_cannot_be_opened_is_no_backup_and_no_branch() {
     let error = format!("{:#}", branched.unwrap_err());
     assert!(error.contains("cannot be opened"), "{error}");
     assert_eq!(all_in(to.dir().unwrap()), Vec::<PathBuf>::new());
-    // Both are made once the files are what they were.
+    // Both are made once the files are restored.
     for file in all_in(&whole).iter().filter(|path| path.is_file()) {
         fs::copy(file, data.join(file.strip_prefix(&whole).unwrap())).unwrap();
     }

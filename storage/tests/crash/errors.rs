@@ -1,4 +1,4 @@
-//! Directories that must not be opened, and why they say so; damaged journals.
+//! Directories that must not be opened, with the errors that say why; damaged journals.
 
 use crate::image::{Image, Pick};
 use crate::model::Model;
@@ -108,7 +108,7 @@ fn an_older_copy_of_a_shard_is_refused() {
     assert!(error.contains("shard 1") && error.contains("older"), "{error}");
 }
 
-/// Returns the journal's files of a directory, with what of them is in use.
+/// Returns the journal's files of a directory, with their bytes in use.
 fn segments(dir: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     let files = fs::read_dir(dir.join("journal")).unwrap().map(|entry| entry.unwrap().path());
     let mut files: Vec<_> = files.map(|path| (path.clone(), fs::read(path).unwrap())).collect();

@@ -44,7 +44,7 @@ fn bytes(random: &mut StdRng, len: usize) -> Vec<u8> {
 
 impl History {
     pub(crate) fn db(&mut self) -> u32 {
-        // Mostly one, so that keys meet.
+        // Mostly one database, so that keys meet.
         if self.random.random_range(0..3) > 0 {
             0
         } else {
@@ -164,7 +164,7 @@ impl History {
         let part = bytes(&mut self.random, len);
         self.world.run(|store| {
             let mut entry = store.entry_mut(db, &name)?;
-            // As SETRANGE does it: what is missing is asked for before anything changes.
+            // Like SETRANGE: missing parts are requested before any change.
             let mut string = match &entry.value {
                 Value::Str(s) => s.clone(),
                 _ => {
@@ -258,7 +258,7 @@ impl History {
         }
     }
 
-    /// Scans a hash or set step by step, while some of it is dropped from memory.
+    /// Scans a hash or set step by step, while parts of it are dropped from memory.
     fn scan(&mut self) {
         let (db, name) = (self.db(), key(&mut self.random));
         let item = self.world.model.dbs[db as usize].get(&name).cloned();
@@ -349,7 +349,7 @@ impl History {
         self.world.model.dbs[to_db as usize].insert(to, item);
     }
 
-    /// A commit of a coordinator: entries are lent, and the record is applied late, perhaps after
+    /// Commits like a coordinator: entries are lent, and the record is applied late, possibly after
     /// a cut.
     fn coordinate(&mut self) {
         let (db, first, second) = (self.db(), key(&mut self.random), key(&mut self.random));
@@ -411,7 +411,7 @@ impl History {
     }
 }
 
-/// Runs one seed; how many crashes it went through.
+/// Runs one seed, and returns its number of crashes.
 fn run(seed: u64) -> u32 {
     let root = tempfile::tempdir().unwrap();
     let mut number = 0;
@@ -458,7 +458,7 @@ pub(crate) fn number(variable: &str, default: u64) -> u64 {
     std::env::var(variable).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
-/// Seeds run by several threads.
+/// Runs seeds on several threads.
 fn run_seeds(seeds: std::ops::Range<u64>) {
     let crashes: u32 = std::thread::scope(|scope| {
         let workers: Vec<_> = (0..2)

@@ -1,4 +1,4 @@
-//! Images of a data directory as kill -9 would leave it, with what must be found in them.
+//! Images of a data directory as kill -9 would leave it, with the models that they must match.
 
 use crate::model::Model;
 use flagstone_storage::journal::{Journal, Lsn};
@@ -18,7 +18,7 @@ pub(crate) struct Image {
 
 type Files = Vec<(PathBuf, Arc<Vec<u8>>)>;
 
-/// Which points of a run become images, by their number.
+/// Selects the points of a run that become images, by their number.
 pub(crate) type Pick = Box<dyn FnMut(u64) -> bool + Send>;
 
 struct State {
@@ -26,7 +26,7 @@ struct State {
     points: u64,
     pick: Pick,
     images: Vec<Image>,
-    /// What there was at each lsn, if somebody wants to know.
+    /// The model at each lsn, if it is recorded.
     by_lsn: Option<(Arc<dyn Journal>, BTreeMap<Lsn, Model>)>,
 }
 
@@ -55,7 +55,7 @@ impl Probe {
         }
     }
 
-    /// Stores refuse changes from now on, or no longer.
+    /// Makes stores refuse changes from now on, or accept them again.
     pub(crate) fn refuse(&self, refuse: bool) {
         self.refuses.store(refuse, Ordering::SeqCst);
     }
@@ -64,7 +64,7 @@ impl Probe {
         self.refuses.load(Ordering::SeqCst)
     }
 
-    /// Stores fail for good from now on, or no longer.
+    /// Makes stores fail for good from now on, or work again.
     pub(crate) fn break_stores(&self, breaks: bool) {
         self.breaks.store(breaks, Ordering::SeqCst);
     }
@@ -73,7 +73,7 @@ impl Probe {
         self.breaks.load(Ordering::SeqCst)
     }
 
-    /// Returns a point at which the process may be killed.
+    /// Marks a point at which the process may be killed.
     pub(crate) fn point(&self, name: impl FnOnce() -> String) {
         let mut state = self.state.lock().unwrap();
         state.points += 1;
@@ -86,7 +86,7 @@ impl Probe {
     }
 
     fn take(&self, state: &MutexGuard<'_, State>, at: String) -> Image {
-        // What is read twice alike was there at the instant between.
+        // Files that two successive reads show alike existed at the instant between.
         let mut files = read(&self.dir);
         loop {
             let again = read(&self.dir);
@@ -97,12 +97,12 @@ impl Probe {
         }
     }
 
-    /// Returns an image of now.
+    /// Returns an image of the present state.
     pub(crate) fn now(&self, at: &str) -> Image {
         self.take(&self.state.lock().unwrap(), at.into())
     }
 
-    /// Appends to the journal and says what is in it then; no image is taken meanwhile.
+    /// Appends to the journal and sets the model of its contents; no image is taken meanwhile.
     pub(crate) fn append<R>(&self, model: &Model, append: impl FnOnce() -> R) -> R {
         let mut state = self.state.lock().unwrap();
         let result = append();
@@ -113,14 +113,14 @@ impl Probe {
         result
     }
 
-    /// Keeps what there is at each lsn from now on.
+    /// Records the model at each lsn from now on.
     pub(crate) fn keep_models(&self, journal: Arc<dyn Journal>) {
         let mut state = self.state.lock().unwrap();
         let models = BTreeMap::from([(journal.end(), state.committed.clone())]);
         state.by_lsn = Some((journal, models));
     }
 
-    /// What there was at an lsn.
+    /// Returns the model at an lsn.
     pub(crate) fn model_at(&self, lsn: Lsn) -> Model {
         let state = self.state.lock().unwrap();
         let (_, models) = state.by_lsn.as_ref().expect("they are kept");

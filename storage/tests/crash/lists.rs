@@ -27,7 +27,7 @@ impl History {
         (db, lists[self.random.random_range(0..lists.len())].0.clone())
     }
 
-    /// Makes a list what it is in the model from now on; its expiry stays.
+    /// Sets a list in the model; its expiry stays.
     fn put_list(&mut self, db: u32, name: &[u8], list: Vec<Vec<u8>>) {
         let was = self.world.model.dbs[db as usize].get(name);
         let is_list = was.is_some_and(|(value, _)| matches!(&**value, V::List(_)));
@@ -39,7 +39,7 @@ impl History {
         }
     }
 
-    /// A few elements, or enough for many nodes.
+    /// Pushes a few elements, or enough for many nodes.
     pub(crate) fn push(&mut self) {
         let (db, name) = self.list_key();
         let front = self.random.random();
@@ -66,7 +66,7 @@ impl History {
         self.put_list(db, &name, list);
     }
 
-    /// Changes of a list that exists.
+    /// Changes an existing list.
     pub(crate) fn edit_list(&mut self) {
         let (db, name) = self.list_key();
         let mut model = self.world.model.list(db as usize, &name);
@@ -81,7 +81,7 @@ impl History {
                 5 => self.remove_equal(db, &name, &mut model),
                 _ => self.trim(db, &name, &mut model),
             }
-            // What is loaded comes from what is committed, which the model must know.
+            // Loads return committed values, so the model must have them.
             self.put_list(db, &name, model.clone());
         }
     }

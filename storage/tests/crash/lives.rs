@@ -1,6 +1,6 @@
-//! Lives: a data directory is killed a number of times, with flushes in between or without, some of its shards
-//! idle or none. Then copies of it are made in every way there is, and each of them is served, written,
-//! flushed, killed and started again, and must hold all keys every time.
+//! Lives: a data directory is killed several times, with or without flushes between, some of its
+//! shards idle or none. Then copies of it are made in every possible way, and each of them is
+//! served, written, flushed, killed and started again, and must have all keys every time.
 
 use crate::checkpoints::{Kind, Run, open, source};
 use crate::histories::number;
@@ -19,21 +19,21 @@ use rand::{RngExt, SeedableRng};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// Unclean starts, at most.
+/// Bound of the unclean starts.
 const KILLS: u32 = 5;
 
 /// Keys that are written between two kills.
 const KEYS: u32 = 12;
 
-/// What happens before the copies are made.
+/// Events before the copies are made.
 #[derive(Clone, Copy, Debug)]
 struct Life {
     seed: u64,
     kind: Kind,
     kills: u32,
-    /// All keys are in one shard.
+    /// True if all keys are in one shard.
     idle: bool,
-    /// How often of ten the shards are flushed before a kill.
+    /// Chance in ten that the shards are flushed before a kill.
     flushes: u32,
 }
 
@@ -47,7 +47,7 @@ impl Listener for Told {
     fn rows(&self, _count: u64) {}
 }
 
-/// Sets some keys, all in the shard of one tag if the others are to be idle.
+/// Sets some keys, all in one shard if the others are to be idle.
 fn write(world: &mut World, random: &mut StdRng, idle: bool) {
     for _ in 0..KEYS {
         let n = random.random_range(0..1000);
@@ -65,7 +65,7 @@ fn flush(world: &mut World) {
     }
 }
 
-/// A copy is what `model` says, and is a data directory like any other: it goes on over writes,
+/// Asserts that a copy equals `model`, and is a data directory like any other, over writes,
 /// flushes, kills and stops.
 fn serve(location: &Location, mut model: Model, at: &str) {
     let mut random = StdRng::seed_from_u64(7);
@@ -73,7 +73,7 @@ fn serve(location: &Location, mut model: Model, at: &str) {
         let at = format!("{at}, turn {turn}");
         let mut world = open(location, model);
         world.verify(&at);
-        // Into every shard: none may have closed itself.
+        // Writes to every shard: none may have closed itself.
         write(&mut world, &mut random, false);
         flush(&mut world);
         world.verify(&format!("{at}, flushed"));
@@ -100,7 +100,7 @@ impl Life {
         }
         write(&mut run.history.world, &mut random, self.idle);
         self.copies(&mut run);
-        // The original goes on, and is sound.
+        // The original can still be used, and is sound.
         run.history.world.journal.sync_now().unwrap();
         let (location, model) = (run.location.clone(), run.history.world.model.clone());
         drop(run.history);
@@ -108,7 +108,7 @@ impl Life {
         serve(&location, model, &format!("{self:?}: itself"));
     }
 
-    /// Each copy of a directory that is open, and some copies of copies.
+    /// Makes each kind of copy of an open directory, and some copies of copies.
     fn copies(self, run: &mut Run) {
         run.begin();
         run.finish();
@@ -133,7 +133,7 @@ impl Life {
         serve(&moment.into(), model, &at("a moment"));
     }
 
-    /// A branch is killed some times, and a branch and a backup are made of it.
+    /// Kills a branch several times, and makes a branch and a backup of it.
     fn copies_of_a_copy(self, run: &mut Run, location: &Location, model: Model) {
         let mut random = StdRng::seed_from_u64(self.seed + 1);
         let mut world = open(location, model);
@@ -161,7 +161,7 @@ impl Life {
         serve(&restored.into(), model, &format!("{self:?}: a backup of a branch"));
     }
 
-    /// What is done with a directory that no server has open.
+    /// Makes the copies of a directory that no server has open.
     fn stopped(self, location: &Location, model: &Model) {
         let runtime = tokio::runtime::Runtime::new().unwrap();
         let to = Place::within(Arc::new(InMemory::new()), "other".into(), "memory");
@@ -181,7 +181,7 @@ impl Life {
     }
 }
 
-/// The seeds run through all numbers of kills.
+/// Runs seeds for all numbers of kills.
 fn lives(kind: Kind, some: usize) {
     let first = number("FLAGSTONE_SEED", 1);
     for seed in first..first + number("FLAGSTONE_SEEDS", 1) {

@@ -1,5 +1,5 @@
-//! The storage under kill -9: random histories and every step of the background's work, against a
-//! model of what was appended to the journal.
+//! The storage under kill -9: random histories, and every step of the background's work, compared
+//! with a model of the records appended to the journal.
 //!
 //! `FLAGSTONE_SEEDS=n` runs n seeds of the random histories, `FLAGSTONE_SEED=s` begins at seed s.
 

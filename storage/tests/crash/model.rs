@@ -1,4 +1,4 @@
-//! What must be found: plain maps.
+//! The expected contents, as plain maps.
 
 use flagstone_storage::encoding::Library;
 use flagstone_storage::value::StreamId;
@@ -15,7 +15,7 @@ pub(crate) enum V {
     Stream(StreamModel),
 }
 
-/// By group and id, which consumer has not acknowledged it.
+/// The consumer of each pending entry, by group and id.
 pub(crate) type Pending = BTreeMap<Vec<u8>, BTreeMap<StreamId, Vec<u8>>>;
 
 /// Entries, each with the value of its only field.
@@ -75,7 +75,7 @@ impl Model {
         }
     }
 
-    /// What is not a set counts as an empty one.
+    /// Returns the set of a key; any other value counts as an empty set.
     pub(crate) fn set(&self, db: usize, key: &[u8]) -> BTreeSet<Vec<u8>> {
         match self.dbs[db].get(key).map(|(v, _)| &**v) {
             Some(V::Set(members)) => members.clone(),
@@ -83,7 +83,7 @@ impl Model {
         }
     }
 
-    /// What is not a list counts as an empty one.
+    /// Returns the list of a key; any other value counts as an empty list.
     pub(crate) fn list(&self, db: usize, key: &[u8]) -> Vec<Vec<u8>> {
         match self.dbs[db].get(key).map(|(v, _)| &**v) {
             Some(V::List(list)) => list.clone(),
@@ -99,7 +99,7 @@ impl Model {
         }
     }
 
-    /// What is not a string counts as an empty one.
+    /// Returns the string of a key; any other value counts as an empty string.
     pub(crate) fn string(&self, db: usize, key: &[u8]) -> Vec<u8> {
         match self.dbs[db].get(key).map(|(v, _)| &**v) {
             Some(V::Str(s)) => s.clone(),
@@ -111,7 +111,7 @@ impl Model {
         self.dbs[db].get(key).map_or(0, |(_, at)| *at)
     }
 
-    /// Removes what has expired.
+    /// Removes expired keys and fields.
     pub(crate) fn expire(&mut self) {
         let due = |at: u64| at != 0 && at <= self.now_ms;
         for db in &mut self.dbs {
@@ -128,7 +128,7 @@ impl Model {
         }
     }
 
-    /// Keys, and keys with an expiry.
+    /// Returns the number of keys, and of keys with an expiry.
     pub(crate) fn totals(&self, db: usize) -> (u64, u64) {
         let keys = &self.dbs[db];
         (keys.len() as u64, keys.values().filter(|(_, at)| *at != 0).count() as u64)

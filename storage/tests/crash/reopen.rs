@@ -1,4 +1,4 @@
-//! Engines that close themselves, and are opened again while everything goes on.
+//! Engines that close themselves, and are reopened while the storage is in use.
 
 use crate::histories::History;
 use crate::model::Model;
@@ -9,7 +9,7 @@ use flagstone_storage::materialise::{each_hand_over_batch, hand_over};
 use rand::RngExt;
 
 impl History {
-    /// An engine closes itself: at rest, or when a part of a hand-over is in it.
+    /// Makes an engine close itself: at rest, or with a part of a hand-over.
     pub(crate) fn break_engine(&mut self) {
         self.world.commit();
         let shard = self.random.random_range(0..SHARDS);
@@ -25,8 +25,8 @@ impl History {
 }
 
 impl World {
-    /// The engine of a shard closes itself, if its store can break. `part`: when it has so many batches of so many rows of a
-    /// hand-over, the last of which may be flushed.
+    /// Makes the engine of a shard close itself, if its store can break. `part`: after it has taken
+    /// so many batches of so many rows of a hand-over, the last of which may be flushed.
     pub(crate) fn break_engine(&mut self, id: u16, part: Option<(usize, usize)>, is_flushed: bool) {
         let engine = self.partition.shards[&id].engine().clone();
         self.journal.sync_now().unwrap();
@@ -35,7 +35,7 @@ impl World {
             if let Some(cut) = self.partition.take_cut(id) {
                 let mut all = Vec::new();
                 each_hand_over_batch(&cut, rows, &mut |batch| all.push(batch));
-                // The last one would make it whole.
+                // With the last one it would be whole.
                 all.pop();
                 for batch in all.into_iter().take(batches) {
                     self.block_on(engine.write(batch)).unwrap();
@@ -45,7 +45,7 @@ impl World {
                 }
             }
         }
-        // Something that is not flushed, and says nothing.
+        // An unflushed row without a meaning.
         self.block_on(engine.write(vec![(vec![0xff].into(), None)])).unwrap();
         self.probe.break_stores(true);
         let flushed = self.block_on(engine.flush());
@@ -56,7 +56,7 @@ impl World {
     fn open_one_again(&mut self, id: u16) {
         self.probe.point(|| format!("the engine of shard {id} has closed itself"));
         let plan = self.partition.reopen(id).unwrap();
-        // Nothing that its numbers say counts meanwhile.
+        // Its sequence numbers do not count meanwhile.
         self.partition.observe_flushed();
         let reopened = self.block_on(plan.run()).unwrap();
         self.partition.observe_flushed();
@@ -64,7 +64,7 @@ impl World {
         self.probe.point(|| format!("the engine of shard {id} is open again"));
     }
 
-    /// Opens engines again that have closed themselves, as a worker does.
+    /// Reopens engines that have closed themselves, like a worker does.
     pub(crate) fn open_again(&mut self) {
         for id in 0..SHARDS {
             let engine = self.partition.shards[&id].engine().clone();
@@ -93,8 +93,8 @@ fn fill(world: &mut World, keys: std::ops::Range<u32>, mark: u8) {
     }
 }
 
-/// Whatever was flushed, handed over, in part or not at all, when an engine closes itself: all of it
-/// is read, and found after a kill, also when more was handed over and flushed since.
+/// Rows that were flushed, handed over in whole, in part, or not at all, when an engine closes
+/// itself: all are read, and found after a kill, even if more was handed over and flushed since.
 #[test]
 fn an_engine_that_has_closed_itself_is_opened_again_with_all_that_it_had() {
     let root = tempfile::tempdir().unwrap();
@@ -134,7 +134,7 @@ fn an_engine_that_has_closed_itself_is_opened_again_with_all_that_it_had() {
     }
 }
 
-/// Files that were there are gone: it must not go on as if nothing had been.
+/// Flushed files are missing: the engine must not be reopened.
 #[test]
 fn an_engine_that_has_lost_what_was_flushed_is_not_opened_again() {
     let root = tempfile::tempdir().unwrap();
@@ -143,7 +143,7 @@ fn an_engine_that_has_lost_what_was_flushed_is_not_opened_again() {
     fill(&mut world, 0..40, 1);
     world.settle();
     world.break_engine(0, None, false);
-    // Its tasks may be at work there: what is moved away is gone all the same.
+    // Its tasks may still be writing there: the directory is missing all the same.
     std::fs::rename(dir.join("shard-0/db"), dir.join("away")).unwrap();
     let plan = world.partition.reopen(0).unwrap();
     let error = world.block_on(plan.run()).map(|_| ()).unwrap_err();
@@ -161,14 +161,14 @@ fn a_record_that_cannot_be_merged_stops_its_shard_and_a_start() {
     let mut record = Sealed::default();
     record.ops.entry(1).or_default().put(b"no kind of row", b"value", false);
     let mut body = record.body();
-    // The operation is of no kind that there is.
+    // The operation's kind does not exist.
     let at = body.len() - record.ops[&1].pieces().1.len();
     body[at] = 0xff;
     let lsn = world.journal.append(world.model.now_ms, &[1], &[&body]).unwrap();
     world.partition.merge(lsn, &body);
     assert_eq!(world.partition.shards[&1].broken(), Some(lsn));
     assert_eq!(world.partition.shards[&0].broken(), None);
-    // Nothing of it is handed over: the journal keeps the record.
+    // None of its rows are handed over: the journal keeps the record.
     world.partition.cut(1);
     assert!(world.partition.take_cut(1).is_none());
     world.journal.sync_now().unwrap();

@@ -35,7 +35,7 @@ impl History {
         }
     }
 
-    /// Makes a set what it is in the model from now on; its expiry stays.
+    /// Sets a set in the model; its expiry stays.
     fn put_set(&mut self, db: u32, name: &[u8], members: BTreeSet<Vec<u8>>) {
         let was = self.world.model.dbs[db as usize].get(name);
         let is_set = was.is_some_and(|(value, _)| matches!(&**value, V::Set(_)));
@@ -47,7 +47,7 @@ impl History {
         }
     }
 
-    /// Few members, or more than a page has.
+    /// Adds a few members, or more than a page has.
     pub(crate) fn add_members(&mut self) {
         let (db, name) = self.set_key();
         let mut added: Vec<Vec<u8>> = Vec::new();
@@ -103,7 +103,7 @@ impl History {
         self.put_set(db, &name, members);
     }
 
-    /// As SPOP does it. Which members it takes does not follow from the seed.
+    /// Pops members like SPOP. Its choice does not follow from the seed.
     pub(crate) fn pop_members(&mut self) {
         let (db, name) = self.set_key();
         let mut members = self.world.model.set(db as usize, &name);
@@ -130,7 +130,7 @@ impl History {
             for name in &popped {
                 assert!(members.remove(name), "each was a member");
             }
-            // What is loaded comes from what is committed, which the model must know.
+            // Loads return committed values, so the model must have them.
             self.put_set(db, &name, members.clone());
         }
     }

@@ -1,4 +1,4 @@
-//! Histories that lead to one place where a kill, a stop or a fault may hurt.
+//! Histories that lead to one point where a kill, a stop or a fault may do harm.
 
 use crate::image::{Pick, Probe};
 use crate::model::{Model, V};
@@ -36,7 +36,7 @@ fn world(dir: &Path, pick: Pick) -> World {
     World::open(dir, model(3), pick)
 }
 
-/// Kills the process now: a copy is opened and compared.
+/// Kills the process: opens a copy and compares it.
 fn kill(world: World, root: &TempDir, number: &mut u32) -> World {
     let image = world.probe.now("killed");
     drop(world);
@@ -156,7 +156,7 @@ fn a_filter_of_keys_made_anew_has_what_was_pending_before() {
         world.model.dbs[0].remove(&name(n));
     }
     world.commit();
-    // Most keys are gone. Those that are left are pending: the engine has none of them.
+    // Most keys are deleted. The remaining ones are pending: the engine has none of them.
     for shard in shards() {
         assert!(!world.look_for_keys(shard), "a filter begins, and waits for the engine");
     }
@@ -175,7 +175,7 @@ fn a_filter_of_keys_made_anew_has_what_was_pending_before() {
         world.evict();
     }
     world.verify("with a filter made anew");
-    // What is not there is known without a look at the engine.
+    // The absence of a key is known without asking the engine.
     let is_hot = |n: &u32| world.partition.store.is_hot(0, &name(*n));
     assert!((1000..2000).filter(is_hot).count() > 950);
 }
@@ -279,7 +279,7 @@ fn shards_in_a_bucket_can_become_others() {
     first.commit();
     first.journal.sync_now().unwrap();
     let model = first.model.clone();
-    // As a kill does: nothing is closed.
+    // Like a kill: nothing is closed.
     drop(first);
     let mut stores = vec![bucket.join("new"), Place::local(&dir).unwrap(), bucket.join("last")];
     for (to, shards) in stores.iter().zip([7, 1, SHARDS]) {
@@ -305,7 +305,7 @@ fn an_interrupted_reshard_leaves_no_data_directory() {
     let to = fresh(root.path(), &mut number);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     let place = Place::local(&to).unwrap();
-    // It ends in the middle of the rows.
+    // Interrupts it in the middle of the rows.
     let stop = |done: flagstone_storage::directory::Resharded| assert_eq!(done.rows, 0, "stopped");
     let work = reshard(options(&dir, 3), place, 5, Clock::default(), &stop);
     let stopped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| runtime.block_on(work)));
@@ -416,7 +416,7 @@ fn another_number_of_databases_keeps_every_key() {
         }
         world.flush_db(databases as u32 - 1);
         world.commit();
-        // What is out of reach stays.
+        // Rows that cannot be swept yet stay.
         let mut image = world.probe.now("killed");
         let out_of_reach = all.dbs.into_iter().skip(databases);
         image.model.dbs.extend(out_of_reach);
@@ -458,7 +458,7 @@ fn a_lent_entry_that_expired_is_written_again() {
     let store = &mut world.partition.store;
     let mut space = store.workspace(&store.generations());
     space.adopt(0, store.lend(0, b"k").expect("hot"));
-    // It has expired when the command looks; then the command is broken off.
+    // It has expired when the command reads it; then the command is broken off.
     space.begin(NOW + 20, true);
     assert!(space.entry(0, b"k").unwrap().is_none());
     for (db, entry) in space.drain() {
@@ -492,7 +492,7 @@ fn an_old_hand_over_does_not_overtake_a_newer_one() {
     kill(world, &root, &mut number);
 }
 
-/// Deletes every key of all databases one by one.
+/// Deletes every key of all databases individually.
 fn delete_all(world: &mut World) {
     for db in 0..world.model.dbs.len() {
         for key in std::mem::take(&mut world.model.dbs[db]).into_keys() {
@@ -523,7 +523,7 @@ fn what_comes_and_goes_between_two_hand_overs_is_never_written() {
     kill(world, &root, &mut number);
 }
 
-/// Puts and deletes of one key on both sides of a cut, which is under way or complete.
+/// Puts and deletes one key on both sides of a cut, which is under way or complete.
 #[test]
 fn a_row_is_new_in_one_map_only() {
     for (in_engine, is_taken) in [(false, false), (false, true), (true, false), (true, true)] {
@@ -564,7 +564,7 @@ fn a_row_is_new_in_one_map_only() {
     }
 }
 
-/// A replayed put finds the row that it has put before.
+/// A replayed put finds the row that it wrote before.
 #[test]
 fn what_an_unfinished_hand_over_has_left_can_be_deleted() {
     let root = tempfile::tempdir().unwrap();
@@ -578,7 +578,7 @@ fn what_an_unfinished_hand_over_has_left_can_be_deleted() {
         let engine = world.partition.shards[&shard].engine().clone();
         let mut batches = Vec::new();
         each_hand_over_batch(&cut, 8, &mut |batch| batches.push(batch));
-        // The last one says that all of them are there.
+        // The last batch would mark them as complete.
         batches.pop();
         for batch in batches {
             world.block_on(engine.write(batch)).unwrap();
@@ -667,7 +667,7 @@ fn what_comes_late_into_the_expiry_index_is_found_by_the_next_pass() {
     let shard = world.partition.store.layout().shard_of(slot_of(b"{t}"));
     assert_eq!(world.partition.begin_due(shard, NOW + 1000), 0);
     assert_eq!(world.partition.begin_due(shard, NOW + 2000), NOW + 1001);
-    // A command that began long ago is stored, and the engine has it before the next pass.
+    // A command that began long ago is stored, and the engine has its row before the next pass.
     world.set(0, b"{t}late", b"v", NOW + 5);
     world.set(0, b"{t}later", b"v", NOW + 5000);
     world.commit();
@@ -676,7 +676,7 @@ fn what_comes_late_into_the_expiry_index_is_found_by_the_next_pass() {
     let plan = world.partition.plan_due(shard, &DueCursor::at(from_ms), NOW + 3000, 10).unwrap();
     let (due, rest) = world.block_on(plan.run()).unwrap();
     assert!(rest.is_none() && due.len() == 1 && *due[0].key == *b"{t}late", "{due:?}");
-    // It could not be deleted: the next pass has it again.
+    // It could not be deleted: the next pass returns it again.
     world.partition.left_due(shard, from_ms);
     assert_eq!(world.partition.begin_due(shard, NOW + 4000), from_ms);
     assert_eq!(world.partition.begin_due(shard, NOW + 4000), NOW + 4001);
@@ -732,7 +732,7 @@ fn times_of_fields_that_are_too_early_are_put_right() {
     set(&mut world, b"f1", NOW + 10);
     set(&mut world, b"f2", NOW + 1000);
     world.evict();
-    // With only this field in memory the earliest time is not known to go.
+    // With only this field in memory, the earliest time is not known to change.
     set(&mut world, b"f1", 0);
     world.model.now_ms += 20;
     world.verify("too early");
@@ -755,7 +755,7 @@ fn a_dead_generation_leaves_no_row_behind() {
     world.verify_no_garbage("all was pending");
     let model = world.model.clone();
     world.close();
-    // Nothing but control rows.
+    // Only control rows are left.
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
         let opened = Directory::open(options(&dir, model.dbs.len() as u32), Clock::default());
@@ -770,7 +770,7 @@ fn a_dead_generation_leaves_no_row_behind() {
     });
 }
 
-/// What a coordinator has changed may not be durable when a unit changes it and is taken back.
+/// A coordinator's change may not be durable when a unit changes the key and is rolled back.
 #[test]
 fn what_is_loaded_after_a_roll_back_shows_all_that_it_has_shown_before() {
     let root = TempDir::new().unwrap();

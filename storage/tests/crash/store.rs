@@ -1,4 +1,4 @@
-//! An object store that tells of every change before and after it is made, and can refuse them.
+//! An object store that reports every change before and after it is made, and can refuse changes.
 
 use crate::image::Probe;
 use async_trait::async_trait;

@@ -21,7 +21,7 @@ impl History {
         (db, streams[self.random.random_range(0..streams.len())].0.clone())
     }
 
-    /// Makes a stream what it is in the model from now on; its expiry stays.
+    /// Sets a stream in the model; its expiry stays.
     fn put_stream(&mut self, db: u32, name: &[u8], stream: StreamModel) {
         let was = self.world.model.dbs[db as usize].get(name);
         let is_stream = was.is_some_and(|(value, _)| matches!(&**value, V::Stream(_)));
@@ -33,7 +33,7 @@ impl History {
         NodeLimits::new(4096, if self.random.random() { 100 } else { 5 })
     }
 
-    /// A few entries, or enough for many nodes; sometimes what is old goes.
+    /// Adds a few entries, or enough for many nodes; sometimes trims old ones.
     pub(crate) fn add_entries(&mut self) {
         let (db, name) = self.stream_key();
         let limits = self.limits();
@@ -68,7 +68,7 @@ impl History {
         self.put_stream(db, &name, model);
     }
 
-    /// Changes of a stream that exists.
+    /// Changes an existing stream.
     pub(crate) fn edit_stream(&mut self) {
         let (db, name) = self.stream_key();
         let Some(mut model) = self.world.model.stream(db as usize, &name) else { return };
@@ -107,7 +107,7 @@ impl History {
         model.max_deleted = model.max_deleted.max(*ids.last().expect("an id"));
     }
 
-    /// A group is made or destroyed, a consumer gets or acknowledges something, or goes.
+    /// Creates or destroys a group; delivers or acknowledges entries of a consumer, or deletes it.
     fn use_group(&mut self, db: u32, name: &[u8], model: &mut StreamModel) {
         let group: &[u8] = if self.random.random() { b"group" } else { b"other" };
         let consumer: &[u8] = if self.random.random() { b"a" } else { b"b" };

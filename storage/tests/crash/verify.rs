@@ -1,4 +1,4 @@
-//! Whether a directory holds what the model says.
+//! Compares a directory with the model.
 
 use crate::model::V;
 use crate::world::{SHARDS, World};
@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 impl World {
     /// Compares everything that can be read.
     pub(crate) fn verify(&mut self, at: &str) {
-        // Where a kill has broken an expiry round off, the next one goes on.
+        // If a kill has interrupted a pass over the expiry index, the next one continues.
         self.expire();
         self.verify_counters(at);
         assert_eq!(self.libraries, self.model.libraries, "{at}: libraries");
@@ -72,8 +72,8 @@ impl World {
         }
     }
 
-    /// The expiry index holds each key's expiry, and a time for each hash that has fields with
-    /// expiries, which may be too early.
+    /// Asserts that the expiry index has each key's expiry, and for each hash that has fields with
+    /// expiries a time, which may be too early.
     fn verify_times(&mut self, at: &str) {
         let mut keys = BTreeSet::new();
         let mut fields = BTreeMap::new();
@@ -111,7 +111,7 @@ impl World {
         assert!(fields.is_empty(), "{at}: times of fields that do not exist: {fields:?}");
     }
 
-    /// After [`World::settle`]: nothing is in the engines that nobody can reach.
+    /// Asserts, after [`World::settle`], that the engines have no unreachable rows.
     pub(crate) fn verify_no_garbage(&mut self, at: &str) {
         let names: Vec<(u32, Vec<u8>)> = (0u32..)
             .zip(&self.model.dbs)

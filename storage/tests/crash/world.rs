@@ -1,4 +1,4 @@
-//! An open data directory, beside the model of what it must hold.
+//! An open data directory, with the model of its expected contents.
 
 use crate::image::{Image, Pick, Probe};
 use crate::model::{Model, Pending, StreamModel, V};
@@ -26,10 +26,10 @@ use tokio::runtime::Runtime;
 
 pub(crate) const SHARDS: u16 = 3;
 
-/// A filter of keys, where they are, and the generations that do not count.
+/// A filter of keys, the engine that has them, and the dead generations.
 type Scan = (Arc<Presence>, Engine, BTreeSet<u32>);
 
-/// Flushes of one hand-over, at most.
+/// Bound of the flushes of one hand-over.
 const MAX_FLUSHES: usize = 30;
 
 pub(crate) struct World {
@@ -37,12 +37,12 @@ pub(crate) struct World {
     pub(crate) partition: Partition,
     pub(crate) journal: Arc<dyn Journal>,
     pub(crate) probe: Arc<Probe>,
-    /// With what is not committed yet.
+    /// The model, including uncommitted changes.
     pub(crate) model: Model,
     pub(crate) holds: u64,
-    /// As they were at the start, and were changed since.
+    /// The libraries at the start, with later changes.
     pub(crate) libraries: Vec<Library>,
-    /// Shards whose keys are being read, and whether that is done.
+    /// Shards whose keys are being read; true if that is done.
     scans: BTreeMap<u16, (Scan, bool)>,
     _locks: Locks,
 }
@@ -140,7 +140,7 @@ impl World {
         self.partition.finish_load(loaded).unwrap();
     }
 
-    /// Runs a command, loading what it misses.
+    /// Runs a command, loading the parts that it misses.
     pub(crate) fn run<R>(&mut self, mut command: impl FnMut(&mut Store) -> Result<R, Fault>) -> R {
         loop {
             self.partition.store.begin(self.model.now_ms, true);
@@ -162,7 +162,7 @@ impl World {
         self.probe.append(model, || partition.commit(model.now_ms).map(|_| ()).unwrap());
     }
 
-    /// What the store says of a key.
+    /// Returns a key's value in the store.
     pub(crate) fn get(&mut self, db: u32, key: &[u8]) -> Option<(V, u64)> {
         self.run(|store| {
             let Some(entry) = store.peek(db, key)? else { return Ok(None) };
@@ -222,7 +222,7 @@ impl World {
         self.model.dbs[db as usize].insert(key.to_vec(), item);
     }
 
-    /// Deletes what is due by the index.
+    /// Deletes keys and fields that are due by the index.
     pub(crate) fn expire(&mut self) {
         self.commit();
         self.model.expire();
@@ -299,7 +299,7 @@ impl World {
 
     // ---- libraries ---------------------------------------------------------------------------
 
-    /// Has these libraries and no others, by one record.
+    /// Sets the libraries, by one record.
     pub(crate) fn set_libraries(&mut self, libraries: Vec<Library>) {
         self.commit();
         let gone = self.libraries.iter().filter(|old| libraries.iter().all(|l| l.name != old.name));
@@ -319,13 +319,13 @@ impl World {
         self.commit();
         self.journal.sync_now().unwrap();
         let durable = self.partition.observe_durable();
-        // What was used often goes at the third time.
+        // Entries used often are evicted at the third time.
         for _ in 0..4 {
             self.partition.store.evict(0, durable, 200_000, |_, _| false);
         }
     }
 
-    /// Hands a shard over at once; `batch`: step by step, with a flush after every step.
+    /// Hands a shard over at once or, with `batch`, step by step with a flush after every step.
     pub(crate) fn hand_over(&mut self, shard: u16, batch: Option<usize>) {
         self.partition.cut(shard);
         self.probe.point(|| format!("shard {shard} is cut"));
@@ -333,12 +333,12 @@ impl World {
         let engine = self.partition.shards[&shard].engine().clone();
         let seq = if let Some(rows) = batch {
             self.journal.sync_now().unwrap();
-            // As a hand-over in one piece has it.
+            // Like a hand-over in one piece.
             let _alone = self.block_on(engine.alone());
             let mut seq = 0;
             let mut batches = Vec::new();
             each_hand_over_batch(&cut, rows, &mut |batch| batches.push(batch));
-            // The engine lets a flush wait when many before were small.
+            // The engine delays a flush after many small ones.
             let flushed_together = batches.len().div_ceil(MAX_FLUSHES);
             for some in batches.chunks(flushed_together) {
                 for batch in some {
@@ -363,7 +363,8 @@ impl World {
         self.probe.point(|| format!("the journal knows of shard {shard}"));
     }
 
-    /// As the worker does: only when nothing is on the way. Whether there is more to do.
+    /// Sweeps like the worker: only when no hand-over is under way. Returns true if there is more
+    /// to do.
     pub(crate) fn sweep(&mut self, id: u16) -> bool {
         self.partition.observe_flushed();
         let shard = &self.partition.shards[&id];
@@ -378,8 +379,8 @@ impl World {
         more
     }
 
-    /// Returns the next step towards a filter of a shard's keys: begin, read, end. Whether there
-    /// was one.
+    /// Takes the next step towards a filter of a shard's keys: begin, read, end. Returns true if
+    /// there was one.
     pub(crate) fn look_for_keys(&mut self, shard: u16) -> bool {
         match self.scans.remove(&shard) {
             None => {
@@ -429,7 +430,7 @@ pub(crate) fn fresh(root: &Path, number: &mut u32) -> PathBuf {
     dir
 }
 
-/// What is pending in the groups of a stream, and with whom.
+/// Returns the pending entries of a stream's groups, and their consumers.
 fn read_groups(stream: &Stream) -> Result<Pending, Part> {
     let groups = stream.groups();
     let mut found = Pending::new();
