@@ -3,7 +3,7 @@
 use crate::config::Settings;
 use crate::node::Node;
 use flagstone_storage::checkpoint::{
-    Catalog, Checkpoint, Retention, Source, branch, prune_archive, take,
+    Catalog, Checkpoint, CheckpointSource, Retention, branch, prune_archive, take,
 };
 use flagstone_storage::place::Place;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -51,7 +51,7 @@ pub struct SaveStats {
 /// See the module's description.
 #[derive(Debug)]
 pub struct Checkpoints {
-    pub source: Source,
+    pub source: CheckpointSource,
     /// Where the journal keeps what it drops.
     archive: Place,
     stats: Mutex<SaveStats>,
@@ -61,7 +61,7 @@ pub struct Checkpoints {
 }
 
 impl Checkpoints {
-    pub fn new(source: Source, archive: Place) -> Self {
+    pub fn new(source: CheckpointSource, archive: Place) -> Self {
         let stats = SaveStats {
             running_since: None,
             last_save_ms: source.clock.now_ms(),

@@ -6,7 +6,7 @@ use crate::node::Node;
 use crate::tracking::Changes;
 use crate::unit::Published;
 use crate::worker::{Shown, Worker};
-use flagstone_storage::notes::{Interest, Note, What};
+use flagstone_storage::notes::{Interest, Note, NoteKind};
 use flagstone_storage::partition::Partition;
 use std::cell::RefMut;
 use std::rc::Rc;
@@ -132,9 +132,9 @@ impl Worker {
         }
         for note in &news.notes {
             match note.what {
-                What::Changed | What::Expired => self.tell_change(news, note, changes),
-                What::Touched => {}
-                What::Event(_, name) => {
+                NoteKind::Changed | NoteKind::Expired => self.tell_change(news, note, changes),
+                NoteKind::Touched => {}
+                NoteKind::Event(_, name) => {
                     self.node.publish_event(settings, note.db, &note.key, name);
                 }
             }

@@ -11,7 +11,7 @@ use crate::open_files;
 use crate::signals::{self, Stops};
 use crate::worker::{Inbox, Mailbox, Message, Worker, mailbox};
 use anyhow::{Context, Result};
-use flagstone_storage::checkpoint::{Catalog, Source};
+use flagstone_storage::checkpoint::{Catalog, CheckpointSource};
 use flagstone_storage::clock::Clock;
 use flagstone_storage::directory::{Directory, OpenOptions};
 use flagstone_storage::lease::LEASE;
@@ -150,7 +150,7 @@ fn serve(
     let total = shard_workers + settings.net_workers;
     let net = if settings.net_workers == 0 { 0..total } else { shard_workers..total };
     let (mailboxes, inboxes): (Vec<Mailbox>, Vec<Inbox>) = (0..total).map(|_| mailbox()).unzip();
-    let source = Source {
+    let source = CheckpointSource {
         store: opened.store.clone(),
         scratch: settings.dir.clone(),
         layout: opened.layout.clone(),

@@ -22,7 +22,7 @@ use crate::session::Session;
 use crate::worker::Worker;
 use flagstone_storage::Entry;
 use flagstone_storage::need::Key;
-use flagstone_storage::notes::{Note, What};
+use flagstone_storage::notes::{Note, NoteKind};
 use flagstone_storage::store::Need;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::rc::Rc;
@@ -230,10 +230,10 @@ impl WatchTable {
 
     /// A key has changed. That one expires which was not there when it was first watched (SWAPDB
     /// has brought it, expired as it was) is no change.
-    fn touch(&self, db: u32, key: &[u8], what: What) {
+    fn touch(&self, db: u32, key: &[u8], what: NoteKind) {
         let watchers = self.keys.get(&db).and_then(|keys| keys.get(key));
         for watcher in watchers.into_iter().flatten() {
-            if what == What::Changed || watcher.existed {
+            if what == NoteKind::Changed || watcher.existed {
                 watcher.watch.mark();
             }
         }
@@ -394,13 +394,13 @@ mod tests {
         table.add(&key("a"), &first, true);
         table.add(&key("b"), &first, false);
         table.add(&key("b"), &second, false);
-        table.touch(1, b"a", What::Changed);
-        table.touch(0, b"c", What::Changed);
-        table.touch(0, b"b", What::Expired);
+        table.touch(1, b"a", NoteKind::Changed);
+        table.touch(0, b"c", NoteKind::Changed);
+        table.touch(0, b"b", NoteKind::Expired);
         assert!(!first.is_dirty() && !second.is_dirty());
-        table.touch(0, b"a", What::Expired);
+        table.touch(0, b"a", NoteKind::Expired);
         assert!(first.is_dirty() && !second.is_dirty());
-        table.touch(0, b"b", What::Changed);
+        table.touch(0, b"b", NoteKind::Changed);
         assert!(second.is_dirty());
     }
 
@@ -428,7 +428,7 @@ mod tests {
         table.add(&key("a"), &first, true);
         table.add(&key("a"), &second, true);
         table.remove(&[key("a"), key("none")], &first);
-        table.touch(0, b"a", What::Changed);
+        table.touch(0, b"a", NoteKind::Changed);
         assert!(!first.is_dirty() && second.is_dirty());
         table.remove(&[key("a")], &second);
         assert!(table.is_empty());

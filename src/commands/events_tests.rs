@@ -4,7 +4,7 @@ use super::Stop;
 use super::testing::{NOW_MS, try_run};
 use crate::config::Settings;
 use flagstone_storage::Store;
-use flagstone_storage::notes::{Interest, Note, What};
+use flagstone_storage::notes::{Interest, Note, NoteKind};
 use flagstone_storage::slot::Layout;
 use flagstone_storage::store::Versions;
 use flagstone_wire::resp::Proto;
@@ -20,7 +20,7 @@ fn store(partial: bool) -> Store {
 }
 
 fn shown(note: &Note) -> Option<String> {
-    let What::Event(_, name) = note.what else { return None };
+    let NoteKind::Event(_, name) = note.what else { return None };
     let key = String::from_utf8_lossy(&note.key);
     let db = if note.db == 0 { String::new() } else { format!("@{}", note.db) };
     Some(format!("{name} {key}{db}"))

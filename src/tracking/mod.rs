@@ -23,7 +23,7 @@ use crate::commands::flag;
 use crate::commands::registry::Command;
 use crate::events::News;
 use crate::worker::{Request, Worker};
-use flagstone_storage::notes::{Note, What};
+use flagstone_storage::notes::{Note, NoteKind};
 use flagstone_wire::resp::Args;
 use std::sync::atomic::Ordering;
 
@@ -96,7 +96,7 @@ impl Worker {
     /// Tells who has read a key that a command has changed.
     pub(crate) fn tell_change(&self, news: &News, note: &Note, changes: &mut Changes) {
         // What time has done nobody has.
-        let by = if note.what == What::Expired { 0 } else { news.client };
+        let by = if note.what == NoteKind::Expired { 0 } else { news.client };
         if self.node.prefixes.any() {
             changes.add(&note.key, by);
         }

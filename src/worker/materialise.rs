@@ -4,7 +4,7 @@ use super::stall::Watched;
 use super::{LockKey, Worker};
 use flagstone_storage::journal::Lsn;
 use flagstone_storage::materialise::{hand_over, sweep};
-use flagstone_storage::scan::{Due, DueCursor};
+use flagstone_storage::scan::{DueCursor, DueExpiry};
 use flagstone_storage::shard::Cut;
 use flagstone_storage::store::{Need, Part};
 use std::cell::RefCell;
@@ -341,8 +341,8 @@ impl Worker {
 
     /// Deletes what is due, under the locks of its keys; false if it could not be read, or if that
     /// could not be stored.
-    async fn expire(self: &Rc<Self>, due: Vec<Due>) -> bool {
-        let due: Vec<(u32, Due)> = {
+    async fn expire(self: &Rc<Self>, due: Vec<DueExpiry>) -> bool {
+        let due: Vec<(u32, DueExpiry)> = {
             let partition = self.partition.borrow();
             due.into_iter()
                 .filter_map(|due| Some((partition.store.db_of(due.generation)?, due)))
@@ -377,7 +377,7 @@ impl Worker {
         self.commit()
     }
 
-    async fn load_due(self: &Rc<Self>, due: &[(u32, Due)]) -> Result<(), String> {
+    async fn load_due(self: &Rc<Self>, due: &[(u32, DueExpiry)]) -> Result<(), String> {
         let need = |db: u32, key: &[u8], part| Need { db, key: key.into(), part };
         let cold: Vec<Need> = {
             let mut partition = self.partition.borrow_mut();

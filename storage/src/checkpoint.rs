@@ -38,12 +38,12 @@ pub use catalog::{Catalog, InUse};
 pub use copy::{Progress, Quiet};
 pub(crate) use files::remove_tree;
 pub use history::prune_archive;
-pub use image::{Image, Piece};
+pub use image::{Image, ImageFile};
 pub(crate) use image::{engine_dir, sizes};
 pub(crate) use restore::branch_state;
 pub use restore::{AsOf, Restored, branch, restore};
 pub use stopped::{offline_options, take_stopped};
-pub use take::{Source, take};
+pub use take::{CheckpointSource, take};
 
 /// The directory of checkpoints, in a data directory.
 pub const CHECKPOINTS: &str = "checkpoints";
@@ -90,12 +90,12 @@ pub struct Retention {
 
 fn read_description<T: DeserializeOwned>(what: &str, bytes: &[u8]) -> Result<T> {
     #[derive(Deserialize)]
-    struct Version {
+    struct DescriptionVersion {
         format: u32,
     }
     let damaged = || format!("{what} is damaged");
     checked::verify(bytes).with_context(damaged)?;
-    let Version { format } = serde_json::from_slice(bytes).with_context(damaged)?;
+    let DescriptionVersion { format } = serde_json::from_slice(bytes).with_context(damaged)?;
     if format != FORMAT {
         bail!("{what} has format {format}; this program knows format {FORMAT} only");
     }

@@ -25,7 +25,7 @@ pub struct Clock {
 
 #[derive(Debug, Default)]
 struct Inner {
-    source: Source,
+    source: TimeSource,
     /// The greatest time that was given, or set by [`Clock::at_least`].
     floor_us: AtomicU64,
     /// Difference between this clock's time and the slowed monotonic clock; it only grows.
@@ -36,7 +36,7 @@ struct Inner {
 
 /// Source of time.
 #[derive(Debug)]
-enum Source {
+enum TimeSource {
     /// The system clock, and the monotonic clock since a moment.
     System(Instant),
     Manual(Arc<ManualTime>),
@@ -59,13 +59,13 @@ struct Watch {
     told_ahead: bool,
 }
 
-impl Default for Source {
+impl Default for TimeSource {
     fn default() -> Self {
         Self::System(Instant::now())
     }
 }
 
-impl Source {
+impl TimeSource {
     fn wall_us(&self) -> u64 {
         match self {
             #[allow(clippy::disallowed_methods, reason = "this is the clock")]
@@ -87,7 +87,7 @@ impl Source {
 impl Clock {
     /// Creates a clock on a time that tests set.
     pub fn manual(time: Arc<ManualTime>) -> Self {
-        let inner = Inner { source: Source::Manual(time), ..Inner::default() };
+        let inner = Inner { source: TimeSource::Manual(time), ..Inner::default() };
         Self { inner: Arc::new(inner) }
     }
 

@@ -4,7 +4,7 @@ use crate::encoding::{Delta, ElementRows, OpWriter, RowKey, encode_meta};
 use crate::slot::KeyHash;
 use crate::store::{DirtyKey, Store, Versions};
 use crate::value::string::CHUNK;
-use crate::value::{Entry, Stored, Str, Value};
+use crate::value::{Entry, JournaledState, Str, Value};
 use std::collections::{BTreeMap, HashSet};
 
 /// Bytes before a shard's operations in a record's body: its number and their length.
@@ -142,12 +142,12 @@ impl BodyReader {
 
 impl Entry {
     /// Returns the state to store in the journal.
-    pub(crate) fn state(&self) -> Stored {
+    pub(crate) fn state(&self) -> JournaledState {
         if !self.is_live() {
-            return Stored::default();
+            return JournaledState::default();
         }
         let value = &self.value;
-        Stored::new(self.expire_at_ms, value.version(), value.fields_expire_at_ms())
+        JournaledState::new(self.expire_at_ms, value.version(), value.fields_expire_at_ms())
     }
 }
 
@@ -263,8 +263,8 @@ fn seal_times(
     key: &[u8],
     generation: u32,
     slot: u16,
-    old: &Stored,
-    new: &Stored,
+    old: &JournaledState,
+    new: &JournaledState,
     ops: &mut OpWriter,
 ) {
     for (before, after, fields) in [

@@ -15,7 +15,7 @@
 use crate::counters::Counters;
 use crate::encoding::{Library, Row, get_varint, put_varint, row};
 use crate::journal::Lsn;
-use crate::presence::Piece;
+use crate::presence::FilterPiece;
 use crate::slot::Layout;
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
@@ -137,7 +137,7 @@ pub struct Control {
     pub generations: Generations,
     pub counters: Counters,
     /// The filter of keys, if the shard is `complete`.
-    pub presence: Vec<Piece>,
+    pub presence: Vec<FilterPiece>,
     pub libraries: BTreeMap<Box<[u8]>, Library>,
 }
 

@@ -18,11 +18,11 @@ use crate::clock::Clock;
 use crate::commit::{BodyReader, Sealed};
 use crate::control::{Control, Generations, incomplete_row, presence_key};
 use crate::encoding::{Library, row};
-use crate::engine::files::{Files, Kept};
+use crate::engine::files::{OpenFiles, ShardFiles};
 use crate::engine::peek::peek;
 use crate::engine::{Engine, Upkeep, prefix_range};
 use crate::journal::{
-    BucketJournal, BucketOptions, Disk, Journal, LocalJournal, Lsn, Options, Piece, RealDisk,
+    BucketJournal, BucketOptions, CommitPiece, Disk, Journal, LocalJournal, Lsn, Options, RealDisk,
     Recovered, SyncMode,
 };
 use crate::materialise::make_room;
@@ -188,7 +188,7 @@ impl Directory {
             .into_iter()
             .map(|(id, engine, control)| Shard::new(id, engine, epoch, control, presence_bytes))
             .collect();
-        let mut replay = Replay { stale, bytes: options.replay_bytes, unchecked: 0 };
+        let mut replay = StartReplay { stale, bytes: options.replay_bytes, unchecked: 0 };
         let replayed = replay.run(&recovery, &mut shards, &complete).await?;
         if replayed > 0 {
             tracing::info!(records = replayed, "the journal's tail was replayed");
@@ -284,10 +284,10 @@ pub type OpenStore<'a> = dyn Fn(&Place) -> Result<Place> + Sync + 'a;
 
 /// Keeps the files of shards in local directories open.
 fn local_files() -> impl Fn(&Place) -> Result<Place> + Sync {
-    let kept = Arc::<Kept>::default();
+    let kept = Arc::<OpenFiles>::default();
     move |place| {
         let Some(dir) = place.dir() else { return Ok(place.clone()) };
-        let files = Arc::new(Files::new(dir, kept.clone())?);
+        let files = Arc::new(ShardFiles::new(dir, kept.clone())?);
         Ok(place.through(Arc::new(Guarded::new(files, true))))
     }
 }
@@ -532,7 +532,7 @@ fn outdated(control: &Control, id: u16, manifest: &Manifest) -> Batch {
 }
 
 /// Replays records of the journal that the shards do not have.
-struct Replay {
+struct StartReplay {
     /// Control rows of the engines that are not true any more.
     stale: Vec<(Engine, Batch)>,
     /// Bytes of rows from which on the engines get them.
@@ -541,7 +541,7 @@ struct Replay {
     unchecked: usize,
 }
 
-impl Replay {
+impl StartReplay {
     /// Merges the records that each shard has not applied, and returns their number. A shard that
     /// was closed cleanly has applied all up to the journal's end of that time, even if its last
     /// record is far before.
@@ -554,7 +554,7 @@ impl Replay {
         let from = applied.iter().min().map_or(1, |lsn| lsn + 1);
         let (mut records, mut is_counted, mut body) = (0, false, BodyReader::default());
         let mut pieces = recovery.pieces(from);
-        while let Some(Piece { record, first, last }) = pieces.next().await? {
+        while let Some(CommitPiece { record, first, last }) = pieces.next().await? {
             let lsn = record.lsn;
             if first {
                 (is_counted, body) = (false, BodyReader::default());

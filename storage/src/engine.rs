@@ -184,14 +184,14 @@ impl SystemClock for EngineClock {
 #[derive(Clone)]
 pub struct Engine {
     /// The open database; exchanged when an engine that had closed itself is reopened.
-    opened: Arc<RwLock<Opened>>,
+    opened: Arc<RwLock<OpenDb>>,
     turn: Arc<Mutex<Turn>>,
     how: Arc<How>,
 }
 
 /// An open database and its files.
 #[derive(Clone)]
-struct Opened {
+struct OpenDb {
     db: Db,
     /// Reader of its files.
     files: Arc<SstReader>,
@@ -289,7 +289,7 @@ impl Engine {
         *self.opened.write().unwrap_or_else(PoisonError::into_inner) = new;
     }
 
-    fn opened(&self) -> Opened {
+    fn opened(&self) -> OpenDb {
         self.opened.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -510,7 +510,7 @@ fn greatest_time_ms(
 }
 
 impl How {
-    async fn open(&self, store: Arc<Guarded>) -> Result<Opened> {
+    async fn open(&self, store: Arc<Guarded>) -> Result<OpenDb> {
         let (path, upkeep) = (self.place.root().clone(), &self.upkeep);
         // The files may be from a machine whose clock was ahead; SlateDB's clock must not step
         // back.
@@ -542,7 +542,7 @@ impl How {
             .build();
         let db = Box::pin(opening).await.map_err(told)?;
         let writes = store.writes().clone();
-        Ok(Opened { db, files, garbage, written: Arc::default(), writes })
+        Ok(OpenDb { db, files, garbage, written: Arc::default(), writes })
     }
 }
 

@@ -5,7 +5,7 @@ use crate::value::KeyBuf;
 
 /// What happened to a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum What {
+pub enum NoteKind {
     /// The key was written or deleted.
     Changed,
     /// The key was written in a way that only waiters hear of: the consumer groups of a stream.
@@ -17,7 +17,7 @@ pub enum What {
     Event(u32, &'static str),
 }
 
-impl What {
+impl NoteKind {
     /// Returns true if the key has another value now, or none.
     pub fn is_change(self) -> bool {
         matches!(self, Self::Changed | Self::Touched | Self::Expired)
@@ -34,13 +34,13 @@ impl What {
 pub struct Note {
     pub db: u32,
     pub key: KeyBuf,
-    pub what: What,
+    pub what: NoteKind,
 }
 
 /// The kinds of notes that have a listener.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Interest {
-    /// True if [`What::Changed`] and [`What::Expired`] are wanted.
+    /// True if [`NoteKind::Changed`] and [`NoteKind::Expired`] are wanted.
     pub changes: bool,
     /// Bits of event classes.
     pub events: u32,
@@ -82,12 +82,12 @@ impl Notes {
 
     /// Drops the notes of a command that missed data: it will look its keys up again.
     pub fn retry(&mut self) {
-        self.taken.retain(|note| !matches!(note.what, What::Event(class::KEY_MISS, _)));
+        self.taken.retain(|note| !matches!(note.what, NoteKind::Event(class::KEY_MISS, _)));
     }
 
     /// Drops the changes of a command that changed nothing visible to others.
     pub fn drop_changes(&mut self) {
-        self.taken.retain(|note| !matches!(note.what, What::Changed | What::Touched));
+        self.taken.retain(|note| !matches!(note.what, NoteKind::Changed | NoteKind::Touched));
     }
 
     /// Returns true if keyspace events have a listener.
@@ -100,22 +100,22 @@ impl Notes {
     #[inline]
     pub fn event(&mut self, db: u32, key: &[u8], class: u32, name: &'static str) {
         if self.interest.events & class != 0 {
-            self.push(db, key, What::Event(class, name));
+            self.push(db, key, NoteKind::Event(class, name));
         }
     }
 
     #[inline]
-    pub(crate) fn changed(&mut self, db: u32, key: &[u8], what: What) {
+    pub(crate) fn changed(&mut self, db: u32, key: &[u8], what: NoteKind) {
         if self.interest.changes {
             self.push(db, key, what);
         }
     }
 
     #[cold]
-    fn push(&mut self, db: u32, key: &[u8], what: What) {
+    fn push(&mut self, db: u32, key: &[u8], what: NoteKind) {
         let note = Note { db, key: KeyBuf::from_slice(key), what };
         // A command that looks a key up several times changes it once.
-        let is_write = matches!(what, What::Changed | What::Touched);
+        let is_write = matches!(what, NoteKind::Changed | NoteKind::Touched);
         if !is_write || self.taken.last() != Some(&note) {
             self.taken.push(note);
         }

@@ -12,7 +12,7 @@ use crate::reclaim::Reclaimed;
 use crate::slot::{KeyHash, SUB_TABLES, sub_table};
 use bytes::{Bytes, BytesMut};
 use hashbrown::HashMap;
-use rows::{ElementRows, PendingRow, Rows, Set, set_row, sorted, warm_rows};
+use rows::{PendingElementRows, PendingRow, RowChange, RowTable, set_row, sorted, warm_rows};
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ops::{Bound, Range};
@@ -28,16 +28,16 @@ const ROW_OVERHEAD: usize = 80;
 
 /// The element rows of one version.
 #[derive(Debug, Default)]
-struct Elements {
+struct PendingVersion {
     slot: u16,
     /// Approximate bytes of memory of these rows.
     bytes: usize,
-    rows: Reclaimed<ElementRows>,
+    rows: Reclaimed<PendingElementRows>,
 }
 
 /// State of a row without a value.
 #[derive(Clone, Copy, Debug)]
-struct Mark {
+struct RowMark {
     /// True if the row is put, false if it is deleted.
     put: bool,
     /// True if neither the engine nor an older map has the row.
@@ -48,12 +48,12 @@ struct Mark {
 #[derive(Debug, Default)]
 pub struct Pending {
     /// By generation, then sub-table.
-    meta: HashMap<u32, Vec<Rows>>,
+    meta: HashMap<u32, Vec<RowTable>>,
     /// Dead generations: none of their meta rows counts any more.
     dead: BTreeSet<u32>,
-    elements: HashMap<u64, Elements>,
+    elements: HashMap<u64, PendingVersion>,
     /// Expiry index and dead versions.
-    others: BTreeMap<Box<[u8]>, Mark>,
+    others: BTreeMap<Box<[u8]>, RowMark>,
     /// Libraries of functions, by name.
     libraries: BTreeMap<Box<[u8]>, Option<Box<[u8]>>>,
     rows: usize,
@@ -71,7 +71,7 @@ pub type Batch = Vec<(Bytes, Option<Bytes>)>;
 pub type Lookup<'a> = Option<Option<&'a [u8]>>;
 
 /// Returns the bytes that were added and freed when a row was set.
-fn sizes(key: &[u8], value: Option<&[u8]>, set: Set) -> (usize, usize) {
+fn sizes(key: &[u8], value: Option<&[u8]>, set: RowChange) -> (usize, usize) {
     let size = key.len() + value.map_or(0, <[u8]>::len) + ROW_OVERHEAD;
     (if set.kept { size } else { 0 }, set.before.map_or(0, |bytes| bytes + ROW_OVERHEAD))
 }
@@ -151,15 +151,15 @@ impl Pending {
                     (true, false) => self.drop_prefix(version, prefix),
                     (false, _) => {}
                 }
-                self.set_other(key, Mark { put: value.is_some(), new });
+                self.set_other(key, RowMark { put: value.is_some(), new });
             }
-            Some(Row::Time { .. }) => self.set_other(key, Mark { put: value.is_some(), new }),
+            Some(Row::Time { .. }) => self.set_other(key, RowMark { put: value.is_some(), new }),
             Some(Row::Library { name }) => self.set_library(name, value),
             Some(Row::Control { .. }) | None => {}
         }
     }
 
-    fn count(&mut self, set: Set, added: usize, freed: usize) {
+    fn count(&mut self, set: RowChange, added: usize, freed: usize) {
         self.rows = self.rows + usize::from(set.kept) - usize::from(set.before.is_some());
         self.bytes = self.bytes + added - freed;
     }
@@ -193,7 +193,7 @@ impl Pending {
         self.libraries.iter().map(|(name, value)| (&**name, value.as_deref()))
     }
 
-    fn set_other(&mut self, key: &[u8], mark: Mark) {
+    fn set_other(&mut self, key: &[u8], mark: RowMark) {
         let bytes = key.len() + ROW_OVERHEAD;
         match self.others.get_mut(key) {
             Some(old) if old.new && !mark.put => {
@@ -219,7 +219,7 @@ impl Pending {
     ) {
         let tables = self.meta.entry(generation).or_insert_with(|| {
             let mut tables = Vec::new();
-            tables.resize_with(SUB_TABLES, Rows::default);
+            tables.resize_with(SUB_TABLES, RowTable::default);
             tables
         });
         let table = &mut tables[sub_table(slot)];
@@ -317,7 +317,7 @@ impl Pending {
     fn remains(&self) -> (BTreeMap<Vec<u8>, bool>, HashSet<u64>) {
         let (mut rows, mut versions) = (BTreeMap::new(), HashSet::new());
         let tables = self.dead.iter().filter_map(|generation| self.meta.get(generation));
-        for row in tables.flatten().flat_map(Rows::iter) {
+        for row in tables.flatten().flat_map(RowTable::iter) {
             let Some(Row::Meta { generation, slot, key, .. }) = Row::parse(row.key()) else {
                 continue;
             };

@@ -20,7 +20,7 @@ use object_store::ObjectStore;
 use object_store::local::LocalFileSystem;
 use object_store::memory::InMemory;
 use object_store::path::Path;
-use shared::Shared;
+use shared::SharedStore;
 use stamp::Verified;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -40,7 +40,7 @@ pub struct Place {
     /// Counters of requests to a store that is not a local directory.
     requests: Arc<Requests>,
     /// Files shared with the parent of a branch; the store finds them.
-    shared: Option<Arc<Shared>>,
+    shared: Option<Arc<SharedStore>>,
 }
 
 impl Place {
@@ -115,7 +115,7 @@ impl Place {
             return Ok(self.clone());
         }
         let Some(shares) = Shares::read(self).await? else { return Ok(self.clone()) };
-        let shared = Arc::new(Shared::new(self.store.clone(), shares));
+        let shared = Arc::new(SharedStore::new(self.store.clone(), shares));
         Ok(Self { store: shared.clone(), shared: Some(shared), ..self.clone() })
     }
 
@@ -134,7 +134,7 @@ impl Place {
     /// Creates a place in memory that shows files of this one under other paths, with their sizes.
     /// Writes to it change nothing here.
     pub(crate) fn in_memory(&self, files: BTreeMap<Path, (Path, u64)>) -> Self {
-        let store = Arc::new(Shared::in_memory(self.store.clone(), files));
+        let store = Arc::new(SharedStore::in_memory(self.store.clone(), files));
         let url = format!("{}, seen in memory", self.url);
         Self { store, root: Path::default(), dir: None, url, shared: None, ..self.clone() }
     }

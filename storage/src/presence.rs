@@ -222,11 +222,11 @@ impl Presence {
 /// ```text
 /// version u8 | layers u8 | capacity | keys | words of the layer (varints) | words, little-endian
 /// ```
-pub(crate) type Piece = (u8, u16, Vec<u8>);
+pub(crate) type FilterPiece = (u8, u16, Vec<u8>);
 
 impl Presence {
     /// Returns the pieces that store the filter over a restart. The filter must not grow meanwhile.
-    pub(crate) fn pieces(&self) -> impl Iterator<Item = Piece> + '_ {
+    pub(crate) fn pieces(&self) -> impl Iterator<Item = FilterPiece> + '_ {
         let layers = self.layers().count() as u8;
         (0u8..).zip(self.layers()).flat_map(move |(n, layer)| {
             (0u16..).zip(layer.words.chunks(ROW_BYTES / 4)).map(move |(piece, words)| {
@@ -242,7 +242,7 @@ impl Presence {
     }
 
     /// Restores a stored filter. `None`: pieces are missing, or it is of another version.
-    pub(crate) fn from_pieces(pieces: &[Piece], max_bytes: usize) -> Option<Self> {
+    pub(crate) fn from_pieces(pieces: &[FilterPiece], max_bytes: usize) -> Option<Self> {
         let this = Self { layers: [const { OnceLock::new() }; MAX_LAYERS], max_bytes };
         let layers = *pieces.first()?.2.get(1)?;
         for pieces in pieces.chunk_by(|a, b| a.0 == b.0) {
@@ -254,7 +254,7 @@ impl Presence {
 }
 
 impl Layer {
-    fn from_pieces(layers: u8, pieces: &[Piece]) -> Option<Self> {
+    fn from_pieces(layers: u8, pieces: &[FilterPiece]) -> Option<Self> {
         let mut words = Vec::new();
         let mut head = None;
         for (number, (_, piece, value)) in (0u16..).zip(pieces) {
@@ -331,7 +331,7 @@ mod tests {
     #[test]
     fn it_is_kept_whole_or_not_at_all() {
         let presence = filled(0..400_000, ROOMY);
-        let pieces: Vec<Piece> = presence.pieces().collect();
+        let pieces: Vec<FilterPiece> = presence.pieces().collect();
         assert!(pieces.len() > 3);
         let back = Presence::from_pieces(&pieces, ROOMY).unwrap();
         assert_eq!((back.keys(), back.bytes()), (presence.keys(), presence.bytes()));

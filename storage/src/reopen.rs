@@ -61,12 +61,12 @@ pub struct Reopened {
 }
 
 /// A hold that keeps records in the journal as long as it lives.
-struct Held {
+struct ReplayHold {
     journal: Arc<dyn Journal>,
     id: HoldId,
 }
 
-impl Drop for Held {
+impl Drop for ReplayHold {
     fn drop(&mut self) {
         self.journal.release(self.id);
     }
@@ -86,7 +86,7 @@ impl Reopen {
         // Records that the new engine has not flushed must stay in the journal until it was given
         // them.
         let id = self.journal.hold(self.flushed + 1, u64::MAX);
-        let held = Held { journal: self.journal.clone(), id };
+        let held = ReplayHold { journal: self.journal.clone(), id };
         let old = self.engine.clone();
         // The old engine has failed: errors of its closing do not matter, but its tasks must end.
         let _ = tokio::time::timeout(CLOSING, old.close()).await;
@@ -130,7 +130,7 @@ impl Reopen {
         let reaches = control.reaches;
         let shard = Shard::new(self.shard, engine.clone(), self.epoch, control, 0);
         let (ready, mut pieces) = mpsc::channel(PIECES_AHEAD);
-        let mut replay = Replay { shard, reaches, ready, records: 0 };
+        let mut replay = CutBuilder { shard, reaches, ready, records: 0 };
         let (journal, handed) = (self.journal.clone(), self.handed);
         let reading = tokio::task::spawn_blocking(move || {
             if from <= handed {
@@ -159,7 +159,7 @@ impl Reopen {
 }
 
 /// Builds cuts from journal records.
-struct Replay {
+struct CutBuilder {
     shard: Shard,
     /// Greatest lsn of rows that the engine has already.
     reaches: Lsn,
@@ -167,7 +167,7 @@ struct Replay {
     records: u64,
 }
 
-impl Replay {
+impl CutBuilder {
     fn take(&mut self, record: &Record) -> io::Result<()> {
         let damaged = || io::Error::other(format!("the record {} is damaged", record.lsn));
         for (id, ops) in split_body(&record.body).ok_or_else(damaged)? {

@@ -72,12 +72,12 @@ pub struct ScanPage {
     pub next: Option<Cursor>,
 }
 
-type Overlay = BTreeMap<Box<[u8]>, Option<Box<[u8]>>>;
+type MetaOverlay = BTreeMap<Box<[u8]>, Option<Box<[u8]>>>;
 
 /// A scan of one shard, planned on its worker.
 pub struct ScanPlan {
     engine: Engine,
-    overlay: Overlay,
+    overlay: MetaOverlay,
     /// Rows beyond this head belong to the next page.
     horizon: Option<Vec<u8>>,
     range: std::ops::Range<Vec<u8>>,
@@ -95,7 +95,7 @@ impl Partition {
         RowKey::meta_prefix(&mut start, generation, from.slot, from.hash48);
         let mut end = Vec::new();
         RowKey::meta_prefix(&mut end, generation, slots.end, 0);
-        let mut overlay = Overlay::new();
+        let mut overlay = MetaOverlay::new();
         let mut horizon: Option<Vec<u8>> = None;
         let maps: Vec<_> = shard.maps().collect();
         for map in maps.into_iter().rev() {
@@ -185,7 +185,7 @@ impl ScanPlan {
 
 /// An expiry that is due.
 #[derive(Clone, Debug)]
-pub struct Due {
+pub struct DueExpiry {
     pub generation: u32,
     pub key: Box<[u8]>,
     pub at_ms: u64,
@@ -222,7 +222,7 @@ pub struct DuePlan {
 impl DuePlan {
     /// Reads; must run on the background runtime. Returns the due rows, earliest first, and the
     /// position of the rest, if there may be more.
-    pub async fn run(mut self) -> Result<(Vec<Due>, Option<DueCursor>)> {
+    pub async fn run(mut self) -> Result<(Vec<DueExpiry>, Option<DueCursor>)> {
         let mut due = Vec::new();
         loop {
             let rows = self.engine.scan(self.range.clone(), self.limit).await?;
@@ -252,10 +252,10 @@ impl DuePlan {
     }
 
     /// Decodes a row; `None` if its database is gone.
-    fn due(&self, key: &[u8]) -> Option<Due> {
+    fn due(&self, key: &[u8]) -> Option<DueExpiry> {
         match Row::parse(key)? {
             Row::Time { at_ms, generation, fields, key, .. } if self.live.contains(&generation) => {
-                Some(Due { generation, key: key.into(), at_ms, fields })
+                Some(DueExpiry { generation, key: key.into(), at_ms, fields })
             }
             _ => None,
         }

@@ -55,7 +55,7 @@ struct HandedOver {
 
 /// A filter of keys that is not complete yet.
 #[derive(Debug)]
-struct Making {
+struct PartialPresence {
     presence: Arc<Presence>,
     /// Records up to this lsn are known to the engine only.
     since: Lsn,
@@ -87,7 +87,7 @@ pub struct Shard {
     handed: Lsn,
     /// The filter of all keys, once it is complete.
     presence: Option<Arc<Presence>>,
-    making: Option<Making>,
+    making: Option<PartialPresence>,
     /// Bound of the bytes of a filter of keys.
     presence_bytes: usize,
     /// Lower bound of the times in the expiry index, except rows that a pass is deleting.
@@ -245,7 +245,7 @@ impl Shard {
         if late.is_none() && self.since.is_none() {
             self.since = Some(Instant::now());
         }
-        let mut target = Target {
+        let mut target = MergeTarget {
             generations: &mut self.generations,
             counters: &mut self.counters,
             current: &mut self.current,
@@ -458,7 +458,7 @@ impl Shard {
         if keys == 0 {
             self.presence = Some(presence);
         } else if !self.engine.is_remote() {
-            self.making = Some(Making { presence, since: self.merged, scanning: false });
+            self.making = Some(PartialPresence { presence, since: self.merged, scanning: false });
         }
     }
 
@@ -497,7 +497,7 @@ fn time_of(key: &[u8]) -> Option<u64> {
 }
 
 /// Destination of a record's operations.
-struct Target<'a> {
+struct MergeTarget<'a> {
     generations: &'a mut Generations,
     counters: &'a mut Counters,
     current: &'a mut Pending,
@@ -511,7 +511,7 @@ struct Target<'a> {
     due_from_ms: &'a mut u64,
 }
 
-impl Target<'_> {
+impl MergeTarget<'_> {
     fn pending(&mut self) -> &mut Pending {
         match &mut self.late {
             Some(cut) => &mut cut.pending,

@@ -20,7 +20,7 @@ mod lending;
 mod unit;
 
 pub use crate::need::{Fault, Need, OrLoad, Part};
-use crate::notes::{Notes, What, class};
+use crate::notes::{NoteKind, Notes, class};
 use crate::presence::Presence;
 use crate::scope::Scope;
 use crate::slot::{KeyHash, Layout, SUB_TABLES, sub_table};
@@ -56,7 +56,7 @@ impl Versions {
 
 /// A sub-table: the keys of some slots.
 #[derive(Debug, Default)]
-pub(crate) struct Table {
+pub(crate) struct SubTable {
     pub(crate) map: HashTable<Entry>,
     /// Keys that are not in `map` may exist on disk.
     pub(crate) partial: bool,
@@ -75,7 +75,7 @@ const IN_CACHE: u64 = 4096;
 /// Bound of a table's lost keys; a table that loses more becomes partial.
 const MAX_LOST: usize = 1024;
 
-impl Table {
+impl SubTable {
     /// Inserts an entry whose key is not in the table and returns its bucket. Removed entries leave
     /// marked buckets; growing the table because of them would leave it half empty.
     fn insert(&mut self, entry: Entry) -> usize {
@@ -123,7 +123,7 @@ impl Table {
 pub(crate) struct Db {
     generation: u32,
     /// Empty until the first key.
-    pub(crate) tables: Vec<Table>,
+    pub(crate) tables: Vec<SubTable>,
     partial: bool,
 }
 
@@ -132,10 +132,10 @@ impl Db {
         Self { generation, tables: Vec::new(), partial }
     }
 
-    fn table(&mut self, slot: u16) -> &mut Table {
+    fn table(&mut self, slot: u16) -> &mut SubTable {
         if self.tables.is_empty() {
             let partial = self.partial;
-            self.tables.resize_with(SUB_TABLES, || Table { partial, ..Table::default() });
+            self.tables.resize_with(SUB_TABLES, || SubTable { partial, ..SubTable::default() });
         }
         &mut self.tables[sub_table(slot)]
     }
@@ -528,17 +528,22 @@ impl Store {
     // ---- finding -----------------------------------------------------------------------------
 
     /// Finds a key for reading.
-    fn look(&mut self, db: u32, key: &[u8]) -> Result<Option<Found>, Fault> {
+    fn look(&mut self, db: u32, key: &[u8]) -> Result<Option<EntryAddress>, Fault> {
         self.find_key(db, key, !self.keeps_expired)
     }
 
     /// Finds a key, deleting it if it has expired. `None`: the key is known not to exist.
-    fn find(&mut self, db: u32, key: &[u8]) -> Result<Option<Found>, Fault> {
+    fn find(&mut self, db: u32, key: &[u8]) -> Result<Option<EntryAddress>, Fault> {
         self.find_key(db, key, true)
     }
 
     /// Finds a key. An expired key is deleted, or only hidden if `deletes` is false.
-    fn find_key(&mut self, db: u32, key: &[u8], deletes: bool) -> Result<Option<Found>, Fault> {
+    fn find_key(
+        &mut self,
+        db: u32,
+        key: &[u8],
+        deletes: bool,
+    ) -> Result<Option<EntryAddress>, Fault> {
         let at = self.at(key);
         if !self.allows(db, at, key) {
             return Err(Fault::Miss(Box::new(Need { db, key: key.into(), part: None })));
@@ -562,13 +567,13 @@ impl Store {
             entry.freq = entry.freq.saturating_add(u8::from(entry.freq < 5));
         }
         self.seen = self.seen.max(entry.round);
-        let found = Found { db, at, bucket };
+        let found = EntryAddress { db, at, bucket };
         if entry.has_expired(now_ms) && entry.is_live() {
             if !deletes {
                 return Ok(None);
             }
             let mut entry = self.change(found)?;
-            entry.note_change(What::Expired);
+            entry.note_change(NoteKind::Expired);
             entry.clear();
             entry.event(class::EXPIRED, "expired");
             self.stats.expired += 1;
@@ -576,13 +581,13 @@ impl Store {
         Ok(Some(found))
     }
 
-    fn insert_absent(&mut self, db: u32, key: &[u8]) -> Found {
+    fn insert_absent(&mut self, db: u32, key: &[u8]) -> EntryAddress {
         let at = self.at(key);
         let table = self.dbs[db as usize].table(at.slot);
         let mut entry = Entry::absent(key, at.hash);
         entry.accessed_s = (self.now_ms / 1000) as u32;
         let bucket = table.insert(entry);
-        Found { db, at, bucket }
+        EntryAddress { db, at, bucket }
     }
 
     /// Returns true if the key's entry is in memory (or known to be absent, as in a database that
@@ -733,13 +738,13 @@ impl Store {
 
 /// Address of an entry; valid until the table changes.
 #[derive(Clone, Copy)]
-struct Found {
+struct EntryAddress {
     db: u32,
     at: KeyHash,
     bucket: usize,
 }
 
-impl Found {
+impl EntryAddress {
     #[allow(clippy::expect_used, reason = "a bucket stays while the table is not changed")]
     fn entry(self, store: &Store) -> &Entry {
         store.dbs[self.db as usize].tables[sub_table(self.at.slot)]
@@ -763,7 +768,7 @@ mod tests {
 
     #[test]
     fn a_table_whose_keys_come_and_go_does_not_grow() {
-        let mut table = Table::default();
+        let mut table = SubTable::default();
         let entry = |n: u64| {
             let hash = xxhash_rust::xxh3::xxh3_64(&n.to_be_bytes());
             Entry::absent(&n.to_be_bytes(), hash)

@@ -11,7 +11,7 @@ use std::ops::Range;
 const PAGE: usize = 512;
 
 /// The rows with a prefix, in order.
-pub(super) struct Rows<'a> {
+pub(super) struct EngineRows<'a> {
     engine: &'a Engine,
     findings: &'a Findings<'a>,
     left: Range<Vec<u8>>,
@@ -19,7 +19,7 @@ pub(super) struct Rows<'a> {
     is_last: bool,
 }
 
-impl<'a> Rows<'a> {
+impl<'a> EngineRows<'a> {
     pub(super) fn new(engine: &'a Engine, findings: &'a Findings<'a>, prefix: &[u8]) -> Self {
         let left = prefix_range(prefix);
         Self { engine, findings, left, page: VecDeque::new(), is_last: false }

@@ -2,7 +2,7 @@
 //! expiry index, the counters.
 
 use super::Findings;
-use super::rows::Rows;
+use super::rows::EngineRows;
 use super::tally::Tally;
 use crate::control::{Control, Generations};
 use crate::encoding::{Row, RowKey, decode_entry, row};
@@ -33,7 +33,7 @@ struct Owner {
 
 /// Versions in the rows of a slot.
 #[derive(Default)]
-struct Slot {
+struct SlotVersions {
     owners: BTreeMap<u64, Owner>,
     /// Dead versions, with the prefixes of their dead elements.
     dead: BTreeMap<u64, Vec<Bytes>>,
@@ -55,8 +55,8 @@ impl ShardCheck<'_> {
         self.findings.problem(format!("shard {}: {}", self.id, what.as_ref()));
     }
 
-    fn rows(&self, prefix: &[u8]) -> Rows<'_> {
-        Rows::new(self.engine, self.findings, prefix)
+    fn rows(&self, prefix: &[u8]) -> EngineRows<'_> {
+        EngineRows::new(self.engine, self.findings, prefix)
     }
 
     pub(super) async fn run(&self, all: &Generations) -> Result<()> {
@@ -79,14 +79,14 @@ impl ShardCheck<'_> {
         let mut dead = self.rows(&[row::DEAD]);
         let mut seen = Seen::default();
         for slot in self.layout.slots_of(self.id) {
-            let mut found = Slot::default();
+            let mut found = SlotVersions::default();
             for (generation, is_live, rows) in &mut generations {
                 self.read_metas(slot, (*generation, *is_live), rows, &mut found, &mut seen).await?;
             }
             self.read_dead(slot, &mut dead, &mut found).await?;
             self.read_elements(slot, &mut elements, found).await?;
         }
-        let mut metas: Vec<&mut Rows<'_>> = generations.iter_mut().map(|(.., r)| r).collect();
+        let mut metas: Vec<&mut EngineRows<'_>> = generations.iter_mut().map(|(.., r)| r).collect();
         for rows in metas.iter_mut().map(|r| &mut **r).chain([&mut elements, &mut dead]) {
             if let Some((key, _)) = rows.peek().await? {
                 self.problem(format!("rows of other shards, from {} on", key.escape_ascii()));
@@ -117,8 +117,8 @@ impl ShardCheck<'_> {
         &self,
         slot: u16,
         (generation, is_live): (u32, bool),
-        rows: &mut Rows<'_>,
-        found: &mut Slot,
+        rows: &mut EngineRows<'_>,
+        found: &mut SlotVersions,
         seen: &mut Seen,
     ) -> Result<()> {
         while let Some((key, value)) = rows.peek().await? {
@@ -150,7 +150,7 @@ impl ShardCheck<'_> {
         generation: u32,
         is_live: bool,
         entry: Entry,
-        found: &mut Slot,
+        found: &mut SlotVersions,
         seen: &mut Seen,
     ) {
         let count = seen.counts.entry((generation, slot)).or_default();
@@ -176,7 +176,12 @@ impl ShardCheck<'_> {
         }
     }
 
-    async fn read_dead(&self, slot: u16, rows: &mut Rows<'_>, found: &mut Slot) -> Result<()> {
+    async fn read_dead(
+        &self,
+        slot: u16,
+        rows: &mut EngineRows<'_>,
+        found: &mut SlotVersions,
+    ) -> Result<()> {
         while let Some((key, _)) = rows.peek().await? {
             match Row::parse(key) {
                 Some(Row::Dead { slot: of, .. }) if of > slot => return Ok(()),
@@ -198,7 +203,12 @@ impl ShardCheck<'_> {
     }
 
     /// Reads a slot's element rows, and checks each version against its owner.
-    async fn read_elements(&self, slot: u16, rows: &mut Rows<'_>, mut found: Slot) -> Result<()> {
+    async fn read_elements(
+        &self,
+        slot: u16,
+        rows: &mut EngineRows<'_>,
+        mut found: SlotVersions,
+    ) -> Result<()> {
         let mut current: Option<(u64, Tally)> = None;
         let mut orphans: Option<(u64, u64)> = None;
         while let Some((key, value)) = rows.peek().await? {

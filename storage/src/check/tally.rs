@@ -17,7 +17,7 @@ const ORDER: u8 = 1;
 
 /// The type of a value and its rows.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum ValueKind {
     Chunks { len: u64 },
     Fields,
     Members,
@@ -28,7 +28,7 @@ enum Kind {
 
 /// See the module's description.
 pub(super) struct Tally {
-    kind: Kind,
+    kind: ValueKind,
     /// Number of elements so far.
     count: u64,
     /// Number of rows in a sorted set's order.
@@ -42,13 +42,13 @@ pub(super) struct Tally {
 impl Tally {
     pub(super) fn of(entry: &Entry) -> Self {
         let kind = match &entry.value {
-            Value::Hash(_) => Kind::Fields,
-            Value::Set(_) => Kind::Members,
-            Value::List(_) => Kind::Nodes,
-            Value::Zset(_) => Kind::Scores,
-            Value::Stream(_) => Kind::Stream,
-            Value::Str(string) => Kind::Chunks { len: string.len() as u64 },
-            _ => Kind::Chunks { len: 0 },
+            Value::Hash(_) => ValueKind::Fields,
+            Value::Set(_) => ValueKind::Members,
+            Value::List(_) => ValueKind::Nodes,
+            Value::Zset(_) => ValueKind::Scores,
+            Value::Stream(_) => ValueKind::Stream,
+            Value::Str(string) => ValueKind::Chunks { len: string.len() as u64 },
+            _ => ValueKind::Chunks { len: 0 },
         };
         let (rows, bytes) = (Vec::new(), 0);
         Self { kind, count: 0, ordered: 0, rows, bytes, is_whole: true, damage: None }
@@ -71,19 +71,19 @@ impl Tally {
     /// Counts the elements in a row; `None` if it is damaged.
     fn look(&mut self, element: &[u8], value: &[u8]) -> Option<()> {
         match self.kind {
-            Kind::Chunks { len } => {
+            ValueKind::Chunks { len } => {
                 let n = u32::from_be_bytes(element.try_into().ok()?);
                 let is_inside = u64::from(n) * (CHUNK as u64) < len;
                 (is_inside && value.len() <= CHUNK).then_some(())?;
                 self.count += 1;
             }
-            Kind::Fields => {
+            ValueKind::Fields => {
                 decode_field(value).ok()?;
                 self.count += 1;
             }
-            Kind::Members => self.count += 1,
-            Kind::Nodes => self.count += Pack::decode(value)?.count() as u64,
-            Kind::Scores => match *element.first()? {
+            ValueKind::Members => self.count += 1,
+            ValueKind::Nodes => self.count += Pack::decode(value)?.count() as u64,
+            ValueKind::Scores => match *element.first()? {
                 FIRST => {
                     let score =
                         f64::from_bits(u64::from_be_bytes(value.get(..8)?.try_into().ok()?));
@@ -93,7 +93,7 @@ impl Tally {
                 ORDER => self.ordered += 1,
                 _ => return None,
             },
-            Kind::Stream => {
+            ValueKind::Stream => {
                 if *element.first()? == FIRST {
                     self.count += get_varint(&mut &value[..])?;
                 }
@@ -112,7 +112,7 @@ impl Tally {
         if self.count != len {
             return Err(format!("it has {} elements, and its meta row says {len}", self.count));
         }
-        if self.kind == Kind::Scores && self.ordered != len {
+        if self.kind == ValueKind::Scores && self.ordered != len {
             return Err(format!("it has {} elements in order of {len}", self.ordered));
         }
         if self.is_whole && !self.rows.is_empty() {

@@ -8,7 +8,7 @@
 
 use super::copy::{Copied, Copy, Progress, all, checksum, copy_tree, is_there};
 use super::history::copy_history;
-use super::image::{Image, Piece, engine_dir, sizes};
+use super::image::{Image, ImageFile, engine_dir, sizes};
 use super::scratch::Scratch;
 use super::{Catalog, Checkpoint, FORMAT, read_description, remove_tree};
 use crate::directory::{Location, remove_staged};
@@ -27,7 +27,7 @@ const OBJECTS: &str = "objects";
 
 /// A file of a backup.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Stored {
+pub struct BackupFile {
     /// Its path in the place of backups.
     pub object: String,
     /// Its path in a data directory, or its file name among the records.
@@ -37,10 +37,10 @@ pub struct Stored {
     pub xxh3: String,
 }
 
-impl Stored {
-    pub(super) fn piece(&self, place: &Place) -> Result<Piece> {
+impl BackupFile {
+    pub(super) fn piece(&self, place: &Place) -> Result<ImageFile> {
         let sum = u128::from_str_radix(&self.xxh3, 16);
-        Ok(Piece {
+        Ok(ImageFile {
             name: self.name.clone(),
             at: place.path(&self.object),
             size: self.size,
@@ -55,11 +55,11 @@ pub struct Backup {
     pub format: u32,
     pub checkpoint: Checkpoint,
     /// Files of the shards.
-    pub files: Vec<Stored>,
+    pub files: Vec<BackupFile>,
     /// The checkpoint's records.
-    pub records: Vec<Stored>,
+    pub records: Vec<BackupFile>,
     /// The records between the previous backup's checkpoint and its own, if they still existed.
-    pub history: Vec<Stored>,
+    pub history: Vec<BackupFile>,
 }
 
 impl Backup {
@@ -137,13 +137,13 @@ fn lock(place: &Place) -> Result<Option<File>> {
 }
 
 /// A backup that is being made.
-struct Making<'a> {
+struct BackupJob<'a> {
     from: &'a Location,
     image: &'a Image,
     place: &'a Place,
     progress: &'a dyn Progress,
     /// Files with rows that earlier backups have, by object.
-    known: BTreeMap<String, Stored>,
+    known: BTreeMap<String, BackupFile>,
     /// Sizes of the files with rows that the place already had, by name.
     there: BTreeMap<String, u64>,
     verify: bool,
@@ -191,7 +191,7 @@ async fn backup_image(
     let rows = before.iter().flat_map(|b| &b.files).filter(|f| f.object.starts_with(OBJECTS));
     let known = rows.map(|file| (file.object.clone(), file.clone())).collect();
     let there = sizes(&place.join(OBJECTS)).await?;
-    let making = Making { from, image, place, progress, known, there, verify: options.verify };
+    let making = BackupJob { from, image, place, progress, known, there, verify: options.verify };
     let mut done = match making.run(&before).await {
         Ok(done) => done,
         Err(error) => {
@@ -207,7 +207,7 @@ async fn backup_image(
     Ok(done)
 }
 
-impl Making<'_> {
+impl BackupJob<'_> {
     async fn run(&self, before: &[Backup]) -> Result<BackupDone> {
         let (files, mut done) = self.files().await?;
         let (records, bytes) = self.records(&self.image.records, "records").await?;
@@ -230,7 +230,7 @@ impl Making<'_> {
     }
 
     /// Opens the shards with the backup's files, as a trial.
-    async fn try_shards(&self, files: &[Stored]) -> Result<()> {
+    async fn try_shards(&self, files: &[BackupFile]) -> Result<()> {
         for (shard, state) in self.image.checkpoint.shards.iter().enumerate() {
             let dir = engine_dir(shard);
             let files = files.iter().filter_map(|file| {
@@ -265,11 +265,11 @@ impl Making<'_> {
     }
 
     /// Copies the shards' files that the place does not have.
-    async fn files(&self) -> Result<(Vec<Stored>, BackupDone)> {
+    async fn files(&self) -> Result<(Vec<BackupFile>, BackupDone)> {
         let pieces = &self.image.pieces;
-        let plan: Vec<(&Piece, Option<Stored>)> =
+        let plan: Vec<(&ImageFile, Option<BackupFile>)> =
             pieces.iter().map(|piece| (piece, self.known_file(piece))).collect();
-        let to_read = |known: &Option<Stored>| known.is_none() || self.verify;
+        let to_read = |known: &Option<BackupFile>| known.is_none() || self.verify;
         let bytes = plan.iter().filter(|(_, known)| to_read(known)).map(|(piece, _)| piece.size);
         self.progress.expect(bytes.sum());
         let each = plan.into_iter().map(|(piece, known)| self.file(piece, known).boxed());
@@ -283,7 +283,11 @@ impl Making<'_> {
     }
 
     /// Ensures that the place has a file; returns it, and how many bytes were copied.
-    async fn file(&self, piece: &Piece, known: Option<Stored>) -> Result<(Stored, u64)> {
+    async fn file(
+        &self,
+        piece: &ImageFile,
+        known: Option<BackupFile>,
+    ) -> Result<(BackupFile, u64)> {
         match known {
             Some(known) if self.is_good(&known).await? => Ok((known, 0)),
             _ => self.copy(piece).await.map(|stored| (stored, piece.size)),
@@ -291,14 +295,14 @@ impl Making<'_> {
     }
 
     /// Returns earlier backups' record of a file, if the place has it with its size.
-    fn known_file(&self, piece: &Piece) -> Option<Stored> {
+    fn known_file(&self, piece: &ImageFile) -> Option<BackupFile> {
         let name = piece.name.rsplit('/').next()?;
         let known = self.known.get(&format!("{OBJECTS}/{name}"))?;
         let is_same = known.size == piece.size && self.there.get(name) == Some(&piece.size);
-        is_same.then(|| Stored { name: piece.name.clone(), ..known.clone() })
+        is_same.then(|| BackupFile { name: piece.name.clone(), ..known.clone() })
     }
 
-    async fn is_good(&self, known: &Stored) -> Result<bool> {
+    async fn is_good(&self, known: &BackupFile) -> Result<bool> {
         if !self.verify {
             return Ok(true);
         }
@@ -313,7 +317,7 @@ impl Making<'_> {
         Ok(false)
     }
 
-    async fn copy(&self, piece: &Piece) -> Result<Stored> {
+    async fn copy(&self, piece: &ImageFile) -> Result<BackupFile> {
         let file = piece.name.rsplit('/').next().unwrap_or(&piece.name);
         let object = if piece.has_rows() {
             format!("{OBJECTS}/{file}")
@@ -326,11 +330,11 @@ impl Making<'_> {
         let sum = copy.copy(piece, &object).await;
         let sum = sum.with_context(|| format!("copying {} to {}", piece.name, self.place))?;
         let (name, size) = (piece.name.clone(), piece.size);
-        Ok(Stored { object, name, size, xxh3: format!("{sum:032x}") })
+        Ok(BackupFile { object, name, size, xxh3: format!("{sum:032x}") })
     }
 
     /// Copies directories of records, and returns their bytes.
-    async fn records(&self, dirs: &[PathBuf], kind: &str) -> Result<(Vec<Stored>, u64)> {
+    async fn records(&self, dirs: &[PathBuf], kind: &str) -> Result<(Vec<BackupFile>, u64)> {
         let mut stored = Vec::new();
         let to = format!("{BACKUPS}/{}/{kind}", self.image.checkpoint.id);
         for dir in dirs {
@@ -338,7 +342,7 @@ impl Making<'_> {
             let copied = copy_tree(&from, &self.place.join(&to), self.progress).await?;
             stored.extend(copied.into_iter().map(|Copied { name, size, sum }| {
                 let object = format!("{to}/{name}");
-                Stored { object, name, size, xxh3: format!("{sum:032x}") }
+                BackupFile { object, name, size, xxh3: format!("{sum:032x}") }
             }));
         }
         let bytes = stored.iter().map(|file| file.size).sum();
@@ -347,7 +351,7 @@ impl Making<'_> {
 
     /// Copies the records between the previous backup and this one, as far as the journal or its
     /// archive still has them, so that any moment between the two can be restored.
-    async fn history(&self, before: &[Backup]) -> Result<(Vec<Stored>, u64)> {
+    async fn history(&self, before: &[Backup]) -> Result<(Vec<BackupFile>, u64)> {
         let this = &self.image.checkpoint;
         let same = before.iter().map(|backup| &backup.checkpoint);
         let last = same.filter(|c| c.origin == this.origin && c.lsn <= this.lsn).map(|c| c.lsn);
@@ -398,6 +402,6 @@ pub(super) async fn missing(place: &Place, backup: &Backup) -> Result<Option<Str
     Ok(all(files.map(look).collect()).await?.into_iter().flatten().next())
 }
 
-async fn is_missing(place: &Place, file: &Stored) -> Result<Option<String>> {
+async fn is_missing(place: &Place, file: &BackupFile) -> Result<Option<String>> {
     Ok((!is_there(place, &file.object, file.size).await?).then(|| file.object.clone()))
 }

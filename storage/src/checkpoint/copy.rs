@@ -1,6 +1,6 @@
 //! Copying files between stores, with checksums.
 
-use super::image::{Piece, sizes};
+use super::image::{ImageFile, sizes};
 use crate::place::Place;
 use anyhow::{Context, Result, bail};
 use futures::future::BoxFuture;
@@ -41,7 +41,7 @@ pub(super) struct Copy<'a> {
 impl Copy<'_> {
     /// Copies a file to `name` at the target, and returns its checksum, which is both that of the
     /// bytes read and that of the bytes now stored. It must be `piece.checksum` if that is known.
-    pub(super) async fn copy(&self, piece: &Piece, name: &str) -> Result<u128> {
+    pub(super) async fn copy(&self, piece: &ImageFile, name: &str) -> Result<u128> {
         let target = self.to.path(name);
         let store = self.to.store();
         let mut hash = Xxh3::new();
@@ -85,7 +85,7 @@ pub(super) async fn copy_tree(
     let mut copied = Vec::new();
     for (name, size) in sizes(from).await? {
         progress.expect(size);
-        let piece = Piece { name: name.clone(), at: from.path(&name), size, checksum: None };
+        let piece = ImageFile { name: name.clone(), at: from.path(&name), size, checksum: None };
         let sum = Copy { from: from.store(), to, progress }.copy(&piece, &name).await;
         let sum = sum.with_context(|| format!("copying {from}/{name} to {to}"))?;
         copied.push(Copied { name, size, sum });

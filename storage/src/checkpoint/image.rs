@@ -13,7 +13,7 @@ use std::path::PathBuf;
 
 /// One file with rows of a shard, or its manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub struct ImageFile {
     /// Its path in a data directory.
     pub name: String,
     /// Its path in the image's store.
@@ -23,7 +23,7 @@ pub struct Piece {
     pub checksum: Option<u128>,
 }
 
-impl Piece {
+impl ImageFile {
     /// Returns true if the file has rows: such files have unique names, and are never changed.
     pub(super) fn has_rows(&self) -> bool {
         self.name.ends_with(".sst")
@@ -35,7 +35,7 @@ impl Piece {
 pub struct Image {
     pub checkpoint: Checkpoint,
     pub(super) place: Place,
-    pub(super) pieces: Vec<Piece>,
+    pub(super) pieces: Vec<ImageFile>,
     /// The local directories of its records, in order: the checkpoint's own, then those of later
     /// records.
     pub(super) records: Vec<PathBuf>,
@@ -84,7 +84,7 @@ impl Image {
     }
 }
 
-async fn shard_pieces(place: &Place, shard: usize, manifest: u64) -> Result<Vec<Piece>> {
+async fn shard_pieces(place: &Place, shard: usize, manifest: u64) -> Result<Vec<ImageFile>> {
     let dir = engine_dir(shard);
     let engine = place.join(&dir);
     let admin = admin(place.store(), engine.root().as_ref());
@@ -98,14 +98,14 @@ async fn shard_pieces(place: &Place, shard: usize, manifest: u64) -> Result<Vec<
         let size = *sizes.get(&name).with_context(|| format!("{name} is missing"))?;
         let name = format!("compacted/{name}");
         let at = engine.path(&name);
-        pieces.push(Piece { name: format!("{dir}/{name}"), at, size, checksum: None });
+        pieces.push(ImageFile { name: format!("{dir}/{name}"), at, size, checksum: None });
     }
     let name = format!("{manifest:020}.manifest");
     let sizes = self::sizes(&engine.join("manifest")).await?;
     let size = *sizes.get(&name).with_context(|| format!("{name} is missing"))?;
     let name = format!("manifest/{name}");
     let at = engine.path(&name);
-    pieces.push(Piece { name: format!("{dir}/{name}"), at, size, checksum: None });
+    pieces.push(ImageFile { name: format!("{dir}/{name}"), at, size, checksum: None });
     Ok(pieces)
 }
 

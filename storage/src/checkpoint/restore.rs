@@ -1,10 +1,10 @@
 //! Restoring: makes new data directories from checkpoints and backups.
 
-use super::backup::{Backup, Stored, list_backups, missing};
+use super::backup::{Backup, BackupFile, list_backups, missing};
 use super::copy::{Copy, Progress, all};
 use super::history::{copy_history, replay};
-use super::image::{Image, Piece, engine_dir};
-use super::target::Target;
+use super::image::{Image, ImageFile, engine_dir};
+use super::target::TargetDirectory;
 use super::{Catalog, Checkpoint, FORMAT, InUse};
 use crate::directory::{Location, manifest_of};
 use crate::engine::checkpoint::{EngineCheckpoint, admin};
@@ -89,7 +89,7 @@ pub async fn restore(
     as_of: Option<AsOf>,
     progress: &dyn Progress,
 ) -> Result<Restored> {
-    let mut target = Target::begin(to).await?;
+    let mut target = TargetDirectory::begin(to).await?;
     let restored = target.restore(from, id, as_of, progress).await;
     target.end(restored).await
 }
@@ -101,7 +101,7 @@ pub async fn restore(
 /// # Errors
 /// As of [`restore`].
 pub async fn branch(store: &Place, id: &str, to: &Place) -> Result<Restored> {
-    let mut target = Target::begin(to).await?;
+    let mut target = TargetDirectory::begin(to).await?;
     let made = target.branch(store, id).await;
     target.end(made).await
 }
@@ -109,13 +109,13 @@ pub async fn branch(store: &Place, id: &str, to: &Place) -> Result<Restored> {
 /// Makes the data directory `to` from the present state of another one that has no writer, as a
 /// start would find it.
 pub(crate) async fn branch_state(from: &Location, to: &Place) -> Result<()> {
-    let mut target = Target::begin(to).await?;
+    let mut target = TargetDirectory::begin(to).await?;
     let made = target.branch_state(from).await;
     target.end(made).await
 }
 
 /// Returns the image of a directory without a writer: its shards as they are, and its journal.
-pub(super) async fn image_of_state(from: &Location, target: &Target) -> Result<Image> {
+pub(super) async fn image_of_state(from: &Location, target: &TargetDirectory) -> Result<Image> {
     let place = &from.store;
     let manifest = manifest_of(place).await?;
     let (layout, salt) = (manifest.layout(), manifest.salt());
@@ -165,7 +165,7 @@ async fn copy_journal(journal: &Place, salt: u32, to: &Path) -> Result<()> {
 
 pub(super) async fn from_directory(
     from: &Location,
-    target: &Target,
+    target: &TargetDirectory,
     id: Option<&str>,
     as_of: Option<AsOf>,
 ) -> Result<(Image, InUse)> {
@@ -203,7 +203,7 @@ fn reaches_in(dirs: &[PathBuf], checkpoint: &Checkpoint, as_of: AsOf) -> Result<
 
 pub(super) async fn from_backups(
     place: &Place,
-    target: &Target,
+    target: &TargetDirectory,
     id: Option<&str>,
     as_of: Option<AsOf>,
     progress: &dyn Progress,
@@ -250,7 +250,7 @@ pub(super) async fn from_backups(
                 }
             }
         }
-        let pieces: Result<Vec<Piece>> = backup.files.iter().map(|f| f.piece(place)).collect();
+        let pieces: Result<Vec<ImageFile>> = backup.files.iter().map(|f| f.piece(place)).collect();
         let (checkpoint, place) = (backup.checkpoint.clone(), place.clone());
         return Ok(Image { checkpoint, place, pieces: pieces?, records, _scratch: None, known });
     }
@@ -260,14 +260,14 @@ pub(super) async fn from_backups(
 /// Copies records of backups into the new directory.
 struct Fetching<'a> {
     place: &'a Place,
-    target: &'a Target,
+    target: &'a TargetDirectory,
     progress: &'a dyn Progress,
     /// Number of directories so far.
     number: usize,
 }
 
 impl Fetching<'_> {
-    async fn fetch(&mut self, stored: &[Stored], dirs: &mut Vec<PathBuf>) -> Result<()> {
+    async fn fetch(&mut self, stored: &[BackupFile], dirs: &mut Vec<PathBuf>) -> Result<()> {
         self.number += 1;
         let (place, progress) = (self.place, self.progress);
         let dir = self.target.meanwhile(&self.number.to_string());
@@ -283,7 +283,7 @@ impl Fetching<'_> {
     }
 }
 
-async fn copy_stored(copy: Copy<'_>, file: &Stored, place: &Place) -> Result<()> {
+async fn copy_stored(copy: Copy<'_>, file: &BackupFile, place: &Place) -> Result<()> {
     let copied = copy.copy(&file.piece(place)?, &file.name).await;
     copied.with_context(|| format!("copying {} from {place}", file.object))?;
     Ok(())
@@ -291,7 +291,7 @@ async fn copy_stored(copy: Copy<'_>, file: &Stored, place: &Place) -> Result<()>
 
 /// End of the records to restore.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Cut {
+pub(super) struct RestoreCut {
     /// The last record to restore, and its time if it was read.
     pub(super) lsn: Lsn,
     pub(super) time_ms: u64,
@@ -301,12 +301,16 @@ pub(super) struct Cut {
     is_followed: bool,
 }
 
-pub(super) fn cut(dirs: &[PathBuf], checkpoint: &Checkpoint, as_of: Option<AsOf>) -> Result<Cut> {
+pub(super) fn cut(
+    dirs: &[PathBuf],
+    checkpoint: &Checkpoint,
+    as_of: Option<AsOf>,
+) -> Result<RestoreCut> {
     let lsn = match as_of {
         Some(as_of) if !as_of.is_behind(checkpoint) => checkpoint.after,
         _ => checkpoint.lsn,
     };
-    let mut cut = Cut { lsn, time_ms: 0, end: 0, is_followed: false };
+    let mut cut = RestoreCut { lsn, time_ms: 0, end: 0, is_followed: false };
     cut.end = replay(dirs, checkpoint.after, &mut |record| {
         let wanted = as_of.is_none_or(|as_of| as_of.includes(record.lsn, record.time_ms));
         cut.is_followed = !wanted;
@@ -320,7 +324,7 @@ pub(super) fn cut(dirs: &[PathBuf], checkpoint: &Checkpoint, as_of: Option<AsOf>
 }
 
 /// Refuses a moment up to which not all records are known, and records that do not make a cut.
-pub(super) fn refuse_unknown(image: &Image, cut: Cut, as_of: Option<AsOf>) -> Result<()> {
+pub(super) fn refuse_unknown(image: &Image, cut: RestoreCut, as_of: Option<AsOf>) -> Result<()> {
     let checkpoint = &image.checkpoint;
     let is_known = match as_of {
         None => cut.end >= checkpoint.lsn,

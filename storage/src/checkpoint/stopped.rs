@@ -2,7 +2,7 @@
 
 use super::files::names;
 use super::scratch::Scratch;
-use super::{Catalog, Checkpoint, Source, take};
+use super::{Catalog, Checkpoint, CheckpointSource, take};
 use crate::clock::Clock;
 use crate::directory::{Directory, Location, OpenOptions, is_data_directory};
 use crate::journal::{Options, SyncMode};
@@ -59,7 +59,7 @@ pub async fn take_stopped(location: &Location) -> Result<Checkpoint> {
     let clock = Clock::default();
     let scratch = Scratch::temporary()?;
     let opened = Directory::open(offline_options(location).await?, clock.clone()).await?;
-    let source = Source {
+    let source = CheckpointSource {
         store: location.store.clone(),
         scratch: scratch.path().to_owned(),
         layout: opened.layout.clone(),

@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 /// The parts of a data directory that checkpoints need.
 #[derive(Clone)]
-pub struct Source {
+pub struct CheckpointSource {
     /// Place of the shards and of the checkpoints.
     pub store: Place,
     /// Local directory in which records gather for a store that is not local.
@@ -31,19 +31,19 @@ pub struct Source {
     pub clock: Clock,
 }
 
-impl std::fmt::Debug for Source {
+impl std::fmt::Debug for CheckpointSource {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Source").field("store", &self.store).finish_non_exhaustive()
     }
 }
 
 /// A hold that keeps records in the journal as long as it lives.
-struct Held<'a> {
+struct CheckpointHold<'a> {
     journal: &'a dyn Journal,
     id: HoldId,
 }
 
-impl Drop for Held<'_> {
+impl Drop for CheckpointHold<'_> {
     fn drop(&mut self) {
         self.journal.release(self.id);
     }
@@ -51,10 +51,10 @@ impl Drop for Held<'_> {
 
 /// Takes a checkpoint, which has every commit appended before the call. It fails if the journal
 /// grows beyond `max_journal_bytes` meanwhile. Calls must not overlap.
-pub async fn take(source: &Source, max_journal_bytes: u64) -> Result<Checkpoint> {
+pub async fn take(source: &CheckpointSource, max_journal_bytes: u64) -> Result<Checkpoint> {
     let journal = &*source.journal;
     // Records that the engines have not flushed are in the journal now, and stay there.
-    let held = Held { journal, id: journal.hold(0, max_journal_bytes) };
+    let held = CheckpointHold { journal, id: journal.hold(0, max_journal_bytes) };
     let catalog = Catalog::of(&source.store);
     let created_ms = source.clock.now_ms();
     let id = unused_id(&catalog, created_ms).await?;
@@ -68,7 +68,7 @@ pub async fn take(source: &Source, max_journal_bytes: u64) -> Result<Checkpoint>
 }
 
 async fn take_held(
-    source: &Source,
+    source: &CheckpointSource,
     catalog: &Catalog,
     id: &str,
     created_ms: u64,
@@ -99,7 +99,12 @@ async fn take_held(
 }
 
 /// Copies the records behind `after` to a place, and returns the last lsn and their bytes.
-async fn copy_records(source: &Source, to: &Place, hold: HoldId, after: Lsn) -> Result<(Lsn, u64)> {
+async fn copy_records(
+    source: &CheckpointSource,
+    to: &Place,
+    hold: HoldId,
+    after: Lsn,
+) -> Result<(Lsn, u64)> {
     // No other process takes checkpoints of this data directory.
     let name = format!("checkpoint-{:08x}", source.origin);
     let scratch = || Scratch::at(source.scratch.join(name));

@@ -2,7 +2,7 @@
 
 use super::copy::{Copy, Progress, all};
 use super::history::replay;
-use super::image::{Image, Piece, engine_dir, sizes};
+use super::image::{Image, ImageFile, engine_dir, sizes};
 use super::restore::AsOf;
 use super::restore::{Restored, cut, from_backups, from_directory, image_of_state, refuse_unknown};
 use super::scratch::Scratch;
@@ -55,7 +55,7 @@ enum Transfer {
 }
 
 /// A data directory in the making. It does not count as one before it is whole.
-pub(super) struct Target {
+pub(super) struct TargetDirectory {
     new: NewDirectory,
     place: Place,
     /// Directory for temporary files.
@@ -64,7 +64,7 @@ pub(super) struct Target {
     kept: Vec<(Admin, String)>,
 }
 
-impl Target {
+impl TargetDirectory {
     pub(super) async fn begin(place: &Place) -> Result<Self> {
         let new = NewDirectory::begin(place).await?;
         match new.work_dir().map_or_else(Scratch::temporary, Scratch::at) {
@@ -249,12 +249,12 @@ impl Target {
     }
 
     /// Has the store copy files of an image: the bytes are not read here.
-    async fn copy_within(&self, image: &Image, pieces: &[Piece]) -> Result<()> {
+    async fn copy_within(&self, image: &Image, pieces: &[ImageFile]) -> Result<()> {
         if !self.place.is_in_store_of(&image.place) {
             bail!("{} is in another store than {}: {ELSEWHERE}", self.place, image.place);
         }
         let store = image.place.store();
-        let copy = |piece: &Piece| {
+        let copy = |piece: &ImageFile| {
             let (store, from, to) = (store.clone(), piece.at.clone(), self.place.path(&piece.name));
             async move {
                 let copied = store.copy(&from, &to).await;
@@ -328,7 +328,7 @@ fn link(image: &Image, to: &Path) -> Result<()> {
     dirs.iter().try_for_each(|dir| sync_dir(dir))
 }
 
-async fn copy_piece(copy: Copy<'_>, piece: &Piece, place: &Place) -> Result<()> {
+async fn copy_piece(copy: Copy<'_>, piece: &ImageFile, place: &Place) -> Result<()> {
     let copied = copy.copy(piece, &piece.name).await;
     copied.with_context(|| format!("copying {} from {place}", piece.name))?;
     Ok(())

@@ -3,7 +3,7 @@
 
 use super::identity_tests::{NOW, at, copy, exchange, live, open, value, write};
 use super::*;
-use crate::checkpoint::{Catalog, Quiet, Source, restore, take};
+use crate::checkpoint::{Catalog, CheckpointSource, Quiet, restore, take};
 use crate::store::{Fault, OrLoad};
 use crate::value::Value;
 use rand::rngs::StdRng;
@@ -51,7 +51,7 @@ fn made(is_clean: bool) -> TempDir {
     write(&at(&data), FIRST..TAKEN, true);
     live(async {
         let opened = open(&at(&data)).await.unwrap();
-        let source = Source {
+        let source = CheckpointSource {
             store: opened.store.clone(),
             scratch: root.path().join("scratch"),
             layout: opened.layout.clone(),

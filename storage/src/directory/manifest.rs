@@ -109,7 +109,7 @@ impl Manifest {
 
     pub(super) fn decode(place: &Place, bytes: &[u8]) -> Result<Self> {
         #[derive(Deserialize)]
-        struct Version {
+        struct ManifestVersion {
             format: u32,
         }
         let damaged = || {
@@ -117,7 +117,7 @@ impl Manifest {
                 "{place} is damaged: restore it from a copy of this directory, or restore a backup"
             )
         };
-        let version: Version = serde_json::from_slice(bytes).with_context(damaged)?;
+        let version: ManifestVersion = serde_json::from_slice(bytes).with_context(damaged)?;
         if version.format != FORMAT {
             bail!("{place} has format {}; this program knows format {FORMAT} only", version.format);
         }

@@ -50,7 +50,7 @@ pub(crate) struct NewDirectory {
     had_lock: bool,
     /// True if the contents of the place were made here.
     owns: bool,
-    mark: Option<Mark>,
+    mark: Option<MakerMark>,
 }
 
 impl NewDirectory {
@@ -103,7 +103,7 @@ impl NewDirectory {
             stands_still(&mark).await?;
             self.remove_made().await?;
         }
-        self.mark = Some(Mark::put(mark).await?);
+        self.mark = Some(MakerMark::put(mark).await?);
         self.owns = true;
         Ok(())
     }
@@ -237,13 +237,13 @@ async fn remove_object(object: &Place) -> Result<()> {
 
 /// Marks a place in a bucket as being in the making, as long as it lives.
 #[derive(Debug)]
-struct Mark {
+struct MakerMark {
     object: Place,
     name: String,
     renewing: JoinHandle<()>,
 }
 
-impl Mark {
+impl MakerMark {
     async fn put(object: Place) -> Result<Self> {
         let name = format!("{:016x}", rand::random::<u64>());
         let content = format!("{name} 0").into_bytes();
@@ -271,7 +271,7 @@ impl Mark {
     }
 }
 
-impl Drop for Mark {
+impl Drop for MakerMark {
     fn drop(&mut self) {
         self.renewing.abort();
     }

@@ -30,7 +30,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use upload::Upload;
+use upload::FileUpload;
 
 /// Files that are kept open, of all shards together.
 const KEPT_FILES: usize = 512;
@@ -39,15 +39,15 @@ const KEPT_FILES: usize = 512;
 const IN_PLACE_BYTES: u64 = 64 << 10;
 
 /// The directory of a shard as SlateDB's store.
-pub(crate) struct Files {
+pub(crate) struct ShardFiles {
     local: LocalFileSystem,
     /// Distinguishes its files from those of other shards.
     number: u64,
-    kept: Arc<Kept>,
+    kept: Arc<OpenFiles>,
 }
 
-impl Files {
-    pub(crate) fn new(dir: &std::path::Path, kept: Arc<Kept>) -> Result<Self> {
+impl ShardFiles {
+    pub(crate) fn new(dir: &std::path::Path, kept: Arc<OpenFiles>) -> Result<Self> {
         let local = LocalFileSystem::new_with_prefix(dir)?.with_fsync(true);
         let number = kept.stores.fetch_add(1, Ordering::Relaxed);
         Ok(Self { local, number, kept })
@@ -59,7 +59,7 @@ impl Files {
         if let GetResultPayload::File(file, _) = &result.payload
             && let Ok(file) = file.try_clone()
         {
-            let opened = Arc::new(Opened { file, meta: result.meta.clone() });
+            let opened = Arc::new(OpenFile { file, meta: result.meta.clone() });
             self.kept.insert(self.number, location, opened.clone());
             // A deletion may have looked for the descriptor before it was inserted.
             if opened.is_gone() {
@@ -88,20 +88,20 @@ impl Files {
     }
 }
 
-impl fmt::Debug for Files {
+impl fmt::Debug for ShardFiles {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Files({})", self.local)
     }
 }
 
-impl fmt::Display for Files {
+impl fmt::Display for ShardFiles {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Files({})", self.local)
     }
 }
 
 #[async_trait]
-impl ObjectStore for Files {
+impl ObjectStore for ShardFiles {
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
         if !is_ranged(&options) || !is_immutable(location) {
             let found = self.local.get_opts(location, options.clone()).await?;
@@ -134,7 +134,7 @@ impl ObjectStore for Files {
         if !options.attributes.is_empty() {
             return self.local.put_multipart_opts(location, options).await;
         }
-        Ok(Box::new(Upload::begin(self.local.path_to_filesystem(location)?).await?))
+        Ok(Box::new(FileUpload::begin(self.local.path_to_filesystem(location)?).await?))
     }
 
     fn delete_stream(
@@ -197,12 +197,12 @@ fn is_immutable(location: &Path) -> bool {
 
 /// A file that is kept open.
 #[derive(Debug)]
-struct Opened {
+struct OpenFile {
     file: File,
     meta: ObjectMeta,
 }
 
-impl Opened {
+impl OpenFile {
     /// Returns true if it has lost its name: it was deleted, or the name belongs to another file.
     fn is_gone(&self) -> bool {
         !self.file.metadata().is_ok_and(|metadata| metadata.nlink() > 0)
@@ -246,7 +246,7 @@ fn read_cached(_: &File, _: &mut [u8], _: u64) -> io::Result<usize> {
 
 /// The open files of all shards: those that were read last.
 #[derive(Debug, Default)]
-pub(crate) struct Kept {
+pub(crate) struct OpenFiles {
     stores: AtomicU64,
     files: Mutex<ByUse>,
 }
@@ -254,7 +254,7 @@ pub(crate) struct Kept {
 #[derive(Debug, Default)]
 struct ByUse {
     /// Open files by store and location, each with the time of its last use.
-    files: HashMap<(u64, Path), (u64, Arc<Opened>)>,
+    files: HashMap<(u64, Path), (u64, Arc<OpenFile>)>,
     uses: u64,
 }
 
@@ -268,12 +268,12 @@ impl Equivalent<(u64, Path)> for Name<'_> {
     }
 }
 
-impl Kept {
+impl OpenFiles {
     fn files(&self) -> MutexGuard<'_, ByUse> {
         self.files.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn get(&self, store: u64, location: &Path) -> Option<Arc<Opened>> {
+    fn get(&self, store: u64, location: &Path) -> Option<Arc<OpenFile>> {
         let mut by_use = self.files();
         by_use.uses += 1;
         let now = by_use.uses;
@@ -282,13 +282,13 @@ impl Kept {
         Some(opened.clone())
     }
 
-    fn insert(&self, store: u64, location: &Path, opened: Arc<Opened>) {
+    fn insert(&self, store: u64, location: &Path, opened: Arc<OpenFile>) {
         let mut by_use = self.files();
         by_use.uses += 1;
         let now = by_use.uses;
         by_use.files.insert((store, location.clone()), (now, opened));
         if by_use.files.len() > KEPT_FILES {
-            let used = |(_, (used, _)): &(&(u64, Path), &(u64, Arc<Opened>))| *used;
+            let used = |(_, (used, _)): &(&(u64, Path), &(u64, Arc<OpenFile>))| *used;
             let oldest = by_use.files.iter().min_by_key(used).map(|(name, _)| name.clone());
             oldest.map(|name| by_use.files.remove(&name));
         }

@@ -7,7 +7,7 @@
 //! minus that is the garbage left. So no counter has to be reset when a compaction ends, and the
 //! process may be killed at any time.
 
-use super::{Engine, Opened};
+use super::{Engine, OpenDb};
 use crate::control::{garbage_bytes, garbage_key, garbage_value};
 use anyhow::{Context, Result};
 use slatedb::compactor::SourceId;
@@ -104,7 +104,7 @@ impl Engine {
     /// Checks whether the garbage justifies a merge of all files, and requests it. No other writes
     /// may run meanwhile.
     pub(crate) async fn weigh(&self) -> Result<()> {
-        let Opened { db, garbage, .. } = self.opened();
+        let OpenDb { db, garbage, .. } = self.opened();
         let manifest = db.manifest();
         let last = last_run(&manifest);
         let total = garbage.total.load(Ordering::Relaxed);

@@ -7,10 +7,10 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use super::disk::write_zeros;
-use super::local::{ClosedSegment, Current, Shared, Writer, lock};
+use super::local::{ClosedSegment, Current, LocalShared, Writer, lock};
 use super::record::{ALIGN, HEADER, RecordHeader, record_len};
 use super::segment::{
-    FIRST_RECORD, SEGMENT_HEADER, SegmentHeader, Spans, prepare_segment, segment_path,
+    FIRST_RECORD, SEGMENT_HEADER, SegmentHeader, ShardSpans, prepare_segment, segment_path,
 };
 use super::{JournalError, Lsn, Options};
 
@@ -19,10 +19,10 @@ pub(super) struct Commit<'a> {
     pub(super) time_ms: u64,
     pub(super) shards: &'a [u16],
     pub(super) shard_bytes: Vec<u8>,
-    pub(super) parts: Vec<Part<'a>>,
+    pub(super) parts: Vec<CommitPart<'a>>,
 }
 
-pub(super) struct Part<'a> {
+pub(super) struct CommitPart<'a> {
     pub(super) slices: Vec<&'a [u8]>,
     pub(super) body_len: u32,
     pub(super) body_crc: u32,
@@ -60,7 +60,7 @@ impl<'a> Commit<'a> {
         }
         let shard_bytes: Vec<u8> = shards.iter().flat_map(|shard| shard.to_le_bytes()).collect();
         let mut parts = Vec::with_capacity(1);
-        let mut part = Part::default();
+        let mut part = CommitPart::default();
         for mut rest in body.iter().copied().filter(|slice| !slice.is_empty()) {
             while !rest.is_empty() {
                 let room = max_part - part.body_len as usize;
@@ -95,13 +95,13 @@ impl<'a> Commit<'a> {
     }
 }
 
-impl Default for Part<'_> {
+impl Default for CommitPart<'_> {
     fn default() -> Self {
         Self { slices: Vec::with_capacity(1), body_len: 0, body_crc: 0, len: 0 }
     }
 }
 
-impl Part<'_> {
+impl CommitPart<'_> {
     fn seal(mut self, shard_bytes: &[u8]) -> Self {
         self.len = record_len(shard_bytes.len() / 2, u64::from(self.body_len));
         let crc = self
@@ -118,7 +118,7 @@ impl Part<'_> {
     }
 }
 
-impl Shared {
+impl LocalShared {
     pub(super) fn append(
         &self,
         time_ms: u64,
@@ -252,7 +252,7 @@ impl Shared {
         &self,
         writer: &mut Writer,
         header: &mut RecordHeader,
-        part: &Part<'_>,
+        part: &CommitPart<'_>,
         shard_bytes: &[u8],
     ) -> Result<(), JournalError> {
         let head = header.encode(self.salt);
@@ -311,7 +311,7 @@ impl Shared {
             size: self.options.segment_bytes,
             offset: FIRST_RECORD,
             first_lsn: writer.last + 1,
-            spans: Spans::default(),
+            spans: ShardSpans::default(),
         };
         let full = std::mem::replace(&mut writer.current, next);
         writer.unsynced.push(full.file);
@@ -329,7 +329,7 @@ impl Shared {
     /// without it, rot in the last commits could not be told from a torn write. Skipped if there is
     /// no room.
     pub(super) fn write_mark(&self, writer: &mut Writer) -> Result<(), JournalError> {
-        let part = Part::default().seal(&[]);
+        let part = CommitPart::default().seal(&[]);
         if part.len > writer.current.size - writer.current.offset {
             return Ok(());
         }
@@ -353,7 +353,7 @@ impl Shared {
 
 impl Writer {
     /// Returns the spans of a segment that holds a part of the commit being written.
-    fn spans_of(&mut self, number: u64) -> &mut Spans {
+    fn spans_of(&mut self, number: u64) -> &mut ShardSpans {
         let closed = self.closed.iter_mut().rev().find(|segment| segment.number == number);
         closed.map_or(&mut self.current.spans, |segment| &mut segment.spans)
     }

@@ -29,11 +29,11 @@ use tokio::time::Instant;
 
 use super::local::lock;
 use super::read::Holds;
-use super::segment::Spans;
+use super::segment::ShardSpans;
 use super::{HoldId, Journal, JournalError, JournalStats, Lsn, Record, Subscriber, SyncMode};
 use crate::lease::{BootTime, LEASE, Lease};
 use crate::place::Place;
-use object::{Floor, Position};
+use object::{ObjectFloor, Position};
 
 pub use history::BucketView;
 pub(super) use recovery::BucketPieces;
@@ -83,11 +83,11 @@ impl Default for BucketOptions {
 
 /// The journal in a bucket. If it is dropped without [`Journal::close`] it stops as after a kill.
 pub struct BucketJournal {
-    shared: Arc<Shared>,
+    shared: Arc<BucketShared>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
-struct Shared {
+struct BucketShared {
     place: Place,
     options: BucketOptions,
     epoch: u64,
@@ -99,7 +99,7 @@ struct Shared {
     taken_over: AtomicBool,
     /// True while the oldest commit has waited too long.
     away: AtomicBool,
-    state: Mutex<State>,
+    state: Mutex<BucketState>,
     /// Wakes the flusher.
     wake: Arc<Notify>,
     lease: Arc<Lease>,
@@ -108,16 +108,16 @@ struct Shared {
     subscribers: RwLock<Vec<Subscriber>>,
 }
 
-struct State {
+struct BucketState {
     mode: SyncMode,
     /// The greatest lsn that a caller waits for.
     requested: Lsn,
     /// Appended records that are in no object yet; all batches but the last one are full.
-    queue: VecDeque<Batch>,
+    queue: VecDeque<RecordBatch>,
     /// Objects whose puts are under way, in order.
     flights: VecDeque<Flight>,
     /// Stored objects without fences, in order.
-    stored: VecDeque<Stored>,
+    stored: VecDeque<StoredObject>,
     /// The number of the next object.
     next: Position,
     /// The number up to which all objects of this epoch are stored.
@@ -135,7 +135,7 @@ struct State {
     flushed: Vec<Lsn>,
     holds: Holds,
     /// The floor in the last object.
-    floor: Floor,
+    floor: ObjectFloor,
     /// Objects below the floor, to be deleted.
     doomed: Vec<Path>,
     /// True if some of those have records: they are deleted at once.
@@ -160,13 +160,13 @@ struct State {
 
 /// Records of a future object.
 #[derive(Default)]
-struct Batch {
+struct RecordBatch {
     records: Vec<u8>,
     /// CRC of the record before the first one.
     prev_crc: u32,
     /// The last whole commit at its end.
     last: Lsn,
-    spans: Spans,
+    spans: ShardSpans,
     time_ms: u64,
     /// Time since which its oldest record waits.
     since: Option<Instant>,
@@ -175,25 +175,25 @@ struct Batch {
 struct Flight {
     at: Position,
     last: Lsn,
-    spans: Spans,
+    spans: ShardSpans,
     bytes: usize,
     since: Instant,
-    floor: Floor,
+    floor: ObjectFloor,
     /// Set once the object is stored: a moment before which it was not.
     stored: Option<BootTime>,
 }
 
-struct Stored {
+struct StoredObject {
     at: Position,
     /// The last commit before the object.
     before: Lsn,
     last: Lsn,
     bytes: u64,
-    spans: Spans,
+    spans: ShardSpans,
 }
 
 impl BucketJournal {
-    fn open(shared: Arc<Shared>) -> Result<Arc<Self>, JournalError> {
+    fn open(shared: Arc<BucketShared>) -> Result<Arc<Self>, JournalError> {
         let failed = |source| JournalError::Io {
             doing: "starting a thread for",
             path: shared.place.to_string().into(),
@@ -236,7 +236,7 @@ impl Drop for BucketJournal {
     }
 }
 
-impl Shared {
+impl BucketShared {
     /// Marks the journal as failed for good. The caller must hold no lock.
     fn fail(&self, reason: String) {
         tracing::error!(%reason, "the journal has failed: no write is accepted any more");
@@ -260,7 +260,7 @@ impl Shared {
         }
     }
 
-    fn away_error(&self, state: &State) -> JournalError {
+    fn away_error(&self, state: &BucketState) -> JournalError {
         let trouble = state.trouble.clone();
         JournalError::Away {
             place: self.place.to_string(),
@@ -269,7 +269,7 @@ impl Shared {
     }
 }
 
-impl State {
+impl BucketState {
     /// Returns the time since which the oldest commit waits that is not durable.
     fn oldest(&self) -> Option<Instant> {
         let flying = self.flights.front().map(|flight| flight.since);
@@ -278,7 +278,7 @@ impl State {
 
     /// Returns the number of objects that are not needed, counted from the oldest.
     fn droppable(&self) -> usize {
-        let is_free = |stored: &&Stored| {
+        let is_free = |stored: &&StoredObject| {
             stored.spans.held(&self.flushed).next().is_none() && !self.holds.keeps(stored.last)
         };
         self.stored.iter().take_while(is_free).count()

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::disk::{Disk, File};
-use super::floor::Floor;
+use super::floor::JournalFloor;
 use super::record::{ALIGN, HEADER, RecordHeader, record_len};
 use super::segment::{FIRST_RECORD, SegmentHeader, segment_path};
 use super::{JournalError, Lsn, Record};
@@ -27,7 +27,7 @@ pub struct Extract {
     salt: u32,
     /// Records up to this lsn are left out.
     after: Lsn,
-    open: Option<Open>,
+    open: Option<OpenSegment>,
     crc: u32,
     epoch: u64,
     last: Lsn,
@@ -35,7 +35,7 @@ pub struct Extract {
     bytes: u64,
 }
 
-struct Open {
+struct OpenSegment {
     number: u64,
     file: Arc<dyn File>,
     offset: u64,
@@ -155,7 +155,7 @@ impl Extract {
         self.close_segment()?;
         let newest_segment = self.open.as_ref().map_or(0, |open| open.number);
         let (dropped, salt, shards) = (self.after, self.salt, BTreeMap::new());
-        let floor = Floor { first_segment: 1, newest_segment, dropped, salt, shards };
+        let floor = JournalFloor { first_segment: 1, newest_segment, dropped, salt, shards };
         floor.write(&*self.disk, &self.dir)?;
         Ok(self.bytes)
     }
@@ -186,7 +186,7 @@ impl Extract {
         };
         let file = begin().map_err(|e| JournalError::io("beginning", &path, e))?;
         self.bytes += FIRST_RECORD;
-        self.open = Some(Open { number, file, offset: FIRST_RECORD });
+        self.open = Some(OpenSegment { number, file, offset: FIRST_RECORD });
         Ok(())
     }
 

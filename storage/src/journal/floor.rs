@@ -20,7 +20,7 @@ const FIXED_1: usize = 48;
 const ENTRY: usize = 10;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Floor {
+pub(super) struct JournalFloor {
     /// The number of the first segment that belongs to the journal.
     pub(super) first_segment: u64,
     /// The newest segment that was durably begun when this was written.
@@ -37,7 +37,7 @@ pub(super) fn floor_path(dir: &Path) -> PathBuf {
     dir.join("floor")
 }
 
-impl Floor {
+impl JournalFloor {
     fn encode(&self) -> Vec<u8> {
         let mut bytes = vec![0; FIXED];
         bytes[0..8].copy_from_slice(&MAGIC);

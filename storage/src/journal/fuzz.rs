@@ -4,7 +4,7 @@
 
 use super::disk::File;
 use super::record::{HEADER, decode_shards, le_u32};
-use super::scan::{Chain, Walk, remains};
+use super::scan::{SegmentChain, SegmentWalk, remains};
 use super::segment::{FIRST_RECORD, FoundHeader, SEGMENT_HEADER, SegmentHeader};
 use crate::commit::split_body;
 use crate::encoding::OpReader;
@@ -41,7 +41,7 @@ pub fn journal(data: &[u8]) {
     let Some(header) = repair(&mut bytes) else { return };
     let size = bytes.len() as u64;
     let file: Arc<dyn File> = Arc::new(ReadOnly(bytes));
-    let walked = Walk::new(&file, header.salt, Chain::head(&header));
+    let walked = SegmentWalk::new(&file, header.salt, SegmentChain::head(&header));
     let mut walk = walked.expect("a file in memory can be read");
     let mut end = FIRST_RECORD;
     while let Some(step) = walk.next().expect("a file in memory can be read") {

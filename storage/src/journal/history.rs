@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use super::disk::Disk;
-use super::floor::Floor;
+use super::floor::JournalFloor;
 use super::read::Assembly;
-use super::scan::{Chain, Met, Walk};
+use super::scan::{Met, SegmentChain, SegmentWalk};
 use super::segment::{FoundHeader, SegmentHeader, segment_number, segment_path};
 use super::{JournalError, Lsn, Record};
 
@@ -21,7 +21,7 @@ pub fn read_history(
     after: Lsn,
     each: &mut dyn FnMut(Record) -> Result<(), JournalError>,
 ) -> Result<Option<(Lsn, bool)>, JournalError> {
-    let Some(floor) = Floor::read(disk, journal)? else { return Ok(None) };
+    let Some(floor) = JournalFloor::read(disk, journal)? else { return Ok(None) };
     let mut headers: BTreeMap<u64, (SegmentHeader, PathBuf)> = BTreeMap::new();
     // A segment moves from the journal to the archive, never back.
     for dir in [journal, archive] {
@@ -39,14 +39,14 @@ pub fn read_history(
     // The commit behind `after` may begin in an earlier segment than it ends in.
     let begins = headers.values().rev().find(|(h, _)| h.first_lsn <= after).map(|(h, _)| h.number);
     let begins = begins.or_else(|| headers.keys().next().copied()).unwrap_or(0);
-    let mut chain: Option<Chain> = None;
+    let mut chain: Option<SegmentChain> = None;
     let mut assembly = Assembly::default();
     let mut whole = true;
     for (number, (header, path)) in headers.range(begins..) {
         let entry = match chain {
             Some(chain) => chain.enter(header),
             None if header.first_lsn > after + 1 && header.prev_lsn > after => None,
-            None => Some(Chain::head(header)),
+            None => Some(SegmentChain::head(header)),
         };
         let Some(entry) = entry else {
             whole = false;
@@ -59,7 +59,7 @@ pub fn read_history(
             break;
         };
         let failed = |error| JournalError::io("reading", path, error);
-        let mut walk = Walk::new(&file, floor.salt, entry).map_err(failed)?;
+        let mut walk = SegmentWalk::new(&file, floor.salt, entry).map_err(failed)?;
         while let Some(step) = walk.next().map_err(failed)? {
             if step.met == Met::Rest && step.header.lsn > after {
                 return Ok(None);

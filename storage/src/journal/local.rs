@@ -13,26 +13,26 @@ use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
 use super::disk::File;
-use super::floor::Floor;
+use super::floor::JournalFloor;
 use super::read::{HoldId, Holds};
 use super::recovery::Scanned;
 use super::refusal::Refusals;
-use super::segment::{FIRST_RECORD, SegmentHeader, Spans};
+use super::segment::{FIRST_RECORD, SegmentHeader, ShardSpans};
 use super::sync::Signal;
 use super::{Journal, JournalError, JournalStats, Lsn, Options, Record, Subscriber, SyncMode};
 
 /// The journal in segments on a local disk. [`super::Recovery::start`] creates it; if it is dropped
 /// without [`Journal::close`] it stops as after a kill.
 pub struct LocalJournal {
-    shared: Arc<Shared>,
+    shared: Arc<LocalShared>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 /// State that recovery hands over.
-pub(super) struct Opened {
+pub(super) struct RecoveredState {
     pub(super) dir: PathBuf,
     pub(super) options: Options,
-    pub(super) floor: Floor,
+    pub(super) floor: JournalFloor,
     pub(super) closed: Vec<Scanned>,
     /// Header of the fresh segment.
     pub(super) header: SegmentHeader,
@@ -41,7 +41,7 @@ pub(super) struct Opened {
     pub(super) next_number: u64,
 }
 
-pub(super) struct Shared {
+pub(super) struct LocalShared {
     pub(super) dir: PathBuf,
     pub(super) options: Options,
     pub(super) salt: u32,
@@ -71,7 +71,7 @@ pub(super) struct Shared {
 pub(super) struct Preparing {
     pub(super) next_number: u64,
     /// The floor that is on disk.
-    pub(super) floor: Floor,
+    pub(super) floor: JournalFloor,
 }
 
 #[derive(Default)]
@@ -117,7 +117,7 @@ pub(super) struct Current {
     /// Offset of the next record.
     pub(super) offset: u64,
     pub(super) first_lsn: Lsn,
-    pub(super) spans: Spans,
+    pub(super) spans: ShardSpans,
 }
 
 pub(super) struct ClosedSegment {
@@ -127,7 +127,7 @@ pub(super) struct ClosedSegment {
     pub(super) first_lsn: Lsn,
     /// The last commit that ends in it or before it.
     pub(super) last: Lsn,
-    pub(super) spans: Spans,
+    pub(super) spans: ShardSpans,
 }
 
 /// Locks a mutex, ignoring poison: the code that holds it does not panic with the data
@@ -137,17 +137,17 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl LocalJournal {
-    pub(super) fn open(opened: Opened) -> Result<Arc<Self>, JournalError> {
-        let shared = Arc::new(Shared::new(opened));
+    pub(super) fn open(opened: RecoveredState) -> Result<Arc<Self>, JournalError> {
+        let shared = Arc::new(LocalShared::new(opened));
         let journal =
             Self { shared: Arc::clone(&shared), threads: Mutex::new(Vec::with_capacity(2)) };
         // If the second thread cannot be started, dropping `journal` stops the first.
-        journal.spawn("journal-sync", Shared::run_sync)?;
-        journal.spawn("journal-upkeep", Shared::run_upkeep)?;
+        journal.spawn("journal-sync", LocalShared::run_sync)?;
+        journal.spawn("journal-upkeep", LocalShared::run_upkeep)?;
         Ok(Arc::new(journal))
     }
 
-    fn spawn(&self, name: &str, run: fn(&Shared)) -> Result<(), JournalError> {
+    fn spawn(&self, name: &str, run: fn(&LocalShared)) -> Result<(), JournalError> {
         let shared = Arc::clone(&self.shared);
         let thread = thread::Builder::new().name(name.to_owned()).spawn(move || run(&shared));
         let thread = thread.map_err(|source| JournalError::Io {
@@ -192,9 +192,10 @@ impl Drop for LocalJournal {
     }
 }
 
-impl Shared {
-    fn new(opened: Opened) -> Self {
-        let Opened { dir, options, floor, closed, header, file, spares, next_number } = opened;
+impl LocalShared {
+    fn new(opened: RecoveredState) -> Self {
+        let RecoveredState { dir, options, floor, closed, header, file, spares, next_number } =
+            opened;
         let closed = closed.into_iter().map(|segment| ClosedSegment {
             number: segment.header.number,
             used: segment.end,
@@ -210,7 +211,7 @@ impl Shared {
                 size: options.segment_bytes,
                 offset: FIRST_RECORD,
                 first_lsn: header.first_lsn,
-                spans: Spans::default(),
+                spans: ShardSpans::default(),
             },
             chain_crc: header.prev_crc,
             last,

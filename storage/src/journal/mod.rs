@@ -76,7 +76,7 @@ pub struct Record {
 
 /// A part of a complete commit, as replayed: large commits come in several.
 #[derive(Debug, Clone)]
-pub struct Piece {
+pub struct CommitPiece {
     /// The commit, with this part of its body.
     pub record: Record,
     pub first: bool,

@@ -7,9 +7,9 @@ use std::io;
 
 use bytes::BytesMut;
 
-use super::local::{Shared, Writer, lock};
+use super::local::{LocalShared, Writer, lock};
 use super::record::decode_shards;
-use super::scan::{Chain, Met, Step, Walk};
+use super::scan::{Met, SegmentChain, SegmentWalk, Step};
 use super::segment::{FoundHeader, SegmentHeader, segment_path};
 use super::{JournalError, Lsn, Record};
 
@@ -93,7 +93,7 @@ impl Assembly {
     }
 }
 
-impl Shared {
+impl LocalShared {
     pub(super) fn hold(&self, from: Lsn, max_bytes: u64) -> HoldId {
         lock(&self.writer).holds.add(from, max_bytes)
     }
@@ -111,7 +111,7 @@ impl Shared {
     ) -> Result<(), JournalError> {
         let (from, to) = range;
         let numbers = self.segments_of(hold, from, to)?;
-        let mut chain: Option<Chain> = None;
+        let mut chain: Option<SegmentChain> = None;
         let mut assembly = Assembly::default();
         for number in numbers {
             if chain.is_some_and(|chain| chain.last >= to) {
@@ -126,10 +126,10 @@ impl Shared {
             };
             let entry = match chain {
                 Some(chain) => chain.enter(&header),
-                None => Some(Chain::head(&header)),
+                None => Some(SegmentChain::head(&header)),
             };
             let entry = entry.ok_or_else(|| self.unreadable(hold, &path, 0))?;
-            let mut walk = Walk::new(&file, self.salt, entry).map_err(failed)?;
+            let mut walk = SegmentWalk::new(&file, self.salt, entry).map_err(failed)?;
             while walk.chain.last < to {
                 let Some(step) = walk.next().map_err(failed)? else { break };
                 if let Some(record) = assembly.take(&step, from) {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::bucket::{BucketPieces, BucketRecovery};
 use super::recovery::LocalPieces;
-use super::{Journal, JournalError, Lsn, Piece, Recovery};
+use super::{CommitPiece, Journal, JournalError, Lsn, Recovery};
 
 /// A journal that was read but not started yet.
 #[derive(Debug)]
@@ -14,19 +14,19 @@ pub enum Recovered {
 }
 
 /// The commits of a recovered journal, piece by piece.
-pub struct Pieces<'a>(Source<'a>);
+pub struct Pieces<'a>(PieceSource<'a>);
 
-enum Source<'a> {
+enum PieceSource<'a> {
     Local(LocalPieces<'a>),
     Bucket(BucketPieces<'a>),
 }
 
 impl Pieces<'_> {
     /// Returns the next piece: those of a commit follow each other.
-    pub async fn next(&mut self) -> Result<Option<Piece>, JournalError> {
+    pub async fn next(&mut self) -> Result<Option<CommitPiece>, JournalError> {
         match &mut self.0 {
-            Source::Local(pieces) => pieces.next(),
-            Source::Bucket(pieces) => pieces.next().await,
+            PieceSource::Local(pieces) => pieces.next(),
+            PieceSource::Bucket(pieces) => pieces.next().await,
         }
     }
 }
@@ -95,8 +95,8 @@ impl Recovered {
     /// Returns the commits from the lsn `from` on, in order, and whole.
     pub fn pieces(&self, from: Lsn) -> Pieces<'_> {
         Pieces(match self {
-            Self::Local(recovery) => Source::Local(recovery.pieces(from)),
-            Self::Bucket(recovery) => Source::Bucket(recovery.pieces(from)),
+            Self::Local(recovery) => PieceSource::Local(recovery.pieces(from)),
+            Self::Bucket(recovery) => PieceSource::Bucket(recovery.pieces(from)),
         })
     }
 

@@ -12,25 +12,25 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::disk::{CHUNK, Disk, File, write_zeros};
-use super::floor::{Floor, floor_path};
-use super::local::{LocalJournal, Opened};
+use super::floor::{JournalFloor, floor_path};
+use super::local::{LocalJournal, RecoveredState};
 use super::record::{HEADER, decode_shards};
-use super::scan::{Chain, Met, Remains, Walk, remains};
+use super::scan::{Met, Remains, SegmentChain, SegmentWalk, remains};
 use super::segment::{
-    FIRST_RECORD, FoundHeader, SegmentHeader, Spans, VERSION, prepare_segment, segment_number,
+    FIRST_RECORD, FoundHeader, SegmentHeader, ShardSpans, VERSION, prepare_segment, segment_number,
     segment_path,
 };
 use super::upkeep::archive_segment;
-use super::{JournalError, Lsn, Options, Piece, Record};
+use super::{CommitPiece, JournalError, Lsn, Options, Record};
 use bytes::BytesMut;
 
 /// A journal that was read but not started yet. Nothing on disk has been changed.
 pub struct Recovery {
     dir: PathBuf,
     options: Options,
-    floor: Option<Floor>,
+    floor: Option<JournalFloor>,
     segments: Vec<Scanned>,
-    chain: Chain,
+    chain: SegmentChain,
     /// Numbers of files that are no part of the journal, in order: dropped before the end, ...
     dropped: Vec<u64>,
     /// ... begun behind the end of the chain, ...
@@ -53,17 +53,17 @@ pub struct Recovery {
 pub(super) struct Scanned {
     pub(super) header: SegmentHeader,
     /// State of the chain at its beginning.
-    entry: Chain,
+    entry: SegmentChain,
     /// Offset of the end of its last record.
     pub(super) end: u64,
     /// The last commit that ends in it or before it.
     pub(super) last: Lsn,
-    pub(super) spans: Spans,
+    pub(super) spans: ShardSpans,
 }
 
 /// A commit not all of whose parts have been read.
 #[derive(Debug, Default)]
-struct Open {
+struct IncompleteCommit {
     /// Segment and offset.
     begins: Option<(u64, u64)>,
     /// Its parts so far: index of the segment, bytes.
@@ -100,13 +100,13 @@ impl Recovery {
         disk.create_dir(dir).map_err(|e| JournalError::io("creating", dir, e))?;
         let names = disk.list(dir).map_err(|e| JournalError::io("listing", dir, e))?;
         let numbers: BTreeSet<u64> = names.iter().filter_map(|n| segment_number(n)).collect();
-        let floor = Floor::read(&*disk, dir)?;
+        let floor = JournalFloor::read(&*disk, dir)?;
         let mut recovery = Self {
             dir: dir.to_path_buf(),
             options,
             floor: None,
             segments: Vec::new(),
-            chain: Chain::default(),
+            chain: SegmentChain::default(),
             dropped: Vec::new(),
             torn_off: Vec::new(),
             spares: Vec::new(),
@@ -196,9 +196,9 @@ impl Recovery {
             return Err(JournalError::corrupt(self.path(first), 0, reason));
         }
         self.dropped = headers.range(..first).map(|(&number, _)| number).collect();
-        let mut entry = Chain::head(&head);
+        let mut entry = SegmentChain::head(&head);
         let mut begun = headers.range(first..).filter_map(|(_, header)| *header).peekable();
-        let mut open = Open::default();
+        let mut open = IncompleteCommit::default();
         while let Some(header) = begun.next() {
             self.follow_segment(header, entry, &mut open)?;
             match begun.peek().and_then(|next| self.chain.enter(next)) {
@@ -214,8 +214,8 @@ impl Recovery {
     fn follow_segment(
         &mut self,
         header: SegmentHeader,
-        entry: Chain,
-        open: &mut Open,
+        entry: SegmentChain,
+        open: &mut IncompleteCommit,
     ) -> Result<(), JournalError> {
         let path = self.path(header.number);
         let failed = |error| JournalError::io("reading", &path, error);
@@ -229,11 +229,11 @@ impl Recovery {
             return Err(JournalError::corrupt(path, size, reason));
         }
         let index = self.segments.len();
-        let spans = Spans::default();
+        let spans = ShardSpans::default();
         self.segments.push(Scanned { header, entry, end: 0, last: 0, spans });
         self.durable = self.durable.max(header.durable);
         self.max_time_ms = self.max_time_ms.max(header.time_ms);
-        let mut walk = Walk::new(&file, self.salt(), entry).map_err(failed)?;
+        let mut walk = SegmentWalk::new(&file, self.salt(), entry).map_err(failed)?;
         while let Some(step) = walk.next().map_err(failed)? {
             self.durable = self.durable.max(step.header.durable);
             self.max_time_ms = self.max_time_ms.max(step.header.time_ms);
@@ -438,14 +438,15 @@ impl Recovery {
             disk.sync_dir(&dir)
         };
         begin().map_err(|e| JournalError::io("beginning", &segment_path(&dir, number), e))?;
-        let new = Floor { first_segment: number, salt: header.salt, ..Floor::default() };
-        let floor = Floor { newest_segment: number, ..self.floor.take().unwrap_or(new) };
+        let new =
+            JournalFloor { first_segment: number, salt: header.salt, ..JournalFloor::default() };
+        let floor = JournalFloor { newest_segment: number, ..self.floor.take().unwrap_or(new) };
         floor.write(&*disk, &dir)?;
         let mut spares = Vec::new();
         for &number in &self.spares {
             spares.push((number, self.open_file(number)?));
         }
-        LocalJournal::open(Opened {
+        LocalJournal::open(RecoveredState {
             next_number: self.max_number + 1,
             dir: self.dir,
             options: self.options,
@@ -484,7 +485,7 @@ impl Recovery {
 
     /// Returns the offset in `segment` from which on records may not be durable.
     fn first_above_durable(&self, segment: &Scanned, file: &Arc<dyn File>) -> io::Result<u64> {
-        let mut walk = Walk::new(file, self.salt(), segment.entry)?;
+        let mut walk = SegmentWalk::new(file, self.salt(), segment.entry)?;
         let mut whole = true;
         while let Some(step) = walk.next()? {
             if step.header.lsn > self.durable {
@@ -550,13 +551,13 @@ pub(super) struct LocalPieces<'a> {
     from: Lsn,
     /// Index of the segment to read next.
     next: usize,
-    walk: Option<(&'a Scanned, Walk)>,
+    walk: Option<(&'a Scanned, SegmentWalk)>,
     /// True if the commit that is being read is complete.
     passes: bool,
 }
 
 impl LocalPieces<'_> {
-    pub(super) fn next(&mut self) -> Result<Option<Piece>, JournalError> {
+    pub(super) fn next(&mut self) -> Result<Option<CommitPiece>, JournalError> {
         loop {
             let Some((segment, walk)) = &mut self.walk else {
                 if !self.enter()? {
@@ -580,7 +581,7 @@ impl LocalPieces<'_> {
                 self.passes = !self.recovery.unfinished.contains(&(number, step.offset));
             }
             if self.passes && step.header.lsn >= self.from {
-                return Ok(Some(Piece { record: step.record(), first, last }));
+                return Ok(Some(CommitPiece { record: step.record(), first, last }));
             }
         }
     }
@@ -596,7 +597,7 @@ impl LocalPieces<'_> {
             }
             let number = segment.header.number;
             let file = recovery.open_file(number)?;
-            let walk = Walk::new(&file, recovery.salt(), segment.entry)
+            let walk = SegmentWalk::new(&file, recovery.salt(), segment.entry)
                 .map_err(|error| JournalError::io("reading", &recovery.path(number), error))?;
             self.walk = Some((segment, walk));
             return Ok(true);

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::JournalError;
-use super::local::{Shared, lock};
+use super::local::{LocalShared, lock};
 
 /// How long appends take a disk for full before they try again. Each try fills the remaining space
 /// with zeros.
@@ -19,11 +19,11 @@ pub(super) struct Refusals {
     any: AtomicBool,
     /// True if the last append was refused.
     last: AtomicBool,
-    state: Mutex<State>,
+    state: Mutex<RefusalState>,
 }
 
 #[derive(Default)]
-struct State {
+struct RefusalState {
     /// Time since which writes are refused, and how many were.
     refusing: Option<(Instant, u64)>,
     /// Time and cause of a failure to prepare a segment, if none is left.
@@ -37,7 +37,7 @@ struct Cause {
     text: String,
 }
 
-impl Shared {
+impl LocalShared {
     /// Notes a successful append.
     #[inline]
     pub(super) fn appended(&self) {

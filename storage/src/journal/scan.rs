@@ -11,14 +11,14 @@ use super::segment::{FIRST_RECORD, SegmentHeader};
 use super::{Lsn, Record};
 
 /// A file read through a buffer.
-pub(super) struct Window {
+pub(super) struct FileWindow {
     file: Arc<dyn File>,
     size: u64,
     start: u64,
     buffer: Vec<u8>,
 }
 
-impl Window {
+impl FileWindow {
     pub(super) fn new(file: &Arc<dyn File>) -> io::Result<Self> {
         Ok(Self { file: file.clone(), size: file.size()?, start: 0, buffer: Vec::new() })
     }
@@ -45,7 +45,7 @@ impl Window {
 
 /// State of following the chain of records.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Chain {
+pub(super) struct SegmentChain {
     /// Number of the present segment.
     pub(super) number: u64,
     pub(super) epoch: u64,
@@ -79,7 +79,7 @@ pub(super) enum Met {
     },
 }
 
-impl Chain {
+impl SegmentChain {
     /// Starts at the beginning of the journal's first segment.
     pub(super) fn head(header: &SegmentHeader) -> Self {
         Self {
@@ -145,10 +145,10 @@ impl Chain {
 }
 
 /// Walks along the records of one segment.
-pub(super) struct Walk {
-    window: Window,
+pub(super) struct SegmentWalk {
+    window: FileWindow,
     salt: u32,
-    pub(super) chain: Chain,
+    pub(super) chain: SegmentChain,
     /// Offset of the next record, if there is one.
     pub(super) offset: u64,
 }
@@ -162,9 +162,9 @@ pub(super) struct Step<'w> {
     pub(super) payload: &'w [u8],
 }
 
-impl Walk {
-    pub(super) fn new(file: &Arc<dyn File>, salt: u32, chain: Chain) -> io::Result<Self> {
-        Ok(Self { window: Window::new(file)?, salt, chain, offset: FIRST_RECORD })
+impl SegmentWalk {
+    pub(super) fn new(file: &Arc<dyn File>, salt: u32, chain: SegmentChain) -> io::Result<Self> {
+        Ok(Self { window: FileWindow::new(file)?, salt, chain, offset: FIRST_RECORD })
     }
 
     /// Returns the next record; `None` where the chain ends in this segment, damaged or not.
@@ -216,7 +216,7 @@ pub(super) struct Remains {
 /// An lsn that they state to be durable always was, even if the header is from an earlier life of
 /// the file: an lsn once durable is never given again.
 pub(super) fn remains(file: &Arc<dyn File>, salt: u32, offset: u64) -> io::Result<Remains> {
-    let mut window = Window::new(file)?;
+    let mut window = FileWindow::new(file)?;
     let mut found = Remains::default();
     let mut offset = offset.next_multiple_of(ALIGN);
     while let Some(bytes) = window.get(offset, HEADER as u64)? {

@@ -166,23 +166,23 @@ pub(super) fn prepare_segment(
 
 /// A segment's records by shard.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Spans(Vec<Span>);
+pub(super) struct ShardSpans(Vec<ShardSpan>);
 
 #[derive(Debug, Clone, Copy, Default)]
-struct Span {
+struct ShardSpan {
     last: Lsn,
     bytes: u64,
 }
 
-impl Spans {
+impl ShardSpans {
     /// Adds `bytes` of the commit `lsn`, which touches `shards`.
     pub(super) fn add(&mut self, shards: &[u16], lsn: Lsn, bytes: u64) {
         for &shard in shards {
             let at = usize::from(shard);
             if self.0.len() <= at {
-                self.0.resize(at + 1, Span::default());
+                self.0.resize(at + 1, ShardSpan::default());
             }
-            self.0[at] = Span { last: lsn, bytes: self.0[at].bytes + bytes };
+            self.0[at] = ShardSpan { last: lsn, bytes: self.0[at].bytes + bytes };
         }
     }
 
@@ -198,7 +198,7 @@ impl Spans {
             .map(|(shard, span)| (shard, span.bytes))
     }
 
-    fn iter(&self) -> impl Iterator<Item = (u16, Span)> {
+    fn iter(&self) -> impl Iterator<Item = (u16, ShardSpan)> {
         // Indices are shard numbers, so they fit.
         (0..=u16::MAX).zip(self.0.iter().copied()).filter(|(_, span)| span.last > 0)
     }

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::local::{Shared, Writer, lock};
+use super::local::{LocalShared, Writer, lock};
 use super::{JournalError, Lsn, SyncMode};
 
 /// Requests to the sync thread.
@@ -23,7 +23,7 @@ impl Signal {
 
 /// Fails the journal when the syncing thread panics, for example in a subscriber: otherwise callers
 /// would wait silently for ever.
-struct FailOnPanic<'a>(&'a Shared);
+struct FailOnPanic<'a>(&'a LocalShared);
 
 impl Drop for FailOnPanic<'_> {
     fn drop(&mut self) {
@@ -35,7 +35,7 @@ impl Drop for FailOnPanic<'_> {
     }
 }
 
-enum Due {
+enum SyncDue {
     Now,
     After(Duration),
     /// Upon the next append.
@@ -44,7 +44,7 @@ enum Due {
     OnRequest,
 }
 
-impl Shared {
+impl LocalShared {
     /// Runs the sync thread.
     pub(super) fn run_sync(&self) {
         let _guard = FailOnPanic(self);
@@ -66,17 +66,17 @@ impl Shared {
             // Set before the check: an append that `due` does not see sees this, and notifies.
             self.wake_on_append.store(true, Ordering::SeqCst);
             let due = self.due(&signal);
-            let wakes = matches!(due, Due::OnAppend);
+            let wakes = matches!(due, SyncDue::OnAppend);
             if !wakes {
                 self.wake_on_append.store(false, Ordering::SeqCst);
             }
             signal = match due {
-                Due::Now => return true,
-                Due::After(wait) => {
+                SyncDue::Now => return true,
+                SyncDue::After(wait) => {
                     let waited = self.wake_sync.wait_timeout(signal, wait);
                     waited.unwrap_or_else(PoisonError::into_inner).0
                 }
-                Due::OnAppend | Due::OnRequest => {
+                SyncDue::OnAppend | SyncDue::OnRequest => {
                     self.wake_sync.wait(signal).unwrap_or_else(PoisonError::into_inner)
                 }
             };
@@ -84,25 +84,25 @@ impl Shared {
         }
     }
 
-    fn due(&self, signal: &Signal) -> Due {
+    fn due(&self, signal: &Signal) -> SyncDue {
         let durable = self.durable.load(Ordering::SeqCst);
         let dirty = self.end.load(Ordering::SeqCst) > durable;
         if dirty && signal.requested > durable {
-            return Due::Now;
+            return SyncDue::Now;
         }
         match signal.mode {
-            SyncMode::No => Due::OnRequest,
-            SyncMode::Always if self.options.inline_sync => Due::OnRequest,
-            SyncMode::Always if dirty => Due::Now,
+            SyncMode::No => SyncDue::OnRequest,
+            SyncMode::Always if self.options.inline_sync => SyncDue::OnRequest,
+            SyncMode::Always if dirty => SyncDue::Now,
             SyncMode::EverySec if dirty => {
                 let since = lock(&self.writer).oldest_dirty();
                 let age = since.map_or(Duration::ZERO, |since| since.elapsed());
                 match self.options.everysec_bound.checked_sub(age) {
-                    Some(left) if !left.is_zero() => Due::After(left),
-                    _ => Due::Now,
+                    Some(left) if !left.is_zero() => SyncDue::After(left),
+                    _ => SyncDue::Now,
                 }
             }
-            SyncMode::Always | SyncMode::EverySec => Due::OnAppend,
+            SyncMode::Always | SyncMode::EverySec => SyncDue::OnAppend,
         }
     }
 

@@ -6,15 +6,15 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use super::disk::Disk;
-use super::floor::Floor;
-use super::local::{ClosedSegment, Preparing, Shared, Writer, lock};
+use super::floor::JournalFloor;
+use super::local::{ClosedSegment, LocalShared, Preparing, Writer, lock};
 use super::segment::segment_path;
 use super::{JournalError, Lsn, Options};
 
 /// Pause before another try after a failure such as a full disk.
 const RETRY: Duration = Duration::from_secs(1);
 
-impl Shared {
+impl LocalShared {
     /// Runs the upkeep thread.
     pub(super) fn run_upkeep(&self) {
         let (mut failing, mut told) = (false, false);
@@ -166,14 +166,14 @@ impl Writer {
     /// Returns how many of the oldest segments hold nothing that is needed and have a durably begun
     /// successor.
     fn droppable(&self) -> usize {
-        let free = |spans: &super::segment::Spans| spans.held(&self.flushed).next().is_none();
+        let free = |spans: &super::segment::ShardSpans| spans.held(&self.flushed).next().is_none();
         let segments = self.closed.iter();
         let unneeded = |s: &&ClosedSegment| free(&s.spans) && !self.holds.keeps(s.last);
         segments.take_while(|s| s.number < self.synced_segment && unneeded(s)).count()
     }
 
     /// Returns the floor after dropping the first `count` segments.
-    fn floor_without(&self, count: usize, before: &Floor) -> Floor {
+    fn floor_without(&self, count: usize, before: &JournalFloor) -> JournalFloor {
         let mut floor = before.clone();
         floor.newest_segment = before.newest_segment.max(self.synced_segment);
         if count > 0 {

@@ -24,7 +24,7 @@ const PARALLEL: usize = 16;
 const PER_TASK: usize = 8;
 
 /// One thing to load.
-struct Item {
+struct LoadItem {
     need: Need,
     at: KeyHash,
     engine: Engine,
@@ -48,11 +48,11 @@ struct ElementWork {
 
 /// A plan of reads.
 pub struct LoadPlan {
-    items: Vec<Item>,
+    items: Vec<LoadItem>,
 }
 
 /// The rows found for one need.
-enum Found {
+enum LoadedRows {
     /// The meta row's value.
     Meta(Option<Bytes>),
     /// Elements by name (or chunk number) with their rows' values.
@@ -65,7 +65,7 @@ enum Found {
 
 /// Result of a [`LoadPlan`].
 pub struct Loaded {
-    found: Result<Vec<(Need, KeyHash, Found)>>,
+    found: Result<Vec<(Need, KeyHash, LoadedRows)>>,
 }
 
 impl Partition {
@@ -75,7 +75,7 @@ impl Partition {
         LoadPlan { items }
     }
 
-    fn plan_one(&mut self, need: Need) -> Option<Item> {
+    fn plan_one(&mut self, need: Need) -> Option<LoadItem> {
         let at = self.store.layout().key_hash(&need.key);
         let shard = self.shards.get(&self.store.layout().shard_of(at.slot))?;
         let engine = shard.engine().clone();
@@ -85,7 +85,7 @@ impl Partition {
             let pending = pending.map(|value| value.map(<[u8]>::to_vec));
             let mut row_key = Vec::new();
             RowKey::meta(&mut row_key, generation, at, &need.key);
-            return Some(Item { at, engine, work: Work::Meta { pending, row_key }, need });
+            return Some(LoadItem { at, engine, work: Work::Meta { pending, row_key }, need });
         };
         let layout = self.store.layout().clone();
         let value = &self.store.entry_for_part(need.db, &need.key)?.value;
@@ -105,7 +105,7 @@ impl Partition {
             }
             ranged => Work::Range(RangeWork::new(shard, head, version, ranged)?),
         };
-        Some(Item { need, at, engine, work })
+        Some(LoadItem { need, at, engine, work })
     }
 
     /// Applies loaded rows to the store.
@@ -118,10 +118,10 @@ impl Partition {
         Ok(())
     }
 
-    fn learn_one(&mut self, need: &Need, at: KeyHash, found: Found) -> Result<()> {
+    fn learn_one(&mut self, need: &Need, at: KeyHash, found: LoadedRows) -> Result<()> {
         match found {
-            Found::Meta(None) => self.store.learn(need.db, Entry::absent(&need.key, at.hash)),
-            Found::Meta(Some(row)) => {
+            LoadedRows::Meta(None) => self.store.learn(need.db, Entry::absent(&need.key, at.hash)),
+            LoadedRows::Meta(Some(row)) => {
                 self.store.learn(need.db, decode_entry(&need.key, at.hash, &row)?);
             }
             part => {
@@ -174,17 +174,17 @@ fn named(
     Work::Elements(elements.map(work).collect())
 }
 
-fn learn_chunks(big: &mut BigStr, found: Found) -> Result<()> {
+fn learn_chunks(big: &mut BigStr, found: LoadedRows) -> Result<()> {
     let number = |name: &[u8]| -> Result<u32> {
         Ok(u32::from_be_bytes(name.try_into().context("a chunk's number is damaged")?))
     };
     match found {
-        Found::Elements(elements) => {
+        LoadedRows::Elements(elements) => {
             for (name, row) in elements {
                 big.learn(number(&name)?, row.as_deref().unwrap_or_default());
             }
         }
-        Found::All(rows) => {
+        LoadedRows::All(rows) => {
             for (element, row) in rows {
                 big.learn(number(&element)?, &row);
             }
@@ -196,18 +196,18 @@ fn learn_chunks(big: &mut BigStr, found: Found) -> Result<()> {
     Ok(())
 }
 
-fn learn_elements(value: &mut Value, found: Found) -> Result<()> {
+fn learn_elements(value: &mut Value, found: LoadedRows) -> Result<()> {
     let collection = value.collection_mut().context("the value has no elements")?;
     match found {
-        Found::Elements(elements) => {
+        LoadedRows::Elements(elements) => {
             for (name, row) in elements {
                 collection.learn_named(&name, row.as_deref())?;
             }
         }
-        Found::All(rows) => collection.learn_all(rows)?,
-        Found::Page(page) => collection.learn_page(page)?,
-        Found::Index(range, pieces) => collection.learn_index(&range, pieces)?,
-        Found::Meta(_) => {}
+        LoadedRows::All(rows) => collection.learn_all(rows)?,
+        LoadedRows::Page(page) => collection.learn_page(page)?,
+        LoadedRows::Index(range, pieces) => collection.learn_index(&range, pieces)?,
+        LoadedRows::Meta(_) => {}
     }
     Ok(())
 }
@@ -215,11 +215,12 @@ fn learn_elements(value: &mut Value, found: Found) -> Result<()> {
 impl LoadPlan {
     /// Reads on the background runtime.
     pub async fn run(self, background: &tokio::runtime::Handle) -> Loaded {
-        let pending_only = |item: &Item| matches!(&item.work, Work::Meta { pending: Some(_), .. });
+        let pending_only =
+            |item: &LoadItem| matches!(&item.work, Work::Meta { pending: Some(_), .. });
         if self.items.iter().all(pending_only) {
-            return Loaded { found: each(self.items, Item::read).await };
+            return Loaded { found: each(self.items, LoadItem::read).await };
         }
-        let reading = background.spawn(each(self.items, Item::read));
+        let reading = background.spawn(each(self.items, LoadItem::read));
         Loaded { found: reading.await.unwrap_or_else(|e| Err(e.into())) }
     }
 }
@@ -273,15 +274,15 @@ async fn read_element(
     Ok((element.name, value))
 }
 
-impl Item {
-    async fn read(self) -> Result<(Need, KeyHash, Found)> {
+impl LoadItem {
+    async fn read(self) -> Result<(Need, KeyHash, LoadedRows)> {
         let Self { need, at, engine, work } = self;
         let found = match work {
-            Work::Meta { pending: Some(value), .. } => Found::Meta(value.map(Into::into)),
-            Work::Meta { pending: None, row_key } => Found::Meta(engine.get(&row_key).await?),
+            Work::Meta { pending: Some(value), .. } => LoadedRows::Meta(value.map(Into::into)),
+            Work::Meta { pending: None, row_key } => LoadedRows::Meta(engine.get(&row_key).await?),
             Work::Elements(elements) => {
                 let elements = elements.into_iter().map(|element| (engine.clone(), element));
-                Found::Elements(each(elements.collect(), read_element).await?)
+                LoadedRows::Elements(each(elements.collect(), read_element).await?)
             }
             Work::Range(range) => range.read(&engine).await?,
         };
@@ -311,7 +312,7 @@ mod tests {
         let learn = |store: &mut Store, name: &[u8], is_there: bool| {
             let entry = store.entry_for_part(0, b"k").unwrap();
             let rows = vec![(name.into(), is_there.then(Bytes::new))];
-            learn_elements(&mut entry.value, Found::Elements(rows)).unwrap();
+            learn_elements(&mut entry.value, LoadedRows::Elements(rows)).unwrap();
         };
         learn(&mut store, b"a", false);
         assert_eq!(unknown(&mut store, &["a", "b"]), ["b"]);

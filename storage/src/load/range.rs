@@ -1,6 +1,6 @@
 //! Ranges of element rows: pending rows over the engine's.
 
-use super::Found;
+use super::LoadedRows;
 use crate::encoding::get_varint;
 use crate::engine::{Engine, prefix_range};
 use crate::need::{ElementRange, IndexBy, IndexPiece, Page, Part};
@@ -16,7 +16,7 @@ const SCAN_ROWS: usize = 16_384;
 const PENDING_ROWS: usize = 1024;
 
 /// Pending rows by element: newest value, or deleted.
-type Overlay = BTreeMap<Vec<u8>, Option<Bytes>>;
+type ElementOverlay = BTreeMap<Vec<u8>, Option<Bytes>>;
 
 /// Element rows of one version in a range, planned on the shard's worker.
 pub(super) struct RangeWork {
@@ -24,11 +24,11 @@ pub(super) struct RangeWork {
     head: Vec<u8>,
     /// The range that `pending` covers.
     range: ElementRange,
-    pending: Overlay,
-    what: What,
+    pending: ElementOverlay,
+    what: RangeRead,
 }
 
-enum What {
+enum RangeRead {
     All,
     Page { reverse: bool, limit: usize },
     Index { by: IndexBy },
@@ -39,14 +39,14 @@ impl RangeWork {
     pub(super) fn new(shard: &Shard, head: Vec<u8>, version: u64, part: &Part) -> Option<Self> {
         let everything = ElementRange { from: Vec::new(), to: None };
         let (range, what) = match part {
-            Part::All => (everything, What::All),
+            Part::All => (everything, RangeRead::All),
             Part::Page { range, reverse, limit } => {
-                (range.clone(), What::Page { reverse: *reverse, limit: *limit })
+                (range.clone(), RangeRead::Page { reverse: *reverse, limit: *limit })
             }
-            Part::Index { range, by } => (range.clone(), What::Index { by: *by }),
+            Part::Index { range, by } => (range.clone(), RangeRead::Index { by: *by }),
             Part::Fields(_) | Part::Chunks(_) => return None,
         };
-        let mut work = Self { head, range, pending: Overlay::new(), what };
+        let mut work = Self { head, range, pending: ElementOverlay::new(), what };
         work.capture(shard, version);
         Some(work)
     }
@@ -54,8 +54,8 @@ impl RangeWork {
     /// Copies the pending rows of the range; for a page, no more than it may need.
     fn capture(&mut self, shard: &Shard, version: u64) {
         let (reverse, most) = match self.what {
-            What::Page { reverse, limit } => (reverse, PENDING_ROWS.max(2 * limit)),
-            What::All | What::Index { .. } => (false, usize::MAX),
+            RangeRead::Page { reverse, limit } => (reverse, PENDING_ROWS.max(2 * limit)),
+            RangeRead::All | RangeRead::Index { .. } => (false, usize::MAX),
         };
         let maps: Vec<_> = shard.maps().collect();
         let mut narrowed = self.range.clone();
@@ -84,13 +84,13 @@ impl RangeWork {
     }
 
     /// Reads; must run on the background runtime.
-    pub(super) async fn read(self, engine: &Engine) -> Result<Found> {
+    pub(super) async fn read(self, engine: &Engine) -> Result<LoadedRows> {
         match self.what {
-            What::All => Ok(Found::All(self.read_all(engine).await?)),
-            What::Page { reverse, limit } => {
-                Ok(Found::Page(self.read_page(engine, reverse, limit).await?))
+            RangeRead::All => Ok(LoadedRows::All(self.read_all(engine).await?)),
+            RangeRead::Page { reverse, limit } => {
+                Ok(LoadedRows::Page(self.read_page(engine, reverse, limit).await?))
             }
-            What::Index { by } => self.read_index(engine, by).await,
+            RangeRead::Index { by } => self.read_index(engine, by).await,
         }
     }
 
@@ -119,7 +119,7 @@ impl RangeWork {
     async fn each(
         &self,
         engine: &Engine,
-        mut pending: Overlay,
+        mut pending: ElementOverlay,
         mut visit: impl FnMut(Bytes, Bytes) -> Result<()>,
     ) -> Result<()> {
         let mut range = self.row_range(&self.range);
@@ -184,7 +184,7 @@ impl RangeWork {
         Ok(Page { range, rows })
     }
 
-    async fn read_index(mut self, engine: &Engine, by: IndexBy) -> Result<Found> {
+    async fn read_index(mut self, engine: &Engine, by: IndexBy) -> Result<LoadedRows> {
         let mut pieces: Vec<IndexPiece> = Vec::new();
         let pending = std::mem::take(&mut self.pending);
         self.each(engine, pending, |element, value| {
@@ -201,6 +201,6 @@ impl RangeWork {
             Ok(())
         })
         .await?;
-        Ok(Found::Index(self.range, pieces))
+        Ok(LoadedRows::Index(self.range, pieces))
     }
 }

@@ -21,7 +21,7 @@ const KEPT: usize = 8 << 10;
 
 /// Key and value in one allocation.
 #[derive(Debug)]
-enum Held {
+enum RowBytes {
     Inside {
         len: u8,
         bytes: [u8; INLINE],
@@ -31,7 +31,7 @@ enum Held {
     Shared(Box<(Box<[u8]>, Bytes)>),
 }
 
-impl Held {
+impl RowBytes {
     /// Splits into the key, of so many bytes, and the value.
     fn split(&self, key_len: usize) -> (&[u8], &[u8]) {
         match self {
@@ -45,7 +45,7 @@ impl Held {
 /// A pending put or delete of a row.
 #[derive(Debug)]
 pub(super) struct PendingRow {
-    held: Held,
+    held: RowBytes,
     key_len: u32,
     put: bool,
     /// True if neither the engine nor an older map has a row of this key: deleting it leaves no
@@ -67,9 +67,9 @@ impl PendingRow {
             let mut bytes = [0; INLINE];
             bytes[..key.len()].copy_from_slice(key);
             bytes[key.len()..len].copy_from_slice(parts[1]);
-            Held::Inside { len: len as u8, bytes } // at most `INLINE`
+            RowBytes::Inside { len: len as u8, bytes } // at most `INLINE`
         } else {
-            Held::Apart(parts.concat().into())
+            RowBytes::Apart(parts.concat().into())
         };
         Self { held, key_len: key.len() as u32, put: value.is_some(), new }
     }
@@ -78,7 +78,7 @@ impl PendingRow {
     fn new_in(key: &[u8], value: Option<&[u8]>, new: bool, memory: Option<&Bytes>) -> Self {
         match (value, memory) {
             (Some(value), Some(memory)) if value.len() >= KEPT => {
-                let held = Held::Shared(Box::new((key.into(), memory.slice_ref(value))));
+                let held = RowBytes::Shared(Box::new((key.into(), memory.slice_ref(value))));
                 Self { held, key_len: key.len() as u32, put: true, new }
             }
             _ => Self::new(key, value, new),
@@ -100,10 +100,10 @@ impl PendingRow {
     /// Returns the value without copying it, if it is large.
     pub(super) fn shared_value(&self) -> Option<Bytes> {
         match &self.held {
-            Held::Apart(bytes) if bytes.len() - self.key_len as usize >= SHARED => {
+            RowBytes::Apart(bytes) if bytes.len() - self.key_len as usize >= SHARED => {
                 self.put.then(|| bytes.slice(self.key_len as usize..))
             }
-            Held::Shared(parts) => self.put.then(|| parts.1.clone()),
+            RowBytes::Shared(parts) => self.put.then(|| parts.1.clone()),
             _ => None,
         }
     }
@@ -130,9 +130,9 @@ impl PendingRow {
             return false;
         }
         match &mut self.held {
-            Held::Shared(_) => return false,
-            Held::Inside { bytes, .. } => bytes[at..at + value.len()].copy_from_slice(value),
-            Held::Apart(bytes) => match std::mem::take(bytes).try_into_mut() {
+            RowBytes::Shared(_) => return false,
+            RowBytes::Inside { bytes, .. } => bytes[at..at + value.len()].copy_from_slice(value),
+            RowBytes::Apart(bytes) => match std::mem::take(bytes).try_into_mut() {
                 Ok(mut own) => {
                     own[at..].copy_from_slice(value);
                     *bytes = own.freeze();
@@ -149,7 +149,7 @@ impl PendingRow {
     /// Touches the memory that the row refers to.
     #[inline]
     fn touch(&self) {
-        if let Held::Apart(bytes) = &self.held {
+        if let RowBytes::Apart(bytes) = &self.held {
             prefetch(&bytes[..]);
             prefetch(&bytes[bytes.len() - 1]);
         }
@@ -157,11 +157,11 @@ impl PendingRow {
 }
 
 /// A table of rows.
-pub(super) type Rows = Table<PendingRow>;
+pub(super) type RowTable = Table<PendingRow>;
 
 /// Outcome of setting a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Set {
+pub(super) struct RowChange {
     /// Bytes of key and value of the replaced row; `None`: there was none.
     pub(super) before: Option<usize>,
     /// True if the table has a row of the key now.
@@ -171,15 +171,15 @@ pub(super) struct Set {
 /// Sets a row, which is `new` if neither the engine nor an older map has one of its key. A large
 /// value stays in `memory`, if it lies there.
 pub(super) fn set_row(
-    rows: &mut Rows,
+    rows: &mut RowTable,
     hash: u64,
     (key, value, new): (&[u8], Option<&[u8]>, bool),
     memory: Option<&Bytes>,
     hash_of: impl Fn(&[u8]) -> u64,
-) -> Set {
+) -> RowChange {
     let Some(at) = rows.find(hash, key) else {
         rows.push(hash, PendingRow::new_in(key, value, new, memory), hash_of);
-        return Set { before: None, kept: true };
+        return RowChange { before: None, kept: true };
     };
     let before = rows.at(at).map(PendingRow::len);
     let never_was = value.is_none() && rows.at(at).is_some_and(|row| row.new);
@@ -188,12 +188,12 @@ pub(super) fn set_row(
     } else if let Some(row) = rows.at_mut(at) {
         row.set(value, memory);
     }
-    Set { before, kept: !never_was }
+    RowChange { before, kept: !never_was }
 }
 
 /// Prefetches rows, given by their hashes, before they are set: each step of the search for all of
 /// them together.
-pub(super) fn warm_rows(rows: &[(&Rows, u64)]) {
+pub(super) fn warm_rows(rows: &[(&RowTable, u64)]) {
     rows.iter().for_each(|(rows, hash)| rows.touch_index(*hash));
     rows.iter().for_each(|(rows, hash)| rows.touch_element(*hash));
     for row in rows.iter().filter_map(|(rows, hash)| rows.touched(*hash)) {
@@ -232,32 +232,32 @@ const LARGE: usize = 4096;
 /// The element rows of a version, by element. They are sorted when a range of them is read, which
 /// does not happen to values that are wholly in memory.
 #[derive(Debug)]
-pub(super) struct ElementRows {
+pub(super) struct PendingElementRows {
     hasher: DefaultHashBuilder,
     /// One table, or [`TABLES`] by the first bits of the hash.
-    tables: Vec<Rows>,
+    tables: Vec<RowTable>,
     len: usize,
     order: OnceLock<BTreeSet<Box<[u8]>>>,
 }
 
-impl Default for ElementRows {
+impl Default for PendingElementRows {
     fn default() -> Self {
         Self {
             hasher: DefaultHashBuilder::default(),
-            tables: vec![Rows::default()],
+            tables: vec![RowTable::default()],
             len: 0,
             order: OnceLock::new(),
         }
     }
 }
 
-impl Parts for ElementRows {
+impl Parts for PendingElementRows {
     fn parts(&self) -> usize {
         self.len
     }
 }
 
-impl ElementRows {
+impl PendingElementRows {
     pub(super) fn len(&self) -> usize {
         self.len
     }
@@ -267,7 +267,7 @@ impl ElementRows {
     }
 
     /// Returns the table that has an element's row, and its hash there.
-    pub(super) fn table(&self, element: &[u8]) -> (&Rows, u64) {
+    pub(super) fn table(&self, element: &[u8]) -> (&RowTable, u64) {
         let hash = self.hasher.hash_one(element);
         (&self.tables[self.place(hash)], hash)
     }
@@ -279,7 +279,7 @@ impl ElementRows {
         value: Option<&[u8]>,
         new: bool,
         memory: Option<&Bytes>,
-    ) -> Set {
+    ) -> RowChange {
         let hash = self.hasher.hash_one(element);
         let place = self.place(hash);
         let hash_of = |element: &[u8]| self.hasher.hash_one(element);
@@ -309,10 +309,10 @@ impl ElementRows {
     /// Distributes the rows of one table to many.
     fn spread(&mut self) {
         let few = std::mem::take(&mut self.tables);
-        self.tables.resize_with(TABLES, Rows::default);
+        self.tables.resize_with(TABLES, RowTable::default);
         let hasher = self.hasher.clone();
         let hash_of = |element: &[u8]| hasher.hash_one(element);
-        for row in few.into_iter().flat_map(Rows::into_elements) {
+        for row in few.into_iter().flat_map(RowTable::into_elements) {
             let hash = hash_of(row.key());
             let place = self.place(hash);
             self.tables[place].push(hash, row, hash_of);
@@ -347,7 +347,7 @@ impl ElementRows {
 
     /// Returns all rows, in no order.
     pub(super) fn iter(&self) -> impl Iterator<Item = &PendingRow> {
-        self.tables.iter().flat_map(Rows::iter)
+        self.tables.iter().flat_map(RowTable::iter)
     }
 
     /// Returns the rows of a range of elements, in order.
@@ -365,7 +365,7 @@ mod tests {
     use super::*;
     use std::collections::BTreeMap;
 
-    fn all(rows: &ElementRows) -> Vec<(Vec<u8>, Option<Vec<u8>>)> {
+    fn all(rows: &PendingElementRows) -> Vec<(Vec<u8>, Option<Vec<u8>>)> {
         let rows = rows.range((Bound::Unbounded, Bound::Unbounded));
         rows.map(|row| (row.key().to_vec(), row.value().map(<[u8]>::to_vec))).collect()
     }
@@ -392,7 +392,7 @@ mod tests {
     fn a_big_value_stays_where_it_came() {
         let memory = Bytes::from(vec![7; 3 * KEPT]);
         let (small, big) = (&memory[..KEPT - 1], &memory[KEPT..2 * KEPT]);
-        let mut rows = ElementRows::default();
+        let mut rows = PendingElementRows::default();
         for value in [big, small, big] {
             rows.set(b"e", Some(value), false, Some(&memory));
             let row = rows.get(b"e").unwrap();
@@ -415,7 +415,7 @@ mod tests {
 
     #[test]
     fn rows_are_those_of_an_ordered_map() {
-        let (mut rows, mut model) = (ElementRows::default(), BTreeMap::new());
+        let (mut rows, mut model) = (PendingElementRows::default(), BTreeMap::new());
         for n in 0..3 * LARGE as u64 {
             // Every element about three times, of several lengths.
             let element = (n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 51).to_be_bytes();
@@ -430,7 +430,7 @@ mod tests {
                 false => model.remove(element),
             };
             let bytes = |v: Option<Vec<u8>>| element.len() + v.map_or(0, |v| v.len());
-            assert_eq!(set, Set { before: known.map(bytes), kept });
+            assert_eq!(set, RowChange { before: known.map(bytes), kept });
             if n == LARGE as u64 {
                 // From here on the rows are kept sorted.
                 assert_eq!(all(&rows), model.clone().into_iter().collect::<Vec<_>>());

@@ -180,14 +180,14 @@ fn cut_short(location: &Path, wanted: u64, size: u64) -> Error {
 
 /// An upload whose outcome is noted.
 #[derive(Debug)]
-struct Upload {
+struct NotedUpload {
     inner: Box<dyn MultipartUpload>,
     location: Path,
     writes: Arc<Writes>,
 }
 
 #[async_trait]
-impl MultipartUpload for Upload {
+impl MultipartUpload for NotedUpload {
     fn put_part(&mut self, data: PutPayload) -> UploadPart {
         let (part, location) = (self.inner.put_part(data), self.location.clone());
         let writes = self.writes.clone();
@@ -238,7 +238,7 @@ impl ObjectStore for Guarded {
             self.writes.note(location, &begun);
         }
         let (location, writes) = (location.clone(), self.writes.clone());
-        Ok(Box::new(Upload { inner: begun?, location, writes }))
+        Ok(Box::new(NotedUpload { inner: begun?, location, writes }))
     }
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {

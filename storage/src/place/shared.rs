@@ -85,19 +85,19 @@ impl Shares {
 
 /// A branch's store.
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct SharedStore {
     inner: Arc<dyn ObjectStore>,
     /// Store of the parent's files: the same one, except for a place in memory.
     parent: Arc<dyn ObjectStore>,
-    files: Arc<Files>,
+    files: Arc<SharedFiles>,
     shares: tokio::sync::Mutex<Shares>,
 }
 
 /// Locations and sizes of the files that are still needed, by their paths in the branch.
 #[derive(Debug, Default)]
-struct Files(Mutex<BTreeMap<Path, (Path, u64)>>);
+struct SharedFiles(Mutex<BTreeMap<Path, (Path, u64)>>);
 
-impl Files {
+impl SharedFiles {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Path, (Path, u64)>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -127,7 +127,7 @@ fn meta(location: Path, size: u64) -> ObjectMeta {
     ObjectMeta { location, last_modified, size, e_tag: None, version: None }
 }
 
-impl Shared {
+impl SharedStore {
     /// Returns the store of a branch in `inner`.
     pub(super) fn new(inner: Arc<dyn ObjectStore>, shares: Shares) -> Self {
         let mut files = BTreeMap::new();
@@ -154,7 +154,7 @@ impl Shared {
         files: BTreeMap<Path, (Path, u64)>,
         shares: Shares,
     ) -> Self {
-        let files = Arc::new(Files(Mutex::new(files)));
+        let files = Arc::new(SharedFiles(Mutex::new(files)));
         Self { inner, parent, files, shares: tokio::sync::Mutex::new(shares) }
     }
 
@@ -194,14 +194,14 @@ impl Shared {
     }
 }
 
-impl fmt::Display for Shared {
+impl fmt::Display for SharedStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.inner.fmt(f)
     }
 }
 
 #[async_trait]
-impl ObjectStore for Shared {
+impl ObjectStore for SharedStore {
     async fn put_opts(
         &self,
         location: &Path,

@@ -1,8 +1,8 @@
 //! Entries for writing.
 
-use super::{DirtyKey, Found, Store};
+use super::{DirtyKey, EntryAddress, Store};
 use crate::need::Fault;
-use crate::notes::{Notes, What, class};
+use crate::notes::{NoteKind, Notes, class};
 use crate::slot::KeyHash;
 use crate::value::{Entry, Hash, Str, Typed, Value};
 use std::ops::{Deref, DerefMut};
@@ -16,7 +16,7 @@ pub struct EntryMut<'a> {
     changes: &'a mut u64,
     notes: &'a mut Notes,
     changed: bool,
-    /// True if changes are noted as [`What::Touched`].
+    /// True if changes are noted as [`NoteKind::Touched`].
     quiet: bool,
     /// Number of the unit that changes the entry; 0: none.
     unit: u32,
@@ -29,7 +29,7 @@ pub struct EntryMut<'a> {
 
 impl Store {
     /// Returns an entry that was found, for writing.
-    pub(super) fn change(&mut self, found: Found) -> Result<EntryMut<'_>, Fault> {
+    pub(super) fn change(&mut self, found: EntryAddress) -> Result<EntryMut<'_>, Fault> {
         let Self { dbs, dirty, seen, round, stats, notes, unit, .. } = self;
         let entry = found.entry_mut(dbs);
         if !unit.may_change(entry) {
@@ -61,7 +61,7 @@ impl EntryMut<'_> {
         }
     }
 
-    /// Notes changes as [`What::Touched`] from now on.
+    /// Notes changes as [`NoteKind::Touched`] from now on.
     pub fn quietly(&mut self) {
         self.quiet = true;
     }
@@ -107,7 +107,7 @@ impl EntryMut<'_> {
 
     /// Notes the first change.
     #[inline]
-    pub(super) fn note_change(&mut self, what: What) {
+    pub(super) fn note_change(&mut self, what: NoteKind) {
         if !self.changed {
             self.changed = true;
             *self.changes += 1;
@@ -169,7 +169,7 @@ impl Deref for EntryMut<'_> {
 
 impl DerefMut for EntryMut<'_> {
     fn deref_mut(&mut self) -> &mut Entry {
-        self.note_change(if self.quiet { What::Touched } else { What::Changed });
+        self.note_change(if self.quiet { NoteKind::Touched } else { NoteKind::Changed });
         self.entry.visible |= !self.quiet;
         if !self.entry.dirty {
             self.entry.dirty = true;

@@ -1,7 +1,7 @@
 //! Entries that are lent to a command on keys of several workers, and their return.
 
 use super::{DirtyKey, Store};
-use crate::notes::What;
+use crate::notes::NoteKind;
 use crate::slot::KeyHash;
 use crate::value::Entry;
 
@@ -38,7 +38,7 @@ impl Store {
     pub fn give_back(&mut self, db: u32, mut entry: Entry, written: bool) {
         if written || entry.dirty {
             entry.round = if entry.dirty { self.round } else { self.stored_round() };
-            let what = if entry.visible { What::Changed } else { What::Touched };
+            let what = if entry.visible { NoteKind::Changed } else { NoteKind::Touched };
             self.notes.changed(db, &entry.key, what);
         }
         if entry.dirty {

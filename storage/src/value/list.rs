@@ -5,8 +5,8 @@ mod rows;
 #[cfg(test)]
 mod tests;
 
-use super::pack::{Elements, Pack};
-use super::sequence::{At, Piece, Sequence};
+use super::pack::{Pack, PackElements};
+use super::sequence::{At, Sequence, SequencePiece};
 use super::string::parse_int;
 use crate::need::{ElementRange, IndexBy, Part};
 
@@ -43,7 +43,7 @@ const NEAR: u64 = 1024;
 /// their numbers.
 #[derive(Clone, Debug, Default)]
 pub struct List {
-    nodes: Sequence<Node>,
+    nodes: Sequence<ListNode>,
     len: u64,
     /// Bytes of the elements in memory.
     bytes: usize,
@@ -64,15 +64,15 @@ pub struct List {
 }
 
 #[derive(Clone, Debug)]
-struct Node {
+struct ListNode {
     no: u64,
     /// True if its number is in [`List::dirty`].
     dirty: bool,
-    kind: Kind,
+    kind: NodeState,
 }
 
 #[derive(Clone, Debug)]
-enum Kind {
+enum NodeState {
     Loaded(Pack),
     /// A node that is not in memory.
     Cold {
@@ -84,33 +84,33 @@ enum Kind {
     },
 }
 
-impl Node {
-    fn new(no: u64, kind: Kind) -> Self {
+impl ListNode {
+    fn new(no: u64, kind: NodeState) -> Self {
         Self { no, dirty: false, kind }
     }
 
     /// Returns the first number behind the piece.
     fn end(&self) -> u64 {
         match self.kind {
-            Kind::Gap { end } => end,
+            NodeState::Gap { end } => end,
             _ => self.no + 1,
         }
     }
 
     fn pack(&self) -> Option<&Pack> {
         match &self.kind {
-            Kind::Loaded(pack) => Some(pack),
+            NodeState::Loaded(pack) => Some(pack),
             _ => None,
         }
     }
 }
 
-impl Piece for Node {
+impl SequencePiece for ListNode {
     fn count(&self) -> Option<u64> {
         match &self.kind {
-            Kind::Loaded(pack) => Some(pack.count() as u64),
-            Kind::Cold { count } => Some(*count),
-            Kind::Gap { .. } => None,
+            NodeState::Loaded(pack) => Some(pack.count() as u64),
+            NodeState::Cold { count } => Some(*count),
+            NodeState::Gap { .. } => None,
         }
     }
 
@@ -121,7 +121,7 @@ impl Piece for Node {
 
 /// Position of an element; valid until the list changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct ListPlace {
     at: At,
     offset: usize,
 }
@@ -180,7 +180,7 @@ impl List {
         let listpack = bytes.saturating_sub(7);
         let mut list = Self { version, len, listpack, unloaded: 1, ..Self::default() };
         let end = nodes.1.saturating_add(1);
-        list.nodes.insert(None, Node::new(nodes.0, Kind::Gap { end }));
+        list.nodes.insert(None, ListNode::new(nodes.0, NodeState::Gap { end }));
         list
     }
 
@@ -217,7 +217,7 @@ impl List {
 
     /// Returns the elements in memory in order.
     pub(crate) fn loaded(&self) -> impl Iterator<Item = &[u8]> {
-        self.nodes.iter().filter_map(Node::pack).flat_map(Pack::iter)
+        self.nodes.iter().filter_map(ListNode::pack).flat_map(Pack::iter)
     }
 
     // ---- what must be in memory --------------------------------------------------------------
@@ -292,7 +292,7 @@ impl List {
     // ---- reading -----------------------------------------------------------------------------
 
     /// Finds the element at a position, which is in memory then; `None` behind the last.
-    pub fn seek(&self, position: u64) -> Result<Option<Place>, Part> {
+    pub fn seek(&self, position: u64) -> Result<Option<ListPlace>, Part> {
         if position >= self.len {
             return Ok(None);
         }
@@ -321,7 +321,7 @@ impl List {
         };
         let rest = usize::try_from(rest).unwrap_or(0);
         let offset = if reverse { pack.count().saturating_sub(rest + 1) } else { rest };
-        Ok(Some(Place { at, offset }))
+        Ok(Some(ListPlace { at, offset }))
     }
 
     /// Returns a request that leads to a position between the first gap and the last one.
@@ -347,7 +347,7 @@ impl List {
     }
 
     /// Returns the element at a place found before.
-    pub fn at(&self, place: Place) -> Option<&[u8]> {
+    pub fn at(&self, place: ListPlace) -> Option<&[u8]> {
         self.nodes.get(place.at).pack()?.get(place.offset)
     }
 
@@ -386,14 +386,14 @@ impl List {
     }
 
     /// Returns the position of the first element from the front that equals a given one.
-    pub fn find(&self, element: &[u8]) -> Result<Option<Place>, Part> {
+    pub fn find(&self, element: &[u8]) -> Result<Option<ListPlace>, Part> {
         let (mut at, mut passed) = (self.nodes.first(), 0);
         while let Some(here) = at {
             let Some(pack) = self.nodes.get(here).pack() else {
                 return Err(self.ask(here, false, self.len, passed));
             };
             if let Some(offset) = pack.iter().position(|e| e == element) {
-                return Ok(Some(Place { at: here, offset }));
+                return Ok(Some(ListPlace { at: here, offset }));
             }
             passed += 1;
             at = self.nodes.next(here);
@@ -433,7 +433,7 @@ fn range(from: u64, to: u64) -> ElementRange {
 pub struct Iter<'a> {
     list: &'a List,
     at: Option<At>,
-    elements: Elements<'a>,
+    elements: PackElements<'a>,
     reverse: bool,
     left: u64,
     passed: usize,
@@ -441,7 +441,7 @@ pub struct Iter<'a> {
 
 impl<'a> Iter<'a> {
     fn empty(list: &'a List) -> Self {
-        let elements = Elements::default();
+        let elements = PackElements::default();
         Self { list, at: None, elements, reverse: false, left: 0, passed: 0 }
     }
 

@@ -51,7 +51,7 @@ pub(crate) struct Members<V: Payload> {
     /// Elements with changes not in the journal (used for element rows only); true if an element
     /// has no row yet.
     dirty: BTreeMap<Name, bool>,
-    window: RefCell<Option<Box<Window>>>,
+    window: RefCell<Option<Box<NameWindow>>>,
     /// Position from which the next elements are dropped from memory.
     hand: usize,
 }
@@ -59,7 +59,7 @@ pub(crate) struct Members<V: Payload> {
 /// The names in a range of places, by place, at the time it was made. Names removed since are still
 /// in it, later ones are not.
 #[derive(Clone, Debug)]
-struct Window {
+struct NameWindow {
     from: u64,
     /// Exclusive.
     to: u64,
@@ -361,7 +361,7 @@ impl<V: Payload> Members<V> {
         mut visit: impl FnMut(&[u8], &V),
     ) -> Result<u64, Part> {
         let mut cache = self.window.borrow_mut();
-        let of_use = |w: &Window| {
+        let of_use = |w: &NameWindow| {
             (w.from..w.to).contains(&cursor) && !(w.stale && (cursor == 0 || w.from == cursor))
         };
         if !cache.as_deref().is_some_and(of_use) {
@@ -377,7 +377,7 @@ impl<V: Payload> Members<V> {
             let mut names: Vec<_> =
                 self.known.keys().map(|name| (place(name), name.clone())).collect();
             names.sort_unstable();
-            *cache = Some(Box::new(Window::new(0, END, names)));
+            *cache = Some(Box::new(NameWindow::new(0, END, names)));
         }
         let Some(window) = cache.as_deref() else { return Ok(0) };
         let first = window.names.partition_point(|(at, _)| *at < cursor);
@@ -440,7 +440,7 @@ impl<V: Payload> Members<V> {
             }
             names.retain(|(at, _)| *at < to);
         }
-        *self.window.get_mut() = Some(Box::new(Window::new(from, to, names)));
+        *self.window.get_mut() = Some(Box::new(NameWindow::new(from, to, names)));
         Ok(learnt)
     }
 
@@ -518,7 +518,7 @@ impl<V: Payload> Members<V> {
     }
 }
 
-impl Window {
+impl NameWindow {
     fn new(from: u64, to: u64, names: Vec<(u64, Name)>) -> Self {
         let pool: Vec<Name> = names.iter().map(|(_, name)| name.clone()).collect();
         Self { from, to, stale: false, draws: pool.len().max(1), pool, names, asked: 0 }

@@ -204,7 +204,7 @@ typed!(Stream, Stream, Box::new);
 
 /// A key's last journaled state: [`crate::commit`] compares with it to find changes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Stored {
+pub struct JournaledState {
     pub live: bool,
     pub expire_at_ms: u64,
     /// Version and field expiry, which most keys do not have.
@@ -218,7 +218,7 @@ struct StoredElements {
     fields_expire_at_ms: u64,
 }
 
-impl Stored {
+impl JournaledState {
     /// Creates the state of an existing key. `version` and `fields_expire_at_ms` may be 0: none.
     pub fn new(expire_at_ms: u64, version: u64, fields_expire_at_ms: u64) -> Self {
         let some = version != 0 || fields_expire_at_ms != 0;
@@ -258,7 +258,7 @@ pub struct Entry {
     pub(crate) hash: u64,
     /// The round of its last write; see [`crate::Store`].
     pub(crate) round: u64,
-    pub(crate) stored: Stored,
+    pub(crate) stored: JournaledState,
     /// Bytes for which it was last counted in its store's memory.
     pub(crate) counted: usize,
     /// Seconds (mod 2³²) of the last access, for OBJECT IDLETIME.
@@ -270,7 +270,7 @@ pub struct Entry {
     /// Logarithmic access counter, for OBJECT FREQ and eviction.
     pub(crate) freq: u8,
     pub(crate) dirty: bool,
-    /// True if a change other than [`crate::notes::What::Touched`] was made since it was lent.
+    /// True if a change other than [`crate::notes::NoteKind::Touched`] was made since it was lent.
     pub(crate) visible: bool,
 }
 
@@ -309,7 +309,7 @@ impl Entry {
             hash,
             value: Value::Absent,
             expire_at_ms: 0,
-            stored: Stored::default(),
+            stored: JournaledState::default(),
             round: 0,
             counted: 0,
             large: false,

@@ -49,9 +49,9 @@ fn write_entry(out: &mut [u8], element: &[u8]) {
 
 /// Iterator over elements, from both ends.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Elements<'a>(&'a [u8]);
+pub(crate) struct PackElements<'a>(&'a [u8]);
 
-impl<'a> Iterator for Elements<'a> {
+impl<'a> Iterator for PackElements<'a> {
     type Item = &'a [u8];
 
     #[inline]
@@ -65,7 +65,7 @@ impl<'a> Iterator for Elements<'a> {
     }
 }
 
-impl DoubleEndedIterator for Elements<'_> {
+impl DoubleEndedIterator for PackElements<'_> {
     fn next_back(&mut self) -> Option<Self::Item> {
         let (mut len, mut shift, mut end) = (0usize, 0, self.0.len());
         loop {
@@ -116,18 +116,18 @@ impl Pack {
             || (self.count < NODE_MAX && self.bytes() + entry_len(element.len()) <= NODE_BYTES)
     }
 
-    pub(crate) fn iter(&self) -> Elements<'_> {
-        Elements(self.as_bytes())
+    pub(crate) fn iter(&self) -> PackElements<'_> {
+        PackElements(self.as_bytes())
     }
 
     /// Returns the elements from the `index`-th on.
-    pub(crate) fn iter_from(&self, index: usize) -> Elements<'_> {
-        Elements(&self.as_bytes()[self.offset(index)..])
+    pub(crate) fn iter_from(&self, index: usize) -> PackElements<'_> {
+        PackElements(&self.as_bytes()[self.offset(index)..])
     }
 
     /// Returns the elements before the `index`-th.
-    pub(crate) fn iter_to(&self, index: usize) -> Elements<'_> {
-        Elements(&self.as_bytes()[..self.offset(index)])
+    pub(crate) fn iter_to(&self, index: usize) -> PackElements<'_> {
+        PackElements(&self.as_bytes()[..self.offset(index)])
     }
 
     pub(crate) fn get(&self, index: usize) -> Option<&[u8]> {
@@ -269,11 +269,11 @@ impl Pack {
     /// Decodes a node's row; `None` if it is damaged.
     pub(crate) fn decode(mut row: &[u8]) -> Option<Self> {
         let count = usize::try_from(get_varint(&mut row)?).ok()?;
-        let (mut elements, mut found) = (Elements(row), 0);
+        let (mut elements, mut found) = (PackElements(row), 0);
         while !elements.0.is_empty() {
             let before = elements.0;
             let len = elements.next()?.len();
-            let mut back = Elements(&before[..before.len() - elements.0.len()]);
+            let mut back = PackElements(&before[..before.len() - elements.0.len()]);
             if back.next_back()?.len() != len || !back.0.is_empty() {
                 return None;
             }

@@ -15,7 +15,7 @@ const GROUP_MAX: usize = 128;
 const UNRANKED: usize = 8;
 
 /// A piece of a sequence.
-pub(crate) trait Piece: Send + 'static {
+pub(crate) trait SequencePiece: Send + 'static {
     /// Returns the number of its elements; `None` if it is unknown.
     fn count(&self) -> Option<u64>;
 
@@ -25,13 +25,13 @@ pub(crate) trait Piece: Send + 'static {
 
 /// See the module's description.
 #[derive(Clone, Debug)]
-pub(crate) struct Sequence<T: Piece> {
-    groups: Reclaimed<VecDeque<Group<T>>>,
+pub(crate) struct Sequence<T: SequencePiece> {
+    groups: Reclaimed<VecDeque<PieceGroup<T>>>,
     pieces: usize,
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct Group<T> {
+pub(crate) struct PieceGroup<T> {
     pieces: VecDeque<T>,
     /// The rank of the first piece.
     rank: u64,
@@ -49,19 +49,19 @@ pub(crate) struct At {
     piece: usize,
 }
 
-impl<T: Piece> Default for Sequence<T> {
+impl<T: SequencePiece> Default for Sequence<T> {
     fn default() -> Self {
         Self { groups: Reclaimed::default(), pieces: 0 }
     }
 }
 
-impl<T: Piece> Parts for VecDeque<Group<T>> {
+impl<T: SequencePiece> Parts for VecDeque<PieceGroup<T>> {
     fn parts(&self) -> usize {
         self.len() * GROUP_MAX
     }
 }
 
-impl<T: Piece> Group<T> {
+impl<T: SequencePiece> PieceGroup<T> {
     fn new(pieces: VecDeque<T>) -> Self {
         let mut group = Self { pieces, rank: 0, ranks: Vec::new(), count: 0, uncounted: 0 };
         for piece in &group.pieces {
@@ -75,10 +75,10 @@ impl<T: Piece> Group<T> {
     }
 
     fn rank_all(&mut self) {
-        self.rank = self.pieces.front().map_or(0, Piece::rank);
+        self.rank = self.pieces.front().map_or(0, SequencePiece::rank);
         self.ranks.clear();
         if self.pieces.len() >= UNRANKED {
-            self.ranks.extend(self.pieces.iter().map(Piece::rank));
+            self.ranks.extend(self.pieces.iter().map(SequencePiece::rank));
         }
     }
 
@@ -161,7 +161,7 @@ impl<T: Piece> Group<T> {
     }
 }
 
-impl<T: Piece> Sequence<T> {
+impl<T: SequencePiece> Sequence<T> {
     /// Returns the number of pieces.
     pub(crate) fn len(&self) -> usize {
         self.pieces
@@ -219,7 +219,7 @@ impl<T: Piece> Sequence<T> {
         if self.groups.is_empty() {
             // Most sequences are short.
             self.groups.reserve_exact(1);
-            self.groups.push_back(Group::new(VecDeque::with_capacity(1)));
+            self.groups.push_back(PieceGroup::new(VecDeque::with_capacity(1)));
         }
         if self.groups[at.group].pieces.len() >= GROUP_MAX {
             at = self.split_group(at);
@@ -240,8 +240,8 @@ impl<T: Piece> Sequence<T> {
         };
         let tail = pieces.split_off(cut);
         let head = std::mem::take(pieces);
-        self.groups[at.group] = Group::new(head);
-        self.groups.insert(at.group + 1, Group::new(tail));
+        self.groups[at.group] = PieceGroup::new(head);
+        self.groups.insert(at.group + 1, PieceGroup::new(tail));
         if cut == 0 || at.piece < cut {
             at
         } else {
@@ -381,7 +381,7 @@ impl<T: Piece> Sequence<T> {
 mod tests {
     use super::*;
 
-    impl Piece for (u64, Option<u64>) {
+    impl SequencePiece for (u64, Option<u64>) {
         fn count(&self) -> Option<u64> {
             self.1
         }

@@ -3,8 +3,8 @@
 
 use super::collection::{Collection, PACKED_MAX, Wanted};
 use super::members::{Members, Name, Payload};
-pub use super::order::Walk as ZsetWalk;
-use super::order::{Order, PREFIX as ORDER_PREFIX, Place};
+pub use super::order::ZsetWalk;
+use super::order::{Order, OrderPlace, PREFIX as ORDER_PREFIX};
 use crate::encoding::{ElementRows, Row, RowKey, encode_zset, meta};
 use crate::need::{ElementRange, IndexPiece, Page, Part};
 use crate::slot::Layout;
@@ -43,8 +43,8 @@ pub struct Zset {
 /// Members from one place in the order to another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Span {
-    from: Place,
-    to: Place,
+    from: OrderPlace,
+    to: OrderPlace,
 }
 
 /// An end of a range of names.
@@ -95,18 +95,18 @@ impl LexEdge<'_> {
 impl Span {
     /// Returns the span of all members.
     pub fn all() -> Self {
-        Self { from: Place::first(), to: Place::last() }
+        Self { from: OrderPlace::first(), to: OrderPlace::last() }
     }
 
     /// Returns an empty span.
     pub fn none() -> Self {
-        Self { from: Place::first(), to: Place::first() }
+        Self { from: OrderPlace::first(), to: OrderPlace::first() }
     }
 
     /// Returns the span of scores from `min` to `max`, each of which may be excluded.
     pub fn by_score((min, min_excluded): (f64, bool), (max, max_excluded): (f64, bool)) -> Self {
         let edge = |score, behind| {
-            if behind { Place::after_score(score) } else { Place::before_score(score) }
+            if behind { OrderPlace::after_score(score) } else { OrderPlace::before_score(score) }
         };
         Self { from: edge(min, min_excluded), to: edge(max, !max_excluded) }
     }
@@ -278,14 +278,14 @@ impl Zset {
     fn lex_span_of(score: f64, min: LexEdge<'_>, max: LexEdge<'_>) -> Span {
         Span {
             from: match min {
-                LexEdge::Min | LexEdge::Max => Place::first(),
-                LexEdge::Including(name) => Place::of(score, name),
-                LexEdge::Excluding(name) => Place::after(score, name),
+                LexEdge::Min | LexEdge::Max => OrderPlace::first(),
+                LexEdge::Including(name) => OrderPlace::of(score, name),
+                LexEdge::Excluding(name) => OrderPlace::after(score, name),
             },
             to: match max {
-                LexEdge::Min | LexEdge::Max => Place::last(),
-                LexEdge::Including(name) => Place::after(score, name),
-                LexEdge::Excluding(name) => Place::of(score, name),
+                LexEdge::Min | LexEdge::Max => OrderPlace::last(),
+                LexEdge::Including(name) => OrderPlace::after(score, name),
+                LexEdge::Excluding(name) => OrderPlace::of(score, name),
             },
         }
     }
@@ -297,8 +297,8 @@ impl Zset {
         if is_outside {
             return Span::none();
         }
-        let place = |(name, score)| Place::of(score, name);
-        let after = |(name, score)| Place::after(score, name);
+        let place = |(name, score)| OrderPlace::of(score, name);
+        let after = |(name, score)| OrderPlace::after(score, name);
         if reverse {
             let mut rest = self.iter().rev().skip_while(|(name, _)| !max.ends(name));
             let last = rest.next();

@@ -7,7 +7,7 @@ use crate::model::Model;
 use crate::store::Watched;
 use crate::world::{World, fresh, options};
 use flagstone_storage::checkpoint::{
-    AsOf, BackupOptions, Catalog, Checkpoint, Quiet, Retention, Source, backup, branch,
+    AsOf, BackupOptions, Catalog, Checkpoint, CheckpointSource, Quiet, Retention, backup, branch,
     list_backups, restore, take,
 };
 use flagstone_storage::clock::Clock;
@@ -51,8 +51,8 @@ pub(crate) fn open(location: &Location, model: Model) -> World {
     World::open_on(options, model, probe, Arc::new(RealDisk), &store).unwrap()
 }
 
-pub(crate) fn source(store: &Place, scratch: &Path, world: &World) -> Source {
-    Source {
+pub(crate) fn source(store: &Place, scratch: &Path, world: &World) -> CheckpointSource {
+    CheckpointSource {
         store: store.clone(),
         scratch: scratch.into(),
         layout: world.partition.store.layout().clone(),

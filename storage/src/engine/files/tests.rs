@@ -10,9 +10,9 @@ fn content(seed: u8) -> Vec<u8> {
 }
 
 /// Returns a directory with `names`, all with the content of seed 0.
-fn files(names: &[&str]) -> (TempDir, Files) {
+fn files(names: &[&str]) -> (TempDir, ShardFiles) {
     let dir = tempfile::tempdir().unwrap();
-    let files = Files::new(dir.path(), Arc::default()).unwrap();
+    let files = ShardFiles::new(dir.path(), Arc::default()).unwrap();
     for name in names {
         block_on_runtime(files.put(&Path::from(*name), content(0).into())).unwrap();
     }
@@ -41,7 +41,7 @@ fn get(
     })
 }
 
-fn is_kept(files: &Files, name: &str) -> bool {
+fn is_kept(files: &ShardFiles, name: &str) -> bool {
     files.kept.get(files.number, &Path::from(name)).is_some()
 }
 
@@ -199,7 +199,7 @@ fn only_parts_of_files_with_rows_are_kept_open() {
 fn those_read_last_are_kept() {
     let names: Vec<String> = (0..KEPT_FILES + 10).map(|n| format!("{n}.sst")).collect();
     let dir = tempfile::tempdir().unwrap();
-    let files = Files::new(dir.path(), Arc::default()).unwrap();
+    let files = ShardFiles::new(dir.path(), Arc::default()).unwrap();
     for name in &names {
         std::fs::write(dir.path().join(name), b"rows").unwrap();
         get(&files, name, GetRange::Bounded(0..4)).unwrap();
@@ -213,9 +213,9 @@ fn those_read_last_are_kept() {
 
 #[test]
 fn two_shards_share_the_files_that_are_kept_but_not_their_names() {
-    let kept = Arc::<Kept>::default();
+    let kept = Arc::<OpenFiles>::default();
     let dirs = [0, 1].map(|_| tempfile::tempdir().unwrap());
-    let stores = [0, 1].map(|n| Files::new(dirs[n].path(), kept.clone()).unwrap());
+    let stores = [0, 1].map(|n| ShardFiles::new(dirs[n].path(), kept.clone()).unwrap());
     for (seed, store) in stores.iter().enumerate() {
         block_on_runtime(store.put(&Path::from("a.sst"), content(seed as u8).into())).unwrap();
     }

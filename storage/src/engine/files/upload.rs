@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 /// See the module's description.
 #[derive(Debug)]
-pub(super) struct Upload {
+pub(super) struct FileUpload {
     file: Arc<File>,
     /// Path of the file until it is complete. `None`: the file does not exist any more.
     staged: Option<PathBuf>,
@@ -21,7 +21,7 @@ pub(super) struct Upload {
     offset: u64,
 }
 
-impl Upload {
+impl FileUpload {
     /// Creates a file beside its target, under a name that the local store does not list
     /// ([`crate::directory::remove_staged`]).
     pub(super) async fn begin(target: PathBuf) -> Result<Self> {
@@ -65,7 +65,7 @@ async fn blocking<T: Send + 'static>(
 }
 
 #[async_trait]
-impl MultipartUpload for Upload {
+impl MultipartUpload for FileUpload {
     fn put_part(&mut self, data: PutPayload) -> UploadPart {
         let (file, target, offset) = (self.file.clone(), self.target.clone(), self.offset);
         self.offset += data.content_length() as u64;
@@ -104,7 +104,7 @@ fn publish(file: &File, staged: &Path, target: &Path) -> io::Result<()> {
     RealDisk.sync_dir(target.parent().unwrap_or(Path::new(".")))
 }
 
-impl Drop for Upload {
+impl Drop for FileUpload {
     fn drop(&mut self) {
         if let Some(staged) = self.staged.take() {
             // If that fails, the next start removes it.

@@ -10,7 +10,7 @@ use super::super::append::Commit;
 use super::super::local::lock;
 use super::super::record::RecordHeader;
 use super::super::{JournalError, Lsn};
-use super::{Batch, Shared, State};
+use super::{BucketShared, BucketState, RecordBatch};
 
 /// Bytes of records at which an object is full.
 pub(super) const OBJECT_BYTES: usize = 4 << 20;
@@ -21,7 +21,7 @@ const TIDY: Duration = Duration::from_secs(5);
 /// The greatest body of one part of a commit, in bytes.
 const MAX_PART: usize = OBJECT_BYTES;
 
-impl Shared {
+impl BucketShared {
     pub(super) fn append(
         &self,
         time_ms: u64,
@@ -54,7 +54,7 @@ impl Shared {
     }
 
     /// Refuses a commit before any change.
-    pub(super) fn check_open(&self, state: &State) -> Result<(), JournalError> {
+    pub(super) fn check_open(&self, state: &BucketState) -> Result<(), JournalError> {
         self.check_failed()?;
         if state.closed {
             return Err(JournalError::Closed);
@@ -67,7 +67,13 @@ impl Shared {
     }
 
     /// Adds a part behind the last record, and returns the index of its batch.
-    fn add_part(&self, state: &mut State, commit: &Commit<'_>, index: usize, lsn: Lsn) -> usize {
+    fn add_part(
+        &self,
+        state: &mut BucketState,
+        commit: &Commit<'_>,
+        index: usize,
+        lsn: Lsn,
+    ) -> usize {
         let part = &commit.parts[index];
         let mut header = RecordHeader {
             crc: 0,
@@ -84,10 +90,10 @@ impl Shared {
             body_crc: part.body_crc,
         };
         let head = header.encode(self.options.salt);
-        let full = |batch: &Batch| batch.records.len() + part.len as usize > OBJECT_BYTES;
+        let full = |batch: &RecordBatch| batch.records.len() + part.len as usize > OBJECT_BYTES;
         if state.queue.back().is_none_or(full) {
             let (prev_crc, last) = (state.chain_crc, state.last);
-            state.queue.push_back(Batch { prev_crc, last, ..Batch::default() });
+            state.queue.push_back(RecordBatch { prev_crc, last, ..RecordBatch::default() });
         }
         state.chain_crc = header.crc;
         if let Some(batch) = state.queue.back_mut() {

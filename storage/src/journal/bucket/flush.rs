@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::super::SyncMode;
 use super::super::local::lock;
 use super::object::{ObjectHeader, Position};
-use super::{Batch, Flight, Shared, State, Stored};
+use super::{BucketShared, BucketState, Flight, RecordBatch, StoredObject};
 use crate::lease::BootTime;
 use crate::place::{Place, cause};
 
@@ -62,7 +62,7 @@ enum Done {
     Deleted(Vec<Path>, bool),
 }
 
-impl Shared {
+impl BucketShared {
     /// Puts due objects until the journal is stopped or has failed.
     pub(super) async fn run(&self) {
         let mut jobs = FuturesUnordered::new();
@@ -125,8 +125,11 @@ impl Shared {
         let batch = state.queue.pop_front();
         state.released = state.closed && batch.is_none();
         let (at, last) = (state.next, state.sealed);
-        let batch =
-            batch.unwrap_or_else(|| Batch { prev_crc: state.chain_crc, last, ..Batch::default() });
+        let batch = batch.unwrap_or_else(|| RecordBatch {
+            prev_crc: state.chain_crc,
+            last,
+            ..RecordBatch::default()
+        });
         state.next = at.next();
         state.sealed = batch.last;
         state.puts += 1;
@@ -164,7 +167,7 @@ impl Shared {
     }
 
     /// Returns when the next object is due; `None`: there is nothing to put.
-    fn due_in(&self, state: &State) -> Option<Duration> {
+    fn due_in(&self, state: &BucketState) -> Option<Duration> {
         // Each stored object renews the lease.
         let renewal = self.lease.renew_in().filter(|_| state.flights.is_empty());
         let records = match state.queue.front() {
@@ -181,7 +184,7 @@ impl Shared {
         [renewal, records].into_iter().flatten().min()
     }
 
-    fn batch_due_in(&self, state: &State, batch: &Batch) -> Option<Duration> {
+    fn batch_due_in(&self, state: &BucketState, batch: &RecordBatch) -> Option<Duration> {
         if state.queue.len() > 1 || state.requested > state.sealed || state.closed {
             return Some(Duration::ZERO);
         }
@@ -285,7 +288,7 @@ impl Shared {
             proven = proven.max(flight.stored);
             state.waiting -= flight.bytes;
             state.published = flight.at.number;
-            let stored = Stored {
+            let stored = StoredObject {
                 at: flight.at,
                 before: durable,
                 last: flight.last,
@@ -359,7 +362,7 @@ impl Shared {
     }
 }
 
-impl Shared {
+impl BucketShared {
     /// Has the store copy objects to the archive; returns false if some may be missing there.
     async fn archive(&self, doomed: &[Path], archive: &Place) -> bool {
         let root = self.place.root();
@@ -383,7 +386,7 @@ impl Shared {
 }
 
 /// Raises the floor as high as possible, but not beyond the object that is being built.
-fn raise_floor(state: &mut State, at: Position) {
+fn raise_floor(state: &mut BucketState, at: Position) {
     let count = state.droppable();
     if count == 0 {
         return;

@@ -54,20 +54,20 @@ impl Position {
 
 /// Bounds of the data that is still needed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Floor {
+pub(super) struct ObjectFloor {
     /// The oldest object that is needed.
     pub(super) first: Position,
     /// The last lsn that was dropped, of each shard that has one.
     pub(super) shards: BTreeMap<u16, Lsn>,
 }
 
-impl Default for Floor {
+impl Default for ObjectFloor {
     fn default() -> Self {
         Self { first: Position::GENESIS, shards: BTreeMap::new() }
     }
 }
 
-impl Floor {
+impl ObjectFloor {
     /// Raises to the higher of two floors, both of which are valid.
     pub(super) fn raise(&mut self, other: &Self) {
         self.first = self.first.max(other.first);
@@ -104,7 +104,7 @@ pub(super) struct ObjectHeader {
     pub(super) prev_crc: u32,
     pub(super) records_crc: u32,
     pub(super) records_len: u64,
-    pub(super) floor: Floor,
+    pub(super) floor: ObjectFloor,
 }
 
 /// The reason why an object cannot be read.
@@ -185,7 +185,7 @@ impl ObjectHeader {
             nonce: le_u64(object, 40),
             opens: le_u64(object, 48),
             released: le_u16(object, 18) == RELEASED,
-            floor: Floor { first: position(56), shards: floors.collect() },
+            floor: ObjectFloor { first: position(56), shards: floors.collect() },
             last: le_u64(object, 72),
             durable: le_u64(object, 80),
             published: le_u64(object, 88),
@@ -228,7 +228,7 @@ mod tests {
             prev_crc: 9,
             records_crc: crc32c::crc32c(b"records"),
             records_len: 7,
-            floor: Floor {
+            floor: ObjectFloor {
                 first: Position { epoch: 1, number: 12 },
                 shards: [(0, 10), (300, 11)].into(),
             },

@@ -14,9 +14,9 @@ use super::super::local::lock;
 use super::super::read::HoldId;
 use super::super::{JournalError, Lsn, Record};
 use super::object::{ObjectHeader, Position};
-use super::records::{Chain, Commits};
+use super::records::{Commits, ObjectChain};
 use super::requests::read_object;
-use super::{Shared, State};
+use super::{BucketShared, BucketState};
 
 /// Objects that are read at a time: each is a few MiB of memory.
 const READS: usize = 4;
@@ -26,7 +26,7 @@ pub(super) struct Reader<'a> {
     /// The first and the last lsn to read.
     range: (Lsn, Lsn),
     /// State of the chain; `None`: no object was read yet.
-    chain: Option<Chain>,
+    chain: Option<ObjectChain>,
     commits: Commits,
     each: &'a mut dyn FnMut(Record) -> io::Result<()>,
 }
@@ -49,7 +49,7 @@ impl Trouble {
     }
 }
 
-impl Shared {
+impl BucketShared {
     pub(super) fn hold(&self, from: Lsn, max_bytes: u64) -> HoldId {
         lock(&self.state).holds.add(from, max_bytes)
     }
@@ -133,8 +133,8 @@ impl<'a> Reader<'a> {
         }
         let mut chain = match self.chain {
             Some(chain) if chain.epoch == at.epoch => chain,
-            Some(chain) => Chain::epoch(at.epoch, chain.last),
-            None => Chain::head(at.epoch, header.prev_crc),
+            Some(chain) => ObjectChain::epoch(at.epoch, chain.last),
+            None => ObjectChain::head(at.epoch, header.prev_crc),
         };
         let (mut outcome, mut is_cut_off) = (Ok(()), false);
         let walked = chain.walk(&header, &records, |part| {
@@ -155,7 +155,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-impl State {
+impl BucketState {
     /// Breaks holds that keep more than their bound.
     pub(super) fn bound_holds(&mut self) {
         if !self.holds.is_empty() {

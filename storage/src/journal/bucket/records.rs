@@ -3,12 +3,12 @@
 use bytes::{Bytes, BytesMut};
 
 use super::super::record::{HEADER, RecordHeader, decode_shards};
-use super::super::{Lsn, Piece, Record};
+use super::super::{CommitPiece, Lsn, Record};
 use super::object::ObjectHeader;
 
 /// State of following an epoch's records.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Chain {
+pub(super) struct ObjectChain {
     pub(super) epoch: u64,
     /// The last whole commit.
     pub(super) last: Lsn,
@@ -23,7 +23,7 @@ pub(super) struct Chain {
 }
 
 /// A part of a commit.
-pub(super) struct Part<'a> {
+pub(super) struct ObjectPart<'a> {
     pub(super) header: RecordHeader,
     pub(super) shards: Vec<u16>,
     pub(super) body: &'a [u8],
@@ -34,10 +34,10 @@ pub(super) struct Part<'a> {
     pub(super) rest: bool,
 }
 
-impl Part<'_> {
+impl ObjectPart<'_> {
     /// Returns the part for replay, with its `body` in memory of its own.
-    pub(super) fn piece(&self, body: Bytes) -> Piece {
-        Piece { record: self.record(body), first: self.first, last: self.last }
+    pub(super) fn piece(&self, body: Bytes) -> CommitPiece {
+        CommitPiece { record: self.record(body), first: self.first, last: self.last }
     }
 
     fn record(&self, body: Bytes) -> Record {
@@ -46,7 +46,7 @@ impl Part<'_> {
     }
 }
 
-impl Chain {
+impl ObjectChain {
     /// Starts at the first object of an epoch.
     pub(super) fn epoch(epoch: u64, last: Lsn) -> Self {
         Self { epoch, last, at_start: true, ..Self::default() }
@@ -63,7 +63,7 @@ impl Chain {
         &mut self,
         object: &ObjectHeader,
         records: &[u8],
-        mut each: impl FnMut(&Part<'_>),
+        mut each: impl FnMut(&ObjectPart<'_>),
     ) -> Result<(), &'static str> {
         if object.prev_crc != self.crc {
             return Err("it does not follow the object before it");
@@ -97,7 +97,7 @@ impl Chain {
         &mut self,
         header: RecordHeader,
         payload: &'a [u8],
-    ) -> Result<Part<'a>, &'static str> {
+    ) -> Result<ObjectPart<'a>, &'static str> {
         let RecordHeader { lsn, part, parts, .. } = header;
         let follows = header.epoch == self.epoch && header.prev_crc == self.crc;
         let counts = lsn == self.last + 1 || self.at_start && lsn > self.last;
@@ -120,7 +120,7 @@ impl Chain {
         } else if part == 1 {
             self.rest = false;
         }
-        Ok(Part {
+        Ok(ObjectPart {
             header,
             shards: decode_shards(payload, header.shard_count),
             body: &payload[header.body_range()],
@@ -139,7 +139,7 @@ pub(super) struct Commits {
 
 impl Commits {
     /// Adds a part; returns the commit that it completes, if that is `from` or later.
-    pub(super) fn take(&mut self, part: &Part<'_>, from: Lsn) -> Option<Record> {
+    pub(super) fn take(&mut self, part: &ObjectPart<'_>, from: Lsn) -> Option<Record> {
         if part.header.lsn < from {
             return None;
         }

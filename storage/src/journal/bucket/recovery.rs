@@ -20,12 +20,12 @@ use tokio::time::Instant;
 
 use super::super::local::lock;
 use super::super::read::Holds;
-use super::super::segment::Spans;
-use super::super::{Journal, JournalError, Lsn, Piece, Record};
-use super::object::{Floor, OBJECT_HEADER, ObjectHeader, Position, Unreadable, VERSION};
-use super::records::{Chain, Part};
+use super::super::segment::ShardSpans;
+use super::super::{CommitPiece, Journal, JournalError, Lsn, Record};
+use super::object::{OBJECT_HEADER, ObjectFloor, ObjectHeader, Position, Unreadable, VERSION};
+use super::records::{ObjectChain, ObjectPart};
 use super::requests::{ask, read_object};
-use super::{BucketJournal, BucketOptions, Shared, State, Stored};
+use super::{BucketJournal, BucketOptions, BucketShared, BucketState, StoredObject};
 use crate::lease::{Lease, Unconfirmed};
 use crate::place::Place;
 
@@ -47,8 +47,8 @@ pub struct BucketRecovery {
     /// The epoch that the fence opens.
     epoch: u64,
     /// Objects from the floor to the fence, without fences.
-    chain: Vec<Found>,
-    floor: Floor,
+    chain: Vec<FoundObject>,
+    floor: ObjectFloor,
     /// Objects that are not needed.
     garbage: Vec<Path>,
     end: Lsn,
@@ -61,13 +61,13 @@ pub struct BucketRecovery {
 
 /// An object of the journal.
 #[derive(Clone)]
-struct Found {
+struct FoundObject {
     header: ObjectHeader,
     /// State of the chain before it.
-    entry: Chain,
+    entry: ObjectChain,
     /// The last lsn before it.
     before: Lsn,
-    spans: Spans,
+    spans: ShardSpans,
     /// Its records; `None` if there were too many bytes to keep.
     records: Option<Bytes>,
 }
@@ -76,13 +76,13 @@ struct Found {
 pub(in crate::journal) struct BucketPieces<'a> {
     recovery: &'a BucketRecovery,
     from: Lsn,
-    objects: BoxStream<'a, (&'a Found, Result<Bytes, JournalError>)>,
+    objects: BoxStream<'a, (&'a FoundObject, Result<Bytes, JournalError>)>,
     /// Commits of the object that was read last.
-    ready: VecDeque<Piece>,
+    ready: VecDeque<CommitPiece>,
 }
 
 impl BucketPieces<'_> {
-    pub(in crate::journal) async fn next(&mut self) -> Result<Option<Piece>, JournalError> {
+    pub(in crate::journal) async fn next(&mut self) -> Result<Option<CommitPiece>, JournalError> {
         while self.ready.is_empty() {
             let Some((found, records)) = self.objects.next().await else { return Ok(None) };
             let (records, mut chain) = (records?, found.entry);
@@ -104,12 +104,12 @@ impl BucketPieces<'_> {
 /// State of reading the objects.
 #[derive(Default)]
 struct Reading {
-    found: BTreeMap<Position, Result<Found, Unreadable>>,
+    found: BTreeMap<Position, Result<FoundObject, Unreadable>>,
     /// Listed objects with their sizes.
     listed: BTreeMap<Position, u64>,
     kept: usize,
     /// The highest floor found in any object.
-    floor: Floor,
+    floor: ObjectFloor,
     published: Position,
     durable: Lsn,
     max_time_ms: u64,
@@ -155,7 +155,7 @@ impl BucketRecovery {
             nonce: rand::random(),
             epoch: 0,
             chain: Vec::new(),
-            floor: Floor::default(),
+            floor: ObjectFloor::default(),
             garbage: Vec::new(),
             end: 0,
             ends: BTreeMap::new(),
@@ -202,7 +202,7 @@ impl BucketRecovery {
     /// Returns the error for a missing object: either it was lost, or a later object, which cannot
     /// be read, has the floor that dropped it.
     fn missing(&self, reading: &Reading, at: Position) -> JournalError {
-        let unreadable = |(at, found): (&Position, &Result<Found, Unreadable>)| {
+        let unreadable = |(at, found): (&Position, &Result<FoundObject, Unreadable>)| {
             found.as_ref().err().map(|unreadable| (*at, unreadable.to_string()))
         };
         match reading.found.range(at..).find_map(unreadable) {
@@ -274,8 +274,8 @@ impl BucketRecovery {
                 reading.max_time_ms = reading.max_time_ms.max(header.time_ms);
                 let records = (reading.kept + records.len() <= KEPT_BYTES).then_some(records);
                 reading.kept += records.as_ref().map_or(0, Bytes::len);
-                let (entry, spans) = (Chain::default(), Spans::default());
-                Ok(Found { header, entry, before: 0, spans, records })
+                let (entry, spans) = (ObjectChain::default(), ShardSpans::default());
+                Ok(FoundObject { header, entry, before: 0, spans, records })
             }
             Err(Unreadable::Newer(found)) => {
                 let path = at.path(self.place.root()).to_string().into();
@@ -373,7 +373,7 @@ impl BucketRecovery {
             records_crc: crc32c::crc32c(&[]),
             records_len: 0,
             // A fence is as long as its header.
-            floor: Floor { first: reading.floor.first, ..Floor::default() },
+            floor: ObjectFloor { first: reading.floor.first, ..ObjectFloor::default() },
         };
         let fence = header.encode();
         let path = at.path(self.place.root());
@@ -401,7 +401,7 @@ impl BucketRecovery {
     /// Follows the objects from the floor to the fence.
     async fn follow(&mut self, mut reading: Reading, fence: Position) -> Result<(), JournalError> {
         let mut at = reading.floor.first;
-        let mut chain = Chain::epoch(at.epoch, 0);
+        let mut chain = ObjectChain::epoch(at.epoch, 0);
         let mut at_head = true;
         while at != fence {
             if !reading.found.contains_key(&at) {
@@ -418,11 +418,11 @@ impl BucketRecovery {
             if found.header.is_fence() {
                 self.ends.insert(at.epoch, chain.last);
                 at = Position { epoch: found.header.opens, number: 1 };
-                chain = Chain::epoch(at.epoch, chain.last);
+                chain = ObjectChain::epoch(at.epoch, chain.last);
                 continue;
             }
             if std::mem::take(&mut at_head) {
-                chain = Chain::head(at.epoch, found.header.prev_crc);
+                chain = ObjectChain::head(at.epoch, found.header.prev_crc);
             }
             let mut found = found.clone();
             self.walk(&mut found, &mut chain).await?;
@@ -446,12 +446,16 @@ impl BucketRecovery {
     }
 
     /// Follows the records of one object.
-    async fn walk(&self, found: &mut Found, chain: &mut Chain) -> Result<(), JournalError> {
+    async fn walk(
+        &self,
+        found: &mut FoundObject,
+        chain: &mut ObjectChain,
+    ) -> Result<(), JournalError> {
         let at = found.header.at;
         found.entry = *chain;
         let records = self.records(found).await?;
         found.before = found.header.last;
-        let each = |part: &Part<'_>| {
+        let each = |part: &ObjectPart<'_>| {
             // Of a commit whose beginning was dropped, nothing counts any more.
             found.before = found.before.min(part.header.lsn - u64::from(!part.rest));
             found.spans.add(&part.shards, part.header.lsn, part.header.record_len());
@@ -460,7 +464,7 @@ impl BucketRecovery {
         chain.walk(&header, &records, each).map_err(|what| self.corrupt(at, what))
     }
 
-    async fn records(&self, found: &Found) -> Result<Bytes, JournalError> {
+    async fn records(&self, found: &FoundObject) -> Result<Bytes, JournalError> {
         if let Some(records) = &found.records {
             return Ok(records.clone());
         }
@@ -531,7 +535,7 @@ impl BucketRecovery {
     /// Returns the commits from the lsn `from` on, in order, and whole.
     pub(in crate::journal) fn pieces(&self, from: Lsn) -> BucketPieces<'_> {
         // A commit may end in a later object than the one it begins in.
-        let is_needed = |found: &&Found| found.spans.last().any(|(_, lsn)| lsn >= from);
+        let is_needed = |found: &&FoundObject| found.spans.last().any(|(_, lsn)| lsn >= from);
         let needed: Vec<_> = self.chain.iter().filter(is_needed).collect();
         let reads =
             needed.into_iter().map(move |found| async move { (found, self.records(found).await) });
@@ -578,7 +582,7 @@ impl BucketRecovery {
         mut self,
         min_epoch: u64,
         min_next_lsn: Lsn,
-    ) -> Result<Arc<Shared>, JournalError> {
+    ) -> Result<Arc<BucketShared>, JournalError> {
         if self.epoch < min_epoch {
             // The shards know of greater ones: they had another journal.
             let at = Position { epoch: self.epoch, number: 1 };
@@ -593,14 +597,14 @@ impl BucketRecovery {
         let (wake, mut floor) = (Arc::new(Notify::new()), self.floor);
         // With a floor, no object is as short as a fence.
         floor.raise_shard(0, 0);
-        let stored = self.chain.into_iter().map(|found| Stored {
+        let stored = self.chain.into_iter().map(|found| StoredObject {
             at: found.header.at,
             before: found.before,
             last: found.header.last,
             bytes: found.header.records_len,
             spans: found.spans,
         });
-        let state = State {
+        let state = BucketState {
             mode: self.options.mode,
             requested: 0,
             queue: VecDeque::new(),
@@ -629,7 +633,7 @@ impl BucketRecovery {
             appended_bytes: 0,
             puts: 0,
         };
-        Ok(Arc::new(Shared {
+        Ok(Arc::new(BucketShared {
             place: self.place,
             lease: Arc::new(Lease::new(self.options.lease, wake.clone())),
             options: self.options,

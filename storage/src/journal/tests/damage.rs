@@ -2,7 +2,7 @@ use std::path::PathBuf;
 
 use super::*;
 use crate::journal::Disk;
-use crate::journal::floor::{Floor, floor_path};
+use crate::journal::floor::{JournalFloor, floor_path};
 use crate::journal::scan::remains;
 use crate::journal::segment::{FIRST_RECORD, SEGMENT_HEADER, SegmentHeader, segment_path};
 
@@ -145,7 +145,8 @@ fn in_the_fourth_segment() -> Arc<SimDisk> {
         journal.append(0, &[0], &[&[5; 700]]).unwrap();
         journal.sync_now().unwrap();
     }
-    let noted = || Floor::read(&Handle(Arc::clone(&disk)), dir()).unwrap().unwrap().newest_segment;
+    let noted =
+        || JournalFloor::read(&Handle(Arc::clone(&disk)), dir()).unwrap().unwrap().newest_segment;
     eventually("noting the newest segment", || noted() == newest(&disk));
     assert_eq!(newest(&disk), 4);
     drop(journal);

@@ -2,7 +2,8 @@
 
 use super::super::pack::{NODE_BYTES, NODE_MAX, Pack, entry_len};
 use super::{
-    FIRST, FIRST_MIN, Kind, LAST_MAX, List, Matches, Node, PAGE_NODES, Place, STEP, listpack_entry,
+    FIRST, FIRST_MIN, LAST_MAX, List, ListNode, ListPlace, Matches, NodeState, PAGE_NODES, STEP,
+    listpack_entry,
 };
 use crate::need::Part;
 use crate::value::sequence::At;
@@ -12,14 +13,14 @@ const ROOM: u64 = 64;
 
 /// Some neighbouring nodes, and the bounds of their numbers.
 #[derive(Debug)]
-pub(super) struct Window {
+pub(super) struct NodeWindow {
     pub(super) first: At,
     pub(super) nodes: u64,
     pub(super) after: u64,
     pub(super) before: u64,
 }
 
-impl Window {
+impl NodeWindow {
     /// Returns the distance between the numbers when they are spread evenly.
     fn spacing(&self) -> u64 {
         self.before.saturating_sub(self.after) / (self.nodes + 1)
@@ -51,7 +52,7 @@ impl List {
             }
             // It will hardly grow any more.
             self.nodes.update(at, |node| {
-                if let Kind::Loaded(pack) = &mut node.kind {
+                if let NodeState::Loaded(pack) = &mut node.kind {
                     pack.shrink();
                 }
             });
@@ -131,13 +132,13 @@ impl List {
     // ---- in the middle -----------------------------------------------------------------------
 
     /// Checks that the element at a place can be replaced, or get a neighbour.
-    pub fn require_room(&self, place: Place) -> Result<(), Part> {
+    pub fn require_room(&self, place: ListPlace) -> Result<(), Part> {
         self.window(place.at).map(drop)
     }
 
     /// Replaces the element at a place; see [`List::require_room`].
-    pub fn set(&mut self, place: Place, element: &[u8]) {
-        let Place { at, offset } = place;
+    pub fn set(&mut self, place: ListPlace, element: &[u8]) {
+        let ListPlace { at, offset } = place;
         let Some(pack) = self.nodes.get(at).pack() else { return };
         let Some(old) = pack.get(offset) else { return };
         let grown = pack.bytes() - entry_len(old.len()) + entry_len(element.len());
@@ -153,7 +154,7 @@ impl List {
     }
 
     /// Inserts an element before or after the one at a place; see [`List::require_room`].
-    pub fn insert(&mut self, place: Place, element: &[u8], after: bool) {
+    pub fn insert(&mut self, place: ListPlace, element: &[u8], after: bool) {
         self.len += 1;
         self.listpack += listpack_entry(element);
         if let Ok(Some(window)) = self.window(place.at) {
@@ -260,7 +261,7 @@ impl List {
         if a.bytes() + b.bytes() > NODE_BYTES / 2 || a.count() + b.count() > NODE_MAX / 2 {
             return false;
         }
-        if let Kind::Loaded(tail) = self.remove_node(next) {
+        if let NodeState::Loaded(tail) = self.remove_node(next) {
             self.change(at, |pack| pack.append(&tail));
         }
         true
@@ -276,7 +277,7 @@ impl List {
                 node.dirty = true;
                 dirty.push(node.no);
             }
-            let Kind::Loaded(pack) = &mut node.kind else { return (0, 0) };
+            let NodeState::Loaded(pack) = &mut node.kind else { return (0, 0) };
             let before = pack.bytes();
             change(pack);
             (before, pack.bytes())
@@ -286,7 +287,7 @@ impl List {
 
     fn add_node(&mut self, before: Option<At>, no: u64, pack: Pack) -> At {
         self.bytes += pack.bytes();
-        let mut node = Node::new(no, Kind::Loaded(pack));
+        let mut node = ListNode::new(no, NodeState::Loaded(pack));
         if self.version != 0 {
             node.dirty = true;
             self.dirty.push(no);
@@ -295,7 +296,7 @@ impl List {
     }
 
     /// Removes a node in memory. Its elements stay counted.
-    fn remove_node(&mut self, at: At) -> Kind {
+    fn remove_node(&mut self, at: At) -> NodeState {
         let (node, _) = self.nodes.remove(at);
         self.bytes -= node.pack().map_or(0, Pack::bytes);
         if self.version != 0 && !node.dirty {
@@ -305,9 +306,9 @@ impl List {
     }
 
     /// Returns the nodes around one that must be renumbered before it can be split, if any.
-    fn window(&self, at: At) -> Result<Option<Window>, Part> {
+    fn window(&self, at: At) -> Result<Option<NodeWindow>, Part> {
         let mut last = at;
-        let mut window = Window { first: at, nodes: 1, after: 0, before: 0 };
+        let mut window = NodeWindow { first: at, nodes: 1, after: 0, before: 0 };
         loop {
             let prev = self.nodes.prev(window.first);
             let next = self.nodes.next(last);
@@ -348,7 +349,7 @@ impl List {
     }
 
     /// Spreads the numbers of nodes in memory evenly.
-    pub(super) fn spread(&mut self, window: &Window) {
+    pub(super) fn spread(&mut self, window: &NodeWindow) {
         let (mut at, mut no) = (Some(window.first), window.after);
         for _ in 0..window.nodes {
             let Some(here) = at else { break };
@@ -370,7 +371,7 @@ impl List {
         let Some(first) = self.nodes.first() else { return };
         let nodes = self.nodes.len() as u64;
         let after = FIRST - (nodes / 2 + 1) * STEP;
-        let window = Window { first, nodes, after, before: after + (nodes + 1) * STEP };
+        let window = NodeWindow { first, nodes, after, before: after + (nodes + 1) * STEP };
         self.spread(&window);
     }
 }

@@ -2,7 +2,7 @@
 
 use super::super::collection::Collection;
 use super::super::pack::Pack;
-use super::{Kind, List, Node, PACKED_BYTES};
+use super::{List, ListNode, NodeState, PACKED_BYTES};
 use crate::encoding::{ElementRows, encode_list, meta};
 use crate::need::{ElementRange, IndexPiece, Page, Part};
 use anyhow::{Context, Result, ensure};
@@ -21,10 +21,10 @@ fn numbers(range: &ElementRange) -> (u64, u64) {
     (number(&range.from), range.to.as_deref().map_or(u64::MAX, number))
 }
 
-fn read_row((element, row): &(Bytes, Bytes)) -> Result<(u64, Kind)> {
+fn read_row((element, row): &(Bytes, Bytes)) -> Result<(u64, NodeState)> {
     let no = u64::from_be_bytes(element[..].try_into().context("a node has no number")?);
     let pack = Pack::decode(row).context("a node is damaged")?;
-    Ok((no, Kind::Loaded(pack)))
+    Ok((no, NodeState::Loaded(pack)))
 }
 
 impl List {
@@ -33,7 +33,7 @@ impl List {
     fn learn(
         &mut self,
         (from, to): (u64, u64),
-        found: impl Iterator<Item = Result<(u64, Kind)>>,
+        found: impl Iterator<Item = Result<(u64, NodeState)>>,
     ) -> Result<()> {
         let mut found = found.peekable();
         let first = self.nodes.last_where(from, |node| node.no <= from);
@@ -53,7 +53,7 @@ impl List {
             while let Some(row) = found.next_if(|row| !matches!(row, Ok((row, _)) if *row >= end)) {
                 here_found.push(row?);
             }
-            if matches!(self.nodes.get(here).kind, Kind::Cold { .. }) {
+            if matches!(self.nodes.get(here).kind, NodeState::Cold { .. }) {
                 let (_, kind) = here_found.pop().context("a node of a list is missing")?;
                 self.load(here, kind)?;
                 continue;
@@ -72,16 +72,16 @@ impl List {
     }
 
     fn count_of(&self, at: super::At) -> Option<u64> {
-        super::Piece::count(self.nodes.get(at))
+        super::SequencePiece::count(self.nodes.get(at))
     }
 
     /// Applies a node whose count is known.
-    fn load(&mut self, at: super::At, kind: Kind) -> Result<()> {
-        let Kind::Loaded(pack) = kind else { return Ok(()) };
+    fn load(&mut self, at: super::At, kind: NodeState) -> Result<()> {
+        let NodeState::Loaded(pack) = kind else { return Ok(()) };
         ensure!(self.count_of(at) == Some(pack.count() as u64), "a node of a list has changed");
         self.bytes += pack.bytes();
         self.unloaded -= 1;
-        self.nodes.update(at, |node| node.kind = Kind::Loaded(pack));
+        self.nodes.update(at, |node| node.kind = NodeState::Loaded(pack));
         Ok(())
     }
 
@@ -91,14 +91,14 @@ impl List {
         &mut self,
         at: super::At,
         (from, to): (u64, u64),
-        found: Vec<(u64, Kind)>,
+        found: Vec<(u64, NodeState)>,
     ) -> Option<super::At> {
         let (gap, mut next) = self.nodes.remove(at);
         self.unloaded -= 1;
         let end = gap.end();
-        let rest = |from, to| (from < to).then(|| Node::new(from, Kind::Gap { end: to }));
+        let rest = |from, to| (from < to).then(|| ListNode::new(from, NodeState::Gap { end: to }));
         let before = rest(gap.no, from);
-        let nodes = found.into_iter().map(|(no, kind)| Node::new(no, kind));
+        let nodes = found.into_iter().map(|(no, kind)| ListNode::new(no, kind));
         for node in before.into_iter().chain(nodes).chain(rest(to, end)) {
             match node.pack() {
                 Some(pack) => self.bytes += pack.bytes(),
@@ -133,7 +133,7 @@ impl Collection for List {
 
     fn memory(&self) -> usize {
         // Sequences are a quarter empty on average.
-        let node = size_of::<Node>() * 4 / 3;
+        let node = size_of::<ListNode>() * 4 / 3;
         size_of::<Self>() + self.nodes.len() * node + self.bytes + self.dirty.capacity() * 8
     }
 
@@ -193,7 +193,7 @@ impl Collection for List {
     }
 
     fn learn_index(&mut self, range: &ElementRange, pieces: Vec<IndexPiece>) -> Result<()> {
-        let node = |(element, count): IndexPiece| Ok((number(&element), Kind::Cold { count }));
+        let node = |(element, count): IndexPiece| Ok((number(&element), NodeState::Cold { count }));
         self.learn(numbers(range), pieces.into_iter().map(node))
     }
 
@@ -216,7 +216,7 @@ impl Collection for List {
                 self.bytes -= pack.bytes();
                 self.unloaded += 1;
                 let count = pack.count() as u64;
-                self.nodes.update(here, |node| node.kind = Kind::Cold { count });
+                self.nodes.update(here, |node| node.kind = NodeState::Cold { count });
             }
         }
         self.hand = at.map_or(0, |at| self.nodes.get(at).no);

@@ -69,7 +69,7 @@ impl Test {
         self.model.drain(from..from + count);
     }
 
-    fn place(&mut self) -> (usize, Place) {
+    fn place(&mut self) -> (usize, ListPlace) {
         let i = self.rng.random_range(0..self.model.len());
         let place = self.rows.query(&mut self.list, |list| {
             let place = list.seek(i as u64)?.unwrap();
@@ -160,7 +160,8 @@ impl Test {
         assert_eq!(self.list.len(), len);
         let sum: u64 = self.model.iter().map(|e| listpack_entry(e)).sum();
         assert_eq!(self.list.listpack_bytes(), 7 + sum);
-        let loaded: usize = self.list.nodes.iter().filter_map(Node::pack).map(Pack::bytes).sum();
+        let loaded: usize =
+            self.list.nodes.iter().filter_map(ListNode::pack).map(Pack::bytes).sum();
         assert_eq!(self.list.bytes, loaded);
         let unloaded = self.list.nodes.iter().filter(|node| node.pack().is_none()).count();
         assert_eq!(self.list.unloaded, unloaded);
@@ -319,7 +320,7 @@ fn numbers_at_the_edge_begin_anew() {
         let nodes = list.nodes.len() as u64;
         let (after, no) = if front { (0, 9) } else { (u64::MAX - STEP, u64::MAX - 9) };
         let first = list.nodes.first().unwrap();
-        list.spread(&change::Window { first, nodes, after, before: after + STEP });
+        list.spread(&change::NodeWindow { first, nodes, after, before: after + STEP });
         rows.seal(&mut list);
         list = cold(list);
         for n in 1000..3000u64 {

@@ -1,7 +1,7 @@
 //! The items of a block in memory: scores and names in separate vectors, so that a search reads
 //! little memory.
 
-use super::place::{Key, Place, ordered, row_name};
+use super::place::{OrderPlace, PlaceKey, ordered, row_name};
 use crate::prefetch::{prefetch, prefetch_all};
 use crate::value::members::Name;
 use std::cmp::Ordering;
@@ -11,18 +11,18 @@ const TOUCHED_NAMES: usize = 4;
 
 /// A member and its score.
 #[derive(Clone, Debug)]
-pub(super) struct Item {
+pub(super) struct ScoredItem {
     pub(super) score: f64,
     pub(super) name: Name,
 }
 
-impl Item {
+impl ScoredItem {
     pub(super) fn new(score: f64, name: &[u8]) -> Self {
         Self { score, name: Name::from_slice(name) }
     }
 
-    pub(super) fn place(&self) -> Place {
-        Place::of(self.score, &self.name)
+    pub(super) fn place(&self) -> OrderPlace {
+        OrderPlace::of(self.score, &self.name)
     }
 
     /// Returns the bytes of its name that are not inline in a [`Name`].
@@ -32,7 +32,7 @@ impl Item {
 }
 
 /// Returns true if an item stands before a place.
-pub(super) fn is_before((score, name): (f64, &Name), (to_score, to_name): Key<'_>) -> bool {
+pub(super) fn is_before((score, name): (f64, &Name), (to_score, to_name): PlaceKey<'_>) -> bool {
     match ordered(score).cmp(&to_score) {
         Ordering::Equal => *row_name(name) < *to_name,
         of_scores => of_scores.is_lt(),
@@ -50,8 +50,8 @@ pub(super) struct Items {
     names: Vec<Name>,
 }
 
-impl FromIterator<Item> for Items {
-    fn from_iter<I: IntoIterator<Item = Item>>(items: I) -> Self {
+impl FromIterator<ScoredItem> for Items {
+    fn from_iter<I: IntoIterator<Item = ScoredItem>>(items: I) -> Self {
         let (scores, names) = items.into_iter().map(|item| (item.score, item.name)).unzip();
         Self { scores, names }
     }
@@ -94,7 +94,7 @@ impl Items {
     }
 
     /// Returns the number of items before a place.
-    pub(super) fn search(&self, (score, name): Key<'_>) -> usize {
+    pub(super) fn search(&self, (score, name): PlaceKey<'_>) -> usize {
         let from = self.scores.partition_point(|other| ordered(*other) < score);
         if self.scores.get(from).is_none_or(|other| ordered(*other) != score) {
             return from;
@@ -111,18 +111,18 @@ impl Items {
 
     /// Prefetches the memory that is read and changed where a search ends, once the scores are in
     /// the cache.
-    pub(super) fn touch_name(&self, (score, _): Key<'_>) {
+    pub(super) fn touch_name(&self, (score, _): PlaceKey<'_>) {
         let from = self.scores.partition_point(|other| ordered(*other) < score);
         self.names[from..].iter().take(TOUCHED_NAMES).for_each(prefetch);
     }
 
-    pub(super) fn insert(&mut self, index: usize, item: Item) {
+    pub(super) fn insert(&mut self, index: usize, item: ScoredItem) {
         self.scores.insert(index, item.score);
         self.names.insert(index, item.name);
     }
 
-    pub(super) fn remove(&mut self, index: usize) -> Item {
-        Item { score: self.scores.remove(index), name: self.names.remove(index) }
+    pub(super) fn remove(&mut self, index: usize) -> ScoredItem {
+        ScoredItem { score: self.scores.remove(index), name: self.names.remove(index) }
     }
 
     /// Splits off the items from an index on. Both halves get capacity for `room` items.

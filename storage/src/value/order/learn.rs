@@ -1,45 +1,48 @@
 //! Applies rows that were read to blocks that are not in memory.
 
 use super::place::{row_name, unordered};
-use super::{BLOCK_MAX, Block, Item, Items, Kept, MERGE_MAX, Order, Place};
+use super::{BLOCK_MAX, Block, BlockItems, Items, MERGE_MAX, Order, OrderPlace, ScoredItem};
 use crate::need::{ElementRange, IndexPiece, Page};
 use crate::value::sequence::At;
 use anyhow::{Context, Result, bail};
 use bytes::Bytes;
 
 /// Decodes the item of a row.
-fn read_item(element: &[u8], row: &[u8]) -> Result<Item> {
-    let place = Place::of_element(element)?;
+fn read_item(element: &[u8], row: &[u8]) -> Result<ScoredItem> {
+    let place = OrderPlace::of_element(element)?;
     let Some((score, name)) = row.split_first_chunk::<8>() else {
-        return Ok(Item { score: unordered(place.score), name: place.name });
+        return Ok(ScoredItem { score: unordered(place.score), name: place.name });
     };
     let score = f64::from_bits(u64::from_be_bytes(*score));
-    let item =
-        if name.is_empty() { Item { score, name: place.name } } else { Item::new(score, name) };
+    let item = if name.is_empty() {
+        ScoredItem { score, name: place.name }
+    } else {
+        ScoredItem::new(score, name)
+    };
     if item.score.is_nan() || row_name(&item.name).len() != element.len().saturating_sub(9) {
         bail!("a row of the order is damaged");
     }
     Ok(item)
 }
 
-fn places(range: &ElementRange) -> Result<(Place, Place)> {
+fn places(range: &ElementRange) -> Result<(OrderPlace, OrderPlace)> {
     let to = range.to.as_ref().context("a range of the order has no end")?;
-    Ok((Place::of_element(&range.from)?, Place::of_element(to)?))
+    Ok((OrderPlace::of_element(&range.from)?, OrderPlace::of_element(to)?))
 }
 
 /// Builds blocks of equal size from items in order; the first one begins at `from`. Each has memory
 /// for its own items only.
-fn blocks_of(items: Vec<Item>, from: &Place) -> Vec<Block> {
+fn blocks_of(items: Vec<ScoredItem>, from: &OrderPlace) -> Vec<Block> {
     let count = items.len().div_ceil(BLOCK_MAX).max(1);
     let mut items = items.into_iter();
     let block = |left: usize| {
         let share = items.len().div_ceil(left);
         let here: Items = items.by_ref().take(share).collect();
         let first = match here.first() {
-            Some((score, name)) if left < count => Place::of(score, name),
+            Some((score, name)) if left < count => OrderPlace::of(score, name),
             _ => from.clone(),
         };
-        Block { first, kept: Kept::Here(here) }
+        Block { first, kept: BlockItems::Here(here) }
     };
     (1..=count).rev().map(block).collect()
 }
@@ -47,7 +50,7 @@ fn blocks_of(items: Vec<Item>, from: &Place) -> Vec<Block> {
 impl Order {
     /// Applies all rows: element key and value, ascending.
     pub(in crate::value) fn learn_all(&mut self, rows: &[(Bytes, Bytes)]) -> Result<()> {
-        self.learn(&Place::first(), &Place::last(), rows)
+        self.learn(&OrderPlace::first(), &OrderPlace::last(), rows)
     }
 
     /// Applies a page.
@@ -57,7 +60,7 @@ impl Order {
     }
 
     /// Applies `rows`, which are all rows between two places.
-    fn learn(&mut self, from: &Place, to: &Place, rows: &[(Bytes, Bytes)]) -> Result<()> {
+    fn learn(&mut self, from: &OrderPlace, to: &OrderPlace, rows: &[(Bytes, Bytes)]) -> Result<()> {
         let mut rows = rows.iter().peekable();
         let mut at = self.block_of(from.key()).or_else(|| self.blocks.first());
         while let Some(here) = at {
@@ -76,7 +79,7 @@ impl Order {
             while let Some((element, row)) = rows.next_if(|(element, _)| **element < *upper) {
                 items.push(read_item(element, row)?);
             }
-            let (count, heap) = (items.len(), items.iter().map(Item::heap).sum::<usize>());
+            let (count, heap) = (items.len(), items.iter().map(ScoredItem::heap).sum::<usize>());
             at = self.replace(here, &hi, blocks_of(items, &lo))?;
             self.items += count;
             self.heap += heap;
@@ -98,12 +101,14 @@ impl Order {
         }
         let mut blocks = Vec::with_capacity(pieces.len());
         for (element, count) in pieces {
-            let first = Place::of_element(&element)?;
-            blocks.push(Block { first, kept: Kept::Away(Some(count)) });
+            let first = OrderPlace::of_element(&element)?;
+            blocks.push(Block { first, kept: BlockItems::Away(Some(count)) });
         }
         match blocks.first_mut() {
             Some(block) => block.first = from.clone(),
-            None => blocks.push(Block { first: from.clone(), kept: Kept::Here(Items::default()) }),
+            None => {
+                blocks.push(Block { first: from.clone(), kept: BlockItems::Here(Items::default()) })
+            }
         }
         self.replace(at, &to, blocks)?;
         self.tidy(&from, &to);
@@ -112,10 +117,10 @@ impl Order {
 
     /// Replaces the part of a block that is not in memory, from the first of `blocks` up to `to`,
     /// and returns the block behind it.
-    fn replace(&mut self, at: At, to: &Place, mut blocks: Vec<Block>) -> Result<Option<At>> {
+    fn replace(&mut self, at: At, to: &OrderPlace, mut blocks: Vec<Block>) -> Result<Option<At>> {
         let old = self.blocks.get(at);
-        let found: u64 = blocks.iter().filter_map(super::Piece::count).sum();
-        let mut rest = match super::Piece::count(old) {
+        let found: u64 = blocks.iter().filter_map(super::SequencePiece::count).sum();
+        let mut rest = match super::SequencePiece::count(old) {
             Some(count) => Some(count.checked_sub(found).context(MISCOUNTED)?),
             None => None,
         };
@@ -136,10 +141,10 @@ impl Order {
                     rest = None;
                 }
                 if is_before {
-                    blocks.insert(0, Block { first: old.first, kept: Kept::Away(rest) });
+                    blocks.insert(0, Block { first: old.first, kept: BlockItems::Away(rest) });
                 }
                 if is_behind {
-                    blocks.push(Block { first: to.clone(), kept: Kept::Away(rest) });
+                    blocks.push(Block { first: to.clone(), kept: BlockItems::Away(rest) });
                 }
             }
         }
@@ -151,7 +156,7 @@ impl Order {
     }
 
     /// Merges small neighbours between two places.
-    fn tidy(&mut self, from: &Place, to: &Place) {
+    fn tidy(&mut self, from: &OrderPlace, to: &OrderPlace) {
         let first = self.block_of(from.key()).or_else(|| self.blocks.first());
         let mut at = first.and_then(|at| self.blocks.prev(at)).or(first);
         while let Some(here) = at {
@@ -181,12 +186,15 @@ impl Order {
         }
         let start = self.blocks.first();
         while let Some(at) = start.and_then(|start| self.blocks.first_uncounted(start, None)) {
-            let kept =
-                if rest == 0 { Kept::Here(Items::default()) } else { Kept::Away(Some(rest)) };
+            let kept = if rest == 0 {
+                BlockItems::Here(Items::default())
+            } else {
+                BlockItems::Away(Some(rest))
+            };
             self.blocks.update(at, |block| block.kept = kept);
         }
         if rest == 0 {
-            self.tidy(&Place::first(), &Place::last());
+            self.tidy(&OrderPlace::first(), &OrderPlace::last());
         }
     }
 }
@@ -202,16 +210,17 @@ mod tests {
     #[test]
     fn blocks_have_memory_for_their_items_only() {
         for count in [0, 1, BLOCK_MAX, BLOCK_MAX + 1, 10_000] {
-            let items: Vec<Item> = (0..count).map(|n| Item::new(n as f64, b"name")).collect();
-            let from = Place::before_score(-1.0);
+            let items: Vec<ScoredItem> =
+                (0..count).map(|n| ScoredItem::new(n as f64, b"name")).collect();
+            let from = OrderPlace::before_score(-1.0);
             let blocks = blocks_of(items, &from);
             assert_eq!(blocks.len(), count.div_ceil(BLOCK_MAX).max(1));
             assert_eq!(blocks[0].first, from);
             let mut scores = 0..count;
             for (n, block) in blocks.iter().enumerate() {
-                let Kept::Here(items) = &block.kept else { panic!("they are here") };
+                let BlockItems::Here(items) = &block.kept else { panic!("they are here") };
                 assert!(items.len() <= BLOCK_MAX && items.capacity() <= BLOCK_MAX);
-                let first = items.first().map(|(score, name)| Place::of(score, name));
+                let first = items.first().map(|(score, name)| OrderPlace::of(score, name));
                 assert!(n == 0 || Some(&block.first) == first.as_ref());
                 assert!(items.iter().all(|(score, _)| scores.next() == Some(score as usize)));
             }

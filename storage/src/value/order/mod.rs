@@ -10,15 +10,15 @@ mod place;
 mod walk;
 
 use super::members::Name;
-use super::sequence::{At, Piece, Sequence};
+use super::sequence::{At, Sequence, SequencePiece};
 use crate::encoding::ElementRows;
 use crate::need::ElementRange;
-use items::{Item, Items};
-use place::{Key, ordered, row_name, unordered};
-pub(in crate::value) use place::{PREFIX, Place};
+use items::{Items, ScoredItem};
+pub(in crate::value) use place::{OrderPlace, PREFIX};
+use place::{PlaceKey, ordered, row_name, unordered};
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
-pub use walk::Walk;
+pub use walk::ZsetWalk;
 
 /// Bound of the items of a block in memory.
 const BLOCK_MAX: usize = 128;
@@ -34,7 +34,7 @@ const SMALL: usize = 32;
 
 /// The part of a block that is in memory.
 #[derive(Clone, Debug)]
-enum Kept {
+enum BlockItems {
     /// All items, in order.
     Here(Items),
     /// The number of items, if that is known.
@@ -44,13 +44,13 @@ enum Kept {
 #[derive(Clone, Debug)]
 struct Block {
     /// Lower bound of its items' places.
-    first: Place,
-    kept: Kept,
+    first: OrderPlace,
+    kept: BlockItems,
 }
 
 /// Change of an item that is not in the journal.
 #[derive(Clone, Debug)]
-enum Change {
+enum ItemChange {
     /// The item exists. `fresh`: it has no row yet.
     Put {
         row: Vec<u8>,
@@ -64,38 +64,38 @@ enum Change {
 pub(in crate::value) struct Order {
     blocks: Sequence<Block>,
     /// Upper bound of all places, exclusive.
-    end: Place,
+    end: OrderPlace,
     len: u64,
     /// True if items have rows.
     has_rows: bool,
-    dirty: BTreeMap<Place, Change>,
+    dirty: BTreeMap<OrderPlace, ItemChange>,
     /// Items in memory, and bytes of their names that are not inline in a [`Name`].
     items: usize,
     heap: usize,
     /// Place from which the next blocks are dropped from memory.
-    hand: Place,
+    hand: OrderPlace,
 }
 
 impl Default for Order {
     fn default() -> Self {
         Self {
             blocks: Sequence::default(),
-            end: Place::last(),
+            end: OrderPlace::last(),
             len: 0,
             has_rows: false,
             dirty: BTreeMap::new(),
             items: 0,
             heap: 0,
-            hand: Place::first(),
+            hand: OrderPlace::first(),
         }
     }
 }
 
-impl Piece for Block {
+impl SequencePiece for Block {
     fn count(&self) -> Option<u64> {
         match &self.kept {
-            Kept::Here(items) => Some(items.len() as u64),
-            Kept::Away(count) => *count,
+            BlockItems::Here(items) => Some(items.len() as u64),
+            BlockItems::Away(count) => *count,
         }
     }
 
@@ -107,8 +107,8 @@ impl Piece for Block {
 impl Block {
     fn items(&self) -> Option<&Items> {
         match &self.kept {
-            Kept::Here(items) => Some(items),
-            Kept::Away(_) => None,
+            BlockItems::Here(items) => Some(items),
+            BlockItems::Away(_) => None,
         }
     }
 }
@@ -131,9 +131,9 @@ impl Order {
     /// memory.
     pub(in crate::value) fn away(len: u64, low: f64, high: f64) -> Self {
         let mut order =
-            Self { end: Place::after_score(high), len, has_rows: true, ..Self::default() };
-        let first = Place::before_score(low);
-        order.blocks.insert(None, Block { first, kept: Kept::Away(Some(len)) });
+            Self { end: OrderPlace::after_score(high), len, has_rows: true, ..Self::default() };
+        let first = OrderPlace::before_score(low);
+        order.blocks.insert(None, Block { first, kept: BlockItems::Away(Some(len)) });
         order
     }
 
@@ -163,10 +163,10 @@ impl Order {
 
     /// Returns the approximate bytes of memory.
     pub(in crate::value) fn memory(&self) -> usize {
-        self.items * size_of::<Item>() * 3 / 2
+        self.items * size_of::<ScoredItem>() * 3 / 2
             + self.heap
             + self.blocks.len() * size_of::<Block>()
-            + self.dirty.len() * (size_of::<(Place, Change)>() + 8)
+            + self.dirty.len() * (size_of::<(OrderPlace, ItemChange)>() + 8)
     }
 
     /// Returns the items in memory, in order.
@@ -176,18 +176,18 @@ impl Order {
     }
 
     /// Returns the place at which a block ends.
-    fn end_of(&self, at: At) -> &Place {
+    fn end_of(&self, at: At) -> &OrderPlace {
         self.blocks.next(at).map_or(&self.end, |next| &self.blocks.get(next).first)
     }
 
     /// Returns the block that covers a place.
-    fn block_of(&self, key: Key<'_>) -> Option<At> {
+    fn block_of(&self, key: PlaceKey<'_>) -> Option<At> {
         self.blocks.last_where(key.0, |block| block.first.key() <= key)
     }
 
     /// Prefetches the positions of items, existing or new, all of them together.
     pub(in crate::value) fn touch<'a>(&self, items: impl Iterator<Item = (f64, &'a [u8])>) {
-        let mut blocks = SmallVec::<[(&Items, Key<'a>); TOUCHED]>::new();
+        let mut blocks = SmallVec::<[(&Items, PlaceKey<'a>); TOUCHED]>::new();
         for (score, name) in items {
             let key = (ordered(score), name);
             let Some(at) = self.block_of(key) else { continue };
@@ -209,10 +209,10 @@ impl Order {
         let key = (ordered(score), &*row_name);
         self.note_put(key, row_value(score, name, &row_name));
         self.len += 1;
-        let item = Item::new(score, name);
+        let item = ScoredItem::new(score, name);
         let at = match self.block_of(key) {
             _ if self.blocks.is_empty() => {
-                self.end = Place::last();
+                self.end = OrderPlace::last();
                 self.insert_block(None, item.place())
             }
             None => self.front_for(&item),
@@ -224,12 +224,12 @@ impl Order {
             self.heap += item.heap();
         }
         let (index, len) = self.blocks.update(at, |block| match &mut block.kept {
-            Kept::Here(items) => {
+            BlockItems::Here(items) => {
                 let index = items.search(key);
                 items.insert(index, item);
                 (index, items.len())
             }
-            Kept::Away(count) => {
+            BlockItems::Away(count) => {
                 *count = count.map(|count| count + 1);
                 (0, 0)
             }
@@ -239,12 +239,12 @@ impl Order {
         }
     }
 
-    fn insert_block(&mut self, before: Option<At>, first: Place) -> At {
-        self.blocks.insert(before, Block { first, kept: Kept::Here(Items::default()) })
+    fn insert_block(&mut self, before: Option<At>, first: OrderPlace) -> At {
+        self.blocks.insert(before, Block { first, kept: BlockItems::Here(Items::default()) })
     }
 
     /// Returns the block for an item before the first one's: it has no other items.
-    fn front_for(&mut self, item: &Item) -> At {
+    fn front_for(&mut self, item: &ScoredItem) -> At {
         let first = self.blocks.first();
         match first {
             Some(at) if self.blocks.get(at).items().is_some() => {
@@ -257,7 +257,7 @@ impl Order {
 
     /// Returns the block for an item behind the end, given the last block: it has no other items.
     fn back_for(&mut self, last: At) -> At {
-        let end = std::mem::replace(&mut self.end, Place::last());
+        let end = std::mem::replace(&mut self.end, OrderPlace::last());
         if self.blocks.get(last).items().is_some() { last } else { self.insert_block(None, end) }
     }
 
@@ -266,17 +266,17 @@ impl Order {
     fn split(&mut self, at: At, index: usize) {
         let next = self.blocks.next(at);
         let tail = self.blocks.update(at, |block| match &mut block.kept {
-            Kept::Here(items) => {
+            BlockItems::Here(items) => {
                 let appended = next.is_none() && index + 1 == items.len();
                 let at = if appended { index } else { items.len() / 2 };
                 // Neither half ever grows beyond a block.
                 items.split_off(at, BLOCK_MAX + 1)
             }
-            Kept::Away(_) => Items::default(),
+            BlockItems::Away(_) => Items::default(),
         });
         if let Some((score, name)) = tail.first() {
-            let first = Place::of(score, name);
-            self.blocks.insert(next, Block { first, kept: Kept::Here(tail) });
+            let first = OrderPlace::of(score, name);
+            self.blocks.insert(next, Block { first, kept: BlockItems::Here(tail) });
         }
     }
 
@@ -288,16 +288,16 @@ impl Order {
         let Some(at) = self.block_of(key) else { return };
         self.len -= 1;
         let removed = self.blocks.update(at, |block| match &mut block.kept {
-            Kept::Here(items) => {
+            BlockItems::Here(items) => {
                 let index = items.search(key);
                 debug_assert!(items.get(index).is_some_and(|(_, other)| **other == *name));
                 (index < items.len()).then(|| items.remove(index))
             }
-            Kept::Away(Some(1)) => {
-                block.kept = Kept::Here(Items::default());
+            BlockItems::Away(Some(1)) => {
+                block.kept = BlockItems::Here(Items::default());
                 None
             }
-            Kept::Away(count) => {
+            BlockItems::Away(count) => {
                 *count = count.map(|count| count - 1);
                 None
             }
@@ -345,7 +345,9 @@ impl Order {
         }
         let (taken, _) = self.blocks.remove(b);
         self.blocks.update(a, |block| {
-            if let (Kept::Here(items), Kept::Here(taken)) = (&mut block.kept, taken.kept) {
+            if let (BlockItems::Here(items), BlockItems::Here(taken)) =
+                (&mut block.kept, taken.kept)
+            {
                 items.append(taken);
             }
         });
@@ -365,20 +367,20 @@ impl Order {
 
     // ---- rows --------------------------------------------------------------------------------
 
-    fn note_put(&mut self, (score, name): Key<'_>, row: Vec<u8>) {
+    fn note_put(&mut self, (score, name): PlaceKey<'_>, row: Vec<u8>) {
         if self.has_rows {
-            let place = Place { score, name: Name::from_slice(name) };
-            let fresh = !matches!(self.dirty.get(&place), Some(Change::Delete));
-            self.dirty.insert(place, Change::Put { row, fresh });
+            let place = OrderPlace { score, name: Name::from_slice(name) };
+            let fresh = !matches!(self.dirty.get(&place), Some(ItemChange::Delete));
+            self.dirty.insert(place, ItemChange::Put { row, fresh });
         }
     }
 
-    fn note_delete(&mut self, (score, name): Key<'_>) {
+    fn note_delete(&mut self, (score, name): PlaceKey<'_>) {
         if self.has_rows {
-            let place = Place { score, name: Name::from_slice(name) };
+            let place = OrderPlace { score, name: Name::from_slice(name) };
             match self.dirty.get(&place) {
-                Some(Change::Put { fresh: true, .. }) => self.dirty.remove(&place),
-                _ => self.dirty.insert(place, Change::Delete),
+                Some(ItemChange::Put { fresh: true, .. }) => self.dirty.remove(&place),
+                _ => self.dirty.insert(place, ItemChange::Delete),
             };
         }
     }
@@ -389,9 +391,9 @@ impl Order {
         let items = self.blocks.iter().filter_map(Block::items).flat_map(Items::iter);
         self.dirty = items
             .map(|(score, name)| {
-                let place = Place::of(score, name);
+                let place = OrderPlace::of(score, name);
                 let row = row_value(score, name, &place.name);
-                (place, Change::Put { row, fresh: true })
+                (place, ItemChange::Put { row, fresh: true })
             })
             .collect();
     }
@@ -406,8 +408,8 @@ impl Order {
     pub(in crate::value) fn seal(&mut self, rows: &mut ElementRows<'_>) {
         for (place, change) in std::mem::take(&mut self.dirty) {
             match change {
-                Change::Put { row, fresh } => rows.put(&place.element(), &row, fresh),
-                Change::Delete => rows.delete(&place.element()),
+                ItemChange::Put { row, fresh } => rows.put(&place.element(), &row, fresh),
+                ItemChange::Delete => rows.delete(&place.element()),
             }
         }
     }
@@ -442,15 +444,15 @@ impl Order {
         // An empty block holds no memory, and records that nothing is there.
         let Some((score, name)) = items.last() else { return };
         if self.blocks.next(at).is_none() {
-            self.end = Place::after(score, name);
+            self.end = OrderPlace::after(score, name);
         }
         self.items -= items.len();
         self.heap -= items.heap();
-        self.blocks.update(at, |block| block.kept = Kept::Away(block.count()));
+        self.blocks.update(at, |block| block.kept = BlockItems::Away(block.count()));
     }
 }
 
 /// Returns the element keys between two places.
-fn element_range(from: &Place, to: &Place) -> ElementRange {
+fn element_range(from: &OrderPlace, to: &OrderPlace) -> ElementRange {
     ElementRange { from: from.element(), to: Some(to.element()) }
 }

@@ -11,13 +11,13 @@ pub(in crate::value) const PREFIX: u8 = 1;
 
 /// A place in the order, of an item or between two: [`ordered`] score, then [`row_name`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(in crate::value) struct Place {
+pub(in crate::value) struct OrderPlace {
     pub(super) score: u64,
     pub(super) name: Name,
 }
 
-/// A [`Place`], borrowed.
-pub(super) type Key<'a> = (u64, &'a [u8]);
+/// A borrowed [`OrderPlace`].
+pub(super) type PlaceKey<'a> = (u64, &'a [u8]);
 
 /// Returns a number that sorts like the score; both zeros have the same.
 pub(super) fn ordered(score: f64) -> u64 {
@@ -42,7 +42,7 @@ pub(super) fn row_name(name: &[u8]) -> Cow<'_, [u8]> {
     RowKey::ordered_name(name)
 }
 
-impl Place {
+impl OrderPlace {
     /// Returns the place before all items.
     pub(in crate::value) fn first() -> Self {
         Self::default()
@@ -75,7 +75,7 @@ impl Place {
         place
     }
 
-    pub(super) fn key(&self) -> Key<'_> {
+    pub(super) fn key(&self) -> PlaceKey<'_> {
         (self.score, &self.name)
     }
 
@@ -114,23 +114,23 @@ mod tests {
     fn places_sort_as_their_element_keys_do() {
         let long = |last: u8| [vec![b'x'; 40_000], vec![last]].concat();
         let mut places = vec![
-            Place::first(),
-            Place::before_score(-1.0),
-            Place::of(-1.0, b""),
-            Place::after(-1.0, b"a"),
-            Place::of(-1.0, b"ab"),
-            Place::after_score(-1.0),
-            Place::of(0.0, &long(b'a')),
-            Place::after(0.0, &long(b'a')),
-            Place::of(0.0, &[b'x'; 32 * 1024]),
-            Place::of(-0.0, &long(b'b')),
-            Place::last(),
+            OrderPlace::first(),
+            OrderPlace::before_score(-1.0),
+            OrderPlace::of(-1.0, b""),
+            OrderPlace::after(-1.0, b"a"),
+            OrderPlace::of(-1.0, b"ab"),
+            OrderPlace::after_score(-1.0),
+            OrderPlace::of(0.0, &long(b'a')),
+            OrderPlace::after(0.0, &long(b'a')),
+            OrderPlace::of(0.0, &[b'x'; 32 * 1024]),
+            OrderPlace::of(-0.0, &long(b'b')),
+            OrderPlace::last(),
         ];
         places.sort();
-        let elements: Vec<Vec<u8>> = places.iter().map(Place::element).collect();
+        let elements: Vec<Vec<u8>> = places.iter().map(OrderPlace::element).collect();
         assert!(elements.is_sorted());
         for (place, element) in places.iter().zip(&elements) {
-            assert_eq!(Place::of_element(element).unwrap(), *place);
+            assert_eq!(OrderPlace::of_element(element).unwrap(), *place);
         }
     }
 }

@@ -1,7 +1,9 @@
 //! Reads the order: ranks, counts, and items in sequence.
 
 use super::items::is_before;
-use super::{Kept, Key, Order, Piece, Place, element_range, ordered, row_name};
+use super::{
+    BlockItems, Order, OrderPlace, PlaceKey, SequencePiece, element_range, ordered, row_name,
+};
 use crate::need::{IndexBy, Part};
 use crate::value::members::Name;
 use crate::value::sequence::At;
@@ -29,19 +31,19 @@ enum Spot {
 
 /// Iterator over items: names and scores.
 #[derive(Clone, Debug)]
-pub struct Walk<'a> {
+pub struct ZsetWalk<'a> {
     order: &'a Order,
     /// A block and an index: before the next item or, backwards, behind it.
     at: Option<(At, usize)>,
-    from: Place,
-    to: Place,
+    from: OrderPlace,
+    to: OrderPlace,
     reverse: bool,
     skip: u64,
     left: u64,
 }
 
 impl Order {
-    fn spot(&self, key: Key<'_>) -> Spot {
+    fn spot(&self, key: PlaceKey<'_>) -> Spot {
         if key >= self.end.key() {
             return Spot::End;
         }
@@ -50,16 +52,16 @@ impl Order {
         };
         let block = self.blocks.get(at);
         match &block.kept {
-            Kept::Here(items) => Spot::Before(at, items.search(key)),
-            Kept::Away(_) if block.first.key() == key => Spot::Before(at, 0),
-            Kept::Away(_) => Spot::Inside(at),
+            BlockItems::Here(items) => Spot::Before(at, items.search(key)),
+            BlockItems::Away(_) if block.first.key() == key => Spot::Before(at, 0),
+            BlockItems::Away(_) => Spot::Inside(at),
         }
     }
 
     // ---- what to load ------------------------------------------------------------------------
 
     /// Returns a page of about `want` items of a block and later blocks, within `from` to `to`.
-    fn page(&self, at: At, from: &Place, to: &Place, want: u64) -> Part {
+    fn page(&self, at: At, from: &OrderPlace, to: &OrderPlace, want: u64) -> Part {
         let limit = want.clamp(PAGE, PAGE_MAX);
         let (mut last, mut sum) = (at, self.blocks.get(at).count());
         while let Some(next) = self.blocks.next(last)
@@ -75,7 +77,7 @@ impl Order {
     }
 
     /// Like [`page`](Self::page), backwards: of a block and earlier blocks.
-    fn page_back(&self, at: At, from: &Place, to: &Place, want: u64) -> Part {
+    fn page_back(&self, at: At, from: &OrderPlace, to: &OrderPlace, want: u64) -> Part {
         let limit = want.clamp(PAGE, PAGE_MAX);
         let (mut first, mut sum) = (at, self.blocks.get(at).count());
         while let Some(prev) = self.blocks.prev(first)
@@ -91,7 +93,7 @@ impl Order {
     }
 
     /// Returns the part that gives the number of a block's items between two places.
-    fn counts(&self, at: At, from: &Place, to: &Place) -> Part {
+    fn counts(&self, at: At, from: &OrderPlace, to: &OrderPlace) -> Part {
         let block = self.blocks.get(at);
         let end = self.end_of(at);
         if block.count().is_some_and(|count| count <= PAGE) {
@@ -119,7 +121,7 @@ impl Order {
     /// Returns the number of items before an existing one.
     pub(in crate::value) fn rank(&self, score: f64, name: &[u8]) -> Result<u64, Part> {
         let row_name = row_name(name);
-        let whole = |at| self.counts(at, &Place::first(), &Place::last());
+        let whole = |at| self.counts(at, &OrderPlace::first(), &OrderPlace::last());
         let (at, index) = match self.spot((ordered(score), &row_name)) {
             Spot::Before(at, index) => (at, index),
             Spot::Inside(at) => return Err(whole(at)),
@@ -142,7 +144,7 @@ impl Order {
     }
 
     /// Returns the number of items between two places.
-    pub(in crate::value) fn count(&self, from: &Place, to: &Place) -> Result<u64, Part> {
+    pub(in crate::value) fn count(&self, from: &OrderPlace, to: &OrderPlace) -> Result<u64, Part> {
         if from >= to {
             return Ok(0);
         }
@@ -180,9 +182,9 @@ impl Order {
         rank: u64,
         count: u64,
         reverse: bool,
-    ) -> Result<Walk<'_>, Part> {
+    ) -> Result<ZsetWalk<'_>, Part> {
         let count = count.min(self.len.saturating_sub(rank));
-        let mut walk = Walk::new(self, Place::first(), Place::last(), reverse, count);
+        let mut walk = ZsetWalk::new(self, OrderPlace::first(), OrderPlace::last(), reverse, count);
         if count > 0 {
             let rank = if reverse { self.len - 1 - rank } else { rank };
             let (at, index) = self.seek(rank, count)?;
@@ -224,12 +226,12 @@ impl Order {
     /// on if `reverse`.
     pub(in crate::value) fn within(
         &self,
-        (from, to): (&Place, &Place),
+        (from, to): (&OrderPlace, &OrderPlace),
         skip: u64,
         count: u64,
         reverse: bool,
-    ) -> Result<Walk<'_>, Part> {
-        let mut walk = Walk::new(self, from.clone(), to.clone(), reverse, count);
+    ) -> Result<ZsetWalk<'_>, Part> {
+        let mut walk = ZsetWalk::new(self, from.clone(), to.clone(), reverse, count);
         if from >= to || *from >= self.end || count == 0 {
             return Ok(walk);
         }
@@ -251,8 +253,8 @@ impl Order {
     }
 }
 
-impl<'a> Walk<'a> {
-    fn new(order: &'a Order, from: Place, to: Place, reverse: bool, left: u64) -> Self {
+impl<'a> ZsetWalk<'a> {
+    fn new(order: &'a Order, from: OrderPlace, to: OrderPlace, reverse: bool, left: u64) -> Self {
         Self { order, at: None, from, to, reverse, skip: 0, left }
     }
 
@@ -346,7 +348,7 @@ impl<'a> Walk<'a> {
     }
 }
 
-impl<'a> Iterator for Walk<'a> {
+impl<'a> Iterator for ZsetWalk<'a> {
     type Item = Result<(&'a [u8], f64), Part>;
 
     fn next(&mut self) -> Option<Self::Item> {

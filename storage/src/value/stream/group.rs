@@ -12,7 +12,7 @@ mod rows;
 #[cfg(test)]
 mod tests;
 
-use super::paged::{Key, Paged, Row};
+use super::paged::{Paged, PagedKey, PagedRow};
 use super::pending::PendingNode;
 use super::prefix;
 use crate::encoding::{ElementRows, get_bytes, get_varint, put_bytes, put_varint};
@@ -63,7 +63,7 @@ impl Default for Groups {
 }
 
 /// Appends all rows of a map, which are in memory.
-fn pack<K: Key, V: Row<K>>(map: &Paged<K, V>, out: &mut Vec<u8>) {
+fn pack<K: PagedKey, V: PagedRow<K>>(map: &Paged<K, V>, out: &mut Vec<u8>) {
     put_varint(out, map.loaded() as u64);
     let mut bytes = Vec::new();
     for (key, value) in map.in_memory() {
@@ -77,7 +77,7 @@ fn pack<K: Key, V: Row<K>>(map: &Paged<K, V>, out: &mut Vec<u8>) {
 }
 
 /// Decodes the output of [`pack`] into an empty map; `None` if it is damaged.
-fn unpack<K: Key, V: Row<K>>(map: &mut Paged<K, V>, input: &mut &[u8]) -> Option<()> {
+fn unpack<K: PagedKey, V: PagedRow<K>>(map: &mut Paged<K, V>, input: &mut &[u8]) -> Option<()> {
     for _ in 0..get_varint(input)? {
         let key = K::decode(get_bytes(input)?)?;
         let value = V::decode(&key, get_bytes(input)?)?;

@@ -1,6 +1,6 @@
 //! Ids of stream entries.
 
-use super::paged::Key;
+use super::paged::PagedKey;
 
 /// The time at which an entry was added, in ms since the Unix epoch, and its number among that
 /// time's entries.
@@ -58,7 +58,7 @@ impl StreamId {
     }
 }
 
-impl Key for StreamId {
+impl PagedKey for StreamId {
     fn encode(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.to_bytes());
     }

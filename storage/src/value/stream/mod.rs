@@ -15,9 +15,9 @@ mod trim;
 use crate::need::Part;
 pub use group::{Consumer, ConsumerNo, Delivered, Group, Groups};
 pub use id::StreamId;
-use node::Node;
+use node::EntryNode;
 pub use node::{Fields, Names, NodeEntries, NodeLimits, StreamEntry};
-use paged::{Paged, Rows};
+use paged::{Paged, PagedRows};
 pub use pending::PendingEntry;
 use smallvec::SmallVec;
 use trim::Cold;
@@ -40,7 +40,7 @@ pub(super) mod prefix {
 /// See the module's description.
 #[derive(Clone, Debug)]
 pub struct Stream {
-    nodes: Paged<StreamId, Node>,
+    nodes: Paged<StreamId, EntryNode>,
     /// Number of nodes, in memory or not.
     node_count: u64,
     /// Number of entries.
@@ -167,7 +167,7 @@ impl Stream {
         from: StreamId,
         to: StreamId,
         reverse: bool,
-    ) -> Result<Rows<'_, StreamId, Node>, Part> {
+    ) -> Result<PagedRows<'_, StreamId, EntryNode>, Part> {
         let start = match self.nodes.floor(&from.min(self.last_id)) {
             _ if from <= self.first_id => StreamId::MIN,
             Ok(node) => node.map_or(StreamId::MIN, |(key, _)| *key),
@@ -250,7 +250,7 @@ impl Stream {
         if id < self.first_id || id > self.last_id || self.len == 0 {
             return Ok(None);
         }
-        let find = |node| Node::get(node, id);
+        let find = |node| EntryNode::get(node, id);
         let near = self.nodes.floor_in_memory(&id);
         // The rows behind the node that has it do not matter.
         if let Some(entry) = near.and_then(|(_, node)| find(node)) {
@@ -268,7 +268,7 @@ impl Stream {
     /// Returns the part to read to find an id behind a node, if it is likely to be next to it.
     fn read_ahead(
         &self,
-        (key, node): (&StreamId, &Node),
+        (key, node): (&StreamId, &EntryNode),
         before: Option<StreamId>,
         id: StreamId,
     ) -> Option<Part> {
@@ -313,9 +313,9 @@ impl Stream {
         if self.begins_node(bytes, limits) {
             if let Some(last) = last.filter(|_| self.version == 0) {
                 // The node does not grow any more.
-                self.nodes.update(&last, Node::shrink);
+                self.nodes.update(&last, EntryNode::shrink);
             }
-            let mut node = Node::new(id, fields.clone().map(|(name, _)| name));
+            let mut node = EntryNode::new(id, fields.clone().map(|(name, _)| name));
             node.push(id, fields);
             self.nodes.insert(id, node);
             self.node_count += 1;
@@ -354,7 +354,7 @@ impl Stream {
     ) where
         F: ExactSizeIterator<Item = (&'a [u8], &'a [u8])> + Clone,
     {
-        let mut node = Node::new(first, names);
+        let mut node = EntryNode::new(first, names);
         for (id, fields, is_deleted) in entries {
             node.push(id, fields);
             if is_deleted {
@@ -437,7 +437,7 @@ impl Stream {
 /// Iterator over entries; see [`Stream::entries`].
 #[derive(Debug)]
 pub struct StreamEntries<'a> {
-    nodes: Rows<'a, StreamId, Node>,
+    nodes: PagedRows<'a, StreamId, EntryNode>,
     from: StreamId,
     to: StreamId,
     reverse: bool,

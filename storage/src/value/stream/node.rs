@@ -4,7 +4,7 @@
 //! Deleted entries leave the row, but count for this as long as the node exists.
 
 use super::id::StreamId;
-use super::paged::Row;
+use super::paged::PagedRow;
 use crate::encoding::{get_bytes, get_varint, put_bytes, put_varint};
 use crate::value::list::listpack_entry;
 
@@ -29,7 +29,7 @@ impl NodeLimits {
 
 /// Consecutive entries, some of which may have been deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::value) struct Node {
+pub(in crate::value) struct EntryNode {
     /// The id of the first entry it had; other ids are stored as differences to it.
     first: StreamId,
     /// The greatest id of all entries it had.
@@ -92,7 +92,7 @@ fn listpack_int(n: i64) -> u64 {
     }
 }
 
-impl Node {
+impl EntryNode {
     /// Creates a node without entries, for a first entry with an id and these field names.
     pub(in crate::value) fn new<'a>(
         first: StreamId,
@@ -281,7 +281,7 @@ impl ExactSizeIterator for Names<'_> {}
 /// Iterator over the entries of a node.
 #[derive(Clone, Copy, Debug)]
 pub struct NodeEntries<'a> {
-    node: &'a Node,
+    node: &'a EntryNode,
     rest: &'a [u8],
 }
 
@@ -294,7 +294,7 @@ impl<'a> Iterator for NodeEntries<'a> {
     }
 }
 
-impl Row<StreamId> for Node {
+impl PagedRow<StreamId> for EntryNode {
     fn encode(&self, out: &mut Vec<u8>) {
         put_varint(out, u64::from(self.count));
         put_varint(out, u64::from(self.deleted));
@@ -334,25 +334,25 @@ mod tests {
 
     type Owned = (StreamId, Vec<(Vec<u8>, Vec<u8>)>);
 
-    fn entries(node: &Node) -> Vec<Owned> {
+    fn entries(node: &EntryNode) -> Vec<Owned> {
         let own = |(n, v): (&[u8], &[u8])| (n.to_vec(), v.to_vec());
         node.iter().map(|entry| (entry.id, entry.fields.map(own).collect())).collect()
     }
 
-    fn push(node: &mut Node, id: (u64, u64), fields: &[(&str, &str)]) -> Owned {
+    fn push(node: &mut EntryNode, id: (u64, u64), fields: &[(&str, &str)]) -> Owned {
         let id = StreamId::new(id.0, id.1);
         node.push(id, fields.iter().map(|(n, v)| (n.as_bytes(), v.as_bytes())));
         (id, fields.iter().map(|(n, v)| (n.as_bytes().to_vec(), v.as_bytes().to_vec())).collect())
     }
 
-    fn roundtrip(node: &Node) {
+    fn roundtrip(node: &EntryNode) {
         let mut row = Vec::new();
         node.encode(&mut row);
-        assert_eq!(Node::decode(&node.first, &row).as_ref(), Some(node));
+        assert_eq!(EntryNode::decode(&node.first, &row).as_ref(), Some(node));
     }
 
-    fn node() -> (Node, Vec<Owned>) {
-        let mut node = Node::new(StreamId::new(10, 5), [&b"a"[..], b"b"].into_iter());
+    fn node() -> (EntryNode, Vec<Owned>) {
+        let mut node = EntryNode::new(StreamId::new(10, 5), [&b"a"[..], b"b"].into_iter());
         let model = vec![
             push(&mut node, (10, 5), &[("a", "1"), ("b", "2")]),
             push(&mut node, (10, 9), &[("a", "x"), ("b", "")]),
@@ -383,7 +383,7 @@ mod tests {
     fn its_size_is_that_of_a_listpack() {
         // Counted by hand: header and end 7; counts 2 + 2, fields 2, names 3 + 3, end 2; then
         // flags, two differences, two values, and the number of parts.
-        let mut node = Node::new(StreamId::new(10, 5), [&b"a"[..], b"b"].into_iter());
+        let mut node = EntryNode::new(StreamId::new(10, 5), [&b"a"[..], b"b"].into_iter());
         push(&mut node, (10, 5), &[("a", "1"), ("b", "xy")]);
         assert_eq!(node.listpack_bytes(), 7 + 4 + 2 + 6 + 2 + (2 + 2 + 2 + 2 + 4 + 2));
         push(&mut node, (11, 0), &[("c", "4096")]);
@@ -410,12 +410,12 @@ mod tests {
         let mut row = Vec::new();
         node.encode(&mut row);
         for len in 0..row.len() {
-            assert!(Node::decode(&node.first, &row[..len]).is_none(), "{len}");
+            assert!(EntryNode::decode(&node.first, &row[..len]).is_none(), "{len}");
         }
         row.push(0);
-        assert!(Node::decode(&node.first, &row).is_none());
+        assert!(EntryNode::decode(&node.first, &row).is_none());
         row.pop();
         row[0] += 1;
-        assert!(Node::decode(&node.first, &row).is_none(), "a wrong count");
+        assert!(EntryNode::decode(&node.first, &row).is_none(), "a wrong count");
     }
 }

@@ -14,7 +14,7 @@ use crate::need::{ElementRange, Page, Part};
 use crate::reclaim::{Parts, Reclaimed};
 use anyhow::{Context, Result};
 use bytes::Bytes;
-pub(in crate::value) use read::Rows;
+pub(in crate::value) use read::PagedRows;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
@@ -25,7 +25,7 @@ const FEW: usize = 16;
 pub(in crate::value) type Prefix = smallvec::SmallVec<[u8; 16]>;
 
 /// The key of a row. Keys sort like their bytes.
-pub(in crate::value) trait Key:
+pub(in crate::value) trait PagedKey:
     Ord + Clone + Send + std::fmt::Debug + 'static
 {
     /// Appends its bytes in an element key behind the prefix.
@@ -50,7 +50,7 @@ pub(in crate::value) trait Key:
 }
 
 /// The contents of a row.
-pub(in crate::value) trait Row<K>: Clone + Send + 'static {
+pub(in crate::value) trait PagedRow<K>: Clone + Send + 'static {
     /// Appends the row's value.
     fn encode(&self, out: &mut Vec<u8>);
 
@@ -62,7 +62,7 @@ pub(in crate::value) trait Row<K>: Clone + Send + 'static {
 }
 
 #[derive(Clone, Debug)]
-struct Slot<V> {
+struct PagedSlot<V> {
     value: V,
     /// True if the value is not in the journal; the key is in [`Paged::dirty`].
     dirty: bool,
@@ -70,9 +70,9 @@ struct Slot<V> {
     fresh: bool,
 }
 
-type Slots<K, V> = BTreeMap<K, Slot<V>>;
+type PagedSlots<K, V> = BTreeMap<K, PagedSlot<V>>;
 
-impl<K: Key, V: Row<K>> Parts for Slots<K, V> {
+impl<K: PagedKey, V: PagedRow<K>> Parts for PagedSlots<K, V> {
     fn parts(&self) -> usize {
         self.len()
     }
@@ -80,9 +80,9 @@ impl<K: Key, V: Row<K>> Parts for Slots<K, V> {
 
 /// See the module's description.
 #[derive(Clone, Debug)]
-pub(in crate::value) struct Paged<K: Key, V: Row<K>> {
+pub(in crate::value) struct Paged<K: PagedKey, V: PagedRow<K>> {
     prefix: Prefix,
-    rows: Reclaimed<Slots<K, V>>,
+    rows: Reclaimed<PagedSlots<K, V>>,
     /// Ranges that are not in memory, each from a key to before another one (`None`: to the last).
     /// They neither overlap nor touch.
     gaps: BTreeMap<K, Option<K>>,
@@ -97,7 +97,7 @@ pub(in crate::value) struct Paged<K: Key, V: Row<K>> {
     hand: Option<K>,
 }
 
-impl<K: Key, V: Row<K>> Paged<K, V> {
+impl<K: PagedKey, V: PagedRow<K>> Paged<K, V> {
     /// Creates an empty map, wholly in memory, without rows yet. `prefix` precedes the keys of its
     /// rows.
     pub(in crate::value) fn new(prefix: &[u8]) -> Self {
@@ -157,7 +157,7 @@ impl<K: Key, V: Row<K>> Paged<K, V> {
     pub(in crate::value) fn memory(&self) -> usize {
         // Nodes of trees are a third empty on average.
         let tree = |len: usize, each: usize| len * each * 3 / 2;
-        tree(self.rows.len(), size_of::<(K, Slot<V>)>())
+        tree(self.rows.len(), size_of::<(K, PagedSlot<V>)>())
             + tree(self.gaps.len(), size_of::<(K, Option<K>)>())
             + tree(self.gone.len(), size_of::<K>())
             + self.dirty.capacity() * size_of::<K>()
@@ -176,7 +176,7 @@ impl<K: Key, V: Row<K>> Paged<K, V> {
         self.heap += key.heap() + value.heap();
         let was_gone = self.gone.remove(&key);
         let fresh = !was_gone && !self.is_in_gap(&key);
-        let mut slot = Slot { value, dirty: self.stored, fresh };
+        let mut slot = PagedSlot { value, dirty: self.stored, fresh };
         let old = self.rows.get(&key).map(|old| (old.dirty, old.fresh, old.value.heap()));
         if let Some((_, fresh, heap)) = old {
             slot.fresh = fresh;
@@ -335,7 +335,7 @@ impl<K: Key, V: Row<K>> Paged<K, V> {
             }
             let value = V::decode(&key, row).context("a row is damaged")?;
             self.heap += key.heap() + value.heap();
-            self.rows.insert(key, Slot { value, dirty: false, fresh: false });
+            self.rows.insert(key, PagedSlot { value, dirty: false, fresh: false });
         }
         self.cover(from, to);
         Ok(())

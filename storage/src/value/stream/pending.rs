@@ -96,7 +96,7 @@ impl Iterator for PendingIter<'_> {
 }
 
 /// Position of an entry in a node, existing or not.
-struct Slot {
+struct EntrySlot {
     /// Its offset, and the entry before it.
     start: usize,
     before: PendingEntry,
@@ -154,9 +154,9 @@ impl PendingNode {
         self.count += 1;
     }
 
-    fn slot(&self, base: StreamId, id: StreamId) -> Slot {
+    fn slot(&self, base: StreamId, id: StreamId) -> EntrySlot {
         if !self.is_empty() && id > self.last.id {
-            return Slot { start: self.bytes.len(), before: self.last, found: None };
+            return EntrySlot { start: self.bytes.len(), before: self.last, found: None };
         }
         let mut iter = self.iter(base);
         loop {
@@ -166,7 +166,7 @@ impl PendingNode {
                 found => {
                     let end = self.bytes.len() - iter.rest.len();
                     let found = found.filter(|entry| entry.id == id).map(|entry| (entry, end));
-                    return Slot { start, before, found };
+                    return EntrySlot { start, before, found };
                 }
             }
         }
@@ -197,7 +197,7 @@ impl PendingNode {
 
     /// Replaces or removes the entry at a position, and rewrites later entries as far as they
     /// depend on it.
-    fn splice(&mut self, slot: &Slot, entry: Option<PendingEntry>) {
+    fn splice(&mut self, slot: &EntrySlot, entry: Option<PendingEntry>) {
         let (old, end) = match slot.found {
             Some((old, end)) => (old, end),
             None => (slot.before, slot.start),

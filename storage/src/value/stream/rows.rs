@@ -1,7 +1,7 @@
 //! Element rows of streams, and which of them are in memory.
 
-use super::node::Node;
-use super::paged::{Paged, Row};
+use super::node::EntryNode;
+use super::paged::{Paged, PagedRow};
 use super::trim::Cold;
 use super::{Groups, Stream, StreamId, prefix};
 use crate::encoding::{ElementRows, get_bytes, get_varint, meta, put_bytes, put_varint};
@@ -66,7 +66,7 @@ impl Stream {
             stream.node_count = get_varint(rest)?;
             for _ in 0..stream.node_count {
                 let first = StreamId::take(rest)?;
-                let node = Node::decode(&first, get_bytes(rest)?)?;
+                let node = EntryNode::decode(&first, get_bytes(rest)?)?;
                 stream.len += node.count();
                 stream.nodes.insert(first, node);
             }

@@ -1,6 +1,6 @@
 //! Trimming a stream from its front.
 
-use super::node::Node;
+use super::node::EntryNode;
 use super::{NodeLimits, Stream, StreamId};
 use crate::need::{IndexBy, Part};
 
@@ -90,7 +90,7 @@ struct View<'a> {
     first: StreamId,
     count: u64,
     /// `None`: the node is not in memory, or does not exist yet.
-    node: Option<&'a Node>,
+    node: Option<&'a EntryNode>,
     /// Id of an entry that is added to it.
     added: Option<StreamId>,
     /// True if it is not in memory, and its successor begins below the threshold.
@@ -99,7 +99,7 @@ struct View<'a> {
 
 impl View<'_> {
     fn ids(&self) -> impl Iterator<Item = StreamId> {
-        self.node.into_iter().flat_map(Node::iter).map(|entry| entry.id).chain(self.added)
+        self.node.into_iter().flat_map(EntryNode::iter).map(|entry| entry.id).chain(self.added)
     }
 
     fn is_cold(&self) -> bool {
@@ -108,7 +108,7 @@ impl View<'_> {
 
     /// Returns true if all its entries are below an id.
     fn is_below(&self, least: StreamId) -> bool {
-        match self.added.or(self.node.map(Node::last)) {
+        match self.added.or(self.node.map(EntryNode::last)) {
             Some(last) => last < least,
             None => self.followed,
         }
@@ -164,7 +164,12 @@ impl Stream {
         }
     }
 
-    fn view_of<'a>(&'a self, first: StreamId, node: &'a Node, added: Option<Added>) -> View<'a> {
+    fn view_of<'a>(
+        &'a self,
+        first: StreamId,
+        node: &'a EntryNode,
+        added: Option<Added>,
+    ) -> View<'a> {
         let is_last = || self.nodes.last_in_memory().is_some_and(|(last, _)| *last == first);
         let added = added.filter(|added| !added.begins_node && is_last()).map(|added| added.id);
         let count = node.count() + u64::from(added.is_some());

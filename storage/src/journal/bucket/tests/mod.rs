@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 
-use super::{BucketJournal, BucketOptions, BucketRecovery, Shared};
+use super::{BucketJournal, BucketOptions, BucketRecovery, BucketShared};
 use crate::journal::{Journal, JournalError, Lsn, Record, SyncMode};
 use crate::place::Place;
 use sim::{Client, Sim};
@@ -48,7 +48,7 @@ async fn recover(client: &Arc<Client>) -> Result<BucketRecovery, JournalError> {
 
 /// A journal that runs on the test's runtime.
 struct Running {
-    shared: Arc<Shared>,
+    shared: Arc<BucketShared>,
     task: JoinHandle<()>,
 }
 

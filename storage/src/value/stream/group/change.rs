@@ -1,7 +1,7 @@
 //! Changes groups. The needed rows must be in memory (see the `require…` methods).
 
 use super::super::id::StreamId;
-use super::super::paged::Key;
+use super::super::paged::PagedKey;
 use super::super::pending::{PendingEntry, PendingNode};
 use super::read::ConsumerNo;
 use super::rows::{ConsumerKey, NameKey, Number, PendingKey};
@@ -10,21 +10,21 @@ use std::collections::BTreeMap;
 
 /// Change of one consumer's pending entries.
 #[derive(Debug)]
-struct Change {
+struct ConsumerChange {
     added: u64,
     removed: u64,
     /// The least id that was added.
     low: StreamId,
 }
 
-impl Default for Change {
+impl Default for ConsumerChange {
     fn default() -> Self {
         Self { added: 0, removed: 0, low: StreamId::MAX }
     }
 }
 
 /// Changes of a group's consumers.
-type Changes = BTreeMap<ConsumerNo, Change>;
+type ConsumerChanges = BTreeMap<ConsumerNo, ConsumerChange>;
 
 impl Groups {
     // ---- groups and consumers ----------------------------------------------------------------
@@ -155,7 +155,7 @@ impl Groups {
     pub fn put_pending(&mut self, group_name: &[u8], entries: &[PendingEntry]) {
         let Ok(Some(group)) = self.group(group_name).map(Option::<&Group>::cloned) else { return };
         let mut group = group;
-        let mut changes = Changes::new();
+        let mut changes = ConsumerChanges::new();
         for entry in entries {
             let old = self.put_one(&mut group, *entry);
             if old.is_none_or(|old| old.consumer != entry.consumer) {
@@ -177,7 +177,7 @@ impl Groups {
             return 0;
         };
         let mut group = group;
-        let mut changes = Changes::new();
+        let mut changes = ConsumerChanges::new();
         let before = group.pending;
         let mut ids = ids.to_vec();
         ids.sort_unstable();
@@ -204,7 +204,7 @@ impl Groups {
     }
 
     /// Writes the changes of a group and its consumers.
-    fn settle(&mut self, name: &[u8], group: &Group, changes: Changes) {
+    fn settle(&mut self, name: &[u8], group: &Group, changes: ConsumerChanges) {
         self.groups.update(&GroupKey::of(name), |row| {
             (row.pending, row.low) = (group.pending, group.low);
         });

@@ -1,7 +1,7 @@
 //! The rows of groups: keys and values.
 
 use super::super::id::StreamId;
-use super::super::paged::{Key, Row};
+use super::super::paged::{PagedKey, PagedRow};
 use super::super::pending::PendingNode;
 use crate::encoding::{RowKey, get_bytes, get_varint, put_bytes, put_varint};
 use crate::value::KeyBuf;
@@ -82,7 +82,7 @@ impl PendingKey {
     }
 }
 
-impl Key for GroupKey {
+impl PagedKey for GroupKey {
     fn encode(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.0);
     }
@@ -108,7 +108,7 @@ impl Key for GroupKey {
     }
 }
 
-impl Key for NameKey {
+impl PagedKey for NameKey {
     fn encode(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.group.to_be_bytes());
         out.extend_from_slice(&self.name);
@@ -155,7 +155,7 @@ impl From<StreamId> for ConsumerKey {
     }
 }
 
-impl Key for ConsumerKey {
+impl PagedKey for ConsumerKey {
     fn encode(&self, out: &mut Vec<u8>) {
         StreamId::from(*self).encode(out);
     }
@@ -177,7 +177,7 @@ impl Key for ConsumerKey {
     }
 }
 
-impl Key for PendingKey {
+impl PagedKey for PendingKey {
     fn encode(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.group.to_be_bytes());
         self.base.encode(out);
@@ -256,7 +256,7 @@ impl Group {
     }
 }
 
-impl Row<GroupKey> for Group {
+impl PagedRow<GroupKey> for Group {
     fn encode(&self, out: &mut Vec<u8>) {
         put_varint(out, self.number);
         out.extend_from_slice(&self.last_id.to_bytes());
@@ -289,7 +289,7 @@ impl Row<GroupKey> for Group {
 #[derive(Clone, Copy, Debug)]
 pub(in crate::value) struct Number(pub(super) u64);
 
-impl Row<NameKey> for Number {
+impl PagedRow<NameKey> for Number {
     fn encode(&self, out: &mut Vec<u8>) {
         put_varint(out, self.0);
     }
@@ -341,7 +341,7 @@ impl Consumer {
     }
 }
 
-impl Row<ConsumerKey> for Consumer {
+impl PagedRow<ConsumerKey> for Consumer {
     fn encode(&self, out: &mut Vec<u8>) {
         put_bytes(out, &self.name);
         put_varint(out, self.seen_ms);
@@ -367,7 +367,7 @@ impl Row<ConsumerKey> for Consumer {
     }
 }
 
-impl Row<PendingKey> for PendingNode {
+impl PagedRow<PendingKey> for PendingNode {
     fn encode(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(self.as_bytes());
     }

@@ -1,6 +1,6 @@
 //! Reads a map that may be only in part in memory.
 
-use super::{Key, Paged, Row};
+use super::{Paged, PagedKey, PagedRow};
 use crate::need::{ElementRange, Part};
 use std::ops::Bound;
 
@@ -12,9 +12,9 @@ const PAGE_MIN: usize = 8;
 const PAGE_MAX: usize = 1024;
 
 /// Result of a search: a row's key and value.
-type Found<'a, K, V> = Result<Option<(&'a K, &'a V)>, Part>;
+type FoundRow<'a, K, V> = Result<Option<(&'a K, &'a V)>, Part>;
 
-impl<K: Key, V: Row<K>> Paged<K, V> {
+impl<K: PagedKey, V: PagedRow<K>> Paged<K, V> {
     /// Returns the row of a key.
     pub(in crate::value) fn get(&self, key: &K) -> Result<Option<&V>, Part> {
         if let Some(slot) = self.rows.get(key) {
@@ -27,7 +27,7 @@ impl<K: Key, V: Row<K>> Paged<K, V> {
     }
 
     /// Returns the row with the greatest key that is not greater than this.
-    pub(in crate::value) fn floor(&self, key: &K) -> Found<'_, K, V> {
+    pub(in crate::value) fn floor(&self, key: &K) -> FoundRow<'_, K, V> {
         self.before(&K::first(), key.after().as_ref(), ONE)
     }
 
@@ -63,9 +63,14 @@ impl<K: Key, V: Row<K>> Paged<K, V> {
     }
 
     /// Returns the rows from a key on to before another (`None`: to the last), forward or backward.
-    pub(in crate::value) fn rows(&self, from: K, to: Option<K>, reverse: bool) -> Rows<'_, K, V> {
+    pub(in crate::value) fn rows(
+        &self,
+        from: K,
+        to: Option<K>,
+        reverse: bool,
+    ) -> PagedRows<'_, K, V> {
         let left = if to.as_ref().is_none_or(|to| from < *to) { Some((from, to)) } else { None };
-        Rows { map: self, left, reverse, passed: 0 }
+        PagedRows { map: self, left, reverse, passed: 0 }
     }
 
     /// Returns the element keys from a key to before another (`None`: to the last).
@@ -88,7 +93,7 @@ impl<K: Key, V: Row<K>> Paged<K, V> {
     }
 
     /// Returns the first row from a key on, before another one.
-    fn behind(&self, from: &K, to: Option<&K>, limit: usize) -> Found<'_, K, V> {
+    fn behind(&self, from: &K, to: Option<&K>, limit: usize) -> FoundRow<'_, K, V> {
         let row = self.rows.range(from..).next().filter(|(key, _)| to.is_none_or(|to| *key < to));
         let (from, gap_end) = match self.gap_at(from) {
             Some((_, end)) => (Some(from), end),
@@ -105,7 +110,7 @@ impl<K: Key, V: Row<K>> Paged<K, V> {
     }
 
     /// Returns the last row before a key, from another one on.
-    fn before(&self, from: &K, to: Option<&K>, limit: usize) -> Found<'_, K, V> {
+    fn before(&self, from: &K, to: Option<&K>, limit: usize) -> FoundRow<'_, K, V> {
         let upper = to.map_or(Bound::Unbounded, Bound::Excluded);
         let row = self.rows.range((Bound::Included(from), upper)).next_back();
         let behind_row = row.and_then(|(key, _)| key.after());
@@ -132,14 +137,14 @@ fn least<'a, K: Ord>(a: Option<&'a K>, b: Option<&'a K>) -> Option<&'a K> {
 
 /// Iterator over rows, each of which may be missing from memory; see [`Paged::rows`].
 #[derive(Debug)]
-pub(in crate::value) struct Rows<'a, K: Key, V: Row<K>> {
+pub(in crate::value) struct PagedRows<'a, K: PagedKey, V: PagedRow<K>> {
     map: &'a Paged<K, V>,
     left: Option<(K, Option<K>)>,
     reverse: bool,
     passed: usize,
 }
 
-impl<'a, K: Key, V: Row<K>> Iterator for Rows<'a, K, V> {
+impl<'a, K: PagedKey, V: PagedRow<K>> Iterator for PagedRows<'a, K, V> {
     type Item = Result<(&'a K, &'a V), Part>;
 
     fn next(&mut self) -> Option<Self::Item> {

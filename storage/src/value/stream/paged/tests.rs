@@ -1,4 +1,4 @@
-use super::{Key, Paged, Row};
+use super::{Paged, PagedKey, PagedRow};
 use crate::encoding::{ElementRows, OpWriter};
 use crate::need::Part;
 use crate::value::stream::id::StreamId;
@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 const PREFIX: &[u8] = &[7, 1];
 
-impl Row<StreamId> for Vec<u8> {
+impl PagedRow<StreamId> for Vec<u8> {
     fn encode(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(self);
     }
