@@ -15,6 +15,7 @@ pub mod events;
 pub mod functions;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
+mod large;
 pub mod limits;
 pub mod listen;
 pub mod log;

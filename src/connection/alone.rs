@@ -7,6 +7,7 @@ use crate::clients::state;
 use crate::commands::registry::Command;
 use crate::commands::{Call, Run, Stop, error, flag};
 use crate::config::Settings;
+use crate::large;
 use crate::routing::Databases;
 use crate::session::ReplyMode;
 use crate::worker::says_away;
@@ -59,10 +60,14 @@ impl Connection {
         };
         let mut buf = buf;
         let consumed = parser.consumed();
-        buf.advance(consumed);
-        // While it waited, more may have come.
-        buf.extend_from_slice(&self.buf);
-        self.buf = buf;
+        if consumed == buf.len() {
+            large::free(buf);
+        } else {
+            buf.advance(consumed);
+            // While it waited, more may have come.
+            buf.extend_from_slice(&self.buf);
+            self.buf = buf;
+        }
         if silent {
             // Confirmations of subscriptions come all the same, and before what follows.
             for _ in 0..self.session.client.outbox.size().0 {

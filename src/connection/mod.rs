@@ -14,6 +14,7 @@ use crate::clients::{Client, count};
 use crate::commands::registry::Command;
 use crate::commands::{Call, Run, Stop, flag};
 use crate::config::Settings;
+use crate::large;
 use crate::monitor::Line;
 use crate::session::{ReplyMode, Session};
 use crate::worker::{TURN, Worker};
@@ -124,7 +125,8 @@ impl Connection {
             let read = if self.buf.is_empty() {
                 self.read_now(&mut scratch).await
             } else {
-                self.buf.reserve(READ.min(self.wanted()));
+                let wanted = self.parser.missing(self.buf.len());
+                large::reserve(&mut self.buf, READ, wanted);
                 self.stream.try_read_buf(&mut self.buf)
             };
             let n = match read {
@@ -211,11 +213,6 @@ impl Connection {
         }
     }
 
-    /// Bytes to make room for: what the command being read still wants, within reason.
-    fn wanted(&self) -> usize {
-        self.buf.len().max(READ)
-    }
-
     /// Writes a cycle's replies and goes on with what is buffered until all of it is parsed.
     /// `false`: the connection is to be closed.
     async fn finish(&mut self, mut cycle: Cycle, mut pause: Pause) -> std::io::Result<bool> {
@@ -271,9 +268,13 @@ impl Connection {
     fn parse_buffered(&mut self, cycle: &mut Cycle) -> Pause {
         let mut buf = std::mem::take(&mut self.buf);
         let (pause, consumed) = self.parse_from(&buf, cycle);
-        buf.advance(consumed);
-        // What was read may be big, and is not kept until the replies can leave.
-        self.buf = if buf.is_empty() { BytesMut::new() } else { buf };
+        if consumed == buf.len() {
+            // What was read may be big, and is not kept until the replies can leave.
+            large::free(buf);
+        } else {
+            buf.advance(consumed);
+            self.buf = buf;
+        }
         pause
     }
 

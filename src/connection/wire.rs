@@ -3,6 +3,7 @@
 
 use super::{READ, count};
 use crate::clients::{Client, state};
+use crate::large;
 use crate::worker::Worker;
 use bytes::BytesMut;
 use flagstone_wire::client_memory::Taken;
@@ -111,7 +112,7 @@ impl Wire<'_> {
 
     /// Takes in what the client sends. An error: it has gone, or sends too much.
     fn read_ahead(&mut self) -> Result<()> {
-        self.buf.reserve(READ);
+        large::reserve(self.buf, READ, 0);
         match self.stream.try_read_buf(self.buf) {
             Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
             Ok(n) => {

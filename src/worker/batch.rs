@@ -5,6 +5,7 @@ use super::parked::Room;
 use super::rounds::Shown;
 use super::{RoundError, Worker, WorkerStats};
 use crate::commands::registry::Command;
+use crate::large;
 use flagstone_storage::KeyHash;
 use flagstone_wire::resp::{Args, Proto, Reply};
 use std::rc::Rc;
@@ -256,6 +257,8 @@ impl Worker {
         }
         if ran < batch.len() {
             held.reply.put_off(batch, Vec::new());
+        } else {
+            large::free_vec(batch.bytes);
         }
         self.hold(held);
     }

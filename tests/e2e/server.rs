@@ -236,6 +236,15 @@ impl Server {
         let statm = std::fs::read_to_string(format!("/proc/{pid}/statm")).expect("statm");
         statm.split_whitespace().nth(1).and_then(|n| n.parse::<u64>().ok()).expect("pages") * 4096
     }
+
+    /// The most that it has held so far.
+    pub fn peak_rss(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid()));
+        let status = status.expect("its status");
+        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let kib = peak.and_then(|text| text.trim().strip_suffix(" kB")).expect("its peak");
+        kib.trim().parse::<u64>().expect("a number") << 10
+    }
 }
 
 impl Drop for Server {

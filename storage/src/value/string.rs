@@ -93,8 +93,10 @@ impl Str {
     pub fn text(bytes: &[u8]) -> Self {
         if bytes.len() <= EMBSTR_MAX {
             Self::Emb(bytes.into())
+        } else if bytes.len() <= CHUNK {
+            Self::Raw(bytes.into())
         } else {
-            Self::from_vec(bytes.into())
+            Self::Big(Box::new(BigStr::new(bytes)))
         }
     }
 

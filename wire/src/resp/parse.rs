@@ -245,6 +245,15 @@ impl Parser {
         self.pos
     }
 
+    /// Bytes that the argument being read wants beyond the `len` that are there, as far as the client
+    /// has announced; 0: that is not known.
+    pub fn missing(&self, len: usize) -> usize {
+        match self.state {
+            State::BulkBody(body) => (self.pos + body + 2).saturating_sub(len),
+            _ => 0,
+        }
+    }
+
     /// Whether a request is begun and not complete.
     pub fn in_request(&self) -> bool {
         !matches!(self.state, State::Start | State::Done)

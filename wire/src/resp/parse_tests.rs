@@ -75,10 +75,12 @@ fn an_incomplete_argument_says_how_much_is_missing() {
     let mut parser = Parser::new();
     let parsed = parser.parse(b"*1\r\n$10\r\nabc", &Limits::default());
     assert_eq!(parsed, Ok(Parsed::Incomplete { need: 9 }));
+    assert_eq!((parser.missing(12), parser.missing(20)), (9, 1));
     let parsed = parser.parse(b"*1\r\n$10\r\nabcdefghij\r", &Limits::default());
     assert_eq!(parsed, Ok(Parsed::Incomplete { need: 1 }));
     let parsed = parser.parse(b"*1\r\n$10\r\nabcdefghij\r\n", &Limits::default());
     assert_eq!(parsed, Ok(Parsed::Command));
+    assert_eq!(parser.missing(0), 0, "it is whole");
 }
 
 #[test]

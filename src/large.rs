@@ -1,0 +1,111 @@
+//! Large buffers: their memory goes back to the system when they are freed. The allocator keeps what
+//! is freed for some seconds, as it is likely to be asked for the same again; a buffer of hundreds of
+//! megabytes is rare, and what is kept of it lies beside all that the value takes behind it.
+
+use bytes::BytesMut;
+use std::mem::MaybeUninit;
+
+/// Bytes from which on a buffer is large.
+const LARGE: usize = 16 << 20;
+
+/// At least the bytes of a page of memory, and a multiple of them.
+const PAGE: usize = 64 << 10;
+
+/// Frees a buffer whose content is done with.
+pub(crate) fn free(mut buf: BytesMut) {
+    if buf.capacity() >= LARGE {
+        buf.clear();
+        give_back(buf.spare_capacity_mut());
+    }
+}
+
+/// The same of a vector.
+pub(crate) fn free_vec(mut buf: Vec<u8>) {
+    if buf.capacity() >= LARGE {
+        buf.clear();
+        give_back(buf.spare_capacity_mut());
+    }
+}
+
+/// Makes room for `more` bytes at least. `wanted` more bytes will come, as far as is known; 0: that is
+/// not known. A large buffer grows to just that, but by no more than it has: nobody gets memory for
+/// what he has only announced.
+pub(crate) fn reserve(buf: &mut BytesMut, more: usize, wanted: usize) {
+    let room = buf.capacity() - buf.len();
+    if room >= more || (wanted != 0 && room >= wanted) {
+        return;
+    }
+    if buf.len() < LARGE {
+        return buf.reserve(more);
+    }
+    let by = if wanted == 0 { buf.len() } else { wanted.min(buf.len()) };
+    let mut grown = BytesMut::with_capacity(buf.len() + by.max(more));
+    grown.extend_from_slice(buf);
+    free(std::mem::replace(buf, grown));
+}
+
+/// Gives the memory of whole pages back; it is there again, with zeros, when it is written to.
+fn give_back(memory: &mut [MaybeUninit<u8>]) {
+    let skipped = memory.as_ptr().align_offset(PAGE);
+    let Some(pages) = memory.get_mut(skipped..) else { return };
+    let bytes = pages.len() / PAGE * PAGE;
+    // SAFETY: these are whole pages of a buffer that nobody else may use, and that may hold anything.
+    // If the system refuses, the memory stays as it is.
+    unsafe { libc::madvise(pages.as_mut_ptr().cast(), bytes, libc::MADV_DONTNEED) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Bytes of these that are in memory.
+    fn resident(memory: &[u8]) -> usize {
+        const SMALLEST: usize = 4096;
+        let front = memory.as_ptr().align_offset(SMALLEST);
+        let pages = (memory.len() - front) / SMALLEST;
+        let mut states = vec![0_u8; pages];
+        // SAFETY: the pages are part of the slice, and there is a byte of state for each.
+        let asked = unsafe {
+            libc::mincore(
+                memory.as_ptr().add(front).cast_mut().cast(),
+                pages * SMALLEST,
+                states.as_mut_ptr(),
+            )
+        };
+        assert_eq!(asked, 0);
+        states.iter().filter(|state| **state & 1 != 0).count() * SMALLEST
+    }
+
+    #[test]
+    fn the_memory_of_a_buffer_is_given_back() {
+        let mut buf = vec![7_u8; 2 * LARGE];
+        assert!(resident(&buf) > 2 * LARGE - PAGE);
+        buf.clear();
+        give_back(buf.spare_capacity_mut());
+        // SAFETY: every byte was written, and is a zero where its page was given back.
+        unsafe { buf.set_len(2 * LARGE) };
+        assert!(resident(&buf) <= 2 * PAGE, "{}", resident(&buf));
+        assert!(buf[PAGE..][..LARGE].iter().all(|byte| *byte == 0));
+    }
+
+    #[test]
+    fn a_large_buffer_grows_to_what_is_wanted_and_by_no_more_than_it_has() {
+        let mut buf = BytesMut::new();
+        reserve(&mut buf, 10, LARGE * 8);
+        assert!(buf.capacity() < LARGE, "nothing has come yet");
+        buf.extend_from_slice(&vec![1; LARGE]);
+        reserve(&mut buf, 10, LARGE * 8);
+        assert!((2 * LARGE..3 * LARGE).contains(&buf.capacity()), "{}", buf.capacity());
+        buf.resize(buf.capacity(), 2);
+        let has = buf.len();
+        reserve(&mut buf, 10, 100);
+        assert!((has + 100..has + 5000).contains(&buf.capacity()), "{}", buf.capacity());
+        let at = buf.capacity();
+        buf.resize(at - 3, 3);
+        reserve(&mut buf, 10, 3);
+        assert_eq!(buf.capacity(), at, "what is wanted fits");
+        assert!(buf[..LARGE].iter().all(|byte| *byte == 1) && buf[has..].iter().all(|b| *b == 3));
+        reserve(&mut buf, 10, 0);
+        assert!(buf.capacity() >= 2 * (at - 3), "it is not known");
+    }
+}
