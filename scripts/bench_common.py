@@ -1,4 +1,4 @@
-"""What all modes of `bench` share: the servers to compare, redis-benchmark, the report."""
+"""Shared parts of all modes of `bench`: the servers to compare, redis-benchmark, the report."""
 
 import json
 import os

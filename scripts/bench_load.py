@@ -1,9 +1,10 @@
 """The load generator of `bench cold`, `soak` and `restart`: processes with an epoll loop each.
 
-redis-benchmark knows neither a zipfian choice of keys nor commands in a mix, nor what the replies should be. Here keys are
-chosen before the clock starts; a process encodes a batch when a connection is free, and counts its replies by their lines:
-no value holds a line feed, and none begins with a character that marks a reply. Every VERIFY_EVERY-th batch is looked at reply
-by reply: a value names its key, and its content follows from that.
+redis-benchmark supports neither a zipfian choice of keys nor a mix of commands, and does not check
+replies. Here keys are chosen before the clock starts; a process encodes a batch when a connection
+is free, and counts its replies by their lines: no value holds a line feed, and none begins with a
+character that marks a reply. Every VERIFY_EVERY-th batch is checked reply by reply: a value names
+its key, and its content follows from that.
 """
 
 import array

@@ -1,4 +1,4 @@
-"""`bench publish`: what PUBLISH to one channel with many listeners costs."""
+"""`bench publish`: the cost of PUBLISH to one channel with many listeners."""
 
 import selectors
 import socket

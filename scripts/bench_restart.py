@@ -1,4 +1,6 @@
-"""`bench restart`: how soon a server answers, and is as fast as before, after SIGTERM and after kill -9."""
+"""`bench restart`: the time after SIGTERM and after kill -9 until a server answers, and until it is
+as fast as before.
+"""
 
 import statistics
 import time

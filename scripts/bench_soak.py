@@ -1,4 +1,4 @@
-"""`bench soak`: a mix of commands for long, by windows."""
+"""`bench soak`: a long mix of commands, by windows."""
 
 import statistics
 import sys

@@ -1,7 +1,7 @@
 """Load for `bench`: transactions and scripts, which redis-benchmark cannot send as one.
 
-All bytes are made before the clock starts. Every reply is compared with the one that is expected, byte by byte, which costs
-next to nothing: all replies of a kind are the same.
+All bytes are made before the clock starts. Every reply is compared byte by byte with the expected
+one, which costs next to nothing, because all replies of a kind are the same.
 """
 
 import random

@@ -1,7 +1,8 @@
-"""The rounds `streams` and `lists` of crash: queues whose producers and waiting consumers are cut off by kill -9.
+"""The rounds `streams` and `lists` of crash: kill -9 cuts off the producers and blocked consumers
+of queues.
 
-Every log is of what was answered, and of what was sent: what a cut off reply would have said is found out after the
-restart, and counts from then on.
+The logs hold every reply and every command sent. The outcome of a command whose reply was cut off
+is determined after the restart, and counts from then on.
 """
 
 import random

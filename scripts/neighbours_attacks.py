@@ -1,7 +1,9 @@
-"""The attackers of `neighbours`: what each prepares, and what it does to a server until it is told to stop.
+"""The attackers of `neighbours`: the preparation of each, and its load on a server until it is told
+to stop.
 
-An attacker is a function of a Target, decorated with @attack. It runs in a process of its own, opens as many connections as it
-likes, and goes on until target.stopped(). What it needs in the data set its `prepare` function puts there.
+An attacker is a function of a Target, decorated with @attack. It runs in a process of its own,
+opens as many connections as it likes, and continues until target.stopped(). Its `prepare` function
+puts the keys that it needs into the data set.
 """
 
 import itertools

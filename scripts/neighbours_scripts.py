@@ -1,4 +1,6 @@
-"""The attackers of `neighbours` that are scripts: some connections run them again and again, another one kills them each second."""
+"""The attackers of `neighbours` that are scripts: some connections run them again and again,
+another one kills them each second.
+"""
 
 import threading
 

@@ -1,7 +1,8 @@
-"""What the scripts share: starting and stopping servers on loopback, RESP over a socket, figures from /proc.
+"""Shared parts of the scripts: starting and stopping servers on loopback, RESP over a socket,
+figures from /proc.
 
-A server is Flagstone (the default) or, for comparison and for testing a script itself, redis-server or valkey-server:
-the program's name decides which arguments it gets.
+A server is Flagstone (the default) or, for comparison and for testing a script itself, redis-server
+or valkey-server: the program's name decides which arguments it gets.
 """
 
 import os
