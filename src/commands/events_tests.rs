@@ -38,7 +38,7 @@ fn events(store: &mut Store, disk: &mut Store, now_ms: u64, command: &str) -> St
         notes.append(&mut store.notes.take());
         for need in needs {
             assert_eq!(need.part, None);
-            store.learn(need.db, disk.lend(need.db, &need.key).unwrap());
+            store.apply_loaded(need.db, disk.lend(need.db, &need.key).unwrap());
         }
     }
     notes.append(&mut store.notes.take());

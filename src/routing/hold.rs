@@ -197,7 +197,7 @@ impl Worker {
         }
         if let Some((lsn, body)) = &apply.record {
             partition.merge(*lsn, body);
-            partition.saw_lsn(*lsn);
+            partition.note_lsn(*lsn);
         }
         if !apply.keep {
             partition.released(apply.hold);

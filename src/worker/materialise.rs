@@ -311,7 +311,7 @@ impl Worker {
         let now_ms = self.node.clock.now_ms();
         let from_ms = self.partition.borrow_mut().begin_due(id, now_ms);
         if !self.expire_from(id, from_ms, now_ms).await {
-            self.partition.borrow_mut().left_due(id, from_ms);
+            self.partition.borrow_mut().abort_due(id, from_ms);
         }
     }
 

@@ -412,7 +412,7 @@ impl Worker {
     /// the open round, and does not fail with it.
     pub(crate) fn showing(&self, lsn: flagstone_storage::journal::Lsn) -> Shown {
         let mut partition = self.partition.borrow_mut();
-        partition.saw_lsn(lsn);
+        partition.note_lsn(lsn);
         let round = partition.store.stored_round();
         drop(partition);
         self.commit_soon();

@@ -175,7 +175,7 @@ impl Store {
             let counted = entry.count();
             self.counted(key, counted);
             if !live {
-                self.bury(key.clone());
+                self.add_tombstone(key.clone());
             }
         }
         // Keys that were deleted, or moved, before their database was emptied.

@@ -219,24 +219,24 @@ impl Control {
     pub fn read(rows: &[(Bytes, Bytes)]) -> Result<Self, String> {
         let mut control = Self::default();
         for (key, value) in rows {
-            let learnt = match Row::parse(key) {
-                Some(Row::Library { name }) => control.learn_library(name, value),
-                Some(Row::Control { name }) => control.learn(name, value),
+            let applied = match Row::parse(key) {
+                Some(Row::Library { name }) => control.apply_library(name, value),
+                Some(Row::Control { name }) => control.apply_row(name, value),
                 _ => None,
             };
-            learnt.ok_or_else(|| {
+            applied.ok_or_else(|| {
                 format!("the control row {:?} is damaged", String::from_utf8_lossy(&key[1..]))
             })?;
         }
         Ok(control)
     }
 
-    fn learn_library(&mut self, name: &[u8], value: &[u8]) -> Option<()> {
+    fn apply_library(&mut self, name: &[u8], value: &[u8]) -> Option<()> {
         self.libraries.insert(name.into(), Library::decode(name, value)?);
         Some(())
     }
 
-    fn learn(&mut self, name: &[u8], value: &[u8]) -> Option<()> {
+    fn apply_row(&mut self, name: &[u8], value: &[u8]) -> Option<()> {
         let be_u64 = |bytes: &[u8]| Some(u64::from_be_bytes(bytes.try_into().ok()?));
         match name {
             REACHES => self.reaches = be_u64(value)?,
@@ -258,7 +258,7 @@ impl Control {
             [COUNTERS, rest @ ..] if rest.len() == 6 => {
                 let generation = u32::from_be_bytes(rest[..4].try_into().ok()?);
                 let block = u16::from_be_bytes(rest[4..].try_into().ok()?);
-                self.counters.learn(generation, block, value)?;
+                self.counters.apply_row(generation, block, value)?;
             }
             _ => {}
         }

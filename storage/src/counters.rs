@@ -114,7 +114,7 @@ impl Counters {
     }
 
     /// Applies a block's row; `None` if it is damaged.
-    pub fn learn(&mut self, generation: u32, block: u16, mut value: &[u8]) -> Option<()> {
+    pub fn apply_row(&mut self, generation: u32, block: u16, mut value: &[u8]) -> Option<()> {
         let counts = self.generations.entry(generation).or_default();
         let first = usize::from(block) * BLOCK;
         for count in counts.slots.get_mut(first..first + BLOCK)? {
@@ -139,10 +139,10 @@ mod tests {
         }
         let mut back = Counters::default();
         for (generation, block, value) in counters.cut().dirty_rows() {
-            back.learn(generation, block, &value).unwrap();
+            back.apply_row(generation, block, &value).unwrap();
         }
         assert_eq!(back.totals(5), (4, 3));
         assert_eq!(counters.dirty_rows().count(), 0);
-        assert!(back.learn(5, 0, &[0x80]).is_none());
+        assert!(back.apply_row(5, 0, &[0x80]).is_none());
     }
 }

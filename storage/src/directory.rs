@@ -166,7 +166,7 @@ impl Directory {
         check_unopened(&recovery, &location, &manifest).await?;
         // Opening the engines fences those of any other process, so it must be certain first that
         // this process owns the data.
-        recovery.outlast().await?;
+        recovery.wait_out_lease().await?;
         clock.at_least(recovery.max_time_ms());
         let engines = open_engines(&options, &manifest, &clock, open_store).await?;
         let mut opened = read_controls(engines, store).await?;

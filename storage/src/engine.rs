@@ -279,7 +279,7 @@ impl Engine {
         let context = || format!("opening the engine of {place}");
         let opened = Arc::new(RwLock::new(opened.with_context(context)?));
         let engine = Self { opened, turn: Arc::default(), how: how.clone() };
-        engine.learn_garbage().await.with_context(context)?;
+        engine.load_garbage().await.with_context(context)?;
         Ok(engine)
     }
 
@@ -306,7 +306,7 @@ impl Engine {
     async fn read<T>(&self, work: impl Future<Output = Result<T, slatedb::Error>>) -> Result<T> {
         let limit = self.how.upkeep.read_limit;
         match tokio::time::timeout(limit, work).await {
-            Ok(done) => done.map_err(told),
+            Ok(done) => done.map_err(with_causes),
             Err(_) => Err(anyhow!("no answer within {} ms", limit.as_millis())),
         }
         .with_context(|| format!("reading {}", self.how.place))
@@ -515,8 +515,8 @@ impl How {
         // The files may be from a machine whose clock was ahead; SlateDB's clock must not step
         // back.
         let admin = checkpoint::admin(store.clone(), path.as_ref());
-        let manifest = admin.read_manifest(None).await.map_err(told)?;
-        let merges = admin.read_compactions(None).await.map_err(told)?;
+        let manifest = admin.read_manifest(None).await.map_err(with_causes)?;
+        let merges = admin.read_compactions(None).await.map_err(with_causes)?;
         ensure!(
             manifest.is_some() || !upkeep.must_exist,
             "{} is missing, or empty: put the directory's files in place, or restore a backup",
@@ -540,7 +540,7 @@ impl How {
             .with_block_cache_policy(cache_policy())
             .with_system_clock(Arc::new(clock))
             .build();
-        let db = Box::pin(opening).await.map_err(told)?;
+        let db = Box::pin(opening).await.map_err(with_causes)?;
         let writes = store.writes().clone();
         Ok(OpenDb { db, files, garbage, written: Arc::default(), writes })
     }
@@ -556,7 +556,7 @@ pub enum Closed {
 }
 
 /// Converts an error with its causes, each of which is named once.
-fn told(error: slatedb::Error) -> Error {
+fn with_causes(error: slatedb::Error) -> Error {
     let error: &dyn std::error::Error = &error;
     let mut text = error.to_string();
     for cause in successors(error.source(), |error| error.source()).map(ToString::to_string) {

@@ -43,7 +43,7 @@ impl Store {
             let Some(key) = self.large.pop_front() else { return };
             let Some(entry) = self.get_mut(key.db, key.at, &key.key) else { continue };
             entry.large = false;
-            self.count_anew(&key);
+            self.recount_key(&key);
             if !keep(key.db, &key.key) {
                 self.shed(key.db, &key.key, each * SHED_PER_STEP);
             }

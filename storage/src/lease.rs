@@ -96,7 +96,7 @@ impl Lease {
     }
 
     /// Returns how long a successor must wait, so that no lease of this length holds any more.
-    pub(crate) fn outlast(lasts: Duration) -> Duration {
+    pub(crate) fn successor_wait(lasts: Duration) -> Duration {
         lasts + lasts / MARGIN
     }
 

@@ -64,7 +64,7 @@ impl Partition {
             closed_lsn: last_lsn,
             holds: BTreeSet::new(),
         };
-        this.tell_presence();
+        this.publish_presence();
         this
     }
 
@@ -115,18 +115,18 @@ impl Partition {
     fn fail(&mut self, sealed: &Sealed) {
         self.store.unseal(sealed);
         self.close_round(sealed.round, self.last_lsn);
-        self.store.load_as_of(self.known());
+        self.store.load_as_of(self.journaled_round());
     }
 
     /// Rolls the open unit back.
     pub fn roll_back(&mut self) {
-        let known = self.known();
+        let known = self.journaled_round();
         self.store.roll_back(known);
     }
 
     /// Returns the round number that shows everything in the journal, and no more. Records that
     /// coordinators stored since the last round was closed show with the open round.
-    fn known(&self) -> u64 {
+    fn journaled_round(&self) -> u64 {
         if self.last_lsn > self.closed_lsn {
             self.store.stored_round()
         } else {
@@ -175,13 +175,13 @@ impl Partition {
         let body = record.body();
         let lsn = self.journal.append(now_ms, &record.shards(), &[&body])?;
         self.merge(lsn, &body);
-        self.saw_lsn(lsn);
+        self.note_lsn(lsn);
         Ok(lsn)
     }
 
     /// Notes that a record of another coordinator at `lsn` was applied here: the open round shows
     /// it from now on.
-    pub fn saw_lsn(&mut self, lsn: Lsn) {
+    pub fn note_lsn(&mut self, lsn: Lsn) {
         self.last_lsn = self.last_lsn.max(lsn);
     }
 
@@ -255,7 +255,7 @@ impl Partition {
         let shard = self.shards.get_mut(&shard)?;
         let scan = shard.begin_scan();
         let engine = shard.engine().clone();
-        self.tell_presence();
+        self.publish_presence();
         scan.map(|(presence, dead)| (presence, engine, dead))
     }
 
@@ -264,10 +264,10 @@ impl Partition {
         if let Some(shard) = self.shards.get_mut(&shard) {
             shard.end_scan(whole);
         }
-        self.tell_presence();
+        self.publish_presence();
     }
 
-    fn tell_presence(&mut self) {
+    fn publish_presence(&mut self) {
         for (id, shard) in &self.shards {
             self.store.set_presence(*id, shard.presence());
         }

@@ -108,7 +108,7 @@ impl Reopen {
             generations: control.generations.clone(),
         };
         if control.applied < self.handed
-            && let Err(error) = self.give(&engine, control, held.id, &mut reopened).await
+            && let Err(error) = self.replay_missing(&engine, control, held.id, &mut reopened).await
         {
             let _ = tokio::time::timeout(CLOSING, engine.close()).await;
             return Err(error);
@@ -119,7 +119,7 @@ impl Reopen {
     }
 
     /// Gives an engine the records of the old one that it lacks.
-    async fn give(
+    async fn replay_missing(
         &self,
         engine: &Engine,
         control: Control,

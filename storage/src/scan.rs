@@ -118,9 +118,9 @@ impl Partition {
     }
 
     /// Ends a pass that began at `from_ms` but did not finish: the next one begins there again.
-    pub fn left_due(&mut self, shard: u16, from_ms: u64) {
+    pub fn abort_due(&mut self, shard: u16, from_ms: u64) {
         if let Some(shard) = self.shards.get_mut(&shard) {
-            shard.left_due(from_ms);
+            shard.abort_due(from_ms);
         }
     }
 

@@ -137,7 +137,7 @@ impl Shard {
             presence_bytes,
             due_from_ms: 0,
         };
-        shard.see_to_presence();
+        shard.refresh_presence();
         shard
     }
 
@@ -435,7 +435,7 @@ impl Shard {
     }
 
     /// Ends a pass that did not finish: rows due from `from_ms` on may still be in the index.
-    pub(crate) fn left_due(&mut self, from_ms: u64) {
+    pub(crate) fn abort_due(&mut self, from_ms: u64) {
         self.due_from_ms = from_ms.min(self.due_from_ms);
     }
 
@@ -448,7 +448,7 @@ impl Shard {
 
     /// Begins a new filter of keys if there is none, or if most of its keys are gone; not if that
     /// means to read a whole bucket.
-    fn see_to_presence(&mut self) {
+    fn refresh_presence(&mut self) {
         let keys = self.counters.keys();
         let outgrown = self.presence.as_ref().is_none_or(|presence| presence.is_outgrown(keys));
         if !outgrown || self.making.is_some() {
@@ -466,7 +466,7 @@ impl Shard {
     /// before the filter began. Returns the filter, and the dead generations, whose keys it must
     /// skip.
     pub fn begin_scan(&mut self) -> Option<(Arc<Presence>, BTreeSet<u32>)> {
-        self.see_to_presence();
+        self.refresh_presence();
         let nothing_pending = !self.has_pending();
         let making = self.making.as_mut()?;
         if making.scanning || !(nothing_pending || self.handed >= making.since) {

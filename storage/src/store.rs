@@ -185,7 +185,7 @@ pub struct Store {
     pub(crate) spare: Vec<crate::encoding::OpWriter>,
     /// Keys that became absent, with their rounds, in the order of rounds. Their entries are
     /// removed once the round is durable.
-    graves: VecDeque<(u64, DirtyKey)>,
+    tombstones: VecDeque<(u64, DirtyKey)>,
     round: u64,
     /// Greatest round whose writes were shown by entries that were dropped.
     forgotten: u64,
@@ -228,7 +228,7 @@ impl Store {
             moved: Vec::new(),
             flushed: Vec::new(),
             spare: Vec::new(),
-            graves: VecDeque::new(),
+            tombstones: VecDeque::new(),
             round: FIRST_ROUND,
             forgotten: 0,
             seen: 0,
@@ -632,7 +632,7 @@ impl Store {
     // ---- loading -----------------------------------------------------------------
 
     /// Inserts an entry read from disk for a key that is not in memory.
-    pub fn learn(&mut self, db: u32, mut entry: Entry) {
+    pub fn apply_loaded(&mut self, db: u32, mut entry: Entry) {
         let at = self.layout.key_hash(&entry.key);
         entry.hash = at.hash;
         entry.round = self.forgotten;
@@ -679,10 +679,10 @@ impl Store {
     /// Counts the memory of a key's entry anew.
     pub(crate) fn recount(&mut self, db: u32, key: &[u8]) {
         let at = self.layout.key_hash(key);
-        self.count_anew(&DirtyKey { db, at, key: KeyBuf::from_slice(key) });
+        self.recount_key(&DirtyKey { db, at, key: KeyBuf::from_slice(key) });
     }
 
-    pub(crate) fn count_anew(&mut self, key: &DirtyKey) {
+    pub(crate) fn recount_key(&mut self, key: &DirtyKey) {
         if let Some(change) = self.get_mut(key.db, key.at, &key.key).map(Entry::count) {
             self.counted(key, change);
         }
@@ -702,14 +702,14 @@ impl Store {
         self.forgotten = round;
     }
 
-    pub(crate) fn bury(&mut self, key: DirtyKey) {
-        self.bury_as_of(self.round, key);
+    pub(crate) fn add_tombstone(&mut self, key: DirtyKey) {
+        self.add_tombstone_as_of(self.round, key);
     }
 
     /// Notes a key as absent since a round. The tombstones are ordered by round.
-    fn bury_as_of(&mut self, round: u64, key: DirtyKey) {
-        let behind = self.graves.partition_point(|(r, _)| *r <= round);
-        self.graves.insert(behind, (round, key));
+    fn add_tombstone_as_of(&mut self, round: u64, key: DirtyKey) {
+        let behind = self.tombstones.partition_point(|(r, _)| *r <= round);
+        self.tombstones.insert(behind, (round, key));
     }
 
     /// Returns the approximate bytes of memory of all entries.
@@ -720,8 +720,8 @@ impl Store {
     /// Removes the tombstones of rounds up to `durable`, which are durable, together with their
     /// entries where the table is complete.
     pub fn settle(&mut self, durable: u64) {
-        while self.graves.front().is_some_and(|(round, _)| *round <= durable) {
-            let Some((round, key)) = self.graves.pop_front() else { return };
+        while self.tombstones.front().is_some_and(|(round, _)| *round <= durable) {
+            let Some((round, key)) = self.tombstones.pop_front() else { return };
             let table = self.dbs[key.db as usize].table(key.at.slot);
             if table.partial {
                 continue;

@@ -151,7 +151,7 @@ fn keys_that_are_missing_are_asked_for_at_once() {
     let numbers: Vec<String> = (0..1000).map(|n| n.to_string()).collect();
     run(&mut disk, &format!("sadd s {}", numbers.join(" ")));
     let mut store = store(true);
-    store.learn(0, disk.lend(0, b"s").unwrap());
+    store.apply_loaded(0, disk.lend(0, b"s").unwrap());
     let Err(Stop::Miss(needs)) = try_once(&mut store, "sort s by w_* get d_* get d_*->f") else {
         panic!("nothing was missing");
     };

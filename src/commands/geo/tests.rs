@@ -201,7 +201,7 @@ fn a_search_asks_for_the_cells_around() {
     let mut row = Vec::new();
     encode_meta(&mut row, disk.entry(0, b"k").unwrap().unwrap());
     let mut cold = store(true);
-    cold.learn(0, decode_entry(b"k", 0, &row).unwrap());
+    cold.apply_loaded(0, decode_entry(b"k", 0, &row).unwrap());
     let mut need = |command: &str| match try_once(&mut cold, Proto::Resp2, command) {
         Err(Stop::Miss(mut needs)) => needs.pop().and_then(|need| need.part).unwrap(),
         other => panic!("{command}: {other:?}"),

@@ -38,7 +38,7 @@ fn run_cold(disk: &mut Store, words: &[&str]) -> (Vec<String>, String) {
     let mut row = Vec::new();
     encode_meta(&mut row, disk.entry(0, b"h").unwrap().unwrap());
     let mut store = store(true);
-    store.learn(0, decode_entry(b"h", 0, &row).unwrap());
+    store.apply_loaded(0, decode_entry(b"h", 0, &row).unwrap());
     let mut missed = Vec::new();
     loop {
         let need = match try_at(&mut store, NOW_MS, words) {
@@ -52,13 +52,13 @@ fn run_cold(disk: &mut Store, words: &[&str]) -> (Vec<String>, String) {
             Part::Fields(names) => {
                 missed.push(names.iter().map(|n| String::from_utf8_lossy(n)).collect());
                 for name in names {
-                    hash.learn(&name, known.peek(&name).unwrap().cloned());
+                    hash.apply_loaded(&name, known.peek(&name).unwrap().cloned());
                 }
             }
             part @ (Part::All | Part::Page { .. }) => {
                 missed.push(if part == Part::All { "*" } else { "page" }.into());
-                known.iter().for_each(|(name, field)| hash.learn(name, Some(field.clone())));
-                hash.learnt_all();
+                known.iter().for_each(|(name, field)| hash.apply_loaded(name, Some(field.clone())));
+                hash.mark_complete();
             }
             part => panic!("a small hash has no {part:?}"),
         }

@@ -49,20 +49,20 @@ fn learn(store: &mut Store, disk: &mut Store, need: Need) -> Option<String> {
             }
             None => disk.lend(0, &need.key).unwrap(),
         };
-        store.learn(0, entry);
+        store.apply_loaded(0, entry);
         return None;
     };
     let (known, set) = (set_of(disk, &need.key), set_of(store, &need.key));
     let what = match part {
         Part::Fields(names) => {
             for name in &names {
-                set.learn(name, known.contains(name).unwrap());
+                set.apply_loaded(name, known.contains(name).unwrap());
             }
             names.iter().map(|name| String::from_utf8_lossy(name)).collect()
         }
         part => {
-            known.members().into_iter().for_each(|name| set.learn(name, true));
-            set.learnt_all();
+            known.members().into_iter().for_each(|name| set.apply_loaded(name, true));
+            set.mark_complete();
             if part == Part::All { "*".to_owned() } else { "page".to_owned() }
         }
     };

@@ -104,7 +104,7 @@ impl Delivery<'_> {
         if !entries.is_empty() {
             groups.put_pending(self.group, entries);
         }
-        groups.saw(self.group, number, self.now_ms, self.active);
+        groups.note_request(self.group, number, self.now_ms, self.active);
         number
     }
 }

@@ -178,7 +178,7 @@ fn cold() -> Store {
     encode_meta(&mut row, store.entry_for_part(0, b"s").unwrap());
     let mut cold = testing::store(true);
     cold.begin(testing::NOW_MS, true);
-    cold.learn(0, decode_entry(b"s", 0, &row).unwrap());
+    cold.apply_loaded(0, decode_entry(b"s", 0, &row).unwrap());
     cold
 }
 

@@ -24,7 +24,7 @@ pub(in crate::commands) fn run(
                 assert!(!store.is_dirty(), "{words:?} changed something before it missed");
                 missed.push(String::from_utf8(need.key.to_vec()).unwrap());
                 let entry = disk.lend(0, &need.key).unwrap();
-                store.learn(0, entry);
+                store.apply_loaded(0, entry);
             }
             Err(stop) => panic!("{stop:?}"),
         }

@@ -171,7 +171,7 @@ fn cold() -> Store {
             }
             None => disk.lend(0, key.as_bytes()).unwrap(),
         };
-        store.learn(0, entry);
+        store.apply_loaded(0, entry);
     }
     store
 }
@@ -195,7 +195,7 @@ fn big_ones_are_asked_for_what_is_needed() {
     ] {
         let mut store = cold();
         let words: Vec<&str> = "zadd one 1 x".split(' ').collect();
-        store.learn(0, crate::commands::testing::store(false).lend(0, b"one").unwrap());
+        store.apply_loaded(0, crate::commands::testing::store(false).lend(0, b"one").unwrap());
         try_run(&mut store, &settings(), Proto::Resp2, NOW_MS, &words).unwrap();
         match (try_once(&mut store, Proto::Resp2, command), want) {
             (Err(Stop::Miss(needs)), Some(want)) => {

@@ -128,7 +128,7 @@ fn cold() -> Store {
     let mut row = Vec::new();
     encode_meta(&mut row, disk.entry(0, b"z").unwrap().unwrap());
     let mut store = store(true);
-    store.learn(0, decode_entry(b"z", 0, &row).unwrap());
+    store.apply_loaded(0, decode_entry(b"z", 0, &row).unwrap());
     store
 }
 

@@ -116,7 +116,7 @@ impl Tally {
             return Err(format!("it has {} elements in order of {len}", self.ordered));
         }
         if self.is_whole && !self.rows.is_empty() {
-            collection.learn_all(self.rows).map_err(|error| format!("{error:#}"))?;
+            collection.apply_all(self.rows).map_err(|error| format!("{error:#}"))?;
             collection.require_whole().map_err(|_| "a part of it is missing".to_owned())?;
         }
         Ok(())

@@ -100,7 +100,7 @@ impl NewDirectory {
         self.place.preflight().await?;
         let mark = self.place.join(UNFINISHED).join(MARK);
         if self.vacancy().await? == Vacancy::Unfinished {
-            stands_still(&mark).await?;
+            wait_until_abandoned(&mark).await?;
             self.remove_made().await?;
         }
         self.mark = Some(MakerMark::put(mark).await?);
@@ -306,7 +306,7 @@ async fn is_of(object: &Place, name: &str) -> Result<bool> {
 }
 
 /// Waits until a mark has stayed unchanged for long enough.
-async fn stands_still(object: &Place) -> Result<()> {
+async fn wait_until_abandoned(object: &Place) -> Result<()> {
     let before = content(object).await?;
     tracing::info!("{object}: somebody has not finished there; is he still at work?");
     tokio::time::sleep(STANDSTILL).await;

@@ -93,7 +93,7 @@ impl Weighed {
 
 impl Engine {
     /// Reads how much was deleted before the engine was opened.
-    pub(super) async fn learn_garbage(&self) -> Result<()> {
+    pub(super) async fn load_garbage(&self) -> Result<()> {
         if let Some(value) = self.get(&garbage_key()).await? {
             let garbage = self.opened().garbage;
             garbage.add(garbage_bytes(&value).context("the garbage row is damaged")?);

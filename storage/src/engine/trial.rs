@@ -2,7 +2,7 @@
 //! all its writes stay in memory.
 
 use super::{BLOCK, EngineClock, OPENING, Upkeep, checkpoint, engine_settings, fences};
-use super::{prefix_range, told, within};
+use super::{prefix_range, with_causes, within};
 use crate::clock::Clock;
 use crate::control::Control;
 use crate::encoding::row;
@@ -54,7 +54,7 @@ pub(crate) async fn try_engine(
 
 /// Waits for the engine within a limit, as it may retry without end.
 async fn in_time<T>(work: impl Future<Output = Result<T, slatedb::Error>>) -> Result<T> {
-    within(OPENING, &Writes::default(), async { work.await.map_err(told) }).await
+    within(OPENING, &Writes::default(), async { work.await.map_err(with_causes) }).await
 }
 
 /// Reads the control rows, and writes the manifest as a flush does.

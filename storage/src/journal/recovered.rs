@@ -85,10 +85,10 @@ impl Recovered {
     ///
     /// # Errors
     /// If another process has taken the journal over meanwhile.
-    pub async fn outlast(&self) -> Result<(), JournalError> {
+    pub async fn wait_out_lease(&self) -> Result<(), JournalError> {
         match self {
             Self::Local(_) => Ok(()),
-            Self::Bucket(recovery) => recovery.outlast().await,
+            Self::Bucket(recovery) => recovery.wait_out_lease().await,
         }
     }
 

@@ -111,18 +111,20 @@ impl Partition {
     /// Applies loaded rows to the store.
     pub fn finish_load(&mut self, loaded: Loaded) -> Result<()> {
         for (need, at, found) in loaded.found? {
-            self.learn_one(&need, at, found).with_context(|| {
+            self.apply_one(&need, at, found).with_context(|| {
                 format!("reading the key {:?}", String::from_utf8_lossy(&need.key))
             })?;
         }
         Ok(())
     }
 
-    fn learn_one(&mut self, need: &Need, at: KeyHash, found: LoadedRows) -> Result<()> {
+    fn apply_one(&mut self, need: &Need, at: KeyHash, found: LoadedRows) -> Result<()> {
         match found {
-            LoadedRows::Meta(None) => self.store.learn(need.db, Entry::absent(&need.key, at.hash)),
+            LoadedRows::Meta(None) => {
+                self.store.apply_loaded(need.db, Entry::absent(&need.key, at.hash))
+            }
             LoadedRows::Meta(Some(row)) => {
-                self.store.learn(need.db, decode_entry(&need.key, at.hash, &row)?);
+                self.store.apply_loaded(need.db, decode_entry(&need.key, at.hash, &row)?);
             }
             part => {
                 let Some(entry) = self.store.entry_for_part(need.db, &need.key) else {
@@ -130,8 +132,8 @@ impl Partition {
                 };
                 match &mut entry.value {
                     Value::Absent => {}
-                    Value::Str(Str::Big(big)) => learn_chunks(big, part)?,
-                    value => learn_elements(value, part)?,
+                    Value::Str(Str::Big(big)) => apply_chunks(big, part)?,
+                    value => apply_elements(value, part)?,
                 }
                 self.store.recount(need.db, &need.key);
             }
@@ -174,19 +176,19 @@ fn named(
     Work::Elements(elements.map(work).collect())
 }
 
-fn learn_chunks(big: &mut BigStr, found: LoadedRows) -> Result<()> {
+fn apply_chunks(big: &mut BigStr, found: LoadedRows) -> Result<()> {
     let number = |name: &[u8]| -> Result<u32> {
         Ok(u32::from_be_bytes(name.try_into().context("a chunk's number is damaged")?))
     };
     match found {
         LoadedRows::Elements(elements) => {
             for (name, row) in elements {
-                big.learn(number(&name)?, row.as_deref().unwrap_or_default());
+                big.apply_loaded(number(&name)?, row.as_deref().unwrap_or_default());
             }
         }
         LoadedRows::All(rows) => {
             for (element, row) in rows {
-                big.learn(number(&element)?, &row);
+                big.apply_loaded(number(&element)?, &row);
             }
             big.complete = true;
         }
@@ -196,17 +198,17 @@ fn learn_chunks(big: &mut BigStr, found: LoadedRows) -> Result<()> {
     Ok(())
 }
 
-fn learn_elements(value: &mut Value, found: LoadedRows) -> Result<()> {
+fn apply_elements(value: &mut Value, found: LoadedRows) -> Result<()> {
     let collection = value.collection_mut().context("the value has no elements")?;
     match found {
         LoadedRows::Elements(elements) => {
             for (name, row) in elements {
-                collection.learn_named(&name, row.as_deref())?;
+                collection.apply_named(&name, row.as_deref())?;
             }
         }
-        LoadedRows::All(rows) => collection.learn_all(rows)?,
-        LoadedRows::Page(page) => collection.learn_page(page)?,
-        LoadedRows::Index(range, pieces) => collection.learn_index(&range, pieces)?,
+        LoadedRows::All(rows) => collection.apply_all(rows)?,
+        LoadedRows::Page(page) => collection.apply_page(page)?,
+        LoadedRows::Index(range, pieces) => collection.apply_index(&range, pieces)?,
         LoadedRows::Meta(_) => {}
     }
     Ok(())
@@ -307,18 +309,18 @@ mod tests {
         assert!(unknown(&mut store, &["a"]).is_empty(), "there is no such key");
         let mut entry = Entry::absent(b"k", 0);
         entry.value = Set::from_meta(9, 3, SetEncoding::Table).into_value();
-        store.learn(0, entry);
+        store.apply_loaded(0, entry);
         assert_eq!(unknown(&mut store, &["a", "b", "a"]), ["a", "b"]);
-        let learn = |store: &mut Store, name: &[u8], is_there: bool| {
+        let apply_loaded = |store: &mut Store, name: &[u8], is_there: bool| {
             let entry = store.entry_for_part(0, b"k").unwrap();
             let rows = vec![(name.into(), is_there.then(Bytes::new))];
-            learn_elements(&mut entry.value, LoadedRows::Elements(rows)).unwrap();
+            apply_elements(&mut entry.value, LoadedRows::Elements(rows)).unwrap();
         };
-        learn(&mut store, b"a", false);
+        apply_loaded(&mut store, b"a", false);
         assert_eq!(unknown(&mut store, &["a", "b"]), ["b"]);
         // A change since the read is newer than the row.
         store.entry_mut(0, b"k").unwrap().typed_mut::<Set>().unwrap().add(b"a");
-        learn(&mut store, b"a", false);
+        apply_loaded(&mut store, b"a", false);
         let set = store.typed::<Set>(0, b"k").unwrap().unwrap();
         assert_eq!((set.contains(b"a"), set.len()), (Ok(true), 4));
         store.entry_mut(0, b"k").unwrap().clear();

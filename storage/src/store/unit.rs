@@ -61,7 +61,7 @@ impl Store {
         self.moved.truncate(self.unit.moved);
         let changed = self.dirty.split_off(self.unit.dirty.min(self.dirty.len()));
         for key in &changed {
-            self.take_back(key.db, &key.key, good);
+            self.revert(key.db, &key.key, good);
         }
         self.notes.take();
     }
@@ -78,7 +78,7 @@ impl Store {
     }
 
     /// Reverts a key to its last journaled value. If that is its absence, the absence stays known.
-    fn take_back(&mut self, db: u32, key: &[u8], good: u64) {
+    fn revert(&mut self, db: u32, key: &[u8], good: u64) {
         let at = self.layout.key_hash(key);
         let Some(entry) = self.get_mut(db, at, key) else { return };
         if entry.stored.live {
@@ -89,8 +89,8 @@ impl Store {
         absent.round = good;
         let before = std::mem::replace(entry, absent).counted;
         self.memory = self.memory.saturating_sub(before);
-        let grave = super::DirtyKey { db, at, key: crate::value::KeyBuf::from_slice(key) };
-        self.bury_as_of(good, grave);
+        let tombstone = super::DirtyKey { db, at, key: crate::value::KeyBuf::from_slice(key) };
+        self.add_tombstone_as_of(good, tombstone);
     }
 }
 
@@ -138,7 +138,7 @@ mod tests {
         assert!(store.lend(0, b"k").is_none());
         let mut entry = Entry::absent(b"k", 0);
         entry.value = Value::Str(Str::new(b"1"));
-        store.learn(0, entry);
+        store.apply_loaded(0, entry);
         assert!(store.exists(0, b"k").unwrap());
         store.remove(0, b"k").unwrap();
         store.seal();
@@ -157,7 +157,7 @@ mod tests {
         store.roll_back(round);
         let mut entry = Entry::absent(b"k", 0);
         entry.value = Value::Str(Str::new(b"1"));
-        store.learn(0, entry);
+        store.apply_loaded(0, entry);
         store.begin(2, true);
         store.exists(0, b"k").unwrap();
         assert_eq!(store.seen(), round);

@@ -81,23 +81,23 @@ pub(crate) trait Collection {
 
     /// Applies the row of an element that was requested by name. (A value that has replaced another
     /// since the request may have no names; the same holds for an index.)
-    fn learn_named(&mut self, _name: &[u8], _row: Option<&[u8]>) -> Result<()> {
+    fn apply_named(&mut self, _name: &[u8], _row: Option<&[u8]>) -> Result<()> {
         Ok(())
     }
 
     /// Applies all element rows: key and value.
-    fn learn_all(&mut self, rows: Vec<(bytes::Bytes, bytes::Bytes)>) -> Result<()>;
+    fn apply_all(&mut self, rows: Vec<(bytes::Bytes, bytes::Bytes)>) -> Result<()>;
 
     /// Applies a page of element rows.
-    fn learn_page(&mut self, page: Page) -> Result<()>;
+    fn apply_page(&mut self, page: Page) -> Result<()>;
 
     /// Applies the counts of a range.
-    fn learn_index(&mut self, _range: &ElementRange, _pieces: Vec<IndexPiece>) -> Result<()> {
+    fn apply_index(&mut self, _range: &ElementRange, _pieces: Vec<IndexPiece>) -> Result<()> {
         Ok(())
     }
 
     /// Returns true if hardly any elements are in memory.
-    fn is_bare(&self) -> bool;
+    fn has_few_in_memory(&self) -> bool;
 
     /// Drops elements that are in the journal from memory, examining up to `steps`.
     fn shed(&mut self, steps: usize);

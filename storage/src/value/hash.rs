@@ -228,17 +228,17 @@ impl Hash {
     }
 
     /// Applies a field read from disk, unless the field is known already: that is newer.
-    pub fn learn(&mut self, name: &[u8], field: Option<Field>) {
+    pub fn apply_loaded(&mut self, name: &[u8], field: Option<Field>) {
         let expire_at_ms = field.as_ref().map_or(0, |field| field.expire_at_ms);
-        if self.fields.learn(name, field) {
+        if self.fields.apply_loaded(name, field) {
             self.move_expiry(name, 0, expire_at_ms);
         }
     }
 
     /// Marks the hash as complete once every existing field was applied. Takes time proportional to
     /// the fields.
-    pub fn learnt_all(&mut self) {
-        self.fields.learnt_all();
+    pub fn mark_complete(&mut self) {
+        self.fields.mark_complete();
         self.min_unknown_expire_at_ms = 0;
     }
 
@@ -334,30 +334,30 @@ impl Collection for Hash {
         (meta::TYPE_HASH, timed | if self.table { meta::TABLE } else { 0 })
     }
 
-    fn learn_named(&mut self, name: &[u8], row: Option<&[u8]>) -> anyhow::Result<()> {
+    fn apply_named(&mut self, name: &[u8], row: Option<&[u8]>) -> anyhow::Result<()> {
         let field = row.map(decode_field).transpose()?.map(|(_, field)| field);
-        self.learn(name, field);
+        self.apply_loaded(name, field);
         Ok(())
     }
 
-    fn learn_all(&mut self, rows: Vec<(Bytes, Bytes)>) -> anyhow::Result<()> {
+    fn apply_all(&mut self, rows: Vec<(Bytes, Bytes)>) -> anyhow::Result<()> {
         for (element, row) in rows {
             let (name, field) = read_row(&element, &row)?;
-            self.learn(&name, Some(field));
+            self.apply_loaded(&name, Some(field));
         }
-        self.learnt_all();
+        self.mark_complete();
         Ok(())
     }
 
-    fn learn_page(&mut self, page: Page) -> anyhow::Result<()> {
-        for (name, field) in self.fields.learn_page(page, b"", read_row)? {
+    fn apply_page(&mut self, page: Page) -> anyhow::Result<()> {
+        for (name, field) in self.fields.apply_page(page, b"", read_row)? {
             self.move_expiry(&name, 0, field.expire_at_ms);
         }
         Ok(())
     }
 
-    fn is_bare(&self) -> bool {
-        self.fields.is_bare()
+    fn has_few_in_memory(&self) -> bool {
+        self.fields.has_few_in_memory()
     }
 
     fn shed(&mut self, steps: usize) {
@@ -418,7 +418,7 @@ mod tests {
     fn unknown_fields_are_asked_for() {
         let mut hash = Hash::from_meta(9, 2, false, 0);
         assert_eq!(hash.get(b"a", 0).unwrap_err(), Part::Fields(vec![b"a"[..].into()]));
-        hash.learn(b"a", None);
+        hash.apply_loaded(b"a", None);
         assert!(hash.set(b"a", b"1", 0));
         assert_eq!(hash.len(), 3);
         assert_eq!(hash.require_all().unwrap_err(), Part::All);
@@ -429,11 +429,11 @@ mod tests {
     #[test]
     fn the_bound_of_expiries_follows_what_is_known() {
         let mut hash = Hash::from_meta(9, 3, true, 20);
-        hash.learn(b"a", Some(Field { value: b"1"[..].into(), expire_at_ms: 30 }));
+        hash.apply_loaded(b"a", Some(Field { value: b"1"[..].into(), expire_at_ms: 30 }));
         assert_eq!(hash.min_expire_at_ms(), 20);
-        hash.learn(b"b", Some(Field { value: b"2"[..].into(), expire_at_ms: 0 }));
-        hash.learn(b"c", None);
-        hash.learnt_all();
+        hash.apply_loaded(b"b", Some(Field { value: b"2"[..].into(), expire_at_ms: 0 }));
+        hash.apply_loaded(b"c", None);
+        hash.mark_complete();
         assert_eq!(hash.min_expire_at_ms(), 30);
         assert!(hash.set_expiry(b"a", 0));
         assert_eq!((hash.min_expire_at_ms(), hash.is_timed()), (0, true));

@@ -255,7 +255,7 @@ impl<V: Payload> Members<V> {
 
     /// Applies an element read from disk, unless it is known already: that is newer. Returns true
     /// if it was unknown.
-    pub(crate) fn learn(&mut self, name: &[u8], value: Option<V>) -> bool {
+    pub(crate) fn apply_loaded(&mut self, name: &[u8], value: Option<V>) -> bool {
         if self.complete || self.known.contains_key(name) {
             return false;
         }
@@ -267,7 +267,7 @@ impl<V: Payload> Members<V> {
 
     /// Marks the collection as complete once every existing element was applied. Takes time
     /// proportional to them.
-    pub(crate) fn learnt_all(&mut self) {
+    pub(crate) fn mark_complete(&mut self) {
         let mut forgotten = 0;
         self.known.retain(|name, value| {
             forgotten += if value.is_none() { heap_bytes(name) } else { 0 };
@@ -307,7 +307,7 @@ impl<V: Payload> Members<V> {
     }
 
     /// Returns true if hardly any elements are in memory.
-    pub(crate) fn is_bare(&self) -> bool {
+    pub(crate) fn has_few_in_memory(&self) -> bool {
         self.known.len() <= SPARE
     }
 
@@ -412,7 +412,7 @@ impl<V: Payload> Members<V> {
 
     /// Applies a page of element rows, which becomes the window, and returns the applied elements
     /// by name.
-    pub(crate) fn learn_page(
+    pub(crate) fn apply_page(
         &mut self,
         page: Page,
         prefix: &[u8],
@@ -420,12 +420,12 @@ impl<V: Payload> Members<V> {
     ) -> anyhow::Result<Vec<(Name, V)>> {
         let from = place_of(page.range.from.get(prefix.len()..).unwrap_or_default());
         let mut names = Vec::with_capacity(page.rows.len());
-        let mut learnt = Vec::new();
+        let mut applied = Vec::new();
         for (element, row) in &page.rows {
             let (name, value) = read(element, row)?;
             names.push((place_of(&element[prefix.len()..]), name.clone()));
-            if self.learn(&name, Some(value.clone())) {
-                learnt.push((name, value));
+            if self.apply_loaded(&name, Some(value.clone())) {
+                applied.push((name, value));
             }
         }
         let asked = range_from(prefix, 0).to;
@@ -441,7 +441,7 @@ impl<V: Payload> Members<V> {
             names.retain(|(at, _)| *at < to);
         }
         *self.window.get_mut() = Some(Box::new(NameWindow::new(from, to, names)));
-        Ok(learnt)
+        Ok(applied)
     }
 
     /// Returns `count` different random elements by name, or all if there are fewer. If not all are
@@ -587,12 +587,12 @@ mod tests {
                         (key.into(), value.to_be_bytes().to_vec().into())
                     };
                     let page = Page { range, rows: rows.into_iter().map(bytes).collect() };
-                    self.members.learn_page(page, b"", read).unwrap();
+                    self.members.apply_page(page, b"", read).unwrap();
                 }
                 Part::Fields(names) => {
                     for name in names {
                         let row = self.rows.get(&RowKey::named_element(hash(&name), &name));
-                        self.members.learn(&name, row.copied());
+                        self.members.apply_loaded(&name, row.copied());
                     }
                 }
                 other => panic!("{other:?}"),
@@ -663,9 +663,9 @@ mod tests {
                 Err(Part::All) => {
                     let rows = world.rows.clone();
                     for (element, value) in rows {
-                        world.members.learn(Row::plain_name(&element).unwrap(), Some(value));
+                        world.members.apply_loaded(Row::plain_name(&element).unwrap(), Some(value));
                     }
-                    world.members.learnt_all();
+                    world.members.mark_complete();
                 }
                 Err(part) => world.load(part),
             }

@@ -290,7 +290,8 @@ pub(crate) struct Counted {
 impl Entry {
     /// Returns true if parts of it can be dropped from memory.
     pub(crate) fn can_shrink(&self) -> bool {
-        self.large && self.value.collection().is_some_and(|collection| !collection.is_bare())
+        self.large
+            && self.value.collection().is_some_and(|collection| !collection.has_few_in_memory())
     }
 
     /// Recounts its memory.

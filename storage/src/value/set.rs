@@ -115,13 +115,13 @@ impl Set {
     }
 
     /// Applies whether a member was found on disk, unless it is known already: that is newer.
-    pub fn learn(&mut self, name: &[u8], is_member: bool) {
-        self.members.learn(name, is_member.then_some(()));
+    pub fn apply_loaded(&mut self, name: &[u8], is_member: bool) {
+        self.members.apply_loaded(name, is_member.then_some(()));
     }
 
     /// Marks the set as complete once every member was applied. Takes time proportional to them.
-    pub fn learnt_all(&mut self) {
-        self.members.learnt_all();
+    pub fn mark_complete(&mut self) {
+        self.members.mark_complete();
     }
 
     /// Returns `count` different random members, or all if there are fewer. If not all are in
@@ -240,27 +240,27 @@ impl Collection for Set {
         (meta::TYPE_SET, flag)
     }
 
-    fn learn_named(&mut self, name: &[u8], row: Option<&[u8]>) -> anyhow::Result<()> {
-        self.learn(name, row.is_some());
+    fn apply_named(&mut self, name: &[u8], row: Option<&[u8]>) -> anyhow::Result<()> {
+        self.apply_loaded(name, row.is_some());
         Ok(())
     }
 
-    fn learn_all(&mut self, rows: Vec<(Bytes, Bytes)>) -> anyhow::Result<()> {
+    fn apply_all(&mut self, rows: Vec<(Bytes, Bytes)>) -> anyhow::Result<()> {
         for (element, row) in rows {
             let (name, ()) = read_row(&element, &row)?;
-            self.learn(&name, true);
+            self.apply_loaded(&name, true);
         }
-        self.learnt_all();
+        self.mark_complete();
         Ok(())
     }
 
-    fn learn_page(&mut self, page: Page) -> anyhow::Result<()> {
-        self.members.learn_page(page, b"", read_row)?;
+    fn apply_page(&mut self, page: Page) -> anyhow::Result<()> {
+        self.members.apply_page(page, b"", read_row)?;
         Ok(())
     }
 
-    fn is_bare(&self) -> bool {
-        self.members.is_bare()
+    fn has_few_in_memory(&self) -> bool {
+        self.members.has_few_in_memory()
     }
 
     fn shed(&mut self, steps: usize) {
@@ -297,17 +297,17 @@ mod tests {
     fn unknown_members_are_asked_for() {
         let mut set = Set::from_meta(9, 2, SetEncoding::Table);
         assert_eq!(set.contains(b"a"), Err(Part::Fields(vec![b"a"[..].into()])));
-        set.learn(b"a", false);
-        set.learn(b"b", true);
+        set.apply_loaded(b"a", false);
+        set.apply_loaded(b"b", true);
         assert_eq!((set.contains(b"a"), set.contains(b"b")), (Ok(false), Ok(true)));
         assert!(set.add(b"a"));
         assert!(!set.add(b"b"));
         assert!(set.remove(b"b"));
-        set.learn(b"b", true);
+        set.apply_loaded(b"b", true);
         assert_eq!((set.contains(b"b"), set.len()), (Ok(false), 2));
         assert_eq!(set.require_all(), Err(Part::All));
-        set.learn(b"c", true);
-        set.learnt_all();
+        set.apply_loaded(b"c", true);
+        set.mark_complete();
         assert_eq!(names(&set), ["a", "c"]);
     }
 
@@ -320,7 +320,7 @@ mod tests {
         assert_eq!((reverse, limit), (false, 2000));
         // A page may hold fewer than requested.
         let range = ElementRange { to: Some(vec![0; 8]), ..range };
-        set.learn_page(Page { range, rows: Vec::new() }).unwrap();
+        set.apply_page(Page { range, rows: Vec::new() }).unwrap();
         assert_eq!(set.require_some(1000), Ok(()));
         assert_eq!(set.require_all(), Err(Part::All));
     }

@@ -301,7 +301,7 @@ impl BigStr {
     }
 
     /// Applies a chunk read from disk (empty: a hole), unless it is known already: that is newer.
-    pub(crate) fn learn(&mut self, n: u32, chunk: &[u8]) {
+    pub(crate) fn apply_loaded(&mut self, n: u32, chunk: &[u8]) {
         if let btree_map::Entry::Vacant(place) = self.chunks.entry(n) {
             place.insert(chunk.to_vec());
             self.held += chunk.len();

@@ -89,9 +89,9 @@ fn memory_follows_the_chunks() {
     s.write_at(2 * CHUNK + 1, &[3; 9]).unwrap();
     s.write_at(6 * CHUNK - 1, &[4; 2]).unwrap();
     let Str::Big(big) = &mut s else { panic!("not in chunks") };
-    big.learn(2, &[1; 100]);
-    big.learn(7, &[1; 100]);
-    big.learn(8, b"");
+    big.apply_loaded(2, &[1; 100]);
+    big.apply_loaded(7, &[1; 100]);
+    big.apply_loaded(8, b"");
     assert_eq!(big.held, big.chunks.values().map(Vec::len).sum::<usize>());
     assert_eq!(big.held, 10 + CHUNK + 1 + 100);
 }

@@ -114,15 +114,15 @@ impl TestRows {
         self.asked.push(part.clone());
         match part {
             Part::All => {
-                collection.learn_all(self.all()).unwrap();
+                collection.apply_all(self.all()).unwrap();
             }
             Part::Page { range, reverse, limit } => {
-                collection.learn_page(self.page(range, reverse, limit)).unwrap();
+                collection.apply_page(self.page(range, reverse, limit)).unwrap();
             }
             Part::Index { range, by: IndexBy::Values } => {
                 let count = |row: Bytes| get_varint(&mut &row[..]).unwrap();
                 let pieces = self.range(&range).map(|(key, row)| (key, count(row))).collect();
-                collection.learn_index(&range, pieces).unwrap();
+                collection.apply_index(&range, pieces).unwrap();
             }
             other => panic!("nobody asks for {other:?}"),
         }

@@ -207,7 +207,7 @@ impl Zset {
 
     /// Removes a member that was found in the order; it need not be known by name.
     pub fn remove_found(&mut self, name: &[u8], score: f64) {
-        self.members.learn(name, Some(score));
+        self.members.apply_loaded(name, Some(score));
         self.remove(name);
     }
 
@@ -439,36 +439,36 @@ impl Collection for Zset {
         [PREFIX, &RowKey::named_element(layout.hash(name), name)].concat()
     }
 
-    fn learn_named(&mut self, name: &[u8], row: Option<&[u8]>) -> anyhow::Result<()> {
+    fn apply_named(&mut self, name: &[u8], row: Option<&[u8]>) -> anyhow::Result<()> {
         let score = row.map(read_score).transpose()?.map(|(score, _)| score);
-        self.members.learn(name, score);
+        self.members.apply_loaded(name, score);
         Ok(())
     }
 
-    fn learn_all(&mut self, rows: Vec<(Bytes, Bytes)>) -> anyhow::Result<()> {
+    fn apply_all(&mut self, rows: Vec<(Bytes, Bytes)>) -> anyhow::Result<()> {
         let order = rows.partition_point(|(element, _)| element.first() < Some(&ORDER_PREFIX));
         for (element, row) in &rows[..order] {
             let (name, score) = read_row(element, row)?;
-            self.members.learn(&name, Some(score));
+            self.members.apply_loaded(&name, Some(score));
         }
-        self.members.learnt_all();
-        self.order.learn_all(&rows[order..])
+        self.members.mark_complete();
+        self.order.apply_all(&rows[order..])
     }
 
-    fn learn_page(&mut self, page: Page) -> anyhow::Result<()> {
+    fn apply_page(&mut self, page: Page) -> anyhow::Result<()> {
         if page.range.from.first() == Some(&ORDER_PREFIX) {
-            return self.order.learn_page(&page);
+            return self.order.apply_page(&page);
         }
-        self.members.learn_page(page, PREFIX, read_row)?;
+        self.members.apply_page(page, PREFIX, read_row)?;
         Ok(())
     }
 
-    fn learn_index(&mut self, range: &ElementRange, pieces: Vec<IndexPiece>) -> anyhow::Result<()> {
-        self.order.learn_index(range, pieces)
+    fn apply_index(&mut self, range: &ElementRange, pieces: Vec<IndexPiece>) -> anyhow::Result<()> {
+        self.order.apply_index(range, pieces)
     }
 
-    fn is_bare(&self) -> bool {
-        self.members.is_bare() && self.order.is_bare()
+    fn has_few_in_memory(&self) -> bool {
+        self.members.has_few_in_memory() && self.order.has_few_in_memory()
     }
 
     fn shed(&mut self, steps: usize) {

@@ -88,7 +88,7 @@ impl World {
             let bits = u64::from_be_bytes(score) & !(1 << 63);
             self.least = self.least.min(f64::from_bits(bits));
         }
-        self.zset.learn_page(Page { range, rows }).unwrap();
+        self.zset.apply_page(Page { range, rows }).unwrap();
     }
 
     /// Loads a missing part.
@@ -99,13 +99,13 @@ impl World {
                 self.loaded.push("fields");
                 for name in names {
                     let row = self.rows.get(&self.zset.element_key(&name, &LAYOUT));
-                    self.zset.learn_named(&name, row.map(|row| &**row)).unwrap();
+                    self.zset.apply_named(&name, row.map(|row| &**row)).unwrap();
                 }
             }
             Part::All => {
                 self.loaded.push("all");
                 let everything = ElementRange { from: Vec::new(), to: None };
-                self.zset.learn_all(self.in_range(&everything)).unwrap();
+                self.zset.apply_all(self.in_range(&everything)).unwrap();
             }
             Part::Page { range, reverse, limit } => {
                 self.loaded.push("page");
@@ -116,7 +116,7 @@ impl World {
                 let rows = self.in_range(&range);
                 let pieces = rows.chunks(most as usize);
                 let pieces = pieces.map(|rows| (rows[0].0.clone(), rows.len() as u64)).collect();
-                self.zset.learn_index(&range, pieces).unwrap();
+                self.zset.apply_index(&range, pieces).unwrap();
             }
             other => panic!("{other:?} is not a part of a sorted set"),
         }

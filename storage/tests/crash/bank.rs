@@ -311,7 +311,7 @@ impl Bank {
             world.partition.store.give_back(db, entry, true);
         }
         world.partition.merge(lsn, &body);
-        world.partition.saw_lsn(lsn);
+        world.partition.note_lsn(lsn);
         world.partition.released(world.holds);
     }
 

@@ -406,7 +406,7 @@ impl History {
             partition.store.give_back(db, entry, true);
         }
         partition.merge(lsn, &body);
-        partition.saw_lsn(lsn);
+        partition.note_lsn(lsn);
         partition.released(hold);
     }
 }

@@ -677,7 +677,7 @@ fn what_comes_late_into_the_expiry_index_is_found_by_the_next_pass() {
     let (due, rest) = world.block_on(plan.run()).unwrap();
     assert!(rest.is_none() && due.len() == 1 && *due[0].key == *b"{t}late", "{due:?}");
     // It could not be deleted: the next pass returns it again.
-    world.partition.left_due(shard, from_ms);
+    world.partition.abort_due(shard, from_ms);
     assert_eq!(world.partition.begin_due(shard, NOW + 4000), from_ms);
     assert_eq!(world.partition.begin_due(shard, NOW + 4000), NOW + 4001);
 }
@@ -795,7 +795,7 @@ fn what_is_loaded_after_a_roll_back_shows_all_that_it_has_shown_before() {
         world.partition.store.give_back(db, entry, true);
     }
     world.partition.merge(lsn, &sealed.body());
-    world.partition.saw_lsn(lsn);
+    world.partition.note_lsn(lsn);
 
     let store = &mut world.partition.store;
     store.begin(NOW, true);

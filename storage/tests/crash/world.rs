@@ -269,7 +269,7 @@ impl World {
         self.probe.point(|| "between append and merge of generations".into());
         apply(&mut self.partition.store);
         self.partition.merge(lsn, &body);
-        self.partition.saw_lsn(lsn);
+        self.partition.note_lsn(lsn);
     }
 
     pub(crate) fn flush_db(&mut self, db: u32) {

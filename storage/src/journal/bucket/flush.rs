@@ -108,7 +108,7 @@ impl BucketShared {
                 }
                 None => {}
             }
-            self.look_for_store();
+            self.check_store();
             if lock(&self.state).stop {
                 return;
             }
@@ -227,7 +227,7 @@ impl BucketShared {
                 // An earlier attempt may have succeeded without an answer; or another process has
                 // taken over.
                 Ok(Err(Error::AlreadyExists { .. } | Error::Precondition { .. })) => {
-                    match self.whose(&path, &object).await {
+                    match self.check_existing(&path, &object).await {
                         Ok(None) => return Done::Landed(object.at, first),
                         Ok(Some(reason)) => return Done::Lost(reason),
                         Err(error) => cause(&error),
@@ -246,7 +246,7 @@ impl BucketShared {
     }
 
     /// Checks the object that exists already: `None` if it is this one, else the error.
-    async fn whose(&self, path: &Path, object: &Object) -> Result<Option<String>, Error> {
+    async fn check_existing(&self, path: &Path, object: &Object) -> Result<Option<String>, Error> {
         let found = self.place.store().get(path).await?.bytes().await?;
         if found.len() == object.header.len() + object.records.len()
             && found.starts_with(&object.header)
@@ -315,7 +315,7 @@ impl BucketShared {
     }
 
     /// Updates whether the oldest commit has waited too long.
-    fn look_for_store(&self) {
+    fn check_store(&self) {
         let is_away = {
             let state = lock(&self.state);
             state.oldest().is_some_and(|since| since.elapsed() >= self.options.wait_limit)

@@ -509,9 +509,9 @@ impl BucketRecovery {
     ///
     /// # Errors
     /// If another process has taken the journal over meanwhile.
-    pub async fn outlast(&self) -> Result<(), JournalError> {
+    pub async fn wait_out_lease(&self) -> Result<(), JournalError> {
         if let Some(fenced) = self.outlived {
-            let until = fenced + Lease::outlast(self.options.lease);
+            let until = fenced + Lease::successor_wait(self.options.lease);
             let seconds = until.duration_since(Instant::now()).as_secs_f32();
             if seconds > 0.0 {
                 let place = &self.place;

@@ -59,7 +59,7 @@ impl List {
         }
         let (first, last) = self.bounds();
         if (first < FIRST_MIN || last > LAST_MAX) && self.unloaded == 0 {
-            self.number_anew();
+            self.renumber();
         }
         let (first, last) = self.bounds();
         let no = match (end, front) {
@@ -367,7 +367,7 @@ impl List {
     }
 
     /// Renumbers all nodes, beginning in the middle. All must be in memory.
-    fn number_anew(&mut self) {
+    fn renumber(&mut self) {
         let Some(first) = self.nodes.first() else { return };
         let nodes = self.nodes.len() as u64;
         let after = FIRST - (nodes / 2 + 1) * STEP;

@@ -30,7 +30,7 @@ fn read_row((element, row): &(Bytes, Bytes)) -> Result<(u64, NodeState)> {
 impl List {
     /// Applies all existing nodes with numbers in a range, ascending. Nodes already in memory are
     /// newer and stay.
-    fn learn(
+    fn apply_loaded(
         &mut self,
         (from, to): (u64, u64),
         found: impl Iterator<Item = Result<(u64, NodeState)>>,
@@ -183,21 +183,21 @@ impl Collection for List {
         (meta::TYPE_LIST, if self.quicklist { meta::TABLE } else { 0 })
     }
 
-    fn learn_all(&mut self, rows: Vec<(Bytes, Bytes)>) -> Result<()> {
-        self.learn((0, u64::MAX), rows.iter().map(read_row))
+    fn apply_all(&mut self, rows: Vec<(Bytes, Bytes)>) -> Result<()> {
+        self.apply_loaded((0, u64::MAX), rows.iter().map(read_row))
     }
 
-    fn learn_page(&mut self, page: Page) -> Result<()> {
+    fn apply_page(&mut self, page: Page) -> Result<()> {
         self.pages = self.pages.saturating_add(1);
-        self.learn(numbers(&page.range), page.rows.iter().map(read_row))
+        self.apply_loaded(numbers(&page.range), page.rows.iter().map(read_row))
     }
 
-    fn learn_index(&mut self, range: &ElementRange, pieces: Vec<IndexPiece>) -> Result<()> {
+    fn apply_index(&mut self, range: &ElementRange, pieces: Vec<IndexPiece>) -> Result<()> {
         let node = |(element, count): IndexPiece| Ok((number(&element), NodeState::Cold { count }));
-        self.learn(numbers(range), pieces.into_iter().map(node))
+        self.apply_loaded(numbers(range), pieces.into_iter().map(node))
     }
 
-    fn is_bare(&self) -> bool {
+    fn has_few_in_memory(&self) -> bool {
         self.nodes.len() - self.unloaded <= FEW
     }
 

@@ -4,8 +4,8 @@
 //! A block covers the places from its first one up to the next block's first. Items may be inserted
 //! into and removed from blocks that are not in memory: only the block's count changes, and a row.
 
+mod apply;
 mod items;
-mod learn;
 mod place;
 mod walk;
 
@@ -417,7 +417,7 @@ impl Order {
     // ---- forgetting --------------------------------------------------------------------------
 
     /// Returns true if hardly any items are in memory.
-    pub(in crate::value) fn is_bare(&self) -> bool {
+    pub(in crate::value) fn has_few_in_memory(&self) -> bool {
         self.items <= 8 * BLOCK_MAX
     }
 

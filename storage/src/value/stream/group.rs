@@ -141,7 +141,7 @@ impl Groups {
     }
 
     /// Drops the rows of a stream without groups, known or not: they are dead.
-    pub(super) fn let_go(&mut self) {
+    pub(super) fn drop_rows(&mut self) {
         let Self { next_group, next_consumer, .. } = *self;
         *self = Self { next_group, next_consumer, ..Self::default() };
     }
@@ -210,8 +210,8 @@ impl Groups {
     }
 
     /// Applies all rows, including those left by destroyed groups.
-    pub(super) fn learn_all(&mut self, rows: &[(Bytes, Bytes)]) -> Result<()> {
-        self.groups.learn_all(rows)?;
+    pub(super) fn apply_all(&mut self, rows: &[(Bytes, Bytes)]) -> Result<()> {
+        self.groups.apply_all(rows)?;
         let live: BTreeSet<u64> = self.groups.in_memory().map(|(_, group)| group.number).collect();
         let is_live = |(element, _): &&(Bytes, Bytes)| {
             let number = element.get(1..9).and_then(|bytes| bytes.try_into().ok());
@@ -223,25 +223,25 @@ impl Groups {
             let rows = rows.take_while(|(element, _)| element.first() == Some(&prefix));
             rows.filter(is_live).cloned().collect()
         };
-        self.names.learn_all(&theirs(prefix::NAMES))?;
-        self.consumers.learn_all(&theirs(prefix::CONSUMERS))?;
-        self.pending.learn_all(&theirs(prefix::PENDING))
+        self.names.apply_all(&theirs(prefix::NAMES))?;
+        self.consumers.apply_all(&theirs(prefix::CONSUMERS))?;
+        self.pending.apply_all(&theirs(prefix::PENDING))
     }
 
     /// Applies a page, which may belong to other rows.
-    pub(super) fn learn_page(&mut self, page: &Page) -> Result<()> {
-        self.groups.learn_page(page)?;
-        self.names.learn_page(page)?;
-        self.consumers.learn_page(page)?;
-        self.pending.learn_page(page)
+    pub(super) fn apply_page(&mut self, page: &Page) -> Result<()> {
+        self.groups.apply_page(page)?;
+        self.names.apply_page(page)?;
+        self.consumers.apply_page(page)?;
+        self.pending.apply_page(page)
     }
 
     /// Returns true if hardly any rows are in memory.
-    pub(super) fn is_bare(&self) -> bool {
-        self.groups.is_bare()
-            && self.names.is_bare()
-            && self.consumers.is_bare()
-            && self.pending.is_bare()
+    pub(super) fn has_few_in_memory(&self) -> bool {
+        self.groups.has_few_in_memory()
+            && self.names.has_few_in_memory()
+            && self.consumers.has_few_in_memory()
+            && self.pending.has_few_in_memory()
     }
 
     /// Drops rows that are in the journal from memory, examining up to `steps`.

@@ -420,15 +420,15 @@ impl Stream {
         }
         self.first_id = plan.first;
         self.max_deleted_id = self.max_deleted_id.max(plan.ids.last().copied().unwrap_or_default());
-        self.let_go();
+        self.drop_rows();
     }
 
     /// Drops the rows of a stream without entries and groups: they are dead.
-    fn let_go(&mut self) {
+    fn drop_rows(&mut self) {
         if self.len == 0 && self.groups.is_empty() {
             self.nodes = Paged::new(&[prefix::NODES]);
             self.node_count = 0;
-            self.groups.let_go();
+            self.groups.drop_rows();
             self.version = 0;
         }
     }

@@ -296,17 +296,17 @@ impl<K: PagedKey, V: PagedRow<K>> Paged<K, V> {
     }
 
     /// Applies all rows, which may include those of other maps: element key and value, ascending.
-    pub(in crate::value) fn learn_all(&mut self, rows: &[(Bytes, Bytes)]) -> Result<()> {
-        self.learn(&K::first(), None, rows)
+    pub(in crate::value) fn apply_all(&mut self, rows: &[(Bytes, Bytes)]) -> Result<()> {
+        self.apply_loaded(&K::first(), None, rows)
     }
 
     /// Applies a page, if it belongs to this map.
-    pub(in crate::value) fn learn_page(&mut self, page: &Page) -> Result<()> {
+    pub(in crate::value) fn apply_page(&mut self, page: &Page) -> Result<()> {
         if !self.is_of(&page.range.from) {
             return Ok(());
         }
         let Some((from, to)) = self.keys_of(&page.range) else { return Ok(()) };
-        self.learn(&from, to.as_ref(), &page.rows)
+        self.apply_loaded(&from, to.as_ref(), &page.rows)
     }
 
     /// Returns the keys of a range of this map's element keys: the first one, and the one behind
@@ -324,7 +324,7 @@ impl<K: PagedKey, V: PagedRow<K>> Paged<K, V> {
 
     /// Applies `rows`, which are all rows from a key to before another. Rows known already are
     /// newer.
-    fn learn(&mut self, from: &K, to: Option<&K>, rows: &[(Bytes, Bytes)]) -> Result<()> {
+    fn apply_loaded(&mut self, from: &K, to: Option<&K>, rows: &[(Bytes, Bytes)]) -> Result<()> {
         for (element, row) in rows {
             if !self.is_of(element) {
                 continue;
@@ -381,7 +381,7 @@ impl<K: PagedKey, V: PagedRow<K>> Paged<K, V> {
     }
 
     /// Returns true if hardly any rows are in memory.
-    pub(in crate::value) fn is_bare(&self) -> bool {
+    pub(in crate::value) fn has_few_in_memory(&self) -> bool {
         self.rows.len() <= FEW
     }
 

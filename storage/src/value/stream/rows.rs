@@ -145,20 +145,20 @@ impl Collection for Stream {
         (meta::TYPE_STREAM, 0)
     }
 
-    fn learn_all(&mut self, rows: Vec<(Bytes, Bytes)>) -> Result<()> {
-        self.nodes.learn_all(&rows)?;
-        self.groups.learn_all(&rows)?;
+    fn apply_all(&mut self, rows: Vec<(Bytes, Bytes)>) -> Result<()> {
+        self.nodes.apply_all(&rows)?;
+        self.groups.apply_all(&rows)?;
         let count: u64 = self.nodes.in_memory().map(|(_, node)| node.count()).sum();
         ensure!(count == self.len, "the nodes of a stream do not have its entries");
         Ok(())
     }
 
-    fn learn_page(&mut self, page: Page) -> Result<()> {
-        self.nodes.learn_page(&page)?;
-        self.groups.learn_page(&page)
+    fn apply_page(&mut self, page: Page) -> Result<()> {
+        self.nodes.apply_page(&page)?;
+        self.groups.apply_page(&page)
     }
 
-    fn learn_index(&mut self, range: &ElementRange, pieces: Vec<IndexPiece>) -> Result<()> {
+    fn apply_index(&mut self, range: &ElementRange, pieces: Vec<IndexPiece>) -> Result<()> {
         if !self.nodes.is_of(&range.from) {
             return Ok(());
         }
@@ -171,8 +171,8 @@ impl Collection for Stream {
         Ok(())
     }
 
-    fn is_bare(&self) -> bool {
-        self.nodes.is_bare() && self.groups.is_bare()
+    fn has_few_in_memory(&self) -> bool {
+        self.nodes.has_few_in_memory() && self.groups.has_few_in_memory()
     }
 
     fn shed(&mut self, steps: usize) {

@@ -258,7 +258,7 @@ impl Stream {
                 })
             });
         }
-        self.let_go();
+        self.drop_rows();
     }
 }
 

@@ -17,7 +17,7 @@ async fn take_over(client: &Arc<Client>) -> Result<BucketRecovery, JournalError>
 /// Takes over like a server: waits, starts, and proves that it owns the data.
 async fn own(client: &Arc<Client>) -> Result<Running, JournalError> {
     let recovery = take_over(client).await?;
-    recovery.outlast().await?;
+    recovery.wait_out_lease().await?;
     let running = Running::start(recovery).await?;
     match running.shared.lease.confirm(LONG).await {
         Ok(()) => Ok(running),
@@ -119,9 +119,9 @@ fn of_two_who_start_at_once_the_slower_one_opens_nothing() {
         let sim = Sim::new(2);
         let first = take_over(&sim.client(0)).await.unwrap();
         let second = take_over(&sim.client(0)).await.unwrap();
-        let error = first.outlast().await.unwrap_err().to_string();
+        let error = first.wait_out_lease().await.unwrap_err().to_string();
         assert!(error.contains("another server has taken over"), "{error}");
-        second.outlast().await.unwrap();
+        second.wait_out_lease().await.unwrap();
         let running = Running::start(second).await.unwrap();
         assert_eq!(running.shared.lease.confirm(LONG).await, Ok(()));
     });

@@ -124,7 +124,7 @@ impl Groups {
     }
 
     /// Notes a request of a consumer; `active`: it got entries.
-    pub fn saw(&mut self, group: &[u8], number: ConsumerNo, now_ms: u64, active: bool) {
+    pub fn note_request(&mut self, group: &[u8], number: ConsumerNo, now_ms: u64, active: bool) {
         let Ok(Some(group)) = self.group(group) else { return };
         let key = ConsumerKey { group: group.number, number };
         self.consumers.update(&key, |consumer| {

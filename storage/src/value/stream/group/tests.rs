@@ -76,7 +76,7 @@ impl World {
         };
         let entries: Vec<_> = ids.iter().map(entry).collect();
         groups.put_pending(name.as_bytes(), &entries);
-        groups.saw(name.as_bytes(), consumer_no, now, true);
+        groups.note_request(name.as_bytes(), consumer_no, now, true);
         let model = self.model.get_mut(name).unwrap();
         model.consumers.insert(consumer.to_owned(), (now, Some(now)));
         for n in ids {

@@ -52,9 +52,9 @@ impl World {
         self.seal();
         self.pages += 1;
         match part {
-            Part::All => self.map.learn_all(&self.rows.all()).unwrap(),
+            Part::All => self.map.apply_all(&self.rows.all()).unwrap(),
             Part::Page { range, reverse, limit } => {
-                self.map.learn_page(&self.rows.page(range, reverse, limit)).unwrap();
+                self.map.apply_page(&self.rows.page(range, reverse, limit)).unwrap();
             }
             other => panic!("nobody asks for {other:?}"),
         }
@@ -177,9 +177,9 @@ fn rows_of_others_are_not_taken_in() {
     world.seal();
     let page = world.rows.page(crate::need::ElementRange { from: vec![8], to: None }, false, 5);
     let mut map = Map::away(PREFIX, id(0), None);
-    map.learn_page(&page).unwrap();
+    map.apply_page(&page).unwrap();
     assert!(!map.is_whole());
-    map.learn_all(&world.rows.all()).unwrap();
+    map.apply_all(&world.rows.all()).unwrap();
     assert!(map.is_whole());
     assert_eq!(map.get(&id(1)).unwrap(), Some(&b"a".to_vec()));
 }
@@ -229,7 +229,7 @@ fn shedding_keeps_what_is_not_written_and_the_ends() {
     let before = world.map.memory();
     world.map.shed(100);
     assert_eq!(world.map.loaded(), 3);
-    assert!(world.map.is_bare() && world.map.memory() < before / 10);
+    assert!(world.map.has_few_in_memory() && world.map.memory() < before / 10);
     assert_eq!(world.map.gaps.len(), 2);
     assert_eq!(world.map.get(&id(50)).unwrap().map(Vec::len), Some(2));
     assert!(matches!(world.map.get(&id(51)), Err(Part::Page { limit: 1, .. })));

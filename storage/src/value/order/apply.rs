@@ -49,18 +49,23 @@ fn blocks_of(items: Vec<ScoredItem>, from: &OrderPlace) -> Vec<Block> {
 
 impl Order {
     /// Applies all rows: element key and value, ascending.
-    pub(in crate::value) fn learn_all(&mut self, rows: &[(Bytes, Bytes)]) -> Result<()> {
-        self.learn(&OrderPlace::first(), &OrderPlace::last(), rows)
+    pub(in crate::value) fn apply_all(&mut self, rows: &[(Bytes, Bytes)]) -> Result<()> {
+        self.apply_loaded(&OrderPlace::first(), &OrderPlace::last(), rows)
     }
 
     /// Applies a page.
-    pub(in crate::value) fn learn_page(&mut self, page: &Page) -> Result<()> {
+    pub(in crate::value) fn apply_page(&mut self, page: &Page) -> Result<()> {
         let (from, to) = places(&page.range)?;
-        self.learn(&from, &to, &page.rows)
+        self.apply_loaded(&from, &to, &page.rows)
     }
 
     /// Applies `rows`, which are all rows between two places.
-    fn learn(&mut self, from: &OrderPlace, to: &OrderPlace, rows: &[(Bytes, Bytes)]) -> Result<()> {
+    fn apply_loaded(
+        &mut self,
+        from: &OrderPlace,
+        to: &OrderPlace,
+        rows: &[(Bytes, Bytes)],
+    ) -> Result<()> {
         let mut rows = rows.iter().peekable();
         let mut at = self.block_of(from.key()).or_else(|| self.blocks.first());
         while let Some(here) = at {
@@ -89,7 +94,7 @@ impl Order {
     }
 
     /// Applies the counts of a range, which lies in one block.
-    pub(in crate::value) fn learn_index(
+    pub(in crate::value) fn apply_index(
         &mut self,
         range: &ElementRange,
         pieces: Vec<IndexPiece>,
