@@ -102,7 +102,7 @@ pub(super) struct CheckpointsArgs {
     from: Option<String>,
 }
 
-/// A progress bar of bytes.
+/// A progress bar that counts bytes.
 struct Bar(ProgressBar);
 
 impl Bar {
@@ -133,7 +133,8 @@ pub(super) fn block_on<T>(work: impl Future<Output = Result<T>>) -> Result<T> {
 }
 
 impl CheckpointArgs {
-    /// The checkpoint that was asked for, or a new one of a data directory, whoever has it open.
+    /// Returns the requested checkpoint, or takes a new one of a data directory, whether or not a
+    /// server has it open.
     async fn take(self, data: &Location) -> Result<String> {
         if let Some(id) = self.checkpoint {
             return Ok(id);

@@ -1,4 +1,4 @@
-//! Whether a data directory is sound.
+//! Checks a data directory.
 
 use super::backup::{DataArgs, block_on};
 use anyhow::{Result, bail};
@@ -7,7 +7,7 @@ use flagstone_storage::check::{Listener, check};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Problems that are shown at most; all are counted.
+/// Bound of the problems that are shown; all are counted.
 const SHOWN: u64 = 1000;
 
 #[derive(Args, Debug)]

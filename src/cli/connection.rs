@@ -1,4 +1,4 @@
-//! A connection to a running server, as its clients have it.
+//! A client connection to a running server.
 
 use anyhow::{Context, Result, anyhow, bail};
 use std::io::{BufReader, BufWriter, Read, Write};
@@ -6,12 +6,12 @@ use std::net::TcpStream;
 
 /// Bytes that are read and written at a time.
 const BUFFER_LEN: usize = 64 << 10;
-/// How deeply replies may be nested.
+/// Bound of the nesting of replies.
 const DEPTH_MAX: usize = 8;
-/// The longest line of a reply.
+/// Bound of the length of a reply's line.
 const LINE_MAX: usize = 64 << 10;
 
-/// Where the server is, with the options of redis-cli.
+/// Address and login of the server, with the options of redis-cli.
 #[derive(clap::Args)]
 pub(super) struct Server {
     /// Host of the server
@@ -43,10 +43,10 @@ pub(super) struct Address {
 }
 
 impl Server {
-    /// The address: that of the URI if there is one, else that of the options.
+    /// Returns the address: that of the URI if there is one, else that of the options.
     ///
     /// # Errors
-    /// If the URI is none.
+    /// If the URI is invalid.
     pub(super) fn address(&self, uri: Option<&str>) -> Result<Address> {
         let Some(uri) = uri else {
             return Ok(Address {
@@ -115,7 +115,7 @@ impl Address {
     }
 }
 
-/// A part of a URI, in which `%` and two digits stand for a byte.
+/// Decodes a part of a URI, in which `%` and two digits stand for a byte.
 fn decoded(text: &str) -> Result<String> {
     let mut bytes = Vec::new();
     let mut rest = text.as_bytes();
@@ -144,10 +144,10 @@ pub(super) enum Reply {
 }
 
 impl Reply {
-    /// The bytes that it is.
+    /// Returns the bytes of a bulk string.
     ///
     /// # Errors
-    /// If it is something else.
+    /// If it is another kind of reply.
     pub(super) fn into_bulk(self) -> Result<Vec<u8>> {
         match self {
             Reply::Bulk(bytes) => Ok(bytes),
@@ -155,10 +155,10 @@ impl Reply {
         }
     }
 
-    /// The elements that it has.
+    /// Returns the elements of an array.
     ///
     /// # Errors
-    /// If it is something else.
+    /// If it is another kind of reply.
     pub(super) fn into_array(self) -> Result<Vec<Reply>> {
         match self {
             Reply::Array(elements) => Ok(elements),
@@ -166,10 +166,10 @@ impl Reply {
         }
     }
 
-    /// The integer that it is.
+    /// Returns the integer.
     ///
     /// # Errors
-    /// If it is something else.
+    /// If it is another kind of reply.
     pub(super) fn integer(&self) -> Result<i64> {
         match self {
             Reply::Integer(integer) => Ok(*integer),
@@ -212,7 +212,7 @@ impl Connection {
         write_command(&mut self.output, command).context("the connection is lost")
     }
 
-    /// Sends what was written.
+    /// Sends buffered commands.
     ///
     /// # Errors
     /// If the connection is lost.
@@ -220,11 +220,11 @@ impl Connection {
         self.output.flush().context("the connection is lost")
     }
 
-    /// How many bytes the next reply has; `None` if it is null. The bytes, and the end of their line,
-    /// are to be read from `input`.
+    /// Returns the number of bytes of the next reply; `None` if it is null. The caller reads the
+    /// bytes, and the end of their line, from `input`.
     ///
     /// # Errors
-    /// If the connection is lost, or it is something else.
+    /// If the connection is lost, or the reply is of another kind.
     pub(super) fn receive_bulk_len(&mut self) -> Result<Option<u64>> {
         let line = read_line(&mut self.input)?;
         let len = line.strip_prefix('$').and_then(|text| text.parse::<i64>().ok());
@@ -232,10 +232,10 @@ impl Connection {
         Ok(u64::try_from(len).ok())
     }
 
-    /// The next reply.
+    /// Returns the next reply.
     ///
     /// # Errors
-    /// If the connection is lost, or it is no reply.
+    /// If the connection is lost, or the bytes are no reply.
     pub(super) fn receive(&mut self) -> Result<Reply> {
         read_reply(&mut self.input, DEPTH_MAX)
     }
@@ -258,7 +258,7 @@ pub(super) fn write_command(output: &mut impl Write, command: &[&[u8]]) -> std::
 /// Reads a reply.
 ///
 /// # Errors
-/// If the connection is lost, or it is no reply.
+/// If the connection is lost, or the bytes are no reply.
 pub(super) fn receive(input: &mut Input) -> Result<Reply> {
     read_reply(input, DEPTH_MAX)
 }
@@ -286,7 +286,7 @@ fn read_reply(input: &mut Input, depth: usize) -> Result<Reply> {
     })
 }
 
-/// A line, without its end.
+/// Returns a line, without its end.
 fn read_line(input: &mut Input) -> Result<String> {
     use std::io::BufRead;
     let mut line = Vec::new();
@@ -300,7 +300,7 @@ fn read_line(input: &mut Input) -> Result<String> {
 
 fn read_bulk(input: &mut Input, len: u64) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    // The memory grows with what comes.
+    // The memory grows with the bytes that arrive.
     input.by_ref().take(len + 2).read_to_end(&mut bytes).context("the connection is lost")?;
     match bytes.strip_suffix(b"\r\n") {
         Some(text) if text.len() as u64 == len => {

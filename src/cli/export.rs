@@ -15,9 +15,9 @@ use std::path::{Path, PathBuf};
 
 /// Bytes that are written at a time.
 const BUFFER_LEN: usize = 1 << 20;
-/// Keys that SCAN is asked for at a time.
+/// Number of keys that one SCAN asks for.
 const SCAN_COUNT: &[u8] = b"1000";
-/// Keys, and bytes of their names, of which the values are asked for at a time.
+/// Bounds of a batch of values: its keys, and the bytes of their names.
 const BATCH_KEYS: usize = 128;
 const BATCH_BYTES: usize = 32 << 10;
 
@@ -55,10 +55,10 @@ pub(super) struct Arguments {
     quiet: bool,
 }
 
-/// Writes what is asked for.
+/// Runs the export.
 ///
 /// # Errors
-/// If the server is not there, or the file cannot be written.
+/// If the server cannot be reached, or the file cannot be written.
 pub(super) fn run(arguments: &Arguments) -> Result<()> {
     let address = arguments.server.address(arguments.from.as_deref())?;
     let mut connection = address.connect()?;
@@ -119,7 +119,7 @@ fn databases(connection: &mut Connection, only: Option<u64>) -> Result<Vec<Datab
     Ok(found)
 }
 
-/// A file under a name of its own, until it is complete; else it goes.
+/// A file under a temporary name until it is complete; an incomplete one is removed.
 struct Partial {
     file: File,
     path: PathBuf,
@@ -135,7 +135,7 @@ impl Partial {
         Ok(Partial { file, path })
     }
 
-    /// Gives the file its name, once it is on disk.
+    /// Renames the file once it is on disk.
     fn complete(mut self, path: &Path) -> Result<()> {
         self.file.sync_all()?;
         fs::rename(&self.path, path)?;
@@ -151,20 +151,20 @@ impl Partial {
 impl Drop for Partial {
     fn drop(&mut self) {
         if self.path != Path::new("") {
-            // There is an error already that says more.
+            // The error that is under way says more.
             let _ = fs::remove_file(&self.path);
         }
     }
 }
 
-/// What is under way.
+/// State of an export.
 struct Export {
     connection: Connection,
     output: Output<BufWriter<File>>,
     bar: ProgressBar,
     drop_field_expiry: bool,
     keys: u64,
-    /// With fields that expire.
+    /// Number of hashes with fields that expire.
     hashes: u64,
 }
 
@@ -200,7 +200,7 @@ impl Export {
         }
     }
 
-    /// While the values of some keys are written, the next ones are under way.
+    /// Writes the values of some keys, with the requests for the next ones under way.
     fn write_keys(&mut self, keys: &[Vec<u8>]) -> Result<()> {
         let mut asked: &[Vec<u8>] = &[];
         let mut rest = keys;
@@ -230,7 +230,7 @@ impl Export {
         let shown = || format!("key \"{}\"", key.escape_ascii());
         let expiry = self.connection.receive()?.integer().with_context(shown)?;
         let Some(len) = self.connection.receive_bulk_len().with_context(shown)? else {
-            // It has gone since.
+            // The key was deleted since.
             return Ok(());
         };
         self.write_value(key, Some(expiry).filter(|at_ms| *at_ms >= 0), len).with_context(shown)?;
@@ -238,7 +238,7 @@ impl Export {
         Ok(())
     }
 
-    /// Writes the payload of so many bytes that is next, without holding it.
+    /// Copies the next payload, of so many bytes, without holding it in memory.
     fn write_value(&mut self, key: &[u8], expire_at_ms: Option<i64>, len: u64) -> Result<()> {
         const END: u64 = 2;
         let mut object_type = [0];
@@ -272,7 +272,7 @@ impl Export {
     }
 }
 
-/// The payload of a hash, its fields without expiry.
+/// Returns the payload of a hash without its fields' expiries.
 fn without_field_expiry(payload: &[u8]) -> Result<Vec<u8>> {
     let mut object = rdb::restore(payload)?;
     if let Object::Hash(fields) = &mut object {

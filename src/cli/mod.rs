@@ -1,7 +1,7 @@
 //! The subcommands of the program: `flagstone COMMAND …`.
 //!
-//! A subcommand is a file of its own: its arguments, which clap reads, and a function `run` that does
-//! it. An error ends the process with status 1 and its text; arguments that are refused, with 2.
+//! Each subcommand is a file: its arguments, which clap parses, and a function `run`. An error ends
+//! the process with status 1 and its text; refused arguments with status 2.
 
 /// Prints a line, as `println!` does, but see [`say`].
 macro_rules! say {
@@ -22,7 +22,7 @@ use std::ffi::OsString;
 use std::io::Write;
 use std::process::ExitCode;
 
-/// What the program can do beside running the server.
+/// The subcommands, beside running the server.
 #[derive(Parser)]
 #[command(name = "flagstone", disable_help_subcommand = true)]
 struct Cli {
@@ -62,8 +62,8 @@ impl Command {
     }
 }
 
-/// Runs the subcommand that `args`, beginning with the program's name, ask for. `None` if the first
-/// argument is not exactly the name of one: then the server is meant. `prepare` is called before.
+/// Runs the subcommand in `args`, which begin with the program's name. Returns `None` if the first
+/// argument is not exactly the name of one: then the server is to be run. Calls `prepare` first.
 pub fn run(args: impl Iterator<Item = OsString>, prepare: fn()) -> Option<ExitCode> {
     let args: Vec<OsString> = args.collect();
     let first = args.get(1)?;
@@ -73,12 +73,12 @@ pub fn run(args: impl Iterator<Item = OsString>, prepare: fn()) -> Option<ExitCo
         Ok(cli) => match cli.command.run() {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
-                // There may be nobody to read it.
+                // The reader may be gone.
                 let _ = writeln!(std::io::stderr(), "flagstone: {error:#}");
                 ExitCode::FAILURE
             }
         },
-        // Help is such an error too; nobody can be told that it cannot be printed.
+        // Help is such an error, too; failing to print it cannot be reported.
         Err(error) => {
             let _ = error.print();
             ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
@@ -87,8 +87,7 @@ pub fn run(args: impl Iterator<Item = OsString>, prepare: fn()) -> Option<ExitCo
     Some(status)
 }
 
-/// Prints a line. Who reads it may have read enough and be gone: then the command still ends as it
-/// would.
+/// Prints a line. If the reader has closed the pipe, the command still ends as usual.
 pub fn say(text: &str) {
     let mut out = std::io::stdout();
     let said = writeln!(out, "{text}").and_then(|()| out.flush());
@@ -99,7 +98,7 @@ pub fn say(text: &str) {
     }
 }
 
-/// The subcommands, a line for each, for the help of the whole program.
+/// Returns the subcommands, a line for each, for the help of the whole program.
 pub fn overview() -> String {
     let mut text = String::from("Commands (flagstone COMMAND --help tells more):\n");
     for command in Cli::command().get_subcommands() {

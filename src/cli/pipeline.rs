@@ -1,6 +1,6 @@
-//! Commands that are sent ahead of their replies, within bounds.
+//! Sends commands ahead of their replies, within bounds.
 //!
-//! The replies are read by a thread of its own, so that neither side waits for the other to read.
+//! A separate thread reads the replies, so that neither side waits for the other to read.
 
 use super::connection::{self, Connection, Input, Output, Reply};
 use anyhow::{Result, anyhow};
@@ -10,49 +10,49 @@ use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-/// Commands, and bytes of commands, that may be without a reply.
+/// Bounds of the commands without a reply: their number, and their bytes.
 const WINDOW_COMMANDS: usize = 4096;
 const WINDOW_BYTES: usize = 8 << 20;
 
-/// What the reply to a command should be.
+/// The expected reply to a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Expect {
     /// Anything but an error, or an array with one.
     Any,
     /// This integer.
     Integer(i64),
-    /// That it is done; it counts as one that is done. With `may_exist`, that what it would make is
-    /// there already counts as skipped.
+    /// A reply that confirms the command, which counts as done. With `may_exist`, an error that the
+    /// key or library exists counts as skipped.
     Done { may_exist: bool },
     /// An array; an empty one counts as skipped.
     Some,
-    /// Anything: whoever has sent it looks at it.
+    /// Any reply: the sender examines it.
     Asked,
 }
 
-/// A command that has no reply as yet.
+/// A command without a reply yet.
 struct Sent {
     expect: Expect,
     bytes: usize,
-    /// What it is for, for whoever reads that it has failed.
+    /// Purpose of the command, for error messages.
     about: About,
 }
 
-/// What a command is for.
+/// Purpose of a command.
 #[derive(Debug, Clone, Default)]
 pub(super) struct About {
-    /// Where in the file it comes from.
+    /// Its offset in the file.
     pub(super) offset: u64,
     pub(super) database: u64,
     pub(super) key: Option<Vec<u8>>,
 }
 
-/// What came of the commands so far.
+/// Counts of the replies so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Counts {
     pub(super) done: u64,
     pub(super) skipped: u64,
-    /// Empty arrays.
+    /// Number of empty arrays.
     pub(super) without: u64,
 }
 
@@ -62,7 +62,7 @@ struct State {
     bytes: usize,
     counts: Counts,
     failure: Option<String>,
-    /// The connection is lost: the failure stays.
+    /// True once the connection is lost: then the failure is final.
     is_lost: bool,
     asked: Option<Reply>,
 }
@@ -83,7 +83,7 @@ impl Shared {
     }
 }
 
-/// A connection on which commands are sent ahead.
+/// A connection that sends commands ahead of their replies.
 pub(super) struct Pipeline {
     output: Output,
     socket: TcpStream,
@@ -92,10 +92,10 @@ pub(super) struct Pipeline {
 }
 
 impl Pipeline {
-    /// Takes a connection over.
+    /// Takes over a connection.
     ///
     /// # Errors
-    /// If there can be no thread.
+    /// If no thread can be started.
     pub(super) fn new(connection: Connection) -> Result<Self> {
         let Connection { input, output } = connection;
         let socket = output.get_ref().try_clone()?;
@@ -110,7 +110,7 @@ impl Pipeline {
     /// Sends a command, once there is room for it.
     ///
     /// # Errors
-    /// If one that was sent before has failed, or the connection is lost.
+    /// If an earlier command has failed, or the connection is lost.
     pub(super) fn send(&mut self, command: &[&[u8]], expect: Expect, about: About) -> Result<()> {
         let bytes = command.iter().map(|word| word.len() + 16).sum();
         self.make_room(bytes)?;
@@ -124,7 +124,7 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Waits until a command of so many bytes has room.
+    /// Waits until a command of so many bytes fits.
     fn make_room(&mut self, bytes: usize) -> Result<()> {
         let has_room = |state: &State, part: usize| {
             state.sent.len() < WINDOW_COMMANDS / part
@@ -152,7 +152,7 @@ impl Pipeline {
         }
     }
 
-    /// Nothing can be written: the reader knows more.
+    /// Returns the error of a failed write: the reader may have a better one.
     fn lost(&self) -> Result<()> {
         let mut state = self.shared.lock();
         while state.failure.is_none() && !state.sent.is_empty() {
@@ -201,17 +201,17 @@ impl Pipeline {
         self.shared.lock().asked.take().ok_or_else(|| anyhow!("there is no reply"))
     }
 
-    /// Counts something that is there and was left out.
+    /// Counts an existing key or library that was left out.
     pub(super) fn count_skipped(&self) {
         self.shared.lock().counts.skipped += 1;
     }
 
-    /// What came of the commands that have a reply.
+    /// Returns the counts of the replies so far.
     pub(super) fn counts(&self) -> Counts {
         self.shared.lock().counts
     }
 
-    /// Waits for the replies to everything that was sent, and goes on if some are errors.
+    /// Waits for the replies to all commands, and continues even if some are errors.
     pub(super) fn recover(&mut self) {
         let _ = self.output.flush();
         let mut state = self.shared.lock();
@@ -258,7 +258,7 @@ fn read_replies(mut input: Input, shared: &Shared) {
     }
 }
 
-/// Holds a reply against what is expected.
+/// Compares a reply with the expected one.
 fn take(state: &mut State, reply: Reply, sent: Sent) {
     let failure = match (sent.expect, reply) {
         (Expect::Done { may_exist: true }, Reply::Error(error)) if says_exists(&error) => {
@@ -284,7 +284,7 @@ fn take(state: &mut State, reply: Reply, sent: Sent) {
         }
         (Expect::Some, reply) => format!("an array is expected, but the reply is {reply:?}"),
         (Expect::Any, Reply::Array(replies)) => {
-            // Of a transaction, one of its commands may have failed.
+            // One of the commands of a transaction may have failed.
             let error = replies.into_iter().find_map(|reply| match reply {
                 Reply::Error(error) => Some(error),
                 _ => None,
@@ -303,7 +303,7 @@ fn take(state: &mut State, reply: Reply, sent: Sent) {
     state.failure.get_or_insert(text);
 }
 
-/// Whether an error says that a key or a library is there already.
+/// Returns true if an error says that a key or a library exists already.
 fn says_exists(error: &str) -> bool {
     error.starts_with("BUSYKEY")
         || (error.starts_with("ERR Library ") && error.ends_with(" already exists"))

@@ -1,8 +1,8 @@
-//! How far a command is, on a terminal.
+//! Progress bars on a terminal.
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// Of so many bytes, if that is known.
+/// Creates a progress bar for so many bytes, if the number is known.
 pub(super) fn bytes(total: Option<u64>, quiet: bool) -> ProgressBar {
     match total {
         Some(total) => styled(
@@ -16,7 +16,7 @@ pub(super) fn bytes(total: Option<u64>, quiet: bool) -> ProgressBar {
     }
 }
 
-/// Of so many keys, or about so many.
+/// Creates a progress bar for about so many keys.
 pub(super) fn keys(total: u64, quiet: bool) -> ProgressBar {
     styled(ProgressBar::new(total), "{bar:40} {pos}/{len} keys {per_sec} {eta}", quiet)
 }

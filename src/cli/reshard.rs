@@ -46,7 +46,7 @@ pub(super) struct Arguments {
     quiet: bool,
 }
 
-/// Reshards what is asked for.
+/// Runs the resharding.
 ///
 /// # Errors
 /// If the directory is in use or damaged, or there is no room.
@@ -64,11 +64,11 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
     let Some(dir) = from.dir() else {
         bail!("{from} is not a local directory: name a place for the new one with --to");
     };
-    // Not through a link: its target is what is exchanged.
+    // Resolved, because links themselves must not be exchanged.
     let dir = dir.canonicalize().with_context(|| format!("{from}"))?;
     let beside = beside(&dir, "resharding")?;
     let before = self::beside(&dir, "before")?;
-    // What a run leaves that was interrupted before the exchange is taken away by the next one.
+    // Removes what an earlier run has left that was interrupted before the exchange.
     let taken = [(&beside, beside.join("flagstone.json").exists()), (&before, before.exists())];
     for (path, is_taken) in taken {
         if is_taken {
@@ -118,7 +118,7 @@ fn copy(options: OpenOptions, to: Place, arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// A name beside a directory.
+/// Returns a name beside a directory.
 fn beside(dir: &Path, what: &str) -> Result<PathBuf> {
     let name = dir.file_name().with_context(|| format!("{} has no name", dir.display()))?;
     let mut name = name.to_owned();

@@ -5,7 +5,7 @@ use super::directives::TABLE;
 use super::error::{ConfigError, Origin};
 use super::parse::split_words;
 
-/// The command line, taken apart.
+/// The parsed command line.
 #[derive(Debug, Default)]
 pub(super) struct Arguments {
     pub(super) file: Option<String>,
@@ -14,20 +14,20 @@ pub(super) struct Arguments {
     pub(super) statements: Vec<Vec<String>>,
 }
 
-/// What the command line asks for.
+/// The action that the command line requests.
 pub(super) enum Request {
     Run(Arguments),
-    /// To print how the server is used and end.
+    /// Print how the server is used, and exit.
     Help(String),
-    /// To print a text and end.
+    /// Print a text, and exit.
     Print(String),
 }
 
-/// Parses the arguments after the program's name. As in Redis, what follows `--name` directly is a
-/// value even if it begins with dashes, except after `--save`.
+/// Parses the arguments after the program's name. As in Redis, the word directly after `--name` is
+/// a value even if it begins with dashes, except after `--save`.
 ///
 /// # Errors
-/// A word that belongs to no directive.
+/// If a word belongs to no directive.
 pub(super) fn parse(args: impl Iterator<Item = String>) -> Result<Request, ConfigError> {
     let args: Vec<String> = args.collect();
     match args.first().map(String::as_str) {

@@ -1,4 +1,4 @@
-//! What a directive is: its name, the kind of value it takes, and when it may change.
+//! Directives: their names, the kinds of values they take, and when they may change.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -7,10 +7,11 @@ use super::structured::Structure;
 /// Inclusive bounds of a number.
 pub(super) type Range = (i128, i128);
 
-/// A condition on a canonical value; the error is the reason shown to whoever set it.
+/// A condition on a canonical value; the error is the reason that the user is shown.
 pub(super) type Check = fn(&str) -> Result<(), &'static str>;
 
-/// The kind of value a directive takes. Values are kept in canonical text: what CONFIG GET answers.
+/// The kind of value a directive takes. Values are kept in canonical text, as CONFIG GET returns
+/// them.
 #[derive(Clone, Copy)]
 pub(super) enum Kind {
     /// `yes` or `no`.
@@ -56,13 +57,13 @@ pub(super) struct Directive {
     pub(super) kind: Kind,
     pub(super) default: &'static str,
     pub(super) mutability: Mutability,
-    /// CONFIG GET answers it only by its exact name.
+    /// True if CONFIG GET returns it only by its exact name.
     pub(super) hidden: bool,
-    /// A secret: never shown in errors or notices.
+    /// True for a secret, which is never shown in errors or notices.
     pub(super) sensitive: bool,
-    /// CONFIG SET needs `enable-protected-configs`.
+    /// True if CONFIG SET needs `enable-protected-configs`.
     pub(super) protected: bool,
-    /// Why the value is accepted but changes nothing here.
+    /// The reason why the value is accepted but has no effect here.
     pub(super) inert: Option<&'static str>,
     /// A further condition on the canonical value.
     pub(super) check: Option<Check>,
@@ -70,7 +71,7 @@ pub(super) struct Directive {
 }
 
 impl Directive {
-    /// A live, plain directive; the methods below add what sets it apart.
+    /// Creates a live, plain directive; the methods below change its properties.
     pub(super) const fn new(
         name: &'static str,
         kind: Kind,
@@ -132,7 +133,7 @@ impl Directive {
         self
     }
 
-    /// Whether the directive takes any number of words.
+    /// Returns true if the directive takes any number of words.
     pub(super) fn is_multi(&self) -> bool {
         match self.kind {
             Kind::SomeOf(_) => true,
@@ -142,7 +143,7 @@ impl Directive {
     }
 }
 
-/// Refuses an empty value or a path where a bare file name is wanted.
+/// Refuses an empty value, or a path in place of a bare file name.
 macro_rules! base_name_check {
     ($function:ident, $name:literal, $noun:literal) => {
         pub(super) fn $function(value: &str) -> Result<(), &'static str> {
@@ -241,8 +242,8 @@ pub(super) fn proc_title_template(value: &str) -> Result<(), &'static str> {
     if value.is_empty() { Err(INVALID) } else { Ok(()) }
 }
 
-/// Refuses every value but the one that asks for nothing: what such a directive promises is absent,
-/// and who relied on it would be harmed.
+/// Refuses every value except the one that requests nothing: the feature is absent, and a user who
+/// relied on it would be harmed.
 macro_rules! absent_check {
     ($function:ident, $off:literal, $reason:expr) => {
         pub(super) fn $function(value: &str) -> Result<(), &'static str> {
@@ -251,7 +252,7 @@ macro_rules! absent_check {
     };
 }
 
-/// Why there is no access control list.
+/// The reason why there is no access control list.
 pub(super) const NO_USERS: &str = "there are no users but 'default': use requirepass";
 
 absent_check!(no_users, "", NO_USERS);

@@ -1,6 +1,6 @@
-//! The one table of directives: every name that the configuration file, the command line, the
-//! environment and CONFIG know. Names, defaults and bounds are those of Valkey 8.1.1 except where
-//! the directive is this server's own.
+//! The one table of directives: every name of the configuration file, the command line, the
+//! environment and CONFIG. Names, defaults and bounds are those of Valkey 8.1.1 except where the
+//! directive is this server's own.
 
 use super::directive::{self as check, Directive, Kind, Range};
 use super::structured::Structure;
@@ -36,7 +36,7 @@ const POLICIES: &[&str] = &[
 const FACILITIES: &[&str] =
     &["user", "local0", "local1", "local2", "local3", "local4", "local5", "local6", "local7"];
 
-// Why a directive changes nothing here.
+// Reasons why a directive has no effect here.
 const JOURNAL: &str = "the journal, which is always on, takes the place of the append-only file";
 const SAVING: &str = "every write is stored when it is answered; there are no periodic snapshots";
 const NO_FORK: &str = "the server never forks";
@@ -327,7 +327,7 @@ pub(super) static TABLE: &[Directive] = &[
     d("rdma-completion-vector", Integer((-1, 1024)), "-1", "interrupt vector").immutable().inert(NO_RDMA),
 ];
 
-/// Names that old configuration files may hold and that mean nothing any more.
+/// Names of old configuration files that have no meaning any more.
 pub(super) const OBSOLETE: &[&str] = &[
     "list-max-ziplist-entries",
     "list-max-ziplist-value",
@@ -336,7 +336,8 @@ pub(super) const OBSOLETE: &[&str] = &[
     "dynamic-hz",
 ];
 
-/// Finds a directive by name or alias, in any case: its place in the table and the name that matched.
+/// Finds a directive by name or alias, in any case: returns its index in the table and the name
+/// that matched.
 pub(super) fn find(name: &str) -> Option<(usize, &'static str)> {
     TABLE.iter().enumerate().find_map(|(index, directive)| {
         if directive.name.eq_ignore_ascii_case(name) {

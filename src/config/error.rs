@@ -2,16 +2,16 @@
 
 use std::fmt;
 
-/// Where a directive was written.
+/// Location of a directive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
     File {
         path: String,
-        /// From 1.
+        /// Line number from 1.
         line: usize,
     },
     StandardInput {
-        /// From 1.
+        /// Line number from 1.
         line: usize,
     },
     Environment {
@@ -37,8 +37,8 @@ impl fmt::Display for Origin {
     }
 }
 
-/// Why the configuration was refused. Shows origin, directive and reason; nobody can act on it but
-/// whoever wrote the configuration.
+/// The reason why the configuration was refused. Shows origin, directive and reason, for the author
+/// of the configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigError {
     pub origin: Origin,

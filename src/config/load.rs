@@ -1,4 +1,4 @@
-//! Reading the configuration at start: file, environment, command line, in this order.
+//! Reads the configuration at the start: file, environment, command line, in this order.
 
 use std::fs;
 use std::io::{self, Read};
@@ -14,12 +14,12 @@ use super::parse::split_words;
 use super::settings::Values;
 use super::value;
 
-/// How deeply files may include one another.
+/// Bound of the nesting of included files.
 const INCLUDE_DEPTH: usize = 16;
-/// What the names of environment variables begin with.
+/// Prefix of the names of environment variables.
 const ENVIRONMENT_PREFIX: &str = "FLAGSTONE_";
 
-/// What was read.
+/// Result of reading the configuration.
 pub(super) struct Loaded {
     pub(super) values: Values,
     pub(super) file: Option<PathBuf>,
@@ -58,7 +58,7 @@ pub(super) fn load(
 
 struct Loader {
     loaded: Loaded,
-    /// Whether a `save` was read: the first one replaces the default, later ones add to it.
+    /// True if a `save` was read: the first one replaces the default, later ones add to it.
     save_seen: bool,
 }
 
@@ -119,7 +119,7 @@ impl Loader {
         Ok(())
     }
 
-    /// Carries out one statement.
+    /// Executes one statement.
     fn apply(
         &mut self,
         origin: &Origin,
@@ -136,7 +136,7 @@ impl Loader {
         }
         match (name.as_str(), arguments) {
             ("include", [pattern]) => self.include(origin, text, pattern, depth),
-            // Whatever it grants or forbids, nobody would heed it; its words may be secrets.
+            // This server has no users to apply it to; its words may be secrets.
             ("user", [_, ..]) => Err(refusal(origin, "user ***", check::NO_USERS)),
             ("rename-command", [_, _]) => {
                 Err(refusal(origin, text, "commands cannot be renamed or removed in this server"))
@@ -191,7 +191,7 @@ impl Loader {
         Ok(())
     }
 
-    /// Settles what depends on several directives and says what has no meaning.
+    /// Adjusts values that depend on several directives, and collects the notices.
     fn finish(mut self) -> Result<Loaded, ConfigError> {
         let values = &mut self.loaded.values;
         settle(values);
@@ -207,10 +207,10 @@ impl Loader {
     }
 }
 
-/// Frequencies that `hz` is kept within, per second.
+/// Bounds of `hz`, per second.
 const HZ: (i64, i64) = (1, 500);
 
-/// Settles values that are bounded silently.
+/// Adjusts values that are bounded silently.
 pub(super) fn settle(values: &mut Values) {
     for (index, directive) in TABLE.iter().enumerate() {
         if directive.name == "hz" {
@@ -220,7 +220,7 @@ pub(super) fn settle(values: &mut Values) {
     }
 }
 
-/// What has no effect of the directives that are asked for, a line for each.
+/// Returns a line for each requested directive that has no effect.
 pub(super) fn notices(values: &Values, is_asked: impl Fn(usize) -> bool) -> Vec<String> {
     let mut notices = Vec::new();
     for (_, directive) in TABLE.iter().enumerate().filter(|(index, _)| is_asked(*index)) {
@@ -244,7 +244,7 @@ fn refusal(origin: &Origin, text: &str, reason: impl Into<String>) -> ConfigErro
     ConfigError { origin: origin.clone(), text: text.to_owned(), reason: reason.into() }
 }
 
-/// Whether a container platform made the variable for a service named `flagstone`.
+/// Returns true if a container platform has set the variable for a service named `flagstone`.
 fn is_service_link(variable: &str, value: &str) -> bool {
     let name = &variable[ENVIRONMENT_PREFIX.len()..];
     name == "LOG"
@@ -253,7 +253,8 @@ fn is_service_link(variable: &str, value: &str) -> bool {
         || (name == "PORT" && value.starts_with("tcp://"))
 }
 
-/// The files that a path names; wildcards are allowed in its last part and may match nothing.
+/// Returns the files that a path matches; wildcards are allowed in its last part and may match
+/// nothing.
 fn matching_files(pattern: &str) -> io::Result<Vec<PathBuf>> {
     let path = Path::new(pattern);
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
@@ -278,7 +279,7 @@ fn matching_files(pattern: &str) -> io::Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// The text of an input or output error without the number that Rust appends.
+/// Returns the text of an input or output error without the number that Rust appends.
 pub(super) fn io_reason(error: &io::Error) -> String {
     let text = error.to_string();
     text.split(" (os error").next().unwrap_or(&text).to_owned()

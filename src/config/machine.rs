@@ -1,15 +1,15 @@
-//! What the machine, or the cgroup the process lives in, offers.
+//! Resources of the machine, or of the process's cgroup.
 
 use std::fs;
 use std::path::Path;
 use std::thread;
 
-/// Where control groups are mounted.
+/// Mount point of control groups.
 const CGROUP_ROOT: &str = "/sys/fs/cgroup";
-/// Assumed when the machine does not tell: 1 GiB.
+/// Assumed memory if the machine's is unknown: 1 GiB.
 const FALLBACK_MEMORY_BYTES: u64 = 1 << 30;
 
-/// The resources that `auto` settings are derived from.
+/// The resources from which `auto` settings are derived.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Machine {
     /// CPUs this process may use, at least one.
@@ -19,7 +19,7 @@ pub(super) struct Machine {
 }
 
 impl Machine {
-    /// Looks at affinity, control groups and installed memory.
+    /// Reads affinity, control groups and installed memory.
     pub(super) fn detect() -> Self {
         let cpus = thread::available_parallelism().map_or(1, usize::from);
         let limit = cgroup_memory_bytes(Path::new(CGROUP_ROOT));
@@ -30,7 +30,7 @@ impl Machine {
     }
 }
 
-/// The least memory limit on the way from this process's control group to the root, if any.
+/// Returns the least memory limit on the way from this process's control group to the root, if any.
 fn cgroup_memory_bytes(root: &Path) -> Option<u64> {
     let membership = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let mut limits = Vec::new();
@@ -51,12 +51,12 @@ fn cgroup_memory_bytes(root: &Path) -> Option<u64> {
     limits.into_iter().min()
 }
 
-/// The number a file holds; `None` when it says `max` or is missing.
+/// Reads a number from a file; `None` when it says `max` or is missing.
 fn number_in(path: &Path) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-/// `MemTotal` of `/proc/meminfo`.
+/// Returns `MemTotal` of `/proc/meminfo`.
 fn installed_memory_bytes() -> Option<u64> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;

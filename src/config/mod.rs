@@ -45,7 +45,7 @@ pub use settings::{
 /// The server's configuration, shared by all threads.
 pub struct Config {
     state: RwLock<State>,
-    /// Counts changes; bumped after the new settings are in place.
+    /// Counts changes; incremented after the new settings are in place.
     generation: AtomicU64,
     machine: Machine,
     file: Option<PathBuf>,
@@ -57,29 +57,29 @@ struct State {
     settings: Arc<Settings>,
 }
 
-/// What a CONFIG SET changes.
+/// The prepared changes of a CONFIG SET.
 pub struct Change {
     values: Values,
-    /// As they will be.
+    /// The settings after the change.
     pub settings: Arc<Settings>,
     /// The directives whose values change.
     pub changed: Vec<&'static str>,
-    /// What has no effect, to be logged.
+    /// Notices of values without effect, to be logged.
     pub notices: Vec<String>,
 }
 
-/// What the command line asks for.
+/// The action that the command line requests.
 pub enum Startup {
-    /// To run with this configuration.
+    /// Run with this configuration.
     Run(Config),
-    /// To print this text on the server's options, and what else the program can do, and end.
+    /// Print this text on the server's options, and the list of subcommands, and exit.
     Help(String),
-    /// To print this text on standard output and end.
+    /// Print this text on standard output, and exit.
     Print(String),
 }
 
 impl Config {
-    /// [`Config::load`] with the arguments and the environment of this process.
+    /// Calls [`Config::load`] with the arguments and the environment of this process.
     ///
     /// # Errors
     /// As [`Config::load`].
@@ -123,28 +123,29 @@ impl Config {
         }))
     }
 
-    /// The settings now. A thread may keep them until [`Config::generation`] changes.
+    /// Returns the present settings. A thread may keep them until [`Config::generation`] changes.
     pub fn settings(&self) -> Arc<Settings> {
         Arc::clone(&self.state.read().unwrap_or_else(PoisonError::into_inner).settings)
     }
 
-    /// Changes whenever the settings do.
+    /// Returns a number that changes whenever the settings do.
     pub fn generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// The configuration file the server was started with, absolute.
+    /// Returns the configuration file the server was started with, absolute.
     pub fn file(&self) -> Option<&Path> {
         self.file.as_deref()
     }
 
-    /// What was accepted but has no effect, to be logged at start.
+    /// Returns the notices of values without effect, to be logged at the start.
     pub fn notices(&self) -> &[String] {
         &self.notices
     }
 
-    /// CONFIG GET: names and values for exact names or glob patterns, in any case. An alias is a
-    /// name of its own, as in Redis: patterns find both, and an exact name is answered as asked.
+    /// Executes CONFIG GET: returns names and values for exact names or glob patterns, in any case.
+    /// An alias is a name of its own, as in Redis: patterns find both, and an exact name is
+    /// returned as requested.
     pub fn get(&self, patterns: &[&[u8]]) -> Vec<(String, String)> {
         let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
         let mut found: Vec<(String, String)> = Vec::new();
@@ -172,7 +173,7 @@ impl Config {
         found
     }
 
-    /// [`Config::prepare`] and [`Config::commit`] at once.
+    /// Calls [`Config::prepare`] and [`Config::commit`].
     ///
     /// # Errors
     /// As [`Config::prepare`].
@@ -187,8 +188,8 @@ impl Config {
         Ok(changed)
     }
 
-    /// CONFIG SET: what these pairs would change, all of them or none. `client_is_local` decides
-    /// where protected directives are for local clients.
+    /// Executes CONFIG SET: returns the changes that these pairs make, all of them or none.
+    /// `client_is_local` matters for protected directives that local clients may set.
     ///
     /// # Errors
     /// The text of the error reply.
@@ -236,7 +237,7 @@ impl Config {
         })
     }
 
-    /// Puts a change into effect. Nothing else may have been changed since it was prepared.
+    /// Puts a change into effect. No other change may have been made since it was prepared.
     pub fn commit(&self, change: Change) {
         if change.changed.is_empty() {
             return;
@@ -246,8 +247,8 @@ impl Config {
         self.generation.fetch_add(1, Ordering::Release);
     }
 
-    /// CONFIG REWRITE: writes the values that differ from the defaults into the file the server was
-    /// started with, keeping its comments and order.
+    /// Executes CONFIG REWRITE: writes the values that differ from the defaults into the file the
+    /// server was started with, keeping its comments and order.
     ///
     /// # Errors
     /// The text of the error reply.
@@ -255,8 +256,8 @@ impl Config {
         self.rewrite_with_users(None)
     }
 
-    /// [`Config::rewrite`] that also replaces the file's `user` lines by `users`, each the words
-    /// after `user`. `None` leaves them as they are.
+    /// Like [`rewrite`](Self::rewrite), but also replaces the file's `user` lines by `users`, each
+    /// the words after `user`. `None` leaves them as they are.
     ///
     /// # Errors
     /// The text of the error reply.
@@ -270,12 +271,12 @@ impl Config {
     }
 }
 
-/// Whether a directive's value is never to be shown in logs.
+/// Returns true if a directive's value must not be shown in logs.
 pub fn is_secret(name: &str) -> bool {
     directives::find(name).is_some_and(|(index, _)| TABLE[index].sensitive)
 }
 
-/// The canonical new value of the directive at `index`.
+/// Returns the canonical new value of the directive at `index`.
 fn new_value(index: usize, value: &[u8], current: &str) -> Result<String, String> {
     let directive = &TABLE[index];
     let value = str::from_utf8(value).map_err(|_| "argument must be valid UTF-8".to_owned())?;
@@ -291,7 +292,7 @@ fn new_value(index: usize, value: &[u8], current: &str) -> Result<String, String
     Ok(value)
 }
 
-/// The error reply of a CONFIG SET that fails because of one directive.
+/// Returns the error reply of a CONFIG SET that fails because of one directive.
 pub fn set_failed(name: &str, reason: &str) -> String {
     format!("ERR CONFIG SET failed (possibly related to argument '{name}') - {reason}")
 }

@@ -23,27 +23,27 @@ impl NotifyFlags {
     pub const MODULE: Self = Self(1 << 13);
     pub const NEW: Self = Self(class::NEW);
 
-    /// Whether nothing is published: no class, or neither channel kind.
+    /// Returns true if nothing is published: no class, or neither channel kind.
     pub const fn is_silent(self) -> bool {
         self.0 & (Self::KEYSPACE.0 | Self::KEYEVENT.0) == 0
     }
 
-    /// Whether all classes of `other` are in this set.
+    /// Returns true if all classes of `other` are in this set.
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// The bits of its classes; none if nothing is published.
+    /// Returns the bits of its classes; none if nothing is published.
     pub const fn classes(self) -> u32 {
         if self.is_silent() { 0 } else { self.0 }
     }
 
-    /// Both sets together.
+    /// Returns the union of both sets.
     pub const fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// Parses letters of classes; `None` for an unknown one.
+    /// Parses letters of classes; `None` if one is unknown.
     pub fn parse(classes: &str) -> Option<Self> {
         let mut flags = Self::default();
         for letter in classes.chars() {
@@ -57,14 +57,14 @@ impl NotifyFlags {
         Some(flags)
     }
 
-    /// What `A` stands for.
+    /// Returns the classes of the letter `A`.
     fn all() -> Self {
         ORDER[..ALL_COUNT].iter().fold(Self::default(), |all, (_, class)| all.union(*class))
     }
 }
 
 impl From<NotifyFlags> for u32 {
-    /// The bits of its classes.
+    /// Returns the bits of its classes.
     fn from(flags: NotifyFlags) -> Self {
         flags.0
     }
@@ -87,12 +87,12 @@ const ORDER: [(char, NotifyFlags); 14] = [
     ('E', NotifyFlags::KEYEVENT),
     ('m', NotifyFlags::KEY_MISS),
 ];
-/// The first letters of [`ORDER`] are what `A` stands for.
+/// Number of the first letters of [`ORDER`] that `A` comprises.
 const ALL_COUNT: usize = 10;
 
 impl fmt::Display for NotifyFlags {
-    /// The canonical letters. Unlike Valkey's, the text keeps `n` beside `A`, so that it can be
-    /// read back without loss.
+    /// Writes the canonical letters. Unlike Valkey's, the text keeps `n` beside `A`, so that it can
+    /// be read back without loss.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut letters = &ORDER[..];
         if self.contains(Self::all()) {

@@ -2,7 +2,7 @@
 
 /// Splits a line into words as redis.conf is read: blanks separate, `"…"` knows the escapes
 /// `\n \r \t \b \a \xHH` and takes any other escaped character as it is, `'…'` knows `\'` only.
-/// `None` if quotes are unbalanced or the bytes are not UTF-8.
+/// Returns `None` if quotes are unbalanced or the bytes are not UTF-8.
 pub fn split_words(line: &str) -> Option<Vec<String>> {
     let mut rest = line.as_bytes();
     let mut words = Vec::new();
@@ -17,7 +17,7 @@ pub fn split_words(line: &str) -> Option<Vec<String>> {
     }
 }
 
-/// Moves one word into `word`; answers what follows it.
+/// Moves one word into `word`, and returns the rest.
 fn take_word<'a>(mut rest: &'a [u8], word: &mut Vec<u8>) -> Option<&'a [u8]> {
     while let Some((&byte, after)) = rest.split_first() {
         rest = match byte {
@@ -33,7 +33,7 @@ fn take_word<'a>(mut rest: &'a [u8], word: &mut Vec<u8>) -> Option<&'a [u8]> {
     Some(rest)
 }
 
-/// Takes up to the closing quote, which must end the word.
+/// Reads up to the closing quote, which must end the word.
 fn take_quoted<'a>(mut rest: &'a [u8], word: &mut Vec<u8>, quote: u8) -> Option<&'a [u8]> {
     loop {
         let (&byte, after) = rest.split_first()?;
@@ -57,7 +57,7 @@ fn take_quoted<'a>(mut rest: &'a [u8], word: &mut Vec<u8>, quote: u8) -> Option<
     }
 }
 
-/// Takes what follows a backslash in double quotes.
+/// Reads the escape after a backslash in double quotes.
 fn take_escape<'a>(rest: &'a [u8], word: &mut Vec<u8>) -> Option<&'a [u8]> {
     if let [b'x', high, low, after @ ..] = rest
         && let (Some(high), Some(low)) = (hex_digit(*high), hex_digit(*low))
@@ -81,14 +81,14 @@ fn hex_digit(byte: u8) -> Option<u8> {
     char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok())
 }
 
-/// Puts a text in double quotes so that [`split_words`] reads it back.
+/// Quotes a text in double quotes so that [`split_words`] reads it back.
 pub(super) fn quote(text: &str) -> String {
     let mut quoted = String::new();
     quote_into(&mut quoted, text.as_bytes());
     quoted
 }
 
-/// Appends bytes in double quotes, those that are not printable escaped.
+/// Appends bytes in double quotes, escaping those that are not printable.
 pub fn quote_into(quoted: &mut String, bytes: &[u8]) {
     quoted.reserve(bytes.len() + 2);
     quoted.push('"');

@@ -24,7 +24,7 @@ fn set(config: &Config, name: &str, value: &str) {
     config.set(&[(name.as_bytes(), value.as_bytes())], false).unwrap();
 }
 
-/// The rewritten file, without what is always stated.
+/// Returns the rewritten file, without the lines that are always written.
 fn rewritten_lines(config: &Config) -> Vec<String> {
     config.rewrite().unwrap();
     let text = fs::read_to_string(config.file().unwrap()).unwrap();
@@ -54,7 +54,7 @@ fn comments_order_and_unknown_parts_stay() {
         "timeout 30",
     ];
     assert_eq!(rewritten_lines(&config), expected);
-    // A second time nothing changes.
+    // A second rewrite changes nothing.
     assert_eq!(rewritten_lines(&config), expected);
 }
 

@@ -1,4 +1,4 @@
-//! The settings that the server reads, with their types.
+//! The typed settings of the server.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -12,7 +12,7 @@ use super::notify::NotifyFlags;
 pub(super) struct Values(Vec<String>);
 
 impl Values {
-    /// Every directive at its default.
+    /// Creates the values with every directive at its default.
     pub(super) fn defaults() -> Self {
         Self(directives::TABLE.iter().map(|directive| directive.default.to_owned()).collect())
     }
@@ -25,13 +25,13 @@ impl Values {
         self.0[index] = value;
     }
 
-    /// The value of a directive of the table.
+    /// Returns the value of a directive of the table.
     pub(super) fn text(&self, name: &str) -> &str {
         let index = directives::TABLE.iter().position(|directive| directive.name == name);
         self.at(index.expect("the table knows every directive that the settings read"))
     }
 
-    /// The value of a directive whose kind guarantees that it reads as `T`.
+    /// Parses the value of a directive whose kind guarantees that it is a `T`.
     fn number<T: FromStr>(&self, name: &str) -> T {
         self.text(name).parse().ok().expect("the table's bounds fit the type of the setting")
     }
@@ -45,7 +45,7 @@ impl Values {
         (!value.is_empty()).then(|| value.to_owned())
     }
 
-    /// The number, or `None` for `auto`.
+    /// Parses a number; `None` for `auto`.
     fn unless_auto<T: FromStr>(&self, name: &str) -> Option<T> {
         (self.text(name) != "auto").then(|| self.number(name))
     }
@@ -67,7 +67,7 @@ macro_rules! choice {
         pub enum $name { $($(#[$variant_doc])* $variant),+ }
 
         impl $name {
-            /// The word that stands for it in the configuration.
+            /// Returns its word in the configuration.
             pub const fn as_str(self) -> &'static str {
                 match self { $(Self::$variant => $word),+ }
             }
@@ -82,7 +82,7 @@ macro_rules! choice {
 }
 
 choice! {
-    /// What an answered write has survived.
+    /// State of a write that is acknowledged.
     AppendFsync {
         /// It is on disk.
         Always = "always",
@@ -116,7 +116,7 @@ choice! {
     }
 }
 choice! {
-    /// Who may do something dangerous.
+    /// Clients that may use something dangerous.
     ProtectedAction {
         No = "no",
         Yes = "yes",
@@ -125,11 +125,11 @@ choice! {
     }
 }
 choice! {
-    /// Whether RDB files of a newer version are tried.
+    /// Treatment of RDB files of a newer version.
     RdbVersionCheck { Strict = "strict", Relaxed = "relaxed" }
 }
 choice! {
-    /// What goes when `maxmemory` is reached.
+    /// Keys to evict when `maxmemory` is reached.
     MaxmemoryPolicy {
         VolatileLru = "volatile-lru",
         VolatileLfu = "volatile-lfu",
@@ -143,7 +143,7 @@ choice! {
 }
 
 impl ProtectedAction {
-    /// Whether a client may act, given whether it is on the same machine.
+    /// Returns true if a client may act; `client_is_local`: it is on the same machine.
     pub const fn allows(self, client_is_local: bool) -> bool {
         match self {
             Self::Yes => true,
@@ -153,16 +153,16 @@ impl ProtectedAction {
     }
 }
 
-/// When a client that reads too slowly is closed. Zero: no limit.
+/// Limits beyond which a client that reads too slowly is closed. Zero: no limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OutputBufferLimit {
     pub hard_bytes: u64,
     pub soft_bytes: u64,
-    /// How long the soft limit may be exceeded.
+    /// Time for which the soft limit may be exceeded.
     pub soft_seconds: u32,
 }
 
-/// [`OutputBufferLimit`] by class of client.
+/// The [`OutputBufferLimit`] of each class of client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OutputBufferLimits {
     pub normal: OutputBufferLimit,
@@ -189,7 +189,7 @@ macro_rules! settings {
         pub struct Settings { $($(#[$doc])* pub $field: $type),+ }
 
         impl Settings {
-            /// Reads canonical values; `auto` is resolved by what the machine has.
+            /// Parses canonical values; `auto` is resolved by the machine's resources.
             pub(super) fn read(values: &Values, machine: Machine) -> Self {
                 Self { $($field: read_field(values, machine, $read)),+ }
             }
@@ -216,7 +216,7 @@ settings! {
     workers: usize = |v, m| v.unless_auto("workers").unwrap_or(m.cpus);
     net_workers: usize = |v, _| v.number("net-workers");
     background_workers: usize = |v, m| v.unless_auto("background-workers").unwrap_or((m.cpus / 4).max(2));
-    /// `None`: as many as a new data directory gets by default, or an existing one has.
+    /// `None`: the number of an existing data directory, or the default of a new one.
     shards: Option<u32> = |v, _| v.unless_auto("shards");
     memory_budget: u64 = |v, m| v.unless_auto("memory-budget").unwrap_or(m.memory_bytes / 2);
     /// `None`: a share of the memory budget.
@@ -240,7 +240,7 @@ settings! {
     // Network.
     /// Zero: no TCP port.
     port: u16 = |v, _| v.number("port");
-    /// Addresses as written; `*` and `-::*` stand for all, a leading `-` for "may be missing".
+    /// Addresses as written; `*` and `-::*` mean all, a leading `-` means "may be missing".
     bind: Vec<String> = |v, _| v.text("bind").split_whitespace().map(str::to_owned).collect();
     tcp_backlog: i32 = |v, _| v.number("tcp-backlog");
     /// Zero: none.
@@ -299,7 +299,7 @@ settings! {
 }
 
 impl Default for Settings {
-    /// Every directive at its default, on this machine; `dir` relative.
+    /// Creates the settings with every directive at its default, on this machine; `dir` relative.
     fn default() -> Self {
         Self::read(&Values::defaults(), Machine::detect())
     }

@@ -25,18 +25,19 @@ pub(super) enum Structure {
     Percentiles,
 }
 
-/// Greatest number of addresses to listen on.
+/// Bound of the addresses to listen on.
 const BIND_LIMIT: usize = 16;
-/// Client classes in the order in which CONFIG GET names them.
+/// Client classes in the order of CONFIG GET.
 pub(super) const CLIENT_CLASSES: [&str; 3] = ["normal", "slave", "pubsub"];
 
 impl Structure {
-    /// Whether the value consists of several words.
+    /// Returns true if the value has several words.
     pub(super) fn is_multi(self) -> bool {
         self != Self::NotifyKeyspaceEvents
     }
 
-    /// The canonical text of `words`; `current` is the value so far, for grammars that change a part.
+    /// Returns the canonical text of `words`; `current` is the present value, for grammars that
+    /// change a part.
     pub(super) fn canonical(self, words: &[&str], current: &str) -> Result<String, String> {
         match self {
             Self::Save => save(words),
@@ -50,7 +51,7 @@ impl Structure {
     }
 }
 
-/// No words, or a single empty one, stand for an empty value.
+/// Returns true if there are no words, or a single empty one: an empty value.
 fn is_empty(words: &[&str]) -> bool {
     matches!(words, [] | [""])
 }

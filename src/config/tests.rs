@@ -22,7 +22,7 @@ fn load_with(
     }
 }
 
-/// A configuration that lets protected directives be set.
+/// Returns a configuration that lets protected directives be set.
 fn unprotected() -> Config {
     load(&["--enable-protected-configs", "yes"]).unwrap()
 }
@@ -39,7 +39,7 @@ fn set(config: &Config, pairs: &[(&str, &str)]) -> Result<Vec<&'static str>, Str
     config.set(&pairs, true)
 }
 
-/// The refusal of a configuration that must not load.
+/// Returns the error of a configuration that must not load.
 fn refused(args: &[&str], standard_input: &str) -> ConfigError {
     load_with(args, &[], standard_input).err().unwrap()
 }
@@ -65,7 +65,7 @@ fn every_default_is_canonical() {
             vec![directive.default]
         };
         let read = value::canonical(directive, &words, directive.default);
-        // No `replicaof` has no words of its own.
+        // An unset `replicaof` has no words.
         if directive.name != "replicaof" {
             assert_eq!(read.as_deref(), Ok(directive.default), "{}", directive.name);
         }
@@ -105,7 +105,7 @@ fn settings_hold_the_bounds_of_every_number() {
             let option = format!("--{}", directive.name);
             match load(&[&option, &bound]) {
                 Ok(config) => drop(config.settings()),
-                // Beyond what the reference reads as an integer.
+                // Beyond the integers of the reference.
                 Err(error) => assert!(error.reason.contains("integer"), "{error}"),
             }
         }
@@ -283,7 +283,7 @@ fn what_promises_something_that_is_absent_is_refused_by_name() {
         let name = line.split(' ').next().unwrap();
         assert!(error.text.starts_with(name), "{}", error.text);
         assert!(!error.text.contains("secret"), "{}", error.text);
-        // CONFIG SET as well, where it is let near.
+        // CONFIG SET refuses it too, if it may change the directive at all.
         let Some((index, _)) = directives::find(name) else { continue };
         if TABLE[index].mutability == Mutability::Live {
             let value = line.split(' ').nth(1).unwrap();
@@ -293,7 +293,7 @@ fn what_promises_something_that_is_absent_is_refused_by_name() {
     }
 }
 
-/// The settings are read from the table; what they do not read has to say why it does nothing.
+/// Every directive is either read into the settings, or has a reason for its lack of effect.
 #[test]
 fn every_directive_has_an_effect_or_says_why_it_has_none() {
     let read = include_str!("settings.rs");
@@ -344,7 +344,7 @@ fn config_get_finds_names_aliases_and_patterns() {
         names(&[b"HASH-max-*-entries", b"hash-max-listpack-entries"]),
         ["hash-max-listpack-entries", "hash-max-ziplist-entries"]
     );
-    // Hidden directives answer only to their names.
+    // Hidden directives are found only by their exact names.
     assert!(names(&[b"watchdog-*"]).is_empty());
     assert_eq!(names(&[b"watchdog-period"]), ["watchdog-period"]);
 }

@@ -4,7 +4,7 @@ use flagstone_wire::num::{parse_i64, parse_memory};
 
 use super::directive::{Directive, Kind, Range};
 
-/// Checks `words` as the value of `directive`; answers the canonical text that CONFIG GET shows.
+/// Checks `words` as the value of `directive`; returns the canonical text that CONFIG GET shows.
 ///
 /// # Errors
 /// The reason in Valkey's words.
@@ -48,7 +48,7 @@ fn yes_no(word: &str) -> Result<String, String> {
     Err("argument must be 'yes' or 'no'".to_owned())
 }
 
-/// Longest error text, in bytes, as the reference cuts it.
+/// Bound of the bytes of an error text, where the reference cuts it.
 const CHOICES_LIMIT: usize = 255;
 
 fn not_a_choice(choices: &[&str]) -> String {

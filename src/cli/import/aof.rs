@@ -9,27 +9,27 @@ use std::fs;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
-/// The longest line of a header or an annotation.
+/// Bound of the length of a header's or an annotation's line.
 const LINE_MAX: u64 = 64 << 10;
-/// Bytes of one command, which is held in memory: what servers accept in their query buffer.
+/// Bound of the bytes of one command, which is held in memory: that of servers' query buffers.
 const COMMAND_MAX: usize = 1 << 30;
-/// Bytes of the mark that ends a transfer of unknown length, hexadecimal digits.
+/// Hexadecimal digits of the mark that ends a transfer of unknown length.
 const MARK: usize = 40;
-/// What a word is taken to need beside its bytes.
+/// Assumed memory of a word beside its bytes.
 const WORD_OVERHEAD: usize = 32;
 
-/// The place of a file among those of an append-only log.
+/// The position of a file in an append-only log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Role {
-    /// The only one, or no part of a log.
+    /// The only file, or no part of a log.
     Alone,
-    /// Others follow it.
+    /// A file with successors.
     Before,
-    /// The last: the server may have ended while it wrote.
+    /// The last file: the server may have stopped while writing it.
     Last,
 }
 
-/// The files to load, in order.
+/// Returns the files to load, in order.
 pub(super) fn files(path: &Path) -> Result<Vec<(PathBuf, Role)>> {
     let mut manifest = path.to_path_buf();
     if path.is_dir() {
@@ -57,7 +57,7 @@ pub(super) fn files(path: &Path) -> Result<Vec<(PathBuf, Role)>> {
     Ok(names.iter().enumerate().map(|(at, name)| (directory.join(name), role(at))).collect())
 }
 
-/// The names of the files in a manifest, the base first, then what came later, in order.
+/// Returns the names of the files in a manifest: the base first, then the later files in order.
 fn listed(manifest: &str) -> Result<Vec<String>> {
     let mut files = Vec::new();
     for (line, number) in manifest.lines().zip(1..) {
@@ -81,7 +81,7 @@ fn listed(manifest: &str) -> Result<Vec<String>> {
         match kind.as_str() {
             "b" => files.push(((false, seq), name.clone())),
             "i" => files.push(((true, seq), name.clone())),
-            // What the base has replaced.
+            // Files that the base has replaced.
             "h" => {}
             _ => return Err(malformed()),
         }
@@ -90,7 +90,7 @@ fn listed(manifest: &str) -> Result<Vec<String>> {
     Ok(files.into_iter().map(|(_, name)| name).collect())
 }
 
-/// Loads one file, whatever it is.
+/// Loads one file of either format.
 pub(super) fn load(loader: &mut Loader, file: impl Read) -> Result<()> {
     let mut file = BufReader::new(file);
     if !matches!(file.fill_buf()?.first(), None | Some(b'*' | b'#')) {
@@ -105,7 +105,7 @@ pub(super) fn load(loader: &mut Loader, file: impl Read) -> Result<()> {
     Commands::new(file, 0).load(loader)
 }
 
-/// Why there is no next command.
+/// The reason why there is no next command.
 enum Stop {
     End,
     /// The file ends within a command.
@@ -131,8 +131,8 @@ impl<R: Read> Commands<R> {
         Commands { file: BufReader::new(file), offset }
     }
 
-    /// Whether all that is left is the mark by which a server has told `redis-cli --rdb -` where the
-    /// file ends: that leaves it there when it writes to standard output.
+    /// Returns true if only the mark is left by which a server told `redis-cli --rdb -` where the
+    /// file ends; redis-cli leaves it in its output.
     fn is_mark(&mut self) -> io::Result<bool> {
         let mut rest = Vec::with_capacity(MARK + 1);
         self.file.by_ref().take(MARK as u64 + 1).read_to_end(&mut rest)?;
@@ -140,7 +140,7 @@ impl<R: Read> Commands<R> {
         Ok(rest.len() == MARK && rest.iter().all(is_hex))
     }
 
-    /// Has the server run all commands.
+    /// Sends all commands to the server.
     fn load(mut self, loader: &mut Loader) -> Result<()> {
         if self.file.fill_buf()?.is_empty() {
             return Ok(());
@@ -157,7 +157,7 @@ impl<R: Read> Commands<R> {
         }
         loader.begin_commands()?;
         loader.select_first()?;
-        // Where the transaction begins that is open.
+        // Offset of the open transaction.
         let mut transaction = None;
         let (end, stop) = loop {
             let begin = self.offset;
@@ -236,7 +236,7 @@ impl<R: Read> Commands<R> {
         Ok(word)
     }
 
-    /// A line, without its end.
+    /// Returns a line, without its end.
     fn line(&mut self) -> Result<Vec<u8>, Stop> {
         let mut line = Vec::new();
         let read = self.file.by_ref().take(LINE_MAX).read_until(b'\n', &mut line)?;
@@ -250,7 +250,7 @@ impl<R: Read> Commands<R> {
     }
 }
 
-/// The number behind a sign.
+/// Parses the number behind a sign.
 fn number(line: &[u8], sign: u8) -> Option<u64> {
     let digits = line.strip_prefix(&[sign])?;
     std::str::from_utf8(digits).ok()?.parse().ok()
@@ -285,7 +285,7 @@ mod tests {
         for cut in 25..file.len() {
             let (found, stop) = words(&file[..cut]);
             assert_eq!(found, all[..1]);
-            // Behind the second annotation nothing is missing.
+            // The file is complete behind the second annotation.
             assert_eq!(stop, if cut == 28 { "end" } else { "truncated" }, "{cut}");
         }
         assert_eq!(words(b"*1\r\n$4\r\nPINGxx").1, "a word does not end where it should");

@@ -1,4 +1,4 @@
-//! A value that is too large for one command, in pieces.
+//! Sends a value that is too large for one command, in pieces.
 
 use crate::cli::pipeline::{About, Expect, Pipeline};
 use anyhow::Result;
@@ -6,22 +6,22 @@ use flagstone_rdb::{EntriesRead, EntryId, Kind, Part, Sink, StreamGroup, StreamH
 use flagstone_wire::num::format_f64;
 use std::collections::BTreeMap;
 
-/// Elements and bytes of one command.
+/// Bounds of one command: its elements, and their bytes.
 const PIECE_ELEMENTS: usize = 1024;
 const PIECE_BYTES: usize = 256 << 10;
 
-/// Sends the parts of one value.
+/// Sender of the parts of one value.
 pub(super) struct Large<'a> {
     pipeline: &'a mut Pipeline,
     key: &'a [u8],
     kind: Kind,
     about: About,
-    /// Fields of hashes that expire before are left out.
+    /// Time before which expiring fields are left out.
     drop_before_ms: i64,
-    /// The next command's words, and their bytes.
+    /// Words of the next command, and their bytes.
     words: Vec<Vec<u8>>,
     bytes: usize,
-    /// Elements in it, and in those before.
+    /// Number of elements in it, and in the commands before it.
     elements: usize,
     sent: u64,
     /// Fields in the next command, by their expiry.
@@ -59,7 +59,7 @@ impl<'a> Large<'a> {
         self.pipeline.send(&command, expect, self.about.clone())
     }
 
-    /// An element is complete.
+    /// Adds a complete element to the next command.
     fn count_element(&mut self, words: impl IntoIterator<Item = Vec<u8>>) -> Result<()> {
         for word in words {
             self.bytes += word.len();
@@ -72,7 +72,7 @@ impl<'a> Large<'a> {
         Ok(())
     }
 
-    /// Sends the elements that are complete.
+    /// Sends the complete elements.
     fn flush(&mut self) -> Result<()> {
         let words = std::mem::take(&mut self.words);
         let elements = std::mem::take(&mut self.elements) as u64;
@@ -84,7 +84,7 @@ impl<'a> Large<'a> {
         let words: Vec<&[u8]> = words.iter().map(Vec::as_slice).collect();
         let count = |count: u64| Expect::Integer(count.cast_signed());
         match self.kind {
-            // The reply is the length; of others, how many were not there yet.
+            // RPUSH replies with the length, the others with the number of new elements.
             Kind::List => self.send(b"RPUSH", &words, count(self.sent)),
             Kind::Set(_) => self.send(b"SADD", &words, count(elements)),
             Kind::Zset(_) => self.send(b"ZADD", &words, count(elements)),
@@ -132,7 +132,7 @@ impl<'a> Large<'a> {
     fn head(&mut self, head: StreamHead) -> Result<()> {
         self.head = Some(head);
         if self.sent == 0 {
-            // There is no other way to make a stream without entries and groups.
+            // There is no other way to create a stream without entries and groups.
             self.send(b"XADD", &[b"MAXLEN", b"0", b"0-1", b"x", b"y"], Expect::Any)?;
         }
         let last_id = format_id(head.last_id);
@@ -184,7 +184,8 @@ impl<'a> Large<'a> {
         Ok(())
     }
 
-    /// How many entries a group has read, if that is known; files of old versions do not say.
+    /// Returns how many entries a group has read, if that is known; files of old versions do not
+    /// have it.
     fn entries_read(&self, group: &StreamGroup) -> Option<i64> {
         match (group.entries_read, self.head) {
             (EntriesRead::Known(read), _) => Some(read),
@@ -196,7 +197,7 @@ impl<'a> Large<'a> {
         }
     }
 
-    /// Sends what is left, and when the key expires.
+    /// Sends the remaining elements, and the key's expiry.
     pub(super) fn finish(&mut self, expire_at_ms: Option<i64>) -> Result<()> {
         self.flush()?;
         if let Some(at_ms) = expire_at_ms {

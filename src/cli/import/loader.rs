@@ -13,14 +13,15 @@ use indicatif::ProgressBar;
 use std::collections::BTreeMap;
 use std::io::Read;
 
-/// Values of more bytes are sent in pieces.
+/// Bytes beyond which values are sent in pieces.
 const PAYLOAD_MAX: usize = 1 << 20;
-/// Streams have more in their payload than commands can say, so only those of more bytes are.
+/// The same bound for streams: it is larger, because commands cannot restore everything in their
+/// payload.
 const STREAM_PAYLOAD_MAX: usize = 4 << 20;
-/// Items between two looks at the progress.
+/// Items between two updates of the progress.
 const PROGRESS_EVERY: u64 = 256;
 
-/// What to do with keys that are there.
+/// Treatment of keys that exist already.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Existing {
     Refuse,
@@ -28,38 +29,38 @@ pub(super) enum Existing {
     Skip,
 }
 
-/// What was left out, and why.
+/// Counts of data that was left out, by reason.
 #[derive(Debug, Default)]
 struct LeftOut {
     expired: u64,
     empty: u64,
-    /// By name of the module's type.
+    /// Values of modules, by the name of their type.
     modules: BTreeMap<String, u64>,
     /// Data of modules beside keys.
     module_data: BTreeMap<String, u64>,
 }
 
-/// Sends what files have.
+/// Sends the contents of files to a server.
 pub(super) struct Loader {
     pub(super) pipeline: Pipeline,
     pub(super) existing: Existing,
-    /// Where everything goes, if not where it was.
+    /// Database for all keys; `None`: that of the file.
     into: Option<u64>,
-    /// That of the file, and the one that the server was last told.
+    /// The file's present database, and the one last selected on the server.
     database: u64,
     selected: u64,
     role: Role,
-    /// Bytes of the files before this one, and how far the present one is.
+    /// Bytes of the files before this one, and the offset in the present one.
     before: u64,
     offset: u64,
     items: u64,
     bar: ProgressBar,
     left_out: LeftOut,
-    /// Keys that were sent in pieces, libraries, and commands of append-only files.
+    /// Counts of keys sent in pieces, of libraries, and of commands of append-only files.
     large: u64,
     libraries: u64,
     pub(super) commands: u64,
-    /// What there is to say of the files, each once.
+    /// Remarks on the files, each once.
     notes: Vec<String>,
     pub(super) shift: Shift,
 }
@@ -86,7 +87,7 @@ impl Loader {
         }
     }
 
-    /// Makes ready for a file, behind `before` bytes of others.
+    /// Prepares for a file that follows `before` bytes of others.
     pub(super) fn begin_file(&mut self, role: Role, before: u64, bar: &ProgressBar) -> Result<()> {
         (self.role, self.before, self.bar) = (role, before, bar.clone());
         self.offset = 0;
@@ -98,7 +99,7 @@ impl Loader {
         self.role
     }
 
-    /// Commands are going to be run, now or later: that needs the server for itself.
+    /// Prepares for commands, which need the server without other clients.
     pub(super) fn begin_commands(&mut self) -> Result<()> {
         if self.shift.begun {
             return Ok(());
@@ -130,7 +131,7 @@ impl Loader {
         About { offset: self.offset, database: self.database, key }
     }
 
-    /// How far the present file is read.
+    /// Updates the progress to an offset in the present file.
     pub(super) fn progress(&mut self, offset: u64) {
         self.offset = offset;
         self.items += 1;
@@ -140,7 +141,7 @@ impl Loader {
         }
     }
 
-    /// Loads an RDB file up to its end.
+    /// Loads an RDB file to its end.
     pub(super) fn load_rdb<R: Read>(&mut self, file: &mut file::File<R>) -> Result<()> {
         loop {
             let item = file.next_item();
@@ -182,7 +183,7 @@ impl Loader {
         Ok(())
     }
 
-    /// Tells the server which database is meant.
+    /// Selects the present database on the server.
     fn select(&mut self) -> Result<()> {
         let wanted = self.into.unwrap_or(self.database);
         if wanted != self.selected {
@@ -194,7 +195,7 @@ impl Loader {
         Ok(())
     }
 
-    /// The commands of a file may select databases themselves.
+    /// Forgets the selected database: the commands of a file may select one themselves.
     pub(super) fn forget_selected(&mut self) {
         self.selected = u64::MAX;
     }
@@ -207,7 +208,7 @@ impl Loader {
     fn load_key<R: Read>(&mut self, file: &mut file::File<R>, key: &Key) -> Result<()> {
         let max_len = if key.is_stream() { STREAM_PAYLOAD_MAX } else { PAYLOAD_MAX };
         let value = file.value(key, max_len)?;
-        // Commands that follow count on keys that have expired since.
+        // Later commands rely on keys that have expired since.
         let keeps_expired = self.shift.begun;
         let expire_at_ms = match key.expire_at_ms {
             Some(at_ms) if keeps_expired => Some(self.shift.later(at_ms)),
@@ -254,7 +255,7 @@ impl Loader {
             .parts::<anyhow::Error, _>(key, &mut large)
             .and_then(|()| large.finish(expire_at_ms));
         if let Err(error) = sent {
-            // A part of a value would be taken for the whole.
+            // A part of a value would be taken for the whole value.
             self.pipeline.recover();
             let about = self.about(Some(&key.name));
             self.pipeline.ask(&[b"UNLINK", &key.name], about).ok();
@@ -290,7 +291,7 @@ impl Loader {
         self.pipeline.send(&command, Expect::Done { may_exist }, about)
     }
 
-    /// Completes what has to wait for the end of all files.
+    /// Completes the steps that must wait for the end of all files.
     pub(super) fn finish(&mut self, address: &Address) -> Result<()> {
         self.pipeline.settle()?;
         if self.shift.is_used {
@@ -299,7 +300,7 @@ impl Loader {
         Ok(())
     }
 
-    /// What was loaded, and what was not.
+    /// Returns a summary of loaded and skipped data.
     pub(super) fn summary(&self) -> String {
         let counts = self.pipeline.counts();
         let mut parts = vec![format!("{} keys loaded", counts.done + self.large)];
@@ -328,17 +329,17 @@ impl Loader {
     }
 }
 
-/// Now, in milliseconds since 1970.
+/// Returns the present time, in milliseconds since 1970.
 pub(super) fn now_ms() -> i64 {
     i64::try_from(Clock::default().now_ms()).unwrap_or(i64::MAX)
 }
 
-/// Whether a file says of itself that commands follow.
+/// Returns true if an auxiliary field of a file says that commands follow.
 fn is_append_only(name: &[u8], value: &[u8]) -> bool {
     matches!(name, b"aof-preamble" | b"aof-base") && value == b"1"
 }
 
-/// Takes parts that nobody wants.
+/// Discards parts.
 struct Nobody;
 
 impl Sink for Nobody {

@@ -50,10 +50,10 @@ pub(super) struct Arguments {
     quiet: bool,
 }
 
-/// Loads what is asked for.
+/// Runs the import.
 ///
 /// # Errors
-/// If the file is damaged, the server is not there or refuses something.
+/// If the file is damaged, the server cannot be reached, or it refuses a command.
 pub(super) fn run(arguments: &Arguments) -> Result<()> {
     let files = aof::files(&arguments.file)?;
     let total = files.iter().map(|(path, _)| size(path)).sum::<Option<u64>>();
@@ -67,14 +67,14 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
     let mut loader = Loader::new(pipeline, existing, address.database);
     let bar = progress::bytes(total, arguments.quiet);
     let loaded = load(&mut loader, &files, &bar).and_then(|()| loader.finish(&address));
-    // What was read before an error is loaded, and counts.
+    // Data read before the error is loaded, and counts.
     loader.pipeline.recover();
     bar.finish_and_clear();
     say!("{}", loader.summary());
     loaded
 }
 
-/// The bytes of a file that says how many it has.
+/// Returns the length of a regular file; `None` for any other.
 fn size(path: &Path) -> Option<u64> {
     path.metadata().ok().filter(std::fs::Metadata::is_file).map(|metadata| metadata.len())
 }

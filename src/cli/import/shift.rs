@@ -1,32 +1,33 @@
 //! Expired keys, while the commands of an append-only file are run.
 //!
-//! A key may have been changed by commands while it was alive, and have expired since. If it went at
-//! once, what came of these commands would be another key, without an expiry: a counter that begins
-//! anew. So times that are past, or soon will be, are put off by a fixed span, which no other expiry
-//! has; and at the end the keys that still have such a time get the true one.
+//! Commands may have changed a key while it was alive, which has expired since. If it were deleted
+//! at once, the later commands would make another key, without an expiry: a counter that begins
+//! anew. So times that are past, or soon will be, are postponed by a fixed span, which no other
+//! expiry has; at the end the keys that still have such a time get the true one.
 
 use super::loader::now_ms;
 use crate::cli::connection::{Address, Connection, Reply};
 use anyhow::{Result, bail};
 
-/// By how much times are put off: a thousand years, in milliseconds.
+/// The span by which times are postponed: a thousand years, in milliseconds.
 const SPAN_MS: i64 = 1000 * 31_556_952_000;
-/// How long the import may take until a key that has not expired yet would do so, in milliseconds.
+/// Assumed bound of the duration of an import, in milliseconds: keys that expire within it are
+/// postponed, too.
 const SOON_MS: i64 = 24 * 3600 * 1000;
-/// Keys that are asked for at a time.
+/// Number of keys that one SCAN asks for.
 const SCAN_COUNT: &[u8] = b"1000";
 
-/// Puts times off.
+/// Postpones expiries.
 #[derive(Debug, Default)]
 pub(super) struct Shift {
-    /// Whether commands are run, now or later.
+    /// True if commands are run, now or later.
     pub(super) begun: bool,
-    /// Whether there is a time to be put right.
+    /// True if an expiry was postponed.
     pub(super) is_used: bool,
 }
 
 impl Shift {
-    /// The time to set for `at_ms`.
+    /// Returns the time to set for `at_ms`.
     pub(super) fn later(&mut self, at_ms: i64) -> i64 {
         if at_ms > now_ms() + SOON_MS {
             return at_ms;
@@ -35,7 +36,7 @@ impl Shift {
         at_ms.max(0) + SPAN_MS
     }
 
-    /// Puts off the times that a command sets.
+    /// Postpones the times that a command sets.
     pub(super) fn command(&mut self, words: &mut [Vec<u8>]) {
         let Some(name) = words.first().map(|name| name.to_ascii_uppercase()) else { return };
         match name.as_slice() {
@@ -55,7 +56,7 @@ impl Shift {
         }
     }
 
-    /// Puts off the time in a word, in units of so many milliseconds.
+    /// Postpones the time in a word, in units of so many milliseconds.
     fn word(&mut self, words: &mut [Vec<u8>], at: usize, unit_ms: i64) {
         let Some(word) = words.get_mut(at) else { return };
         let number = std::str::from_utf8(word).ok().and_then(|text| text.parse::<i64>().ok());
@@ -64,13 +65,13 @@ impl Shift {
     }
 }
 
-/// Whether a RESTORE sets a time.
+/// Returns true if a RESTORE sets a time.
 fn is_absolute(words: &[Vec<u8>]) -> bool {
     let says_so = words.iter().skip(4).any(|word| word.eq_ignore_ascii_case(b"ABSTTL"));
     says_so && words.get(2).is_some_and(|ttl| ttl != b"0")
 }
 
-/// Gives all keys the time that they were to have.
+/// Sets the true expiry of all postponed keys.
 pub(super) fn undo(address: &Address) -> Result<()> {
     let mut connection = address.connect()?;
     let info = connection.call(&[b"INFO", b"keyspace"])?.into_bulk()?;
