@@ -1,12 +1,13 @@
 //! What commands have done to keys, told to whoever wants to hear of it: keyspace events, and that
 //! keys have changed. It is told once the commands' writes are stored, as their replies are.
 
-use crate::config::{NotifyFlags, Settings};
+use crate::config::Settings;
 use crate::node::Node;
 use crate::tracking::Changes;
 use crate::unit::Published;
 use crate::worker::{Shown, Worker};
 use flagstone_storage::notes::{Interest, Note, NoteKind};
+use flagstone_storage::notify::NotifyFlags;
 use flagstone_storage::partition::Partition;
 use std::cell::RefMut;
 use std::rc::Rc;

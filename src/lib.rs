@@ -13,8 +13,6 @@ pub mod config;
 pub mod connection;
 pub mod events;
 pub mod functions;
-#[cfg(any(test, fuzzing))]
-pub mod fuzz;
 mod large;
 pub mod limits;
 pub mod listen;

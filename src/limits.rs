@@ -1,10 +1,10 @@
 //! What keeps commands from running whoever sends them: the state of the node. Connections ask
 //! before a command runs, scripts before they run, and before each command that they call.
 
-use crate::commands::flag;
 use crate::config::{MaxmemoryPolicy, Settings};
 use crate::node::{CHOKED, CUT_OFF, DISOWNED, Node};
 use crate::stalls::JOURNAL_FULL;
+use flagstone_commands::flag;
 
 const OUT_OF_MEMORY: &str = "OOM command not allowed when used memory > 'maxmemory'.";
 const NO_REPLICAS: &str = "NOREPLICAS Not enough good replicas to write.";

@@ -409,7 +409,7 @@ impl Node {
             ClientMemory::Auto => {
                 let all = (settings.memory_budget / 8).max(CLIENTS_MIN);
                 // A buffer that grows has up to twice what is in it.
-                let value = (settings.proto_max_bulk_len as u64).saturating_mul(2);
+                let value = (settings.data.proto_max_bulk_len as u64).saturating_mul(2);
                 Limit { all, single: all.saturating_add(value) }
             }
             ClientMemory::Bytes(bytes) => strict(bytes),

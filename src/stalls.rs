@@ -6,7 +6,7 @@
 //! count when it is seen whether other writers have to wait. The journal keeps the records, and
 //! with them those of all shards: beyond [`JOURNAL_PARTS`] times its size all writes are refused.
 
-use crate::commands::flag;
+use flagstone_commands::flag;
 use flagstone_storage::Layout;
 use flagstone_storage::slot::slot_of;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};

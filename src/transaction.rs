@@ -5,10 +5,11 @@
 //! its arguments, the database, and the arguments. So a transaction is routed and run like any
 //! other command on keys.
 
+use crate::commands::Route;
 use crate::commands::registry::{self, Command};
-use crate::commands::{Run, flag};
 use crate::unit;
 use crate::watch::Watches;
+use flagstone_commands::flag;
 use flagstone_storage::need::Key;
 use flagstone_wire::client_memory::Taken;
 use flagstone_wire::num::parse_i64;
@@ -126,8 +127,9 @@ impl Transaction {
     /// their locks.
     pub fn names_its_keys(&self) -> bool {
         self.commands.iter().all(|command| {
-            let on_keys = matches!(command.spec.run, Run::Keys(_));
-            !command.undeclared_keys && (on_keys || command.spec.in_unit.is_some())
+            let route = command.spec.run;
+            !command.undeclared_keys
+                && (route.is_on_keys() || matches!(route, Route::Either { .. }))
         })
     }
 
@@ -192,7 +194,7 @@ pub fn read_keys(args: Args<'_>) -> BTreeSet<Key> {
 
 /// The keys of all of them, and those that are watched.
 pub fn keys<'a>(args: Args<'a>, _: u32, _: &[(u32, &'a [u8])]) -> Vec<(u32, &'a [u8])> {
-    let on_keys = queued(args).filter(|queued| matches!(queued.command.spec.run, Run::Keys(_)));
+    let on_keys = queued(args).filter(|queued| queued.command.spec.run.is_on_keys());
     let keys = on_keys.flat_map(|queued| queued.command.keys(queued.args, queued.db));
     watched(args).map(|watched| (watched.db, watched.key)).chain(keys).collect()
 }

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use flagstone::commands::registry::{self, Command};
-use flagstone::commands::{Begin, Find, key};
+use flagstone_commands::{Begin, Find, key};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 

@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| flagstone::fuzz::hyperloglog(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| flagstone_commands::fuzz::hyperloglog(data));

@@ -1,7 +1,7 @@
 //! Commands that wait until one of their keys has something for them: BLPOP and its like, XREAD
 //! BLOCK.
 //!
-//! A handler of such a command that finds nothing stops with [`Stop::Block`](crate::commands::Stop).
+//! A handler of such a command that finds nothing stops with [`Stop::Block`](flagstone_commands::Stop).
 //! Its connection then leaves a [`Waiter`] with every worker that owns one of the keys it waits for
 //! (`wait.rs`). A worker looks at its waiters whenever one of their keys has changed (`serve.rs`):
 //! it runs their commands, first come first served, at once behind the command that made the
@@ -21,8 +21,8 @@ pub(crate) use table::{Held, WaitTable};
 pub use turn::{Cancel, Ended, Turn};
 pub(crate) use wait::begin;
 
-use crate::commands::{Awaited, Block};
 use crate::worker::OwnedCommand;
+use flagstone_commands::{Awaited, Block};
 use flagstone_storage::need::Key;
 use std::collections::BTreeSet;
 use std::sync::Arc;

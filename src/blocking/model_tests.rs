@@ -5,7 +5,7 @@
 use super::serve::{Serves, Tried, add, end_apart, look_again, serve_all};
 use super::table::Content;
 use super::{Cancel, Ended, WaitTable, Waiter, testing};
-use crate::commands::Awaited;
+use flagstone_commands::Awaited;
 use flagstone_storage::need::Key;
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::scheduler::RandomScheduler;

@@ -1,7 +1,7 @@
 //! The waiters of one worker, by key.
 
 use super::Waiter;
-use crate::commands::Awaited;
+use flagstone_commands::Awaited;
 use flagstone_storage::need::Key;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Bound::{Excluded, Unbounded};

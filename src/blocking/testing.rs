@@ -1,8 +1,9 @@
 //! Waiters for tests.
 
 use super::Waiter;
-use crate::commands::{Awaited, Block, Nil, registry};
+use crate::commands::registry;
 use crate::worker::{OwnedCommand, Request};
+use flagstone_commands::{Awaited, Block, Nil};
 use flagstone_wire::resp::{Args, Proto};
 use std::sync::Arc;
 

@@ -10,7 +10,6 @@ mod directives;
 mod error;
 mod load;
 mod machine;
-mod notify;
 mod parse;
 mod rewrite;
 mod settings;
@@ -35,7 +34,6 @@ use machine::Machine;
 use settings::Values;
 
 pub use error::{ConfigError, Origin};
-pub use notify::NotifyFlags;
 pub use parse::{quote_into, split_words};
 pub use settings::{
     AcceptMode, AppendFsync, ClientMemory, Compression, LogLevel, MaxmemoryPolicy,

@@ -5,7 +5,8 @@ use std::str::FromStr;
 
 use super::directives;
 use super::machine::Machine;
-use super::notify::NotifyFlags;
+use flagstone_commands::DataSettings;
+use flagstone_storage::notify::NotifyFlags;
 
 /// The canonical text of every directive, in the table's order.
 #[derive(Clone, PartialEq, Eq)]
@@ -250,7 +251,6 @@ settings! {
     maxclients: u32 = |v, _| v.number("maxclients");
     protected_mode: bool = |v, _| v.flag("protected-mode");
     client_query_buffer_limit: usize = |v, _| v.number("client-query-buffer-limit");
-    proto_max_bulk_len: usize = |v, _| v.number("proto-max-bulk-len");
     client_output_buffer_limit: OutputBufferLimits = |v, _| output_buffer_limits(v);
     maxmemory_clients: ClientMemory = |v, _| client_memory(v);
     tracking_table_max_keys: usize = |v, _| v.number("tracking-table-max-keys");
@@ -261,22 +261,12 @@ settings! {
     enable_debug_command: ProtectedAction = |v, _| v.choice("enable-debug-command");
 
     // Data set.
+    /// What commands on keys read.
+    data: DataSettings = |v, _| data_settings(v);
     databases: u32 = |v, _| v.number("databases");
     /// Zero: no limit.
     maxmemory: u64 = |v, _| v.number("maxmemory");
     maxmemory_policy: MaxmemoryPolicy = |v, _| v.choice("maxmemory-policy");
-    hash_max_listpack_entries: usize = |v, _| v.number("hash-max-listpack-entries");
-    hash_max_listpack_value: usize = |v, _| v.number("hash-max-listpack-value");
-    /// Positive: elements of a node. -1 to -5: 4, 8, 16, 32, 64 KiB of a node.
-    list_max_listpack_size: i32 = |v, _| v.number("list-max-listpack-size");
-    set_max_intset_entries: usize = |v, _| v.number("set-max-intset-entries");
-    set_max_listpack_entries: usize = |v, _| v.number("set-max-listpack-entries");
-    set_max_listpack_value: usize = |v, _| v.number("set-max-listpack-value");
-    zset_max_listpack_entries: usize = |v, _| v.number("zset-max-listpack-entries");
-    zset_max_listpack_value: usize = |v, _| v.number("zset-max-listpack-value");
-    stream_node_max_bytes: usize = |v, _| v.number("stream-node-max-bytes");
-    stream_node_max_entries: u64 = |v, _| v.number("stream-node-max-entries");
-    hll_sparse_max_bytes: usize = |v, _| v.number("hll-sparse-max-bytes");
     notify_keyspace_events: NotifyFlags = |v, _| NotifyFlags::parse(v.text("notify-keyspace-events")).unwrap_or_default();
 
     // Observation.
@@ -294,8 +284,6 @@ settings! {
     busy_reply_threshold_ms: u64 = |v, _| v.number("busy-reply-threshold");
     script_instruction_limit: u64 = |v, _| v.number("script-instruction-limit");
     extended_redis_compatibility: bool = |v, _| v.flag("extended-redis-compatibility");
-    rdbcompression: bool = |v, _| v.flag("rdbcompression");
-    rdb_version_check: RdbVersionCheck = |v, _| v.choice("rdb-version-check");
 }
 
 impl Default for Settings {
@@ -313,6 +301,31 @@ fn output_buffer_limits(values: &Values) -> OutputBufferLimits {
         soft_seconds: words[row * 4 + 3].parse().unwrap_or(0),
     };
     OutputBufferLimits { normal: class(0), replica: class(1), pubsub: class(2) }
+}
+
+fn data_settings(values: &Values) -> DataSettings {
+    let policy: MaxmemoryPolicy = values.choice("maxmemory-policy");
+    let version_check: RdbVersionCheck = values.choice("rdb-version-check");
+    DataSettings {
+        proto_max_bulk_len: values.number("proto-max-bulk-len"),
+        hash_max_listpack_entries: values.number("hash-max-listpack-entries"),
+        hash_max_listpack_value: values.number("hash-max-listpack-value"),
+        list_max_listpack_size: values.number("list-max-listpack-size"),
+        set_max_intset_entries: values.number("set-max-intset-entries"),
+        set_max_listpack_entries: values.number("set-max-listpack-entries"),
+        set_max_listpack_value: values.number("set-max-listpack-value"),
+        zset_max_listpack_entries: values.number("zset-max-listpack-entries"),
+        zset_max_listpack_value: values.number("zset-max-listpack-value"),
+        stream_node_max_bytes: values.number("stream-node-max-bytes"),
+        stream_node_max_entries: values.number("stream-node-max-entries"),
+        hll_sparse_max_bytes: values.number("hll-sparse-max-bytes"),
+        counts_accesses: matches!(
+            policy,
+            MaxmemoryPolicy::AllkeysLfu | MaxmemoryPolicy::VolatileLfu
+        ),
+        rdbcompression: values.flag("rdbcompression"),
+        rdb_newer_versions: version_check == RdbVersionCheck::Relaxed,
+    }
 }
 
 fn client_memory(values: &Values) -> ClientMemory {

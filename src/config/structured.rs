@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use flagstone_wire::num::parse_memory;
 
-use super::notify::NotifyFlags;
+use flagstone_storage::notify::NotifyFlags;
 
 /// The grammar of a structured value.
 #[derive(Clone, Copy, PartialEq, Eq)]

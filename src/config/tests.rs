@@ -120,7 +120,7 @@ fn defaults_that_are_this_servers_own() {
     assert_eq!(settings.bind, ["*", "-::*"]);
     assert_eq!(settings.handover_interval_ms, 30_000);
     assert_eq!(settings.journal_segment_size, 64 << 20);
-    assert_eq!(settings.hash_max_listpack_entries, 512);
+    assert_eq!(settings.data, flagstone_commands::DataSettings::default());
     assert_eq!(settings.client_output_buffer_limit.replica.hard_bytes, 256 << 20);
     assert_eq!(settings.maxmemory_clients, ClientMemory::Auto);
     assert!(settings.dir.is_absolute() && settings.dir.ends_with("data"));

@@ -4,14 +4,15 @@ use super::cycle::Cycle;
 use super::wire::Wire;
 use super::{Connection, gate};
 use crate::clients::state;
-use crate::commands::registry::Command;
-use crate::commands::{Call, Run, Stop, error, flag};
+use crate::commands::registry::{self, Command};
+use crate::commands::{Call, Route};
 use crate::config::Settings;
 use crate::large;
 use crate::routing::Databases;
 use crate::session::ReplyMode;
 use crate::worker::says_away;
 use bytes::Buf;
+use flagstone_commands::{Stop, error, flag};
 use flagstone_wire::resp::{Args, Limits, Parsed, Parser, Reply};
 use gate::Admitted;
 use std::time::Instant;
@@ -23,7 +24,7 @@ impl Connection {
         let mut parser = Parser::new();
         let settings = self.worker.settings();
         let limits = Limits {
-            max_bulk: settings.proto_max_bulk_len,
+            max_bulk: settings.data.proto_max_bulk_len,
             authenticated: self.session.authenticated,
             ..Limits::default()
         };
@@ -39,7 +40,7 @@ impl Connection {
         // Others are not kept waiting for this client to read its reply.
         self.worker.node.pubsub.ring();
         let command = gate::resolve(args).ok();
-        if command.is_some_and(|command| command.spec.shows_data())
+        if command.is_some_and(registry::shows_data)
             && !says_away(out.as_bytes())
             && let Err(text) = self.worker.node.confirm_owner().await
         {
@@ -126,32 +127,33 @@ impl Connection {
         out: &mut Reply,
     ) -> std::io::Result<bool> {
         let mark = out.len();
-        if !matches!(command.spec.run, Run::Session(_)) {
+        let on_session = command.spec.run.is_on_session();
+        if !on_session {
             self.show(command, args);
         }
         let began = Instant::now();
         let outcome = match command.spec.run {
-            Run::Keys(_) if (command.spec.blocks)(args) => {
+            route if route.is_on_keys() && (command.spec.blocks)(args) => {
                 out.take_over(self.run_blocking(command, args).await?);
                 return Ok(false);
             }
-            Run::Keys(_) => {
+            Route::Keys(_) | Route::Unit(_) | Route::Script { .. } => {
                 let mut cycle = Cycle::new(&self.worker, self.session.proto);
                 self.worker.start_watch();
                 let bytes = cycle.alone(&self.worker, &self.session, command, args).await;
                 out.take_over(bytes);
                 return Ok(false);
             }
-            Run::Session(handler) => {
+            route @ (Route::Session(_) | Route::Either { .. } | Route::Help(_)) => {
                 let mut call = Call {
                     session: &mut self.session,
                     node: &self.worker.node,
                     worker: &self.worker,
                     out,
                 };
-                handler(&mut call, args)
+                route.run_on_session(&mut call, args).unwrap_or(Ok(()))
             }
-            Run::Wait(handler) => {
+            Route::Wait(handler) => {
                 let client = self.session.client.clone();
                 let mut wire = Wire {
                     worker: &self.worker,
@@ -168,14 +170,14 @@ impl Connection {
                 };
                 wire.keep_until(handler(&mut call, args)).await?
             }
-            Run::Databases(handler) => {
+            Route::Databases(handler) => {
                 let mut databases = Databases::new(&self.worker, self.session.db, out);
                 handler(&mut databases, args).await
             }
             // Reached only without a subcommand: with one that does not exist, it is refused.
-            Run::Container => Err(Stop::from(error::arity(command.full_name))),
+            Route::Container => Err(Stop::from(error::arity(command.full_name))),
         };
-        if matches!(command.spec.run, Run::Session(_)) {
+        if on_session {
             self.show(command, args);
         }
         let client = self.session.client.id;

@@ -170,7 +170,7 @@ impl Cycle {
         at: Option<KeyHash>,
         settings: &Settings,
     ) -> bool {
-        (command.spec.unit || !command.undeclared_keys)
+        (command.spec.runs_others() || !command.undeclared_keys)
             && self.send(worker, session, command, args, at, settings)
     }
 
@@ -204,7 +204,7 @@ impl Cycle {
             };
             self.batches[n].1.push(command, request, at, args);
             self.pieces.push_back(Piece::Remote { worker: target, command });
-            self.ends = command.spec.unit;
+            self.ends = command.spec.runs_others();
             return true;
         }
         worker.stats().local.fetch_add(1, Ordering::Relaxed);
@@ -219,7 +219,7 @@ impl Cycle {
             }
             Err(blocked) => {
                 self.scatter();
-                self.ends = command.spec.unit;
+                self.ends = command.spec.runs_others();
                 let owned = OwnedCommand::new(command, args, request);
                 let room = self.room.get_or_insert_with(|| Room::new(1)).clone();
                 let parked = worker.park(owned, blocked, Some(room));

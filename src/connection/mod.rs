@@ -12,7 +12,7 @@ mod wire;
 
 use crate::clients::{Client, count};
 use crate::commands::registry::Command;
-use crate::commands::{Call, Run, Stop, flag};
+use crate::commands::{Call, Route};
 use crate::config::Settings;
 use crate::large;
 use crate::monitor::Line;
@@ -22,6 +22,7 @@ pub(crate) use ahead::Ahead;
 use ahead::{Ready, Stopped};
 use bytes::{Buf, BytesMut};
 use cycle::Cycle;
+use flagstone_commands::{Stop, flag};
 use flagstone_wire::client_memory::Taken;
 use flagstone_wire::resp::{Args, Limits, Parser, Reply};
 use gate::Admitted;
@@ -282,7 +283,7 @@ impl Connection {
     fn parse_from(&mut self, data: &[u8], cycle: &mut Cycle) -> (Pause, usize) {
         let mut settings = self.worker.settings();
         let mut limits = Limits {
-            max_bulk: settings.proto_max_bulk_len,
+            max_bulk: settings.data.proto_max_bulk_len,
             authenticated: self.session.authenticated,
             ..Limits::default()
         };
@@ -308,7 +309,7 @@ impl Connection {
             }
             done = parsed;
             limits.authenticated = self.session.authenticated;
-            limits.max_bulk = settings.proto_max_bulk_len;
+            limits.max_bulk = settings.data.proto_max_bulk_len;
             match stopped {
                 Stopped::Full => {}
                 Stopped::Drained => break Pause::Drained,
@@ -345,7 +346,7 @@ impl Connection {
                 return Some(Pause::Barrier);
             }
             *done = ready.bytes.end;
-            if !ready.command.is_some_and(|command| matches!(command.spec.run, Run::Keys(_))) {
+            if !ready.command.is_some_and(|command| command.spec.run.is_on_keys()) {
                 // CONFIG SET counts for what is behind it.
                 *settings = self.worker.settings();
             }
@@ -405,8 +406,8 @@ impl Connection {
             return self.exec_in_cycle(command, args, cycle, settings);
         }
         match command.spec.run {
-            Run::Keys(_) if (command.spec.blocks)(args) => Dispatched::Barrier,
-            Run::Keys(_) => {
+            route if route.is_on_keys() && (command.spec.blocks)(args) => Dispatched::Barrier,
+            Route::Keys(_) | Route::Unit(_) | Route::Script { .. } => {
                 if cycle.route(&self.worker, &self.session, command, args, ready.at, settings) {
                     self.session.client.runs(command.id);
                     self.show(command, args);
@@ -416,7 +417,7 @@ impl Connection {
                     Dispatched::Barrier
                 }
             }
-            Run::Session(handler) if cycle.is_plain() => {
+            route if route.is_on_session() && cycle.is_plain() => {
                 self.note_command(command, args, left);
                 let out = cycle.out();
                 let mark = out.len();
@@ -426,7 +427,7 @@ impl Connection {
                     worker: &self.worker,
                     out,
                 };
-                let outcome = handler(&mut call, args);
+                let outcome = route.run_on_session(&mut call, args).unwrap_or(Ok(()));
                 self.show(command, args);
                 self.session.end_caching(Some(command));
                 let close = self.settle(command, outcome, cycle.out(), mark);
@@ -434,9 +435,7 @@ impl Connection {
                 cycle.end_command();
                 if close || self.session.closing { Dispatched::Close } else { Dispatched::Done }
             }
-            Run::Session(_) | Run::Wait(_) | Run::Databases(_) | Run::Container => {
-                Dispatched::Barrier
-            }
+            _ => Dispatched::Barrier,
         }
     }
 

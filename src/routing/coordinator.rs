@@ -11,7 +11,7 @@
 use super::hold::{Acquire, Apply, Grant};
 use super::units::{lose, run_apart};
 use super::{databases, owner};
-use crate::commands::{Ctx, Run, Stop, flag};
+use crate::commands::Route;
 use crate::config::Settings;
 use crate::events::News;
 use crate::node::Node;
@@ -20,6 +20,7 @@ use crate::unit::{self, Effects, Unit};
 use crate::worker::{
     Elsewhere, LockKey, Message, OwnedCommand, Ran, Request, Shown, Worker, changer, refusal,
 };
+use flagstone_commands::{Ctx, Stop, flag};
 use flagstone_storage::journal::Lsn;
 use flagstone_storage::notes::{Interest, Note};
 use flagstone_storage::store::Need;
@@ -165,17 +166,17 @@ async fn run(
     let keys = command.lock_keys().into_iter().collect();
     let Request { client, track, .. } = command.request;
     let spec = command.command.spec;
-    let reader = (track && (spec.unit || spec.has(flag::READONLY))).then_some(client);
+    let reader = (track && (spec.runs_others() || spec.has(flag::READONLY))).then_some(client);
     let Elsewhere { missed, apart, whole } = elsewhere;
     let read = spec.has(flag::EXEC).then(|| transaction::read_keys(command.args()));
     let mut wanted = Wanted { reader, read, keys, apart, whole, ..Wanted::default() };
     wanted.add(missed);
-    let max_lockings = if spec.unit { MAX_UNIT_LOCKINGS } else { MAX_LOCKINGS };
+    let max_lockings = if spec.runs_others() { MAX_UNIT_LOCKINGS } else { MAX_LOCKINGS };
     let mut lockings = 1;
     let mut permit = None;
     for _ in 0..MAX_ATTEMPTS {
         if lockings > max_lockings {
-            (wanted.whole, wanted.apart) = (true, spec.unit);
+            (wanted.whole, wanted.apart) = (true, spec.runs_others());
         }
         if wanted.apart && permit.is_none() {
             // Whoever holds locks never waits for a permit: so those who have one get their locks.
@@ -189,7 +190,7 @@ async fn run(
             Ok(()) => return Ok(()),
             Err(Stop::Miss(missed)) => lockings += usize::from(wanted.add(missed)),
             Err(Stop::Apart) => wanted.apart = true,
-            Err(Stop::Whole) => (wanted.whole, wanted.apart) = (true, spec.unit),
+            Err(Stop::Whole) => (wanted.whole, wanted.apart) = (true, spec.runs_others()),
             Err(stop) => return Err(stop),
         }
     }
@@ -295,16 +296,17 @@ fn run_here(
 ) -> unit::Ran {
     let Request { db, again, proto, .. } = command.request;
     let mut out = Reply::new(proto);
-    let this = Unit::here(&worker.node, worker.id, command.request);
+    let unit = Unit::here(&worker.node, worker.id, command.request, settings);
+    let settings = &settings.data;
+    let mut cx = Ctx { store: &mut store, out: &mut out, db, settings, again, in_script: false };
     let outcome = match command.command.spec.run {
-        Run::Keys(handler) => {
-            let unit = command.command.spec.unit.then_some(&this);
-            let mut cx = Ctx { store: &mut store, out: &mut out, db, settings, again, unit };
-            handler(&mut cx, command.args())
+        Route::Keys(handler) => handler(&mut cx, command.args()),
+        Route::Unit(handler) | Route::Script { run: handler, .. } => {
+            handler(&mut cx, &unit, command.args())
         }
         _ => Err("ERR this command does not run on keys".into()),
     };
-    unit::Ran { store, out, outcome, effects: this.into_effects() }
+    unit::Ran { store, out, outcome, effects: unit.into_effects() }
 }
 
 /// A command has not come to its end: what it was lent goes back. What a unit has changed is
@@ -316,7 +318,7 @@ async fn abandon(
     mut space: Store,
     keep: bool,
 ) {
-    if !command.command.spec.unit {
+    if !command.command.spec.runs_others() {
         space.notes.retry();
         held.notes.append(&mut space.notes.take());
         hand_back(&worker.node, held, space.drain(), &HashSet::new(), Changed::Forgotten, keep)

@@ -6,9 +6,9 @@
 
 use super::coordinator::{Changed, Held, hand_back, hold_whole, release};
 use super::{on_all, on_worker};
-use crate::commands::Stop;
 use crate::node::Node;
 use crate::worker::{Cursor, LockKey, ScanKey, ScanPage, Worker, refusal};
+use flagstone_commands::Stop;
 use flagstone_storage::commit::Sealed;
 use flagstone_storage::slot::SLOTS;
 use flagstone_storage::{Entry, Store};

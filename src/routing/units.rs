@@ -3,10 +3,11 @@
 
 use super::coordinator::{Held, Wanted, borrow, loans, release, send_all};
 use super::{Databases, owner};
-use crate::commands::{Call, Run, Stop};
+use crate::commands::{Call, Route};
 use crate::session::Session;
 use crate::unit::{self, Apart, Ask};
 use crate::worker::{LockKey, OwnedCommand, Request, Worker};
+use flagstone_commands::Stop;
 use flagstone_storage::Store;
 use flagstone_storage::store::Need;
 use flagstone_wire::resp::Reply;
@@ -65,7 +66,7 @@ async fn run_for(
     let Request { db, proto, client, .. } = command.request;
     let mut out = Reply::new(proto);
     let (run, args) = (command.command.spec.run, command.args());
-    if let Run::Databases(handler) = run {
+    if let Route::Databases(handler) = run {
         // Whoever changes databases needs it before it changes anything.
         if !held.whole {
             return Err(Stop::Whole);
@@ -82,11 +83,11 @@ async fn run_for(
     session.in_exec = true;
     let mut call = Call { session: &mut session, node, worker, out: &mut out };
     match run {
-        Run::Session(handler) => handler(&mut call, args)?,
-        Run::Wait(handler) => handler(&mut call, args).await?,
-        Run::Keys(_) | Run::Databases(_) | Run::Container => {
-            return Err(format!("ERR '{}' is not available here", command.command.full_name).into());
-        }
+        Route::Wait(handler) => handler(&mut call, args).await?,
+        _ => run.run_on_session(&mut call, args).unwrap_or_else(|| {
+            let name = command.command.full_name;
+            Err(format!("ERR '{name}' is not available here").into())
+        })?,
     }
     Ok(out.into_bytes())
 }

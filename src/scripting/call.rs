@@ -2,8 +2,8 @@
 
 use super::run::{Run, current};
 use crate::commands::registry::{self, Command};
-use crate::commands::{Ctx, Stop, flag};
 use crate::limits;
+use flagstone_commands::{Ctx, Stop, flag};
 use flagstone_lua::{CallArg, CallArgs, Called, took};
 use flagstone_wire::num::format_f64;
 use flagstone_wire::resp::Args;
@@ -76,7 +76,9 @@ impl Run<'_, '_> {
         let spec = command.spec;
         let refusal = if !spec.arity_allows(args.len()) || !command.subcommands.is_empty() {
             "ERR Wrong number of args calling command from script"
-        } else if spec.has(flag::NOSCRIPT) && (spec.unit || !self.unit.node.scripts.allow_all()) {
+        } else if spec.has(flag::NOSCRIPT)
+            && (spec.runs_others() || !self.unit.node.scripts.allow_all())
+        {
             "ERR This Redis command is not allowed from script"
         } else if self.read_only && (spec.has(flag::WRITE) || spec.has(flag::MAY_REPLICATE)) {
             "ERR Write commands are not allowed from read-only scripts."
@@ -108,7 +110,7 @@ impl Run<'_, '_> {
             return None;
         }
         let unit = self.unit;
-        let refused = limits::refusal(&unit.node, self.cx.settings, flags & flag::WRITE);
+        let refused = limits::refusal(&unit.node, unit.settings, flags & flag::WRITE);
         refused.or(self.no_memory.filter(|_| flags & flag::DENYOOM != 0))
     }
 
@@ -129,9 +131,9 @@ impl Run<'_, '_> {
             db: cx.db,
             settings: cx.settings,
             again: false,
-            unit: cx.unit,
+            in_script: true,
         };
-        let outcome = inner.run_part(unit, command, args);
+        let outcome = unit.run_part(&mut inner, command, args);
         cx.db = inner.db;
         took(unit.part_ns.take());
         match outcome {

@@ -4,9 +4,9 @@ use super::running::{Control, Kind};
 use super::shebang::Flags;
 use super::to_reply::{Limits, is_counted_error, write_error, write_value};
 use super::vm::Vm;
-use crate::commands::{Ctx, Outcome, Stop, flag};
 use crate::limits;
 use crate::unit::{IN_PLACE, Unit};
+use flagstone_commands::{Ctx, Outcome, Stop, flag};
 use flagstone_lua::{self as lua, Inputs};
 use flagstone_wire::resp::{OwnedArgs, Proto, Reply};
 use mlua::{Function, Value};
@@ -36,7 +36,7 @@ pub struct Job<'a> {
 /// What a run works on.
 pub(super) struct Run<'a, 'c> {
     pub(super) cx: &'a mut Ctx<'c>,
-    pub(super) unit: &'a Unit,
+    pub(super) unit: &'a Unit<'a>,
     pub(super) kind: Kind,
     pub(super) read_only: bool,
     /// Why it may not call commands that need memory, if so.
@@ -105,7 +105,7 @@ impl Run<'_, '_> {
     fn look(&mut self, instructions: u64) -> Result<(), Stop> {
         self.instructions = self.instructions.saturating_add(instructions);
         let node = &self.unit.node;
-        let settings = self.cx.settings;
+        let settings = self.unit.settings;
         if settings.script_instruction_limit != 0
             && self.instructions > settings.script_instruction_limit
         {
@@ -191,7 +191,7 @@ pub enum Wanted {
 /// Runs a function of a VM, and writes its reply.
 pub fn run(
     cx: &mut Ctx<'_>,
-    unit: &Unit,
+    unit: &Unit<'_>,
     vm: &mut Vm,
     function: &Function,
     job: Job<'_>,
@@ -208,7 +208,7 @@ pub fn run(
     let allows_oom = !compatible && job.flags.has(Flags::ALLOW_OOM);
     let no_memory = match allows_oom {
         true => None,
-        false => limits::refusal(&unit.node, cx.settings, flag::DENYOOM),
+        false => limits::refusal(&unit.node, unit.settings, flag::DENYOOM),
     };
     let mut run = Run {
         unit,
@@ -226,9 +226,7 @@ pub fn run(
         cx,
     };
     let inputs = Inputs { keys: job.keys, args: job.args, as_globals: wanted == Wanted::Globals };
-    let within = unit.in_script.replace(true);
     let called = enter(&mut run, || lua::run(&vm.lua, function, inputs, watch));
-    unit.in_script.set(within);
     let outcome = match called {
         Ok((true, value)) => run.reply_with(&mut out, &value),
         Ok((false, error)) => {

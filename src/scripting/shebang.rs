@@ -1,6 +1,6 @@
 //! The first line of a script: `#!lua flags=no-writes,allow-stale`.
 
-use crate::commands::flag;
+use flagstone_commands::flag;
 use flagstone_wire::resp::split_args;
 
 /// What a script says of itself.

@@ -1,6 +1,6 @@
 //! A Lua value as a reply.
 
-use crate::commands::{Outcome, Stop};
+use flagstone_commands::{Outcome, Stop};
 use flagstone_wire::resp::{Proto, Reply};
 use mlua::{LuaString, Table, Value};
 

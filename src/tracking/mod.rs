@@ -19,10 +19,10 @@ pub use session::{Mode, Tracked};
 pub(crate) use table::Table;
 
 use crate::clients::state;
-use crate::commands::flag;
 use crate::commands::registry::Command;
 use crate::events::News;
 use crate::worker::{Request, Worker};
+use flagstone_commands::flag;
 use flagstone_storage::notes::{Note, NoteKind};
 use flagstone_wire::resp::Args;
 use std::sync::atomic::Ordering;

@@ -1,10 +1,10 @@
 //! A unit on a thread of its own, and what it asks its coordinator.
 
 use super::{Effects, Place, Unit};
-use crate::commands::{Ctx, Outcome, Run, Stop};
 use crate::config::Settings;
 use crate::node::Node;
 use crate::worker::OwnedCommand;
+use flagstone_commands::{Ctx, Outcome, Stop};
 use flagstone_storage::Store;
 use flagstone_storage::store::Need;
 use flagstone_wire::resp::Reply;
@@ -80,20 +80,20 @@ pub fn spawn(apart: Apart) -> (JoinHandle<Ran>, mpsc::Receiver<Question>) {
 fn run(apart: Apart, to: mpsc::Sender<Question>) -> Ran {
     let Apart { node, worker, settings, command, mut store } = apart;
     let mut out = Reply::new(command.request.proto);
-    let unit = Unit::new(node, worker, command.request, Place::Apart(to));
-    let outcome = match command.command.spec.run {
-        Run::Keys(handler) => {
+    let unit = Unit::new(node, worker, command.request, &settings, Place::Apart(to));
+    let outcome = match command.command.spec.run.unit_handler() {
+        Some(handler) => {
             let mut cx = Ctx {
                 store: &mut store,
                 out: &mut out,
                 db: command.request.db,
-                settings: &settings,
+                settings: &settings.data,
                 again: false,
-                unit: Some(&unit),
+                in_script: false,
             };
-            handler(&mut cx, command.args())
+            handler(&mut cx, &unit, command.args())
         }
-        _ => Err("ERR this command does not run on keys".into()),
+        None => Err("ERR this command runs no others".into()),
     };
     Ran { store, out, outcome, effects: unit.into_effects() }
 }

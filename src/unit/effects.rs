@@ -2,12 +2,12 @@
 //! and happens once it is done.
 
 use crate::commands::registry::Command;
-use crate::commands::{Outcome, Stop, flag};
 use crate::config::Settings;
 use crate::monitor::Line;
 use crate::node::Node;
 use crate::slowlog;
 use crate::worker::{MAX_ERRORS, OTHER_ERRORS, error_code, is_slow};
+use flagstone_commands::{Outcome, Stop, flag};
 use flagstone_wire::resp::{Args, OwnedArgs};
 use std::collections::{BTreeMap, VecDeque};
 

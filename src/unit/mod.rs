@@ -13,10 +13,12 @@ mod effects;
 pub use apart::{Apart, Ask, MAX_APART, Question, Ran, spawn};
 pub use effects::{Effects, Published, write_log};
 
+use crate::commands::Route;
 use crate::commands::registry::Command;
-use crate::commands::{Ctx, Outcome, Run, Stop, flag};
+use crate::config::Settings;
 use crate::node::Node;
 use crate::worker::{OwnedCommand, Request};
+use flagstone_commands::{Ctx, Outcome, Stop, flag};
 use flagstone_storage::Store;
 use flagstone_wire::resp::Args;
 use flagstone_wire::resp::reply::LOST;
@@ -37,31 +39,36 @@ enum Place {
 }
 
 /// What a command that runs others has at hand.
-pub struct Unit {
+pub struct Unit<'a> {
     pub node: Arc<Node>,
     /// The worker that runs or coordinates it.
     pub worker: usize,
     pub request: Request,
+    pub settings: &'a Settings,
     /// When this run of it began.
     pub began: Instant,
-    /// A script runs.
-    pub in_script: Cell<bool>,
     /// How long the last part took.
     pub part_ns: Cell<u64>,
     place: Place,
     effects: RefCell<Effects>,
 }
 
-impl Unit {
+impl<'a> Unit<'a> {
     /// A unit that runs on a worker's thread.
-    pub fn here(node: &Arc<Node>, worker: usize, request: Request) -> Self {
-        Self::new(node.clone(), worker, request, Place::Here)
+    pub fn here(node: &Arc<Node>, worker: usize, request: Request, settings: &'a Settings) -> Self {
+        Self::new(node.clone(), worker, request, settings, Place::Here)
     }
 
-    fn new(node: Arc<Node>, worker: usize, request: Request, place: Place) -> Self {
+    fn new(
+        node: Arc<Node>,
+        worker: usize,
+        request: Request,
+        settings: &'a Settings,
+        place: Place,
+    ) -> Self {
         let effects = RefCell::default();
-        let (began, in_script, part_ns) = (Instant::now(), Cell::new(false), Cell::new(0));
-        Self { node, worker, request, began, in_script, part_ns, place, effects }
+        let (began, part_ns) = (Instant::now(), Cell::new(0));
+        Self { node, worker, request, settings, began, part_ns, place, effects }
     }
 
     /// Whether it runs on a thread of its own.
@@ -104,17 +111,18 @@ impl Unit {
 /// Whether a command can be part of a unit without a connection of its own: it is on keys, or on
 /// databases, or has a form for it.
 pub fn is_part(command: &Command) -> bool {
-    matches!(command.spec.run, Run::Keys(_) | Run::Databases(_)) || command.spec.in_unit.is_some()
+    let route = command.spec.run;
+    route.is_on_keys() || matches!(route, Route::Databases(_) | Route::Either { .. })
 }
 
-impl Ctx<'_> {
+impl Unit<'_> {
     /// Runs a command, whose number of arguments was checked, as a part of this one. Its reply is
     /// appended; an error comes back.
-    pub fn run_part(&mut self, unit: &Unit, command: &'static Command, args: Args<'_>) -> Outcome {
+    pub fn run_part(&self, cx: &mut Ctx<'_>, command: &'static Command, args: Args<'_>) -> Outcome {
         let began = Instant::now();
-        let mark = self.out.len();
-        let outcome = match self.run_uncounted(unit, command, args) {
-            Ok(()) if self.out.own_up(mark) => Err(LOST.into()),
+        let mark = cx.out.len();
+        let outcome = match self.run_uncounted(cx, command, args) {
+            Ok(()) if cx.out.own_up(mark) => Err(LOST.into()),
             outcome => outcome,
         };
         let failed = match &outcome {
@@ -124,40 +132,59 @@ impl Ctx<'_> {
             Err(_) => return outcome,
         };
         let time_ns = began.elapsed().as_nanos() as u64;
-        unit.part_ns.set(time_ns);
-        unit.effects().ran(command, args, time_ns, failed, self.settings);
+        self.part_ns.set(time_ns);
+        self.effects().ran(command, args, time_ns, failed, self.settings);
         if failed.is_some() {
-            self.out.truncate(mark);
+            cx.out.truncate(mark);
         }
         outcome
     }
 
-    fn run_uncounted(&mut self, unit: &Unit, command: &'static Command, args: Args<'_>) -> Outcome {
-        let handler = match (command.spec.in_unit, command.spec.run) {
-            (Some(handler), _) | (None, Run::Keys(handler)) => handler,
-            _ => {
-                let request = Request { db: self.db, proto: self.out.proto(), ..unit.request };
-                let owned = OwnedCommand::new(command, args, request);
-                let reply = unit.ask(self.store, Ask::Run(Box::new(owned)))?;
-                self.out.append(&reply);
-                return Ok(());
+    fn run_uncounted(
+        &self,
+        cx: &mut Ctx<'_>,
+        command: &'static Command,
+        args: Args<'_>,
+    ) -> Outcome {
+        match command.spec.run {
+            Route::Keys(handler) => self.run_on_keys(cx, command, args, handler),
+            Route::Unit(handler)
+            | Route::Script { run: handler, .. }
+            | Route::Either { in_unit: handler, .. } => {
+                self.run_on_keys(cx, command, args, |cx, args| handler(cx, self, args))
             }
-        };
-        if unit.request.track && command.spec.has(flag::READONLY) {
-            let keys = command.keys(args, self.db).into_iter();
-            unit.effects().reads(keys.map(|(_, key)| key))?;
+            _ => {
+                let request = Request { db: cx.db, proto: cx.out.proto(), ..self.request };
+                let owned = OwnedCommand::new(command, args, request);
+                let reply = self.ask(cx.store, Ask::Run(Box::new(owned)))?;
+                cx.out.append(&reply);
+                Ok(())
+            }
         }
-        let mark = self.out.len();
+    }
+
+    fn run_on_keys(
+        &self,
+        cx: &mut Ctx<'_>,
+        command: &'static Command,
+        args: Args<'_>,
+        handler: impl Fn(&mut Ctx<'_>, Args<'_>) -> Outcome,
+    ) -> Outcome {
+        if self.request.track && command.spec.has(flag::READONLY) {
+            let keys = command.keys(args, cx.db).into_iter();
+            self.effects().reads(keys.map(|(_, key)| key))?;
+        }
+        let mark = cx.out.len();
         loop {
-            match handler(self, args) {
+            match handler(cx, args) {
                 Err(Stop::Miss(needs)) => {
-                    self.out.truncate(mark);
-                    unit.ask(self.store, Ask::Load(needs))?;
+                    cx.out.truncate(mark);
+                    self.ask(cx.store, Ask::Load(needs))?;
                 }
                 // It cannot wait: what it would wait for cannot happen meanwhile.
                 Err(Stop::Block(block)) => {
-                    self.out.truncate(mark);
-                    block.nil.write(self.out);
+                    cx.out.truncate(mark);
+                    block.nil.write(cx.out);
                     return Ok(());
                 }
                 ended => return ended,

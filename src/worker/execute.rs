@@ -5,9 +5,10 @@ use super::Worker;
 use super::batch::Request;
 use super::locks::LockKey;
 use super::rounds::Shown;
+use crate::commands::Route;
 use crate::commands::registry::Command;
-use crate::commands::{Block, Ctx, Run, Stop, flag};
 use crate::config::Settings;
+use flagstone_commands::{Block, Ctx, Stop, flag};
 use flagstone_storage::store::Need;
 use flagstone_storage::{KeyHash, Scope};
 use flagstone_wire::resp::{Args, OwnedArgs, Reply};
@@ -161,7 +162,7 @@ impl OwnedCommand {
 }
 
 impl Worker {
-    /// Runs a command of [`Run::Keys`] whose keys are all this worker's. The reply is appended to
+    /// Runs a command of [`Route::Keys`] whose keys are all this worker's. The reply is appended to
     /// `out`; the greatest round it shows comes back.
     #[allow(clippy::too_many_arguments, reason = "the hot path hands over what it has at hand")]
     pub(crate) fn execute(
@@ -217,13 +218,16 @@ impl Worker {
         settings: &Settings,
         out: &mut Reply,
     ) -> Result<u64, Blocked> {
-        let Run::Keys(handler) = command.spec.run else {
-            out.error("ERR this command does not run on keys");
-            return Ok(0);
+        let handler = match command.spec.run {
+            Route::Keys(handler) => handler,
+            Route::Unit(_) | Route::Script { .. } => {
+                return self.execute_unit(command, args, request, &scope, now_ms, settings, out);
+            }
+            _ => {
+                out.error("ERR this command does not run on keys");
+                return Ok(0);
+            }
         };
-        if command.spec.unit {
-            return self.execute_unit(command, args, request, &scope, now_ms, settings, out);
-        }
         let mark = out.len();
         let mut partition = self.partition.borrow_mut();
         let store = &mut partition.store;
@@ -236,8 +240,9 @@ impl Worker {
             store.hint(key, at);
         }
         let again = request.again;
-        let outcome =
-            handler(&mut Ctx { store, out, db: request.db, settings, again, unit: None }, args);
+        let (db, data) = (request.db, &settings.data);
+        let mut cx = Ctx { store, out, db, settings: data, again, in_script: false };
+        let outcome = handler(&mut cx, args);
         let mut empty = None;
         match outcome {
             Ok(()) => {

@@ -31,13 +31,13 @@ pub use stats::{Counters, WorkerStats};
 pub(crate) use stats::{MAX_ERRORS, OTHER_ERRORS, error_code};
 
 use crate::blocking::WaitTable;
-use crate::commands::flag;
 use crate::commands::registry::Command;
 use crate::config::Settings;
 use crate::connection::Ahead;
 use crate::node::{Node, ShutdownRequest};
 use crate::slowlog::{self, SlowCommand};
 use crate::unit::Effects;
+use flagstone_commands::flag;
 use flagstone_storage::partition::Partition;
 use flagstone_wire::resp::{Args, Reply};
 use locks::{LockTable, TicketId};

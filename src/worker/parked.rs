@@ -208,10 +208,10 @@ impl Worker {
     /// What is to be loaded for a command that has its locks. All its cold keys are loaded at once.
     fn needs(&self, parked: &mut Parked) -> Vec<Need> {
         let Parked { command, missed, parts, .. } = parked;
-        if command.command.one_key && !command.command.spec.unit {
+        if command.command.one_key && !command.command.spec.runs_others() {
             return std::mem::take(missed);
         }
-        if !command.command.spec.unit {
+        if !command.command.spec.runs_others() {
             parts.clear();
         }
         // A unit that is taken back forgets all that was loaded of what it has changed.

@@ -4,9 +4,9 @@ use super::batch::Request;
 use super::execute::blocked_by;
 use super::{Blocked, Worker, changer};
 use crate::commands::registry::Command;
-use crate::commands::{Ctx, Run, Stop};
 use crate::config::Settings;
 use crate::unit::{Effects, Unit};
+use flagstone_commands::{Ctx, Stop};
 use flagstone_storage::Scope;
 use flagstone_storage::notes::Note;
 use flagstone_wire::resp::{Args, Reply};
@@ -76,10 +76,10 @@ impl Worker {
         settings: &Settings,
         out: &mut Reply,
     ) -> (Result<(), Stop>, Effects) {
-        let Run::Keys(handler) = command.spec.run else {
-            return (Err("ERR this command does not run on keys".into()), Effects::default());
+        let Some(handler) = command.spec.run.unit_handler() else {
+            return (Err("ERR this command runs no others".into()), Effects::default());
         };
-        let unit = Unit::here(&self.node, self.id, request);
+        let unit = Unit::here(&self.node, self.id, request, settings);
         let mut partition = self.partition.borrow_mut();
         let store = &mut partition.store;
         self.node.begin(store, now_ms, request.touch);
@@ -87,8 +87,9 @@ impl Worker {
         store.confine(scope.clone());
         store.begin_unit();
         let (db, again) = (request.db, request.again);
-        let mut cx = Ctx { store, out, db, settings, again, unit: Some(&unit) };
-        let outcome = handler(&mut cx, args);
+        let settings = &settings.data;
+        let mut cx = Ctx { store, out, db, settings, again, in_script: false };
+        let outcome = handler(&mut cx, &unit, args);
         match outcome {
             Ok(()) | Err(Stop::Error(_)) => partition.store.end_unit(),
             Err(_) => partition.roll_back(),

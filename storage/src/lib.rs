@@ -27,6 +27,7 @@ pub mod load;
 pub mod materialise;
 pub mod need;
 pub mod notes;
+pub mod notify;
 pub mod partition;
 pub mod pending;
 pub mod place;

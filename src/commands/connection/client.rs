@@ -4,12 +4,13 @@ use super::handshake::{client_name, is_printable};
 use super::tracking;
 use crate::blocking::Cancel;
 use crate::clients::{Client, state};
-use crate::commands::help::help;
-use crate::commands::{Call, Group, Outcome, Run, Spec, Stop, arg, error, flag, is_word};
+use crate::commands::{Call, Route, Spec};
 use crate::node::Pause;
 use crate::session::ReplyMode;
+use flagstone_commands::help::help;
+use flagstone_commands::{Group, Outcome, Stop, arg, error, flag, is_word};
 use flagstone_wire::num::parse_i64;
-use flagstone_wire::resp::Args;
+use flagstone_wire::resp::{Args, Reply};
 
 /// Which connections CLIENT LIST shows and CLIENT KILL closes.
 #[derive(Default)]
@@ -329,9 +330,9 @@ fn unblock(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
 }
 
 /// `CLIENT HELP`
-fn show_help(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+fn show_help(out: &mut Reply) {
     help(
-        cx.out,
+        out,
         "CLIENT",
         &[
             (
@@ -365,7 +366,6 @@ fn show_help(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
             ("IMPORT-SOURCE (ON|OFF)", "Marks the connection as the source of an import."),
         ],
     );
-    Ok(())
 }
 
 /// Flags that most of them have.
@@ -382,7 +382,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         summary: "Tells the server what the client is able to handle.",
         arity: -3,
         flags: ANY_TIME,
-        run: Run::Session(capa),
+        run: Route::Session(capa),
         ..Spec::NEW
     },
     Spec {
@@ -392,7 +392,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         summary: "Answers the connection's name.",
         arity: 2,
         flags: ANY_TIME,
-        run: Run::Session(getname),
+        run: Route::Session(getname),
         ..Spec::NEW
     },
     tracking::GETREDIR,
@@ -403,7 +403,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         summary: "Tells the subcommands.",
         arity: 2,
         flags: flag::LOADING | flag::STALE,
-        run: Run::Session(show_help),
+        run: Route::Help(show_help),
         ..Spec::NEW
     },
     Spec {
@@ -413,7 +413,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         summary: "Answers the connection's number.",
         arity: 2,
         flags: ANY_TIME,
-        run: Run::Session(id),
+        run: Route::Session(id),
         ..Spec::NEW
     },
     Spec {
@@ -423,7 +423,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         summary: "Marks the connection as the source of an import.",
         arity: 3,
         flags: ANY_TIME,
-        run: Run::Session(import_source),
+        run: Route::Session(import_source),
         ..Spec::NEW
     },
     Spec {
@@ -434,7 +434,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         arity: 2,
         flags: ANY_TIME,
         tips: &["nondeterministic_output"],
-        run: Run::Session(info),
+        run: Route::Session(info),
         ..Spec::NEW
     },
     Spec {
@@ -445,7 +445,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         summary: "Closes connections.",
         arity: -3,
         flags: flag::ADMIN | ANY_TIME,
-        run: Run::Session(kill),
+        run: Route::Session(kill),
         ..Spec::NEW
     },
     Spec {
@@ -457,7 +457,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         arity: -2,
         flags: flag::ADMIN | ANY_TIME,
         tips: &["nondeterministic_output"],
-        run: Run::Session(list),
+        run: Route::Session(list),
         ..Spec::NEW
     },
     Spec {
@@ -467,7 +467,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         summary: "Keeps the connection when clients take too much memory.",
         arity: 3,
         flags: flag::ADMIN | ANY_TIME,
-        run: Run::Session(no_evict),
+        run: Route::Session(no_evict),
         ..Spec::NEW
     },
     Spec {
@@ -477,7 +477,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         summary: "Lets reads of the connection leave the idle times of keys alone.",
         arity: 3,
         flags: ANY_TIME,
-        run: Run::Session(no_touch),
+        run: Route::Session(no_touch),
         ..Spec::NEW
     },
     Spec {
@@ -487,7 +487,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         summary: "Makes commands of all connections wait.",
         arity: -3,
         flags: flag::ADMIN | ANY_TIME,
-        run: Run::Session(pause),
+        run: Route::Session(pause),
         ..Spec::NEW
     },
     Spec {
@@ -497,7 +497,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         summary: "Chooses which replies the connection gets.",
         arity: 3,
         flags: ANY_TIME,
-        run: Run::Session(reply),
+        run: Route::Session(reply),
         ..Spec::NEW
     },
     Spec {
@@ -508,7 +508,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         arity: 4,
         flags: ANY_TIME,
         tips: &["request_policy:all_nodes", "response_policy:all_succeeded"],
-        run: Run::Session(setinfo),
+        run: Route::Session(setinfo),
         ..Spec::NEW
     },
     Spec {
@@ -519,7 +519,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         arity: 3,
         flags: ANY_TIME,
         tips: &["request_policy:all_nodes", "response_policy:all_succeeded"],
-        run: Run::Session(setname),
+        run: Route::Session(setname),
         ..Spec::NEW
     },
     tracking::TRACKINGINFO,
@@ -531,7 +531,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         summary: "Ends the wait of a blocked connection.",
         arity: -3,
         flags: flag::ADMIN | ANY_TIME,
-        run: Run::Session(unblock),
+        run: Route::Session(unblock),
         ..Spec::NEW
     },
     Spec {
@@ -542,7 +542,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         summary: "Ends the wait that PAUSE began.",
         arity: 2,
         flags: flag::ADMIN | ANY_TIME | flag::ENDS_PAUSE,
-        run: Run::Session(unpause),
+        run: Route::Session(unpause),
         ..Spec::NEW
     },
 ];

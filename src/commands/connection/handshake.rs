@@ -1,6 +1,7 @@
 //! HELLO and AUTH.
 
-use crate::commands::{Call, Outcome, Stop, arg, error, is_word};
+use crate::commands::Call;
+use flagstone_commands::{Outcome, Stop, arg, error, is_word};
 use flagstone_wire::num::parse_i64;
 use flagstone_wire::resp::{Args, Proto};
 use std::time::Duration;

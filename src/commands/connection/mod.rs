@@ -6,8 +6,10 @@ mod tracking;
 
 pub(crate) use handshake::{COMPATIBLE_VERSION, REDIS_VERSION};
 
-use super::{Call, Ctx, Group, Outcome, Run, Spec, Stop, arg, error, flag, int_arg};
+use super::{Call, Route, Spec};
 use crate::config::Settings;
+use crate::unit::Unit;
+use flagstone_commands::{Ctx, Group, Outcome, Stop, arg, error, flag, int_arg};
 use flagstone_wire::resp::Args;
 
 /// `PING [message]`
@@ -53,13 +55,13 @@ fn select(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
 }
 
 /// The same for the rest of a script.
-fn select_in_unit(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
-    cx.db = chosen_db(args, cx.settings)?;
+fn select_in_unit(cx: &mut Ctx<'_>, unit: &Unit<'_>, args: Args<'_>) -> Outcome {
+    cx.db = chosen_db(args, unit.settings)?;
     cx.out.ok();
     Ok(())
 }
 
-fn ping_in_unit(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+fn ping_in_unit(cx: &mut Ctx<'_>, _: &Unit<'_>, args: Args<'_>) -> Outcome {
     match (args.len(), args.get(1)) {
         (1, _) => cx.out.simple("PONG"),
         (2, Some(message)) => cx.out.bulk(message),
@@ -68,7 +70,7 @@ fn ping_in_unit(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-fn echo_in_unit(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+fn echo_in_unit(cx: &mut Ctx<'_>, _: &Unit<'_>, args: Args<'_>) -> Outcome {
     cx.out.bulk(arg(args, 1)?);
     Ok(())
 }
@@ -121,8 +123,7 @@ pub const COMMANDS: &[Spec] = &[
         arity: -1,
         flags: flag::FAST | flag::SUBSCRIBER,
         tips: &["request_policy:all_shards", "response_policy:all_succeeded"],
-        run: Run::Session(ping),
-        in_unit: Some(ping_in_unit),
+        run: Route::Either { alone: ping, in_unit: ping_in_unit },
         ..Spec::NEW
     },
     Spec {
@@ -131,8 +132,7 @@ pub const COMMANDS: &[Spec] = &[
         summary: "Answers the message.",
         arity: 2,
         flags: flag::LOADING | flag::STALE | flag::FAST,
-        run: Run::Session(echo),
-        in_unit: Some(echo_in_unit),
+        run: Route::Either { alone: echo, in_unit: echo_in_unit },
         ..Spec::NEW
     },
     Spec {
@@ -142,7 +142,7 @@ pub const COMMANDS: &[Spec] = &[
         summary: "Chooses the protocol version, and may authenticate and name the connection.",
         arity: -1,
         flags: ANY_TIME | flag::FAST | flag::NO_AUTH | flag::ALLOW_BUSY,
-        run: Run::Session(handshake::hello),
+        run: Route::Session(handshake::hello),
         ..Spec::NEW
     },
     Spec {
@@ -152,7 +152,7 @@ pub const COMMANDS: &[Spec] = &[
         summary: "Authenticates the connection by a password.",
         arity: -2,
         flags: ANY_TIME | flag::FAST | flag::NO_AUTH | flag::ALLOW_BUSY,
-        run: Run::Session(handshake::auth),
+        run: Route::Session(handshake::auth),
         ..Spec::NEW
     },
     Spec {
@@ -161,8 +161,7 @@ pub const COMMANDS: &[Spec] = &[
         summary: "Chooses the database of the connection.",
         arity: 2,
         flags: flag::LOADING | flag::STALE | flag::FAST | flag::SELECTS,
-        run: Run::Session(select),
-        in_unit: Some(select_in_unit),
+        run: Route::Either { alone: select, in_unit: select_in_unit },
         ..Spec::NEW
     },
     Spec {
@@ -171,7 +170,7 @@ pub const COMMANDS: &[Spec] = &[
         summary: "Ends the connection.",
         arity: -1,
         flags: ENDS,
-        run: Run::Session(quit),
+        run: Route::Session(quit),
         ..Spec::NEW
     },
     Spec {
@@ -181,7 +180,7 @@ pub const COMMANDS: &[Spec] = &[
         summary: "Puts the connection back to how it was at its start.",
         arity: 1,
         flags: ENDS,
-        run: Run::Session(reset),
+        run: Route::Session(reset),
         ..Spec::NEW
     },
 ];

@@ -2,8 +2,9 @@
 
 use super::client::ANY_TIME;
 use crate::clients::state;
-use crate::commands::{Call, Group, Outcome, Run, Spec, Stop, arg, error, int_arg, is_word};
+use crate::commands::{Call, Route, Spec};
 use crate::tracking::{Mode, Tracked};
+use flagstone_commands::{Group, Outcome, Stop, arg, error, int_arg, is_word};
 use flagstone_wire::resp::Args;
 
 const NO_ROOM: &str = "OOM the prefixes of all clients take all the memory they may";
@@ -224,7 +225,7 @@ pub(super) const CACHING: Spec = Spec {
     summary: "Has the reads of the next command tracked, or not.",
     arity: 3,
     flags: ANY_TIME,
-    run: Run::Session(caching),
+    run: Route::Session(caching),
     ..Spec::NEW
 };
 
@@ -235,7 +236,7 @@ pub(super) const GETREDIR: Spec = Spec {
     summary: "Answers the connection that invalidation messages go to.",
     arity: 2,
     flags: ANY_TIME,
-    run: Run::Session(getredir),
+    run: Route::Session(getredir),
     ..Spec::NEW
 };
 
@@ -247,7 +248,7 @@ pub(super) const TRACKING: Spec = Spec {
     summary: "Has the client told when keys that it has read change.",
     arity: -3,
     flags: ANY_TIME,
-    run: Run::Session(tracking),
+    run: Route::Session(tracking),
     ..Spec::NEW
 };
 
@@ -258,6 +259,6 @@ pub(super) const TRACKINGINFO: Spec = Spec {
     summary: "Describes the tracking of keys that the connection has read.",
     arity: 2,
     flags: ANY_TIME,
-    run: Run::Session(trackinginfo),
+    run: Route::Session(trackinginfo),
     ..Spec::NEW
 };

@@ -1,11 +1,11 @@
 //! `FCALL`: functions run as scripts do.
 
-use crate::commands::scripting::{NUMKEYS, check_flags, keys_and_args, shown};
-use crate::commands::{Ctx, Outcome, Stop, arg};
+use crate::commands::scripting::{NUMKEYS, check_flags, keys_and_args, show};
 use crate::functions::{Found, Libraries, LoadError};
 use crate::node::Node;
 use crate::scripting::{Flags, Job, Kind, Wanted, run, with_vm};
 use crate::unit::{IN_PLACE, Unit};
+use flagstone_commands::{Ctx, Outcome, Stop, arg};
 use flagstone_wire::num::parse_i64;
 use flagstone_wire::resp::Args;
 use std::sync::atomic::Ordering;
@@ -16,14 +16,14 @@ use std::time::Duration;
 const LOAD_LIMIT: Duration = Duration::from_secs(5);
 
 /// `FCALL function numkeys [key …] [arg …]`
-pub(super) fn fcall(cx: &mut Ctx<'_>, args: Args<'_>, read_only: bool) -> Outcome {
-    let unit = shown(cx, args)?;
+pub(super) fn fcall(cx: &mut Ctx<'_>, unit: &Unit<'_>, args: Args<'_>, read_only: bool) -> Outcome {
+    show(cx, unit, args);
     let libraries = unit.node.functions.now();
     let found = libraries.function(arg(args, 1)?).ok_or("ERR Function not found")?;
     parse_i64(arg(args, NUMKEYS)?).ok_or("ERR Bad number of keys provided")?;
     let [keys, rest] = keys_and_args(args)?;
     let flags = Flags(found.function.flags as u32);
-    check_flags(cx, &unit.node, flags, read_only)?;
+    check_flags(unit, flags, read_only)?;
     if !unit.is_apart() && found.is_slow.load(Ordering::Relaxed) {
         return Err(Stop::Apart);
     }
@@ -52,7 +52,7 @@ pub(super) fn flags(node: &Node, args: Args<'_>) -> Option<Flags> {
 
 fn run_function(
     cx: &mut Ctx<'_>,
-    unit: &Unit,
+    unit: &Unit<'_>,
     libraries: &Libraries,
     found: Found<'_>,
     job: Job<'_>,

@@ -1,10 +1,10 @@
 //! The subcommands of FUNCTION that change which libraries there are. Each change is one record.
 
-use crate::commands::help::syntax;
-use crate::commands::{Call, Stop, Waiting, arg, is_word};
-use crate::config::RdbVersionCheck;
+use crate::commands::{Call, Waiting};
 use crate::functions::{Library, Metadata, Policy};
 use crate::node::Node;
+use flagstone_commands::help::syntax;
+use flagstone_commands::{Stop, arg, is_word};
 use flagstone_rdb::restore_functions;
 use flagstone_wire::resp::Args;
 use std::sync::Arc;
@@ -99,7 +99,7 @@ pub(super) fn restore<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
                 );
             }
         };
-        let newer = cx.worker.settings().rdb_version_check == RdbVersionCheck::Relaxed;
+        let newer = cx.worker.settings().data.rdb_newer_versions;
         let codes = restore_functions(arg(args, 2)?, newer)?;
         let mut edit = cx.node.functions.edit().await;
         let max_vm_bytes = cx.node.scripts.max_vm_bytes;

@@ -5,7 +5,8 @@ mod change;
 mod show;
 
 use super::scripting::{EVALUATES, READ_ONLY};
-use super::{Group, Run, Spec, flag};
+use super::{Route, Spec};
+use flagstone_commands::{Group, flag};
 
 const SUBCOMMAND: Spec =
     Spec { group: Group::Scripting, since: "7.0.0", flags: flag::NOSCRIPT, ..Spec::NEW };
@@ -20,7 +21,7 @@ const SUBCOMMANDS: &[Spec] = &[
         arity: -3,
         flags: flag::NOSCRIPT | flag::WRITE | flag::DENYOOM,
         tips: ALL_SHARDS,
-        run: Run::Wait(change::load),
+        run: Route::Wait(change::load),
         ..SUBCOMMAND
     },
     Spec {
@@ -29,7 +30,7 @@ const SUBCOMMANDS: &[Spec] = &[
         arity: 3,
         flags: flag::NOSCRIPT | flag::WRITE,
         tips: ALL_SHARDS,
-        run: Run::Wait(change::delete),
+        run: Route::Wait(change::delete),
         ..SUBCOMMAND
     },
     Spec {
@@ -39,7 +40,7 @@ const SUBCOMMANDS: &[Spec] = &[
         arity: -2,
         flags: flag::NOSCRIPT | flag::WRITE,
         tips: ALL_SHARDS,
-        run: Run::Wait(change::flush),
+        run: Route::Wait(change::flush),
         ..SUBCOMMAND
     },
     Spec {
@@ -49,7 +50,7 @@ const SUBCOMMANDS: &[Spec] = &[
         arity: -3,
         flags: flag::NOSCRIPT | flag::WRITE | flag::DENYOOM,
         tips: ALL_SHARDS,
-        run: Run::Wait(change::restore),
+        run: Route::Wait(change::restore),
         ..SUBCOMMAND
     },
     Spec {
@@ -57,7 +58,7 @@ const SUBCOMMANDS: &[Spec] = &[
         complexity: "O(N) where N is the number of functions",
         summary: "Answers all libraries as a payload.",
         arity: 2,
-        run: Run::Session(show::dump),
+        run: Route::Session(show::dump),
         ..SUBCOMMAND
     },
     Spec {
@@ -66,7 +67,7 @@ const SUBCOMMANDS: &[Spec] = &[
         summary: "Answers what libraries there are.",
         arity: -2,
         tips: &["nondeterministic_output_order"],
-        run: Run::Session(show::list),
+        run: Route::Session(show::list),
         ..SUBCOMMAND
     },
     Spec {
@@ -75,7 +76,7 @@ const SUBCOMMANDS: &[Spec] = &[
         arity: 2,
         flags: flag::NOSCRIPT | flag::ALLOW_BUSY,
         tips: &["nondeterministic_output", "request_policy:all_shards", "response_policy:special"],
-        run: Run::Session(show::stats),
+        run: Route::Session(show::stats),
         ..SUBCOMMAND
     },
     Spec {
@@ -84,7 +85,7 @@ const SUBCOMMANDS: &[Spec] = &[
         arity: 2,
         flags: flag::NOSCRIPT | flag::ALLOW_BUSY,
         tips: &["request_policy:all_shards", "response_policy:one_succeeded"],
-        run: Run::Session(show::kill),
+        run: Route::Session(show::kill),
         ..SUBCOMMAND
     },
     Spec {
@@ -92,7 +93,7 @@ const SUBCOMMANDS: &[Spec] = &[
         summary: "Answers what there is.",
         arity: 2,
         flags: flag::LOADING | flag::STALE,
-        run: Run::Session(show::show_help),
+        run: Route::Help(show::show_help),
         ..SUBCOMMAND
     },
 ];
@@ -104,16 +105,20 @@ pub const COMMANDS: &[Spec] = &[
         since: "7.0.0",
         complexity: "Depends on the function that is executed.",
         summary: "Calls a function.",
-        script_flags: Some(call::flags),
-        run: Run::Keys(|cx, args| call::fcall(cx, args, false)),
+        run: Route::Script {
+            run: |cx, unit, args| call::fcall(cx, unit, args, false),
+            flags: call::flags,
+        },
         ..EVALUATES
     },
     Spec {
         name: "fcall_ro",
         complexity: "Depends on the function that is executed.",
         summary: "Calls a function that does not write.",
-        script_flags: Some(call::flags),
-        run: Run::Keys(|cx, args| call::fcall(cx, args, true)),
+        run: Route::Script {
+            run: |cx, unit, args| call::fcall(cx, unit, args, true),
+            flags: call::flags,
+        },
         ..READ_ONLY
     },
     Spec {
@@ -124,7 +129,7 @@ pub const COMMANDS: &[Spec] = &[
         summary: "Holds the commands on functions.",
         arity: -2,
         subcommands: SUBCOMMANDS,
-        run: Run::Container,
+        run: Route::Container,
         ..Spec::NEW
     },
 ];

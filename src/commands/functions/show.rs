@@ -1,10 +1,11 @@
 //! The subcommands of FUNCTION that change no library.
 
-use crate::commands::help::help;
+use crate::commands::Call;
 use crate::commands::scripting::answer_kill;
-use crate::commands::{Call, Outcome, is_word};
 use crate::functions::{ENGINE, Library};
 use crate::scripting::{Flags, Kind};
+use flagstone_commands::help::help;
+use flagstone_commands::{Outcome, is_word};
 use flagstone_rdb::dump_functions;
 use flagstone_wire::glob;
 use flagstone_wire::resp::{Args, Reply};
@@ -106,13 +107,13 @@ pub(super) fn kill(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
 pub(super) fn dump(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
     let libraries = cx.node.functions.now();
     let codes = libraries.iter().map(|library| &*library.code);
-    cx.out.bulk(&dump_functions(codes, cx.worker.settings().rdbcompression));
+    cx.out.bulk(&dump_functions(codes, cx.worker.settings().data.rdbcompression));
     Ok(())
 }
 
-pub(super) fn show_help(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+pub(super) fn show_help(out: &mut Reply) {
     help(
-        cx.out,
+        out,
         "FUNCTION",
         &[
             ("LOAD [REPLACE] <FUNCTION CODE>", "Add a library of this code."),
@@ -132,5 +133,4 @@ pub(super) fn show_help(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
             ),
         ],
     );
-    Ok(())
 }

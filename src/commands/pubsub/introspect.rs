@@ -1,10 +1,11 @@
 //! PUBSUB.
 
-use crate::commands::help::{help, syntax};
-use crate::commands::{Call, Group, Outcome, Run, Spec, arg, flag};
+use crate::commands::{Call, Route, Spec};
 use crate::pubsub::Kind;
+use flagstone_commands::help::{help, syntax};
+use flagstone_commands::{Group, Outcome, arg, flag};
 use flagstone_wire::glob;
-use flagstone_wire::resp::Args;
+use flagstone_wire::resp::{Args, Reply};
 
 /// `PUBSUB CHANNELS [pattern]`
 fn channels(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
@@ -57,9 +58,9 @@ fn numpat(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
 }
 
 /// `PUBSUB HELP`
-fn show_help(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+fn show_help(out: &mut Reply) {
     help(
-        cx.out,
+        out,
         "PUBSUB",
         &[
             ("CHANNELS [<pattern>]", "Answers the channels that clients listen to."),
@@ -72,7 +73,6 @@ fn show_help(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
             ),
         ],
     );
-    Ok(())
 }
 
 const SHOWS: u32 = flag::PUBSUB | flag::LOADING | flag::STALE;
@@ -87,7 +87,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         summary: "Answers the channels that clients listen to.",
         arity: -2,
         flags: SHOWS,
-        run: Run::Session(channels),
+        run: Route::Session(channels),
         ..Spec::NEW
     },
     Spec {
@@ -97,7 +97,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         summary: "Answers how many patterns clients listen to.",
         arity: 2,
         flags: SHOWS,
-        run: Run::Session(numpat),
+        run: Route::Session(numpat),
         ..Spec::NEW
     },
     Spec {
@@ -108,7 +108,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         summary: "Answers how many clients listen to channels.",
         arity: -2,
         flags: SHOWS,
-        run: Run::Session(numsub),
+        run: Route::Session(numsub),
         ..Spec::NEW
     },
     Spec {
@@ -119,7 +119,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         summary: "Answers the shard channels that clients listen to.",
         arity: -2,
         flags: SHOWS,
-        run: Run::Session(shardchannels),
+        run: Route::Session(shardchannels),
         ..Spec::NEW
     },
     Spec {
@@ -130,7 +130,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         summary: "Answers how many clients listen to shard channels.",
         arity: -2,
         flags: SHOWS,
-        run: Run::Session(shardnumsub),
+        run: Route::Session(shardnumsub),
         ..Spec::NEW
     },
     Spec {
@@ -140,7 +140,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         summary: "Tells the subcommands.",
         arity: 2,
         flags: flag::LOADING | flag::STALE,
-        run: Run::Session(show_help),
+        run: Route::Help(show_help),
         ..Spec::NEW
     },
 ];

@@ -3,8 +3,9 @@
 mod introspect;
 mod subscribe;
 
-use super::{Call, Ctx, Group, KeySpec, Outcome, Run, Spec, arg, flag, key};
-use crate::unit::Published;
+use super::{Call, Route, Spec};
+use crate::unit::{Published, Unit};
+use flagstone_commands::{Ctx, Group, KeySpec, Outcome, arg, flag, key};
 use flagstone_wire::resp::Args;
 
 /// `PUBLISH channel message`
@@ -26,8 +27,7 @@ fn spublish(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
 }
 
 /// Notes a message of a transaction or script: it is sent when that is stored.
-fn publish_in_unit(cx: &mut Ctx<'_>, args: Args<'_>, to_shard: bool) -> Outcome {
-    let Some(unit) = cx.unit else { return Err("ERR there is nobody to tell".into()) };
+fn publish_in_unit(cx: &mut Ctx<'_>, unit: &Unit<'_>, args: Args<'_>, to_shard: bool) -> Outcome {
     let (channel, message) = (arg(args, 1)?, arg(args, 2)?);
     cx.out.count(unit.node.pubsub.receivers(channel, to_shard));
     let (channel, message) = (channel.into(), message.into());
@@ -50,8 +50,10 @@ pub const COMMANDS: &[Spec] = &[
         summary: "Sends a message to a channel.",
         arity: 3,
         flags: PUBLISHES,
-        run: Run::Session(publish),
-        in_unit: Some(|cx, args| publish_in_unit(cx, args, false)),
+        run: Route::Either {
+            alone: publish,
+            in_unit: |cx, unit, args| publish_in_unit(cx, unit, args, false),
+        },
         ..Spec::NEW
     },
     Spec {
@@ -63,8 +65,10 @@ pub const COMMANDS: &[Spec] = &[
         arity: 3,
         flags: PUBLISHES,
         keys: &[KeySpec::one(1, key::NOT_KEY)],
-        run: Run::Session(spublish),
-        in_unit: Some(|cx, args| publish_in_unit(cx, args, true)),
+        run: Route::Either {
+            alone: spublish,
+            in_unit: |cx, unit, args| publish_in_unit(cx, unit, args, true),
+        },
         ..Spec::NEW
     },
     Spec {
@@ -75,7 +79,7 @@ pub const COMMANDS: &[Spec] = &[
         summary: "Begins to listen to channels.",
         arity: -2,
         flags: SUBSCRIBES,
-        run: Run::Session(subscribe::subscribe),
+        run: Route::Session(subscribe::subscribe),
         ..Spec::NEW
     },
     Spec {
@@ -86,7 +90,7 @@ pub const COMMANDS: &[Spec] = &[
         summary: "Begins to listen to all channels that match patterns.",
         arity: -2,
         flags: SUBSCRIBES,
-        run: Run::Session(subscribe::psubscribe),
+        run: Route::Session(subscribe::psubscribe),
         ..Spec::NEW
     },
     Spec {
@@ -98,7 +102,7 @@ pub const COMMANDS: &[Spec] = &[
         arity: -2,
         flags: SUBSCRIBES,
         keys: &[KeySpec::to_end(1, 1, key::NOT_KEY)],
-        run: Run::Session(subscribe::ssubscribe),
+        run: Route::Session(subscribe::ssubscribe),
         ..Spec::NEW
     },
     Spec {
@@ -109,7 +113,7 @@ pub const COMMANDS: &[Spec] = &[
         summary: "Ends to listen to channels, or to all of them.",
         arity: -1,
         flags: SUBSCRIBES,
-        run: Run::Session(subscribe::unsubscribe),
+        run: Route::Session(subscribe::unsubscribe),
         ..Spec::NEW
     },
     Spec {
@@ -120,7 +124,7 @@ pub const COMMANDS: &[Spec] = &[
         summary: "Ends to listen to what matches patterns, or to all of them.",
         arity: -1,
         flags: SUBSCRIBES,
-        run: Run::Session(subscribe::punsubscribe),
+        run: Route::Session(subscribe::punsubscribe),
         ..Spec::NEW
     },
     Spec {
@@ -132,7 +136,7 @@ pub const COMMANDS: &[Spec] = &[
         arity: -1,
         flags: SUBSCRIBES,
         keys: &[KeySpec::to_end(1, 1, key::NOT_KEY)],
-        run: Run::Session(subscribe::sunsubscribe),
+        run: Route::Session(subscribe::sunsubscribe),
         ..Spec::NEW
     },
     Spec {

@@ -1,9 +1,10 @@
 //! SUBSCRIBE, UNSUBSCRIBE, and the same for patterns and shard channels.
 
-use crate::commands::{Call, Outcome};
+use crate::commands::Call;
 use crate::pubsub::{Kind, Subscriptions};
 use crate::session::ReplyMode;
 use bytes::Bytes;
+use flagstone_commands::Outcome;
 use flagstone_wire::resp::{Args, Reply};
 
 const NO_ROOM: &str = "OOM the subscriptions of all clients take all the memory they may";

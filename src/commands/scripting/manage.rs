@@ -1,11 +1,12 @@
 //! SCRIPT: the scripts that the node knows.
 
 use super::{NO_SCRIPT, add};
-use crate::commands::help::help;
-use crate::commands::{Call, Group, Outcome, Run, Spec, Waiting, arg, flag, is_word};
+use crate::commands::{Call, Route, Spec, Waiting};
 use crate::routing;
 use crate::scripting::{COMPILED_IN_PLACE, Kill, Kind, forget_vms, parse_sha};
-use flagstone_wire::resp::Args;
+use flagstone_commands::help::help;
+use flagstone_commands::{Group, Outcome, arg, flag, is_word};
+use flagstone_wire::resp::{Args, Reply};
 
 /// `SCRIPT LOAD script`
 fn load<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
@@ -93,9 +94,9 @@ fn debug(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
     Err("ERR Use SCRIPT DEBUG YES/SYNC/NO".into())
 }
 
-fn show_help(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+fn show_help(out: &mut Reply) {
     help(
-        cx.out,
+        out,
         "SCRIPT",
         &[
             ("DEBUG (YES|SYNC|NO)", "Set the debug mode for subsequent scripts executed."),
@@ -109,7 +110,6 @@ fn show_help(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
             ("SHOW <sha1>", "Show a script from the scripts cache."),
         ],
     );
-    Ok(())
 }
 
 const SUBCOMMAND: Spec =
@@ -125,7 +125,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         arity: 3,
         flags: flag::NOSCRIPT | flag::STALE,
         tips: ALL_NODES,
-        run: Run::Wait(load),
+        run: Route::Wait(load),
         ..SUBCOMMAND
     },
     Spec {
@@ -134,7 +134,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         summary: "Answers which scripts are known.",
         arity: -3,
         tips: &["request_policy:all_shards", "response_policy:agg_logical_and"],
-        run: Run::Session(exists),
+        run: Route::Session(exists),
         ..SUBCOMMAND
     },
     Spec {
@@ -143,7 +143,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         summary: "Forgets all scripts.",
         arity: -2,
         tips: ALL_NODES,
-        run: Run::Wait(flush),
+        run: Route::Wait(flush),
         ..SUBCOMMAND
     },
     Spec {
@@ -152,7 +152,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         arity: 2,
         flags: flag::NOSCRIPT | flag::ALLOW_BUSY,
         tips: &["request_policy:all_shards", "response_policy:one_succeeded"],
-        run: Run::Session(kill),
+        run: Route::Session(kill),
         ..SUBCOMMAND
     },
     Spec {
@@ -160,7 +160,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         since: "8.0.0",
         summary: "Answers the text of a script.",
         arity: 3,
-        run: Run::Session(show),
+        run: Route::Session(show),
         ..SUBCOMMAND
     },
     Spec {
@@ -168,7 +168,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         since: "3.2.0",
         summary: "Is there for clients that turn debugging off.",
         arity: 3,
-        run: Run::Session(debug),
+        run: Route::Session(debug),
         ..SUBCOMMAND
     },
     Spec {
@@ -177,7 +177,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         summary: "Answers what there is.",
         arity: 2,
         flags: flag::LOADING | flag::STALE,
-        run: Run::Session(show_help),
+        run: Route::Help(show_help),
         ..SUBCOMMAND
     },
 ];

@@ -4,13 +4,14 @@ mod manage;
 
 pub(in crate::commands) use manage::answer_kill;
 
-use super::{Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, key};
+use super::{Route, Spec};
 use crate::limits;
 use crate::node::Node;
 use crate::scripting::{
     Flags, Job, Kind, Script, Uncompiled, Wanted, parse_sha, parse_shebang, run, sha1, with_vm,
 };
 use crate::unit::Unit;
+use flagstone_commands::{Ctx, Group, KeySpec, Outcome, Stop, arg, error, flag, key};
 use flagstone_wire::num::parse_i64;
 use flagstone_wire::resp::Args;
 use mlua::Function;
@@ -26,8 +27,8 @@ const SHA_DIGITS: usize = 40;
 pub(super) const NO_SCRIPT: &str = "NOSCRIPT No matching script.";
 
 /// `EVAL script numkeys [key …] [arg …]`
-fn eval(cx: &mut Ctx<'_>, args: Args<'_>, read_only: bool) -> Outcome {
-    let unit = shown(cx, args)?;
+fn eval(cx: &mut Ctx<'_>, unit: &Unit<'_>, args: Args<'_>, read_only: bool) -> Outcome {
+    show(cx, unit, args);
     let [keys, rest] = keys_and_args(args)?;
     let body = arg(args, 1)?;
     let script = match unit.node.scripts.get(sha1(body)) {
@@ -38,8 +39,8 @@ fn eval(cx: &mut Ctx<'_>, args: Args<'_>, read_only: bool) -> Outcome {
 }
 
 /// `EVALSHA sha1 numkeys [key …] [arg …]`
-fn evalsha(cx: &mut Ctx<'_>, args: Args<'_>, read_only: bool) -> Outcome {
-    let unit = shown(cx, args)?;
+fn evalsha(cx: &mut Ctx<'_>, unit: &Unit<'_>, args: Args<'_>, read_only: bool) -> Outcome {
+    show(cx, unit, args);
     // What cannot be a hash is looked at first.
     if arg(args, 1)?.len() != SHA_DIGITS {
         return Err(NO_SCRIPT.into());
@@ -50,14 +51,12 @@ fn evalsha(cx: &mut Ctx<'_>, args: Args<'_>, read_only: bool) -> Outcome {
     run_script(cx, unit, &script, read_only, &keys, &rest, args)
 }
 
-/// The unit of a script or function. Those who watch are shown its command, whatever becomes of it,
-/// before the commands that it calls.
-pub(super) fn shown<'a>(cx: &Ctx<'a>, command: Args<'_>) -> Result<&'a Unit, Stop> {
-    let unit = cx.unit.ok_or("ERR scripts do not run here")?;
+/// Shows MONITOR the command of a script or function, whatever becomes of it, before the commands
+/// that it calls.
+pub(super) fn show(cx: &Ctx<'_>, unit: &Unit<'_>, command: Args<'_>) {
     if unit.node.monitors.any() {
         unit.effects().show(cx.db, false, command);
     }
-    Ok(unit)
 }
 
 /// Keys and arguments of a script or function.
@@ -95,7 +94,7 @@ fn compiled(function: Result<Function, Uncompiled>) -> Result<Function, Stop> {
 }
 
 /// Whether what has these flags may run.
-pub(super) fn check_flags(cx: &Ctx<'_>, node: &Node, flags: Flags, read_only: bool) -> Outcome {
+pub(super) fn check_flags(unit: &Unit<'_>, flags: Flags, read_only: bool) -> Outcome {
     if flags.has(Flags::COMPATIBLE) {
         return Ok(());
     }
@@ -104,10 +103,10 @@ pub(super) fn check_flags(cx: &Ctx<'_>, node: &Node, flags: Flags, read_only: bo
     }
     // It may have been let in before that was so.
     let needs = flags.command_flags(0);
-    if let Some(text) = limits::refusal(node, cx.settings, needs & flag::WRITE) {
+    if let Some(text) = limits::refusal(&unit.node, unit.settings, needs & flag::WRITE) {
         return Err(text.into());
     }
-    if limits::refusal(node, cx.settings, needs & flag::DENYOOM).is_some() {
+    if limits::refusal(&unit.node, unit.settings, needs & flag::DENYOOM).is_some() {
         return Err(
             "OOM allow-oom flag is not set on the script, can not run it when used memory > \
             'maxmemory'"
@@ -129,14 +128,14 @@ fn flags_of_sha(node: &Node, args: Args<'_>) -> Option<Flags> {
 
 fn run_script(
     cx: &mut Ctx<'_>,
-    unit: &Unit,
+    unit: &Unit<'_>,
     script: &Script,
     read_only: bool,
     keys: &[&[u8]],
     rest: &[&[u8]],
     command: Args<'_>,
 ) -> Outcome {
-    check_flags(cx, &unit.node, script.flags, read_only)?;
+    check_flags(unit, script.flags, read_only)?;
     if !unit.is_apart() && script.is_slow.load(Ordering::Relaxed) {
         return Err(Stop::Apart);
     }
@@ -171,8 +170,6 @@ pub(super) const EVALUATES: Spec = Spec {
         | flag::MAY_REPLICATE
         | flag::NO_MANDATORY_KEYS
         | flag::STALE,
-    unit: true,
-    script_flags: Some(flags_of_text),
     keys: &[KeySpec::numkeys(NUMKEYS, key::RW | key::ACCESS | key::UPDATE)],
     ..Spec::NEW
 };
@@ -189,27 +186,37 @@ pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "eval",
         summary: "Runs a Lua script.",
-        run: Run::Keys(|cx, args| eval(cx, args, false)),
+        run: Route::Script {
+            run: |cx, unit, args| eval(cx, unit, args, false),
+            flags: flags_of_text,
+        },
         ..EVALUATES
     },
     Spec {
         name: "evalsha",
         summary: "Runs a Lua script by the SHA-1 of its text.",
-        script_flags: Some(flags_of_sha),
-        run: Run::Keys(|cx, args| evalsha(cx, args, false)),
+        run: Route::Script {
+            run: |cx, unit, args| evalsha(cx, unit, args, false),
+            flags: flags_of_sha,
+        },
         ..EVALUATES
     },
     Spec {
         name: "eval_ro",
         summary: "Runs a Lua script that does not write.",
-        run: Run::Keys(|cx, args| eval(cx, args, true)),
+        run: Route::Script {
+            run: |cx, unit, args| eval(cx, unit, args, true),
+            flags: flags_of_text,
+        },
         ..READ_ONLY
     },
     Spec {
         name: "evalsha_ro",
         summary: "Runs a Lua script that does not write by the SHA-1 of its text.",
-        script_flags: Some(flags_of_sha),
-        run: Run::Keys(|cx, args| evalsha(cx, args, true)),
+        run: Route::Script {
+            run: |cx, unit, args| evalsha(cx, unit, args, true),
+            flags: flags_of_sha,
+        },
         ..READ_ONLY
     },
     Spec {

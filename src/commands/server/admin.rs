@@ -3,10 +3,10 @@
 use crate::blocking::{Cancel, Ended, Turn, UNBLOCKED};
 use crate::checkpoints::take_new;
 use crate::commands::connection::COMPATIBLE_VERSION;
-use crate::commands::{
-    Call, Ctx, Group, Outcome, Run, Spec, Stop, Waiting, acl, arg, error, flag, is_word,
-};
+use crate::commands::{Call, Route, Spec, Waiting};
 use crate::node::ShutdownRequest;
+use crate::unit::Unit;
+use flagstone_commands::{Ctx, Group, Outcome, Stop, acl, arg, error, flag, is_word};
 use flagstone_wire::num::parse_i64;
 use flagstone_wire::resp::Args;
 use std::future::{Future, pending};
@@ -27,7 +27,7 @@ fn time(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
     Ok(())
 }
 
-fn time_in_unit(cx: &mut Ctx<'_>, _: Args<'_>) -> Outcome {
+fn time_in_unit(cx: &mut Ctx<'_>, _: &Unit<'_>, _: Args<'_>) -> Outcome {
     let now_ms = cx.now_ms().cast_signed();
     cx.out.array(2);
     cx.out.bulk_int(now_ms / 1000);
@@ -189,8 +189,7 @@ pub const ADMIN_COMMANDS: &[Spec] = &[
         arity: 1,
         flags: flag::LOADING | flag::STALE | flag::FAST,
         tips: &["nondeterministic_output"],
-        run: Run::Session(time),
-        in_unit: Some(time_in_unit),
+        run: Route::Either { alone: time, in_unit: time_in_unit },
         ..Spec::NEW
     },
     Spec {
@@ -201,7 +200,7 @@ pub const ADMIN_COMMANDS: &[Spec] = &[
         arity: 1,
         flags: flag::NOSCRIPT | flag::LOADING | flag::STALE | flag::FAST,
         acl: acl::ADMIN | acl::DANGEROUS,
-        run: Run::Session(role),
+        run: Route::Session(role),
         ..Spec::NEW
     },
     Spec {
@@ -211,7 +210,7 @@ pub const ADMIN_COMMANDS: &[Spec] = &[
         summary: "Chooses the primary to copy; there is none to choose here.",
         arity: 3,
         flags: flag::NO_ASYNC_LOADING | flag::ADMIN | flag::NOSCRIPT | flag::STALE,
-        run: Run::Session(replicaof),
+        run: Route::Session(replicaof),
         ..Spec::NEW
     },
     Spec {
@@ -220,7 +219,7 @@ pub const ADMIN_COMMANDS: &[Spec] = &[
         summary: "The old name of REPLICAOF.",
         arity: 3,
         flags: flag::NO_ASYNC_LOADING | flag::ADMIN | flag::NOSCRIPT | flag::STALE,
-        run: Run::Session(replicaof),
+        run: Route::Session(replicaof),
         ..Spec::NEW
     },
     Spec {
@@ -232,7 +231,7 @@ pub const ADMIN_COMMANDS: &[Spec] = &[
         flags: flag::BLOCKING,
         acl: acl::CONNECTION,
         tips: &["request_policy:all_shards", "response_policy:agg_min"],
-        run: Run::Wait(wait),
+        run: Route::Wait(wait),
         ..Spec::NEW
     },
     Spec {
@@ -244,7 +243,7 @@ pub const ADMIN_COMMANDS: &[Spec] = &[
         flags: flag::BLOCKING,
         acl: acl::CONNECTION,
         tips: &["request_policy:all_shards", "response_policy:agg_min"],
-        run: Run::Wait(waitaof),
+        run: Route::Wait(waitaof),
         ..Spec::NEW
     },
     Spec {
@@ -259,7 +258,7 @@ pub const ADMIN_COMMANDS: &[Spec] = &[
             | flag::STALE
             | flag::NO_MULTI
             | flag::ALLOW_BUSY,
-        run: Run::Wait(shutdown),
+        run: Route::Wait(shutdown),
         ..Spec::NEW
     },
     Spec {
@@ -269,7 +268,7 @@ pub const ADMIN_COMMANDS: &[Spec] = &[
         summary: "Shows a picture and the version.",
         arity: -1,
         flags: flag::READONLY | flag::FAST,
-        run: Run::Session(lolwut),
+        run: Route::Session(lolwut),
         ..Spec::NEW
     },
 ];

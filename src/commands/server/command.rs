@@ -1,10 +1,11 @@
 //! COMMAND: what the server's commands are, out of their declarations.
 
 use super::docs;
-use crate::commands::help::help;
 use crate::commands::registry::{self, Command};
-use crate::commands::{
-    Begin, Call, Find, Group, KeySpec, Outcome, Run, Spec, acl, arg, error, flag, is_word, key,
+use crate::commands::{Call, Route, Spec};
+use flagstone_commands::help::help;
+use flagstone_commands::{
+    Begin, Find, Group, KeySpec, Outcome, acl, arg, error, flag, is_word, key,
 };
 use flagstone_wire::glob;
 use flagstone_wire::resp::{Args, Reply};
@@ -237,9 +238,9 @@ fn precise_flags(spec: &Spec, flags: u32, args: Args<'_>) -> u32 {
 }
 
 /// `COMMAND HELP`
-fn show_help(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+fn show_help(out: &mut Reply) {
     help(
-        cx.out,
+        out,
         "COMMAND",
         &[
             ("(no subcommand)", "Describes all commands."),
@@ -254,7 +255,6 @@ fn show_help(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
             ("GETKEYSANDFLAGS <full-command>", "The same, with what is done to each key."),
         ],
     );
-    Ok(())
 }
 
 /// The subcommands of COMMAND.
@@ -267,7 +267,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         arity: 2,
         flags: flag::LOADING | flag::STALE,
         acl: acl::CONNECTION,
-        run: Run::Session(count),
+        run: Route::Session(count),
         ..Spec::NEW
     },
     Spec {
@@ -280,7 +280,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         flags: flag::LOADING | flag::STALE,
         acl: acl::CONNECTION,
         tips: &["nondeterministic_output_order"],
-        run: Run::Session(docs::docs),
+        run: Route::Session(docs::docs),
         ..Spec::NEW
     },
     Spec {
@@ -292,7 +292,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         arity: -3,
         flags: flag::LOADING | flag::STALE,
         acl: acl::CONNECTION,
-        run: Run::Session(getkeys),
+        run: Route::Session(getkeys),
         ..Spec::NEW
     },
     Spec {
@@ -304,7 +304,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         arity: -3,
         flags: flag::LOADING | flag::STALE,
         acl: acl::CONNECTION,
-        run: Run::Session(getkeysandflags),
+        run: Route::Session(getkeysandflags),
         ..Spec::NEW
     },
     Spec {
@@ -315,7 +315,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         arity: 2,
         flags: flag::LOADING | flag::STALE,
         acl: acl::CONNECTION,
-        run: Run::Session(show_help),
+        run: Route::Help(show_help),
         ..Spec::NEW
     },
     Spec {
@@ -328,7 +328,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         flags: flag::LOADING | flag::STALE,
         acl: acl::CONNECTION,
         tips: &["nondeterministic_output_order"],
-        run: Run::Session(info),
+        run: Route::Session(info),
         ..Spec::NEW
     },
     Spec {
@@ -341,7 +341,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         flags: flag::LOADING | flag::STALE,
         acl: acl::CONNECTION,
         tips: &["nondeterministic_output_order"],
-        run: Run::Session(list),
+        run: Route::Session(list),
         ..Spec::NEW
     },
 ];

@@ -1,15 +1,16 @@
 //! CONFIG.
 
 use super::ADMIN;
-use crate::commands::help::help;
-use crate::commands::{Call, Group, Outcome, Run, Spec, Waiting, error, flag};
+use crate::commands::{Call, Route, Spec, Waiting};
 use crate::config::{Change, set_failed};
 use crate::log;
 use crate::node::Node;
 use crate::open_files;
 use crate::routing;
 use crate::worker::Worker;
-use flagstone_wire::resp::Args;
+use flagstone_commands::help::help;
+use flagstone_commands::{Group, Outcome, error, flag};
+use flagstone_wire::resp::{Args, Reply};
 use std::rc::Rc;
 
 /// `CONFIG GET parameter [parameter …]`
@@ -103,9 +104,9 @@ fn rewrite(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
 }
 
 /// `CONFIG HELP`
-fn show_help(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+fn show_help(out: &mut Reply) {
     help(
-        cx.out,
+        out,
         "CONFIG",
         &[
             ("GET <pattern>", "Answers the parameters that match, with their values."),
@@ -114,7 +115,6 @@ fn show_help(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
             ("REWRITE", "Writes the values in effect into the configuration file."),
         ],
     );
-    Ok(())
 }
 
 pub(super) const SUBCOMMANDS: &[Spec] = &[
@@ -126,7 +126,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         summary: "Answers parameters with their values in effect.",
         arity: -3,
         flags: ADMIN,
-        run: Run::Session(get),
+        run: Route::Session(get),
         ..Spec::NEW
     },
     Spec {
@@ -138,7 +138,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         arity: -4,
         flags: ADMIN,
         tips: &["request_policy:all_nodes", "response_policy:all_succeeded"],
-        run: Run::Wait(set),
+        run: Route::Wait(set),
         ..Spec::NEW
     },
     Spec {
@@ -149,7 +149,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         arity: 2,
         flags: ADMIN,
         tips: &["request_policy:all_nodes", "response_policy:all_succeeded"],
-        run: Run::Wait(resetstat),
+        run: Route::Wait(resetstat),
         ..Spec::NEW
     },
     Spec {
@@ -160,7 +160,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         arity: 2,
         flags: ADMIN,
         tips: &["request_policy:all_nodes", "response_policy:all_succeeded"],
-        run: Run::Session(rewrite),
+        run: Route::Session(rewrite),
         ..Spec::NEW
     },
     Spec {
@@ -170,7 +170,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         summary: "Tells the subcommands.",
         arity: 2,
         flags: flag::LOADING | flag::STALE,
-        run: Run::Session(show_help),
+        run: Route::Help(show_help),
         ..Spec::NEW
     },
 ];

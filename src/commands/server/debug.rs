@@ -1,8 +1,9 @@
 //! DEBUG: what tests of clients and of the server itself ask for.
 
 use super::debug_keys;
-use crate::commands::help::{help, syntax};
-use crate::commands::{Call, Outcome, Waiting, arg, is_word};
+use crate::commands::{Call, Waiting};
+use flagstone_commands::help::{help, syntax};
+use flagstone_commands::{Outcome, arg, is_word};
 use flagstone_wire::resp::{Args, Reply};
 use std::sync::atomic::Ordering;
 use std::time::Duration;

@@ -8,8 +8,9 @@
 //! diagrams, `^` and the version that brought it, `!` and the one that deprecated it, `?` for
 //! optional, `*` for repeated, `+` for repeated with its token, and what it consists of in brackets.
 
+use crate::commands::Call;
 use crate::commands::registry::{self, Command};
-use crate::commands::{Call, Outcome};
+use flagstone_commands::Outcome;
 use flagstone_wire::resp::{Args, Reply};
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -210,7 +211,7 @@ fn word(text: &mut &'static str) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::Run;
+    use crate::commands::Route;
     use std::collections::BTreeSet;
 
     const TYPES: &[&str] = &[
@@ -243,7 +244,7 @@ mod tests {
             check(command.full_name, &facts.arguments);
             let own = command.full_name.split('|').count();
             let takes = usize::from(command.spec.arity.unsigned_abs()) > own;
-            let is_container = matches!(command.spec.run, Run::Container);
+            let is_container = matches!(command.spec.run, Route::Container);
             if takes && !is_container && !facts.is_for_tests {
                 assert!(!facts.arguments.is_empty(), "{}", command.full_name);
             }

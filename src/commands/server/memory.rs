@@ -2,13 +2,12 @@
 
 use super::info::keyspace;
 use super::process;
-use crate::commands::help::help;
-use crate::commands::{
-    Call, Ctx, Group, KeySpec, Outcome, Run, Spec, Waiting, arg, error, flag, is_word, key,
-};
+use crate::commands::{Call, Route, Spec, Waiting};
 use crate::node::Node;
+use flagstone_commands::help::help;
+use flagstone_commands::{Ctx, Group, KeySpec, Outcome, arg, error, flag, is_word, key};
 use flagstone_wire::num::parse_i64;
-use flagstone_wire::resp::Args;
+use flagstone_wire::resp::{Args, Reply};
 use std::sync::atomic::Ordering;
 
 /// `MEMORY USAGE key [SAMPLES count]`: what of the key is in memory, whole.
@@ -112,9 +111,9 @@ fn purge(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
 }
 
 /// `MEMORY HELP`
-fn show_help(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+fn show_help(out: &mut Reply) {
     help(
-        cx.out,
+        out,
         "MEMORY",
         &[
             ("DOCTOR", "Tells of problems with memory."),
@@ -124,7 +123,6 @@ fn show_help(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
             ("USAGE <key> [SAMPLES <count>]", "Answers the bytes that a key takes in memory."),
         ],
     );
-    Ok(())
 }
 
 /// The subcommands of MEMORY.
@@ -136,7 +134,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         summary: "Tells of problems with memory.",
         arity: 2,
         tips: &["nondeterministic_output", "request_policy:all_shards", "response_policy:special"],
-        run: Run::Session(doctor),
+        run: Route::Session(doctor),
         ..Spec::NEW
     },
     Spec {
@@ -146,7 +144,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         summary: "Tells the subcommands.",
         arity: 2,
         flags: flag::LOADING | flag::STALE,
-        run: Run::Session(show_help),
+        run: Route::Help(show_help),
         ..Spec::NEW
     },
     Spec {
@@ -158,7 +156,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         arity: 2,
         flags: flag::LOADING,
         tips: &["nondeterministic_output", "request_policy:all_shards", "response_policy:special"],
-        run: Run::Session(malloc_stats),
+        run: Route::Session(malloc_stats),
         ..Spec::NEW
     },
     Spec {
@@ -170,7 +168,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         arity: 2,
         flags: flag::LOADING,
         tips: &["request_policy:all_shards", "response_policy:all_succeeded"],
-        run: Run::Session(purge),
+        run: Route::Session(purge),
         ..Spec::NEW
     },
     Spec {
@@ -180,7 +178,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         summary: "Answers what memory is used for.",
         arity: 2,
         tips: &["nondeterministic_output", "request_policy:all_shards", "response_policy:special"],
-        run: Run::Wait(stats),
+        run: Route::Wait(stats),
         ..Spec::NEW
     },
     Spec {
@@ -192,7 +190,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         arity: -3,
         flags: flag::READONLY,
         keys: &[KeySpec::one(2, key::RO)],
-        run: Run::Keys(usage),
+        run: Route::Keys(usage),
         ..Spec::NEW
     },
 ];

@@ -11,12 +11,15 @@ mod memory;
 mod monitor;
 pub(crate) mod process;
 mod save;
+mod selftest;
 mod slowlog;
 
-use super::{Group, Run, Spec, acl, flag};
+use super::{Route, Spec};
+use flagstone_commands::{Group, acl, flag};
 
 pub use admin::ADMIN_COMMANDS;
 pub use save::SAVE_COMMANDS;
+pub use selftest::SELFTEST_COMMANDS;
 
 /// Flags that most commands on the server have.
 const ADMIN: u32 = flag::ADMIN | flag::NOSCRIPT | flag::LOADING | flag::STALE;
@@ -40,7 +43,7 @@ pub const COMMANDS: &[Spec] = &[
         summary: "Holds commands for tests of the server.",
         arity: -2,
         flags: ADMIN | flag::PROTECTED,
-        run: Run::Wait(debug::debug),
+        run: Route::Wait(debug::debug),
         ..Spec::NEW
     },
     Spec {
@@ -54,7 +57,7 @@ pub const COMMANDS: &[Spec] = &[
         acl: acl::CONNECTION,
         tips: &["nondeterministic_output_order"],
         subcommands: command::SUBCOMMANDS,
-        run: Run::Session(command::all),
+        run: Route::Session(command::all),
         ..Spec::NEW
     },
     Spec {
@@ -65,7 +68,7 @@ pub const COMMANDS: &[Spec] = &[
         flags: flag::LOADING | flag::STALE,
         acl: acl::DANGEROUS,
         tips: &["nondeterministic_output", "request_policy:all_shards", "response_policy:special"],
-        run: Run::Wait(info::info),
+        run: Route::Wait(info::info),
         ..Spec::NEW
     },
     Spec {
@@ -84,7 +87,7 @@ pub const COMMANDS: &[Spec] = &[
         summary: "Tells of every command that runs, from now on.",
         arity: 1,
         flags: ADMIN,
-        run: Run::Session(monitor::monitor),
+        run: Route::Session(monitor::monitor),
         ..Spec::NEW
     },
     Spec {

@@ -1,6 +1,7 @@
 //! MONITOR.
 
-use crate::commands::{Call, Outcome};
+use crate::commands::Call;
+use flagstone_commands::Outcome;
 use flagstone_wire::resp::Args;
 
 /// `MONITOR`: from now on the connection is told of every command. One that is already gets no

@@ -1,11 +1,12 @@
 //! Checkpoints: BGSAVE, SAVE, LASTSAVE, and FLAGSTONE, which has what Redis has no word for.
 
 use crate::checkpoints::{begin, branch_off, take_new};
-use crate::commands::help::help;
-use crate::commands::{Call, Group, Outcome, Run, Spec, Waiting, acl, arg, error, flag, is_word};
+use crate::commands::{Call, Route, Spec, Waiting};
+use flagstone_commands::help::help;
+use flagstone_commands::{Group, Outcome, acl, arg, error, flag, is_word};
 use flagstone_storage::checkpoint::Catalog;
 use flagstone_storage::place::Place;
-use flagstone_wire::resp::Args;
+use flagstone_wire::resp::{Args, Reply};
 use std::path::Path;
 
 const IN_PROGRESS: &str = "ERR Background save already in progress";
@@ -108,9 +109,9 @@ fn branch_command<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
     })
 }
 
-fn show_help(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+fn show_help(out: &mut Reply) {
     help(
-        cx.out,
+        out,
         "FLAGSTONE",
         &[
             ("BRANCH <place>", "Makes a data directory of its own, as the data is now."),
@@ -118,7 +119,6 @@ fn show_help(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
             ("CHECKPOINTS", "Lists the checkpoints."),
         ],
     );
-    Ok(())
 }
 
 const OWN: u32 = flag::ADMIN | flag::NOSCRIPT | flag::NO_MULTI;
@@ -130,7 +130,7 @@ const SUBCOMMANDS: &[Spec] = &[
         summary: "Makes a data directory of its own, as the data is now.",
         arity: 3,
         flags: OWN,
-        run: Run::Wait(branch_command),
+        run: Route::Wait(branch_command),
         ..Spec::NEW
     },
     Spec {
@@ -139,7 +139,7 @@ const SUBCOMMANDS: &[Spec] = &[
         summary: "Takes a checkpoint and answers its id.",
         arity: 2,
         flags: OWN,
-        run: Run::Wait(checkpoint),
+        run: Route::Wait(checkpoint),
         ..Spec::NEW
     },
     Spec {
@@ -148,7 +148,7 @@ const SUBCOMMANDS: &[Spec] = &[
         summary: "Lists the checkpoints.",
         arity: 2,
         flags: OWN,
-        run: Run::Wait(checkpoints),
+        run: Route::Wait(checkpoints),
         ..Spec::NEW
     },
     Spec {
@@ -157,7 +157,7 @@ const SUBCOMMANDS: &[Spec] = &[
         summary: "Describes the subcommands.",
         arity: 2,
         flags: flag::LOADING | flag::STALE,
-        run: Run::Session(show_help),
+        run: Route::Help(show_help),
         ..Spec::NEW
     },
 ];
@@ -172,7 +172,7 @@ pub const SAVE_COMMANDS: &[Spec] = &[
         flags: flag::LOADING | flag::STALE | flag::FAST,
         acl: acl::ADMIN | acl::DANGEROUS,
         tips: &["nondeterministic_output"],
-        run: Run::Session(lastsave),
+        run: Route::Session(lastsave),
         ..Spec::NEW
     },
     Spec {
@@ -181,7 +181,7 @@ pub const SAVE_COMMANDS: &[Spec] = &[
         summary: "Takes a checkpoint in the background.",
         arity: -1,
         flags: flag::NO_ASYNC_LOADING | flag::ADMIN | flag::NOSCRIPT,
-        run: Run::Session(bgsave),
+        run: Route::Session(bgsave),
         ..Spec::NEW
     },
     Spec {
@@ -191,7 +191,7 @@ pub const SAVE_COMMANDS: &[Spec] = &[
         summary: "Takes a checkpoint and answers once it is there.",
         arity: 1,
         flags: flag::NO_ASYNC_LOADING | flag::ADMIN | flag::NOSCRIPT | flag::NO_MULTI,
-        run: Run::Wait(save),
+        run: Route::Wait(save),
         ..Spec::NEW
     },
     Spec {

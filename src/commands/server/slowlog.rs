@@ -1,9 +1,10 @@
 //! SLOWLOG.
 
-use crate::commands::help::help;
-use crate::commands::{Call, Group, Outcome, Run, Spec, arg, flag};
+use crate::commands::{Call, Route, Spec};
+use flagstone_commands::help::help;
+use flagstone_commands::{Group, Outcome, arg, flag};
 use flagstone_wire::num::parse_i64;
-use flagstone_wire::resp::Args;
+use flagstone_wire::resp::{Args, Reply};
 
 /// Entries that GET answers unless told.
 const DEFAULT_COUNT: usize = 10;
@@ -49,9 +50,9 @@ fn reset(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
 }
 
 /// `SLOWLOG HELP`
-fn show_help(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+fn show_help(out: &mut Reply) {
     help(
-        cx.out,
+        out,
         "SLOWLOG",
         &[
             (
@@ -63,7 +64,6 @@ fn show_help(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
             ("RESET", "Forgets them."),
         ],
     );
-    Ok(())
 }
 
 /// The subcommands of SLOWLOG.
@@ -77,7 +77,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         arity: -2,
         flags: flag::ADMIN | flag::LOADING | flag::STALE,
         tips: &["request_policy:all_nodes", "nondeterministic_output"],
-        run: Run::Session(get),
+        run: Route::Session(get),
         ..Spec::NEW
     },
     Spec {
@@ -87,7 +87,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         summary: "Tells the subcommands.",
         arity: 2,
         flags: flag::LOADING | flag::STALE,
-        run: Run::Session(show_help),
+        run: Route::Help(show_help),
         ..Spec::NEW
     },
     Spec {
@@ -98,7 +98,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         arity: 2,
         flags: flag::ADMIN | flag::LOADING | flag::STALE,
         tips: &["request_policy:all_nodes", "response_policy:agg_sum", "nondeterministic_output"],
-        run: Run::Session(len),
+        run: Route::Session(len),
         ..Spec::NEW
     },
     Spec {
@@ -110,7 +110,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         arity: 2,
         flags: flag::ADMIN | flag::LOADING | flag::STALE,
         tips: &["request_policy:all_nodes", "response_policy:all_succeeded"],
-        run: Run::Session(reset),
+        run: Route::Session(reset),
         ..Spec::NEW
     },
 ];

@@ -1,8 +1,9 @@
 //! Several commands as one: MULTI, EXEC, DISCARD.
 
-use super::{Call, Ctx, Group, KeySpec, Misses, Outcome, Run, Spec, Stop, Waiting, flag, key};
+use super::{Call, Route, Spec, Waiting};
 use crate::transaction::{self, Transaction, queued, runs_in_unit};
 use crate::unit::Unit;
+use flagstone_commands::{Ctx, Group, KeySpec, Misses, Outcome, Stop, flag, key};
 use flagstone_wire::resp::Args;
 
 /// What a run of a transaction may miss before it ends there: about as much is loaded at a time.
@@ -43,13 +44,13 @@ fn unwatch(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
 }
 
 /// Within a transaction nothing is watched any more.
-fn unwatch_in_unit(cx: &mut Ctx<'_>, _: Args<'_>) -> Outcome {
+fn unwatch_in_unit(cx: &mut Ctx<'_>, _: &Unit<'_>, _: Args<'_>) -> Outcome {
     cx.out.ok();
     Ok(())
 }
 
 /// Whether nothing has changed that the client watches.
-fn is_unchanged(cx: &mut Ctx<'_>, unit: &Unit, args: Args<'_>) -> Result<bool, Stop> {
+fn is_unchanged(cx: &mut Ctx<'_>, unit: &Unit<'_>, args: Args<'_>) -> Result<bool, Stop> {
     if transaction::watched(args).next().is_none() {
         return Ok(true);
     }
@@ -68,8 +69,7 @@ fn is_unchanged(cx: &mut Ctx<'_>, unit: &Unit, args: Args<'_>) -> Result<bool, S
 }
 
 /// `EXEC`: the connection gives it what is queued as its arguments.
-fn exec(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
-    let Some(unit) = cx.unit else { return Err("ERR EXEC without MULTI".into()) };
+fn exec(cx: &mut Ctx<'_>, unit: &Unit<'_>, args: Args<'_>) -> Outcome {
     let db = cx.db;
     let ran = if is_unchanged(cx, unit, args)? {
         run_queued(cx, unit, args)
@@ -85,8 +85,8 @@ fn exec(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     ran
 }
 
-fn run_queued(cx: &mut Ctx<'_>, unit: &Unit, args: Args<'_>) -> Outcome {
-    if queued(args).any(|queued| matches!(queued.command.spec.run, Run::Databases(_))) {
+fn run_queued(cx: &mut Ctx<'_>, unit: &Unit<'_>, args: Args<'_>) -> Outcome {
+    if queued(args).any(|queued| matches!(queued.command.spec.run, Route::Databases(_))) {
         unit.hold_whole(cx.store)?;
     }
     let shows = unit.node.monitors.any();
@@ -95,7 +95,7 @@ fn run_queued(cx: &mut Ctx<'_>, unit: &Unit, args: Args<'_>) -> Outcome {
     let mut missed = Vec::new();
     for part in parts() {
         cx.db = part.db;
-        let ran = cx.run_part(unit, part.command, part.args);
+        let ran = unit.run_part(cx, part.command, part.args);
         if shows && !part.command.spec.has(flag::ADMIN | flag::SKIP_MONITOR) {
             unit.effects().show(cx.db, false, part.args);
         }
@@ -131,7 +131,7 @@ pub const COMMANDS: &[Spec] = &[
         name: "multi",
         summary: "Begins a transaction.",
         flags: CONTROL.flags | flag::NO_MULTI,
-        run: Run::Session(multi),
+        run: Route::Session(multi),
         ..CONTROL
     },
     Spec {
@@ -142,7 +142,7 @@ pub const COMMANDS: &[Spec] = &[
         arity: -2,
         flags: CONTROL.flags | flag::NO_MULTI,
         keys: &[KeySpec::to_end(1, 1, key::RO)],
-        run: Run::Wait(watch),
+        run: Route::Wait(watch),
         ..CONTROL
     },
     Spec {
@@ -150,8 +150,7 @@ pub const COMMANDS: &[Spec] = &[
         since: "2.2.0",
         summary: "Forgets what is watched.",
         flags: CONTROL.flags & !flag::UNQUEUED,
-        run: Run::Session(unwatch),
-        in_unit: Some(unwatch_in_unit),
+        run: Route::Either { alone: unwatch, in_unit: unwatch_in_unit },
         ..CONTROL
     },
     Spec {
@@ -159,7 +158,7 @@ pub const COMMANDS: &[Spec] = &[
         since: "2.0.0",
         complexity: "O(N), when N is the number of queued commands",
         summary: "Gives a transaction up.",
-        run: Run::Session(discard),
+        run: Route::Session(discard),
         ..CONTROL
     },
     Spec {
@@ -172,9 +171,8 @@ pub const COMMANDS: &[Spec] = &[
             | flag::SKIP_SLOWLOG
             | flag::UNQUEUED
             | flag::EXEC,
-        unit: true,
         other_db: Some(transaction::keys),
-        run: Run::Keys(exec),
+        run: Route::Unit(exec),
         ..CONTROL
     },
 ];

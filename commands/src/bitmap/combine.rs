@@ -1,0 +1,127 @@
+//! BITOP: whole strings combined bit by bit. The result is built chunk by chunk; holes that stay
+//! holes are never written out.
+
+use crate::{Ctx, Outcome, Stop, arg, error, is_word};
+use flagstone_storage::notify::NotifyFlags;
+use flagstone_storage::store::{OrLoad, Part};
+use flagstone_storage::value::string::CHUNK;
+use flagstone_storage::value::{Str, Value};
+use flagstone_wire::resp::Args;
+use std::collections::BTreeMap;
+
+/// What BITOP does with its sources.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Op {
+    And,
+    Or,
+    Xor,
+    Not,
+}
+
+impl Op {
+    fn parse(word: &[u8]) -> Result<Self, Stop> {
+        [("and", Self::And), ("or", Self::Or), ("xor", Self::Xor), ("not", Self::Not)]
+            .into_iter()
+            .find(|(name, _)| is_word(word, name))
+            .map(|(_, op)| op)
+            .ok_or_else(|| error::SYNTAX.into())
+    }
+}
+
+/// `BITOP AND|OR|XOR|NOT destkey key [key ...]`
+pub(super) fn bitop(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+    let op = Op::parse(arg(args, 1)?)?;
+    let target = arg(args, 2)?;
+    if op == Op::Not && args.len() != 4 {
+        return Err("ERR BITOP NOT must be called with a single source key.".into());
+    }
+    for at in 3..args.len() {
+        let name = arg(args, at)?;
+        if let Some(s) = cx.store.string(cx.db, name)? {
+            s.require(0..s.len()).or_load(cx.db, name)?;
+        }
+    }
+    cx.store.peek(cx.db, target)?;
+    let mut result = Combined::default();
+    for at in 3..args.len() {
+        let name = arg(args, at)?;
+        let entry = cx.store.peek(cx.db, name)?;
+        match entry.map(|e| &e.value) {
+            Some(Value::Str(s)) => result.add(op, s).or_load(cx.db, name)?,
+            _ => result.add_nothing(op),
+        }
+    }
+    cx.out.count(result.len);
+    let value = match result.len {
+        0 => Value::Absent,
+        len => Value::Str(Str::from_chunks(len, result.chunks)),
+    };
+    Ok(cx.put_result(target, value, NotifyFlags::STRING, "set")?)
+}
+
+/// The sources so far, combined.
+#[derive(Debug, Default)]
+pub(super) struct Combined {
+    /// Bytes of the longest source.
+    len: usize,
+    /// By number; a chunk that is short or not there goes on with zeros.
+    chunks: BTreeMap<u32, Vec<u8>>,
+    sources: usize,
+}
+
+impl Combined {
+    /// Takes a source in, all of which must be in memory.
+    pub(super) fn add(&mut self, op: Op, s: &Str) -> Result<(), Part> {
+        let pieces = s.pieces(0..s.len())?.map(|(at, bytes)| ((at / CHUNK) as u32, bytes));
+        match op {
+            Op::Not => {
+                self.chunks = ones(s.len());
+                pieces.for_each(|(n, bytes)| self.merge(n, &bytes, |a, b| a & !b));
+            }
+            Op::And if self.sources > 0 => {
+                let mut before = std::mem::take(&mut self.chunks);
+                for (n, bytes) in pieces {
+                    if let Some(mut chunk) = before.remove(&n) {
+                        chunk.truncate(bytes.len());
+                        self.chunks.insert(n, chunk);
+                        self.merge(n, &bytes, |a, b| a & b);
+                    }
+                }
+            }
+            Op::Xor => pieces.for_each(|(n, bytes)| self.merge(n, &bytes, |a, b| a ^ b)),
+            Op::Or | Op::And => pieces.for_each(|(n, bytes)| self.merge(n, &bytes, |a, b| a | b)),
+        }
+        self.len = self.len.max(s.len());
+        self.sources += 1;
+        Ok(())
+    }
+
+    /// Takes a key in that does not exist: no bytes, so zeros.
+    pub(super) fn add_nothing(&mut self, op: Op) {
+        if op == Op::And {
+            self.chunks.clear();
+        }
+        self.sources += 1;
+    }
+
+    /// Merges stored bytes of a source into a chunk, which is lengthened to hold them.
+    fn merge(&mut self, n: u32, bytes: &[u8], merge: impl Fn(u8, u8) -> u8) {
+        let chunk = self.chunks.entry(n).or_default();
+        if chunk.len() < bytes.len() {
+            chunk.resize(bytes.len(), 0);
+        }
+        for (a, b) in chunk.iter_mut().zip(bytes) {
+            *a = merge(*a, *b);
+        }
+    }
+}
+
+/// The chunks of `len` bytes of ones.
+fn ones(len: usize) -> BTreeMap<u32, Vec<u8>> {
+    let chunk_len = |n: usize| (len - n * CHUNK).min(CHUNK);
+    (0..len.div_ceil(CHUNK)).map(|n| (n as u32, vec![0xFF; chunk_len(n)])).collect()
+}
+
+#[cfg(test)]
+#[path = "combine_tests.rs"]
+mod tests;

@@ -1,0 +1,91 @@
+//! Commands and the keyspace events that the reference publishes for them.
+
+use super::Stop;
+use super::testing::{NOW_MS, try_run};
+use crate::DataSettings;
+use flagstone_storage::Store;
+use flagstone_storage::notes::{Interest, Note, NoteKind};
+use flagstone_storage::slot::Layout;
+use flagstone_storage::store::Versions;
+use flagstone_wire::resp::Proto;
+use std::sync::Arc;
+
+const CASES: &str = include_str!("../../tests/data/keyspace_events.txt");
+
+fn store(partial: bool) -> Store {
+    let layout = Arc::new(Layout { shards: 2, seed: 1 });
+    let mut store = Store::new(layout, Arc::new(Versions::new(1)), &[1, 2, 3], partial);
+    store.notes.want(Interest { changes: true, events: u32::MAX });
+    store
+}
+
+fn shown(note: &Note) -> Option<String> {
+    let NoteKind::Event(_, name) = note.what else { return None };
+    let key = String::from_utf8_lossy(&note.key);
+    let db = if note.db == 0 { String::new() } else { format!("@{}", note.db) };
+    Some(format!("{name} {key}{db}"))
+}
+
+/// Runs a command until it misses nothing; the events of all runs. What it misses moves over from
+/// `disk`.
+fn events(store: &mut Store, disk: &mut Store, now_ms: u64, command: &str) -> String {
+    let words: Vec<&str> = command.split(' ').collect();
+    let mut notes = Vec::new();
+    loop {
+        let ran = try_run(store, &DataSettings::default(), Proto::Resp2, now_ms, &words);
+        let Err(Stop::Miss(needs)) = ran else { break };
+        store.notes.retry();
+        notes.append(&mut store.notes.take());
+        for need in needs {
+            assert_eq!(need.part, None);
+            store.apply_loaded(need.db, disk.lend(need.db, &need.key).unwrap());
+        }
+    }
+    notes.append(&mut store.notes.take());
+    let shown: Vec<String> = notes.iter().filter_map(shown).collect();
+    shown.join(", ")
+}
+
+/// The cases with the time of each.
+fn cases() -> impl Iterator<Item = (u64, &'static str, &'static str)> {
+    let mut now_ms = NOW_MS;
+    CASES.lines().filter(|line| !line.starts_with('#')).filter_map(move |line| {
+        if let Some(ms) = line.strip_prefix("wait ") {
+            now_ms += ms.parse::<u64>().unwrap();
+            return None;
+        }
+        let (command, events) = line.split_once(" =>").unwrap();
+        Some((now_ms, command, events.trim()))
+    })
+}
+
+#[test]
+fn commands_tell_what_the_reference_does() {
+    let (mut hot, mut disk) = (store(false), store(false));
+    for (now_ms, command, expected) in cases() {
+        assert_eq!(events(&mut hot, &mut disk, now_ms, command), expected, "{command}");
+    }
+}
+
+#[test]
+fn commands_that_miss_keys_tell_the_same_once() {
+    let mut disk = store(false);
+    for (now_ms, command, expected) in cases() {
+        let mut cold = store(true);
+        assert_eq!(events(&mut cold, &mut disk, now_ms, command), expected, "{command}");
+        cold.seal();
+        for (db, entry) in cold.drain() {
+            disk.lend(db, entry.key());
+            disk.adopt(db, entry);
+        }
+    }
+}
+
+#[test]
+fn nobody_is_told_what_nobody_wants_to_hear() {
+    let (mut hot, mut disk) = (store(false), store(false));
+    hot.notes.want(Interest { changes: false, events: 1 << 3 });
+    assert_eq!(events(&mut hot, &mut disk, NOW_MS, "set a 1"), "set a");
+    assert_eq!(events(&mut hot, &mut disk, NOW_MS, "del a"), "");
+    assert!(hot.notes.is_empty());
+}

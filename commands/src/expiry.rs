@@ -1,0 +1,153 @@
+//! Times of expiry in commands' arguments, for every family that sets them.
+
+use super::{Stop, error, is_word};
+use flagstone_wire::num::parse_i64;
+
+/// How a time is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TimeForm {
+    /// `EX`: seconds from now.
+    Seconds,
+    /// `PX`: milliseconds from now.
+    Millis,
+    /// `EXAT`: seconds since the Unix epoch.
+    SecondsAt,
+    /// `PXAT`: milliseconds since the Unix epoch.
+    MillisAt,
+}
+
+impl TimeForm {
+    /// The form an option word stands for, case apart.
+    pub(crate) fn of_word(word: &[u8]) -> Option<Self> {
+        let forms = [
+            ("ex", Self::Seconds),
+            ("px", Self::Millis),
+            ("exat", Self::SecondsAt),
+            ("pxat", Self::MillisAt),
+        ];
+        forms.into_iter().find(|(name, _)| is_word(word, name)).map(|(_, form)| form)
+    }
+
+    /// Whether the time counts from the Unix epoch rather than from now.
+    pub(crate) fn is_absolute(self) -> bool {
+        matches!(self, Self::SecondsAt | Self::MillisAt)
+    }
+
+    /// Milliseconds in its unit.
+    pub(crate) fn unit_ms(self) -> i64 {
+        match self {
+            Self::Seconds | Self::SecondsAt => 1000,
+            Self::Millis | Self::MillisAt => 1,
+        }
+    }
+
+    /// What is added to a time of this form, in ms.
+    pub(crate) fn base_ms(self, now_ms: u64) -> i64 {
+        if self.is_absolute() { 0 } else { now_ms.cast_signed() }
+    }
+}
+
+/// The time of SET, GETEX and their like in ms since the Unix epoch: it must be positive.
+/// `command` is for the error's text.
+pub(crate) fn positive_ms(
+    text: &[u8],
+    form: TimeForm,
+    now_ms: u64,
+    command: &str,
+) -> Result<u64, Stop> {
+    let time = parse_i64(text).ok_or(error::NOT_INTEGER)?;
+    Some(time)
+        .filter(|&time| time > 0)
+        .and_then(|time| to_ms(time, form, now_ms))
+        .map(i64::cast_unsigned)
+        .ok_or_else(|| error::invalid_expire(command).into())
+}
+
+/// `None` if it overflows.
+fn to_ms(time: i64, form: TimeForm, now_ms: u64) -> Option<i64> {
+    time.checked_mul(form.unit_ms())?.checked_add(form.base_ms(now_ms))
+}
+
+/// What the options of SET and GETEX say of the expiry. They exclude one another, but the same
+/// one may be repeated: the last time counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum ExpiryOption<'a> {
+    #[default]
+    None,
+    /// The word without a time: KEEPTTL of SET, PERSIST of GETEX.
+    Word,
+    Time(TimeForm, &'a [u8]),
+}
+
+impl<'a> ExpiryOption<'a> {
+    /// Takes an option in: `name` is the word without a time, `next` the argument behind `option`.
+    /// Returns how many arguments it took; `None` when it is not such an option or does not go
+    /// with an earlier one.
+    pub(crate) fn take(
+        &mut self,
+        name: &str,
+        option: &[u8],
+        next: Option<&'a [u8]>,
+    ) -> Option<usize> {
+        if is_word(option, name) && matches!(self, Self::None | Self::Word) {
+            *self = Self::Word;
+            return Some(1);
+        }
+        let form = TimeForm::of_word(option)?;
+        match self {
+            Self::None => {}
+            Self::Time(earlier, _) if *earlier == form => {}
+            Self::Word | Self::Time(..) => return None,
+        }
+        *self = Self::Time(form, next?);
+        Some(2)
+    }
+
+    /// The time given, as [`positive_ms`] reads it.
+    pub(crate) fn time_ms(&self, now_ms: u64, command: &str) -> Result<Option<u64>, Stop> {
+        match *self {
+            Self::Time(form, text) => positive_ms(text, form, now_ms, command).map(Some),
+            Self::None | Self::Word => Ok(None),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(stop: Stop) -> String {
+        match stop {
+            Stop::Error(text) => text.into_owned(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn times_are_checked_for_overflow() {
+        assert_eq!(positive_ms(b"5", TimeForm::Seconds, 100, "set").unwrap(), 5100);
+        assert_eq!(positive_ms(b"5", TimeForm::SecondsAt, 100, "set").unwrap(), 5000);
+        for (time, form) in [
+            ("0", TimeForm::Millis),
+            ("-1", TimeForm::MillisAt),
+            ("9223372036854775807", TimeForm::Millis),
+            ("9223372036854775807", TimeForm::SecondsAt),
+        ] {
+            let stop = positive_ms(time.as_bytes(), form, 100, "set").unwrap_err();
+            assert_eq!(text(stop), "ERR invalid expire time in 'set' command");
+        }
+        let stop = positive_ms(b"1.5", TimeForm::Seconds, 100, "set").unwrap_err();
+        assert_eq!(text(stop), error::NOT_INTEGER);
+    }
+
+    #[test]
+    fn options_exclude_one_another() {
+        let mut option = ExpiryOption::default();
+        assert_eq!(option.take("keepttl", b"EX", None), None);
+        assert_eq!(option.take("keepttl", b"EX", Some(b"1")), Some(2));
+        assert_eq!(option.take("keepttl", b"ex", Some(b"2")), Some(2));
+        assert_eq!(option.take("keepttl", b"PX", Some(b"2")), None);
+        assert_eq!(option.take("keepttl", b"KEEPTTL", None), None);
+        assert_eq!(option, ExpiryOption::Time(TimeForm::Seconds, b"2"));
+    }
+}

@@ -1,0 +1,228 @@
+//! DUMP and RESTORE: values as payloads that other servers understand.
+
+use super::object::counts_accesses;
+use crate::DataSettings;
+use crate::{
+    Ctx, KeySpec, Outcome, Run, Spec, Stop, acl, arg, error, flag, int_arg, is_word, key, set,
+    stream, zset,
+};
+use flagstone_rdb::{self as rdb, HashField, Limits, NodeLimit, Object, SetForm, ZsetForm};
+use flagstone_storage::notify::NotifyFlags;
+use flagstone_storage::store::OrLoad;
+use flagstone_storage::value::{Hash, List, SetEncoding, Str, Typed, Value};
+use flagstone_wire::num::parse_i64;
+use flagstone_wire::resp::Args;
+
+/// `DUMP key`
+fn dump(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+    let name = arg(args, 1)?;
+    let now_ms = cx.now_ms();
+    let mut limits = Limits { compression: cx.settings.rdbcompression, ..Limits::default() };
+    let payload = match cx.store.entry(cx.db, name)?.map(|entry| &entry.value) {
+        None | Some(Value::Absent) => {
+            cx.out.null();
+            return Ok(());
+        }
+        Some(Value::Str(s)) => rdb::dump(&Object::String(s.whole().or_load(cx.db, name)?), &limits),
+        Some(Value::Hash(hash)) => {
+            hash.require_all().or_load(cx.db, name)?;
+            // The payload follows the encoding that the hash has, not the one a new one would get.
+            let most = if hash.is_table() { 0 } else { usize::MAX };
+            limits.hash_max_listpack_entries = most;
+            limits.hash_max_listpack_value = most;
+            rdb::dump(&Object::Hash(live_fields(hash, now_ms)), &limits)
+        }
+        Some(Value::Set(set)) => {
+            set.require_all().or_load(cx.db, name)?;
+            let form = match set.encoding() {
+                SetEncoding::Intset => SetForm::Intset,
+                SetEncoding::Listpack => SetForm::Listpack,
+                SetEncoding::Table => SetForm::Table,
+            };
+            rdb::dump(&Object::Set(form, set.iter().collect()), &limits)
+        }
+        Some(Value::List(list)) => {
+            let elements = list.range(0, list.len(), false).or_load(cx.db, name)?;
+            limits.list_max_listpack_size = cx.settings.list_max_listpack_size;
+            rdb::dump(&Object::List(elements.collect()), &limits)
+        }
+        Some(Value::Zset(zset)) => {
+            zset.require_all().or_load(cx.db, name)?;
+            let form = if zset.is_skiplist() { ZsetForm::Skiplist } else { ZsetForm::Listpack };
+            rdb::dump(&Object::Zset(form, zset.iter().collect()), &limits)
+        }
+        Some(Value::Stream(stream)) => {
+            let object = stream::restore::object(stream).or_load(cx.db, name)?;
+            rdb::dump(&Object::Stream(Box::new(object)), &limits)
+        }
+    };
+    cx.out.bulk(&payload);
+    Ok(())
+}
+
+/// The fields that have not expired; when all have, all, since a hash without fields has no
+/// payload.
+fn live_fields(hash: &Hash, now_ms: u64) -> Vec<HashField<&[u8]>> {
+    let is_live = |expire_at_ms: u64| expire_at_ms == 0 || expire_at_ms > now_ms;
+    let any_live = hash.iter().any(|(_, field)| is_live(field.expire_at_ms));
+    hash.iter()
+        .filter(|(_, field)| !any_live || is_live(field.expire_at_ms))
+        .map(|(name, field)| HashField {
+            name,
+            value: &*field.value,
+            expire_at_ms: (field.expire_at_ms != 0).then_some(field.expire_at_ms),
+        })
+        .collect()
+}
+
+/// The options of RESTORE.
+#[derive(Clone, Copy, Debug, Default)]
+struct Options {
+    replace: bool,
+    /// The time to live is a Unix time.
+    absolute: bool,
+    idle_s: Option<i64>,
+    freq: Option<u8>,
+}
+
+impl Options {
+    fn parse(args: Args<'_>) -> Result<Self, Stop> {
+        let mut options = Self::default();
+        let mut at = 4;
+        while let Some(option) = args.get(at) {
+            let value = args.get(at + 1);
+            match value {
+                _ if is_word(option, "replace") => options.replace = true,
+                _ if is_word(option, "absttl") => options.absolute = true,
+                Some(value) if is_word(option, "idletime") && options.freq.is_none() => {
+                    let idle_s = parse_i64(value).ok_or(error::NOT_INTEGER)?;
+                    if idle_s < 0 {
+                        return Err("ERR Invalid IDLETIME value, must be >= 0".into());
+                    }
+                    options.idle_s = Some(idle_s);
+                    at += 1;
+                }
+                Some(value) if is_word(option, "freq") && options.idle_s.is_none() => {
+                    let freq = parse_i64(value).ok_or(error::NOT_INTEGER)?;
+                    let invalid = "ERR Invalid FREQ value, must be >= 0 and <= 255";
+                    options.freq = Some(u8::try_from(freq).map_err(|_| invalid)?);
+                    at += 1;
+                }
+                _ => return Err(error::SYNTAX.into()),
+            }
+            at += 1;
+        }
+        Ok(options)
+    }
+}
+
+/// `RESTORE key ttl serialized-value [REPLACE] [ABSTTL] [IDLETIME seconds] [FREQ frequency]`
+fn restore(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+    let name = arg(args, 1)?;
+    let options = Options::parse(args)?;
+    let exists = cx.store.peek(cx.db, name)?.is_some();
+    if exists && !options.replace {
+        return Err("BUSYKEY Target key name already exists.".into());
+    }
+    let ttl = int_arg(args, 2)?;
+    if ttl < 0 {
+        return Err("ERR Invalid TTL value, must be >= 0".into());
+    }
+    let now_ms = cx.now_ms();
+    let read = if cx.settings.rdb_newer_versions { rdb::restore_newer } else { rdb::restore };
+    let object = read(arg(args, 3)?).map_err(|e| Stop::from(e.to_string()))?;
+    let value = value_of(object, cx.settings, now_ms);
+    let expire_at_ms = match (ttl.unsigned_abs(), options.absolute) {
+        (0, _) => 0,
+        (at, true) => at,
+        (ms, false) => now_ms + ms,
+    };
+    cx.out.ok();
+    if expire_at_ms != 0 && (expire_at_ms <= now_ms || expire_at_ms > i64::MAX as u64)
+        || value.is_absent()
+    {
+        cx.delete(name)?;
+        return Ok(());
+    }
+    let mut entry = cx.store.entry_mut(cx.db, name)?;
+    entry.value = value;
+    entry.expire_at_ms = expire_at_ms;
+    match (options.idle_s, options.freq) {
+        (Some(idle_s), _) if !counts_accesses(cx.settings) => {
+            entry.set_idle_s(now_ms, u32::try_from(idle_s).unwrap_or(u32::MAX));
+        }
+        (_, Some(freq)) if counts_accesses(cx.settings) => entry.set_freq(freq),
+        _ => {}
+    }
+    cx.notify(NotifyFlags::NEW, "new", name);
+    cx.notify(NotifyFlags::GENERIC, "restore", name);
+    Ok(())
+}
+
+/// The value of an object; absent for a hash whose fields have all expired.
+fn value_of(object: Object, settings: &DataSettings, now_ms: u64) -> Value {
+    match object {
+        Object::String(bytes) => Value::Str(Str::new(&bytes)),
+        Object::Hash(fields) => hash_of(fields, settings, now_ms),
+        Object::Set(form, members) => set::restored(form, &members, settings).into_value(),
+        Object::List(elements) => list_of(&elements, settings),
+        Object::Zset(form, members) => zset::restored(form, &members, settings).into_value(),
+        Object::Stream(object) => stream::restore::restored(&object).into_value(),
+    }
+}
+
+fn hash_of(fields: Vec<HashField>, settings: &DataSettings, now_ms: u64) -> Value {
+    let max_len = settings.hash_max_listpack_value;
+    let mut hash = Hash::new();
+    let mut fits = fields.len() <= settings.hash_max_listpack_entries;
+    for field in fields {
+        if field.expire_at_ms.is_some_and(|at| at <= now_ms) {
+            continue;
+        }
+        fits &= field.name.len() <= max_len && field.value.len() <= max_len;
+        hash.set(&field.name, &field.value, field.expire_at_ms.unwrap_or(0));
+    }
+    if !fits {
+        hash.make_table();
+    }
+    if hash.is_empty() { Value::Absent } else { Value::Hash(Box::new(hash)) }
+}
+
+/// A list of these elements.
+pub(super) fn list_of(elements: &[Vec<u8>], settings: &DataSettings) -> Value {
+    let limit = NodeLimit::new(settings.list_max_listpack_size);
+    let mut list = List::new();
+    elements.iter().for_each(|element| list.push(element, false));
+    let fits = list.listpack_bytes() <= limit.bytes as u64 && elements.len() <= limit.count;
+    list.set_quicklist(!fits);
+    Value::List(Box::new(list))
+}
+
+/// DUMP and RESTORE.
+pub const COMMANDS: &[Spec] = &[
+    Spec {
+        name: "dump",
+        since: "2.6.0",
+        summary: "Returns the value of a key as a payload for RESTORE.",
+        complexity: "O(N) in the size of the value",
+        arity: 2,
+        flags: flag::READONLY,
+        keys: &[KeySpec::one(1, key::RO | key::ACCESS)],
+        acl: acl::KEYSPACE,
+        tips: &["nondeterministic_output"],
+        run: Run::Keys(dump),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "restore",
+        since: "2.6.0",
+        summary: "Sets a key to the value in a payload of DUMP.",
+        complexity: "O(N) in the size of the value",
+        arity: -4,
+        flags: flag::WRITE | flag::DENYOOM,
+        keys: &[KeySpec::one(1, key::OW | key::UPDATE)],
+        acl: acl::KEYSPACE | acl::DANGEROUS,
+        run: Run::Keys(restore),
+        ..Spec::NEW
+    },
+];

@@ -1,0 +1,115 @@
+//! Deleting, looking up and touching keys.
+
+use super::look;
+use crate::{Ctx, Group, KeySpec, Outcome, Run, Spec, acl, arg, flag, key};
+use flagstone_wire::resp::Args;
+
+/// `DEL key [key ...]`, `UNLINK key [key ...]`
+fn del(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+    if args.len() > 2 {
+        for name in args.iter().skip(1) {
+            cx.store.peek(cx.db, name)?;
+        }
+    }
+    let mut deleted = 0;
+    for name in args.iter().skip(1) {
+        deleted += usize::from(cx.delete(name)?);
+    }
+    cx.out.count(deleted);
+    Ok(())
+}
+
+/// `EXISTS key [key ...]`
+fn exists(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+    let mut found = 0;
+    for name in args.iter().skip(1) {
+        found += usize::from(look(cx, name, |_| ())?.is_some());
+    }
+    cx.out.count(found);
+    Ok(())
+}
+
+/// `TOUCH key [key ...]`
+fn touch(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+    let mut found = 0;
+    for name in args.iter().skip(1) {
+        found += usize::from(cx.store.exists(cx.db, name)?);
+    }
+    cx.out.count(found);
+    Ok(())
+}
+
+/// `TYPE key`
+fn type_of(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+    let found = look(cx, arg(args, 1)?, |entry| entry.value.type_name())?;
+    cx.out.simple(found.unwrap_or("none"));
+    Ok(())
+}
+
+/// How a cluster client spreads a command over nodes, and sums the replies.
+const SUMMED: &[&str] = &["request_policy:multi_shard", "response_policy:agg_sum"];
+
+/// Commands that look keys up or delete them.
+pub const COMMANDS: &[Spec] = &[
+    Spec {
+        name: "del",
+        summary: "Deletes keys, whatever they hold.",
+        complexity: "O(N) in the number of keys",
+        arity: -2,
+        flags: flag::WRITE,
+        keys: &[KeySpec::to_end(1, 1, key::RM | key::DELETE)],
+        acl: acl::KEYSPACE,
+        tips: SUMMED,
+        run: Run::Keys(del),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "unlink",
+        since: "4.0.0",
+        summary: "Deletes keys; their memory is given back later.",
+        complexity: "O(N) in the number of keys",
+        arity: -2,
+        flags: flag::WRITE | flag::FAST,
+        keys: &[KeySpec::to_end(1, 1, key::RM | key::DELETE)],
+        acl: acl::KEYSPACE,
+        tips: SUMMED,
+        run: Run::Keys(del),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "exists",
+        summary: "Counts which of the keys exist.",
+        complexity: "O(N) in the number of keys",
+        arity: -2,
+        flags: flag::READONLY | flag::FAST,
+        keys: &[KeySpec::to_end(1, 1, key::RO)],
+        acl: acl::KEYSPACE,
+        tips: SUMMED,
+        run: Run::Keys(exists),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "touch",
+        since: "3.2.1",
+        summary: "Counts which of the keys exist, and marks them as just accessed.",
+        complexity: "O(N) in the number of keys",
+        arity: -2,
+        flags: flag::READONLY | flag::FAST,
+        keys: &[KeySpec::to_end(1, 1, key::RO)],
+        acl: acl::KEYSPACE,
+        tips: SUMMED,
+        run: Run::Keys(touch),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "type",
+        group: Group::Generic,
+        summary: "Names the type of the value a key holds.",
+        arity: 2,
+        flags: flag::READONLY | flag::FAST,
+        keys: &[KeySpec::one(1, key::RO)],
+        acl: acl::KEYSPACE,
+        run: Run::Keys(type_of),
+        ..Spec::NEW
+    },
+];

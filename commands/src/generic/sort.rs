@@ -1,0 +1,421 @@
+//! SORT and SORT_RO. The keys of BY and GET follow from the elements: they are not declared, and
+//! are found as the command runs.
+
+use super::dump::list_of;
+use crate::{
+    Ctx, Find, KeySpec, Misses, Outcome, Run, Spec, Stop, acl, arg, error, flag, int_arg, is_word,
+    key,
+};
+use flagstone_storage::encoding::MAX_KEY;
+use flagstone_storage::notify::NotifyFlags;
+use flagstone_storage::store::{OrLoad, Part};
+use flagstone_storage::value::{List, Value, Zset};
+use flagstone_wire::num::parse_f64;
+use flagstone_wire::resp::Args;
+use std::cmp::Ordering;
+use std::ops::Range;
+
+/// What the command was asked for.
+#[derive(Default)]
+struct Options<'a> {
+    desc: bool,
+    alpha: bool,
+    /// Where to begin, and how many elements; negative: all.
+    limit: Option<(i64, i64)>,
+    by: Option<Pattern<'a>>,
+    /// A BY without `*` was given: the elements stay in their order.
+    nosort: bool,
+    get: Vec<Pattern<'a>>,
+    store: Option<&'a [u8]>,
+}
+
+impl<'a> Options<'a> {
+    fn parse(args: Args<'a>, read_only: bool) -> Result<Self, Stop> {
+        let mut options = Self::default();
+        let mut at = 2;
+        while let Some(word) = args.get(at) {
+            let left = args.len() - at - 1;
+            if is_word(word, "asc") {
+                options.desc = false;
+            } else if is_word(word, "desc") {
+                options.desc = true;
+            } else if is_word(word, "alpha") {
+                options.alpha = true;
+            } else if is_word(word, "limit") && left >= 2 {
+                options.limit = Some((int_arg(args, at + 1)?, int_arg(args, at + 2)?));
+                at += 2;
+            } else if is_word(word, "store") && left >= 1 && !read_only {
+                at += 1;
+                options.store = args.get(at);
+            } else if is_word(word, "by") && left >= 1 {
+                at += 1;
+                let pattern = Pattern::new(arg(args, at)?);
+                options.nosort |= !matches!(pattern, Pattern::Key { .. });
+                options.by = Some(pattern);
+            } else if is_word(word, "get") && left >= 1 {
+                at += 1;
+                options.get.push(Pattern::new(arg(args, at)?));
+            } else {
+                return Err(error::SYNTAX.into());
+            }
+            at += 1;
+        }
+        Ok(options)
+    }
+
+    /// The places that LIMIT leaves of `len`.
+    fn window(&self, len: usize) -> Range<usize> {
+        let (start, count) = self.limit.unwrap_or((0, -1));
+        let within = |n: i64| usize::try_from(n).map_or(len, |n| n.min(len));
+        let start = within(start.max(0));
+        start..start + within(count).min(len - start)
+    }
+}
+
+/// Where SORT's keys beyond the first stand: the last STORE counts.
+fn stored_key(args: Args<'_>, out: &mut Vec<usize>) {
+    let mut found = None;
+    let mut at = 2;
+    while let Some(word) = args.get(at) {
+        if is_word(word, "limit") {
+            at += 2;
+        } else if is_word(word, "get") || is_word(word, "by") {
+            at += 1;
+        } else if is_word(word, "store") && at + 1 < args.len() {
+            found = Some(at + 1);
+        }
+        at += 1;
+    }
+    out.extend(found);
+}
+
+/// What BY or GET make of an element.
+enum Pattern<'a> {
+    /// `#`: the element itself.
+    Element,
+    /// There is no `*`: nothing.
+    Nothing,
+    /// The element put in the place of the first `*` is a key; its string, or a field of its hash.
+    Key { before: &'a [u8], after: &'a [u8], field: Option<&'a [u8]> },
+}
+
+impl<'a> Pattern<'a> {
+    fn new(text: &'a [u8]) -> Self {
+        if text == b"#" {
+            return Self::Element;
+        }
+        let Some(star) = c_string(text).iter().position(|&byte| byte == b'*') else {
+            return Self::Nothing;
+        };
+        let (before, after) = (&text[..star], &text[star + 1..]);
+        let arrow = c_string(after).windows(2).position(|pair| pair == b"->");
+        match arrow.map(|arrow| after.split_at(arrow)) {
+            Some((after, field)) if !c_string(&field[2..]).is_empty() => {
+                Self::Key { before, after, field: Some(&field[2..]) }
+            }
+            _ => Self::Key { before, after, field: None },
+        }
+    }
+
+    /// What it makes of an element. What is missing is noted.
+    fn apply(
+        &self,
+        cx: &mut Ctx<'_>,
+        element: &[u8],
+        misses: &mut Misses,
+    ) -> Result<Option<Vec<u8>>, Stop> {
+        let (before, after, field) = match *self {
+            Self::Element => return Ok(Some(element.to_vec())),
+            Self::Nothing => return Ok(None),
+            Self::Key { before, after, field } => (before, after, field),
+        };
+        let key = [before, element, after].concat();
+        // There is no key of such a length.
+        if key.len() > MAX_KEY {
+            return Ok(None);
+        }
+        let (db, now_ms) = (cx.db, cx.now_ms());
+        let Some(entry) = misses.note(cx.store.entry(db, &key))? else { return Ok(None) };
+        let found = match (&entry.value, field) {
+            (Value::Str(string), None) => string.whole().map(|text| Some(text.into_owned())),
+            (Value::Hash(hash), Some(field)) => {
+                hash.get(field, now_ms).map(|field| field.map(|field| field.value.to_vec()))
+            }
+            _ => return Ok(None),
+        };
+        misses.note(found.or_load(db, &key))
+    }
+}
+
+/// What stands before the first zero byte: the reference looks no further where it handles text as
+/// C does.
+fn c_string(text: &[u8]) -> &[u8] {
+    crate::generic::shown(text)
+}
+
+/// The elements at a key: all of them, with the places that are asked for; or these only, where
+/// the collection has an order and keeps it.
+fn elements(
+    cx: &mut Ctx<'_>,
+    name: &[u8],
+    options: &mut Options<'_>,
+) -> Result<(Vec<Vec<u8>>, Range<usize>), Stop> {
+    let db = cx.db;
+    let in_script = cx.in_script;
+    let Some(entry) = cx.store.entry(db, name)? else { return Ok((Vec::new(), 0..0)) };
+    let keeps_order = options.nosort && !matches!(entry.value, Value::Set(_));
+    let found = match &entry.value {
+        Value::Set(set) => {
+            if options.nosort && (options.store.is_some() || in_script) {
+                // What is stored, or a script works with, is not to depend on an order that is none.
+                (options.nosort, options.alpha, options.by) = (false, true, None);
+            }
+            set.require_all().map(|()| set.members().into_iter().map(<[u8]>::to_vec).collect())
+        }
+        Value::List(list) if keeps_order => list_range(list, options),
+        Value::List(list) => {
+            list.range(0, list.len(), false).map(|all| all.map(<[u8]>::to_vec).collect())
+        }
+        Value::Zset(zset) if keeps_order => zset_range(zset, options),
+        Value::Zset(zset) => {
+            zset.require_all().map(|()| zset.iter().map(|(name, _)| name.to_vec()).collect())
+        }
+        _ => return Err(error::WRONG_TYPE.into()),
+    };
+    let found: Vec<Vec<u8>> = found.or_load(db, name)?;
+    let window = if keeps_order { 0..found.len() } else { options.window(found.len()) };
+    Ok((found, window))
+}
+
+/// What LIMIT leaves of a list as it is, with DESC from its end.
+fn list_range(list: &List, options: &Options<'_>) -> Result<Vec<Vec<u8>>, Part> {
+    let window = options.window(list.len() as usize);
+    if window.is_empty() {
+        return Ok(Vec::new());
+    }
+    let first = window.start as u64;
+    let position = if options.desc { list.len() - 1 - first } else { first };
+    let range = list.range(position, window.len() as u64, options.desc)?;
+    Ok(range.map(<[u8]>::to_vec).collect())
+}
+
+/// What LIMIT leaves of a sorted set in its order, with DESC from its end.
+fn zset_range(zset: &Zset, options: &Options<'_>) -> Result<Vec<Vec<u8>>, Part> {
+    let window = options.window(zset.len() as usize);
+    if window.len() as u64 == zset.len() {
+        zset.require_all()?;
+    }
+    let walk = zset.by_rank(window.start as u64, window.len() as u64, options.desc)?;
+    walk.map(|member| member.map(|(name, _)| name.to_vec())).collect()
+}
+
+/// What an element is sorted by.
+enum Weight {
+    Score(f64),
+    /// BY with ALPHA: the text, if there is one.
+    Text(Option<Vec<u8>>),
+    /// The element itself.
+    Element,
+}
+
+fn weigh(
+    cx: &mut Ctx<'_>,
+    element: &[u8],
+    options: &Options<'_>,
+    misses: &mut Misses,
+) -> Result<Result<Weight, NotANumber>, Stop> {
+    let Some(pattern) = &options.by else {
+        return Ok(if options.alpha { Ok(Weight::Element) } else { score(element) });
+    };
+    let text = pattern.apply(cx, element, misses)?;
+    Ok(match text {
+        text if options.alpha => Ok(Weight::Text(text)),
+        Some(text) => score(&text),
+        None => Ok(Weight::Score(0.0)),
+    })
+}
+
+/// A weight is no number.
+struct NotANumber;
+
+/// The number that a text is as C's `strtod` reads it: behind spaces, up to a zero byte. No text
+/// at all is 0; what is too small to be exact is refused.
+fn score(text: &[u8]) -> Result<Weight, NotANumber> {
+    let text = c_string(text);
+    if text.is_empty() {
+        return Ok(Weight::Score(0.0));
+    }
+    let is_space = |byte: &u8| byte.is_ascii_whitespace() || *byte == b'\x0b';
+    let from = text.iter().position(|byte| !is_space(byte)).unwrap_or(text.len());
+    let number = parse_f64(&text[from..]).filter(|number| !number.is_subnormal());
+    number.map(Weight::Score).ok_or(NotANumber)
+}
+
+/// The order of two elements with their weights. Where nothing is stored the reference compares
+/// texts as C does.
+fn compare(a: &(Weight, Vec<u8>), b: &(Weight, Vec<u8>), stored: bool) -> Ordering {
+    fn text(text: &[u8], whole: bool) -> &[u8] {
+        if whole { text } else { c_string(text) }
+    }
+    match (&a.0, &b.0) {
+        (Weight::Score(x), Weight::Score(y)) => {
+            x.partial_cmp(y).unwrap_or(Ordering::Equal).then_with(|| a.1.cmp(&b.1))
+        }
+        (Weight::Text(x), Weight::Text(y)) => {
+            x.as_deref().map(|x| text(x, stored)).cmp(&y.as_deref().map(|y| text(y, stored)))
+        }
+        _ => text(&a.1, stored).cmp(text(&b.1, stored)),
+    }
+}
+
+/// Puts the elements into the order that is asked for.
+fn sort(
+    cx: &mut Ctx<'_>,
+    elements: Vec<Vec<u8>>,
+    options: &Options<'_>,
+) -> Result<Vec<Vec<u8>>, Stop> {
+    let mut misses = Misses::default();
+    let mut weighed = Vec::with_capacity(elements.len());
+    let mut all_numbers = true;
+    for element in elements {
+        match weigh(cx, &element, options, &mut misses)? {
+            Ok(weight) => weighed.push((weight, element)),
+            Err(NotANumber) => all_numbers = false,
+        }
+    }
+    misses.check()?;
+    if !all_numbers {
+        return Err("ERR One or more scores can't be converted into double".into());
+    }
+    weighed.sort_by(|a, b| {
+        let order = compare(a, b, options.store.is_some());
+        if options.desc { order.reverse() } else { order }
+    });
+    Ok(weighed.into_iter().map(|(_, element)| element).collect())
+}
+
+/// What GET makes of the elements; without GET they stay.
+fn fetch(
+    cx: &mut Ctx<'_>,
+    elements: Vec<Vec<u8>>,
+    options: &Options<'_>,
+) -> Result<Vec<Option<Vec<u8>>>, Stop> {
+    if options.get.is_empty() {
+        return Ok(elements.into_iter().map(Some).collect());
+    }
+    let mut misses = Misses::default();
+    let mut found = Vec::with_capacity(elements.len() * options.get.len());
+    for element in &elements {
+        for pattern in &options.get {
+            found.push(pattern.apply(cx, element, &mut misses)?);
+        }
+    }
+    misses.check()?;
+    Ok(found)
+}
+
+/// What the command is to answer or to store.
+fn result(
+    cx: &mut Ctx<'_>,
+    name: &[u8],
+    options: &mut Options<'_>,
+) -> Result<Vec<Option<Vec<u8>>>, Stop> {
+    let (mut elements, window) = elements(cx, name, options)?;
+    if !options.nosort {
+        elements = sort(cx, elements, options)?;
+    }
+    elements.truncate(window.end);
+    elements.drain(..window.start);
+    fetch(cx, elements, options)
+}
+
+/// A sorted set that was sorted is no "listpack" any more, as in the reference; OBJECT ENCODING and
+/// the order of ZSCAN tell.
+fn convert(cx: &mut Ctx<'_>, name: &[u8]) {
+    if let Ok(Some(mut entry)) = cx.store.typed_mut::<Zset>(cx.db, name)
+        && entry.typed().is_some_and(|zset: &Zset| !zset.is_skiplist())
+        && let Some(zset) = entry.typed_mut::<Zset>()
+    {
+        zset.make_skiplist();
+    }
+}
+
+fn sort_any(cx: &mut Ctx<'_>, args: Args<'_>, read_only: bool) -> Outcome {
+    let mut options = Options::parse(args, read_only)?;
+    let name = arg(args, 1)?;
+    let found = result(cx, name, &mut options);
+    if let (Some(target), Ok(_)) = (options.store, &found) {
+        cx.store.peek(cx.db, target)?;
+    }
+    if !matches!(found, Err(Stop::Miss(_))) {
+        convert(cx, name);
+    }
+    let found = found?;
+    if let Some(target) = options.store {
+        return store(cx, target, found);
+    }
+    cx.out.array(found.len());
+    for value in &found {
+        cx.out.bulk_or_null(value.as_deref());
+    }
+    Ok(())
+}
+
+/// Makes a list of what was found, where nothing was found an empty element; an empty list is no
+/// key.
+fn store(cx: &mut Ctx<'_>, target: &[u8], found: Vec<Option<Vec<u8>>>) -> Outcome {
+    let count = found.len();
+    let elements: Vec<_> = found.into_iter().map(Option::unwrap_or_default).collect();
+    let value = list_of(&elements, cx.settings);
+    cx.out.count(count);
+    Ok(cx.put_result(target, value, NotifyFlags::LIST, "sortstore")?)
+}
+
+/// `SORT key [BY pattern] [LIMIT offset count] [GET pattern …] [ASC|DESC] [ALPHA] [STORE
+/// destination]`
+fn sort_command(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+    sort_any(cx, args, false)
+}
+
+/// `SORT_RO key [BY pattern] [LIMIT offset count] [GET pattern …] [ASC|DESC] [ALPHA]`
+fn sort_ro(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+    sort_any(cx, args, true)
+}
+
+const COMPLEXITY: &str = "O(N+M*log(M)) where N is the number of elements and M the number of \
+    elements returned; O(N) where nothing is sorted.";
+
+/// The commands that sort collections.
+pub const COMMANDS: &[Spec] = &[
+    Spec {
+        name: "sort",
+        complexity: COMPLEXITY,
+        summary: "Returns or stores the elements of a list, set or sorted set in order.",
+        arity: -2,
+        flags: flag::WRITE | flag::DENYOOM,
+        keys: &[
+            KeySpec::one(1, key::RO | key::ACCESS),
+            KeySpec::unknown(key::RO | key::ACCESS),
+            KeySpec { find: Find::Options(stored_key), ..KeySpec::unknown(key::OW | key::UPDATE) },
+        ],
+        acl: acl::SET | acl::SORTEDSET | acl::LIST | acl::DANGEROUS,
+        run: Run::Keys(sort_command),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "sort_ro",
+        since: "7.0.0",
+        complexity: COMPLEXITY,
+        summary: "Returns the elements of a list, set or sorted set in order.",
+        arity: -2,
+        flags: flag::READONLY,
+        keys: &[KeySpec::one(1, key::RO | key::ACCESS), KeySpec::unknown(key::RO | key::ACCESS)],
+        acl: acl::SET | acl::SORTEDSET | acl::LIST | acl::DANGEROUS,
+        run: Run::Keys(sort_ro),
+        ..Spec::NEW
+    },
+];
+
+#[cfg(test)]
+#[path = "sort_tests.rs"]
+mod tests;

@@ -1,0 +1,168 @@
+use crate::DataSettings;
+use crate::Stop;
+use crate::testing::{NOW_MS, store, try_run};
+use flagstone_storage::Store;
+use flagstone_wire::resp::Proto;
+use std::collections::BTreeSet;
+
+fn try_once(store: &mut Store, command: &str) -> Result<String, Stop> {
+    let words: Vec<&str> = command.split(' ').collect();
+    try_run(store, &DataSettings::default(), Proto::Resp2, NOW_MS, &words)
+}
+
+/// The texts and numbers of a reply, with a space between them; `-` for null.
+fn run(store: &mut Store, command: &str) -> String {
+    match try_once(store, command) {
+        Ok(reply) => {
+            let lines = reply.split("\r\n").filter(|line| !line.starts_with('*'));
+            let texts = lines.filter(|line| !line.starts_with('$') || *line == "$-1");
+            let texts: Vec<_> = texts.map(|line| line.replace("$-1", "-")).collect();
+            texts.join(" ").trim().to_owned()
+        }
+        Err(Stop::Error(text)) => text.into_owned(),
+        Err(other) => panic!("{command}: {other:?}"),
+    }
+}
+
+/// A set `s` and a list `l` of 1 to 4, a sorted set `z` of them in the order 3 1 4 2, and their
+/// weights.
+fn filled() -> Store {
+    let mut store = store(false);
+    for command in [
+        "sadd s 1 2 3 4",
+        "sadd words b a B 10 9",
+        "mset w_1 3 w_2 1 w_3 2 d_1 one d_2 two d_4 four",
+        "hset h_1 f x g y",
+        "hset h_2 f z",
+        "rpush l 2 1 4 3",
+        "zadd z 2 1 4 2 1 3 3 4",
+    ] {
+        run(&mut store, command);
+    }
+    store
+}
+
+#[test]
+fn elements_are_put_into_order() {
+    let mut store = filled();
+    for (command, reply) in [
+        ("sort none", ""),
+        ("sort none by w_* get d_*", ""),
+        ("sort s", "1 2 3 4"),
+        ("sort s desc", "4 3 2 1"),
+        ("sort s desc asc limit 1 2", "2 3"),
+        ("sort s limit -5 2", "1 2"),
+        ("sort s limit 9 2", ""),
+        ("sort s limit 1 -7", "2 3 4"),
+        ("sort s limit 0 0", ""),
+        ("sort words alpha", "10 9 B a b"),
+        ("sort words alpha desc limit 0 2", "b a"),
+        // Without a weight: 0. Equal weights: by the element.
+        ("sort s by w_*", "4 2 3 1"),
+        ("sort s by w_* desc", "1 3 2 4"),
+        ("sort s by d_* alpha", "3 4 1 2"),
+        ("sort s by h_*->f alpha desc", "2 1 3 4"),
+        ("sort s by w_* get # get d_*", "4 four 2 two 3 - 1 one"),
+        ("sort s get h_*->f get h_*->g get h_*", "x y - z - - - - - - - -"),
+        ("sort s get fixed get h_*-> limit 0 1", "- -"),
+        ("sort l by nosort", "2 1 4 3"),
+        ("sort l by nosort desc limit 1 2", "4 1"),
+        ("sort z by nosort", "3 1 4 2"),
+        ("sort z by nosort limit 1 2", "1 4"),
+        ("sort z by nosort desc limit 0 3", "2 4 1"),
+        ("sort z by nosort limit 7 3", ""),
+        ("sort z", "1 2 3 4"),
+        ("sort_ro l desc", "4 3 2 1"),
+    ] {
+        assert_eq!(run(&mut store, command), reply, "{command}");
+    }
+}
+
+#[test]
+fn a_sorted_set_that_was_sorted_is_a_skiplist() {
+    let mut store = filled();
+    let encoding = |store: &mut Store| store.peek(0, b"z").unwrap().unwrap().value.encoding();
+    assert_eq!(encoding(&mut store), "listpack");
+    run(&mut store, "sort_ro z by nosort limit 0 1");
+    assert_eq!(encoding(&mut store), "skiplist");
+    assert_eq!(run(&mut store, "sort z by nosort"), "3 1 4 2");
+}
+
+#[test]
+fn errors_come_in_the_order_of_the_reference() {
+    let mut store = filled();
+    run(&mut store, "set string x");
+    for (command, error) in [
+        ("sort string limit a b", "ERR value is not an integer or out of range"),
+        ("sort string limit 1", "ERR syntax error"),
+        ("sort string by", "ERR syntax error"),
+        ("sort_ro string store x", "ERR syntax error"),
+        ("sort string", "WRONGTYPE Operation against a key holding the wrong kind of value"),
+        ("sort words", "ERR One or more scores can't be converted into double"),
+        ("sort s by d_*", "ERR One or more scores can't be converted into double"),
+    ] {
+        assert_eq!(run(&mut store, command), error, "{command}");
+    }
+}
+
+#[test]
+fn weights_are_read_as_c_reads_them() {
+    let mut store = filled();
+    for (weight, good) in [
+        ("1e3", true),
+        ("\t\n\x0b 5", true),
+        ("0x1p4", true),
+        ("-inf", true),
+        ("7\0x", true),
+        ("", true),
+        ("7 ", false),
+        ("nan", false),
+        ("1e999", false),
+        ("5e-324", false),
+        ("\n", false),
+        ("-", false),
+    ] {
+        let words = ["set", "w_1", weight];
+        try_run(&mut store, &DataSettings::default(), Proto::Resp2, NOW_MS, &words).unwrap();
+        assert_eq!(!run(&mut store, "sort s by w_*").starts_with("ERR"), good, "{weight:?}");
+    }
+}
+
+#[test]
+fn what_is_stored_is_a_list() {
+    let mut store = filled();
+    run(&mut store, "set t x ex 100");
+    assert_eq!(run(&mut store, "sort s by w_* get d_* store t"), ":4");
+    assert_eq!(run(&mut store, "ttl t"), ":-1");
+    assert_eq!(run(&mut store, "type t"), "+list");
+    assert_eq!(run(&mut store, "sort t by nosort"), "four two  one");
+    // A set has no order of its own that could be stored.
+    assert_eq!(run(&mut store, "sort words by nosort desc store t"), ":5");
+    assert_eq!(run(&mut store, "sort t by nosort"), "b a B 9 10");
+    assert_eq!(run(&mut store, "sort none store t"), ":0");
+    assert_eq!(run(&mut store, "exists t"), ":0");
+    assert_eq!(run(&mut store, "sort l store l"), ":4");
+    assert_eq!(run(&mut store, "sort l by nosort"), "1 2 3 4");
+}
+
+#[test]
+fn keys_that_are_missing_are_asked_for_at_once() {
+    let mut disk = store(false);
+    let numbers: Vec<String> = (0..1000).map(|n| n.to_string()).collect();
+    run(&mut disk, &format!("sadd s {}", numbers.join(" ")));
+    let mut store = store(true);
+    store.apply_loaded(0, disk.lend(0, b"s").unwrap());
+    let Err(Stop::Miss(needs)) = try_once(&mut store, "sort s by w_* get d_* get d_*->f") else {
+        panic!("nothing was missing");
+    };
+    let keys: BTreeSet<_> = needs.iter().map(|need| String::from_utf8_lossy(&need.key)).collect();
+    assert_eq!((needs.len(), keys.len()), (1000, 1000));
+    assert!(keys.contains("w_999") && needs.iter().all(|need| need.part.is_none()));
+    let query = "sort s by nosort get d_* get # get d_* store t";
+    let Err(Stop::Miss(needs)) = try_once(&mut store, query) else {
+        panic!("nothing was missing");
+    };
+    // The same key is asked for once.
+    assert_eq!(needs.len(), 1000);
+    assert!(!store.is_dirty());
+}

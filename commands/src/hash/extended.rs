@@ -1,0 +1,294 @@
+//! Values and expiries at once: HGETDEL, HGETEX, HSETEX.
+
+use super::expiry::{Applied, Condition, Form, apply};
+use super::{
+    NOT_A_COUNT, READS_UPDATES, UPDATES, convert_for, convert_if_long, drop_if_empty, entry_with,
+    fields_from, hash_in, hash_or_new, key_arg, remove_expired, tail, take,
+};
+use crate::generic::shown;
+use crate::{Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, is_word, key};
+use flagstone_storage::notify::NotifyFlags;
+use flagstone_storage::store::OrLoad;
+use flagstone_wire::resp::{Args, Reply};
+
+/// `HGETDEL key FIELDS count field…`
+fn hgetdel(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+    let (key, now_ms) = (key_arg(args)?, cx.now_ms());
+    let mut entry = cx.store.hash_mut(cx.db, key)?;
+    let first = fields_from(args, 2, NOT_A_COUNT)?;
+    if let Some(hash) = entry.as_ref().and_then(hash_in) {
+        hash.require(tail(args, first)).or_load(cx.db, key)?;
+    }
+    cx.out.array(args.len() - first);
+    let (mut deleted, mut expired) = (0, 0);
+    for name in tail(args, first) {
+        let field = entry.as_mut().and_then(|entry| take(entry, name));
+        deleted += u64::from(field.is_some());
+        let live = field.as_ref().filter(|field| !field.is_expired(now_ms));
+        expired += u64::from(live.is_none() && field.is_some());
+        cx.out.bulk_or_null(live.map(|field| &*field.value));
+    }
+    if let Some(entry) = entry.as_mut().filter(|_| deleted > 0) {
+        drop_if_empty(entry);
+        if expired > 0 {
+            entry.event(NotifyFlags::HASH, "hexpired");
+        }
+        if deleted > expired {
+            entry.event(NotifyFlags::HASH, "hdel");
+        }
+        entry.deletion_event();
+        cx.store.stats.expired_fields += expired;
+    }
+    Ok(())
+}
+
+/// What HGETEX does to the expiry of the fields it answers.
+#[derive(Clone, Copy)]
+enum Change {
+    Nothing,
+    Persist,
+    ExpireAt(u64),
+}
+
+/// `HGETEX key [EX s | PX ms | EXAT s | PXAT ms | PERSIST] FIELDS count field…`
+fn hgetex(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+    let (key, now_ms) = (key_arg(args)?, cx.now_ms());
+    let mut entry = cx.store.hash_mut(cx.db, key)?;
+    let word = arg(args, 2)?;
+    let (change, at) = match Form::of_word(word) {
+        Some(form) => (Change::ExpireAt(form.parse(arg(args, 3)?, now_ms, "hgetex")?), 4),
+        None if is_word(word, "PERSIST") => (Change::Persist, 3),
+        None => (Change::Nothing, 2),
+    };
+    let first = fields_from(args, at, NOT_A_COUNT)?;
+    if let Some(hash) = entry.as_ref().and_then(hash_in) {
+        hash.require(tail(args, first)).or_load(cx.db, key)?;
+    }
+    cx.out.array(args.len() - first);
+    let Some(entry) = &mut entry else {
+        tail(args, first).for_each(|_| cx.out.null());
+        return Ok(());
+    };
+    let (mut expired, mut deleted, mut changed) = (0, 0, 0);
+    for name in tail(args, first) {
+        let field = hash_in(entry).and_then(|hash| hash.peek(name).ok().flatten());
+        if field.is_some_and(|field| field.is_expired(now_ms)) {
+            cx.out.null();
+            take(entry, name);
+            expired += 1;
+            continue;
+        }
+        cx.out.bulk_or_null(field.map(|field| &*field.value));
+        let expires = field.is_some_and(|field| field.expire_at_ms != 0);
+        match change {
+            Change::ExpireAt(at_ms) => {
+                let applied = apply(entry, name, at_ms, now_ms, Condition::Always);
+                deleted += u64::from(applied == Applied::Deleted);
+                changed += u64::from(applied == Applied::Set);
+            }
+            Change::Persist if expires => {
+                changed += 1;
+                entry.as_hash_mut().map(|hash| hash.set_expiry(name, 0));
+            }
+            Change::Persist | Change::Nothing => {}
+        }
+    }
+    if expired > 0 {
+        entry.event(NotifyFlags::HASH, "hexpired");
+    }
+    match change {
+        Change::Persist if changed > 0 => entry.event(NotifyFlags::HASH, "hpersist"),
+        _ if changed > 0 => entry.event(NotifyFlags::HASH, "hexpire"),
+        _ if deleted > 0 => entry.event(NotifyFlags::HASH, "hdel"),
+        _ => {}
+    }
+    if expired + deleted > 0 {
+        drop_if_empty(entry);
+        entry.deletion_event();
+    }
+    cx.store.stats.expired_fields += expired + deleted;
+    Ok(())
+}
+
+/// What becomes of the expiries of the fields that HSETEX sets.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Expiry {
+    Discard,
+    Keep,
+    At(u64),
+}
+
+/// The options of HSETEX.
+struct SetOptions {
+    /// Whether all fields must exist (FXX) or none (FNX).
+    must_exist: Option<bool>,
+    expiry: Expiry,
+    /// Where the fields begin.
+    first: usize,
+}
+
+impl SetOptions {
+    /// `None`: an option is unknown, and the reply says so.
+    fn parse(args: Args<'_>, now_ms: u64, out: &mut Reply) -> Result<Option<Self>, Stop> {
+        let mut options = Self { must_exist: None, expiry: Expiry::Discard, first: 0 };
+        let mut at = 2;
+        while let Some(word) = args.get(at) {
+            if is_word(word, "FIELDS") {
+                options.first = pairs_from(args, at)?;
+                return Ok(Some(options));
+            }
+            let form = Form::of_word(word);
+            if form.is_some() || is_word(word, "KEEPTTL") {
+                if options.expiry != Expiry::Discard {
+                    return Err("ERR Only one of EX, PX, EXAT, PXAT or KEEPTTL arguments can be \
+                                specified"
+                        .into());
+                }
+                options.expiry = Expiry::Keep;
+                if let Some(form) = form {
+                    at += 1;
+                    let time = args.get(at).ok_or("ERR missing expire time")?;
+                    options.expiry = Expiry::At(form.parse(time, now_ms, "hsetex")?);
+                }
+            } else if is_word(word, "FXX") || is_word(word, "FNX") {
+                if options.must_exist.is_some() {
+                    return Err("ERR Only one of FXX or FNX arguments can be specified".into());
+                }
+                options.must_exist = Some(is_word(word, "FXX"));
+            } else {
+                out.error([b"ERR unknown argument: ", shown(word)].concat());
+                return Ok(None);
+            }
+            at += 1;
+        }
+        Err(error::arity("hsetex").into())
+    }
+}
+
+/// Where the pairs of `FIELDS count field value…` begin, which stands at `at` and goes to the end.
+fn pairs_from(args: Args<'_>, at: usize) -> Result<usize, Stop> {
+    if at + 3 >= args.len() {
+        return Err(error::arity("hsetex").into());
+    }
+    let count = flagstone_wire::num::parse_i64(arg(args, at + 1)?)
+        .and_then(|count| i32::try_from(count).ok())
+        .and_then(|count| usize::try_from(count).ok())
+        .filter(|&count| count > 0)
+        .ok_or("ERR invalid number of fields")?;
+    if args.len() - at - 2 != count * 2 {
+        return Err(error::arity("hsetex").into());
+    }
+    Ok(at + 2)
+}
+
+/// `HSETEX key [FNX | FXX] [EX s | PX ms | EXAT s | PXAT ms | KEEPTTL] FIELDS count field value…`
+fn hsetex(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+    let (key, now_ms, settings) = (key_arg(args)?, cx.now_ms(), cx.settings);
+    let Some(options) = SetOptions::parse(args, now_ms, cx.out)? else { return Ok(()) };
+    let names = || tail(args, options.first).step_by(2);
+    if !condition_holds(cx, key, names, options.must_exist)? {
+        cx.out.int(0);
+        return remove_expired(cx, key, names(), None);
+    }
+    cx.out.int(1);
+    if matches!(options.expiry, Expiry::At(at_ms) if at_ms <= now_ms) {
+        return delete_fields(cx, key, names());
+    }
+    let mut entry = entry_with(cx, key, names())?;
+    let hash = hash_or_new(&mut entry)?;
+    convert_for(hash, settings, tail(args, options.first));
+    let mut words = tail(args, options.first);
+    while let (Some(name), Some(value)) = (words.next(), words.next()) {
+        let kept = hash.get(name, now_ms).ok().flatten().map_or(0, |field| field.expire_at_ms);
+        let expire_at_ms = match options.expiry {
+            Expiry::Discard => 0,
+            Expiry::Keep => kept,
+            Expiry::At(at_ms) => at_ms,
+        };
+        hash.set(name, value, expire_at_ms);
+    }
+    convert_if_long(hash, settings);
+    entry.event(NotifyFlags::HASH, "hset");
+    if matches!(options.expiry, Expiry::At(_)) {
+        entry.event(NotifyFlags::HASH, "hexpire");
+    }
+    Ok(())
+}
+
+/// Whether the fields exist (`Some(true)`: all must, `Some(false)`: none may). They are known
+/// afterwards.
+fn condition_holds<'n, I: Iterator<Item = &'n [u8]>>(
+    cx: &mut Ctx<'_>,
+    key: &[u8],
+    names: impl Fn() -> I,
+    must_exist: Option<bool>,
+) -> Result<bool, Stop> {
+    let now_ms = cx.now_ms();
+    let entry = cx.store.hash_mut(cx.db, key)?;
+    let Some(hash) = entry.as_ref().and_then(hash_in) else {
+        return Ok(must_exist != Some(true));
+    };
+    hash.require(names()).or_load(cx.db, key)?;
+    let Some(must_exist) = must_exist else { return Ok(true) };
+    Ok(names().all(|name| matches!(hash.get(name, now_ms), Ok(Some(_))) == must_exist))
+}
+
+/// Fields set to expire in the past are gone at once; what is told is that they were set first.
+fn delete_fields<'n>(
+    cx: &mut Ctx<'_>,
+    key: &[u8],
+    names: impl Iterator<Item = &'n [u8]>,
+) -> Outcome {
+    let Some(mut entry) = cx.store.hash_mut(cx.db, key)? else {
+        cx.notify(NotifyFlags::NEW, "new", key);
+        cx.notify(NotifyFlags::HASH, "hset", key);
+        cx.notify(NotifyFlags::HASH, "hdel", key);
+        cx.notify(NotifyFlags::GENERIC, "del", key);
+        return Ok(());
+    };
+    let deleted = names.filter(|name| take(&mut entry, name).is_some()).count();
+    if deleted > 0 {
+        drop_if_empty(&mut entry);
+    }
+    entry.event(NotifyFlags::HASH, "hset");
+    entry.removal_event(NotifyFlags::HASH, "hdel");
+    cx.store.stats.expired_fields += deleted as u64;
+    Ok(())
+}
+
+/// A command on values and expiries.
+const EXTENDED: Spec = Spec {
+    group: Group::Hash,
+    since: "8.0.0",
+    complexity: "O(N) where N is the number of fields named.",
+    arity: -5,
+    flags: flag::WRITE | flag::FAST,
+    ..Spec::NEW
+};
+
+/// The commands of this file.
+pub const COMMANDS: &[Spec] = &[
+    Spec {
+        name: "hgetdel",
+        summary: "Returns the values of fields and removes them.",
+        keys: &[KeySpec::one(1, key::RW | key::ACCESS | key::DELETE)],
+        run: Run::Keys(hgetdel),
+        ..EXTENDED
+    },
+    Spec {
+        name: "hgetex",
+        summary: "Returns the values of fields and sets when they expire.",
+        keys: READS_UPDATES,
+        run: Run::Keys(hgetex),
+        ..EXTENDED
+    },
+    Spec {
+        name: "hsetex",
+        summary: "Sets fields to values and when they expire.",
+        arity: -6,
+        flags: flag::WRITE | flag::DENYOOM | flag::FAST,
+        keys: UPDATES,
+        run: Run::Keys(hsetex),
+        ..EXTENDED
+    },
+];

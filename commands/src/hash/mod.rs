@@ -1,0 +1,151 @@
+//! Hashes.
+//!
+//! A field that has expired stays until something removes it: a command that asks for it by name,
+//! HRANDFIELD, or the active expiry. Until then it is hidden, but counted by HLEN, and HDEL and
+//! HSET find it; all as in Redis 8.
+
+mod expiry;
+pub mod extended;
+pub mod random;
+pub mod read;
+pub mod scan;
+pub mod ttl;
+pub mod write;
+
+use super::{Ctx, KeySpec, Outcome, Stop, arg, error, is_word, key, tail};
+use crate::DataSettings;
+use flagstone_storage::notify::NotifyFlags;
+use flagstone_storage::store::{EntryMut, OrLoad};
+use flagstone_storage::value::{Field, Hash, Value};
+use flagstone_wire::resp::Args;
+
+/// The key of commands that read fields.
+const READS: &[KeySpec] = &[KeySpec::one(1, key::RO | key::ACCESS)];
+/// The key of commands that tell only lengths or whether something is there.
+const LOOKS: &[KeySpec] = &[KeySpec::one(1, key::RO)];
+/// The key of commands that change fields.
+const UPDATES: &[KeySpec] = &[KeySpec::one(1, key::RW | key::UPDATE)];
+/// The key of commands that answer fields and change them.
+const READS_UPDATES: &[KeySpec] = &[KeySpec::one(1, key::RW | key::ACCESS | key::UPDATE)];
+
+/// The hash of an entry, made if the key does not exist.
+fn hash_or_new<'a>(entry: &'a mut EntryMut<'_>) -> Result<&'a mut Hash, Stop> {
+    if entry.value.is_absent() {
+        entry.value = Value::Hash(Box::new(Hash::new()));
+    }
+    entry.as_hash_mut().ok_or_else(|| error::WRONG_TYPE.into())
+}
+
+/// The key for writing, whether it exists or not, with all `names` known.
+fn entry_with<'a, 'n>(
+    cx: &'a mut Ctx<'_>,
+    key: &[u8],
+    names: impl Iterator<Item = &'n [u8]>,
+) -> Result<EntryMut<'a>, Stop> {
+    let db = cx.db;
+    let entry = cx.store.entry_mut(db, key)?;
+    match &entry.value {
+        Value::Absent => {}
+        Value::Hash(hash) => hash.require(names).or_load(db, key)?,
+        _ => return Err(error::WRONG_TYPE.into()),
+    }
+    Ok(entry)
+}
+
+/// The hash of an entry that has one.
+fn hash_in<'a>(entry: &'a EntryMut<'_>) -> Option<&'a Hash> {
+    match &entry.value {
+        Value::Hash(hash) => Some(hash),
+        _ => None,
+    }
+}
+
+/// Removes a field that is known, expired or not.
+fn take(entry: &mut EntryMut<'_>, name: &[u8]) -> Option<Field> {
+    hash_in(entry)?.peek(name).ok()??;
+    entry.as_hash_mut()?.remove(name)
+}
+
+/// Deletes the key if its hash is empty.
+fn drop_if_empty(entry: &mut EntryMut<'_>) {
+    if hash_in(entry).is_some_and(Hash::is_empty) {
+        entry.clear();
+    }
+}
+
+/// Removes those of `names` that have expired, and the key with its last field, and tells of it,
+/// of the fields as `event`. The names are known.
+fn remove_expired<'n>(
+    cx: &mut Ctx<'_>,
+    key: &[u8],
+    names: impl Iterator<Item = &'n [u8]>,
+    event: Option<&'static str>,
+) -> Outcome {
+    let now_ms = cx.now_ms();
+    let Some(mut entry) = cx.store.hash_mut(cx.db, key)? else { return Ok(()) };
+    let mut removed = 0;
+    for name in names {
+        let field = hash_in(&entry).and_then(|hash| hash.peek(name).ok().flatten());
+        if field.is_some_and(|field| field.is_expired(now_ms)) {
+            take(&mut entry, name);
+            removed += 1;
+        }
+    }
+    if removed > 0 {
+        drop_if_empty(&mut entry);
+        if let Some(event) = event {
+            entry.event(NotifyFlags::HASH, event);
+        }
+        entry.deletion_event();
+        cx.store.stats.expired_fields += removed;
+    }
+    Ok(())
+}
+
+/// Makes the hash a "hashtable" if names and values to be set are too long or too many for a
+/// listpack.
+fn convert_for<'n>(
+    hash: &mut Hash,
+    settings: &DataSettings,
+    mut args: impl ExactSizeIterator<Item = &'n [u8]>,
+) {
+    if !hash.is_table()
+        && (args.len() / 2 > settings.hash_max_listpack_entries
+            || args.any(|arg| arg.len() > settings.hash_max_listpack_value))
+    {
+        hash.make_table();
+    }
+}
+
+/// Makes the hash a "hashtable" if it has too many fields for a listpack.
+fn convert_if_long(hash: &mut Hash, settings: &DataSettings) {
+    if !hash.is_table() && hash.len() > settings.hash_max_listpack_entries as u64 {
+        hash.make_table();
+    }
+}
+
+/// Where the names of `FIELDS count name…` begin, which must stand at `at` and go to the end;
+/// `not_a_count` is the error for a count that is no positive integer.
+fn fields_from(args: Args<'_>, at: usize, not_a_count: &'static str) -> Result<usize, Stop> {
+    if !args.get(at).is_some_and(|word| is_word(word, "FIELDS")) {
+        return Err("ERR Mandatory argument FIELDS is missing or not at the right position".into());
+    }
+    let count =
+        args.get(at + 1).and_then(flagstone_wire::num::parse_i64).filter(|&count| count >= 1);
+    let count = count.ok_or(not_a_count)?;
+    if usize::try_from(count) != Ok(args.len() - at - 2) {
+        return Err("ERR The `numfields` parameter must match the number of arguments".into());
+    }
+    Ok(at + 2)
+}
+
+/// Error for the count behind FIELDS.
+const NOT_A_COUNT: &str = "ERR Number of fields must be a positive integer";
+
+/// The key, which is the first argument of every command here.
+fn key_arg(args: Args<'_>) -> Result<&[u8], Stop> {
+    arg(args, 1)
+}
+
+#[cfg(test)]
+mod tests;

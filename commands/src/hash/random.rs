@@ -1,0 +1,74 @@
+//! HRANDFIELD.
+
+use super::{READS, key_arg};
+use crate::{Ctx, Group, Outcome, Run, Spec, arg, draws, error, flag, is_word};
+use flagstone_storage::Store;
+use flagstone_storage::store::{Fault, OrLoad};
+use flagstone_storage::value::{Hash, Typed};
+use flagstone_wire::resp::Args;
+
+/// The hash of a key without expired fields; `None` if the key does not exist.
+fn live_hash<'a>(store: &'a mut Store, db: u32, key: &[u8]) -> Result<Option<&'a Hash>, Fault> {
+    let now_ms = store.now_ms();
+    let Some(hash) = store.hash(db, key)? else { return Ok(None) };
+    if hash.is_due(now_ms) {
+        hash.require_all().or_load(db, key)?;
+        store.expire_fields(db, key);
+    }
+    let entry = store.peek(db, key)?;
+    Ok(entry.and_then(|entry| Hash::of(&entry.value)))
+}
+
+/// `HRANDFIELD key [count [WITHVALUES]]`
+fn hrandfield(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+    let key = key_arg(args)?;
+    if args.len() == 2 {
+        let drawn = match live_hash(cx.store, cx.db, key)? {
+            Some(hash) => hash.draw(1).or_load(cx.db, key)?,
+            None => Vec::new(),
+        };
+        cx.out.bulk_or_null(drawn.first().map(|(name, _)| *name));
+        return Ok(());
+    }
+    let count = draws::count_arg(args, 2)?;
+    if args.len() > 4 || (args.len() == 4 && !is_word(arg(args, 3)?, "WITHVALUES")) {
+        return Err(error::SYNTAX.into());
+    }
+    let with_values = args.len() == 4;
+    if with_values && count.unsigned_abs() > i64::MAX as u64 / 2 {
+        return Err("ERR value is out of range".into());
+    }
+    let wanted = draws::wanted(count)?;
+    let drawn = match live_hash(cx.store, cx.db, key)? {
+        None => Vec::new(),
+        Some(hash) if count < 0 => hash.draw(wanted).or_load(cx.db, key)?,
+        Some(hash) => hash.sample(wanted).or_load(cx.db, key)?,
+    };
+    let pairs = with_values && cx.out.is_resp3();
+    cx.out.array(if with_values && !pairs { drawn.len() * 2 } else { drawn.len() });
+    for (name, field) in drawn {
+        if pairs {
+            cx.out.array(2);
+        }
+        cx.out.bulk(name);
+        if with_values {
+            cx.out.bulk(&field.value);
+        }
+    }
+    Ok(())
+}
+
+/// The commands of this file.
+pub const COMMANDS: &[Spec] = &[Spec {
+    name: "hrandfield",
+    group: Group::Hash,
+    since: "6.2.0",
+    complexity: "O(N) where N is the number of fields returned.",
+    summary: "Returns fields drawn at random.",
+    arity: -2,
+    flags: flag::READONLY,
+    keys: READS,
+    tips: &["nondeterministic_output"],
+    run: Run::Keys(hrandfield),
+    ..Spec::NEW
+}];

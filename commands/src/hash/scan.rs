@@ -1,0 +1,58 @@
+//! HSCAN.
+
+use super::{READS, key_arg};
+use crate::scan::{self, Options};
+use crate::{Ctx, Group, Outcome, Run, Spec, arg, flag};
+use flagstone_storage::store::OrLoad;
+use flagstone_storage::value::Field;
+use flagstone_wire::resp::Args;
+
+/// `HSCAN key cursor [MATCH pattern] [COUNT count] [NOVALUES]`
+///
+/// A listpack is answered whole.
+fn hscan(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+    let key = key_arg(args)?;
+    let now_ms = cx.now_ms();
+    let layout = cx.store.layout().clone();
+    let from = scan::parse_place(arg(args, 2)?, &layout)?;
+    let mut shown: Vec<Box<[u8]>> = Vec::new();
+    let Some(hash) = cx.store.hash(cx.db, key)? else {
+        scan::reply(cx.out, 0, &shown);
+        return Ok(());
+    };
+    let options = Options::parse(args, "HSCAN")?;
+    let mut visit = |name: &[u8], field: &Field| {
+        if !field.is_expired(now_ms) && options.takes(name) {
+            shown.push(name.into());
+            if !options.names_only {
+                shown.push(field.value.clone());
+            }
+        }
+    };
+    let next = if hash.is_table() {
+        let place = |name: &[u8]| scan::place(&layout, name);
+        let next = hash.scan(from, options.count, place, visit).or_load(cx.db, key)?;
+        scan::cursor(&layout, next)
+    } else {
+        hash.require_all().or_load(cx.db, key)?;
+        hash.iter().for_each(|(name, field)| visit(name, field));
+        0
+    };
+    scan::reply(cx.out, next, &shown);
+    Ok(())
+}
+
+/// The commands of this file.
+pub const COMMANDS: &[Spec] = &[Spec {
+    name: "hscan",
+    group: Group::Hash,
+    since: "2.8.0",
+    complexity: "O(1) for each call, O(N) for a whole scan of N fields.",
+    summary: "Iterates over the fields.",
+    arity: -3,
+    flags: flag::READONLY,
+    keys: READS,
+    tips: &["nondeterministic_output"],
+    run: Run::Keys(hscan),
+    ..Spec::NEW
+}];

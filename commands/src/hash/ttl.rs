@@ -1,0 +1,209 @@
+//! Times to live of fields: HEXPIRE and its kin, HTTL and its kin, HPERSIST.
+
+use super::expiry::{Applied, Condition, Form, apply};
+use super::{NOT_A_COUNT, READS, UPDATES, drop_if_empty, fields_from, hash_in, key_arg, tail};
+use crate::{Ctx, Group, Outcome, Run, Spec, arg, flag};
+use flagstone_storage::notify::NotifyFlags;
+use flagstone_storage::store::OrLoad;
+use flagstone_wire::resp::Args;
+
+/// Answers for a field that does not exist, and one that does not expire.
+const NO_FIELD: i64 = -2;
+const NO_TTL: i64 = -1;
+
+/// `HEXPIRE key time [NX | XX | GT | LT] FIELDS count field…`, whatever the form of the time.
+fn expire(cx: &mut Ctx<'_>, args: Args<'_>, form: Form, command: &str) -> Outcome {
+    let (key, now_ms) = (key_arg(args)?, cx.now_ms());
+    let mut entry = cx.store.hash_mut(cx.db, key)?;
+    let at_ms = form.parse(arg(args, 2)?, now_ms, command)?;
+    let condition = Condition::of_word(arg(args, 3)?);
+    let at = if condition.is_some() { 4 } else { 3 };
+    let condition = condition.unwrap_or(Condition::Always);
+    let first = fields_from(args, at, "ERR Parameter `numFields` should be greater than 0")?;
+    if let Some(hash) = entry.as_ref().and_then(hash_in) {
+        hash.require(tail(args, first)).or_load(cx.db, key)?;
+    }
+    cx.out.array(args.len() - first);
+    let (mut set, mut deleted) = (0, 0);
+    for name in tail(args, first) {
+        let applied = match &mut entry {
+            Some(entry) => apply(entry, name, at_ms, now_ms, condition),
+            None => Applied::NoField,
+        };
+        set += u64::from(applied == Applied::Set);
+        deleted += u64::from(applied == Applied::Deleted);
+        cx.out.int(applied as i64);
+    }
+    if let Some(entry) = entry.as_mut().filter(|_| set + deleted > 0) {
+        drop_if_empty(entry);
+        entry.removal_event(NotifyFlags::HASH, if deleted > 0 { "hdel" } else { "hexpire" });
+        cx.store.stats.expired_fields += deleted;
+    }
+    Ok(())
+}
+
+/// `HEXPIRE key seconds [NX | XX | GT | LT] FIELDS count field…`
+fn hexpire(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+    expire(cx, args, Form::EX, "hexpire")
+}
+
+/// `HPEXPIRE key milliseconds [NX | XX | GT | LT] FIELDS count field…`
+fn hpexpire(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+    expire(cx, args, Form::PX, "hpexpire")
+}
+
+/// `HEXPIREAT key unix-time-seconds [NX | XX | GT | LT] FIELDS count field…`
+fn hexpireat(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+    expire(cx, args, Form::EXAT, "hexpireat")
+}
+
+/// `HPEXPIREAT key unix-time-milliseconds [NX | XX | GT | LT] FIELDS count field…`
+fn hpexpireat(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+    expire(cx, args, Form::PXAT, "hpexpireat")
+}
+
+/// `HTTL key FIELDS count field…`, whatever the form of the time.
+fn show(cx: &mut Ctx<'_>, args: Args<'_>, form: Form) -> Outcome {
+    let (key, now_ms) = (key_arg(args)?, cx.now_ms());
+    let hash = cx.store.hash(cx.db, key)?;
+    let first = fields_from(args, 2, NOT_A_COUNT)?;
+    if let Some(hash) = hash {
+        hash.require(tail(args, first)).or_load(cx.db, key)?;
+    }
+    cx.out.array(args.len() - first);
+    for name in tail(args, first) {
+        let field = match hash {
+            Some(hash) => hash.get(name, now_ms).or_load(cx.db, key)?,
+            None => None,
+        };
+        cx.out.int(match field.map(|field| field.expire_at_ms) {
+            None => NO_FIELD,
+            Some(0) => NO_TTL,
+            Some(at_ms) => form.show(at_ms, now_ms),
+        });
+    }
+    Ok(())
+}
+
+/// `HTTL key FIELDS count field…`
+fn httl(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+    show(cx, args, Form::EX)
+}
+
+/// `HPTTL key FIELDS count field…`
+fn hpttl(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+    show(cx, args, Form::PX)
+}
+
+/// `HEXPIRETIME key FIELDS count field…`
+fn hexpiretime(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+    show(cx, args, Form::EXAT)
+}
+
+/// `HPEXPIRETIME key FIELDS count field…`
+fn hpexpiretime(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+    show(cx, args, Form::PXAT)
+}
+
+/// `HPERSIST key FIELDS count field…`
+fn hpersist(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+    let (key, now_ms) = (key_arg(args)?, cx.now_ms());
+    let mut entry = cx.store.hash_mut(cx.db, key)?;
+    let first = fields_from(args, 2, NOT_A_COUNT)?;
+    if let Some(hash) = entry.as_ref().and_then(hash_in) {
+        hash.require(tail(args, first)).or_load(cx.db, key)?;
+    }
+    cx.out.array(args.len() - first);
+    let mut changed = false;
+    for name in tail(args, first) {
+        let hash = entry.as_ref().and_then(hash_in);
+        let field = hash.and_then(|hash| hash.get(name, now_ms).ok().flatten());
+        cx.out.int(match field.map(|field| field.expire_at_ms) {
+            None => NO_FIELD,
+            Some(0) => NO_TTL,
+            Some(_) => {
+                changed = true;
+                let hash = entry.as_mut().and_then(|entry| entry.as_hash_mut());
+                hash.map_or(NO_FIELD, |hash| i64::from(hash.set_expiry(name, 0)))
+            }
+        });
+    }
+    if let Some(entry) = entry.as_mut().filter(|_| changed) {
+        entry.event(NotifyFlags::HASH, "hpersist");
+    }
+    Ok(())
+}
+
+/// A command on the expiries of some fields.
+const TTL: Spec = Spec {
+    group: Group::Hash,
+    since: "7.4.0",
+    complexity: "O(N) where N is the number of fields named.",
+    arity: -5,
+    flags: flag::READONLY | flag::FAST,
+    keys: READS,
+    ..Spec::NEW
+};
+
+/// One that sets them.
+const EXPIRE: Spec = Spec { arity: -6, flags: flag::WRITE | flag::FAST, keys: UPDATES, ..TTL };
+
+/// The commands of this file.
+pub const COMMANDS: &[Spec] = &[
+    Spec {
+        name: "hexpire",
+        summary: "Lets fields expire in some seconds.",
+        run: Run::Keys(hexpire),
+        ..EXPIRE
+    },
+    Spec {
+        name: "hpexpire",
+        summary: "Lets fields expire in some milliseconds.",
+        run: Run::Keys(hpexpire),
+        ..EXPIRE
+    },
+    Spec {
+        name: "hexpireat",
+        summary: "Lets fields expire at a Unix time in seconds.",
+        run: Run::Keys(hexpireat),
+        ..EXPIRE
+    },
+    Spec {
+        name: "hpexpireat",
+        summary: "Lets fields expire at a Unix time in milliseconds.",
+        run: Run::Keys(hpexpireat),
+        ..EXPIRE
+    },
+    Spec {
+        name: "httl",
+        summary: "Returns the seconds that fields have left to live.",
+        tips: &["nondeterministic_output"],
+        run: Run::Keys(httl),
+        ..TTL
+    },
+    Spec {
+        name: "hpttl",
+        summary: "Returns the milliseconds that fields have left to live.",
+        tips: &["nondeterministic_output"],
+        run: Run::Keys(hpttl),
+        ..TTL
+    },
+    Spec {
+        name: "hexpiretime",
+        summary: "Returns the Unix times in seconds at which fields expire.",
+        run: Run::Keys(hexpiretime),
+        ..TTL
+    },
+    Spec {
+        name: "hpexpiretime",
+        summary: "Returns the Unix times in milliseconds at which fields expire.",
+        run: Run::Keys(hpexpiretime),
+        ..TTL
+    },
+    Spec {
+        name: "hpersist",
+        summary: "Lets fields expire no more.",
+        run: Run::Keys(hpersist),
+        ..Spec { arity: -5, ..EXPIRE }
+    },
+];

@@ -1,0 +1,211 @@
+//! Looks commands up by name.
+
+use crate::{Begin, Find, KeySpec, Run, Runner, Spec, flag};
+use flagstone_wire::resp::Args;
+use fnv::FnvHashMap;
+
+/// Longest command name, for case folding on the stack.
+const MAX_NAME: usize = 32;
+
+/// A command or subcommand as it is looked up: its declaration, and what is worked out once.
+#[derive(Debug)]
+pub struct Command<R: 'static = Run> {
+    pub spec: &'static Spec<R>,
+    /// Its place among all commands and subcommands, for statistics.
+    pub id: usize,
+    /// "get", or "config|get".
+    pub full_name: &'static str,
+    /// Its only key is the first argument.
+    pub one_key: bool,
+    /// It may need keys that follow from data: they are found as it runs (see `routing`).
+    pub undeclared_keys: bool,
+    pub subcommands: Vec<Self>,
+}
+
+/// All commands of a program. There is one for as long as it runs.
+#[derive(Debug)]
+pub struct Registry<R: 'static = Run> {
+    commands: &'static [Command<R>],
+    by_name: FnvHashMap<&'static [u8], &'static Command<R>>,
+    by_id: Vec<&'static Command<R>>,
+}
+
+impl<R: Runner> Registry<R> {
+    /// The commands that are declared, in this order.
+    pub fn new(specs: impl IntoIterator<Item = &'static Spec<R>>) -> Self {
+        let mut next_id = 0;
+        let commands: Vec<_> =
+            specs.into_iter().map(|spec| Command::new(spec, None, &mut next_id)).collect();
+        let commands: &'static [Command<R>] = commands.leak();
+        let by_name = commands.iter().map(|c| (c.spec.name.as_bytes(), c)).collect();
+        let by_id =
+            commands.iter().flat_map(|c| std::iter::once(c).chain(&c.subcommands)).collect();
+        Self { commands, by_name, by_id }
+    }
+
+    /// All commands, without their subcommands.
+    pub fn all(&self) -> &'static [Command<R>] {
+        self.commands
+    }
+
+    /// All commands and subcommands by their [`Command::id`].
+    pub fn by_id(&self) -> &[&'static Command<R>] {
+        &self.by_id
+    }
+
+    /// The command of a name in any case.
+    pub fn lookup(&self, name: &[u8]) -> Option<&'static Command<R>> {
+        let mut folded = [0u8; MAX_NAME];
+        let folded = folded.get_mut(..name.len())?;
+        folded.copy_from_slice(name);
+        folded.make_ascii_lowercase();
+        self.by_name.get(&*folded).copied()
+    }
+
+    /// The command or subcommand that arguments name.
+    pub fn resolve(&self, args: Args<'_>) -> Option<&'static Command<R>> {
+        let command = self.lookup(args.get(0)?)?;
+        match args.get(1) {
+            Some(sub) if !command.subcommands.is_empty() => command.subcommand(sub),
+            _ => Some(command),
+        }
+    }
+}
+
+impl<R: Runner> Command<R> {
+    fn new(spec: &'static Spec<R>, parent: Option<&str>, next_id: &mut usize) -> Self {
+        let id = *next_id;
+        *next_id += 1;
+        let full_name = match parent {
+            Some(parent) => &*Box::leak(format!("{parent}|{}", spec.name).into_boxed_str()),
+            None => spec.name,
+        };
+        let subcommands =
+            spec.subcommands.iter().map(|sub| Self::new(sub, Some(spec.name), next_id)).collect();
+        let one_key = spec.other_db.is_none()
+            && matches!(
+                spec.keys,
+                [KeySpec { begin: Begin::Index(1), find: Find::Range { last: 0, .. }, .. }]
+            );
+        let undeclared_keys =
+            spec.runs_others() || spec.keys.iter().any(|keys| matches!(keys.find, Find::Unknown));
+        Self { spec, id, full_name, one_key, undeclared_keys, subcommands }
+    }
+
+    /// The keys among the arguments with their databases, for routing and locks.
+    pub fn keys<'a>(&self, args: Args<'a>, db: u32) -> Vec<(u32, &'a [u8])> {
+        if self.one_key {
+            return args.get(1).map(|key| (db, key)).into_iter().collect();
+        }
+        let indices = self.spec.fitting_key_indices(args);
+        let mut keys: Vec<_> =
+            indices.into_iter().filter_map(|i| Some((db, args.get(i)?))).collect();
+        if let Some(elsewhere) = self.spec.other_db {
+            let here = keys.clone();
+            keys.extend(elsewhere(args, db, &here));
+        }
+        keys
+    }
+
+    /// The keys that stand at fixed places: all keys of most commands.
+    pub fn usual_keys<'a>(&self, args: Args<'a>) -> impl Iterator<Item = &'a [u8]> + use<'a, R> {
+        let (first, last, step) = match self.spec.keys {
+            [
+                KeySpec {
+                    begin: Begin::Index(first),
+                    find: Find::Range { last, step, limit: 0 },
+                    ..
+                },
+            ] => (*first, *last, *step),
+            _ => (0, -1, usize::MAX),
+        };
+        let end = if last < 0 { args.len() } else { first + last as usize + 1 };
+        let places = (first..end.min(args.len())).step_by(step.max(1));
+        places.filter(move |_| first > 0).filter_map(move |n| args.get(n))
+    }
+
+    /// The error text if one of its keys is longer than an engine key can hold.
+    pub fn too_long_key(&self, args: Args<'_>) -> Option<String> {
+        const MAX_KEY: usize = flagstone_storage::encoding::MAX_KEY;
+        if args.iter().all(|arg| arg.len() <= MAX_KEY) {
+            return None;
+        }
+        let longest = self.keys(args, 0).iter().map(|(_, key)| key.len()).max()?;
+        (longest > MAX_KEY)
+            .then(|| format!("ERR key is too long: {longest} bytes, at most {MAX_KEY} are allowed"))
+    }
+
+    /// Whether it may change something.
+    pub fn may_write(&self) -> bool {
+        self.spec.has(flag::WRITE)
+    }
+}
+
+impl<R: Runner> Command<R> {
+    /// The subcommand of a name in any case.
+    pub fn subcommand(&self, name: &[u8]) -> Option<&Self> {
+        self.subcommands.iter().find(|sub| name.eq_ignore_ascii_case(sub.spec.name.as_bytes()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{FAMILIES, key};
+
+    fn registry() -> Registry {
+        Registry::new(FAMILIES.iter().copied().flatten())
+    }
+
+    #[test]
+    fn names_are_folded() {
+        let registry = registry();
+        assert_eq!(registry.lookup(b"GeT").map(|c| c.full_name), Some("get"));
+        assert!(registry.lookup(b"nosuch").is_none());
+        assert!(registry.lookup(&[b'x'; 100]).is_none());
+    }
+
+    #[test]
+    fn keys_of_optional_specs_may_be_missing() {
+        let pfmerge = registry().lookup(b"pfmerge").unwrap();
+        let (bytes, ranges) = (b"pfmergeabc", [(0, 7), (7, 8), (8, 10)]);
+        let keys = |words| pfmerge.keys(Args::new(bytes, &ranges[..words]), 3);
+        assert_eq!(keys(1), []);
+        assert_eq!(keys(2), [(3, &b"a"[..])]);
+        assert_eq!(keys(3), [(3, &b"a"[..]), (3, b"bc")]);
+    }
+
+    #[test]
+    fn names_of_elements_are_found() {
+        let registry = registry();
+        for (line, expected) in [
+            ("sadd k a b", "a b"),
+            ("smove k other a", "a"),
+            ("smismember k a b", "a b"),
+            ("hset k a 1 b 2", "a b"),
+            ("hsetnx k a 1", "a"),
+            ("hincrby k a 1", "a"),
+            ("hmget k a b", "a b"),
+            ("zadd k 1 a 2 b", "a b"),
+            ("zadd k nx CH 1 a", "a"),
+            ("zincrby k 1 a", "a"),
+            ("zrank k a withscore", "a"),
+            ("geoadd k XX 1 2 a 3 4 b", "a b"),
+            ("zadd k", ""),
+        ] {
+            let args: flagstone_wire::resp::OwnedArgs = line.split(' ').collect();
+            let names = registry.resolve(args.args()).unwrap().spec.names.unwrap();
+            let found: Vec<_> = names.find(args.args()).collect();
+            assert_eq!(found.join(&b' '), expected.as_bytes(), "{line}");
+        }
+    }
+
+    #[test]
+    fn key_specs_flags_are_known() {
+        for command in registry().all() {
+            for spec in command.spec.keys {
+                assert!(spec.flags < key::VARIABLE_FLAGS << 1, "{}", command.full_name);
+            }
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! Several sets at once: SINTER, SINTERCARD, SUNION, SDIFF, and their *STORE forms.
+
+use super::{encoding, key_arg, tail};
+use crate::DataSettings;
+use crate::combine::{
+    Op, Source, combined, count_inter, minuend, smallest_first, sources, takes_away,
+};
+use crate::{Begin, Ctx, Find, Group, KeySpec, Outcome, Run, Spec, arg, error, flag, is_word, key};
+use flagstone_storage::notify::NotifyFlags;
+use flagstone_storage::value::{Set, SetEncoding, Typed};
+use flagstone_wire::num::parse_i64;
+use flagstone_wire::resp::Args;
+use std::collections::HashSet;
+
+/// The set of a key, if it exists.
+type SetSource<'a> = Option<Source<'a, &'a Set>>;
+
+/// The set that the *STORE commands leave of `names`, which are what the sources combine to.
+fn stored(op: Op, sources: &[SetSource<'_>], names: &[&[u8]], settings: &DataSettings) -> Set {
+    let build =
+        |encoding, names: &[&[u8]]| encoding::build(encoding, names.iter().copied(), settings);
+    match op {
+        Op::Inter => {
+            let smallest = smallest_first(sources).map(|(first, _)| first.members.encoding());
+            let encoding = smallest.unwrap_or_default().min(SetEncoding::Listpack);
+            let mut set = build(encoding, names);
+            encoding::back_to_intset(&mut set, settings);
+            set
+        }
+        Op::Diff => match minuend(sources) {
+            Some((first, others)) if takes_away(first, &others) => {
+                // Its encoding is that of all the members of the first.
+                let mut set = build(SetEncoding::Intset, &first.members.members());
+                let left: HashSet<&[u8]> = names.iter().copied().collect();
+                for name in first.members.iter().filter(|name| !left.contains(name)) {
+                    set.remove(name);
+                }
+                set
+            }
+            _ => build(SetEncoding::Intset, names),
+        },
+        Op::Union => build(SetEncoding::Intset, names),
+    }
+}
+
+/// Replies with what the sets of the keys behind the command's name combine to.
+fn show(cx: &mut Ctx<'_>, args: Args<'_>, op: Op) -> Outcome {
+    let sources: Vec<SetSource<'_>> = sources(cx.store, cx.db, tail(args, 1))?;
+    let mut names = combined(op, &sources)?;
+    let is_intset = |source: &Source<'_, &Set>| source.members.encoding() == SetEncoding::Intset;
+    if op == Op::Union && sources.iter().flatten().all(is_intset) {
+        names.sort_by_cached_key(|name| parse_i64(name));
+    }
+    cx.out.set(names.len());
+    names.iter().for_each(|name| cx.out.bulk(name));
+    Ok(())
+}
+
+/// Puts what the sets of the keys from the third argument on combine to into the key before.
+fn store(cx: &mut Ctx<'_>, args: Args<'_>, op: Op) -> Outcome {
+    let target = key_arg(args)?;
+    cx.store.peek(cx.db, target)?;
+    let sources: Vec<SetSource<'_>> = sources(cx.store, cx.db, tail(args, 2))?;
+    let names = combined(op, &sources)?;
+    let set = stored(op, &sources, &names, cx.settings);
+    cx.out.count(set.len() as usize);
+    let event = match op {
+        Op::Inter => "sinterstore",
+        Op::Union => "sunionstore",
+        Op::Diff => "sdiffstore",
+    };
+    Ok(cx.put_result(target, set.into_value(), NotifyFlags::SET, event)?)
+}
+
+/// `SINTER key…`
+fn sinter(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+    show(cx, args, Op::Inter)
+}
+
+/// `SUNION key…`
+fn sunion(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+    show(cx, args, Op::Union)
+}
+
+/// `SDIFF key…`
+fn sdiff(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+    show(cx, args, Op::Diff)
+}
+
+/// `SINTERSTORE destination key…`
+fn sinterstore(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+    store(cx, args, Op::Inter)
+}
+
+/// `SUNIONSTORE destination key…`
+fn sunionstore(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+    store(cx, args, Op::Union)
+}
+
+/// `SDIFFSTORE destination key…`
+fn sdiffstore(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+    store(cx, args, Op::Diff)
+}
+
+/// `SINTERCARD numkeys key… [LIMIT limit]`
+fn sintercard(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+    let count = parse_i64(arg(args, 1)?).filter(|&count| count >= 1);
+    let count = count.ok_or("ERR numkeys should be greater than 0")?;
+    let count = usize::try_from(count).ok().filter(|count| *count <= args.len() - 2);
+    let count = count.ok_or("ERR Number of keys can't be greater than number of args")?;
+    let mut limit = 0;
+    let mut at = 2 + count;
+    while let Some(word) = args.get(at) {
+        let value = args.get(at + 1).filter(|_| is_word(word, "LIMIT")).ok_or(error::SYNTAX)?;
+        limit = parse_i64(value)
+            .and_then(|limit| u64::try_from(limit).ok())
+            .ok_or("ERR LIMIT can't be negative")?;
+        at += 2;
+    }
+    let sources: Vec<SetSource<'_>> = sources(cx.store, cx.db, tail(args, 2).take(count))?;
+    cx.out.count(count_inter(&sources, limit)?);
+    Ok(())
+}
+
+/// The keys from `first` to the end, which are read.
+const fn all_from(first: usize) -> KeySpec {
+    KeySpec::to_end(first, 1, key::RO | key::ACCESS)
+}
+
+/// A command that replies with a set.
+const SHOW: Spec = Spec {
+    group: Group::Set,
+    complexity: "O(N) where N is the number of members in all sets.",
+    arity: -2,
+    flags: flag::READONLY,
+    keys: &[all_from(1)],
+    tips: &["nondeterministic_output_order"],
+    ..Spec::NEW
+};
+
+/// One that stores it.
+const STORE: Spec = Spec {
+    arity: -3,
+    flags: flag::WRITE | flag::DENYOOM,
+    keys: &[KeySpec::one(1, key::OW | key::UPDATE), all_from(2)],
+    tips: &[],
+    ..SHOW
+};
+
+const INTER_COMPLEXITY: &str =
+    "O(N*M) where N is the size of the smallest set and M the number of sets.";
+
+/// The commands on several sets.
+pub const COMMANDS: &[Spec] = &[
+    Spec {
+        name: "sinter",
+        complexity: INTER_COMPLEXITY,
+        summary: "Returns the members that are in all of several sets.",
+        run: Run::Keys(sinter),
+        ..SHOW
+    },
+    Spec {
+        name: "sintercard",
+        since: "7.0.0",
+        complexity: INTER_COMPLEXITY,
+        summary: "Returns how many members are in all of several sets.",
+        arity: -3,
+        keys: &[KeySpec {
+            flags: key::RO | key::ACCESS,
+            begin: Begin::Index(1),
+            find: Find::KeyNum { at: 0, first: 1, step: 1 },
+        }],
+        tips: &[],
+        run: Run::Keys(sintercard),
+        ..SHOW
+    },
+    Spec {
+        name: "sunion",
+        summary: "Returns the members that are in any of several sets.",
+        run: Run::Keys(sunion),
+        ..SHOW
+    },
+    Spec {
+        name: "sdiff",
+        summary: "Returns the members of a set that are in none of several others.",
+        run: Run::Keys(sdiff),
+        ..SHOW
+    },
+    Spec {
+        name: "sinterstore",
+        complexity: INTER_COMPLEXITY,
+        summary: "Stores the members that are in all of several sets.",
+        run: Run::Keys(sinterstore),
+        ..STORE
+    },
+    Spec {
+        name: "sunionstore",
+        summary: "Stores the members that are in any of several sets.",
+        run: Run::Keys(sunionstore),
+        ..STORE
+    },
+    Spec {
+        name: "sdiffstore",
+        summary: "Stores the members of a set that are in none of several others.",
+        run: Run::Keys(sdiffstore),
+        ..STORE
+    },
+];

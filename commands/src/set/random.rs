@@ -1,0 +1,164 @@
+//! Members drawn at random: SPOP, SRANDMEMBER.
+
+use super::{READS, encoding, key_arg};
+use crate::DataSettings;
+use crate::{Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, draws, error, flag, key};
+use flagstone_storage::notify::NotifyFlags;
+use flagstone_storage::store::{EntryMut, OrLoad};
+use flagstone_storage::value::{Set, SetEncoding, Typed};
+use flagstone_wire::num::parse_i64;
+use flagstone_wire::resp::Args;
+use std::collections::HashSet;
+
+/// A set of which no more than a part like this is left begins anew, in its first encoding.
+const FEW_ARE_LEFT: u64 = 5;
+
+/// `SPOP key [count]`
+fn spop(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+    let key = key_arg(args)?;
+    match args.len() {
+        2 => {}
+        3 => return spop_count(cx, args),
+        _ => return Err(error::SYNTAX.into()),
+    }
+    let popped = match cx.store.typed_mut::<Set>(cx.db, key)? {
+        Some(mut entry) => {
+            let popped = drawn(&entry, 1).or_load(cx.db, key)?;
+            remove_all(&mut entry, &popped);
+            entry.removal_event(NotifyFlags::SET, "spop");
+            popped
+        }
+        None => Vec::new(),
+    };
+    cx.out.bulk_or_null(popped.first().map(|name| &**name));
+    Ok(())
+}
+
+/// `SPOP key count`
+fn spop_count(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+    let (key, settings) = (key_arg(args)?, cx.settings);
+    let count = pop_count(args)?;
+    let Some(mut entry) = cx.store.typed_mut::<Set>(cx.db, key)?.filter(|_| count > 0) else {
+        cx.out.set(0);
+        return Ok(());
+    };
+    let len = entry.typed::<Set>().map_or(0, Set::len);
+    if count >= len {
+        let popped = all(&entry).or_load(cx.db, key)?;
+        entry.clear();
+        entry.removal_event(NotifyFlags::SET, "spop");
+        show(cx, &popped);
+        return Ok(());
+    }
+    let popped = drawn(&entry, usize::try_from(count).unwrap_or(usize::MAX)).or_load(cx.db, key)?;
+    if (len - count).saturating_mul(FEW_ARE_LEFT) <= count {
+        keep_few(&mut entry, &popped, settings);
+    } else {
+        remove_all(&mut entry, &popped);
+    }
+    entry.event(NotifyFlags::SET, "spop");
+    show(cx, &popped);
+    Ok(())
+}
+
+fn pop_count(args: Args<'_>) -> Result<u64, Stop> {
+    let count = parse_i64(arg(args, 2)?).and_then(|count| u64::try_from(count).ok());
+    count.ok_or_else(|| "ERR value is out of range, must be positive".into())
+}
+
+/// Names that outlive a change of the set.
+type Names = Vec<Box<[u8]>>;
+
+fn drawn(entry: &EntryMut<'_>, count: usize) -> Result<Names, flagstone_storage::store::Part> {
+    let Some(set) = entry.typed::<Set>() else { return Ok(Names::new()) };
+    Ok(set.sample(count)?.into_iter().map(Into::into).collect())
+}
+
+fn all(entry: &EntryMut<'_>) -> Result<Names, flagstone_storage::store::Part> {
+    let Some(set) = entry.typed::<Set>() else { return Ok(Names::new()) };
+    set.require_all()?;
+    Ok(set.members().into_iter().map(Into::into).collect())
+}
+
+fn show(cx: &mut Ctx<'_>, names: &Names) {
+    cx.out.set(names.len());
+    names.iter().for_each(|name| cx.out.bulk(name));
+}
+
+/// Removes members, and the key with the last.
+fn remove_all(entry: &mut EntryMut<'_>, names: &Names) {
+    if let Some(set) = entry.typed_mut::<Set>() {
+        for name in names {
+            set.remove(name);
+        }
+    }
+    entry.clear_if_empty();
+}
+
+/// Puts a new set of the few members that are not in `popped` into the place of the old one.
+fn keep_few(entry: &mut EntryMut<'_>, popped: &Names, settings: &DataSettings) {
+    let Some(set) = entry.typed::<Set>() else { return };
+    let popped: HashSet<&[u8]> = popped.iter().map(|name| &**name).collect();
+    let left = set.members().into_iter().filter(|name| !popped.contains(name));
+    let encoding = set.encoding().min(SetEncoding::Listpack);
+    let few = encoding::build(encoding, left, settings);
+    entry.value = few.into_value();
+}
+
+/// `SRANDMEMBER key [count]`
+fn srandmember(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+    let key = key_arg(args)?;
+    if args.len() > 3 {
+        return Err(error::SYNTAX.into());
+    }
+    if args.len() == 2 {
+        let drawn = match cx.store.typed::<Set>(cx.db, key)? {
+            Some(set) => set.draw(1).or_load(cx.db, key)?,
+            None => Vec::new(),
+        };
+        cx.out.bulk_or_null(drawn.first().copied());
+        return Ok(());
+    }
+    let count = draws::count_arg(args, 2)?;
+    let wanted = draws::wanted(count)?;
+    let drawn = match cx.store.typed::<Set>(cx.db, key)? {
+        None => Vec::new(),
+        Some(set) if count < 0 => set.draw(wanted).or_load(cx.db, key)?,
+        Some(set) if wanted as u64 >= set.len() => {
+            set.require_all().or_load(cx.db, key)?;
+            set.members()
+        }
+        Some(set) => set.sample(wanted).or_load(cx.db, key)?,
+    };
+    cx.out.array(drawn.len());
+    drawn.iter().for_each(|name| cx.out.bulk(name));
+    Ok(())
+}
+
+/// The commands of this file.
+pub const COMMANDS: &[Spec] = &[
+    Spec {
+        name: "spop",
+        group: Group::Set,
+        complexity: "O(N) where N is the number of members popped.",
+        summary: "Removes members drawn at random and returns them.",
+        arity: -2,
+        flags: flag::WRITE | flag::FAST,
+        keys: &[KeySpec::one(1, key::RW | key::ACCESS | key::DELETE)],
+        tips: &["nondeterministic_output"],
+        run: Run::Keys(spop),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "srandmember",
+        group: Group::Set,
+        complexity: "O(N) where N is the number of members returned.",
+        summary: "Returns members drawn at random.",
+        arity: -2,
+        flags: flag::READONLY,
+        keys: READS,
+        tips: &["nondeterministic_output"],
+        run: Run::Keys(srandmember),
+        ..Spec::NEW
+    },
+];

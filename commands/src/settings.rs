@@ -1,0 +1,49 @@
+//! The settings that commands on keys read.
+
+/// Limits of sizes, and where encodings change. Sizes are bytes. The names are those of the
+/// directives (`docs/compatibility.md`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DataSettings {
+    pub proto_max_bulk_len: usize,
+    pub hash_max_listpack_entries: usize,
+    pub hash_max_listpack_value: usize,
+    /// Positive: elements of a node. -1 to -5: 4, 8, 16, 32, 64 KiB of a node.
+    pub list_max_listpack_size: i32,
+    pub set_max_intset_entries: usize,
+    pub set_max_listpack_entries: usize,
+    pub set_max_listpack_value: usize,
+    pub zset_max_listpack_entries: usize,
+    pub zset_max_listpack_value: usize,
+    pub stream_node_max_bytes: usize,
+    pub stream_node_max_entries: u64,
+    pub hll_sparse_max_bytes: usize,
+    /// `maxmemory-policy` is one that counts accesses (LFU): OBJECT FREQ has an answer, and
+    /// OBJECT IDLETIME has none.
+    pub counts_accesses: bool,
+    pub rdbcompression: bool,
+    /// `rdb-version-check relaxed`: payloads of newer versions are tried.
+    pub rdb_newer_versions: bool,
+}
+
+impl Default for DataSettings {
+    /// The defaults of the directives.
+    fn default() -> Self {
+        Self {
+            proto_max_bulk_len: 512 << 20,
+            hash_max_listpack_entries: 512,
+            hash_max_listpack_value: 64,
+            list_max_listpack_size: -2,
+            set_max_intset_entries: 512,
+            set_max_listpack_entries: 128,
+            set_max_listpack_value: 64,
+            zset_max_listpack_entries: 128,
+            zset_max_listpack_value: 64,
+            stream_node_max_bytes: 4096,
+            stream_node_max_entries: 100,
+            hll_sparse_max_bytes: 3000,
+            counts_accesses: false,
+            rdbcompression: true,
+            rdb_newer_versions: false,
+        }
+    }
+}

@@ -1,0 +1,609 @@
+//! What a command is: one declaration, from which lookup, arity check, routing, COMMAND, ACL
+//! categories, statistics and documentation derive.
+
+use crate::context::{Ctx, Outcome};
+use flagstone_storage::value::Wanted;
+use flagstone_wire::num::parse_f64;
+use flagstone_wire::resp::{Args, Reply};
+
+/// A command, or a subcommand of one. `R` says how it runs: [`Run`] for commands on keys; the server
+/// has more ways.
+#[derive(Debug)]
+pub struct Spec<R: 'static = Run> {
+    /// Lower case; a subcommand's own word.
+    pub name: &'static str,
+    pub group: Group,
+    /// The version of Redis (or Valkey) that brought it.
+    pub since: &'static str,
+    pub complexity: &'static str,
+    /// One sentence, in our own words.
+    pub summary: &'static str,
+    /// Arguments with the name; negative: at least that many.
+    pub arity: i16,
+    /// Bits of [`flag`].
+    pub flags: u32,
+    pub keys: &'static [KeySpec],
+    /// Bits of [`acl`] beyond those that follow from flags and group (see [`Spec::categories`]).
+    pub acl: u32,
+    pub tips: &'static [&'static str],
+    /// Keys that do not follow from `keys`: in databases other than the selected one (MOVE, COPY …
+    /// DB), or behind a word that is there twice (GEORADIUS … STORE). Given the arguments, the
+    /// selected database and the keys found in it.
+    pub other_db: Option<OtherDb>,
+    /// The elements of its keys that it names, for reading them ahead.
+    pub names: Option<Names>,
+    pub subcommands: &'static [Spec<R>],
+    /// Whether it may wait for its keys, given the arguments.
+    pub blocks: fn(Args<'_>) -> bool,
+    pub run: R,
+}
+
+impl<R: Runner> Spec<R> {
+    /// A command to start a declaration from: `Spec { name: "get", …, ..Spec::NEW }`.
+    pub const NEW: Self = Self {
+        name: "",
+        group: Group::Generic,
+        since: "1.0.0",
+        complexity: "O(1)",
+        summary: "",
+        arity: 0,
+        flags: 0,
+        keys: &[],
+        acl: 0,
+        tips: &[],
+        other_db: None,
+        names: None,
+        subcommands: &[],
+        blocks: |_| false,
+        run: R::CONTAINER,
+    };
+
+    pub const fn has(&self, flag: u32) -> bool {
+        self.flags & flag != 0
+    }
+
+    /// Whether it runs other commands, whose keys it need not declare.
+    pub fn runs_others(&self) -> bool {
+        self.run.runs_others()
+    }
+
+    /// The same command with another kind of runner.
+    pub fn with_runner<S: Runner + From<R>>(&self) -> Spec<S> {
+        let subcommands: Vec<_> = self.subcommands.iter().map(Self::with_runner).collect();
+        Spec {
+            name: self.name,
+            group: self.group,
+            since: self.since,
+            complexity: self.complexity,
+            summary: self.summary,
+            arity: self.arity,
+            flags: self.flags,
+            keys: self.keys,
+            acl: self.acl,
+            tips: self.tips,
+            other_db: self.other_db,
+            names: self.names,
+            // A declaration lives as long as the process.
+            subcommands: subcommands.leak(),
+            blocks: self.blocks,
+            run: self.run.into(),
+        }
+    }
+
+    /// Whether `len` arguments (with the name, and the subcommand's) are a legal number.
+    pub const fn arity_allows(&self, len: usize) -> bool {
+        let len = len as i64;
+        let arity = self.arity as i64;
+        if arity >= 0 { len == arity } else { len >= -arity }
+    }
+
+    /// ACL categories: those that its flags and its group imply, and its own.
+    pub fn categories(&self) -> u32 {
+        // A container is not one of its group's commands itself.
+        let group = if self.run.is_container() { 0 } else { self.group.category() };
+        let mut set = self.acl | group;
+        for (flag, category) in [
+            (flag::WRITE, acl::WRITE),
+            (flag::READONLY, acl::READ),
+            (flag::ADMIN, acl::ADMIN | acl::DANGEROUS),
+            (flag::PUBSUB, acl::PUBSUB),
+            (flag::FAST, acl::FAST),
+            (flag::BLOCKING, acl::BLOCKING),
+        ] {
+            // What a script reads its keys' commands tell.
+            let is_told = flag == flag::READONLY && self.group == Group::Scripting;
+            if self.has(flag) && !is_told {
+                set |= category;
+            }
+        }
+        // As Redis derives them: what is not fast is slow.
+        if set & acl::FAST == 0 { set | acl::SLOW } else { set }
+    }
+}
+
+/// See [`Spec::other_db`].
+pub(crate) type OtherDb = for<'a> fn(Args<'a>, u32, &[(u32, &'a [u8])]) -> Vec<(u32, &'a [u8])>;
+
+/// Where the names of elements stand in a command's arguments. What is taken for one and is none
+/// costs a read.
+#[derive(Clone, Copy, Debug)]
+pub struct Names {
+    /// Words that may stand behind the key.
+    options: &'static [&'static str],
+    /// Without them.
+    first: usize,
+    step: usize,
+    /// Each stands behind a score.
+    scored: bool,
+}
+
+impl Names {
+    /// From an argument on to the end, every `step`-th.
+    pub const fn from(first: usize, step: usize) -> Self {
+        Self { options: &[], first, step, scored: false }
+    }
+
+    /// The same behind any of these words, which are not counted.
+    pub const fn behind(options: &'static [&'static str], first: usize, step: usize) -> Self {
+        Self { options, first, step, scored: false }
+    }
+
+    /// Each name stands behind the score that it is to get.
+    pub const fn scored(self) -> Self {
+        Self { scored: true, ..self }
+    }
+
+    /// The names among the arguments.
+    pub fn find(self, args: Args<'_>) -> impl Iterator<Item = &[u8]> {
+        self.wanted(args).map(|wanted| wanted.name)
+    }
+
+    /// The same with scores, as far as they are known before the command runs.
+    pub fn wanted(self, args: Args<'_>) -> impl Iterator<Item = Wanted<'_>> {
+        let is_option = |word: &[u8]| {
+            self.options.iter().any(|option| word.eq_ignore_ascii_case(option.as_bytes()))
+        };
+        let mut options = 0;
+        if !self.options.is_empty() {
+            options = args.iter().skip(2).take_while(|word| is_option(word)).count();
+        }
+        let names = (self.first + options..args.len()).step_by(self.step);
+        names.filter_map(move |at| {
+            let score = || parse_f64(args.get(at - 1)?);
+            Some(Wanted { name: args.get(at)?, score: self.scored.then(score).flatten() })
+        })
+    }
+}
+
+/// A way of running commands.
+pub trait Runner: Copy {
+    /// That of a command that has subcommands only.
+    const CONTAINER: Self;
+
+    fn is_container(&self) -> bool;
+
+    /// Whether commands that run so run others, whose keys they need not declare.
+    fn runs_others(&self) -> bool {
+        false
+    }
+}
+
+/// The handler of a command on keys. It must ask for all it needs before it changes anything: on a
+/// miss it is run again from its start.
+pub type KeysHandler = fn(&mut Ctx<'_>, Args<'_>) -> Outcome;
+
+/// Writes the text of a HELP subcommand.
+pub type HelpWriter = fn(&mut Reply);
+
+/// How the commands of this crate run.
+#[derive(Clone, Copy)]
+pub enum Run {
+    Keys(KeysHandler),
+    /// It shows a text.
+    Help(HelpWriter),
+    /// Has subcommands only.
+    Container,
+}
+
+impl Runner for Run {
+    const CONTAINER: Self = Self::Container;
+
+    fn is_container(&self) -> bool {
+        matches!(self, Self::Container)
+    }
+}
+
+impl std::fmt::Debug for Run {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Keys(_) => "Keys",
+            Self::Help(_) => "Help",
+            Self::Container => "Container",
+        })
+    }
+}
+
+/// Groups of COMMAND DOCS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Group {
+    Generic,
+    String,
+    List,
+    Set,
+    SortedSet,
+    Hash,
+    Pubsub,
+    Transactions,
+    Connection,
+    Server,
+    Scripting,
+    Hyperloglog,
+    Cluster,
+    Geo,
+    Stream,
+    Bitmap,
+}
+
+impl Group {
+    /// The name COMMAND DOCS answers.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Generic => "generic",
+            Self::String => "string",
+            Self::List => "list",
+            Self::Set => "set",
+            Self::SortedSet => "sorted-set",
+            Self::Hash => "hash",
+            Self::Pubsub => "pubsub",
+            Self::Transactions => "transactions",
+            Self::Connection => "connection",
+            Self::Server => "server",
+            Self::Scripting => "scripting",
+            Self::Hyperloglog => "hyperloglog",
+            Self::Cluster => "cluster",
+            Self::Geo => "geo",
+            Self::Stream => "stream",
+            Self::Bitmap => "bitmap",
+        }
+    }
+
+    const fn category(self) -> u32 {
+        match self {
+            Self::String => acl::STRING,
+            Self::List => acl::LIST,
+            Self::Set => acl::SET,
+            Self::SortedSet => acl::SORTEDSET,
+            Self::Hash => acl::HASH,
+            Self::Transactions => acl::TRANSACTION,
+            Self::Connection => acl::CONNECTION,
+            Self::Scripting => acl::SCRIPTING,
+            Self::Hyperloglog => acl::HYPERLOGLOG,
+            Self::Geo => acl::GEO,
+            Self::Stream => acl::STREAM,
+            Self::Bitmap => acl::BITMAP,
+            // The commands of publish/subscribe have theirs by their flag.
+            Self::Generic | Self::Server | Self::Cluster | Self::Pubsub => 0,
+        }
+    }
+}
+
+/// Command flags, as COMMAND names them.
+pub mod flag {
+    pub const WRITE: u32 = 1;
+    pub const READONLY: u32 = 1 << 1;
+    pub const DENYOOM: u32 = 1 << 2;
+    pub const ADMIN: u32 = 1 << 3;
+    pub const PUBSUB: u32 = 1 << 4;
+    pub const NOSCRIPT: u32 = 1 << 5;
+    pub const BLOCKING: u32 = 1 << 6;
+    pub const LOADING: u32 = 1 << 7;
+    pub const STALE: u32 = 1 << 8;
+    pub const FAST: u32 = 1 << 9;
+    pub const NO_AUTH: u32 = 1 << 10;
+    pub const SKIP_MONITOR: u32 = 1 << 11;
+    pub const SKIP_SLOWLOG: u32 = 1 << 12;
+    pub const ASKING: u32 = 1 << 13;
+    pub const MAY_REPLICATE: u32 = 1 << 14;
+    pub const NO_MANDATORY_KEYS: u32 = 1 << 15;
+    pub const PROTECTED: u32 = 1 << 16;
+    pub const NO_ASYNC_LOADING: u32 = 1 << 17;
+    pub const NO_MULTI: u32 = 1 << 18;
+    pub const ALLOW_BUSY: u32 = 1 << 19;
+    pub const MOVABLE_KEYS: u32 = 1 << 20;
+    /// A client that listens in RESP2 may run it.
+    pub const SUBSCRIBER: u32 = 1 << 21;
+    /// Within MULTI it is not queued but runs at once.
+    pub const UNQUEUED: u32 = 1 << 22;
+    /// It runs what is queued, which the connection makes its arguments.
+    pub const EXEC: u32 = 1 << 23;
+    /// Within MULTI, what is queued behind it is on another database.
+    pub const SELECTS: u32 = 1 << 24;
+
+    /// No pause holds it: it ends pauses.
+    pub const ENDS_PAUSE: u32 = 1 << 25;
+
+    /// The flags that COMMAND shows, in its order.
+    pub const NAMES: &[(u32, &str)] = &[
+        (WRITE, "write"),
+        (READONLY, "readonly"),
+        (DENYOOM, "denyoom"),
+        (ADMIN, "admin"),
+        (PUBSUB, "pubsub"),
+        (NOSCRIPT, "noscript"),
+        (BLOCKING, "blocking"),
+        (LOADING, "loading"),
+        (STALE, "stale"),
+        (SKIP_MONITOR, "skip_monitor"),
+        (SKIP_SLOWLOG, "skip_commandlog"),
+        (ASKING, "asking"),
+        (FAST, "fast"),
+        (NO_AUTH, "no_auth"),
+        (NO_MANDATORY_KEYS, "no_mandatory_keys"),
+        (NO_ASYNC_LOADING, "no_async_loading"),
+        (NO_MULTI, "no_multi"),
+        (MOVABLE_KEYS, "movablekeys"),
+        (ALLOW_BUSY, "allow_busy"),
+    ];
+}
+
+/// ACL categories.
+pub mod acl {
+    pub const KEYSPACE: u32 = 1;
+    pub const READ: u32 = 1 << 1;
+    pub const WRITE: u32 = 1 << 2;
+    pub const SET: u32 = 1 << 3;
+    pub const SORTEDSET: u32 = 1 << 4;
+    pub const LIST: u32 = 1 << 5;
+    pub const HASH: u32 = 1 << 6;
+    pub const STRING: u32 = 1 << 7;
+    pub const BITMAP: u32 = 1 << 8;
+    pub const HYPERLOGLOG: u32 = 1 << 9;
+    pub const GEO: u32 = 1 << 10;
+    pub const STREAM: u32 = 1 << 11;
+    pub const PUBSUB: u32 = 1 << 12;
+    pub const ADMIN: u32 = 1 << 13;
+    pub const FAST: u32 = 1 << 14;
+    pub const SLOW: u32 = 1 << 15;
+    pub const BLOCKING: u32 = 1 << 16;
+    pub const DANGEROUS: u32 = 1 << 17;
+    pub const CONNECTION: u32 = 1 << 18;
+    pub const TRANSACTION: u32 = 1 << 19;
+    pub const SCRIPTING: u32 = 1 << 20;
+
+    /// Every category with its name, in the order ACL CAT answers them.
+    pub const NAMES: &[(u32, &str)] = &[
+        (KEYSPACE, "keyspace"),
+        (READ, "read"),
+        (WRITE, "write"),
+        (SET, "set"),
+        (SORTEDSET, "sortedset"),
+        (LIST, "list"),
+        (HASH, "hash"),
+        (STRING, "string"),
+        (BITMAP, "bitmap"),
+        (HYPERLOGLOG, "hyperloglog"),
+        (GEO, "geo"),
+        (STREAM, "stream"),
+        (PUBSUB, "pubsub"),
+        (ADMIN, "admin"),
+        (FAST, "fast"),
+        (SLOW, "slow"),
+        (BLOCKING, "blocking"),
+        (DANGEROUS, "dangerous"),
+        (CONNECTION, "connection"),
+        (TRANSACTION, "transaction"),
+        (SCRIPTING, "scripting"),
+    ];
+}
+
+/// Where keys stand in a command's arguments, and what is done with them.
+#[derive(Clone, Copy, Debug)]
+pub struct KeySpec {
+    /// Bits of [`key`].
+    pub flags: u32,
+    pub begin: Begin,
+    pub find: Find,
+}
+
+/// Flags of a key spec, as COMMAND INFO names them.
+pub mod key {
+    pub const RO: u32 = 1;
+    pub const RW: u32 = 1 << 1;
+    pub const OW: u32 = 1 << 2;
+    pub const RM: u32 = 1 << 3;
+    pub const ACCESS: u32 = 1 << 4;
+    pub const UPDATE: u32 = 1 << 5;
+    pub const INSERT: u32 = 1 << 6;
+    pub const DELETE: u32 = 1 << 7;
+    pub const NOT_KEY: u32 = 1 << 8;
+    pub const INCOMPLETE: u32 = 1 << 9;
+    pub const VARIABLE_FLAGS: u32 = 1 << 10;
+
+    pub const NAMES: &[(u32, &str)] = &[
+        (RO, "RO"),
+        (RW, "RW"),
+        (OW, "OW"),
+        (RM, "RM"),
+        (ACCESS, "access"),
+        (UPDATE, "update"),
+        (INSERT, "insert"),
+        (DELETE, "delete"),
+        (NOT_KEY, "not_key"),
+        (INCOMPLETE, "incomplete"),
+        (VARIABLE_FLAGS, "variable_flags"),
+    ];
+}
+
+/// Where to begin to look for keys.
+#[derive(Clone, Copy, Debug)]
+pub enum Begin {
+    Index(usize),
+    /// Behind this word, looked for from `start` on (negative: backwards from the end).
+    Keyword(&'static str, i32),
+    Unknown,
+}
+
+/// How to find them from there.
+#[derive(Clone, Copy, Debug)]
+pub enum Find {
+    /// Up to `last` (relative to the first; negative: from the end of the arguments), every
+    /// `step`-th; `limit` > 1: only the first 1/limit of what is left.
+    Range { last: i32, step: usize, limit: usize },
+    /// A count at `at`, the keys from `first` on (both relative), every `step`-th.
+    KeyNum { at: usize, first: usize, step: usize },
+    /// By this function, which appends the indices: among options that may stand anywhere. Clients
+    /// are told that it is unknown.
+    Options(for<'a> fn(Args<'a>, &mut Vec<usize>)),
+    /// Not in the arguments but in the data: the command needs keys that are not declared.
+    Unknown,
+}
+
+impl KeySpec {
+    /// One key at argument `index`.
+    pub const fn one(index: usize, flags: u32) -> Self {
+        Self { flags, begin: Begin::Index(index), find: Find::Range { last: 0, step: 1, limit: 0 } }
+    }
+
+    /// Keys from argument `first` to the end, every `step`-th.
+    pub const fn to_end(first: usize, step: usize, flags: u32) -> Self {
+        Self { flags, begin: Begin::Index(first), find: Find::Range { last: -1, step, limit: 0 } }
+    }
+
+    /// As many keys as argument `at` says, behind it.
+    pub const fn numkeys(at: usize, flags: u32) -> Self {
+        let find = Find::KeyNum { at: 0, first: 1, step: 1 };
+        Self { flags, begin: Begin::Index(at), find }
+    }
+
+    /// Keys that do not follow from the arguments.
+    pub const fn unknown(flags: u32) -> Self {
+        Self { flags, begin: Begin::Unknown, find: Find::Unknown }
+    }
+
+    /// Appends the indices of the keys in `args`; `None` when the arguments do not fit.
+    pub fn find(&self, args: Args<'_>, out: &mut Vec<usize>) -> Option<()> {
+        let len = args.len();
+        let begin = match self.begin {
+            Begin::Index(index) => index,
+            Begin::Keyword(word, start) => {
+                let is_word = |i: &usize| {
+                    args.get(*i).is_some_and(|a| a.eq_ignore_ascii_case(word.as_bytes()))
+                };
+                let found = if start >= 0 {
+                    (start as usize..len).find(is_word)
+                } else {
+                    (1..=len.checked_sub(start.unsigned_abs() as usize)?).rev().find(is_word)
+                };
+                match found {
+                    Some(index) => index + 1,
+                    None => return Some(()),
+                }
+            }
+            Begin::Unknown => 0,
+        };
+        match self.find {
+            Find::Range { last, step, limit } => {
+                if begin >= len {
+                    return None;
+                }
+                let end = match last {
+                    0.. => begin + last as usize,
+                    -1 if limit > 1 => begin + (len - begin) / limit - 1,
+                    _ => len.checked_sub(last.unsigned_abs() as usize)?,
+                };
+                if end >= len {
+                    return None;
+                }
+                out.extend((begin..=end).step_by(step));
+            }
+            Find::KeyNum { at, first, step } => {
+                let count = flagstone_wire::num::parse_i64(args.get(begin + at)?)?;
+                let count = usize::try_from(count).ok().filter(|&n| n <= len)?;
+                let first = begin + first;
+                if count > 0 && first + (count - 1) * step >= len {
+                    return None;
+                }
+                out.extend((0..count).map(|i| first + i * step));
+            }
+            Find::Options(find) => find(args, out),
+            Find::Unknown => {}
+        }
+        Some(())
+    }
+}
+
+/// A command's keys as one range: first and last key (negative: from the end), and step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KeyRange {
+    pub first: i64,
+    pub last: i64,
+    pub step: i64,
+}
+
+impl<R: Runner> Spec<R> {
+    /// Its keys as clients of old want them, and whether that misses some ("movablekeys").
+    ///
+    /// Only consecutive ranges of step 1 make one range, unless there is a single one.
+    pub fn key_range(&self) -> (KeyRange, bool) {
+        let mut range: Option<KeyRange> = None;
+        let mut misses = false;
+        for spec in self.keys {
+            let (Begin::Index(first), Find::Range { last, step, .. }) = (spec.begin, spec.find)
+            else {
+                misses = true;
+                continue;
+            };
+            let first = first as i64;
+            let last = if last >= 0 { first + i64::from(last) } else { i64::from(last) };
+            let step = step as i64;
+            if self.keys.len() > 1 {
+                let follows = range.is_none_or(|before| before.last == first - 1);
+                if step != 1 || !follows {
+                    misses = true;
+                    continue;
+                }
+            }
+            misses |= spec.flags & key::INCOMPLETE != 0;
+            let first = range.map_or(first, |before| before.first);
+            range = Some(KeyRange { first, last, step });
+        }
+        (range.unwrap_or_default(), misses)
+    }
+
+    /// The names of its flags, as COMMAND shows them.
+    pub fn flag_names(&self) -> Vec<&'static str> {
+        let movable = if self.key_range().1 { flag::MOVABLE_KEYS } else { 0 };
+        let flags = self.flags | movable;
+        flag::NAMES.iter().filter(|(bit, _)| flags & bit != 0).map(|(_, name)| *name).collect()
+    }
+
+    /// The names of its ACL categories.
+    pub fn category_names(&self) -> Vec<&'static str> {
+        let set = self.categories();
+        acl::NAMES.iter().filter(|(bit, _)| set & bit != 0).map(|(_, name)| *name).collect()
+    }
+}
+
+impl<R: Runner> Spec<R> {
+    /// The indices of the keys in `args`; `None` when the arguments do not fit the key specs.
+    pub fn key_indices(&self, args: Args<'_>) -> Option<Vec<usize>> {
+        let mut out = Vec::new();
+        self.key_specs().try_for_each(|spec| spec.find(args, &mut out))?;
+        Some(out)
+    }
+
+    /// The indices of the keys in `args` by those key specs that the arguments fit. PFMERGE may
+    /// have no sources.
+    pub fn fitting_key_indices(&self, args: Args<'_>) -> Vec<usize> {
+        let mut out = Vec::new();
+        self.key_specs().for_each(|spec| {
+            let _ = spec.find(args, &mut out);
+        });
+        out
+    }
+
+    /// Where its keys stand.
+    fn key_specs(&self) -> impl Iterator<Item = &'static KeySpec> {
+        self.keys.iter().filter(|s| s.flags & key::NOT_KEY == 0)
+    }
+}

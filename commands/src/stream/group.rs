@@ -1,0 +1,208 @@
+//! What commands on consumer groups share.
+
+use super::reply_id;
+use crate::generic::shown;
+use crate::{Ctx, Outcome, Stop};
+use flagstone_storage::Store;
+use flagstone_storage::need::Part;
+use flagstone_storage::notify::NotifyFlags;
+use flagstone_storage::store::OrLoad;
+use flagstone_storage::value::stream::{ConsumerNo, Group, PendingEntry};
+use flagstone_storage::value::{Stream, StreamId};
+use flagstone_wire::resp::Reply;
+use std::collections::HashMap;
+
+/// The number of a consumer that is to be made.
+pub(super) const NEW: ConsumerNo = 0;
+
+/// The error of commands that need a key with a group.
+pub(super) fn no_group(key: &[u8], group: &[u8]) -> Vec<u8> {
+    let parts =
+        [b"NOGROUP No such key '", shown(key), b"' or consumer group '", shown(group), b"'"];
+    parts.concat()
+}
+
+/// The error of commands that need a group, of a key that exists.
+pub(super) fn no_group_of_key(key: &[u8], group: &[u8]) -> Vec<u8> {
+    let (key, group) = (shown(key), shown(group));
+    [b"NOGROUP No such consumer group '", group, b"' for key name '", key, b"'"].concat()
+}
+
+/// The error of XREADGROUP without key or group.
+pub(super) fn no_group_to_read(key: &[u8], group: &[u8]) -> Vec<u8> {
+    [&no_group(key, group)[..], b" in XREADGROUP with GROUP option"].concat()
+}
+
+/// Ends a command with an error. One that is no text, as a name is none, goes out as it is.
+pub(super) fn refuse(out: &mut Reply, error: Vec<u8>) -> Outcome {
+    match String::from_utf8(error) {
+        Ok(text) => Err(text.into()),
+        Err(bytes) => {
+            out.error(bytes.into_bytes());
+            Ok(())
+        }
+    }
+}
+
+/// A stream and its group, if both exist.
+pub(super) fn find<'a>(
+    store: &'a mut Store,
+    db: u32,
+    key: &[u8],
+    group: &[u8],
+) -> Result<Option<(&'a Stream, &'a Group)>, Stop> {
+    let Some(stream) = store.typed::<Stream>(db, key)? else { return Ok(None) };
+    let group = stream.groups().group(group).or_load(db, key)?;
+    Ok(group.map(|group| (stream, group)))
+}
+
+/// Changes a group of a stream that exists, and tells the event. The stream is the same for those
+/// who watch or track it.
+pub(super) fn change(
+    cx: &mut Ctx<'_>,
+    key: &[u8],
+    event: Option<&'static str>,
+    change: impl FnOnce(&mut Stream),
+) -> Result<(), Stop> {
+    if let Some(mut entry) = cx.store.typed_mut::<Stream>(cx.db, key)? {
+        entry.quietly();
+        entry.typed_mut::<Stream>().map(change);
+        if let Some(event) = event {
+            entry.event(NotifyFlags::STREAM, event);
+        }
+    }
+    Ok(())
+}
+
+/// The event of a consumer that did not exist.
+pub(super) fn creation(number: ConsumerNo) -> Option<&'static str> {
+    (number == NEW).then_some("xgroup-createconsumer")
+}
+
+/// What happens to pending entries when a consumer gets them.
+#[derive(Debug)]
+pub(super) struct Delivery<'a> {
+    pub key: &'a [u8],
+    pub group: &'a [u8],
+    pub consumer: &'a [u8],
+    /// Its number, or [`NEW`].
+    pub number: ConsumerNo,
+    pub now_ms: u64,
+    /// It got something.
+    pub active: bool,
+}
+
+impl Delivery<'_> {
+    /// Makes the consumer, if it is new, and gives it what has its number; the number.
+    pub(super) fn apply(&self, stream: &mut Stream, entries: &mut [PendingEntry]) -> ConsumerNo {
+        let groups = stream.groups_mut();
+        let number = match self.number {
+            NEW => groups.create_consumer(self.group, self.consumer, self.now_ms),
+            number => number,
+        };
+        entries.iter_mut().filter(|e| e.consumer == NEW).for_each(|e| e.consumer = number);
+        if !entries.is_empty() {
+            groups.put_pending(self.group, entries);
+        }
+        groups.note_request(self.group, number, self.now_ms, self.active);
+        number
+    }
+}
+
+/// Answers a time or a number that may be unknown.
+fn reply_or_null(out: &mut Reply, number: Option<i64>) {
+    match number {
+        Some(number) => out.int(number),
+        None => out.null(),
+    }
+}
+
+/// Answers how far a group has come.
+pub(super) fn reply_progress(out: &mut Reply, stream: &Stream, group: &Group) {
+    out.bulk_str("last-delivered-id");
+    reply_id(out, group.last_id());
+    out.bulk_str("entries-read");
+    reply_or_null(out, group.entries_read());
+    out.bulk_str("lag");
+    reply_or_null(out, stream.lag(group));
+}
+
+/// Answers a consumer's time, -1 where there is none.
+pub(super) fn time(ms: Option<u64>) -> i64 {
+    ms.map_or(-1, |ms| ms as i64)
+}
+
+/// Answers the groups of a stream as XINFO STREAM … FULL does, with up to `count` pending entries
+/// of each group and consumer.
+pub(super) fn reply_full(out: &mut Reply, stream: &Stream, count: u64) -> Result<(), Part> {
+    out.array(stream.groups().len() as usize);
+    for row in stream.groups().iter() {
+        let (name, group) = row?;
+        out.map(7);
+        out.bulk_str("name");
+        out.bulk(name);
+        reply_progress(out, stream, group);
+        out.bulk_str("pel-count");
+        out.count(group.pending() as usize);
+        reply_pending(out, stream, group, count)?;
+    }
+    Ok(())
+}
+
+/// The first `count` pending entries of a group, and of each of its consumers.
+fn reply_pending(out: &mut Reply, stream: &Stream, group: &Group, count: u64) -> Result<(), Part> {
+    let groups = stream.groups();
+    let consumers = groups.consumers(group)?;
+    // All are found in one walk.
+    let most = |pending: u64| pending.min(count);
+    let mut left: u64 = consumers.iter().map(|(_, consumer)| most(consumer.pending())).sum();
+    let mut first: Vec<PendingEntry> = Vec::new();
+    let mut of_consumers: HashMap<ConsumerNo, Vec<PendingEntry>> = HashMap::new();
+    for entry in groups.pending_from(group, StreamId::MIN)? {
+        if left == 0 && first.len() as u64 >= most(group.pending()) {
+            break;
+        }
+        let entry = entry?;
+        if (first.len() as u64) < count {
+            first.push(entry);
+        }
+        let here = of_consumers.entry(entry.consumer).or_default();
+        if (here.len() as u64) < count {
+            here.push(entry);
+            left = left.saturating_sub(1);
+        }
+    }
+    let names: HashMap<_, _> = consumers.iter().map(|(no, it)| (*no, it.name())).collect();
+    out.bulk_str("pending");
+    out.array(first.len());
+    for entry in first {
+        out.array(4);
+        reply_id(out, entry.id);
+        out.bulk(names.get(&entry.consumer).copied().unwrap_or_default());
+        out.int(entry.delivered_ms as i64);
+        out.int(entry.deliveries as i64);
+    }
+    out.bulk_str("consumers");
+    out.array(consumers.len());
+    for (number, consumer) in consumers {
+        out.map(5);
+        out.bulk_str("name");
+        out.bulk(consumer.name());
+        out.bulk_str("seen-time");
+        out.int(consumer.seen_ms() as i64);
+        out.bulk_str("active-time");
+        out.int(time(consumer.active_ms()));
+        out.bulk_str("pel-count");
+        out.count(consumer.pending() as usize);
+        let pending = of_consumers.remove(&number).unwrap_or_default();
+        out.bulk_str("pending");
+        out.array(pending.len());
+        for entry in pending {
+            out.array(3);
+            reply_id(out, entry.id);
+            out.int(entry.delivered_ms as i64);
+            out.int(entry.deliveries as i64);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,72 @@
+//! Streams.
+
+pub mod ack;
+pub mod add;
+pub mod claim;
+pub mod edit;
+mod group;
+#[cfg(test)]
+mod group_tests;
+pub mod info;
+mod info_groups;
+pub mod manage;
+pub mod parse;
+pub mod pending;
+pub mod range;
+pub mod read;
+pub mod read_group;
+pub mod read_options;
+pub mod restore;
+#[cfg(test)]
+mod tests;
+pub mod trim_options;
+
+use super::{KeySpec, Stop, arg, key};
+use crate::DataSettings;
+use flagstone_storage::value::StreamId;
+use flagstone_storage::value::stream::{NodeLimits, StreamEntry};
+use flagstone_wire::resp::{Args, Reply};
+
+/// The key of commands that read a stream.
+pub(super) const READS: KeySpec = KeySpec::one(1, key::RO | key::ACCESS);
+
+/// The key, which is the first argument of most commands here.
+fn key_arg(args: Args<'_>) -> Result<&[u8], Stop> {
+    arg(args, 1)
+}
+
+/// When a node of a stream is full.
+fn node_limits(settings: &DataSettings) -> NodeLimits {
+    NodeLimits::new(settings.stream_node_max_bytes, settings.stream_node_max_entries)
+}
+
+/// Answers an id.
+pub(super) fn reply_id(out: &mut Reply, id: StreamId) {
+    out.bulk_str(&format!("{}-{}", id.ms, id.seq));
+}
+
+/// Answers an entry: its id, then its fields and their values.
+pub(super) fn reply_entry(out: &mut Reply, entry: StreamEntry<'_>) {
+    out.array(2);
+    reply_id(out, entry.id);
+    out.array(entry.fields.len() * 2);
+    for (name, value) in entry.fields {
+        out.bulk(name);
+        out.bulk(value);
+    }
+}
+
+/// Answers entries.
+pub(super) fn reply_entries<'a>(
+    out: &mut Reply,
+    entries: impl Iterator<Item = StreamEntry<'a>>,
+) -> usize {
+    let mark = out.begin_array();
+    let mut count = 0;
+    for entry in entries {
+        reply_entry(out, entry);
+        count += 1;
+    }
+    out.end(mark, count);
+    count
+}

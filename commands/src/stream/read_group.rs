@@ -1,0 +1,264 @@
+//! Reading as a consumer of a group: XREADGROUP.
+
+use super::group::{self, Delivery, NEW, no_group_to_read};
+use super::read::nothing_to_read;
+use super::read_options::ReadOptions;
+use super::{parse, reply_entries, reply_entry, reply_id};
+use crate::{Begin, Ctx, Find, Group, KeySpec, Outcome, Run, Spec, Stop, flag, key};
+use flagstone_storage::need::Part;
+use flagstone_storage::store::OrLoad;
+use flagstone_storage::value::stream::{self, ConsumerNo, PendingEntry};
+use flagstone_storage::value::{Stream, StreamId};
+use flagstone_wire::resp::{Args, Reply};
+
+/// What is read of a stream.
+#[derive(Clone, Copy, Debug)]
+enum What {
+    /// What no consumer of the group has got yet.
+    New,
+    /// What this consumer has got and not acknowledged, behind an id.
+    History(StreamId),
+}
+
+impl What {
+    fn parse(id: &[u8]) -> Result<Self, Stop> {
+        let meaningless = |id: char| -> Stop {
+            format!(
+                "ERR The {id} ID is meaningless in the context of XREADGROUP: you want to read the \
+                 history of this consumer by specifying a proper ID, or use the > ID to get new \
+                 messages. The {id} ID would just return an empty result set."
+            )
+            .into()
+        };
+        match id {
+            b"$" => Err(meaningless('$')),
+            b"+" => Err(meaningless('+')),
+            b">" => Ok(Self::New),
+            id => Ok(match parse::id(id, 0)? {
+                StreamId::MAX => Self::New,
+                id => Self::History(id),
+            }),
+        }
+    }
+}
+
+/// What one stream answers and what that changes; nothing has changed yet.
+#[derive(Default)]
+struct Plan {
+    number: ConsumerNo,
+    /// Where the group is then, if it moves.
+    position: Option<(StreamId, Option<i64>)>,
+    /// New entries from an id on, and how many.
+    new: Option<(StreamId, u64)>,
+    history: Option<Vec<PendingEntry>>,
+    /// What is pending then with the consumer, as it is then.
+    pending: Vec<PendingEntry>,
+    /// The consumer has nothing pending before this id.
+    low: Option<StreamId>,
+}
+
+impl Plan {
+    fn of(
+        stream: &Stream,
+        group: &stream::Group,
+        options: &ReadOptions<'_>,
+        (consumer, what, now_ms): (&[u8], What, u64),
+    ) -> Result<Self, Part> {
+        let consumer = stream.groups().consumer(group, consumer)?;
+        let mut plan =
+            Self { number: consumer.map_or(NEW, |(number, _)| number), ..Self::default() };
+        match what {
+            What::New => plan.new_entries(stream, group, options, now_ms)?,
+            What::History(id) => plan.history(stream, group, (id, options.count), now_ms)?,
+        }
+        stream.groups().require_pending(group, plan.pending.iter().map(|entry| entry.id))?;
+        Ok(plan)
+    }
+
+    fn new_entries(
+        &mut self,
+        stream: &Stream,
+        group: &stream::Group,
+        options: &ReadOptions<'_>,
+        now_ms: u64,
+    ) -> Result<(), Part> {
+        let Some(from) = group.last_id().next().filter(|from| *from <= stream.last_id()) else {
+            return Ok(());
+        };
+        let mut position = (group.last_id(), group.entries_read());
+        let mut count = 0;
+        for entry in stream.range(from, StreamId::MAX, options.count, false)? {
+            position = stream.advance(position, entry.id);
+            count += 1;
+            if !options.no_ack {
+                let consumer = self.number;
+                let id = entry.id;
+                let pending = PendingEntry { id, delivered_ms: now_ms, deliveries: 1, consumer };
+                self.pending.push(pending);
+            }
+        }
+        if count > 0 {
+            (self.new, self.position) = (Some((from, count)), Some(position));
+        }
+        Ok(())
+    }
+
+    fn history(
+        &mut self,
+        stream: &Stream,
+        group: &stream::Group,
+        (behind, count): (StreamId, u64),
+        now_ms: u64,
+    ) -> Result<(), Part> {
+        let Some(from) = behind.next() else { return Ok(()) };
+        let found = stream.groups().pending_of(group, self.number, from, count)?;
+        self.low = found.first().map(|entry| entry.id).filter(|_| {
+            let consumer = stream.groups().consumer_of(group, self.number);
+            matches!(consumer, Ok(Some(consumer)) if from <= consumer.first_pending())
+        });
+        let mut before = None;
+        for entry in &found {
+            if stream.get_behind(before.replace(entry.id), entry.id)?.is_some() {
+                let deliveries = entry.deliveries.saturating_add(1);
+                self.pending.push(PendingEntry { delivered_ms: now_ms, deliveries, ..*entry });
+            }
+        }
+        self.history = Some(found);
+        Ok(())
+    }
+
+    /// Whether the stream is answered.
+    fn answers(&self) -> bool {
+        self.new.is_some() || self.history.is_some()
+    }
+
+    fn reply(&self, out: &mut Reply, key: &[u8], stream: &Stream) -> Result<(), Part> {
+        if !out.is_resp3() {
+            out.array(2);
+        }
+        out.bulk(key);
+        if let Some((from, count)) = self.new {
+            reply_entries(out, stream.range(from, StreamId::MAX, count, false)?);
+        }
+        let Some(history) = &self.history else { return Ok(()) };
+        out.array(history.len());
+        for entry in history {
+            match stream.get(entry.id)? {
+                Some(entry) => reply_entry(out, entry),
+                None => {
+                    out.array(2);
+                    reply_id(out, entry.id);
+                    out.null_array();
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn apply(mut self, stream: &mut Stream, mut delivery: Delivery<'_>) {
+        delivery.number = self.number;
+        delivery.active = self.new.is_some() && !self.pending.is_empty();
+        let number = delivery.apply(stream, &mut self.pending);
+        if let Some((last_id, entries_read)) = self.position {
+            stream.groups_mut().set_position(delivery.group, last_id, entries_read);
+        }
+        if let Some(low) = self.low {
+            stream.groups_mut().raise_low(delivery.group, number, low);
+        }
+    }
+}
+
+/// The plan for one stream, whose group exists.
+fn plan(
+    cx: &mut Ctx<'_>,
+    options: &ReadOptions<'_>,
+    (key, what): (&[u8], What),
+) -> Result<Plan, Stop> {
+    let (db, now_ms) = (cx.db, cx.now_ms());
+    let (name, consumer) = options.group.unwrap_or_default();
+    let Some((stream, group)) = group::find(cx.store, cx.db, key, name)? else {
+        return Ok(Plan::default());
+    };
+    Ok(Plan::of(stream, group, options, (consumer, what, now_ms)).or_load(db, key)?)
+}
+
+/// Checks that all is in memory before anything changes.
+fn require(
+    cx: &mut Ctx<'_>,
+    options: &ReadOptions<'_>,
+    streams: &[(&[u8], What)],
+) -> Result<(), Stop> {
+    for (n, &(key, what)) in streams.iter().enumerate() {
+        plan(cx, options, (key, what))?;
+        // What one read changes another one of the same stream sees.
+        if streams[..n].iter().any(|(other, _)| *other == key)
+            && let Some(entry) = cx.store.entry(cx.db, key)?
+        {
+            entry.value.require_whole().or_load(cx.db, key)?;
+        }
+    }
+    Ok(())
+}
+
+/// `XREADGROUP GROUP group consumer [COUNT count] [BLOCK ms] [NOACK] STREAMS key… id…`
+fn xreadgroup(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+    let (db, now_ms) = (cx.db, cx.now_ms());
+    let options = ReadOptions::parse(args, true, now_ms)?;
+    let (name, consumer) = options.group.unwrap_or_default();
+    let mut streams = Vec::with_capacity(options.streams().len());
+    for (key, id) in options.streams() {
+        if !cx.is_here(key) {
+            continue;
+        }
+        if group::find(cx.store, cx.db, key, name)?.is_none() {
+            return group::refuse(cx.out, no_group_to_read(key, name));
+        }
+        streams.push((key, What::parse(id)?));
+    }
+    if streams.len() > 1 {
+        require(cx, &options, &streams)?;
+    }
+    let mut found = 0;
+    let mark = if cx.out.is_resp3() { cx.out.begin_map() } else { cx.out.begin_array() };
+    for (key, what) in streams {
+        let plan = plan(cx, &options, (key, what))?;
+        if cx.again && !plan.answers() {
+            // The consumer was seen when it began to wait.
+            continue;
+        }
+        if plan.answers()
+            && let Some(stream) = cx.store.typed::<Stream>(db, key)?
+        {
+            plan.reply(cx.out, key, stream).or_load(db, key)?;
+            found += 1;
+        }
+        let delivery = Delivery { key, group: name, consumer, number: NEW, now_ms, active: false };
+        let event = group::creation(plan.number);
+        group::change(cx, key, event, |stream| plan.apply(stream, delivery))?;
+    }
+    if found == 0 {
+        cx.out.discard(mark);
+        return nothing_to_read(cx.out, &options, Vec::new());
+    }
+    cx.out.end(mark, found);
+    Ok(())
+}
+
+/// The commands of this file.
+pub const COMMANDS: &[Spec] = &[Spec {
+    name: "xreadgroup",
+    group: Group::Stream,
+    since: "5.0.0",
+    complexity: "O(log(N)+M) for each stream, where N is the number of its nodes and M the number of entries returned.",
+    summary: "Returns entries of streams to a consumer of a group.",
+    arity: -7,
+    flags: flag::WRITE | flag::BLOCKING | flag::MOVABLE_KEYS,
+    keys: &[KeySpec {
+        flags: key::RO | key::ACCESS,
+        begin: Begin::Keyword("STREAMS", 4),
+        find: Find::Range { last: -1, step: 1, limit: 2 },
+    }],
+    blocks: ReadOptions::has_block,
+    run: Run::Keys(xreadgroup),
+    ..Spec::NEW
+}];

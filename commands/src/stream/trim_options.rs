@@ -1,0 +1,116 @@
+//! The options that XADD and XTRIM share.
+
+use super::parse::{self, NewId};
+use crate::DataSettings;
+use crate::{Stop, error, is_word};
+use flagstone_storage::value::stream::{Threshold, Trim};
+use flagstone_wire::num::parse_i64;
+use flagstone_wire::resp::Args;
+
+/// What an approximate trim deletes at most where no LIMIT is given: so many nodes of entries, or
+/// entries if nodes have any number; and the greatest such limit.
+const LIMIT_NODES: u64 = 100;
+const LIMIT_ENTRIES: u64 = 10_000;
+const LIMIT_MAX: u64 = 1_000_000;
+
+/// See the module's description.
+#[derive(Debug, Default)]
+pub struct Options {
+    pub no_mkstream: bool,
+    pub trim: Option<Trim>,
+    /// XADD: where the id stands.
+    pub at: usize,
+    pub id: Option<NewId>,
+}
+
+fn not_negative(text: &[u8], error: &'static str) -> Result<u64, Stop> {
+    let number = parse_i64(text).ok_or(error::NOT_INTEGER)?;
+    u64::try_from(number).map_err(|_| error.into())
+}
+
+impl Options {
+    /// The options from the third argument on, `add`: up to the id of a new entry.
+    pub fn parse(args: Args<'_>, add: bool, settings: &DataSettings) -> Result<Self, Stop> {
+        let mut options = Self::default();
+        let (mut limit, mut to) = (None, None);
+        let mut at = 2;
+        while let Some(option) = args.get(at) {
+            let value = args.get(at + 1);
+            match value {
+                _ if add && option == b"*" => {
+                    options.id = Some(NewId::Auto);
+                    break;
+                }
+                Some(value) if is_word(option, "maxlen") || is_word(option, "minid") => {
+                    if to.is_some() {
+                        return Err(BOTH.into());
+                    }
+                    let approximate = value == b"~" && args.get(at + 2).is_some();
+                    let is_marked = approximate || (value == b"=" && args.get(at + 2).is_some());
+                    at += usize::from(is_marked);
+                    let value = args.get(at + 1).ok_or(error::SYNTAX)?;
+                    to = Some((threshold(option, value)?, approximate));
+                    at += 1;
+                }
+                Some(value) if is_word(option, "limit") => {
+                    limit = Some(not_negative(value, "ERR The LIMIT argument must be >= 0.")?);
+                    at += 1;
+                }
+                _ if add && is_word(option, "nomkstream") => options.no_mkstream = true,
+                _ if add => {
+                    options.id = Some(parse::new_id(option)?);
+                    break;
+                }
+                _ => return Err(error::SYNTAX.into()),
+            }
+            at += 1;
+        }
+        options.at = at;
+        options.trim = trim(to, limit, add, settings)?;
+        Ok(options)
+    }
+}
+
+const BOTH: &str = "ERR syntax error, MAXLEN and MINID options at the same time are not compatible";
+
+fn threshold(option: &[u8], value: &[u8]) -> Result<Threshold, Stop> {
+    if is_word(option, "maxlen") {
+        not_negative(value, "ERR The MAXLEN argument must be >= 0.").map(Threshold::MaxLen)
+    } else {
+        parse::id(value, 0).map(Threshold::MinId)
+    }
+}
+
+fn trim(
+    to: Option<(Threshold, bool)>,
+    limit: Option<u64>,
+    add: bool,
+    settings: &DataSettings,
+) -> Result<Option<Trim>, Stop> {
+    let Some((to, approximate)) = to else {
+        if limit.is_some_and(|limit| limit > 0) {
+            let text =
+                "ERR syntax error, LIMIT cannot be used without specifying a trimming strategy";
+            return Err(text.into());
+        }
+        if !add {
+            return Err("ERR syntax error, XTRIM must be called with a trimming strategy".into());
+        }
+        if limit.is_some() {
+            return Err(NOT_APPROXIMATE.into());
+        }
+        return Ok(None);
+    };
+    let limit = match limit {
+        Some(_) if !approximate => return Err(NOT_APPROXIMATE.into()),
+        Some(limit) => limit,
+        None if approximate => match settings.stream_node_max_entries {
+            0 => LIMIT_ENTRIES,
+            entries => entries.saturating_mul(LIMIT_NODES).min(LIMIT_MAX),
+        },
+        None => 0,
+    };
+    Ok(Some(Trim { to, approximate, limit }))
+}
+
+const NOT_APPROXIMATE: &str = "ERR syntax error, LIMIT cannot be used without the special ~ option";

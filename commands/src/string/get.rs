@@ -1,0 +1,103 @@
+//! Reading a whole string, and deleting it or changing its expiry on the way.
+
+use super::bulk;
+use crate::expiry::ExpiryOption;
+use crate::{Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, key};
+use flagstone_storage::notify::NotifyFlags;
+use flagstone_storage::store::OrLoad;
+use flagstone_wire::resp::Args;
+
+/// Writes the string a key holds, or null; whether the key exists.
+fn read(cx: &mut Ctx<'_>, name: &[u8]) -> Result<bool, Stop> {
+    let Some(value) = cx.store.string(cx.db, name)? else {
+        cx.out.null();
+        return Ok(false);
+    };
+    bulk(cx.out, value).or_load(cx.db, name)?;
+    Ok(true)
+}
+
+/// `GET key`
+fn get(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+    read(cx, arg(args, 1)?)?;
+    Ok(())
+}
+
+/// `GETDEL key`
+fn getdel(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+    let name = arg(args, 1)?;
+    if read(cx, name)? {
+        cx.delete(name)?;
+    }
+    Ok(())
+}
+
+/// `GETEX key [EX seconds | PX milliseconds | EXAT unix-time-seconds |
+/// PXAT unix-time-milliseconds | PERSIST]`
+fn getex(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+    let mut expiry = ExpiryOption::default();
+    let mut at = 2;
+    while let Some(word) = args.get(at) {
+        at += expiry.take("persist", word, args.get(at + 1)).ok_or(error::SYNTAX)?;
+    }
+    let name = arg(args, 1)?;
+    if !read(cx, name)? {
+        return Ok(());
+    }
+    let now_ms = cx.now_ms();
+    let expire_at_ms = expiry.time_ms(now_ms, "getex")?;
+    let mut entry = cx.store.entry_mut(cx.db, name)?;
+    match (expiry, expire_at_ms) {
+        (ExpiryOption::Time(form, _), Some(at)) => {
+            if form.is_absolute() && at <= now_ms {
+                entry.clear();
+                entry.event(NotifyFlags::EXPIRED, "expired");
+            } else {
+                entry.expire_at_ms = at;
+                entry.event(NotifyFlags::GENERIC, "expire");
+            }
+        }
+        (ExpiryOption::Word, _) if entry.expire_at_ms != 0 => {
+            entry.expire_at_ms = 0;
+            entry.event(NotifyFlags::GENERIC, "persist");
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+/// The commands that read a whole string.
+pub const COMMANDS: &[Spec] = &[
+    Spec {
+        name: "get",
+        group: Group::String,
+        summary: "Returns the string a key holds.",
+        arity: 2,
+        flags: flag::READONLY | flag::FAST,
+        keys: &[KeySpec::one(1, key::RO | key::ACCESS)],
+        run: Run::Keys(get),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "getdel",
+        group: Group::String,
+        since: "6.2.0",
+        summary: "Returns the string a key holds and deletes the key.",
+        arity: 2,
+        flags: flag::WRITE | flag::FAST,
+        keys: &[KeySpec::one(1, key::RW | key::ACCESS | key::DELETE)],
+        run: Run::Keys(getdel),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "getex",
+        group: Group::String,
+        since: "6.2.0",
+        summary: "Returns the string a key holds and sets or removes the key's expiry.",
+        arity: -2,
+        flags: flag::WRITE | flag::FAST,
+        keys: &[KeySpec::one(1, key::RW | key::ACCESS | key::UPDATE)],
+        run: Run::Keys(getex),
+        ..Spec::NEW
+    },
+];

@@ -1,0 +1,35 @@
+//! Strings: each file declares its commands in its own `COMMANDS`.
+
+mod lcs_table;
+
+pub mod counters;
+pub mod get;
+pub mod lcs;
+pub mod multi;
+pub mod ranges;
+pub mod set;
+
+use super::error;
+use crate::DataSettings;
+use flagstone_storage::store::Part;
+use flagstone_storage::value::Str;
+use flagstone_wire::resp::Reply;
+
+/// Writes a string as a bulk string, or says what of it must be loaded first.
+fn bulk(out: &mut Reply, value: &Str) -> Result<(), Part> {
+    match value {
+        Str::Int(n) => out.bulk_int(*n),
+        other => out.bulk(&other.whole()?),
+    }
+    Ok(())
+}
+
+/// The length of a string of `len` bytes with `more` behind, if that is allowed.
+fn grown(len: usize, more: usize, settings: &DataSettings) -> Result<usize, &'static str> {
+    len.checked_add(more)
+        .filter(|&total| total <= settings.proto_max_bulk_len)
+        .ok_or(error::STRING_TOO_LONG)
+}
+
+#[cfg(test)]
+pub(super) mod tests;

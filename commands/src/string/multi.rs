@@ -1,0 +1,112 @@
+//! Several strings at once.
+
+use super::bulk;
+use crate::{Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, error, flag, key};
+use flagstone_storage::notify::NotifyFlags;
+use flagstone_storage::store::OrLoad;
+use flagstone_storage::value::Value;
+use flagstone_wire::resp::Args;
+
+/// `MGET key [key …]`
+fn mget(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+    cx.out.array(args.len() - 1);
+    for name in args.iter().skip(1) {
+        match cx.store.entry(cx.db, name)?.map(|entry| &entry.value) {
+            Some(Value::Str(s)) => bulk(cx.out, s).or_load(cx.db, name)?,
+            _ => cx.out.null(),
+        }
+    }
+    Ok(())
+}
+
+/// Keys and values behind the command's name.
+fn pairs<'a>(args: Args<'a>) -> impl Iterator<Item = (&'a [u8], &'a [u8])> {
+    (1..args.len()).step_by(2).filter_map(move |i| Some((args.get(i)?, args.get(i + 1)?)))
+}
+
+/// Whether any of the keys exists. All of them are in memory from here on.
+fn any_exists(cx: &mut Ctx<'_>, args: Args<'_>) -> Result<bool, Stop> {
+    let mut found = false;
+    for (name, _) in pairs(args) {
+        found |= cx.store.peek(cx.db, name)?.is_some();
+    }
+    Ok(found)
+}
+
+fn set_all(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+    for (name, value) in pairs(args) {
+        let mut entry = cx.store.entry_mut(cx.db, name)?;
+        entry.set_string(value);
+        entry.expire_at_ms = 0;
+        entry.event(NotifyFlags::STRING, "set");
+    }
+    Ok(())
+}
+
+fn check_pairs(args: Args<'_>, command: &str) -> Outcome {
+    if args.len().is_multiple_of(2) {
+        return Err(error::arity(command).into());
+    }
+    Ok(())
+}
+
+/// `MSET key value [key value …]`
+fn mset(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+    check_pairs(args, "mset")?;
+    any_exists(cx, args)?;
+    set_all(cx, args)?;
+    cx.out.ok();
+    Ok(())
+}
+
+/// `MSETNX key value [key value …]`
+fn msetnx(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+    check_pairs(args, "msetnx")?;
+    let free = !any_exists(cx, args)?;
+    if free {
+        set_all(cx, args)?;
+    }
+    cx.out.int(i64::from(free));
+    Ok(())
+}
+
+/// The commands on several strings.
+pub const COMMANDS: &[Spec] = &[
+    Spec {
+        name: "mget",
+        group: Group::String,
+        complexity: "O(N) with N the number of keys.",
+        summary: "Returns the strings that several keys hold, as of one moment.",
+        arity: -2,
+        flags: flag::READONLY | flag::FAST,
+        keys: &[KeySpec::to_end(1, 1, key::RO | key::ACCESS)],
+        tips: &["request_policy:multi_shard"],
+        run: Run::Keys(mget),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "mset",
+        group: Group::String,
+        since: "1.0.1",
+        complexity: "O(N) with N the number of keys.",
+        summary: "Sets several keys to strings at one moment.",
+        arity: -3,
+        flags: flag::WRITE | flag::DENYOOM,
+        keys: &[KeySpec::to_end(1, 2, key::OW | key::UPDATE)],
+        tips: &["request_policy:multi_shard", "response_policy:all_succeeded"],
+        run: Run::Keys(mset),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "msetnx",
+        group: Group::String,
+        since: "1.0.1",
+        complexity: "O(N) with N the number of keys.",
+        summary: "Sets several keys to strings at one moment if none of them exists.",
+        arity: -3,
+        flags: flag::WRITE | flag::DENYOOM,
+        keys: &[KeySpec::to_end(1, 2, key::OW | key::INSERT)],
+        run: Run::Keys(msetnx),
+        ..Spec::NEW
+    },
+];

@@ -1,0 +1,220 @@
+//! Setting a string: SET and its older forms.
+
+use super::bulk;
+use crate::expiry::{ExpiryOption, TimeForm};
+use crate::{Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, is_word, key};
+use flagstone_storage::notify::NotifyFlags;
+use flagstone_storage::store::OrLoad;
+use flagstone_storage::value::Value;
+use flagstone_wire::resp::Args;
+
+/// When SET does what it says.
+#[derive(Clone, Copy, Debug, Default)]
+enum Condition<'a> {
+    #[default]
+    Always,
+    /// NX: the key does not exist.
+    Missing,
+    /// XX: the key exists.
+    Exists,
+    /// IFEQ: the key holds this string.
+    Equals(&'a [u8]),
+}
+
+impl Condition<'_> {
+    fn holds(self, cx: &mut Ctx<'_>, name: &[u8]) -> Result<bool, Stop> {
+        if matches!(self, Self::Always) {
+            return Ok(true);
+        }
+        let value = cx.store.peek(cx.db, name)?.map(|entry| &entry.value);
+        match (self, value) {
+            (Self::Always, _) | (Self::Missing, None) | (Self::Exists, Some(_)) => Ok(true),
+            (Self::Missing, Some(_)) | (Self::Exists | Self::Equals(_), None) => Ok(false),
+            (Self::Equals(wanted), Some(Value::Str(s))) => {
+                Ok(s.len() == wanted.len() && *s.whole().or_load(cx.db, name)? == *wanted)
+            }
+            (Self::Equals(_), Some(_)) => Err(error::WRONG_TYPE.into()),
+        }
+    }
+}
+
+/// The options of SET.
+#[derive(Clone, Copy, Debug, Default)]
+struct Options<'a> {
+    condition: Condition<'a>,
+    /// GET: the reply is what the key held.
+    get: bool,
+    expiry: ExpiryOption<'a>,
+}
+
+impl<'a> Options<'a> {
+    /// Reads what stands behind the value.
+    fn parse(args: Args<'a>) -> Result<Self, Stop> {
+        let mut options = Self::default();
+        let mut at = 3;
+        while let Some(word) = args.get(at) {
+            let next = args.get(at + 1);
+            at += options.take(word, next).ok_or(error::SYNTAX)?;
+        }
+        Ok(options)
+    }
+
+    /// Takes one option in; returns the number of its arguments, `None` if it does not fit.
+    fn take(&mut self, word: &[u8], next: Option<&'a [u8]>) -> Option<usize> {
+        use Condition::{Always, Equals, Exists, Missing};
+        if is_word(word, "nx") && matches!(self.condition, Always | Missing) {
+            self.condition = Missing;
+        } else if is_word(word, "xx") && matches!(self.condition, Always | Exists) {
+            self.condition = Exists;
+        } else if is_word(word, "ifeq") && matches!(self.condition, Always) {
+            self.condition = Equals(next?);
+            return Some(2);
+        } else if is_word(word, "get") {
+            self.get = true;
+        } else {
+            return self.expiry.take("keepttl", word, next);
+        }
+        Some(1)
+    }
+}
+
+/// Sets a key as the options say and writes what it held if they ask for it; whether it was set.
+fn store(
+    cx: &mut Ctx<'_>,
+    name: &[u8],
+    value: &[u8],
+    options: &Options<'_>,
+    command: &str,
+) -> Result<bool, Stop> {
+    let now_ms = cx.now_ms();
+    let expire_at_ms = options.expiry.time_ms(now_ms, command)?;
+    if options.get {
+        match cx.store.string(cx.db, name)? {
+            Some(s) => bulk(cx.out, s).or_load(cx.db, name)?,
+            None => cx.out.null(),
+        }
+    }
+    if !options.condition.holds(cx, name)? {
+        return Ok(false);
+    }
+    if expire_at_ms.is_some_and(|at| at <= now_ms) {
+        // It would expire at once.
+        if cx.store.peek(cx.db, name)?.is_some() && cx.store.remove(cx.db, name)? {
+            cx.store.stats.expired += 1;
+            cx.notify(NotifyFlags::EXPIRED, "expired", name);
+        }
+        return Ok(true);
+    }
+    let mut entry = cx.store.entry_mut(cx.db, name)?;
+    entry.set_string(value);
+    if options.expiry != ExpiryOption::Word {
+        entry.expire_at_ms = expire_at_ms.unwrap_or(0);
+    }
+    entry.event(NotifyFlags::STRING, "set");
+    if expire_at_ms.is_some() {
+        entry.event(NotifyFlags::GENERIC, "expire");
+    }
+    Ok(true)
+}
+
+/// `SET key value [NX | XX | IFEQ comparison-value] [GET] [EX seconds | PX milliseconds |
+/// EXAT unix-time-seconds | PXAT unix-time-milliseconds | KEEPTTL]`
+fn set(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+    let options = Options::parse(args)?;
+    let done = store(cx, arg(args, 1)?, arg(args, 2)?, &options, "set")?;
+    match (options.get, done) {
+        (true, _) => {}
+        (false, true) => cx.out.ok(),
+        (false, false) => cx.out.null(),
+    }
+    Ok(())
+}
+
+/// `SETNX key value`
+fn setnx(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+    let options = Options { condition: Condition::Missing, ..Options::default() };
+    let done = store(cx, arg(args, 1)?, arg(args, 2)?, &options, "setnx")?;
+    cx.out.int(i64::from(done));
+    Ok(())
+}
+
+/// `SETEX key seconds value`
+fn setex(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+    set_expiring(cx, args, TimeForm::Seconds, "setex")
+}
+
+/// `PSETEX key milliseconds value`
+fn psetex(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+    set_expiring(cx, args, TimeForm::Millis, "psetex")
+}
+
+fn set_expiring(cx: &mut Ctx<'_>, args: Args<'_>, form: TimeForm, command: &str) -> Outcome {
+    let expiry = ExpiryOption::Time(form, arg(args, 2)?);
+    let options = Options { expiry, ..Options::default() };
+    store(cx, arg(args, 1)?, arg(args, 3)?, &options, command)?;
+    cx.out.ok();
+    Ok(())
+}
+
+/// `GETSET key value`
+fn getset(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+    let options = Options { get: true, ..Options::default() };
+    store(cx, arg(args, 1)?, arg(args, 2)?, &options, "getset")?;
+    Ok(())
+}
+
+/// The commands that set a string.
+pub const COMMANDS: &[Spec] = &[
+    Spec {
+        name: "set",
+        group: Group::String,
+        summary: "Sets a key to a string, whatever it held.",
+        arity: -3,
+        flags: flag::WRITE | flag::DENYOOM,
+        keys: &[KeySpec::one(1, key::RW | key::ACCESS | key::UPDATE | key::VARIABLE_FLAGS)],
+        run: Run::Keys(set),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "setnx",
+        group: Group::String,
+        summary: "Sets a key to a string if the key does not exist.",
+        arity: 3,
+        flags: flag::WRITE | flag::DENYOOM | flag::FAST,
+        keys: &[KeySpec::one(1, key::OW | key::INSERT)],
+        run: Run::Keys(setnx),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "setex",
+        group: Group::String,
+        since: "2.0.0",
+        summary: "Sets a key to a string that expires after some seconds.",
+        arity: 4,
+        flags: flag::WRITE | flag::DENYOOM,
+        keys: &[KeySpec::one(1, key::OW | key::UPDATE)],
+        run: Run::Keys(setex),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "psetex",
+        group: Group::String,
+        since: "2.6.0",
+        summary: "Sets a key to a string that expires after some milliseconds.",
+        arity: 4,
+        flags: flag::WRITE | flag::DENYOOM,
+        keys: &[KeySpec::one(1, key::OW | key::UPDATE)],
+        run: Run::Keys(psetex),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "getset",
+        group: Group::String,
+        summary: "Sets a key to a string and returns the one it held.",
+        arity: 3,
+        flags: flag::WRITE | flag::DENYOOM | flag::FAST,
+        keys: &[KeySpec::one(1, key::RW | key::ACCESS | key::UPDATE)],
+        run: Run::Keys(getset),
+        ..Spec::NEW
+    },
+];

@@ -1,0 +1,393 @@
+//! Several sorted sets at once: ZUNION, ZINTER, ZDIFF, their *STORE forms, ZINTERCARD. Sets may be
+//! among them; their members have the score 1.
+
+use super::{built, reply};
+use crate::combine::{Members, Op, Source, combined, count_inter, sources};
+use crate::{
+    Begin, Ctx, Find, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, int_arg, is_word,
+    key, tail,
+};
+use flagstone_storage::notify::NotifyFlags;
+use flagstone_storage::store::Part;
+use flagstone_storage::value::{Set, Typed, Value, Zset};
+use flagstone_wire::num::{parse_f64, parse_i64};
+use flagstone_wire::resp::Args;
+use std::cmp::Ordering;
+
+/// A set or a sorted set.
+#[derive(Clone, Copy, Debug)]
+enum Scored<'a> {
+    Set(&'a Set),
+    Zset(&'a Zset),
+}
+
+/// The set or sorted set of a key, if it exists.
+type ScoredSource<'a> = Option<Source<'a, Scored<'a>>>;
+
+impl Scored<'_> {
+    /// The score of a name, if it is known to be a member.
+    fn score(self, name: &[u8]) -> Option<f64> {
+        match self {
+            Self::Set(set) => (set.contains(name) == Ok(true)).then_some(1.0),
+            Self::Zset(zset) => zset.score(name).ok().flatten(),
+        }
+    }
+}
+
+impl<'a> Members<'a> for Scored<'a> {
+    fn is(value: &Value) -> bool {
+        matches!(value, Value::Set(_) | Value::Zset(_))
+    }
+
+    fn of(value: &'a Value) -> Option<Self> {
+        match value {
+            Value::Set(set) => Some(Self::Set(set)),
+            Value::Zset(zset) => Some(Self::Zset(zset)),
+            _ => None,
+        }
+    }
+
+    fn size(self) -> u64 {
+        match self {
+            Self::Set(set) => set.len(),
+            Self::Zset(zset) => zset.len(),
+        }
+    }
+
+    fn require<'n>(self, names: impl Iterator<Item = &'n [u8]>) -> Result<(), Part> {
+        match self {
+            Self::Set(set) => set.require(names),
+            Self::Zset(zset) => zset.require(names),
+        }
+    }
+
+    fn require_all(self) -> Result<(), Part> {
+        match self {
+            Self::Set(set) => set.require_all(),
+            Self::Zset(zset) => zset.require_all(),
+        }
+    }
+
+    fn names(self) -> Vec<&'a [u8]> {
+        match self {
+            Self::Set(set) => set.iter().collect(),
+            Self::Zset(zset) => zset.iter().map(|(name, _)| name).collect(),
+        }
+    }
+
+    fn some(self, skip: u64, count: usize) -> Result<Vec<&'a [u8]>, Part> {
+        match self {
+            Self::Set(set) => set.some(skip, count),
+            Self::Zset(zset) => {
+                zset.by_rank(skip, count as u64, false)?.map(|item| Ok(item?.0)).collect()
+            }
+        }
+    }
+
+    fn contains(self, name: &[u8]) -> bool {
+        self.score(name).is_some()
+    }
+}
+
+/// What becomes of the scores of a member.
+#[derive(Clone, Copy, Debug, Default)]
+enum Aggregate {
+    #[default]
+    Sum,
+    Min,
+    Max,
+}
+
+impl Aggregate {
+    fn parse(word: &[u8]) -> Option<Self> {
+        let all = [("SUM", Self::Sum), ("MIN", Self::Min), ("MAX", Self::Max)];
+        all.into_iter().find(|(name, _)| is_word(word, name)).map(|(_, aggregate)| aggregate)
+    }
+
+    /// Of infinities of both signs the sum is 0, as in Redis.
+    fn apply(self, a: f64, b: f64) -> f64 {
+        match self {
+            Self::Sum => number_or_zero(a + b),
+            Self::Min if b < a => b,
+            Self::Max if b > a => b,
+            Self::Min | Self::Max => a,
+        }
+    }
+}
+
+fn number_or_zero(score: f64) -> f64 {
+    if score.is_nan() { 0.0 } else { score }
+}
+
+/// A command of this family.
+#[derive(Clone, Copy, Debug)]
+struct Form {
+    name: &'static str,
+    op: Op,
+    /// The argument with the number of keys.
+    count_at: usize,
+    /// Only how many members there are is asked for.
+    count_only: bool,
+}
+
+impl Form {
+    const fn show(name: &'static str, op: Op) -> Self {
+        Self { name, op, count_at: 1, count_only: false }
+    }
+
+    const fn store(name: &'static str, op: Op) -> Self {
+        Self { name, op, count_at: 2, count_only: false }
+    }
+
+    fn stores(self) -> bool {
+        self.count_at == 2
+    }
+
+    /// The number of keys.
+    fn count(self, args: Args<'_>) -> Result<usize, Stop> {
+        let count = int_arg(args, self.count_at)?;
+        if count < 1 {
+            return Err(
+                format!("ERR at least 1 input key is needed for '{}' command", self.name).into()
+            );
+        }
+        let most = args.len() - self.count_at - 1;
+        let count = usize::try_from(count).ok().filter(|count| *count <= most);
+        count.ok_or_else(|| error::SYNTAX.into())
+    }
+}
+
+/// What the words behind the keys ask for.
+#[derive(Debug, Default)]
+struct Options {
+    /// One for each key.
+    weights: Vec<f64>,
+    aggregate: Aggregate,
+    with_scores: bool,
+    /// 0: none.
+    limit: u64,
+}
+
+impl Options {
+    /// The words from `at` on, behind `count` keys.
+    fn parse(args: Args<'_>, mut at: usize, count: usize, form: Form) -> Result<Self, Stop> {
+        let mut options = Self { weights: vec![1.0; count], ..Self::default() };
+        let weighs = form.op != Op::Diff && !form.count_only;
+        while let Some(word) = args.get(at) {
+            let left = args.len() - at - 1;
+            if weighs && left >= count && is_word(word, "WEIGHTS") {
+                for (weight, text) in options.weights.iter_mut().zip(tail(args, at + 1)) {
+                    *weight = parse_f64(text).ok_or("ERR weight value is not a float")?;
+                }
+                at += count;
+            } else if weighs && left >= 1 && is_word(word, "AGGREGATE") {
+                options.aggregate = Aggregate::parse(arg(args, at + 1)?).ok_or(error::SYNTAX)?;
+                at += 1;
+            } else if !form.stores() && !form.count_only && is_word(word, "WITHSCORES") {
+                options.with_scores = true;
+            } else if form.count_only && left >= 1 && is_word(word, "LIMIT") {
+                options.limit = parse_i64(arg(args, at + 1)?)
+                    .and_then(|limit| u64::try_from(limit).ok())
+                    .ok_or("ERR LIMIT can't be negative")?;
+                at += 1;
+            } else {
+                return Err(error::SYNTAX.into());
+            }
+            at += 1;
+        }
+        Ok(options)
+    }
+
+    /// The score of a member: of the smallest source first. Where weight and score make no number,
+    /// 0 takes its place, but not in what an intersection adds to the first score, as in Redis.
+    fn score(&self, op: Op, name: &[u8], by_size: &[(f64, Scored<'_>)]) -> f64 {
+        let mut scores = by_size.iter().filter_map(|(weight, source)| {
+            let score = source.score(name)?;
+            Some(weight * score)
+        });
+        let first = number_or_zero(scores.next().unwrap_or(0.0));
+        scores.fold(first, |sum, score| {
+            let score = if op == Op::Union { number_or_zero(score) } else { score };
+            self.aggregate.apply(sum, score)
+        })
+    }
+}
+
+/// Members in order that the sources combine to.
+fn members<'a>(
+    op: Op,
+    sources: &[ScoredSource<'a>],
+    options: &Options,
+) -> Result<Vec<(&'a [u8], f64)>, Stop> {
+    let names = combined(op, sources)?;
+    let mut by_size: Vec<(f64, Scored<'a>)> = options
+        .weights
+        .iter()
+        .zip(sources)
+        .filter_map(|(weight, source)| Some((*weight, (*source)?.members)))
+        .collect();
+    match op {
+        // Its scores are those of the first.
+        Op::Diff => by_size.truncate(1),
+        Op::Inter | Op::Union => by_size.sort_by_key(|(_, source)| source.size()),
+    }
+    let mut members: Vec<(&[u8], f64)> =
+        names.into_iter().map(|name| (name, options.score(op, name, &by_size))).collect();
+    members.sort_unstable_by(|(name, score), (other, other_score)| {
+        score.partial_cmp(other_score).unwrap_or(Ordering::Equal).then_with(|| name.cmp(other))
+    });
+    Ok(members)
+}
+
+/// `COMMAND numkeys key… [WEIGHTS weight…] [AGGREGATE SUM | MIN | MAX] [WITHSCORES]`
+fn show(cx: &mut Ctx<'_>, args: Args<'_>, form: Form) -> Outcome {
+    let count = form.count(args)?;
+    let sources: Vec<ScoredSource<'_>> = sources(cx.store, cx.db, tail(args, 2).take(count))?;
+    let options = Options::parse(args, 2 + count, count, form)?;
+    if form.count_only {
+        cx.out.count(count_inter(&sources, options.limit)?);
+    } else {
+        reply(cx.out, &members(form.op, &sources, &options)?, options.with_scores);
+    }
+    Ok(())
+}
+
+/// `COMMAND destination numkeys key… [WEIGHTS weight…] [AGGREGATE SUM | MIN | MAX]`
+fn store(cx: &mut Ctx<'_>, args: Args<'_>, form: Form) -> Outcome {
+    let (target, count) = (arg(args, 1)?, form.count(args)?);
+    cx.store.peek(cx.db, target)?;
+    let sources: Vec<ScoredSource<'_>> = sources(cx.store, cx.db, tail(args, 3).take(count))?;
+    let options = Options::parse(args, 3 + count, count, form)?;
+    let zset = built(&members(form.op, &sources, &options)?, cx.settings);
+    cx.out.count(zset.len() as usize);
+    Ok(cx.put_result(target, zset.into_value(), NotifyFlags::ZSET, form.name)?)
+}
+
+/// `ZUNION numkeys key… [WEIGHTS weight…] [AGGREGATE SUM | MIN | MAX] [WITHSCORES]`
+fn zunion(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+    show(cx, args, Form::show("zunion", Op::Union))
+}
+
+/// `ZINTER numkeys key… [WEIGHTS weight…] [AGGREGATE SUM | MIN | MAX] [WITHSCORES]`
+fn zinter(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+    show(cx, args, Form::show("zinter", Op::Inter))
+}
+
+/// `ZINTERCARD numkeys key… [LIMIT limit]`
+fn zintercard(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+    show(cx, args, Form { count_only: true, ..Form::show("zintercard", Op::Inter) })
+}
+
+/// `ZDIFF numkeys key… [WITHSCORES]`
+fn zdiff(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+    show(cx, args, Form::show("zdiff", Op::Diff))
+}
+
+/// `ZUNIONSTORE destination numkeys key… [WEIGHTS weight…] [AGGREGATE SUM | MIN | MAX]`
+fn zunionstore(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+    store(cx, args, Form::store("zunionstore", Op::Union))
+}
+
+/// `ZINTERSTORE destination numkeys key… [WEIGHTS weight…] [AGGREGATE SUM | MIN | MAX]`
+fn zinterstore(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+    store(cx, args, Form::store("zinterstore", Op::Inter))
+}
+
+/// `ZDIFFSTORE destination numkeys key…`
+fn zdiffstore(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
+    store(cx, args, Form::store("zdiffstore", Op::Diff))
+}
+
+/// Keys behind their number, which are read.
+const fn counted_keys(at: usize) -> KeySpec {
+    KeySpec {
+        flags: key::RO | key::ACCESS,
+        begin: Begin::Index(at),
+        find: Find::KeyNum { at: 0, first: 1, step: 1 },
+    }
+}
+
+const UNION_COMPLEXITY: &str =
+    "O(N+M*log(M)) for N members in all sorted sets, and M in the result.";
+const INTER_COMPLEXITY: &str =
+    "O(N*K+M*log(M)) for N members in the smallest of K sorted sets, and M in the result.";
+const DIFF_COMPLEXITY: &str =
+    "O(N*K+M*log(M)) for N members in the first of K sorted sets, and M in the result.";
+
+/// A command that replies with members.
+const SHOW: Spec = Spec {
+    group: Group::SortedSet,
+    since: "6.2.0",
+    arity: -3,
+    flags: flag::READONLY,
+    keys: &[counted_keys(1)],
+    ..Spec::NEW
+};
+
+/// One that stores them.
+const STORE: Spec = Spec {
+    arity: -4,
+    flags: flag::WRITE | flag::DENYOOM,
+    keys: &[KeySpec::one(1, key::OW | key::UPDATE), counted_keys(2)],
+    ..SHOW
+};
+
+/// The commands on several sorted sets.
+pub const COMMANDS: &[Spec] = &[
+    Spec {
+        name: "zunion",
+        complexity: UNION_COMPLEXITY,
+        summary: "Returns the members that are in any of several sorted sets.",
+        run: Run::Keys(zunion),
+        ..SHOW
+    },
+    Spec {
+        name: "zinter",
+        complexity: INTER_COMPLEXITY,
+        summary: "Returns the members that are in all of several sorted sets.",
+        run: Run::Keys(zinter),
+        ..SHOW
+    },
+    Spec {
+        name: "zintercard",
+        since: "7.0.0",
+        complexity: "O(N*K) for N members in the smallest of K sorted sets.",
+        summary: "Returns how many members are in all of several sorted sets.",
+        run: Run::Keys(zintercard),
+        ..SHOW
+    },
+    Spec {
+        name: "zdiff",
+        complexity: DIFF_COMPLEXITY,
+        summary: "Returns the members of a sorted set that are in none of several others.",
+        run: Run::Keys(zdiff),
+        ..SHOW
+    },
+    Spec {
+        name: "zunionstore",
+        since: "2.0.0",
+        complexity: UNION_COMPLEXITY,
+        summary: "Stores the members that are in any of several sorted sets.",
+        run: Run::Keys(zunionstore),
+        ..STORE
+    },
+    Spec {
+        name: "zinterstore",
+        since: "2.0.0",
+        complexity: INTER_COMPLEXITY,
+        summary: "Stores the members that are in all of several sorted sets.",
+        run: Run::Keys(zinterstore),
+        ..STORE
+    },
+    Spec {
+        name: "zdiffstore",
+        complexity: DIFF_COMPLEXITY,
+        summary: "Stores the members of a sorted set that are in none of several others.",
+        run: Run::Keys(zdiffstore),
+        ..STORE
+    },
+];
+
+#[cfg(test)]
+#[path = "combine_tests.rs"]
+mod tests;

@@ -1,0 +1,99 @@
+//! Sorted sets.
+
+pub mod blocking;
+pub mod combine;
+mod parse;
+pub mod pop;
+pub mod random;
+pub mod range;
+pub mod read;
+pub mod remove;
+pub mod scan;
+pub mod write;
+
+use super::{Ctx, KeySpec, Stop, arg, key};
+use crate::DataSettings;
+use flagstone_rdb::ZsetForm;
+use flagstone_storage::store::Part;
+use flagstone_storage::value::Zset;
+use flagstone_wire::resp::{Args, Reply};
+
+/// The key of commands that read members.
+const READS: &[KeySpec] = &[KeySpec::one(1, key::RO | key::ACCESS)];
+/// The key of commands that remove members.
+const REMOVES: &[KeySpec] = &[KeySpec::one(1, key::RW | key::DELETE)];
+
+/// The key, which is the first argument of most commands here.
+fn key_arg(args: Args<'_>) -> Result<&[u8], Stop> {
+    arg(args, 1)
+}
+
+/// The sorted set of a key for reading.
+fn zset_of<'a>(cx: &'a mut Ctx<'_>, key: &[u8]) -> Result<Option<&'a Zset>, Stop> {
+    Ok(cx.store.typed(cx.db, key)?)
+}
+
+/// Whether `count` members, the longest with `longest` bytes, are too much for a listpack.
+pub(super) fn outgrows_listpack(count: u64, longest: usize, settings: &DataSettings) -> bool {
+    count > settings.zset_max_listpack_entries as u64 || longest > settings.zset_max_listpack_value
+}
+
+/// Gives a score to a member that is known, or to a new one, with which a listpack may become a
+/// skiplist.
+fn put(zset: &mut Zset, name: &[u8], score: f64, settings: &DataSettings) {
+    let is_new = || zset.score(name).is_ok_and(|score| score.is_none());
+    if !zset.is_skiplist() && is_new() && outgrows_listpack(zset.len() + 1, name.len(), settings) {
+        zset.make_skiplist();
+    }
+    zset.set(name, score);
+}
+
+/// A sorted set of members without duplicates: a listpack if it may be one.
+pub(super) fn built<N: AsRef<[u8]>>(members: &[(N, f64)], settings: &DataSettings) -> Zset {
+    let longest = members.iter().map(|(name, _)| name.as_ref().len()).max().unwrap_or(0);
+    let mut zset = Zset::new(outgrows_listpack(members.len() as u64, longest, settings));
+    for (name, score) in members {
+        zset.set(name.as_ref(), *score);
+    }
+    zset
+}
+
+/// The sorted set of a payload. A listpack stays one if its members are not too many, however long
+/// they are, as in Redis.
+pub(super) fn restored(
+    form: ZsetForm,
+    members: &[(Vec<u8>, f64)],
+    settings: &DataSettings,
+) -> Zset {
+    let count = members.len() as u64;
+    if form == ZsetForm::Skiplist || outgrows_listpack(count, 0, settings) {
+        return built(members, settings);
+    }
+    members.iter().map(|(name, score)| (&**name, *score)).collect()
+}
+
+/// Members that outlive a change of the sorted set.
+type Owned = Vec<(Box<[u8]>, f64)>;
+
+/// All that a walk comes by.
+fn owned<'a>(walk: impl Iterator<Item = Result<(&'a [u8], f64), Part>>) -> Result<Owned, Part> {
+    walk.map(|item| item.map(|(name, score)| (name.into(), score))).collect()
+}
+
+/// Replies with members, and their scores if `with_scores`: in RESP3 as pairs.
+pub(super) fn reply<N: AsRef<[u8]>>(out: &mut Reply, members: &[(N, f64)], with_scores: bool) {
+    let pairs = with_scores && out.is_resp3();
+    out.array(if with_scores && !pairs { members.len() * 2 } else { members.len() });
+    for (name, score) in members {
+        if pairs {
+            out.array(2);
+        }
+        out.bulk(name.as_ref());
+        if with_scores {
+            out.double(*score);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,227 @@
+//! Walking over the keys of a database: SCAN, KEYS, RANDOMKEY.
+
+use crate::commands::{Route, Spec, Waiting};
+use crate::routing::Databases;
+use crate::worker::{Cursor, ScanKey};
+use flagstone_commands::generic::shown;
+use flagstone_commands::scan::parse_cursor;
+use flagstone_commands::{Stop, acl, arg, error, flag, is_word};
+use flagstone_storage::slot::SLOTS;
+use flagstone_wire::glob;
+use flagstone_wire::num::parse_i64;
+use flagstone_wire::resp::{Args, Reply};
+
+/// Keys that SCAN looks at when no COUNT is given.
+const DEFAULT_COUNT: usize = 10;
+
+/// Keys that KEYS asks a worker for at once.
+const KEYS_PAGE: usize = 1024;
+
+/// Keys among which RANDOMKEY chooses.
+const RANDOM_PAGE: usize = 64;
+
+/// The types that SCAN can be asked for.
+const TYPES: [&str; 6] = ["string", "list", "set", "zset", "hash", "stream"];
+
+/// Which keys are wanted.
+#[derive(Clone, Copy, Debug, Default)]
+struct Filter<'a> {
+    pattern: Option<&'a [u8]>,
+    type_name: Option<&'static str>,
+}
+
+impl Filter<'_> {
+    fn takes(&self, key: &ScanKey) -> bool {
+        self.type_name.is_none_or(|name| name == key.type_name)
+            && self.pattern.is_none_or(|pattern| glob::matches(pattern, &key.key))
+    }
+}
+
+/// Keeps the keys that are wanted and exist. Those that are wanted and have expired are removed.
+async fn keep(
+    dbs: &Databases<'_>,
+    keys: &mut Vec<ScanKey>,
+    filter: Filter<'_>,
+) -> Result<(), Stop> {
+    keys.retain(|key| filter.takes(key));
+    let now_ms = dbs.now_ms();
+    let is_expired = |key: &mut ScanKey| key.expire_at_ms != 0 && key.expire_at_ms <= now_ms;
+    let expired: Vec<ScanKey> = keys.extract_if(.., is_expired).collect();
+    dbs.remove_expired(expired.into_iter().map(|key| key.key).collect()).await
+}
+
+/// The options of SCAN; `None`: a type is unknown, and the reply says so.
+fn scan_options<'a>(args: Args<'a>, out: &mut Reply) -> Result<Option<(Filter<'a>, usize)>, Stop> {
+    let (mut filter, mut count) = (Filter::default(), DEFAULT_COUNT);
+    let mut at = 2;
+    while let Some(option) = args.get(at) {
+        match args.get(at + 1) {
+            Some(value) if is_word(option, "count") => {
+                let wanted = parse_i64(value).ok_or(error::NOT_INTEGER)?;
+                count = usize::try_from(wanted).ok().filter(|&n| n > 0).ok_or(error::SYNTAX)?;
+            }
+            Some(value) if is_word(option, "match") => {
+                filter.pattern = (value != b"*").then_some(value);
+            }
+            Some(value) if is_word(option, "type") => {
+                filter.type_name = TYPES.into_iter().find(|name| is_word(value, name));
+                if filter.type_name.is_none() {
+                    out.error([b"ERR unknown type name '", shown(value), b"'"].concat());
+                    return Ok(None);
+                }
+            }
+            _ if is_word(option, "novalues") => {
+                return Err("ERR NOVALUES option can only be used in HSCAN".into());
+            }
+            _ if is_word(option, "noscores") => {
+                return Err("ERR NOSCORES option can only be used in ZSCAN".into());
+            }
+            _ => return Err(error::SYNTAX.into()),
+        }
+        at += 2;
+    }
+    Ok(Some((filter, count)))
+}
+
+/// `SCAN cursor [MATCH pattern] [COUNT count] [TYPE type]`
+fn scan<'a>(dbs: &'a mut Databases<'_>, args: Args<'a>) -> Waiting<'a> {
+    Box::pin(async move {
+        let number = parse_cursor(arg(args, 1)?)?;
+        let Some((filter, count)) = scan_options(args, dbs.out)? else { return Ok(()) };
+        let layout = &dbs.worker.node.layout;
+        let mut next = Cursor::from_number(number, layout);
+        let mut left = count;
+        let mut found = Vec::new();
+        while let Some(from) = next.filter(|_| left > 0) {
+            let (mut keys, on) = dbs.page(from, left).await?;
+            left = left.saturating_sub(keys.len());
+            keep(dbs, &mut keys, filter).await?;
+            found.append(&mut keys);
+            next = on;
+        }
+        dbs.out.array(2);
+        dbs.out.bulk_str(&next.map_or(0, |next| next.number(layout)).to_string());
+        write_keys(dbs, &found);
+        Ok(())
+    })
+}
+
+fn write_keys(dbs: &mut Databases<'_>, keys: &[ScanKey]) {
+    dbs.out.array(keys.len());
+    for key in keys {
+        dbs.out.bulk(&key.key);
+    }
+}
+
+/// `KEYS pattern`
+fn keys<'a>(dbs: &'a mut Databases<'_>, args: Args<'a>) -> Waiting<'a> {
+    Box::pin(async move {
+        let pattern = arg(args, 1)?;
+        let filter = Filter { pattern: (pattern != b"*").then_some(pattern), type_name: None };
+        let now_ms = dbs.now_ms();
+        let mark = dbs.out.begin_array();
+        let mut count = 0;
+        let mut next = Some(Cursor::START);
+        while let Some(from) = next {
+            let (keys, on) = dbs.page(from, KEYS_PAGE).await?;
+            let is_live = |key: &&ScanKey| key.expire_at_ms == 0 || key.expire_at_ms > now_ms;
+            for key in keys.iter().filter(is_live).filter(|key| filter.takes(key)) {
+                dbs.out.bulk(&key.key);
+                count += 1;
+            }
+            next = on;
+        }
+        dbs.out.end(mark, count);
+        Ok(())
+    })
+}
+
+/// `RANDOMKEY`
+fn randomkey<'a>(dbs: &'a mut Databases<'_>, _args: Args<'a>) -> Waiting<'a> {
+    Box::pin(async move {
+        match random_key(dbs).await? {
+            Some(key) => dbs.out.bulk(&key),
+            None => dbs.out.null(),
+        }
+        Ok(())
+    })
+}
+
+/// A key by chance: one of a page that begins at a random place. Keys of a slot lie at random
+/// places in it, but slots hold very different numbers of keys, so first a random place in the
+/// keyspace decides on the slot, then a random place in this slot on where the page begins.
+async fn random_key(dbs: &Databases<'_>) -> Result<Option<Box<[u8]>>, Stop> {
+    let anywhere = |slot| Cursor { slot, hash48: rand::random_range(0..1u64 << 48) };
+    let near = anywhere(rand::random_range(0..SLOTS));
+    let Some(first) = live_keys_from(dbs, near, 1).await?.pop() else { return Ok(None) };
+    let slot = flagstone_storage::slot::slot_of(&first.key);
+    let mut keys = live_keys_from(dbs, anywhere(slot), RANDOM_PAGE).await?;
+    if keys.is_empty() {
+        return Ok(None);
+    }
+    Ok(Some(keys.swap_remove(rand::random_range(0..keys.len())).key))
+}
+
+/// At most `limit` keys that exist, from a place on and, behind the end, from the start on.
+async fn live_keys_from(
+    dbs: &Databases<'_>,
+    from: Cursor,
+    limit: usize,
+) -> Result<Vec<ScanKey>, Stop> {
+    let mut found = Vec::new();
+    let mut places = vec![from];
+    if from != Cursor::START {
+        places.push(Cursor::START);
+    }
+    for place in places {
+        let mut next = Some(place);
+        while let Some(at) = next.filter(|_| found.len() < limit) {
+            let (mut keys, on) = dbs.page(at, limit).await?;
+            keep(dbs, &mut keys, Filter::default()).await?;
+            found.append(&mut keys);
+            next = on;
+        }
+    }
+    found.truncate(limit);
+    // Behind the start there may be keys that were found already.
+    let mut seen = std::collections::HashSet::new();
+    found.retain(|key| seen.insert(key.key.clone()));
+    Ok(found)
+}
+
+/// Commands that walk over a database.
+pub const COMMANDS: &[Spec] = &[
+    Spec {
+        name: "keys",
+        summary: "Lists the keys that match a pattern.",
+        complexity: "O(N) in the number of keys of the database",
+        arity: 2,
+        flags: flag::READONLY,
+        acl: acl::KEYSPACE | acl::DANGEROUS,
+        tips: &["request_policy:all_shards", "nondeterministic_output_order"],
+        run: Route::Databases(keys),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "scan",
+        since: "2.8.0",
+        summary: "Walks over the keys, some at every call.",
+        complexity: "O(1) for every call, O(N) in the number of keys for the whole walk",
+        arity: -2,
+        flags: flag::READONLY,
+        acl: acl::KEYSPACE,
+        tips: &["nondeterministic_output", "request_policy:special", "response_policy:special"],
+        run: Route::Databases(scan),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "randomkey",
+        summary: "Returns a key by chance.",
+        arity: 1,
+        flags: flag::READONLY,
+        acl: acl::KEYSPACE,
+        tips: &["request_policy:all_shards", "response_policy:special", "nondeterministic_output"],
+        run: Route::Databases(randomkey),
+        ..Spec::NEW
+    },
+];

@@ -1,0 +1,116 @@
+//! Counting, emptying and exchanging whole databases.
+
+use crate::commands::{Route, Spec, Waiting};
+use crate::routing::Databases;
+use flagstone_commands::generic::existing_db;
+use flagstone_commands::{Group, Outcome, Stop, acl, arg, error, flag, is_word};
+use flagstone_wire::resp::Args;
+
+/// Checks the option of FLUSHDB and FLUSHALL. Both ways are the same here: the keys are gone at
+/// once, their memory is given back in the background.
+fn check_flush_option(args: Args<'_>) -> Result<(), Stop> {
+    match (args.len(), args.get(1)) {
+        (1, _) => Ok(()),
+        (2, Some(word)) if is_word(word, "sync") || is_word(word, "async") => Ok(()),
+        _ => Err(error::SYNTAX.into()),
+    }
+}
+
+/// `DBSIZE`
+fn dbsize<'a>(dbs: &'a mut Databases<'_>, _args: Args<'a>) -> Waiting<'a> {
+    Box::pin(async move {
+        let keys = dbs.key_count().await?;
+        dbs.out.int(keys.cast_signed());
+        Ok(())
+    })
+}
+
+/// `FLUSHDB [ASYNC | SYNC]`
+fn flushdb<'a>(dbs: &'a mut Databases<'_>, args: Args<'a>) -> Waiting<'a> {
+    Box::pin(async move {
+        check_flush_option(args)?;
+        dbs.flush(vec![dbs.db]).await?;
+        dbs.out.ok();
+        Ok(())
+    })
+}
+
+/// `FLUSHALL [ASYNC | SYNC]`
+fn flushall<'a>(dbs: &'a mut Databases<'_>, args: Args<'a>) -> Waiting<'a> {
+    Box::pin(async move {
+        check_flush_option(args)?;
+        dbs.flush((0..dbs.count()).collect()).await?;
+        dbs.out.ok();
+        Ok(())
+    })
+}
+
+/// `SWAPDB index1 index2`
+fn swapdb<'a>(dbs: &'a mut Databases<'_>, args: Args<'a>) -> Waiting<'a> {
+    Box::pin(async move { swap(dbs, args).await })
+}
+
+async fn swap(dbs: &mut Databases<'_>, args: Args<'_>) -> Outcome {
+    let index = |at: usize, wrong: &'static str| {
+        let number =
+            flagstone_wire::num::parse_i64(arg(args, at)?).and_then(|n| i32::try_from(n).ok());
+        number.ok_or(Stop::from(wrong))
+    };
+    let first = index(1, "ERR invalid first DB index")?;
+    let second = index(2, "ERR invalid second DB index")?;
+    let databases = dbs.count();
+    let (first, second) = (existing_db(first, databases)?, existing_db(second, databases)?);
+    if first != second {
+        dbs.swap(first, second).await?;
+    }
+    dbs.out.ok();
+    Ok(())
+}
+
+/// What the flushing commands have in common.
+const FLUSHES: Spec = Spec {
+    group: Group::Server,
+    arity: -1,
+    flags: flag::WRITE,
+    acl: acl::KEYSPACE | acl::DANGEROUS,
+    tips: &["request_policy:all_shards", "response_policy:all_succeeded"],
+    ..Spec::NEW
+};
+
+/// Commands on whole databases.
+pub const COMMANDS: &[Spec] = &[
+    Spec {
+        name: "dbsize",
+        group: Group::Server,
+        summary: "Counts the keys of the selected database.",
+        arity: 1,
+        flags: flag::READONLY | flag::FAST,
+        acl: acl::KEYSPACE,
+        tips: &["request_policy:all_shards", "response_policy:agg_sum"],
+        run: Route::Databases(dbsize),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "flushdb",
+        summary: "Deletes every key of the selected database.",
+        run: Route::Databases(flushdb),
+        ..FLUSHES
+    },
+    Spec {
+        name: "flushall",
+        summary: "Deletes every key of every database.",
+        run: Route::Databases(flushall),
+        ..FLUSHES
+    },
+    Spec {
+        name: "swapdb",
+        group: Group::Server,
+        since: "4.0.0",
+        summary: "Exchanges the contents of two databases.",
+        arity: 3,
+        flags: flag::WRITE | flag::FAST,
+        acl: acl::KEYSPACE | acl::DANGEROUS,
+        run: Route::Databases(swapdb),
+        ..Spec::NEW
+    },
+];
