@@ -144,7 +144,7 @@ async fn check_journal(
         }
         None => {
             let options = BucketOptions { salt, ..BucketOptions::default() };
-            BucketJournal::look(&location.journal(), &options).await?.into()
+            BucketJournal::view(&location.journal(), &options).await?.into()
         }
     };
     let mut records = 0;

@@ -200,7 +200,7 @@ impl Directory {
         let journal = recovery.start(epoch, highest + 1).await?;
         // From here on the journal has a record of its end, which a new journal had not.
         replay.delete_stale().await?;
-        manifest.begun(store, journal.epoch()).await?;
+        manifest.note_begun(store, journal.epoch()).await?;
         for shard in &shards {
             journal.flushed(shard.id, shard.flushed());
         }

@@ -129,7 +129,7 @@ pub async fn sweep(engine: &Engine, dead_generations: Vec<u32>) -> Result<(Vec<u
     let mut turn = engine.turn().await;
     let (swept, more) = sweep_some(engine, &mut turn.swept, dead_generations).await?;
     if !more {
-        engine.weigh().await?;
+        engine.check_garbage().await?;
     }
     Ok((swept, more))
 }

@@ -113,7 +113,7 @@ impl Pending {
     }
 
     /// Notes that a record of so many operations at `lsn` was merged.
-    pub fn reached(&mut self, lsn: Lsn, ops: usize) {
+    pub fn note_record(&mut self, lsn: Lsn, ops: usize) {
         self.last_lsn = self.last_lsn.max(lsn);
         self.ops += ops as u64;
     }

@@ -268,7 +268,7 @@ impl Shard {
                 break;
             }
         }
-        target.pending().reached(lsn, count);
+        target.pending().note_record(lsn, count);
         ops.len() - reader.left()
     }
 

@@ -99,7 +99,7 @@ impl SubTable {
     }
 
     /// Notes that a key is not in `map` any more but may exist on disk.
-    fn lose(&mut self, key: &[u8]) {
+    fn note_lost(&mut self, key: &[u8]) {
         if self.partial {
             return;
         }
@@ -111,7 +111,7 @@ impl SubTable {
     }
 
     /// Notes that the state of a key is known.
-    fn found(&mut self, key: &[u8]) {
+    fn note_known(&mut self, key: &[u8]) {
         if !self.lost.is_empty() {
             self.lost.remove(key);
         }
@@ -323,7 +323,7 @@ impl Store {
 
     /// Returns a key for reading; `None` when it does not exist. Counts as a keyspace hit or miss.
     pub fn entry(&mut self, db: u32, key: &[u8]) -> Result<Option<&Entry>, Fault> {
-        let found = self.look(db, key)?;
+        let found = self.find_for_read(db, key)?;
         let live = found.as_ref().is_some_and(|f| f.entry(self).is_live());
         if live {
             self.stats.hits += 1;
@@ -338,7 +338,7 @@ impl Store {
     /// (OBJECT, TYPE, TTL).
     pub fn peek(&mut self, db: u32, key: &[u8]) -> Result<Option<&Entry>, Fault> {
         let touch = std::mem::replace(&mut self.touch, false);
-        let found = self.look(db, key);
+        let found = self.find_for_read(db, key);
         self.touch = touch;
         Ok(found?.map(|f| f.entry(self)).filter(|e| e.is_live()))
     }
@@ -528,7 +528,7 @@ impl Store {
     // ---- finding -----------------------------------------------------------------------------
 
     /// Finds a key for reading.
-    fn look(&mut self, db: u32, key: &[u8]) -> Result<Option<EntryAddress>, Fault> {
+    fn find_for_read(&mut self, db: u32, key: &[u8]) -> Result<Option<EntryAddress>, Fault> {
         self.find_key(db, key, !self.keeps_expired)
     }
 
@@ -639,7 +639,7 @@ impl Store {
         entry.accessed_s = (self.now_ms / 1000) as u32;
         entry.counted = entry.memory();
         let table = self.dbs[db as usize].table(at.slot);
-        table.found(&entry.key);
+        table.note_known(&entry.key);
         if table.map.find(at.hash, |e| *e.key == *entry.key).is_none() {
             self.stats.loaded += 1;
             self.memory += entry.counted;

@@ -56,7 +56,7 @@ impl Tally {
 
     /// Adds the next row, by its element.
     pub(super) fn add(&mut self, element: Bytes, value: Bytes) {
-        if self.look(&element, &value).is_none() && self.damage.is_none() {
+        if self.count_elements(&element, &value).is_none() && self.damage.is_none() {
             self.damage = Some(format!("the element row {} is damaged", element.escape_ascii()));
         }
         self.bytes += element.len() + value.len();
@@ -69,7 +69,7 @@ impl Tally {
     }
 
     /// Counts the elements in a row; `None` if it is damaged.
-    fn look(&mut self, element: &[u8], value: &[u8]) -> Option<()> {
+    fn count_elements(&mut self, element: &[u8], value: &[u8]) -> Option<()> {
         match self.kind {
             ValueKind::Chunks { len } => {
                 let n = u32::from_be_bytes(element.try_into().ok()?);

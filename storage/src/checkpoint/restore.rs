@@ -155,7 +155,7 @@ pub(super) async fn image_of_state(from: &Location, target: &TargetDirectory) ->
 /// Writes the records of a journal in a bucket as a journal in the local directory `to`.
 async fn copy_journal(journal: &Place, salt: u32, to: &Path) -> Result<()> {
     let options = BucketOptions { salt, ..BucketOptions::default() };
-    let view = BucketJournal::look(journal, &options).await?;
+    let view = BucketJournal::view(journal, &options).await?;
     let mut extract = Extract::create(Arc::new(RealDisk), to, rand::random(), view.dropped())?;
     extract.at_least(view.max_time_ms());
     view.replay(0, |record| extract.push(record)).await?;

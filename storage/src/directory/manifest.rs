@@ -176,7 +176,7 @@ impl Manifest {
     }
 
     /// Notes that all shards carry the identity, and that the journal has begun `epoch`.
-    pub(super) async fn begun(&mut self, store: &Place, epoch: u64) -> Result<()> {
+    pub(super) async fn note_begun(&mut self, store: &Place, epoch: u64) -> Result<()> {
         let is_first = !self.identified;
         (self.identified, self.epoch) = (true, self.epoch.max(epoch));
         if !self.is_stored {

@@ -103,7 +103,7 @@ impl Engine {
 
     /// Checks whether the garbage justifies a merge of all files, and requests it. No other writes
     /// may run meanwhile.
-    pub(crate) async fn weigh(&self) -> Result<()> {
+    pub(crate) async fn check_garbage(&self) -> Result<()> {
         let OpenDb { db, garbage, .. } = self.opened();
         let manifest = db.manifest();
         let last = last_run(&manifest);

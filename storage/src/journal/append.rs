@@ -127,8 +127,8 @@ impl LocalShared {
     ) -> Result<Lsn, JournalError> {
         let appended = self.try_append(time_ms, shards, body);
         match &appended {
-            Ok(_) => self.appended(),
-            Err(error) => self.refused(error),
+            Ok(_) => self.note_append(),
+            Err(error) => self.note_refusal(error),
         }
         appended
     }
@@ -170,7 +170,7 @@ impl LocalShared {
                 return Ok(writer);
             }
             drop(writer);
-            if let Some(error) = self.known_full() {
+            if let Some(error) = self.recent_full() {
                 return Err(error);
             }
             self.prepare_up_to(needed).inspect_err(|_| self.request_upkeep())?;
@@ -192,7 +192,7 @@ impl LocalShared {
                     let surplus = writer.spares.split_off(kept);
                     drop(writer);
                     if kept == 0 {
-                        self.found_full(&error);
+                        self.note_full(&error);
                     }
                     for (number, _) in surplus {
                         // A segment that cannot be removed now is removed at the next start.
@@ -203,7 +203,7 @@ impl LocalShared {
             }
             preparing.next_number += 1;
         }
-        self.found_room();
+        self.note_room();
         Ok(())
     }
 

@@ -176,7 +176,7 @@ impl LocalShared {
 
 impl Writer {
     /// Breaks holds that keep more than their bound.
-    pub(super) fn bound_holds(&mut self) {
+    pub(super) fn break_oversized_holds(&mut self) {
         if !self.holds.is_empty() {
             let bytes = self.closed.iter().map(|segment| segment.used).sum();
             self.holds.break_beyond(bytes);

@@ -123,11 +123,11 @@ impl Recovery {
             headers.insert(number, recovery.read_header(number)?);
         }
         match floor {
-            None => recovery.expect_new(&headers)?,
+            None => recovery.require_new(&headers)?,
             Some(floor) => {
                 recovery.floor = Some(floor);
                 recovery.follow_chain(&headers)?;
-                recovery.judge_rest(&headers)?;
+                recovery.classify_rest(&headers)?;
             }
         }
         Ok(recovery)
@@ -162,7 +162,7 @@ impl Recovery {
 
     /// Checks that a journal without a floor is new: the floor is written before a first start
     /// ends.
-    fn expect_new(
+    fn require_new(
         &mut self,
         headers: &BTreeMap<u64, Option<SegmentHeader>>,
     ) -> Result<(), JournalError> {
@@ -267,7 +267,7 @@ impl Recovery {
 
     /// Decides whether the bytes behind the end of the chain are a torn tail or the rest of a
     /// damaged journal, and classifies the files there.
-    fn judge_rest(
+    fn classify_rest(
         &mut self,
         headers: &BTreeMap<u64, Option<SegmentHeader>>,
     ) -> Result<(), JournalError> {

@@ -40,14 +40,14 @@ struct Cause {
 impl LocalShared {
     /// Notes a successful append.
     #[inline]
-    pub(super) fn appended(&self) {
+    pub(super) fn note_append(&self) {
         if self.refusals.any.load(Ordering::Relaxed) {
-            self.appended_again();
+            self.note_append_after_refusal();
         }
     }
 
     #[cold]
-    fn appended_again(&self) {
+    fn note_append_after_refusal(&self) {
         self.refusals.last.store(false, Ordering::Relaxed);
         if !lock(&self.writer).spares.is_empty() {
             self.end_refusal();
@@ -57,7 +57,7 @@ impl LocalShared {
     /// Notes a refused append. It begins a state of refusal, which is logged, unless only this
     /// commit was too large for the remaining space.
     #[cold]
-    pub(super) fn refused(&self, error: &JournalError) {
+    pub(super) fn note_refusal(&self, error: &JournalError) {
         let for_segments = match error {
             JournalError::NoSpace { path } => *path == self.dir,
             JournalError::Io { .. } => false,
@@ -76,7 +76,7 @@ impl LocalShared {
     }
 
     /// Notes that segments are ready, so there is space.
-    pub(super) fn found_room(&self) {
+    pub(super) fn note_room(&self) {
         if self.refusals.any.load(Ordering::Relaxed) {
             self.end_refusal();
         }
@@ -94,7 +94,7 @@ impl LocalShared {
     }
 
     /// Notes that no segment could be prepared, and none is left.
-    pub(super) fn found_full(&self, error: &JournalError) {
+    pub(super) fn note_full(&self, error: &JournalError) {
         let (doing, kind, text) = match error {
             JournalError::NoSpace { .. } => ("", io::ErrorKind::StorageFull, String::new()),
             JournalError::Io { doing, source, .. } => (*doing, source.kind(), source.to_string()),
@@ -106,7 +106,7 @@ impl LocalShared {
     }
 
     /// Returns the error of another append that has just tried for space in vain, if there was one.
-    pub(super) fn known_full(&self) -> Option<JournalError> {
+    pub(super) fn recent_full(&self) -> Option<JournalError> {
         let state = lock(&self.refusals.state);
         let (at, cause) = state.full.as_ref()?;
         let Cause { doing, kind, text } = cause;

@@ -60,7 +60,7 @@ impl LocalShared {
                 writer.flushed.resize(at + 1, 0);
             }
             writer.flushed[at] = writer.flushed[at].max(applied);
-            writer.bound_holds();
+            writer.break_oversized_holds();
             writer.droppable() > 0
         };
         if droppable {

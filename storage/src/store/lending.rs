@@ -54,7 +54,7 @@ impl Store {
     pub fn forget(&mut self, db: u32, key: &[u8]) {
         let at = self.layout.key_hash(key);
         let table = self.dbs[db as usize].table(at.slot);
-        table.lose(key);
+        table.note_lost(key);
         if let Ok(found) = table.map.find_entry(at.hash, |e| *e.key == *key) {
             let entry = found.remove().0;
             self.memory = self.memory.saturating_sub(entry.counted);

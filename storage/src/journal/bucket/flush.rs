@@ -297,7 +297,7 @@ impl BucketShared {
             };
             durable = durable.max(stored.last);
             state.stored.push_back(stored);
-            state.bound_holds();
+            state.break_oversized_holds();
             // Now the floor is stored too.
             while let Some(old) = state.stored.pop_front_if(|old| old.at < flight.floor.first) {
                 state.doomed.push(old.at.path(self.place.root()));

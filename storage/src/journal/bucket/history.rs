@@ -71,11 +71,11 @@ impl BucketJournal {
     ///
     /// # Errors
     /// As of [`recover`](Self::recover).
-    pub async fn look(place: &Place, options: &BucketOptions) -> Result<BucketView, JournalError> {
+    pub async fn view(place: &Place, options: &BucketOptions) -> Result<BucketView, JournalError> {
         let mut attempts = 1;
         loop {
             let mut recovery = BucketRecovery::new(place.clone(), options.clone());
-            match recovery.look().await {
+            match recovery.read_unfenced().await {
                 Ok(()) => return Ok(BucketView { recovery }),
                 // A listed object may have been dropped before it was read.
                 Err(JournalError::Corrupt { .. }) if attempts < ATTEMPTS => attempts += 1,
@@ -94,7 +94,7 @@ impl BucketJournal {
         after: Lsn,
         each: &mut dyn FnMut(Record) -> Result<(), JournalError>,
     ) -> Result<Option<Lsn>, JournalError> {
-        let view = Self::look(journal, options).await?;
+        let view = Self::view(journal, options).await?;
         let mut objects: VecDeque<(Position, &Place)> =
             view.recovery.objects().map(|(at, ..)| (at, journal)).collect();
         if view.dropped() > after {

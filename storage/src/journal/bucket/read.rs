@@ -157,7 +157,7 @@ impl<'a> Reader<'a> {
 
 impl BucketState {
     /// Breaks holds that keep more than their bound.
-    pub(super) fn bound_holds(&mut self) {
+    pub(super) fn break_oversized_holds(&mut self) {
         if !self.holds.is_empty() {
             let bytes = self.stored.iter().map(|stored| stored.bytes).sum();
             self.holds.break_beyond(bytes);

@@ -166,7 +166,7 @@ impl BucketRecovery {
 
     /// Reads the journal up to its present end, without a fence there: another process may be
     /// writing to it. The journal must not be started then.
-    pub(super) async fn look(&mut self) -> Result<(), JournalError> {
+    pub(super) async fn read_unfenced(&mut self) -> Result<(), JournalError> {
         let mut reading = Reading::default();
         self.list(&mut reading).await?;
         let mut epoch = reading.listed.last_key_value().map_or(0, |(at, _)| at.epoch);

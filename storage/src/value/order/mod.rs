@@ -215,9 +215,9 @@ impl Order {
                 self.end = OrderPlace::last();
                 self.insert_block(None, item.place())
             }
-            None => self.front_for(&item),
+            None => self.block_for_front(&item),
             Some(at) if key < self.end.key() => at,
-            Some(at) => self.back_for(at),
+            Some(at) => self.block_for_back(at),
         };
         if self.blocks.get(at).items().is_some() {
             self.items += 1;
@@ -244,7 +244,7 @@ impl Order {
     }
 
     /// Returns the block for an item before the first one's: it has no other items.
-    fn front_for(&mut self, item: &ScoredItem) -> At {
+    fn block_for_front(&mut self, item: &ScoredItem) -> At {
         let first = self.blocks.first();
         match first {
             Some(at) if self.blocks.get(at).items().is_some() => {
@@ -256,7 +256,7 @@ impl Order {
     }
 
     /// Returns the block for an item behind the end, given the last block: it has no other items.
-    fn back_for(&mut self, last: At) -> At {
+    fn block_for_back(&mut self, last: At) -> At {
         let end = std::mem::replace(&mut self.end, OrderPlace::last());
         if self.blocks.get(last).items().is_some() { last } else { self.insert_block(None, end) }
     }

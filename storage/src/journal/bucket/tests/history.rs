@@ -141,7 +141,7 @@ fn nobody_is_disturbed_by_a_look() {
         let client = sim.client(0);
         let journal = lives(&client).await;
         let names = sim.names().await;
-        let view = BucketJournal::look(&place(&client), &options(SyncMode::Always)).await.unwrap();
+        let view = BucketJournal::view(&place(&client), &options(SyncMode::Always)).await.unwrap();
         assert_eq!((view.end(), view.epoch(), view.max_time_ms()), (60, 3, 1));
         let mut found = Vec::new();
         let replay = view.replay(0, |record| {
@@ -156,7 +156,7 @@ fn nobody_is_disturbed_by_a_look() {
         journal.kill();
         // An empty place has no journal.
         let nowhere = Place::within(client.clone(), "nowhere".into(), "sim");
-        let view = BucketJournal::look(&nowhere, &options(SyncMode::Always)).await.unwrap();
+        let view = BucketJournal::view(&nowhere, &options(SyncMode::Always)).await.unwrap();
         assert_eq!((view.end(), view.dropped(), view.epoch()), (0, 0, 0));
     });
 }
