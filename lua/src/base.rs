@@ -1,5 +1,6 @@
-//! Basic functions that are not Lua's own: those that go past metatables know shields, those that
-//! compile take text only, and none reaches what the interpreter does not check.
+//! Basic functions in place of Lua's own: those that would bypass metatables recognise shields,
+//! those that compile accept text only, and none reaches anything that the interpreter does not
+//! check.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 
@@ -9,9 +10,10 @@ use crate::calls;
 use crate::raw::{State, entry};
 use crate::{sandbox, work};
 
-/// Most values that `unpack` gives (Lua's LUAI_MAXCSTACK, which it checks with too narrow a number).
+/// Bound of the values that `unpack` returns (Lua's LUAI_MAXCSTACK, which Lua checks with too
+/// narrow a number).
 const MAX_UNPACKED: i64 = 8000;
-/// Bytes of a text that are compiled between two looks.
+/// Bytes of a text that are compiled between two checks.
 const PIECE: usize = 4096;
 /// Instructions that compiling a byte counts as.
 const COMPILED_BYTE: u64 = 4;
@@ -20,7 +22,7 @@ const COLLECTED_KIB: u64 = 64;
 
 /// Replaces the functions of the table on top of the stack, which are Lua's own.
 pub(crate) fn replace_globals(state: State) {
-    // These run Lua's own function, which is their upvalue, when they have looked at the arguments.
+    // These check the arguments, then run Lua's own function, which is their upvalue.
     for (name, function) in [
         ("rawset", entry!(rawset)),
         ("rawget", entry!(seeing_through)),
@@ -41,7 +43,7 @@ pub(crate) fn replace_globals(state: State) {
     }
 }
 
-/// Puts `function` in the place of the one under `name`, which is its upvalue.
+/// Replaces the function under `name` with `function`, whose upvalue the old one becomes.
 pub(crate) fn wrap(state: State, name: &str, function: mlua::lua_CFunction) {
     state.get_name(-1, name);
     state.push_function(function, 1);
@@ -105,14 +107,14 @@ fn collect(state: State) -> c_int {
     state.run_upvalue(1)
 }
 
-/// What [`ffi::lua_load`] reads from.
+/// The text that [`ffi::lua_load`] reads.
 struct Source {
     lead: usize,
     rest: *const u8,
     len: usize,
 }
 
-/// A blank that goes before text which would be taken for bytecode; then it is an error of syntax.
+/// A blank put before text that would be taken for bytecode; the result is a syntax error.
 const LEAD: &[u8] = b" ";
 
 unsafe extern "C-unwind" fn read(
@@ -137,9 +139,10 @@ unsafe extern "C-unwind" fn read(
     begin.cast()
 }
 
-/// Pushes the function that the text is, or the message of an error: never runs bytecode, and reads
-/// all from memory, as Lua's parser does not hold on to the chunk's name while a reader runs. It reads
-/// piece by piece, as the parser's time may grow with the square of the length (`break`, `elseif`).
+/// Pushes the compiled text, or the message of an error. It never runs bytecode, and reads
+/// everything from memory, as Lua's parser does not keep the chunk's name alive while a reader
+/// runs. It reads piece by piece, as the parser's time may grow with the square of the length
+/// (`break`, `elseif`).
 pub(crate) fn load_text(state: State, text: &[u8], name: &CStr) -> bool {
     let bytecode = text.first() == Some(&ffi::LUA_SIGNATURE[0]);
     let lead = if bytecode { LEAD.len() } else { 0 };
@@ -159,7 +162,7 @@ fn loadstring(state: State) -> c_int {
     loaded(state, load_text(state, text, name))
 }
 
-/// The pieces are gathered first.
+/// Gathers the pieces first.
 fn load(state: State) -> c_int {
     state.check_function(1);
     let name = chunk_name(state, 2, b"=(load)\0");
@@ -203,7 +206,7 @@ fn load(state: State) -> c_int {
     loaded(state, load_text(state, text, name))
 }
 
-/// The argument as the name of a chunk; Lua's strings end with NUL, and so does `default`.
+/// Returns an argument as the name of a chunk; Lua's strings end with NUL, and so does `default`.
 fn chunk_name(state: State, arg: c_int, default: &[u8]) -> &CStr {
     let bytes = match state.kind(arg) {
         ffi::LUA_TNONE | ffi::LUA_TNIL => default,

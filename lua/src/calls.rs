@@ -10,16 +10,16 @@ use crate::{Inputs, sandbox, work};
 
 /// `function, arguments…` → `true, result` or `false, error`.
 pub(crate) const RUN: mlua::lua_CFunction = entry!(run);
-/// Wraps a function that gives `true, results…` or `false, error`: its first upvalue.
+/// Wraps a function that returns `true, results…` or `false, error`: its first upvalue.
 pub(crate) const RAISING: mlua::lua_CFunction = entry!(raising);
-/// `pcall` that gives the text of an error that is a table.
+/// `pcall` that returns the text of an error that is a table.
 pub(crate) const PCALL: mlua::lua_CFunction = entry!(pcall);
-/// `xpcall` whose handler does not see that the run is ended.
+/// `xpcall` whose handler does not see the end of a run.
 pub(crate) const XPCALL: mlua::lua_CFunction = entry!(xpcall);
 /// The handler of the errors of a script.
 pub(crate) const HANDLER: mlua::lua_CFunction = entry!(handler);
 
-/// Instructions that the binding takes for a value.
+/// Instructions that the binding counts for a value.
 const BINDING: u64 = 8;
 
 /// The collector's defaults, in percent.
@@ -47,8 +47,8 @@ fn run(state: State) -> c_int {
     2
 }
 
-/// The function on the stack, called with keys and arguments → whether it has come to its end, and
-/// its result or error.
+/// Calls the function on the stack with keys and arguments; pushes whether it has ended normally,
+/// and its result or error.
 pub(crate) fn run_with(state: State, inputs: Inputs<'_>) {
     state.need_stack(8, "no room for a script");
     reset_collector(state);
@@ -122,7 +122,7 @@ fn pcall(state: State) -> c_int {
 fn xpcall(state: State) -> c_int {
     state.check_any(2);
     state.set_top(2);
-    // One in C is not interrupted, and sees who has raised the error.
+    // A handler in C is not interrupted, and sees who raised the error.
     if state.kind(2) == ffi::LUA_TFUNCTION && state.to_c_function(2).is_none() {
         state.push_function(entry!(handle), 1);
     }
@@ -136,8 +136,8 @@ fn xpcall(state: State) -> c_int {
     state.top()
 }
 
-/// Runs a script's handler of errors, its upvalue. In the frame of the interpreter's hook, which ends
-/// a run, no hook would interrupt it.
+/// Runs a script's error handler, its upvalue. In the frame of the interpreter's hook, which ends a
+/// run, no hook would interrupt it.
 fn handle(state: State) -> c_int {
     if work::is_ended() {
         return 1;
@@ -148,7 +148,7 @@ fn handle(state: State) -> c_int {
     1
 }
 
-/// Makes a table of the error, and notes where it was raised.
+/// Converts the error to a table, and notes where it was raised.
 fn handler(state: State) -> c_int {
     state.set_top(1);
     if !state.is_table(1) {
@@ -166,7 +166,7 @@ fn handler(state: State) -> c_int {
     }
     let mut info = MaybeUninit::<ffi::lua_Debug>::zeroed();
     let info = info.as_mut_ptr();
-    // An error that a C function raises is where it was called.
+    // An error of a C function is located at its call.
     let (is_lua, is_c) = (place(state, 1, info), is_c(info));
     if is_lua && (!is_c || place(state, 2, info)) {
         // SAFETY: `place` has filled it; `source` is a string of Lua.
@@ -180,7 +180,7 @@ fn handler(state: State) -> c_int {
     1
 }
 
-/// What `tostring` gives.
+/// Pushes the result of `tostring`.
 fn push_text_of(state: State, index: c_int) {
     match state.kind(index) {
         ffi::LUA_TSTRING | ffi::LUA_TNUMBER => {
@@ -202,7 +202,7 @@ fn push_text_of(state: State, index: c_int) {
     }
 }
 
-/// Fills `info` with what is known of the function at a level, if there is one.
+/// Fills `info` for the function at a level, if there is one.
 fn place(state: State, level: c_int, info: *mut ffi::lua_Debug) -> bool {
     let state = state.as_ptr();
     // SAFETY: the state is valid, `info` is the caller's.

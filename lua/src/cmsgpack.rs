@@ -89,7 +89,7 @@ impl Packer<'_> {
         self.append(bytes);
     }
 
-    /// A length in 16 bits behind one code, or in 32 bits behind another.
+    /// Writes a length in 16 bits behind one code, or in 32 bits behind another.
     fn length(self, short: u8, long: u8, len: usize) {
         if let Ok(len) = u16::try_from(len) {
             self.append(&[short]);
@@ -102,7 +102,7 @@ impl Packer<'_> {
 
     fn number(self, number: f64) {
         let integer = number as i64;
-        // 2^63 is no `i64`, though the conversion makes the nearest of it.
+        // 2^63 is no `i64`, though the conversion yields the nearest one.
         if number.is_finite() && integer as f64 == number && number < 9_223_372_036_854_775_808.0 {
             return self.integer(integer);
         }
@@ -133,7 +133,7 @@ impl Packer<'_> {
         self.append(&bytes[8 - len..]);
     }
 
-    /// The number of elements, if the keys are 1 to that number. The table is on top.
+    /// Returns the number of elements, if the keys are 1 to that number. The table is on top.
     fn array_length(self) -> Option<usize> {
         let state = self.state;
         let top = state.top();
@@ -192,7 +192,7 @@ impl Packer<'_> {
     }
 }
 
-/// Why input cannot be unpacked.
+/// The reason why input cannot be unpacked.
 enum Broken {
     Short,
     Format,
@@ -238,7 +238,7 @@ impl<'a> Unpacker<'a> {
             0xd0 => f64::from(i8::from_be_bytes(self.number()?)),
             0xd1 => f64::from(i16::from_be_bytes(self.number()?)),
             0xd2 => f64::from(i32::from_be_bytes(self.number()?)),
-            // Unsigned ones too are read as Lua's integers, which are signed.
+            // Unsigned integers are read as Lua's integers, too, which are signed.
             0xcf | 0xd3 => i64::from_be_bytes(self.number()?) as f64,
             0xca => f64::from(f32::from_be_bytes(self.number()?)),
             0xcb => f64::from_be_bytes(self.number()?),
@@ -283,7 +283,7 @@ impl<'a> Unpacker<'a> {
         self.state.need_stack(room, function);
     }
 
-    /// The input ends before a false length does.
+    /// Reads an array; with a false length, the input ends before the array does.
     fn array(&mut self, len: usize) -> Result<(), Broken> {
         self.table("in function mp_decode_to_lua_array");
         for n in 1..=len {

@@ -1,4 +1,4 @@
-//! Functions of scripts that call commands, and their replies as values of Lua.
+//! Functions with which scripts call commands, and the conversion of replies to Lua values.
 
 use std::ffi::{c_int, c_void};
 use std::marker::PhantomData;
@@ -8,7 +8,7 @@ use mlua::ffi;
 use crate::raw::{State, entry};
 use crate::work;
 
-/// How deep replies may nest.
+/// Bound of the nesting of replies.
 const MAX_DEPTH: usize = 128;
 
 /// Instructions that a value of a reply counts as.
@@ -24,7 +24,7 @@ pub struct CallArgs<'a> {
     _call: PhantomData<&'a ()>,
 }
 
-/// One of them.
+/// An argument of a call.
 #[derive(Clone, Copy, Debug)]
 pub enum CallArg<'a> {
     Text(&'a [u8]),
@@ -32,16 +32,16 @@ pub enum CallArg<'a> {
     Other,
 }
 
-/// What became of a call. The bytes are read before the caller is called again.
+/// Outcome of a call. Its bytes are read before the caller is called again.
 #[derive(Clone, Copy, Debug)]
 pub enum Called {
     /// A rendered reply.
     Reply(*const [u8]),
-    /// The text of an error, which is counted.
+    /// The text of an error that is counted.
     Error(*const [u8]),
-    /// That of one that is not: no command was called.
+    /// The text of an error that is not counted: no command was called.
     Misused(*const [u8]),
-    /// The script has come to its end, whatever it catches.
+    /// The script must end, whatever it catches.
     Ended,
 }
 
@@ -55,7 +55,7 @@ impl CallArgs<'_> {
     }
 }
 
-/// A function that raises the errors of commands, and one that returns them.
+/// Pushes a function that raises the errors of commands, and one that returns them.
 pub(crate) fn push_functions(state: State, caller: Caller) {
     for function in [entry!(call), entry!(pcall)] {
         state.push_light(caller as *mut c_void);
@@ -104,7 +104,7 @@ fn run(state: State, raises: bool) -> c_int {
     1
 }
 
-/// Pushes an error as scripts get it; whether it was counted when the command failed.
+/// Pushes an error as scripts see it; `is_counted`: it was counted when the command failed.
 fn push_error(state: State, text: &[u8], is_counted: bool) {
     state.need_stack(3, "no room for an error");
     state.new_table();
@@ -123,7 +123,7 @@ fn push_reply(state: State, reply: &[u8]) {
     }
 }
 
-/// Pushes the first value; what follows it comes back.
+/// Pushes the first value, and returns the bytes behind it.
 fn push_value(state: State, reply: &[u8], depth: usize) -> Option<&[u8]> {
     if depth > MAX_DEPTH {
         return None;
@@ -168,7 +168,7 @@ fn number(line: &[u8]) -> Option<i64> {
     flagstone_wire::num::parse_i64(line)
 }
 
-/// Pushes a table with a line under a name that says what it is.
+/// Pushes a table that has a line under a name for its kind.
 fn push_tagged(state: State, name: &str, line: &[u8]) {
     state.new_table();
     state.push_bytes(line);
@@ -211,7 +211,7 @@ fn push_array(state: State, len: i64, mut rest: &[u8], depth: usize) -> Option<&
     Some(rest)
 }
 
-/// Pushes a map or a set, in a table that says which.
+/// Pushes a map or a set, in a table that names its kind.
 fn push_pairs<'a>(
     state: State,
     name: &str,

@@ -1,5 +1,6 @@
 //! `coroutine.resume` and `coroutine.wrap`. Each coroutine counts its own instructions, so a resume
-//! counts as those that the hook may not have seen; and none keeps the end of a run to itself.
+//! counts as the instructions that the hook may have missed; and none keeps the end of a run to
+//! itself.
 
 use std::ffi::c_int;
 
@@ -24,7 +25,8 @@ fn resume(state: State) -> c_int {
     results
 }
 
-/// The function that Lua makes has one upvalue, the coroutine; so has ours, and Lua's behind it.
+/// Wraps the function that Lua makes, which has one upvalue, the coroutine; this one has the same
+/// upvalue, and Lua's function behind it.
 fn make_wrapped(state: State) -> c_int {
     state.run_upvalue(1);
     let made = state.top();

@@ -1,8 +1,8 @@
 //! The Lua 5.1 that scripts run in: libraries, sandbox, limits. It knows nothing of stores,
 //! commands or workers; `redis.call` and the like are put in by the user of a VM.
 //!
-//! [`new_vm`], then [`set_global`] for what the user adds, then [`seal`]. For each run [`begin_run`],
-//! [`set_global`] for what the run has (KEYS), `call`.
+//! [`new_vm`], then [`set_global`] for the user's functions, then [`seal`]. For each run
+//! [`begin_run`], [`set_global`] for the run's values (KEYS), `call`.
 
 mod base;
 mod bit;
@@ -34,8 +34,8 @@ use vm::Shared;
 pub use work::Watch;
 use work::Watched;
 
-/// A VM with the libraries that scripts have, and no `redis` table yet. It uses up to
-/// `memory_limit` bytes; what would need more is the error "not enough memory".
+/// Returns a VM with the libraries of scripts, and no `redis` table yet. It uses up to
+/// `memory_limit` bytes; beyond that the error "not enough memory" is raised.
 pub fn new_vm(memory_limit: usize) -> mlua::Result<Lua> {
     let std = StdLib::TABLE | StdLib::STRING | StdLib::MATH | StdLib::OS;
     let lua = Lua::new_with(std, LuaOptions::new())?;
@@ -56,15 +56,15 @@ pub fn new_vm(memory_limit: usize) -> mlua::Result<Lua> {
     Ok(lua)
 }
 
-/// Makes the globals, and every table that is reached from them, read-only for scripts. Reading a
-/// global that does not exist is an error from now on. Called once.
+/// Makes the globals, and every table reachable from them, read-only for scripts. From then on,
+/// reading a global that does not exist is an error. Called once.
 pub fn seal(lua: &Lua) -> mlua::Result<()> {
     // SAFETY: the closure owns nothing.
     unsafe { lua.exec_raw((), |state| sandbox::seal(State::new(state))) }
 }
 
-/// A read-only view of a table, as [`seal`] makes them: for tables that get to scripts later.
-/// Reading what `strict` tables do not have is an error, as with globals.
+/// Returns a read-only view of a table, as [`seal`] makes them, for tables that scripts get later.
+/// Reading a missing key of `strict` tables is an error, as with globals.
 pub fn read_only(lua: &Lua, table: &Table, strict: bool) -> mlua::Result<Table> {
     // SAFETY: the closure owns nothing.
     unsafe {
@@ -85,16 +85,16 @@ pub fn set_global(lua: &Lua, name: &str, value: impl IntoLua) -> mlua::Result<()
     unsafe { lua.exec_raw((name, value), |state| sandbox::set_global(State::new(state))) }
 }
 
-/// While `only` is given, names of globals are looked up there alone (a library that is being
-/// loaded); with `None` they are what they were. The VM is sealed.
+/// With `Some`, looks names of globals up only in that table (while a library is loaded); with
+/// `None`, in the real globals again. The VM must be sealed.
 pub fn restrict_globals(lua: &Lua, only: Option<&Table>) -> mlua::Result<()> {
     // SAFETY: the closure owns nothing.
     unsafe { lua.exec_raw(only, |state| sandbox::restrict_globals(State::new(state))) }
 }
 
-/// Compiles a script: source text only. The chunk name is as Lua wants it (`@user_script`). The
-/// message of an error of syntax is in [`mlua::Error::SyntaxError`]; so is that of its end, if the
-/// watch has ended it.
+/// Compiles a script: source text only. The chunk name is in Lua's form (`@user_script`). A syntax
+/// error's message is in [`mlua::Error::SyntaxError`]; so is that of the run's end, if the watch
+/// has ended it.
 pub fn compile(lua: &Lua, name: &str, source: &[u8], watch: Watch) -> mlua::Result<Function> {
     let _watched = Watched::begin(watch);
     let name = CString::new(name).map_err(mlua::Error::external)?;
@@ -117,16 +117,17 @@ pub fn compile(lua: &Lua, name: &str, source: &[u8], watch: Watch) -> mlua::Resu
     })
 }
 
-/// To be called before each run, in the frame that calls the script or above it, on its thread:
-/// what an earlier script has set (collector, settings of cjson) is as at the start, and the
-/// native stack is measured from here.
+/// Begins a run. Must be called before each run, in the frame that calls the script or above it, on
+/// its thread: it resets everything that an earlier script may have set (collector, settings of
+/// cjson), and the native stack is measured from here.
 pub fn begin_run(lua: &Lua) -> mlua::Result<()> {
     let used = lua.used_memory();
     let shared = lua.app_data_ref::<Shared>().ok_or_else(no_vm)?;
     shared.begin_run();
     let limit = shared.memory_limit();
     drop(shared);
-    // The collector does not know of the limit: it would let as much garbage grow as was used.
+    // The collector does not know the limit: it would let the garbage grow to the size of the used
+    // memory.
     if used > limit / 2 { lua.gc_collect() } else { Ok(()) }
 }
 
@@ -136,9 +137,9 @@ pub fn seed_random(lua: &Lua, seed: i32) -> mlua::Result<()> {
     Ok(())
 }
 
-/// Calls a function: its first result, or what it raised. An error that is no table becomes one,
-/// `{err = "ERR …"}`, and is given the fields `source` and `line`; only when there is no memory, or
-/// no stack left to handle an error, it is a string.
+/// Calls a function, and returns its first result, or the error it raised. An error that is no
+/// table is converted to one, `{err = "ERR …"}`, with the fields `source` and `line`; only when
+/// there is no memory, or no stack left to handle an error, it is a string.
 pub fn call(
     lua: &Lua,
     function: &Function,
@@ -153,17 +154,17 @@ pub fn call(
     Ok(if done { Ok(value) } else { Err(value) })
 }
 
-/// What a run has.
+/// The keys and arguments of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Inputs<'a> {
     pub keys: &'a [&'a [u8]],
     pub args: &'a [&'a [u8]],
-    /// They are the globals KEYS and ARGV; else the function is called with them.
+    /// True if they are the globals KEYS and ARGV, false if they are the function's arguments.
     pub as_globals: bool,
 }
 
-/// Begins a run, and calls a function: whether it has come to its end, and its first result or what
-/// it raised (see [`call`]).
+/// Begins a run and calls a function. Returns whether it has ended normally, and its first result
+/// or the error it raised (see [`call`]).
 pub fn run(
     lua: &Lua,
     function: &Function,
@@ -181,14 +182,14 @@ pub fn run(
     }
 }
 
-/// Functions that call commands: one that raises their errors, and one that returns them.
+/// Returns two functions that call commands: one raises their errors, the other returns them.
 pub fn command_functions(lua: &Lua, caller: Caller) -> mlua::Result<(Function, Function)> {
     // SAFETY: the closure owns nothing.
     unsafe { lua.exec_raw((), |state| commands::push_functions(State::new(state), caller)) }
 }
 
-/// A function for scripts that may raise any Lua value: `Err(value)` is raised as it is. (An error
-/// of a plain [`Lua::create_function`] reaches scripts as userdata.)
+/// Returns a function for scripts that may raise any Lua value: `Err(value)` is raised as it is.
+/// (An error of a plain [`Lua::create_function`] reaches scripts as userdata.)
 pub fn raising<F>(lua: &Lua, function: F) -> mlua::Result<Function>
 where
     F: Fn(&Lua, MultiValue) -> Result<MultiValue, Value> + 'static,
@@ -206,7 +207,7 @@ where
     unsafe { lua.exec_raw(inner, |state| State::new(state).push_function(calls::RAISING, 1)) }
 }
 
-/// The run of this thread has waited for work that is not its own, for so long.
+/// Notes that the run of this thread has waited for work that is not its own, for so long.
 pub fn took(nanoseconds: u64) {
     work::took(nanoseconds);
 }

@@ -1,4 +1,5 @@
-//! What a new VM has: Lua's libraries without what scripts must not reach, and those of the server.
+//! Contents of a new VM: Lua's libraries without the parts that scripts must not reach, and the
+//! server's libraries.
 
 use mlua::ffi;
 
@@ -6,7 +7,7 @@ use crate::raw::State;
 use crate::vm::Vm;
 use crate::{base, bit, calls, cjson, cmsgpack, coroutines, random, strings, structs, tables};
 
-/// The globals that stay of Lua's own.
+/// Globals of Lua that stay.
 const GLOBALS: [&str; 28] = [
     "_G",
     "_VERSION",
@@ -48,7 +49,7 @@ pub(crate) fn install(state: State, vm: *const Vm) {
         state.push_function(function, 1);
         state.set_name(-2, name);
     }
-    // The handler of a script's errors, under the names that scripts may know.
+    // The error handler, under the names that scripts may know.
     for name in ["__redis__err__handler", "__server__err__handler"] {
         state.push_function(calls::HANDLER, 0);
         state.set_name(-2, name);
@@ -90,7 +91,7 @@ pub(crate) fn push_table(state: State, vm: *const Vm, functions: &[(&str, mlua::
     }
 }
 
-/// Removes from the table on top of the stack what is not in the list.
+/// Removes everything not in the list from the table on top of the stack.
 fn remove_others(state: State, kept: &[&str]) {
     let table = state.top();
     state.push_nil();

@@ -1,25 +1,25 @@
-//! Lua's patterns, matched as `lstrlib.c` of Lua 5.1 does, texts of errors included; but each step
-//! counts as an instruction, so that a match which takes long can be ended.
+//! Lua's patterns, matched like `lstrlib.c` of Lua 5.1, including error texts; but each step counts
+//! as an instruction, so that a long match can be ended.
 //!
 //! A pattern ends at its first NUL.
 
 use crate::raw::State;
 use crate::work;
 
-/// Most captures of a pattern.
+/// Bound of the captures of a pattern.
 const MAX_CAPTURES: usize = 32;
 
 /// Steps that are counted together.
 const STEPS: u64 = 1000;
 
-/// Bytes of a set in a pattern that are gone through in one step.
+/// Bytes of a set in a pattern that count as one step.
 const SET_BYTES: usize = 8;
 
 const ESCAPE: u8 = b'%';
 
-/// How long a capture is that has not ended yet.
+/// Length of a capture that has not ended yet.
 const UNFINISHED: isize = -1;
-/// That of one that is a position.
+/// Length of a capture that is a position.
 const POSITION: isize = -2;
 
 #[derive(Clone, Copy)]
@@ -28,7 +28,7 @@ struct Capture {
     len: isize,
 }
 
-/// A match of a pattern with a text. It owns nothing: an error leaves it at any time.
+/// A match of a pattern with a text. It owns nothing: an error may leave it at any time.
 pub(crate) struct Matcher<'a> {
     state: State,
     text: &'a [u8],
@@ -45,13 +45,13 @@ impl<'a> Matcher<'a> {
         Self { state, text, pattern, level: 0, captures, steps: 0 }
     }
 
-    /// Where the match that begins at `start` ends, if there is one.
+    /// Returns the end of the match that begins at `start`, if there is one.
     pub(crate) fn match_at(&mut self, start: usize) -> Option<usize> {
         self.level = 0;
         self.matches(start, 0)
     }
 
-    /// Counts the steps that are not counted yet.
+    /// Charges the steps that were not charged yet.
     pub(crate) fn settle(&mut self) {
         work::charge(self.state, std::mem::take(&mut self.steps));
     }
@@ -67,17 +67,17 @@ impl<'a> Matcher<'a> {
         self.state.error(format_args!("{text}"))
     }
 
-    /// A byte of the pattern; behind its end there is a NUL.
+    /// Returns a byte of the pattern; behind its end, NUL.
     fn at(&self, p: usize) -> u8 {
         self.pattern.get(p).copied().unwrap_or(0)
     }
 
-    /// A byte of the text, as above.
+    /// Returns a byte of the text; behind its end, NUL.
     fn byte(&self, s: usize) -> u8 {
         self.text.get(s).copied().unwrap_or(0)
     }
 
-    /// The end of the item that begins at `p`.
+    /// Returns the end of the item that begins at `p`.
     fn item_end(&self, p: usize) -> usize {
         match self.at(p) {
             ESCAPE if p + 1 >= self.pattern.len() => {
@@ -107,7 +107,7 @@ impl<'a> Matcher<'a> {
         }
     }
 
-    /// Whether a byte is in the set that begins at `p` and whose `]` is at `end`.
+    /// Returns true if a byte is in the set that begins at `p` and whose `]` is at `end`.
     fn in_set(&self, byte: u8, mut p: usize, end: usize) -> bool {
         let is_positive = self.at(p + 1) != b'^';
         if !is_positive {
@@ -133,7 +133,7 @@ impl<'a> Matcher<'a> {
         !is_positive
     }
 
-    /// Whether the byte at `s` is what the item from `p` to `end` stands for.
+    /// Returns true if the byte at `s` matches the item from `p` to `end`.
     fn is_single(&self, s: usize, p: usize, end: usize) -> bool {
         let Some(&byte) = self.text.get(s) else { return false };
         match self.at(p) {
@@ -144,7 +144,7 @@ impl<'a> Matcher<'a> {
         }
     }
 
-    /// The end of the match of the pattern from `p` on at `s`.
+    /// Returns the end of the match of the pattern from `p` on at `s`.
     fn matches(&mut self, mut s: usize, mut p: usize) -> Option<usize> {
         loop {
             self.step(1);
@@ -189,7 +189,7 @@ impl<'a> Matcher<'a> {
         }
     }
 
-    /// The item as often as possible.
+    /// Matches the item as often as possible, then the rest of the pattern.
     fn most(&mut self, s: usize, p: usize, end: usize, weight: u64) -> Option<usize> {
         let mut count = 0;
         while self.is_single(s + count, p, end) {
@@ -199,7 +199,7 @@ impl<'a> Matcher<'a> {
         (0..=count).rev().find_map(|count| self.matches(s + count, end + 1))
     }
 
-    /// The item as rarely as possible.
+    /// Matches the item as rarely as possible, then the rest of the pattern.
     fn fewest(&mut self, mut s: usize, p: usize, end: usize, weight: u64) -> Option<usize> {
         loop {
             if let Some(found) = self.matches(s, end + 1) {
@@ -213,7 +213,8 @@ impl<'a> Matcher<'a> {
         }
     }
 
-    /// The end of what begins at `s` with one byte and ends with its partner.
+    /// Returns the end of a balanced text that begins at `s` with one byte and ends with its
+    /// partner.
     fn balanced(&mut self, s: usize, p: usize) -> Option<usize> {
         let (open, close) = (self.at(p), self.at(p + 1));
         if p + 1 >= self.pattern.len() {
@@ -238,7 +239,7 @@ impl<'a> Matcher<'a> {
         None
     }
 
-    /// The end of the set at `p`, if the text enters it at `s`.
+    /// Returns the end of the set at `p`, if the text enters it at `s`.
     fn frontier(&mut self, s: usize, p: usize) -> Option<usize> {
         if self.at(p) != b'[' {
             self.fail("missing '[' after '%f' in pattern");
@@ -250,7 +251,7 @@ impl<'a> Matcher<'a> {
         enters.then_some(end)
     }
 
-    /// The end of what an earlier capture has captured.
+    /// Returns the end of a repetition of an earlier capture at `s`.
     fn captured_before(&mut self, s: usize, digit: u8) -> Option<usize> {
         let index = usize::from(digit).checked_sub(usize::from(b'1'));
         let capture = index.filter(|index| *index < self.level).map(|at| self.captures[at]);
@@ -258,7 +259,7 @@ impl<'a> Matcher<'a> {
         else {
             self.fail("invalid capture index");
         };
-        // That of a position is longer than any text.
+        // The length of a position does not convert.
         let len = usize::try_from(len).ok()?;
         self.step((len / SET_BYTES) as u64);
         let captured = &self.text[start..start + len];
@@ -289,7 +290,8 @@ impl<'a> Matcher<'a> {
         found
     }
 
-    /// Pushes a capture of the match from `start` to `end`; without any the first one is all of it.
+    /// Pushes a capture of the match from `start` to `end`; without captures, the first one is the
+    /// match.
     pub(crate) fn push_capture(&self, index: usize, start: usize, end: usize) {
         let state = self.state;
         if index >= self.level {
@@ -311,7 +313,7 @@ impl<'a> Matcher<'a> {
         self.state.push_bytes(&self.text[start..end]);
     }
 
-    /// Pushes all captures, or `whole` of the match if there are none; how many.
+    /// Pushes all captures, or the match `whole` if there are none, and returns their number.
     pub(crate) fn push_captures(&self, whole: Option<(usize, usize)>) -> i32 {
         let count = if self.level == 0 && whole.is_some() { 1 } else { self.level };
         let (start, end) = whole.unwrap_or_default();
@@ -322,7 +324,7 @@ impl<'a> Matcher<'a> {
     }
 }
 
-/// Whether a byte is in the class of a letter, or the letter itself where that names none.
+/// Returns true if a byte is in the class of a letter, or equals the letter if it names no class.
 fn in_class(byte: u8, class: u8) -> bool {
     let is_in = match class.to_ascii_lowercase() {
         b'a' => byte.is_ascii_alphabetic(),

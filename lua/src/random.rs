@@ -5,13 +5,13 @@ use std::ffi::c_int;
 use crate::raw::{State, entry};
 use crate::vm::Vm;
 
-/// One above the greatest number that the generator gives, as a divisor.
+/// One more than the greatest number of the generator, as a divisor.
 const RANGE: i64 = i32::MAX as i64;
 const MULTIPLIER: u64 = 0x5_DEEC_E66D;
 const INCREMENT: u64 = 0xB;
 const STATE_BITS: u32 = 48;
 
-/// The generator of POSIX's `lrand48`: 48 bits, of which the upper 31 are given.
+/// The generator of POSIX's `lrand48`: 48 bits, of which it returns the upper 31.
 #[derive(Clone, Copy)]
 pub(crate) struct Random(u64);
 
@@ -33,7 +33,7 @@ impl Random {
     }
 }
 
-/// Puts both functions into the table on top of the stack.
+/// Registers both functions in the table on top of the stack.
 pub(crate) fn register(state: State, vm: *const Vm) {
     for (name, function) in [("random", entry!(random)), ("randomseed", entry!(randomseed))] {
         state.push_light(vm.cast_mut().cast());

@@ -1,4 +1,4 @@
-//! Lua's C interface as the libraries here use it.
+//! Lua's C interface in the form that these libraries use.
 //!
 //! They are C functions and not callbacks of the binding, for exact error texts (position, name of
 //! the function, number of the argument) and because each value that a callback touches costs a
@@ -12,17 +12,17 @@ use mlua::lua_State;
 
 use crate::vm::Vm;
 
-/// Longest error text that is composed here, bytes.
+/// Bytes up to which error texts are composed here.
 const MAX_TEXT: usize = 256;
 
-/// Slots of Lua's stack that stay free for an error when there are no more.
+/// Slots of Lua's stack that stay free for an error when it is full.
 const SPARE_SLOTS: c_int = 4;
 
-/// A Lua state, in the frame of a C function that Lua has called.
+/// A Lua state, in the frame of a C function called by Lua.
 ///
 /// Methods that allocate or check may raise a Lua error, which leaves all Rust frames up to the
-/// interpreter by `longjmp`: what was not dropped by then never is. So no frame that holds a
-/// `State` owns anything that has to be dropped. What must last is in [`Vm`].
+/// interpreter by `longjmp`: values not dropped by then never are. So no frame that holds a `State`
+/// owns anything that has to be dropped. Longer-lived data is in [`Vm`].
 #[derive(Clone, Copy)]
 pub(crate) struct State(*mut lua_State);
 
@@ -38,7 +38,7 @@ macro_rules! entry {
 }
 pub(crate) use entry;
 
-/// Text of bounded length; what does not fit is cut. Behind it is a NUL.
+/// Text of bounded length; the rest is cut off. A NUL follows it.
 struct Text {
     bytes: [u8; MAX_TEXT + 1],
     len: usize,
@@ -83,13 +83,13 @@ impl State {
         self.set_top(-n - 1);
     }
 
-    /// Room for `n` more values, or false.
+    /// Makes room for `n` more values; returns false if there is none.
     pub(crate) fn check_stack(self, n: c_int) -> bool {
         // SAFETY: see above.
         unsafe { ffi::lua_checkstack(self.0, n.saturating_add(SPARE_SLOTS)) != 0 }
     }
 
-    /// Room for `n` more values, or the error "stack overflow (`what`)".
+    /// Makes room for `n` more values, or raises the error "stack overflow (`what`)".
     pub(crate) fn need_stack(self, n: c_int, what: &str) {
         if !self.check_stack(n) {
             self.error(format_args!("stack overflow ({what})"));
@@ -105,13 +105,13 @@ impl State {
         self.kind(index) == ffi::LUA_TTABLE
     }
 
-    /// A number, or a string that is one.
+    /// Returns true for a number, or a string that is one.
     pub(crate) fn is_number(self, index: c_int) -> bool {
         // SAFETY: see above.
         unsafe { ffi::lua_isnumber(self.0, index) != 0 }
     }
 
-    /// Name of the type of a value.
+    /// Returns the name of the type of a value.
     pub(crate) fn type_name(self, index: c_int) -> &'static str {
         match self.kind(index) {
             ffi::LUA_TNONE => "no value",
@@ -131,12 +131,12 @@ impl State {
         unsafe { ffi::lua_tonumber(self.0, index) }
     }
 
-    /// The number at `index`, if it is one and no string.
+    /// Returns the number at `index`, if it is a number and not a string.
     pub(crate) fn to_number_if_number(self, index: c_int) -> Option<f64> {
         (self.kind(index) == ffi::LUA_TNUMBER).then(|| self.to_number(index))
     }
 
-    /// Whether a light userdata is the null address: JSON's null.
+    /// Returns true if a light userdata is the null address: JSON's null.
     pub(crate) fn is_null(self, index: c_int) -> bool {
         // SAFETY: see above.
         unsafe { ffi::lua_touserdata(self.0, index).is_null() }
@@ -147,7 +147,8 @@ impl State {
         unsafe { ffi::lua_toboolean(self.0, index) != 0 }
     }
 
-    /// The string at `index`; a number is made one in its place. Valid as long as it is there.
+    /// Returns the string at `index`; a number is converted in its place. Valid as long as it stays
+    /// there.
     pub(crate) fn to_bytes<'a>(self, index: c_int) -> &'a [u8] {
         let mut len = 0;
         // SAFETY: see above.
@@ -160,7 +161,7 @@ impl State {
         unsafe { std::slice::from_raw_parts(bytes.cast(), len) }
     }
 
-    /// The string argument `arg`, or an error.
+    /// Returns the string argument `arg`, or raises an error.
     pub(crate) fn check_bytes<'a>(self, arg: c_int) -> &'a [u8] {
         // SAFETY: see above.
         unsafe { ffi::luaL_checklstring(self.0, arg, std::ptr::null_mut()) };
@@ -177,7 +178,7 @@ impl State {
         unsafe { ffi::luaL_checkinteger(self.0, arg) }
     }
 
-    /// An integer argument as C's `int` has it.
+    /// Returns an integer argument as a C `int`.
     pub(crate) fn check_int(self, arg: c_int) -> c_int {
         self.check_integer(arg) as c_int
     }
@@ -202,7 +203,7 @@ impl State {
         unsafe { ffi::luaL_checkany(self.0, arg) }
     }
 
-    /// Length of a table or string, without metamethods.
+    /// Returns the length of a table or string, without metamethods.
     pub(crate) fn raw_len(self, index: c_int) -> usize {
         // SAFETY: see above.
         unsafe { ffi::lua_objlen(self.0, index) }
@@ -249,7 +250,7 @@ impl State {
         unsafe { ffi::lua_createtable(self.0, 0, 0) }
     }
 
-    /// A table with room for so many elements.
+    /// Pushes a table with room for so many elements.
     pub(crate) fn new_table_of(self, elements: c_int) {
         // SAFETY: see above.
         unsafe { ffi::lua_createtable(self.0, elements, 0) }
@@ -270,19 +271,19 @@ impl State {
         unsafe { ffi::lua_remove(self.0, index) }
     }
 
-    /// Pops a key, and pushes its value, as scripts see it.
+    /// Pops a key, and pushes its value as scripts see it.
     pub(crate) fn get(self, index: c_int) {
         // SAFETY: see above; the callers have seen that it is a table.
         unsafe { ffi::lua_gettable_(self.0, index) }
     }
 
-    /// Whether one value is less than another, as scripts see it.
+    /// Returns true if one value is less than another, as scripts compare them.
     pub(crate) fn is_less(self, left: c_int, right: c_int) -> bool {
         // SAFETY: see above.
         unsafe { ffi::lua_lessthan(self.0, left, right) != 0 }
     }
 
-    /// Memory of the VM, KiB.
+    /// Returns the memory of the VM in KiB.
     pub(crate) fn used_kib(self) -> u64 {
         // SAFETY: see above.
         let kib = unsafe { ffi::lua_gc(self.0, ffi::LUA_GCCOUNT, 0) };
@@ -355,13 +356,13 @@ impl State {
         unsafe { ffi::lua_pcall(self.0, args, results, handler) }
     }
 
-    /// The C function at an index, if it is one.
+    /// Returns the C function at an index, if it is one.
     pub(crate) fn to_c_function(self, index: c_int) -> Option<mlua::lua_CFunction> {
         // SAFETY: see above.
         unsafe { ffi::lua_tocfunction(self.0, index) }
     }
 
-    /// The C function that an upvalue is, to be run in this frame.
+    /// Runs a C function, an upvalue, in this frame.
     pub(crate) fn run_upvalue(self, n: c_int) -> c_int {
         match self.to_c_function(ffi::lua_upvalueindex(n)) {
             // SAFETY: a C function of Lua's own libraries that uses no upvalues, in a frame with
@@ -379,7 +380,7 @@ impl State {
         }
     }
 
-    /// What the functions of this VM have in common: their first upvalue.
+    /// Returns the state shared by the functions of this VM: their first upvalue.
     pub(crate) fn vm<'a>(self) -> &'a Vm {
         // SAFETY: see above. Each function that calls this was made with the address of the VM's
         // `Vm` as its first upvalue, and that lives longer than the VM.
@@ -402,7 +403,7 @@ impl State {
         self.raise()
     }
 
-    /// "bad argument #… to … (…)"
+    /// Raises "bad argument #… to … (…)".
     pub(crate) fn arg_error(self, arg: c_int, text: fmt::Arguments<'_>) -> ! {
         self.push_text(text);
         let text: *const c_char = self.to_bytes(-1).as_ptr().cast();
@@ -411,7 +412,7 @@ impl State {
         self.raise()
     }
 
-    /// The same with a text that has one `%c`, for any byte.
+    /// Like [`arg_error`](Self::arg_error), with a text that has one `%c`, for any byte.
     pub(crate) fn arg_error_of_byte(self, arg: c_int, format: &CStr, byte: u8) -> ! {
         // SAFETY: see above; the caller's format takes one `int`.
         unsafe {
@@ -421,7 +422,7 @@ impl State {
         self.raise()
     }
 
-    /// "bad argument #… to … (`expected` expected, got …)"
+    /// Raises "bad argument #… to … (`expected` expected, got …)".
     pub(crate) fn type_error(self, arg: c_int, expected: &CStr) -> ! {
         // SAFETY: see above.
         unsafe { ffi::luaL_typerror(self.0, arg, expected.as_ptr()) };
@@ -434,10 +435,10 @@ impl State {
         unsafe { ffi::lua_error(self.0) }
     }
 
-    /// Lua finds room for it, even when a script has used up its stack.
+    /// Pushes a text. Lua finds room for it even when a script has used up its stack.
     fn push_text(self, arguments: fmt::Arguments<'_>) {
         let mut text = Text { bytes: [0; MAX_TEXT + 1], len: 0 };
-        // A `Text` takes everything.
+        // A `Text` accepts everything.
         let _ = text.write_fmt(arguments);
         // SAFETY: see above; the text ends with NUL, and Lua copies it.
         unsafe {

@@ -1,10 +1,10 @@
-//! Tables that scripts can read and not change.
+//! Tables that scripts can read but not change.
 //!
-//! Lua 5.1 has no read-only tables. A table that is to be one is *shielded*: scripts only ever get
-//! an empty table in its place, whose metatable finds everything in the real one (`__index`, a table,
-//! so that look-ups stay in the interpreter) and refuses writes (`__newindex`). `getmetatable` does
-//! not show this metatable, and the functions that go past metatables (`rawset`, `next`, …) are
-//! replaced by ones that know shields (`base.rs`).
+//! Lua 5.1 has no read-only tables. To be read-only, a table is *shielded*: scripts only ever get
+//! an empty table in its place, whose metatable finds everything in the real one (`__index`, a
+//! table, so that look-ups stay in the interpreter) and refuses writes (`__newindex`).
+//! `getmetatable` does not show this metatable, and the functions that bypass metatables (`rawset`,
+//! `next`, …) are replaced by ones that recognise shields (`base.rs`).
 
 use std::ffi::{c_int, c_void};
 
@@ -12,16 +12,16 @@ use mlua::ffi;
 
 use crate::raw::{State, entry};
 
-/// Text of the error of a write.
+/// Error text of a write.
 const READ_ONLY: &str = "Attempt to modify a readonly table";
 
-/// Keys in the registry and in metatables: addresses, which no script can make.
+/// Keys in the registry and in metatables: addresses, which scripts cannot make.
 static MARK: u8 = 0;
 static SHIELDS: u8 = 0;
 static GLOBALS: u8 = 0;
 static VIEW: u8 = 0;
 
-/// Pushes the real table behind the shield at `index` (positive), if it is one.
+/// Pushes the real table behind the shield at `index` (positive); returns false if it is no shield.
 pub(crate) fn see_through(state: State, index: c_int) -> bool {
     if !state.is_table(index) || !state.metatable(index) {
         return false;
@@ -111,7 +111,7 @@ fn refuse_write(state: State) -> c_int {
     state.error(format_args!("{READ_ONLY}"))
 }
 
-/// Gives the table at `index` a metatable that makes it an error to read what it does not have.
+/// Gives the table at `index` a metatable that makes reading a missing key an error.
 pub(crate) fn make_strict(state: State, index: c_int) {
     state.new_table();
     state.push_function(entry!(nonexistent), 0);
@@ -140,7 +140,7 @@ fn nonexistent(state: State) -> c_int {
     state.raise()
 }
 
-/// Shields the globals, and makes the shield the environment of what is compiled from now on.
+/// Shields the globals, and makes the shield the environment of everything compiled from now on.
 pub(crate) fn seal(state: State) {
     state.push_value(ffi::LUA_GLOBALSINDEX);
     let globals = state.top();
@@ -159,7 +159,7 @@ pub(crate) fn seal(state: State) {
     state.replace(ffi::LUA_GLOBALSINDEX);
 }
 
-/// Scripts see the metatable of strings as a read-only copy.
+/// Replaces the metatable of strings with a read-only copy for scripts.
 fn shield_strings(state: State) {
     state.push_bytes(b"");
     if !state.metatable(-1) {
@@ -187,7 +187,7 @@ pub(crate) fn set_global(state: State) {
     state.pop(1);
 }
 
-/// With a table as the only value on the stack, globals are looked up there; with nil, in the real ones.
+/// With a table as the only value on the stack, looks globals up there; with nil, in the real ones.
 pub(crate) fn restrict_globals(state: State) {
     push_key(state, &VIEW);
     state.raw_get(ffi::LUA_REGISTRYINDEX);
@@ -208,7 +208,7 @@ fn push_key(state: State, key: &'static u8) {
     state.push_light(std::ptr::from_ref(key).cast::<c_void>().cast_mut());
 }
 
-/// Pushes the table under a key in the registry, which is made if it is missing.
+/// Pushes the table under a key in the registry, creating it if it is missing.
 fn push_registry_table(state: State, key: &'static u8) {
     push_key(state, key);
     state.raw_get(ffi::LUA_REGISTRYINDEX);

@@ -1,5 +1,5 @@
-//! Functions of `string` that may take long: those with patterns are not Lua's own, as Lua's
-//! recursion is not bounded, and its matches cannot be ended.
+//! Functions of `string` that may take long. Those with patterns replace Lua's own, whose recursion
+//! is not bounded, and whose matches cannot be ended.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -12,15 +12,15 @@ use crate::raw::{State, entry};
 use crate::vm::Vm;
 use crate::work::{self, charge_bytes};
 
-/// Most items of a pattern for which the matcher recurses (repetitions and captures).
+/// Bound of the items of a pattern for which the matcher recurses (repetitions and captures).
 const MAX_PATTERN_ITEMS: usize = 1000;
-/// Length of what is looked at without counting: it cannot have more items.
+/// Length up to which a pattern's items are not counted: it cannot have more.
 const SHORT_PATTERN: usize = MAX_PATTERN_ITEMS;
 
-/// Bytes that stand for more than themselves in a pattern.
+/// Bytes with a special meaning in a pattern.
 const SPECIAL: &[u8] = b"^$*+?.([%-";
 
-/// Bytes that are made one by one in the time of an instruction.
+/// Bytes that are produced one by one in the time of an instruction.
 const MADE_BYTES: usize = 8;
 
 /// Replaces the functions of the table on top of the stack.
@@ -42,7 +42,7 @@ pub(crate) fn replace(state: State, vm: *const Vm) {
     state.set_name(-2, "gfind");
 }
 
-/// The argument that is a pattern.
+/// Returns the pattern argument.
 fn check_pattern<'a>(state: State) -> &'a [u8] {
     let pattern = state.check_bytes(2);
     if pattern.len() > SHORT_PATTERN {
@@ -55,7 +55,7 @@ fn check_pattern<'a>(state: State) -> &'a [u8] {
     pattern
 }
 
-/// The pattern without its anchor, and whether it has one.
+/// Returns the pattern without its anchor, and whether it had one.
 fn anchored(pattern: &[u8]) -> (&[u8], bool) {
     pattern.strip_prefix(b"^").map_or((pattern, false), |rest| (rest, true))
 }
@@ -72,7 +72,7 @@ fn find_or_match(state: State, finds: bool) -> c_int {
     let text = state.check_bytes(1);
     let pattern = check_pattern(state);
     let from = state.opt_integer(3, 1);
-    // From the end if negative.
+    // Negative positions count from the end.
     let from = if from < 0 { from.saturating_add(text.len() as i64 + 1) } else { from };
     let from = usize::try_from(from.saturating_sub(1)).unwrap_or(0).min(text.len());
     if finds && (state.to_boolean(4) || is_plain(pattern)) {
@@ -97,7 +97,7 @@ fn find_or_match(state: State, finds: bool) -> c_int {
     }
 }
 
-/// Whether a pattern stands for itself. It is looked at up to its first NUL.
+/// Returns true if a pattern has no special bytes. Only the part before its first NUL counts.
 fn is_plain(pattern: &[u8]) -> bool {
     let special = |byte: &u8| *byte == 0 || SPECIAL.contains(byte);
     pattern.iter().find(|byte| special(byte)).is_none_or(|byte| *byte == 0)
@@ -127,7 +127,7 @@ fn gmatch(state: State) -> c_int {
     1
 }
 
-/// The next match; text, pattern and place are upvalues.
+/// Finds the next match; text, pattern and position are upvalues.
 fn next_match(state: State) -> c_int {
     let upvalue = ffi::lua_upvalueindex;
     let text = state.to_bytes(upvalue(1));
@@ -136,14 +136,14 @@ fn next_match(state: State) -> c_int {
     let found = (from..=text.len()).find_map(|start| Some((start, matcher.match_at(start)?)));
     matcher.settle();
     let Some((start, end)) = found else { return 0 };
-    // Behind an empty match it goes on at the next byte.
+    // After an empty match the search continues at the next byte.
     let next = if end == start { end + 1 } else { end };
     state.push_number(next as f64);
     state.replace(upvalue(3));
     matcher.push_captures(Some((start, end)))
 }
 
-/// Has a buffer of 8 KiB in its frame, and calls functions that may call it.
+/// Replaces matches. It has a buffer of 8 KiB in its frame, and calls functions that may call it.
 fn gsub(state: State) -> c_int {
     let text = state.check_bytes(1);
     let pattern = check_pattern(state);
@@ -159,7 +159,7 @@ fn gsub(state: State) -> c_int {
     let mut matcher = Matcher::new(state, text, pattern);
     let mut buffer = MaybeUninit::<ffi::luaL_Buffer>::uninit();
     let mut result = Buffer::begin(state, &mut buffer);
-    // What lies between is as it was.
+    // Text between matches stays unchanged.
     let (mut at, mut copied, mut count) = (0, 0, 0);
     while count < max {
         let end = matcher.match_at(at);
@@ -185,7 +185,7 @@ fn gsub(state: State) -> c_int {
     2
 }
 
-/// Adds what stands for the match from `start` to `end`.
+/// Appends the replacement of the match from `start` to `end`.
 fn add_replacement(
     state: State,
     matcher: &Matcher<'_>,
@@ -215,7 +215,7 @@ fn add_replacement(
     result.add_value();
 }
 
-/// Adds the replacement that is a string, in which `%1` is the first capture.
+/// Appends a replacement string, in which `%1` is the first capture.
 fn add_template(
     state: State,
     matcher: &Matcher<'_>,
@@ -245,7 +245,7 @@ fn add_template(
     result.add(rest);
 }
 
-/// Lua's own buffer for a string: it keeps on Lua's stack what does not fit into the frame.
+/// Lua's own string buffer: it keeps bytes that do not fit into the frame on Lua's stack.
 struct Buffer {
     state: State,
     buffer: *mut ffi::luaL_Buffer,
@@ -281,7 +281,7 @@ impl Buffer {
     }
 }
 
-/// Runs the function that is an upvalue, which goes through its strings once.
+/// Runs an upvalue, a function that goes through its strings once.
 fn linear(state: State) -> c_int {
     let strings = (1..=state.top()).filter(|at| state.kind(*at) == ffi::LUA_TSTRING);
     let bytes: usize = strings.map(|at| state.raw_len(at)).sum();
@@ -289,7 +289,7 @@ fn linear(state: State) -> c_int {
     state.run_upvalue(1)
 }
 
-/// Nothing repeated is nothing, without counting.
+/// Repeats a string; an empty result needs no counting.
 fn rep(state: State) -> c_int {
     let len = state.check_bytes(1).len();
     let times = usize::try_from(state.check_int(2)).unwrap_or(0);

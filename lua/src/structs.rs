@@ -1,4 +1,4 @@
-//! `struct`: values as bytes with sizes, order and alignment that a format names.
+//! `struct`: values as bytes, with sizes, order and alignment given by a format.
 
 use std::ffi::c_int;
 
@@ -22,7 +22,7 @@ pub(crate) fn push(state: State, vm: *const Vm) {
     );
 }
 
-/// A format while it is read. It ends at its first NUL.
+/// A format that is being read. It ends at its first NUL.
 #[derive(Clone, Copy)]
 struct Format<'a> {
     state: State,
@@ -37,7 +37,7 @@ impl<'a> Format<'a> {
         Self { state, rest: &text[..end], little: cfg!(target_endian = "little"), align: 1 }
     }
 
-    /// The next option and its size.
+    /// Returns the next option and its size.
     fn next(&mut self) -> Option<(u8, usize)> {
         let (&option, rest) = self.rest.split_first()?;
         self.rest = rest;
@@ -80,7 +80,7 @@ impl<'a> Format<'a> {
         number
     }
 
-    /// Bytes before a value of this size at this place.
+    /// Returns the padding before a value of this size at this offset.
     fn padding(&self, at: usize, option: u8, size: usize) -> usize {
         if size == 0 || option == b'c' {
             return 0;
@@ -89,7 +89,7 @@ impl<'a> Format<'a> {
         size.wrapping_sub(at & (size - 1)) & (size - 1)
     }
 
-    /// An option that stands for no value.
+    /// Applies an option that stands for no value.
     fn control(&mut self, option: u8) {
         match option {
             b' ' => {}
@@ -109,7 +109,7 @@ impl<'a> Format<'a> {
 
 fn pack(state: State) -> c_int {
     let mut format = Format::new(state, state.check_bytes(1));
-    // The first argument that is missing is nil, and not no value, in the text of the error.
+    // The error text calls the first missing argument nil, not no value.
     state.push_nil();
     let scratch = &state.vm().scratch;
     scratch.clear();
@@ -161,9 +161,9 @@ fn pack(state: State) -> c_int {
     1
 }
 
-/// The lowest `size` bytes of an integer; above 8 there are zeros.
+/// Returns the lowest `size` bytes of an integer; those above 8 are zeros.
 fn integer_bytes(number: f64, size: usize, little: bool) -> [u8; MAX_INTEGER] {
-    // What is out of range is what the conversion of a x86-64 makes of it.
+    // Values out of range are converted like on x86-64.
     let value = if number < 0.0 {
         (number as i64).cast_unsigned()
     } else if number.is_nan() {
@@ -246,7 +246,7 @@ fn unpack(state: State) -> c_int {
     results + 1
 }
 
-/// The bytes at a place, or the error that there are none.
+/// Returns the bytes at an offset, or raises the error that there are none.
 fn piece(state: State, data: &[u8], at: usize, size: usize) -> &[u8] {
     match at.checked_add(size).and_then(|end| data.get(at..end)) {
         Some(bytes) => bytes,

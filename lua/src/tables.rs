@@ -8,10 +8,10 @@ use crate::base::{seeing_through, wrap};
 use crate::raw::{State, entry};
 use crate::{sandbox, work};
 
-/// Furthest that `table.insert` moves elements below the first place.
+/// Bound of how far below the first position `table.insert` moves elements.
 const MAX_INSERT_BELOW: i64 = 1_000_000;
 
-/// Slots of Lua's stack for sorting: it nests as deep as a number of elements has bits.
+/// Slots of Lua's stack for sorting: it nests as deep as the number of elements has bits.
 const SORT_SLOTS: c_int = 40;
 
 /// Replaces the functions of the table on top of the stack.
@@ -29,12 +29,12 @@ pub(crate) fn replace(state: State) {
     state.set_name(-2, "sort");
 }
 
-/// Counts what is done with so many elements.
+/// Charges work on so many elements.
 fn charge_elements(state: State, count: i64) {
     work::charge(state, u64::try_from(count).unwrap_or(0));
 }
 
-/// The length of a table that is an argument.
+/// Returns the length of a table argument.
 fn len(state: State, arg: c_int) -> i64 {
     if state.is_table(arg) { state.raw_len(arg) as i64 } else { 0 }
 }
@@ -62,13 +62,13 @@ fn remove(state: State) -> c_int {
 
 fn concat(state: State) -> c_int {
     let (first, last) = (bound(state, 3, 1), bound(state, 4, len(state, 1)));
-    // It stops at the first element that is missing.
+    // It stops at the first missing element.
     let count = last.saturating_sub(first).clamp(0, c_int::MAX.into()).min(len(state, 1));
     charge_elements(state, count);
     state.run_upvalue(1)
 }
 
-/// A number that is an argument, if it is there.
+/// Returns a number argument, or the default if it is missing.
 fn bound(state: State, arg: c_int, default: i64) -> i64 {
     if state.is_number(arg) { state.to_number(arg) as i64 } else { default }
 }
@@ -78,7 +78,7 @@ fn max_n(state: State) -> c_int {
     state.run_upvalue(1)
 }
 
-/// `table.sort` of Lua 5.1, which gives the same order and the same errors, but counts comparisons.
+/// `table.sort` of Lua 5.1, with the same order and the same errors, but it counts comparisons.
 fn sort(state: State) -> c_int {
     state.check_table(1);
     let count = state.raw_len(1) as c_int;
@@ -91,13 +91,13 @@ fn sort(state: State) -> c_int {
     0
 }
 
-/// Sets the elements at `i` and `j` to the two values on top of the stack, and pops these.
+/// Sets the elements at `i` and `j` to the two values on top of the stack, and pops them.
 fn set_both(state: State, i: c_int, j: c_int) {
     state.raw_set_at(1, i);
     state.raw_set_at(1, j);
 }
 
-/// Whether the value at an index (from the top) comes before another one.
+/// Returns true if the value at an index (from the top) comes before another one.
 fn comes_before(state: State, a: c_int, b: c_int) -> bool {
     work::charge(state, 1);
     if state.kind(2) == ffi::LUA_TNIL {
@@ -156,8 +156,7 @@ fn sort_between(state: State, mut low: c_int, mut high: c_int) {
     }
 }
 
-/// Moves what comes before the element in the middle before it, and the others behind it; where it
-/// is then.
+/// Partitions the elements around the one in the middle, and returns its new position.
 fn partition(state: State, low: c_int, high: c_int, middle: c_int) -> c_int {
     const INVALID: &str = "invalid order function for sorting";
     state.raw_get_at(1, middle);

@@ -1,4 +1,4 @@
-//! Tests of the VM as its user sees it.
+//! Tests of the VM from its user's side.
 
 mod endings;
 mod limits;
@@ -12,7 +12,7 @@ use super::*;
 
 const LIMIT: usize = 64 * 1024 * 1024;
 
-/// What nil is as text.
+/// Text for nil.
 const NIL: &str = "(nil)";
 
 fn vm() -> Lua {
@@ -29,7 +29,7 @@ fn vm() -> Lua {
     lua
 }
 
-/// The result of a script, or its error with the place, as text of one line.
+/// Returns the result of a script, or its error with the location, as text of one line.
 fn eval(lua: &Lua, source: impl AsRef<[u8]>) -> Result<String, String> {
     begin_run(lua).unwrap();
     set_global(lua, "KEYS", lua.create_table().unwrap()).unwrap();

@@ -1,4 +1,4 @@
-//! What a VM's functions have in common.
+//! State shared by a VM's functions.
 
 use std::cell::{Cell, UnsafeCell};
 
@@ -9,19 +9,20 @@ use crate::random::Random;
 use crate::raw::State;
 use crate::work::charge_bytes;
 
-/// What is kept of the scratch buffer between two uses, bytes.
+/// Bytes of the scratch buffer that are kept between two uses.
 const KEPT_SCRATCH: usize = 64 * 1024;
 
-/// Native stack that a run may use, bytes. Lua's own limit counts nested calls (200), whose frames
-/// may be 9 KiB (`string.gsub`); threads here have 2 MiB.
+/// Bytes of native stack that a run may use. Lua's own limit counts nested calls (200), whose
+/// frames may be 9 KiB (`string.gsub`); threads here have 2 MiB.
 const MAX_NATIVE_STACK: usize = 1024 * 1024;
 
-/// Lives as long as the Lua state, at a fixed address that the functions have as an upvalue.
+/// The shared state. It lives as long as the Lua state, at a fixed address, which the functions
+/// have as an upvalue.
 pub(crate) struct Vm {
     pub(crate) random: Cell<Random>,
     pub(crate) json: Cell<Settings>,
     pub(crate) scratch: Scratch,
-    /// Address in the frame that began the run: how much native stack is used is counted from it.
+    /// Address in the frame that began the run: the use of native stack is measured from it.
     pub(crate) stack_base: Cell<usize>,
 }
 
@@ -37,22 +38,22 @@ impl Vm {
 }
 
 impl Vm {
-    /// Whether the run has used so much native stack that nothing should nest deeper.
+    /// Returns true if the run has used so much native stack that it must not nest deeper.
     pub(crate) fn is_deep(&self) -> bool {
         let base = self.stack_base.get();
         base != 0 && base.saturating_sub(here()) > MAX_NATIVE_STACK
     }
 }
 
-/// An address in the current frame.
+/// Returns an address in the current frame.
 #[inline(always)]
 fn here() -> usize {
     let mark = 0_u8;
     std::ptr::from_ref(std::hint::black_box(&mark)).addr()
 }
 
-/// The buffer in which encoders write. It is here and not in their frames, as an error leaves
-/// these without dropping anything.
+/// The buffer in which encoders write. It is here and not in their frames, as an error leaves these
+/// without dropping anything.
 pub(crate) struct Scratch {
     bytes: UnsafeCell<Vec<u8>>,
     limit: usize,
@@ -74,7 +75,7 @@ impl Scratch {
         bytes.shrink_to(KEPT_SCRATCH);
     }
 
-    /// Appends; what would exceed the VM's memory is an error of the script.
+    /// Appends bytes; exceeding the VM's memory raises an error in the script.
     pub(crate) fn append(&self, state: State, more: &[u8]) {
         charge_bytes(state, more.len());
         // SAFETY: as above; `more` is a value of Lua or a constant, never this buffer.

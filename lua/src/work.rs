@@ -1,12 +1,12 @@
-//! How much a script has done, and who looks at it meanwhile.
+//! Counts the work of a script, and checks regularly whether it may go on.
 //!
-//! The interpreter's hook counts instructions; functions in native code count what they do with
-//! [`charge`], as that many instructions. After [`LOOK_EVERY`] of them the run's [`Watch`] is asked
-//! whether it may go on. If it may not, it is *ended*: that is an error which nothing in the script
-//! can catch, as whatever catches errors (`pcall`, `xpcall`, coroutines, `load`) raises it again.
+//! The interpreter's hook counts instructions; native functions count their work with [`charge`],
+//! as that many instructions. After [`LOOK_EVERY`] of them the run's [`Watch`] is asked whether it
+//! may go on. If not, it is *ended*: by an error which nothing in the script can catch, as
+//! everything that catches errors (`pcall`, `xpcall`, coroutines, `load`) raises it again.
 //!
-//! An instruction may take long where there are long strings and large tables: a comparison goes
-//! through all bytes. So the more memory a VM uses the more an instruction weighs.
+//! An instruction may take long on long strings and large tables: a comparison reads all bytes. So
+//! the more memory a VM uses, the more an instruction weighs.
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -15,19 +15,19 @@ use mlua::ffi;
 
 use crate::raw::State;
 
-/// Instructions, or what counts as them, between two looks at a run.
+/// Instructions, or work that counts as them, between two checks of a run.
 const LOOK_EVERY: u64 = 10_000;
 
 /// Instructions between two calls of the hook. Each coroutine counts its own.
 pub(crate) const HOOK_EVERY: c_int = 100;
 
-/// The same in a VM that uses much memory, at least.
+/// Lower bound of the same in a VM that uses much memory.
 const HOOK_EVERY_MIN: c_int = 16;
 
-/// Memory for which an instruction weighs one more, KiB.
+/// KiB of memory for which the weight of an instruction grows by one.
 const HEAVIER_PER_KIB: u64 = 16;
 
-/// Memory beyond which the hook is called more often, KiB.
+/// KiB of memory from which on the hook is called more often.
 const MUCH_KIB: u64 = 4096;
 
 /// Bytes that are copied or compared in the time of an instruction.
@@ -36,21 +36,21 @@ const BYTES: usize = 64;
 /// Nanoseconds of an instruction.
 const NANOSECONDS: u64 = 16;
 
-/// Asked whether a run may go on, which has done so much since it was asked last.
+/// Returns true if a run may go on; `instructions`: its work since the last call.
 pub type Watch = fn(instructions: u64) -> bool;
 
 const ENDED_TEXT: &str = "the script was ended";
 
 thread_local! {
     static WATCH: Cell<Option<Watch>> = const { Cell::new(None) };
-    /// Done since the last look.
+    /// Work since the last check.
     static DONE: Cell<u64> = const { Cell::new(0) };
-    /// How much that weighs.
+    /// Its weight.
     static WEIGHT: Cell<u64> = const { Cell::new(0) };
     static ENDED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// What runs on this thread is watched until this is dropped.
+/// Watches the runs of this thread until it is dropped.
 pub(crate) struct Watched(Option<Watch>);
 
 impl Watched {
@@ -69,12 +69,13 @@ impl Drop for Watched {
     }
 }
 
-/// Whether the run is at its end: it is to be raised again.
+/// Returns true if the run has been ended: its error must be raised again.
 pub(crate) fn is_ended() -> bool {
     ENDED.get()
 }
 
-/// To be called where an error was caught, which is on top of the stack.
+/// Raises the end of the run again. Must be called where an error was caught, which is on top of
+/// the stack.
 pub(crate) fn rethrow_end(state: State) {
     if is_ended() {
         state.raise();
@@ -87,18 +88,18 @@ pub(crate) fn end(state: State) -> ! {
     state.plain_error(ENDED_TEXT);
 }
 
-/// Counts work that is about to be done, and looks at the run when it is time.
+/// Charges work that is about to be done, and checks the run when it is time.
 pub(crate) fn charge(state: State, instructions: u64) {
     DONE.set(DONE.get().saturating_add(instructions));
     weigh(state, instructions);
 }
 
-/// The same for going through so many bytes.
+/// Like [`charge`], for work on so many bytes.
 pub(crate) fn charge_bytes(state: State, bytes: usize) {
     charge(state, 1 + (bytes / BYTES) as u64);
 }
 
-/// Work that has taken time, and is no work of the script's own.
+/// Notes time spent on work that is not the script's own.
 pub(crate) fn took(nanoseconds: u64) {
     WEIGHT.set(WEIGHT.get().saturating_add(nanoseconds / NANOSECONDS));
 }

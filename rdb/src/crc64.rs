@@ -4,12 +4,12 @@ use crc::{CRC_64_REDIS, Crc, Digest, Table};
 
 static CRC: Crc<u64, Table<16>> = Crc::<u64, Table<16>>::new(&CRC_64_REDIS);
 
-/// The checksum of `bytes`.
+/// Returns the checksum of `bytes`.
 pub(crate) fn checksum(bytes: &[u8]) -> u64 {
     CRC.checksum(bytes)
 }
 
-/// A checksum of bytes that come one after the other.
+/// Returns a digest for a checksum over successive bytes.
 pub(crate) fn digest() -> Digest<'static, u64, Table<16>> {
     CRC.digest()
 }

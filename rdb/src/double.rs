@@ -2,7 +2,7 @@
 
 use crate::RestoreError;
 
-/// The score `text` stands for; NaN and anything that is no number are bad.
+/// Parses a score; NaN and texts that are no numbers are refused.
 pub(crate) fn parse(text: &[u8]) -> Result<f64, RestoreError> {
     let score: f64 = std::str::from_utf8(text)
         .ok()
@@ -11,13 +11,13 @@ pub(crate) fn parse(text: &[u8]) -> Result<f64, RestoreError> {
     not_nan(score)
 }
 
-/// `score`, unless it is NaN.
+/// Returns `score`, unless it is NaN.
 pub(crate) fn not_nan(score: f64) -> Result<f64, RestoreError> {
     if score.is_nan() { Err(RestoreError::BadFormat) } else { Ok(score) }
 }
 
-/// The integer `score` is, if it is one of at most half the range of 64 bits. Negative zero gives
-/// zero.
+/// Converts `score` to an integer, if it is one of at most half the range of 64 bits. Negative zero
+/// gives zero.
 pub(crate) fn to_integer(score: f64) -> Option<i64> {
     const BOUND: f64 = (1u64 << 62) as f64;
     let integer = score as i64;

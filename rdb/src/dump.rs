@@ -1,4 +1,4 @@
-//! From an object to a payload.
+//! Encodes an object as a payload.
 
 use crate::listpack::{self, Listpack};
 use crate::writer::Writer;
@@ -8,7 +8,7 @@ use crate::{
 };
 use flagstone_wire::num::format_f64;
 
-/// The payload of `object`, which has no duplicates and, if a collection, is not empty.
+/// Returns the payload of `object`, which has no duplicates and, if a collection, is not empty.
 ///
 /// The bytes are those of Valkey 8.1, where the order of its elements is not up to a hash function,
 /// for a value that was built element by element; for a hash with field expiry, those of Redis 8.0.
@@ -30,14 +30,14 @@ pub fn dump<B: AsRef<[u8]>>(object: &Object<B>, limits: &Limits) -> Vec<u8> {
     }
 }
 
-/// An object that is one listpack or intset.
+/// Returns an object that is a single listpack or intset.
 fn single(object_type: u8, encoded: &[u8], limits: &Limits) -> Vec<u8> {
     let mut writer = Writer::new(object_type, limits.compression);
     writer.string(encoded);
     writer.finish(VERSION)
 }
 
-/// Whether strings are few and short enough for a listpack.
+/// Returns true if strings are few and short enough for a listpack.
 fn fits_listpack<'a>(
     count: usize,
     max_count: usize,
@@ -52,7 +52,7 @@ fn fits_listpack<'a>(
         })
 }
 
-/// The bytes and elements a quicklist node may have.
+/// Limits of a quicklist node: bytes and elements.
 #[derive(Debug, Clone, Copy)]
 pub struct NodeLimit {
     pub bytes: usize,
@@ -60,12 +60,12 @@ pub struct NodeLimit {
 }
 
 impl NodeLimit {
-    /// What a node has at most if its size is limited by its element count.
+    /// Bound of a node's bytes if its size is limited by its element count.
     const SAFE_BYTES: usize = 8192;
-    /// What an element is taken to need beside its text, in bytes.
+    /// Assumed bytes of an element beside its text.
     const ELEMENT_OVERHEAD: usize = 8;
 
-    /// What the setting allows.
+    /// Creates the limits of a setting.
     pub fn new(list_max_listpack_size: i32) -> Self {
         match usize::try_from(list_max_listpack_size) {
             Ok(count) => NodeLimit { bytes: Self::SAFE_BYTES, count: count.max(1) },
@@ -83,7 +83,7 @@ impl NodeLimit {
     }
 }
 
-/// A list's nodes as they are written: packed ones, and elements too long for those.
+/// A node of a list to write: packed, or an element too long for that.
 enum Node<'a> {
     Packed(Listpack),
     Plain(&'a [u8]),
@@ -199,7 +199,7 @@ fn hash<B: AsRef<[u8]>>(fields: &[HashField<B>], limits: &Limits) -> Vec<u8> {
     writer.finish(VERSION)
 }
 
-/// A hash of which some fields expire, the first of them at `least_expire_at_ms`.
+/// Returns a hash some of whose fields expire, the first of them at `least_expire_at_ms`.
 fn hash_with_expiry<B: AsRef<[u8]>>(
     fields: &[HashField<B>],
     least_expire_at_ms: u64,

@@ -7,7 +7,7 @@ use crate::restore::object_bytes;
 use crate::writer::Writer;
 use crate::{VERSION, VERSION_FIELD_EXPIRY, VERSION_FOREIGN_MAX};
 
-/// The payload of libraries, given their code.
+/// Returns the payload of libraries, given their code.
 pub fn dump_functions<'a>(codes: impl Iterator<Item = &'a [u8]>, compression: bool) -> Vec<u8> {
     let mut writer = Writer::empty(compression);
     for code in codes {
@@ -17,12 +17,12 @@ pub fn dump_functions<'a>(codes: impl Iterator<Item = &'a [u8]>, compression: bo
     writer.finish(VERSION)
 }
 
-/// The code of the libraries in a payload; the text of the error otherwise. With `newer` it may
-/// also be of a later version of Valkey than any known.
+/// Returns the code of the libraries in a payload; the text of the error otherwise. With `newer` it
+/// may also be of a later version of Valkey than the known ones.
 ///
 /// # Errors
 ///
-/// If the footer is wrong, or anything but libraries is in it.
+/// If the footer is wrong, or the payload has anything but libraries.
 pub fn restore_functions(payload: &[u8], newer: bool) -> Result<Vec<Vec<u8>>, &'static str> {
     let is_known =
         |version| version <= VERSION_FIELD_EXPIRY || (newer && version > VERSION_FOREIGN_MAX);

@@ -1,9 +1,9 @@
-//! Fuzz targets: payloads and files are read or refused, and what was read can be written.
+//! Fuzz targets: payloads and files are read or refused, and values that were read can be written.
 
 use crate::file::{File, FileError, Item, Value};
 use crate::{Limits, Part, Sink, VERSION_FIELD_EXPIRY, crc64, dump};
 
-/// Longest value that is read as a whole, in bytes, so that larger ones are read in parts.
+/// Bytes up to which a value is read as a whole; larger ones are read in parts.
 const WHOLE: usize = 256;
 
 /// Restores `data`, an object without its footer.
@@ -38,7 +38,7 @@ pub fn rdb_file(data: &[u8]) {
     }
 }
 
-/// Takes every part.
+/// A sink that accepts every part.
 struct Anything;
 
 impl Sink for Anything {

@@ -1,26 +1,26 @@
-//! The parts of an RDB object, wherever its bytes come from: lengths, strings, numbers.
+//! The parts of an RDB object from any source of bytes: lengths, strings, numbers.
 
 use crate::{RestoreError, double, integer, length, lzf};
 use std::borrow::Cow;
 
-/// Where the bytes of an object come from: a payload, or a file. Nothing takes memory for a length
-/// that is announced, only for bytes that are there.
+/// A source of an object's bytes: a payload, or a file. It allocates no memory for an announced
+/// length, only for existing bytes.
 pub(crate) trait Input {
     type Error: From<RestoreError>;
 
     fn array<const N: usize>(&mut self) -> Result<[u8; N], Self::Error>;
 
-    /// The next `len` bytes.
+    /// Returns the next `len` bytes.
     fn raw(&mut self, len: u64) -> Result<Cow<'_, [u8]>, Self::Error>;
 
-    /// Refuses a string of `len` bytes that would be too long to be held.
+    /// Refuses a string of `len` bytes that is too long to hold in memory.
     fn admit(&self, len: u64) -> Result<(), Self::Error>;
 
     fn byte(&mut self) -> Result<u8, Self::Error> {
         self.array().map(|[byte]| byte)
     }
 
-    /// A length, big-endian: 6 bits, 14 bits, or after a byte that says so 32 or 64 bits.
+    /// Reads a length, big-endian: 6 bits, 14 bits or, after a byte for that, 32 or 64 bits.
     fn len(&mut self) -> Result<u64, Self::Error> {
         let first = self.byte()?;
         self.len_after(first)
@@ -36,7 +36,7 @@ pub(crate) trait Input {
         })
     }
 
-    /// A string: as it is, as an integer, or compressed.
+    /// Reads a string: plain, as an integer, or compressed.
     fn string(&mut self) -> Result<Cow<'_, [u8]>, Self::Error> {
         match self.byte()? {
             length::LZF => {
@@ -57,7 +57,7 @@ pub(crate) trait Input {
         }
     }
 
-    /// The integer that a string is, if its first byte says that it is one.
+    /// Reads a string that is an integer, if its first byte says so.
     fn integer_after(&mut self, first: u8) -> Result<Option<i64>, Self::Error> {
         Ok(Some(match first {
             length::INT8 => integer::from_le(&self.array::<1>()?),
@@ -67,7 +67,7 @@ pub(crate) trait Input {
         }))
     }
 
-    /// A string that need not be held whole: `take` is given its pieces.
+    /// Reads a string that need not be held whole: passes its pieces to `take`.
     fn text<E: From<Self::Error>>(
         &mut self,
         mut take: impl FnMut(&[u8]) -> Result<(), E>,
@@ -75,12 +75,12 @@ pub(crate) trait Input {
         take(&self.string()?)
     }
 
-    /// A score of eight bytes.
+    /// Reads a score of eight bytes.
     fn binary_score(&mut self) -> Result<f64, Self::Error> {
         Ok(double::not_nan(f64::from_le_bytes(self.array()?))?)
     }
 
-    /// A score as text after a byte of length; 253 to 255 stand for NaN and the infinities.
+    /// Reads a score as text after a byte of length; 253 to 255 are NaN and the infinities.
     fn text_score(&mut self) -> Result<f64, Self::Error> {
         Ok(match self.byte()? {
             255 => f64::NEG_INFINITY,

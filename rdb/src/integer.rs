@@ -1,7 +1,7 @@
 //! Strings that are integers: every compact encoding stores those in binary.
 
-/// The integer `text` stands for, if `text` is exactly how that integer is printed: no plus sign,
-/// no leading zero, no `-0`.
+/// Parses `text`, if it is exactly the way its integer is printed: no plus sign, no leading zero,
+/// no `-0`.
 pub(crate) fn parse(text: &[u8]) -> Option<i64> {
     let (negative, digits) = match text {
         [b'-', digits @ ..] => (true, digits),
@@ -22,7 +22,7 @@ pub(crate) fn parse(text: &[u8]) -> Option<i64> {
     })
 }
 
-/// A two's complement little-endian integer of up to eight bytes.
+/// Decodes a two's complement little-endian integer of up to eight bytes.
 pub(crate) fn from_le(bytes: &[u8]) -> i64 {
     let mut wide = [0; 8];
     let len = bytes.len().min(8);

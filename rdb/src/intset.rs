@@ -7,7 +7,7 @@ use crate::RestoreError;
 use crate::input::Input;
 use crate::reader::{Reader, Result};
 
-/// The members of `intset`, ascending, validated.
+/// Returns the members of `intset`, ascending, validated.
 pub(crate) fn members(intset: &[u8]) -> Result<Vec<i64>> {
     let mut reader = Reader::new(intset);
     let width = u32::from_le_bytes(reader.array()?);
@@ -25,7 +25,7 @@ pub(crate) fn members(intset: &[u8]) -> Result<Vec<i64>> {
     }
 }
 
-/// The intset of `members`, which are ascending.
+/// Returns the intset of `members`, which are ascending.
 pub(crate) fn encode(members: &[i64]) -> Vec<u8> {
     let fits = |min: i64, max: i64| members.iter().all(|member| (min..=max).contains(member));
     let width = if fits(i16::MIN.into(), i16::MAX.into()) {

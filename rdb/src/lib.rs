@@ -46,7 +46,7 @@ pub use walk::{Kind, Part, Sink, StreamHead};
 #[derive(Debug, Clone, PartialEq)]
 pub enum Object<B = Vec<u8>> {
     String(B),
-    /// From head to tail.
+    /// The elements from head to tail.
     List(Vec<B>),
     /// Distinct members, in any order; a listpack is dumped in this order.
     Set(SetForm, Vec<B>),
@@ -72,7 +72,7 @@ pub struct StreamObject<B = Vec<u8>> {
     pub nodes: Vec<StreamNode<B>>,
     /// The greatest id ever given.
     pub last_id: EntryId,
-    /// Of the entries that are not deleted; 0-0 if there is none.
+    /// The first id of the entries that are not deleted; 0-0 if there is none.
     pub first_id: EntryId,
     pub max_deleted_id: EntryId,
     pub entries_added: u64,
@@ -82,23 +82,23 @@ pub struct StreamObject<B = Vec<u8>> {
 /// Consecutive entries of a stream.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StreamNode<B = Vec<u8>> {
-    /// Not greater than that of any of its entries.
+    /// A lower bound of its entries' ids.
     pub first: EntryId,
     /// The names that entries may share.
     pub names: Vec<B>,
     pub entries: Vec<StreamEntry<B>>,
 }
 
-/// How the members of a set lie in a payload.
+/// Encoding of the members of a set in a payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SetForm {
-    /// They are integers.
+    /// An intset: all members are integers.
     Intset,
     Listpack,
     Table,
 }
 
-/// How the members of a sorted set lie in a payload.
+/// Encoding of the members of a sorted set in a payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ZsetForm {
     Listpack,
@@ -118,7 +118,7 @@ pub struct HashField<B = Vec<u8>> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
     pub hash_max_listpack_entries: usize,
-    /// In bytes, of a field's name or value.
+    /// Bound of the bytes of a field's name or value.
     pub hash_max_listpack_value: usize,
     /// Positive: elements of a node; -1 to -5: 4, 8, 16, 32, 64 KiB a node.
     pub list_max_listpack_size: i32,
@@ -127,7 +127,7 @@ pub struct Limits {
 }
 
 impl Default for Limits {
-    /// Valkey 8.1's defaults.
+    /// Creates the defaults of Valkey 8.1.
     fn default() -> Self {
         Limits {
             hash_max_listpack_entries: 512,
@@ -138,7 +138,7 @@ impl Default for Limits {
     }
 }
 
-/// Why a payload was refused; the text is what the client gets.
+/// The reason why a payload was refused; the client gets the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum RestoreError {
     #[error("ERR DUMP payload version or checksum are wrong")]
@@ -154,7 +154,7 @@ pub enum RestoreError {
 const VERSION: u16 = 11;
 /// The RDB version Redis 7.4 and 8.0 write.
 const VERSION_FIELD_EXPIRY: u16 = 12;
-/// The last RDB version that Valkey leaves to other servers, which are not understood.
+/// The last RDB version that Valkey leaves to other servers; those versions are not understood.
 const VERSION_FOREIGN_MAX: u16 = 79;
 /// Bytes of version and checksum at a payload's end.
 pub const FOOTER_LEN: usize = 10;
@@ -184,42 +184,42 @@ mod object_type {
     pub(crate) const STREAM_LISTPACKS_2: u8 = 19;
     pub(crate) const SET_LISTPACK: u8 = 20;
     pub(crate) const STREAM_LISTPACKS_3: u8 = 21;
-    /// What is beyond means something else in Redis than in later versions of Valkey.
+    /// Greater types mean something else in Redis than in later versions of Valkey.
     pub(crate) const LAST_COMMON: u8 = STREAM_LISTPACKS_3;
-    /// As release candidates of Redis 7.4 wrote them.
+    /// The form that release candidates of Redis 7.4 wrote.
     pub(crate) const HASH_METADATA_PRE_GA: u8 = 22;
     pub(crate) const HASH_LISTPACK_EX_PRE_GA: u8 = 23;
     pub(crate) const HASH_METADATA: u8 = 24;
     pub(crate) const HASH_LISTPACK_EX: u8 = 25;
 }
 
-/// The first byte of what is in a file beside keys.
+/// The first byte of items other than keys.
 mod opcode {
-    /// How many keys a slot has: its number, keys, keys with an expiry.
+    /// Size of a slot: its number, keys, keys with an expiry.
     pub(crate) const SLOT_INFO: u8 = 244;
     /// A library follows: its code.
     pub(crate) const FUNCTION: u8 = 245;
     /// A library as release candidates of Redis 7.0 wrote it.
     pub(crate) const FUNCTION_PRE_GA: u8 = 246;
-    /// What a module keeps beside keys.
+    /// Data of a module beside keys.
     pub(crate) const MODULE_AUX: u8 = 247;
     /// Seconds since the next key was used.
     pub(crate) const IDLE: u8 = 248;
     /// The access counter of the next key.
     pub(crate) const FREQ: u8 = 249;
-    /// A name and a value that say something of the file.
+    /// A name and a value with information about the file.
     pub(crate) const AUX: u8 = 250;
-    /// How many keys the database has, and how many with an expiry.
+    /// Number of keys of the database, and of keys with an expiry.
     pub(crate) const RESIZE: u8 = 251;
-    /// When the next key expires.
+    /// Expiry of the next key.
     pub(crate) const EXPIRE_MS: u8 = 252;
     pub(crate) const EXPIRE_S: u8 = 253;
-    /// The number of the database of what follows.
+    /// The number of the database of the following keys.
     pub(crate) const DATABASE: u8 = 254;
     pub(crate) const END: u8 = 255;
 }
 
-/// What the parts of a module's value begin with.
+/// The first byte of each part of a module's value.
 mod module_opcode {
     pub(crate) const END: u64 = 0;
     pub(crate) const SIGNED: u64 = 1;
@@ -229,9 +229,9 @@ mod module_opcode {
     pub(crate) const STRING: u64 = 5;
 }
 
-/// How a node of a quicklist holds its elements.
+/// Form of a quicklist node.
 mod quicklist_node {
-    /// One element, as it is.
+    /// A single element.
     pub(crate) const PLAIN: u64 = 1;
     /// A listpack of elements.
     pub(crate) const PACKED: u64 = 2;
@@ -247,7 +247,7 @@ mod length {
     pub(crate) const LZF: u8 = 0xc3;
 }
 
-/// Whether `items` has no two equal ones.
+/// Returns true if no two `items` are equal.
 fn distinct<'a>(items: impl ExactSizeIterator<Item = &'a [u8]>) -> bool {
     let mut seen = std::collections::HashSet::with_capacity(items.len());
     items.into_iter().all(|item| seen.insert(item))

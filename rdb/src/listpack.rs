@@ -13,9 +13,9 @@ use std::borrow::Cow;
 
 const HEADER_LEN: usize = 6;
 const END: u8 = 0xff;
-/// What stands for an element count that needs more than 16 bits.
+/// Element count in the header if it needs more than 16 bits.
 const COUNT_UNKNOWN: u16 = u16::MAX;
-/// A listpack does not grow beyond this many bytes.
+/// Bound of a listpack's bytes.
 pub(crate) const MAX_LEN: usize = 1 << 30;
 
 /// An element of a listpack or a ziplist.
@@ -41,10 +41,10 @@ impl<'a> Element<'a> {
     }
 }
 
-/// Goes through a listpack.
+/// Iterator over a listpack.
 pub(crate) struct Iter<'a> {
     reader: Reader<'a>,
-    /// As the header says.
+    /// The count in the header.
     count: u16,
     seen: usize,
 }
@@ -74,7 +74,7 @@ impl<'a> Packed<'a> for Iter<'a> {
     }
 }
 
-/// The elements of `listpack`, validated.
+/// Returns the elements of `listpack`, validated.
 pub(crate) fn elements(listpack: &[u8]) -> Result<Vec<Element<'_>>> {
     let mut iter = Iter::new(listpack)?;
     let mut elements = Vec::with_capacity(iter.reader.capacity_for(iter.count.into()));
@@ -84,7 +84,7 @@ pub(crate) fn elements(listpack: &[u8]) -> Result<Vec<Element<'_>>> {
     Ok(elements)
 }
 
-/// The element that begins with `encoding`, up to the next.
+/// Returns the element that begins with `encoding`, up to the next.
 fn element<'a>(reader: &mut Reader<'a>, encoding: u8) -> Result<Element<'a>> {
     let (element, len) = match encoding {
         0..0x80 => (Element::Integer(encoding.into()), 1),
@@ -115,12 +115,13 @@ fn element<'a>(reader: &mut Reader<'a>, encoding: u8) -> Result<Element<'a>> {
     }
 }
 
-/// A text of `len` bytes, and the length of the element with its `head` bytes before the text.
+/// Reads a text of `len` bytes; returns it with the length of the element, including its `head`
+/// bytes before the text.
 fn text<'a>(reader: &mut Reader<'a>, len: u64, head: u64) -> Result<(Element<'a>, u64)> {
     Ok((Element::Text(reader.bytes(len)?), head + len))
 }
 
-/// The length of an element as it stands behind it, and how many bytes that takes.
+/// Encodes the length of an element as stored behind it; returns the bytes and their number.
 fn back_len(len: u64) -> ([u8; 5], usize) {
     let count = match len {
         0..=127 => 1,
@@ -150,7 +151,7 @@ impl Listpack {
         Listpack { bytes, count: 0 }
     }
 
-    /// In bytes, with header and end.
+    /// Returns the bytes with header and end.
     pub(crate) fn len(&self) -> usize {
         self.bytes.len()
     }

@@ -1,9 +1,9 @@
 //! LZF, the compression of strings in RDB.
 //!
-//! The stream is made of runs. A control byte below 32 stands for that many literals plus one, which
+//! The stream consists of runs. A control byte below 32 means that many literals plus one, which
 //! follow. Any other refers back: its three high bits are the length less two (seven: another byte
-//! with the rest of the length follows), its five low bits and the byte at the end are the
-//! distance less one, high bits first.
+//! with the rest of the length follows), its five low bits and the byte at the end are the distance
+//! less one, high bits first.
 //!
 //! The compressor makes the same choices as liblzf 3.6 in its build with a table of 2^16 positions
 //! and the setting "very fast", so that the bytes are those other servers write.
@@ -18,8 +18,8 @@ const MAX_LENGTH: usize = 264;
 const MAX_EXPANSION: u64 = 88;
 const TABLE_LEN: usize = 1 << 16;
 
-/// Decompresses `input` to exactly `len` bytes; `None` if it is anything else. Takes no memory for
-/// a `len` that `input` cannot give.
+/// Decompresses `input` to exactly `len` bytes; `None` if the result differs from that. Allocates
+/// no memory for a `len` that `input` cannot give.
 pub(crate) fn decompress(input: &[u8], len: u64) -> Option<Vec<u8>> {
     if len > (input.len() as u64).saturating_mul(MAX_EXPANSION) {
         return None;
@@ -33,13 +33,13 @@ pub(crate) fn decompress(input: &[u8], len: u64) -> Option<Vec<u8>> {
     (out.len() == len).then_some(out)
 }
 
-/// How far before its place a run may refer back.
+/// Distance up to which a run may refer back.
 pub(crate) const WINDOW: usize = MAX_DISTANCE;
-/// The most bytes a run has.
+/// Bound of the bytes of a run.
 pub(crate) const MAX_RUN: usize = 1 + MAX_LITERALS;
 
-/// Decompresses one run behind `out`, which does not grow beyond `max_len`. Gives what is behind the
-/// run; `None` if it is malformed.
+/// Decompresses one run behind `out`, which does not grow beyond `max_len`. Returns the rest of the
+/// input; `None` if it is malformed.
 pub(crate) fn decompress_run<'a>(
     input: &'a [u8],
     out: &mut Vec<u8>,
@@ -64,7 +64,8 @@ pub(crate) fn decompress_run<'a>(
     Some(rest)
 }
 
-/// Appends `length` bytes of `out` from `start` on, which may run into what is being appended.
+/// Appends `length` bytes of `out` from `start` on; the source may overlap the bytes being
+/// appended.
 fn copy_back(out: &mut Vec<u8>, start: usize, length: usize) {
     if start + length <= out.len() {
         out.extend_from_within(start..start + length);
@@ -75,10 +76,11 @@ fn copy_back(out: &mut Vec<u8>, start: usize, length: usize) {
     }
 }
 
-/// Compresses strings, one after another, with one table.
+/// Compresses successive strings with one table.
 pub(crate) struct Compressor {
-    /// By hash of three bytes: `base` plus the last position they were seen at. Entries of at most
-    /// `base` are of former inputs; so is the first byte of this one, which is never referred to.
+    /// For each hash of three bytes, `base` plus the last position at which they were seen. Entries
+    /// of at most `base` are of earlier inputs; so is the first byte of this one, which is never
+    /// referred to.
     table: Vec<u32>,
     base: u32,
 }
@@ -88,7 +90,7 @@ impl Compressor {
         Compressor { table: vec![0; TABLE_LEN], base: 0 }
     }
 
-    /// `input` compressed to at most `max_len` bytes, or `None` where that cannot be had.
+    /// Compresses `input` to at most `max_len` bytes; `None` if that is impossible.
     pub(crate) fn compress(&mut self, input: &[u8], max_len: usize) -> Option<Vec<u8>> {
         let input_len = u32::try_from(input.len()).ok()?;
         if input.len() < 3 || max_len == 0 {
@@ -104,7 +106,7 @@ impl Compressor {
         complete.then_some(out.bytes)
     }
 
-    /// Whether all of `input` fitted.
+    /// Compresses; returns true if all of `input` fitted.
     fn compress_into(&mut self, input: &[u8], out: &mut Runs) -> bool {
         let mut at = 0;
         while at + 2 < input.len() {
@@ -139,7 +141,7 @@ impl Compressor {
         true
     }
 
-    /// Enters the position `at` for its three bytes; gives the entry it replaces.
+    /// Enters the position `at` for its three bytes, and returns the entry it replaces.
     fn enter(&mut self, input: &[u8], at: usize) -> u32 {
         let [high, middle, low] = [input[at], input[at + 1], input[at + 2]].map(u32::from);
         let word = high << 16 | middle << 8 | low;
@@ -147,7 +149,7 @@ impl Compressor {
         std::mem::replace(&mut self.table[slot], self.base + at as u32)
     }
 
-    /// An earlier position, near enough, of the same three bytes as at `at`.
+    /// Returns an earlier position, near enough, of the same three bytes as at `at`.
     fn seen_before(&mut self, input: &[u8], at: usize) -> Option<usize> {
         let entry = self.enter(input, at);
         let earlier = entry.checked_sub(self.base).filter(|&earlier| earlier > 0)? as usize;
@@ -156,9 +158,9 @@ impl Compressor {
     }
 }
 
-/// How many bytes at `at` are to be taken from `earlier`, where three are known to be equal.
+/// Returns how many bytes at `at` equal those at `earlier`, where three are known to be equal.
 fn match_length(input: &[u8], earlier: usize, at: usize) -> usize {
-    // The end of the input is not always used up: liblzf compares the first sixteen at once.
+    // The end of the input is not always used: liblzf compares the first sixteen at once.
     let limit = match (input.len() - at - 2).min(MAX_LENGTH) {
         limit @ 0..=16 => limit,
         limit => limit.max(19),
@@ -170,7 +172,7 @@ fn match_length(input: &[u8], earlier: usize, at: usize) -> usize {
 /// Compressed bytes with a run of literals open at the end.
 struct Runs {
     bytes: Vec<u8>,
-    /// Literals of the open run; its control byte, before them, is set at its end.
+    /// Number of literals of the open run; its control byte, before them, is set at its end.
     literals: usize,
     max_len: usize,
 }

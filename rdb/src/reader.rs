@@ -1,4 +1,4 @@
-//! Reading bytes that are in memory.
+//! Reads bytes in memory.
 
 use crate::RestoreError;
 use crate::input::Input;
@@ -6,7 +6,7 @@ use std::borrow::Cow;
 
 pub(crate) type Result<T> = std::result::Result<T, RestoreError>;
 
-/// A position in a payload. Every read takes no more than is there.
+/// A position in a payload. Reads never go beyond its end.
 pub(crate) struct Reader<'a> {
     rest: &'a [u8],
 }
@@ -20,7 +20,7 @@ impl<'a> Reader<'a> {
         self.rest.is_empty()
     }
 
-    /// How many elements to take memory for when `len` are announced.
+    /// Returns the number of elements to allocate for when `len` are announced.
     pub(crate) fn capacity_for(&self, len: u64) -> usize {
         len.min(self.rest.len() as u64 / 2).min(1024) as usize
     }
@@ -46,7 +46,8 @@ impl Input for Reader<'_> {
         self.bytes(len).map(Cow::Borrowed)
     }
 
-    /// The client was allowed to send it: a compressed string is at most 88 times as long.
+    /// Accepts every length, because the client was allowed to send the payload: a compressed
+    /// string expands at most 88 times.
     fn admit(&self, _len: u64) -> Result<()> {
         Ok(())
     }

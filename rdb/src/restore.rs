@@ -1,4 +1,4 @@
-//! From a payload to an object.
+//! Decodes a payload to an object.
 
 use crate::input::Input;
 use crate::reader::{Reader, Result};
@@ -8,10 +8,10 @@ use crate::{
     crc64, distinct, object_type::LAST_COMMON,
 };
 
-/// The object in `payload`.
+/// Returns the object in `payload`.
 ///
-/// Takes memory in proportion to the payload, whatever lengths it announces: compressed strings get at
-/// most 88 times as long.
+/// Takes memory in proportion to the payload, whatever lengths it announces: compressed strings
+/// expand at most 88 times.
 ///
 /// # Errors
 ///
@@ -21,8 +21,8 @@ pub fn restore(payload: &[u8]) -> Result<Object> {
     read(payload, |version| version <= VERSION_FIELD_EXPIRY)
 }
 
-/// The object in `payload`, which may also be of a later RDB version of Valkey than any known
-/// (`rdb-version-check relaxed`): such an object may have been given another meaning.
+/// Returns the object in `payload`, which may also be of a later RDB version of Valkey than the
+/// known ones (`rdb-version-check relaxed`): such an object may have another meaning there.
 ///
 /// # Errors
 ///
@@ -47,7 +47,7 @@ fn read(payload: &[u8], is_known: impl Fn(u16) -> bool) -> Result<Object> {
     if object.is_distinct() { Ok(object) } else { Err(RestoreError::BadFormat) }
 }
 
-/// The payload without its footer, which is checked, and its version.
+/// Checks the footer of a payload; returns the rest and the version.
 pub(crate) fn object_bytes(payload: &[u8], is_known: impl Fn(u16) -> bool) -> Result<(&[u8], u16)> {
     let wrong = RestoreError::BadChecksumOrVersion;
     let (covered, checksum) = payload.split_last_chunk::<8>().ok_or(wrong)?;
@@ -58,7 +58,7 @@ pub(crate) fn object_bytes(payload: &[u8], is_known: impl Fn(u16) -> bool) -> Re
 }
 
 impl Object {
-    /// Whether it is a collection without members, which has no payload.
+    /// Returns true if it is a collection without members, which has no payload.
     pub(crate) fn is_empty(&self) -> bool {
         match self {
             Object::String(_) | Object::Stream(_) => false,
@@ -69,7 +69,7 @@ impl Object {
         }
     }
 
-    /// Whether no member is there twice.
+    /// Returns true if no member occurs twice.
     pub(crate) fn is_distinct(&self) -> bool {
         match self {
             Object::String(_) | Object::List(_) | Object::Stream(_) => true,
@@ -82,7 +82,7 @@ impl Object {
     }
 }
 
-/// Puts an object together.
+/// Assembles an object from its parts.
 pub(crate) struct Collector {
     object: Object,
 }

@@ -1,4 +1,4 @@
-//! Streams: nodes of entries in listpacks, then what the stream knows of them, then its groups.
+//! Streams: nodes of entries in listpacks, then the stream's properties, then its groups.
 //!
 //! A node is a pair of strings: the id of its first entry in 16 bytes, big-endian, and a listpack.
 //! That begins with the number of entries, of deleted ones among what follows, and of the names
@@ -20,7 +20,7 @@ use crate::{
 const DELETED: i64 = 1;
 const SAME_FIELDS: i64 = 2;
 
-/// The payload of a stream.
+/// Returns the payload of a stream.
 pub(crate) fn dump<B: AsRef<[u8]>>(stream: &StreamObject<B>, limits: &Limits) -> Vec<u8> {
     let mut writer = Writer::new(object_type::STREAM_LISTPACKS_3, limits.compression);
     writer.len(stream.nodes.len() as u64);
@@ -40,7 +40,7 @@ pub(crate) fn dump<B: AsRef<[u8]>>(stream: &StreamObject<B>, limits: &Limits) ->
     writer.finish(VERSION)
 }
 
-/// The listpack of a node.
+/// Returns the listpack of a node.
 fn pack<B: AsRef<[u8]>>(node: &StreamNode<B>) -> Vec<u8> {
     let mut listpack = Listpack::new();
     let deleted = node.entries.iter().filter(|(.., is_deleted)| *is_deleted).count();
@@ -73,7 +73,7 @@ fn pack<B: AsRef<[u8]>>(node: &StreamNode<B>) -> Vec<u8> {
     listpack.finish()
 }
 
-/// Gives `sink` the parts of a stream of this type.
+/// Passes the parts of a stream of this type to `sink`.
 pub(crate) fn walk<E, I, S>(
     object_type: u8,
     input: &mut I,
@@ -96,7 +96,7 @@ where
     let first_id = order.first_id.unwrap_or((0, 0));
     let mut head = StreamHead { last_id, first_id, max_deleted_id: (0, 0), entries_added: len };
     if object_type != object_type::STREAM_LISTPACKS {
-        // The first id, which follows from the entries.
+        // Skips the first id, which follows from the entries.
         input.len()?;
         input.len()?;
         head.max_deleted_id = (input.len()?, input.len()?);
@@ -115,12 +115,12 @@ fn node_id(key: &[u8]) -> Result<EntryId> {
     Ok((u64::from_be_bytes(*ms), u64::from_be_bytes(seq)))
 }
 
-/// Sees to it that nodes and entries are in order.
+/// Checks that nodes and entries are in order.
 #[derive(Default)]
 struct Order {
-    /// Of the last node.
+    /// Id of the last node.
     node: Option<EntryId>,
-    /// Of the entries that are not deleted.
+    /// Least id of the entries that are not deleted.
     first_id: Option<EntryId>,
     last_id: Option<EntryId>,
     count: u64,
@@ -143,7 +143,7 @@ impl Order {
     }
 }
 
-/// The elements of a listpack, one after the other.
+/// Iterator over the elements of a listpack.
 struct Elements<'a>(std::vec::IntoIter<Element<'a>>);
 
 impl Elements<'_> {
@@ -158,14 +158,14 @@ impl Elements<'_> {
         self.0.next().map(Element::into_bytes).ok_or(RestoreError::BadFormat)
     }
 
-    /// A number of elements that are still to come.
+    /// Reads a number of elements that must still follow.
     fn count(&mut self) -> Result<usize> {
         let count = usize::try_from(self.integer()?).ok();
         count.filter(|count| *count <= self.0.len()).ok_or(RestoreError::BadFormat)
     }
 }
 
-/// The node of a listpack.
+/// Decodes the node of a listpack.
 fn unpack(first: EntryId, listpack: &[u8]) -> Result<StreamNode> {
     let mut elements = Elements(listpack::elements(listpack)?.into_iter());
     let (count, deleted) = (elements.count()?, elements.count()?);
@@ -191,7 +191,7 @@ fn unpack_entry(first: EntryId, shared: usize, elements: &mut Elements<'_>) -> R
     let count = if shares { shared } else { elements.count()? };
     let mut fields = Vec::with_capacity(count.min(elements.0.len()));
     for _ in 0..count {
-        // Names that are shared are not copied for each entry: a payload could have any number.
+        // Shared names are not copied for each entry: a payload could have any number of entries.
         let name = if shares { None } else { Some(elements.text()?) };
         fields.push((name, elements.text()?));
     }

@@ -1,6 +1,6 @@
 //! The consumer groups of a stream in a payload.
 //!
-//! A group is its name, the id it has read up to, how many entries these were (types 2 and 3), its
+//! A group is its name, the id it has read up to, the number of these entries (types 2 and 3), its
 //! pending entries (id in 16 bytes, time in 8, little-endian, deliveries), and its consumers: name,
 //! time when seen and (type 3) when active, and the ids of their pending entries. Format: `rdb.c`
 //! of Valkey 8.1.1.
@@ -17,17 +17,17 @@ pub struct StreamGroup<B = Vec<u8>> {
     pub name: B,
     pub last_id: EntryId,
     pub entries_read: EntriesRead,
-    /// By ascending id.
+    /// Pending entries by ascending id.
     pub pending: Vec<StreamPending>,
     pub consumers: Vec<StreamConsumer<B>>,
 }
 
-/// How many entries a group has read.
+/// The number of entries that a group has read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EntriesRead {
     Known(i64),
     Unknown,
-    /// The payload does not say.
+    /// The payload does not have it.
     Missing,
 }
 
@@ -37,7 +37,7 @@ pub struct StreamPending {
     pub id: EntryId,
     pub delivered_ms: u64,
     pub deliveries: u64,
-    /// Its place among the group's consumers.
+    /// Index in the group's consumers.
     pub consumer: usize,
 }
 
@@ -49,7 +49,7 @@ pub struct StreamConsumer<B = Vec<u8>> {
     pub active_ms: Option<u64>,
 }
 
-/// A time that is not there, and a number that is not known.
+/// A missing time, or an unknown number.
 const NONE: u64 = u64::MAX;
 
 /// Writes all groups.
@@ -97,7 +97,7 @@ fn time<I: Input>(input: &mut I) -> Result<u64, I::Error> {
     Ok(u64::from_le_bytes(input.array()?))
 }
 
-/// Gives `sink` all groups of a stream of this type.
+/// Passes all groups of a stream of this type to `sink`.
 pub(crate) fn walk<E, I, S>(object_type: u8, input: &mut I, sink: &mut S) -> Result<(), E>
 where
     I: Input,
@@ -129,7 +129,7 @@ fn read_group<I: Input>(object_type: u8, input: &mut I) -> Result<StreamGroup, I
     for _ in 0..input.len()? {
         let id = read_id(input)?;
         let delivered_ms = time(input)?;
-        // Nobody's as yet.
+        // No consumer is known yet.
         let consumer = usize::MAX;
         let entry = StreamPending { id, delivered_ms, deliveries: input.len()?, consumer };
         if pending.insert(id, entry).is_some() {

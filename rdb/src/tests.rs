@@ -1,5 +1,5 @@
-//! Tests of whole payloads. Those given in hex were accepted by Valkey 8.1.1, or for hashes with
-//! field expiry by Redis 8.0; those that `dump` is held to were made by them.
+//! Tests of whole payloads. Payloads in hex were accepted by Valkey 8.1.1, or for hashes with field
+//! expiry by Redis 8.0; those that `dump` must reproduce were made by them.
 
 use proptest::prelude::*;
 
@@ -35,7 +35,7 @@ fn hash(fields: &[(&str, &str, Option<u64>)]) -> Object {
     Object::Hash(fields.iter().map(field).collect())
 }
 
-/// `object` with its footer.
+/// Returns `object` with its footer.
 fn payload(object: &[u8], version: u16) -> Vec<u8> {
     let mut payload = object.to_vec();
     payload.extend(version.to_le_bytes());
@@ -45,7 +45,7 @@ fn payload(object: &[u8], version: u16) -> Vec<u8> {
 
 const EXPIRE_AT_MS: u64 = 1_900_000_000_000;
 
-/// Payloads as written for values built by commands, with those values.
+/// Returns payloads written for values built by commands, with those values.
 fn written() -> Vec<(&'static str, Object)> {
     vec![
         ("000568656c6c6f0b000aad620598abc983", string("hello")),
@@ -107,7 +107,7 @@ fn written() -> Vec<(&'static str, Object)> {
     ]
 }
 
-/// Payloads that are read but not written so, with the values in them.
+/// Returns payloads in forms that are read but not written, with their values.
 fn only_read() -> Vec<(&'static str, Object)> {
     vec![
         // Not compressed.
@@ -329,7 +329,7 @@ fn damaged_groups_of_streams_are_refused() {
     };
     assert_eq!(is_read(&[&[1], &pending, &[1], &consumer, &[1], &id]), Ok(()));
     let bad = Err(RestoreError::BadFormat);
-    // Pending with nobody; twice; with two; of nobody else's.
+    // Pending with no consumer; twice; with two; an entry that is pending nowhere else.
     assert_eq!(is_read(&[&[1], &pending, &[0]]), bad);
     assert_eq!(is_read(&[&[2], &pending, &pending, &[1], &consumer, &[1], &id]), bad);
     assert_eq!(is_read(&[&[1], &pending, &[1], &consumer, &[2], &id, &id]), bad);
@@ -340,7 +340,7 @@ fn damaged_groups_of_streams_are_refused() {
     assert_eq!(restore(&payload(&twice.concat(), 11)), Err(RestoreError::BadFormat));
 }
 
-/// Times are absolute, and there is no least one before them.
+/// In this form, times are absolute, and no least time precedes them.
 #[test]
 fn hashes_of_former_candidates_are_read() {
     let expected = || hash(&[("a", "b", None), ("c", "d", Some(9))]);
@@ -349,7 +349,7 @@ fn hashes_of_former_candidates_are_read() {
     let listpack =
         b"\x17\x17\x17\0\0\0\x06\0\x81a\x02\x81b\x02\0\x01\x81c\x02\x81d\x02\x09\x01\xff";
     assert_eq!(restore(&payload(listpack, 12)), Ok(expected()));
-    // In later versions of Valkey these types are others.
+    // In later versions of Valkey these types mean something else.
     assert_eq!(restore_newer(&payload(listpack, 80)), Err(RestoreError::BadFormat));
 }
 
@@ -475,7 +475,7 @@ fn any_group() -> impl Strategy<Value = StreamGroup> {
         })
 }
 
-/// `object` with what has no order in some order.
+/// Returns `object` with unordered parts sorted.
 fn sorted(mut object: Object) -> Object {
     match &mut object {
         Object::String(_) | Object::List(_) | Object::Stream(_) => (),
@@ -493,7 +493,7 @@ proptest! {
         prop_assert_eq!(restore(&payload).map(sorted), Ok(sorted(object)));
     }
 
-    /// Whatever is changed under a right checksum is either refused or an object that dumps.
+    /// A payload with any change and a right checksum is either refused, or an object that dumps.
     #[test]
     fn no_change_of_a_payload_does_harm(
         fixture in any::<prop::sample::Index>(),

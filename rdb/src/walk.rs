@@ -1,4 +1,4 @@
-//! From the bytes of an object to its parts, one after the other: for a payload, which becomes an
+//! Decodes an object's bytes to its parts, one after the other: for a payload, which becomes an
 //! object, and for a file, whose objects may be larger than memory.
 
 use crate::input::Input;
@@ -9,7 +9,7 @@ use crate::{
 };
 use std::borrow::Cow;
 
-/// What an object is.
+/// The kind of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     String,
@@ -23,54 +23,54 @@ pub enum Kind {
 /// The next part of an object.
 #[derive(Debug)]
 pub enum Part<'a> {
-    /// More of a string.
+    /// More bytes of a string.
     Text(&'a [u8]),
-    /// Of a list, from head to tail, or of a set.
+    /// An element of a list, from head to tail, or of a set.
     Element(Cow<'a, [u8]>),
-    /// Of a sorted set.
+    /// A member of a sorted set, with its score.
     Scored(Cow<'a, [u8]>, f64),
-    /// Of a hash: name, value, and when it expires.
+    /// A field of a hash: name, value, and expiry.
     Field(Cow<'a, [u8]>, Cow<'a, [u8]>, Option<u64>),
     /// The next entries of a stream.
     Node(StreamNode),
-    /// What a stream knows of itself, behind its entries.
+    /// A stream's properties, behind its entries.
     Head(StreamHead),
     /// A group, behind the head.
     Group(StreamGroup),
 }
 
-/// What a stream knows of itself.
+/// A stream's properties.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StreamHead {
     /// The greatest id ever given.
     pub last_id: EntryId,
-    /// Of the entries that are not deleted; 0-0 if there is none.
+    /// The first id of the entries that are not deleted; 0-0 if there is none.
     pub first_id: EntryId,
     pub max_deleted_id: EntryId,
     pub entries_added: u64,
 }
 
-/// Who takes the parts of an object.
+/// Receiver of the parts of an object.
 pub trait Sink {
     type Error;
 
     /// # Errors
-    /// Why no more parts are wanted.
+    /// The reason why no more parts are accepted.
     fn part(&mut self, part: Part<'_>) -> Result<(), Self::Error>;
 }
 
-/// Elements that lie packed in one run of bytes.
+/// Elements packed in one run of bytes.
 pub(crate) trait Packed<'a> {
-    /// The next one, or `None` at the end, when all has been validated.
+    /// Returns the next element, or `None` at the end, when everything has been validated.
     fn element(&mut self) -> Result<Option<Element<'a>>, RestoreError>;
 
-    /// The next one, which must be there.
+    /// Returns the next element, which must exist.
     fn more(&mut self) -> Result<Element<'a>, RestoreError> {
         self.element()?.ok_or(RestoreError::BadFormat)
     }
 }
 
-/// The kind of objects of this type.
+/// Returns the kind of objects of this type.
 pub(crate) fn kind(object_type: u8) -> Result<Kind, RestoreError> {
     Ok(match object_type {
         object_type::STRING => Kind::String,
@@ -101,7 +101,7 @@ pub(crate) fn kind(object_type: u8) -> Result<Kind, RestoreError> {
     })
 }
 
-/// Gives `sink` the parts of the object of this type that is next in `input`.
+/// Passes the parts of the next object in `input`, of this type, to `sink`.
 pub(crate) fn walk<E, I, S>(object_type: u8, input: &mut I, sink: &mut S) -> Result<(), E>
 where
     I: Input,
@@ -163,7 +163,7 @@ where
             field(input, expire_at_ms, sink)
         }),
         object_type::HASH_METADATA => {
-            // The least expiry, then fields, each with its distance from that plus one, or zero.
+            // The least expiry, then fields, each with its distance from it plus one, or zero.
             let least_expire_at_ms = u64::from_le_bytes(input.array()?);
             counted(input, |input| {
                 let expire_at_ms = match input.len()? {
@@ -186,7 +186,7 @@ where
     }
 }
 
-/// A length, then that many of what `read` reads.
+/// Reads a length, then that many items with `read`.
 fn counted<E: From<I::Error>, I: Input>(
     input: &mut I,
     mut read: impl FnMut(&mut I) -> Result<(), E>,
@@ -197,7 +197,7 @@ fn counted<E: From<I::Error>, I: Input>(
     Ok(())
 }
 
-/// Zero is none.
+/// Zero means that the field does not expire.
 fn field_expiry(expire_at_ms: u64) -> Result<Option<u64>, RestoreError> {
     match expire_at_ms {
         0 => Ok(None),
@@ -206,7 +206,7 @@ fn field_expiry(expire_at_ms: u64) -> Result<Option<u64>, RestoreError> {
     }
 }
 
-/// A name, then a value.
+/// Reads a name, then a value.
 fn field<E, I, S>(input: &mut I, expire_at_ms: Option<u64>, sink: &mut S) -> Result<(), E>
 where
     I: Input,
@@ -217,7 +217,7 @@ where
     Ok(sink.part(Part::Field(name, input.string()?, expire_at_ms))?)
 }
 
-/// A listpack of name, value and expiry, where zero is none.
+/// Reads a listpack of name, value and expiry, where zero means none.
 fn expiring<E, I, S>(input: &mut I, sink: &mut S) -> Result<(), E>
 where
     I: Input,
@@ -238,7 +238,7 @@ where
     Ok(())
 }
 
-/// A node: a listpack, or a single element as it is. Empty listpacks are skipped.
+/// Reads a node: a listpack, or a single element. Empty listpacks are skipped.
 fn quicklist_node<E, I, S>(input: &mut I, sink: &mut S) -> Result<(), E>
 where
     I: Input,
@@ -269,7 +269,7 @@ where
     Ok(())
 }
 
-/// Members, each followed by its score.
+/// Reads members, each followed by its score.
 fn scored<'a, E, S>(mut elements: impl Packed<'a>, sink: &mut S) -> Result<(), E>
 where
     S: Sink,
@@ -285,7 +285,7 @@ where
     Ok(())
 }
 
-/// Names, each followed by its value.
+/// Reads names, each followed by its value.
 fn fields<'a, E, S>(mut elements: impl Packed<'a>, sink: &mut S) -> Result<(), E>
 where
     S: Sink,

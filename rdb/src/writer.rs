@@ -1,10 +1,10 @@
-//! Writing the parts of an RDB object: lengths, strings.
+//! Writes the parts of an RDB object: lengths, strings.
 
 use crate::{FOOTER_LEN, crc64, integer, length, lzf};
 
-/// Strings up to this length are not worth compressing.
+/// Length up to which strings are not worth compressing.
 const COMPRESS_ABOVE: usize = 20;
-/// What compression must save at least, in bytes.
+/// Bytes that compression must save at least.
 const COMPRESS_SAVES: usize = 4;
 /// The longest text of an integer that is stored in binary.
 const INTEGER_TEXT_MAX: usize = 11;
@@ -13,7 +13,7 @@ const INTEGER_TEXT_MAX: usize = 11;
 pub(crate) struct Writer {
     out: Vec<u8>,
     compression: bool,
-    /// Made for the first string that is to be compressed.
+    /// Created for the first string to compress.
     compressor: Option<lzf::Compressor>,
 }
 
@@ -44,7 +44,7 @@ impl Writer {
         }
     }
 
-    /// A string in its shortest encoding: an integer of up to 32 bits, LZF, or as it is.
+    /// Writes a string in its shortest encoding: an integer of up to 32 bits, LZF, or plain.
     pub(crate) fn string(&mut self, string: &[u8]) {
         if string.len() <= INTEGER_TEXT_MAX
             && let Some(value) = integer::parse(string).and_then(|value| i32::try_from(value).ok())
@@ -71,7 +71,7 @@ impl Writer {
         }
     }
 
-    /// Whether compression saved enough; else nothing is written.
+    /// Writes a compressed string and returns true, if compression saves enough.
     fn compressed_string(&mut self, string: &[u8]) -> bool {
         let compressor = self.compressor.get_or_insert_with(lzf::Compressor::new);
         let Some(compressed) = compressor.compress(string, string.len() - COMPRESS_SAVES) else {
@@ -84,12 +84,12 @@ impl Writer {
         true
     }
 
-    /// What was written.
+    /// Returns the bytes written.
     pub(crate) fn into_bytes(self) -> Vec<u8> {
         self.out
     }
 
-    /// The payload, with its footer.
+    /// Returns the payload, with its footer.
     pub(crate) fn finish(mut self, version: u16) -> Vec<u8> {
         self.out.reserve_exact(FOOTER_LEN);
         self.bytes(&version.to_le_bytes());

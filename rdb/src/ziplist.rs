@@ -1,8 +1,9 @@
 //! Ziplists: small collections in one run of bytes, before Redis 7.
 //!
-//! Four bytes of total length, four of the last entry's offset, two of entry count (65535: unknown),
-//! little-endian; the entries; a byte 255. An entry is the length of the one before it (one byte, or
-//! 254 and four bytes little-endian), an encoding, and what it holds. Format: Valkey's `ziplist.c`.
+//! Four bytes of total length, four of the last entry's offset, two of entry count (65535:
+//! unknown), little-endian; the entries; a byte 255. An entry is the length of the one before it
+//! (one byte, or 254 and four bytes little-endian), an encoding, and its contents. Format: Valkey's
+//! `ziplist.c`.
 
 use crate::input::Input;
 use crate::listpack::Element;
@@ -15,14 +16,14 @@ const END: u8 = 0xff;
 const COUNT_UNKNOWN: u16 = u16::MAX;
 const LONG_PREVIOUS: u8 = 0xfe;
 
-/// Goes through a ziplist.
+/// Iterator over a ziplist.
 pub(crate) struct Iter<'a> {
     reader: Reader<'a>,
-    /// As the header says.
+    /// The last entry's offset in the header.
     last_offset: u32,
     count: u16,
     seen: usize,
-    /// Where the entry begins that was given last, and how long it is.
+    /// Offset and length of the last entry returned.
     offset: usize,
     previous_len: usize,
     len: usize,
@@ -72,7 +73,7 @@ impl<'a> Packed<'a> for Iter<'a> {
     }
 }
 
-/// An entry from its encoding on, and how many bytes that takes.
+/// Reads an entry from its encoding on; returns it with the bytes that it takes.
 fn element<'a>(reader: &mut Reader<'a>) -> Result<(Element<'a>, usize)> {
     let encoding = reader.byte()?;
     let integer_len = match encoding {

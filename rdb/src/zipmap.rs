@@ -11,7 +11,7 @@ use crate::reader::{Reader, Result};
 const LONG: u8 = 254;
 const END: u8 = 255;
 
-/// The fields of `zipmap`, each a name and a value, validated.
+/// Returns the fields of `zipmap`, each a name and a value, validated.
 pub(crate) fn fields(zipmap: &[u8]) -> Result<Vec<(&[u8], &[u8])>> {
     let mut reader = Reader::new(zipmap);
     let count = reader.byte()?;

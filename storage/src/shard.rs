@@ -426,8 +426,8 @@ impl Shard {
 
     // ---- expiry --------------------------------------------------------------------------------
 
-    /// Begins a pass that deletes the rows due up to `until_ms`, and returns the earliest time in
-    /// the index. Rows that are put meanwhile are left to the next pass.
+    /// Begins a pass that deletes the rows due up to `until_ms`, and returns a lower bound of the
+    /// times in the index. Rows that are put meanwhile are left to the next pass.
     pub(crate) fn begin_due(&mut self, until_ms: u64) -> u64 {
         let from_ms = self.due_from_ms;
         self.due_from_ms = from_ms.max(until_ms.saturating_add(1));

@@ -1,9 +1,9 @@
-//! The memory that connections take: what they have sent, queued and not read. It is counted in one
-//! place for the process, which has one allocator: so whoever is about to take much of it knows on
-//! any thread whether there is room (`maxmemory-clients`).
+//! The memory of connections: input, queued commands and unread replies. It is counted in one place
+//! for the process, which has one allocator: so a large allocation on any thread can check whether
+//! there is room (`maxmemory-clients`).
 //!
-//! Only what is large is counted here, as it grows. What a connection takes beside that is known by
-//! looking at all of them (`Client::memory`), which happens by the clock.
+//! Only large buffers are counted here, as they grow. The other memory of connections is found by
+//! visiting all of them (`Client::memory`), which happens periodically.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -13,22 +13,22 @@ pub const SMALL: usize = 64 << 10;
 /// The memory of all connections of the process.
 pub static CLIENTS: Account = Account::new();
 
-/// How much is taken, and how much may be.
+/// The memory in use, and its limits.
 #[derive(Debug)]
 pub struct Account {
     taken: AtomicUsize,
-    /// 0: any amount.
+    /// Limit of all clients together; 0: none.
     limit: AtomicUsize,
-    /// What a single client may take while the others keep to the limit.
+    /// Limit of a single client while the others keep to the limit.
     single: AtomicUsize,
 }
 
-/// How much connections may take, in bytes.
+/// Limits of connections, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {
-    /// All together; 0: any amount.
+    /// Limit of all together; 0: none.
     pub all: u64,
-    /// A single one while the others keep to `all`; at least `all`.
+    /// Limit of a single one while the others keep to `all`; at least `all`.
     pub single: u64,
 }
 
@@ -37,14 +37,14 @@ impl Account {
         Self { taken: AtomicUsize::new(0), limit: AtomicUsize::new(0), single: AtomicUsize::new(0) }
     }
 
-    /// How much may be taken from now on.
+    /// Sets the limits.
     pub fn set_limit(&self, limit: Limit) {
         let bytes = |bytes| usize::try_from(bytes).unwrap_or(usize::MAX);
         self.limit.store(bytes(limit.all), Ordering::Relaxed);
         self.single.store(bytes(limit.single), Ordering::Relaxed);
     }
 
-    /// How much may be taken.
+    /// Returns the limits.
     pub fn limit(&self) -> Limit {
         Limit {
             all: self.limit.load(Ordering::Relaxed) as u64,
@@ -52,7 +52,7 @@ impl Account {
         }
     }
 
-    /// Whether more is taken than all may: then clients that take most are closed.
+    /// Returns true if the limit of all is exceeded: then clients that take most are closed.
     #[inline]
     pub fn is_over(&self) -> bool {
         let limit = self.limit.load(Ordering::Relaxed);
@@ -67,10 +67,10 @@ impl Account {
         }
     }
 
-    /// The same if there is room for it. One buffer may take all that there is for clients; where
-    /// others have it, these are closed, and meanwhile there may be twice as much. It may take what
-    /// there is for a single client, beside one of its size that it is copied from, while the others
-    /// keep to the limit.
+    /// Like [`change`](Self::change), if there is room. One buffer may take the whole limit of all
+    /// clients; if others use that, they are closed, and meanwhile there may be twice as much. It
+    /// may take the limit of a single client, beside a buffer of that size from which it is copied,
+    /// while the others keep to the limit of all.
     fn try_change(&self, before: usize, now: usize) -> bool {
         self.change(before, now);
         let limit = self.limit.load(Ordering::Relaxed);
@@ -88,12 +88,12 @@ impl Account {
     }
 }
 
-/// The bytes of one buffer that are counted, until this is dropped.
+/// The counted bytes of one buffer, until this is dropped.
 #[derive(Debug, Default)]
 pub struct Taken(usize);
 
 impl Taken {
-    /// The buffer has so many bytes now.
+    /// Sets the present bytes of the buffer.
     #[inline]
     pub fn set(&mut self, bytes: usize) {
         if bytes > SMALL || self.0 != 0 {
@@ -108,7 +108,7 @@ impl Taken {
         self.0 = now;
     }
 
-    /// The buffer is about to have so many bytes; `false`: it may not.
+    /// Announces that the buffer will have so many bytes; returns false if it may not.
     #[must_use]
     pub fn try_set(&mut self, bytes: usize) -> bool {
         let now = counted(bytes);

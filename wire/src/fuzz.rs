@@ -1,5 +1,5 @@
-//! The fuzz target of requests. `fuzz/` runs it under libFuzzer; the test here over the same
-//! corpus.
+//! The fuzz target of requests. `fuzz/` runs it under libFuzzer; the test here runs it over the
+//! same corpus.
 
 pub use crate::resp::fuzz::resp;
 

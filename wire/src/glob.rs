@@ -5,29 +5,29 @@
 //! class without `]` ends with the pattern, reversed ranges are turned round, and the empty
 //! string matches only the empty pattern.
 
-/// Groups of `*` that are tried; a pattern with more matches nothing.
+/// Bound of the groups of `*`; a pattern with more matches nothing.
 const MAX_STARS: usize = 1000;
-/// Pattern bytes looked at in one match; a match that takes more work fails.
+/// Bound of the pattern bytes read in one match; a match that takes more work fails.
 const MAX_WORK: usize = 4 * 1024 * 1024;
 
-/// Whether all of `text` matches `pattern`.
+/// Returns true if all of `text` matches `pattern`.
 pub fn matches(pattern: &[u8], text: &[u8]) -> bool {
     matches_with(pattern, text, false)
 }
 
-/// Whether all of `text` matches `pattern`, upper and lower case of ASCII letters being the same.
+/// Returns true if all of `text` matches `pattern`, ignoring the case of ASCII letters.
 pub fn matches_nocase(pattern: &[u8], text: &[u8]) -> bool {
     matches_with(pattern, text, true)
 }
 
-/// Since everything but `*` stands for exactly one byte, only the last `*` seen ever needs to
-/// take more: what was matched before it can stay as it is.
+/// As everything but `*` matches exactly one byte, only the last `*` seen ever needs to take more:
+/// the match before it can stay as it is.
 fn matches_with(pattern: &[u8], text: &[u8], nocase: bool) -> bool {
     if text.is_empty() {
         return pattern.is_empty();
     }
     let (mut at, mut seen) = (0, 0);
-    // Where to go on when a byte does not match: behind the last `*`, one text byte later.
+    // Position to retry at when a byte does not match: behind the last `*`, one text byte later.
     let mut retry: Option<(usize, usize)> = None;
     let (mut stars, mut work) = (0, 0);
     while seen < text.len() {
@@ -60,13 +60,13 @@ fn matches_with(pattern: &[u8], text: &[u8], nocase: bool) -> bool {
     skip_stars(pattern, at) == pattern.len()
 }
 
-/// The first offset from `at` on that has no `*`.
+/// Returns the first offset from `at` on that has no `*`.
 fn skip_stars(pattern: &[u8], at: usize) -> usize {
     at + pattern[at..].iter().take_while(|&&byte| byte == b'*').count()
 }
 
-/// Whether `byte` matches the first element of `pattern`, which is not `*`, and that element's
-/// length; `None` at the pattern's end.
+/// Returns true if `byte` matches the first element of `pattern`, which is not `*`, and that
+/// element's length; `None` at the pattern's end.
 #[inline]
 fn match_one(pattern: &[u8], byte: u8, nocase: bool) -> Option<(bool, usize)> {
     Some(match *pattern {
@@ -81,8 +81,8 @@ fn match_one(pattern: &[u8], byte: u8, nocase: bool) -> Option<(bool, usize)> {
     })
 }
 
-/// Whether `byte` matches the class whose `[` is right before `class`, and the class's length
-/// with its `]`.
+/// Returns true if `byte` matches the class whose `[` is right before `class`, and the class's
+/// length with its `]`.
 fn match_class(class: &[u8], byte: u8, nocase: bool) -> (bool, usize) {
     let negated = class.first() == Some(&b'^');
     let mut at = usize::from(negated);
@@ -112,7 +112,7 @@ fn match_class(class: &[u8], byte: u8, nocase: bool) -> (bool, usize) {
     (matched != negated, at)
 }
 
-/// Whether `byte` lies between `start` and `end`, in whichever order these are.
+/// Returns true if `byte` lies between `start` and `end`, in whichever order these are.
 ///
 /// Bytes are compared as signed ones, as C's `char` is on x86-64, and turned round before they
 /// are put in lower case.

@@ -95,7 +95,7 @@ fn abusive_patterns_end_soon() {
     assert!(!matches(&b"*a".repeat(MAX_STARS + 1), &text));
 }
 
-/// The definition of a match, tried in every way.
+/// Matches by the definition, trying every way.
 fn naive(pattern: &[u8], text: &[u8], nocase: bool) -> bool {
     match pattern.first() {
         None => text.is_empty(),

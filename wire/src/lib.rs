@@ -1,7 +1,6 @@
 //! The wire format: requests and replies of the Redis protocol ([`resp`]), numbers as text
-//! ([`num`]) and glob patterns ([`glob`]). Functions over bytes; the one thing that they share is
-//! the account of the memory that clients take ([`client_memory`]), which replies ask before they
-//! grow.
+//! ([`num`]) and glob patterns ([`glob`]). These are functions over bytes; they share only the
+//! account of the clients' memory ([`client_memory`]), which replies ask before they grow.
 
 pub mod client_memory;
 #[cfg(any(test, fuzzing))]

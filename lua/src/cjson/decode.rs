@@ -13,9 +13,9 @@ enum Token<'a> {
     ObjectEnd,
     ArrayBegin,
     ArrayEnd,
-    /// As it is in the text.
+    /// The string as in the text.
     String(&'a [u8]),
-    /// With escapes; what it means is in the scratch buffer.
+    /// A string with escapes; its value is in the scratch buffer.
     Unescaped,
     Number(f64),
     Boolean(bool),
@@ -51,7 +51,7 @@ struct Decoder<'a> {
     scratch: &'a Scratch,
     text: &'a [u8],
     at: usize,
-    /// Where the last token begins, or is wrong.
+    /// Offset of the last token, or of its error.
     token_at: usize,
     depth: c_int,
 }
@@ -81,7 +81,7 @@ impl<'a> Decoder<'a> {
         self.state.error(format_args!("Expected {expected} but found {found} at character {at}"))
     }
 
-    /// The byte so far ahead; behind the end there are NULs.
+    /// Returns the byte so far ahead; behind the end, NUL.
     fn peek(&self, ahead: usize) -> u8 {
         self.text.get(self.at + ahead).copied().unwrap_or(0)
     }
@@ -170,7 +170,7 @@ impl<'a> Decoder<'a> {
         while matches!(self.peek(0), b' ' | b'\t' | b'\n' | b'\r') {
             self.at += 1;
         }
-        // With the token before it.
+        // Includes the token before it.
         charge_bytes(self.state, self.at - before.min(self.token_at));
         self.token_at = self.at;
         let single = match self.peek(0) {
@@ -226,7 +226,7 @@ impl<'a> Decoder<'a> {
         Token::Number(number)
     }
 
-    /// Numbers that `strtod` knows and JSON does not.
+    /// Returns true for numbers that `strtod` accepts and JSON does not.
     fn is_invalid_number(&self) -> bool {
         if self.peek(0) == b'+' {
             return true;
@@ -293,7 +293,7 @@ impl<'a> Decoder<'a> {
         }
     }
 
-    /// The character of a `\u` escape, and the length of the escape.
+    /// Returns the character of a `\u` escape, and the length of the escape.
     fn unicode(&self) -> Option<(Utf8, usize)> {
         let unit = self.hex(2)?;
         if unit & 0xf800 != 0xd800 {
@@ -319,7 +319,7 @@ struct Utf8 {
 impl Utf8 {
     fn new(code: u32) -> Self {
         let mut bytes = [0; 4];
-        // Surrogates are put together before.
+        // Surrogates were combined before.
         let len = char::from_u32(code).map_or(0, |c| c.encode_utf8(&mut bytes).len());
         Self { bytes, len }
     }

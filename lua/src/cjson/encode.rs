@@ -113,7 +113,7 @@ impl Encoder<'_> {
         self.append(&text[..usize::try_from(len).unwrap_or(0).min(NUMBER_TEXT)]);
     }
 
-    /// The greatest key of the table on top, if all keys are whole numbers of 1 or more.
+    /// Returns the greatest key of the table on top, if all keys are whole numbers of 1 or more.
     fn array_length(self) -> Option<c_int> {
         let state = self.state;
         let table = state.top();
@@ -127,7 +127,7 @@ impl Encoder<'_> {
                 return None;
             };
             if key > f64::from(max) {
-                // A key that is no `int` is one that no array has.
+                // A key beyond `int` is no array index.
                 max = if key > f64::from(c_int::MAX) { c_int::MIN } else { key as c_int };
             }
             items += 1;

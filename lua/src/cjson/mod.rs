@@ -12,14 +12,14 @@ use mlua::ffi;
 use super::raw::{State, entry};
 use super::vm::Vm;
 
-/// Which of the names `off`, `on`, `null` a setting of numbers has.
+/// Indexes of the names `off`, `on`, `null` of a setting.
 const OFF: c_int = 0;
 const ON: c_int = 1;
 
-/// Digits that a number is written with, at most.
+/// Bound of the digits of a written number.
 const MAX_PRECISION: c_int = 14;
 
-/// What a script may set. The tables that `cjson.new` makes have their own.
+/// Settings of a script. Tables made by `cjson.new` have their own.
 #[derive(Clone, Copy)]
 pub(super) struct Settings {
     sparse_convert: c_int,
@@ -107,7 +107,8 @@ fn settings<'a>(state: State) -> &'a Cell<Settings> {
     }
 }
 
-/// The settings, when there are at most `args` arguments; missing ones are nil.
+/// Returns the settings after checking that there are at most `args` arguments; missing ones are
+/// nil.
 fn settings_for(state: State, args: c_int) -> &'static Cell<Settings> {
     if state.top() > args {
         state.arg_error(args + 1, format_args!("found too many arguments"));
@@ -116,7 +117,7 @@ fn settings_for(state: State, args: c_int) -> &'static Cell<Settings> {
     settings(state)
 }
 
-/// Sets a number, if one is given, and pushes it.
+/// Sets a number, if one is given, and pushes its value.
 fn number(
     state: State,
     arg: c_int,
@@ -137,7 +138,7 @@ fn number(
     state.push_number(f64::from(*field(&mut changed)));
 }
 
-/// Sets one of `off`, `on` (or booleans), and `null` where it is allowed, and pushes it.
+/// Sets one of `off`, `on` (or booleans), and `null` where it is allowed, and pushes its value.
 fn choice(state: State, arg: c_int, field: fn(&mut Settings) -> &mut c_int, with_null: bool) {
     const NAMES: [&CStr; 3] = [c"off", c"on", c"null"];
     let all = settings(state);
@@ -190,7 +191,7 @@ fn encode_number_precision(state: State) -> c_int {
     1
 }
 
-/// Kept for its answer: there is one buffer per VM.
+/// Kept for its reply: there is one buffer per VM.
 fn encode_keep_buffer(state: State) -> c_int {
     settings_for(state, 1);
     choice(state, 1, |all| &mut all.encode_keep_buffer, false);

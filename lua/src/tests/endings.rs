@@ -1,13 +1,13 @@
-//! Whatever a script does, it is looked at all the while, and ended when it may not go on.
+//! Every script is checked all the while it runs, and ended when it may not go on.
 
 use super::*;
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-/// How long a script runs until it is ended.
+/// Time after which a script is ended.
 const RUN: Duration = Duration::from_millis(30);
 
-/// How long that may take at most. A script that is not ended takes minutes, or for ever.
+/// Bound of the time until it has ended. A script that is not ended takes minutes, or for ever.
 const LATE: Duration = Duration::from_secs(10);
 
 thread_local! {
@@ -20,7 +20,7 @@ fn watch(instructions: u64) -> bool {
     END.get().is_none_or(|end| Instant::now() < end)
 }
 
-/// What a script raises that is ended after a while, and how long it has run.
+/// Ends a script after a while, and returns the error it raises, and how long it ran.
 fn ended(lua: &Lua, source: &str) -> (String, Duration) {
     let began = Instant::now();
     END.set(Some(began + RUN));
@@ -40,7 +40,7 @@ fn ended(lua: &Lua, source: &str) -> (String, Duration) {
 fn assert_all_end(scripts: &[&str]) {
     let lua = vm();
     for script in scripts {
-        // None has less memory because of the one before.
+        // No script has less memory because of the one before.
         lua.gc_collect().unwrap();
         let (text, took) = ended(&lua, script);
         let start = &script[..script.len().min(200)];

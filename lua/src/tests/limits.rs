@@ -5,7 +5,7 @@ use super::*;
 /// The stack of a worker's thread.
 const STACK: usize = 2 * 1024 * 1024;
 
-/// Runs scripts one after the other in one VM on a thread of its own; no script may end the process.
+/// Runs scripts in sequence in one VM on a thread of its own; no script may crash the process.
 fn on_small_stack(scripts: &'static [&'static str]) -> Vec<Result<String, String>> {
     std::thread::Builder::new()
         .stack_size(STACK)

@@ -1,9 +1,9 @@
-//! What the reference answers to scripts, and what this VM answers.
+//! Compares this VM's replies to scripts with the reference's.
 
 use super::*;
 
 /// Scripts, and the replies of Valkey 8.1.1 to EVAL. Bytes are characters of the same number; the
-/// place of an error is ` at source:line`.
+/// location of an error is ` at source:line`.
 const REPLIES: &str = include_str!("../../../tests/data/lua_replies.json");
 
 #[test]

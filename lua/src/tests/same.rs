@@ -1,4 +1,4 @@
-//! What is not Lua's own any more answers as Lua's own does.
+//! Replaced functions behave like Lua's own.
 
 use super::*;
 use rand::rngs::StdRng;
@@ -10,7 +10,7 @@ const CASES: usize = 5_000;
 const PATTERN: &[u8] = b"ab1 %%%[]^$**+--??().,fbdws0\0\x0bzx";
 const TEXT: &[u8] = b"aab1 .,()[]%\0\n\xe4";
 
-/// Calls a function of `string` in every way; what comes of it as text.
+/// Calls a function of `string` in every way, and returns the results as text.
 const CALLS: &str = r#"
     local text, pattern, init, times = ...
     local function shown(...)
@@ -71,7 +71,7 @@ fn patterns_match_as_those_of_lua_do() {
     }
 }
 
-/// Sorts a table by one of several orders, some of which are none.
+/// Sorts a table by one of several orders, some of which are invalid.
 const SORT: &str = r#"
     local count, order, seed = ...
     local t = {}
@@ -106,7 +106,7 @@ fn tables_are_sorted_as_lua_does() {
     }
 }
 
-/// How errors go through coroutines and handlers.
+/// Errors in coroutines and handlers.
 #[test]
 fn errors_are_those_of_lua() {
     let theirs = Lua::new();

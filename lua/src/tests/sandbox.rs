@@ -1,8 +1,8 @@
-//! Scripts that try to change what others see, or to get at what they must not have.
+//! Scripts that try to change what other scripts see, or to reach forbidden values.
 
 use super::*;
 
-/// What shows that something has changed: run after each trick.
+/// Detects changes: run after each trick.
 const PROBE: &str = "
 local function list(t) local r = {} for k, v in pairs(t) do r[#r + 1] = k .. ':' .. type(v) end table.sort(r)
   return table.concat(r, ',') end

@@ -1,9 +1,9 @@
-//! RDB files: what Redis and Valkey save, and what the rewritten part of their append-only files is.
+//! RDB files: those that Redis and Valkey save, and the RDB part of their append-only files.
 //!
 //! `REDIS` and four digits of version; items, each beginning with a byte: 244 and up are those of
-//! `opcode`, below they are the types of objects, of which a key and its value follow. Since version
-//! 5 eight bytes of CRC-64 of all before come behind the end, or zeros. Format: `rdb.c` of Valkey
-//! 8.1.1 and Redis 8.0.
+//! `opcode`, lower ones are the types of objects, and a key and its value follow. Since version 5
+//! the end is followed by eight bytes of CRC-64 of everything before, or zeros. Format: `rdb.c` of
+//! Valkey 8.1.1 and Redis 8.0.
 
 mod source;
 #[cfg(test)]
@@ -25,12 +25,12 @@ pub use write::{Output, has_field_expiry};
 
 type Result<T> = std::result::Result<T, FileError>;
 
-/// What a decoded value may have on memory, for each byte that its encoding may have.
+/// Bound of the memory of a decoded value, for each byte that its encoding may have.
 const DECODED_FACTOR: usize = 4;
-/// What an element is taken to need beside its bytes.
+/// Assumed memory of an element beside its bytes.
 const ELEMENT_OVERHEAD: usize = 64;
 
-/// Why a file cannot be read on.
+/// The reason why a file cannot be read further.
 #[derive(Debug, Error)]
 pub enum FileError {
     #[error("it cannot be read")]
@@ -53,7 +53,7 @@ pub enum FileError {
     ModulePreGa,
     #[error("the checksum is wrong: {found:016x}, and the file has {stored:016x}")]
     Checksum { found: u64, stored: u64 },
-    /// It was to be small; never seen outside.
+    /// A value that was to be small is large; never returned to callers.
     #[error("the value is large")]
     Large,
 }
@@ -64,25 +64,25 @@ impl From<RestoreError> for FileError {
     }
 }
 
-/// What is next in a file.
+/// The next item of a file.
 #[derive(Debug)]
 pub enum Item {
-    /// A name and a value that say something of the file.
+    /// A name and a value with information about the file.
     Aux(Vec<u8>, Vec<u8>),
-    /// The number of the database of what follows.
+    /// The number of the database of the following keys.
     Database(u64),
-    /// How many keys the database has.
+    /// The number of keys of the database.
     Keys(u64),
     /// The code of a library.
     Function(Vec<u8>),
-    /// What a module, with this name, has beside keys; it has been skipped.
+    /// Data of a module, with this name, beside keys; it was skipped.
     ModuleAux(String),
-    /// A key. Its value has to be taken next.
+    /// A key. Its value must be read next.
     Key(Key),
     End,
 }
 
-/// A key, and what is known of it beside its value.
+/// A key, and its properties beside the value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Key {
     pub name: Vec<u8>,
@@ -94,7 +94,7 @@ pub struct Key {
 }
 
 impl Key {
-    /// Whether its value is a stream.
+    /// Returns true if its value is a stream.
     pub fn is_stream(&self) -> bool {
         kind(self.object_type) == Ok(Kind::Stream)
     }
@@ -105,26 +105,26 @@ impl Key {
 pub enum Value {
     /// A payload for RESTORE.
     Payload(Vec<u8>),
-    /// A collection without members, as former versions could have them: there is no such key.
+    /// A collection without members, as older versions could have them: such a key does not exist.
     Empty,
-    /// A value of the module that has this name for it; it has been skipped.
+    /// A value of the module's type with this name; it was skipped.
     Module(String),
-    /// One that is too large: its parts have to be taken next.
+    /// A value that is too large: its parts must be read next.
     Large(Kind),
 }
 
-/// An RDB file that is being read. What is held of it is at most a value that may be a payload, or a
-/// string of a larger one.
+/// An RDB file that is being read. At most a value that may be a payload, or a string of a larger
+/// value, is held in memory.
 pub struct File<R> {
     source: Source<R>,
     version: u16,
 }
 
 impl<R: Read> File<R> {
-    /// Begins to read.
+    /// Opens a file.
     ///
     /// # Errors
-    /// If it is no RDB file, or none of a version that is known.
+    /// If it is no RDB file, or of an unknown version.
     pub fn open(file: R) -> Result<Self> {
         let mut source = Source::new(file);
         let magic: [u8; 9] = source.array()?;
@@ -136,7 +136,7 @@ impl<R: Read> File<R> {
         Ok(File { source, version })
     }
 
-    /// How many bytes have been read.
+    /// Returns how many bytes have been read.
     pub fn offset(&self) -> u64 {
         self.source.offset()
     }
@@ -145,10 +145,10 @@ impl<R: Read> File<R> {
         self.version
     }
 
-    /// What is next. Behind [`Item::End`] there is nothing more.
+    /// Returns the next item. [`Item::End`] is the last one.
     ///
     /// # Errors
-    /// [`FileError`] if it cannot be read, or is nothing that is known.
+    /// [`FileError`] if it cannot be read, or is unknown.
     pub fn next_item(&mut self) -> Result<Item> {
         let (mut expire_at_ms, mut idle_s, mut freq) = (None, None, None);
         loop {
@@ -191,7 +191,7 @@ impl<R: Read> File<R> {
                         Err(_) => return Err(FileError::Opcode(object_type)),
                     }
                     let name = source.string()?.into_owned();
-                    // The files say so where a key has no expiry.
+                    // Files have this value for keys without an expiry.
                     let expire_at_ms = expire_at_ms.filter(|at_ms| *at_ms != -1);
                     return Ok(Item::Key(Key { name, expire_at_ms, idle_s, freq, object_type }));
                 }
@@ -210,8 +210,8 @@ impl<R: Read> File<R> {
         Ok(Item::End)
     }
 
-    /// The value of `key`, which was the last item; as a payload if it has at most `max_len` bytes and
-    /// does not take much more memory than that when it is decoded.
+    /// Returns the value of `key`, which was the last item; as a payload if it has at most
+    /// `max_len` bytes and does not take much more memory than that when it is decoded.
     ///
     /// # Errors
     /// [`FileError`] if it is malformed or cannot be read.
@@ -245,7 +245,7 @@ impl<R: Read> File<R> {
         Ok(Value::Payload(payload(object_type, &encoded)))
     }
 
-    /// Gives `sink` the parts of the value of `key`, which was found to be large.
+    /// Passes the parts of the value of `key`, which was found to be large, to `sink`.
     ///
     /// # Errors
     /// [`FileError`] if it is malformed or cannot be read; that of the sink.
@@ -257,13 +257,13 @@ impl<R: Read> File<R> {
         walk(key.object_type, &mut self.source, sink)
     }
 
-    /// What is behind the end: of an RDB file nothing, of an append-only file commands.
+    /// Returns the rest behind the end: empty for an RDB file, commands for an append-only file.
     pub fn into_rest(self) -> impl Read {
         self.source.into_rest()
     }
 }
 
-/// A payload for RESTORE of an object in this encoding.
+/// Returns a payload for RESTORE of an object in this encoding.
 fn payload(object_type: u8, encoded: &[u8]) -> Vec<u8> {
     let version =
         if object_type > object_type::LAST_COMMON { VERSION_FIELD_EXPIRY } else { VERSION };
@@ -275,13 +275,13 @@ fn payload(object_type: u8, encoded: &[u8]) -> Vec<u8> {
     payload
 }
 
-/// The name of a module's type, which is in the upper bits of its number.
+/// Returns the name of a module's type, which is in the upper bits of its number.
 fn module_name(number: u64) -> String {
     const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
     (0..9).map(|at| char::from(LETTERS[(number >> (58 - 6 * at)) as usize % 64])).collect()
 }
 
-/// Goes behind what a module has written, which says of itself how long it is.
+/// Skips a module's data, which is self-delimiting.
 fn skip_module<R: Read>(source: &mut Source<R>) -> Result<()> {
     loop {
         match source.len()? {
@@ -301,7 +301,7 @@ fn skip_module<R: Read>(source: &mut Source<R>) -> Result<()> {
     }
 }
 
-/// Puts an object together that does not take more memory than it may.
+/// Assembles an object within a memory limit.
 struct Limited {
     collector: Collector,
     /// Bytes that it may still take.

@@ -1,5 +1,4 @@
-//! The bytes of a file: read once, counted, summed, and kept for a second look where that is asked
-//! for.
+//! The bytes of a file: read once, counted, summed, and recorded for a second reading on request.
 
 use super::{FileError, Result};
 use crate::input::Input;
@@ -10,24 +9,24 @@ use std::io::{self, Read};
 
 /// Bytes that are read at a time.
 const BUFFER_LEN: usize = 256 << 10;
-/// The longest string that is held in memory: an element, or a packed node.
+/// Bound of a string that is held in memory: an element, or a packed node.
 const STRING_MAX: u64 = 512 << 20;
-/// The longest piece of a string that is given at once.
+/// Bound of a piece of a string that is passed at once.
 const PIECE_MAX: usize = 1 << 20;
 
 /// A position in a file.
 pub(super) struct Source<R> {
     file: R,
     buffer: Vec<u8>,
-    /// What is not consumed of the buffer, and what is not summed of that before.
+    /// Offset in the buffer of the bytes not consumed, and of the consumed bytes not summed.
     at: usize,
     summed: usize,
     digest: Digest<'static, u64, Table<16>>,
-    /// Where the file is, what is replayed counting as read.
+    /// Offset in the file; replayed bytes count as read.
     offset: u64,
-    /// What was consumed since recording began, and how much of it there may be.
+    /// Bytes consumed since recording began, and their bound.
     record: Option<(Vec<u8>, usize)>,
-    /// What is to be consumed again.
+    /// Bytes to consume again.
     replay: Vec<u8>,
     replay_at: usize,
 }
@@ -51,12 +50,12 @@ impl<R: Read> Source<R> {
         self.offset
     }
 
-    /// What was not consumed, and what is behind it.
+    /// Returns the bytes not consumed, and the rest of the file.
     pub(super) fn into_rest(self) -> impl Read {
         io::Cursor::new(self.buffer[self.at..].to_vec()).chain(self.file)
     }
 
-    /// The checksum of all that was consumed.
+    /// Returns the checksum of all consumed bytes.
     pub(super) fn checksum(&mut self) -> u64 {
         self.sum();
         self.digest.clone().finalize()
@@ -67,7 +66,7 @@ impl<R: Read> Source<R> {
         self.summed = self.at;
     }
 
-    /// What is next, at least one byte; none at the end of the file.
+    /// Returns the next bytes, at least one; none at the end of the file.
     pub(super) fn fill(&mut self) -> Result<&[u8]> {
         if self.replay_at < self.replay.len() {
             return Ok(&self.replay[self.replay_at..]);
@@ -81,7 +80,7 @@ impl<R: Read> Source<R> {
         Ok(&self.buffer[self.at..])
     }
 
-    /// Goes on behind `len` of the bytes that are next.
+    /// Consumes `len` of the next bytes.
     pub(super) fn consume(&mut self, len: usize) -> Result<()> {
         self.offset += len as u64;
         if self.replay_at < self.replay.len() {
@@ -99,25 +98,25 @@ impl<R: Read> Source<R> {
         Ok(())
     }
 
-    /// Keeps what is consumed from here on; consuming more than `max_len` bytes is
+    /// Records the bytes consumed from here on; consuming more than `max_len` is
     /// [`FileError::Large`].
     pub(super) fn record(&mut self, max_len: usize) {
         self.record = Some((Vec::new(), max_len));
     }
 
-    /// What was consumed since recording began.
+    /// Returns the bytes consumed since recording began.
     pub(super) fn recorded(&mut self) -> Vec<u8> {
         self.record.take().map(|(record, _)| record).unwrap_or_default()
     }
 
-    /// Goes back to where recording began.
+    /// Goes back to the beginning of the recording.
     pub(super) fn rewind(&mut self) {
         self.replay = self.recorded();
         self.replay_at = 0;
         self.offset -= self.replay.len() as u64;
     }
 
-    /// Gives `take` the next `len` bytes in pieces.
+    /// Passes the next `len` bytes to `take` in pieces.
     fn pieces<E: From<FileError>>(
         &mut self,
         len: u64,
@@ -139,7 +138,7 @@ impl<R: Read> Source<R> {
         Ok(())
     }
 
-    /// Gives `take` the string of `len` bytes that the next `compressed_len` ones stand for.
+    /// Passes the `len` bytes to `take` that the next `compressed_len` bytes decompress to.
     fn decompressed_pieces<E: From<FileError>>(
         &mut self,
         compressed_len: u64,
@@ -162,7 +161,7 @@ impl<R: Read> Source<R> {
             let used = compressed.len() - rest.len();
             compressed.drain(..used);
             let is_last = left == 0 && compressed.is_empty();
-            // What may be referred to is kept.
+            // Bytes that may be referred to are kept.
             let ready = if is_last { out.len() } else { out.len().saturating_sub(lzf::WINDOW) };
             given += ready as u64;
             if given > len {

@@ -5,7 +5,7 @@ use crate::{Limits, Object, dump, restore};
 use proptest::prelude::*;
 use std::io::Cursor;
 
-/// What a file has, told in lines; and why it ends, if not at its end.
+/// Returns a file's contents as lines, and the error that ends it, if there is one.
 fn told(file: &[u8], max_len: usize) -> (Vec<String>, Option<FileError>) {
     let mut lines = Vec::new();
     let mut file = match File::open(file) {
@@ -167,8 +167,8 @@ fn wrong_files_are_refused() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever is changed, the file is read to its end or to an error, in little memory; and the
-    /// checksum tells of any change that is not an error itself.
+    /// With any change, the file is read to its end or to an error, in little memory; and the
+    /// checksum detects every change that is not an error itself.
     #[test]
     fn no_change_of_a_file_does_harm(
         changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>(), 0u8..4), 1..4),

@@ -1,4 +1,4 @@
-//! Writing a file.
+//! Writes a file.
 
 use crate::crc64;
 use crate::writer::Writer;
@@ -6,13 +6,13 @@ use crate::{FOOTER_LEN, VERSION, VERSION_FIELD_EXPIRY, object_type, opcode};
 use crc::{Digest, Table};
 use std::io::{self, Seek, SeekFrom, Write};
 
-/// A file that is being written. What it is given has to be in order: aux fields, functions, then for
-/// each database its number and its keys.
+/// A file that is being written. Its parts must come in order: aux fields, functions, then for each
+/// database its number and its keys.
 pub struct Output<W> {
     file: W,
-    /// Of what was written, with the version of Valkey 8.1 and with that of Redis 8.0.
+    /// Digests of the bytes written, with the version of Valkey 8.1 and with that of Redis 8.0.
     digests: [Digest<'static, u64, Table<16>>; 2],
-    /// Whether something in it needs the version of Redis 8.0.
+    /// True if an object needs the version of Redis 8.0.
     has_field_expiry: bool,
     bytes: u64,
 }
@@ -29,7 +29,7 @@ impl<W: Write + Seek> Output<W> {
     /// Begins a file.
     ///
     /// # Errors
-    /// If it cannot be written; the same for all that follows.
+    /// If it cannot be written; the same holds for all methods below.
     pub fn new(mut file: W) -> io::Result<Self> {
         let digests = [VERSION, VERSION_FIELD_EXPIRY].map(|version| {
             let mut digest = crc64::digest();
@@ -40,7 +40,7 @@ impl<W: Write + Seek> Output<W> {
         Ok(Output { file, digests, has_field_expiry: false, bytes: 9 })
     }
 
-    /// Bytes that were written.
+    /// Returns the number of bytes written.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -51,7 +51,7 @@ impl<W: Write + Seek> Output<W> {
         self.file.write_all(bytes)
     }
 
-    /// Says something of the file.
+    /// Writes a name and a value with information about the file.
     ///
     /// # Errors
     /// If it cannot be written.
@@ -62,17 +62,17 @@ impl<W: Write + Seek> Output<W> {
         self.write(&writer.into_bytes())
     }
 
-    /// The libraries in a payload of FUNCTION DUMP.
+    /// Writes the libraries in a payload of FUNCTION DUMP.
     ///
     /// # Errors
-    /// If it is no payload, or cannot be written.
+    /// If it is no payload, or the file cannot be written.
     pub fn functions(&mut self, payload: &[u8]) -> io::Result<()> {
         let len = payload.len().checked_sub(FOOTER_LEN);
         let len = len.ok_or_else(|| io::Error::other("a payload that is none"))?;
         self.write(&payload[..len])
     }
 
-    /// Begins a database of so many keys, and keys with an expiry.
+    /// Begins a database, with its number of keys, and of keys with an expiry.
     ///
     /// # Errors
     /// If it cannot be written.
@@ -85,8 +85,8 @@ impl<W: Write + Seek> Output<W> {
         self.write(&writer.into_bytes())
     }
 
-    /// A key and the type of its object, the first byte of a payload of DUMP. The rest of the payload,
-    /// without its footer, has to follow.
+    /// Writes a key and the type of its object, the first byte of a payload of DUMP. The rest of
+    /// the payload, without its footer, must follow.
     ///
     /// # Errors
     /// If it cannot be written.
@@ -107,7 +107,7 @@ impl<W: Write + Seek> Output<W> {
         self.write(&writer.into_bytes())
     }
 
-    /// More of an object.
+    /// Writes more bytes of an object.
     ///
     /// # Errors
     /// If it cannot be written.
@@ -115,7 +115,7 @@ impl<W: Write + Seek> Output<W> {
         self.write(bytes)
     }
 
-    /// Completes the file. Gives its version, and the file.
+    /// Completes the file, and returns its version and the file.
     ///
     /// # Errors
     /// If it cannot be written.
@@ -134,7 +134,8 @@ impl<W: Write + Seek> Output<W> {
     }
 }
 
-/// Whether objects of this type are hashes with fields that expire, which Valkey 8.1 does not know.
+/// Returns true if objects of this type are hashes with fields that expire, which Valkey 8.1 does
+/// not know.
 pub fn has_field_expiry(object_type: u8) -> bool {
     object_type > object_type::LAST_COMMON
 }

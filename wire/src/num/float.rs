@@ -17,7 +17,7 @@ impl FloatText {
         Self { bytes: [0; Self::CAPACITY], len: 0 }
     }
 
-    /// The text, which is ASCII.
+    /// Returns the text, which is ASCII.
     #[inline]
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes[..usize::from(self.len)]
@@ -47,8 +47,8 @@ impl std::fmt::Debug for FloatText {
     }
 }
 
-/// The double that `text` is as C's `strtod` reads it: decimal or hexadecimal, with an exponent
-/// or not, or infinity. Spaces, NaN, and what overflows or vanishes to zero are refused.
+/// Parses a double like C's `strtod`: decimal or hexadecimal, with an exponent or not, or infinity.
+/// Spaces, NaN, overflow, and underflow to zero are refused.
 pub fn parse_f64(text: &[u8]) -> Option<f64> {
     let unsigned = text.strip_prefix(b"-").or_else(|| text.strip_prefix(b"+")).unwrap_or(text);
     match unsigned {
@@ -66,8 +66,8 @@ pub fn parse_f64(text: &[u8]) -> Option<f64> {
     (!value.is_nan() && !overflowed && !vanished).then_some(value)
 }
 
-/// The double that all of `text`, up to its first zero byte, is for C's `strtod` alone: spaces may
-/// lead, what overflows is infinite, nothing at all is 0. NaN is refused.
+/// Parses all of `text`, up to its first zero byte, exactly like C's `strtod`: spaces may lead, an
+/// overflow is infinite, an empty text is 0. NaN is refused.
 pub fn parse_f64_loosely(text: &[u8]) -> Option<f64> {
     let text = text.split(|byte| *byte == 0).next().filter(|text| !text.is_empty());
     let Some(text) = text else { return Some(0.0) };
@@ -81,7 +81,7 @@ pub fn parse_f64_loosely(text: &[u8]) -> Option<f64> {
     (!value.is_nan()).then_some(value)
 }
 
-/// The text of a double with 17 significant digits, as C's `%.17g` prints it.
+/// Formats a double with 17 significant digits, like C's `%.17g`.
 pub fn format_f64_in_full(value: f64) -> String {
     const DIGITS: usize = 17;
     if !value.is_finite() {
@@ -104,7 +104,7 @@ pub fn format_f64_in_full(value: f64) -> String {
     format!("{digits}e{sign}{:02}", exponent.unsigned_abs())
 }
 
-/// The text of a double, which reads back as the same number (see `grisu`): whole numbers without a
+/// Formats a double so that it reads back as the same number (see `grisu`): whole numbers without a
 /// point up to 2^62, others in scientific notation where plain notation would be long.
 pub fn format_f64(value: f64) -> FloatText {
     let mut text = FloatText::new();

@@ -14,12 +14,12 @@ pub(super) struct Decimal {
 }
 
 impl Decimal {
-    /// The digits in ASCII, the first one not zero.
+    /// Returns the digits in ASCII, the first one not zero.
     pub(super) fn digits(&self) -> &[u8] {
         &self.digits[..self.len]
     }
 
-    /// Appends a digit, but for leading zeros.
+    /// Appends a digit, except leading zeros.
     fn push(&mut self, digit: u64) {
         if digit != 0 || self.len > 0 {
             self.digits[self.len] = b'0' + digit as u8;
@@ -27,9 +27,9 @@ impl Decimal {
         }
     }
 
-    /// Lowers the last digit as long as that brings the number nearer to the one meant. All are
-    /// distances below the upper bound: `rest` of the digits so far, `target` of the number
-    /// meant, `delta` of the lower bound; `unit` is what one in the last digit is worth.
+    /// Lowers the last digit as long as that brings the number nearer to the intended one. All
+    /// arguments are distances below the upper bound: `rest` of the digits so far, `target` of the
+    /// intended number, `delta` of the lower bound; `unit` is the value of one in the last digit.
     fn round(&mut self, mut rest: u64, target: u64, delta: u64, unit: u64) {
         while rest < target
             && delta - rest >= unit
@@ -49,13 +49,13 @@ struct Binary {
 }
 
 impl Binary {
-    /// The same number with the highest bit of the fraction set.
+    /// Returns the same number with the highest bit of the fraction set.
     fn normalized(self) -> Self {
         let shift = self.fraction.leading_zeros();
         Self { fraction: self.fraction << shift, exponent: self.exponent - shift as i32 }
     }
 
-    /// The product, rounded to 64 bits.
+    /// Returns the product, rounded to 64 bits.
     fn times(self, other: Self) -> Self {
         let product = u128::from(self.fraction) * u128::from(other.fraction);
         Self {
@@ -72,7 +72,7 @@ const HIDDEN_BIT: u64 = 1 << FRACTION_BITS;
 /// The exponent of the last bit of the fraction of subnormal numbers.
 const MIN_EXPONENT: i32 = f64::MIN_EXP - f64::MANTISSA_DIGITS as i32;
 
-/// The digits of `value`, which must be finite and greater than zero.
+/// Returns the digits of `value`, which must be finite and greater than zero.
 pub(super) fn digits(value: f64) -> Decimal {
     let bits = value.to_bits();
     let (stored, biased) = (bits & (HIDDEN_BIT - 1), (bits >> FRACTION_BITS) as i32 & 0x7ff);
@@ -138,8 +138,8 @@ const FIRST_POWER: i32 = -348;
 /// The decimal exponents between entries.
 const POWER_STEP: i32 = 8;
 
-/// A power of ten whose product with a number of binary `exponent` has a binary exponent from
-/// -60 to -32, and its decimal exponent.
+/// Returns a power of ten whose product with a number of binary `exponent` has a binary exponent
+/// from -60 to -32, and its decimal exponent.
 fn scaling_power(exponent: i32) -> (Binary, i32) {
     let estimate = -f64::from(exponent + POWERS.len() as i32) * std::f64::consts::LOG10_2;
     let mut index = (estimate as i32 - FIRST_POWER) / POWER_STEP;

@@ -3,9 +3,8 @@
 /// Digits of the longest number (`u64::MAX`).
 const MAX_DIGITS: usize = 20;
 
-/// The integer that `text` is, if it is one in canonical form: an optional `-`, no `+`, no
-/// leading zeros, no spaces, in the range of `i64`. So text that parses is what the number prints
-/// as.
+/// Parses an integer in canonical form: an optional `-`, no `+`, no leading zeros, no spaces, in
+/// the range of `i64`. So text that parses equals the way the number prints.
 #[inline]
 pub fn parse_i64(text: &[u8]) -> Option<i64> {
     match text {
@@ -15,13 +14,13 @@ pub fn parse_i64(text: &[u8]) -> Option<i64> {
     }
 }
 
-/// The unsigned integer that `text` is, if it is one in canonical form (see [`parse_i64`]).
+/// Parses an unsigned integer in canonical form (see [`parse_i64`]).
 #[inline]
 pub fn parse_u64(text: &[u8]) -> Option<u64> {
     magnitude(text)
 }
 
-/// The value of decimal digits without leading zeros.
+/// Returns the value of decimal digits without leading zeros.
 #[inline]
 fn magnitude(digits: &[u8]) -> Option<u64> {
     if digits.is_empty() || digits.len() > MAX_DIGITS || (digits[0] == b'0' && digits.len() > 1) {

@@ -6,7 +6,7 @@
 use std::ffi::{c_char, c_int, c_longlong};
 use std::fmt;
 
-/// Longest text that is read or written, bytes.
+/// Bound of the text that is read or written, in bytes.
 const MAX_TEXT: usize = 5 * 1024;
 
 /// A C `long double`.
@@ -29,8 +29,8 @@ impl LongDouble {
     /// Zero: all bits clear, on every platform.
     pub const ZERO: Self = Self([0; 16]);
 
-    /// The number that `text` is as C's `strtold` reads it, infinity included. Spaces, NaN, text
-    /// of 5 KiB or more, and what overflows or vanishes to zero are refused.
+    /// Parses a number like C's `strtold`, including infinity. Spaces, NaN, text of 5 KiB or more,
+    /// overflow, and underflow to zero are refused.
     pub fn parse(text: &[u8]) -> Option<Self> {
         let text = Terminated::new(text)?;
         let mut value = Self::ZERO;
@@ -40,7 +40,7 @@ impl LongDouble {
         (ok != 0).then_some(value)
     }
 
-    /// The sum, if it is finite.
+    /// Returns the sum, if it is finite.
     pub fn checked_add(self, other: Self) -> Option<Self> {
         let mut sum = Self::ZERO;
         // SAFETY: all three are valid, aligned long doubles.
@@ -48,13 +48,13 @@ impl LongDouble {
         sum.is_finite().then_some(sum)
     }
 
-    /// Whether it is neither infinite nor NaN.
+    /// Returns true if it is neither infinite nor NaN.
     pub fn is_finite(self) -> bool {
         // SAFETY: `self` is a valid, aligned long double.
         unsafe { flagstone_ld_is_finite(&self) != 0 }
     }
 
-    /// The nearest double.
+    /// Returns the nearest double.
     pub fn to_f64(self) -> f64 {
         // SAFETY: `self` is a valid, aligned long double.
         unsafe { flagstone_ld_to_double(&self) }
@@ -108,7 +108,7 @@ impl fmt::Debug for LongDouble {
     }
 }
 
-/// A hexadecimal double by the C library's rules; see [`super::parse_f64`].
+/// Parses a hexadecimal double by the C library's rules; see [`super::parse_f64`].
 pub(super) fn parse_hex_f64(text: &[u8]) -> Option<f64> {
     let text = Terminated::new(text)?;
     let mut value = 0.0;
@@ -124,7 +124,7 @@ struct Terminated {
 }
 
 impl Terminated {
-    /// `None` if the text is empty or too long.
+    /// Copies a text; `None` if it is empty or too long.
     fn new(text: &[u8]) -> Option<Self> {
         if text.is_empty() || text.len() >= MAX_TEXT {
             return None;

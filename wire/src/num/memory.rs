@@ -1,9 +1,9 @@
 //! Memory sizes in configuration values.
 
-/// The bytes that `text` means: digits and a unit, in any case. `k`, `m` and `g` are powers of
-/// 1000; `kb`, `mb` and `gb` powers of 1024; `b` or nothing means bytes.
+/// Parses bytes: digits and a unit, in any case. `k`, `m` and `g` are powers of 1000; `kb`, `mb`
+/// and `gb` powers of 1024; `b` or no unit means bytes.
 ///
-/// `None` if it is no such size or more than `u64` holds.
+/// `None` if it has another form, or exceeds `u64`.
 pub fn parse_memory(text: &str) -> Option<u64> {
     let digits_end = text.bytes().position(|byte| !byte.is_ascii_digit()).unwrap_or(text.len());
     let (digits, unit) = text.split_at(digits_end);

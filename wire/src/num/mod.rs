@@ -1,5 +1,5 @@
-//! Numbers as text: strict integers, doubles, long doubles and memory sizes, read and written as
-//! Valkey does it.
+//! Numbers as text: strict integers, doubles, long doubles and memory sizes, read and written like
+//! in Valkey.
 
 mod float;
 mod grisu;

@@ -4,11 +4,11 @@ use super::parse::{Limits, Parsed, Parser, ProtocolError};
 
 type Commands = Vec<Vec<Vec<u8>>>;
 
-/// Limits that inputs of a fuzzer reach.
+/// Limits that a fuzzer's inputs can reach.
 const LIMITS: Limits =
     Limits { max_bulk: 4096, max_args: 64, max_inline: 256, authenticated: true };
 
-/// Parses `data` at once and in pieces of as many bytes as its first byte says.
+/// Parses `data` at once, and in pieces of a size given by its first byte.
 pub fn resp(data: &[u8]) {
     let Some((&piece, data)) = data.split_first() else { return };
     let whole = commands(data, data.len().max(1));
@@ -16,7 +16,7 @@ pub fn resp(data: &[u8]) {
     assert_eq!(whole, pieces, "read in pieces of {piece} bytes");
 }
 
-/// The commands in `data`, which arrives in pieces, and the error at their end.
+/// Returns the commands in `data`, which arrives in pieces, and the error at their end.
 fn commands(data: &[u8], piece: usize) -> (Commands, Option<ProtocolError>) {
     let (mut parser, mut found) = (Parser::new(), Commands::new());
     let (mut start, mut arrived) = (0, 0);

@@ -35,7 +35,7 @@ pub(super) fn split_into(
     Ok(())
 }
 
-/// White space as C's `isspace` has it in the C locale.
+/// Returns true for white space of C's `isspace` in the C locale.
 fn is_space(byte: u8) -> bool {
     matches!(byte, b' ' | b'\t'..=b'\r')
 }
@@ -45,7 +45,7 @@ fn skip_space(text: &[u8]) -> &[u8] {
     &text[start..]
 }
 
-/// Appends the argument at the front of `text` to `out` and returns what follows it.
+/// Appends the argument at the front of `text` to `out` and returns the rest behind it.
 fn split_one<'a>(mut text: &'a [u8], out: &mut Vec<u8>) -> Result<&'a [u8], UnbalancedQuotes> {
     loop {
         text = match text {
@@ -68,7 +68,8 @@ fn after_quote(text: &[u8]) -> Result<&[u8], UnbalancedQuotes> {
     }
 }
 
-/// Appends what `text` has up to its closing double quote and returns what follows the quote.
+/// Appends the bytes of `text` up to its closing double quote and returns the rest behind the
+/// quote.
 fn double_quoted<'a>(mut text: &'a [u8], out: &mut Vec<u8>) -> Result<&'a [u8], UnbalancedQuotes> {
     loop {
         let (byte, rest) = match text {
@@ -87,7 +88,8 @@ fn double_quoted<'a>(mut text: &'a [u8], out: &mut Vec<u8>) -> Result<&'a [u8], 
     }
 }
 
-/// Appends what `text` has up to its closing single quote and returns what follows the quote.
+/// Appends the bytes of `text` up to its closing single quote and returns the rest behind the
+/// quote.
 fn single_quoted<'a>(mut text: &'a [u8], out: &mut Vec<u8>) -> Result<&'a [u8], UnbalancedQuotes> {
     loop {
         let (byte, rest) = match text {
@@ -101,7 +103,7 @@ fn single_quoted<'a>(mut text: &'a [u8], out: &mut Vec<u8>) -> Result<&'a [u8], 
     }
 }
 
-/// The byte that `\` and `escaped` stand for between double quotes.
+/// Returns the byte that `\` and `escaped` stand for between double quotes.
 fn unescape(escaped: u8) -> u8 {
     match escaped {
         b'n' => b'\n',
@@ -113,7 +115,7 @@ fn unescape(escaped: u8) -> u8 {
     }
 }
 
-/// The value of an ASCII hex digit.
+/// Returns the value of an ASCII hex digit.
 fn hex_value(digit: u8) -> u8 {
     match digit {
         b'0'..=b'9' => digit - b'0',

@@ -1,8 +1,8 @@
-//! Arguments that are put together, or outlive the buffer they came in.
+//! Arguments that are composed, or outlive the buffer they came in.
 
 use super::Args;
 
-/// The arguments of a command, with bytes of their own.
+/// The arguments of a command, which owns their bytes.
 #[derive(Clone, Debug, Default)]
 pub struct OwnedArgs {
     bytes: Vec<u8>,
@@ -10,14 +10,14 @@ pub struct OwnedArgs {
 }
 
 impl OwnedArgs {
-    /// Adds one behind the others.
+    /// Appends an argument.
     pub fn push(&mut self, arg: &[u8]) {
         let start = self.bytes.len() as u32;
         self.bytes.extend_from_slice(arg);
         self.ranges.push((start, self.bytes.len() as u32));
     }
 
-    /// Puts another one in a place.
+    /// Replaces the argument at an index.
     pub fn replace(&mut self, index: usize, arg: &[u8]) {
         let start = self.bytes.len() as u32;
         self.bytes.extend_from_slice(arg);
@@ -39,12 +39,12 @@ impl OwnedArgs {
         self.ranges.is_empty()
     }
 
-    /// Bytes of memory they take, about.
+    /// Returns the approximate bytes of memory.
     pub fn memory(&self) -> usize {
         self.bytes.len() + self.ranges.len() * size_of::<(u32, u32)>()
     }
 
-    /// As commands get them.
+    /// Returns the arguments in the form that commands take.
     pub fn args(&self) -> Args<'_> {
         Args::new(&self.bytes, &self.ranges)
     }

@@ -1,8 +1,8 @@
 //! Requests: RESP2 multibulk commands and inline commands, parsed in place.
 //!
-//! The parser never copies a multibulk argument and never allocates from a length a client
-//! announced: it remembers where in the connection's buffer each argument lies. When the buffer
-//! ends inside a command it keeps what it knows and goes on from there once more bytes came.
+//! The parser never copies a multibulk argument and never allocates for a length announced by a
+//! client: it remembers where in the connection's buffer each argument lies. When the buffer ends
+//! inside a command it keeps its state and continues once more bytes have come.
 
 use std::ops::Range;
 
@@ -19,10 +19,10 @@ pub type ArgRanges = SmallVec<[(u32, u32); 8]>;
 const UNAUTHENTICATED_MAX_ARGS: usize = 10;
 /// Bytes of one argument a connection may send before it has authenticated.
 const UNAUTHENTICATED_MAX_BULK: usize = 16 * 1024;
-/// A range list or inline buffer grown beyond this many entries is given back after its command.
+/// A range list or inline buffer grown beyond this many entries is freed after its command.
 const KEEP_CAPACITY: usize = 1024;
 
-/// What a client may send.
+/// Limits of requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes of one argument (`proto-max-bulk-len`).
@@ -31,12 +31,12 @@ pub struct Limits {
     pub max_args: usize,
     /// Bytes of an inline command, and of a length line, without its end.
     pub max_inline: usize,
-    /// Whether the connection may run commands; if not, much narrower limits hold as well.
+    /// True if the connection may run commands; if not, much narrower limits hold as well.
     pub authenticated: bool,
 }
 
 impl Default for Limits {
-    /// The limits of an authenticated connection: 512 MiB, 1 Mi arguments, 64 KiB lines.
+    /// Returns the limits of an authenticated connection: 512 MiB, 1 Mi arguments, 64 KiB lines.
     fn default() -> Self {
         Self {
             max_bulk: 512 * 1024 * 1024,
@@ -47,7 +47,7 @@ impl Default for Limits {
     }
 }
 
-/// What [`Parser::parse`] found at the front of the buffer.
+/// Result of [`Parser::parse`] at the front of the buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Parsed {
     /// A whole command: [`Parser::args`] shows it, [`Parser::consumed`] bytes hold it.
@@ -56,8 +56,8 @@ pub enum Parsed {
     Empty,
     /// The command goes on beyond the buffer.
     Incomplete {
-        /// At least this many more bytes are needed. It follows from what the client announced:
-        /// a reason to read on, not to reserve that much memory at once.
+        /// At least this many more bytes are needed. The number follows from the client's
+        /// announcement: a reason to read on, not to reserve that much memory at once.
         need: usize,
     },
 }
@@ -88,7 +88,7 @@ pub enum ProtocolError {
 }
 
 impl ProtocolError {
-    /// The error reply's text, with the offending byte as it came.
+    /// Returns the error reply's text, with the offending byte as it came.
     pub fn reply_text(&self) -> Vec<u8> {
         match self {
             Self::ExpectedDollar(byte) => {
@@ -101,13 +101,13 @@ impl ProtocolError {
     }
 }
 
-/// How far the current request is.
+/// Progress in the current request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum State {
-    /// Nothing of it was seen.
+    /// No byte of it was seen.
     #[default]
     Start,
-    /// A multibulk command whose next argument's length line comes.
+    /// A multibulk command before the length line of its next argument.
     BulkHeader,
     /// A multibulk command inside an argument of this many bytes.
     BulkBody(usize),
@@ -145,41 +145,41 @@ pub struct Args<'a> {
 }
 
 impl<'a> Args<'a> {
-    /// Arguments at `ranges` of `source`.
+    /// Creates the arguments at `ranges` of `source`.
     pub fn new(source: &'a [u8], ranges: &'a [(u32, u32)]) -> Self {
         Self { source, ranges }
     }
 
-    /// How many there are, the command's name included.
+    /// Returns the number of arguments, including the command's name.
     pub fn len(&self) -> usize {
         self.ranges.len()
     }
 
-    /// Whether there are none.
+    /// Returns true if there are none.
     pub fn is_empty(&self) -> bool {
         self.ranges.is_empty()
     }
 
-    /// The argument at `index`.
+    /// Returns the argument at `index`.
     #[inline]
     pub fn get(&self, index: usize) -> Option<&'a [u8]> {
         let &(start, end) = self.ranges.get(index)?;
         self.source.get(start as usize..end as usize)
     }
 
-    /// Those behind the first `count`.
+    /// Returns the arguments behind the first `count`.
     pub fn skip(&self, count: usize) -> Self {
         Self { source: self.source, ranges: self.ranges.get(count..).unwrap_or_default() }
     }
 
-    /// `count` of them from `first` on, as far as there are so many.
+    /// Returns `count` arguments from `first` on, or as many as there are.
     pub fn slice(&self, first: usize, count: usize) -> Self {
         let first = first.min(self.ranges.len());
         let end = first.saturating_add(count).min(self.ranges.len());
         Self { source: self.source, ranges: &self.ranges[first..end] }
     }
 
-    /// All arguments in order.
+    /// Returns all arguments in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &'a [u8]> + Clone + use<'a> {
         let source = self.source;
         self.ranges.iter().map(move |&(start, end)| &source[start as usize..end as usize])
@@ -195,15 +195,15 @@ enum Header {
 }
 
 impl Parser {
-    /// A parser at the front of a connection's first request.
+    /// Creates a parser at the front of a connection's first request.
     pub fn new() -> Self {
         Self::default()
     }
 
     /// Parses the request at the front of `buf`.
     ///
-    /// `limits` count when a length line is seen, so a change by one command (AUTH) holds for the
-    /// next as long as that one is not parsed ahead.
+    /// `limits` apply when a length line is read, so a change by one command (AUTH) holds for the
+    /// next one unless that is parsed ahead.
     #[inline]
     pub fn parse(&mut self, buf: &[u8], limits: &Limits) -> Result<Parsed, ProtocolError> {
         if self.state == State::Done {
@@ -220,33 +220,33 @@ impl Parser {
         }
     }
 
-    /// The arguments of the command just parsed from `buf`.
+    /// Returns the arguments of the command just parsed from `buf`.
     #[inline]
     pub fn args<'a>(&'a self, buf: &'a [u8]) -> Args<'a> {
         Args::new(if self.is_inline { &self.inline } else { buf }, &self.args)
     }
 
-    /// Where the arguments lie: in the parsed buffer, or for an inline command
-    /// ([`Parser::is_inline`]) in the parser's own. [`Parser::args`] knows which.
+    /// Returns the ranges of the arguments: in the parsed buffer, or for an inline command
+    /// ([`Parser::is_inline`]) in the parser's own. [`Parser::args`] resolves them.
     #[inline]
     pub fn argv(&self) -> &ArgRanges {
         &self.args
     }
 
-    /// Whether the last command was an inline one.
+    /// Returns true if the last command was an inline one.
     #[inline]
     pub fn is_inline(&self) -> bool {
         self.is_inline
     }
 
-    /// Bytes of the request just parsed, or of what is parsed of an incomplete one.
+    /// Returns the bytes of the request just parsed, or of the parsed part of an incomplete one.
     #[inline]
     pub fn consumed(&self) -> usize {
         self.pos
     }
 
-    /// Bytes that the argument being read wants beyond the `len` that are there, as far as the client
-    /// has announced; 0: that is not known.
+    /// Returns the bytes that the argument being read needs beyond the `len` that have come, as the
+    /// client has announced; 0: unknown.
     pub fn missing(&self, len: usize) -> usize {
         match self.state {
             State::BulkBody(body) => (self.pos + body + 2).saturating_sub(len),
@@ -254,7 +254,7 @@ impl Parser {
         }
     }
 
-    /// Whether a request is begun and not complete.
+    /// Returns true inside of an incomplete request.
     pub fn in_request(&self) -> bool {
         !matches!(self.state, State::Start | State::Done)
     }
@@ -273,7 +273,7 @@ impl Parser {
         (source, ranges)
     }
 
-    /// Makes ready for the next request.
+    /// Prepares for the next request.
     #[inline]
     fn reset(&mut self) {
         self.state = State::Start;
@@ -383,7 +383,7 @@ impl Parser {
         }
     }
 
-    /// [`Parser::header`] for any line: a long one, an incomplete one, one that is no number.
+    /// Like [`Parser::header`], for any line: a long one, an incomplete one, one that is no number.
     #[inline(never)]
     fn header_slow(&mut self, buf: &[u8], limits: &Limits) -> Header {
         let window = self.line_window(buf, limits);
@@ -405,7 +405,7 @@ impl Parser {
         Header::Line(number, end + 2)
     }
 
-    /// The part of `buf` in which the current line must end.
+    /// Returns the part of `buf` in which the current line must end.
     fn line_window(&self, buf: &[u8], limits: &Limits) -> Range<usize> {
         self.pos..buf.len().min(self.pos + limits.max_inline + 1).max(self.pos)
     }

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// What a whole stream holds: its commands, and the error it ends with.
+/// Contents of a whole stream: its commands, and the error that ends it.
 type Outcome = (Vec<Vec<Vec<u8>>>, Option<ProtocolError>);
 
 /// Parses a stream that arrives in `chunks`.
@@ -180,7 +180,7 @@ fn a_long_argument_list_is_given_back() {
     assert_eq!(parser.args.capacity(), 8);
 }
 
-/// A stream of valid, odd and broken requests.
+/// Returns a stream of valid, odd and broken requests.
 fn stream() -> impl Strategy<Value = Vec<u8>> {
     let args = proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..120), 1..12);
     let request = prop_oneof![

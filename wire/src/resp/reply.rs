@@ -1,7 +1,7 @@
 //! Replies: the only place that renders RESP.
 //!
-//! RESP3 types have their RESP2 stand-ins here, as Valkey has them: a map is a flat array, a
-//! double is a bulk string, a boolean is an integer.
+//! RESP3 types are replaced in RESP2 as in Valkey: a map is a flat array, a double is a bulk
+//! string, a boolean is an integer.
 
 use crate::client_memory::{SMALL, Taken};
 use crate::num::{self, LongDouble};
@@ -14,43 +14,44 @@ pub enum Proto {
     Resp3,
 }
 
-/// An aggregate whose length is not known yet, begun by one of the `begin_` methods.
+/// An aggregate of unknown length, begun by one of the `begin_` methods.
 #[derive(Debug)]
 #[must_use = "an aggregate without its length breaks the protocol"]
 pub struct Mark {
-    /// Where the header is to be.
+    /// Offset of the header.
     at: usize,
     /// The aggregate's type byte.
     prefix: u8,
-    /// Elements counted for each one announced: 2 for a map that is sent as an array.
+    /// Elements counted for each announced one: 2 for a map that is sent as an array.
     scale: usize,
 }
 
-/// Bytes kept free for a header whose length comes later: `*9\r\n`.
+/// Placeholder for a header whose length comes later: `*9\r\n`.
 const PLACEHOLDER: &[u8] = b"*0\r\n";
 
-/// Bytes of a bulk string's header and end at most.
+/// Bound of the bytes of a bulk string's header and end.
 const FRAME: usize = 24;
 
-/// Bytes that a buffer begins with.
+/// Initial bytes of a buffer.
 const FIRST: usize = 64;
 
-/// The error in the place of a reply that did not fit.
+/// The error in place of a reply that did not fit.
 pub const LOST: &str = "ERR the command has run, but its reply takes more memory than there is for \
     clients (maxmemory-clients)";
 
-/// Replies being rendered, one behind the other. Their memory is that of clients: where that has no
-/// room for them, what comes is left out ([`Reply::is_lost`]).
+/// Rendered replies in sequence. Their memory counts as clients' memory: where that has no room for
+/// them, further bytes are left out ([`Reply::is_lost`]).
 #[derive(Debug)]
 pub struct Reply {
     buf: Vec<u8>,
     proto: Proto,
-    /// What is behind so many bytes is not whole, as there was no room; [`WHOLE`]: all is.
+    /// Offset from which on the replies are incomplete for lack of room; [`WHOLE`]: they are
+    /// complete.
     lost_at: usize,
     taken: Taken,
 }
 
-/// Nothing of a reply is left out.
+/// Offset that means complete replies.
 const WHOLE: usize = usize::MAX;
 
 impl Default for Reply {
@@ -66,69 +67,69 @@ impl From<Vec<u8>> for Reply {
 }
 
 impl Reply {
-    /// An empty buffer for replies in `proto`.
+    /// Creates an empty buffer for replies in `proto`.
     pub fn new(proto: Proto) -> Self {
         Self { buf: Vec::new(), proto, lost_at: WHOLE, taken: Taken::default() }
     }
 
-    /// An empty buffer that takes `bytes` bytes before it grows.
+    /// Creates an empty buffer that takes `bytes` bytes before it grows.
     pub fn with_capacity(proto: Proto, bytes: usize) -> Self {
         let mut this = Self::new(proto);
         this.has_room(bytes);
         this
     }
 
-    /// Replies that are put into the memory of `buf`, which is cleared.
+    /// Creates a buffer for replies in the memory of `buf`, which is cleared.
     pub fn in_buffer(proto: Proto, mut buf: Vec<u8>) -> Self {
         buf.clear();
         Self::rendered(proto, buf)
     }
 
-    /// Replies that are rendered already, with all of the memory of `buf`.
+    /// Takes replies that are rendered already, with all of the memory of `buf`.
     pub fn rendered(proto: Proto, buf: Vec<u8>) -> Self {
         let mut taken = Taken::default();
         taken.set(buf.capacity());
         Self { buf, proto, lost_at: WHOLE, taken }
     }
 
-    /// The memory of the buffer, to be used again.
+    /// Returns the memory of the buffer for reuse.
     pub fn into_buffer(self) -> Vec<u8> {
         self.buf
     }
 
-    /// The protocol replies are rendered in.
+    /// Returns the protocol replies are rendered in.
     pub fn proto(&self) -> Proto {
         self.proto
     }
 
-    /// Changes the protocol for what is rendered from now on.
+    /// Changes the protocol for replies from now on.
     pub fn set_proto(&mut self, proto: Proto) {
         self.proto = proto;
     }
 
-    /// Whether replies are rendered as RESP3.
+    /// Returns true if replies are rendered as RESP3.
     #[inline]
     pub fn is_resp3(&self) -> bool {
         self.proto == Proto::Resp3
     }
 
-    /// `+text`. CR and LF become spaces.
+    /// Appends `+text`. CR and LF become spaces.
     pub fn simple(&mut self, text: &str) {
         self.line(b'+', text.as_bytes());
     }
 
-    /// `+OK`.
+    /// Appends `+OK`.
     #[inline]
     pub fn ok(&mut self) {
         self.put(b"+OK\r\n");
     }
 
-    /// `-text`; `text` begins with its code (`ERR …`). CR and LF become spaces.
+    /// Appends `-text`; `text` begins with its code (`ERR …`). CR and LF become spaces.
     pub fn error(&mut self, text: impl AsRef<[u8]>) {
         self.line(b'-', text.as_ref());
     }
 
-    /// An integer.
+    /// Appends an integer.
     #[inline]
     pub fn int(&mut self, value: i64) {
         match u8::try_from(value) {
@@ -143,13 +144,13 @@ impl Reply {
         }
     }
 
-    /// A count as an integer; beyond the range of integers, the largest one.
+    /// Appends a count as an integer; beyond the range of integers, the largest one.
     #[inline]
     pub fn count(&mut self, value: usize) {
         self.int(i64::try_from(value).unwrap_or(i64::MAX));
     }
 
-    /// A bulk string.
+    /// Appends a bulk string.
     #[inline]
     pub fn bulk(&mut self, bytes: &[u8]) {
         if !self.has_room(bytes.len() + FRAME) {
@@ -160,19 +161,19 @@ impl Reply {
         self.buf.extend_from_slice(b"\r\n");
     }
 
-    /// A bulk string from text.
+    /// Appends a bulk string from text.
     #[inline]
     pub fn bulk_str(&mut self, text: &str) {
         self.bulk(text.as_bytes());
     }
 
-    /// An integer's digits as a bulk string.
+    /// Appends an integer's digits as a bulk string.
     pub fn bulk_int(&mut self, value: i64) {
         let mut digits = itoa::Buffer::new();
         self.bulk(digits.format(value).as_bytes());
     }
 
-    /// A bulk string, or null for `None`.
+    /// Appends a bulk string, or null for `None`.
     #[inline]
     pub fn bulk_or_null(&mut self, bytes: Option<&[u8]>) {
         match bytes {
@@ -181,48 +182,51 @@ impl Reply {
         }
     }
 
-    /// Null: in RESP2 a null bulk string.
+    /// Appends null: in RESP2 a null bulk string.
     #[inline]
     pub fn null(&mut self) {
         self.put(if self.is_resp3() { b"_\r\n" } else { b"$-1\r\n" });
     }
 
-    /// Null where an array was asked for: in RESP2 a null array.
+    /// Appends null in place of an array: in RESP2 a null array.
     #[inline]
     pub fn null_array(&mut self) {
         self.put(if self.is_resp3() { b"_\r\n" } else { b"*-1\r\n" });
     }
 
-    /// The header of an array of `len` elements, which follow.
+    /// Appends the header of an array of `len` elements, which follow.
     #[inline]
     pub fn array(&mut self, len: usize) {
         self.header(b'*', len);
     }
 
-    /// The header of a map of `len` pairs, which follow: in RESP2 an array of twice as many.
+    /// Appends the header of a map of `len` pairs, which follow: in RESP2 an array of twice as
+    /// many.
     #[inline]
     pub fn map(&mut self, len: usize) {
         let (prefix, scale) = self.map_form();
         self.header(prefix, len * scale);
     }
 
-    /// The header of a set of `len` elements, which follow: in RESP2 an array.
+    /// Appends the header of a set of `len` elements, which follow: in RESP2 an array.
     #[inline]
     pub fn set(&mut self, len: usize) {
         let prefix = self.resp3_or_array(b'~');
         self.header(prefix, len);
     }
 
-    /// The header of a push message of `len` elements, which follow: in RESP2 an array.
+    /// Appends the header of a push message of `len` elements, which follow: in RESP2 an array.
     #[inline]
     pub fn push(&mut self, len: usize) {
         let prefix = self.resp3_or_array(b'>');
         self.header(prefix, len);
     }
 
-    /// The header of an attribute of `len` pairs, which follow, before the reply it describes.
+    /// Appends the header of an attribute of `len` pairs, which follow, before the reply it
+    /// describes.
     ///
-    /// RESP2 has none: then nothing is written, false returned, and the pairs must be left out.
+    /// RESP2 has no attributes: then nothing is written, false is returned, and the pairs must be
+    /// left out.
     #[must_use]
     pub fn attribute(&mut self, len: usize) -> bool {
         if self.is_resp3() {
@@ -231,17 +235,17 @@ impl Reply {
         self.is_resp3()
     }
 
-    /// A double: in RESP2 its text as a bulk string.
+    /// Appends a double: in RESP2 its text as a bulk string.
     pub fn double(&mut self, value: f64) {
         self.number(num::format_f64(value).as_bytes());
     }
 
-    /// A long double in plain decimal notation: in RESP2 its text as a bulk string.
+    /// Appends a long double in plain decimal notation: in RESP2 its text as a bulk string.
     pub fn long_double(&mut self, value: LongDouble) {
         self.number(value.to_string().as_bytes());
     }
 
-    /// A boolean: in RESP2 the integer 1 or 0.
+    /// Appends a boolean: in RESP2 the integer 1 or 0.
     pub fn bool(&mut self, value: bool) {
         if self.is_resp3() {
             self.put(if value { b"#t\r\n" } else { b"#f\r\n" });
@@ -250,7 +254,7 @@ impl Reply {
         }
     }
 
-    /// An integer of any size by its digits: in RESP2 a bulk string.
+    /// Appends an integer of any size by its digits: in RESP2 a bulk string.
     pub fn big_number(&mut self, digits: &str) {
         if self.is_resp3() {
             self.line(b'(', digits.as_bytes());
@@ -259,7 +263,7 @@ impl Reply {
         }
     }
 
-    /// Text with its format, three bytes such as `txt` or `mkd`: in RESP2 a bulk string.
+    /// Appends text with its format, three bytes such as `txt` or `mkd`: in RESP2 a bulk string.
     pub fn verbatim(&mut self, format: [u8; 3], text: &[u8]) {
         if !self.is_resp3() {
             return self.bulk(text);
@@ -271,30 +275,30 @@ impl Reply {
         self.put(b"\r\n");
     }
 
-    /// Begins an array whose length [`Reply::end`] gives.
+    /// Begins an array whose length [`Reply::end`] sets.
     pub fn begin_array(&mut self) -> Mark {
         self.begin(b'*', 1)
     }
 
-    /// Begins a map whose number of pairs [`Reply::end`] gives.
+    /// Begins a map whose number of pairs [`Reply::end`] sets.
     pub fn begin_map(&mut self) -> Mark {
         let (prefix, scale) = self.map_form();
         self.begin(prefix, scale)
     }
 
-    /// Begins a set whose length [`Reply::end`] gives.
+    /// Begins a set whose length [`Reply::end`] sets.
     pub fn begin_set(&mut self) -> Mark {
         let prefix = self.resp3_or_array(b'~');
         self.begin(prefix, 1)
     }
 
-    /// Begins a push message whose length [`Reply::end`] gives.
+    /// Begins a push message whose length [`Reply::end`] sets.
     pub fn begin_push(&mut self) -> Mark {
         let prefix = self.resp3_or_array(b'>');
         self.begin(prefix, 1)
     }
 
-    /// Ends an aggregate: it has `len` elements, a map `len` pairs.
+    /// Ends an aggregate of `len` elements, or of `len` pairs in a map.
     ///
     /// Nested aggregates end before the ones around them. Costs a move of the elements' bytes
     /// when `len` has more than one digit.
@@ -313,7 +317,7 @@ impl Reply {
         }
     }
 
-    /// Takes an aggregate back, with everything rendered since it was begun.
+    /// Removes an aggregate, with everything rendered since it was begun.
     pub fn discard(&mut self, mark: Mark) {
         self.truncate(mark.at);
     }
@@ -335,19 +339,19 @@ impl Reply {
         }
     }
 
-    /// Whether there was no room for something: what is rendered is of no use.
+    /// Returns true if something did not fit: then the rendered bytes are of no use.
     #[inline]
     pub fn is_lost(&self) -> bool {
         self.lost_at != WHOLE
     }
 
-    /// What is rendered from here on is left out.
+    /// Leaves out everything rendered from here on.
     pub fn lose(&mut self) {
         self.lost_at = self.lost_at.min(self.buf.len());
     }
 
-    /// Puts an error in the place of what is behind the first `len` bytes, if there was no room for
-    /// something of it; whether that is so.
+    /// Replaces the bytes behind the first `len` with an error, if some of them did not fit;
+    /// returns true if it did.
     #[inline]
     pub fn own_up(&mut self, len: usize) -> bool {
         let lost = self.is_lost() && self.lost_at >= len;
@@ -358,19 +362,19 @@ impl Reply {
         lost
     }
 
-    /// Rendered bytes.
+    /// Returns the number of rendered bytes.
     #[inline]
     pub fn len(&self) -> usize {
         self.buf.len()
     }
 
-    /// Whether nothing is rendered.
+    /// Returns true if nothing is rendered.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.buf.is_empty()
     }
 
-    /// Takes back everything behind the first `len` bytes ([`Reply::len`] at some point before).
+    /// Removes everything behind the first `len` bytes ([`Reply::len`] at an earlier point).
     pub fn truncate(&mut self, len: usize) {
         self.buf.truncate(len);
         if self.is_lost() && len <= self.lost_at {
@@ -380,25 +384,25 @@ impl Reply {
         }
     }
 
-    /// What is rendered.
+    /// Returns the rendered bytes.
     #[inline]
     pub fn as_bytes(&self) -> &[u8] {
         &self.buf
     }
 
-    /// Drops what is rendered and keeps the memory.
+    /// Drops the rendered bytes and keeps the memory.
     pub fn clear(&mut self) {
         self.truncate(0);
     }
 
-    /// What is rendered; its memory counts no more as that of clients. Where there was no room for
-    /// something, the error that says so.
+    /// Returns the rendered bytes, whose memory does not count as clients' memory any more. If
+    /// something did not fit, returns the error instead.
     pub fn into_bytes(mut self) -> Vec<u8> {
         self.own_up(0);
         self.buf
     }
 
-    /// Whether the buffer takes so many more bytes: it has grown if that was needed.
+    /// Returns true if the buffer takes so many more bytes, growing it if necessary.
     #[inline]
     fn has_room(&mut self, more: usize) -> bool {
         self.buf.capacity() - self.buf.len() >= more || self.make_room(more)
@@ -437,7 +441,7 @@ impl Reply {
         Mark { at, prefix, scale }
     }
 
-    /// The type byte of a map and the elements each pair counts as.
+    /// Returns the type byte of a map and the elements each pair counts as.
     #[inline]
     fn map_form(&self) -> (u8, usize) {
         if self.is_resp3() { (b'%', 1) } else { (b'*', 2) }
@@ -448,7 +452,7 @@ impl Reply {
         if self.is_resp3() { prefix } else { b'*' }
     }
 
-    /// The text of a number: `,text` or a bulk string.
+    /// Appends the text of a number: `,text` or a bulk string.
     fn number(&mut self, text: &[u8]) {
         if self.is_resp3() {
             self.line(b',', text);
@@ -457,7 +461,7 @@ impl Reply {
         }
     }
 
-    /// A type byte and a length.
+    /// Appends a type byte and a length.
     #[inline]
     fn header(&mut self, prefix: u8, len: usize) {
         if len < 10 {
@@ -475,7 +479,7 @@ impl Reply {
         self.put(digits.format(value).as_bytes());
     }
 
-    /// A type byte and one line of text.
+    /// Appends a type byte and one line of text.
     fn line(&mut self, prefix: u8, text: &[u8]) {
         if !self.has_room(text.len() + 3) {
             return;

@@ -1,6 +1,6 @@
 use super::*;
 
-/// What `render` writes in RESP2 and in RESP3.
+/// Returns the output of `render` in RESP2 and in RESP3.
 fn both(render: impl Fn(&mut Reply)) -> (String, String) {
     let [two, three] = [Proto::Resp2, Proto::Resp3].map(|proto| {
         let mut reply = Reply::new(proto);
@@ -147,7 +147,7 @@ fn what_finds_no_room_is_an_error_in_its_own_place() {
     let mark = reply.len();
     let array = reply.begin_array();
     reply.bulk(b"there is room");
-    // As if there were none from here on.
+    // As if there were no room from here on.
     reply.lose();
     reply.bulk(&[b'x'; 1000]);
     reply.int(5);

@@ -1,7 +1,7 @@
-//! Walks over replies that were rendered.
+//! Walks over rendered replies.
 
-/// The bytes of the first value, in RESP2 or RESP3, with attributes before it; `None`: it is not
-/// whole.
+/// Returns the bytes of the first value, in RESP2 or RESP3, including attributes before it; `None`:
+/// it is incomplete.
 pub fn value_len(bytes: &[u8]) -> Option<usize> {
     let (mut at, mut left) = (0, 1usize);
     while left > 0 {
@@ -19,7 +19,7 @@ pub fn value_len(bytes: &[u8]) -> Option<usize> {
             }
             b'*' | b'~' | b'>' => left += usize::try_from(number()?).unwrap_or(0),
             b'%' => left += usize::try_from(number()?).ok()?.checked_mul(2)?,
-            // The value that it is on follows.
+            // The attribute's value follows.
             b'|' => left += usize::try_from(number()?).ok()?.checked_mul(2)? + 1,
             _ => {}
         }
@@ -27,7 +27,7 @@ pub fn value_len(bytes: &[u8]) -> Option<usize> {
     (at <= bytes.len()).then_some(at)
 }
 
-/// The values of an array; `None`: it is something else.
+/// Returns the values of an array; `None`: it is no array.
 pub fn array_items(bytes: &[u8]) -> Option<impl Iterator<Item = &[u8]>> {
     let head = memchr::memchr(b'\n', bytes).filter(|_| bytes.starts_with(b"*"))?;
     if bytes.starts_with(b"*-") {
