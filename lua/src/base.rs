@@ -10,7 +10,7 @@ use crate::calls;
 use crate::raw::{State, entry};
 use crate::{sandbox, work};
 
-/// Bound of the values that `unpack` returns (Lua's LUAI_MAXCSTACK, which Lua checks with too
+/// Maximum number of values that `unpack` returns (Lua's LUAI_MAXCSTACK, which Lua checks with too
 /// narrow a number).
 const MAX_UNPACKED: i64 = 8000;
 /// Bytes of a text that are compiled between two checks.

@@ -8,7 +8,7 @@ use mlua::ffi;
 use crate::raw::{State, entry};
 use crate::work;
 
-/// Bound of the nesting of replies.
+/// Maximum nesting depth of replies.
 const MAX_DEPTH: usize = 128;
 
 /// Instructions that a value of a reply counts as.

@@ -6,7 +6,7 @@
 use crate::raw::State;
 use crate::work;
 
-/// Bound of the captures of a pattern.
+/// Maximum number of captures of a pattern.
 const MAX_CAPTURES: usize = 32;
 
 /// Steps that are counted together.

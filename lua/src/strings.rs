@@ -12,7 +12,7 @@ use crate::raw::{State, entry};
 use crate::vm::Vm;
 use crate::work::{self, charge_bytes};
 
-/// Bound of the items of a pattern for which the matcher recurses (repetitions and captures).
+/// Maximum number of items of a pattern for which the matcher recurses (repetitions and captures).
 const MAX_PATTERN_ITEMS: usize = 1000;
 /// Length up to which a pattern's items are not counted: it cannot have more.
 const SHORT_PATTERN: usize = MAX_PATTERN_ITEMS;

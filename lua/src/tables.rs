@@ -8,7 +8,7 @@ use crate::base::{seeing_through, wrap};
 use crate::raw::{State, entry};
 use crate::{sandbox, work};
 
-/// Bound of how far below the first position `table.insert` moves elements.
+/// Maximum distance below the first position over which `table.insert` moves elements.
 const MAX_INSERT_BELOW: i64 = 1_000_000;
 
 /// Slots of Lua's stack for sorting: it nests as deep as the number of elements has bits.

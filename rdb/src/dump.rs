@@ -60,7 +60,7 @@ pub struct NodeLimit {
 }
 
 impl NodeLimit {
-    /// Bound of a node's bytes if its size is limited by its element count.
+    /// Maximum size of a node in bytes if it is limited by its element count.
     const SAFE_BYTES: usize = 8192;
     /// Assumed bytes of an element beside its text.
     const ELEMENT_OVERHEAD: usize = 8;

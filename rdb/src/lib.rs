@@ -118,7 +118,7 @@ pub struct HashField<B = Vec<u8>> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
     pub hash_max_listpack_entries: usize,
-    /// Bound of the bytes of a field's name or value.
+    /// Maximum length of a field's name or value in bytes.
     pub hash_max_listpack_value: usize,
     /// Positive: elements of a node; -1 to -5: 4, 8, 16, 32, 64 KiB a node.
     pub list_max_listpack_size: i32,

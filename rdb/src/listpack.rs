@@ -15,7 +15,7 @@ const HEADER_LEN: usize = 6;
 const END: u8 = 0xff;
 /// Element count in the header if it needs more than 16 bits.
 const COUNT_UNKNOWN: u16 = u16::MAX;
-/// Bound of a listpack's bytes.
+/// Maximum size of a listpack in bytes.
 pub(crate) const MAX_LEN: usize = 1 << 30;
 
 /// An element of a listpack or a ziplist.

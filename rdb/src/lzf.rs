@@ -35,7 +35,7 @@ pub(crate) fn decompress(input: &[u8], len: u64) -> Option<Vec<u8>> {
 
 /// Distance up to which a run may refer back.
 pub(crate) const WINDOW: usize = MAX_DISTANCE;
-/// Bound of the bytes of a run.
+/// Maximum size of a run in bytes.
 pub(crate) const MAX_RUN: usize = 1 + MAX_LITERALS;
 
 /// Decompresses one run behind `out`, which does not grow beyond `max_len`. Returns the rest of the

@@ -7,7 +7,7 @@ use flagstone_storage::check::{Listener, check};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Bound of the problems that are shown; all are counted.
+/// Maximum number of problems that are shown; all are counted.
 const SHOWN: u64 = 1000;
 
 #[derive(Args, Debug)]

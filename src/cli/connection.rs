@@ -6,9 +6,9 @@ use std::net::TcpStream;
 
 /// Bytes that are read and written at a time.
 const BUFFER_LEN: usize = 64 << 10;
-/// Bound of the nesting of replies.
+/// Maximum nesting depth of replies.
 const DEPTH_MAX: usize = 8;
-/// Bound of the length of a reply's line.
+/// Maximum length of a reply's line in bytes.
 const LINE_MAX: usize = 64 << 10;
 
 /// Address and login of the server, with the options of redis-cli.

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 const BUFFER_LEN: usize = 1 << 20;
 /// Number of keys that one SCAN asks for.
 const SCAN_COUNT: &[u8] = b"1000";
-/// Bounds of a batch of values: its keys, and the bytes of their names.
+/// Maximum number of keys in a batch of values, and of bytes of their names.
 const BATCH_KEYS: usize = 128;
 const BATCH_BYTES: usize = 32 << 10;
 

@@ -10,7 +10,7 @@ use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-/// Bounds of the commands without a reply: their number, and their bytes.
+/// Maximum number of commands without a reply, and their maximum total size in bytes.
 const WINDOW_COMMANDS: usize = 4096;
 const WINDOW_BYTES: usize = 8 << 20;
 

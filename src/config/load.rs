@@ -14,7 +14,7 @@ use super::parse::split_words;
 use super::settings::Values;
 use super::value;
 
-/// Bound of the nesting of included files.
+/// Maximum nesting depth of included files.
 const INCLUDE_DEPTH: usize = 16;
 /// Prefix of the names of environment variables.
 const ENVIRONMENT_PREFIX: &str = "FLAGSTONE_";
@@ -207,7 +207,7 @@ impl Loader {
     }
 }
 
-/// Bounds of `hz`, per second.
+/// Minimum and maximum of `hz`, per second.
 const HZ: (i64, i64) = (1, 500);
 
 /// Adjusts values that are bounded silently.

@@ -25,7 +25,7 @@ pub(super) enum Structure {
     Percentiles,
 }
 
-/// Bound of the addresses to listen on.
+/// Maximum number of addresses to listen on.
 const BIND_LIMIT: usize = 16;
 /// Client classes in the order of CONFIG GET.
 pub(super) const CLIENT_CLASSES: [&str; 3] = ["normal", "slave", "pubsub"];

@@ -48,7 +48,7 @@ fn yes_no(word: &str) -> Result<String, String> {
     Err("argument must be 'yes' or 'no'".to_owned())
 }
 
-/// Bound of the bytes of an error text, where the reference cuts it.
+/// Maximum length of an error text in bytes, where the reference cuts it.
 const CHOICES_LIMIT: usize = 255;
 
 fn not_a_choice(choices: &[&str]) -> String {

@@ -50,7 +50,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Bound of the parts of a cache, each of which has its own lock.
+/// Maximum number of parts of a cache, each of which has its own lock.
 const CACHE_PARTS: usize = 8;
 
 /// Least bytes of a part of the cache of filters and indexes: these are up to 1 MiB each, and two

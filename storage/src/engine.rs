@@ -40,8 +40,8 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 use tokio::sync::{Mutex, MutexGuard};
 
-/// Bounds of a memtable's bytes before it is flushed: smaller ones would leave too many files;
-/// larger ones would write files as big as merges of smaller ones do.
+/// Minimum and maximum size of a memtable in bytes before it is flushed: smaller ones would leave
+/// too many files; larger ones would write files as big as merges of smaller ones do.
 const MEMTABLE_BYTES: RangeInclusive<usize> = 4 << 20..=128 << 20;
 
 /// Bytes that a merge reads at a time from each of its inputs: fewer would mean many reads, more
@@ -151,7 +151,7 @@ const LONG_SCAN: usize = 4096;
 const PAGE_READ_BYTES: usize = 32 << 10;
 const LONG_READ_BYTES: usize = 512 << 10;
 
-/// Approximate bound of the bytes of a batch of a hand-over.
+/// Approximate maximum size of a batch of a hand-over in bytes.
 pub const BATCH_BYTES: usize = 2 << 20;
 
 /// Age below which a manifest is not deleted.

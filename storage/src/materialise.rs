@@ -25,10 +25,10 @@ const BATCH_ROWS: usize = 8192;
 /// Interval at which a hand-over checks whether its lsn is durable.
 const DURABLE_POLL: Duration = Duration::from_millis(2);
 
-/// Bound of rows that one step of a sweep deletes.
+/// Maximum number of rows that one step of a sweep deletes.
 const SWEEP_ROWS: usize = 4096;
 
-/// Bound of steps of one sweep; the next sweep goes on.
+/// Maximum number of steps of one sweep; the next sweep goes on.
 const SWEEP_STEPS: usize = 16;
 
 /// Hands a cut over and returns the engine's sequence number of its last batch. The same cut may be

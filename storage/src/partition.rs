@@ -273,7 +273,7 @@ impl Partition {
         }
     }
 
-    /// Returns the bytes of the filters of keys.
+    /// Returns the memory use of the filters of keys in bytes.
     pub fn presence_bytes(&self) -> usize {
         self.shards.values().filter_map(Shard::presence).map(|presence| presence.bytes()).sum()
     }
@@ -292,7 +292,7 @@ impl Partition {
         self.shards.values().map(Shard::handed).min().unwrap_or(Lsn::MAX)
     }
 
-    /// Returns the approximate bytes of pending rows.
+    /// Returns the approximate memory use of pending rows in bytes.
     pub fn pending_bytes(&self) -> usize {
         self.shards.values().map(Shard::pending_bytes).sum()
     }

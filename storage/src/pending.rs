@@ -23,14 +23,14 @@ const META_SLOT: usize = 5;
 /// Number of rows that are prefetched together.
 pub(crate) const TOGETHER: usize = 32;
 
-/// Approximate bytes of memory of a row beside its key and value.
+/// Approximate memory use of a row beside its key and value, in bytes.
 const ROW_OVERHEAD: usize = 80;
 
 /// The element rows of one version.
 #[derive(Debug, Default)]
 struct PendingVersion {
     slot: u16,
-    /// Approximate bytes of memory of these rows.
+    /// Approximate memory use of these rows, in bytes.
     bytes: usize,
     rows: Reclaimed<PendingElementRows>,
 }
@@ -98,7 +98,7 @@ impl Pending {
         self.rows
     }
 
-    /// Returns the approximate bytes of memory of the map.
+    /// Returns the approximate memory use of the map in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }

@@ -34,7 +34,7 @@ const BITS_PER_KEY: u64 = 12;
 /// Keys of the smallest layer.
 const LEAST_KEYS: u64 = 1 << 16;
 
-/// Bound of layers; the last one would have more keys than fit into any memory.
+/// Maximum number of layers; the last one would have more keys than fit into any memory.
 const MAX_LAYERS: usize = 32;
 
 /// Odd numbers that choose a bit of each word.
@@ -181,7 +181,7 @@ impl Presence {
         self.layers().map(|layer| layer.keys.load(Ordering::Relaxed)).sum()
     }
 
-    /// Returns the bytes of memory of the filter.
+    /// Returns the memory use of the filter in bytes.
     pub fn bytes(&self) -> usize {
         self.layers().map(Layer::bytes).sum()
     }

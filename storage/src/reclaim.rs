@@ -5,7 +5,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::OnceLock;
 use std::sync::mpsc::{SyncSender, sync_channel};
 
-/// Bound of values that wait to be freed; further values are freed where they are dropped.
+/// Maximum number of values that wait to be freed; further ones are freed where they are dropped.
 const WAITING: usize = 64;
 
 /// Parts of fewer elements than this are freed where they are dropped.

@@ -88,7 +88,7 @@ pub struct Shard {
     /// The filter of all keys, once it is complete.
     presence: Option<Arc<Presence>>,
     making: Option<PartialPresence>,
-    /// Bound of the bytes of a filter of keys.
+    /// Maximum size of a filter of keys in bytes.
     presence_bytes: usize,
     /// Lower bound of the times in the expiry index, except rows that a pass is deleting.
     due_from_ms: u64,
@@ -159,7 +159,7 @@ impl Shard {
         self.flushed
     }
 
-    /// Returns the approximate bytes of pending rows in memory.
+    /// Returns the approximate memory use of pending rows in bytes.
     pub fn pending_bytes(&self) -> usize {
         self.maps().map(Pending::bytes).sum()
     }

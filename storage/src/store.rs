@@ -72,7 +72,7 @@ const FEW_BUCKETS: usize = 64;
 /// Elements up to which a collection in use is assumed to be in the processor's caches.
 const IN_CACHE: u64 = 4096;
 
-/// Bound of a table's lost keys; a table that loses more becomes partial.
+/// Maximum number of a table's lost keys; a table that loses more becomes partial.
 const MAX_LOST: usize = 1024;
 
 impl SubTable {
@@ -712,7 +712,7 @@ impl Store {
         self.tombstones.insert(behind, (round, key));
     }
 
-    /// Returns the approximate bytes of memory of all entries.
+    /// Returns the approximate memory use of all entries in bytes.
     pub fn memory(&self) -> usize {
         self.memory
     }

@@ -5,9 +5,9 @@
 //! class without `]` ends with the pattern, reversed ranges are turned round, and the empty
 //! string matches only the empty pattern.
 
-/// Bound of the groups of `*`; a pattern with more matches nothing.
+/// Maximum number of groups of `*`; a pattern with more matches nothing.
 const MAX_STARS: usize = 1000;
-/// Bound of the pattern bytes read in one match; a match that takes more work fails.
+/// Maximum number of pattern bytes read in one match; a match that takes more work fails.
 const MAX_WORK: usize = 4 * 1024 * 1024;
 
 /// Returns true if all of `text` matches `pattern`.

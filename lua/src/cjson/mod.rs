@@ -16,7 +16,7 @@ use super::vm::Vm;
 const OFF: c_int = 0;
 const ON: c_int = 1;
 
-/// Bound of the digits of a written number.
+/// Maximum number of digits of a written number.
 const MAX_PRECISION: c_int = 14;
 
 /// Settings of a script. Tables made by `cjson.new` have their own.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 /// Time after which a script is ended.
 const RUN: Duration = Duration::from_millis(30);
 
-/// Bound of the time until it has ended. A script that is not ended takes minutes, or for ever.
+/// Maximum time until it has ended. A script that is not ended takes minutes, or for ever.
 const LATE: Duration = Duration::from_secs(10);
 
 thread_local! {

@@ -25,7 +25,7 @@ pub use write::{Output, has_field_expiry};
 
 type Result<T> = std::result::Result<T, FileError>;
 
-/// Bound of the memory of a decoded value, for each byte that its encoding may have.
+/// Maximum memory of a decoded value in bytes, for each byte that its encoding may have.
 const DECODED_FACTOR: usize = 4;
 /// Assumed memory of an element beside its bytes.
 const ELEMENT_OVERHEAD: usize = 64;

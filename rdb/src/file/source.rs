@@ -9,9 +9,9 @@ use std::io::{self, Read};
 
 /// Bytes that are read at a time.
 const BUFFER_LEN: usize = 256 << 10;
-/// Bound of a string that is held in memory: an element, or a packed node.
+/// Maximum length of a string that is held in memory, in bytes: an element, or a packed node.
 const STRING_MAX: u64 = 512 << 20;
-/// Bound of a piece of a string that is passed at once.
+/// Maximum length of a piece of a string that is passed at once, in bytes.
 const PIECE_MAX: usize = 1 << 20;
 
 /// A position in a file.

@@ -9,9 +9,9 @@ use std::fs;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
-/// Bound of the length of a header's or an annotation's line.
+/// Maximum length of a header's or an annotation's line in bytes.
 const LINE_MAX: u64 = 64 << 10;
-/// Bound of the bytes of one command, which is held in memory: that of servers' query buffers.
+/// Maximum size of one command in bytes, as it is held in memory: that of servers' query buffers.
 const COMMAND_MAX: usize = 1 << 30;
 /// Hexadecimal digits of the mark that ends a transfer of unknown length.
 const MARK: usize = 40;

@@ -6,7 +6,7 @@ use flagstone_rdb::{EntriesRead, EntryId, Kind, Part, Sink, StreamGroup, StreamH
 use flagstone_wire::num::format_f64;
 use std::collections::BTreeMap;
 
-/// Bounds of one command: its elements, and their bytes.
+/// Maximum number of elements of one command, and of their bytes.
 const PIECE_ELEMENTS: usize = 1024;
 const PIECE_BYTES: usize = 256 << 10;
 

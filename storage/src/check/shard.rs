@@ -14,7 +14,7 @@ use bytes::Bytes;
 use std::collections::BTreeMap;
 use xxhash_rust::xxh3::xxh3_128;
 
-/// Bound of big values of one slot that are checked together.
+/// Maximum number of big values of one slot that are checked together.
 const MAX_OWNERS: usize = 1 << 20;
 
 /// See the module's description.

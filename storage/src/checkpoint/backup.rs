@@ -67,7 +67,7 @@ impl Backup {
         &self.checkpoint.id
     }
 
-    /// Returns the bytes of all its files.
+    /// Returns the total size of its files in bytes.
     pub fn bytes(&self) -> u64 {
         let all = self.files.iter().chain(&self.records).chain(&self.history);
         all.map(|file| file.size).sum()

@@ -78,7 +78,7 @@ impl Image {
         Ok(Self { checkpoint, place, pieces, records: vec![records], _scratch: None, known })
     }
 
-    /// Returns the bytes of its shards' files.
+    /// Returns the total size of its shards' files in bytes.
     pub fn bytes(&self) -> u64 {
         self.pieces.iter().map(|piece| piece.size).sum()
     }

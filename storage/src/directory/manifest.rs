@@ -18,7 +18,7 @@ use xxhash_rust::xxh3::xxh3_128;
 /// The version of the formats on disk that this program writes.
 const FORMAT: u32 = 1;
 
-/// Bound of the shards of a node.
+/// Maximum number of shards of a node.
 const MAX_SHARDS: u16 = 1024;
 
 const NAME: &str = "flagstone.json";

@@ -82,7 +82,7 @@ const KEEP_BYTES: usize = 1 << 20;
 /// Bytes of a piece, unless it is one longer operation.
 const PIECE: usize = 1 << 20;
 
-/// Bound of an operation's bytes beside key and value.
+/// Maximum size of an operation beside key and value, in bytes.
 const OP_OVERHEAD: usize = 1 + 2 * 10;
 
 impl OpWriter {
@@ -90,7 +90,7 @@ impl OpWriter {
         self.buf.is_empty() && self.pieces.is_empty()
     }
 
-    /// Returns the bytes of the operations.
+    /// Returns the total size of the operations in bytes.
     pub fn len(&self) -> usize {
         self.pieces.iter().map(Bytes::len).sum::<usize>() + self.buf.len()
     }

@@ -23,7 +23,7 @@ use std::collections::BTreeSet;
 /// Fences that are put at the same time.
 const AT_ONCE: usize = 16;
 
-/// Bound of missing fences: more were never put, so the manifest is damaged.
+/// Maximum number of missing fences: more were never put, so the manifest is damaged.
 const MAX_MISSING: u64 = 1 << 20;
 
 /// Creates the fences that the manifest of an engine counts and that are missing. Makes no request

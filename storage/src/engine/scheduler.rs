@@ -15,15 +15,15 @@ use slatedb::compactor::{
 use slatedb::config::CompactorOptions;
 use std::sync::Arc;
 
-/// Bound of the files of level 0 in one merge: they count against the limit of level 0 until they
-/// are merged, and each takes memory to read ahead.
+/// Maximum number of files of level 0 in one merge: they count against the limit of level 0 until
+/// they are merged, and each takes memory to read ahead.
 const LEVEL0_AT_ONCE: usize = 8;
 
-/// Bound of concurrent merges: one, and one of level 0 beside a merge into the last run.
+/// Maximum number of concurrent merges: one, and one of level 0 beside a merge into the last run.
 pub(super) const AT_ONCE: usize = 2;
 
-/// Bound of the inputs that all merges together read at the same time; SlateDB's scheduler takes no
-/// more than this one. A merge of everything may have a few more.
+/// Maximum number of inputs that all merges together read at the same time; SlateDB's scheduler
+/// takes no more than this one. A merge of everything may have a few more.
 pub(super) const INPUTS: usize = AT_ONCE * LEVEL0_AT_ONCE;
 
 /// Creates the scheduler of an engine.

@@ -85,7 +85,7 @@ impl Disk for RealDisk {
     }
 }
 
-/// Bound of the slices of one `pwritev` on Linux.
+/// Maximum number of slices of one `pwritev` on Linux.
 const MAX_SLICES: usize = 1024;
 
 impl File for fs::File {

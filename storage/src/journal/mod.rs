@@ -286,8 +286,8 @@ impl Options {
     /// Number of segments prepared ahead: not more, so that dropped ones are reused and none is
     /// written anew.
     pub(crate) const READY: usize = 1;
-    /// Bounds of the prepared and recycled segments that are kept: as many as were dropped at once,
-    /// since the next round will need as many.
+    /// Minimum and maximum number of prepared and recycled segments that are kept: as many as were
+    /// dropped at once, since the next round will need as many.
     pub(crate) const SPARES: RangeInclusive<usize> = 2..=16;
 
     /// Returns the greatest body of one part of a commit, in bytes.

@@ -108,7 +108,7 @@ impl PendingRow {
         }
     }
 
-    /// Returns the bytes of key and value.
+    /// Returns the size of key and value in bytes.
     pub(super) fn len(&self) -> usize {
         let (key, value) = self.parts();
         key.len() + value.len()

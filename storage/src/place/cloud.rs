@@ -16,7 +16,7 @@ const CONNECT_TIMEOUT: &str = "3s";
 /// ... and for a whole request, including an upload of many MiB.
 const REQUEST_TIMEOUT: &str = "30s";
 
-/// Bounds of the retries of a request after an error of the store or the network: their number, and
+/// Limits on the retries of a request after an error of the store or the network: their number, and
 /// their time. Callers that need an answer sooner have limits of their own.
 const RETRIES: usize = 6;
 const RETRY_TIMEOUT: Duration = Duration::from_secs(10);
@@ -33,7 +33,7 @@ fn retries() -> RetryConfig {
     }
 }
 
-/// Bounds of waiting, unless the environment sets others.
+/// Default time limits, unless the environment sets others.
 const TIMEOUTS: [(ClientConfigKey, &str); 2] = [
     (ClientConfigKey::ConnectTimeout, CONNECT_TIMEOUT),
     (ClientConfigKey::Timeout, REQUEST_TIMEOUT),

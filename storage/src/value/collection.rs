@@ -44,7 +44,7 @@ pub(crate) trait Collection {
     /// Returns the version its element rows are under; 0 while it is packed.
     fn version(&self) -> u64;
 
-    /// Returns the approximate bytes of memory, in constant time.
+    /// Returns the approximate memory use in bytes, in constant time.
     fn memory(&self) -> usize;
 
     /// Checks that all of it is in memory.

@@ -17,7 +17,7 @@ pub struct Field {
     pub expire_at_ms: u64,
 }
 
-/// Approximate bytes of memory of an expiry.
+/// Approximate memory use of an expiry, in bytes.
 const EXPIRY_OVERHEAD: usize = size_of::<Name>() + 24;
 
 /// A hash, some of whose fields may not be in memory.
@@ -124,7 +124,7 @@ impl Hash {
         at != 0 && at <= now_ms
     }
 
-    /// Returns the approximate bytes of memory.
+    /// Returns the approximate memory use in bytes.
     pub fn memory(&self) -> usize {
         size_of::<Self>() + self.fields.memory() + self.expiries.len() * EXPIRY_OVERHEAD
     }

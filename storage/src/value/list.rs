@@ -29,7 +29,7 @@ const LAST_MAX: u64 = u64::MAX - FIRST_MIN;
 const END_NODES: usize = 8;
 const MAX_END_NODES: usize = 64;
 
-/// Bound of the nodes that one page reads.
+/// Maximum number of nodes that one page reads.
 const PAGE_NODES: usize = 16_384;
 
 /// Assumed elements of a node whose count is unknown.
@@ -203,7 +203,7 @@ impl List {
         self.quicklist = quicklist;
     }
 
-    /// Returns the bytes of a listpack that holds all elements.
+    /// Returns the size in bytes of a listpack that holds all elements.
     pub fn listpack_bytes(&self) -> u64 {
         7 + self.listpack
     }

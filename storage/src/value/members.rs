@@ -23,12 +23,12 @@ const END: u64 = 1 << 48;
 /// Free capacity that is kept in memory, however few elements there are.
 const SPARE: usize = 1024;
 
-/// Approximate bytes of memory of an element beside its payload.
+/// Approximate memory use of an element beside its payload, in bytes.
 const OVERHEAD: usize = size_of::<Name>() + 24;
 
 /// The value kept with a name.
 pub(crate) trait Payload: Clone + Send + 'static {
-    /// Returns the approximate bytes of memory.
+    /// Returns the approximate memory use in bytes.
     fn memory(&self) -> usize;
 }
 
@@ -129,7 +129,7 @@ impl<V: Payload> Members<V> {
         self.version
     }
 
-    /// Returns the approximate bytes of memory.
+    /// Returns the approximate memory use in bytes.
     pub(crate) fn memory(&self) -> usize {
         let window = self.window.borrow().as_ref().map_or(0, |w| w.names.len() + w.pool.len());
         // Tables have up to twice the slots in use, a quarter more on average.

@@ -102,7 +102,7 @@ impl Value {
         self.collection().map_or(0, Collection::fields_expire_at_ms)
     }
 
-    /// Returns the approximate bytes of memory.
+    /// Returns the approximate memory use in bytes.
     pub fn memory(&self) -> usize {
         match self {
             Self::Str(s) => s.memory(),
@@ -336,7 +336,7 @@ impl Entry {
         !self.value.is_absent()
     }
 
-    /// Returns the approximate bytes of memory of the entry.
+    /// Returns the approximate memory use of the entry in bytes.
     pub fn memory(&self) -> usize {
         // Tables are two fifths empty on average.
         size_of::<Self>() * 7 / 4 + self.key.len().saturating_sub(24) + self.value.memory()

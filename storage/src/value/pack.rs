@@ -2,7 +2,7 @@
 
 use crate::encoding::{get_varint, put_varint};
 
-/// Bounds of a node: its bytes, and its elements. A longer element has a node of its own.
+/// Maximum size of a node: in bytes, and in elements. A longer element has a node of its own.
 pub(crate) const NODE_BYTES: usize = 2048;
 pub(crate) const NODE_MAX: usize = 128;
 
@@ -97,7 +97,7 @@ impl Pack {
         &self.buf[self.start..]
     }
 
-    /// Returns the bytes that the elements take.
+    /// Returns the size of the elements in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.buf.len() - self.start
     }

@@ -8,7 +8,7 @@
 use crate::reclaim::{Parts, Reclaimed};
 use std::collections::VecDeque;
 
-/// Bound of the pieces in a group.
+/// Maximum number of pieces in a group.
 const GROUP_MAX: usize = 128;
 
 /// Number of pieces below which a group stores no ranks: most sequences are short.

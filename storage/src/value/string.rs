@@ -14,7 +14,7 @@ pub const CHUNK: usize = 16 * 1024;
 /// reads them; it also finds the holes for good.
 const READ_SINGLY: usize = 16;
 
-/// Approximate bytes of memory of a chunk beside its own.
+/// Approximate memory overhead of a chunk, in bytes.
 const CHUNK_OVERHEAD: usize = 48;
 
 /// Longest string that Redis keeps in one allocation with its object ("embstr").
@@ -145,7 +145,7 @@ impl Str {
         }
     }
 
-    /// Returns the approximate bytes of memory beside the enum itself.
+    /// Returns the approximate memory use beside the enum itself, in bytes.
     pub fn memory(&self) -> usize {
         match self {
             Self::Int(_) => 0,

@@ -19,7 +19,7 @@ use rand::{RngExt, SeedableRng};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// Bound of the unclean starts.
+/// Maximum number of unclean starts.
 const KILLS: u32 = 5;
 
 /// Keys that are written between two kills.

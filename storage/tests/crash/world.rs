@@ -29,7 +29,7 @@ pub(crate) const SHARDS: u16 = 3;
 /// A filter of keys, the engine that has them, and the dead generations.
 type Scan = (Arc<Presence>, Engine, BTreeSet<u32>);
 
-/// Bound of the flushes of one hand-over.
+/// Maximum number of flushes of one hand-over.
 const MAX_FLUSHES: usize = 30;
 
 pub(crate) struct World {

@@ -6,7 +6,7 @@
 use std::ffi::{c_char, c_int, c_longlong};
 use std::fmt;
 
-/// Bound of the text that is read or written, in bytes.
+/// Maximum length of a text that is read or written, in bytes.
 const MAX_TEXT: usize = 5 * 1024;
 
 /// A C `long double`.

@@ -39,7 +39,7 @@ impl OwnedArgs {
         self.ranges.is_empty()
     }
 
-    /// Returns the approximate bytes of memory.
+    /// Returns the approximate memory use in bytes.
     pub fn memory(&self) -> usize {
         self.bytes.len() + self.ranges.len() * size_of::<(u32, u32)>()
     }

@@ -29,7 +29,7 @@ pub struct Mark {
 /// Placeholder for a header whose length comes later: `*9\r\n`.
 const PLACEHOLDER: &[u8] = b"*0\r\n";
 
-/// Bound of the bytes of a bulk string's header and end.
+/// Maximum size of a bulk string's header and end in bytes.
 const FRAME: usize = 24;
 
 /// Initial bytes of a buffer.

@@ -8,7 +8,7 @@ use super::BucketOptions;
 use super::object::Position;
 use crate::place::{Place, cause};
 
-/// Bound of the attempts of a request.
+/// Maximum number of attempts of a request.
 const ATTEMPTS: u32 = 8;
 
 /// Retries a request to the store until it succeeds or has failed too often.

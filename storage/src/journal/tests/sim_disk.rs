@@ -59,7 +59,7 @@ struct State {
     changes: Vec<NameChange>,
     /// Number of changing operations that still succeed.
     lives: Option<u64>,
-    /// Bound of the bytes of all files.
+    /// Maximum total size of the files in bytes.
     capacity: Option<usize>,
     /// Writes that succeed before those that fail.
     passing_writes: usize,

@@ -111,7 +111,7 @@ impl List {
     }
 }
 
-/// Bound of the nodes in memory that count as hardly any.
+/// Maximum number of nodes in memory that counts as hardly any.
 const FEW: usize = 16;
 
 impl Collection for List {

@@ -20,7 +20,7 @@ use smallvec::SmallVec;
 use std::collections::BTreeMap;
 pub use walk::ZsetWalk;
 
-/// Bound of the items of a block in memory.
+/// Maximum number of items of a block in memory.
 const BLOCK_MAX: usize = 128;
 
 /// Number of items up to which two neighbours are merged.
@@ -161,7 +161,7 @@ impl Order {
         self.items as u64 == self.len
     }
 
-    /// Returns the approximate bytes of memory.
+    /// Returns the approximate memory use in bytes.
     pub(in crate::value) fn memory(&self) -> usize {
         self.items * size_of::<ScoredItem>() * 3 / 2
             + self.heap

@@ -8,7 +8,7 @@ use crate::need::{IndexBy, Part};
 use crate::value::members::Name;
 use crate::value::sequence::At;
 
-/// Bounds of the items of a page.
+/// Minimum and maximum number of items of a page.
 const PAGE: u64 = 256;
 const PAGE_MAX: u64 = 64 * 1024;
 

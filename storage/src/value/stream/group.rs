@@ -96,7 +96,7 @@ impl Groups {
         self.count == 0
     }
 
-    /// Returns the approximate bytes of memory, in constant time.
+    /// Returns the approximate memory use in bytes, in constant time.
     pub(super) fn memory(&self) -> usize {
         self.groups.memory() + self.names.memory() + self.consumers.memory() + self.pending.memory()
     }

@@ -8,11 +8,11 @@ use super::paged::PagedRow;
 use crate::encoding::{get_bytes, get_varint, put_bytes, put_varint};
 use crate::value::list::listpack_entry;
 
-/// Bound of the bytes of a node's listpack whatever is configured: every added entry rewrites the
-/// row.
+/// Maximum size of a node's listpack in bytes, whatever is configured: every added entry rewrites
+/// the row.
 const NODE_BYTES: usize = 4096;
 
-/// Bounds of a node.
+/// Limits on the size of a node.
 #[derive(Clone, Copy, Debug)]
 pub struct NodeLimits {
     bytes: u64,
@@ -126,7 +126,7 @@ impl EntryNode {
             && u64::from(self.count) + u64::from(self.deleted) < limits.entries
     }
 
-    /// Returns the bytes of the listpack.
+    /// Returns the size of the listpack in bytes.
     fn listpack_bytes(&self) -> u64 {
         let ints = listpack_int(i64::from(self.count)) + listpack_int(i64::from(self.deleted));
         self.listpack + ints

@@ -18,7 +18,7 @@ pub(in crate::value) use read::PagedRows;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
-/// Bound of the rows in memory that count as hardly any.
+/// Maximum number of rows in memory that counts as hardly any.
 const FEW: usize = 16;
 
 /// Common beginning of all element keys of a map.
@@ -43,7 +43,7 @@ pub(in crate::value) trait PagedKey:
     /// Returns the least greater key, if there is one.
     fn after(&self) -> Option<Self>;
 
-    /// Returns the bytes of memory beside its own size.
+    /// Returns the memory use beside its own size, in bytes.
     fn heap(&self) -> usize {
         0
     }
@@ -57,7 +57,7 @@ pub(in crate::value) trait PagedRow<K>: Clone + Send + 'static {
     /// Decodes the row's value; `None` if it is damaged.
     fn decode(key: &K, row: &[u8]) -> Option<Self>;
 
-    /// Returns the approximate bytes of memory beside its own size.
+    /// Returns the approximate memory use beside its own size, in bytes.
     fn heap(&self) -> usize;
 }
 
@@ -148,12 +148,12 @@ impl<K: PagedKey, V: PagedRow<K>> Paged<K, V> {
         }
     }
 
-    /// Returns the bytes of memory beside the sizes of keys and values.
+    /// Returns the memory use beside the sizes of keys and values, in bytes.
     pub(in crate::value) fn heap(&self) -> usize {
         self.heap
     }
 
-    /// Returns the approximate bytes of memory.
+    /// Returns the approximate memory use in bytes.
     pub(in crate::value) fn memory(&self) -> usize {
         // Nodes of trees are a third empty on average.
         let tree = |len: usize, each: usize| len * each * 3 / 2;

@@ -12,10 +12,10 @@
 use super::id::StreamId;
 use crate::encoding::{get_varint, put_varint};
 
-/// Bound of the bytes of a node.
+/// Maximum size of a node in bytes.
 const NODE_BYTES: usize = 2048;
 
-/// Bound of the bytes of an entry: five varints.
+/// Maximum size of an entry in bytes: five varints.
 const ENTRY_MAX: usize = 5 * 10;
 
 /// An entry that was delivered to a consumer and not acknowledged.
@@ -123,7 +123,7 @@ impl PendingNode {
         self.count == 0
     }
 
-    /// Returns the bytes of memory it takes.
+    /// Returns its memory use in bytes.
     pub(in crate::value) fn memory(&self) -> usize {
         self.bytes.capacity()
     }

@@ -4,7 +4,7 @@ use super::node::EntryNode;
 use super::{NodeLimits, Stream, StreamId};
 use crate::need::{IndexBy, Part};
 
-/// Bound of the entries that remain.
+/// Limit on the entries that remain.
 #[derive(Clone, Copy, Debug)]
 pub enum Threshold {
     /// At most so many entries.
@@ -19,7 +19,7 @@ pub struct Trim {
     pub to: Threshold,
     /// True if only whole nodes are removed.
     pub approximate: bool,
-    /// Bound of the entries to remove; 0: any number.
+    /// Maximum number of entries to remove; 0: no limit.
     pub limit: u64,
 }
 

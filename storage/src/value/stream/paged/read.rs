@@ -7,7 +7,8 @@ use std::ops::Bound;
 /// Rows that are read when only one is needed.
 const ONE: usize = 2;
 
-/// Bounds of the rows of a page: the more were passed already, the more are read at once.
+/// Minimum and maximum number of rows of a page: the more were passed already, the more are read at
+/// once.
 const PAGE_MIN: usize = 8;
 const PAGE_MAX: usize = 1024;
 
