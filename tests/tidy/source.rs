@@ -1,0 +1,318 @@
+//! The source tree as the rules see it: the tokens of each file of production code. A file is
+//! production code if `mod` declarations lead to it from the root of its crate, and none of them is
+//! for tests only. Items for tests only (`#[cfg(test)]`) are left out.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Kind {
+    /// An identifier, a keyword or a number.
+    Word,
+    /// A literal of a string or of bytes, with its quotes and escapes.
+    Text,
+    /// One character of punctuation.
+    Mark,
+    /// A line or block of documentation, without its slashes.
+    Doc,
+    /// A lifetime or a literal of a character.
+    Other,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Token {
+    pub(crate) kind: Kind,
+    pub(crate) text: &'static str,
+    /// From 1.
+    pub(crate) line: usize,
+    /// The line of its last character.
+    pub(crate) last_line: usize,
+}
+
+impl Token {
+    pub(crate) fn is(&self, text: &str) -> bool {
+        matches!(self.kind, Kind::Word | Kind::Mark) && self.text == text
+    }
+}
+
+pub(crate) struct File {
+    /// The folder of its crate, `.` for the server.
+    pub(crate) krate: &'static str,
+    /// From the root of the repository.
+    pub(crate) path: String,
+    /// The path of its module in the crate; empty for the root.
+    pub(crate) module: Vec<String>,
+    pub(crate) tokens: Vec<Token>,
+    /// Lines, without items that are for tests only.
+    pub(crate) lines: usize,
+}
+
+pub(crate) fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The folders of the workspace's crates, as `Cargo.toml` lists them.
+pub(crate) static MEMBERS: LazyLock<Vec<&'static str>> = LazyLock::new(|| {
+    let manifest: &'static str = fs::read_to_string(root().join("Cargo.toml")).unwrap().leak();
+    let list = manifest.split_once("members = [").unwrap().1.split_once(']').unwrap().0;
+    list.split(',').map(|name| name.trim().trim_matches('"')).filter(|n| !n.is_empty()).collect()
+});
+
+/// All files of production code.
+pub(crate) static PRODUCTION: LazyLock<Vec<File>> = LazyLock::new(|| {
+    let mut files = Vec::new();
+    for krate in MEMBERS.iter() {
+        for start in ["lib.rs", "main.rs"] {
+            let path = root().join(krate).join("src").join(start);
+            if path.exists() {
+                let module = if start == "main.rs" { vec!["main".into()] } else { Vec::new() };
+                load(krate, &path, module, &mut files);
+            }
+        }
+    }
+    assert!(files.len() > 300, "only {} files are found: mend this test", files.len());
+    files
+});
+
+/// Reads the file at `path`, and the files of the modules that it declares.
+fn load(krate: &'static str, path: &Path, module: Vec<String>, files: &mut Vec<File>) {
+    let text: &'static str = fs::read_to_string(path).unwrap().leak();
+    let (tokens, test_lines) = without_tests(&tokens(text));
+    let folder = match path.file_name().unwrap().to_str().unwrap() {
+        "lib.rs" | "main.rs" | "mod.rs" => path.parent().unwrap().to_owned(),
+        _ => path.with_extension(""),
+    };
+    let children: Vec<&str> = tokens
+        .windows(3)
+        .filter(|three| three[0].is("mod") && three[2].is(";"))
+        .map(|three| three[1].text)
+        .collect();
+    let lines = text.lines().count() - test_lines;
+    let shown = path.strip_prefix(root()).unwrap().to_str().unwrap().trim_start_matches("./");
+    files.push(File { krate, path: shown.into(), module: module.clone(), tokens, lines });
+    for child in children {
+        let places = [folder.join(format!("{child}.rs")), folder.join(child).join("mod.rs")];
+        let place = places.iter().find(|place| place.exists());
+        let place = place.unwrap_or_else(|| panic!("{shown}: no file for `mod {child};`"));
+        let module = module.iter().cloned().chain([child.to_owned()]).collect();
+        load(krate, place, module, files);
+    }
+}
+
+/// Every file of Rust in `folder` and below, tests too.
+pub(crate) fn all_files(folder: &Path, files: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap();
+        if path.is_dir() {
+            if !name.starts_with('.') && name != "target" {
+                all_files(&path, files);
+            }
+        } else if name.ends_with(".rs") {
+            files.push(path);
+        }
+    }
+}
+
+/// The tokens that are not for tests only, and how many lines are.
+fn without_tests(tokens: &[Token]) -> (Vec<Token>, usize) {
+    let (mut kept, mut test_lines, mut at) = (Vec::with_capacity(tokens.len()), 0, 0);
+    while at < tokens.len() {
+        let end = if is_for_tests(&tokens[at..]) { item_end(tokens, at) } else { at };
+        if end > at {
+            test_lines += tokens[end - 1].last_line - tokens[at].line + 1;
+            at = end;
+        } else {
+            kept.push(tokens[at]);
+            at += 1;
+        }
+    }
+    (kept, test_lines)
+}
+
+/// Whether `tokens` begin with `#[cfg(…)]` that holds in tests, and not in the server.
+fn is_for_tests(tokens: &[Token]) -> bool {
+    let begin = ["#", "[", "cfg", "("];
+    if tokens.len() < begin.len() || !begin.iter().zip(tokens).all(|(text, token)| token.is(text)) {
+        return false;
+    }
+    let condition = &tokens[4..closing(tokens, 1)];
+    condition.iter().any(|token| token.is("test")) && !condition.iter().any(|t| t.is("not"))
+}
+
+/// The index of the bracket that closes the one at `open`.
+pub(crate) fn closing(tokens: &[Token], open: usize) -> usize {
+    let mut depth = 0;
+    for (at, token) in tokens.iter().enumerate().skip(open) {
+        depth += depth_change(token);
+        if depth == 0 {
+            return at;
+        }
+    }
+    panic!("line {}: a bracket that nothing closes", tokens[open].line)
+}
+
+/// 1 for a bracket that opens, -1 for one that closes.
+pub(crate) fn depth_change(token: &Token) -> i32 {
+    match token.kind {
+        Kind::Mark if matches!(token.text, "(" | "[" | "{") => 1,
+        Kind::Mark if matches!(token.text, ")" | "]" | "}") => -1,
+        _ => 0,
+    }
+}
+
+/// The index after the item whose first attribute is at `at`.
+fn item_end(tokens: &[Token], mut at: usize) -> usize {
+    const ENDS_WITH_BRACE: &[&str] =
+        &["fn", "impl", "struct", "enum", "mod", "trait", "unsafe", "extern", "async", "union"];
+    const ENDS_WITH_SEMICOLON: &[&str] = &["use", "static", "type", "let", "const"];
+    while tokens[at].is("#") || tokens[at].kind == Kind::Doc {
+        at = if tokens[at].is("#") { closing(tokens, at + 1) + 1 } else { at + 1 };
+    }
+    let mut word = at;
+    if tokens[word].is("pub") {
+        word = if tokens[at + 1].is("(") { closing(tokens, at + 1) + 1 } else { at + 1 };
+    }
+    let is_fn = tokens[word].is("const") && ["fn", "unsafe"].contains(&tokens[word + 1].text);
+    let item = is_fn || ENDS_WITH_BRACE.contains(&tokens[word].text);
+    let statement = !item && ENDS_WITH_SEMICOLON.contains(&tokens[word].text);
+    let mut depth = 0;
+    for (at, token) in tokens.iter().enumerate().skip(at) {
+        depth += depth_change(token);
+        let brace = depth == 0 && token.is("}") && !statement;
+        let comma = depth == 0 && token.is(",") && !item && !statement;
+        if depth < 0 {
+            return at;
+        } else if brace || comma || (depth == 0 && token.is(";")) {
+            return at + 1;
+        }
+    }
+    tokens.len()
+}
+
+/// The tokens of `text`, without comments other than documentation.
+pub(crate) fn tokens(text: &'static str) -> Vec<Token> {
+    let (mut out, mut at, mut line) = (Vec::new(), 0, 1);
+    while at < text.len() {
+        let (kind, len) = next(&text[at..]);
+        let piece = &text[at..at + len];
+        let last_line = line + piece.bytes().filter(|byte| *byte == b'\n').count();
+        if let Some(kind) = kind {
+            let text = if kind == Kind::Doc { piece[3..].trim() } else { piece };
+            out.push(Token { kind, text, line, last_line });
+        }
+        (at, line) = (at + len, last_line);
+    }
+    out
+}
+
+/// The kind and the length of what `rest` begins with; no kind for space and comments.
+fn next(rest: &str) -> (Option<Kind>, usize) {
+    let bytes = rest.as_bytes();
+    let is_word = |byte: &u8| byte.is_ascii_alphanumeric() || *byte == b'_' || *byte >= 0x80;
+    let word = bytes.iter().position(|byte| !is_word(byte)).unwrap_or(bytes.len());
+    let line = rest.find('\n').unwrap_or(rest.len());
+    match bytes[0] {
+        b if b.is_ascii_whitespace() => (None, 1),
+        b'/' if rest.starts_with("////") => (None, line),
+        b'/' if rest.starts_with("///") || rest.starts_with("//!") => (Some(Kind::Doc), line),
+        b'/' if rest.starts_with("//") => (None, line),
+        b'/' if rest.starts_with("/*") => (None, rest.find("*/").unwrap() + 2),
+        b'"' => (Some(Kind::Text), quoted(bytes, b'"')),
+        b'\'' => character(rest),
+        _ if word == 0 => (Some(Kind::Mark), 1),
+        _ => match (&rest[..word], bytes.get(word)) {
+            ("b" | "c", Some(b'"')) => (Some(Kind::Text), 1 + quoted(&bytes[1..], b'"')),
+            ("b", Some(b'\'')) => (Some(Kind::Other), 1 + quoted(&bytes[1..], b'\'')),
+            ("r" | "br" | "cr", Some(b'"' | b'#')) => raw(rest, word),
+            _ => (Some(Kind::Word), word),
+        },
+    }
+}
+
+/// The length of a literal in `quote`s, which `bytes` begin with.
+fn quoted(bytes: &[u8], quote: u8) -> usize {
+    let mut at = 1;
+    while bytes[at] != quote {
+        at += if bytes[at] == b'\\' { 2 } else { 1 };
+    }
+    at + 1
+}
+
+/// A literal of a character, or a lifetime.
+fn character(rest: &str) -> (Option<Kind>, usize) {
+    let mut chars = rest.char_indices().skip(1);
+    let (_, first) = chars.next().unwrap();
+    match chars.next() {
+        _ if first == '\\' => (Some(Kind::Other), quoted(rest.as_bytes(), b'\'')),
+        Some((at, '\'')) => (Some(Kind::Other), at + 1),
+        _ => {
+            let is_name = |c: char| c.is_alphanumeric() || c == '_';
+            let name = rest[1..].find(|c| !is_name(c)).unwrap_or(rest.len() - 1);
+            (Some(Kind::Other), 1 + name)
+        }
+    }
+}
+
+/// A literal without escapes, whose prefix ends at `word`; or a raw identifier.
+fn raw(rest: &str, word: usize) -> (Option<Kind>, usize) {
+    let hashes = rest[word..].bytes().take_while(|byte| *byte == b'#').count();
+    if rest.as_bytes()[word + hashes] != b'"' {
+        return (Some(Kind::Word), word);
+    }
+    let body = word + hashes + 1;
+    let end = format!("\"{}", "#".repeat(hashes));
+    (Some(Kind::Text), body + rest[body..].find(&end).unwrap() + end.len())
+}
+
+/// The path of names that `crate`, `self` or `super` at `at` begins, from the root of the crate: one
+/// path for each name of a group, as far as its first segment below the root. None if there is no
+/// path at `at`.
+pub(crate) fn first_names(file: &File, at: usize) -> Vec<&'static str> {
+    let tokens = &file.tokens;
+    let after_path = at > 1 && tokens[at - 1].is(":") && tokens[at - 2].is(":");
+    let mut up = match tokens[at].text {
+        _ if after_path => return Vec::new(),
+        "crate" => file.module.len(),
+        "super" => 1,
+        _ => return Vec::new(),
+    };
+    // `super` in a module inside of the file is one of the file's own modules.
+    if tokens[at].is("super") {
+        up = up.saturating_sub(inline_depth(tokens, at));
+    }
+    let mut next = at + 1;
+    let is_path = |at: usize| tokens[at].is(":") && tokens[at + 1].is(":");
+    while is_path(next) && tokens[next + 2].is("super") {
+        (up, next) = (up + 1, next + 3);
+    }
+    if up < file.module.len() || !is_path(next) {
+        return Vec::new();
+    }
+    let next = next + 2;
+    if !tokens[next].is("{") {
+        return vec![tokens[next].text];
+    }
+    let end = closing(tokens, next);
+    let mut depth = 0;
+    let mut names = Vec::new();
+    for at in next..end {
+        if depth == 1 && tokens[at].kind == Kind::Word && !is_behind_path(tokens, at) {
+            names.push(tokens[at].text);
+        }
+        depth += depth_change(&tokens[at]);
+    }
+    names
+}
+
+/// Whether the word at `at` follows `::` or `as`.
+fn is_behind_path(tokens: &[Token], at: usize) -> bool {
+    tokens[at].is("as") || tokens[at - 1].is("as") || tokens[at - 1].is(":")
+}
+
+/// How many modules that are written out in the file are around `at`.
+fn inline_depth(tokens: &[Token], at: usize) -> usize {
+    let opens = |open: usize| tokens[open].is("mod") && tokens[open + 2].is("{");
+    (0..at).filter(|&open| opens(open) && closing(tokens, open + 2) > at).count()
+}
