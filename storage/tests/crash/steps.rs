@@ -6,7 +6,7 @@ use crate::world::{SHARDS, World, fresh, options};
 use flagstone_storage::clock::Clock;
 use flagstone_storage::directory::{Directory, OpenOptions, reshard};
 use flagstone_storage::encoding::{Function, Library, row};
-use flagstone_storage::engine::prefix_range;
+use flagstone_storage::engine::{Engine, prefix_range};
 use flagstone_storage::journal::RealDisk;
 use flagstone_storage::materialise::{each_hand_over_batch, hand_over, sweep};
 use flagstone_storage::place::Place;
@@ -358,9 +358,8 @@ fn a_flush_that_is_not_handed_over_is_not_swept() {
     world.flush_db(0);
     let rows = |world: &World| {
         let shards = world.partition.shards.values();
-        let scan = |e: &flagstone_storage::engine::Engine| {
-            world.block_on(e.scan(prefix_range(b"M"), usize::MAX)).unwrap().len()
-        };
+        let scan =
+            |e: &Engine| world.block_on(e.scan(prefix_range(b"M"), usize::MAX)).unwrap().len();
         shards.map(|shard| scan(shard.engine())).sum::<usize>()
     };
     let before = rows(&world);
@@ -369,6 +368,41 @@ fn a_flush_that_is_not_handed_over_is_not_swept() {
     world.settle();
     assert!(rows(&world) < before);
     kill(world, &root, &mut number).verify_no_garbage("after the sweep");
+}
+
+/// Rows of elements in all engines.
+fn elements(world: &World) -> usize {
+    let count = |engine: &Engine| {
+        world.block_on(engine.scan(prefix_range(&[row::ELEMENT]), usize::MAX)).unwrap().len()
+    };
+    world.partition.shards.values().map(|shard| count(shard.engine())).sum()
+}
+
+#[test]
+fn a_sweep_that_is_cut_off_between_two_steps_is_finished_after_a_kill() {
+    /// More than one call of the sweep deletes.
+    const FIELDS: u32 = 70_000;
+    let root = tempfile::tempdir().unwrap();
+    let mut number = 0;
+    let mut world = world(&fresh(root.path(), &mut number), no_images());
+    let shard = world.partition.store.layout().shard_of(slot_of(b"h"));
+    set_hash(&mut world, 0, b"h", FIELDS);
+    world.settle();
+    world.run(|store| store.remove(0, b"h"));
+    world.model.dbs[0].clear();
+    world.commit();
+    world.hand_over(shard, None);
+    world.flush(shard);
+    assert_eq!(elements(&world), FIELDS as usize);
+    assert!(world.sweep(shard), "it ends before the last element");
+    let left = elements(&world);
+    assert!(0 < left && left < FIELDS as usize, "{left}");
+    world.flush(shard);
+    let mut world = kill(world, &root, &mut number);
+    assert_eq!(elements(&world), left);
+    world.settle();
+    assert_eq!(elements(&world), 0);
+    world.verify_no_garbage("swept after a kill");
 }
 
 #[test]
