@@ -368,14 +368,6 @@ impl Recovery {
         self.floor.as_ref().and_then(|f| f.shards.get(&shard).copied()).unwrap_or(0)
     }
 
-    /// Refuses the directory of `shard`, flushed up to `applied`, if it is an older copy.
-    pub fn check_shard(&self, shard: u16, applied: Lsn) -> Result<(), JournalError> {
-        match self.floor(shard) {
-            floor if applied < floor => Err(JournalError::OlderShard { shard, applied, floor }),
-            _ => Ok(()),
-        }
-    }
-
     /// Returns the commits from the lsn `from` on, in order, and whole.
     pub(super) fn pieces(&self, from: Lsn) -> LocalPieces<'_> {
         LocalPieces { recovery: self, from, next: 0, walk: None, passes: true }

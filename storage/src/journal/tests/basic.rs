@@ -143,6 +143,7 @@ fn segments_are_recycled_and_floors_kept() {
     assert_eq!(found[0].0, oldest);
     assert_eq!((recovery.floor(7), recovery.floor(2)), (1, 0));
     assert!(recovery.floor(1) < oldest && recovery.floor(1) + 2 >= oldest);
+    let recovery = Recovered::Local(Box::new(recovery));
     assert!(recovery.check_shard(1, recovery.floor(1)).is_ok());
     let older = recovery.check_shard(7, 0);
     assert!(matches!(older, Err(JournalError::OlderShard { shard: 7, applied: 0, floor: 1 })));

@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 use sim_disk::{Handle, Rng, SimDisk};
 
 use super::{
-    Disk, File, Journal, JournalError, LocalJournal, Lsn, Options, Record, Recovery, SyncMode,
+    Disk, File, Journal, JournalError, LocalJournal, Lsn, Options, Record, Recovered, Recovery,
+    SyncMode,
 };
 
 fn dir() -> &'static Path {
