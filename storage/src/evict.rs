@@ -102,3 +102,30 @@ impl Store {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::scope::tests::store;
+    use crate::value::{Str, Value};
+
+    #[test]
+    fn what_is_not_durable_stays_however_little_may_be_held() {
+        let mut store = store();
+        let mut rounds = [0; 2];
+        for (round, key) in rounds.iter_mut().zip([&b"first"[..], b"second"]) {
+            store.entry_mut(0, key).unwrap().value = Value::Str(Str::new(b"value"));
+            *round = store.seal().round;
+        }
+        let mut evict = |durable: u64| {
+            // What was used often goes at the third time.
+            for _ in 0..4 {
+                store.evict(0, durable, 200_000, |_, _| false);
+            }
+            (store.is_hot(0, b"first"), store.is_hot(0, b"second"))
+        };
+        assert!(rounds[0] < rounds[1]);
+        assert_eq!(evict(rounds[0] - 1), (true, true));
+        assert_eq!(evict(rounds[0]), (false, true));
+        assert_eq!(evict(rounds[1]), (false, false));
+    }
+}

@@ -152,6 +152,25 @@ fn an_engine_that_has_lost_what_was_flushed_is_not_opened_again() {
     assert!(world.partition.shards[&0].engine().closed().is_some());
 }
 
+/// Its files have less than the journal was told, and may have dropped: as an older copy has.
+#[test]
+fn an_engine_that_has_less_than_was_flushed_is_not_opened_again() {
+    let root = tempfile::tempdir().unwrap();
+    let mut world = World::open(&fresh(root.path(), &mut 0), model(), Box::new(|_| false));
+    fill(&mut world, 0..40, 1);
+    world.settle();
+    fill(&mut world, 0..40, 2);
+    world.journal.sync_now().unwrap();
+    let lsn = world.journal.end();
+    let shard = world.partition.shards.get_mut(&0).unwrap();
+    shard.handed_over(lsn, 0);
+    assert_eq!(shard.observe_flushed(), Some(lsn));
+    let plan = world.partition.reopen(0).unwrap();
+    let error = format!("{:#}", world.block_on(plan.run()).map(|_| ()).unwrap_err());
+    assert!(error.contains("were flushed: files are missing"), "{error}");
+    assert!(world.partition.shards[&0].engine().closed().is_some());
+}
+
 #[test]
 fn a_record_that_cannot_be_merged_stops_its_shard_and_a_start() {
     let root = tempfile::tempdir().unwrap();

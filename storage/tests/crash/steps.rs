@@ -5,13 +5,13 @@ use crate::model::{Model, V};
 use crate::world::{SHARDS, World, fresh, options};
 use flagstone_storage::clock::Clock;
 use flagstone_storage::directory::{Directory, OpenOptions, reshard};
-use flagstone_storage::encoding::{Function, Library, row};
+use flagstone_storage::encoding::{Function, Library, OpWriter, Row, RowKey, row};
 use flagstone_storage::engine::{Engine, prefix_range};
 use flagstone_storage::journal::RealDisk;
 use flagstone_storage::materialise::{each_hand_over_batch, hand_over, sweep};
 use flagstone_storage::place::Place;
-use flagstone_storage::scan::DueCursor;
-use flagstone_storage::slot::slot_of;
+use flagstone_storage::scan::{Cursor, DueCursor};
+use flagstone_storage::slot::{KeyHash, slot_of};
 use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::{Hash, Str, Value};
 use object_store::memory::InMemory;
@@ -425,6 +425,25 @@ fn versions_that_move_and_die_in_a_round_are_swept() {
 }
 
 #[test]
+fn versions_of_two_lives_are_different() {
+    let root = tempfile::tempdir().unwrap();
+    let mut number = 0;
+    let mut world = world(&fresh(root.path(), &mut number), no_images());
+    set_hash(&mut world, 0, b"{t}first", 9);
+    world.settle();
+    let mut world = kill(world, &root, &mut number);
+    // Each is the first value with rows of elements in its life, and they share a slot.
+    set_hash(&mut world, 0, b"{t}second", 12);
+    world.commit();
+    world.run(|store| store.remove(0, b"{t}first"));
+    world.model.dbs[0].remove(&b"{t}first"[..]);
+    world.settle();
+    world.evict();
+    world.verify("the first is swept");
+    world.verify_no_garbage("the first is swept");
+}
+
+#[test]
 fn another_number_of_databases_keeps_every_key() {
     let root = tempfile::tempdir().unwrap();
     let mut number = 0;
@@ -480,6 +499,47 @@ fn a_commit_that_was_not_applied_survives_a_stop() {
     world.close();
     let dir = root.path().join("1");
     World::open(&dir, model, no_images()).verify("after a stop");
+}
+
+#[test]
+fn a_commit_that_comes_late_is_in_the_map_that_was_cut() {
+    let root = tempfile::tempdir().unwrap();
+    let mut number = 0;
+    let mut world = world(&fresh(root.path(), &mut number), no_images());
+    let shard = world.partition.store.layout().shard_of(slot_of(b"{t}"));
+    world.set(0, b"{t}old", b"old", 0);
+    world.run(|store| store.entry(0, b"{t}new").map(|_| ()));
+    world.commit();
+    // A coordinator is lent two keys of the shard, and its record is in the journal.
+    let names = [&b"{t}old"[..], b"{t}new"];
+    let mut space = world.partition.store.workspace(&world.partition.store.generations());
+    for name in names {
+        space.adopt(0, world.partition.store.lend(0, name).expect("hot"));
+    }
+    world.partition.granted(1);
+    space.begin(NOW, true);
+    for name in names {
+        space.entry_mut(0, name).unwrap().value = Value::Str(Str::new(b"late"));
+        world.model.dbs[0].insert(name.to_vec(), (Arc::new(V::Str(b"late".to_vec())), 0));
+    }
+    let sealed = space.seal();
+    let (journal, model, body) = (&world.journal, &world.model, sealed.body());
+    let append = || journal.append(NOW, &sealed.shards(), &[&body]).unwrap();
+    let lsn = world.probe.append(model, append);
+    // The shard is cut before it hears of that record, which is of before the cut.
+    world.partition.cut(shard);
+    assert!(world.partition.take_cut(shard).is_none(), "the map may still grow");
+    for (db, entry) in space.drain() {
+        world.partition.store.give_back(db, entry, true);
+    }
+    world.partition.merge(lsn, &body);
+    world.partition.note_lsn(lsn);
+    world.partition.released(1);
+    world.hand_over(shard, None);
+    world.flush(shard);
+    assert!(world.partition.shards[&shard].flushed() >= lsn);
+    // The next start replays nothing of it: the rows and the counters are those of the engine.
+    kill(world, &root, &mut number);
 }
 
 #[test]
@@ -802,6 +862,50 @@ fn a_dead_generation_leaves_no_row_behind() {
             assert!(!more);
         }
     });
+}
+
+/// Keys whose hashes are equal share a cursor: a scan goes on behind all of them.
+#[test]
+fn a_scan_never_stops_inside_a_group_of_equal_hashes() {
+    const GROUP: usize = 6;
+    for in_engine in [true, false] {
+        let root = tempfile::tempdir().unwrap();
+        let mut world = world(&fresh(root.path(), &mut 0), no_images());
+        world.set(0, b"{t}k", b"value", 0);
+        world.settle();
+        let shard = world.partition.store.layout().shard_of(slot_of(b"{t}k"));
+        let engine = world.partition.shards[&shard].engine().clone();
+        let rows = world.block_on(engine.scan(prefix_range(&[row::META]), usize::MAX)).unwrap();
+        let (key, value) = rows[0].clone();
+        let Some(Row::Meta { generation, slot, hash48, .. }) = Row::parse(&key) else { panic!() };
+        let mut names: Vec<_> = (0..GROUP).map(|n| format!("{{t}}{n}").into_bytes()).collect();
+        let at = KeyHash { slot, hash: hash48 << 16 };
+        let alike = names.iter().map(|name| {
+            let mut key = Vec::new();
+            RowKey::meta(&mut key, generation, at, name);
+            key
+        });
+        if in_engine {
+            let batch = alike.map(|key| (key.into(), Some(value.clone()))).collect();
+            world.block_on(engine.write(batch)).unwrap();
+        } else {
+            let mut ops = OpWriter::default();
+            alike.for_each(|key| ops.put(&key, &value, false));
+            let lsn = world.journal.end();
+            world.partition.shards.get_mut(&shard).unwrap().merge_sealed(lsn, &ops);
+        }
+        names.push(b"{t}k".to_vec());
+        for limit in 1..GROUP + 2 {
+            let (mut found, mut next) = (Vec::new(), Some(Cursor::START));
+            while let Some(cursor) = next {
+                let plan = world.partition.plan_scan(0, shard, cursor, limit).unwrap();
+                let page = world.block_on(plan.run()).unwrap();
+                found.extend(page.keys.into_iter().map(|key| key.key.to_vec()));
+                next = page.next;
+            }
+            assert_eq!(found, names, "by {limit}, in the engine: {in_engine}");
+        }
+    }
 }
 
 /// A coordinator's change may not be durable when a unit changes the key and is rolled back.

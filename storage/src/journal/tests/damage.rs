@@ -3,6 +3,7 @@ use std::path::PathBuf;
 use super::*;
 use crate::journal::Disk;
 use crate::journal::floor::{JournalFloor, floor_path};
+use crate::journal::record::ALIGN;
 use crate::journal::scan::remains;
 use crate::journal::segment::{FIRST_RECORD, SEGMENT_HEADER, SegmentHeader, segment_path};
 
@@ -145,9 +146,11 @@ fn in_the_fourth_segment() -> Arc<SimDisk> {
         journal.append(0, &[0], &[&[5; 700]]).unwrap();
         journal.sync_now().unwrap();
     }
-    let noted =
-        || JournalFloor::read(&Handle(Arc::clone(&disk)), dir()).unwrap().unwrap().newest_segment;
-    eventually("noting the newest segment", || noted() == newest(&disk));
+    let noted = |disk: &Arc<SimDisk>| JournalFloor::read(&Handle(Arc::clone(disk)), dir()).unwrap();
+    eventually("noting the newest segment", || {
+        let now = disk.copy();
+        noted(&now).is_some_and(|floor| floor.newest_segment == newest(&now))
+    });
     assert_eq!(newest(&disk), 4);
     drop(journal);
     assert_eq!(recover(&disk).unwrap().end(), 16);
@@ -289,8 +292,48 @@ fn records_of_an_earlier_life_of_a_segment_are_not_taken() {
     assert_eq!(bodies(&recover(&disk).unwrap()).len(), used + 1);
 }
 
+#[test]
+fn records_of_another_copy_of_the_journal_are_not_taken() {
+    let disk = Arc::new(SimDisk::default());
+    drop(start(&disk, SyncMode::No));
+    // Two copies go on, both in the same epoch, with records of the same lengths.
+    let [ours, theirs] = [1, 2].map(|mark: u8| {
+        let disk = disk.copy();
+        let journal = start(&disk, SyncMode::No);
+        for _ in 0..4 {
+            journal.append(0, &[0], &[&[mark; 100]]).unwrap();
+            journal.sync_now().unwrap();
+        }
+        drop(journal);
+        disk
+    });
+    let models = [&ours, &theirs].map(|disk| bodies(&recover(disk).unwrap()));
+    assert!(models[0].len() == 4 && models[1].len() == 4);
+    let path = segment_path(dir(), newest(&ours));
+    let (first, rest) = (ours.read(&path), theirs.read(&path));
+    let used = first.iter().rposition(|byte| *byte != 0).unwrap() + 1;
+    let mut refused = 0;
+    // One of these places is between two records.
+    for at in (FIRST_RECORD as usize..used).step_by(ALIGN as usize) {
+        let mixed = ours.copy();
+        mixed.edit(&path, |bytes| *bytes = [&first[..at], &rest[at..]].concat());
+        match recover(&mixed) {
+            Err(JournalError::Corrupt { .. }) => refused += 1,
+            Err(error) => panic!("{at}: {error}"),
+            Ok(recovery) => {
+                let found = bodies(&recovery);
+                let whole = models.iter().any(|model| model.starts_with(&found));
+                assert!(whole, "{at}: records of both: {found:?}");
+            }
+        }
+    }
+    assert!(refused > 0);
+}
+
 /// Returns the greatest number of a segment that was begun.
 fn newest(disk: &SimDisk) -> u64 {
+    // A running journal renames segments that it has prepared.
+    let disk = disk.copy();
     let begun = |path: &PathBuf| {
         let bytes = disk.read(path);
         // A segment in preparation may be empty.
@@ -303,5 +346,5 @@ fn newest(disk: &SimDisk) -> u64 {
             _ => None,
         }
     };
-    segments(disk).iter().filter_map(begun).max().unwrap()
+    segments(&disk).iter().filter_map(begun).max().unwrap()
 }
