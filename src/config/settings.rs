@@ -261,7 +261,7 @@ settings! {
     enable_debug_command: ProtectedAction = |v, _| v.choice("enable-debug-command");
 
     // Data set.
-    /// What commands on keys read.
+    /// The settings that commands on keys read.
     data: DataSettings = |v, _| data_settings(v);
     databases: u32 = |v, _| v.number("databases");
     /// Zero: no limit.

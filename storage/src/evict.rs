@@ -117,7 +117,7 @@ mod tests {
             *round = store.seal().round;
         }
         let mut evict = |durable: u64| {
-            // What was used often goes at the third time.
+            // Entries used often are evicted at the third time.
             for _ in 0..4 {
                 store.evict(0, durable, 200_000, |_, _| false);
             }

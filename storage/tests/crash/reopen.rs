@@ -152,7 +152,8 @@ fn an_engine_that_has_lost_what_was_flushed_is_not_opened_again() {
     assert!(world.partition.shards[&0].engine().closed().is_some());
 }
 
-/// Its files have less than the journal was told, and may have dropped: as an older copy has.
+/// The engine's files have less than was reported to the journal, which may have dropped the rest,
+/// as with an older copy.
 #[test]
 fn an_engine_that_has_less_than_was_flushed_is_not_opened_again() {
     let root = tempfile::tempdir().unwrap();

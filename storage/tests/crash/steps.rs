@@ -370,7 +370,7 @@ fn a_flush_that_is_not_handed_over_is_not_swept() {
     kill(world, &root, &mut number).verify_no_garbage("after the sweep");
 }
 
-/// Rows of elements in all engines.
+/// Returns the number of element rows in all engines.
 fn elements(world: &World) -> usize {
     let count = |engine: &Engine| {
         world.block_on(engine.scan(prefix_range(&[row::ELEMENT]), usize::MAX)).unwrap().len()
@@ -380,7 +380,7 @@ fn elements(world: &World) -> usize {
 
 #[test]
 fn a_sweep_that_is_cut_off_between_two_steps_is_finished_after_a_kill() {
-    /// More than one call of the sweep deletes.
+    /// More fields than one sweep deletes.
     const FIELDS: u32 = 70_000;
     let root = tempfile::tempdir().unwrap();
     let mut number = 0;
@@ -432,7 +432,7 @@ fn versions_of_two_lives_are_different() {
     set_hash(&mut world, 0, b"{t}first", 9);
     world.settle();
     let mut world = kill(world, &root, &mut number);
-    // Each is the first value with rows of elements in its life, and they share a slot.
+    // Each is the first value with element rows in its life, and they share a slot.
     set_hash(&mut world, 0, b"{t}second", 12);
     world.commit();
     world.run(|store| store.remove(0, b"{t}first"));
@@ -526,7 +526,7 @@ fn a_commit_that_comes_late_is_in_the_map_that_was_cut() {
     let (journal, model, body) = (&world.journal, &world.model, sealed.body());
     let append = || journal.append(NOW, &sealed.shards(), &[&body]).unwrap();
     let lsn = world.probe.append(model, append);
-    // The shard is cut before it hears of that record, which is of before the cut.
+    // The shard is cut before it gets that record, which belongs before the cut.
     world.partition.cut(shard);
     assert!(world.partition.take_cut(shard).is_none(), "the map may still grow");
     for (db, entry) in space.drain() {
@@ -864,7 +864,7 @@ fn a_dead_generation_leaves_no_row_behind() {
     });
 }
 
-/// Keys whose hashes are equal share a cursor: a scan goes on behind all of them.
+/// Keys with equal hashes share a cursor: a scan continues behind all of them.
 #[test]
 fn a_scan_never_stops_inside_a_group_of_equal_hashes() {
     const GROUP: usize = 6;

@@ -296,7 +296,8 @@ fn records_of_an_earlier_life_of_a_segment_are_not_taken() {
 fn records_of_another_copy_of_the_journal_are_not_taken() {
     let disk = Arc::new(SimDisk::default());
     drop(start(&disk, SyncMode::No));
-    // Two copies go on, both in the same epoch, with records of the same lengths.
+    // Two copies of the journal are written, both in the same epoch, with records of the same
+    // lengths.
     let [ours, theirs] = [1, 2].map(|mark: u8| {
         let disk = disk.copy();
         let journal = start(&disk, SyncMode::No);
@@ -313,7 +314,7 @@ fn records_of_another_copy_of_the_journal_are_not_taken() {
     let (first, rest) = (ours.read(&path), theirs.read(&path));
     let used = first.iter().rposition(|byte| *byte != 0).unwrap() + 1;
     let mut refused = 0;
-    // One of these places is between two records.
+    // One of these offsets is between two records.
     for at in (FIRST_RECORD as usize..used).step_by(ALIGN as usize) {
         let mixed = ours.copy();
         mixed.edit(&path, |bytes| *bytes = [&first[..at], &rest[at..]].concat());
