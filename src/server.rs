@@ -139,6 +139,19 @@ fn open_options(settings: &Settings) -> Result<OpenOptions> {
     })
 }
 
+/// The parts of an open directory that checkpoints are taken of.
+fn checkpoint_source(opened: &Directory, settings: &Settings, clock: Clock) -> CheckpointSource {
+    CheckpointSource {
+        store: opened.store.clone(),
+        scratch: settings.dir.clone(),
+        layout: opened.layout.clone(),
+        origin: opened.origin,
+        journal: opened.journal.clone(),
+        engines: opened.engines(),
+        clock,
+    }
+}
+
 fn serve(
     config: &Arc<Config>,
     settings: &Arc<Settings>,
@@ -150,16 +163,7 @@ fn serve(
     let total = shard_workers + settings.net_workers;
     let net = if settings.net_workers == 0 { 0..total } else { shard_workers..total };
     let (mailboxes, inboxes): (Vec<Mailbox>, Vec<Inbox>) = (0..total).map(|_| mailbox()).unzip();
-    let source = CheckpointSource {
-        store: opened.store.clone(),
-        scratch: settings.dir.clone(),
-        layout: opened.layout.clone(),
-        origin: opened.origin,
-        journal: opened.journal.clone(),
-        engines: opened.engines(),
-        clock,
-    };
-    let checkpoints = Checkpoints::new(source, archive);
+    let checkpoints = Checkpoints::new(checkpoint_source(&opened, settings, clock), archive);
     let node = Node::new(
         config.clone(),
         checkpoints,

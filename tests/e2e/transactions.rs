@@ -249,6 +249,21 @@ fn names(value: &Value) -> Vec<String> {
     names
 }
 
+/// Asserts that the databases are as the exchanges of `databases_are_part_of_a_transaction` leave
+/// them.
+fn assert_exchanged(client: &mut redis::Connection, case: &str) {
+    for (db, keys) in [("0", &[][..]), ("1", &["{a}=1"]), ("2", &["{a}=3", "{b}=3"])] {
+        let () = run(client, &format!("SELECT {db}"));
+        let mut found = Vec::new();
+        for key in run::<Vec<String>>(client, "KEYS *") {
+            found.push(format!("{key}={}", client.get::<_, String>(&key).expect("a value")));
+        }
+        found.sort();
+        assert_eq!(found, keys, "database {db}, {case}");
+        assert_eq!(dbsize(client), keys.len() as i64);
+    }
+}
+
 #[test]
 fn databases_are_part_of_a_transaction() {
     for workers in ["1", "2", "3"] {
@@ -310,24 +325,10 @@ fn databases_are_part_of_a_transaction() {
         assert_eq!(items[8], Value::Int(1));
         assert_eq!(items[10..12], [text("3"), Value::Int(2)]);
         assert_eq!(items[13], Value::Int(0));
-        for restarted in [false, true] {
-            if restarted {
-                server.kill();
-                server.restart();
-                client = server.client();
-            }
-            for (db, keys) in [("0", &[][..]), ("1", &["{a}=1"]), ("2", &["{a}=3", "{b}=3"])] {
-                let () = run(&mut client, &format!("SELECT {db}"));
-                let mut found = Vec::new();
-                for key in run::<Vec<String>>(&mut client, "KEYS *") {
-                    found
-                        .push(format!("{key}={}", client.get::<_, String>(&key).expect("a value")));
-                }
-                found.sort();
-                assert_eq!(found, keys, "database {db}, {workers} workers, {restarted}");
-                assert_eq!(dbsize(&mut client), keys.len() as i64);
-            }
-        }
+        assert_exchanged(&mut client, &format!("{workers} workers"));
+        server.kill();
+        server.restart();
+        assert_exchanged(&mut server.client(), &format!("{workers} workers, restarted"));
     }
 }
 
