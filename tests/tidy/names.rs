@@ -50,21 +50,7 @@ const SAME_NAMES: &[(&str, &str, usize)] = &[
 ];
 
 /// Modules in the style `x.rs` beside a folder `x`.
-const BESIDE_FOLDER: &[&str] = &[
-    "src/clients.rs",
-    "storage/src/check.rs",
-    "storage/src/checkpoint.rs",
-    "storage/src/directory.rs",
-    "storage/src/engine.rs",
-    "storage/src/engine/files.rs",
-    "storage/src/journal/bucket.rs",
-    "storage/src/pending.rs",
-    "storage/src/place.rs",
-    "storage/src/store.rs",
-    "storage/src/value/list.rs",
-    "storage/src/value/stream/group.rs",
-    "storage/src/value/stream/paged.rs",
-];
+const BESIDE_FOLDER: &[&str] = &["src/clients.rs"];
 
 /// Literals in rooms of the server that are names of commands too: the file, the literal, and why it
 /// is there.
