@@ -1,14 +1,14 @@
-//! Several sets at once: what is in all, in any, or in none but the first of them.
+//! Set algebra over several collections: intersection, union and difference.
 //!
-//! Of a set that is only partly in memory no more is asked for than the others leave possible: an
-//! intersection walks the smallest set and asks the others for what is left of it.
+//! Of a set that is only partly in memory, no more is loaded than the result depends on: an
+//! intersection walks the smallest set and looks only the remaining candidates up in the others.
 
 use flagstone_storage::Store;
 use flagstone_storage::store::{Fault, OrLoad, Part};
 use flagstone_storage::value::{Set, Value};
 use std::collections::HashSet;
 
-/// How sets are combined.
+/// Operation that combines sets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
     Inter,
@@ -16,24 +16,24 @@ pub(crate) enum Op {
     Diff,
 }
 
-/// What can be combined.
+/// A collection that can be combined by its members' names.
 pub(crate) trait Members<'a>: Copy {
-    /// Whether a value is of this kind.
+    /// Returns true if a value is of this type.
     fn is(value: &Value) -> bool;
-    /// The value, if it is of this kind.
+    /// Returns the value as this type, if it is of it.
     fn of(value: &'a Value) -> Option<Self>;
-    /// Number of members.
+    /// Returns the number of members.
     fn size(self) -> u64;
-    /// Checks that all `names` are known.
+    /// Checks that it is known for each of `names` whether it is a member.
     fn require<'n>(self, names: impl Iterator<Item = &'n [u8]>) -> Result<(), Part>;
-    /// Checks that everything is in memory.
+    /// Checks that all members are in memory.
     fn require_all(self) -> Result<(), Part>;
-    /// All members, when all are in memory.
+    /// Returns all members, which must be in memory.
     fn names(self) -> Vec<&'a [u8]>;
-    /// Up to `count` members behind the `skip` first ones in an order that stays for a command;
-    /// none only at the end.
+    /// Returns up to `count` members behind the first `skip` ones, in an order that is stable
+    /// during a command; returns none only at the end.
     fn some(self, skip: u64, count: usize) -> Result<Vec<&'a [u8]>, Part>;
-    /// Whether a name is known to be a member.
+    /// Returns true if a name is known to be a member.
     fn contains(self, name: &[u8]) -> bool;
 }
 
@@ -72,7 +72,7 @@ impl<'a> Members<'a> for &'a Set {
         let skip = usize::try_from(skip).unwrap_or(usize::MAX);
         let names: Vec<&[u8]> = self.iter().skip(skip).take(count).collect();
         if names.is_empty() {
-            // Of what is in memory it is too few.
+            // No member is left in memory: the end is reached only if all of them are there.
             Set::require_all(self)?;
         }
         Ok(names)
@@ -83,7 +83,7 @@ impl<'a> Members<'a> for &'a Set {
     }
 }
 
-/// What a key holds.
+/// A key and the collection that it holds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Source<'a, M> {
     pub db: u32,
@@ -91,22 +91,22 @@ pub(crate) struct Source<'a, M> {
     pub members: M,
 }
 
-/// From names for a part like this of a set's members on, the whole set is read instead of each
-/// name by itself.
+/// Ratio of a set's size to the number of looked-up names below which the whole set is loaded
+/// instead of each name by itself.
 const MANY: u64 = 4;
 
-/// Members of the smallest set that an intersection with a limit looks at first, at least and at
-/// most.
+/// Minimum and maximum number of members of the smallest set that an intersection with a limit
+/// examines in its first step.
 const BLOCK: (usize, usize) = (512, 8192);
 
 impl<'a, M: Members<'a>> Source<'a, M> {
-    /// All members.
+    /// Returns all members.
     fn names(&self) -> Result<Vec<&'a [u8]>, Fault> {
         self.members.require_all().or_load(self.db, self.key)?;
         Ok(self.members.names())
     }
 
-    /// Those of the names that are members, or with `!inside`, that are not.
+    /// Returns the names that are members or, with `!inside`, those that are not.
     fn filter<'n>(&self, names: Vec<&'n [u8]>, inside: bool) -> Result<Vec<&'n [u8]>, Fault> {
         let is_many = (names.len() as u64).saturating_mul(MANY) > self.members.size();
         let known = match is_many {
@@ -118,7 +118,7 @@ impl<'a, M: Members<'a>> Source<'a, M> {
     }
 }
 
-/// The sources of some keys; `None` for a key that does not exist.
+/// Returns the source of each key; `None` for a key that does not exist.
 pub(crate) fn sources<'a, M: Members<'a>>(
     store: &'a mut Store,
     db: u32,
@@ -137,7 +137,7 @@ pub(crate) fn sources<'a, M: Members<'a>>(
     Ok(keys.map(source).collect())
 }
 
-/// The smallest source and the others, by size; `None` if a key does not exist.
+/// Returns the smallest source and the others, by size; `None` if a key does not exist.
 pub(crate) fn smallest_first<'a, M: Members<'a>>(
     sources: &[Option<Source<'a, M>>],
 ) -> Option<(Source<'a, M>, Vec<Source<'a, M>>)> {
@@ -147,15 +147,15 @@ pub(crate) fn smallest_first<'a, M: Members<'a>>(
     Some((sources.next()?, sources.collect()))
 }
 
-/// The members that are in all of the sources, in the order of the smallest. They are known in all
-/// of them.
+/// Returns the members common to all sources, in the order of the smallest. Afterwards they are in
+/// memory in every source.
 fn inter<'a, M: Members<'a>>(sources: &[Option<Source<'a, M>>]) -> Result<Vec<&'a [u8]>, Fault> {
     let Some((first, others)) = smallest_first(sources) else { return Ok(Vec::new()) };
     let names = first.names()?;
     others.iter().try_fold(names, |names, other| other.filter(names, true))
 }
 
-/// The members that are in any of the sources.
+/// Returns the members of any source.
 fn union<'a, M: Members<'a>>(sources: &[Option<Source<'a, M>>]) -> Result<Vec<&'a [u8]>, Fault> {
     let mut seen = HashSet::new();
     let mut names = Vec::new();
@@ -165,8 +165,8 @@ fn union<'a, M: Members<'a>>(sources: &[Option<Source<'a, M>>]) -> Result<Vec<&'
     Ok(names)
 }
 
-/// What a difference is made of: the first source, and those that exist of the others; `None` if it
-/// is empty whatever is in them.
+/// Returns the first source of a difference and those of the others that exist; `None` if the
+/// difference is empty whatever they contain.
 pub(crate) fn minuend<'a, M: Members<'a>>(
     sources: &[Option<Source<'a, M>>],
 ) -> Option<(Source<'a, M>, Vec<Source<'a, M>>)> {
@@ -176,8 +176,8 @@ pub(crate) fn minuend<'a, M: Members<'a>>(
     (!others.iter().any(|other| other.key == first.key)).then_some((first, others))
 }
 
-/// Whether it is less work to take the members of the others from those of the first than to look
-/// for each member of the first in all others; as Redis decides it.
+/// Returns true if removing the others' members from the first source's is less work than looking
+/// each member of the first up in all others. The criterion is that of Redis.
 pub(crate) fn takes_away<'a, M: Members<'a>>(
     first: Source<'a, M>,
     others: &[Source<'a, M>],
@@ -187,7 +187,7 @@ pub(crate) fn takes_away<'a, M: Members<'a>>(
     len * (others.len() as u64 + 1) / 2 > len + sum
 }
 
-/// The members of the first source that are in none of the others.
+/// Returns the members of the first source that are in none of the others.
 fn diff<'a, M: Members<'a>>(sources: &[Option<Source<'a, M>>]) -> Result<Vec<&'a [u8]>, Fault> {
     let Some((first, mut others)) = minuend(sources) else { return Ok(Vec::new()) };
     let names = first.names()?;
@@ -200,7 +200,7 @@ fn diff<'a, M: Members<'a>>(sources: &[Option<Source<'a, M>>]) -> Result<Vec<&'a
     others.iter().try_fold(names, |names, other| other.filter(names, false))
 }
 
-/// The members that the sources combine to.
+/// Returns the members of the combined sources.
 pub(crate) fn combined<'a, M: Members<'a>>(
     op: Op,
     sources: &[Option<Source<'a, M>>],
@@ -212,8 +212,8 @@ pub(crate) fn combined<'a, M: Members<'a>>(
     }
 }
 
-/// The number of members that are in all sources, or `limit`, unless it is 0, if there are more.
-/// As long as it may do with less, it does not ask for all.
+/// Returns the number of members common to all sources, at most `limit` unless that is 0. With a
+/// limit, members are loaded in steps until it is reached.
 pub(crate) fn count_inter<'a, M: Members<'a>>(
     sources: &[Option<Source<'a, M>>],
     limit: u64,

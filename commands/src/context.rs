@@ -1,4 +1,4 @@
-//! What a command's handler has at hand.
+//! The context of a command's handler, and the results that a handler returns.
 
 use crate::settings::DataSettings;
 use flagstone_storage::Store;
@@ -9,61 +9,62 @@ use flagstone_wire::resp::{Args, Reply};
 use std::borrow::Cow;
 use std::collections::HashSet;
 
-/// What a handler returns: its reply is written, or it could not go on.
+/// A handler's result: its reply is written, or the reason why it stopped.
 pub type Outcome = Result<(), Stop>;
 
-/// Why a handler stopped. What it has written to the reply is taken back.
+/// The reason why a handler stopped. Its partial reply is discarded.
 #[derive(Debug)]
 pub enum Stop {
-    /// These are not in memory: they are loaded, and the command run again from its start.
+    /// These are not in memory: they are loaded, and the command runs again from its start.
     Miss(Vec<Need>),
-    /// The error text, with its code ("ERR …", "WRONGTYPE …").
+    /// An error text, with its code ("ERR …", "WRONGTYPE …").
     Error(Cow<'static, str>),
-    /// The connection is to be closed after what was written so far.
+    /// The connection closes after the reply written so far.
     Close,
-    /// There is nothing yet: it is run again when there may be.
+    /// No key has anything for the command yet: it runs again when one may.
     Block(Box<Block>),
-    /// A unit would change what the open round has changed: it is run again in a round of its own.
+    /// A unit would change data that the open round has changed: it runs again in a round of its
+    /// own.
     Unsettled,
-    /// A unit cannot go on where it runs: it takes long, or asks for what takes time. What it has
-    /// changed is taken back, and it is run again on a thread of its own.
+    /// A unit cannot continue on the worker: it runs for long, or needs something slow. Its changes
+    /// are undone, and it runs again on a thread of its own.
     Apart,
-    /// A unit is broken off: what it has changed is taken back, and this is the error.
+    /// A unit is aborted with this error: its changes are undone.
     Undone(Cow<'static, str>),
-    /// A unit needs all workers whole. What it has changed is taken back, and it is run again when
-    /// it has them.
+    /// A unit needs all workers exclusively. Its changes are undone, and it runs again when it has
+    /// them.
     Whole,
 }
 
-/// What a command waits for that has found nothing.
+/// The wait of a blocking command that has found nothing.
 #[derive(Debug)]
 pub struct Block {
-    /// The keys that may have something for it one day; of the selected database.
+    /// Keys of the selected database to wait for.
     pub keys: Vec<Box<[u8]>>,
     pub on: Awaited,
-    /// When it gives up: ms since the Unix epoch; 0: never.
+    /// End of the wait: ms since the Unix epoch; 0: never.
     pub until_ms: u64,
-    /// The reply when it has given up.
+    /// Reply when the wait ends without a result.
     pub nil: Nil,
-    /// Arguments that are others when it is run again, by index: the `$` of XREAD is what the last
-    /// entry was at first.
+    /// Arguments to replace when the command runs again, by index: the `$` of XREAD is the id of
+    /// the last entry at the first run.
     pub replaced: Vec<(usize, Vec<u8>)>,
 }
 
-/// What a key must hold to have something for a command that waits.
+/// The type of value that a blocking command waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Awaited {
     List,
     Zset,
     Stream,
-    /// A group of a stream: the command ends when there is no such stream any more, too.
+    /// A group of a stream: the command also ends when the stream no longer exists.
     Group,
 }
 
 impl Awaited {
     pub const ALL: [Self; 4] = [Self::List, Self::Zset, Self::Stream, Self::Group];
 
-    /// Whether it is to be looked at when a key holds a value of this type.
+    /// Returns true if a value of this type in a key may end the wait.
     pub fn fits(self, type_name: &str) -> bool {
         match self {
             Self::List => type_name == "list",
@@ -73,13 +74,13 @@ impl Awaited {
         }
     }
 
-    /// Whether it is to be looked at when a key is gone.
+    /// Returns true if the removal of a key may end the wait.
     pub fn wants_absence(self) -> bool {
         self == Self::Group
     }
 }
 
-/// The reply to a command that has waited in vain.
+/// The reply to a command whose wait has timed out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Nil {
     Array,
@@ -117,12 +118,12 @@ impl From<String> for Stop {
     }
 }
 
-/// What several look-ups miss, so that it is asked for at once.
+/// The rows that several look-ups miss, collected so that they are requested together.
 #[derive(Debug, Default)]
 pub struct Misses(HashSet<Need>);
 
 impl Misses {
-    /// What was found; nothing, and a note of it, if it is missing.
+    /// Returns the value found; `None`, and records the need, if it is not in memory.
     pub fn note<T>(&mut self, found: Result<Option<T>, Fault>) -> Result<Option<T>, Stop> {
         match found {
             Ok(found) => Ok(found),
@@ -134,7 +135,7 @@ impl Misses {
         }
     }
 
-    /// Stops if anything was missing.
+    /// Stops the command if any look-up missed.
     pub fn check(self) -> Outcome {
         if self.0.is_empty() { Ok(()) } else { Err(Stop::Miss(self.0.into_iter().collect())) }
     }
@@ -152,51 +153,51 @@ pub mod error {
     pub const STRING_TOO_LONG: &str =
         "ERR string exceeds maximum allowed size (proto-max-bulk-len)";
 
-    /// `ERR invalid expire time in 'name' command`
+    /// Returns `ERR invalid expire time in 'name' command`.
     pub fn invalid_expire(name: &str) -> String {
         format!("ERR invalid expire time in '{name}' command")
     }
 
-    /// `ERR wrong number of arguments for 'name' command`
+    /// Returns `ERR wrong number of arguments for 'name' command`.
     pub fn arity(name: &str) -> String {
         format!("ERR wrong number of arguments for '{name}' command")
     }
 }
 
-/// For commands on keys: the store, and where the reply goes.
+/// The context of a command on keys: the store, the reply and the settings.
 pub struct Ctx<'a> {
     pub store: &'a mut Store,
     pub out: &'a mut Reply,
     /// The selected database.
     pub db: u32,
     pub settings: &'a DataSettings,
-    /// It has waited for its keys, and runs again as there may be something for it.
+    /// True if the command runs again after it has waited for its keys.
     pub again: bool,
-    /// A script runs it.
+    /// True if a script runs the command.
     pub in_script: bool,
 }
 
 impl Ctx<'_> {
-    /// Whether a key is to be looked at. A command that has waited for keys of several workers is
-    /// run by each of them for its own.
+    /// Returns true if this worker owns the key. A command that has waited for keys of several
+    /// workers is run by each of them for its own keys.
     pub fn is_here(&self, key: &[u8]) -> bool {
         self.store.owns(key)
     }
 
-    /// Tells of a keyspace event (`notify-keyspace-events`), once what it tells of is stored.
-    /// Where an entry is at hand, [`EntryMut::event`] does.
+    /// Publishes a keyspace event (`notify-keyspace-events`) once the change is stored. Where an
+    /// entry is at hand, [`EntryMut::event`] does the same.
     ///
     /// [`EntryMut::event`]: flagstone_storage::store::EntryMut::event
     pub fn notify(&mut self, class: NotifyFlags, event: &'static str, key: &[u8]) {
         self.notify_in(self.db, class, event, key);
     }
 
-    /// The same for a key of another database.
+    /// Publishes a keyspace event of a key in another database.
     pub fn notify_in(&mut self, db: u32, class: NotifyFlags, event: &'static str, key: &[u8]) {
         self.store.notes.event(db, key, class.into(), event);
     }
 
-    /// Deletes a key, and tells of it; whether it existed.
+    /// Deletes a key and publishes the event; returns true if the key existed.
     pub fn delete(&mut self, key: &[u8]) -> Result<bool, Fault> {
         let deleted = self.store.remove(self.db, key)?;
         if deleted {
@@ -205,8 +206,8 @@ impl Ctx<'_> {
         Ok(deleted)
     }
 
-    /// Puts what a command has made into a key, whatever it held, and tells of it. Nothing, or an
-    /// empty collection, deletes the key.
+    /// Stores a command's result in a key, replacing its value, and publishes the event. An absent
+    /// value or an empty collection deletes the key.
     pub fn put_result(
         &mut self,
         key: &[u8],
@@ -225,18 +226,18 @@ impl Ctx<'_> {
         Ok(())
     }
 
-    /// The time of this command in ms since the Unix epoch; fixed while it runs.
+    /// Returns the time of this command in ms since the Unix epoch; fixed while it runs.
     pub fn now_ms(&self) -> u64 {
         self.store.now_ms()
     }
 }
 
-/// The argument at `index`, for handlers whose arity was checked.
+/// Returns the argument at `index`, for handlers whose arity was checked.
 pub fn arg<'a>(args: Args<'a>, index: usize) -> Result<&'a [u8], Stop> {
     args.get(index).ok_or(Stop::Error(Cow::Borrowed(error::SYNTAX)))
 }
 
-/// The arguments from `first` on.
+/// Returns the arguments from `first` on.
 pub fn tail<'a>(
     args: Args<'a>,
     first: usize,
@@ -244,12 +245,12 @@ pub fn tail<'a>(
     args.iter().skip(first)
 }
 
-/// An integer argument, or Redis's "not an integer" error.
+/// Parses an integer argument; fails with Redis's "not an integer" error.
 pub fn int_arg(args: Args<'_>, index: usize) -> Result<i64, Stop> {
     flagstone_wire::num::parse_i64(arg(args, index)?).ok_or_else(|| error::NOT_INTEGER.into())
 }
 
-/// Whether an argument is this word, case apart.
+/// Returns true if an argument is this word, ignoring case.
 pub fn is_word(arg: &[u8], word: &str) -> bool {
     arg.eq_ignore_ascii_case(word.as_bytes())
 }

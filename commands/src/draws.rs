@@ -1,13 +1,14 @@
-//! The count of commands that draw elements at random: HRANDFIELD and its kin. A negative one asks
-//! for that many of which some may be the same.
+//! The count argument of commands that draw elements at random, such as HRANDFIELD. A negative
+//! count allows the same element to be drawn repeatedly.
 
 use super::{Stop, int_arg};
 use flagstone_wire::resp::Args;
 
-/// Most elements that one command may draw with repetition; a reply of more would not fit anywhere.
+/// Maximum number of elements that a command draws with repetition; a longer reply would fit in no
+/// client's memory.
 const MAX_REPEATED: u64 = 1 << 24;
 
-/// The count at `index`.
+/// Parses the count at `index`.
 pub(crate) fn count_arg(args: Args<'_>, index: usize) -> Result<i64, Stop> {
     let count = int_arg(args, index)?;
     if count == i64::MIN {
@@ -17,7 +18,7 @@ pub(crate) fn count_arg(args: Args<'_>, index: usize) -> Result<i64, Stop> {
     Ok(count)
 }
 
-/// How many elements a count asks for.
+/// Returns the number of elements to draw for a count.
 pub(crate) fn wanted(count: i64) -> Result<usize, Stop> {
     if count < 0 && count.unsigned_abs() > MAX_REPEATED {
         return Err("ERR value is out of range".into());

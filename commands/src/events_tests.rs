@@ -1,4 +1,4 @@
-//! Commands and the keyspace events that the reference publishes for them.
+//! Compares the keyspace events of commands with those that the reference publishes.
 
 use super::Stop;
 use super::testing::{NOW_MS, try_run};
@@ -26,8 +26,8 @@ fn shown(note: &Note) -> Option<String> {
     Some(format!("{name} {key}{db}"))
 }
 
-/// Runs a command until it misses nothing; the events of all runs. What it misses moves over from
-/// `disk`.
+/// Runs a command until it misses nothing, and returns the events of all runs. Missing data moves
+/// over from `disk`.
 fn events(store: &mut Store, disk: &mut Store, now_ms: u64, command: &str) -> String {
     let words: Vec<&str> = command.split(' ').collect();
     let mut notes = Vec::new();
@@ -46,7 +46,7 @@ fn events(store: &mut Store, disk: &mut Store, now_ms: u64, command: &str) -> St
     shown.join(", ")
 }
 
-/// The cases with the time of each.
+/// Returns the cases, each with its time.
 fn cases() -> impl Iterator<Item = (u64, &'static str, &'static str)> {
     let mut now_ms = NOW_MS;
     CASES.lines().filter(|line| !line.starts_with('#')).filter_map(move |line| {

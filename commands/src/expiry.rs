@@ -1,9 +1,9 @@
-//! Times of expiry in commands' arguments, for every family that sets them.
+//! Expiry times in commands' arguments, for every family that sets them.
 
 use super::{Stop, error, is_word};
 use flagstone_wire::num::parse_i64;
 
-/// How a time is written.
+/// Unit and origin of a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TimeForm {
     /// `EX`: seconds from now.
@@ -17,7 +17,7 @@ pub(crate) enum TimeForm {
 }
 
 impl TimeForm {
-    /// The form an option word stands for, case apart.
+    /// Returns the form of an option word, ignoring case.
     pub(crate) fn of_word(word: &[u8]) -> Option<Self> {
         let forms = [
             ("ex", Self::Seconds),
@@ -28,12 +28,12 @@ impl TimeForm {
         forms.into_iter().find(|(name, _)| is_word(word, name)).map(|(_, form)| form)
     }
 
-    /// Whether the time counts from the Unix epoch rather than from now.
+    /// Returns true if the time counts from the Unix epoch rather than from now.
     pub(crate) fn is_absolute(self) -> bool {
         matches!(self, Self::SecondsAt | Self::MillisAt)
     }
 
-    /// Milliseconds in its unit.
+    /// Returns the milliseconds in its unit.
     pub(crate) fn unit_ms(self) -> i64 {
         match self {
             Self::Seconds | Self::SecondsAt => 1000,
@@ -41,14 +41,14 @@ impl TimeForm {
         }
     }
 
-    /// What is added to a time of this form, in ms.
+    /// Returns the origin of a time of this form, in ms since the Unix epoch.
     pub(crate) fn base_ms(self, now_ms: u64) -> i64 {
         if self.is_absolute() { 0 } else { now_ms.cast_signed() }
     }
 }
 
-/// The time of SET, GETEX and their like in ms since the Unix epoch: it must be positive.
-/// `command` is for the error's text.
+/// Parses the time of SET, GETEX and similar commands, which must be positive, and returns it in ms
+/// since the Unix epoch. `command` is named in the error text.
 pub(crate) fn positive_ms(
     text: &[u8],
     form: TimeForm,
@@ -63,26 +63,26 @@ pub(crate) fn positive_ms(
         .ok_or_else(|| error::invalid_expire(command).into())
 }
 
-/// `None` if it overflows.
+/// Converts a time to ms since the Unix epoch; `None` if it overflows.
 fn to_ms(time: i64, form: TimeForm, now_ms: u64) -> Option<i64> {
     time.checked_mul(form.unit_ms())?.checked_add(form.base_ms(now_ms))
 }
 
-/// What the options of SET and GETEX say of the expiry. They exclude one another, but the same
-/// one may be repeated: the last time counts.
+/// The expiry option of SET and GETEX. The options exclude one another, but the same one may be
+/// repeated: the last time counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum ExpiryOption<'a> {
     #[default]
     None,
-    /// The word without a time: KEEPTTL of SET, PERSIST of GETEX.
+    /// An option without a time: KEEPTTL of SET, PERSIST of GETEX.
     Word,
     Time(TimeForm, &'a [u8]),
 }
 
 impl<'a> ExpiryOption<'a> {
-    /// Takes an option in: `name` is the word without a time, `next` the argument behind `option`.
-    /// Returns how many arguments it took; `None` when it is not such an option or does not go
-    /// with an earlier one.
+    /// Parses an option: `name` is the option without a time, `next` the argument behind `option`.
+    /// Returns the number of arguments consumed; `None` if it is no such option or contradicts an
+    /// earlier one.
     pub(crate) fn take(
         &mut self,
         name: &str,
@@ -103,7 +103,7 @@ impl<'a> ExpiryOption<'a> {
         Some(2)
     }
 
-    /// The time given, as [`positive_ms`] reads it.
+    /// Returns the option's time, parsed by [`positive_ms`].
     pub(crate) fn time_ms(&self, now_ms: u64, command: &str) -> Result<Option<u64>, Stop> {
         match *self {
             Self::Time(form, text) => positive_ms(text, form, now_ms, command).map(Some),

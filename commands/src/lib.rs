@@ -1,8 +1,8 @@
-//! The commands on keys, one file or folder per family. They stand on the storage and the wire format
-//! alone: a handler gets the store, its arguments and the reply ([`Ctx`]), and cannot wait.
+//! The commands on keys, one file or folder per family. They depend on the storage and the wire
+//! format alone: a handler gets the store, its arguments and the reply ([`Ctx`]), and cannot wait.
 //!
-//! A family's file ends in its `COMMANDS`, the declarations of its commands; [`FAMILIES`] has them
-//! all.
+//! A family's file ends in its `COMMANDS`, the declarations of its commands; [`FAMILIES`] lists
+//! them all.
 
 pub mod bitmap;
 mod combine;
@@ -40,7 +40,7 @@ pub use spec::{
     flag, key,
 };
 
-/// Every family's declarations.
+/// The declarations of every family.
 pub const FAMILIES: &[&[Spec]] = &[
     bitmap::COMMANDS,
     hyperloglog::COMMANDS,

@@ -7,22 +7,23 @@ use fnv::FnvHashMap;
 /// Longest command name, for case folding on the stack.
 const MAX_NAME: usize = 32;
 
-/// A command or subcommand as it is looked up: its declaration, and what is worked out once.
+/// A command or subcommand with its declaration and the properties computed from it.
 #[derive(Debug)]
 pub struct Command<R: 'static = Run> {
     pub spec: &'static Spec<R>,
-    /// Its place among all commands and subcommands, for statistics.
+    /// Index among all commands and subcommands, for statistics.
     pub id: usize,
-    /// "get", or "config|get".
+    /// Full name: "get", or "config|get".
     pub full_name: &'static str,
-    /// Its only key is the first argument.
+    /// True if the only key is the first argument.
     pub one_key: bool,
-    /// It may need keys that follow from data: they are found as it runs (see `routing`).
+    /// True if the command may need keys that depend on data: they are found while it runs (see
+    /// `routing`).
     pub undeclared_keys: bool,
     pub subcommands: Vec<Self>,
 }
 
-/// All commands of a program. There is one for as long as it runs.
+/// All commands of a program. A registry is never freed.
 #[derive(Debug)]
 pub struct Registry<R: 'static = Run> {
     commands: &'static [Command<R>],
@@ -31,7 +32,7 @@ pub struct Registry<R: 'static = Run> {
 }
 
 impl<R: Runner> Registry<R> {
-    /// The commands that are declared, in this order.
+    /// Returns the registry of the declared commands, in this order.
     pub fn new(specs: impl IntoIterator<Item = &'static Spec<R>>) -> Self {
         let mut next_id = 0;
         let commands: Vec<_> =
@@ -43,17 +44,17 @@ impl<R: Runner> Registry<R> {
         Self { commands, by_name, by_id }
     }
 
-    /// All commands, without their subcommands.
+    /// Returns all commands, without their subcommands.
     pub fn all(&self) -> &'static [Command<R>] {
         self.commands
     }
 
-    /// All commands and subcommands by their [`Command::id`].
+    /// Returns all commands and subcommands by their [`Command::id`].
     pub fn by_id(&self) -> &[&'static Command<R>] {
         &self.by_id
     }
 
-    /// The command of a name in any case.
+    /// Returns the command of a name, ignoring case.
     pub fn lookup(&self, name: &[u8]) -> Option<&'static Command<R>> {
         let mut folded = [0u8; MAX_NAME];
         let folded = folded.get_mut(..name.len())?;
@@ -62,7 +63,7 @@ impl<R: Runner> Registry<R> {
         self.by_name.get(&*folded).copied()
     }
 
-    /// The command or subcommand that arguments name.
+    /// Returns the command or subcommand that the arguments name.
     pub fn resolve(&self, args: Args<'_>) -> Option<&'static Command<R>> {
         let command = self.lookup(args.get(0)?)?;
         match args.get(1) {
@@ -92,7 +93,7 @@ impl<R: Runner> Command<R> {
         Self { spec, id, full_name, one_key, undeclared_keys, subcommands }
     }
 
-    /// The keys among the arguments with their databases, for routing and locks.
+    /// Returns the keys among the arguments with their databases, for routing and locks.
     pub fn keys<'a>(&self, args: Args<'a>, db: u32) -> Vec<(u32, &'a [u8])> {
         if self.one_key {
             return args.get(1).map(|key| (db, key)).into_iter().collect();
@@ -107,7 +108,7 @@ impl<R: Runner> Command<R> {
         keys
     }
 
-    /// The keys that stand at fixed places: all keys of most commands.
+    /// Returns the keys at fixed positions: for most commands these are all keys.
     pub fn usual_keys<'a>(&self, args: Args<'a>) -> impl Iterator<Item = &'a [u8]> + use<'a, R> {
         let (first, last, step) = match self.spec.keys {
             [
@@ -124,7 +125,7 @@ impl<R: Runner> Command<R> {
         places.filter(move |_| first > 0).filter_map(move |n| args.get(n))
     }
 
-    /// The error text if one of its keys is longer than an engine key can hold.
+    /// Returns the error text if a key is longer than an engine key can be.
     pub fn too_long_key(&self, args: Args<'_>) -> Option<String> {
         const MAX_KEY: usize = flagstone_storage::encoding::MAX_KEY;
         if args.iter().all(|arg| arg.len() <= MAX_KEY) {
@@ -135,14 +136,14 @@ impl<R: Runner> Command<R> {
             .then(|| format!("ERR key is too long: {longest} bytes, at most {MAX_KEY} are allowed"))
     }
 
-    /// Whether it may change something.
+    /// Returns true if the command may change data.
     pub fn may_write(&self) -> bool {
         self.spec.has(flag::WRITE)
     }
 }
 
 impl<R: Runner> Command<R> {
-    /// The subcommand of a name in any case.
+    /// Returns the subcommand of a name, ignoring case.
     pub fn subcommand(&self, name: &[u8]) -> Option<&Self> {
         self.subcommands.iter().find(|sub| name.eq_ignore_ascii_case(sub.spec.name.as_bytes()))
     }

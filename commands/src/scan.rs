@@ -1,30 +1,30 @@
-//! What the scans of collections have in common: HSCAN and its kin.
+//! Cursors and options shared by HSCAN, SSCAN, ZSCAN and SCAN.
 //!
-//! A place among the elements, in the order of their names' keyed hashes, is 48 bits of such a hash.
-//! The cursor is that place, encrypted. It needs no state, and stays good over evictions and
-//! restarts.
+//! A position among the elements, ordered by the keyed hashes of their names, is 48 bits of such a
+//! hash. The cursor is that position, encrypted. It needs no state, and stays valid over evictions
+//! and restarts.
 
 use super::{Stop, error, int_arg, is_word};
 use flagstone_storage::slot::Layout;
 use flagstone_wire::glob;
 use flagstone_wire::resp::{Args, Reply};
 
-/// Bits of a place and of its cursor: few enough for a double.
+/// Number of bits of a position and of its cursor: few enough for a double.
 const PLACE_BITS: u32 = 48;
 
-/// The words that ask for names only: each with the one command that takes it.
+/// Options that ask for names only, each with the one command that takes it.
 const NAMES_ONLY: [(&str, &str); 2] = [("NOVALUES", "HSCAN"), ("NOSCORES", "ZSCAN")];
 
-/// What follows the cursor.
+/// The options behind the cursor.
 pub struct Options<'a> {
     pub count: usize,
     pattern: Option<&'a [u8]>,
-    /// NOVALUES or NOSCORES.
+    /// True with NOVALUES or NOSCORES.
     pub names_only: bool,
 }
 
 impl<'a> Options<'a> {
-    /// The options of `command`, which is written in capitals.
+    /// Parses the options of `command`, a name in capitals.
     pub fn parse(args: Args<'a>, command: &str) -> Result<Self, Stop> {
         let mut options = Self { count: 10, pattern: None, names_only: false };
         let mut at = 3;
@@ -53,13 +53,13 @@ impl<'a> Options<'a> {
         Ok(options)
     }
 
-    /// Whether a name matches the pattern.
+    /// Returns true if a name matches the pattern.
     pub fn takes(&self, name: &[u8]) -> bool {
         self.pattern.is_none_or(|pattern| glob::matches(pattern, name))
     }
 }
 
-/// A cursor as C's `strtoull` reads it: spaces, a plus and zeros may lead.
+/// Parses a cursor like C's `strtoull`: skips leading spaces, a plus sign and zeros.
 pub fn parse_cursor(text: &[u8]) -> Result<u64, Stop> {
     let digits = text.trim_ascii_start();
     let digits = digits.strip_prefix(b"+").unwrap_or(digits);
@@ -68,19 +68,19 @@ pub fn parse_cursor(text: &[u8]) -> Result<u64, Stop> {
     flagstone_wire::num::parse_u64(digits).ok_or_else(|| "ERR invalid cursor".into())
 }
 
-/// The place of a cursor: behind all names if the number is none of ours.
+/// Returns the position of a cursor: behind all names if the number is no valid cursor.
 pub fn parse_place(text: &[u8], layout: &Layout) -> Result<u64, Stop> {
     let cursor = parse_cursor(text)?;
     let is_ours = cursor >> PLACE_BITS == 0;
     Ok(if is_ours { layout.cursors().open(PLACE_BITS, cursor) } else { cursor })
 }
 
-/// The cursor of a place.
+/// Returns the cursor of a position.
 pub fn cursor(layout: &Layout, place: u64) -> u64 {
     layout.cursors().seal(PLACE_BITS, place)
 }
 
-/// The place of a name.
+/// Returns the position of a name.
 pub fn place(layout: &Layout, name: &[u8]) -> u64 {
     layout.hash(name) >> (u64::BITS - PLACE_BITS)
 }

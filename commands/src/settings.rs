@@ -1,13 +1,13 @@
-//! The settings that commands on keys read.
+//! The settings that the commands on keys read.
 
-/// Limits of sizes, and where encodings change. Sizes are bytes. The names are those of the
-/// directives (`docs/compatibility.md`).
+/// Limits of sizes, and of encodings. Sizes are in bytes. The names are those of the directives
+/// (`docs/compatibility.md`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DataSettings {
     pub proto_max_bulk_len: usize,
     pub hash_max_listpack_entries: usize,
     pub hash_max_listpack_value: usize,
-    /// Positive: elements of a node. -1 to -5: 4, 8, 16, 32, 64 KiB of a node.
+    /// Size of a node. Positive: number of elements. -1 to -5: 4, 8, 16, 32, 64 KiB.
     pub list_max_listpack_size: i32,
     pub set_max_intset_entries: usize,
     pub set_max_listpack_entries: usize,
@@ -17,16 +17,16 @@ pub struct DataSettings {
     pub stream_node_max_bytes: usize,
     pub stream_node_max_entries: u64,
     pub hll_sparse_max_bytes: usize,
-    /// `maxmemory-policy` is one that counts accesses (LFU): OBJECT FREQ has an answer, and
-    /// OBJECT IDLETIME has none.
+    /// True if `maxmemory-policy` counts accesses (LFU): OBJECT FREQ has a reply, and OBJECT
+    /// IDLETIME has none.
     pub counts_accesses: bool,
     pub rdbcompression: bool,
-    /// `rdb-version-check relaxed`: payloads of newer versions are tried.
+    /// True with `rdb-version-check relaxed`: payloads of newer versions are tried.
     pub rdb_newer_versions: bool,
 }
 
 impl Default for DataSettings {
-    /// The defaults of the directives.
+    /// Returns the defaults of the directives.
     fn default() -> Self {
         Self {
             proto_max_bulk_len: 512 << 20,

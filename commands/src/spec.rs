@@ -1,45 +1,45 @@
-//! What a command is: one declaration, from which lookup, arity check, routing, COMMAND, ACL
-//! categories, statistics and documentation derive.
+//! The declaration of a command, from which lookup, arity check, routing, COMMAND, ACL categories,
+//! statistics and documentation derive.
 
 use crate::context::{Ctx, Outcome};
 use flagstone_storage::value::Wanted;
 use flagstone_wire::num::parse_f64;
 use flagstone_wire::resp::{Args, Reply};
 
-/// A command, or a subcommand of one. `R` says how it runs: [`Run`] for commands on keys; the server
-/// has more ways.
+/// The declaration of a command or subcommand. `R` is its way of running: [`Run`] for commands on
+/// keys; the server has more.
 #[derive(Debug)]
 pub struct Spec<R: 'static = Run> {
-    /// Lower case; a subcommand's own word.
+    /// Name in lower case; for a subcommand, its own word.
     pub name: &'static str,
     pub group: Group,
-    /// The version of Redis (or Valkey) that brought it.
+    /// The version of Redis (or Valkey) that introduced it.
     pub since: &'static str,
     pub complexity: &'static str,
-    /// One sentence, in our own words.
+    /// Description in one sentence.
     pub summary: &'static str,
-    /// Arguments with the name; negative: at least that many.
+    /// Number of arguments including the name; negative: at least that many.
     pub arity: i16,
     /// Bits of [`flag`].
     pub flags: u32,
     pub keys: &'static [KeySpec],
-    /// Bits of [`acl`] beyond those that follow from flags and group (see [`Spec::categories`]).
+    /// Bits of [`acl`] beyond those derived from flags and group (see [`Spec::categories`]).
     pub acl: u32,
     pub tips: &'static [&'static str],
-    /// Keys that do not follow from `keys`: in databases other than the selected one (MOVE, COPY …
-    /// DB), or behind a word that is there twice (GEORADIUS … STORE). Given the arguments, the
+    /// Finds the keys that `keys` does not cover: in databases other than the selected one (MOVE,
+    /// COPY … DB), or behind a word that occurs twice (GEORADIUS … STORE). Gets the arguments, the
     /// selected database and the keys found in it.
     pub other_db: Option<OtherDb>,
-    /// The elements of its keys that it names, for reading them ahead.
+    /// Positions of the element names among the arguments, for prefetching them.
     pub names: Option<Names>,
     pub subcommands: &'static [Spec<R>],
-    /// Whether it may wait for its keys, given the arguments.
+    /// Returns true if the command may wait for its keys, given the arguments.
     pub blocks: fn(Args<'_>) -> bool,
     pub run: R,
 }
 
 impl<R: Runner> Spec<R> {
-    /// A command to start a declaration from: `Spec { name: "get", …, ..Spec::NEW }`.
+    /// Base of every declaration: `Spec { name: "get", …, ..Spec::NEW }`.
     pub const NEW: Self = Self {
         name: "",
         group: Group::Generic,
@@ -62,12 +62,12 @@ impl<R: Runner> Spec<R> {
         self.flags & flag != 0
     }
 
-    /// Whether it runs other commands, whose keys it need not declare.
+    /// Returns true if it runs other commands, whose keys it need not declare.
     pub fn runs_others(&self) -> bool {
         self.run.runs_others()
     }
 
-    /// The same command with another kind of runner.
+    /// Returns the declaration with another type of runner.
     pub fn with_runner<S: Runner + From<R>>(&self) -> Spec<S> {
         let subcommands: Vec<_> = self.subcommands.iter().map(Self::with_runner).collect();
         Spec {
@@ -90,16 +90,16 @@ impl<R: Runner> Spec<R> {
         }
     }
 
-    /// Whether `len` arguments (with the name, and the subcommand's) are a legal number.
+    /// Returns true if `len` arguments (with the name, and the subcommand's) are a valid number.
     pub const fn arity_allows(&self, len: usize) -> bool {
         let len = len as i64;
         let arity = self.arity as i64;
         if arity >= 0 { len == arity } else { len >= -arity }
     }
 
-    /// ACL categories: those that its flags and its group imply, and its own.
+    /// Returns its ACL categories: those derived from flags and group, and its own.
     pub fn categories(&self) -> u32 {
-        // A container is not one of its group's commands itself.
+        // A container does not belong to its group's category itself.
         let group = if self.run.is_container() { 0 } else { self.group.category() };
         let mut set = self.acl | group;
         for (flag, category) in [
@@ -110,13 +110,13 @@ impl<R: Runner> Spec<R> {
             (flag::FAST, acl::FAST),
             (flag::BLOCKING, acl::BLOCKING),
         ] {
-            // What a script reads its keys' commands tell.
+            // The keys a script reads are those of the commands that it runs.
             let is_told = flag == flag::READONLY && self.group == Group::Scripting;
             if self.has(flag) && !is_told {
                 set |= category;
             }
         }
-        // As Redis derives them: what is not fast is slow.
+        // As in Redis, every command that is not fast is slow.
         if set & acl::FAST == 0 { set | acl::SLOW } else { set }
     }
 }
@@ -124,41 +124,41 @@ impl<R: Runner> Spec<R> {
 /// See [`Spec::other_db`].
 pub(crate) type OtherDb = for<'a> fn(Args<'a>, u32, &[(u32, &'a [u8])]) -> Vec<(u32, &'a [u8])>;
 
-/// Where the names of elements stand in a command's arguments. What is taken for one and is none
-/// costs a read.
+/// Positions of the names of elements among a command's arguments. An argument wrongly taken for a
+/// name costs one read.
 #[derive(Clone, Copy, Debug)]
 pub struct Names {
-    /// Words that may stand behind the key.
+    /// Options that may stand behind the key.
     options: &'static [&'static str],
-    /// Without them.
+    /// Position of the first name, without options.
     first: usize,
     step: usize,
-    /// Each stands behind a score.
+    /// True if each name stands behind a score.
     scored: bool,
 }
 
 impl Names {
-    /// From an argument on to the end, every `step`-th.
+    /// Names from an argument on to the end, every `step`-th.
     pub const fn from(first: usize, step: usize) -> Self {
         Self { options: &[], first, step, scored: false }
     }
 
-    /// The same behind any of these words, which are not counted.
+    /// Names from an argument on, not counting any of these options before them.
     pub const fn behind(options: &'static [&'static str], first: usize, step: usize) -> Self {
         Self { options, first, step, scored: false }
     }
 
-    /// Each name stands behind the score that it is to get.
+    /// Marks each name as standing behind its new score.
     pub const fn scored(self) -> Self {
         Self { scored: true, ..self }
     }
 
-    /// The names among the arguments.
+    /// Returns the names among the arguments.
     pub fn find(self, args: Args<'_>) -> impl Iterator<Item = &[u8]> {
         self.wanted(args).map(|wanted| wanted.name)
     }
 
-    /// The same with scores, as far as they are known before the command runs.
+    /// Returns the names with their scores, as far as these are known before the command runs.
     pub fn wanted(self, args: Args<'_>) -> impl Iterator<Item = Wanted<'_>> {
         let is_option = |word: &[u8]| {
             self.options.iter().any(|option| word.eq_ignore_ascii_case(option.as_bytes()))
@@ -177,29 +177,29 @@ impl Names {
 
 /// A way of running commands.
 pub trait Runner: Copy {
-    /// That of a command that has subcommands only.
+    /// The runner of a command that has subcommands only.
     const CONTAINER: Self;
 
     fn is_container(&self) -> bool;
 
-    /// Whether commands that run so run others, whose keys they need not declare.
+    /// Returns true if the command runs others, whose keys it need not declare.
     fn runs_others(&self) -> bool {
         false
     }
 }
 
-/// The handler of a command on keys. It must ask for all it needs before it changes anything: on a
-/// miss it is run again from its start.
+/// The handler of a command on keys. It must request all the rows it needs before it changes
+/// anything: after a miss it runs again from its start.
 pub type KeysHandler = fn(&mut Ctx<'_>, Args<'_>) -> Outcome;
 
 /// Writes the text of a HELP subcommand.
 pub type HelpWriter = fn(&mut Reply);
 
-/// How the commands of this crate run.
+/// The ways of running of this crate's commands.
 #[derive(Clone, Copy)]
 pub enum Run {
     Keys(KeysHandler),
-    /// It shows a text.
+    /// Shows a help text.
     Help(HelpWriter),
     /// Has subcommands only.
     Container,
@@ -245,7 +245,7 @@ pub enum Group {
 }
 
 impl Group {
-    /// The name COMMAND DOCS answers.
+    /// Returns the name in the reply of COMMAND DOCS.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Generic => "generic",
@@ -281,13 +281,13 @@ impl Group {
             Self::Geo => acl::GEO,
             Self::Stream => acl::STREAM,
             Self::Bitmap => acl::BITMAP,
-            // The commands of publish/subscribe have theirs by their flag.
+            // The publish/subscribe commands get their category by their flag.
             Self::Generic | Self::Server | Self::Cluster | Self::Pubsub => 0,
         }
     }
 }
 
-/// Command flags, as COMMAND names them.
+/// Command flags, as named by COMMAND.
 pub mod flag {
     pub const WRITE: u32 = 1;
     pub const READONLY: u32 = 1 << 1;
@@ -310,16 +310,16 @@ pub mod flag {
     pub const NO_MULTI: u32 = 1 << 18;
     pub const ALLOW_BUSY: u32 = 1 << 19;
     pub const MOVABLE_KEYS: u32 = 1 << 20;
-    /// A client that listens in RESP2 may run it.
+    /// A subscribed RESP2 client may run it.
     pub const SUBSCRIBER: u32 = 1 << 21;
-    /// Within MULTI it is not queued but runs at once.
+    /// Within MULTI it runs at once instead of being queued.
     pub const UNQUEUED: u32 = 1 << 22;
-    /// It runs what is queued, which the connection makes its arguments.
+    /// Runs the queued commands, which the connection passes as its arguments.
     pub const EXEC: u32 = 1 << 23;
-    /// Within MULTI, what is queued behind it is on another database.
+    /// Within MULTI, the commands queued behind it run on another database.
     pub const SELECTS: u32 = 1 << 24;
 
-    /// No pause holds it: it ends pauses.
+    /// Runs during a pause: it ends pauses.
     pub const ENDS_PAUSE: u32 = 1 << 25;
 
     /// The flags that COMMAND shows, in its order.
@@ -370,7 +370,7 @@ pub mod acl {
     pub const TRANSACTION: u32 = 1 << 19;
     pub const SCRIPTING: u32 = 1 << 20;
 
-    /// Every category with its name, in the order ACL CAT answers them.
+    /// Every category with its name, in the order of ACL CAT's reply.
     pub const NAMES: &[(u32, &str)] = &[
         (KEYSPACE, "keyspace"),
         (READ, "read"),
@@ -396,7 +396,7 @@ pub mod acl {
     ];
 }
 
-/// Where keys stand in a command's arguments, and what is done with them.
+/// The positions of keys among a command's arguments, and the access to them.
 #[derive(Clone, Copy, Debug)]
 pub struct KeySpec {
     /// Bits of [`key`].
@@ -405,7 +405,7 @@ pub struct KeySpec {
     pub find: Find,
 }
 
-/// Flags of a key spec, as COMMAND INFO names them.
+/// Flags of a key spec, as named by COMMAND INFO.
 pub mod key {
     pub const RO: u32 = 1;
     pub const RW: u32 = 1 << 1;
@@ -434,53 +434,53 @@ pub mod key {
     ];
 }
 
-/// Where to begin to look for keys.
+/// The start of the search for keys.
 #[derive(Clone, Copy, Debug)]
 pub enum Begin {
     Index(usize),
-    /// Behind this word, looked for from `start` on (negative: backwards from the end).
+    /// Behind this word, searched from `start` on (negative: backwards from the end).
     Keyword(&'static str, i32),
     Unknown,
 }
 
-/// How to find them from there.
+/// The way to find the keys from there.
 #[derive(Clone, Copy, Debug)]
 pub enum Find {
-    /// Up to `last` (relative to the first; negative: from the end of the arguments), every
-    /// `step`-th; `limit` > 1: only the first 1/limit of what is left.
+    /// Every `step`-th argument up to `last` (relative to the first; negative: from the end of the
+    /// arguments); `limit` > 1: only the first 1/limit of the remaining arguments.
     Range { last: i32, step: usize, limit: usize },
-    /// A count at `at`, the keys from `first` on (both relative), every `step`-th.
+    /// A count at `at`, and the keys from `first` on (both relative), every `step`-th.
     KeyNum { at: usize, first: usize, step: usize },
-    /// By this function, which appends the indices: among options that may stand anywhere. Clients
-    /// are told that it is unknown.
+    /// A function that appends the indices, for keys among options in any order. Clients see the
+    /// spec as unknown.
     Options(for<'a> fn(Args<'a>, &mut Vec<usize>)),
-    /// Not in the arguments but in the data: the command needs keys that are not declared.
+    /// The keys depend on data, not on the arguments: the command needs undeclared keys.
     Unknown,
 }
 
 impl KeySpec {
-    /// One key at argument `index`.
+    /// Returns the spec of one key at argument `index`.
     pub const fn one(index: usize, flags: u32) -> Self {
         Self { flags, begin: Begin::Index(index), find: Find::Range { last: 0, step: 1, limit: 0 } }
     }
 
-    /// Keys from argument `first` to the end, every `step`-th.
+    /// Returns the spec of keys from argument `first` to the end, every `step`-th.
     pub const fn to_end(first: usize, step: usize, flags: u32) -> Self {
         Self { flags, begin: Begin::Index(first), find: Find::Range { last: -1, step, limit: 0 } }
     }
 
-    /// As many keys as argument `at` says, behind it.
+    /// Returns the spec of keys behind their count at argument `at`.
     pub const fn numkeys(at: usize, flags: u32) -> Self {
         let find = Find::KeyNum { at: 0, first: 1, step: 1 };
         Self { flags, begin: Begin::Index(at), find }
     }
 
-    /// Keys that do not follow from the arguments.
+    /// Returns the spec of keys that do not depend on the arguments.
     pub const fn unknown(flags: u32) -> Self {
         Self { flags, begin: Begin::Unknown, find: Find::Unknown }
     }
 
-    /// Appends the indices of the keys in `args`; `None` when the arguments do not fit.
+    /// Appends the indices of the keys in `args`; `None` if the arguments do not fit.
     pub fn find(&self, args: Args<'_>, out: &mut Vec<usize>) -> Option<()> {
         let len = args.len();
         let begin = match self.begin {
@@ -541,7 +541,8 @@ pub struct KeyRange {
 }
 
 impl<R: Runner> Spec<R> {
-    /// Its keys as clients of old want them, and whether that misses some ("movablekeys").
+    /// Returns its keys as one range, for old clients, and true if the range misses some
+    /// ("movablekeys").
     ///
     /// Only consecutive ranges of step 1 make one range, unless there is a single one.
     pub fn key_range(&self) -> (KeyRange, bool) {
@@ -570,14 +571,14 @@ impl<R: Runner> Spec<R> {
         (range.unwrap_or_default(), misses)
     }
 
-    /// The names of its flags, as COMMAND shows them.
+    /// Returns the names of its flags, as COMMAND shows them.
     pub fn flag_names(&self) -> Vec<&'static str> {
         let movable = if self.key_range().1 { flag::MOVABLE_KEYS } else { 0 };
         let flags = self.flags | movable;
         flag::NAMES.iter().filter(|(bit, _)| flags & bit != 0).map(|(_, name)| *name).collect()
     }
 
-    /// The names of its ACL categories.
+    /// Returns the names of its ACL categories.
     pub fn category_names(&self) -> Vec<&'static str> {
         let set = self.categories();
         acl::NAMES.iter().filter(|(bit, _)| set & bit != 0).map(|(_, name)| *name).collect()
@@ -585,15 +586,15 @@ impl<R: Runner> Spec<R> {
 }
 
 impl<R: Runner> Spec<R> {
-    /// The indices of the keys in `args`; `None` when the arguments do not fit the key specs.
+    /// Returns the indices of the keys in `args`; `None` if the arguments do not fit the key specs.
     pub fn key_indices(&self, args: Args<'_>) -> Option<Vec<usize>> {
         let mut out = Vec::new();
         self.key_specs().try_for_each(|spec| spec.find(args, &mut out))?;
         Some(out)
     }
 
-    /// The indices of the keys in `args` by those key specs that the arguments fit. PFMERGE may
-    /// have no sources.
+    /// Returns the indices of the keys in `args` by the key specs that the arguments fit. PFMERGE
+    /// may have no sources.
     pub fn fitting_key_indices(&self, args: Args<'_>) -> Vec<usize> {
         let mut out = Vec::new();
         self.key_specs().for_each(|spec| {
@@ -602,7 +603,7 @@ impl<R: Runner> Spec<R> {
         out
     }
 
-    /// Where its keys stand.
+    /// Returns the specs of its real keys (without `NOT_KEY`).
     fn key_specs(&self) -> impl Iterator<Item = &'static KeySpec> {
         self.keys.iter().filter(|s| s.flags & key::NOT_KEY == 0)
     }

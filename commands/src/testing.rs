@@ -1,4 +1,4 @@
-//! What the tests of commands on keys share.
+//! Store and command runners for the tests of commands on keys.
 
 use crate::DataSettings;
 use crate::registry::Registry;
@@ -9,20 +9,20 @@ use flagstone_storage::store::Versions;
 use flagstone_wire::resp::{OwnedArgs, Proto, Reply};
 use std::sync::{Arc, LazyLock};
 
-/// The time of a command unless it matters, ms.
+/// Default time of a command, in ms since the Unix epoch.
 pub(crate) const NOW_MS: u64 = 1_000_000;
 
 /// The commands of this crate.
 pub(crate) static COMMANDS: LazyLock<Registry> =
     LazyLock::new(|| Registry::new(FAMILIES.iter().copied().flatten()));
 
-/// A store of one database; `partial`: there may be keys on disk.
+/// Returns a store of one database; with `partial`, keys may be on disk.
 pub(crate) fn store(partial: bool) -> Store {
     let layout = Arc::new(Layout { shards: 2, seed: 1 });
     Store::new(layout, Arc::new(Versions::new(1)), &[1], partial)
 }
 
-/// Runs a command once at a time; its reply, or why it stopped.
+/// Runs a command once at a given time; returns its reply, or why it stopped.
 pub(crate) fn try_run(
     store: &mut Store,
     settings: &DataSettings,
@@ -43,7 +43,7 @@ pub(crate) fn try_run(
     Ok(String::from_utf8(out.into_bytes()).unwrap())
 }
 
-/// Runs a command, its words between blanks, once; its reply, or why it stopped.
+/// Runs a command of words between blanks once; returns its reply, or why it stopped.
 pub(crate) fn try_line(
     store: &mut Store,
     settings: &DataSettings,
@@ -54,7 +54,7 @@ pub(crate) fn try_line(
     try_run(store, settings, proto, NOW_MS, &words)
 }
 
-/// The same for a command that misses nothing; its reply on one line, an error as its text.
+/// Runs a command that misses nothing; returns its reply on one line, an error as its text.
 pub(crate) fn run_line(
     store: &mut Store,
     settings: &DataSettings,

@@ -1,13 +1,13 @@
-//! The timeouts of commands that wait for keys.
+//! Timeouts of blocking commands.
 
 use super::{Awaited, Block, Ctx, Nil, Stop};
 use flagstone_wire::num::LongDouble;
 use flagstone_wire::resp::Args;
 
-/// Timeouts from 2⁶³ milliseconds on are refused.
+/// Timeouts of at least 2⁶³ milliseconds are refused.
 const LIMIT_MS: f64 = 9_223_372_036_854_775_808.0;
 
-/// A timeout in seconds, with decimals, as the time when it is over: ms since the Unix epoch; 0:
+/// Parses a timeout in seconds, with decimals, and returns its end: ms since the Unix epoch; 0:
 /// never.
 pub(crate) fn seconds_arg(text: &[u8], now_ms: u64) -> Result<u64, Stop> {
     let seconds = LongDouble::parse(text).map(LongDouble::to_f64);
@@ -19,7 +19,7 @@ pub(crate) fn seconds_arg(text: &[u8], now_ms: u64) -> Result<u64, Stop> {
     until(ms as i64, now_ms)
 }
 
-/// The same for a timeout in milliseconds.
+/// Parses a timeout in milliseconds, and returns its end in the same way.
 pub(crate) fn milliseconds_arg(text: &[u8], now_ms: u64) -> Result<u64, Stop> {
     let ms = flagstone_wire::num::parse_i64(text);
     until(ms.ok_or("ERR timeout is not an integer or out of range")?, now_ms)
@@ -41,7 +41,7 @@ fn until(ms: i64, now_ms: u64) -> Result<u64, Stop> {
     }
 }
 
-/// The stop of a command that has found nothing in its keys, until the time given.
+/// Returns the stop of a command that waits for its keys until the given time.
 pub(crate) fn wait_for<'a>(
     keys: impl Iterator<Item = &'a [u8]>,
     on: Awaited,
@@ -52,7 +52,8 @@ pub(crate) fn wait_for<'a>(
     Stop::Block(Box::new(Block { keys, on, until_ms, nil, replaced: Vec::new() }))
 }
 
-/// The last argument as a timeout in seconds, and the number of the arguments before it.
+/// Parses the last argument as a timeout in seconds; returns its end, and the number of the
+/// arguments before it.
 pub(crate) fn last_arg(cx: &Ctx<'_>, args: Args<'_>) -> Result<(u64, usize), Stop> {
     let last = args.len() - 1;
     Ok((seconds_arg(super::arg(args, last)?, cx.now_ms())?, last))

@@ -1,12 +1,12 @@
-//! Counting, finding and moving bits in bytes. Bit 0 is the highest bit of the first byte; ranges
-//! are of bits, without their end.
+//! Counts, finds and moves bits in bytes. Bit 0 is the highest bit of the first byte; ranges are of
+//! bits and exclude their end.
 
 use std::ops::Range;
 
-/// Bytes that hold any field of up to 64 bits, wherever in a byte it begins.
+/// Bytes that hold any field of up to 64 bits, at whichever bit of a byte it begins.
 pub(super) const FIELD_BYTES: usize = 9;
 
-/// How many ones there are.
+/// Returns the number of ones.
 pub(super) fn count_ones(bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks::<8>();
     let in_words: u64 = words.iter().map(|w| u64::from(u64::from_ne_bytes(*w).count_ones())).sum();
@@ -14,7 +14,7 @@ pub(super) fn count_ones(bytes: &[u8]) -> u64 {
     in_words + in_rest
 }
 
-/// How many ones there are in a range that lies inside `bytes`.
+/// Returns the number of ones in a range inside `bytes`.
 pub(super) fn count_ones_in(bytes: &[u8], range: Range<u64>) -> u64 {
     if range.is_empty() {
         return 0;
@@ -28,12 +28,12 @@ pub(super) fn count_ones_in(bytes: &[u8], range: Range<u64>) -> u64 {
     count_ones(&bytes[first..=last]) - u64::from(before.count_ones() + behind.count_ones())
 }
 
-/// The first bit of a range inside `bytes` that is `bit`.
+/// Returns the first bit of a range inside `bytes` that equals `bit`.
 pub(super) fn find(bytes: &[u8], bit: bool, range: Range<u64>) -> Option<u64> {
     if range.is_empty() {
         return None;
     }
-    // What is looked for becomes a one.
+    // Makes the wanted bits ones.
     let flip = if bit { 0 } else { 0xFF };
     let first = (range.start / 8) as usize;
     let edge = (bytes[first] ^ flip) & from_bit(range.start);
@@ -49,7 +49,7 @@ pub(super) fn find(bytes: &[u8], bit: bool, range: Range<u64>) -> Option<u64> {
     (found < range.end).then_some(found)
 }
 
-/// What is left behind the leading bytes that are `byte`.
+/// Returns the bytes behind the leading ones that equal `byte`.
 fn skip(mut bytes: &[u8], byte: u8) -> &[u8] {
     let word = [byte; 8];
     while let Some((head, rest)) = bytes.split_first_chunk::<8>()
@@ -65,18 +65,19 @@ fn skip(mut bytes: &[u8], byte: u8) -> &[u8] {
     bytes
 }
 
-/// A byte's bits from a bit on.
+/// Returns a mask of a byte's bits from `bit` on.
 fn from_bit(bit: u64) -> u8 {
     0xFF >> (bit % 8)
 }
 
-/// The field of `width` (1 to 64) bits that begins `shift` (0 to 7) bits into the first byte.
+/// Returns the field of `width` (1 to 64) bits that begins `shift` (0 to 7) bits into the first
+/// byte.
 pub(super) fn read_field(bytes: [u8; FIELD_BYTES], shift: u32, width: u32) -> u64 {
     let field = window(bytes) >> (FIELD_BYTES as u32 * 8 - shift - width);
     field as u64 & low_bits(width)
 }
 
-/// The same bytes with the field set to the low `width` bits of `value`.
+/// Returns the bytes with the field set to the low `width` bits of `value`.
 pub(super) fn write_field(
     bytes: [u8; FIELD_BYTES],
     shift: u32,
@@ -92,12 +93,12 @@ pub(super) fn write_field(
     out
 }
 
-/// The bytes as one big-endian number.
+/// Returns the bytes as one big-endian number.
 fn window(bytes: [u8; FIELD_BYTES]) -> u128 {
     bytes.iter().fold(0, |n, b| n << 8 | u128::from(*b))
 }
 
-/// A mask of the lowest `width` (1 to 64) bits.
+/// Returns a mask of the lowest `width` (1 to 64) bits.
 pub(super) fn low_bits(width: u32) -> u64 {
     u64::MAX >> (64 - width)
 }

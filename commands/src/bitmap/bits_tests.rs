@@ -2,12 +2,12 @@ use super::*;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-/// The bits of bytes, one by one.
+/// Returns the bits of bytes one by one.
 fn naive(bytes: &[u8]) -> Vec<bool> {
     bytes.iter().flat_map(|b| (0..8).map(move |i| b >> (7 - i) & 1 == 1)).collect()
 }
 
-/// Bytes that are mostly runs of zeros or ones.
+/// Generates bytes that are mostly runs of zeros or ones.
 fn runs() -> impl Strategy<Value = Vec<u8>> {
     let byte = prop_oneof![6 => Just(0u8), 6 => Just(0xFF), 1 => any::<u8>()];
     vec((byte, 1..12usize), 1..8)

@@ -1,5 +1,5 @@
-//! BITOP: whole strings combined bit by bit. The result is built chunk by chunk; holes that stay
-//! holes are never written out.
+//! BITOP: combines whole strings bit by bit. The result is built chunk by chunk; a hole that stays
+//! a hole is never written.
 
 use crate::{Ctx, Outcome, Stop, arg, error, is_word};
 use flagstone_storage::notify::NotifyFlags;
@@ -9,7 +9,7 @@ use flagstone_storage::value::{Str, Value};
 use flagstone_wire::resp::Args;
 use std::collections::BTreeMap;
 
-/// What BITOP does with its sources.
+/// Bitwise operation of BITOP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Op {
     And,
@@ -59,18 +59,18 @@ pub(super) fn bitop(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(cx.put_result(target, value, NotifyFlags::STRING, "set")?)
 }
 
-/// The sources so far, combined.
+/// The combination of the sources added so far.
 #[derive(Debug, Default)]
 pub(super) struct Combined {
-    /// Bytes of the longest source.
+    /// Length of the longest source in bytes.
     len: usize,
-    /// By number; a chunk that is short or not there goes on with zeros.
+    /// Chunks by number; zeros follow a short chunk and replace a missing one.
     chunks: BTreeMap<u32, Vec<u8>>,
     sources: usize,
 }
 
 impl Combined {
-    /// Takes a source in, all of which must be in memory.
+    /// Combines a source, which must be entirely in memory.
     pub(super) fn add(&mut self, op: Op, s: &Str) -> Result<(), Part> {
         let pieces = s.pieces(0..s.len())?.map(|(at, bytes)| ((at / CHUNK) as u32, bytes));
         match op {
@@ -96,7 +96,7 @@ impl Combined {
         Ok(())
     }
 
-    /// Takes a key in that does not exist: no bytes, so zeros.
+    /// Combines a key that does not exist, as zeros.
     pub(super) fn add_nothing(&mut self, op: Op) {
         if op == Op::And {
             self.chunks.clear();
@@ -116,7 +116,7 @@ impl Combined {
     }
 }
 
-/// The chunks of `len` bytes of ones.
+/// Returns the chunks of `len` bytes of ones.
 fn ones(len: usize) -> BTreeMap<u32, Vec<u8>> {
     let chunk_len = |n: usize| (len - n * CHUNK).min(CHUNK);
     (0..len.div_ceil(CHUNK)).map(|n| (n as u32, vec![0xFF; chunk_len(n)])).collect()

@@ -1,7 +1,7 @@
 use super::*;
 use proptest::prelude::*;
 
-/// A string of up to a few chunks with holes, as bytes are written into it.
+/// Generates a string of up to a few chunks with holes, by writing bytes into it.
 fn string() -> impl Strategy<Value = Str> {
     let byte = prop_oneof![Just(0u8), Just(0xFF), any::<u8>()];
     let write = (0..3 * CHUNK, byte, prop_oneof![1..9usize, CHUNK - 2..CHUNK + 3]);
@@ -28,7 +28,7 @@ fn combined(op: Op, sources: &[Option<Str>]) -> Str {
     Str::from_chunks(result.len, result.chunks)
 }
 
-/// The same byte by byte.
+/// Combines the sources byte by byte.
 fn model(op: Op, sources: &[Option<Str>]) -> Vec<u8> {
     let sources: Vec<Vec<u8>> = sources
         .iter()

@@ -1,4 +1,4 @@
-//! BITFIELD and BITFIELD_RO: integers of 1 to 64 bits anywhere in a string.
+//! BITFIELD and BITFIELD_RO: integers of 1 to 64 bits at any offset in a string.
 
 use super::bits::{FIELD_BYTES, low_bits, read_field, write_field};
 use super::{scaled_offset, string_of};
@@ -13,7 +13,7 @@ use std::ops::Range;
 const BAD_TYPE: &str = "ERR Invalid bitfield type. Use something like i16 u8. \
                         Note that u64 is not supported but i64 is.";
 
-/// What happens to a value that does not fit its field.
+/// Treatment of a value that does not fit its field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Overflow {
     Wrap,
@@ -35,12 +35,12 @@ enum Action {
     Add(i64),
 }
 
-/// One operation of the command.
+/// One operation of a BITFIELD command.
 #[derive(Clone, Copy, Debug)]
 struct Op {
     action: Action,
     field: FieldType,
-    /// In bits.
+    /// Offset in bits.
     offset: u64,
     overflow: Overflow,
 }
@@ -97,7 +97,7 @@ fn parse_ops(cx: &Ctx<'_>, args: Args<'_>) -> Result<Vec<Op>, Stop> {
     Ok(ops)
 }
 
-/// Operations that only read.
+/// Runs operations that only read.
 fn read(cx: &mut Ctx<'_>, args: Args<'_>, ops: &[Op]) -> Outcome {
     let name = arg(args, 1)?;
     let s = cx.store.string(cx.db, name)?;
@@ -110,8 +110,8 @@ fn read(cx: &mut Ctx<'_>, args: Args<'_>, ops: &[Op]) -> Outcome {
     Ok(())
 }
 
-/// Operations of which some write: the string is made long enough for all of them, whether or not
-/// they come to write.
+/// Runs operations of which some write. The string is lengthened for all of them, even those that
+/// do not write in the end.
 fn write(cx: &mut Ctx<'_>, name: &[u8], ops: &[Op]) -> Outcome {
     let len = ops.iter().filter(|op| op.writes()).map(Op::end_byte).max().unwrap_or(0);
     let mut entry = cx.store.entry_mut(cx.db, name)?;
@@ -155,7 +155,7 @@ fn write(cx: &mut Ctx<'_>, name: &[u8], ops: &[Op]) -> Outcome {
     Ok(())
 }
 
-/// Checks that what the operations touch is in memory; all that is not is asked for at once.
+/// Checks that the operations' bytes are in memory; requests all missing chunks at once.
 fn require(s: Option<&Str>, ops: &[Op]) -> Result<(), Part> {
     let Some(s) = s else { return Ok(()) };
     let mut missing = Vec::new();
@@ -186,7 +186,7 @@ impl Op {
         !matches!(self.action, Action::Get)
     }
 
-    /// Where in its first byte the field begins.
+    /// Returns the bit of its first byte at which the field begins.
     fn shift(&self) -> u32 {
         (self.offset % 8) as u32
     }
@@ -195,18 +195,18 @@ impl Op {
         (self.offset + u64::from(self.field.width)).div_ceil(8) as usize
     }
 
-    /// The bytes the field lies in.
+    /// Returns the range of bytes that the field overlaps.
     fn byte_range(&self) -> Range<usize> {
         (self.offset / 8) as usize..self.end_byte()
     }
 
-    /// Those of them that are inside the string.
+    /// Returns the part of the field's bytes that is inside the string.
     fn stored_range(&self, s: &Str) -> Range<usize> {
         let range = self.byte_range();
         range.start.min(s.len())..range.end.min(s.len())
     }
 
-    /// The field's bytes; zeros where the string has none.
+    /// Returns the field's bytes; zeros beyond the string's end.
     fn bytes(&self, s: Option<&Str>) -> Result<[u8; FIELD_BYTES], Part> {
         let mut bytes = [0; FIELD_BYTES];
         if let Some(s) = s {
@@ -235,7 +235,7 @@ impl Overflow {
 }
 
 impl FieldType {
-    /// `u1` to `u63`, `i1` to `i64`.
+    /// Parses a type: `u1` to `u63`, `i1` to `i64`.
     pub(super) fn parse(text: &[u8]) -> Option<Self> {
         let (signed, max, digits) = match text {
             [b'i', digits @ ..] => (true, 64, digits),
@@ -246,15 +246,15 @@ impl FieldType {
         Some(Self { signed, width: width as u32 })
     }
 
-    /// The number that the field's bits are.
+    /// Returns the number that the field's bits encode.
     pub(super) fn decode(self, bits: u64) -> i64 {
         let unused = 64 - self.width;
         if self.signed { (bits << unused) as i64 >> unused } else { bits as i64 }
     }
 
-    /// A number to be stored, as far as saturation is concerned: to an unsigned field a negative
-    /// one is a very great one, and so it is to a signed field when its distance from the greatest
-    /// number is beyond 64 bits (Redis computes it in 64 bits).
+    /// Returns the number that saturation compares with the field's limits: for an unsigned field a
+    /// negative value counts as a very large one, as it does for a signed field when its distance
+    /// from the field's maximum exceeds 64 bits (Redis computes it in 64 bits).
     pub(super) fn widen(self, value: i64) -> i128 {
         let (_, max) = self.limits();
         let is_far = max - i128::from(value) > i128::from(i64::MAX);
@@ -265,7 +265,8 @@ impl FieldType {
         }
     }
 
-    /// The number that is stored for `wanted`; `None` when it does not fit and must not be.
+    /// Returns the number that is stored for `wanted`; `None` if it does not fit and `overflow` is
+    /// FAIL.
     pub(super) fn fit(self, wanted: i128, overflow: Overflow) -> Option<i64> {
         let (min, max) = self.limits();
         match overflow {

@@ -12,16 +12,16 @@ use flagstone_storage::value::{Entry, Str, Value};
 
 const BAD_OFFSET: &str = "ERR bit offset is not an integer or out of range";
 
-/// Greatest length of a string in bytes, whatever proto-max-bulk-len says: chunks are numbered in
-/// 32 bits.
+/// Maximum length of a string in bytes, whatever `proto-max-bulk-len` is: chunk numbers have 32
+/// bits.
 const MAX_LEN: u64 = CHUNK as u64 * (u32::MAX - 1) as u64;
 
-/// The bit offset that `text` is; it must lie inside the longest string that is allowed.
+/// Parses a bit offset, which must lie inside the longest string that is allowed.
 fn bit_offset(cx: &Ctx<'_>, text: &[u8]) -> Result<u64, Stop> {
     scaled_offset(cx, text, 1)
 }
 
-/// The bit offset that `text` is when it counts in units of `scale` bits.
+/// Parses an offset in units of `scale` bits, and returns it in bits.
 fn scaled_offset(cx: &Ctx<'_>, text: &[u8], scale: u64) -> Result<u64, Stop> {
     let limit = (cx.settings.proto_max_bulk_len as u64).min(MAX_LEN);
     flagstone_wire::num::parse_i64(text)
@@ -31,7 +31,7 @@ fn scaled_offset(cx: &Ctx<'_>, text: &[u8], scale: u64) -> Result<u64, Stop> {
         .ok_or_else(|| BAD_OFFSET.into())
 }
 
-/// The string an entry holds; `None` when the key does not exist.
+/// Returns an entry's string; `None` if the key does not exist.
 pub(super) fn string_of(entry: &Entry) -> Result<Option<&Str>, Stop> {
     match &entry.value {
         Value::Absent => Ok(None),
@@ -40,7 +40,7 @@ pub(super) fn string_of(entry: &Entry) -> Result<Option<&Str>, Stop> {
     }
 }
 
-/// The commands on bitmaps.
+/// Declarations of the commands on bitmaps.
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "setbit",

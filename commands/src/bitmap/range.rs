@@ -1,4 +1,4 @@
-//! Ranges of bits: BITCOUNT and BITPOS.
+//! BITCOUNT and BITPOS: commands on ranges of bits.
 
 use super::bits;
 use crate::{Ctx, Outcome, Stop, arg, error, int_arg, is_word};
@@ -8,7 +8,7 @@ use flagstone_storage::value::string::CHUNK;
 use flagstone_wire::resp::Args;
 use std::ops::Range;
 
-/// A range as a client gives it: inclusive, negative from the end.
+/// A range as given by a client: inclusive, negative positions count from the end.
 struct Given {
     start: i64,
     end: Option<i64>,
@@ -16,7 +16,7 @@ struct Given {
 }
 
 impl Given {
-    /// The range in the arguments from `at` on, which are `[start [end [BIT|BYTE]]]`.
+    /// Parses the range in the arguments from `at` on, `[start [end [BIT|BYTE]]]`.
     fn parse(args: Args<'_>, at: usize) -> Result<Self, Stop> {
         if args.len() == at {
             return Ok(Self { start: 0, end: None, in_bits: false });
@@ -34,7 +34,7 @@ impl Given {
         Ok(Self { start, end, in_bits })
     }
 
-    /// The bits it means in a string of `len` bytes; empty when there are none.
+    /// Returns the range's bits in a string of `len` bytes; empty if there are none.
     fn bits(&self, len: usize) -> Range<u64> {
         let total = if self.in_bits { len as i64 * 8 } else { len as i64 };
         let from_end = |n: i64| if n < 0 { (total + n).max(0) } else { n };
@@ -61,7 +61,8 @@ pub(super) fn bitcount(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 }
 
 fn count_in(s: &Str, given: &Given) -> Result<u64, Part> {
-    // Both before the beginning and in the wrong order is no range, not the first bit.
+    // If both positions are before the beginning, in the wrong order, the range is empty: clamped,
+    // it would be the first bit.
     if given.start < 0 && given.end.is_some_and(|end| end < 0 && given.start > end) {
         return Ok(0);
     }
@@ -84,7 +85,7 @@ pub(super) fn bitpos(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
             let range = given.bits(s.len());
             match find(s, bit, range.clone()).or_load(cx.db, name)? {
                 Some(at) => at as i64,
-                // Without an end given, zeros follow the string.
+                // Without an end in the arguments, zeros follow the string.
                 None if !bit && given.end.is_none() && !range.is_empty() => range.end as i64,
                 None => -1,
             }
@@ -96,8 +97,8 @@ pub(super) fn bitpos(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// The first bit of a range that is `bit`. What of a big string is not in memory is asked for in
-/// growing steps, for the bit may come early.
+/// Returns the first bit of a range that equals `bit`. Missing chunks of a big string are requested
+/// in growing steps, because the bit may come early.
 fn find(s: &Str, bit: bool, range: Range<u64>) -> Result<Option<u64>, Part> {
     let bytes = bytes_of(&range);
     let (mut from, mut step) = (bytes.start, CHUNK);
@@ -112,7 +113,7 @@ fn find(s: &Str, bit: bool, range: Range<u64>) -> Result<Option<u64>, Part> {
     Ok(None)
 }
 
-/// The same in some bytes of the string.
+/// Returns the first such bit in some bytes of the string.
 fn find_stored(
     s: &Str,
     bit: bool,
@@ -129,16 +130,16 @@ fn find_stored(
         }
         seen = at + piece.len();
     }
-    // What is not stored is zeros.
+    // Holes are zeros.
     Ok((!bit && seen < bytes.end).then(|| range.start.max(seen as u64 * 8)))
 }
 
-/// The bytes that bits lie in.
+/// Returns the range of bytes that a range of bits overlaps.
 fn bytes_of(range: &Range<u64>) -> Range<usize> {
     (range.start / 8) as usize..range.end.div_ceil(8) as usize
 }
 
-/// The bits of a piece at byte `at` that are in a range of the string's bits.
+/// Returns the bits of a piece at byte `at` that are in a range of the string's bits.
 fn inside(range: &Range<u64>, at: usize, piece: &[u8]) -> Range<u64> {
     let base = at as u64 * 8;
     let len = piece.len() as u64 * 8;

@@ -1,4 +1,4 @@
-//! One bit: SETBIT and GETBIT.
+//! SETBIT and GETBIT: commands on one bit.
 
 use super::{bit_offset, string_of};
 use crate::{Ctx, Outcome, arg};
@@ -57,7 +57,7 @@ pub(super) fn getbit(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// A byte of a string; zero behind its end.
+/// Returns a byte of a string; zero beyond its end.
 fn byte_at(s: &Str, at: usize) -> Result<u8, Part> {
     if at >= s.len() {
         return Ok(0);

@@ -1,4 +1,4 @@
-//! DUMP and RESTORE: values as payloads that other servers understand.
+//! DUMP and RESTORE: values as payloads in the format of Redis.
 
 use super::object::counts_accesses;
 use crate::DataSettings;
@@ -26,7 +26,7 @@ fn dump(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         Some(Value::Str(s)) => rdb::dump(&Object::String(s.whole().or_load(cx.db, name)?), &limits),
         Some(Value::Hash(hash)) => {
             hash.require_all().or_load(cx.db, name)?;
-            // The payload follows the encoding that the hash has, not the one a new one would get.
+            // The payload has the encoding of the stored hash, not that of a new one.
             let most = if hash.is_table() { 0 } else { usize::MAX };
             limits.hash_max_listpack_entries = most;
             limits.hash_max_listpack_value = most;
@@ -60,8 +60,8 @@ fn dump(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// The fields that have not expired; when all have, all, since a hash without fields has no
-/// payload.
+/// Returns the fields that have not expired; if all have, returns all of them, because a hash
+/// without fields has no payload.
 fn live_fields(hash: &Hash, now_ms: u64) -> Vec<HashField<&[u8]>> {
     let is_live = |expire_at_ms: u64| expire_at_ms == 0 || expire_at_ms > now_ms;
     let any_live = hash.iter().any(|(_, field)| is_live(field.expire_at_ms));
@@ -79,7 +79,7 @@ fn live_fields(hash: &Hash, now_ms: u64) -> Vec<HashField<&[u8]>> {
 #[derive(Clone, Copy, Debug, Default)]
 struct Options {
     replace: bool,
-    /// The time to live is a Unix time.
+    /// True if the time to live is a Unix time (ABSTTL).
     absolute: bool,
     idle_s: Option<i64>,
     freq: Option<u8>,
@@ -159,7 +159,7 @@ fn restore(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// The value of an object; absent for a hash whose fields have all expired.
+/// Returns the value of an object; absent for a hash whose fields have all expired.
 fn value_of(object: Object, settings: &DataSettings, now_ms: u64) -> Value {
     match object {
         Object::String(bytes) => Value::Str(Str::new(&bytes)),
@@ -188,7 +188,7 @@ fn hash_of(fields: Vec<HashField>, settings: &DataSettings, now_ms: u64) -> Valu
     if hash.is_empty() { Value::Absent } else { Value::Hash(Box::new(hash)) }
 }
 
-/// A list of these elements.
+/// Returns a list of these elements.
 pub(super) fn list_of(elements: &[Vec<u8>], settings: &DataSettings) -> Value {
     let limit = NodeLimit::new(settings.list_max_listpack_size);
     let mut list = List::new();
@@ -198,7 +198,7 @@ pub(super) fn list_of(elements: &[Vec<u8>], settings: &DataSettings) -> Value {
     Value::List(Box::new(list))
 }
 
-/// DUMP and RESTORE.
+/// Declarations of DUMP and RESTORE.
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "dump",

@@ -1,11 +1,11 @@
-//! When keys expire.
+//! EXPIRE, TTL, PERSIST and their variants: the expiry of keys.
 
 use super::{look, shown};
 use crate::{Ctx, KeySpec, Outcome, Run, Spec, Stop, acl, arg, error, flag, int_arg, is_word, key};
 use flagstone_storage::notify::NotifyFlags;
 use flagstone_wire::resp::{Args, Reply};
 
-/// The options of EXPIRE and its kin: what the present expiry must be like.
+/// The options of EXPIRE and its variants: a condition on the current expiry.
 #[derive(Clone, Copy, Debug, Default)]
 struct Condition {
     nx: bool,
@@ -15,7 +15,7 @@ struct Condition {
 }
 
 impl Condition {
-    /// Reads the options; `None`: they are wrong, and the reply says so.
+    /// Parses the options; returns `None` after it has written an error for an invalid one.
     fn parse(args: Args<'_>, out: &mut Reply) -> Option<Self> {
         let mut condition = Self::default();
         for option in args.iter().skip(3) {
@@ -47,7 +47,7 @@ impl Condition {
         Some(condition)
     }
 
-    /// Whether a key that expires at `current` (0: never) may be made to expire at `at`.
+    /// Returns true if a key that expires at `current` (0: never) may be set to expire at `at`.
     fn allows(self, current: u64, at: i64) -> bool {
         let current = (current != 0).then_some(current);
         let current_ms = |c: u64| i64::try_from(c).unwrap_or(i64::MAX);
@@ -58,13 +58,13 @@ impl Condition {
     }
 }
 
-/// How a command gives a time.
+/// Unit and origin of the time in a command's arguments.
 #[derive(Clone, Copy)]
 struct Unit {
-    /// The command's name.
+    /// Name of the command.
     name: &'static str,
     ms: bool,
-    /// Since the Unix epoch, not from now on.
+    /// True if the time counts from the Unix epoch rather than from now.
     absolute: bool,
 }
 
@@ -74,7 +74,7 @@ const EXPIREAT: Unit = Unit { name: "expireat", ms: false, absolute: true };
 const PEXPIREAT: Unit = Unit { name: "pexpireat", ms: true, absolute: true };
 
 impl Unit {
-    /// A time in ms since the Unix epoch.
+    /// Converts a time to ms since the Unix epoch.
     fn at_ms(self, time: i64, now_ms: u64) -> Result<i64, Stop> {
         let ms = if self.ms { Some(time) } else { time.checked_mul(1000) };
         let base = if self.absolute { 0 } else { now_ms.cast_signed() };
@@ -129,7 +129,8 @@ fn pexpireat(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     set_expiry(cx, args, PEXPIREAT)
 }
 
-/// Answers -2 for no key, -1 for no expiry, else what `show` makes of the expiry and the time now.
+/// Replies -2 for no key, -1 for no expiry, else the result of `show` for the expiry and the
+/// current time.
 fn show_expiry(cx: &mut Ctx<'_>, args: Args<'_>, show: fn(u64, u64) -> u64) -> Outcome {
     let found = look(cx, arg(args, 1)?, |entry| entry.expire_at_ms)?;
     let now_ms = cx.now_ms();
@@ -141,7 +142,7 @@ fn show_expiry(cx: &mut Ctx<'_>, args: Args<'_>, show: fn(u64, u64) -> u64) -> O
     Ok(())
 }
 
-/// Ms to the nearest second.
+/// Rounds milliseconds to the nearest second.
 fn seconds(ms: u64) -> u64 {
     ms.saturating_add(500) / 1000
 }
@@ -179,7 +180,7 @@ fn persist(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// What the commands that set an expiry have in common.
+/// Common declaration of the commands that set an expiry.
 const SETS: Spec = Spec {
     arity: -3,
     flags: flag::WRITE | flag::FAST,
@@ -188,7 +189,7 @@ const SETS: Spec = Spec {
     ..Spec::NEW
 };
 
-/// What the commands that show an expiry have in common.
+/// Common declaration of the commands that return an expiry.
 const SHOWS: Spec = Spec {
     arity: 2,
     flags: flag::READONLY | flag::FAST,
@@ -197,7 +198,7 @@ const SHOWS: Spec = Spec {
     ..Spec::NEW
 };
 
-/// Commands on the expiry of keys.
+/// Declarations of the commands on the expiry of keys.
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "expire",

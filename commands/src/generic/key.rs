@@ -1,4 +1,4 @@
-//! Deleting, looking up and touching keys.
+//! DEL, EXISTS, TOUCH, TYPE and UNLINK.
 
 use super::look;
 use crate::{Ctx, Group, KeySpec, Outcome, Run, Spec, acl, arg, flag, key};
@@ -46,10 +46,10 @@ fn type_of(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// How a cluster client spreads a command over nodes, and sums the replies.
+/// Tips for cluster clients: spread the command over the nodes, sum the replies.
 const SUMMED: &[&str] = &["request_policy:multi_shard", "response_policy:agg_sum"];
 
-/// Commands that look keys up or delete them.
+/// Declarations of the commands that look up or delete keys.
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "del",

@@ -1,4 +1,4 @@
-//! Commands on keys whatever they hold.
+//! Commands on keys of any type.
 
 mod dump;
 mod expire;
@@ -19,8 +19,8 @@ pub use object::COMMANDS as OBJECT;
 pub use relocate::COMMANDS as RELOCATE;
 pub use sort::COMMANDS as SORT;
 
-/// What `take` finds in a key's entry; `None` when the key does not exist. Counts as a keyspace hit
-/// or miss, but not as an access.
+/// Returns `take` of a key's entry; `None` if the key does not exist. Counts as a keyspace hit or
+/// miss, but not as an access.
 fn look<T>(
     cx: &mut Ctx<'_>,
     key: &[u8],
@@ -33,7 +33,7 @@ fn look<T>(
     Ok(found)
 }
 
-/// The same without telling that a key does not exist.
+/// Like [`look`], but without the event for a key that does not exist.
 fn look_quietly<T>(
     cx: &mut Ctx<'_>,
     key: &[u8],
@@ -47,12 +47,12 @@ fn look_quietly<T>(
     Ok(found)
 }
 
-/// What an error text shows of an argument: what stands before the first zero byte.
+/// Returns an argument as an error text shows it: up to its first zero byte.
 pub fn shown(arg: &[u8]) -> &[u8] {
     arg.split(|&byte| byte == 0).next().unwrap_or_default()
 }
 
-/// An argument that counts databases, as [`super::int_arg`] but within 32 bits.
+/// Parses a database number: like [`super::int_arg`], but within 32 bits.
 fn db_arg(args: Args<'_>, index: usize) -> Result<i32, Stop> {
     let number = super::int_arg(args, index)?;
     i32::try_from(number).map_err(|_| {
@@ -61,10 +61,10 @@ fn db_arg(args: Args<'_>, index: usize) -> Result<i32, Stop> {
     })
 }
 
-/// The error text for a database that does not exist.
+/// Error text for a database that does not exist.
 const DB_OUT_OF_RANGE: &str = "ERR DB index is out of range";
 
-/// The database of a number, of which there are `databases`.
+/// Checks that a database number is below `databases`, and returns it.
 pub fn existing_db(number: i32, databases: u32) -> Result<u32, Stop> {
     let db = u32::try_from(number).ok().filter(|&db| db < databases);
     db.ok_or(Stop::from(DB_OUT_OF_RANGE))

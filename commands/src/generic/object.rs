@@ -1,4 +1,4 @@
-//! OBJECT: how a value is kept.
+//! OBJECT: encoding and access statistics of a value.
 
 use super::look_quietly;
 use crate::DataSettings;
@@ -8,17 +8,17 @@ use flagstone_storage::Entry;
 use flagstone_storage::value::{Str, Value};
 use flagstone_wire::resp::{Args, Reply};
 
-/// Bytes of the object that Valkey keeps a short string in, together with its key and expiry.
+/// Size of the allocation in which Valkey embeds a short string with its key and expiry, in bytes.
 const EMBEDDED_MAX: usize = 64;
 
-/// Whether Valkey would keep a string of `len` bytes in one allocation with its key: the object's
-/// head has 16 bytes, a time 8, and key and value have 3 and 4 bytes beside their text.
+/// Returns true if Valkey would keep a string of `len` bytes in one allocation with its key: the
+/// object's header has 16 bytes, an expiry 8, and key and value have 3 and 4 bytes of overhead.
 fn is_embedded(entry: &Entry, len: usize) -> bool {
     let expiry = if entry.expire_at_ms == 0 { 0 } else { 8 };
     16 + expiry + entry.key().len() + 3 + len + 4 <= EMBEDDED_MAX
 }
 
-/// The encoding's name as OBJECT ENCODING answers it.
+/// Returns the encoding's name for OBJECT ENCODING.
 fn encoding_of(entry: &Entry) -> &'static str {
     match &entry.value {
         Value::Str(s @ Str::Emb(_)) if !is_embedded(entry, s.len()) => "raw",
@@ -26,7 +26,7 @@ fn encoding_of(entry: &Entry) -> &'static str {
     }
 }
 
-/// Whether accesses are counted, rather than their times kept.
+/// Returns true if the policy counts accesses (LFU) instead of recording their times.
 pub(super) fn counts_accesses(settings: &DataSettings) -> bool {
     settings.counts_accesses
 }
@@ -42,7 +42,7 @@ fn encoding(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 
 /// `OBJECT REFCOUNT key`
 fn refcount(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
-    // Values are never shared.
+    // Values are never shared: the count is always 1.
     match look_quietly(cx, arg(args, 2)?, |_| ())? {
         Some(()) => cx.out.int(1),
         None => cx.out.null(),
@@ -81,7 +81,7 @@ fn freq(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// What OBJECT HELP answers.
+/// Subcommands of OBJECT with their help texts.
 const HELP: &[(&str, &str)] = &[
     ("ENCODING <key>", "How the value of <key> is encoded."),
     ("FREQ <key>", "The logarithm of how often <key> was accessed lately."),
@@ -94,7 +94,7 @@ fn object_help(out: &mut Reply) {
     help(out, "OBJECT", HELP);
 }
 
-/// What the subcommands on a key have in common.
+/// Common declaration of the subcommands on a key.
 const ON_KEY: Spec = Spec {
     since: "2.2.3",
     arity: 3,
@@ -143,7 +143,7 @@ const SUBCOMMANDS: &[Spec] = &[
     },
 ];
 
-/// OBJECT.
+/// Declaration of OBJECT.
 pub const COMMANDS: &[Spec] = &[Spec {
     name: "object",
     since: "2.2.3",

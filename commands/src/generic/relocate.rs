@@ -1,4 +1,4 @@
-//! Renaming, moving and copying keys.
+//! RENAME, RENAMENX, MOVE and COPY.
 
 use super::{db_arg, existing_db};
 use crate::{Ctx, KeySpec, Outcome, Run, Spec, Stop, acl, arg, error, flag, is_word, key};
@@ -7,10 +7,10 @@ use flagstone_storage::store::OrLoad;
 use flagstone_wire::num::parse_u64;
 use flagstone_wire::resp::Args;
 
-/// The error text for a key that would be put over itself.
+/// Error text for a key that would be moved or copied onto itself.
 const SAME_OBJECT: &str = "ERR source and destination objects are the same";
 
-/// Renames; `false` when `nx` and the new name is taken.
+/// Renames a key; returns `false` if `nx` is set and the new name exists.
 fn rename_to(cx: &mut Ctx<'_>, args: Args<'_>, nx: bool) -> Result<bool, Stop> {
     let (from, to) = (arg(args, 1)?, arg(args, 2)?);
     if cx.store.peek(cx.db, from)?.is_none() {
@@ -61,7 +61,7 @@ fn move_key(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// The key in the database that MOVE names.
+/// Returns the key in the target database of MOVE.
 fn moved_key<'a>(args: Args<'a>, _db: u32, here: &[(u32, &'a [u8])]) -> Vec<(u32, &'a [u8])> {
     let db = args.get(2).and_then(db_number);
     here.iter().filter_map(|&(_, key)| Some((db?, key))).collect()
@@ -106,14 +106,14 @@ fn copy(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// The new key in the databases that COPY names (the last of them counts).
+/// Returns the new key in the target databases of COPY; only the last DB option takes effect.
 fn copied_key<'a>(args: Args<'a>, _db: u32, _here: &[(u32, &'a [u8])]) -> Vec<(u32, &'a [u8])> {
     let Some(to) = args.get(2) else { return Vec::new() };
     let named = (3..args.len()).filter(|&at| args.get(at).is_some_and(|a| is_word(a, "db")));
     named.filter_map(|at| Some((args.get(at + 1).and_then(db_number)?, to))).collect()
 }
 
-/// Commands that give a value another key.
+/// Declarations of the commands that rename, move or copy keys.
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "rename",

@@ -1,5 +1,5 @@
-//! SORT and SORT_RO. The keys of BY and GET follow from the elements: they are not declared, and
-//! are found as the command runs.
+//! SORT and SORT_RO. The keys of BY and GET depend on the elements: they are not declared, but
+//! found while the command runs.
 
 use super::dump::list_of;
 use crate::{
@@ -15,15 +15,15 @@ use flagstone_wire::resp::Args;
 use std::cmp::Ordering;
 use std::ops::Range;
 
-/// What the command was asked for.
+/// The options of SORT.
 #[derive(Default)]
 struct Options<'a> {
     desc: bool,
     alpha: bool,
-    /// Where to begin, and how many elements; negative: all.
+    /// LIMIT: first position and number of elements; a negative number means all.
     limit: Option<(i64, i64)>,
     by: Option<Pattern<'a>>,
-    /// A BY without `*` was given: the elements stay in their order.
+    /// True for a BY pattern without `*`: the elements keep their order.
     nosort: bool,
     get: Vec<Pattern<'a>>,
     store: Option<&'a [u8]>,
@@ -63,7 +63,7 @@ impl<'a> Options<'a> {
         Ok(options)
     }
 
-    /// The places that LIMIT leaves of `len`.
+    /// Returns the positions that LIMIT selects out of `len`.
     fn window(&self, len: usize) -> Range<usize> {
         let (start, count) = self.limit.unwrap_or((0, -1));
         let within = |n: i64| usize::try_from(n).map_or(len, |n| n.min(len));
@@ -72,7 +72,7 @@ impl<'a> Options<'a> {
     }
 }
 
-/// Where SORT's keys beyond the first stand: the last STORE counts.
+/// Appends the position of SORT's key to store to: the last STORE counts.
 fn stored_key(args: Args<'_>, out: &mut Vec<usize>) {
     let mut found = None;
     let mut at = 2;
@@ -89,13 +89,14 @@ fn stored_key(args: Args<'_>, out: &mut Vec<usize>) {
     out.extend(found);
 }
 
-/// What BY or GET make of an element.
+/// A pattern of BY or GET.
 enum Pattern<'a> {
     /// `#`: the element itself.
     Element,
-    /// There is no `*`: nothing.
+    /// A pattern without `*`: no value.
     Nothing,
-    /// The element put in the place of the first `*` is a key; its string, or a field of its hash.
+    /// A key, made by replacing the first `*` with the element; the value is the key's string, or a
+    /// field of its hash.
     Key { before: &'a [u8], after: &'a [u8], field: Option<&'a [u8]> },
 }
 
@@ -117,7 +118,7 @@ impl<'a> Pattern<'a> {
         }
     }
 
-    /// What it makes of an element. What is missing is noted.
+    /// Returns the pattern's value for an element. Missing data is recorded.
     fn apply(
         &self,
         cx: &mut Ctx<'_>,
@@ -130,7 +131,7 @@ impl<'a> Pattern<'a> {
             Self::Key { before, after, field } => (before, after, field),
         };
         let key = [before, element, after].concat();
-        // There is no key of such a length.
+        // A key of that length cannot exist.
         if key.len() > MAX_KEY {
             return Ok(None);
         }
@@ -147,14 +148,13 @@ impl<'a> Pattern<'a> {
     }
 }
 
-/// What stands before the first zero byte: the reference looks no further where it handles text as
-/// C does.
+/// Returns the text before the first zero byte: the reference treats these texts as C strings.
 fn c_string(text: &[u8]) -> &[u8] {
     crate::generic::shown(text)
 }
 
-/// The elements at a key: all of them, with the places that are asked for; or these only, where
-/// the collection has an order and keeps it.
+/// Returns the elements of a key, and the positions to select from them. Of a list or sorted set
+/// that keeps its order (BY nosort), only the selected elements are returned.
 fn elements(
     cx: &mut Ctx<'_>,
     name: &[u8],
@@ -167,7 +167,8 @@ fn elements(
     let found = match &entry.value {
         Value::Set(set) => {
             if options.nosort && (options.store.is_some() || in_script) {
-                // What is stored, or a script works with, is not to depend on an order that is none.
+                // A set has no stable order, and a stored result or a script must not depend on
+                // one: sort it.
                 (options.nosort, options.alpha, options.by) = (false, true, None);
             }
             set.require_all().map(|()| set.members().into_iter().map(<[u8]>::to_vec).collect())
@@ -187,7 +188,7 @@ fn elements(
     Ok((found, window))
 }
 
-/// What LIMIT leaves of a list as it is, with DESC from its end.
+/// Returns the elements that LIMIT selects from a list in its own order; with DESC from its end.
 fn list_range(list: &List, options: &Options<'_>) -> Result<Vec<Vec<u8>>, Part> {
     let window = options.window(list.len() as usize);
     if window.is_empty() {
@@ -199,7 +200,8 @@ fn list_range(list: &List, options: &Options<'_>) -> Result<Vec<Vec<u8>>, Part> 
     Ok(range.map(<[u8]>::to_vec).collect())
 }
 
-/// What LIMIT leaves of a sorted set in its order, with DESC from its end.
+/// Returns the members that LIMIT selects from a sorted set in its own order; with DESC from its
+/// end.
 fn zset_range(zset: &Zset, options: &Options<'_>) -> Result<Vec<Vec<u8>>, Part> {
     let window = options.window(zset.len() as usize);
     if window.len() as u64 == zset.len() {
@@ -209,12 +211,12 @@ fn zset_range(zset: &Zset, options: &Options<'_>) -> Result<Vec<Vec<u8>>, Part> 
     walk.map(|member| member.map(|(name, _)| name.to_vec())).collect()
 }
 
-/// What an element is sorted by.
+/// The sort key of an element.
 enum Weight {
     Score(f64),
-    /// BY with ALPHA: the text, if there is one.
+    /// BY with ALPHA: the text, `None` if the pattern finds none.
     Text(Option<Vec<u8>>),
-    /// The element itself.
+    /// The element itself, as text.
     Element,
 }
 
@@ -235,11 +237,11 @@ fn weigh(
     })
 }
 
-/// A weight is no number.
+/// Error: a weight is not a number.
 struct NotANumber;
 
-/// The number that a text is as C's `strtod` reads it: behind spaces, up to a zero byte. No text
-/// at all is 0; what is too small to be exact is refused.
+/// Parses a number like C's `strtod`: skips leading spaces, stops at a zero byte. An empty text is
+/// 0; a subnormal number is refused.
 fn score(text: &[u8]) -> Result<Weight, NotANumber> {
     let text = c_string(text);
     if text.is_empty() {
@@ -251,8 +253,8 @@ fn score(text: &[u8]) -> Result<Weight, NotANumber> {
     number.map(Weight::Score).ok_or(NotANumber)
 }
 
-/// The order of two elements with their weights. Where nothing is stored the reference compares
-/// texts as C does.
+/// Compares two elements with their weights. Unless the result is stored, the reference compares
+/// texts as C strings.
 fn compare(a: &(Weight, Vec<u8>), b: &(Weight, Vec<u8>), stored: bool) -> Ordering {
     fn text(text: &[u8], whole: bool) -> &[u8] {
         if whole { text } else { c_string(text) }
@@ -268,7 +270,7 @@ fn compare(a: &(Weight, Vec<u8>), b: &(Weight, Vec<u8>), stored: bool) -> Orderi
     }
 }
 
-/// Puts the elements into the order that is asked for.
+/// Sorts the elements as the options demand.
 fn sort(
     cx: &mut Ctx<'_>,
     elements: Vec<Vec<u8>>,
@@ -294,7 +296,7 @@ fn sort(
     Ok(weighed.into_iter().map(|(_, element)| element).collect())
 }
 
-/// What GET makes of the elements; without GET they stay.
+/// Returns the values of the GET patterns for the elements; without GET the elements themselves.
 fn fetch(
     cx: &mut Ctx<'_>,
     elements: Vec<Vec<u8>>,
@@ -314,7 +316,7 @@ fn fetch(
     Ok(found)
 }
 
-/// What the command is to answer or to store.
+/// Returns the values to reply with or to store.
 fn result(
     cx: &mut Ctx<'_>,
     name: &[u8],
@@ -329,8 +331,8 @@ fn result(
     fetch(cx, elements, options)
 }
 
-/// A sorted set that was sorted is no "listpack" any more, as in the reference; OBJECT ENCODING and
-/// the order of ZSCAN tell.
+/// Makes a sorted set that was sorted a skiplist, as the reference does; OBJECT ENCODING and the
+/// order of ZSCAN reveal it.
 fn convert(cx: &mut Ctx<'_>, name: &[u8]) {
     if let Ok(Some(mut entry)) = cx.store.typed_mut::<Zset>(cx.db, name)
         && entry.typed().is_some_and(|zset: &Zset| !zset.is_skiplist())
@@ -361,8 +363,7 @@ fn sort_any(cx: &mut Ctx<'_>, args: Args<'_>, read_only: bool) -> Outcome {
     Ok(())
 }
 
-/// Makes a list of what was found, where nothing was found an empty element; an empty list is no
-/// key.
+/// Stores the values as a list, missing ones as empty elements; without values the key is deleted.
 fn store(cx: &mut Ctx<'_>, target: &[u8], found: Vec<Option<Vec<u8>>>) -> Outcome {
     let count = found.len();
     let elements: Vec<_> = found.into_iter().map(Option::unwrap_or_default).collect();
@@ -385,7 +386,7 @@ fn sort_ro(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 const COMPLEXITY: &str = "O(N+M*log(M)) where N is the number of elements and M the number of \
     elements returned; O(N) where nothing is sorted.";
 
-/// The commands that sort collections.
+/// Declarations of SORT and SORT_RO.
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "sort",

@@ -10,7 +10,7 @@ fn try_once(store: &mut Store, command: &str) -> Result<String, Stop> {
     try_run(store, &DataSettings::default(), Proto::Resp2, NOW_MS, &words)
 }
 
-/// The texts and numbers of a reply, with a space between them; `-` for null.
+/// Runs a command; returns the texts and numbers of its reply, separated by spaces; `-` for null.
 fn run(store: &mut Store, command: &str) -> String {
     match try_once(store, command) {
         Ok(reply) => {
@@ -24,8 +24,8 @@ fn run(store: &mut Store, command: &str) -> String {
     }
 }
 
-/// A set `s` and a list `l` of 1 to 4, a sorted set `z` of them in the order 3 1 4 2, and their
-/// weights.
+/// Returns a store with a set `s` and a list `l` of 1 to 4, a sorted set `z` of them in the order 3
+/// 1 4 2, and their weights.
 fn filled() -> Store {
     let mut store = store(false);
     for command in [
@@ -57,7 +57,7 @@ fn elements_are_put_into_order() {
         ("sort s limit 0 0", ""),
         ("sort words alpha", "10 9 B a b"),
         ("sort words alpha desc limit 0 2", "b a"),
-        // Without a weight: 0. Equal weights: by the element.
+        // A missing weight is 0. Elements of equal weight are compared themselves.
         ("sort s by w_*", "4 2 3 1"),
         ("sort s by w_* desc", "1 3 2 4"),
         ("sort s by d_* alpha", "3 4 1 2"),
@@ -162,7 +162,7 @@ fn keys_that_are_missing_are_asked_for_at_once() {
     let Err(Stop::Miss(needs)) = try_once(&mut store, query) else {
         panic!("nothing was missing");
     };
-    // The same key is asked for once.
+    // The same key is requested once.
     assert_eq!(needs.len(), 1000);
     assert!(!store.is_dirty());
 }

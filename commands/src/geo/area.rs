@@ -1,11 +1,11 @@
-//! Distances on the earth, and where to look for the members of a circle or box.
+//! Distances on the earth, and the grid cells that cover a circle or box.
 
 use super::grid::{Area, Cell, EARTH, MAX_STEP, Position, Range};
 
-/// Meters; the quadratic mean of WGS 84.
+/// Radius of the earth in meters; the quadratic mean of WGS 84.
 const EARTH_RADIUS: f64 = 6_372_797.560856;
 
-/// Half of what the Web Mercator projection makes of the equator, meters.
+/// Half the width of the Web Mercator projection, in meters.
 const HALF_EQUATOR: f64 = 20_037_726.37;
 
 const DEGREE: f64 = std::f64::consts::PI / 180.0;
@@ -18,12 +18,12 @@ fn degrees(radians: f64) -> f64 {
     radians / DEGREE
 }
 
-/// Meters between two latitudes.
+/// Returns the meters between two latitudes.
 fn latitude_distance(a: f64, b: f64) -> f64 {
     EARTH_RADIUS * (radians(b) - radians(a)).abs()
 }
 
-/// Meters between two places by the haversine formula.
+/// Returns the meters between two positions by the haversine formula.
 pub(super) fn distance(a: Position, b: Position) -> f64 {
     let v = ((radians(b.longitude) - radians(a.longitude)) / 2.0).sin();
     if v == 0.0 {
@@ -32,11 +32,11 @@ pub(super) fn distance(a: Position, b: Position) -> f64 {
     let (from, to) = (radians(a.latitude), radians(b.latitude));
     let u = ((to - from) / 2.0).sin();
     let square = u * u + from.cos() * to.cos() * v * v;
-    // Rounding may lead beyond the other side of the earth.
+    // Rounding may exceed half the circumference of the earth.
     2.0 * EARTH_RADIUS * square.sqrt().min(1.0).asin()
 }
 
-/// What is searched, around a place; in units of some meters.
+/// Dimensions of a search area, in units of [`Shape::unit`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Form {
     Circle { radius: f64 },
@@ -47,12 +47,12 @@ pub(super) enum Form {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Shape {
     pub(super) form: Form,
-    /// Meters.
+    /// Length of a unit in meters.
     pub(super) unit: f64,
 }
 
 impl Shape {
-    /// The distance in meters of a place to the center if it is in the shape.
+    /// Returns the distance in meters of a position from the center if it is in the shape.
     pub(super) fn distance(&self, center: Position, place: Position) -> Option<f64> {
         match self.form {
             Form::Circle { radius } => {
@@ -69,7 +69,7 @@ impl Shape {
         }
     }
 
-    /// Meters from the center to what is farthest from it.
+    /// Returns the distance in meters from the center to the farthest point of the shape.
     fn reach(&self) -> f64 {
         let units = match self.form {
             Form::Circle { radius } => radius,
@@ -80,7 +80,7 @@ impl Shape {
         units * self.unit
     }
 
-    /// The area that a shape is within, about; it may reach beyond the edges of the earth.
+    /// Returns the approximate bounding box of a shape; it may exceed the edges of the earth.
     fn bounds(&self, center: Position) -> Area {
         let (width, height) = match self.form {
             Form::Circle { radius } => (radius, radius),
@@ -88,7 +88,7 @@ impl Shape {
         };
         let Position { longitude, latitude } = center;
         let north = degrees(self.unit * height / EARTH_RADIUS);
-        // Parallels are the shorter the nearer they are to a pole.
+        // A parallel is shorter the nearer it is to a pole.
         let widest = if latitude < 0.0 { latitude - north } else { latitude + north };
         let east = degrees(self.unit * width / EARTH_RADIUS / radians(widest).cos());
         Area {
@@ -97,7 +97,7 @@ impl Shape {
         }
     }
 
-    /// The cells that together have all of the shape, in the order in which they are searched.
+    /// Returns the cells that cover the shape, in the order in which they are searched.
     pub(super) fn cells(&self, center: Position) -> Vec<Cell> {
         let bounds = self.bounds(center);
         let step = steps(self.reach(), center.latitude);
@@ -106,7 +106,7 @@ impl Shape {
             cell = Cell::of(center, &EARTH, step - 1);
         }
         let area = cell.area();
-        // With the biggest cells the whole earth is searched.
+        // With the largest cells the whole earth is searched.
         let leaves_out = cell.step >= 2;
         let is_needed = |(east, north): &(i32, i32)| {
             let is_past = match north {
@@ -125,19 +125,19 @@ impl Shape {
             .filter(|place| is_needed(place))
             .map(|&(east, north)| cell.neighbour(east, north))
             .collect();
-        // On both sides of the earth may be the same cell.
+        // Opposite sides of the earth may have the same cell.
         cells.dedup();
         cells.insert(0, cell);
         cells
     }
 }
 
-/// Where the cells around one are: east, north.
+/// Directions of a cell's neighbours: east, north.
 const NEIGHBOURS: [(i32, i32); 8] =
     [(0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (-1, 1), (1, -1), (-1, -1)];
 
-/// Steps of cells that are big enough for a distance in meters to reach no farther than to the
-/// next cell, in most cases.
+/// Returns the number of steps for cells that are, in most cases, wide enough that a distance in
+/// meters from any point reaches no farther than the neighbouring cells.
 fn steps(mut meters: f64, latitude: f64) -> u32 {
     if meters == 0.0 {
         return MAX_STEP;
@@ -151,7 +151,7 @@ fn steps(mut meters: f64, latitude: f64) -> u32 {
     steps.clamp(1, MAX_STEP.cast_signed()).cast_unsigned()
 }
 
-/// Whether the cells around one reach the bounds.
+/// Returns true if the cells around one cover the bounds.
 fn reaches(cell: Cell, bounds: &Area) -> bool {
     let next = |east, north| cell.neighbour(east, north).area();
     let falls_short = next(0, 1).latitude.max < bounds.latitude.max
@@ -214,7 +214,7 @@ mod tests {
             for radius in [0.001, 1.0, 50.0, 700.0] {
                 let shape = circle(radius);
                 let cells = shape.cells(center);
-                // Places all around, a little inside.
+                // Positions all around, slightly inside.
                 for direction in 0..64 {
                     let (sin, cos) = (f64::from(direction) / 10.0).sin_cos();
                     let reach = degrees(radius * 999.0 / EARTH_RADIUS);

@@ -1,20 +1,20 @@
-//! Places on the earth, and the grid of cells whose numbers are the scores.
+//! Positions on the earth, and the grid of cells whose numbers are the scores.
 
-/// A place, in degrees.
+/// A position, in degrees.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Position {
     pub(super) longitude: f64,
     pub(super) latitude: f64,
 }
 
-/// From one degree to another.
+/// A range of degrees.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Range {
     pub(super) min: f64,
     pub(super) max: f64,
 }
 
-/// A part of the earth.
+/// A rectangular part of the earth.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Area {
     pub(super) longitude: Range,
@@ -23,18 +23,19 @@ pub(super) struct Area {
 
 const LONGITUDES: Range = Range { min: -180.0, max: 180.0 };
 
-/// Where members may be: the square of the Web Mercator projection (EPSG:3857), without the poles.
+/// Area of valid positions: the square of the Web Mercator projection (EPSG:3857), without the
+/// poles.
 pub(super) const EARTH: Area =
     Area { longitude: LONGITUDES, latitude: Range { min: -85.05112878, max: 85.05112878 } };
 
-/// What geohashes as others write them divide.
+/// The area that standard geohashes divide.
 pub(super) const WHOLE_EARTH: Area =
     Area { longitude: LONGITUDES, latitude: Range { min: -90.0, max: 90.0 } };
 
-/// Bits of each coordinate in a score.
+/// Number of bits of each coordinate in a score.
 pub(super) const MAX_STEP: u32 = 26;
 
-/// A cell: both ranges are halved `step` times. In its number the latitude has the even bits, the
+/// A cell: both ranges are halved `step` times. The latitude has the even bits of its number, the
 /// longitude the odd ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Cell {
@@ -50,14 +51,14 @@ impl Range {
         self.min <= degree && degree <= self.max
     }
 
-    /// The number of the part that has a degree, of 2^`step` parts. The last degree has a part of
-    /// its own.
+    /// Returns the index of the part, of 2^`step`, that contains a degree. The last degree has a
+    /// part of its own.
     fn part(&self, degree: f64, step: u32) -> u32 {
         let offset = (degree - self.min) / (self.max - self.min);
         (offset * (1u64 << step) as f64) as u32
     }
 
-    /// A part by its number.
+    /// Returns a part by its index.
     fn of_part(&self, part: u32, step: u32) -> Self {
         let scale = self.max - self.min;
         let edge = |part: u32| self.min + f64::from(part) / (1u64 << step) as f64 * scale;
@@ -76,7 +77,7 @@ impl Area {
 }
 
 impl Position {
-    /// The place of a member, in the middle of its cell.
+    /// Returns the position of a member: the middle of its cell.
     pub(super) fn of_score(score: f64) -> Self {
         let area = Cell { bits: integer(score), step: MAX_STEP }.area();
         Self {
@@ -85,13 +86,13 @@ impl Position {
         }
     }
 
-    /// The score of a member here.
+    /// Returns the score of a member at this position.
     pub(super) fn score(self) -> f64 {
         Cell::of(self, &EARTH, MAX_STEP).bits as f64
     }
 }
 
-/// A score as the reference makes an integer of it where it is none: as x86-64 does it.
+/// Converts a score to an integer as the reference does on x86-64, where it is out of range, too.
 fn integer(score: f64) -> u64 {
     const HALF: f64 = (1u64 << 63) as f64;
     if score < HALF {
@@ -101,13 +102,13 @@ fn integer(score: f64) -> u64 {
     }
 }
 
-/// The same for a signed one: what is out of range is the least.
+/// Converts a score to a signed integer; a score out of range becomes the minimum.
 pub(super) fn signed_integer(score: f64) -> i64 {
     const HALF: f64 = (1u64 << 63) as f64;
     if (-HALF..HALF).contains(&score) { score as i64 } else { i64::MIN }
 }
 
-/// Puts the bits of a number to the even places.
+/// Moves the bits of a number to the even positions.
 fn spread(part: u32) -> u64 {
     let mut bits = u64::from(part);
     for (shift, mask) in [
@@ -122,7 +123,7 @@ fn spread(part: u32) -> u64 {
     bits
 }
 
-/// The number of the bits at the even places.
+/// Returns the number formed by the bits at the even positions.
 fn gather(bits: u64) -> u32 {
     let mut bits = bits & EVEN;
     for (shift, mask) in [
@@ -138,14 +139,14 @@ fn gather(bits: u64) -> u32 {
 }
 
 impl Cell {
-    /// The cell of a position in a grid that divides `area`.
+    /// Returns the cell of a position in a grid that divides `area`.
     pub(super) fn of(position: Position, area: &Area, step: u32) -> Self {
         let latitude = area.latitude.part(position.latitude, step);
         let longitude = area.longitude.part(position.longitude, step);
         Self { bits: spread(latitude) | spread(longitude) << 1, step }
     }
 
-    /// What it covers.
+    /// Returns the area that the cell covers.
     pub(super) fn area(self) -> Area {
         Area {
             longitude: EARTH.longitude.of_part(gather(self.bits >> 1), self.step),
@@ -153,7 +154,7 @@ impl Cell {
         }
     }
 
-    /// The cell next to it, or on the other side of the earth: `east` and `north` are -1, 0 or 1.
+    /// Returns a neighbouring cell, around the earth if needed: `east` and `north` are -1, 0 or 1.
     pub(super) fn neighbour(self, east: i32, north: i32) -> Self {
         self.moved(ODD, east).moved(EVEN, north)
     }
@@ -162,7 +163,7 @@ impl Cell {
     fn moved(self, own: u64, by: i32) -> Self {
         let unused = u64::BITS - 2 * self.step;
         let (part, other) = (self.bits & own, self.bits & !own);
-        // Carries run through the bits of the other coordinate.
+        // A carry passes through the bits of the other coordinate.
         let carry = !own >> unused;
         let part = match by {
             0 => return self,
@@ -172,13 +173,14 @@ impl Cell {
         Self { bits: part & (own >> unused) | other, ..self }
     }
 
-    /// The scores of the members in it: from the first on, before the second.
+    /// Returns the range of its members' scores: the first included, the second excluded.
     pub(super) fn scores(self) -> (f64, f64) {
         let shift = 2 * (MAX_STEP - self.step);
         ((self.bits << shift) as f64, ((self.bits + 1) << shift) as f64)
     }
 
-    /// Eleven characters as others write a cell of [`WHOLE_EARTH`]; there are bits for ten.
+    /// Returns the standard geohash of a cell of [`WHOLE_EARTH`]: eleven characters, though the
+    /// bits suffice for ten.
     pub(super) fn text(self) -> [u8; 11] {
         const ALPHABET: &[u8; 32] = b"0123456789bcdefghjkmnpqrstuvwxyz";
         std::array::from_fn(|i| match i {

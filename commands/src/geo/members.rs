@@ -1,4 +1,4 @@
-//! Members and where they are: GEOADD, GEOPOS, GEODIST, GEOHASH.
+//! Members and their positions: GEOADD, GEOPOS, GEODIST, GEOHASH.
 
 use super::area::distance;
 use super::grid::{Cell, MAX_STEP, Position, WHOLE_EARTH};
@@ -37,8 +37,8 @@ fn geoadd(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     add_pairs(cx, arg(args, 1)?, &pairs, options)
 }
 
-/// Replies for each of the members from the second argument on with where it is, by `reply`, or
-/// that it is not there, by `none`.
+/// Writes a reply for each of the members from the second argument on: `reply` with its position,
+/// or `none` if it does not exist.
 fn show(
     cx: &mut Ctx<'_>,
     args: Args<'_>,
@@ -89,7 +89,7 @@ fn geodist(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// A command that reads members.
+/// Common declaration of the commands that read members.
 const READ: Spec = Spec {
     group: Group::Geo,
     since: "3.2.0",
@@ -100,7 +100,7 @@ const READ: Spec = Spec {
     ..Spec::NEW
 };
 
-/// The commands on members that are named.
+/// Declarations of the commands on named members.
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "geoadd",

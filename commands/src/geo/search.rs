@@ -1,5 +1,5 @@
-//! What is near: GEOSEARCH, GEOSEARCHSTORE, and the older GEORADIUS and GEORADIUSBYMEMBER with
-//! their _RO forms.
+//! Searches by distance: GEOSEARCH, GEOSEARCHSTORE, and the older GEORADIUS and GEORADIUSBYMEMBER
+//! with their _RO forms.
 
 use super::area::{Form, Shape};
 use super::grid::{Position, signed_integer};
@@ -17,7 +17,7 @@ use flagstone_storage::value::{Span, Typed, Zset};
 use flagstone_wire::num::parse_f64;
 use flagstone_wire::resp::{Args, Reply};
 
-/// What the name of a command says already.
+/// The command, as far as its name determines its syntax.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Command {
     /// GEOSEARCH
@@ -35,12 +35,12 @@ impl Command {
         matches!(self, Self::Search | Self::SearchStore)
     }
 
-    /// Whether it knows the options STORE and STOREDIST with a key.
+    /// Returns true if the command takes STORE and STOREDIST with a key.
     fn takes_target(self) -> bool {
         matches!(self, Self::Radius { stores: true } | Self::ByMember { stores: true })
     }
 
-    /// The argument with the key to search.
+    /// Returns the position of the argument with the key to search.
     fn key_at(self) -> usize {
         if self == Self::SearchStore { 2 } else { 1 }
     }
@@ -53,53 +53,54 @@ enum Direction {
     Descending,
 }
 
-/// Where a search begins.
+/// Center of a search.
 #[derive(Clone, Copy, Debug)]
 struct Center {
     position: Position,
     by_member: bool,
 }
 
-/// The key to search.
+/// The key to search, with its value.
 #[derive(Clone, Copy)]
 struct Source<'a> {
     db: u32,
     key: &'a [u8],
-    /// `None`: it does not exist.
+    /// `None` if the key does not exist.
     zset: Option<&'a Zset>,
 }
 
-/// What is asked for.
+/// The options of a search.
 #[derive(Debug, Default)]
 struct Query<'a> {
     center: Option<Center>,
     shape: Option<Shape>,
     direction: Option<Direction>,
-    /// 0: all.
+    /// Maximum number of results; 0: all.
     count: usize,
-    /// The first that are found do.
+    /// True if the first members found suffice, not the nearest (ANY).
     any: bool,
     with_distance: bool,
     with_hash: bool,
     with_position: bool,
-    /// Where to store what is found.
+    /// Key to store the result in.
     target: Option<&'a [u8]>,
-    /// With the distances as scores.
+    /// True if the distances become the scores of the stored members.
     store_distance: bool,
 }
 
-/// A member that was found.
+/// A member that a search found.
 #[derive(Clone, Copy, Debug)]
 struct Found<'a> {
     name: &'a [u8],
     score: f64,
     position: Position,
-    /// Meters from the center.
+    /// Distance in meters from the center.
     distance: f64,
 }
 
 impl Source<'_> {
-    /// Where a member is. Where nothing can be found it does not matter.
+    /// Returns the position of a member. If the key does not exist the position is irrelevant: the
+    /// result is empty.
     fn position(&self, name: &[u8]) -> Result<Position, Stop> {
         let Some(zset) = self.zset else { return Ok(Position::default()) };
         let score = zset.score(name).or_load(self.db, self.key)?;
@@ -108,12 +109,12 @@ impl Source<'_> {
     }
 }
 
-/// A length at an argument.
+/// Parses a length argument; `wrong` is the error for an invalid one.
 fn length_arg(args: Args<'_>, at: usize, wrong: &'static str) -> Result<f64, Stop> {
     parse_f64(arg(args, at)?).ok_or_else(|| wrong.into())
 }
 
-/// A radius and its unit from an argument on.
+/// Parses a radius and its unit from an argument on.
 fn circle_arg(args: Args<'_>, at: usize) -> Result<Shape, Stop> {
     let radius = length_arg(args, at, "ERR need numeric radius")?;
     if radius < 0.0 {
@@ -122,7 +123,7 @@ fn circle_arg(args: Args<'_>, at: usize) -> Result<Shape, Stop> {
     Ok(Shape { form: Form::Circle { radius }, unit: unit_arg(args, at + 1)? })
 }
 
-/// Width, height and their unit from an argument on.
+/// Parses width, height and their unit from an argument on.
 fn box_arg(args: Args<'_>, at: usize) -> Result<Shape, Stop> {
     let width = length_arg(args, at, "ERR need numeric width")?;
     let height = length_arg(args, at + 1, "ERR need numeric height")?;
@@ -169,7 +170,7 @@ impl<'a> Query<'a> {
         Ok(query)
     }
 
-    /// Takes in a word that stands alone; whether it is one.
+    /// Applies an option without a value; returns false if the word is none.
     fn take_flag(&mut self, word: &[u8], command: Command) -> bool {
         let flags = [
             ("WITHDIST", &mut self.with_distance),
@@ -191,8 +192,8 @@ impl<'a> Query<'a> {
         true
     }
 
-    /// Takes in an option with a value at `at`, which becomes the last of its words; whether it is
-    /// one.
+    /// Applies an option with a value, advancing `at` to its last word; returns false if the word
+    /// at `at` is none.
     fn take_option(
         &mut self,
         args: Args<'a>,
@@ -217,7 +218,7 @@ impl<'a> Query<'a> {
         Ok(true)
     }
 
-    /// The same for the options that say where to search.
+    /// Applies an option for the center or the shape, in the same way.
     fn take_area(
         &mut self,
         args: Args<'a>,
@@ -250,7 +251,7 @@ impl<'a> Query<'a> {
         Ok(true)
     }
 
-    /// Checks that the options go together.
+    /// Checks that the options do not contradict each other.
     fn check(&self, args: Args<'_>, command: Command) -> Result<(), Stop> {
         if self.target.is_some() && self.has_details() {
             let what = match command {
@@ -278,17 +279,17 @@ impl<'a> Query<'a> {
         Ok(())
     }
 
-    /// Whether the reply has more than names.
+    /// Returns true if the reply has more than names.
     fn has_details(&self) -> bool {
         self.with_distance || self.with_hash || self.with_position
     }
 
-    /// How many of `len` members are wanted.
+    /// Returns the number of results out of `len` members found.
     fn wanted(&self, len: usize) -> usize {
         if self.count == 0 { len } else { len.min(self.count) }
     }
 
-    /// The members that are asked for.
+    /// Searches the key, and returns the members found.
     fn run<'z>(&self, source: Source<'z>) -> Result<Vec<Found<'z>>, Fault> {
         let (Some(zset), Some(center), Some(shape)) = (source.zset, self.center, self.shape) else {
             return Ok(Vec::new());
@@ -316,9 +317,9 @@ impl<'a> Query<'a> {
         Ok(found)
     }
 
-    /// Brings those that are wanted to the front.
+    /// Moves the wanted members to the front, in order.
     fn sort(&self, found: &mut [Found<'_>]) {
-        // A number of members means the nearest, unless any will do.
+        // A COUNT selects the nearest members, unless with ANY.
         let nearest = (self.count > 0 && !self.any).then_some(Direction::Ascending);
         let Some(direction) = self.direction.or(nearest) else { return };
         let order = |a: &Found<'_>, b: &Found<'_>| match direction {
@@ -331,7 +332,7 @@ impl<'a> Query<'a> {
         }
     }
 
-    /// A distance in the unit of the search.
+    /// Converts a distance to the unit of the search.
     fn in_unit(&self, meters: f64) -> f64 {
         meters / self.shape.map_or(1.0, |shape| shape.unit)
     }
@@ -357,7 +358,7 @@ impl<'a> Query<'a> {
         }
     }
 
-    /// The sorted set that is stored.
+    /// Returns the sorted set to store.
     fn stored(&self, found: &[Found<'_>], settings: &DataSettings) -> Zset {
         let score = |member: &Found<'_>| match self.store_distance {
             true => self.in_unit(member.distance),
@@ -420,7 +421,7 @@ fn georadiusbymember_ro(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     search(cx, args, Command::ByMember { stores: false })
 }
 
-/// The key behind a word, which is overwritten.
+/// Returns the key spec of the key behind a word, which is overwritten.
 const fn target_key(word: &'static str, from: i32) -> KeySpec {
     KeySpec {
         flags: key::OW | key::UPDATE,
@@ -429,7 +430,7 @@ const fn target_key(word: &'static str, from: i32) -> KeySpec {
     }
 }
 
-/// The keys behind all words that name one to store to: the last one counts.
+/// Returns the keys behind all STORE options: the last one takes effect.
 fn targets<'a>(args: Args<'a>, db: u32, _: &[(u32, &'a [u8])]) -> Vec<(u32, &'a [u8])> {
     let is_target = |word: &[u8]| is_word(word, "STORE") || is_word(word, "STOREDIST");
     tail(args, 5)
@@ -439,7 +440,7 @@ fn targets<'a>(args: Args<'a>, db: u32, _: &[(u32, &'a [u8])]) -> Vec<(u32, &'a 
         .collect()
 }
 
-/// A command that only reads.
+/// Common declaration of the searches that only read.
 const READ: Spec = Spec {
     group: Group::Geo,
     since: "6.2.0",
@@ -450,10 +451,10 @@ const READ: Spec = Spec {
     ..Spec::NEW
 };
 
-/// One that may store.
+/// Common declaration of the searches that may store their result.
 const STORE: Spec = Spec { since: "3.2.0", flags: flag::WRITE | flag::DENYOOM, ..READ };
 
-/// The commands that search.
+/// Declarations of the search commands.
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "geosearch",

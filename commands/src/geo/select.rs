@@ -1,16 +1,16 @@
-//! Sorting only the first of many items.
+//! Partial sorting: only the first of many items are put in order.
 
 use std::cmp::Ordering;
 
-/// Items that are sorted by insertion.
+/// Maximum number of items that are sorted by insertion.
 const FEW: usize = 7;
 
-/// From here on the pivot is chosen from nine items instead of three.
+/// Number of items from which on the pivot is chosen from nine items instead of three.
 const MANY: usize = 40;
 
-/// Brings the `count` least items to the front, in order. Where items are equal the result is that
-/// of the reference, which takes the quicksort of Bentley and McIlroy ("Engineering a Sort
-/// Function") and leaves out what lies behind.
+/// Moves the `count` smallest items to the front, in order. Equal items end in the order of the
+/// reference, which takes the quicksort of Bentley and McIlroy ("Engineering a Sort Function") and
+/// skips the ranges behind the first items.
 pub(super) fn sort_first<T>(
     mut items: &mut [T],
     mut count: usize,
@@ -40,7 +40,7 @@ fn insert<T>(items: &mut [T], order: &impl Fn(&T, &T) -> Ordering) {
     }
 }
 
-/// The index of the median of three or of nine items.
+/// Returns the index of the median of three or of nine items.
 fn pivot<T>(items: &[T], order: &impl Fn(&T, &T) -> Ordering) -> usize {
     let (middle, last) = (items.len() / 2, items.len() - 1);
     let median = |a, b, c| median(items, order, [a, b, c]);
@@ -74,11 +74,11 @@ fn median<T>(items: &[T], order: &impl Fn(&T, &T) -> Ordering, [a, b, c]: [usize
     }
 }
 
-/// Puts items less than the first before those that equal it, and greater ones behind; how many
-/// are less and greater.
+/// Moves items less than the first before those equal to it, and greater ones behind; returns the
+/// numbers of lesser and greater items.
 fn partition<T>(items: &mut [T], order: &impl Fn(&T, &T) -> Ordering) -> (usize, usize) {
     let len = items.len();
-    // Equal ones are collected at both ends: before `a`, and behind `d`.
+    // Equal items are collected at both ends: before `a`, and behind `d`.
     let (mut a, mut b, mut c, mut d) = (1, 1, len - 1, len - 1);
     loop {
         while b <= c {
@@ -118,7 +118,7 @@ fn partition<T>(items: &mut [T], order: &impl Fn(&T, &T) -> Ordering) -> (usize,
     (less, greater)
 }
 
-/// Exchanges `count` items from `a` on with as many from `b` on.
+/// Swaps `count` items from `a` on with as many from `b` on.
 fn exchange<T>(items: &mut [T], a: usize, b: usize, count: usize) {
     (0..count).for_each(|i| items.swap(a + i, b + i));
 }

@@ -1,4 +1,4 @@
-//! Replies in both protocols, errors, what is stored, and searching sorted sets that are not in
+//! Replies in both protocols, errors, stored results, and searches of sorted sets that are not in
 //! memory.
 
 use crate::DataSettings;
@@ -10,7 +10,7 @@ use flagstone_storage::encoding::{decode_entry, encode_meta};
 use flagstone_storage::store::Part;
 use flagstone_wire::resp::{Args, Proto};
 
-/// Limits that few members reach.
+/// Returns settings with limits that few members exceed.
 fn settings() -> DataSettings {
     DataSettings { zset_max_listpack_entries: 3, ..DataSettings::default() }
 }
@@ -19,7 +19,7 @@ fn try_once(store: &mut Store, proto: Proto, command: &str) -> Result<String, St
     try_line(store, &settings(), proto, command)
 }
 
-/// A command that misses nothing; its reply, an error as its text.
+/// Runs a command that misses nothing; returns its reply, or its error text.
 fn run_in(store: &mut Store, proto: Proto, command: &str) -> String {
     run_line(store, &settings(), proto, command)
 }

@@ -1,17 +1,17 @@
-//! Expiries of fields: how commands write them, and what setting one does.
+//! Expiries of hash fields: their form in commands, and setting them.
 
 use super::{hash_in, take};
 use crate::{Stop, error, is_word};
 use flagstone_storage::store::EntryMut;
 
-/// The latest expiry of a field, in ms since the Unix epoch, as in Redis 8.
+/// Maximum expiry of a field, in ms since the Unix epoch, as in Redis 8.
 const MAX_EXPIRE_AT_MS: i64 = (1 << 46) - 1;
 
-/// How a time is written.
+/// Unit and origin of a time.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Form {
     pub(super) in_seconds: bool,
-    /// Counted from now on, not from the Unix epoch.
+    /// True if the time counts from now, not from the Unix epoch.
     pub(super) relative: bool,
 }
 
@@ -21,14 +21,15 @@ impl Form {
     pub(super) const EXAT: Self = Self { in_seconds: true, relative: false };
     pub(super) const PXAT: Self = Self { in_seconds: false, relative: false };
 
-    /// The form that one of the words EX, PX, EXAT, PXAT asks for.
+    /// Returns the form of one of the words EX, PX, EXAT, PXAT.
     pub(super) fn of_word(word: &[u8]) -> Option<Self> {
         [("EX", Self::EX), ("PX", Self::PX), ("EXAT", Self::EXAT), ("PXAT", Self::PXAT)]
             .into_iter()
             .find_map(|(name, form)| is_word(word, name).then_some(form))
     }
 
-    /// Reads a time written so, in ms since the Unix epoch; `command` is for the error.
+    /// Parses a time of this form, and returns it in ms since the Unix epoch; `command` is named in
+    /// the error.
     pub(super) fn parse(self, text: &[u8], now_ms: u64, command: &str) -> Result<u64, Stop> {
         let time = flagstone_wire::num::parse_i64(text).ok_or(error::NOT_INTEGER)?;
         if time < 0 {
@@ -42,36 +43,37 @@ impl Form {
             .ok_or_else(|| error::invalid_expire(command).into())
     }
 
-    /// A time as it is answered: a relative one as what is left of it, seconds rounded up.
+    /// Converts an expiry to this form for a reply: a relative one is the remaining time, in
+    /// seconds rounded up.
     pub(super) fn show(self, expire_at_ms: u64, now_ms: u64) -> i64 {
         let ms = if self.relative { expire_at_ms.saturating_sub(now_ms) } else { expire_at_ms };
         (if self.in_seconds { ms.div_ceil(1000) } else { ms }).cast_signed()
     }
 }
 
-/// When an expiry is set.
+/// Condition for setting an expiry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Condition {
     Always,
-    /// The field has none (NX).
+    /// NX: the field has no expiry.
     None,
-    /// It has one (XX).
+    /// XX: the field has an expiry.
     Some,
-    /// It has an earlier one (GT).
+    /// GT: the field has an earlier expiry.
     Later,
-    /// It has none, or a later one (LT).
+    /// LT: the field has no expiry, or a later one.
     Earlier,
 }
 
 impl Condition {
-    /// The condition that one of the words NX, XX, GT, LT asks for.
+    /// Returns the condition of one of the words NX, XX, GT, LT.
     pub(super) fn of_word(word: &[u8]) -> Option<Self> {
         [("NX", Self::None), ("XX", Self::Some), ("GT", Self::Later), ("LT", Self::Earlier)]
             .into_iter()
             .find_map(|(name, condition)| is_word(word, name).then_some(condition))
     }
 
-    /// Whether an expiry may follow `old` (0: none).
+    /// Returns true if the expiry `new` may replace `old` (0: none).
     fn allows(self, old: u64, new: u64) -> bool {
         match self {
             Self::Always => true,
@@ -83,13 +85,13 @@ impl Condition {
     }
 }
 
-/// What became of setting an expiry; the numbers are what HEXPIRE answers.
+/// The result of setting an expiry; the numbers are HEXPIRE's replies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Applied {
     NoField = -2,
     ConditionNotMet = 0,
     Set = 1,
-    /// It is in the past: the field is gone.
+    /// The expiry is in the past: the field was removed.
     Deleted = 2,
 }
 

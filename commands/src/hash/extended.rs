@@ -1,4 +1,4 @@
-//! Values and expiries at once: HGETDEL, HGETEX, HSETEX.
+//! HGETDEL, HGETEX, HSETEX: values together with removal or expiry.
 
 use super::expiry::{Applied, Condition, Form, apply};
 use super::{
@@ -42,7 +42,7 @@ fn hgetdel(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// What HGETEX does to the expiry of the fields it answers.
+/// Change of HGETEX to the expiry of the fields that it returns.
 #[derive(Clone, Copy)]
 enum Change {
     Nothing,
@@ -110,7 +110,7 @@ fn hgetex(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// What becomes of the expiries of the fields that HSETEX sets.
+/// Expiry of the fields that HSETEX sets.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Expiry {
     Discard,
@@ -120,15 +120,15 @@ enum Expiry {
 
 /// The options of HSETEX.
 struct SetOptions {
-    /// Whether all fields must exist (FXX) or none (FNX).
+    /// Existence condition: all fields must exist (FXX) or none (FNX).
     must_exist: Option<bool>,
     expiry: Expiry,
-    /// Where the fields begin.
+    /// Position of the first field among the arguments.
     first: usize,
 }
 
 impl SetOptions {
-    /// `None`: an option is unknown, and the reply says so.
+    /// Parses the options; returns `None` after it has written an error for an unknown one.
     fn parse(args: Args<'_>, now_ms: u64, out: &mut Reply) -> Result<Option<Self>, Stop> {
         let mut options = Self { must_exist: None, expiry: Expiry::Discard, first: 0 };
         let mut at = 2;
@@ -165,7 +165,8 @@ impl SetOptions {
     }
 }
 
-/// Where the pairs of `FIELDS count field value…` begin, which stands at `at` and goes to the end.
+/// Returns the position of the first pair of `FIELDS count field value…`, which stands at `at` and
+/// extends to the end.
 fn pairs_from(args: Args<'_>, at: usize) -> Result<usize, Stop> {
     if at + 3 >= args.len() {
         return Err(error::arity("hsetex").into());
@@ -215,8 +216,8 @@ fn hsetex(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// Whether the fields exist (`Some(true)`: all must, `Some(false)`: none may). They are known
-/// afterwards.
+/// Checks the existence condition (`Some(true)`: all fields must exist, `Some(false)`: none may).
+/// Afterwards the fields are in memory.
 fn condition_holds<'n, I: Iterator<Item = &'n [u8]>>(
     cx: &mut Ctx<'_>,
     key: &[u8],
@@ -233,7 +234,8 @@ fn condition_holds<'n, I: Iterator<Item = &'n [u8]>>(
     Ok(names().all(|name| matches!(hash.get(name, now_ms), Ok(Some(_))) == must_exist))
 }
 
-/// Fields set to expire in the past are gone at once; what is told is that they were set first.
+/// Removes fields whose new expiry is in the past; the events are those of a set followed by a
+/// deletion.
 fn delete_fields<'n>(
     cx: &mut Ctx<'_>,
     key: &[u8],
@@ -256,7 +258,7 @@ fn delete_fields<'n>(
     Ok(())
 }
 
-/// A command on values and expiries.
+/// Common declaration of the commands on values and expiries.
 const EXTENDED: Spec = Spec {
     group: Group::Hash,
     since: "8.0.0",
@@ -266,7 +268,7 @@ const EXTENDED: Spec = Spec {
     ..Spec::NEW
 };
 
-/// The commands of this file.
+/// Declarations of this file's commands.
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "hgetdel",

@@ -1,8 +1,8 @@
 //! Hashes.
 //!
-//! A field that has expired stays until something removes it: a command that asks for it by name,
-//! HRANDFIELD, or the active expiry. Until then it is hidden, but counted by HLEN, and HDEL and
-//! HSET find it; all as in Redis 8.
+//! An expired field stays until something removes it: a command that asks for it by name,
+//! HRANDFIELD, or the active expiry. Until then it is hidden, but HLEN counts it, and HDEL and HSET
+//! find it; all as in Redis 8.
 
 mod expiry;
 pub mod extended;
@@ -19,16 +19,16 @@ use flagstone_storage::store::{EntryMut, OrLoad};
 use flagstone_storage::value::{Field, Hash, Value};
 use flagstone_wire::resp::Args;
 
-/// The key of commands that read fields.
+/// Key spec of commands that read fields.
 const READS: &[KeySpec] = &[KeySpec::one(1, key::RO | key::ACCESS)];
-/// The key of commands that tell only lengths or whether something is there.
+/// Key spec of commands that return only lengths or existence.
 const LOOKS: &[KeySpec] = &[KeySpec::one(1, key::RO)];
-/// The key of commands that change fields.
+/// Key spec of commands that change fields.
 const UPDATES: &[KeySpec] = &[KeySpec::one(1, key::RW | key::UPDATE)];
-/// The key of commands that answer fields and change them.
+/// Key spec of commands that return fields and change them.
 const READS_UPDATES: &[KeySpec] = &[KeySpec::one(1, key::RW | key::ACCESS | key::UPDATE)];
 
-/// The hash of an entry, made if the key does not exist.
+/// Returns the hash of an entry, created if the key does not exist.
 fn hash_or_new<'a>(entry: &'a mut EntryMut<'_>) -> Result<&'a mut Hash, Stop> {
     if entry.value.is_absent() {
         entry.value = Value::Hash(Box::new(Hash::new()));
@@ -36,7 +36,7 @@ fn hash_or_new<'a>(entry: &'a mut EntryMut<'_>) -> Result<&'a mut Hash, Stop> {
     entry.as_hash_mut().ok_or_else(|| error::WRONG_TYPE.into())
 }
 
-/// The key for writing, whether it exists or not, with all `names` known.
+/// Returns the key's entry for writing, whether or not it exists, with all `names` in memory.
 fn entry_with<'a, 'n>(
     cx: &'a mut Ctx<'_>,
     key: &[u8],
@@ -52,7 +52,7 @@ fn entry_with<'a, 'n>(
     Ok(entry)
 }
 
-/// The hash of an entry that has one.
+/// Returns the hash of an entry that has one.
 fn hash_in<'a>(entry: &'a EntryMut<'_>) -> Option<&'a Hash> {
     match &entry.value {
         Value::Hash(hash) => Some(hash),
@@ -60,7 +60,7 @@ fn hash_in<'a>(entry: &'a EntryMut<'_>) -> Option<&'a Hash> {
     }
 }
 
-/// Removes a field that is known, expired or not.
+/// Removes a field that is in memory, expired or not.
 fn take(entry: &mut EntryMut<'_>, name: &[u8]) -> Option<Field> {
     hash_in(entry)?.peek(name).ok()??;
     entry.as_hash_mut()?.remove(name)
@@ -73,8 +73,8 @@ fn drop_if_empty(entry: &mut EntryMut<'_>) {
     }
 }
 
-/// Removes those of `names` that have expired, and the key with its last field, and tells of it,
-/// of the fields as `event`. The names are known.
+/// Removes the expired fields among `names`, and the key with its last field. Publishes `event` for
+/// the fields. The names must be in memory.
 fn remove_expired<'n>(
     cx: &mut Ctx<'_>,
     key: &[u8],
@@ -102,8 +102,8 @@ fn remove_expired<'n>(
     Ok(())
 }
 
-/// Makes the hash a "hashtable" if names and values to be set are too long or too many for a
-/// listpack.
+/// Converts the hash to a "hashtable" if the names and values to be set are too long or too many
+/// for a listpack.
 fn convert_for<'n>(
     hash: &mut Hash,
     settings: &DataSettings,
@@ -117,15 +117,15 @@ fn convert_for<'n>(
     }
 }
 
-/// Makes the hash a "hashtable" if it has too many fields for a listpack.
+/// Converts the hash to a "hashtable" if it has too many fields for a listpack.
 fn convert_if_long(hash: &mut Hash, settings: &DataSettings) {
     if !hash.is_table() && hash.len() > settings.hash_max_listpack_entries as u64 {
         hash.make_table();
     }
 }
 
-/// Where the names of `FIELDS count name…` begin, which must stand at `at` and go to the end;
-/// `not_a_count` is the error for a count that is no positive integer.
+/// Returns the position of the first name of `FIELDS count name…`, which must stand at `at` and
+/// extend to the end; `not_a_count` is the error for a count that is no positive integer.
 fn fields_from(args: Args<'_>, at: usize, not_a_count: &'static str) -> Result<usize, Stop> {
     if !args.get(at).is_some_and(|word| is_word(word, "FIELDS")) {
         return Err("ERR Mandatory argument FIELDS is missing or not at the right position".into());
@@ -139,10 +139,10 @@ fn fields_from(args: Args<'_>, at: usize, not_a_count: &'static str) -> Result<u
     Ok(at + 2)
 }
 
-/// Error for the count behind FIELDS.
+/// Error for an invalid count behind FIELDS.
 const NOT_A_COUNT: &str = "ERR Number of fields must be a positive integer";
 
-/// The key, which is the first argument of every command here.
+/// Returns the key, the first argument of every command here.
 fn key_arg(args: Args<'_>) -> Result<&[u8], Stop> {
     arg(args, 1)
 }

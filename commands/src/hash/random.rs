@@ -7,7 +7,7 @@ use flagstone_storage::store::{Fault, OrLoad};
 use flagstone_storage::value::{Hash, Typed};
 use flagstone_wire::resp::Args;
 
-/// The hash of a key without expired fields; `None` if the key does not exist.
+/// Returns the hash of a key, with its expired fields removed; `None` if the key does not exist.
 fn live_hash<'a>(store: &'a mut Store, db: u32, key: &[u8]) -> Result<Option<&'a Hash>, Fault> {
     let now_ms = store.now_ms();
     let Some(hash) = store.hash(db, key)? else { return Ok(None) };
@@ -58,7 +58,7 @@ fn hrandfield(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// The commands of this file.
+/// Declarations of this file's commands.
 pub const COMMANDS: &[Spec] = &[Spec {
     name: "hrandfield",
     group: Group::Hash,

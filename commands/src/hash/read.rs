@@ -6,7 +6,7 @@ use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::Field;
 use flagstone_wire::resp::{Args, Reply};
 
-/// Replies with what `reply` makes of one field, and removes it if it has expired.
+/// Replies with the result of `reply` for one field, and removes the field if it has expired.
 fn one_field(
     cx: &mut Ctx<'_>,
     args: Args<'_>,
@@ -65,7 +65,7 @@ fn hmget(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// What HGETALL and its kin answer of each field.
+/// The part of each field that HGETALL and its variants return.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Part {
     Names,
@@ -120,11 +120,11 @@ fn hlen(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// A reading command on a hash.
+/// Common declaration of the commands that read a hash.
 const READ: Spec =
     Spec { group: Group::Hash, since: "2.0.0", flags: flag::READONLY, keys: READS, ..Spec::NEW };
 
-/// The commands that read fields.
+/// Declarations of the commands that read fields.
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "hget",

@@ -9,7 +9,7 @@ use flagstone_wire::resp::Args;
 
 /// `HSCAN key cursor [MATCH pattern] [COUNT count] [NOVALUES]`
 ///
-/// A listpack is answered whole.
+/// A listpack is returned whole.
 fn hscan(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let key = key_arg(args)?;
     let now_ms = cx.now_ms();
@@ -42,7 +42,7 @@ fn hscan(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// The commands of this file.
+/// Declarations of this file's commands.
 pub const COMMANDS: &[Spec] = &[Spec {
     name: "hscan",
     group: Group::Hash,

@@ -1,5 +1,5 @@
-//! Commands on hashes that are partly in memory, on fields that have expired, and commands that
-//! change nothing.
+//! Commands on hashes that are partly in memory, on expired fields, and commands that change
+//! nothing.
 
 use super::super::Stop;
 use super::super::testing::{NOW_MS, store, try_run};
@@ -10,13 +10,13 @@ use flagstone_storage::store::Part;
 use flagstone_storage::value::{Hash, Value};
 use flagstone_wire::resp::Proto;
 
-/// Runs a command at a time once; its reply, or why it stopped.
+/// Runs a command once at a given time; returns its reply, or why it stopped.
 fn try_at(store: &mut Store, now_ms: u64, words: &[&str]) -> Result<String, Stop> {
     let settings = DataSettings { hash_max_listpack_entries: 3, ..DataSettings::default() };
     try_run(store, &settings, Proto::Resp2, now_ms, words)
 }
 
-/// The same for a command that misses nothing.
+/// Runs a command that misses nothing at a given time, and returns its reply.
 fn at(store: &mut Store, now_ms: u64, words: &[&str]) -> String {
     try_at(store, now_ms, words).unwrap()
 }
@@ -32,8 +32,8 @@ fn encoding(store: &mut Store, key: &[u8]) -> &'static str {
     store.entry_for_part(0, key).unwrap().value.encoding()
 }
 
-/// Runs a command on a store that knows only that `h` is a big hash; what it missed, in order,
-/// and its reply. What it misses is learnt from `disk`.
+/// Runs a command on a store that has only the meta row of a big hash `h`; returns the rows it
+/// missed, in order, and its reply. Missing rows are loaded from `disk`.
 fn run_cold(disk: &mut Store, words: &[&str]) -> (Vec<String>, String) {
     let mut row = Vec::new();
     encode_meta(&mut row, disk.entry(0, b"h").unwrap().unwrap());

@@ -1,4 +1,4 @@
-//! Times to live of fields: HEXPIRE and its kin, HTTL and its kin, HPERSIST.
+//! Expiry of fields: HEXPIRE, HTTL, HPERSIST and their variants.
 
 use super::expiry::{Applied, Condition, Form, apply};
 use super::{NOT_A_COUNT, READS, UPDATES, drop_if_empty, fields_from, hash_in, key_arg, tail};
@@ -7,11 +7,11 @@ use flagstone_storage::notify::NotifyFlags;
 use flagstone_storage::store::OrLoad;
 use flagstone_wire::resp::Args;
 
-/// Answers for a field that does not exist, and one that does not expire.
+/// Replies for a field that does not exist, and for one that does not expire.
 const NO_FIELD: i64 = -2;
 const NO_TTL: i64 = -1;
 
-/// `HEXPIRE key time [NX | XX | GT | LT] FIELDS count field…`, whatever the form of the time.
+/// Runs `HEXPIRE key time [NX | XX | GT | LT] FIELDS count field…` for a time of any form.
 fn expire(cx: &mut Ctx<'_>, args: Args<'_>, form: Form, command: &str) -> Outcome {
     let (key, now_ms) = (key_arg(args)?, cx.now_ms());
     let mut entry = cx.store.hash_mut(cx.db, key)?;
@@ -62,7 +62,7 @@ fn hpexpireat(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     expire(cx, args, Form::PXAT, "hpexpireat")
 }
 
-/// `HTTL key FIELDS count field…`, whatever the form of the time.
+/// Runs `HTTL key FIELDS count field…` for a time of any form.
 fn show(cx: &mut Ctx<'_>, args: Args<'_>, form: Form) -> Outcome {
     let (key, now_ms) = (key_arg(args)?, cx.now_ms());
     let hash = cx.store.hash(cx.db, key)?;
@@ -134,7 +134,7 @@ fn hpersist(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// A command on the expiries of some fields.
+/// Common declaration of the commands on the expiry of fields.
 const TTL: Spec = Spec {
     group: Group::Hash,
     since: "7.4.0",
@@ -145,10 +145,10 @@ const TTL: Spec = Spec {
     ..Spec::NEW
 };
 
-/// One that sets them.
+/// Common declaration of the commands that set an expiry.
 const EXPIRE: Spec = Spec { arity: -6, flags: flag::WRITE | flag::FAST, keys: UPDATES, ..TTL };
 
-/// The commands of this file.
+/// Declarations of this file's commands.
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "hexpire",

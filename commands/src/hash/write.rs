@@ -11,7 +11,7 @@ use flagstone_storage::value::Field;
 use flagstone_wire::num::{LongDouble, parse_i64};
 use flagstone_wire::resp::Args;
 
-/// Sets the pairs from the third argument on; how many fields are new.
+/// Sets the pairs from the third argument on; returns the number of new fields.
 fn set_pairs(cx: &mut Ctx<'_>, args: Args<'_>, command: &str) -> Result<usize, Stop> {
     if args.len() % 2 == 1 {
         return Err(error::arity(command).into());
@@ -84,8 +84,8 @@ fn hdel(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// Replaces a field's value by what `change` makes of it (`None`: it does not exist); the expiry
-/// stays. The new value comes back.
+/// Replaces a field's value by the result of `change`, which gets `None` if the field does not
+/// exist; the expiry stays. Returns the new value.
 fn change_field(
     cx: &mut Ctx<'_>,
     args: Args<'_>,
@@ -143,7 +143,7 @@ fn hincrbyfloat(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// A writing command on a hash.
+/// Common declaration of the commands that change a hash.
 const WRITE: Spec = Spec {
     group: Group::Hash,
     since: "2.0.0",
@@ -152,7 +152,7 @@ const WRITE: Spec = Spec {
     ..Spec::NEW
 };
 
-/// The commands that change fields.
+/// Declarations of the commands that change fields.
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "hset",

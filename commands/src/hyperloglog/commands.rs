@@ -23,7 +23,7 @@ pub(super) fn pfadd(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     for element in args.iter().skip(2) {
         match sketch.add(element, sparse_max) {
             Ok(changed) => raised |= changed,
-            // What was added before it stays.
+            // Elements added before the error stay.
             Err(corrupt) => {
                 added = Err(corrupt.into());
                 break;
@@ -54,7 +54,7 @@ pub(super) fn pfcount(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// The estimate of one sketch, which keeps it.
+/// Returns the estimate of one sketch, and caches it in the sketch.
 fn count_one(cx: &mut Ctx<'_>, name: &[u8]) -> Result<u64, Stop> {
     let Some(s) = cx.store.string(cx.db, name)? else { return Ok(0) };
     let mut sketch = Sketch::open(s).or_load(cx.db, name)?.ok_or(NOT_A_SKETCH)?;
@@ -69,13 +69,13 @@ fn count_one(cx: &mut Ctx<'_>, name: &[u8]) -> Result<u64, Stop> {
     Ok(count)
 }
 
-/// What several sketches together are.
+/// The union of several sketches.
 struct Union {
     registers: Vec<u8>,
     any_dense: bool,
 }
 
-/// The greatest of each register over all keys; those that do not exist have none.
+/// Returns the maximum of each register over all keys; a key that does not exist counts as empty.
 fn union(cx: &mut Ctx<'_>, args: Args<'_>) -> Result<Union, Stop> {
     let mut union = Union { registers: vec![0; REGISTERS], any_dense: false };
     for name in args.iter().skip(1) {

@@ -15,7 +15,7 @@ pub(super) fn pfdebug(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         if !is_word(name, "on") && !is_word(name, "off") {
             return Err("ERR Argument must be ON or OFF".into());
         }
-        // There is one way of computing only.
+        // The server has no SIMD variant to choose.
         cx.out.simple("disabled");
         return Ok(());
     }
@@ -47,7 +47,8 @@ pub(super) fn pfdebug(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// The runs of a sparse sketch in words: `z:` zeros in a byte, `Z:` in two, `v:` a value.
+/// Returns the runs of a sparse sketch as text: `z:` zeros in one byte, `Z:` zeros in two, `v:` a
+/// value.
 fn decoded(sketch: &Sketch<'_>) -> String {
     let words: Vec<String> = sketch
         .runs()
@@ -60,19 +61,19 @@ fn decoded(sketch: &Sketch<'_>) -> String {
     words.join(" ")
 }
 
-/// PFSELFTEST: whether registers and estimates are right. It takes a second or so.
+/// Tests registers and estimates for PFSELFTEST. It takes about a second.
 pub fn self_test(sparse_max: usize) -> Result<(), String> {
     check_registers()?;
     check_estimates(sparse_max)
 }
 
-/// How often registers are written and read back.
+/// Number of times that registers are written and read back.
 const CYCLES: usize = 1000;
 
-/// How many elements are added.
+/// Number of elements that are added.
 const ELEMENTS: u64 = 10_000_000;
 
-/// Whether packed registers keep what they are set to, and leave each other alone.
+/// Checks that packed registers keep their values and do not overlap.
 fn check_registers() -> Result<(), String> {
     let mut packed = vec![0; dense::BYTES];
     let mut wanted = [0u8; REGISTERS];
@@ -92,7 +93,7 @@ fn check_registers() -> Result<(), String> {
     Ok(())
 }
 
-/// Whether both encodings agree, and whether the estimate is near the truth.
+/// Checks that both encodings agree, and that the estimate is near the true count.
 fn check_estimates(sparse_max: usize) -> Result<(), String> {
     let corrupt = |_| String::from("sparse encoding is corrupt");
     let (mut dense, mut small) = (Sketch::empty(), Sketch::empty());
@@ -122,7 +123,8 @@ fn check_estimates(sparse_max: usize) -> Result<(), String> {
     Ok(())
 }
 
-/// Six times the standard error; for ten elements one, since two in one register are not rare.
+/// Returns six times the standard error; for ten elements 1, because two elements in one register
+/// are not rare.
 fn allowed_error(elements: u64) -> u64 {
     match elements {
         10 => 1,

@@ -1,16 +1,17 @@
-//! Registers packed into six bits each, from the lowest bit of the first byte on.
+//! The dense encoding: registers packed into six bits each, from the lowest bit of the first byte
+//! on.
 
 use super::sketch::REGISTERS;
 
-/// Bytes of all registers.
+/// Size of all registers in bytes.
 pub(super) const BYTES: usize = REGISTERS * 6 / 8;
 
-/// The byte a register begins in, and the bit.
+/// Returns the byte and the bit at which a register begins.
 fn position(index: usize) -> (usize, usize) {
     (index * 6 / 8, index * 6 % 8)
 }
 
-/// The byte and the one behind it as one number.
+/// Returns a byte and the next one as one number.
 fn window(packed: &[u8], byte: usize) -> u16 {
     u16::from_le_bytes([packed[byte], packed.get(byte + 1).copied().unwrap_or(0)])
 }
@@ -34,12 +35,12 @@ fn unpack_four(&[a, b, c]: &[u8; 3]) -> [u8; 4] {
     [a & 63, (a >> 6 | b << 2) & 63, (b >> 4 | c << 4) & 63, c >> 2]
 }
 
-/// All registers in order.
+/// Returns all registers in order.
 pub(super) fn unpack(packed: &[u8]) -> impl Iterator<Item = u8> {
     packed.as_chunks::<3>().0.iter().flat_map(unpack_four)
 }
 
-/// Raises `registers` to the packed ones.
+/// Raises each of `registers` to the packed one.
 pub(super) fn merge(packed: &[u8], registers: &mut [u8]) {
     let (fours, _) = registers.as_chunks_mut::<4>();
     for (four, three) in fours.iter_mut().zip(packed.as_chunks::<3>().0) {

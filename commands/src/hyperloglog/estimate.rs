@@ -1,4 +1,4 @@
-//! From registers to a cardinality: Otmar Ertl, "New cardinality estimation algorithms for
+//! Estimates a cardinality from registers: Otmar Ertl, "New cardinality estimation algorithms for
 //! HyperLogLog sketches" (arXiv:1702.01284).
 
 use super::sketch::{MAX_RANK, REGISTERS};
@@ -6,10 +6,10 @@ use super::sketch::{MAX_RANK, REGISTERS};
 /// 1 / (2 ln 2).
 const ALPHA: f64 = 0.721_347_520_444_481_7;
 
-/// What rounding gives the reference for an estimate beyond 63 bits.
+/// The reference's result, by rounding, for an estimate beyond 63 bits.
 const TOO_MANY: u64 = 1 << 63;
 
-/// How many registers have each value.
+/// Number of registers of each value.
 #[derive(Debug)]
 pub(super) struct Histogram([u32; 64]);
 
@@ -28,7 +28,7 @@ impl Histogram {
         self.0[usize::from(value)] += count as u32;
     }
 
-    /// How many different elements the registers were raised by, about.
+    /// Returns the estimated number of different elements that were added.
     pub(super) fn estimate(&self) -> u64 {
         const M: f64 = REGISTERS as f64;
         let [empty, ranks @ ..] = &self.0;
@@ -43,7 +43,7 @@ impl Histogram {
     }
 }
 
-/// The share of the estimate that empty registers have.
+/// Returns the contribution of empty registers to the estimate.
 fn sigma(mut x: f64) -> f64 {
     if x == 1.0 {
         return f64::INFINITY;
@@ -60,7 +60,7 @@ fn sigma(mut x: f64) -> f64 {
     }
 }
 
-/// The share that registers at the greatest rank have.
+/// Returns the contribution of registers at the maximum rank.
 fn tau(mut x: f64) -> f64 {
     if x == 0.0 || x == 1.0 {
         return 0.0;
@@ -93,7 +93,7 @@ mod tests {
         assert_eq!(estimate(&[(0, REGISTERS - 1), (1, 1)]), 1);
         assert_eq!(estimate(&[(0, REGISTERS - 1), (50, 1)]), 1);
         assert_eq!(estimate(&[(0, REGISTERS - 100), (2, 100)]), 100);
-        // What only bytes that a client has written can hold.
+        // Only bytes written by a client can have such registers.
         assert_eq!(estimate(&[(50, REGISTERS)]), TOO_MANY);
         assert_eq!(estimate(&[(63, REGISTERS)]), TOO_MANY);
     }

@@ -1,4 +1,4 @@
-//! Fuzz target: a string is a sketch or is refused, whatever its runs say.
+//! Fuzz target: a string is parsed as a sketch or refused, whatever its runs are.
 
 use super::sketch::{REGISTERS, Sketch};
 use flagstone_storage::value::Str;
@@ -6,7 +6,7 @@ use flagstone_storage::value::Str;
 /// The default of `hll-sparse-max-bytes`.
 const SPARSE_MAX: usize = 3000;
 
-/// Reads `data` as a sketch, and adds a few elements to it.
+/// Parses `data` as a sketch, and adds a few elements to it.
 pub fn hyperloglog(data: &[u8]) {
     let string = Str::new(data);
     let Ok(Some(mut sketch)) = Sketch::open(&string) else { return };

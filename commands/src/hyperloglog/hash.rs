@@ -1,11 +1,11 @@
-//! Where an element belongs: its hash, and what of it a sketch keeps.
+//! The hash of an element, and the register and rank that a sketch derives from it.
 
 use super::sketch::{INDEX_BITS, MAX_RANK, REGISTERS};
 
-/// The seed that all sketches share: it decides the registers of an element.
+/// Seed of the hash, common to all sketches: it determines the registers of an element.
 const SEED: u64 = 0xadc8_3b19;
 
-/// MurmurHash2 in its 64-bit variant for 64-bit machines.
+/// Returns the MurmurHash2 of bytes, in its 64-bit variant for 64-bit machines.
 fn murmur_hash_64a(bytes: &[u8], seed: u64) -> u64 {
     const M: u64 = 0xc6a4_a793_5bd1_e995;
     const R: u32 = 47;
@@ -26,8 +26,8 @@ fn murmur_hash_64a(bytes: &[u8], seed: u64) -> u64 {
     hash ^ hash >> R
 }
 
-/// The register of an element, and its rank there: one more than the zeros that the rest of its
-/// hash begins with.
+/// Returns the register of an element, and its rank: one more than the number of zeros at the
+/// beginning of the rest of its hash.
 pub(super) fn place(element: &[u8]) -> (usize, u8) {
     let hash = murmur_hash_64a(element, SEED);
     let rest = hash >> INDEX_BITS;

@@ -1,5 +1,5 @@
-//! HyperLogLog: strings that hold sketches of sets, from which the number of different elements is
-//! estimated within about 0.8 percent.
+//! HyperLogLog: strings that hold sketches of sets, for estimating the number of different elements
+//! within about 0.8 percent.
 
 mod commands;
 mod debug;
@@ -23,7 +23,7 @@ impl From<Corrupt> for Stop {
     }
 }
 
-/// The commands on sketches.
+/// Declarations of the commands on sketches.
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "pfadd",

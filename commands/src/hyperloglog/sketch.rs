@@ -1,4 +1,4 @@
-//! A sketch in the bytes of a string: a header and registers in one of two encodings.
+//! A sketch in a string: a header, and registers in one of two encodings.
 //!
 //! | bytes | |
 //! |---|---|
@@ -14,11 +14,11 @@ use flagstone_storage::store::Part;
 use flagstone_storage::value::Str;
 use std::borrow::Cow;
 
-/// Bits of an element's hash that choose its register.
+/// Number of bits of an element's hash that select its register.
 pub(super) const INDEX_BITS: u32 = 14;
 pub(super) const REGISTERS: usize = 1 << INDEX_BITS;
 
-/// The greatest rank an element can have: the rest of its hash is zeros.
+/// Maximum rank of an element: the rest of its hash is zeros.
 pub(super) const MAX_RANK: u8 = 64 - INDEX_BITS as u8 + 1;
 
 const MAGIC: &[u8] = b"HYLL";
@@ -28,14 +28,14 @@ const SPARSE: u8 = 1;
 const CACHE: usize = 8;
 const HEADER: usize = 16;
 
-/// Set in the last byte of the cached estimate when it is out of date.
+/// Flag in the last byte of the cached estimate: it is out of date.
 const STALE: u8 = 0x80;
 
-/// The runs of a sparse sketch do not make up its registers.
+/// Error: the runs of a sparse sketch do not add up to its registers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Corrupt;
 
-/// A sketch. Its bytes are copied when it is first changed.
+/// A sketch. Its bytes are copied at the first change.
 #[derive(Debug)]
 pub(super) struct Sketch<'a> {
     bytes: Cow<'a, [u8]>,
@@ -43,7 +43,7 @@ pub(super) struct Sketch<'a> {
 }
 
 impl Sketch<'_> {
-    /// A sketch of no elements.
+    /// Returns a sketch without elements.
     pub(super) fn empty() -> Self {
         let mut bytes = vec![0; HEADER];
         bytes[..MAGIC.len()].copy_from_slice(MAGIC);
@@ -54,12 +54,12 @@ impl Sketch<'_> {
 }
 
 impl<'a> Sketch<'a> {
-    /// The sketch in a string; `None` when it is none.
+    /// Parses a string as a sketch; `None` if it is none.
     pub(super) fn open(s: &'a Str) -> Result<Option<Self>, Part> {
         if matches!(s, Str::Int(_)) || s.len() < HEADER {
             return Ok(None);
         }
-        // The header alone decides whether all of a big string is loaded.
+        // The header alone decides whether a big string is loaded as a whole.
         let header = s.range(0..HEADER)?;
         let is_sketch = header.starts_with(MAGIC)
             && match header[ENCODING] {
@@ -72,7 +72,7 @@ impl<'a> Sketch<'a> {
         Ok(Some(Self { bytes: s.whole()?, changed: false }))
     }
 
-    /// The string to store, if something was changed.
+    /// Returns the string to store, if the sketch has changed.
     pub(super) fn into_changed(self) -> Option<Str> {
         self.changed.then(|| Str::from_vec(self.bytes.into_owned()))
     }
@@ -81,7 +81,7 @@ impl<'a> Sketch<'a> {
         self.bytes[ENCODING] == SPARSE
     }
 
-    /// The registers as they are encoded.
+    /// Returns the encoded registers.
     fn body(&self) -> &[u8] {
         &self.bytes[HEADER..]
     }
@@ -91,19 +91,19 @@ impl<'a> Sketch<'a> {
         self.bytes.to_mut()
     }
 
-    /// The runs of a sparse sketch.
+    /// Returns the runs of a sparse sketch.
     pub(super) fn runs(&self) -> impl Iterator<Item = sparse::Run> {
         sparse::runs(self.body())
     }
 
-    /// Adds an element; whether that raised a register. A sparse sketch becomes dense before it is
-    /// longer than `sparse_max` bytes.
+    /// Adds an element; returns true if that raised a register. A sparse sketch becomes dense
+    /// before it exceeds `sparse_max` bytes.
     pub(super) fn add(&mut self, element: &[u8], sparse_max: usize) -> Result<bool, Corrupt> {
         let (index, rank) = hash::place(element);
         self.raise(index, rank, sparse_max)
     }
 
-    /// Raises a register to `value` unless it is as great already; whether it was less.
+    /// Raises a register to `value`; returns true if it was less.
     pub(super) fn raise(
         &mut self,
         index: usize,
@@ -132,7 +132,7 @@ impl<'a> Sketch<'a> {
         Ok(true)
     }
 
-    /// Encodes the registers densely.
+    /// Converts the registers to the dense encoding.
     pub(super) fn make_dense(&mut self) -> Result<(), Corrupt> {
         if self.is_sparse() {
             self.replace(&self.registers()?);
@@ -140,7 +140,7 @@ impl<'a> Sketch<'a> {
         Ok(())
     }
 
-    /// Takes other registers, encoded densely.
+    /// Replaces the registers, in the dense encoding.
     pub(super) fn replace(&mut self, registers: &[u8]) {
         let bytes = self.bytes_mut();
         bytes[ENCODING] = DENSE;
@@ -148,14 +148,14 @@ impl<'a> Sketch<'a> {
         bytes.extend_from_slice(&dense::pack(registers));
     }
 
-    /// All registers, one byte each.
+    /// Returns all registers, one byte each.
     pub(super) fn registers(&self) -> Result<Vec<u8>, Corrupt> {
         let mut registers = vec![0; REGISTERS];
         self.merge_into(&mut registers)?;
         Ok(registers)
     }
 
-    /// Raises `registers` to those of the sketch.
+    /// Raises each of `registers` to that of the sketch.
     pub(super) fn merge_into(&self, registers: &mut [u8]) -> Result<(), Corrupt> {
         if self.is_sparse() {
             return sparse::for_each(self.body(), |first, run| {
@@ -169,7 +169,7 @@ impl<'a> Sketch<'a> {
         Ok(())
     }
 
-    /// How many different elements were added, about.
+    /// Returns the estimated number of different elements.
     pub(super) fn estimate(&self) -> Result<u64, Corrupt> {
         if !self.is_sparse() {
             return Ok(Histogram::of(dense::unpack(self.body())).estimate());
@@ -179,18 +179,18 @@ impl<'a> Sketch<'a> {
         Ok(histogram.estimate())
     }
 
-    /// The last estimate, unless it is out of date.
+    /// Returns the cached estimate, unless it is out of date.
     pub(super) fn cached(&self) -> Option<u64> {
         let cache = self.bytes[CACHE..].first_chunk::<8>()?;
         (cache[7] & STALE == 0).then(|| u64::from_le_bytes(*cache))
     }
 
-    /// Keeps an estimate.
+    /// Caches an estimate.
     pub(super) fn cache(&mut self, estimate: u64) {
         self.bytes_mut()[CACHE..HEADER].copy_from_slice(&estimate.to_le_bytes());
     }
 
-    /// Marks the last estimate as out of date.
+    /// Marks the cached estimate as out of date.
     pub(super) fn invalidate(&mut self) {
         self.bytes_mut()[HEADER - 1] |= STALE;
     }

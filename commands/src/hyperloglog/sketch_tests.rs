@@ -15,7 +15,7 @@ fn from_bytes(bytes: &[u8]) -> Option<Sketch<'static>> {
     Some(Sketch { bytes: Cow::Owned(sketch.bytes.into_owned()), changed: false })
 }
 
-/// A sparse sketch of these opcodes.
+/// Returns a sparse sketch of these opcodes.
 fn sparse_of(opcodes: &[u8]) -> Sketch<'static> {
     let mut bytes = Sketch::empty().bytes.into_owned();
     bytes.truncate(HEADER);
@@ -33,7 +33,7 @@ fn digest(bytes: &[u8]) -> u64 {
     hasher.finish()
 }
 
-/// What Valkey 8.1.1 keeps after each element.
+/// The bytes are those of Valkey 8.1.1 after each element.
 #[test]
 fn few_elements_are_kept_as_in_the_reference() {
     let mut sketch = Sketch::empty();
@@ -52,7 +52,7 @@ fn few_elements_are_kept_as_in_the_reference() {
     }
 }
 
-/// Length, digest and estimate in Valkey 8.1.1 of the first numbers.
+/// Length, digest and estimate of Valkey 8.1.1 for the first numbers.
 #[test]
 fn many_elements_are_kept_as_in_the_reference() {
     let mut sketch = Sketch::empty();
@@ -78,7 +78,7 @@ fn many_elements_are_kept_as_in_the_reference() {
     }
 }
 
-/// With which element Valkey 8.1.1 goes over to the dense encoding.
+/// The element with which Valkey 8.1.1 converts to the dense encoding.
 #[test]
 fn a_long_sparse_sketch_becomes_dense() {
     for (sparse_max, at, want) in [
@@ -127,7 +127,7 @@ fn runs_are_split_and_joined() {
         ("8100807ffb", 2, 1, "837ffb"),
         ("8200807ffa", 3, 1, "83807ffa"),
         ("8384807ff9", 5, 2, "83857ff9"),
-        // Only what is next to the change is joined.
+        // Only runs next to the change are joined.
         ("848488007ffb", 2, 4, "84848c007ffb"),
     ] {
         let bytes = |text: &str| -> Vec<u8> {
@@ -186,7 +186,7 @@ fn runs_that_do_not_fit_are_corrupt() {
         assert_eq!(sketch.raise(0, 4, 0), Err(Corrupt), "{opcodes:?}");
         assert!(sketch.into_changed().is_none(), "{opcodes:?}");
     }
-    // Registers that are there can be raised all the same; others cannot.
+    // Registers that exist can still be raised; others cannot.
     let mut short = sparse_of(b"\x3f");
     assert_eq!(short.raise(63, 1, SPARSE_MAX), Ok(true));
     assert_eq!(short.raise(64, 1, SPARSE_MAX), Err(Corrupt));

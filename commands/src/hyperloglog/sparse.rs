@@ -1,4 +1,4 @@
-//! Registers as runs of equal values, for sketches of few elements. A run is one opcode:
+//! The sparse encoding: registers as runs of equal values, for few elements. A run is one opcode:
 //!
 //! | bytes | name | run |
 //! |---|---|---|
@@ -9,7 +9,7 @@
 use super::sketch::{Corrupt, REGISTERS};
 use smallvec::SmallVec;
 
-/// The greatest value an opcode can hold.
+/// Maximum value of an opcode's registers.
 pub(super) const MAX_VALUE: u8 = 32;
 
 const MAX_ZEROS: usize = 64;
@@ -17,19 +17,19 @@ const MAX_VALS: usize = 4;
 const XZERO: u8 = 0x40;
 const VAL: u8 = 0x80;
 
-/// How many opcodes are looked at for runs to be joined after a change.
+/// Number of opcodes that are examined for runs to be joined after a change.
 const JOIN_WITHIN: usize = 5;
 
-/// A run of registers, as an opcode gives it.
+/// A run of registers, decoded from an opcode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Run {
     pub(super) value: u8,
     pub(super) len: usize,
-    /// Bytes of its opcode.
+    /// Length of its opcode in bytes.
     pub(super) bytes: usize,
 }
 
-/// The run whose opcode begins `opcodes`. An opcode that is cut off goes on with a zero byte.
+/// Decodes the first run of `opcodes`. A truncated opcode continues with a zero byte.
 fn decode(opcodes: &[u8]) -> Option<Run> {
     let first = *opcodes.first()?;
     let low = usize::from(first & 0x3f);
@@ -43,7 +43,7 @@ fn decode(opcodes: &[u8]) -> Option<Run> {
     })
 }
 
-/// All runs, in order.
+/// Returns all runs, in order.
 pub(super) fn runs(opcodes: &[u8]) -> impl Iterator<Item = Run> {
     let mut rest = opcodes;
     std::iter::from_fn(move || {
@@ -53,7 +53,7 @@ pub(super) fn runs(opcodes: &[u8]) -> impl Iterator<Item = Run> {
     })
 }
 
-/// Hands over every run with its first register; they must make up all registers exactly.
+/// Calls `f` for every run with its first register; the runs must add up to all registers exactly.
 pub(super) fn for_each(opcodes: &[u8], mut f: impl FnMut(usize, Run)) -> Result<(), Corrupt> {
     let mut first = 0;
     for run in runs(opcodes) {
@@ -66,7 +66,7 @@ pub(super) fn for_each(opcodes: &[u8], mut f: impl FnMut(usize, Run)) -> Result<
     if first == REGISTERS { Ok(()) } else { Err(Corrupt) }
 }
 
-/// Opcodes on their way into a sketch.
+/// Opcodes to be written into a sketch.
 type Opcodes = SmallVec<[u8; 8]>;
 
 fn push_zeros(out: &mut Opcodes, len: usize) {
@@ -83,23 +83,24 @@ fn push_value(out: &mut Opcodes, value: u8, len: usize) {
     }
 }
 
-/// The opcode of a new sketch: zeros only.
+/// Returns the opcode of an empty sketch: zeros only.
 pub(super) fn empty() -> [u8; 2] {
     let n = REGISTERS - 1;
     [XZERO | (n >> 8) as u8, n as u8]
 }
 
-/// How a register is raised: one opcode gives way to up to three.
+/// The replacement of one opcode by up to three, which raises a register.
 #[derive(Debug)]
 pub(super) struct Change {
     at: usize,
     old: usize,
     new: Opcodes,
-    /// Where the opcode before it begins: joining runs starts there.
+    /// Position of the previous opcode: joining runs starts there.
     before: usize,
 }
 
-/// What raises a register to `value` (at most [`MAX_VALUE`]); `None` when it is not less already.
+/// Returns the change that raises a register to `value` (at most [`MAX_VALUE`]); `None` if it is
+/// not less already.
 pub(super) fn raise(opcodes: &[u8], index: usize, value: u8) -> Result<Option<Change>, Corrupt> {
     let (mut at, mut before, mut first) = (0, 0, 0);
     let mut found = None;
@@ -127,23 +128,23 @@ pub(super) fn raise(opcodes: &[u8], index: usize, value: u8) -> Result<Option<Ch
 }
 
 impl Change {
-    /// By how many bytes the opcodes become longer.
+    /// Returns the number of bytes by which the opcodes become longer.
     pub(super) fn growth(&self) -> usize {
         self.new.len().saturating_sub(self.old)
     }
 
-    /// Changes the opcodes, which begin at `start`, and joins runs next to the change.
+    /// Applies the change to the opcodes, which begin at `start`, and joins runs next to it.
     pub(super) fn apply(self, bytes: &mut Vec<u8>, start: usize) {
         let at = start + self.at;
         let len = bytes.len() + self.new.len() - self.old;
         bytes.splice(at..(at + self.old).min(bytes.len()), self.new);
-        // Behind an opcode that was cut off there is nothing to take the place of.
+        // Behind a truncated opcode there is nothing to replace.
         bytes.truncate(len);
         join(bytes, start + self.before);
     }
 }
 
-/// Joins runs of one value that are next to each other, where one opcode can hold both.
+/// Joins adjacent runs of one value, where one opcode can hold both.
 fn join(bytes: &mut Vec<u8>, mut at: usize) {
     for _ in 0..JOIN_WITHIN {
         let Some(run) = bytes.get(at..).and_then(decode) else { return };
@@ -151,7 +152,7 @@ fn join(bytes: &mut Vec<u8>, mut at: usize) {
         let fits = |next: Run| next.value == run.value && run.len + next.len <= MAX_VALS;
         if run.value > 0 && next.is_some_and(fits) {
             bytes.remove(at);
-            // The length is in the lowest bits of the opcode that stays.
+            // The length is in the lowest bits of the remaining opcode.
             bytes[at] += run.len as u8;
         } else {
             at += run.bytes;

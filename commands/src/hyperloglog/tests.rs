@@ -53,7 +53,7 @@ fn what_changes_nothing_is_not_stored() {
         for setup in SETUP {
             run(&mut store, &mut none, setup);
         }
-        // The estimate is kept with the sketch.
+        // The estimate is cached in the sketch.
         assert_eq!(run(&mut store, &mut none, &["pfcount", "b"]).1, ":3\r\n");
         assert!(store.is_dirty());
         store.seal();

@@ -1,4 +1,4 @@
-//! Taking elements, and waiting for them: BLPOP, BRPOP, BLMPOP, BLMOVE, BRPOPLPUSH.
+//! Popping elements and waiting for them: BLPOP, BRPOP, BLMPOP, BLMOVE, BRPOPLPUSH.
 
 use super::moves::{self, MOVE};
 use super::pop::{FromSome, pop_one_of};
@@ -63,7 +63,7 @@ fn brpoplpush(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     move_element(cx, args, false, true, 3)
 }
 
-/// A command that waits for an element of some lists.
+/// Common declaration of the commands that wait for an element of several lists.
 const POP: Spec = Spec {
     group: Group::List,
     since: "2.0.0",
@@ -75,7 +75,7 @@ const POP: Spec = Spec {
     ..Spec::NEW
 };
 
-/// The commands of this file.
+/// Declarations of this file's commands.
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "blpop",

@@ -1,4 +1,4 @@
-//! Changing lists anywhere: LSET, LINSERT, LREM, LTRIM.
+//! Changing lists at any position: LSET, LINSERT, LREM, LTRIM.
 
 use super::read::long_arg;
 use super::{grow, key_arg, position, range_of, shrink, shrink_or_delete};
@@ -108,10 +108,10 @@ fn ltrim(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// A command that changes a list.
+/// Common declaration of the commands that change a list.
 const EDIT: Spec = Spec { group: Group::List, flags: flag::WRITE, arity: 4, ..Spec::NEW };
 
-/// The commands of this file.
+/// Declarations of this file's commands.
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "lset",

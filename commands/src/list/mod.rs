@@ -15,15 +15,15 @@ use flagstone_storage::store::EntryMut;
 use flagstone_storage::value::List;
 use flagstone_wire::resp::Args;
 
-/// The key of commands that take elements out and answer them.
+/// Key spec of commands that pop elements and return them.
 const TAKES: KeySpec = KeySpec::one(1, key::RW | key::ACCESS | key::DELETE);
 
-/// The key, which is the first argument of most commands here.
+/// Returns the key, the first argument of most commands here.
 fn key_arg(args: Args<'_>) -> Result<&[u8], Stop> {
     arg(args, 1)
 }
 
-/// Whether an argument names the front of a list: LEFT, not RIGHT.
+/// Returns true if an argument is LEFT, false if it is RIGHT.
 fn is_front(args: Args<'_>, index: usize) -> Result<bool, Stop> {
     match arg(args, index)? {
         word if is_word(word, "left") => Ok(true),
@@ -32,7 +32,8 @@ fn is_front(args: Args<'_>, index: usize) -> Result<bool, Stop> {
     }
 }
 
-/// Whether a "listpack" must become a "quicklist" before elements of these lengths are added.
+/// Returns true if a "listpack" must become a "quicklist" before elements of these lengths are
+/// added.
 fn outgrows(
     list: &List,
     settings: &DataSettings,
@@ -47,7 +48,7 @@ fn outgrows(
     bytes > limit.bytes as u64 || len > limit.count as u64
 }
 
-/// Makes the list a "quicklist" if that is needed for adding an element.
+/// Converts the list to a "quicklist" if adding an element requires it.
 fn grow(entry: &mut EntryMut<'_>, settings: &DataSettings, added: usize) {
     let needed = |list: &List| outgrows(list, settings, std::iter::once(added));
     if entry.typed().is_some_and(needed)
@@ -57,8 +58,8 @@ fn grow(entry: &mut EntryMut<'_>, settings: &DataSettings, added: usize) {
     }
 }
 
-/// Makes a "quicklist" that has shrunk a "listpack": when it fills half of one at most, so that it
-/// does not go back and forth.
+/// Converts a "quicklist" that has shrunk to a "listpack": if it fills at most half of one, so that
+/// it does not alternate.
 fn shrink(entry: &mut EntryMut<'_>, settings: &DataSettings) {
     let limit = NodeLimit::new(settings.list_max_listpack_size);
     let bytes = if settings.list_max_listpack_size < 0 { limit.bytes / 2 } else { limit.bytes };
@@ -74,25 +75,25 @@ fn shrink(entry: &mut EntryMut<'_>, settings: &DataSettings) {
     }
 }
 
-/// The keyspace event of elements put in at an end.
+/// Returns the keyspace event of a push at an end.
 fn pushed(front: bool) -> &'static str {
     if front { "lpush" } else { "rpush" }
 }
 
-/// The keyspace event of elements taken out at an end.
+/// Returns the keyspace event of a pop at an end.
 fn popped(front: bool) -> &'static str {
     if front { "lpop" } else { "rpop" }
 }
 
-/// Elements were taken out: deletes the key with the last one, and tells of it.
+/// Finishes a removal of elements: publishes the event, and deletes the key if none is left.
 fn shrink_or_delete(entry: &mut EntryMut<'_>, settings: &DataSettings, event: &'static str) {
     entry.clear_if_empty();
     entry.removal_event(NotifyFlags::LIST, event);
     shrink(entry, settings);
 }
 
-/// A range of positions, which from the end are negative: where it begins, and its length, which
-/// may be 0.
+/// Converts a range of positions, negative ones counted from the end, to its first position and its
+/// length, which may be 0.
 fn range_of(len: u64, start: i64, stop: i64) -> (u64, u64) {
     let position = |i: i64| if i < 0 { len.saturating_sub(i.unsigned_abs()) } else { i as u64 };
     let before_first = stop < 0 && stop.unsigned_abs() > len;
@@ -100,7 +101,7 @@ fn range_of(len: u64, start: i64, stop: i64) -> (u64, u64) {
     if before_first || start > end || start >= len { (0, 0) } else { (start, end - start + 1) }
 }
 
-/// A position counted from the front.
+/// Converts an index, negative from the end, to a position from the front.
 fn position(len: u64, index: i64) -> Option<u64> {
     if index >= 0 { Some(index as u64) } else { len.checked_sub(index.unsigned_abs()) }
 }

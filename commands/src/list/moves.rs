@@ -1,4 +1,4 @@
-//! From one list to another: LMOVE, RPOPLPUSH.
+//! Moving elements between lists: LMOVE, RPOPLPUSH.
 
 use super::{TAKES, grow, is_front, key_arg, popped, pushed, shrink_or_delete};
 use crate::{Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, flag, key};
@@ -8,8 +8,8 @@ use flagstone_storage::value::List;
 use flagstone_wire::num::parse_i64;
 use flagstone_wire::resp::Args;
 
-/// Moves an element from an end of a list to an end of another, or of the same. False if there is
-/// none.
+/// Moves an element from an end of a list to an end of another, or of the same. Returns false if
+/// there is no element.
 pub(super) fn move_element(
     cx: &mut Ctx<'_>,
     args: Args<'_>,
@@ -23,7 +23,7 @@ pub(super) fn move_element(
     };
     list.require_end(from_front, 1).or_load(db, from)?;
     let element = list.peek_end(from_front).unwrap_or_default().to_vec();
-    // As in Redis, an integer from a "quicklist" counts nothing for the encoding of the other.
+    // As in Redis, an integer from a "quicklist" has length 0 for the encoding of the other list.
     let is_number = list.is_quicklist() && parse_i64(&element).is_some();
     let target = cx.store.typed_mut::<List>(db, to)?;
     if let Some(list) = target.as_ref().and_then(EntryMut::typed::<List>) {
@@ -43,7 +43,7 @@ pub(super) fn move_element(
     if let Some(mut source) = cx.store.typed_mut::<List>(db, from)? {
         shrink_or_delete(&mut source, settings, popped(from_front));
     }
-    // A move is one change.
+    // A move counts as one change.
     cx.store.stats.changes = changes + 1;
     cx.out.bulk(&element);
     Ok(true)
@@ -67,7 +67,7 @@ fn rpoplpush(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     move_or_null(cx, args, false, true)
 }
 
-/// A command that moves an element.
+/// Common declaration of the commands that move an element.
 pub(super) const MOVE: Spec = Spec {
     group: Group::List,
     flags: flag::WRITE | flag::DENYOOM,
@@ -75,7 +75,7 @@ pub(super) const MOVE: Spec = Spec {
     ..Spec::NEW
 };
 
-/// The commands of this file.
+/// Declarations of this file's commands.
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "lmove",

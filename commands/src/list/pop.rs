@@ -1,4 +1,4 @@
-//! Taking elements from the ends: LPOP, RPOP, LMPOP.
+//! Popping elements from the ends: LPOP, RPOP, LMPOP.
 
 use super::{TAKES, is_front, key_arg, popped, shrink_or_delete};
 use crate::{
@@ -9,8 +9,8 @@ use flagstone_storage::value::List;
 use flagstone_wire::num::parse_i64;
 use flagstone_wire::resp::Args;
 
-/// Takes up to `count` elements from an end of a list and answers them in an array, behind the
-/// key's name if `named`. False if there is no list.
+/// Pops up to `count` elements from an end of a list and replies with them in an array, behind the
+/// key's name if `named`. Returns false if the list does not exist.
 fn pop_many(
     cx: &mut Ctx<'_>,
     key: &[u8],
@@ -39,13 +39,14 @@ fn pop_many(
     Ok(true)
 }
 
-/// Takes one element from an end of a list and answers it. False if there is no list.
+/// Pops one element from an end of a list and replies with it. Returns false if the list does not
+/// exist.
 fn pop_one(cx: &mut Ctx<'_>, key: &[u8], front: bool) -> Result<bool, Stop> {
     pop_end(cx, key, front, false)
 }
 
-/// Takes one element from an end of a list and answers it behind the key's name. False if there is
-/// no list.
+/// Pops one element from an end of a list and replies with it behind the key's name. Returns false
+/// if the list does not exist.
 pub(super) fn pop_one_of(cx: &mut Ctx<'_>, key: &[u8], front: bool) -> Result<bool, Stop> {
     pop_end(cx, key, front, true)
 }
@@ -100,22 +101,22 @@ fn rpop(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     pop(cx, args, false)
 }
 
-/// A number greater than 0.
+/// Parses a number greater than 0.
 fn positive(text: &[u8], error: &'static str) -> Result<u64, Stop> {
     let number = parse_i64(text).filter(|&number| number > 0);
     Ok(number.ok_or(error)?.unsigned_abs())
 }
 
-/// What LMPOP asks for.
+/// The arguments of LMPOP.
 pub(super) struct FromSome {
-    /// The arguments that are keys.
+    /// Positions of the keys among the arguments.
     keys: std::ops::Range<usize>,
     front: bool,
     count: u64,
 }
 
 impl FromSome {
-    /// `numkeys key… LEFT|RIGHT [COUNT count]`, from the argument `at` on.
+    /// Parses `numkeys key… LEFT|RIGHT [COUNT count]`, from the argument `at` on.
     pub(super) fn parse(args: Args<'_>, at: usize) -> Result<Self, Stop> {
         let keys = positive(arg(args, at)?, "ERR numkeys should be greater than 0")?;
         let side = usize::try_from(keys).unwrap_or(usize::MAX).saturating_add(at + 1);
@@ -132,12 +133,12 @@ impl FromSome {
         Ok(Self { keys: at + 1..side, front, count: count.unwrap_or(1) })
     }
 
-    /// The keys.
+    /// Returns the keys.
     pub(super) fn keys<'a>(&self, args: Args<'a>) -> impl Iterator<Item = &'a [u8]> + use<'a> {
         args.iter().take(self.keys.end).skip(self.keys.start)
     }
 
-    /// Takes elements from the first list that exists; whether there is one.
+    /// Pops elements from the first list that exists; returns false if none does.
     pub(super) fn pop(&self, cx: &mut Ctx<'_>, args: Args<'_>) -> Result<bool, Stop> {
         for key in self.keys(args) {
             if cx.is_here(key) && pop_many(cx, key, self.front, self.count, true)? {
@@ -156,7 +157,7 @@ fn lmpop(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// A command that takes elements from an end.
+/// Common declaration of the commands that pop from an end.
 const POP: Spec = Spec {
     group: Group::List,
     complexity: "O(N) where N is the number of elements returned.",
@@ -166,7 +167,7 @@ const POP: Spec = Spec {
     ..Spec::NEW
 };
 
-/// The commands of this file.
+/// Declarations of this file's commands.
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "lpop",

@@ -1,4 +1,4 @@
-//! Adding elements at the ends: LPUSH, RPUSH, LPUSHX, RPUSHX.
+//! Pushing elements at the ends: LPUSH, RPUSH, LPUSHX, RPUSHX.
 
 use super::{key_arg, outgrows, pushed};
 use crate::{Ctx, Group, KeySpec, Outcome, Run, Spec, flag, key};
@@ -7,7 +7,7 @@ use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::List;
 use flagstone_wire::resp::Args;
 
-/// Pushes the elements from the third argument on; `only_existing`: not to a new list.
+/// Pushes the elements from the third argument on; with `only_existing`, not to a new list.
 fn push(cx: &mut Ctx<'_>, args: Args<'_>, front: bool, only_existing: bool) -> Outcome {
     let (key, db, settings) = (key_arg(args)?, cx.db, cx.settings);
     let mut entry = if only_existing {
@@ -52,7 +52,7 @@ fn rpushx(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     push(cx, args, false, true)
 }
 
-/// A command that adds elements at an end.
+/// Common declaration of the commands that push at an end.
 const PUSH: Spec = Spec {
     group: Group::List,
     complexity: "O(N) where N is the number of elements added.",
@@ -62,7 +62,7 @@ const PUSH: Spec = Spec {
     ..Spec::NEW
 };
 
-/// The commands of this file.
+/// Declarations of this file's commands.
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "lpush",

@@ -48,12 +48,12 @@ fn lrange(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 /// The options of LPOS.
 #[derive(Debug)]
 struct Search {
-    /// Which of the equal elements is the first that counts, from 1 on.
+    /// Rank, from 1 on, of the first matching element to return.
     rank: u64,
     reverse: bool,
-    /// 0: all. Without it one position is answered, not an array.
+    /// Maximum number of matches; 0: all. Without it one position is returned, not an array.
     count: Option<u64>,
-    /// Elements that are looked at; 0: all.
+    /// Maximum number of elements that are compared; 0: all.
     max_len: u64,
 }
 
@@ -87,7 +87,7 @@ impl Search {
 const RANK_ZERO: &str = "ERR RANK can't be zero: use 1 to start from the first match, 2 from the \
                          second ... or use negative to start from the end of the list";
 
-/// An integer argument that has a counterpart of the other sign.
+/// Parses an integer argument whose negation must not overflow.
 pub(super) fn long_arg(args: Args<'_>, index: usize) -> Result<i64, Stop> {
     match int_arg(args, index)? {
         i64::MIN => {
@@ -135,7 +135,7 @@ fn lpos(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// A command that reads a list.
+/// Common declaration of the commands that read a list.
 const READ: Spec = Spec {
     group: Group::List,
     flags: flag::READONLY,
@@ -143,7 +143,7 @@ const READ: Spec = Spec {
     ..Spec::NEW
 };
 
-/// The commands of this file.
+/// Declarations of this file's commands.
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "llen",

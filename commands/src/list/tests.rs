@@ -1,4 +1,4 @@
-//! Positions, encodings, and commands on lists of which nothing is in memory.
+//! Positions, encodings, and commands on lists that are not in memory.
 
 use super::super::Stop;
 use super::super::testing::{self, NOW_MS};
@@ -13,14 +13,14 @@ fn store() -> Store {
     testing::store(false)
 }
 
-/// Runs a command once; its reply, or why it stopped.
+/// Runs a command once; returns its reply, or why it stopped.
 fn try_run(store: &mut Store, words: &[&str]) -> Result<String, Stop> {
     let settings = DataSettings { list_max_listpack_size: 4, ..DataSettings::default() };
     let reply = testing::try_run(store, &settings, Proto::Resp2, NOW_MS, words)?;
     Ok(reply.replace("\r\n", " "))
 }
 
-/// The same for a command that misses nothing.
+/// Runs a command that misses nothing, and returns its reply.
 fn run(store: &mut Store, words: &[&str]) -> String {
     try_run(store, words).unwrap()
 }

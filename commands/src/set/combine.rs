@@ -1,4 +1,4 @@
-//! Several sets at once: SINTER, SINTERCARD, SUNION, SDIFF, and their *STORE forms.
+//! Commands on several sets: SINTER, SINTERCARD, SUNION, SDIFF, and their *STORE forms.
 
 use super::{encoding, key_arg, tail};
 use crate::DataSettings;
@@ -12,10 +12,11 @@ use flagstone_wire::num::parse_i64;
 use flagstone_wire::resp::Args;
 use std::collections::HashSet;
 
-/// The set of a key, if it exists.
+/// The set of a key; `None` if the key does not exist.
 type SetSource<'a> = Option<Source<'a, &'a Set>>;
 
-/// The set that the *STORE commands leave of `names`, which are what the sources combine to.
+/// Returns the set that a *STORE command stores: the members `names`, in the encoding that follows
+/// from the sources.
 fn stored(op: Op, sources: &[SetSource<'_>], names: &[&[u8]], settings: &DataSettings) -> Set {
     let build =
         |encoding, names: &[&[u8]]| encoding::build(encoding, names.iter().copied(), settings);
@@ -29,7 +30,7 @@ fn stored(op: Op, sources: &[SetSource<'_>], names: &[&[u8]], settings: &DataSet
         }
         Op::Diff => match minuend(sources) {
             Some((first, others)) if takes_away(first, &others) => {
-                // Its encoding is that of all the members of the first.
+                // The encoding is that of a set of all the first source's members.
                 let mut set = build(SetEncoding::Intset, &first.members.members());
                 let left: HashSet<&[u8]> = names.iter().copied().collect();
                 for name in first.members.iter().filter(|name| !left.contains(name)) {
@@ -43,7 +44,7 @@ fn stored(op: Op, sources: &[SetSource<'_>], names: &[&[u8]], settings: &DataSet
     }
 }
 
-/// Replies with what the sets of the keys behind the command's name combine to.
+/// Combines the sets of the keys behind the command's name, and replies with the members.
 fn show(cx: &mut Ctx<'_>, args: Args<'_>, op: Op) -> Outcome {
     let sources: Vec<SetSource<'_>> = sources(cx.store, cx.db, tail(args, 1))?;
     let mut names = combined(op, &sources)?;
@@ -56,7 +57,7 @@ fn show(cx: &mut Ctx<'_>, args: Args<'_>, op: Op) -> Outcome {
     Ok(())
 }
 
-/// Puts what the sets of the keys from the third argument on combine to into the key before.
+/// Combines the sets of the keys from the third argument on, and stores the result in the second.
 fn store(cx: &mut Ctx<'_>, args: Args<'_>, op: Op) -> Outcome {
     let target = key_arg(args)?;
     cx.store.peek(cx.db, target)?;
@@ -122,12 +123,12 @@ fn sintercard(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// The keys from `first` to the end, which are read.
+/// Returns the key spec of keys from `first` to the end, which are read.
 const fn all_from(first: usize) -> KeySpec {
     KeySpec::to_end(first, 1, key::RO | key::ACCESS)
 }
 
-/// A command that replies with a set.
+/// Common declaration of the commands that reply with a set.
 const SHOW: Spec = Spec {
     group: Group::Set,
     complexity: "O(N) where N is the number of members in all sets.",
@@ -138,7 +139,7 @@ const SHOW: Spec = Spec {
     ..Spec::NEW
 };
 
-/// One that stores it.
+/// Common declaration of the commands that store a set.
 const STORE: Spec = Spec {
     arity: -3,
     flags: flag::WRITE | flag::DENYOOM,
@@ -150,7 +151,7 @@ const STORE: Spec = Spec {
 const INTER_COMPLEXITY: &str =
     "O(N*M) where N is the size of the smallest set and M the number of sets.";
 
-/// The commands on several sets.
+/// Declarations of the commands on several sets.
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "sinter",

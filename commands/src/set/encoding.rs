@@ -1,4 +1,4 @@
-//! The encodings of sets: when a set goes from one to the next.
+//! The encodings of sets, and the conversions between them.
 
 use crate::DataSettings;
 use flagstone_rdb::SetForm;
@@ -6,13 +6,13 @@ use flagstone_storage::store::Part;
 use flagstone_storage::value::{Set, SetEncoding};
 use flagstone_wire::num::parse_i64;
 
-/// Bytes of the longest integer.
+/// Length of the longest integer in bytes.
 const MAX_INTEGER: usize = 20;
 
-/// An intset never has more members.
+/// Maximum number of members of an intset, whatever the settings are.
 const MAX_INTSET: usize = 1 << 30;
 
-/// Members up to which a set of integers is an intset.
+/// Returns the maximum number of members of an intset.
 fn max_intset(settings: &DataSettings) -> u64 {
     settings.set_max_intset_entries.min(MAX_INTSET) as u64
 }
@@ -21,7 +21,7 @@ fn is_integer(name: &[u8]) -> bool {
     parse_i64(name).is_some()
 }
 
-/// An empty set for `count` members, of which `first` is the first.
+/// Returns an empty set in the encoding for `count` members, of which `first` is the first.
 pub(super) fn new_for(first: &[u8], count: usize, settings: &DataSettings) -> Set {
     Set::new(if is_integer(first) && count <= settings.set_max_intset_entries {
         SetEncoding::Intset
@@ -32,7 +32,7 @@ pub(super) fn new_for(first: &[u8], count: usize, settings: &DataSettings) -> Se
     })
 }
 
-/// Whether a set has to become a "hashtable" before `count` members are put to it at once.
+/// Returns true if a set must become a "hashtable" before `count` members are added in one command.
 pub(super) fn is_outgrown_by(set: &Set, count: usize, settings: &DataSettings) -> bool {
     match set.encoding() {
         SetEncoding::Intset => count > settings.set_max_intset_entries,
@@ -41,20 +41,20 @@ pub(super) fn is_outgrown_by(set: &Set, count: usize, settings: &DataSettings) -
     }
 }
 
-/// Whether a member may join a listpack of what is in the set.
+/// Returns true if a listpack of the set's members has room for another.
 fn fits_listpack(set: &Set, name: &[u8], settings: &DataSettings) -> bool {
     set.len() < settings.set_max_listpack_entries as u64
         && name.len() <= settings.set_max_listpack_value
 }
 
-/// Checks that all is known that [`add`] has to know to add these members.
+/// Checks that all rows that [`add`] needs for these members are in memory.
 pub(super) fn require<'n>(
     set: &Set,
     mut names: impl Iterator<Item = &'n [u8]> + Clone,
     settings: &DataSettings,
 ) -> Result<(), Part> {
     set.require(names.clone())?;
-    // An intset that becomes a listpack is looked at whole.
+    // The conversion of an intset to a listpack reads all members.
     let to_listpack = |name| !is_integer(name) && fits_listpack(set, name, settings);
     if set.encoding() == SetEncoding::Intset && names.any(to_listpack) {
         set.require_all()?;
@@ -62,7 +62,7 @@ pub(super) fn require<'n>(
     Ok(())
 }
 
-/// Adds a member (see [`require`]); whether it is new.
+/// Adds a member (see [`require`]); returns true if it is new.
 pub(super) fn add(set: &mut Set, name: &[u8], settings: &DataSettings) -> bool {
     if set.contains(name) == Ok(true) {
         return false;
@@ -87,7 +87,7 @@ pub(super) fn add(set: &mut Set, name: &[u8], settings: &DataSettings) -> bool {
     set.add(name)
 }
 
-/// A set of this encoding, as long as its members allow it.
+/// Returns a set of this encoding, or of the next one that its members require.
 pub(super) fn build<'n>(
     encoding: SetEncoding,
     names: impl IntoIterator<Item = &'n [u8]>,
@@ -100,14 +100,14 @@ pub(super) fn build<'n>(
     set
 }
 
-/// Makes a set of integers only an intset again, if they are not too many.
+/// Converts a set back to an intset, if all members are integers and they are few enough.
 pub(super) fn back_to_intset(set: &mut Set, settings: &DataSettings) {
     if set.len() <= max_intset(settings) && set.iter().all(is_integer) {
         set.set_encoding(SetEncoding::Intset);
     }
 }
 
-/// The set of a payload.
+/// Returns the set of a payload.
 pub(crate) fn restored(form: SetForm, members: &[Vec<u8>], settings: &DataSettings) -> Set {
     let (encoding, most) = match form {
         SetForm::Intset => (SetEncoding::Intset, settings.set_max_intset_entries),

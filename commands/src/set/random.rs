@@ -1,4 +1,4 @@
-//! Members drawn at random: SPOP, SRANDMEMBER.
+//! SPOP and SRANDMEMBER: members drawn at random.
 
 use super::{READS, encoding, key_arg};
 use crate::DataSettings;
@@ -10,7 +10,8 @@ use flagstone_wire::num::parse_i64;
 use flagstone_wire::resp::Args;
 use std::collections::HashSet;
 
-/// A set of which no more than a part like this is left begins anew, in its first encoding.
+/// Ratio of popped to remaining members from which on the remaining ones are moved to a new set, in
+/// its smallest encoding.
 const FEW_ARE_LEFT: u64 = 5;
 
 /// `SPOP key [count]`
@@ -66,7 +67,7 @@ fn pop_count(args: Args<'_>) -> Result<u64, Stop> {
     count.ok_or_else(|| "ERR value is out of range, must be positive".into())
 }
 
-/// Names that outlive a change of the set.
+/// Names that are independent of the set's later changes.
 type Names = Vec<Box<[u8]>>;
 
 fn drawn(entry: &EntryMut<'_>, count: usize) -> Result<Names, flagstone_storage::store::Part> {
@@ -85,7 +86,7 @@ fn show(cx: &mut Ctx<'_>, names: &Names) {
     names.iter().for_each(|name| cx.out.bulk(name));
 }
 
-/// Removes members, and the key with the last.
+/// Removes members, and the key with the last one.
 fn remove_all(entry: &mut EntryMut<'_>, names: &Names) {
     if let Some(set) = entry.typed_mut::<Set>() {
         for name in names {
@@ -95,7 +96,7 @@ fn remove_all(entry: &mut EntryMut<'_>, names: &Names) {
     entry.clear_if_empty();
 }
 
-/// Puts a new set of the few members that are not in `popped` into the place of the old one.
+/// Replaces the set by a new one of the few members that are not in `popped`.
 fn keep_few(entry: &mut EntryMut<'_>, popped: &Names, settings: &DataSettings) {
     let Some(set) = entry.typed::<Set>() else { return };
     let popped: HashSet<&[u8]> = popped.iter().map(|name| &**name).collect();
@@ -135,7 +136,7 @@ fn srandmember(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// The commands of this file.
+/// Declarations of this file's commands.
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "spop",

@@ -1,4 +1,4 @@
-//! Looking at one set: SCARD, SISMEMBER, SMISMEMBER, SMEMBERS.
+//! Reading one set: SCARD, SISMEMBER, SMISMEMBER, SMEMBERS.
 
 use super::{LOOKS, READS, key_arg, tail};
 use crate::{Ctx, Group, Names, Outcome, Run, Spec, arg, flag};
@@ -56,11 +56,11 @@ fn smembers(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// A command that looks whether something is there.
+/// Common declaration of the commands that test membership or size.
 const LOOK: Spec =
     Spec { group: Group::Set, flags: flag::READONLY | flag::FAST, keys: LOOKS, ..Spec::NEW };
 
-/// The commands that look at one set.
+/// Declarations of the commands that read one set.
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "scard",

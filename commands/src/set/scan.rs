@@ -9,7 +9,7 @@ use flagstone_wire::resp::Args;
 
 /// `SSCAN key cursor [MATCH pattern] [COUNT count]`
 ///
-/// An intset and a listpack are answered whole.
+/// An intset and a listpack are returned whole.
 fn sscan(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let key = key_arg(args)?;
     let layout = cx.store.layout().clone();
@@ -38,7 +38,7 @@ fn sscan(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// The commands of this file.
+/// Declarations of this file's commands.
 pub const COMMANDS: &[Spec] = &[Spec {
     name: "sscan",
     group: Group::Set,

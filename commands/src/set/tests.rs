@@ -1,5 +1,5 @@
-//! Commands on sets that are partly in memory, the encodings that commands leave behind, and
-//! commands that change nothing.
+//! Commands on sets that are partly in memory, the encodings after commands, and commands that
+//! change nothing.
 
 use super::super::Stop;
 use super::super::testing::{NOW_MS, store, try_run};
@@ -10,7 +10,7 @@ use flagstone_storage::store::{Need, Part};
 use flagstone_storage::value::{Set, Typed};
 use flagstone_wire::resp::Proto;
 
-/// Limits that few members reach.
+/// Returns settings with limits that few members exceed.
 fn settings() -> DataSettings {
     DataSettings {
         set_max_intset_entries: 4,
@@ -24,7 +24,7 @@ fn try_once(store: &mut Store, words: &[&str]) -> Result<String, Stop> {
     try_run(store, &settings(), Proto::Resp2, NOW_MS, words)
 }
 
-/// A command, in words, that misses nothing.
+/// Runs a command that misses nothing.
 fn run(store: &mut Store, command: &str) -> String {
     let words: Vec<&str> = command.split(' ').collect();
     try_once(store, &words).unwrap()
@@ -38,7 +38,7 @@ fn encoding(store: &mut Store, key: &str) -> &'static str {
     store.entry_for_part(0, key.as_bytes()).unwrap().value.encoding()
 }
 
-/// Learns what is needed from `disk`; what it was, unless it was a key itself.
+/// Loads a need from `disk`; returns its description, unless it was a key itself.
 fn learn(store: &mut Store, disk: &mut Store, need: Need) -> Option<String> {
     let Some(part) = need.part else {
         let mut row = Vec::new();
@@ -69,7 +69,8 @@ fn learn(store: &mut Store, disk: &mut Store, need: Need) -> Option<String> {
     Some(format!("{}:{what}", String::from_utf8_lossy(&need.key)))
 }
 
-/// Runs a command on a store that knows nothing; what it missed of sets, in order, and its reply.
+/// Runs a command on an empty store; returns the parts of sets that it missed, in order, and its
+/// reply.
 fn run_cold(disk: &mut Store, command: &str) -> (Vec<String>, String) {
     let words: Vec<&str> = command.split(' ').collect();
     let mut store = store(true);
@@ -87,7 +88,7 @@ fn run_cold(disk: &mut Store, command: &str) -> (Vec<String>, String) {
     }
 }
 
-/// A store with big sets, `big` of a to j and `more` of c to n, and small ones.
+/// Returns a store with big sets, `big` of a to j and `more` of c to n, and small ones.
 fn disk() -> Store {
     let mut disk = store(false);
     run(&mut disk, "sadd big a b c d e f g h i j");
@@ -204,7 +205,7 @@ fn encodings_follow_the_limits() {
         (&["sadd k 1 2 3 4 5"], "hashtable"),
         (&["sadd k a", "sadd k b", "sadd k c", "sadd k a"], "listpack"),
         (&["sadd k a", "sadd k b", "sadd k c", "sadd k d"], "hashtable"),
-        // The number of arguments counts, whether they are new or not.
+        // The number of arguments counts, even if they are not new.
         (&["sadd k a", "sadd k a a a a"], "hashtable"),
         (&["sadd k 1 2 3 4", "sadd k 1 1 1 1 1"], "hashtable"),
         (&["sadd k a", "sadd k 123456"], "hashtable"),
@@ -214,7 +215,7 @@ fn encodings_follow_the_limits() {
         (&["sadd k 1", "sadd k abcdef"], "hashtable"),
         (&["sadd k 01"], "listpack"),
         (&["sadd k a", "srem k a", "sadd k 1"], "intset"),
-        // What a hashtable leaves behind.
+        // Encodings that remain of a hashtable.
         (&["sadd k 1 2 3 4 5 6", "spop k 5"], "listpack"),
         (&["sadd k 1 2 3 4 5 6", "spop k 4"], "hashtable"),
         (&["sadd k 1 2 3 4", "spop k 3"], "intset"),
@@ -228,7 +229,7 @@ fn encodings_follow_the_limits() {
         (&["sunionstore k a b t"], "hashtable"),
         (&["sdiffstore k a b"], "listpack"),
         (&["sdiffstore k t l1 l2"], "listpack"),
-        // Members are taken from all of the first set.
+        // Members are removed from a copy of the whole first set.
         (&["sdiffstore k t l1 l2 l2"], "hashtable"),
     ] {
         let mut store = store(false);

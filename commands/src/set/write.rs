@@ -8,7 +8,8 @@ use flagstone_storage::store::{EntryMut, OrLoad};
 use flagstone_storage::value::{Set, SetEncoding, Typed};
 use flagstone_wire::resp::Args;
 
-/// The key for writing, whether it exists or not, with all known that adding `names` takes.
+/// Returns the key's entry for writing, whether or not it exists, with all rows in memory that
+/// adding `names` needs.
 fn entry_for_adding<'a, 'n>(
     cx: &'a mut Ctx<'_>,
     key: &[u8],
@@ -24,8 +25,8 @@ fn entry_for_adding<'a, 'n>(
     Ok(entry)
 }
 
-/// Adds members to an entry of [`entry_for_adding`], which holds a set or nothing; how many are
-/// new. If none is and the encoding stays, the entry is not touched.
+/// Adds members to an entry of [`entry_for_adding`], which holds a set or nothing; returns the
+/// number of new ones. If there is none and the encoding stays, the entry is unchanged.
 fn add_all<'n>(
     entry: &mut EntryMut<'_>,
     names: impl ExactSizeIterator<Item = &'n [u8]> + Clone,
@@ -48,7 +49,8 @@ fn add_all<'n>(
     names.filter(|name| encoding::add(set, name, settings)).count()
 }
 
-/// Removes a member that is known, and the key with the last; whether it was there.
+/// Removes a member that is in memory, and the key with the last one; returns true if the member
+/// existed.
 fn remove(entry: &mut EntryMut<'_>, name: &[u8]) -> bool {
     let is_member = entry.typed::<Set>().is_some_and(|set| set.contains(name) == Ok(true));
     if is_member {
@@ -94,7 +96,7 @@ fn smove(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let is_member = match cx.store.typed_mut::<Set>(cx.db, from)? {
         Some(source) => {
             let contains = source.typed::<Set>().map(|set| set.contains(name));
-            // The type of the other key is an error also where there is nothing to move.
+            // A wrong type of the other key is an error even if there is nothing to move.
             if from != to {
                 cx.store.typed_mut::<Set>(cx.db, to)?;
             }
@@ -117,10 +119,10 @@ fn smove(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// A command that changes members.
+/// Common declaration of the commands that change members.
 const WRITE: Spec = Spec { group: Group::Set, flags: flag::WRITE | flag::FAST, ..Spec::NEW };
 
-/// The commands that change members.
+/// Declarations of the commands that change members.
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "sadd",

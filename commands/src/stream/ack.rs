@@ -1,4 +1,4 @@
-//! Acknowledging what was delivered: XACK.
+//! Acknowledging deliveries: XACK.
 
 use super::{group, key_arg, parse};
 use crate::{Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, flag, key, tail};
@@ -28,7 +28,7 @@ fn xack(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// The commands of this file.
+/// Declarations of this file's commands.
 pub const COMMANDS: &[Spec] = &[Spec {
     name: "xack",
     group: Group::Stream,

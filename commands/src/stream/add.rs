@@ -9,7 +9,7 @@ use flagstone_storage::store::{Fault, OrLoad};
 use flagstone_storage::value::{Stream, StreamId, Typed, Value};
 use flagstone_wire::resp::Args;
 
-/// Bytes of an entry's names and values at most.
+/// Maximum number of bytes of an entry's names and values.
 const ENTRY_MAX: usize = 1 << 30;
 
 const EXHAUSTED: &str =
@@ -17,7 +17,7 @@ const EXHAUSTED: &str =
 const TOO_SMALL: &str =
     "ERR The ID specified in XADD is equal or smaller than the target stream top item";
 
-/// The id of an entry that is added behind another one.
+/// Returns the id of a new entry behind the last one.
 fn next_id(wanted: NewId, last: StreamId, now_ms: u64) -> Result<StreamId, Stop> {
     let next = last.next().ok_or(EXHAUSTED)?;
     let id = match wanted {
@@ -33,7 +33,7 @@ fn next_id(wanted: NewId, last: StreamId, now_ms: u64) -> Result<StreamId, Stop>
     if id > last { Ok(id) } else { Err(TOO_SMALL.into()) }
 }
 
-/// The fields of an entry that stand behind its id.
+/// The fields of an entry, as the arguments behind its id.
 #[derive(Clone)]
 struct FieldArgs<'a> {
     args: Args<'a>,
@@ -101,12 +101,12 @@ fn xadd(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// Whether there are arguments from `first` on, in pairs.
+/// Returns true if the arguments from `first` on are pairs, at least one.
 fn is_paired(len: usize, first: usize) -> bool {
     len > first && (len - first).is_multiple_of(2)
 }
 
-/// The commands of this file.
+/// Declarations of this file's commands.
 pub const COMMANDS: &[Spec] = &[Spec {
     name: "xadd",
     group: Group::Stream,

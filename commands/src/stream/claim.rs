@@ -1,4 +1,4 @@
-//! Taking over what was delivered to others: XCLAIM, XAUTOCLAIM.
+//! Claiming entries that were delivered to other consumers: XCLAIM, XAUTOCLAIM.
 
 use super::group::{self, Delivery, NEW, no_group};
 use super::pending::idle_ms;
@@ -12,27 +12,27 @@ use flagstone_wire::num::parse_i64;
 use flagstone_wire::resp::{Args, Reply};
 use std::collections::BTreeMap;
 
-/// Entries that XAUTOCLAIM claims unless it is told how many.
+/// Default COUNT of XAUTOCLAIM.
 const AUTO_COUNT: u64 = 100;
 
-/// Pending entries that XAUTOCLAIM looks at for each one that it may claim.
+/// Pending entries that XAUTOCLAIM examines for each one that it may claim.
 const ATTEMPTS: u64 = 10;
 
-/// Greatest COUNT of XAUTOCLAIM.
+/// Maximum COUNT of XAUTOCLAIM.
 const MAX_COUNT: i64 = i64::MAX / 16;
 
-/// The number of an option of XCLAIM.
+/// Parses the number of an option of XCLAIM.
 fn number(args: Args<'_>, at: usize, of: &str, command: &str) -> Result<i64, Stop> {
     let number = args.get(at).and_then(parse_i64);
     number.ok_or_else(|| format!("ERR Invalid {of} argument for {command}").into())
 }
 
-/// What is claimed, and how.
+/// The ids and options of XCLAIM.
 #[derive(Debug)]
 struct Claim {
     ids: Vec<StreamId>,
     min_idle_ms: i64,
-    /// When they count as delivered.
+    /// Time of delivery to record, in ms since the Unix epoch.
     delivered_ms: u64,
     deliveries: Option<u64>,
     force: bool,
@@ -74,7 +74,7 @@ impl Claim {
             }
             at += 1;
         }
-        // A time that cannot be is now.
+        // A time in the future or before the epoch is replaced by now.
         let delivered_ms = u64::try_from(delivered).ok().filter(|ms| *ms <= now_ms);
         let delivered_ms = delivered_ms.unwrap_or(now_ms);
         let deliveries = u64::try_from(deliveries).ok();
@@ -82,33 +82,33 @@ impl Claim {
     }
 }
 
-/// What a claim changes; nothing has changed yet.
+/// The changes of a claim, not yet applied.
 #[derive(Debug, Default)]
 struct Plan {
-    /// The ids that are claimed, in the order of the reply.
+    /// Claimed ids, in the order of the reply.
     claimed: Vec<StreamId>,
-    /// Pending entries that change, and those that go.
+    /// Pending entries by id; `None` removes one.
     changed: BTreeMap<StreamId, Option<PendingEntry>>,
 }
 
 impl Plan {
-    /// Changes a pending entry.
+    /// Claims a pending entry.
     fn set(&mut self, entry: PendingEntry) {
         self.claimed.push(entry.id);
         self.changed.insert(entry.id, Some(entry));
     }
 
-    /// Removes one whose entry is gone.
+    /// Removes a pending entry whose entry was deleted.
     fn remove(&mut self, id: StreamId) {
         self.changed.insert(id, None);
     }
 
-    /// Checks that all is in memory to apply it.
+    /// Checks that all rows for applying the plan are in memory.
     fn require(&self, stream: &Stream, group: &stream::Group) -> Result<(), Part> {
         stream.groups().require_pending(group, self.changed.keys().copied())
     }
 
-    /// Answers the entries that are claimed.
+    /// Replies with the claimed entries.
     fn reply(&self, out: &mut Reply, stream: &Stream, just_id: bool) -> Result<(), Part> {
         out.array(self.claimed.len());
         for id in &self.claimed {
@@ -134,13 +134,13 @@ impl Plan {
     }
 }
 
-/// The number of a consumer, or [`NEW`].
+/// Returns the number of a consumer; [`NEW`] if it does not exist.
 fn consumer_no(stream: &Stream, group: &stream::Group, name: &[u8]) -> Result<ConsumerNo, Part> {
     Ok(stream.groups().consumer(group, name)?.map_or(NEW, |(number, _)| number))
 }
 
 impl Claim {
-    /// What the claim changes for a consumer.
+    /// Computes the changes of the claim for a consumer.
     fn plan(
         &self,
         stream: &Stream,
@@ -240,7 +240,7 @@ impl AutoClaim {
         Ok(options)
     }
 
-    /// What the claim changes for a consumer, and with which entry the next one is to begin.
+    /// Computes the changes of the claim for a consumer, and the id at which the next one starts.
     fn plan(
         &self,
         stream: &Stream,
@@ -295,7 +295,7 @@ fn xautoclaim(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     plan.apply(cx, &Delivery { key, group: name, consumer, number, now_ms, active })
 }
 
-/// The commands of this file.
+/// Declarations of this file's commands.
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "xclaim",

@@ -54,7 +54,7 @@ fn xtrim(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 #[derive(Debug, Default)]
 struct SetId {
     entries_added: Option<u64>,
-    /// 0-0: as it is.
+    /// 0-0: keeps the current one.
     max_deleted_id: StreamId,
 }
 
@@ -104,7 +104,7 @@ fn xsetid(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         return Err(BELOW_DELETED.into());
     }
     if !stream.is_empty() {
-        // No entry has a greater id than the last one given.
+        // No entry has a greater id than the last id assigned.
         let is_top = id >= stream.last_id();
         if !is_top && stream.end(true).or_load(db, name)?.is_some_and(|last| id < last.id) {
             return Err(BELOW_TOP.into());
@@ -128,7 +128,7 @@ fn xsetid(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// A command that changes a stream.
+/// Common declaration of the commands that change a stream.
 const EDIT: Spec = Spec {
     group: Group::Stream,
     since: "5.0.0",
@@ -137,7 +137,7 @@ const EDIT: Spec = Spec {
     ..Spec::NEW
 };
 
-/// The commands of this file.
+/// Declarations of this file's commands.
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "xdel",

@@ -1,4 +1,4 @@
-//! What commands on consumer groups share.
+//! Look-ups, changes and replies shared by the commands on consumer groups.
 
 use super::reply_id;
 use crate::generic::shown;
@@ -12,28 +12,29 @@ use flagstone_storage::value::{Stream, StreamId};
 use flagstone_wire::resp::Reply;
 use std::collections::HashMap;
 
-/// The number of a consumer that is to be made.
+/// The number of a consumer that does not exist yet.
 pub(super) const NEW: ConsumerNo = 0;
 
-/// The error of commands that need a key with a group.
+/// Returns the error of commands that need a key with a group.
 pub(super) fn no_group(key: &[u8], group: &[u8]) -> Vec<u8> {
     let parts =
         [b"NOGROUP No such key '", shown(key), b"' or consumer group '", shown(group), b"'"];
     parts.concat()
 }
 
-/// The error of commands that need a group, of a key that exists.
+/// Returns the error of commands that need a group, for a key that exists.
 pub(super) fn no_group_of_key(key: &[u8], group: &[u8]) -> Vec<u8> {
     let (key, group) = (shown(key), shown(group));
     [b"NOGROUP No such consumer group '", group, b"' for key name '", key, b"'"].concat()
 }
 
-/// The error of XREADGROUP without key or group.
+/// Returns the error of XREADGROUP without key or group.
 pub(super) fn no_group_to_read(key: &[u8], group: &[u8]) -> Vec<u8> {
     [&no_group(key, group)[..], b" in XREADGROUP with GROUP option"].concat()
 }
 
-/// Ends a command with an error. One that is no text, as a name is none, goes out as it is.
+/// Stops the command with an error. One that is not UTF-8, because of a name in it, is written as
+/// it is.
 pub(super) fn refuse(out: &mut Reply, error: Vec<u8>) -> Outcome {
     match String::from_utf8(error) {
         Ok(text) => Err(text.into()),
@@ -44,7 +45,7 @@ pub(super) fn refuse(out: &mut Reply, error: Vec<u8>) -> Outcome {
     }
 }
 
-/// A stream and its group, if both exist.
+/// Returns a stream and its group, if both exist.
 pub(super) fn find<'a>(
     store: &'a mut Store,
     db: u32,
@@ -56,8 +57,8 @@ pub(super) fn find<'a>(
     Ok(group.map(|group| (stream, group)))
 }
 
-/// Changes a group of a stream that exists, and tells the event. The stream is the same for those
-/// who watch or track it.
+/// Changes a group of an existing stream, and publishes the event. For WATCH and tracking the
+/// stream is unchanged.
 pub(super) fn change(
     cx: &mut Ctx<'_>,
     key: &[u8],
@@ -74,26 +75,27 @@ pub(super) fn change(
     Ok(())
 }
 
-/// The event of a consumer that did not exist.
+/// Returns the event of creating a consumer, if it did not exist.
 pub(super) fn creation(number: ConsumerNo) -> Option<&'static str> {
     (number == NEW).then_some("xgroup-createconsumer")
 }
 
-/// What happens to pending entries when a consumer gets them.
+/// A delivery of pending entries to a consumer.
 #[derive(Debug)]
 pub(super) struct Delivery<'a> {
     pub key: &'a [u8],
     pub group: &'a [u8],
     pub consumer: &'a [u8],
-    /// Its number, or [`NEW`].
+    /// Number of the consumer, or [`NEW`].
     pub number: ConsumerNo,
     pub now_ms: u64,
-    /// It got something.
+    /// True if the consumer received something.
     pub active: bool,
 }
 
 impl Delivery<'_> {
-    /// Makes the consumer, if it is new, and gives it what has its number; the number.
+    /// Creates the consumer, if it is new, and gives it the pending entries with its number;
+    /// returns the number.
     pub(super) fn apply(&self, stream: &mut Stream, entries: &mut [PendingEntry]) -> ConsumerNo {
         let groups = stream.groups_mut();
         let number = match self.number {
@@ -109,7 +111,7 @@ impl Delivery<'_> {
     }
 }
 
-/// Answers a time or a number that may be unknown.
+/// Writes a number; null if it is unknown.
 fn reply_or_null(out: &mut Reply, number: Option<i64>) {
     match number {
         Some(number) => out.int(number),
@@ -117,7 +119,7 @@ fn reply_or_null(out: &mut Reply, number: Option<i64>) {
     }
 }
 
-/// Answers how far a group has come.
+/// Writes a group's last delivered id, its number of entries read, and its lag.
 pub(super) fn reply_progress(out: &mut Reply, stream: &Stream, group: &Group) {
     out.bulk_str("last-delivered-id");
     reply_id(out, group.last_id());
@@ -127,13 +129,13 @@ pub(super) fn reply_progress(out: &mut Reply, stream: &Stream, group: &Group) {
     reply_or_null(out, stream.lag(group));
 }
 
-/// Answers a consumer's time, -1 where there is none.
+/// Returns a consumer's time for a reply; -1 if there is none.
 pub(super) fn time(ms: Option<u64>) -> i64 {
     ms.map_or(-1, |ms| ms as i64)
 }
 
-/// Answers the groups of a stream as XINFO STREAM … FULL does, with up to `count` pending entries
-/// of each group and consumer.
+/// Writes the groups of a stream as XINFO STREAM … FULL does, with up to `count` pending entries of
+/// each group and consumer.
 pub(super) fn reply_full(out: &mut Reply, stream: &Stream, count: u64) -> Result<(), Part> {
     out.array(stream.groups().len() as usize);
     for row in stream.groups().iter() {
@@ -149,11 +151,11 @@ pub(super) fn reply_full(out: &mut Reply, stream: &Stream, count: u64) -> Result
     Ok(())
 }
 
-/// The first `count` pending entries of a group, and of each of its consumers.
+/// Writes the first `count` pending entries of a group, and of each of its consumers.
 fn reply_pending(out: &mut Reply, stream: &Stream, group: &Group, count: u64) -> Result<(), Part> {
     let groups = stream.groups();
     let consumers = groups.consumers(group)?;
-    // All are found in one walk.
+    // One walk finds all of them.
     let most = |pending: u64| pending.min(count);
     let mut left: u64 = consumers.iter().map(|(_, consumer)| most(consumer.pending())).sum();
     let mut first: Vec<PendingEntry> = Vec::new();

@@ -11,7 +11,7 @@ struct World {
 }
 
 impl World {
-    /// A stream `s` of the entries 1-0 to 5-0, with a group `g` that has read nothing.
+    /// Returns a stream `s` of the entries 1-0 to 5-0, with a group `g` that has read nothing.
     fn new() -> Self {
         let mut world =
             Self { store: store(false), settings: DataSettings::default(), proto: Proto::Resp2 };
@@ -22,7 +22,7 @@ impl World {
         world
     }
 
-    /// Runs a command some time after the others.
+    /// Runs a command `ms` after the others.
     fn after(&mut self, ms: u64, line: &str) -> String {
         let words: Vec<&str> = line.split(' ').collect();
         match try_run(&mut self.store, &self.settings, self.proto, NOW_MS + ms, &words) {
@@ -36,14 +36,14 @@ impl World {
         self.after(0, line)
     }
 
-    /// A reply without the lengths of strings.
+    /// Runs a command, and returns its reply without the lengths of strings.
     fn plain(&mut self, ms: u64, line: &str) -> String {
         let reply = self.after(ms, line);
         let words = reply.split(' ').filter(|word| !word.starts_with('$') || *word == "$-1");
         words.collect::<Vec<_>>().join(" ")
     }
 
-    /// What is pending: how many; id, consumer, idle time, deliveries of each.
+    /// Returns the number of pending entries, and id, consumer, idle time, deliveries of each.
     fn pending(&mut self, ms: u64) -> String {
         let reply = self.plain(ms, "xpending s g - + 10");
         let (count, entries) = reply.split_once(' ').unwrap();
@@ -80,7 +80,7 @@ fn a_consumer_reads_its_history() {
     let behind = world.plain(7, "xreadgroup group g a count 1 streams s 1-0");
     assert_eq!(behind, "*1 *2 s *1 *2 2-0 *-1");
     assert_eq!(world.plain(0, "xreadgroup group g b streams s 0"), "*1 *2 s *0");
-    // The same stream twice: the second read sees what the first one did.
+    // The same stream twice: the second read sees the changes of the first.
     let twice = world.plain(0, "xreadgroup group g b count 1 streams s s > 0");
     assert_eq!(twice, "*2 *2 s *1 *2 4-0 *2 f 4 *2 s *1 *2 4-0 *2 f 4");
     assert_eq!(
@@ -113,7 +113,7 @@ fn reading_needs_a_group() {
     assert!(world.run("xreadgroup group g a streams s x").starts_with("ERR Invalid stream ID"));
     world.run("set t x");
     assert!(world.run("xreadgroup group g a streams t >").starts_with("WRONGTYPE"));
-    // None of these has made a consumer.
+    // None of these has created a consumer.
     assert_eq!(world.run("xinfo consumers s g"), "*0");
 }
 
@@ -156,7 +156,7 @@ fn entries_are_claimed() {
     assert_eq!(world.plain(20, "xclaim s g b 11 1-0 4-0 9-0"), "*1 *2 1-0 *2 f 1");
     assert_eq!(world.plain(20, "xclaim s g b 0 2-0 justid idle 5 retrycount 7"), "*1 2-0");
     assert_eq!(world.pending(20), "3 1-0 b :0 :2 2-0 b :5 :7 3-0 a :20 :1");
-    // An entry that is gone leaves; one that was not pending comes, if it must.
+    // A deleted entry leaves; FORCE claims one that was not pending.
     world.run("xdel s 3-0");
     assert_eq!(world.plain(20, "xclaim s g b 0 3-0 4-0 force justid lastid 4-0"), "*1 4-0");
     assert_eq!(world.pending(20), "3 1-0 b :0 :2 2-0 b :5 :7 4-0 b :0 :1");
@@ -220,7 +220,7 @@ fn groups_tell_how_far_they_are() {
     assert_eq!(info(&mut world), expected("1-0", ":1", ":4", 1));
     world.run("xreadgroup group g a count 1 streams s >");
     assert_eq!(info(&mut world), expected("2-0", ":2", ":3", 2));
-    // A hole ahead: nobody can tell.
+    // With a deletion ahead the lag is unknown.
     world.run("xdel s 4-0");
     assert_eq!(info(&mut world), expected("2-0", ":2", "$-1", 2));
     world.run("xreadgroup group g a streams s >");

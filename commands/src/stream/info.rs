@@ -1,4 +1,4 @@
-//! What is known of a stream: XINFO.
+//! XINFO: information on a stream.
 
 use super::{group, info_groups, reply_entries, reply_entry, reply_id};
 use crate::help::{help, syntax};
@@ -9,10 +9,10 @@ use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::{Stream, StreamId};
 use flagstone_wire::resp::{Args, Reply};
 
-/// Entries that FULL shows unless it is told how many.
+/// Default COUNT of FULL.
 const FULL_COUNT: u64 = 10;
 
-/// The option of XINFO STREAM: with FULL, how many entries are shown.
+/// Parses the option of XINFO STREAM; returns the COUNT of FULL, `None` without FULL.
 fn full_count(args: Args<'_>) -> Result<Option<u64>, Stop> {
     let Some(option) = args.get(3) else { return Ok(None) };
     let is_count = args.get(4).is_none_or(|word| is_word(word, "count"));
@@ -35,7 +35,7 @@ fn stream(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let full = full_count(args)?;
     let out = &mut *cx.out;
     out.map(if full.is_some() { 9 } else { 10 });
-    // A tree of one key has two nodes; how many one of several has depends on their ids.
+    // A radix tree of one key has two nodes; with several keys the number depends on their ids.
     let numbers = [
         ("length", stream.len()),
         ("radix-tree-keys", stream.node_count()),
@@ -133,7 +133,7 @@ const SUBCOMMANDS: &[Spec] = &[
     },
 ];
 
-/// The commands of this file.
+/// Declarations of this file's commands.
 pub const COMMANDS: &[Spec] = &[Spec {
     name: "xinfo",
     group: Group::Stream,

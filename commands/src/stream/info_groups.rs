@@ -1,4 +1,4 @@
-//! What is known of groups and consumers: XINFO GROUPS, XINFO CONSUMERS.
+//! XINFO GROUPS and XINFO CONSUMERS.
 
 use super::group::{self, no_group_of_key, reply_progress};
 use crate::{Ctx, Outcome, arg, error};

@@ -1,4 +1,4 @@
-//! Making and removing consumer groups and consumers: XGROUP.
+//! XGROUP: creating and removing consumer groups and consumers.
 
 use super::group::{self, no_group_of_key};
 use super::parse;
@@ -12,7 +12,7 @@ use flagstone_wire::resp::{Args, Reply};
 const NO_KEY: &str = "ERR The XGROUP subcommand requires the key to exist. Note that for CREATE you \
                       may want to use the MKSTREAM option to create an empty stream automatically.";
 
-/// The options of CREATE and SETID.
+/// The options of XGROUP CREATE and SETID.
 #[derive(Debug, Default)]
 struct Options {
     make_stream: bool,
@@ -74,7 +74,8 @@ fn create(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// The last id of a stream that has the group; `None` if it has not, and the reply says so.
+/// Returns the last id of a stream that has the group; returns `None` after it has written an error
+/// if it has not.
 fn require_group(cx: &mut Ctx<'_>, key: &[u8], name: &[u8]) -> Result<Option<StreamId>, Stop> {
     let db = cx.db;
     let stream = cx.store.typed::<Stream>(db, key)?.ok_or(NO_KEY)?;
@@ -181,7 +182,7 @@ fn group_help(out: &mut Reply) {
     );
 }
 
-/// A subcommand that changes a stream.
+/// Common declaration of the subcommands that change a stream.
 const CHANGE: Spec = Spec { group: Group::Stream, since: "5.0.0", flags: flag::WRITE, ..Spec::NEW };
 
 const SUBCOMMANDS: &[Spec] = &[
@@ -240,7 +241,7 @@ const SUBCOMMANDS: &[Spec] = &[
     },
 ];
 
-/// The commands of this file.
+/// Declarations of this file's commands.
 pub const COMMANDS: &[Spec] = &[Spec {
     name: "xgroup",
     group: Group::Stream,

@@ -27,25 +27,25 @@ use flagstone_storage::value::StreamId;
 use flagstone_storage::value::stream::{NodeLimits, StreamEntry};
 use flagstone_wire::resp::{Args, Reply};
 
-/// The key of commands that read a stream.
+/// Key spec of commands that read a stream.
 pub(super) const READS: KeySpec = KeySpec::one(1, key::RO | key::ACCESS);
 
-/// The key, which is the first argument of most commands here.
+/// Returns the key, the first argument of most commands here.
 fn key_arg(args: Args<'_>) -> Result<&[u8], Stop> {
     arg(args, 1)
 }
 
-/// When a node of a stream is full.
+/// Returns the limits of a stream's nodes.
 fn node_limits(settings: &DataSettings) -> NodeLimits {
     NodeLimits::new(settings.stream_node_max_bytes, settings.stream_node_max_entries)
 }
 
-/// Answers an id.
+/// Writes an id.
 pub(super) fn reply_id(out: &mut Reply, id: StreamId) {
     out.bulk_str(&format!("{}-{}", id.ms, id.seq));
 }
 
-/// Answers an entry: its id, then its fields and their values.
+/// Writes an entry: its id, then its fields and their values.
 pub(super) fn reply_entry(out: &mut Reply, entry: StreamEntry<'_>) {
     out.array(2);
     reply_id(out, entry.id);
@@ -56,7 +56,7 @@ pub(super) fn reply_entry(out: &mut Reply, entry: StreamEntry<'_>) {
     }
 }
 
-/// Answers entries.
+/// Writes entries.
 pub(super) fn reply_entries<'a>(
     out: &mut Reply,
     entries: impl Iterator<Item = StreamEntry<'a>>,

@@ -1,15 +1,15 @@
-//! Ids as clients write them.
+//! Parsing of stream ids.
 
 use crate::Stop;
 use flagstone_storage::value::StreamId;
 use flagstone_wire::num::parse_u64;
 
-/// Longest text of an id.
+/// Maximum length of an id's text.
 const MAX_TEXT: usize = 127;
 
 const INVALID: &str = "ERR Invalid stream ID specified as stream command argument";
 
-/// An id whose sequence is to be found by the stream.
+/// An id of which the stream may have to choose a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NewId {
     /// `*`
@@ -19,7 +19,7 @@ pub enum NewId {
     Given(StreamId),
 }
 
-/// The two parts of an id: `ms`, or `ms-seq`.
+/// Splits an id into its parts: `ms`, or `ms-seq`.
 fn parts(text: &[u8]) -> (&[u8], Option<&[u8]>) {
     match memchr::memchr(b'-', text) {
         Some(at) => (&text[..at], Some(&text[at + 1..])),
@@ -34,12 +34,12 @@ fn parse(text: &[u8], missing_seq: u64) -> Option<StreamId> {
     Some(StreamId { ms, seq })
 }
 
-/// An id; `missing_seq` is its sequence where it has only the time.
+/// Parses an id; `missing_seq` is the sequence if it has only the time.
 pub fn id(text: &[u8], missing_seq: u64) -> Result<StreamId, Stop> {
     parse(text, missing_seq).ok_or_else(|| INVALID.into())
 }
 
-/// An id for a new entry, other than `*`.
+/// Parses the id of a new entry, other than `*`.
 pub fn new_id(text: &[u8]) -> Result<NewId, Stop> {
     if let (ms, Some(b"*")) = parts(text)
         && text.len() <= MAX_TEXT
@@ -49,7 +49,7 @@ pub fn new_id(text: &[u8]) -> Result<NewId, Stop> {
     id(text, 0).map(NewId::Given)
 }
 
-/// An id, or `-` for the least one, or `+` for the greatest one.
+/// Parses an id, or `-` for the least one, or `+` for the greatest one.
 pub fn bound(text: &[u8], missing_seq: u64) -> Result<StreamId, Stop> {
     match text {
         b"-" => Ok(StreamId::MIN),
@@ -58,7 +58,7 @@ pub fn bound(text: &[u8], missing_seq: u64) -> Result<StreamId, Stop> {
     }
 }
 
-/// Where an interval begins; behind `(` the id itself is left out.
+/// Parses the start of an interval; `(` excludes the id itself.
 pub fn interval_start(text: &[u8]) -> Result<StreamId, Stop> {
     match text {
         [b'(', rest @ ..] if !rest.is_empty() => {
@@ -69,7 +69,7 @@ pub fn interval_start(text: &[u8]) -> Result<StreamId, Stop> {
     }
 }
 
-/// Where an interval ends; behind `(` the id itself is left out.
+/// Parses the end of an interval; `(` excludes the id itself.
 pub fn interval_end(text: &[u8]) -> Result<StreamId, Stop> {
     match text {
         [b'(', rest @ ..] if !rest.is_empty() => {

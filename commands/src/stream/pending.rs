@@ -1,4 +1,4 @@
-//! What was delivered and is not acknowledged: XPENDING.
+//! Entries delivered but not acknowledged: XPENDING.
 
 use super::group::{self, find, no_group};
 use super::{READS, key_arg, parse, reply_id};
@@ -10,7 +10,7 @@ use flagstone_storage::value::{Stream, StreamId};
 use flagstone_wire::resp::{Args, Reply};
 use std::collections::HashMap;
 
-/// What is asked for of the entries themselves.
+/// The range of XPENDING, and its filters.
 struct Range<'a> {
     start: StreamId,
     end: StreamId,
@@ -36,7 +36,7 @@ impl<'a> Range<'a> {
         Ok(Self { start, end, count, min_idle_ms, consumer: args.get(at + 3) })
     }
 
-    /// The entries that are asked for.
+    /// Returns the pending entries of the range.
     fn find(
         &self,
         stream: &Stream,
@@ -77,7 +77,7 @@ impl<'a> Range<'a> {
     }
 }
 
-/// How long ago an entry was delivered, which may be in the future.
+/// Returns the time in ms since an entry was delivered; negative if that is in the future.
 pub(super) fn idle_ms(now_ms: u64, entry: &PendingEntry) -> i64 {
     now_ms.wrapping_sub(entry.delivered_ms) as i64
 }
@@ -117,7 +117,7 @@ fn xpending(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// How many entries are pending, from where to where, and with whom.
+/// Writes the number of pending entries, their first and last id, and the number of each consumer.
 fn summary(out: &mut Reply, stream: &Stream, group: &stream::Group) -> Result<(), Part> {
     let groups = stream.groups();
     out.array(4);
@@ -143,7 +143,7 @@ fn summary(out: &mut Reply, stream: &Stream, group: &stream::Group) -> Result<()
     Ok(())
 }
 
-/// The commands of this file.
+/// Declarations of this file's commands.
 pub const COMMANDS: &[Spec] = &[Spec {
     name: "xpending",
     group: Group::Stream,

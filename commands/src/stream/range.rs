@@ -51,7 +51,7 @@ fn xrevrange(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     range(cx, args, true)
 }
 
-/// A command that reads a stream.
+/// Common declaration of the commands that read a stream.
 const READ: Spec = Spec {
     group: Group::Stream,
     since: "5.0.0",
@@ -60,7 +60,7 @@ const READ: Spec = Spec {
     ..Spec::NEW
 };
 
-/// The commands of this file.
+/// Declarations of this file's commands.
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "xlen",

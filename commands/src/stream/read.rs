@@ -1,4 +1,4 @@
-//! Reading what is new: XREAD.
+//! Reading new entries: XREAD.
 
 use super::read_options::ReadOptions;
 use super::{parse, reply_entries};
@@ -9,7 +9,7 @@ use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::{Stream, StreamId};
 use flagstone_wire::resp::{Args, Reply};
 
-/// Behind which id a stream is read.
+/// Returns the id behind which a stream is read.
 fn read_behind(cx: &mut Ctx<'_>, key: &[u8], id: &[u8]) -> Result<StreamId, Stop> {
     let stream = cx.store.typed::<Stream>(cx.db, key)?;
     let last = stream.map(Stream::last_id);
@@ -27,8 +27,8 @@ fn read_behind(cx: &mut Ctx<'_>, key: &[u8], id: &[u8]) -> Result<StreamId, Stop
 const GROUPS_ONLY: &str = "ERR The > ID can be specified only when calling XREADGROUP using the \
                            GROUP <group> <consumer> option.";
 
-/// There is nothing to read: with BLOCK the command waits, as if its arguments in some places were
-/// these.
+/// Replies that there is nothing to read; with BLOCK, stops the command to wait, and replaces these
+/// arguments when it runs again.
 pub(super) fn nothing_to_read(
     out: &mut Reply,
     options: &ReadOptions<'_>,
@@ -83,7 +83,7 @@ fn xread(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// The commands of this file.
+/// Declarations of this file's commands.
 pub const COMMANDS: &[Spec] = &[Spec {
     name: "xread",
     group: Group::Stream,

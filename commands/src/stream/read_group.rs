@@ -11,12 +11,12 @@ use flagstone_storage::value::stream::{self, ConsumerNo, PendingEntry};
 use flagstone_storage::value::{Stream, StreamId};
 use flagstone_wire::resp::{Args, Reply};
 
-/// What is read of a stream.
+/// The entries of a stream to read.
 #[derive(Clone, Copy, Debug)]
 enum What {
-    /// What no consumer of the group has got yet.
+    /// Entries not yet delivered to any consumer of the group (`>`).
     New,
-    /// What this consumer has got and not acknowledged, behind an id.
+    /// Entries pending for this consumer, behind an id.
     History(StreamId),
 }
 
@@ -42,18 +42,18 @@ impl What {
     }
 }
 
-/// What one stream answers and what that changes; nothing has changed yet.
+/// The reply of one stream and its changes, not yet applied.
 #[derive(Default)]
 struct Plan {
     number: ConsumerNo,
-    /// Where the group is then, if it moves.
+    /// New position of the group, if it moves.
     position: Option<(StreamId, Option<i64>)>,
-    /// New entries from an id on, and how many.
+    /// First new entry, and number of new entries.
     new: Option<(StreamId, u64)>,
     history: Option<Vec<PendingEntry>>,
-    /// What is pending then with the consumer, as it is then.
+    /// New and changed pending entries of the consumer.
     pending: Vec<PendingEntry>,
-    /// The consumer has nothing pending before this id.
+    /// The consumer has no pending entry before this id.
     low: Option<StreamId>,
 }
 
@@ -127,7 +127,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Whether the stream is answered.
+    /// Returns true if the stream is part of the reply.
     fn answers(&self) -> bool {
         self.new.is_some() || self.history.is_some()
     }
@@ -168,7 +168,7 @@ impl Plan {
     }
 }
 
-/// The plan for one stream, whose group exists.
+/// Returns the plan for one stream, whose group exists.
 fn plan(
     cx: &mut Ctx<'_>,
     options: &ReadOptions<'_>,
@@ -182,7 +182,7 @@ fn plan(
     Ok(Plan::of(stream, group, options, (consumer, what, now_ms)).or_load(db, key)?)
 }
 
-/// Checks that all is in memory before anything changes.
+/// Checks that all rows are in memory before anything changes.
 fn require(
     cx: &mut Ctx<'_>,
     options: &ReadOptions<'_>,
@@ -190,7 +190,7 @@ fn require(
 ) -> Result<(), Stop> {
     for (n, &(key, what)) in streams.iter().enumerate() {
         plan(cx, options, (key, what))?;
-        // What one read changes another one of the same stream sees.
+        // A later read of the same stream sees the changes of an earlier one.
         if streams[..n].iter().any(|(other, _)| *other == key)
             && let Some(entry) = cx.store.entry(cx.db, key)?
         {
@@ -223,7 +223,7 @@ fn xreadgroup(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     for (key, what) in streams {
         let plan = plan(cx, &options, (key, what))?;
         if cx.again && !plan.answers() {
-            // The consumer was seen when it began to wait.
+            // The consumer's time was updated when it began to wait.
             continue;
         }
         if plan.answers()
@@ -244,7 +244,7 @@ fn xreadgroup(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// The commands of this file.
+/// Declarations of this file's commands.
 pub const COMMANDS: &[Spec] = &[Spec {
     name: "xreadgroup",
     group: Group::Stream,

@@ -4,14 +4,14 @@ use crate::timeout::milliseconds_arg;
 use crate::{Stop, arg, error, int_arg, is_word};
 use flagstone_wire::resp::Args;
 
-/// See the module's description.
+/// The options of XREAD and XREADGROUP.
 #[derive(Debug)]
 pub struct ReadOptions<'a> {
-    /// BLOCK: until when to wait, ms since the Unix epoch; 0: for any time.
+    /// BLOCK: end of the wait, ms since the Unix epoch; 0: never.
     pub until_ms: Option<u64>,
-    /// Entries of each stream at most.
+    /// Maximum number of entries of each stream.
     pub count: u64,
-    /// XREADGROUP: NOACK.
+    /// XREADGROUP: true with NOACK.
     pub no_ack: bool,
     /// XREADGROUP: group and consumer.
     pub group: Option<(&'a [u8], &'a [u8])>,
@@ -21,7 +21,7 @@ pub struct ReadOptions<'a> {
 }
 
 impl<'a> ReadOptions<'a> {
-    /// The options of XREAD, or of XREADGROUP.
+    /// Parses the options of XREAD, or of XREADGROUP.
     pub fn parse(args: Args<'a>, of_group: bool, now_ms: u64) -> Result<Self, Stop> {
         let mut options = Self {
             until_ms: None,
@@ -74,18 +74,18 @@ impl<'a> ReadOptions<'a> {
         Ok(options)
     }
 
-    /// Whether the arguments have BLOCK.
+    /// Returns true if the arguments have BLOCK.
     pub fn has_block(args: Args<'_>) -> bool {
         let options = args.iter().take_while(|arg| !is_word(arg, "streams"));
         options.into_iter().any(|arg| is_word(arg, "block"))
     }
 
-    /// The place of the id of the `n`-th key.
+    /// Returns the position of the id of the `n`-th key.
     pub fn id_at(&self, n: usize) -> usize {
         self.first + self.keys + n
     }
 
-    /// The keys, and the id of each as it was given.
+    /// Returns the keys, each with the text of its id.
     pub fn streams(&self) -> impl ExactSizeIterator<Item = (&'a [u8], &'a [u8])> + use<'a> {
         let (args, first, keys) = (self.args, self.first, self.keys);
         let text = move |at| args.get(at).unwrap_or_default();

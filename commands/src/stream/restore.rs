@@ -1,4 +1,4 @@
-//! Streams as payloads of DUMP and RESTORE.
+//! Conversion of streams to and from the payloads of DUMP and RESTORE.
 
 use flagstone_rdb::{
     EntriesRead, EntryId, StreamConsumer, StreamGroup, StreamNode, StreamObject, StreamPending,
@@ -16,7 +16,7 @@ fn entry_id(id: StreamId) -> EntryId {
     (id.ms, id.seq)
 }
 
-/// A stream, all of which must be in memory, as an object.
+/// Returns a stream, which must be entirely in memory, as an object.
 pub fn object(stream: &Stream) -> Result<StreamObject<&[u8]>, Part> {
     let nodes = stream.nodes()?.map(|node| StreamNode {
         first: entry_id(node.first),
@@ -40,7 +40,7 @@ pub fn object(stream: &Stream) -> Result<StreamObject<&[u8]>, Part> {
     })
 }
 
-/// A group as an object.
+/// Returns a group as an object.
 fn group_object<'a>(
     stream: &'a Stream,
     (name, group): (&'a [u8], &'a Group),
@@ -96,7 +96,7 @@ fn restore_group(stream: &mut Stream, group: &StreamGroup) {
     groups.put_pending(&group.name, &pending);
 }
 
-/// The stream of an object.
+/// Returns the stream of an object.
 pub fn restored(object: &StreamObject) -> Stream {
     let mut stream = Stream::new();
     for node in &object.nodes {

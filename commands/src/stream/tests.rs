@@ -1,4 +1,4 @@
-//! Replies, and commands on streams of which nothing is in memory.
+//! Replies, and commands on streams that are not in memory.
 
 use super::super::testing;
 use super::super::{Awaited, Stop};
@@ -8,7 +8,7 @@ use flagstone_storage::encoding::{decode_entry, encode_meta};
 use flagstone_storage::store::Part;
 use flagstone_wire::resp::Proto;
 
-/// Runs a command, its words between blanks; its reply on one line, or its error.
+/// Runs a command of words between blanks; returns its reply on one line, or its error.
 fn run(store: &mut Store, command: &str) -> String {
     testing::run_line(store, &DataSettings::default(), Proto::Resp2, command)
 }
@@ -167,7 +167,7 @@ fn reads_answer_a_map_in_resp3() {
     );
 }
 
-/// A store that knows of a large stream what its meta row tells.
+/// Returns a store that has only the meta row of a large stream.
 fn cold() -> Store {
     let mut store = store(&[]);
     for n in 1..=1000 {

@@ -7,18 +7,18 @@ use flagstone_storage::value::stream::{Threshold, Trim};
 use flagstone_wire::num::parse_i64;
 use flagstone_wire::resp::Args;
 
-/// What an approximate trim deletes at most where no LIMIT is given: so many nodes of entries, or
-/// entries if nodes have any number; and the greatest such limit.
+/// Default LIMIT of an approximate trim: this many nodes, but at most `LIMIT_MAX` entries; or
+/// `LIMIT_ENTRIES` if the settings do not limit the entries of a node.
 const LIMIT_NODES: u64 = 100;
 const LIMIT_ENTRIES: u64 = 10_000;
 const LIMIT_MAX: u64 = 1_000_000;
 
-/// See the module's description.
+/// The options of XADD and XTRIM.
 #[derive(Debug, Default)]
 pub struct Options {
     pub no_mkstream: bool,
     pub trim: Option<Trim>,
-    /// XADD: where the id stands.
+    /// XADD: position of the id.
     pub at: usize,
     pub id: Option<NewId>,
 }
@@ -29,7 +29,7 @@ fn not_negative(text: &[u8], error: &'static str) -> Result<u64, Stop> {
 }
 
 impl Options {
-    /// The options from the third argument on, `add`: up to the id of a new entry.
+    /// Parses the options from the third argument on; with `add`, up to the id of a new entry.
     pub fn parse(args: Args<'_>, add: bool, settings: &DataSettings) -> Result<Self, Stop> {
         let mut options = Self::default();
         let (mut limit, mut to) = (None, None);

@@ -1,4 +1,4 @@
-//! Strings as numbers.
+//! Strings as numbers: INCR, DECR and their variants.
 
 use crate::{Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, int_arg, key};
 use flagstone_storage::notify::NotifyFlags;
@@ -10,7 +10,8 @@ const OVERFLOW: &str = "ERR increment or decrement would overflow";
 const DECREMENT_OVERFLOW: &str = "ERR decrement would overflow";
 const NOT_FINITE: &str = "ERR increment would produce NaN or Infinity";
 
-/// The bytes of a string that may be a number; one that is kept in chunks is too long for that.
+/// Returns the text of a string that may be a number; one stored in chunks is too long for a
+/// number.
 fn number_text(value: &Str) -> Option<&[u8]> {
     match value {
         Str::Emb(bytes) => Some(bytes),
@@ -19,7 +20,7 @@ fn number_text(value: &Str) -> Option<&[u8]> {
     }
 }
 
-/// The integer a value is; 0 if there is none.
+/// Returns the integer of a value; 0 if it is absent.
 fn integer(value: &Value) -> Result<i64, Stop> {
     match value {
         Value::Absent => Ok(0),
@@ -29,7 +30,7 @@ fn integer(value: &Value) -> Result<i64, Stop> {
     }
 }
 
-/// The number a value is; 0 if there is none.
+/// Returns the number of a value; 0 if it is absent.
 fn float(value: Option<&Value>) -> Result<LongDouble, Stop> {
     match value {
         None | Some(Value::Absent) => Ok(LongDouble::ZERO),
@@ -88,7 +89,7 @@ fn incrbyfloat(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 const FLAGS: u32 = flag::WRITE | flag::DENYOOM | flag::FAST;
 const KEYS: &[KeySpec] = &[KeySpec::one(1, key::RW | key::ACCESS | key::UPDATE)];
 
-/// The commands that count.
+/// Declarations of the commands that count.
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "incr",

@@ -1,4 +1,4 @@
-//! Reading a whole string, and deleting it or changing its expiry on the way.
+//! Reading a whole string, optionally deleting it or changing its expiry: GET, GETDEL, GETEX.
 
 use super::bulk;
 use crate::expiry::ExpiryOption;
@@ -7,7 +7,7 @@ use flagstone_storage::notify::NotifyFlags;
 use flagstone_storage::store::OrLoad;
 use flagstone_wire::resp::Args;
 
-/// Writes the string a key holds, or null; whether the key exists.
+/// Writes the string of a key, or null; returns true if the key exists.
 fn read(cx: &mut Ctx<'_>, name: &[u8]) -> Result<bool, Stop> {
     let Some(value) = cx.store.string(cx.db, name)? else {
         cx.out.null();
@@ -66,7 +66,7 @@ fn getex(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// The commands that read a whole string.
+/// Declarations of the commands that read a whole string.
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "get",

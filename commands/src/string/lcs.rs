@@ -1,4 +1,4 @@
-//! LCS.
+//! LCS: the longest common subsequence of two strings.
 
 use super::lcs_table::Table;
 use crate::{
@@ -19,7 +19,7 @@ struct Options {
     len: bool,
     idx: bool,
     with_match_len: bool,
-    /// Shorter runs are left out of IDX.
+    /// Minimum length of the runs in the reply of IDX.
     min_match_len: i64,
 }
 
@@ -49,7 +49,7 @@ impl Options {
     }
 }
 
-/// The length of a key's string; a missing key counts as an empty string.
+/// Returns the length of a key's string; a missing key counts as an empty string.
 fn text_len(cx: &mut Ctx<'_>, name: &[u8]) -> Result<usize, Stop> {
     match cx.store.entry(cx.db, name)?.map(|entry| &entry.value) {
         None => Ok(0),
@@ -65,7 +65,7 @@ fn text(cx: &mut Ctx<'_>, name: &[u8]) -> Result<Vec<u8>, Stop> {
     }
 }
 
-/// Whether the reference would compute it: its table has four bytes per cell.
+/// Checks the limits of the reference: its table has four bytes per cell.
 fn check_size(a: usize, b: usize, max_bulk: usize) -> Result<(), &'static str> {
     let limit = u32::MAX as usize - 1;
     if a >= limit || b >= limit {
@@ -95,7 +95,7 @@ fn lcs(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// The runs and the length, as IDX asks for them.
+/// Writes the reply of IDX: the runs and the length.
 fn reply_matches(out: &mut Reply, table: &Table<'_>, options: &Options) {
     let mut runs = table.matches();
     runs.retain(|run| run.a.len() as i64 >= options.min_match_len);
@@ -117,7 +117,7 @@ fn reply_matches(out: &mut Reply, table: &Table<'_>, options: &Options) {
     out.count(table.len());
 }
 
-/// LCS's declaration.
+/// Declaration of LCS.
 pub const COMMANDS: &[Spec] = &[Spec {
     name: "lcs",
     group: Group::String,

@@ -1,32 +1,32 @@
-//! The longest common subsequence of two strings, by the textbook table.
+//! Computes the longest common subsequence of two strings with the textbook table.
 
 use std::ops::Range;
 
-/// A run of bytes that the common subsequence takes from both strings.
+/// A run of bytes in both strings that is part of the common subsequence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Match {
     pub(super) a: Range<usize>,
     pub(super) b: Range<usize>,
 }
 
-/// The way through the table: for each cell that is no match, whether the cell above it (without
-/// the last byte of `a`) has the longer subsequence than the one to its left. A bit per cell
-/// instead of a length is enough to walk back.
+/// The path through the table: for each cell that is no match, a bit that tells if the cell above
+/// it (without the last byte of `a`) has a longer subsequence than the one to its left. That
+/// suffices to walk back; lengths are not stored.
 #[derive(Debug)]
 pub(super) struct Table<'a> {
     a: &'a [u8],
     b: &'a [u8],
-    /// Empty if only the length was asked for.
+    /// Bits of all cells; empty if only the length is needed.
     up: Vec<u64>,
     len: u32,
 }
 
 impl<'a> Table<'a> {
-    /// Computes the table; `walkable`: [`Table::matches`] will be asked for.
+    /// Computes the table; `walkable` must be true for [`Table::matches`].
     pub(super) fn new(a: &'a [u8], b: &'a [u8], walkable: bool) -> Self {
         let cells = if walkable { a.len() * b.len() } else { 0 };
         let mut up = vec![0u64; cells.div_ceil(64)];
-        // Lengths for the row above; overwritten from left to right by the row's own.
+        // Lengths of the row above; overwritten from left to right by the current row's.
         let mut row = vec![0u32; b.len() + 1];
         let mut cell = 0;
         for &x in a {
@@ -44,12 +44,12 @@ impl<'a> Table<'a> {
         Self { a, b, up, len: row.last().copied().unwrap_or(0) }
     }
 
-    /// Bytes of the longest common subsequence.
+    /// Returns the length of the longest common subsequence in bytes.
     pub(super) fn len(&self) -> usize {
         self.len as usize
     }
 
-    /// The runs of the subsequence, the last first.
+    /// Returns the runs of the subsequence, the last one first.
     pub(super) fn matches(&self) -> Vec<Match> {
         let mut out: Vec<Match> = Vec::new();
         let mut open = false;

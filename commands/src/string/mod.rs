@@ -15,7 +15,7 @@ use flagstone_storage::store::Part;
 use flagstone_storage::value::Str;
 use flagstone_wire::resp::Reply;
 
-/// Writes a string as a bulk string, or says what of it must be loaded first.
+/// Writes a string as a bulk string; fails with its chunks that are not in memory.
 fn bulk(out: &mut Reply, value: &Str) -> Result<(), Part> {
     match value {
         Str::Int(n) => out.bulk_int(*n),
@@ -24,7 +24,7 @@ fn bulk(out: &mut Reply, value: &Str) -> Result<(), Part> {
     Ok(())
 }
 
-/// The length of a string of `len` bytes with `more` behind, if that is allowed.
+/// Returns the length of a string of `len` bytes after `more` are appended, if it is allowed.
 fn grown(len: usize, more: usize, settings: &DataSettings) -> Result<usize, &'static str> {
     len.checked_add(more)
         .filter(|&total| total <= settings.proto_max_bulk_len)

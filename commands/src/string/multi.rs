@@ -1,4 +1,4 @@
-//! Several strings at once.
+//! MGET, MSET and MSETNX: commands on several strings.
 
 use super::bulk;
 use crate::{Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, error, flag, key};
@@ -19,12 +19,12 @@ fn mget(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// Keys and values behind the command's name.
+/// Returns the keys and values behind the command's name.
 fn pairs<'a>(args: Args<'a>) -> impl Iterator<Item = (&'a [u8], &'a [u8])> {
     (1..args.len()).step_by(2).filter_map(move |i| Some((args.get(i)?, args.get(i + 1)?)))
 }
 
-/// Whether any of the keys exists. All of them are in memory from here on.
+/// Returns true if any of the keys exists. Afterwards all of them are in memory.
 fn any_exists(cx: &mut Ctx<'_>, args: Args<'_>) -> Result<bool, Stop> {
     let mut found = false;
     for (name, _) in pairs(args) {
@@ -70,7 +70,7 @@ fn msetnx(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// The commands on several strings.
+/// Declarations of the commands on several strings.
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "mget",

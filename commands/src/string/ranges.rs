@@ -1,4 +1,4 @@
-//! Parts of strings. Of a big string only the chunks in question are loaded and written.
+//! Parts of strings. Of a big string only the affected chunks are loaded and written.
 
 use super::grown;
 use crate::{Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, int_arg, key};
@@ -10,7 +10,7 @@ use std::ops::Range;
 
 const OFFSET_OUT_OF_RANGE: &str = "ERR offset is out of range";
 
-/// The length of the string a key holds, `None` if there is none.
+/// Returns the length of a key's string, `None` if the key does not exist.
 fn existing_len(cx: &mut Ctx<'_>, name: &[u8]) -> Result<Option<usize>, Stop> {
     match cx.store.peek(cx.db, name)?.map(|entry| &entry.value) {
         None => Ok(None),
@@ -19,7 +19,7 @@ fn existing_len(cx: &mut Ctx<'_>, name: &[u8]) -> Result<Option<usize>, Stop> {
     }
 }
 
-/// Writes into the string a key holds, which becomes "raw"; a missing one counts as empty.
+/// Writes into the string of a key, which becomes "raw"; a missing one counts as empty.
 fn write(
     cx: &mut Ctx<'_>,
     name: &[u8],
@@ -75,12 +75,13 @@ fn setrange(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     write(cx, name, offset, bytes, "setrange")
 }
 
-/// The bytes from `start` to `end`, both included, of a string of `len`; negative ones count from
-/// its end.
+/// Returns the bytes from `start` to `end`, both included, of a string of `len`; negative positions
+/// count from its end.
 fn range_within(len: usize, start: i64, end: i64) -> Range<usize> {
     let len = len as i64;
     let from_front = |index: i64| if index < 0 { (index + len).max(0) } else { index };
-    // Both before the front is nothing, though each alone would be the front.
+    // If both positions are before the front, in the wrong order, the range is empty: clamped, it
+    // would be the first byte.
     if start < 0 && end < 0 && start > end {
         return 0..0;
     }
@@ -102,7 +103,7 @@ fn getrange(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// The commands on parts of strings.
+/// Declarations of the commands on parts of strings.
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "append",

@@ -1,4 +1,4 @@
-//! Setting a string: SET and its older forms.
+//! Setting a string: SET, SETNX, SETEX, PSETEX and GETSET.
 
 use super::bulk;
 use crate::expiry::{ExpiryOption, TimeForm};
@@ -8,7 +8,7 @@ use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::Value;
 use flagstone_wire::resp::Args;
 
-/// When SET does what it says.
+/// Condition for SET to store the value.
 #[derive(Clone, Copy, Debug, Default)]
 enum Condition<'a> {
     #[default]
@@ -42,13 +42,13 @@ impl Condition<'_> {
 #[derive(Clone, Copy, Debug, Default)]
 struct Options<'a> {
     condition: Condition<'a>,
-    /// GET: the reply is what the key held.
+    /// True with GET: the reply is the previous value.
     get: bool,
     expiry: ExpiryOption<'a>,
 }
 
 impl<'a> Options<'a> {
-    /// Reads what stands behind the value.
+    /// Parses the options behind the value.
     fn parse(args: Args<'a>) -> Result<Self, Stop> {
         let mut options = Self::default();
         let mut at = 3;
@@ -59,7 +59,8 @@ impl<'a> Options<'a> {
         Ok(options)
     }
 
-    /// Takes one option in; returns the number of its arguments, `None` if it does not fit.
+    /// Parses one option; returns the number of its arguments, `None` if it is unknown or
+    /// contradicts another.
     fn take(&mut self, word: &[u8], next: Option<&'a [u8]>) -> Option<usize> {
         use Condition::{Always, Equals, Exists, Missing};
         if is_word(word, "nx") && matches!(self.condition, Always | Missing) {
@@ -78,7 +79,8 @@ impl<'a> Options<'a> {
     }
 }
 
-/// Sets a key as the options say and writes what it held if they ask for it; whether it was set.
+/// Sets a key according to the options, with GET replies with the previous value; returns true if
+/// the key was set.
 fn store(
     cx: &mut Ctx<'_>,
     name: &[u8],
@@ -98,7 +100,7 @@ fn store(
         return Ok(false);
     }
     if expire_at_ms.is_some_and(|at| at <= now_ms) {
-        // It would expire at once.
+        // The key would expire at once.
         if cx.store.peek(cx.db, name)?.is_some() && cx.store.remove(cx.db, name)? {
             cx.store.stats.expired += 1;
             cx.notify(NotifyFlags::EXPIRED, "expired", name);
@@ -163,7 +165,7 @@ fn getset(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// The commands that set a string.
+/// Declarations of the commands that set a string.
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "set",

@@ -1,4 +1,4 @@
-//! Commands on keys that are not in memory: they ask for them before they change anything.
+//! Commands on keys that are not in memory request them before they change anything.
 
 use super::super::Stop;
 use super::super::testing::{NOW_MS, store, try_run};
@@ -6,8 +6,8 @@ use crate::DataSettings;
 use flagstone_storage::Store;
 use flagstone_wire::resp::Proto;
 
-/// Runs a command; the keys it missed, in order, and its reply come back. What it misses moves
-/// over from `disk`.
+/// Runs a command; returns the keys it missed, in order, and its reply. Missing keys move over from
+/// `disk`.
 pub(crate) fn run(store: &mut Store, disk: &mut Store, words: &[&str]) -> (Vec<String>, String) {
     let settings = DataSettings::default();
     let mut missed = Vec::new();
@@ -27,7 +27,7 @@ pub(crate) fn run(store: &mut Store, disk: &mut Store, words: &[&str]) -> (Vec<S
     }
 }
 
-/// A store that knows nothing, and what is on disk.
+/// Returns an empty store, and a disk filled by `setup`.
 pub(crate) fn cold(setup: &[&[&str]]) -> (Store, Store) {
     let mut disk = store(false);
     for words in setup {

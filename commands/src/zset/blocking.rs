@@ -1,4 +1,4 @@
-//! Popping members, and waiting for them: BZPOPMIN, BZPOPMAX, BZMPOP.
+//! Popping members and waiting for them: BZPOPMIN, BZPOPMAX, BZMPOP.
 
 use super::pop::{FromSome, pop};
 use crate::timeout::{last_arg, seconds_arg, wait_for};
@@ -47,7 +47,7 @@ fn bzmpop(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 
 const TAKES: u32 = key::RW | key::ACCESS | key::DELETE;
 
-/// A command that waits for a member of some sorted sets.
+/// Common declaration of the commands that wait for a member of several sorted sets.
 const POP: Spec = Spec {
     group: Group::SortedSet,
     since: "5.0.0",
@@ -63,7 +63,7 @@ const POP: Spec = Spec {
     ..Spec::NEW
 };
 
-/// The commands that pop members or wait for them.
+/// Declarations of the commands that wait for members.
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "bzpopmin",

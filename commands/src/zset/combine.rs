@@ -1,5 +1,5 @@
-//! Several sorted sets at once: ZUNION, ZINTER, ZDIFF, their *STORE forms, ZINTERCARD. Sets may be
-//! among them; their members have the score 1.
+//! Commands on several sorted sets: ZUNION, ZINTER, ZDIFF, their *STORE forms, ZINTERCARD. Plain
+//! sets are allowed; their members have the score 1.
 
 use super::{built, reply};
 use crate::combine::{Members, Op, Source, combined, count_inter, sources};
@@ -21,11 +21,11 @@ enum Scored<'a> {
     Zset(&'a Zset),
 }
 
-/// The set or sorted set of a key, if it exists.
+/// The set or sorted set of a key; `None` if the key does not exist.
 type ScoredSource<'a> = Option<Source<'a, Scored<'a>>>;
 
 impl Scored<'_> {
-    /// The score of a name, if it is known to be a member.
+    /// Returns the score of a name, if it is known to be a member.
     fn score(self, name: &[u8]) -> Option<f64> {
         match self {
             Self::Set(set) => (set.contains(name) == Ok(true)).then_some(1.0),
@@ -89,7 +89,7 @@ impl<'a> Members<'a> for Scored<'a> {
     }
 }
 
-/// What becomes of the scores of a member.
+/// Aggregation of a member's scores in several sources.
 #[derive(Clone, Copy, Debug, Default)]
 enum Aggregate {
     #[default]
@@ -104,7 +104,7 @@ impl Aggregate {
         all.into_iter().find(|(name, _)| is_word(word, name)).map(|(_, aggregate)| aggregate)
     }
 
-    /// Of infinities of both signs the sum is 0, as in Redis.
+    /// The sum of infinities of both signs is 0, as in Redis.
     fn apply(self, a: f64, b: f64) -> f64 {
         match self {
             Self::Sum => number_or_zero(a + b),
@@ -119,14 +119,14 @@ fn number_or_zero(score: f64) -> f64 {
     if score.is_nan() { 0.0 } else { score }
 }
 
-/// A command of this family.
+/// The syntax of a command of this family.
 #[derive(Clone, Copy, Debug)]
 struct Form {
     name: &'static str,
     op: Op,
-    /// The argument with the number of keys.
+    /// Position of the argument with the number of keys.
     count_at: usize,
-    /// Only how many members there are is asked for.
+    /// True if only the number of members is returned.
     count_only: bool,
 }
 
@@ -143,7 +143,7 @@ impl Form {
         self.count_at == 2
     }
 
-    /// The number of keys.
+    /// Returns the number of keys.
     fn count(self, args: Args<'_>) -> Result<usize, Stop> {
         let count = int_arg(args, self.count_at)?;
         if count < 1 {
@@ -157,19 +157,19 @@ impl Form {
     }
 }
 
-/// What the words behind the keys ask for.
+/// The options behind the keys.
 #[derive(Debug, Default)]
 struct Options {
-    /// One for each key.
+    /// One weight for each key.
     weights: Vec<f64>,
     aggregate: Aggregate,
     with_scores: bool,
-    /// 0: none.
+    /// Maximum of the count; 0: none.
     limit: u64,
 }
 
 impl Options {
-    /// The words from `at` on, behind `count` keys.
+    /// Parses the words from `at` on, behind `count` keys.
     fn parse(args: Args<'_>, mut at: usize, count: usize, form: Form) -> Result<Self, Stop> {
         let mut options = Self { weights: vec![1.0; count], ..Self::default() };
         let weighs = form.op != Op::Diff && !form.count_only;
@@ -198,8 +198,9 @@ impl Options {
         Ok(options)
     }
 
-    /// The score of a member: of the smallest source first. Where weight and score make no number,
-    /// 0 takes its place, but not in what an intersection adds to the first score, as in Redis.
+    /// Returns the score of a member, starting with that in the smallest source. If weight times
+    /// score is not a number, 0 replaces it, except for the further scores of an intersection, as
+    /// in Redis.
     fn score(&self, op: Op, name: &[u8], by_size: &[(f64, Scored<'_>)]) -> f64 {
         let mut scores = by_size.iter().filter_map(|(weight, source)| {
             let score = source.score(name)?;
@@ -213,7 +214,7 @@ impl Options {
     }
 }
 
-/// Members in order that the sources combine to.
+/// Returns the members of the combined sources, in order.
 fn members<'a>(
     op: Op,
     sources: &[ScoredSource<'a>],
@@ -227,7 +228,7 @@ fn members<'a>(
         .filter_map(|(weight, source)| Some((*weight, (*source)?.members)))
         .collect();
     match op {
-        // Its scores are those of the first.
+        // The scores are those of the first source.
         Op::Diff => by_size.truncate(1),
         Op::Inter | Op::Union => by_size.sort_by_key(|(_, source)| source.size()),
     }
@@ -298,7 +299,7 @@ fn zdiffstore(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     store(cx, args, Form::store("zdiffstore", Op::Diff))
 }
 
-/// Keys behind their number, which are read.
+/// Returns the key spec of keys behind their number, which are read.
 const fn counted_keys(at: usize) -> KeySpec {
     KeySpec {
         flags: key::RO | key::ACCESS,
@@ -314,7 +315,7 @@ const INTER_COMPLEXITY: &str =
 const DIFF_COMPLEXITY: &str =
     "O(N*K+M*log(M)) for N members in the first of K sorted sets, and M in the result.";
 
-/// A command that replies with members.
+/// Common declaration of the commands that reply with members.
 const SHOW: Spec = Spec {
     group: Group::SortedSet,
     since: "6.2.0",
@@ -324,7 +325,7 @@ const SHOW: Spec = Spec {
     ..Spec::NEW
 };
 
-/// One that stores them.
+/// Common declaration of the commands that store members.
 const STORE: Spec = Spec {
     arity: -4,
     flags: flag::WRITE | flag::DENYOOM,
@@ -332,7 +333,7 @@ const STORE: Spec = Spec {
     ..SHOW
 };
 
-/// The commands on several sorted sets.
+/// Declarations of the commands on several sorted sets.
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "zunion",

@@ -1,5 +1,5 @@
-//! Scores that are combined, arguments, encodings, and what is asked for of sorted sets that are
-//! not in memory.
+//! Combined scores, arguments, encodings, and the rows requested of sorted sets that are not in
+//! memory.
 
 use crate::DataSettings;
 use crate::Stop;
@@ -9,7 +9,7 @@ use flagstone_storage::encoding::{decode_entry, encode_meta};
 use flagstone_storage::store::Part;
 use flagstone_wire::resp::Proto;
 
-/// Limits that few members reach.
+/// Returns settings with limits that few members exceed.
 fn settings() -> DataSettings {
     DataSettings {
         set_max_intset_entries: 3,
@@ -25,7 +25,7 @@ fn try_once(store: &mut Store, proto: Proto, command: &str) -> Result<String, St
     try_run(store, &settings(), proto, NOW_MS, &words)
 }
 
-/// A command that misses nothing; its reply, an error as its text.
+/// Runs a command that misses nothing; returns its reply, or its error text.
 fn run(store: &mut Store, command: &str) -> String {
     match try_once(store, Proto::Resp2, command) {
         Ok(reply) => reply.replace("\r\n", " ").trim_end().to_owned(),
@@ -34,7 +34,7 @@ fn run(store: &mut Store, command: &str) -> String {
     }
 }
 
-/// Members and scores without the protocol around them.
+/// Runs a command, and returns members and scores without the protocol around them.
 fn words(store: &mut Store, command: &str) -> String {
     let reply = run(store, command);
     let words = reply.split(' ').filter(|word| !word.starts_with(['$', '*']));
@@ -92,7 +92,7 @@ fn infinities_make_no_nan() {
         ("zunion 2 i j withscores", "q -inf p 0 r 11"),
         ("zinter 2 i j withscores", "q -inf p 0 r 11"),
         ("zunion 1 i weights 0 withscores", "p 0 q 0 r 0"),
-        // What is no number adds nothing to a union, but leaves nothing of an intersection.
+        // A NaN adds nothing to a union, but leaves nothing of an intersection.
         ("zunion 2 a a weights 1 inf withscores", "x inf y inf z inf"),
         ("zunion 2 j i weights 1 0 withscores", "p -inf q -inf r 6"),
         ("zinter 2 j i weights 1 0 withscores", "p 0 q 0 r 6"),
@@ -156,7 +156,7 @@ fn results_are_stored() {
     assert!(store.seal().ops.is_empty());
 }
 
-/// Some keys in memory, and a big sorted set that is known from its meta row alone.
+/// Returns a store with some keys in memory, and a big sorted set of which only the meta row is.
 fn cold() -> Store {
     let mut disk = some();
     run(&mut disk, "zunionstore big 2 a b");
@@ -178,7 +178,7 @@ fn cold() -> Store {
 
 #[test]
 fn big_ones_are_asked_for_what_is_needed() {
-    // What is for one in four members and more is everything.
+    // Looking up a quarter of the members or more requests the whole set.
     let names = |names: &[&str]| {
         Some(Part::Fields(names.iter().map(|name| name.as_bytes().into()).collect()))
     };

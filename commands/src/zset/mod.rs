@@ -18,28 +18,29 @@ use flagstone_storage::store::Part;
 use flagstone_storage::value::Zset;
 use flagstone_wire::resp::{Args, Reply};
 
-/// The key of commands that read members.
+/// Key spec of commands that read members.
 const READS: &[KeySpec] = &[KeySpec::one(1, key::RO | key::ACCESS)];
-/// The key of commands that remove members.
+/// Key spec of commands that remove members.
 const REMOVES: &[KeySpec] = &[KeySpec::one(1, key::RW | key::DELETE)];
 
-/// The key, which is the first argument of most commands here.
+/// Returns the key, the first argument of most commands here.
 fn key_arg(args: Args<'_>) -> Result<&[u8], Stop> {
     arg(args, 1)
 }
 
-/// The sorted set of a key for reading.
+/// Returns the sorted set of a key for reading.
 fn zset_of<'a>(cx: &'a mut Ctx<'_>, key: &[u8]) -> Result<Option<&'a Zset>, Stop> {
     Ok(cx.store.typed(cx.db, key)?)
 }
 
-/// Whether `count` members, the longest with `longest` bytes, are too much for a listpack.
+/// Returns true if `count` members, the longest with `longest` bytes, exceed the limits of a
+/// listpack.
 pub(super) fn outgrows_listpack(count: u64, longest: usize, settings: &DataSettings) -> bool {
     count > settings.zset_max_listpack_entries as u64 || longest > settings.zset_max_listpack_value
 }
 
-/// Gives a score to a member that is known, or to a new one, with which a listpack may become a
-/// skiplist.
+/// Sets the score of a member, which is new or in memory. A listpack becomes a skiplist if it has
+/// to.
 fn put(zset: &mut Zset, name: &[u8], score: f64, settings: &DataSettings) {
     let is_new = || zset.score(name).is_ok_and(|score| score.is_none());
     if !zset.is_skiplist() && is_new() && outgrows_listpack(zset.len() + 1, name.len(), settings) {
@@ -48,7 +49,7 @@ fn put(zset: &mut Zset, name: &[u8], score: f64, settings: &DataSettings) {
     zset.set(name, score);
 }
 
-/// A sorted set of members without duplicates: a listpack if it may be one.
+/// Returns a sorted set of members without duplicates: a listpack if they fit.
 pub(super) fn built<N: AsRef<[u8]>>(members: &[(N, f64)], settings: &DataSettings) -> Zset {
     let longest = members.iter().map(|(name, _)| name.as_ref().len()).max().unwrap_or(0);
     let mut zset = Zset::new(outgrows_listpack(members.len() as u64, longest, settings));
@@ -58,8 +59,8 @@ pub(super) fn built<N: AsRef<[u8]>>(members: &[(N, f64)], settings: &DataSetting
     zset
 }
 
-/// The sorted set of a payload. A listpack stays one if its members are not too many, however long
-/// they are, as in Redis.
+/// Returns the sorted set of a payload. A listpack stays one if its members are not too many,
+/// whatever their length, as in Redis.
 pub(super) fn restored(
     form: ZsetForm,
     members: &[(Vec<u8>, f64)],
@@ -72,10 +73,10 @@ pub(super) fn restored(
     members.iter().map(|(name, score)| (&**name, *score)).collect()
 }
 
-/// Members that outlive a change of the sorted set.
+/// Members that are independent of the sorted set's later changes.
 type Owned = Vec<(Box<[u8]>, f64)>;
 
-/// All that a walk comes by.
+/// Copies all members of a walk.
 fn owned<'a>(walk: impl Iterator<Item = Result<(&'a [u8], f64), Part>>) -> Result<Owned, Part> {
     walk.map(|item| item.map(|(name, score)| (name.into(), score))).collect()
 }

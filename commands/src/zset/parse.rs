@@ -1,17 +1,17 @@
-//! How ranges are written.
+//! Parsing of ranges and counts.
 
 use crate::{Stop, arg, int_arg};
 use flagstone_storage::value::{LexEdge, Span};
 use flagstone_wire::num::parse_f64_loosely;
 use flagstone_wire::resp::Args;
 
-/// A score that may be excluded by a parenthesis before it.
+/// Parses a score; a parenthesis before it excludes it.
 fn score_edge(text: &[u8]) -> Option<(f64, bool)> {
     let excluded = text.strip_prefix(b"(");
     Some((parse_f64_loosely(excluded.unwrap_or(text))?, excluded.is_some()))
 }
 
-/// The scores from one edge to the other.
+/// Parses a range of scores.
 pub(super) fn score_span(min: &[u8], max: &[u8]) -> Result<Span, Stop> {
     match (score_edge(min), score_edge(max)) {
         (Some(min), Some(max)) => Ok(Span::by_score(min, max)),
@@ -19,7 +19,7 @@ pub(super) fn score_span(min: &[u8], max: &[u8]) -> Result<Span, Stop> {
     }
 }
 
-/// An edge of a range of names: `-`, `+`, `[name` or `(name`.
+/// Parses one edge of a range of names: `-`, `+`, `[name` or `(name`.
 fn lex_edge(text: &[u8]) -> Option<LexEdge<'_>> {
     match text {
         [b'-'] | [b'-', 0, ..] => Some(LexEdge::Min),
@@ -30,7 +30,7 @@ fn lex_edge(text: &[u8]) -> Option<LexEdge<'_>> {
     }
 }
 
-/// The edges of a range of names.
+/// Parses the edges of a range of names.
 pub(super) fn lex_edges<'a>(
     min: &'a [u8],
     max: &'a [u8],
@@ -39,7 +39,7 @@ pub(super) fn lex_edges<'a>(
     edges.ok_or_else(|| "ERR min or max not valid string range item".into())
 }
 
-/// Ranks from one to another, of which negative ones count from the end.
+/// A range of ranks; negative ones count from the end.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ranks {
     start: i64,
@@ -47,12 +47,12 @@ pub(super) struct Ranks {
 }
 
 impl Ranks {
-    /// The two arguments from `at` on.
+    /// Parses the two arguments from `at` on.
     pub(super) fn parse(args: Args<'_>, at: usize) -> Result<Self, Stop> {
         Ok(Self { start: int_arg(args, at)?, stop: int_arg(args, at + 1)? })
     }
 
-    /// The first rank in a sorted set of `len` members, and how many there are.
+    /// Returns the first rank in a sorted set of `len` members, and the number of ranks.
     pub(super) fn of(self, len: u64) -> (u64, u64) {
         let len = i64::try_from(len).unwrap_or(i64::MAX);
         let from_end = |rank: i64| if rank < 0 { len + rank } else { rank };
@@ -65,7 +65,7 @@ impl Ranks {
     }
 }
 
-/// A count that is at least `least`; `wrong` is the error for one that is less.
+/// Parses a count of at least `least`; `wrong` is the error for a smaller one.
 pub(super) fn count_arg(
     args: Args<'_>,
     at: usize,

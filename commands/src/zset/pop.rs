@@ -10,7 +10,7 @@ use flagstone_storage::store::{EntryMut, OrLoad};
 use flagstone_storage::value::Zset;
 use flagstone_wire::resp::Args;
 
-/// Removes up to `count` members from an end, and the key with the last of them.
+/// Pops up to `count` members from an end, and removes the key with the last one.
 pub(super) fn pop(
     entry: &mut EntryMut<'_>,
     (db, key): (u32, &[u8]),
@@ -34,7 +34,7 @@ pub(super) fn pop(
     Ok(popped)
 }
 
-/// `ZPOPMIN key [count]`, or ZPOPMAX.
+/// Runs `ZPOPMIN key [count]`, or ZPOPMAX.
 fn pop_from(cx: &mut Ctx<'_>, args: Args<'_>, from_max: bool) -> Outcome {
     if args.len() > 3 {
         return Err(error::SYNTAX.into());
@@ -72,16 +72,16 @@ fn zpopmax(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     pop_from(cx, args, true)
 }
 
-/// What ZMPOP asks for.
+/// The arguments of ZMPOP.
 pub(super) struct FromSome {
-    /// The arguments that are keys.
+    /// Positions of the keys among the arguments.
     keys: std::ops::Range<usize>,
     count: u64,
     from_max: bool,
 }
 
 impl FromSome {
-    /// `numkeys key… MIN | MAX [COUNT count]`, from the argument `at` on.
+    /// Parses `numkeys key… MIN | MAX [COUNT count]`, from the argument `at` on.
     pub(super) fn parse(args: Args<'_>, mut at: usize) -> Result<Self, Stop> {
         let keys = count_arg(args, at, 1, "ERR numkeys should be greater than 0")?;
         let keys = usize::try_from(keys).ok().filter(|&keys| keys < args.len());
@@ -104,12 +104,12 @@ impl FromSome {
         Ok(Self { keys, count: count.unwrap_or(1), from_max })
     }
 
-    /// The keys.
+    /// Returns the keys.
     pub(super) fn keys<'a>(&self, args: Args<'a>) -> impl Iterator<Item = &'a [u8]> + use<'a> {
         args.iter().take(self.keys.end).skip(self.keys.start)
     }
 
-    /// Pops members from the first sorted set that exists; whether there is one.
+    /// Pops members from the first sorted set that exists; returns false if none does.
     pub(super) fn pop(&self, cx: &mut Ctx<'_>, args: Args<'_>) -> Result<bool, Stop> {
         let db = cx.db;
         for key in self.keys(args) {
@@ -140,7 +140,7 @@ fn zmpop(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// A command that pops members.
+/// Common declaration of the commands that pop members.
 const POP: Spec = Spec {
     group: Group::SortedSet,
     since: "5.0.0",
@@ -151,7 +151,7 @@ const POP: Spec = Spec {
     ..Spec::NEW
 };
 
-/// The commands that pop members.
+/// Declarations of the commands that pop members.
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "zpopmin",

@@ -39,7 +39,7 @@ fn zrandmember(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// The commands of this file.
+/// Declarations of this file's commands.
 pub const COMMANDS: &[Spec] = &[Spec {
     name: "zrandmember",
     group: Group::SortedSet,

@@ -11,7 +11,7 @@ use flagstone_storage::store::{OrLoad, Part};
 use flagstone_storage::value::{LexEdge, Span, Typed, Zset, ZsetWalk};
 use flagstone_wire::resp::Args;
 
-/// What a range goes by.
+/// Order that a range refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum By {
     Rank,
@@ -19,7 +19,7 @@ enum By {
     Lex,
 }
 
-/// The range that is asked for.
+/// A range of members.
 #[derive(Debug)]
 enum Range<'a> {
     Ranks(Ranks),
@@ -27,23 +27,23 @@ enum Range<'a> {
     Names(LexEdge<'a>, LexEdge<'a>),
 }
 
-/// What the name of a command says already.
+/// The options implied by a command's name.
 #[derive(Clone, Copy, Debug, Default)]
 struct Form {
     by: Option<By>,
     reverse: Option<bool>,
-    /// Scores are not for the reply.
+    /// True if the command stores the members, and takes no WITHSCORES.
     store: bool,
 }
 
-/// What the words behind the range ask for.
+/// The options behind the range.
 #[derive(Clone, Copy, Debug)]
 struct Options {
     by: By,
     reverse: bool,
     with_scores: bool,
     skip: i64,
-    /// Negative: all.
+    /// Maximum number of members; negative: all.
     count: i64,
 }
 
@@ -91,8 +91,8 @@ impl Options {
 }
 
 impl<'a> Query<'a> {
-    /// `key min max [BYSCORE | BYLEX] [REV] [LIMIT offset count] [WITHSCORES]`, from the key at
-    /// `at` on.
+    /// Parses `key min max [BYSCORE | BYLEX] [REV] [LIMIT offset count] [WITHSCORES]`, from the key
+    /// at `at` on.
     fn parse(args: Args<'a>, at: usize, form: Form) -> Result<Self, Stop> {
         let options = Options::parse(args, at + 3, form)?;
         let (mut min, mut max) = (arg(args, at + 1)?, arg(args, at + 2)?);
@@ -110,7 +110,7 @@ impl<'a> Query<'a> {
         Ok(Self { key: arg(args, at)?, range, options })
     }
 
-    /// The members it asks for.
+    /// Returns the members of the range.
     fn walk<'z>(&self, zset: &'z Zset) -> Result<ZsetWalk<'z>, Part> {
         let reverse = self.options.reverse;
         match &self.range {
@@ -123,8 +123,8 @@ impl<'a> Query<'a> {
         }
     }
 
-    /// A negative offset finds nothing in a listpack; in a skiplist it counts from the end of the
-    /// range, as in Redis.
+    /// Returns the members that LIMIT selects from the range. A negative offset selects none from a
+    /// listpack; in a skiplist it counts from the end of the range, as in Redis.
     fn limited<'z>(&self, zset: &'z Zset, span: &Span) -> Result<ZsetWalk<'z>, Part> {
         let Options { skip, count, reverse, .. } = self.options;
         let count = u64::try_from(count).unwrap_or(u64::MAX);
@@ -183,8 +183,9 @@ fn zrevrangebylex(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     show(cx, args, Form { by: Some(By::Lex), reverse: Some(true), store: false })
 }
 
-/// A sorted set of members one after the other. As in Redis, a negative zero becomes a positive one
-/// while it is a listpack, and only a range of ranks tells before how many there are.
+/// Returns a sorted set built by adding the members one by one. As in Redis, a negative zero
+/// becomes a positive one while it is a listpack, and the number of members is known in advance
+/// only for a range of ranks.
 fn stored(members: &Owned, by: By, settings: &DataSettings) -> Zset {
     let count = if by == By::Rank { members.len() as u64 } else { 0 };
     let mut zset = Zset::new(outgrows_listpack(count, 0, settings));
@@ -208,7 +209,7 @@ fn zrangestore(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(cx.put_result(destination, zset.into_value(), NotifyFlags::ZSET, "zrangestore")?)
 }
 
-/// A command that reads a range.
+/// Common declaration of the commands that read a range.
 const RANGE: Spec = Spec {
     group: Group::SortedSet,
     complexity: "O(log(N)+M) for M members returned of N.",
@@ -218,7 +219,7 @@ const RANGE: Spec = Spec {
     ..Spec::NEW
 };
 
-/// The commands that read ranges.
+/// Declarations of the commands that read ranges.
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "zrange",

@@ -20,7 +20,7 @@ fn zscore(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// Replies for each of the members from the second argument on, given its score if there is one.
+/// Calls `reply` for each of the members from the second argument on, with its score if it exists.
 pub(crate) fn each_score(
     cx: &mut Ctx<'_>,
     args: Args<'_>,
@@ -53,7 +53,7 @@ fn zcard(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// `ZRANK key member [WITHSCORE]`, from the end if `reverse`.
+/// Runs `ZRANK key member [WITHSCORE]`, from the end if `reverse`.
 fn rank(cx: &mut Ctx<'_>, args: Args<'_>, reverse: bool, command: &str) -> Outcome {
     if args.len() > 4 {
         return Err(error::arity(command).into());
@@ -119,7 +119,7 @@ fn zlexcount(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// A reading command on a sorted set.
+/// Common declaration of the commands that read a sorted set.
 const READ: Spec = Spec {
     group: Group::SortedSet,
     since: "1.2.0",
@@ -128,7 +128,7 @@ const READ: Spec = Spec {
     ..Spec::NEW
 };
 
-/// One that answers a number of steps that grows as a logarithm.
+/// Common declaration of the reading commands with logarithmic complexity.
 const SEARCH: Spec = Spec {
     since: "2.0.0",
     complexity: "O(log(N)) where N is the number of members.",
@@ -136,7 +136,7 @@ const SEARCH: Spec = Spec {
     ..READ
 };
 
-/// The commands that read scores, ranks and counts.
+/// Declarations of the commands that read scores, ranks and counts.
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "zscore",

@@ -8,7 +8,7 @@ use flagstone_storage::store::{OrLoad, Part};
 use flagstone_storage::value::{Zset, ZsetWalk};
 use flagstone_wire::resp::Args;
 
-/// Removes the members that `find` finds in the key's sorted set.
+/// Removes the members that `find` selects from the key's sorted set.
 fn remove(
     cx: &mut Ctx<'_>,
     args: Args<'_>,
@@ -70,7 +70,7 @@ fn zremrangebylex(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     })
 }
 
-/// A command that removes a range.
+/// Common declaration of the commands that remove a range.
 const REMOVE: Spec = Spec {
     group: Group::SortedSet,
     complexity: "O(M*log(N)) for M members removed of N.",
@@ -80,7 +80,7 @@ const REMOVE: Spec = Spec {
     ..Spec::NEW
 };
 
-/// The commands that remove ranges.
+/// Declarations of the commands that remove ranges.
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "zremrangebyrank",

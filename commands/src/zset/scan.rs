@@ -10,7 +10,7 @@ use flagstone_wire::resp::Args;
 
 /// `ZSCAN key cursor [MATCH pattern] [COUNT count] [NOSCORES]`
 ///
-/// A listpack is answered whole, in order. The scores of a skiplist have 17 digits.
+/// A listpack is returned whole, in order. The scores of a skiplist have 17 digits.
 fn zscan(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let key = key_arg(args)?;
     let layout = cx.store.layout().clone();
@@ -46,7 +46,7 @@ fn zscan(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// The commands of this file.
+/// Declarations of this file's commands.
 pub const COMMANDS: &[Spec] = &[Spec {
     name: "zscan",
     group: Group::SortedSet,

@@ -1,5 +1,5 @@
-//! Replies in both protocols, the encodings that commands leave behind, commands that change
-//! nothing, and sorted sets that are not in memory.
+//! Replies in both protocols, the encodings after commands, commands that change nothing, and
+//! sorted sets that are not in memory.
 
 use super::super::Stop;
 use super::super::testing::{run_line, store, try_line};
@@ -9,7 +9,7 @@ use flagstone_storage::encoding::{decode_entry, encode_meta};
 use flagstone_storage::store::Part;
 use flagstone_wire::resp::Proto;
 
-/// Limits that few members reach.
+/// Returns settings with limits that few members exceed.
 fn settings() -> DataSettings {
     DataSettings {
         zset_max_listpack_entries: 3,
@@ -22,7 +22,7 @@ fn try_once(store: &mut Store, proto: Proto, command: &str) -> Result<String, St
     try_line(store, &settings(), proto, command)
 }
 
-/// A command that misses nothing; its reply, an error as its text.
+/// Runs a command that misses nothing; returns its reply, or its error text.
 fn run_in(store: &mut Store, proto: Proto, command: &str) -> String {
     run_line(store, &settings(), proto, command)
 }
@@ -124,7 +124,7 @@ fn a_negative_offset_counts_from_the_end_of_a_skiplist() {
     assert_eq!(run(&mut store, "zrangebyscore large 1 9 limit -5 9"), "*0");
 }
 
-/// A store with a big sorted set that is known from its meta row alone.
+/// Returns a store that has only the meta row of a big sorted set.
 fn cold() -> Store {
     let mut disk = store(false);
     run(&mut disk, "zadd z 1 a 2 b 3 c 4 d 5 e");
@@ -171,7 +171,7 @@ fn what_is_missing_is_asked_for_before_anything_changes() {
         assert_eq!(what, missing, "{command}");
         assert!(store.seal().ops.is_empty(), "{command}");
     }
-    // All of it goes without being read.
+    // The whole sorted set is removed without being read.
     assert_eq!(run(&mut store, "zremrangebyrank z 0 -1"), ":5");
     assert!(!store.exists(0, b"z").unwrap());
 }

@@ -14,21 +14,21 @@ use flagstone_wire::resp::Args;
 /// The options of ZADD.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Options {
-    /// Only new members (NX).
+    /// NX: true to add only new members.
     only_new: bool,
-    /// Only members that exist (XX).
+    /// XX: true to change only existing members.
     only_old: bool,
-    /// Only greater scores (GT).
+    /// GT: true to change scores only to greater ones.
     greater: bool,
-    /// Only smaller scores (LT).
+    /// LT: true to change scores only to smaller ones.
     less: bool,
-    /// Changed members count as well (CH).
+    /// CH: true to count changed members, too.
     count_changed: bool,
     increment: bool,
 }
 
 impl Options {
-    /// Takes the option in that a word is; whether it is one.
+    /// Applies an option; returns false if the word is none.
     pub(crate) fn take(&mut self, word: &[u8]) -> bool {
         let options = [
             ("NX", &mut self.only_new),
@@ -55,7 +55,7 @@ impl Options {
         Ok(())
     }
 
-    /// The score that a member with the score `old` gets, if it may be given another.
+    /// Returns the new score of a member whose score is `old`, if the options allow a change.
     fn apply(self, old: Option<f64>, score: f64) -> Result<Option<f64>, Stop> {
         let Some(old) = old else { return Ok((!self.only_old).then_some(score)) };
         if self.only_new {
@@ -70,7 +70,7 @@ impl Options {
     }
 }
 
-/// The pairs of scores and names from an argument on.
+/// Parses the pairs of scores and names from an argument on.
 fn pairs_from(args: Args<'_>, first: usize) -> Result<Vec<(f64, &[u8])>, Stop> {
     let mut words = tail(args, first);
     let mut pairs = Vec::with_capacity(words.len() / 2);
@@ -80,12 +80,12 @@ fn pairs_from(args: Args<'_>, first: usize) -> Result<Vec<(f64, &[u8])>, Stop> {
     Ok(pairs)
 }
 
-/// What became of the pairs.
+/// Result of adding pairs.
 #[derive(Clone, Copy, Debug, Default)]
 struct Added {
     added: usize,
     changed: usize,
-    /// The last score that was not refused.
+    /// The last score that was applied.
     score: Option<f64>,
 }
 
@@ -119,7 +119,8 @@ fn add_all(
     Ok(done)
 }
 
-/// `ZADD key [NX | XX] [GT | LT] [CH] [INCR] score member…`, with options that are set already.
+/// Runs `ZADD key [NX | XX] [GT | LT] [CH] [INCR] score member…`, with options that are set
+/// already.
 fn add(cx: &mut Ctx<'_>, args: Args<'_>, mut options: Options) -> Outcome {
     let mut first = 2;
     while args.get(first).is_some_and(|word| options.take(word)) {
@@ -196,7 +197,7 @@ fn zrem(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// A command that adds members.
+/// Common declaration of the commands that add members.
 const ADD: Spec = Spec {
     group: Group::SortedSet,
     since: "1.2.0",
@@ -206,7 +207,7 @@ const ADD: Spec = Spec {
     ..Spec::NEW
 };
 
-/// The commands that change members.
+/// Declarations of the commands that change members.
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "zadd",
