@@ -10,14 +10,14 @@ use std::collections::HashSet;
 
 /// Operation that combines sets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Op {
+pub(crate) enum SetOperation {
     Inter,
     Union,
     Diff,
 }
 
 /// A collection that can be combined by its members' names.
-pub(crate) trait Members<'a>: Copy {
+pub(crate) trait Combinable<'a>: Copy {
     /// Returns true if a value is of this type.
     fn is(value: &Value) -> bool;
     /// Returns the value as this type, if it is of it.
@@ -32,12 +32,12 @@ pub(crate) trait Members<'a>: Copy {
     fn names(self) -> Vec<&'a [u8]>;
     /// Returns up to `count` members behind the first `skip` ones, in an order that is stable
     /// during a command; returns none only at the end.
-    fn some(self, skip: u64, count: usize) -> Result<Vec<&'a [u8]>, Part>;
+    fn next_names(self, skip: u64, count: usize) -> Result<Vec<&'a [u8]>, Part>;
     /// Returns true if a name is known to be a member.
     fn contains(self, name: &[u8]) -> bool;
 }
 
-impl<'a> Members<'a> for &'a Set {
+impl<'a> Combinable<'a> for &'a Set {
     fn is(value: &Value) -> bool {
         matches!(value, Value::Set(_))
     }
@@ -65,7 +65,7 @@ impl<'a> Members<'a> for &'a Set {
         self.members()
     }
 
-    fn some(self, skip: u64, count: usize) -> Result<Vec<&'a [u8]>, Part> {
+    fn next_names(self, skip: u64, count: usize) -> Result<Vec<&'a [u8]>, Part> {
         if skip == 0 {
             self.require_some(count)?;
         }
@@ -99,7 +99,7 @@ const MANY: u64 = 4;
 /// examines in its first step.
 const BLOCK: (usize, usize) = (512, 8192);
 
-impl<'a, M: Members<'a>> Source<'a, M> {
+impl<'a, M: Combinable<'a>> Source<'a, M> {
     /// Returns all members.
     fn names(&self) -> Result<Vec<&'a [u8]>, Fault> {
         self.members.require_all().or_load(self.db, self.key)?;
@@ -119,7 +119,7 @@ impl<'a, M: Members<'a>> Source<'a, M> {
 }
 
 /// Returns the source of each key; `None` for a key that does not exist.
-pub(crate) fn sources<'a, M: Members<'a>>(
+pub(crate) fn sources<'a, M: Combinable<'a>>(
     store: &'a mut Store,
     db: u32,
     keys: impl Iterator<Item = &'a [u8]> + Clone,
@@ -138,7 +138,7 @@ pub(crate) fn sources<'a, M: Members<'a>>(
 }
 
 /// Returns the smallest source and the others, by size; `None` if a key does not exist.
-pub(crate) fn smallest_first<'a, M: Members<'a>>(
+pub(crate) fn smallest_first<'a, M: Combinable<'a>>(
     sources: &[Option<Source<'a, M>>],
 ) -> Option<(Source<'a, M>, Vec<Source<'a, M>>)> {
     let mut sources: Vec<Source<'a, M>> = sources.iter().copied().collect::<Option<_>>()?;
@@ -149,14 +149,14 @@ pub(crate) fn smallest_first<'a, M: Members<'a>>(
 
 /// Returns the members common to all sources, in the order of the smallest. Afterwards they are in
 /// memory in every source.
-fn inter<'a, M: Members<'a>>(sources: &[Option<Source<'a, M>>]) -> Result<Vec<&'a [u8]>, Fault> {
+fn inter<'a, M: Combinable<'a>>(sources: &[Option<Source<'a, M>>]) -> Result<Vec<&'a [u8]>, Fault> {
     let Some((first, others)) = smallest_first(sources) else { return Ok(Vec::new()) };
     let names = first.names()?;
     others.iter().try_fold(names, |names, other| other.filter(names, true))
 }
 
 /// Returns the members of any source.
-fn union<'a, M: Members<'a>>(sources: &[Option<Source<'a, M>>]) -> Result<Vec<&'a [u8]>, Fault> {
+fn union<'a, M: Combinable<'a>>(sources: &[Option<Source<'a, M>>]) -> Result<Vec<&'a [u8]>, Fault> {
     let mut seen = HashSet::new();
     let mut names = Vec::new();
     for source in sources.iter().flatten() {
@@ -167,7 +167,7 @@ fn union<'a, M: Members<'a>>(sources: &[Option<Source<'a, M>>]) -> Result<Vec<&'
 
 /// Returns the first source of a difference and those of the others that exist; `None` if the
 /// difference is empty whatever they contain.
-pub(crate) fn minuend<'a, M: Members<'a>>(
+pub(crate) fn difference_sources<'a, M: Combinable<'a>>(
     sources: &[Option<Source<'a, M>>],
 ) -> Option<(Source<'a, M>, Vec<Source<'a, M>>)> {
     let (first, others) = sources.split_first()?;
@@ -178,7 +178,7 @@ pub(crate) fn minuend<'a, M: Members<'a>>(
 
 /// Returns true if removing the others' members from the first source's is less work than looking
 /// each member of the first up in all others. The criterion is that of Redis.
-pub(crate) fn takes_away<'a, M: Members<'a>>(
+pub(crate) fn subtracts_union<'a, M: Combinable<'a>>(
     first: Source<'a, M>,
     others: &[Source<'a, M>],
 ) -> bool {
@@ -188,10 +188,10 @@ pub(crate) fn takes_away<'a, M: Members<'a>>(
 }
 
 /// Returns the members of the first source that are in none of the others.
-fn diff<'a, M: Members<'a>>(sources: &[Option<Source<'a, M>>]) -> Result<Vec<&'a [u8]>, Fault> {
-    let Some((first, mut others)) = minuend(sources) else { return Ok(Vec::new()) };
+fn diff<'a, M: Combinable<'a>>(sources: &[Option<Source<'a, M>>]) -> Result<Vec<&'a [u8]>, Fault> {
+    let Some((first, mut others)) = difference_sources(sources) else { return Ok(Vec::new()) };
     let names = first.names()?;
-    if takes_away(first, &others) {
+    if subtracts_union(first, &others) {
         let taken = union(&others.into_iter().map(Some).collect::<Vec<_>>())?;
         let taken: HashSet<&[u8]> = taken.into_iter().collect();
         return Ok(names.into_iter().filter(|name| !taken.contains(name)).collect());
@@ -201,20 +201,20 @@ fn diff<'a, M: Members<'a>>(sources: &[Option<Source<'a, M>>]) -> Result<Vec<&'a
 }
 
 /// Returns the members of the combined sources.
-pub(crate) fn combined<'a, M: Members<'a>>(
-    op: Op,
+pub(crate) fn combined<'a, M: Combinable<'a>>(
+    op: SetOperation,
     sources: &[Option<Source<'a, M>>],
 ) -> Result<Vec<&'a [u8]>, Fault> {
     match op {
-        Op::Inter => inter(sources),
-        Op::Union => union(sources),
-        Op::Diff => diff(sources),
+        SetOperation::Inter => inter(sources),
+        SetOperation::Union => union(sources),
+        SetOperation::Diff => diff(sources),
     }
 }
 
 /// Returns the number of members common to all sources, at most `limit` unless that is 0. With a
 /// limit, members are loaded in steps until it is reached.
-pub(crate) fn count_inter<'a, M: Members<'a>>(
+pub(crate) fn count_inter<'a, M: Combinable<'a>>(
     sources: &[Option<Source<'a, M>>],
     limit: u64,
 ) -> Result<usize, Fault> {
@@ -226,12 +226,12 @@ pub(crate) fn count_inter<'a, M: Members<'a>>(
     let mut block = limit.clamp(BLOCK.0, BLOCK.1);
     let (mut seen, mut found) = (0, 0);
     loop {
-        let some = first.members.some(seen, block).or_load(first.db, first.key)?;
-        if some.is_empty() {
+        let names = first.members.next_names(seen, block).or_load(first.db, first.key)?;
+        if names.is_empty() {
             return Ok(found);
         }
-        seen += some.len() as u64;
-        let left = others.iter().try_fold(some, |some, other| other.filter(some, true))?;
+        seen += names.len() as u64;
+        let left = others.iter().try_fold(names, |names, other| other.filter(names, true))?;
         found += left.len();
         if found >= limit {
             return Ok(limit);

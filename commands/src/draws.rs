@@ -19,7 +19,7 @@ pub(crate) fn count_arg(args: Args<'_>, index: usize) -> Result<i64, Stop> {
 }
 
 /// Returns the number of elements to draw for a count.
-pub(crate) fn wanted(count: i64) -> Result<usize, Stop> {
+pub(crate) fn draw_count(count: i64) -> Result<usize, Stop> {
     if count < 0 && count.unsigned_abs() > MAX_REPEATED {
         return Err("ERR value is out of range".into());
     }

@@ -16,14 +16,14 @@ const PLACE_BITS: u32 = 48;
 const NAMES_ONLY: [(&str, &str); 2] = [("NOVALUES", "HSCAN"), ("NOSCORES", "ZSCAN")];
 
 /// The options behind the cursor.
-pub struct Options<'a> {
+pub struct ScanOptions<'a> {
     pub count: usize,
     pattern: Option<&'a [u8]>,
     /// True with NOVALUES or NOSCORES.
     pub names_only: bool,
 }
 
-impl<'a> Options<'a> {
+impl<'a> ScanOptions<'a> {
     /// Parses the options of `command`, a name in capitals.
     pub fn parse(args: Args<'a>, command: &str) -> Result<Self, Stop> {
         let mut options = Self { count: 10, pattern: None, names_only: false };

@@ -16,7 +16,7 @@ pub struct Spec<R: 'static = Run> {
     /// The version of Redis (or Valkey) that introduced it.
     pub since: &'static str,
     pub complexity: &'static str,
-    /// Description in one sentence.
+    /// Description in one sentence, in our own words.
     pub summary: &'static str,
     /// Number of arguments including the name; negative: at least that many.
     pub arity: i16,
@@ -110,7 +110,7 @@ impl<R: Runner> Spec<R> {
             (flag::FAST, acl::FAST),
             (flag::BLOCKING, acl::BLOCKING),
         ] {
-            // The keys a script reads are those of the commands that it runs.
+            // A script's reads are those of its commands: READONLY implies no category.
             let is_told = flag == flag::READONLY && self.group == Group::Scripting;
             if self.has(flag) && !is_told {
                 set |= category;
@@ -138,12 +138,12 @@ pub struct Names {
 }
 
 impl Names {
-    /// Names from an argument on to the end, every `step`-th.
+    /// Describes names from an argument on to the end, every `step`-th.
     pub const fn from(first: usize, step: usize) -> Self {
         Self { options: &[], first, step, scored: false }
     }
 
-    /// Names from an argument on, not counting any of these options before them.
+    /// Describes names from an argument on, not counting any of these options before them.
     pub const fn behind(options: &'static [&'static str], first: usize, step: usize) -> Self {
         Self { options, first, step, scored: false }
     }
@@ -541,8 +541,7 @@ pub struct KeyRange {
 }
 
 impl<R: Runner> Spec<R> {
-    /// Returns its keys as one range, for old clients, and true if the range misses some
-    /// ("movablekeys").
+    /// Returns its keys as one range, for old clients; true if that misses some ("movablekeys").
     ///
     /// Only consecutive ranges of step 1 make one range, unless there is a single one.
     pub fn key_range(&self) -> (KeyRange, bool) {

@@ -42,14 +42,14 @@ impl<'a> Element<'a> {
 }
 
 /// Iterator over a listpack.
-pub(crate) struct Iter<'a> {
+pub(crate) struct ListpackIter<'a> {
     reader: Reader<'a>,
     /// The count in the header.
     count: u16,
     seen: usize,
 }
 
-impl<'a> Iter<'a> {
+impl<'a> ListpackIter<'a> {
     pub(crate) fn new(listpack: &'a [u8]) -> Result<Self> {
         let mut reader = Reader::new(listpack);
         let total_len = u32::from_le_bytes(reader.array()?);
@@ -57,11 +57,11 @@ impl<'a> Iter<'a> {
         if total_len as usize != listpack.len() || listpack.len() <= HEADER_LEN {
             return Err(RestoreError::BadFormat);
         }
-        Ok(Iter { reader, count, seen: 0 })
+        Ok(ListpackIter { reader, count, seen: 0 })
     }
 }
 
-impl<'a> Packed<'a> for Iter<'a> {
+impl<'a> Packed<'a> for ListpackIter<'a> {
     fn element(&mut self) -> Result<Option<Element<'a>>> {
         let encoding = self.reader.byte()?;
         if encoding != END {
@@ -76,7 +76,7 @@ impl<'a> Packed<'a> for Iter<'a> {
 
 /// Returns the elements of `listpack`, validated.
 pub(crate) fn elements(listpack: &[u8]) -> Result<Vec<Element<'_>>> {
-    let mut iter = Iter::new(listpack)?;
+    let mut iter = ListpackIter::new(listpack)?;
     let mut elements = Vec::with_capacity(iter.reader.capacity_for(iter.count.into()));
     while let Some(element) = iter.element()? {
         elements.push(element);

@@ -113,9 +113,9 @@ where
         object_type::LIST | object_type::SET => {
             counted(input, |input| Ok(sink.part(Part::Element(input.string()?))?))
         }
-        object_type::LIST_ZIPLIST => texts(ziplist::Iter::new(&input.string()?)?, sink),
+        object_type::LIST_ZIPLIST => texts(ziplist::ZiplistIter::new(&input.string()?)?, sink),
         object_type::LIST_QUICKLIST => {
-            counted(input, |input| texts(ziplist::Iter::new(&input.string()?)?, sink))
+            counted(input, |input| texts(ziplist::ZiplistIter::new(&input.string()?)?, sink))
         }
         object_type::LIST_QUICKLIST_2 => counted(input, |input| quicklist_node(input, sink)),
         object_type::SET_INTSET => {
@@ -124,7 +124,7 @@ where
             }
             Ok(())
         }
-        object_type::SET_LISTPACK => texts(listpack::Iter::new(&input.string()?)?, sink),
+        object_type::SET_LISTPACK => texts(listpack::ListpackIter::new(&input.string()?)?, sink),
         object_type::ZSET => counted(input, |input| {
             let member = input.string()?.into_owned();
             Ok(sink.part(Part::Scored(Cow::Owned(member), input.text_score()?))?)
@@ -133,8 +133,8 @@ where
             let member = input.string()?.into_owned();
             Ok(sink.part(Part::Scored(Cow::Owned(member), input.binary_score()?))?)
         }),
-        object_type::ZSET_ZIPLIST => scored(ziplist::Iter::new(&input.string()?)?, sink),
-        object_type::ZSET_LISTPACK => scored(listpack::Iter::new(&input.string()?)?, sink),
+        object_type::ZSET_ZIPLIST => scored(ziplist::ZiplistIter::new(&input.string()?)?, sink),
+        object_type::ZSET_LISTPACK => scored(listpack::ListpackIter::new(&input.string()?)?, sink),
         object_type::STREAM_LISTPACKS
         | object_type::STREAM_LISTPACKS_2
         | object_type::STREAM_LISTPACKS_3 => stream::walk(object_type, input, sink),
@@ -156,8 +156,8 @@ where
             }
             Ok(())
         }
-        object_type::HASH_ZIPLIST => fields(ziplist::Iter::new(&input.string()?)?, sink),
-        object_type::HASH_LISTPACK => fields(listpack::Iter::new(&input.string()?)?, sink),
+        object_type::HASH_ZIPLIST => fields(ziplist::ZiplistIter::new(&input.string()?)?, sink),
+        object_type::HASH_LISTPACK => fields(listpack::ListpackIter::new(&input.string()?)?, sink),
         object_type::HASH_METADATA_PRE_GA => counted(input, |input| {
             let expire_at_ms = field_expiry(input.len()?)?;
             field(input, expire_at_ms, sink)
@@ -225,7 +225,7 @@ where
     E: From<I::Error> + From<S::Error> + From<RestoreError>,
 {
     let listpack = input.string()?;
-    let mut elements = listpack::Iter::new(&listpack)?;
+    let mut elements = listpack::ListpackIter::new(&listpack)?;
     while let Some(name) = elements.element()? {
         let value = elements.more()?;
         let expiry = match elements.more()? {
@@ -253,7 +253,7 @@ where
             }
             Ok(sink.part(Part::Element(element))?)
         }
-        quicklist_node::PACKED => texts(listpack::Iter::new(&input.string()?)?, sink),
+        quicklist_node::PACKED => texts(listpack::ListpackIter::new(&input.string()?)?, sink),
         _ => Err(RestoreError::BadFormat.into()),
     }
 }

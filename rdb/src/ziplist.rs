@@ -17,7 +17,7 @@ const COUNT_UNKNOWN: u16 = u16::MAX;
 const LONG_PREVIOUS: u8 = 0xfe;
 
 /// Iterator over a ziplist.
-pub(crate) struct Iter<'a> {
+pub(crate) struct ZiplistIter<'a> {
     reader: Reader<'a>,
     /// The last entry's offset in the header.
     last_offset: u32,
@@ -29,7 +29,7 @@ pub(crate) struct Iter<'a> {
     len: usize,
 }
 
-impl<'a> Iter<'a> {
+impl<'a> ZiplistIter<'a> {
     pub(crate) fn new(ziplist: &'a [u8]) -> Result<Self> {
         let mut reader = Reader::new(ziplist);
         let total_len = u32::from_le_bytes(reader.array()?);
@@ -39,7 +39,7 @@ impl<'a> Iter<'a> {
             return Err(RestoreError::BadFormat);
         }
         let (offset, len) = (HEADER_LEN, ziplist.len());
-        Ok(Iter { reader, last_offset, count, seen: 0, offset, previous_len: 0, len })
+        Ok(ZiplistIter { reader, last_offset, count, seen: 0, offset, previous_len: 0, len })
     }
 
     fn end(&self) -> Result<()> {
@@ -52,7 +52,7 @@ impl<'a> Iter<'a> {
     }
 }
 
-impl<'a> Packed<'a> for Iter<'a> {
+impl<'a> Packed<'a> for ZiplistIter<'a> {
     fn element(&mut self) -> Result<Option<Element<'a>>> {
         let first = self.reader.byte()?;
         if first == END {
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     fn elements(ziplist: &[u8]) -> Result<Vec<Element<'_>>> {
-        let mut iter = Iter::new(ziplist)?;
+        let mut iter = ZiplistIter::new(ziplist)?;
         std::iter::from_fn(|| iter.element().transpose()).collect()
     }
 

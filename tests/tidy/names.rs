@@ -32,21 +32,6 @@ const SAME_NAMES: &[(&str, &str, usize)] = &[
     (".", "Waiting", 2),
     (".", "Wanted", 2),
     (".", "Watched", 2),
-    ("commands", "Change", 2),
-    ("commands", "Command", 2),
-    ("commands", "Condition", 3),
-    ("commands", "Form", 4),
-    ("commands", "FromSome", 2),
-    ("commands", "Names", 2),
-    ("commands", "Op", 3),
-    ("commands", "Options", 10),
-    ("commands", "Plan", 2),
-    ("commands", "Query", 2),
-    ("commands", "Range", 3),
-    ("commands", "Run", 2),
-    ("commands", "Source", 2),
-    ("rdb", "Iter", 2),
-    ("rdb", "Result", 2),
 ];
 
 /// Modules in the style `x.rs` beside a folder `x`.

@@ -11,14 +11,14 @@ use std::collections::BTreeMap;
 
 /// Bitwise operation of BITOP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Op {
+pub(super) enum BitOperation {
     And,
     Or,
     Xor,
     Not,
 }
 
-impl Op {
+impl BitOperation {
     fn parse(word: &[u8]) -> Result<Self, Stop> {
         [("and", Self::And), ("or", Self::Or), ("xor", Self::Xor), ("not", Self::Not)]
             .into_iter()
@@ -30,9 +30,9 @@ impl Op {
 
 /// `BITOP AND|OR|XOR|NOT destkey key [key ...]`
 pub(super) fn bitop(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
-    let op = Op::parse(arg(args, 1)?)?;
+    let op = BitOperation::parse(arg(args, 1)?)?;
     let target = arg(args, 2)?;
-    if op == Op::Not && args.len() != 4 {
+    if op == BitOperation::Not && args.len() != 4 {
         return Err("ERR BITOP NOT must be called with a single source key.".into());
     }
     for at in 3..args.len() {
@@ -48,7 +48,7 @@ pub(super) fn bitop(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         let entry = cx.store.peek(cx.db, name)?;
         match entry.map(|e| &e.value) {
             Some(Value::Str(s)) => result.add(op, s).or_load(cx.db, name)?,
-            _ => result.add_nothing(op),
+            _ => result.add_missing_key(op),
         }
     }
     cx.out.count(result.len);
@@ -71,14 +71,14 @@ pub(super) struct Combined {
 
 impl Combined {
     /// Combines a source, which must be entirely in memory.
-    pub(super) fn add(&mut self, op: Op, s: &Str) -> Result<(), Part> {
+    pub(super) fn add(&mut self, op: BitOperation, s: &Str) -> Result<(), Part> {
         let pieces = s.pieces(0..s.len())?.map(|(at, bytes)| ((at / CHUNK) as u32, bytes));
         match op {
-            Op::Not => {
+            BitOperation::Not => {
                 self.chunks = ones(s.len());
                 pieces.for_each(|(n, bytes)| self.merge(n, &bytes, |a, b| a & !b));
             }
-            Op::And if self.sources > 0 => {
+            BitOperation::And if self.sources > 0 => {
                 let mut before = std::mem::take(&mut self.chunks);
                 for (n, bytes) in pieces {
                     if let Some(mut chunk) = before.remove(&n) {
@@ -88,8 +88,10 @@ impl Combined {
                     }
                 }
             }
-            Op::Xor => pieces.for_each(|(n, bytes)| self.merge(n, &bytes, |a, b| a ^ b)),
-            Op::Or | Op::And => pieces.for_each(|(n, bytes)| self.merge(n, &bytes, |a, b| a | b)),
+            BitOperation::Xor => pieces.for_each(|(n, bytes)| self.merge(n, &bytes, |a, b| a ^ b)),
+            BitOperation::Or | BitOperation::And => {
+                pieces.for_each(|(n, bytes)| self.merge(n, &bytes, |a, b| a | b))
+            }
         }
         self.len = self.len.max(s.len());
         self.sources += 1;
@@ -97,8 +99,8 @@ impl Combined {
     }
 
     /// Combines a key that does not exist, as zeros.
-    pub(super) fn add_nothing(&mut self, op: Op) {
-        if op == Op::And {
+    pub(super) fn add_missing_key(&mut self, op: BitOperation) {
+        if op == BitOperation::And {
             self.chunks.clear();
         }
         self.sources += 1;

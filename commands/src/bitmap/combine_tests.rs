@@ -17,19 +17,19 @@ fn string() -> impl Strategy<Value = Str> {
     )
 }
 
-fn combined(op: Op, sources: &[Option<Str>]) -> Str {
+fn combined(op: BitOperation, sources: &[Option<Str>]) -> Str {
     let mut result = Combined::default();
     for source in sources {
         match source {
             Some(s) => result.add(op, s).unwrap(),
-            None => result.add_nothing(op),
+            None => result.add_missing_key(op),
         }
     }
     Str::from_chunks(result.len, result.chunks)
 }
 
 /// Combines the sources byte by byte.
-fn model(op: Op, sources: &[Option<Str>]) -> Vec<u8> {
+fn model(op: BitOperation, sources: &[Option<Str>]) -> Vec<u8> {
     let sources: Vec<Vec<u8>> = sources
         .iter()
         .map(|s| s.as_ref().map_or_else(Vec::new, |s| s.whole().unwrap().into_owned()))
@@ -40,10 +40,10 @@ fn model(op: Op, sources: &[Option<Str>]) -> Vec<u8> {
             let mut bytes = sources.iter().map(|s| s.get(i).copied().unwrap_or(0));
             let first = bytes.next().unwrap_or(0);
             match op {
-                Op::Not => !first,
-                Op::And => bytes.fold(first, |a, b| a & b),
-                Op::Or => bytes.fold(first, |a, b| a | b),
-                Op::Xor => bytes.fold(first, |a, b| a ^ b),
+                BitOperation::Not => !first,
+                BitOperation::And => bytes.fold(first, |a, b| a & b),
+                BitOperation::Or => bytes.fold(first, |a, b| a | b),
+                BitOperation::Xor => bytes.fold(first, |a, b| a ^ b),
             }
         })
         .collect()
@@ -57,7 +57,7 @@ fn holes_stay_holes() {
         s
     };
     let sources = [Some(hole(100 * CHUNK)), Some(hole(200 * CHUNK))];
-    for op in [Op::And, Op::Or, Op::Xor] {
+    for op in [BitOperation::And, BitOperation::Or, BitOperation::Xor] {
         let result = combined(op, &sources);
         assert_eq!(result.len(), 200 * CHUNK, "{op:?}");
         assert!(result.memory() < 2 * CHUNK, "{op:?}");
@@ -66,7 +66,7 @@ fn holes_stay_holes() {
 
 #[test]
 fn no_sources_have_no_bytes() {
-    for op in [Op::And, Op::Or, Op::Xor, Op::Not] {
+    for op in [BitOperation::And, BitOperation::Or, BitOperation::Xor, BitOperation::Not] {
         assert!(combined(op, &[None]).is_empty());
     }
 }
@@ -78,11 +78,11 @@ proptest! {
     fn combining_agrees_with_the_model(
         sources in prop::collection::vec(prop::option::weighted(0.9, string()), 1..4),
     ) {
-        for op in [Op::And, Op::Or, Op::Xor] {
+        for op in [BitOperation::And, BitOperation::Or, BitOperation::Xor] {
             let result = combined(op, &sources);
             prop_assert!(*result.whole().unwrap() == model(op, &sources), "{:?}", op);
         }
         let one = &sources[..1];
-        prop_assert!(*combined(Op::Not, one).whole().unwrap() == model(Op::Not, one));
+        prop_assert!(*combined(BitOperation::Not, one).whole().unwrap() == model(BitOperation::Not, one));
     }
 }

@@ -37,7 +37,7 @@ enum Action {
 
 /// One operation of a BITFIELD command.
 #[derive(Clone, Copy, Debug)]
-struct Op {
+struct FieldOperation {
     action: Action,
     field: FieldType,
     /// Offset in bits.
@@ -49,19 +49,23 @@ struct Op {
 /// INCRBY type offset increment ...]`
 pub(super) fn bitfield(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let ops = parse_ops(cx, args)?;
-    if ops.iter().any(Op::writes) { write(cx, arg(args, 1)?, &ops) } else { read(cx, args, &ops) }
+    if ops.iter().any(FieldOperation::writes) {
+        write(cx, arg(args, 1)?, &ops)
+    } else {
+        read(cx, args, &ops)
+    }
 }
 
 /// `BITFIELD_RO key [GET type offset ...]`
 pub(super) fn bitfield_ro(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let ops = parse_ops(cx, args)?;
-    if ops.iter().any(Op::writes) {
+    if ops.iter().any(FieldOperation::writes) {
         return Err("ERR BITFIELD_RO only supports the GET subcommand".into());
     }
     read(cx, args, &ops)
 }
 
-fn parse_ops(cx: &Ctx<'_>, args: Args<'_>) -> Result<Vec<Op>, Stop> {
+fn parse_ops(cx: &Ctx<'_>, args: Args<'_>) -> Result<Vec<FieldOperation>, Stop> {
     let mut ops = Vec::new();
     let mut overflow = Overflow::Wrap;
     let mut at = 2;
@@ -91,14 +95,14 @@ fn parse_ops(cx: &Ctx<'_>, args: Args<'_>) -> Result<Vec<Op>, Stop> {
             _ if is_word(word, "set") => Action::Set(int_arg(args, at + 3)?),
             _ => Action::Add(int_arg(args, at + 3)?),
         };
-        ops.push(Op { action, field, offset, overflow });
+        ops.push(FieldOperation { action, field, offset, overflow });
         at += 1 + operands;
     }
     Ok(ops)
 }
 
 /// Runs operations that only read.
-fn read(cx: &mut Ctx<'_>, args: Args<'_>, ops: &[Op]) -> Outcome {
+fn read(cx: &mut Ctx<'_>, args: Args<'_>, ops: &[FieldOperation]) -> Outcome {
     let name = arg(args, 1)?;
     let s = cx.store.string(cx.db, name)?;
     require(s, ops).or_load(cx.db, name)?;
@@ -112,8 +116,8 @@ fn read(cx: &mut Ctx<'_>, args: Args<'_>, ops: &[Op]) -> Outcome {
 
 /// Runs operations of which some write. The string is lengthened for all of them, even those that
 /// do not write in the end.
-fn write(cx: &mut Ctx<'_>, name: &[u8], ops: &[Op]) -> Outcome {
-    let len = ops.iter().filter(|op| op.writes()).map(Op::end_byte).max().unwrap_or(0);
+fn write(cx: &mut Ctx<'_>, name: &[u8], ops: &[FieldOperation]) -> Outcome {
+    let len = ops.iter().filter(|op| op.writes()).map(FieldOperation::end_byte).max().unwrap_or(0);
     let mut entry = cx.store.entry_mut(cx.db, name)?;
     let s = string_of(&entry)?;
     require(s, ops).or_load(cx.db, name)?;
@@ -156,7 +160,7 @@ fn write(cx: &mut Ctx<'_>, name: &[u8], ops: &[Op]) -> Outcome {
 }
 
 /// Checks that the operations' bytes are in memory; requests all missing chunks at once.
-fn require(s: Option<&Str>, ops: &[Op]) -> Result<(), Part> {
+fn require(s: Option<&Str>, ops: &[FieldOperation]) -> Result<(), Part> {
     let Some(s) = s else { return Ok(()) };
     let mut missing = Vec::new();
     for op in ops {
@@ -181,7 +185,7 @@ fn grow(entry: &mut Entry, len: usize) -> Result<(), Part> {
     }
 }
 
-impl Op {
+impl FieldOperation {
     fn writes(&self) -> bool {
         !matches!(self.action, Action::Get)
     }

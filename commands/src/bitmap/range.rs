@@ -9,13 +9,13 @@ use flagstone_wire::resp::Args;
 use std::ops::Range;
 
 /// A range as given by a client: inclusive, negative positions count from the end.
-struct Given {
+struct RangeArgs {
     start: i64,
     end: Option<i64>,
     in_bits: bool,
 }
 
-impl Given {
+impl RangeArgs {
     /// Parses the range in the arguments from `at` on, `[start [end [BIT|BYTE]]]`.
     fn parse(args: Args<'_>, at: usize) -> Result<Self, Stop> {
         if args.len() == at {
@@ -51,7 +51,7 @@ impl Given {
 /// `BITCOUNT key [start [end [BIT|BYTE]]]`
 pub(super) fn bitcount(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let name = arg(args, 1)?;
-    let given = Given::parse(args, 2)?;
+    let given = RangeArgs::parse(args, 2)?;
     let count = match cx.store.string(cx.db, name)? {
         Some(s) => count_in(s, &given).or_load(cx.db, name)?,
         None => 0,
@@ -60,7 +60,7 @@ pub(super) fn bitcount(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-fn count_in(s: &Str, given: &Given) -> Result<u64, Part> {
+fn count_in(s: &Str, given: &RangeArgs) -> Result<u64, Part> {
     // If both positions are before the beginning, in the wrong order, the range is empty: clamped,
     // it would be the first bit.
     if given.start < 0 && given.end.is_some_and(|end| end < 0 && given.start > end) {
@@ -79,7 +79,7 @@ pub(super) fn bitpos(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         1 => true,
         _ => return Err("ERR The bit argument must be 1 or 0.".into()),
     };
-    let given = Given::parse(args, 3)?;
+    let given = RangeArgs::parse(args, 3)?;
     let found = match cx.store.string(cx.db, name)? {
         Some(s) => {
             let range = given.bits(s.len());

@@ -77,7 +77,7 @@ fn live_fields(hash: &Hash, now_ms: u64) -> Vec<HashField<&[u8]>> {
 
 /// The options of RESTORE.
 #[derive(Clone, Copy, Debug, Default)]
-struct Options {
+struct RestoreOptions {
     replace: bool,
     /// True if the time to live is a Unix time (ABSTTL).
     absolute: bool,
@@ -85,7 +85,7 @@ struct Options {
     freq: Option<u8>,
 }
 
-impl Options {
+impl RestoreOptions {
     fn parse(args: Args<'_>) -> Result<Self, Stop> {
         let mut options = Self::default();
         let mut at = 4;
@@ -119,7 +119,7 @@ impl Options {
 /// `RESTORE key ttl serialized-value [REPLACE] [ABSTTL] [IDLETIME seconds] [FREQ frequency]`
 fn restore(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let name = arg(args, 1)?;
-    let options = Options::parse(args)?;
+    let options = RestoreOptions::parse(args)?;
     let exists = cx.store.peek(cx.db, name)?.is_some();
     if exists && !options.replace {
         return Err("BUSYKEY Target key name already exists.".into());

@@ -1,20 +1,20 @@
 //! EXPIRE, TTL, PERSIST and their variants: the expiry of keys.
 
-use super::{look, shown};
+use super::{peek_key, shown};
 use crate::{Ctx, KeySpec, Outcome, Run, Spec, Stop, acl, arg, error, flag, int_arg, is_word, key};
 use flagstone_storage::notify::NotifyFlags;
 use flagstone_wire::resp::{Args, Reply};
 
 /// The options of EXPIRE and its variants: a condition on the current expiry.
 #[derive(Clone, Copy, Debug, Default)]
-struct Condition {
+struct ExpireOptions {
     nx: bool,
     xx: bool,
     gt: bool,
     lt: bool,
 }
 
-impl Condition {
+impl ExpireOptions {
     /// Parses the options; returns `None` after it has written an error for an invalid one.
     fn parse(args: Args<'_>, out: &mut Reply) -> Option<Self> {
         let mut condition = Self::default();
@@ -60,7 +60,7 @@ impl Condition {
 
 /// Unit and origin of the time in a command's arguments.
 #[derive(Clone, Copy)]
-struct Unit {
+struct ExpireTime {
     /// Name of the command.
     name: &'static str,
     ms: bool,
@@ -68,12 +68,12 @@ struct Unit {
     absolute: bool,
 }
 
-const EXPIRE: Unit = Unit { name: "expire", ms: false, absolute: false };
-const PEXPIRE: Unit = Unit { name: "pexpire", ms: true, absolute: false };
-const EXPIREAT: Unit = Unit { name: "expireat", ms: false, absolute: true };
-const PEXPIREAT: Unit = Unit { name: "pexpireat", ms: true, absolute: true };
+const EXPIRE: ExpireTime = ExpireTime { name: "expire", ms: false, absolute: false };
+const PEXPIRE: ExpireTime = ExpireTime { name: "pexpire", ms: true, absolute: false };
+const EXPIREAT: ExpireTime = ExpireTime { name: "expireat", ms: false, absolute: true };
+const PEXPIREAT: ExpireTime = ExpireTime { name: "pexpireat", ms: true, absolute: true };
 
-impl Unit {
+impl ExpireTime {
     /// Converts a time to ms since the Unix epoch.
     fn at_ms(self, time: i64, now_ms: u64) -> Result<i64, Stop> {
         let ms = if self.ms { Some(time) } else { time.checked_mul(1000) };
@@ -83,8 +83,8 @@ impl Unit {
     }
 }
 
-fn set_expiry(cx: &mut Ctx<'_>, args: Args<'_>, unit: Unit) -> Outcome {
-    let Some(condition) = Condition::parse(args, cx.out) else { return Ok(()) };
+fn set_expiry(cx: &mut Ctx<'_>, args: Args<'_>, unit: ExpireTime) -> Outcome {
+    let Some(condition) = ExpireOptions::parse(args, cx.out) else { return Ok(()) };
     let at = unit.at_ms(int_arg(args, 2)?, cx.now_ms())?;
     let now_ms = cx.now_ms();
     let name = arg(args, 1)?;
@@ -132,7 +132,7 @@ fn pexpireat(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 /// Replies -2 for no key, -1 for no expiry, else the result of `show` for the expiry and the
 /// current time.
 fn show_expiry(cx: &mut Ctx<'_>, args: Args<'_>, show: fn(u64, u64) -> u64) -> Outcome {
-    let found = look(cx, arg(args, 1)?, |entry| entry.expire_at_ms)?;
+    let found = peek_key(cx, arg(args, 1)?, |entry| entry.expire_at_ms)?;
     let now_ms = cx.now_ms();
     cx.out.int(match found {
         None => -2,
@@ -285,10 +285,10 @@ mod tests {
     #[test]
     fn no_expiry_counts_as_the_latest() {
         let [nx, xx, gt, lt] = [
-            Condition { nx: true, ..Condition::default() },
-            Condition { xx: true, ..Condition::default() },
-            Condition { gt: true, ..Condition::default() },
-            Condition { lt: true, ..Condition::default() },
+            ExpireOptions { nx: true, ..ExpireOptions::default() },
+            ExpireOptions { xx: true, ..ExpireOptions::default() },
+            ExpireOptions { gt: true, ..ExpireOptions::default() },
+            ExpireOptions { lt: true, ..ExpireOptions::default() },
         ];
         assert!(nx.allows(0, 10) && !nx.allows(5, 10));
         assert!(xx.allows(5, 10) && !xx.allows(0, 10));

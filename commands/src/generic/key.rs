@@ -1,6 +1,6 @@
 //! DEL, EXISTS, TOUCH, TYPE and UNLINK.
 
-use super::look;
+use super::peek_key;
 use crate::{Ctx, Group, KeySpec, Outcome, Run, Spec, acl, arg, flag, key};
 use flagstone_wire::resp::Args;
 
@@ -23,7 +23,7 @@ fn del(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 fn exists(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let mut found = 0;
     for name in args.iter().skip(1) {
-        found += usize::from(look(cx, name, |_| ())?.is_some());
+        found += usize::from(peek_key(cx, name, |_| ())?.is_some());
     }
     cx.out.count(found);
     Ok(())
@@ -41,7 +41,7 @@ fn touch(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 
 /// `TYPE key`
 fn type_of(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
-    let found = look(cx, arg(args, 1)?, |entry| entry.value.type_name())?;
+    let found = peek_key(cx, arg(args, 1)?, |entry| entry.value.type_name())?;
     cx.out.simple(found.unwrap_or("none"));
     Ok(())
 }

@@ -21,20 +21,20 @@ pub use sort::COMMANDS as SORT;
 
 /// Returns `take` of a key's entry; `None` if the key does not exist. Counts as a keyspace hit or
 /// miss, but not as an access.
-fn look<T>(
+fn peek_key<T>(
     cx: &mut Ctx<'_>,
     key: &[u8],
     take: impl FnOnce(&Entry) -> T,
 ) -> Result<Option<T>, Stop> {
-    let found = look_quietly(cx, key, take)?;
+    let found = peek_key_without_event(cx, key, take)?;
     if found.is_none() {
         cx.notify(NotifyFlags::KEY_MISS, "keymiss", key);
     }
     Ok(found)
 }
 
-/// Like [`look`], but without the event for a key that does not exist.
-fn look_quietly<T>(
+/// Like [`peek_key`], but without the event for a key that does not exist.
+fn peek_key_without_event<T>(
     cx: &mut Ctx<'_>,
     key: &[u8],
     take: impl FnOnce(&Entry) -> T,

@@ -1,6 +1,6 @@
 //! OBJECT: encoding and access statistics of a value.
 
-use super::look_quietly;
+use super::peek_key_without_event;
 use crate::DataSettings;
 use crate::help::help;
 use crate::{Ctx, KeySpec, Outcome, Run, Spec, acl, arg, flag, key};
@@ -33,7 +33,7 @@ pub(super) fn counts_accesses(settings: &DataSettings) -> bool {
 
 /// `OBJECT ENCODING key`
 fn encoding(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
-    match look_quietly(cx, arg(args, 2)?, encoding_of)? {
+    match peek_key_without_event(cx, arg(args, 2)?, encoding_of)? {
         Some(name) => cx.out.bulk_str(name),
         None => cx.out.null(),
     }
@@ -43,7 +43,7 @@ fn encoding(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 /// `OBJECT REFCOUNT key`
 fn refcount(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     // Values are never shared: the count is always 1.
-    match look_quietly(cx, arg(args, 2)?, |_| ())? {
+    match peek_key_without_event(cx, arg(args, 2)?, |_| ())? {
         Some(()) => cx.out.int(1),
         None => cx.out.null(),
     }
@@ -53,7 +53,7 @@ fn refcount(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 /// `OBJECT IDLETIME key`
 fn idletime(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let now_ms = cx.now_ms();
-    match look_quietly(cx, arg(args, 2)?, |entry| entry.idle_s(now_ms))? {
+    match peek_key_without_event(cx, arg(args, 2)?, |entry| entry.idle_s(now_ms))? {
         None => cx.out.null(),
         Some(_) if counts_accesses(cx.settings) => {
             return Err("ERR An LFU maxmemory policy is selected, idle time not tracked. Please \
@@ -68,7 +68,7 @@ fn idletime(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 
 /// `OBJECT FREQ key`
 fn freq(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
-    match look_quietly(cx, arg(args, 2)?, Entry::freq)? {
+    match peek_key_without_event(cx, arg(args, 2)?, Entry::freq)? {
         None => cx.out.null(),
         Some(_) if !counts_accesses(cx.settings) => {
             return Err("ERR An LFU maxmemory policy is not selected, access frequency not \

@@ -17,7 +17,7 @@ use std::ops::Range;
 
 /// The options of SORT.
 #[derive(Default)]
-struct Options<'a> {
+struct SortOptions<'a> {
     desc: bool,
     alpha: bool,
     /// LIMIT: first position and number of elements; a negative number means all.
@@ -29,7 +29,7 @@ struct Options<'a> {
     store: Option<&'a [u8]>,
 }
 
-impl<'a> Options<'a> {
+impl<'a> SortOptions<'a> {
     fn parse(args: Args<'a>, read_only: bool) -> Result<Self, Stop> {
         let mut options = Self::default();
         let mut at = 2;
@@ -158,7 +158,7 @@ fn c_string(text: &[u8]) -> &[u8] {
 fn elements(
     cx: &mut Ctx<'_>,
     name: &[u8],
-    options: &mut Options<'_>,
+    options: &mut SortOptions<'_>,
 ) -> Result<(Vec<Vec<u8>>, Range<usize>), Stop> {
     let db = cx.db;
     let in_script = cx.in_script;
@@ -189,7 +189,7 @@ fn elements(
 }
 
 /// Returns the elements that LIMIT selects from a list in its own order; with DESC from its end.
-fn list_range(list: &List, options: &Options<'_>) -> Result<Vec<Vec<u8>>, Part> {
+fn list_range(list: &List, options: &SortOptions<'_>) -> Result<Vec<Vec<u8>>, Part> {
     let window = options.window(list.len() as usize);
     if window.is_empty() {
         return Ok(Vec::new());
@@ -202,7 +202,7 @@ fn list_range(list: &List, options: &Options<'_>) -> Result<Vec<Vec<u8>>, Part> 
 
 /// Returns the members that LIMIT selects from a sorted set in its own order; with DESC from its
 /// end.
-fn zset_range(zset: &Zset, options: &Options<'_>) -> Result<Vec<Vec<u8>>, Part> {
+fn zset_range(zset: &Zset, options: &SortOptions<'_>) -> Result<Vec<Vec<u8>>, Part> {
     let window = options.window(zset.len() as usize);
     if window.len() as u64 == zset.len() {
         zset.require_all()?;
@@ -223,7 +223,7 @@ enum Weight {
 fn weigh(
     cx: &mut Ctx<'_>,
     element: &[u8],
-    options: &Options<'_>,
+    options: &SortOptions<'_>,
     misses: &mut Misses,
 ) -> Result<Result<Weight, NotANumber>, Stop> {
     let Some(pattern) = &options.by else {
@@ -274,7 +274,7 @@ fn compare(a: &(Weight, Vec<u8>), b: &(Weight, Vec<u8>), stored: bool) -> Orderi
 fn sort(
     cx: &mut Ctx<'_>,
     elements: Vec<Vec<u8>>,
-    options: &Options<'_>,
+    options: &SortOptions<'_>,
 ) -> Result<Vec<Vec<u8>>, Stop> {
     let mut misses = Misses::default();
     let mut weighed = Vec::with_capacity(elements.len());
@@ -300,7 +300,7 @@ fn sort(
 fn fetch(
     cx: &mut Ctx<'_>,
     elements: Vec<Vec<u8>>,
-    options: &Options<'_>,
+    options: &SortOptions<'_>,
 ) -> Result<Vec<Option<Vec<u8>>>, Stop> {
     if options.get.is_empty() {
         return Ok(elements.into_iter().map(Some).collect());
@@ -320,7 +320,7 @@ fn fetch(
 fn result(
     cx: &mut Ctx<'_>,
     name: &[u8],
-    options: &mut Options<'_>,
+    options: &mut SortOptions<'_>,
 ) -> Result<Vec<Option<Vec<u8>>>, Stop> {
     let (mut elements, window) = elements(cx, name, options)?;
     if !options.nosort {
@@ -343,7 +343,7 @@ fn convert(cx: &mut Ctx<'_>, name: &[u8]) {
 }
 
 fn sort_any(cx: &mut Ctx<'_>, args: Args<'_>, read_only: bool) -> Outcome {
-    let mut options = Options::parse(args, read_only)?;
+    let mut options = SortOptions::parse(args, read_only)?;
     let name = arg(args, 1)?;
     let found = result(cx, name, &mut options);
     if let (Some(target), Ok(_)) = (options.store, &found) {

@@ -1,6 +1,6 @@
 //! Distances on the earth, and the grid cells that cover a circle or box.
 
-use super::grid::{Area, Cell, EARTH, MAX_STEP, Position, Range};
+use super::grid::{Area, Cell, DegreeRange, EARTH, MAX_STEP, Position};
 
 /// Radius of the earth in meters; the quadratic mean of WGS 84.
 const EARTH_RADIUS: f64 = 6_372_797.560856;
@@ -38,7 +38,7 @@ pub(super) fn distance(a: Position, b: Position) -> f64 {
 
 /// Dimensions of a search area, in units of [`Shape::unit`].
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Form {
+pub(super) enum Dimensions {
     Circle { radius: f64 },
     Box { width: f64, height: f64 },
 }
@@ -46,7 +46,7 @@ pub(super) enum Form {
 /// An area to search.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Shape {
-    pub(super) form: Form,
+    pub(super) dimensions: Dimensions,
     /// Length of a unit in meters.
     pub(super) unit: f64,
 }
@@ -54,12 +54,12 @@ pub(super) struct Shape {
 impl Shape {
     /// Returns the distance in meters of a position from the center if it is in the shape.
     pub(super) fn distance(&self, center: Position, place: Position) -> Option<f64> {
-        match self.form {
-            Form::Circle { radius } => {
+        match self.dimensions {
+            Dimensions::Circle { radius } => {
                 let distance = distance(center, place);
                 (distance <= radius * self.unit).then_some(distance)
             }
-            Form::Box { width, height } => {
+            Dimensions::Box { width, height } => {
                 let (width, height) = (width * self.unit, height * self.unit);
                 let same_latitude = Position { latitude: place.latitude, ..center };
                 let is_outside = latitude_distance(place.latitude, center.latitude) > height / 2.0
@@ -71,9 +71,9 @@ impl Shape {
 
     /// Returns the distance in meters from the center to the farthest point of the shape.
     fn reach(&self) -> f64 {
-        let units = match self.form {
-            Form::Circle { radius } => radius,
-            Form::Box { width, height } => {
+        let units = match self.dimensions {
+            Dimensions::Circle { radius } => radius,
+            Dimensions::Box { width, height } => {
                 ((width / 2.0) * (width / 2.0) + (height / 2.0) * (height / 2.0)).sqrt()
             }
         };
@@ -82,9 +82,9 @@ impl Shape {
 
     /// Returns the approximate bounding box of a shape; it may exceed the edges of the earth.
     fn bounds(&self, center: Position) -> Area {
-        let (width, height) = match self.form {
-            Form::Circle { radius } => (radius, radius),
-            Form::Box { width, height } => (width / 2.0, height / 2.0),
+        let (width, height) = match self.dimensions {
+            Dimensions::Circle { radius } => (radius, radius),
+            Dimensions::Box { width, height } => (width / 2.0, height / 2.0),
         };
         let Position { longitude, latitude } = center;
         let north = degrees(self.unit * height / EARTH_RADIUS);
@@ -92,8 +92,8 @@ impl Shape {
         let widest = if latitude < 0.0 { latitude - north } else { latitude + north };
         let east = degrees(self.unit * width / EARTH_RADIUS / radians(widest).cos());
         Area {
-            longitude: Range { min: longitude - east, max: longitude + east },
-            latitude: Range { min: latitude - north, max: latitude + north },
+            longitude: DegreeRange { min: longitude - east, max: longitude + east },
+            latitude: DegreeRange { min: latitude - north, max: latitude + north },
         }
     }
 
@@ -169,7 +169,7 @@ mod tests {
     const CATANIA: Position = Position { longitude: 15.087269, latitude: 37.502669 };
 
     fn circle(radius: f64) -> Shape {
-        Shape { form: Form::Circle { radius }, unit: 1000.0 }
+        Shape { dimensions: Dimensions::Circle { radius }, unit: 1000.0 }
     }
 
     #[test]
@@ -187,7 +187,7 @@ mod tests {
         assert_eq!(circle(far + 0.001).distance(PALERMO, CATANIA), Some(far * 1000.0));
         assert_eq!(circle(far - 0.001).distance(PALERMO, CATANIA), None);
         let at = |width, height| {
-            let shape = Shape { form: Form::Box { width, height }, unit: 1000.0 };
+            let shape = Shape { dimensions: Dimensions::Box { width, height }, unit: 1000.0 };
             shape.distance(PALERMO, CATANIA).is_some()
         };
         assert!(at(310.0, 140.0));

@@ -9,7 +9,7 @@ pub(super) struct Position {
 
 /// A range of degrees.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Range {
+pub(super) struct DegreeRange {
     pub(super) min: f64,
     pub(super) max: f64,
 }
@@ -17,20 +17,20 @@ pub(super) struct Range {
 /// A rectangular part of the earth.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Area {
-    pub(super) longitude: Range,
-    pub(super) latitude: Range,
+    pub(super) longitude: DegreeRange,
+    pub(super) latitude: DegreeRange,
 }
 
-const LONGITUDES: Range = Range { min: -180.0, max: 180.0 };
+const LONGITUDES: DegreeRange = DegreeRange { min: -180.0, max: 180.0 };
 
 /// Area of valid positions: the square of the Web Mercator projection (EPSG:3857), without the
 /// poles.
 pub(super) const EARTH: Area =
-    Area { longitude: LONGITUDES, latitude: Range { min: -85.05112878, max: 85.05112878 } };
+    Area { longitude: LONGITUDES, latitude: DegreeRange { min: -85.05112878, max: 85.05112878 } };
 
 /// The area that standard geohashes divide.
 pub(super) const WHOLE_EARTH: Area =
-    Area { longitude: LONGITUDES, latitude: Range { min: -90.0, max: 90.0 } };
+    Area { longitude: LONGITUDES, latitude: DegreeRange { min: -90.0, max: 90.0 } };
 
 /// Number of bits of each coordinate in a score.
 pub(super) const MAX_STEP: u32 = 26;
@@ -46,7 +46,7 @@ pub(super) struct Cell {
 const EVEN: u64 = 0x5555_5555_5555_5555;
 const ODD: u64 = !EVEN;
 
-impl Range {
+impl DegreeRange {
     fn contains(&self, degree: f64) -> bool {
         self.min <= degree && degree <= self.max
     }

@@ -4,7 +4,7 @@ use super::area::distance;
 use super::grid::{Cell, MAX_STEP, Position, WHOLE_EARTH};
 use super::{position_arg, read_key, reply_distance, reply_position, unit_arg};
 use crate::zset::read::each_score;
-use crate::zset::write::{Options, add_pairs};
+use crate::zset::write::{ZaddOptions, add_pairs};
 use crate::{Ctx, Group, KeySpec, Names, Outcome, Run, Spec, Stop, arg, error, flag, is_word, key};
 use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::Zset;
@@ -12,7 +12,7 @@ use flagstone_wire::resp::{Args, Reply};
 
 /// `GEOADD key [NX | XX] [CH] (longitude latitude member)…`
 fn geoadd(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
-    let mut options = Options::default();
+    let mut options = ZaddOptions::default();
     let (mut first, mut only_new, mut only_old) = (2, false, false);
     while let Some(word) = args.get(first) {
         let (is_new, is_old) = (is_word(word, "NX"), is_word(word, "XX"));

@@ -1,7 +1,7 @@
 //! Searches by distance: GEOSEARCH, GEOSEARCHSTORE, and the older GEORADIUS and GEORADIUSBYMEMBER
 //! with their _RO forms.
 
-use super::area::{Form, Shape};
+use super::area::{Dimensions, Shape};
 use super::grid::{Position, signed_integer};
 use super::select::sort_first;
 use super::{position_arg, read_key, reply_distance, reply_position, unit_arg};
@@ -19,7 +19,7 @@ use flagstone_wire::resp::{Args, Reply};
 
 /// The command, as far as its name determines its syntax.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Command {
+enum SearchCommand {
     /// GEOSEARCH
     Search,
     /// GEOSEARCHSTORE
@@ -30,7 +30,7 @@ enum Command {
     ByMember { stores: bool },
 }
 
-impl Command {
+impl SearchCommand {
     fn is_search(self) -> bool {
         matches!(self, Self::Search | Self::SearchStore)
     }
@@ -62,7 +62,7 @@ struct Center {
 
 /// The key to search, with its value.
 #[derive(Clone, Copy)]
-struct Source<'a> {
+struct SearchedKey<'a> {
     db: u32,
     key: &'a [u8],
     /// `None` if the key does not exist.
@@ -71,7 +71,7 @@ struct Source<'a> {
 
 /// The options of a search.
 #[derive(Debug, Default)]
-struct Query<'a> {
+struct Search<'a> {
     center: Option<Center>,
     shape: Option<Shape>,
     direction: Option<Direction>,
@@ -90,7 +90,7 @@ struct Query<'a> {
 
 /// A member that a search found.
 #[derive(Clone, Copy, Debug)]
-struct Found<'a> {
+struct FoundMember<'a> {
     name: &'a [u8],
     score: f64,
     position: Position,
@@ -98,7 +98,7 @@ struct Found<'a> {
     distance: f64,
 }
 
-impl Source<'_> {
+impl SearchedKey<'_> {
     /// Returns the position of a member. If the key does not exist the position is irrelevant: the
     /// result is empty.
     fn position(&self, name: &[u8]) -> Result<Position, Stop> {
@@ -120,7 +120,7 @@ fn circle_arg(args: Args<'_>, at: usize) -> Result<Shape, Stop> {
     if radius < 0.0 {
         return Err("ERR radius cannot be negative".into());
     }
-    Ok(Shape { form: Form::Circle { radius }, unit: unit_arg(args, at + 1)? })
+    Ok(Shape { dimensions: Dimensions::Circle { radius }, unit: unit_arg(args, at + 1)? })
 }
 
 /// Parses width, height and their unit from an argument on.
@@ -130,25 +130,29 @@ fn box_arg(args: Args<'_>, at: usize) -> Result<Shape, Stop> {
     if width < 0.0 || height < 0.0 {
         return Err("ERR height or width cannot be negative".into());
     }
-    Ok(Shape { form: Form::Box { width, height }, unit: unit_arg(args, at + 2)? })
+    Ok(Shape { dimensions: Dimensions::Box { width, height }, unit: unit_arg(args, at + 2)? })
 }
 
-impl<'a> Query<'a> {
-    fn parse(args: Args<'a>, command: Command, source: Source<'_>) -> Result<Self, Stop> {
+impl<'a> Search<'a> {
+    fn parse(
+        args: Args<'a>,
+        command: SearchCommand,
+        source: SearchedKey<'_>,
+    ) -> Result<Self, Stop> {
         let mut query = Self::default();
         let mut at = match command {
-            Command::Search => 2,
-            Command::SearchStore => {
+            SearchCommand::Search => 2,
+            SearchCommand::SearchStore => {
                 query.target = Some(arg(args, 1)?);
                 3
             }
-            Command::Radius { .. } => {
+            SearchCommand::Radius { .. } => {
                 let position = position_arg(args, 2)?;
                 query.center = Some(Center { position, by_member: false });
                 query.shape = Some(circle_arg(args, 4)?);
                 6
             }
-            Command::ByMember { .. } => {
+            SearchCommand::ByMember { .. } => {
                 if source.zset.is_some() {
                     let position = source.position(arg(args, 2)?)?;
                     query.center = Some(Center { position, by_member: true });
@@ -171,7 +175,7 @@ impl<'a> Query<'a> {
     }
 
     /// Applies an option without a value; returns false if the word is none.
-    fn take_flag(&mut self, word: &[u8], command: Command) -> bool {
+    fn take_flag(&mut self, word: &[u8], command: SearchCommand) -> bool {
         let flags = [
             ("WITHDIST", &mut self.with_distance),
             ("WITHHASH", &mut self.with_hash),
@@ -184,7 +188,7 @@ impl<'a> Query<'a> {
             self.direction = Some(Direction::Ascending);
         } else if is_word(word, "DESC") {
             self.direction = Some(Direction::Descending);
-        } else if command == Command::SearchStore && is_word(word, "STOREDIST") {
+        } else if command == SearchCommand::SearchStore && is_word(word, "STOREDIST") {
             self.store_distance = true;
         } else {
             return false;
@@ -198,7 +202,7 @@ impl<'a> Query<'a> {
         &mut self,
         args: Args<'a>,
         at: &mut usize,
-        command: Command,
+        command: SearchCommand,
     ) -> Result<bool, Stop> {
         let (word, Some(value)) = (arg(args, *at)?, args.get(*at + 1)) else { return Ok(false) };
         let with_distance = is_word(word, "STOREDIST");
@@ -223,12 +227,12 @@ impl<'a> Query<'a> {
         &mut self,
         args: Args<'a>,
         at: &mut usize,
-        source: Source<'_>,
+        source: SearchedKey<'_>,
     ) -> Result<bool, Stop> {
         let (word, first) = (arg(args, *at)?, *at + 1);
         let left = args.len() - first;
         let by_member = self.center.map(|center| center.by_member);
-        let form = self.shape.map(|shape| shape.form);
+        let dimensions = self.shape.map(|shape| shape.dimensions);
         if left >= 1 && by_member != Some(false) && is_word(word, "FROMMEMBER") {
             let position = source.position(arg(args, first)?)?;
             self.center = Some(Center { position, by_member: true });
@@ -237,11 +241,15 @@ impl<'a> Query<'a> {
             let position = position_arg(args, first)?;
             self.center = Some(Center { position, by_member: false });
             *at += 2;
-        } else if left >= 2 && !matches!(form, Some(Form::Box { .. })) && is_word(word, "BYRADIUS")
+        } else if left >= 2
+            && !matches!(dimensions, Some(Dimensions::Box { .. }))
+            && is_word(word, "BYRADIUS")
         {
             self.shape = Some(circle_arg(args, first)?);
             *at += 2;
-        } else if left >= 3 && !matches!(form, Some(Form::Circle { .. })) && is_word(word, "BYBOX")
+        } else if left >= 3
+            && !matches!(dimensions, Some(Dimensions::Circle { .. }))
+            && is_word(word, "BYBOX")
         {
             self.shape = Some(box_arg(args, first)?);
             *at += 3;
@@ -252,10 +260,10 @@ impl<'a> Query<'a> {
     }
 
     /// Checks that the options do not contradict each other.
-    fn check(&self, args: Args<'_>, command: Command) -> Result<(), Stop> {
+    fn check(&self, args: Args<'_>, command: SearchCommand) -> Result<(), Stop> {
         if self.target.is_some() && self.has_details() {
             let what = match command {
-                Command::SearchStore => "GEOSEARCHSTORE",
+                SearchCommand::SearchStore => "GEOSEARCHSTORE",
                 _ => "STORE option in GEORADIUS",
             };
             return Err(format!(
@@ -290,7 +298,7 @@ impl<'a> Query<'a> {
     }
 
     /// Searches the key, and returns the members found.
-    fn run<'z>(&self, source: Source<'z>) -> Result<Vec<Found<'z>>, Fault> {
+    fn run<'z>(&self, source: SearchedKey<'z>) -> Result<Vec<FoundMember<'z>>, Fault> {
         let (Some(zset), Some(center), Some(shape)) = (source.zset, self.center, self.shape) else {
             return Ok(Vec::new());
         };
@@ -305,7 +313,7 @@ impl<'a> Query<'a> {
                 let (name, score) = member.or_load(source.db, source.key)?;
                 let position = Position::of_score(score);
                 if let Some(distance) = shape.distance(center, position) {
-                    found.push(Found { name, score, position, distance });
+                    found.push(FoundMember { name, score, position, distance });
                 }
                 if found.len() >= most {
                     break 'cells;
@@ -318,11 +326,11 @@ impl<'a> Query<'a> {
     }
 
     /// Moves the wanted members to the front, in order.
-    fn sort(&self, found: &mut [Found<'_>]) {
+    fn sort(&self, found: &mut [FoundMember<'_>]) {
         // A COUNT selects the nearest members, unless with ANY.
         let nearest = (self.count > 0 && !self.any).then_some(Direction::Ascending);
         let Some(direction) = self.direction.or(nearest) else { return };
-        let order = |a: &Found<'_>, b: &Found<'_>| match direction {
+        let order = |a: &FoundMember<'_>, b: &FoundMember<'_>| match direction {
             Direction::Ascending => a.distance.total_cmp(&b.distance),
             Direction::Descending => b.distance.total_cmp(&a.distance),
         };
@@ -337,7 +345,7 @@ impl<'a> Query<'a> {
         meters / self.shape.map_or(1.0, |shape| shape.unit)
     }
 
-    fn reply(&self, out: &mut Reply, found: &[Found<'_>]) {
+    fn reply(&self, out: &mut Reply, found: &[FoundMember<'_>]) {
         let details = [self.with_distance, self.with_hash, self.with_position];
         let details = details.into_iter().filter(|wanted| *wanted).count();
         out.array(found.len());
@@ -359,8 +367,8 @@ impl<'a> Query<'a> {
     }
 
     /// Returns the sorted set to store.
-    fn stored(&self, found: &[Found<'_>], settings: &DataSettings) -> Zset {
-        let score = |member: &Found<'_>| match self.store_distance {
+    fn stored(&self, found: &[FoundMember<'_>], settings: &DataSettings) -> Zset {
+        let score = |member: &FoundMember<'_>| match self.store_distance {
             true => self.in_unit(member.distance),
             false => member.score,
         };
@@ -370,18 +378,18 @@ impl<'a> Query<'a> {
     }
 }
 
-fn search(cx: &mut Ctx<'_>, args: Args<'_>, command: Command) -> Outcome {
+fn search(cx: &mut Ctx<'_>, args: Args<'_>, command: SearchCommand) -> Outcome {
     let (db, key) = (cx.db, arg(args, command.key_at())?);
     let zset = cx.store.typed::<Zset>(db, key)?;
-    let query = Query::parse(args, command, Source { db, key, zset })?;
+    let query = Search::parse(args, command, SearchedKey { db, key, zset })?;
     let Some(target) = query.target else {
-        let found = query.run(Source { db, key, zset })?;
+        let found = query.run(SearchedKey { db, key, zset })?;
         query.reply(cx.out, &found);
         return Ok(());
     };
     cx.store.peek(db, target)?;
     let zset = cx.store.found(db, key).and_then(|entry| Zset::of(&entry.value));
-    let found = query.run(Source { db, key, zset })?;
+    let found = query.run(SearchedKey { db, key, zset })?;
     let stored = query.stored(&found, cx.settings);
     cx.out.count(stored.len() as usize);
     let event = if command.is_search() { "geosearchstore" } else { "georadiusstore" };
@@ -392,33 +400,33 @@ fn search(cx: &mut Ctx<'_>, args: Args<'_>, command: Command) -> Outcome {
 /// BYRADIUS radius unit | BYBOX width height unit [ASC | DESC] [COUNT count [ANY]] [WITHCOORD]
 /// [WITHDIST] [WITHHASH]`
 fn geosearch(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
-    search(cx, args, Command::Search)
+    search(cx, args, SearchCommand::Search)
 }
 
 /// `GEOSEARCHSTORE destination source` with the options of GEOSEARCH, or STOREDIST instead of WITH…
 fn geosearchstore(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
-    search(cx, args, Command::SearchStore)
+    search(cx, args, SearchCommand::SearchStore)
 }
 
 /// `GEORADIUS key longitude latitude radius unit [ASC | DESC] [COUNT count [ANY]] [WITHCOORD]
 /// [WITHDIST] [WITHHASH] [STORE key | STOREDIST key]`
 fn georadius(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
-    search(cx, args, Command::Radius { stores: true })
+    search(cx, args, SearchCommand::Radius { stores: true })
 }
 
 /// GEORADIUS without STORE and STOREDIST
 fn georadius_ro(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
-    search(cx, args, Command::Radius { stores: false })
+    search(cx, args, SearchCommand::Radius { stores: false })
 }
 
 /// `GEORADIUSBYMEMBER key member radius unit` with the options of GEORADIUS
 fn georadiusbymember(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
-    search(cx, args, Command::ByMember { stores: true })
+    search(cx, args, SearchCommand::ByMember { stores: true })
 }
 
 /// GEORADIUSBYMEMBER without STORE and STOREDIST
 fn georadiusbymember_ro(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
-    search(cx, args, Command::ByMember { stores: false })
+    search(cx, args, SearchCommand::ByMember { stores: false })
 }
 
 /// Returns the key spec of the key behind a word, which is overwritten.

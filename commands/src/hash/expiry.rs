@@ -9,13 +9,13 @@ const MAX_EXPIRE_AT_MS: i64 = (1 << 46) - 1;
 
 /// Unit and origin of a time.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Form {
+pub(super) struct FieldTimeForm {
     pub(super) in_seconds: bool,
     /// True if the time counts from now, not from the Unix epoch.
     pub(super) relative: bool,
 }
 
-impl Form {
+impl FieldTimeForm {
     pub(super) const EX: Self = Self { in_seconds: true, relative: true };
     pub(super) const PX: Self = Self { in_seconds: false, relative: true };
     pub(super) const EXAT: Self = Self { in_seconds: true, relative: false };
@@ -53,7 +53,7 @@ impl Form {
 
 /// Condition for setting an expiry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Condition {
+pub(super) enum ExpiryCondition {
     Always,
     /// NX: the field has no expiry.
     None,
@@ -65,7 +65,7 @@ pub(super) enum Condition {
     Earlier,
 }
 
-impl Condition {
+impl ExpiryCondition {
     /// Returns the condition of one of the words NX, XX, GT, LT.
     pub(super) fn of_word(word: &[u8]) -> Option<Self> {
         [("NX", Self::None), ("XX", Self::Some), ("GT", Self::Later), ("LT", Self::Earlier)]
@@ -101,7 +101,7 @@ pub(super) fn apply(
     name: &[u8],
     expire_at_ms: u64,
     now_ms: u64,
-    condition: Condition,
+    condition: ExpiryCondition,
 ) -> Applied {
     let field = hash_in(entry).and_then(|hash| hash.get(name, now_ms).ok().flatten());
     let Some(old) = field.map(|field| field.expire_at_ms) else { return Applied::NoField };

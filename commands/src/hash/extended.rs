@@ -1,6 +1,6 @@
 //! HGETDEL, HGETEX, HSETEX: values together with removal or expiry.
 
-use super::expiry::{Applied, Condition, Form, apply};
+use super::expiry::{Applied, ExpiryCondition, FieldTimeForm, apply};
 use super::{
     NOT_A_COUNT, READS_UPDATES, UPDATES, convert_for, convert_if_long, drop_if_empty, entry_with,
     fields_from, hash_in, hash_or_new, key_arg, remove_expired, tail, take,
@@ -44,7 +44,7 @@ fn hgetdel(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 
 /// Change of HGETEX to the expiry of the fields that it returns.
 #[derive(Clone, Copy)]
-enum Change {
+enum ExpiryChange {
     Nothing,
     Persist,
     ExpireAt(u64),
@@ -55,10 +55,10 @@ fn hgetex(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let (key, now_ms) = (key_arg(args)?, cx.now_ms());
     let mut entry = cx.store.hash_mut(cx.db, key)?;
     let word = arg(args, 2)?;
-    let (change, at) = match Form::of_word(word) {
-        Some(form) => (Change::ExpireAt(form.parse(arg(args, 3)?, now_ms, "hgetex")?), 4),
-        None if is_word(word, "PERSIST") => (Change::Persist, 3),
-        None => (Change::Nothing, 2),
+    let (change, at) = match FieldTimeForm::of_word(word) {
+        Some(form) => (ExpiryChange::ExpireAt(form.parse(arg(args, 3)?, now_ms, "hgetex")?), 4),
+        None if is_word(word, "PERSIST") => (ExpiryChange::Persist, 3),
+        None => (ExpiryChange::Nothing, 2),
     };
     let first = fields_from(args, at, NOT_A_COUNT)?;
     if let Some(hash) = entry.as_ref().and_then(hash_in) {
@@ -81,23 +81,23 @@ fn hgetex(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         cx.out.bulk_or_null(field.map(|field| &*field.value));
         let expires = field.is_some_and(|field| field.expire_at_ms != 0);
         match change {
-            Change::ExpireAt(at_ms) => {
-                let applied = apply(entry, name, at_ms, now_ms, Condition::Always);
+            ExpiryChange::ExpireAt(at_ms) => {
+                let applied = apply(entry, name, at_ms, now_ms, ExpiryCondition::Always);
                 deleted += u64::from(applied == Applied::Deleted);
                 changed += u64::from(applied == Applied::Set);
             }
-            Change::Persist if expires => {
+            ExpiryChange::Persist if expires => {
                 changed += 1;
                 entry.as_hash_mut().map(|hash| hash.set_expiry(name, 0));
             }
-            Change::Persist | Change::Nothing => {}
+            ExpiryChange::Persist | ExpiryChange::Nothing => {}
         }
     }
     if expired > 0 {
         entry.event(NotifyFlags::HASH, "hexpired");
     }
     match change {
-        Change::Persist if changed > 0 => entry.event(NotifyFlags::HASH, "hpersist"),
+        ExpiryChange::Persist if changed > 0 => entry.event(NotifyFlags::HASH, "hpersist"),
         _ if changed > 0 => entry.event(NotifyFlags::HASH, "hexpire"),
         _ if deleted > 0 => entry.event(NotifyFlags::HASH, "hdel"),
         _ => {}
@@ -112,43 +112,43 @@ fn hgetex(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 
 /// Expiry of the fields that HSETEX sets.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Expiry {
+enum NewExpiry {
     Discard,
     Keep,
     At(u64),
 }
 
 /// The options of HSETEX.
-struct SetOptions {
+struct HsetexOptions {
     /// Existence condition: all fields must exist (FXX) or none (FNX).
     must_exist: Option<bool>,
-    expiry: Expiry,
+    expiry: NewExpiry,
     /// Position of the first field among the arguments.
     first: usize,
 }
 
-impl SetOptions {
+impl HsetexOptions {
     /// Parses the options; returns `None` after it has written an error for an unknown one.
     fn parse(args: Args<'_>, now_ms: u64, out: &mut Reply) -> Result<Option<Self>, Stop> {
-        let mut options = Self { must_exist: None, expiry: Expiry::Discard, first: 0 };
+        let mut options = Self { must_exist: None, expiry: NewExpiry::Discard, first: 0 };
         let mut at = 2;
         while let Some(word) = args.get(at) {
             if is_word(word, "FIELDS") {
                 options.first = pairs_from(args, at)?;
                 return Ok(Some(options));
             }
-            let form = Form::of_word(word);
+            let form = FieldTimeForm::of_word(word);
             if form.is_some() || is_word(word, "KEEPTTL") {
-                if options.expiry != Expiry::Discard {
+                if options.expiry != NewExpiry::Discard {
                     return Err("ERR Only one of EX, PX, EXAT, PXAT or KEEPTTL arguments can be \
                                 specified"
                         .into());
                 }
-                options.expiry = Expiry::Keep;
+                options.expiry = NewExpiry::Keep;
                 if let Some(form) = form {
                     at += 1;
                     let time = args.get(at).ok_or("ERR missing expire time")?;
-                    options.expiry = Expiry::At(form.parse(time, now_ms, "hsetex")?);
+                    options.expiry = NewExpiry::At(form.parse(time, now_ms, "hsetex")?);
                 }
             } else if is_word(word, "FXX") || is_word(word, "FNX") {
                 if options.must_exist.is_some() {
@@ -185,14 +185,14 @@ fn pairs_from(args: Args<'_>, at: usize) -> Result<usize, Stop> {
 /// `HSETEX key [FNX | FXX] [EX s | PX ms | EXAT s | PXAT ms | KEEPTTL] FIELDS count field value…`
 fn hsetex(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let (key, now_ms, settings) = (key_arg(args)?, cx.now_ms(), cx.settings);
-    let Some(options) = SetOptions::parse(args, now_ms, cx.out)? else { return Ok(()) };
+    let Some(options) = HsetexOptions::parse(args, now_ms, cx.out)? else { return Ok(()) };
     let names = || tail(args, options.first).step_by(2);
     if !condition_holds(cx, key, names, options.must_exist)? {
         cx.out.int(0);
         return remove_expired(cx, key, names(), None);
     }
     cx.out.int(1);
-    if matches!(options.expiry, Expiry::At(at_ms) if at_ms <= now_ms) {
+    if matches!(options.expiry, NewExpiry::At(at_ms) if at_ms <= now_ms) {
         return delete_fields(cx, key, names());
     }
     let mut entry = entry_with(cx, key, names())?;
@@ -202,15 +202,15 @@ fn hsetex(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     while let (Some(name), Some(value)) = (words.next(), words.next()) {
         let kept = hash.get(name, now_ms).ok().flatten().map_or(0, |field| field.expire_at_ms);
         let expire_at_ms = match options.expiry {
-            Expiry::Discard => 0,
-            Expiry::Keep => kept,
-            Expiry::At(at_ms) => at_ms,
+            NewExpiry::Discard => 0,
+            NewExpiry::Keep => kept,
+            NewExpiry::At(at_ms) => at_ms,
         };
         hash.set(name, value, expire_at_ms);
     }
     convert_if_long(hash, settings);
     entry.event(NotifyFlags::HASH, "hset");
-    if matches!(options.expiry, Expiry::At(_)) {
+    if matches!(options.expiry, NewExpiry::At(_)) {
         entry.event(NotifyFlags::HASH, "hexpire");
     }
     Ok(())

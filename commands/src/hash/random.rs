@@ -38,7 +38,7 @@ fn hrandfield(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     if with_values && count.unsigned_abs() > i64::MAX as u64 / 2 {
         return Err("ERR value is out of range".into());
     }
-    let wanted = draws::wanted(count)?;
+    let wanted = draws::draw_count(count)?;
     let drawn = match live_hash(cx.store, cx.db, key)? {
         None => Vec::new(),
         Some(hash) if count < 0 => hash.draw(wanted).or_load(cx.db, key)?,

@@ -67,13 +67,13 @@ fn hmget(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 
 /// The part of each field that HGETALL and its variants return.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Part {
+enum FieldPart {
     Names,
     Values,
     Both,
 }
 
-fn all_fields(cx: &mut Ctx<'_>, args: Args<'_>, part: Part) -> Outcome {
+fn all_fields(cx: &mut Ctx<'_>, args: Args<'_>, part: FieldPart) -> Outcome {
     let key = key_arg(args)?;
     let now_ms = cx.now_ms();
     let hash = cx.store.hash(cx.db, key)?;
@@ -81,17 +81,17 @@ fn all_fields(cx: &mut Ctx<'_>, args: Args<'_>, part: Part) -> Outcome {
         hash.require_all().or_load(cx.db, key)?;
     }
     let len = hash.map_or(0, |hash| hash.live_len(now_ms)) as usize;
-    if part == Part::Both {
+    if part == FieldPart::Both {
         cx.out.map(len);
     } else {
         cx.out.array(len);
     }
     let Some(hash) = hash else { return Ok(()) };
     for (name, field) in hash.iter().filter(|(_, field)| !field.is_expired(now_ms)) {
-        if part != Part::Values {
+        if part != FieldPart::Values {
             cx.out.bulk(name);
         }
-        if part != Part::Names {
+        if part != FieldPart::Names {
             cx.out.bulk(&field.value);
         }
     }
@@ -100,17 +100,17 @@ fn all_fields(cx: &mut Ctx<'_>, args: Args<'_>, part: Part) -> Outcome {
 
 /// `HGETALL key`
 fn hgetall(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
-    all_fields(cx, args, Part::Both)
+    all_fields(cx, args, FieldPart::Both)
 }
 
 /// `HKEYS key`
 fn hkeys(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
-    all_fields(cx, args, Part::Names)
+    all_fields(cx, args, FieldPart::Names)
 }
 
 /// `HVALS key`
 fn hvals(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
-    all_fields(cx, args, Part::Values)
+    all_fields(cx, args, FieldPart::Values)
 }
 
 /// `HLEN key`

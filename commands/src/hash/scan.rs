@@ -1,7 +1,7 @@
 //! HSCAN.
 
 use super::{READS, key_arg};
-use crate::scan::{self, Options};
+use crate::scan::{self, ScanOptions};
 use crate::{Ctx, Group, Outcome, Run, Spec, arg, flag};
 use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::Field;
@@ -20,7 +20,7 @@ fn hscan(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         scan::reply(cx.out, 0, &shown);
         return Ok(());
     };
-    let options = Options::parse(args, "HSCAN")?;
+    let options = ScanOptions::parse(args, "HSCAN")?;
     let mut visit = |name: &[u8], field: &Field| {
         if !field.is_expired(now_ms) && options.takes(name) {
             shown.push(name.into());

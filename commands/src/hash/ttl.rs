@@ -1,6 +1,6 @@
 //! Expiry of fields: HEXPIRE, HTTL, HPERSIST and their variants.
 
-use super::expiry::{Applied, Condition, Form, apply};
+use super::expiry::{Applied, ExpiryCondition, FieldTimeForm, apply};
 use super::{NOT_A_COUNT, READS, UPDATES, drop_if_empty, fields_from, hash_in, key_arg, tail};
 use crate::{Ctx, Group, Outcome, Run, Spec, arg, flag};
 use flagstone_storage::notify::NotifyFlags;
@@ -12,13 +12,13 @@ const NO_FIELD: i64 = -2;
 const NO_TTL: i64 = -1;
 
 /// Runs `HEXPIRE key time [NX | XX | GT | LT] FIELDS count field…` for a time of any form.
-fn expire(cx: &mut Ctx<'_>, args: Args<'_>, form: Form, command: &str) -> Outcome {
+fn expire(cx: &mut Ctx<'_>, args: Args<'_>, form: FieldTimeForm, command: &str) -> Outcome {
     let (key, now_ms) = (key_arg(args)?, cx.now_ms());
     let mut entry = cx.store.hash_mut(cx.db, key)?;
     let at_ms = form.parse(arg(args, 2)?, now_ms, command)?;
-    let condition = Condition::of_word(arg(args, 3)?);
+    let condition = ExpiryCondition::of_word(arg(args, 3)?);
     let at = if condition.is_some() { 4 } else { 3 };
-    let condition = condition.unwrap_or(Condition::Always);
+    let condition = condition.unwrap_or(ExpiryCondition::Always);
     let first = fields_from(args, at, "ERR Parameter `numFields` should be greater than 0")?;
     if let Some(hash) = entry.as_ref().and_then(hash_in) {
         hash.require(tail(args, first)).or_load(cx.db, key)?;
@@ -44,26 +44,26 @@ fn expire(cx: &mut Ctx<'_>, args: Args<'_>, form: Form, command: &str) -> Outcom
 
 /// `HEXPIRE key seconds [NX | XX | GT | LT] FIELDS count field…`
 fn hexpire(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
-    expire(cx, args, Form::EX, "hexpire")
+    expire(cx, args, FieldTimeForm::EX, "hexpire")
 }
 
 /// `HPEXPIRE key milliseconds [NX | XX | GT | LT] FIELDS count field…`
 fn hpexpire(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
-    expire(cx, args, Form::PX, "hpexpire")
+    expire(cx, args, FieldTimeForm::PX, "hpexpire")
 }
 
 /// `HEXPIREAT key unix-time-seconds [NX | XX | GT | LT] FIELDS count field…`
 fn hexpireat(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
-    expire(cx, args, Form::EXAT, "hexpireat")
+    expire(cx, args, FieldTimeForm::EXAT, "hexpireat")
 }
 
 /// `HPEXPIREAT key unix-time-milliseconds [NX | XX | GT | LT] FIELDS count field…`
 fn hpexpireat(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
-    expire(cx, args, Form::PXAT, "hpexpireat")
+    expire(cx, args, FieldTimeForm::PXAT, "hpexpireat")
 }
 
 /// Runs `HTTL key FIELDS count field…` for a time of any form.
-fn show(cx: &mut Ctx<'_>, args: Args<'_>, form: Form) -> Outcome {
+fn show(cx: &mut Ctx<'_>, args: Args<'_>, form: FieldTimeForm) -> Outcome {
     let (key, now_ms) = (key_arg(args)?, cx.now_ms());
     let hash = cx.store.hash(cx.db, key)?;
     let first = fields_from(args, 2, NOT_A_COUNT)?;
@@ -87,22 +87,22 @@ fn show(cx: &mut Ctx<'_>, args: Args<'_>, form: Form) -> Outcome {
 
 /// `HTTL key FIELDS count field…`
 fn httl(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
-    show(cx, args, Form::EX)
+    show(cx, args, FieldTimeForm::EX)
 }
 
 /// `HPTTL key FIELDS count field…`
 fn hpttl(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
-    show(cx, args, Form::PX)
+    show(cx, args, FieldTimeForm::PX)
 }
 
 /// `HEXPIRETIME key FIELDS count field…`
 fn hexpiretime(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
-    show(cx, args, Form::EXAT)
+    show(cx, args, FieldTimeForm::EXAT)
 }
 
 /// `HPEXPIRETIME key FIELDS count field…`
 fn hpexpiretime(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
-    show(cx, args, Form::PXAT)
+    show(cx, args, FieldTimeForm::PXAT)
 }
 
 /// `HPERSIST key FIELDS count field…`

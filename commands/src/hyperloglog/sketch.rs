@@ -92,7 +92,7 @@ impl<'a> Sketch<'a> {
     }
 
     /// Returns the runs of a sparse sketch.
-    pub(super) fn runs(&self) -> impl Iterator<Item = sparse::Run> {
+    pub(super) fn runs(&self) -> impl Iterator<Item = sparse::RegisterRun> {
         sparse::runs(self.body())
     }
 

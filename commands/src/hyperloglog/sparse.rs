@@ -22,7 +22,7 @@ const JOIN_WITHIN: usize = 5;
 
 /// A run of registers, decoded from an opcode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Run {
+pub(super) struct RegisterRun {
     pub(super) value: u8,
     pub(super) len: usize,
     /// Length of its opcode in bytes.
@@ -30,21 +30,25 @@ pub(super) struct Run {
 }
 
 /// Decodes the first run of `opcodes`. A truncated opcode continues with a zero byte.
-fn decode(opcodes: &[u8]) -> Option<Run> {
+fn decode(opcodes: &[u8]) -> Option<RegisterRun> {
     let first = *opcodes.first()?;
     let low = usize::from(first & 0x3f);
     Some(match first & (VAL | XZERO) {
-        0 => Run { value: 0, len: low + 1, bytes: 1 },
+        0 => RegisterRun { value: 0, len: low + 1, bytes: 1 },
         XZERO => {
             let second = opcodes.get(1).copied().unwrap_or(0);
-            Run { value: 0, len: (low << 8 | usize::from(second)) + 1, bytes: 2 }
+            RegisterRun { value: 0, len: (low << 8 | usize::from(second)) + 1, bytes: 2 }
         }
-        _ => Run { value: (first >> 2 & 0x1f) + 1, len: usize::from(first & 3) + 1, bytes: 1 },
+        _ => RegisterRun {
+            value: (first >> 2 & 0x1f) + 1,
+            len: usize::from(first & 3) + 1,
+            bytes: 1,
+        },
     })
 }
 
 /// Returns all runs, in order.
-pub(super) fn runs(opcodes: &[u8]) -> impl Iterator<Item = Run> {
+pub(super) fn runs(opcodes: &[u8]) -> impl Iterator<Item = RegisterRun> {
     let mut rest = opcodes;
     std::iter::from_fn(move || {
         let run = decode(rest)?;
@@ -54,7 +58,10 @@ pub(super) fn runs(opcodes: &[u8]) -> impl Iterator<Item = Run> {
 }
 
 /// Calls `f` for every run with its first register; the runs must add up to all registers exactly.
-pub(super) fn for_each(opcodes: &[u8], mut f: impl FnMut(usize, Run)) -> Result<(), Corrupt> {
+pub(super) fn for_each(
+    opcodes: &[u8],
+    mut f: impl FnMut(usize, RegisterRun),
+) -> Result<(), Corrupt> {
     let mut first = 0;
     for run in runs(opcodes) {
         if first + run.len > REGISTERS {
@@ -91,7 +98,7 @@ pub(super) fn empty() -> [u8; 2] {
 
 /// The replacement of one opcode by up to three, which raises a register.
 #[derive(Debug)]
-pub(super) struct Change {
+pub(super) struct OpcodeChange {
     at: usize,
     old: usize,
     new: Opcodes,
@@ -101,7 +108,11 @@ pub(super) struct Change {
 
 /// Returns the change that raises a register to `value` (at most [`MAX_VALUE`]); `None` if it is
 /// not less already.
-pub(super) fn raise(opcodes: &[u8], index: usize, value: u8) -> Result<Option<Change>, Corrupt> {
+pub(super) fn raise(
+    opcodes: &[u8],
+    index: usize,
+    value: u8,
+) -> Result<Option<OpcodeChange>, Corrupt> {
     let (mut at, mut before, mut first) = (0, 0, 0);
     let mut found = None;
     for run in runs(opcodes) {
@@ -124,10 +135,10 @@ pub(super) fn raise(opcodes: &[u8], index: usize, value: u8) -> Result<Option<Ch
     push(&mut new, left);
     push_value(&mut new, value, 1);
     push(&mut new, right);
-    Ok(Some(Change { at, old: run.bytes, new, before }))
+    Ok(Some(OpcodeChange { at, old: run.bytes, new, before }))
 }
 
-impl Change {
+impl OpcodeChange {
     /// Returns the number of bytes by which the opcodes become longer.
     pub(super) fn growth(&self) -> usize {
         self.new.len().saturating_sub(self.old)
@@ -149,7 +160,7 @@ fn join(bytes: &mut Vec<u8>, mut at: usize) {
     for _ in 0..JOIN_WITHIN {
         let Some(run) = bytes.get(at..).and_then(decode) else { return };
         let next = bytes.get(at + run.bytes..).and_then(decode);
-        let fits = |next: Run| next.value == run.value && run.len + next.len <= MAX_VALS;
+        let fits = |next: RegisterRun| next.value == run.value && run.len + next.len <= MAX_VALS;
         if run.value > 0 && next.is_some_and(fits) {
             bytes.remove(at);
             // The length is in the lowest bits of the remaining opcode.

@@ -1,7 +1,7 @@
 //! Popping elements and waiting for them: BLPOP, BRPOP, BLMPOP, BLMOVE, BRPOPLPUSH.
 
 use super::moves::{self, MOVE};
-use super::pop::{FromSome, pop_one_of};
+use super::pop::{LmpopArgs, pop_one_of};
 use super::{TAKES, is_front};
 use crate::timeout::{last_arg, seconds_arg, wait_for};
 use crate::{Awaited, Begin, Ctx, Find, Group, KeySpec, Nil, Outcome, Run, Spec, arg, flag, tail};
@@ -31,7 +31,7 @@ fn brpop(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 /// `BLMPOP timeout numkeys key… LEFT|RIGHT [COUNT count]`
 fn blmpop(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let until_ms = seconds_arg(arg(args, 1)?, cx.now_ms())?;
-    let from = FromSome::parse(args, 2)?;
+    let from = LmpopArgs::parse(args, 2)?;
     if from.pop(cx, args)? {
         return Ok(());
     }

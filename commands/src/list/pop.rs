@@ -108,14 +108,14 @@ fn positive(text: &[u8], error: &'static str) -> Result<u64, Stop> {
 }
 
 /// The arguments of LMPOP.
-pub(super) struct FromSome {
+pub(super) struct LmpopArgs {
     /// Positions of the keys among the arguments.
     keys: std::ops::Range<usize>,
     front: bool,
     count: u64,
 }
 
-impl FromSome {
+impl LmpopArgs {
     /// Parses `numkeys key… LEFT|RIGHT [COUNT count]`, from the argument `at` on.
     pub(super) fn parse(args: Args<'_>, at: usize) -> Result<Self, Stop> {
         let keys = positive(arg(args, at)?, "ERR numkeys should be greater than 0")?;
@@ -151,7 +151,7 @@ impl FromSome {
 
 /// `LMPOP numkeys key… LEFT|RIGHT [COUNT count]`
 fn lmpop(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
-    if !FromSome::parse(args, 1)?.pop(cx, args)? {
+    if !LmpopArgs::parse(args, 1)?.pop(cx, args)? {
         cx.out.null_array();
     }
     Ok(())

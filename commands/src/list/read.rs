@@ -47,7 +47,7 @@ fn lrange(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 
 /// The options of LPOS.
 #[derive(Debug)]
-struct Search {
+struct LposOptions {
     /// Rank, from 1 on, of the first matching element to return.
     rank: u64,
     reverse: bool,
@@ -57,7 +57,7 @@ struct Search {
     max_len: u64,
 }
 
-impl Search {
+impl LposOptions {
     fn parse(args: Args<'_>) -> Result<Self, Stop> {
         let mut search = Self { rank: 1, reverse: false, count: None, max_len: 0 };
         let not_negative = |value: &[u8], error: &'static str| {
@@ -101,7 +101,7 @@ pub(super) fn long_arg(args: Args<'_>, index: usize) -> Result<i64, Stop> {
 /// `LPOS key element [RANK rank] [COUNT count] [MAXLEN len]`
 fn lpos(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let (key, wanted) = (key_arg(args)?, arg(args, 2)?);
-    let search = Search::parse(args)?;
+    let search = LposOptions::parse(args)?;
     let Some(list) = cx.store.typed::<List>(cx.db, key)? else {
         match search.count {
             Some(_) => cx.out.array(0),

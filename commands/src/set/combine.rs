@@ -3,7 +3,8 @@
 use super::{encoding, key_arg, tail};
 use crate::DataSettings;
 use crate::combine::{
-    Op, Source, combined, count_inter, minuend, smallest_first, sources, takes_away,
+    SetOperation, Source, combined, count_inter, difference_sources, smallest_first, sources,
+    subtracts_union,
 };
 use crate::{Begin, Ctx, Find, Group, KeySpec, Outcome, Run, Spec, arg, error, flag, is_word, key};
 use flagstone_storage::notify::NotifyFlags;
@@ -17,19 +18,24 @@ type SetSource<'a> = Option<Source<'a, &'a Set>>;
 
 /// Returns the set that a *STORE command stores: the members `names`, in the encoding that follows
 /// from the sources.
-fn stored(op: Op, sources: &[SetSource<'_>], names: &[&[u8]], settings: &DataSettings) -> Set {
+fn stored(
+    op: SetOperation,
+    sources: &[SetSource<'_>],
+    names: &[&[u8]],
+    settings: &DataSettings,
+) -> Set {
     let build =
         |encoding, names: &[&[u8]]| encoding::build(encoding, names.iter().copied(), settings);
     match op {
-        Op::Inter => {
+        SetOperation::Inter => {
             let smallest = smallest_first(sources).map(|(first, _)| first.members.encoding());
             let encoding = smallest.unwrap_or_default().min(SetEncoding::Listpack);
             let mut set = build(encoding, names);
             encoding::back_to_intset(&mut set, settings);
             set
         }
-        Op::Diff => match minuend(sources) {
-            Some((first, others)) if takes_away(first, &others) => {
+        SetOperation::Diff => match difference_sources(sources) {
+            Some((first, others)) if subtracts_union(first, &others) => {
                 // The encoding is that of a set of all the first source's members.
                 let mut set = build(SetEncoding::Intset, &first.members.members());
                 let left: HashSet<&[u8]> = names.iter().copied().collect();
@@ -40,16 +46,16 @@ fn stored(op: Op, sources: &[SetSource<'_>], names: &[&[u8]], settings: &DataSet
             }
             _ => build(SetEncoding::Intset, names),
         },
-        Op::Union => build(SetEncoding::Intset, names),
+        SetOperation::Union => build(SetEncoding::Intset, names),
     }
 }
 
 /// Combines the sets of the keys behind the command's name, and replies with the members.
-fn show(cx: &mut Ctx<'_>, args: Args<'_>, op: Op) -> Outcome {
+fn show(cx: &mut Ctx<'_>, args: Args<'_>, op: SetOperation) -> Outcome {
     let sources: Vec<SetSource<'_>> = sources(cx.store, cx.db, tail(args, 1))?;
     let mut names = combined(op, &sources)?;
     let is_intset = |source: &Source<'_, &Set>| source.members.encoding() == SetEncoding::Intset;
-    if op == Op::Union && sources.iter().flatten().all(is_intset) {
+    if op == SetOperation::Union && sources.iter().flatten().all(is_intset) {
         names.sort_by_cached_key(|name| parse_i64(name));
     }
     cx.out.set(names.len());
@@ -58,7 +64,7 @@ fn show(cx: &mut Ctx<'_>, args: Args<'_>, op: Op) -> Outcome {
 }
 
 /// Combines the sets of the keys from the third argument on, and stores the result in the second.
-fn store(cx: &mut Ctx<'_>, args: Args<'_>, op: Op) -> Outcome {
+fn store(cx: &mut Ctx<'_>, args: Args<'_>, op: SetOperation) -> Outcome {
     let target = key_arg(args)?;
     cx.store.peek(cx.db, target)?;
     let sources: Vec<SetSource<'_>> = sources(cx.store, cx.db, tail(args, 2))?;
@@ -66,41 +72,41 @@ fn store(cx: &mut Ctx<'_>, args: Args<'_>, op: Op) -> Outcome {
     let set = stored(op, &sources, &names, cx.settings);
     cx.out.count(set.len() as usize);
     let event = match op {
-        Op::Inter => "sinterstore",
-        Op::Union => "sunionstore",
-        Op::Diff => "sdiffstore",
+        SetOperation::Inter => "sinterstore",
+        SetOperation::Union => "sunionstore",
+        SetOperation::Diff => "sdiffstore",
     };
     Ok(cx.put_result(target, set.into_value(), NotifyFlags::SET, event)?)
 }
 
 /// `SINTER key…`
 fn sinter(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
-    show(cx, args, Op::Inter)
+    show(cx, args, SetOperation::Inter)
 }
 
 /// `SUNION key…`
 fn sunion(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
-    show(cx, args, Op::Union)
+    show(cx, args, SetOperation::Union)
 }
 
 /// `SDIFF key…`
 fn sdiff(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
-    show(cx, args, Op::Diff)
+    show(cx, args, SetOperation::Diff)
 }
 
 /// `SINTERSTORE destination key…`
 fn sinterstore(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
-    store(cx, args, Op::Inter)
+    store(cx, args, SetOperation::Inter)
 }
 
 /// `SUNIONSTORE destination key…`
 fn sunionstore(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
-    store(cx, args, Op::Union)
+    store(cx, args, SetOperation::Union)
 }
 
 /// `SDIFFSTORE destination key…`
 fn sdiffstore(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
-    store(cx, args, Op::Diff)
+    store(cx, args, SetOperation::Diff)
 }
 
 /// `SINTERCARD numkeys key… [LIMIT limit]`

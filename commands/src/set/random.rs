@@ -68,26 +68,29 @@ fn pop_count(args: Args<'_>) -> Result<u64, Stop> {
 }
 
 /// Names that are independent of the set's later changes.
-type Names = Vec<Box<[u8]>>;
+type MemberNames = Vec<Box<[u8]>>;
 
-fn drawn(entry: &EntryMut<'_>, count: usize) -> Result<Names, flagstone_storage::store::Part> {
-    let Some(set) = entry.typed::<Set>() else { return Ok(Names::new()) };
+fn drawn(
+    entry: &EntryMut<'_>,
+    count: usize,
+) -> Result<MemberNames, flagstone_storage::store::Part> {
+    let Some(set) = entry.typed::<Set>() else { return Ok(MemberNames::new()) };
     Ok(set.sample(count)?.into_iter().map(Into::into).collect())
 }
 
-fn all(entry: &EntryMut<'_>) -> Result<Names, flagstone_storage::store::Part> {
-    let Some(set) = entry.typed::<Set>() else { return Ok(Names::new()) };
+fn all(entry: &EntryMut<'_>) -> Result<MemberNames, flagstone_storage::store::Part> {
+    let Some(set) = entry.typed::<Set>() else { return Ok(MemberNames::new()) };
     set.require_all()?;
     Ok(set.members().into_iter().map(Into::into).collect())
 }
 
-fn show(cx: &mut Ctx<'_>, names: &Names) {
+fn show(cx: &mut Ctx<'_>, names: &MemberNames) {
     cx.out.set(names.len());
     names.iter().for_each(|name| cx.out.bulk(name));
 }
 
 /// Removes members, and the key with the last one.
-fn remove_all(entry: &mut EntryMut<'_>, names: &Names) {
+fn remove_all(entry: &mut EntryMut<'_>, names: &MemberNames) {
     if let Some(set) = entry.typed_mut::<Set>() {
         for name in names {
             set.remove(name);
@@ -97,7 +100,7 @@ fn remove_all(entry: &mut EntryMut<'_>, names: &Names) {
 }
 
 /// Replaces the set by a new one of the few members that are not in `popped`.
-fn keep_few(entry: &mut EntryMut<'_>, popped: &Names, settings: &DataSettings) {
+fn keep_few(entry: &mut EntryMut<'_>, popped: &MemberNames, settings: &DataSettings) {
     let Some(set) = entry.typed::<Set>() else { return };
     let popped: HashSet<&[u8]> = popped.iter().map(|name| &**name).collect();
     let left = set.members().into_iter().filter(|name| !popped.contains(name));
@@ -121,7 +124,7 @@ fn srandmember(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         return Ok(());
     }
     let count = draws::count_arg(args, 2)?;
-    let wanted = draws::wanted(count)?;
+    let wanted = draws::draw_count(count)?;
     let drawn = match cx.store.typed::<Set>(cx.db, key)? {
         None => Vec::new(),
         Some(set) if count < 0 => set.draw(wanted).or_load(cx.db, key)?,

@@ -1,7 +1,7 @@
 //! SSCAN.
 
 use super::{READS, key_arg};
-use crate::scan::{self, Options};
+use crate::scan::{self, ScanOptions};
 use crate::{Ctx, Group, Outcome, Run, Spec, arg, flag};
 use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::{Set, SetEncoding};
@@ -19,7 +19,7 @@ fn sscan(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         scan::reply(cx.out, 0, &shown);
         return Ok(());
     };
-    let options = Options::parse(args, "SSCAN")?;
+    let options = ScanOptions::parse(args, "SSCAN")?;
     let mut visit = |name: &[u8]| {
         if options.takes(name) {
             shown.push(name.into());

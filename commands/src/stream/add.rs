@@ -1,7 +1,7 @@
 //! Adding entries: XADD.
 
 use super::parse::NewId;
-use super::trim_options::Options;
+use super::trim_options::TrimOptions;
 use super::{key_arg, node_limits, reply_id};
 use crate::{Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, error, flag, key};
 use flagstone_storage::notify::NotifyFlags;
@@ -60,7 +60,7 @@ impl ExactSizeIterator for FieldArgs<'_> {}
 /// `XADD key [NOMKSTREAM] [MAXLEN|MINID [=|~] threshold [LIMIT count]] *|id field value…`
 fn xadd(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let (name, db, now_ms) = (key_arg(args)?, cx.db, cx.now_ms());
-    let options = Options::parse(args, true, cx.settings)?;
+    let options = TrimOptions::parse(args, true, cx.settings)?;
     let fields = FieldArgs { args, at: options.at + 1 };
     let Some(wanted) = options.id.filter(|_| is_paired(args.len(), fields.at)) else {
         return Err(error::arity("xadd").into());

@@ -29,7 +29,7 @@ fn number(args: Args<'_>, at: usize, of: &str, command: &str) -> Result<i64, Sto
 
 /// The ids and options of XCLAIM.
 #[derive(Debug)]
-struct Claim {
+struct ClaimOptions {
     ids: Vec<StreamId>,
     min_idle_ms: i64,
     /// Time of delivery to record, in ms since the Unix epoch.
@@ -40,7 +40,7 @@ struct Claim {
     last_id: StreamId,
 }
 
-impl Claim {
+impl ClaimOptions {
     fn parse(args: Args<'_>, now_ms: u64) -> Result<Self, Stop> {
         let min_idle_ms = number(args, 4, "min-idle-time", "XCLAIM")?.max(0);
         let (mut ids, mut at) = (Vec::new(), 5);
@@ -84,14 +84,14 @@ impl Claim {
 
 /// The changes of a claim, not yet applied.
 #[derive(Debug, Default)]
-struct Plan {
+struct ClaimPlan {
     /// Claimed ids, in the order of the reply.
     claimed: Vec<StreamId>,
     /// Pending entries by id; `None` removes one.
     changed: BTreeMap<StreamId, Option<PendingEntry>>,
 }
 
-impl Plan {
+impl ClaimPlan {
     /// Claims a pending entry.
     fn set(&mut self, entry: PendingEntry) {
         self.claimed.push(entry.id);
@@ -139,7 +139,7 @@ fn consumer_no(stream: &Stream, group: &stream::Group, name: &[u8]) -> Result<Co
     Ok(stream.groups().consumer(group, name)?.map_or(NEW, |(number, _)| number))
 }
 
-impl Claim {
+impl ClaimOptions {
     /// Computes the changes of the claim for a consumer.
     fn plan(
         &self,
@@ -147,8 +147,8 @@ impl Claim {
         group: &stream::Group,
         consumer: ConsumerNo,
         now_ms: u64,
-    ) -> Result<Plan, Part> {
-        let mut plan = Plan::default();
+    ) -> Result<ClaimPlan, Part> {
+        let mut plan = ClaimPlan::default();
         stream.groups().require_pending(group, self.ids.iter().copied())?;
         let mut before = None;
         for id in &self.ids {
@@ -192,7 +192,7 @@ fn xclaim(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let Some((stream, group)) = group::find(cx.store, db, key, name)? else {
         return group::refuse(cx.out, no_group(key, name));
     };
-    let claim = Claim::parse(args, now_ms)?;
+    let claim = ClaimOptions::parse(args, now_ms)?;
     let number = consumer_no(stream, group, consumer).or_load(db, key)?;
     let plan = claim.plan(stream, group, number, now_ms).or_load(db, key)?;
     plan.require(stream, group).or_load(db, key)?;
@@ -211,14 +211,14 @@ fn xclaim(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 
 /// The options of XAUTOCLAIM.
 #[derive(Debug)]
-struct AutoClaim {
+struct AutoClaimOptions {
     min_idle_ms: i64,
     start: StreamId,
     count: u64,
     just_id: bool,
 }
 
-impl AutoClaim {
+impl AutoClaimOptions {
     fn parse(args: Args<'_>) -> Result<Self, Stop> {
         let min_idle_ms = number(args, 4, "min-idle-time", "XAUTOCLAIM")?.max(0);
         let start = parse::interval_start(arg(args, 5)?)?;
@@ -247,8 +247,8 @@ impl AutoClaim {
         group: &stream::Group,
         consumer: ConsumerNo,
         now_ms: u64,
-    ) -> Result<(Plan, StreamId), Part> {
-        let mut plan = Plan::default();
+    ) -> Result<(ClaimPlan, StreamId), Part> {
+        let mut plan = ClaimPlan::default();
         let (mut attempts, mut left) = (self.count.saturating_mul(ATTEMPTS), self.count);
         let mut before = None;
         for entry in stream.groups().pending_from(group, self.start)? {
@@ -278,7 +278,7 @@ impl AutoClaim {
 /// `XAUTOCLAIM key group consumer min-idle-ms start [COUNT count] [JUSTID]`
 fn xautoclaim(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let (db, key, name, now_ms) = (cx.db, key_arg(args)?, arg(args, 2)?, cx.now_ms());
-    let (consumer, options) = (arg(args, 3)?, AutoClaim::parse(args)?);
+    let (consumer, options) = (arg(args, 3)?, AutoClaimOptions::parse(args)?);
     let Some((stream, group)) = group::find(cx.store, cx.db, key, name)? else {
         return group::refuse(cx.out, no_group(key, name));
     };

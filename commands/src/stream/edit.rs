@@ -1,6 +1,6 @@
 //! Changing streams: XDEL, XTRIM, XSETID.
 
-use super::trim_options::Options;
+use super::trim_options::TrimOptions;
 use super::{key_arg, parse};
 use crate::{
     Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, int_arg, is_word, key, tail,
@@ -33,7 +33,7 @@ fn xdel(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 /// `XTRIM key MAXLEN|MINID [=|~] threshold [LIMIT count]`
 fn xtrim(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let (name, db) = (key_arg(args)?, cx.db);
-    let options = Options::parse(args, false, cx.settings)?;
+    let options = TrimOptions::parse(args, false, cx.settings)?;
     let Some(mut entry) = cx.store.typed_mut::<Stream>(db, name)? else {
         cx.out.int(0);
         return Ok(());
@@ -52,13 +52,13 @@ fn xtrim(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 
 /// The options of XSETID.
 #[derive(Debug, Default)]
-struct SetId {
+struct SetIdOptions {
     entries_added: Option<u64>,
     /// 0-0: keeps the current one.
     max_deleted_id: StreamId,
 }
 
-impl SetId {
+impl SetIdOptions {
     fn parse(args: Args<'_>, id: StreamId) -> Result<Self, Stop> {
         let mut options = Self::default();
         for at in (3..args.len()).step_by(2) {
@@ -95,7 +95,7 @@ const FEWER_ADDED: &str =
 fn xsetid(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let (name, db) = (key_arg(args)?, cx.db);
     let id = parse::id(arg(args, 2)?, 0)?;
-    let options = SetId::parse(args, id)?;
+    let options = SetIdOptions::parse(args, id)?;
     let Some(mut entry) = cx.store.typed_mut::<Stream>(db, name)? else {
         return Err(error::NO_SUCH_KEY.into());
     };

@@ -14,12 +14,12 @@ const NO_KEY: &str = "ERR The XGROUP subcommand requires the key to exist. Note 
 
 /// The options of XGROUP CREATE and SETID.
 #[derive(Debug, Default)]
-struct Options {
+struct GroupOptions {
     make_stream: bool,
     entries_read: Option<i64>,
 }
 
-impl Options {
+impl GroupOptions {
     fn parse(args: Args<'_>, of_create: bool) -> Result<Self, Stop> {
         let mut options = Self::default();
         let mut at = 5;
@@ -49,7 +49,7 @@ fn unknown(args: Args<'_>) -> String {
 /// `XGROUP CREATE key group id|$ [MKSTREAM] [ENTRIESREAD entries]`
 fn create(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let (db, key, name, id) = (cx.db, arg(args, 2)?, arg(args, 3)?, arg(args, 4)?);
-    let options = Options::parse(args, true)?;
+    let options = GroupOptions::parse(args, true)?;
     let mut entry = cx.store.entry_mut(db, key)?;
     let none = Stream::new();
     let stream = match &entry.value {
@@ -89,7 +89,7 @@ fn require_group(cx: &mut Ctx<'_>, key: &[u8], name: &[u8]) -> Result<Option<Str
 /// `XGROUP SETID key group id|$ [ENTRIESREAD entries]`
 fn set_id(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let (key, name, id) = (arg(args, 2)?, arg(args, 3)?, arg(args, 4)?);
-    let options = Options::parse(args, false)?;
+    let options = GroupOptions::parse(args, false)?;
     let Some(last_id) = require_group(cx, key, name)? else { return Ok(()) };
     if !matches!(args.len(), 5 | 7) {
         return Err(unknown(args).into());
@@ -161,7 +161,7 @@ fn group_help(out: &mut Reply) {
         &[
             (
                 "CREATE <key> <groupname> <id|$> [option]",
-                "Create a new consumer group. Options are:",
+                "Create a new consumer group. GroupOptions are:",
             ),
             ("    * MKSTREAM", "  Create the empty stream if it does not exist."),
             (

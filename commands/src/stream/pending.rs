@@ -11,7 +11,7 @@ use flagstone_wire::resp::{Args, Reply};
 use std::collections::HashMap;
 
 /// The range of XPENDING, and its filters.
-struct Range<'a> {
+struct PendingRange<'a> {
     start: StreamId,
     end: StreamId,
     count: u64,
@@ -19,7 +19,7 @@ struct Range<'a> {
     consumer: Option<&'a [u8]>,
 }
 
-impl<'a> Range<'a> {
+impl<'a> PendingRange<'a> {
     fn parse(args: Args<'a>) -> Result<Self, Stop> {
         let mut at = 3;
         let mut min_idle_ms = 0;
@@ -87,7 +87,7 @@ fn xpending(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let (db, key, name, now_ms) = (cx.db, key_arg(args)?, arg(args, 2)?, cx.now_ms());
     let range = match args.len() {
         3 => None,
-        6..=9 => Some(Range::parse(args)?),
+        6..=9 => Some(PendingRange::parse(args)?),
         _ => return Err(error::SYNTAX.into()),
     };
     let Some((stream, group)) = find(cx.store, db, key, name)? else {

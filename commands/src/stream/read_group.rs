@@ -13,14 +13,14 @@ use flagstone_wire::resp::{Args, Reply};
 
 /// The entries of a stream to read.
 #[derive(Clone, Copy, Debug)]
-enum What {
+enum EntriesToRead {
     /// Entries not yet delivered to any consumer of the group (`>`).
     New,
     /// Entries pending for this consumer, behind an id.
     History(StreamId),
 }
 
-impl What {
+impl EntriesToRead {
     fn parse(id: &[u8]) -> Result<Self, Stop> {
         let meaningless = |id: char| -> Stop {
             format!(
@@ -44,7 +44,7 @@ impl What {
 
 /// The reply of one stream and its changes, not yet applied.
 #[derive(Default)]
-struct Plan {
+struct ReadPlan {
     number: ConsumerNo,
     /// New position of the group, if it moves.
     position: Option<(StreamId, Option<i64>)>,
@@ -57,19 +57,21 @@ struct Plan {
     low: Option<StreamId>,
 }
 
-impl Plan {
+impl ReadPlan {
     fn of(
         stream: &Stream,
         group: &stream::Group,
         options: &ReadOptions<'_>,
-        (consumer, what, now_ms): (&[u8], What, u64),
+        (consumer, wanted, now_ms): (&[u8], EntriesToRead, u64),
     ) -> Result<Self, Part> {
         let consumer = stream.groups().consumer(group, consumer)?;
         let mut plan =
             Self { number: consumer.map_or(NEW, |(number, _)| number), ..Self::default() };
-        match what {
-            What::New => plan.new_entries(stream, group, options, now_ms)?,
-            What::History(id) => plan.history(stream, group, (id, options.count), now_ms)?,
+        match wanted {
+            EntriesToRead::New => plan.new_entries(stream, group, options, now_ms)?,
+            EntriesToRead::History(id) => {
+                plan.history(stream, group, (id, options.count), now_ms)?
+            }
         }
         stream.groups().require_pending(group, plan.pending.iter().map(|entry| entry.id))?;
         Ok(plan)
@@ -172,24 +174,24 @@ impl Plan {
 fn plan(
     cx: &mut Ctx<'_>,
     options: &ReadOptions<'_>,
-    (key, what): (&[u8], What),
-) -> Result<Plan, Stop> {
+    (key, wanted): (&[u8], EntriesToRead),
+) -> Result<ReadPlan, Stop> {
     let (db, now_ms) = (cx.db, cx.now_ms());
     let (name, consumer) = options.group.unwrap_or_default();
     let Some((stream, group)) = group::find(cx.store, cx.db, key, name)? else {
-        return Ok(Plan::default());
+        return Ok(ReadPlan::default());
     };
-    Ok(Plan::of(stream, group, options, (consumer, what, now_ms)).or_load(db, key)?)
+    Ok(ReadPlan::of(stream, group, options, (consumer, wanted, now_ms)).or_load(db, key)?)
 }
 
 /// Checks that all rows are in memory before anything changes.
 fn require(
     cx: &mut Ctx<'_>,
     options: &ReadOptions<'_>,
-    streams: &[(&[u8], What)],
+    streams: &[(&[u8], EntriesToRead)],
 ) -> Result<(), Stop> {
-    for (n, &(key, what)) in streams.iter().enumerate() {
-        plan(cx, options, (key, what))?;
+    for (n, &(key, wanted)) in streams.iter().enumerate() {
+        plan(cx, options, (key, wanted))?;
         // A later read of the same stream sees the changes of an earlier one.
         if streams[..n].iter().any(|(other, _)| *other == key)
             && let Some(entry) = cx.store.entry(cx.db, key)?
@@ -213,15 +215,15 @@ fn xreadgroup(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         if group::find(cx.store, cx.db, key, name)?.is_none() {
             return group::refuse(cx.out, no_group_to_read(key, name));
         }
-        streams.push((key, What::parse(id)?));
+        streams.push((key, EntriesToRead::parse(id)?));
     }
     if streams.len() > 1 {
         require(cx, &options, &streams)?;
     }
     let mut found = 0;
     let mark = if cx.out.is_resp3() { cx.out.begin_map() } else { cx.out.begin_array() };
-    for (key, what) in streams {
-        let plan = plan(cx, &options, (key, what))?;
+    for (key, wanted) in streams {
+        let plan = plan(cx, &options, (key, wanted))?;
         if cx.again && !plan.answers() {
             // The consumer's time was updated when it began to wait.
             continue;

@@ -15,7 +15,7 @@ const LIMIT_MAX: u64 = 1_000_000;
 
 /// The options of XADD and XTRIM.
 #[derive(Debug, Default)]
-pub struct Options {
+pub struct TrimOptions {
     pub no_mkstream: bool,
     pub trim: Option<Trim>,
     /// XADD: position of the id.
@@ -28,7 +28,7 @@ fn not_negative(text: &[u8], error: &'static str) -> Result<u64, Stop> {
     u64::try_from(number).map_err(|_| error.into())
 }
 
-impl Options {
+impl TrimOptions {
     /// Parses the options from the third argument on; with `add`, up to the id of a new entry.
     pub fn parse(args: Args<'_>, add: bool, settings: &DataSettings) -> Result<Self, Stop> {
         let mut options = Self::default();

@@ -15,7 +15,7 @@ const TOO_MUCH_MEMORY: &str =
     "ERR Insufficient memory, transient memory for LCS exceeds proto-max-bulk-len";
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Options {
+struct LcsOptions {
     len: bool,
     idx: bool,
     with_match_len: bool,
@@ -23,7 +23,7 @@ struct Options {
     min_match_len: i64,
 }
 
-impl Options {
+impl LcsOptions {
     fn parse(args: Args<'_>) -> Result<Self, Stop> {
         let mut options = Self::default();
         let mut at = 3;
@@ -79,7 +79,7 @@ fn check_size(a: usize, b: usize, max_bulk: usize) -> Result<(), &'static str> {
 fn lcs(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let (first, second) = (arg(args, 1)?, arg(args, 2)?);
     let (a_len, b_len) = (text_len(cx, first)?, text_len(cx, second)?);
-    let options = Options::parse(args)?;
+    let options = LcsOptions::parse(args)?;
     check_size(a_len, b_len, cx.settings.proto_max_bulk_len)?;
     let (a, b) = (text(cx, first)?, text(cx, second)?);
     let table = Table::new(&a, &b, !options.len);
@@ -96,7 +96,7 @@ fn lcs(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 }
 
 /// Writes the reply of IDX: the runs and the length.
-fn reply_matches(out: &mut Reply, table: &Table<'_>, options: &Options) {
+fn reply_matches(out: &mut Reply, table: &Table<'_>, options: &LcsOptions) {
     let mut runs = table.matches();
     runs.retain(|run| run.a.len() as i64 >= options.min_match_len);
     out.map(2);

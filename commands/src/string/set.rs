@@ -10,7 +10,7 @@ use flagstone_wire::resp::Args;
 
 /// Condition for SET to store the value.
 #[derive(Clone, Copy, Debug, Default)]
-enum Condition<'a> {
+enum SetCondition<'a> {
     #[default]
     Always,
     /// NX: the key does not exist.
@@ -21,7 +21,7 @@ enum Condition<'a> {
     Equals(&'a [u8]),
 }
 
-impl Condition<'_> {
+impl SetCondition<'_> {
     fn holds(self, cx: &mut Ctx<'_>, name: &[u8]) -> Result<bool, Stop> {
         if matches!(self, Self::Always) {
             return Ok(true);
@@ -40,14 +40,14 @@ impl Condition<'_> {
 
 /// The options of SET.
 #[derive(Clone, Copy, Debug, Default)]
-struct Options<'a> {
-    condition: Condition<'a>,
+struct SetOptions<'a> {
+    condition: SetCondition<'a>,
     /// True with GET: the reply is the previous value.
     get: bool,
     expiry: ExpiryOption<'a>,
 }
 
-impl<'a> Options<'a> {
+impl<'a> SetOptions<'a> {
     /// Parses the options behind the value.
     fn parse(args: Args<'a>) -> Result<Self, Stop> {
         let mut options = Self::default();
@@ -62,7 +62,7 @@ impl<'a> Options<'a> {
     /// Parses one option; returns the number of its arguments, `None` if it is unknown or
     /// contradicts another.
     fn take(&mut self, word: &[u8], next: Option<&'a [u8]>) -> Option<usize> {
-        use Condition::{Always, Equals, Exists, Missing};
+        use SetCondition::{Always, Equals, Exists, Missing};
         if is_word(word, "nx") && matches!(self.condition, Always | Missing) {
             self.condition = Missing;
         } else if is_word(word, "xx") && matches!(self.condition, Always | Exists) {
@@ -85,7 +85,7 @@ fn store(
     cx: &mut Ctx<'_>,
     name: &[u8],
     value: &[u8],
-    options: &Options<'_>,
+    options: &SetOptions<'_>,
     command: &str,
 ) -> Result<bool, Stop> {
     let now_ms = cx.now_ms();
@@ -122,7 +122,7 @@ fn store(
 /// `SET key value [NX | XX | IFEQ comparison-value] [GET] [EX seconds | PX milliseconds |
 /// EXAT unix-time-seconds | PXAT unix-time-milliseconds | KEEPTTL]`
 fn set(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
-    let options = Options::parse(args)?;
+    let options = SetOptions::parse(args)?;
     let done = store(cx, arg(args, 1)?, arg(args, 2)?, &options, "set")?;
     match (options.get, done) {
         (true, _) => {}
@@ -134,7 +134,7 @@ fn set(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 
 /// `SETNX key value`
 fn setnx(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
-    let options = Options { condition: Condition::Missing, ..Options::default() };
+    let options = SetOptions { condition: SetCondition::Missing, ..SetOptions::default() };
     let done = store(cx, arg(args, 1)?, arg(args, 2)?, &options, "setnx")?;
     cx.out.int(i64::from(done));
     Ok(())
@@ -152,7 +152,7 @@ fn psetex(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 
 fn set_expiring(cx: &mut Ctx<'_>, args: Args<'_>, form: TimeForm, command: &str) -> Outcome {
     let expiry = ExpiryOption::Time(form, arg(args, 2)?);
-    let options = Options { expiry, ..Options::default() };
+    let options = SetOptions { expiry, ..SetOptions::default() };
     store(cx, arg(args, 1)?, arg(args, 3)?, &options, command)?;
     cx.out.ok();
     Ok(())
@@ -160,7 +160,7 @@ fn set_expiring(cx: &mut Ctx<'_>, args: Args<'_>, form: TimeForm, command: &str)
 
 /// `GETSET key value`
 fn getset(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
-    let options = Options { get: true, ..Options::default() };
+    let options = SetOptions { get: true, ..SetOptions::default() };
     store(cx, arg(args, 1)?, arg(args, 2)?, &options, "getset")?;
     Ok(())
 }

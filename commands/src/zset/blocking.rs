@@ -1,6 +1,6 @@
 //! Popping members and waiting for them: BZPOPMIN, BZPOPMAX, BZMPOP.
 
-use super::pop::{FromSome, pop};
+use super::pop::{ZmpopArgs, pop};
 use crate::timeout::{last_arg, seconds_arg, wait_for};
 use crate::{Awaited, Begin, Ctx, Find, Group, KeySpec, Nil, Outcome, Run, Spec, arg, flag, key};
 use flagstone_storage::value::Zset;
@@ -38,7 +38,7 @@ fn bzpopmax(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 /// `BZMPOP timeout numkeys key… MIN | MAX [COUNT count]`
 fn bzmpop(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let until_ms = seconds_arg(arg(args, 1)?, cx.now_ms())?;
-    let from = FromSome::parse(args, 2)?;
+    let from = ZmpopArgs::parse(args, 2)?;
     if from.pop(cx, args)? {
         return Ok(());
     }

@@ -2,7 +2,7 @@
 //! sets are allowed; their members have the score 1.
 
 use super::{built, reply};
-use crate::combine::{Members, Op, Source, combined, count_inter, sources};
+use crate::combine::{Combinable, SetOperation, Source, combined, count_inter, sources};
 use crate::{
     Begin, Ctx, Find, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, int_arg, is_word,
     key, tail,
@@ -34,7 +34,7 @@ impl Scored<'_> {
     }
 }
 
-impl<'a> Members<'a> for Scored<'a> {
+impl<'a> Combinable<'a> for Scored<'a> {
     fn is(value: &Value) -> bool {
         matches!(value, Value::Set(_) | Value::Zset(_))
     }
@@ -75,9 +75,9 @@ impl<'a> Members<'a> for Scored<'a> {
         }
     }
 
-    fn some(self, skip: u64, count: usize) -> Result<Vec<&'a [u8]>, Part> {
+    fn next_names(self, skip: u64, count: usize) -> Result<Vec<&'a [u8]>, Part> {
         match self {
-            Self::Set(set) => set.some(skip, count),
+            Self::Set(set) => set.next_names(skip, count),
             Self::Zset(zset) => {
                 zset.by_rank(skip, count as u64, false)?.map(|item| Ok(item?.0)).collect()
             }
@@ -121,21 +121,21 @@ fn number_or_zero(score: f64) -> f64 {
 
 /// The syntax of a command of this family.
 #[derive(Clone, Copy, Debug)]
-struct Form {
+struct CombineSyntax {
     name: &'static str,
-    op: Op,
+    op: SetOperation,
     /// Position of the argument with the number of keys.
     count_at: usize,
     /// True if only the number of members is returned.
     count_only: bool,
 }
 
-impl Form {
-    const fn show(name: &'static str, op: Op) -> Self {
+impl CombineSyntax {
+    const fn show(name: &'static str, op: SetOperation) -> Self {
         Self { name, op, count_at: 1, count_only: false }
     }
 
-    const fn store(name: &'static str, op: Op) -> Self {
+    const fn store(name: &'static str, op: SetOperation) -> Self {
         Self { name, op, count_at: 2, count_only: false }
     }
 
@@ -159,7 +159,7 @@ impl Form {
 
 /// The options behind the keys.
 #[derive(Debug, Default)]
-struct Options {
+struct CombineOptions {
     /// One weight for each key.
     weights: Vec<f64>,
     aggregate: Aggregate,
@@ -168,11 +168,16 @@ struct Options {
     limit: u64,
 }
 
-impl Options {
+impl CombineOptions {
     /// Parses the words from `at` on, behind `count` keys.
-    fn parse(args: Args<'_>, mut at: usize, count: usize, form: Form) -> Result<Self, Stop> {
+    fn parse(
+        args: Args<'_>,
+        mut at: usize,
+        count: usize,
+        syntax: CombineSyntax,
+    ) -> Result<Self, Stop> {
         let mut options = Self { weights: vec![1.0; count], ..Self::default() };
-        let weighs = form.op != Op::Diff && !form.count_only;
+        let weighs = syntax.op != SetOperation::Diff && !syntax.count_only;
         while let Some(word) = args.get(at) {
             let left = args.len() - at - 1;
             if weighs && left >= count && is_word(word, "WEIGHTS") {
@@ -183,9 +188,9 @@ impl Options {
             } else if weighs && left >= 1 && is_word(word, "AGGREGATE") {
                 options.aggregate = Aggregate::parse(arg(args, at + 1)?).ok_or(error::SYNTAX)?;
                 at += 1;
-            } else if !form.stores() && !form.count_only && is_word(word, "WITHSCORES") {
+            } else if !syntax.stores() && !syntax.count_only && is_word(word, "WITHSCORES") {
                 options.with_scores = true;
-            } else if form.count_only && left >= 1 && is_word(word, "LIMIT") {
+            } else if syntax.count_only && left >= 1 && is_word(word, "LIMIT") {
                 options.limit = parse_i64(arg(args, at + 1)?)
                     .and_then(|limit| u64::try_from(limit).ok())
                     .ok_or("ERR LIMIT can't be negative")?;
@@ -201,14 +206,14 @@ impl Options {
     /// Returns the score of a member, starting with that in the smallest source. If weight times
     /// score is not a number, 0 replaces it, except for the further scores of an intersection, as
     /// in Redis.
-    fn score(&self, op: Op, name: &[u8], by_size: &[(f64, Scored<'_>)]) -> f64 {
+    fn score(&self, op: SetOperation, name: &[u8], by_size: &[(f64, Scored<'_>)]) -> f64 {
         let mut scores = by_size.iter().filter_map(|(weight, source)| {
             let score = source.score(name)?;
             Some(weight * score)
         });
         let first = number_or_zero(scores.next().unwrap_or(0.0));
         scores.fold(first, |sum, score| {
-            let score = if op == Op::Union { number_or_zero(score) } else { score };
+            let score = if op == SetOperation::Union { number_or_zero(score) } else { score };
             self.aggregate.apply(sum, score)
         })
     }
@@ -216,9 +221,9 @@ impl Options {
 
 /// Returns the members of the combined sources, in order.
 fn members<'a>(
-    op: Op,
+    op: SetOperation,
     sources: &[ScoredSource<'a>],
-    options: &Options,
+    options: &CombineOptions,
 ) -> Result<Vec<(&'a [u8], f64)>, Stop> {
     let names = combined(op, sources)?;
     let mut by_size: Vec<(f64, Scored<'a>)> = options
@@ -229,8 +234,10 @@ fn members<'a>(
         .collect();
     match op {
         // The scores are those of the first source.
-        Op::Diff => by_size.truncate(1),
-        Op::Inter | Op::Union => by_size.sort_by_key(|(_, source)| source.size()),
+        SetOperation::Diff => by_size.truncate(1),
+        SetOperation::Inter | SetOperation::Union => {
+            by_size.sort_by_key(|(_, source)| source.size())
+        }
     }
     let mut members: Vec<(&[u8], f64)> =
         names.into_iter().map(|name| (name, options.score(op, name, &by_size))).collect();
@@ -241,62 +248,69 @@ fn members<'a>(
 }
 
 /// `COMMAND numkeys key… [WEIGHTS weight…] [AGGREGATE SUM | MIN | MAX] [WITHSCORES]`
-fn show(cx: &mut Ctx<'_>, args: Args<'_>, form: Form) -> Outcome {
-    let count = form.count(args)?;
+fn show(cx: &mut Ctx<'_>, args: Args<'_>, syntax: CombineSyntax) -> Outcome {
+    let count = syntax.count(args)?;
     let sources: Vec<ScoredSource<'_>> = sources(cx.store, cx.db, tail(args, 2).take(count))?;
-    let options = Options::parse(args, 2 + count, count, form)?;
-    if form.count_only {
+    let options = CombineOptions::parse(args, 2 + count, count, syntax)?;
+    if syntax.count_only {
         cx.out.count(count_inter(&sources, options.limit)?);
     } else {
-        reply(cx.out, &members(form.op, &sources, &options)?, options.with_scores);
+        reply(cx.out, &members(syntax.op, &sources, &options)?, options.with_scores);
     }
     Ok(())
 }
 
 /// `COMMAND destination numkeys key… [WEIGHTS weight…] [AGGREGATE SUM | MIN | MAX]`
-fn store(cx: &mut Ctx<'_>, args: Args<'_>, form: Form) -> Outcome {
-    let (target, count) = (arg(args, 1)?, form.count(args)?);
+fn store(cx: &mut Ctx<'_>, args: Args<'_>, syntax: CombineSyntax) -> Outcome {
+    let (target, count) = (arg(args, 1)?, syntax.count(args)?);
     cx.store.peek(cx.db, target)?;
     let sources: Vec<ScoredSource<'_>> = sources(cx.store, cx.db, tail(args, 3).take(count))?;
-    let options = Options::parse(args, 3 + count, count, form)?;
-    let zset = built(&members(form.op, &sources, &options)?, cx.settings);
+    let options = CombineOptions::parse(args, 3 + count, count, syntax)?;
+    let zset = built(&members(syntax.op, &sources, &options)?, cx.settings);
     cx.out.count(zset.len() as usize);
-    Ok(cx.put_result(target, zset.into_value(), NotifyFlags::ZSET, form.name)?)
+    Ok(cx.put_result(target, zset.into_value(), NotifyFlags::ZSET, syntax.name)?)
 }
 
 /// `ZUNION numkeys key… [WEIGHTS weight…] [AGGREGATE SUM | MIN | MAX] [WITHSCORES]`
 fn zunion(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
-    show(cx, args, Form::show("zunion", Op::Union))
+    show(cx, args, CombineSyntax::show("zunion", SetOperation::Union))
 }
 
 /// `ZINTER numkeys key… [WEIGHTS weight…] [AGGREGATE SUM | MIN | MAX] [WITHSCORES]`
 fn zinter(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
-    show(cx, args, Form::show("zinter", Op::Inter))
+    show(cx, args, CombineSyntax::show("zinter", SetOperation::Inter))
 }
 
 /// `ZINTERCARD numkeys key… [LIMIT limit]`
 fn zintercard(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
-    show(cx, args, Form { count_only: true, ..Form::show("zintercard", Op::Inter) })
+    show(
+        cx,
+        args,
+        CombineSyntax {
+            count_only: true,
+            ..CombineSyntax::show("zintercard", SetOperation::Inter)
+        },
+    )
 }
 
 /// `ZDIFF numkeys key… [WITHSCORES]`
 fn zdiff(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
-    show(cx, args, Form::show("zdiff", Op::Diff))
+    show(cx, args, CombineSyntax::show("zdiff", SetOperation::Diff))
 }
 
 /// `ZUNIONSTORE destination numkeys key… [WEIGHTS weight…] [AGGREGATE SUM | MIN | MAX]`
 fn zunionstore(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
-    store(cx, args, Form::store("zunionstore", Op::Union))
+    store(cx, args, CombineSyntax::store("zunionstore", SetOperation::Union))
 }
 
 /// `ZINTERSTORE destination numkeys key… [WEIGHTS weight…] [AGGREGATE SUM | MIN | MAX]`
 fn zinterstore(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
-    store(cx, args, Form::store("zinterstore", Op::Inter))
+    store(cx, args, CombineSyntax::store("zinterstore", SetOperation::Inter))
 }
 
 /// `ZDIFFSTORE destination numkeys key…`
 fn zdiffstore(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
-    store(cx, args, Form::store("zdiffstore", Op::Diff))
+    store(cx, args, CombineSyntax::store("zdiffstore", SetOperation::Diff))
 }
 
 /// Returns the key spec of keys behind their number, which are read.

@@ -74,10 +74,12 @@ pub(super) fn restored(
 }
 
 /// Members that are independent of the sorted set's later changes.
-type Owned = Vec<(Box<[u8]>, f64)>;
+type OwnedMembers = Vec<(Box<[u8]>, f64)>;
 
 /// Copies all members of a walk.
-fn owned<'a>(walk: impl Iterator<Item = Result<(&'a [u8], f64), Part>>) -> Result<Owned, Part> {
+fn owned<'a>(
+    walk: impl Iterator<Item = Result<(&'a [u8], f64), Part>>,
+) -> Result<OwnedMembers, Part> {
     walk.map(|item| item.map(|(name, score)| (name.into(), score))).collect()
 }
 

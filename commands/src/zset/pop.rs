@@ -1,7 +1,7 @@
 //! Popping members: ZPOPMIN, ZPOPMAX, ZMPOP.
 
 use super::parse::count_arg;
-use super::{Owned, key_arg, owned, reply};
+use super::{OwnedMembers, key_arg, owned, reply};
 use crate::{
     Begin, Ctx, Find, Group, KeySpec, Outcome, Run, Spec, Stop, error, flag, is_word, key,
 };
@@ -16,10 +16,10 @@ pub(super) fn pop(
     (db, key): (u32, &[u8]),
     count: u64,
     from_max: bool,
-) -> Result<Owned, Stop> {
+) -> Result<OwnedMembers, Stop> {
     let popped = match entry.typed::<Zset>() {
         Some(zset) => zset.by_rank(0, count, from_max).and_then(owned).or_load(db, key)?,
-        None => Owned::new(),
+        None => OwnedMembers::new(),
     };
     if popped.is_empty() {
         return Ok(popped);
@@ -48,7 +48,7 @@ fn pop_from(cx: &mut Ctx<'_>, args: Args<'_>, from_max: bool) -> Outcome {
     let (db, key) = (cx.db, key_arg(args)?);
     let popped = match cx.store.typed_mut::<Zset>(db, key)? {
         Some(mut entry) => pop(&mut entry, (db, key), count, from_max)?,
-        None => Owned::new(),
+        None => OwnedMembers::new(),
     };
     if has_count {
         reply(cx.out, &popped, true);
@@ -73,14 +73,14 @@ fn zpopmax(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 }
 
 /// The arguments of ZMPOP.
-pub(super) struct FromSome {
+pub(super) struct ZmpopArgs {
     /// Positions of the keys among the arguments.
     keys: std::ops::Range<usize>,
     count: u64,
     from_max: bool,
 }
 
-impl FromSome {
+impl ZmpopArgs {
     /// Parses `numkeys key… MIN | MAX [COUNT count]`, from the argument `at` on.
     pub(super) fn parse(args: Args<'_>, mut at: usize) -> Result<Self, Stop> {
         let keys = count_arg(args, at, 1, "ERR numkeys should be greater than 0")?;
@@ -134,7 +134,7 @@ impl FromSome {
 
 /// `ZMPOP numkeys key… MIN | MAX [COUNT count]`
 fn zmpop(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
-    if !FromSome::parse(args, 1)?.pop(cx, args)? {
+    if !ZmpopArgs::parse(args, 1)?.pop(cx, args)? {
         cx.out.null_array();
     }
     Ok(())

@@ -25,7 +25,7 @@ fn zrandmember(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     if with_scores && count.unsigned_abs() > i64::MAX as u64 / 2 {
         return Err("ERR value is out of range".into());
     }
-    let wanted = draws::wanted(count)?;
+    let wanted = draws::draw_count(count)?;
     let drawn = match cx.store.typed::<Zset>(cx.db, key)? {
         None => Vec::new(),
         Some(zset) if count < 0 => zset.draw(wanted).or_load(cx.db, key)?,

@@ -1,7 +1,7 @@
 //! Ranges: ZRANGE and its older forms, ZRANGESTORE.
 
 use super::parse::{self, Ranks};
-use super::{Owned, READS, outgrows_listpack, owned, put, reply, zset_of};
+use super::{OwnedMembers, READS, outgrows_listpack, owned, put, reply, zset_of};
 use crate::DataSettings;
 use crate::{
     Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, int_arg, is_word, key,
@@ -13,7 +13,7 @@ use flagstone_wire::resp::Args;
 
 /// Order that a range refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum By {
+enum RangeOrder {
     Rank,
     Score,
     Lex,
@@ -21,7 +21,7 @@ enum By {
 
 /// A range of members.
 #[derive(Debug)]
-enum Range<'a> {
+enum ZsetRange<'a> {
     Ranks(Ranks),
     Scores(Span),
     Names(LexEdge<'a>, LexEdge<'a>),
@@ -29,8 +29,8 @@ enum Range<'a> {
 
 /// The options implied by a command's name.
 #[derive(Clone, Copy, Debug, Default)]
-struct Form {
-    by: Option<By>,
+struct RangeSyntax {
+    by: Option<RangeOrder>,
     reverse: Option<bool>,
     /// True if the command stores the members, and takes no WITHSCORES.
     store: bool,
@@ -38,8 +38,8 @@ struct Form {
 
 /// The options behind the range.
 #[derive(Clone, Copy, Debug)]
-struct Options {
-    by: By,
+struct RangeOptions {
+    by: RangeOrder,
     reverse: bool,
     with_scores: bool,
     skip: i64,
@@ -48,18 +48,18 @@ struct Options {
 }
 
 #[derive(Debug)]
-struct Query<'a> {
+struct RangeQuery<'a> {
     key: &'a [u8],
-    range: Range<'a>,
-    options: Options,
+    range: ZsetRange<'a>,
+    options: RangeOptions,
 }
 
-impl Options {
-    fn parse(args: Args<'_>, mut at: usize, form: Form) -> Result<Self, Stop> {
-        let (mut by, mut reverse) = (form.by, form.reverse);
+impl RangeOptions {
+    fn parse(args: Args<'_>, mut at: usize, syntax: RangeSyntax) -> Result<Self, Stop> {
+        let (mut by, mut reverse) = (syntax.by, syntax.reverse);
         let (mut with_scores, mut skip, mut count) = (false, 0, -1);
         while let Some(word) = args.get(at) {
-            if !form.store && is_word(word, "WITHSCORES") {
+            if !syntax.store && is_word(word, "WITHSCORES") {
                 with_scores = true;
             } else if is_word(word, "LIMIT") && at + 2 < args.len() {
                 (skip, count) = (int_arg(args, at + 1)?, int_arg(args, at + 2)?);
@@ -67,21 +67,21 @@ impl Options {
             } else if reverse.is_none() && is_word(word, "REV") {
                 reverse = Some(true);
             } else if by.is_none() && is_word(word, "BYLEX") {
-                by = Some(By::Lex);
+                by = Some(RangeOrder::Lex);
             } else if by.is_none() && is_word(word, "BYSCORE") {
-                by = Some(By::Score);
+                by = Some(RangeOrder::Score);
             } else {
                 return Err(error::SYNTAX.into());
             }
             at += 1;
         }
-        let by = by.unwrap_or(By::Rank);
-        if count != -1 && by == By::Rank {
+        let by = by.unwrap_or(RangeOrder::Rank);
+        if count != -1 && by == RangeOrder::Rank {
             return Err("ERR syntax error, LIMIT is only supported in combination with either \
                         BYSCORE or BYLEX"
                 .into());
         }
-        if with_scores && by == By::Lex {
+        if with_scores && by == RangeOrder::Lex {
             return Err(
                 "ERR syntax error, WITHSCORES not supported in combination with BYLEX".into()
             );
@@ -90,21 +90,21 @@ impl Options {
     }
 }
 
-impl<'a> Query<'a> {
+impl<'a> RangeQuery<'a> {
     /// Parses `key min max [BYSCORE | BYLEX] [REV] [LIMIT offset count] [WITHSCORES]`, from the key
     /// at `at` on.
-    fn parse(args: Args<'a>, at: usize, form: Form) -> Result<Self, Stop> {
-        let options = Options::parse(args, at + 3, form)?;
+    fn parse(args: Args<'a>, at: usize, syntax: RangeSyntax) -> Result<Self, Stop> {
+        let options = RangeOptions::parse(args, at + 3, syntax)?;
         let (mut min, mut max) = (arg(args, at + 1)?, arg(args, at + 2)?);
         if options.reverse {
             (min, max) = (max, min);
         }
         let range = match options.by {
-            By::Rank => Range::Ranks(Ranks::parse(args, at + 1)?),
-            By::Score => Range::Scores(parse::score_span(min, max)?),
-            By::Lex => {
+            RangeOrder::Rank => ZsetRange::Ranks(Ranks::parse(args, at + 1)?),
+            RangeOrder::Score => ZsetRange::Scores(parse::score_span(min, max)?),
+            RangeOrder::Lex => {
                 let (min, max) = parse::lex_edges(min, max)?;
-                Range::Names(min, max)
+                ZsetRange::Names(min, max)
             }
         };
         Ok(Self { key: arg(args, at)?, range, options })
@@ -114,19 +114,19 @@ impl<'a> Query<'a> {
     fn walk<'z>(&self, zset: &'z Zset) -> Result<ZsetWalk<'z>, Part> {
         let reverse = self.options.reverse;
         match &self.range {
-            Range::Ranks(ranks) => {
+            ZsetRange::Ranks(ranks) => {
                 let (first, count) = ranks.of(zset.len());
                 zset.by_rank(first, count, reverse)
             }
-            Range::Scores(span) => self.limited(zset, span),
-            Range::Names(min, max) => self.limited(zset, &zset.lex_span(*min, *max, reverse)?),
+            ZsetRange::Scores(span) => self.limited(zset, span),
+            ZsetRange::Names(min, max) => self.limited(zset, &zset.lex_span(*min, *max, reverse)?),
         }
     }
 
     /// Returns the members that LIMIT selects from the range. A negative offset selects none from a
     /// listpack; in a skiplist it counts from the end of the range, as in Redis.
     fn limited<'z>(&self, zset: &'z Zset, span: &Span) -> Result<ZsetWalk<'z>, Part> {
-        let Options { skip, count, reverse, .. } = self.options;
+        let RangeOptions { skip, count, reverse, .. } = self.options;
         let count = u64::try_from(count).unwrap_or(u64::MAX);
         let skip = match u64::try_from(skip) {
             Ok(skip) => Some(skip),
@@ -140,8 +140,8 @@ impl<'a> Query<'a> {
     }
 }
 
-fn show(cx: &mut Ctx<'_>, args: Args<'_>, form: Form) -> Outcome {
-    let query = Query::parse(args, 1, form)?;
+fn show(cx: &mut Ctx<'_>, args: Args<'_>, syntax: RangeSyntax) -> Outcome {
+    let query = RangeQuery::parse(args, 1, syntax)?;
     let members: Vec<(&[u8], f64)> = match cx.store.typed::<Zset>(cx.db, query.key)? {
         Some(zset) => {
             let found = query.walk(zset).and_then(Iterator::collect);
@@ -155,39 +155,39 @@ fn show(cx: &mut Ctx<'_>, args: Args<'_>, form: Form) -> Outcome {
 
 /// `ZRANGE key start stop [BYSCORE | BYLEX] [REV] [LIMIT offset count] [WITHSCORES]`
 fn zrange(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
-    show(cx, args, Form::default())
+    show(cx, args, RangeSyntax::default())
 }
 
 /// `ZREVRANGE key start stop [WITHSCORES]`
 fn zrevrange(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
-    show(cx, args, Form { by: Some(By::Rank), reverse: Some(true), store: false })
+    show(cx, args, RangeSyntax { by: Some(RangeOrder::Rank), reverse: Some(true), store: false })
 }
 
 /// `ZRANGEBYSCORE key min max [WITHSCORES] [LIMIT offset count]`
 fn zrangebyscore(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
-    show(cx, args, Form { by: Some(By::Score), reverse: Some(false), store: false })
+    show(cx, args, RangeSyntax { by: Some(RangeOrder::Score), reverse: Some(false), store: false })
 }
 
 /// `ZREVRANGEBYSCORE key max min [WITHSCORES] [LIMIT offset count]`
 fn zrevrangebyscore(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
-    show(cx, args, Form { by: Some(By::Score), reverse: Some(true), store: false })
+    show(cx, args, RangeSyntax { by: Some(RangeOrder::Score), reverse: Some(true), store: false })
 }
 
 /// `ZRANGEBYLEX key min max [LIMIT offset count]`
 fn zrangebylex(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
-    show(cx, args, Form { by: Some(By::Lex), reverse: Some(false), store: false })
+    show(cx, args, RangeSyntax { by: Some(RangeOrder::Lex), reverse: Some(false), store: false })
 }
 
 /// `ZREVRANGEBYLEX key max min [LIMIT offset count]`
 fn zrevrangebylex(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
-    show(cx, args, Form { by: Some(By::Lex), reverse: Some(true), store: false })
+    show(cx, args, RangeSyntax { by: Some(RangeOrder::Lex), reverse: Some(true), store: false })
 }
 
 /// Returns a sorted set built by adding the members one by one. As in Redis, a negative zero
 /// becomes a positive one while it is a listpack, and the number of members is known in advance
 /// only for a range of ranks.
-fn stored(members: &Owned, by: By, settings: &DataSettings) -> Zset {
-    let count = if by == By::Rank { members.len() as u64 } else { 0 };
+fn stored(members: &OwnedMembers, by: RangeOrder, settings: &DataSettings) -> Zset {
+    let count = if by == RangeOrder::Rank { members.len() as u64 } else { 0 };
     let mut zset = Zset::new(outgrows_listpack(count, 0, settings));
     for (name, score) in members {
         put(&mut zset, name, *score, settings);
@@ -197,7 +197,7 @@ fn stored(members: &Owned, by: By, settings: &DataSettings) -> Zset {
 
 /// `ZRANGESTORE destination source min max [BYSCORE | BYLEX] [REV] [LIMIT offset count]`
 fn zrangestore(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
-    let query = Query::parse(args, 2, Form { store: true, ..Form::default() })?;
+    let query = RangeQuery::parse(args, 2, RangeSyntax { store: true, ..RangeSyntax::default() })?;
     let (db, settings) = (cx.db, cx.settings);
     let members = match zset_of(cx, query.key)? {
         Some(zset) => query.walk(zset).and_then(owned).or_load(db, query.key)?,

@@ -1,7 +1,7 @@
 //! ZSCAN.
 
 use super::{READS, key_arg};
-use crate::scan::{self, Options};
+use crate::scan::{self, ScanOptions};
 use crate::{Ctx, Group, Outcome, Run, Spec, arg, flag};
 use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::Zset;
@@ -20,7 +20,7 @@ fn zscan(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         scan::reply(cx.out, 0, &shown);
         return Ok(());
     };
-    let options = Options::parse(args, "ZSCAN")?;
+    let options = ScanOptions::parse(args, "ZSCAN")?;
     let mut visit = |name: &[u8], score: f64| {
         if !options.takes(name) {
             return;

@@ -13,7 +13,7 @@ use flagstone_wire::resp::Args;
 
 /// The options of ZADD.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Options {
+pub(crate) struct ZaddOptions {
     /// NX: true to add only new members.
     only_new: bool,
     /// XX: true to change only existing members.
@@ -27,7 +27,7 @@ pub(crate) struct Options {
     increment: bool,
 }
 
-impl Options {
+impl ZaddOptions {
     /// Applies an option; returns false if the word is none.
     pub(crate) fn take(&mut self, word: &[u8]) -> bool {
         let options = [
@@ -92,7 +92,7 @@ struct Added {
 fn add_all(
     entry: &mut EntryMut<'_>,
     pairs: &[(f64, &[u8])],
-    options: Options,
+    options: ZaddOptions,
     settings: &DataSettings,
 ) -> Result<Added, Stop> {
     let mut done = Added::default();
@@ -121,7 +121,7 @@ fn add_all(
 
 /// Runs `ZADD key [NX | XX] [GT | LT] [CH] [INCR] score member…`, with options that are set
 /// already.
-fn add(cx: &mut Ctx<'_>, args: Args<'_>, mut options: Options) -> Outcome {
+fn add(cx: &mut Ctx<'_>, args: Args<'_>, mut options: ZaddOptions) -> Outcome {
     let mut first = 2;
     while args.get(first).is_some_and(|word| options.take(word)) {
         first += 1;
@@ -139,7 +139,7 @@ pub(crate) fn add_pairs(
     cx: &mut Ctx<'_>,
     key: &[u8],
     pairs: &[(f64, &[u8])],
-    options: Options,
+    options: ZaddOptions,
 ) -> Outcome {
     let settings = cx.settings;
     let mut entry = cx.store.entry_mut(cx.db, key)?;
@@ -165,12 +165,12 @@ pub(crate) fn add_pairs(
 
 /// `ZADD key [NX | XX] [GT | LT] [CH] [INCR] score member…`
 fn zadd(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
-    add(cx, args, Options::default())
+    add(cx, args, ZaddOptions::default())
 }
 
 /// `ZINCRBY key increment member`
 fn zincrby(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
-    add(cx, args, Options { increment: true, ..Options::default() })
+    add(cx, args, ZaddOptions { increment: true, ..ZaddOptions::default() })
 }
 
 /// `ZREM key member…`

@@ -23,7 +23,7 @@ use thiserror::Error;
 pub use super::FOOTER_LEN;
 pub use write::{Output, has_field_expiry};
 
-type Result<T> = std::result::Result<T, FileError>;
+type FileResult<T> = Result<T, FileError>;
 
 /// Maximum memory of a decoded value in bytes, for each byte that its encoding may have.
 const DECODED_FACTOR: usize = 4;
@@ -125,7 +125,7 @@ impl<R: Read> File<R> {
     ///
     /// # Errors
     /// If it is no RDB file, or of an unknown version.
-    pub fn open(file: R) -> Result<Self> {
+    pub fn open(file: R) -> FileResult<Self> {
         let mut source = Source::new(file);
         let magic: [u8; 9] = source.array()?;
         let digits = magic.strip_prefix(b"REDIS").or_else(|| magic.strip_prefix(b"VALKEY"));
@@ -149,7 +149,7 @@ impl<R: Read> File<R> {
     ///
     /// # Errors
     /// [`FileError`] if it cannot be read, or is unknown.
-    pub fn next_item(&mut self) -> Result<Item> {
+    pub fn next_item(&mut self) -> FileResult<Item> {
         let (mut expire_at_ms, mut idle_s, mut freq) = (None, None, None);
         loop {
             let source = &mut self.source;
@@ -199,7 +199,7 @@ impl<R: Read> File<R> {
         }
     }
 
-    fn end(&mut self) -> Result<Item> {
+    fn end(&mut self) -> FileResult<Item> {
         if self.version >= 5 {
             let found = self.source.checksum();
             let stored = u64::from_le_bytes(self.source.array()?);
@@ -215,7 +215,7 @@ impl<R: Read> File<R> {
     ///
     /// # Errors
     /// [`FileError`] if it is malformed or cannot be read.
-    pub fn value(&mut self, key: &Key, max_len: usize) -> Result<Value> {
+    pub fn value(&mut self, key: &Key, max_len: usize) -> FileResult<Value> {
         let object_type = key.object_type;
         if object_type == object_type::MODULE_2 {
             let name = module_name(self.source.len()?);
@@ -249,7 +249,7 @@ impl<R: Read> File<R> {
     ///
     /// # Errors
     /// [`FileError`] if it is malformed or cannot be read; that of the sink.
-    pub fn parts<E, S>(&mut self, key: &Key, sink: &mut S) -> std::result::Result<(), E>
+    pub fn parts<E, S>(&mut self, key: &Key, sink: &mut S) -> Result<(), E>
     where
         S: Sink,
         E: From<FileError> + From<S::Error> + From<RestoreError>,
@@ -282,7 +282,7 @@ fn module_name(number: u64) -> String {
 }
 
 /// Skips a module's data, which is self-delimiting.
-fn skip_module<R: Read>(source: &mut Source<R>) -> Result<()> {
+fn skip_module<R: Read>(source: &mut Source<R>) -> FileResult<()> {
     loop {
         match source.len()? {
             module_opcode::END => return Ok(()),
@@ -311,7 +311,7 @@ struct Limited {
 impl Sink for Limited {
     type Error = FileError;
 
-    fn part(&mut self, part: Part<'_>) -> Result<()> {
+    fn part(&mut self, part: Part<'_>) -> FileResult<()> {
         let size = match &part {
             Part::Text(text) => text.len(),
             Part::Element(element) => element.len() + ELEMENT_OVERHEAD,

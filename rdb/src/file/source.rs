@@ -1,6 +1,6 @@
 //! The bytes of a file: read once, counted, summed, and recorded for a second reading on request.
 
-use super::{FileError, Result};
+use super::{FileError, FileResult};
 use crate::input::Input;
 use crate::{RestoreError, crc64, length, lzf};
 use crc::{Digest, Table};
@@ -67,7 +67,7 @@ impl<R: Read> Source<R> {
     }
 
     /// Returns the next bytes, at least one; none at the end of the file.
-    pub(super) fn fill(&mut self) -> Result<&[u8]> {
+    pub(super) fn fill(&mut self) -> FileResult<&[u8]> {
         if self.replay_at < self.replay.len() {
             return Ok(&self.replay[self.replay_at..]);
         }
@@ -81,7 +81,7 @@ impl<R: Read> Source<R> {
     }
 
     /// Consumes `len` of the next bytes.
-    pub(super) fn consume(&mut self, len: usize) -> Result<()> {
+    pub(super) fn consume(&mut self, len: usize) -> FileResult<()> {
         self.offset += len as u64;
         if self.replay_at < self.replay.len() {
             self.replay_at += len;
@@ -120,8 +120,8 @@ impl<R: Read> Source<R> {
     fn pieces<E: From<FileError>>(
         &mut self,
         len: u64,
-        take: &mut impl FnMut(&[u8]) -> std::result::Result<(), E>,
-    ) -> std::result::Result<(), E> {
+        take: &mut impl FnMut(&[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
         let mut left = len;
         while left > 0 {
             let next = self.fill()?;
@@ -143,8 +143,8 @@ impl<R: Read> Source<R> {
         &mut self,
         compressed_len: u64,
         len: u64,
-        take: &mut impl FnMut(&[u8]) -> std::result::Result<(), E>,
-    ) -> std::result::Result<(), E> {
+        take: &mut impl FnMut(&[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
         let bad = || E::from(FileError::Bad(RestoreError::BadFormat));
         let (mut compressed, mut out) = (Vec::new(), Vec::new());
         let (mut left, mut given) = (compressed_len, 0);
@@ -179,7 +179,7 @@ impl<R: Read> Source<R> {
 impl<R: Read> Input for Source<R> {
     type Error = FileError;
 
-    fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
+    fn array<const N: usize>(&mut self) -> FileResult<[u8; N]> {
         let mut array = [0; N];
         let mut filled = 0;
         while filled < N {
@@ -195,7 +195,7 @@ impl<R: Read> Input for Source<R> {
         Ok(array)
     }
 
-    fn raw(&mut self, len: u64) -> Result<Cow<'_, [u8]>> {
+    fn raw(&mut self, len: u64) -> FileResult<Cow<'_, [u8]>> {
         self.admit(len)?;
         let len = usize::try_from(len).map_err(|_| FileError::Truncated)?;
         if len == 0 {
@@ -216,7 +216,7 @@ impl<R: Read> Input for Source<R> {
         Ok(Cow::Owned(bytes))
     }
 
-    fn admit(&self, len: u64) -> Result<()> {
+    fn admit(&self, len: u64) -> FileResult<()> {
         match &self.record {
             Some((_, max_len)) if len > *max_len as u64 => Err(FileError::Large),
             _ if len > STRING_MAX => Err(FileError::LongString(len)),
@@ -226,8 +226,8 @@ impl<R: Read> Input for Source<R> {
 
     fn text<E: From<FileError>>(
         &mut self,
-        mut take: impl FnMut(&[u8]) -> std::result::Result<(), E>,
-    ) -> std::result::Result<(), E> {
+        mut take: impl FnMut(&[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
         let first = self.byte()?;
         if first == length::LZF {
             let compressed_len = self.len()?;

@@ -26,7 +26,7 @@ fn told(file: &[u8], max_len: usize) -> (Vec<String>, Option<FileError>) {
     }
 }
 
-fn tell_key(file: &mut File<&[u8]>, key: &Key, max_len: usize) -> Result<String> {
+fn tell_key(file: &mut File<&[u8]>, key: &Key, max_len: usize) -> FileResult<String> {
     let name = key.name.escape_ascii();
     Ok(match file.value(key, max_len)? {
         Value::Payload(payload) => {
