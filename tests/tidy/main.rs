@@ -8,7 +8,6 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod imports;
-mod lints;
 mod names;
 mod sizes;
 mod source;

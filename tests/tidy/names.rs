@@ -1,4 +1,4 @@
-//! Names: of types, of modules' files, of commands.
+//! Names: of types and of commands.
 
 use crate::source::{File, Kind, PRODUCTION, Token, closing};
 use crate::{Figure, hold, ratchet};
@@ -33,9 +33,6 @@ const SAME_NAMES: &[(&str, &str, usize)] = &[
     (".", "Wanted", 2),
     (".", "Watched", 2),
 ];
-
-/// Modules in the style `x.rs` beside a folder `x`.
-const BESIDE_FOLDER: &[&str] = &["src/clients.rs"];
 
 /// Literals in rooms of the server that are names of commands too: the file, the literal, and why it
 /// is there.
@@ -102,25 +99,6 @@ fn names_of_types_are_unique_in_a_crate() {
         SAME_NAMES.iter().map(|(krate, name, times)| (format!("{krate:?}, {name:?}"), *times));
     let rule = "A crate has one type of a name (SAME_NAMES in tests/tidy/names.rs).";
     hold(rule, ("SAME_NAMES", listed.collect()), (1, true), &figures);
-}
-
-#[test]
-fn a_module_with_a_folder_is_its_mod_rs() {
-    let in_folder = |path: &str| {
-        let folder = format!("{}/", path.trim_end_matches(".rs"));
-        PRODUCTION.iter().any(|file| file.path.starts_with(&folder))
-    };
-    let found = PRODUCTION.iter().filter(|file| in_folder(&file.path)).map(|file| {
-        let path = &file.path;
-        let place = path.replace(".rs", "/mod.rs");
-        (
-            format!("{path:?}"),
-            format!("{path}: a folder of its name is beside it. `git mv` it to {place}."),
-        )
-    });
-    let listed = BESIDE_FOLDER.iter().map(|path| format!("{path:?}")).collect();
-    let rule = "A module with a folder is its mod.rs (BESIDE_FOLDER in tests/tidy/names.rs).";
-    ratchet(rule, "BESIDE_FOLDER", found.collect(), listed);
 }
 
 /// The names of all commands, as their declarations have them.

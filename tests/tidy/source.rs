@@ -3,7 +3,7 @@
 //! for tests only. Items for tests only (`#[cfg(test)]`) are left out.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::LazyLock;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -97,21 +97,6 @@ fn load(krate: &'static str, path: &Path, module: Vec<String>, files: &mut Vec<F
         let place = place.unwrap_or_else(|| panic!("{shown}: no file for `mod {child};`"));
         let module = module.iter().cloned().chain([child.to_owned()]).collect();
         load(krate, place, module, files);
-    }
-}
-
-/// Every file of Rust in `folder` and below, tests too.
-pub(crate) fn all_files(folder: &Path, files: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        let name = path.file_name().unwrap().to_str().unwrap();
-        if path.is_dir() {
-            if !name.starts_with('.') && name != "target" {
-                all_files(&path, files);
-            }
-        } else if name.ends_with(".rs") {
-            files.push(path);
-        }
     }
 }
 
