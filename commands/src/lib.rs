@@ -18,6 +18,7 @@ pub mod geo;
 pub mod hash;
 pub mod help;
 pub mod hyperloglog;
+mod key_spec;
 pub mod list;
 pub mod registry;
 pub mod scan;
@@ -34,11 +35,9 @@ pub mod zset;
 pub use context::{
     Awaited, Block, Ctx, Misses, Nil, Outcome, Stop, arg, error, int_arg, is_word, tail,
 };
+pub use key_spec::{Begin, Find, KeySpec, key};
 pub use settings::DataSettings;
-pub use spec::{
-    Begin, Find, Group, HelpWriter, KeyRange, KeySpec, KeysHandler, Names, Run, Runner, Spec, acl,
-    flag, key,
-};
+pub use spec::{Group, HelpWriter, KeyRange, KeysHandler, Names, Run, Runner, Spec, acl, flag};
 
 /// The declarations of every family.
 pub const FAMILIES: &[&[Spec]] = &[
