@@ -3,7 +3,7 @@
 
 use crate::value::KeyBuf;
 
-/// What happened to a key.
+/// The kind of a note: the effect of the command on the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoteKind {
     /// The key was written or deleted.
