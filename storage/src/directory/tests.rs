@@ -7,6 +7,7 @@ use crate::materialise::hand_over;
 use crate::value::{Str, Value};
 use bytes::Bytes;
 use object_store::memory::InMemory;
+use std::time::Duration;
 
 const NOW: u64 = 1_800_000_000_000;
 
@@ -50,6 +51,26 @@ async fn a_journal_of_others_does_not_take_a_bucket_from_its_server() {
     open(at("ours")).await.unwrap().close().await.unwrap();
 }
 
+/// The former owner was killed, or is paused: it may answer until its lease has ended.
+#[tokio::test]
+async fn a_start_in_a_bucket_waits_until_the_lease_of_the_former_owner_has_ended() {
+    /// Longer than a start takes.
+    const LEASE: Duration = Duration::from_secs(1);
+    let store = Place::within(Arc::new(InMemory::new()), "data".into(), "memory:");
+    let location = Location { store, journal: None };
+    let open = async || {
+        let mut options = offline_options(&location).await.unwrap();
+        (options.databases, options.lease) = (1, LEASE);
+        Directory::open(options, Clock::default()).await.unwrap()
+    };
+    let former = open().await;
+    let begun = std::time::Instant::now();
+    let successor = open().await;
+    assert!(begun.elapsed() >= LEASE);
+    drop(former);
+    successor.close().await.unwrap();
+}
+
 #[tokio::test]
 async fn what_a_start_would_replay_is_counted_until_it_is_flushed() {
     let root = tempfile::tempdir().unwrap();
@@ -85,6 +106,30 @@ async fn what_a_start_would_replay_is_counted_until_it_is_flushed() {
     journal.close().unwrap();
     drop(locks);
     open().await.unwrap().close().await.unwrap();
+}
+
+/// Records have a time that the system clock, set back since, has not reached again.
+#[tokio::test]
+async fn time_goes_on_from_the_greatest_in_the_journal() {
+    use std::sync::atomic::Ordering;
+    const DAY_MS: u64 = 86_400_000;
+    let root = tempfile::tempdir().unwrap();
+    let location = Location { store: Place::local(root.path()).unwrap(), journal: None };
+    let time = Arc::new(ManualTime::default());
+    time.wall_us.store(NOW * 1000, Ordering::Relaxed);
+    let open = async || {
+        let clock = Clock::manual(time.clone());
+        let mut options = offline_options(&location).await.unwrap();
+        options.databases = 1;
+        (Directory::open(options, clock.clone()).await.unwrap(), clock)
+    };
+    let (opened, clock) = open().await;
+    assert!(clock.now_ms() < NOW + DAY_MS);
+    opened.journal.append(NOW + DAY_MS, &[0], &[]).unwrap();
+    opened.close().await.unwrap();
+    let (opened, clock) = open().await;
+    assert!(clock.now_ms() >= NOW + DAY_MS);
+    opened.close().await.unwrap();
 }
 
 #[tokio::test]

@@ -317,6 +317,25 @@ fn an_interrupted_reshard_leaves_no_data_directory() {
 }
 
 #[test]
+fn a_start_without_a_journal_continues_after_the_lsns_of_the_shards() {
+    let root = tempfile::tempdir().unwrap();
+    let mut number = 0;
+    let dir = fresh(root.path(), &mut number);
+    let mut first = world(&dir, no_images());
+    (0..9).for_each(|round| some_of_everything(&mut first, round));
+    let (model, end) = (first.model.clone(), first.journal.end());
+    first.close();
+    // After a clean stop the shards are complete by themselves.
+    std::fs::remove_dir_all(dir.join("journal")).unwrap();
+    let mut second = World::open(&dir, model, no_images());
+    second.verify("without a journal");
+    second.set(0, b"s1", b"again", 0);
+    second.commit();
+    assert!(second.journal.end() > end);
+    kill(second, &root, &mut number);
+}
+
+#[test]
 fn a_library_that_is_not_stored_changes_nothing() {
     let root = tempfile::tempdir().unwrap();
     let mut number = 0;
