@@ -22,6 +22,10 @@ lint:
 test *args:
     cargo test --workspace {{args}}
 
+# The rules of the source tree: imports, sizes, names, texts
+tidy:
+    cargo test --test tidy
+
 doc:
     RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --workspace
 
@@ -33,7 +37,7 @@ book:
 chart *args:
     scripts/chart {{args}}
 
-# Licences and advisories (needs cargo-deny)
+# Licences, sources and advisories (needs cargo-deny, and the network for advisories)
 deny:
     cargo deny check
 

@@ -251,9 +251,8 @@ fn raw(rest: &str, word: usize) -> (Option<Kind>, usize) {
     (Some(Kind::Text), body + rest[body..].find(&end).unwrap() + end.len())
 }
 
-/// The path of names that `crate`, `self` or `super` at `at` begins, from the root of the crate: one
-/// path for each name of a group, as far as its first segment below the root. None if there is no
-/// path at `at`.
+/// The first names below the root of the crate in the path that `crate` or `super` at `at` begins;
+/// several for a group. Empty if no path begins there, or it does not lead to the root.
 pub(crate) fn first_names(file: &File, at: usize) -> Vec<&'static str> {
     let tokens = &file.tokens;
     let after_path = at > 1 && tokens[at - 1].is(":") && tokens[at - 2].is(":");
@@ -300,4 +299,32 @@ fn is_behind_path(tokens: &[Token], at: usize) -> bool {
 fn inline_depth(tokens: &[Token], at: usize) -> usize {
     let opens = |open: usize| tokens[open].is("mod") && tokens[open + 2].is("{");
     (0..at).filter(|&open| opens(open) && closing(tokens, open + 2) > at).count()
+}
+
+#[test]
+fn the_reader_tells_code_from_text_and_tests() {
+    const TEXT: &str = r####"
+        //! Doc of the file.
+        use crate::{a::{b, c}, d as e}; // use crate::f;
+        /* crate::g */
+        fn h<'a>(i: &'a str) -> char { let _ = (r#"crate::"j"#, "\"crate::k", b'\'', '"'); 'l' }
+        #[cfg(test)]
+        use super::m::{n, o};
+        #[cfg(any(test, fuzzing))]
+        /// Doc of a test.
+        mod p { fn q() { crate::r } }
+        #[cfg(not(test))]
+        static S: [u8; 2] = super::t::U;
+    "####;
+    let (tokens, test_lines) = without_tests(&tokens(TEXT));
+    assert_eq!(test_lines, 5);
+    let texts = tokens.iter().filter(|token| token.kind == Kind::Text).map(|token| token.text);
+    assert_eq!(texts.collect::<Vec<_>>(), [r##"r#"crate::"j"#"##, r#""\"crate::k""#]);
+    let docs = tokens.iter().filter(|token| token.kind == Kind::Doc).map(|token| token.text);
+    assert_eq!(docs.collect::<Vec<_>>(), ["Doc of the file."]);
+
+    let module = vec!["here".to_owned()];
+    let file = File { krate: ".", path: "src/here.rs".into(), module, tokens, lines: 0 };
+    let names = (0..file.tokens.len()).flat_map(|at| first_names(&file, at));
+    assert_eq!(names.collect::<Vec<_>>(), ["a", "d", "t"]);
 }
