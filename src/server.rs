@@ -349,6 +349,7 @@ async fn run_worker(start: Start) -> Result<Partition> {
     tokio::task::spawn_local(worker.clone().run_mailbox(inbox));
     tokio::task::spawn_local(worker.clone().run_loader());
     tokio::task::spawn_local(worker.clone().run_parked());
+    tokio::task::spawn_local(worker.clone().run_turns());
     tokio::task::spawn_local(worker.clone().run_cron());
     tokio::task::spawn_local(worker.clone().run_materialiser());
     tokio::task::spawn_local(worker.clone().run_expiry());

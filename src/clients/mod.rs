@@ -1,5 +1,6 @@
 //! The registry of connections: what CLIENT LIST shows and CLIENT KILL ends.
 
+mod farewell;
 mod refusals;
 mod roll;
 
@@ -119,6 +120,8 @@ pub struct Client {
     watch: Mutex<Option<Arc<Watch>>>,
     /// It was closed because it did not read what it was sent.
     too_slow: AtomicBool,
+    /// It is closed because it took too much.
+    greedy: AtomicBool,
     /// The wait it is in, which CLIENT UNBLOCK ends.
     turn: Mutex<Option<Arc<Turn>>>,
     killed: AtomicBool,
@@ -166,6 +169,7 @@ impl Client {
             outbox: Outbox::default(),
             watch: Mutex::default(),
             too_slow: AtomicBool::new(false),
+            greedy: AtomicBool::new(false),
             turn: Mutex::default(),
             killed: AtomicBool::new(false),
             kill: Notify::new(),
@@ -432,6 +436,7 @@ impl Client {
                 addr = %self.addr,
                 "it does not read what it is sent (client-output-buffer-limit): closing"
             );
+            self.set_greedy();
             self.kill();
         }
     }
@@ -439,6 +444,16 @@ impl Client {
     /// Whether it was closed because it did not read what it was sent.
     pub fn is_too_slow(&self) -> bool {
         self.too_slow.load(Ordering::Relaxed)
+    }
+
+    /// It takes too much, and is about to be closed for it.
+    pub fn set_greedy(&self) {
+        self.greedy.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it is closed because it took too much.
+    pub fn is_greedy(&self) -> bool {
+        self.greedy.load(Ordering::Relaxed)
     }
 
     /// Asks the connection's task to close it.

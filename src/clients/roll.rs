@@ -1,5 +1,6 @@
 //! All connections of the node: who is let in, and who is closed when they take too much memory.
 
+use super::farewell::Farewells;
 use super::{Client, Refusals, state};
 use flagstone_wire::client_memory::{self, Limit};
 use std::collections::BTreeMap;
@@ -23,6 +24,9 @@ pub struct Clients {
     map: Mutex<BTreeMap<u64, Arc<Client>>>,
     /// Those that have yet to give their password.
     strangers: AtomicUsize,
+    /// Sockets of those that took too much, which are about to be closed.
+    leaving: AtomicUsize,
+    farewells: Farewells,
     /// When clients were last closed as they took too much memory.
     evicted_at_ms: AtomicU64,
     pub accepted: AtomicU64,
@@ -59,7 +63,7 @@ impl Clients {
         let mut map = self.map();
         let strangers = self.strangers.load(Ordering::Relaxed);
         let too_strange = is_stranger && strangers >= max.div_ceil(STRANGERS_SHARE);
-        if map.len() >= max || too_strange {
+        if map.len() + self.leaving.load(Ordering::Relaxed) >= max || too_strange {
             self.rejected.fetch_add(1, Ordering::Relaxed);
             return None;
         }
@@ -95,6 +99,16 @@ impl Clients {
     pub fn kill(&self, client: &Client) {
         self.remove(client.id);
         client.kill();
+    }
+
+    /// Waits until the socket of a client that took too much may be closed. It has a place among the
+    /// connections until then.
+    pub async fn part(&self, now_ms: u64) {
+        let pause = self.farewells.pause(now_ms);
+        if !pause.is_zero() {
+            let _place = Leaving::new(&self.leaving);
+            tokio::time::sleep(pause).await;
+        }
     }
 
     pub fn get(&self, id: u64) -> Option<Arc<Client>> {
@@ -163,8 +177,25 @@ impl Clients {
             total -= bytes;
             self.evicted.fetch_add(1, Ordering::Relaxed);
             self.refusals.evicted(client.addr);
+            client.set_greedy();
             self.kill(&client);
         }
+    }
+}
+
+/// A socket that is about to be closed.
+struct Leaving<'a>(&'a AtomicUsize);
+
+impl<'a> Leaving<'a> {
+    fn new(leaving: &'a AtomicUsize) -> Self {
+        leaving.fetch_add(1, Ordering::Relaxed);
+        Self(leaving)
+    }
+}
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

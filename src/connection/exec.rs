@@ -46,6 +46,7 @@ impl Connection {
             return true;
         }
         tracing::warn!(client = client.id, "a transaction reaches the query buffer limit: closing");
+        client.set_greedy();
         self.worker.stats().query_limit_closes.fetch_add(1, Ordering::Relaxed);
         false
     }

@@ -20,7 +20,7 @@ use crate::session::{ReplyMode, Session};
 use crate::worker::{TURN, Worker};
 pub(crate) use ahead::Ahead;
 use ahead::{Ready, Stopped};
-use bytes::{Buf, BytesMut};
+use bytes::{Buf, BufMut, BytesMut};
 use cycle::Cycle;
 use flagstone_commands::{Stop, flag};
 use flagstone_wire::client_memory::Taken;
@@ -40,6 +40,9 @@ use wire::Wire;
 
 /// Bytes read at once.
 pub(crate) const READ: usize = 64 * 1024;
+
+/// Bytes that a connection reads and writes before others have a turn.
+const TURN_BYTES: usize = 256 * 1024;
 
 /// How often a connection that waits for room looks for it.
 const PRESSURE_POLL: Duration = Duration::from_millis(2);
@@ -81,6 +84,8 @@ pub struct Connection {
     turn: Turn,
     /// How long its commands have run since others had a turn.
     busy: Duration,
+    /// Bytes that it has read and written since.
+    moved: usize,
 }
 
 /// Serves a connection until it ends.
@@ -96,6 +101,7 @@ pub async fn serve(worker: Rc<Worker>, stream: TcpStream, client: Arc<Client>) {
         told_stranger: 0,
         turn: Turn { began: worker.last_ran(), left: STRANGERS_TURN },
         busy: Duration::ZERO,
+        moved: 0,
     });
     tokio::select! {
         // A reset is the client's way to end.
@@ -108,16 +114,24 @@ pub async fn serve(worker: Rc<Worker>, stream: TcpStream, client: Arc<Client>) {
     worker.node.clients.remove(client.id);
     worker.node.clients.befriend(&client);
     worker.stats().connections.fetch_sub(1, Ordering::Relaxed);
+    let is_greedy = client.is_greedy();
+    let Connection { stream, session, parser, buf, .. } = *connection;
+    large::free(buf);
+    drop((session, parser, client));
+    if is_greedy {
+        tokio::select! {
+            () = worker.node.clients.part(worker.node.clock.now_ms()) => {}
+            () = worker.stopping() => {}
+        }
+    }
+    drop(stream);
 }
 
 impl Connection {
     async fn run(&mut self) -> std::io::Result<()> {
         loop {
-            if self.busy > TURN {
-                // There may always be something to read.
-                tokio::task::yield_now().await;
-                self.busy = Duration::ZERO;
-            }
+            // There may always be something to read.
+            self.give_turn().await;
             self.wait_readable().await?;
             if self.worker.node.is_pressed() {
                 self.wait_for_room().await;
@@ -128,7 +142,7 @@ impl Connection {
             } else {
                 let wanted = self.parser.missing(self.buf.len());
                 large::reserve(&mut self.buf, READ, wanted);
-                self.stream.try_read_buf(&mut self.buf)
+                self.stream.try_read_buf(&mut (&mut self.buf).limit(TURN_BYTES))
             };
             let n = match read {
                 Ok(0) => return Ok(()),
@@ -139,6 +153,7 @@ impl Connection {
                 }
                 Err(e) => return Err(e),
             };
+            self.moved += n;
             count(&self.worker.stats().reads, 1);
             count(&self.session.client.bytes_in, n as u64);
             self.worker.stats().bytes_in.fetch_add(n as u64, Ordering::Relaxed);
@@ -182,7 +197,7 @@ impl Connection {
                     Poll::Ready(()) => Poll::Ready(Ok(false)),
                     Poll::Pending => {
                         if readable.is_pending() {
-                            self.busy = Duration::ZERO;
+                            (self.busy, self.moved) = (Duration::ZERO, 0);
                         }
                         readable
                     }
@@ -191,9 +206,22 @@ impl Connection {
             if readable.await? {
                 return Ok(());
             }
-            self.wire().send_pushes().await?;
+            self.moved += self.wire().send_pushes().await?;
             sent = true;
+            self.give_turn().await;
         }
+    }
+
+    /// Lets others go on if it has taken its turn.
+    async fn give_turn(&mut self) {
+        if self.busy > TURN || self.moved > TURN_BYTES {
+            self.end_turn().await;
+        }
+    }
+
+    async fn end_turn(&mut self) {
+        self.worker.turns.end().await;
+        (self.busy, self.moved) = (Duration::ZERO, 0);
     }
 
     fn wire(&mut self) -> Wire<'_> {
@@ -236,7 +264,7 @@ impl Connection {
                     return self.check_buffer().await;
                 }
                 Pause::Close => return Ok(false),
-                Pause::Flush => tokio::task::yield_now().await,
+                Pause::Flush => self.end_turn().await,
                 Pause::Barrier => {
                     // Its state is large, and most of the time a connection has none.
                     if !Box::pin(self.run_barrier()).await? {
@@ -263,6 +291,7 @@ impl Connection {
             "the query buffer limit is reached: closing"
         );
         count(&self.worker.stats().query_limit_closes, 1);
+        self.session.client.set_greedy();
         Ok(false)
     }
 
@@ -400,6 +429,8 @@ impl Connection {
         if self.session.transaction.is_some() && !command.spec.has(flag::UNQUEUED) {
             let queued = self.queue(command, args, settings, cycle.out());
             cycle.end_command();
+            // It has taken time, too.
+            self.worker.start_watch();
             return if queued { Dispatched::Done } else { Dispatched::Close };
         }
         if command.spec.has(flag::EXEC) {

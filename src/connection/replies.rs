@@ -43,6 +43,7 @@ impl Connection {
         }
         if out.is_lost() {
             tracing::warn!(client = client.id, "there is no memory for its replies: closing");
+            client.set_greedy();
             return Err(ErrorKind::ConnectionAborted.into());
         }
         if out.len() > ALWAYS_TAKEN {
@@ -51,6 +52,7 @@ impl Connection {
                 return Err(ErrorKind::ConnectionAborted.into());
             }
         }
+        self.moved += out.len();
         self.wire().reply(out.as_bytes()).await
     }
 }

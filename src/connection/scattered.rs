@@ -3,7 +3,7 @@
 //! bytes: whatever a client asks for, and however slowly it reads, little of it is in memory.
 
 use super::cycle::{Piece, Whole, confirmed};
-use crate::worker::{BatchReply, CmdBatch, MAX_REPLIES, Message, Ran, Shown, Worker};
+use crate::worker::{BatchReply, CmdBatch, MAX_REPLIES, Ran, Shown, Worker};
 use flagstone_wire::resp::Reply;
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -39,7 +39,7 @@ impl Remote {
 async fn send(worker: &Worker, target: usize, batch: CmdBatch) -> oneshot::Receiver<BatchReply> {
     let (tx, rx) = oneshot::channel();
     // A worker that is gone drops the message, and with it the sender.
-    let _ = worker.node.mailboxes[target].send(Message::Batch(batch, tx)).await;
+    let _ = worker.node.mailboxes[target].send_batch(batch, tx).await;
     rx
 }
 

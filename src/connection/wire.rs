@@ -1,11 +1,11 @@
 //! The socket of a connection: what is written to it, and what it is kept busy with while a command
 //! waits.
 
-use super::{READ, count};
+use super::{READ, TURN_BYTES, count};
 use crate::clients::{Client, state};
 use crate::large;
 use crate::worker::Worker;
-use bytes::BytesMut;
+use bytes::{BufMut, BytesMut};
 use flagstone_wire::client_memory::Taken;
 use std::future::{Future, poll_fn};
 use std::io::{Error, ErrorKind, Result};
@@ -37,6 +37,7 @@ impl Wire<'_> {
     /// blocked: one that ends its side and then waits for a reply gets it. An error: it has gone.
     pub(super) async fn keep_until<T>(&mut self, done: impl Future<Output = T>) -> Result<T> {
         let mut done = pin!(done);
+        let mut moved = 0;
         loop {
             let woken = poll_fn(|cx| {
                 if let Poll::Ready(value) = done.as_mut().poll(cx) {
@@ -52,21 +53,26 @@ impl Wire<'_> {
             });
             match woken.await? {
                 Woken::Done(value) => return Ok(value),
-                Woken::Pushes => self.send_pushes().await?,
-                Woken::Readable => self.read_ahead()?,
+                Woken::Pushes => moved += self.send_pushes().await?,
+                Woken::Readable => moved += self.read_ahead()?,
+            }
+            if moved > TURN_BYTES {
+                self.worker.turns.end().await;
+                moved = 0;
             }
         }
     }
 
-    /// Writes some of what the client has not asked for.
-    pub(super) async fn send_pushes(&mut self) -> Result<()> {
+    /// Writes some of what the client has not asked for; how many bytes.
+    pub(super) async fn send_pushes(&mut self) -> Result<usize> {
         let piece = self.client.outbox.take();
+        let bytes = piece.copied.len() + piece.shared.len();
         for part in [&*piece.copied, &piece.shared] {
             let left = self.try_write(part)?;
             self.write_rest(left, false).await?;
         }
         self.client.outbox.written(piece);
-        Ok(())
+        Ok(bytes)
     }
 
     /// Writes replies.
@@ -110,10 +116,10 @@ impl Wire<'_> {
         Ok(())
     }
 
-    /// Takes in what the client sends. An error: it has gone, or sends too much.
-    fn read_ahead(&mut self) -> Result<()> {
+    /// Takes in what the client sends; how many bytes. An error: it has gone, or sends too much.
+    fn read_ahead(&mut self) -> Result<usize> {
         large::reserve(self.buf, READ, 0);
-        match self.stream.try_read_buf(self.buf) {
+        match self.stream.try_read_buf(&mut self.buf.limit(TURN_BYTES)) {
             Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
             Ok(n) => {
                 count(&self.worker.stats().reads, 1);
@@ -128,11 +134,12 @@ impl Wire<'_> {
                         client = self.client.id,
                         "it sends more than client-query-buffer-limit while it waits: closing"
                     );
+                    self.client.set_greedy();
                     return Err(Error::other("the query buffer limit is reached"));
                 }
-                Ok(())
+                Ok(n)
             }
-            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(()),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(0),
             Err(error) => Err(error),
         }
     }

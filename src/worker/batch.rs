@@ -55,6 +55,10 @@ struct BatchCommand {
 /// it takes the memory of so many, and of one reply, whatever it asks for and whether it reads or not.
 pub const MAX_REPLIES: usize = 1 << 20;
 
+/// Commands of a short batch at most, and bytes of their arguments.
+const FEW: usize = 16;
+const FEW_BYTES: usize = 16 << 10;
+
 /// Consecutive commands of one connection for one worker.
 #[derive(Debug, Default)]
 pub struct CmdBatch {
@@ -75,6 +79,11 @@ impl CmdBatch {
     /// Bytes of the arguments.
     pub fn bytes(&self) -> usize {
         self.bytes.len()
+    }
+
+    /// Whether these are few commands: they need not wait behind many of another connection.
+    pub fn is_short(&self) -> bool {
+        self.commands.len() <= FEW && self.bytes.len() <= FEW_BYTES
     }
 
     /// Adds a command; its arguments are copied.

@@ -7,6 +7,9 @@ use tokio::sync::{mpsc, oneshot};
 /// Messages a lane holds before its senders wait.
 const LANE: usize = 1024;
 
+/// Batches of few commands that go before one of many that waits, at most.
+const FEW_FIRST: usize = 16;
+
 /// Messages of a drain at most.
 pub(crate) const DRAIN: usize = 256;
 
@@ -29,26 +32,50 @@ pub enum Message {
 #[derive(Clone)]
 pub struct Mailbox {
     normal: mpsc::Sender<Message>,
+    few: mpsc::Sender<Message>,
     urgent: mpsc::Sender<Message>,
 }
 
 /// The receiving side, the worker's own.
 pub struct Inbox {
-    pub(crate) normal: mpsc::Receiver<Message>,
-    pub(crate) urgent: mpsc::Receiver<Message>,
+    normal: mpsc::Receiver<Message>,
+    few: mpsc::Receiver<Message>,
+    urgent: mpsc::Receiver<Message>,
+    /// Batches of few commands that have gone before those of many since one of these was taken.
+    few_taken: usize,
 }
 
 impl Inbox {
-    /// The next message if there is one, urgent ones first.
+    /// The next message if there is one, urgent ones first, then batches of few commands: who sends
+    /// many in one batch waits for a moment, and not everybody else behind it.
     pub(crate) fn try_next(&mut self) -> Option<Message> {
-        self.urgent.try_recv().ok().or_else(|| self.normal.try_recv().ok())
+        if let Ok(message) = self.urgent.try_recv() {
+            return Some(message);
+        }
+        if self.few_taken < FEW_FIRST
+            && let Ok(message) = self.few.try_recv()
+        {
+            self.few_taken += 1;
+            return Some(message);
+        }
+        self.few_taken = 0;
+        self.normal.try_recv().or_else(|_| self.few.try_recv()).ok()
+    }
+
+    /// Whether nothing waits to be taken.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.urgent.is_empty() && self.few.is_empty() && self.normal.is_empty()
     }
 
     /// The next message; `None` when nobody can send any more.
     pub(crate) async fn next(&mut self) -> Option<Message> {
+        if let Some(message) = self.try_next() {
+            return Some(message);
+        }
         tokio::select! {
             biased;
             Some(message) = self.urgent.recv() => Some(message),
+            Some(message) = self.few.recv() => Some(message),
             Some(message) = self.normal.recv() => Some(message),
             else => None,
         }
@@ -58,14 +85,26 @@ impl Inbox {
 /// A new mailbox.
 pub fn mailbox() -> (Mailbox, Inbox) {
     let (normal, normal_rx) = mpsc::channel(LANE);
+    let (few, few_rx) = mpsc::channel(LANE);
     let (urgent, urgent_rx) = mpsc::channel(LANE);
-    (Mailbox { normal, urgent }, Inbox { normal: normal_rx, urgent: urgent_rx })
+    let inbox = Inbox { normal: normal_rx, few: few_rx, urgent: urgent_rx, few_taken: 0 };
+    (Mailbox { normal, few, urgent }, inbox)
 }
 
 impl Mailbox {
     /// Sends data; waits while the lane is full. `Err`: the worker is gone.
     pub async fn send(&self, message: Message) -> Result<(), WorkerGone> {
         self.normal.send(message).await.map_err(|_| WorkerGone)
+    }
+
+    /// Sends the commands of a connection, which sends no others before it has the replies.
+    pub async fn send_batch(
+        &self,
+        batch: CmdBatch,
+        to: oneshot::Sender<BatchReply>,
+    ) -> Result<(), WorkerGone> {
+        let lane = if batch.is_short() { &self.few } else { &self.normal };
+        lane.send(Message::Batch(batch, to)).await.map_err(|_| WorkerGone)
     }
 
     /// Sends data if there is room now.
@@ -91,3 +130,43 @@ impl Mailbox {
 /// The worker has ended.
 #[derive(Debug)]
 pub struct WorkerGone;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A message, and whether anybody still has it.
+    fn batch() -> (CmdBatch, oneshot::Sender<BatchReply>, oneshot::Receiver<BatchReply>) {
+        let (to, reply) = oneshot::channel();
+        (CmdBatch::default(), to, reply)
+    }
+
+    #[tokio::test]
+    async fn few_commands_go_before_many_and_not_for_ever() {
+        let (mailbox, mut inbox) = mailbox();
+        let (many, to, _many) = batch();
+        mailbox.send(Message::Batch(many, to)).await.unwrap();
+        let mut replies = Vec::new();
+        for _ in 0..FEW_FIRST + 2 {
+            let (few, to, reply) = batch();
+            mailbox.send_batch(few, to).await.unwrap();
+            replies.push(reply);
+        }
+        mailbox.send_urgent(Message::Run(Box::new(|_| {}))).await.unwrap();
+        assert!(matches!(inbox.next().await, Some(Message::Run(_))), "the urgent one first");
+        let mut order = Vec::new();
+        while let Some(Message::Batch(_, to)) = inbox.try_next() {
+            drop(to);
+            let gone = replies.iter_mut().position(|reply| {
+                matches!(reply.try_recv(), Err(oneshot::error::TryRecvError::Closed))
+            });
+            if let Some(gone) = gone {
+                replies.remove(gone);
+            }
+            order.push(gone.is_some());
+        }
+        let many_at = order.iter().position(|few| !few);
+        assert_eq!((many_at, order.len()), (Some(FEW_FIRST), FEW_FIRST + 3));
+        assert!(inbox.is_empty());
+    }
+}

@@ -15,6 +15,7 @@ mod rounds;
 mod scan;
 mod stall;
 mod stats;
+mod turns;
 mod units;
 
 pub use batch::{BatchReply, CmdBatch, MAX_REPLIES, Request};
@@ -54,8 +55,10 @@ const REPLY_BUFFER: usize = 64 << 10;
 /// How long the commands of one connection run before others have a turn.
 pub(crate) const TURN: Duration = Duration::from_micros(250);
 
-/// The same for those of a drain, which share a record.
+/// How long the messages of a drain run, which share a record, before connections have a turn; or as
+/// long as these had, if that is more, but not longer than the second.
 const DRAIN_TURN: Duration = Duration::from_millis(1);
+const LONGEST_DRAIN: Duration = Duration::from_millis(8);
 
 /// See the module's description.
 pub struct Worker {
@@ -80,6 +83,7 @@ pub struct Worker {
     connections: tokio_util::task::TaskTracker,
     stop: tokio_util::sync::CancellationToken,
     commit_due: Notify,
+    pub(crate) turns: turns::Turns,
     /// When the last command that was timed ended.
     watch: Cell<Instant>,
     commit_pending: Cell<bool>,
@@ -144,6 +148,7 @@ impl Worker {
             connections: tokio_util::task::TaskTracker::new(),
             stop: tokio_util::sync::CancellationToken::new(),
             commit_due: Notify::new(),
+            turns: turns::Turns::default(),
             watch: Cell::new(Instant::now()),
             commit_pending: Cell::new(false),
             outboxes_checked_ms: Cell::new(0),
@@ -271,11 +276,15 @@ impl Worker {
     /// Serves the mailbox: drains of up to 256 messages or a turn, the urgent lane first, and one
     /// commit after each.
     pub(crate) async fn run_mailbox(self: Rc<Self>, mut inbox: Inbox) {
+        // Until when the last drain ran, if it left messages.
+        let mut left_at = None;
         while let Some(first) = inbox.next().await {
             let began = Instant::now();
+            let others = left_at.map_or(DRAIN_TURN, |at| began.saturating_duration_since(at));
+            let turn = others.clamp(DRAIN_TURN, LONGEST_DRAIN);
             self.handle(first);
             for _ in 1..mailbox::DRAIN {
-                if self.last_ran().saturating_duration_since(began) > DRAIN_TURN {
+                if self.last_ran().saturating_duration_since(began) > turn {
                     break;
                 }
                 let Some(message) = inbox.try_next() else { break };
@@ -284,6 +293,7 @@ impl Worker {
             if self.commit_pending.get() {
                 self.commit();
             }
+            left_at = (!inbox.is_empty()).then(|| self.last_ran());
             tokio::task::yield_now().await;
         }
     }

@@ -284,6 +284,33 @@ fn clients_that_take_most_memory_are_closed_and_the_others_stay() {
 }
 
 #[test]
+fn closed_clients_that_reconnect_at_once_come_back_at_a_bounded_pace() {
+    let server = Server::start(&["--maxmemory-clients", "4mb", "--workers", "2"]);
+    let began = Instant::now();
+    let end = began + Duration::from_secs(3);
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                let chunk = vec![b'h'; MIB];
+                while Instant::now() < end {
+                    let mut half = server.socket();
+                    half.set_write_timeout(Some(Duration::from_secs(10))).expect("set");
+                    let head = b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$400000000\r\n";
+                    let mut sent = half.write_all(head);
+                    while sent.is_ok() && Instant::now() < end {
+                        sent = half.write_all(&chunk);
+                    }
+                }
+            });
+        }
+    });
+    let evicted = info(&server, "stats", "evicted_clients");
+    // The first at once, then one in 100 ms.
+    let most = 16 + began.elapsed().as_millis() as u64 / 100 + 8;
+    assert!((8..=most).contains(&evicted), "{evicted} were closed in {:?}", began.elapsed());
+}
+
+#[test]
 fn a_client_that_said_no_evict_is_spared() {
     let server = Server::start(&["--maxmemory-clients", "4mb"]);
     let mut spared = server.socket();

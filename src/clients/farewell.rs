@@ -1,0 +1,63 @@
+//! The pace at which clients are closed that took too much. Their memory is given up at once, but
+//! most of them come back as soon as they notice that they are closed, and take as much again: what
+//! that costs is time of all others. So the first are closed at once, and of many one after the other.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// From one closing to the next, once there were many.
+const PACE_MS: u64 = 100;
+
+/// Closings that need not keep to the pace.
+const AT_ONCE: u64 = 16;
+
+/// The longest that any of them waits.
+const LONGEST_MS: u64 = 5000;
+
+/// See the module's description.
+#[derive(Debug, Default)]
+pub(super) struct Farewells {
+    /// The time up to which closings have used up the pace, ms since the Unix epoch.
+    spent_until_ms: AtomicU64,
+}
+
+impl Farewells {
+    /// How long the next one that took too much is left without an answer before it is closed.
+    pub(super) fn pause(&self, now_ms: u64) -> Duration {
+        let begin = |spent_ms: u64| {
+            // A clock that was set back makes nobody wait for longer.
+            spent_ms.clamp(now_ms, now_ms + AT_ONCE * PACE_MS + LONGEST_MS)
+        };
+        let next = |spent_ms| Some(begin(spent_ms) + PACE_MS);
+        let spent = &self.spent_until_ms;
+        let before = spent.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
+        let (Ok(spent_ms) | Err(spent_ms)) = before;
+        let ahead_ms = begin(spent_ms) - now_ms;
+        Duration::from_millis(ahead_ms.saturating_sub((AT_ONCE - 1) * PACE_MS).min(LONGEST_MS))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn some_are_closed_at_once_and_of_many_one_after_the_other() {
+        let farewells = Farewells::default();
+        let pause = |now_ms| farewells.pause(now_ms).as_millis() as u64;
+        for n in 0..AT_ONCE {
+            assert_eq!(pause(10_000), 0, "{n}");
+        }
+        assert_eq!([pause(10_000), pause(10_000), pause(10_050)], [100, 200, 250]);
+        for _ in 0..1000 {
+            assert!(pause(10_050) <= LONGEST_MS);
+        }
+        assert_eq!(pause(10_050), LONGEST_MS);
+        let calm_ms = 10_050 + LONGEST_MS + (AT_ONCE + 1) * PACE_MS;
+        for _ in 0..AT_ONCE {
+            assert_eq!(pause(calm_ms), 0);
+        }
+        assert_eq!(pause(calm_ms), 100);
+        assert_eq!(pause(5), LONGEST_MS, "the clock was set back");
+    }
+}

@@ -1,0 +1,119 @@
+//! Turns of connections that have more to do than one turn allows. A connection with little to do runs
+//! as soon as its commands are there; of the others only some run between two looks at the sockets,
+//! one after the other. So it does not matter to the first how many of the others there are.
+
+use super::Worker;
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::Rc;
+use tokio::sync::{Notify, oneshot};
+
+/// Connections with more to do that have a turn between two looks at the sockets.
+const AT_ONCE: usize = 2;
+
+/// See the module's description.
+#[derive(Debug, Default)]
+pub(crate) struct Turns {
+    /// Those that have yielded by themselves.
+    yielding: Cell<usize>,
+    /// Those that wait for their next turn, first come first served.
+    waiting: RefCell<VecDeque<oneshot::Sender<()>>>,
+    due: Notify,
+}
+
+impl Turns {
+    /// The turn of a connection is over: waits for its next one. All that is ready runs before.
+    pub(crate) async fn end(&self) {
+        if self.yielding.get() < AT_ONCE && self.waiting.borrow().is_empty() {
+            let _yields = Yields::new(&self.yielding);
+            return tokio::task::yield_now().await;
+        }
+        let (next, turn) = oneshot::channel();
+        self.waiting.borrow_mut().push_back(next);
+        self.due.notify_one();
+        // An error: the worker stops, and ends its connections.
+        let _ = turn.await;
+    }
+
+    /// Gives some of them their next turn.
+    fn give(&self) {
+        let mut waiting = self.waiting.borrow_mut();
+        let mut left = AT_ONCE.saturating_sub(self.yielding.get()).max(1);
+        while left > 0
+            && let Some(next) = waiting.pop_front()
+        {
+            // One that has ended needs no turn.
+            left -= usize::from(next.send(()).is_ok());
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.waiting.borrow().is_empty()
+    }
+}
+
+impl Worker {
+    /// Gives connections their turns; runs as long as the worker.
+    pub(crate) async fn run_turns(self: Rc<Self>) {
+        loop {
+            self.turns.due.notified().await;
+            while !self.turns.is_empty() {
+                self.turns.give();
+                // The task goes on once the runtime has looked at the sockets again.
+                tokio::task::yield_now().await;
+            }
+        }
+    }
+}
+
+/// A connection that yields.
+struct Yields<'a>(&'a Cell<usize>);
+
+impl<'a> Yields<'a> {
+    fn new(yielding: &'a Cell<usize>) -> Self {
+        yielding.set(yielding.get() + 1);
+        Self(yielding)
+    }
+}
+
+impl Drop for Yields<'_> {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::future::Future;
+    use std::pin::{Pin, pin};
+    use std::task::{Context, Poll, Waker};
+
+    fn poll(future: &mut Pin<Box<dyn Future<Output = ()> + '_>>) -> bool {
+        future.as_mut().poll(&mut Context::from_waker(Waker::noop())) == Poll::Ready(())
+    }
+
+    #[test]
+    fn many_have_their_turns_in_order_and_some_at_once() {
+        let turns = Turns::default();
+        let mut ends: Vec<Pin<Box<dyn Future<Output = ()>>>> =
+            (0..8).map(|_| Box::pin(turns.end()) as _).collect();
+        for end in &mut ends {
+            assert!(!poll(end), "others come first");
+        }
+        assert_eq!(turns.waiting.borrow().len(), 8 - AT_ONCE, "the first have yielded");
+        assert!(ends.drain(..AT_ONCE).all(|mut end| poll(&mut end)));
+        drop(ends.remove(0));
+        turns.give();
+        let ready: Vec<bool> = ends.iter_mut().map(poll).collect();
+        assert_eq!(ready, [true, true, false, false, false], "the one that has ended needs none");
+        ends.drain(..2);
+        let mut late = pin!(turns.end());
+        assert!(late.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        turns.give();
+        turns.give();
+        assert!(ends.iter_mut().all(poll));
+        assert!(late.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready());
+        assert!(turns.is_empty());
+    }
+}
