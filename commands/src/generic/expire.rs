@@ -202,28 +202,28 @@ const SHOWS: Spec = Spec {
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "expire",
-        summary: "Has a key expire after some seconds.",
+        summary: "Sets the expiry of a key in seconds from now.",
         run: Run::Keys(expire),
         ..SETS
     },
     Spec {
         name: "pexpire",
         since: "2.6.0",
-        summary: "Has a key expire after some milliseconds.",
+        summary: "Sets the expiry of a key in milliseconds from now.",
         run: Run::Keys(pexpire),
         ..SETS
     },
     Spec {
         name: "expireat",
         since: "1.2.0",
-        summary: "Has a key expire at a Unix time in seconds.",
+        summary: "Sets the expiry of a key to a Unix time in seconds.",
         run: Run::Keys(expireat),
         ..SETS
     },
     Spec {
         name: "pexpireat",
         since: "2.6.0",
-        summary: "Has a key expire at a Unix time in milliseconds.",
+        summary: "Sets the expiry of a key to a Unix time in milliseconds.",
         run: Run::Keys(pexpireat),
         ..SETS
     },
@@ -259,7 +259,7 @@ pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "persist",
         since: "2.2.0",
-        summary: "Takes the expiry of a key away.",
+        summary: "Removes the expiry of a key.",
         arity: 2,
         run: Run::Keys(persist),
         ..SETS

@@ -53,7 +53,7 @@ const SUMMED: &[&str] = &["request_policy:multi_shard", "response_policy:agg_sum
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "del",
-        summary: "Deletes keys, whatever they hold.",
+        summary: "Deletes keys of any type.",
         complexity: "O(N) in the number of keys",
         arity: -2,
         flags: flag::WRITE,
@@ -66,7 +66,7 @@ pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "unlink",
         since: "4.0.0",
-        summary: "Deletes keys; their memory is given back later.",
+        summary: "Deletes keys; their memory is freed later.",
         complexity: "O(N) in the number of keys",
         arity: -2,
         flags: flag::WRITE | flag::FAST,
@@ -78,7 +78,7 @@ pub const COMMANDS: &[Spec] = &[
     },
     Spec {
         name: "exists",
-        summary: "Counts which of the keys exist.",
+        summary: "Returns the number of the given keys that exist.",
         complexity: "O(N) in the number of keys",
         arity: -2,
         flags: flag::READONLY | flag::FAST,
@@ -91,7 +91,7 @@ pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "touch",
         since: "3.2.1",
-        summary: "Counts which of the keys exist, and marks them as just accessed.",
+        summary: "Updates the access time of keys and returns the number of those that exist.",
         complexity: "O(N) in the number of keys",
         arity: -2,
         flags: flag::READONLY | flag::FAST,
@@ -104,7 +104,7 @@ pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "type",
         group: Group::Generic,
-        summary: "Names the type of the value a key holds.",
+        summary: "Returns the type of the value of a key.",
         arity: 2,
         flags: flag::READONLY | flag::FAST,
         keys: &[KeySpec::one(1, key::RO)],

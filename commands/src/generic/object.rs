@@ -108,21 +108,21 @@ const ON_KEY: Spec = Spec {
 const SUBCOMMANDS: &[Spec] = &[
     Spec {
         name: "encoding",
-        summary: "Names the encoding of a value.",
+        summary: "Returns the name of a value's internal encoding.",
         run: Run::Keys(encoding),
         ..ON_KEY
     },
     Spec {
         name: "freq",
         since: "4.0.0",
-        summary: "Returns how often a key was accessed lately, as a logarithm.",
+        summary: "Returns the logarithmic access counter of a key.",
         run: Run::Keys(freq),
         ..ON_KEY
     },
     Spec {
         name: "help",
         since: "6.2.0",
-        summary: "Explains the subcommands.",
+        summary: "Lists the subcommands.",
         arity: 2,
         flags: flag::LOADING | flag::STALE,
         acl: acl::KEYSPACE,
@@ -137,7 +137,7 @@ const SUBCOMMANDS: &[Spec] = &[
     },
     Spec {
         name: "refcount",
-        summary: "Counts the references to a value.",
+        summary: "Returns the reference count of a value.",
         run: Run::Keys(refcount),
         ..ON_KEY
     },
@@ -147,7 +147,7 @@ const SUBCOMMANDS: &[Spec] = &[
 pub const COMMANDS: &[Spec] = &[Spec {
     name: "object",
     since: "2.2.3",
-    summary: "Commands on how values are kept.",
+    summary: "Commands on the internals of values.",
     complexity: "Depends on the subcommand",
     arity: -2,
     subcommands: SUBCOMMANDS,

@@ -117,7 +117,7 @@ fn copied_key<'a>(args: Args<'a>, _db: u32, _here: &[(u32, &'a [u8])]) -> Vec<(u
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "rename",
-        summary: "Gives a key another name, over whatever had it.",
+        summary: "Renames a key; a key of the new name is overwritten.",
         arity: 3,
         flags: flag::WRITE,
         keys: &[
@@ -130,7 +130,7 @@ pub const COMMANDS: &[Spec] = &[
     },
     Spec {
         name: "renamenx",
-        summary: "Gives a key another name unless that is taken.",
+        summary: "Renames a key unless the new name exists.",
         arity: 3,
         flags: flag::WRITE | flag::FAST,
         keys: &[

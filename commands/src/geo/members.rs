@@ -106,7 +106,7 @@ pub const COMMANDS: &[Spec] = &[
         name: "geoadd",
         names: Some(Names::behind(&["NX", "XX", "CH"], 4, 3)),
         complexity: "O(log(N)) for each member, N being how many the sorted set has.",
-        summary: "Adds members with their places, or moves them.",
+        summary: "Adds members with their positions, or moves them.",
         arity: -5,
         flags: flag::WRITE | flag::DENYOOM,
         keys: &[KeySpec::one(1, key::RW | key::UPDATE)],
@@ -131,7 +131,7 @@ pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "geohash",
         names: Some(Names::from(2, 1)),
-        summary: "Returns the places of members as geohashes.",
+        summary: "Returns the positions of members as geohashes.",
         run: Run::Keys(geohash),
         ..READ
     },

@@ -481,7 +481,7 @@ pub const COMMANDS: &[Spec] = &[
     },
     Spec {
         name: "georadius",
-        summary: "Returns or stores the members in a circle around a place.",
+        summary: "Returns or stores the members in a circle around a position.",
         arity: -6,
         keys: &[read_key(1), target_key("STORE", 6), target_key("STOREDIST", 6)],
         other_db: Some(targets),
@@ -491,7 +491,7 @@ pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "georadius_ro",
         since: "3.2.10",
-        summary: "Returns the members in a circle around a place.",
+        summary: "Returns the members in a circle around a position.",
         arity: -6,
         run: Run::Keys(georadius_ro),
         ..READ

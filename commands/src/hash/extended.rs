@@ -279,14 +279,14 @@ pub const COMMANDS: &[Spec] = &[
     },
     Spec {
         name: "hgetex",
-        summary: "Returns the values of fields and sets when they expire.",
+        summary: "Returns the values of fields and sets or removes their expiry.",
         keys: READS_UPDATES,
         run: Run::Keys(hgetex),
         ..EXTENDED
     },
     Spec {
         name: "hsetex",
-        summary: "Sets fields to values and when they expire.",
+        summary: "Sets fields to values and sets their expiry.",
         arity: -6,
         flags: flag::WRITE | flag::DENYOOM | flag::FAST,
         keys: UPDATES,

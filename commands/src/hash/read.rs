@@ -174,7 +174,7 @@ pub const COMMANDS: &[Spec] = &[
     },
     Spec {
         name: "hlen",
-        summary: "Returns how many fields a hash has.",
+        summary: "Returns the number of fields.",
         arity: 2,
         flags: flag::READONLY | flag::FAST,
         keys: LOOKS,
@@ -195,7 +195,7 @@ pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "hexists",
         names: Some(Names::from(2, 1)),
-        summary: "Tells whether a field exists.",
+        summary: "Tests if a field exists.",
         arity: 3,
         flags: flag::READONLY | flag::FAST,
         keys: LOOKS,

@@ -152,38 +152,38 @@ const EXPIRE: Spec = Spec { arity: -6, flags: flag::WRITE | flag::FAST, keys: UP
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "hexpire",
-        summary: "Lets fields expire in some seconds.",
+        summary: "Sets the expiry of fields in seconds from now.",
         run: Run::Keys(hexpire),
         ..EXPIRE
     },
     Spec {
         name: "hpexpire",
-        summary: "Lets fields expire in some milliseconds.",
+        summary: "Sets the expiry of fields in milliseconds from now.",
         run: Run::Keys(hpexpire),
         ..EXPIRE
     },
     Spec {
         name: "hexpireat",
-        summary: "Lets fields expire at a Unix time in seconds.",
+        summary: "Sets the expiry of fields to a Unix time in seconds.",
         run: Run::Keys(hexpireat),
         ..EXPIRE
     },
     Spec {
         name: "hpexpireat",
-        summary: "Lets fields expire at a Unix time in milliseconds.",
+        summary: "Sets the expiry of fields to a Unix time in milliseconds.",
         run: Run::Keys(hpexpireat),
         ..EXPIRE
     },
     Spec {
         name: "httl",
-        summary: "Returns the seconds that fields have left to live.",
+        summary: "Returns the remaining time to live of fields in seconds.",
         tips: &["nondeterministic_output"],
         run: Run::Keys(httl),
         ..TTL
     },
     Spec {
         name: "hpttl",
-        summary: "Returns the milliseconds that fields have left to live.",
+        summary: "Returns the remaining time to live of fields in milliseconds.",
         tips: &["nondeterministic_output"],
         run: Run::Keys(hpttl),
         ..TTL
@@ -202,7 +202,7 @@ pub const COMMANDS: &[Spec] = &[
     },
     Spec {
         name: "hpersist",
-        summary: "Lets fields expire no more.",
+        summary: "Removes the expiry of fields.",
         run: Run::Keys(hpersist),
         ..Spec { arity: -5, ..EXPIRE }
     },

@@ -79,13 +79,13 @@ const POP: Spec = Spec {
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "blpop",
-        summary: "Takes the first element of the first list that has any, or waits for one.",
+        summary: "Pops the first element of the first nonempty list, or waits for one.",
         run: Run::Keys(blpop),
         ..POP
     },
     Spec {
         name: "brpop",
-        summary: "Takes the last element of the first list that has any, or waits for one.",
+        summary: "Pops the last element of the first nonempty list, or waits for one.",
         run: Run::Keys(brpop),
         ..POP
     },
@@ -93,7 +93,7 @@ pub const COMMANDS: &[Spec] = &[
         name: "blmpop",
         since: "7.0.0",
         complexity: "O(N+M) where N is the number of keys and M the number of elements returned.",
-        summary: "Takes elements from an end of the first list that has any, or waits for some.",
+        summary: "Pops elements from an end of the first nonempty list, or waits for one.",
         arity: -5,
         keys: &[KeySpec {
             begin: Begin::Index(2),

@@ -126,7 +126,7 @@ pub const COMMANDS: &[Spec] = &[
         name: "linsert",
         since: "2.2.0",
         complexity: "O(N) where N is the number of elements up to the pivot.",
-        summary: "Puts an element before or after another.",
+        summary: "Inserts an element before or after another.",
         arity: 5,
         flags: flag::WRITE | flag::DENYOOM,
         keys: &[KeySpec::one(1, key::RW | key::INSERT)],
@@ -136,7 +136,7 @@ pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "lrem",
         complexity: "O(N) where N is the number of elements looked at.",
-        summary: "Removes elements that are equal to one.",
+        summary: "Removes elements equal to a given one.",
         keys: &[KeySpec::one(1, key::RW | key::DELETE)],
         run: Run::Keys(lrem),
         ..EDIT

@@ -171,13 +171,13 @@ const POP: Spec = Spec {
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "lpop",
-        summary: "Takes elements from the front of a list.",
+        summary: "Pops elements from the front of a list.",
         run: Run::Keys(lpop),
         ..POP
     },
     Spec {
         name: "rpop",
-        summary: "Takes elements from the end of a list.",
+        summary: "Pops elements from the end of a list.",
         run: Run::Keys(rpop),
         ..POP
     },
@@ -185,7 +185,7 @@ pub const COMMANDS: &[Spec] = &[
         name: "lmpop",
         since: "7.0.0",
         complexity: "O(N+M) where N is the number of keys and M the number of elements returned.",
-        summary: "Takes elements from an end of the first list that exists.",
+        summary: "Pops elements from an end of the first list that exists.",
         arity: -4,
         flags: flag::WRITE,
         keys: &[KeySpec {

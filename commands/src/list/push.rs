@@ -66,27 +66,27 @@ const PUSH: Spec = Spec {
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "lpush",
-        summary: "Puts elements at the front of a list.",
+        summary: "Pushes elements at the front of a list.",
         run: Run::Keys(lpush),
         ..PUSH
     },
     Spec {
         name: "rpush",
-        summary: "Puts elements at the end of a list.",
+        summary: "Pushes elements at the end of a list.",
         run: Run::Keys(rpush),
         ..PUSH
     },
     Spec {
         name: "lpushx",
         since: "2.2.0",
-        summary: "Puts elements at the front of a list that exists.",
+        summary: "Pushes elements at the front of an existing list.",
         run: Run::Keys(lpushx),
         ..PUSH
     },
     Spec {
         name: "rpushx",
         since: "2.2.0",
-        summary: "Puts elements at the end of a list that exists.",
+        summary: "Pushes elements at the end of an existing list.",
         run: Run::Keys(rpushx),
         ..PUSH
     },

@@ -162,7 +162,7 @@ pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "sinter",
         complexity: INTER_COMPLEXITY,
-        summary: "Returns the members that are in all of several sets.",
+        summary: "Returns the intersection of several sets.",
         run: Run::Keys(sinter),
         ..SHOW
     },
@@ -170,7 +170,7 @@ pub const COMMANDS: &[Spec] = &[
         name: "sintercard",
         since: "7.0.0",
         complexity: INTER_COMPLEXITY,
-        summary: "Returns how many members are in all of several sets.",
+        summary: "Returns the number of members in the intersection of several sets.",
         arity: -3,
         keys: &[KeySpec {
             flags: key::RO | key::ACCESS,
@@ -183,32 +183,32 @@ pub const COMMANDS: &[Spec] = &[
     },
     Spec {
         name: "sunion",
-        summary: "Returns the members that are in any of several sets.",
+        summary: "Returns the union of several sets.",
         run: Run::Keys(sunion),
         ..SHOW
     },
     Spec {
         name: "sdiff",
-        summary: "Returns the members of a set that are in none of several others.",
+        summary: "Returns the difference of a set and several others.",
         run: Run::Keys(sdiff),
         ..SHOW
     },
     Spec {
         name: "sinterstore",
         complexity: INTER_COMPLEXITY,
-        summary: "Stores the members that are in all of several sets.",
+        summary: "Stores the intersection of several sets.",
         run: Run::Keys(sinterstore),
         ..STORE
     },
     Spec {
         name: "sunionstore",
-        summary: "Stores the members that are in any of several sets.",
+        summary: "Stores the union of several sets.",
         run: Run::Keys(sunionstore),
         ..STORE
     },
     Spec {
         name: "sdiffstore",
-        summary: "Stores the members of a set that are in none of several others.",
+        summary: "Stores the difference of a set and several others.",
         run: Run::Keys(sdiffstore),
         ..STORE
     },

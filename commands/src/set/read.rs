@@ -72,7 +72,7 @@ pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "sismember",
         names: Some(Names::from(2, 1)),
-        summary: "Tells whether something is a member.",
+        summary: "Tests a name for membership.",
         arity: 3,
         run: Run::Keys(sismember),
         ..LOOK
@@ -82,7 +82,7 @@ pub const COMMANDS: &[Spec] = &[
         names: Some(Names::from(2, 1)),
         since: "6.2.0",
         complexity: "O(N) where N is the number of members named.",
-        summary: "Tells of several things whether they are members.",
+        summary: "Tests several names for membership.",
         arity: -3,
         keys: READS,
         run: Run::Keys(smismember),

@@ -112,7 +112,7 @@ pub const COMMANDS: &[Spec] = &[Spec {
     group: Group::Stream,
     since: "5.0.0",
     complexity: "O(1), and O(N) for a trim of N entries.",
-    summary: "Appends an entry to a stream, which is made if needed.",
+    summary: "Appends an entry to a stream, which is created if it is missing.",
     arity: -5,
     flags: flag::WRITE | flag::DENYOOM | flag::FAST,
     keys: &[KeySpec::one(1, key::RW | key::UPDATE)],

@@ -142,7 +142,7 @@ pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "xdel",
         complexity: "O(N*log(M)) for N ids in a stream of M nodes.",
-        summary: "Deletes entries by their ids and returns how many they were.",
+        summary: "Deletes entries by their ids and returns the number of deleted ones.",
         arity: -3,
         flags: flag::WRITE | flag::FAST,
         run: Run::Keys(xdel),

@@ -114,7 +114,7 @@ const SUBCOMMANDS: &[Spec] = &[
         name: "help",
         group: Group::Stream,
         since: "5.0.0",
-        summary: "Explains the subcommands.",
+        summary: "Lists the subcommands.",
         arity: 2,
         flags: flag::LOADING | flag::STALE,
         run: Run::Help(info_help),

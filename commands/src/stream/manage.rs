@@ -188,7 +188,7 @@ const CHANGE: Spec = Spec { group: Group::Stream, since: "5.0.0", flags: flag::W
 const SUBCOMMANDS: &[Spec] = &[
     Spec {
         name: "create",
-        summary: "Makes a consumer group.",
+        summary: "Creates a consumer group.",
         arity: -5,
         flags: flag::WRITE | flag::DENYOOM,
         keys: &[KeySpec::one(2, key::RW | key::INSERT)],
@@ -198,7 +198,7 @@ const SUBCOMMANDS: &[Spec] = &[
     Spec {
         name: "createconsumer",
         since: "6.2.0",
-        summary: "Makes a consumer in a group.",
+        summary: "Creates a consumer in a group.",
         arity: 5,
         flags: flag::WRITE | flag::DENYOOM,
         keys: &[KeySpec::one(2, key::RW | key::INSERT)],
@@ -225,7 +225,7 @@ const SUBCOMMANDS: &[Spec] = &[
     },
     Spec {
         name: "help",
-        summary: "Explains the subcommands.",
+        summary: "Lists the subcommands.",
         arity: 2,
         flags: flag::LOADING | flag::STALE,
         run: Run::Help(group_help),
@@ -233,7 +233,7 @@ const SUBCOMMANDS: &[Spec] = &[
     },
     Spec {
         name: "setid",
-        summary: "Sets the id that counts as delivered last to a group.",
+        summary: "Sets the last delivered id of a group.",
         arity: -5,
         keys: &[KeySpec::one(2, key::RW | key::UPDATE)],
         run: Run::Keys(set_id),
@@ -246,7 +246,7 @@ pub const COMMANDS: &[Spec] = &[Spec {
     name: "xgroup",
     group: Group::Stream,
     since: "5.0.0",
-    summary: "Commands that make and delete consumer groups.",
+    summary: "Commands that create and delete consumer groups.",
     complexity: "Depends on the subcommand",
     arity: -2,
     subcommands: SUBCOMMANDS,

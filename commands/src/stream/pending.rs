@@ -149,7 +149,7 @@ pub const COMMANDS: &[Spec] = &[Spec {
     group: Group::Stream,
     since: "5.0.0",
     complexity: "O(N) where N is the number of entries returned; with a consumer, of those in between.",
-    summary: "Describes what was delivered to a group and is not acknowledged.",
+    summary: "Describes the pending entries of a group: delivered, not yet acknowledged.",
     arity: -3,
     flags: flag::READONLY,
     keys: &[READS],

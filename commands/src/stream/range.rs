@@ -82,7 +82,7 @@ pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "xrevrange",
         complexity: "O(log(N)+M) where N is the number of nodes and M the number of entries returned.",
-        summary: "Returns the entries of an interval of ids, the last one first.",
+        summary: "Returns the entries of an interval of ids in reverse order.",
         arity: -4,
         run: Run::Keys(xrevrange),
         ..READ

@@ -94,7 +94,7 @@ pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "incr",
         group: Group::String,
-        summary: "Adds one to the integer a key holds; a missing key counts as 0.",
+        summary: "Increments the integer of a key by one; a missing key counts as 0.",
         arity: 2,
         flags: FLAGS,
         keys: KEYS,
@@ -104,7 +104,7 @@ pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "decr",
         group: Group::String,
-        summary: "Subtracts one from the integer a key holds; a missing key counts as 0.",
+        summary: "Decrements the integer of a key by one; a missing key counts as 0.",
         arity: 2,
         flags: FLAGS,
         keys: KEYS,
@@ -114,7 +114,7 @@ pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "incrby",
         group: Group::String,
-        summary: "Adds to the integer a key holds; a missing key counts as 0.",
+        summary: "Increments the integer of a key; a missing key counts as 0.",
         arity: 3,
         flags: FLAGS,
         keys: KEYS,
@@ -124,7 +124,7 @@ pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "decrby",
         group: Group::String,
-        summary: "Subtracts from the integer a key holds; a missing key counts as 0.",
+        summary: "Decrements the integer of a key; a missing key counts as 0.",
         arity: 3,
         flags: FLAGS,
         keys: KEYS,
@@ -135,7 +135,7 @@ pub const COMMANDS: &[Spec] = &[
         name: "incrbyfloat",
         group: Group::String,
         since: "2.6.0",
-        summary: "Adds to the floating-point number a key holds; a missing key counts as 0.",
+        summary: "Increments the floating-point number of a key; a missing key counts as 0.",
         arity: 3,
         flags: FLAGS,
         keys: KEYS,

@@ -67,13 +67,13 @@ const POP: Spec = Spec {
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "bzpopmin",
-        summary: "Removes the member with the least score of the first sorted set that has any, or waits for one.",
+        summary: "Pops the member with the lowest score of the first nonempty sorted set, or waits for one.",
         run: Run::Keys(bzpopmin),
         ..POP
     },
     Spec {
         name: "bzpopmax",
-        summary: "Removes the member with the greatest score of the first sorted set that has any, or waits for one.",
+        summary: "Pops the member with the highest score of the first nonempty sorted set, or waits for one.",
         run: Run::Keys(bzpopmax),
         ..POP
     },
@@ -81,7 +81,7 @@ pub const COMMANDS: &[Spec] = &[
         name: "bzmpop",
         since: "7.0.0",
         complexity: "O(K)+O(M*log(N)) for K keys and M members popped of N.",
-        summary: "Pops members from the first of some sorted sets that has any, or waits for some.",
+        summary: "Pops members from the first nonempty sorted set, or waits for one.",
         arity: -5,
         flags: flag::WRITE | flag::BLOCKING,
         keys: &[KeySpec {

@@ -352,14 +352,14 @@ pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "zunion",
         complexity: UNION_COMPLEXITY,
-        summary: "Returns the members that are in any of several sorted sets.",
+        summary: "Returns the union of several sorted sets.",
         run: Run::Keys(zunion),
         ..SHOW
     },
     Spec {
         name: "zinter",
         complexity: INTER_COMPLEXITY,
-        summary: "Returns the members that are in all of several sorted sets.",
+        summary: "Returns the intersection of several sorted sets.",
         run: Run::Keys(zinter),
         ..SHOW
     },
@@ -367,14 +367,14 @@ pub const COMMANDS: &[Spec] = &[
         name: "zintercard",
         since: "7.0.0",
         complexity: "O(N*K) for N members in the smallest of K sorted sets.",
-        summary: "Returns how many members are in all of several sorted sets.",
+        summary: "Returns the number of members in the intersection of several sorted sets.",
         run: Run::Keys(zintercard),
         ..SHOW
     },
     Spec {
         name: "zdiff",
         complexity: DIFF_COMPLEXITY,
-        summary: "Returns the members of a sorted set that are in none of several others.",
+        summary: "Returns the difference of a sorted set and several others.",
         run: Run::Keys(zdiff),
         ..SHOW
     },
@@ -382,7 +382,7 @@ pub const COMMANDS: &[Spec] = &[
         name: "zunionstore",
         since: "2.0.0",
         complexity: UNION_COMPLEXITY,
-        summary: "Stores the members that are in any of several sorted sets.",
+        summary: "Stores the union of several sorted sets.",
         run: Run::Keys(zunionstore),
         ..STORE
     },
@@ -390,14 +390,14 @@ pub const COMMANDS: &[Spec] = &[
         name: "zinterstore",
         since: "2.0.0",
         complexity: INTER_COMPLEXITY,
-        summary: "Stores the members that are in all of several sorted sets.",
+        summary: "Stores the intersection of several sorted sets.",
         run: Run::Keys(zinterstore),
         ..STORE
     },
     Spec {
         name: "zdiffstore",
         complexity: DIFF_COMPLEXITY,
-        summary: "Stores the members of a sorted set that are in none of several others.",
+        summary: "Stores the difference of a sorted set and several others.",
         run: Run::Keys(zdiffstore),
         ..STORE
     },

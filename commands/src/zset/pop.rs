@@ -155,13 +155,13 @@ const POP: Spec = Spec {
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "zpopmin",
-        summary: "Removes the members with the least scores and returns them.",
+        summary: "Removes and returns the members with the lowest scores.",
         run: Run::Keys(zpopmin),
         ..POP
     },
     Spec {
         name: "zpopmax",
-        summary: "Removes the members with the greatest scores and returns them.",
+        summary: "Removes and returns the members with the highest scores.",
         run: Run::Keys(zpopmax),
         ..POP
     },
@@ -169,7 +169,7 @@ pub const COMMANDS: &[Spec] = &[
         name: "zmpop",
         since: "7.0.0",
         complexity: "O(K)+O(M*log(N)) for K keys and M members popped of N.",
-        summary: "Pops members from the first of some sorted sets that exists.",
+        summary: "Pops members from the first of several sorted sets that exists.",
         arity: -4,
         flags: flag::WRITE,
         keys: &[KeySpec {

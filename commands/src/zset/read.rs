@@ -151,7 +151,7 @@ pub const COMMANDS: &[Spec] = &[
         names: Some(Names::from(2, 1)),
         since: "6.2.0",
         complexity: "O(N) where N is the number of members named.",
-        summary: "Returns the scores of some members.",
+        summary: "Returns the scores of members.",
         arity: -3,
         run: Run::Keys(zmscore),
         ..READ

@@ -220,7 +220,7 @@ pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "zincrby",
         names: Some(Names::from(3, 1)),
-        summary: "Adds a number to a member's score.",
+        summary: "Increments a member's score.",
         arity: 4,
         keys: &[KeySpec::one(1, key::RW | key::ACCESS | key::UPDATE)],
         run: Run::Keys(zincrby),
@@ -230,7 +230,7 @@ pub const COMMANDS: &[Spec] = &[
         name: "zrem",
         names: Some(Names::from(2, 1)),
         complexity: "O(M*log(N)) for M members removed of N.",
-        summary: "Removes members, and the key with the last of them.",
+        summary: "Removes members, and the key with the last one.",
         arity: -3,
         flags: flag::WRITE | flag::FAST,
         keys: REMOVES,
