@@ -13,7 +13,7 @@ use crate::{sandbox, work};
 /// Maximum number of values that `unpack` returns (Lua's LUAI_MAXCSTACK, which Lua checks with too
 /// narrow a number).
 const MAX_UNPACKED: i64 = 8000;
-/// Bytes of a text that are compiled between two checks.
+/// Number of bytes compiled between two checks of a run.
 const PIECE: usize = 4096;
 /// Instructions that compiling a byte counts as.
 const COMPILED_BYTE: u64 = 4;
@@ -162,7 +162,7 @@ fn loadstring(state: State) -> c_int {
     loaded(state, load_text(state, text, name))
 }
 
-/// Gathers the pieces first.
+/// `load`: concatenates the pieces first.
 fn load(state: State) -> c_int {
     state.check_function(1);
     let name = chunk_name(state, 2, b"=(load)\0");

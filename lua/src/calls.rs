@@ -19,7 +19,7 @@ pub(crate) const XPCALL: mlua::lua_CFunction = entry!(xpcall);
 /// The handler of the errors of a script.
 pub(crate) const HANDLER: mlua::lua_CFunction = entry!(handler);
 
-/// Instructions that the binding counts for a value.
+/// Number of instructions charged for a value that the binding converts.
 const BINDING: u64 = 8;
 
 /// The collector's defaults, in percent.
@@ -47,8 +47,8 @@ fn run(state: State) -> c_int {
     2
 }
 
-/// Calls the function on the stack with keys and arguments; pushes whether it has ended normally,
-/// and its result or error.
+/// Calls the function on the stack with keys and arguments; pushes true if it ended normally, else
+/// false, then its result or error.
 pub(crate) fn run_with(state: State, inputs: Inputs<'_>) {
     state.need_stack(8, "no room for a script");
     reset_collector(state);

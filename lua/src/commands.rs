@@ -11,7 +11,7 @@ use crate::work;
 /// Maximum nesting depth of replies.
 const MAX_DEPTH: usize = 128;
 
-/// Instructions that a value of a reply counts as.
+/// Number of instructions charged for a value of a reply.
 const VALUE: u64 = 4;
 
 /// Runs a command for a script. It must not enter Lua.
@@ -168,7 +168,7 @@ fn number(line: &[u8]) -> Option<i64> {
     flagstone_wire::num::parse_i64(line)
 }
 
-/// Pushes a table that has a line under a name for its kind.
+/// Pushes a table with a line as its field `name`.
 fn push_tagged(state: State, name: &str, line: &[u8]) {
     state.new_table();
     state.push_bytes(line);

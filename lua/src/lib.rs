@@ -35,7 +35,7 @@ pub use work::Watch;
 use work::Watched;
 
 /// Returns a VM with the libraries of scripts, and no `redis` table yet. It uses up to
-/// `memory_limit` bytes; beyond that the error "not enough memory" is raised.
+/// `memory_limit` bytes; exceeding that raises the error "not enough memory".
 pub fn new_vm(memory_limit: usize) -> mlua::Result<Lua> {
     let std = StdLib::TABLE | StdLib::STRING | StdLib::MATH | StdLib::OS;
     let lua = Lua::new_with(std, LuaOptions::new())?;
@@ -163,8 +163,8 @@ pub struct Inputs<'a> {
     pub as_globals: bool,
 }
 
-/// Begins a run and calls a function. Returns whether it has ended normally, and its first result
-/// or the error it raised (see [`call`]).
+/// Begins a run and calls a function. Returns true if it ended normally, and its first result or
+/// the error it raised (see [`call`]).
 pub fn run(
     lua: &Lua,
     function: &Function,
@@ -207,7 +207,7 @@ where
     unsafe { lua.exec_raw(inner, |state| State::new(state).push_function(calls::RAISING, 1)) }
 }
 
-/// Notes that the run of this thread has waited for work that is not its own, for so long.
+/// Charges this thread's run with time that it has waited for other work.
 pub fn took(nanoseconds: u64) {
     work::took(nanoseconds);
 }

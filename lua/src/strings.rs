@@ -1,5 +1,5 @@
-//! Functions of `string` that may take long. Those with patterns replace Lua's own, whose recursion
-//! is not bounded, and whose matches cannot be ended.
+//! Functions of `string` that may run for long. Those with patterns replace Lua's own, whose
+//! recursion is not bounded, and whose matches cannot be ended.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -20,7 +20,7 @@ const SHORT_PATTERN: usize = MAX_PATTERN_ITEMS;
 /// Bytes with a special meaning in a pattern.
 const SPECIAL: &[u8] = b"^$*+?.([%-";
 
-/// Bytes that are produced one by one in the time of an instruction.
+/// Number of bytes produced one by one in the time of an instruction.
 const MADE_BYTES: usize = 8;
 
 /// Replaces the functions of the table on top of the stack.
@@ -55,7 +55,7 @@ fn check_pattern<'a>(state: State) -> &'a [u8] {
     pattern
 }
 
-/// Returns the pattern without its anchor, and whether it had one.
+/// Returns the pattern without its anchor, and true if it had one.
 fn anchored(pattern: &[u8]) -> (&[u8], bool) {
     pattern.strip_prefix(b"^").map_or((pattern, false), |rest| (rest, true))
 }
@@ -251,8 +251,8 @@ struct Buffer {
     buffer: *mut ffi::luaL_Buffer,
 }
 
-// SAFETY of all blocks below: `begin` initialises the buffer, which is in a frame that outlives this;
-// between two calls the stack is as the buffer has left it.
+// SAFETY of all blocks below: `begin` initialises the buffer, which is in a frame that outlives
+// this; between two calls the stack is as the buffer has left it.
 impl Buffer {
     fn begin(state: State, room: &mut MaybeUninit<ffi::luaL_Buffer>) -> Self {
         let buffer = room.as_mut_ptr();

@@ -7,7 +7,7 @@ use crate::raw::{State, entry};
 use crate::vm::Vm;
 use crate::work::charge;
 
-/// Greatest size of an integer, bytes.
+/// Maximum size of an integer in bytes.
 const MAX_INTEGER: usize = 32;
 /// Alignment of `!` without a number.
 const NATIVE_ALIGN: i32 = 8;
@@ -246,7 +246,7 @@ fn unpack(state: State) -> c_int {
     results + 1
 }
 
-/// Returns the bytes at an offset, or raises the error that there are none.
+/// Returns the `size` bytes at an offset, or raises an error if there are fewer.
 fn piece(state: State, data: &[u8], at: usize, size: usize) -> &[u8] {
     match at.checked_add(size).and_then(|end| data.get(at..end)) {
         Some(bytes) => bytes,

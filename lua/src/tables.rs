@@ -1,4 +1,4 @@
-//! Functions of `table` that may take long.
+//! Functions of `table` that may run for long.
 
 use std::ffi::c_int;
 

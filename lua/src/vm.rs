@@ -9,10 +9,10 @@ use crate::random::Random;
 use crate::raw::State;
 use crate::work::charge_bytes;
 
-/// Bytes of the scratch buffer that are kept between two uses.
+/// Maximum capacity of the scratch buffer that is kept between two uses, in bytes.
 const KEPT_SCRATCH: usize = 64 * 1024;
 
-/// Bytes of native stack that a run may use. Lua's own limit counts nested calls (200), whose
+/// Maximum native stack of a run in bytes. Lua's own limit counts nested calls (200), whose
 /// frames may be 9 KiB (`string.gsub`); threads here have 2 MiB.
 const MAX_NATIVE_STACK: usize = 1024 * 1024;
 
@@ -52,8 +52,8 @@ fn here() -> usize {
     std::ptr::from_ref(std::hint::black_box(&mark)).addr()
 }
 
-/// The buffer in which encoders write. It is here and not in their frames, as an error leaves these
-/// without dropping anything.
+/// The buffer of encoders. It is not in their frames, as an error leaves these without dropping
+/// anything.
 pub(crate) struct Scratch {
     bytes: UnsafeCell<Vec<u8>>,
     limit: usize,

@@ -15,25 +15,25 @@ use mlua::ffi;
 
 use crate::raw::State;
 
-/// Instructions, or work that counts as them, between two checks of a run.
+/// Number of instructions, or their equivalent, between two checks of a run.
 const LOOK_EVERY: u64 = 10_000;
 
-/// Instructions between two calls of the hook. Each coroutine counts its own.
+/// Number of instructions between two calls of the hook. Each coroutine counts its own.
 pub(crate) const HOOK_EVERY: c_int = 100;
 
-/// Lower bound of the same in a VM that uses much memory.
+/// Lower bound of [`HOOK_EVERY`] in a VM that uses much memory.
 const HOOK_EVERY_MIN: c_int = 16;
 
-/// KiB of memory for which the weight of an instruction grows by one.
+/// Memory in KiB per unit of an instruction's weight.
 const HEAVIER_PER_KIB: u64 = 16;
 
-/// KiB of memory from which on the hook is called more often.
+/// Memory in KiB from which on the hook is called more often.
 const MUCH_KIB: u64 = 4096;
 
-/// Bytes that are copied or compared in the time of an instruction.
+/// Number of bytes copied or compared in the time of an instruction.
 const BYTES: usize = 64;
 
-/// Nanoseconds of an instruction.
+/// Duration of an instruction in nanoseconds.
 const NANOSECONDS: u64 = 16;
 
 /// Returns true if a run may go on; `instructions`: its work since the last call.
@@ -45,7 +45,7 @@ thread_local! {
     static WATCH: Cell<Option<Watch>> = const { Cell::new(None) };
     /// Work since the last check.
     static DONE: Cell<u64> = const { Cell::new(0) };
-    /// Its weight.
+    /// Weight of the work since the last check.
     static WEIGHT: Cell<u64> = const { Cell::new(0) };
     static ENDED: Cell<bool> = const { Cell::new(false) };
 }
@@ -99,7 +99,7 @@ pub(crate) fn charge_bytes(state: State, bytes: usize) {
     charge(state, 1 + (bytes / BYTES) as u64);
 }
 
-/// Notes time spent on work that is not the script's own.
+/// Charges time spent on work that is not the script's own.
 pub(crate) fn took(nanoseconds: u64) {
     WEIGHT.set(WEIGHT.get().saturating_add(nanoseconds / NANOSECONDS));
 }

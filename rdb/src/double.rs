@@ -1,4 +1,4 @@
-//! Scores as text.
+//! Parsing and checking of scores.
 
 use crate::RestoreError;
 

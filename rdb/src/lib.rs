@@ -110,7 +110,7 @@ pub enum ZsetForm {
 pub struct HashField<B = Vec<u8>> {
     pub name: B,
     pub value: B,
-    /// When the field expires, in milliseconds since 1970; it may be in the past.
+    /// Expiry of the field, in milliseconds since 1970; it may be in the past.
     pub expire_at_ms: Option<u64>,
 }
 
@@ -120,7 +120,7 @@ pub struct Limits {
     pub hash_max_listpack_entries: usize,
     /// Maximum length of a field's name or value in bytes.
     pub hash_max_listpack_value: usize,
-    /// Positive: elements of a node; -1 to -5: 4, 8, 16, 32, 64 KiB a node.
+    /// Size of a list's node. Positive: number of elements; -1 to -5: 4, 8, 16, 32, 64 KiB.
     pub list_max_listpack_size: i32,
     /// `rdbcompression`: LZF for strings of more than 20 bytes.
     pub compression: bool,
@@ -150,15 +150,15 @@ pub enum RestoreError {
     Unsupported(u8),
 }
 
-/// The RDB version Valkey 8.1 and Redis 7.2 write.
+/// The RDB version that Valkey 8.1 and Redis 7.2 write.
 const VERSION: u16 = 11;
-/// The RDB version Redis 7.4 and 8.0 write.
+/// The RDB version that Redis 7.4 and 8.0 write.
 const VERSION_FIELD_EXPIRY: u16 = 12;
 /// The last RDB version that Valkey leaves to other servers; those versions are not understood.
 const VERSION_FOREIGN_MAX: u16 = 79;
 /// Bytes of version and checksum at a payload's end.
 pub const FOOTER_LEN: usize = 10;
-/// The greatest expiry of a hash field Redis 8.0 takes, in milliseconds since 1970.
+/// Maximum expiry of a hash field in Redis 8.0, in milliseconds since 1970.
 const FIELD_EXPIRY_MAX_MS: u64 = 0xffff_ffff_fffe;
 
 /// The first byte of a payload: the type of the object and its encoding.
@@ -184,7 +184,7 @@ mod object_type {
     pub(crate) const STREAM_LISTPACKS_2: u8 = 19;
     pub(crate) const SET_LISTPACK: u8 = 20;
     pub(crate) const STREAM_LISTPACKS_3: u8 = 21;
-    /// Greater types mean something else in Redis than in later versions of Valkey.
+    /// The last type common to Redis and later versions of Valkey; greater ones differ in meaning.
     pub(crate) const LAST_COMMON: u8 = STREAM_LISTPACKS_3;
     /// The form that release candidates of Redis 7.4 wrote.
     pub(crate) const HASH_METADATA_PRE_GA: u8 = 22;

@@ -8,11 +8,11 @@
 //! The compressor makes the same choices as liblzf 3.6 in its build with a table of 2^16 positions
 //! and the setting "very fast", so that the bytes are those other servers write.
 
-/// The most literals of one run.
+/// Maximum number of literals of a run.
 const MAX_LITERALS: usize = 32;
-/// The greatest distance of a reference.
+/// Maximum distance of a reference.
 const MAX_DISTANCE: usize = 1 << 13;
-/// The greatest length of a reference.
+/// Maximum length of a reference.
 const MAX_LENGTH: usize = 264;
 /// A reference of three bytes gives at most `MAX_LENGTH` bytes.
 const MAX_EXPANSION: u64 = 88;
@@ -141,7 +141,7 @@ impl Compressor {
         true
     }
 
-    /// Enters the position `at` for its three bytes, and returns the entry it replaces.
+    /// Records the position `at` for its three bytes, and returns the entry that it replaces.
     fn enter(&mut self, input: &[u8], at: usize) -> u32 {
         let [high, middle, low] = [input[at], input[at + 1], input[at + 2]].map(u32::from);
         let word = high << 16 | middle << 8 | low;

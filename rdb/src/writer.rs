@@ -2,11 +2,11 @@
 
 use crate::{FOOTER_LEN, crc64, integer, length, lzf};
 
-/// Length up to which strings are not worth compressing.
+/// Maximum length of strings that are not compressed.
 const COMPRESS_ABOVE: usize = 20;
-/// Bytes that compression must save at least.
+/// Minimum number of bytes that compression must save.
 const COMPRESS_SAVES: usize = 4;
-/// The longest text of an integer that is stored in binary.
+/// Maximum length of the text of an integer that is stored in binary.
 const INTEGER_TEXT_MAX: usize = 11;
 
 /// A payload being written.

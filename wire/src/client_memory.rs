@@ -7,7 +7,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Bytes of one buffer up to which it is not counted.
+/// Maximum size of a buffer that is not counted, in bytes.
 pub const SMALL: usize = 64 << 10;
 
 /// The memory of all connections of the process.
@@ -26,9 +26,9 @@ pub struct Account {
 /// Limits of connections, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {
-    /// Limit of all together; 0: none.
+    /// Limit of all connections together; 0: none.
     pub all: u64,
-    /// Limit of a single one while the others keep to `all`; at least `all`.
+    /// Limit of a single connection while the others keep to `all`; at least `all`.
     pub single: u64,
 }
 
@@ -88,12 +88,12 @@ impl Account {
     }
 }
 
-/// The counted bytes of one buffer, until this is dropped.
+/// The counted bytes of one buffer; counted until this is dropped.
 #[derive(Debug, Default)]
 pub struct Taken(usize);
 
 impl Taken {
-    /// Sets the present bytes of the buffer.
+    /// Sets the current size of the buffer in bytes.
     #[inline]
     pub fn set(&mut self, bytes: usize) {
         if bytes > SMALL || self.0 != 0 {
@@ -108,7 +108,8 @@ impl Taken {
         self.0 = now;
     }
 
-    /// Announces that the buffer will have so many bytes; returns false if it may not.
+    /// Sets the size in bytes that the buffer is about to grow to; returns false if the limits
+    /// refuse it.
     #[must_use]
     pub fn try_set(&mut self, bytes: usize) -> bool {
         let now = counted(bytes);

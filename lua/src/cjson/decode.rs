@@ -81,7 +81,7 @@ impl<'a> Decoder<'a> {
         self.state.error(format_args!("Expected {expected} but found {found} at character {at}"))
     }
 
-    /// Returns the byte so far ahead; behind the end, NUL.
+    /// Returns the byte `ahead` of the current one; beyond the end, NUL.
     fn peek(&self, ahead: usize) -> u8 {
         self.text.get(self.at + ahead).copied().unwrap_or(0)
     }

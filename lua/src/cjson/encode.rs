@@ -9,7 +9,7 @@ use crate::raw::State;
 use crate::vm::Scratch;
 use crate::work::charge;
 
-/// Room for a number of [`super::MAX_PRECISION`] digits.
+/// Size of the buffer for a number of [`super::MAX_PRECISION`] digits.
 const NUMBER_TEXT: usize = 32;
 
 #[derive(Clone, Copy)]

@@ -1,4 +1,4 @@
-//! Every script is checked all the while it runs, and ended when it may not go on.
+//! A script is checked regularly while it runs, and ended when the watch says so.
 
 use super::*;
 use std::cell::Cell;

@@ -75,7 +75,7 @@ pub enum Item {
     Keys(u64),
     /// The code of a library.
     Function(Vec<u8>),
-    /// Data of a module, with this name, beside keys; it was skipped.
+    /// Data of the module of this name beside keys; it was skipped.
     ModuleAux(String),
     /// A key. Its value must be read next.
     Key(Key),
@@ -86,7 +86,7 @@ pub enum Item {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Key {
     pub name: Vec<u8>,
-    /// Milliseconds since 1970.
+    /// Expiry in milliseconds since 1970.
     pub expire_at_ms: Option<i64>,
     pub idle_s: Option<u64>,
     pub freq: Option<u8>,
@@ -136,7 +136,7 @@ impl<R: Read> File<R> {
         Ok(File { source, version })
     }
 
-    /// Returns how many bytes have been read.
+    /// Returns the number of bytes read.
     pub fn offset(&self) -> u64 {
         self.source.offset()
     }
@@ -304,7 +304,7 @@ fn skip_module<R: Read>(source: &mut Source<R>) -> FileResult<()> {
 /// Assembles an object within a memory limit.
 struct Limited {
     collector: Collector,
-    /// Bytes that it may still take.
+    /// Remaining memory limit in bytes.
     left: usize,
 }
 

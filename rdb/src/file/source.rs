@@ -1,4 +1,4 @@
-//! The bytes of a file: read once, counted, summed, and recorded for a second reading on request.
+//! The bytes of a file: read once, counted, checksummed, and recorded for a second pass on request.
 
 use super::{FileError, FileResult};
 use crate::input::Input;
@@ -7,7 +7,7 @@ use crc::{Digest, Table};
 use std::borrow::Cow;
 use std::io::{self, Read};
 
-/// Bytes that are read at a time.
+/// Size of a read in bytes.
 const BUFFER_LEN: usize = 256 << 10;
 /// Maximum length of a string that is held in memory, in bytes: an element, or a packed node.
 const STRING_MAX: u64 = 512 << 20;
@@ -18,7 +18,7 @@ const PIECE_MAX: usize = 1 << 20;
 pub(super) struct Source<R> {
     file: R,
     buffer: Vec<u8>,
-    /// Offset in the buffer of the bytes not consumed, and of the consumed bytes not summed.
+    /// Offset in the buffer of the bytes not consumed, and of the consumed bytes not checksummed.
     at: usize,
     summed: usize,
     digest: Digest<'static, u64, Table<16>>,

@@ -1,4 +1,4 @@
-//! Doubles.
+//! Parsing and formatting of doubles.
 
 use super::grisu;
 use super::longdouble::parse_hex_f64;

@@ -1,4 +1,4 @@
-//! Integers.
+//! Parsing of integers.
 
 /// Digits of the longest number (`u64::MAX`).
 const MAX_DIGITS: usize = 20;

@@ -1,4 +1,4 @@
-//! Fuzz target: requests mean the same in whatever pieces they arrive.
+//! Fuzz target: the pieces in which requests arrive do not change their meaning.
 
 use super::parse::{Limits, Parsed, Parser, ProtocolError};
 

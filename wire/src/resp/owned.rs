@@ -1,4 +1,4 @@
-//! Arguments that are composed, or outlive the buffer they came in.
+//! Arguments that own their bytes: composed ones, and those that outlive the input buffer.
 
 use super::Args;
 

@@ -15,21 +15,21 @@ use crate::num;
 /// Start and end of every argument, counted from the front of the command's bytes.
 pub type ArgRanges = SmallVec<[(u32, u32); 8]>;
 
-/// Arguments a connection may send in one command before it has authenticated.
+/// Maximum number of arguments of a command before the connection has authenticated.
 const UNAUTHENTICATED_MAX_ARGS: usize = 10;
-/// Bytes of one argument a connection may send before it has authenticated.
+/// Maximum size of an argument before the connection has authenticated, in bytes.
 const UNAUTHENTICATED_MAX_BULK: usize = 16 * 1024;
-/// A range list or inline buffer grown beyond this many entries is freed after its command.
+/// Capacity beyond which a range list or an inline buffer is freed after its command.
 const KEEP_CAPACITY: usize = 1024;
 
 /// Limits of requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of one argument (`proto-max-bulk-len`).
+    /// Maximum size of an argument in bytes (`proto-max-bulk-len`).
     pub max_bulk: usize,
-    /// Arguments of one command.
+    /// Maximum number of arguments of a command.
     pub max_args: usize,
-    /// Bytes of an inline command, and of a length line, without its end.
+    /// Maximum length of an inline command, and of a length line, without its end, in bytes.
     pub max_inline: usize,
     /// True if the connection may run commands; if not, much narrower limits hold as well.
     pub authenticated: bool,
@@ -54,7 +54,7 @@ pub enum Parsed {
     Command,
     /// An empty request (`*0`, `*-1`, an empty line): [`Parser::consumed`] bytes, no command.
     Empty,
-    /// The command goes on beyond the buffer.
+    /// The command continues beyond the buffer.
     Incomplete {
         /// At least this many more bytes are needed. The number follows from the client's
         /// announcement: a reason to read on, not to reserve that much memory at once.
@@ -104,14 +104,14 @@ impl ProtocolError {
 /// Progress in the current request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum State {
-    /// No byte of it was seen.
+    /// Before the first byte.
     #[default]
     Start,
     /// A multibulk command before the length line of its next argument.
     BulkHeader,
     /// A multibulk command inside an argument of this many bytes.
     BulkBody(usize),
-    /// An inline command whose end was not found yet.
+    /// Inside an inline command.
     Inline,
     /// Complete; the next call starts with the next request.
     Done,
@@ -125,11 +125,11 @@ enum State {
 #[derive(Debug, Default)]
 pub struct Parser {
     state: State,
-    /// Everything before this offset is parsed.
+    /// Offset up to which the request is parsed.
     pos: usize,
-    /// The current line was searched for its end up to this offset.
+    /// Offset up to which the current line was searched for its end.
     scanned: usize,
-    /// Arguments still to come.
+    /// Number of arguments still to be parsed.
     remaining: usize,
     args: ArgRanges,
     /// Unescaped arguments of an inline command; `args` counts from its front.
@@ -188,7 +188,7 @@ impl<'a> Args<'a> {
 
 /// A length line.
 enum Header {
-    /// Its number (`None`: not one) and the offset behind the line.
+    /// The line's number (`None` if it is malformed), and the offset behind the line.
     Line(Option<i64>, usize),
     Incomplete,
     TooLong,

@@ -29,10 +29,10 @@ pub struct Mark {
 /// Placeholder for a header whose length comes later: `*9\r\n`.
 const PLACEHOLDER: &[u8] = b"*0\r\n";
 
-/// Maximum size of a bulk string's header and end in bytes.
+/// Maximum size of a bulk string's header and end, in bytes.
 const FRAME: usize = 24;
 
-/// Initial bytes of a buffer.
+/// Initial capacity of a buffer in bytes.
 const FIRST: usize = 64;
 
 /// The error in place of a reply that did not fit.
@@ -45,8 +45,7 @@ pub const LOST: &str = "ERR the command has run, but its reply takes more memory
 pub struct Reply {
     buf: Vec<u8>,
     proto: Proto,
-    /// Offset from which on the replies are incomplete for lack of room; [`WHOLE`]: they are
-    /// complete.
+    /// Offset from which on bytes are missing for lack of room; [`WHOLE`] if none is missing.
     lost_at: usize,
     taken: Taken,
 }
@@ -339,19 +338,19 @@ impl Reply {
         }
     }
 
-    /// Returns true if something did not fit: then the rendered bytes are of no use.
+    /// Returns true if some bytes did not fit: then the rendered ones are incomplete.
     #[inline]
     pub fn is_lost(&self) -> bool {
         self.lost_at != WHOLE
     }
 
-    /// Leaves out everything rendered from here on.
+    /// Discards everything rendered from here on.
     pub fn lose(&mut self) {
         self.lost_at = self.lost_at.min(self.buf.len());
     }
 
     /// Replaces the bytes behind the first `len` with an error, if some of them did not fit;
-    /// returns true if it did.
+    /// returns true in that case.
     #[inline]
     pub fn own_up(&mut self, len: usize) -> bool {
         let lost = self.is_lost() && self.lost_at >= len;
