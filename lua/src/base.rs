@@ -25,8 +25,8 @@ pub(crate) fn replace_globals(state: State) {
     // These check the arguments, then run Lua's own function, which is their upvalue.
     for (name, function) in [
         ("rawset", entry!(rawset)),
-        ("rawget", entry!(seeing_through)),
-        ("next", entry!(seeing_through)),
+        ("rawget", entry!(with_unshielded)),
+        ("next", entry!(with_unshielded)),
         ("setmetatable", entry!(setmetatable)),
         ("getmetatable", entry!(getmetatable)),
         ("unpack", entry!(unpack)),
@@ -64,15 +64,15 @@ fn setmetatable(state: State) -> c_int {
     state.run_upvalue(1)
 }
 
-pub(crate) fn seeing_through(state: State) -> c_int {
-    if sandbox::see_through(state, 1) {
+pub(crate) fn with_unshielded(state: State) -> c_int {
+    if sandbox::push_unshielded(state, 1) {
         state.replace(1);
     }
     state.run_upvalue(1)
 }
 
 fn getmetatable(state: State) -> c_int {
-    if sandbox::see_through(state, 1) {
+    if sandbox::push_unshielded(state, 1) {
         state.metatable(1);
         state.get_name(-1, "__metatable");
         return 1;

@@ -40,7 +40,7 @@ fn bits(state: State, arg: c_int) -> u32 {
     bits
 }
 
-fn give(state: State, bits: u32) -> c_int {
+fn push_result(state: State, bits: u32) -> c_int {
     state.push_number(f64::from(bits.cast_signed()));
     1
 }
@@ -48,21 +48,21 @@ fn give(state: State, bits: u32) -> c_int {
 fn fold(state: State, with: fn(u32, u32) -> u32) -> c_int {
     let first = bits(state, 1);
     let all = (2..=state.top()).rev().fold(first, |so_far, arg| with(so_far, bits(state, arg)));
-    give(state, all)
+    push_result(state, all)
 }
 
 fn shift(state: State, with: fn(u32, u32) -> u32) -> c_int {
     let value = bits(state, 1);
     let by = bits(state, 2) & 31;
-    give(state, with(value, by))
+    push_result(state, with(value, by))
 }
 
 fn tobit(state: State) -> c_int {
-    give(state, bits(state, 1))
+    push_result(state, bits(state, 1))
 }
 
 fn bnot(state: State) -> c_int {
-    give(state, !bits(state, 1))
+    push_result(state, !bits(state, 1))
 }
 
 fn band(state: State) -> c_int {
@@ -98,7 +98,7 @@ fn ror(state: State) -> c_int {
 }
 
 fn bswap(state: State) -> c_int {
-    give(state, bits(state, 1).swap_bytes())
+    push_result(state, bits(state, 1).swap_bytes())
 }
 
 fn tohex(state: State) -> c_int {

@@ -160,7 +160,7 @@ fn handler(state: State) -> c_int {
         state.insert(-2);
         state.set_name(-2, "err");
         state.replace(1);
-    } else if sandbox::see_through(state, 1) {
+    } else if sandbox::push_unshielded(state, 1) {
         state.set_top(1);
         return 1;
     }

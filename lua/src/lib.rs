@@ -208,8 +208,8 @@ where
 }
 
 /// Charges this thread's run with time that it has waited for other work.
-pub fn took(nanoseconds: u64) {
-    work::took(nanoseconds);
+pub fn charge_time(nanoseconds: u64) {
+    work::charge_time(nanoseconds);
 }
 
 fn no_vm() -> mlua::Error {

@@ -22,7 +22,7 @@ static GLOBALS: u8 = 0;
 static VIEW: u8 = 0;
 
 /// Pushes the real table behind the shield at `index` (positive); returns false if it is no shield.
-pub(crate) fn see_through(state: State, index: c_int) -> bool {
+pub(crate) fn push_unshielded(state: State, index: c_int) -> bool {
     if !state.is_table(index) || !state.metatable(index) {
         return false;
     }
@@ -40,7 +40,7 @@ pub(crate) fn see_through(state: State, index: c_int) -> bool {
 /// Raises the error of a write if the value at `index` is a shield. The text has no position before
 /// it, as no line of a script has written.
 pub(crate) fn refuse_shield(state: State, index: c_int) {
-    if see_through(state, index) {
+    if push_unshielded(state, index) {
         state.plain_error(READ_ONLY);
     }
 }
@@ -48,7 +48,7 @@ pub(crate) fn refuse_shield(state: State, index: c_int) {
 /// Pushes the shield of the table at `index` (positive). All tables in it become shields too.
 pub(crate) fn shield(state: State, index: c_int) {
     state.need_stack(8, "tables nest too deep");
-    if see_through(state, index) {
+    if push_unshielded(state, index) {
         state.pop(1);
         state.push_value(index);
         return;

@@ -4,7 +4,7 @@ use std::ffi::c_int;
 
 use mlua::ffi;
 
-use crate::base::{seeing_through, wrap};
+use crate::base::{with_unshielded, wrap};
 use crate::raw::{State, entry};
 use crate::{sandbox, work};
 
@@ -21,7 +21,7 @@ pub(crate) fn replace(state: State) {
         ("remove", entry!(remove)),
         ("concat", entry!(concat)),
         ("maxn", entry!(max_n)),
-        ("foreach", entry!(seeing_through)),
+        ("foreach", entry!(with_unshielded)),
     ] {
         wrap(state, name, function);
     }

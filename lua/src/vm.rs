@@ -41,13 +41,13 @@ impl Vm {
     /// Returns true if the run has used so much native stack that it must not nest deeper.
     pub(crate) fn is_deep(&self) -> bool {
         let base = self.stack_base.get();
-        base != 0 && base.saturating_sub(here()) > MAX_NATIVE_STACK
+        base != 0 && base.saturating_sub(frame_address()) > MAX_NATIVE_STACK
     }
 }
 
 /// Returns an address in the current frame.
 #[inline(always)]
-fn here() -> usize {
+fn frame_address() -> usize {
     let mark = 0_u8;
     std::ptr::from_ref(std::hint::black_box(&mark)).addr()
 }
@@ -122,7 +122,7 @@ impl Shared {
 
     pub(crate) fn begin_run(&self) {
         self.vm.json.set(Settings::default());
-        self.vm.stack_base.set(here());
+        self.vm.stack_base.set(frame_address());
     }
 
     pub(crate) fn seed(&self, seed: i32) {

@@ -100,7 +100,7 @@ pub(crate) fn charge_bytes(state: State, bytes: usize) {
 }
 
 /// Charges time spent on work that is not the script's own.
-pub(crate) fn took(nanoseconds: u64) {
+pub(crate) fn charge_time(nanoseconds: u64) {
     WEIGHT.set(WEIGHT.get().saturating_add(nanoseconds / NANOSECONDS));
 }
 
@@ -108,12 +108,12 @@ fn weigh(state: State, weight: u64) {
     let weight = WEIGHT.get().saturating_add(weight);
     WEIGHT.set(weight);
     if weight >= LOOK_EVERY {
-        look(state);
+        check_run(state);
     }
 }
 
 #[cold]
-fn look(state: State) {
+fn check_run(state: State) {
     WEIGHT.set(0);
     let done = DONE.replace(0);
     if ENDED.get() || !WATCH.get().is_none_or(|watch| watch(done)) {

@@ -128,8 +128,8 @@ impl Compressor {
                     if at + 2 >= input.len() {
                         break;
                     }
-                    self.enter(input, at - 2);
-                    self.enter(input, at - 1);
+                    self.record(input, at - 2);
+                    self.record(input, at - 1);
                 }
             }
         }
@@ -142,7 +142,7 @@ impl Compressor {
     }
 
     /// Records the position `at` for its three bytes, and returns the entry that it replaces.
-    fn enter(&mut self, input: &[u8], at: usize) -> u32 {
+    fn record(&mut self, input: &[u8], at: usize) -> u32 {
         let [high, middle, low] = [input[at], input[at + 1], input[at + 2]].map(u32::from);
         let word = high << 16 | middle << 8 | low;
         let slot = (word >> 8).wrapping_sub(word.wrapping_mul(5)) as usize % TABLE_LEN;
@@ -151,7 +151,7 @@ impl Compressor {
 
     /// Returns an earlier position, near enough, of the same three bytes as at `at`.
     fn seen_before(&mut self, input: &[u8], at: usize) -> Option<usize> {
-        let entry = self.enter(input, at);
+        let entry = self.record(input, at);
         let earlier = entry.checked_sub(self.base).filter(|&earlier| earlier > 0)? as usize;
         (at - earlier <= MAX_DISTANCE && input[earlier..earlier + 3] == input[at..at + 3])
             .then_some(earlier)

@@ -510,7 +510,7 @@ impl Connection {
     ) -> bool {
         let text = match outcome {
             Ok(()) => {
-                out.own_up(mark);
+                out.replace_lost(mark);
                 return false;
             }
             Err(Stop::Close) => return true,

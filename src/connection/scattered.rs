@@ -121,7 +121,7 @@ impl Scattered {
             }
         }
         if self.remote.iter().filter_map(|remote| remote.reply.as_ref()).any(BatchReply::is_lost) {
-            whole.bytes.lose();
+            whole.bytes.discard_rest();
         }
         let replies = confirmed(worker, self.shows_data, whole.bytes, &whole.ends).await;
         let is_done = self.pieces.is_empty() || replies.is_lost();

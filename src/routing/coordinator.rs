@@ -151,7 +151,7 @@ pub(crate) async fn coordinate(
         }
         Err(_) => return Ran::abandoned(),
     }
-    out.own_up(0);
+    out.replace_lost(0);
     Ran::reply(out)
 }
 

@@ -4,7 +4,7 @@ use super::run::{Run, current};
 use crate::commands::registry::{self, Command};
 use crate::limits;
 use flagstone_commands::{Ctx, Stop, flag};
-use flagstone_lua::{CallArg, CallArgs, Called, took};
+use flagstone_lua::{CallArg, CallArgs, Called, charge_time};
 use flagstone_wire::num::format_f64;
 use flagstone_wire::resp::Args;
 
@@ -135,7 +135,7 @@ impl Run<'_, '_> {
         };
         let outcome = unit.run_part(&mut inner, command, args);
         cx.db = inner.db;
-        took(unit.part_ns.take());
+        charge_time(unit.part_ns.take());
         match outcome {
             Ok(()) => Called::Reply(self.reply.as_bytes()),
             Err(Stop::Error(text)) => self.fail(&text),

@@ -122,7 +122,7 @@ impl Unit<'_> {
         let began = Instant::now();
         let mark = cx.out.len();
         let outcome = match self.run_uncounted(cx, command, args) {
-            Ok(()) if cx.out.own_up(mark) => Err(LOST.into()),
+            Ok(()) if cx.out.replace_lost(mark) => Err(LOST.into()),
             outcome => outcome,
         };
         let failed = match &outcome {

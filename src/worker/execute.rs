@@ -246,7 +246,7 @@ impl Worker {
         let mut empty = None;
         match outcome {
             Ok(()) => {
-                out.own_up(mark);
+                out.replace_lost(mark);
             }
             Err(Stop::Close | Stop::Unsettled | Stop::Apart | Stop::Whole | Stop::Undone(_)) => {}
             Err(Stop::Block(block)) => {

@@ -53,7 +53,7 @@ impl Worker {
                     }
                 }
             };
-            out.own_up(mark);
+            out.replace_lost(mark);
             self.stats().unit_ended(command, text.as_deref(), &mut effects);
             if let Some(text) = text {
                 out.truncate(mark);

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use std::io::Cursor;
 
 /// Returns a file's contents as lines, and the error that ends it, if there is one.
-fn told(file: &[u8], max_len: usize) -> (Vec<String>, Option<FileError>) {
+fn contents(file: &[u8], max_len: usize) -> (Vec<String>, Option<FileError>) {
     let mut lines = Vec::new();
     let mut file = match File::open(file) {
         Ok(file) => file,
@@ -15,7 +15,7 @@ fn told(file: &[u8], max_len: usize) -> (Vec<String>, Option<FileError>) {
     loop {
         let told = match file.next_item() {
             Ok(Item::End) => return (lines, None),
-            Ok(Item::Key(key)) => tell_key(&mut file, &key, max_len),
+            Ok(Item::Key(key)) => describe_key(&mut file, &key, max_len),
             Ok(item) => Ok(format!("{item:?}")),
             Err(error) => Err(error),
         };
@@ -26,7 +26,7 @@ fn told(file: &[u8], max_len: usize) -> (Vec<String>, Option<FileError>) {
     }
 }
 
-fn tell_key(file: &mut File<&[u8]>, key: &Key, max_len: usize) -> FileResult<String> {
+fn describe_key(file: &mut File<&[u8]>, key: &Key, max_len: usize) -> FileResult<String> {
     let name = key.name.escape_ascii();
     Ok(match file.value(key, max_len)? {
         Value::Payload(payload) => {
@@ -79,12 +79,12 @@ fn some_objects() -> Vec<(&'static str, Object)> {
 fn what_is_written_is_read_whole_and_in_parts() {
     let file = written(&some_objects());
     assert_eq!(&file[..9], b"REDIS0011");
-    let (whole, error) = told(&file, 8 << 20);
+    let (whole, error) = contents(&file, 8 << 20);
     assert!(error.is_none(), "{error:?}");
     assert_eq!(whole.len(), 2 + 1 + 6);
     assert!(whole[3].starts_with("a Some(77) String("), "{}", &whole[3][..40]);
     for max_len in [0, 1, 30, 1000, 100_000] {
-        let (parts, error) = told(&file, max_len);
+        let (parts, error) = contents(&file, max_len);
         assert!(error.is_none(), "{error:?}");
         assert_eq!(parts, whole);
     }
@@ -95,7 +95,7 @@ fn fields_that_expire_need_the_newer_version() {
     let field = crate::HashField { name: vec![1], value: vec![2], expire_at_ms: Some(9) };
     let file = written(&[("h", Object::Hash(vec![field]))]);
     assert_eq!(&file[..9], b"REDIS0012");
-    assert!(told(&file, 1000).1.is_none());
+    assert!(contents(&file, 1000).1.is_none());
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn everything_beside_keys() {
     file.extend(b"\xf7\x81\x00\x10\x83\x10\x51\x87\x20\x00\x02\x01\x05\x02ab\x00"); // a module's
     file.extend(b"\x07\x01m\x81\x00\x10\x83\x10\x51\x87\x20\x00\x01\x05\x03aaaa\x04bbbbbbbb\x00");
     file.extend(b"\x02\x01e\0\xff"); // an empty set, and the end
-    let (lines, error) = told(&file, 1000);
+    let (lines, error) = contents(&file, 1000);
     assert!(error.is_none(), "{error:?}");
     assert_eq!(
         lines,
@@ -130,7 +130,7 @@ fn everything_beside_keys() {
 
 #[test]
 fn wrong_files_are_refused() {
-    let refused = |file: &[u8]| told(file, 1000).1.map(|error| error.to_string());
+    let refused = |file: &[u8]| contents(file, 1000).1.map(|error| error.to_string());
     for (file, reason) in [
         (&b""[..], "the file ends in the middle"),
         (b"RIFF00000", "it is no RDB file"),
@@ -186,7 +186,7 @@ proptest! {
                 _ => file[at] = byte,
             }
         }
-        let (_, error) = told(&file, max_len);
+        let (_, error) = contents(&file, max_len);
         prop_assert!(error.is_some() || file == good || file[file.len() - 8..] == [0; 8]);
     }
 }

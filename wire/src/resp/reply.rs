@@ -332,7 +332,7 @@ impl Reply {
         if self.is_empty() && !self.is_lost() {
             *self = Self { proto: self.proto, ..other };
         } else if other.is_lost() {
-            self.lose();
+            self.discard_rest();
         } else {
             self.append(other.as_bytes());
         }
@@ -345,14 +345,14 @@ impl Reply {
     }
 
     /// Discards everything rendered from here on.
-    pub fn lose(&mut self) {
+    pub fn discard_rest(&mut self) {
         self.lost_at = self.lost_at.min(self.buf.len());
     }
 
     /// Replaces the bytes behind the first `len` with an error, if some of them did not fit;
     /// returns true in that case.
     #[inline]
-    pub fn own_up(&mut self, len: usize) -> bool {
+    pub fn replace_lost(&mut self, len: usize) -> bool {
         let lost = self.is_lost() && self.lost_at >= len;
         if lost {
             self.truncate(len);
@@ -397,7 +397,7 @@ impl Reply {
     /// Returns the rendered bytes, whose memory does not count as clients' memory any more. If
     /// something did not fit, returns the error instead.
     pub fn into_bytes(mut self) -> Vec<u8> {
-        self.own_up(0);
+        self.replace_lost(0);
         self.buf
     }
 
@@ -416,7 +416,7 @@ impl Reply {
         let wanted = self.buf.len() + more;
         let fits = self.grow(wanted.max(self.buf.capacity() * 2).max(FIRST)) || self.grow(wanted);
         if !fits {
-            self.lose();
+            self.discard_rest();
         }
         fits
     }

@@ -148,17 +148,17 @@ fn what_finds_no_room_is_an_error_in_its_own_place() {
     let array = reply.begin_array();
     reply.bulk(b"there is room");
     // As if there were no room from here on.
-    reply.lose();
+    reply.discard_rest();
     reply.bulk(&[b'x'; 1000]);
     reply.int(5);
     reply.end(array, 100);
     assert!(reply.is_lost() && reply.len() < 100);
-    assert!(!reply.own_up(reply.len()), "what was lost before is not of this reply");
-    assert!(reply.own_up(mark) && !reply.is_lost());
+    assert!(!reply.replace_lost(reply.len()), "what was lost before is not of this reply");
+    assert!(reply.replace_lost(mark) && !reply.is_lost());
     let text = String::from_utf8_lossy(reply.as_bytes()).into_owned();
     assert!(text.starts_with("+OK\r\n-ERR the command has run, but its reply"), "{text}");
     reply.int(1);
     assert!(reply.as_bytes().ends_with(b"\r\n:1\r\n"));
-    reply.lose();
+    reply.discard_rest();
     assert!(reply.into_bytes().starts_with(b"-ERR the command has run"));
 }
