@@ -8,6 +8,7 @@ pub mod blocking;
 pub mod checkpoints;
 pub mod cli;
 pub mod clients;
+pub mod command;
 pub mod commands;
 pub mod config;
 pub mod connection;

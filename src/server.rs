@@ -2,6 +2,7 @@
 
 use crate::checkpoints::{Checkpoints, run_periodically};
 use crate::clients::Client;
+use crate::commands;
 use crate::config::{AcceptMode, Config, Settings};
 use crate::connection;
 use crate::listen::{self, Listening, Socket, Ticket};
@@ -53,6 +54,7 @@ pub struct Prepared {
 /// # Errors
 /// The configuration cannot be served.
 pub fn prepare(config: Config) -> Result<Prepared> {
+    commands::install();
     let settings = config.settings();
     log::init(settings.loglevel, settings.logfile.clone().map(PathBuf::from))
         .with_context(|| format!("logfile {}", settings.logfile.as_deref().unwrap_or_default()))?;

@@ -1,13 +1,12 @@
 //! What a connection is to the server.
 
 use crate::clients::{Client, state};
-use crate::commands::registry::Command;
+use crate::command::{Command, Request};
 use crate::monitor::Monitoring;
 use crate::pubsub::Subscriptions;
 use crate::tracking::Tracked;
 use crate::transaction::Transaction;
 use crate::watch::Watches;
-use crate::worker::Request;
 use flagstone_wire::resp::{Proto, Reply};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -5,8 +5,7 @@
 //! its arguments, the database, and the arguments. So a transaction is routed and run like any
 //! other command on keys.
 
-use crate::commands::Route;
-use crate::commands::registry::{self, Command};
+use crate::command::{Command, Route, registry};
 use crate::unit;
 use crate::watch::Watches;
 use flagstone_commands::flag;
@@ -128,8 +127,7 @@ impl Transaction {
     pub fn names_its_keys(&self) -> bool {
         self.commands.iter().all(|command| {
             let route = command.spec.run;
-            !command.undeclared_keys
-                && (route.is_on_keys() || matches!(route, Route::Either { .. }))
+            !command.undeclared_keys && (route.is_on_keys() || matches!(route, Route::Either))
         })
     }
 

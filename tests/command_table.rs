@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use flagstone::commands::registry::{self, Command};
+use flagstone::command::registry::{self, Command};
 use flagstone_commands::{Begin, Find, key};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -94,6 +94,7 @@ fn differences(command: &Command, facts: &Value) -> Vec<String> {
 fn the_table_tells_what_the_reference_tells() {
     let reference = reference();
     let mut wrong = Vec::new();
+    flagstone::commands::install();
     for command in registry::every() {
         match reference.get(command.full_name) {
             Some(facts) => wrong.extend(differences(command, facts)),
@@ -106,6 +107,7 @@ fn the_table_tells_what_the_reference_tells() {
 
 #[test]
 fn every_command_is_documented() {
+    flagstone::commands::install();
     for command in registry::every() {
         let spec = command.spec;
         assert!(spec.summary.ends_with('.'), "{}: no summary", command.full_name);

@@ -21,7 +21,7 @@ pub(crate) use table::{Held, WaitTable};
 pub use turn::{Cancel, Ended, Turn};
 pub(crate) use wait::begin;
 
-use crate::worker::OwnedCommand;
+use crate::command::OwnedCommand;
 use flagstone_commands::{Awaited, Block};
 use flagstone_storage::need::Key;
 use std::collections::BTreeSet;

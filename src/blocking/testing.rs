@@ -1,8 +1,7 @@
 //! Waiters for tests.
 
 use super::Waiter;
-use crate::commands::registry;
-use crate::worker::{OwnedCommand, Request};
+use crate::command::{OwnedCommand, Request, registry};
 use flagstone_commands::{Awaited, Block, Nil};
 use flagstone_wire::resp::{Args, Proto};
 use std::sync::Arc;

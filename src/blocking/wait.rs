@@ -3,9 +3,10 @@
 
 use super::{Cancel, Ended, UNBLOCKED, Waiter};
 use crate::clients::Client;
+use crate::command::OwnedCommand;
 use crate::node::Node;
 use crate::routing::{self, Target};
-use crate::worker::{Blocked, Elsewhere, OwnedCommand, Ran, Worker};
+use crate::worker::{Blocked, Elsewhere, Ran, Worker};
 use flagstone_commands::Block;
 use flagstone_wire::resp::Reply;
 use std::collections::BTreeSet;

@@ -8,7 +8,7 @@ pub use refusals::Refusals;
 pub use roll::{Clients, STRANGER_TIME};
 
 use crate::blocking::{Cancel, Turn};
-use crate::commands::registry;
+use crate::command::registry;
 use crate::config::OutputBufferLimits;
 use crate::outbox::{Allowed, Outbox, TooSlow};
 use crate::watch::Watch;

@@ -2,7 +2,7 @@
 //! touched at once: so the processor waits for the memory of many keys together, and not for one
 //! key after the other.
 
-use crate::commands::registry::{self, Command};
+use crate::command::{Command, registry};
 use flagstone_storage::store::Store;
 use flagstone_storage::{KeyHash, Layout};
 use flagstone_wire::resp::{Args, Limits, Parsed, Parser, ProtocolError};

@@ -4,11 +4,10 @@ use super::cycle::Cycle;
 use super::wire::Wire;
 use super::{Connection, gate};
 use crate::clients::state;
-use crate::commands::registry::{self, Command};
-use crate::commands::{Call, Route};
+use crate::command::{Command, Route};
 use crate::config::Settings;
 use crate::large;
-use crate::routing::Databases;
+use crate::routing::{self, Call, Databases, NO_HANDLER};
 use crate::session::ReplyMode;
 use crate::worker::says_away;
 use bytes::Buf;
@@ -40,7 +39,7 @@ impl Connection {
         // Others are not kept waiting for this client to read its reply.
         self.worker.node.pubsub.ring();
         let command = gate::resolve(args).ok();
-        if command.is_some_and(registry::shows_data)
+        if command.is_some_and(routing::shows_data)
             && !says_away(out.as_bytes())
             && let Err(text) = self.worker.node.confirm_owner().await
         {
@@ -132,28 +131,29 @@ impl Connection {
             self.show(command, args);
         }
         let began = Instant::now();
+        let handlers = routing::handlers(command);
         let outcome = match command.spec.run {
             route if route.is_on_keys() && (command.spec.blocks)(args) => {
                 out.take_over(self.run_blocking(command, args).await?);
                 return Ok(false);
             }
-            Route::Keys(_) | Route::Unit(_) | Route::Script { .. } => {
+            Route::Keys(_) | Route::Unit | Route::Script => {
                 let mut cycle = Cycle::new(&self.worker, self.session.proto);
                 self.worker.start_watch();
                 let bytes = cycle.alone(&self.worker, &self.session, command, args).await;
                 out.take_over(bytes);
                 return Ok(false);
             }
-            route @ (Route::Session(_) | Route::Either { .. } | Route::Help(_)) => {
+            Route::Session | Route::Either | Route::Help(_) => {
                 let mut call = Call {
                     session: &mut self.session,
                     node: &self.worker.node,
                     worker: &self.worker,
                     out,
                 };
-                route.run_on_session(&mut call, args).unwrap_or(Ok(()))
+                routing::run_on_session(command, &mut call, args)
             }
-            Route::Wait(handler) => {
+            Route::Wait => {
                 let client = self.session.client.clone();
                 let mut wire = Wire {
                     worker: &self.worker,
@@ -168,11 +168,17 @@ impl Connection {
                     worker: &self.worker,
                     out,
                 };
-                wire.keep_until(handler(&mut call, args)).await?
+                match handlers.wait {
+                    Some(handler) => wire.keep_until(handler(&mut call, args)).await?,
+                    None => Err(NO_HANDLER.into()),
+                }
             }
-            Route::Databases(handler) => {
+            Route::Databases => {
                 let mut databases = Databases::new(&self.worker, self.session.db, out);
-                handler(&mut databases, args).await
+                match handlers.databases {
+                    Some(handler) => handler(&mut databases, args).await,
+                    None => Err(NO_HANDLER.into()),
+                }
             }
             // Reached only without a subcommand: with one that does not exist, it is refused.
             Route::Container => Err(Stop::from(error::arity(command.full_name))),

@@ -3,8 +3,7 @@
 use super::Connection;
 use super::wire::Wire;
 use crate::blocking::{Cancel, Ended, begin};
-use crate::commands::registry::Command;
-use crate::worker::OwnedCommand;
+use crate::command::{Command, OwnedCommand};
 use flagstone_wire::resp::{Args, Reply};
 use std::io::{ErrorKind, Result};
 

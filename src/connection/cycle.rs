@@ -2,13 +2,11 @@
 //! their replies in order.
 
 use super::scattered::Scattered;
-use crate::commands::registry::Command;
+use crate::command::{Command, OwnedCommand};
 use crate::config::Settings;
 use crate::routing::{self, Target};
 use crate::session::Session;
-use crate::worker::{
-    CmdBatch, MAX_REPLIES, OwnedCommand, Ran, Room, RoundError, Shown, Worker, says_away,
-};
+use crate::worker::{CmdBatch, MAX_REPLIES, Ran, Room, RoundError, Shown, Worker, says_away};
 use flagstone_storage::KeyHash;
 use flagstone_wire::resp::{Args, Proto, Reply};
 use std::collections::VecDeque;

@@ -2,9 +2,10 @@
 
 use super::cycle::Cycle;
 use super::{Connection, Dispatched};
+use crate::command::Command;
 use crate::commands::connection::chosen_db;
-use crate::commands::registry::{self, Command};
 use crate::config::Settings;
+use crate::routing;
 use crate::transaction::{Transaction, queued, runs_in_unit};
 use flagstone_commands::flag;
 use flagstone_wire::resp::{Args, Reply, array_items};
@@ -34,7 +35,7 @@ impl Connection {
         let selects = command.spec.has(flag::SELECTS);
         let selected = if selects { chosen_db(args, settings).ok() } else { None };
         let Some(transaction) = &mut self.session.transaction else { return true };
-        let flags = registry::flags(command, &self.worker.node, args);
+        let flags = routing::flags(command, &self.worker.node, args);
         transaction.push(command, flags, args, selected);
         let bytes = transaction.bytes();
         let count = transaction.commands().len();

@@ -1,11 +1,11 @@
 //! What every command passes before it runs, in one ordered function.
 
-use crate::commands::registry::{self, Command};
+use crate::command::{Command, registry};
 use crate::config::Settings;
-use crate::limits;
 use crate::node::Node;
 use crate::session::Session;
 use crate::worker::Worker;
+use crate::{limits, routing};
 use flagstone_commands::{error, flag};
 use flagstone_wire::resp::Args;
 
@@ -134,7 +134,7 @@ fn protected(session: &Session, command: &Command, settings: &Settings) -> Optio
 /// Its flags, with those of what it runs: EXEC is what is queued.
 fn flags_of(session: &Session, node: &Node, command: &Command, args: Args<'_>) -> u32 {
     let queued = session.transaction.as_ref().filter(|_| command.spec.has(flag::EXEC));
-    registry::flags(command, node, args) | queued.map_or(0, |transaction| transaction.flags())
+    routing::flags(command, node, args) | queued.map_or(0, |transaction| transaction.flags())
 }
 
 /// Whether CLIENT PAUSE WRITE holds a command with these flags back.

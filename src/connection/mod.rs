@@ -11,11 +11,11 @@ mod scattered;
 mod wire;
 
 use crate::clients::{Client, count};
-use crate::commands::registry::Command;
-use crate::commands::{Call, Route};
+use crate::command::{Command, Route};
 use crate::config::Settings;
 use crate::large;
 use crate::monitor::Line;
+use crate::routing::{self, Call};
 use crate::session::{ReplyMode, Session};
 use crate::worker::{TURN, Worker};
 pub(crate) use ahead::Ahead;
@@ -438,7 +438,7 @@ impl Connection {
         }
         match command.spec.run {
             route if route.is_on_keys() && (command.spec.blocks)(args) => Dispatched::Barrier,
-            Route::Keys(_) | Route::Unit(_) | Route::Script { .. } => {
+            Route::Keys(_) | Route::Unit | Route::Script => {
                 if cycle.route(&self.worker, &self.session, command, args, ready.at, settings) {
                     self.session.client.runs(command.id);
                     self.show(command, args);
@@ -458,7 +458,7 @@ impl Connection {
                     worker: &self.worker,
                     out,
                 };
-                let outcome = route.run_on_session(&mut call, args).unwrap_or(Ok(()));
+                let outcome = routing::run_on_session(command, &mut call, args);
                 self.show(command, args);
                 self.session.end_caching(Some(command));
                 let close = self.settle(command, outcome, cycle.out(), mark);

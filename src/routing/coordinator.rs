@@ -11,15 +11,13 @@
 use super::hold::{Acquire, Apply, Grant};
 use super::units::{lose, run_apart};
 use super::{databases, owner};
-use crate::commands::Route;
+use crate::command::{OwnedCommand, Request, Route};
 use crate::config::Settings;
 use crate::events::News;
 use crate::node::Node;
 use crate::transaction;
 use crate::unit::{self, Effects, Unit};
-use crate::worker::{
-    Elsewhere, LockKey, Message, OwnedCommand, Ran, Request, Shown, Worker, changer, refusal,
-};
+use crate::worker::{Elsewhere, LockKey, Message, Ran, Shown, Worker, changer, refusal};
 use flagstone_commands::{Ctx, Stop, flag};
 use flagstone_storage::journal::Lsn;
 use flagstone_storage::notes::{Interest, Note};
@@ -301,10 +299,10 @@ fn run_here(
     let mut cx = Ctx { store: &mut store, out: &mut out, db, settings, again, in_script: false };
     let outcome = match command.command.spec.run {
         Route::Keys(handler) => handler(&mut cx, command.args()),
-        Route::Unit(handler) | Route::Script { run: handler, .. } => {
-            handler(&mut cx, &unit, command.args())
-        }
-        _ => Err("ERR this command does not run on keys".into()),
+        _ => match unit::handler(command.command) {
+            Some(handler) => handler(&mut cx, &unit, command.args()),
+            None => Err("ERR this command does not run on keys".into()),
+        },
     };
     unit::Ran { store, out, outcome, effects: unit.into_effects() }
 }

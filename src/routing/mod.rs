@@ -1,16 +1,21 @@
 //! From a command to the workers that own its keys.
 
+mod call;
 mod coordinator;
 mod databases;
 mod hold;
 mod units;
 
+pub use call::{
+    Call, DatabasesHandler, FlagsFinder, Handlers, NO_HANDLER, SessionHandler, WaitHandler,
+    Waiting, flags, handlers, install, run_on_session, shows_data,
+};
 pub(crate) use coordinator::coordinate;
 pub use coordinator::run_across;
 pub use databases::Databases;
 pub use hold::{Acquire, Apply, Grant, Holds};
 
-use crate::commands::registry::Command;
+use crate::command::Command;
 use crate::node::Node;
 use crate::worker::{Message, Worker, WorkerGone};
 use flagstone_storage::KeyHash;

@@ -2,11 +2,12 @@
 //! ask.
 
 use super::coordinator::{Held, Wanted, borrow, loans, release, send_all};
-use super::{Databases, owner};
-use crate::commands::{Call, Route};
+use super::{Databases, handlers, owner, run_on_session};
+use crate::command::{OwnedCommand, Request};
+use crate::routing::Call;
 use crate::session::Session;
 use crate::unit::{self, Apart, Ask};
-use crate::worker::{LockKey, OwnedCommand, Request, Worker};
+use crate::worker::{LockKey, Worker};
 use flagstone_commands::Stop;
 use flagstone_storage::Store;
 use flagstone_storage::store::Need;
@@ -65,8 +66,8 @@ async fn run_for(
 ) -> Result<Vec<u8>, Stop> {
     let Request { db, proto, client, .. } = command.request;
     let mut out = Reply::new(proto);
-    let (run, args) = (command.command.spec.run, command.args());
-    if let Route::Databases(handler) = run {
+    let (handlers, args) = (handlers(command.command), command.args());
+    if let Some(handler) = handlers.databases {
         // Whoever changes databases needs it before it changes anything.
         if !held.whole {
             return Err(Stop::Whole);
@@ -82,12 +83,9 @@ async fn run_for(
     // Nobody waits for others while it holds keys.
     session.in_exec = true;
     let mut call = Call { session: &mut session, node, worker, out: &mut out };
-    match run {
-        Route::Wait(handler) => handler(&mut call, args).await?,
-        _ => run.run_on_session(&mut call, args).unwrap_or_else(|| {
-            let name = command.command.full_name;
-            Err(format!("ERR '{name}' is not available here").into())
-        })?,
+    match handlers.wait {
+        Some(handler) => handler(&mut call, args).await?,
+        None => run_on_session(command.command, &mut call, args)?,
     }
     Ok(out.into_bytes())
 }

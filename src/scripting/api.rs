@@ -3,8 +3,8 @@
 use super::cache::sha1_hex;
 use super::call::call;
 use super::run::current;
+use crate::command::registry;
 use crate::commands::connection::{COMPATIBLE_VERSION, REDIS_VERSION};
-use crate::commands::registry;
 use flagstone_lua::{command_functions, raising, set_global};
 use flagstone_wire::resp::{OwnedArgs, Proto};
 use mlua::{Lua, MultiValue, Table, Value};

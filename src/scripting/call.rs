@@ -1,7 +1,7 @@
 //! `redis.call`: a script calls a command.
 
 use super::run::{Run, current};
-use crate::commands::registry::{self, Command};
+use crate::command::{Command, registry};
 use crate::limits;
 use flagstone_commands::{Ctx, Stop, flag};
 use flagstone_lua::{CallArg, CallArgs, Called, charge_time};

@@ -19,9 +19,9 @@ pub use session::{Mode, Tracked};
 pub(crate) use table::Table;
 
 use crate::clients::state;
-use crate::commands::registry::Command;
+use crate::command::{Command, Request};
 use crate::events::News;
-use crate::worker::{Request, Worker};
+use crate::worker::Worker;
 use flagstone_commands::flag;
 use flagstone_storage::notes::{Note, NoteKind};
 use flagstone_wire::resp::Args;

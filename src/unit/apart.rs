@@ -1,9 +1,9 @@
 //! A unit on a thread of its own, and what it asks its coordinator.
 
 use super::{Effects, Place, Unit};
+use crate::command::OwnedCommand;
 use crate::config::Settings;
 use crate::node::Node;
-use crate::worker::OwnedCommand;
 use flagstone_commands::{Ctx, Outcome, Stop};
 use flagstone_storage::Store;
 use flagstone_storage::store::Need;
@@ -81,7 +81,7 @@ fn run(apart: Apart, to: mpsc::Sender<Question>) -> Ran {
     let Apart { node, worker, settings, command, mut store } = apart;
     let mut out = Reply::new(command.request.proto);
     let unit = Unit::new(node, worker, command.request, &settings, Place::Apart(to));
-    let outcome = match command.command.spec.run.unit_handler() {
+    let outcome = match super::handler(command.command) {
         Some(handler) => {
             let mut cx = Ctx {
                 store: &mut store,

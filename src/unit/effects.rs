@@ -1,7 +1,7 @@
 //! What a unit does beside changing keys. A unit may be taken back and run again, so it is noted,
 //! and happens once it is done.
 
-use crate::commands::registry::Command;
+use crate::command::Command;
 use crate::config::Settings;
 use crate::monitor::Line;
 use crate::node::Node;

@@ -9,15 +9,15 @@
 
 mod apart;
 mod effects;
+mod handlers;
 
 pub use apart::{Apart, Ask, MAX_APART, Question, Ran, spawn};
 pub use effects::{Effects, Published, write_log};
+pub use handlers::{UnitHandler, handler, install};
 
-use crate::commands::Route;
-use crate::commands::registry::Command;
+use crate::command::{Command, OwnedCommand, Request, Route};
 use crate::config::Settings;
 use crate::node::Node;
-use crate::worker::{OwnedCommand, Request};
 use flagstone_commands::{Ctx, Outcome, Stop, flag};
 use flagstone_storage::Store;
 use flagstone_wire::resp::Args;
@@ -112,7 +112,7 @@ impl<'a> Unit<'a> {
 /// databases, or has a form for it.
 pub fn is_part(command: &Command) -> bool {
     let route = command.spec.run;
-    route.is_on_keys() || matches!(route, Route::Databases(_) | Route::Either { .. })
+    route.is_on_keys() || matches!(route, Route::Databases | Route::Either)
 }
 
 impl Unit<'_> {
@@ -148,10 +148,9 @@ impl Unit<'_> {
     ) -> Outcome {
         match command.spec.run {
             Route::Keys(handler) => self.run_on_keys(cx, command, args, handler),
-            Route::Unit(handler)
-            | Route::Script { run: handler, .. }
-            | Route::Either { in_unit: handler, .. } => {
-                self.run_on_keys(cx, command, args, |cx, args| handler(cx, self, args))
+            Route::Unit | Route::Script | Route::Either => {
+                let run = handler(command).ok_or("ERR this command is part of no other")?;
+                self.run_on_keys(cx, command, args, |cx, args| run(cx, self, args))
             }
             _ => {
                 let request = Request { db: cx.db, proto: cx.out.proto(), ..self.request };

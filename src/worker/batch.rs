@@ -1,46 +1,15 @@
 //! Commands that a connection sends to another worker, and the replies that come back.
 
-use super::execute::{OwnedCommand, Ran};
+use super::execute::Ran;
 use super::parked::Room;
 use super::rounds::Shown;
 use super::{RoundError, Worker, WorkerStats};
-use crate::commands::registry::Command;
+use crate::command::{Command, OwnedCommand, Request};
 use crate::large;
 use flagstone_storage::KeyHash;
 use flagstone_wire::resp::{Args, Proto, Reply};
 use std::rc::Rc;
 use tokio::sync::oneshot;
-
-/// What a command needs to know of its session.
-#[derive(Clone, Copy, Debug)]
-pub struct Request {
-    pub db: u32,
-    pub proto: Proto,
-    pub touch: bool,
-    /// The connection.
-    pub client: u64,
-    /// The connection wants to hear when what it reads changes.
-    pub track: bool,
-    /// It has waited, and runs again as there may be something for it.
-    pub again: bool,
-    /// At a coordinator: keys that have expired are there until somebody else finds them (DEBUG).
-    pub sees_expired: bool,
-}
-
-impl Request {
-    /// Of a command that the server runs itself; its reply is in RESP2.
-    pub fn of_nobody(db: u32) -> Self {
-        Self {
-            db,
-            proto: Proto::Resp2,
-            touch: false,
-            client: 0,
-            track: false,
-            again: false,
-            sees_expired: false,
-        }
-    }
-}
 
 /// One command of a batch: its arguments are ranges of the batch's bytes.
 #[derive(Debug)]

@@ -2,16 +2,13 @@
 //! parked until it is (see `parked.rs`).
 
 use super::Worker;
-use super::batch::Request;
-use super::locks::LockKey;
 use super::rounds::Shown;
-use crate::commands::Route;
-use crate::commands::registry::Command;
+use crate::command::{Command, OwnedCommand, Request, Route};
 use crate::config::Settings;
 use flagstone_commands::{Block, Ctx, Stop, flag};
 use flagstone_storage::store::Need;
 use flagstone_storage::{KeyHash, Scope};
-use flagstone_wire::resp::{Args, OwnedArgs, Reply};
+use flagstone_wire::resp::{Args, Reply};
 use std::rc::Rc;
 
 /// Why a command could not run in place.
@@ -109,58 +106,6 @@ impl Ran {
     }
 }
 
-/// A command with arguments of its own, for when it outlives the buffer it came in.
-#[derive(Clone, Debug)]
-pub struct OwnedCommand {
-    pub command: &'static Command,
-    pub request: Request,
-    args: OwnedArgs,
-}
-
-impl OwnedCommand {
-    pub fn new(command: &'static Command, args: impl Into<OwnedArgs>, request: Request) -> Self {
-        Self { command, request, args: args.into() }
-    }
-
-    /// The same with other arguments in some places.
-    pub fn with_args(&self, replaced: &[(usize, Vec<u8>)]) -> Self {
-        let mut other = self.clone();
-        replaced.iter().for_each(|(at, arg)| other.args.replace(*at, arg));
-        other
-    }
-
-    pub fn args(&self) -> Args<'_> {
-        self.args.args()
-    }
-
-    /// Bytes of memory that its arguments take, about.
-    pub fn memory(&self) -> usize {
-        self.args.memory()
-    }
-
-    /// The elements of a key that it names, as far as is declared.
-    pub(super) fn names(&self, db: u32, key: &[u8]) -> impl Iterator<Item = &[u8]> {
-        let args = self.args();
-        let names = self.command.spec.names.filter(|_| {
-            if self.command.one_key {
-                return self.request.db == db && args.get(1) == Some(key);
-            }
-            self.command.keys(args, self.request.db).contains(&(db, key))
-        });
-        names.into_iter().flat_map(move |names| names.find(args))
-    }
-
-    /// Its keys, for locking.
-    pub(crate) fn lock_keys(&self) -> Vec<LockKey> {
-        let args = self.args();
-        self.command
-            .keys(args, self.request.db)
-            .into_iter()
-            .map(|(db, key)| (db, key.into()))
-            .collect()
-    }
-}
-
 impl Worker {
     /// Runs a command of [`Route::Keys`] whose keys are all this worker's. The reply is appended to
     /// `out`; the greatest round it shows comes back.
@@ -220,7 +165,7 @@ impl Worker {
     ) -> Result<u64, Blocked> {
         let handler = match command.spec.run {
             Route::Keys(handler) => handler,
-            Route::Unit(_) | Route::Script { .. } => {
+            Route::Unit | Route::Script => {
                 return self.execute_unit(command, args, request, &scope, now_ms, settings, out);
             }
             _ => {

@@ -249,9 +249,9 @@ impl LockTable {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{OwnedCommand, Request};
     use super::*;
-    use crate::commands::registry;
+    use crate::command::registry;
+    use crate::command::{OwnedCommand, Request};
     use flagstone_wire::resp::OwnedArgs;
 
     fn table() -> LockTable {

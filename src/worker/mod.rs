@@ -18,10 +18,10 @@ mod stats;
 mod turns;
 mod units;
 
-pub use batch::{BatchReply, CmdBatch, MAX_REPLIES, Request};
+pub use batch::{BatchReply, CmdBatch, MAX_REPLIES};
 pub use cron::CRON_HZ;
 pub(crate) use execute::changer;
-pub use execute::{Blocked, Elsewhere, OwnedCommand, Ran};
+pub use execute::{Blocked, Elsewhere, Ran};
 pub(crate) use locks::LockKey;
 pub use mailbox::{Inbox, Mailbox, Message, WorkerGone, mailbox};
 pub(crate) use parked::Room;
@@ -32,7 +32,7 @@ pub use stats::{Counters, WorkerStats};
 pub(crate) use stats::{MAX_ERRORS, OTHER_ERRORS, error_code};
 
 use crate::blocking::WaitTable;
-use crate::commands::registry::Command;
+use crate::command::Command;
 use crate::config::Settings;
 use crate::connection::Ahead;
 use crate::node::{Node, ShutdownRequest};

@@ -1,9 +1,10 @@
 //! Commands that wait: for the locks of their keys, and for what they miss. While they do they are
 //! no tasks but data: in the lock table, or with the loader. One task runs those that can go on.
 
-use super::execute::{Blocked, Elsewhere, OwnedCommand, Ran, declared};
+use super::execute::{Blocked, Elsewhere, Ran, declared};
 use super::{Lock, LockKey, Worker, WorkerStats};
 use crate::blocking::Held;
+use crate::command::OwnedCommand;
 use crate::routing::{self, coordinate};
 use flagstone_storage::store::Need;
 use flagstone_wire::resp::Reply;

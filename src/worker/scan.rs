@@ -1,7 +1,7 @@
 //! The worker's side of commands over the whole keyspace.
 
-use super::{Blocked, OwnedCommand, Request, Shown, Worker};
-use crate::commands::registry;
+use super::{Blocked, Shown, Worker};
+use crate::command::{OwnedCommand, Request, registry};
 pub use flagstone_storage::scan::{Cursor, ScanKey, ScanPage};
 use flagstone_wire::resp::OwnedArgs;
 use std::rc::Rc;

@@ -1,7 +1,7 @@
 //! Counters of a worker that others read.
 
 use crate::clients::count;
-use crate::commands::registry::{self, Command};
+use crate::command::{Command, registry};
 use crate::unit::Effects;
 use crate::worker::RoundError;
 use flagstone_wire::resp::Reply;

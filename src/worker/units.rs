@@ -1,11 +1,10 @@
 //! Runs units (transactions, scripts) in place: in one go, or not at all.
 
-use super::batch::Request;
 use super::execute::blocked_by;
 use super::{Blocked, Worker, changer};
-use crate::commands::registry::Command;
+use crate::command::{Command, Request};
 use crate::config::Settings;
-use crate::unit::{Effects, Unit};
+use crate::unit::{self, Effects, Unit};
 use flagstone_commands::{Ctx, Stop};
 use flagstone_storage::Scope;
 use flagstone_storage::notes::Note;
@@ -76,7 +75,7 @@ impl Worker {
         settings: &Settings,
         out: &mut Reply,
     ) -> (Result<(), Stop>, Effects) {
-        let Some(handler) = command.spec.run.unit_handler() else {
+        let Some(handler) = unit::handler(command) else {
             return (Err("ERR this command runs no others".into()), Effects::default());
         };
         let unit = Unit::here(&self.node, self.id, request, settings);

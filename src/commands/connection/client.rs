@@ -4,8 +4,9 @@ use super::handshake::{client_name, is_printable};
 use super::tracking;
 use crate::blocking::Cancel;
 use crate::clients::{Client, state};
-use crate::commands::{Call, Route, Spec};
+use crate::commands::{Handler, Spec};
 use crate::node::Pause;
+use crate::routing::Call;
 use crate::session::ReplyMode;
 use flagstone_commands::help::help;
 use flagstone_commands::{Group, Outcome, Stop, arg, error, flag, is_word};
@@ -382,7 +383,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         summary: "Tells the server what the client is able to handle.",
         arity: -3,
         flags: ANY_TIME,
-        run: Route::Session(capa),
+        run: Handler::Session(capa),
         ..Spec::NEW
     },
     Spec {
@@ -392,7 +393,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         summary: "Answers the connection's name.",
         arity: 2,
         flags: ANY_TIME,
-        run: Route::Session(getname),
+        run: Handler::Session(getname),
         ..Spec::NEW
     },
     tracking::GETREDIR,
@@ -403,7 +404,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         summary: "Tells the subcommands.",
         arity: 2,
         flags: flag::LOADING | flag::STALE,
-        run: Route::Help(show_help),
+        run: Handler::Help(show_help),
         ..Spec::NEW
     },
     Spec {
@@ -413,7 +414,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         summary: "Answers the connection's number.",
         arity: 2,
         flags: ANY_TIME,
-        run: Route::Session(id),
+        run: Handler::Session(id),
         ..Spec::NEW
     },
     Spec {
@@ -423,7 +424,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         summary: "Marks the connection as the source of an import.",
         arity: 3,
         flags: ANY_TIME,
-        run: Route::Session(import_source),
+        run: Handler::Session(import_source),
         ..Spec::NEW
     },
     Spec {
@@ -434,7 +435,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         arity: 2,
         flags: ANY_TIME,
         tips: &["nondeterministic_output"],
-        run: Route::Session(info),
+        run: Handler::Session(info),
         ..Spec::NEW
     },
     Spec {
@@ -445,7 +446,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         summary: "Closes connections.",
         arity: -3,
         flags: flag::ADMIN | ANY_TIME,
-        run: Route::Session(kill),
+        run: Handler::Session(kill),
         ..Spec::NEW
     },
     Spec {
@@ -457,7 +458,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         arity: -2,
         flags: flag::ADMIN | ANY_TIME,
         tips: &["nondeterministic_output"],
-        run: Route::Session(list),
+        run: Handler::Session(list),
         ..Spec::NEW
     },
     Spec {
@@ -467,7 +468,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         summary: "Keeps the connection when clients take too much memory.",
         arity: 3,
         flags: flag::ADMIN | ANY_TIME,
-        run: Route::Session(no_evict),
+        run: Handler::Session(no_evict),
         ..Spec::NEW
     },
     Spec {
@@ -477,7 +478,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         summary: "Lets reads of the connection leave the idle times of keys alone.",
         arity: 3,
         flags: ANY_TIME,
-        run: Route::Session(no_touch),
+        run: Handler::Session(no_touch),
         ..Spec::NEW
     },
     Spec {
@@ -487,7 +488,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         summary: "Makes commands of all connections wait.",
         arity: -3,
         flags: flag::ADMIN | ANY_TIME,
-        run: Route::Session(pause),
+        run: Handler::Session(pause),
         ..Spec::NEW
     },
     Spec {
@@ -497,7 +498,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         summary: "Chooses which replies the connection gets.",
         arity: 3,
         flags: ANY_TIME,
-        run: Route::Session(reply),
+        run: Handler::Session(reply),
         ..Spec::NEW
     },
     Spec {
@@ -508,7 +509,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         arity: 4,
         flags: ANY_TIME,
         tips: &["request_policy:all_nodes", "response_policy:all_succeeded"],
-        run: Route::Session(setinfo),
+        run: Handler::Session(setinfo),
         ..Spec::NEW
     },
     Spec {
@@ -519,7 +520,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         arity: 3,
         flags: ANY_TIME,
         tips: &["request_policy:all_nodes", "response_policy:all_succeeded"],
-        run: Route::Session(setname),
+        run: Handler::Session(setname),
         ..Spec::NEW
     },
     tracking::TRACKINGINFO,
@@ -531,7 +532,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         summary: "Ends the wait of a blocked connection.",
         arity: -3,
         flags: flag::ADMIN | ANY_TIME,
-        run: Route::Session(unblock),
+        run: Handler::Session(unblock),
         ..Spec::NEW
     },
     Spec {
@@ -542,7 +543,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         summary: "Ends the wait that PAUSE began.",
         arity: 2,
         flags: flag::ADMIN | ANY_TIME | flag::ENDS_PAUSE,
-        run: Route::Session(unpause),
+        run: Handler::Session(unpause),
         ..Spec::NEW
     },
 ];

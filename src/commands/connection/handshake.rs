@@ -1,6 +1,6 @@
 //! HELLO and AUTH.
 
-use crate::commands::Call;
+use crate::routing::Call;
 use flagstone_commands::{Outcome, Stop, arg, error, is_word};
 use flagstone_wire::num::parse_i64;
 use flagstone_wire::resp::{Args, Proto};

@@ -6,8 +6,9 @@ mod tracking;
 
 pub(crate) use handshake::{COMPATIBLE_VERSION, REDIS_VERSION};
 
-use super::{Call, Route, Spec};
+use crate::commands::{Handler, Spec};
 use crate::config::Settings;
+use crate::routing::Call;
 use crate::unit::Unit;
 use flagstone_commands::{Ctx, Group, Outcome, Stop, arg, error, flag, int_arg};
 use flagstone_wire::resp::Args;
@@ -123,7 +124,7 @@ pub const COMMANDS: &[Spec] = &[
         arity: -1,
         flags: flag::FAST | flag::SUBSCRIBER,
         tips: &["request_policy:all_shards", "response_policy:all_succeeded"],
-        run: Route::Either { alone: ping, in_unit: ping_in_unit },
+        run: Handler::Either { alone: ping, in_unit: ping_in_unit },
         ..Spec::NEW
     },
     Spec {
@@ -132,7 +133,7 @@ pub const COMMANDS: &[Spec] = &[
         summary: "Answers the message.",
         arity: 2,
         flags: flag::LOADING | flag::STALE | flag::FAST,
-        run: Route::Either { alone: echo, in_unit: echo_in_unit },
+        run: Handler::Either { alone: echo, in_unit: echo_in_unit },
         ..Spec::NEW
     },
     Spec {
@@ -142,7 +143,7 @@ pub const COMMANDS: &[Spec] = &[
         summary: "Chooses the protocol version, and may authenticate and name the connection.",
         arity: -1,
         flags: ANY_TIME | flag::FAST | flag::NO_AUTH | flag::ALLOW_BUSY,
-        run: Route::Session(handshake::hello),
+        run: Handler::Session(handshake::hello),
         ..Spec::NEW
     },
     Spec {
@@ -152,7 +153,7 @@ pub const COMMANDS: &[Spec] = &[
         summary: "Authenticates the connection by a password.",
         arity: -2,
         flags: ANY_TIME | flag::FAST | flag::NO_AUTH | flag::ALLOW_BUSY,
-        run: Route::Session(handshake::auth),
+        run: Handler::Session(handshake::auth),
         ..Spec::NEW
     },
     Spec {
@@ -161,7 +162,7 @@ pub const COMMANDS: &[Spec] = &[
         summary: "Chooses the database of the connection.",
         arity: 2,
         flags: flag::LOADING | flag::STALE | flag::FAST | flag::SELECTS,
-        run: Route::Either { alone: select, in_unit: select_in_unit },
+        run: Handler::Either { alone: select, in_unit: select_in_unit },
         ..Spec::NEW
     },
     Spec {
@@ -170,7 +171,7 @@ pub const COMMANDS: &[Spec] = &[
         summary: "Ends the connection.",
         arity: -1,
         flags: ENDS,
-        run: Route::Session(quit),
+        run: Handler::Session(quit),
         ..Spec::NEW
     },
     Spec {
@@ -180,7 +181,7 @@ pub const COMMANDS: &[Spec] = &[
         summary: "Puts the connection back to how it was at its start.",
         arity: 1,
         flags: ENDS,
-        run: Route::Session(reset),
+        run: Handler::Session(reset),
         ..Spec::NEW
     },
 ];

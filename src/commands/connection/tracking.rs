@@ -2,7 +2,8 @@
 
 use super::client::ANY_TIME;
 use crate::clients::state;
-use crate::commands::{Call, Route, Spec};
+use crate::commands::{Handler, Spec};
+use crate::routing::Call;
 use crate::tracking::{Mode, Tracked};
 use flagstone_commands::{Group, Outcome, Stop, arg, error, int_arg, is_word};
 use flagstone_wire::resp::Args;
@@ -225,7 +226,7 @@ pub(super) const CACHING: Spec = Spec {
     summary: "Has the reads of the next command tracked, or not.",
     arity: 3,
     flags: ANY_TIME,
-    run: Route::Session(caching),
+    run: Handler::Session(caching),
     ..Spec::NEW
 };
 
@@ -236,7 +237,7 @@ pub(super) const GETREDIR: Spec = Spec {
     summary: "Answers the connection that invalidation messages go to.",
     arity: 2,
     flags: ANY_TIME,
-    run: Route::Session(getredir),
+    run: Handler::Session(getredir),
     ..Spec::NEW
 };
 
@@ -248,7 +249,7 @@ pub(super) const TRACKING: Spec = Spec {
     summary: "Has the client told when keys that it has read change.",
     arity: -3,
     flags: ANY_TIME,
-    run: Route::Session(tracking),
+    run: Handler::Session(tracking),
     ..Spec::NEW
 };
 
@@ -259,6 +260,6 @@ pub(super) const TRACKINGINFO: Spec = Spec {
     summary: "Describes the tracking of keys that the connection has read.",
     arity: 2,
     flags: ANY_TIME,
-    run: Route::Session(trackinginfo),
+    run: Handler::Session(trackinginfo),
     ..Spec::NEW
 };

@@ -1,7 +1,7 @@
 //! Walking over the keys of a database: SCAN, KEYS, RANDOMKEY.
 
-use crate::commands::{Route, Spec, Waiting};
-use crate::routing::Databases;
+use crate::commands::{Handler, Spec};
+use crate::routing::{Databases, Waiting};
 use crate::worker::{Cursor, ScanKey};
 use flagstone_commands::generic::shown;
 use flagstone_commands::scan::parse_cursor;
@@ -199,7 +199,7 @@ pub const COMMANDS: &[Spec] = &[
         flags: flag::READONLY,
         acl: acl::KEYSPACE | acl::DANGEROUS,
         tips: &["request_policy:all_shards", "nondeterministic_output_order"],
-        run: Route::Databases(keys),
+        run: Handler::Databases(keys),
         ..Spec::NEW
     },
     Spec {
@@ -211,7 +211,7 @@ pub const COMMANDS: &[Spec] = &[
         flags: flag::READONLY,
         acl: acl::KEYSPACE,
         tips: &["nondeterministic_output", "request_policy:special", "response_policy:special"],
-        run: Route::Databases(scan),
+        run: Handler::Databases(scan),
         ..Spec::NEW
     },
     Spec {
@@ -221,7 +221,7 @@ pub const COMMANDS: &[Spec] = &[
         flags: flag::READONLY,
         acl: acl::KEYSPACE,
         tips: &["request_policy:all_shards", "response_policy:special", "nondeterministic_output"],
-        run: Route::Databases(randomkey),
+        run: Handler::Databases(randomkey),
         ..Spec::NEW
     },
 ];

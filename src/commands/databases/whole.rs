@@ -1,7 +1,7 @@
 //! Counting, emptying and exchanging whole databases.
 
-use crate::commands::{Route, Spec, Waiting};
-use crate::routing::Databases;
+use crate::commands::{Handler, Spec};
+use crate::routing::{Databases, Waiting};
 use flagstone_commands::generic::existing_db;
 use flagstone_commands::{Group, Outcome, Stop, acl, arg, error, flag, is_word};
 use flagstone_wire::resp::Args;
@@ -87,19 +87,19 @@ pub const COMMANDS: &[Spec] = &[
         flags: flag::READONLY | flag::FAST,
         acl: acl::KEYSPACE,
         tips: &["request_policy:all_shards", "response_policy:agg_sum"],
-        run: Route::Databases(dbsize),
+        run: Handler::Databases(dbsize),
         ..Spec::NEW
     },
     Spec {
         name: "flushdb",
         summary: "Deletes every key of the selected database.",
-        run: Route::Databases(flushdb),
+        run: Handler::Databases(flushdb),
         ..FLUSHES
     },
     Spec {
         name: "flushall",
         summary: "Deletes every key of every database.",
-        run: Route::Databases(flushall),
+        run: Handler::Databases(flushall),
         ..FLUSHES
     },
     Spec {
@@ -110,7 +110,7 @@ pub const COMMANDS: &[Spec] = &[
         arity: 3,
         flags: flag::WRITE | flag::FAST,
         acl: acl::KEYSPACE | acl::DANGEROUS,
-        run: Route::Databases(swapdb),
+        run: Handler::Databases(swapdb),
         ..Spec::NEW
     },
 ];

@@ -1,8 +1,8 @@
 //! The subcommands of FUNCTION that change which libraries there are. Each change is one record.
 
-use crate::commands::{Call, Waiting};
 use crate::functions::{Library, Metadata, Policy};
 use crate::node::Node;
+use crate::routing::{Call, Waiting};
 use flagstone_commands::help::syntax;
 use flagstone_commands::{Stop, arg, is_word};
 use flagstone_rdb::restore_functions;

@@ -5,7 +5,7 @@ mod change;
 mod show;
 
 use super::scripting::{EVALUATES, READ_ONLY};
-use super::{Route, Spec};
+use crate::commands::{Handler, Spec};
 use flagstone_commands::{Group, flag};
 
 const SUBCOMMAND: Spec =
@@ -21,7 +21,7 @@ const SUBCOMMANDS: &[Spec] = &[
         arity: -3,
         flags: flag::NOSCRIPT | flag::WRITE | flag::DENYOOM,
         tips: ALL_SHARDS,
-        run: Route::Wait(change::load),
+        run: Handler::Wait(change::load),
         ..SUBCOMMAND
     },
     Spec {
@@ -30,7 +30,7 @@ const SUBCOMMANDS: &[Spec] = &[
         arity: 3,
         flags: flag::NOSCRIPT | flag::WRITE,
         tips: ALL_SHARDS,
-        run: Route::Wait(change::delete),
+        run: Handler::Wait(change::delete),
         ..SUBCOMMAND
     },
     Spec {
@@ -40,7 +40,7 @@ const SUBCOMMANDS: &[Spec] = &[
         arity: -2,
         flags: flag::NOSCRIPT | flag::WRITE,
         tips: ALL_SHARDS,
-        run: Route::Wait(change::flush),
+        run: Handler::Wait(change::flush),
         ..SUBCOMMAND
     },
     Spec {
@@ -50,7 +50,7 @@ const SUBCOMMANDS: &[Spec] = &[
         arity: -3,
         flags: flag::NOSCRIPT | flag::WRITE | flag::DENYOOM,
         tips: ALL_SHARDS,
-        run: Route::Wait(change::restore),
+        run: Handler::Wait(change::restore),
         ..SUBCOMMAND
     },
     Spec {
@@ -58,7 +58,7 @@ const SUBCOMMANDS: &[Spec] = &[
         complexity: "O(N) where N is the number of functions",
         summary: "Answers all libraries as a payload.",
         arity: 2,
-        run: Route::Session(show::dump),
+        run: Handler::Session(show::dump),
         ..SUBCOMMAND
     },
     Spec {
@@ -67,7 +67,7 @@ const SUBCOMMANDS: &[Spec] = &[
         summary: "Answers what libraries there are.",
         arity: -2,
         tips: &["nondeterministic_output_order"],
-        run: Route::Session(show::list),
+        run: Handler::Session(show::list),
         ..SUBCOMMAND
     },
     Spec {
@@ -76,7 +76,7 @@ const SUBCOMMANDS: &[Spec] = &[
         arity: 2,
         flags: flag::NOSCRIPT | flag::ALLOW_BUSY,
         tips: &["nondeterministic_output", "request_policy:all_shards", "response_policy:special"],
-        run: Route::Session(show::stats),
+        run: Handler::Session(show::stats),
         ..SUBCOMMAND
     },
     Spec {
@@ -85,7 +85,7 @@ const SUBCOMMANDS: &[Spec] = &[
         arity: 2,
         flags: flag::NOSCRIPT | flag::ALLOW_BUSY,
         tips: &["request_policy:all_shards", "response_policy:one_succeeded"],
-        run: Route::Session(show::kill),
+        run: Handler::Session(show::kill),
         ..SUBCOMMAND
     },
     Spec {
@@ -93,7 +93,7 @@ const SUBCOMMANDS: &[Spec] = &[
         summary: "Answers what there is.",
         arity: 2,
         flags: flag::LOADING | flag::STALE,
-        run: Route::Help(show::show_help),
+        run: Handler::Help(show::show_help),
         ..SUBCOMMAND
     },
 ];
@@ -105,7 +105,7 @@ pub const COMMANDS: &[Spec] = &[
         since: "7.0.0",
         complexity: "Depends on the function that is executed.",
         summary: "Calls a function.",
-        run: Route::Script {
+        run: Handler::Script {
             run: |cx, unit, args| call::fcall(cx, unit, args, false),
             flags: call::flags,
         },
@@ -115,7 +115,7 @@ pub const COMMANDS: &[Spec] = &[
         name: "fcall_ro",
         complexity: "Depends on the function that is executed.",
         summary: "Calls a function that does not write.",
-        run: Route::Script {
+        run: Handler::Script {
             run: |cx, unit, args| call::fcall(cx, unit, args, true),
             flags: call::flags,
         },
@@ -129,7 +129,7 @@ pub const COMMANDS: &[Spec] = &[
         summary: "Holds the commands on functions.",
         arity: -2,
         subcommands: SUBCOMMANDS,
-        run: Route::Container,
+        run: Handler::Container,
         ..Spec::NEW
     },
 ];

@@ -1,8 +1,8 @@
 //! The subcommands of FUNCTION that change no library.
 
-use crate::commands::Call;
 use crate::commands::scripting::answer_kill;
 use crate::functions::{ENGINE, Library};
+use crate::routing::Call;
 use crate::scripting::{Flags, Kind};
 use flagstone_commands::help::help;
 use flagstone_commands::{Outcome, is_word};

@@ -1,7 +1,8 @@
 //! PUBSUB.
 
-use crate::commands::{Call, Route, Spec};
+use crate::commands::{Handler, Spec};
 use crate::pubsub::Kind;
+use crate::routing::Call;
 use flagstone_commands::help::{help, syntax};
 use flagstone_commands::{Group, Outcome, arg, flag};
 use flagstone_wire::glob;
@@ -87,7 +88,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         summary: "Answers the channels that clients listen to.",
         arity: -2,
         flags: SHOWS,
-        run: Route::Session(channels),
+        run: Handler::Session(channels),
         ..Spec::NEW
     },
     Spec {
@@ -97,7 +98,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         summary: "Answers how many patterns clients listen to.",
         arity: 2,
         flags: SHOWS,
-        run: Route::Session(numpat),
+        run: Handler::Session(numpat),
         ..Spec::NEW
     },
     Spec {
@@ -108,7 +109,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         summary: "Answers how many clients listen to channels.",
         arity: -2,
         flags: SHOWS,
-        run: Route::Session(numsub),
+        run: Handler::Session(numsub),
         ..Spec::NEW
     },
     Spec {
@@ -119,7 +120,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         summary: "Answers the shard channels that clients listen to.",
         arity: -2,
         flags: SHOWS,
-        run: Route::Session(shardchannels),
+        run: Handler::Session(shardchannels),
         ..Spec::NEW
     },
     Spec {
@@ -130,7 +131,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         summary: "Answers how many clients listen to shard channels.",
         arity: -2,
         flags: SHOWS,
-        run: Route::Session(shardnumsub),
+        run: Handler::Session(shardnumsub),
         ..Spec::NEW
     },
     Spec {
@@ -140,7 +141,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         summary: "Tells the subcommands.",
         arity: 2,
         flags: flag::LOADING | flag::STALE,
-        run: Route::Help(show_help),
+        run: Handler::Help(show_help),
         ..Spec::NEW
     },
 ];

@@ -3,7 +3,8 @@
 mod introspect;
 mod subscribe;
 
-use super::{Call, Route, Spec};
+use crate::commands::{Handler, Spec};
+use crate::routing::Call;
 use crate::unit::{Published, Unit};
 use flagstone_commands::{Ctx, Group, KeySpec, Outcome, arg, flag, key};
 use flagstone_wire::resp::Args;
@@ -50,7 +51,7 @@ pub const COMMANDS: &[Spec] = &[
         summary: "Sends a message to a channel.",
         arity: 3,
         flags: PUBLISHES,
-        run: Route::Either {
+        run: Handler::Either {
             alone: publish,
             in_unit: |cx, unit, args| publish_in_unit(cx, unit, args, false),
         },
@@ -65,7 +66,7 @@ pub const COMMANDS: &[Spec] = &[
         arity: 3,
         flags: PUBLISHES,
         keys: &[KeySpec::one(1, key::NOT_KEY)],
-        run: Route::Either {
+        run: Handler::Either {
             alone: spublish,
             in_unit: |cx, unit, args| publish_in_unit(cx, unit, args, true),
         },
@@ -79,7 +80,7 @@ pub const COMMANDS: &[Spec] = &[
         summary: "Begins to listen to channels.",
         arity: -2,
         flags: SUBSCRIBES,
-        run: Route::Session(subscribe::subscribe),
+        run: Handler::Session(subscribe::subscribe),
         ..Spec::NEW
     },
     Spec {
@@ -90,7 +91,7 @@ pub const COMMANDS: &[Spec] = &[
         summary: "Begins to listen to all channels that match patterns.",
         arity: -2,
         flags: SUBSCRIBES,
-        run: Route::Session(subscribe::psubscribe),
+        run: Handler::Session(subscribe::psubscribe),
         ..Spec::NEW
     },
     Spec {
@@ -102,7 +103,7 @@ pub const COMMANDS: &[Spec] = &[
         arity: -2,
         flags: SUBSCRIBES,
         keys: &[KeySpec::to_end(1, 1, key::NOT_KEY)],
-        run: Route::Session(subscribe::ssubscribe),
+        run: Handler::Session(subscribe::ssubscribe),
         ..Spec::NEW
     },
     Spec {
@@ -113,7 +114,7 @@ pub const COMMANDS: &[Spec] = &[
         summary: "Ends to listen to channels, or to all of them.",
         arity: -1,
         flags: SUBSCRIBES,
-        run: Route::Session(subscribe::unsubscribe),
+        run: Handler::Session(subscribe::unsubscribe),
         ..Spec::NEW
     },
     Spec {
@@ -124,7 +125,7 @@ pub const COMMANDS: &[Spec] = &[
         summary: "Ends to listen to what matches patterns, or to all of them.",
         arity: -1,
         flags: SUBSCRIBES,
-        run: Route::Session(subscribe::punsubscribe),
+        run: Handler::Session(subscribe::punsubscribe),
         ..Spec::NEW
     },
     Spec {
@@ -136,7 +137,7 @@ pub const COMMANDS: &[Spec] = &[
         arity: -1,
         flags: SUBSCRIBES,
         keys: &[KeySpec::to_end(1, 1, key::NOT_KEY)],
-        run: Route::Session(subscribe::sunsubscribe),
+        run: Handler::Session(subscribe::sunsubscribe),
         ..Spec::NEW
     },
     Spec {

@@ -1,7 +1,7 @@
 //! SUBSCRIBE, UNSUBSCRIBE, and the same for patterns and shard channels.
 
-use crate::commands::Call;
 use crate::pubsub::{Kind, Subscriptions};
+use crate::routing::Call;
 use crate::session::ReplyMode;
 use bytes::Bytes;
 use flagstone_commands::Outcome;

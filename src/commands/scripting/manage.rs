@@ -1,8 +1,9 @@
 //! SCRIPT: the scripts that the node knows.
 
 use super::{NO_SCRIPT, add};
-use crate::commands::{Call, Route, Spec, Waiting};
+use crate::commands::{Handler, Spec};
 use crate::routing;
+use crate::routing::{Call, Waiting};
 use crate::scripting::{COMPILED_IN_PLACE, Kill, Kind, forget_vms, parse_sha};
 use flagstone_commands::help::help;
 use flagstone_commands::{Group, Outcome, arg, flag, is_word};
@@ -125,7 +126,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         arity: 3,
         flags: flag::NOSCRIPT | flag::STALE,
         tips: ALL_NODES,
-        run: Route::Wait(load),
+        run: Handler::Wait(load),
         ..SUBCOMMAND
     },
     Spec {
@@ -134,7 +135,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         summary: "Answers which scripts are known.",
         arity: -3,
         tips: &["request_policy:all_shards", "response_policy:agg_logical_and"],
-        run: Route::Session(exists),
+        run: Handler::Session(exists),
         ..SUBCOMMAND
     },
     Spec {
@@ -143,7 +144,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         summary: "Forgets all scripts.",
         arity: -2,
         tips: ALL_NODES,
-        run: Route::Wait(flush),
+        run: Handler::Wait(flush),
         ..SUBCOMMAND
     },
     Spec {
@@ -152,7 +153,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         arity: 2,
         flags: flag::NOSCRIPT | flag::ALLOW_BUSY,
         tips: &["request_policy:all_shards", "response_policy:one_succeeded"],
-        run: Route::Session(kill),
+        run: Handler::Session(kill),
         ..SUBCOMMAND
     },
     Spec {
@@ -160,7 +161,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         since: "8.0.0",
         summary: "Answers the text of a script.",
         arity: 3,
-        run: Route::Session(show),
+        run: Handler::Session(show),
         ..SUBCOMMAND
     },
     Spec {
@@ -168,7 +169,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         since: "3.2.0",
         summary: "Is there for clients that turn debugging off.",
         arity: 3,
-        run: Route::Session(debug),
+        run: Handler::Session(debug),
         ..SUBCOMMAND
     },
     Spec {
@@ -177,7 +178,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         summary: "Answers what there is.",
         arity: 2,
         flags: flag::LOADING | flag::STALE,
-        run: Route::Help(show_help),
+        run: Handler::Help(show_help),
         ..SUBCOMMAND
     },
 ];

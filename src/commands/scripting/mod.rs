@@ -4,7 +4,7 @@ mod manage;
 
 pub(in crate::commands) use manage::answer_kill;
 
-use super::{Route, Spec};
+use crate::commands::{Handler, Spec};
 use crate::limits;
 use crate::node::Node;
 use crate::scripting::{
@@ -186,7 +186,7 @@ pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "eval",
         summary: "Runs a Lua script.",
-        run: Route::Script {
+        run: Handler::Script {
             run: |cx, unit, args| eval(cx, unit, args, false),
             flags: flags_of_text,
         },
@@ -195,7 +195,7 @@ pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "evalsha",
         summary: "Runs a Lua script by the SHA-1 of its text.",
-        run: Route::Script {
+        run: Handler::Script {
             run: |cx, unit, args| evalsha(cx, unit, args, false),
             flags: flags_of_sha,
         },
@@ -204,7 +204,7 @@ pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "eval_ro",
         summary: "Runs a Lua script that does not write.",
-        run: Route::Script {
+        run: Handler::Script {
             run: |cx, unit, args| eval(cx, unit, args, true),
             flags: flags_of_text,
         },
@@ -213,7 +213,7 @@ pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "evalsha_ro",
         summary: "Runs a Lua script that does not write by the SHA-1 of its text.",
-        run: Route::Script {
+        run: Handler::Script {
             run: |cx, unit, args| evalsha(cx, unit, args, true),
             flags: flags_of_sha,
         },

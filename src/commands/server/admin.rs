@@ -3,8 +3,9 @@
 use crate::blocking::{Cancel, Ended, Turn, UNBLOCKED};
 use crate::checkpoints::take_new;
 use crate::commands::connection::COMPATIBLE_VERSION;
-use crate::commands::{Call, Route, Spec, Waiting};
+use crate::commands::{Handler, Spec};
 use crate::node::ShutdownRequest;
+use crate::routing::{Call, Waiting};
 use crate::unit::Unit;
 use flagstone_commands::{Ctx, Group, Outcome, Stop, acl, arg, error, flag, is_word};
 use flagstone_wire::num::parse_i64;
@@ -189,7 +190,7 @@ pub const ADMIN_COMMANDS: &[Spec] = &[
         arity: 1,
         flags: flag::LOADING | flag::STALE | flag::FAST,
         tips: &["nondeterministic_output"],
-        run: Route::Either { alone: time, in_unit: time_in_unit },
+        run: Handler::Either { alone: time, in_unit: time_in_unit },
         ..Spec::NEW
     },
     Spec {
@@ -200,7 +201,7 @@ pub const ADMIN_COMMANDS: &[Spec] = &[
         arity: 1,
         flags: flag::NOSCRIPT | flag::LOADING | flag::STALE | flag::FAST,
         acl: acl::ADMIN | acl::DANGEROUS,
-        run: Route::Session(role),
+        run: Handler::Session(role),
         ..Spec::NEW
     },
     Spec {
@@ -210,7 +211,7 @@ pub const ADMIN_COMMANDS: &[Spec] = &[
         summary: "Chooses the primary to copy; there is none to choose here.",
         arity: 3,
         flags: flag::NO_ASYNC_LOADING | flag::ADMIN | flag::NOSCRIPT | flag::STALE,
-        run: Route::Session(replicaof),
+        run: Handler::Session(replicaof),
         ..Spec::NEW
     },
     Spec {
@@ -219,7 +220,7 @@ pub const ADMIN_COMMANDS: &[Spec] = &[
         summary: "The old name of REPLICAOF.",
         arity: 3,
         flags: flag::NO_ASYNC_LOADING | flag::ADMIN | flag::NOSCRIPT | flag::STALE,
-        run: Route::Session(replicaof),
+        run: Handler::Session(replicaof),
         ..Spec::NEW
     },
     Spec {
@@ -231,7 +232,7 @@ pub const ADMIN_COMMANDS: &[Spec] = &[
         flags: flag::BLOCKING,
         acl: acl::CONNECTION,
         tips: &["request_policy:all_shards", "response_policy:agg_min"],
-        run: Route::Wait(wait),
+        run: Handler::Wait(wait),
         ..Spec::NEW
     },
     Spec {
@@ -243,7 +244,7 @@ pub const ADMIN_COMMANDS: &[Spec] = &[
         flags: flag::BLOCKING,
         acl: acl::CONNECTION,
         tips: &["request_policy:all_shards", "response_policy:agg_min"],
-        run: Route::Wait(waitaof),
+        run: Handler::Wait(waitaof),
         ..Spec::NEW
     },
     Spec {
@@ -258,7 +259,7 @@ pub const ADMIN_COMMANDS: &[Spec] = &[
             | flag::STALE
             | flag::NO_MULTI
             | flag::ALLOW_BUSY,
-        run: Route::Wait(shutdown),
+        run: Handler::Wait(shutdown),
         ..Spec::NEW
     },
     Spec {
@@ -268,7 +269,7 @@ pub const ADMIN_COMMANDS: &[Spec] = &[
         summary: "Shows a picture and the version.",
         arity: -1,
         flags: flag::READONLY | flag::FAST,
-        run: Route::Session(lolwut),
+        run: Handler::Session(lolwut),
         ..Spec::NEW
     },
 ];

@@ -1,8 +1,9 @@
 //! COMMAND: what the server's commands are, out of their declarations.
 
 use super::docs;
-use crate::commands::registry::{self, Command};
-use crate::commands::{Call, Route, Spec};
+use crate::command::{Command, Route, registry};
+use crate::commands::{Handler, Spec};
+use crate::routing::Call;
 use flagstone_commands::help::help;
 use flagstone_commands::{
     Begin, Find, Group, KeySpec, Outcome, acl, arg, error, flag, is_word, key,
@@ -221,7 +222,7 @@ fn keys_of(out: &mut Reply, args: Args<'_>, with_flags: bool) -> Outcome {
 }
 
 /// The flags of a key where they depend on the arguments.
-fn precise_flags(spec: &Spec, flags: u32, args: Args<'_>) -> u32 {
+fn precise_flags(spec: &flagstone_commands::Spec<Route>, flags: u32, args: Args<'_>) -> u32 {
     if flags & key::VARIABLE_FLAGS == 0 {
         return flags;
     }
@@ -267,7 +268,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         arity: 2,
         flags: flag::LOADING | flag::STALE,
         acl: acl::CONNECTION,
-        run: Route::Session(count),
+        run: Handler::Session(count),
         ..Spec::NEW
     },
     Spec {
@@ -280,7 +281,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         flags: flag::LOADING | flag::STALE,
         acl: acl::CONNECTION,
         tips: &["nondeterministic_output_order"],
-        run: Route::Session(docs::docs),
+        run: Handler::Session(docs::docs),
         ..Spec::NEW
     },
     Spec {
@@ -292,7 +293,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         arity: -3,
         flags: flag::LOADING | flag::STALE,
         acl: acl::CONNECTION,
-        run: Route::Session(getkeys),
+        run: Handler::Session(getkeys),
         ..Spec::NEW
     },
     Spec {
@@ -304,7 +305,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         arity: -3,
         flags: flag::LOADING | flag::STALE,
         acl: acl::CONNECTION,
-        run: Route::Session(getkeysandflags),
+        run: Handler::Session(getkeysandflags),
         ..Spec::NEW
     },
     Spec {
@@ -315,7 +316,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         arity: 2,
         flags: flag::LOADING | flag::STALE,
         acl: acl::CONNECTION,
-        run: Route::Help(show_help),
+        run: Handler::Help(show_help),
         ..Spec::NEW
     },
     Spec {
@@ -328,7 +329,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         flags: flag::LOADING | flag::STALE,
         acl: acl::CONNECTION,
         tips: &["nondeterministic_output_order"],
-        run: Route::Session(info),
+        run: Handler::Session(info),
         ..Spec::NEW
     },
     Spec {
@@ -341,7 +342,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         flags: flag::LOADING | flag::STALE,
         acl: acl::CONNECTION,
         tips: &["nondeterministic_output_order"],
-        run: Route::Session(list),
+        run: Handler::Session(list),
         ..Spec::NEW
     },
 ];

@@ -1,13 +1,12 @@
 //! CONFIG.
 
 use super::ADMIN;
-use crate::commands::{Call, Route, Spec, Waiting};
+use crate::commands::{Handler, Spec};
 use crate::config::{Change, set_failed};
-use crate::log;
 use crate::node::Node;
-use crate::open_files;
-use crate::routing;
+use crate::routing::{Call, Waiting};
 use crate::worker::Worker;
+use crate::{log, open_files, routing};
 use flagstone_commands::help::help;
 use flagstone_commands::{Group, Outcome, error, flag};
 use flagstone_wire::resp::{Args, Reply};
@@ -126,7 +125,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         summary: "Answers parameters with their values in effect.",
         arity: -3,
         flags: ADMIN,
-        run: Route::Session(get),
+        run: Handler::Session(get),
         ..Spec::NEW
     },
     Spec {
@@ -138,7 +137,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         arity: -4,
         flags: ADMIN,
         tips: &["request_policy:all_nodes", "response_policy:all_succeeded"],
-        run: Route::Wait(set),
+        run: Handler::Wait(set),
         ..Spec::NEW
     },
     Spec {
@@ -149,7 +148,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         arity: 2,
         flags: ADMIN,
         tips: &["request_policy:all_nodes", "response_policy:all_succeeded"],
-        run: Route::Wait(resetstat),
+        run: Handler::Wait(resetstat),
         ..Spec::NEW
     },
     Spec {
@@ -160,7 +159,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         arity: 2,
         flags: ADMIN,
         tips: &["request_policy:all_nodes", "response_policy:all_succeeded"],
-        run: Route::Session(rewrite),
+        run: Handler::Session(rewrite),
         ..Spec::NEW
     },
     Spec {
@@ -170,7 +169,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         summary: "Tells the subcommands.",
         arity: 2,
         flags: flag::LOADING | flag::STALE,
-        run: Route::Help(show_help),
+        run: Handler::Help(show_help),
         ..Spec::NEW
     },
 ];

@@ -1,7 +1,7 @@
 //! DEBUG: what tests of clients and of the server itself ask for.
 
 use super::debug_keys;
-use crate::commands::{Call, Waiting};
+use crate::routing::{Call, Waiting};
 use flagstone_commands::help::{help, syntax};
 use flagstone_commands::{Outcome, arg, is_word};
 use flagstone_wire::resp::{Args, Reply};

@@ -1,9 +1,10 @@
 //! The subcommands of DEBUG that look at keys. They run ordinary commands and read the replies, so
 //! that it does not matter where a key is.
 
-use crate::commands::{Call, registry};
+use crate::command::{OwnedCommand, Request, registry};
 use crate::routing;
-use crate::worker::{Cursor, OwnedCommand, Request, Worker};
+use crate::routing::Call;
+use crate::worker::{Cursor, Worker};
 use flagstone_commands::{Outcome, Stop, arg, error, is_word};
 use flagstone_wire::num::parse_i64;
 use flagstone_wire::resp::{Args, OwnedArgs};

@@ -8,8 +8,8 @@
 //! diagrams, `^` and the version that brought it, `!` and the one that deprecated it, `?` for
 //! optional, `*` for repeated, `+` for repeated with its token, and what it consists of in brackets.
 
-use crate::commands::Call;
-use crate::commands::registry::{self, Command};
+use crate::command::{Command, registry};
+use crate::routing::Call;
 use flagstone_commands::Outcome;
 use flagstone_wire::resp::{Args, Reply};
 use std::collections::HashMap;
@@ -211,7 +211,7 @@ fn word(text: &mut &'static str) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::Route;
+    use crate::command::Route;
     use std::collections::BTreeSet;
 
     const TYPES: &[&str] = &[

@@ -2,8 +2,9 @@
 
 use super::info::keyspace;
 use super::process;
-use crate::commands::{Call, Route, Spec, Waiting};
+use crate::commands::{Handler, Spec};
 use crate::node::Node;
+use crate::routing::{Call, Waiting};
 use flagstone_commands::help::help;
 use flagstone_commands::{Ctx, Group, KeySpec, Outcome, arg, error, flag, is_word, key};
 use flagstone_wire::num::parse_i64;
@@ -134,7 +135,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         summary: "Tells of problems with memory.",
         arity: 2,
         tips: &["nondeterministic_output", "request_policy:all_shards", "response_policy:special"],
-        run: Route::Session(doctor),
+        run: Handler::Session(doctor),
         ..Spec::NEW
     },
     Spec {
@@ -144,7 +145,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         summary: "Tells the subcommands.",
         arity: 2,
         flags: flag::LOADING | flag::STALE,
-        run: Route::Help(show_help),
+        run: Handler::Help(show_help),
         ..Spec::NEW
     },
     Spec {
@@ -156,7 +157,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         arity: 2,
         flags: flag::LOADING,
         tips: &["nondeterministic_output", "request_policy:all_shards", "response_policy:special"],
-        run: Route::Session(malloc_stats),
+        run: Handler::Session(malloc_stats),
         ..Spec::NEW
     },
     Spec {
@@ -168,7 +169,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         arity: 2,
         flags: flag::LOADING,
         tips: &["request_policy:all_shards", "response_policy:all_succeeded"],
-        run: Route::Session(purge),
+        run: Handler::Session(purge),
         ..Spec::NEW
     },
     Spec {
@@ -178,7 +179,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         summary: "Answers what memory is used for.",
         arity: 2,
         tips: &["nondeterministic_output", "request_policy:all_shards", "response_policy:special"],
-        run: Route::Wait(stats),
+        run: Handler::Wait(stats),
         ..Spec::NEW
     },
     Spec {
@@ -190,7 +191,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         arity: -3,
         flags: flag::READONLY,
         keys: &[KeySpec::one(2, key::RO)],
-        run: Route::Keys(usage),
+        run: Handler::Keys(usage),
         ..Spec::NEW
     },
 ];

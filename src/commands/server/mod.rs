@@ -14,7 +14,7 @@ mod save;
 mod selftest;
 mod slowlog;
 
-use super::{Route, Spec};
+use crate::commands::{Handler, Spec};
 use flagstone_commands::{Group, acl, flag};
 
 pub use admin::ADMIN_COMMANDS;
@@ -43,7 +43,7 @@ pub const COMMANDS: &[Spec] = &[
         summary: "Holds commands for tests of the server.",
         arity: -2,
         flags: ADMIN | flag::PROTECTED,
-        run: Route::Wait(debug::debug),
+        run: Handler::Wait(debug::debug),
         ..Spec::NEW
     },
     Spec {
@@ -57,7 +57,7 @@ pub const COMMANDS: &[Spec] = &[
         acl: acl::CONNECTION,
         tips: &["nondeterministic_output_order"],
         subcommands: command::SUBCOMMANDS,
-        run: Route::Session(command::all),
+        run: Handler::Session(command::all),
         ..Spec::NEW
     },
     Spec {
@@ -68,7 +68,7 @@ pub const COMMANDS: &[Spec] = &[
         flags: flag::LOADING | flag::STALE,
         acl: acl::DANGEROUS,
         tips: &["nondeterministic_output", "request_policy:all_shards", "response_policy:special"],
-        run: Route::Wait(info::info),
+        run: Handler::Wait(info::info),
         ..Spec::NEW
     },
     Spec {
@@ -87,7 +87,7 @@ pub const COMMANDS: &[Spec] = &[
         summary: "Tells of every command that runs, from now on.",
         arity: 1,
         flags: ADMIN,
-        run: Route::Session(monitor::monitor),
+        run: Handler::Session(monitor::monitor),
         ..Spec::NEW
     },
     Spec {

@@ -1,6 +1,6 @@
 //! MONITOR.
 
-use crate::commands::Call;
+use crate::routing::Call;
 use flagstone_commands::Outcome;
 use flagstone_wire::resp::Args;
 

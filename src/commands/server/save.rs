@@ -1,7 +1,8 @@
 //! Checkpoints: BGSAVE, SAVE, LASTSAVE, and FLAGSTONE, which has what Redis has no word for.
 
 use crate::checkpoints::{begin, branch_off, take_new};
-use crate::commands::{Call, Route, Spec, Waiting};
+use crate::commands::{Handler, Spec};
+use crate::routing::{Call, Waiting};
 use flagstone_commands::help::help;
 use flagstone_commands::{Group, Outcome, acl, arg, error, flag, is_word};
 use flagstone_storage::checkpoint::Catalog;
@@ -130,7 +131,7 @@ const SUBCOMMANDS: &[Spec] = &[
         summary: "Makes a data directory of its own, as the data is now.",
         arity: 3,
         flags: OWN,
-        run: Route::Wait(branch_command),
+        run: Handler::Wait(branch_command),
         ..Spec::NEW
     },
     Spec {
@@ -139,7 +140,7 @@ const SUBCOMMANDS: &[Spec] = &[
         summary: "Takes a checkpoint and answers its id.",
         arity: 2,
         flags: OWN,
-        run: Route::Wait(checkpoint),
+        run: Handler::Wait(checkpoint),
         ..Spec::NEW
     },
     Spec {
@@ -148,7 +149,7 @@ const SUBCOMMANDS: &[Spec] = &[
         summary: "Lists the checkpoints.",
         arity: 2,
         flags: OWN,
-        run: Route::Wait(checkpoints),
+        run: Handler::Wait(checkpoints),
         ..Spec::NEW
     },
     Spec {
@@ -157,7 +158,7 @@ const SUBCOMMANDS: &[Spec] = &[
         summary: "Describes the subcommands.",
         arity: 2,
         flags: flag::LOADING | flag::STALE,
-        run: Route::Help(show_help),
+        run: Handler::Help(show_help),
         ..Spec::NEW
     },
 ];
@@ -172,7 +173,7 @@ pub const SAVE_COMMANDS: &[Spec] = &[
         flags: flag::LOADING | flag::STALE | flag::FAST,
         acl: acl::ADMIN | acl::DANGEROUS,
         tips: &["nondeterministic_output"],
-        run: Route::Session(lastsave),
+        run: Handler::Session(lastsave),
         ..Spec::NEW
     },
     Spec {
@@ -181,7 +182,7 @@ pub const SAVE_COMMANDS: &[Spec] = &[
         summary: "Takes a checkpoint in the background.",
         arity: -1,
         flags: flag::NO_ASYNC_LOADING | flag::ADMIN | flag::NOSCRIPT,
-        run: Route::Session(bgsave),
+        run: Handler::Session(bgsave),
         ..Spec::NEW
     },
     Spec {
@@ -191,7 +192,7 @@ pub const SAVE_COMMANDS: &[Spec] = &[
         summary: "Takes a checkpoint and answers once it is there.",
         arity: 1,
         flags: flag::NO_ASYNC_LOADING | flag::ADMIN | flag::NOSCRIPT | flag::NO_MULTI,
-        run: Route::Wait(save),
+        run: Handler::Wait(save),
         ..Spec::NEW
     },
     Spec {

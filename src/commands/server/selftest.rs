@@ -1,6 +1,7 @@
 //! PFSELFTEST.
 
-use crate::commands::{Call, Route, Spec, Waiting};
+use crate::commands::{Handler, Spec};
+use crate::routing::{Call, Waiting};
 use flagstone_commands::hyperloglog::self_test;
 use flagstone_commands::{Group, acl, flag};
 use flagstone_wire::resp::Args;
@@ -29,6 +30,6 @@ pub const SELFTEST_COMMANDS: &[Spec] = &[Spec {
     arity: 1,
     flags: flag::ADMIN,
     acl: acl::HYPERLOGLOG,
-    run: Route::Wait(pfselftest),
+    run: Handler::Wait(pfselftest),
     ..Spec::NEW
 }];

@@ -1,6 +1,7 @@
 //! SLOWLOG.
 
-use crate::commands::{Call, Route, Spec};
+use crate::commands::{Handler, Spec};
+use crate::routing::Call;
 use flagstone_commands::help::help;
 use flagstone_commands::{Group, Outcome, arg, flag};
 use flagstone_wire::num::parse_i64;
@@ -77,7 +78,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         arity: -2,
         flags: flag::ADMIN | flag::LOADING | flag::STALE,
         tips: &["request_policy:all_nodes", "nondeterministic_output"],
-        run: Route::Session(get),
+        run: Handler::Session(get),
         ..Spec::NEW
     },
     Spec {
@@ -87,7 +88,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         summary: "Tells the subcommands.",
         arity: 2,
         flags: flag::LOADING | flag::STALE,
-        run: Route::Help(show_help),
+        run: Handler::Help(show_help),
         ..Spec::NEW
     },
     Spec {
@@ -98,7 +99,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         arity: 2,
         flags: flag::ADMIN | flag::LOADING | flag::STALE,
         tips: &["request_policy:all_nodes", "response_policy:agg_sum", "nondeterministic_output"],
-        run: Route::Session(len),
+        run: Handler::Session(len),
         ..Spec::NEW
     },
     Spec {
@@ -110,7 +111,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         arity: 2,
         flags: flag::ADMIN | flag::LOADING | flag::STALE,
         tips: &["request_policy:all_nodes", "response_policy:all_succeeded"],
-        run: Route::Session(reset),
+        run: Handler::Session(reset),
         ..Spec::NEW
     },
 ];

@@ -1,6 +1,8 @@
 //! Several commands as one: MULTI, EXEC, DISCARD.
 
-use super::{Call, Route, Spec, Waiting};
+use crate::command::Route;
+use crate::commands::{Handler, Spec};
+use crate::routing::{Call, Waiting};
 use crate::transaction::{self, Transaction, queued, runs_in_unit};
 use crate::unit::Unit;
 use flagstone_commands::{Ctx, Group, KeySpec, Misses, Outcome, Stop, flag, key};
@@ -86,7 +88,7 @@ fn exec(cx: &mut Ctx<'_>, unit: &Unit<'_>, args: Args<'_>) -> Outcome {
 }
 
 fn run_queued(cx: &mut Ctx<'_>, unit: &Unit<'_>, args: Args<'_>) -> Outcome {
-    if queued(args).any(|queued| matches!(queued.command.spec.run, Route::Databases(_))) {
+    if queued(args).any(|queued| matches!(queued.command.spec.run, Route::Databases)) {
         unit.hold_whole(cx.store)?;
     }
     let shows = unit.node.monitors.any();
@@ -131,7 +133,7 @@ pub const COMMANDS: &[Spec] = &[
         name: "multi",
         summary: "Begins a transaction.",
         flags: CONTROL.flags | flag::NO_MULTI,
-        run: Route::Session(multi),
+        run: Handler::Session(multi),
         ..CONTROL
     },
     Spec {
@@ -142,7 +144,7 @@ pub const COMMANDS: &[Spec] = &[
         arity: -2,
         flags: CONTROL.flags | flag::NO_MULTI,
         keys: &[KeySpec::to_end(1, 1, key::RO)],
-        run: Route::Wait(watch),
+        run: Handler::Wait(watch),
         ..CONTROL
     },
     Spec {
@@ -150,7 +152,7 @@ pub const COMMANDS: &[Spec] = &[
         since: "2.2.0",
         summary: "Forgets what is watched.",
         flags: CONTROL.flags & !flag::UNQUEUED,
-        run: Route::Either { alone: unwatch, in_unit: unwatch_in_unit },
+        run: Handler::Either { alone: unwatch, in_unit: unwatch_in_unit },
         ..CONTROL
     },
     Spec {
@@ -158,7 +160,7 @@ pub const COMMANDS: &[Spec] = &[
         since: "2.0.0",
         complexity: "O(N), when N is the number of queued commands",
         summary: "Gives a transaction up.",
-        run: Route::Session(discard),
+        run: Handler::Session(discard),
         ..CONTROL
     },
     Spec {
@@ -172,7 +174,7 @@ pub const COMMANDS: &[Spec] = &[
             | flag::UNQUEUED
             | flag::EXEC,
         other_db: Some(transaction::keys),
-        run: Route::Unit(exec),
+        run: Handler::Unit(exec),
         ..CONTROL
     },
 ];

@@ -1,0 +1,132 @@
+//! How a family declares that a command of the server runs, and the table of all commands.
+
+use super::Spec;
+use crate::command::{Route, registry};
+use crate::routing::{self, DatabasesHandler, FlagsFinder, SessionHandler, WaitHandler};
+use crate::unit::{self, UnitHandler};
+use flagstone_commands::registry::Registry;
+use flagstone_commands::{FAMILIES, HelpWriter, Runner};
+use std::fmt;
+use std::sync::Once;
+
+/// The code of a command of the server.
+#[derive(Clone, Copy)]
+pub enum Handler {
+    /// A command that runs others.
+    Unit(UnitHandler),
+    /// A command that runs a script.
+    Script {
+        run: UnitHandler,
+        flags: FlagsFinder,
+    },
+    Session(SessionHandler),
+    /// `in_unit` runs as part of a unit, where the command needs neither session nor node.
+    Either {
+        alone: SessionHandler,
+        in_unit: UnitHandler,
+    },
+    Wait(WaitHandler),
+    Databases(DatabasesHandler),
+    /// A command on keys that belongs to a family of the server.
+    Keys(flagstone_commands::KeysHandler),
+    Help(HelpWriter),
+    /// The command has subcommands only.
+    Container,
+}
+
+impl Runner for Handler {
+    const CONTAINER: Self = Self::Container;
+
+    fn is_container(&self) -> bool {
+        matches!(self, Self::Container)
+    }
+
+    fn runs_others(&self) -> bool {
+        matches!(self, Self::Unit(_) | Self::Script { .. })
+    }
+}
+
+impl From<Handler> for Route {
+    fn from(handler: Handler) -> Self {
+        match handler {
+            Handler::Unit(_) => Self::Unit,
+            Handler::Script { .. } => Self::Script,
+            Handler::Session(_) => Self::Session,
+            Handler::Either { .. } => Self::Either,
+            Handler::Wait(_) => Self::Wait,
+            Handler::Databases(_) => Self::Databases,
+            Handler::Keys(handler) => Self::Keys(handler),
+            Handler::Help(write) => Self::Help(write),
+            Handler::Container => Self::Container,
+        }
+    }
+}
+
+impl fmt::Debug for Handler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Route::from(*self).fmt(f)
+    }
+}
+
+/// The declarations of the server's own families.
+const SERVER_FAMILIES: &[&[Spec]] = &[
+    super::connection::COMMANDS,
+    super::server::COMMANDS,
+    super::server::ADMIN_COMMANDS,
+    super::server::SAVE_COMMANDS,
+    super::server::SELFTEST_COMMANDS,
+    super::pubsub::COMMANDS,
+    super::transactions::COMMANDS,
+    super::scripting::COMMANDS,
+    super::functions::COMMANDS,
+    super::databases::WHOLE,
+    super::databases::SCAN,
+];
+
+/// Makes all commands known to those who look them up and call their handlers. To be called at the
+/// start of the program; further calls do nothing.
+pub fn install() {
+    static INSTALLED: Once = Once::new();
+    INSTALLED.call_once(|| {
+        let on_keys = FAMILIES.iter().copied().flatten();
+        let on_keys: Vec<_> = on_keys.map(flagstone_commands::Spec::with_runner).collect();
+        let own: Vec<_> = own().map(Spec::with_runner).collect();
+        // A declaration lives as long as the process.
+        let table = Registry::new(on_keys.leak().iter().chain(own.leak().iter()));
+        install_handlers(&table);
+        registry::install(table);
+    });
+}
+
+/// The declarations of the server's own commands.
+fn own() -> impl Iterator<Item = &'static Spec> {
+    SERVER_FAMILIES.iter().copied().flatten()
+}
+
+fn install_handlers(table: &Registry<Route>) {
+    let mut units = vec![None; table.by_id().len()];
+    let mut calls = vec![routing::Handlers::default(); table.by_id().len()];
+    let mut add = |id: usize, handler: Handler| match handler {
+        Handler::Unit(run) => units[id] = Some(run),
+        Handler::Script { run, flags } => {
+            units[id] = Some(run);
+            calls[id].flags = Some(flags);
+        }
+        Handler::Session(run) => calls[id].session = Some(run),
+        Handler::Either { alone, in_unit } => {
+            calls[id].session = Some(alone);
+            units[id] = Some(in_unit);
+        }
+        Handler::Wait(run) => calls[id].wait = Some(run),
+        Handler::Databases(run) => calls[id].databases = Some(run),
+        Handler::Keys(_) | Handler::Help(_) | Handler::Container => {}
+    };
+    for spec in own() {
+        let command = table.lookup(spec.name.as_bytes()).expect("the table has all declarations");
+        add(command.id, spec.run);
+        let subcommands = command.subcommands.iter().zip(spec.subcommands);
+        subcommands.for_each(|(command, spec)| add(command.id, spec.run));
+    }
+    unit::install(units);
+    routing::install(calls);
+}

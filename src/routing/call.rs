@@ -1,0 +1,94 @@
+//! Handlers of commands that do not run on keys: what they are given, and where they are found.
+
+use super::Databases;
+use crate::command::{Command, Route};
+use crate::node::Node;
+use crate::scripting::Flags;
+use crate::session::Session;
+use crate::worker::Worker;
+use flagstone_commands::{Outcome, flag};
+use flagstone_wire::resp::{Args, Reply};
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::{Arc, OnceLock};
+
+/// Session, node and worker, for a handler on the connection.
+pub struct Call<'a> {
+    pub session: &'a mut Session,
+    pub node: &'a Arc<Node>,
+    pub worker: &'a Rc<Worker>,
+    pub out: &'a mut Reply,
+}
+
+/// A handler on the connection, with the session and the node at hand; it never waits.
+pub type SessionHandler = fn(&mut Call<'_>, Args<'_>) -> Outcome;
+
+/// A handler on the connection that may wait: for workers, the journal, a time.
+pub type WaitHandler = for<'a> fn(&'a mut Call<'_>, Args<'a>) -> Waiting<'a>;
+
+/// A handler on all databases, which it changes or walks over: alone, or as part of a unit. It may
+/// wait for workers.
+pub type DatabasesHandler = for<'a> fn(&'a mut Databases<'_>, Args<'a>) -> Waiting<'a>;
+
+/// Finds the flags that a script declares, in the arguments of the command that runs it or in the
+/// node.
+pub type FlagsFinder = fn(&Node, Args<'_>) -> Option<Flags>;
+
+/// The error of a command that cannot run where it is asked to.
+pub const NO_HANDLER: &str = "ERR this command is not available here";
+
+/// The future of a command that may wait.
+pub type Waiting<'a> = Pin<Box<dyn Future<Output = Outcome> + 'a>>;
+
+/// The handlers of one command; it has those that its [`Route`] asks for.
+#[derive(Clone, Copy, Default)]
+pub struct Handlers {
+    pub session: Option<SessionHandler>,
+    pub wait: Option<WaitHandler>,
+    pub databases: Option<DatabasesHandler>,
+    pub flags: Option<FlagsFinder>,
+}
+
+static HANDLERS: OnceLock<Vec<Handlers>> = OnceLock::new();
+
+/// Makes these the handlers of the commands, by [`Command::id`]. Later ones are not taken.
+pub fn install(handlers: Vec<Handlers>) {
+    let _ = HANDLERS.set(handlers);
+}
+
+/// The handlers of a command.
+pub fn handlers(command: &Command) -> Handlers {
+    let all = HANDLERS.get().map_or(&[][..], Vec::as_slice);
+    all.get(command.id).copied().unwrap_or_default()
+}
+
+/// Runs a command that is on the session.
+pub fn run_on_session(command: &Command, call: &mut Call<'_>, args: Args<'_>) -> Outcome {
+    if let Route::Help(write) = command.spec.run {
+        write(call.out);
+        return Ok(());
+    }
+    let handler = handlers(command).session.ok_or(NO_HANDLER)?;
+    handler(call, args)
+}
+
+/// The flags of a command with these arguments: those of the script that it runs, if that declares
+/// any.
+pub fn flags(command: &Command, node: &Node, args: Args<'_>) -> u32 {
+    let own = command.spec.flags;
+    if !matches!(command.spec.run, Route::Script) {
+        return own;
+    }
+    let script = handlers(command).flags.and_then(|find| find(node, args));
+    script.map_or(own, |script| script.command_flags(own))
+}
+
+/// Returns true if the reply of a command may show data, and not only the state of the server.
+pub fn shows_data(command: &Command) -> bool {
+    match command.spec.run {
+        Route::Keys(_) | Route::Unit | Route::Script | Route::Databases => true,
+        Route::Wait => !command.spec.has(flag::STALE),
+        Route::Session | Route::Either | Route::Help(_) | Route::Container => false,
+    }
+}
