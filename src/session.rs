@@ -2,12 +2,14 @@
 
 use crate::clients::{Client, state};
 use crate::command::{Command, Request};
+use crate::config::Settings;
 use crate::monitor::Monitoring;
 use crate::pubsub::Subscriptions;
 use crate::tracking::Tracked;
 use crate::transaction::Transaction;
 use crate::watch::Watches;
-use flagstone_wire::resp::{Proto, Reply};
+use flagstone_commands::{Stop, int_arg};
+use flagstone_wire::resp::{Args, Proto, Reply};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -170,5 +172,15 @@ impl Session {
     pub fn set_proto(&mut self, proto: Proto) {
         self.proto = proto;
         self.client.set_resp(if proto == Proto::Resp3 { 3 } else { 2 });
+    }
+}
+
+/// The database that SELECT chooses.
+pub fn chosen_db(args: Args<'_>, settings: &Settings) -> Result<u32, Stop> {
+    let index = i32::try_from(int_arg(args, 1)?)
+        .map_err(|_| "ERR value is out of range, value must between -2147483648 and 2147483647")?;
+    match u32::try_from(index) {
+        Ok(db) if db < settings.databases => Ok(db),
+        _ => Err("ERR DB index is out of range".into()),
     }
 }

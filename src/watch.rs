@@ -16,7 +16,7 @@
 //! has noticed before EXEC looks it up. One that was not there cannot expire: WATCH removes an
 //! expired key before it watches it.
 
-use crate::clients::Client;
+use crate::clients::{Client, Watch};
 use crate::routing::{self, on_worker};
 use crate::session::Session;
 use crate::worker::Worker;
@@ -27,31 +27,12 @@ use flagstone_storage::store::Need;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 /// Bytes that a watched key takes beside its name, about: with its client, its worker, and EXEC.
 const ENTRY: usize = 256;
 
 const TOO_MANY: &str = "ERR clients watch too many keys";
-
-/// What one client watches, from its first WATCH until EXEC, DISCARD or UNWATCH.
-#[derive(Debug, Default)]
-pub struct Watch {
-    dirty: AtomicBool,
-    /// It has ended: it is not in any table, or will soon not be.
-    over: AtomicBool,
-}
-
-impl Watch {
-    fn mark(&self) {
-        self.dirty.store(true, Ordering::Release);
-    }
-
-    /// Whether one of its keys has changed.
-    pub fn is_dirty(&self) -> bool {
-        self.dirty.load(Ordering::Acquire)
-    }
-}
 
 /// A connection's side of a [`Watch`]: it ends when this is dropped.
 pub struct Watches {
@@ -114,7 +95,7 @@ impl Watches {
 impl Drop for Watches {
     fn drop(&mut self) {
         let node = &self.worker.node;
-        self.watch.over.store(true, Ordering::Release);
+        self.watch.end();
         self.client.set_watch(None);
         self.client.watched.store(0, Ordering::Relaxed);
         node.change_listeners.fetch_sub(1, Ordering::Relaxed);
@@ -208,7 +189,7 @@ impl WatchTable {
 
     fn add(&mut self, (db, key): &Key, watch: &Arc<Watch>, existed: bool) {
         // Its end may have come here first.
-        if !watch.over.load(Ordering::Acquire) {
+        if !watch.is_over() {
             let watchers = self.keys.entry(*db).or_default().entry(key.clone()).or_default();
             watchers.push(Watcher { watch: watch.clone(), existed });
         }
@@ -433,7 +414,7 @@ mod tests {
         table.remove(&[key("a")], &second);
         assert!(table.is_empty());
         // The end came first.
-        second.over.store(true, Ordering::Release);
+        second.end();
         table.add(&key("a"), &second, true);
         assert!(table.is_empty());
     }

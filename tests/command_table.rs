@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-use flagstone::command::registry::{self, Command};
+use flagstone::command::{Command, registry};
 use flagstone_commands::{Begin, Find, key};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;

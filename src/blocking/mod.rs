@@ -13,14 +13,13 @@
 
 mod serve;
 mod table;
-mod turn;
 mod wait;
 
 pub(crate) use serve::Delivery;
 pub(crate) use table::{Held, WaitTable};
-pub use turn::{Cancel, Ended, Turn};
 pub(crate) use wait::begin;
 
+use crate::clients::Turn;
 use crate::command::OwnedCommand;
 use flagstone_commands::{Awaited, Block};
 use flagstone_storage::need::Key;

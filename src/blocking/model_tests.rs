@@ -4,7 +4,8 @@
 
 use super::serve::{Serves, Tried, add, end_apart, look_again, serve_all};
 use super::table::Content;
-use super::{Cancel, Ended, WaitTable, Waiter, testing};
+use super::{WaitTable, Waiter, testing};
+use crate::clients::{Cancel, Ended};
 use flagstone_commands::Awaited;
 use flagstone_storage::need::Key;
 use shuttle::rand::{Rng, thread_rng};

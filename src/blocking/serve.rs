@@ -1,7 +1,8 @@
 //! A worker serves those who wait for its keys.
 
 use super::table::Content;
-use super::{Cancel, Held, WaitTable, Waiter};
+use super::{Held, WaitTable, Waiter};
+use crate::clients::Cancel;
 use crate::routing;
 use crate::worker::{Blocked, Elsewhere, Ran, Worker};
 use flagstone_storage::Value;

@@ -1,8 +1,8 @@
 //! The side of the connection: begins a command that may wait, and leaves a waiter with the
 //! workers of its keys.
 
-use super::{Cancel, Ended, UNBLOCKED, Waiter};
-use crate::clients::Client;
+use super::{UNBLOCKED, Waiter};
+use crate::clients::{Cancel, Client, Ended};
 use crate::command::OwnedCommand;
 use crate::node::Node;
 use crate::routing::{self, Target};

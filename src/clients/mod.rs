@@ -3,15 +3,17 @@
 mod farewell;
 mod refusals;
 mod roll;
+mod turn;
+mod watch;
 
 pub use refusals::Refusals;
 pub use roll::{Clients, STRANGER_TIME};
+pub use turn::{Cancel, Ended, Turn};
+pub use watch::Watch;
 
-use crate::blocking::{Cancel, Turn};
 use crate::command::registry;
 use crate::config::OutputBufferLimits;
 use crate::outbox::{Allowed, Outbox, TooSlow};
-use crate::watch::Watch;
 use bytes::Bytes;
 use std::fmt::Write;
 use std::net::SocketAddr;

@@ -2,7 +2,8 @@
 
 use super::Connection;
 use super::wire::Wire;
-use crate::blocking::{Cancel, Ended, begin};
+use crate::blocking::begin;
+use crate::clients::{Cancel, Ended};
 use crate::command::{Command, OwnedCommand};
 use flagstone_wire::resp::{Args, Reply};
 use std::io::{ErrorKind, Result};

@@ -3,9 +3,9 @@
 use super::cycle::Cycle;
 use super::{Connection, Dispatched};
 use crate::command::Command;
-use crate::commands::connection::chosen_db;
 use crate::config::Settings;
 use crate::routing;
+use crate::session::chosen_db;
 use crate::transaction::{Transaction, queued, runs_in_unit};
 use flagstone_commands::flag;
 use flagstone_wire::resp::{Args, Reply, array_items};

@@ -3,9 +3,10 @@
 use crate::command::{Command, registry};
 use crate::config::Settings;
 use crate::node::Node;
+use crate::node::limits;
+use crate::routing;
 use crate::session::Session;
 use crate::worker::Worker;
-use crate::{limits, routing};
 use flagstone_commands::{error, flag};
 use flagstone_wire::resp::Args;
 

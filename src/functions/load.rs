@@ -1,8 +1,7 @@
 //! Running a library's code, which registers its functions.
 
 use super::metadata::is_name;
-use crate::scripting::{Flags, error_table, log_line, put_constants, within};
-use crate::unit::write_log;
+use crate::scripts::{Flags, error_table, log_line, put_constants, within, write_log};
 use flagstone_lua::{self as lua, Watch};
 use flagstone_storage::encoding::Function as Row;
 use mlua::{Function, Lua, MultiValue, Table, Value};

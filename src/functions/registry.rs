@@ -2,11 +2,7 @@
 
 use super::load::inspect;
 use super::metadata::{ENGINE, Metadata};
-use crate::node::Node;
-use crate::routing;
-use crate::worker::refusal;
 use flagstone_storage::encoding::{Function, Library as Row};
-use flagstone_storage::partition::LIBRARIES_SHARD;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Deref;
 use std::sync::atomic::AtomicBool;
@@ -244,7 +240,7 @@ impl Edit {
     }
 
     /// The rows that change.
-    fn changes(&self) -> Vec<(&[u8], Option<&Row>)> {
+    pub fn changes(&self) -> Vec<(&[u8], Option<&Row>)> {
         let gone = self.before.iter().filter(|old| self.next.get(&old.name).is_none());
         let new = self.next.iter().filter(|library| {
             self.before.get(&library.name).is_none_or(|old| !Arc::ptr_eq(old, library))
@@ -253,23 +249,9 @@ impl Edit {
         gone.map(|old| (&*old.name, None)).chain(new).collect()
     }
 
-    /// Stores the change as one record, by the worker that has the libraries, and has it count from
-    /// then on. It goes on to its end even if the future is dropped.
-    pub async fn store(self, node: &Node) -> Result<(), String> {
-        if self.changes().is_empty() {
-            return Ok(());
-        }
-        let owner = usize::from(LIBRARIES_SHARD) % node.shard_workers;
-        let stored = routing::on_worker(node, owner, false, |worker| async move {
-            let now_ms = worker.node.clock.now_ms();
-            let put = worker.partition.borrow_mut().put_libraries(now_ms, &self.changes());
-            let lsn = put.map_err(|error| refusal(&error))?;
-            worker.wait_shown(&worker.showing(lsn)).await.map_err(|error| error.0)?;
-            let functions = &worker.node.functions;
-            let mut current = functions.current.write().unwrap_or_else(PoisonError::into_inner);
-            *current = Arc::new(Libraries { version: self.before.version + 1, ..self.next });
-            Ok(())
-        });
-        stored.await.unwrap_or_else(|_| Err("ERR a worker is gone".into()))
+    /// The change is stored: it counts from now on.
+    pub fn finish(self, functions: &Functions) {
+        let mut current = functions.current.write().unwrap_or_else(PoisonError::into_inner);
+        *current = Arc::new(Libraries { version: self.before.version + 1, ..self.next });
     }
 }

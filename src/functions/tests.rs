@@ -1,7 +1,7 @@
 //! Tests of metadata, of loading and of the registry.
 
 use super::*;
-use crate::scripting::Flags;
+use crate::scripts::Flags;
 use std::sync::Arc;
 
 const VM_BYTES: usize = 64 << 20;

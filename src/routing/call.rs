@@ -3,7 +3,7 @@
 use super::Databases;
 use crate::command::{Command, Route};
 use crate::node::Node;
-use crate::scripting::Flags;
+use crate::scripts::Flags;
 use crate::session::Session;
 use crate::worker::Worker;
 use flagstone_commands::{Outcome, flag};

@@ -1,16 +1,12 @@
 //! The table `redis`, also called `server`, of scripts.
 
-use super::cache::sha1_hex;
 use super::call::call;
 use super::run::current;
 use crate::command::registry;
-use crate::commands::connection::{COMPATIBLE_VERSION, REDIS_VERSION};
+use crate::scripts::{error_table, log_line, number_of, put_constants, sha1_hex, text_of};
 use flagstone_lua::{command_functions, raising, set_global};
 use flagstone_wire::resp::{OwnedArgs, Proto};
-use mlua::{Lua, MultiValue, Table, Value};
-
-/// Levels of `redis.log`.
-const LEVELS: [&str; 4] = ["LOG_DEBUG", "LOG_VERBOSE", "LOG_NOTICE", "LOG_WARNING"];
+use mlua::{Lua, MultiValue, Value};
 
 /// Numbers that say where writes go: there is one place here.
 const REPLICATION: [(&str, i64); 5] =
@@ -46,32 +42,11 @@ pub(super) fn install(lua: &Lua) -> mlua::Result<()> {
     set_global(lua, "redis", table)
 }
 
-/// Levels of the log, and versions.
-pub fn put_constants(lua: &Lua, table: &Table) -> mlua::Result<()> {
-    for (level, name) in LEVELS.iter().enumerate() {
-        table.raw_set(*name, level)?;
-    }
-    for (name, version) in
-        [("REDIS_VERSION", REDIS_VERSION), ("VALKEY_VERSION", COMPATIBLE_VERSION)]
-    {
-        table.raw_set(name, lua.create_string(version)?)?;
-        let number = version.split('.').filter_map(|part| part.parse::<i64>().ok());
-        table.raw_set(format!("{name}_NUM"), number.fold(0, |sum, part| sum << 8 | part))?;
-    }
-    table.raw_set("SERVER_NAME", lua.create_string("valkey")?)
-}
-
 fn one(value: Value) -> Results {
     Ok(MultiValue::from_iter([value]))
 }
 
 /// An error as scripts get it: `{err = "CODE text"}`.
-pub fn error_table(lua: &Lua, text: &[u8]) -> mlua::Result<Table> {
-    let table = lua.create_table()?;
-    table.raw_set("err", lua.create_string(text)?)?;
-    Ok(table)
-}
-
 fn failure(lua: &Lua, text: &str) -> Value {
     error_table(lua, text.as_bytes()).map_or(Value::Nil, Value::Table)
 }
@@ -119,41 +94,10 @@ fn sha1hex(lua: &Lua, args: MultiValue) -> Results {
     lua.create_string(hex).map_or(one(Value::Nil), |text| one(Value::String(text)))
 }
 
-/// A string, or a number as Lua prints it.
-fn text_of(value: Option<&Value>) -> Option<Vec<u8>> {
-    match value? {
-        Value::String(text) => Some(text.as_bytes().to_vec()),
-        number @ (Value::Integer(_) | Value::Number(_)) => number.to_string().ok().map(Into::into),
-        _ => None,
-    }
-}
-
-fn number_of(value: Option<&Value>) -> Option<i64> {
-    match value? {
-        Value::Integer(n) => Some(*n),
-        Value::Number(n) => Some(*n as i64),
-        Value::String(text) => text.to_str().ok()?.trim().parse::<f64>().ok().map(|n| n as i64),
-        _ => None,
-    }
-}
-
 fn log(lua: &Lua, args: MultiValue) -> Results {
     let (level, text) = log_line(&args).map_err(|text| failure(lua, text))?;
     current(|run| run.unit.effects().log(level, text));
     Ok(MultiValue::new())
-}
-
-/// Level and text of a line for the log; the text of the error if the arguments are wrong.
-pub fn log_line(args: &MultiValue) -> Result<(usize, String), &'static str> {
-    if args.len() < 2 {
-        return Err("ERR redis.log() requires two arguments or more.");
-    }
-    let level = number_of(args.front());
-    let level = level.ok_or("ERR First argument must be a number (log level).")?;
-    let level = usize::try_from(level).ok().filter(|level| *level < LEVELS.len());
-    let level = level.ok_or("ERR Invalid log level.")?;
-    let parts: Vec<Vec<u8>> = args.iter().skip(1).filter_map(|arg| text_of(Some(arg))).collect();
-    Ok((level, String::from_utf8_lossy(&parts.join(&b' ')).into_owned()))
 }
 
 fn setresp(lua: &Lua, args: MultiValue) -> Results {

@@ -2,7 +2,7 @@
 
 use super::run::{Run, current};
 use crate::command::{Command, registry};
-use crate::limits;
+use crate::node::limits;
 use flagstone_commands::{Ctx, Stop, flag};
 use flagstone_lua::{CallArg, CallArgs, Called, charge_time};
 use flagstone_wire::num::format_f64;

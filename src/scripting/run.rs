@@ -1,10 +1,9 @@
 //! One run of a script: what it works on, and what may end it.
 
-use super::running::{Control, Kind};
-use super::shebang::Flags;
 use super::to_reply::{Limits, is_counted_error, write_error, write_value};
 use super::vm::Vm;
-use crate::limits;
+use crate::node::limits;
+use crate::scripts::{Control, Flags, Kind};
 use crate::unit::{IN_PLACE, Unit};
 use flagstone_commands::{Ctx, Outcome, Stop, flag};
 use flagstone_lua::{self as lua, Inputs};

@@ -1,11 +1,9 @@
 //! The VMs of a thread. One runs one script at a time; they are kept, with what they have compiled.
 
 use super::api;
-use super::cache::{Script, Scripts, Sha, VmFigures};
-use super::within::within;
 use crate::functions::{self, Found, Libraries, Library, LoadError};
-use crate::node::Node;
-use crate::unit::MAX_APART;
+use crate::node::{MAX_APART, Node};
+use crate::scripts::{Script, Scripts, Sha, VmFigures, within};
 use flagstone_lua as lua;
 use fnv::FnvHashMap;
 use mlua::{Function, Lua};
@@ -34,7 +32,7 @@ const COMPILE_LIMIT: Duration = Duration::from_secs(1);
 pub struct Vm {
     pub lua: Lua,
     compiled: FnvHashMap<Sha, Function>,
-    /// [`super::Scripts::epoch`] of what is compiled.
+    /// [`crate::scripts::Scripts::epoch`] of what is compiled.
     epoch: u64,
     /// The libraries that it has loaded, by name.
     libraries: FnvHashMap<Box<[u8]>, Loaded>,

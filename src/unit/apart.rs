@@ -12,9 +12,6 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
-/// Units that run apart at the same time; more wait, before they hold anything. Each may have a VM.
-pub const MAX_APART: usize = 8;
-
 /// What a unit asks for.
 #[derive(Debug)]
 pub enum Ask {

@@ -5,6 +5,7 @@ use crate::command::Command;
 use crate::config::Settings;
 use crate::monitor::Line;
 use crate::node::Node;
+use crate::scripts::write_log;
 use crate::slowlog;
 use crate::worker::{MAX_ERRORS, OTHER_ERRORS, error_code, is_slow};
 use flagstone_commands::{Outcome, Stop, flag};
@@ -185,15 +186,6 @@ impl Effects {
             let line = Line { now_us, db: shown.db, source, args: shown.args.args() };
             node.monitors.tell(&line, &settings.client_output_buffer_limit, now_us / 1000);
         }
-    }
-}
-
-/// Writes a line of a script to the log. Levels: 0 (debug) to 3 (warning).
-pub fn write_log(level: usize, text: &str) {
-    match level {
-        0 | 1 => tracing::debug!("script: {text}"),
-        2 => tracing::info!("script: {text}"),
-        _ => tracing::warn!("script: {text}"),
     }
 }
 

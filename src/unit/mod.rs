@@ -11,8 +11,8 @@ mod apart;
 mod effects;
 mod handlers;
 
-pub use apart::{Apart, Ask, MAX_APART, Question, Ran, spawn};
-pub use effects::{Effects, Published, write_log};
+pub use apart::{Apart, Ask, Question, Ran, spawn};
+pub use effects::{Effects, Published};
 pub use handlers::{UnitHandler, handler, install};
 
 use crate::command::{Command, OwnedCommand, Request, Route};

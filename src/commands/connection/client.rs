@@ -2,8 +2,7 @@
 
 use super::handshake::{client_name, is_printable};
 use super::tracking;
-use crate::blocking::Cancel;
-use crate::clients::{Client, state};
+use crate::clients::{Cancel, Client, state};
 use crate::commands::{Handler, Spec};
 use crate::node::Pause;
 use crate::routing::Call;

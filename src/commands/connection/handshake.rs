@@ -1,6 +1,7 @@
 //! HELLO and AUTH.
 
 use crate::routing::Call;
+use crate::version::{COMPATIBLE_VERSION, REDIS_VERSION};
 use flagstone_commands::{Outcome, Stop, arg, error, is_word};
 use flagstone_wire::num::parse_i64;
 use flagstone_wire::resp::{Args, Proto};
@@ -17,11 +18,6 @@ const BAD_NAME: &str = "ERR Client names cannot contain spaces, newlines or spec
 /// How long the error for the first wrong password of a connection is kept back, and for any.
 const FIRST_PENALTY: Duration = Duration::from_millis(50);
 const MAX_PENALTY: Duration = Duration::from_secs(3);
-
-/// The name and version that clients are told: what this server is compatible with.
-pub(crate) const COMPATIBLE_VERSION: &str = "8.1.1";
-/// The version of Redis that this server is compatible with.
-pub(crate) const REDIS_VERSION: &str = "7.2.4";
 
 /// `HELLO [protover [AUTH username password] [SETNAME clientname]]`
 pub(super) fn hello(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {

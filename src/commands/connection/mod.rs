@@ -4,13 +4,11 @@ mod client;
 mod handshake;
 mod tracking;
 
-pub(crate) use handshake::{COMPATIBLE_VERSION, REDIS_VERSION};
-
 use crate::commands::{Handler, Spec};
-use crate::config::Settings;
 use crate::routing::Call;
+use crate::session::chosen_db;
 use crate::unit::Unit;
-use flagstone_commands::{Ctx, Group, Outcome, Stop, arg, error, flag, int_arg};
+use flagstone_commands::{Ctx, Group, Outcome, Stop, arg, error, flag};
 use flagstone_wire::resp::Args;
 
 /// `PING [message]`
@@ -35,16 +33,6 @@ fn ping(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
 fn echo(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
     cx.out.bulk(arg(args, 1)?);
     Ok(())
-}
-
-/// The database that SELECT chooses.
-pub fn chosen_db(args: Args<'_>, settings: &Settings) -> Result<u32, Stop> {
-    let index = i32::try_from(int_arg(args, 1)?)
-        .map_err(|_| "ERR value is out of range, value must between -2147483648 and 2147483647")?;
-    match u32::try_from(index) {
-        Ok(db) if db < settings.databases => Ok(db),
-        _ => Err("ERR DB index is out of range".into()),
-    }
 }
 
 /// `SELECT index`

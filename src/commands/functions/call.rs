@@ -3,7 +3,8 @@
 use crate::commands::scripting::{NUMKEYS, check_flags, keys_and_args, show};
 use crate::functions::{Found, Libraries, LoadError};
 use crate::node::Node;
-use crate::scripting::{Flags, Job, Kind, Wanted, run, with_vm};
+use crate::scripting::{Job, Wanted, run, with_vm};
+use crate::scripts::{Flags, Kind};
 use crate::unit::{IN_PLACE, Unit};
 use flagstone_commands::{Ctx, Outcome, Stop, arg};
 use flagstone_wire::num::parse_i64;

@@ -1,11 +1,14 @@
 //! The subcommands of FUNCTION that change which libraries there are. Each change is one record.
 
-use crate::functions::{Library, Metadata, Policy};
+use crate::functions::{Edit, Library, Metadata, Policy};
 use crate::node::Node;
+use crate::routing;
 use crate::routing::{Call, Waiting};
+use crate::worker::refusal;
 use flagstone_commands::help::syntax;
 use flagstone_commands::{Stop, arg, is_word};
 use flagstone_rdb::restore_functions;
+use flagstone_storage::partition::LIBRARIES_SHARD;
 use flagstone_wire::resp::Args;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -43,7 +46,7 @@ pub(super) fn load<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
         edit.has_room(code.len())?;
         let library = apart(cx.node, move || Library::inspect(&code, max_vm_bytes)).await?;
         edit.add(&[Arc::new(library)], policy)?;
-        edit.store(cx.node).await?;
+        store(cx.node, edit).await?;
         cx.out.bulk(&name);
         Ok(())
     })
@@ -56,7 +59,7 @@ pub(super) fn delete<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
         if !edit.remove(arg(args, 2)?) {
             return Err("ERR Library not found".into());
         }
-        edit.store(cx.node).await?;
+        store(cx.node, edit).await?;
         cx.out.ok();
         Ok(())
     })
@@ -74,7 +77,7 @@ pub(super) fn flush<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
         }
         let mut edit = cx.node.functions.edit().await;
         edit.clear();
-        edit.store(cx.node).await?;
+        store(cx.node, edit).await?;
         cx.out.ok();
         Ok(())
     })
@@ -115,8 +118,26 @@ pub(super) fn restore<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
             codes.iter().map(library).collect::<Result<Vec<_>, String>>()
         };
         edit.add(&apart(cx.node, inspect).await?, policy)?;
-        edit.store(cx.node).await?;
+        store(cx.node, edit).await?;
         cx.out.ok();
         Ok(())
     })
+}
+
+/// Stores a change as one record, by the worker that has the libraries, and has it count from then
+/// on. It goes on to its end even if the future is dropped.
+async fn store(node: &Node, edit: Edit) -> Result<(), String> {
+    if edit.changes().is_empty() {
+        return Ok(());
+    }
+    let owner = usize::from(LIBRARIES_SHARD) % node.shard_workers;
+    let stored = routing::on_worker(node, owner, false, |worker| async move {
+        let now_ms = worker.node.clock.now_ms();
+        let put = worker.partition.borrow_mut().put_libraries(now_ms, &edit.changes());
+        let lsn = put.map_err(|error| refusal(&error))?;
+        worker.wait_shown(&worker.showing(lsn)).await.map_err(|error| error.0)?;
+        edit.finish(&worker.node.functions);
+        Ok(())
+    });
+    stored.await.unwrap_or_else(|_| Err("ERR a worker is gone".into()))
 }

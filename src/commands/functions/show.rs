@@ -3,7 +3,7 @@
 use crate::commands::scripting::answer_kill;
 use crate::functions::{ENGINE, Library};
 use crate::routing::Call;
-use crate::scripting::{Flags, Kind};
+use crate::scripts::{Flags, Kind};
 use flagstone_commands::help::help;
 use flagstone_commands::{Outcome, is_word};
 use flagstone_rdb::dump_functions;

@@ -5,11 +5,9 @@ mod manage;
 pub(in crate::commands) use manage::answer_kill;
 
 use crate::commands::{Handler, Spec};
-use crate::limits;
-use crate::node::Node;
-use crate::scripting::{
-    Flags, Job, Kind, Script, Uncompiled, Wanted, parse_sha, parse_shebang, run, sha1, with_vm,
-};
+use crate::node::{Node, limits};
+use crate::scripting::{Job, Uncompiled, Wanted, run, with_vm};
+use crate::scripts::{Flags, Kind, Script, parse_sha, parse_shebang, sha1};
 use crate::unit::Unit;
 use flagstone_commands::{Ctx, Group, KeySpec, Outcome, Stop, arg, error, flag, key};
 use flagstone_wire::num::parse_i64;

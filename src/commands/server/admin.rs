@@ -1,12 +1,13 @@
 //! Time, durability, roles and the end of the server.
 
-use crate::blocking::{Cancel, Ended, Turn, UNBLOCKED};
+use crate::blocking::UNBLOCKED;
 use crate::checkpoints::take_new;
-use crate::commands::connection::COMPATIBLE_VERSION;
+use crate::clients::{Cancel, Ended, Turn};
 use crate::commands::{Handler, Spec};
 use crate::node::ShutdownRequest;
 use crate::routing::{Call, Waiting};
 use crate::unit::Unit;
+use crate::version::COMPATIBLE_VERSION;
 use flagstone_commands::{Ctx, Group, Outcome, Stop, acl, arg, error, flag, is_word};
 use flagstone_wire::num::parse_i64;
 use flagstone_wire::resp::Args;

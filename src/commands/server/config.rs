@@ -3,10 +3,12 @@
 use super::ADMIN;
 use crate::commands::{Handler, Spec};
 use crate::config::{Change, set_failed};
+use crate::log;
 use crate::node::Node;
+use crate::open_files;
+use crate::routing;
 use crate::routing::{Call, Waiting};
 use crate::worker::Worker;
-use crate::{log, open_files, routing};
 use flagstone_commands::help::help;
 use flagstone_commands::{Group, Outcome, error, flag};
 use flagstone_wire::resp::{Args, Reply};

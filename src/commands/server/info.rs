@@ -1,12 +1,12 @@
 //! INFO.
 
-use super::process;
 use crate::command::registry;
-use crate::commands::connection::{COMPATIBLE_VERSION, REDIS_VERSION};
 use crate::node::Node;
+use crate::process;
 use crate::pubsub::Kind;
 use crate::routing;
 use crate::routing::{Call, Waiting};
+use crate::version::{COMPATIBLE_VERSION, REDIS_VERSION};
 use crate::worker::{CRON_HZ, Counters, Worker, WorkerStats};
 use flagstone_storage::place::Requests;
 use flagstone_wire::resp::Args;

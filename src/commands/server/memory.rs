@@ -1,9 +1,9 @@
 //! MEMORY.
 
 use super::info::keyspace;
-use super::process;
 use crate::commands::{Handler, Spec};
 use crate::node::Node;
+use crate::process;
 use crate::routing::{Call, Waiting};
 use flagstone_commands::help::help;
 use flagstone_commands::{Ctx, Group, KeySpec, Outcome, arg, error, flag, is_word, key};

@@ -9,7 +9,6 @@ mod docs;
 mod info;
 mod memory;
 mod monitor;
-pub(crate) mod process;
 mod save;
 mod selftest;
 mod slowlog;

@@ -1,8 +1,8 @@
 //! What keeps commands from running whoever sends them: the state of the node. Connections ask
 //! before a command runs, scripts before they run, and before each command that they call.
 
+use super::{CHOKED, CUT_OFF, DISOWNED, Node};
 use crate::config::{MaxmemoryPolicy, Settings};
-use crate::node::{CHOKED, CUT_OFF, DISOWNED, Node};
 use crate::stalls::JOURNAL_FULL;
 use flagstone_commands::flag;
 

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 const MAX_EVALUATED: usize = 500;
 
 /// The SHA-1 of a text.
-pub(super) type Sha = [u8; 20];
+pub(crate) type Sha = [u8; 20];
 
 /// A script.
 #[derive(Debug)]

@@ -1,19 +1,19 @@
 //! What all workers of the process share.
 
+pub mod limits;
+
 use crate::checkpoints::Checkpoints;
 use crate::clients::Clients;
-use crate::commands::server::process;
 use crate::config::{AppendFsync, ClientMemory, Config, Settings};
 use crate::functions::Functions;
-use crate::limits;
 use crate::monitor::Monitors;
+use crate::process;
 use crate::pubsub::PubSub;
 use crate::rates::Rates;
-use crate::scripting::Scripts;
+use crate::scripts::Scripts;
 use crate::slowlog::SlowLog;
 use crate::stalls::Stalls;
 use crate::tracking::Prefixes;
-use crate::unit::MAX_APART;
 use crate::worker::{Mailbox, WorkerStats};
 use flagstone_storage::clock::Clock;
 use flagstone_storage::encoding::Library;
@@ -58,6 +58,9 @@ const PENDING_MAX: u64 = 1 << 30;
 /// Bytes that are there whatever the data: threads, code, and SlateDB's buffers for files that it
 /// writes, 10 MiB each. Small budgets keep a quarter for it.
 const OVERHEAD: u64 = 128 << 20;
+
+/// Units that run apart at the same time; more wait, before they hold anything. Each may have a VM.
+pub const MAX_APART: usize = 8;
 
 /// Bytes that all connections may take at least: a few large values on their way.
 const CLIENTS_MIN: u64 = 32 << 20;

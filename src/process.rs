@@ -4,24 +4,24 @@ use std::fs;
 
 /// Memory in bytes.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Memory {
+pub(crate) struct Memory {
     /// In RAM now.
-    pub(super) resident: u64,
+    pub(crate) resident: u64,
     /// The most there ever was.
-    pub(super) peak: u64,
+    pub(crate) peak: u64,
     /// Of the machine.
-    pub(super) installed: u64,
+    pub(crate) installed: u64,
 }
 
 /// CPU time used, in seconds.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct CpuTime {
-    pub(super) user_s: f64,
-    pub(super) system_s: f64,
+pub(crate) struct CpuTime {
+    pub(crate) user_s: f64,
+    pub(crate) system_s: f64,
 }
 
 /// Reads `/proc`; what it does not tell is zero.
-pub(super) fn memory() -> Memory {
+pub(crate) fn memory() -> Memory {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let machine = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let resident = kib(&status, "VmRSS:");
@@ -48,7 +48,7 @@ fn kib(text: &str, name: &str) -> u64 {
 }
 
 /// CPU time of the process, of its children, and of this thread.
-pub(super) fn cpu() -> (CpuTime, CpuTime, CpuTime) {
+pub(crate) fn cpu() -> (CpuTime, CpuTime, CpuTime) {
     (usage(libc::RUSAGE_SELF), usage(libc::RUSAGE_CHILDREN), usage(libc::RUSAGE_THREAD))
 }
 
@@ -62,7 +62,7 @@ fn usage(who: libc::c_int) -> CpuTime {
 }
 
 /// Name, release and architecture of the operating system.
-pub(super) fn system() -> String {
+pub(crate) fn system() -> String {
     let read = |name: &str| {
         fs::read_to_string(format!("/proc/sys/kernel/{name}")).unwrap_or_default().trim().to_owned()
     };

@@ -1,0 +1,15 @@
+//! The scripts that the server knows, those that run now, and what the VMs of scripts and of
+//! libraries of functions share. `scripting` runs them.
+
+mod cache;
+mod running;
+mod shebang;
+mod table;
+mod within;
+
+pub(crate) use cache::Sha;
+pub use cache::{Script, Scripts, VmFigures, parse_sha, sha1, sha1_hex};
+pub use running::{Control, Kill, Kind, Running};
+pub use shebang::{Flags, parse as parse_shebang};
+pub use table::{error_table, log_line, number_of, put_constants, text_of, write_log};
+pub use within::within;
