@@ -2,14 +2,12 @@
 
 use crate::config::Settings;
 use crate::node::Node;
-use flagstone_storage::checkpoint::{
-    Catalog, Checkpoint, CheckpointSource, Retention, branch, prune_archive, take,
-};
+use flagstone_storage::checkpoint::{Catalog, Checkpoint, Retention, branch, prune_archive, take};
 use flagstone_storage::place::Place;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::oneshot;
 
 /// How often it is looked whether a checkpoint is due, and whether archived segments are too old.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -33,74 +31,6 @@ const HANDED_POLL: Duration = Duration::from_millis(100);
 
 /// What came of a checkpoint.
 pub type Taken = Result<Checkpoint, String>;
-
-/// What INFO shows.
-#[derive(Clone, Debug)]
-pub struct SaveStats {
-    pub running_since: Option<Instant>,
-    /// Of the last one that succeeded, or of the start.
-    pub last_save_ms: u64,
-    pub last_ok: bool,
-    pub last_took: Option<Duration>,
-    /// Since the start.
-    pub saves: u64,
-    /// Changes to the data when the last one that succeeded was begun.
-    pub changes: u64,
-}
-
-/// See the module's description.
-#[derive(Debug)]
-pub struct Checkpoints {
-    pub source: CheckpointSource,
-    /// Where the journal keeps what it drops.
-    archive: Place,
-    stats: Mutex<SaveStats>,
-    cancelled: Notify,
-    /// How many wait for the engines to have what is pending.
-    wanting: AtomicUsize,
-}
-
-impl Checkpoints {
-    pub fn new(source: CheckpointSource, archive: Place) -> Self {
-        let stats = SaveStats {
-            running_since: None,
-            last_save_ms: source.clock.now_ms(),
-            last_ok: true,
-            last_took: None,
-            saves: 0,
-            changes: 0,
-        };
-        Self {
-            source,
-            archive,
-            stats: Mutex::new(stats),
-            cancelled: Notify::new(),
-            wanting: AtomicUsize::new(0),
-        }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, SaveStats> {
-        self.stats.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub fn stats(&self) -> SaveStats {
-        self.lock().clone()
-    }
-
-    /// Whether pending rows are to be handed over at once.
-    pub fn wants_rows(&self) -> bool {
-        self.wanting.load(Ordering::Relaxed) > 0
-    }
-
-    /// Gives the one that is being taken up; false if there is none.
-    pub fn cancel(&self) -> bool {
-        let is_running = self.lock().running_since.is_some();
-        if is_running {
-            self.cancelled.notify_waiters();
-        }
-        is_running
-    }
-}
 
 /// Begins a checkpoint; what becomes of it comes back. `None`: one is being taken.
 pub fn begin(node: &Arc<Node>) -> Option<oneshot::Receiver<Taken>> {

@@ -12,7 +12,6 @@ pub mod command;
 pub mod commands;
 pub mod config;
 pub mod connection;
-pub mod events;
 pub mod functions;
 mod large;
 pub mod listen;

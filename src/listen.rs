@@ -1,8 +1,7 @@
 //! The sockets that the server listens on. CONFIG SET may exchange them.
 
 use crate::config::{AcceptMode, Settings};
-use crate::node::Node;
-use crate::worker::{Message, Worker};
+use crate::worker::{Message, Peers, Worker};
 use anyhow::{Context, Result, bail};
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::ops::Range;
@@ -90,7 +89,7 @@ impl Listening {
     pub async fn change(
         &mut self,
         settings: Arc<Settings>,
-        node: &Node,
+        peers: &Peers,
         accept: Accept,
     ) -> Result<()> {
         let wanted = addresses(&settings)?;
@@ -107,19 +106,19 @@ impl Listening {
         let refused = match self.open(&settings, new) {
             Ok(sockets) => {
                 self.settings = settings;
-                self.hand_out(sockets, node, accept).await;
+                self.hand_out(sockets, peers, accept).await;
                 return Ok(());
             }
             Err(error) => error,
         };
         match self.open(&self.settings.clone(), old) {
-            Ok(sockets) => self.hand_out(sockets, node, accept).await,
+            Ok(sockets) => self.hand_out(sockets, peers, accept).await,
             Err(error) => tracing::error!("the old addresses are lost as well: {error:#}"),
         }
         Err(refused)
     }
 
-    async fn hand_out(&self, sockets: Vec<Vec<Socket>>, node: &Node, accept: Accept) {
+    async fn hand_out(&self, sockets: Vec<Vec<Socket>>, peers: &Peers, accept: Accept) {
         for socket in sockets.first().into_iter().flatten() {
             if let Ok(address) = socket.listener.local_addr() {
                 tracing::info!("listening on {address}");
@@ -128,7 +127,7 @@ impl Listening {
         for (set, worker) in sockets.into_iter().zip(self.net.clone()) {
             let net = self.net.clone();
             let job = Message::Run(Box::new(move |worker: &Rc<Worker>| accept(worker, set, net)));
-            if node.mailboxes[worker].send_urgent(job).await.is_err() {
+            if peers.mailboxes[worker].send_urgent(job).await.is_err() {
                 tracing::error!(worker, "a worker is gone; it accepts no connections");
             }
         }

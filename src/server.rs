@@ -1,16 +1,17 @@
 //! Starts the node, accepts connections, and drains at the end.
 
-use crate::checkpoints::{Checkpoints, run_periodically};
+use crate::checkpoints::run_periodically;
 use crate::clients::Client;
 use crate::commands;
 use crate::config::{AcceptMode, Config, Settings};
 use crate::connection;
 use crate::listen::{self, Listening, Socket, Ticket};
 use crate::log;
-use crate::node::{Budget, ListenChange, Node, ShutdownRequest, sync_mode};
+use crate::node::{Budget, Checkpoints, ListenChange, Node, ShutdownRequest, sync_mode};
 use crate::open_files;
+use crate::routing;
 use crate::signals::{self, Stops};
-use crate::worker::{Inbox, Mailbox, Message, Worker, mailbox};
+use crate::worker::{Inbox, Mailbox, Message, Peers, Worker, mailbox};
 use anyhow::{Context, Result};
 use flagstone_storage::checkpoint::{Catalog, CheckpointSource};
 use flagstone_storage::clock::Clock;
@@ -169,7 +170,7 @@ fn serve(
     let node = Node::new(
         config.clone(),
         checkpoints,
-        mailboxes,
+        total,
         shard_workers,
         opened.generations.next,
         [&opened.store, &opened.journal_place].map(|place| place.requests().clone()),
@@ -179,6 +180,7 @@ fn serve(
     let mut node = node.map_err(anyhow::Error::msg).context("libraries of functions")?;
     node.replayed = opened.replayed;
     let node = Arc::new(node);
+    let peers = Arc::new(Peers::new(mailboxes, shard_workers));
     let (listening, sockets) = Listening::begin(settings.clone(), net.clone())?;
     let addresses: Vec<SocketAddr> = listening.addresses().collect();
     let (stop, stopped) = watch::channel(false);
@@ -192,6 +194,7 @@ fn serve(
         let start = Start {
             id,
             node: node.clone(),
+            peers: peers.clone(),
             partition: partitions.remove(0),
             inbox,
             sockets: if net.contains(&id) {
@@ -217,7 +220,7 @@ fn serve(
     );
     let _pid_file = settings.pidfile.as_deref().and_then(PidFile::write);
     say_ready(&addresses);
-    background.spawn(serve_changes(listening, node.clone()));
+    background.spawn(serve_changes(listening, node.clone(), peers));
     background.spawn(run_periodically(node.clone()));
     let request = background.block_on(wait_for_stop(&node, &mut stops));
     // Scripts that run for long see it, however it was asked for.
@@ -237,10 +240,10 @@ fn say_ready(addresses: &[SocketAddr]) {
 }
 
 /// Has CONFIG SET change what is listened on.
-async fn serve_changes(mut listening: Listening, node: Arc<Node>) {
+async fn serve_changes(mut listening: Listening, node: Arc<Node>, peers: Arc<Peers>) {
     let mut changes = node.listen_changes();
     while let Some(ListenChange { settings, done }) = changes.recv().await {
-        let changed = listening.change(settings, &node, accept_from).await;
+        let changed = listening.change(settings, &peers, accept_from).await;
         // Who asked may be gone.
         let _ = done.send(changed.map_err(|error| format!("{error:#}")));
     }
@@ -318,6 +321,7 @@ async fn close_shards(partitions: Vec<Partition>, limit: Duration) -> Result<()>
 struct Start {
     id: usize,
     node: Arc<Node>,
+    peers: Arc<Peers>,
     partition: Partition,
     inbox: Inbox,
     sockets: Vec<Socket>,
@@ -341,8 +345,8 @@ fn spawn_worker(start: Start) -> Result<JoinHandle<Result<Partition>>> {
 }
 
 async fn run_worker(start: Start) -> Result<Partition> {
-    let Start { id, node, partition, inbox, sockets, net, mut stopped } = start;
-    let worker = Worker::new(id, node.clone(), partition);
+    let Start { id, node, peers, partition, inbox, sockets, net, mut stopped } = start;
+    let worker = Worker::new(id, node.clone(), peers, routing::coordinate_boxed, partition);
     let durable = Arc::new(Notify::new());
     let poke = durable.clone();
     node.journal.subscribe(Box::new(move || poke.notify_one()));
@@ -444,7 +448,7 @@ async fn hand_over(
                 Err(error) => tracing::warn!(%error, "a connection could not be handed over"),
             }
         }));
-    if worker.node.mailboxes[target].send_urgent(job).await.is_err() {
+    if worker.peers.mailboxes[target].send_urgent(job).await.is_err() {
         tracing::error!(target, "a worker is gone; a connection is dropped");
     }
 }

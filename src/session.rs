@@ -7,7 +7,7 @@ use crate::monitor::Monitoring;
 use crate::pubsub::Subscriptions;
 use crate::tracking::Tracked;
 use crate::transaction::Transaction;
-use crate::watch::Watches;
+use crate::worker::Watches;
 use flagstone_commands::{Stop, int_arg};
 use flagstone_wire::resp::{Args, Proto, Reply};
 use std::sync::Arc;

@@ -1,5 +1,6 @@
 //! The log of slow commands (SLOWLOG).
 
+use crate::config::Settings;
 use crate::secrets;
 use flagstone_wire::resp::Args;
 use std::collections::VecDeque;
@@ -92,4 +93,9 @@ fn kept_arg(arg: &[u8]) -> Vec<u8> {
     let mut kept = arg[..MAX_ARG].to_vec();
     kept.extend_from_slice(format!("... ({} more bytes)", arg.len() - MAX_ARG).as_bytes());
     kept
+}
+
+/// Whether a command belongs into the log of slow ones.
+pub(crate) fn is_slow(settings: &Settings, time_ns: u64) -> bool {
+    u64::try_from(settings.slowlog_log_slower_than_us).is_ok_and(|us| time_ns / 1000 >= us)
 }

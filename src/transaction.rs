@@ -7,7 +7,7 @@
 
 use crate::command::{Command, Route, registry};
 use crate::unit;
-use crate::watch::Watches;
+use crate::worker::Watches;
 use flagstone_commands::flag;
 use flagstone_storage::need::Key;
 use flagstone_wire::client_memory::Taken;

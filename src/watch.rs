@@ -16,157 +16,11 @@
 //! has noticed before EXEC looks it up. One that was not there cannot expire: WATCH removes an
 //! expired key before it watches it.
 
-use crate::clients::{Client, Watch};
-use crate::routing::{self, on_worker};
-use crate::session::Session;
-use crate::worker::Worker;
-use flagstone_storage::Entry;
+use crate::clients::Watch;
 use flagstone_storage::need::Key;
-use flagstone_storage::notes::{Note, NoteKind};
-use flagstone_storage::store::Need;
-use std::collections::{BTreeMap, HashMap, HashSet};
-use std::rc::Rc;
+use flagstone_storage::notes::NoteKind;
+use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-
-/// Bytes that a watched key takes beside its name, about: with its client, its worker, and EXEC.
-const ENTRY: usize = 256;
-
-const TOO_MANY: &str = "ERR clients watch too many keys";
-
-/// A connection's side of a [`Watch`]: it ends when this is dropped.
-pub struct Watches {
-    worker: Rc<Worker>,
-    client: Arc<Client>,
-    watch: Arc<Watch>,
-    /// The keys, and whether they were there.
-    keys: BTreeMap<Key, bool>,
-    bytes: usize,
-}
-
-impl std::fmt::Debug for Watches {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.debug_struct("Watches").field("keys", &self.keys).finish_non_exhaustive()
-    }
-}
-
-impl Watches {
-    fn new(worker: &Rc<Worker>, client: &Arc<Client>) -> Self {
-        // Whoever writes from now on notes what it changes.
-        worker.node.change_listeners.fetch_add(1, Ordering::Relaxed);
-        let watch: Arc<Watch> = Arc::default();
-        client.set_watch(Some(watch.clone()));
-        let (worker, client) = (worker.clone(), client.clone());
-        Self { worker, client, watch, keys: BTreeMap::new(), bytes: 0 }
-    }
-
-    /// The keys with their databases, and whether they were there.
-    pub fn keys(&self) -> impl Iterator<Item = (u32, &[u8], bool)> {
-        self.keys.iter().map(|((db, key), existed)| (*db, &**key, *existed))
-    }
-
-    /// Takes keys in that are not watched yet; those, by worker.
-    fn take_in(
-        &mut self,
-        db: u32,
-        keys: Vec<Box<[u8]>>,
-    ) -> Result<BTreeMap<usize, Vec<Key>>, &str> {
-        let node = &self.worker.node;
-        let mut by_worker: BTreeMap<usize, Vec<Key>> = BTreeMap::new();
-        for key in keys {
-            let key = (db, key);
-            if self.keys.contains_key(&key) {
-                continue;
-            }
-            let bytes = key.1.len() * 3 + ENTRY;
-            let before = node.watched_bytes.fetch_add(bytes, Ordering::Relaxed);
-            self.bytes += bytes;
-            if before + bytes > node.budget.watches {
-                return Err(TOO_MANY);
-            }
-            by_worker.entry(routing::owner(node, &key.1)).or_default().push(key.clone());
-            self.keys.insert(key, false);
-        }
-        self.client.watched.store(self.keys.len() as u32, Ordering::Relaxed);
-        Ok(by_worker)
-    }
-}
-
-impl Drop for Watches {
-    fn drop(&mut self) {
-        let node = &self.worker.node;
-        self.watch.end();
-        self.client.set_watch(None);
-        self.client.watched.store(0, Ordering::Relaxed);
-        node.change_listeners.fetch_sub(1, Ordering::Relaxed);
-        node.watched_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
-        let mut by_worker: BTreeMap<usize, Vec<Key>> = BTreeMap::new();
-        for key in std::mem::take(&mut self.keys).into_keys() {
-            by_worker.entry(routing::owner(node, &key.1)).or_default().push(key);
-        }
-        for (target, keys) in by_worker {
-            if target == self.worker.id {
-                self.worker.watching.borrow_mut().remove(&keys, &self.watch);
-            } else {
-                // It may get there before the keys do, which are then not added.
-                let watch = self.watch.clone();
-                routing::send(node, target, move |worker| {
-                    worker.watching.borrow_mut().remove(&keys, &watch);
-                });
-            }
-        }
-    }
-}
-
-/// A client watches keys of the selected database from now on; the error text if it cannot.
-pub async fn begin(
-    session: &mut Session,
-    worker: &Rc<Worker>,
-    keys: Vec<Box<[u8]>>,
-) -> Result<(), String> {
-    let (db, client) = (session.db, &session.client);
-    let watches = session.watches.get_or_insert_with(|| Box::new(Watches::new(worker, client)));
-    // EXEC will not run anyway.
-    if watches.watch.is_dirty() {
-        return Ok(());
-    }
-    let watch = watches.watch.clone();
-    let by_worker = match watches.take_in(db, keys) {
-        Ok(by_worker) => by_worker,
-        Err(text) => {
-            let text = text.to_owned();
-            // Some are watched, some are not: EXEC is not to run.
-            watch.mark();
-            return Err(text);
-        }
-    };
-    for (target, keys) in by_worker {
-        match look(worker, target, &watch, &keys).await {
-            Ok(there) => watches.keys.extend(keys.into_iter().zip(there)),
-            Err(text) => {
-                watch.mark();
-                return Err(text);
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Has a worker watch some of its keys; which of them are there.
-async fn look(
-    worker: &Rc<Worker>,
-    target: usize,
-    watch: &Arc<Watch>,
-    keys: &[Key],
-) -> Result<Vec<bool>, String> {
-    if target == worker.id {
-        return worker.watch(watch, keys).await;
-    }
-    let (watch, keys) = (watch.clone(), keys.to_vec());
-    let job = move |worker: Rc<Worker>| async move { worker.watch(&watch, &keys).await };
-    let there = on_worker(&worker.node, target, false, job).await;
-    there.unwrap_or_else(|_| Err(format!("ERR worker {target} is gone")))
-}
 
 #[derive(Debug)]
 struct Watcher {
@@ -183,11 +37,11 @@ pub(crate) struct WatchTable {
 }
 
 impl WatchTable {
-    fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.keys.is_empty()
     }
 
-    fn add(&mut self, (db, key): &Key, watch: &Arc<Watch>, existed: bool) {
+    pub(crate) fn add(&mut self, (db, key): &Key, watch: &Arc<Watch>, existed: bool) {
         // Its end may have come here first.
         if !watch.is_over() {
             let watchers = self.keys.entry(*db).or_default().entry(key.clone()).or_default();
@@ -195,7 +49,7 @@ impl WatchTable {
         }
     }
 
-    fn remove(&mut self, keys: &[Key], watch: &Arc<Watch>) {
+    pub(crate) fn remove(&mut self, keys: &[Key], watch: &Arc<Watch>) {
         for (db, key) in keys {
             let Some(of_db) = self.keys.get_mut(db) else { continue };
             let Some(watchers) = of_db.get_mut(key) else { continue };
@@ -211,7 +65,7 @@ impl WatchTable {
 
     /// A key has changed. That one expires which was not there when it was first watched (SWAPDB
     /// has brought it, expired as it was) is no change.
-    fn touch(&self, db: u32, key: &[u8], what: NoteKind) {
+    pub(crate) fn touch(&self, db: u32, key: &[u8], what: NoteKind) {
         let watchers = self.keys.get(&db).and_then(|keys| keys.get(key));
         for watcher in watchers.into_iter().flatten() {
             if what == NoteKind::Changed || watcher.existed {
@@ -221,7 +75,7 @@ impl WatchTable {
     }
 
     /// A database has other contents: those are marked whose keys were there, or are now.
-    fn touch_all(&self, db: u32, mut is_there: impl FnMut(&[u8]) -> bool) {
+    pub(crate) fn touch_all(&self, db: u32, mut is_there: impl FnMut(&[u8]) -> bool) {
         for (key, watchers) in self.keys.get(&db).into_iter().flatten() {
             let is_there = is_there(key);
             for watcher in watchers.iter().filter(|watcher| watcher.existed || is_there) {
@@ -231,132 +85,8 @@ impl WatchTable {
     }
 
     /// The keys of a database that are watched.
-    fn keys_of(&self, db: u32) -> impl Iterator<Item = &[u8]> {
+    pub(crate) fn keys_of(&self, db: u32) -> impl Iterator<Item = &[u8]> {
         self.keys.get(&db).into_iter().flat_map(|keys| keys.keys().map(|key| &**key))
-    }
-}
-
-impl Worker {
-    /// Watches some of this worker's keys; which of them are there.
-    async fn watch(self: &Rc<Self>, watch: &Arc<Watch>, keys: &[Key]) -> Result<Vec<bool>, String> {
-        let mut held = None;
-        if !self.is_at_hand(keys) {
-            let (lock, granted) = self.lock(keys);
-            granted.await.map_err(|_| "ERR the command was abandoned")?;
-            held = Some(lock);
-            self.load_cold(keys.iter().map(|(db, key)| (*db, &**key))).await?;
-        }
-        let there = self.watch_now(watch, keys);
-        drop(held);
-        Ok(there)
-    }
-
-    /// Whether nobody has locked the keys, and they are in memory.
-    fn is_at_hand(&self, keys: &[Key]) -> bool {
-        let locks = self.locks.borrow();
-        let mut partition = self.partition.borrow_mut();
-        keys.iter().all(|(db, key)| {
-            !locks.blocks(*db, std::iter::once(&**key)) && partition.store.is_hot(*db, key)
-        })
-    }
-
-    /// Loads keys that are locked.
-    async fn load_cold(
-        self: &Rc<Self>,
-        keys: impl Iterator<Item = (u32, &[u8])>,
-    ) -> Result<(), String> {
-        let cold: Vec<Need> = {
-            let mut partition = self.partition.borrow_mut();
-            keys.filter(|(db, key)| !partition.store.is_hot(*db, key))
-                .map(|(db, key)| Need { db, key: key.into(), part: None })
-                .collect()
-        };
-        if cold.is_empty() { Ok(()) } else { self.load(cold).await }
-    }
-
-    fn watch_now(self: &Rc<Self>, watch: &Arc<Watch>, keys: &[Key]) -> Vec<bool> {
-        let mut partition = self.partition.borrow_mut();
-        let store = &mut partition.store;
-        self.node.begin(store, self.node.clock.now_ms(), false);
-        store.notes.want(self.node.interest(&self.settings()));
-        let mut table = self.watching.borrow_mut();
-        let mut there = Vec::with_capacity(keys.len());
-        for key in keys {
-            // One that has expired is removed before it is watched.
-            let existed = store.peek(key.0, &key.1).is_ok_and(|entry| entry.is_some());
-            table.add(key, watch, existed);
-            there.push(existed);
-        }
-        drop(table);
-        if store.is_dirty() {
-            self.commit_soon();
-        }
-        self.take_notes(partition, 0);
-        there
-    }
-
-    /// Marks those who watch what has changed.
-    pub(crate) fn touch_watches(&self, notes: &[Note]) {
-        let table = self.watching.borrow();
-        if !table.is_empty() {
-            let changes = notes.iter().filter(|note| note.what.is_visible());
-            changes.for_each(|note| table.touch(note.db, &note.key, note.what));
-        }
-    }
-
-    /// The databases are about to have other generations. What is watched in one is in memory in
-    /// the one that comes in its place ([`Worker::load_watched`]), or comes back with them.
-    pub(crate) fn touch_moved_watches(&self, generations: &[u32], back: &[(u32, Entry, bool)]) {
-        let table = self.watching.borrow();
-        if table.is_empty() {
-            return;
-        }
-        let now_ms = self.node.clock.now_ms();
-        let is_there = |entry: &Entry| {
-            entry.is_live() && (entry.expire_at_ms == 0 || entry.expire_at_ms > now_ms)
-        };
-        let back: HashMap<(u32, &[u8]), bool> =
-            back.iter().map(|(db, entry, _)| ((*db, entry.key()), is_there(entry))).collect();
-        let mut partition = self.partition.borrow_mut();
-        let store = &mut partition.store;
-        for (db, generation) in (0u32..).zip(generations) {
-            let from = store.db_of(*generation);
-            if from == Some(db) {
-                continue;
-            }
-            // Nothing is removed that has expired: the open round knows no keys that change places.
-            table.touch_all(db, |key| match (back.get(&(db, key)), from) {
-                (Some(is_there), _) => *is_there,
-                (None, None) => false,
-                (None, Some(from)) => match store.found(from, key) {
-                    Some(entry) => is_there(entry),
-                    None => !store.is_hot(from, key),
-                },
-            });
-        }
-    }
-
-    /// Loads what is watched in databases from those that come in their place, but for what is
-    /// lent. The whole worker is held.
-    pub(crate) async fn load_watched(
-        self: &Rc<Self>,
-        moved: &[(u32, u32)],
-        lent: &HashSet<Key>,
-    ) -> Result<(), String> {
-        let watched: Vec<Key> = {
-            let table = self.watching.borrow();
-            let keys_of = |(db, from): &(u32, u32)| {
-                let from = *from;
-                table
-                    .keys_of(*db)
-                    .map(|key| (*db, key.into()))
-                    .filter(|key| !lent.contains(key))
-                    .map(move |(_, key)| (from, key))
-                    .collect::<Vec<_>>()
-            };
-            moved.iter().flat_map(keys_of).collect()
-        };
-        self.load_cold(watched.iter().map(|(db, key)| (*db, &**key))).await
     }
 }
 

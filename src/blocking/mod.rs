@@ -3,7 +3,7 @@
 //!
 //! A handler of such a command that finds nothing stops with [`Stop::Block`](flagstone_commands::Stop).
 //! Its connection then leaves a [`Waiter`] with every worker that owns one of the keys it waits for
-//! (`wait.rs`). A worker looks at its waiters whenever one of their keys has changed (`serve.rs`):
+//! (`routing/wait.rs`). A worker looks at its waiters whenever one of their keys has changed (`serve.rs`, `worker/waiters.rs`):
 //! it runs their commands, first come first served, at once behind the command that made the
 //! change and before any other, so that what one pushes and the other pops is in one journal record.
 //! A waiter may be at several workers: [`Turn`] sees to it that only one serves it.
@@ -13,11 +13,9 @@
 
 mod serve;
 mod table;
-mod wait;
 
-pub(crate) use serve::Delivery;
-pub(crate) use table::{Held, WaitTable};
-pub(crate) use wait::begin;
+pub(crate) use serve::{Serves, Tried, add, end_apart, look_again, serve_all};
+pub(crate) use table::{Content, Held, WaitTable};
 
 use crate::clients::Turn;
 use crate::command::OwnedCommand;
@@ -47,7 +45,7 @@ pub struct Waiter {
 }
 
 impl Waiter {
-    fn new(id: u64, command: &OwnedCommand, block: &Block, socket: i32) -> Self {
+    pub(crate) fn new(id: u64, command: &OwnedCommand, block: &Block, socket: i32) -> Self {
         let db = command.request.db;
         let keys: BTreeSet<Key> = block.keys.iter().map(|key| (db, key.clone())).collect();
         let mut others = command.lock_keys();
@@ -58,7 +56,7 @@ impl Waiter {
     }
 
     /// Whether the client has closed its side. Its connection may not have noticed yet.
-    fn has_hung_up(&self) -> bool {
+    pub(crate) fn has_hung_up(&self) -> bool {
         let mut byte = [0u8; 1];
         let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
         // SAFETY: the buffer has one byte. Nothing is taken from the socket; if its connection has

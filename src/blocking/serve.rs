@@ -1,25 +1,13 @@
 //! A worker serves those who wait for its keys.
 
 use super::table::Content;
-use super::{Held, WaitTable, Waiter};
-use crate::clients::Cancel;
-use crate::routing;
-use crate::worker::{Blocked, Elsewhere, Ran, Worker};
-use flagstone_storage::Value;
+use super::{WaitTable, Waiter};
 use flagstone_storage::need::Key;
-use flagstone_storage::store::Need;
-use flagstone_wire::resp::Reply;
 use std::cell::RefCell;
-use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::Duration;
-
-/// Pause before a key is read again that could not be.
-const RETRY: Duration = Duration::from_millis(100);
 
 /// What became of a waiter.
-pub(super) enum Tried {
+pub(crate) enum Tried {
     /// It has its reply, or will have it.
     Served,
     /// There is nothing for it.
@@ -30,7 +18,7 @@ pub(super) enum Tried {
 
 /// A worker, as those below need it: they say who is served when, and a model test runs them with
 /// workers of its own.
-pub(super) trait Serves {
+pub(crate) trait Serves {
     fn number(&self) -> usize;
 
     fn table(&self) -> &RefCell<WaitTable>;
@@ -49,7 +37,7 @@ pub(super) trait Serves {
 }
 
 /// A waiter comes to its queues, and is looked at. It may have gone by now.
-pub(super) fn add(at: &impl Serves, waiter: &Arc<Waiter>, is_here: impl Fn(&Key) -> bool) {
+pub(crate) fn add(at: &impl Serves, waiter: &Arc<Waiter>, is_here: impl Fn(&Key) -> bool) {
     if !waiter.turn.is_over() {
         at.table().borrow_mut().add(waiter, is_here);
         serve_all(at);
@@ -57,7 +45,7 @@ pub(super) fn add(at: &impl Serves, waiter: &Arc<Waiter>, is_here: impl Fn(&Key)
 }
 
 /// Serves the waiters of the keys that have changed.
-pub(super) fn serve_all(at: &impl Serves) {
+pub(crate) fn serve_all(at: &impl Serves) {
     // Commands that run for waiters change keys too: these come behind.
     if !at.table().borrow_mut().begin_serving() {
         return;
@@ -107,7 +95,7 @@ fn release(at: &impl Serves, waiter: &Arc<Waiter>) {
 }
 
 /// A task that served a waiter of a key by itself is done.
-pub(super) fn end_apart(at: &impl Serves, waiter: &Arc<Waiter>, key: &Key, served: bool) {
+pub(crate) fn end_apart(at: &impl Serves, waiter: &Arc<Waiter>, key: &Key, served: bool) {
     if served {
         at.table().borrow_mut().remove(waiter);
     } else {
@@ -118,230 +106,7 @@ pub(super) fn end_apart(at: &impl Serves, waiter: &Arc<Waiter>, key: &Key, serve
 }
 
 /// Looks again for a waiter, as another worker has asked.
-pub(super) fn look_again(at: &impl Serves, waiter: &Waiter) {
+pub(crate) fn look_again(at: &impl Serves, waiter: &Waiter) {
     at.table().borrow_mut().touch_for(waiter);
     serve_all(at);
-}
-
-/// A waiter's reply that may not be shown yet.
-#[derive(Debug)]
-pub(crate) struct Delivery {
-    waiter: Arc<Waiter>,
-    ran: Ran,
-}
-
-impl Serves for Rc<Worker> {
-    fn number(&self) -> usize {
-        self.id
-    }
-
-    fn table(&self) -> &RefCell<WaitTable> {
-        &self.waiting
-    }
-
-    fn content_of(&self, (db, key): &Key) -> Option<Content> {
-        if !self.is_open(*db, key) {
-            return None;
-        }
-        let mut partition = self.partition.borrow_mut();
-        let store = &mut partition.store;
-        self.node.begin(store, self.node.clock.now_ms(), false);
-        store.notes.want(self.node.interest(&self.settings()));
-        let content = store.peek(*db, key).ok()?.map_or(Content::NONE, |entry| {
-            let state = match &entry.value {
-                Value::Stream(stream) => {
-                    let last_id = stream.last_id();
-                    [last_id.ms, last_id.seq, stream.entries_added(), stream.groups().len()]
-                }
-                _ => [0; 4],
-            };
-            Content { type_name: entry.value.type_name(), state }
-        });
-        if store.is_dirty() {
-            self.commit_soon();
-        }
-        // Its time may have come just now.
-        let (seen, notes) = (store.seen(), store.notes.take());
-        drop(partition);
-        if !notes.is_empty() {
-            self.note_news(self.rounds.seen(seen), 0, notes, Vec::new());
-        }
-        Some(content)
-    }
-
-    fn fetch(&self, key: &Key) {
-        let (lock, granted) = self.lock([key]);
-        let (worker, key) = (self.clone(), key.clone());
-        tokio::task::spawn_local(async move {
-            if granted.await.is_err() {
-                return;
-            }
-            if !worker.partition.borrow_mut().store.is_hot(key.0, &key.1) {
-                let need = Need { db: key.0, key: key.1.clone(), part: None };
-                if let Err(text) = worker.load(vec![need]).await
-                    && !worker.fail_first(&key, &text)
-                {
-                    // Whoever has its turn is at work with it.
-                    tokio::time::sleep(RETRY).await;
-                }
-            }
-            worker.waiting.borrow_mut().set_busy(&key, false);
-            worker.serve_holding(Held::keys(vec![key]));
-            drop(lock);
-        });
-    }
-
-    fn try_serve(&self, waiter: &Arc<Waiter>, key: &Key) -> Tried {
-        if waiter.has_hung_up() {
-            waiter.turn.cancel(Cancel::Gone);
-            return Tried::Nothing;
-        }
-        let command = &waiter.command;
-        let mut others = waiter.others.iter();
-        if !others.all(|(_, other)| self.owns(other)) {
-            self.serve_apart(waiter, key, None);
-            return Tried::Apart;
-        }
-        let mut keys = waiter.keys.iter().chain(&waiter.others);
-        if !keys.all(|(db, key)| self.is_open(*db, key)) {
-            self.serve_apart(waiter, key, Some(Blocked::Locked));
-            return Tried::Apart;
-        }
-        self.start_watch();
-        match self.execute_open(command) {
-            Ok(ran) => {
-                self.deliver(waiter, ran);
-                Tried::Served
-            }
-            Err(Blocked::Empty(_)) => Tried::Nothing,
-            Err(blocked) => {
-                self.serve_apart(waiter, key, Some(blocked));
-                Tried::Apart
-            }
-        }
-    }
-
-    fn ask(&self, worker: usize, waiter: &Arc<Waiter>) {
-        let waiter = waiter.clone();
-        routing::send(&self.node, worker, move |worker| {
-            look_again(worker, &waiter);
-            worker.count_awaited();
-        });
-    }
-}
-
-impl Worker {
-    /// Leaves a waiter with this worker, and looks whether there is something for it by now.
-    pub(super) fn add_waiter(self: &Rc<Self>, waiter: &Arc<Waiter>) {
-        add(self, waiter, |(_, key)| self.owns(key));
-        self.count_awaited();
-    }
-
-    /// A waiter waits no more.
-    pub(super) fn remove_waiter(&self, waiter: &Waiter) {
-        self.waiting.borrow_mut().remove(waiter);
-        self.count_awaited();
-    }
-
-    fn count_awaited(&self) {
-        let (keys, absent) = self.waiting.borrow().len();
-        self.stats().awaited_keys.store(keys as u64, Ordering::Relaxed);
-        self.stats().awaited_absent_keys.store(absent as u64, Ordering::Relaxed);
-    }
-
-    /// Keys have changed.
-    pub(crate) fn touch_waiters<'a>(&self, keys: impl Iterator<Item = (u32, &'a [u8])>) {
-        let mut waiting = self.waiting.borrow_mut();
-        if !waiting.is_empty() {
-            keys.for_each(|(db, key)| waiting.touch(db, key));
-        }
-    }
-
-    /// All keys of some databases have changed.
-    pub(crate) fn touch_all_waiters(&self, dbs: &[u32]) {
-        self.waiting.borrow_mut().touch_all(dbs);
-    }
-
-    /// Serves the waiters of the keys that have changed.
-    pub(crate) fn serve_waiters(self: &Rc<Self>) {
-        if !self.waiting.borrow().is_empty() {
-            serve_all(self);
-            self.count_awaited();
-        }
-    }
-
-    /// The same while locks are held that do not keep waiters from being served.
-    pub(crate) fn serve_holding(self: &Rc<Self>, held: Held) {
-        let before = self.waiting.borrow_mut().hold(held);
-        self.serve_waiters();
-        self.waiting.borrow_mut().hold(before);
-    }
-
-    /// Whether a waiter's command may use a key now.
-    fn is_open(&self, db: u32, key: &[u8]) -> bool {
-        let locks = self.locks.borrow();
-        locks.is_idle()
-            || !locks.blocks(db, std::iter::once(key))
-            || self.waiting.borrow().holds(db, key)
-    }
-
-    /// Runs the command of a waiter in a task, as it has to wait for locks, data or other workers.
-    fn serve_apart(self: &Rc<Self>, waiter: &Arc<Waiter>, key: &Key, blocked: Option<Blocked>) {
-        self.waiting.borrow_mut().set_busy(key, true);
-        let (worker, waiter, key) = (self.clone(), waiter.clone(), key.clone());
-        // Locks are queued for now.
-        let parked = blocked.map(|blocked| self.park(waiter.command.clone(), blocked, None));
-        let under_way = self.node.coordinator();
-        tokio::task::spawn_local(async move {
-            let _under_way = under_way;
-            let ran = match parked {
-                Some(done) => done.await.unwrap_or_else(|_| Ran::abandoned()),
-                None => routing::coordinate(&worker, &waiter.command, Elsewhere::default()).await,
-            };
-            let served = ran.block.is_none();
-            if served {
-                worker.deliver(&waiter, ran);
-            }
-            end_apart(&worker, &waiter, &key, served);
-            worker.count_awaited();
-        });
-    }
-
-    /// A key cannot be read: its first waiter hears of it, unless somebody else is about to serve
-    /// it.
-    fn fail_first(self: &Rc<Self>, key: &Key, text: &str) -> bool {
-        let first = self.waiting.borrow().first(key);
-        let Some(waiter) = first.filter(|waiter| waiter.turn.claim(self.id)) else { return false };
-        self.stats().failed(waiter.command.command, text);
-        waiter.turn.serve(format!("-{text}\r\n").into_bytes());
-        self.remove_waiter(&waiter);
-        true
-    }
-
-    /// Gives a waiter its reply, as soon as what it shows may be shown.
-    fn deliver(&self, waiter: &Arc<Waiter>, ran: Ran) {
-        if self.rounds.is_stored(&ran.shown, self.is_always()) {
-            return waiter.turn.serve(ran.reply.into_bytes());
-        }
-        self.deliveries.borrow_mut().push_back(Delivery { waiter: waiter.clone(), ran });
-        // It may have failed already.
-        self.deliver_shown();
-    }
-
-    /// Gives waiters the replies that may be shown by now.
-    pub(crate) fn deliver_shown(&self) {
-        let mut deliveries = self.deliveries.borrow_mut();
-        if deliveries.is_empty() {
-            return;
-        }
-        let to_disk = self.is_always();
-        let is_known = |next: &mut Delivery| self.rounds.is_known(&next.ran.shown, to_disk);
-        while let Some(Delivery { waiter, ran }) = deliveries.pop_front_if(is_known) {
-            let failure = self.rounds.any_failure(&ran.shown, to_disk);
-            let mut reply = Reply::new(ran.reply.proto());
-            let command = waiter.command.command;
-            self.stats().give(&mut reply, Some(command), ran.reply.as_bytes(), failure);
-            waiter.turn.serve(reply.into_bytes());
-        }
-    }
 }

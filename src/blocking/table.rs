@@ -9,15 +9,15 @@ use std::sync::Arc;
 
 /// What a key holds, as far as its waiters care.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Content {
+pub(crate) struct Content {
     /// "none" if it holds nothing.
-    pub(super) type_name: &'static str,
+    pub(crate) type_name: &'static str,
     /// Of a stream: while this is the same, who has found nothing finds nothing.
-    pub(super) state: [u64; 4],
+    pub(crate) state: [u64; 4],
 }
 
 impl Content {
-    pub(super) const NONE: Self = Self { type_name: "none", state: [0; 4] };
+    pub(crate) const NONE: Self = Self { type_name: "none", state: [0; 4] };
 }
 
 #[derive(Debug, Default)]
@@ -89,12 +89,12 @@ impl WaitTable {
     }
 
     /// Keys that somebody waits for, and of these those for whose absence somebody waits.
-    pub(super) fn len(&self) -> (usize, usize) {
+    pub(crate) fn len(&self) -> (usize, usize) {
         (self.awaited, self.awaited_absent)
     }
 
     /// Adds a waiter to the queues of those of its keys that are owned here.
-    pub(super) fn add(&mut self, waiter: &Arc<Waiter>, is_here: impl Fn(&Key) -> bool) {
+    pub(crate) fn add(&mut self, waiter: &Arc<Waiter>, is_here: impl Fn(&Key) -> bool) {
         for key in waiter.keys.iter().filter(|key| is_here(key)) {
             let queues = self.queues.entry(key.0).or_default();
             let queue = queues.entry(key.1.clone()).or_default();
@@ -113,7 +113,7 @@ impl WaitTable {
     }
 
     /// Takes a waiter out of all queues.
-    pub(super) fn remove(&mut self, waiter: &Waiter) {
+    pub(crate) fn remove(&mut self, waiter: &Waiter) {
         for key in &waiter.keys {
             let Some(queue) = self.queue(key) else { continue };
             if queue.waiters.remove(&waiter.id).is_none() {
@@ -147,7 +147,7 @@ impl WaitTable {
     }
 
     /// A key has changed: its waiters are to be looked at.
-    pub(super) fn touch(&mut self, db: u32, key: &[u8]) {
+    pub(crate) fn touch(&mut self, db: u32, key: &[u8]) {
         let Some(queue) = self.queues.get_mut(&db).and_then(|queues| queues.get_mut(key)) else {
             return;
         };
@@ -157,7 +157,7 @@ impl WaitTable {
     }
 
     /// A waiter is to be looked at that was not when others were.
-    pub(super) fn touch_for(&mut self, waiter: &Waiter) {
+    pub(crate) fn touch_for(&mut self, waiter: &Waiter) {
         for key in &waiter.keys {
             if let Some(queue) = self.queue(key) {
                 queue.searched = None;
@@ -167,7 +167,7 @@ impl WaitTable {
     }
 
     /// All keys of some databases have changed.
-    pub(super) fn touch_all(&mut self, dbs: &[u32]) {
+    pub(crate) fn touch_all(&mut self, dbs: &[u32]) {
         for db in dbs {
             for (key, queue) in self.queues.get_mut(db).into_iter().flatten() {
                 if !std::mem::replace(&mut queue.ready, true) {
@@ -178,12 +178,12 @@ impl WaitTable {
     }
 
     /// Begins to serve; false: there is nothing to look at, or somebody does already.
-    pub(super) fn begin_serving(&mut self) -> bool {
+    pub(crate) fn begin_serving(&mut self) -> bool {
         !self.ready.is_empty() && !std::mem::replace(&mut self.serving, true)
     }
 
     /// The next key to look at. None: all are served.
-    pub(super) fn next_ready(&mut self) -> Option<Key> {
+    pub(crate) fn next_ready(&mut self) -> Option<Key> {
         let next = self.ready.pop_front();
         match &next {
             None => self.serving = false,
@@ -202,19 +202,19 @@ impl WaitTable {
     }
 
     /// Whether a lock on a key is held by whoever has waiters served.
-    pub(super) fn holds(&self, db: u32, key: &[u8]) -> bool {
+    pub(crate) fn holds(&self, db: u32, key: &[u8]) -> bool {
         self.held.contains(db, key)
     }
 
     /// Whether anybody may be served from a key now.
-    pub(super) fn is_free(&self, (db, key): &Key) -> bool {
+    pub(crate) fn is_free(&self, (db, key): &Key) -> bool {
         let queue = self.queues.get(db).and_then(|queues| queues.get(key));
         queue.is_some_and(|queue| !queue.busy && !queue.waiters.is_empty())
     }
 
     /// The first waiter of a key behind the number `after` for whom what the key holds may have
     /// something.
-    pub(super) fn next_waiter(
+    pub(crate) fn next_waiter(
         &mut self,
         key: &Key,
         after: u64,
@@ -237,13 +237,13 @@ impl WaitTable {
     }
 
     /// The first waiter of a key.
-    pub(super) fn first(&self, (db, key): &Key) -> Option<Arc<Waiter>> {
+    pub(crate) fn first(&self, (db, key): &Key) -> Option<Arc<Waiter>> {
         let queue = self.queues.get(db)?.get(key)?;
         queue.waiters.first_key_value().map(|(_, waiter)| waiter.clone())
     }
 
     /// A task is at work on a key, or is so no more: then its waiters are to be looked at.
-    pub(super) fn set_busy(&mut self, key: &Key, busy: bool) {
+    pub(crate) fn set_busy(&mut self, key: &Key, busy: bool) {
         let Some(queue) = self.queue(key) else { return };
         queue.busy = busy;
         let is_empty = queue.waiters.is_empty();

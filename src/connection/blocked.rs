@@ -2,9 +2,9 @@
 
 use super::Connection;
 use super::wire::Wire;
-use crate::blocking::begin;
 use crate::clients::{Cancel, Ended};
 use crate::command::{Command, OwnedCommand};
+use crate::routing::run_or_wait;
 use flagstone_wire::resp::{Args, Reply};
 use std::io::{ErrorKind, Result};
 
@@ -17,7 +17,7 @@ impl Connection {
     ) -> Result<Reply> {
         let owned = OwnedCommand::new(command, args, self.session.request());
         let client = self.session.client.clone();
-        let waiting = match begin(&self.worker, &client, owned).await {
+        let waiting = match run_or_wait(&self.worker, &client, owned).await {
             Ok(reply) => return Ok(reply),
             Err(waiting) => waiting,
         };

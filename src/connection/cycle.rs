@@ -294,7 +294,7 @@ impl<'a> Whole<'a> {
     /// A reply from the cycle's buffer; it is known what became of all that these show.
     pub(super) fn push_own(&mut self, shown: &Shown, end: End, reply: &[u8]) {
         let failure = self.worker.rounds.failure(shown, end.round, self.to_disk);
-        self.worker.stats().give(&mut self.bytes, end.command, reply, failure);
+        self.worker.stats().give(&mut self.bytes, end.command, reply, failure.map(|error| error.0));
         self.ends.push(End { at: self.bytes.len(), ..end });
     }
 
@@ -328,7 +328,7 @@ fn disowned(worker: &Worker, replies: &[u8], ends: &[End], text: &str) -> Reply 
     for end in ends {
         let reply = &replies[from..end.at];
         let told = (!says_away(reply)).then(|| RoundError(text.to_owned()));
-        worker.stats().give(&mut whole, end.command, reply, told);
+        worker.stats().give(&mut whole, end.command, reply, told.map(|error| error.0));
         from = end.at;
     }
     whole

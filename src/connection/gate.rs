@@ -2,8 +2,7 @@
 
 use crate::command::{Command, registry};
 use crate::config::Settings;
-use crate::node::Node;
-use crate::node::limits;
+use crate::node::{Node, limits};
 use crate::routing;
 use crate::session::Session;
 use crate::worker::Worker;

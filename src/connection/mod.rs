@@ -1,6 +1,5 @@
 //! A connection: reads, parses, routes, and writes the replies in order, one write per read.
 
-mod ahead;
 mod alone;
 mod blocked;
 mod cycle;
@@ -17,9 +16,7 @@ use crate::large;
 use crate::monitor::Line;
 use crate::routing::{self, Call};
 use crate::session::{ReplyMode, Session};
-use crate::worker::{TURN, Worker};
-pub(crate) use ahead::Ahead;
-use ahead::{Ready, Stopped};
+use crate::worker::{Ahead, READ, Ready, Stopped, TURN, Worker};
 use bytes::{Buf, BufMut, BytesMut};
 use cycle::Cycle;
 use flagstone_commands::{Stop, flag};
@@ -37,9 +34,6 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::net::TcpStream;
 use wire::Wire;
-
-/// Bytes read at once.
-pub(crate) const READ: usize = 64 * 1024;
 
 /// Bytes that a connection reads and writes before others have a turn.
 const TURN_BYTES: usize = 256 * 1024;

@@ -39,7 +39,7 @@ impl Remote {
 async fn send(worker: &Worker, target: usize, batch: CmdBatch) -> oneshot::Receiver<BatchReply> {
     let (tx, rx) = oneshot::channel();
     // A worker that is gone drops the message, and with it the sender.
-    let _ = worker.node.mailboxes[target].send_batch(batch, tx).await;
+    let _ = worker.peers.mailboxes[target].send_batch(batch, tx).await;
     rx
 }
 

@@ -1,10 +1,10 @@
 //! The socket of a connection: what is written to it, and what it is kept busy with while a command
 //! waits.
 
-use super::{READ, TURN_BYTES, count};
+use super::{TURN_BYTES, count};
 use crate::clients::{Client, state};
 use crate::large;
-use crate::worker::Worker;
+use crate::worker::{READ, Worker};
 use bytes::{BufMut, BytesMut};
 use flagstone_wire::client_memory::Taken;
 use std::future::{Future, poll_fn};

@@ -1,8 +1,14 @@
 //! What all workers of the process share.
 
+mod checkpoints;
+mod events;
 pub mod limits;
+mod stats;
 
-use crate::checkpoints::Checkpoints;
+pub use checkpoints::{Checkpoints, SaveStats};
+pub use stats::{Counters, WorkerStats};
+pub(crate) use stats::{MAX_ERRORS, OTHER_ERRORS, Tally, error_code};
+
 use crate::clients::Clients;
 use crate::config::{AppendFsync, ClientMemory, Config, Settings};
 use crate::functions::Functions;
@@ -13,14 +19,14 @@ use crate::rates::Rates;
 use crate::scripts::Scripts;
 use crate::slowlog::SlowLog;
 use crate::stalls::Stalls;
-use crate::tracking::Prefixes;
-use crate::worker::{Mailbox, WorkerStats};
+use crate::tracking::{Audience, Prefixes};
 use flagstone_storage::clock::Clock;
 use flagstone_storage::encoding::Library;
 use flagstone_storage::engine::Upkeep;
 use flagstone_storage::journal::{Journal, SyncMode};
 use flagstone_storage::lease::{Lease, Unconfirmed};
 use flagstone_storage::place::Requests;
+use flagstone_storage::slot::slot_of;
 use flagstone_storage::{Layout, Store};
 use flagstone_wire::client_memory::{CLIENTS, Limit};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -188,18 +194,19 @@ pub struct Node {
     /// Of the journal, if other servers may take it over.
     lease: Option<Arc<Lease>>,
     pub checkpoints: Checkpoints,
-    pub mailboxes: Vec<Mailbox>,
-    /// Workers that own shards; the rest only does network.
+    /// All workers.
+    pub workers: usize,
+    /// Those that own shards; the rest only does network.
     pub shard_workers: usize,
     pub clients: Clients,
     /// Clients that wait for keys, watch them, or are told when they change.
-    pub change_listeners: AtomicUsize,
+    pub change_listeners: Arc<AtomicUsize>,
     /// Bytes that watched keys take.
     pub watched_bytes: AtomicUsize,
     /// The number of the last client that began to wait for keys.
     pub last_waiter: AtomicU64,
     pub pubsub: Arc<PubSub>,
-    pub prefixes: Prefixes,
+    pub prefixes: Arc<Prefixes>,
     pub monitors: Arc<Monitors>,
     pub scripts: Scripts,
     /// Who runs apart has one of these.
@@ -253,7 +260,7 @@ impl Node {
     pub fn new(
         config: Arc<Config>,
         checkpoints: Checkpoints,
-        mailboxes: Vec<Mailbox>,
+        workers: usize,
         shard_workers: usize,
         next_generation: u32,
         requests: [Arc<Requests>; 2],
@@ -267,24 +274,24 @@ impl Node {
         let budget = Budget::new(&config.settings()).with_shards(layout.shards);
         CLIENTS.set_limit(Self::client_memory_limit(&config.settings()));
         let stalls = Stalls::new(layout.shards);
-        let stats = mailboxes.iter().map(|_| Arc::default()).collect();
+        let stats = (0..workers).map(|_| Arc::default()).collect();
         Ok(Self {
             functions: Functions::new(libraries, budget.functions)?,
-            pubsub: Arc::new(PubSub::new(mailboxes.len(), budget.subscriptions)),
-            change_listeners: AtomicUsize::new(0),
+            pubsub: Arc::new(PubSub::new(workers, budget.subscriptions)),
+            change_listeners: Arc::default(),
             watched_bytes: AtomicUsize::new(0),
-            prefixes: Prefixes::new(budget.prefixes),
+            prefixes: Arc::new(Prefixes::new(budget.prefixes)),
             scripts: Scripts::new(budget.scripts, budget.script_vm),
             apart: Semaphore::new(MAX_APART),
             budget,
-            inline_sync: mailboxes.len() == 1 && !journal.is_remote(),
+            inline_sync: workers == 1 && !journal.is_remote(),
             config,
             layout,
             clock,
             lease: journal.lease(),
             journal,
             checkpoints,
-            mailboxes,
+            workers,
             shard_workers,
             clients: Clients::default(),
             last_waiter: AtomicU64::new(0),
@@ -330,7 +337,7 @@ impl Node {
 
     /// Whether no coordinator is left, on any worker, and none will begin.
     pub(crate) fn is_settled(&self) -> bool {
-        self.quiet_workers.load(Ordering::SeqCst) >= self.mailboxes.len()
+        self.quiet_workers.load(Ordering::SeqCst) >= self.workers
             && self.coordinators.load(Ordering::SeqCst) == 0
     }
 
@@ -446,6 +453,21 @@ impl Node {
     pub fn handed(&self) -> u64 {
         let handed = self.stats.iter().map(|stats| stats.handed.load(Ordering::Relaxed));
         handed.min().unwrap_or_default()
+    }
+
+    /// The worker that owns a key.
+    pub fn owner(&self, key: &[u8]) -> usize {
+        self.worker_of(slot_of(key))
+    }
+
+    /// Those that hear of invalid keys, with the limits of these settings.
+    pub fn audience<'a>(&'a self, settings: &'a Settings) -> Audience<'a> {
+        Audience {
+            clients: &self.clients,
+            pubsub: &self.pubsub,
+            limits: &settings.client_output_buffer_limit,
+            now_ms: self.clock.now_ms(),
+        }
     }
 
     /// The worker that owns a slot.

@@ -8,16 +8,17 @@
 //! waits for a lock while he holds one of a greater worker. A command that asks for ever new keys,
 //! because others change what they follow from, gets the workers whole in the end.
 
-use super::hold::{Acquire, Apply, Grant};
+use super::databases;
 use super::units::{lose, run_apart};
-use super::{databases, owner};
 use crate::command::{OwnedCommand, Request, Route};
 use crate::config::Settings;
-use crate::events::News;
 use crate::node::Node;
 use crate::transaction;
 use crate::unit::{self, Effects, Unit};
-use crate::worker::{Elsewhere, LockKey, Message, Ran, Shown, Worker, changer, refusal};
+use crate::worker::{
+    Acquire, Apply, Coordinated, Elsewhere, Grant, LockKey, Message, News, Ran, Shown, Worker,
+    changer, refusal,
+};
 use flagstone_commands::{Ctx, Stop, flag};
 use flagstone_storage::journal::Lsn;
 use flagstone_storage::notes::{Interest, Note};
@@ -101,6 +102,15 @@ pub async fn run_across(worker: &Rc<Worker>, command: OwnedCommand) -> Reply {
     rx.await.unwrap_or_else(|_| Ran::abandoned()).into_reply(proto)
 }
 
+/// [`coordinate`] as workers are given it.
+pub(crate) fn coordinate_boxed<'a>(
+    worker: &'a Rc<Worker>,
+    command: &'a OwnedCommand,
+    elsewhere: Elsewhere,
+) -> Coordinated<'a> {
+    Box::pin(coordinate(worker, command, elsewhere))
+}
+
 /// Runs a command that holds no locks on keys of any workers: those it has declared, and what it
 /// is known to miss.
 pub(crate) async fn coordinate(
@@ -116,7 +126,8 @@ pub(crate) async fn coordinate(
         Err(Stop::Error(text) | Stop::Undone(text)) => Some(&**text),
         _ => None,
     };
-    worker.stats().unit_ended(command.command, text, &mut held.effects);
+    let is_counted = std::mem::take(&mut held.effects.error_counted);
+    worker.stats().unit_ended(command.command, text, is_counted);
     worker.tell_parts(&mut held.effects, command.request.client, &worker.settings());
     let published = std::mem::take(&mut held.effects.published);
     match outcome {
@@ -125,7 +136,7 @@ pub(crate) async fn coordinate(
                 let (client, notes, shown) = (held.client, held.notes, held.shown);
                 worker.tell(&News { shown, client, number: 0, notes, published });
                 if held.rearranged {
-                    worker.node.invalidate_everything(&worker.settings());
+                    worker.node.audience(&worker.settings()).invalidate_everything();
                 }
             }
             Err(error) => {
@@ -178,11 +189,11 @@ async fn run(
         }
         if wanted.apart && permit.is_none() {
             // Whoever holds locks never waits for a permit: so those who have one get their locks.
-            release(&worker.node, held, Vec::new()).await;
+            release(worker, held, Vec::new()).await;
             permit = worker.node.apart.acquire().await.ok();
         }
         if wanted.whole && !held.whole {
-            hold_whole(&worker.node, held).await?;
+            hold_whole(worker, held).await?;
         }
         match attempt(worker, command, &wanted, held, out).await {
             Ok(()) => return Ok(()),
@@ -192,7 +203,7 @@ async fn run(
             Err(stop) => return Err(stop),
         }
     }
-    release(&worker.node, held, Vec::new()).await;
+    release(worker, held, Vec::new()).await;
     Err("ERR the command needs more of its keys than can be loaded".into())
 }
 
@@ -260,7 +271,7 @@ async fn commit_and_apply(
         space.changed_keys().map(|(db, key)| (db, key.into())).collect();
     let committed = if held.rearranged {
         let lent = space.lent().map(|(db, entry)| (db, entry.key().into())).collect();
-        match databases::load_watched(node, &before, &generations, lent).await {
+        match databases::load_watched(worker, &before, &generations, lent).await {
             Ok(()) => commit(node, &mut space, Some((&before, &generations))),
             Err(text) => Err(text),
         }
@@ -274,13 +285,13 @@ async fn commit_and_apply(
             return Err(text);
         }
         Err(text) => {
-            hand_back(node, held, space.drain(), &changed, Changed::Forgotten, false).await;
+            hand_back(worker, held, space.drain(), &changed, Changed::Forgotten, false).await;
             return Err(text);
         }
     };
     let generations = if held.rearranged { &generations[..] } else { &[] };
     let stored = Changed::Stored { record: record.as_ref(), generations };
-    hand_back(node, held, space.drain(), &changed, stored, false).await;
+    hand_back(worker, held, space.drain(), &changed, stored, false).await;
     held.shown = record.map_or_else(Shown::default, |(lsn, _)| worker.showing(lsn));
     Ok(())
 }
@@ -319,8 +330,7 @@ async fn abandon(
     if !command.command.spec.runs_others() {
         space.notes.retry();
         held.notes.append(&mut space.notes.take());
-        hand_back(&worker.node, held, space.drain(), &HashSet::new(), Changed::Forgotten, keep)
-            .await;
+        hand_back(worker, held, space.drain(), &HashSet::new(), Changed::Forgotten, keep).await;
         return;
     }
     take_back(worker, held, space, keep).await;
@@ -331,7 +341,7 @@ async fn take_back(worker: &Worker, held: &mut Held, mut space: Store, keep: boo
     let entries = if held.whole { databases::unmoved(worker, &mut space) } else { space.drain() };
     let changed = entries.iter().filter(|(_, entry)| entry.is_dirty());
     let changed = changed.map(|(db, entry)| (*db, entry.key().into())).collect();
-    hand_back(&worker.node, held, entries, &changed, Changed::Forgotten, keep).await;
+    hand_back(worker, held, entries, &changed, Changed::Forgotten, keep).await;
 }
 
 pub(super) type Record = (Lsn, Arc<Vec<u8>>);
@@ -362,7 +372,7 @@ fn commit(
 fn by_worker(node: &Node, wanted: &Wanted, held: &Held) -> BTreeMap<usize, Acquire> {
     let mut out: BTreeMap<usize, Acquire> = BTreeMap::new();
     for (db, key) in &wanted.keys {
-        let target = owner(node, key);
+        let target = node.owner(key);
         let acquire = out.entry(target).or_default();
         acquire.keys.push((*db, key.clone()));
         acquire.under = held.holds.get(&target).copied();
@@ -372,7 +382,7 @@ fn by_worker(node: &Node, wanted: &Wanted, held: &Held) -> BTreeMap<usize, Acqui
         }
     }
     for need in &wanted.parts {
-        out.entry(owner(node, &need.key)).or_default().needs.push(need.clone());
+        out.entry(node.owner(&need.key)).or_default().needs.push(need.clone());
     }
     out
 }
@@ -386,7 +396,7 @@ async fn acquire_all(worker: &Rc<Worker>, wanted: &Wanted, held: &mut Held) -> R
     match borrow(worker, wanted, held, &mut space, |db| db).await {
         Ok(()) => Ok(space),
         Err(text) => {
-            release(&worker.node, held, space.drain()).await;
+            release(worker, held, space.drain()).await;
             Err(text.into())
         }
     }
@@ -401,9 +411,8 @@ pub(super) async fn borrow(
     space: &mut Store,
     here: impl Fn(u32) -> u32,
 ) -> Result<(), String> {
-    let node = &worker.node;
-    for (target, asked) in by_worker(node, wanted, held) {
-        let grant = acquire(node, target, asked).await?;
+    for (target, asked) in by_worker(&worker.node, wanted, held) {
+        let grant = acquire(worker, target, asked).await?;
         held.holds.insert(target, grant.hold);
         // Under a hold on everything they are what they were.
         if !held.whole && space.is_untouched() {
@@ -417,16 +426,16 @@ pub(super) async fn borrow(
 }
 
 /// Takes every worker whole, in their order.
-pub(super) async fn hold_whole(node: &Node, held: &mut Held) -> Result<(), String> {
+pub(super) async fn hold_whole(worker: &Worker, held: &mut Held) -> Result<(), String> {
     held.whole = true;
     // Workers that own no shard know the databases too, and come last.
-    for target in 0..node.mailboxes.len() {
-        match acquire_whole(node, target).await {
+    for target in 0..worker.peers.mailboxes.len() {
+        match acquire_whole(worker, target).await {
             Ok(hold) => {
                 held.holds.insert(target, hold);
             }
             Err(text) => {
-                release(node, held, Vec::new()).await;
+                release(worker, held, Vec::new()).await;
                 return Err(text);
             }
         }
@@ -435,16 +444,17 @@ pub(super) async fn hold_whole(node: &Node, held: &mut Held) -> Result<(), Strin
 }
 
 /// Takes one worker whole; the hold, or the text for the client.
-async fn acquire_whole(node: &Node, target: usize) -> Result<u64, String> {
+async fn acquire_whole(worker: &Worker, target: usize) -> Result<u64, String> {
     let whole = Acquire { all: true, ..Acquire::default() };
-    acquire(node, target, whole).await.map(|grant| grant.hold)
+    acquire(worker, target, whole).await.map(|grant| grant.hold)
 }
 
 /// Asks one worker; the text for the client if it cannot.
-async fn acquire(node: &Node, target: usize, acquire: Acquire) -> Result<Grant, String> {
+async fn acquire(worker: &Worker, target: usize, acquire: Acquire) -> Result<Grant, String> {
     let gone = || format!("ERR worker {target} is gone");
     let (tx, rx) = oneshot::channel();
-    node.mailboxes[target].send(Message::Acquire(acquire, tx)).await.map_err(|_| gone())?;
+    let mailbox = &worker.peers.mailboxes[target];
+    mailbox.send(Message::Acquire(acquire, tx)).await.map_err(|_| gone())?;
     let grant = rx.await.map_err(|_| gone())?;
     match grant.error {
         Some(text) => Err(text),
@@ -483,7 +493,7 @@ pub(super) enum Changed<'a> {
 /// Gives entries back; what was changed of them is forgotten or stored. The holds end with it; with
 /// `keep` those on whole workers do not.
 pub(super) async fn hand_back(
-    node: &Node,
+    worker: &Worker,
     held: &mut Held,
     entries: Vec<(u32, Entry)>,
     changed: &HashSet<LockKey>,
@@ -498,7 +508,7 @@ pub(super) async fn hand_back(
         }
     }
     for (db, entry) in entries {
-        let Some(apply) = applies.get_mut(&owner(node, entry.key())) else { continue };
+        let Some(apply) = applies.get_mut(&worker.node.owner(entry.key())) else { continue };
         let key = (db, entry.key().into());
         match &what {
             Changed::Forgotten if changed.contains(&key) => apply.forget.push(key),
@@ -506,19 +516,20 @@ pub(super) async fn hand_back(
             Changed::Stored { .. } => apply.entries.push((db, entry, changed.contains(&key))),
         }
     }
-    send_all(node, applies).await;
+    send_all(worker, applies).await;
 }
 
 /// Gives up all holds and what was lent, which nobody has changed.
-pub(super) async fn release(node: &Node, held: &mut Held, entries: Vec<(u32, Entry)>) {
-    hand_back(node, held, entries, &HashSet::new(), Changed::Forgotten, false).await;
+pub(super) async fn release(worker: &Worker, held: &mut Held, entries: Vec<(u32, Entry)>) {
+    hand_back(worker, held, entries, &HashSet::new(), Changed::Forgotten, false).await;
 }
 
 /// Sends ends of holds ahead of data. A worker that is gone has lost its locks with its memory.
-pub(super) async fn send_all(node: &Node, applies: BTreeMap<usize, Apply>) {
-    for (worker, apply) in applies {
-        if node.mailboxes[worker].send_urgent(Message::Apply(apply)).await.is_err() {
-            tracing::error!(worker, "a worker is gone while a commit is applied to it");
+pub(super) async fn send_all(worker: &Worker, applies: BTreeMap<usize, Apply>) {
+    for (target, apply) in applies {
+        let mailbox = &worker.peers.mailboxes[target];
+        if mailbox.send_urgent(Message::Apply(apply)).await.is_err() {
+            tracing::error!(worker = target, "a worker is gone while a commit is applied to it");
         }
     }
 }

@@ -5,7 +5,6 @@
 //! them other generations. In a unit the workspace has them first.
 
 use super::coordinator::{Changed, Held, hand_back, hold_whole, release};
-use super::{on_all, on_worker};
 use crate::node::Node;
 use crate::worker::{Cursor, LockKey, ScanKey, ScanPage, Worker, refusal};
 use flagstone_commands::Stop;
@@ -68,7 +67,7 @@ impl<'a> Databases<'a> {
         let mut keys = 0;
         if let Some(db) = self.stored_db() {
             let count = move |worker: Rc<Worker>| async move { worker.key_count(db).await };
-            for counted in on_all(&self.worker.node, false, count).await.map_err(|_| GONE)? {
+            for counted in self.worker.peers.on_all(false, count).await.map_err(|_| GONE)? {
                 keys += counted?.0;
             }
         }
@@ -90,7 +89,7 @@ impl<'a> Databases<'a> {
         if let Some(db) = self.stored_db() {
             let scan =
                 move |worker: Rc<Worker>| async move { worker.scan(db, shard, from, limit).await };
-            let scanned = on_worker(node, target, false, scan).await;
+            let scanned = self.worker.peers.on_worker(target, false, scan).await;
             found = scanned.map_err(|_| format!("ERR worker {target} is gone"))??;
         }
         let next_shard = node.layout.slots_of(shard).end;
@@ -105,10 +104,10 @@ impl<'a> Databases<'a> {
     /// Removes those of these keys that have expired; all are of one worker.
     pub async fn remove_expired(&self, keys: Vec<Box<[u8]>>) -> Result<(), Stop> {
         let Some(first) = keys.first().filter(|_| self.unit.is_none()) else { return Ok(()) };
-        let target = super::owner(&self.worker.node, first);
+        let target = self.worker.node.owner(first);
         let db = self.db;
         let remove = move |worker: Rc<Worker>| async move { worker.remove_expired(db, keys).await };
-        let removed = on_worker(&self.worker.node, target, false, remove).await;
+        let removed = self.worker.peers.on_worker(target, false, remove).await;
         removed.map_err(|_| format!("ERR worker {target} is gone").into())
     }
 
@@ -157,14 +156,14 @@ async fn change_now(
 ) -> Result<(), String> {
     let node = &worker.node;
     let mut held = Held::default();
-    hold_whole(node, &mut held).await?;
+    hold_whole(worker, &mut held).await?;
     let before = worker.partition.borrow().store.generations();
     let mut now = before.clone();
     make(node, &mut now);
     let mut sealed = Sealed::default();
     seal(node, &mut sealed, &before, &now);
     let body = sealed.body();
-    let appended = match load_watched(node, &before, &now, HashSet::new()).await {
+    let appended = match load_watched(worker, &before, &now, HashSet::new()).await {
         Ok(()) => node
             .journal
             .append(node.clock.now_ms(), &sealed.shards(), &[&body])
@@ -174,15 +173,15 @@ async fn change_now(
     let lsn = match appended {
         Ok(lsn) => lsn,
         Err(text) => {
-            release(node, &mut held, Vec::new()).await;
+            release(worker, &mut held, Vec::new()).await;
             return Err(text);
         }
     };
     let record = (lsn, Arc::new(body));
     let stored = Changed::Stored { record: Some(&record), generations: &now };
-    hand_back(node, &mut held, Vec::new(), &HashSet::new(), stored, false).await;
+    hand_back(worker, &mut held, Vec::new(), &HashSet::new(), stored, false).await;
     worker.wait_shown(&worker.showing(lsn)).await.map_err(|error| error.0)?;
-    node.invalidate_everything(&worker.settings());
+    node.audience(&worker.settings()).invalidate_everything();
     Ok(())
 }
 
@@ -204,7 +203,7 @@ pub(super) fn seal(node: &Node, sealed: &mut Sealed, before: &[u32], now: &[u32]
 /// Has every worker know what is watched in a database of the one that comes in its place, to tell
 /// whether it changes with that. They are held whole; what is lent they know.
 pub(super) async fn load_watched(
-    node: &Node,
+    worker: &Worker,
     before: &[u32],
     now: &[u32],
     lent: HashSet<LockKey>,
@@ -222,7 +221,7 @@ pub(super) async fn load_watched(
         let (moved, lent) = (moved.clone(), lent.clone());
         async move { worker.load_watched(&moved, &lent).await }
     };
-    let loaded = on_all(node, true, load).await.map_err(|_| GONE)?;
+    let loaded = worker.peers.on_all(true, load).await.map_err(|_| GONE)?;
     loaded.into_iter().collect()
 }
 

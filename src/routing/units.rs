@@ -2,7 +2,7 @@
 //! ask.
 
 use super::coordinator::{Held, Wanted, borrow, loans, release, send_all};
-use super::{Databases, handlers, owner, run_on_session};
+use super::{Databases, handlers, run_on_session};
 use crate::command::{OwnedCommand, Request};
 use crate::routing::Call;
 use crate::session::Session;
@@ -111,14 +111,14 @@ async fn lend_more(
     let node = &worker.node;
     let mut applies = loans(held);
     for need in needs.iter().filter(|need| need.part.is_some()) {
-        if let Some(apply) = applies.get_mut(&owner(node, &need.key))
+        if let Some(apply) = applies.get_mut(&node.owner(&need.key))
             && let Some(entry) = space.lend(need.db, &need.key)
         {
             apply.entries.push((dbs.at_owner(need.db).unwrap_or(need.db), entry, false));
         }
     }
     applies.retain(|_, apply| !apply.entries.is_empty());
-    send_all(node, applies).await;
+    send_all(worker, applies).await;
     let mut more = Wanted { reader: wanted.reader, ..Wanted::default() };
     more.add(dbs.at_owners(needs));
     held.lent.extend(more.keys.iter().cloned());
@@ -163,13 +163,12 @@ impl Moved {
 
 /// What a unit was lent is lost with it: what is on disk counts.
 pub(super) async fn lose(worker: &Rc<Worker>, wanted: &Wanted, held: &mut Held) {
-    let node = &worker.node;
     let mut applies = loans(held);
     for key in wanted.keys.union(&held.lent) {
-        if let Some(apply) = applies.get_mut(&owner(node, &key.1)) {
+        if let Some(apply) = applies.get_mut(&worker.node.owner(&key.1)) {
             apply.forget.push(key.clone());
         }
     }
-    send_all(node, applies).await;
-    release(node, held, Vec::new()).await;
+    send_all(worker, applies).await;
+    release(worker, held, Vec::new()).await;
 }

@@ -1,8 +1,7 @@
 //! BCAST: clients that want to hear of every changed key with some prefix.
 
+use super::Audience;
 use crate::clients::{Client, state};
-use crate::config::Settings;
-use crate::node::Node;
 use bytes::Bytes;
 use flagstone_storage::value::KeyBuf;
 use std::collections::BTreeMap;
@@ -78,7 +77,7 @@ impl Prefixes {
 pub struct Changes(BTreeMap<KeyBuf, u64>);
 
 impl Changes {
-    pub(super) fn add(&mut self, key: &KeyBuf, client: u64) {
+    pub(crate) fn add(&mut self, key: &KeyBuf, client: u64) {
         self.0.insert(key.clone(), client);
     }
 
@@ -90,23 +89,23 @@ impl Changes {
     }
 }
 
-impl Node {
+impl Audience<'_> {
     /// Tells everybody who listens to their prefixes of changed keys.
-    pub(crate) fn broadcast(&self, changes: &Changes, settings: &Settings) {
+    pub(crate) fn broadcast(&self, prefixes: &Prefixes, changes: &Changes) {
         if changes.0.is_empty() {
             return;
         }
-        for (prefix, listeners) in self.prefixes.lock().iter() {
+        for (prefix, listeners) in prefixes.lock().iter() {
             let keys = changes.with(prefix);
             let (noloop, rest): (Vec<_>, Vec<_>) =
                 listeners.iter().partition(|client| client.is(state::NOLOOP));
             if !rest.is_empty() {
                 let keys = keys.clone().map(|(key, _)| key);
-                self.invalidate_all_of(keys, rest.into_iter(), settings);
+                self.invalidate_all_of(keys, rest.into_iter());
             }
             for client in noloop {
                 let others = keys.clone().filter(|(_, by)| *by != client.id).map(|(key, _)| key);
-                self.invalidate_all_of(others, std::iter::once(client), settings);
+                self.invalidate_all_of(others, std::iter::once(client));
             }
         }
     }

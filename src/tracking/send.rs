@@ -1,8 +1,8 @@
 //! The messages that tell clients what of what they keep is invalid.
 
-use crate::clients::{Client, state};
-use crate::config::Settings;
-use crate::node::Node;
+use crate::clients::{Client, Clients, state};
+use crate::config::OutputBufferLimits;
+use crate::pubsub::PubSub;
 use bytes::Bytes;
 use flagstone_wire::resp::{Proto, Reply};
 use std::sync::Arc;
@@ -37,13 +37,21 @@ impl Invalid {
     }
 }
 
-impl Node {
+/// The clients that may have to hear that keys are invalid.
+pub struct Audience<'a> {
+    pub clients: &'a Clients,
+    pub pubsub: &'a PubSub,
+    pub limits: &'a OutputBufferLimits,
+    pub now_ms: u64,
+}
+
+impl Audience<'_> {
     /// Tells clients that have read a key that it is not what it was.
-    pub(super) fn invalidate(&self, key: &[u8], readers: &[u64], settings: &Settings) {
+    pub(crate) fn invalidate(&self, key: &[u8], readers: &[u64]) {
         let invalid = Invalid::keys(std::iter::once(key));
         for client in readers.iter().filter_map(|id| self.clients.get(*id)) {
             if client.is(state::TRACKING) && !client.is(state::BROADCAST) {
-                self.send_invalid(&client, &invalid, settings);
+                self.send_invalid(&client, &invalid);
             }
         }
     }
@@ -53,41 +61,40 @@ impl Node {
         &self,
         keys: impl Iterator<Item = &'a [u8]> + Clone,
         clients: impl Iterator<Item = &'c Arc<Client>>,
-        settings: &Settings,
     ) {
         if keys.clone().next().is_none() {
             return;
         }
         let invalid = Invalid::keys(keys);
-        clients.for_each(|client| self.send_invalid(client, &invalid, settings));
+        clients.for_each(|client| self.send_invalid(client, &invalid));
     }
 
     /// Tells every client that tracks keys that all of them have changed.
-    pub(crate) fn invalidate_everything(&self, settings: &Settings) {
+    pub(crate) fn invalidate_everything(&self) {
         for client in self.clients.all().iter().filter(|client| client.is(state::TRACKING)) {
-            self.send_invalid(client, &Invalid::Everything, settings);
+            self.send_invalid(client, &Invalid::Everything);
         }
     }
 
     /// Sends a message to a client that tracks keys, or where it wants its messages to go.
-    fn send_invalid(&self, client: &Client, invalid: &Invalid, settings: &Settings) {
+    fn send_invalid(&self, client: &Client, invalid: &Invalid) {
         let redirect = client.redirect();
         if redirect == 0 {
-            self.push_rendered(client, settings, |proto| {
+            self.push_rendered(client, |proto| {
                 (proto == Proto::Resp3).then(|| (invalidate_head(), invalid.body(proto)))
             });
             return;
         }
         if let Some(target) = self.clients.get(redirect).filter(|target| !target.is_killed()) {
             let listens = target.is(state::PUBSUB);
-            self.push_rendered(&target, settings, |proto| match proto {
+            self.push_rendered(&target, |proto| match proto {
                 Proto::Resp3 => Some((invalidate_head(), invalid.body(proto))),
                 Proto::Resp2 => listens.then(|| (message_head(), invalid.body(proto))),
             });
             return;
         }
         client.set(state::BROKEN_REDIRECT, true);
-        self.push_rendered(client, settings, |proto| {
+        self.push_rendered(client, |proto| {
             (proto == Proto::Resp3).then(|| (broken_redirect(redirect), Bytes::new()))
         });
     }
@@ -96,15 +103,13 @@ impl Node {
     fn push_rendered(
         &self,
         client: &Client,
-        settings: &Settings,
         render: impl FnOnce(Proto) -> Option<(Vec<u8>, Bytes)>,
     ) {
-        let (limits, now_ms) = (&settings.client_output_buffer_limit, self.clock.now_ms());
         // Until it is in the outbox the protocol stays what it is.
         let waker = self.pubsub.between_messages(|| {
             let proto = if client.resp() == 3 { Proto::Resp3 } else { Proto::Resp2 };
             let (head, body) = render(proto)?;
-            client.put(&head, &body, limits, now_ms)
+            client.put(&head, &body, self.limits, self.now_ms)
         });
         if let Some(waker) = waker {
             waker.wake();

@@ -1,11 +1,11 @@
 //! The tracking of one connection.
 
+use super::Prefixes;
 use crate::clients::{Client, state};
-use crate::node::Node;
 use bytes::Bytes;
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Which of its reads are remembered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -22,7 +22,9 @@ pub enum Mode {
 
 /// A connection's tracking; it ends when it is dropped.
 pub struct Tracked {
-    node: Arc<Node>,
+    all_prefixes: Arc<Prefixes>,
+    /// Clients that want to hear of changes, of which this is one.
+    listeners: Arc<AtomicUsize>,
     client: Arc<Client>,
     mode: Mode,
     /// CLIENT CACHING was given for the next command.
@@ -38,10 +40,15 @@ impl std::fmt::Debug for Tracked {
 
 impl Tracked {
     /// Begins to track.
-    pub fn new(node: &Arc<Node>, client: &Arc<Client>) -> Self {
-        node.change_listeners.fetch_add(1, Ordering::Relaxed);
+    pub fn new(
+        prefixes: &Arc<Prefixes>,
+        listeners: &Arc<AtomicUsize>,
+        client: &Arc<Client>,
+    ) -> Self {
+        listeners.fetch_add(1, Ordering::Relaxed);
         Self {
-            node: node.clone(),
+            all_prefixes: prefixes.clone(),
+            listeners: listeners.clone(),
             client: client.clone(),
             mode: Mode::default(),
             caching: false,
@@ -69,7 +76,7 @@ impl Tracked {
         if !self.prefixes.contains(prefix) {
             let prefix = Bytes::copy_from_slice(prefix);
             self.prefixes.insert(prefix.clone());
-            self.node.prefixes.add(prefix, &self.client);
+            self.all_prefixes.add(prefix, &self.client);
         }
     }
 
@@ -95,8 +102,8 @@ impl Drop for Tracked {
         self.client.set(states, false);
         self.client.set_redirect(0);
         for prefix in &self.prefixes {
-            self.node.prefixes.remove(prefix, &self.client);
+            self.all_prefixes.remove(prefix, &self.client);
         }
-        self.node.change_listeners.fetch_sub(1, Ordering::Relaxed);
+        self.listeners.fetch_sub(1, Ordering::Relaxed);
     }
 }

@@ -4,10 +4,9 @@
 use crate::command::Command;
 use crate::config::Settings;
 use crate::monitor::Line;
-use crate::node::Node;
+use crate::node::{MAX_ERRORS, Node, OTHER_ERRORS, Tally, error_code};
 use crate::scripts::write_log;
-use crate::slowlog;
-use crate::worker::{MAX_ERRORS, OTHER_ERRORS, error_code, is_slow};
+use crate::slowlog::{self, is_slow};
 use flagstone_commands::{Outcome, Stop, flag};
 use flagstone_wire::resp::{Args, OwnedArgs};
 use std::collections::{BTreeMap, VecDeque};
@@ -26,16 +25,6 @@ struct Shown {
     db: u32,
     by_script: bool,
     args: OwnedArgs,
-}
-
-/// What a command came to that ran as a part.
-#[derive(Debug, Default)]
-pub(crate) struct Tally {
-    pub(crate) calls: u64,
-    pub(crate) time_ns: u64,
-    pub(crate) failed: u64,
-    /// Refused before it ran.
-    pub(crate) rejected: u64,
 }
 
 /// A part that was slow.

@@ -3,9 +3,10 @@
 use super::execute::Ran;
 use super::parked::Room;
 use super::rounds::Shown;
-use super::{RoundError, Worker, WorkerStats};
+use super::{RoundError, Worker};
 use crate::command::{Command, OwnedCommand, Request};
 use crate::large;
+use crate::node::WorkerStats;
 use flagstone_storage::KeyHash;
 use flagstone_wire::resp::{Args, Proto, Reply};
 use std::rc::Rc;
@@ -331,7 +332,7 @@ impl BatchReply {
         };
         for (n, &(command, round)) in seen.iter().enumerate() {
             let reply = self.get(n).unwrap_or_default();
-            stats.give(&mut out.bytes, Some(command), reply, failure(round));
+            stats.give(&mut out.bytes, Some(command), reply, failure(round).map(|error| error.0));
             out.ends.push(out.bytes.len());
         }
         // Of those that have not run nothing is known.

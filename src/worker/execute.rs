@@ -235,6 +235,52 @@ impl Worker {
     }
 }
 
+impl Worker {
+    /// Runs a command whose keys are this worker's.
+    pub(crate) async fn run_one(self: &Rc<Self>, command: &OwnedCommand) -> Ran {
+        let mut out = Reply::new(command.request.proto);
+        self.start_watch();
+        let ran = self.execute(
+            command.command,
+            command.args(),
+            command.request,
+            None,
+            self.node.clock.now_ms(),
+            &self.settings(),
+            &mut out,
+        );
+        match ran {
+            Ok(seen) => {
+                let shown = self.rounds.seen(seen);
+                Ran::shows(out, shown)
+            }
+            Err(blocked) => self.park_or_block(command, blocked).await,
+        }
+    }
+
+    async fn park_or_block(self: &Rc<Self>, command: &OwnedCommand, blocked: Blocked) -> Ran {
+        match blocked {
+            Blocked::Empty(block) => Ran::blocked(block),
+            blocked => {
+                self.park(command.clone(), blocked, None).await.unwrap_or_else(|_| Ran::abandoned())
+            }
+        }
+    }
+
+    /// The same for a connection of another worker: the reply, whose writes are stored, or why there
+    /// is none.
+    pub(crate) async fn run_shown(
+        self: &Rc<Self>,
+        command: &OwnedCommand,
+    ) -> Result<Reply, Box<Block>> {
+        let mut ran = self.run_one(command).await;
+        match ran.block.take() {
+            None => Ok(self.settle_reply(command.command, ran).await),
+            Some(block) => Err(block),
+        }
+    }
+}
+
 /// Whose changes the changes of a client's command are: what a reading one finds expired nobody has
 /// changed (0).
 pub(crate) fn changer(command: &Command, client: u64) -> u64 {

@@ -1,7 +1,7 @@
 //! A worker's bounded inbox, with a lane for what must not wait behind data.
 
 use super::batch::{BatchReply, CmdBatch};
-use crate::routing::{Acquire, Apply, Grant};
+use super::lending::{Acquire, Apply, Grant};
 use tokio::sync::{mpsc, oneshot};
 
 /// Messages a lane holds before its senders wait.

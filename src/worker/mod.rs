@@ -1,42 +1,50 @@
 //! A worker: an OS thread with a private current-thread runtime, which owns shards, connections,
 //! or both. Everything here stays on its thread but the [`Mailbox`].
 
+mod ahead;
 mod batch;
 mod cron;
 mod execute;
+mod lending;
 mod load;
 mod locks;
 mod mailbox;
 mod materialise;
 mod memory;
+mod news;
 mod parked;
+mod peers;
 mod read_trouble;
+mod reads;
 mod rounds;
 mod scan;
 mod stall;
-mod stats;
 mod turns;
 mod units;
+mod waiters;
+mod watching;
 
+pub(crate) use ahead::{Ahead, Ready, Stopped};
 pub use batch::{BatchReply, CmdBatch, MAX_REPLIES};
 pub use cron::CRON_HZ;
 pub(crate) use execute::changer;
 pub use execute::{Blocked, Elsewhere, Ran};
+pub use lending::{Acquire, Apply, Grant, Holds};
 pub(crate) use locks::LockKey;
 pub use mailbox::{Inbox, Mailbox, Message, WorkerGone, mailbox};
+pub(crate) use news::News;
 pub(crate) use parked::Room;
+pub use peers::Peers;
 pub use rounds::RoundError;
 pub(crate) use rounds::{Shown, refusal, says_away};
 pub use scan::{Cursor, ScanKey, ScanPage};
-pub use stats::{Counters, WorkerStats};
-pub(crate) use stats::{MAX_ERRORS, OTHER_ERRORS, error_code};
+pub use watching::{Watches, begin_watch};
 
 use crate::blocking::WaitTable;
-use crate::command::Command;
+use crate::command::{Command, OwnedCommand};
 use crate::config::Settings;
-use crate::connection::Ahead;
-use crate::node::{Node, ShutdownRequest};
-use crate::slowlog::{self, SlowCommand};
+use crate::node::{Node, ShutdownRequest, WorkerStats};
+use crate::slowlog::{self, SlowCommand, is_slow};
 use crate::unit::Effects;
 use flagstone_commands::flag;
 use flagstone_storage::partition::Partition;
@@ -44,6 +52,8 @@ use flagstone_wire::resp::{Args, Reply};
 use locks::{LockTable, TicketId};
 use rounds::Rounds;
 use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -51,6 +61,9 @@ use tokio::sync::Notify;
 
 /// Bytes of a buffer for replies that is kept: whoever takes it has it until their replies can leave.
 const REPLY_BUFFER: usize = 64 << 10;
+
+/// Bytes that a connection reads at once.
+pub(crate) const READ: usize = 64 << 10;
 
 /// How long the commands of one connection run before others have a turn.
 pub(crate) const TURN: Duration = Duration::from_micros(250);
@@ -64,10 +77,12 @@ const LONGEST_DRAIN: Duration = Duration::from_millis(8);
 pub struct Worker {
     pub id: usize,
     pub node: Arc<Node>,
+    pub peers: Arc<Peers>,
+    coordinate: Coordinate,
     pub(crate) partition: RefCell<Partition>,
     pub(crate) locks: RefCell<LockTable>,
     pub(crate) rounds: Rounds,
-    pub(crate) holds: RefCell<crate::routing::Holds>,
+    pub(crate) holds: RefCell<Holds>,
     held: RefCell<std::collections::VecDeque<batch::Held>>,
     scratch: RefCell<Option<Vec<u8>>>,
     reply_buffer: Cell<Vec<u8>>,
@@ -92,9 +107,9 @@ pub struct Worker {
     /// Who waits for its keys.
     pub(crate) waiting: RefCell<WaitTable>,
     /// Replies of those who waited, until they may be shown.
-    pub(crate) deliveries: RefCell<std::collections::VecDeque<crate::blocking::Delivery>>,
+    pub(crate) deliveries: RefCell<std::collections::VecDeque<waiters::Delivery>>,
     /// What is told once the rounds it shows are stored.
-    pub(crate) news: RefCell<std::collections::VecDeque<crate::events::News>>,
+    pub(crate) news: RefCell<std::collections::VecDeque<News>>,
     /// How much news there was.
     pub(crate) news_count: Cell<u64>,
     /// Who has read which of its keys and wants to hear of their changes.
@@ -103,6 +118,13 @@ pub struct Worker {
     pub(crate) watching: RefCell<crate::watch::WatchTable>,
     settings: RefCell<(u64, Arc<Settings>)>,
 }
+
+/// Runs a command that needs more than this worker: keys of others, or a thread of its own. The
+/// coordinator stands above the workers, so they are given it at their start.
+pub type Coordinate = for<'a> fn(&'a Rc<Worker>, &'a OwnedCommand, Elsewhere) -> Coordinated<'a>;
+
+/// The future of a command that a coordinator runs.
+pub type Coordinated<'a> = Pin<Box<dyn Future<Output = Ran> + 'a>>;
 
 /// Key locks held or waited for; dropping it gives them up.
 pub(crate) struct Lock {
@@ -125,12 +147,20 @@ impl Drop for Lock {
 }
 
 impl Worker {
-    pub fn new(id: usize, node: Arc<Node>, partition: Partition) -> Rc<Self> {
+    pub fn new(
+        id: usize,
+        node: Arc<Node>,
+        peers: Arc<Peers>,
+        coordinate: Coordinate,
+        partition: Partition,
+    ) -> Rc<Self> {
         let settings = (node.config.generation(), node.config.settings());
         let locks = LockTable::new(node.layout.clone());
         Rc::new(Self {
             id,
             node,
+            peers,
+            coordinate,
             rounds: Rounds::new(partition.store.round()),
             partition: RefCell::new(partition),
             locks: RefCell::new(locks),
@@ -176,7 +206,7 @@ impl Worker {
     /// The worker's read buffer, shared by its connections while nobody waits.
     pub(crate) fn take_scratch(&self) -> Vec<u8> {
         let scratch = self.scratch.borrow_mut().take();
-        scratch.unwrap_or_else(|| vec![0; crate::connection::READ])
+        scratch.unwrap_or_else(|| vec![0; READ])
     }
 
     /// Gives the read buffer back.
@@ -247,7 +277,7 @@ impl Worker {
 
     /// Counts the parts of a unit that has run, and shows them to those who watch.
     pub(crate) fn tell_parts(&self, effects: &mut Effects, client: u64, settings: &Settings) {
-        self.stats().ran_parts(effects);
+        self.stats().ran_parts(&effects.tallies, &effects.errors);
         self.log_slow_parts(effects, client, settings);
         effects.tell_monitors(&self.node, client, settings);
     }
@@ -444,12 +474,7 @@ impl Worker {
     pub(crate) async fn settle_reply(&self, command: &Command, ran: Ran) -> Reply {
         let Err(error) = self.wait_shown(&ran.shown).await else { return ran.reply };
         let mut reply = Reply::new(ran.reply.proto());
-        self.stats().give(&mut reply, Some(command), ran.reply.as_bytes(), Some(error));
+        self.stats().give(&mut reply, Some(command), ran.reply.as_bytes(), Some(error.0));
         reply
     }
-}
-
-/// Whether a command belongs into the log of slow ones.
-pub(crate) fn is_slow(settings: &Settings, time_ns: u64) -> bool {
-    u64::try_from(settings.slowlog_log_slower_than_us).is_ok_and(|us| time_ns / 1000 >= us)
 }

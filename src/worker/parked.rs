@@ -2,10 +2,10 @@
 //! no tasks but data: in the lock table, or with the loader. One task runs those that can go on.
 
 use super::execute::{Blocked, Elsewhere, Ran, declared};
-use super::{Lock, LockKey, Worker, WorkerStats};
+use super::{Lock, LockKey, Worker};
 use crate::blocking::Held;
 use crate::command::OwnedCommand;
-use crate::routing::{self, coordinate};
+use crate::node::WorkerStats;
 use flagstone_storage::store::Need;
 use flagstone_wire::resp::Reply;
 use std::cell::{Cell, RefCell};
@@ -253,7 +253,7 @@ impl Worker {
         let worker = self.clone();
         tokio::task::spawn_local(async move {
             // The connection may be gone: the command runs all the same.
-            let _ = to.send(coordinate(&worker, &command, elsewhere).await);
+            let _ = to.send((worker.coordinate)(&worker, &command, elsewhere).await);
         });
     }
 
@@ -276,7 +276,7 @@ impl Worker {
 
     /// Whether a key belongs to this worker.
     pub(crate) fn owns(&self, key: &[u8]) -> bool {
-        self.node.shard_workers == 1 || routing::owner(&self.node, key) == self.id
+        self.node.shard_workers == 1 || self.node.owner(key) == self.id
     }
 
     /// The keys of a command that are not in memory.

@@ -53,7 +53,8 @@ impl Worker {
                 }
             };
             out.replace_lost(mark);
-            self.stats().unit_ended(command, text.as_deref(), &mut effects);
+            let is_counted = std::mem::take(&mut effects.error_counted);
+            self.stats().unit_ended(command, text.as_deref(), is_counted);
             if let Some(text) = text {
                 out.truncate(mark);
                 out.error(&*text);

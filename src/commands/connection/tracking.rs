@@ -141,8 +141,9 @@ fn begin(cx: &mut Call<'_>, mut options: Options<'_>) -> Outcome {
         return Err(NO_ROOM.into());
     }
     let client = &cx.session.client;
-    let tracked =
-        cx.session.tracking.get_or_insert_with(|| Box::new(Tracked::new(cx.node, client)));
+    let tracked = cx.session.tracking.get_or_insert_with(|| {
+        Box::new(Tracked::new(&cx.node.prefixes, &cx.node.change_listeners, client))
+    });
     tracked.set(mode, options.noloop, options.redirect);
     options.prefixes.iter().for_each(|prefix| tracked.add_prefix(prefix));
     Ok(())

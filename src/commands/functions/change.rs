@@ -2,9 +2,8 @@
 
 use crate::functions::{Edit, Library, Metadata, Policy};
 use crate::node::Node;
-use crate::routing;
 use crate::routing::{Call, Waiting};
-use crate::worker::refusal;
+use crate::worker::{Worker, refusal};
 use flagstone_commands::help::syntax;
 use flagstone_commands::{Stop, arg, is_word};
 use flagstone_rdb::restore_functions;
@@ -46,7 +45,7 @@ pub(super) fn load<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
         edit.has_room(code.len())?;
         let library = apart(cx.node, move || Library::inspect(&code, max_vm_bytes)).await?;
         edit.add(&[Arc::new(library)], policy)?;
-        store(cx.node, edit).await?;
+        store(cx.worker, edit).await?;
         cx.out.bulk(&name);
         Ok(())
     })
@@ -59,7 +58,7 @@ pub(super) fn delete<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
         if !edit.remove(arg(args, 2)?) {
             return Err("ERR Library not found".into());
         }
-        store(cx.node, edit).await?;
+        store(cx.worker, edit).await?;
         cx.out.ok();
         Ok(())
     })
@@ -77,7 +76,7 @@ pub(super) fn flush<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
         }
         let mut edit = cx.node.functions.edit().await;
         edit.clear();
-        store(cx.node, edit).await?;
+        store(cx.worker, edit).await?;
         cx.out.ok();
         Ok(())
     })
@@ -118,7 +117,7 @@ pub(super) fn restore<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
             codes.iter().map(library).collect::<Result<Vec<_>, String>>()
         };
         edit.add(&apart(cx.node, inspect).await?, policy)?;
-        store(cx.node, edit).await?;
+        store(cx.worker, edit).await?;
         cx.out.ok();
         Ok(())
     })
@@ -126,12 +125,12 @@ pub(super) fn restore<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
 
 /// Stores a change as one record, by the worker that has the libraries, and has it count from then
 /// on. It goes on to its end even if the future is dropped.
-async fn store(node: &Node, edit: Edit) -> Result<(), String> {
+async fn store(worker: &Worker, edit: Edit) -> Result<(), String> {
     if edit.changes().is_empty() {
         return Ok(());
     }
-    let owner = usize::from(LIBRARIES_SHARD) % node.shard_workers;
-    let stored = routing::on_worker(node, owner, false, |worker| async move {
+    let owner = usize::from(LIBRARIES_SHARD) % worker.node.shard_workers;
+    let stored = worker.peers.on_worker(owner, false, |worker| async move {
         let now_ms = worker.node.clock.now_ms();
         let put = worker.partition.borrow_mut().put_libraries(now_ms, &edit.changes());
         let lsn = put.map_err(|error| refusal(&error))?;

@@ -2,7 +2,6 @@
 
 use super::{NO_SCRIPT, add};
 use crate::commands::{Handler, Spec};
-use crate::routing;
 use crate::routing::{Call, Waiting};
 use crate::scripting::{COMPILED_IN_PLACE, forget_vms};
 use crate::scripts::{Kill, Kind, parse_sha};
@@ -45,7 +44,9 @@ fn flush<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
             return Err("ERR SCRIPT FLUSH only support SYNC|ASYNC option".into());
         }
         cx.node.scripts.flush();
-        routing::on_all(cx.node, true, |_| async { forget_vms() })
+        cx.worker
+            .peers
+            .on_all(true, |_| async { forget_vms() })
             .await
             .map_err(|_| "ERR a worker is gone")?;
         cx.out.ok();

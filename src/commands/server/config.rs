@@ -6,7 +6,6 @@ use crate::config::{Change, set_failed};
 use crate::log;
 use crate::node::Node;
 use crate::open_files;
-use crate::routing;
 use crate::routing::{Call, Waiting};
 use crate::worker::Worker;
 use flagstone_commands::help::help;
@@ -90,7 +89,7 @@ async fn carry_out(node: &Node, change: &Change) -> Result<(), String> {
 fn resetstat<'a>(cx: &'a mut Call<'_>, _: Args<'a>) -> Waiting<'a> {
     Box::pin(async move {
         let reset = |worker: Rc<Worker>| async move { worker.reset_stats() };
-        routing::on_all(cx.node, true, reset).await.map_err(|_| "ERR a worker is gone")?;
+        cx.worker.peers.on_all(true, reset).await.map_err(|_| "ERR a worker is gone")?;
         cx.node.reset_stats();
         cx.out.ok();
         Ok(())

@@ -188,7 +188,7 @@ pub(super) async fn digest_value(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
 pub(super) async fn digest(cx: &mut Call<'_>) -> Outcome {
     let mut all = Digest::default();
     for db in 0..cx.worker.settings().databases {
-        let found = routing::on_all(cx.node, false, move |worker| keys_of(worker, db)).await;
+        let found = cx.worker.peers.on_all(false, move |worker| keys_of(worker, db)).await;
         for keys in found.map_err(|_| "ERR a worker is gone")? {
             for key in keys? {
                 let value = digest_of(cx, db, &key).await?;

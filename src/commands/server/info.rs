@@ -1,13 +1,12 @@
 //! INFO.
 
 use crate::command::registry;
-use crate::node::Node;
+use crate::node::{Counters, Node, WorkerStats};
 use crate::process;
 use crate::pubsub::Kind;
-use crate::routing;
 use crate::routing::{Call, Waiting};
 use crate::version::{COMPATIBLE_VERSION, REDIS_VERSION};
-use crate::worker::{CRON_HZ, Counters, Worker, WorkerStats};
+use crate::worker::{CRON_HZ, Worker};
 use flagstone_storage::place::Requests;
 use flagstone_wire::resp::Args;
 use std::collections::BTreeMap;
@@ -64,9 +63,9 @@ pub(super) fn info<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
     Box::pin(async move {
         let wanted = wanted(args);
         let publish = |worker: Rc<Worker>| async move { worker.publish_stats() };
-        routing::on_all(cx.node, true, publish).await.map_err(|_| "ERR a worker is gone")?;
+        cx.worker.peers.on_all(true, publish).await.map_err(|_| "ERR a worker is gone")?;
         let keyspace = match wanted.contains(&"keyspace") {
-            true => keyspace(cx.node).await?,
+            true => keyspace(cx.worker).await?,
             false => Vec::new(),
         };
         let mut text = String::new();
@@ -100,8 +99,8 @@ fn wanted(args: Args<'_>) -> Vec<&'static str> {
         .collect()
 }
 
-pub(super) async fn keyspace(node: &Node) -> Result<Keyspace, String> {
-    let databases = node.config.settings().databases;
+pub(super) async fn keyspace(worker: &Worker) -> Result<Keyspace, String> {
+    let databases = worker.node.config.settings().databases;
     let count = move |worker: Rc<Worker>| async move {
         let mut counts = Vec::with_capacity(databases as usize);
         for db in 0..databases {
@@ -109,7 +108,7 @@ pub(super) async fn keyspace(node: &Node) -> Result<Keyspace, String> {
         }
         Ok::<_, String>(counts)
     };
-    let all = routing::on_all(node, true, count).await.map_err(|_| "ERR a worker is gone")?;
+    let all = worker.peers.on_all(true, count).await.map_err(|_| "ERR a worker is gone")?;
     let mut sums = vec![(0, 0); databases as usize];
     for counts in all {
         for (sum, (keys, expires)) in sums.iter_mut().zip(counts?) {

@@ -39,7 +39,7 @@ use Figure::{Number, Ratio};
 /// `MEMORY STATS`
 fn stats<'a>(cx: &'a mut Call<'_>, _: Args<'a>) -> Waiting<'a> {
     Box::pin(async move {
-        let keys: u64 = keyspace(cx.node).await?.iter().map(|(keys, _)| keys).sum();
+        let keys: u64 = keyspace(cx.worker).await?.iter().map(|(keys, _)| keys).sum();
         let figures = figures(cx.node, keys);
         cx.out.map(figures.len());
         for (name, figure) in figures {

@@ -5,6 +5,7 @@ use crate::commands::{Handler, Spec};
 use crate::routing::{Call, Waiting};
 use crate::transaction::{self, Transaction, queued, runs_in_unit};
 use crate::unit::Unit;
+use crate::worker::begin_watch;
 use flagstone_commands::{Ctx, Group, KeySpec, Misses, Outcome, Stop, flag, key};
 use flagstone_wire::resp::Args;
 
@@ -32,7 +33,8 @@ fn discard(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
 fn watch<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
     Box::pin(async move {
         let keys = args.iter().skip(1).map(Box::from).collect();
-        crate::watch::begin(cx.session, cx.worker, keys).await?;
+        let session = &mut *cx.session;
+        begin_watch(cx.worker, &session.client, &mut session.watches, session.db, keys).await?;
         cx.out.ok();
         Ok(())
     })

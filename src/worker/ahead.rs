@@ -35,18 +35,18 @@ struct Next {
 }
 
 /// A command as [`Ahead::get`] gives it.
-pub(super) struct Ready<'a> {
+pub(crate) struct Ready<'a> {
     /// `None`: there is no command of that name.
-    pub(super) command: Option<&'static Command>,
+    pub(crate) command: Option<&'static Command>,
     /// Its only key.
-    pub(super) at: Option<KeyHash>,
-    pub(super) args: Args<'a>,
+    pub(crate) at: Option<KeyHash>,
+    pub(crate) args: Args<'a>,
     /// Its bytes in what was read.
-    pub(super) bytes: Range<usize>,
+    pub(crate) bytes: Range<usize>,
 }
 
 /// Why no more commands are parsed ahead.
-pub(super) enum Stopped {
+pub(crate) enum Stopped {
     /// These are enough.
     Full,
     /// The next one goes on beyond what was read.
@@ -65,7 +65,7 @@ pub(crate) struct Ahead {
 
 impl Ahead {
     /// Parses the commands at `*parsed` of what was read, which moves behind them.
-    pub(super) fn fill(
+    pub(crate) fn fill(
         &mut self,
         parser: &mut Parser,
         data: &[u8],
@@ -122,12 +122,12 @@ impl Ahead {
     }
 
     /// How many commands were parsed.
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.commands.len()
     }
 
     /// One of the commands that were parsed.
-    pub(super) fn get<'a>(&'a self, n: usize, parser: &'a Parser, data: &'a [u8]) -> Ready<'a> {
+    pub(crate) fn get<'a>(&'a self, n: usize, parser: &'a Parser, data: &'a [u8]) -> Ready<'a> {
         let next = &self.commands[n];
         let bytes = &data[next.bytes.clone()];
         let args = if next.is_inline {
@@ -139,7 +139,7 @@ impl Ahead {
     }
 
     /// Touches what the commands will ask for: the keys, then the elements they name.
-    pub(super) fn warm(&self, store: &Store, parser: &Parser, data: &[u8], db: u32) {
+    pub(crate) fn warm(&self, store: &Store, parser: &Parser, data: &[u8], db: u32) {
         if self.keys.len() < 2 {
             return;
         }

@@ -1,7 +1,7 @@
 //! What a coordinator holds at a worker: locks, and the entries it was lent.
 
+use super::{Lock, LockKey, Shown, Worker};
 use crate::blocking::Held;
-use crate::worker::{Lock, LockKey, Shown, Worker};
 use flagstone_storage::Entry;
 use flagstone_storage::journal::Lsn;
 use flagstone_storage::store::Need;

@@ -1,12 +1,12 @@
 //! The side of the connection: begins a command that may wait, and leaves a waiter with the
 //! workers of its keys.
 
-use super::{UNBLOCKED, Waiter};
+use super::{Target, coordinate, target};
+use crate::blocking::{UNBLOCKED, Waiter};
 use crate::clients::{Cancel, Client, Ended};
 use crate::command::OwnedCommand;
 use crate::node::Node;
-use crate::routing::{self, Target};
-use crate::worker::{Blocked, Elsewhere, Ran, Worker};
+use crate::worker::{Elsewhere, Ran, Worker};
 use flagstone_commands::Block;
 use flagstone_wire::resp::Reply;
 use std::collections::BTreeSet;
@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// A wait that has begun. Dropped before it has ended, it ends.
-pub(crate) struct Waiting {
+pub(crate) struct KeyWait {
     worker: Rc<Worker>,
     client: Arc<Client>,
     waiter: Arc<Waiter>,
@@ -23,73 +23,30 @@ pub(crate) struct Waiting {
 }
 
 /// Runs a command of a client; the reply, or a wait for it.
-pub(crate) async fn begin(
+pub(crate) async fn run_or_wait(
     worker: &Rc<Worker>,
     client: &Arc<Client>,
     command: OwnedCommand,
-) -> Result<Reply, Waiting> {
+) -> Result<Reply, KeyWait> {
     let (node, db) = (&worker.node, command.request.db);
-    let target = routing::target(node, command.command, command.args(), None, db, worker.id);
+    let target = target(node, command.command, command.args(), None, db, worker.id);
     let ran = match target {
         Target::One(target, _) if target == worker.id => worker.run_one(&command).await,
         Target::One(target, _) => {
             let command = command.clone();
             let run = move |worker: Rc<Worker>| async move { worker.run_shown(&command).await };
-            let ran = routing::on_worker(node, target, false, run).await;
+            let ran = worker.peers.on_worker(target, false, run).await;
             ran.map_or_else(|_| Ran::abandoned(), |ran| ran.map_or_else(Ran::blocked, Ran::reply))
         }
-        Target::Many => routing::coordinate(worker, &command, Elsewhere::default()).await,
+        Target::Many => coordinate(worker, &command, Elsewhere::default()).await,
     };
     match ran.block {
         None => Ok(worker.settle_reply(command.command, ran).await),
-        Some(block) => Err(Waiting::begin(worker, client, &command, block)),
+        Some(block) => Err(KeyWait::begin(worker, client, &command, block)),
     }
 }
 
-impl Worker {
-    /// Runs a command whose keys are this worker's.
-    pub(crate) async fn run_one(self: &Rc<Self>, command: &OwnedCommand) -> Ran {
-        let mut out = Reply::new(command.request.proto);
-        self.start_watch();
-        let ran = self.execute(
-            command.command,
-            command.args(),
-            command.request,
-            None,
-            self.node.clock.now_ms(),
-            &self.settings(),
-            &mut out,
-        );
-        match ran {
-            Ok(seen) => {
-                let shown = self.rounds.seen(seen);
-                Ran::shows(out, shown)
-            }
-            Err(blocked) => self.park_or_block(command, blocked).await,
-        }
-    }
-
-    async fn park_or_block(self: &Rc<Self>, command: &OwnedCommand, blocked: Blocked) -> Ran {
-        match blocked {
-            Blocked::Empty(block) => Ran::blocked(block),
-            blocked => {
-                self.park(command.clone(), blocked, None).await.unwrap_or_else(|_| Ran::abandoned())
-            }
-        }
-    }
-
-    /// The same for a connection of another worker: the reply, whose writes are stored, or why there
-    /// is none.
-    async fn run_shown(self: &Rc<Self>, command: &OwnedCommand) -> Result<Reply, Box<Block>> {
-        let mut ran = self.run_one(command).await;
-        match ran.block.take() {
-            None => Ok(self.settle_reply(command.command, ran).await),
-            Some(block) => Err(block),
-        }
-    }
-}
-
-impl Waiting {
+impl KeyWait {
     fn begin(
         worker: &Rc<Worker>,
         client: &Arc<Client>,
@@ -109,7 +66,7 @@ impl Waiting {
                 worker.add_waiter(&waiting.waiter);
             } else {
                 let waiter = waiting.waiter.clone();
-                routing::send(node, target, move |worker| worker.add_waiter(&waiter));
+                worker.peers.send(target, move |worker| worker.add_waiter(&waiter));
             }
         }
         waiting
@@ -143,7 +100,7 @@ impl Waiting {
     }
 }
 
-impl Drop for Waiting {
+impl Drop for KeyWait {
     fn drop(&mut self) {
         let node = &self.worker.node;
         self.client.end_turn(node.clock.now_ms());
@@ -155,7 +112,7 @@ impl Drop for Waiting {
             } else {
                 // It may get there before the waiter does, which is then not added.
                 let waiter = self.waiter.clone();
-                routing::send(node, target, move |worker| worker.remove_waiter(&waiter));
+                self.worker.peers.send(target, move |worker| worker.remove_waiter(&waiter));
             }
         }
     }
@@ -163,5 +120,5 @@ impl Drop for Waiting {
 
 /// The workers that own keys which a waiter waits for.
 fn workers_of(node: &Node, waiter: &Waiter) -> BTreeSet<usize> {
-    waiter.keys.iter().map(|(_, key)| routing::owner(node, key)).collect()
+    waiter.keys.iter().map(|(_, key)| node.owner(key)).collect()
 }

@@ -1,20 +1,17 @@
 //! What commands have done to keys, told to whoever wants to hear of it: keyspace events, and that
 //! keys have changed. It is told once the commands' writes are stored, as their replies are.
 
+use super::{Shown, Worker};
 use crate::config::Settings;
-use crate::node::Node;
 use crate::tracking::Changes;
 use crate::unit::Published;
-use crate::worker::{Shown, Worker};
-use flagstone_storage::notes::{Interest, Note, NoteKind};
-use flagstone_storage::notify::NotifyFlags;
+use flagstone_storage::notes::{Note, NoteKind};
 use flagstone_storage::partition::Partition;
 use std::cell::RefMut;
 use std::rc::Rc;
-use std::sync::atomic::Ordering;
 
 /// The notes of one command.
-pub struct News {
+pub(crate) struct News {
     /// What it tells is stored with this.
     pub(crate) shown: Shown,
     /// The connection whose command it was; 0: none.
@@ -24,30 +21,6 @@ pub struct News {
     pub notes: Vec<Note>,
     /// What a unit has published.
     pub published: Vec<Published>,
-}
-
-impl Node {
-    /// What anybody wants to hear of.
-    pub fn interest(&self, settings: &Settings) -> Interest {
-        Interest {
-            changes: self.change_listeners.load(Ordering::Relaxed) != 0,
-            events: settings.notify_keyspace_events.classes(),
-        }
-    }
-
-    /// Publishes a keyspace event on the channels that are configured.
-    fn publish_event(&self, settings: &Settings, db: u32, key: &[u8], event: &str) {
-        let flags = settings.notify_keyspace_events;
-        let (limits, now_ms) = (&settings.client_output_buffer_limit, self.clock.now_ms());
-        if flags.contains(NotifyFlags::KEYSPACE) {
-            let channel = [format!("__keyspace@{db}__:").as_bytes(), key].concat();
-            self.pubsub.publish(&channel, event.as_bytes(), limits, now_ms);
-        }
-        if flags.contains(NotifyFlags::KEYEVENT) {
-            let channel = format!("__keyevent@{db}__:{event}");
-            self.pubsub.publish(channel.as_bytes(), key, limits, now_ms);
-        }
-    }
 }
 
 impl Worker {
@@ -106,7 +79,7 @@ impl Worker {
                 self.tell_each(&news, &settings, &mut changes);
             }
         }
-        self.node.broadcast(&changes, &settings);
+        self.node.audience(&settings).broadcast(&self.node.prefixes, &changes);
         self.node.pubsub.ring();
     }
 
@@ -123,7 +96,7 @@ impl Worker {
         let settings = self.settings();
         let mut changes = Changes::default();
         self.tell_each(news, &settings, &mut changes);
-        self.node.broadcast(&changes, &settings);
+        self.node.audience(&settings).broadcast(&self.node.prefixes, &changes);
         self.node.pubsub.ring();
     }
 

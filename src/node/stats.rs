@@ -2,8 +2,6 @@
 
 use crate::clients::count;
 use crate::command::{Command, registry};
-use crate::unit::Effects;
-use crate::worker::RoundError;
 use flagstone_wire::resp::Reply;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -38,6 +36,16 @@ pub struct Counters {
     pub rejected: AtomicU64,
     /// Answered by an error.
     pub failed: AtomicU64,
+}
+
+/// What a command came to that ran as a part.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    pub(crate) calls: u64,
+    pub(crate) time_ns: u64,
+    pub(crate) failed: u64,
+    /// Refused before it ran.
+    pub(crate) rejected: u64,
 }
 
 /// See the module's description.
@@ -143,8 +151,12 @@ impl WorkerStats {
     }
 
     /// Parts of a unit have run.
-    pub(crate) fn ran_parts(&self, effects: &Effects) {
-        for (id, tally) in &effects.tallies {
+    pub(crate) fn ran_parts(
+        &self,
+        tallies: &BTreeMap<usize, Tally>,
+        errors: &BTreeMap<String, u64>,
+    ) {
+        for (id, tally) in tallies {
             if let Some(counters) = self.by_command.get(*id) {
                 count(&counters.calls, tally.calls);
                 count(&counters.time_ns, tally.time_ns);
@@ -152,7 +164,7 @@ impl WorkerStats {
                 count(&counters.rejected, tally.rejected);
             }
         }
-        effects.errors.iter().for_each(|(code, n)| self.errors_of(code, *n));
+        errors.iter().for_each(|(code, n)| self.errors_of(code, *n));
     }
 
     /// A command was refused before it ran; `None`: it is unknown.
@@ -178,9 +190,9 @@ impl WorkerStats {
         out: &mut Reply,
         command: Option<&Command>,
         reply: &[u8],
-        failure: Option<RoundError>,
+        failure: Option<String>,
     ) {
-        let Some(RoundError(text)) = failure.filter(|_| !reply.is_empty()) else {
+        let Some(text) = failure.filter(|_| !reply.is_empty()) else {
             return out.append(reply);
         };
         // An error reply in whose place it comes is counted already.
@@ -192,8 +204,8 @@ impl WorkerStats {
 
     /// A unit has run to its end; `text`: the error that it is answered by. It may have counted
     /// one already.
-    pub(crate) fn unit_ended(&self, command: &Command, text: Option<&str>, effects: &mut Effects) {
-        match (std::mem::take(&mut effects.error_counted), text) {
+    pub(crate) fn unit_ended(&self, command: &Command, text: Option<&str>, is_counted: bool) {
+        match (is_counted, text) {
             (false, None) => {}
             (false, Some(text)) => self.failed(command, text),
             (true, _) => {

@@ -1,0 +1,76 @@
+//! The state of the node's checkpoints; `crate::checkpoints` takes them.
+
+use flagstone_storage::checkpoint::CheckpointSource;
+use flagstone_storage::place::Place;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::sync::Notify;
+
+/// What INFO shows.
+#[derive(Clone, Debug)]
+pub struct SaveStats {
+    pub running_since: Option<Instant>,
+    /// Of the last one that succeeded, or of the start.
+    pub last_save_ms: u64,
+    pub last_ok: bool,
+    pub last_took: Option<Duration>,
+    /// Since the start.
+    pub saves: u64,
+    /// Changes to the data when the last one that succeeded was begun.
+    pub changes: u64,
+}
+
+/// See the module's description.
+#[derive(Debug)]
+pub struct Checkpoints {
+    pub source: CheckpointSource,
+    /// Where the journal keeps what it drops.
+    pub(crate) archive: Place,
+    stats: Mutex<SaveStats>,
+    pub(crate) cancelled: Notify,
+    /// How many wait for the engines to have what is pending.
+    pub(crate) wanting: AtomicUsize,
+}
+
+impl Checkpoints {
+    pub fn new(source: CheckpointSource, archive: Place) -> Self {
+        let stats = SaveStats {
+            running_since: None,
+            last_save_ms: source.clock.now_ms(),
+            last_ok: true,
+            last_took: None,
+            saves: 0,
+            changes: 0,
+        };
+        Self {
+            source,
+            archive,
+            stats: Mutex::new(stats),
+            cancelled: Notify::new(),
+            wanting: AtomicUsize::new(0),
+        }
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, SaveStats> {
+        self.stats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn stats(&self) -> SaveStats {
+        self.lock().clone()
+    }
+
+    /// Whether pending rows are to be handed over at once.
+    pub fn wants_rows(&self) -> bool {
+        self.wanting.load(Ordering::Relaxed) > 0
+    }
+
+    /// Gives the one that is being taken up; false if there is none.
+    pub fn cancel(&self) -> bool {
+        let is_running = self.lock().running_since.is_some();
+        if is_running {
+            self.cancelled.notify_waiters();
+        }
+        is_running
+    }
+}

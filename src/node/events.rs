@@ -1,0 +1,31 @@
+//! Keyspace events (`notify-keyspace-events`).
+
+use super::Node;
+use crate::config::Settings;
+use flagstone_storage::notes::Interest;
+use flagstone_storage::notify::NotifyFlags;
+use std::sync::atomic::Ordering;
+
+impl Node {
+    /// What anybody wants to hear of.
+    pub fn interest(&self, settings: &Settings) -> Interest {
+        Interest {
+            changes: self.change_listeners.load(Ordering::Relaxed) != 0,
+            events: settings.notify_keyspace_events.classes(),
+        }
+    }
+
+    /// Publishes a keyspace event on the channels that are configured.
+    pub(crate) fn publish_event(&self, settings: &Settings, db: u32, key: &[u8], event: &str) {
+        let flags = settings.notify_keyspace_events;
+        let (limits, now_ms) = (&settings.client_output_buffer_limit, self.clock.now_ms());
+        if flags.contains(NotifyFlags::KEYSPACE) {
+            let channel = [format!("__keyspace@{db}__:").as_bytes(), key].concat();
+            self.pubsub.publish(&channel, event.as_bytes(), limits, now_ms);
+        }
+        if flags.contains(NotifyFlags::KEYEVENT) {
+            let channel = format!("__keyevent@{db}__:{event}");
+            self.pubsub.publish(channel.as_bytes(), key, limits, now_ms);
+        }
+    }
+}

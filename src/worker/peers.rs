@@ -1,0 +1,80 @@
+//! The mailboxes of all workers, and jobs for them.
+
+use super::{Mailbox, Message, Worker, WorkerGone};
+use std::future::Future;
+use std::rc::Rc;
+use std::sync::Arc;
+use tokio::sync::oneshot;
+
+/// All workers, as each of them reaches the others.
+pub struct Peers {
+    pub mailboxes: Vec<Mailbox>,
+    /// Workers that own shards; the rest only does network.
+    shard_workers: usize,
+}
+
+impl Peers {
+    pub fn new(mailboxes: Vec<Mailbox>, shard_workers: usize) -> Self {
+        Self { mailboxes, shard_workers }
+    }
+
+    /// Runs something on a worker's thread, behind the data already sent there or with `urgent`
+    /// ahead of it, and waits for its result.
+    pub async fn on_worker<T, F, Fut>(
+        &self,
+        worker: usize,
+        urgent: bool,
+        job: F,
+    ) -> Result<T, WorkerGone>
+    where
+        T: Send + 'static,
+        F: FnOnce(Rc<Worker>) -> Fut + Send + 'static,
+        Fut: Future<Output = T> + 'static,
+    {
+        let (tx, rx) = oneshot::channel();
+        let run = Message::Run(Box::new(move |worker: &Rc<Worker>| {
+            let future = job(worker.clone());
+            tokio::task::spawn_local(async move {
+                // The caller may have gone.
+                let _ = tx.send(future.await);
+            });
+        }));
+        let mailbox = &self.mailboxes[worker];
+        if urgent {
+            mailbox.send_urgent(run).await?
+        } else {
+            mailbox.send(run).await?
+        }
+        rx.await.map_err(|_| WorkerGone)
+    }
+
+    /// Runs something on every worker that owns shards; the results in their order.
+    pub async fn on_all<T, F, Fut>(&self, urgent: bool, job: F) -> Result<Vec<T>, WorkerGone>
+    where
+        T: Send + 'static,
+        F: Fn(Rc<Worker>) -> Fut + Clone + Send + 'static,
+        Fut: Future<Output = T> + 'static,
+    {
+        let mut out = Vec::with_capacity(self.shard_workers);
+        for worker in 0..self.shard_workers {
+            let job = job.clone();
+            out.push(self.on_worker(worker, urgent, job).await?);
+        }
+        Ok(out)
+    }
+
+    /// Runs something on a worker's thread at some time.
+    pub(crate) fn send(
+        self: &Arc<Self>,
+        target: usize,
+        job: impl FnOnce(&Rc<Worker>) + Send + 'static,
+    ) {
+        let message = Message::Run(Box::new(job));
+        let Err(message) = self.mailboxes[target].try_send_urgent(message) else { return };
+        let peers = self.clone();
+        tokio::task::spawn_local(async move {
+            // A worker that is gone has lost the state that this is about.
+            let _ = peers.mailboxes[target].send_urgent(message).await;
+        });
+    }
+}

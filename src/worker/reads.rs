@@ -1,0 +1,100 @@
+//! Which clients have read which keys of this worker, for CLIENT TRACKING (see [`crate::tracking`]).
+
+use super::{News, Worker};
+use crate::clients::state;
+use crate::command::{Command, Request};
+use crate::tracking::Changes;
+use flagstone_commands::flag;
+use flagstone_storage::notes::{Note, NoteKind};
+use flagstone_wire::resp::Args;
+use std::sync::atomic::Ordering;
+
+/// Keys that are forgotten at once at most when there are too many.
+const EFFORT: usize = 100;
+
+impl Worker {
+    /// A command of a client that wants to hear of changes of what it reads has run here.
+    /// `has_news`: what it has noted itself is the next news.
+    #[cold]
+    pub(crate) fn remember_read(
+        &self,
+        command: &Command,
+        args: Args<'_>,
+        request: Request,
+        has_news: bool,
+    ) {
+        if command.spec.has(flag::READONLY) {
+            let told = self.news_count.get() + u64::from(has_news);
+            let keys = command.keys(args, request.db);
+            self.remember(keys.into_iter().map(|(_, key)| key), request.client, told);
+        }
+    }
+
+    /// A client has read these keys of this worker after so much news.
+    pub(crate) fn remember<'a>(
+        &self,
+        keys: impl Iterator<Item = &'a [u8]>,
+        client: u64,
+        told: u64,
+    ) {
+        let mut table = self.tracking.borrow_mut();
+        for key in keys {
+            table.add(key, client, told, |id| self.node.clients.get(id).is_some());
+        }
+        drop(table);
+        self.bound_tracking();
+    }
+
+    /// Forgets keys while there are more than may be: whoever has read them is told, as if they
+    /// had changed.
+    pub(crate) fn bound_tracking(&self) {
+        let settings = self.settings();
+        let max_keys = self.share(settings.tracking_table_max_keys);
+        let max_bytes = self.node.budget.tracking / self.node.shard_workers;
+        for _ in 0..EFFORT {
+            let forgotten = self.tracking.borrow_mut().evict(max_keys, max_bytes);
+            let Some((key, readers)) = forgotten else { break };
+            self.node.audience(&settings).invalidate(&key, &readers);
+        }
+        self.show_tracking();
+    }
+
+    /// This worker's part of how many keys may be remembered; 0: any number.
+    fn share(&self, max_keys: usize) -> usize {
+        let workers = self.node.shard_workers;
+        match max_keys {
+            0 => usize::MAX,
+            // A worker may keep none: all together keep no more than is allowed.
+            max => max / workers + usize::from(self.id < max % workers),
+        }
+    }
+
+    /// Nothing is kept by anybody of what was read here: all keys have changed.
+    pub(crate) fn forget_reads(&self) {
+        self.tracking.borrow_mut().clear();
+        self.show_tracking();
+    }
+
+    /// Tells who has read a key that a command has changed.
+    pub(crate) fn tell_change(&self, news: &News, note: &Note, changes: &mut Changes) {
+        // What time has done nobody has.
+        let by = if note.what == NoteKind::Expired { 0 } else { news.client };
+        if self.node.prefixes.any() {
+            changes.add(&note.key, by);
+        }
+        let wants_no_own = |id| {
+            id == by && self.node.clients.get(id).is_some_and(|client| client.is(state::NOLOOP))
+        };
+        let readers = self.tracking.borrow_mut().take(&note.key, news.number, wants_no_own);
+        if !readers.is_empty() {
+            self.node.audience(&self.settings()).invalidate(&note.key, &readers);
+            self.show_tracking();
+        }
+    }
+
+    fn show_tracking(&self) {
+        let table = self.tracking.borrow();
+        self.stats().tracked_keys.store(table.len() as u64, Ordering::Relaxed);
+        self.stats().tracked_reads.store(table.reads() as u64, Ordering::Relaxed);
+    }
+}

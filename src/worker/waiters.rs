@@ -1,0 +1,247 @@
+//! Serves the clients that wait for keys of this worker (see [`crate::blocking`]).
+
+use super::{Blocked, Elsewhere, Ran, Worker};
+use crate::blocking::{
+    Content, Held, Serves, Tried, WaitTable, Waiter, add, end_apart, look_again, serve_all,
+};
+use crate::clients::Cancel;
+use flagstone_storage::Value;
+use flagstone_storage::need::Key;
+use flagstone_storage::store::Need;
+use flagstone_wire::resp::Reply;
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// Pause before a key is read again that could not be.
+const RETRY: Duration = Duration::from_millis(100);
+
+/// A waiter's reply that may not be shown yet.
+#[derive(Debug)]
+pub(crate) struct Delivery {
+    waiter: Arc<Waiter>,
+    ran: Ran,
+}
+
+impl Serves for Rc<Worker> {
+    fn number(&self) -> usize {
+        self.id
+    }
+
+    fn table(&self) -> &RefCell<WaitTable> {
+        &self.waiting
+    }
+
+    fn content_of(&self, (db, key): &Key) -> Option<Content> {
+        if !self.is_open(*db, key) {
+            return None;
+        }
+        let mut partition = self.partition.borrow_mut();
+        let store = &mut partition.store;
+        self.node.begin(store, self.node.clock.now_ms(), false);
+        store.notes.want(self.node.interest(&self.settings()));
+        let content = store.peek(*db, key).ok()?.map_or(Content::NONE, |entry| {
+            let state = match &entry.value {
+                Value::Stream(stream) => {
+                    let last_id = stream.last_id();
+                    [last_id.ms, last_id.seq, stream.entries_added(), stream.groups().len()]
+                }
+                _ => [0; 4],
+            };
+            Content { type_name: entry.value.type_name(), state }
+        });
+        if store.is_dirty() {
+            self.commit_soon();
+        }
+        // Its time may have come just now.
+        let (seen, notes) = (store.seen(), store.notes.take());
+        drop(partition);
+        if !notes.is_empty() {
+            self.note_news(self.rounds.seen(seen), 0, notes, Vec::new());
+        }
+        Some(content)
+    }
+
+    fn fetch(&self, key: &Key) {
+        let (lock, granted) = self.lock([key]);
+        let (worker, key) = (self.clone(), key.clone());
+        tokio::task::spawn_local(async move {
+            if granted.await.is_err() {
+                return;
+            }
+            if !worker.partition.borrow_mut().store.is_hot(key.0, &key.1) {
+                let need = Need { db: key.0, key: key.1.clone(), part: None };
+                if let Err(text) = worker.load(vec![need]).await
+                    && !worker.fail_first(&key, &text)
+                {
+                    // Whoever has its turn is at work with it.
+                    tokio::time::sleep(RETRY).await;
+                }
+            }
+            worker.waiting.borrow_mut().set_busy(&key, false);
+            worker.serve_holding(Held::keys(vec![key]));
+            drop(lock);
+        });
+    }
+
+    fn try_serve(&self, waiter: &Arc<Waiter>, key: &Key) -> Tried {
+        if waiter.has_hung_up() {
+            waiter.turn.cancel(Cancel::Gone);
+            return Tried::Nothing;
+        }
+        let command = &waiter.command;
+        let mut others = waiter.others.iter();
+        if !others.all(|(_, other)| self.owns(other)) {
+            self.serve_apart(waiter, key, None);
+            return Tried::Apart;
+        }
+        let mut keys = waiter.keys.iter().chain(&waiter.others);
+        if !keys.all(|(db, key)| self.is_open(*db, key)) {
+            self.serve_apart(waiter, key, Some(Blocked::Locked));
+            return Tried::Apart;
+        }
+        self.start_watch();
+        match self.execute_open(command) {
+            Ok(ran) => {
+                self.deliver(waiter, ran);
+                Tried::Served
+            }
+            Err(Blocked::Empty(_)) => Tried::Nothing,
+            Err(blocked) => {
+                self.serve_apart(waiter, key, Some(blocked));
+                Tried::Apart
+            }
+        }
+    }
+
+    fn ask(&self, worker: usize, waiter: &Arc<Waiter>) {
+        let waiter = waiter.clone();
+        self.peers.send(worker, move |worker| {
+            look_again(worker, &waiter);
+            worker.count_awaited();
+        });
+    }
+}
+
+impl Worker {
+    /// Leaves a waiter with this worker, and looks whether there is something for it by now.
+    pub(crate) fn add_waiter(self: &Rc<Self>, waiter: &Arc<Waiter>) {
+        add(self, waiter, |(_, key)| self.owns(key));
+        self.count_awaited();
+    }
+
+    /// A waiter waits no more.
+    pub(crate) fn remove_waiter(&self, waiter: &Waiter) {
+        self.waiting.borrow_mut().remove(waiter);
+        self.count_awaited();
+    }
+
+    fn count_awaited(&self) {
+        let (keys, absent) = self.waiting.borrow().len();
+        self.stats().awaited_keys.store(keys as u64, Ordering::Relaxed);
+        self.stats().awaited_absent_keys.store(absent as u64, Ordering::Relaxed);
+    }
+
+    /// Keys have changed.
+    pub(crate) fn touch_waiters<'a>(&self, keys: impl Iterator<Item = (u32, &'a [u8])>) {
+        let mut waiting = self.waiting.borrow_mut();
+        if !waiting.is_empty() {
+            keys.for_each(|(db, key)| waiting.touch(db, key));
+        }
+    }
+
+    /// All keys of some databases have changed.
+    pub(crate) fn touch_all_waiters(&self, dbs: &[u32]) {
+        self.waiting.borrow_mut().touch_all(dbs);
+    }
+
+    /// Serves the waiters of the keys that have changed.
+    pub(crate) fn serve_waiters(self: &Rc<Self>) {
+        if !self.waiting.borrow().is_empty() {
+            serve_all(self);
+            self.count_awaited();
+        }
+    }
+
+    /// The same while locks are held that do not keep waiters from being served.
+    pub(crate) fn serve_holding(self: &Rc<Self>, held: Held) {
+        let before = self.waiting.borrow_mut().hold(held);
+        self.serve_waiters();
+        self.waiting.borrow_mut().hold(before);
+    }
+
+    /// Whether a waiter's command may use a key now.
+    fn is_open(&self, db: u32, key: &[u8]) -> bool {
+        let locks = self.locks.borrow();
+        locks.is_idle()
+            || !locks.blocks(db, std::iter::once(key))
+            || self.waiting.borrow().holds(db, key)
+    }
+
+    /// Runs the command of a waiter in a task, as it has to wait for locks, data or other workers.
+    fn serve_apart(self: &Rc<Self>, waiter: &Arc<Waiter>, key: &Key, blocked: Option<Blocked>) {
+        self.waiting.borrow_mut().set_busy(key, true);
+        let (worker, waiter, key) = (self.clone(), waiter.clone(), key.clone());
+        // Locks are queued for now.
+        let parked = blocked.map(|blocked| self.park(waiter.command.clone(), blocked, None));
+        let under_way = self.node.coordinator();
+        tokio::task::spawn_local(async move {
+            let _under_way = under_way;
+            let ran = match parked {
+                Some(done) => done.await.unwrap_or_else(|_| Ran::abandoned()),
+                None => (worker.coordinate)(&worker, &waiter.command, Elsewhere::default()).await,
+            };
+            let served = ran.block.is_none();
+            if served {
+                worker.deliver(&waiter, ran);
+            }
+            end_apart(&worker, &waiter, &key, served);
+            worker.count_awaited();
+        });
+    }
+
+    /// A key cannot be read: its first waiter hears of it, unless somebody else is about to serve
+    /// it.
+    fn fail_first(self: &Rc<Self>, key: &Key, text: &str) -> bool {
+        let first = self.waiting.borrow().first(key);
+        let Some(waiter) = first.filter(|waiter| waiter.turn.claim(self.id)) else { return false };
+        self.stats().failed(waiter.command.command, text);
+        waiter.turn.serve(format!("-{text}\r\n").into_bytes());
+        self.remove_waiter(&waiter);
+        true
+    }
+
+    /// Gives a waiter its reply, as soon as what it shows may be shown.
+    fn deliver(&self, waiter: &Arc<Waiter>, ran: Ran) {
+        if self.rounds.is_stored(&ran.shown, self.is_always()) {
+            return waiter.turn.serve(ran.reply.into_bytes());
+        }
+        self.deliveries.borrow_mut().push_back(Delivery { waiter: waiter.clone(), ran });
+        // It may have failed already.
+        self.deliver_shown();
+    }
+
+    /// Gives waiters the replies that may be shown by now.
+    pub(crate) fn deliver_shown(&self) {
+        let mut deliveries = self.deliveries.borrow_mut();
+        if deliveries.is_empty() {
+            return;
+        }
+        let to_disk = self.is_always();
+        let is_known = |next: &mut Delivery| self.rounds.is_known(&next.ran.shown, to_disk);
+        while let Some(Delivery { waiter, ran }) = deliveries.pop_front_if(is_known) {
+            let failure = self.rounds.any_failure(&ran.shown, to_disk);
+            let mut reply = Reply::new(ran.reply.proto());
+            let command = waiter.command.command;
+            self.stats().give(
+                &mut reply,
+                Some(command),
+                ran.reply.as_bytes(),
+                failure.map(|error| error.0),
+            );
+            waiter.turn.serve(reply.into_bytes());
+        }
+    }
+}
