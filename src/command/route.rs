@@ -1,10 +1,9 @@
 //! Where a command runs.
 
 use flagstone_commands::{HelpWriter, KeysHandler, Run, Runner};
-use std::fmt;
 
 /// How a command is routed.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub enum Route {
     /// To the store of the worker that owns its keys; when the keys belong to several workers, to a
     /// workspace of entries that these lend (see `routing`).
@@ -58,21 +57,5 @@ impl From<Run> for Route {
             Run::Help(write) => Self::Help(write),
             Run::Container => Self::Container,
         }
-    }
-}
-
-impl fmt::Debug for Route {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Keys(_) => "Keys",
-            Self::Unit => "Unit",
-            Self::Script => "Script",
-            Self::Session => "Session",
-            Self::Either => "Either",
-            Self::Wait => "Wait",
-            Self::Databases => "Databases",
-            Self::Help(_) => "Help",
-            Self::Container => "Container",
-        })
     }
 }

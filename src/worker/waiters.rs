@@ -208,7 +208,9 @@ impl Worker {
         let first = self.waiting.borrow().first(key);
         let Some(waiter) = first.filter(|waiter| waiter.turn.claim(self.id)) else { return false };
         self.stats().failed(waiter.command.command, text);
-        waiter.turn.serve(format!("-{text}\r\n").into_bytes());
+        let mut reply = Reply::new(waiter.command.request.proto);
+        reply.error(text);
+        waiter.turn.serve(reply.into_bytes());
         self.remove_waiter(&waiter);
         true
     }

@@ -29,7 +29,6 @@ const SAME_NAMES: &[(&str, &str, usize)] = &[
     (".", "Told", 2),
     (".", "Turn", 2),
     (".", "Waiter", 3),
-    (".", "Waiting", 2),
     (".", "Wanted", 2),
     (".", "Watched", 2),
 ];
@@ -47,8 +46,8 @@ const NAME_COMMANDS: &[(&str, &str, &str)] = &[
     ("src/secrets.rs", "hello", "an argument that is not shown, until `Spec` says so"),
     ("src/secrets.rs", "set", "an argument that is not shown, until `Spec` says so"),
     ("src/transaction.rs", "exec", "the command that a queue ends with"),
-    ("src/watch.rs", "keys", "a field, for Debug"),
     ("src/worker/scan.rs", "exists", "the command that a worker runs on many keys"),
+    ("src/worker/watching.rs", "keys", "a field, for Debug"),
 ];
 
 /// The types that `file` declares in its modules, with their lines. Types in functions are their

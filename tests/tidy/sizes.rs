@@ -22,7 +22,7 @@ const LONG_FILES: &[(&str, usize)] = &[
 /// Functions with more parameters: the file, the function, the parameters.
 const MANY_PARAMETERS: &[(&str, &str, usize)] = &[
     ("src/commands/scripting/mod.rs", "run_script", 7),
-    ("src/node.rs", "new", 8),
+    ("src/node/mod.rs", "new", 8),
     ("src/worker/execute.rs", "execute", 7),
     ("src/worker/execute.rs", "execute_unlocked", 8),
     ("src/worker/units.rs", "execute_unit", 7),

@@ -8,7 +8,6 @@ const RENDERER: &str = "wire/src/resp/reply.rs";
 
 /// Other files of production code that may write `\r\n` into a literal, how many times, and why.
 const LINE_ENDS: &[(&str, usize, &str)] = &[
-    ("src/blocking/serve.rs", 1, "an error of a waiter, until replies carry errors"),
     ("src/cli/connection.rs", 5, "requests of a client"),
     ("src/cli/export.rs", 1, "replies as a client reads them"),
     ("src/cli/import/aof.rs", 1, "requests in an append-only file"),
