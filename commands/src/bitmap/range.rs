@@ -68,7 +68,9 @@ fn count_in(s: &Str, given: &RangeArgs) -> Result<u64, Part> {
     }
     let range = given.bits(s.len());
     let pieces = s.pieces(bytes_of(&range))?;
-    Ok(pieces.map(|(at, bytes)| bits::count_ones_in(&bytes, inside(&range, at, &bytes))).sum())
+    Ok(pieces
+        .map(|(at, bytes)| bits::count_ones_in(&bytes, bits_in_piece(&range, at, &bytes)))
+        .sum())
 }
 
 /// `BITPOS key bit [start [end [BIT|BYTE]]]`
@@ -125,7 +127,7 @@ fn find_stored(
         if !bit && seen < at {
             break;
         }
-        if let Some(found) = bits::find(&piece, bit, inside(range, at, &piece)) {
+        if let Some(found) = bits::find(&piece, bit, bits_in_piece(range, at, &piece)) {
             return Ok(Some(at as u64 * 8 + found));
         }
         seen = at + piece.len();
@@ -140,7 +142,7 @@ fn bytes_of(range: &Range<u64>) -> Range<usize> {
 }
 
 /// Returns the bits of a piece at byte `at` that are in a range of the string's bits.
-fn inside(range: &Range<u64>, at: usize, piece: &[u8]) -> Range<u64> {
+fn bits_in_piece(range: &Range<u64>, at: usize, piece: &[u8]) -> Range<u64> {
     let base = at as u64 * 8;
     let len = piece.len() as u64 * 8;
     range.start.saturating_sub(base)..range.end.saturating_sub(base).min(len)

@@ -297,7 +297,7 @@ fn sort(
 }
 
 /// Returns the values of the GET patterns for the elements; without GET the elements themselves.
-fn fetch(
+fn get_values(
     cx: &mut Ctx<'_>,
     elements: Vec<Vec<u8>>,
     options: &SortOptions<'_>,
@@ -317,7 +317,7 @@ fn fetch(
 }
 
 /// Returns the values to reply with or to store.
-fn result(
+fn sorted_values(
     cx: &mut Ctx<'_>,
     name: &[u8],
     options: &mut SortOptions<'_>,
@@ -328,12 +328,12 @@ fn result(
     }
     elements.truncate(window.end);
     elements.drain(..window.start);
-    fetch(cx, elements, options)
+    get_values(cx, elements, options)
 }
 
 /// Makes a sorted set that was sorted a skiplist, as the reference does; OBJECT ENCODING and the
 /// order of ZSCAN reveal it.
-fn convert(cx: &mut Ctx<'_>, name: &[u8]) {
+fn make_skiplist(cx: &mut Ctx<'_>, name: &[u8]) {
     if let Ok(Some(mut entry)) = cx.store.typed_mut::<Zset>(cx.db, name)
         && entry.typed().is_some_and(|zset: &Zset| !zset.is_skiplist())
         && let Some(zset) = entry.typed_mut::<Zset>()
@@ -345,12 +345,12 @@ fn convert(cx: &mut Ctx<'_>, name: &[u8]) {
 fn sort_any(cx: &mut Ctx<'_>, args: Args<'_>, read_only: bool) -> Outcome {
     let mut options = SortOptions::parse(args, read_only)?;
     let name = arg(args, 1)?;
-    let found = result(cx, name, &mut options);
+    let found = sorted_values(cx, name, &mut options);
     if let (Some(target), Ok(_)) = (options.store, &found) {
         cx.store.peek(cx.db, target)?;
     }
     if !matches!(found, Err(Stop::Miss(_))) {
-        convert(cx, name);
+        make_skiplist(cx, name);
     }
     let found = found?;
     if let Some(target) = options.store {

@@ -6,7 +6,7 @@ use super::grid::{Position, signed_integer};
 use super::select::sort_first;
 use super::{position_arg, read_key, reply_distance, reply_position, unit_arg};
 use crate::DataSettings;
-use crate::zset::built;
+use crate::zset::zset_from_members;
 use crate::{
     Begin, Ctx, Find, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, int_arg, is_word,
     key, tail,
@@ -374,7 +374,7 @@ impl<'a> Search<'a> {
         };
         let members: Vec<(&[u8], f64)> =
             found.iter().map(|member| (member.name, score(member))).collect();
-        built(&members, settings)
+        zset_from_members(&members, settings)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Expiries of hash fields: their form in commands, and setting them.
 
-use super::{hash_in, take};
+use super::{hash_in, remove_field};
 use crate::{Stop, error, is_word};
 use flagstone_storage::store::EntryMut;
 
@@ -109,7 +109,7 @@ pub(super) fn apply(
         return Applied::ConditionNotMet;
     }
     if expire_at_ms <= now_ms {
-        take(entry, name);
+        remove_field(entry, name);
         return Applied::Deleted;
     }
     if old != expire_at_ms {

@@ -2,8 +2,9 @@
 
 use super::expiry::{Applied, ExpiryCondition, FieldTimeForm, apply};
 use super::{
-    NOT_A_COUNT, READS_UPDATES, UPDATES, convert_for, convert_if_long, drop_if_empty, entry_with,
-    fields_from, hash_in, hash_or_new, key_arg, remove_expired, tail, take,
+    NOT_A_COUNT, READS_UPDATES, UPDATES, convert_for, convert_if_long, drop_if_empty,
+    entry_with_fields, fields_from, hash_in, hash_or_new, key_arg, remove_expired, remove_field,
+    tail,
 };
 use crate::generic::shown;
 use crate::{Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, is_word, key};
@@ -22,7 +23,7 @@ fn hgetdel(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     cx.out.array(args.len() - first);
     let (mut deleted, mut expired) = (0, 0);
     for name in tail(args, first) {
-        let field = entry.as_mut().and_then(|entry| take(entry, name));
+        let field = entry.as_mut().and_then(|entry| remove_field(entry, name));
         deleted += u64::from(field.is_some());
         let live = field.as_ref().filter(|field| !field.is_expired(now_ms));
         expired += u64::from(live.is_none() && field.is_some());
@@ -74,7 +75,7 @@ fn hgetex(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         let field = hash_in(entry).and_then(|hash| hash.peek(name).ok().flatten());
         if field.is_some_and(|field| field.is_expired(now_ms)) {
             cx.out.null();
-            take(entry, name);
+            remove_field(entry, name);
             expired += 1;
             continue;
         }
@@ -195,7 +196,7 @@ fn hsetex(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     if matches!(options.expiry, NewExpiry::At(at_ms) if at_ms <= now_ms) {
         return delete_fields(cx, key, names());
     }
-    let mut entry = entry_with(cx, key, names())?;
+    let mut entry = entry_with_fields(cx, key, names())?;
     let hash = hash_or_new(&mut entry)?;
     convert_for(hash, settings, tail(args, options.first));
     let mut words = tail(args, options.first);
@@ -248,7 +249,7 @@ fn delete_fields<'n>(
         cx.notify(NotifyFlags::GENERIC, "del", key);
         return Ok(());
     };
-    let deleted = names.filter(|name| take(&mut entry, name).is_some()).count();
+    let deleted = names.filter(|name| remove_field(&mut entry, name).is_some()).count();
     if deleted > 0 {
         drop_if_empty(&mut entry);
     }

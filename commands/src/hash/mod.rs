@@ -37,7 +37,7 @@ fn hash_or_new<'a>(entry: &'a mut EntryMut<'_>) -> Result<&'a mut Hash, Stop> {
 }
 
 /// Returns the key's entry for writing, whether or not it exists, with all `names` in memory.
-fn entry_with<'a, 'n>(
+fn entry_with_fields<'a, 'n>(
     cx: &'a mut Ctx<'_>,
     key: &[u8],
     names: impl Iterator<Item = &'n [u8]>,
@@ -61,7 +61,7 @@ fn hash_in<'a>(entry: &'a EntryMut<'_>) -> Option<&'a Hash> {
 }
 
 /// Removes a field that is in memory, expired or not.
-fn take(entry: &mut EntryMut<'_>, name: &[u8]) -> Option<Field> {
+fn remove_field(entry: &mut EntryMut<'_>, name: &[u8]) -> Option<Field> {
     hash_in(entry)?.peek(name).ok()??;
     entry.as_hash_mut()?.remove(name)
 }
@@ -87,7 +87,7 @@ fn remove_expired<'n>(
     for name in names {
         let field = hash_in(&entry).and_then(|hash| hash.peek(name).ok().flatten());
         if field.is_some_and(|field| field.is_expired(now_ms)) {
-            take(&mut entry, name);
+            remove_field(&mut entry, name);
             removed += 1;
         }
     }

@@ -1,8 +1,8 @@
 //! Changing fields: HSET, HMSET, HSETNX, HDEL, HINCRBY, HINCRBYFLOAT.
 
 use super::{
-    READS_UPDATES, UPDATES, convert_for, convert_if_long, drop_if_empty, entry_with, hash_in,
-    hash_or_new, key_arg, tail, take,
+    READS_UPDATES, UPDATES, convert_for, convert_if_long, drop_if_empty, entry_with_fields,
+    hash_in, hash_or_new, key_arg, remove_field, tail,
 };
 use crate::{Ctx, Group, KeySpec, Names, Outcome, Run, Spec, Stop, arg, error, flag, int_arg, key};
 use flagstone_storage::notify::NotifyFlags;
@@ -17,7 +17,7 @@ fn set_pairs(cx: &mut Ctx<'_>, args: Args<'_>, command: &str) -> Result<usize, S
         return Err(error::arity(command).into());
     }
     let settings = cx.settings;
-    let mut entry = entry_with(cx, key_arg(args)?, tail(args, 2).step_by(2))?;
+    let mut entry = entry_with_fields(cx, key_arg(args)?, tail(args, 2).step_by(2))?;
     let hash = hash_or_new(&mut entry)?;
     convert_for(hash, settings, tail(args, 2));
     let mut created = 0;
@@ -48,7 +48,7 @@ fn hmset(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 fn hsetnx(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let (key, name, value) = (key_arg(args)?, arg(args, 2)?, arg(args, 3)?);
     let (db, settings, now_ms) = (cx.db, cx.settings, cx.now_ms());
-    let mut entry = entry_with(cx, key, std::iter::once(name))?;
+    let mut entry = entry_with_fields(cx, key, std::iter::once(name))?;
     if let Some(hash) = hash_in(&entry)
         && hash.get(name, now_ms).or_load(db, key)?.is_some()
     {
@@ -73,7 +73,7 @@ fn hdel(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
             hash.require(tail(args, 2)).or_load(cx.db, key)?;
         }
         for name in tail(args, 2) {
-            deleted += usize::from(take(&mut entry, name).is_some());
+            deleted += usize::from(remove_field(&mut entry, name).is_some());
         }
         if deleted > 0 {
             drop_if_empty(&mut entry);
@@ -94,7 +94,7 @@ fn change_field(
 ) -> Result<String, Stop> {
     let (key, name) = (key_arg(args)?, arg(args, 2)?);
     let (db, settings, now_ms) = (cx.db, cx.settings, cx.now_ms());
-    let mut entry = entry_with(cx, key, std::iter::once(name))?;
+    let mut entry = entry_with_fields(cx, key, std::iter::once(name))?;
     let field: Option<&Field> = match hash_in(&entry) {
         Some(hash) => hash.get(name, now_ms).or_load(db, key)?,
         None => None,

@@ -31,7 +31,7 @@ pub(super) fn pfdebug(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         if !was_sparse {
             return Err("ERR HLL encoding is not sparse".into());
         }
-        cx.out.bulk_str(&decoded(&sketch));
+        cx.out.bulk_str(&runs_as_text(&sketch));
     } else if is_word(word, "encoding") {
         cx.out.simple(if was_sparse { "sparse" } else { "dense" });
     } else if is_word(word, "todense") {
@@ -49,7 +49,7 @@ pub(super) fn pfdebug(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 
 /// Returns the runs of a sparse sketch as text: `z:` zeros in one byte, `Z:` zeros in two, `v:` a
 /// value.
-fn decoded(sketch: &Sketch<'_>) -> String {
+fn runs_as_text(sketch: &Sketch<'_>) -> String {
     let words: Vec<String> = sketch
         .runs()
         .map(|run| match (run.value, run.bytes) {

@@ -76,12 +76,12 @@ fn shrink(entry: &mut EntryMut<'_>, settings: &DataSettings) {
 }
 
 /// Returns the keyspace event of a push at an end.
-fn pushed(front: bool) -> &'static str {
+fn push_event(front: bool) -> &'static str {
     if front { "lpush" } else { "rpush" }
 }
 
 /// Returns the keyspace event of a pop at an end.
-fn popped(front: bool) -> &'static str {
+fn pop_event(front: bool) -> &'static str {
     if front { "lpop" } else { "rpop" }
 }
 

@@ -1,6 +1,6 @@
 //! Moving elements between lists: LMOVE, RPOPLPUSH.
 
-use super::{TAKES, grow, is_front, key_arg, popped, pushed, shrink_or_delete};
+use super::{TAKES, grow, is_front, key_arg, pop_event, push_event, shrink_or_delete};
 use crate::{Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, flag, key};
 use flagstone_storage::notify::NotifyFlags;
 use flagstone_storage::store::{EntryMut, OrLoad};
@@ -39,9 +39,9 @@ pub(super) fn move_element(
     target.typed_or_new::<List>()?;
     grow(&mut target, settings, if is_number { 0 } else { element.len() });
     target.typed_or_new::<List>()?.push(&element, to_front);
-    target.event(NotifyFlags::LIST, pushed(to_front));
+    target.event(NotifyFlags::LIST, push_event(to_front));
     if let Some(mut source) = cx.store.typed_mut::<List>(db, from)? {
-        shrink_or_delete(&mut source, settings, popped(from_front));
+        shrink_or_delete(&mut source, settings, pop_event(from_front));
     }
     // A move counts as one change.
     cx.store.stats.changes = changes + 1;

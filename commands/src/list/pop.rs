@@ -1,6 +1,6 @@
 //! Popping elements from the ends: LPOP, RPOP, LMPOP.
 
-use super::{TAKES, is_front, key_arg, popped, shrink_or_delete};
+use super::{TAKES, is_front, key_arg, pop_event, shrink_or_delete};
 use crate::{
     Begin, Ctx, Find, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, is_word,
 };
@@ -34,7 +34,7 @@ fn pop_many(
         && let Some(list) = entry.typed_mut::<List>()
     {
         list.drop_end(front, count);
-        shrink_or_delete(&mut entry, settings, popped(front));
+        shrink_or_delete(&mut entry, settings, pop_event(front));
     }
     Ok(true)
 }
@@ -65,7 +65,7 @@ fn pop_end(cx: &mut Ctx<'_>, key: &[u8], front: bool, named: bool) -> Result<boo
     if let Some(list) = entry.typed_mut::<List>() {
         list.drop_end(front, 1);
     }
-    shrink_or_delete(&mut entry, settings, popped(front));
+    shrink_or_delete(&mut entry, settings, pop_event(front));
     Ok(true)
 }
 
@@ -102,7 +102,7 @@ fn rpop(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 }
 
 /// Parses a number greater than 0.
-fn positive(text: &[u8], error: &'static str) -> Result<u64, Stop> {
+fn positive_arg(text: &[u8], error: &'static str) -> Result<u64, Stop> {
     let number = parse_i64(text).filter(|&number| number > 0);
     Ok(number.ok_or(error)?.unsigned_abs())
 }
@@ -118,7 +118,7 @@ pub(super) struct LmpopArgs {
 impl LmpopArgs {
     /// Parses `numkeys key… LEFT|RIGHT [COUNT count]`, from the argument `at` on.
     pub(super) fn parse(args: Args<'_>, at: usize) -> Result<Self, Stop> {
-        let keys = positive(arg(args, at)?, "ERR numkeys should be greater than 0")?;
+        let keys = positive_arg(arg(args, at)?, "ERR numkeys should be greater than 0")?;
         let side = usize::try_from(keys).unwrap_or(usize::MAX).saturating_add(at + 1);
         let front = is_front(args, side)?;
         let mut count = None;
@@ -127,7 +127,7 @@ impl LmpopArgs {
             let value = args.get(option_at + 1);
             let value = value.filter(|_| count.is_none() && is_word(option, "count"));
             let value = value.ok_or(error::SYNTAX)?;
-            count = Some(positive(value, "ERR count should be greater than 0")?);
+            count = Some(positive_arg(value, "ERR count should be greater than 0")?);
             option_at += 2;
         }
         Ok(Self { keys: at + 1..side, front, count: count.unwrap_or(1) })

@@ -1,6 +1,6 @@
 //! Pushing elements at the ends: LPUSH, RPUSH, LPUSHX, RPUSHX.
 
-use super::{key_arg, outgrows, pushed};
+use super::{key_arg, outgrows, push_event};
 use crate::{Ctx, Group, KeySpec, Outcome, Run, Spec, flag, key};
 use flagstone_storage::notify::NotifyFlags;
 use flagstone_storage::store::OrLoad;
@@ -28,7 +28,7 @@ fn push(cx: &mut Ctx<'_>, args: Args<'_>, front: bool, only_existing: bool) -> O
     }
     args.iter().skip(2).for_each(|element| list.push(element, front));
     cx.out.count(list.len() as usize);
-    entry.event(NotifyFlags::LIST, pushed(front));
+    entry.event(NotifyFlags::LIST, push_event(front));
     Ok(())
 }
 

@@ -24,7 +24,7 @@ fn spop(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     }
     let popped = match cx.store.typed_mut::<Set>(cx.db, key)? {
         Some(mut entry) => {
-            let popped = drawn(&entry, 1).or_load(cx.db, key)?;
+            let popped = draw_names(&entry, 1).or_load(cx.db, key)?;
             remove_all(&mut entry, &popped);
             entry.removal_event(NotifyFlags::SET, "spop");
             popped
@@ -45,13 +45,14 @@ fn spop_count(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     };
     let len = entry.typed::<Set>().map_or(0, Set::len);
     if count >= len {
-        let popped = all(&entry).or_load(cx.db, key)?;
+        let popped = all_names(&entry).or_load(cx.db, key)?;
         entry.clear();
         entry.removal_event(NotifyFlags::SET, "spop");
         show(cx, &popped);
         return Ok(());
     }
-    let popped = drawn(&entry, usize::try_from(count).unwrap_or(usize::MAX)).or_load(cx.db, key)?;
+    let popped =
+        draw_names(&entry, usize::try_from(count).unwrap_or(usize::MAX)).or_load(cx.db, key)?;
     if (len - count).saturating_mul(FEW_ARE_LEFT) <= count {
         keep_few(&mut entry, &popped, settings);
     } else {
@@ -70,7 +71,7 @@ fn pop_count(args: Args<'_>) -> Result<u64, Stop> {
 /// Names that are independent of the set's later changes.
 type MemberNames = Vec<Box<[u8]>>;
 
-fn drawn(
+fn draw_names(
     entry: &EntryMut<'_>,
     count: usize,
 ) -> Result<MemberNames, flagstone_storage::store::Part> {
@@ -78,7 +79,7 @@ fn drawn(
     Ok(set.sample(count)?.into_iter().map(Into::into).collect())
 }
 
-fn all(entry: &EntryMut<'_>) -> Result<MemberNames, flagstone_storage::store::Part> {
+fn all_names(entry: &EntryMut<'_>) -> Result<MemberNames, flagstone_storage::store::Part> {
     let Some(set) = entry.typed::<Set>() else { return Ok(MemberNames::new()) };
     set.require_all()?;
     Ok(set.members().into_iter().map(Into::into).collect())

@@ -22,7 +22,7 @@ const ATTEMPTS: u64 = 10;
 const MAX_COUNT: i64 = i64::MAX / 16;
 
 /// Parses the number of an option of XCLAIM.
-fn number(args: Args<'_>, at: usize, of: &str, command: &str) -> Result<i64, Stop> {
+fn number_arg(args: Args<'_>, at: usize, of: &str, command: &str) -> Result<i64, Stop> {
     let number = args.get(at).and_then(parse_i64);
     number.ok_or_else(|| format!("ERR Invalid {of} argument for {command}").into())
 }
@@ -42,7 +42,7 @@ struct ClaimOptions {
 
 impl ClaimOptions {
     fn parse(args: Args<'_>, now_ms: u64) -> Result<Self, Stop> {
-        let min_idle_ms = number(args, 4, "min-idle-time", "XCLAIM")?.max(0);
+        let min_idle_ms = number_arg(args, 4, "min-idle-time", "XCLAIM")?.max(0);
         let (mut ids, mut at) = (Vec::new(), 5);
         while let Some(Ok(id)) = args.get(at).map(|id| parse::id(id, 0)) {
             ids.push(id);
@@ -53,7 +53,7 @@ impl ClaimOptions {
         while let Some(option) = args.get(at) {
             at += 1;
             let (more, here) = (at < args.len(), at);
-            let value = |name| number(args, here, name, "XCLAIM");
+            let value = |name| number_arg(args, here, name, "XCLAIM");
             if is_word(option, "force") {
                 force = true;
                 continue;
@@ -125,7 +125,7 @@ impl ClaimPlan {
             |(id, entry): (&StreamId, &Option<PendingEntry>)| entry.is_none().then_some(*id);
         let gone: Vec<_> = self.changed.iter().filter_map(is_gone).collect();
         let mut entries: Vec<_> = self.changed.into_values().flatten().collect();
-        group::change(cx, delivery.key, group::creation(delivery.number), |stream| {
+        group::change(cx, delivery.key, group::creation_event(delivery.number), |stream| {
             if !gone.is_empty() {
                 stream.groups_mut().remove_pending(delivery.group, &gone);
             }
@@ -220,7 +220,7 @@ struct AutoClaimOptions {
 
 impl AutoClaimOptions {
     fn parse(args: Args<'_>) -> Result<Self, Stop> {
-        let min_idle_ms = number(args, 4, "min-idle-time", "XAUTOCLAIM")?.max(0);
+        let min_idle_ms = number_arg(args, 4, "min-idle-time", "XAUTOCLAIM")?.max(0);
         let start = parse::interval_start(arg(args, 5)?)?;
         let mut options = Self { min_idle_ms, start, count: AUTO_COUNT, just_id: false };
         let mut at = 6;

@@ -150,7 +150,7 @@ pub const COMMANDS: &[Spec] = &[
     },
     Spec {
         name: "xtrim",
-        complexity: "O(N) where N is the number of entries that go.",
+        complexity: "O(N) where N is the number of deleted entries.",
         summary: "Deletes entries from the front of a stream.",
         arity: -4,
         tips: &["nondeterministic_output"],

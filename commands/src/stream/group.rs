@@ -76,7 +76,7 @@ pub(super) fn change(
 }
 
 /// Returns the event of creating a consumer, if it did not exist.
-pub(super) fn creation(number: ConsumerNo) -> Option<&'static str> {
+pub(super) fn creation_event(number: ConsumerNo) -> Option<&'static str> {
     (number == NEW).then_some("xgroup-createconsumer")
 }
 
@@ -130,7 +130,7 @@ pub(super) fn reply_progress(out: &mut Reply, stream: &Stream, group: &Group) {
 }
 
 /// Returns a consumer's time for a reply; -1 if there is none.
-pub(super) fn time(ms: Option<u64>) -> i64 {
+pub(super) fn time_or_minus_one(ms: Option<u64>) -> i64 {
     ms.map_or(-1, |ms| ms as i64)
 }
 
@@ -193,7 +193,7 @@ fn reply_pending(out: &mut Reply, stream: &Stream, group: &Group, count: u64) ->
         out.bulk_str("seen-time");
         out.int(consumer.seen_ms() as i64);
         out.bulk_str("active-time");
-        out.int(time(consumer.active_ms()));
+        out.int(time_or_minus_one(consumer.active_ms()));
         out.bulk_str("pel-count");
         out.count(consumer.pending() as usize);
         let pending = of_consumers.remove(&number).unwrap_or_default();

@@ -125,7 +125,7 @@ fn create_consumer(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let Some((stream, group)) = group::find(cx.store, cx.db, key, name)? else { return Ok(()) };
     let exists = stream.groups().consumer(group, consumer).or_load(db, key)?.is_some();
     if !exists {
-        group::change(cx, key, group::creation(group::NEW), |stream| {
+        group::change(cx, key, group::creation_event(group::NEW), |stream| {
             stream.groups_mut().create_consumer(name, consumer, now_ms);
         })?;
     }

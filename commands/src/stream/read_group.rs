@@ -235,7 +235,7 @@ fn xreadgroup(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
             found += 1;
         }
         let delivery = Delivery { key, group: name, consumer, number: NEW, now_ms, active: false };
-        let event = group::creation(plan.number);
+        let event = group::creation_event(plan.number);
         group::change(cx, key, event, |stream| plan.apply(stream, delivery))?;
     }
     if found == 0 {

@@ -25,7 +25,7 @@ fn bulk(out: &mut Reply, value: &Str) -> Result<(), Part> {
 }
 
 /// Returns the length of a string of `len` bytes after `more` are appended, if it is allowed.
-fn grown(len: usize, more: usize, settings: &DataSettings) -> Result<usize, &'static str> {
+fn grown_len(len: usize, more: usize, settings: &DataSettings) -> Result<usize, &'static str> {
     len.checked_add(more)
         .filter(|&total| total <= settings.proto_max_bulk_len)
         .ok_or(error::STRING_TOO_LONG)

@@ -1,6 +1,6 @@
 //! Parts of strings. Of a big string only the affected chunks are loaded and written.
 
-use super::grown;
+use super::grown_len;
 use crate::{Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, int_arg, key};
 use flagstone_storage::notify::NotifyFlags;
 use flagstone_storage::store::OrLoad;
@@ -51,7 +51,7 @@ fn append(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         cx.out.count(more.len());
         return Ok(());
     };
-    grown(len, more.len(), cx.settings)?;
+    grown_len(len, more.len(), cx.settings)?;
     write(cx, name, len, more, "append")
 }
 
@@ -71,7 +71,7 @@ fn setrange(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         cx.out.count(len.unwrap_or(0));
         return Ok(());
     }
-    grown(offset, bytes.len(), cx.settings)?;
+    grown_len(offset, bytes.len(), cx.settings)?;
     write(cx, name, offset, bytes, "setrange")
 }
 

@@ -1,7 +1,7 @@
 //! Commands on several sorted sets: ZUNION, ZINTER, ZDIFF, their *STORE forms, ZINTERCARD. Plain
 //! sets are allowed; their members have the score 1.
 
-use super::{built, reply};
+use super::{reply, zset_from_members};
 use crate::combine::{Combinable, SetOperation, Source, combined, count_inter, sources};
 use crate::{
     Begin, Ctx, Find, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, int_arg, is_word,
@@ -266,7 +266,7 @@ fn store(cx: &mut Ctx<'_>, args: Args<'_>, syntax: CombineSyntax) -> Outcome {
     cx.store.peek(cx.db, target)?;
     let sources: Vec<ScoredSource<'_>> = sources(cx.store, cx.db, tail(args, 3).take(count))?;
     let options = CombineOptions::parse(args, 3 + count, count, syntax)?;
-    let zset = built(&members(syntax.op, &sources, &options)?, cx.settings);
+    let zset = zset_from_members(&members(syntax.op, &sources, &options)?, cx.settings);
     cx.out.count(zset.len() as usize);
     Ok(cx.put_result(target, zset.into_value(), NotifyFlags::ZSET, syntax.name)?)
 }

@@ -50,7 +50,10 @@ fn put(zset: &mut Zset, name: &[u8], score: f64, settings: &DataSettings) {
 }
 
 /// Returns a sorted set of members without duplicates: a listpack if they fit.
-pub(super) fn built<N: AsRef<[u8]>>(members: &[(N, f64)], settings: &DataSettings) -> Zset {
+pub(super) fn zset_from_members<N: AsRef<[u8]>>(
+    members: &[(N, f64)],
+    settings: &DataSettings,
+) -> Zset {
     let longest = members.iter().map(|(name, _)| name.as_ref().len()).max().unwrap_or(0);
     let mut zset = Zset::new(outgrows_listpack(members.len() as u64, longest, settings));
     for (name, score) in members {
@@ -68,7 +71,7 @@ pub(super) fn restored(
 ) -> Zset {
     let count = members.len() as u64;
     if form == ZsetForm::Skiplist || outgrows_listpack(count, 0, settings) {
-        return built(members, settings);
+        return zset_from_members(members, settings);
     }
     members.iter().map(|(name, score)| (&**name, *score)).collect()
 }
@@ -77,7 +80,7 @@ pub(super) fn restored(
 type OwnedMembers = Vec<(Box<[u8]>, f64)>;
 
 /// Copies all members of a walk.
-fn owned<'a>(
+fn collect_members<'a>(
     walk: impl Iterator<Item = Result<(&'a [u8], f64), Part>>,
 ) -> Result<OwnedMembers, Part> {
     walk.map(|item| item.map(|(name, score)| (name.into(), score))).collect()

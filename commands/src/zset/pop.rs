@@ -1,7 +1,7 @@
 //! Popping members: ZPOPMIN, ZPOPMAX, ZMPOP.
 
 use super::parse::count_arg;
-use super::{OwnedMembers, key_arg, owned, reply};
+use super::{OwnedMembers, collect_members, key_arg, reply};
 use crate::{
     Begin, Ctx, Find, Group, KeySpec, Outcome, Run, Spec, Stop, error, flag, is_word, key,
 };
@@ -18,7 +18,9 @@ pub(super) fn pop(
     from_max: bool,
 ) -> Result<OwnedMembers, Stop> {
     let popped = match entry.typed::<Zset>() {
-        Some(zset) => zset.by_rank(0, count, from_max).and_then(owned).or_load(db, key)?,
+        Some(zset) => {
+            zset.by_rank(0, count, from_max).and_then(collect_members).or_load(db, key)?
+        }
         None => OwnedMembers::new(),
     };
     if popped.is_empty() {

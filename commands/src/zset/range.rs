@@ -1,7 +1,7 @@
 //! Ranges: ZRANGE and its older forms, ZRANGESTORE.
 
 use super::parse::{self, Ranks};
-use super::{OwnedMembers, READS, outgrows_listpack, owned, put, reply, zset_of};
+use super::{OwnedMembers, READS, collect_members, outgrows_listpack, put, reply, zset_of};
 use crate::DataSettings;
 use crate::{
     Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, int_arg, is_word, key,
@@ -200,7 +200,7 @@ fn zrangestore(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let query = RangeQuery::parse(args, 2, RangeSyntax { store: true, ..RangeSyntax::default() })?;
     let (db, settings) = (cx.db, cx.settings);
     let members = match zset_of(cx, query.key)? {
-        Some(zset) => query.walk(zset).and_then(owned).or_load(db, query.key)?,
+        Some(zset) => query.walk(zset).and_then(collect_members).or_load(db, query.key)?,
         None => Vec::new(),
     };
     let destination = arg(args, 1)?;

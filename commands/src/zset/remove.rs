@@ -1,7 +1,7 @@
 //! Removing ranges: ZREMRANGEBYRANK, ZREMRANGEBYSCORE, ZREMRANGEBYLEX.
 
 use super::parse::{self, Ranks};
-use super::{REMOVES, key_arg, owned};
+use super::{REMOVES, collect_members, key_arg};
 use crate::{Ctx, Group, Outcome, Run, Spec, arg, flag};
 use flagstone_storage::notify::NotifyFlags;
 use flagstone_storage::store::{OrLoad, Part};
@@ -19,7 +19,7 @@ fn remove(
     let mut removed = 0;
     if let Some(mut entry) = cx.store.typed_mut::<Zset>(db, key)? {
         let found = match entry.typed::<Zset>() {
-            Some(zset) => find(zset).and_then(owned).or_load(db, key)?,
+            Some(zset) => find(zset).and_then(collect_members).or_load(db, key)?,
             None => Vec::new(),
         };
         removed = found.len();
