@@ -165,7 +165,7 @@ pub async fn run_periodically(node: Arc<Node>) {
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let (mut tried, mut pruned) = (Instant::now(), None::<Instant>);
     let mut released = Instant::now();
-    while !node.is_ending() {
+    while !node.ending.is_ending() {
         tick.tick().await;
         let settings = node.config.settings();
         let interval = settings.checkpoint_interval_seconds;

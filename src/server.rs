@@ -224,7 +224,7 @@ fn serve(
     background.spawn(run_periodically(node.clone()));
     let request = background.block_on(wait_for_stop(&node, &mut stops));
     // Scripts that run for long see it, however it was asked for.
-    node.request_shutdown(request);
+    node.ending.request_shutdown(request);
     drop(stopped);
     stop.send_replace(true);
     let drained = drain(threads, &node, background, request, stops);
@@ -251,7 +251,7 @@ async fn serve_changes(mut listening: Listening, node: Arc<Node>, peers: Arc<Pee
 
 /// SIGTERM, SIGINT, SIGQUIT or SHUTDOWN.
 async fn wait_for_stop(node: &Node, stops: &mut Stops) -> ShutdownRequest {
-    let mut requested = node.shutdown.subscribe();
+    let mut requested = node.ending.shutdown.subscribe();
     tokio::select! {
         signal = stops.wait() => {
             tracing::info!("{signal}: shutting down");

@@ -41,7 +41,7 @@ impl Connection {
         let command = gate::resolve(args).ok();
         if command.is_some_and(routing::shows_data)
             && !says_away(out.as_bytes())
-            && let Err(text) = self.worker.node.confirm_owner().await
+            && let Err(text) = self.worker.node.health.confirm_owner(&settings).await
         {
             if let Some(command) = command.filter(|_| !out.as_bytes().starts_with(b"-")) {
                 self.worker.stats().failed(command, text);
@@ -101,7 +101,7 @@ impl Connection {
                     let node = self.worker.node.clone();
                     self.session.client.set(state::BLOCKED, true);
                     let may_write = gate::may_write(&self.session, &node, args);
-                    self.wire().keep_until(node.wait_unpaused(may_write)).await?;
+                    self.wire().keep_until(node.pauses.wait(may_write)).await?;
                     self.session.client.seen_at(self.worker.node.clock.now_ms());
                     self.session.client.set(state::BLOCKED, false);
                 }

@@ -312,10 +312,10 @@ pub(super) async fn confirmed(
     replies: Reply,
     ends: &[End],
 ) -> Reply {
-    if !shows_data || worker.node.is_owner() || replies.is_lost() {
+    if !shows_data || worker.node.health.is_owner() || replies.is_lost() {
         return replies;
     }
-    match worker.node.confirm_owner().await {
+    match worker.node.health.confirm_owner(&worker.settings()).await {
         Ok(()) => replies,
         Err(text) => disowned(worker, replies.as_bytes(), ends, text),
     }

@@ -78,8 +78,8 @@ pub(super) fn admit(
     }
     let node = &worker.node;
     let flags = || flags_of(session, node, command, args);
-    if limits::any(node, settings) {
-        let refusal = limits::refusal(node, settings, flags()).map(str::to_owned);
+    if limits::any(&node.health, settings) {
+        let refusal = limits::refusal(&node.health, settings, flags()).map(str::to_owned);
         if let Some(text) = refusal.or_else(|| stalled(session, node, command, args)) {
             return Admitted::Refused(text.into());
         }
@@ -97,7 +97,7 @@ pub(super) fn admit(
     {
         return Admitted::Refused(kind.busy_text().into());
     }
-    if let Some(pause) = node.pause()
+    if let Some(pause) = node.pauses.now()
         && !command.spec.has(flag::ENDS_PAUSE)
         && (!pause.writes_only || may_be_paused(flags()))
     {
@@ -108,14 +108,14 @@ pub(super) fn admit(
 
 /// Why a command may not run on the keys that it names, as their shard cannot store rows.
 fn stalled(session: &Session, node: &Node, command: &Command, args: Args<'_>) -> Option<String> {
-    if !node.stalls.any() {
+    if !node.health.stalls.any() {
         return None;
     }
     let flags = flags_of(session, node, command, args);
     let queued = session.transaction.as_ref().filter(|_| command.spec.has(flag::EXEC));
     let args = queued.map_or(args, |transaction| transaction.args());
     let keys = command.keys(args, session.db);
-    node.stalls.refusal(&node.layout, flags, keys.into_iter().map(|(_, key)| key))
+    node.health.stalls.refusal(&node.layout, flags, keys.into_iter().map(|(_, key)| key))
 }
 
 /// DEBUG only runs when the configuration lets this client run it.

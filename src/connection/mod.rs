@@ -127,7 +127,7 @@ impl Connection {
             // There may always be something to read.
             self.give_turn().await;
             self.wait_readable().await?;
-            if self.worker.node.is_pressed() {
+            if self.worker.node.health.is_pressed() {
                 self.wait_for_room().await;
             }
             let mut scratch = self.worker.take_scratch();
@@ -231,7 +231,7 @@ impl Connection {
     /// Waits while there are more pending rows than the memory budget allows, up to a limit: a
     /// write that still finds no room is refused.
     async fn wait_for_room(&self) {
-        while self.worker.node.is_pressed() && !self.worker.node.is_choked() {
+        while self.worker.node.health.is_pressed() && !self.worker.node.health.is_choked() {
             tokio::time::sleep(PRESSURE_POLL).await;
         }
     }

@@ -1,7 +1,8 @@
-//! What keeps commands from running whoever sends them: the state of the node. Connections ask
+//! What keeps commands from running whoever sends them: the state of the health. Connections ask
 //! before a command runs, scripts before they run, and before each command that they call.
 
-use super::{CHOKED, CUT_OFF, DISOWNED, Node};
+use super::Health;
+use super::health::{CHOKED, CUT_OFF, DISOWNED};
 use crate::config::{MaxmemoryPolicy, Settings};
 use crate::stalls::JOURNAL_FULL;
 use flagstone_commands::flag;
@@ -11,27 +12,27 @@ const NO_REPLICAS: &str = "NOREPLICAS Not enough good replicas to write.";
 
 /// Whether some commands are refused now.
 #[inline]
-pub fn any(node: &Node, settings: &Settings) -> bool {
-    node.is_over_maxmemory()
-        || node.is_pressed()
-        || node.is_cut_off()
-        || node.is_disowned()
-        || node.stalls.any()
+pub fn any(health: &Health, settings: &Settings) -> bool {
+    health.is_over_maxmemory()
+        || health.is_pressed()
+        || health.is_cut_off()
+        || health.is_disowned()
+        || health.stalls.any()
         || lacks_replicas(settings)
 }
 
 /// Why what has these flags may not run, if so.
-pub fn refusal(node: &Node, settings: &Settings, flags: u32) -> Option<&'static str> {
+pub fn refusal(health: &Health, settings: &Settings, flags: u32) -> Option<&'static str> {
     let needs_memory = flags & flag::DENYOOM != 0;
-    if needs_memory && node.is_over_maxmemory() {
+    if needs_memory && health.is_over_maxmemory() {
         Some(OUT_OF_MEMORY)
-    } else if needs_memory && node.is_choked() {
+    } else if needs_memory && health.is_choked() {
         Some(CHOKED)
-    } else if flags & flag::WRITE != 0 && node.is_cut_off() {
+    } else if flags & flag::WRITE != 0 && health.is_cut_off() {
         Some(CUT_OFF)
-    } else if flags & flag::WRITE != 0 && node.stalls.refuses_all_writes() {
+    } else if flags & flag::WRITE != 0 && health.stalls.refuses_all_writes() {
         Some(JOURNAL_FULL)
-    } else if flags & flag::STALE == 0 && node.is_disowned() && !settings.serve_stale_data {
+    } else if flags & flag::STALE == 0 && health.is_disowned() && !settings.serve_stale_data {
         Some(DISOWNED)
     } else if flags & flag::WRITE != 0 && lacks_replicas(settings) {
         Some(NO_REPLICAS)

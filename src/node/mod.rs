@@ -1,11 +1,19 @@
 //! What all workers of the process share.
 
+mod budget;
 mod checkpoints;
+mod ending;
 mod events;
+mod health;
 pub mod limits;
+mod pauses;
 mod stats;
 
+pub use budget::Budget;
 pub use checkpoints::{Checkpoints, SaveStats};
+pub use ending::{Ending, ShutdownRequest};
+pub use health::Health;
+pub use pauses::{Pause, Pauses};
 pub use stats::{Counters, WorkerStats};
 pub(crate) use stats::{MAX_ERRORS, OTHER_ERRORS, Tally, error_code};
 
@@ -13,79 +21,28 @@ use crate::clients::Clients;
 use crate::config::{AppendFsync, ClientMemory, Config, Settings};
 use crate::functions::Functions;
 use crate::monitor::Monitors;
-use crate::process;
 use crate::pubsub::PubSub;
 use crate::rates::Rates;
 use crate::scripts::Scripts;
 use crate::slowlog::SlowLog;
-use crate::stalls::Stalls;
 use crate::tracking::{Audience, Prefixes};
 use flagstone_storage::clock::Clock;
 use flagstone_storage::encoding::Library;
-use flagstone_storage::engine::Upkeep;
 use flagstone_storage::journal::{Journal, SyncMode};
-use flagstone_storage::lease::{Lease, Unconfirmed};
 use flagstone_storage::place::Requests;
 use flagstone_storage::slot::slot_of;
 use flagstone_storage::{Layout, Store};
 use flagstone_wire::client_memory::{CLIENTS, Limit};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
-use tokio::sync::{Notify, Semaphore, mpsc, oneshot};
-
-/// How long writers wait for room while no engine takes rows, before their writes are refused.
-pub const PRESSURE_LIMIT_MS: u64 = 5000;
-
-/// Why writes are refused while there is no room for them.
-pub const CHOKED: &str = "OOM the engine has taken no rows for seconds, or its disk is full: there is \
-    no memory left for writes";
-
-/// Why writes are refused while the journal's store is away.
-pub const CUT_OFF: &str = "MISCONF The store of the journal does not answer, so that no write can be \
-    stored. Commands that may modify the data set are refused until it does. The log says more.";
-
-/// Why nothing that shows data is answered while another server may own it.
-pub const DISOWNED: &str = "MASTERDOWN The store of the journal does not answer, so that another server \
-    may have taken over, and serve-stale-data is set to 'no'.";
-
-/// Why nothing that shows data is answered any more.
-const TAKEN_OVER: &str = "MASTERDOWN This server is shutting down: it has released the data, or another \
-    server has taken it over.";
-
-/// Bytes that may wait for the store of a journal in a bucket, at least and at most.
-const JOURNAL_MIN: u64 = 4 << 20;
-const JOURNAL_MAX: u64 = 64 << 20;
-
-/// Pending rows of more bytes than this are of no use: they are handed over faster than they come,
-/// or not at all.
-const PENDING_MAX: u64 = 1 << 30;
-
-/// Bytes that are there whatever the data: threads, code, and SlateDB's buffers for files that it
-/// writes, 10 MiB each. Small budgets keep a quarter for it.
-const OVERHEAD: u64 = 128 << 20;
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+use tokio::sync::{Semaphore, mpsc, oneshot};
 
 /// Units that run apart at the same time; more wait, before they hold anything. Each may have a VM.
 pub const MAX_APART: usize = 8;
 
 /// Bytes that all connections may take at least: a few large values on their way.
 const CLIENTS_MIN: u64 = 32 << 20;
-
-/// CLIENT PAUSE.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Pause {
-    /// Ms since the Unix epoch; 0: not paused.
-    pub until_ms: u64,
-    /// Only commands that may write wait.
-    pub writes_only: bool,
-}
-
-/// How the node is to be shut down.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ShutdownRequest {
-    /// Close the engines without a last flush: the journal has everything.
-    pub now: bool,
-}
 
 /// Other addresses to listen on.
 pub struct ListenChange {
@@ -94,105 +51,12 @@ pub struct ListenChange {
     pub done: oneshot::Sender<Result<(), String>>,
 }
 
-/// How the memory budget is split; bytes.
-#[derive(Clone, Copy, Debug)]
-pub struct Budget {
-    /// Decoded values, all workers together.
-    pub hot: usize,
-    /// Pending rows, all shards together: beyond it, and what decoded values leave free, writers wait.
-    pub pending: usize,
-    /// Blocks of the engines' files.
-    pub block_cache: u64,
-    /// Their filters and indexes: a read of what is not cached here costs far more than one of a
-    /// block.
-    pub meta_cache: u64,
-    /// What the engines gather before they flush; while a flush goes on, up to three times that.
-    pub memtables: usize,
-    /// What the engines read ahead when they merge files.
-    pub merges: usize,
-    /// The filters of keys; while one is made anew, up to twice that.
-    pub presence: usize,
-    /// What may wait for the store of a journal in a bucket; from half of it on writers wait.
-    pub journal: usize,
-    /// Commands that wait for locks or for data: beyond it, no connection has several of them.
-    pub parked: usize,
-    /// Channels and patterns that clients listen to.
-    pub subscriptions: usize,
-    /// Which keys clients have read that want to hear of their changes.
-    pub tracking: usize,
-    /// The prefixes of those that want to hear of keys that they have not read.
-    pub prefixes: usize,
-    /// The texts of scripts.
-    pub scripts: usize,
-    /// Libraries of functions.
-    pub functions: usize,
-    /// Each of the VMs that run them.
-    pub script_vm: usize,
-    /// Keys that clients watch.
-    pub watches: usize,
-}
-
-impl Budget {
-    /// Of what the process does not need for itself: five sixteenths for decoded values, an eighth
-    /// for pending rows, a sixteenth each for blocks and memtables, and for filters and indexes too,
-    /// but of a small budget up to an eighth; a sixty-fourth for merges, a thirty-second for the
-    /// filters of keys. The rest is for what is being handed over or flushed, buffers, and what the
-    /// allocator keeps. What pending rows have no use for decoded values get.
-    pub fn new(settings: &Settings) -> Self {
-        let total = settings.memory_budget - (settings.memory_budget / 4).min(OVERHEAD);
-        let pending = (total / 8).min(PENDING_MAX);
-        Self {
-            hot: (total / 16 * 5 + (total / 8 - pending)) as usize,
-            pending: pending as usize,
-            block_cache: settings.block_cache_size.unwrap_or(total / 16),
-            meta_cache: (total / 8).min(64 << 20).max(total / 16),
-            memtables: (total / 16) as usize,
-            merges: (total / 64) as usize,
-            presence: (total / 32) as usize,
-            journal: (total / 16).clamp(JOURNAL_MIN, JOURNAL_MAX) as usize,
-            parked: (total / 32) as usize,
-            subscriptions: (total / 16) as usize,
-            tracking: (total / 64 * 3) as usize,
-            prefixes: (total / 64) as usize,
-            scripts: (total / 64) as usize,
-            functions: (total / 64) as usize,
-            script_vm: (total / 16) as usize,
-            watches: (total / 64) as usize,
-        }
-    }
-
-    /// Pending rows that a start replays before the engines get them: there are no decoded values yet.
-    pub fn replay(&self) -> usize {
-        self.pending + self.hot / 2
-    }
-
-    /// Gives decoded values what the memtables of so many shards have no use for.
-    fn with_shards(mut self, shards: u16) -> Self {
-        let most = Upkeep::default().memtable_bytes * usize::from(shards);
-        let unused = self.memtables.saturating_sub(most);
-        // One is written to, others are flushed; the allocator keeps more where more values change.
-        self.hot += 2 * unused;
-        self
-    }
-}
-
-/// A coordinator that has not ended.
-pub(crate) struct UnderWay(Arc<AtomicUsize>);
-
-impl Drop for UnderWay {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
 /// The process: configuration, journal, workers, connections.
 pub struct Node {
     pub config: Arc<Config>,
     pub layout: Arc<Layout>,
     pub clock: Clock,
     pub journal: Arc<dyn Journal>,
-    /// Of the journal, if other servers may take it over.
-    lease: Option<Arc<Lease>>,
     pub checkpoints: Checkpoints,
     /// All workers.
     pub workers: usize,
@@ -227,25 +91,11 @@ pub struct Node {
     pub budget: Budget,
     /// There is one committer, which syncs the journal itself.
     pub inline_sync: bool,
-    /// When an engine took rows last while there are more pending ones than the budget allows, or the
-    /// journal's store took records while many wait, so that writers wait: ms since the Unix epoch, 0
-    /// when there is room.
-    pub pressure_since_ms: AtomicU64,
-    /// Shards that cannot store rows.
-    pub stalls: Stalls,
-    /// Coordinators that have not ended, and workers whose connections have at the end of the server.
-    coordinators: Arc<AtomicUsize>,
-    quiet_workers: AtomicUsize,
+    pub health: Health,
+    pub pauses: Pauses,
+    pub ending: Ending,
     /// Records that the start has replayed.
     pub replayed: u64,
-    /// More memory is in use than `maxmemory` allows.
-    over_maxmemory: AtomicBool,
-    /// The journal's store is away.
-    cut_off: AtomicBool,
-    paused: AtomicBool,
-    pause: Mutex<Pause>,
-    pub(crate) unpaused: Notify,
-    pub(crate) shutdown: tokio::sync::watch::Sender<Option<ShutdownRequest>>,
     /// CONFIG SET is carried out once at a time.
     pub(crate) configuring: tokio::sync::Mutex<()>,
     /// Who listens.
@@ -273,9 +123,11 @@ impl Node {
         let started_ms = clock.now_ms();
         let budget = Budget::new(&config.settings()).with_shards(layout.shards);
         CLIENTS.set_limit(Self::client_memory_limit(&config.settings()));
-        let stalls = Stalls::new(layout.shards);
         let stats = (0..workers).map(|_| Arc::default()).collect();
         Ok(Self {
+            health: Health::new(journal.lease(), clock.clone(), layout.shards),
+            pauses: Pauses::new(clock.clone()),
+            ending: Ending::new(workers),
             functions: Functions::new(libraries, budget.functions)?,
             pubsub: Arc::new(PubSub::new(workers, budget.subscriptions)),
             change_listeners: Arc::default(),
@@ -288,7 +140,6 @@ impl Node {
             config,
             layout,
             clock,
-            lease: journal.lease(),
             journal,
             checkpoints,
             workers,
@@ -307,104 +158,17 @@ impl Node {
                 .collect(),
             next_generation: AtomicU64::new(u64::from(next_generation)),
             active_expire: AtomicBool::new(true),
-            pressure_since_ms: AtomicU64::new(0),
-            stalls,
-            coordinators: Arc::default(),
-            quiet_workers: AtomicUsize::new(0),
             replayed: 0,
-            over_maxmemory: AtomicBool::new(false),
-            cut_off: AtomicBool::new(false),
-            paused: AtomicBool::new(false),
-            pause: Mutex::default(),
-            unpaused: Notify::new(),
-            shutdown: tokio::sync::watch::channel(None).0,
             configuring: tokio::sync::Mutex::new(()),
             listener: OnceLock::new(),
             background,
         })
     }
 
-    /// A coordinator begins; it has ended when what comes back is dropped.
-    pub(crate) fn coordinator(&self) -> UnderWay {
-        self.coordinators.fetch_add(1, Ordering::SeqCst);
-        UnderWay(self.coordinators.clone())
-    }
-
-    /// The connections of a worker have ended: it begins no more coordinators.
-    pub(crate) fn is_quiet(&self) {
-        self.quiet_workers.fetch_add(1, Ordering::SeqCst);
-    }
-
-    /// Whether no coordinator is left, on any worker, and none will begin.
-    pub(crate) fn is_settled(&self) -> bool {
-        self.quiet_workers.load(Ordering::SeqCst) >= self.workers
-            && self.coordinators.load(Ordering::SeqCst) == 0
-    }
-
-    /// Whether writers have to wait until rows are handed over.
-    pub fn is_pressed(&self) -> bool {
-        self.pressure_since_ms.load(Ordering::Relaxed) != 0
-    }
-
-    /// Whether the engines have not taken rows for so long that writes are refused.
-    pub fn is_choked(&self) -> bool {
-        let since_ms = self.pressure_since_ms.load(Ordering::Relaxed);
-        since_ms != 0 && self.clock.now_ms().saturating_sub(since_ms) > PRESSURE_LIMIT_MS
-    }
-
-    /// Whether more memory is in use than `maxmemory` allows.
-    pub fn is_over_maxmemory(&self) -> bool {
-        self.over_maxmemory.load(Ordering::Relaxed)
-    }
-
     /// Whether so many commands are parked on a worker that no connection may add several.
     pub fn is_crowded(&self, worker: usize) -> bool {
         let bytes = self.stats[worker].parked_bytes.load(Ordering::Relaxed);
         bytes > (self.budget.parked / self.shard_workers) as u64
-    }
-
-    /// Whether the journal's store is away, so that no write can be stored.
-    pub fn is_cut_off(&self) -> bool {
-        self.cut_off.load(Ordering::Relaxed)
-    }
-
-    pub fn set_cut_off(&self, cut_off: bool) {
-        self.cut_off.store(cut_off, Ordering::Relaxed);
-    }
-
-    /// Whether it is certain that no other server has taken the data over.
-    pub fn is_owner(&self) -> bool {
-        self.lease.as_ref().is_none_or(|lease| lease.holds())
-    }
-
-    /// Waits until that is certain.
-    ///
-    /// # Errors
-    /// Why the client gets no reply that shows data: another server has it, or may have it.
-    pub async fn confirm_owner(&self) -> Result<(), &'static str> {
-        let Some(lease) = &self.lease else { return Ok(()) };
-        let settings = self.config.settings();
-        // The same command may have waited for the store already, as long as commands may.
-        let limit = match self.is_cut_off() {
-            true => Duration::ZERO,
-            false => Duration::from_millis(settings.store_timeout_ms),
-        };
-        match lease.confirm(limit).await {
-            Err(Unconfirmed::Away) if settings.serve_stale_data => Ok(()),
-            Err(Unconfirmed::Away) => Err(DISOWNED),
-            Err(Unconfirmed::Lost) => Err(TAKEN_OVER),
-            Ok(()) => Ok(()),
-        }
-    }
-
-    /// Whether commands need not wait for that, as others have waited in vain.
-    pub fn is_disowned(&self) -> bool {
-        self.lease.as_ref().is_some_and(|lease| lease.is_away() && !lease.holds())
-    }
-
-    /// How long it is certain without an answer from the store, in ms; `None`: a local journal.
-    pub fn lease_left_ms(&self) -> Option<u64> {
-        self.lease.as_ref().map(|lease| u64::try_from(lease.left().as_millis()).unwrap_or(u64::MAX))
     }
 
     /// What connections may take (`maxmemory-clients`). With `auto` a single one may also send or
@@ -425,12 +189,6 @@ impl Node {
             ClientMemory::Bytes(bytes) => strict(bytes),
             ClientMemory::Percent(percent) => strict(percent_of / 100 * u64::from(percent)),
         }
-    }
-
-    /// Compares the memory in use with `maxmemory`: by the clock, and when that is set.
-    pub fn look_at_memory(&self, settings: &Settings) {
-        let is_over = limits::watches_memory(settings) && process::resident() > settings.maxmemory;
-        self.over_maxmemory.store(is_over, Ordering::Relaxed);
     }
 
     /// Bytes of rows that the engines have yet to get, about.
@@ -475,39 +233,11 @@ impl Node {
         usize::from(self.layout.shard_of(slot)) % self.shard_workers
     }
 
-    /// The pause that holds now, if any.
-    pub fn pause(&self) -> Option<Pause> {
-        if !self.paused.load(Ordering::Relaxed) {
-            return None;
-        }
-        let pause = *self.pause.lock().unwrap_or_else(PoisonError::into_inner);
-        (pause.until_ms > self.clock.now_ms()).then_some(pause)
-    }
-
     /// Begins a command on a store. While clients are paused nothing is deleted because it has expired.
     pub fn begin(&self, store: &mut Store, now_ms: u64, touch: bool) {
         store.begin(now_ms, touch);
-        if self.pause().is_some() {
+        if self.pauses.now().is_some() {
             store.keep_expired();
-        }
-    }
-
-    /// Begins, changes or (with `until_ms` 0) ends a pause.
-    pub fn set_pause(&self, pause: Pause) {
-        *self.pause.lock().unwrap_or_else(PoisonError::into_inner) = pause;
-        self.paused.store(pause.until_ms != 0, Ordering::Relaxed);
-        self.unpaused.notify_waiters();
-    }
-
-    /// Waits until no pause holds for a command (`may_write`: it may change something).
-    pub async fn wait_unpaused(&self, may_write: bool) {
-        while let Some(pause) = self.pause() {
-            if pause.writes_only && !may_write {
-                return;
-            }
-            let left = pause.until_ms.saturating_sub(self.clock.now_ms()).max(1);
-            let changed = self.unpaused.notified();
-            let _ = tokio::time::timeout(Duration::from_millis(left), changed).await;
         }
     }
 
@@ -528,16 +258,6 @@ impl Node {
         let (done, answer) = oneshot::channel();
         listener.send(ListenChange { settings, done }).await.map_err(|_| ENDING)?;
         answer.await.unwrap_or_else(|_| Err(ENDING.to_owned()))
-    }
-
-    /// Begins the shutdown of the whole node; `None` takes a request back that has not begun.
-    pub fn request_shutdown(&self, request: ShutdownRequest) {
-        self.shutdown.send_replace(Some(request));
-    }
-
-    /// Whether the node is being shut down.
-    pub fn is_ending(&self) -> bool {
-        self.shutdown.borrow().is_some()
     }
 
     /// Changes to the data since the start.

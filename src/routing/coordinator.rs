@@ -93,7 +93,7 @@ pub async fn run_across(worker: &Rc<Worker>, command: OwnedCommand) -> Reply {
     let (tx, rx) = oneshot::channel();
     let coordinator = worker.clone();
     let proto = command.request.proto;
-    let under_way = worker.node.coordinator();
+    let under_way = worker.node.ending.coordinator();
     tokio::task::spawn_local(async move {
         let _under_way = under_way;
         let ran = coordinate(&coordinator, &command, Elsewhere::default()).await;

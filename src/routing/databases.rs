@@ -142,7 +142,7 @@ async fn change(
     make: impl FnOnce(&Node, &mut [u32]) + 'static,
 ) -> Result<(), String> {
     let coordinator = worker.clone();
-    let under_way = worker.node.coordinator();
+    let under_way = worker.node.ending.coordinator();
     let changing = tokio::task::spawn_local(async move {
         let _under_way = under_way;
         change_now(&coordinator, make).await

@@ -97,11 +97,11 @@ impl Run<'_, '_> {
     /// Why a command may not run on its keys, as their shard cannot store rows.
     fn stalled(&self, command: &Command, args: Args<'_>) -> Option<String> {
         let node = &self.unit.node;
-        if self.wrote || !node.stalls.any() {
+        if self.wrote || !node.health.stalls.any() {
             return None;
         }
         let keys = command.keys(args, self.cx.db).into_iter().map(|(_, key)| key);
-        node.stalls.refusal(&node.layout, command.spec.flags, keys)
+        node.health.stalls.refusal(&node.layout, command.spec.flags, keys)
     }
 
     /// Why the node refuses what has these flags. Who has written goes on to the end.
@@ -110,7 +110,7 @@ impl Run<'_, '_> {
             return None;
         }
         let unit = self.unit;
-        let refused = limits::refusal(&unit.node, unit.settings, flags & flag::WRITE);
+        let refused = limits::refusal(&unit.node.health, unit.settings, flags & flag::WRITE);
         refused.or(self.no_memory.filter(|_| flags & flag::DENYOOM != 0))
     }
 

@@ -115,7 +115,7 @@ impl Run<'_, '_> {
             let is_long = elapsed > IN_PLACE || instructions > AT_ONCE_IN_PLACE;
             return if is_long { Err(Stop::Apart) } else { Ok(()) };
         }
-        if node.is_ending() {
+        if node.ending.is_ending() {
             return Err(Stop::Close);
         }
         let Some(control) = &self.control else { return Ok(()) };
@@ -207,7 +207,7 @@ pub fn run(
     let allows_oom = !compatible && job.flags.has(Flags::ALLOW_OOM);
     let no_memory = match allows_oom {
         true => None,
-        false => limits::refusal(&unit.node, unit.settings, flag::DENYOOM),
+        false => limits::refusal(&unit.node.health, unit.settings, flag::DENYOOM),
     };
     let mut run = Run {
         unit,

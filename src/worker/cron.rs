@@ -38,7 +38,7 @@ impl Worker {
             self.publish_stats();
             if self.id == 0 {
                 self.node.clock.look();
-                self.node.look_at_memory(&self.settings());
+                self.node.health.look_at_memory(&self.settings());
                 self.turn_clients_away();
                 self.sample_rates();
             }
@@ -157,9 +157,9 @@ impl Worker {
         }
         // Coordinators end first, those of all workers: one that waits for a worker which is gone would
         // leave its locks on others for ever.
-        self.node.is_quiet();
+        self.node.ending.is_quiet();
         let settled = async {
-            while !self.node.is_settled() {
+            while !self.node.ending.is_settled() {
                 tokio::time::sleep(SETTLING_POLL).await;
             }
         };

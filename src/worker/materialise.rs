@@ -267,10 +267,10 @@ impl Worker {
         stats.handed.store(partition.handed(), Ordering::Relaxed);
         stats.filter_bytes.store(partition.presence_bytes() as u64, Ordering::Relaxed);
         let limit = self.node.pending_limit();
-        let total = self.node.stalls.counted(self.node.pending_bytes(), limit);
-        let since = &self.node.pressure_since_ms;
+        let total = self.node.health.stalls.counted(self.node.pending_bytes(), limit);
+        let since = &self.node.health.pressure_since_ms;
         let waiting = self.node.journal.stats().waiting_bytes;
-        let waits = waiting > self.node.budget.journal as u64 / 2 && !self.node.is_cut_off();
+        let waits = waiting > self.node.budget.journal as u64 / 2 && !self.node.health.is_cut_off();
         let is_full = total > limit;
         let progress =
             if is_full { partition.engine_progress() } else { self.node.journal.durable() };
@@ -303,7 +303,7 @@ impl Worker {
     /// Whether keys whose time has come are to be deleted now: not while clients are paused, so that
     /// the data stays as it is.
     fn may_expire(&self) -> bool {
-        self.node.active_expire.load(Ordering::Relaxed) && self.node.pause().is_none()
+        self.node.active_expire.load(Ordering::Relaxed) && self.node.pauses.now().is_none()
     }
 
     /// One pass over a shard's index, of all that is due.

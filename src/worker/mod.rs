@@ -434,12 +434,12 @@ impl Worker {
             if let Some(reason) = self.node.journal.failed() {
                 self.rounds.fail_all(&reason);
             }
-            if self.node.journal.is_taken_over() && !self.node.is_ending() {
+            if self.node.journal.is_taken_over() && !self.node.ending.is_ending() {
                 // What is in memory may be out of date.
-                self.node.request_shutdown(ShutdownRequest { now: true });
+                self.node.ending.request_shutdown(ShutdownRequest { now: true });
             }
             let away = self.node.journal.away();
-            self.node.set_cut_off(away.is_some());
+            self.node.health.set_cut_off(away.is_some());
             self.rounds.set_away(away.as_ref());
             self.rounds.advance(closed, durable, open);
             self.tell_news();

@@ -118,12 +118,12 @@ impl Worker {
                     None => tracing::info!(shard = id, "the shard stores rows again"),
                 }
             }
-            self.node.stalls.set(*id, stall.as_ref(), shard.pending_bytes() as u64);
+            self.node.health.stalls.set(*id, stall.as_ref(), shard.pending_bytes() as u64);
             job.watched.stall = stall;
         }
         let limit = self.node.pending_limit();
         let journal_bytes = self.node.journal.stats().bytes;
-        self.node.stalls.weigh(limit, journal_bytes, self.settings().journal_max_size);
+        self.node.health.stalls.weigh(limit, journal_bytes, self.settings().journal_max_size);
     }
 
     /// Whether a shard cannot store rows.

@@ -186,7 +186,7 @@ impl Worker {
         let (worker, waiter, key) = (self.clone(), waiter.clone(), key.clone());
         // Locks are queued for now.
         let parked = blocked.map(|blocked| self.park(waiter.command.clone(), blocked, None));
-        let under_way = self.node.coordinator();
+        let under_way = self.node.ending.coordinator();
         tokio::task::spawn_local(async move {
             let _under_way = under_way;
             let ran = match parked {

@@ -298,8 +298,8 @@ fn pause(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
         return Err("ERR timeout is out of range".into());
     }
     // A pause that holds neither gets shorter nor lets more through.
-    let held = cx.node.pause().unwrap_or(Pause { until_ms: 0, writes_only: true });
-    cx.node.set_pause(Pause {
+    let held = cx.node.pauses.now().unwrap_or(Pause { until_ms: 0, writes_only: true });
+    cx.node.pauses.set(Pause {
         until_ms: until_ms.max(held.until_ms),
         writes_only: writes_only && held.writes_only,
     });
@@ -309,7 +309,7 @@ fn pause(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
 
 /// `CLIENT UNPAUSE`
 fn unpause(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
-    cx.node.set_pause(Pause::default());
+    cx.node.pauses.set(Pause::default());
     cx.out.ok();
     Ok(())
 }

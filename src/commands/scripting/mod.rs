@@ -101,10 +101,10 @@ pub(super) fn check_flags(unit: &Unit<'_>, flags: Flags, read_only: bool) -> Out
     }
     // It may have been let in before that was so.
     let needs = flags.command_flags(0);
-    if let Some(text) = limits::refusal(&unit.node, unit.settings, needs & flag::WRITE) {
+    if let Some(text) = limits::refusal(&unit.node.health, unit.settings, needs & flag::WRITE) {
         return Err(text.into());
     }
-    if limits::refusal(&unit.node, unit.settings, needs & flag::DENYOOM).is_some() {
+    if limits::refusal(&unit.node.health, unit.settings, needs & flag::DENYOOM).is_some() {
         return Err(
             "OOM allow-oom flag is not set on the script, can not run it when used memory > \
             'maxmemory'"

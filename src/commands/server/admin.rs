@@ -165,7 +165,7 @@ fn shutdown<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
             return Err("ERR Errors trying to SHUTDOWN. Check logs.".into());
         }
         tracing::info!(client = %cx.session.client.addr, "SHUTDOWN by a client");
-        cx.node.request_shutdown(ShutdownRequest { now: has(b"now") });
+        cx.node.ending.request_shutdown(ShutdownRequest { now: has(b"now") });
         // The connection ends with the server.
         pending().await
     })

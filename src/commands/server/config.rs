@@ -47,7 +47,7 @@ fn set<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
         if syncs {
             node.apply_appendfsync();
         }
-        node.look_at_memory(&node.config.settings());
+        node.health.look_at_memory(&node.config.settings());
         cx.out.ok();
         Ok(())
     })

@@ -233,7 +233,7 @@ impl Page<'_> {
         let watching: Vec<u64> =
             clients.iter().map(|c| c.watched.load(Ordering::Relaxed).into()).collect();
         let input = clients.iter().map(|c| c.query_bytes.load(Ordering::Relaxed)).max();
-        let pause = self.node.pause();
+        let pause = self.node.pauses.now();
         let (reason, actions, left) = match pause {
             None => ("none", "none", 0),
             Some(pause) => {
@@ -400,7 +400,7 @@ impl Page<'_> {
 
     /// The ids of shards that cannot store rows.
     fn stalled_shards(&self) -> String {
-        let ids = self.node.stalls.list();
+        let ids = self.node.health.stalls.list();
         ids.iter().map(u16::to_string).collect::<Vec<_>>().join(",")
     }
 
@@ -574,8 +574,8 @@ impl Page<'_> {
             ("store_get_bytes", &self.requests(|requests| &requests.get_bytes)),
             ("journal_refusing", &i32::from(journal.refusing)),
             ("journal_waiting_bytes", &journal.waiting_bytes),
-            ("journal_away", &i32::from(node.is_cut_off())),
-            ("journal_lease_left_ms", &node.lease_left_ms().unwrap_or(0)),
+            ("journal_away", &i32::from(node.health.is_cut_off())),
+            ("journal_lease_left_ms", &node.health.lease_left_ms().unwrap_or(0)),
             ("journal_failed", &i32::from(node.journal.failed().is_some())),
             ("clock_ahead_ms", &node.clock.ahead_ms()),
             ("clock_jumps", &node.clock.jumps()),
