@@ -62,7 +62,7 @@ fn remove(state: State) -> c_int {
 
 fn concat(state: State) -> c_int {
     let (first, last) = (bound(state, 3, 1), bound(state, 4, len(state, 1)));
-    // It stops at the first missing element.
+    // Lua's `concat` stops at the first missing element.
     let count = last.saturating_sub(first).clamp(0, c_int::MAX.into()).min(len(state, 1));
     charge_elements(state, count);
     state.run_upvalue(1)

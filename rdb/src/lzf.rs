@@ -106,7 +106,7 @@ impl Compressor {
         complete.then_some(out.bytes)
     }
 
-    /// Compresses; returns true if all of `input` fitted.
+    /// Compresses `input` to `out`; returns true if all of it fitted.
     fn compress_into(&mut self, input: &[u8], out: &mut Runs) -> bool {
         let mut at = 0;
         while at + 2 < input.len() {

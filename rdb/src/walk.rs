@@ -197,7 +197,7 @@ fn counted<E: From<I::Error>, I: Input>(
     Ok(())
 }
 
-/// Zero means that the field does not expire.
+/// Validates the expiry of a field; zero means that it does not expire.
 fn field_expiry(expire_at_ms: u64) -> Result<Option<u64>, RestoreError> {
     match expire_at_ms {
         0 => Ok(None),

@@ -20,8 +20,8 @@ pub fn matches_nocase(pattern: &[u8], text: &[u8]) -> bool {
     matches_with(pattern, text, true)
 }
 
-/// As everything but `*` matches exactly one byte, only the last `*` seen ever needs to take more:
-/// the match before it can stay as it is.
+/// Matches `text` with backtracking to the last `*` only: as everything else matches exactly one
+/// byte, the match before that `*` never has to change.
 fn matches_with(pattern: &[u8], text: &[u8], nocase: bool) -> bool {
     if text.is_empty() {
         return pattern.is_empty();

@@ -414,7 +414,7 @@ fn georadius(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     search(cx, args, SearchCommand::Radius { stores: true })
 }
 
-/// GEORADIUS without STORE and STOREDIST
+/// Runs GEORADIUS without STORE and STOREDIST.
 fn georadius_ro(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     search(cx, args, SearchCommand::Radius { stores: false })
 }
@@ -424,7 +424,7 @@ fn georadiusbymember(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     search(cx, args, SearchCommand::ByMember { stores: true })
 }
 
-/// GEORADIUSBYMEMBER without STORE and STOREDIST
+/// Runs GEORADIUSBYMEMBER without STORE and STOREDIST.
 fn georadiusbymember_ro(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     search(cx, args, SearchCommand::ByMember { stores: false })
 }

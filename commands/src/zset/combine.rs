@@ -104,7 +104,7 @@ impl Aggregate {
         all.into_iter().find(|(name, _)| is_word(word, name)).map(|(_, aggregate)| aggregate)
     }
 
-    /// The sum of infinities of both signs is 0, as in Redis.
+    /// Aggregates two scores. The sum of infinities of opposite signs is 0, as in Redis.
     fn apply(self, a: f64, b: f64) -> f64 {
         match self {
             Self::Sum => number_or_zero(a + b),

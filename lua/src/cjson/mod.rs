@@ -191,7 +191,7 @@ fn encode_number_precision(state: State) -> c_int {
     1
 }
 
-/// Kept for its reply: there is one buffer per VM.
+/// Sets `encode_keep_buffer`, and pushes it; it has no effect, as there is one buffer per VM.
 fn encode_keep_buffer(state: State) -> c_int {
     settings_for(state, 1);
     choice(state, 1, |all| &mut all.encode_keep_buffer, false);
