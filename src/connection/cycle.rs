@@ -73,7 +73,7 @@ pub(super) struct Cycle {
 impl Cycle {
     pub(super) fn new(worker: &Worker, proto: Proto) -> Self {
         Self {
-            out: Reply::in_buffer(proto, worker.take_reply_buffer()),
+            out: Reply::in_buffer(proto, worker.buffers.take_reply_buffer()),
             pieces: VecDeque::new(),
             own: Vec::new(),
             plain: true,

@@ -130,7 +130,7 @@ impl Connection {
             if self.worker.node.health.is_pressed() {
                 self.wait_for_room().await;
             }
-            let mut scratch = self.worker.take_scratch();
+            let mut scratch = self.worker.buffers.take_scratch();
             let read = if self.buf.is_empty() {
                 self.read_now(&mut scratch).await
             } else {
@@ -142,7 +142,7 @@ impl Connection {
                 Ok(0) => return Ok(()),
                 Ok(n) => n,
                 Err(e) if e.kind() == ErrorKind::WouldBlock => {
-                    self.worker.give_scratch(scratch);
+                    self.worker.buffers.give_scratch(scratch);
                     continue;
                 }
                 Err(e) => return Err(e),
@@ -159,7 +159,7 @@ impl Connection {
             } else {
                 self.parse_buffered(&mut cycle)
             };
-            self.worker.give_scratch(scratch);
+            self.worker.buffers.give_scratch(scratch);
             if !self.finish(cycle, pause).await? {
                 return Ok(());
             }
@@ -249,7 +249,7 @@ impl Connection {
             self.serve_penalty().await;
             self.add_pushes(&mut out);
             self.reply(&out).await?;
-            self.worker.give_reply_buffer(out.into_buffer());
+            self.worker.buffers.give_reply_buffer(out.into_buffer());
             match pause {
                 Pause::Drained => {
                     if self.buf.is_empty() {
@@ -314,7 +314,7 @@ impl Connection {
         client.seen_at(cycle.now_ms());
         client.query_bytes.store(data.len() as u64, Ordering::Relaxed);
         let mut parser = std::mem::take(&mut self.parser);
-        let mut ahead = self.worker.take_ahead();
+        let mut ahead = self.worker.buffers.take_ahead();
         self.worker.start_watch();
         self.turn = Turn { began: self.worker.last_ran(), left: STRANGERS_TURN };
         // The commands up to `done` have run, those up to `parsed` are parsed.
@@ -343,7 +343,7 @@ impl Connection {
                 }
             }
         };
-        self.worker.give_ahead(ahead);
+        self.worker.buffers.give_ahead(ahead);
         self.parser = parser;
         self.busy += self.worker.last_ran().saturating_duration_since(self.turn.began);
         (pause, done)

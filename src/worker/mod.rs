@@ -3,6 +3,7 @@
 
 mod ahead;
 mod batch;
+mod buffers;
 mod cron;
 mod execute;
 mod lending;
@@ -26,6 +27,7 @@ mod watching;
 
 pub(crate) use ahead::{Ahead, Ready, Stopped};
 pub use batch::{BatchReply, CmdBatch, MAX_REPLIES};
+pub(crate) use buffers::READ;
 pub use cron::CRON_HZ;
 pub(crate) use execute::changer;
 pub use execute::{Blocked, Elsewhere, Ran};
@@ -46,6 +48,7 @@ use crate::config::Settings;
 use crate::node::{Node, ShutdownRequest, WorkerStats};
 use crate::slowlog::{self, SlowCommand, is_slow};
 use crate::unit::Effects;
+use buffers::Buffers;
 use flagstone_commands::flag;
 use flagstone_storage::partition::Partition;
 use flagstone_wire::resp::{Args, Reply};
@@ -58,12 +61,6 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
-
-/// Bytes of a buffer for replies that is kept: whoever takes it has it until their replies can leave.
-const REPLY_BUFFER: usize = 64 << 10;
-
-/// Bytes that a connection reads at once.
-pub(crate) const READ: usize = 64 << 10;
 
 /// How long the commands of one connection run before others have a turn.
 pub(crate) const TURN: Duration = Duration::from_micros(250);
@@ -84,9 +81,7 @@ pub struct Worker {
     pub(crate) rounds: Rounds,
     pub(crate) holds: RefCell<Holds>,
     held: RefCell<std::collections::VecDeque<batch::Held>>,
-    scratch: RefCell<Option<Vec<u8>>>,
-    reply_buffer: Cell<Vec<u8>>,
-    ahead: RefCell<Ahead>,
+    pub(crate) buffers: Buffers,
     jobs: materialise::Jobs,
     /// Bytes of the budget for decoded values that pending rows may have.
     loan: Cell<usize>,
@@ -166,9 +161,7 @@ impl Worker {
             locks: RefCell::new(locks),
             holds: RefCell::default(),
             held: RefCell::default(),
-            scratch: RefCell::default(),
-            reply_buffer: Cell::default(),
-            ahead: RefCell::default(),
+            buffers: Buffers::default(),
             jobs: materialise::Jobs::default(),
             loan: Cell::new(0),
             progress: Cell::new(0),
@@ -201,39 +194,6 @@ impl Worker {
             *cached = (generation, self.node.config.settings());
         }
         cached.1.clone()
-    }
-
-    /// The worker's read buffer, shared by its connections while nobody waits.
-    pub(crate) fn take_scratch(&self) -> Vec<u8> {
-        let scratch = self.scratch.borrow_mut().take();
-        scratch.unwrap_or_else(|| vec![0; READ])
-    }
-
-    /// Gives the read buffer back.
-    pub(crate) fn give_scratch(&self, scratch: Vec<u8>) {
-        *self.scratch.borrow_mut() = Some(scratch);
-    }
-
-    /// A buffer for replies: the one that was given back last, unless that is in use.
-    pub(crate) fn take_reply_buffer(&self) -> Vec<u8> {
-        self.reply_buffer.take()
-    }
-
-    /// Gives a buffer for replies back, so that those of the next client need not grow one.
-    pub(crate) fn give_reply_buffer(&self, buffer: Vec<u8>) {
-        if buffer.capacity() <= REPLY_BUFFER {
-            self.reply_buffer.set(buffer);
-        }
-    }
-
-    /// The worker's list of commands that are parsed ahead, for the connection that it serves.
-    pub(crate) fn take_ahead(&self) -> Ahead {
-        self.ahead.take()
-    }
-
-    /// Gives the list back.
-    pub(crate) fn give_ahead(&self, ahead: Ahead) {
-        self.ahead.replace(ahead);
     }
 
     /// This worker's counters.
