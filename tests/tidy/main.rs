@@ -7,6 +7,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod bounds;
 mod imports;
 mod names;
 mod sizes;
