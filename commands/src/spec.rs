@@ -19,6 +19,9 @@ pub struct Spec<R: 'static = Run> {
     pub complexity: &'static str,
     /// Description in one sentence, in our own words.
     pub summary: &'static str,
+    /// Arguments for COMMAND DOCS if the reference has no such command, in the form that
+    /// `src/commands/server/docs.rs` describes.
+    pub arguments: &'static str,
     /// Number of arguments including the name; negative: at least that many.
     pub arity: i16,
     /// Bits of [`flag`].
@@ -47,6 +50,7 @@ impl<R: Runner> Spec<R> {
         since: "1.0.0",
         complexity: "O(1)",
         summary: "",
+        arguments: "",
         arity: 0,
         flags: 0,
         keys: &[],
@@ -77,6 +81,7 @@ impl<R: Runner> Spec<R> {
             since: self.since,
             complexity: self.complexity,
             summary: self.summary,
+            arguments: self.arguments,
             arity: self.arity,
             flags: self.flags,
             keys: self.keys,

@@ -274,6 +274,7 @@ pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "hgetdel",
         summary: "Returns the values of fields and removes them.",
+        arguments: "key:key@0 fields:block`FIELDS`[numfields:integer field:string*]",
         keys: &[KeySpec::one(1, key::RW | key::ACCESS | key::DELETE)],
         run: Run::Keys(hgetdel),
         ..EXTENDED
@@ -281,6 +282,10 @@ pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "hgetex",
         summary: "Returns the values of fields and sets or removes their expiry.",
+        arguments: "key:key@0 expiration:oneof?[seconds:integer`EX` milliseconds:integer`PX` \
+            unix-time-seconds:unix-time`EXAT` unix-time-milliseconds:unix-time`PXAT` \
+            persist:pure-token`PERSIST`] fields:block`FIELDS`[numfields:integer \
+            field:string*]",
         keys: READS_UPDATES,
         run: Run::Keys(hgetex),
         ..EXTENDED
@@ -288,6 +293,11 @@ pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "hsetex",
         summary: "Sets fields to values and sets their expiry.",
+        arguments: "key:key@0 condition:oneof?[fnx:pure-token`FNX` fxx:pure-token`FXX`] \
+            expiration:oneof?[seconds:integer`EX` milliseconds:integer`PX` \
+            unix-time-seconds:unix-time`EXAT` unix-time-milliseconds:unix-time`PXAT` \
+            keepttl:pure-token`KEEPTTL`] fields:block`FIELDS`[numfields:integer \
+            data:block*[field:string value:string]]",
         arity: -6,
         flags: flag::WRITE | flag::DENYOOM | flag::FAST,
         keys: UPDATES,

@@ -153,30 +153,43 @@ pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "hexpire",
         summary: "Sets the expiry of fields in seconds from now.",
+        arguments: "key:key@0 seconds:integer condition:oneof?[nx:pure-token`NX` xx:pure-token`XX` \
+            gt:pure-token`GT` lt:pure-token`LT`] fields:block`FIELDS`[numfields:integer \
+            field:string*]",
         run: Run::Keys(hexpire),
         ..EXPIRE
     },
     Spec {
         name: "hpexpire",
         summary: "Sets the expiry of fields in milliseconds from now.",
+        arguments: "key:key@0 milliseconds:integer condition:oneof?[nx:pure-token`NX` \
+            xx:pure-token`XX` gt:pure-token`GT` lt:pure-token`LT`] \
+            fields:block`FIELDS`[numfields:integer field:string*]",
         run: Run::Keys(hpexpire),
         ..EXPIRE
     },
     Spec {
         name: "hexpireat",
         summary: "Sets the expiry of fields to a Unix time in seconds.",
+        arguments: "key:key@0 unix-time-seconds:unix-time condition:oneof?[nx:pure-token`NX` \
+            xx:pure-token`XX` gt:pure-token`GT` lt:pure-token`LT`] \
+            fields:block`FIELDS`[numfields:integer field:string*]",
         run: Run::Keys(hexpireat),
         ..EXPIRE
     },
     Spec {
         name: "hpexpireat",
         summary: "Sets the expiry of fields to a Unix time in milliseconds.",
+        arguments: "key:key@0 unix-time-milliseconds:unix-time condition:oneof?[nx:pure-token`NX` \
+            xx:pure-token`XX` gt:pure-token`GT` lt:pure-token`LT`] \
+            fields:block`FIELDS`[numfields:integer field:string*]",
         run: Run::Keys(hpexpireat),
         ..EXPIRE
     },
     Spec {
         name: "httl",
         summary: "Returns the remaining time to live of fields in seconds.",
+        arguments: "key:key@0 fields:block`FIELDS`[numfields:integer field:string*]",
         tips: &["nondeterministic_output"],
         run: Run::Keys(httl),
         ..TTL
@@ -184,6 +197,7 @@ pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "hpttl",
         summary: "Returns the remaining time to live of fields in milliseconds.",
+        arguments: "key:key@0 fields:block`FIELDS`[numfields:integer field:string*]",
         tips: &["nondeterministic_output"],
         run: Run::Keys(hpttl),
         ..TTL
@@ -191,18 +205,21 @@ pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "hexpiretime",
         summary: "Returns the Unix times in seconds at which fields expire.",
+        arguments: "key:key@0 fields:block`FIELDS`[numfields:integer field:string*]",
         run: Run::Keys(hexpiretime),
         ..TTL
     },
     Spec {
         name: "hpexpiretime",
         summary: "Returns the Unix times in milliseconds at which fields expire.",
+        arguments: "key:key@0 fields:block`FIELDS`[numfields:integer field:string*]",
         run: Run::Keys(hpexpiretime),
         ..TTL
     },
     Spec {
         name: "hpersist",
         summary: "Removes the expiry of fields.",
+        arguments: "key:key@0 fields:block`FIELDS`[numfields:integer field:string*]",
         run: Run::Keys(hpersist),
         ..Spec { arity: -5, ..EXPIRE }
     },

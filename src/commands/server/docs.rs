@@ -1,8 +1,8 @@
 //! COMMAND DOCS: the declarations' texts, and the arguments of commands.
 //!
-//! Arguments are facts on the reference's commands (`arguments.txt`, written by
-//! `tests/compat/command_facts.py`) and on those beyond it (`arguments_beyond.txt`), a line for each
-//! command: its name, `%` if it is for tests of the server, `!` and the version that deprecated it,
+//! Arguments of the reference's commands are facts on these (`arguments.txt`, written by
+//! `tests/compat/command_facts.py`); a command beyond them declares its own (`Spec::arguments`). The
+//! facts have a line for each command: its name, `%` if it is for tests of the server, `!` and the version that deprecated it,
 //! and its arguments. An argument is `name:type`, then, as far as there is such a thing, and in this
 //! order: `@` and the number of its key spec, its token in backquotes, `~` and its name in syntax
 //! diagrams, `^` and the version that brought it, `!` and the one that deprecated it, `?` for
@@ -17,9 +17,10 @@ use std::sync::LazyLock;
 
 /// The lines by the commands' names.
 static LINES: LazyLock<HashMap<&'static str, &'static str>> = LazyLock::new(|| {
-    let texts = [include_str!("arguments.txt"), include_str!("arguments_beyond.txt")];
-    let lines = texts.into_iter().flat_map(str::lines);
-    lines.map(|line| line.split_once(' ').unwrap_or((line, ""))).collect()
+    include_str!("arguments.txt")
+        .lines()
+        .map(|line| line.split_once(' ').unwrap_or((line, "")))
+        .collect()
 });
 
 /// What a line says.
@@ -58,7 +59,7 @@ fn document<'a>(out: &mut Reply, commands: impl ExactSizeIterator<Item = &'a Com
     out.map(commands.len());
     for command in commands {
         let spec = command.spec;
-        let facts = facts(command.full_name);
+        let facts = facts(command);
         out.bulk_str(command.full_name);
         let mark = out.begin_map();
         let mut fields = 4;
@@ -140,9 +141,9 @@ fn describe(out: &mut Reply, arguments: &[Argument]) {
 }
 
 /// What is known of a command's arguments; nothing for one without any.
-fn facts(name: &str) -> Facts {
+fn facts(command: &Command) -> Facts {
     let mut facts = Facts::default();
-    let mut text = LINES.get(name).copied().unwrap_or_default();
+    let mut text = LINES.get(command.full_name).copied().unwrap_or(command.spec.arguments);
     if let Some(rest) = text.strip_prefix('%') {
         facts.is_for_tests = true;
         text = rest.trim_start();
@@ -240,7 +241,7 @@ mod tests {
     #[test]
     fn every_command_that_takes_arguments_says_which() {
         for command in registry::every() {
-            let facts = facts(command.full_name);
+            let facts = facts(command);
             check(command.full_name, &facts.arguments);
             let own = command.full_name.split('|').count();
             let takes = usize::from(command.spec.arity.unsigned_abs()) > own;

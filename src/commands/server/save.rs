@@ -129,6 +129,7 @@ const SUBCOMMANDS: &[Spec] = &[
         name: "branch",
         group: Group::Server,
         summary: "Makes a data directory of its own, as the data is now.",
+        arguments: "place:string",
         arity: 3,
         flags: OWN,
         run: Handler::Wait(branch_command),
