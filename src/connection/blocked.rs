@@ -1,4 +1,4 @@
-//! A connection whose command waits for its keys.
+//! Runs blocking commands on a connection, whose client may disconnect or be unblocked meanwhile.
 
 use super::Connection;
 use super::wire::Wire;
@@ -9,7 +9,7 @@ use flagstone_wire::resp::{Args, Reply};
 use std::io::{ErrorKind, Result};
 
 impl Connection {
-    /// Runs a command that may wait; its reply.
+    /// Runs a command that may block, and returns its reply.
     pub(super) async fn run_blocking(
         &mut self,
         command: &'static Command,
@@ -33,7 +33,7 @@ impl Connection {
             return Err(ErrorKind::ConnectionAborted.into());
         }
         if matches!(ended, Ended::Cancelled(_)) {
-            // It counts as one call; when it is served it counts as it runs.
+            // Counts the call now; when the command is served, it is counted again as it runs.
             self.worker.start_watch();
             let settings = self.worker.settings();
             self.worker.ran(command, args, self.session.client.id, &settings);

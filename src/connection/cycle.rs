@@ -1,5 +1,5 @@
-//! One read cycle of a connection: the commands of what was read, run here or sent elsewhere, and
-//! their replies in order.
+//! One read cycle of a connection: runs the commands that one read brought, here or on other
+//! workers, and collects their replies in order.
 
 use super::scattered::Scattered;
 use crate::command::{Command, OwnedCommand};
@@ -17,17 +17,17 @@ use tokio::sync::oneshot;
 /// Commands after which the clock is read again.
 const CLOCK_EVERY: usize = 64;
 
-/// Commands that a cycle sends to other workers at most.
+/// Maximum number of commands that a cycle sends to other workers.
 const MAX_REMOTE: usize = 128;
 
-/// Commands of a cycle that wait on this worker at most.
+/// Maximum number of commands of a cycle that wait on this worker.
 const MAX_PARKED: usize = 512;
 
-/// Where a reply comes from.
+/// Source of a reply.
 pub(super) enum Piece {
-    /// It is in the cycle's buffer.
+    /// The reply is in the cycle's buffer, up to this end.
     Here(End),
-    /// The next reply of the batch for a worker.
+    /// The reply is the next one of the batch for a worker.
     Remote {
         worker: usize,
         command: &'static Command,
@@ -35,38 +35,41 @@ pub(super) enum Piece {
     Parked(&'static Command, oneshot::Receiver<Ran>),
 }
 
-/// Where a reply ends.
+/// End of a reply in a buffer.
 #[derive(Clone, Copy)]
 pub(super) struct End {
     pub(super) at: usize,
-    /// The round that it shows.
+    /// Round that the reply shows.
     round: u64,
-    /// Whose it is, if that is a command on keys.
+    /// Command on keys that the reply answers, if any.
     command: Option<&'static Command>,
 }
 
-/// See the module's description.
+/// State of a read cycle.
 pub(super) struct Cycle {
     out: Reply,
-    /// Empty as long as every reply so far is in `out`.
+    /// Sources of the replies; empty while every reply so far is in `out`.
     pieces: VecDeque<Piece>,
-    /// Of the replies in `out`, as long as they are all.
+    /// Ends of the replies in `out`, while all replies are there.
     own: Vec<End>,
     plain: bool,
-    /// Some replies show data: they leave only if it is certain that nobody else has taken it over.
+    /// True if some replies show data: they are sent only once it is certain that no other server
+    /// has taken the data over.
     shows_data: bool,
-    /// What the replies in `out` show.
+    /// Rounds that the replies in `out` show.
     shown: Shown,
     batches: Vec<(usize, CmdBatch)>,
-    /// What the replies of parked commands may take.
+    /// Bytes that the replies of parked commands may take.
     room: Option<Room>,
     now_ms: u64,
     commands: usize,
-    /// Commands that wait on this worker.
+    /// Number of commands that wait on this worker.
     parked: usize,
-    /// Many commands wait where one was sent: no more of them are sent before it is answered.
+    /// True if many commands wait on a worker that was sent one: no more are sent before it is
+    /// answered.
     crowded: bool,
-    /// Nothing may run behind what is under way: it may need keys that it has not locked yet.
+    /// True if no command may run before the cycle ends: an unfinished unit may still need keys
+    /// that it has not locked.
     ends: bool,
 }
 
@@ -89,13 +92,13 @@ impl Cycle {
         }
     }
 
-    /// Ms since the Unix epoch.
+    /// Returns the cycle's time in ms since the Unix epoch.
     pub(super) fn now_ms(&self) -> u64 {
         self.now_ms
     }
 
-    /// Whether the replies are to be written before more commands are taken in: there are many
-    /// bytes of them, or so many commands are elsewhere that theirs may become many.
+    /// Returns true if the replies are to be written before more commands are read: they take many
+    /// bytes, or so many commands run on other workers that their replies may.
     pub(super) fn is_full(&self) -> bool {
         let sent = self.batches.iter().fold((0, 0), |(commands, bytes), (_, batch)| {
             (commands + batch.len(), bytes + batch.bytes())
@@ -108,22 +111,22 @@ impl Cycle {
             || self.out.is_lost()
     }
 
-    /// Whether every reply so far is at hand.
+    /// Returns true if every reply so far is in the cycle's buffer.
     pub(super) fn is_plain(&self) -> bool {
         self.plain
     }
 
-    /// The buffer to write a reply to; [`Cycle::end_command`] follows.
+    /// Returns the buffer to write a reply to; [`Cycle::end_command`] follows.
     pub(super) fn out(&mut self) -> &mut Reply {
         &mut self.out
     }
 
-    /// The reply in the buffer is complete, and shows no data.
+    /// Ends the reply in the buffer, which shows no data.
     pub(super) fn end_command(&mut self) {
         self.note(0, None);
     }
 
-    /// A command was refused.
+    /// Replies to a command that was refused.
     pub(super) fn refuse(&mut self, text: &[u8], session: &mut Session) {
         use crate::session::ReplyMode;
         match session.reply_mode {
@@ -143,7 +146,7 @@ impl Cycle {
         }
     }
 
-    /// The replies are no more all in the buffer.
+    /// Switches to a list of sources, because not all replies are in the buffer any more.
     fn scatter(&mut self) {
         if self.plain {
             self.plain = false;
@@ -151,14 +154,14 @@ impl Cycle {
         }
     }
 
-    /// More commands may run behind the unit that was routed last: if it waits, its keys are locked.
+    /// Lets commands run behind the unit that was routed last: if it waits, its keys are locked.
     pub(super) fn goes_on(&mut self) {
         self.ends = false;
     }
 
-    /// Runs a command on keys here, or puts it into the batch for its worker. `false`: it must run
-    /// alone, as its keys belong to several workers, or other commands behind it might change the
-    /// keys that it has not declared before it can lock them.
+    /// Runs a command on keys here, or adds it to the batch for its worker. Returns false if it
+    /// must run alone: its keys belong to several workers, or later commands might change keys that
+    /// it has not declared before it can lock them.
     pub(super) fn route(
         &mut self,
         worker: &Rc<Worker>,
@@ -172,8 +175,8 @@ impl Cycle {
             && self.send(worker, session, command, args, at, settings)
     }
 
-    /// Runs a command here, or puts it into the batch for its worker; `false`: it has several. `at`:
-    /// its only key, if it was hashed.
+    /// Runs a command here, or adds it to the batch for its worker; returns false if its keys
+    /// belong to several workers. `at`: its only key, if it was hashed.
     fn send(
         &mut self,
         worker: &Rc<Worker>,
@@ -229,7 +232,7 @@ impl Cycle {
         true
     }
 
-    /// Runs one command on keys wherever they are; its reply.
+    /// Runs one command on keys of any workers, and returns its reply.
     pub(super) async fn alone(
         &mut self,
         worker: &Rc<Worker>,
@@ -246,9 +249,9 @@ impl Cycle {
         routing::run_across(worker, OwnedCommand::new(command, args, request)).await
     }
 
-    /// Sends the batches, waits for every reply and for what it shows to be stored, and until it is
-    /// certain that it is not out of date; the replies in order. Where they are many bytes, only the
-    /// first, and what the others come from.
+    /// Sends the batches, then waits until every reply has arrived, what the replies show is
+    /// stored, and the ownership of the data is confirmed. Returns the replies in order; if they
+    /// take many bytes, only the first ones, and the sources of the others.
     pub(super) async fn finish(self, worker: &Rc<Worker>) -> (Reply, Option<Box<Scattered>>) {
         if self.plain {
             let shows_data = self.shows_data;
@@ -276,10 +279,10 @@ impl Cycle {
     }
 }
 
-/// Replies in their order, with errors in the place of those that may not be given.
+/// Replies in order, with errors in place of those that must not be sent.
 pub(super) struct Whole<'a> {
     worker: &'a Worker,
-    /// Whether what replies show has to be on disk.
+    /// True if what replies show has to be durable.
     to_disk: bool,
     pub(super) bytes: Reply,
     pub(super) ends: Vec<End>,
@@ -291,21 +294,22 @@ impl<'a> Whole<'a> {
         Self { worker, to_disk, bytes: Reply::default(), ends: Vec::with_capacity(replies) }
     }
 
-    /// A reply from the cycle's buffer; it is known what became of all that these show.
+    /// Appends a reply from the cycle's buffer; the outcome of every round that the buffer shows is
+    /// known.
     pub(super) fn push_own(&mut self, shown: &Shown, end: End, reply: &[u8]) {
         let failure = self.worker.rounds.failure(shown, end.round, self.to_disk);
         self.worker.stats().give(&mut self.bytes, end.command, reply, failure.map(|error| error.0));
         self.ends.push(End { at: self.bytes.len(), ..end });
     }
 
-    /// A reply that has waited for what it shows.
+    /// Appends a reply whose rounds have been waited for.
     pub(super) fn push(&mut self, command: &'static Command, reply: &[u8]) {
         self.bytes.append(reply);
         self.ends.push(End { at: self.bytes.len(), round: 0, command: Some(command) });
     }
 }
 
-/// The replies, if it is certain that they are not out of date.
+/// Returns the replies if the ownership of the data is confirmed, else errors in their place.
 pub(super) async fn confirmed(
     worker: &Worker,
     shows_data: bool,
@@ -321,8 +325,8 @@ pub(super) async fn confirmed(
     }
 }
 
-/// Errors in the place of replies that may be out of date. What was not stored as the store is away
-/// is told so already.
+/// Replaces replies that may be out of date by errors. A reply that already says that the store is
+/// unreachable stays.
 fn disowned(worker: &Worker, replies: &[u8], ends: &[End], text: &str) -> Reply {
     let (mut whole, mut from) = (Reply::default(), 0);
     for end in ends {

@@ -1,4 +1,4 @@
-//! What every command passes before it runs, in one ordered function.
+//! Admits or refuses each command before it runs, by checks in a fixed order.
 
 use crate::command::{Command, registry};
 use crate::config::Settings;
@@ -9,21 +9,21 @@ use crate::worker::Worker;
 use flagstone_commands::{error, flag};
 use flagstone_wire::resp::Args;
 
-/// Bytes of the arguments that an unknown command's error shows.
+/// Maximum number of bytes that an unknown command's error shows of its arguments.
 const SHOWN: usize = 128;
 
-/// What the gate says.
+/// Decision of the gate.
 pub(super) enum Admitted {
     Run(&'static Command),
-    /// The error text; it may show what the client has sent, which may be any bytes.
+    /// Error text; it may contain any bytes that the client has sent.
     Refused(Vec<u8>),
     /// Clients are paused.
     Wait,
-    /// Not a Redis client: close without a word.
+    /// The peer is not a Redis client: the connection is closed without a reply.
     Hostile,
 }
 
-/// The command or subcommand that the arguments name; the error text when there is none.
+/// Returns the command or subcommand that the arguments name, or the error text if there is none.
 pub(super) fn resolve(args: Args<'_>) -> Result<&'static Command, Vec<u8>> {
     let name = args.get(0).unwrap_or_default();
     let command = registry::lookup(name).ok_or_else(|| unknown_command(args))?;
@@ -36,7 +36,8 @@ pub(super) fn resolve(args: Args<'_>) -> Result<&'static Command, Vec<u8>> {
     }
 }
 
-/// Exists, arity, authentication, state. The command may have been looked up already.
+/// Checks that the command exists, its arity, the client's authentication, and the server's state.
+/// `command`: the command, if it was looked up already.
 pub(super) fn admit(
     session: &Session,
     worker: &Worker,
@@ -106,7 +107,7 @@ pub(super) fn admit(
     Admitted::Run(command)
 }
 
-/// Why a command may not run on the keys that it names, as their shard cannot store rows.
+/// Returns the error if a command names keys of a shard that cannot store rows.
 fn stalled(session: &Session, node: &Node, command: &Command, args: Args<'_>) -> Option<String> {
     if !node.health.stalls.any() {
         return None;
@@ -118,7 +119,7 @@ fn stalled(session: &Session, node: &Node, command: &Command, args: Args<'_>) ->
     node.health.stalls.refusal(&node.layout, flags, keys.into_iter().map(|(_, key)| key))
 }
 
-/// DEBUG only runs when the configuration lets this client run it.
+/// Returns the error of a DEBUG command that the configuration forbids this client.
 fn protected(session: &Session, command: &Command, settings: &Settings) -> Option<String> {
     let name = command.full_name.split('|').next().unwrap_or_default();
     (!settings.enable_debug_command.allows(session.client.is_local())).then(|| {
@@ -131,18 +132,18 @@ fn protected(session: &Session, command: &Command, settings: &Settings) -> Optio
     })
 }
 
-/// Its flags, with those of what it runs: EXEC is what is queued.
+/// Returns a command's flags; EXEC has those of the queued commands, too.
 fn flags_of(session: &Session, node: &Node, command: &Command, args: Args<'_>) -> u32 {
     let queued = session.transaction.as_ref().filter(|_| command.spec.has(flag::EXEC));
     routing::flags(command, node, args) | queued.map_or(0, |transaction| transaction.flags())
 }
 
-/// Whether CLIENT PAUSE WRITE holds a command with these flags back.
+/// Returns true if CLIENT PAUSE WRITE delays a command with these flags.
 fn may_be_paused(flags: u32) -> bool {
     flags & (flag::WRITE | flag::MAY_REPLICATE) != 0
 }
 
-/// The same for a command that is not looked up yet.
+/// Returns true if CLIENT PAUSE WRITE delays a command that is not looked up yet.
 pub(super) fn may_write(session: &Session, node: &Node, args: Args<'_>) -> bool {
     let command = args.get(0).and_then(registry::lookup);
     command.is_some_and(|command| may_be_paused(flags_of(session, node, command, args)))
@@ -161,14 +162,14 @@ fn unknown_command(args: Args<'_>) -> Vec<u8> {
     [b"ERR unknown command '", name, b"', with args beginning with: ", &shown].concat()
 }
 
-/// The error text for a container's unknown subcommand.
+/// Returns the error text for a container's unknown subcommand.
 fn unknown_subcommand(args: Args<'_>) -> Vec<u8> {
     let name = args.get(0).unwrap_or_default().to_ascii_uppercase();
     let sub = shown_of(args.get(1).unwrap_or_default(), SHOWN);
     [b"ERR unknown subcommand '", sub, b"'. Try ", &name, b" HELP."].concat()
 }
 
-/// What an error shows of an argument: its bytes as they are, up to the first NUL.
+/// Returns the part of an argument that an error shows: its bytes up to the first NUL.
 fn shown_of(arg: &[u8], room: usize) -> &[u8] {
     let end = arg.iter().position(|byte| *byte == 0).unwrap_or(arg.len());
     &arg[..end.min(room)]

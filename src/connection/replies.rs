@@ -1,4 +1,4 @@
-//! How replies leave: with what the client hears of itself, within what it may get, and not at once if
+//! Sends replies: together with the client's pushes, within its output limits, and after a delay if
 //! it guesses passwords.
 
 use super::Connection;
@@ -6,23 +6,23 @@ use crate::clients::{STRANGER_TIME, state};
 use flagstone_wire::resp::Reply;
 use std::io::ErrorKind;
 
-/// Bytes of replies at once that count against no limit of a class of clients.
+/// Bytes of replies that may be sent at once whatever the output limits of the client's class.
 const ALWAYS_TAKEN: usize = 16 * 1024;
 
-/// Bytes that a client is sent before it has given its password. One that asks for more is left alone
-/// for as long as it may stay, and not closed at once: it would come back at once.
+/// Maximum number of bytes sent to a client that has not authenticated. One that asks for more is
+/// ignored until its time is over instead of closed, because it would reconnect at once.
 const MAX_TOLD_STRANGER: usize = 16 * 1024;
 
 impl Connection {
-    /// Keeps the reply to a wrong password back.
+    /// Delays the reply to a wrong password.
     pub(super) async fn serve_penalty(&mut self) {
         if let Some(penalty) = self.session.penalty.take() {
             tokio::time::sleep(penalty).await;
         }
     }
 
-    /// Adds what it was sent unasked to its replies, if it hears of changed keys: what it has changed
-    /// itself it hears of with the reply.
+    /// Adds pending pushes to the replies of a tracking client: it hears of its own changes with
+    /// the reply.
     pub(super) fn add_pushes(&self, out: &mut Reply) {
         let client = &self.session.client;
         if client.is(state::TRACKING) && !client.outbox.is_empty() {
@@ -36,7 +36,8 @@ impl Connection {
         if !self.session.authenticated {
             self.told_stranger += out.len();
             if self.told_stranger > MAX_TOLD_STRANGER {
-                // The clock ends it before, unless there is no password any more.
+                // The cron closes the connection before that, unless the password was removed
+                // meanwhile.
                 tokio::time::sleep(STRANGER_TIME * 2).await;
                 return Err(ErrorKind::ConnectionAborted.into());
             }

@@ -1,6 +1,6 @@
-//! The replies of a cycle that come from several places: its own buffer, batches of other workers,
-//! commands that were parked. They are put together piece by piece, and go out before they are many
-//! bytes: whatever a client asks for, and however slowly it reads, little of it is in memory.
+//! Replies of a cycle that come from several sources: its own buffer, batches of other workers, and
+//! parked commands. They are put together piece by piece and sent before they take many bytes, so a
+//! client that reads slowly keeps little memory however much it asks for.
 
 use super::cycle::{Piece, Whole, confirmed};
 use crate::worker::{BatchReply, CmdBatch, MAX_REPLIES, Ran, Shown, Worker};
@@ -9,23 +9,23 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use tokio::sync::oneshot;
 
-/// The commands of a cycle for one worker.
+/// Commands of a cycle for one worker.
 struct Remote {
     worker: usize,
-    /// `None`: the worker is gone.
+    /// Replies of the batch; `None` if the worker has ended.
     reply: Option<BatchReply>,
-    /// The place of the next reply.
+    /// Index of the next reply.
     next: usize,
 }
 
 impl Remote {
-    /// Has those commands run that did not, as the replies of the others were to be written first.
+    /// Runs the commands that were put off until the replies of others had been written.
     async fn go_on(&mut self, worker: &Worker) {
         let Some(mut before) = self.reply.take() else { return };
         let mut batch = before.take_rest();
         let mut rest = CmdBatch::default();
         if before.bytes_from(self.next) > MAX_REPLIES {
-            // Much is there that comes behind the next one: nothing is to be added to it.
+            // Many bytes follow the next reply: adds no further replies to them.
             let first = batch.split_first();
             rest = std::mem::replace(&mut batch, first);
         }
@@ -35,23 +35,23 @@ impl Remote {
     }
 }
 
-/// Sends a batch; its reply is to be waited for.
+/// Sends a batch; the receiver resolves with its replies.
 async fn send(worker: &Worker, target: usize, batch: CmdBatch) -> oneshot::Receiver<BatchReply> {
     let (tx, rx) = oneshot::channel();
-    // A worker that is gone drops the message, and with it the sender.
+    // A worker that has ended drops the message, and with it the sender.
     let _ = worker.peers.mailboxes[target].send_batch(batch, tx).await;
     rx
 }
 
-/// See the module's description.
+/// Replies that are yet to be put together.
 pub(super) struct Scattered {
     out: Reply,
-    /// What of `out` is put together already.
+    /// End of the part of `out` that is put together already.
     from: usize,
     pieces: VecDeque<Piece>,
     remote: Vec<Remote>,
     shows_data: bool,
-    /// What the replies in `out` show.
+    /// Rounds that the replies in `out` show.
     shown: Shown,
 }
 
@@ -65,7 +65,7 @@ impl Scattered {
         Box::new(Self { out, from: 0, pieces, remote: Vec::new(), shows_data, shown })
     }
 
-    /// Sends the batches, and waits for the first replies.
+    /// Sends the batches, and returns the first replies and the rest.
     pub(super) async fn begin(
         mut self: Box<Self>,
         worker: &Rc<Worker>,
@@ -78,12 +78,12 @@ impl Scattered {
         for (target, rx) in waiting {
             self.remote.push(Remote { worker: target, reply: rx.await.ok(), next: 0 });
         }
-        // What became of it is looked at reply by reply.
+        // Each reply's outcome is checked when it is appended.
         let _ = worker.wait_shown(&self.shown).await;
         self.next(worker).await
     }
 
-    /// The next replies, and what is left.
+    /// Returns the next replies and the rest.
     pub(super) async fn next(
         mut self: Box<Self>,
         worker: &Rc<Worker>,
@@ -129,7 +129,7 @@ impl Scattered {
     }
 }
 
-/// The next reply of a worker; `None`: it is gone.
+/// Returns the next reply of a worker; `None` if it has ended.
 async fn next_of<'a>(worker: &Worker, remote: Option<&'a mut Remote>) -> Option<&'a [u8]> {
     let remote = remote?;
     if remote.reply.as_ref()?.get(remote.next).is_none() {

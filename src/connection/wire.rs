@@ -1,5 +1,4 @@
-//! The socket of a connection: what is written to it, and what it is kept busy with while a command
-//! waits.
+//! The socket of a connection: writes replies and pushes, and reads ahead while a command waits.
 
 use super::{TURN_BYTES, count};
 use crate::clients::{Client, state};
@@ -15,26 +14,27 @@ use std::task::Poll;
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 
-/// What has happened.
+/// Event that ends a wait.
 enum Woken<T> {
     Done(T),
     Pushes,
     Readable,
 }
 
-/// The parts of a connection that go on while one of its commands waits.
+/// Parts of a connection that are served while one of its commands waits.
 pub(super) struct Wire<'a> {
     pub(super) worker: &'a Worker,
     pub(super) client: &'a Client,
     pub(super) stream: &'a mut TcpStream,
     pub(super) buf: &'a mut BytesMut,
-    /// The memory of `buf`.
+    /// Memory charged for `buf`.
     pub(super) taken: &'a mut Taken,
 }
 
 impl Wire<'_> {
-    /// Waits for what a command waits for. The wire is served only while the client counts as
-    /// blocked: one that ends its side and then waits for a reply gets it. An error: it has gone.
+    /// Waits for `done`. The wire is served only while the client counts as blocked: a client that
+    /// shuts its side down and then waits for a reply gets it. Returns an error if the client has
+    /// disconnected.
     pub(super) async fn keep_until<T>(&mut self, done: impl Future<Output = T>) -> Result<T> {
         let mut done = pin!(done);
         let mut moved = 0;
@@ -63,7 +63,7 @@ impl Wire<'_> {
         }
     }
 
-    /// Writes some of what the client has not asked for; how many bytes.
+    /// Writes some pushes, and returns the number of bytes.
     pub(super) async fn send_pushes(&mut self) -> Result<usize> {
         let piece = self.client.outbox.take();
         let bytes = piece.copied.len() + piece.shared.len();
@@ -81,7 +81,7 @@ impl Wire<'_> {
         self.write_rest(left, true).await
     }
 
-    /// Writes what the socket takes at once, which usually is everything; the rest.
+    /// Writes as much as the socket takes at once, usually everything, and returns the rest.
     fn try_write<'b>(&self, out: &'b [u8]) -> Result<&'b [u8]> {
         if out.is_empty() {
             return Ok(out);
@@ -96,7 +96,7 @@ impl Wire<'_> {
         }
     }
 
-    /// Writes the rest as the client reads; it is shown how much of a reply is left.
+    /// Writes the rest as the client reads; CLIENT LIST shows how much of a reply is left.
     async fn write_rest(&mut self, mut left: &[u8], is_reply: bool) -> Result<()> {
         if left.is_empty() {
             return Ok(());
@@ -116,7 +116,8 @@ impl Wire<'_> {
         Ok(())
     }
 
-    /// Takes in what the client sends; how many bytes. An error: it has gone, or sends too much.
+    /// Reads what the client sends, and returns the number of bytes. Returns an error if the client
+    /// has disconnected or sends too much.
     fn read_ahead(&mut self) -> Result<usize> {
         large::reserve(self.buf, READ, 0);
         match self.stream.try_read_buf(&mut self.buf.limit(TURN_BYTES)) {

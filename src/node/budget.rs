@@ -1,64 +1,65 @@
-//! The split of the memory budget.
+//! The memory budget, and how it is split.
 
 use crate::config::Settings;
 use flagstone_storage::engine::Upkeep;
 
-/// Bytes that may wait for the store of a journal in a bucket, at least and at most.
+/// Minimum and maximum number of bytes that may wait for the store of a journal in a bucket.
 const JOURNAL_MIN: u64 = 4 << 20;
 const JOURNAL_MAX: u64 = 64 << 20;
 
-/// Pending rows of more bytes than this are of no use: they are handed over faster than they come,
-/// or not at all.
+/// Maximum budget for pending rows in bytes. More are of no use: rows are handed over faster than
+/// they come, or not at all.
 const PENDING_MAX: u64 = 1 << 30;
 
-/// Bytes that are there whatever the data: threads, code, and SlateDB's buffers for files that it
-/// writes, 10 MiB each. Small budgets keep a quarter for it.
+/// Memory in bytes that is in use whatever the data: threads, code, and SlateDB's buffers of 10 MiB
+/// for each file that it writes. Small budgets reserve a quarter for it.
 const OVERHEAD: u64 = 128 << 20;
 
-/// How the memory budget is split; bytes.
+/// The memory budget's parts in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Budget {
-    /// Decoded values, all workers together.
+    /// Decoded values of all workers.
     pub hot: usize,
-    /// Pending rows, all shards together: beyond it, and what decoded values leave free, writers wait.
+    /// Pending rows of all shards: beyond it and what decoded values leave unused, writers wait.
     pub pending: usize,
     /// Blocks of the engines' files.
     pub block_cache: u64,
-    /// Their filters and indexes: a read of what is not cached here costs far more than one of a
-    /// block.
+    /// Filters and indexes of the engines' files. A miss here costs far more than a missing block.
     pub meta_cache: u64,
-    /// What the engines gather before they flush; while a flush goes on, up to three times that.
+    /// Memtables of the engines; during a flush, they take up to three times that.
     pub memtables: usize,
-    /// What the engines read ahead when they merge files.
+    /// Blocks that the engines read ahead when they merge files.
     pub merges: usize,
-    /// The filters of keys; while one is made anew, up to twice that.
+    /// Filters of keys; while one is rebuilt, they take up to twice that.
     pub presence: usize,
-    /// What may wait for the store of a journal in a bucket; from half of it on writers wait.
+    /// Records that may wait for the store of a journal in a bucket; from half of it on, writers
+    /// wait.
     pub journal: usize,
-    /// Commands that wait for locks or for data: beyond it, no connection has several of them.
+    /// Parked commands, which wait for locks or for data: beyond it, a connection may have only one
+    /// of them.
     pub parked: usize,
-    /// Channels and patterns that clients listen to.
+    /// Channels and patterns to which clients have subscribed.
     pub subscriptions: usize,
-    /// Which keys clients have read that want to hear of their changes.
+    /// Keys that tracking clients have read.
     pub tracking: usize,
-    /// The prefixes of those that want to hear of keys that they have not read.
+    /// Prefixes of clients that track in broadcasting mode.
     pub prefixes: usize,
-    /// The texts of scripts.
+    /// Texts of scripts.
     pub scripts: usize,
     /// Libraries of functions.
     pub functions: usize,
-    /// Each of the VMs that run them.
+    /// Each of the VMs that run scripts and functions.
     pub script_vm: usize,
     /// Keys that clients watch.
     pub watches: usize,
 }
 
 impl Budget {
-    /// Of what the process does not need for itself: five sixteenths for decoded values, an eighth
-    /// for pending rows, a sixteenth each for blocks and memtables, and for filters and indexes too,
-    /// but of a small budget up to an eighth; a sixty-fourth for merges, a thirty-second for the
-    /// filters of keys. The rest is for what is being handed over or flushed, buffers, and what the
-    /// allocator keeps. What pending rows have no use for decoded values get.
+    /// Splits what the process does not need for itself: five sixteenths for decoded values, an
+    /// eighth for pending rows, a sixteenth each for blocks, for memtables, and for filters and
+    /// indexes (of a small budget up to an eighth), a sixty-fourth for merges, a thirty-second for
+    /// the filters of keys. The rest is for hand-overs and flushes, buffers, and the allocator's
+    /// overhead. Decoded values get what pending rows have no use for.
     pub fn new(settings: &Settings) -> Self {
         let total = settings.memory_budget - (settings.memory_budget / 4).min(OVERHEAD);
         let pending = (total / 8).min(PENDING_MAX);
@@ -82,16 +83,18 @@ impl Budget {
         }
     }
 
-    /// Pending rows that a start replays before the engines get them: there are no decoded values yet.
+    /// Returns the bytes of pending rows that a start replays before the engines take them: there
+    /// are no decoded values yet.
     pub fn replay(&self) -> usize {
         self.pending + self.hot / 2
     }
 
-    /// Gives decoded values what the memtables of so many shards have no use for.
+    /// Adds to decoded values what the memtables of so many shards have no use for.
     pub(super) fn with_shards(mut self, shards: u16) -> Self {
         let most = Upkeep::default().memtable_bytes * usize::from(shards);
         let unused = self.memtables.saturating_sub(most);
-        // One is written to, others are flushed; the allocator keeps more where more values change.
+        // A shard writes to one memtable while others are flushed; the allocator keeps more memory
+        // where more values change.
         self.hot += 2 * unused;
         self
     }

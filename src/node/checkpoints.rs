@@ -1,4 +1,4 @@
-//! The state of the node's checkpoints; `crate::checkpoints` takes them.
+//! State of the node's checkpoints, as INFO shows it; `crate::checkpoints` takes them.
 
 use flagstone_storage::checkpoint::CheckpointSource;
 use flagstone_storage::place::Place;
@@ -7,29 +7,29 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
-/// What INFO shows.
+/// Persistence figures of INFO.
 #[derive(Clone, Debug)]
 pub struct SaveStats {
     pub running_since: Option<Instant>,
-    /// Of the last one that succeeded, or of the start.
+    /// Time of the last checkpoint that succeeded, or of the start.
     pub last_save_ms: u64,
     pub last_ok: bool,
     pub last_took: Option<Duration>,
-    /// Since the start.
+    /// Number of checkpoints since the start.
     pub saves: u64,
-    /// Changes to the data when the last one that succeeded was begun.
+    /// Number of changes to the data when the last successful checkpoint began.
     pub changes: u64,
 }
 
-/// See the module's description.
+/// Shared state of the node's checkpoints.
 #[derive(Debug)]
 pub struct Checkpoints {
     pub source: CheckpointSource,
-    /// Where the journal keeps what it drops.
+    /// Place where the journal archives the segments that it drops.
     pub(crate) archive: Place,
     stats: Mutex<SaveStats>,
     pub(crate) cancelled: Notify,
-    /// How many wait for the engines to have what is pending.
+    /// Number of checkpoints that wait until the engines have taken the pending rows.
     pub(crate) wanting: AtomicUsize,
 }
 
@@ -60,12 +60,12 @@ impl Checkpoints {
         self.lock().clone()
     }
 
-    /// Whether pending rows are to be handed over at once.
+    /// Returns true if pending rows are to be handed over at once.
     pub fn wants_rows(&self) -> bool {
         self.wanting.load(Ordering::Relaxed) > 0
     }
 
-    /// Gives the one that is being taken up; false if there is none.
+    /// Cancels the running checkpoint; returns false if there is none.
     pub fn cancel(&self) -> bool {
         let is_running = self.lock().running_since.is_some();
         if is_running {

@@ -1,17 +1,17 @@
-//! The end of the server: when it is asked for, and when nothing is under way any more.
+//! Shutdown of the server: its request, and the coordinators for which it waits.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::sync::watch;
 
-/// How the node is to be shut down.
+/// Mode of a requested shutdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShutdownRequest {
-    /// Close the engines without a last flush: the journal has everything.
+    /// True if the engines are closed without a last flush: the journal has everything.
     pub now: bool,
 }
 
-/// A coordinator that has not ended.
+/// A coordinator that is running, until this is dropped.
 pub(crate) struct UnderWay(Arc<AtomicUsize>);
 
 impl Drop for UnderWay {
@@ -20,18 +20,18 @@ impl Drop for UnderWay {
     }
 }
 
-/// The end of a node.
+/// State of a node's shutdown.
 pub struct Ending {
     workers: usize,
-    /// Coordinators that have not ended.
+    /// Number of running coordinators.
     coordinators: Arc<AtomicUsize>,
-    /// Workers whose connections have ended.
+    /// Number of workers whose connections have ended.
     quiet_workers: AtomicUsize,
     pub(crate) shutdown: watch::Sender<Option<ShutdownRequest>>,
 }
 
 impl Ending {
-    /// A node of so many workers that is not asked to end.
+    /// Creates the state of a node with so many workers, before any request.
     pub(super) fn new(workers: usize) -> Self {
         Self {
             workers,
@@ -41,29 +41,29 @@ impl Ending {
         }
     }
 
-    /// A coordinator begins; it has ended when what comes back is dropped.
+    /// Registers a coordinator, which is running until the result is dropped.
     pub(crate) fn coordinator(&self) -> UnderWay {
         self.coordinators.fetch_add(1, Ordering::SeqCst);
         UnderWay(self.coordinators.clone())
     }
 
-    /// The connections of a worker have ended: it begins no more coordinators.
+    /// Notes that the connections of a worker have ended: it starts no more coordinators.
     pub(crate) fn is_quiet(&self) {
         self.quiet_workers.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Whether no coordinator is left, on any worker, and none will begin.
+    /// Returns true if no worker has a running coordinator, and none will start one.
     pub(crate) fn is_settled(&self) -> bool {
         self.quiet_workers.load(Ordering::SeqCst) >= self.workers
             && self.coordinators.load(Ordering::SeqCst) == 0
     }
 
-    /// Begins the shutdown of the whole node; `None` takes a request back that has not begun.
+    /// Begins the shutdown of the whole node.
     pub fn request_shutdown(&self, request: ShutdownRequest) {
         self.shutdown.send_replace(Some(request));
     }
 
-    /// Whether the node is being shut down.
+    /// Returns true if the node is being shut down.
     pub fn is_ending(&self) -> bool {
         self.shutdown.borrow().is_some()
     }

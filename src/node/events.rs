@@ -1,4 +1,4 @@
-//! Keyspace events (`notify-keyspace-events`).
+//! Keyspace events (`notify-keyspace-events`): publishes each on the configured channels.
 
 use super::Node;
 use crate::config::Settings;
@@ -7,7 +7,7 @@ use flagstone_storage::notify::NotifyFlags;
 use std::sync::atomic::Ordering;
 
 impl Node {
-    /// What anybody wants to hear of.
+    /// Returns the changes and events that any client listens for.
     pub fn interest(&self, settings: &Settings) -> Interest {
         Interest {
             changes: self.change_listeners.load(Ordering::Relaxed) != 0,
@@ -15,7 +15,7 @@ impl Node {
         }
     }
 
-    /// Publishes a keyspace event on the channels that are configured.
+    /// Publishes a keyspace event on the configured channels.
     pub(crate) fn publish_event(&self, settings: &Settings, db: u32, key: &[u8], event: &str) {
         let flags = settings.notify_keyspace_events;
         let (limits, now_ms) = (&settings.client_output_buffer_limit, self.clock.now_ms());

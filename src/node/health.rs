@@ -1,4 +1,9 @@
-//! Whether the node may write, answer, and take more memory.
+//! Health of the node, by which commands are refused or delayed.
+//!
+//! Writers wait (`is_pressed`) while the engines fall behind the budget for pending rows, or the
+//! journal's store behind its records; after `PRESSURE_LIMIT_MS` their writes are refused. A
+//! journal in a bucket has a lease: replies that show data are sent only while it is certain that
+//! no other server has taken the data over (`confirm_owner`).
 
 use super::limits;
 use crate::config::Settings;
@@ -10,44 +15,44 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// How long writers wait for room while no engine takes rows, before their writes are refused.
+/// How long writers wait for memory while no engine takes rows, before their writes are refused.
 pub(super) const PRESSURE_LIMIT_MS: u64 = 5000;
 
-/// Why writes are refused while there is no room for them.
+/// Error of writes that are refused while there is no memory for them.
 pub(super) const CHOKED: &str = "OOM the engine has taken no rows for seconds, or its disk is full: there is \
     no memory left for writes";
 
-/// Why writes are refused while the journal's store is away.
+/// Error of writes that are refused while the journal's store is unreachable.
 pub(super) const CUT_OFF: &str = "MISCONF The store of the journal does not answer, so that no write can be \
     stored. Commands that may modify the data set are refused until it does. The log says more.";
 
-/// Why nothing that shows data is answered while another server may own it.
+/// Error in place of data while another server may own it.
 pub(super) const DISOWNED: &str = "MASTERDOWN The store of the journal does not answer, so that another server \
     may have taken over, and serve-stale-data is set to 'no'.";
 
-/// Why nothing that shows data is answered any more.
+/// Error in place of data once another server may have taken it over for good.
 const TAKEN_OVER: &str = "MASTERDOWN This server is shutting down: it has released the data, or another \
     server has taken it over.";
 
-/// The state on which it depends whether commands are refused.
+/// State by which commands are refused.
 pub struct Health {
     clock: Clock,
-    /// The journal's lease, if other servers may take it over.
+    /// Lease of the journal, if other servers may take it over.
     lease: Option<Arc<Lease>>,
-    /// The last time at which an engine took rows while more are pending than the budget allows, or
-    /// the journal's store took records while many wait, so that writers wait: ms since the Unix
-    /// epoch, 0 when there is room.
+    /// Time at which an engine last took rows while more are pending than the budget allows, or at
+    /// which the journal's store last took records while many wait: ms since the Unix epoch. 0 if
+    /// writers need not wait.
     pub pressure_since_ms: AtomicU64,
     /// Shards that cannot store rows.
     pub stalls: Stalls,
     /// True if more memory is in use than `maxmemory` allows.
     over_maxmemory: AtomicBool,
-    /// True if the journal's store does not answer.
+    /// True if the journal's store is unreachable.
     cut_off: AtomicBool,
 }
 
 impl Health {
-    /// The health of a node that has so many shards and just starts.
+    /// Creates the health of a starting node with so many shards.
     pub(super) fn new(lease: Option<Arc<Lease>>, clock: Clock, shards: u16) -> Self {
         Self {
             clock,
@@ -59,23 +64,23 @@ impl Health {
         }
     }
 
-    /// Whether writers have to wait until rows are handed over.
+    /// Returns true if writers have to wait until rows are handed over.
     pub fn is_pressed(&self) -> bool {
         self.pressure_since_ms.load(Ordering::Relaxed) != 0
     }
 
-    /// Whether the engines have not taken rows for so long that writes are refused.
+    /// Returns true if the engines have taken no rows for so long that writes are refused.
     pub fn is_choked(&self) -> bool {
         let since_ms = self.pressure_since_ms.load(Ordering::Relaxed);
         since_ms != 0 && self.clock.now_ms().saturating_sub(since_ms) > PRESSURE_LIMIT_MS
     }
 
-    /// Whether more memory is in use than `maxmemory` allows.
+    /// Returns true if more memory is in use than `maxmemory` allows.
     pub fn is_over_maxmemory(&self) -> bool {
         self.over_maxmemory.load(Ordering::Relaxed)
     }
 
-    /// Whether the journal's store is away, so that no write can be stored.
+    /// Returns true if the journal's store is unreachable, so that no write can be stored.
     pub fn is_cut_off(&self) -> bool {
         self.cut_off.load(Ordering::Relaxed)
     }
@@ -84,18 +89,19 @@ impl Health {
         self.cut_off.store(cut_off, Ordering::Relaxed);
     }
 
-    /// Whether it is certain that no other server has taken the data over.
+    /// Returns true if it is certain that no other server has taken the data over.
     pub fn is_owner(&self) -> bool {
         self.lease.as_ref().is_none_or(|lease| lease.holds())
     }
 
-    /// Waits until that is certain.
+    /// Waits until it is certain that no other server has taken the data over.
     ///
     /// # Errors
-    /// Why the client gets no reply that shows data: another server has it, or may have it.
+    /// Returns the error that replaces replies which show data: another server owns it, or may own
+    /// it.
     pub async fn confirm_owner(&self, settings: &Settings) -> Result<(), &'static str> {
         let Some(lease) = &self.lease else { return Ok(()) };
-        // The same command may have waited for the store already, as long as commands may.
+        // The same command may already have waited for the store as long as commands may.
         let limit = match self.is_cut_off() {
             true => Duration::ZERO,
             false => Duration::from_millis(settings.store_timeout_ms),
@@ -108,17 +114,19 @@ impl Health {
         }
     }
 
-    /// Whether commands need not wait for that, as others have waited in vain.
+    /// Returns true if commands need not wait for a confirmation, because others have waited in
+    /// vain.
     pub fn is_disowned(&self) -> bool {
         self.lease.as_ref().is_some_and(|lease| lease.is_away() && !lease.holds())
     }
 
-    /// How long it is certain without an answer from the store, in ms; `None`: a local journal.
+    /// Returns how long the lease lasts without an answer from the store, in ms; `None` for a local
+    /// journal.
     pub fn lease_left_ms(&self) -> Option<u64> {
         self.lease.as_ref().map(|lease| u64::try_from(lease.left().as_millis()).unwrap_or(u64::MAX))
     }
 
-    /// Compares the memory in use with `maxmemory`: by the clock, and when that is set.
+    /// Compares the memory in use with `maxmemory`: periodically, and when that is set.
     pub fn look_at_memory(&self, settings: &Settings) {
         let is_over = limits::watches_memory(settings) && process::resident() > settings.maxmemory;
         self.over_maxmemory.store(is_over, Ordering::Relaxed);

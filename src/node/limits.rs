@@ -1,5 +1,5 @@
-//! What keeps commands from running whoever sends them: the state of the health. Connections ask
-//! before a command runs, scripts before they run, and before each command that they call.
+//! Refuses commands because of the node's health, whoever sends them. Connections ask before a
+//! command runs, scripts before they run and before each command that they call.
 
 use super::Health;
 use super::health::{CHOKED, CUT_OFF, DISOWNED};
@@ -10,7 +10,7 @@ use flagstone_commands::flag;
 const OUT_OF_MEMORY: &str = "OOM command not allowed when used memory > 'maxmemory'.";
 const NO_REPLICAS: &str = "NOREPLICAS Not enough good replicas to write.";
 
-/// Whether some commands are refused now.
+/// Returns true if some commands are refused now.
 #[inline]
 pub fn any(health: &Health, settings: &Settings) -> bool {
     health.is_over_maxmemory()
@@ -21,7 +21,7 @@ pub fn any(health: &Health, settings: &Settings) -> bool {
         || lacks_replicas(settings)
 }
 
-/// Why what has these flags may not run, if so.
+/// Returns the error if a command with these flags is refused.
 pub fn refusal(health: &Health, settings: &Settings, flags: u32) -> Option<&'static str> {
     let needs_memory = flags & flag::DENYOOM != 0;
     if needs_memory && health.is_over_maxmemory() {
@@ -41,12 +41,12 @@ pub fn refusal(health: &Health, settings: &Settings, flags: u32) -> Option<&'sta
     }
 }
 
-/// There are no replicas: whoever wants some for each write gets none.
+/// Returns true if writes need replicas, of which there are none.
 fn lacks_replicas(settings: &Settings) -> bool {
     settings.min_replicas_to_write > 0 && settings.min_replicas_max_lag > 0
 }
 
-/// Whether the memory in use has to be compared with `maxmemory`.
+/// Returns true if the memory in use has to be compared with `maxmemory`.
 pub fn watches_memory(settings: &Settings) -> bool {
     settings.maxmemory > 0 && settings.maxmemory_policy == MaxmemoryPolicy::Noeviction
 }

@@ -1,4 +1,5 @@
-//! What all workers of the process share.
+//! The state that all workers of the process share: configuration, journal, lease, clients,
+//! counters, and the memory budget. It may name every room below the workers, but no worker.
 
 mod budget;
 mod checkpoints;
@@ -38,74 +39,75 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
-/// Units that run apart at the same time; more wait, before they hold anything. Each may have a VM.
+/// Maximum number of units that run on threads of their own at a time; further ones wait before
+/// they hold any lock. Each may have a VM.
 pub const MAX_APART: usize = 8;
 
-/// Bytes that all connections may take at least: a few large values on their way.
+/// Minimum memory in bytes for all connections: a few large values in transit.
 const CLIENTS_MIN: u64 = 32 << 20;
 
-/// Other addresses to listen on.
+/// A request to listen on other addresses.
 pub struct ListenChange {
     pub settings: Arc<Settings>,
-    /// Whether they are listened on, or why not.
+    /// Receives the result, with the reason of a failure.
     pub done: oneshot::Sender<Result<(), String>>,
 }
 
-/// The process: configuration, journal, workers, connections.
+/// The shared state of the process.
 pub struct Node {
     pub config: Arc<Config>,
     pub layout: Arc<Layout>,
     pub clock: Clock,
     pub journal: Arc<dyn Journal>,
     pub checkpoints: Checkpoints,
-    /// All workers.
+    /// Number of all workers.
     pub workers: usize,
-    /// Those that own shards; the rest only does network.
+    /// Number of workers that own shards; the others only serve connections.
     pub shard_workers: usize,
     pub clients: Clients,
-    /// Clients that wait for keys, watch them, or are told when they change.
+    /// Number of clients that wait for keys, watch them, or track them.
     pub change_listeners: Arc<AtomicUsize>,
     /// Bytes that watched keys take.
     pub watched_bytes: AtomicUsize,
-    /// The number of the last client that began to wait for keys.
+    /// Number of the last client that began to wait for keys.
     pub last_waiter: AtomicU64,
     pub pubsub: Arc<PubSub>,
     pub prefixes: Arc<Prefixes>,
     pub monitors: Arc<Monitors>,
     pub scripts: Scripts,
-    /// Who runs apart has one of these.
+    /// Permits for units that run on threads of their own.
     pub apart: Semaphore,
     pub functions: Functions,
     pub stats: Vec<Arc<WorkerStats>>,
     pub rates: Rates,
     pub slowlog: SlowLog,
-    /// To the store and to that of the journal, which may be the same.
+    /// Requests to the bucket of the data, and to that of the journal, which may be the same.
     pub requests: [Arc<Requests>; 2],
     pub started: Instant,
     pub started_ms: u64,
     /// 40 hexadecimal digits, new at each start.
     pub run_id: String,
     pub next_generation: AtomicU64,
-    /// Set by DEBUG SET-ACTIVE-EXPIRE.
+    /// True unless DEBUG SET-ACTIVE-EXPIRE has switched active expiry off.
     pub active_expire: AtomicBool,
     pub budget: Budget,
-    /// There is one committer, which syncs the journal itself.
+    /// True if there is only one committer, which syncs the journal itself.
     pub inline_sync: bool,
     pub health: Health,
     pub pauses: Pauses,
     pub ending: Ending,
-    /// Records that the start has replayed.
+    /// Number of records that the start has replayed.
     pub replayed: u64,
-    /// CONFIG SET is carried out once at a time.
+    /// Serialises CONFIG SET.
     pub(crate) configuring: tokio::sync::Mutex<()>,
-    /// Who listens.
+    /// Sender of changes to the listening addresses.
     listener: OnceLock<mpsc::Sender<ListenChange>>,
-    /// The Tokio runtime of everything that is not a worker's.
+    /// Tokio runtime of everything that does not run on a worker.
     pub background: tokio::runtime::Handle,
 }
 
 impl Node {
-    /// What a new node begins with.
+    /// Creates the node at the start of the process.
     #[allow(clippy::too_many_arguments, reason = "each is a part of the node")]
     pub fn new(
         config: Arc<Config>,
@@ -165,14 +167,15 @@ impl Node {
         })
     }
 
-    /// Whether so many commands are parked on a worker that no connection may add several.
+    /// Returns true if the commands parked on a worker take so much memory that a connection may
+    /// have only one of them.
     pub fn is_crowded(&self, worker: usize) -> bool {
         let bytes = self.stats[worker].parked_bytes.load(Ordering::Relaxed);
         bytes > (self.budget.parked / self.shard_workers) as u64
     }
 
-    /// What connections may take (`maxmemory-clients`). With `auto` a single one may also send or
-    /// be sent one value of any length that is allowed.
+    /// Returns the memory that connections may take (`maxmemory-clients`). With `auto`, one
+    /// connection may also receive or send one value of the maximum length.
     pub fn client_memory_limit(settings: &Settings) -> Limit {
         let percent_of = match settings.maxmemory {
             0 => settings.memory_budget,
@@ -182,7 +185,7 @@ impl Node {
         match settings.maxmemory_clients {
             ClientMemory::Auto => {
                 let all = (settings.memory_budget / 8).max(CLIENTS_MIN);
-                // A buffer that grows has up to twice what is in it.
+                // A buffer that grows has up to twice the capacity of its contents.
                 let value = (settings.data.proto_max_bulk_len as u64).saturating_mul(2);
                 Limit { all, single: all.saturating_add(value) }
             }
@@ -191,34 +194,35 @@ impl Node {
         }
     }
 
-    /// Bytes of rows that the engines have yet to get, about.
+    /// Returns the approximate number of bytes of rows that are not handed over yet.
     pub fn pending_bytes(&self) -> u64 {
         self.stats.iter().map(|stats| stats.pending_bytes.load(Ordering::Relaxed)).sum()
     }
 
-    /// Bytes of rows beyond which writers wait: their budget, and what decoded values leave free.
+    /// Returns the bytes of pending rows beyond which writers wait: their budget, and what decoded
+    /// values leave unused.
     pub fn pending_limit(&self) -> u64 {
         let lent = self.stats.iter().map(|stats| stats.loan_bytes.load(Ordering::Relaxed));
         self.budget.pending as u64 + lent.sum::<u64>()
     }
 
-    /// Operations that a start would replay, as of some ms ago.
+    /// Returns the number of operations that a start would replay, as of some ms ago.
     pub fn unflushed_ops(&self) -> u64 {
         self.stats.iter().map(|stats| stats.unflushed_ops.load(Ordering::Relaxed)).sum()
     }
 
-    /// The lsn up to which the engines have been given all rows, as of some ms ago.
+    /// Returns the lsn up to which the engines have taken all rows, as of some ms ago.
     pub fn handed(&self) -> u64 {
         let handed = self.stats.iter().map(|stats| stats.handed.load(Ordering::Relaxed));
         handed.min().unwrap_or_default()
     }
 
-    /// The worker that owns a key.
+    /// Returns the worker that owns a key.
     pub fn owner(&self, key: &[u8]) -> usize {
         self.worker_of(slot_of(key))
     }
 
-    /// Those that hear of invalid keys, with the limits of these settings.
+    /// Returns the clients that hear of invalidated keys, with the limits of these settings.
     pub fn audience<'a>(&'a self, settings: &'a Settings) -> Audience<'a> {
         Audience {
             clients: &self.clients,
@@ -228,12 +232,12 @@ impl Node {
         }
     }
 
-    /// The worker that owns a slot.
+    /// Returns the worker that owns a slot.
     pub fn worker_of(&self, slot: u16) -> usize {
         usize::from(self.layout.shard_of(slot)) % self.shard_workers
     }
 
-    /// Begins a command on a store. While clients are paused nothing is deleted because it has expired.
+    /// Begins a command on a store. While clients are paused, expired keys are not deleted.
     pub fn begin(&self, store: &mut Store, now_ms: u64, touch: bool) {
         store.begin(now_ms, touch);
         if self.pauses.now().is_some() {
@@ -241,7 +245,7 @@ impl Node {
         }
     }
 
-    /// For who listens: what is to be changed. To be called once.
+    /// Returns the receiver of changes to the listening addresses. To be called once.
     pub(crate) fn listen_changes(&self) -> mpsc::Receiver<ListenChange> {
         let (sender, receiver) = mpsc::channel(1);
         let _ = self.listener.set(sender);
@@ -251,7 +255,7 @@ impl Node {
     /// Listens on the addresses of these settings.
     ///
     /// # Errors
-    /// Why not; then everything is as it was.
+    /// Returns the reason if an address cannot be listened on; the previous addresses stay.
     pub(crate) async fn listen(&self, settings: Arc<Settings>) -> Result<(), String> {
         const ENDING: &str = "the server is being shut down";
         let listener = self.listener.get().ok_or(ENDING)?;
@@ -260,7 +264,7 @@ impl Node {
         answer.await.unwrap_or_else(|_| Err(ENDING.to_owned()))
     }
 
-    /// Changes to the data since the start.
+    /// Returns the number of changes to the data since the start.
     pub fn changes(&self) -> u64 {
         self.stats.iter().map(|stats| stats.changes.load(Ordering::Relaxed)).sum()
     }
@@ -275,20 +279,20 @@ impl Node {
         self.clients.too_slow.store(0, Ordering::Relaxed);
     }
 
-    /// The durability mode a reply must wait for.
+    /// Returns the durability mode, for which replies wait.
     pub fn appendfsync(&self) -> AppendFsync {
         self.config.settings().appendfsync
     }
 
-    /// Makes the journal follow the configuration.
+    /// Applies `appendfsync` to the journal.
     pub fn apply_appendfsync(&self) {
         self.journal.set_mode(sync_mode(self.appendfsync()));
-        // Whoever waits by the new mode for what was written in the old one.
+        // Syncs what was written in the old mode, for replies that wait in the new one.
         self.journal.request_sync(self.journal.end());
     }
 }
 
-/// The journal's name of a mode.
+/// Returns the journal's name of a mode.
 pub fn sync_mode(mode: AppendFsync) -> SyncMode {
     match mode {
         AppendFsync::Always => SyncMode::Always,

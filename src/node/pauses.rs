@@ -1,4 +1,4 @@
-//! CLIENT PAUSE.
+//! CLIENT PAUSE: the pause of a node, which delays commands and stops active expiry.
 
 use flagstone_storage::clock::Clock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,23 +9,23 @@ use tokio::sync::Notify;
 /// A pause of commands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pause {
-    /// Ms since the Unix epoch; 0: not paused.
+    /// End of the pause in ms since the Unix epoch; 0 if clients are not paused.
     pub until_ms: u64,
-    /// Only commands that may write wait.
+    /// True if only commands that may write wait.
     pub writes_only: bool,
 }
 
-/// The pause of a node, and those that wait for its end.
+/// Pause of a node, and the tasks that wait for its end.
 pub struct Pauses {
     clock: Clock,
-    /// True if `pause` may hold: one load tells that there is none.
+    /// True if `pause` may be in force, so that one load usually shows that there is none.
     paused: AtomicBool,
     pause: Mutex<Pause>,
     unpaused: Notify,
 }
 
 impl Pauses {
-    /// No pause.
+    /// Creates the state without a pause.
     pub(super) fn new(clock: Clock) -> Self {
         Self {
             clock,
@@ -35,7 +35,7 @@ impl Pauses {
         }
     }
 
-    /// The pause that holds now, if any.
+    /// Returns the pause that is in force, if any.
     pub fn now(&self) -> Option<Pause> {
         if !self.paused.load(Ordering::Relaxed) {
             return None;
@@ -51,7 +51,7 @@ impl Pauses {
         self.unpaused.notify_waiters();
     }
 
-    /// Waits until no pause holds for a command (`may_write`: it may change something).
+    /// Waits until no pause delays a command. `may_write`: the command may change data.
     pub async fn wait(&self, may_write: bool) {
         while let Some(pause) = self.now() {
             if pause.writes_only && !may_write {

@@ -1,4 +1,4 @@
-//! Counters of a worker that others read.
+//! Counters of a worker, which other threads read. Only the worker itself writes them.
 
 use crate::clients::count;
 use crate::command::{Command, registry};
@@ -8,16 +8,16 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// Different error codes that are counted at most.
+/// Maximum number of different error codes that are counted.
 pub(crate) const MAX_ERRORS: usize = 128;
 
-/// What the others are counted as.
+/// Code under which further codes are counted.
 pub(crate) const OTHER_ERRORS: &str = "ERRORSTATS_OVERFLOW";
 
-/// Bytes that an error code has at most.
+/// Maximum length of an error code in bytes.
 const MAX_CODE: usize = 30;
 
-/// The code that an error is counted under.
+/// Returns the code under which an error is counted.
 pub(crate) fn error_code(text: &[u8]) -> Cow<'_, str> {
     let start = &text[..text.len().min(MAX_CODE + 1)];
     match memchr::memchr3(b' ', b'\r', b'\n', start) {
@@ -26,44 +26,44 @@ pub(crate) fn error_code(text: &[u8]) -> Cow<'_, str> {
     }
 }
 
-/// What a command came to. Only the worker it ran on writes them.
+/// Counters of a command on one worker.
 #[derive(Debug, Default)]
 pub struct Counters {
     pub calls: AtomicU64,
-    /// Nanoseconds.
+    /// Time in nanoseconds.
     pub time_ns: AtomicU64,
-    /// Refused before they ran.
+    /// Number of calls that were refused before they ran.
     pub rejected: AtomicU64,
-    /// Answered by an error.
+    /// Number of calls that were answered with an error.
     pub failed: AtomicU64,
 }
 
-/// What a command came to that ran as a part.
+/// Counts of a command that ran as part of a unit.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     pub(crate) calls: u64,
     pub(crate) time_ns: u64,
     pub(crate) failed: u64,
-    /// Refused before it ran.
+    /// Number of calls that were refused before they ran.
     pub(crate) rejected: u64,
 }
 
-/// See the module's description.
+/// All counters of a worker.
 #[derive(Debug)]
 pub struct WorkerStats {
-    /// By [`Command::id`].
+    /// Counters of the commands, by [`Command::id`].
     pub by_command: Vec<Counters>,
-    /// Error replies by their code.
+    /// Number of error replies by code.
     errors: Mutex<BTreeMap<String, u64>>,
-    /// Error replies.
+    /// Number of error replies.
     pub error_replies: AtomicU64,
     pub commands: AtomicU64,
-    /// Commands run in place for a connection of the same worker.
+    /// Commands that ran in place for a connection of the same worker.
     pub local: AtomicU64,
     /// Commands that came from other workers' connections.
     pub remote: AtomicU64,
     pub parked: AtomicU64,
-    /// Bytes that commands take which are parked now, about.
+    /// Approximate number of bytes of the commands that are parked now.
     pub parked_bytes: AtomicU64,
     pub connections: AtomicU64,
     pub commits: AtomicU64,
@@ -78,26 +78,26 @@ pub struct WorkerStats {
     pub misses: AtomicU64,
     pub expired: AtomicU64,
     pub expired_fields: AtomicU64,
-    /// Entries dropped from memory: they are on disk.
+    /// Entries evicted from memory; they are on disk.
     pub dropped: AtomicU64,
-    /// Keys changed, counted once per command.
+    /// Number of changed keys, counted once per command.
     pub changes: AtomicU64,
     pub hot_bytes: AtomicU64,
     pub pending_bytes: AtomicU64,
-    /// Of the budget for decoded values, what pending rows may have.
+    /// Part of the budget for decoded values that pending rows may use.
     pub loan_bytes: AtomicU64,
-    /// Operations that a start would replay.
+    /// Number of operations that a start would replay.
     pub unflushed_ops: AtomicU64,
-    /// The lsn up to which its shards have handed all rows over.
+    /// Lsn up to which the worker's shards have handed all rows over.
     pub handed: AtomicU64,
-    /// Of the filters of keys.
+    /// Memory of the filters of keys.
     pub filter_bytes: AtomicU64,
-    /// Keys that clients wait for.
+    /// Number of keys that clients wait for.
     pub awaited_keys: AtomicU64,
-    /// Keys of which clients wait to hear that they are gone, too.
+    /// Number of keys whose deletion unblocks a client, too.
     pub awaited_absent_keys: AtomicU64,
-    /// Keys that clients have read which want to hear of their changes, and how many have read
-    /// them.
+    /// Number of keys that tracking clients have read, and of pairs of a key and a client that has
+    /// read it.
     pub tracked_keys: AtomicU64,
     pub tracked_reads: AtomicU64,
 }
@@ -142,7 +142,7 @@ impl Default for WorkerStats {
 }
 
 impl WorkerStats {
-    /// A command has run.
+    /// Counts a command that has run.
     pub(crate) fn ran(&self, command: &Command, time_ns: u64) {
         if let Some(counters) = self.by_command.get(command.id) {
             count(&counters.calls, 1);
@@ -150,7 +150,7 @@ impl WorkerStats {
         }
     }
 
-    /// Parts of a unit have run.
+    /// Counts the parts of a unit that have run.
     pub(crate) fn ran_parts(
         &self,
         tallies: &BTreeMap<usize, Tally>,
@@ -167,7 +167,7 @@ impl WorkerStats {
         errors.iter().for_each(|(code, n)| self.errors_of(code, *n));
     }
 
-    /// A command was refused before it ran; `None`: it is unknown.
+    /// Counts a command that was refused before it ran; `None` if it is unknown.
     pub(crate) fn refused(&self, command: Option<&Command>, text: &str) {
         if let Some(counters) = command.and_then(|c| self.by_command.get(c.id)) {
             count(&counters.rejected, 1);
@@ -175,7 +175,7 @@ impl WorkerStats {
         self.error(text);
     }
 
-    /// A command was answered by an error.
+    /// Counts a command that was answered with an error.
     pub(crate) fn failed(&self, command: &Command, text: &str) {
         if let Some(counters) = self.by_command.get(command.id) {
             count(&counters.failed, 1);
@@ -183,8 +183,8 @@ impl WorkerStats {
         self.error(text);
     }
 
-    /// Appends a reply, or an error in its place if what it shows could not be stored, which is
-    /// counted. Where nothing is to be replied there is no error either.
+    /// Appends a reply, or `failure` in its place, which is counted. If nothing is to be replied,
+    /// no error is either.
     pub(crate) fn give(
         &self,
         out: &mut Reply,
@@ -195,15 +195,15 @@ impl WorkerStats {
         let Some(text) = failure.filter(|_| !reply.is_empty()) else {
             return out.append(reply);
         };
-        // An error reply in whose place it comes is counted already.
+        // An error reply that is replaced is counted already.
         if let Some(command) = command.filter(|_| !reply.starts_with(b"-")) {
             self.failed(command, &text);
         }
         out.error(text);
     }
 
-    /// A unit has run to its end; `text`: the error that it is answered by. It may have counted
-    /// one already.
+    /// Counts a unit that has ended. `text`: the error with which it is answered. `is_counted`: an
+    /// error of it is counted already.
     pub(crate) fn unit_ended(&self, command: &Command, text: Option<&str>, is_counted: bool) {
         match (is_counted, text) {
             (false, None) => {}
@@ -216,12 +216,12 @@ impl WorkerStats {
         }
     }
 
-    /// An error reply.
+    /// Counts an error reply.
     pub(crate) fn error(&self, text: &str) {
         self.errors_of(&error_code(text.as_bytes()), 1);
     }
 
-    /// Error replies of a code.
+    /// Counts `n` error replies with a code.
     fn errors_of(&self, code: &str, n: u64) {
         count(&self.error_replies, n);
         let mut errors = self.errors.lock().unwrap_or_else(PoisonError::into_inner);
@@ -233,12 +233,12 @@ impl WorkerStats {
         }
     }
 
-    /// Error replies by their code.
+    /// Returns the number of error replies by code.
     pub fn errors(&self) -> BTreeMap<String, u64> {
         self.errors.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Puts the counters back to zero; what is a state stays.
+    /// Resets the counters; figures of the current state stay.
     pub(crate) fn reset(&self) {
         let by_command =
             self.by_command.iter().flat_map(|c| [&c.calls, &c.time_ns, &c.rejected, &c.failed]);

@@ -1,4 +1,4 @@
-//! Handlers of commands that do not run on keys: what they are given, and where they are found.
+//! Handlers of commands that do not run on keys: their arguments, and their registration.
 
 use super::Databases;
 use crate::command::{Command, Route};
@@ -13,7 +13,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::{Arc, OnceLock};
 
-/// Session, node and worker, for a handler on the connection.
+/// Session, node and worker, for a handler that runs on the connection.
 pub struct Call<'a> {
     pub session: &'a mut Session,
     pub node: &'a Arc<Node>,
@@ -21,27 +21,27 @@ pub struct Call<'a> {
     pub out: &'a mut Reply,
 }
 
-/// A handler on the connection, with the session and the node at hand; it never waits.
+/// A handler on the connection that uses the session and the node; it never waits.
 pub type SessionHandler = fn(&mut Call<'_>, Args<'_>) -> Outcome;
 
-/// A handler on the connection that may wait: for workers, the journal, a time.
+/// A handler on the connection that may wait: for workers, for the journal, or for some time.
 pub type WaitHandler = for<'a> fn(&'a mut Call<'_>, Args<'a>) -> Waiting<'a>;
 
-/// A handler on all databases, which it changes or walks over: alone, or as part of a unit. It may
-/// wait for workers.
+/// A handler on all databases, which it changes or iterates over, alone or as part of a unit. It
+/// may wait for workers.
 pub type DatabasesHandler = for<'a> fn(&'a mut Databases<'_>, Args<'a>) -> Waiting<'a>;
 
-/// Finds the flags that a script declares, in the arguments of the command that runs it or in the
+/// Returns the flags that a script declares, in the arguments of the command that runs it or in the
 /// node.
 pub type FlagsFinder = fn(&Node, Args<'_>) -> Option<Flags>;
 
-/// The error of a command that cannot run where it is asked to.
+/// Error of a command that cannot run in its context.
 pub const NO_HANDLER: &str = "ERR this command is not available here";
 
 /// The future of a command that may wait.
 pub type Waiting<'a> = Pin<Box<dyn Future<Output = Outcome> + 'a>>;
 
-/// The handlers of one command; it has those that its [`Route`] asks for.
+/// Handlers of one command: those that its [`Route`] requires.
 #[derive(Clone, Copy, Default)]
 pub struct Handlers {
     pub session: Option<SessionHandler>,
@@ -52,18 +52,18 @@ pub struct Handlers {
 
 static HANDLERS: OnceLock<Vec<Handlers>> = OnceLock::new();
 
-/// Makes these the handlers of the commands, by [`Command::id`]. Later ones are not taken.
+/// Installs the handlers of all commands, by [`Command::id`]. Further calls have no effect.
 pub fn install(handlers: Vec<Handlers>) {
     let _ = HANDLERS.set(handlers);
 }
 
-/// The handlers of a command.
+/// Returns the handlers of a command.
 pub fn handlers(command: &Command) -> Handlers {
     let all = HANDLERS.get().map_or(&[][..], Vec::as_slice);
     all.get(command.id).copied().unwrap_or_default()
 }
 
-/// Runs a command that is on the session.
+/// Runs a command on the session.
 pub fn run_on_session(command: &Command, call: &mut Call<'_>, args: Args<'_>) -> Outcome {
     if let Route::Help(write) = command.spec.run {
         write(call.out);
@@ -73,8 +73,7 @@ pub fn run_on_session(command: &Command, call: &mut Call<'_>, args: Args<'_>) ->
     handler(call, args)
 }
 
-/// The flags of a command with these arguments: those of the script that it runs, if that declares
-/// any.
+/// Returns the flags of a command with these arguments: those of its script, if that declares any.
 pub fn flags(command: &Command, node: &Node, args: Args<'_>) -> u32 {
     let own = command.spec.flags;
     if !matches!(command.spec.run, Route::Script) {

@@ -1,8 +1,8 @@
-//! Commands on whole databases: those that walk over their keys, and those that empty or exchange
-//! them. Alone, or as part of a unit: then what the unit has changed counts.
+//! Commands on whole databases: those that iterate over their keys, and those that flush or swap
+//! them, alone or as part of a unit, which sees its own changes.
 //!
-//! Databases are changed under holds on every worker, by one record for all shards, which gives
-//! them other generations. In a unit the workspace has them first.
+//! A flush or a swap holds every worker, and appends one record for all shards, which gives the
+//! databases other generations. In a unit, the workspace is changed first.
 
 use super::coordinator::{Changed, Held, hand_back, hold_whole, release};
 use crate::node::Node;
@@ -19,23 +19,23 @@ use std::sync::atomic::Ordering;
 
 const GONE: &str = "ERR a worker is gone";
 
-/// All databases, as a command sees them.
+/// All databases, as seen by a command.
 pub struct Databases<'a> {
     pub worker: &'a Rc<Worker>,
-    /// The selected one.
+    /// The selected database.
     pub db: u32,
     pub out: &'a mut Reply,
-    /// The workspace of the unit that the command is a part of. All workers are held whole.
+    /// Workspace of the unit of which the command is a part. Every worker is held entirely.
     unit: Option<&'a mut Store>,
 }
 
 impl<'a> Databases<'a> {
-    /// As a command by itself sees them.
+    /// Creates the view of a command that runs alone.
     pub fn new(worker: &'a Rc<Worker>, db: u32, out: &'a mut Reply) -> Self {
         Self { worker, db, out, unit: None }
     }
 
-    /// As a part of a unit sees them.
+    /// Creates the view of a command that is part of a unit.
     pub(super) fn in_unit(
         worker: &'a Rc<Worker>,
         store: &'a mut Store,
@@ -45,24 +45,24 @@ impl<'a> Databases<'a> {
         Self { worker, db, out, unit: Some(store) }
     }
 
-    /// How many there are.
+    /// Returns the number of databases.
     pub fn count(&self) -> u32 {
         self.worker.partition.borrow().store.databases()
     }
 
-    /// Ms since the Unix epoch.
+    /// Returns the time of the command in ms since the Unix epoch.
     pub fn now_ms(&self) -> u64 {
         self.unit.as_ref().map_or_else(|| self.worker.node.clock.now_ms(), |store| store.now_ms())
     }
 
-    /// The database in which the workers have what is in the selected one; `None`: the unit has
-    /// emptied it.
+    /// Returns the workers' database that has the contents of the selected one; `None` if the unit
+    /// has flushed it.
     fn stored_db(&self) -> Option<u32> {
         let Some(space) = &self.unit else { return Some(self.db) };
         self.worker.partition.borrow().store.db_of(space.generation(self.db))
     }
 
-    /// The keys of the selected one: how many.
+    /// Returns the number of keys in the selected database.
     pub async fn key_count(&self) -> Result<u64, Stop> {
         let mut keys = 0;
         if let Some(db) = self.stored_db() {
@@ -75,8 +75,8 @@ impl<'a> Databases<'a> {
         Ok(keys.saturating_add_signed(added))
     }
 
-    /// A page of keys of the selected one from a place on, at most of one shard, and where to go
-    /// on; `None`: at the end.
+    /// Returns a page of keys of the selected database from a cursor on, all of one shard, and the
+    /// cursor of the next page; `None` at the end.
     pub async fn page(
         &self,
         from: Cursor,
@@ -101,7 +101,7 @@ impl<'a> Databases<'a> {
         Ok((found.keys, next))
     }
 
-    /// Removes those of these keys that have expired; all are of one worker.
+    /// Removes the keys that have expired; all belong to one worker.
     pub async fn remove_expired(&self, keys: Vec<Box<[u8]>>) -> Result<(), Stop> {
         let Some(first) = keys.first().filter(|_| self.unit.is_none()) else { return Ok(()) };
         let target = self.worker.node.owner(first);
@@ -111,7 +111,7 @@ impl<'a> Databases<'a> {
         removed.map_err(|_| format!("ERR worker {target} is gone").into())
     }
 
-    /// Empties databases.
+    /// Flushes databases.
     pub async fn flush(&mut self, dbs: Vec<u32>) -> Result<(), Stop> {
         let next = |node: &Node| node.next_generation.fetch_add(1, Ordering::Relaxed) as u32;
         if let Some(space) = &mut self.unit {
@@ -124,7 +124,7 @@ impl<'a> Databases<'a> {
         Ok(change(self.worker, flush).await?)
     }
 
-    /// Exchanges two databases.
+    /// Swaps two databases.
     pub async fn swap(&mut self, a: u32, b: u32) -> Result<(), Stop> {
         if let Some(space) = &mut self.unit {
             space.swap(a, b);
@@ -136,7 +136,7 @@ impl<'a> Databases<'a> {
     }
 }
 
-/// Gives databases other generations. The task goes on to the end even if the future is dropped.
+/// Gives databases other generations. The task continues even if the future is dropped.
 async fn change(
     worker: &Rc<Worker>,
     make: impl FnOnce(&Node, &mut [u32]) + 'static,
@@ -185,12 +185,12 @@ async fn change_now(
     Ok(())
 }
 
-/// Puts into a record that databases have other generations.
+/// Adds the new generations of the databases to a record.
 pub(super) fn seal(node: &Node, sealed: &mut Sealed, before: &[u32], now: &[u32]) {
     let dead = before.iter().copied().filter(|generation| !now.contains(generation));
     for shard in 0..node.layout.shards {
         let ops = sealed.ops.entry(shard).or_default();
-        // There are as many of them as there are new ones.
+        // There are as many dead generations as new ones.
         let mut dead = dead.clone();
         for (db, (old, new)) in (0u32..).zip(before.iter().zip(now)).filter(|(_, (o, n))| o != n) {
             let dies = if before.contains(new) { 0 } else { dead.next().unwrap_or(0) };
@@ -200,8 +200,8 @@ pub(super) fn seal(node: &Node, sealed: &mut Sealed, before: &[u32], now: &[u32]
     }
 }
 
-/// Has every worker know what is watched in a database of the one that comes in its place, to tell
-/// whether it changes with that. They are held whole; what is lent they know.
+/// Makes every worker load the keys that are watched in a database from the one that replaces it,
+/// to decide whether they change. The workers are held entirely; lent entries are known.
 pub(super) async fn load_watched(
     worker: &Worker,
     before: &[u32],
@@ -225,8 +225,8 @@ pub(super) async fn load_watched(
     loaded.into_iter().collect()
 }
 
-/// What a workspace was lent, by the databases of those who have lent it. What the unit has made
-/// in databases that it has emptied is of none.
+/// Returns the entries that a workspace was lent, with the lenders' databases. Entries that the
+/// unit has made in databases that it has flushed belong to none.
 pub(super) fn unmoved(worker: &Worker, space: &mut Store) -> Vec<(u32, Entry)> {
     let generations = space.generations();
     let partition = worker.partition.borrow();

@@ -1,4 +1,4 @@
-//! From a command to the workers that own its keys.
+//! Routes commands to the workers that own their keys, and coordinates those that need several.
 
 mod call;
 mod coordinator;
@@ -20,16 +20,16 @@ use crate::node::Node;
 use flagstone_storage::KeyHash;
 use flagstone_wire::resp::Args;
 
-/// Where a command on keys runs.
+/// Worker or workers of a command on keys.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Target {
-    /// All its keys belong to one worker.
+    /// All keys belong to one worker.
     One(usize, Option<KeyHash>),
-    /// Its keys belong to several.
+    /// The keys belong to several workers.
     Many,
 }
 
-/// The target of a command on keys. `at`: its only key, if it was hashed.
+/// Returns the target of a command on keys. `at`: its only key, if it was hashed.
 pub fn target(
     node: &Node,
     command: &Command,

@@ -1,5 +1,5 @@
-//! Units that run apart: their coordinator lends them more while they run, and answers what they
-//! ask.
+//! Units that run on a thread of their own: their coordinator lends them further entries while they
+//! run, and runs commands for them.
 
 use super::coordinator::{Held, Wanted, borrow, loans, release, send_all};
 use super::{Databases, handlers, run_on_session};
@@ -42,7 +42,7 @@ pub(super) async fn run_apart(
                     Ask::Whole => Err(Stop::Whole),
                     Ask::Run(command) => run_for(worker, held, &mut store, &command).await,
                 };
-                // The unit waits for it.
+                // The unit waits for the answer.
                 let _ = question.answer.send((store, answer));
             }
         }
@@ -57,7 +57,7 @@ pub(super) async fn run_apart(
     }
 }
 
-/// Runs a command that is not on keys as part of a unit; its reply.
+/// Runs a command that is not on keys as part of a unit, and returns its reply.
 async fn run_for(
     worker: &Rc<Worker>,
     held: &Held,
@@ -68,7 +68,7 @@ async fn run_for(
     let mut out = Reply::new(proto);
     let (handlers, args) = (handlers(command.command), command.args());
     if let Some(handler) = handlers.databases {
-        // Whoever changes databases needs it before it changes anything.
+        // A command that changes databases needs a hold on every worker before it changes anything.
         if !held.whole {
             return Err(Stop::Whole);
         }
@@ -76,11 +76,11 @@ async fn run_for(
         return Ok(out.into_bytes());
     }
     let node = &worker.node;
-    // A session of its own: the one of the connection stays as it is.
+    // The command has a session of its own; that of the connection is unchanged.
     let client = node.clients.get(client).ok_or(Stop::Close)?;
     let mut session = Session::new(Arc::new(client.double()), true);
     (session.db, session.proto) = (db, proto);
-    // Nobody waits for others while it holds keys.
+    // A unit holds keys, so it must not wait for other clients.
     session.in_exec = true;
     let mut call = Call { session: &mut session, node, worker, out: &mut out };
     match handlers.wait {
@@ -90,8 +90,8 @@ async fn run_for(
     Ok(out.into_bytes())
 }
 
-/// Lends a unit what it has missed. Where its locks do not cover that, or it has changed what parts
-/// are missing of, it has to begin anew.
+/// Lends a unit the entries that it has missed. If its locks do not cover them, or it has changed
+/// an entry of which parts are missing, it has to start again.
 async fn lend_more(
     worker: &Rc<Worker>,
     wanted: &Wanted,
@@ -126,7 +126,7 @@ async fn lend_more(
     Ok(Vec::new())
 }
 
-/// Databases that a unit has exchanged: what it is lent is elsewhere with those who lend it.
+/// Databases that a unit has swapped: their contents have other numbers at the owners.
 struct Moved {
     here: Vec<u32>,
     owners: Option<Vec<u32>>,
@@ -134,19 +134,19 @@ struct Moved {
 
 impl Moved {
     fn new(worker: &Worker, held: &Held, space: &Store) -> Self {
-        // Only under a hold on everything do all know the same databases.
+        // Only under a hold on every worker do all agree on the databases.
         let owners = held.whole.then(|| worker.partition.borrow().store.generations());
         Self { here: space.generations(), owners }
     }
 
-    /// Where the owners have a database of the unit; `None`: it is new.
+    /// Returns the owners' number of a database of the unit; `None` if it is new.
     fn at_owner(&self, db: u32) -> Option<u32> {
         let Some(owners) = &self.owners else { return Some(db) };
         let generation = self.here.get(db as usize)?;
         owners.iter().position(|owner| owner == generation).map(|at| at as u32)
     }
 
-    /// Where the unit has a database of the owners.
+    /// Returns the unit's number of a database of the owners.
     fn here(&self, db: u32) -> u32 {
         let Some(owners) = &self.owners else { return db };
         let generation = owners.get(db as usize);
@@ -154,14 +154,14 @@ impl Moved {
         at.map_or(db, |at| at as u32)
     }
 
-    /// What the owners are asked for. Of a new database nothing is missing.
+    /// Translates needs to the owners' databases. A new database has nothing to load.
     fn at_owners(&self, needs: Vec<Need>) -> Vec<Need> {
         let at_owner = |need: Need| Some(Need { db: self.at_owner(need.db)?, ..need });
         needs.into_iter().filter_map(at_owner).collect()
     }
 }
 
-/// What a unit was lent is lost with it: what is on disk counts.
+/// Discards the entries that a unit was lent: the owners read them again from disk.
 pub(super) async fn lose(worker: &Rc<Worker>, wanted: &Wanted, held: &mut Held) {
     let mut applies = loans(held);
     for key in wanted.keys.union(&held.lent) {

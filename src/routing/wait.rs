@@ -1,5 +1,5 @@
-//! The side of the connection: begins a command that may wait, and leaves a waiter with the
-//! workers of its keys.
+//! The connection's side of blocking: runs a command that may block, and registers a waiter with
+//! the workers of its keys. The workers' side is `crate::worker`'s `waiters`.
 
 use super::{Target, coordinate, target};
 use crate::blocking::{UNBLOCKED, Waiter};
@@ -14,7 +14,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// A wait that has begun. Dropped before it has ended, it ends.
+/// A wait that has begun; dropping it ends it.
 pub(crate) struct KeyWait {
     worker: Rc<Worker>,
     client: Arc<Client>,
@@ -22,7 +22,7 @@ pub(crate) struct KeyWait {
     block: Box<Block>,
 }
 
-/// Runs a command of a client; the reply, or a wait for it.
+/// Runs a command of a client, and returns its reply, or a wait for it.
 pub(crate) async fn run_or_wait(
     worker: &Rc<Worker>,
     client: &Arc<Client>,
@@ -56,11 +56,11 @@ impl KeyWait {
         let node = &worker.node;
         let id = node.last_waiter.fetch_add(1, Ordering::Relaxed) + 1;
         let waiter = Arc::new(Waiter::new(id, command, &block, client.fd));
-        // Whoever writes from now on notes what it changes.
+        // From now on, writers note the keys that they change.
         node.change_listeners.fetch_add(1, Ordering::Relaxed);
         client.set_turn(&waiter.turn, block.until_ms != 0);
         let waiting = Self { worker: worker.clone(), client: client.clone(), waiter, block };
-        // Each looks again whether there is something once it has the waiter.
+        // Each worker checks its keys again once it has the waiter.
         for target in workers_of(node, &waiting.waiter) {
             if target == worker.id {
                 worker.add_waiter(&waiting.waiter);
@@ -72,7 +72,7 @@ impl KeyWait {
         waiting
     }
 
-    /// How it ends, within its time.
+    /// Waits for the end, at most until the timeout.
     pub(crate) async fn ended(&self) -> Ended {
         let turn = &self.waiter.turn;
         if self.block.until_ms == 0 {
@@ -83,12 +83,12 @@ impl KeyWait {
         if let Ok(ended) = tokio::time::timeout(left, turn.wait()).await {
             return ended;
         }
-        // A worker may be about to serve it: then that counts.
+        // If a worker is about to serve the client, its reply counts.
         turn.cancel(Cancel::TimedOut);
         turn.wait().await
     }
 
-    /// The reply to a client whose wait has ended.
+    /// Returns the reply to a client whose wait has ended.
     pub(crate) fn reply(&self, ended: Ended) -> Reply {
         let mut out = Reply::new(self.waiter.command.request.proto);
         match ended {
@@ -110,7 +110,7 @@ impl Drop for KeyWait {
             if target == self.worker.id {
                 self.worker.remove_waiter(&self.waiter);
             } else {
-                // It may get there before the waiter does, which is then not added.
+                // The message may overtake the waiter, which is then not added.
                 let waiter = self.waiter.clone();
                 self.worker.peers.send(target, move |worker| worker.remove_waiter(&waiter));
             }
@@ -118,7 +118,7 @@ impl Drop for KeyWait {
     }
 }
 
-/// The workers that own keys which a waiter waits for.
+/// Returns the workers that own the keys of a waiter.
 fn workers_of(node: &Node, waiter: &Waiter) -> BTreeSet<usize> {
     waiter.keys.iter().map(|(_, key)| node.owner(key)).collect()
 }

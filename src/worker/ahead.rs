@@ -1,6 +1,6 @@
-//! Commands are parsed a few ahead of the one that runs, and what they will want of the hot tier is
-//! touched at once: so the processor waits for the memory of many keys together, and not for one
-//! key after the other.
+//! Parses some commands ahead of the one that runs, and prefetches what they will look up in the
+//! hot tier, so that the processor waits for the memory of many keys at once instead of one after
+//! the other.
 
 use crate::command::{Command, registry};
 use flagstone_storage::store::Store;
@@ -8,63 +8,64 @@ use flagstone_storage::{KeyHash, Layout};
 use flagstone_wire::resp::{Args, Limits, Parsed, Parser, ProtocolError};
 use std::ops::Range;
 
-/// Commands that are parsed ahead at most.
+/// Maximum number of commands that are parsed ahead.
 const COMMANDS: usize = 16;
 
-/// Arguments after which no further command is parsed ahead.
+/// Number of arguments after which no further command is parsed ahead.
 const ARGUMENTS: usize = 512;
 
-/// Keys that are touched together at most: more would push each other out of the nearest cache.
+/// Maximum number of keys that are prefetched together: more would evict each other from the
+/// nearest cache.
 const KEYS: usize = 128;
 
-/// The same of elements.
+/// Maximum number of elements that are prefetched together.
 const ELEMENTS: usize = 64;
 
-/// Lists that have grown beyond this many entries are given back.
+/// Number of entries beyond which a list's memory is freed.
 const KEEP: usize = 4096;
 
 /// A command that is parsed and has not run.
 struct Next {
     command: Option<&'static Command>,
-    /// Its only key.
+    /// Hash of its only key.
     at: Option<KeyHash>,
-    /// Its bytes in what was read.
+    /// Range of its bytes in the read buffer.
     bytes: Range<usize>,
     ranges: Range<usize>,
     is_inline: bool,
 }
 
-/// A command as [`Ahead::get`] gives it.
+/// A parsed command, as returned by [`Ahead::get`].
 pub(crate) struct Ready<'a> {
-    /// `None`: there is no command of that name.
+    /// The command; `None` if there is none of that name.
     pub(crate) command: Option<&'static Command>,
-    /// Its only key.
+    /// Hash of its only key.
     pub(crate) at: Option<KeyHash>,
     pub(crate) args: Args<'a>,
-    /// Its bytes in what was read.
+    /// Range of its bytes in the read buffer.
     pub(crate) bytes: Range<usize>,
 }
 
-/// Why no more commands are parsed ahead.
+/// Reason why no more commands are parsed ahead.
 pub(crate) enum Stopped {
-    /// These are enough.
+    /// A limit is reached.
     Full,
-    /// The next one goes on beyond what was read.
+    /// The next command is incomplete in the read buffer.
     Drained,
     Failed(ProtocolError),
 }
 
-/// See the module's description. A worker has one, for the connection that it serves.
+/// Commands parsed ahead. A worker has one list, for the connection that it serves.
 #[derive(Default)]
 pub(crate) struct Ahead {
     commands: Vec<Next>,
     ranges: Vec<(u32, u32)>,
-    /// The keys that they will ask for.
+    /// Keys that the commands will look up.
     keys: Vec<KeyHash>,
 }
 
 impl Ahead {
-    /// Parses the commands at `*parsed` of what was read, which moves behind them.
+    /// Parses the commands from `*parsed` on in the read buffer, and advances it behind them.
     pub(crate) fn fill(
         &mut self,
         parser: &mut Parser,
@@ -74,7 +75,7 @@ impl Ahead {
         layout: &Layout,
     ) -> Stopped {
         self.clear();
-        // What a client may send changes when it authenticates.
+        // The limits on requests change when the client authenticates.
         let most = if limits.authenticated { COMMANDS } else { 1 };
         while self.commands.len() < most && self.ranges.len() < ARGUMENTS {
             let rest = &data[*parsed..];
@@ -85,7 +86,7 @@ impl Ahead {
                     self.push(parser, rest, *parsed, layout);
                     *parsed += parser.consumed();
                     if parser.is_inline() {
-                        // Its arguments are the parser's.
+                        // The arguments of an inline command are in the parser.
                         break;
                     }
                 }
@@ -121,12 +122,12 @@ impl Ahead {
         self.ranges.shrink_to(KEEP);
     }
 
-    /// How many commands were parsed.
+    /// Returns the number of parsed commands.
     pub(crate) fn len(&self) -> usize {
         self.commands.len()
     }
 
-    /// One of the commands that were parsed.
+    /// Returns the `n`-th parsed command.
     pub(crate) fn get<'a>(&'a self, n: usize, parser: &'a Parser, data: &'a [u8]) -> Ready<'a> {
         let next = &self.commands[n];
         let bytes = &data[next.bytes.clone()];
@@ -138,7 +139,7 @@ impl Ahead {
         Ready { command: next.command, at: next.at, args, bytes: next.bytes.clone() }
     }
 
-    /// Touches what the commands will ask for: the keys, then the elements they name.
+    /// Prefetches the keys of the commands, then the elements that they name.
     pub(crate) fn warm(&self, store: &Store, parser: &Parser, data: &[u8], db: u32) {
         if self.keys.len() < 2 {
             return;
@@ -148,7 +149,7 @@ impl Ahead {
         let mut rest = 0..self.len();
         while let Some(first) = rest.next() {
             let Some(at) = self.commands[first].at else { continue };
-            // Those of all that ask for the same key.
+            // Includes all following commands on the same key.
             let end = rest.clone().find(|&n| self.commands[n].at != Some(at)).unwrap_or(rest.end);
             let wanted = (first..end).flat_map(|n| {
                 let Ready { command, args, .. } = self.get(n, parser, data);
@@ -167,10 +168,11 @@ mod tests {
 
     const LAYOUT: Layout = Layout { shards: 1, seed: 7 };
 
-    /// The arguments of a command, and where it ends.
+    /// A command's arguments and its end.
     type Shown = (Vec<Vec<u8>>, usize);
 
-    /// What is parsed ahead of `data`, where that ends, and why.
+    /// Returns the commands that are parsed ahead of `data`, the end of the last, and the reason
+    /// why no more are.
     fn parsed(data: &[u8], limits: &Limits) -> (Vec<Shown>, usize, Stopped) {
         let (mut ahead, mut parser, mut end) = (Ahead::default(), Parser::new(), 0);
         let stopped = ahead.fill(&mut parser, data, &mut end, limits, &LAYOUT);

@@ -1,4 +1,8 @@
-//! Commands that a connection sends to another worker, and the replies that come back.
+//! Batches of commands that a connection sends to another worker, and their replies.
+//!
+//! A batch runs in order, until its replies take `MAX_REPLIES` bytes: the commands left are sent
+//! back, and run once the connection has written those replies. Parked commands are waited for. The
+//! replies are held until all rounds that they show are stored or have failed.
 
 use super::execute::Ran;
 use super::parked::Room;
@@ -21,11 +25,12 @@ struct BatchCommand {
     args: std::ops::Range<u32>,
 }
 
-/// Bytes of a connection's replies after which its further commands wait until these are written. So
-/// it takes the memory of so many, and of one reply, whatever it asks for and whether it reads or not.
+/// Bytes of a connection's replies after which its further commands wait until these are written.
+/// This bounds its memory to so many bytes and one reply, whatever it asks for and whether it reads
+/// or not.
 pub const MAX_REPLIES: usize = 1 << 20;
 
-/// Commands of a short batch at most, and bytes of their arguments.
+/// Maximum size of a short batch, in commands and in bytes of their arguments.
 const FEW: usize = 16;
 const FEW_BYTES: usize = 16 << 10;
 
@@ -46,12 +51,13 @@ impl CmdBatch {
         self.commands.is_empty()
     }
 
-    /// Bytes of the arguments.
+    /// Returns the number of bytes of the arguments.
     pub fn bytes(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Whether these are few commands: they need not wait behind many of another connection.
+    /// Returns true if the batch is short: it need not wait behind long batches of other
+    /// connections.
     pub fn is_short(&self) -> bool {
         self.commands.len() <= FEW && self.bytes.len() <= FEW_BYTES
     }
@@ -78,7 +84,7 @@ impl CmdBatch {
         Args::new(&self.bytes, &self.ranges[item.args.start as usize..item.args.end as usize])
     }
 
-    /// Takes the first command out.
+    /// Removes and returns the first command.
     pub fn split_first(&mut self) -> Self {
         let mut first = Self::default();
         if !self.commands.is_empty() {
@@ -88,7 +94,7 @@ impl CmdBatch {
         first
     }
 
-    /// Leaves only some of the commands: ascending places.
+    /// Keeps only the commands at `places`, which ascend.
     fn retain(&mut self, places: &[u32]) {
         let mut place = 0;
         self.commands.retain(|_| {
@@ -98,20 +104,21 @@ impl CmdBatch {
     }
 }
 
-/// The replies of a batch, in order.
+/// Replies of a batch, in order.
 #[derive(Debug, Default)]
 pub struct BatchReply {
     bytes: Reply,
-    /// Where each reply ends.
+    /// End of each reply.
     ends: Vec<usize>,
-    /// The places of those that are not there yet, ascending.
+    /// Positions of the missing replies, ascending.
     waiting: Vec<u32>,
-    /// Their commands, which have not run: the other replies take much, and are to be written first.
+    /// Commands of the missing replies. They have not run: the other replies take many bytes, and
+    /// are to be written first.
     rest: CmdBatch,
 }
 
 impl BatchReply {
-    /// The `n`-th reply, if it is there yet.
+    /// Returns the `n`-th reply; `None` if it is missing.
     pub fn get(&self, n: usize) -> Option<&[u8]> {
         if !self.waiting.is_empty() && self.waiting.binary_search(&(n as u32)).is_ok() {
             return None;
@@ -121,23 +128,23 @@ impl BatchReply {
         self.bytes.as_bytes().get(start..end)
     }
 
-    /// Bytes of those from the `n`-th on.
+    /// Returns the number of bytes of the replies from the `n`-th on.
     pub fn bytes_from(&self, n: usize) -> usize {
         self.bytes.len() - n.checked_sub(1).and_then(|last| self.ends.get(last)).unwrap_or(&0)
     }
 
-    /// Whether there was no memory for them.
+    /// Returns true if the replies were lost because there was no memory.
     pub fn is_lost(&self) -> bool {
         self.bytes.is_lost()
     }
 
-    /// Takes out the commands that have not run.
+    /// Removes and returns the commands that have not run.
     pub fn take_rest(&mut self) -> CmdBatch {
         std::mem::take(&mut self.rest)
     }
 
-    /// Those from the `from`-th on, with replies that came later in the places of the first that were
-    /// not there. `rest`: the commands of those that are still not there.
+    /// Returns the replies from the `from`-th on, with `later` replies in the places of the first
+    /// missing ones. `rest`: the commands of those that are still missing.
     pub fn fill(&self, from: usize, later: &mut Self, mut rest: CmdBatch) -> Self {
         let mut whole = Self::default();
         let mut places = 0..;
@@ -156,7 +163,7 @@ impl BatchReply {
         whole
     }
 
-    /// The commands of a batch at these places and behind them have not run.
+    /// Puts off the commands at `places` and all behind the replies so far: they have not run.
     fn put_off(&mut self, mut batch: CmdBatch, mut places: Vec<u32>) {
         let ran = self.ends.len();
         places.extend(ran as u32..batch.len() as u32);
@@ -167,20 +174,20 @@ impl BatchReply {
     }
 }
 
-/// A batch's replies, held until what they show may be shown.
+/// Replies of a batch, held until the rounds that they show are stored or have failed.
 #[derive(Debug)]
 pub(crate) struct Held {
     reply: BatchReply,
-    /// Whose replies they are, and the greatest round that each shows.
+    /// Command of each reply, and the greatest round that it shows.
     seen: Vec<(&'static Command, u64)>,
-    /// What all of them show.
+    /// Rounds that the replies show.
     shown: Shown,
     to: oneshot::Sender<BatchReply>,
 }
 
 impl Worker {
-    /// Runs a batch, the first command in any case and the others until their replies take much. They
-    /// leave once what they show may be shown.
+    /// Runs a batch: the first command in any case, the others until their replies take many bytes.
+    /// The replies are sent once the outcome of the rounds that they show is known.
     pub(crate) fn run_batch(self: &Rc<Self>, batch: CmdBatch, to: oneshot::Sender<BatchReply>) {
         let mut out = Reply::new(Proto::Resp2);
         let mut ends = Vec::with_capacity(batch.len());
@@ -242,18 +249,18 @@ impl Worker {
         self.hold(held);
     }
 
-    /// Touches the keys of a batch, all together.
+    /// Prefetches the keys of a batch, all together.
     fn warm(&self, batch: &CmdBatch) {
         let store = &self.partition.borrow().store;
         let keys = batch.commands.iter().filter_map(|item| Some((item.request.db, item.at?)));
         keys.for_each(|(db, at)| store.warm(db, at));
     }
 
-    /// Sends replies now if they may be shown, else when they may.
+    /// Sends replies now if the rounds that they show are stored, else holds them.
     fn hold(&self, held: Held) {
         let to_disk = self.is_always();
         if self.rounds.is_stored(&held.shown, to_disk) {
-            // The connection may be gone: then nobody wants the replies.
+            // If the connection has ended, the replies are dropped.
             let _ = held.to.send(held.reply);
             return;
         }
@@ -264,7 +271,7 @@ impl Worker {
         }
     }
 
-    /// Sends the held replies that may be shown by now.
+    /// Sends the held replies whose rounds have an outcome.
     pub(crate) fn release_held(&self) {
         let to_disk = self.is_always();
         self.held.borrow_mut().retain_mut(|held| {
@@ -287,7 +294,7 @@ impl Worker {
 }
 
 impl Held {
-    /// Waits for the parked commands and puts their replies in their places.
+    /// Waits for the parked commands, and puts their replies in their places.
     async fn complete(self, parked: Vec<(usize, oneshot::Receiver<Ran>)>, batch: CmdBatch) -> Self {
         let mut late = Vec::new();
         for (n, done) in parked {
@@ -317,7 +324,7 @@ impl Held {
 }
 
 impl BatchReply {
-    /// Puts an error in the place of each reply that shows a round which failed, and counts it.
+    /// Replaces each reply that shows a failed round by an error, and counts it.
     fn with_failures(
         mut self,
         seen: &[(&'static Command, u64)],
@@ -335,7 +342,7 @@ impl BatchReply {
             stats.give(&mut out.bytes, Some(command), reply, failure(round).map(|error| error.0));
             out.ends.push(out.bytes.len());
         }
-        // Of those that have not run nothing is known.
+        // Commands that have not run show nothing.
         out.ends.resize(self.ends.len(), out.bytes.len());
         out
     }

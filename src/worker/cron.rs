@@ -1,4 +1,9 @@
-//! What a worker does by the clock, and how it ends.
+//! Periodic work of a worker, and its shutdown.
+//!
+//! Ten times a second, each worker closes idle and slow clients, evicts entries, and publishes its
+//! counters; worker 0 also looks at the clock and at the memory of the process, and samples rates.
+//! At the shutdown a worker ends its connections, waits for the coordinators of all workers,
+//! commits, and lets the background jobs finish.
 
 use super::Worker;
 use crate::node::Node;
@@ -10,21 +15,21 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// How often the cron runs each second.
+/// Number of times that the cron runs each second.
 pub const CRON_HZ: u32 = 10;
 const PERIOD: Duration = Duration::from_millis(1000 / CRON_HZ as u64);
 
-/// How long hand-overs may take to end.
+/// Maximum time that hand-overs may take to end at the shutdown.
 const HANDING: Duration = Duration::from_secs(60);
 
-/// How long connections may take to end.
+/// Maximum time that connections may take to end.
 const CLOSING: Duration = Duration::from_secs(5);
 
-/// How often it is looked whether commands on several workers have ended.
+/// Interval at which the shutdown checks whether all coordinators have ended.
 const SETTLING_POLL: Duration = Duration::from_millis(2);
 
 impl Worker {
-    /// Runs the periodic work; as long as the worker.
+    /// Runs the periodic work, until the worker ends.
     pub(crate) async fn run_cron(self: Rc<Self>) {
         let mut tick = tokio::time::interval(PERIOD);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -33,7 +38,7 @@ impl Worker {
             self.close_idle_clients();
             self.close_slow_clients();
             self.bound_tracking();
-            // One command may have brought in more than its commit has dropped.
+            // One command may have loaded more than its commit has evicted.
             self.evict();
             self.publish_stats();
             if self.id == 0 {
@@ -45,8 +50,8 @@ impl Worker {
         }
     }
 
-    /// Closes connections that were silent for longer than `timeout`, but those that wait for
-    /// something.
+    /// Closes connections that were idle for longer than `timeout`, except those that are blocked
+    /// or subscribed.
     fn close_idle_clients(&self) {
         let timeout_ms = u64::from(self.settings().timeout_seconds) * 1000;
         if timeout_ms == 0 || self.id != 0 {
@@ -60,7 +65,7 @@ impl Worker {
         }
     }
 
-    /// Closes clients that give no password, or take too much memory, and tells of them.
+    /// Closes clients that do not authenticate in time or take too much memory, and logs them.
     fn turn_clients_away(&self) {
         let (node, settings) = (&self.node, self.settings());
         let now_ms = node.clock.now_ms();
@@ -105,7 +110,7 @@ impl Worker {
         self.node.rates.sample(totals);
     }
 
-    /// Shows what the store has counted to everybody.
+    /// Publishes the store's counters for other threads.
     pub(crate) fn publish_stats(&self) {
         let partition = self.partition.borrow();
         let store = &partition.store;
@@ -119,7 +124,7 @@ impl Worker {
         stats.hot_bytes.store(store.memory() as u64, Ordering::Relaxed);
     }
 
-    /// Counts anew (CONFIG RESETSTAT).
+    /// Resets the store's counters (CONFIG RESETSTAT).
     pub(crate) fn reset_stats(&self) {
         let mut partition = self.partition.borrow_mut();
         let changes = partition.store.stats.changes;
@@ -141,9 +146,9 @@ impl Worker {
         self.stop.cancelled().await;
     }
 
-    /// Ends accepting and the connections, commits what is open, and lets the background finish.
-    /// False: a hand-over is still under way; the journal has everything, so the engines are left
-    /// as after a crash.
+    /// Stops accepting, ends the connections, commits the open round, and lets the background
+    /// finish. Returns false if a hand-over is still running: the journal has everything, so the
+    /// engines are left as after a crash.
     pub(crate) async fn stop(&self) -> bool {
         self.stop.cancel();
         for client in self.node.clients.all() {
@@ -155,8 +160,8 @@ impl Worker {
         if tokio::time::timeout(CLOSING, self.connections.wait()).await.is_err() {
             tracing::warn!(worker = self.id, "some connections did not end in time");
         }
-        // Coordinators end first, those of all workers: one that waits for a worker which is gone would
-        // leave its locks on others for ever.
+        // The coordinators of all workers end first: one that waits for a worker which has ended
+        // would never release its locks on others.
         self.node.ending.is_quiet();
         let settled = async {
             while !self.node.ending.is_settled() {
@@ -174,12 +179,12 @@ impl Worker {
             tracing::warn!(worker = self.id, "some commands did not end in time");
         }
         self.commit();
-        // On a full disk there is nothing to wait for.
+        // On a full disk, a hand-over cannot finish.
         let handing = if self.node.journal.stats().refusing { CLOSING } else { HANDING };
         self.jobs_done(handing).await
     }
 
-    /// The partition of a worker that has stopped.
+    /// Returns the partition of a worker that has stopped.
     pub(crate) fn into_partition(self: Rc<Self>) -> Result<Partition> {
         if self.partition.try_borrow().is_err() {
             bail!("worker {} still runs a command", self.id);

@@ -31,7 +31,7 @@ pub enum Blocked {
 /// What a command needs of a coordinator.
 #[derive(Debug, Default)]
 pub struct Elsewhere {
-    /// What it is known to miss.
+    /// Data that the last attempt missed.
     pub missed: Vec<Need>,
     /// It is a unit that runs on a thread of its own.
     pub apart: bool,

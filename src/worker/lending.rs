@@ -1,4 +1,9 @@
-//! What a coordinator holds at a worker: locks, and the entries it was lent.
+//! Holds of coordinators at a worker: the locks that they have, and the entries that they were
+//! lent.
+//!
+//! A coordinator sends [`Acquire`]; once the locks are granted, everything is loaded, and its
+//! rounds are stored, the worker answers with a [`Grant`]. [`Apply`] returns the entries with the
+//! record that the coordinator has appended, applies its changes, and ends the hold.
 
 use super::{Lock, LockKey, Shown, Worker};
 use crate::blocking::Held;
@@ -11,30 +16,31 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::sync::oneshot;
 
-/// What a coordinator asks a worker for.
+/// A coordinator's request for locks and entries.
 #[derive(Debug, Default)]
 pub struct Acquire {
-    /// The keys to lock and lend; empty with `all`.
+    /// Keys to lock and lend; empty with `all`.
     pub keys: Vec<(u32, Box<[u8]>)>,
     /// Parts of their values that must be in memory.
     pub needs: Vec<Need>,
-    /// The whole worker, for commands on databases.
+    /// True to hold the whole worker, for commands on databases.
     pub all: bool,
     /// A hold on the whole worker that covers the keys: nothing more is locked.
     pub under: Option<u64>,
-    /// The client that reads keys, if it wants to hear of their changes, and these.
+    /// The tracking client that reads keys, and these keys.
     pub reader: Option<u64>,
     pub reads: Vec<Box<[u8]>>,
 }
 
-/// What a worker lends: until it is applied or given back, nobody else touches these keys.
+/// Entries that a worker lends: until they are applied or returned, nothing else accesses their
+/// keys.
 #[derive(Debug, Default)]
 pub struct Grant {
     pub hold: u64,
     pub entries: Vec<(u32, Entry)>,
-    /// The generations of the databases; they stay while the hold lasts.
+    /// Generations of the databases; they are constant while the hold lasts.
     pub generations: Vec<u32>,
-    /// Loading failed: nothing is lent, nor held that was not before. The text for the client.
+    /// Error text for the client if loading failed: nothing is lent, and no new lock is held.
     pub error: Option<String>,
 }
 
@@ -42,21 +48,21 @@ pub struct Grant {
 #[derive(Debug, Default)]
 pub struct Apply {
     pub hold: u64,
-    /// The connection whose command it was; 0: none.
+    /// Connection whose command it was; 0 if none.
     pub client: u64,
-    /// The hold goes on.
+    /// True if the hold goes on.
     pub keep: bool,
-    /// What was lent, and whether it was changed.
+    /// Entries that were lent, each with true if it was changed.
     pub entries: Vec<(u32, Entry, bool)>,
-    /// Keys whose entries are gone (a failed commit): what is on disk counts.
+    /// Keys whose entries are lost because a commit failed; they are read again from disk.
     pub forget: Vec<LockKey>,
     /// The record that the coordinator appended, and its body.
     pub record: Option<(Lsn, Arc<Vec<u8>>)>,
-    /// The generations of the databases from now on; empty: they stay.
+    /// New generations of the databases; empty if they stay.
     pub generations: Vec<u32>,
 }
 
-/// The holds of one worker.
+/// Holds of coordinators at one worker.
 #[derive(Default)]
 pub struct Holds {
     next: u64,
@@ -97,7 +103,7 @@ impl Worker {
         });
     }
 
-    /// Has everything in memory, and what it shows stored.
+    /// Loads everything that is asked for, and waits until it is stored.
     async fn prepare(self: &Rc<Self>, acquire: &Acquire) -> Result<(), String> {
         loop {
             self.load_for_loan(acquire).await?;
@@ -124,7 +130,8 @@ impl Worker {
         Ok(())
     }
 
-    /// Has what is to be lent stored; false if it could not be, and is to be loaded as it was before.
+    /// Waits until the entries to be lent are stored. Returns false if that failed: they have to be
+    /// loaded again as they were before.
     async fn settle_loan(&self, acquire: &Acquire) -> Result<bool, String> {
         let round = {
             let mut partition = self.partition.borrow_mut();
@@ -140,7 +147,7 @@ impl Worker {
         Ok(acquire.keys.iter().all(|(db, key)| partition.store.is_hot(*db, key)))
     }
 
-    /// Lends what is locked: by `lock`, or by the hold that it is asked for under.
+    /// Lends the entries, which are locked by `lock` or by the hold of the request.
     fn lend(self: &Rc<Self>, acquire: &Acquire, lock: Option<Lock>, to: oneshot::Sender<Grant>) {
         let mut entries = Vec::with_capacity(acquire.keys.len());
         let mut seen = std::collections::HashSet::new();
@@ -169,7 +176,7 @@ impl Worker {
         }
     }
 
-    /// Gives the databases their new generations; those that have changed.
+    /// Gives the databases their new generations, and returns those that have changed.
     fn arrange(&self, apply: &Apply) -> Vec<u32> {
         if apply.generations.is_empty() {
             return Vec::new();
@@ -184,7 +191,7 @@ impl Worker {
         (0u32..).zip(now).filter(|(_, (old, new))| old != new).map(|(db, _)| db).collect()
     }
 
-    /// Ends a hold: the coordinator's record counts here from now on.
+    /// Ends a hold, and applies the coordinator's record.
     pub(crate) fn apply(self: &Rc<Self>, apply: Apply) {
         let dbs = self.arrange(&apply);
         let mut partition = self.partition.borrow_mut();
@@ -206,7 +213,8 @@ impl Worker {
         drop(partition);
         if apply.record.is_some() {
             self.stats().commits.fetch_add(1, Ordering::Relaxed);
-            // The open round now shows the record: it is closed soon, so that readers go on.
+            // The open round now shows the record; it is closed soon, so that readers need not wait
+            // for long.
             self.commit_soon();
         }
         self.touch_all_waiters(&dbs);
@@ -219,7 +227,7 @@ impl Worker {
         if apply.keep {
             return;
         }
-        // Waiters come before those who wait for the locks.
+        // Waiters come before the tasks that queue for the locks.
         let lock = self.holds.borrow_mut().locks.remove(&apply.hold);
         let whole = lock.as_ref().is_some_and(Lock::is_whole);
         self.serve_holding(if whole { Held::All } else { Held::keys(keys) });

@@ -1,9 +1,9 @@
-//! Cold reads of a worker: what the commands of one tick miss is asked for together, so that they
-//! cost one hand-over to the background and, when they run again, one journal record.
+//! Cold reads of a worker. The requests of one tick are loaded together, so that they cost one
+//! hand-over to the background and, when the commands run again, one journal record.
 //!
-//! Where elements of a collection are read, so are those that the commands name which wait for it:
-//! a pipeline of them costs one read, not one after the other. The key is locked by who has it
-//! read, so what is read for the others does not grow old either.
+//! A read of some elements of a collection includes the elements that waiting commands on the same
+//! key name: a pipeline of them costs one read. The command that reads holds the key's lock, so
+//! what is read ahead stays current.
 
 use super::parked::Parked;
 use super::read_trouble::{Line, ReadTrouble};
@@ -15,22 +15,22 @@ use std::rc::Rc;
 use std::time::Instant;
 use tokio::sync::{Notify, oneshot};
 
-/// Commands whose names are looked at for one read, and names that are read ahead at most.
+/// Maximum number of waiting commands that one read considers, and of names that it reads ahead.
 const LOOK_AHEAD: usize = 4096;
 
-/// Who waits for a load.
+/// A task or a command that waits for a load.
 enum Waiter {
     Task(oneshot::Sender<Result<(), String>>),
     Command(Lock, Box<Parked>),
 }
 
-/// What one command waits for.
+/// The request of one command.
 struct Request {
     needs: Vec<Need>,
     waiter: Waiter,
 }
 
-/// The requests that nobody sees to yet.
+/// Requests that no load has taken up yet.
 #[derive(Default)]
 pub(super) struct Loader {
     queue: RefCell<Vec<Request>>,
@@ -39,14 +39,15 @@ pub(super) struct Loader {
 }
 
 impl Worker {
-    /// Loads what is not in memory; the keys are locked. `Err`: the text for the client.
+    /// Loads entries that are not in memory; their keys are locked. Returns the error text for the
+    /// client if that fails.
     pub(crate) async fn load(&self, needs: Vec<Need>) -> Result<(), String> {
         let (done, loaded) = oneshot::channel();
         self.request(needs, Waiter::Task(done));
         loaded.await.unwrap_or_else(|_| Err("ERR the command was abandoned".into()))
     }
 
-    /// Loads what a parked command needs, which goes on then.
+    /// Loads what a parked command needs; the command goes on afterwards.
     pub(super) fn load_for(&self, needs: Vec<Need>, lock: Lock, parked: Box<Parked>) {
         self.request(needs, Waiter::Command(lock, parked));
     }
@@ -56,7 +57,7 @@ impl Worker {
         self.loader.due.notify_one();
     }
 
-    /// Sees to the requests; runs as long as the worker.
+    /// Loads the requests of each tick together, until the worker ends.
     pub(crate) async fn run_loader(self: Rc<Self>) {
         loop {
             self.loader.due.notified().await;
@@ -76,12 +77,13 @@ impl Worker {
         let mut commands = Vec::with_capacity(requests.len());
         for Request { needs, waiter } in requests {
             let result = match &loaded {
-                // Something cannot be read: those who do not need it do not suffer for it.
+                // Something cannot be read: loads each request by itself, so that only those that
+                // need it fail.
                 Err(_) if !alone => self.load_now(needs).await,
                 loaded => loaded.clone(),
             };
             match (waiter, result) {
-                // Who is gone needs nothing.
+                // A task that has ended needs no answer.
                 (Waiter::Task(done), result) => drop(done.send(result)),
                 (Waiter::Command(lock, parked), Ok(())) => commands.push((lock, parked)),
                 (Waiter::Command(lock, parked), Err(text)) => parked.fail(lock, &text),
@@ -90,7 +92,8 @@ impl Worker {
         self.go_on_with(commands.into_iter());
     }
 
-    /// The elements that commands name which wait for keys of which elements are to be loaded.
+    /// Returns the elements that waiting commands name, for keys of which elements are to be
+    /// loaded.
     fn named_behind(&self, needs: &[Need]) -> Vec<Need> {
         let locks = self.locks.borrow();
         let mut partition = self.partition.borrow_mut();
@@ -113,7 +116,8 @@ impl Worker {
     }
 
     async fn load_now(&self, needs: Vec<Need>) -> Result<(), String> {
-        // Ranges of elements are read as pending rows and engine know them: so they must know all.
+        // Ranges of elements are read from pending rows and the engine, so these must have all
+        // changes.
         if needs.iter().any(|need| need.part.is_some()) && self.partition.borrow().store.is_dirty()
         {
             self.commit();

@@ -1,5 +1,6 @@
-//! Key locks of one worker: FIFO per key, taken all at once, so that no two commands of a worker
-//! can wait for each other. Only commands that wait for something hold them.
+//! Key locks of one worker: FIFO per key, and queued for all keys at once, so no two commands of a
+//! worker can deadlock. Only commands that have to wait hold locks; a barrier locks the whole
+//! worker.
 
 use super::parked::Parked;
 use flagstone_storage::Layout;
@@ -12,13 +13,13 @@ use tokio::sync::oneshot;
 
 pub(crate) type TicketId = u64;
 
-/// The keyed hash of a key and its database. Keys of the same hash share a lock.
+/// Keyed hash of a key and its database. Keys with the same hash share a lock.
 type Place = u64;
 
-/// Without repetitions; nearly always one.
+/// Lock places of a command without repetitions; nearly always one.
 pub(super) type Places = SmallVec<[Place; 1]>;
 
-/// Who queues.
+/// A task or a command in a queue.
 #[derive(Debug)]
 pub(super) enum Waiter {
     Task(oneshot::Sender<()>),
@@ -28,29 +29,29 @@ pub(super) enum Waiter {
 #[derive(Debug)]
 struct Ticket {
     places: Places,
-    /// Places for whose queue it is not at the front.
+    /// Number of places in whose queue the ticket is not at the front.
     waiting: usize,
-    /// Until it is granted.
+    /// Waiter until the locks are granted.
     waiter: Option<Waiter>,
 }
 
-/// Somebody who came behind a barrier.
+/// A request behind a barrier.
 #[derive(Debug)]
 enum Behind {
     Keys(TicketId, Places, Waiter),
     Barrier(TicketId, oneshot::Sender<()>),
 }
 
-/// See the module's description.
+/// Table of the locks of a worker.
 #[derive(Debug)]
 pub(crate) struct LockTable {
     layout: Arc<Layout>,
     queues: FnvHashMap<Place, VecDeque<TicketId>>,
     tickets: FnvHashMap<TicketId, Ticket>,
-    /// Commands that hold their locks, and nobody runs yet.
+    /// Commands that hold their locks and have not been taken up to run.
     granted: VecDeque<(TicketId, Box<Parked>)>,
     next: TicketId,
-    /// A barrier is waited for or held: everybody else comes behind it.
+    /// Barrier that is waited for or held: later requests queue behind it.
     barrier: Option<TicketId>,
     barrier_granted: Option<oneshot::Sender<()>>,
     behind: VecDeque<Behind>,
@@ -74,27 +75,27 @@ impl LockTable {
         self.layout.hash(key).wrapping_add(u64::from(db))
     }
 
-    /// Whether nobody holds or waits for anything.
+    /// Returns true if there are no locks and no waiters.
     pub(crate) fn is_idle(&self) -> bool {
         self.tickets.is_empty() && self.barrier.is_none()
     }
 
-    /// Whether a ticket is on everything.
+    /// Returns true if a ticket is a barrier.
     pub(crate) fn is_barrier(&self, id: TicketId) -> bool {
         self.barrier == Some(id)
     }
 
-    /// Whether a command on these keys has to wait.
+    /// Returns true if a command on these keys has to wait.
     pub(crate) fn blocks<'a>(&self, db: u32, mut keys: impl Iterator<Item = &'a [u8]>) -> bool {
         self.barrier.is_some() || keys.any(|key| self.is_locked(db, key))
     }
 
-    /// Whether somebody holds a key.
+    /// Returns true if a key is locked.
     pub(crate) fn is_locked(&self, db: u32, key: &[u8]) -> bool {
         !self.queues.is_empty() && self.queues.contains_key(&self.place(db, key))
     }
 
-    /// Queues for some keys. The receiver resolves when all of them are held.
+    /// Queues for some keys. The receiver resolves when all of them are locked.
     pub(crate) fn enqueue<'a>(
         &mut self,
         keys: impl IntoIterator<Item = (u32, &'a [u8])>,
@@ -103,12 +104,12 @@ impl LockTable {
         (self.queue(self.places(keys), Waiter::Task(tx)), rx)
     }
 
-    /// Queues a command for some places: see [`LockTable::next_granted`].
+    /// Queues a command for some places; [`LockTable::next_granted`] returns it.
     pub(super) fn enqueue_command(&mut self, places: Places, command: Box<Parked>) {
         self.queue(places, Waiter::Command(command));
     }
 
-    /// Where some keys are locked.
+    /// Returns the lock places of some keys.
     pub(super) fn places<'a>(&self, keys: impl IntoIterator<Item = (u32, &'a [u8])>) -> Places {
         let mut places: Places = keys.into_iter().map(|(db, key)| self.place(db, key)).collect();
         places.sort_unstable();
@@ -126,17 +127,17 @@ impl LockTable {
         self.next
     }
 
-    /// A command that holds its locks and is not run yet. Its ticket is to be released.
+    /// Returns a command that holds its locks and has not run; its ticket is to be released.
     pub(super) fn next_granted(&mut self) -> Option<(TicketId, Box<Parked>)> {
         self.granted.pop_front()
     }
 
-    /// Whether there is a command to run.
+    /// Returns true if a command has its locks and can run.
     pub(super) fn has_granted(&self) -> bool {
         !self.granted.is_empty()
     }
 
-    /// The commands that wait for a key, in their order.
+    /// Returns the commands that wait for a key, in order.
     pub(super) fn waiting(&self, db: u32, key: &[u8]) -> impl Iterator<Item = &Parked> {
         let queue = self.queues.get(&self.place(db, key));
         let tickets = queue.into_iter().flatten().filter_map(|id| self.tickets.get(id));
@@ -146,7 +147,7 @@ impl LockTable {
         })
     }
 
-    /// Queues for everything. The receiver resolves when nobody else holds anything.
+    /// Queues for the whole worker. The receiver resolves when no other ticket holds anything.
     pub(crate) fn enqueue_barrier(&mut self) -> (TicketId, oneshot::Receiver<()>) {
         let (tx, rx) = oneshot::channel();
         self.next += 1;
@@ -159,7 +160,7 @@ impl LockTable {
         (id, rx)
     }
 
-    /// Gives up what a ticket holds or waits for.
+    /// Releases what a ticket holds or waits for.
     pub(crate) fn release(&mut self, id: TicketId) {
         if self.barrier == Some(id) {
             self.barrier = None;
@@ -213,7 +214,7 @@ impl LockTable {
         };
         match ticket.waiter.take() {
             Some(Waiter::Task(granted)) => {
-                // A receiver that is gone releases its ticket itself.
+                // If the receiver is dropped, its owner releases the ticket.
                 let _ = granted.send(());
             }
             Some(Waiter::Command(command)) => self.granted.push_back((id, command)),
@@ -231,7 +232,7 @@ impl LockTable {
         if self.tickets.is_empty()
             && let Some(granted) = self.barrier_granted.take()
         {
-            // A receiver that is gone releases its ticket itself.
+            // If the receiver is dropped, its owner releases the ticket.
             let _ = granted.send(());
         }
     }
@@ -349,7 +350,7 @@ mod tests {
             ran.push(parked.command.command.spec.name);
             locks.release(id);
             if ran.len() == 2 {
-                // Both that came behind it have their locks.
+                // Both requests behind the barrier have their locks.
                 assert!(names(&locks, "x").is_empty() && names(&locks, "y").is_empty());
                 let (get, _) = locks.next_granted().unwrap();
                 let (sadd, _) = locks.next_granted().unwrap();

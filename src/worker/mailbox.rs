@@ -1,34 +1,35 @@
-//! A worker's bounded inbox, with a lane for what must not wait behind data.
+//! A worker's bounded mailbox, with three lanes: urgent messages are taken first, then batches of
+//! few commands, then all others; a bounded number of short batches overtakes a long one.
 
 use super::batch::{BatchReply, CmdBatch};
 use super::lending::{Acquire, Apply, Grant};
 use tokio::sync::{mpsc, oneshot};
 
-/// Messages a lane holds before its senders wait.
+/// Number of messages that a lane holds before its senders wait.
 const LANE: usize = 1024;
 
-/// Batches of few commands that go before one of many that waits, at most.
+/// Maximum number of short batches that overtake a waiting long one.
 const FEW_FIRST: usize = 16;
 
-/// Messages of a drain at most.
+/// Maximum number of messages in a drain.
 pub(crate) const DRAIN: usize = 256;
 
-/// Something to run on a worker's thread.
+/// A closure to run on a worker's thread.
 pub(super) type Job = Box<dyn FnOnce(&std::rc::Rc<super::Worker>) + Send>;
 
-/// What workers say to each other.
+/// A message to a worker.
 pub enum Message {
-    /// Commands of a connection elsewhere.
+    /// Commands of a connection on another worker.
     Batch(CmdBatch, oneshot::Sender<BatchReply>),
-    /// A coordinator asks for locks and entries.
+    /// A coordinator's request for locks and entries.
     Acquire(Acquire, oneshot::Sender<Grant>),
-    /// A coordinator gives back what it holds, with its rows.
+    /// The end of a coordinator's hold, with its changes.
     Apply(Apply),
-    /// Something to run on the worker's thread.
+    /// A closure to run on the worker's thread.
     Run(Job),
 }
 
-/// The sending side, for everybody.
+/// The sending side, which every thread may have.
 #[derive(Clone)]
 pub struct Mailbox {
     normal: mpsc::Sender<Message>,
@@ -36,18 +37,18 @@ pub struct Mailbox {
     urgent: mpsc::Sender<Message>,
 }
 
-/// The receiving side, the worker's own.
+/// The receiving side, which only the worker has.
 pub struct Inbox {
     normal: mpsc::Receiver<Message>,
     few: mpsc::Receiver<Message>,
     urgent: mpsc::Receiver<Message>,
-    /// Batches of few commands that have gone before those of many since one of these was taken.
+    /// Number of short batches that were taken since the last long one.
     few_taken: usize,
 }
 
 impl Inbox {
-    /// The next message if there is one, urgent ones first, then batches of few commands: who sends
-    /// many in one batch waits for a moment, and not everybody else behind it.
+    /// Returns the next message if there is one: urgent ones first, then short batches, so that a
+    /// connection which sends many commands at once delays itself, and not all others.
     pub(crate) fn try_next(&mut self) -> Option<Message> {
         if let Ok(message) = self.urgent.try_recv() {
             return Some(message);
@@ -62,12 +63,12 @@ impl Inbox {
         self.normal.try_recv().or_else(|_| self.few.try_recv()).ok()
     }
 
-    /// Whether nothing waits to be taken.
+    /// Returns true if no message waits.
     pub(crate) fn is_empty(&self) -> bool {
         self.urgent.is_empty() && self.few.is_empty() && self.normal.is_empty()
     }
 
-    /// The next message; `None` when nobody can send any more.
+    /// Waits for the next message; `None` when all senders are dropped.
     pub(crate) async fn next(&mut self) -> Option<Message> {
         if let Some(message) = self.try_next() {
             return Some(message);
@@ -82,7 +83,7 @@ impl Inbox {
     }
 }
 
-/// A new mailbox.
+/// Creates a mailbox.
 pub fn mailbox() -> (Mailbox, Inbox) {
     let (normal, normal_rx) = mpsc::channel(LANE);
     let (few, few_rx) = mpsc::channel(LANE);
@@ -92,12 +93,12 @@ pub fn mailbox() -> (Mailbox, Inbox) {
 }
 
 impl Mailbox {
-    /// Sends data; waits while the lane is full. `Err`: the worker is gone.
+    /// Sends data; waits while the lane is full. Fails if the worker has ended.
     pub async fn send(&self, message: Message) -> Result<(), WorkerGone> {
         self.normal.send(message).await.map_err(|_| WorkerGone)
     }
 
-    /// Sends the commands of a connection, which sends no others before it has the replies.
+    /// Sends a batch of a connection, which sends no other before it has the replies.
     pub async fn send_batch(
         &self,
         batch: CmdBatch,
@@ -107,27 +108,27 @@ impl Mailbox {
         lane.send(Message::Batch(batch, to)).await.map_err(|_| WorkerGone)
     }
 
-    /// Sends data if there is room now.
+    /// Sends data if there is room now, else returns the message.
     pub fn try_send(&self, message: Message) -> Result<(), Message> {
         self.normal.try_send(message).map_err(|e| match e {
             mpsc::error::TrySendError::Full(m) | mpsc::error::TrySendError::Closed(m) => m,
         })
     }
 
-    /// The same for what must not wait behind data.
+    /// Sends an urgent message if there is room now, else returns it.
     pub fn try_send_urgent(&self, message: Message) -> Result<(), Message> {
         self.urgent.try_send(message).map_err(|e| match e {
             mpsc::error::TrySendError::Full(m) | mpsc::error::TrySendError::Closed(m) => m,
         })
     }
 
-    /// Sends what must not wait behind data.
+    /// Sends an urgent message, which does not wait behind data.
     pub async fn send_urgent(&self, message: Message) -> Result<(), WorkerGone> {
         self.urgent.send(message).await.map_err(|_| WorkerGone)
     }
 }
 
-/// The worker has ended.
+/// The error that a worker has ended.
 #[derive(Debug)]
 pub struct WorkerGone;
 
@@ -135,7 +136,8 @@ pub struct WorkerGone;
 mod tests {
     use super::*;
 
-    /// A message, and whether anybody still has it.
+    /// Returns a batch, the sender of its replies, and the receiver, which shows whether a message
+    /// still exists.
     fn batch() -> (CmdBatch, oneshot::Sender<BatchReply>, oneshot::Receiver<BatchReply>) {
         let (to, reply) = oneshot::channel();
         (CmdBatch::default(), to, reply)

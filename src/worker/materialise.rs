@@ -1,4 +1,10 @@
-//! What a worker has done in the background for its shards: hand-overs, flushes, sweeps, expiry.
+//! Background jobs of a worker's shards: hand-overs, flushes, sweeps of dead rows, and active
+//! expiry.
+//!
+//! A shard hands its pending rows over when they are old, when they take their share of the memory,
+//! when the journal has grown long, or when a checkpoint wants them. A failed hand-over is retried.
+//! After a while the engine is made to flush, so that the journal can drop its segments. A shard
+//! has at most one such job at a time.
 
 use super::stall::Watched;
 use super::{LockKey, Worker};
@@ -14,49 +20,49 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// How often the state of the shards is looked at.
+/// Interval at which the state of the shards is checked.
 const PERIOD: Duration = Duration::from_millis(50);
 
-/// Pause before a hand-over that failed is tried again.
+/// Pause before a failed hand-over is tried again.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Age of pending rows from which on they are handed over if the journal has grown long.
+/// Age from which on pending rows are handed over if the journal has grown long.
 const HURRIED_AGE: Duration = Duration::from_secs(5);
 
-/// Operations that a start replays in about ten seconds. From three eighths of that on the journal
-/// has grown long, whatever its bytes.
+/// Number of operations that a start replays in about ten seconds. From three eighths of that on,
+/// the journal counts as long, whatever its bytes.
 const REPLAYED_OPS: u64 = 10_000_000;
 
 /// Age of handed-over rows at which the engine is made to flush.
 const FLUSH_AGE: Duration = Duration::from_secs(30);
 
-/// How often dead rows are looked for.
+/// Interval at which dead rows are looked for.
 const SWEEP_PERIOD: Duration = Duration::from_secs(5);
 
-/// How often expired keys are looked for, as in Redis.
+/// Interval at which expired keys are looked for, as in Redis.
 const EXPIRE_PERIOD: Duration = Duration::from_millis(100);
 
-/// Expired keys handled at once.
+/// Maximum number of expired keys that are deleted at once.
 const EXPIRE_BATCH: usize = 1000;
 
-/// What the background does for one shard; one thing at a time.
+/// State of the background jobs of one shard; one runs at a time.
 #[derive(Default)]
 pub(super) struct Job {
     pub(super) busy: bool,
-    /// What is being handed over: its lsn.
+    /// Lsn of the rows that are being handed over.
     pub(super) handing: Option<Lsn>,
-    /// Its keys are being read, or it may not be tried again yet.
+    /// True while the shard's keys are read into a filter, and until that may be tried again.
     scanning: bool,
     swept: Option<Instant>,
     pub(super) flushing: bool,
     pub(super) watched: Watched,
 }
 
-/// The jobs of a worker's shards.
+/// State of the background jobs of a worker's shards.
 pub(super) type Jobs = RefCell<HashMap<u16, Job>>;
 
 impl Worker {
-    /// Sees to the shards' hand-overs, flushes and sweeps; runs as long as the worker.
+    /// Starts hand-overs, flushes and sweeps of the shards, until the worker ends.
     pub(crate) async fn run_materialiser(self: Rc<Self>) {
         loop {
             tokio::time::sleep(PERIOD).await;
@@ -75,7 +81,7 @@ impl Worker {
         }
     }
 
-    /// Looks whether something is to be done for a shard, and has it done.
+    /// Starts a job for a shard if one is due.
     fn tend(self: &Rc<Self>, id: u16) {
         let mut partition = self.partition.borrow_mut();
         let Some(shard) = partition.shards.get(&id) else { return };
@@ -83,7 +89,7 @@ impl Worker {
         let share = self.shard_share(partition.shards.len());
         let due = match shard.age() {
             age if age >= interval => true,
-            // At a high rate the journal, and with it the next start, would get long.
+            // At a high write rate the journal, and with it the next start, would become long.
             age if age >= HURRIED_AGE => self.journal_exceeds(3),
             _ => false,
         };
@@ -104,7 +110,7 @@ impl Worker {
         if job.busy {
             return;
         }
-        // One that failed when the engine closed itself is done again.
+        // Repeats a hand-over that failed because the engine closed itself.
         let again = || partition.shards.get(&id)?.handing();
         if let Some(cut) = again().or_else(|| partition.take_cut(id)) {
             job.busy = true;
@@ -128,7 +134,8 @@ impl Worker {
         }
     }
 
-    /// Whether the journal holds more than so many eighths of what it may: bytes, or operations.
+    /// Returns true if the journal exceeds so many eighths of its maximum, in bytes or in
+    /// operations.
     fn journal_exceeds(&self, eighths: u64) -> bool {
         let bytes = self.node.journal.stats().bytes;
         let most = self.settings().journal_max_size;
@@ -149,7 +156,7 @@ impl Worker {
                     None
                 }
                 Ok(Err(error)) => Some(format!("handing rows over: {error:#}")),
-                // The runtime is ending.
+                // The runtime is shutting down.
                 Err(_) => return,
             };
             let failed = outcome.is_some();
@@ -172,7 +179,7 @@ impl Worker {
         }
     }
 
-    /// A hand-over or a flush has ended, maybe with an error, which is told once.
+    /// Records the end of a hand-over or a flush. An error is logged once, until one succeeds.
     fn note_outcome(&self, id: u16, error: Option<String>) {
         let mut jobs = self.jobs.borrow_mut();
         let Some(job) = jobs.get_mut(&id) else { return };
@@ -184,13 +191,13 @@ impl Worker {
         job.watched.error = error;
     }
 
-    /// Has the keys of a shard read into a filter.
+    /// Reads the keys of a shard into a filter.
     async fn scan_keys(
         self: Rc<Self>,
         id: u16,
         scan: impl Future<Output = anyhow::Result<()>> + Send + 'static,
     ) {
-        // The runtime may be ending.
+        // The runtime may be shutting down.
         let Ok(scanned) = self.node.background.spawn(scan).await else { return };
         self.partition.borrow_mut().end_scan(id, scanned.is_ok());
         if let Err(error) = scanned {
@@ -246,8 +253,8 @@ impl Worker {
         }
     }
 
-    /// Waits until nothing is under way for the shards; false if that takes too long, as for shards
-    /// that cannot store rows.
+    /// Waits until no job of the shards is running. Returns false if that takes too long, or if a
+    /// shard cannot store rows.
     pub(super) async fn jobs_done(&self, within: Duration) -> bool {
         let begun = Instant::now();
         while self.jobs.borrow().values().any(|job| job.busy || job.flushing) {
@@ -284,7 +291,7 @@ impl Worker {
 
     // ---- expiry ------------------------------------------------------------------------------
 
-    /// Deletes keys and fields whose time has come; runs as long as the worker.
+    /// Deletes expired keys and fields, until the worker ends.
     pub(crate) async fn run_expiry(self: Rc<Self>) {
         loop {
             tokio::time::sleep(EXPIRE_PERIOD).await;
@@ -300,13 +307,13 @@ impl Worker {
         }
     }
 
-    /// Whether keys whose time has come are to be deleted now: not while clients are paused, so that
-    /// the data stays as it is.
+    /// Returns true if expired keys may be deleted now. They stay while clients are paused, so that
+    /// the data does not change.
     fn may_expire(&self) -> bool {
         self.node.active_expire.load(Ordering::Relaxed) && self.node.pauses.now().is_none()
     }
 
-    /// One pass over a shard's index, of all that is due.
+    /// Runs one pass over a shard's expiry index, deleting all that is due.
     async fn expire_shard(self: &Rc<Self>, id: u16) {
         let now_ms = self.node.clock.now_ms();
         let from_ms = self.partition.borrow_mut().begin_due(id, now_ms);
@@ -315,7 +322,7 @@ impl Worker {
         }
     }
 
-    /// False: something may be left.
+    /// Deletes what is due from `from_ms` on. Returns false if something may be left.
     async fn expire_from(self: &Rc<Self>, id: u16, from_ms: u64, now_ms: u64) -> bool {
         let mut from = DueCursor::at(from_ms);
         loop {
@@ -339,8 +346,8 @@ impl Worker {
         }
     }
 
-    /// Deletes what is due, under the locks of its keys; false if it could not be read, or if that
-    /// could not be stored.
+    /// Deletes what is due, under the locks of its keys. Returns false if it could not be read, or
+    /// the deletion could not be stored.
     async fn expire(self: &Rc<Self>, due: Vec<DueExpiry>) -> bool {
         let due: Vec<(u32, DueExpiry)> = {
             let partition = self.partition.borrow();
@@ -373,7 +380,7 @@ impl Worker {
         }
         store.see_open_round();
         self.take_notes(partition, 0);
-        // What this deletes is closed with a round of its own, so that the index is read afresh.
+        // Closes the round with these deletions, so that the index is read afresh.
         self.commit()
     }
 

@@ -1,22 +1,22 @@
-//! The memory that a worker's decoded values and pending rows share. What values leave free is lent to
-//! rows: the longer these gather, the more writes of the same row become one.
+//! Divides a worker's memory between decoded values and pending rows. Memory that values leave
+//! unused is lent to rows: the longer these gather, the more writes of the same row are merged.
 
 use super::Worker;
 use std::sync::atomic::Ordering;
 
-/// Entries the eviction looks at after a commit at most.
+/// Maximum number of entries that the eviction examines after a commit.
 const EVICT_STEPS: usize = 2048;
 
-/// Bytes for decoded values, and for pending rows, or how many of them there are.
+/// Bytes of decoded values and of pending rows: a budget, or a usage.
 #[derive(Clone, Copy, Debug)]
 struct Shares {
     hot: usize,
     pending: usize,
 }
 
-/// How much of the budget for values pending rows may have from now on, if they had `lent` of it so
-/// far: at most half of it, of what values do not use. If values come to need it, what rows are in goes
-/// back when they have been handed over, and until then there is room for as many as may gather
+/// Returns how much of the values' budget pending rows may use from now on, if `lent` was lent so
+/// far: at most half of it, out of what values leave unused. When values need it, the part that
+/// rows occupy returns as they are handed over; until then there is room for as many as may gather
 /// meanwhile, as far as it was lent already.
 fn loan(budget: Shares, used: Shares, lent: usize) -> usize {
     let borrowed = used.pending.saturating_sub(budget.pending);
@@ -29,13 +29,13 @@ fn loan(budget: Shares, used: Shares, lent: usize) -> usize {
 }
 
 impl Worker {
-    /// Of the budget, without what is lent.
+    /// Returns this worker's budgets, before anything is lent.
     fn shares(&self) -> Shares {
         let (node, workers) = (&self.node, self.node.shard_workers);
         Shares { hot: node.budget.hot / workers, pending: node.budget.pending / workers }
     }
 
-    /// Sees how much pending rows may borrow.
+    /// Updates how much memory pending rows may borrow.
     pub(super) fn share_memory(&self) {
         let partition = self.partition.borrow();
         if partition.shards.is_empty() {
@@ -46,8 +46,8 @@ impl Worker {
         self.stats().loan_bytes.store(self.loan.get() as u64, Ordering::Relaxed);
     }
 
-    /// Bytes of pending rows that a shard may gather before they are handed over: as many again may
-    /// come meanwhile.
+    /// Returns the bytes of pending rows at which a shard hands them over: as many again may gather
+    /// meanwhile.
     pub(super) fn shard_share(&self, shards: usize) -> usize {
         (self.shares().pending + self.loan.get()) / shards / 2
     }
@@ -64,7 +64,7 @@ impl Worker {
         let keep = |db, key: &[u8]| locks.blocks(db, std::iter::once(key));
         partition.store.evict(budget, durable, EVICT_STEPS, keep);
         if partition.store.memory() > budget {
-            // What is not durable cannot go.
+            // Entries that are not durable cannot be evicted.
             self.node.journal.request_sync(partition.last_lsn());
         }
     }

@@ -1,5 +1,11 @@
-//! A worker: an OS thread with a private current-thread runtime, which owns shards, connections,
-//! or both. Everything here stays on its thread but the [`Mailbox`].
+//! A worker: an OS thread with a private current-thread runtime, which owns shards, connections, or
+//! both. All its state stays on its thread except the [`Mailbox`].
+//!
+//! A worker serves its connections and its mailbox in turns. Commands on its own keys run in place;
+//! those that have to wait for locks or for data are parked, and those that need several workers go
+//! to a coordinator. Commands stage changes in the open round, which one commit appends to the
+//! journal as a record; replies are held until the rounds that they show are stored, in the mode
+//! `always` until they are durable.
 
 mod ahead;
 mod batch;
@@ -65,12 +71,12 @@ use tokio::sync::Notify;
 /// How long the commands of one connection run before others have a turn.
 pub(crate) const TURN: Duration = Duration::from_micros(250);
 
-/// How long the messages of a drain run, which share a record, before connections have a turn; or as
-/// long as these had, if that is more, but not longer than the second.
+/// How long the messages of a drain, which share a record, run before connections have a turn: as
+/// long as these had, but within these limits.
 const DRAIN_TURN: Duration = Duration::from_millis(1);
 const LONGEST_DRAIN: Duration = Duration::from_millis(8);
 
-/// See the module's description.
+/// State of a worker.
 pub struct Worker {
     pub id: usize,
     pub node: Arc<Node>,
@@ -83,9 +89,9 @@ pub struct Worker {
     held: RefCell<std::collections::VecDeque<batch::Held>>,
     pub(crate) buffers: Buffers,
     jobs: materialise::Jobs,
-    /// Bytes of the budget for decoded values that pending rows may have.
+    /// Bytes of the budget for decoded values that pending rows may use.
     loan: Cell<usize>,
-    /// How far that had come for which writers wait, when it was looked at last.
+    /// Progress of hand-overs and of the journal's store at the last pressure check.
     progress: Cell<u64>,
     loader: load::Loader,
     told: stall::Told,
@@ -94,41 +100,41 @@ pub struct Worker {
     stop: tokio_util::sync::CancellationToken,
     commit_due: Notify,
     pub(crate) turns: turns::Turns,
-    /// When the last command that was timed ended.
+    /// Time at which the last timed command ended.
     watch: Cell<Instant>,
     commit_pending: Cell<bool>,
     outboxes_checked_ms: Cell<u64>,
     clients_seen_ms: Cell<u64>,
-    /// Who waits for its keys.
+    /// Clients that wait for keys of this worker.
     pub(crate) waiting: RefCell<WaitTable>,
-    /// Replies of those who waited, until they may be shown.
+    /// Replies of served waiters, until the rounds that they show are stored.
     pub(crate) deliveries: RefCell<std::collections::VecDeque<waiters::Delivery>>,
-    /// What is told once the rounds it shows are stored.
+    /// News that is announced once the rounds that it shows are stored.
     pub(crate) news: RefCell<std::collections::VecDeque<News>>,
-    /// How much news there was.
+    /// Number of news so far.
     pub(crate) news_count: Cell<u64>,
-    /// Who has read which of its keys and wants to hear of their changes.
+    /// Tracking clients, by the keys of this worker that they have read.
     pub(crate) tracking: RefCell<crate::tracking::Table>,
-    /// Who watches which of its keys.
+    /// Clients that watch keys of this worker.
     pub(crate) watching: RefCell<crate::watch::WatchTable>,
     settings: RefCell<(u64, Arc<Settings>)>,
 }
 
 /// Runs a command that needs more than this worker: keys of others, or a thread of its own. The
-/// coordinator stands above the workers, so they are given it at their start.
+/// coordinator stands above the workers, so they receive this function at their start.
 pub type Coordinate = for<'a> fn(&'a Rc<Worker>, &'a OwnedCommand, Elsewhere) -> Coordinated<'a>;
 
-/// The future of a command that a coordinator runs.
+/// Future of a command that a coordinator runs.
 pub type Coordinated<'a> = Pin<Box<dyn Future<Output = Ran> + 'a>>;
 
-/// Key locks held or waited for; dropping it gives them up.
+/// Key locks that are held or waited for; dropping this releases them.
 pub(crate) struct Lock {
     worker: Rc<Worker>,
     id: TicketId,
 }
 
 impl Lock {
-    /// Whether it is on the whole worker.
+    /// Returns true if the lock is on the whole worker.
     pub(crate) fn is_whole(&self) -> bool {
         self.worker.locks.borrow().is_barrier(self.id)
     }
@@ -186,7 +192,7 @@ impl Worker {
         })
     }
 
-    /// The settings, refreshed when they changed.
+    /// Returns the settings, refreshed if they have changed.
     pub fn settings(&self) -> Arc<Settings> {
         let generation = self.node.config.generation();
         let mut cached = self.settings.borrow_mut();
@@ -196,22 +202,22 @@ impl Worker {
         cached.1.clone()
     }
 
-    /// This worker's counters.
+    /// Returns this worker's counters.
     pub fn stats(&self) -> &WorkerStats {
         &self.node.stats[self.id]
     }
 
-    /// The next command begins now.
+    /// Starts the time of the next command.
     pub(crate) fn start_watch(&self) {
         self.watch.set(Instant::now());
     }
 
-    /// When the last command that was timed ended, or the next began.
+    /// Returns when the last timed command ended, or the next began.
     pub(crate) fn last_ran(&self) -> Instant {
         self.watch.get()
     }
 
-    /// A command has run, from when the last one ended or the watch was started.
+    /// Counts a command that has run since the last one ended or the watch was started.
     pub(crate) fn ran(&self, command: &Command, args: Args<'_>, client: u64, settings: &Settings) {
         let now = Instant::now();
         let time_ns = (now - self.watch.replace(now)).as_nanos() as u64;
@@ -222,7 +228,7 @@ impl Worker {
         }
     }
 
-    /// The same for a command that had its own beginning.
+    /// Counts a command that has run since `began`.
     pub(crate) fn ran_since(
         &self,
         began: Instant,
@@ -235,14 +241,14 @@ impl Worker {
         self.ran(command, args, client, settings);
     }
 
-    /// Counts the parts of a unit that has run, and shows them to those who watch.
+    /// Counts the parts of a unit that has run, and shows them to monitors.
     pub(crate) fn tell_parts(&self, effects: &mut Effects, client: u64, settings: &Settings) {
         self.stats().ran_parts(&effects.tallies, &effects.errors);
         self.log_slow_parts(effects, client, settings);
         effects.tell_monitors(&self.node, client, settings);
     }
 
-    /// Logs the parts of a unit that were slow: before the unit, as they have ended before it.
+    /// Logs the slow parts of a unit: before the unit, because they have ended before it.
     pub(crate) fn log_slow_parts(&self, effects: &mut Effects, client: u64, settings: &Settings) {
         for slow in effects.slow.drain(..) {
             self.log_slow(slow.args, client, slow.duration_us, settings.slowlog_max_len);
@@ -263,10 +269,10 @@ impl Worker {
         self.node.slowlog.push(command, max);
     }
 
-    /// Serves the mailbox: drains of up to 256 messages or a turn, the urgent lane first, and one
-    /// commit after each.
+    /// Serves the mailbox in drains, each of up to 256 messages or one turn, urgent ones first;
+    /// commits after each drain.
     pub(crate) async fn run_mailbox(self: Rc<Self>, mut inbox: Inbox) {
-        // Until when the last drain ran, if it left messages.
+        // End of the last drain, if it left messages.
         let mut left_at = None;
         while let Some(first) = inbox.next().await {
             let began = Instant::now();
@@ -301,7 +307,7 @@ impl Worker {
         }
     }
 
-    /// Queues for the locks of some keys now; the future resolves when they are held.
+    /// Queues for the locks of some keys; the receiver resolves when they are granted.
     pub(crate) fn lock<'a>(
         self: &Rc<Self>,
         keys: impl IntoIterator<Item = &'a LockKey>,
@@ -311,20 +317,20 @@ impl Worker {
         (Lock { worker: self.clone(), id }, granted)
     }
 
-    /// Queues for the whole worker now.
+    /// Queues for the whole worker.
     pub(crate) fn lock_all(self: &Rc<Self>) -> (Lock, tokio::sync::oneshot::Receiver<()>) {
         let (id, granted) = self.locks.borrow_mut().enqueue_barrier();
         (Lock { worker: self.clone(), id }, granted)
     }
 
-    /// The open round has changes: it is committed when the tasks that are ready now have run.
+    /// Schedules a commit of the open round, after the tasks that are ready now.
     pub(crate) fn commit_soon(&self) {
         if !self.commit_pending.replace(true) {
             self.commit_due.notify_one();
         }
     }
 
-    /// Commits the open round now; whether it could be stored.
+    /// Commits the open round now; returns true if it could be stored.
     pub(crate) fn commit(&self) -> bool {
         self.commit_pending.set(false);
         let now_ms = self.node.clock.now_ms();
@@ -346,7 +352,8 @@ impl Worker {
             Err(failed) => {
                 self.stats().failed_commits.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
                 self.rounds.fail(&failed.error);
-                // Who waits since it found a key empty may have seen what does not count.
+                // A client that waits because it found a key empty may have seen a change that
+                // failed.
                 self.touch_waiters(failed.keys());
                 self.parking.wake();
             }
@@ -358,7 +365,7 @@ impl Worker {
         stored
     }
 
-    /// The only committer syncs by itself: no thread is handed anything.
+    /// Syncs the journal on this thread, because there is no other committer.
     fn sync_inline(&self, partition: &mut Partition) {
         if self.node.journal.durable() < partition.last_lsn()
             && let Err(error) = self.node.journal.sync_now()
@@ -368,12 +375,12 @@ impl Worker {
         partition.observe_durable();
     }
 
-    /// Whether replies wait until what they show is durable.
+    /// Returns true if replies wait until the rounds that they show are durable.
     pub(crate) fn is_always(&self) -> bool {
         self.settings().appendfsync == crate::config::AppendFsync::Always
     }
 
-    /// Commits whenever it is due; runs as long as the worker.
+    /// Commits whenever a commit is due, until the worker ends.
     pub(crate) async fn run_committer(self: Rc<Self>) {
         loop {
             self.commit_due.notified().await;
@@ -383,7 +390,7 @@ impl Worker {
         }
     }
 
-    /// Follows the journal's durable lsn; runs as long as the worker.
+    /// Follows the journal's durable lsn, until the worker ends.
     pub(crate) async fn run_settler(self: Rc<Self>, durable: Arc<Notify>) {
         loop {
             durable.notified().await;
@@ -395,7 +402,7 @@ impl Worker {
                 self.rounds.fail_all(&reason);
             }
             if self.node.journal.is_taken_over() && !self.node.ending.is_ending() {
-                // What is in memory may be out of date.
+                // The data in memory may be out of date.
                 self.node.ending.request_shutdown(ShutdownRequest { now: true });
             }
             let away = self.node.journal.away();
@@ -408,8 +415,8 @@ impl Worker {
         }
     }
 
-    /// The rounds that show the record at `lsn`, which is in the journal: its number is closed with
-    /// the open round, and does not fail with it.
+    /// Returns the rounds that show the record at `lsn`, which is in the journal: its number is
+    /// closed with the open round, and does not fail with it.
     pub(crate) fn showing(&self, lsn: flagstone_storage::journal::Lsn) -> Shown {
         let mut partition = self.partition.borrow_mut();
         partition.note_lsn(lsn);
@@ -419,8 +426,8 @@ impl Worker {
         Shown::stored(round)
     }
 
-    /// Waits until replies may be sent: until what they show is in the journal, and in the mode
-    /// `always` until it is durable.
+    /// Waits until replies may be sent: until the rounds that they show are in the journal, in the
+    /// mode `always` until they are durable.
     pub(crate) async fn wait_shown(&self, shown: &Shown) -> Result<(), RoundError> {
         if shown.round() == 0 {
             return Ok(());
@@ -430,7 +437,7 @@ impl Worker {
         self.rounds.any_failure(shown, to_disk).map_or(Ok(()), Err)
     }
 
-    /// The reply of a command that did not run in place, once it may be sent.
+    /// Returns the reply of a command that did not run in place, once it may be sent.
     pub(crate) async fn settle_reply(&self, command: &Command, ran: Ran) -> Reply {
         let Err(error) = self.wait_shown(&ran.shown).await else { return ran.reply };
         let mut reply = Reply::new(ran.reply.proto());

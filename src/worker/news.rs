@@ -1,5 +1,5 @@
-//! What commands have done to keys, told to whoever wants to hear of it: keyspace events, and that
-//! keys have changed. It is told once the commands' writes are stored, as their replies are.
+//! News: keyspace events, changed keys, and messages that units publish. Clients hear of them once
+//! the commands' writes are stored, as with replies.
 
 use super::{Shown, Worker};
 use crate::config::Settings;
@@ -10,21 +10,22 @@ use flagstone_storage::partition::Partition;
 use std::cell::RefMut;
 use std::rc::Rc;
 
-/// The notes of one command.
+/// Notes of one command.
 pub(crate) struct News {
-    /// What it tells is stored with this.
+    /// Rounds that must be stored first.
     pub(crate) shown: Shown,
-    /// The connection whose command it was; 0: none.
+    /// Connection whose command it was; 0 if none.
     pub client: u64,
-    /// Counts the news of a worker from 1 on.
+    /// Number of the news, from 1 on for each worker.
     pub number: u64,
     pub notes: Vec<Note>,
-    /// What a unit has published.
+    /// Messages that a unit has published.
     pub published: Vec<Published>,
 }
 
 impl Worker {
-    /// Takes what a command of a connection (0: of none) has noted, to tell it once it is stored.
+    /// Takes the notes of a command, to announce them once they are stored. `client`: the
+    /// connection, or 0.
     #[inline]
     pub(crate) fn take_notes(self: &Rc<Self>, mut partition: RefMut<'_, Partition>, client: u64) {
         let store = &mut partition.store;
@@ -35,7 +36,7 @@ impl Worker {
         }
     }
 
-    /// Something has happened that is told once what it shows is stored.
+    /// Queues news until the rounds that it shows are stored, and serves waiters.
     #[cold]
     pub(crate) fn spread(
         self: &Rc<Self>,
@@ -48,7 +49,7 @@ impl Worker {
         self.serve_waiters();
     }
 
-    /// The same without serving those who have waited for it.
+    /// Queues news without serving waiters.
     pub(crate) fn note_news(
         &self,
         shown: Shown,
@@ -62,11 +63,11 @@ impl Worker {
         let number = self.news_count.get() + 1;
         self.news_count.set(number);
         self.news.borrow_mut().push_back(News { shown, client, number, notes, published });
-        // A round that nothing has changed is stored already.
+        // The notes may show only rounds that are stored already.
         self.tell_news();
     }
 
-    /// Tells what is stored by now, in order.
+    /// Announces, in order, what is stored by now.
     pub(crate) fn tell_news(&self) {
         if self.news.borrow().is_empty() {
             return;
@@ -74,7 +75,7 @@ impl Worker {
         let (to_disk, settings) = (self.is_always(), self.settings());
         let mut changes = Changes::default();
         while let Some((news, stored)) = self.next_news(to_disk) {
-            // Nothing has happened where the write could not be stored.
+            // A write that could not be stored has changed nothing.
             if stored {
                 self.tell_each(&news, &settings, &mut changes);
             }
@@ -83,7 +84,8 @@ impl Worker {
         self.node.pubsub.ring();
     }
 
-    /// The oldest news if it is known what became of it, and whether it is stored.
+    /// Removes the oldest news if the outcome of its rounds is known; also returns whether they are
+    /// stored.
     fn next_news(&self, to_disk: bool) -> Option<(News, bool)> {
         let mut waiting = self.news.borrow_mut();
         let news = waiting.pop_front_if(|news| self.rounds.is_known(&news.shown, to_disk))?;
@@ -91,7 +93,7 @@ impl Worker {
         Some((news, stored))
     }
 
-    /// Tells of what is stored.
+    /// Announces news that is stored.
     pub(crate) fn tell(&self, news: &News) {
         let settings = self.settings();
         let mut changes = Changes::default();

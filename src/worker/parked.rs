@@ -1,5 +1,6 @@
-//! Commands that wait: for the locks of their keys, and for what they miss. While they do they are
-//! no tasks but data: in the lock table, or with the loader. One task runs those that can go on.
+//! Parked commands: those that wait for the locks of their keys, or for data that they miss. While
+//! they wait they are not tasks but data, in the lock table or with the loader. One task runs those
+//! that can go on.
 
 use super::execute::{Blocked, Elsewhere, Ran, declared};
 use super::{Lock, LockKey, Worker};
@@ -15,13 +16,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::sync::{Notify, oneshot};
 
-/// Commands that run before others on this thread have a turn.
+/// Number of commands that run before other tasks of this thread have a turn.
 const AT_ONCE: usize = 64;
 
-/// Bytes that a command takes which is parked, beside its arguments, about.
+/// Approximate memory in bytes of a parked command, beside its arguments.
 const PARKED_BYTES: usize = 400;
 
-/// The bytes of a command, as long as it is parked.
+/// Memory of a command, counted while it is parked.
 #[derive(Debug)]
 struct Place {
     bytes: u64,
@@ -47,18 +48,18 @@ impl Drop for Place {
 pub(crate) struct Parked {
     pub(super) command: OwnedCommand,
     _place: Place,
-    /// What it is known to miss.
+    /// Data that the last attempt missed.
     missed: Vec<Need>,
     /// Parts of values that a unit has missed so far.
     parts: HashSet<Need>,
-    /// What the replies of its connection may take; `None`: it runs in any case.
+    /// Room for the replies of its connection; `None`: it runs in any case.
     room: Option<Room>,
     to: oneshot::Sender<Ran>,
 }
 
 /// Bytes that the replies of a connection's parked commands may take before they are written. Once
-/// these are used up, the commands that are left do not run, in whatever order they could: they are
-/// put off. So of two on the same key the second does not run before the first.
+/// they are used up, all commands left are put off, even those that could run, so of two on the
+/// same key the second does not run before the first.
 #[derive(Clone, Debug)]
 pub(crate) struct Room(Rc<Cell<usize>>);
 
@@ -67,7 +68,7 @@ impl Room {
         Self(Rc::new(Cell::new(bytes)))
     }
 
-    /// So many bytes are left.
+    /// Sets the number of bytes that are left.
     pub(crate) fn set(&self, bytes: usize) {
         self.0.set(bytes);
     }
@@ -81,24 +82,24 @@ impl Room {
     }
 }
 
-/// Commands that can go on.
+/// Parked commands that can go on.
 #[derive(Default)]
 pub(super) struct Parking {
-    /// What they missed is loaded.
+    /// Commands whose missing data is loaded.
     loaded: RefCell<VecDeque<(Lock, Box<Parked>)>>,
     due: Notify,
 }
 
 impl Parking {
-    /// Has those looked at that can go on.
+    /// Wakes the task that runs them.
     pub(super) fn wake(&self) {
         self.due.notify_one();
     }
 }
 
 impl Worker {
-    /// Parks a command: its locks are queued for now, in order; it runs once it has them and what
-    /// it needs is loaded. One that needs undeclared keys goes to a coordinator.
+    /// Parks a command: queues for its locks at once, in order; it runs when it has them and its
+    /// data is loaded. A command that needs undeclared keys goes to a coordinator.
     pub(crate) fn park(
         self: &Rc<Self>,
         command: OwnedCommand,
@@ -137,14 +138,14 @@ impl Worker {
         rx
     }
 
-    /// Has commands run that were granted their locks.
+    /// Wakes the task if commands were granted their locks.
     pub(super) fn wake_granted(&self) {
         if self.locks.borrow().has_granted() {
             self.parking.due.notify_one();
         }
     }
 
-    /// What commands missed is loaded.
+    /// Resumes commands whose missing data is loaded.
     pub(super) fn go_on_with(&self, loaded: impl Iterator<Item = (Lock, Box<Parked>)>) {
         self.parking.loaded.borrow_mut().extend(loaded);
         self.parking.due.notify_one();
@@ -158,8 +159,8 @@ impl Worker {
         })
     }
 
-    /// Runs commands that waited, and serves the waiters of keys that have changed without a command;
-    /// runs as long as the worker.
+    /// Runs parked commands that can go on, and serves the waiters of keys that have changed
+    /// without a command; runs until the worker ends.
     pub(crate) async fn run_parked(self: Rc<Self>) {
         loop {
             self.parking.due.notified().await;
@@ -175,7 +176,7 @@ impl Worker {
         }
     }
 
-    /// Has loaded what a command misses, else runs it.
+    /// Loads what a command misses, or runs it.
     fn go_on(self: &Rc<Self>, lock: Lock, mut parked: Box<Parked>) {
         if parked.room.as_ref().is_some_and(Room::is_spent) {
             return parked.put_off(lock);
@@ -185,7 +186,7 @@ impl Worker {
                 Ok(ran) => return parked.end(lock, ran),
                 Err(Blocked::Empty(block)) => return parked.end(lock, Ran::blocked(block)),
                 Err(Blocked::Miss(needs)) => parked.missed = needs,
-                // It holds its locks: nobody can be before it.
+                // It holds its locks, so no other command can be before it.
                 Err(Blocked::Locked) => return self.go_on_with(std::iter::once((lock, parked))),
                 Err(Blocked::Undeclared(missed)) => {
                     let elsewhere = Elsewhere { missed, ..Elsewhere::default() };
@@ -206,7 +207,7 @@ impl Worker {
         self.load_for(needs, lock, parked);
     }
 
-    /// What is to be loaded for a command that has its locks. All its cold keys are loaded at once.
+    /// Returns what has to be loaded for a command that has its locks: all its cold keys at once.
     fn needs(&self, parked: &mut Parked) -> Vec<Need> {
         let Parked { command, missed, parts, .. } = parked;
         if command.command.one_key && !command.command.spec.runs_others() {
@@ -215,7 +216,7 @@ impl Worker {
         if !command.command.spec.runs_others() {
             parts.clear();
         }
-        // A unit that is taken back forgets all that was loaded of what it has changed.
+        // A unit that is rolled back discards all parts that were loaded of what it has changed.
         parts.extend(missed.drain(..).filter(|need| need.part.is_some()));
         let mut needs = self.cold_keys(command);
         needs.extend(parts.iter().cloned());
@@ -243,7 +244,7 @@ impl Worker {
         ran.map(|seen| Ran::shows(out, shown(seen)))
     }
 
-    /// Runs a command that holds no locks at a coordinator.
+    /// Sends a command that holds no locks to a coordinator.
     fn run_elsewhere(
         self: &Rc<Self>,
         command: OwnedCommand,
@@ -252,13 +253,13 @@ impl Worker {
     ) {
         let worker = self.clone();
         tokio::task::spawn_local(async move {
-            // The connection may be gone: the command runs all the same.
+            // If the connection has ended, the command runs all the same.
             let _ = to.send((worker.coordinate)(&worker, &command, elsewhere).await);
         });
     }
 
-    /// The locks of a command do not keep those from being served who wait for what it does; what
-    /// did not before.
+    /// Allows waiters to be served although this command holds locks on its keys; returns what was
+    /// allowed before.
     fn hold_for_waiters(&self, command: &OwnedCommand) -> Held {
         let mut waiting = self.waiting.borrow_mut();
         if waiting.is_empty() {
@@ -267,19 +268,19 @@ impl Worker {
         waiting.hold(Held::keys(self.own_keys(command)))
     }
 
-    /// The keys of a command that belong to this worker; nearly always all of them.
+    /// Returns the command's keys that belong to this worker; nearly always all.
     fn own_keys(&self, command: &OwnedCommand) -> Vec<LockKey> {
         let mut keys = command.lock_keys();
         keys.retain(|(_, key)| self.owns(key));
         keys
     }
 
-    /// Whether a key belongs to this worker.
+    /// Returns true if a key belongs to this worker.
     pub(crate) fn owns(&self, key: &[u8]) -> bool {
         self.node.shard_workers == 1 || self.node.owner(key) == self.id
     }
 
-    /// The keys of a command that are not in memory.
+    /// Returns the command's keys that are not in memory.
     fn cold_keys(&self, command: &OwnedCommand) -> Vec<Need> {
         let keys = self.own_keys(command);
         let mut partition = self.partition.borrow_mut();
@@ -302,23 +303,23 @@ impl Parked {
         Box::new(Self { command, _place, missed, parts: HashSet::new(), room, to })
     }
 
-    /// It is to run later.
+    /// Sends the command back, to run later.
     fn put_off(self, lock: Lock) {
         drop(lock);
         let _ = self.to.send(Ran::put_off(self.command));
     }
 
-    /// It has run, or cannot: others may have its locks.
+    /// Ends the command, which has run or failed, and releases its locks.
     fn end(self, lock: Lock, ran: Ran) {
         if let Some(room) = &self.room {
             room.spend(ran.reply.len());
         }
         drop(lock);
-        // The connection may be gone: the command ran all the same.
+        // If the connection has ended, the reply is dropped.
         let _ = self.to.send(ran);
     }
 
-    /// What it needs could not be read.
+    /// Ends the command with an error, because its data could not be read.
     pub(super) fn fail(self, lock: Lock, text: &str) {
         lock.worker.stats().failed(self.command.command, text);
         let mut out = Reply::new(self.command.request.proto);

@@ -1,4 +1,4 @@
-//! The mailboxes of all workers, and jobs for them.
+//! Mailboxes of all workers, and closures that run on them.
 
 use super::{Mailbox, Message, Worker, WorkerGone};
 use std::future::Future;
@@ -6,10 +6,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 use tokio::sync::oneshot;
 
-/// All workers, as each of them reaches the others.
+/// The workers' mailboxes, shared by all of them.
 pub struct Peers {
     pub mailboxes: Vec<Mailbox>,
-    /// Workers that own shards; the rest only does network.
+    /// Number of workers that own shards; the others only serve connections.
     shard_workers: usize,
 }
 
@@ -18,8 +18,8 @@ impl Peers {
         Self { mailboxes, shard_workers }
     }
 
-    /// Runs something on a worker's thread, behind the data already sent there or with `urgent`
-    /// ahead of it, and waits for its result.
+    /// Runs a closure on a worker's thread and waits for its result. It runs behind the data
+    /// already sent there, or ahead of it if `urgent`.
     pub async fn on_worker<T, F, Fut>(
         &self,
         worker: usize,
@@ -35,7 +35,7 @@ impl Peers {
         let run = Message::Run(Box::new(move |worker: &Rc<Worker>| {
             let future = job(worker.clone());
             tokio::task::spawn_local(async move {
-                // The caller may have gone.
+                // The caller may have ended.
                 let _ = tx.send(future.await);
             });
         }));
@@ -48,7 +48,7 @@ impl Peers {
         rx.await.map_err(|_| WorkerGone)
     }
 
-    /// Runs something on every worker that owns shards; the results in their order.
+    /// Runs a closure on every worker that owns shards, and returns the results in order.
     pub async fn on_all<T, F, Fut>(&self, urgent: bool, job: F) -> Result<Vec<T>, WorkerGone>
     where
         T: Send + 'static,
@@ -63,7 +63,7 @@ impl Peers {
         Ok(out)
     }
 
-    /// Runs something on a worker's thread at some time.
+    /// Sends a closure to a worker's thread, without waiting for it to run.
     pub(crate) fn send(
         self: &Arc<Self>,
         target: usize,
@@ -73,7 +73,7 @@ impl Peers {
         let Err(message) = self.mailboxes[target].try_send_urgent(message) else { return };
         let peers = self.clone();
         tokio::task::spawn_local(async move {
-            // A worker that is gone has lost the state that this is about.
+            // A worker that has ended has no state to change.
             let _ = peers.mailboxes[target].send_urgent(message).await;
         });
     }

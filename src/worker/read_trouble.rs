@@ -1,18 +1,18 @@
-//! What the log says of reads that fail: that it begins, how many there are, and that it is over.
+//! Logs reads that fail: when that begins, how many there are, and when it is over.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-/// While reads go on failing, they are told of this often.
+/// Interval of log lines while reads keep failing.
 const AGAIN: Duration = Duration::from_secs(60);
 
-/// Reads succeed again when none has failed for so long.
+/// Time without failures after which reads count as working again.
 const QUIET: Duration = Duration::from_secs(5);
 
-/// See the module's description.
+/// State of the reads of a worker.
 #[derive(Default)]
 pub(super) struct ReadTrouble {
-    /// When a read failed last, while the trouble lasts.
+    /// Time of the last failure, while the trouble lasts.
     failed: Cell<Option<Instant>>,
     told: Cell<Option<Instant>>,
     untold: Cell<u64>,
@@ -21,13 +21,13 @@ pub(super) struct ReadTrouble {
 /// A line for the log.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Line {
-    /// So many reads have failed since the last line.
+    /// Number of reads that have failed since the last line.
     Failing(u64),
     Over,
 }
 
 impl ReadTrouble {
-    /// A read has failed.
+    /// Records a failed read, and returns a line if one is due.
     pub(super) fn failed(&self, now: Instant) -> Option<Line> {
         self.failed.set(Some(now));
         self.untold.set(self.untold.get() + 1);
@@ -38,7 +38,7 @@ impl ReadTrouble {
         Some(Line::Failing(self.untold.take()))
     }
 
-    /// A read has succeeded.
+    /// Records a successful read, and returns a line if the trouble is over.
     pub(super) fn succeeded(&self, now: impl FnOnce() -> Instant) -> Option<Line> {
         let failed = self.failed.get()?;
         if now().duration_since(failed) < QUIET {
@@ -64,7 +64,7 @@ mod tests {
         assert_eq!(trouble.failed(at(1)), Some(Line::Failing(1)));
         for second in 2..60 {
             assert_eq!(trouble.failed(at(second)), None);
-            // Other keys can be read.
+            // Reads of other keys succeed meanwhile.
             assert_eq!(trouble.succeeded(|| at(second)), None);
         }
         assert_eq!(trouble.failed(at(61)), Some(Line::Failing(59)));

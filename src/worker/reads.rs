@@ -1,4 +1,4 @@
-//! Which clients have read which keys of this worker, for CLIENT TRACKING (see [`crate::tracking`]).
+//! Records which tracking clients have read which keys of this worker (see [`crate::tracking`]).
 
 use super::{News, Worker};
 use crate::clients::state;
@@ -9,12 +9,12 @@ use flagstone_storage::notes::{Note, NoteKind};
 use flagstone_wire::resp::Args;
 use std::sync::atomic::Ordering;
 
-/// Keys that are forgotten at once at most when there are too many.
+/// Maximum number of keys that are evicted at once when there are too many.
 const EFFORT: usize = 100;
 
 impl Worker {
-    /// A command of a client that wants to hear of changes of what it reads has run here.
-    /// `has_news`: what it has noted itself is the next news.
+    /// Records the keys that a command of a tracking client has read here. `has_news`: the
+    /// command's own changes are the next news.
     #[cold]
     pub(crate) fn remember_read(
         &self,
@@ -30,7 +30,7 @@ impl Worker {
         }
     }
 
-    /// A client has read these keys of this worker after so much news.
+    /// Records that a client has read these keys of this worker, after `told` news.
     pub(crate) fn remember<'a>(
         &self,
         keys: impl Iterator<Item = &'a [u8]>,
@@ -45,8 +45,7 @@ impl Worker {
         self.bound_tracking();
     }
 
-    /// Forgets keys while there are more than may be: whoever has read them is told, as if they
-    /// had changed.
+    /// Evicts keys while there are too many: their readers are told that they have changed.
     pub(crate) fn bound_tracking(&self) {
         let settings = self.settings();
         let max_keys = self.share(settings.tracking_table_max_keys);
@@ -59,25 +58,25 @@ impl Worker {
         self.show_tracking();
     }
 
-    /// This worker's part of how many keys may be remembered; 0: any number.
+    /// Returns this worker's share of the maximum number of keys; 0 means no maximum.
     fn share(&self, max_keys: usize) -> usize {
         let workers = self.node.shard_workers;
         match max_keys {
             0 => usize::MAX,
-            // A worker may keep none: all together keep no more than is allowed.
+            // A worker's share may be none, so that all together do not exceed the maximum.
             max => max / workers + usize::from(self.id < max % workers),
         }
     }
 
-    /// Nothing is kept by anybody of what was read here: all keys have changed.
+    /// Discards all recorded reads, because all keys have changed.
     pub(crate) fn forget_reads(&self) {
         self.tracking.borrow_mut().clear();
         self.show_tracking();
     }
 
-    /// Tells who has read a key that a command has changed.
+    /// Tells the readers of a key that a command has changed it.
     pub(crate) fn tell_change(&self, news: &News, note: &Note, changes: &mut Changes) {
-        // What time has done nobody has.
+        // No client has caused an expiry.
         let by = if note.what == NoteKind::Expired { 0 } else { news.client };
         if self.node.prefixes.any() {
             changes.add(&note.key, by);

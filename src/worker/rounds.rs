@@ -1,9 +1,9 @@
-//! Who waits for which round, and what became of it.
+//! Outcomes of rounds, and the tasks that wait for them.
 //!
 //! A round fails if its record is not appended: then no reply may show its changes. The outcome is
-//! known when the round is closed, but replies ask for it later, maybe much later: those of a batch
-//! wait for a command of it that is parked. So a reply that shows an open round keeps a reference to
-//! the round's [`Fate`]. There is no list of failed rounds that could become too long.
+//! known when the round is closed, but replies may ask for it much later: those of a batch wait for
+//! its parked commands. So a reply that shows an open round keeps a reference to the round's
+//! [`Fate`], and no list of failed rounds can grow without bound.
 
 use flagstone_storage::journal::JournalError;
 use smallvec::SmallVec;
@@ -12,19 +12,19 @@ use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::{Poll, Waker};
 
-/// The error text for commands whose round could not be stored.
+/// Error text for commands whose round could not be stored.
 #[derive(Clone, Debug)]
 pub struct RoundError(pub String);
 
-/// Errors that begin so say that the store of the journal is away.
+/// Prefix of the errors which say that the journal's store is unreachable.
 const AWAY: &str = "MISCONF";
 
-/// Whether a reply says that the store of the journal is away.
+/// Returns true if a reply says that the journal's store is unreachable.
 pub(crate) fn says_away(reply: &[u8]) -> bool {
     reply.strip_prefix(b"-").is_some_and(|text| text.starts_with(AWAY.as_bytes()))
 }
 
-/// What clients are told when a record could not be appended: nothing has changed.
+/// Returns the error text for a record that could not be appended: nothing has changed.
 pub(crate) fn refusal(error: &JournalError) -> String {
     match error {
         JournalError::NoSpace { .. } => format!("ERR no space left to store the write: {error}"),
@@ -35,11 +35,11 @@ pub(crate) fn refusal(error: &JournalError) -> String {
     }
 }
 
-/// The outcome of a round; it lives as long as replies that show the round.
+/// Outcome of a round; it lives as long as replies that show the round.
 #[derive(Debug)]
 struct Fate {
     round: u64,
-    /// Why its record was not appended.
+    /// Reason why the round's record was not appended.
     error: OnceCell<RoundError>,
 }
 
@@ -49,17 +49,18 @@ impl Fate {
     }
 }
 
-/// The rounds that replies show.
+/// Rounds that replies show.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Shown {
-    /// The greatest; 0: none that anybody would have to wait for.
+    /// Greatest round; 0 if none has to be waited for.
     round: u64,
-    /// Of those that were open when they were seen; the others are closed, and did not fail.
+    /// Outcomes of the rounds that were open when they were seen; the others are closed, and did
+    /// not fail.
     fates: SmallVec<[Rc<Fate>; 1]>,
 }
 
 impl Shown {
-    /// Of changes that are in the journal already, but may not be durable; see
+    /// Returns the rounds of changes that are in the journal already, but may not be durable; see
     /// [`Store::stored_round`].
     ///
     /// [`Store::stored_round`]: flagstone_storage::Store::stored_round
@@ -67,40 +68,40 @@ impl Shown {
         Self { round, ..Self::default() }
     }
 
-    /// The greatest of them; 0: all that is shown was stored long ago.
+    /// Returns the greatest round; 0 if all that is shown was stored long ago.
     pub(crate) fn round(&self) -> u64 {
         self.round
     }
 
-    /// Adds what other replies show.
+    /// Adds the rounds that other replies show.
     pub(crate) fn add(&mut self, other: Self) {
         self.round = self.round.max(other.round);
         self.fates.extend(other.fates);
     }
 
-    /// Why a round of these failed.
+    /// Returns the error of a round that failed.
     fn failure(&self, round: u64) -> Option<&RoundError> {
         self.fates.iter().find(|fate| fate.round == round)?.error.get()
     }
 }
 
-/// See the module's description.
+/// Rounds of a worker.
 #[derive(Debug)]
 pub(crate) struct Rounds {
-    /// The greatest that is closed.
+    /// Greatest round that is closed.
     closed: Cell<u64>,
-    /// The same, with everything before it durable.
+    /// Greatest closed round up to which everything is durable.
     durable: Cell<u64>,
-    /// Of the round that is open.
+    /// Outcome of the open round.
     fate: RefCell<Rc<Fate>>,
     journal_failed: RefCell<Option<RoundError>>,
-    /// What is in the journal waits for its store for too long.
+    /// Error while records in the journal have waited too long for its store.
     away: RefCell<Option<RoundError>>,
     waiting: RefCell<Vec<(u64, bool, Waker)>>,
 }
 
 impl Rounds {
-    /// Of a worker whose first round is `open`.
+    /// Creates the rounds of a worker whose first round is `open`.
     pub(crate) fn new(open: u64) -> Self {
         Self {
             closed: Cell::default(),
@@ -112,7 +113,7 @@ impl Rounds {
         }
     }
 
-    /// A command has seen a round, right now.
+    /// Adds a round that a command has seen just now.
     #[inline]
     pub(crate) fn see(&self, round: u64, shown: &mut Shown) {
         if round > shown.round {
@@ -125,27 +126,27 @@ impl Rounds {
         }
     }
 
-    /// The rounds that a command shows which has seen this one, right now.
+    /// Returns the rounds that a command shows which has just seen `round`.
     pub(crate) fn seen(&self, round: u64) -> Shown {
         let mut shown = Shown::default();
         self.see(round, &mut shown);
         shown
     }
 
-    /// The record of the round that is being closed was not appended.
+    /// Fails the open round, whose record was not appended.
     pub(crate) fn fail(&self, error: &JournalError) {
-        // Only the first reason counts.
+        // The first reason counts.
         let _ = self.fate.borrow().error.set(RoundError(refusal(error)));
     }
 
-    /// Nothing becomes durable any more.
+    /// Fails all rounds that are not durable, for good.
     pub(crate) fn fail_all(&self, reason: &str) {
         let text = format!("ERR the write could not be stored: the journal has failed: {reason}");
         *self.journal_failed.borrow_mut() = Some(RoundError(text));
         self.wake(|_, _| true);
     }
 
-    /// Nothing becomes durable for now, or (`None`) it does again.
+    /// Records that nothing becomes durable for now, or (`None`) that it does again.
     pub(crate) fn set_away(&self, error: Option<&JournalError>) {
         if error.is_none() && self.away.borrow().is_none() {
             return;
@@ -162,8 +163,8 @@ impl Rounds {
         }
     }
 
-    /// Rounds up to `closed` are in the journal or have failed, up to `durable` all is durable that
-    /// they have brought into it; `open` is the one that follows.
+    /// Advances: rounds up to `closed` are in the journal or have failed, all that those up to
+    /// `durable` have appended is durable, and `open` is the next one.
     pub(crate) fn advance(&self, closed: u64, durable: u64, open: u64) {
         self.closed.set(closed);
         self.durable.set(durable);
@@ -183,32 +184,33 @@ impl Rounds {
         });
     }
 
-    /// Whether it is known what became of all that replies show: it is stored, or it failed, or that
-    /// will not be known.
+    /// Returns true if the outcome of all rounds that replies show is known: stored, failed, or
+    /// unknowable.
     pub(crate) fn is_known(&self, shown: &Shown, to_disk: bool) -> bool {
         self.outcome(shown.round, to_disk).is_some()
     }
 
-    /// Whether all that replies show is stored.
+    /// Returns true if all rounds that replies show are stored.
     pub(crate) fn is_stored(&self, shown: &Shown, to_disk: bool) -> bool {
         matches!(self.outcome(shown.round, to_disk), Some(Ok(())))
             && shown.fates.iter().all(|fate| fate.error.get().is_none())
     }
 
-    /// Why the one of these replies that shows a round is not to be given; it is known what became
-    /// of all of them.
+    /// Returns the error in place of the reply that shows a round; the outcome of all replies is
+    /// known.
     pub(crate) fn failure(&self, shown: &Shown, round: u64, to_disk: bool) -> Option<RoundError> {
         let failed = shown.failure(round).cloned();
         failed.or_else(|| self.outcome(round, to_disk)?.err())
     }
 
-    /// The same of all of these replies together.
+    /// Returns the error of any of these replies.
     pub(crate) fn any_failure(&self, shown: &Shown, to_disk: bool) -> Option<RoundError> {
         let failed = shown.fates.iter().find_map(|fate| fate.error.get().cloned());
         failed.or_else(|| self.outcome(shown.round, to_disk)?.err())
     }
 
-    /// Whether what rounds up to this one have brought into the journal is stored; `None`: not yet.
+    /// Returns the outcome of what rounds up to this one have appended to the journal; `None` if it
+    /// is not stored yet.
     fn outcome(&self, round: u64, to_disk: bool) -> Option<Result<(), RoundError>> {
         if round <= if to_disk { self.durable.get() } else { self.closed.get() } {
             return Some(Ok(()));
@@ -222,7 +224,7 @@ impl Rounds {
         None
     }
 
-    /// Waits until it is known what became of all that replies show.
+    /// Waits until the outcome of all rounds that replies show is known.
     pub(crate) async fn wait(&self, shown: &Shown, to_disk: bool) {
         poll_fn(|cx| {
             if self.is_known(shown, to_disk) {

@@ -7,12 +7,12 @@ fn no_space() -> JournalError {
     JournalError::NoSpace { path: PathBuf::from("/journal") }
 }
 
-/// A worker's rounds, closed one after the other.
+/// Rounds of a worker that are closed one after the other.
 struct World {
     rounds: Rounds,
     open: u64,
     durable: u64,
-    /// The rounds that failed.
+    /// Rounds that failed.
     failed: Vec<u64>,
 }
 
@@ -39,7 +39,8 @@ impl World {
         self.rounds.advance(self.open - 2, self.durable, self.open);
     }
 
-    /// Whether a reply that shows a round is given, or an error; `None`: it waits.
+    /// Returns true if a reply that shows a round is given, false if an error is; `None` while it
+    /// waits.
     fn answer(&self, shown: &Shown, round: u64, to_disk: bool) -> Option<bool> {
         let known = self.rounds.is_known(shown, to_disk);
         known.then(|| self.rounds.failure(shown, round, to_disk).is_none())
@@ -57,7 +58,7 @@ fn a_failed_round_is_known_as_long_as_a_reply_shows_it() {
     assert_eq!(world.answer(&parked, round, false), Some(false));
     assert!(!world.rounds.is_stored(&parked, false));
     assert!(world.rounds.any_failure(&parked, false).is_some());
-    // No reply shows the others, and nothing is kept of them.
+    // No reply shows the other rounds, and nothing is kept of them.
     assert_eq!(Rc::strong_count(&parked.fates[0]), 1);
 }
 
@@ -128,8 +129,8 @@ fn random(state: &mut u64, below: u64) -> u64 {
     (state.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % below
 }
 
-/// Replies that gather rounds, are held for a while, and are answered at any time: each one as what
-/// became of its round says, under thousands of failures.
+/// Replies that gather rounds, are held for a while, and are answered at any time: each according
+/// to its rounds' outcomes, under thousands of failures.
 #[test]
 fn every_reply_is_answered_as_its_round_has_ended() {
     let mut seed = 20;
@@ -144,13 +145,13 @@ fn every_reply_is_answered_as_its_round_has_ended() {
                 4 => holders.push(Default::default()),
                 5 | 6 if !holders.is_empty() => {
                     let at = random(&mut seed, holders.len() as u64) as usize;
-                    // What is staged, what a coordinator has stored, or what is older.
+                    // The round of staged, of a coordinator's stored, or of older changes.
                     let round = match random(&mut seed, 3) {
                         0 => world.open,
                         1 => world.open - 1,
                         _ => random(&mut seed, world.open - 1),
                     };
-                    // Entries of failed rounds are gone.
+                    // Entries of failed rounds are removed.
                     if !world.failed.contains(&round) {
                         world.rounds.see(round, &mut holders[at].0);
                         holders[at].1.push(round);

@@ -1,4 +1,5 @@
-//! Shards whose engines take no rows: noticed, told in the log, and opened again where that helps.
+//! Detects shards whose engines take no rows, logs them, and reopens engines that have closed
+//! themselves.
 
 use super::Worker;
 use crate::stalls::Stall;
@@ -8,21 +9,23 @@ use std::collections::HashMap;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// An engine that has something to do and makes no progress for so long is stalled.
+/// Time without progress after which an engine that has work to do is stalled.
 const SILENT: Duration = Duration::from_secs(5);
 
-/// So is one whose store has refused all writes for so long.
+/// Time of refused writes after which an engine is stalled.
 const FAILING: Duration = Duration::from_secs(1);
 
-/// Pauses between tries to open an engine again: each is twice as long as the one before.
+/// First and last pause between attempts to open an engine again; each pause is twice the one
+/// before.
 const REOPEN_FIRST: Duration = Duration::from_millis(500);
 const REOPEN_LAST: Duration = Duration::from_secs(30);
 
-/// An error of reading that comes again and again is told once in so long, and so many are.
+/// Interval at which the same error of reading is logged again, and how many different errors are
+/// kept.
 const REPEATED: Duration = Duration::from_secs(60);
 const MAX_TOLD: usize = 16;
 
-/// Errors of reading that were told lately.
+/// Errors of reading that were logged lately.
 #[derive(Default)]
 pub(super) struct Told(RefCell<HashMap<String, Instant>>);
 
@@ -38,22 +41,22 @@ impl Told {
     }
 }
 
-/// What is known of a shard's engine.
+/// Observed state of a shard's engine.
 #[derive(Default)]
 pub(super) struct Watched {
-    /// Its progress when it was looked at last, and since when it is that.
+    /// The engine's progress at the last check, and the time since which it is unchanged.
     progress: u64,
     since: Option<Instant>,
     stall: Option<Stall>,
-    /// Why the last hand-over, flush or opening failed.
+    /// Error of the last hand-over, flush or opening.
     pub(super) error: Option<String>,
-    /// When it may be opened again, and the pause before the next try.
+    /// Time of the next attempt to open it, and the pause after that.
     reopen_at: Option<Instant>,
     pause: Duration,
 }
 
 impl Watched {
-    /// Whether it is stalled now. `waits`: it has something to do.
+    /// Returns why the engine is stalled now, if it is. `waits`: it has work to do.
     fn look(&mut self, now: Instant, engine: &Engine, waits: bool) -> Option<String> {
         let progress = engine.progress();
         if !waits || self.since.is_none() || progress != self.progress {
@@ -80,7 +83,7 @@ impl Watched {
         silent.then(|| format!("its engine takes no rows{}", error()))
     }
 
-    /// An opening has failed: when the next one may be.
+    /// Schedules the next attempt after a failed opening.
     fn back_off(&mut self) {
         self.pause = (self.pause * 2).clamp(REOPEN_FIRST, REOPEN_LAST);
         self.reopen_at = Some(Instant::now() + self.pause);
@@ -88,7 +91,7 @@ impl Watched {
 }
 
 impl Worker {
-    /// Looks how the shards fare, and says so where that has changed.
+    /// Checks the shards' engines, and logs changes of their state.
     pub(super) fn watch_shards(&self) {
         let now = Instant::now();
         let partition = self.partition.borrow();
@@ -96,7 +99,7 @@ impl Worker {
         let durable = self.node.journal.durable();
         for (id, shard) in &partition.shards {
             let job = jobs.entry(*id).or_default();
-            // A hand-over first waits for the journal.
+            // A hand-over waits for the journal first.
             let hands = job.handing.is_some_and(|lsn| lsn <= durable);
             let waits = hands || job.flushing;
             let why = job.watched.look(now, shard.engine(), waits);
@@ -126,12 +129,12 @@ impl Worker {
         self.node.health.stalls.weigh(limit, journal_bytes, self.settings().journal_max_size);
     }
 
-    /// Whether a shard cannot store rows.
+    /// Returns true if a shard cannot store rows.
     pub(super) fn is_stalled(&self) -> bool {
         self.jobs.borrow().values().any(|job| job.watched.stall.is_some())
     }
 
-    /// Something could not be read: the log says so, but not for every read.
+    /// Logs an error of reading, but not at every read.
     pub(super) fn tell_unreadable(&self, doing: &str, error: &anyhow::Error) {
         if self.is_stopping() {
             return;
@@ -142,7 +145,7 @@ impl Worker {
         }
     }
 
-    /// Opens the engine of a shard again, if it has closed itself and nothing is under way.
+    /// Opens the engine of a shard again, if it has closed itself and no job is running.
     pub(super) fn reopen_if_closed(self: &Rc<Self>, id: u16) {
         let mut partition = self.partition.borrow_mut();
         let mut jobs = self.jobs.borrow_mut();
@@ -159,7 +162,7 @@ impl Worker {
     }
 
     async fn reopen(self: Rc<Self>, id: u16, plan: flagstone_storage::reopen::Reopen) {
-        // The runtime may be ending.
+        // The runtime may be shutting down.
         let Ok(done) = self.node.background.spawn(plan.run()).await else { return };
         let mut jobs = self.jobs.borrow_mut();
         let job = jobs.entry(id).or_default();

@@ -1,6 +1,7 @@
-//! Turns of connections that have more to do than one turn allows. A connection with little to do runs
-//! as soon as its commands are there; of the others only some run between two looks at the sockets,
-//! one after the other. So it does not matter to the first how many of the others there are.
+//! Schedules connections that have more to do than one turn allows. A connection with little to do
+//! runs as soon as its commands arrive; of the others only some run between two polls of the
+//! sockets, one after the other. So the latency of the first does not depend on the number of the
+//! others.
 
 use super::Worker;
 use std::cell::{Cell, RefCell};
@@ -8,21 +9,21 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use tokio::sync::{Notify, oneshot};
 
-/// Connections with more to do that have a turn between two looks at the sockets.
+/// Number of busy connections that have a turn between two polls of the sockets.
 const AT_ONCE: usize = 2;
 
-/// See the module's description.
+/// Busy connections of a worker.
 #[derive(Debug, Default)]
 pub(crate) struct Turns {
-    /// Those that have yielded by themselves.
+    /// Number of connections that yield to the runtime by themselves.
     yielding: Cell<usize>,
-    /// Those that wait for their next turn, first come first served.
+    /// Connections that wait for their next turn, in FIFO order.
     waiting: RefCell<VecDeque<oneshot::Sender<()>>>,
     due: Notify,
 }
 
 impl Turns {
-    /// The turn of a connection is over: waits for its next one. All that is ready runs before.
+    /// Ends a connection's turn, and waits for the next one. All ready tasks run before.
     pub(crate) async fn end(&self) {
         if self.yielding.get() < AT_ONCE && self.waiting.borrow().is_empty() {
             let _yields = Yields::new(&self.yielding);
@@ -31,18 +32,18 @@ impl Turns {
         let (next, turn) = oneshot::channel();
         self.waiting.borrow_mut().push_back(next);
         self.due.notify_one();
-        // An error: the worker stops, and ends its connections.
+        // An error means that the worker is stopping, and ends its connections.
         let _ = turn.await;
     }
 
-    /// Gives some of them their next turn.
+    /// Gives some waiting connections their next turn.
     fn give(&self) {
         let mut waiting = self.waiting.borrow_mut();
         let mut left = AT_ONCE.saturating_sub(self.yielding.get()).max(1);
         while left > 0
             && let Some(next) = waiting.pop_front()
         {
-            // One that has ended needs no turn.
+            // A connection that has ended needs no turn.
             left -= usize::from(next.send(()).is_ok());
         }
     }
@@ -53,13 +54,13 @@ impl Turns {
 }
 
 impl Worker {
-    /// Gives connections their turns; runs as long as the worker.
+    /// Gives connections their turns, until the worker ends.
     pub(crate) async fn run_turns(self: Rc<Self>) {
         loop {
             self.turns.due.notified().await;
             while !self.turns.is_empty() {
                 self.turns.give();
-                // The task goes on once the runtime has looked at the sockets again.
+                // The task continues once the runtime has polled the sockets again.
                 tokio::task::yield_now().await;
             }
         }

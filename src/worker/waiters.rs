@@ -15,10 +15,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Pause before a key is read again that could not be.
+/// Pause before a key that could not be read is read again.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// A waiter's reply that may not be shown yet.
+/// A waiter's reply that must not be sent yet.
 #[derive(Debug)]
 pub(crate) struct Delivery {
     waiter: Arc<Waiter>,
@@ -55,7 +55,7 @@ impl Serves for Rc<Worker> {
         if store.is_dirty() {
             self.commit_soon();
         }
-        // Its time may have come just now.
+        // The key may have expired just now.
         let (seen, notes) = (store.seen(), store.notes.take());
         drop(partition);
         if !notes.is_empty() {
@@ -76,7 +76,7 @@ impl Serves for Rc<Worker> {
                 if let Err(text) = worker.load(vec![need]).await
                     && !worker.fail_first(&key, &text)
                 {
-                    // Whoever has its turn is at work with it.
+                    // The waiter's turn is taken: another worker is serving it.
                     tokio::time::sleep(RETRY).await;
                 }
             }
@@ -126,13 +126,13 @@ impl Serves for Rc<Worker> {
 }
 
 impl Worker {
-    /// Leaves a waiter with this worker, and looks whether there is something for it by now.
+    /// Registers a waiter, and serves it if its keys have something by now.
     pub(crate) fn add_waiter(self: &Rc<Self>, waiter: &Arc<Waiter>) {
         add(self, waiter, |(_, key)| self.owns(key));
         self.count_awaited();
     }
 
-    /// A waiter waits no more.
+    /// Removes a waiter.
     pub(crate) fn remove_waiter(&self, waiter: &Waiter) {
         self.waiting.borrow_mut().remove(waiter);
         self.count_awaited();
@@ -144,7 +144,7 @@ impl Worker {
         self.stats().awaited_absent_keys.store(absent as u64, Ordering::Relaxed);
     }
 
-    /// Keys have changed.
+    /// Marks keys as changed.
     pub(crate) fn touch_waiters<'a>(&self, keys: impl Iterator<Item = (u32, &'a [u8])>) {
         let mut waiting = self.waiting.borrow_mut();
         if !waiting.is_empty() {
@@ -152,7 +152,7 @@ impl Worker {
         }
     }
 
-    /// All keys of some databases have changed.
+    /// Marks all keys of some databases as changed.
     pub(crate) fn touch_all_waiters(&self, dbs: &[u32]) {
         self.waiting.borrow_mut().touch_all(dbs);
     }
@@ -165,14 +165,14 @@ impl Worker {
         }
     }
 
-    /// The same while locks are held that do not keep waiters from being served.
+    /// Serves waiters although the locks in `held` are held.
     pub(crate) fn serve_holding(self: &Rc<Self>, held: Held) {
         let before = self.waiting.borrow_mut().hold(held);
         self.serve_waiters();
         self.waiting.borrow_mut().hold(before);
     }
 
-    /// Whether a waiter's command may use a key now.
+    /// Returns true if a waiter's command may use a key now.
     fn is_open(&self, db: u32, key: &[u8]) -> bool {
         let locks = self.locks.borrow();
         locks.is_idle()
@@ -180,11 +180,12 @@ impl Worker {
             || self.waiting.borrow().holds(db, key)
     }
 
-    /// Runs the command of a waiter in a task, as it has to wait for locks, data or other workers.
+    /// Runs the command of a waiter in a task, because it has to wait for locks, data or other
+    /// workers.
     fn serve_apart(self: &Rc<Self>, waiter: &Arc<Waiter>, key: &Key, blocked: Option<Blocked>) {
         self.waiting.borrow_mut().set_busy(key, true);
         let (worker, waiter, key) = (self.clone(), waiter.clone(), key.clone());
-        // Locks are queued for now.
+        // Queues for the locks now.
         let parked = blocked.map(|blocked| self.park(waiter.command.clone(), blocked, None));
         let under_way = self.node.ending.coordinator();
         tokio::task::spawn_local(async move {
@@ -202,8 +203,8 @@ impl Worker {
         });
     }
 
-    /// A key cannot be read: its first waiter hears of it, unless somebody else is about to serve
-    /// it.
+    /// Answers the first waiter of a key that cannot be read with the error. Returns false if there
+    /// is none, or another worker is about to serve it.
     fn fail_first(self: &Rc<Self>, key: &Key, text: &str) -> bool {
         let first = self.waiting.borrow().first(key);
         let Some(waiter) = first.filter(|waiter| waiter.turn.claim(self.id)) else { return false };
@@ -215,17 +216,17 @@ impl Worker {
         true
     }
 
-    /// Gives a waiter its reply, as soon as what it shows may be shown.
+    /// Gives a waiter its reply as soon as the rounds that it shows are stored.
     fn deliver(&self, waiter: &Arc<Waiter>, ran: Ran) {
         if self.rounds.is_stored(&ran.shown, self.is_always()) {
             return waiter.turn.serve(ran.reply.into_bytes());
         }
         self.deliveries.borrow_mut().push_back(Delivery { waiter: waiter.clone(), ran });
-        // It may have failed already.
+        // The round may have failed already.
         self.deliver_shown();
     }
 
-    /// Gives waiters the replies that may be shown by now.
+    /// Gives waiters the replies whose rounds have an outcome.
     pub(crate) fn deliver_shown(&self) {
         let mut deliveries = self.deliveries.borrow_mut();
         if deliveries.is_empty() {

@@ -1,4 +1,4 @@
-//! WATCH on this worker (see [`crate::watch`]), and a connection's side of it.
+//! WATCH on this worker (see [`crate::watch`]), and the connection's side of it.
 
 use super::Worker;
 use crate::clients::{Client, Watch};
@@ -11,17 +11,18 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Bytes that a watched key takes beside its name, about: with its client, its worker, and EXEC.
+/// Approximate memory in bytes of a watched key beside its name: at its client, at its worker, and
+/// in EXEC.
 const ENTRY: usize = 256;
 
 const TOO_MANY: &str = "ERR clients watch too many keys";
 
-/// A connection's side of a [`Watch`]: it ends when this is dropped.
+/// The connection's side of a [`Watch`], which ends when this is dropped.
 pub struct Watches {
     worker: Rc<Worker>,
     client: Arc<Client>,
     watch: Arc<Watch>,
-    /// The keys, and whether they were there.
+    /// Watched keys, each with true if it existed.
     keys: BTreeMap<Key, bool>,
     bytes: usize,
 }
@@ -34,7 +35,7 @@ impl std::fmt::Debug for Watches {
 
 impl Watches {
     fn new(worker: &Rc<Worker>, client: &Arc<Client>) -> Self {
-        // Whoever writes from now on notes what it changes.
+        // From now on, writers note the keys that they change.
         worker.node.change_listeners.fetch_add(1, Ordering::Relaxed);
         let watch: Arc<Watch> = Arc::default();
         client.set_watch(Some(watch.clone()));
@@ -42,12 +43,12 @@ impl Watches {
         Self { worker, client, watch, keys: BTreeMap::new(), bytes: 0 }
     }
 
-    /// The keys with their databases, and whether they were there.
+    /// Returns the keys with their databases, each with true if it existed.
     pub fn keys(&self) -> impl Iterator<Item = (u32, &[u8], bool)> {
         self.keys.iter().map(|((db, key), existed)| (*db, &**key, *existed))
     }
 
-    /// Takes keys in that are not watched yet; those, by worker.
+    /// Adds the keys that are not watched yet, and returns them by worker.
     fn take_in(
         &mut self,
         db: u32,
@@ -90,7 +91,7 @@ impl Drop for Watches {
             if target == self.worker.id {
                 self.worker.watching.borrow_mut().remove(&keys, &self.watch);
             } else {
-                // It may get there before the keys do, which are then not added.
+                // The message may overtake the keys, which are then not added.
                 let watch = self.watch.clone();
                 self.worker.peers.send(target, move |worker| {
                     worker.watching.borrow_mut().remove(&keys, &watch);
@@ -100,7 +101,7 @@ impl Drop for Watches {
     }
 }
 
-/// A client watches keys of the selected database from now on; the error text if it cannot.
+/// Watches keys of the selected database from now on; fails with the error text for the client.
 pub async fn begin_watch(
     worker: &Rc<Worker>,
     client: &Arc<Client>,
@@ -109,7 +110,7 @@ pub async fn begin_watch(
     keys: Vec<Box<[u8]>>,
 ) -> Result<(), String> {
     let watches = watches.get_or_insert_with(|| Box::new(Watches::new(worker, client)));
-    // EXEC will not run anyway.
+    // EXEC fails anyway.
     if watches.watch.is_dirty() {
         return Ok(());
     }
@@ -118,7 +119,7 @@ pub async fn begin_watch(
         Ok(by_worker) => by_worker,
         Err(text) => {
             let text = text.to_owned();
-            // Some are watched, some are not: EXEC is not to run.
+            // Some keys are watched, others are not: EXEC has to fail.
             watch.mark();
             return Err(text);
         }
@@ -135,7 +136,7 @@ pub async fn begin_watch(
     Ok(())
 }
 
-/// Has a worker watch some of its keys; which of them are there.
+/// Makes a worker watch some of its keys, and returns which of them exist.
 async fn look(
     worker: &Rc<Worker>,
     target: usize,
@@ -152,7 +153,7 @@ async fn look(
 }
 
 impl Worker {
-    /// Watches some of this worker's keys; which of them are there.
+    /// Watches some of this worker's keys, and returns which of them exist.
     async fn watch(self: &Rc<Self>, watch: &Arc<Watch>, keys: &[Key]) -> Result<Vec<bool>, String> {
         let mut held = None;
         if !self.is_at_hand(keys) {
@@ -166,7 +167,7 @@ impl Worker {
         Ok(there)
     }
 
-    /// Whether nobody has locked the keys, and they are in memory.
+    /// Returns true if the keys are in memory and not locked.
     fn is_at_hand(&self, keys: &[Key]) -> bool {
         let locks = self.locks.borrow();
         let mut partition = self.partition.borrow_mut();
@@ -197,7 +198,7 @@ impl Worker {
         let mut table = self.watching.borrow_mut();
         let mut there = Vec::with_capacity(keys.len());
         for key in keys {
-            // One that has expired is removed before it is watched.
+            // An expired key is removed before it is watched.
             let existed = store.peek(key.0, &key.1).is_ok_and(|entry| entry.is_some());
             table.add(key, watch, existed);
             there.push(existed);
@@ -210,7 +211,7 @@ impl Worker {
         there
     }
 
-    /// Marks those who watch what has changed.
+    /// Marks the clients that watch a changed key.
     pub(crate) fn touch_watches(&self, notes: &[Note]) {
         let table = self.watching.borrow();
         if !table.is_empty() {
@@ -219,8 +220,9 @@ impl Worker {
         }
     }
 
-    /// The databases are about to have other generations. What is watched in one is in memory in
-    /// the one that comes in its place ([`Worker::load_watched`]), or comes back with them.
+    /// Marks the clients whose watched keys change because the databases are about to have other
+    /// generations. The watched keys of a database are in memory in the one that replaces it
+    /// ([`Worker::load_watched`]), or come back with the entries.
     pub(crate) fn touch_moved_watches(&self, generations: &[u32], back: &[(u32, Entry, bool)]) {
         let table = self.watching.borrow();
         if table.is_empty() {
@@ -239,7 +241,8 @@ impl Worker {
             if from == Some(db) {
                 continue;
             }
-            // Nothing is removed that has expired: the open round knows no keys that change places.
+            // No expired key is removed here: the open round does not know keys that move between
+            // databases.
             table.touch_all(db, |key| match (back.get(&(db, key)), from) {
                 (Some(is_there), _) => *is_there,
                 (None, None) => false,
@@ -251,8 +254,8 @@ impl Worker {
         }
     }
 
-    /// Loads what is watched in databases from those that come in their place, but for what is
-    /// lent. The whole worker is held.
+    /// Loads the keys that are watched in databases from those that replace them, except lent ones.
+    /// The whole worker is held.
     pub(crate) async fn load_watched(
         self: &Rc<Self>,
         moved: &[(u32, u32)],
