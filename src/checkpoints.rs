@@ -1,4 +1,5 @@
-//! Checkpoints of the running node: one at a time, on the background runtime.
+//! Checkpoints of the running node: one at a time, on the background runtime; also prunes the
+//! journal's archive, and branches the data directory.
 
 use crate::config::Settings;
 use crate::node::Node;
@@ -9,30 +10,31 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
-/// How often it is looked whether a checkpoint is due, and whether archived segments are too old.
+/// Interval at which the server checks if a checkpoint is due, and if archived segments are too
+/// old.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// How often it is looked for them in a bucket, where each time costs requests, and for what a branch
-/// needs no more.
+/// Such an interval in a bucket, where each check costs requests, and for files that a branch needs
+/// no more.
 const REMOTE_PRUNING: Duration = Duration::from_secs(60);
 
-/// While a checkpoint is taken the journal may grow to so many times its size.
+/// Multiple of its size to which the journal may grow while a checkpoint is taken.
 const JOURNAL_SHARE: u64 = 2;
 
-/// A branch in a bucket is opened once before it is one, with the records that its shards lack in
-/// memory: so many bytes of them at most, ...
+/// A branch in a bucket is opened once before it is complete, with the records that its shards lack
+/// in memory: at most so many bytes of them.
 const BRANCH_RECORDS: u64 = 64 << 20;
 
-/// ... and for so long it is waited for the engines to get what is pending.
+/// Maximum time to wait for the engines to take the pending rows before a branch.
 const HAND_OVER_LIMIT: Duration = Duration::from_secs(30);
 
-/// How often is looked whether they have got it; less often than workers tell.
+/// Interval of checks for that; shorter than the interval at which workers publish it.
 const HANDED_POLL: Duration = Duration::from_millis(100);
 
-/// What came of a checkpoint.
+/// Result of a checkpoint.
 pub type Taken = Result<Checkpoint, String>;
 
-/// Begins a checkpoint; what becomes of it comes back. `None`: one is being taken.
+/// Begins a checkpoint, and returns the receiver of its result; `None` if one is being taken.
 pub fn begin(node: &Arc<Node>) -> Option<oneshot::Receiver<Taken>> {
     let changes = node.changes();
     {
@@ -56,13 +58,13 @@ pub fn begin(node: &Arc<Node>) -> Option<oneshot::Receiver<Taken>> {
             stats.changes = changes;
         }
         drop(stats);
-        // Nobody has to wait for it.
+        // The result may not be awaited.
         let _ = done.send(taken);
     });
     Some(result)
 }
 
-/// Takes a checkpoint that has what was written before; one that is being taken may not have it.
+/// Takes a checkpoint that has everything written before; one that is being taken may not have it.
 pub async fn take_new(node: &Arc<Node>) -> Taken {
     loop {
         let Some(taking) = begin(node) else {
@@ -73,14 +75,14 @@ pub async fn take_new(node: &Arc<Node>) -> Taken {
     }
 }
 
-/// Makes the data directory `to` of what there is now; it shares the files with rows.
+/// Creates the data directory `to` from the current data; both share the files with rows.
 pub async fn branch_off(node: &Arc<Node>, to: Place) -> Result<(), String> {
     let store = node.checkpoints.source.store.clone();
     let is_remote = store.dir().is_none();
     if is_remote {
         let _wanting = Wanting::new(node.clone());
         let (begun, end) = (Instant::now(), node.journal.end());
-        // Rows that have gone again leave records behind, too.
+        // Deleted rows leave records behind, too.
         while begun.elapsed() < HAND_OVER_LIMIT {
             tokio::time::sleep(HANDED_POLL).await;
             if node.handed() >= end {
@@ -103,7 +105,7 @@ pub async fn branch_off(node: &Arc<Node>, to: Place) -> Result<(), String> {
     }
 }
 
-/// As long as it lives pending rows are handed over at once.
+/// Makes pending rows be handed over at once, until it is dropped.
 struct Wanting(Arc<Node>);
 
 impl Wanting {
@@ -127,7 +129,7 @@ async fn run(node: &Node) -> Taken {
     let taken = tokio::select! {
         taken = take(source, max_journal) => taken,
         () = checkpoints.cancelled.notified() => {
-            // What was begun goes.
+            // Removes what was begun.
             let cleaned = catalog.clean(&source.engines).await;
             cleaned.and(Err(anyhow::anyhow!("it was cancelled")))
         }
@@ -159,7 +161,7 @@ fn retention(settings: &Settings) -> Retention {
     }
 }
 
-/// Takes checkpoints when they are due, and prunes the archive; as long as the node runs.
+/// Takes checkpoints when they are due, and prunes the archive, until the node ends.
 pub async fn run_periodically(node: Arc<Node>) {
     let mut tick = tokio::time::interval(PERIOD);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -171,12 +173,12 @@ pub async fn run_periodically(node: Arc<Node>) {
         let interval = settings.checkpoint_interval_seconds;
         if interval != 0 && tried.elapsed() >= Duration::from_secs(interval) {
             tried = Instant::now();
-            // If one is being taken, the next one is for the next time.
+            // If one is being taken, the next one waits for the next tick.
             drop(begin(&node));
         }
         let is_local = node.checkpoints.archive.dir().is_some();
         let is_kept = settings.journal_archive_retention_seconds != 0;
-        // What an earlier setting has left goes at the start.
+        // Segments archived under an earlier setting are removed at the start.
         if pruned.is_none_or(|at| is_local || is_kept && at.elapsed() >= REMOTE_PRUNING) {
             pruned = Some(Instant::now());
             prune(&node, &settings).await;
@@ -188,7 +190,7 @@ pub async fn run_periodically(node: Arc<Node>) {
     }
 }
 
-/// A branch in a bucket lets go of what it does not need of its parent any more.
+/// Releases the parent's files that a branch in a bucket no longer needs.
 async fn release(store: &Place) {
     match store.release().await {
         Ok(0) => {}

@@ -1,17 +1,17 @@
-//! Large buffers: their memory goes back to the system when they are freed. The allocator keeps what
-//! is freed for some seconds, as it is likely to be asked for the same again; a buffer of hundreds of
-//! megabytes is rare, and what is kept of it lies beside all that the value takes behind it.
+//! Large buffers, whose memory returns to the system when they are freed. The allocator keeps freed
+//! memory for some seconds, because it is likely to be requested again; a buffer of hundreds of
+//! megabytes is rare, and its kept memory would add to all that the value takes afterwards.
 
 use bytes::BytesMut;
 use std::mem::MaybeUninit;
 
-/// Bytes from which on a buffer is large.
+/// Size in bytes from which on a buffer is large.
 const LARGE: usize = 16 << 20;
 
-/// At least the bytes of a page of memory, and a multiple of them.
+/// A multiple of the size of a memory page in bytes.
 const PAGE: usize = 64 << 10;
 
-/// Frees a buffer whose content is done with.
+/// Frees a buffer.
 pub(crate) fn free(mut buf: BytesMut) {
     if buf.capacity() >= LARGE {
         buf.clear();
@@ -19,7 +19,7 @@ pub(crate) fn free(mut buf: BytesMut) {
     }
 }
 
-/// The same of a vector.
+/// Frees a vector.
 pub(crate) fn free_vec(mut buf: Vec<u8>) {
     if buf.capacity() >= LARGE {
         buf.clear();
@@ -27,9 +27,9 @@ pub(crate) fn free_vec(mut buf: Vec<u8>) {
     }
 }
 
-/// Makes room for `more` bytes at least. `wanted` more bytes will come, as far as is known; 0: that is
-/// not known. A large buffer grows to just that, but by no more than it has: nobody gets memory for
-/// what he has only announced.
+/// Makes room for at least `more` bytes. `wanted`: the bytes that are expected, or 0 if that is
+/// unknown. A large buffer grows to just that, but by no more than its length: a client gets no
+/// memory for bytes that it has only announced.
 pub(crate) fn reserve(buf: &mut BytesMut, more: usize, wanted: usize) {
     let room = buf.capacity() - buf.len();
     if room >= more || (wanted != 0 && room >= wanted) {
@@ -44,7 +44,7 @@ pub(crate) fn reserve(buf: &mut BytesMut, more: usize, wanted: usize) {
     free(std::mem::replace(buf, grown));
 }
 
-/// Gives the memory of whole pages back; it is there again, with zeros, when it is written to.
+/// Returns the memory of whole pages to the system; the next write gets pages of zeros.
 fn give_back(memory: &mut [MaybeUninit<u8>]) {
     let skipped = memory.as_ptr().align_offset(PAGE);
     let Some(pages) = memory.get_mut(skipped..) else { return };
@@ -58,7 +58,7 @@ fn give_back(memory: &mut [MaybeUninit<u8>]) {
 mod tests {
     use super::*;
 
-    /// Bytes of these that are in memory.
+    /// Returns the number of bytes in these pages that are resident.
     fn resident(memory: &[u8]) -> usize {
         const SMALLEST: usize = 4096;
         let front = memory.as_ptr().align_offset(SMALLEST);

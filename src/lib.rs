@@ -1,8 +1,8 @@
 //! The Flagstone server: a durable Redis-compatible server.
 //!
-//! The way of a request: [`connection`] reads and parses ([`flagstone_wire::resp`]), looks the command up and
-//! checks it ([`commands`]), and routes it ([`routing`]) to the [`worker`] that owns its keys, whose
-//! replies it writes in order.
+//! The path of a request: [`connection`] reads and parses it ([`flagstone_wire::resp`]), looks the
+//! command up and checks it ([`commands`]), and routes it ([`routing`]) to the [`worker`] that owns
+//! its keys; the connection writes the replies in order.
 
 pub mod blocking;
 pub mod checkpoints;

@@ -1,4 +1,4 @@
-//! The sockets that the server listens on. CONFIG SET may exchange them.
+//! The sockets that the server listens on. CONFIG SET may replace them.
 
 use crate::config::{AcceptMode, Settings};
 use crate::worker::{Message, Peers, Worker};
@@ -17,7 +17,7 @@ pub struct Socket {
     pub ticket: Ticket,
 }
 
-/// Goes with a listener: tells when that is to be closed, and, dropped behind it, that it is.
+/// Companion of a listener: tells it when to close, and, dropped after it, that it is closed.
 pub struct Ticket {
     closing: CancellationToken,
     _open: TaskTrackerToken,
@@ -30,10 +30,10 @@ impl Ticket {
     }
 }
 
-/// Has a worker accept connections from these.
+/// Makes a worker accept connections from these sockets.
 pub type Accept = fn(&Rc<Worker>, Vec<Socket>, Range<usize>);
 
-/// An address that the server listens on, with a listener for each worker that accepts.
+/// An address that the server listens on, with a listener for each accepting worker.
 struct Open {
     address: SocketAddr,
     closing: CancellationToken,
@@ -60,18 +60,18 @@ impl Open {
     }
 }
 
-/// All that the server listens on.
+/// All addresses that the server listens on.
 pub struct Listening {
     open: Vec<Open>,
-    /// What it was opened with.
+    /// Settings with which the addresses were opened.
     settings: Arc<Settings>,
-    /// The workers that serve connections.
+    /// Workers that serve connections.
     net: Range<usize>,
 }
 
 impl Listening {
     /// Listens on the addresses of the settings: one set of sockets per accepting worker; with
-    /// round-robin, the first worker has them all.
+    /// round-robin, the first worker has all.
     pub fn begin(settings: Arc<Settings>, net: Range<usize>) -> Result<(Self, Vec<Vec<Socket>>)> {
         let mut listening = Self { open: Vec::new(), settings: settings.clone(), net };
         let sockets = listening.open(&settings, addresses(&settings)?)?;
@@ -82,7 +82,8 @@ impl Listening {
         self.open.iter().map(|open| open.address)
     }
 
-    /// Listens on the addresses of other settings instead. What both name stays open all the while.
+    /// Listens on the addresses of other settings instead. Addresses in both stay open all the
+    /// while.
     ///
     /// # Errors
     /// One of them cannot be listened on. Then the old ones are in effect again.
@@ -97,7 +98,7 @@ impl Listening {
         let (kept, gone): (Vec<Open>, Vec<Open>) = self.open.drain(..).partition(is_wanted);
         self.open = kept;
         let old: Vec<SocketAddr> = gone.iter().map(|open| open.address).collect();
-        // First, as an address may be among what "all addresses" stands for.
+        // Closed first, because an address may be covered by "all addresses".
         for open in gone {
             open.close().await;
         }
@@ -133,7 +134,7 @@ impl Listening {
         }
     }
 
-    /// Adds addresses: all of them or none.
+    /// Opens all of the addresses, or none.
     fn open(
         &mut self,
         settings: &Settings,
@@ -166,10 +167,10 @@ impl Listening {
     }
 }
 
-/// The addresses to listen on.
+/// Returns the addresses to listen on.
 ///
 /// # Errors
-/// The settings name none, or one that there is not.
+/// The settings name none, or one that does not exist.
 pub fn addresses(settings: &Settings) -> Result<Vec<SocketAddr>> {
     let mut out = Vec::new();
     if settings.port == 0 {
@@ -208,7 +209,7 @@ fn is_optional(settings: &Settings, address: SocketAddr) -> bool {
     })
 }
 
-/// A listener for each of so many workers.
+/// Returns a listener for each of so many workers.
 fn listen_on_all(
     address: SocketAddr,
     backlog: i32,
@@ -216,8 +217,8 @@ fn listen_on_all(
     share: bool,
 ) -> Result<Vec<TcpListener>> {
     if share {
-        // Only listeners of this process may share the port. A sharing socket binds beside another
-        // server's, one that does not share is refused.
+        // Only listeners of this process may share the port. A sharing socket would bind beside
+        // another server's; one that does not share is refused.
         drop(listen_on(address, backlog, false)?);
     }
     (0..workers).map(|_| listen_on(address, backlog, share)).collect()

@@ -1,4 +1,4 @@
-//! The log: which lines are written, where they go, and what they may contain.
+//! The log: selects lines, escapes and cuts them, and writes them to standard error or a file.
 
 use crate::config::LogLevel;
 use std::borrow::Cow;
@@ -10,19 +10,21 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 
-/// A filter in the syntax of `tracing-subscriber`, which then decides in the place of `loglevel`.
+/// Environment variable with a filter in the syntax of `tracing-subscriber`, which overrides
+/// `loglevel`.
 const FILTER: &str = "FLAGSTONE_LOG";
 
-/// Bytes of a line; what is longer is cut. Clients choose some of the texts that are logged.
+/// Maximum length of a line in bytes; longer lines are cut. Clients choose some of the logged
+/// texts.
 const LINE_MAX: usize = 16 << 10;
 
-/// Puts another filter in the place of the one in effect.
+/// Replaces the filter in effect.
 type Reload = Box<dyn Fn(EnvFilter) -> bool + Send + Sync>;
 
-/// Absent as long as `FLAGSTONE_LOG` decides, or the log is another's (tests).
+/// Absent if `FLAGSTONE_LOG` decides, or the log belongs to another server of the process (tests).
 static RELOAD: OnceLock<Reload> = OnceLock::new();
 
-/// Lines go to a file.
+/// True if lines go to a file.
 static TO_FILE: AtomicBool = AtomicBool::new(false);
 
 /// Begins to log: to standard error, or to a file, which is opened anew for each line so that it
@@ -43,8 +45,8 @@ pub fn init(level: LogLevel, file: Option<PathBuf>) -> io::Result<()> {
         .with_writer(Output { file, keeps_colours: is_terminal })
         .with_ansi(is_terminal)
         .with_target(false)
-        // It would tell of a log that cannot be written on standard error, and panic if it cannot
-        // either: the terminal is closed, the disk full.
+        // The subscriber would report a log that cannot be written on standard error, and panic if
+        // that fails, too: the terminal is closed, or the disk full.
         .log_internal_errors(false)
         .with_filter_reloading();
     let handle = builder.reload_handle();
@@ -55,27 +57,27 @@ pub fn init(level: LogLevel, file: Option<PathBuf>) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether the log goes to a file.
+/// Returns true if the log goes to a file.
 pub fn is_file() -> bool {
     TO_FILE.load(Ordering::Relaxed)
 }
 
-/// Whether [`set_level`] has an effect.
+/// Returns true if [`set_level`] has an effect.
 pub fn is_settable() -> bool {
     RELOAD.get().is_some()
 }
 
-/// Why it has none.
+/// Reason why the level cannot be set.
 pub const FIXED: &str = "the environment variable FLAGSTONE_LOG decides what is logged";
 
-/// Logs from another level on.
+/// Sets the level.
 pub fn set_level(level: LogLevel) {
     let is_set = RELOAD.get().is_some_and(|reload| reload(filter(level)));
     debug_assert!(is_set, "the log was asked before whether it can");
 }
 
-/// What the libraries log is told in our words where it matters: a store that does not answer would
-/// be many lines a second.
+/// Returns the filter of a level. Libraries' lines are limited where the server logs the event
+/// itself: an unreachable store would cause many lines a second.
 fn filter(level: LogLevel) -> EnvFilter {
     let level = match level {
         LogLevel::Debug => "debug",
@@ -90,11 +92,11 @@ fn append_to(path: &std::path::Path) -> io::Result<std::fs::File> {
     OpenOptions::new().create(true).append(true).open(path)
 }
 
-/// Where lines go.
+/// Destination of the lines.
 struct Output {
-    /// `None`: to standard error.
+    /// The file; `None` for standard error.
     file: Option<PathBuf>,
-    /// The lines have escape sequences, all of which are the subscriber's own.
+    /// True if lines may have escape sequences, all of which are the subscriber's own.
     keeps_colours: bool,
 }
 
@@ -109,7 +111,7 @@ impl<'a> MakeWriter<'a> for Output {
 struct Lines<'a>(&'a Output);
 
 impl Write for Lines<'_> {
-    /// Takes one line, whole: that is how the subscriber writes.
+    /// Writes one whole line: the subscriber writes each at once.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         let one_line = one_line(line, self.0.keeps_colours);
         match &self.0.file {
@@ -124,8 +126,8 @@ impl Write for Lines<'_> {
     }
 }
 
-/// The line with its control characters escaped, but for the line feed at its end: whoever chooses
-/// a text that is logged writes no line of his own, and nothing that a terminal obeys.
+/// Returns the line with its control characters escaped, except the line feed at its end: a logged
+/// text cannot forge a line, or control a terminal.
 fn one_line(line: &[u8], keeps_colours: bool) -> Vec<u8> {
     let text = line.strip_suffix(b"\n").unwrap_or(line);
     let cut = &text[..text.len().min(LINE_MAX)];

@@ -12,15 +12,15 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 /// `mi_option_purge_delay` of mimalloc 3, which the bindings do not name.
 const PURGE_DELAY: libmimalloc_sys::mi_option_t = 15;
 
-/// Milliseconds that freed memory is kept before it goes back to the system (arenas: ten times
+/// Milliseconds for which freed memory is kept before it returns to the system (arenas: ten times
 /// that), so that the memory of one hand-over serves the next.
 const KEEP_MS: std::ffi::c_long = 2000;
 
-/// With a memory budget below this, memory comes in small pages: of huge ones, some 100 MB stay
-/// unused, and the budget would not hold. Above, they make reads a few percent faster.
+/// Memory budget in bytes below which memory comes in small pages: of huge ones, some 100 MB stay
+/// unused, and the budget would be exceeded. Above, they make reads a few percent faster.
 const HUGE_PAGES_FROM: u64 = 4 << 30;
 
-/// Has the system give this process small pages only.
+/// Makes the system give this process small pages only.
 #[cfg(target_os = "linux")]
 fn refuse_huge_pages() {
     // SAFETY: the call takes no pointers.
@@ -33,12 +33,12 @@ fn refuse_huge_pages() {
 #[cfg(not(target_os = "linux"))]
 fn refuse_huge_pages() {}
 
-/// The status of a start that the configuration is refused for.
+/// Exit status of a start whose configuration is refused.
 const REFUSED: u8 = 2;
 
-/// Says why the program ends, in the log too if that is a file.
+/// Reports why the program ends, in the log too if that is a file.
 fn complain(reason: &str) {
-    // There may be nobody to read it.
+    // Standard error may be closed.
     let _ = writeln!(std::io::stderr(), "flagstone: {reason}");
     if log::is_file() {
         tracing::error!("{reason}");

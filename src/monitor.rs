@@ -1,4 +1,4 @@
-//! MONITOR: every command that runs, told to whoever watches.
+//! MONITOR: shows every command that runs to the monitoring clients.
 
 use crate::clients::{Client, state};
 use crate::config::{OutputBufferLimits, quote_into};
@@ -10,32 +10,32 @@ use std::fmt::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The clients that watch.
+/// Monitoring clients.
 #[derive(Debug, Default)]
 pub struct Monitors {
     any: AtomicBool,
     clients: Mutex<FnvHashMap<u64, Arc<Client>>>,
 }
 
-/// A connection watches until this is dropped.
+/// Registration of a monitoring connection, which ends when this is dropped.
 #[derive(Debug)]
 pub struct Monitoring {
     monitors: Arc<Monitors>,
     client: Arc<Client>,
 }
 
-/// A command to tell of.
+/// A command to be shown.
 pub struct Line<'a> {
-    /// When, in microseconds since the Unix epoch.
+    /// Time in microseconds since the Unix epoch.
     pub now_us: u64,
     pub db: u32,
-    /// Who runs it: an address, or "lua".
+    /// Source of the command: an address, or "lua".
     pub source: &'a str,
     pub args: Args<'a>,
 }
 
 impl Line<'_> {
-    /// Its text; what is longer than `max` bytes is cut off, as nobody may get it anyway.
+    /// Returns its text, cut at `max` bytes, because no client may receive more.
     fn text(&self, max: u64) -> String {
         let secret = secrets::positions(self.args);
         let (seconds, micros) = (self.now_us / 1_000_000, self.now_us % 1_000_000);
@@ -60,13 +60,13 @@ impl Monitors {
         self.clients.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether anybody watches.
+    /// Returns true if any client monitors.
     #[inline]
     pub fn any(&self) -> bool {
         self.any.load(Ordering::Relaxed)
     }
 
-    /// A client begins to watch.
+    /// Registers a monitoring client.
     pub fn add(self: &Arc<Self>, client: &Arc<Client>) -> Monitoring {
         let mut clients = self.lock();
         clients.insert(client.id, client.clone());
@@ -75,7 +75,7 @@ impl Monitors {
         Monitoring { monitors: self.clone(), client: client.clone() }
     }
 
-    /// Tells of a command.
+    /// Shows a command.
     #[cold]
     pub fn tell(&self, line: &Line<'_>, limits: &OutputBufferLimits, now_ms: u64) {
         let hard = [&limits.normal, &limits.pubsub].map(|limit| limit.hard_bytes);
@@ -84,7 +84,7 @@ impl Monitors {
         let mut reply = Reply::new(Proto::Resp2);
         reply.simple(&text);
         let line = Bytes::from(reply.into_bytes());
-        // Under the lock, so that all watch the same order.
+        // Under the lock, so that all clients see the same order.
         let clients = self.lock();
         for client in clients.values() {
             client.push(line.clone(), limits, now_ms);
@@ -108,7 +108,7 @@ mod tests {
     use flagstone_wire::resp::OwnedArgs;
     use std::net::{Ipv4Addr, SocketAddr};
 
-    /// The text of a command at a fixed time.
+    /// Returns the text of a command at a fixed time.
     fn text(words: &[&[u8]], max: u64) -> String {
         let words: OwnedArgs = words.iter().collect();
         let args = words.args();

@@ -1,12 +1,12 @@
-//! The limit of open files: room for clients and for the files of the data.
+//! The limit of open files, raised for clients and for the files of the data.
 
-/// Files that the server itself has open, at most; of a low limit it gets half.
+/// Maximum number of files that the server itself opens; of a low limit it gets half.
 const OWN_FILES: u64 = 1024;
 
-/// Raises the limit so that so many clients fit, if the system allows that.
+/// Raises the limit for so many clients, if the system allows that.
 ///
 /// # Errors
-/// How many clients do fit.
+/// The number of clients that fit.
 pub fn make_room(clients: u32) -> Result<(), u32> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: `limit` is a valid rlimit for the call to fill.

@@ -1,6 +1,6 @@
-//! What a connection is sent that it has not asked for: messages of channels, invalidations of
-//! what it has cached, lines of MONITOR. Anybody may put a frame in; the connection's own task
-//! writes them between the replies.
+//! Pushes to a connection, which it has not requested: messages of channels, invalidations, and
+//! lines of MONITOR. Any thread may add a frame; the connection's own task writes them between the
+//! replies.
 
 use crate::config::OutputBufferLimit;
 use bytes::Bytes;
@@ -9,15 +9,15 @@ use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-/// Frames up to this many bytes are copied together; longer ones are shared by all who get them.
+/// Maximum length in bytes of frames that are copied together; longer ones are shared by all
+/// recipients.
 const COPIED: usize = 4096;
 /// Bytes of copied frames that are written at once.
 const CHUNK: usize = 64 * 1024;
-/// Bytes of memory that an outbox begins with, and keeps while it is empty.
+/// Initial memory in bytes of an outbox, which it keeps while it is empty.
 const KEPT: usize = 2048;
 
-/// Whole frames to be written: those that were copied together, then the rest of one that is
-/// shared.
+/// Whole frames to be written: those that were copied together, then the rest of a shared one.
 #[derive(Debug, Default)]
 pub struct Piece {
     pub copied: Vec<u8>,
@@ -30,36 +30,36 @@ impl Piece {
     }
 }
 
-/// What may lie unread before its reader is too slow.
+/// Limits on unread bytes, beyond which the reader is too slow.
 #[derive(Clone, Copy, Debug)]
 pub struct Allowed<'a> {
-    /// Of all that is to be written; `None`: no limit.
+    /// Limit on all that is to be written; `None` if there is none.
     pub all: Option<&'a OutputBufferLimit>,
-    /// Of what the client has not asked for.
+    /// Limit on pushes.
     pub unasked: &'a OutputBufferLimit,
 }
 
 #[derive(Debug, Default)]
 struct Inner {
     full: VecDeque<Piece>,
-    /// What comes behind the full pieces.
+    /// Frames behind the full pieces.
     last: Vec<u8>,
-    /// Empty; the memory for the next `last`.
+    /// Empty memory for the next `last`.
     spare: Vec<u8>,
-    /// Bytes of frames, those that are being written too.
+    /// Bytes of frames, including those that are being written.
     unasked: usize,
-    /// Bytes of replies that the socket has not taken.
+    /// Bytes of replies that the socket has not accepted.
     replies: usize,
-    /// Since when there are more than the soft limit allows; 0: there are not.
+    /// Time since which the soft limit is exceeded; 0 if it is not.
     soft_since_ms: u64,
-    /// The reader was too slow: nothing is taken any more.
+    /// True if the reader was too slow: no frame is accepted any more.
     closed: bool,
-    /// The frames, in the account of all clients.
+    /// The frames' share in the memory of all clients.
     taken: Taken,
     waker: Option<Waker>,
 }
 
-/// See the module's description.
+/// Frames for one connection.
 #[derive(Debug, Default)]
 pub struct Outbox(Mutex<Inner>);
 
@@ -73,7 +73,8 @@ impl Outbox {
     }
 
     /// Adds a frame, whole RESP values in the client's protocol, in two parts: its beginning, and
-    /// what it may have in common with others. If the connection's task waits for it, its waker.
+    /// the part that it may share with others. Returns the waker of the connection's task if that
+    /// waits for it.
     pub fn push(
         &self,
         head: &[u8],
@@ -90,17 +91,17 @@ impl Outbox {
         Ok(inner.waker.take())
     }
 
-    /// Whether the limits still hold.
+    /// Checks the limits.
     pub fn check(&self, allowed: Allowed<'_>, now_ms: u64) -> Result<(), TooSlow> {
         self.lock().check(allowed, now_ms)
     }
 
-    /// So many bytes of replies are to be written and not taken by the socket.
+    /// Sets the number of bytes of replies that the socket has not accepted.
     pub fn set_replies(&self, bytes: usize) {
         self.lock().replies = bytes;
     }
 
-    /// Takes the next frames out, to be written. They count until [`Outbox::written`].
+    /// Removes and returns the next frames, to be written. They count until [`Outbox::written`].
     pub fn take(&self) -> Piece {
         let mut inner = self.lock();
         if let Some(piece) = inner.full.pop_front() {
@@ -113,7 +114,7 @@ impl Outbox {
         Piece { copied: std::mem::replace(&mut inner.last, spare), shared: Bytes::new() }
     }
 
-    /// What was taken out is written.
+    /// Releases frames that were removed and are written now.
     pub fn written(&self, piece: Piece) {
         let mut inner = self.lock();
         let inner = &mut *inner;
@@ -126,7 +127,7 @@ impl Outbox {
         }
     }
 
-    /// Takes everything out, to be written before what comes next.
+    /// Removes all frames, to be written before what comes next.
     pub fn drain(&self, mut write: impl FnMut(&[u8])) {
         let mut inner = self.lock();
         let inner = &mut *inner;
@@ -138,12 +139,12 @@ impl Outbox {
         }
     }
 
-    /// Whether there are no frames to be taken out.
+    /// Returns true if there are no frames.
     pub fn is_empty(&self) -> bool {
         self.lock().is_empty()
     }
 
-    /// Ready when there are frames; else the task is woken by the next.
+    /// Ready if there are frames; otherwise the next frame wakes the task.
     pub fn poll_ready(&self, cx: &Context<'_>) -> Poll<()> {
         let mut inner = self.lock();
         if !inner.is_empty() {
@@ -155,7 +156,7 @@ impl Outbox {
         Poll::Pending
     }
 
-    /// Pieces in it, and bytes that are not written.
+    /// Returns the number of pieces, and of bytes that are not written.
     pub fn size(&self) -> (usize, usize) {
         let inner = self.lock();
         let pieces = inner.full.len() + usize::from(!inner.last.is_empty());
@@ -186,7 +187,7 @@ impl Inner {
         }
     }
 
-    /// There are so many bytes of frames.
+    /// Sets the number of bytes of frames.
     fn count(&mut self, bytes: usize) {
         self.unasked = bytes;
         if !self.closed {
@@ -226,7 +227,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Lets go of everything: its connection is to be closed.
+    /// Discards everything, because its connection is to be closed.
     fn close(&mut self) -> Result<(), TooSlow> {
         self.closed = true;
         self.full = VecDeque::new();

@@ -1,15 +1,15 @@
-//! What the operating system tells of this process.
+//! Figures of this process from the operating system.
 
 use std::fs;
 
 /// Memory in bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Memory {
-    /// In RAM now.
+    /// Resident memory.
     pub(crate) resident: u64,
-    /// The most there ever was.
+    /// Maximum of the resident memory.
     pub(crate) peak: u64,
-    /// Of the machine.
+    /// Memory of the machine.
     pub(crate) installed: u64,
 }
 
@@ -20,7 +20,7 @@ pub(crate) struct CpuTime {
     pub(crate) system_s: f64,
 }
 
-/// Reads `/proc`; what it does not tell is zero.
+/// Reads `/proc`; a missing figure is zero.
 pub(crate) fn memory() -> Memory {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let machine = fs::read_to_string("/proc/meminfo").unwrap_or_default();
@@ -32,7 +32,7 @@ pub(crate) fn memory() -> Memory {
     }
 }
 
-/// Bytes of this process in RAM now.
+/// Returns the resident memory of this process in bytes.
 pub(crate) fn resident() -> u64 {
     let pages = fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages = pages.split(' ').nth(1).and_then(|n| n.parse::<u64>().ok()).unwrap_or(0);
@@ -41,13 +41,13 @@ pub(crate) fn resident() -> u64 {
     pages * u64::try_from(page).unwrap_or(0)
 }
 
-/// The bytes of a line such as `VmRSS:  1234 kB`.
+/// Returns the bytes in a line such as `VmRSS:  1234 kB`.
 fn kib(text: &str, name: &str) -> u64 {
     let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
     line.trim().trim_end_matches("kB").trim().parse::<u64>().unwrap_or(0) * 1024
 }
 
-/// CPU time of the process, of its children, and of this thread.
+/// Returns the CPU time of the process, of its children, and of this thread.
 pub(crate) fn cpu() -> (CpuTime, CpuTime, CpuTime) {
     (usage(libc::RUSAGE_SELF), usage(libc::RUSAGE_CHILDREN), usage(libc::RUSAGE_THREAD))
 }
@@ -61,7 +61,7 @@ fn usage(who: libc::c_int) -> CpuTime {
     CpuTime { user_s: seconds(usage.ru_utime), system_s: seconds(usage.ru_stime) }
 }
 
-/// Name, release and architecture of the operating system.
+/// Returns the name, release and architecture of the operating system.
 pub(crate) fn system() -> String {
     let read = |name: &str| {
         fs::read_to_string(format!("/proc/sys/kernel/{name}")).unwrap_or_default().trim().to_owned()

@@ -1,9 +1,9 @@
-//! Figures per second, as INFO shows them.
+//! Rates per second, as INFO shows them.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-/// Samples that a rate is the mean of.
+/// Number of samples of which a rate is the mean.
 const SAMPLES: usize = 16;
 
 /// A counter's rate over the last samples.
@@ -34,7 +34,7 @@ pub struct Rates {
 }
 
 impl Rates {
-    /// Takes the totals of commands, bytes read and bytes written as they are now.
+    /// Adds a sample: the current totals of commands, bytes read and bytes written.
     pub fn sample(&self, totals: [u64; 3]) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
@@ -48,7 +48,7 @@ impl Rates {
         }
     }
 
-    /// Commands, bytes read and bytes written per second.
+    /// Returns the number of commands, bytes read and bytes written per second.
     pub fn per_second(&self) -> [u64; 3] {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.1.map(|rate| rate.mean())

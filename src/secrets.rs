@@ -1,13 +1,13 @@
-//! What of a command's arguments is never shown: passwords.
+//! Arguments that are never shown: passwords.
 
 use crate::config;
 use flagstone_wire::resp::Args;
 use smallvec::SmallVec;
 
-/// What is shown instead.
+/// Text in place of a secret.
 pub const HIDDEN: &[u8] = b"(redacted)";
 
-/// The places of secrets among the arguments; some may lie behind their end.
+/// Returns the positions of secrets among the arguments; some may be beyond their end.
 pub fn positions(args: Args<'_>) -> SmallVec<[usize; 4]> {
     let is = |at: usize, word: &str| {
         args.get(at).is_some_and(|arg| arg.eq_ignore_ascii_case(word.as_bytes()))

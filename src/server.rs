@@ -1,4 +1,8 @@
-//! Starts the node, accepts connections, and drains at the end.
+//! Starts the node and its threads, accepts connections, and shuts down.
+//!
+//! At the shutdown, connections may write their last replies for some seconds, then the workers
+//! end, and the shards are completed, so that the next start has little to replay. If an engine
+//! cannot take its rows in time, they stay in the journal.
 
 use crate::checkpoints::run_periodically;
 use crate::clients::Client;
@@ -32,25 +36,25 @@ use tokio::net::TcpListener;
 use tokio::runtime::{Builder, LocalOptions};
 use tokio::sync::{Notify, watch};
 
-/// How long connections may take to write their last replies at shutdown.
+/// Maximum time that connections may take to write their last replies at the shutdown.
 const DRAIN: Duration = Duration::from_secs(5);
 
-/// How long the shards of a worker may take to be completed at shutdown.
+/// Maximum time that the shards of a worker may take to be completed at the shutdown.
 const CLOSE: Duration = Duration::from_secs(120);
 
-/// The same when the disk is known to be full.
+/// Such a time if the disk is known to be full.
 const CLOSE_FULL: Duration = Duration::from_secs(5);
 
-/// Pause after an accept that failed for want of file descriptors or memory.
+/// Pause after an accept that failed for lack of file descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// What the server is to be, when nothing in its configuration speaks against it.
+/// A configuration that was checked and can be served.
 pub struct Prepared {
     config: Arc<Config>,
     options: OpenOptions,
 }
 
-/// Begins to log, and looks at everything that the configuration can be refused for.
+/// Begins to log, and checks everything for which the configuration can be refused.
 ///
 /// # Errors
 /// The configuration cannot be served.
@@ -65,12 +69,12 @@ pub fn prepare(config: Config) -> Result<Prepared> {
     fit_maxclients(&config, settings.maxclients)?;
     let settings = config.settings();
     let options = open_options(&settings)?;
-    // How many of them there are in the end depends on the number of shards.
+    // The final number depends on the number of shards.
     listen::addresses(&settings)?;
     Ok(Prepared { config: Arc::new(config), options })
 }
 
-/// Has `maxclients` be what the limit of open files allows.
+/// Lowers `maxclients` to fit the limit of open files.
 fn fit_maxclients(config: &Config, wanted: u32) -> Result<()> {
     let Err(fitting) = open_files::make_room(wanted) else { return Ok(()) };
     let fitting = fitting.to_string();
@@ -85,7 +89,7 @@ fn fit_maxclients(config: &Config, wanted: u32) -> Result<()> {
 /// Runs the server until it is told to stop.
 ///
 /// # Errors
-/// It could not start, or not store everything at its end.
+/// It could not start, or not store everything at the shutdown.
 pub fn run(prepared: Prepared) -> Result<()> {
     let Prepared { config, options } = prepared;
     signals::ignore_stray();
@@ -142,7 +146,7 @@ fn open_options(settings: &Settings) -> Result<OpenOptions> {
     })
 }
 
-/// The parts of an open directory that checkpoints are taken of.
+/// Returns the parts of an open directory of which checkpoints are taken.
 fn checkpoint_source(opened: &Directory, settings: &Settings, clock: Clock) -> CheckpointSource {
     CheckpointSource {
         store: opened.store.clone(),
@@ -186,7 +190,7 @@ fn serve(
     let (stop, stopped) = watch::channel(false);
     let store = opened.store.clone();
     let (mut partitions, locks) = opened.into_partitions(shard_workers, total);
-    // Before anybody is told that the server is there.
+    // Before anything announces that the server is ready.
     let mut stops = background.block_on(async { Stops::catch() });
     let mut threads = Vec::with_capacity(total);
     let mut sockets = sockets.into_iter();
@@ -223,7 +227,7 @@ fn serve(
     background.spawn(serve_changes(listening, node.clone(), peers));
     background.spawn(run_periodically(node.clone()));
     let request = background.block_on(wait_for_stop(&node, &mut stops));
-    // Scripts that run for long see it, however it was asked for.
+    // Long-running scripts see the request, whatever asked for it.
     node.ending.request_shutdown(request);
     drop(stopped);
     stop.send_replace(true);
@@ -232,24 +236,24 @@ fn serve(
     drained
 }
 
-/// Tells who waits for it on standard output that the server is there. Nobody may be there to read it.
+/// Announces on standard output that the server is ready. Standard output may be closed.
 fn say_ready(addresses: &[SocketAddr]) {
     for address in addresses {
         let _ = writeln!(std::io::stdout(), "Ready to accept connections tcp {address}");
     }
 }
 
-/// Has CONFIG SET change what is listened on.
+/// Carries out changes of the listening addresses (CONFIG SET).
 async fn serve_changes(mut listening: Listening, node: Arc<Node>, peers: Arc<Peers>) {
     let mut changes = node.listen_changes();
     while let Some(ListenChange { settings, done }) = changes.recv().await {
         let changed = listening.change(settings, &peers, accept_from).await;
-        // Who asked may be gone.
+        // The caller may have ended.
         let _ = done.send(changed.map_err(|error| format!("{error:#}")));
     }
 }
 
-/// SIGTERM, SIGINT, SIGQUIT or SHUTDOWN.
+/// Waits for SIGTERM, SIGINT, SIGQUIT or SHUTDOWN.
 async fn wait_for_stop(node: &Node, stops: &mut Stops) -> ShutdownRequest {
     let mut requested = node.ending.shutdown.subscribe();
     tokio::select! {
@@ -258,7 +262,7 @@ async fn wait_for_stop(node: &Node, stops: &mut Stops) -> ShutdownRequest {
             ShutdownRequest { now: false }
         }
         asked = requested.wait_for(Option::is_some) => {
-            // The log has who, or what, has asked.
+            // The source of the request is in the log already.
             tracing::info!("shutting down");
             asked.ok().and_then(|request| *request).unwrap_or(ShutdownRequest { now: false })
         }
@@ -305,8 +309,8 @@ fn drain(
     }
 }
 
-/// Completes the shard directories. A disk that is full makes an engine wait without end: the
-/// journal has everything then too.
+/// Completes the shards. On a full disk an engine may wait without end: the journal has everything
+/// then, too.
 async fn close_shards(partitions: Vec<Partition>, limit: Duration) -> Result<()> {
     for partition in partitions {
         tokio::time::timeout(limit, tokio::spawn(partition.close()))
@@ -317,7 +321,7 @@ async fn close_shards(partitions: Vec<Partition>, limit: Duration) -> Result<()>
     Ok(())
 }
 
-/// What a worker's thread begins with.
+/// Values with which a worker's thread starts.
 struct Start {
     id: usize,
     node: Arc<Node>,
@@ -325,7 +329,7 @@ struct Start {
     partition: Partition,
     inbox: Inbox,
     sockets: Vec<Socket>,
-    /// The workers that take connections.
+    /// Workers that serve connections.
     net: std::ops::Range<usize>,
     stopped: watch::Receiver<bool>,
 }
@@ -362,7 +366,7 @@ async fn run_worker(start: Start) -> Result<Partition> {
     let pubsub = node.pubsub.clone();
     tokio::task::spawn_local(async move { pubsub.run_wakes(id).await });
     accept_from(&worker, sockets, net);
-    // An error means that the server's main thread is gone: stop as well.
+    // An error means that the server's main thread has ended: the worker stops as well.
     let _ = stopped.wait_for(|stop| *stop).await;
     if !worker.stop().await {
         anyhow::bail!(
@@ -372,7 +376,7 @@ async fn run_worker(start: Start) -> Result<Partition> {
     worker.into_partition()
 }
 
-/// Has a worker accept connections from these sockets.
+/// Makes a worker accept connections from these sockets.
 fn accept_from(worker: &Rc<Worker>, sockets: Vec<Socket>, net: std::ops::Range<usize>) {
     for Socket { listener, ticket } in sockets {
         let taken = listener.set_nonblocking(true).and_then(|()| TcpListener::from_std(listener));
@@ -386,7 +390,7 @@ fn accept_from(worker: &Rc<Worker>, sockets: Vec<Socket>, net: std::ops::Range<u
     }
 }
 
-/// Accepts connections for as long as the worker runs and the address is listened on.
+/// Accepts connections while the worker runs and the address is listened on.
 async fn accept(
     worker: Rc<Worker>,
     listener: TcpListener,
@@ -425,11 +429,11 @@ async fn accept(
         next = if next + 1 == net.end { net.start } else { next + 1 };
         hand_over(&worker, target, stream, addr).await;
     }
-    // Before the ticket, which tells that it is closed.
+    // Before the ticket, which tells that the listener is closed.
     drop(listener);
 }
 
-/// Gives a connection to another worker (round-robin mode).
+/// Hands a connection to another worker (round-robin mode).
 async fn hand_over(
     worker: &Rc<Worker>,
     target: usize,
@@ -453,7 +457,7 @@ async fn hand_over(
     }
 }
 
-/// Begins to serve a connection, or refuses it.
+/// Admits or refuses a connection.
 fn admit(worker: &Rc<Worker>, stream: tokio::net::TcpStream, addr: SocketAddr) {
     let settings = worker.settings();
     // A socket that cannot be tuned still works.
@@ -491,11 +495,11 @@ fn admit(worker: &Rc<Worker>, stream: tokio::net::TcpStream, addr: SocketAddr) {
 }
 
 fn refuse(stream: tokio::net::TcpStream, text: &'static str) {
-    // The client may be gone already.
+    // The client may have disconnected already.
     let _ = stream.try_write(text.as_bytes());
 }
 
-/// The file with the process's number, as long as the server runs.
+/// The pid file, which exists while the server runs.
 struct PidFile(PathBuf);
 
 impl PidFile {
@@ -512,7 +516,7 @@ impl PidFile {
 
 impl Drop for PidFile {
     fn drop(&mut self) {
-        // It may be gone already.
+        // The file may have been removed already.
         let _ = std::fs::remove_file(&self.0);
     }
 }

@@ -1,4 +1,5 @@
-//! What a connection is to the server.
+//! The session of a connection: the state that its commands depend on and change. Its task alone
+//! has it; the part that other threads may see is its `Client`.
 
 use crate::clients::{Client, state};
 use crate::command::{Command, Request};
@@ -14,15 +15,15 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Which replies a client wants (CLIENT REPLY).
+/// Replies that a client wants (CLIENT REPLY).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReplyMode {
     #[default]
     On,
     Off,
-    /// The reply of the next command is left out.
+    /// Suppress the reply of the next command.
     SkipNext,
-    /// The reply of this command is left out.
+    /// Suppress the reply of this command.
     Skip,
 }
 
@@ -34,28 +35,28 @@ pub struct Session {
     pub db: u32,
     pub proto: Proto,
     pub authenticated: bool,
-    /// Wrong passwords that it has given in a row.
+    /// Number of consecutive wrong passwords.
     pub wrong_passwords: u32,
-    /// How long its next reply is kept back.
+    /// Delay of its next reply.
     pub penalty: Option<Duration>,
     pub reply_mode: ReplyMode,
-    /// CLIENT NO-TOUCH: reads do not count as accesses.
+    /// True after CLIENT NO-TOUCH ON: reads do not count as accesses.
     pub no_touch: bool,
-    /// Close once the reply is written.
+    /// True if the connection is to be closed once the reply is written.
     pub closing: bool,
-    /// What it listens to, if anything.
+    /// Its subscriptions, if any.
     pub subscriptions: Option<Box<Subscriptions>>,
-    /// CLIENT TRACKING.
+    /// State of CLIENT TRACKING.
     pub tracking: Option<Box<Tracked>>,
-    /// MONITOR.
+    /// Registration of MONITOR.
     pub monitoring: Option<Monitoring>,
-    /// What is queued since MULTI.
+    /// Commands queued since MULTI.
     pub transaction: Option<Box<Transaction>>,
-    /// It runs what was queued: no command may wait for long.
+    /// True while it runs queued commands: none may wait for long.
     pub in_exec: bool,
-    /// What it watches.
+    /// Keys that it watches.
     pub watches: Option<Box<Watches>>,
-    /// The greatest journal position that holds a write of this connection (WAITAOF).
+    /// Greatest journal position of a write of this connection (WAITAOF).
     pub written: u64,
 }
 
@@ -81,7 +82,7 @@ impl Session {
         }
     }
 
-    /// RESET: everything but the connection's identity as it was at the start.
+    /// Resets everything but the connection's identity (RESET).
     pub fn reset(&mut self, authenticated: bool) {
         self.end_transaction();
         let client = self.client.clone();
@@ -90,21 +91,21 @@ impl Session {
         self.client.reset();
     }
 
-    /// Whether it listens in RESP2, in which a client that does can run few commands only.
+    /// Returns true if it is subscribed in RESP2, in which a subscriber may run few commands only.
     #[inline]
     pub fn is_subscriber(&self) -> bool {
         self.subscriptions.is_some() && self.proto == Proto::Resp2
     }
 
-    /// Takes what it was sent unasked into a reply: it comes before what the reply tells. Where
-    /// replies are not wanted it stays where it is.
+    /// Moves its pushes into a reply, ahead of the reply itself. If replies are switched off, they
+    /// stay.
     pub fn take_pushes(&self, out: &mut Reply) {
         if self.reply_mode == ReplyMode::On {
             self.client.outbox.drain(|bytes| out.append(bytes));
         }
     }
 
-    /// What a command on keys needs to know of it.
+    /// Returns the state on which a command on keys depends.
     pub fn request(&self) -> Request {
         Request {
             db: self.db,
@@ -117,8 +118,8 @@ impl Session {
         }
     }
 
-    /// A command was run: CLIENT CACHING is of one command, but for those of CLIENT, or of one
-    /// transaction.
+    /// Ends CLIENT CACHING after a command: it applies to one command, not counting those of
+    /// CLIENT, or to one transaction.
     #[inline]
     pub fn end_caching(&mut self, command: Option<&Command>) {
         if let Some(tracked) = &mut self.tracking
@@ -130,14 +131,14 @@ impl Session {
         }
     }
 
-    /// MULTI.
+    /// Begins a transaction (MULTI).
     pub fn begin_transaction(&mut self, transaction: Transaction) {
         self.client.set(state::MULTI, true);
         self.client.queued.store(0, Ordering::Relaxed);
         self.transaction = Some(Box::new(transaction));
     }
 
-    /// A command was refused: what is queued will not run.
+    /// Breaks the transaction, because a command was refused.
     #[inline]
     pub fn break_transaction(&mut self) {
         if let Some(transaction) = &mut self.transaction {
@@ -145,7 +146,7 @@ impl Session {
         }
     }
 
-    /// EXEC and DISCARD.
+    /// Ends the transaction (EXEC and DISCARD), and returns its queue.
     pub fn end_transaction(&mut self) -> Option<Box<Transaction>> {
         self.client.set(state::MULTI, false);
         self.client.queued.store(-1, Ordering::Relaxed);
@@ -153,7 +154,7 @@ impl Session {
         self.transaction.take()
     }
 
-    /// What is queued will not run, and nothing is watched any more; whether anything was queued.
+    /// Discards the transaction and the watched keys; returns false if there was no transaction.
     pub fn discard(&mut self) -> bool {
         let transaction = self.end_transaction();
         if transaction.is_some() {
@@ -162,20 +163,20 @@ impl Session {
         transaction.is_some()
     }
 
-    /// SELECT.
+    /// Selects a database (SELECT).
     pub fn select(&mut self, db: u32) {
         self.db = db;
         self.client.set_db(db);
     }
 
-    /// HELLO's protocol version.
+    /// Sets the protocol version (HELLO).
     pub fn set_proto(&mut self, proto: Proto) {
         self.proto = proto;
         self.client.set_resp(if proto == Proto::Resp3 { 3 } else { 2 });
     }
 }
 
-/// The database that SELECT chooses.
+/// Returns the database that SELECT chooses.
 pub fn chosen_db(args: Args<'_>, settings: &Settings) -> Result<u32, Stop> {
     let index = i32::try_from(int_arg(args, 1)?)
         .map_err(|_| "ERR value is out of range, value must between -2147483648 and 2147483647")?;

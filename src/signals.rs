@@ -1,16 +1,16 @@
-//! The signals that the process gets: those that end the server, and those that must not.
+//! Signals: those that end the server, and those that are ignored.
 
 use std::future::pending;
 use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// A signal that follows another one this fast is the same one, sent twice: to the process and to
-/// its group.
+/// Time within which a further signal counts as the same one, sent twice: to the process and to its
+/// group.
 const SAME: Duration = Duration::from_secs(1);
 
-/// Keeps the process alive where a signal would end it without its knowledge: when its terminal is
-/// closed, when a reader of its output is gone, when a file is as large as the system allows (the
-/// write fails then), and when something that rotates logs thinks that it has to be told.
+/// Ignores signals that would end the process in the middle of its work: when its terminal is
+/// closed, when a reader of its output ends, when a file reaches the system's maximum size (the
+/// write fails then), and when a log rotation notifies it needlessly.
 pub fn ignore_stray() {
     let stray = [libc::SIGHUP, libc::SIGPIPE, libc::SIGXFSZ, libc::SIGUSR1, libc::SIGUSR2];
     for number in stray {
@@ -19,11 +19,12 @@ pub fn ignore_stray() {
     }
 }
 
-/// The signals that end the server in an orderly way: SIGTERM, SIGINT, SIGQUIT.
+/// Signals that shut the server down in an orderly way: SIGTERM, SIGINT, SIGQUIT.
 pub struct Stops(Option<[Signal; 3]>);
 
 impl Stops {
-    /// From here on they do not end the process by themselves. Within a Tokio runtime.
+    /// Catches the signals: they do not end the process by themselves any more. To be called within
+    /// a Tokio runtime.
     pub fn catch() -> Self {
         let caught = (
             signal(SignalKind::terminate()),
@@ -37,7 +38,7 @@ impl Stops {
         Self(Some([term, int, quit]))
     }
 
-    /// Waits for one of them; its name.
+    /// Waits for a signal, and returns its name.
     pub async fn wait(&mut self) -> &'static str {
         let Some([term, int, quit]) = &mut self.0 else { return pending().await };
         tokio::select! {
@@ -48,12 +49,12 @@ impl Stops {
         }
     }
 
-    /// Waits, while the server stops, for a SIGINT of somebody who does not want to wait: as in
-    /// Redis, the second one. Tells the others that the server is stopping already.
+    /// Waits, during the shutdown, for a SIGINT that demands an immediate end: as in Redis, the
+    /// second one. Logs the other signals, because the server is stopping already.
     pub async fn insisted(&mut self) {
         tokio::time::sleep(SAME).await;
         if let Some(signals) = &mut self.0 {
-            // What came meanwhile is the first one again.
+            // Signals that came meanwhile are duplicates of the first.
             for signal in signals {
                 let _ = tokio::time::timeout(Duration::ZERO, signal.recv()).await;
             }

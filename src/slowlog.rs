@@ -7,21 +7,21 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Arguments that an entry keeps; the last one tells how many more there were.
+/// Maximum number of arguments that an entry keeps; the last one gives the number of the others.
 const MAX_ARGS: usize = 32;
-/// Bytes of an argument that an entry keeps.
+/// Maximum number of bytes that an entry keeps of an argument.
 const MAX_ARG: usize = 128;
 
-/// A slow command.
+/// An entry of the log.
 #[derive(Clone, Debug)]
 pub struct SlowCommand {
     pub id: u64,
-    /// When it ended, seconds since the Unix epoch.
+    /// Time of its end, seconds since the Unix epoch.
     pub time_s: u64,
     pub duration_us: u64,
-    /// What is kept of its arguments.
+    /// Its arguments, shortened.
     pub args: Vec<Vec<u8>>,
-    /// The connection's address and name.
+    /// Address and name of the connection.
     pub addr: String,
     pub name: String,
 }
@@ -30,7 +30,7 @@ pub struct SlowCommand {
 #[derive(Debug, Default)]
 pub struct SlowLog {
     next_id: AtomicU64,
-    /// The latest first.
+    /// Entries, latest first.
     entries: Mutex<VecDeque<SlowCommand>>,
 }
 
@@ -39,7 +39,7 @@ impl SlowLog {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a command and drops the oldest beyond `max`. Its id is set here.
+    /// Adds a command, sets its id, and drops the oldest entries beyond `max`.
     pub fn push(&self, mut command: SlowCommand, max: usize) {
         let mut entries = self.entries();
         command.id = self.next_id.fetch_add(1, Ordering::Relaxed);
@@ -47,7 +47,7 @@ impl SlowLog {
         entries.truncate(max);
     }
 
-    /// The latest `count` entries.
+    /// Returns the latest `count` entries.
     pub fn latest(&self, count: usize) -> Vec<SlowCommand> {
         self.entries().iter().take(count).cloned().collect()
     }
@@ -60,13 +60,13 @@ impl SlowLog {
         self.len() == 0
     }
 
-    /// Forgets all entries; ids go on.
+    /// Removes all entries; ids continue.
     pub fn clear(&self) {
         self.entries().clear();
     }
 }
 
-/// What an entry keeps of the arguments.
+/// Returns the arguments as an entry keeps them.
 pub fn kept_args(args: Args<'_>) -> Vec<Vec<u8>> {
     let shown = if args.len() > MAX_ARGS { MAX_ARGS - 1 } else { args.len() };
     let mut kept: Vec<Vec<u8>> = args.iter().take(shown).map(kept_arg).collect();
@@ -81,7 +81,7 @@ pub fn kept_args(args: Args<'_>) -> Vec<Vec<u8>> {
     kept
 }
 
-/// What an entry keeps of the name of a connection.
+/// Returns the name of a connection as an entry keeps it.
 pub fn kept_name(name: &str) -> String {
     String::from_utf8_lossy(&kept_arg(name.as_bytes())).into_owned()
 }
@@ -95,7 +95,7 @@ fn kept_arg(arg: &[u8]) -> Vec<u8> {
     kept
 }
 
-/// Whether a command belongs into the log of slow ones.
+/// Returns true if a command belongs in the log.
 pub(crate) fn is_slow(settings: &Settings, time_ns: u64) -> bool {
     u64::try_from(settings.slowlog_log_slower_than_us).is_ok_and(|us| time_ns / 1000 >= us)
 }

@@ -1,10 +1,9 @@
-//! Shards that cannot store rows: known to the gate, so that only their own writes are refused, and
-//! to INFO.
+//! Shards that cannot store rows, as the gate and INFO see them: only their own writes are refused.
 //!
-//! The rows of a shard whose engine takes none stay in memory and in the journal. They may have
-//! half of the memory for pending rows (all stalled shards together); what is beyond does not
-//! count when it is seen whether other writers have to wait. The journal keeps the records, and
-//! with them those of all shards: beyond [`JOURNAL_PARTS`] times its size all writes are refused.
+//! The rows of a shard whose engine takes none stay in memory and in the journal. All stalled
+//! shards together may use half of the memory for pending rows; what exceeds that does not count
+//! when it is decided whether other writers have to wait. The journal keeps their records, and with
+//! them those of all shards: beyond [`JOURNAL_PARTS`] times its size, all writes are refused.
 
 use flagstone_commands::flag;
 use flagstone_storage::Layout;
@@ -12,24 +11,24 @@ use flagstone_storage::slot::slot_of;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// How often `journal-max-size` the journal may have while shards are stalled.
+/// Multiple of `journal-max-size` that the journal may take while shards are stalled.
 pub const JOURNAL_PARTS: u64 = 2;
 
-/// What is refused because of stalled shards.
+/// Refusals because of stalled shards.
 const NOTHING: u8 = 0;
 const THEIR_WRITES: u8 = 1;
 const ALL_WRITES: u8 = 2;
 
-/// Why writes are refused while stalled shards keep the journal from being dropped.
+/// Error of writes that are refused while stalled shards keep the journal from being dropped.
 pub const JOURNAL_FULL: &str = "MISCONF The journal has reached twice journal-max-size, as a shard \
     cannot store its rows. Commands that may modify the data set are refused until it can. The log \
     says which shard, and why.";
 
-/// What is wrong with a shard.
+/// Reason why a shard cannot store rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stall {
     pub why: String,
-    /// What it has in memory is not what was committed: nothing of it may be shown.
+    /// True if the shard's data in memory is not what was committed: none of it may be shown.
     pub is_broken: bool,
 }
 
@@ -40,12 +39,12 @@ struct ShardState {
     pending_bytes: AtomicU64,
 }
 
-/// See the module's description.
+/// State of all shards.
 #[derive(Debug)]
 pub struct Stalls {
     shards: Vec<ShardState>,
     refused: AtomicU8,
-    /// There is a broken one.
+    /// True if a shard is broken.
     broken: AtomicBool,
 }
 
@@ -55,18 +54,18 @@ impl Stalls {
         Self { shards, refused: AtomicU8::new(NOTHING), broken: AtomicBool::new(false) }
     }
 
-    /// Whether commands are refused because of stalled shards.
+    /// Returns true if commands are refused because of stalled shards.
     #[inline]
     pub fn any(&self) -> bool {
         self.refused.load(Ordering::Relaxed) != NOTHING || self.broken.load(Ordering::Relaxed)
     }
 
-    /// Whether all writes are refused.
+    /// Returns true if all writes are refused.
     pub fn refuses_all_writes(&self) -> bool {
         self.refused.load(Ordering::Relaxed) == ALL_WRITES
     }
 
-    /// How a shard fares, and the bytes of its pending rows.
+    /// Sets the state of a shard, and the bytes of its pending rows.
     pub fn set(&self, shard: u16, stall: Option<&Stall>, pending_bytes: u64) {
         let Some(state) = self.shards.get(usize::from(shard)) else { return };
         state.pending_bytes.store(pending_bytes, Ordering::Relaxed);
@@ -81,25 +80,25 @@ impl Stalls {
         }
     }
 
-    /// Bytes of pending rows of stalled shards.
+    /// Returns the bytes of pending rows of stalled shards.
     fn stalled_bytes(&self) -> u64 {
         let stalled = self.shards.iter().filter(|s| s.is_stalled.load(Ordering::Relaxed));
         stalled.map(|s| s.pending_bytes.load(Ordering::Relaxed)).sum()
     }
 
-    /// The stalled shards.
+    /// Returns the stalled shards.
     pub fn list(&self) -> Vec<u16> {
         let all = (0..).zip(&self.shards);
         all.filter(|(_, s)| s.is_stalled.load(Ordering::Relaxed)).map(|(id, _)| id).collect()
     }
 
-    /// Of `pending` bytes of rows, those that count for a limit that all writers share.
+    /// Returns the part of `pending` bytes of rows that counts for a limit that all writers share.
     pub fn counted(&self, pending: u64, limit: u64) -> u64 {
         let stalled = self.stalled_bytes();
         pending.saturating_sub(stalled) + stalled.min(limit / 2)
     }
 
-    /// Decides what is refused, of a limit for pending rows, and how full the journal is.
+    /// Decides which writes are refused, by a limit for pending rows, and by the journal's size.
     pub fn weigh(&self, limit: u64, journal_bytes: u64, journal_max: u64) {
         let stalled = self.list();
         let share = if stalled.len() == self.shards.len() { limit } else { limit / 2 };
@@ -110,13 +109,13 @@ impl Stalls {
         } else if self.stalled_bytes() > share {
             THEIR_WRITES
         } else {
-            // It stays refused until the shard goes on, or the reason would come and go.
+            // Writes stay refused until the shard goes on, or the reason would come and go.
             self.refused.load(Ordering::Relaxed).min(THEIR_WRITES)
         };
         self.refused.store(refused, Ordering::Relaxed);
     }
 
-    /// Why a command with these flags on these keys may not run, if so.
+    /// Returns the error if a command with these flags on these keys is refused.
     pub fn refusal<'a>(
         &self,
         layout: &Layout,
@@ -159,7 +158,7 @@ mod tests {
         Stall { why: "the disk is gone".into(), is_broken }
     }
 
-    /// Keys of both of two shards.
+    /// Returns a key of each of two shards.
     fn keys(layout: &Layout) -> [Vec<u8>; 2] {
         [0, 1].map(|shard| {
             let names = (0..).map(|n: u32| n.to_string().into_bytes());
@@ -186,7 +185,7 @@ mod tests {
         assert!(stalls.any());
         assert_eq!(refused(&stalls, flag::WRITE), [false, true]);
         assert_eq!(refused(&stalls, flag::READONLY), [false, false]);
-        // What it has does not count for the others, beyond its part.
+        // The shard's rows beyond its share do not count for the others.
         assert_eq!(stalls.counted(LIMIT / 2 + 100, LIMIT), LIMIT / 2 + 99);
         stalls.set(1, None, LIMIT / 2 + 1);
         stalls.weigh(LIMIT, 0, 100);

@@ -1,7 +1,7 @@
-//! What a connection has queued between MULTI and EXEC.
+//! The queue of a connection between MULTI and EXEC.
 //!
-//! It is kept as the arguments that EXEC is run with: its name, the number of watched keys, for each
-//! of these the database, the key, and whether it was there ("1"); and for each command the number of
+//! It is stored as the arguments with which EXEC runs: its name, the number of watched keys, for
+//! each of these the database, the key, and "1" if it existed; and for each command the number of
 //! its arguments, the database, and the arguments. So a transaction is routed and run like any
 //! other command on keys.
 
@@ -15,31 +15,32 @@ use flagstone_wire::num::parse_i64;
 use flagstone_wire::resp::{Args, OwnedArgs};
 use std::collections::BTreeSet;
 
-/// Arguments of EXEC before the first watched key: its name, their number.
+/// Number of EXEC's arguments before the first watched key: its name and their number.
 const HEAD: usize = 2;
 
-/// Arguments for each watched key.
+/// Number of arguments for each watched key.
 const WATCHED: usize = 3;
 
-/// Arguments before those of each command: their number, the database.
+/// Number of arguments before those of each command: their number, and the database.
 const COMMAND_HEAD: usize = 2;
 
-/// See the module's description.
+/// Queue of a transaction.
 #[derive(Debug)]
 pub struct Transaction {
     args: OwnedArgs,
     commands: Vec<&'static Command>,
-    /// The flags that any of them has.
+    /// Union of the commands' flags.
     flags: u32,
-    /// A command was refused: EXEC is, too.
+    /// True if a command was refused, so that EXEC fails.
     broken: bool,
-    /// The database of what is queued next.
+    /// Database of the next command.
     db: u32,
     taken: Taken,
 }
 
 impl Transaction {
-    /// Of a connection that watches these keys: it can watch no more of them until EXEC.
+    /// Creates the queue of a connection that watches these keys: it can watch no more of them
+    /// until EXEC.
     pub fn new(db: u32, watches: Option<&Watches>) -> Self {
         let mut this = Self {
             args: OwnedArgs::default(),
@@ -61,7 +62,7 @@ impl Transaction {
         this
     }
 
-    /// Queues a command. `selected`: the database that it chooses for those behind it.
+    /// Queues a command. `selected`: the database that it selects for those behind it.
     pub fn push(
         &mut self,
         command: &'static Command,
@@ -69,7 +70,7 @@ impl Transaction {
         args: Args<'_>,
         selected: Option<u32>,
     ) {
-        // It will not run.
+        // The command will not run.
         if self.broken {
             return;
         }
@@ -83,17 +84,17 @@ impl Transaction {
         self.db = selected.unwrap_or(self.db);
     }
 
-    /// Bytes of what is queued, about.
+    /// Returns the approximate memory of the queue in bytes.
     pub fn bytes(&self) -> usize {
         self.args.memory() + self.commands.len() * size_of::<&Command>()
     }
 
-    /// The flags that any of the commands has.
+    /// Returns the union of the commands' flags.
     pub fn flags(&self) -> u32 {
         self.flags
     }
 
-    /// A command was refused.
+    /// Records that a command was refused.
     pub fn break_off(&mut self) {
         self.broken = true;
     }
@@ -102,28 +103,28 @@ impl Transaction {
         self.broken
     }
 
-    /// The commands that are queued.
+    /// Returns the queued commands.
     pub fn commands(&self) -> &[&'static Command] {
         &self.commands
     }
 
-    /// The database that is selected when they have run.
+    /// Returns the database that is selected after EXEC.
     pub fn db(&self) -> u32 {
         self.db
     }
 
-    /// The name of EXEC as its client has written it.
+    /// Sets the name of EXEC as the client has written it.
     pub fn named(&mut self, name: &[u8]) {
         self.args.replace(0, name);
     }
 
-    /// What EXEC is run with.
+    /// Returns the arguments with which EXEC runs.
     pub fn args(&self) -> Args<'_> {
         self.args.args()
     }
 
-    /// Whether it can need no other keys than those it names: where it has to wait, it waits with
-    /// their locks.
+    /// Returns true if the commands cannot need keys other than those they name: if EXEC has to
+    /// wait, it waits with their locks.
     pub fn names_its_keys(&self) -> bool {
         self.commands.iter().all(|command| {
             let route = command.spec.run;
@@ -131,14 +132,15 @@ impl Transaction {
         })
     }
 
-    /// Whether some of it needs the connection: what is on keys runs first, as one, then that.
+    /// Returns true if some commands need the connection: those on keys run first, as one unit,
+    /// then these.
     pub fn is_mixed(&self) -> bool {
         self.commands.iter().any(|command| !runs_in_unit(command))
     }
 }
 
-/// Whether a queued command runs as a part of the transaction; else the connection runs it when
-/// the transaction is done.
+/// Returns true if a queued command runs as part of the transaction; otherwise the connection runs
+/// it after the transaction.
 pub fn runs_in_unit(command: &Command) -> bool {
     unit::is_part(command)
 }
@@ -154,7 +156,7 @@ pub struct Queued<'a> {
 pub struct Watched<'a> {
     pub db: u32,
     pub key: &'a [u8],
-    /// It was there when it was first watched.
+    /// True if the key existed when it was first watched.
     pub existed: bool,
 }
 
@@ -162,7 +164,7 @@ fn number<T: TryFrom<i64>>(args: Args<'_>, at: usize) -> Option<T> {
     T::try_from(parse_i64(args.get(at)?)?).ok()
 }
 
-/// The watched keys among the arguments of EXEC.
+/// Returns the watched keys among the arguments of EXEC.
 pub fn watched(args: Args<'_>) -> impl Iterator<Item = Watched<'_>> {
     let count = number(args, HEAD - 1).unwrap_or(0);
     (0..count).map_while(move |n| {
@@ -172,7 +174,7 @@ pub fn watched(args: Args<'_>) -> impl Iterator<Item = Watched<'_>> {
     })
 }
 
-/// The commands among the arguments of EXEC.
+/// Returns the commands among the arguments of EXEC.
 pub fn queued(args: Args<'_>) -> impl Iterator<Item = Queued<'_>> {
     let mut at = HEAD + number::<usize>(args, HEAD - 1).unwrap_or(0) * WATCHED;
     std::iter::from_fn(move || {
@@ -183,14 +185,14 @@ pub fn queued(args: Args<'_>) -> impl Iterator<Item = Queued<'_>> {
     })
 }
 
-/// The keys of those that only read.
+/// Returns the keys of the commands that only read.
 pub fn read_keys(args: Args<'_>) -> BTreeSet<Key> {
     let reading = queued(args).filter(|queued| queued.command.spec.has(flag::READONLY));
     let keys = reading.flat_map(|queued| queued.command.keys(queued.args, queued.db));
     keys.map(|(db, key)| (db, key.into())).collect()
 }
 
-/// The keys of all of them, and those that are watched.
+/// Returns the keys of all commands, and the watched keys.
 pub fn keys<'a>(args: Args<'a>, _: u32, _: &[(u32, &'a [u8])]) -> Vec<(u32, &'a [u8])> {
     let on_keys = queued(args).filter(|queued| queued.command.spec.run.is_on_keys());
     let keys = on_keys.flat_map(|queued| queued.command.keys(queued.args, queued.db));

@@ -1,4 +1,4 @@
-//! The versions that this server says it is.
+//! Versions that this server reports.
 
 /// The version of Valkey that this server is compatible with.
 pub(crate) const COMPATIBLE_VERSION: &str = "8.1.1";

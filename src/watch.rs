@@ -1,20 +1,21 @@
-//! WATCH: keys whose change keeps the next EXEC of a client from running.
+//! WATCH: keys whose change makes the next EXEC of a client fail.
 //!
-//! Each worker has a table of who watches which of its keys. A change marks them in the moment in
-//! which it is made, on the thread that makes it: it may not be stored then, but nobody has seen
-//! what was there before without being marked.
+//! Each worker has a table of the clients that watch its keys. A change marks them at the moment in
+//! which it is made, on the thread that makes it: it may not be stored then, but no client can have
+//! seen the previous value without being marked.
 //!
-//! EXEC looks at the mark with the locks of all keys that it watches, whatever worker runs it: they
-//! are among its own keys. That is enough. Whoever changes a key of a worker either runs on this
-//! worker's thread and finds the key free, so it is before the lock or behind it; or it is a
-//! coordinator with a lock of its own, and what it has done is noted (`routing/hold.rs`) before that
-//! lock is free. Both are marked before the lock is granted to EXEC, and the grant comes by a
-//! message: the mark is seen. Nobody changes the key from then on until EXEC is done. It is looked at
-//! anew in each attempt, as between two of them the locks were free.
+//! EXEC checks the mark while it holds the locks of all keys that it watches, whichever worker runs
+//! it: they are among its own keys. That is enough. A command that changes a key either runs on the
+//! thread of the key's worker and finds the key free, so it is before the lock or behind it; or it
+//! is a coordinator with a lock of its own, and its change is noted (`worker/lending.rs`) before
+//! that lock is released. In both cases the client is marked before the lock is granted to EXEC,
+//! and the grant is a message, so the mark is seen. No other command changes the key from then on
+//! until EXEC has ended. Each attempt checks again, because the locks were free between two of
+//! them.
 //!
-//! A key that was there when it was first watched and is there no more has expired, even if nobody
-//! has noticed before EXEC looks it up. One that was not there cannot expire: WATCH removes an
-//! expired key before it watches it.
+//! A key that existed when it was first watched, and does not any more, has expired, even if no
+//! command has noticed before EXEC looks it up. One that did not exist cannot expire: WATCH removes
+//! an expired key before it watches it.
 
 use crate::clients::Watch;
 use flagstone_storage::need::Key;
@@ -25,14 +26,15 @@ use std::sync::Arc;
 #[derive(Debug)]
 struct Watcher {
     watch: Arc<Watch>,
-    /// The key was there when it was first watched, and is if it has not expired since.
+    /// True if the key existed when it was first watched, so it exists now if it has not expired
+    /// since.
     existed: bool,
 }
 
-/// Who watches which keys of a worker.
+/// Clients that watch keys of a worker.
 #[derive(Debug, Default)]
 pub(crate) struct WatchTable {
-    /// By database.
+    /// Watchers by database and key.
     keys: HashMap<u32, HashMap<Box<[u8]>, Vec<Watcher>>>,
 }
 
@@ -42,7 +44,7 @@ impl WatchTable {
     }
 
     pub(crate) fn add(&mut self, (db, key): &Key, watch: &Arc<Watch>, existed: bool) {
-        // Its end may have come here first.
+        // The end of the watch may have come first.
         if !watch.is_over() {
             let watchers = self.keys.entry(*db).or_default().entry(key.clone()).or_default();
             watchers.push(Watcher { watch: watch.clone(), existed });
@@ -63,8 +65,8 @@ impl WatchTable {
         }
     }
 
-    /// A key has changed. That one expires which was not there when it was first watched (SWAPDB
-    /// has brought it, expired as it was) is no change.
+    /// Marks the watchers of a changed key. The expiry of a key that did not exist when it was
+    /// first watched (SWAPDB has brought it, expired as it was) is no change for them.
     pub(crate) fn touch(&self, db: u32, key: &[u8], what: NoteKind) {
         let watchers = self.keys.get(&db).and_then(|keys| keys.get(key));
         for watcher in watchers.into_iter().flatten() {
@@ -74,7 +76,8 @@ impl WatchTable {
         }
     }
 
-    /// A database has other contents: those are marked whose keys were there, or are now.
+    /// Marks the watchers of a database that has other contents, if their keys existed or exist
+    /// now.
     pub(crate) fn touch_all(&self, db: u32, mut is_there: impl FnMut(&[u8]) -> bool) {
         for (key, watchers) in self.keys.get(&db).into_iter().flatten() {
             let is_there = is_there(key);
@@ -84,7 +87,7 @@ impl WatchTable {
         }
     }
 
-    /// The keys of a database that are watched.
+    /// Returns the watched keys of a database.
     pub(crate) fn keys_of(&self, db: u32) -> impl Iterator<Item = &[u8]> {
         self.keys.get(&db).into_iter().flat_map(|keys| keys.keys().map(|key| &**key))
     }

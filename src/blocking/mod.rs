@@ -1,15 +1,16 @@
-//! Commands that wait until one of their keys has something for them: BLPOP and its like, XREAD
-//! BLOCK.
+//! Blocking commands: those that wait until one of their keys has something for them, such as BLPOP
+//! and XREAD BLOCK.
 //!
-//! A handler of such a command that finds nothing stops with [`Stop::Block`](flagstone_commands::Stop).
-//! Its connection then leaves a [`Waiter`] with every worker that owns one of the keys it waits for
-//! (`routing/wait.rs`). A worker looks at its waiters whenever one of their keys has changed (`serve.rs`, `worker/waiters.rs`):
-//! it runs their commands, first come first served, at once behind the command that made the
-//! change and before any other, so that what one pushes and the other pops is in one journal record.
-//! A waiter may be at several workers: [`Turn`] sees to it that only one serves it.
+//! A handler of such a command that finds nothing stops with
+//! [`Stop::Block`](flagstone_commands::Stop). Its connection then registers a [`Waiter`] with every
+//! worker that owns one of its keys (`routing/wait.rs`). A worker checks the waiters of a key
+//! whenever the key has changed (`serve.rs`, `worker/waiters.rs`): it runs their commands in FIFO
+//! order, directly behind the command that made the change and before any other, so that a push and
+//! the pop that it serves are in one journal record. A waiter may be at several workers: its
+//! [`Turn`] lets only one serve it.
 //!
-//! A command whose other keys are elsewhere too (BLMOVE to another worker) runs as a coordinator,
-//! which holds its turn; until it is done nobody behind it is served from the key.
+//! A command with further keys on other workers (BLMOVE) runs at a coordinator, which holds its
+//! turn; until it has ended, no later waiter is served from the key.
 
 mod serve;
 mod table;
@@ -24,17 +25,17 @@ use flagstone_storage::need::Key;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// The error text for a client that CLIENT UNBLOCK … ERROR has ended the wait of.
+/// Error text for a client that CLIENT UNBLOCK … ERROR has unblocked.
 pub const UNBLOCKED: &str = "UNBLOCKED client unblocked via CLIENT UNBLOCK";
 
-/// A command that waits.
+/// A blocked command.
 #[derive(Debug)]
 pub struct Waiter {
-    /// Its place among all who wait for a key: who began earlier has the smaller number, from 1 on.
+    /// Number that orders all waiters by the time at which they began to wait, from 1 on.
     pub(crate) id: u64,
-    /// As it is run when there may be something.
+    /// The command, which runs when a key may have something.
     pub(crate) command: OwnedCommand,
-    /// The keys that may have something for it.
+    /// Keys that may have something for it.
     pub(crate) keys: BTreeSet<Key>,
     /// Further keys of the command.
     pub(crate) others: Vec<Key>,
@@ -55,7 +56,8 @@ impl Waiter {
         Self { id, command, keys, others, on: block.on, turn: Arc::default(), socket }
     }
 
-    /// Whether the client has closed its side. Its connection may not have noticed yet.
+    /// Returns true if the client has shut its side down, which its connection may not have noticed
+    /// yet.
     pub(crate) fn has_hung_up(&self) -> bool {
         let mut byte = [0u8; 1];
         let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;

@@ -1,6 +1,6 @@
-//! The hand-over under many schedules: workers with elements, clients that wait for keys of several
-//! workers, give up, are told to, or go away. Turns, tables and the order of serving are the real
-//! ones; only what runs the commands is a model.
+//! Model test of the hand-over under many schedules: workers with elements, and clients that wait
+//! for keys of several workers, time out, are unblocked, or disconnect. Turns, tables and the order
+//! of serving are the real ones; only the execution of commands is a model.
 
 use super::serve::{Serves, Tried, add, end_apart, look_again, serve_all};
 use super::table::Content;
@@ -26,16 +26,16 @@ enum Message {
     Remove(Arc<Waiter>),
     Look(Arc<Waiter>),
     Push(Key, u32),
-    /// Somebody takes an element without waiting.
+    /// Pops an element without waiting.
     Pop(Key),
-    /// A task that serves a waiter by itself has come to where it takes something.
+    /// The task that serves a waiter by itself has come to the point where it takes an element.
     Apart(Arc<Waiter>, Key),
-    /// A task knows the key's type.
+    /// The task has learned the key's type.
     Fetched(Key),
     Stop,
 }
 
-/// As a mailbox: what is urgent overtakes the rest.
+/// Model of a mailbox: urgent messages overtake the others.
 #[derive(Default)]
 struct Mailbox {
     urgent: VecDeque<Message>,
@@ -45,12 +45,12 @@ struct Mailbox {
 #[derive(Default)]
 struct Shared {
     mailboxes: [Mailbox; WORKERS],
-    /// Messages that nobody has dealt with, and clients that still leave waiters.
+    /// Number of unhandled messages, and of clients that still register waiters.
     pending: usize,
     lists: BTreeMap<Key, VecDeque<u32>>,
-    /// How many elements each key has got.
+    /// Number of elements pushed to each key.
     pushed: BTreeMap<Key, u64>,
-    /// What became of elements that are in no list.
+    /// Elements that are in no list any more.
     served: BTreeMap<u64, u32>,
     popped: Vec<u32>,
 }
@@ -100,7 +100,7 @@ impl Net {
     }
 }
 
-/// Keys "0", "1", …: each is owned by the worker of that number.
+/// Returns a key's owner: keys "0", "1", … belong to the worker of that number.
 fn owner(key: &Key) -> usize {
     usize::from(key.1[0] - b'0')
 }
@@ -145,7 +145,7 @@ impl ModelWorker {
         assert!(self.table.borrow().is_empty(), "somebody is left in a queue");
     }
 
-    /// Gives a waiter the first element of its keys that are here.
+    /// Gives a waiter the first element of its keys on this worker.
     fn serve(&self, waiter: &Waiter) -> bool {
         let mut here = waiter.keys.iter().filter(|key| owner(key) == self.number);
         let Some(element) = here.find_map(|key| self.net.take(key)) else { return false };
@@ -172,7 +172,7 @@ impl Serves for ModelWorker {
         let shared = self.net.shared.lock().unwrap();
         let state = [shared.pushed.get(key).copied().unwrap_or(0), 0, 0, 0];
         let has_any = shared.lists.get(key).is_some_and(|list| !list.is_empty());
-        // A value that has nothing new has its type all the same, as streams have.
+        // A stream without new entries still has a type.
         let exists = has_any || thread_rng().gen_ratio(1, 3);
         Some(if exists { Content { type_name: "stream", state } } else { Content::NONE })
     }
@@ -195,7 +195,8 @@ impl Serves for ModelWorker {
     }
 }
 
-/// Leaves a waiter with the workers of its keys; how its wait ended, unless the client goes away.
+/// Registers a waiter with the workers of its keys; returns how its wait ended, or `None` if the
+/// client disconnects.
 fn run_client(net: &Net, waiter: &Arc<Waiter>, goes: bool) -> Option<Ended> {
     let leave = |n: usize| {
         for key in waiter.keys.iter().take(n) {
@@ -222,7 +223,7 @@ fn key(n: usize) -> Key {
     (0, n.to_string().into_bytes().into())
 }
 
-/// Nobody waits for a key that has an element.
+/// Checks that no client waits for a key that has an element.
 fn check_nobody_is_overlooked(net: &Net, waiters: &[Arc<Waiter>]) {
     let shared = net.shared.lock().unwrap();
     for waiter in waiters.iter().filter(|waiter| !waiter.turn.is_over()) {
@@ -233,7 +234,8 @@ fn check_nobody_is_overlooked(net: &Net, waiters: &[Arc<Waiter>]) {
     }
 }
 
-/// Each element is in a list, was popped, was delivered, or was on its way to a client that went.
+/// Checks that each element is in a list, was popped, was delivered, or was lost with a client that
+/// disconnected.
 fn check_elements(net: &Net, ends: &[Option<Ended>]) {
     let shared = net.shared.lock().unwrap();
     let mut found: Vec<u32> = shared.lists.values().flatten().copied().collect();
@@ -245,7 +247,7 @@ fn check_elements(net: &Net, ends: &[Option<Ended>]) {
         let served = shared.served.get(&(n as u64 + 1));
         let reply = served.map(|element| element.to_string().into_bytes());
         match end {
-            // What was taken for it is lost with it.
+            // An element taken for the client is lost with it.
             None => {}
             Some(Ended::Served(got)) => assert_eq!(Some(got), reply.as_ref()),
             Some(Ended::Cancelled(_)) => assert_eq!(reply, None),

@@ -1,4 +1,4 @@
-//! A worker serves those who wait for its keys.
+//! Serving of a worker's waiters, independent of the worker.
 
 use super::table::Content;
 use super::{WaitTable, Waiter};
@@ -6,37 +6,37 @@ use flagstone_storage::need::Key;
 use std::cell::RefCell;
 use std::sync::Arc;
 
-/// What became of a waiter.
+/// Result of an attempt to serve a waiter.
 pub(crate) enum Tried {
-    /// It has its reply, or will have it.
+    /// The waiter has its reply, or will have it.
     Served,
-    /// There is nothing for it.
+    /// The key has nothing for it.
     Nothing,
-    /// A task of its own goes on with it; the key is busy.
+    /// A task of its own serves it; the key is busy meanwhile.
     Apart,
 }
 
-/// A worker, as those below need it: they say who is served when, and a model test runs them with
-/// workers of its own.
+/// The part of a worker that serving needs: these functions decide the order, and a model test runs
+/// them with workers of its own.
 pub(crate) trait Serves {
     fn number(&self) -> usize;
 
     fn table(&self) -> &RefCell<WaitTable>;
 
-    /// What a key holds; `None`: nobody may look now, or it is not in memory.
+    /// Returns a key's content; `None` if it is locked or not in memory.
     fn content_of(&self, key: &Key) -> Option<Content>;
 
-    /// Has a task make the key's type known, and serve then; meanwhile the key is busy.
+    /// Starts a task that learns the key's type, and serves then; the key is busy meanwhile.
     fn fetch(&self, key: &Key);
 
     /// Runs the command of a waiter, whose turn is claimed.
     fn try_serve(&self, waiter: &Arc<Waiter>, key: &Key) -> Tried;
 
-    /// Has a worker, maybe this one, look again for a waiter.
+    /// Asks a worker, maybe this one, to check a waiter again.
     fn ask(&self, worker: usize, waiter: &Arc<Waiter>);
 }
 
-/// A waiter comes to its queues, and is looked at. It may have gone by now.
+/// Adds a waiter to its queues, and serves it if possible; does nothing if its wait is over by now.
 pub(crate) fn add(at: &impl Serves, waiter: &Arc<Waiter>, is_here: impl Fn(&Key) -> bool) {
     if !waiter.turn.is_over() {
         at.table().borrow_mut().add(waiter, is_here);
@@ -46,7 +46,7 @@ pub(crate) fn add(at: &impl Serves, waiter: &Arc<Waiter>, is_here: impl Fn(&Key)
 
 /// Serves the waiters of the keys that have changed.
 pub(crate) fn serve_all(at: &impl Serves) {
-    // Commands that run for waiters change keys too: these come behind.
+    // Commands that run for waiters change further keys: these are served by the same loop.
     if !at.table().borrow_mut().begin_serving() {
         return;
     }
@@ -84,7 +84,7 @@ fn serve_key(at: &impl Serves, key: &Key) {
     }
 }
 
-/// There was nothing for a waiter after all.
+/// Releases the turn of a waiter for which there was nothing.
 fn release(at: &impl Serves, waiter: &Arc<Waiter>) {
     for worker in waiter.turn.release() {
         at.ask(worker, waiter);
@@ -94,7 +94,7 @@ fn release(at: &impl Serves, waiter: &Arc<Waiter>) {
     }
 }
 
-/// A task that served a waiter of a key by itself is done.
+/// Ends a task that served a waiter of a key by itself.
 pub(crate) fn end_apart(at: &impl Serves, waiter: &Arc<Waiter>, key: &Key, served: bool) {
     if served {
         at.table().borrow_mut().remove(waiter);
@@ -105,7 +105,7 @@ pub(crate) fn end_apart(at: &impl Serves, waiter: &Arc<Waiter>, key: &Key, serve
     serve_all(at);
 }
 
-/// Looks again for a waiter, as another worker has asked.
+/// Checks a waiter again, as another worker has asked.
 pub(crate) fn look_again(at: &impl Serves, waiter: &Waiter) {
     at.table().borrow_mut().touch_for(waiter);
     serve_all(at);

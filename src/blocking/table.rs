@@ -1,4 +1,4 @@
-//! The waiters of one worker, by key.
+//! Waiters of one worker, by key.
 
 use super::Waiter;
 use flagstone_commands::Awaited;
@@ -7,12 +7,12 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Bound::{Excluded, Unbounded};
 use std::sync::Arc;
 
-/// What a key holds, as far as its waiters care.
+/// Content of a key, as far as it matters to waiters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Content {
-    /// "none" if it holds nothing.
+    /// Type of the value; "none" if the key does not exist.
     pub(crate) type_name: &'static str,
-    /// Of a stream: while this is the same, who has found nothing finds nothing.
+    /// State of a stream: while it is unchanged, a waiter that has found nothing finds nothing.
     pub(crate) state: [u64; 4],
 }
 
@@ -22,56 +22,56 @@ impl Content {
 
 #[derive(Debug, Default)]
 struct Queue {
-    /// By number: first come first served.
+    /// Waiters by number, so in FIFO order.
     waiters: BTreeMap<u64, Arc<Waiter>>,
-    /// Of those, how many want to hear that the key is gone.
+    /// Number of waiters that are served when the key is deleted, too.
     want_absence: usize,
-    /// How many there are for each type, by [`Awaited`].
+    /// Number of waiters for each type, by [`Awaited`].
     awaited: [usize; 4],
-    /// A task is at work on the key: nobody is served from it until it is done.
+    /// True while a task serves a waiter of the key: no other is served until it has ended.
     busy: bool,
-    /// It is among those to be looked at.
+    /// True if the key is in the list of ready keys.
     ready: bool,
-    /// The stream in which those up to this number have found nothing.
+    /// Content in which the waiters up to this number have found nothing.
     searched: Option<(Content, u64)>,
 }
 
-/// See the module's description.
+/// Queues of waiters.
 #[derive(Debug, Default)]
 pub(crate) struct WaitTable {
-    /// By database and key.
+    /// Queues by database and key.
     queues: HashMap<u32, HashMap<Box<[u8]>, Queue>>,
-    /// Keys that somebody waits for.
+    /// Number of keys with waiters.
     awaited: usize,
-    /// Keys for whose absence somebody waits.
+    /// Number of keys with waiters for their deletion.
     awaited_absent: usize,
     /// Keys that may have something.
     ready: VecDeque<Key>,
-    /// Waiters are being served.
+    /// True while waiters are being served.
     serving: bool,
-    /// Locks that do not keep them from it.
+    /// Locks that do not keep waiters from being served.
     held: Held,
 }
 
-/// Locks of whoever has waiters served.
+/// Locks of the task that serves waiters.
 #[derive(Debug, Default)]
 pub(crate) enum Held {
     #[default]
     Nothing,
-    /// In order.
+    /// Keys, sorted.
     Keys(Vec<Key>),
     /// The whole worker.
     All,
 }
 
 impl Held {
-    /// Locks on some keys.
+    /// Creates locks on some keys.
     pub(crate) fn keys(mut keys: Vec<Key>) -> Self {
         keys.sort_unstable();
         Self::Keys(keys)
     }
 
-    /// Whether a key is among them. A command may have locked as many keys as it asks for.
+    /// Returns true if a key is locked by these. A command may have locked any number of keys.
     fn contains(&self, db: u32, key: &[u8]) -> bool {
         match self {
             Self::Nothing => false,
@@ -88,18 +88,18 @@ impl WaitTable {
         self.queues.is_empty()
     }
 
-    /// Keys that somebody waits for, and of these those for whose absence somebody waits.
+    /// Returns the number of keys with waiters, and of those with waiters for their deletion.
     pub(crate) fn len(&self) -> (usize, usize) {
         (self.awaited, self.awaited_absent)
     }
 
-    /// Adds a waiter to the queues of those of its keys that are owned here.
+    /// Adds a waiter to the queues of its keys that this worker owns.
     pub(crate) fn add(&mut self, waiter: &Arc<Waiter>, is_here: impl Fn(&Key) -> bool) {
         for key in waiter.keys.iter().filter(|key| is_here(key)) {
             let queues = self.queues.entry(key.0).or_default();
             let queue = queues.entry(key.1.clone()).or_default();
             self.awaited += usize::from(queue.waiters.is_empty());
-            // One that was long on its way has not looked yet.
+            // A waiter that arrives late has not searched yet.
             queue.searched = queue.searched.filter(|(_, last)| *last < waiter.id);
             if queue.waiters.insert(waiter.id, waiter.clone()).is_none() {
                 queue.awaited[waiter.on as usize] += 1;
@@ -112,7 +112,7 @@ impl WaitTable {
         }
     }
 
-    /// Takes a waiter out of all queues.
+    /// Removes a waiter from all queues.
     pub(crate) fn remove(&mut self, waiter: &Waiter) {
         for key in &waiter.keys {
             let Some(queue) = self.queue(key) else { continue };
@@ -146,7 +146,7 @@ impl WaitTable {
         }
     }
 
-    /// A key has changed: its waiters are to be looked at.
+    /// Marks a key as changed, so that its waiters are checked.
     pub(crate) fn touch(&mut self, db: u32, key: &[u8]) {
         let Some(queue) = self.queues.get_mut(&db).and_then(|queues| queues.get_mut(key)) else {
             return;
@@ -156,7 +156,7 @@ impl WaitTable {
         }
     }
 
-    /// A waiter is to be looked at that was not when others were.
+    /// Marks the keys of a waiter that was skipped when others were checked.
     pub(crate) fn touch_for(&mut self, waiter: &Waiter) {
         for key in &waiter.keys {
             if let Some(queue) = self.queue(key) {
@@ -166,7 +166,7 @@ impl WaitTable {
         }
     }
 
-    /// All keys of some databases have changed.
+    /// Marks all keys of some databases as changed.
     pub(crate) fn touch_all(&mut self, dbs: &[u32]) {
         for db in dbs {
             for (key, queue) in self.queues.get_mut(db).into_iter().flatten() {
@@ -177,12 +177,12 @@ impl WaitTable {
         }
     }
 
-    /// Begins to serve; false: there is nothing to look at, or somebody does already.
+    /// Begins to serve; returns false if no key is ready, or serving is under way already.
     pub(crate) fn begin_serving(&mut self) -> bool {
         !self.ready.is_empty() && !std::mem::replace(&mut self.serving, true)
     }
 
-    /// The next key to look at. None: all are served.
+    /// Returns the next key to check; `None` ends serving.
     pub(crate) fn next_ready(&mut self) -> Option<Key> {
         let next = self.ready.pop_front();
         match &next {
@@ -196,24 +196,24 @@ impl WaitTable {
         next
     }
 
-    /// From now on these locks are held by whoever has waiters served; what was held before.
+    /// Sets the locks that the serving task holds, and returns the previous ones.
     pub(crate) fn hold(&mut self, held: Held) -> Held {
         std::mem::replace(&mut self.held, held)
     }
 
-    /// Whether a lock on a key is held by whoever has waiters served.
+    /// Returns true if the serving task holds the lock on a key.
     pub(crate) fn holds(&self, db: u32, key: &[u8]) -> bool {
         self.held.contains(db, key)
     }
 
-    /// Whether anybody may be served from a key now.
+    /// Returns true if a waiter may be served from a key now.
     pub(crate) fn is_free(&self, (db, key): &Key) -> bool {
         let queue = self.queues.get(db).and_then(|queues| queues.get(key));
         queue.is_some_and(|queue| !queue.busy && !queue.waiters.is_empty())
     }
 
-    /// The first waiter of a key behind the number `after` for whom what the key holds may have
-    /// something.
+    /// Returns the first waiter of a key behind the number `after` for which the key's content may
+    /// have something.
     pub(crate) fn next_waiter(
         &mut self,
         key: &Key,
@@ -236,13 +236,14 @@ impl WaitTable {
         next.map(|(_, waiter)| waiter.clone())
     }
 
-    /// The first waiter of a key.
+    /// Returns the first waiter of a key.
     pub(crate) fn first(&self, (db, key): &Key) -> Option<Arc<Waiter>> {
         let queue = self.queues.get(db)?.get(key)?;
         queue.waiters.first_key_value().map(|(_, waiter)| waiter.clone())
     }
 
-    /// A task is at work on a key, or is so no more: then its waiters are to be looked at.
+    /// Sets a key busy while a task serves a waiter of it; afterwards, its waiters are checked
+    /// again.
     pub(crate) fn set_busy(&mut self, key: &Key, busy: bool) {
         let Some(queue) = self.queue(key) else { return };
         queue.busy = busy;
@@ -270,7 +271,7 @@ mod tests {
         table
     }
 
-    /// The numbers of those who are served from a key, one after the other.
+    /// Returns the numbers of the waiters that are served from a key, in order.
     fn order(table: &mut WaitTable, name: &str, type_name: &'static str) -> Vec<u64> {
         order_in(table, name, Content { type_name, state: [0; 4] })
     }
@@ -309,7 +310,7 @@ mod tests {
         let a = waiter(1, &["x", "y"], Awaited::List);
         let b = waiter(2, &["y"], Awaited::List);
         let c = waiter(3, &["y", "x"], Awaited::List);
-        // A message that was slow changes nothing.
+        // A late message changes nothing.
         let mut table = table(&[&c, &a, &b]);
         assert_eq!(order(&mut table, "x", "list"), [1, 3]);
         assert_eq!(order(&mut table, "y", "list"), [1, 2, 3]);
@@ -376,7 +377,7 @@ mod tests {
         table.hold(Held::keys(keys.clone()));
         assert!(keys.iter().all(|(db, key)| table.holds(*db, key)));
         assert!(!table.holds(1, b"7") && !table.holds(0, b"x"));
-        // One by one it takes minutes in a test.
+        // A linear search takes minutes in a test.
         assert!(began.elapsed().as_secs() < 20, "{:?}", began.elapsed());
         table.hold(Held::All);
         assert!(table.holds(0, b"x"));

@@ -6,12 +6,12 @@ use flagstone_commands::{Awaited, Block, Nil};
 use flagstone_wire::resp::{Args, Proto};
 use std::sync::Arc;
 
-/// A waiter for some keys of database 0.
+/// Creates a waiter for some keys of database 0.
 pub(super) fn waiter(id: u64, keys: &[&str], on: Awaited) -> Arc<Waiter> {
     waiter_at(id, keys, on, -1)
 }
 
-/// The same with a socket.
+/// Creates such a waiter with a socket.
 pub(super) fn waiter_at(id: u64, keys: &[&str], on: Awaited, socket: i32) -> Arc<Waiter> {
     let command = registry::lookup(b"blpop").expect("a command");
     let request = Request {

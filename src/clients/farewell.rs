@@ -1,31 +1,31 @@
-//! The pace at which clients are closed that took too much. Their memory is given up at once, but
-//! most of them come back as soon as they notice that they are closed, and take as much again: what
-//! that costs is time of all others. So the first are closed at once, and of many one after the other.
+//! Delays the closing of clients that took too much memory. Their memory is freed at once, but most
+//! of them reconnect as soon as they notice that they are closed, and take as much again, which
+//! costs all other clients time. So the first are closed at once, and of many one after the other.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// From one closing to the next, once there were many.
+/// Pause between two closings once there are many.
 const PACE_MS: u64 = 100;
 
-/// Closings that need not keep to the pace.
+/// Number of closings that need not keep to the pace.
 const AT_ONCE: u64 = 16;
 
-/// The longest that any of them waits.
+/// Maximum time that a closing is delayed.
 const LONGEST_MS: u64 = 5000;
 
-/// See the module's description.
+/// Schedule of the closings.
 #[derive(Debug, Default)]
 pub(super) struct Farewells {
-    /// The time up to which closings have used up the pace, ms since the Unix epoch.
+    /// Time up to which closings have used up the pace, ms since the Unix epoch.
     spent_until_ms: AtomicU64,
 }
 
 impl Farewells {
-    /// How long the next one that took too much is left without an answer before it is closed.
+    /// Returns how long the next client that took too much gets no answer before it is closed.
     pub(super) fn pause(&self, now_ms: u64) -> Duration {
         let begin = |spent_ms: u64| {
-            // A clock that was set back makes nobody wait for longer.
+            // A clock that was set back delays no closing any longer.
             spent_ms.clamp(now_ms, now_ms + AT_ONCE * PACE_MS + LONGEST_MS)
         };
         let next = |spent_ms| Some(begin(spent_ms) + PACE_MS);

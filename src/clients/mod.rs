@@ -1,4 +1,9 @@
-//! The registry of connections: what CLIENT LIST shows and CLIENT KILL ends.
+//! The registry of connections: their state as CLIENT LIST shows it, their limits, and their
+//! closing.
+//!
+//! A [`Client`] is the part of a connection that other threads may see. The room also has what
+//! connections and workers share about a client: the [`Turn`] of a blocked command, the [`Watch`]
+//! of a transaction, and the count of refused clients.
 
 mod farewell;
 mod refusals;
@@ -22,14 +27,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use tokio::sync::Notify;
 
-/// Text a client has given of itself.
+/// Texts that a client has set for itself.
 #[derive(Clone, Debug, Default)]
 pub struct Labels {
-    /// CLIENT SETNAME.
+    /// Name given by CLIENT SETNAME.
     pub name: String,
-    /// CLIENT SETINFO LIB-NAME.
+    /// Library name given by CLIENT SETINFO LIB-NAME.
     pub lib_name: String,
-    /// CLIENT SETINFO LIB-VER.
+    /// Library version given by CLIENT SETINFO LIB-VER.
     pub lib_ver: String,
 }
 
@@ -48,20 +53,20 @@ pub mod state {
     pub const TRACKING: u32 = 1 << 4;
     pub const BROKEN_REDIRECT: u32 = 1 << 5;
     pub const BROADCAST: u32 = 1 << 6;
-    /// A key that it watches has changed; it follows from that alone.
+    /// True if a watched key has changed; derived from the watch alone.
     pub const DIRTY: u32 = 1 << 7;
     pub const UNIX: u32 = 1 << 8;
     pub const NO_EVICT: u32 = 1 << 9;
     pub const NO_TOUCH: u32 = 1 << 10;
     pub const IMPORT: u32 = 1 << 11;
-    /// CLIENT CAPA REDIRECT; it has a field of its own.
+    /// CLIENT CAPA REDIRECT; it is shown in a field of its own.
     pub const CAPA_REDIRECT: u32 = 1 << 12;
     /// CLIENT TRACKING … NOLOOP.
     pub const NOLOOP: u32 = 1 << 13;
-    /// It is blocked for a limited time; it is not shown.
+    /// The client is blocked with a timeout; it is not shown.
     pub const TIMED: u32 = 1 << 14;
 
-    /// The letters, in the order in which they are shown.
+    /// Letters of the states, in the order in which they are shown.
     pub(super) const LETTERS: &[(u32, char)] = &[
         (MONITOR, 'O'),
         (PUBSUB, 'P'),
@@ -78,16 +83,16 @@ pub mod state {
     ];
 }
 
-/// Bytes a connection takes with empty buffers, about.
+/// Approximate memory in bytes of a connection with empty buffers.
 const BASE_MEMORY: u64 = 1024;
 
-/// The part of a connection that others may see. Its own task alone writes the counters.
+/// The part of a connection that other threads may see. Only its own task writes the counters.
 #[derive(Debug)]
 pub struct Client {
     pub id: u64,
     pub addr: SocketAddr,
     pub laddr: SocketAddr,
-    /// The socket's file descriptor, to be shown.
+    /// File descriptor of the socket, to be shown.
     pub fd: i32,
     pub worker: usize,
     pub created_ms: u64,
@@ -97,39 +102,39 @@ pub struct Client {
     resp: AtomicU32,
     /// Bits of [`state`].
     states: AtomicU32,
-    /// Where invalidations go; 0: to itself.
+    /// Client that receives the invalidations; 0 if it is this one.
     redirect: AtomicU64,
-    /// The id of the last command, and one.
+    /// Id of the last command plus one.
     last_command: AtomicU32,
-    /// Channels, patterns and shard channels subscribed to.
+    /// Number of subscriptions to channels, patterns and shard channels.
     pub subscriptions: [AtomicU32; 3],
-    /// Commands queued in a transaction; -1: there is none.
+    /// Number of commands queued in a transaction; -1 without one.
     pub queued: AtomicI32,
-    /// Keys watched.
+    /// Number of watched keys.
     pub watched: AtomicU32,
-    /// Bytes read and not yet done with.
+    /// Number of bytes that were read and not processed.
     pub query_bytes: AtomicU64,
-    /// Bytes of the arguments of the command that runs.
+    /// Bytes of the arguments of the running command.
     pub argument_bytes: AtomicU64,
-    /// Bytes of what is queued in a transaction.
+    /// Bytes of the commands queued in a transaction.
     pub queued_bytes: AtomicU64,
     pub commands: AtomicU64,
     pub bytes_in: AtomicU64,
     pub bytes_out: AtomicU64,
-    /// What it is sent unasked.
+    /// Pushes that wait to be written.
     pub outbox: Outbox,
-    /// What it watches, if anything.
+    /// Keys that it watches, if any.
     watch: Mutex<Option<Arc<Watch>>>,
-    /// It was closed because it did not read what it was sent.
+    /// True if it was closed because it did not read what it was sent.
     too_slow: AtomicBool,
-    /// It is closed because it took too much.
+    /// True if it is closed because it took too much memory.
     greedy: AtomicBool,
-    /// The wait it is in, which CLIENT UNBLOCK ends.
+    /// Turn of its blocked command, which CLIENT UNBLOCK ends.
     turn: Mutex<Option<Arc<Turn>>>,
     killed: AtomicBool,
     kill: Notify,
     labels: Mutex<Labels>,
-    /// Since when it has to give a password, ms since the Unix epoch; 0: it has, or need not.
+    /// Time since which it has to authenticate, ms since the Unix epoch; 0 if it has, or need not.
     stranger_since_ms: AtomicU64,
 }
 
@@ -180,12 +185,12 @@ impl Client {
         }
     }
 
-    /// One of the same connection that nobody else knows.
+    /// Creates a client of the same connection that is not registered.
     pub(crate) fn double(&self) -> Self {
         Self::new(self.id, (self.addr, self.laddr), self.fd, self.worker, self.created_ms)
     }
 
-    /// Whether it runs on the same machine.
+    /// Returns true if it runs on the same machine.
     pub fn is_local(&self) -> bool {
         self.addr.ip().to_canonical().is_loopback()
     }
@@ -210,7 +215,7 @@ impl Client {
         self.resp.store(version, Ordering::Relaxed);
     }
 
-    /// Whether one of these states ([`state`]) holds.
+    /// Returns true if one of these states ([`state`]) holds.
     pub fn is(&self, states: u32) -> bool {
         self.states.load(Ordering::Relaxed) & states != 0
     }
@@ -224,7 +229,7 @@ impl Client {
         }
     }
 
-    /// The client that its invalidations go to; 0: itself.
+    /// Returns the client that receives its invalidations; 0 if it is this one.
     pub fn redirect(&self) -> u64 {
         self.redirect.load(Ordering::Relaxed)
     }
@@ -233,7 +238,7 @@ impl Client {
         self.redirect.store(client, Ordering::Relaxed);
     }
 
-    /// The time of its last command, ms since the Unix epoch.
+    /// Returns the time of its last command, ms since the Unix epoch.
     pub fn last_ms(&self) -> u64 {
         self.last_ms.load(Ordering::Relaxed)
     }
@@ -242,29 +247,29 @@ impl Client {
         self.last_ms.store(now_ms, Ordering::Relaxed);
     }
 
-    /// A command ([`registry::Command::id`]) begins.
+    /// Counts the start of a command ([`registry::Command::id`]).
     pub fn runs(&self, command: usize) {
         self.last_command.store(command as u32 + 1, Ordering::Relaxed);
         count(&self.commands, 1);
     }
 
-    /// It runs commands that were queued.
+    /// Counts queued commands that run.
     pub fn runs_queued(&self, commands: usize) {
         count(&self.commands, commands as u64);
     }
 
-    /// Full name of the last command, "client|list".
+    /// Returns the full name of the last command, such as "client|list".
     pub fn last_command(&self) -> &'static str {
         let last = self.last_command.load(Ordering::Relaxed) as usize;
         last.checked_sub(1).and_then(registry::by_id).map_or("NULL", |c| c.full_name)
     }
 
-    /// Whether it may be silent for as long as it likes: it listens, or waits.
+    /// Returns true if it may be idle for any time: it is subscribed, monitors, or is blocked.
     pub fn may_be_idle(&self) -> bool {
         self.is(state::PUBSUB | state::MONITOR | state::BLOCKED)
     }
 
-    /// Forgets what RESET forgets.
+    /// Resets the state that RESET resets.
     pub(crate) fn reset(&self) {
         self.set_db(0);
         self.set_resp(2);
@@ -272,7 +277,7 @@ impl Client {
         self.labels().name.clear();
     }
 
-    /// Bytes it takes, about.
+    /// Returns its approximate memory in bytes.
     pub fn memory(&self) -> u64 {
         BASE_MEMORY
             + self.query_bytes.load(Ordering::Relaxed)
@@ -282,16 +287,16 @@ impl Client {
             + self.labels().bytes() as u64
     }
 
-    /// Whether it still has to give a password.
+    /// Returns true if it still has to authenticate.
     pub fn is_stranger(&self) -> bool {
         self.stranger_since_ms.load(Ordering::Relaxed) != 0
     }
 
-    /// Appends its description: one line, as CLIENT LIST has it.
-    /// `runs`: it runs the command that asks.
+    /// Appends its description: one line, as CLIENT LIST has it. `runs`: it runs the command that
+    /// asks.
     pub fn describe(&self, now_ms: u64, runs: bool, line: &mut String) {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        // One that has not ended does not count yet.
+        // A command that has not ended is not counted.
         let ended = get(&self.commands) - u64::from(runs || self.is(state::BLOCKED));
         let seconds = |since_ms: u64| now_ms.saturating_sub(since_ms) / 1000;
         let labels = self.labels().clone();
@@ -333,12 +338,12 @@ impl Client {
         );
     }
 
-    /// It watches keys from now on, or does no more.
+    /// Sets the keys that it watches; `None` if it watches none any more.
     pub(crate) fn set_watch(&self, watch: Option<Arc<Watch>>) {
         *self.watch.lock().unwrap_or_else(PoisonError::into_inner) = watch;
     }
 
-    /// Whether a key that it watches has changed.
+    /// Returns true if a watched key has changed.
     pub fn is_dirty(&self) -> bool {
         let watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
         watch.as_ref().is_some_and(|watch| watch.is_dirty())
@@ -356,7 +361,7 @@ impl Client {
         self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// It waits from now on (`timed`: for a limited time), until [`Client::end_turn`].
+    /// Blocks the client until [`Client::end_turn`]. `timed`: it has a timeout.
     pub fn set_turn(&self, turn: &Arc<Turn>, timed: bool) {
         *self.turn() = Some(turn.clone());
         self.set(if timed { state::BLOCKED | state::TIMED } else { state::BLOCKED }, true);
@@ -365,28 +370,29 @@ impl Client {
         }
     }
 
-    /// It waits no more; it counts as active now.
+    /// Ends the blocked state; the client counts as active now.
     pub fn end_turn(&self, now_ms: u64) {
         self.seen_at(now_ms);
         *self.turn() = None;
         self.set(state::BLOCKED | state::TIMED, false);
     }
 
-    /// Ends its wait (CLIENT UNBLOCK), unless it is served before; whether there was one.
+    /// Ends its wait (CLIENT UNBLOCK), unless it is served before; returns false if it does not
+    /// wait.
     pub fn unblock(&self, why: Cancel) -> bool {
         self.turn().as_ref().is_some_and(|turn| turn.cancel(why))
     }
 
-    /// Sends whole RESP values, in its protocol, that it has not asked for. A client that does not
-    /// read them is closed.
+    /// Pushes whole RESP values, rendered in its protocol. A client that does not read them is
+    /// closed.
     pub fn push(&self, frame: Bytes, limits: &OutputBufferLimits, now_ms: u64) {
         if let Some(waker) = self.put(&[], &frame, limits, now_ms) {
             waker.wake();
         }
     }
 
-    /// The same with a frame in two parts ([`Outbox::push`]), and the connection's task is left to
-    /// be woken.
+    /// Adds a push in two parts ([`Outbox::push`]), and returns the waker of the connection's task
+    /// if it has to be woken.
     #[must_use]
     pub fn put(
         &self,
@@ -401,14 +407,14 @@ impl Client {
         })
     }
 
-    /// Closes it if it has not read what it was sent for too long.
+    /// Closes it if it has not read its pushes for too long.
     pub fn check_outbox(&self, limits: &OutputBufferLimits, now_ms: u64) {
         if self.outbox.check(self.allowed(limits), now_ms).is_err() {
             self.close_slow();
         }
     }
 
-    /// Whether it may be sent so many bytes of replies at once; else it is closed.
+    /// Returns true if it may be sent so many bytes of replies at once; otherwise it is closed.
     pub fn may_reply(&self, bytes: usize, limits: &OutputBufferLimits) -> bool {
         let limit = if self.is(state::PUBSUB) { &limits.pubsub } else { &limits.normal };
         let may = limit.hard_bytes == 0 || (bytes as u64) < limit.hard_bytes;
@@ -418,8 +424,8 @@ impl Client {
         may
     }
 
-    /// Its limits. What it is sent unasked is never without bounds: where its class has none, that
-    /// of subscribers holds.
+    /// Returns its output limits. Pushes always have a limit: if its class has none, that of
+    /// subscribers.
     fn allowed<'a>(&self, limits: &'a OutputBufferLimits) -> Allowed<'a> {
         let (normal, pubsub) = (&limits.normal, &limits.pubsub);
         if self.is(state::PUBSUB) {
@@ -443,17 +449,17 @@ impl Client {
         }
     }
 
-    /// Whether it was closed because it did not read what it was sent.
+    /// Returns true if it was closed because it did not read what it was sent.
     pub fn is_too_slow(&self) -> bool {
         self.too_slow.load(Ordering::Relaxed)
     }
 
-    /// It takes too much, and is about to be closed for it.
+    /// Marks it as taking too much memory; it is about to be closed.
     pub fn set_greedy(&self) {
         self.greedy.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it is closed because it took too much.
+    /// Returns true if it is closed because it took too much memory.
     pub fn is_greedy(&self) -> bool {
         self.greedy.load(Ordering::Relaxed)
     }
@@ -461,7 +467,7 @@ impl Client {
     /// Asks the connection's task to close it.
     pub fn kill(&self) {
         self.killed.store(true, Ordering::Release);
-        // What is written from now on is not for this client, though its task has yet to end.
+        // A blocked command must serve this client no more, although its task has yet to end.
         self.unblock(Cancel::Gone);
         self.kill.notify_one();
     }
@@ -470,7 +476,7 @@ impl Client {
         self.killed.load(Ordering::Acquire)
     }
 
-    /// Resolves when the connection shall be closed.
+    /// Resolves when the connection has to be closed.
     pub async fn killed(&self) {
         while !self.is_killed() {
             self.kill.notified().await;

@@ -1,13 +1,13 @@
-//! Who was turned away, and why: one line of the log for all of some seconds, so that neither an
-//! attack goes unnoticed nor the log is its victim.
+//! Log of refused and closed clients: one line for all of some seconds, so that an attack is
+//! neither overlooked nor able to flood the log.
 
 use std::net::SocketAddr;
 use std::sync::{Mutex, PoisonError};
 
-/// Seconds between two lines.
+/// Time between two lines in ms.
 const PERIOD_MS: u64 = 10_000;
 
-/// How often something has happened, and to whom last.
+/// Number of refusals of one kind, and the last client.
 #[derive(Debug, Default)]
 struct Count {
     times: u64,
@@ -24,7 +24,7 @@ struct Counts {
     logged_at_ms: u64,
 }
 
-/// See the module's description.
+/// Refusals since the last line.
 #[derive(Debug, Default)]
 pub struct Refusals(Mutex<Counts>);
 
@@ -36,32 +36,32 @@ impl Refusals {
         count.last = Some(addr);
     }
 
-    /// A client has given a wrong password.
+    /// Counts a client that has given a wrong password.
     pub fn wrong_password(&self, addr: SocketAddr) {
         self.count(|counts| &mut counts.wrong_passwords, addr);
     }
 
-    /// A client was closed as it has given no password in time.
+    /// Counts a client that was closed because it did not authenticate in time.
     pub fn silent(&self, addr: SocketAddr) {
         self.count(|counts| &mut counts.silent, addr);
     }
 
-    /// A client was not let in as there are too many.
+    /// Counts a client that was refused because there are too many.
     pub fn too_many(&self, addr: SocketAddr) {
         self.count(|counts| &mut counts.too_many, addr);
     }
 
-    /// A client of another machine was not let in as there is no password.
+    /// Counts a client of another machine that was refused because there is no password.
     pub fn unprotected(&self, addr: SocketAddr) {
         self.count(|counts| &mut counts.unprotected, addr);
     }
 
-    /// A client was closed as all together take too much memory.
+    /// Counts a client that was closed because all clients together took too much memory.
     pub fn evicted(&self, addr: SocketAddr) {
         self.count(|counts| &mut counts.evicted, addr);
     }
 
-    /// What has happened since the last line, if that is some seconds ago.
+    /// Returns a line about the refusals since the last line, if one is due.
     fn due(&self, now_ms: u64) -> Option<String> {
         let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if now_ms.saturating_sub(counts.logged_at_ms) < PERIOD_MS {
@@ -88,7 +88,7 @@ impl Refusals {
         Some(told.join("; "))
     }
 
-    /// Logs who was turned away, at most once in some seconds.
+    /// Logs the refusals, at most once in some seconds.
     pub fn log(&self, now_ms: u64) {
         if let Some(told) = self.due(now_ms) {
             tracing::warn!("clients turned away: {told}");

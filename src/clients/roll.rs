@@ -1,4 +1,4 @@
-//! All connections of the node: who is let in, and who is closed when they take too much memory.
+//! All connections of the node: admits clients, and closes them if they take too much memory.
 
 use super::farewell::Farewells;
 use super::{Client, Refusals, state};
@@ -8,13 +8,13 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// How long a client may take to give its password.
+/// Maximum time that a client may take to authenticate.
 pub const STRANGER_TIME: Duration = Duration::from_secs(10);
 
-/// One part of this many of the connections may be of clients that have yet to give their password.
+/// Divisor of `maxclients` that limits the clients which have yet to authenticate.
 const STRANGERS_SHARE: usize = 2;
 
-/// How long memory of clients that were closed takes to come back, before others are looked for.
+/// Time in ms that the memory of closed clients takes to be freed, before others are closed.
 const EVICTION_PAUSE_MS: u64 = 10;
 
 /// All connections of the node, by id.
@@ -22,20 +22,20 @@ const EVICTION_PAUSE_MS: u64 = 10;
 pub struct Clients {
     next_id: AtomicU64,
     map: Mutex<BTreeMap<u64, Arc<Client>>>,
-    /// Those that have yet to give their password.
+    /// Number of clients that have yet to authenticate.
     strangers: AtomicUsize,
-    /// Sockets of those that took too much, which are about to be closed.
+    /// Number of sockets whose clients took too much memory, and which are about to be closed.
     leaving: AtomicUsize,
     farewells: Farewells,
-    /// When clients were last closed as they took too much memory.
+    /// Time of the last eviction of clients.
     evicted_at_ms: AtomicU64,
     pub accepted: AtomicU64,
     pub rejected: AtomicU64,
-    /// Closed because they did not read what they were sent.
+    /// Number of clients closed because they did not read what they were sent.
     pub too_slow: AtomicU64,
-    /// Closed because all together took too much memory.
+    /// Number of clients closed because all together took too much memory.
     pub evicted: AtomicU64,
-    /// Who was turned away, for the log.
+    /// Refusals, for the log.
     pub refusals: Refusals,
 }
 
@@ -52,8 +52,8 @@ impl Clients {
         self.len() == 0
     }
 
-    /// Registers a connection, unless there are `max` already. `is_stranger`: it has to give a
-    /// password, and there may be only so many that have not.
+    /// Registers a connection, unless there are `max` already. `is_stranger`: it has to
+    /// authenticate, and the number of such clients is limited.
     pub fn admit(
         &self,
         max: usize,
@@ -77,14 +77,14 @@ impl Clients {
         Some(client)
     }
 
-    /// A client has to give a password from now on.
+    /// Marks a client that has to authenticate from now on.
     pub fn estrange(&self, client: &Client, now_ms: u64) {
         if client.stranger_since_ms.swap(now_ms.max(1), Ordering::Relaxed) == 0 {
             self.strangers.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// It has given it, or has gone.
+    /// Marks a client that has authenticated or disconnected.
     pub fn befriend(&self, client: &Client) {
         if client.stranger_since_ms.swap(0, Ordering::Relaxed) != 0 {
             self.strangers.fetch_sub(1, Ordering::Relaxed);
@@ -95,14 +95,14 @@ impl Clients {
         self.map().remove(&id);
     }
 
-    /// Closes a connection; from now on it is not shown any more.
+    /// Closes a connection; it is not listed any more.
     pub fn kill(&self, client: &Client) {
         self.remove(client.id);
         client.kill();
     }
 
-    /// Waits until the socket of a client that took too much may be closed. It has a place among the
-    /// connections until then.
+    /// Waits until the socket of a client that took too much memory may be closed. It counts as a
+    /// connection until then.
     pub async fn part(&self, now_ms: u64) {
         let pause = self.farewells.pause(now_ms);
         if !pause.is_zero() {
@@ -115,12 +115,12 @@ impl Clients {
         self.map().get(&id).cloned()
     }
 
-    /// All of them, oldest first.
+    /// Returns all clients, oldest first.
     pub fn all(&self) -> Vec<Arc<Client>> {
         self.map().values().cloned().collect()
     }
 
-    /// Closes those that take too long to give their password.
+    /// Closes clients that take too long to authenticate.
     pub fn close_strangers(&self, now_ms: u64) {
         if self.strangers.load(Ordering::Relaxed) == 0 {
             return;
@@ -135,7 +135,7 @@ impl Clients {
         }
     }
 
-    /// Closes clients if what all take together that is large is more than they may have.
+    /// Closes clients if their large buffers together exceed the limit.
     #[inline]
     pub fn relieve(&self, now_ms: u64) {
         if client_memory::CLIENTS.is_over() {
@@ -152,9 +152,9 @@ impl Clients {
         }
     }
 
-    /// Closes those that take most, but those that said CLIENT NO-EVICT ON, until all together take
-    /// at most what they may. One that takes no more than a single one may is spared while the
-    /// others keep to the limit.
+    /// Closes the clients that take most memory, except those with CLIENT NO-EVICT ON, until all
+    /// together are within the limit. A client within the limit of a single one is spared while the
+    /// others keep to theirs.
     pub fn evict(&self, limit: Limit) {
         if limit.all == 0 {
             return;

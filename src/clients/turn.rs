@@ -1,5 +1,5 @@
-//! The hand-over of something to a client that waits for it. Several workers may have something
-//! for one client, while it gives up, is told to, or goes away: exactly one of these happens.
+//! The hand-over of a reply to a blocked client. Several workers may have something for one client,
+//! while it times out, is unblocked, or disconnects: exactly one of these happens.
 //!
 //! ```text
 //!            claim                    serve
@@ -9,21 +9,21 @@
 //! ```
 //!
 //! A worker claims the turn before it takes anything for the client, and releases it if there was
-//! nothing after all. Another one that comes meanwhile leaves its number, and looks again when the
-//! turn is released: what came in between is not overlooked. A client that gives up meanwhile is
-//! either served all the same, or its wait ends with the release.
+//! nothing after all. Another worker that comes meanwhile leaves its number, and checks again when
+//! the turn is released, so nothing that came in between is overlooked. A client that gives up
+//! meanwhile is either served all the same, or its wait ends with the release.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 
-/// Why a client waits no more without having been served.
+/// Reason why a wait ended without a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cancel {
-    /// Its time is over, or CLIENT UNBLOCK says that it is.
+    /// The timeout is over, or CLIENT UNBLOCK says so.
     TimedOut,
     /// CLIENT UNBLOCK … ERROR.
     Unblocked,
-    /// The connection has ended, or is to end.
+    /// The connection has ended, or is being closed.
     Gone,
 }
 
@@ -33,14 +33,14 @@ enum State {
     Claimed {
         /// Workers that had something meanwhile.
         missed: Vec<usize>,
-        /// The client waits no more, unless it is served.
+        /// The wait has ended, unless the client is served.
         cancelled: Option<Cancel>,
     },
     Served(Vec<u8>),
     Cancelled(Cancel),
 }
 
-/// How a wait ended.
+/// End of a wait.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Ended {
     /// The reply.
@@ -48,7 +48,7 @@ pub enum Ended {
     Cancelled(Cancel),
 }
 
-/// See the module's description.
+/// Turn of a blocked client, shared by its connection and the workers.
 #[derive(Debug)]
 pub struct Turn {
     state: Mutex<State>,
@@ -66,8 +66,8 @@ impl Turn {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Claims the turn for a worker, which then serves or releases it. False: it is over, or another
-    /// has it and will have this worker look again if it comes to nothing.
+    /// Claims the turn for a worker, which then serves or releases it. Returns false if it is over,
+    /// or another worker has claimed it, whose release will make this worker check again.
     #[must_use]
     pub fn claim(&self, worker: usize) -> bool {
         let mut state = self.state();
@@ -92,8 +92,8 @@ impl Turn {
         self.changed.notify_one();
     }
 
-    /// There was nothing: the client waits on. The workers that had something meanwhile, and are
-    /// to look again.
+    /// Releases a claimed turn: the client goes on waiting. Returns the workers that had something
+    /// meanwhile, and have to check again.
     #[must_use]
     pub fn release(&self) -> Vec<usize> {
         let mut state = self.state();
@@ -109,7 +109,7 @@ impl Turn {
         Vec::new()
     }
 
-    /// Ends the wait, unless the client is served before. False: it is over already.
+    /// Ends the wait, unless the client is served before. Returns false if it is over already.
     pub fn cancel(&self, why: Cancel) -> bool {
         let mut state = self.state();
         match &mut *state {
@@ -122,7 +122,7 @@ impl Turn {
         true
     }
 
-    /// Whether nobody is to begin to serve the client any more.
+    /// Returns true if no worker may begin to serve the client any more.
     pub fn is_over(&self) -> bool {
         match *self.state() {
             State::Waiting | State::Claimed { cancelled: None, .. } => false,
@@ -130,7 +130,7 @@ impl Turn {
         }
     }
 
-    /// How it has ended, if it has.
+    /// Returns how the wait has ended, if it has.
     pub fn ended(&self) -> Option<Ended> {
         match &mut *self.state() {
             State::Served(reply) => Some(Ended::Served(std::mem::take(reply))),
@@ -139,7 +139,7 @@ impl Turn {
         }
     }
 
-    /// Waits until it has ended. One task at a time may wait.
+    /// Waits for the end. Only one task at a time may wait.
     pub async fn wait(&self) -> Ended {
         loop {
             if let Some(ended) = self.ended() {

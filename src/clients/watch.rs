@@ -2,11 +2,11 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What one client watches, from its first WATCH until EXEC, DISCARD or UNWATCH.
+/// Watch of one client, from its first WATCH until EXEC, DISCARD or UNWATCH.
 #[derive(Debug, Default)]
 pub struct Watch {
     dirty: AtomicBool,
-    /// It has ended: it is not in any table, or will soon not be.
+    /// True if it has ended: tables have removed it, or soon will.
     over: AtomicBool,
 }
 
@@ -15,11 +15,11 @@ impl Watch {
         self.dirty.store(true, Ordering::Release);
     }
 
-    /// Whether one of its keys has changed.
+    /// Returns true if one of its keys has changed.
     pub fn is_dirty(&self) -> bool {
         self.dirty.load(Ordering::Acquire)
     }
-    /// It ends: no table takes it in any more.
+    /// Ends the watch: no table adds it any more.
     pub(crate) fn end(&self) {
         self.over.store(true, Ordering::Release);
     }

@@ -1,5 +1,5 @@
-//! A command as those know it that route and run it: its declaration, where it runs, and a request
-//! for it. Its handler, if it is one of the server's own, is known to those who call that.
+//! Commands as routing and workers see them: the declaration, the route, and a request. The
+//! handlers of the server's own commands are known to their callers alone.
 
 pub mod registry;
 mod request;
@@ -8,5 +8,5 @@ mod route;
 pub use request::{OwnedCommand, Request};
 pub use route::Route;
 
-/// A command or subcommand as it is looked up.
+/// A command or subcommand, as lookups return it.
 pub type Command = flagstone_commands::registry::Command<Route>;

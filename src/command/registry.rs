@@ -1,5 +1,5 @@
 //! The table of all commands. The program installs it at its start, from the declarations of the
-//! families, which stand above everything that looks a command up.
+//! families, which stand above every room that looks a command up.
 
 use super::{Command, Route};
 use flagstone_commands::registry::Registry;
@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 
 static REGISTRY: OnceLock<Registry<Route>> = OnceLock::new();
 
-/// Makes a table the program's. A later one is not taken.
+/// Installs the program's table. Further calls have no effect.
 pub fn install(registry: Registry<Route>) {
     let _ = REGISTRY.set(registry);
 }
@@ -16,38 +16,38 @@ pub fn install(registry: Registry<Route>) {
 /// # Panics
 /// If no table was installed.
 fn registry() -> &'static Registry<Route> {
-    // Unit tests have no program that does it.
+    // Unit tests have no program that installs it.
     #[cfg(test)]
     crate::commands::install();
     REGISTRY.get().expect("the program installs its commands before it serves any")
 }
 
-/// All commands, family by family.
+/// Returns all commands, family by family.
 pub fn all() -> &'static [Command] {
     registry().all()
 }
 
-/// All commands and subcommands.
+/// Returns all commands and subcommands.
 pub fn every() -> impl Iterator<Item = &'static Command> {
     registry().by_id().iter().copied()
 }
 
-/// The command or subcommand with this [`Command::id`].
+/// Returns the command or subcommand with this [`Command::id`].
 pub fn by_id(id: usize) -> Option<&'static Command> {
     registry().by_id().get(id).copied()
 }
 
-/// How many commands and subcommands there are: their ids are below.
+/// Returns the number of commands and subcommands: all ids are below.
 pub fn count() -> usize {
     registry().by_id().len()
 }
 
-/// The command of a name in any case.
+/// Returns the command with a name, ignoring case.
 pub fn lookup(name: &[u8]) -> Option<&'static Command> {
     registry().lookup(name)
 }
 
-/// The command or subcommand that arguments name.
+/// Returns the command or subcommand that the arguments name.
 pub fn resolve(args: Args<'_>) -> Option<&'static Command> {
     registry().resolve(args)
 }

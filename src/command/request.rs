@@ -1,27 +1,28 @@
-//! A command that a client has sent, with what its connection says of it.
+//! A command that a client has sent, with the state of its session that it depends on.
 
 use super::Command;
 use flagstone_storage::need::Key;
 use flagstone_wire::resp::{Args, OwnedArgs, Proto};
 
-/// What a command needs to know of its session.
+/// State of the session on which a command depends.
 #[derive(Clone, Copy, Debug)]
 pub struct Request {
     pub db: u32,
     pub proto: Proto,
     pub touch: bool,
-    /// The connection.
+    /// Id of the connection.
     pub client: u64,
-    /// The connection wants to hear when what it reads changes.
+    /// True if the connection tracks what it reads.
     pub track: bool,
-    /// It has waited, and runs again as there may be something for it.
+    /// True if the command was blocked, and runs again because there may be something for it.
     pub again: bool,
-    /// At a coordinator: keys that have expired are there until somebody else finds them (DEBUG).
+    /// True if a coordinator's command sees expired keys as long as nothing else has removed them
+    /// (DEBUG).
     pub sees_expired: bool,
 }
 
 impl Request {
-    /// Of a command that the server runs itself; its reply is in RESP2.
+    /// Creates the request of a command that the server itself runs; its reply is in RESP2.
     pub fn of_nobody(db: u32) -> Self {
         Self {
             db,
@@ -35,7 +36,7 @@ impl Request {
     }
 }
 
-/// A command with arguments of its own, for when it outlives the buffer it came in.
+/// A command with its own copy of the arguments, for when it outlives the read buffer.
 #[derive(Clone, Debug)]
 pub struct OwnedCommand {
     pub command: &'static Command,
@@ -48,7 +49,7 @@ impl OwnedCommand {
         Self { command, request, args: args.into() }
     }
 
-    /// The same with other arguments in some places.
+    /// Returns the command with some arguments replaced.
     pub fn with_args(&self, replaced: &[(usize, Vec<u8>)]) -> Self {
         let mut other = self.clone();
         replaced.iter().for_each(|(at, arg)| other.args.replace(*at, arg));
@@ -59,12 +60,12 @@ impl OwnedCommand {
         self.args.args()
     }
 
-    /// Bytes of memory that its arguments take, about.
+    /// Returns the approximate memory of its arguments in bytes.
     pub fn memory(&self) -> usize {
         self.args.memory()
     }
 
-    /// The elements of a key that it names, as far as is declared.
+    /// Returns the elements of a key that the command names, as far as they are declared.
     pub(crate) fn names(&self, db: u32, key: &[u8]) -> impl Iterator<Item = &[u8]> {
         let args = self.args();
         let names = self.command.spec.names.filter(|_| {
@@ -76,7 +77,7 @@ impl OwnedCommand {
         names.into_iter().flat_map(move |names| names.find(args))
     }
 
-    /// Its keys, for locking.
+    /// Returns its keys, for locking.
     pub(crate) fn lock_keys(&self) -> Vec<Key> {
         let args = self.args();
         self.command

@@ -1,28 +1,28 @@
-//! Where a command runs.
+//! Routes of commands.
 
 use flagstone_commands::{HelpWriter, KeysHandler, Run, Runner};
 
-/// How a command is routed.
+/// Route of a command: the place where it runs.
 #[derive(Clone, Copy, Debug)]
 pub enum Route {
-    /// To the store of the worker that owns its keys; when the keys belong to several workers, to a
-    /// workspace of entries that these lend (see `routing`).
+    /// The store of the worker that owns its keys; if they belong to several workers, a workspace
+    /// of entries that these lend (see `routing`).
     Keys(KeysHandler),
-    /// The same for a command that runs others (see [`crate::unit`]).
+    /// Like `Keys`, for a command that runs other commands (see [`crate::unit`]).
     Unit,
-    /// The same for a command that runs a script.
+    /// Like `Keys`, for a command that runs a script.
     Script,
-    /// To the connection, which never waits for it.
+    /// The connection, which never waits for it.
     Session,
-    /// To the connection; as part of a unit, where it needs neither session nor node, to that.
+    /// The connection; in a unit, which has neither session nor node, the unit.
     Either,
-    /// To the connection, which waits for it.
+    /// The connection, which waits for it.
     Wait,
-    /// To all workers.
+    /// All workers.
     Databases,
-    /// To the connection, which shows a text.
+    /// The connection, which shows a text.
     Help(HelpWriter),
-    /// Nowhere: it has subcommands only.
+    /// None: the command has subcommands only.
     Container,
 }
 

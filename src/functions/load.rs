@@ -1,4 +1,4 @@
-//! Running a library's code, which registers its functions.
+//! Loads a library: runs its code, which registers its functions.
 
 use super::metadata::is_name;
 use crate::scripts::{Flags, error_table, log_line, put_constants, within, write_log};
@@ -9,13 +9,13 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// How long the code of a library may run until its functions are registered.
+/// Maximum time that the code of a library may run until its functions are registered.
 const LIMIT: Duration = Duration::from_millis(500);
 
-/// Functions that a library may register.
+/// Maximum number of functions that a library may register.
 const MAX_FUNCTIONS: usize = 10_000;
 
-/// Text of the error when the time is over.
+/// Error text when the time is over.
 const TIMEOUT: &str = "ERR FUNCTION LOAD timeout";
 
 /// A function that the code of a library has registered.
@@ -27,17 +27,17 @@ pub struct Registered {
     pub callback: Function,
 }
 
-/// Why a library cannot be loaded.
+/// Reason why a library cannot be loaded.
 #[derive(Debug, PartialEq, Eq)]
 pub enum LoadError {
-    /// Its code has run too long.
+    /// The code has run too long.
     Late,
-    /// The text of the error.
+    /// The code has failed, with this error text.
     Failed(String),
 }
 
 impl LoadError {
-    /// The text of the error.
+    /// Returns the error text.
     pub fn into_text(self) -> String {
         match self {
             Self::Late => failed(TIMEOUT),
@@ -46,9 +46,9 @@ impl LoadError {
     }
 }
 
-/// What functions the code of a library (from the end of its first line on) registers, found in a
-/// VM of up to `max_bytes`; the text of the error if it cannot be loaded. Takes up to half a second
-/// of the thread.
+/// Returns the functions that the code of a library (from the end of its first line on) registers,
+/// by running it in a new VM of up to `max_bytes`; fails with the error text if it cannot be
+/// loaded. Blocks the thread for up to half a second.
 pub fn inspect(body: &[u8], max_bytes: usize) -> Result<Vec<Row>, String> {
     let no_vm = |error| format!("ERR there is no VM for functions: {error}");
     let vm = lua::new_vm(max_bytes).map_err(no_vm)?;
@@ -73,8 +73,8 @@ pub fn inspect(body: &[u8], max_bytes: usize) -> Result<Vec<Row>, String> {
     if rows.is_empty() { Err("ERR No functions registered".into()) } else { Ok(rows) }
 }
 
-/// Runs the code of a library (from the end of its first line on) in a sealed VM; the functions
-/// that it registers, in order. Its lines for the log are written if it `logs`.
+/// Runs the code of a library (from the end of its first line on) in a sealed VM, and returns the
+/// functions that it registers, in order. Its log lines are written if it `logs`.
 pub fn load(
     vm: &Lua,
     body: &[u8],
@@ -85,7 +85,7 @@ pub fn load(
     if is_late { Err(LoadError::Late) } else { loaded.map_err(LoadError::Failed) }
 }
 
-/// The functions, or the text of the error.
+/// Returns the functions, or the error text.
 fn run_code(vm: &Lua, body: &[u8], logs: bool, watch: Watch) -> Result<Vec<Registered>, String> {
     let chunk = lua::compile(vm, "@user_function", body, watch).map_err(|error| {
         let text = match error {
@@ -108,7 +108,7 @@ fn failed(text: impl std::fmt::Display) -> String {
     format!("ERR Error registering functions: {text}")
 }
 
-/// The text of what the code has raised.
+/// Returns the text of an error that the code has raised.
 fn text_of(raised: &Value) -> String {
     let text = match raised {
         Value::Table(table) => table.raw_get::<mlua::LuaString>("err").ok(),
@@ -118,7 +118,8 @@ fn text_of(raised: &Value) -> String {
     text.map_or_else(|| "ERR unknown error".into(), |text| text.to_string_lossy())
 }
 
-/// A library that is being loaded: globals are those of libraries, and what it registers is kept.
+/// A library that is being loaded: the globals are those of libraries, and registered functions are
+/// collected.
 struct Loading<'a> {
     vm: &'a Lua,
     registered: Rc<RefCell<Option<Vec<Registered>>>>,
@@ -157,7 +158,7 @@ impl<'a> Loading<'a> {
         Ok(Self { vm, registered })
     }
 
-    /// What was registered. Nothing more can be.
+    /// Returns the registered functions, and ends the registration.
     fn end(self) -> Vec<Registered> {
         self.registered.take().unwrap_or_default()
     }
@@ -172,13 +173,13 @@ impl Drop for Loading<'_> {
     }
 }
 
-/// An error as scripts raise it.
+/// Returns an error in the form in which scripts raise it.
 fn raised(vm: &Lua, text: &str) -> Value {
     let text = if text.starts_with("ERR ") { text.to_owned() } else { format!("ERR {text}") };
     error_table(vm, text.as_bytes()).map_or(Value::Nil, Value::Table)
 }
 
-/// The arguments of `register_function`.
+/// Parses the arguments of `register_function`.
 fn read_args(args: MultiValue) -> Result<Registered, &'static str> {
     let mut args = args.into_iter();
     match (args.next(), args.next(), args.next()) {
@@ -249,7 +250,7 @@ fn read_flags(names: &Table) -> Option<Flags> {
     Some(flags)
 }
 
-/// A string, or a number as text.
+/// Returns a string, or a number as text.
 fn string(value: &Value) -> Option<Vec<u8>> {
     match value {
         Value::String(text) => Some(text.as_bytes().to_vec()),

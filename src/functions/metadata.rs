@@ -1,21 +1,21 @@
-//! The first line of a library's code: which language it is in, and its name.
+//! The first line of a library's code: its language and the library's name.
 
 use flagstone_storage::encoding::MAX_LIBRARY_NAME;
 use flagstone_wire::resp::split_args;
 
-/// The language that libraries are written in.
+/// Language of libraries.
 pub const ENGINE: &str = "LUA";
 
-/// What the first line of a library says.
+/// Contents of the first line of a library.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Metadata {
     pub name: Box<[u8]>,
-    /// Where the code begins: at the end of the first line.
+    /// Start of the code: the end of the first line.
     pub body: usize,
 }
 
 impl Metadata {
-    /// Reads `#!lua name=…`; the text of the error otherwise.
+    /// Parses `#!lua name=…`; fails with the error text.
     pub fn read(code: &[u8]) -> Result<Self, String> {
         const INVALID: &str = "ERR Invalid library metadata";
         if !code.starts_with(b"#!") {
@@ -55,7 +55,7 @@ impl Metadata {
     }
 }
 
-/// Whether libraries and functions may be called this.
+/// Returns true if a library or function may have this name.
 pub(super) fn is_name(name: &[u8]) -> bool {
     !name.is_empty() && name.iter().all(|byte| byte.is_ascii_alphanumeric() || *byte == b'_')
 }

@@ -1,4 +1,4 @@
-//! The libraries of the node, and how they are changed.
+//! The libraries of the node, and changes of them.
 
 use super::load::inspect;
 use super::metadata::{ENGINE, Metadata};
@@ -9,31 +9,32 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, PoisonError, RwLock};
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
-/// Bytes that a library takes beside its texts, about.
+/// Approximate memory in bytes of a library beside its texts.
 const OVERHEAD: usize = 256;
 
 /// A library.
 #[derive(Debug)]
 pub struct Library {
     row: Row,
-    /// Loading it took so long that it is not tried in place again.
+    /// True if loading it took so long that it is not tried on a worker's thread again.
     pub loads_slowly: AtomicBool,
-    /// By function: it took so long the last time that it is not tried in place.
+    /// For each function, true if its last run took so long that it is not tried on a worker's
+    /// thread.
     slow: Vec<AtomicBool>,
-    /// Where its code begins, behind the first line.
+    /// Start of its code, behind the first line.
     body: usize,
 }
 
 impl Library {
-    /// A library as it is stored.
+    /// Creates a library from its stored row.
     pub fn new(row: Row) -> Self {
         let body = memchr::memchr(b'\n', &row.code).unwrap_or(row.code.len());
         let slow = row.functions.iter().map(|_| AtomicBool::new(false)).collect();
         Self { row, loads_slowly: AtomicBool::new(false), slow, body }
     }
 
-    /// A library of this code; the text of the error if it cannot be loaded. Takes up to half a
-    /// second of the thread.
+    /// Creates a library from its code; fails with the error text if it cannot be loaded. Blocks
+    /// the thread for up to half a second.
     pub fn inspect(code: &[u8], max_vm_bytes: usize) -> Result<Self, String> {
         let Metadata { name, body } = Metadata::read(code)?;
         let functions = inspect(&code[body..], max_vm_bytes)?;
@@ -41,7 +42,7 @@ impl Library {
         Ok(Self::new(Row { name, engine, code: code.into(), functions }))
     }
 
-    /// The code without its first line.
+    /// Returns the code without its first line.
     pub fn body(&self) -> &[u8] {
         &self.code[self.body..]
     }
@@ -62,61 +63,61 @@ impl Deref for Library {
     }
 }
 
-/// A function, and the library that it is of.
+/// A function and its library.
 #[derive(Clone, Copy, Debug)]
 pub struct Found<'a> {
     pub library: &'a Arc<Library>,
     pub function: &'a Function,
-    /// It took so long the last time that it is not tried in place.
+    /// True if its last run took so long that it is not tried on a worker's thread.
     pub is_slow: &'a AtomicBool,
 }
 
-/// What happens to libraries that are there when others come.
+/// Treatment of existing libraries when others are added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
-    /// They stay; none of the others may have the name of one.
+    /// Existing libraries stay; a new one must not have the name of one.
     Append,
-    /// Those that have the name of another go.
+    /// Existing libraries with the name of a new one are replaced.
     Replace,
-    /// All go.
+    /// All existing libraries are removed.
     Flush,
 }
 
 /// All libraries at one time.
 #[derive(Clone, Debug, Default)]
 pub struct Libraries {
-    /// Greater with each change.
+    /// Version, which increases with each change.
     pub version: u64,
     by_name: BTreeMap<Box<[u8]>, Arc<Library>>,
-    /// By name in lower case: the library, and its place there.
+    /// Functions by name in lower case: the library, and the index in it.
     functions: HashMap<Box<[u8]>, (Arc<Library>, usize)>,
     bytes: usize,
 }
 
 impl Libraries {
-    /// Every library, in the order of their names.
+    /// Returns all libraries, ordered by name.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &Arc<Library>> {
         self.by_name.values()
     }
 
-    /// The library of a name.
+    /// Returns the library with a name.
     pub fn get(&self, name: &[u8]) -> Option<&Arc<Library>> {
         self.by_name.get(name)
     }
 
-    /// The function of a name in any case.
+    /// Returns the function with a name, ignoring case.
     pub fn function(&self, name: &[u8]) -> Option<Found<'_>> {
         let (library, at) = self.functions.get(&*name.to_ascii_lowercase())?;
         let (function, is_slow) = (library.functions.get(*at)?, library.slow.get(*at)?);
         Some(Found { library, function, is_slow })
     }
 
-    /// How many functions there are.
+    /// Returns the number of functions.
     pub fn function_count(&self) -> usize {
         self.functions.len()
     }
 
-    /// Bytes of memory that they take, about.
+    /// Returns the approximate memory of the libraries in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -129,7 +130,7 @@ impl Libraries {
         }
     }
 
-    /// Adds libraries, all or none: the text of the error then.
+    /// Adds all of the libraries, or fails with the error text and adds none.
     fn add(&mut self, new: &[Arc<Library>], policy: Policy) -> Result<(), String> {
         let mut all = if policy == Policy::Flush { Self::default() } else { self.clone() };
         for library in new {
@@ -162,14 +163,14 @@ impl Libraries {
 #[derive(Debug)]
 pub struct Functions {
     current: RwLock<Arc<Libraries>>,
-    /// Held by who changes them.
+    /// Mutex that serialises changes.
     editing: Arc<Mutex<()>>,
-    /// What they may take, bytes.
+    /// Maximum memory of the libraries in bytes.
     max_bytes: usize,
 }
 
 impl Functions {
-    /// The libraries that are stored.
+    /// Creates the libraries from their stored rows.
     pub fn new(rows: Vec<Row>, max_bytes: usize) -> Result<Self, String> {
         let mut all = Libraries::default();
         let rows: Vec<_> = rows.into_iter().map(|row| Arc::new(Library::new(row))).collect();
@@ -177,12 +178,12 @@ impl Functions {
         Ok(Self { current: RwLock::new(Arc::new(all)), editing: Arc::default(), max_bytes })
     }
 
-    /// The libraries that there are now.
+    /// Returns the current libraries.
     pub fn now(&self) -> Arc<Libraries> {
         self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Begins a change, when the one before has ended.
+    /// Begins a change, once the previous one has ended.
     pub async fn edit(&self) -> Edit {
         let turn = self.editing.clone().lock_owned().await;
         let before = self.now();
@@ -190,7 +191,7 @@ impl Functions {
     }
 }
 
-/// A change of the libraries, while nobody else makes one. It counts once it is stored.
+/// A change of the libraries, which excludes all others. It takes effect once it is stored.
 #[derive(Debug)]
 pub struct Edit {
     before: Arc<Libraries>,
@@ -200,12 +201,12 @@ pub struct Edit {
 }
 
 impl Edit {
-    /// What is there so far.
+    /// Returns the libraries with the changes so far.
     pub fn libraries(&self) -> &Libraries {
         &self.next
     }
 
-    /// Adds libraries, all or none; the text of the error then.
+    /// Adds all of the libraries, or fails with the error text and adds none.
     pub fn add(&mut self, new: &[Arc<Library>], policy: Policy) -> Result<(), String> {
         let mut next = self.next.clone();
         next.add(new, policy)?;
@@ -216,7 +217,7 @@ impl Edit {
         Ok(())
     }
 
-    /// Whether libraries may take so much; the text of the error otherwise.
+    /// Checks that libraries may take so many bytes; fails with the error text.
     pub fn has_room(&self, bytes: usize) -> Result<(), String> {
         if bytes <= self.max_bytes {
             return Ok(());
@@ -227,19 +228,19 @@ impl Edit {
         ))
     }
 
-    /// Removes a library; whether it was there.
+    /// Removes a library; returns false if there is none with this name.
     pub fn remove(&mut self, name: &[u8]) -> bool {
         let found = self.next.get(name).is_some();
         self.next.remove(name);
         found
     }
 
-    /// Removes all of them.
+    /// Removes all libraries.
     pub fn clear(&mut self) {
         self.next = Libraries::default();
     }
 
-    /// The rows that change.
+    /// Returns the rows that change.
     pub fn changes(&self) -> Vec<(&[u8], Option<&Row>)> {
         let gone = self.before.iter().filter(|old| self.next.get(&old.name).is_none());
         let new = self.next.iter().filter(|library| {
@@ -249,7 +250,7 @@ impl Edit {
         gone.map(|old| (&*old.name, None)).chain(new).collect()
     }
 
-    /// The change is stored: it counts from now on.
+    /// Puts the change, which is stored, into effect.
     pub fn finish(self, functions: &Functions) {
         let mut current = functions.current.write().unwrap_or_else(PoisonError::into_inner);
         *current = Arc::new(Libraries { version: self.before.version + 1, ..self.next });

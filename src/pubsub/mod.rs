@@ -1,9 +1,9 @@
-//! Publish and subscribe: who listens to which channel. One registry for the whole node, as a
-//! message goes to connections of every worker and its publisher is told how many there are.
+//! Publish and subscribe: the subscriptions of all connections. There is one registry for the node,
+//! because a message goes to connections of every worker, and its publisher is told their number.
 //!
-//! A message is put into its listeners' outboxes under the registry's lock, so all of them get the
-//! messages of a channel in the same order. What takes time (matching patterns, rendering, waking
-//! connections) is done without it.
+//! A message is put into its subscribers' outboxes under the registry's lock, so all of them
+//! receive the messages of a channel in the same order. Slow work (matching patterns, rendering,
+//! waking connections) is done outside the lock.
 
 mod subscriptions;
 mod wakes;
@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use wakes::Wakes;
 
-/// What a client can listen to; the value is its place in [`Client::subscriptions`].
+/// Kind of a subscription; its value is the index in [`Client::subscriptions`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Channel,
@@ -33,7 +33,7 @@ pub enum Kind {
 impl Kind {
     pub const ALL: [Self; 3] = [Self::Channel, Self::Pattern, Self::Shard];
 
-    /// The first word of its messages.
+    /// Returns the first word of its messages.
     const fn word(self) -> &'static [u8] {
         match self {
             Self::Channel => b"message",
@@ -43,17 +43,17 @@ impl Kind {
     }
 }
 
-/// Bytes of memory that a subscription takes beside its name, about.
+/// Approximate memory in bytes of a subscription beside its name.
 const ENTRY: usize = 200;
 
-/// The clients that listen to one name, by id.
+/// Subscribers of one name, by client id.
 type Listeners = FnvHashMap<u64, Arc<Client>>;
 
 #[derive(Debug, Default)]
 struct Registry {
-    /// By kind.
+    /// Subscribers by kind and name.
     names: [HashMap<Bytes, Listeners>; 3],
-    /// All patterns, made when a message needs them; `None`: they have changed.
+    /// All patterns, collected when a message needs them; `None` after a change.
     patterns: Option<Arc<[Bytes]>>,
 }
 
@@ -68,21 +68,21 @@ impl Registry {
     }
 }
 
-/// See the module's description.
+/// All subscriptions of the node.
 #[derive(Debug)]
 pub struct PubSub {
     registry: Mutex<Registry>,
     wakes: Wakes,
-    /// Memory of all subscriptions, and how much of it there may be.
+    /// Memory of all subscriptions in bytes, and its maximum.
     bytes: AtomicUsize,
     max_bytes: usize,
 }
 
-/// A message for the listeners of one name.
+/// A message to the subscribers of one name.
 struct Parcel<'a> {
     kind: Kind,
     name: &'a [u8],
-    /// What is before channel and payload, in RESP2 and RESP3.
+    /// Bytes before channel and payload, in RESP2 and RESP3.
     heads: [Vec<u8>; 2],
 }
 
@@ -102,7 +102,8 @@ impl<'a> Parcel<'a> {
 }
 
 impl PubSub {
-    /// For connections of so many workers, with subscriptions of at most `max_bytes` of memory.
+    /// Creates a registry for connections of so many workers, with subscriptions of at most
+    /// `max_bytes` of memory.
     pub fn new(workers: usize, max_bytes: usize) -> Self {
         Self {
             registry: Mutex::default(),
@@ -116,7 +117,7 @@ impl PubSub {
         self.registry.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends a message to who listens to its channel; how many that are.
+    /// Sends a message to the subscribers of its channel, and returns their number.
     pub fn publish(
         &self,
         channel: &[u8],
@@ -135,7 +136,7 @@ impl PubSub {
         self.deliver(&parcels, channel, payload, limits, now_ms)
     }
 
-    /// How many would hear a message.
+    /// Returns the number of clients that would receive a message.
     pub fn receivers(&self, channel: &[u8], to_shard: bool) -> usize {
         let mut registry = self.lock();
         if to_shard {
@@ -148,7 +149,8 @@ impl PubSub {
         by_name.into_iter().chain(by_pattern).map(|all| all.len()).sum()
     }
 
-    /// The same for a shard channel, which patterns do not match.
+    /// Sends a message to the subscribers of a shard channel, which patterns do not match; returns
+    /// their number.
     pub fn publish_to_shard(
         &self,
         channel: &[u8],
@@ -173,7 +175,7 @@ impl PubSub {
         if parcels.is_empty() {
             return 0;
         }
-        // Both protocols have it alike.
+        // Both protocols render it alike.
         let mut body = Reply::with_capacity(Proto::Resp2, channel.len() + payload.len() + 32);
         body.bulk(channel);
         body.bulk(payload);
@@ -193,25 +195,25 @@ impl PubSub {
         sent
     }
 
-    /// Has the connections woken that were sent something. Whoever publishes does this once it has
-    /// published what it has at hand, so that they write it all at once.
+    /// Wakes the connections that have received messages. A publisher calls this once it has
+    /// published all messages that it has, so that each connection writes them at once.
     #[inline]
     pub fn ring(&self) {
         self.wakes.ring();
     }
 
-    /// Wakes the connections of a worker that were sent something; runs as long as the worker.
+    /// Wakes the connections of a worker that have received messages, until the worker ends.
     pub async fn run_wakes(&self, worker: usize) {
         self.wakes.run(worker).await;
     }
 
-    /// Runs something while no message is sent: what changes how messages are rendered.
+    /// Runs `run` while no message is sent: it changes the rendering of messages.
     pub fn between_messages<T>(&self, run: impl FnOnce() -> T) -> T {
         let _registry = self.lock();
         run()
     }
 
-    /// Takes room for subscriptions to these names; false: there is not enough.
+    /// Reserves memory for subscriptions to these names; returns false if there is not enough.
     #[must_use]
     pub fn reserve<'a>(&self, names: impl Iterator<Item = &'a [u8]>) -> bool {
         let bytes = names.map(|name| name.len() + ENTRY).sum();
@@ -223,12 +225,12 @@ impl PubSub {
         fits
     }
 
-    /// Gives the room for a subscription back.
+    /// Releases the memory of a subscription.
     fn release(&self, name: &[u8]) {
         self.bytes.fetch_sub(name.len() + ENTRY, Ordering::Relaxed);
     }
 
-    /// A client begins to listen; the name as everybody keeps it. Its room is reserved.
+    /// Subscribes a client, whose memory is reserved, and returns the shared copy of the name.
     fn add(&self, kind: Kind, name: &[u8], client: &Arc<Client>) -> Bytes {
         let mut registry = self.lock();
         let names = &mut registry.names[kind as usize];
@@ -242,7 +244,7 @@ impl PubSub {
         name
     }
 
-    /// A client listens no more.
+    /// Removes a subscription of a client.
     fn remove(&self, kind: Kind, name: &[u8], client: &Client) {
         let mut registry = self.lock();
         let names = &mut registry.names[kind as usize];
@@ -258,17 +260,17 @@ impl PubSub {
         self.release(name);
     }
 
-    /// How many names of a kind are listened to.
+    /// Returns the number of names of a kind with subscribers.
     pub fn count(&self, kind: Kind) -> usize {
         self.lock().names[kind as usize].len()
     }
 
-    /// How many clients listen to a name.
+    /// Returns the number of subscribers of a name.
     pub fn listeners(&self, kind: Kind, name: &[u8]) -> usize {
         self.lock().listeners(kind, name).map_or(0, Listeners::len)
     }
 
-    /// The names of a kind that are listened to.
+    /// Returns the names of a kind that have subscribers.
     pub fn names(&self, kind: Kind) -> Vec<Bytes> {
         self.lock().names[kind as usize].keys().cloned().collect()
     }

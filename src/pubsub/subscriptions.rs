@@ -1,4 +1,4 @@
-//! What one connection listens to.
+//! The subscriptions of one connection.
 
 use super::{Kind, PubSub};
 use crate::clients::{Client, state};
@@ -7,12 +7,12 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// A connection's subscriptions; they end when it is dropped.
+/// A connection's subscriptions, which end when this is dropped.
 #[derive(Debug)]
 pub struct Subscriptions {
     pub(super) pubsub: Arc<PubSub>,
     client: Arc<Client>,
-    /// By kind.
+    /// Names by kind.
     names: [HashSet<Bytes>; 3],
 }
 
@@ -21,7 +21,7 @@ impl Subscriptions {
         Self { pubsub: pubsub.clone(), client: client.clone(), names: Default::default() }
     }
 
-    /// Begins to listen, in room that was reserved ([`PubSub::reserve`]).
+    /// Subscribes to a name; its memory is reserved ([`PubSub::reserve`]).
     pub fn add(&mut self, kind: Kind, name: &[u8]) {
         let names = &mut self.names[kind as usize];
         if names.contains(name) {
@@ -33,7 +33,7 @@ impl Subscriptions {
         self.client.set(state::PUBSUB, true);
     }
 
-    /// Ends to listen; what was sent before is in the client's outbox.
+    /// Ends a subscription; messages sent before are in the client's outbox.
     pub fn remove(&mut self, kind: Kind, name: &[u8]) {
         if self.names[kind as usize].remove(name) {
             self.pubsub.remove(kind, name, &self.client);
@@ -47,18 +47,18 @@ impl Subscriptions {
         self.client.subscriptions[kind as usize].store(count, Ordering::Relaxed);
     }
 
-    /// How many there are, as the client is told: channels and patterns together.
+    /// Returns the number of subscriptions that the client is told: channels and patterns together.
     pub fn count(&self, kind: Kind) -> usize {
         let [channels, patterns, shards] = &self.names;
         if kind == Kind::Shard { shards.len() } else { channels.len() + patterns.len() }
     }
 
-    /// The names of a kind.
+    /// Returns the names of a kind.
     pub fn names(&self, kind: Kind) -> Vec<Bytes> {
         self.names[kind as usize].iter().cloned().collect()
     }
 
-    /// Whether there are none.
+    /// Returns true if there are no subscriptions.
     pub fn is_empty(&self) -> bool {
         self.names.iter().all(HashSet::is_empty)
     }

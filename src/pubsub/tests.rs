@@ -101,7 +101,7 @@ fn subscriptions_take_no_more_memory_than_they_may() {
     let one = client(1);
     let mut first = Subscriptions::new(&pubsub, &one);
     subscribe(&mut first, Kind::Channel, &["a"]);
-    // What is there already takes room only for the moment.
+    // An existing subscription takes memory only for the moment.
     subscribe(&mut first, Kind::Channel, &["a"]);
     assert!(!pubsub.reserve([&b"b"[..], b"c"].into_iter()));
     subscribe(&mut first, Kind::Pattern, &["b"]);

@@ -1,14 +1,13 @@
-//! Wakes connections that were sent something. To wake a task of another thread costs a system
-//! call; so the tasks to be woken are gathered by worker, and one task of each worker is woken,
-//! which wakes the others on their own thread.
+//! Wakes connections that have received messages. Waking a task of another thread costs a system
+//! call; so wakers are collected by worker, and one task of each worker is woken, which wakes the
+//! others on its own thread.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use tokio::sync::Notify;
 
-/// The tasks of one worker to be woken: one per connection at most, as an outbox gives its waker
-/// away once.
+/// Wakers of one worker: at most one per connection, because an outbox gives its waker away once.
 #[derive(Debug, Default)]
 struct Bell {
     wakers: Mutex<Vec<Waker>>,
@@ -21,11 +20,11 @@ impl Bell {
     }
 }
 
-/// See the module's description.
+/// Wakers of all workers.
 #[derive(Debug)]
 pub(super) struct Wakes {
     bells: Vec<Bell>,
-    /// There are tasks to be woken.
+    /// True if any tasks are to be woken.
     waiting: AtomicBool,
 }
 
@@ -35,7 +34,7 @@ impl Wakes {
         Self { bells, waiting: AtomicBool::new(false) }
     }
 
-    /// A connection's task is to be woken at the next [`Wakes::ring`].
+    /// Adds a connection's task, to be woken at the next [`Wakes::ring`].
     pub(super) fn add(&self, worker: usize, waker: Waker) {
         match self.bells.get(worker) {
             Some(bell) => bell.lock().push(waker),
@@ -44,7 +43,7 @@ impl Wakes {
         self.waiting.store(true, Ordering::Release);
     }
 
-    /// Has the tasks woken that were added.
+    /// Wakes the tasks that were added.
     #[inline]
     pub(super) fn ring(&self) {
         if self.waiting.load(Ordering::Relaxed) && self.waiting.swap(false, Ordering::Acquire) {
@@ -61,7 +60,7 @@ impl Wakes {
         }
     }
 
-    /// Wakes the tasks of a worker; runs as long as it.
+    /// Wakes the tasks of a worker, until it ends.
     pub(super) async fn run(&self, worker: usize) {
         let Some(bell) = self.bells.get(worker) else { return };
         let mut wakers = Vec::new();

@@ -1,4 +1,4 @@
-//! The table `redis`, also called `server`, of scripts.
+//! The table `redis` of scripts, also called `server`.
 
 use super::call::call;
 use super::run::current;
@@ -8,13 +8,13 @@ use flagstone_lua::{command_functions, raising, set_global};
 use flagstone_wire::resp::{OwnedArgs, Proto};
 use mlua::{Lua, MultiValue, Value};
 
-/// Numbers that say where writes go: there is one place here.
+/// Constants for `redis.set_repl`, which has no effect: there is no replication.
 const REPLICATION: [(&str, i64); 5] =
     [("REPL_NONE", 0), ("REPL_AOF", 1), ("REPL_SLAVE", 2), ("REPL_REPLICA", 2), ("REPL_ALL", 3)];
 
 type Results = Result<MultiValue, Value>;
 
-/// Puts the table into a VM.
+/// Adds the table to a VM.
 pub(super) fn install(lua: &Lua) -> mlua::Result<()> {
     let table = lua.create_table()?;
     let put = |name: &str, function: fn(&Lua, MultiValue) -> Results| -> mlua::Result<()> {
@@ -46,7 +46,7 @@ fn one(value: Value) -> Results {
     Ok(MultiValue::from_iter([value]))
 }
 
-/// An error as scripts get it: `{err = "CODE text"}`.
+/// Returns an error in the form that scripts receive: `{err = "CODE text"}`.
 fn failure(lua: &Lua, text: &str) -> Value {
     error_table(lua, text.as_bytes()).map_or(Value::Nil, Value::Table)
 }
@@ -55,7 +55,7 @@ fn raise(lua: &Lua, text: &str) -> Results {
     Err(failure(lua, text))
 }
 
-/// The only argument, if it is a string.
+/// Returns the only argument, if it is a string.
 fn only_string(args: &MultiValue) -> Option<&mlua::LuaString> {
     match (args.len(), args.front()) {
         (1, Some(Value::String(text))) => Some(text),
@@ -70,7 +70,7 @@ fn error_reply(lua: &Lua, args: MultiValue) -> Results {
     let text = text.as_bytes();
     let text = text.strip_prefix(b"-").unwrap_or(&text);
     let text = text.trim_ascii_end();
-    // Without a code it gets the general one.
+    // A text without a code gets the general one.
     let whole = if text.contains(&b' ') { text.to_vec() } else { [b"ERR ", text].concat() };
     error_table(lua, &whole).map_or(one(Value::Nil), |table| one(Value::Table(table)))
 }
@@ -126,7 +126,8 @@ fn set_repl(lua: &Lua, args: MultiValue) -> Results {
     Ok(MultiValue::new())
 }
 
-/// There are no users with fewer rights yet: whoever runs a script may run every command.
+/// Always allows: there are no users with fewer rights yet, so a client that runs a script may run
+/// every command.
 fn acl_check_cmd(lua: &Lua, args: MultiValue) -> Results {
     let words = args.iter().map(|arg| text_of(Some(arg))).collect::<Option<OwnedArgs>>();
     let Some(words) = words else {

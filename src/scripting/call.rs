@@ -8,7 +8,7 @@ use flagstone_lua::{CallArg, CallArgs, Called, charge_time};
 use flagstone_wire::num::format_f64;
 use flagstone_wire::resp::Args;
 
-/// Numbers below it are written as integers if they are.
+/// Limit of numbers that are written as integers if they are whole.
 const EXACT: f64 = (1_u64 << 52) as f64;
 
 const NO_SCRIPT: &[u8] = b"ERR redis.call/pcall can only be called inside a script invocation";
@@ -20,7 +20,7 @@ pub(super) fn call(args: &CallArgs<'_>) -> Called {
 
 impl Run<'_, '_> {
     fn call(&mut self, args: &CallArgs<'_>) -> Called {
-        // Another coroutine has come to the end, and the script has caught that.
+        // Another coroutine has been stopped, and the script has caught that error.
         if self.stop.is_some() {
             return Called::Ended;
         }
@@ -36,14 +36,14 @@ impl Run<'_, '_> {
         called
     }
 
-    /// The call ends with an error.
+    /// Ends the call with an error.
     fn fail(&mut self, text: &str) -> Called {
         self.failure.clear();
         self.failure.push_str(text);
         Called::Error(self.failure.as_bytes())
     }
 
-    /// The arguments as bytes.
+    /// Copies the arguments as bytes.
     fn take_args(&mut self, args: &CallArgs<'_>) -> Result<(), &'static str> {
         self.args.clear();
         for arg in args.iter() {
@@ -55,7 +55,7 @@ impl Run<'_, '_> {
                 CallArg::Number(n) => self.args.push(format_f64(n).as_bytes()),
                 CallArg::Other => return Err("ERR Command arguments must be strings or integers"),
             }
-            // The same string may be there many times.
+            // The same string may occur many times.
             if self.args.memory() > self.unit.node.scripts.max_vm_bytes {
                 return Err("ERR the arguments take more memory than a script may have");
             }
@@ -66,7 +66,7 @@ impl Run<'_, '_> {
         Ok(())
     }
 
-    /// The command, if the script may call it; else the text of the error.
+    /// Returns the command if the script may call it, else the error text.
     fn admit(&self, args: Args<'_>) -> Result<&'static Command, String> {
         let Some(command) = registry::resolve(args) else {
             let text = "ERR Unknown command called from script";
@@ -94,7 +94,7 @@ impl Run<'_, '_> {
         Err(refusal.to_owned())
     }
 
-    /// Why a command may not run on its keys, as their shard cannot store rows.
+    /// Returns the error if a command's keys belong to a shard that cannot store rows.
     fn stalled(&self, command: &Command, args: Args<'_>) -> Option<String> {
         let node = &self.unit.node;
         if self.wrote || !node.health.stalls.any() {
@@ -104,7 +104,8 @@ impl Run<'_, '_> {
         node.health.stalls.refusal(&node.layout, command.spec.flags, keys)
     }
 
-    /// Why the node refuses what has these flags. Who has written goes on to the end.
+    /// Returns the error if the node refuses commands with these flags. Once a script has written,
+    /// it is no longer refused.
     fn refusal(&self, flags: u32) -> Option<&'static str> {
         if self.wrote {
             return None;

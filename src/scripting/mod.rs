@@ -1,5 +1,7 @@
-//! Runs scripts: Lua that calls commands. A script is a unit (see [`crate::unit`]): all that it does
-//! counts, or nothing. Its VM belongs to the thread that runs it, and keeps what it has compiled.
+//! Runs scripts: Lua code that calls commands. A script is a unit (see [`crate::unit`]): all its
+//! changes apply, or none. Its VM belongs to the thread that runs it, and keeps compiled scripts.
+//! It may use the store, a unit, the node and known scripts and functions, but no worker and no
+//! session.
 
 mod api;
 mod call;

@@ -1,4 +1,4 @@
-//! One run of a script: what it works on, and what may end it.
+//! One run of a script: its context, and the conditions that end it.
 
 use super::to_reply::{Limits, is_counted_error, write_error, write_value};
 use super::vm::Vm;
@@ -14,43 +14,43 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Work that is begun on a worker's thread although it takes so many instructions at once.
+/// Number of instructions in one step that are allowed on a worker's thread.
 const AT_ONCE_IN_PLACE: u64 = 200_000;
 
-/// What is to be run.
+/// A script or function to run.
 #[derive(Clone, Copy, Debug)]
 pub struct Job<'a> {
     pub kind: Kind,
-    /// The hash of the script, or the function's name.
+    /// Hash of the script, or name of the function.
     pub name: &'a str,
     pub flags: Flags,
-    /// EVAL_RO and the like.
+    /// True for EVAL_RO and the like.
     pub read_only: bool,
     pub keys: &'a [&'a [u8]],
     pub args: &'a [&'a [u8]],
-    /// The command, for those who ask what runs.
+    /// The command that runs it, for clients that ask what runs.
     pub command: flagstone_wire::resp::Args<'a>,
 }
 
-/// What a run works on.
+/// Context of a run.
 pub(super) struct Run<'a, 'c> {
     pub(super) cx: &'a mut Ctx<'c>,
     pub(super) unit: &'a Unit<'a>,
     pub(super) kind: Kind,
     pub(super) read_only: bool,
-    /// Why it may not call commands that need memory, if so.
+    /// Error of commands that need memory, if they are refused.
     pub(super) no_memory: Option<&'static str>,
-    /// The protocol of the replies that it gets.
+    /// Protocol of the replies that the script receives.
     pub(super) proto: Proto,
-    /// It has called a command that writes.
+    /// True if it has called a command that writes.
     pub(super) wrote: bool,
-    /// Why it cannot go on: Lua code cannot catch that.
+    /// Reason why it cannot go on: Lua code cannot catch that.
     pub(super) stop: Option<Stop>,
-    /// Where the replies of its commands are written.
+    /// Buffer for the replies of its commands.
     pub(super) reply: Reply,
-    /// The text of the last error.
+    /// Text of the last error.
     pub(super) failure: String,
-    /// The arguments of its commands.
+    /// Arguments of its commands.
     pub(super) args: OwnedArgs,
     control: Option<Arc<Control>>,
     instructions: u64,
@@ -61,7 +61,7 @@ thread_local! {
     static CURRENT: Cell<Option<NonNull<Run<'static, 'static>>>> = const { Cell::new(None) };
 }
 
-/// Makes a run the one of this thread while `f` runs. `f` does not touch it but by [`current`].
+/// Makes `run` the current run of this thread while `f` runs. `f` accesses it only by [`current`].
 fn enter<T>(run: &mut Run<'_, '_>, f: impl FnOnce() -> T) -> T {
     struct Leave(Option<NonNull<Run<'static, 'static>>>);
     impl Drop for Leave {
@@ -74,7 +74,8 @@ fn enter<T>(run: &mut Run<'_, '_>, f: impl FnOnce() -> T) -> T {
     f()
 }
 
-/// The run of this thread, for what Lua calls; `None`: no script runs.
+/// Calls `f` with the run of this thread, for functions that Lua calls; returns `None` if no script
+/// runs.
 pub(super) fn current<T>(f: impl FnOnce(&mut Run<'_, '_>) -> T) -> Option<T> {
     struct Back(NonNull<Run<'static, 'static>>);
     impl Drop for Back {
@@ -82,7 +83,7 @@ pub(super) fn current<T>(f: impl FnOnce(&mut Run<'_, '_>) -> T) -> Option<T> {
             CURRENT.set(Some(self.0));
         }
     }
-    // While it is used nobody else gets it.
+    // While it is used, it is not available to other callers.
     let mut back = Back(CURRENT.take()?);
     // SAFETY: `enter` holds the run mutably as long as the pointer is set, and hands it to nobody;
     // it was taken out of the cell, so this is the only use. `f` takes it with any lifetimes, so it
@@ -91,8 +92,8 @@ pub(super) fn current<T>(f: impl FnOnce(&mut Run<'_, '_>) -> T) -> Option<T> {
 }
 
 impl Run<'_, '_> {
-    /// Whether it may go on, having done so much since it was asked last. If not, it ends, whatever
-    /// it catches.
+    /// Returns true if the run may go on, after `instructions` since the last check. If not, it
+    /// ends, even if the script catches errors.
     fn may_go_on(&mut self, instructions: u64) -> bool {
         if self.stop.is_none() {
             self.stop = self.look(instructions).err();
@@ -100,7 +101,7 @@ impl Run<'_, '_> {
         self.stop.is_none()
     }
 
-    /// Looks at how long it has been running, and at whether it is to end.
+    /// Checks how long it has been running, and if it has to end.
     fn look(&mut self, instructions: u64) -> Result<(), Stop> {
         self.instructions = self.instructions.saturating_add(instructions);
         let node = &self.unit.node;
@@ -138,7 +139,7 @@ impl Run<'_, '_> {
         Ok(())
     }
 
-    /// Writes what it has returned.
+    /// Writes the value that the script has returned.
     fn reply_with(&mut self, out: &mut Reply, value: &Value) -> Outcome {
         if self.stop.is_some() {
             return Ok(());
@@ -156,7 +157,7 @@ impl Run<'_, '_> {
         write_value(out, value, proto, limits, &mut errors)
     }
 
-    /// It is about to write.
+    /// Records that the script is about to write.
     pub(super) fn writes(&mut self) {
         if !self.wrote {
             self.wrote = true;
@@ -167,23 +168,23 @@ impl Run<'_, '_> {
     }
 }
 
-/// Why what was killed cannot go on.
+/// Returns the stop of a script that was killed.
 fn killed(kind: Kind) -> Stop {
     let by = if kind == Kind::Script { "SCRIPT" } else { "FUNCTION" };
     Stop::Undone(format!("ERR Script killed by user with {by} KILL.").into())
 }
 
-/// Asked while Lua runs: whether the run of this thread may go on.
+/// Called while Lua runs: returns true if the run of this thread may go on.
 fn watch(instructions: u64) -> bool {
     current(|run| run.may_go_on(instructions)).unwrap_or(true)
 }
 
-/// How a function is given keys and arguments.
+/// How a function receives keys and arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
     /// As the globals KEYS and ARGV.
     Globals,
-    /// As its own arguments.
+    /// As its arguments.
     Arguments,
 }
 
@@ -235,7 +236,7 @@ pub fn run(
         Err(error) => Err(format!("ERR Error running script {}, {error}", job.name).into()),
     };
     let Run { stop, cx, .. } = run;
-    // What was killed while it was about to end for another reason is not run again.
+    // A script that was killed while it was about to end for another reason does not run again.
     let is_killed = entered.as_ref().is_some_and(|entered| entered.control.is_killed());
     let stop = stop.map(|stop| if is_killed { killed(job.kind) } else { stop });
     drop(entered);

@@ -1,29 +1,31 @@
-//! A Lua value as a reply.
+//! Converts a Lua value to a reply.
 
 use flagstone_commands::{Outcome, Stop};
 use flagstone_wire::resp::{Proto, Reply};
 use mlua::{LuaString, Table, Value};
 
-/// How deep tables may nest.
+/// Maximum depth of nested tables.
 const MAX_DEPTH: usize = 1000;
 
-/// Where the errors of a reply are counted.
+/// Callback that counts the errors in a reply.
 pub(super) type CountError<'a> = dyn FnMut(&[u8]) + 'a;
 
-/// What a reply may take.
+/// Limits on writing a reply.
 pub(super) struct Limits<'a> {
     pub(super) max_bytes: usize,
-    /// Asked after so much more was written whether to go on.
+    /// Called after some more work; returns false if the run has to end.
     pub(super) watch: &'a mut dyn FnMut(u64) -> bool,
 }
 
-/// Values that are written between two looks at the run.
+/// Number of values that are written between two checks of the run.
 const LOOK_EVERY: u64 = 128;
 
-/// Instructions that writing a value counts as.
+/// Number of instructions that writing a value counts as.
 const VALUE: u64 = 40;
 
-/// Writes what a script has returned. `proto`: the one that the script has chosen. `errors` hears of each error in it: its text, or nothing if that is counted already.
+/// Writes the value that a script has returned. `proto`: the one that the script has chosen.
+/// `errors` is called for each error in it with its text, or with nothing if the error is counted
+/// already.
 pub(super) fn write_value(
     out: &mut Reply,
     value: &Value,
@@ -44,13 +46,13 @@ pub(super) fn write_value(
 struct Writer<'a, 'e> {
     out: &'a mut Reply,
     proto: Proto,
-    /// Beyond it nothing more is written.
+    /// Length beyond which nothing more is written.
     max_len: usize,
     errors: &'a mut CountError<'e>,
     watch: &'a mut dyn FnMut(u64) -> bool,
-    /// Values that were written since the last look.
+    /// Number of values that were written since the last check.
     unseen: u64,
-    /// Nothing more is to be written.
+    /// True if nothing more may be written.
     is_ended: bool,
 }
 
@@ -81,7 +83,7 @@ impl Writer<'_, '_> {
         }
     }
 
-    /// Whether one more value may be written. The same one may be there many times.
+    /// Returns true if one more value may be written. The same value may occur many times.
     fn may_write(&mut self) -> bool {
         self.is_ended |= self.out.len() > self.max_len;
         self.unseen += 1;
@@ -92,7 +94,7 @@ impl Writer<'_, '_> {
         !self.is_ended
     }
 
-    /// Writes a table with a field that says what it is; whether it has one.
+    /// Writes a table with a field that gives its type; returns false if it has none.
     fn write_tagged(&mut self, table: &Table, depth: usize) -> bool {
         let out = &mut *self.out;
         if let Some(error) = string(table, "err") {
@@ -156,8 +158,8 @@ impl Writer<'_, '_> {
     }
 }
 
-/// A number without its fraction. What is too large for an integer, or is none, is the smallest one,
-/// as on the processors that the reference runs on.
+/// Returns a number without its fraction. A number that is too large for an integer, or is not a
+/// number, becomes the smallest integer, as on the processors on which the reference runs.
 fn truncated(n: f64) -> i64 {
     const END: f64 = 9_223_372_036_854_775_808.0;
     if (-END..END).contains(&n) { n as i64 } else { i64::MIN }
@@ -177,22 +179,22 @@ fn inner(table: &Table, name: &str) -> Option<Table> {
     }
 }
 
-/// Bytes of a line: it has no ends of lines in it.
+/// Returns a text without line ends.
 fn one_line(text: &LuaString) -> String {
     String::from_utf8_lossy(&text.as_bytes()).replace(['\r', '\n'], " ")
 }
 
-/// Whether an error is one that is counted already: that of a command.
+/// Returns true if an error was counted already, as that of a command.
 fn is_counted(table: &Table) -> bool {
     matches!(table.raw_get("ignore_error_stats_update"), Ok(Value::Boolean(true)))
 }
 
-/// Whether what a script has raised is counted already.
+/// Returns true if an error that a script has raised was counted already.
 pub(super) fn is_counted_error(raised: &Value) -> bool {
     matches!(raised, Value::Table(table) if is_counted(table))
 }
 
-/// What a script has raised, as the error of its command.
+/// Writes an error that a script has raised as the reply of its command.
 pub(super) fn write_error(out: &mut Reply, raised: &Value, name: &str) -> Outcome {
     let text = match raised {
         Value::Table(table) => {

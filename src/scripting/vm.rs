@@ -1,4 +1,5 @@
-//! The VMs of a thread. One runs one script at a time; they are kept, with what they have compiled.
+//! The Lua VMs of a thread. A VM runs one script at a time; VMs are kept with their compiled
+//! scripts.
 
 use super::api;
 use crate::functions::{self, Found, Libraries, Library, LoadError};
@@ -12,34 +13,34 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// VMs that a thread keeps; it needs more than one only for scripts within scripts, which there are
-/// not.
+/// Maximum number of VMs that a thread keeps; it would need more only for nested scripts, which do
+/// not exist.
 const MAX_KEPT: usize = 1;
 
-/// Scripts that a VM keeps compiled; beyond it all are forgotten.
+/// Maximum number of scripts that a VM keeps compiled; beyond it, all are discarded.
 const MAX_COMPILED: usize = 1000;
 
-/// Bytes beyond which a VM is not kept.
+/// Maximum memory in bytes of a VM that is kept.
 const MAX_KEPT_BYTES: usize = 4 << 20;
 
-/// Bytes of a text that may be compiled on a worker's thread.
+/// Maximum length in bytes of a script that is compiled on a worker's thread.
 pub const COMPILED_IN_PLACE: usize = 32 * 1024;
 
-/// How long a script may take to be compiled.
+/// Maximum time that a script may take to be compiled.
 const COMPILE_LIMIT: Duration = Duration::from_secs(1);
 
-/// See the module's description.
+/// A Lua VM with its compiled scripts and loaded libraries.
 pub struct Vm {
     pub lua: Lua,
     compiled: FnvHashMap<Sha, Function>,
-    /// [`crate::scripts::Scripts::epoch`] of what is compiled.
+    /// [`crate::scripts::Scripts::epoch`] of the compiled scripts.
     epoch: u64,
-    /// The libraries that it has loaded, by name.
+    /// Loaded libraries by name.
     libraries: FnvHashMap<Box<[u8]>, Loaded>,
-    /// [`Libraries::version`] of these.
+    /// [`Libraries::version`] of the loaded libraries.
     version: u64,
     figures: Arc<VmFigures>,
-    /// What it counts for in them.
+    /// Bytes that are counted for it in the figures.
     counted: usize,
     is_apart: bool,
 }
@@ -82,7 +83,7 @@ impl Vm {
         })
     }
 
-    /// Counts its memory anew; whether it is so little that it may be kept.
+    /// Updates the count of its memory; returns true if it is small enough to be kept.
     fn settle(&mut self) -> bool {
         let collects = self.is_apart || self.lua.used_memory() > MAX_KEPT_BYTES;
         if collects && self.lua.gc_collect().is_err() {
@@ -95,7 +96,7 @@ impl Vm {
         used <= MAX_KEPT_BYTES
     }
 
-    /// The function of a script, compiled if it is not yet.
+    /// Returns the function of a script, compiling it if necessary.
     pub fn function(
         &mut self,
         node: &Node,
@@ -120,7 +121,7 @@ impl Vm {
         Ok(function)
     }
 
-    /// The function of a library, which is loaded if it is not yet; that may take up to `limit`.
+    /// Returns a function of a library, which is loaded if necessary, for at most `limit`.
     pub fn library_function(
         &mut self,
         libraries: &Libraries,
@@ -136,7 +137,7 @@ impl Vm {
         let (library, name) = (found.library, &found.function.name);
         if !self.libraries.contains_key(&library.name) {
             let functions = match self.load(library, limit) {
-                // There may be memory without the others.
+                // There may be enough memory without the other libraries.
                 Err(LoadError::Failed(_)) if !self.libraries.is_empty() => {
                     self.libraries.clear();
                     self.load(library, limit)?
@@ -148,7 +149,7 @@ impl Vm {
         }
         let loaded = self.libraries.get(&library.name);
         let function = loaded.and_then(|loaded| loaded.functions.get(&name[..]));
-        // Its code has not registered what it did before.
+        // The code has not registered the same functions as before.
         function.cloned().ok_or_else(|| LoadError::Failed("ERR Function not found".into()))
     }
 
@@ -162,16 +163,16 @@ impl Vm {
     }
 }
 
-/// Why there is no function of a script.
+/// Reason why a script has no function.
 #[derive(Debug)]
 pub enum Uncompiled {
-    /// It is too long for a worker's thread.
+    /// The script is too long for a worker's thread.
     Long,
-    /// The text of the error.
+    /// The script has failed, with this error text.
     Failed(String),
 }
 
-/// Compiles a script; the text of the error.
+/// Compiles a script; fails with the error text.
 fn compile(vm: &Vm, code: &[u8]) -> Result<Function, String> {
     let (compiled, is_late) =
         within(COMPILE_LIMIT, |watch| lua::compile(&vm.lua, "@user_script", code, watch));
@@ -185,13 +186,13 @@ fn compile(vm: &Vm, code: &[u8]) -> Result<Function, String> {
     })
 }
 
-/// This thread begins with a new VM.
+/// Discards this thread's VMs.
 pub fn forget_vms() {
     KEPT.with_borrow_mut(Vec::clear);
 }
 
-/// Lends one of this thread's VMs, or a new one. The threads of units that run apart come and go:
-/// only so many of them keep theirs.
+/// Lends one of this thread's VMs, or a new one. Threads of units that run apart are short-lived:
+/// only a limited number of them keep theirs.
 pub fn with_vm<T>(
     node: &Arc<Node>,
     is_apart: bool,

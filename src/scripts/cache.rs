@@ -10,24 +10,24 @@ use std::fmt::Write;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Scripts that EVAL has brought which are kept; the oldest goes first. What SCRIPT LOAD has brought
-/// stays.
+/// Maximum number of scripts from EVAL that are kept; the oldest is evicted first. Those from
+/// SCRIPT LOAD stay.
 const MAX_EVALUATED: usize = 500;
 
-/// The SHA-1 of a text.
+/// SHA-1 of a text.
 pub(crate) type Sha = [u8; 20];
 
 /// A script.
 #[derive(Debug)]
 pub struct Script {
     pub sha: Sha,
-    /// 40 hexadecimal digits, as clients call it.
+    /// Hash in 40 hexadecimal digits, by which clients call it.
     pub name: String,
     pub body: Box<[u8]>,
-    /// Where the code begins, behind the first line with flags.
+    /// Start of the code, behind the first line with flags.
     pub start: usize,
     pub flags: Flags,
-    /// It took so long the last time that it is not tried in place.
+    /// True if its last run took so long that it is not tried on a worker's thread.
     pub is_slow: AtomicBool,
 }
 
@@ -38,7 +38,7 @@ impl Script {
         Self { sha, name: hex(sha), body: body.into(), start, flags, is_slow }
     }
 
-    /// The code without the first line with flags.
+    /// Returns the code without the first line with flags.
     pub fn code(&self) -> &[u8] {
         &self.body[self.start..]
     }
@@ -47,34 +47,34 @@ impl Script {
 #[derive(Debug, Default)]
 struct Cache {
     scripts: FnvHashMap<Sha, (Arc<Script>, bool)>,
-    /// Those that EVAL has brought, in that order.
+    /// Scripts from EVAL, oldest first.
     evaluated: VecDeque<Sha>,
     bytes: usize,
 }
 
-/// The VMs that there are.
+/// Figures of all VMs.
 #[derive(Debug, Default)]
 pub struct VmFigures {
     pub all: AtomicUsize,
-    /// Those of threads that come and go.
+    /// Number of VMs of short-lived threads.
     pub apart: AtomicUsize,
-    /// Their bytes, as they were after their last run.
+    /// Memory of the VMs in bytes, each as of the end of its last run.
     pub bytes: AtomicUsize,
 }
 
-/// See the module's description.
+/// Known scripts, and the state that all VMs share.
 #[derive(Debug)]
 pub struct Scripts {
     cache: Mutex<Cache>,
-    /// What the texts may take, bytes.
+    /// Maximum memory of the texts in bytes.
     max_bytes: usize,
-    /// What each VM may take, bytes.
+    /// Maximum memory of each VM in bytes.
     pub max_vm_bytes: usize,
-    /// Counts SCRIPT FLUSH.
+    /// Number of SCRIPT FLUSH calls.
     epoch: AtomicU64,
     evicted: AtomicU64,
     pub vms: Arc<VmFigures>,
-    /// DEBUG SET-DISABLE-DENY-SCRIPTS.
+    /// Set by DEBUG SET-DISABLE-DENY-SCRIPTS.
     allow_all: AtomicBool,
     pub running: Running,
 }
@@ -97,13 +97,13 @@ impl Scripts {
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The script of a hash.
+    /// Returns the script with a hash.
     pub fn get(&self, sha: Sha) -> Option<Arc<Script>> {
         self.lock().scripts.get(&sha).map(|(script, _)| script.clone())
     }
 
-    /// Adds a script; `false`: there are too many. What is `loaded` stays, what is not may go when
-    /// there are others.
+    /// Adds a script; returns false if there are too many. A `loaded` script stays, another one may
+    /// be evicted by later ones.
     pub fn add(&self, script: &Arc<Script>, loaded: bool) -> bool {
         let mut cache = self.lock();
         let cache = &mut *cache;
@@ -132,13 +132,13 @@ impl Scripts {
         true
     }
 
-    /// Forgets all of them.
+    /// Discards all scripts.
     pub fn flush(&self) {
         *self.lock() = Cache::default();
         self.epoch.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Whether scripts may call what they otherwise may not: for tests.
+    /// Returns true if scripts may call commands that are otherwise forbidden, for tests.
     pub fn allow_all(&self) -> bool {
         self.allow_all.load(Ordering::Relaxed)
     }
@@ -147,24 +147,24 @@ impl Scripts {
         self.allow_all.store(on, Ordering::Relaxed);
     }
 
-    /// Counts the flushes: what was compiled before the last one is to be forgotten.
+    /// Returns the number of flushes: scripts compiled before the last one have to be discarded.
     pub fn epoch(&self) -> u64 {
         self.epoch.load(Ordering::Relaxed)
     }
 
-    /// How many there are, the bytes of their texts, and how many have had to go.
+    /// Returns the number of scripts, the bytes of their texts, and the number of evicted ones.
     pub fn figures(&self) -> (usize, usize, u64) {
         let cache = self.lock();
         (cache.scripts.len(), cache.bytes, self.evicted.load(Ordering::Relaxed))
     }
 }
 
-/// The SHA-1 of a text.
+/// Returns the SHA-1 of a text.
 pub fn sha1(text: &[u8]) -> Sha {
     Sha1::digest(text).into()
 }
 
-/// The SHA-1 of a text in hexadecimal digits.
+/// Returns the SHA-1 of a text in hexadecimal digits.
 pub fn sha1_hex(text: &[u8]) -> String {
     hex(sha1(text))
 }
@@ -177,7 +177,7 @@ fn hex(sha: Sha) -> String {
     })
 }
 
-/// A SHA-1 from its 40 hexadecimal digits.
+/// Parses a SHA-1 from its 40 hexadecimal digits.
 pub fn parse_sha(text: &[u8]) -> Option<Sha> {
     let digits = std::str::from_utf8(text).ok().filter(|digits| digits.len() == 40)?;
     let mut sha = [0; 20];

@@ -1,5 +1,5 @@
-//! The scripts that the server knows, those that run now, and what the VMs of scripts and of
-//! libraries of functions share. `scripting` runs them.
+//! Scripts: those that the server knows, those that are running, and helpers that the VMs of
+//! scripts and of libraries of functions share. `scripting` runs them.
 
 mod cache;
 mod running;

@@ -1,20 +1,21 @@
-//! The scripts that run for long, which may be killed; while one is *busy*, clients are told so.
+//! Running scripts on threads of their own, which may be killed. While one is *busy*, most commands
+//! are answered with an error.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Who runs.
+/// Kind of the code that runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// EVAL and the like.
+    /// A script of EVAL and the like.
     Script,
-    /// FCALL.
+    /// A function of FCALL.
     Function,
 }
 
 impl Kind {
-    /// What clients are told while one is busy.
+    /// Returns the error for other commands while one is busy.
     pub fn busy_text(self) -> &'static str {
         match self {
             Self::Script => {
@@ -33,15 +34,15 @@ impl Kind {
 #[derive(Debug)]
 pub struct Control {
     pub kind: Kind,
-    /// The hash of the script, or the function's name.
+    /// Hash of the script, or name of the function.
     pub name: String,
     /// The command that has called it.
     pub command: Vec<Box<[u8]>>,
     pub began: Instant,
     killed: AtomicBool,
-    /// It has called a command that writes.
+    /// True if it has called a command that writes.
     wrote: AtomicBool,
-    /// It has run longer than `busy-reply-threshold`.
+    /// True if it has run longer than `busy-reply-threshold`.
     busy: AtomicBool,
 }
 
@@ -55,13 +56,13 @@ impl Control {
         self.killed.load(Ordering::Relaxed)
     }
 
-    /// It is about to write: it cannot be killed any more, or has been.
+    /// Records that it is about to write: it cannot be killed any more, or has been.
     pub fn writes(&self) {
         self.wrote.store(true, Ordering::SeqCst);
     }
 }
 
-/// A script that runs; dropped, it has ended.
+/// Registration of a running script, which ends when this is dropped.
 #[derive(Debug)]
 pub struct Entered<'a> {
     running: &'a Running,
@@ -74,30 +75,30 @@ impl Drop for Entered<'_> {
     }
 }
 
-/// What became of a request to kill.
+/// Result of a request to kill scripts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kill {
     Killed,
-    /// Nothing runs.
+    /// No script runs.
     NotBusy,
-    /// It has written.
+    /// The script has written.
     Unkillable,
-    /// What runs is of the other kind.
+    /// The running script is of the other kind.
     Other,
 }
 
-/// How long the log is silent about busy scripts after it has told of one.
+/// How long no further busy script is logged after one.
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// What the log has told of busy scripts.
+/// State of the log lines about busy scripts.
 #[derive(Debug, Default)]
 struct Told {
     last: Option<Instant>,
-    /// Busy scripts since then.
+    /// Number of busy scripts since the last line.
     untold: u64,
 }
 
-/// See the module's description.
+/// All running scripts.
 #[derive(Debug, Default)]
 pub struct Running {
     all: Mutex<Vec<Arc<Control>>>,
@@ -110,7 +111,7 @@ impl Running {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A script runs until what comes back is dropped.
+    /// Registers a script, which runs until the result is dropped.
     pub fn add(&self, control: Control) -> Entered<'_> {
         let control = Arc::new(control);
         self.lock().push(control.clone());
@@ -124,7 +125,7 @@ impl Running {
         }
     }
 
-    /// It has run for long; whether that is new.
+    /// Marks a script as busy; returns true if it was not before.
     pub fn set_busy(&self, control: &Control) -> bool {
         let is_new = !control.busy.swap(true, Ordering::Relaxed);
         if is_new {
@@ -133,8 +134,8 @@ impl Running {
         is_new
     }
 
-    /// Whether the log is to tell of a script that has become busy at `now`: how many others it has
-    /// not told of.
+    /// Returns the number of busy scripts that were not logged, if a script that has become busy at
+    /// `now` is to be logged.
     pub fn tells(&self, now: Instant) -> Option<u64> {
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         if told.last.is_some_and(|last| now.saturating_duration_since(last) < SILENCE) {
@@ -145,7 +146,7 @@ impl Running {
         Some(std::mem::take(&mut told.untold))
     }
 
-    /// The kind of the script that has run for long, if there is one.
+    /// Returns the kind of a busy script, if there is one.
     #[inline]
     pub fn busy(&self) -> Option<Kind> {
         if self.busy.load(Ordering::Relaxed) == 0 {
@@ -154,19 +155,19 @@ impl Running {
         self.lock().iter().find(|c| c.busy.load(Ordering::Relaxed)).map(|c| c.kind)
     }
 
-    /// What has run the longest.
+    /// Returns the script that has run longest.
     pub fn oldest(&self) -> Option<Arc<Control>> {
         self.lock().iter().min_by_key(|control| control.began).cloned()
     }
 
-    /// Kills those of a kind that run for long; where there are none, all that run.
+    /// Kills the busy scripts of a kind; if none is busy, all running ones.
     pub fn kill(&self, kind: Kind) -> Kill {
         let all = self.lock();
         let any_busy = all.iter().any(|c| c.busy.load(Ordering::Relaxed));
         let candidates = all.iter().filter(|c| !any_busy || c.busy.load(Ordering::Relaxed));
         let mut result = Kill::NotBusy;
         for control in candidates {
-            // One that writes at this moment is taken back with what it has written.
+            // A script that writes at this moment is rolled back with its changes.
             let was = if control.wrote.load(Ordering::SeqCst) {
                 Kill::Unkillable
             } else if control.kind != kind {

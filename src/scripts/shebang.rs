@@ -3,7 +3,7 @@
 use flagstone_commands::flag;
 use flagstone_wire::resp::split_args;
 
-/// What a script says of itself.
+/// Flags that a script declares.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flags(pub u32);
 
@@ -13,10 +13,10 @@ impl Flags {
     pub const ALLOW_STALE: u32 = 1 << 2;
     pub const NO_CLUSTER: u32 = 1 << 3;
     pub const ALLOW_CROSS_SLOT_KEYS: u32 = 1 << 4;
-    /// It has no such line: it may do what scripts always could.
+    /// The script has no such line: it may do all that scripts always could.
     pub const COMPATIBLE: u32 = 1 << 5;
 
-    /// The names that scripts and functions use.
+    /// Names of the flags, for scripts and functions.
     pub const NAMES: &[(u32, &str)] = &[
         (Self::NO_WRITES, "no-writes"),
         (Self::ALLOW_OOM, "allow-oom"),
@@ -29,7 +29,7 @@ impl Flags {
         self.0 & flag != 0
     }
 
-    /// The flags of a command that runs it, which has these of its own.
+    /// Returns the flags of a command that runs the script. `own`: the command's own flags.
     pub fn command_flags(self, own: u32) -> u32 {
         if self.has(Self::COMPATIBLE) {
             return own;
@@ -47,13 +47,13 @@ impl Flags {
         flags
     }
 
-    /// The flag of a name.
+    /// Returns the flag with a name.
     pub fn named(name: &[u8]) -> Option<u32> {
         Self::NAMES.iter().find(|(_, known)| known.as_bytes() == name).map(|(flag, _)| *flag)
     }
 }
 
-/// The flags of a script, and where its first line ends. The error text if that line is wrong.
+/// Parses the first line: returns the flags and the line's end, or the error text.
 pub fn parse(body: &[u8]) -> Result<(Flags, usize), Vec<u8>> {
     if !body.starts_with(b"#!") {
         return Ok((Flags(Flags::COMPATIBLE), 0));

@@ -1,4 +1,4 @@
-//! What the tables `redis` of scripts and of libraries share.
+//! Parts of the table `redis` that scripts and libraries share.
 
 use crate::version::{COMPATIBLE_VERSION, REDIS_VERSION};
 use mlua::{Lua, MultiValue, Table, Value};
@@ -6,7 +6,7 @@ use mlua::{Lua, MultiValue, Table, Value};
 /// Levels of `redis.log`.
 const LEVELS: [&str; 4] = ["LOG_DEBUG", "LOG_VERBOSE", "LOG_NOTICE", "LOG_WARNING"];
 
-/// Levels of the log, and versions.
+/// Adds the constants of log levels and versions.
 pub fn put_constants(lua: &Lua, table: &Table) -> mlua::Result<()> {
     for (level, name) in LEVELS.iter().enumerate() {
         table.raw_set(*name, level)?;
@@ -27,7 +27,7 @@ pub fn error_table(lua: &Lua, text: &[u8]) -> mlua::Result<Table> {
     Ok(table)
 }
 
-/// A string, or a number as Lua prints it.
+/// Returns a string, or a number as Lua prints it.
 pub fn text_of(value: Option<&Value>) -> Option<Vec<u8>> {
     match value? {
         Value::String(text) => Some(text.as_bytes().to_vec()),
@@ -36,7 +36,7 @@ pub fn text_of(value: Option<&Value>) -> Option<Vec<u8>> {
     }
 }
 
-/// An integer, as Lua converts strings and floats to one.
+/// Returns an integer, as Lua converts strings and floats to one.
 pub fn number_of(value: Option<&Value>) -> Option<i64> {
     match value? {
         Value::Integer(n) => Some(*n),
@@ -46,7 +46,7 @@ pub fn number_of(value: Option<&Value>) -> Option<i64> {
     }
 }
 
-/// Level and text of a line for the log; the text of the error if the arguments are wrong.
+/// Returns the level and text of a log line, or the error text if the arguments are wrong.
 pub fn log_line(args: &MultiValue) -> Result<(usize, String), &'static str> {
     if args.len() < 2 {
         return Err("ERR redis.log() requires two arguments or more.");

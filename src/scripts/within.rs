@@ -1,17 +1,17 @@
-//! Lua code that runs for a limited time, and that nobody kills: a text is compiled, a library is
-//! loaded.
+//! Runs Lua code for a limited time that cannot be killed: the compilation of a script, or the
+//! loading of a library.
 
 use flagstone_lua::Watch;
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 thread_local! {
-    /// When what runs on this thread is to end.
+    /// Time at which the code on this thread has to end.
     static END: Cell<Option<Instant>> = const { Cell::new(None) };
     static IS_LATE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs Lua code with a watch that ends it after so long; whether it has.
+/// Runs Lua code with a watch that ends it after `limit`; also returns true if it did.
 pub fn within<T>(limit: Duration, run: impl FnOnce(Watch) -> T) -> (T, bool) {
     let before = (END.replace(Some(Instant::now() + limit)), IS_LATE.replace(false));
     let ran = run(|_| {

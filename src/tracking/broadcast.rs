@@ -1,4 +1,4 @@
-//! BCAST: clients that want to hear of every changed key with some prefix.
+//! CLIENT TRACKING with BCAST: clients that are told of every changed key with some prefix.
 
 use super::Audience;
 use crate::clients::{Client, state};
@@ -8,22 +8,22 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Bytes of memory that a client's prefix takes beside its text, about.
+/// Approximate memory in bytes of a client's prefix beside its text.
 const ENTRY: usize = 200;
 
-/// Who listens to which prefix.
+/// Clients by prefix.
 #[derive(Debug)]
 pub struct Prefixes {
     clients: Mutex<BTreeMap<Bytes, Vec<Arc<Client>>>>,
-    /// How many there are.
+    /// Number of prefixes.
     count: AtomicUsize,
-    /// Memory of all of them, and how much of it there may be.
+    /// Memory of all prefixes in bytes, and its maximum.
     bytes: AtomicUsize,
     max_bytes: usize,
 }
 
 impl Prefixes {
-    /// Prefixes that take at most so much memory.
+    /// Creates a table for prefixes of at most `max_bytes` of memory.
     pub fn new(max_bytes: usize) -> Self {
         let count = AtomicUsize::new(0);
         Self { clients: Mutex::default(), count, bytes: AtomicUsize::new(0), max_bytes }
@@ -33,24 +33,24 @@ impl Prefixes {
         self.clients.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many there are.
+    /// Returns the number of prefixes.
     pub fn count(&self) -> usize {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// Whether there are any.
+    /// Returns true if there are any prefixes.
     #[inline]
     pub fn any(&self) -> bool {
         self.count() != 0
     }
 
-    /// Whether there is room for these.
+    /// Returns true if there is memory for these prefixes.
     pub fn fits<'a>(&self, prefixes: impl Iterator<Item = &'a [u8]>) -> bool {
         let more: usize = prefixes.map(|prefix| prefix.len() + ENTRY).sum();
         self.bytes.load(Ordering::Relaxed).saturating_add(more) <= self.max_bytes
     }
 
-    /// A client that does not listen to a prefix begins to.
+    /// Adds a prefix of a client that does not have it yet.
     pub(super) fn add(&self, prefix: Bytes, client: &Arc<Client>) {
         self.bytes.fetch_add(prefix.len() + ENTRY, Ordering::Relaxed);
         let mut clients = self.lock();
@@ -58,7 +58,7 @@ impl Prefixes {
         self.count.store(clients.len(), Ordering::Relaxed);
     }
 
-    /// One that does listens no more.
+    /// Removes a prefix of a client.
     pub(super) fn remove(&self, prefix: &Bytes, client: &Client) {
         self.bytes.fetch_sub(prefix.len() + ENTRY, Ordering::Relaxed);
         let mut clients = self.lock();
@@ -72,7 +72,7 @@ impl Prefixes {
     }
 }
 
-/// Changed keys, each with the client that changed it last (0: none).
+/// Changed keys, each with the client that changed it last; 0 if none did.
 #[derive(Debug, Default)]
 pub struct Changes(BTreeMap<KeyBuf, u64>);
 
@@ -81,7 +81,7 @@ impl Changes {
         self.0.insert(key.clone(), client);
     }
 
-    /// Those with a prefix.
+    /// Returns the keys with a prefix.
     fn with<'a>(&'a self, prefix: &'a [u8]) -> impl Iterator<Item = (&'a [u8], u64)> + Clone {
         let from = self.0.range(KeyBuf::from_slice(prefix)..);
         from.map(|(key, client)| (&**key, *client))
@@ -90,7 +90,7 @@ impl Changes {
 }
 
 impl Audience<'_> {
-    /// Tells everybody who listens to their prefixes of changed keys.
+    /// Tells the clients of prefixes which of their keys have changed.
     pub(crate) fn broadcast(&self, prefixes: &Prefixes, changes: &Changes) {
         if changes.0.is_empty() {
             return;

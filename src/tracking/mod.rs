@@ -1,13 +1,13 @@
-//! CLIENT TRACKING: clients that keep what they have read are told when it changes.
+//! CLIENT TRACKING: clients that cache what they have read are told when it changes.
 //!
-//! Each worker remembers who has read which of its keys (`table.rs`), on its own thread, in the
-//! moment in which the read runs or its entry is lent. A change is told when its round is stored:
-//! then all are told who had read the key before it was changed. Frames are written between
-//! replies, so whoever read the old value gets that reply first and then hears that it is old; who
-//! has read the new one only does not hear of it.
+//! Each worker records which clients have read which of its keys (`table.rs`), on its own thread,
+//! at the moment when the read runs or its entry is lent. A change is announced when its round is
+//! stored, to the clients that had read the key before it changed. Frames are written between
+//! replies, so a client that read the old value receives that reply first and then its
+//! invalidation; a client that has read only the new value receives none.
 //!
-//! With BCAST nobody's reads are remembered: every changed key is held against prefixes, which are
-//! the node's.
+//! With BCAST, no reads are recorded: every changed key is matched against prefixes, which are
+//! shared by the node.
 
 mod broadcast;
 mod send;

@@ -1,4 +1,4 @@
-//! The messages that tell clients what of what they keep is invalid.
+//! Invalidation messages.
 
 use crate::clients::{Client, Clients, state};
 use crate::config::OutputBufferLimits;
@@ -7,12 +7,12 @@ use bytes::Bytes;
 use flagstone_wire::resp::{Proto, Reply};
 use std::sync::Arc;
 
-/// Where clients hear of it in RESP2.
+/// Channel of the messages in RESP2.
 const CHANNEL: &[u8] = b"__redis__:invalidate";
 
-/// What is invalid.
+/// Keys that are invalid.
 enum Invalid {
-    /// An array of keys, which both protocols have alike.
+    /// An array of keys, which both protocols render alike.
     Keys(Bytes),
     Everything,
 }
@@ -37,7 +37,7 @@ impl Invalid {
     }
 }
 
-/// The clients that may have to hear that keys are invalid.
+/// Clients that may receive invalidations.
 pub struct Audience<'a> {
     pub clients: &'a Clients,
     pub pubsub: &'a PubSub,
@@ -46,7 +46,7 @@ pub struct Audience<'a> {
 }
 
 impl Audience<'_> {
-    /// Tells clients that have read a key that it is not what it was.
+    /// Sends the invalidation of a key to clients that have read it.
     pub(crate) fn invalidate(&self, key: &[u8], readers: &[u64]) {
         let invalid = Invalid::keys(std::iter::once(key));
         for client in readers.iter().filter_map(|id| self.clients.get(*id)) {
@@ -56,7 +56,7 @@ impl Audience<'_> {
         }
     }
 
-    /// Tells clients of keys, if there are any.
+    /// Sends the invalidation of some keys to clients, if there are any keys.
     pub(super) fn invalidate_all_of<'a, 'c>(
         &self,
         keys: impl Iterator<Item = &'a [u8]> + Clone,
@@ -69,14 +69,14 @@ impl Audience<'_> {
         clients.for_each(|client| self.send_invalid(client, &invalid));
     }
 
-    /// Tells every client that tracks keys that all of them have changed.
+    /// Tells every tracking client that all keys have changed.
     pub(crate) fn invalidate_everything(&self) {
         for client in self.clients.all().iter().filter(|client| client.is(state::TRACKING)) {
             self.send_invalid(client, &Invalid::Everything);
         }
     }
 
-    /// Sends a message to a client that tracks keys, or where it wants its messages to go.
+    /// Sends a message to a tracking client, or to the one to which it redirects its messages.
     fn send_invalid(&self, client: &Client, invalid: &Invalid) {
         let redirect = client.redirect();
         if redirect == 0 {
@@ -99,13 +99,13 @@ impl Audience<'_> {
         });
     }
 
-    /// Sends what is rendered in the client's protocol, if anything.
+    /// Pushes a message rendered in the client's protocol; `render` may return none.
     fn push_rendered(
         &self,
         client: &Client,
         render: impl FnOnce(Proto) -> Option<(Vec<u8>, Bytes)>,
     ) {
-        // Until it is in the outbox the protocol stays what it is.
+        // The protocol does not change until the message is in the outbox.
         let waker = self.pubsub.between_messages(|| {
             let proto = if client.resp() == 3 { Proto::Resp3 } else { Proto::Resp2 };
             let (head, body) = render(proto)?;
@@ -117,7 +117,7 @@ impl Audience<'_> {
     }
 }
 
-/// What is before the keys in RESP3.
+/// Returns the bytes before the keys in RESP3.
 fn invalidate_head() -> Vec<u8> {
     let mut head = Reply::new(Proto::Resp3);
     head.push(2);
@@ -125,7 +125,7 @@ fn invalidate_head() -> Vec<u8> {
     head.into_bytes()
 }
 
-/// What is before the keys in RESP2.
+/// Returns the bytes before the keys in RESP2.
 fn message_head() -> Vec<u8> {
     let mut head = Reply::new(Proto::Resp2);
     head.push(3);

@@ -1,4 +1,4 @@
-//! The tracking of one connection.
+//! Tracking of one connection.
 
 use super::Prefixes;
 use crate::clients::{Client, state};
@@ -7,27 +7,27 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Which of its reads are remembered.
+/// Selection of the reads that are recorded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
     #[default]
     All,
-    /// Those behind CLIENT CACHING YES.
+    /// Reads behind CLIENT CACHING YES.
     OptIn,
-    /// Those that are not behind CLIENT CACHING NO.
+    /// Reads that are not behind CLIENT CACHING NO.
     OptOut,
-    /// None: it hears of all keys with its prefixes.
+    /// No reads: it is told of all changed keys with its prefixes.
     Broadcast,
 }
 
-/// A connection's tracking; it ends when it is dropped.
+/// A connection's tracking, which ends when this is dropped.
 pub struct Tracked {
     all_prefixes: Arc<Prefixes>,
-    /// Clients that want to hear of changes, of which this is one.
+    /// Number of clients that listen for changes; this one is included.
     listeners: Arc<AtomicUsize>,
     client: Arc<Client>,
     mode: Mode,
-    /// CLIENT CACHING was given for the next command.
+    /// True if CLIENT CACHING was given for the next command.
     pub caching: bool,
     prefixes: BTreeSet<Bytes>,
 }
@@ -60,8 +60,8 @@ impl Tracked {
         self.mode
     }
 
-    /// Sets the mode, whether it hears of its own changes (`noloop`: not), and where its messages
-    /// go (0: to itself).
+    /// Sets the mode, whether it ignores its own changes (`noloop`), and the client that receives
+    /// its messages (0: itself).
     pub fn set(&mut self, mode: Mode, noloop: bool, redirect: u64) {
         self.mode = mode;
         self.client.set_redirect(redirect);
@@ -71,7 +71,7 @@ impl Tracked {
         self.client.set(state::TRACKING, true);
     }
 
-    /// Begins to listen to a prefix.
+    /// Adds a prefix.
     pub fn add_prefix(&mut self, prefix: &[u8]) {
         if !self.prefixes.contains(prefix) {
             let prefix = Bytes::copy_from_slice(prefix);
@@ -80,12 +80,12 @@ impl Tracked {
         }
     }
 
-    /// The prefixes it listens to.
+    /// Returns its prefixes.
     pub fn prefixes(&self) -> &BTreeSet<Bytes> {
         &self.prefixes
     }
 
-    /// Whether what the next command reads is to be remembered.
+    /// Returns true if the reads of the next command are to be recorded.
     pub fn remembers(&self) -> bool {
         match self.mode {
             Mode::All => true,

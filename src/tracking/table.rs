@@ -1,36 +1,35 @@
-//! Who has read which keys of a worker.
+//! Readers of a worker's keys.
 
 use indexmap::IndexMap;
 use smallvec::SmallVec;
 
-/// Bytes of memory that a key takes beside its name, about.
+/// Approximate memory in bytes of a key beside its name.
 const ENTRY: usize = 96;
 
-/// From so many readers of a key on, those that are gone are looked for whenever the number has
-/// doubled.
+/// Number of readers of a key from which on, whenever it has doubled, those that have disconnected
+/// are removed.
 const MANY: usize = 32;
 
 /// A client that has read a key.
 #[derive(Clone, Copy, Debug)]
 struct Reader {
     client: u64,
-    /// How much news there was before it read the key: first of what it has not been told of, and
-    /// last.
+    /// Number of news before its first read that no invalidation has followed, and before its last
+    /// read.
     first: u64,
     last: u64,
 }
 
-/// Ascending by client.
+/// Readers of a key, ascending by client.
 type Readers = SmallVec<[Reader; 2]>;
 
-/// See the module's description. Keys have no database, as in Redis: those of the same name are
-/// one.
+/// Readers by key. Keys have no database, as in Redis: those of the same name are one.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     keys: IndexMap<Box<[u8]>, Readers>,
-    /// Readers of all keys.
+    /// Number of readers of all keys.
     reads: usize,
-    /// Memory, about.
+    /// Approximate memory in bytes.
     bytes: usize,
 }
 
@@ -39,17 +38,17 @@ fn weight(key: &[u8], readers: usize) -> usize {
 }
 
 impl Table {
-    /// Keys.
+    /// Returns the number of keys.
     pub(crate) fn len(&self) -> usize {
         self.keys.len()
     }
 
-    /// Readers of all keys together.
+    /// Returns the number of readers of all keys.
     pub(crate) fn reads(&self) -> usize {
         self.reads
     }
 
-    /// A client has read a key, after so much news.
+    /// Records that a client has read a key, after `told` news.
     pub(crate) fn add(
         &mut self,
         key: &[u8],
@@ -65,7 +64,7 @@ impl Table {
             return;
         };
         let at = match readers.binary_search_by_key(&client, |reader| reader.client) {
-            // What it has read before is still to be told.
+            // Its earlier read has yet to be invalidated.
             Ok(at) => {
                 readers[at].last = told;
                 return;
@@ -82,8 +81,8 @@ impl Table {
         self.reads = self.reads + after - before;
     }
 
-    /// Takes out who had read a key before this news. Those that are `spared` are not told of it,
-    /// and stay if they have read the key since.
+    /// Removes and returns the clients that read a key before this news. Those that are `spared`
+    /// are not returned, and stay if they have read the key since.
     pub(crate) fn take(&mut self, key: &[u8], news: u64, spared: impl Fn(u64) -> bool) -> Vec<u64> {
         let Some(readers) = self.keys.get_mut(key) else { return Vec::new() };
         let before = readers.len();
@@ -107,8 +106,8 @@ impl Table {
         taken
     }
 
-    /// Takes any key out with its readers if there are more keys, or more memory is taken by
-    /// them, than may be.
+    /// Removes and returns a key with its readers, if there are too many keys, or they take too
+    /// much memory.
     pub(crate) fn evict(
         &mut self,
         max_keys: usize,
@@ -151,7 +150,7 @@ mod tests {
         assert_eq!((table.len(), table.reads()), (2, 4));
         assert_eq!(table.take(b"k", 1, nobody), [1, 2]);
         assert_eq!(table.take(b"k", 1, nobody), Vec::<u64>::new());
-        // Something else of it was read before the change.
+        // Another change of the key was announced in between.
         table.add(b"k", 3, 2, everybody);
         assert_eq!(table.take(b"k", 2, nobody), [3]);
         assert_eq!((table.len(), table.reads()), (1, 1));
