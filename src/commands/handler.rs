@@ -1,4 +1,5 @@
-//! How a family declares that a command of the server runs, and the table of all commands.
+//! Handlers of the server's commands, as families declare them, and the installation of the table
+//! of all commands.
 
 use super::Spec;
 use crate::command::{Route, registry};
@@ -9,10 +10,10 @@ use flagstone_commands::{FAMILIES, HelpWriter, Runner};
 use std::fmt;
 use std::sync::Once;
 
-/// The code of a command of the server.
+/// Handler of a command of the server.
 #[derive(Clone, Copy)]
 pub enum Handler {
-    /// A command that runs others.
+    /// A command that runs other commands.
     Unit(UnitHandler),
     /// A command that runs a script.
     Script {
@@ -20,7 +21,7 @@ pub enum Handler {
         flags: FlagsFinder,
     },
     Session(SessionHandler),
-    /// `in_unit` runs as part of a unit, where the command needs neither session nor node.
+    /// A command with a second handler `in_unit`, which needs neither session nor node.
     Either {
         alone: SessionHandler,
         in_unit: UnitHandler,
@@ -30,7 +31,7 @@ pub enum Handler {
     /// A command on keys that belongs to a family of the server.
     Keys(flagstone_commands::KeysHandler),
     Help(HelpWriter),
-    /// The command has subcommands only.
+    /// A command with subcommands only.
     Container,
 }
 
@@ -68,7 +69,7 @@ impl fmt::Debug for Handler {
     }
 }
 
-/// The declarations of the server's own families.
+/// Declarations of the server's own families.
 const SERVER_FAMILIES: &[&[Spec]] = &[
     super::connection::COMMANDS,
     super::server::COMMANDS,
@@ -83,22 +84,22 @@ const SERVER_FAMILIES: &[&[Spec]] = &[
     super::databases::SCAN,
 ];
 
-/// Makes all commands known to those who look them up and call their handlers. To be called at the
-/// start of the program; further calls do nothing.
+/// Installs the table of all commands and their handlers. To be called at the start of the program;
+/// further calls have no effect.
 pub fn install() {
     static INSTALLED: Once = Once::new();
     INSTALLED.call_once(|| {
         let on_keys = FAMILIES.iter().copied().flatten();
         let on_keys: Vec<_> = on_keys.map(flagstone_commands::Spec::with_runner).collect();
         let own: Vec<_> = own().map(Spec::with_runner).collect();
-        // A declaration lives as long as the process.
+        // Declarations live as long as the process.
         let table = Registry::new(on_keys.leak().iter().chain(own.leak().iter()));
         install_handlers(&table);
         registry::install(table);
     });
 }
 
-/// The declarations of the server's own commands.
+/// Returns the declarations of the server's own commands.
 fn own() -> impl Iterator<Item = &'static Spec> {
     SERVER_FAMILIES.iter().copied().flatten()
 }

@@ -1,6 +1,7 @@
 //! The commands of the server itself, one file or folder per family; those on keys are in the crate
-//! `commands`. A family's file ends in its `COMMANDS`, the declarations of its commands; [`install`]
-//! puts all together.
+//! `commands`. A family's file ends in its `COMMANDS`, the declarations of its commands;
+//! [`install`] collects all of them. A handler may name every room of the server below it; no other
+//! room names a handler.
 
 pub mod connection;
 pub mod databases;
@@ -13,5 +14,5 @@ pub mod transactions;
 
 pub use handler::{Handler, install};
 
-/// The declaration of a command of the server.
+/// Declaration of a command of the server.
 pub type Spec = flagstone_commands::Spec<Handler>;

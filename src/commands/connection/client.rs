@@ -1,4 +1,4 @@
-//! CLIENT.
+//! CLIENT: lists, names, closes, pauses and unblocks connections.
 
 use super::handshake::{client_name, is_printable};
 use super::tracking;
@@ -12,11 +12,11 @@ use flagstone_commands::{Group, Outcome, Stop, arg, error, flag, is_word};
 use flagstone_wire::num::parse_i64;
 use flagstone_wire::resp::{Args, Reply};
 
-/// Which connections CLIENT LIST shows and CLIENT KILL closes.
+/// Selects the connections that CLIENT LIST shows and CLIENT KILL closes.
 #[derive(Default)]
 struct Filter<'a> {
     ids: Option<Vec<u64>>,
-    /// Seconds; 0: any.
+    /// Minimum age in seconds; 0 for any.
     max_age_s: u64,
     kind: Option<Kind>,
     addr: Option<&'a [u8]>,
@@ -24,7 +24,7 @@ struct Filter<'a> {
     skip_me: bool,
 }
 
-/// Kinds of connections. There are no replicas here, and no connection to a primary.
+/// Kinds of connections. This server has no replicas, and no connection to a primary.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Normal,
@@ -53,7 +53,7 @@ impl Kind {
 }
 
 impl<'a> Filter<'a> {
-    /// Reads the options behind the subcommand.
+    /// Parses the options behind the subcommand.
     fn parse(args: Args<'a>, skip_me: bool) -> Result<Self, Stop> {
         let mut filter = Self { skip_me, ..Self::default() };
         let mut at = 2;
@@ -69,7 +69,7 @@ impl<'a> Filter<'a> {
         Ok(filter)
     }
 
-    /// Takes ids up to the first word that is no number; where that is.
+    /// Adds ids up to the first word that is no number, and returns its position.
     fn add_ids(&mut self, args: Args<'_>, mut at: usize) -> Result<usize, Stop> {
         let ids = self.ids.get_or_insert_default();
         while let Some(id) = args.get(at).and_then(parse_i64) {
@@ -217,7 +217,7 @@ fn setinfo(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// `ON` or `OFF` at argument 2.
+/// Parses `ON` or `OFF` at argument 2.
 fn on_off(args: Args<'_>) -> Result<bool, Stop> {
     let word = arg(args, 2)?;
     match (is_word(word, "on"), is_word(word, "off")) {
@@ -243,7 +243,7 @@ fn no_touch(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// `CLIENT IMPORT-SOURCE <ON | OFF>`: there is no import mode to be in.
+/// `CLIENT IMPORT-SOURCE <ON | OFF>`: there is no import mode.
 fn import_source(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
     if !is_word(arg(args, 2)?, "off") {
         return Err("ERR Server is not in import mode".into());
@@ -297,7 +297,7 @@ fn pause(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
     if i64::try_from(until_ms).is_err() {
         return Err("ERR timeout is out of range".into());
     }
-    // A pause that holds neither gets shorter nor lets more through.
+    // A pause that is in force is neither shortened nor loosened.
     let held = cx.node.pauses.now().unwrap_or(Pause { until_ms: 0, writes_only: true });
     cx.node.pauses.set(Pause {
         until_ms: until_ms.max(held.until_ms),
@@ -368,10 +368,10 @@ fn show_help(out: &mut Reply) {
     );
 }
 
-/// Flags that most of them have.
+/// Flags of most subcommands of CLIENT.
 pub(super) const ANY_TIME: u32 = flag::NOSCRIPT | flag::LOADING | flag::STALE;
 
-/// The subcommands of CLIENT.
+/// Declarations of the subcommands of CLIENT.
 pub(super) const SUBCOMMANDS: &[Spec] = &[
     tracking::CACHING,
     tracking::TRACKING,

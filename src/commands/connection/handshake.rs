@@ -1,4 +1,4 @@
-//! HELLO and AUTH.
+//! HELLO and AUTH: protocol version and authentication.
 
 use crate::routing::Call;
 use crate::version::{COMPATIBLE_VERSION, REDIS_VERSION};
@@ -15,7 +15,7 @@ const NOT_AUTHENTICATED: &str = "NOAUTH HELLO must be called with the client alr
     authenticate the client and select the RESP protocol version at the same time";
 const BAD_NAME: &str = "ERR Client names cannot contain spaces, newlines or special characters.";
 
-/// How long the error for the first wrong password of a connection is kept back, and for any.
+/// Delay of the error for the first wrong password of a connection, and the maximum.
 const FIRST_PENALTY: Duration = Duration::from_millis(50);
 const MAX_PENALTY: Duration = Duration::from_secs(3);
 
@@ -53,7 +53,7 @@ pub(super) fn hello(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
     if let Some(version) = version {
         let session = &mut *cx.session;
         cx.node.pubsub.between_messages(|| session.set_proto(version));
-        // What it was sent so far is in the other protocol.
+        // Pushes sent so far are in the other protocol.
         session.take_pushes(cx.out);
         cx.out.set_proto(version);
     }
@@ -114,7 +114,7 @@ pub(super) fn auth(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// Checks a password; the connection stays what it was when it is wrong.
+/// Checks a password. If it is wrong, the connection stays as it was.
 fn authenticate(cx: &mut Call<'_>, user: &[u8], password: &[u8]) -> Outcome {
     let settings = cx.worker.settings();
     let right = match &settings.requirepass {
@@ -134,13 +134,13 @@ fn authenticate(cx: &mut Call<'_>, user: &[u8], password: &[u8]) -> Outcome {
     Ok(())
 }
 
-/// How long the error for a wrong password is kept back, after so many others in a row: so that
-/// nobody tries many of them. Other connections do not feel it.
+/// Returns the delay of the error for a wrong password after so many others in a row, to slow down
+/// guessing. Other connections are not affected.
 fn penalty(before: u32) -> Duration {
     (FIRST_PENALTY * 2_u32.pow(before.min(10))).min(MAX_PENALTY)
 }
 
-/// Compares in a time that does not tell where the first difference is.
+/// Compares in a time that does not depend on the position of the first difference.
 fn same_secret(wanted: &[u8], given: &[u8]) -> bool {
     let mut difference = wanted.len() ^ given.len();
     for (at, byte) in given.iter().enumerate() {
@@ -150,7 +150,7 @@ fn same_secret(wanted: &[u8], given: &[u8]) -> bool {
     difference == 0
 }
 
-/// A name for a connection, which may be empty.
+/// Parses the name of a connection, which may be empty.
 pub(super) fn client_name(name: &[u8]) -> Result<String, Stop> {
     if !is_printable(name) {
         return Err(BAD_NAME.into());
@@ -158,7 +158,7 @@ pub(super) fn client_name(name: &[u8]) -> Result<String, Stop> {
     Ok(String::from_utf8_lossy(name).into_owned())
 }
 
-/// Whether CLIENT LIST can show it as one word.
+/// Returns true if CLIENT LIST can show a text as one word.
 pub(super) fn is_printable(text: &[u8]) -> bool {
     text.iter().all(|byte| (b'!'..=b'~').contains(byte))
 }

@@ -43,7 +43,7 @@ fn select(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// The same for the rest of a script.
+/// Selects a database for the rest of a script.
 fn select_in_unit(cx: &mut Ctx<'_>, unit: &Unit<'_>, args: Args<'_>) -> Outcome {
     cx.db = chosen_db(args, unit.settings)?;
     cx.out.ok();
@@ -67,7 +67,7 @@ fn echo_in_unit(cx: &mut Ctx<'_>, _: &Unit<'_>, args: Args<'_>) -> Outcome {
 /// `QUIT`
 fn quit(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
     cx.session.take_pushes(cx.out);
-    // Nothing is redirected to it any more once it has its reply.
+    // No message is redirected to the client once it has its reply.
     cx.node.clients.remove(cx.session.client.id);
     cx.out.ok();
     Err(Stop::Close)
@@ -86,14 +86,14 @@ fn reset(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// Flags that most commands on connections have.
+/// Flags of most commands on connections.
 const ANY_TIME: u32 = flag::NOSCRIPT | flag::LOADING | flag::STALE;
 
-/// Flags of commands that end what the connection is in, a transaction too.
+/// Flags of commands that end the connection's state, including a transaction.
 const ENDS: u32 =
     ANY_TIME | flag::FAST | flag::NO_AUTH | flag::ALLOW_BUSY | flag::SUBSCRIBER | flag::UNQUEUED;
 
-/// The commands on connections.
+/// Declarations of the commands on connections.
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "client",

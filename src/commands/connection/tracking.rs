@@ -13,7 +13,7 @@ const NO_ROOM: &str = "OOM the prefixes of all clients take all the memory they 
 /// The options of CLIENT TRACKING.
 #[derive(Default)]
 struct Options<'a> {
-    /// 0: none.
+    /// Client that receives the messages; 0 if none is given.
     redirect: u64,
     broadcast: bool,
     opt_in: bool,
@@ -59,7 +59,8 @@ impl<'a> Options<'a> {
         Ok(())
     }
 
-    /// The mode that they ask for, if they go together and with what is on already.
+    /// Returns the requested mode, if the options are compatible with each other and with the
+    /// current mode.
     fn mode(&self, now: Option<Mode>) -> Result<Mode, Stop> {
         if !self.broadcast && !self.prefixes.is_empty() {
             return Err("ERR PREFIX option requires BCAST mode to be enabled".into());
@@ -89,18 +90,19 @@ impl<'a> Options<'a> {
         })
     }
 
-    /// Checks that no key has two of the client's prefixes.
+    /// Checks that no key can have two of the client's prefixes.
     fn check_overlaps(&self, tracked: Option<&Tracked>) -> Outcome {
         let old = tracked.into_iter().flat_map(|tracked| tracked.prefixes());
         let old = old.map(|prefix| (&prefix[..], None));
         let new = self.prefixes.iter().enumerate().map(|(at, prefix)| (*prefix, Some(at)));
         let mut sorted: Vec<(&[u8], Option<usize>)> = old.chain(new).collect();
         sorted.sort_unstable();
-        // One that begins with another stands right behind it, or behind one that begins so too.
+        // A prefix that begins with another one is sorted directly behind it, or behind one that
+        // begins with it, too.
         let Some(pair) = sorted.windows(2).find(|pair| pair[1].0.starts_with(pair[0].0)) else {
             return Ok(());
         };
-        // Of two that are new, the first given is the one that overlaps.
+        // If both are new, the error names the first one given as the overlapping one.
         let (mut one, mut other) = (pair[0], pair[1]);
         if one.1.is_none() || (other.1.is_some() && other.1 < one.1) {
             std::mem::swap(&mut one, &mut other);
@@ -177,7 +179,7 @@ fn caching(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// Where messages go; 0: to the client itself, -1: nowhere.
+/// Returns the client that receives the messages: 0 for the client itself, -1 without tracking.
 fn redirect(cx: &Call<'_>) -> i64 {
     if cx.session.tracking.is_some() { cx.session.client.redirect().cast_signed() } else { -1 }
 }

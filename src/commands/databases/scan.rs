@@ -1,4 +1,4 @@
-//! Walking over the keys of a database: SCAN, KEYS, RANDOMKEY.
+//! SCAN, KEYS and RANDOMKEY: iterate over the keys of a database.
 
 use crate::commands::{Handler, Spec};
 use crate::routing::{Databases, Waiting};
@@ -11,19 +11,19 @@ use flagstone_wire::glob;
 use flagstone_wire::num::parse_i64;
 use flagstone_wire::resp::{Args, Reply};
 
-/// Keys that SCAN looks at when no COUNT is given.
+/// Number of keys that SCAN examines without COUNT.
 const DEFAULT_COUNT: usize = 10;
 
-/// Keys that KEYS asks a worker for at once.
+/// Number of keys that KEYS requests from a worker at once.
 const KEYS_PAGE: usize = 1024;
 
-/// Keys among which RANDOMKEY chooses.
+/// Number of keys among which RANDOMKEY chooses.
 const RANDOM_PAGE: usize = 64;
 
-/// The types that SCAN can be asked for.
+/// Types that SCAN accepts.
 const TYPES: [&str; 6] = ["string", "list", "set", "zset", "hash", "stream"];
 
-/// Which keys are wanted.
+/// Selects keys by name and type.
 #[derive(Clone, Copy, Debug, Default)]
 struct Filter<'a> {
     pattern: Option<&'a [u8]>,
@@ -37,7 +37,7 @@ impl Filter<'_> {
     }
 }
 
-/// Keeps the keys that are wanted and exist. Those that are wanted and have expired are removed.
+/// Keeps the matching keys that exist; matching keys that have expired are removed.
 async fn keep(
     dbs: &Databases<'_>,
     keys: &mut Vec<ScanKey>,
@@ -50,7 +50,7 @@ async fn keep(
     dbs.remove_expired(expired.into_iter().map(|key| key.key).collect()).await
 }
 
-/// The options of SCAN; `None`: a type is unknown, and the reply says so.
+/// Parses the options of SCAN; returns `None` for an unknown type, after writing the error.
 fn scan_options<'a>(args: Args<'a>, out: &mut Reply) -> Result<Option<(Filter<'a>, usize)>, Stop> {
     let (mut filter, mut count) = (Filter::default(), DEFAULT_COUNT);
     let mut at = 2;
@@ -147,9 +147,9 @@ fn randomkey<'a>(dbs: &'a mut Databases<'_>, _args: Args<'a>) -> Waiting<'a> {
     })
 }
 
-/// A key by chance: one of a page that begins at a random place. Keys of a slot lie at random
-/// places in it, but slots hold very different numbers of keys, so first a random place in the
-/// keyspace decides on the slot, then a random place in this slot on where the page begins.
+/// Returns a random key, of a page that begins at a random cursor. Keys of a slot have random
+/// positions in it, but slots have very different numbers of keys; so first a random cursor in the
+/// keyspace chooses the slot, then a random position in this slot the page.
 async fn random_key(dbs: &Databases<'_>) -> Result<Option<Box<[u8]>>, Stop> {
     let anywhere = |slot| Cursor { slot, hash48: rand::random_range(0..1u64 << 48) };
     let near = anywhere(rand::random_range(0..SLOTS));
@@ -162,7 +162,8 @@ async fn random_key(dbs: &Databases<'_>) -> Result<Option<Box<[u8]>>, Stop> {
     Ok(Some(keys.swap_remove(rand::random_range(0..keys.len())).key))
 }
 
-/// At most `limit` keys that exist, from a place on and, behind the end, from the start on.
+/// Returns at most `limit` keys that exist, from a cursor on, continuing at the start behind the
+/// end.
 async fn live_keys_from(
     dbs: &Databases<'_>,
     from: Cursor,
@@ -183,13 +184,13 @@ async fn live_keys_from(
         }
     }
     found.truncate(limit);
-    // Behind the start there may be keys that were found already.
+    // Keys behind the start may have been found already.
     let mut seen = std::collections::HashSet::new();
     found.retain(|key| seen.insert(key.key.clone()));
     Ok(found)
 }
 
-/// Commands that walk over a database.
+/// Declarations of the commands that iterate over a database.
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "keys",

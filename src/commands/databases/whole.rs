@@ -1,4 +1,4 @@
-//! Counting, emptying and exchanging whole databases.
+//! Commands that count, flush and swap whole databases.
 
 use crate::commands::{Handler, Spec};
 use crate::routing::{Databases, Waiting};
@@ -6,8 +6,8 @@ use flagstone_commands::generic::existing_db;
 use flagstone_commands::{Group, Outcome, Stop, acl, arg, error, flag, is_word};
 use flagstone_wire::resp::Args;
 
-/// Checks the option of FLUSHDB and FLUSHALL. Both ways are the same here: the keys are gone at
-/// once, their memory is given back in the background.
+/// Checks the option of FLUSHDB and FLUSHALL. SYNC and ASYNC are the same: the keys are removed at
+/// once, and their memory is freed in the background.
 fn check_flush_option(args: Args<'_>) -> Result<(), Stop> {
     match (args.len(), args.get(1)) {
         (1, _) => Ok(()),
@@ -67,7 +67,7 @@ async fn swap(dbs: &mut Databases<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// What the flushing commands have in common.
+/// Base of the flushing commands.
 const FLUSHES: Spec = Spec {
     group: Group::Server,
     arity: -1,
@@ -77,7 +77,7 @@ const FLUSHES: Spec = Spec {
     ..Spec::NEW
 };
 
-/// Commands on whole databases.
+/// Declarations of the commands on whole databases.
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "dbsize",

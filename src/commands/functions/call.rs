@@ -1,4 +1,4 @@
-//! `FCALL`: functions run as scripts do.
+//! `FCALL`: runs a function like a script.
 
 use crate::commands::scripting::{NUMKEYS, check_flags, keys_and_args, show};
 use crate::functions::{Found, Libraries, LoadError};
@@ -12,8 +12,8 @@ use flagstone_wire::resp::Args;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// How long a library may take to be loaded on a thread of its own. It took less when it was added;
-/// but there may be less time for it now.
+/// Maximum time that a library may take to be loaded on a thread of its own. It was loaded within
+/// less when it was added, but the machine may be busier now.
 const LOAD_LIMIT: Duration = Duration::from_secs(5);
 
 /// `FCALL function numkeys [key …] [arg …]`
@@ -45,7 +45,7 @@ pub(super) fn fcall(cx: &mut Ctx<'_>, unit: &Unit<'_>, args: Args<'_>, read_only
     outcome
 }
 
-/// The flags of the function that is to be called.
+/// Returns the flags of the function that is to be called.
 pub(super) fn flags(node: &Node, args: Args<'_>) -> Option<Flags> {
     let libraries = node.functions.now();
     Some(Flags(libraries.function(args.get(1)?)?.function.flags as u32))

@@ -1,4 +1,4 @@
-//! The subcommands of FUNCTION that change which libraries there are. Each change is one record.
+//! Subcommands of FUNCTION that change the libraries. Each change is one record.
 
 use crate::functions::{Edit, Library, Metadata, Policy};
 use crate::node::Node;
@@ -12,10 +12,10 @@ use flagstone_wire::resp::Args;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long looking at the libraries of a payload may take, but for the last of them.
+/// Maximum time for inspecting the libraries of a payload, except the last one.
 const RESTORE_LIMIT: Duration = Duration::from_secs(30);
 
-/// Runs what takes up to half a second for each library on a thread of its own.
+/// Runs a job that takes up to half a second for each library on a thread of its own.
 async fn apart<T: Send + 'static>(
     node: &Node,
     job: impl FnOnce() -> Result<T, String> + Send + 'static,
@@ -64,7 +64,7 @@ pub(super) fn delete<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
     })
 }
 
-/// `FUNCTION FLUSH [ASYNC | SYNC]`: both ways are the same here.
+/// `FUNCTION FLUSH [ASYNC | SYNC]`: both modes are the same.
 pub(super) fn flush<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
     Box::pin(async move {
         if args.len() > 3 {
@@ -123,8 +123,8 @@ pub(super) fn restore<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
     })
 }
 
-/// Stores a change as one record, by the worker that has the libraries, and has it count from then
-/// on. It goes on to its end even if the future is dropped.
+/// Stores a change as one record, at the worker that owns the libraries, and then puts it into
+/// effect. Continues even if the future is dropped.
 async fn store(worker: &Worker, edit: Edit) -> Result<(), String> {
     if edit.changes().is_empty() {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Functions: FCALL, FUNCTION.
+//! FCALL and FUNCTION: commands on functions and their libraries.
 
 mod call;
 mod change;
@@ -98,7 +98,7 @@ const SUBCOMMANDS: &[Spec] = &[
     },
 ];
 
-/// Functions.
+/// Declarations of the commands on functions.
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "fcall",

@@ -1,4 +1,4 @@
-//! The subcommands of FUNCTION that change no library.
+//! Subcommands of FUNCTION that change no library.
 
 use crate::commands::scripting::answer_kill;
 use crate::functions::{ENGINE, Library};

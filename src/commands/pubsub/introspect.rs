@@ -1,4 +1,4 @@
-//! PUBSUB.
+//! PUBSUB: shows channels, patterns and their subscribers.
 
 use crate::commands::{Handler, Spec};
 use crate::pubsub::Kind;
@@ -44,7 +44,7 @@ fn shardnumsub(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
 }
 
 fn listeners(cx: &mut Call<'_>, args: Args<'_>, kind: Kind) {
-    // In RESP3 too an array, not a map.
+    // An array in RESP3, too, not a map.
     cx.out.array((args.len() - 2) * 2);
     for name in args.iter().skip(2) {
         cx.out.bulk(name);
@@ -78,7 +78,7 @@ fn show_help(out: &mut Reply) {
 
 const SHOWS: u32 = flag::PUBSUB | flag::LOADING | flag::STALE;
 
-/// The subcommands of PUBSUB.
+/// Declarations of the subcommands of PUBSUB.
 pub(super) const SUBCOMMANDS: &[Spec] = &[
     Spec {
         name: "channels",

@@ -1,4 +1,4 @@
-//! Publish and subscribe.
+//! Commands to publish and subscribe.
 
 mod introspect;
 mod subscribe;
@@ -27,7 +27,7 @@ fn spublish(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// Notes a message of a transaction or script: it is sent when that is stored.
+/// Records a message of a transaction or script; it is published when its changes are stored.
 fn publish_in_unit(cx: &mut Ctx<'_>, unit: &Unit<'_>, args: Args<'_>, to_shard: bool) -> Outcome {
     let (channel, message) = (arg(args, 1)?, arg(args, 2)?);
     cx.out.count(unit.node.pubsub.receivers(channel, to_shard));
@@ -40,7 +40,7 @@ const PUBLISHES: u32 =
 const SUBSCRIBES: u32 =
     flag::PUBSUB | flag::NOSCRIPT | flag::LOADING | flag::STALE | flag::SUBSCRIBER;
 
-/// The commands of this family.
+/// Declarations of the commands to publish and subscribe.
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "publish",

@@ -1,4 +1,4 @@
-//! SUBSCRIBE, UNSUBSCRIBE, and the same for patterns and shard channels.
+//! SUBSCRIBE and UNSUBSCRIBE, also for patterns and shard channels.
 
 use crate::pubsub::{Kind, Subscriptions};
 use crate::routing::Call;
@@ -87,7 +87,7 @@ fn end(cx: &mut Call<'_>, args: Args<'_>, kind: Kind, word: &[u8]) {
     tell(cx, told);
 }
 
-/// Confirms one subscription or its end; `count` are left.
+/// Writes the confirmation of a subscription or its end; `count` subscriptions are left.
 fn confirm(told: &mut Reply, word: &[u8], name: Option<&[u8]>, count: usize) {
     told.push(3);
     told.bulk(word);
@@ -95,7 +95,7 @@ fn confirm(told: &mut Reply, word: &[u8], name: Option<&[u8]>, count: usize) {
     told.count(count);
 }
 
-/// Confirmations are messages: they are sent even to clients that want no replies.
+/// Sends confirmations, which are messages: even clients with replies switched off receive them.
 fn tell(cx: &mut Call<'_>, told: Reply) {
     if cx.session.reply_mode == ReplyMode::On {
         cx.out.append(told.as_bytes());

@@ -1,4 +1,4 @@
-//! SCRIPT: the scripts that the node knows.
+//! SCRIPT: manages the scripts that the node knows.
 
 use super::{NO_SCRIPT, add};
 use crate::commands::{Handler, Spec};
@@ -59,7 +59,7 @@ fn kill(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
     answer_kill(cx, Kind::Script)
 }
 
-/// Kills what runs for long, and says what became of it.
+/// Kills long-running code, and replies with the result.
 pub(in crate::commands) fn answer_kill(cx: &mut Call<'_>, kind: Kind) -> Outcome {
     match cx.node.scripts.running.kill(kind) {
         Kill::Killed => {

@@ -1,4 +1,4 @@
-//! Scripts: EVAL and its relatives, SCRIPT.
+//! EVAL, EVALSHA and SCRIPT: commands on scripts.
 
 mod manage;
 
@@ -16,10 +16,10 @@ use mlua::Function;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Where the keys are counted.
+/// Position of the number of keys.
 pub(super) const NUMKEYS: usize = 2;
 
-/// Digits of a script's hash.
+/// Number of digits of a script's hash.
 const SHA_DIGITS: usize = 40;
 
 pub(super) const NO_SCRIPT: &str = "NOSCRIPT No matching script.";
@@ -39,7 +39,7 @@ fn eval(cx: &mut Ctx<'_>, unit: &Unit<'_>, args: Args<'_>, read_only: bool) -> O
 /// `EVALSHA sha1 numkeys [key …] [arg …]`
 fn evalsha(cx: &mut Ctx<'_>, unit: &Unit<'_>, args: Args<'_>, read_only: bool) -> Outcome {
     show(cx, unit, args);
-    // What cannot be a hash is looked at first.
+    // A text that cannot be a hash is refused before the keys are parsed.
     if arg(args, 1)?.len() != SHA_DIGITS {
         return Err(NO_SCRIPT.into());
     }
@@ -49,7 +49,7 @@ fn evalsha(cx: &mut Ctx<'_>, unit: &Unit<'_>, args: Args<'_>, read_only: bool) -
     run_script(cx, unit, &script, read_only, &keys, &rest, args)
 }
 
-/// Shows MONITOR the command of a script or function, whatever becomes of it, before the commands
+/// Shows the command of a script or function to monitors, whatever its result, before the commands
 /// that it calls.
 pub(super) fn show(cx: &Ctx<'_>, unit: &Unit<'_>, command: Args<'_>) {
     if unit.node.monitors.any() {
@@ -57,7 +57,7 @@ pub(super) fn show(cx: &Ctx<'_>, unit: &Unit<'_>, command: Args<'_>) {
     }
 }
 
-/// Keys and arguments of a script or function.
+/// Returns the keys and the arguments of a script or function.
 pub(super) fn keys_and_args(args: Args<'_>) -> Result<[Vec<&[u8]>; 2], Stop> {
     let count = parse_i64(arg(args, NUMKEYS)?).ok_or(error::NOT_INTEGER)?;
     let rest = args.len() - NUMKEYS - 1;
@@ -70,8 +70,8 @@ pub(super) fn keys_and_args(args: Args<'_>) -> Result<[Vec<&[u8]>; 2], Stop> {
     Ok([all.by_ref().take(count).collect(), all.collect()])
 }
 
-/// Checks a script and adds it to those that the node knows.
-/// One that is too long for a worker's thread is compiled apart.
+/// Compiles a script and adds it to those that the node knows. One that is too long for a worker's
+/// thread is compiled on a thread of its own.
 fn add(node: &Arc<Node>, body: &[u8], loaded: bool, is_apart: bool) -> Result<Arc<Script>, Stop> {
     let (flags, start) = parse_shebang(body)
         .map_err(|text| Stop::Error(String::from_utf8_lossy(&text).into_owned().into()))?;
@@ -83,7 +83,7 @@ fn add(node: &Arc<Node>, body: &[u8], loaded: bool, is_apart: bool) -> Result<Ar
     Ok(script)
 }
 
-/// The function of a script, or why there is none here.
+/// Returns the function of a script, or the reason why it cannot be compiled on this thread.
 fn compiled(function: Result<Function, Uncompiled>) -> Result<Function, Stop> {
     function.map_err(|uncompiled| match uncompiled {
         Uncompiled::Long => Stop::Apart,
@@ -91,7 +91,7 @@ fn compiled(function: Result<Function, Uncompiled>) -> Result<Function, Stop> {
     })
 }
 
-/// Whether what has these flags may run.
+/// Checks that a script with these flags may run.
 pub(super) fn check_flags(unit: &Unit<'_>, flags: Flags, read_only: bool) -> Outcome {
     if flags.has(Flags::COMPATIBLE) {
         return Ok(());
@@ -99,7 +99,7 @@ pub(super) fn check_flags(unit: &Unit<'_>, flags: Flags, read_only: bool) -> Out
     if read_only && !flags.has(Flags::NO_WRITES) {
         return Err("ERR Can not execute a script with write flag using *_ro command.".into());
     }
-    // It may have been let in before that was so.
+    // The refusal may have begun after the script was admitted.
     let needs = flags.command_flags(0);
     if let Some(text) = limits::refusal(&unit.node.health, unit.settings, needs & flag::WRITE) {
         return Err(text.into());
@@ -114,12 +114,12 @@ pub(super) fn check_flags(unit: &Unit<'_>, flags: Flags, read_only: bool) -> Out
     Ok(())
 }
 
-/// The flags of the script that EVAL brings.
+/// Returns the flags of the script in the arguments of EVAL.
 fn flags_of_text(_: &Node, args: Args<'_>) -> Option<Flags> {
     parse_shebang(args.get(1)?).ok().map(|(flags, _)| flags)
 }
 
-/// The flags of the script that EVALSHA names.
+/// Returns the flags of the script that EVALSHA names.
 fn flags_of_sha(node: &Node, args: Args<'_>) -> Option<Flags> {
     Some(node.scripts.get(parse_sha(args.get(1)?)?)?.flags)
 }
@@ -157,7 +157,7 @@ fn run_script(
     outcome
 }
 
-/// What they have in common.
+/// Base of the commands that run scripts.
 pub(super) const EVALUATES: Spec = Spec {
     group: Group::Scripting,
     since: "2.6.0",
@@ -179,7 +179,7 @@ pub(super) const READ_ONLY: Spec = Spec {
     ..EVALUATES
 };
 
-/// Scripts.
+/// Declarations of the commands on scripts.
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "eval",

@@ -1,4 +1,4 @@
-//! Time, durability, roles and the end of the server.
+//! Commands on time, durability, roles and the shutdown.
 
 use crate::blocking::UNBLOCKED;
 use crate::checkpoints::take_new;
@@ -15,7 +15,7 @@ use std::future::{Future, pending};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How often the journal is asked how far it is durable.
+/// Interval at which the journal's durable lsn is checked.
 const POLL: Duration = Duration::from_millis(1);
 
 const MUST_BE_POSITIVE: &str = "ERR value is out of range, must be positive";
@@ -46,7 +46,7 @@ fn role(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// `REPLICAOF NO ONE`: this server is a primary and stays one.
+/// `REPLICAOF NO ONE`: this server is always a primary.
 fn replicaof(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
     if !is_word(arg(args, 1)?, "no") || !is_word(arg(args, 2)?, "one") {
         return Err("ERR this server cannot be a replica".into());
@@ -55,7 +55,7 @@ fn replicaof(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// A timeout in ms; 0: none.
+/// Parses a timeout in ms; 0 means none.
 fn timeout_arg(cx: &Call<'_>, text: &[u8]) -> Result<u64, Stop> {
     let ms = parse_i64(text).ok_or("ERR timeout is not an integer or out of range")?;
     let ms = u64::try_from(ms).map_err(|_| "ERR timeout is negative")?;
@@ -65,7 +65,7 @@ fn timeout_arg(cx: &Call<'_>, text: &[u8]) -> Result<u64, Stop> {
     }
 }
 
-/// Waits for something, as long as the timeout (0: none) and CLIENT UNBLOCK let it.
+/// Waits for `done`, until the timeout (0: none) or CLIENT UNBLOCK ends the wait.
 async fn block(cx: &Call<'_>, timeout_ms: u64, done: impl Future<Output = ()>) -> Outcome {
     let turn = Arc::new(Turn::default());
     let client = &cx.session.client;
@@ -79,7 +79,7 @@ async fn block(cx: &Call<'_>, timeout_ms: u64, done: impl Future<Output = ()>) -
     tokio::select! {
         () = done => {}
         () = time_is_over => {}
-        // Looked at below.
+        // The turn's end is evaluated below.
         _ = turn.wait() => {}
     }
     client.end_turn(cx.node.clock.now_ms());
@@ -90,7 +90,7 @@ async fn block(cx: &Call<'_>, timeout_ms: u64, done: impl Future<Output = ()>) -
     }
 }
 
-/// `WAIT numreplicas timeout`: there are no replicas that could acknowledge anything.
+/// `WAIT numreplicas timeout`: there are no replicas that could acknowledge writes.
 fn wait<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
     Box::pin(async move {
         let replicas = parse_i64(arg(args, 1)?).ok_or(error::NOT_INTEGER)?;
@@ -112,7 +112,7 @@ fn waitaof<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
         }
         let replicas = parse_i64(arg(args, 2)?).filter(|&n| n >= 0).ok_or(MUST_BE_POSITIVE)?;
         let timeout_ms = timeout_arg(cx, arg(args, 3)?)?;
-        // What this connection wrote was answered before, and is in the journal.
+        // The connection's writes were answered before, and are in the journal.
         let end = cx.node.journal.end();
         if !cx.session.in_exec {
             let done = async {
@@ -141,8 +141,8 @@ async fn wait_durable(cx: &Call<'_>, end: flagstone_storage::journal::Lsn) {
     }
 }
 
-/// `SHUTDOWN [NOSAVE | SAVE] [NOW] [FORCE] [ABORT]`: everything answered is stored anyway;
-/// SAVE takes a checkpoint first.
+/// `SHUTDOWN [NOSAVE | SAVE] [NOW] [FORCE] [ABORT]`: every answered write is stored anyway; SAVE
+/// takes a checkpoint first.
 fn shutdown<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
     Box::pin(async move {
         let given: Vec<Vec<u8>> = args.iter().skip(1).map(<[u8]>::to_ascii_lowercase).collect();
@@ -174,14 +174,14 @@ fn shutdown<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
 /// `LOLWUT [VERSION version …]`
 fn lolwut(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
     let stones = "    ____\n  _/    \\__\n /_________\\\n|___________|\n";
-    // The last line is that of the reference, which programs look for.
+    // The last line is that of the reference, which programs search for.
     let own = env!("CARGO_PKG_VERSION");
     let text = format!("{stones}\nFlagstone {own}\n\nRedis ver. {COMPATIBLE_VERSION}\n");
     cx.out.verbatim(*b"txt", text.as_bytes());
     Ok(())
 }
 
-/// Time, durability, roles and the end of the server.
+/// Declarations of the commands on time, durability, roles and the shutdown.
 pub const ADMIN_COMMANDS: &[Spec] = &[
     Spec {
         name: "time",

@@ -1,4 +1,4 @@
-//! COMMAND: what the server's commands are, out of their declarations.
+//! COMMAND: describes the server's commands from their declarations.
 
 use super::docs;
 use crate::command::{Command, Route, registry};
@@ -11,7 +11,7 @@ use flagstone_commands::{
 use flagstone_wire::glob;
 use flagstone_wire::resp::{Args, Reply};
 
-/// A command by its name, or a subcommand by "container|name".
+/// Returns the command with a name, or the subcommand with a name "container|name".
 pub(super) fn find(name: &[u8]) -> Option<&'static Command> {
     match name.iter().position(|&byte| byte == b'|') {
         None => registry::lookup(name),
@@ -79,7 +79,7 @@ fn describe(out: &mut Reply, command: &Command) {
     }
 }
 
-/// A set of simple strings.
+/// Writes a set of simple strings.
 fn statuses(out: &mut Reply, names: &[&str]) {
     out.set(names.len());
     for name in names {
@@ -129,7 +129,7 @@ fn describe_keys(out: &mut Reply, keys: &KeySpec) {
     }
 }
 
-/// The head of a part of a key spec; `pairs` pairs follow.
+/// Writes the head of a part of a key spec; `pairs` pairs follow.
 fn typed(out: &mut Reply, kind: &str, pairs: usize) {
     out.map(2);
     out.bulk_str("type");
@@ -221,7 +221,7 @@ fn keys_of(out: &mut Reply, args: Args<'_>, with_flags: bool) -> Outcome {
     Ok(())
 }
 
-/// The flags of a key where they depend on the arguments.
+/// Returns the flags of a key, which may depend on the arguments.
 fn precise_flags(spec: &flagstone_commands::Spec<Route>, flags: u32, args: Args<'_>) -> u32 {
     if flags & key::VARIABLE_FLAGS == 0 {
         return flags;
@@ -258,7 +258,7 @@ fn show_help(out: &mut Reply) {
     );
 }
 
-/// The subcommands of COMMAND.
+/// Declarations of the subcommands of COMMAND.
 pub(super) const SUBCOMMANDS: &[Spec] = &[
     Spec {
         name: "count",

@@ -1,4 +1,4 @@
-//! CONFIG.
+//! CONFIG: shows, changes and rewrites the configuration.
 
 use super::ADMIN;
 use crate::commands::{Handler, Spec};
@@ -25,8 +25,8 @@ fn get(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// `CONFIG SET parameter value [parameter value …]`: all of it is in effect when it is answered, or
-/// nothing of it.
+/// `CONFIG SET parameter value [parameter value …]`: all changes are in effect when it is answered,
+/// or none.
 fn set<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
     Box::pin(async move {
         let words: Vec<&[u8]> = args.iter().skip(2).collect();
@@ -53,7 +53,7 @@ fn set<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
     })
 }
 
-/// Does what a change asks for and the system may refuse; the least certain first.
+/// Carries out the parts of a change that the system may refuse, the least certain ones first.
 async fn carry_out(node: &Node, change: &Change) -> Result<(), String> {
     let settings = &change.settings;
     let changes = |name: &&str| change.changed.contains(name);

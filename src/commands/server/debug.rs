@@ -1,4 +1,4 @@
-//! DEBUG: what tests of clients and of the server itself ask for.
+//! DEBUG: commands for tests of clients and of the server itself.
 
 use super::debug_keys;
 use crate::routing::{Call, Waiting};
@@ -8,11 +8,11 @@ use flagstone_wire::resp::{Args, Reply};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// The double that DEBUG PROTOCOL answers.
+/// The double that DEBUG PROTOCOL returns.
 #[allow(clippy::approx_constant, reason = "it is not meant to be pi")]
 const PROTOCOL_DOUBLE: f64 = 3.141;
 
-/// How often the journal is asked whether everything is durable.
+/// Interval at which the journal's durable lsn is checked.
 const POLL: Duration = Duration::from_millis(1);
 
 /// `DEBUG subcommand …`
@@ -43,7 +43,7 @@ async fn run(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
             cx.out.ok();
         }
         (b"jmap" | b"change-repl-id", 2) => cx.out.ok(),
-        // Knobs of internals that this server does not have.
+        // Settings of internals that this server does not have.
         (
             b"quicklist-packed-threshold"
             | b"set-skip-checksum-validation"
@@ -109,7 +109,7 @@ async fn sleep(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// `DEBUG RELOAD [MERGE] [NOFLUSH] [NOSAVE]`: the data stays where it is, durable.
+/// `DEBUG RELOAD [MERGE] [NOFLUSH] [NOSAVE]`: the data stays in place; makes it durable.
 async fn reload(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
     for option in args.iter().skip(2) {
         if !["merge", "noflush", "nosave"].iter().any(|word| is_word(option, word)) {
@@ -121,7 +121,7 @@ async fn reload(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
     make_durable(cx).await
 }
 
-/// Answers once all writes so far are durable.
+/// Replies once all writes so far are durable.
 async fn make_durable(cx: &mut Call<'_>) -> Outcome {
     let end = cx.node.journal.end();
     cx.node.journal.request_sync(end);
@@ -188,7 +188,7 @@ fn protocol(out: &mut Reply, kind: &[u8]) -> Outcome {
     Ok(())
 }
 
-/// The integer a text begins with, as C's `atoi` reads it; 0 when there is none.
+/// Returns the integer with which a text begins, as C's `atoi` parses it; 0 if there is none.
 fn leading_int(text: &[u8]) -> i64 {
     let digits = text.iter().take_while(|byte| byte.is_ascii_digit()).count();
     flagstone_wire::num::parse_i64(&text[..digits]).unwrap_or(0)

@@ -1,5 +1,5 @@
-//! The subcommands of DEBUG that look at keys. They run ordinary commands and read the replies, so
-//! that it does not matter where a key is.
+//! Subcommands of DEBUG that examine keys. They run ordinary commands and parse the replies, so
+//! they work whichever worker owns a key.
 
 use crate::command::{OwnedCommand, Request, registry};
 use crate::routing;
@@ -11,21 +11,21 @@ use flagstone_wire::resp::{Args, OwnedArgs};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::rc::Rc;
 
-/// Bytes of a DUMP payload that are not the value: its type, the version, the checksum.
+/// Bytes of a DUMP payload besides the value: the type, the version, and the checksum.
 const DUMP_FRAME: usize = 11;
 
-/// Bytes of a digest.
+/// Length of a digest in bytes.
 const DIGEST: usize = 20;
 
-/// Keys of a page while all keys are walked.
+/// Number of keys in a page while all keys are iterated over.
 const PAGE: usize = 1000;
 
-/// Runs a command; its reply in RESP2.
+/// Runs a command, and returns its reply in RESP2.
 async fn run(cx: &Call<'_>, db: u32, words: &[&[u8]]) -> Result<Vec<u8>, Stop> {
     run_seeing(cx, db, words, false).await
 }
 
-/// The same; `expired`: keys that have expired are there.
+/// Runs a command, and returns its reply. `expired`: expired keys count as existing.
 async fn run_seeing(
     cx: &Call<'_>,
     db: u32,
@@ -44,7 +44,7 @@ async fn run_seeing(
     Ok(routing::run_across(cx.worker, owned).await.into_bytes())
 }
 
-/// The bytes of a bulk string; `None`: null or an error.
+/// Returns the bytes of a bulk string; `None` for null or an error.
 fn bulk(reply: &[u8]) -> Option<&[u8]> {
     let rest = reply.strip_prefix(b"$")?;
     let line = rest.iter().position(|&byte| byte == b'\r')?;
@@ -76,8 +76,8 @@ pub(super) async fn object(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// `DEBUG LISTPACK key` and `DEBUG QUICKLIST key`: there is nothing to print, but clients see
-/// whether the key has that encoding.
+/// `DEBUG LISTPACK key` and `DEBUG QUICKLIST key`: prints nothing, but fails if the key has another
+/// encoding.
 pub(super) async fn shape(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
     let wanted = String::from_utf8_lossy(arg(args, 1)?).to_lowercase();
     let encoding = encoding(cx, arg(args, 2)?).await?.ok_or(error::NO_SUCH_KEY)?;
@@ -133,7 +133,7 @@ impl Digest {
     }
 }
 
-/// The digest of a key's value; zero when there is none.
+/// Returns the digest of a key's value; zero if the key does not exist.
 async fn digest_of(cx: &Call<'_>, db: u32, key: &[u8]) -> Result<Digest, Stop> {
     let mut digest = Digest::default();
     let kind = run(cx, db, &[b"type", key]).await?;
@@ -161,7 +161,7 @@ async fn digest_of(cx: &Call<'_>, db: u32, key: &[u8]) -> Result<Digest, Stop> {
     Ok(digest)
 }
 
-/// The elements of an array of bulk strings.
+/// Returns the elements of an array of bulk strings.
 fn bulks(reply: &[u8]) -> Vec<&[u8]> {
     let mut out = Vec::new();
     let mut rest = reply;
@@ -184,7 +184,7 @@ pub(super) async fn digest_value(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// `DEBUG DIGEST`: of all keys of all databases.
+/// `DEBUG DIGEST`: replies with the digest of all keys of all databases.
 pub(super) async fn digest(cx: &mut Call<'_>) -> Outcome {
     let mut all = Digest::default();
     for db in 0..cx.worker.settings().databases {
@@ -202,7 +202,7 @@ pub(super) async fn digest(cx: &mut Call<'_>) -> Outcome {
     Ok(())
 }
 
-/// All keys of a database on a worker.
+/// Returns all keys of a database on a worker.
 async fn keys_of(worker: Rc<Worker>, db: u32) -> Result<Vec<Box<[u8]>>, String> {
     let mut keys = Vec::new();
     let node = &worker.node;

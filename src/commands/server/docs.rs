@@ -2,11 +2,12 @@
 //!
 //! Arguments of the reference's commands are facts on these (`arguments.txt`, written by
 //! `tests/compat/command_facts.py`); a command beyond them declares its own (`Spec::arguments`). The
-//! facts have a line for each command: its name, `%` if it is for tests of the server, `!` and the version that deprecated it,
-//! and its arguments. An argument is `name:type`, then, as far as there is such a thing, and in this
-//! order: `@` and the number of its key spec, its token in backquotes, `~` and its name in syntax
-//! diagrams, `^` and the version that brought it, `!` and the one that deprecated it, `?` for
-//! optional, `*` for repeated, `+` for repeated with its token, and what it consists of in brackets.
+//! facts have one line for each command: its name, `%` if it is for tests of the server, `!` and
+//! the version that deprecated it, and its arguments. An argument is `name:type`, then, as far as
+//! it has them, in this order: `@` and the number of its key spec, its token in backquotes, `~` and
+//! its name in syntax diagrams, `^` and the version that introduced it, `!` and the one that
+//! deprecated it, `?` for optional, `*` for repeated, `+` for repeated with its token, and its
+//! parts in brackets.
 
 use crate::command::{Command, registry};
 use crate::routing::Call;
@@ -15,7 +16,7 @@ use flagstone_wire::resp::{Args, Reply};
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
-/// The lines by the commands' names.
+/// Lines by the commands' names.
 static LINES: LazyLock<HashMap<&'static str, &'static str>> = LazyLock::new(|| {
     include_str!("arguments.txt")
         .lines()
@@ -23,7 +24,7 @@ static LINES: LazyLock<HashMap<&'static str, &'static str>> = LazyLock::new(|| {
         .collect()
 });
 
-/// What a line says.
+/// Contents of a line.
 #[derive(Default)]
 struct Facts {
     is_for_tests: bool,
@@ -140,7 +141,7 @@ fn describe(out: &mut Reply, arguments: &[Argument]) {
     }
 }
 
-/// What is known of a command's arguments; nothing for one without any.
+/// Returns the facts on a command; empty for a command without arguments.
 fn facts(command: &Command) -> Facts {
     let mut facts = Facts::default();
     let mut text = LINES.get(command.full_name).copied().unwrap_or(command.spec.arguments);
@@ -157,7 +158,7 @@ fn facts(command: &Command) -> Facts {
     facts
 }
 
-/// Reads arguments up to the end, or to a closing bracket.
+/// Parses arguments up to the end, or to a closing bracket.
 fn arguments(text: &mut &'static str) -> Vec<Argument> {
     let mut found = Vec::new();
     loop {
@@ -201,7 +202,7 @@ fn one_argument(text: &mut &'static str) -> Argument {
     }
 }
 
-/// What comes up to the next mark.
+/// Returns the text up to the next mark.
 fn word(text: &mut &'static str) -> &'static str {
     let end = text.find(|mark: char| ":@`~^!?*+[] ".contains(mark)).unwrap_or(text.len());
     let (word, rest) = text.split_at(end);

@@ -1,4 +1,4 @@
-//! INFO.
+//! INFO: state and counters of the server.
 
 use crate::command::registry;
 use crate::node::{Counters, Node, WorkerStats};
@@ -15,7 +15,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The sections in their order, and whether INFO shows them unasked.
+/// Sections in order, each with true if INFO shows it by default.
 const SECTIONS: &[(&str, bool)] = &[
     ("server", true),
     ("clients", true),
@@ -33,7 +33,7 @@ const SECTIONS: &[(&str, bool)] = &[
     ("flagstone", true),
 ];
 
-/// What section "stats" counts of mechanisms that are absent here.
+/// Fields of section "stats" that count mechanisms which this server does not have.
 const ABSENT: [&str; 18] = [
     "active_defrag_hits",
     "active_defrag_misses",
@@ -55,7 +55,7 @@ const ABSENT: [&str; 18] = [
     "acl_access_denied_channel",
 ];
 
-/// Keys and expiries of each database.
+/// Number of keys and of expiries for each database.
 pub(super) type Keyspace = Vec<(u64, u64)>;
 
 /// `INFO [section …]`
@@ -80,7 +80,7 @@ pub(super) fn info<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
     })
 }
 
-/// The sections asked for, each once, in their order.
+/// Returns the requested sections, each once, in order.
 fn wanted(args: Args<'_>) -> Vec<&'static str> {
     let names: Vec<String> =
         args.iter().skip(1).map(|arg| String::from_utf8_lossy(arg).to_lowercase()).collect();
@@ -119,7 +119,7 @@ pub(super) async fn keyspace(worker: &Worker) -> Result<Keyspace, String> {
     Ok(sums)
 }
 
-/// The text being written.
+/// The text that is being written.
 struct Page<'a> {
     text: &'a mut String,
     node: &'a Node,
@@ -285,7 +285,7 @@ impl Page<'_> {
             ("allocator_resident", &used.resident),
             ("allocator_muzzy", &0),
         ]);
-        // All of them are what the system says.
+        // All of them are figures of the operating system.
         for name in ["allocator_frag", "allocator_rss", "rss_overhead"] {
             self.field(&format!("{name}_ratio"), "1.00");
             self.field(&format!("{name}_bytes"), 0);
@@ -386,7 +386,7 @@ impl Page<'_> {
         ]);
     }
 
-    /// To all stores.
+    /// Returns a count of the requests to all stores.
     fn requests(&self, counter: impl Fn(&Requests) -> &AtomicU64) -> u64 {
         let [store, journal] = &self.node.requests;
         let is_one = Arc::ptr_eq(store, journal);
@@ -398,7 +398,7 @@ impl Page<'_> {
         self.node.stats.iter().map(|stats| counter(stats).load(Ordering::Relaxed)).sum()
     }
 
-    /// The ids of shards that cannot store rows.
+    /// Returns the ids of the shards that cannot store rows.
     fn stalled_shards(&self) -> String {
         let ids = self.node.health.stalls.list();
         ids.iter().map(u16::to_string).collect::<Vec<_>>().join(",")
@@ -429,7 +429,7 @@ impl Page<'_> {
             ("expired_stale_perc", &"0.00"),
             ("expired_time_cap_reached_count", &0),
             ("expire_cycle_cpu_milliseconds", &0),
-            // No policy removes keys.
+            // No policy evicts keys.
             ("evicted_keys", &0),
             ("evicted_clients", &clients.evicted.load(Ordering::Relaxed)),
             ("evicted_scripts", &self.node.scripts.figures().2),
@@ -460,7 +460,7 @@ impl Page<'_> {
         ]);
     }
 
-    /// Counts of what never happens here.
+    /// Writes the counts of mechanisms that this server does not have.
     fn absent(&mut self) {
         for name in ABSENT {
             self.field(name, 0);
@@ -583,7 +583,7 @@ impl Page<'_> {
     }
 }
 
-/// Bytes as people read them: "1.50M".
+/// Formats bytes for people: "1.50M".
 pub(super) fn human(bytes: u64) -> String {
     const UNITS: [char; 6] = ['K', 'M', 'G', 'T', 'P', 'E'];
     if bytes < 1024 {

@@ -1,4 +1,4 @@
-//! MEMORY.
+//! MEMORY: memory of keys and of the process.
 
 use super::info::keyspace;
 use crate::commands::{Handler, Spec};
@@ -11,7 +11,7 @@ use flagstone_wire::num::parse_i64;
 use flagstone_wire::resp::{Args, Reply};
 use std::sync::atomic::Ordering;
 
-/// `MEMORY USAGE key [SAMPLES count]`: what of the key is in memory, whole.
+/// `MEMORY USAGE key [SAMPLES count]`: the whole part of the key that is in memory.
 fn usage(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let mut at = 3;
     while let Some(option) = args.get(at) {
@@ -53,7 +53,7 @@ fn stats<'a>(cx: &'a mut Call<'_>, _: Args<'a>) -> Waiting<'a> {
     })
 }
 
-/// What the allocator has is what the system says that the process has.
+/// Returns the figures; those of the allocator are the operating system's figures of the process.
 fn figures(node: &Node, keys: u64) -> Vec<(&'static str, Figure)> {
     let memory = process::memory();
     let dataset: u64 = node.stats.iter().map(|stats| stats.hot_bytes.load(Ordering::Relaxed)).sum();
@@ -105,7 +105,7 @@ fn malloc_stats(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// `MEMORY PURGE`: the allocator gives memory back by itself.
+/// `MEMORY PURGE`: does nothing, because the allocator returns memory by itself.
 fn purge(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
     cx.out.ok();
     Ok(())
@@ -126,7 +126,7 @@ fn show_help(out: &mut Reply) {
     );
 }
 
-/// The subcommands of MEMORY.
+/// Declarations of the subcommands of MEMORY.
 pub(super) const SUBCOMMANDS: &[Spec] = &[
     Spec {
         name: "doctor",

@@ -20,10 +20,10 @@ pub use admin::ADMIN_COMMANDS;
 pub use save::SAVE_COMMANDS;
 pub use selftest::SELFTEST_COMMANDS;
 
-/// Flags that most commands on the server have.
+/// Flags of most commands on the server.
 const ADMIN: u32 = flag::ADMIN | flag::NOSCRIPT | flag::LOADING | flag::STALE;
 
-/// The commands on the server.
+/// Declarations of the commands on the server.
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "config",

@@ -4,8 +4,8 @@ use crate::routing::Call;
 use flagstone_commands::Outcome;
 use flagstone_wire::resp::Args;
 
-/// `MONITOR`: from now on the connection is told of every command. One that is already gets no
-/// reply, as in the reference.
+/// `MONITOR`: shows every command to the connection from now on. A connection that monitors already
+/// gets no reply, as in the reference.
 pub(super) fn monitor(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
     if cx.session.in_exec {
         return Err("ERR MONITOR isn't allowed for DENY BLOCKING client".into());

@@ -1,4 +1,4 @@
-//! Checkpoints: BGSAVE, SAVE, LASTSAVE, and FLAGSTONE, which has what Redis has no word for.
+//! Checkpoints: BGSAVE, SAVE, LASTSAVE, and FLAGSTONE, whose subcommands Redis does not have.
 
 use crate::checkpoints::{begin, branch_off, take_new};
 use crate::commands::{Handler, Spec};
@@ -12,7 +12,8 @@ use std::path::Path;
 
 const IN_PROGRESS: &str = "ERR Background save already in progress";
 
-/// `LASTSAVE`: when the last checkpoint was finished; before the first one, the time of the start.
+/// `LASTSAVE`: the time at which the last checkpoint was finished; before the first one, the time
+/// of the start.
 fn lastsave(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
     let at_ms = cx.node.checkpoints.stats().last_save_ms;
     cx.out.int((at_ms / 1000).cast_signed());
@@ -57,7 +58,7 @@ fn save<'a>(cx: &'a mut Call<'_>, _: Args<'a>) -> Waiting<'a> {
     })
 }
 
-/// `FLAGSTONE CHECKPOINT`: takes one and answers its id, once it is there.
+/// `FLAGSTONE CHECKPOINT`: takes a checkpoint, and replies with its id once it is complete.
 fn checkpoint<'a>(cx: &'a mut Call<'_>, _: Args<'a>) -> Waiting<'a> {
     Box::pin(async move {
         let taken = take_new(cx.node).await.map_err(|what| format!("ERR no checkpoint: {what}"))?;
@@ -66,7 +67,7 @@ fn checkpoint<'a>(cx: &'a mut Call<'_>, _: Args<'a>) -> Waiting<'a> {
     })
 }
 
-/// `FLAGSTONE CHECKPOINTS`: what there is, the oldest first.
+/// `FLAGSTONE CHECKPOINTS`: lists the checkpoints, oldest first.
 fn checkpoints<'a>(cx: &'a mut Call<'_>, _: Args<'a>) -> Waiting<'a> {
     Box::pin(async move {
         let catalog = Catalog::of(&cx.node.checkpoints.source.store);
@@ -89,8 +90,8 @@ fn checkpoints<'a>(cx: &'a mut Call<'_>, _: Args<'a>) -> Waiting<'a> {
     })
 }
 
-/// `FLAGSTONE BRANCH place`: a data directory of its own, as the database is now. It shares the files
-/// with rows, so it is on the same disk or in the same bucket.
+/// `FLAGSTONE BRANCH place`: creates a data directory of its own from the current data. Both share
+/// the files with rows, so it is on the same disk or in the same bucket.
 fn branch_command<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
     Box::pin(async move {
         let allowed = cx.worker.settings().enable_protected_configs;
@@ -164,7 +165,7 @@ const SUBCOMMANDS: &[Spec] = &[
     },
 ];
 
-/// Checkpoints.
+/// Declarations of the commands on checkpoints.
 pub const SAVE_COMMANDS: &[Spec] = &[
     Spec {
         name: "lastsave",

@@ -1,4 +1,4 @@
-//! PFSELFTEST.
+//! PFSELFTEST: tests HyperLogLog.
 
 use crate::commands::{Handler, Spec};
 use crate::routing::{Call, Waiting};
@@ -6,7 +6,7 @@ use flagstone_commands::hyperloglog::self_test;
 use flagstone_commands::{Group, acl, flag};
 use flagstone_wire::resp::Args;
 
-/// `PFSELFTEST`: takes a while, so it runs beside the workers.
+/// `PFSELFTEST`: takes a while, so it does not run on a worker's thread.
 fn pfselftest<'a>(cx: &'a mut Call<'_>, _: Args<'a>) -> Waiting<'a> {
     Box::pin(async move {
         let sparse_max = cx.worker.settings().data.hll_sparse_max_bytes;
@@ -20,7 +20,7 @@ fn pfselftest<'a>(cx: &'a mut Call<'_>, _: Args<'a>) -> Waiting<'a> {
     })
 }
 
-/// Tests of the server itself.
+/// Declarations of the commands that test the server itself.
 pub const SELFTEST_COMMANDS: &[Spec] = &[Spec {
     name: "pfselftest",
     group: Group::Hyperloglog,

@@ -1,4 +1,4 @@
-//! SLOWLOG.
+//! SLOWLOG: the log of slow commands.
 
 use crate::commands::{Handler, Spec};
 use crate::routing::Call;
@@ -7,7 +7,7 @@ use flagstone_commands::{Group, Outcome, arg, flag};
 use flagstone_wire::num::parse_i64;
 use flagstone_wire::resp::{Args, Reply};
 
-/// Entries that GET answers unless told.
+/// Number of entries that GET returns by default.
 const DEFAULT_COUNT: usize = 10;
 
 /// `SLOWLOG GET [count]`
@@ -67,7 +67,7 @@ fn show_help(out: &mut Reply) {
     );
 }
 
-/// The subcommands of SLOWLOG.
+/// Declarations of the subcommands of SLOWLOG.
 pub(super) const SUBCOMMANDS: &[Spec] = &[
     Spec {
         name: "get",

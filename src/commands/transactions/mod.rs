@@ -1,4 +1,4 @@
-//! Several commands as one: MULTI, EXEC, DISCARD.
+//! MULTI, EXEC, DISCARD, WATCH and UNWATCH: several commands as one unit.
 
 use crate::command::Route;
 use crate::commands::{Handler, Spec};
@@ -9,7 +9,8 @@ use crate::worker::begin_watch;
 use flagstone_commands::{Ctx, Group, KeySpec, Misses, Outcome, Stop, flag, key};
 use flagstone_wire::resp::Args;
 
-/// What a run of a transaction may miss before it ends there: about as much is loaded at a time.
+/// Number of missing entries after which a run of a transaction stops: about as many are loaded at
+/// a time.
 const MAX_MISSED: usize = 10_000;
 
 /// `MULTI`
@@ -47,18 +48,18 @@ fn unwatch(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// Within a transaction nothing is watched any more.
+/// `UNWATCH` in a transaction: no key is watched any more.
 fn unwatch_in_unit(cx: &mut Ctx<'_>, _: &Unit<'_>, _: Args<'_>) -> Outcome {
     cx.out.ok();
     Ok(())
 }
 
-/// Whether nothing has changed that the client watches.
+/// Returns true if no watched key has changed.
 fn is_unchanged(cx: &mut Ctx<'_>, unit: &Unit<'_>, args: Args<'_>) -> Result<bool, Stop> {
     if transaction::watched(args).next().is_none() {
         return Ok(true);
     }
-    // Of a client that is gone nothing runs any more.
+    // For a client that has disconnected, nothing runs any more.
     if unit.node.clients.get(unit.request.client).is_none_or(|client| client.is_dirty()) {
         return Ok(false);
     }
@@ -72,7 +73,7 @@ fn is_unchanged(cx: &mut Ctx<'_>, unit: &Unit<'_>, args: Args<'_>) -> Result<boo
     Ok(!is_gone)
 }
 
-/// `EXEC`: the connection gives it what is queued as its arguments.
+/// `EXEC`: the connection passes the queue as its arguments.
 fn exec(cx: &mut Ctx<'_>, unit: &Unit<'_>, args: Args<'_>) -> Outcome {
     let db = cx.db;
     let ran = if is_unchanged(cx, unit, args)? {
@@ -81,7 +82,7 @@ fn exec(cx: &mut Ctx<'_>, unit: &Unit<'_>, args: Args<'_>) -> Outcome {
         cx.out.null_array();
         Ok(())
     };
-    // Where the connection runs the rest, it shows it behind that.
+    // If the connection runs the remaining commands, it shows EXEC behind them.
     if unit.node.monitors.any() && queued(args).all(|queued| runs_in_unit(queued.command)) {
         unit.effects().show(cx.db, false, args.slice(0, 1));
     }
@@ -106,7 +107,8 @@ fn run_queued(cx: &mut Ctx<'_>, unit: &Unit<'_>, args: Args<'_>) -> Outcome {
         match ran {
             Ok(()) => {}
             Err(Stop::Error(text)) => cx.out.error(&*text),
-            // All of it is taken back: what the others miss is loaded together with that.
+            // The whole unit is rolled back: the misses of later commands are loaded together with
+            // this one.
             Err(Stop::Miss(needs)) if missed.len() < MAX_MISSED => missed.extend(needs),
             Err(_) if !missed.is_empty() => break,
             Err(stop) => return Err(stop),
@@ -115,7 +117,7 @@ fn run_queued(cx: &mut Ctx<'_>, unit: &Unit<'_>, args: Args<'_>) -> Outcome {
     if missed.is_empty() { Ok(()) } else { Err(Stop::Miss(missed)) }
 }
 
-/// What they have in common.
+/// Base of the commands on transactions.
 const CONTROL: Spec = Spec {
     group: Group::Transactions,
     since: "1.2.0",
@@ -129,7 +131,7 @@ const CONTROL: Spec = Spec {
     ..Spec::NEW
 };
 
-/// Transactions.
+/// Declarations of the commands on transactions.
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "multi",
