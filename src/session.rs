@@ -9,7 +9,7 @@ use crate::pubsub::Subscriptions;
 use crate::tracking::Tracked;
 use crate::transaction::Transaction;
 use crate::worker::Watches;
-use flagstone_commands::{Stop, int_arg};
+use flagstone_commands::{ErrorText, int_arg};
 use flagstone_wire::resp::{Args, Proto, Reply};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -177,7 +177,7 @@ impl Session {
 }
 
 /// Returns the database that SELECT chooses.
-pub fn chosen_db(args: Args<'_>, settings: &Settings) -> Result<u32, Stop> {
+pub fn chosen_db(args: Args<'_>, settings: &Settings) -> Result<u32, ErrorText> {
     let index = i32::try_from(int_arg(args, 1)?)
         .map_err(|_| "ERR value is out of range, value must between -2147483648 and 2147483647")?;
     match u32::try_from(index) {

@@ -17,24 +17,16 @@ pub type Outcome = Result<(), Stop>;
 pub enum Stop {
     /// These are not in memory: they are loaded, and the command runs again from its start.
     Miss(Vec<Need>),
-    /// An error text, with its code ("ERR …", "WRONGTYPE …").
-    Error(Cow<'static, str>),
-    /// The connection closes after the reply written so far.
-    Close,
+    Error(ErrorText),
     /// No key has anything for the command yet: it runs again when one may.
     Block(Box<Block>),
-    /// A unit would change data that the open round has changed: it runs again in a round of its
-    /// own.
+    /// The store would change data for a unit that the open round has changed: the unit runs again
+    /// in a round of its own. A command that is no part of a unit never stops so.
     Unsettled,
-    /// A unit cannot continue on the worker: it runs for long, or needs something slow. Its changes
-    /// are undone, and it runs again on a thread of its own.
-    Apart,
-    /// A unit is aborted with this error: its changes are undone.
-    Undone(Cow<'static, str>),
-    /// A unit needs all workers exclusively. Its changes are undone, and it runs again when it has
-    /// them.
-    Whole,
 }
+
+/// The text of an error reply, with its code ("ERR …", "WRONGTYPE …").
+pub type ErrorText = Cow<'static, str>;
 
 /// The wait of a blocking command that has found nothing.
 #[derive(Debug)]
@@ -103,6 +95,12 @@ impl From<Fault> for Stop {
             Fault::WrongType => Self::Error(Cow::Borrowed(error::WRONG_TYPE)),
             Fault::Unsettled => Self::Unsettled,
         }
+    }
+}
+
+impl From<ErrorText> for Stop {
+    fn from(text: ErrorText) -> Self {
+        Self::Error(text)
     }
 }
 
@@ -233,8 +231,8 @@ impl Ctx<'_> {
 }
 
 /// Returns the argument at `index`, for handlers whose arity was checked.
-pub fn arg<'a>(args: Args<'a>, index: usize) -> Result<&'a [u8], Stop> {
-    args.get(index).ok_or(Stop::Error(Cow::Borrowed(error::SYNTAX)))
+pub fn arg<'a>(args: Args<'a>, index: usize) -> Result<&'a [u8], ErrorText> {
+    args.get(index).ok_or(Cow::Borrowed(error::SYNTAX))
 }
 
 /// Returns the arguments from `first` on.
@@ -246,7 +244,7 @@ pub fn tail<'a>(
 }
 
 /// Parses an integer argument; fails with Redis's "not an integer" error.
-pub fn int_arg(args: Args<'_>, index: usize) -> Result<i64, Stop> {
+pub fn int_arg(args: Args<'_>, index: usize) -> Result<i64, ErrorText> {
     flagstone_wire::num::parse_i64(arg(args, index)?).ok_or_else(|| error::NOT_INTEGER.into())
 }
 

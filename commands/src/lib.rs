@@ -33,7 +33,7 @@ mod timeout;
 pub mod zset;
 
 pub use context::{
-    Awaited, Block, Ctx, Misses, Nil, Outcome, Stop, arg, error, int_arg, is_word, tail,
+    Awaited, Block, Ctx, ErrorText, Misses, Nil, Outcome, Stop, arg, error, int_arg, is_word, tail,
 };
 pub use key_spec::{Begin, Find, KeySpec, key};
 pub use settings::DataSettings;

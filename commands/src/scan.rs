@@ -4,7 +4,7 @@
 //! hash. The cursor is that position, encrypted. It needs no state, and stays valid over evictions
 //! and restarts.
 
-use super::{Stop, error, int_arg, is_word};
+use super::{ErrorText, error, int_arg, is_word};
 use flagstone_storage::slot::Layout;
 use flagstone_wire::glob;
 use flagstone_wire::resp::{Args, Reply};
@@ -25,7 +25,7 @@ pub struct ScanOptions<'a> {
 
 impl<'a> ScanOptions<'a> {
     /// Parses the options of `command`, a name in capitals.
-    pub fn parse(args: Args<'a>, command: &str) -> Result<Self, Stop> {
+    pub fn parse(args: Args<'a>, command: &str) -> Result<Self, ErrorText> {
         let mut options = Self { count: 10, pattern: None, names_only: false };
         let mut at = 3;
         while let Some(word) = args.get(at) {
@@ -60,7 +60,7 @@ impl<'a> ScanOptions<'a> {
 }
 
 /// Parses a cursor like C's `strtoull`: skips leading spaces, a plus sign and zeros.
-pub fn parse_cursor(text: &[u8]) -> Result<u64, Stop> {
+pub fn parse_cursor(text: &[u8]) -> Result<u64, ErrorText> {
     let digits = text.trim_ascii_start();
     let digits = digits.strip_prefix(b"+").unwrap_or(digits);
     let zeros = digits.iter().take_while(|&&b| b == b'0').count();
@@ -69,7 +69,7 @@ pub fn parse_cursor(text: &[u8]) -> Result<u64, Stop> {
 }
 
 /// Returns the position of a cursor: behind all names if the number is no valid cursor.
-pub fn parse_place(text: &[u8], layout: &Layout) -> Result<u64, Stop> {
+pub fn parse_place(text: &[u8], layout: &Layout) -> Result<u64, ErrorText> {
     let cursor = parse_cursor(text)?;
     let is_ours = cursor >> PLACE_BITS == 0;
     Ok(if is_ours { layout.cursors().open(PLACE_BITS, cursor) } else { cursor })

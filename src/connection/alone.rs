@@ -11,7 +11,7 @@ use crate::routing::{self, Call, Databases, NO_HANDLER};
 use crate::session::ReplyMode;
 use crate::worker::says_away;
 use bytes::Buf;
-use flagstone_commands::{Stop, error, flag};
+use flagstone_commands::{error, flag};
 use flagstone_wire::resp::{Args, Limits, Parsed, Parser, Reply};
 use gate::Admitted;
 use std::time::Instant;
@@ -181,7 +181,7 @@ impl Connection {
                 }
             }
             // Reached only without a subcommand: with one that does not exist, it is refused.
-            Route::Container => Err(Stop::from(error::arity(command.full_name))),
+            Route::Container => Err(error::arity(command.full_name).into()),
         };
         if on_session {
             self.show(command, args);

@@ -14,12 +14,12 @@ use crate::command::{Command, Route};
 use crate::config::Settings;
 use crate::large;
 use crate::monitor::Line;
-use crate::routing::{self, Call};
+use crate::routing::{self, Call, CallOutcome, CallStop};
 use crate::session::{ReplyMode, Session};
 use crate::worker::{Ahead, READ, Ready, Stopped, TURN, Worker};
 use bytes::{Buf, BufMut, BytesMut};
 use cycle::Cycle;
-use flagstone_commands::{Stop, flag};
+use flagstone_commands::flag;
 use flagstone_wire::client_memory::Taken;
 use flagstone_wire::resp::{Args, Limits, Parser, Reply};
 use gate::Admitted;
@@ -498,7 +498,7 @@ impl Connection {
     fn settle(
         &self,
         command: &Command,
-        outcome: Result<(), Stop>,
+        outcome: CallOutcome,
         out: &mut Reply,
         mark: usize,
     ) -> bool {
@@ -507,9 +507,8 @@ impl Connection {
                 out.replace_lost(mark);
                 return false;
             }
-            Err(Stop::Close) => return true,
-            Err(Stop::Error(text)) => text,
-            Err(_) => "ERR this command does not run on keys".into(),
+            Err(CallStop::Close) => return true,
+            Err(CallStop::Error(text)) => text,
         };
         self.worker.stats().failed(command, &text);
         out.truncate(mark);

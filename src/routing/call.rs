@@ -5,8 +5,9 @@ use crate::command::{Command, Route};
 use crate::node::Node;
 use crate::scripts::Flags;
 use crate::session::Session;
+use crate::unit::UnitStop;
 use crate::worker::Worker;
-use flagstone_commands::{Outcome, flag};
+use flagstone_commands::{ErrorText, flag};
 use flagstone_wire::resp::{Args, Reply};
 use std::future::Future;
 use std::pin::Pin;
@@ -21,8 +22,47 @@ pub struct Call<'a> {
     pub out: &'a mut Reply,
 }
 
-/// A handler on the connection that uses the session and the node; it never waits.
-pub type SessionHandler = fn(&mut Call<'_>, Args<'_>) -> Outcome;
+/// The result of a handler that is not on keys: its reply is written, or the reason why it stopped.
+pub type CallOutcome = Result<(), CallStop>;
+
+/// The reason why a handler stopped that is not on keys.
+#[derive(Debug)]
+pub enum CallStop {
+    /// The error replaces its partial reply.
+    Error(ErrorText),
+    /// The connection closes after the reply written so far.
+    Close,
+}
+
+impl From<ErrorText> for CallStop {
+    fn from(text: ErrorText) -> Self {
+        Self::Error(text)
+    }
+}
+
+impl From<&'static str> for CallStop {
+    fn from(text: &'static str) -> Self {
+        Self::Error(text.into())
+    }
+}
+
+impl From<String> for CallStop {
+    fn from(text: String) -> Self {
+        Self::Error(text.into())
+    }
+}
+
+impl From<CallStop> for UnitStop {
+    fn from(stop: CallStop) -> Self {
+        match stop {
+            CallStop::Error(text) => text.into(),
+            CallStop::Close => Self::Closing,
+        }
+    }
+}
+
+/// A handler on the connection, that uses the session and the node; it never waits.
+pub type SessionHandler = fn(&mut Call<'_>, Args<'_>) -> CallOutcome;
 
 /// A handler on the connection that may wait: for workers, for the journal, or for some time.
 pub type WaitHandler = for<'a> fn(&'a mut Call<'_>, Args<'a>) -> Waiting<'a>;
@@ -39,7 +79,7 @@ pub type FlagsFinder = fn(&Node, Args<'_>) -> Option<Flags>;
 pub const NO_HANDLER: &str = "ERR this command is not available here";
 
 /// The future of a command that may wait.
-pub type Waiting<'a> = Pin<Box<dyn Future<Output = Outcome> + 'a>>;
+pub type Waiting<'a> = Pin<Box<dyn Future<Output = CallOutcome> + 'a>>;
 
 /// Handlers of one command: those that its [`Route`] requires.
 #[derive(Clone, Copy, Default)]
@@ -64,7 +104,7 @@ pub fn handlers(command: &Command) -> Handlers {
 }
 
 /// Runs a command on the session.
-pub fn run_on_session(command: &Command, call: &mut Call<'_>, args: Args<'_>) -> Outcome {
+pub fn run_on_session(command: &Command, call: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     if let Route::Help(write) = command.spec.run {
         write(call.out);
         return Ok(());

@@ -14,7 +14,7 @@ use crate::command::{OwnedCommand, Request, Route};
 use crate::config::Settings;
 use crate::node::Node;
 use crate::transaction;
-use crate::unit::{self, Effects, Unit};
+use crate::unit::{self, Effects, Unit, UnitOutcome, UnitStop};
 use crate::worker::{
     Acquire, Apply, Coordinated, Elsewhere, Grant, LockKey, Message, News, Ran, Shown, Worker,
     changer, refusal,
@@ -123,7 +123,7 @@ pub(crate) async fn coordinate(
     let mut held = Held { client, ..Held::default() };
     let outcome = run(worker, command, elsewhere, &mut held, &mut out).await;
     let text = match &outcome {
-        Err(Stop::Error(text) | Stop::Undone(text)) => Some(&**text),
+        Err(UnitStop::Handler(Stop::Error(text)) | UnitStop::Undone(text)) => Some(&**text),
         _ => None,
     };
     let is_counted = std::mem::take(&mut held.effects.error_counted);
@@ -145,11 +145,11 @@ pub(crate) async fn coordinate(
                 out.error(error.0);
             }
         },
-        Err(Stop::Block(block)) => {
+        Err(UnitStop::Handler(Stop::Block(block))) => {
             worker.spread(held.shown, 0, held.notes, published);
             return Ran::blocked(block);
         }
-        Err(Stop::Error(text) | Stop::Undone(text)) => {
+        Err(UnitStop::Handler(Stop::Error(text)) | UnitStop::Undone(text)) => {
             // A script keeps what it has written before its error, and what it met may have expired.
             worker.spread(held.shown.clone(), 0, held.notes, published);
             out.clear();
@@ -158,7 +158,12 @@ pub(crate) async fn coordinate(
                 Err(error) => out.error(error.0),
             }
         }
-        Err(_) => return Ran::abandoned(),
+        Err(
+            UnitStop::Handler(Stop::Miss(_) | Stop::Unsettled)
+            | UnitStop::Detached
+            | UnitStop::Exclusive
+            | UnitStop::Closing,
+        ) => return Ran::abandoned(),
     }
     out.replace_lost(0);
     Ran::reply(out)
@@ -171,7 +176,7 @@ async fn run(
     elsewhere: Elsewhere,
     held: &mut Held,
     out: &mut Reply,
-) -> Result<(), Stop> {
+) -> UnitOutcome {
     let keys = command.lock_keys().into_iter().collect();
     let Request { client, track, .. } = command.request;
     let spec = command.command.spec;
@@ -197,9 +202,11 @@ async fn run(
         }
         match attempt(worker, command, &wanted, held, out).await {
             Ok(()) => return Ok(()),
-            Err(Stop::Miss(missed)) => lockings += usize::from(wanted.add(missed)),
-            Err(Stop::Apart) => wanted.apart = true,
-            Err(Stop::Whole) => (wanted.whole, wanted.apart) = (true, spec.runs_others()),
+            Err(UnitStop::Handler(Stop::Miss(missed))) => {
+                lockings += usize::from(wanted.add(missed))
+            }
+            Err(UnitStop::Detached) => wanted.apart = true,
+            Err(UnitStop::Exclusive) => (wanted.whole, wanted.apart) = (true, spec.runs_others()),
             Err(stop) => return Err(stop),
         }
     }
@@ -215,7 +222,7 @@ async fn attempt(
     wanted: &Wanted,
     held: &mut Held,
     out: &mut Reply,
-) -> Result<(), Stop> {
+) -> UnitOutcome {
     let node = &worker.node;
     let mut space = acquire_all(worker, wanted, held).await?;
     let settings = worker.settings();
@@ -230,11 +237,16 @@ async fn attempt(
     } else {
         run_here(worker, command, &settings, space)
     };
-    if let Err(Stop::Miss(_) | Stop::Apart | Stop::Whole | Stop::Close | Stop::Undone(_)) =
-        ran.outcome
+    if let Err(
+        UnitStop::Handler(Stop::Miss(_))
+        | UnitStop::Detached
+        | UnitStop::Exclusive
+        | UnitStop::Closing
+        | UnitStop::Undone(_),
+    ) = ran.outcome
     {
-        let keep = matches!(ran.outcome, Err(Stop::Miss(_)));
-        if matches!(ran.outcome, Err(Stop::Undone(_))) {
+        let keep = matches!(ran.outcome, Err(UnitStop::Handler(Stop::Miss(_))));
+        if matches!(ran.outcome, Err(UnitStop::Undone(_))) {
             // It has run, though nothing of it counts.
             ran.effects.published.clear();
             ran.effects.read.clear();
@@ -245,7 +257,7 @@ async fn attempt(
     }
     let mut notes = ran.store.notes.take();
     let (name, client) = (command.command, command.request.client);
-    if !matches!(ran.outcome, Err(Stop::Block(_))) {
+    if !matches!(ran.outcome, Err(UnitStop::Handler(Stop::Block(_)))) {
         worker.log_slow_parts(&mut ran.effects, client, &settings);
         worker.ran_since(began, name, command.args(), client, &settings);
     }
@@ -309,7 +321,7 @@ fn run_here(
     let settings = &settings.data;
     let mut cx = Ctx { store: &mut store, out: &mut out, db, settings, again, in_script: false };
     let outcome = match command.command.spec.run {
-        Route::Keys(handler) => handler(&mut cx, command.args()),
+        Route::Keys(handler) => handler(&mut cx, command.args()).map_err(UnitStop::from),
         _ => match unit::handler(command.command) {
             Some(handler) => handler(&mut cx, &unit, command.args()),
             None => Err("ERR this command does not run on keys".into()),
@@ -388,7 +400,11 @@ fn by_worker(node: &Node, wanted: &Wanted, held: &Held) -> BTreeMap<usize, Acqui
 }
 
 /// Takes all locks in the workers' order and gathers what is lent in a workspace.
-async fn acquire_all(worker: &Rc<Worker>, wanted: &Wanted, held: &mut Held) -> Result<Store, Stop> {
+async fn acquire_all(
+    worker: &Rc<Worker>,
+    wanted: &Wanted,
+    held: &mut Held,
+) -> Result<Store, UnitStop> {
     let mut space = {
         let store = &worker.partition.borrow().store;
         store.workspace(&store.generations())

@@ -7,7 +7,7 @@
 use super::coordinator::{Changed, Held, hand_back, hold_whole, release};
 use crate::node::Node;
 use crate::worker::{Cursor, LockKey, ScanKey, ScanPage, Worker, refusal};
-use flagstone_commands::Stop;
+use flagstone_commands::ErrorText;
 use flagstone_storage::commit::Sealed;
 use flagstone_storage::slot::SLOTS;
 use flagstone_storage::{Entry, Store};
@@ -63,7 +63,7 @@ impl<'a> Databases<'a> {
     }
 
     /// Returns the number of keys in the selected database.
-    pub async fn key_count(&self) -> Result<u64, Stop> {
+    pub async fn key_count(&self) -> Result<u64, ErrorText> {
         let mut keys = 0;
         if let Some(db) = self.stored_db() {
             let count = move |worker: Rc<Worker>| async move { worker.key_count(db).await };
@@ -81,7 +81,7 @@ impl<'a> Databases<'a> {
         &self,
         from: Cursor,
         limit: usize,
-    ) -> Result<(Vec<ScanKey>, Option<Cursor>), Stop> {
+    ) -> Result<(Vec<ScanKey>, Option<Cursor>), ErrorText> {
         let node = &self.worker.node;
         let shard = node.layout.shard_of(from.slot);
         let target = node.worker_of(from.slot);
@@ -102,7 +102,7 @@ impl<'a> Databases<'a> {
     }
 
     /// Removes the keys that have expired; all belong to one worker.
-    pub async fn remove_expired(&self, keys: Vec<Box<[u8]>>) -> Result<(), Stop> {
+    pub async fn remove_expired(&self, keys: Vec<Box<[u8]>>) -> Result<(), ErrorText> {
         let Some(first) = keys.first().filter(|_| self.unit.is_none()) else { return Ok(()) };
         let target = self.worker.node.owner(first);
         let db = self.db;
@@ -112,7 +112,7 @@ impl<'a> Databases<'a> {
     }
 
     /// Flushes databases.
-    pub async fn flush(&mut self, dbs: Vec<u32>) -> Result<(), Stop> {
+    pub async fn flush(&mut self, dbs: Vec<u32>) -> Result<(), ErrorText> {
         let next = |node: &Node| node.next_generation.fetch_add(1, Ordering::Relaxed) as u32;
         if let Some(space) = &mut self.unit {
             dbs.into_iter().for_each(|db| space.flush(db, next(&self.worker.node)));
@@ -125,7 +125,7 @@ impl<'a> Databases<'a> {
     }
 
     /// Swaps two databases.
-    pub async fn swap(&mut self, a: u32, b: u32) -> Result<(), Stop> {
+    pub async fn swap(&mut self, a: u32, b: u32) -> Result<(), ErrorText> {
         if let Some(space) = &mut self.unit {
             space.swap(a, b);
             return Ok(());

@@ -7,8 +7,8 @@ mod units;
 mod wait;
 
 pub use call::{
-    Call, DatabasesHandler, FlagsFinder, Handlers, NO_HANDLER, SessionHandler, WaitHandler,
-    Waiting, flags, handlers, install, run_on_session, shows_data,
+    Call, CallOutcome, CallStop, DatabasesHandler, FlagsFinder, Handlers, NO_HANDLER,
+    SessionHandler, WaitHandler, Waiting, flags, handlers, install, run_on_session, shows_data,
 };
 pub use coordinator::run_across;
 pub(crate) use coordinator::{coordinate, coordinate_boxed};

@@ -6,7 +6,7 @@ use super::{Databases, handlers, run_on_session};
 use crate::command::{OwnedCommand, Request};
 use crate::routing::Call;
 use crate::session::Session;
-use crate::unit::{self, Apart, Ask};
+use crate::unit::{self, Apart, Ask, UnitStop};
 use crate::worker::{LockKey, Worker};
 use flagstone_commands::Stop;
 use flagstone_storage::Store;
@@ -22,7 +22,7 @@ pub(super) async fn run_apart(
     wanted: &Wanted,
     held: &mut Held,
     space: Store,
-) -> Result<unit::Ran, Stop> {
+) -> Result<unit::Ran, UnitStop> {
     let apart = Apart {
         node: worker.node.clone(),
         worker: worker.id,
@@ -39,7 +39,7 @@ pub(super) async fn run_apart(
                 let answer = match question.ask {
                     Ask::Load(needs) => lend_more(worker, wanted, held, &mut store, needs).await,
                     Ask::Whole if held.whole => Ok(Vec::new()),
-                    Ask::Whole => Err(Stop::Whole),
+                    Ask::Whole => Err(UnitStop::Exclusive),
                     Ask::Run(command) => run_for(worker, held, &mut store, &command).await,
                 };
                 // The unit waits for the answer.
@@ -63,21 +63,21 @@ async fn run_for(
     held: &Held,
     store: &mut Store,
     command: &OwnedCommand,
-) -> Result<Vec<u8>, Stop> {
+) -> Result<Vec<u8>, UnitStop> {
     let Request { db, proto, client, .. } = command.request;
     let mut out = Reply::new(proto);
     let (handlers, args) = (handlers(command.command), command.args());
     if let Some(handler) = handlers.databases {
         // A command that changes databases needs a hold on every worker before it changes anything.
         if !held.whole {
-            return Err(Stop::Whole);
+            return Err(UnitStop::Exclusive);
         }
         handler(&mut Databases::in_unit(worker, store, db, &mut out), args).await?;
         return Ok(out.into_bytes());
     }
     let node = &worker.node;
     // The command has a session of its own; that of the connection is unchanged.
-    let client = node.clients.get(client).ok_or(Stop::Close)?;
+    let client = node.clients.get(client).ok_or(UnitStop::Closing)?;
     let mut session = Session::new(Arc::new(client.double()), true);
     (session.db, session.proto) = (db, proto);
     // A unit holds keys, so it must not wait for other clients.
@@ -98,7 +98,7 @@ async fn lend_more(
     held: &mut Held,
     space: &mut Store,
     needs: Vec<Need>,
-) -> Result<Vec<u8>, Stop> {
+) -> Result<Vec<u8>, UnitStop> {
     let dbs = Moved::new(worker, held, space);
     let is_covered = |need: &Need, space: &mut Store| {
         let key: LockKey = (need.db, need.key.clone());
@@ -106,7 +106,7 @@ async fn lend_more(
             && !(need.part.is_some() && space.is_unsettled(need.db, &need.key))
     };
     if !needs.iter().all(|need| is_covered(need, space)) {
-        return Err(Stop::Miss(dbs.at_owners(needs)));
+        return Err(Stop::Miss(dbs.at_owners(needs)).into());
     }
     let node = &worker.node;
     let mut applies = loans(held);

@@ -3,6 +3,7 @@
 use super::run::{Run, current};
 use crate::command::{Command, registry};
 use crate::node::limits;
+use crate::unit::UnitStop;
 use flagstone_commands::{Ctx, Stop, flag};
 use flagstone_lua::{CallArg, CallArgs, Called, charge_time};
 use flagstone_wire::num::format_f64;
@@ -139,7 +140,7 @@ impl Run<'_, '_> {
         charge_time(unit.part_ns.take());
         match outcome {
             Ok(()) => Called::Reply(self.reply.as_bytes()),
-            Err(Stop::Error(text)) => self.fail(&text),
+            Err(UnitStop::Handler(Stop::Error(text))) => self.fail(&text),
             Err(stop) => {
                 self.stop.get_or_insert(stop);
                 Called::Ended

@@ -4,8 +4,8 @@ use super::to_reply::{Limits, is_counted_error, write_error, write_value};
 use super::vm::Vm;
 use crate::node::limits;
 use crate::scripts::{Control, Flags, Kind};
-use crate::unit::{IN_PLACE, Unit};
-use flagstone_commands::{Ctx, Outcome, Stop, flag};
+use crate::unit::{IN_PLACE, Unit, UnitOutcome, UnitStop};
+use flagstone_commands::{Ctx, ErrorText, flag};
 use flagstone_lua::{self as lua, Inputs};
 use flagstone_wire::resp::{OwnedArgs, Proto, Reply};
 use mlua::{Function, Value};
@@ -45,7 +45,7 @@ pub(super) struct Run<'a, 'c> {
     /// True if it has called a command that writes.
     pub(super) wrote: bool,
     /// Reason why it cannot go on: Lua code cannot catch that.
-    pub(super) stop: Option<Stop>,
+    pub(super) stop: Option<UnitStop>,
     /// Buffer for the replies of its commands.
     pub(super) reply: Reply,
     /// Text of the last error.
@@ -102,22 +102,22 @@ impl Run<'_, '_> {
     }
 
     /// Checks how long it has been running, and if it has to end.
-    fn look(&mut self, instructions: u64) -> Result<(), Stop> {
+    fn look(&mut self, instructions: u64) -> UnitOutcome {
         self.instructions = self.instructions.saturating_add(instructions);
         let node = &self.unit.node;
         let settings = self.unit.settings;
         if settings.script_instruction_limit != 0
             && self.instructions > settings.script_instruction_limit
         {
-            return Err(Stop::Undone("ERR the script was ended: it has run more instructions than script-instruction-limit allows".into()));
+            return Err(UnitStop::Undone("ERR the script was ended: it has run more instructions than script-instruction-limit allows".into()));
         }
         let elapsed = self.unit.began.elapsed();
         if !self.unit.is_apart() {
             let is_long = elapsed > IN_PLACE || instructions > AT_ONCE_IN_PLACE;
-            return if is_long { Err(Stop::Apart) } else { Ok(()) };
+            return if is_long { Err(UnitStop::Detached) } else { Ok(()) };
         }
         if node.ending.is_ending() {
-            return Err(Stop::Close);
+            return Err(UnitStop::Closing);
         }
         let Some(control) = &self.control else { return Ok(()) };
         if control.is_killed() {
@@ -140,7 +140,7 @@ impl Run<'_, '_> {
     }
 
     /// Writes the value that the script has returned.
-    fn reply_with(&mut self, out: &mut Reply, value: &Value) -> Outcome {
+    fn reply_with(&mut self, out: &mut Reply, value: &Value) -> Result<(), ErrorText> {
         if self.stop.is_some() {
             return Ok(());
         }
@@ -169,9 +169,9 @@ impl Run<'_, '_> {
 }
 
 /// Returns the stop of a script that was killed.
-fn killed(kind: Kind) -> Stop {
+fn killed(kind: Kind) -> UnitStop {
     let by = if kind == Kind::Script { "SCRIPT" } else { "FUNCTION" };
-    Stop::Undone(format!("ERR Script killed by user with {by} KILL.").into())
+    UnitStop::Undone(format!("ERR Script killed by user with {by} KILL.").into())
 }
 
 /// Called while Lua runs: returns true if the run of this thread may go on.
@@ -196,7 +196,7 @@ pub fn run(
     function: &Function,
     job: Job<'_>,
     wanted: Wanted,
-) -> Outcome {
+) -> UnitOutcome {
     let entered = unit.is_apart().then(|| {
         let command = job.command.iter().map(Box::from).collect();
         let control = Control::new(job.kind, job.name.to_owned(), command, unit.began);
@@ -228,10 +228,10 @@ pub fn run(
     let inputs = Inputs { keys: job.keys, args: job.args, as_globals: wanted == Wanted::Globals };
     let called = enter(&mut run, || lua::run(&vm.lua, function, inputs, watch));
     let outcome = match called {
-        Ok((true, value)) => run.reply_with(&mut out, &value),
+        Ok((true, value)) => run.reply_with(&mut out, &value).map_err(UnitStop::from),
         Ok((false, error)) => {
             unit.effects().error_counted = is_counted_error(&error);
-            write_error(&mut out, &error, job.name)
+            write_error(&mut out, &error, job.name).map_err(UnitStop::from)
         }
         Err(error) => Err(format!("ERR Error running script {}, {error}", job.name).into()),
     };

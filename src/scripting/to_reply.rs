@@ -1,6 +1,6 @@
 //! Converts a Lua value to a reply.
 
-use flagstone_commands::{Outcome, Stop};
+use flagstone_commands::ErrorText;
 use flagstone_wire::resp::{Proto, Reply};
 use mlua::{LuaString, Table, Value};
 
@@ -32,7 +32,7 @@ pub(super) fn write_value(
     proto: Proto,
     limits: Limits<'_>,
     errors: &mut CountError<'_>,
-) -> Outcome {
+) -> Result<(), ErrorText> {
     let max_len = out.len() + limits.max_bytes;
     let watch = limits.watch;
     let mut writer = Writer { out, proto, max_len, errors, watch, unseen: 0, is_ended: false };
@@ -195,7 +195,7 @@ pub(super) fn is_counted_error(raised: &Value) -> bool {
 }
 
 /// Writes an error that a script has raised as the reply of its command.
-pub(super) fn write_error(out: &mut Reply, raised: &Value, name: &str) -> Outcome {
+pub(super) fn write_error(out: &mut Reply, raised: &Value, name: &str) -> Result<(), ErrorText> {
     let text = match raised {
         Value::Table(table) => {
             let field = |name: &str| match table.raw_get::<Value>(name) {
@@ -228,7 +228,7 @@ pub(super) fn write_error(out: &mut Reply, raised: &Value, name: &str) -> Outcom
         _ => format!("ERR Error running script {name}, execution failure").into_bytes(),
     };
     match String::from_utf8(text) {
-        Ok(text) => Err(Stop::Error(text.into())),
+        Ok(text) => Err(text.into()),
         Err(error) => {
             out.error(error.as_bytes());
             Ok(())

@@ -5,6 +5,7 @@ use super::api;
 use crate::functions::{self, Found, Libraries, Library, LoadError};
 use crate::node::{MAX_APART, Node};
 use crate::scripts::{Script, Scripts, Sha, VmFigures, within};
+use crate::unit::UnitStop;
 use flagstone_lua as lua;
 use fnv::FnvHashMap;
 use mlua::{Function, Lua};
@@ -170,6 +171,31 @@ pub enum Uncompiled {
     Long,
     /// The script has failed, with this error text.
     Failed(String),
+}
+
+impl Uncompiled {
+    /// Returns the error text for a command that cannot run again on another thread.
+    pub fn into_text(self) -> String {
+        match self {
+            Self::Long => "ERR the script is too long to be compiled on a worker's thread".into(),
+            Self::Failed(text) => text,
+        }
+    }
+}
+
+impl From<String> for Uncompiled {
+    fn from(text: String) -> Self {
+        Self::Failed(text)
+    }
+}
+
+impl From<Uncompiled> for UnitStop {
+    fn from(uncompiled: Uncompiled) -> Self {
+        match uncompiled {
+            Uncompiled::Long => Self::Detached,
+            Uncompiled::Failed(text) => text.into(),
+        }
+    }
 }
 
 /// Compiles a script; fails with the error text.

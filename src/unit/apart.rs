@@ -1,10 +1,10 @@
 //! A unit on a thread of its own, and what it asks its coordinator.
 
-use super::{Effects, Place, Unit};
+use super::{Effects, Place, Unit, UnitOutcome, UnitStop};
 use crate::command::OwnedCommand;
 use crate::config::Settings;
 use crate::node::Node;
-use flagstone_commands::{Ctx, Outcome, Stop};
+use flagstone_commands::Ctx;
 use flagstone_storage::Store;
 use flagstone_storage::store::Need;
 use flagstone_wire::resp::Reply;
@@ -28,14 +28,14 @@ pub enum Ask {
 pub struct Question {
     pub store: Store,
     pub ask: Ask,
-    pub answer: oneshot::Sender<(Store, Result<Vec<u8>, Stop>)>,
+    pub answer: oneshot::Sender<(Store, Result<Vec<u8>, UnitStop>)>,
 }
 
 /// What a unit came to.
 pub struct Ran {
     pub store: Store,
     pub out: Reply,
-    pub outcome: Outcome,
+    pub outcome: UnitOutcome,
     pub effects: Effects,
 }
 
@@ -54,15 +54,15 @@ pub(super) fn ask(
     to: &mpsc::Sender<Question>,
     store: &mut Store,
     ask: Ask,
-) -> Result<Vec<u8>, Stop> {
+) -> Result<Vec<u8>, UnitStop> {
     let (answer, answered) = oneshot::channel();
     let nothing = store.workspace(&[]);
     let lent = std::mem::replace(store, nothing);
     if let Err(unsent) = to.blocking_send(Question { store: lent, ask, answer }) {
         *store = unsent.0.store;
-        return Err(Stop::Close);
+        return Err(UnitStop::Closing);
     }
-    let (back, answer) = answered.blocking_recv().map_err(|_| Stop::Close)?;
+    let (back, answer) = answered.blocking_recv().map_err(|_| UnitStop::Closing)?;
     *store = back;
     answer
 }

@@ -1,13 +1,14 @@
 //! What a unit does beside changing keys. A unit may be taken back and run again, so it is noted,
 //! and happens once it is done.
 
+use super::{UnitOutcome, UnitStop};
 use crate::command::Command;
 use crate::config::Settings;
 use crate::monitor::Line;
 use crate::node::{MAX_ERRORS, Node, OTHER_ERRORS, Tally, error_code};
 use crate::scripts::write_log;
 use crate::slowlog::{self, is_slow};
-use flagstone_commands::{Outcome, Stop, flag};
+use flagstone_commands::flag;
 use flagstone_wire::resp::{Args, OwnedArgs};
 use std::collections::{BTreeMap, VecDeque};
 
@@ -85,9 +86,9 @@ impl Effects {
     }
 
     /// Counts what is to be kept; the error if that is too much.
-    fn fits(&mut self, bytes: usize) -> Outcome {
+    fn fits(&mut self, bytes: usize) -> UnitOutcome {
         if self.bytes + bytes > MAX_BYTES {
-            return Err(Stop::Undone(
+            return Err(UnitStop::Undone(
                 "ERR the transaction or script publishes or reads too much".into(),
             ));
         }
@@ -96,14 +97,14 @@ impl Effects {
     }
 
     /// A message is to be published.
-    pub fn publish(&mut self, message: Published) -> Outcome {
+    pub fn publish(&mut self, message: Published) -> UnitOutcome {
         self.fits(message.channel.len() + message.message.len() + NOTE)?;
         self.published.push(message);
         Ok(())
     }
 
     /// Keys are read, and the client tracks.
-    pub(super) fn reads<'a>(&mut self, mut keys: impl Iterator<Item = &'a [u8]>) -> Outcome {
+    pub(super) fn reads<'a>(&mut self, mut keys: impl Iterator<Item = &'a [u8]>) -> UnitOutcome {
         keys.try_for_each(|key| {
             self.fits(key.len() + NOTE)?;
             self.read.push(key.into());

@@ -1,13 +1,13 @@
 //! The handlers of commands that run others, or have a form of their own as part of a unit.
 
-use super::Unit;
+use super::{Unit, UnitOutcome};
 use crate::command::Command;
-use flagstone_commands::{Ctx, Outcome};
+use flagstone_commands::Ctx;
 use flagstone_wire::resp::Args;
 use std::sync::OnceLock;
 
 /// A handler that runs other commands as one, or is one of them.
-pub type UnitHandler = fn(&mut Ctx<'_>, &Unit<'_>, Args<'_>) -> Outcome;
+pub type UnitHandler = fn(&mut Ctx<'_>, &Unit<'_>, Args<'_>) -> UnitOutcome;
 
 static HANDLERS: OnceLock<Vec<Option<UnitHandler>>> = OnceLock::new();
 

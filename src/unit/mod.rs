@@ -10,15 +10,17 @@
 mod apart;
 mod effects;
 mod handlers;
+mod stop;
 
 pub use apart::{Apart, Ask, Question, Ran, spawn};
 pub use effects::{Effects, Published};
 pub use handlers::{UnitHandler, handler, install};
+pub use stop::{UnitOutcome, UnitStop};
 
 use crate::command::{Command, OwnedCommand, Request, Route};
 use crate::config::Settings;
 use crate::node::Node;
-use flagstone_commands::{Ctx, Outcome, Stop, flag};
+use flagstone_commands::{Ctx, Stop, flag};
 use flagstone_storage::Store;
 use flagstone_wire::resp::Args;
 use flagstone_wire::resp::reply::LOST;
@@ -93,17 +95,17 @@ impl<'a> Unit<'a> {
 
     /// Has all workers held whole, as commands on databases need it. To be asked for before
     /// anything is changed: else that is taken back.
-    pub fn hold_whole(&self, store: &mut Store) -> Result<(), Stop> {
+    pub fn hold_whole(&self, store: &mut Store) -> UnitOutcome {
         self.ask(store, Ask::Whole).map(drop)
     }
 
     /// Asks the coordinator; where there is none, the unit stops, and is run again where there is.
-    fn ask(&self, store: &mut Store, ask: Ask) -> Result<Vec<u8>, Stop> {
+    fn ask(&self, store: &mut Store, ask: Ask) -> Result<Vec<u8>, UnitStop> {
         match (&self.place, ask) {
             (Place::Apart(to), ask) => apart::ask(to, store, ask),
-            (Place::Here, Ask::Load(needs)) => Err(Stop::Miss(needs)),
-            (Place::Here, Ask::Whole) => Err(Stop::Whole),
-            (Place::Here, Ask::Run(_)) => Err(Stop::Apart),
+            (Place::Here, Ask::Load(needs)) => Err(Stop::Miss(needs).into()),
+            (Place::Here, Ask::Whole) => Err(UnitStop::Exclusive),
+            (Place::Here, Ask::Run(_)) => Err(UnitStop::Detached),
         }
     }
 }
@@ -118,7 +120,12 @@ pub fn is_part(command: &Command) -> bool {
 impl Unit<'_> {
     /// Runs a command, whose number of arguments was checked, as a part of this one. Its reply is
     /// appended; an error comes back.
-    pub fn run_part(&self, cx: &mut Ctx<'_>, command: &'static Command, args: Args<'_>) -> Outcome {
+    pub fn run_part(
+        &self,
+        cx: &mut Ctx<'_>,
+        command: &'static Command,
+        args: Args<'_>,
+    ) -> UnitOutcome {
         let began = Instant::now();
         let mark = cx.out.len();
         let outcome = match self.run_uncounted(cx, command, args) {
@@ -127,8 +134,8 @@ impl Unit<'_> {
         };
         let failed = match &outcome {
             Ok(()) => None,
-            Err(Stop::Error(text)) => Some(&**text),
-            // It is run again.
+            Err(UnitStop::Handler(Stop::Error(text))) => Some(&**text),
+            // The unit runs again, or nothing of it counts.
             Err(_) => return outcome,
         };
         let time_ns = began.elapsed().as_nanos() as u64;
@@ -145,9 +152,11 @@ impl Unit<'_> {
         cx: &mut Ctx<'_>,
         command: &'static Command,
         args: Args<'_>,
-    ) -> Outcome {
+    ) -> UnitOutcome {
         match command.spec.run {
-            Route::Keys(handler) => self.run_on_keys(cx, command, args, handler),
+            Route::Keys(handler) => {
+                self.run_on_keys(cx, command, args, |cx, args| Ok(handler(cx, args)?))
+            }
             Route::Unit | Route::Script | Route::Either => {
                 let run = handler(command).ok_or("ERR this command is part of no other")?;
                 self.run_on_keys(cx, command, args, |cx, args| run(cx, self, args))
@@ -167,8 +176,8 @@ impl Unit<'_> {
         cx: &mut Ctx<'_>,
         command: &'static Command,
         args: Args<'_>,
-        handler: impl Fn(&mut Ctx<'_>, Args<'_>) -> Outcome,
-    ) -> Outcome {
+        handler: impl Fn(&mut Ctx<'_>, Args<'_>) -> UnitOutcome,
+    ) -> UnitOutcome {
         if self.request.track && command.spec.has(flag::READONLY) {
             let keys = command.keys(args, cx.db).into_iter();
             self.effects().reads(keys.map(|(_, key)| key))?;
@@ -176,12 +185,12 @@ impl Unit<'_> {
         let mark = cx.out.len();
         loop {
             match handler(cx, args) {
-                Err(Stop::Miss(needs)) => {
+                Err(UnitStop::Handler(Stop::Miss(needs))) => {
                     cx.out.truncate(mark);
                     self.ask(cx.store, Ask::Load(needs))?;
                 }
                 // It cannot wait: what it would wait for cannot happen meanwhile.
-                Err(Stop::Block(block)) => {
+                Err(UnitStop::Handler(Stop::Block(block))) => {
                     cx.out.truncate(mark);
                     block.nil.write(cx.out);
                     return Ok(());

@@ -106,6 +106,9 @@ impl Ran {
     }
 }
 
+/// The error of a command outside of a unit whose changes would have to be undone.
+const UNSETTLED: &str = "ERR the command needs changes undone, which only units can";
+
 impl Worker {
     /// Runs a command of [`Route::Keys`] whose keys are all this worker's. The reply is appended to
     /// `out`; the greatest round it shows comes back.
@@ -193,16 +196,13 @@ impl Worker {
             Ok(()) => {
                 out.replace_lost(mark);
             }
-            Err(Stop::Close | Stop::Unsettled | Stop::Apart | Stop::Whole | Stop::Undone(_)) => {}
             Err(Stop::Block(block)) => {
                 out.truncate(mark);
                 empty = Some(block);
             }
-            Err(Stop::Error(text)) => {
-                self.stats().failed(command, &text);
-                out.truncate(mark);
-                out.error(&*text);
-            }
+            Err(Stop::Error(text)) => self.replace_by_error(command, &text, out, mark),
+            // The store says so to units only.
+            Err(Stop::Unsettled) => self.replace_by_error(command, UNSETTLED, out, mark),
             Err(Stop::Miss(needs)) => {
                 out.truncate(mark);
                 // What it has met so far may have expired.
@@ -236,6 +236,13 @@ impl Worker {
 }
 
 impl Worker {
+    /// Puts an error in the place of what a command has written behind `mark`, and counts it.
+    fn replace_by_error(&self, command: &Command, text: &str, out: &mut Reply, mark: usize) {
+        self.stats().failed(command, text);
+        out.truncate(mark);
+        out.error(text);
+    }
+
     /// Runs a command whose keys are this worker's.
     pub(crate) async fn run_one(self: &Rc<Self>, command: &OwnedCommand) -> Ran {
         let mut out = Reply::new(command.request.proto);

@@ -4,7 +4,7 @@ use super::execute::blocked_by;
 use super::{Blocked, Worker, changer};
 use crate::command::{Command, Request};
 use crate::config::Settings;
-use crate::unit::{self, Effects, Unit};
+use crate::unit::{self, Effects, Unit, UnitOutcome, UnitStop};
 use flagstone_commands::{Ctx, Stop};
 use flagstone_storage::Scope;
 use flagstone_storage::notes::Note;
@@ -34,22 +34,28 @@ impl Worker {
                 self.try_unit(command, args, request, scope, now_ms, settings, out);
             let text = match outcome {
                 Ok(()) => None,
-                Err(Stop::Error(text)) => Some(text),
-                Err(Stop::Undone(text)) => {
+                Err(UnitStop::Handler(Stop::Error(text))) => Some(text),
+                Err(UnitStop::Undone(text)) => {
                     effects.published.clear();
                     Some(text)
                 }
-                Err(stop) => {
+                Err(UnitStop::Handler(Stop::Unsettled)) => {
                     out.truncate(mark);
-                    match stop {
-                        Stop::Unsettled => {
-                            self.commit();
-                            continue;
-                        }
-                        Stop::Miss(needs) => return Err(blocked_by(needs, command, args, request)),
-                        Stop::Whole => return Err(Blocked::Whole),
-                        _ => return Err(Blocked::Apart),
-                    }
+                    self.commit();
+                    continue;
+                }
+                Err(UnitStop::Handler(Stop::Miss(needs))) => {
+                    out.truncate(mark);
+                    return Err(blocked_by(needs, command, args, request));
+                }
+                Err(UnitStop::Exclusive) => {
+                    out.truncate(mark);
+                    return Err(Blocked::Whole);
+                }
+                // No part of a unit waits, and its coordinator sees by itself that a client is gone.
+                Err(UnitStop::Detached | UnitStop::Closing | UnitStop::Handler(Stop::Block(_))) => {
+                    out.truncate(mark);
+                    return Err(Blocked::Apart);
                 }
             };
             out.replace_lost(mark);
@@ -75,7 +81,7 @@ impl Worker {
         now_ms: u64,
         settings: &Settings,
         out: &mut Reply,
-    ) -> (Result<(), Stop>, Effects) {
+    ) -> (UnitOutcome, Effects) {
         let Some(handler) = unit::handler(command) else {
             return (Err("ERR this command runs no others".into()), Effects::default());
         };
@@ -91,7 +97,7 @@ impl Worker {
         let mut cx = Ctx { store, out, db, settings, again, in_script: false };
         let outcome = handler(&mut cx, &unit, args);
         match outcome {
-            Ok(()) | Err(Stop::Error(_)) => partition.store.end_unit(),
+            Ok(()) | Err(UnitStop::Handler(Stop::Error(_))) => partition.store.end_unit(),
             Err(_) => partition.roll_back(),
         }
         (outcome, unit.into_effects())

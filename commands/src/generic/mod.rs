@@ -7,7 +7,7 @@ mod object;
 mod relocate;
 mod sort;
 
-use super::{Ctx, Stop};
+use super::{Ctx, ErrorText, Stop};
 use flagstone_storage::Entry;
 use flagstone_storage::notify::NotifyFlags;
 use flagstone_wire::resp::Args;
@@ -53,7 +53,7 @@ pub fn shown(arg: &[u8]) -> &[u8] {
 }
 
 /// Parses a database number: like [`super::int_arg`], but within 32 bits.
-fn db_arg(args: Args<'_>, index: usize) -> Result<i32, Stop> {
+fn db_arg(args: Args<'_>, index: usize) -> Result<i32, ErrorText> {
     let number = super::int_arg(args, index)?;
     i32::try_from(number).map_err(|_| {
         let (min, max) = (i32::MIN, i32::MAX);
@@ -65,7 +65,7 @@ fn db_arg(args: Args<'_>, index: usize) -> Result<i32, Stop> {
 const DB_OUT_OF_RANGE: &str = "ERR DB index is out of range";
 
 /// Checks that a database number is below `databases`, and returns it.
-pub fn existing_db(number: i32, databases: u32) -> Result<u32, Stop> {
+pub fn existing_db(number: i32, databases: u32) -> Result<u32, ErrorText> {
     let db = u32::try_from(number).ok().filter(|&db| db < databases);
-    db.ok_or(Stop::from(DB_OUT_OF_RANGE))
+    db.ok_or(DB_OUT_OF_RANGE.into())
 }

@@ -12,7 +12,7 @@ pub mod scan;
 pub mod ttl;
 pub mod write;
 
-use super::{Ctx, KeySpec, Outcome, Stop, arg, error, is_word, key, tail};
+use super::{Ctx, ErrorText, KeySpec, Outcome, Stop, arg, error, is_word, key, tail};
 use crate::DataSettings;
 use flagstone_storage::notify::NotifyFlags;
 use flagstone_storage::store::{EntryMut, OrLoad};
@@ -143,7 +143,7 @@ fn fields_from(args: Args<'_>, at: usize, not_a_count: &'static str) -> Result<u
 const NOT_A_COUNT: &str = "ERR Number of fields must be a positive integer";
 
 /// Returns the key, the first argument of every command here.
-fn key_arg(args: Args<'_>) -> Result<&[u8], Stop> {
+fn key_arg(args: Args<'_>) -> Result<&[u8], ErrorText> {
     arg(args, 1)
 }
 

@@ -7,7 +7,7 @@ pub mod pop;
 pub mod push;
 pub mod read;
 
-use super::{KeySpec, Stop, arg, error, is_word, key};
+use super::{ErrorText, KeySpec, Stop, arg, error, is_word, key};
 use crate::DataSettings;
 use flagstone_rdb::NodeLimit;
 use flagstone_storage::notify::NotifyFlags;
@@ -19,7 +19,7 @@ use flagstone_wire::resp::Args;
 const TAKES: KeySpec = KeySpec::one(1, key::RW | key::ACCESS | key::DELETE);
 
 /// Returns the key, the first argument of most commands here.
-fn key_arg(args: Args<'_>) -> Result<&[u8], Stop> {
+fn key_arg(args: Args<'_>) -> Result<&[u8], ErrorText> {
     arg(args, 1)
 }
 

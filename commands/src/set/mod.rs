@@ -9,7 +9,7 @@ pub mod write;
 
 pub(super) use encoding::restored;
 
-use super::{KeySpec, Stop, arg, key, tail};
+use super::{ErrorText, KeySpec, arg, key, tail};
 use flagstone_wire::resp::Args;
 
 /// Key spec of commands that read members.
@@ -18,7 +18,7 @@ const READS: &[KeySpec] = &[KeySpec::one(1, key::RO | key::ACCESS)];
 const LOOKS: &[KeySpec] = &[KeySpec::one(1, key::RO)];
 
 /// Returns the key, the first argument of most commands here.
-fn key_arg(args: Args<'_>) -> Result<&[u8], Stop> {
+fn key_arg(args: Args<'_>) -> Result<&[u8], ErrorText> {
     arg(args, 1)
 }
 

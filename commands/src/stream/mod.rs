@@ -21,7 +21,7 @@ pub mod restore;
 mod tests;
 pub mod trim_options;
 
-use super::{KeySpec, Stop, arg, key};
+use super::{ErrorText, KeySpec, arg, key};
 use crate::DataSettings;
 use flagstone_storage::value::StreamId;
 use flagstone_storage::value::stream::{NodeLimits, StreamEntry};
@@ -31,7 +31,7 @@ use flagstone_wire::resp::{Args, Reply};
 pub(super) const READS: KeySpec = KeySpec::one(1, key::RO | key::ACCESS);
 
 /// Returns the key, the first argument of most commands here.
-fn key_arg(args: Args<'_>) -> Result<&[u8], Stop> {
+fn key_arg(args: Args<'_>) -> Result<&[u8], ErrorText> {
     arg(args, 1)
 }
 

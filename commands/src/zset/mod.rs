@@ -11,7 +11,7 @@ pub mod remove;
 pub mod scan;
 pub mod write;
 
-use super::{Ctx, KeySpec, Stop, arg, key};
+use super::{Ctx, ErrorText, KeySpec, Stop, arg, key};
 use crate::DataSettings;
 use flagstone_rdb::ZsetForm;
 use flagstone_storage::store::Part;
@@ -24,7 +24,7 @@ const READS: &[KeySpec] = &[KeySpec::one(1, key::RO | key::ACCESS)];
 const REMOVES: &[KeySpec] = &[KeySpec::one(1, key::RW | key::DELETE)];
 
 /// Returns the key, the first argument of most commands here.
-fn key_arg(args: Args<'_>) -> Result<&[u8], Stop> {
+fn key_arg(args: Args<'_>) -> Result<&[u8], ErrorText> {
     arg(args, 1)
 }
 

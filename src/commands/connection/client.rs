@@ -5,10 +5,10 @@ use super::tracking;
 use crate::clients::{Cancel, Client, state};
 use crate::commands::{Handler, Spec};
 use crate::node::Pause;
-use crate::routing::Call;
+use crate::routing::{Call, CallOutcome};
 use crate::session::ReplyMode;
 use flagstone_commands::help::help;
-use flagstone_commands::{Group, Outcome, Stop, arg, error, flag, is_word};
+use flagstone_commands::{ErrorText, Group, arg, error, flag, is_word};
 use flagstone_wire::num::parse_i64;
 use flagstone_wire::resp::{Args, Reply};
 
@@ -38,7 +38,7 @@ impl Kind {
         if client.is(state::PUBSUB) { Self::Pubsub } else { Self::Normal }
     }
 
-    fn named(name: &[u8]) -> Result<Self, Stop> {
+    fn named(name: &[u8]) -> Result<Self, ErrorText> {
         Ok(match name.to_ascii_lowercase().as_slice() {
             b"normal" => Self::Normal,
             b"pubsub" => Self::Pubsub,
@@ -54,7 +54,7 @@ impl Kind {
 
 impl<'a> Filter<'a> {
     /// Parses the options behind the subcommand.
-    fn parse(args: Args<'a>, skip_me: bool) -> Result<Self, Stop> {
+    fn parse(args: Args<'a>, skip_me: bool) -> Result<Self, ErrorText> {
         let mut filter = Self { skip_me, ..Self::default() };
         let mut at = 2;
         while let Some(option) = args.get(at) {
@@ -70,7 +70,7 @@ impl<'a> Filter<'a> {
     }
 
     /// Adds ids up to the first word that is no number, and returns its position.
-    fn add_ids(&mut self, args: Args<'_>, mut at: usize) -> Result<usize, Stop> {
+    fn add_ids(&mut self, args: Args<'_>, mut at: usize) -> Result<usize, ErrorText> {
         let ids = self.ids.get_or_insert_default();
         while let Some(id) = args.get(at).and_then(parse_i64) {
             match u64::try_from(id) {
@@ -82,7 +82,7 @@ impl<'a> Filter<'a> {
         Ok(at)
     }
 
-    fn set(&mut self, option: &[u8], value: &'a [u8]) -> Outcome {
+    fn set(&mut self, option: &[u8], value: &'a [u8]) -> Result<(), ErrorText> {
         match option.to_ascii_lowercase().as_slice() {
             b"maxage" => {
                 let seconds =
@@ -121,7 +121,7 @@ impl<'a> Filter<'a> {
 }
 
 /// `CLIENT LIST [filter …]`
-fn list(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+fn list(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     if args.len() == 3 {
         return Err(error::SYNTAX.into());
     }
@@ -138,7 +138,7 @@ fn list(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
 }
 
 /// `CLIENT INFO`
-fn info(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+fn info(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
     let mut text = String::new();
     cx.session.client.describe(cx.node.clock.now_ms(), true, &mut text);
     cx.out.verbatim(*b"txt", text.as_bytes());
@@ -146,7 +146,7 @@ fn info(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
 }
 
 /// `CLIENT KILL address`, or `CLIENT KILL filter …`
-fn kill(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+fn kill(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     let by_address = args.len() == 3;
     let filter = if by_address {
         Filter { addr: Some(arg(args, 2)?), ..Filter::default() }
@@ -175,13 +175,13 @@ fn kill(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
 }
 
 /// `CLIENT ID`
-fn id(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+fn id(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
     cx.out.int(cx.session.client.id.cast_signed());
     Ok(())
 }
 
 /// `CLIENT GETNAME`
-fn getname(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+fn getname(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
     match cx.session.client.labels().name.as_str() {
         "" => cx.out.null(),
         name => cx.out.bulk_str(name),
@@ -190,14 +190,14 @@ fn getname(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
 }
 
 /// `CLIENT SETNAME name`
-fn setname(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+fn setname(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     cx.session.client.labels().name = client_name(arg(args, 2)?)?;
     cx.out.ok();
     Ok(())
 }
 
 /// `CLIENT SETINFO <LIB-NAME | LIB-VER> text`
-fn setinfo(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+fn setinfo(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     let (name, value) = (arg(args, 2)?, arg(args, 3)?);
     let shown = String::from_utf8_lossy(name);
     let is_name = is_word(name, "lib-name");
@@ -218,7 +218,7 @@ fn setinfo(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
 }
 
 /// Parses `ON` or `OFF` at argument 2.
-fn on_off(args: Args<'_>) -> Result<bool, Stop> {
+fn on_off(args: Args<'_>) -> Result<bool, ErrorText> {
     let word = arg(args, 2)?;
     match (is_word(word, "on"), is_word(word, "off")) {
         (true, _) => Ok(true),
@@ -228,14 +228,14 @@ fn on_off(args: Args<'_>) -> Result<bool, Stop> {
 }
 
 /// `CLIENT NO-EVICT <ON | OFF>`
-fn no_evict(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+fn no_evict(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     cx.session.client.set(state::NO_EVICT, on_off(args)?);
     cx.out.ok();
     Ok(())
 }
 
 /// `CLIENT NO-TOUCH <ON | OFF>`
-fn no_touch(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+fn no_touch(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     let on = on_off(args)?;
     cx.session.no_touch = on;
     cx.session.client.set(state::NO_TOUCH, on);
@@ -244,7 +244,7 @@ fn no_touch(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
 }
 
 /// `CLIENT IMPORT-SOURCE <ON | OFF>`: there is no import mode.
-fn import_source(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+fn import_source(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     if !is_word(arg(args, 2)?, "off") {
         return Err("ERR Server is not in import mode".into());
     }
@@ -254,7 +254,7 @@ fn import_source(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
 }
 
 /// `CLIENT CAPA option [option …]`
-fn capa(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+fn capa(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     if args.iter().skip(2).any(|option| is_word(option, "redirect")) {
         cx.session.client.set(state::CAPA_REDIRECT, true);
     }
@@ -263,7 +263,7 @@ fn capa(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
 }
 
 /// `CLIENT REPLY <ON | OFF | SKIP>`
-fn reply(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+fn reply(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     let word = arg(args, 2)?;
     if is_word(word, "on") {
         cx.session.reply_mode = ReplyMode::On;
@@ -281,7 +281,7 @@ fn reply(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
 }
 
 /// `CLIENT PAUSE timeout-ms [WRITE | ALL]`
-fn pause(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+fn pause(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     let writes_only = match args.get(3) {
         _ if args.len() > 4 => return Err(error::SYNTAX.into()),
         None => false,
@@ -308,14 +308,14 @@ fn pause(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
 }
 
 /// `CLIENT UNPAUSE`
-fn unpause(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+fn unpause(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
     cx.node.pauses.set(Pause::default());
     cx.out.ok();
     Ok(())
 }
 
 /// `CLIENT UNBLOCK client-id [TIMEOUT | ERROR]`
-fn unblock(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+fn unblock(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     let why = match args.get(3) {
         None => Cancel::TimedOut,
         Some(word) if is_word(word, "timeout") => Cancel::TimedOut,

@@ -1,8 +1,8 @@
 //! HELLO and AUTH: protocol version and authentication.
 
-use crate::routing::Call;
+use crate::routing::{Call, CallOutcome};
 use crate::version::{COMPATIBLE_VERSION, REDIS_VERSION};
-use flagstone_commands::{Outcome, Stop, arg, error, is_word};
+use flagstone_commands::{ErrorText, arg, error, is_word};
 use flagstone_wire::num::parse_i64;
 use flagstone_wire::resp::{Args, Proto};
 use std::time::Duration;
@@ -20,7 +20,7 @@ const FIRST_PENALTY: Duration = Duration::from_millis(50);
 const MAX_PENALTY: Duration = Duration::from_secs(3);
 
 /// `HELLO [protover [AUTH username password] [SETNAME clientname]]`
-pub(super) fn hello(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+pub(super) fn hello(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     let version = match args.get(1) {
         None => None,
         Some(text) => Some(protocol_version(text)?),
@@ -61,7 +61,7 @@ pub(super) fn hello(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-fn protocol_version(text: &[u8]) -> Result<Proto, Stop> {
+fn protocol_version(text: &[u8]) -> Result<Proto, ErrorText> {
     match parse_i64(text) {
         None => Err("ERR Protocol version is not an integer or out of range".into()),
         Some(2) => Ok(Proto::Resp2),
@@ -101,7 +101,7 @@ fn answer(cx: &mut Call<'_>) {
 }
 
 /// `AUTH [username] password`
-pub(super) fn auth(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+pub(super) fn auth(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     match args.len() {
         2 if cx.worker.settings().requirepass.is_none() => {
             return Err(NO_PASSWORD_SET.into());
@@ -115,7 +115,7 @@ pub(super) fn auth(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
 }
 
 /// Checks a password. If it is wrong, the connection stays as it was.
-fn authenticate(cx: &mut Call<'_>, user: &[u8], password: &[u8]) -> Outcome {
+fn authenticate(cx: &mut Call<'_>, user: &[u8], password: &[u8]) -> CallOutcome {
     let settings = cx.worker.settings();
     let right = match &settings.requirepass {
         None => true,
@@ -151,7 +151,7 @@ fn same_secret(wanted: &[u8], given: &[u8]) -> bool {
 }
 
 /// Parses the name of a connection, which may be empty.
-pub(super) fn client_name(name: &[u8]) -> Result<String, Stop> {
+pub(super) fn client_name(name: &[u8]) -> Result<String, ErrorText> {
     if !is_printable(name) {
         return Err(BAD_NAME.into());
     }

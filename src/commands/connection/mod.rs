@@ -5,14 +5,14 @@ mod handshake;
 mod tracking;
 
 use crate::commands::{Handler, Spec};
-use crate::routing::Call;
+use crate::routing::{Call, CallOutcome, CallStop};
 use crate::session::chosen_db;
-use crate::unit::Unit;
-use flagstone_commands::{Ctx, Group, Outcome, Stop, arg, error, flag};
+use crate::unit::{Unit, UnitOutcome};
+use flagstone_commands::{Ctx, Group, arg, error, flag};
 use flagstone_wire::resp::Args;
 
 /// `PING [message]`
-fn ping(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+fn ping(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     if args.len() > 2 {
         return Err(error::arity("ping").into());
     }
@@ -30,13 +30,13 @@ fn ping(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
 }
 
 /// `ECHO message`
-fn echo(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+fn echo(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     cx.out.bulk(arg(args, 1)?);
     Ok(())
 }
 
 /// `SELECT index`
-fn select(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+fn select(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     let db = chosen_db(args, &cx.worker.settings())?;
     cx.session.select(db);
     cx.out.ok();
@@ -44,13 +44,13 @@ fn select(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
 }
 
 /// Selects a database for the rest of a script.
-fn select_in_unit(cx: &mut Ctx<'_>, unit: &Unit<'_>, args: Args<'_>) -> Outcome {
+fn select_in_unit(cx: &mut Ctx<'_>, unit: &Unit<'_>, args: Args<'_>) -> UnitOutcome {
     cx.db = chosen_db(args, unit.settings)?;
     cx.out.ok();
     Ok(())
 }
 
-fn ping_in_unit(cx: &mut Ctx<'_>, _: &Unit<'_>, args: Args<'_>) -> Outcome {
+fn ping_in_unit(cx: &mut Ctx<'_>, _: &Unit<'_>, args: Args<'_>) -> UnitOutcome {
     match (args.len(), args.get(1)) {
         (1, _) => cx.out.simple("PONG"),
         (2, Some(message)) => cx.out.bulk(message),
@@ -59,22 +59,22 @@ fn ping_in_unit(cx: &mut Ctx<'_>, _: &Unit<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-fn echo_in_unit(cx: &mut Ctx<'_>, _: &Unit<'_>, args: Args<'_>) -> Outcome {
+fn echo_in_unit(cx: &mut Ctx<'_>, _: &Unit<'_>, args: Args<'_>) -> UnitOutcome {
     cx.out.bulk(arg(args, 1)?);
     Ok(())
 }
 
 /// `QUIT`
-fn quit(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+fn quit(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
     cx.session.take_pushes(cx.out);
     // No message is redirected to the client once it has its reply.
     cx.node.clients.remove(cx.session.client.id);
     cx.out.ok();
-    Err(Stop::Close)
+    Err(CallStop::Close)
 }
 
 /// `RESET`
-fn reset(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+fn reset(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
     let authenticated = cx.worker.settings().requirepass.is_none();
     cx.session.reset(authenticated);
     if !authenticated {

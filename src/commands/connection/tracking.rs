@@ -3,9 +3,9 @@
 use super::client::ANY_TIME;
 use crate::clients::state;
 use crate::commands::{Handler, Spec};
-use crate::routing::Call;
+use crate::routing::{Call, CallOutcome};
 use crate::tracking::{Mode, Tracked};
-use flagstone_commands::{Group, Outcome, Stop, arg, error, int_arg, is_word};
+use flagstone_commands::{ErrorText, Group, arg, error, int_arg, is_word};
 use flagstone_wire::resp::Args;
 
 const NO_ROOM: &str = "OOM the prefixes of all clients take all the memory they may";
@@ -23,7 +23,7 @@ struct Options<'a> {
 }
 
 impl<'a> Options<'a> {
-    fn parse(cx: &Call<'_>, args: Args<'a>) -> Result<Self, Stop> {
+    fn parse(cx: &Call<'_>, args: Args<'a>) -> Result<Self, ErrorText> {
         let mut options = Self::default();
         let mut at = 3;
         while let Some(word) = args.get(at) {
@@ -48,7 +48,7 @@ impl<'a> Options<'a> {
         Ok(options)
     }
 
-    fn set_redirect(&mut self, cx: &Call<'_>, id: i64) -> Outcome {
+    fn set_redirect(&mut self, cx: &Call<'_>, id: i64) -> Result<(), ErrorText> {
         if self.redirect != 0 {
             return Err("ERR A client can only redirect to a single other client".into());
         }
@@ -61,7 +61,7 @@ impl<'a> Options<'a> {
 
     /// Returns the requested mode, if the options are compatible with each other and with the
     /// current mode.
-    fn mode(&self, now: Option<Mode>) -> Result<Mode, Stop> {
+    fn mode(&self, now: Option<Mode>) -> Result<Mode, ErrorText> {
         if !self.broadcast && !self.prefixes.is_empty() {
             return Err("ERR PREFIX option requires BCAST mode to be enabled".into());
         }
@@ -91,7 +91,7 @@ impl<'a> Options<'a> {
     }
 
     /// Checks that no key can have two of the client's prefixes.
-    fn check_overlaps(&self, tracked: Option<&Tracked>) -> Outcome {
+    fn check_overlaps(&self, tracked: Option<&Tracked>) -> Result<(), ErrorText> {
         let old = tracked.into_iter().flat_map(|tracked| tracked.prefixes());
         let old = old.map(|prefix| (&prefix[..], None));
         let new = self.prefixes.iter().enumerate().map(|(at, prefix)| (*prefix, Some(at)));
@@ -119,7 +119,7 @@ impl<'a> Options<'a> {
 
 /// `CLIENT TRACKING <ON | OFF> [REDIRECT client-id] [PREFIX prefix]… [BCAST] [OPTIN] [OPTOUT]
 /// [NOLOOP]`
-fn tracking(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+fn tracking(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     let options = Options::parse(cx, args)?;
     if is_word(arg(args, 2)?, "on") {
         begin(cx, options)?;
@@ -132,7 +132,7 @@ fn tracking(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-fn begin(cx: &mut Call<'_>, mut options: Options<'_>) -> Outcome {
+fn begin(cx: &mut Call<'_>, mut options: Options<'_>) -> CallOutcome {
     let now = cx.session.tracking.as_deref();
     let mode = options.mode(now.map(Tracked::mode))?;
     options.check_overlaps(now)?;
@@ -152,7 +152,7 @@ fn begin(cx: &mut Call<'_>, mut options: Options<'_>) -> Outcome {
 }
 
 /// `CLIENT CACHING <YES | NO>`
-fn caching(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+fn caching(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     let Some(tracked) = &mut cx.session.tracking else {
         return Err("ERR CLIENT CACHING can be called only when the client is in tracking mode \
                     with OPTIN or OPTOUT mode enabled"
@@ -185,14 +185,14 @@ fn redirect(cx: &Call<'_>) -> i64 {
 }
 
 /// `CLIENT GETREDIR`
-fn getredir(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+fn getredir(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
     let redirect = redirect(cx);
     cx.out.int(redirect);
     Ok(())
 }
 
 /// `CLIENT TRACKINGINFO`
-fn trackinginfo(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+fn trackinginfo(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
     let (client, redirect) = (&cx.session.client, redirect(cx));
     let tracked = cx.session.tracking.as_deref();
     let is = |mode| tracked.is_some_and(|tracked| tracked.mode() == mode);

@@ -5,7 +5,7 @@ use crate::routing::{Databases, Waiting};
 use crate::worker::{Cursor, ScanKey};
 use flagstone_commands::generic::shown;
 use flagstone_commands::scan::parse_cursor;
-use flagstone_commands::{Stop, acl, arg, error, flag, is_word};
+use flagstone_commands::{ErrorText, acl, arg, error, flag, is_word};
 use flagstone_storage::slot::SLOTS;
 use flagstone_wire::glob;
 use flagstone_wire::num::parse_i64;
@@ -42,7 +42,7 @@ async fn keep(
     dbs: &Databases<'_>,
     keys: &mut Vec<ScanKey>,
     filter: Filter<'_>,
-) -> Result<(), Stop> {
+) -> Result<(), ErrorText> {
     keys.retain(|key| filter.takes(key));
     let now_ms = dbs.now_ms();
     let is_expired = |key: &mut ScanKey| key.expire_at_ms != 0 && key.expire_at_ms <= now_ms;
@@ -51,7 +51,10 @@ async fn keep(
 }
 
 /// Parses the options of SCAN; returns `None` for an unknown type, after writing the error.
-fn scan_options<'a>(args: Args<'a>, out: &mut Reply) -> Result<Option<(Filter<'a>, usize)>, Stop> {
+fn scan_options<'a>(
+    args: Args<'a>,
+    out: &mut Reply,
+) -> Result<Option<(Filter<'a>, usize)>, ErrorText> {
     let (mut filter, mut count) = (Filter::default(), DEFAULT_COUNT);
     let mut at = 2;
     while let Some(option) = args.get(at) {
@@ -150,7 +153,7 @@ fn randomkey<'a>(dbs: &'a mut Databases<'_>, _args: Args<'a>) -> Waiting<'a> {
 /// Returns a random key, of a page that begins at a random cursor. Keys of a slot have random
 /// positions in it, but slots have very different numbers of keys; so first a random cursor in the
 /// keyspace chooses the slot, then a random position in this slot the page.
-async fn random_key(dbs: &Databases<'_>) -> Result<Option<Box<[u8]>>, Stop> {
+async fn random_key(dbs: &Databases<'_>) -> Result<Option<Box<[u8]>>, ErrorText> {
     let anywhere = |slot| Cursor { slot, hash48: rand::random_range(0..1u64 << 48) };
     let near = anywhere(rand::random_range(0..SLOTS));
     let Some(first) = live_keys_from(dbs, near, 1).await?.pop() else { return Ok(None) };
@@ -168,7 +171,7 @@ async fn live_keys_from(
     dbs: &Databases<'_>,
     from: Cursor,
     limit: usize,
-) -> Result<Vec<ScanKey>, Stop> {
+) -> Result<Vec<ScanKey>, ErrorText> {
     let mut found = Vec::new();
     let mut places = vec![from];
     if from != Cursor::START {

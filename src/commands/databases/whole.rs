@@ -1,14 +1,14 @@
 //! Commands that count, flush and swap whole databases.
 
 use crate::commands::{Handler, Spec};
-use crate::routing::{Databases, Waiting};
+use crate::routing::{CallOutcome, Databases, Waiting};
 use flagstone_commands::generic::existing_db;
-use flagstone_commands::{Group, Outcome, Stop, acl, arg, error, flag, is_word};
+use flagstone_commands::{ErrorText, Group, acl, arg, error, flag, is_word};
 use flagstone_wire::resp::Args;
 
 /// Checks the option of FLUSHDB and FLUSHALL. SYNC and ASYNC are the same: the keys are removed at
 /// once, and their memory is freed in the background.
-fn check_flush_option(args: Args<'_>) -> Result<(), Stop> {
+fn check_flush_option(args: Args<'_>) -> Result<(), ErrorText> {
     match (args.len(), args.get(1)) {
         (1, _) => Ok(()),
         (2, Some(word)) if is_word(word, "sync") || is_word(word, "async") => Ok(()),
@@ -50,11 +50,11 @@ fn swapdb<'a>(dbs: &'a mut Databases<'_>, args: Args<'a>) -> Waiting<'a> {
     Box::pin(async move { swap(dbs, args).await })
 }
 
-async fn swap(dbs: &mut Databases<'_>, args: Args<'_>) -> Outcome {
+async fn swap(dbs: &mut Databases<'_>, args: Args<'_>) -> CallOutcome {
     let index = |at: usize, wrong: &'static str| {
         let number =
             flagstone_wire::num::parse_i64(arg(args, at)?).and_then(|n| i32::try_from(n).ok());
-        number.ok_or(Stop::from(wrong))
+        number.ok_or(ErrorText::from(wrong))
     };
     let first = index(1, "ERR invalid first DB index")?;
     let second = index(2, "ERR invalid second DB index")?;

@@ -5,8 +5,8 @@ use crate::functions::{Found, Libraries, LoadError};
 use crate::node::Node;
 use crate::scripting::{Job, Wanted, run, with_vm};
 use crate::scripts::{Flags, Kind};
-use crate::unit::{IN_PLACE, Unit};
-use flagstone_commands::{Ctx, Outcome, Stop, arg};
+use crate::unit::{IN_PLACE, Unit, UnitOutcome, UnitStop};
+use flagstone_commands::{Ctx, arg};
 use flagstone_wire::num::parse_i64;
 use flagstone_wire::resp::Args;
 use std::sync::atomic::Ordering;
@@ -17,7 +17,12 @@ use std::time::Duration;
 const LOAD_LIMIT: Duration = Duration::from_secs(5);
 
 /// `FCALL function numkeys [key …] [arg …]`
-pub(super) fn fcall(cx: &mut Ctx<'_>, unit: &Unit<'_>, args: Args<'_>, read_only: bool) -> Outcome {
+pub(super) fn fcall(
+    cx: &mut Ctx<'_>,
+    unit: &Unit<'_>,
+    args: Args<'_>,
+    read_only: bool,
+) -> UnitOutcome {
     show(cx, unit, args);
     let libraries = unit.node.functions.now();
     let found = libraries.function(arg(args, 1)?).ok_or("ERR Function not found")?;
@@ -26,7 +31,7 @@ pub(super) fn fcall(cx: &mut Ctx<'_>, unit: &Unit<'_>, args: Args<'_>, read_only
     let flags = Flags(found.function.flags as u32);
     check_flags(unit, flags, read_only)?;
     if !unit.is_apart() && found.is_slow.load(Ordering::Relaxed) {
-        return Err(Stop::Apart);
+        return Err(UnitStop::Detached);
     }
     let job = Job {
         kind: Kind::Function,
@@ -38,7 +43,7 @@ pub(super) fn fcall(cx: &mut Ctx<'_>, unit: &Unit<'_>, args: Args<'_>, read_only
         command: args,
     };
     let outcome = run_function(cx, unit, &libraries, found, job);
-    let is_slow = matches!(outcome, Err(Stop::Apart));
+    let is_slow = matches!(outcome, Err(UnitStop::Detached));
     if is_slow != found.is_slow.load(Ordering::Relaxed) && (is_slow || unit.was_quick()) {
         found.is_slow.store(is_slow, Ordering::Relaxed);
     }
@@ -57,7 +62,7 @@ fn run_function(
     libraries: &Libraries,
     found: Found<'_>,
     job: Job<'_>,
-) -> Outcome {
+) -> UnitOutcome {
     let loads_slowly = &found.library.loads_slowly;
     let limit = match (unit.is_apart(), loads_slowly.load(Ordering::Relaxed)) {
         (true, _) => LOAD_LIMIT,
@@ -69,7 +74,7 @@ fn run_function(
             Ok(function) => function,
             Err(LoadError::Late) if !unit.is_apart() => {
                 loads_slowly.store(true, Ordering::Relaxed);
-                return Ok(Err(Stop::Apart));
+                return Ok(Err(UnitStop::Detached));
             }
             Err(error) => return Err(error.into_text()),
         };

@@ -5,7 +5,7 @@ use crate::node::Node;
 use crate::routing::{Call, Waiting};
 use crate::worker::{Worker, refusal};
 use flagstone_commands::help::syntax;
-use flagstone_commands::{Stop, arg, is_word};
+use flagstone_commands::{ErrorText, arg, is_word};
 use flagstone_rdb::restore_functions;
 use flagstone_storage::partition::LIBRARIES_SHARD;
 use flagstone_wire::resp::Args;
@@ -19,7 +19,7 @@ const RESTORE_LIMIT: Duration = Duration::from_secs(30);
 async fn apart<T: Send + 'static>(
     node: &Node,
     job: impl FnOnce() -> Result<T, String> + Send + 'static,
-) -> Result<T, Stop> {
+) -> Result<T, ErrorText> {
     let done = node.background.spawn_blocking(job).await;
     Ok(done.map_err(|_| "ERR the libraries could not be looked at")??)
 }

@@ -2,16 +2,16 @@
 
 use crate::commands::scripting::answer_kill;
 use crate::functions::{ENGINE, Library};
-use crate::routing::Call;
+use crate::routing::{Call, CallOutcome};
 use crate::scripts::{Flags, Kind};
 use flagstone_commands::help::help;
-use flagstone_commands::{Outcome, is_word};
+use flagstone_commands::is_word;
 use flagstone_rdb::dump_functions;
 use flagstone_wire::glob;
 use flagstone_wire::resp::{Args, Reply};
 
 /// `FUNCTION LIST [LIBRARYNAME pattern] [WITHCODE]`
-pub(super) fn list(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+pub(super) fn list(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     let (mut pattern, mut with_code) = (None, false);
     let mut words = args.skip(2).iter();
     while let Some(word) = words.next() {
@@ -65,7 +65,7 @@ fn show_library(out: &mut Reply, library: &Library, with_code: bool) {
 }
 
 /// `FUNCTION STATS`
-pub(super) fn stats(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+pub(super) fn stats(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
     let running = &cx.node.scripts.running;
     if running.busy() == Some(Kind::Script) {
         return Err(Kind::Script.busy_text().into());
@@ -99,12 +99,12 @@ pub(super) fn stats(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
 }
 
 /// `FUNCTION KILL`
-pub(super) fn kill(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+pub(super) fn kill(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
     answer_kill(cx, Kind::Function)
 }
 
 /// `FUNCTION DUMP`
-pub(super) fn dump(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+pub(super) fn dump(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
     let libraries = cx.node.functions.now();
     let codes = libraries.iter().map(|library| &*library.code);
     cx.out.bulk(&dump_functions(codes, cx.worker.settings().data.rdbcompression));

@@ -2,23 +2,23 @@
 
 use crate::commands::{Handler, Spec};
 use crate::pubsub::Kind;
-use crate::routing::Call;
+use crate::routing::{Call, CallOutcome};
 use flagstone_commands::help::{help, syntax};
-use flagstone_commands::{Group, Outcome, arg, flag};
+use flagstone_commands::{Group, arg, flag};
 use flagstone_wire::glob;
 use flagstone_wire::resp::{Args, Reply};
 
 /// `PUBSUB CHANNELS [pattern]`
-fn channels(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+fn channels(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     names(cx, args, Kind::Channel)
 }
 
 /// `PUBSUB SHARDCHANNELS [pattern]`
-fn shardchannels(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+fn shardchannels(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     names(cx, args, Kind::Shard)
 }
 
-fn names(cx: &mut Call<'_>, args: Args<'_>, kind: Kind) -> Outcome {
+fn names(cx: &mut Call<'_>, args: Args<'_>, kind: Kind) -> CallOutcome {
     if args.len() > 3 {
         return Err(syntax("PUBSUB", arg(args, 1)?).into());
     }
@@ -32,13 +32,13 @@ fn names(cx: &mut Call<'_>, args: Args<'_>, kind: Kind) -> Outcome {
 }
 
 /// `PUBSUB NUMSUB [channel …]`
-fn numsub(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+fn numsub(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     listeners(cx, args, Kind::Channel);
     Ok(())
 }
 
 /// `PUBSUB SHARDNUMSUB [shardchannel …]`
-fn shardnumsub(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+fn shardnumsub(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     listeners(cx, args, Kind::Shard);
     Ok(())
 }
@@ -53,7 +53,7 @@ fn listeners(cx: &mut Call<'_>, args: Args<'_>, kind: Kind) {
 }
 
 /// `PUBSUB NUMPAT`
-fn numpat(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+fn numpat(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
     cx.out.count(cx.node.pubsub.count(Kind::Pattern));
     Ok(())
 }

@@ -4,13 +4,13 @@ mod introspect;
 mod subscribe;
 
 use crate::commands::{Handler, Spec};
-use crate::routing::Call;
-use crate::unit::{Published, Unit};
-use flagstone_commands::{Ctx, Group, KeySpec, Outcome, arg, flag, key};
+use crate::routing::{Call, CallOutcome};
+use crate::unit::{Published, Unit, UnitOutcome};
+use flagstone_commands::{Ctx, Group, KeySpec, arg, flag, key};
 use flagstone_wire::resp::Args;
 
 /// `PUBLISH channel message`
-fn publish(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+fn publish(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     let settings = cx.worker.settings();
     let (limits, now_ms) = (&settings.client_output_buffer_limit, cx.node.clock.now_ms());
     let sent = cx.node.pubsub.publish(arg(args, 1)?, arg(args, 2)?, limits, now_ms);
@@ -19,7 +19,7 @@ fn publish(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
 }
 
 /// `SPUBLISH shardchannel message`
-fn spublish(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+fn spublish(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     let settings = cx.worker.settings();
     let (limits, now_ms) = (&settings.client_output_buffer_limit, cx.node.clock.now_ms());
     let sent = cx.node.pubsub.publish_to_shard(arg(args, 1)?, arg(args, 2)?, limits, now_ms);
@@ -28,7 +28,12 @@ fn spublish(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
 }
 
 /// Records a message of a transaction or script; it is published when its changes are stored.
-fn publish_in_unit(cx: &mut Ctx<'_>, unit: &Unit<'_>, args: Args<'_>, to_shard: bool) -> Outcome {
+fn publish_in_unit(
+    cx: &mut Ctx<'_>,
+    unit: &Unit<'_>,
+    args: Args<'_>,
+    to_shard: bool,
+) -> UnitOutcome {
     let (channel, message) = (arg(args, 1)?, arg(args, 2)?);
     cx.out.count(unit.node.pubsub.receivers(channel, to_shard));
     let (channel, message) = (channel.into(), message.into());

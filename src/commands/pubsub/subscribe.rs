@@ -1,48 +1,47 @@
 //! SUBSCRIBE and UNSUBSCRIBE, also for patterns and shard channels.
 
 use crate::pubsub::{Kind, Subscriptions};
-use crate::routing::Call;
+use crate::routing::{Call, CallOutcome};
 use crate::session::ReplyMode;
 use bytes::Bytes;
-use flagstone_commands::Outcome;
 use flagstone_wire::resp::{Args, Reply};
 
 const NO_ROOM: &str = "OOM the subscriptions of all clients take all the memory they may";
 
 /// `SUBSCRIBE channel [channel …]`
-pub(super) fn subscribe(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+pub(super) fn subscribe(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     begin(cx, args, Kind::Channel, b"subscribe")
 }
 
 /// `PSUBSCRIBE pattern [pattern …]`
-pub(super) fn psubscribe(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+pub(super) fn psubscribe(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     begin(cx, args, Kind::Pattern, b"psubscribe")
 }
 
 /// `SSUBSCRIBE shardchannel [shardchannel …]`
-pub(super) fn ssubscribe(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+pub(super) fn ssubscribe(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     begin(cx, args, Kind::Shard, b"ssubscribe")
 }
 
 /// `UNSUBSCRIBE [channel …]`
-pub(super) fn unsubscribe(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+pub(super) fn unsubscribe(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     end(cx, args, Kind::Channel, b"unsubscribe");
     Ok(())
 }
 
 /// `PUNSUBSCRIBE [pattern …]`
-pub(super) fn punsubscribe(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+pub(super) fn punsubscribe(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     end(cx, args, Kind::Pattern, b"punsubscribe");
     Ok(())
 }
 
 /// `SUNSUBSCRIBE [shardchannel …]`
-pub(super) fn sunsubscribe(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+pub(super) fn sunsubscribe(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     end(cx, args, Kind::Shard, b"sunsubscribe");
     Ok(())
 }
 
-fn begin(cx: &mut Call<'_>, args: Args<'_>, kind: Kind, word: &[u8]) -> Outcome {
+fn begin(cx: &mut Call<'_>, args: Args<'_>, kind: Kind, word: &[u8]) -> CallOutcome {
     let pubsub = &cx.node.pubsub;
     if !pubsub.reserve(args.iter().skip(1)) {
         return Err(NO_ROOM.into());

@@ -2,31 +2,32 @@
 
 use super::{NO_SCRIPT, add};
 use crate::commands::{Handler, Spec};
-use crate::routing::{Call, Waiting};
-use crate::scripting::{COMPILED_IN_PLACE, forget_vms};
+use crate::routing::{Call, CallOutcome, Waiting};
+use crate::scripting::{COMPILED_IN_PLACE, Uncompiled, forget_vms};
 use crate::scripts::{Kill, Kind, parse_sha};
 use flagstone_commands::help::help;
-use flagstone_commands::{Group, Outcome, arg, flag, is_word};
+use flagstone_commands::{Group, arg, flag, is_word};
 use flagstone_wire::resp::{Args, Reply};
 
 /// `SCRIPT LOAD script`
 fn load<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
     Box::pin(async move {
         let body = arg(args, 2)?;
-        let script = if body.len() > COMPILED_IN_PLACE {
+        let added = if body.len() > COMPILED_IN_PLACE {
             let (node, body) = (cx.node.clone(), Box::<[u8]>::from(body));
             let added = cx.node.background.spawn_blocking(move || add(&node, &body, true, true));
-            added.await.map_err(|_| "ERR the script could not be compiled")??
+            added.await.map_err(|_| "ERR the script could not be compiled")?
         } else {
-            add(cx.node, body, true, false)?
+            add(cx.node, body, true, false)
         };
+        let script = added.map_err(Uncompiled::into_text)?;
         cx.out.bulk_str(&script.name);
         Ok(())
     })
 }
 
 /// `SCRIPT EXISTS sha1 [sha1 …]`
-fn exists(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+fn exists(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     let names = args.skip(2);
     cx.out.array(names.len());
     for name in names.iter() {
@@ -55,12 +56,12 @@ fn flush<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
 }
 
 /// `SCRIPT KILL`
-fn kill(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+fn kill(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
     answer_kill(cx, Kind::Script)
 }
 
 /// Kills long-running code, and replies with the result.
-pub(in crate::commands) fn answer_kill(cx: &mut Call<'_>, kind: Kind) -> Outcome {
+pub(in crate::commands) fn answer_kill(cx: &mut Call<'_>, kind: Kind) -> CallOutcome {
     match cx.node.scripts.running.kill(kind) {
         Kill::Killed => {
             cx.out.ok();
@@ -77,7 +78,7 @@ pub(in crate::commands) fn answer_kill(cx: &mut Call<'_>, kind: Kind) -> Outcome
 }
 
 /// `SCRIPT SHOW sha1`
-fn show(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+fn show(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     let found = parse_sha(arg(args, 2)?).and_then(|sha| cx.node.scripts.get(sha));
     let script = found.ok_or(NO_SCRIPT)?;
     cx.out.bulk(&script.body);
@@ -85,7 +86,7 @@ fn show(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
 }
 
 /// `SCRIPT DEBUG YES | SYNC | NO`: there is no debugger.
-fn debug(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+fn debug(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     let mode = arg(args, 2)?;
     if is_word(mode, "no") {
         cx.out.ok();

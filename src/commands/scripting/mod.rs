@@ -8,11 +8,10 @@ use crate::commands::{Handler, Spec};
 use crate::node::{Node, limits};
 use crate::scripting::{Job, Uncompiled, Wanted, run, with_vm};
 use crate::scripts::{Flags, Kind, Script, parse_sha, parse_shebang, sha1};
-use crate::unit::Unit;
-use flagstone_commands::{Ctx, Group, KeySpec, Outcome, Stop, arg, error, flag, key};
+use crate::unit::{Unit, UnitOutcome, UnitStop};
+use flagstone_commands::{Ctx, ErrorText, Group, KeySpec, arg, error, flag, key};
 use flagstone_wire::num::parse_i64;
 use flagstone_wire::resp::Args;
-use mlua::Function;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -24,8 +23,10 @@ const SHA_DIGITS: usize = 40;
 
 pub(super) const NO_SCRIPT: &str = "NOSCRIPT No matching script.";
 
+const TOO_MANY_SCRIPTS: &str = "OOM there are too many scripts: SCRIPT FLUSH forgets them";
+
 /// `EVAL script numkeys [key …] [arg …]`
-fn eval(cx: &mut Ctx<'_>, unit: &Unit<'_>, args: Args<'_>, read_only: bool) -> Outcome {
+fn eval(cx: &mut Ctx<'_>, unit: &Unit<'_>, args: Args<'_>, read_only: bool) -> UnitOutcome {
     show(cx, unit, args);
     let [keys, rest] = keys_and_args(args)?;
     let body = arg(args, 1)?;
@@ -37,7 +38,7 @@ fn eval(cx: &mut Ctx<'_>, unit: &Unit<'_>, args: Args<'_>, read_only: bool) -> O
 }
 
 /// `EVALSHA sha1 numkeys [key …] [arg …]`
-fn evalsha(cx: &mut Ctx<'_>, unit: &Unit<'_>, args: Args<'_>, read_only: bool) -> Outcome {
+fn evalsha(cx: &mut Ctx<'_>, unit: &Unit<'_>, args: Args<'_>, read_only: bool) -> UnitOutcome {
     show(cx, unit, args);
     // A text that cannot be a hash is refused before the keys are parsed.
     if arg(args, 1)?.len() != SHA_DIGITS {
@@ -58,41 +59,37 @@ pub(super) fn show(cx: &Ctx<'_>, unit: &Unit<'_>, command: Args<'_>) {
 }
 
 /// Returns the keys and the arguments of a script or function.
-pub(super) fn keys_and_args(args: Args<'_>) -> Result<[Vec<&[u8]>; 2], Stop> {
+pub(super) fn keys_and_args(args: Args<'_>) -> Result<[Vec<&[u8]>; 2], ErrorText> {
     let count = parse_i64(arg(args, NUMKEYS)?).ok_or(error::NOT_INTEGER)?;
     let rest = args.len() - NUMKEYS - 1;
     if count > rest as i64 {
         return Err("ERR Number of keys can't be greater than number of args".into());
     }
-    let count =
-        usize::try_from(count).map_err(|_| Stop::from("ERR Number of keys can't be negative"))?;
+    let count = usize::try_from(count).map_err(|_| "ERR Number of keys can't be negative")?;
     let mut all = args.skip(NUMKEYS + 1).iter();
     Ok([all.by_ref().take(count).collect(), all.collect()])
 }
 
 /// Compiles a script and adds it to those that the node knows. One that is too long for a worker's
 /// thread is compiled on a thread of its own.
-fn add(node: &Arc<Node>, body: &[u8], loaded: bool, is_apart: bool) -> Result<Arc<Script>, Stop> {
-    let (flags, start) = parse_shebang(body)
-        .map_err(|text| Stop::Error(String::from_utf8_lossy(&text).into_owned().into()))?;
+fn add(
+    node: &Arc<Node>,
+    body: &[u8],
+    loaded: bool,
+    is_apart: bool,
+) -> Result<Arc<Script>, Uncompiled> {
+    let (flags, start) =
+        parse_shebang(body).map_err(|text| String::from_utf8_lossy(&text).into_owned())?;
     let script = Arc::new(Script::new(body, flags, start));
-    with_vm(node, is_apart, |vm| Ok(compiled(vm.function(node, &script, is_apart))))??;
+    with_vm(node, is_apart, |vm| Ok(vm.function(node, &script, is_apart)))??;
     if !node.scripts.add(&script, loaded) {
-        return Err("OOM there are too many scripts: SCRIPT FLUSH forgets them".into());
+        return Err(Uncompiled::Failed(TOO_MANY_SCRIPTS.into()));
     }
     Ok(script)
 }
 
-/// Returns the function of a script, or the reason why it cannot be compiled on this thread.
-fn compiled(function: Result<Function, Uncompiled>) -> Result<Function, Stop> {
-    function.map_err(|uncompiled| match uncompiled {
-        Uncompiled::Long => Stop::Apart,
-        Uncompiled::Failed(text) => text.into(),
-    })
-}
-
 /// Checks that a script with these flags may run.
-pub(super) fn check_flags(unit: &Unit<'_>, flags: Flags, read_only: bool) -> Outcome {
+pub(super) fn check_flags(unit: &Unit<'_>, flags: Flags, read_only: bool) -> Result<(), ErrorText> {
     if flags.has(Flags::COMPATIBLE) {
         return Ok(());
     }
@@ -132,10 +129,10 @@ fn run_script(
     keys: &[&[u8]],
     rest: &[&[u8]],
     command: Args<'_>,
-) -> Outcome {
+) -> UnitOutcome {
     check_flags(unit, script.flags, read_only)?;
     if !unit.is_apart() && script.is_slow.load(Ordering::Relaxed) {
-        return Err(Stop::Apart);
+        return Err(UnitStop::Detached);
     }
     let job = Job {
         kind: Kind::Script,
@@ -147,10 +144,12 @@ fn run_script(
         command,
     };
     let outcome = with_vm(&unit.node, unit.is_apart(), |vm| {
-        Ok(compiled(vm.function(&unit.node, script, unit.is_apart()))
+        let function = vm.function(&unit.node, script, unit.is_apart());
+        Ok(function
+            .map_err(UnitStop::from)
             .and_then(|function| run(cx, unit, vm, &function, job, Wanted::Globals)))
     })?;
-    let is_slow = matches!(outcome, Err(Stop::Apart));
+    let is_slow = matches!(outcome, Err(UnitStop::Detached));
     if is_slow != script.is_slow.load(Ordering::Relaxed) && (is_slow || unit.was_quick()) {
         script.is_slow.store(is_slow, Ordering::Relaxed);
     }

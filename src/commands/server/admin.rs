@@ -5,10 +5,10 @@ use crate::checkpoints::take_new;
 use crate::clients::{Cancel, Ended, Turn};
 use crate::commands::{Handler, Spec};
 use crate::node::ShutdownRequest;
-use crate::routing::{Call, Waiting};
-use crate::unit::Unit;
+use crate::routing::{Call, CallOutcome, CallStop, Waiting};
+use crate::unit::{Unit, UnitOutcome};
 use crate::version::COMPATIBLE_VERSION;
-use flagstone_commands::{Ctx, Group, Outcome, Stop, acl, arg, error, flag, is_word};
+use flagstone_commands::{Ctx, ErrorText, Group, acl, arg, error, flag, is_word};
 use flagstone_wire::num::parse_i64;
 use flagstone_wire::resp::Args;
 use std::future::{Future, pending};
@@ -21,7 +21,7 @@ const POLL: Duration = Duration::from_millis(1);
 const MUST_BE_POSITIVE: &str = "ERR value is out of range, must be positive";
 
 /// `TIME`
-fn time(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+fn time(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
     let now_us = cx.node.clock.now_us().cast_signed();
     cx.out.array(2);
     cx.out.bulk_int(now_us / 1_000_000);
@@ -29,7 +29,7 @@ fn time(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
     Ok(())
 }
 
-fn time_in_unit(cx: &mut Ctx<'_>, _: &Unit<'_>, _: Args<'_>) -> Outcome {
+fn time_in_unit(cx: &mut Ctx<'_>, _: &Unit<'_>, _: Args<'_>) -> UnitOutcome {
     let now_ms = cx.now_ms().cast_signed();
     cx.out.array(2);
     cx.out.bulk_int(now_ms / 1000);
@@ -38,7 +38,7 @@ fn time_in_unit(cx: &mut Ctx<'_>, _: &Unit<'_>, _: Args<'_>) -> Outcome {
 }
 
 /// `ROLE`
-fn role(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+fn role(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
     cx.out.array(3);
     cx.out.bulk_str("master");
     cx.out.int(0);
@@ -47,7 +47,7 @@ fn role(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
 }
 
 /// `REPLICAOF NO ONE`: this server is always a primary.
-fn replicaof(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+fn replicaof(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     if !is_word(arg(args, 1)?, "no") || !is_word(arg(args, 2)?, "one") {
         return Err("ERR this server cannot be a replica".into());
     }
@@ -56,7 +56,7 @@ fn replicaof(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
 }
 
 /// Parses a timeout in ms; 0 means none.
-fn timeout_arg(cx: &Call<'_>, text: &[u8]) -> Result<u64, Stop> {
+fn timeout_arg(cx: &Call<'_>, text: &[u8]) -> Result<u64, ErrorText> {
     let ms = parse_i64(text).ok_or("ERR timeout is not an integer or out of range")?;
     let ms = u64::try_from(ms).map_err(|_| "ERR timeout is negative")?;
     match i64::try_from(cx.node.clock.now_ms() + ms) {
@@ -66,7 +66,7 @@ fn timeout_arg(cx: &Call<'_>, text: &[u8]) -> Result<u64, Stop> {
 }
 
 /// Waits for `done`, until the timeout (0: none) or CLIENT UNBLOCK ends the wait.
-async fn block(cx: &Call<'_>, timeout_ms: u64, done: impl Future<Output = ()>) -> Outcome {
+async fn block(cx: &Call<'_>, timeout_ms: u64, done: impl Future<Output = ()>) -> CallOutcome {
     let turn = Arc::new(Turn::default());
     let client = &cx.session.client;
     client.set_turn(&turn, timeout_ms != 0);
@@ -85,7 +85,7 @@ async fn block(cx: &Call<'_>, timeout_ms: u64, done: impl Future<Output = ()>) -
     client.end_turn(cx.node.clock.now_ms());
     match turn.ended() {
         Some(Ended::Cancelled(Cancel::Unblocked)) => Err(UNBLOCKED.into()),
-        Some(Ended::Cancelled(Cancel::Gone)) => Err(Stop::Close),
+        Some(Ended::Cancelled(Cancel::Gone)) => Err(CallStop::Close),
         _ => Ok(()),
     }
 }
@@ -172,7 +172,7 @@ fn shutdown<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
 }
 
 /// `LOLWUT [VERSION version …]`
-fn lolwut(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+fn lolwut(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
     let stones = "    ____\n  _/    \\__\n /_________\\\n|___________|\n";
     // The last line is that of the reference, which programs search for.
     let own = env!("CARGO_PKG_VERSION");

@@ -3,11 +3,9 @@
 use super::docs;
 use crate::command::{Command, Route, registry};
 use crate::commands::{Handler, Spec};
-use crate::routing::Call;
+use crate::routing::{Call, CallOutcome};
 use flagstone_commands::help::help;
-use flagstone_commands::{
-    Begin, Find, Group, KeySpec, Outcome, acl, arg, error, flag, is_word, key,
-};
+use flagstone_commands::{Begin, Find, Group, KeySpec, acl, arg, error, flag, is_word, key};
 use flagstone_wire::glob;
 use flagstone_wire::resp::{Args, Reply};
 
@@ -20,7 +18,7 @@ pub(super) fn find(name: &[u8]) -> Option<&'static Command> {
 }
 
 /// `COMMAND`
-pub(super) fn all(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+pub(super) fn all(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
     let commands = registry::all();
     cx.out.array(commands.len());
     for command in commands {
@@ -30,13 +28,13 @@ pub(super) fn all(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
 }
 
 /// `COMMAND COUNT`
-fn count(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+fn count(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
     cx.out.count(registry::all().len());
     Ok(())
 }
 
 /// `COMMAND INFO [name …]`
-fn info(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+fn info(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     if args.len() == 2 {
         return all(cx, args);
     }
@@ -144,7 +142,7 @@ fn number(out: &mut Reply, name: &str, value: i64) {
 }
 
 /// `COMMAND LIST [FILTERBY <MODULE name | ACLCAT category | PATTERN pattern>]`
-fn list(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+fn list(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     let chosen: Box<dyn Fn(&Command) -> bool> = match args.len() {
         2 => Box::new(|_| true),
         5 if is_word(arg(args, 2)?, "filterby") => {
@@ -174,16 +172,16 @@ fn list(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
 }
 
 /// `COMMAND GETKEYS command [arg …]`
-fn getkeys(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+fn getkeys(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     keys_of(cx.out, args, false)
 }
 
 /// `COMMAND GETKEYSANDFLAGS command [arg …]`
-fn getkeysandflags(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+fn getkeysandflags(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     keys_of(cx.out, args, true)
 }
 
-fn keys_of(out: &mut Reply, args: Args<'_>, with_flags: bool) -> Outcome {
+fn keys_of(out: &mut Reply, args: Args<'_>, with_flags: bool) -> CallOutcome {
     let inner = args.skip(2);
     let command = inner.get(0).and_then(registry::lookup).and_then(|command| match inner.get(1) {
         Some(sub) if !command.subcommands.is_empty() => command.subcommand(sub),

@@ -6,15 +6,15 @@ use crate::config::{Change, set_failed};
 use crate::log;
 use crate::node::Node;
 use crate::open_files;
-use crate::routing::{Call, Waiting};
+use crate::routing::{Call, CallOutcome, Waiting};
 use crate::worker::Worker;
 use flagstone_commands::help::help;
-use flagstone_commands::{Group, Outcome, error, flag};
+use flagstone_commands::{Group, error, flag};
 use flagstone_wire::resp::{Args, Reply};
 use std::rc::Rc;
 
 /// `CONFIG GET parameter [parameter …]`
-fn get(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+fn get(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     let patterns: Vec<&[u8]> = args.iter().skip(2).collect();
     let found = cx.node.config.get(&patterns);
     cx.out.map(found.len());
@@ -97,7 +97,7 @@ fn resetstat<'a>(cx: &'a mut Call<'_>, _: Args<'a>) -> Waiting<'a> {
 }
 
 /// `CONFIG REWRITE`
-fn rewrite(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+fn rewrite(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
     cx.node.config.rewrite()?;
     cx.out.ok();
     Ok(())

@@ -1,9 +1,9 @@
 //! DEBUG: commands for tests of clients and of the server itself.
 
 use super::debug_keys;
-use crate::routing::{Call, Waiting};
+use crate::routing::{Call, CallOutcome, Waiting};
 use flagstone_commands::help::{help, syntax};
-use flagstone_commands::{Outcome, arg, is_word};
+use flagstone_commands::{arg, is_word};
 use flagstone_wire::resp::{Args, Reply};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -20,7 +20,7 @@ pub(super) fn debug<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
     Box::pin(run(cx, args))
 }
 
-async fn run(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+async fn run(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     let name = arg(args, 1)?.to_ascii_lowercase();
     match (name.as_slice(), args.len()) {
         (b"help", 2) => show_help(cx.out),
@@ -101,7 +101,7 @@ fn show_help(out: &mut Reply) {
 }
 
 /// `DEBUG SLEEP seconds`
-async fn sleep(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+async fn sleep(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     let seconds = std::str::from_utf8(arg(args, 2)?).ok().and_then(|s| s.parse::<f64>().ok());
     let wait = seconds.and_then(|s| Duration::try_from_secs_f64(s).ok()).unwrap_or_default();
     tokio::time::sleep(wait).await;
@@ -110,7 +110,7 @@ async fn sleep(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
 }
 
 /// `DEBUG RELOAD [MERGE] [NOFLUSH] [NOSAVE]`: the data stays in place; makes it durable.
-async fn reload(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+async fn reload(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     for option in args.iter().skip(2) {
         if !["merge", "noflush", "nosave"].iter().any(|word| is_word(option, word)) {
             return Err(
@@ -122,7 +122,7 @@ async fn reload(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
 }
 
 /// Replies once all writes so far are durable.
-async fn make_durable(cx: &mut Call<'_>) -> Outcome {
+async fn make_durable(cx: &mut Call<'_>) -> CallOutcome {
     let end = cx.node.journal.end();
     cx.node.journal.request_sync(end);
     while cx.node.journal.durable() < end {
@@ -136,7 +136,7 @@ async fn make_durable(cx: &mut Call<'_>) -> Outcome {
 }
 
 /// `DEBUG PROTOCOL type`
-fn protocol(out: &mut Reply, kind: &[u8]) -> Outcome {
+fn protocol(out: &mut Reply, kind: &[u8]) -> CallOutcome {
     match kind.to_ascii_lowercase().as_slice() {
         b"string" => out.bulk_str("Hello World"),
         b"integer" => out.int(12345),

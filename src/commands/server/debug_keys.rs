@@ -3,9 +3,9 @@
 
 use crate::command::{OwnedCommand, Request, registry};
 use crate::routing;
-use crate::routing::Call;
+use crate::routing::{Call, CallOutcome};
 use crate::worker::{Cursor, Worker};
-use flagstone_commands::{Outcome, Stop, arg, error, is_word};
+use flagstone_commands::{ErrorText, arg, error, is_word};
 use flagstone_wire::num::parse_i64;
 use flagstone_wire::resp::{Args, OwnedArgs};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -21,7 +21,7 @@ const DIGEST: usize = 20;
 const PAGE: usize = 1000;
 
 /// Runs a command, and returns its reply in RESP2.
-async fn run(cx: &Call<'_>, db: u32, words: &[&[u8]]) -> Result<Vec<u8>, Stop> {
+async fn run(cx: &Call<'_>, db: u32, words: &[&[u8]]) -> Result<Vec<u8>, ErrorText> {
     run_seeing(cx, db, words, false).await
 }
 
@@ -31,7 +31,7 @@ async fn run_seeing(
     db: u32,
     words: &[&[u8]],
     expired: bool,
-) -> Result<Vec<u8>, Stop> {
+) -> Result<Vec<u8>, ErrorText> {
     let command = words.first().and_then(|name| registry::lookup(name));
     let command = match words.get(1).zip(command) {
         Some((sub, container)) if !container.subcommands.is_empty() => container.subcommand(sub),
@@ -52,13 +52,13 @@ fn bulk(reply: &[u8]) -> Option<&[u8]> {
     rest.get(line + 2..line + 2 + len)
 }
 
-async fn encoding(cx: &Call<'_>, key: &[u8]) -> Result<Option<String>, Stop> {
+async fn encoding(cx: &Call<'_>, key: &[u8]) -> Result<Option<String>, ErrorText> {
     let reply = run_seeing(cx, cx.session.db, &[b"object", b"encoding", key], true).await?;
     Ok(bulk(&reply).map(|name| String::from_utf8_lossy(name).into_owned()))
 }
 
 /// `DEBUG OBJECT key [FAST]`
-pub(super) async fn object(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+pub(super) async fn object(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     let (db, key) = (cx.session.db, arg(args, 2)?);
     let encoding = encoding(cx, key).await?.ok_or(error::NO_SUCH_KEY)?;
     let fast = args.get(3).is_some_and(|word| is_word(word, "fast"));
@@ -78,7 +78,7 @@ pub(super) async fn object(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
 
 /// `DEBUG LISTPACK key` and `DEBUG QUICKLIST key`: prints nothing, but fails if the key has another
 /// encoding.
-pub(super) async fn shape(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+pub(super) async fn shape(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     let wanted = String::from_utf8_lossy(arg(args, 1)?).to_lowercase();
     let encoding = encoding(cx, arg(args, 2)?).await?.ok_or(error::NO_SUCH_KEY)?;
     if encoding != wanted {
@@ -91,7 +91,7 @@ pub(super) async fn shape(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
 }
 
 /// `DEBUG POPULATE count [prefix] [size]`
-pub(super) async fn populate(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+pub(super) async fn populate(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     let number = |text: &[u8]| {
         parse_i64(text)
             .and_then(|n| usize::try_from(n).ok())
@@ -134,7 +134,7 @@ impl Digest {
 }
 
 /// Returns the digest of a key's value; zero if the key does not exist.
-async fn digest_of(cx: &Call<'_>, db: u32, key: &[u8]) -> Result<Digest, Stop> {
+async fn digest_of(cx: &Call<'_>, db: u32, key: &[u8]) -> Result<Digest, ErrorText> {
     let mut digest = Digest::default();
     let kind = run(cx, db, &[b"type", key]).await?;
     match kind.as_slice() {
@@ -175,7 +175,7 @@ fn bulks(reply: &[u8]) -> Vec<&[u8]> {
 }
 
 /// `DEBUG DIGEST-VALUE key [key …]`
-pub(super) async fn digest_value(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+pub(super) async fn digest_value(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     cx.out.array(args.len() - 2);
     for key in args.iter().skip(2) {
         let digest = digest_of(cx, cx.session.db, key).await?;
@@ -185,7 +185,7 @@ pub(super) async fn digest_value(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
 }
 
 /// `DEBUG DIGEST`: replies with the digest of all keys of all databases.
-pub(super) async fn digest(cx: &mut Call<'_>) -> Outcome {
+pub(super) async fn digest(cx: &mut Call<'_>) -> CallOutcome {
     let mut all = Digest::default();
     for db in 0..cx.worker.settings().databases {
         let found = cx.worker.peers.on_all(false, move |worker| keys_of(worker, db)).await;

@@ -10,8 +10,7 @@
 //! parts in brackets.
 
 use crate::command::{Command, registry};
-use crate::routing::Call;
-use flagstone_commands::Outcome;
+use crate::routing::{Call, CallOutcome};
 use flagstone_wire::resp::{Args, Reply};
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -46,7 +45,7 @@ struct Argument {
 }
 
 /// `COMMAND DOCS [name …]`
-pub(super) fn docs(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+pub(super) fn docs(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     let commands: Vec<&Command> = if args.len() == 2 {
         registry::all().iter().collect()
     } else {

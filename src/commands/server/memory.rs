@@ -4,7 +4,7 @@ use super::info::keyspace;
 use crate::commands::{Handler, Spec};
 use crate::node::Node;
 use crate::process;
-use crate::routing::{Call, Waiting};
+use crate::routing::{Call, CallOutcome, Waiting};
 use flagstone_commands::help::help;
 use flagstone_commands::{Ctx, Group, KeySpec, Outcome, arg, error, flag, is_word, key};
 use flagstone_wire::num::parse_i64;
@@ -94,19 +94,19 @@ fn figures(node: &Node, keys: u64) -> Vec<(&'static str, Figure)> {
 }
 
 /// `MEMORY DOCTOR`
-fn doctor(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+fn doctor(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
     cx.out.verbatim(*b"txt", b"Nothing to complain about: see INFO memory and INFO flagstone.\n");
     Ok(())
 }
 
 /// `MEMORY MALLOC-STATS`
-fn malloc_stats(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+fn malloc_stats(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
     cx.out.bulk_str("Stats not supported for the current allocator");
     Ok(())
 }
 
 /// `MEMORY PURGE`: does nothing, because the allocator returns memory by itself.
-fn purge(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+fn purge(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
     cx.out.ok();
     Ok(())
 }

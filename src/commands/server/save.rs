@@ -2,9 +2,9 @@
 
 use crate::checkpoints::{begin, branch_off, take_new};
 use crate::commands::{Handler, Spec};
-use crate::routing::{Call, Waiting};
+use crate::routing::{Call, CallOutcome, Waiting};
 use flagstone_commands::help::help;
-use flagstone_commands::{Group, Outcome, acl, arg, error, flag, is_word};
+use flagstone_commands::{Group, acl, arg, error, flag, is_word};
 use flagstone_storage::checkpoint::Catalog;
 use flagstone_storage::place::Place;
 use flagstone_wire::resp::{Args, Reply};
@@ -14,14 +14,14 @@ const IN_PROGRESS: &str = "ERR Background save already in progress";
 
 /// `LASTSAVE`: the time at which the last checkpoint was finished; before the first one, the time
 /// of the start.
-fn lastsave(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+fn lastsave(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
     let at_ms = cx.node.checkpoints.stats().last_save_ms;
     cx.out.int((at_ms / 1000).cast_signed());
     Ok(())
 }
 
 /// `BGSAVE [SCHEDULE | CANCEL]`
-fn bgsave(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+fn bgsave(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     match args.len() {
         1 => {}
         2 if is_word(arg(args, 1)?, "schedule") => {}
@@ -38,7 +38,7 @@ fn bgsave(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-fn cancel(cx: &mut Call<'_>) -> Outcome {
+fn cancel(cx: &mut Call<'_>) -> CallOutcome {
     if !cx.node.checkpoints.cancel() {
         return Err("ERR Background saving is currently not in progress or scheduled".into());
     }

@@ -1,9 +1,9 @@
 //! SLOWLOG: the log of slow commands.
 
 use crate::commands::{Handler, Spec};
-use crate::routing::Call;
+use crate::routing::{Call, CallOutcome};
 use flagstone_commands::help::help;
-use flagstone_commands::{Group, Outcome, arg, flag};
+use flagstone_commands::{Group, arg, flag};
 use flagstone_wire::num::parse_i64;
 use flagstone_wire::resp::{Args, Reply};
 
@@ -11,7 +11,7 @@ use flagstone_wire::resp::{Args, Reply};
 const DEFAULT_COUNT: usize = 10;
 
 /// `SLOWLOG GET [count]`
-fn get(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
+fn get(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     let count = match args.len() {
         2 => DEFAULT_COUNT,
         _ => match parse_i64(arg(args, 2)?) {
@@ -38,13 +38,13 @@ fn get(cx: &mut Call<'_>, args: Args<'_>) -> Outcome {
 }
 
 /// `SLOWLOG LEN`
-fn len(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+fn len(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
     cx.out.count(cx.node.slowlog.len());
     Ok(())
 }
 
 /// `SLOWLOG RESET`
-fn reset(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+fn reset(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
     cx.node.slowlog.clear();
     cx.out.ok();
     Ok(())

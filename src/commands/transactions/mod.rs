@@ -2,11 +2,11 @@
 
 use crate::command::Route;
 use crate::commands::{Handler, Spec};
-use crate::routing::{Call, Waiting};
+use crate::routing::{Call, CallOutcome, Waiting};
 use crate::transaction::{self, Transaction, queued, runs_in_unit};
-use crate::unit::Unit;
+use crate::unit::{Unit, UnitOutcome, UnitStop};
 use crate::worker::begin_watch;
-use flagstone_commands::{Ctx, Group, KeySpec, Misses, Outcome, Stop, flag, key};
+use flagstone_commands::{Ctx, Group, KeySpec, Misses, Stop, flag, key};
 use flagstone_wire::resp::Args;
 
 /// Number of missing entries after which a run of a transaction stops: about as many are loaded at
@@ -14,7 +14,7 @@ use flagstone_wire::resp::Args;
 const MAX_MISSED: usize = 10_000;
 
 /// `MULTI`
-fn multi(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+fn multi(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
     let transaction = Transaction::new(cx.session.db, cx.session.watches.as_deref());
     cx.session.begin_transaction(transaction);
     cx.out.ok();
@@ -22,7 +22,7 @@ fn multi(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
 }
 
 /// `DISCARD`
-fn discard(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+fn discard(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
     if !cx.session.discard() {
         return Err("ERR DISCARD without MULTI".into());
     }
@@ -42,14 +42,14 @@ fn watch<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
 }
 
 /// `UNWATCH`
-fn unwatch(cx: &mut Call<'_>, _: Args<'_>) -> Outcome {
+fn unwatch(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
     cx.session.watches = None;
     cx.out.ok();
     Ok(())
 }
 
 /// `UNWATCH` in a transaction: no key is watched any more.
-fn unwatch_in_unit(cx: &mut Ctx<'_>, _: &Unit<'_>, _: Args<'_>) -> Outcome {
+fn unwatch_in_unit(cx: &mut Ctx<'_>, _: &Unit<'_>, _: Args<'_>) -> UnitOutcome {
     cx.out.ok();
     Ok(())
 }
@@ -74,7 +74,7 @@ fn is_unchanged(cx: &mut Ctx<'_>, unit: &Unit<'_>, args: Args<'_>) -> Result<boo
 }
 
 /// `EXEC`: the connection passes the queue as its arguments.
-fn exec(cx: &mut Ctx<'_>, unit: &Unit<'_>, args: Args<'_>) -> Outcome {
+fn exec(cx: &mut Ctx<'_>, unit: &Unit<'_>, args: Args<'_>) -> UnitOutcome {
     let db = cx.db;
     let ran = if is_unchanged(cx, unit, args)? {
         run_queued(cx, unit, args)
@@ -90,7 +90,7 @@ fn exec(cx: &mut Ctx<'_>, unit: &Unit<'_>, args: Args<'_>) -> Outcome {
     ran
 }
 
-fn run_queued(cx: &mut Ctx<'_>, unit: &Unit<'_>, args: Args<'_>) -> Outcome {
+fn run_queued(cx: &mut Ctx<'_>, unit: &Unit<'_>, args: Args<'_>) -> UnitOutcome {
     if queued(args).any(|queued| matches!(queued.command.spec.run, Route::Databases)) {
         unit.hold_whole(cx.store)?;
     }
@@ -106,15 +106,17 @@ fn run_queued(cx: &mut Ctx<'_>, unit: &Unit<'_>, args: Args<'_>) -> Outcome {
         }
         match ran {
             Ok(()) => {}
-            Err(Stop::Error(text)) => cx.out.error(&*text),
+            Err(UnitStop::Handler(Stop::Error(text))) => cx.out.error(&*text),
             // The whole unit is rolled back: the misses of later commands are loaded together with
             // this one.
-            Err(Stop::Miss(needs)) if missed.len() < MAX_MISSED => missed.extend(needs),
+            Err(UnitStop::Handler(Stop::Miss(needs))) if missed.len() < MAX_MISSED => {
+                missed.extend(needs)
+            }
             Err(_) if !missed.is_empty() => break,
             Err(stop) => return Err(stop),
         }
     }
-    if missed.is_empty() { Ok(()) } else { Err(Stop::Miss(missed)) }
+    if missed.is_empty() { Ok(()) } else { Err(Stop::Miss(missed).into()) }
 }
 
 /// Base of the commands on transactions.

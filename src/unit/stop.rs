@@ -1,0 +1,54 @@
+//! The reasons why a command stops that runs others, or is one of them.
+
+use flagstone_commands::{ErrorText, Stop};
+use flagstone_storage::store::Fault;
+
+/// The result of a unit or of a part of it: its reply is written, or the reason why it stopped.
+pub type UnitOutcome = Result<(), UnitStop>;
+
+/// The reason why a unit stopped. Its partial reply is discarded.
+#[derive(Debug)]
+pub enum UnitStop {
+    /// One of its commands on keys stopped, or it found an error itself. After an error its changes
+    /// stay; otherwise they are undone.
+    Handler(Stop),
+    /// It cannot continue on the worker: it runs for long, or needs something slow. Its changes are
+    /// undone, and it runs again on a thread of its own.
+    Detached,
+    /// It needs all workers exclusively. Its changes are undone, and it runs again when it has them.
+    Exclusive,
+    /// It is aborted with this error: its changes are undone.
+    Undone(ErrorText),
+    /// Its client is gone, or the server ends: its changes are undone, and nobody gets a reply.
+    Closing,
+}
+
+impl From<Stop> for UnitStop {
+    fn from(stop: Stop) -> Self {
+        Self::Handler(stop)
+    }
+}
+
+impl From<Fault> for UnitStop {
+    fn from(fault: Fault) -> Self {
+        Self::Handler(fault.into())
+    }
+}
+
+impl From<ErrorText> for UnitStop {
+    fn from(text: ErrorText) -> Self {
+        Self::Handler(Stop::Error(text))
+    }
+}
+
+impl From<&'static str> for UnitStop {
+    fn from(text: &'static str) -> Self {
+        Self::Handler(text.into())
+    }
+}
+
+impl From<String> for UnitStop {
+    fn from(text: String) -> Self {
+        Self::Handler(text.into())
+    }
+}
