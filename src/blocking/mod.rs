@@ -9,6 +9,10 @@
 //! the pop that it serves are in one journal record. A waiter may be at several workers: its
 //! [`Turn`] lets only one serve it.
 //!
+//! A key whose type cannot be seen, because it is locked or not in memory, is busy until a task has
+//! locked and loaded it; only then is a turn claimed. A task that ends with locks held (a parked
+//! command, a coordinator's hold) serves the waiters before it releases the locks.
+//!
 //! A command with further keys on other workers (BLMOVE) runs at a coordinator, which holds its
 //! turn; until it has ended, no later waiter is served from the key.
 

@@ -1,4 +1,7 @@
 //! Runs blocking commands on a connection, whose client may disconnect or be unblocked meanwhile.
+//!
+//! A disconnect is looked for only while the client counts as blocked: a client that shuts its side
+//! down and waits for the replies to other commands gets them.
 
 use super::Connection;
 use super::wire::Wire;

@@ -1,5 +1,11 @@
 //! Units that run on a thread of their own: their coordinator lends them further entries while they
 //! run, and runs commands for them.
+//!
+//! For a unit that keeps asking for undeclared keys the coordinator holds all workers; so it does for
+//! commands on databases. These commands see the databases with the unit's changes over them, and
+//! change them in the workspace; the unit's one record has the generations that the databases have in
+//! the end. Commands that are neither on keys nor on databases run at the coordinator, with a session
+//! of their own.
 
 use super::coordinator::{Held, Wanted, borrow, loans, release, send_all};
 use super::{Databases, handlers, run_on_session};

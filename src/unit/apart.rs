@@ -1,4 +1,8 @@
 //! A unit on a thread of its own, and what it asks its coordinator.
+//!
+//! A permit bounds how many units run apart. A coordinator takes it before any lock; one that finds
+//! only later that it needs a permit gives its locks back first. So no holder of a lock waits for a
+//! permit, and each holder of a permit gets its locks.
 
 use super::{Effects, Place, Unit, UnitOutcome, UnitStop};
 use crate::command::OwnedCommand;

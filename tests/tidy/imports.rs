@@ -18,7 +18,7 @@ const CRATES: &[(&str, &[&str])] = &[
 
 /// The rooms of the server, the lowest first: files and folders of `src/`. A room may name those
 /// above it in this list only.
-const FLOORS: &[&str] = &[
+pub(crate) const FLOORS: &[&str] = &[
     "config",
     "log",
     "rates",

@@ -9,6 +9,7 @@
 
 mod bounds;
 mod imports;
+mod map;
 mod names;
 mod sizes;
 mod source;

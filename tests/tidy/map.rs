@@ -1,0 +1,102 @@
+//! ARCHITECTURE.md has the rooms and the dependencies that the tree has.
+
+use crate::imports::FLOORS;
+use crate::settle;
+use crate::source::{MEMBERS, root};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+
+const MAP: &str = "ARCHITECTURE.md";
+
+/// The rows of the table with this head, with their lines.
+fn table(head: &str) -> Vec<(usize, Vec<String>)> {
+    let text = fs::read_to_string(root().join(MAP)).unwrap();
+    let mut lines = text.lines().enumerate().skip_while(|(_, line)| *line != head);
+    assert!(lines.next().is_some(), "{MAP} has no table `{head}`: mend it, or this test");
+    let rows = lines.skip(1).take_while(|(_, line)| line.starts_with('|'));
+    rows.map(|(at, line)| {
+        let cells = line.trim_matches('|').split(" | ").map(|cell| cell.trim().to_owned());
+        (at + 1, cells.collect())
+    })
+    .collect()
+}
+
+#[test]
+fn the_map_has_all_rooms_in_their_order() {
+    let rows = table("| room of `src/` | is |");
+    let rooms: Vec<String> = rows
+        .iter()
+        .flat_map(|(_, cells)| cells[0].split(", ").map(|room| room.trim_matches('`').to_owned()))
+        .collect();
+    let mut complaints = Vec::new();
+    for room in FLOORS.iter().filter(|room| !rooms.iter().any(|other| other == *room)) {
+        complaints.push(format!("{MAP}: the room `{room}` is missing. Say in a row what it is."));
+    }
+    for room in rooms.iter().filter(|room| !FLOORS.contains(&room.as_str())) {
+        complaints.push(format!("{MAP}: there is no room `{room}` any more. Take it out."));
+    }
+    if complaints.is_empty() && rooms != FLOORS {
+        complaints.push(format!("{MAP}: the rooms have another order in FLOORS: {FLOORS:?}."));
+    }
+    settle("The table of rooms in ARCHITECTURE.md is FLOORS (tests/tidy/imports.rs).", complaints);
+}
+
+/// The packages of the manifests, and who needs each.
+fn packages() -> BTreeMap<String, BTreeSet<String>> {
+    let mut needed = BTreeMap::<(u8, String), BTreeSet<String>>::new();
+    for member in MEMBERS.iter() {
+        let manifest = fs::read_to_string(root().join(member).join("Cargo.toml")).unwrap();
+        let mut section = "";
+        for line in manifest.lines() {
+            if line.starts_with('[') {
+                section = line.trim_matches(['[', ']']);
+            }
+            let name = line.split(['.', ' ', '=']).next().unwrap();
+            let is_other = name.is_empty() || name.starts_with(['[', '#']);
+            if is_other || name.starts_with("flagstone-") {
+                continue;
+            }
+            let by = if *member == "." { "server" } else { member };
+            let (kind, by) = match section {
+                "dependencies" => (0, by.to_owned()),
+                "build-dependencies" => (1, format!("{by} (build)")),
+                "dev-dependencies" => (2, "tests".to_owned()),
+                _ => continue,
+            };
+            needed.entry((kind, name.to_owned())).or_default().insert(by);
+        }
+    }
+    let mut packages = BTreeMap::new();
+    // What is needed by tests too is told of those that need it for more.
+    for ((_, name), by) in needed {
+        packages.entry(name).or_insert(by);
+    }
+    assert!(packages.len() > 30, "only {} packages are found: mend this test", packages.len());
+    packages
+}
+
+#[test]
+fn the_map_has_all_dependencies() {
+    let packages = packages();
+    let mut complaints = Vec::new();
+    let mut seen = BTreeSet::new();
+    for (line, cells) in table("| package | used by | why |") {
+        let by: BTreeSet<String> = cells[1].split(", ").map(ToOwned::to_owned).collect();
+        match packages.get(&cells[0]) {
+            None => complaints.push(format!(
+                "{MAP}:{line}: no Cargo.toml names `{}` any more. Take the row out.",
+                cells[0]
+            )),
+            Some(real) if *real != by => complaints.push(format!(
+                "{MAP}:{line}: `{}` is used by {real:?}. Write that into the second cell.",
+                cells[0]
+            )),
+            Some(_) => {}
+        }
+        seen.insert(cells[0].clone());
+    }
+    for name in packages.keys().filter(|name| !seen.contains(*name)) {
+        complaints.push(format!("{MAP}: `{name}` is missing. Add a row that says why it is used."));
+    }
+    settle("The table of dependencies in ARCHITECTURE.md is that of the manifests.", complaints);
+}
