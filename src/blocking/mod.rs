@@ -9,6 +9,11 @@
 //! the pop that it serves are in one journal record. A waiter may be at several workers: its
 //! [`Turn`] lets only one serve it.
 //!
+//! A waiter may have very many keys. A worker adds it to their queues, and removes it from them,
+//! slice by slice, and yields in between. It checks the keys of each slice that it has added, as they
+//! may have changed before anybody was known to wait for them. A waiter that has been served may
+//! still be in queues, which skip it as its turn is over.
+//!
 //! A key whose type cannot be seen, because it is locked or not in memory, is busy until a task has
 //! locked and loaded it; only then is a turn claimed. A task that ends with locks held (a parked
 //! command, a coordinator's hold) serves the waiters before it releases the locks.
@@ -19,14 +24,13 @@
 mod serve;
 mod table;
 
-pub(crate) use serve::{Serves, Tried, add, end_apart, look_again, serve_all};
+pub(crate) use serve::{Serves, Step, Tried, end_apart, serve_all, step};
 pub(crate) use table::{Content, Held, WaitTable};
 
 use crate::clients::Turn;
 use crate::command::OwnedCommand;
 use flagstone_commands::{Awaited, Block};
 use flagstone_storage::need::Key;
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// Error text for a client that CLIENT UNBLOCK … ERROR has unblocked.
@@ -39,8 +43,8 @@ pub struct Waiter {
     pub(crate) id: u64,
     /// The command, which runs when a key may have something.
     pub(crate) command: OwnedCommand,
-    /// Keys that may have something for it.
-    pub(crate) keys: BTreeSet<Key>,
+    /// Keys that may have something for it, sorted and without duplicates.
+    pub(crate) keys: Vec<Key>,
     /// Further keys of the command.
     pub(crate) others: Vec<Key>,
     pub(crate) on: Awaited,
@@ -52,9 +56,11 @@ pub struct Waiter {
 impl Waiter {
     pub(crate) fn new(id: u64, command: &OwnedCommand, block: &Block, socket: i32) -> Self {
         let db = command.request.db;
-        let keys: BTreeSet<Key> = block.keys.iter().map(|key| (db, key.clone())).collect();
+        let mut keys: Vec<Key> = block.keys.iter().map(|key| (db, key.clone())).collect();
+        keys.sort_unstable();
+        keys.dedup();
         let mut others = command.lock_keys();
-        others.retain(|key| !keys.contains(key));
+        others.retain(|key| keys.binary_search(key).is_err());
         let mut command = command.with_args(&block.replaced);
         command.request.again = true;
         Self { id, command, keys, others, on: block.on, turn: Arc::default(), socket }

@@ -1,8 +1,9 @@
 //! Model test of the hand-over under many schedules: workers with elements, and clients that wait
-//! for keys of several workers, time out, are unblocked, or disconnect. Turns, tables and the order
-//! of serving are the real ones; only the execution of commands is a model.
+//! for keys of several workers, time out, are unblocked, or disconnect. A slice has one key, so that
+//! anything may happen between two keys of a client. Turns, tables and the order of serving are the
+//! real ones; only the execution of commands is a model.
 
-use super::serve::{Serves, Tried, add, end_apart, look_again, serve_all};
+use super::serve::{Serves, Step, Tried, end_apart, serve_all, step};
 use super::table::Content;
 use super::{WaitTable, Waiter, testing};
 use crate::clients::{Cancel, Ended};
@@ -18,13 +19,15 @@ use std::sync::Arc;
 
 const WORKERS: usize = 3;
 const CLIENTS: usize = 4;
+const KEYS_OF_EACH: usize = 2;
+/// Keys of a client at most.
+const MAX_KEYS: usize = 4;
 const PUSHES: u32 = 6;
 const SCHEDULES: usize = 3000;
 
 enum Message {
-    Add(Arc<Waiter>),
-    Remove(Arc<Waiter>),
-    Look(Arc<Waiter>),
+    /// A step for the keys of a waiter, from this index on.
+    Step(Step, Arc<Waiter>, usize),
     Push(Key, u32),
     /// Pops an element without waiting.
     Pop(Key),
@@ -100,7 +103,7 @@ impl Net {
     }
 }
 
-/// Returns a key's owner: keys "0", "1", … belong to the worker of that number.
+/// Returns a key's owner: keys "00", "01", "10", … belong to the worker of the first digit.
 fn owner(key: &Key) -> usize {
     usize::from(key.1[0] - b'0')
 }
@@ -115,9 +118,13 @@ impl ModelWorker {
     fn run(&self) {
         loop {
             match self.net.next(self.number) {
-                Message::Add(waiter) => add(self, &waiter, |key| owner(key) == self.number),
-                Message::Remove(waiter) => self.table.borrow_mut().remove(&waiter),
-                Message::Look(waiter) => look_again(self, &waiter),
+                Message::Step(what, waiter, from) => {
+                    if let Some(next) = step(self, what, &waiter, from) {
+                        // Other messages may come before the next slice.
+                        let urgent = thread_rng().r#gen();
+                        self.net.post(self.number, urgent, Message::Step(what, waiter, next));
+                    }
+                }
                 Message::Push(key, element) => {
                     let mut shared = self.net.shared.lock().unwrap();
                     shared.lists.entry(key.clone()).or_default().push_back(element);
@@ -157,6 +164,12 @@ impl ModelWorker {
 }
 
 impl Serves for ModelWorker {
+    const SLICE: usize = 1;
+
+    fn is_here(&self, key: &Key) -> bool {
+        owner(key) == self.number
+    }
+
     fn number(&self) -> usize {
         self.number
     }
@@ -191,36 +204,38 @@ impl Serves for ModelWorker {
     }
 
     fn ask(&self, worker: usize, waiter: &Arc<Waiter>) {
-        self.net.post(worker, true, Message::Look(waiter.clone()));
+        self.net.post(worker, true, Message::Step(Step::Look, waiter.clone(), 0));
     }
 }
 
 /// Registers a waiter with the workers of its keys; returns how its wait ended, or `None` if the
 /// client disconnects.
 fn run_client(net: &Net, waiter: &Arc<Waiter>, goes: bool) -> Option<Ended> {
+    let workers: BTreeSet<usize> = waiter.keys.iter().map(owner).collect();
     let leave = |n: usize| {
-        for key in waiter.keys.iter().take(n) {
-            net.post(owner(key), false, Message::Add(waiter.clone()));
+        for worker in workers.iter().take(n) {
+            net.post(*worker, false, Message::Step(Step::Add, waiter.clone(), 0));
         }
     };
     let ended = if goes {
-        leave(thread_rng().gen_range(1..=waiter.keys.len()));
+        leave(thread_rng().gen_range(1..=workers.len()));
         net.done();
         waiter.turn.cancel(Cancel::Gone);
         None
     } else {
-        leave(waiter.keys.len());
+        leave(workers.len());
         net.done();
         Some(shuttle::future::block_on(waiter.turn.wait()))
     };
-    for key in &waiter.keys {
-        net.post(owner(key), true, Message::Remove(waiter.clone()));
+    for worker in workers {
+        net.post(worker, true, Message::Step(Step::Remove, waiter.clone(), 0));
     }
     ended
 }
 
-fn key(n: usize) -> Key {
-    (0, n.to_string().into_bytes().into())
+fn random_key() -> String {
+    let mut random = thread_rng();
+    format!("{}{}", random.gen_range(0..WORKERS), random.gen_range(0..KEYS_OF_EACH))
 }
 
 /// Checks that no client waits for a key that has an element.
@@ -266,9 +281,8 @@ fn schedule() {
         .collect();
     let waiters: Vec<Arc<Waiter>> = (1..=CLIENTS as u64)
         .map(|id| {
-            let first = thread_rng().gen_range(0..WORKERS);
-            let keys: BTreeSet<_> = [first, thread_rng().gen_range(0..WORKERS)].into();
-            let keys: Vec<String> = keys.iter().map(ToString::to_string).collect();
+            let keys: Vec<String> =
+                (0..thread_rng().gen_range(1..=MAX_KEYS)).map(|_| random_key()).collect();
             let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
             testing::waiter(id, &keys, Awaited::Stream)
         })
@@ -287,7 +301,7 @@ fn schedule() {
         told.cancel(why);
     });
     for element in 0..PUSHES {
-        let key = key(thread_rng().gen_range(0..WORKERS));
+        let key: Key = (0, random_key().into_bytes().into());
         let target = owner(&key);
         net.post(target, false, Message::Push(key.clone(), element));
         if thread_rng().gen_ratio(1, 4) {

@@ -19,7 +19,13 @@ pub(crate) enum Tried {
 /// The part of a worker that serving needs: these functions decide the order, and a model test runs
 /// them with workers of its own.
 pub(crate) trait Serves {
+    /// Keys of a waiter in one slice.
+    const SLICE: usize;
+
     fn number(&self) -> usize;
+
+    /// Returns true if this worker owns the key.
+    fn is_here(&self, key: &Key) -> bool;
 
     fn table(&self) -> &RefCell<WaitTable>;
 
@@ -36,12 +42,44 @@ pub(crate) trait Serves {
     fn ask(&self, worker: usize, waiter: &Arc<Waiter>);
 }
 
-/// Adds a waiter to its queues, and serves it if possible; does nothing if its wait is over by now.
-pub(crate) fn add(at: &impl Serves, waiter: &Arc<Waiter>, is_here: impl Fn(&Key) -> bool) {
-    if !waiter.turn.is_over() {
-        at.table().borrow_mut().add(waiter, is_here);
-        serve_all(at);
+/// Step that is done for a waiter at each of its keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Adds it to the key's queue.
+    Add,
+    /// Checks it again, as another worker has asked.
+    Look,
+    /// Removes it from the key's queue, once its turn is over.
+    Remove,
+}
+
+/// Does a step for the slice of a waiter's keys that begins at `from`, and serves the keys that have
+/// become ready; returns the begin of the next slice, if there is one.
+#[must_use]
+pub(crate) fn step<S: Serves>(
+    at: &S,
+    step: Step,
+    waiter: &Arc<Waiter>,
+    from: usize,
+) -> Option<usize> {
+    // The wait may have ended meanwhile. Then nothing is added any more, as it may be removed already.
+    if step != Step::Remove && waiter.turn.is_over() {
+        return None;
     }
+    let end = waiter.keys.len().min(from + S::SLICE);
+    let slice = &waiter.keys[from..end];
+    match step {
+        Step::Add => at.table().borrow_mut().add(waiter, slice, |key| at.is_here(key)),
+        Step::Look => at.table().borrow_mut().look_again(slice),
+        Step::Remove => at.table().borrow_mut().remove(waiter, slice),
+    }
+    serve_all(at);
+    (end < waiter.keys.len()).then_some(end)
+}
+
+/// Removes a waiter from the queue of one key; its connection has it removed from the others.
+fn leave(at: &impl Serves, waiter: &Waiter, key: &Key) {
+    at.table().borrow_mut().remove(waiter, std::slice::from_ref(key));
 }
 
 /// Serves the waiters of the keys that have changed.
@@ -69,15 +107,15 @@ fn serve_key(at: &impl Serves, key: &Key) {
         if !waiter.turn.claim(at.number()) {
             after = waiter.id;
             if waiter.turn.is_over() {
-                at.table().borrow_mut().remove(&waiter);
+                leave(at, &waiter, key);
             }
             continue;
         }
         match at.try_serve(&waiter, key) {
-            Tried::Served => at.table().borrow_mut().remove(&waiter),
+            Tried::Served => leave(at, &waiter, key),
             Tried::Nothing => {
                 after = waiter.id;
-                release(at, &waiter);
+                release(at, &waiter, key);
             }
             Tried::Apart => return,
         }
@@ -85,28 +123,22 @@ fn serve_key(at: &impl Serves, key: &Key) {
 }
 
 /// Releases the turn of a waiter for which there was nothing.
-fn release(at: &impl Serves, waiter: &Arc<Waiter>) {
+fn release(at: &impl Serves, waiter: &Arc<Waiter>, key: &Key) {
     for worker in waiter.turn.release() {
         at.ask(worker, waiter);
     }
     if waiter.turn.is_over() {
-        at.table().borrow_mut().remove(waiter);
+        leave(at, waiter, key);
     }
 }
 
 /// Ends a task that served a waiter of a key by itself.
 pub(crate) fn end_apart(at: &impl Serves, waiter: &Arc<Waiter>, key: &Key, served: bool) {
     if served {
-        at.table().borrow_mut().remove(waiter);
+        leave(at, waiter, key);
     } else {
-        release(at, waiter);
+        release(at, waiter, key);
     }
     at.table().borrow_mut().set_busy(key, false);
-    serve_all(at);
-}
-
-/// Checks a waiter again, as another worker has asked.
-pub(crate) fn look_again(at: &impl Serves, waiter: &Waiter) {
-    at.table().borrow_mut().touch_for(waiter);
     serve_all(at);
 }

@@ -93,9 +93,14 @@ impl WaitTable {
         (self.awaited, self.awaited_absent)
     }
 
-    /// Adds a waiter to the queues of its keys that this worker owns.
-    pub(crate) fn add(&mut self, waiter: &Arc<Waiter>, is_here: impl Fn(&Key) -> bool) {
-        for key in waiter.keys.iter().filter(|key| is_here(key)) {
+    /// Adds a waiter to the queues of those of the keys that this worker owns.
+    pub(crate) fn add(
+        &mut self,
+        waiter: &Arc<Waiter>,
+        keys: &[Key],
+        is_here: impl Fn(&Key) -> bool,
+    ) {
+        for key in keys.iter().filter(|key| is_here(key)) {
             let queues = self.queues.entry(key.0).or_default();
             let queue = queues.entry(key.1.clone()).or_default();
             self.awaited += usize::from(queue.waiters.is_empty());
@@ -112,9 +117,9 @@ impl WaitTable {
         }
     }
 
-    /// Removes a waiter from all queues.
-    pub(crate) fn remove(&mut self, waiter: &Waiter) {
-        for key in &waiter.keys {
+    /// Removes a waiter from the queues of the keys.
+    pub(crate) fn remove(&mut self, waiter: &Waiter, keys: &[Key]) {
+        for key in keys {
             let Some(queue) = self.queue(key) else { continue };
             if queue.waiters.remove(&waiter.id).is_none() {
                 continue;
@@ -157,8 +162,8 @@ impl WaitTable {
     }
 
     /// Marks the keys of a waiter that was skipped when others were checked.
-    pub(crate) fn touch_for(&mut self, waiter: &Waiter) {
-        for key in &waiter.keys {
+    pub(crate) fn look_again(&mut self, keys: &[Key]) {
+        for key in keys {
             if let Some(queue) = self.queue(key) {
                 queue.searched = None;
             }
@@ -267,8 +272,12 @@ mod tests {
 
     fn table(waiters: &[&Arc<Waiter>]) -> WaitTable {
         let mut table = WaitTable::default();
-        waiters.iter().for_each(|waiter| table.add(waiter, |_| true));
+        waiters.iter().for_each(|waiter| add(&mut table, waiter));
         table
+    }
+
+    fn add(table: &mut WaitTable, waiter: &Arc<Waiter>) {
+        table.add(waiter, &waiter.keys, |_| true);
     }
 
     /// Returns the numbers of the waiters that are served from a key, in order.
@@ -294,12 +303,12 @@ mod tests {
         let mut table = table(&[&a, &b]);
         assert_eq!(order_in(&mut table, "x", holds(1)), [2, 3]);
         assert!(order_in(&mut table, "x", holds(1)).is_empty());
-        table.add(&waiter(4, &["x"], Awaited::Stream), |_| true);
+        add(&mut table, &waiter(4, &["x"], Awaited::Stream));
         assert_eq!(order_in(&mut table, "x", holds(1)), [4], "only who is new");
         assert_eq!(order_in(&mut table, "x", holds(2)), [2, 3, 4]);
-        table.add(&waiter(1, &["x"], Awaited::Stream), |_| true);
+        add(&mut table, &waiter(1, &["x"], Awaited::Stream));
         assert_eq!(order_in(&mut table, "x", holds(2)), [1, 2, 3, 4], "one that was slow");
-        table.touch_for(&a);
+        table.look_again(&a.keys);
         assert_eq!(order_in(&mut table, "x", holds(2)), [1, 2, 3, 4]);
         assert_eq!(order(&mut table, "x", "none"), [3]);
         assert_eq!(order_in(&mut table, "x", holds(2)), [1, 2, 3, 4], "it is another stream");
@@ -314,13 +323,13 @@ mod tests {
         let mut table = table(&[&c, &a, &b]);
         assert_eq!(order(&mut table, "x", "list"), [1, 3]);
         assert_eq!(order(&mut table, "y", "list"), [1, 2, 3]);
-        table.remove(&a);
-        table.remove(&a);
+        table.remove(&a, &a.keys);
+        table.remove(&a, &a.keys);
         assert_eq!(order(&mut table, "x", "list"), [3]);
         assert_eq!(table.len(), (2, 0));
-        table.remove(&c);
+        table.remove(&c, &c.keys);
         assert_eq!(order(&mut table, "y", "list"), [2]);
-        table.remove(&b);
+        table.remove(&b, &b.keys);
         assert!(table.is_empty());
         assert_eq!(table.len(), (0, 0));
     }
@@ -329,7 +338,7 @@ mod tests {
     fn only_keys_that_are_here_have_a_queue() {
         let mut table = WaitTable::default();
         let a = waiter(1, &["x", "y"], Awaited::List);
-        table.add(&a, |(_, key)| **key == *b"x");
+        table.add(&a, &a.keys, |(_, key)| **key == *b"x");
         assert_eq!(table.len(), (1, 0));
         assert!(order(&mut table, "y", "list").is_empty());
     }
@@ -344,7 +353,7 @@ mod tests {
         assert_eq!(order(&mut table, "x", "zset"), [2, 3]);
         assert_eq!(order(&mut table, "x", "none"), [3]);
         assert_eq!(table.len(), (1, 1));
-        table.remove(&group);
+        table.remove(&group, &group.keys);
         assert!(order(&mut table, "x", "none").is_empty());
         assert_eq!(table.len(), (1, 0));
     }
@@ -392,13 +401,13 @@ mod tests {
         table.set_busy(&key("x"), true);
         assert!(!table.is_free(&key("x")));
         assert!(order(&mut table, "x", "list").is_empty());
-        table.remove(&a);
+        table.remove(&a, &a.keys);
         table.set_busy(&key("x"), false);
         assert!(table.is_free(&key("x")));
         assert_eq!(table.next_ready(), Some(key("x")));
         assert_eq!(order(&mut table, "x", "list"), [2]);
         table.set_busy(&key("x"), true);
-        table.remove(&b);
+        table.remove(&b, &b.keys);
         assert!(!table.is_empty(), "whoever comes now comes behind");
         assert_eq!(table.len(), (0, 0));
         table.set_busy(&key("x"), false);

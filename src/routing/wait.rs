@@ -5,7 +5,6 @@ use super::{Target, coordinate, target};
 use crate::blocking::{UNBLOCKED, Waiter};
 use crate::clients::{Cancel, Client, Ended};
 use crate::command::OwnedCommand;
-use crate::node::Node;
 use crate::worker::{Elsewhere, Ran, Worker};
 use flagstone_commands::Block;
 use flagstone_wire::resp::Reply;
@@ -19,6 +18,8 @@ pub(crate) struct KeyWait {
     worker: Rc<Worker>,
     client: Arc<Client>,
     waiter: Arc<Waiter>,
+    /// Workers that own its keys.
+    workers: BTreeSet<usize>,
     block: Box<Block>,
 }
 
@@ -59,17 +60,24 @@ impl KeyWait {
         // From now on, writers note the keys that they change.
         node.change_listeners.fetch_add(1, Ordering::Relaxed);
         client.set_turn(&waiter.turn, block.until_ms != 0);
-        let waiting = Self { worker: worker.clone(), client: client.clone(), waiter, block };
+        let workers = waiter.keys.iter().map(|(_, key)| node.owner(key)).collect();
+        let waiting =
+            Self { worker: worker.clone(), client: client.clone(), waiter, workers, block };
         // Each worker checks its keys again once it has the waiter.
-        for target in workers_of(node, &waiting.waiter) {
-            if target == worker.id {
-                worker.add_waiter(&waiting.waiter);
+        waiting.at_each(Worker::add_waiter);
+        waiting
+    }
+
+    /// Passes the waiter to each worker that owns one of its keys.
+    fn at_each(&self, give: fn(&Rc<Worker>, Arc<Waiter>)) {
+        for &target in &self.workers {
+            let waiter = self.waiter.clone();
+            if target == self.worker.id {
+                give(&self.worker, waiter);
             } else {
-                let waiter = waiting.waiter.clone();
-                worker.peers.send(target, move |worker| worker.add_waiter(&waiter));
+                self.worker.peers.send(target, move |worker| give(worker, waiter));
             }
         }
-        waiting
     }
 
     /// Waits for the end, at most until the timeout.
@@ -106,19 +114,7 @@ impl Drop for KeyWait {
         self.client.end_turn(node.clock.now_ms());
         self.waiter.turn.cancel(Cancel::Gone);
         node.change_listeners.fetch_sub(1, Ordering::Relaxed);
-        for target in workers_of(node, &self.waiter) {
-            if target == self.worker.id {
-                self.worker.remove_waiter(&self.waiter);
-            } else {
-                // The message may overtake the waiter, which is then not added.
-                let waiter = self.waiter.clone();
-                self.worker.peers.send(target, move |worker| worker.remove_waiter(&waiter));
-            }
-        }
+        // The message may overtake the waiter, which is then not added.
+        self.at_each(Worker::remove_waiter);
     }
-}
-
-/// Returns the workers that own the keys of a waiter.
-fn workers_of(node: &Node, waiter: &Waiter) -> BTreeSet<usize> {
-    waiter.keys.iter().map(|(_, key)| node.owner(key)).collect()
 }

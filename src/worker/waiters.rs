@@ -2,7 +2,7 @@
 
 use super::{Blocked, Elsewhere, Ran, Worker};
 use crate::blocking::{
-    Content, Held, Serves, Tried, WaitTable, Waiter, add, end_apart, look_again, serve_all,
+    Content, Held, Serves, Step, Tried, WaitTable, Waiter, end_apart, serve_all, step,
 };
 use crate::clients::Cancel;
 use flagstone_storage::Value;
@@ -26,8 +26,15 @@ pub(crate) struct Delivery {
 }
 
 impl Serves for Rc<Worker> {
+    /// One or two milliseconds of work.
+    const SLICE: usize = 1000;
+
     fn number(&self) -> usize {
         self.id
+    }
+
+    fn is_here(&self, (_, key): &Key) -> bool {
+        self.owns(key)
     }
 
     fn table(&self) -> &RefCell<WaitTable> {
@@ -119,23 +126,37 @@ impl Serves for Rc<Worker> {
     fn ask(&self, worker: usize, waiter: &Arc<Waiter>) {
         let waiter = waiter.clone();
         self.peers.send(worker, move |worker| {
-            look_again(worker, &waiter);
-            worker.count_awaited();
+            worker.in_slices(Step::Look, waiter);
         });
     }
 }
 
 impl Worker {
     /// Registers a waiter, and serves it if its keys have something by now.
-    pub(crate) fn add_waiter(self: &Rc<Self>, waiter: &Arc<Waiter>) {
-        add(self, waiter, |(_, key)| self.owns(key));
-        self.count_awaited();
+    pub(crate) fn add_waiter(self: &Rc<Self>, waiter: Arc<Waiter>) {
+        self.in_slices(Step::Add, waiter);
     }
 
-    /// Removes a waiter.
-    pub(crate) fn remove_waiter(&self, waiter: &Waiter) {
-        self.waiting.borrow_mut().remove(waiter);
+    /// Removes a waiter whose turn is over from all queues.
+    pub(crate) fn remove_waiter(self: &Rc<Self>, waiter: Arc<Waiter>) {
+        self.in_slices(Step::Remove, waiter);
+    }
+
+    /// Does a step for all keys of a waiter, and yields after each slice.
+    fn in_slices(self: &Rc<Self>, what: Step, waiter: Arc<Waiter>) {
+        let mut next = step(self, what, &waiter, 0);
         self.count_awaited();
+        if next.is_none() {
+            return;
+        }
+        let worker = self.clone();
+        tokio::task::spawn_local(async move {
+            while let Some(from) = next {
+                worker.turns.end().await;
+                next = step(&worker, what, &waiter, from);
+                worker.count_awaited();
+            }
+        });
     }
 
     fn count_awaited(&self) {
@@ -212,7 +233,7 @@ impl Worker {
         let mut reply = Reply::new(waiter.command.request.proto);
         reply.error(text);
         waiter.turn.serve(reply.into_bytes());
-        self.remove_waiter(&waiter);
+        self.waiting.borrow_mut().remove(&waiter, std::slice::from_ref(key));
         true
     }
 
