@@ -5,7 +5,7 @@ pub mod registry;
 mod request;
 mod route;
 
-pub use request::{OwnedCommand, Request};
+pub use request::{Invocation, OwnedCommand, Request};
 pub use route::Route;
 
 /// A command or subcommand, as lookups return it.

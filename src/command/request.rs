@@ -1,6 +1,8 @@
 //! A command that a client has sent, with the state of its session that it depends on.
 
 use super::Command;
+use crate::config::Settings;
+use flagstone_storage::KeyHash;
 use flagstone_storage::need::Key;
 use flagstone_wire::resp::{Args, OwnedArgs, Proto};
 
@@ -36,6 +38,18 @@ impl Request {
     }
 }
 
+/// A command that is about to run, with everything that a run needs to know.
+pub struct Invocation<'a> {
+    pub command: &'static Command,
+    pub args: Args<'a>,
+    pub request: Request,
+    /// Hash of its only key, if it is known.
+    pub at: Option<KeyHash>,
+    /// Time of the run, in ms since the Unix epoch.
+    pub now_ms: u64,
+    pub settings: &'a Settings,
+}
+
 /// A command with its own copy of the arguments, for when it outlives the read buffer.
 #[derive(Clone, Debug)]
 pub struct OwnedCommand {
@@ -58,6 +72,12 @@ impl OwnedCommand {
 
     pub fn args(&self) -> Args<'_> {
         self.args.args()
+    }
+
+    /// Returns the invocation of the command at a time.
+    pub(crate) fn invocation<'a>(&'a self, now_ms: u64, settings: &'a Settings) -> Invocation<'a> {
+        let Self { command, request, .. } = *self;
+        Invocation { command, args: self.args(), request, at: None, now_ms, settings }
     }
 
     /// Returns the approximate memory of its arguments in bytes.

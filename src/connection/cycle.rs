@@ -2,7 +2,7 @@
 //! workers, and collects their replies in order.
 
 use super::scattered::Scattered;
-use crate::command::{Command, OwnedCommand};
+use crate::command::{Command, Invocation, OwnedCommand};
 use crate::config::Settings;
 use crate::routing::{self, Target};
 use crate::session::Session;
@@ -213,7 +213,9 @@ impl Cycle {
         if self.commands.is_multiple_of(CLOCK_EVERY) {
             self.now_ms = worker.node.clock.now_ms();
         }
-        match worker.execute(command, args, request, at, self.now_ms, settings, &mut self.out) {
+        let now_ms = self.now_ms;
+        let run = Invocation { command, args, request, at, now_ms, settings };
+        match worker.execute(&run, &mut self.out) {
             Ok(round) => {
                 worker.rounds.see(round, &mut self.shown);
                 self.note(round, Some(command));

@@ -8,7 +8,7 @@ use super::execute::Ran;
 use super::parked::Room;
 use super::rounds::Shown;
 use super::{RoundError, Worker};
-use crate::command::{Command, OwnedCommand, Request};
+use crate::command::{Command, Invocation, OwnedCommand, Request};
 use crate::large;
 use crate::node::WorkerStats;
 use flagstone_storage::KeyHash;
@@ -205,16 +205,9 @@ impl Worker {
             }
             let args = batch.args(item);
             out.set_proto(item.request.proto);
-            let ran = self.execute(
-                item.command,
-                args,
-                item.request,
-                item.at,
-                now_ms,
-                &settings,
-                &mut out,
-            );
-            match ran {
+            let BatchCommand { command, request, at, .. } = *item;
+            let run = Invocation { command, args, request, at, now_ms, settings: &settings };
+            match self.execute(&run, &mut out) {
                 Ok(round) => {
                     self.rounds.see(round, &mut shown);
                     seen.push((item.command, round));

@@ -3,12 +3,11 @@
 
 use super::Worker;
 use super::rounds::Shown;
-use crate::command::{Command, OwnedCommand, Request, Route};
-use crate::config::Settings;
+use crate::command::{Command, Invocation, OwnedCommand, Route};
 use flagstone_commands::{Block, Ctx, Stop, flag};
+use flagstone_storage::Scope;
 use flagstone_storage::store::Need;
-use flagstone_storage::{KeyHash, Scope};
-use flagstone_wire::resp::{Args, Reply};
+use flagstone_wire::resp::Reply;
 use std::rc::Rc;
 
 /// Why a command could not run in place.
@@ -112,17 +111,12 @@ const UNSETTLED: &str = "ERR the command needs changes undone, which only units 
 impl Worker {
     /// Runs a command of [`Route::Keys`] whose keys are all this worker's. The reply is appended to
     /// `out`; the greatest round it shows comes back.
-    #[allow(clippy::too_many_arguments, reason = "the hot path hands over what it has at hand")]
     pub(crate) fn execute(
         self: &Rc<Self>,
-        command: &'static Command,
-        args: Args<'_>,
-        request: Request,
-        at: Option<KeyHash>,
-        now_ms: u64,
-        settings: &Settings,
+        run: &Invocation<'_>,
         out: &mut Reply,
     ) -> Result<u64, Blocked> {
+        let &Invocation { command, args, request, .. } = run;
         let locks = self.locks.borrow();
         let is_idle = locks.is_idle();
         if !is_idle {
@@ -134,42 +128,30 @@ impl Worker {
             }
         }
         drop(locks);
-        let scope = if is_idle { Scope::Own } else { declared(command, args, request) };
-        self.execute_unlocked(command, args, request, at, scope, now_ms, settings, out)
+        let scope = if is_idle { Scope::Own } else { declared(run) };
+        self.execute_unlocked(run, scope, out)
     }
 
     /// Runs a command that may use its keys, whoever holds their locks.
     pub(crate) fn execute_open(self: &Rc<Self>, command: &OwnedCommand) -> Result<Ran, Blocked> {
         let mut out = Reply::new(command.request.proto);
-        let seen = self.execute_unlocked(
-            command.command,
-            command.args(),
-            command.request,
-            None,
-            Scope::Own,
-            self.node.clock.now_ms(),
-            &self.settings(),
-            &mut out,
-        )?;
+        let settings = self.settings();
+        let run = command.invocation(self.node.clock.now_ms(), &settings);
+        let seen = self.execute_unlocked(&run, Scope::Own, &mut out)?;
         Ok(Ran::shows(out, self.rounds.seen(seen)))
     }
 
-    #[allow(clippy::too_many_arguments, reason = "the hot path hands over what it has at hand")]
     pub(super) fn execute_unlocked(
         self: &Rc<Self>,
-        command: &'static Command,
-        args: Args<'_>,
-        request: Request,
-        at: Option<KeyHash>,
+        run: &Invocation<'_>,
         scope: Scope,
-        now_ms: u64,
-        settings: &Settings,
         out: &mut Reply,
     ) -> Result<u64, Blocked> {
+        let &Invocation { command, args, request, at, now_ms, settings } = run;
         let handler = match command.spec.run {
             Route::Keys(handler) => handler,
             Route::Unit | Route::Script => {
-                return self.execute_unit(command, args, request, &scope, now_ms, settings, out);
+                return self.execute_unit(run, &scope, out);
             }
             _ => {
                 out.error("ERR this command does not run on keys");
@@ -208,13 +190,13 @@ impl Worker {
                 // What it has met so far may have expired.
                 partition.store.notes.retry();
                 self.take_notes(partition, changer(command, request.client));
-                return Err(blocked_by(needs, command, args, request));
+                return Err(blocked_by(needs, run));
             }
         }
         let (seen, dirty) = (partition.store.seen(), partition.store.is_dirty());
         if request.track && empty.is_none() {
             let has_news = !partition.store.notes.is_empty();
-            self.remember_read(command, args, request, has_news);
+            self.remember_read(run, has_news);
         }
         if dirty {
             self.commit_soon();
@@ -247,15 +229,8 @@ impl Worker {
     pub(crate) async fn run_one(self: &Rc<Self>, command: &OwnedCommand) -> Ran {
         let mut out = Reply::new(command.request.proto);
         self.start_watch();
-        let ran = self.execute(
-            command.command,
-            command.args(),
-            command.request,
-            None,
-            self.node.clock.now_ms(),
-            &self.settings(),
-            &mut out,
-        );
+        let now_ms = self.node.clock.now_ms();
+        let ran = self.execute(&command.invocation(now_ms, &self.settings()), &mut out);
         match ran {
             Ok(seen) => {
                 let shown = self.rounds.seen(seen);
@@ -295,7 +270,8 @@ pub(crate) fn changer(command: &Command, client: u64) -> u64 {
 }
 
 /// What a command may ask for while others hold locks: the keys that it has declared.
-pub(super) fn declared(command: &Command, args: Args<'_>, request: Request) -> Scope {
+pub(super) fn declared(run: &Invocation<'_>) -> Scope {
+    let &Invocation { command, args, request, .. } = run;
     if !command.undeclared_keys {
         return Scope::All;
     }
@@ -304,13 +280,8 @@ pub(super) fn declared(command: &Command, args: Args<'_>, request: Request) -> S
 }
 
 /// Why a command that missed something could not run.
-pub(super) fn blocked_by(
-    needs: Vec<Need>,
-    command: &Command,
-    args: Args<'_>,
-    request: Request,
-) -> Blocked {
-    let declared = command.keys(args, request.db);
+pub(super) fn blocked_by(needs: Vec<Need>, run: &Invocation<'_>) -> Blocked {
+    let declared = run.command.keys(run.args, run.request.db);
     let is_declared = |need: &Need| declared.contains(&(need.db, &*need.key));
     if needs.iter().all(is_declared) { Blocked::Miss(needs) } else { Blocked::Undeclared(needs) }
 }

@@ -226,19 +226,11 @@ impl Worker {
     /// Runs a command that holds its locks.
     fn run_locked(self: &Rc<Self>, command: &OwnedCommand) -> Result<Ran, Blocked> {
         let mut out = Reply::new(command.request.proto);
-        let (now_ms, settings, args) = (self.node.clock.now_ms(), self.settings(), command.args());
+        let settings = self.settings();
+        let run = command.invocation(self.node.clock.now_ms(), &settings);
         self.start_watch();
         let held = self.hold_for_waiters(command);
-        let ran = self.execute_unlocked(
-            command.command,
-            args,
-            command.request,
-            None,
-            declared(command.command, args, command.request),
-            now_ms,
-            &settings,
-            &mut out,
-        );
+        let ran = self.execute_unlocked(&run, declared(&run), &mut out);
         self.waiting.borrow_mut().hold(held);
         let shown = |seen| self.rounds.seen(seen);
         ran.map(|seen| Ran::shows(out, shown(seen)))

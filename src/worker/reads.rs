@@ -2,11 +2,10 @@
 
 use super::{News, Worker};
 use crate::clients::state;
-use crate::command::{Command, Request};
+use crate::command::Invocation;
 use crate::tracking::Changes;
 use flagstone_commands::flag;
 use flagstone_storage::notes::{Note, NoteKind};
-use flagstone_wire::resp::Args;
 use std::sync::atomic::Ordering;
 
 /// Maximum number of keys that are evicted at once when there are too many.
@@ -16,13 +15,8 @@ impl Worker {
     /// Records the keys that a command of a tracking client has read here. `has_news`: the
     /// command's own changes are the next news.
     #[cold]
-    pub(crate) fn remember_read(
-        &self,
-        command: &Command,
-        args: Args<'_>,
-        request: Request,
-        has_news: bool,
-    ) {
+    pub(crate) fn remember_read(&self, run: &Invocation<'_>, has_news: bool) {
+        let &Invocation { command, args, request, .. } = run;
         if command.spec.has(flag::READONLY) {
             let told = self.news_count.get() + u64::from(has_news);
             let keys = command.keys(args, request.db);

@@ -2,13 +2,12 @@
 
 use super::execute::blocked_by;
 use super::{Blocked, Worker, changer};
-use crate::command::{Command, Request};
-use crate::config::Settings;
+use crate::command::Invocation;
 use crate::unit::{self, Effects, Unit, UnitOutcome, UnitStop};
 use flagstone_commands::{Ctx, Stop};
 use flagstone_storage::Scope;
 use flagstone_storage::notes::Note;
-use flagstone_wire::resp::{Args, Reply};
+use flagstone_wire::resp::Reply;
 use std::rc::Rc;
 
 /// How often a unit runs because it would change what the open round has changed: that is in the
@@ -17,21 +16,15 @@ const RUNS: usize = 2;
 
 impl Worker {
     /// Runs a unit whose keys are this worker's, as [`Worker::execute`] does.
-    #[allow(clippy::too_many_arguments, reason = "the hot path hands over what it has at hand")]
     pub(super) fn execute_unit(
         self: &Rc<Self>,
-        command: &'static Command,
-        args: Args<'_>,
-        request: Request,
+        run: &Invocation<'_>,
         scope: &Scope,
-        now_ms: u64,
-        settings: &Settings,
         out: &mut Reply,
     ) -> Result<u64, Blocked> {
         let mark = out.len();
         for _ in 0..RUNS {
-            let (outcome, mut effects) =
-                self.try_unit(command, args, request, scope, now_ms, settings, out);
+            let (outcome, mut effects) = self.try_unit(run, scope, out);
             let text = match outcome {
                 Ok(()) => None,
                 Err(UnitStop::Handler(Stop::Error(text))) => Some(text),
@@ -46,7 +39,7 @@ impl Worker {
                 }
                 Err(UnitStop::Handler(Stop::Miss(needs))) => {
                     out.truncate(mark);
-                    return Err(blocked_by(needs, command, args, request));
+                    return Err(blocked_by(needs, run));
                 }
                 Err(UnitStop::Exclusive) => {
                     out.truncate(mark);
@@ -60,28 +53,24 @@ impl Worker {
             };
             out.replace_lost(mark);
             let is_counted = std::mem::take(&mut effects.error_counted);
-            self.stats().unit_ended(command, text.as_deref(), is_counted);
+            self.stats().unit_ended(run.command, text.as_deref(), is_counted);
             if let Some(text) = text {
                 out.truncate(mark);
                 out.error(&*text);
             }
-            return Ok(self.unit_done(command, args, request, effects, settings));
+            return Ok(self.unit_done(run, effects));
         }
         Err(Blocked::Apart)
     }
 
     /// Runs it once. What it has changed is taken back if it could not run to its end.
-    #[allow(clippy::too_many_arguments, reason = "the hot path hands over what it has at hand")]
     fn try_unit(
         &self,
-        command: &'static Command,
-        args: Args<'_>,
-        request: Request,
+        run: &Invocation<'_>,
         scope: &Scope,
-        now_ms: u64,
-        settings: &Settings,
         out: &mut Reply,
     ) -> (UnitOutcome, Effects) {
+        let &Invocation { command, args, request, now_ms, settings, .. } = run;
         let Some(handler) = unit::handler(command) else {
             return (Err("ERR this command runs no others".into()), Effects::default());
         };
@@ -104,14 +93,8 @@ impl Worker {
     }
 
     /// What follows a unit that has run to its end; the greatest round that its reply shows.
-    fn unit_done(
-        self: &Rc<Self>,
-        command: &'static Command,
-        args: Args<'_>,
-        request: Request,
-        mut effects: Effects,
-        settings: &Settings,
-    ) -> u64 {
+    fn unit_done(self: &Rc<Self>, run: &Invocation<'_>, mut effects: Effects) -> u64 {
+        let &Invocation { command, args, request, settings, .. } = run;
         let mut partition = self.partition.borrow_mut();
         let store = &mut partition.store;
         let (seen, dirty) = (store.seen(), store.is_dirty());

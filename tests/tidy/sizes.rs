@@ -20,14 +20,7 @@ const LONG_FILES: &[(&str, usize)] = &[
 ];
 
 /// Functions with more parameters: the file, the function, the parameters.
-const MANY_PARAMETERS: &[(&str, &str, usize)] = &[
-    ("src/commands/scripting/mod.rs", "run_script", 7),
-    ("src/node/mod.rs", "new", 8),
-    ("src/worker/execute.rs", "execute", 7),
-    ("src/worker/execute.rs", "execute_unlocked", 8),
-    ("src/worker/units.rs", "execute_unit", 7),
-    ("src/worker/units.rs", "try_unit", 7),
-];
+const MANY_PARAMETERS: &[(&str, &str, usize)] = &[("src/node/mod.rs", "new", 8)];
 
 /// The number of parameters, without `self`, of the function whose name ends before `at`.
 fn parameters(tokens: &[Token], at: usize) -> usize {

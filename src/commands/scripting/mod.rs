@@ -28,13 +28,13 @@ const TOO_MANY_SCRIPTS: &str = "OOM there are too many scripts: SCRIPT FLUSH for
 /// `EVAL script numkeys [key …] [arg …]`
 fn eval(cx: &mut Ctx<'_>, unit: &Unit<'_>, args: Args<'_>, read_only: bool) -> UnitOutcome {
     show(cx, unit, args);
-    let [keys, rest] = keys_and_args(args)?;
+    let inputs = keys_and_args(args)?;
     let body = arg(args, 1)?;
     let script = match unit.node.scripts.get(sha1(body)) {
         Some(script) => script,
         None => add(&unit.node, body, false, unit.is_apart())?,
     };
-    run_script(cx, unit, &script, read_only, &keys, &rest, args)
+    run_script(cx, unit, &script, read_only, &inputs, args)
 }
 
 /// `EVALSHA sha1 numkeys [key …] [arg …]`
@@ -44,10 +44,10 @@ fn evalsha(cx: &mut Ctx<'_>, unit: &Unit<'_>, args: Args<'_>, read_only: bool) -
     if arg(args, 1)?.len() != SHA_DIGITS {
         return Err(NO_SCRIPT.into());
     }
-    let [keys, rest] = keys_and_args(args)?;
+    let inputs = keys_and_args(args)?;
     let found = parse_sha(arg(args, 1)?).and_then(|sha| unit.node.scripts.get(sha));
     let script = found.ok_or(NO_SCRIPT)?;
-    run_script(cx, unit, &script, read_only, &keys, &rest, args)
+    run_script(cx, unit, &script, read_only, &inputs, args)
 }
 
 /// Shows the command of a script or function to monitors, whatever its result, before the commands
@@ -126,8 +126,7 @@ fn run_script(
     unit: &Unit<'_>,
     script: &Script,
     read_only: bool,
-    keys: &[&[u8]],
-    rest: &[&[u8]],
+    [keys, rest]: &[Vec<&[u8]>; 2],
     command: Args<'_>,
 ) -> UnitOutcome {
     check_flags(unit, script.flags, read_only)?;
