@@ -14,16 +14,16 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 /// A listener for one worker.
 pub struct Socket {
     pub listener: TcpListener,
-    pub ticket: Ticket,
+    pub ticket: ListenerTicket,
 }
 
 /// Companion of a listener: tells it when to close, and, dropped after it, that it is closed.
-pub struct Ticket {
+pub struct ListenerTicket {
     closing: CancellationToken,
     _open: TaskTrackerToken,
 }
 
-impl Ticket {
+impl ListenerTicket {
     /// Waits until the listener is to be closed.
     pub async fn closing(&self) {
         self.closing.cancelled().await;
@@ -47,7 +47,8 @@ impl Open {
     }
 
     fn socket(&self, listener: TcpListener) -> Socket {
-        let ticket = Ticket { closing: self.closing.clone(), _open: self.listeners.token() };
+        let ticket =
+            ListenerTicket { closing: self.closing.clone(), _open: self.listeners.token() };
         Socket { listener, ticket }
     }
 

@@ -42,7 +42,7 @@ pub fn init(level: LogLevel, file: Option<PathBuf>) -> io::Result<()> {
     let is_fixed = chosen.is_some();
     let builder = tracing_subscriber::fmt()
         .with_env_filter(chosen.unwrap_or_else(|| filter(level)))
-        .with_writer(Output { file, keeps_colours: is_terminal })
+        .with_writer(LogOutput { file, keeps_colours: is_terminal })
         .with_ansi(is_terminal)
         .with_target(false)
         // The subscriber would report a log that cannot be written on standard error, and panic if
@@ -93,14 +93,14 @@ fn append_to(path: &std::path::Path) -> io::Result<std::fs::File> {
 }
 
 /// Destination of the lines.
-struct Output {
+struct LogOutput {
     /// The file; `None` for standard error.
     file: Option<PathBuf>,
     /// True if lines may have escape sequences, all of which are the subscriber's own.
     keeps_colours: bool,
 }
 
-impl<'a> MakeWriter<'a> for Output {
+impl<'a> MakeWriter<'a> for LogOutput {
     type Writer = Lines<'a>;
 
     fn make_writer(&'a self) -> Lines<'a> {
@@ -108,7 +108,7 @@ impl<'a> MakeWriter<'a> for Output {
     }
 }
 
-struct Lines<'a>(&'a Output);
+struct Lines<'a>(&'a LogOutput);
 
 impl Write for Lines<'_> {
     /// Writes one whole line: the subscriber writes each at once.

@@ -19,12 +19,12 @@ const KEPT: usize = 2048;
 
 /// Whole frames to be written: those that were copied together, then the rest of a shared one.
 #[derive(Debug, Default)]
-pub struct Piece {
+pub struct PushPiece {
     pub copied: Vec<u8>,
     pub shared: Bytes,
 }
 
-impl Piece {
+impl PushPiece {
     fn len(&self) -> usize {
         self.copied.len() + self.shared.len()
     }
@@ -41,7 +41,7 @@ pub struct Allowed<'a> {
 
 #[derive(Debug, Default)]
 struct Inner {
-    full: VecDeque<Piece>,
+    full: VecDeque<PushPiece>,
     /// Frames behind the full pieces.
     last: Vec<u8>,
     /// Empty memory for the next `last`.
@@ -102,7 +102,7 @@ impl Outbox {
     }
 
     /// Removes and returns the next frames, to be written. They count until [`Outbox::written`].
-    pub fn take(&self) -> Piece {
+    pub fn take(&self) -> PushPiece {
         let mut inner = self.lock();
         if let Some(piece) = inner.full.pop_front() {
             if inner.full.is_empty() {
@@ -111,11 +111,11 @@ impl Outbox {
             return piece;
         }
         let spare = std::mem::take(&mut inner.spare);
-        Piece { copied: std::mem::replace(&mut inner.last, spare), shared: Bytes::new() }
+        PushPiece { copied: std::mem::replace(&mut inner.last, spare), shared: Bytes::new() }
     }
 
     /// Releases frames that were removed and are written now.
-    pub fn written(&self, piece: Piece) {
+    pub fn written(&self, piece: PushPiece) {
         let mut inner = self.lock();
         let inner = &mut *inner;
         inner.count(inner.unasked.saturating_sub(piece.len()));
@@ -183,7 +183,7 @@ impl Inner {
             self.last.extend_from_slice(body);
         } else {
             let copied = std::mem::take(&mut self.last);
-            self.full.push_back(Piece { copied, shared: body.clone() });
+            self.full.push_back(PushPiece { copied, shared: body.clone() });
         }
     }
 
@@ -199,7 +199,7 @@ impl Inner {
     fn seal(&mut self) {
         if !self.last.is_empty() {
             let copied = std::mem::take(&mut self.last);
-            self.full.push_back(Piece { copied, shared: Bytes::new() });
+            self.full.push_back(PushPiece { copied, shared: Bytes::new() });
         }
     }
 

@@ -9,7 +9,7 @@ use crate::clients::Client;
 use crate::commands;
 use crate::config::{AcceptMode, Config, Settings};
 use crate::connection;
-use crate::listen::{self, Listening, Socket, Ticket};
+use crate::listen::{self, ListenerTicket, Listening, Socket};
 use crate::log;
 use crate::node::{Budget, Checkpoints, ListenChange, Node, ShutdownRequest, sync_mode};
 use crate::open_files;
@@ -394,7 +394,7 @@ fn accept_from(worker: &Rc<Worker>, sockets: Vec<Socket>, net: std::ops::Range<u
 async fn accept(
     worker: Rc<Worker>,
     listener: TcpListener,
-    ticket: Ticket,
+    ticket: ListenerTicket,
     net: std::ops::Range<usize>,
 ) {
     let mut next = net.start;

@@ -153,7 +153,7 @@ pub struct Queued<'a> {
 }
 
 /// A watched key.
-pub struct Watched<'a> {
+pub struct WatchedKey<'a> {
     pub db: u32,
     pub key: &'a [u8],
     /// True if the key existed when it was first watched.
@@ -165,12 +165,12 @@ fn number<T: TryFrom<i64>>(args: Args<'_>, at: usize) -> Option<T> {
 }
 
 /// Returns the watched keys among the arguments of EXEC.
-pub fn watched(args: Args<'_>) -> impl Iterator<Item = Watched<'_>> {
+pub fn watched(args: Args<'_>) -> impl Iterator<Item = WatchedKey<'_>> {
     let count = number(args, HEAD - 1).unwrap_or(0);
     (0..count).map_while(move |n| {
         let at = HEAD + n * WATCHED;
         let existed = args.get(at + 2)? == b"1";
-        Some(Watched { db: number(args, at)?, key: args.get(at + 1)?, existed })
+        Some(WatchedKey { db: number(args, at)?, key: args.get(at + 1)?, existed })
     })
 }
 

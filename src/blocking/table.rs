@@ -50,12 +50,12 @@ pub(crate) struct WaitTable {
     /// True while waiters are being served.
     serving: bool,
     /// Locks that do not keep waiters from being served.
-    held: Held,
+    held: HeldLocks,
 }
 
 /// Locks of the task that serves waiters.
 #[derive(Debug, Default)]
-pub(crate) enum Held {
+pub(crate) enum HeldLocks {
     #[default]
     Nothing,
     /// Keys, sorted.
@@ -64,7 +64,7 @@ pub(crate) enum Held {
     All,
 }
 
-impl Held {
+impl HeldLocks {
     /// Creates locks on some keys.
     pub(crate) fn keys(mut keys: Vec<Key>) -> Self {
         keys.sort_unstable();
@@ -202,7 +202,7 @@ impl WaitTable {
     }
 
     /// Sets the locks that the serving task holds, and returns the previous ones.
-    pub(crate) fn hold(&mut self, held: Held) -> Held {
+    pub(crate) fn hold(&mut self, held: HeldLocks) -> HeldLocks {
         std::mem::replace(&mut self.held, held)
     }
 
@@ -383,12 +383,12 @@ mod tests {
         let keys: Vec<Key> = (0..100_000).rev().map(|n| key(&n.to_string())).collect();
         let began = std::time::Instant::now();
         let mut table = WaitTable::default();
-        table.hold(Held::keys(keys.clone()));
+        table.hold(HeldLocks::keys(keys.clone()));
         assert!(keys.iter().all(|(db, key)| table.holds(*db, key)));
         assert!(!table.holds(1, b"7") && !table.holds(0, b"x"));
         // A linear search takes minutes in a test.
         assert!(began.elapsed().as_secs() < 20, "{:?}", began.elapsed());
-        table.hold(Held::All);
+        table.hold(HeldLocks::All);
         assert!(table.holds(0, b"x"));
     }
 

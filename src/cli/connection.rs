@@ -95,12 +95,12 @@ impl Address {
     ///
     /// # Errors
     /// If there is no such server, or it refuses.
-    pub(super) fn connect(&self) -> Result<Connection> {
+    pub(super) fn connect(&self) -> Result<ServerConnection> {
         let (host, port) = (&self.host, self.port);
         let stream = TcpStream::connect((host.as_str(), port))
             .with_context(|| format!("no connection to {host}:{port}"))?;
         stream.set_nodelay(true).context("the connection's options")?;
-        let mut connection = Connection {
+        let mut connection = ServerConnection {
             input: BufReader::with_capacity(BUFFER_LEN, stream.try_clone()?),
             output: BufWriter::with_capacity(BUFFER_LEN, stream),
         };
@@ -179,7 +179,7 @@ impl Reply {
 }
 
 /// A connection.
-pub(super) struct Connection {
+pub(super) struct ServerConnection {
     pub(super) input: Input,
     pub(super) output: Output,
 }
@@ -187,7 +187,7 @@ pub(super) struct Connection {
 pub(super) type Input = BufReader<TcpStream>;
 pub(super) type Output = BufWriter<TcpStream>;
 
-impl Connection {
+impl ServerConnection {
     /// Runs one command.
     ///
     /// # Errors
@@ -204,7 +204,7 @@ impl Connection {
         }
     }
 
-    /// Writes a command; [`Connection::flush`] sends it.
+    /// Writes a command; [`ServerConnection::flush`] sends it.
     ///
     /// # Errors
     /// If the connection is lost.

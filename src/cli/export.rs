@@ -1,6 +1,6 @@
 //! `flagstone export`: writes the keys of a running server into an RDB file.
 
-use super::connection::{Connection, Reply, Server};
+use super::connection::{Reply, Server, ServerConnection};
 use super::progress;
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -34,7 +34,7 @@ const BATCH_BYTES: usize = 32 << 10;
 /// as a whole; the command itself takes a few MiB, whatever there is.
 #[derive(Args)]
 #[command(disable_help_flag = true)]
-pub(super) struct Arguments {
+pub(super) struct ExportArguments {
     /// The file to write; one that is there is replaced
     file: PathBuf,
     /// The server, in place of the options for it; with a database, only that one is written
@@ -59,7 +59,7 @@ pub(super) struct Arguments {
 ///
 /// # Errors
 /// If the server cannot be reached, or the file cannot be written.
-pub(super) fn run(arguments: &Arguments) -> Result<()> {
+pub(super) fn run(arguments: &ExportArguments) -> Result<()> {
     let address = arguments.server.address(arguments.from.as_deref())?;
     let mut connection = address.connect()?;
     let databases = databases(&mut connection, address.database)?;
@@ -100,7 +100,7 @@ struct Database {
     expiring: u64,
 }
 
-fn databases(connection: &mut Connection, only: Option<u64>) -> Result<Vec<Database>> {
+fn databases(connection: &mut ServerConnection, only: Option<u64>) -> Result<Vec<Database>> {
     let info = connection.call(&[b"INFO", b"keyspace"])?.into_bulk()?;
     let mut found = Vec::new();
     for line in String::from_utf8_lossy(&info).lines() {
@@ -159,7 +159,7 @@ impl Drop for Partial {
 
 /// State of an export.
 struct Export {
-    connection: Connection,
+    connection: ServerConnection,
     output: Output<BufWriter<File>>,
     bar: ProgressBar,
     drop_field_expiry: bool,

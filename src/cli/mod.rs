@@ -27,14 +27,14 @@ use std::process::ExitCode;
 #[command(name = "flagstone", disable_help_subcommand = true)]
 struct Cli {
     #[command(subcommand)]
-    command: Command,
+    command: CliCommand,
 }
 
 #[derive(Subcommand)]
-enum Command {
-    Import(import::Arguments),
-    Export(export::Arguments),
-    Reshard(reshard::Arguments),
+enum CliCommand {
+    Import(import::ImportArguments),
+    Export(export::ExportArguments),
+    Reshard(reshard::ReshardArguments),
     /// Copies a checkpoint of a data directory to another place
     Backup(backup::BackupArgs),
     /// Makes a data directory of a backup or of a checkpoint
@@ -47,7 +47,7 @@ enum Command {
     Checkpoints(backup::CheckpointsArgs),
 }
 
-impl Command {
+impl CliCommand {
     fn run(self) -> anyhow::Result<()> {
         match self {
             Self::Import(arguments) => import::run(&arguments),

@@ -2,7 +2,7 @@
 //!
 //! A separate thread reads the replies, so that neither side waits for the other to read.
 
-use super::connection::{self, Connection, Input, Output, Reply};
+use super::connection::{self, Input, Output, Reply, ServerConnection};
 use anyhow::{Result, anyhow};
 use std::collections::VecDeque;
 use std::io::Write;
@@ -57,7 +57,7 @@ pub(super) struct Counts {
 }
 
 #[derive(Default)]
-struct State {
+struct PipelineState {
     sent: VecDeque<Sent>,
     bytes: usize,
     counts: Counts,
@@ -69,16 +69,16 @@ struct State {
 
 #[derive(Default)]
 struct Shared {
-    state: Mutex<State>,
+    state: Mutex<PipelineState>,
     changed: Condvar,
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, PipelineState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+    fn wait<'a>(&self, state: MutexGuard<'a, PipelineState>) -> MutexGuard<'a, PipelineState> {
         self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -96,8 +96,8 @@ impl Pipeline {
     ///
     /// # Errors
     /// If no thread can be started.
-    pub(super) fn new(connection: Connection) -> Result<Self> {
-        let Connection { input, output } = connection;
+    pub(super) fn new(connection: ServerConnection) -> Result<Self> {
+        let ServerConnection { input, output } = connection;
         let socket = output.get_ref().try_clone()?;
         let shared = Arc::new(Shared::default());
         let for_reader = Arc::clone(&shared);
@@ -126,7 +126,7 @@ impl Pipeline {
 
     /// Waits until a command of so many bytes fits.
     fn make_room(&mut self, bytes: usize) -> Result<()> {
-        let has_room = |state: &State, part: usize| {
+        let has_room = |state: &PipelineState, part: usize| {
             state.sent.len() < WINDOW_COMMANDS / part
                 && (state.bytes + bytes <= WINDOW_BYTES / part || state.sent.is_empty())
         };
@@ -259,7 +259,7 @@ fn read_replies(mut input: Input, shared: &Shared) {
 }
 
 /// Compares a reply with the expected one.
-fn take(state: &mut State, reply: Reply, sent: Sent) {
+fn take(state: &mut PipelineState, reply: Reply, sent: Sent) {
     let failure = match (sent.expect, reply) {
         (Expect::Done { may_exist: true }, Reply::Error(error)) if says_exists(&error) => {
             state.counts.skipped += 1;

@@ -25,7 +25,7 @@ use std::time::Instant;
 /// Checkpoints and archived segments stay behind with the old directory: keep it (--keep) if they are
 /// still needed, or make a backup first.
 #[derive(Args)]
-pub(super) struct Arguments {
+pub(super) struct ReshardArguments {
     /// How many shards there shall be
     #[arg(long, value_name = "N")]
     shards: u16,
@@ -50,7 +50,7 @@ pub(super) struct Arguments {
 ///
 /// # Errors
 /// If the directory is in use or damaged, or there is no room.
-pub(super) fn run(arguments: &Arguments) -> Result<()> {
+pub(super) fn run(arguments: &ReshardArguments) -> Result<()> {
     let from = Place::parse(&arguments.dir)?;
     let journal = arguments.journal.as_deref().map(Place::parse).transpose()?;
     let location = Location { store: from.clone(), journal };
@@ -94,7 +94,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-fn copy(options: OpenOptions, to: Place, arguments: &Arguments) -> Result<()> {
+fn copy(options: OpenOptions, to: Place, arguments: &ReshardArguments) -> Result<()> {
     let begun = Instant::now();
     let bar = progress::bytes(None, arguments.quiet);
     let told = {

@@ -9,27 +9,27 @@ const PERIOD_MS: u64 = 10_000;
 
 /// Number of refusals of one kind, and the last client.
 #[derive(Debug, Default)]
-struct Count {
+struct RefusalCount {
     times: u64,
     last: Option<SocketAddr>,
 }
 
 #[derive(Debug, Default)]
-struct Counts {
-    wrong_passwords: Count,
-    silent: Count,
-    too_many: Count,
-    unprotected: Count,
-    evicted: Count,
+struct RefusalCounts {
+    wrong_passwords: RefusalCount,
+    silent: RefusalCount,
+    too_many: RefusalCount,
+    unprotected: RefusalCount,
+    evicted: RefusalCount,
     logged_at_ms: u64,
 }
 
 /// Refusals since the last line.
 #[derive(Debug, Default)]
-pub struct Refusals(Mutex<Counts>);
+pub struct Refusals(Mutex<RefusalCounts>);
 
 impl Refusals {
-    fn count(&self, which: impl FnOnce(&mut Counts) -> &mut Count, addr: SocketAddr) {
+    fn count(&self, which: impl FnOnce(&mut RefusalCounts) -> &mut RefusalCount, addr: SocketAddr) {
         let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let count = which(&mut counts);
         count.times += 1;
@@ -67,7 +67,8 @@ impl Refusals {
         if now_ms.saturating_sub(counts.logged_at_ms) < PERIOD_MS {
             return None;
         }
-        let Counts { wrong_passwords, silent, too_many, unprotected, evicted, .. } = &*counts;
+        let RefusalCounts { wrong_passwords, silent, too_many, unprotected, evicted, .. } =
+            &*counts;
         let told: Vec<String> = [
             (wrong_passwords, "wrong passwords"),
             (silent, "closed that gave no password"),
@@ -84,7 +85,7 @@ impl Refusals {
         if told.is_empty() {
             return None;
         }
-        *counts = Counts { logged_at_ms: now_ms, ..Counts::default() };
+        *counts = RefusalCounts { logged_at_ms: now_ms, ..RefusalCounts::default() };
         Some(told.join("; "))
     }
 

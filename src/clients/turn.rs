@@ -28,7 +28,7 @@ pub enum Cancel {
 }
 
 #[derive(Debug)]
-enum State {
+enum TurnState {
     Waiting,
     Claimed {
         /// Workers that had something meanwhile.
@@ -51,18 +51,18 @@ pub enum Ended {
 /// Turn of a blocked client, shared by its connection and the workers.
 #[derive(Debug)]
 pub struct Turn {
-    state: Mutex<State>,
+    state: Mutex<TurnState>,
     changed: Notify,
 }
 
 impl Default for Turn {
     fn default() -> Self {
-        Self { state: Mutex::new(State::Waiting), changed: Notify::new() }
+        Self { state: Mutex::new(TurnState::Waiting), changed: Notify::new() }
     }
 }
 
 impl Turn {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, TurnState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -72,23 +72,23 @@ impl Turn {
     pub fn claim(&self, worker: usize) -> bool {
         let mut state = self.state();
         match &mut *state {
-            State::Waiting => {
-                *state = State::Claimed { missed: Vec::new(), cancelled: None };
+            TurnState::Waiting => {
+                *state = TurnState::Claimed { missed: Vec::new(), cancelled: None };
                 true
             }
-            State::Claimed { missed, .. } => {
+            TurnState::Claimed { missed, .. } => {
                 if !missed.contains(&worker) {
                     missed.push(worker);
                 }
                 false
             }
-            State::Served(_) | State::Cancelled(_) => false,
+            TurnState::Served(_) | TurnState::Cancelled(_) => false,
         }
     }
 
     /// Ends a claimed turn with the reply.
     pub fn serve(&self, reply: Vec<u8>) {
-        *self.state() = State::Served(reply);
+        *self.state() = TurnState::Served(reply);
         self.changed.notify_one();
     }
 
@@ -97,13 +97,13 @@ impl Turn {
     #[must_use]
     pub fn release(&self) -> Vec<usize> {
         let mut state = self.state();
-        let State::Claimed { missed, cancelled } = &mut *state else { return Vec::new() };
+        let TurnState::Claimed { missed, cancelled } = &mut *state else { return Vec::new() };
         let missed = std::mem::take(missed);
         let Some(why) = *cancelled else {
-            *state = State::Waiting;
+            *state = TurnState::Waiting;
             return missed;
         };
-        *state = State::Cancelled(why);
+        *state = TurnState::Cancelled(why);
         drop(state);
         self.changed.notify_one();
         Vec::new()
@@ -113,9 +113,9 @@ impl Turn {
     pub fn cancel(&self, why: Cancel) -> bool {
         let mut state = self.state();
         match &mut *state {
-            State::Waiting => *state = State::Cancelled(why),
-            State::Claimed { cancelled, .. } => return cancelled.replace(why).is_none(),
-            State::Served(_) | State::Cancelled(_) => return false,
+            TurnState::Waiting => *state = TurnState::Cancelled(why),
+            TurnState::Claimed { cancelled, .. } => return cancelled.replace(why).is_none(),
+            TurnState::Served(_) | TurnState::Cancelled(_) => return false,
         }
         drop(state);
         self.changed.notify_one();
@@ -125,17 +125,17 @@ impl Turn {
     /// Returns true if no worker may begin to serve the client any more.
     pub fn is_over(&self) -> bool {
         match *self.state() {
-            State::Waiting | State::Claimed { cancelled: None, .. } => false,
-            State::Claimed { .. } | State::Served(_) | State::Cancelled(_) => true,
+            TurnState::Waiting | TurnState::Claimed { cancelled: None, .. } => false,
+            TurnState::Claimed { .. } | TurnState::Served(_) | TurnState::Cancelled(_) => true,
         }
     }
 
     /// Returns how the wait has ended, if it has.
     pub fn ended(&self) -> Option<Ended> {
         match &mut *self.state() {
-            State::Served(reply) => Some(Ended::Served(std::mem::take(reply))),
-            State::Cancelled(why) => Some(Ended::Cancelled(*why)),
-            State::Waiting | State::Claimed { .. } => None,
+            TurnState::Served(reply) => Some(Ended::Served(std::mem::take(reply))),
+            TurnState::Cancelled(why) => Some(Ended::Cancelled(*why)),
+            TurnState::Waiting | TurnState::Claimed { .. } => None,
         }
     }
 

@@ -15,7 +15,7 @@ pub(super) struct Arguments {
 }
 
 /// The action that the command line requests.
-pub(super) enum Request {
+pub(super) enum ProgramAction {
     Run(Arguments),
     /// Print how the server is used, and exit.
     Help(String),
@@ -28,11 +28,11 @@ pub(super) enum Request {
 ///
 /// # Errors
 /// If a word belongs to no directive.
-pub(super) fn parse(args: impl Iterator<Item = String>) -> Result<Request, ConfigError> {
+pub(super) fn parse(args: impl Iterator<Item = String>) -> Result<ProgramAction, ConfigError> {
     let args: Vec<String> = args.collect();
     match args.first().map(String::as_str) {
-        Some("-v" | "--version") => return Ok(Request::Print(version())),
-        Some("-h" | "--help") => return Ok(Request::Help(help())),
+        Some("-v" | "--version") => return Ok(ProgramAction::Print(version())),
+        Some("-h" | "--help") => return Ok(ProgramAction::Help(help())),
         _ => {}
     }
     let mut parsed = Arguments::default();
@@ -64,7 +64,7 @@ pub(super) fn parse(args: impl Iterator<Item = String>) -> Result<Request, Confi
             });
         }
     }
-    Ok(Request::Run(parsed))
+    Ok(ProgramAction::Run(parsed))
 }
 
 fn version() -> String {

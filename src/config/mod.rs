@@ -27,7 +27,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use flagstone_wire::glob;
 
-use arguments::Request;
+use arguments::ProgramAction;
 use directive::Mutability;
 use directives::TABLE;
 use machine::Machine;
@@ -105,9 +105,9 @@ impl Config {
         standard_input: &mut dyn Read,
     ) -> Result<Startup, ConfigError> {
         let arguments = match arguments::parse(args)? {
-            Request::Run(arguments) => arguments,
-            Request::Help(text) => return Ok(Startup::Help(text)),
-            Request::Print(text) => return Ok(Startup::Print(text)),
+            ProgramAction::Run(arguments) => arguments,
+            ProgramAction::Help(text) => return Ok(Startup::Help(text)),
+            ProgramAction::Print(text) => return Ok(Startup::Print(text)),
         };
         let loaded = load::load(&arguments, environment, standard_input)?;
         let machine = Machine::detect();

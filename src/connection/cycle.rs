@@ -24,7 +24,7 @@ const MAX_REMOTE: usize = 128;
 const MAX_PARKED: usize = 512;
 
 /// Source of a reply.
-pub(super) enum Piece {
+pub(super) enum ReplySource {
     /// The reply is in the cycle's buffer, up to this end.
     Here(End),
     /// The reply is the next one of the batch for a worker.
@@ -49,7 +49,7 @@ pub(super) struct End {
 pub(super) struct Cycle {
     out: Reply,
     /// Sources of the replies; empty while every reply so far is in `out`.
-    pieces: VecDeque<Piece>,
+    pieces: VecDeque<ReplySource>,
     /// Ends of the replies in `out`, while all replies are there.
     own: Vec<End>,
     plain: bool,
@@ -142,7 +142,7 @@ impl Cycle {
         if self.plain {
             self.own.push(end);
         } else {
-            self.pieces.push_back(Piece::Here(end));
+            self.pieces.push_back(ReplySource::Here(end));
         }
     }
 
@@ -150,7 +150,8 @@ impl Cycle {
     fn scatter(&mut self) {
         if self.plain {
             self.plain = false;
-            self.pieces = std::mem::take(&mut self.own).into_iter().map(Piece::Here).collect();
+            self.pieces =
+                std::mem::take(&mut self.own).into_iter().map(ReplySource::Here).collect();
         }
     }
 
@@ -204,7 +205,7 @@ impl Cycle {
                 }
             };
             self.batches[n].1.push(command, request, at, args);
-            self.pieces.push_back(Piece::Remote { worker: target, command });
+            self.pieces.push_back(ReplySource::Remote { worker: target, command });
             self.ends = command.spec.runs_others();
             return true;
         }
@@ -226,7 +227,7 @@ impl Cycle {
                 let owned = OwnedCommand::new(command, args, request);
                 let room = self.room.get_or_insert_with(|| Room::new(1)).clone();
                 let parked = worker.park(owned, blocked, Some(room));
-                self.pieces.push_back(Piece::Parked(command, parked));
+                self.pieces.push_back(ReplySource::Parked(command, parked));
                 self.parked += 1;
                 self.crowded |= worker.node.is_crowded(worker.id);
             }
@@ -271,7 +272,7 @@ impl Cycle {
         if self.out.is_lost() || worker.wait_shown(&self.shown).await.is_ok() {
             return (self.out, self.own);
         }
-        let mut whole = Whole::new(worker, self.own.len());
+        let mut whole = CheckedReplies::new(worker, self.own.len());
         let mut from = 0;
         for end in &self.own {
             whole.push_own(&self.shown, *end, &self.out.as_bytes()[from..end.at]);
@@ -282,7 +283,7 @@ impl Cycle {
 }
 
 /// Replies in order, with errors in place of those that must not be sent.
-pub(super) struct Whole<'a> {
+pub(super) struct CheckedReplies<'a> {
     worker: &'a Worker,
     /// True if what replies show has to be durable.
     to_disk: bool,
@@ -290,7 +291,7 @@ pub(super) struct Whole<'a> {
     pub(super) ends: Vec<End>,
 }
 
-impl<'a> Whole<'a> {
+impl<'a> CheckedReplies<'a> {
     pub(super) fn new(worker: &'a Worker, replies: usize) -> Self {
         let to_disk = worker.is_always();
         Self { worker, to_disk, bytes: Reply::default(), ends: Vec::with_capacity(replies) }

@@ -2,7 +2,7 @@
 //! parked commands. They are put together piece by piece and sent before they take many bytes, so a
 //! client that reads slowly keeps little memory however much it asks for.
 
-use super::cycle::{Piece, Whole, confirmed};
+use super::cycle::{CheckedReplies, ReplySource, confirmed};
 use crate::worker::{BatchReply, CmdBatch, MAX_REPLIES, Ran, Shown, Worker};
 use flagstone_wire::resp::Reply;
 use std::collections::VecDeque;
@@ -48,7 +48,7 @@ pub(super) struct Scattered {
     out: Reply,
     /// End of the part of `out` that is put together already.
     from: usize,
-    pieces: VecDeque<Piece>,
+    pieces: VecDeque<ReplySource>,
     remote: Vec<Remote>,
     shows_data: bool,
     /// Rounds that the replies in `out` show.
@@ -58,7 +58,7 @@ pub(super) struct Scattered {
 impl Scattered {
     pub(super) fn new(
         out: Reply,
-        pieces: VecDeque<Piece>,
+        pieces: VecDeque<ReplySource>,
         shows_data: bool,
         shown: Shown,
     ) -> Box<Self> {
@@ -91,16 +91,16 @@ impl Scattered {
         if self.out.is_lost() {
             return (self.out, None);
         }
-        let mut whole = Whole::new(worker, self.pieces.len());
+        let mut whole = CheckedReplies::new(worker, self.pieces.len());
         while whole.bytes.len() <= MAX_REPLIES
             && let Some(piece) = self.pieces.pop_front()
         {
             match piece {
-                Piece::Here(end) => {
+                ReplySource::Here(end) => {
                     whole.push_own(&self.shown, end, &self.out.as_bytes()[self.from..end.at]);
                     self.from = end.at;
                 }
-                Piece::Parked(command, done) => {
+                ReplySource::Parked(command, done) => {
                     let mut ran = done.await.unwrap_or_else(|_| Ran::abandoned());
                     if let Some(command) = ran.put_off.take() {
                         ran = worker.run_one(&command).await;
@@ -108,7 +108,7 @@ impl Scattered {
                     ran.end_wait(self.out.proto());
                     whole.push(command, worker.settle_reply(command, ran).await.as_bytes());
                 }
-                Piece::Remote { worker: target, command } => {
+                ReplySource::Remote { worker: target, command } => {
                     let remote = self.remote.iter_mut().find(|remote| remote.worker == target);
                     match next_of(worker, remote).await {
                         Some(bytes) => whole.push(command, bytes),

@@ -14,7 +14,7 @@ pub use budget::Budget;
 pub use checkpoints::{Checkpoints, SaveStats};
 pub use ending::{Ending, ShutdownRequest};
 pub use health::Health;
-pub use pauses::{Pause, Pauses};
+pub use pauses::{ClientPause, Pauses};
 pub use stats::{Counters, WorkerStats};
 pub(crate) use stats::{MAX_ERRORS, OTHER_ERRORS, Tally, error_code};
 

@@ -8,7 +8,7 @@ use tokio::sync::Notify;
 
 /// A pause of commands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Pause {
+pub struct ClientPause {
     /// End of the pause in ms since the Unix epoch; 0 if clients are not paused.
     pub until_ms: u64,
     /// True if only commands that may write wait.
@@ -20,7 +20,7 @@ pub struct Pauses {
     clock: Clock,
     /// True if `pause` may be in force, so that one load usually shows that there is none.
     paused: AtomicBool,
-    pause: Mutex<Pause>,
+    pause: Mutex<ClientPause>,
     unpaused: Notify,
 }
 
@@ -36,7 +36,7 @@ impl Pauses {
     }
 
     /// Returns the pause that is in force, if any.
-    pub fn now(&self) -> Option<Pause> {
+    pub fn now(&self) -> Option<ClientPause> {
         if !self.paused.load(Ordering::Relaxed) {
             return None;
         }
@@ -45,7 +45,7 @@ impl Pauses {
     }
 
     /// Begins, changes or (with `until_ms` 0) ends a pause.
-    pub fn set(&self, pause: Pause) {
+    pub fn set(&self, pause: ClientPause) {
         *self.pause.lock().unwrap_or_else(PoisonError::into_inner) = pause;
         self.paused.store(pause.until_ms != 0, Ordering::Relaxed);
         self.unpaused.notify_waiters();

@@ -24,13 +24,13 @@ use wakes::Wakes;
 
 /// Kind of a subscription; its value is the index in [`Client::subscriptions`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum SubscriptionKind {
     Channel,
     Pattern,
     Shard,
 }
 
-impl Kind {
+impl SubscriptionKind {
     pub const ALL: [Self; 3] = [Self::Channel, Self::Pattern, Self::Shard];
 
     /// Returns the first word of its messages.
@@ -59,11 +59,11 @@ struct Registry {
 
 impl Registry {
     fn patterns(&mut self) -> Arc<[Bytes]> {
-        let names = &self.names[Kind::Pattern as usize];
+        let names = &self.names[SubscriptionKind::Pattern as usize];
         self.patterns.get_or_insert_with(|| names.keys().cloned().collect()).clone()
     }
 
-    fn listeners(&self, kind: Kind, name: &[u8]) -> Option<&Listeners> {
+    fn listeners(&self, kind: SubscriptionKind, name: &[u8]) -> Option<&Listeners> {
         self.names[kind as usize].get(name)
     }
 }
@@ -80,19 +80,19 @@ pub struct PubSub {
 
 /// A message to the subscribers of one name.
 struct Parcel<'a> {
-    kind: Kind,
+    kind: SubscriptionKind,
     name: &'a [u8],
     /// Bytes before channel and payload, in RESP2 and RESP3.
     heads: [Vec<u8>; 2],
 }
 
 impl<'a> Parcel<'a> {
-    fn new(kind: Kind, name: &'a [u8]) -> Self {
+    fn new(kind: SubscriptionKind, name: &'a [u8]) -> Self {
         let heads = [Proto::Resp2, Proto::Resp3].map(|proto| {
             let mut head = Reply::new(proto);
-            head.push(if kind == Kind::Pattern { 4 } else { 3 });
+            head.push(if kind == SubscriptionKind::Pattern { 4 } else { 3 });
             head.bulk(kind.word());
-            if kind == Kind::Pattern {
+            if kind == SubscriptionKind::Pattern {
                 head.bulk(name);
             }
             head.into_bytes()
@@ -126,13 +126,13 @@ impl PubSub {
         now_ms: u64,
     ) -> usize {
         let mut registry = self.lock();
-        let heard = registry.listeners(Kind::Channel, channel).is_some();
+        let heard = registry.listeners(SubscriptionKind::Channel, channel).is_some();
         let patterns = registry.patterns();
         drop(registry);
         let matching = patterns.iter().filter(|pattern| glob::matches(pattern, channel));
         let mut parcels: SmallVec<[Parcel<'_>; 2]> = SmallVec::new();
-        parcels.extend(heard.then(|| Parcel::new(Kind::Channel, channel)));
-        parcels.extend(matching.map(|pattern| Parcel::new(Kind::Pattern, pattern)));
+        parcels.extend(heard.then(|| Parcel::new(SubscriptionKind::Channel, channel)));
+        parcels.extend(matching.map(|pattern| Parcel::new(SubscriptionKind::Pattern, pattern)));
         self.deliver(&parcels, channel, payload, limits, now_ms)
     }
 
@@ -140,12 +140,13 @@ impl PubSub {
     pub fn receivers(&self, channel: &[u8], to_shard: bool) -> usize {
         let mut registry = self.lock();
         if to_shard {
-            return registry.listeners(Kind::Shard, channel).map_or(0, |all| all.len());
+            return registry.listeners(SubscriptionKind::Shard, channel).map_or(0, |all| all.len());
         }
         let patterns = registry.patterns();
         let matching = patterns.iter().filter(|pattern| glob::matches(pattern, channel));
-        let by_pattern = matching.filter_map(|pattern| registry.listeners(Kind::Pattern, pattern));
-        let by_name = registry.listeners(Kind::Channel, channel);
+        let by_pattern =
+            matching.filter_map(|pattern| registry.listeners(SubscriptionKind::Pattern, pattern));
+        let by_name = registry.listeners(SubscriptionKind::Channel, channel);
         by_name.into_iter().chain(by_pattern).map(|all| all.len()).sum()
     }
 
@@ -158,10 +159,16 @@ impl PubSub {
         limits: &OutputBufferLimits,
         now_ms: u64,
     ) -> usize {
-        if self.lock().listeners(Kind::Shard, channel).is_none() {
+        if self.lock().listeners(SubscriptionKind::Shard, channel).is_none() {
             return 0;
         }
-        self.deliver(&[Parcel::new(Kind::Shard, channel)], channel, payload, limits, now_ms)
+        self.deliver(
+            &[Parcel::new(SubscriptionKind::Shard, channel)],
+            channel,
+            payload,
+            limits,
+            now_ms,
+        )
     }
 
     fn deliver(
@@ -231,28 +238,28 @@ impl PubSub {
     }
 
     /// Subscribes a client, whose memory is reserved, and returns the shared copy of the name.
-    fn add(&self, kind: Kind, name: &[u8], client: &Arc<Client>) -> Bytes {
+    fn add(&self, kind: SubscriptionKind, name: &[u8], client: &Arc<Client>) -> Bytes {
         let mut registry = self.lock();
         let names = &mut registry.names[kind as usize];
         let found = names.get_key_value(name).map(|(name, _)| name.clone());
         let is_new = found.is_none();
         let name = found.unwrap_or_else(|| Bytes::copy_from_slice(name));
         names.entry(name.clone()).or_default().insert(client.id, client.clone());
-        if is_new && kind == Kind::Pattern {
+        if is_new && kind == SubscriptionKind::Pattern {
             registry.patterns = None;
         }
         name
     }
 
     /// Removes a subscription of a client.
-    fn remove(&self, kind: Kind, name: &[u8], client: &Client) {
+    fn remove(&self, kind: SubscriptionKind, name: &[u8], client: &Client) {
         let mut registry = self.lock();
         let names = &mut registry.names[kind as usize];
         let Some(listeners) = names.get_mut(name) else { return };
         listeners.remove(&client.id);
         if listeners.is_empty() {
             names.remove(name);
-            if kind == Kind::Pattern {
+            if kind == SubscriptionKind::Pattern {
                 registry.patterns = None;
             }
         }
@@ -261,17 +268,17 @@ impl PubSub {
     }
 
     /// Returns the number of names of a kind with subscribers.
-    pub fn count(&self, kind: Kind) -> usize {
+    pub fn count(&self, kind: SubscriptionKind) -> usize {
         self.lock().names[kind as usize].len()
     }
 
     /// Returns the number of subscribers of a name.
-    pub fn listeners(&self, kind: Kind, name: &[u8]) -> usize {
+    pub fn listeners(&self, kind: SubscriptionKind, name: &[u8]) -> usize {
         self.lock().listeners(kind, name).map_or(0, Listeners::len)
     }
 
     /// Returns the names of a kind that have subscribers.
-    pub fn names(&self, kind: Kind) -> Vec<Bytes> {
+    pub fn names(&self, kind: SubscriptionKind) -> Vec<Bytes> {
         self.lock().names[kind as usize].keys().cloned().collect()
     }
 }

@@ -1,6 +1,6 @@
 //! The subscriptions of one connection.
 
-use super::{Kind, PubSub};
+use super::{PubSub, SubscriptionKind};
 use crate::clients::{Client, state};
 use bytes::Bytes;
 use std::collections::HashSet;
@@ -22,7 +22,7 @@ impl Subscriptions {
     }
 
     /// Subscribes to a name; its memory is reserved ([`PubSub::reserve`]).
-    pub fn add(&mut self, kind: Kind, name: &[u8]) {
+    pub fn add(&mut self, kind: SubscriptionKind, name: &[u8]) {
         let names = &mut self.names[kind as usize];
         if names.contains(name) {
             self.pubsub.release(name);
@@ -34,7 +34,7 @@ impl Subscriptions {
     }
 
     /// Ends a subscription; messages sent before are in the client's outbox.
-    pub fn remove(&mut self, kind: Kind, name: &[u8]) {
+    pub fn remove(&mut self, kind: SubscriptionKind, name: &[u8]) {
         if self.names[kind as usize].remove(name) {
             self.pubsub.remove(kind, name, &self.client);
             self.show(kind);
@@ -42,19 +42,19 @@ impl Subscriptions {
         }
     }
 
-    fn show(&self, kind: Kind) {
+    fn show(&self, kind: SubscriptionKind) {
         let count = u32::try_from(self.names[kind as usize].len()).unwrap_or(u32::MAX);
         self.client.subscriptions[kind as usize].store(count, Ordering::Relaxed);
     }
 
     /// Returns the number of subscriptions that the client is told: channels and patterns together.
-    pub fn count(&self, kind: Kind) -> usize {
+    pub fn count(&self, kind: SubscriptionKind) -> usize {
         let [channels, patterns, shards] = &self.names;
-        if kind == Kind::Shard { shards.len() } else { channels.len() + patterns.len() }
+        if kind == SubscriptionKind::Shard { shards.len() } else { channels.len() + patterns.len() }
     }
 
     /// Returns the names of a kind.
-    pub fn names(&self, kind: Kind) -> Vec<Bytes> {
+    pub fn names(&self, kind: SubscriptionKind) -> Vec<Bytes> {
         self.names[kind as usize].iter().cloned().collect()
     }
 
@@ -66,7 +66,7 @@ impl Subscriptions {
 
 impl Drop for Subscriptions {
     fn drop(&mut self) {
-        for kind in Kind::ALL {
+        for kind in SubscriptionKind::ALL {
             for name in std::mem::take(&mut self.names[kind as usize]) {
                 self.pubsub.remove(kind, &name, &self.client);
             }

@@ -17,7 +17,7 @@ fn limits() -> OutputBufferLimits {
     Settings::default().client_output_buffer_limit
 }
 
-fn subscribe(subscriptions: &mut Subscriptions, kind: Kind, names: &[&str]) {
+fn subscribe(subscriptions: &mut Subscriptions, kind: SubscriptionKind, names: &[&str]) {
     let names = names.iter().map(|name| name.as_bytes());
     assert!(subscriptions.pubsub.reserve(names.clone()));
     names.for_each(|name| subscriptions.add(kind, name));
@@ -36,12 +36,18 @@ fn messages_go_to_channels_patterns_and_shards() {
     two.set_resp(3);
     let mut first = Subscriptions::new(&pubsub, &one);
     let mut second = Subscriptions::new(&pubsub, &two);
-    subscribe(&mut first, Kind::Channel, &["news", "news"]);
-    subscribe(&mut first, Kind::Pattern, &["n*"]);
-    subscribe(&mut second, Kind::Pattern, &["n*", "?ews", "x"]);
-    subscribe(&mut second, Kind::Shard, &["news"]);
-    assert_eq!((first.count(Kind::Channel), first.count(Kind::Shard)), (2, 0));
-    assert_eq!((second.count(Kind::Channel), second.count(Kind::Shard)), (3, 1));
+    subscribe(&mut first, SubscriptionKind::Channel, &["news", "news"]);
+    subscribe(&mut first, SubscriptionKind::Pattern, &["n*"]);
+    subscribe(&mut second, SubscriptionKind::Pattern, &["n*", "?ews", "x"]);
+    subscribe(&mut second, SubscriptionKind::Shard, &["news"]);
+    assert_eq!(
+        (first.count(SubscriptionKind::Channel), first.count(SubscriptionKind::Shard)),
+        (2, 0)
+    );
+    assert_eq!(
+        (second.count(SubscriptionKind::Channel), second.count(SubscriptionKind::Shard)),
+        (3, 1)
+    );
     assert_eq!(pubsub.publish(b"news", b"hi", &limits(), 1), 4);
     assert_eq!(
         sent(&one),
@@ -63,9 +69,9 @@ fn a_pattern_counts_from_its_subscription_on_until_its_end() {
     let one = client(1);
     let mut first = Subscriptions::new(&pubsub, &one);
     assert_eq!(pubsub.publish(b"a", b"1", &limits(), 1), 0);
-    subscribe(&mut first, Kind::Pattern, &["a"]);
+    subscribe(&mut first, SubscriptionKind::Pattern, &["a"]);
     assert_eq!(pubsub.publish(b"a", b"2", &limits(), 1), 1);
-    first.remove(Kind::Pattern, b"a");
+    first.remove(SubscriptionKind::Pattern, b"a");
     assert_eq!(pubsub.publish(b"a", b"3", &limits(), 1), 0);
     assert!(!one.is(crate::clients::state::PUBSUB));
 }
@@ -76,12 +82,12 @@ fn dropped_subscriptions_leave_nothing() {
     let (one, two) = (client(1), client(2));
     let mut first = Subscriptions::new(&pubsub, &one);
     let mut second = Subscriptions::new(&pubsub, &two);
-    for kind in Kind::ALL {
+    for kind in SubscriptionKind::ALL {
         subscribe(&mut first, kind, &["a", "b"]);
         subscribe(&mut second, kind, &["b", "c"]);
     }
     drop(first);
-    for kind in Kind::ALL {
+    for kind in SubscriptionKind::ALL {
         let mut names = pubsub.names(kind);
         names.sort();
         assert_eq!(names, ["b", "c"]);
@@ -91,7 +97,7 @@ fn dropped_subscriptions_leave_nothing() {
     assert!(!one.is(crate::clients::state::PUBSUB));
     assert_eq!(Arc::strong_count(&one), 1);
     drop(second);
-    assert!(Kind::ALL.iter().all(|&kind| pubsub.count(kind) == 0));
+    assert!(SubscriptionKind::ALL.iter().all(|&kind| pubsub.count(kind) == 0));
     assert_eq!(pubsub.bytes.load(Ordering::Relaxed), 0);
 }
 
@@ -100,13 +106,13 @@ fn subscriptions_take_no_more_memory_than_they_may() {
     let pubsub = Arc::new(PubSub::new(1, 2 * (ENTRY + 1)));
     let one = client(1);
     let mut first = Subscriptions::new(&pubsub, &one);
-    subscribe(&mut first, Kind::Channel, &["a"]);
+    subscribe(&mut first, SubscriptionKind::Channel, &["a"]);
     // An existing subscription takes memory only for the moment.
-    subscribe(&mut first, Kind::Channel, &["a"]);
+    subscribe(&mut first, SubscriptionKind::Channel, &["a"]);
     assert!(!pubsub.reserve([&b"b"[..], b"c"].into_iter()));
-    subscribe(&mut first, Kind::Pattern, &["b"]);
+    subscribe(&mut first, SubscriptionKind::Pattern, &["b"]);
     assert!(!pubsub.reserve([&b"c"[..]].into_iter()));
-    first.remove(Kind::Channel, b"a");
+    first.remove(SubscriptionKind::Channel, b"a");
     assert!(pubsub.reserve([&b"c"[..]].into_iter()));
 }
 
@@ -115,10 +121,10 @@ fn all_hear_a_channel_in_the_same_order() {
     let pubsub = Arc::new(PubSub::new(1, ROOM));
     let clients: Vec<_> = (1..=4).map(client).collect();
     let mut all: Vec<_> = clients.iter().map(|c| Subscriptions::new(&pubsub, c)).collect();
-    subscribe(&mut all[0], Kind::Channel, &["ch"]);
-    subscribe(&mut all[1], Kind::Channel, &["ch"]);
-    subscribe(&mut all[2], Kind::Pattern, &["c*"]);
-    subscribe(&mut all[3], Kind::Pattern, &["*h"]);
+    subscribe(&mut all[0], SubscriptionKind::Channel, &["ch"]);
+    subscribe(&mut all[1], SubscriptionKind::Channel, &["ch"]);
+    subscribe(&mut all[2], SubscriptionKind::Pattern, &["c*"]);
+    subscribe(&mut all[3], SubscriptionKind::Pattern, &["*h"]);
     std::thread::scope(|scope| {
         for who in 0..4 {
             let pubsub = &pubsub;
@@ -145,8 +151,8 @@ fn a_long_message_is_shared_and_a_slow_reader_closed() {
     let (one, two) = (client(1), client(2));
     let mut first = Subscriptions::new(&pubsub, &one);
     let mut second = Subscriptions::new(&pubsub, &two);
-    subscribe(&mut first, Kind::Channel, &["ch"]);
-    subscribe(&mut second, Kind::Channel, &["ch"]);
+    subscribe(&mut first, SubscriptionKind::Channel, &["ch"]);
+    subscribe(&mut second, SubscriptionKind::Channel, &["ch"]);
     let pubsub_limit = OutputBufferLimit { hard_bytes: 25_000, soft_bytes: 0, soft_seconds: 0 };
     let limits = OutputBufferLimits { pubsub: pubsub_limit, ..limits() };
     assert_eq!(pubsub.publish(b"ch", &[b'x'; 10_000], &limits, 1), 2);
@@ -164,7 +170,7 @@ async fn a_waiting_connection_is_woken() {
     let pubsub = Arc::new(PubSub::new(1, ROOM));
     let one = client(1);
     let mut first = Subscriptions::new(&pubsub, &one);
-    subscribe(&mut first, Kind::Channel, &["ch"]);
+    subscribe(&mut first, SubscriptionKind::Channel, &["ch"]);
     let heard = Arc::new(AtomicU64::new(0));
     let (listener, count) = (one.clone(), heard.clone());
     let task = tokio::spawn(async move {

@@ -37,7 +37,7 @@ pub struct Vm {
     /// [`crate::scripts::Scripts::epoch`] of the compiled scripts.
     epoch: u64,
     /// Loaded libraries by name.
-    libraries: FnvHashMap<Box<[u8]>, Loaded>,
+    libraries: FnvHashMap<Box<[u8]>, LoadedLibrary>,
     /// [`Libraries::version`] of the loaded libraries.
     version: u64,
     figures: Arc<VmFigures>,
@@ -47,7 +47,7 @@ pub struct Vm {
 }
 
 /// A library that a VM has loaded.
-struct Loaded {
+struct LoadedLibrary {
     library: Arc<Library>,
     functions: FnvHashMap<Vec<u8>, Function>,
 }
@@ -145,7 +145,7 @@ impl Vm {
                 }
                 loaded => loaded?,
             };
-            let loaded = Loaded { library: library.clone(), functions };
+            let loaded = LoadedLibrary { library: library.clone(), functions };
             self.libraries.insert(library.name.clone(), loaded);
         }
         let loaded = self.libraries.get(&library.name);

@@ -92,7 +92,7 @@ const SILENCE: Duration = Duration::from_secs(60);
 
 /// State of the log lines about busy scripts.
 #[derive(Debug, Default)]
-struct Told {
+struct BusyLog {
     last: Option<Instant>,
     /// Number of busy scripts since the last line.
     untold: u64,
@@ -103,7 +103,7 @@ struct Told {
 pub struct Running {
     all: Mutex<Vec<Arc<Control>>>,
     busy: AtomicUsize,
-    told: Mutex<Told>,
+    told: Mutex<BusyLog>,
 }
 
 impl Running {

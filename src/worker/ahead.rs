@@ -169,11 +169,11 @@ mod tests {
     const LAYOUT: Layout = Layout { shards: 1, seed: 7 };
 
     /// A command's arguments and its end.
-    type Shown = (Vec<Vec<u8>>, usize);
+    type ParsedCommand = (Vec<Vec<u8>>, usize);
 
     /// Returns the commands that are parsed ahead of `data`, the end of the last, and the reason
     /// why no more are.
-    fn parsed(data: &[u8], limits: &Limits) -> (Vec<Shown>, usize, Stopped) {
+    fn parsed(data: &[u8], limits: &Limits) -> (Vec<ParsedCommand>, usize, Stopped) {
         let (mut ahead, mut parser, mut end) = (Ahead::default(), Parser::new(), 0);
         let stopped = ahead.fill(&mut parser, data, &mut end, limits, &LAYOUT);
         let commands = (0..ahead.len()).map(|n| {
@@ -183,7 +183,7 @@ mod tests {
         (commands.collect(), end, stopped)
     }
 
-    fn names(commands: &[Shown]) -> Vec<&[u8]> {
+    fn names(commands: &[ParsedCommand]) -> Vec<&[u8]> {
         commands.iter().map(|(args, _)| &args[0][..]).collect()
     }
 

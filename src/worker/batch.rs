@@ -176,7 +176,7 @@ impl BatchReply {
 
 /// Replies of a batch, held until the rounds that they show are stored or have failed.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct HeldReplies {
     reply: BatchReply,
     /// Command of each reply, and the greatest round that it shows.
     seen: Vec<(&'static Command, u64)>,
@@ -226,7 +226,7 @@ impl Worker {
         }
         let ran = ends.len();
         let reply = BatchReply { bytes: out, ends, ..BatchReply::default() };
-        let mut held = Held { reply, seen, shown, to };
+        let mut held = HeldReplies { reply, seen, shown, to };
         if !parked.is_empty() {
             let worker = self.clone();
             tokio::task::spawn_local(async move {
@@ -250,7 +250,7 @@ impl Worker {
     }
 
     /// Sends replies now if the rounds that they show are stored, else holds them.
-    fn hold(&self, held: Held) {
+    fn hold(&self, held: HeldReplies) {
         let to_disk = self.is_always();
         if self.rounds.is_stored(&held.shown, to_disk) {
             // If the connection has ended, the replies are dropped.
@@ -286,7 +286,7 @@ impl Worker {
     }
 }
 
-impl Held {
+impl HeldReplies {
     /// Waits for the parked commands, and puts their replies in their places.
     async fn complete(self, parked: Vec<(usize, oneshot::Receiver<Ran>)>, batch: CmdBatch) -> Self {
         let mut late = Vec::new();

@@ -6,7 +6,7 @@
 //! record that the coordinator has appended, applies its changes, and ends the hold.
 
 use super::{Lock, LockKey, Shown, Worker};
-use crate::blocking::Held;
+use crate::blocking::HeldLocks;
 use flagstone_storage::Entry;
 use flagstone_storage::journal::Lsn;
 use flagstone_storage::store::Need;
@@ -230,7 +230,7 @@ impl Worker {
         // Waiters come before the tasks that queue for the locks.
         let lock = self.holds.borrow_mut().locks.remove(&apply.hold);
         let whole = lock.as_ref().is_some_and(Lock::is_whole);
-        self.serve_holding(if whole { Held::All } else { Held::keys(keys) });
+        self.serve_holding(if whole { HeldLocks::All } else { HeldLocks::keys(keys) });
         drop(lock);
     }
 }

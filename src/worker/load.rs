@@ -6,7 +6,7 @@
 //! what is read ahead stays current.
 
 use super::parked::Parked;
-use super::read_trouble::{Line, ReadTrouble};
+use super::read_trouble::{ReadTrouble, TroubleLine};
 use super::{Lock, Worker};
 use flagstone_storage::store::{Need, Part};
 use std::cell::RefCell;
@@ -19,21 +19,21 @@ use tokio::sync::{Notify, oneshot};
 const LOOK_AHEAD: usize = 4096;
 
 /// A task or a command that waits for a load.
-enum Waiter {
+enum LoadWaiter {
     Task(oneshot::Sender<Result<(), String>>),
     Command(Lock, Box<Parked>),
 }
 
 /// The request of one command.
-struct Request {
+struct LoadRequest {
     needs: Vec<Need>,
-    waiter: Waiter,
+    waiter: LoadWaiter,
 }
 
 /// Requests that no load has taken up yet.
 #[derive(Default)]
-pub(super) struct Loader {
-    queue: RefCell<Vec<Request>>,
+pub(super) struct ColdLoader {
+    queue: RefCell<Vec<LoadRequest>>,
     due: Notify,
     trouble: ReadTrouble,
 }
@@ -43,17 +43,17 @@ impl Worker {
     /// client if that fails.
     pub(crate) async fn load(&self, needs: Vec<Need>) -> Result<(), String> {
         let (done, loaded) = oneshot::channel();
-        self.request(needs, Waiter::Task(done));
+        self.request(needs, LoadWaiter::Task(done));
         loaded.await.unwrap_or_else(|_| Err("ERR the command was abandoned".into()))
     }
 
     /// Loads what a parked command needs; the command goes on afterwards.
     pub(super) fn load_for(&self, needs: Vec<Need>, lock: Lock, parked: Box<Parked>) {
-        self.request(needs, Waiter::Command(lock, parked));
+        self.request(needs, LoadWaiter::Command(lock, parked));
     }
 
-    fn request(&self, needs: Vec<Need>, waiter: Waiter) {
-        self.loader.queue.borrow_mut().push(Request { needs, waiter });
+    fn request(&self, needs: Vec<Need>, waiter: LoadWaiter) {
+        self.loader.queue.borrow_mut().push(LoadRequest { needs, waiter });
         self.loader.due.notify_one();
     }
 
@@ -68,14 +68,14 @@ impl Worker {
         }
     }
 
-    async fn load_together(self: Rc<Self>, requests: Vec<Request>) {
+    async fn load_together(self: Rc<Self>, requests: Vec<LoadRequest>) {
         let all: Vec<Need> =
             requests.iter().flat_map(|request| request.needs.iter().cloned()).collect();
         let ahead = self.named_behind(&all);
         let alone = requests.len() == 1 && ahead.is_empty();
         let loaded = self.load_now(all.into_iter().chain(ahead).collect()).await;
         let mut commands = Vec::with_capacity(requests.len());
-        for Request { needs, waiter } in requests {
+        for LoadRequest { needs, waiter } in requests {
             let result = match &loaded {
                 // Something cannot be read: loads each request by itself, so that only those that
                 // need it fail.
@@ -84,9 +84,9 @@ impl Worker {
             };
             match (waiter, result) {
                 // A task that has ended needs no answer.
-                (Waiter::Task(done), result) => drop(done.send(result)),
-                (Waiter::Command(lock, parked), Ok(())) => commands.push((lock, parked)),
-                (Waiter::Command(lock, parked), Err(text)) => parked.fail(lock, &text),
+                (LoadWaiter::Task(done), result) => drop(done.send(result)),
+                (LoadWaiter::Command(lock, parked), Ok(())) => commands.push((lock, parked)),
+                (LoadWaiter::Command(lock, parked), Err(text)) => parked.fail(lock, &text),
             }
         }
         self.go_on_with(commands.into_iter());
@@ -128,13 +128,15 @@ impl Worker {
         self.evict();
         match finished {
             Ok(()) => {
-                if let Some(Line::Over) = self.loader.trouble.succeeded(Instant::now) {
+                if let Some(TroubleLine::Over) = self.loader.trouble.succeeded(Instant::now) {
                     tracing::info!("data can be read again");
                 }
                 Ok(())
             }
             Err(error) => {
-                if let Some(Line::Failing(reads)) = self.loader.trouble.failed(Instant::now()) {
+                if let Some(TroubleLine::Failing(reads)) =
+                    self.loader.trouble.failed(Instant::now())
+                {
                     tracing::error!(reads, "data cannot be read: {error:#}");
                 }
                 Err(format!("ERR the data could not be read: {error:#}"))

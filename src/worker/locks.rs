@@ -14,31 +14,31 @@ use tokio::sync::oneshot;
 pub(crate) type TicketId = u64;
 
 /// Keyed hash of a key and its database. Keys with the same hash share a lock.
-type Place = u64;
+type LockPlace = u64;
 
 /// Lock places of a command without repetitions; nearly always one.
-pub(super) type Places = SmallVec<[Place; 1]>;
+pub(super) type LockPlaces = SmallVec<[LockPlace; 1]>;
 
 /// A task or a command in a queue.
 #[derive(Debug)]
-pub(super) enum Waiter {
+pub(super) enum LockWaiter {
     Task(oneshot::Sender<()>),
     Command(Box<Parked>),
 }
 
 #[derive(Debug)]
-struct Ticket {
-    places: Places,
+struct LockTicket {
+    places: LockPlaces,
     /// Number of places in whose queue the ticket is not at the front.
     waiting: usize,
     /// Waiter until the locks are granted.
-    waiter: Option<Waiter>,
+    waiter: Option<LockWaiter>,
 }
 
 /// A request behind a barrier.
 #[derive(Debug)]
 enum Behind {
-    Keys(TicketId, Places, Waiter),
+    Keys(TicketId, LockPlaces, LockWaiter),
     Barrier(TicketId, oneshot::Sender<()>),
 }
 
@@ -46,8 +46,8 @@ enum Behind {
 #[derive(Debug)]
 pub(crate) struct LockTable {
     layout: Arc<Layout>,
-    queues: FnvHashMap<Place, VecDeque<TicketId>>,
-    tickets: FnvHashMap<TicketId, Ticket>,
+    queues: FnvHashMap<LockPlace, VecDeque<TicketId>>,
+    tickets: FnvHashMap<TicketId, LockTicket>,
     /// Commands that hold their locks and have not been taken up to run.
     granted: VecDeque<(TicketId, Box<Parked>)>,
     next: TicketId,
@@ -71,7 +71,7 @@ impl LockTable {
         }
     }
 
-    fn place(&self, db: u32, key: &[u8]) -> Place {
+    fn place(&self, db: u32, key: &[u8]) -> LockPlace {
         self.layout.hash(key).wrapping_add(u64::from(db))
     }
 
@@ -101,23 +101,24 @@ impl LockTable {
         keys: impl IntoIterator<Item = (u32, &'a [u8])>,
     ) -> (TicketId, oneshot::Receiver<()>) {
         let (tx, rx) = oneshot::channel();
-        (self.queue(self.places(keys), Waiter::Task(tx)), rx)
+        (self.queue(self.places(keys), LockWaiter::Task(tx)), rx)
     }
 
     /// Queues a command for some places; [`LockTable::next_granted`] returns it.
-    pub(super) fn enqueue_command(&mut self, places: Places, command: Box<Parked>) {
-        self.queue(places, Waiter::Command(command));
+    pub(super) fn enqueue_command(&mut self, places: LockPlaces, command: Box<Parked>) {
+        self.queue(places, LockWaiter::Command(command));
     }
 
     /// Returns the lock places of some keys.
-    pub(super) fn places<'a>(&self, keys: impl IntoIterator<Item = (u32, &'a [u8])>) -> Places {
-        let mut places: Places = keys.into_iter().map(|(db, key)| self.place(db, key)).collect();
+    pub(super) fn places<'a>(&self, keys: impl IntoIterator<Item = (u32, &'a [u8])>) -> LockPlaces {
+        let mut places: LockPlaces =
+            keys.into_iter().map(|(db, key)| self.place(db, key)).collect();
         places.sort_unstable();
         places.dedup();
         places
     }
 
-    fn queue(&mut self, places: Places, waiter: Waiter) -> TicketId {
+    fn queue(&mut self, places: LockPlaces, waiter: LockWaiter) -> TicketId {
         self.next += 1;
         if self.barrier.is_some() {
             self.behind.push_back(Behind::Keys(self.next, places, waiter));
@@ -142,7 +143,7 @@ impl LockTable {
         let queue = self.queues.get(&self.place(db, key));
         let tickets = queue.into_iter().flatten().filter_map(|id| self.tickets.get(id));
         tickets.filter_map(|ticket| match &ticket.waiter {
-            Some(Waiter::Command(command)) => Some(&**command),
+            Some(LockWaiter::Command(command)) => Some(&**command),
             _ => None,
         })
     }
@@ -177,18 +178,18 @@ impl LockTable {
         self.grant_barrier();
     }
 
-    fn admit(&mut self, id: TicketId, places: Places, waiter: Waiter) {
+    fn admit(&mut self, id: TicketId, places: LockPlaces, waiter: LockWaiter) {
         let mut waiting = 0;
         for place in &places {
             let queue = self.queues.entry(*place).or_default();
             queue.push_back(id);
             waiting += usize::from(queue.len() > 1);
         }
-        self.tickets.insert(id, Ticket { places, waiting, waiter: Some(waiter) });
+        self.tickets.insert(id, LockTicket { places, waiting, waiter: Some(waiter) });
         self.grant_if_ready(id);
     }
 
-    fn leave(&mut self, place: Place, id: TicketId) {
+    fn leave(&mut self, place: LockPlace, id: TicketId) {
         let Some(queue) = self.queues.get_mut(&place) else { return };
         if queue.front() != Some(&id) {
             queue.retain(|&n| n != id);
@@ -213,11 +214,11 @@ impl LockTable {
             return;
         };
         match ticket.waiter.take() {
-            Some(Waiter::Task(granted)) => {
+            Some(LockWaiter::Task(granted)) => {
                 // If the receiver is dropped, its owner releases the ticket.
                 let _ = granted.send(());
             }
-            Some(Waiter::Command(command)) => self.granted.push_back((id, command)),
+            Some(LockWaiter::Command(command)) => self.granted.push_back((id, command)),
             None => {}
         }
     }

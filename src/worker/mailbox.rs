@@ -15,7 +15,7 @@ const FEW_FIRST: usize = 16;
 pub(crate) const DRAIN: usize = 256;
 
 /// A closure to run on a worker's thread.
-pub(super) type Job = Box<dyn FnOnce(&std::rc::Rc<super::Worker>) + Send>;
+pub(super) type WorkerJob = Box<dyn FnOnce(&std::rc::Rc<super::Worker>) + Send>;
 
 /// A message to a worker.
 pub enum Message {
@@ -26,7 +26,7 @@ pub enum Message {
     /// The end of a coordinator's hold, with its changes.
     Apply(Apply),
     /// A closure to run on the worker's thread.
-    Run(Job),
+    Run(WorkerJob),
 }
 
 /// The sending side, which every thread may have.

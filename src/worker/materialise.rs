@@ -6,7 +6,7 @@
 //! After a while the engine is made to flush, so that the journal can drop its segments. A shard
 //! has at most one such job at a time.
 
-use super::stall::Watched;
+use super::stall::EngineWatch;
 use super::{LockKey, Worker};
 use flagstone_storage::journal::Lsn;
 use flagstone_storage::materialise::{hand_over, sweep};
@@ -47,7 +47,7 @@ const EXPIRE_BATCH: usize = 1000;
 
 /// State of the background jobs of one shard; one runs at a time.
 #[derive(Default)]
-pub(super) struct Job {
+pub(super) struct ShardJob {
     pub(super) busy: bool,
     /// Lsn of the rows that are being handed over.
     pub(super) handing: Option<Lsn>,
@@ -55,11 +55,11 @@ pub(super) struct Job {
     scanning: bool,
     swept: Option<Instant>,
     pub(super) flushing: bool,
-    pub(super) watched: Watched,
+    pub(super) watched: EngineWatch,
 }
 
 /// State of the background jobs of a worker's shards.
-pub(super) type Jobs = RefCell<HashMap<u16, Job>>;
+pub(super) type ShardJobs = RefCell<HashMap<u16, ShardJob>>;
 
 impl Worker {
     /// Starts hand-overs, flushes and sweeps of the shards, until the worker ends.

@@ -4,7 +4,7 @@
 
 use super::execute::{Blocked, Elsewhere, Ran, declared};
 use super::{Lock, LockKey, Worker};
-use crate::blocking::Held;
+use crate::blocking::HeldLocks;
 use crate::command::OwnedCommand;
 use crate::node::WorkerStats;
 use flagstone_storage::store::Need;
@@ -24,12 +24,12 @@ const PARKED_BYTES: usize = 400;
 
 /// Memory of a command, counted while it is parked.
 #[derive(Debug)]
-struct Place {
+struct ParkedMemory {
     bytes: u64,
     stats: Arc<WorkerStats>,
 }
 
-impl Place {
+impl ParkedMemory {
     fn new(command: &OwnedCommand, stats: &Arc<WorkerStats>) -> Self {
         let bytes = (command.memory() + PARKED_BYTES) as u64;
         stats.parked_bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -37,7 +37,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for ParkedMemory {
     fn drop(&mut self) {
         self.stats.parked_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
     }
@@ -47,7 +47,7 @@ impl Drop for Place {
 #[derive(Debug)]
 pub(crate) struct Parked {
     pub(super) command: OwnedCommand,
-    _place: Place,
+    _place: ParkedMemory,
     /// Data that the last attempt missed.
     missed: Vec<Need>,
     /// Parts of values that a unit has missed so far.
@@ -252,12 +252,12 @@ impl Worker {
 
     /// Allows waiters to be served although this command holds locks on its keys; returns what was
     /// allowed before.
-    fn hold_for_waiters(&self, command: &OwnedCommand) -> Held {
+    fn hold_for_waiters(&self, command: &OwnedCommand) -> HeldLocks {
         let mut waiting = self.waiting.borrow_mut();
         if waiting.is_empty() {
-            return Held::Nothing;
+            return HeldLocks::Nothing;
         }
-        waiting.hold(Held::keys(self.own_keys(command)))
+        waiting.hold(HeldLocks::keys(self.own_keys(command)))
     }
 
     /// Returns the command's keys that belong to this worker; nearly always all.
@@ -291,7 +291,7 @@ impl Parked {
         to: oneshot::Sender<Ran>,
         stats: &Arc<WorkerStats>,
     ) -> Box<Self> {
-        let _place = Place::new(&command, stats);
+        let _place = ParkedMemory::new(&command, stats);
         Box::new(Self { command, _place, missed, parts: HashSet::new(), room, to })
     }
 

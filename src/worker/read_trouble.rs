@@ -20,7 +20,7 @@ pub(super) struct ReadTrouble {
 
 /// A line for the log.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Line {
+pub(super) enum TroubleLine {
     /// Number of reads that have failed since the last line.
     Failing(u64),
     Over,
@@ -28,18 +28,18 @@ pub(super) enum Line {
 
 impl ReadTrouble {
     /// Records a failed read, and returns a line if one is due.
-    pub(super) fn failed(&self, now: Instant) -> Option<Line> {
+    pub(super) fn failed(&self, now: Instant) -> Option<TroubleLine> {
         self.failed.set(Some(now));
         self.untold.set(self.untold.get() + 1);
         if self.told.get().is_some_and(|told| now.duration_since(told) < AGAIN) {
             return None;
         }
         self.told.set(Some(now));
-        Some(Line::Failing(self.untold.take()))
+        Some(TroubleLine::Failing(self.untold.take()))
     }
 
     /// Records a successful read, and returns a line if the trouble is over.
-    pub(super) fn succeeded(&self, now: impl FnOnce() -> Instant) -> Option<Line> {
+    pub(super) fn succeeded(&self, now: impl FnOnce() -> Instant) -> Option<TroubleLine> {
         let failed = self.failed.get()?;
         if now().duration_since(failed) < QUIET {
             return None;
@@ -47,7 +47,7 @@ impl ReadTrouble {
         self.failed.take();
         self.told.take();
         self.untold.take();
-        Some(Line::Over)
+        Some(TroubleLine::Over)
     }
 }
 
@@ -61,15 +61,15 @@ mod tests {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         assert_eq!(trouble.succeeded(|| at(0)), None);
-        assert_eq!(trouble.failed(at(1)), Some(Line::Failing(1)));
+        assert_eq!(trouble.failed(at(1)), Some(TroubleLine::Failing(1)));
         for second in 2..60 {
             assert_eq!(trouble.failed(at(second)), None);
             // Reads of other keys succeed meanwhile.
             assert_eq!(trouble.succeeded(|| at(second)), None);
         }
-        assert_eq!(trouble.failed(at(61)), Some(Line::Failing(59)));
-        assert_eq!(trouble.succeeded(|| at(66)), Some(Line::Over));
+        assert_eq!(trouble.failed(at(61)), Some(TroubleLine::Failing(59)));
+        assert_eq!(trouble.succeeded(|| at(66)), Some(TroubleLine::Over));
         assert_eq!(trouble.succeeded(|| at(67)), None);
-        assert_eq!(trouble.failed(at(68)), Some(Line::Failing(1)));
+        assert_eq!(trouble.failed(at(68)), Some(TroubleLine::Failing(1)));
     }
 }

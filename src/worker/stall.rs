@@ -27,9 +27,9 @@ const MAX_TOLD: usize = 16;
 
 /// Errors of reading that were logged lately.
 #[derive(Default)]
-pub(super) struct Told(RefCell<HashMap<String, Instant>>);
+pub(super) struct RecentErrors(RefCell<HashMap<String, Instant>>);
 
-impl Told {
+impl RecentErrors {
     fn is_news(&self, text: &str, now: Instant) -> bool {
         let mut told = self.0.borrow_mut();
         told.retain(|_, at| now.duration_since(*at) < REPEATED);
@@ -43,7 +43,7 @@ impl Told {
 
 /// Observed state of a shard's engine.
 #[derive(Default)]
-pub(super) struct Watched {
+pub(super) struct EngineWatch {
     /// The engine's progress at the last check, and the time since which it is unchanged.
     progress: u64,
     since: Option<Instant>,
@@ -55,7 +55,7 @@ pub(super) struct Watched {
     pause: Duration,
 }
 
-impl Watched {
+impl EngineWatch {
     /// Returns why the engine is stalled now, if it is. `waits`: it has work to do.
     fn look(&mut self, now: Instant, engine: &Engine, waits: bool) -> Option<String> {
         let progress = engine.progress();
@@ -197,7 +197,7 @@ mod tests {
 
     #[test]
     fn errors_of_reading_are_told_once_a_minute_and_not_too_many() {
-        let (told, now) = (Told::default(), Instant::now());
+        let (told, now) = (RecentErrors::default(), Instant::now());
         assert!(told.is_news("one", now));
         assert!(!told.is_news("one", now + REPEATED / 2));
         assert!(told.is_news("two", now + REPEATED / 2));

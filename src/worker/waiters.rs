@@ -2,7 +2,7 @@
 
 use super::{Blocked, Elsewhere, Ran, Worker};
 use crate::blocking::{
-    Content, Held, Serves, Step, Tried, WaitTable, Waiter, end_apart, serve_all, step,
+    Content, HeldLocks, Serves, Step, Tried, WaitTable, Waiter, end_apart, serve_all, step,
 };
 use crate::clients::Cancel;
 use flagstone_storage::Value;
@@ -88,7 +88,7 @@ impl Serves for Rc<Worker> {
                 }
             }
             worker.waiting.borrow_mut().set_busy(&key, false);
-            worker.serve_holding(Held::keys(vec![key]));
+            worker.serve_holding(HeldLocks::keys(vec![key]));
             drop(lock);
         });
     }
@@ -187,7 +187,7 @@ impl Worker {
     }
 
     /// Serves waiters although the locks in `held` are held.
-    pub(crate) fn serve_holding(self: &Rc<Self>, held: Held) {
+    pub(crate) fn serve_holding(self: &Rc<Self>, held: HeldLocks) {
         let before = self.waiting.borrow_mut().hold(held);
         self.serve_waiters();
         self.waiting.borrow_mut().hold(before);

@@ -1,6 +1,6 @@
 //! Append-only files: commands, behind an RDB file or without one, in one file or several.
 
-use super::loader::Loader;
+use super::loader::ImportLoader;
 use crate::cli::pipeline::Expect;
 use crate::config::split_words;
 use anyhow::{Context, Result, anyhow, bail};
@@ -91,7 +91,7 @@ fn listed(manifest: &str) -> Result<Vec<String>> {
 }
 
 /// Loads one file of either format.
-pub(super) fn load(loader: &mut Loader, file: impl Read) -> Result<()> {
+pub(super) fn load(loader: &mut ImportLoader, file: impl Read) -> Result<()> {
     let mut file = BufReader::new(file);
     if !matches!(file.fill_buf()?.first(), None | Some(b'*' | b'#')) {
         let mut rdb = file::File::open(file).context("damaged at its beginning")?;
@@ -141,7 +141,7 @@ impl<R: Read> Commands<R> {
     }
 
     /// Sends all commands to the server.
-    fn load(mut self, loader: &mut Loader) -> Result<()> {
+    fn load(mut self, loader: &mut ImportLoader) -> Result<()> {
         if self.file.fill_buf()?.is_empty() {
             return Ok(());
         }

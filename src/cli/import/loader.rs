@@ -41,7 +41,7 @@ struct LeftOut {
 }
 
 /// Sends the contents of files to a server.
-pub(super) struct Loader {
+pub(super) struct ImportLoader {
     pub(super) pipeline: Pipeline,
     pub(super) existing: Existing,
     /// Database for all keys; `None`: that of the file.
@@ -65,9 +65,9 @@ pub(super) struct Loader {
     pub(super) shift: Shift,
 }
 
-impl Loader {
+impl ImportLoader {
     pub(super) fn new(pipeline: Pipeline, existing: Existing, into: Option<u64>) -> Self {
-        Loader {
+        ImportLoader {
             pipeline,
             existing,
             into,

@@ -11,7 +11,7 @@ use super::progress;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use indicatif::ProgressBar;
-use loader::{Existing, Loader};
+use loader::{Existing, ImportLoader};
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ use std::path::{Path, PathBuf};
 /// counted. Of an append-only file, the commands are run: by default only on a server without keys.
 #[derive(Args)]
 #[command(disable_help_flag = true)]
-pub(super) struct Arguments {
+pub(super) struct ImportArguments {
     /// What to load
     file: PathBuf,
     /// The server, in place of the options for it; with a database, all keys go into that one
@@ -54,17 +54,17 @@ pub(super) struct Arguments {
 ///
 /// # Errors
 /// If the file is damaged, the server cannot be reached, or it refuses a command.
-pub(super) fn run(arguments: &Arguments) -> Result<()> {
+pub(super) fn run(arguments: &ImportArguments) -> Result<()> {
     let files = aof::files(&arguments.file)?;
     let total = files.iter().map(|(path, _)| size(path)).sum::<Option<u64>>();
     let address = arguments.server.address(arguments.to.as_deref())?;
     let existing = match arguments {
-        Arguments { replace: true, .. } => Existing::Replace,
-        Arguments { skip: true, .. } => Existing::Skip,
+        ImportArguments { replace: true, .. } => Existing::Replace,
+        ImportArguments { skip: true, .. } => Existing::Skip,
         _ => Existing::Refuse,
     };
     let pipeline = Pipeline::new(address.connect()?)?;
-    let mut loader = Loader::new(pipeline, existing, address.database);
+    let mut loader = ImportLoader::new(pipeline, existing, address.database);
     let bar = progress::bytes(total, arguments.quiet);
     let loaded = load(&mut loader, &files, &bar).and_then(|()| loader.finish(&address));
     // Data read before the error is loaded, and counts.
@@ -79,7 +79,11 @@ fn size(path: &Path) -> Option<u64> {
     path.metadata().ok().filter(std::fs::Metadata::is_file).map(|metadata| metadata.len())
 }
 
-fn load(loader: &mut Loader, files: &[(PathBuf, aof::Role)], bar: &ProgressBar) -> Result<()> {
+fn load(
+    loader: &mut ImportLoader,
+    files: &[(PathBuf, aof::Role)],
+    bar: &ProgressBar,
+) -> Result<()> {
     let mut progress = 0;
     for (path, role) in files {
         let shown = path.display();

@@ -6,7 +6,7 @@
 //! expiry has; at the end the keys that still have such a time get the true one.
 
 use super::loader::now_ms;
-use crate::cli::connection::{Address, Connection, Reply};
+use crate::cli::connection::{Address, Reply, ServerConnection};
 use anyhow::{Result, bail};
 
 /// The span by which times are postponed: a thousand years, in milliseconds.
@@ -96,7 +96,7 @@ pub(super) fn undo(address: &Address) -> Result<()> {
     Ok(())
 }
 
-fn undo_page(connection: &mut Connection, keys: &[Vec<u8>]) -> Result<()> {
+fn undo_page(connection: &mut ServerConnection, keys: &[Vec<u8>]) -> Result<()> {
     for key in keys {
         connection.send(&[b"PEXPIRETIME", key])?;
     }

@@ -4,7 +4,7 @@ use super::handshake::{client_name, is_printable};
 use super::tracking;
 use crate::clients::{Cancel, Client, state};
 use crate::commands::{Handler, Spec};
-use crate::node::Pause;
+use crate::node::ClientPause;
 use crate::routing::{Call, CallOutcome};
 use crate::session::ReplyMode;
 use flagstone_commands::help::help;
@@ -298,8 +298,8 @@ fn pause(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
         return Err("ERR timeout is out of range".into());
     }
     // A pause that is in force is neither shortened nor loosened.
-    let held = cx.node.pauses.now().unwrap_or(Pause { until_ms: 0, writes_only: true });
-    cx.node.pauses.set(Pause {
+    let held = cx.node.pauses.now().unwrap_or(ClientPause { until_ms: 0, writes_only: true });
+    cx.node.pauses.set(ClientPause {
         until_ms: until_ms.max(held.until_ms),
         writes_only: writes_only && held.writes_only,
     });
@@ -309,7 +309,7 @@ fn pause(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
 
 /// `CLIENT UNPAUSE`
 fn unpause(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
-    cx.node.pauses.set(Pause::default());
+    cx.node.pauses.set(ClientPause::default());
     cx.out.ok();
     Ok(())
 }

@@ -25,12 +25,12 @@ const TYPES: [&str; 6] = ["string", "list", "set", "zset", "hash", "stream"];
 
 /// Selects keys by name and type.
 #[derive(Clone, Copy, Debug, Default)]
-struct Filter<'a> {
+struct KeyFilter<'a> {
     pattern: Option<&'a [u8]>,
     type_name: Option<&'static str>,
 }
 
-impl Filter<'_> {
+impl KeyFilter<'_> {
     fn takes(&self, key: &ScanKey) -> bool {
         self.type_name.is_none_or(|name| name == key.type_name)
             && self.pattern.is_none_or(|pattern| glob::matches(pattern, &key.key))
@@ -41,7 +41,7 @@ impl Filter<'_> {
 async fn keep(
     dbs: &Databases<'_>,
     keys: &mut Vec<ScanKey>,
-    filter: Filter<'_>,
+    filter: KeyFilter<'_>,
 ) -> Result<(), ErrorText> {
     keys.retain(|key| filter.takes(key));
     let now_ms = dbs.now_ms();
@@ -54,8 +54,8 @@ async fn keep(
 fn scan_options<'a>(
     args: Args<'a>,
     out: &mut Reply,
-) -> Result<Option<(Filter<'a>, usize)>, ErrorText> {
-    let (mut filter, mut count) = (Filter::default(), DEFAULT_COUNT);
+) -> Result<Option<(KeyFilter<'a>, usize)>, ErrorText> {
+    let (mut filter, mut count) = (KeyFilter::default(), DEFAULT_COUNT);
     let mut at = 2;
     while let Some(option) = args.get(at) {
         match args.get(at + 1) {
@@ -120,7 +120,7 @@ fn write_keys(dbs: &mut Databases<'_>, keys: &[ScanKey]) {
 fn keys<'a>(dbs: &'a mut Databases<'_>, args: Args<'a>) -> Waiting<'a> {
     Box::pin(async move {
         let pattern = arg(args, 1)?;
-        let filter = Filter { pattern: (pattern != b"*").then_some(pattern), type_name: None };
+        let filter = KeyFilter { pattern: (pattern != b"*").then_some(pattern), type_name: None };
         let now_ms = dbs.now_ms();
         let mark = dbs.out.begin_array();
         let mut count = 0;
@@ -181,7 +181,7 @@ async fn live_keys_from(
         let mut next = Some(place);
         while let Some(at) = next.filter(|_| found.len() < limit) {
             let (mut keys, on) = dbs.page(at, limit).await?;
-            keep(dbs, &mut keys, Filter::default()).await?;
+            keep(dbs, &mut keys, KeyFilter::default()).await?;
             found.append(&mut keys);
             next = on;
         }

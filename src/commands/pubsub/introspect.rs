@@ -1,7 +1,7 @@
 //! PUBSUB: shows channels, patterns and their subscribers.
 
 use crate::commands::{Handler, Spec};
-use crate::pubsub::Kind;
+use crate::pubsub::SubscriptionKind;
 use crate::routing::{Call, CallOutcome};
 use flagstone_commands::help::{help, syntax};
 use flagstone_commands::{Group, arg, flag};
@@ -10,15 +10,15 @@ use flagstone_wire::resp::{Args, Reply};
 
 /// `PUBSUB CHANNELS [pattern]`
 fn channels(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
-    names(cx, args, Kind::Channel)
+    names(cx, args, SubscriptionKind::Channel)
 }
 
 /// `PUBSUB SHARDCHANNELS [pattern]`
 fn shardchannels(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
-    names(cx, args, Kind::Shard)
+    names(cx, args, SubscriptionKind::Shard)
 }
 
-fn names(cx: &mut Call<'_>, args: Args<'_>, kind: Kind) -> CallOutcome {
+fn names(cx: &mut Call<'_>, args: Args<'_>, kind: SubscriptionKind) -> CallOutcome {
     if args.len() > 3 {
         return Err(syntax("PUBSUB", arg(args, 1)?).into());
     }
@@ -33,17 +33,17 @@ fn names(cx: &mut Call<'_>, args: Args<'_>, kind: Kind) -> CallOutcome {
 
 /// `PUBSUB NUMSUB [channel …]`
 fn numsub(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
-    listeners(cx, args, Kind::Channel);
+    listeners(cx, args, SubscriptionKind::Channel);
     Ok(())
 }
 
 /// `PUBSUB SHARDNUMSUB [shardchannel …]`
 fn shardnumsub(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
-    listeners(cx, args, Kind::Shard);
+    listeners(cx, args, SubscriptionKind::Shard);
     Ok(())
 }
 
-fn listeners(cx: &mut Call<'_>, args: Args<'_>, kind: Kind) {
+fn listeners(cx: &mut Call<'_>, args: Args<'_>, kind: SubscriptionKind) {
     // An array in RESP3, too, not a map.
     cx.out.array((args.len() - 2) * 2);
     for name in args.iter().skip(2) {
@@ -54,7 +54,7 @@ fn listeners(cx: &mut Call<'_>, args: Args<'_>, kind: Kind) {
 
 /// `PUBSUB NUMPAT`
 fn numpat(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
-    cx.out.count(cx.node.pubsub.count(Kind::Pattern));
+    cx.out.count(cx.node.pubsub.count(SubscriptionKind::Pattern));
     Ok(())
 }
 

@@ -1,6 +1,6 @@
 //! SUBSCRIBE and UNSUBSCRIBE, also for patterns and shard channels.
 
-use crate::pubsub::{Kind, Subscriptions};
+use crate::pubsub::{SubscriptionKind, Subscriptions};
 use crate::routing::{Call, CallOutcome};
 use crate::session::ReplyMode;
 use bytes::Bytes;
@@ -10,38 +10,38 @@ const NO_ROOM: &str = "OOM the subscriptions of all clients take all the memory 
 
 /// `SUBSCRIBE channel [channel …]`
 pub(super) fn subscribe(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
-    begin(cx, args, Kind::Channel, b"subscribe")
+    begin(cx, args, SubscriptionKind::Channel, b"subscribe")
 }
 
 /// `PSUBSCRIBE pattern [pattern …]`
 pub(super) fn psubscribe(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
-    begin(cx, args, Kind::Pattern, b"psubscribe")
+    begin(cx, args, SubscriptionKind::Pattern, b"psubscribe")
 }
 
 /// `SSUBSCRIBE shardchannel [shardchannel …]`
 pub(super) fn ssubscribe(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
-    begin(cx, args, Kind::Shard, b"ssubscribe")
+    begin(cx, args, SubscriptionKind::Shard, b"ssubscribe")
 }
 
 /// `UNSUBSCRIBE [channel …]`
 pub(super) fn unsubscribe(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
-    end(cx, args, Kind::Channel, b"unsubscribe");
+    end(cx, args, SubscriptionKind::Channel, b"unsubscribe");
     Ok(())
 }
 
 /// `PUNSUBSCRIBE [pattern …]`
 pub(super) fn punsubscribe(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
-    end(cx, args, Kind::Pattern, b"punsubscribe");
+    end(cx, args, SubscriptionKind::Pattern, b"punsubscribe");
     Ok(())
 }
 
 /// `SUNSUBSCRIBE [shardchannel …]`
 pub(super) fn sunsubscribe(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
-    end(cx, args, Kind::Shard, b"sunsubscribe");
+    end(cx, args, SubscriptionKind::Shard, b"sunsubscribe");
     Ok(())
 }
 
-fn begin(cx: &mut Call<'_>, args: Args<'_>, kind: Kind, word: &[u8]) -> CallOutcome {
+fn begin(cx: &mut Call<'_>, args: Args<'_>, kind: SubscriptionKind, word: &[u8]) -> CallOutcome {
     let pubsub = &cx.node.pubsub;
     if !pubsub.reserve(args.iter().skip(1)) {
         return Err(NO_ROOM.into());
@@ -60,7 +60,7 @@ fn begin(cx: &mut Call<'_>, args: Args<'_>, kind: Kind, word: &[u8]) -> CallOutc
     Ok(())
 }
 
-fn end(cx: &mut Call<'_>, args: Args<'_>, kind: Kind, word: &[u8]) {
+fn end(cx: &mut Call<'_>, args: Args<'_>, kind: SubscriptionKind, word: &[u8]) {
     let mut told = Reply::new(cx.session.proto);
     let mut count = 0;
     let mut names: Vec<Bytes> = args.iter().skip(1).map(Bytes::copy_from_slice).collect();

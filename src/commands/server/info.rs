@@ -3,7 +3,7 @@
 use crate::command::registry;
 use crate::node::{Counters, Node, WorkerStats};
 use crate::process;
-use crate::pubsub::Kind;
+use crate::pubsub::SubscriptionKind;
 use crate::routing::{Call, Waiting};
 use crate::version::{COMPATIBLE_VERSION, REDIS_VERSION};
 use crate::worker::{CRON_HZ, Worker};
@@ -437,9 +437,9 @@ impl Page<'_> {
             ("current_eviction_exceeded_time", &0),
             ("keyspace_hits", &self.sum(|s| &s.hits)),
             ("keyspace_misses", &self.sum(|s| &s.misses)),
-            ("pubsub_channels", &self.node.pubsub.count(Kind::Channel)),
-            ("pubsub_patterns", &self.node.pubsub.count(Kind::Pattern)),
-            ("pubsubshard_channels", &self.node.pubsub.count(Kind::Shard)),
+            ("pubsub_channels", &self.node.pubsub.count(SubscriptionKind::Channel)),
+            ("pubsub_patterns", &self.node.pubsub.count(SubscriptionKind::Pattern)),
+            ("pubsubshard_channels", &self.node.pubsub.count(SubscriptionKind::Shard)),
             ("latest_fork_usec", &0),
             ("total_forks", &0),
             ("migrate_cached_sockets", &0),
