@@ -49,7 +49,7 @@ fn give_back(memory: &mut [MaybeUninit<u8>]) {
     let skipped = memory.as_ptr().align_offset(PAGE);
     let Some(pages) = memory.get_mut(skipped..) else { return };
     let bytes = pages.len() / PAGE * PAGE;
-    // SAFETY: these are whole pages of a buffer that nobody else may use, and that may hold anything.
+    // SAFETY: these are whole pages of a buffer that no other code uses, and that may hold anything.
     // If the system refuses, the memory stays as it is.
     unsafe { libc::madvise(pages.as_mut_ptr().cast(), bytes, libc::MADV_DONTNEED) };
 }

@@ -42,7 +42,7 @@ const DRAIN: Duration = Duration::from_secs(5);
 /// Maximum time that the shards of a worker may take to be completed at the shutdown.
 const CLOSE: Duration = Duration::from_secs(120);
 
-/// Such a time if the disk is known to be full.
+/// Maximum time to complete the shards of a worker if the disk is known to be full.
 const CLOSE_FULL: Duration = Duration::from_secs(5);
 
 /// Pause after an accept that failed for lack of file descriptors or memory.

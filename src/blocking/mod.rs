@@ -11,8 +11,8 @@
 //!
 //! A waiter may have very many keys. A worker adds it to their queues, and removes it from them,
 //! slice by slice, and yields in between. It checks the keys of each slice that it has added, as they
-//! may have changed before anybody was known to wait for them. A waiter that has been served may
-//! still be in queues, which skip it as its turn is over.
+//! may have changed before the waiter was in their queues. A waiter that has been served may
+//! still be in queues, which skip it because its turn is over.
 //!
 //! A key whose type cannot be seen, because it is locked or not in memory, is busy until a task has
 //! locked and loaded it; only then is a turn claimed. A task that ends with locks held (a parked

@@ -5,7 +5,7 @@
 //! functions that a library registers are determined once, by running its code in a VM of its own
 //! ([`inspect`]); the VMs that run functions load a library when one of its functions is called.
 //!
-//! The VMs forget libraries that were deleted. The names of the functions are stored with the
+//! The VMs discard libraries that were deleted. The names of the functions are stored with the
 //! library, so a start runs no code.
 
 mod load;

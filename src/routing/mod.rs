@@ -3,7 +3,7 @@
 //! The keys of some commands follow from data (`SORT … BY w_* GET d_*`); a key spec that is
 //! `unknown` declares that. Such a command runs in a scope: the store answers only for the keys that
 //! the command may ask for, and every other key is missing. On a worker these are the worker's own
-//! keys while nobody holds a lock, else the declared ones; at a coordinator, the keys that were lent.
+//! keys while no lock is held, else the declared ones; at a coordinator, the keys that were lent.
 //! The handler gathers its misses and stops with all of them. As soon as one of them is an undeclared
 //! key, the command goes to a coordinator without locks, which locks the missed keys with the others
 //! in the next attempt. When the keys keep changing, the coordinator holds all workers, as for

@@ -14,5 +14,5 @@ mod run;
 mod to_reply;
 mod vm;
 
-pub use run::{Job, Wanted, run};
+pub use run::{InputForm, ScriptCall, run};
 pub use vm::{COMPILED_IN_PLACE, Uncompiled, forget_vms, with_vm};

@@ -3,7 +3,7 @@
 use super::to_reply::{Limits, is_counted_error, write_error, write_value};
 use super::vm::Vm;
 use crate::node::limits;
-use crate::scripts::{Control, Flags, Kind};
+use crate::scripts::{Control, Flags, ScriptKind};
 use crate::unit::{IN_PLACE, Unit, UnitOutcome, UnitStop};
 use flagstone_commands::{Ctx, ErrorText, flag};
 use flagstone_lua::{self as lua, Inputs};
@@ -19,8 +19,8 @@ const AT_ONCE_IN_PLACE: u64 = 200_000;
 
 /// A script or function to run.
 #[derive(Clone, Copy, Debug)]
-pub struct Job<'a> {
-    pub kind: Kind,
+pub struct ScriptCall<'a> {
+    pub kind: ScriptKind,
     /// Hash of the script, or name of the function.
     pub name: &'a str,
     pub flags: Flags,
@@ -36,7 +36,7 @@ pub struct Job<'a> {
 pub(super) struct Run<'a, 'c> {
     pub(super) cx: &'a mut Ctx<'c>,
     pub(super) unit: &'a Unit<'a>,
-    pub(super) kind: Kind,
+    pub(super) kind: ScriptKind,
     pub(super) read_only: bool,
     /// Error of commands that need memory, if they are refused.
     pub(super) no_memory: Option<&'static str>,
@@ -85,7 +85,7 @@ pub(super) fn current<T>(f: impl FnOnce(&mut Run<'_, '_>) -> T) -> Option<T> {
     }
     // While it is used, it is not available to other callers.
     let mut back = Back(CURRENT.take()?);
-    // SAFETY: `enter` holds the run mutably as long as the pointer is set, and hands it to nobody;
+    // SAFETY: `enter` holds the run mutably as long as the pointer is set, and hands it to no other code;
     // it was taken out of the cell, so this is the only use. `f` takes it with any lifetimes, so it
     // can keep nothing of it.
     Some(f(unsafe { back.0.as_mut() }))
@@ -169,8 +169,8 @@ impl Run<'_, '_> {
 }
 
 /// Returns the stop of a script that was killed.
-fn killed(kind: Kind) -> UnitStop {
-    let by = if kind == Kind::Script { "SCRIPT" } else { "FUNCTION" };
+fn killed(kind: ScriptKind) -> UnitStop {
+    let by = if kind == ScriptKind::Script { "SCRIPT" } else { "FUNCTION" };
     UnitStop::Undone(format!("ERR Script killed by user with {by} KILL.").into())
 }
 
@@ -181,7 +181,7 @@ fn watch(instructions: u64) -> bool {
 
 /// How a function receives keys and arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wanted {
+pub enum InputForm {
     /// As the globals KEYS and ARGV.
     Globals,
     /// As its arguments.
@@ -194,26 +194,26 @@ pub fn run(
     unit: &Unit<'_>,
     vm: &mut Vm,
     function: &Function,
-    job: Job<'_>,
-    wanted: Wanted,
+    call: ScriptCall<'_>,
+    form: InputForm,
 ) -> UnitOutcome {
     let entered = unit.is_apart().then(|| {
-        let command = job.command.iter().map(Box::from).collect();
-        let control = Control::new(job.kind, job.name.to_owned(), command, unit.began);
+        let command = call.command.iter().map(Box::from).collect();
+        let control = Control::new(call.kind, call.name.to_owned(), command, unit.began);
         unit.node.scripts.running.add(control)
     });
     let db = cx.db;
     let mut out = std::mem::replace(cx.out, Reply::new(cx.out.proto()));
-    let compatible = job.flags.has(Flags::COMPATIBLE);
-    let allows_oom = !compatible && job.flags.has(Flags::ALLOW_OOM);
+    let compatible = call.flags.has(Flags::COMPATIBLE);
+    let allows_oom = !compatible && call.flags.has(Flags::ALLOW_OOM);
     let no_memory = match allows_oom {
         true => None,
         false => limits::refusal(&unit.node.health, unit.settings, flag::DENYOOM),
     };
     let mut run = Run {
         unit,
-        kind: job.kind,
-        read_only: job.read_only || (!compatible && job.flags.has(Flags::NO_WRITES)),
+        kind: call.kind,
+        read_only: call.read_only || (!compatible && call.flags.has(Flags::NO_WRITES)),
         no_memory,
         proto: Proto::Resp2,
         wrote: false,
@@ -225,20 +225,21 @@ pub fn run(
         instructions: 0,
         cx,
     };
-    let inputs = Inputs { keys: job.keys, args: job.args, as_globals: wanted == Wanted::Globals };
+    let inputs =
+        Inputs { keys: call.keys, args: call.args, as_globals: form == InputForm::Globals };
     let called = enter(&mut run, || lua::run(&vm.lua, function, inputs, watch));
     let outcome = match called {
         Ok((true, value)) => run.reply_with(&mut out, &value).map_err(UnitStop::from),
         Ok((false, error)) => {
             unit.effects().error_counted = is_counted_error(&error);
-            write_error(&mut out, &error, job.name).map_err(UnitStop::from)
+            write_error(&mut out, &error, call.name).map_err(UnitStop::from)
         }
-        Err(error) => Err(format!("ERR Error running script {}, {error}", job.name).into()),
+        Err(error) => Err(format!("ERR Error running script {}, {error}", call.name).into()),
     };
     let Run { stop, cx, .. } = run;
     // A script that was killed while it was about to end for another reason does not run again.
     let is_killed = entered.as_ref().is_some_and(|entered| entered.control.is_killed());
-    let stop = stop.map(|stop| if is_killed { killed(job.kind) } else { stop });
+    let stop = stop.map(|stop| if is_killed { killed(call.kind) } else { stop });
     drop(entered);
     cx.db = db;
     *cx.out = out;

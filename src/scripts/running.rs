@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 
 /// Kind of the code that runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ScriptKind {
     /// A script of EVAL and the like.
     Script,
     /// A function of FCALL.
     Function,
 }
 
-impl Kind {
+impl ScriptKind {
     /// Returns the error for other commands while one is busy.
     pub fn busy_text(self) -> &'static str {
         match self {
@@ -33,7 +33,7 @@ impl Kind {
 /// A script that runs on a thread of its own.
 #[derive(Debug)]
 pub struct Control {
-    pub kind: Kind,
+    pub kind: ScriptKind,
     /// Hash of the script, or name of the function.
     pub name: String,
     /// The command that has called it.
@@ -47,7 +47,7 @@ pub struct Control {
 }
 
 impl Control {
-    pub fn new(kind: Kind, name: String, command: Vec<Box<[u8]>>, began: Instant) -> Self {
+    pub fn new(kind: ScriptKind, name: String, command: Vec<Box<[u8]>>, began: Instant) -> Self {
         let no = || AtomicBool::new(false);
         Self { kind, name, command, began, killed: no(), wrote: no(), busy: no() }
     }
@@ -77,7 +77,7 @@ impl Drop for Entered<'_> {
 
 /// Result of a request to kill scripts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kill {
+pub enum KillResult {
     Killed,
     /// No script runs.
     NotBusy,
@@ -148,7 +148,7 @@ impl Running {
 
     /// Returns the kind of a busy script, if there is one.
     #[inline]
-    pub fn busy(&self) -> Option<Kind> {
+    pub fn busy(&self) -> Option<ScriptKind> {
         if self.busy.load(Ordering::Relaxed) == 0 {
             return None;
         }
@@ -161,22 +161,22 @@ impl Running {
     }
 
     /// Kills the busy scripts of a kind; if none is busy, all running ones.
-    pub fn kill(&self, kind: Kind) -> Kill {
+    pub fn kill(&self, kind: ScriptKind) -> KillResult {
         let all = self.lock();
         let any_busy = all.iter().any(|c| c.busy.load(Ordering::Relaxed));
         let candidates = all.iter().filter(|c| !any_busy || c.busy.load(Ordering::Relaxed));
-        let mut result = Kill::NotBusy;
+        let mut result = KillResult::NotBusy;
         for control in candidates {
             // A script that writes at this moment is rolled back with its changes.
             let was = if control.wrote.load(Ordering::SeqCst) {
-                Kill::Unkillable
+                KillResult::Unkillable
             } else if control.kind != kind {
-                Kill::Other
+                KillResult::Other
             } else {
                 control.killed.store(true, Ordering::SeqCst);
-                Kill::Killed
+                KillResult::Killed
             };
-            if result == Kill::NotBusy || was == Kill::Killed {
+            if result == KillResult::NotBusy || was == KillResult::Killed {
                 result = was;
             }
         }
@@ -188,22 +188,22 @@ impl Running {
 mod tests {
     use super::*;
 
-    fn control(kind: Kind) -> Control {
+    fn control(kind: ScriptKind) -> Control {
         Control::new(kind, "x".into(), Vec::new(), Instant::now())
     }
 
     #[test]
     fn who_runs_may_be_killed_until_he_writes() {
         let running = Running::default();
-        assert_eq!(running.kill(Kind::Script), Kill::NotBusy);
-        let script = running.add(control(Kind::Script));
-        assert_eq!(running.kill(Kind::Function), Kill::Other);
-        assert_eq!(running.kill(Kind::Script), Kill::Killed);
+        assert_eq!(running.kill(ScriptKind::Script), KillResult::NotBusy);
+        let script = running.add(control(ScriptKind::Script));
+        assert_eq!(running.kill(ScriptKind::Function), KillResult::Other);
+        assert_eq!(running.kill(ScriptKind::Script), KillResult::Killed);
         assert!(script.control.is_killed());
         script.control.writes();
-        assert_eq!(running.kill(Kind::Script), Kill::Unkillable);
+        assert_eq!(running.kill(ScriptKind::Script), KillResult::Unkillable);
         drop(script);
-        assert_eq!(running.kill(Kind::Script), Kill::NotBusy);
+        assert_eq!(running.kill(ScriptKind::Script), KillResult::NotBusy);
     }
 
     #[test]
@@ -220,11 +220,11 @@ mod tests {
     #[test]
     fn the_busy_ones_are_meant() {
         let running = Running::default();
-        let young = running.add(control(Kind::Script));
-        let old = running.add(control(Kind::Script));
+        let young = running.add(control(ScriptKind::Script));
+        let old = running.add(control(ScriptKind::Script));
         assert!(running.set_busy(&old.control) && !running.set_busy(&old.control));
-        assert_eq!(running.busy(), Some(Kind::Script));
-        assert_eq!(running.kill(Kind::Script), Kill::Killed);
+        assert_eq!(running.busy(), Some(ScriptKind::Script));
+        assert_eq!(running.kill(ScriptKind::Script), KillResult::Killed);
         assert!(old.control.is_killed() && !young.control.is_killed());
         drop(old);
         assert_eq!(running.busy(), None);

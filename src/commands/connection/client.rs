@@ -14,11 +14,11 @@ use flagstone_wire::resp::{Args, Reply};
 
 /// Selects the connections that CLIENT LIST shows and CLIENT KILL closes.
 #[derive(Default)]
-struct Filter<'a> {
+struct ClientFilter<'a> {
     ids: Option<Vec<u64>>,
     /// Minimum age in seconds; 0 for any.
     max_age_s: u64,
-    kind: Option<Kind>,
+    kind: Option<ClientKind>,
     addr: Option<&'a [u8]>,
     laddr: Option<&'a [u8]>,
     skip_me: bool,
@@ -26,14 +26,14 @@ struct Filter<'a> {
 
 /// Kinds of connections. This server has no replicas, and no connection to a primary.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum ClientKind {
     Normal,
     Pubsub,
     Replica,
     Primary,
 }
 
-impl Kind {
+impl ClientKind {
     fn of(client: &Client) -> Self {
         if client.is(state::PUBSUB) { Self::Pubsub } else { Self::Normal }
     }
@@ -52,7 +52,7 @@ impl Kind {
     }
 }
 
-impl<'a> Filter<'a> {
+impl<'a> ClientFilter<'a> {
     /// Parses the options behind the subcommand.
     fn parse(args: Args<'a>, skip_me: bool) -> Result<Self, ErrorText> {
         let mut filter = Self { skip_me, ..Self::default() };
@@ -92,7 +92,7 @@ impl<'a> Filter<'a> {
                     return Err("ERR maxage should be greater than 0".into());
                 }
             }
-            b"type" => self.kind = Some(Kind::named(value)?),
+            b"type" => self.kind = Some(ClientKind::named(value)?),
             b"addr" => self.addr = Some(value),
             b"laddr" => self.laddr = Some(value),
             b"user" if value == b"default" => {}
@@ -113,7 +113,7 @@ impl<'a> Filter<'a> {
         let age_s = now_ms.saturating_sub(client.created_ms) / 1000;
         same(self.addr, client.addr.to_string())
             && same(self.laddr, client.laddr.to_string())
-            && self.kind.is_none_or(|kind| kind == Kind::of(client))
+            && self.kind.is_none_or(|kind| kind == ClientKind::of(client))
             && self.ids.as_ref().is_none_or(|ids| ids.contains(&client.id))
             && !(self.skip_me && client.id == me)
             && age_s >= self.max_age_s
@@ -125,7 +125,7 @@ fn list(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     if args.len() == 3 {
         return Err(error::SYNTAX.into());
     }
-    let filter = Filter::parse(args, false)?;
+    let filter = ClientFilter::parse(args, false)?;
     let now_ms = cx.node.clock.now_ms();
     let mut text = String::new();
     for client in cx.node.clients.all() {
@@ -149,9 +149,9 @@ fn info(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
 fn kill(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     let by_address = args.len() == 3;
     let filter = if by_address {
-        Filter { addr: Some(arg(args, 2)?), ..Filter::default() }
+        ClientFilter { addr: Some(arg(args, 2)?), ..ClientFilter::default() }
     } else {
-        Filter::parse(args, true)?
+        ClientFilter::parse(args, true)?
     };
     let (me, now_ms) = (cx.session.client.id, cx.node.clock.now_ms());
     let mut killed = 0;

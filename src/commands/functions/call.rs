@@ -3,8 +3,8 @@
 use crate::commands::scripting::{NUMKEYS, check_flags, keys_and_args, show};
 use crate::functions::{Found, Libraries, LoadError};
 use crate::node::Node;
-use crate::scripting::{Job, Wanted, run, with_vm};
-use crate::scripts::{Flags, Kind};
+use crate::scripting::{InputForm, ScriptCall, run, with_vm};
+use crate::scripts::{Flags, ScriptKind};
 use crate::unit::{IN_PLACE, Unit, UnitOutcome, UnitStop};
 use flagstone_commands::{Ctx, arg};
 use flagstone_wire::num::parse_i64;
@@ -33,8 +33,8 @@ pub(super) fn fcall(
     if !unit.is_apart() && found.is_slow.load(Ordering::Relaxed) {
         return Err(UnitStop::Detached);
     }
-    let job = Job {
-        kind: Kind::Function,
+    let call = ScriptCall {
+        kind: ScriptKind::Function,
         name: std::str::from_utf8(&found.function.name).unwrap_or_default(),
         flags,
         read_only,
@@ -42,7 +42,7 @@ pub(super) fn fcall(
         args: &rest,
         command: args,
     };
-    let outcome = run_function(cx, unit, &libraries, found, job);
+    let outcome = run_function(cx, unit, &libraries, found, call);
     let is_slow = matches!(outcome, Err(UnitStop::Detached));
     if is_slow != found.is_slow.load(Ordering::Relaxed) && (is_slow || unit.was_quick()) {
         found.is_slow.store(is_slow, Ordering::Relaxed);
@@ -61,7 +61,7 @@ fn run_function(
     unit: &Unit<'_>,
     libraries: &Libraries,
     found: Found<'_>,
-    job: Job<'_>,
+    call: ScriptCall<'_>,
 ) -> UnitOutcome {
     let loads_slowly = &found.library.loads_slowly;
     let limit = match (unit.is_apart(), loads_slowly.load(Ordering::Relaxed)) {
@@ -78,6 +78,6 @@ fn run_function(
             }
             Err(error) => return Err(error.into_text()),
         };
-        Ok(run(cx, unit, vm, &function, job, Wanted::Arguments))
+        Ok(run(cx, unit, vm, &function, call, InputForm::Arguments))
     })?
 }

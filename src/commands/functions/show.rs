@@ -3,7 +3,7 @@
 use crate::commands::scripting::answer_kill;
 use crate::functions::{ENGINE, Library};
 use crate::routing::{Call, CallOutcome};
-use crate::scripts::{Flags, Kind};
+use crate::scripts::{Flags, ScriptKind};
 use flagstone_commands::help::help;
 use flagstone_commands::is_word;
 use flagstone_rdb::dump_functions;
@@ -67,10 +67,10 @@ fn show_library(out: &mut Reply, library: &Library, with_code: bool) {
 /// `FUNCTION STATS`
 pub(super) fn stats(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
     let running = &cx.node.scripts.running;
-    if running.busy() == Some(Kind::Script) {
-        return Err(Kind::Script.busy_text().into());
+    if running.busy() == Some(ScriptKind::Script) {
+        return Err(ScriptKind::Script.busy_text().into());
     }
-    let function = running.oldest().filter(|control| control.kind == Kind::Function);
+    let function = running.oldest().filter(|control| control.kind == ScriptKind::Function);
     cx.out.map(2);
     cx.out.bulk_str("running_script");
     match function {
@@ -100,7 +100,7 @@ pub(super) fn stats(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
 
 /// `FUNCTION KILL`
 pub(super) fn kill(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
-    answer_kill(cx, Kind::Function)
+    answer_kill(cx, ScriptKind::Function)
 }
 
 /// `FUNCTION DUMP`

@@ -4,7 +4,7 @@ use super::{NO_SCRIPT, add};
 use crate::commands::{Handler, Spec};
 use crate::routing::{Call, CallOutcome, Waiting};
 use crate::scripting::{COMPILED_IN_PLACE, Uncompiled, forget_vms};
-use crate::scripts::{Kill, Kind, parse_sha};
+use crate::scripts::{KillResult, ScriptKind, parse_sha};
 use flagstone_commands::help::help;
 use flagstone_commands::{Group, arg, flag, is_word};
 use flagstone_wire::resp::{Args, Reply};
@@ -57,23 +57,27 @@ fn flush<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
 
 /// `SCRIPT KILL`
 fn kill(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
-    answer_kill(cx, Kind::Script)
+    answer_kill(cx, ScriptKind::Script)
 }
 
 /// Kills long-running code, and replies with the result.
-pub(in crate::commands) fn answer_kill(cx: &mut Call<'_>, kind: Kind) -> CallOutcome {
+pub(in crate::commands) fn answer_kill(cx: &mut Call<'_>, kind: ScriptKind) -> CallOutcome {
     match cx.node.scripts.running.kill(kind) {
-        Kill::Killed => {
+        KillResult::Killed => {
             cx.out.ok();
             Ok(())
         }
-        Kill::NotBusy => Err("NOTBUSY No scripts in execution right now.".into()),
-        Kill::Unkillable => Err("UNKILLABLE Sorry the script already executed write commands \
+        KillResult::NotBusy => Err("NOTBUSY No scripts in execution right now.".into()),
+        KillResult::Unkillable => {
+            Err("UNKILLABLE Sorry the script already executed write commands \
             against the dataset. You can either wait the script termination or kill the server in \
             a hard way using the SHUTDOWN NOSAVE command."
-            .into()),
-        Kill::Other if kind == Kind::Script => Err(Kind::Function.busy_text().into()),
-        Kill::Other => Err(Kind::Script.busy_text().into()),
+                .into())
+        }
+        KillResult::Other if kind == ScriptKind::Script => {
+            Err(ScriptKind::Function.busy_text().into())
+        }
+        KillResult::Other => Err(ScriptKind::Script.busy_text().into()),
     }
 }
 

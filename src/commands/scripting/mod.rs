@@ -6,8 +6,8 @@ pub(in crate::commands) use manage::answer_kill;
 
 use crate::commands::{Handler, Spec};
 use crate::node::{Node, limits};
-use crate::scripting::{Job, Uncompiled, Wanted, run, with_vm};
-use crate::scripts::{Flags, Kind, Script, parse_sha, parse_shebang, sha1};
+use crate::scripting::{InputForm, ScriptCall, Uncompiled, run, with_vm};
+use crate::scripts::{Flags, Script, ScriptKind, parse_sha, parse_shebang, sha1};
 use crate::unit::{Unit, UnitOutcome, UnitStop};
 use flagstone_commands::{Ctx, ErrorText, Group, KeySpec, arg, error, flag, key};
 use flagstone_wire::num::parse_i64;
@@ -133,8 +133,8 @@ fn run_script(
     if !unit.is_apart() && script.is_slow.load(Ordering::Relaxed) {
         return Err(UnitStop::Detached);
     }
-    let job = Job {
-        kind: Kind::Script,
+    let call = ScriptCall {
+        kind: ScriptKind::Script,
         name: &script.name,
         flags: script.flags,
         read_only,
@@ -146,7 +146,7 @@ fn run_script(
         let function = vm.function(&unit.node, script, unit.is_apart());
         Ok(function
             .map_err(UnitStop::from)
-            .and_then(|function| run(cx, unit, vm, &function, job, Wanted::Globals)))
+            .and_then(|function| run(cx, unit, vm, &function, call, InputForm::Globals)))
     })?;
     let is_slow = matches!(outcome, Err(UnitStop::Detached));
     if is_slow != script.is_slow.load(Ordering::Relaxed) && (is_slow || unit.was_quick()) {
