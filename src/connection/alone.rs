@@ -1,4 +1,4 @@
-//! Commands that run by themselves: behind the replies before them, and waiting as they need.
+//! Commands that run by themselves, behind the replies before them; they may wait.
 
 use super::cycle::Cycle;
 use super::wire::Wire;
@@ -17,7 +17,7 @@ use gate::Admitted;
 use std::time::Instant;
 
 impl Connection {
-    /// Runs the command at the front of the buffer by itself, waiting as it needs.
+    /// Runs the command at the front of the buffer by itself.
     pub(super) async fn run_barrier(&mut self) -> std::io::Result<bool> {
         let buf = std::mem::take(&mut self.buf);
         let mut parser = Parser::new();
@@ -36,7 +36,7 @@ impl Connection {
         }
         let left = buf.len() - parser.consumed();
         let close = self.run_alone(args, left, &settings, &mut out).await?;
-        // Others are not kept waiting for this client to read its reply.
+        // Other clients need not wait until this one has read its reply.
         self.worker.node.pubsub.ring();
         let command = gate::resolve(args).ok();
         if command.is_some_and(routing::shows_data)
@@ -64,12 +64,12 @@ impl Connection {
             large::free(buf);
         } else {
             buf.advance(consumed);
-            // While it waited, more may have come.
+            // More bytes may have been read while it waited.
             buf.extend_from_slice(&self.buf);
             self.buf = buf;
         }
         if silent {
-            // Confirmations of subscriptions come all the same, and before what follows.
+            // Confirmations of subscriptions are sent all the same, before the following replies.
             for _ in 0..self.session.client.outbox.size().0 {
                 self.wire().send_pushes().await?;
             }
@@ -117,7 +117,7 @@ impl Connection {
         self.run_admitted(command, args, settings, out).await
     }
 
-    /// Runs a command by itself.
+    /// Runs an admitted command by itself.
     pub(super) async fn run_admitted(
         &mut self,
         command: &'static Command,
@@ -180,7 +180,7 @@ impl Connection {
                     None => Err(NO_HANDLER.into()),
                 }
             }
-            // Reached only without a subcommand: with one that does not exist, it is refused.
+            // Reached only without a subcommand: an unknown one is refused.
             Route::Container => Err(error::arity(command.full_name).into()),
         };
         if on_session {

@@ -1,4 +1,4 @@
-//! Transactions on a connection: commands are queued, and EXEC runs them.
+//! Transactions on a connection: queues commands, and runs them with EXEC.
 
 use super::cycle::Cycle;
 use super::{Connection, Dispatched};
@@ -12,19 +12,20 @@ use flagstone_wire::resp::{Args, Reply, array_items};
 use std::io::Result;
 use std::sync::atomic::Ordering;
 
-/// Bytes that can be queued whatever the limit of the query buffer: arguments are found by 32 bits.
+/// Maximum number of queued bytes, whatever the limit of the query buffer: arguments have 32-bit
+/// offsets.
 const MAX_QUEUED: usize = u32::MAX as usize;
 
 const ABORTED: &str = "EXECABORT Transaction discarded because of previous errors.";
 
-/// The error text of an EXEC that was refused itself.
+/// Returns the error text of an EXEC that was refused itself.
 pub(super) fn aborted_by(text: &[u8]) -> Vec<u8> {
     let cause = text.strip_prefix(b"ERR ").unwrap_or(text);
     [b"EXECABORT Transaction discarded because of: ", cause].concat()
 }
 
 impl Connection {
-    /// Queues a command; `false`: more is queued than may be.
+    /// Queues a command; returns false if the queue exceeds its limit.
     pub(super) fn queue(
         &mut self,
         command: &'static Command,
@@ -52,7 +53,8 @@ impl Connection {
         false
     }
 
-    /// EXEC of what runs as one, with all its keys on one worker; else it is a barrier.
+    /// Runs EXEC inside a cycle, if all commands run as one unit on one worker; otherwise it is a
+    /// barrier.
     pub(super) fn exec_in_cycle(
         &mut self,
         exec: &'static Command,
@@ -81,7 +83,7 @@ impl Connection {
         Dispatched::Done
     }
 
-    /// Those who watch are shown EXEC as its client has written it.
+    /// Sets EXEC's name for monitors, as the client has written it.
     fn name_exec(&mut self, args: Args<'_>) {
         if self.worker.node.monitors.any()
             && let (Some(transaction), Some(name)) = (&mut self.session.transaction, args.get(0))
@@ -90,7 +92,7 @@ impl Connection {
         }
     }
 
-    /// EXEC, behind the replies before it. `true`: the connection is to be closed.
+    /// Runs EXEC behind the replies before it. Returns true if the connection has to be closed.
     pub(super) async fn run_exec(
         &mut self,
         exec: &'static Command,
@@ -101,7 +103,7 @@ impl Connection {
         let Some(transaction) = self.session.end_transaction() else {
             return Ok(self.fail_exec(exec, args, "ERR EXEC without MULTI", out));
         };
-        // They end with it, when it has looked at them.
+        // The watches end with EXEC, once it has checked them.
         let watches = self.session.watches.take();
         if transaction.is_broken() {
             return Ok(self.fail_exec(exec, args, ABORTED, out));
@@ -118,7 +120,7 @@ impl Connection {
             out.take_over(reply);
             return Ok(false);
         }
-        // What it subscribes to is confirmed within the reply: nothing else may come there.
+        // Confirmations of its subscriptions are part of the reply: no other pushes may come there.
         self.session.take_pushes(out);
         let mut close = false;
         match array_items(reply.as_bytes()) {
@@ -129,7 +131,7 @@ impl Connection {
         Ok(close)
     }
 
-    /// EXEC has nothing to run.
+    /// Fails an EXEC that has nothing to run.
     fn fail_exec(
         &self,
         exec: &'static Command,
@@ -145,7 +147,8 @@ impl Connection {
         self.settle(exec, Err(text.into()), out, mark)
     }
 
-    /// What the connection runs of a transaction, when its part on keys is done; the reply of all.
+    /// Runs the commands of a transaction that need the connection, behind its part on keys; writes
+    /// the reply of all.
     async fn run_others(
         &mut self,
         transaction: &Transaction,

@@ -1,4 +1,11 @@
-//! A connection: reads, parses, routes, and writes the replies in order, one write per read.
+//! A connection: reads, parses and routes commands, and writes the replies in order, with one write
+//! per read.
+//!
+//! Each read starts a cycle (`cycle.rs`): commands on keys run in place or go to other workers in
+//! batches, up to a limit, and the replies are written once what they show is stored. A command
+//! that cannot run inside a cycle is a barrier: it runs by itself behind the replies before it
+//! (`alone.rs`, `exec.rs`, `blocked.rs`). After a bounded amount of work the connection gives other
+//! connections a turn.
 
 mod alone;
 mod blocked;
@@ -35,29 +42,29 @@ use tokio::io::{AsyncRead, ReadBuf};
 use tokio::net::TcpStream;
 use wire::Wire;
 
-/// Bytes that a connection reads and writes before others have a turn.
+/// Number of bytes that a connection reads and writes before others have a turn.
 const TURN_BYTES: usize = 256 * 1024;
 
-/// How often a connection that waits for room looks for it.
+/// Interval at which a connection that waits for memory checks for it.
 const PRESSURE_POLL: Duration = Duration::from_millis(2);
 
-/// Commands of a client that has yet to give its password that run before others have a turn.
+/// Number of commands of a client that has yet to authenticate which run before others have a turn.
 const STRANGERS_TURN: usize = 16;
 
-/// What is left of a connection's turn.
+/// Rest of a connection's turn.
 struct Turn {
     began: Instant,
-    /// Commands, if it has yet to give its password.
+    /// Number of commands that are left if the client has yet to authenticate.
     left: usize,
 }
 
-/// What made the parse loop stop.
+/// Reason why the parse loop stops.
 enum Pause {
     /// All that was readable is parsed.
     Drained,
-    /// The next command must run by itself, after the replies before it.
+    /// The next command must run by itself, behind the replies before it.
     Barrier,
-    /// The replies are to be written before more is parsed.
+    /// The replies have to be written before more is parsed.
     Flush,
     /// The connection ends once the replies are written.
     Close,
@@ -69,16 +76,16 @@ pub struct Connection {
     stream: TcpStream,
     session: Session,
     parser: Parser,
-    /// What was read and not parsed: usually nothing.
+    /// Bytes that were read and not parsed; usually none.
     buf: BytesMut,
-    /// The memory of `buf`.
+    /// Memory charged for `buf`.
     taken: Taken,
-    /// Bytes that it was sent before it has given its password.
+    /// Number of bytes that the client was sent before it authenticated.
     told_stranger: usize,
     turn: Turn,
-    /// How long its commands have run since others had a turn.
+    /// Time for which its commands have run since others had a turn.
     busy: Duration,
-    /// Bytes that it has read and written since.
+    /// Number of bytes that it has read and written since then.
     moved: usize,
 }
 
@@ -98,7 +105,7 @@ pub async fn serve(worker: Rc<Worker>, stream: TcpStream, client: Arc<Client>) {
         moved: 0,
     });
     tokio::select! {
-        // A reset is the client's way to end.
+        // A reset is the client's way to disconnect.
         _ = connection.run() => {}
         () = client.killed() => {}
     }
@@ -166,8 +173,8 @@ impl Connection {
         }
     }
 
-    /// Reads what is there. Unlike `try_read` it knows that this was all when it does not fill the
-    /// buffer, so that nobody asks once more.
+    /// Reads what is there. Unlike `try_read`, it knows that this was all if the buffer is not
+    /// filled, so the next wait needs no further read.
     async fn read_now(&mut self, buf: &mut [u8]) -> std::io::Result<usize> {
         let mut buf = ReadBuf::new(buf);
         let polled = poll_fn(|cx| Poll::Ready(Pin::new(&mut self.stream).poll_read(cx, &mut buf)));
@@ -177,13 +184,13 @@ impl Connection {
         }
     }
 
-    /// Waits for something to read; meanwhile what the client has not asked for is sent.
+    /// Waits for something to read; sends pushes meanwhile.
     async fn wait_readable(&mut self) -> std::io::Result<()> {
         let mut sent = false;
         loop {
             let readable = poll_fn(|cx| {
                 let readable = self.stream.poll_read_ready(cx).map(|ready| ready.map(|()| true));
-                // Commands are read even if there is always more to be sent.
+                // Commands are read even if there are always more pushes.
                 if sent && readable.is_ready() {
                     return readable;
                 }
@@ -206,7 +213,7 @@ impl Connection {
         }
     }
 
-    /// Lets others go on if it has taken its turn.
+    /// Gives other connections a turn if its own is over.
     async fn give_turn(&mut self) {
         if self.busy > TURN || self.moved > TURN_BYTES {
             self.end_turn().await;
@@ -228,16 +235,16 @@ impl Connection {
         }
     }
 
-    /// Waits while there are more pending rows than the memory budget allows, up to a limit: a
-    /// write that still finds no room is refused.
+    /// Waits while pending rows exceed the memory budget, up to a limit: a write that still finds
+    /// no memory is refused.
     async fn wait_for_room(&self) {
         while self.worker.node.health.is_pressed() && !self.worker.node.health.is_choked() {
             tokio::time::sleep(PRESSURE_POLL).await;
         }
     }
 
-    /// Writes a cycle's replies and goes on with what is buffered until all of it is parsed.
-    /// `false`: the connection is to be closed.
+    /// Writes a cycle's replies, and continues with the buffered commands until all are parsed.
+    /// Returns false if the connection has to be closed.
     async fn finish(&mut self, mut cycle: Cycle, mut pause: Pause) -> std::io::Result<bool> {
         loop {
             self.worker.node.pubsub.ring();
@@ -293,7 +300,7 @@ impl Connection {
         let mut buf = std::mem::take(&mut self.buf);
         let (pause, consumed) = self.parse_from(&buf, cycle);
         if consumed == buf.len() {
-            // What was read may be big, and is not kept until the replies can leave.
+            // The buffer may be big, and is not kept until the replies can be sent.
             large::free(buf);
         } else {
             buf.advance(consumed);
@@ -302,7 +309,8 @@ impl Connection {
         pause
     }
 
-    /// Parses and dispatches as many commands as can be. How many bytes are done with.
+    /// Parses and dispatches as many commands as possible; returns the number of bytes that are
+    /// processed.
     fn parse_from(&mut self, data: &[u8], cycle: &mut Cycle) -> (Pause, usize) {
         let mut settings = self.worker.settings();
         let mut limits = Limits {
@@ -326,7 +334,7 @@ impl Connection {
             if let Some(pause) =
                 self.dispatch_ahead(&ahead, &parser, data, &mut done, cycle, &mut settings)
             {
-                // What has not run is parsed again.
+                // Commands that have not run are parsed again.
                 parser = Parser::new();
                 break pause;
             }
@@ -349,8 +357,8 @@ impl Connection {
         (pause, done)
     }
 
-    /// Dispatches what was parsed ahead. `done` moves behind the commands that have run; why not all
-    /// have, or nothing more is to be parsed for now.
+    /// Dispatches the commands that were parsed ahead, and moves `done` behind those that have run.
+    /// Returns why not all have, or why no more may be parsed for now.
     fn dispatch_ahead(
         &mut self,
         ahead: &Ahead,
@@ -364,13 +372,13 @@ impl Connection {
             let ready = ahead.get(n, parser, data);
             let dispatched = self.dispatch(&ready, data.len() - ready.bytes.end, cycle, settings);
             if dispatched == Dispatched::Barrier {
-                // Empty requests before it are done with.
+                // Empty requests before it are processed.
                 *done = ready.bytes.start;
                 return Some(Pause::Barrier);
             }
             *done = ready.bytes.end;
             if !ready.command.is_some_and(|command| command.spec.run.is_on_keys()) {
-                // CONFIG SET counts for what is behind it.
+                // CONFIG SET applies to the commands behind it.
                 *settings = self.worker.settings();
             }
             if dispatched == Dispatched::Close {
@@ -383,7 +391,7 @@ impl Connection {
         None
     }
 
-    /// Whether others come first now.
+    /// Returns true if other connections have their turn now.
     fn is_turn_over(&mut self) -> bool {
         if !self.session.authenticated {
             self.turn.left = self.turn.left.saturating_sub(1);
@@ -393,7 +401,7 @@ impl Connection {
             || self.session.penalty.is_some()
     }
 
-    /// `left` bytes behind the command are read and have not run.
+    /// Dispatches a command. `left`: bytes behind it that are read and have not run.
     fn dispatch(
         &mut self,
         ready: &Ready<'_>,
@@ -410,7 +418,7 @@ impl Connection {
                 let text = self.refused(args, text);
                 cycle.refuse(&text, &mut self.session);
                 self.session.end_caching(gate::resolve(args).ok());
-                // It has taken time, too.
+                // The refusal has taken time, too.
                 self.worker.start_watch();
                 return Dispatched::Done;
             }
@@ -423,7 +431,7 @@ impl Connection {
         if self.session.transaction.is_some() && !command.spec.has(flag::UNQUEUED) {
             let queued = self.queue(command, args, settings, cycle.out());
             cycle.end_command();
-            // It has taken time, too.
+            // Queueing has taken time, too.
             self.worker.start_watch();
             return if queued { Dispatched::Done } else { Dispatched::Close };
         }
@@ -464,8 +472,8 @@ impl Connection {
         }
     }
 
-    /// A command begins: what CLIENT LIST shows of it.
-    /// `left` bytes behind it are read and have not run.
+    /// Records the start of a command for CLIENT LIST. `left`: bytes behind it that are read and
+    /// have not run.
     fn note_command(&self, command: &Command, args: Args<'_>, left: usize) {
         let client = &self.session.client;
         client.query_bytes.store(left as u64, Ordering::Relaxed);
@@ -474,7 +482,8 @@ impl Connection {
         client.argument_bytes.store(bytes as u64, Ordering::Relaxed);
     }
 
-    /// A command was refused: what is queued will not run. The text for the client.
+    /// Breaks the transaction, because a command was refused; returns the error text for the
+    /// client.
     fn refused(&mut self, args: Args<'_>, text: Vec<u8>) -> Vec<u8> {
         let command = gate::resolve(args).ok();
         let exec = command.filter(|command| command.spec.has(flag::EXEC));
@@ -494,7 +503,8 @@ impl Connection {
         text
     }
 
-    /// Puts an error in the reply's place; whether the connection is to be closed.
+    /// Replaces the reply by an error, if there is one; returns true if the connection has to be
+    /// closed.
     fn settle(
         &self,
         command: &Command,
@@ -516,7 +526,7 @@ impl Connection {
         false
     }
 
-    /// Tells those who watch that a command runs.
+    /// Shows a command that runs to monitors.
     #[inline]
     fn show(&self, command: &Command, args: Args<'_>) {
         let hidden = flag::ADMIN | flag::SKIP_MONITOR;

@@ -22,10 +22,10 @@ pub struct Call<'a> {
     pub out: &'a mut Reply,
 }
 
-/// The result of a handler that is not on keys: its reply is written, or the reason why it stopped.
+/// Result of a handler that is not on keys: its reply is written, or the reason why it stopped.
 pub type CallOutcome = Result<(), CallStop>;
 
-/// The reason why a handler stopped that is not on keys.
+/// Reason why a handler that is not on keys stopped.
 #[derive(Debug)]
 pub enum CallStop {
     /// The error replaces its partial reply.
@@ -61,7 +61,7 @@ impl From<CallStop> for UnitStop {
     }
 }
 
-/// A handler on the connection, that uses the session and the node; it never waits.
+/// A handler on the connection that uses the session and the node; it never waits.
 pub type SessionHandler = fn(&mut Call<'_>, Args<'_>) -> CallOutcome;
 
 /// A handler on the connection that may wait: for workers, for the journal, or for some time.
@@ -78,7 +78,7 @@ pub type FlagsFinder = fn(&Node, Args<'_>) -> Option<Flags>;
 /// Error of a command that cannot run in its context.
 pub const NO_HANDLER: &str = "ERR this command is not available here";
 
-/// The future of a command that may wait.
+/// Future of a command that may wait.
 pub type Waiting<'a> = Pin<Box<dyn Future<Output = CallOutcome> + 'a>>;
 
 /// Handlers of one command: those that its [`Route`] requires.

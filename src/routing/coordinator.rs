@@ -1,12 +1,13 @@
-//! Commands on keys of several workers: the coordinator locks the keys worker by worker, in the
-//! order of their numbers, is lent their entries, runs the command on them as if it owned them,
-//! appends one journal record, and tells the workers to apply it. Whole or not at all after any
-//! crash, without prepare phases.
+//! Commands on keys of several workers: the coordinator locks the keys worker by worker, in
+//! ascending order, is lent their entries, runs the command on them as if it owned them, appends
+//! one journal record, and tells the workers to apply it. The record makes the command atomic after
+//! any crash, without prepare phases.
 //!
-//! What the command misses, be it keys that it has not declared, is locked and loaded the next
-//! time: everything is given back, and taken again with that in the workers' order. So nobody
-//! waits for a lock while he holds one of a greater worker. A command that asks for ever new keys,
-//! because others change what they follow from, gets the workers whole in the end.
+//! Data that the command misses, including keys that it has not declared, is locked and loaded for
+//! the next attempt: everything is released, and acquired again with it in the workers' order. So
+//! no coordinator waits for a lock while it holds one of a greater worker. A command that asks for
+//! ever new keys, because others change the values that determine them, gets a hold on every worker
+//! in the end.
 
 use super::databases;
 use super::units::{lose, run_apart};
@@ -31,54 +32,54 @@ use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::oneshot;
 
-/// How often a command may miss something before it is given up.
+/// Maximum number of times that a command may miss data before it fails.
 const MAX_ATTEMPTS: usize = 10_000;
 
-/// How often a command may need more keys before it gets the workers whole.
+/// Number of times that a command may need more keys before it gets a hold on every worker.
 const MAX_LOCKINGS: usize = 8;
 
-/// How often a unit may need more keys before it gets the workers whole: then it need not begin
-/// anew for each of them.
+/// Such a number for units: with a hold on every worker, a unit need not start again for each
+/// further key.
 const MAX_UNIT_LOCKINGS: usize = 4;
 
-/// What a coordinator has so far.
+/// State of a coordinator.
 #[derive(Default)]
 pub(super) struct Held {
-    /// The connection whose changes they are; 0: nobody's.
+    /// The connection whose changes they are; 0 if none.
     client: u64,
-    /// Its holds, by worker.
+    /// Holds, by worker.
     pub(super) holds: BTreeMap<usize, u64>,
-    /// They are on all that belongs to the workers, and last until the command is done.
+    /// True if the holds are on whole workers; they last until the command has ended.
     pub(super) whole: bool,
-    /// What it was lent beside what it wanted at first.
+    /// Keys that it was lent beyond those that it wanted at first.
     pub(super) lent: BTreeSet<LockKey>,
-    /// What the command has noted, and what shows with it at the coordinator's worker.
+    /// Notes of the command, and the rounds that show with it at the coordinator's worker.
     notes: Vec<Note>,
     shown: Shown,
-    /// What the command has done beside changing keys, if it is a unit.
+    /// Effects of the command beside changes of keys, if it is a unit.
     effects: Effects,
-    /// It has changed whole databases.
+    /// True if it has changed whole databases.
     rearranged: bool,
 }
 
-/// What a command is lent.
+/// Keys and holds that a command needs.
 #[derive(Default)]
 pub(super) struct Wanted {
-    /// Who wants to hear of their changes.
+    /// Client that tracks what the command reads.
     pub(super) reader: Option<u64>,
-    /// The keys that it reads, if they are not all.
+    /// Keys that it reads, if it does not read all.
     pub(super) read: Option<BTreeSet<LockKey>>,
     pub(super) keys: BTreeSet<LockKey>,
-    /// Parts of their values.
+    /// Parts of the keys' values.
     pub(super) parts: Vec<Need>,
-    /// The workers whole.
+    /// True if it needs a hold on every worker.
     pub(super) whole: bool,
-    /// A thread of its own.
+    /// True if it needs a thread of its own.
     pub(super) apart: bool,
 }
 
 impl Wanted {
-    /// Adds what was missed; whether there are keys among it.
+    /// Adds what was missed; returns true if that includes new keys.
     pub(super) fn add(&mut self, missed: Vec<Need>) -> bool {
         let before = self.keys.len();
         self.keys.extend(missed.iter().map(|need| (need.db, need.key.clone())));
@@ -87,8 +88,8 @@ impl Wanted {
     }
 }
 
-/// Runs a command on keys of several workers; its whole reply comes back. The task goes on to the
-/// end even if the future is dropped.
+/// Runs a command on keys of several workers, and returns its whole reply. The task continues even
+/// if the future is dropped.
 pub async fn run_across(worker: &Rc<Worker>, command: OwnedCommand) -> Reply {
     let (tx, rx) = oneshot::channel();
     let coordinator = worker.clone();
@@ -102,7 +103,7 @@ pub async fn run_across(worker: &Rc<Worker>, command: OwnedCommand) -> Reply {
     rx.await.unwrap_or_else(|_| Ran::abandoned()).into_reply(proto)
 }
 
-/// [`coordinate`] as workers are given it.
+/// Wraps [`coordinate`] for workers, which are given it at their start.
 pub(crate) fn coordinate_boxed<'a>(
     worker: &'a Rc<Worker>,
     command: &'a OwnedCommand,
@@ -111,8 +112,8 @@ pub(crate) fn coordinate_boxed<'a>(
     Box::pin(coordinate(worker, command, elsewhere))
 }
 
-/// Runs a command that holds no locks on keys of any workers: those it has declared, and what it
-/// is known to miss.
+/// Runs a command that holds no locks on keys of any workers: those that it has declared, and those
+/// that it is known to miss.
 pub(crate) async fn coordinate(
     worker: &Rc<Worker>,
     command: &OwnedCommand,
@@ -150,7 +151,8 @@ pub(crate) async fn coordinate(
             return Ran::blocked(block);
         }
         Err(UnitStop::Handler(Stop::Error(text)) | UnitStop::Undone(text)) => {
-            // A script keeps what it has written before its error, and what it met may have expired.
+            // A script keeps what it has written before its error, and entries that it met may have
+            // expired.
             worker.spread(held.shown.clone(), 0, held.notes, published);
             out.clear();
             match worker.wait_shown(&held.shown).await {
@@ -169,7 +171,7 @@ pub(crate) async fn coordinate(
     Ran::reply(out)
 }
 
-/// Tries until nothing is missing; the text of the error comes back if there is one.
+/// Repeats attempts until nothing is missing.
 async fn run(
     worker: &Rc<Worker>,
     command: &OwnedCommand,
@@ -193,7 +195,8 @@ async fn run(
             (wanted.whole, wanted.apart) = (true, spec.runs_others());
         }
         if wanted.apart && permit.is_none() {
-            // Whoever holds locks never waits for a permit: so those who have one get their locks.
+            // A task that holds locks never waits for a permit, so those that have one get their
+            // locks.
             release(worker, held, Vec::new()).await;
             permit = worker.node.apart.acquire().await.ok();
         }
@@ -214,8 +217,8 @@ async fn run(
     Err("ERR the command needs more of its keys than can be loaded".into())
 }
 
-/// One run under the holds that there are, or under fresh ones. Only with a miss the holds that were
-/// there go on.
+/// Runs the command once, under the current holds or under new ones. Only after a miss, holds that
+/// existed before continue.
 async fn attempt(
     worker: &Rc<Worker>,
     command: &OwnedCommand,
@@ -226,10 +229,10 @@ async fn attempt(
     let node = &worker.node;
     let mut space = acquire_all(worker, wanted, held).await?;
     let settings = worker.settings();
-    // Nothing has expired at the beginning of time.
+    // At time 0, no key has expired.
     let now_ms = if command.request.sees_expired { 0 } else { node.clock.now_ms() };
     node.begin(&mut space, now_ms, command.request.touch);
-    // The workers that own the keys note that they have changed.
+    // The workers that own the keys note the changes.
     space.notes.want(Interest { changes: false, ..node.interest(&settings) });
     let began = Instant::now();
     let mut ran = if wanted.apart {
@@ -247,7 +250,7 @@ async fn attempt(
     {
         let keep = matches!(ran.outcome, Err(UnitStop::Handler(Stop::Miss(_))));
         if matches!(ran.outcome, Err(UnitStop::Undone(_))) {
-            // It has run, though nothing of it counts.
+            // The unit has run, although none of its changes apply.
             ran.effects.published.clear();
             ran.effects.read.clear();
             held.effects = ran.effects;
@@ -262,13 +265,13 @@ async fn attempt(
         worker.ran_since(began, name, command.args(), client, &settings);
     }
     commit_and_apply(worker, wanted, held, ran.store).await?;
-    // Of what could not be stored nobody hears.
+    // Changes that could not be stored are not announced.
     held.notes.append(&mut notes);
     (held.effects, *out) = (ran.effects, ran.out);
     ran.outcome
 }
 
-/// Stores what a command has changed, or nothing of it, and gives back what it was lent.
+/// Stores all changes of a command or none, and returns the entries that it was lent.
 async fn commit_and_apply(
     worker: &Rc<Worker>,
     wanted: &Wanted,
@@ -330,8 +333,8 @@ fn run_here(
     unit::Ran { store, out, outcome, effects: unit.into_effects() }
 }
 
-/// A command has not come to its end: what it was lent goes back. What a unit has changed is
-/// forgotten; what another has found expired is not.
+/// Returns the entries of a command that has not run to its end. Changes of a unit are discarded;
+/// expiries that another command has found are kept.
 async fn abandon(
     worker: &Worker,
     command: &OwnedCommand,
@@ -348,7 +351,7 @@ async fn abandon(
     take_back(worker, held, space, keep).await;
 }
 
-/// Nothing of what a unit has changed counts.
+/// Discards all changes of a unit.
 async fn take_back(worker: &Worker, held: &mut Held, mut space: Store, keep: bool) {
     let entries = if held.whole { databases::unmoved(worker, &mut space) } else { space.drain() };
     let changed = entries.iter().filter(|(_, entry)| entry.is_dirty());
@@ -358,7 +361,7 @@ async fn take_back(worker: &Worker, held: &mut Held, mut space: Store, keep: boo
 
 pub(super) type Record = (Lsn, Arc<Vec<u8>>);
 
-/// Appends what the command changed as one record; `databases`: their generations before and now,
+/// Appends the changes of a command as one record. `databases`: their generations before and now,
 /// if it has changed them.
 fn commit(
     node: &Node,
@@ -380,7 +383,7 @@ fn commit(
     }
 }
 
-/// What is asked of each worker, in their order.
+/// Returns the request to each worker, in their order.
 fn by_worker(node: &Node, wanted: &Wanted, held: &Held) -> BTreeMap<usize, Acquire> {
     let mut out: BTreeMap<usize, Acquire> = BTreeMap::new();
     for (db, key) in &wanted.keys {
@@ -399,7 +402,7 @@ fn by_worker(node: &Node, wanted: &Wanted, held: &Held) -> BTreeMap<usize, Acqui
     out
 }
 
-/// Takes all locks in the workers' order and gathers what is lent in a workspace.
+/// Acquires all locks in the workers' order, and collects the lent entries in a workspace.
 async fn acquire_all(
     worker: &Rc<Worker>,
     wanted: &Wanted,
@@ -418,8 +421,8 @@ async fn acquire_all(
     }
 }
 
-/// Takes what is wanted into a workspace, from the workers in their order; `here`: where it has
-/// their databases.
+/// Borrows what is wanted into a workspace, from the workers in their order. `here`: returns the
+/// workspace's number of their database.
 pub(super) async fn borrow(
     worker: &Rc<Worker>,
     wanted: &Wanted,
@@ -430,7 +433,7 @@ pub(super) async fn borrow(
     for (target, asked) in by_worker(&worker.node, wanted, held) {
         let grant = acquire(worker, target, asked).await?;
         held.holds.insert(target, grant.hold);
-        // Under a hold on everything they are what they were.
+        // Under a hold on every worker, the generations are unchanged.
         if !held.whole && space.is_untouched() {
             *space = space.workspace(&grant.generations);
         }
@@ -441,10 +444,10 @@ pub(super) async fn borrow(
     Ok(())
 }
 
-/// Takes every worker whole, in their order.
+/// Holds every worker, in their order.
 pub(super) async fn hold_whole(worker: &Worker, held: &mut Held) -> Result<(), String> {
     held.whole = true;
-    // Workers that own no shard know the databases too, and come last.
+    // Workers that own no shard know the databases, too, and come last.
     for target in 0..worker.peers.mailboxes.len() {
         match acquire_whole(worker, target).await {
             Ok(hold) => {
@@ -459,13 +462,13 @@ pub(super) async fn hold_whole(worker: &Worker, held: &mut Held) -> Result<(), S
     Ok(())
 }
 
-/// Takes one worker whole; the hold, or the text for the client.
+/// Holds one worker; fails with the error text for the client.
 async fn acquire_whole(worker: &Worker, target: usize) -> Result<u64, String> {
     let whole = Acquire { all: true, ..Acquire::default() };
     acquire(worker, target, whole).await.map(|grant| grant.hold)
 }
 
-/// Asks one worker; the text for the client if it cannot.
+/// Sends a request to one worker; fails with the error text for the client.
 async fn acquire(worker: &Worker, target: usize, acquire: Acquire) -> Result<Grant, String> {
     let gone = || format!("ERR worker {target} is gone");
     let (tx, rx) = oneshot::channel();
@@ -478,7 +481,7 @@ async fn acquire(worker: &Worker, target: usize, acquire: Acquire) -> Result<Gra
     }
 }
 
-/// The ends of all holds.
+/// Returns the messages that end all holds.
 fn ends(held: &mut Held) -> BTreeMap<usize, Apply> {
     let mut applies = loans(held);
     applies.values_mut().for_each(|apply| apply.keep = false);
@@ -488,7 +491,7 @@ fn ends(held: &mut Held) -> BTreeMap<usize, Apply> {
     applies
 }
 
-/// The ends of what was lent under the holds, which go on.
+/// Returns the messages that end the loans under the holds, which continue.
 pub(super) fn loans(held: &Held) -> BTreeMap<usize, Apply> {
     let client = held.client;
     let loan = |(&worker, &hold): (&usize, &u64)| {
@@ -497,17 +500,17 @@ pub(super) fn loans(held: &Held) -> BTreeMap<usize, Apply> {
     held.holds.iter().map(loan).collect()
 }
 
-/// What becomes of what was changed.
+/// Outcome of the changes.
 pub(super) enum Changed<'a> {
-    /// It is in the journal: in this record, if anything is. With it the databases have these
+    /// They are in the journal: in `record`, if there are any. With it the databases have these
     /// generations, if any are given.
     Stored { record: Option<&'a Record>, generations: &'a [u32] },
-    /// It never was.
+    /// They are discarded.
     Forgotten,
 }
 
-/// Gives entries back; what was changed of them is forgotten or stored. The holds end with it; with
-/// `keep` those on whole workers do not.
+/// Returns entries; their changes are discarded or stored. The holds end with it, except, with
+/// `keep`, those on whole workers.
 pub(super) async fn hand_back(
     worker: &Worker,
     held: &mut Held,
@@ -535,12 +538,13 @@ pub(super) async fn hand_back(
     send_all(worker, applies).await;
 }
 
-/// Gives up all holds and what was lent, which nobody has changed.
+/// Ends all holds, and returns the entries, which are unchanged.
 pub(super) async fn release(worker: &Worker, held: &mut Held, entries: Vec<(u32, Entry)>) {
     hand_back(worker, held, entries, &HashSet::new(), Changed::Forgotten, false).await;
 }
 
-/// Sends ends of holds ahead of data. A worker that is gone has lost its locks with its memory.
+/// Sends the ends of holds ahead of data. A worker that has ended has lost its locks with its
+/// memory.
 pub(super) async fn send_all(worker: &Worker, applies: BTreeMap<usize, Apply>) {
     for (target, apply) in applies {
         let mailbox = &worker.peers.mailboxes[target];

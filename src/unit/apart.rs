@@ -1,7 +1,7 @@
-//! A unit on a thread of its own, and what it asks its coordinator.
+//! A unit on a thread of its own, and its requests to the coordinator.
 //!
-//! A permit bounds how many units run apart. A coordinator takes it before any lock; one that finds
-//! only later that it needs a permit gives its locks back first. So no holder of a lock waits for a
+//! Permits limit the number of units that run apart. A coordinator takes one before any lock;
+//! if it finds only later that it needs one, it releases its locks first. So no holder of a lock waits for a
 //! permit, and each holder of a permit gets its locks.
 
 use super::{Effects, Place, Unit, UnitOutcome, UnitStop};
@@ -16,18 +16,18 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
-/// What a unit asks for.
+/// Request of a unit.
 #[derive(Debug)]
 pub enum Ask {
-    /// These are not in memory.
+    /// Load entries that are not in memory.
     Load(Vec<Need>),
-    /// Holds on all workers whole.
+    /// Hold every worker.
     Whole,
-    /// The reply of a command that is not on keys.
+    /// Run a command that is not on keys, and return its reply.
     Run(Box<OwnedCommand>),
 }
 
-/// A question, with all that the unit works on: it comes back with the answer.
+/// A request with the unit's workspace, which returns with the answer.
 #[derive(Debug)]
 pub struct Question {
     pub store: Store,
@@ -35,7 +35,7 @@ pub struct Question {
     pub answer: oneshot::Sender<(Store, Result<Vec<u8>, UnitStop>)>,
 }
 
-/// What a unit came to.
+/// Result of a unit's run.
 pub struct Ran {
     pub store: Store,
     pub out: Reply,
@@ -43,17 +43,17 @@ pub struct Ran {
     pub effects: Effects,
 }
 
-/// A unit that is to run apart.
+/// A unit that is to run on a thread of its own.
 pub struct Apart {
     pub node: Arc<Node>,
     pub worker: usize,
     pub settings: Arc<Settings>,
     pub command: OwnedCommand,
-    /// What it runs on.
+    /// Its workspace.
     pub store: Store,
 }
 
-/// Asks the coordinator.
+/// Sends a request to the coordinator, and waits for the answer.
 pub(super) fn ask(
     to: &mpsc::Sender<Question>,
     store: &mut Store,
@@ -71,7 +71,7 @@ pub(super) fn ask(
     answer
 }
 
-/// Starts a unit. Its questions are to be answered until it is done.
+/// Starts a unit. Its requests have to be answered until it has ended.
 pub fn spawn(apart: Apart) -> (JoinHandle<Ran>, mpsc::Receiver<Question>) {
     let (to, questions) = mpsc::channel(1);
     let background = apart.node.background.clone();

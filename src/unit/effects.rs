@@ -1,5 +1,5 @@
-//! What a unit does beside changing keys. A unit may be taken back and run again, so it is noted,
-//! and happens once it is done.
+//! Effects of a unit beside changes of keys. A unit may be rolled back and run again, so they are
+//! recorded, and take place once it has run to its end.
 
 use super::{UnitOutcome, UnitStop};
 use crate::command::Command;
@@ -12,7 +12,7 @@ use flagstone_commands::flag;
 use flagstone_wire::resp::{Args, OwnedArgs};
 use std::collections::{BTreeMap, VecDeque};
 
-/// A message that was published.
+/// A published message.
 #[derive(Debug)]
 pub struct Published {
     pub to_shard: bool,
@@ -20,7 +20,7 @@ pub struct Published {
     pub message: Box<[u8]>,
 }
 
-/// A command that those who watch are shown.
+/// A command that monitors are shown.
 #[derive(Debug)]
 struct Shown {
     db: u32,
@@ -28,49 +28,49 @@ struct Shown {
     args: OwnedArgs,
 }
 
-/// A part that was slow.
+/// A slow part of a unit.
 #[derive(Debug)]
 pub(crate) struct SlowPart {
-    /// What is kept of its arguments.
+    /// Its arguments, shortened.
     pub(crate) args: Vec<Vec<u8>>,
     pub(crate) duration_us: u64,
 }
 
-/// See the module's description.
+/// Recorded effects of a unit.
 #[derive(Debug, Default)]
 pub struct Effects {
     pub published: Vec<Published>,
     /// Keys that it has read, if its client tracks.
     pub read: Vec<Box<[u8]>>,
     shown: Vec<Shown>,
-    /// What these take.
+    /// Memory of the effects in bytes.
     bytes: usize,
     logged: Vec<(usize, String)>,
-    /// The parts by [`Command::id`].
+    /// Counts of the parts by [`Command::id`].
     pub(crate) tallies: BTreeMap<usize, Tally>,
-    /// Their errors by code.
+    /// Number of the parts' errors by code.
     pub(crate) errors: BTreeMap<String, u64>,
-    /// An error of the command that runs is counted, but not yet that it failed.
+    /// True if an error of the running command is counted, but not yet that the command failed.
     pub(crate) error_counted: bool,
-    /// The latest of those that were slow.
+    /// The latest slow parts.
     pub(crate) slow: VecDeque<SlowPart>,
 }
 
-/// Lines of the log that a unit may write; more are left out.
+/// Maximum number of log lines that a unit may write; further ones are dropped.
 const MAX_LOGGED: usize = 1000;
 
-/// Bytes of such a line; what is longer is cut.
+/// Maximum length of such a line in bytes; longer ones are cut.
 const MAX_LOGGED_BYTES: usize = 1024;
 
-/// Bytes of what a unit publishes, and of what it has read for a client that tracks; more is an
-/// error. Of commands that are shown, more are left out.
+/// Maximum memory in bytes of the messages of a unit, and of the keys that it has read for a
+/// tracking client; more is an error. Commands for monitors that exceed it are dropped.
 const MAX_BYTES: usize = 64 << 20;
 
-/// Bytes that a note takes beside its text.
+/// Memory in bytes of a recorded effect beside its text.
 const NOTE: usize = 64;
 
 impl Effects {
-    /// A script writes to the log. Levels: 0 (debug) to 3 (warning).
+    /// Records a line that a script logs. Levels: 0 (debug) to 3 (warning).
     pub fn log(&mut self, level: usize, mut text: String) {
         if self.logged.len() < MAX_LOGGED {
             text.truncate(text.floor_char_boundary(MAX_LOGGED_BYTES));
@@ -78,14 +78,14 @@ impl Effects {
         }
     }
 
-    /// Writes its lines to the log.
+    /// Writes the recorded lines to the log.
     pub fn write_log(&mut self) {
         for (level, text) in self.logged.drain(..) {
             write_log(level, &text);
         }
     }
 
-    /// Counts what is to be kept; the error if that is too much.
+    /// Reserves memory for an effect; fails if there is too much.
     fn fits(&mut self, bytes: usize) -> UnitOutcome {
         if self.bytes + bytes > MAX_BYTES {
             return Err(UnitStop::Undone(
@@ -96,14 +96,14 @@ impl Effects {
         Ok(())
     }
 
-    /// A message is to be published.
+    /// Records a message to be published.
     pub fn publish(&mut self, message: Published) -> UnitOutcome {
         self.fits(message.channel.len() + message.message.len() + NOTE)?;
         self.published.push(message);
         Ok(())
     }
 
-    /// Keys are read, and the client tracks.
+    /// Records keys that are read, for a tracking client.
     pub(super) fn reads<'a>(&mut self, mut keys: impl Iterator<Item = &'a [u8]>) -> UnitOutcome {
         keys.try_for_each(|key| {
             self.fits(key.len() + NOTE)?;
@@ -112,7 +112,7 @@ impl Effects {
         })
     }
 
-    /// A command runs that those who watch are to be shown.
+    /// Records a command for monitors.
     pub fn show(&mut self, db: u32, by_script: bool, args: Args<'_>) {
         let bytes = args.iter().map(|arg| arg.len() + NOTE).sum();
         if self.fits(bytes).is_err() {
@@ -121,7 +121,7 @@ impl Effects {
         self.shown.push(Shown { db, by_script, args: args.into() });
     }
 
-    /// A part has run; `failed`: the text of its error.
+    /// Records a part that has run. `failed`: the text of its error.
     pub(super) fn ran(
         &mut self,
         command: &Command,
@@ -147,7 +147,7 @@ impl Effects {
         }
     }
 
-    /// A part is refused before it runs; `None`: there is no such command.
+    /// Records a part that is refused before it runs; `None` if the command does not exist.
     pub fn refused(&mut self, command: Option<&Command>, text: &str) {
         if let Some(command) = command {
             self.tallies.entry(command.id).or_default().rejected += 1;
@@ -163,7 +163,7 @@ impl Effects {
         *self.errors.entry(code.to_owned()).or_default() += 1;
     }
 
-    /// Shows its commands to those who watch.
+    /// Shows the commands to monitors, and writes the log lines.
     pub fn tell_monitors(&mut self, node: &Node, client: u64, settings: &Settings) {
         self.write_log();
         if self.shown.is_empty() {
@@ -180,7 +180,7 @@ impl Effects {
 }
 
 impl Published {
-    /// Sends it.
+    /// Publishes the message.
     pub fn send(&self, node: &Node, settings: &Settings) {
         let (limits, now_ms) = (&settings.client_output_buffer_limit, node.clock.now_ms());
         if self.to_shard {

@@ -1,11 +1,11 @@
 //! Units: commands that run others as one, transactions and scripts. A unit is a command on keys
 //! like any other: it runs in place, parked, or at a coordinator. But it changes some keys before
-//! it knows which others it needs. So what it has changed can be taken back
-//! (`storage/src/store/unit.rs`), and it is run again from its start with more in memory or locked.
+//! it knows which others it needs. So its changes can be rolled back (`storage/src/store/unit.rs`),
+//! and it runs again from its start, with more data in memory or locked.
 //!
-//! One that takes long, or asks for what takes time (all keys, other workers), runs *apart*: on a
-//! thread of its own, on what its coordinator was lent. There it can wait in the middle, and nobody
-//! waits for it but those who want its keys.
+//! A unit that takes long, or needs something slow (all keys, other workers), runs *apart*: on a
+//! thread of its own, on the entries that its coordinator was lent. There it can wait in the
+//! middle, and delays only clients that want its keys.
 
 mod apart;
 mod effects;
@@ -29,34 +29,34 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
-/// How long a unit may run on a worker's thread; then it is taken back, and runs apart.
+/// Maximum time that a unit may run on a worker's thread; then it is rolled back, and runs apart.
 pub const IN_PLACE: Duration = Duration::from_millis(4);
 
-/// Where a unit runs.
+/// Thread of a unit.
 enum Place {
-    /// On a worker's thread: it never waits.
+    /// A worker's thread: the unit never waits.
     Here,
-    /// On a thread of its own; its coordinator answers what it asks.
+    /// A thread of its own; its coordinator answers its requests.
     Apart(mpsc::Sender<Question>),
 }
 
-/// What a command that runs others has at hand.
+/// Context of a command that runs others.
 pub struct Unit<'a> {
     pub node: Arc<Node>,
-    /// The worker that runs or coordinates it.
+    /// Worker that runs or coordinates it.
     pub worker: usize,
     pub request: Request,
     pub settings: &'a Settings,
-    /// When this run of it began.
+    /// Start of this run.
     pub began: Instant,
-    /// How long the last part took.
+    /// Time that the last part took, in nanoseconds.
     pub part_ns: Cell<u64>,
     place: Place,
     effects: RefCell<Effects>,
 }
 
 impl<'a> Unit<'a> {
-    /// A unit that runs on a worker's thread.
+    /// Creates a unit that runs on a worker's thread.
     pub fn here(node: &Arc<Node>, worker: usize, request: Request, settings: &'a Settings) -> Self {
         Self::new(node.clone(), worker, request, settings, Place::Here)
     }
@@ -73,33 +73,34 @@ impl<'a> Unit<'a> {
         Self { node, worker, request, settings, began, part_ns, place, effects }
     }
 
-    /// Whether it runs on a thread of its own.
+    /// Returns true if it runs on a thread of its own.
     pub fn is_apart(&self) -> bool {
         matches!(self.place, Place::Apart(_))
     }
 
-    /// Whether this run of it has taken so little time that it could have run in place.
+    /// Returns true if this run has taken so little time that it could have run in place.
     pub fn was_quick(&self) -> bool {
         self.began.elapsed() < IN_PLACE / 2
     }
 
-    /// What it does beside changing keys; it happens when the unit is done, and never twice.
+    /// Returns its effects beside changes of keys; they take place once, after the unit has run to
+    /// its end.
     pub fn effects(&self) -> RefMut<'_, Effects> {
         self.effects.borrow_mut()
     }
 
-    /// Its effects, when it is done.
+    /// Returns its effects after its end.
     pub fn into_effects(self) -> Effects {
         self.effects.into_inner()
     }
 
-    /// Has all workers held whole, as commands on databases need it. To be asked for before
-    /// anything is changed: else that is taken back.
+    /// Requests a hold on every worker, for a command on databases. To be called before anything is
+    /// changed: otherwise that is rolled back.
     pub fn hold_whole(&self, store: &mut Store) -> UnitOutcome {
         self.ask(store, Ask::Whole).map(drop)
     }
 
-    /// Asks the coordinator; where there is none, the unit stops, and is run again where there is.
+    /// Sends a request to the coordinator; without one, the unit stops, and runs again at one.
     fn ask(&self, store: &mut Store, ask: Ask) -> Result<Vec<u8>, UnitStop> {
         match (&self.place, ask) {
             (Place::Apart(to), ask) => apart::ask(to, store, ask),
@@ -110,16 +111,16 @@ impl<'a> Unit<'a> {
     }
 }
 
-/// Whether a command can be part of a unit without a connection of its own: it is on keys, or on
-/// databases, or has a form for it.
+/// Returns true if a command can be part of a unit without a connection of its own: it is on keys,
+/// on databases, or has a special form.
 pub fn is_part(command: &Command) -> bool {
     let route = command.spec.run;
     route.is_on_keys() || matches!(route, Route::Databases | Route::Either)
 }
 
 impl Unit<'_> {
-    /// Runs a command, whose number of arguments was checked, as a part of this one. Its reply is
-    /// appended; an error comes back.
+    /// Runs a command, whose number of arguments was checked, as a part of this unit. Appends its
+    /// reply, or returns its error.
     pub fn run_part(
         &self,
         cx: &mut Ctx<'_>,
@@ -189,7 +190,7 @@ impl Unit<'_> {
                     cx.out.truncate(mark);
                     self.ask(cx.store, Ask::Load(needs))?;
                 }
-                // It cannot wait: what it would wait for cannot happen meanwhile.
+                // It cannot block: no other command could end its wait.
                 Err(UnitStop::Handler(Stop::Block(block))) => {
                     cx.out.truncate(mark);
                     block.nil.write(cx.out);

@@ -1,12 +1,12 @@
-//! The reasons why a command stops that runs others, or is one of them.
+//! Reasons why a unit, or a part of it, stops.
 
 use flagstone_commands::{ErrorText, Stop};
 use flagstone_storage::store::Fault;
 
-/// The result of a unit or of a part of it: its reply is written, or the reason why it stopped.
+/// Result of a unit or of a part of it: its reply is written, or the reason why it stopped.
 pub type UnitOutcome = Result<(), UnitStop>;
 
-/// The reason why a unit stopped. Its partial reply is discarded.
+/// Reason why a unit stopped. Its partial reply is discarded.
 #[derive(Debug)]
 pub enum UnitStop {
     /// One of its commands on keys stopped, or it found an error itself. After an error its changes
@@ -15,11 +15,12 @@ pub enum UnitStop {
     /// It cannot continue on the worker: it runs for long, or needs something slow. Its changes are
     /// undone, and it runs again on a thread of its own.
     Detached,
-    /// It needs all workers exclusively. Its changes are undone, and it runs again when it has them.
+    /// It needs a hold on every worker. Its changes are undone, and it runs again under one.
     Exclusive,
     /// It is aborted with this error: its changes are undone.
     Undone(ErrorText),
-    /// Its client is gone, or the server ends: its changes are undone, and nobody gets a reply.
+    /// Its client has disconnected, or the server is shutting down: its changes are undone, and there
+    /// is no reply.
     Closing,
 }
 

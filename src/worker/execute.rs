@@ -1,5 +1,5 @@
-//! Runs commands on the worker's store: in place when all they need is in memory and free, else
-//! parked until it is (see `parked.rs`).
+//! Runs commands on the worker's store: in place if everything they need is in memory and not
+//! locked, else parked until it is (see `parked.rs`).
 
 use super::Worker;
 use super::rounds::Shown;
@@ -10,81 +10,81 @@ use flagstone_storage::store::Need;
 use flagstone_wire::resp::Reply;
 use std::rc::Rc;
 
-/// Why a command could not run in place.
+/// Reason why a command could not run in place.
 #[derive(Debug)]
 pub enum Blocked {
-    /// Somebody holds one of its keys.
+    /// One of its keys is locked.
     Locked,
-    /// Something of its keys is not in memory.
+    /// Some data of its keys is not in memory.
     Miss(Vec<Need>),
-    /// It needs keys that it has not declared, and that are not in memory here or are not free.
+    /// It needs keys that it has not declared, and that are not in memory here, or are locked.
     Undeclared(Vec<Need>),
-    /// It has found nothing, and waits.
+    /// It has found nothing, and blocks.
     Empty(Box<Block>),
     /// It is a unit that cannot run on this thread.
     Apart,
-    /// The same, and it needs all workers whole.
+    /// It is such a unit, and needs a hold on every worker.
     Whole,
 }
 
-/// What a command needs of a coordinator.
+/// Request of a command to a coordinator.
 #[derive(Debug, Default)]
 pub struct Elsewhere {
     /// Data that the last attempt missed.
     pub missed: Vec<Need>,
-    /// It is a unit that runs on a thread of its own.
+    /// True if it is a unit that runs on a thread of its own.
     pub apart: bool,
-    /// It needs all workers whole.
+    /// True if it needs a hold on every worker.
     pub whole: bool,
 }
 
 impl Elsewhere {
-    /// All workers whole.
+    /// Requests a hold on every worker.
     pub(super) fn whole() -> Self {
         Self { missed: Vec::new(), apart: true, whole: true }
     }
 
-    /// A thread of its own.
+    /// Requests a thread of its own.
     pub(super) fn apart() -> Self {
         Self { apart: true, ..Self::default() }
     }
 }
 
-/// What a parked command came to.
+/// Result of a parked command.
 #[derive(Debug)]
 pub struct Ran {
     pub reply: Reply,
-    /// What the reply shows.
+    /// Rounds that the reply shows.
     pub(crate) shown: Shown,
-    /// There is no reply: it waits.
+    /// Set if there is no reply, because the command blocks.
     pub block: Option<Box<Block>>,
-    /// There is no reply: it has not run, as those of its connection's other commands take much and
-    /// are to be written first.
+    /// Set if there is no reply, because the command has not run: the replies to its connection's
+    /// other commands take many bytes, and are to be written first.
     pub put_off: Option<Box<OwnedCommand>>,
 }
 
 impl Ran {
-    /// A reply that shows nothing that would have to be stored.
+    /// Creates a reply that shows no round.
     pub fn reply(reply: impl Into<Reply>) -> Self {
         Self::shows(reply.into(), Shown::default())
     }
 
-    /// A reply, and what it shows.
+    /// Creates a reply and the rounds that it shows.
     pub(crate) fn shows(reply: Reply, shown: Shown) -> Self {
         Self { reply, shown, block: None, put_off: None }
     }
 
-    /// The command is to run later.
+    /// Creates the result of a command that is to run later.
     pub fn put_off(command: OwnedCommand) -> Self {
         Self { put_off: Some(Box::new(command)), ..Self::reply(Reply::default()) }
     }
 
-    /// The command has found nothing.
+    /// Creates the result of a command that has found nothing.
     pub fn blocked(block: Box<Block>) -> Self {
         Self { block: Some(block), ..Self::reply(Reply::default()) }
     }
 
-    /// A command that may not wait has found nothing: that is its reply.
+    /// Replies to a command that has found nothing and may not block.
     pub fn end_wait(&mut self, proto: flagstone_wire::resp::Proto) {
         if let Some(block) = self.block.take() {
             let mut out = Reply::new(proto);
@@ -93,24 +93,24 @@ impl Ran {
         }
     }
 
-    /// The reply of a command that may not wait.
+    /// Returns the reply to a command that may not block.
     pub fn into_reply(mut self, proto: flagstone_wire::resp::Proto) -> Reply {
         self.end_wait(proto);
         self.reply
     }
 
-    /// The task that was to run it is gone.
+    /// Creates the result of a command whose task has ended.
     pub fn abandoned() -> Self {
         Self::reply(b"-ERR the command was abandoned\r\n".to_vec())
     }
 }
 
-/// The error of a command outside of a unit whose changes would have to be undone.
+/// Error of a command outside of a unit whose changes would have to be undone.
 const UNSETTLED: &str = "ERR the command needs changes undone, which only units can";
 
 impl Worker {
-    /// Runs a command of [`Route::Keys`] whose keys are all this worker's. The reply is appended to
-    /// `out`; the greatest round it shows comes back.
+    /// Runs a command of [`Route::Keys`] whose keys are all this worker's. Appends the reply to
+    /// `out`, and returns the greatest round that it shows.
     pub(crate) fn execute(
         self: &Rc<Self>,
         run: &Invocation<'_>,
@@ -132,7 +132,7 @@ impl Worker {
         self.execute_unlocked(run, scope, out)
     }
 
-    /// Runs a command that may use its keys, whoever holds their locks.
+    /// Runs a command that may use its keys although they are locked.
     pub(crate) fn execute_open(self: &Rc<Self>, command: &OwnedCommand) -> Result<Ran, Blocked> {
         let mut out = Reply::new(command.request.proto);
         let settings = self.settings();
@@ -183,11 +183,11 @@ impl Worker {
                 empty = Some(block);
             }
             Err(Stop::Error(text)) => self.replace_by_error(command, &text, out, mark),
-            // The store says so to units only.
+            // The store returns this fault to units only.
             Err(Stop::Unsettled) => self.replace_by_error(command, UNSETTLED, out, mark),
             Err(Stop::Miss(needs)) => {
                 out.truncate(mark);
-                // What it has met so far may have expired.
+                // Entries that it has met may have expired.
                 partition.store.notes.retry();
                 self.take_notes(partition, changer(command, request.client));
                 return Err(blocked_by(needs, run));
@@ -205,11 +205,11 @@ impl Worker {
             self.ran(command, args, request.client, settings);
         }
         if empty.is_some() {
-            // It has nothing for those who wait as it does.
+            // A blocked command changed nothing, so it must not wake waiters.
             partition.store.notes.drop_changes();
         }
         if request.client == 0 {
-            // It is no reader who has missed something.
+            // The server's own command is no reader that has missed a key.
             partition.store.notes.retry();
         }
         self.take_notes(partition, changer(command, request.client));
@@ -218,7 +218,7 @@ impl Worker {
 }
 
 impl Worker {
-    /// Puts an error in the place of what a command has written behind `mark`, and counts it.
+    /// Replaces the output of a command behind `mark` by an error, and counts it.
     fn replace_by_error(&self, command: &Command, text: &str, out: &mut Reply, mark: usize) {
         self.stats().failed(command, text);
         out.truncate(mark);
@@ -249,8 +249,8 @@ impl Worker {
         }
     }
 
-    /// The same for a connection of another worker: the reply, whose writes are stored, or why there
-    /// is none.
+    /// Runs a command for a connection of another worker: returns the reply, whose writes are
+    /// stored, or the block.
     pub(crate) async fn run_shown(
         self: &Rc<Self>,
         command: &OwnedCommand,
@@ -263,13 +263,14 @@ impl Worker {
     }
 }
 
-/// Whose changes the changes of a client's command are: what a reading one finds expired nobody has
-/// changed (0).
+/// Returns the client that has made a command's changes; 0 for a command that only reads, because
+/// no client has caused an expiry that it finds.
 pub(crate) fn changer(command: &Command, client: u64) -> u64 {
     if command.spec.has(flag::READONLY) { 0 } else { client }
 }
 
-/// What a command may ask for while others hold locks: the keys that it has declared.
+/// Returns the keys that a command may access while other keys are locked: those that it has
+/// declared.
 pub(super) fn declared(run: &Invocation<'_>) -> Scope {
     let &Invocation { command, args, request, .. } = run;
     if !command.undeclared_keys {
@@ -279,7 +280,7 @@ pub(super) fn declared(run: &Invocation<'_>) -> Scope {
     Scope::Keys(keys.map(|(db, key)| (db, key.into())).collect())
 }
 
-/// Why a command that missed something could not run.
+/// Returns why a command that missed data could not run.
 pub(super) fn blocked_by(needs: Vec<Need>, run: &Invocation<'_>) -> Blocked {
     let declared = run.command.keys(run.args, run.request.db);
     let is_declared = |need: &Need| declared.contains(&(need.db, &*need.key));

@@ -1,4 +1,4 @@
-//! Runs units (transactions, scripts) in place: in one go, or not at all.
+//! Runs units (transactions, scripts) in place: entirely, or not at all.
 
 use super::execute::blocked_by;
 use super::{Blocked, Worker, changer};
@@ -10,12 +10,12 @@ use flagstone_storage::notes::Note;
 use flagstone_wire::resp::Reply;
 use std::rc::Rc;
 
-/// How often a unit runs because it would change what the open round has changed: that is in the
-/// journal then.
+/// Maximum number of runs of a unit that would change what the open round has changed: the round is
+/// committed in between.
 const RUNS: usize = 2;
 
 impl Worker {
-    /// Runs a unit whose keys are this worker's, as [`Worker::execute`] does.
+    /// Runs a unit whose keys are this worker's, like [`Worker::execute`].
     pub(super) fn execute_unit(
         self: &Rc<Self>,
         run: &Invocation<'_>,
@@ -45,7 +45,7 @@ impl Worker {
                     out.truncate(mark);
                     return Err(Blocked::Whole);
                 }
-                // No part of a unit waits, and its coordinator sees by itself that a client is gone.
+                // No part of a unit waits, and its coordinator notices by itself that a client has disconnected.
                 Err(UnitStop::Detached | UnitStop::Closing | UnitStop::Handler(Stop::Block(_))) => {
                     out.truncate(mark);
                     return Err(Blocked::Apart);
@@ -63,7 +63,7 @@ impl Worker {
         Err(Blocked::Apart)
     }
 
-    /// Runs it once. What it has changed is taken back if it could not run to its end.
+    /// Runs a unit once. Its changes are rolled back if it could not run to its end.
     fn try_unit(
         &self,
         run: &Invocation<'_>,
@@ -92,7 +92,8 @@ impl Worker {
         (outcome, unit.into_effects())
     }
 
-    /// What follows a unit that has run to its end; the greatest round that its reply shows.
+    /// Publishes the effects of a unit that has run to its end, and returns the greatest round that
+    /// its reply shows.
     fn unit_done(self: &Rc<Self>, run: &Invocation<'_>, mut effects: Effects) -> u64 {
         let &Invocation { command, args, request, settings, .. } = run;
         let mut partition = self.partition.borrow_mut();
@@ -105,7 +106,7 @@ impl Worker {
             let told = self.news_count.get() + u64::from(!notes.is_empty());
             self.remember(effects.read.iter().map(|key| &**key), request.client, told);
         }
-        // What was taken back shows with the open round, too.
+        // Changes that were rolled back show with the open round, too.
         if dirty || is_open {
             self.commit_soon();
         }

@@ -22,7 +22,7 @@ const LINE_ENDS: &[(&str, usize, &str)] = &[
 const RIDDLES: &[&str] = &["What", "Whether", "Who", "Whoever", "Whose", "Nobody", "Somebody"];
 
 /// How many doc comments of production code begin with one of `RIDDLES` still, for each crate.
-const STILL_RIDDLES: &[(&str, usize)] = &[(".", 43)];
+const STILL_RIDDLES: &[(&str, usize)] = &[];
 
 /// A count in `STILL_RIDDLES` may be behind by so many, so that not every change has to touch it.
 const SLACK: usize = 20;

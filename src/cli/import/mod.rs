@@ -27,7 +27,7 @@ use std::path::{Path, PathBuf};
 #[derive(Args)]
 #[command(disable_help_flag = true)]
 pub(super) struct ImportArguments {
-    /// What to load
+    /// The file to load
     file: PathBuf,
     /// The server, in place of the options for it; with a database, all keys go into that one
     #[arg(
