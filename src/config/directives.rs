@@ -8,6 +8,7 @@ use Kind::{
     AutoInteger, AutoMemory, AutoMemoryOrPercent, Integer, Memory, Octal, OneOf, OptionalText,
     SomeOf, Structured, Text, YesNo,
 };
+use flagstone_storage::directory::MAX_SHARDS;
 
 const INT_MAX: i128 = i32::MAX as i128;
 const LONG_MAX: i128 = i64::MAX as i128;
@@ -16,6 +17,7 @@ const INT: Range = (0, INT_MAX);
 const LONG: Range = (0, LONG_MAX);
 const ULONG: Range = (0, u64::MAX as i128);
 const PORT: Range = (0, 65535);
+const SHARDS: Range = (1, MAX_SHARDS as i128);
 const BYTES: Range = (0, LONG_MAX);
 const MIB: i128 = 1024 * 1024;
 
@@ -76,7 +78,7 @@ pub(super) static TABLE: &[Directive] = &[
     d("workers", AutoInteger((1, 1024)), "auto", "threads that own data; auto: one per CPU").at_start(),
     d("net-workers", Integer((0, 1024)), "0", "further threads that serve connections only; 0: the workers serve them").at_start(),
     d("background-workers", AutoInteger((1, 1024)), "auto", "threads for hand-over, flush and compaction; auto: a quarter of the CPUs, at least two").at_start(),
-    d("shards", AutoInteger((1, 16384)), "auto", "parts of the key space, fixed when the data directory is created; auto: one per CPU").at_start(),
+    d("shards", AutoInteger(SHARDS), "auto", "parts of the key space, fixed when the data directory is created; auto: one per CPU").at_start(),
     d("memory-budget", AutoMemory((16 * MIB, LONG_MAX)), "auto", "bytes all caches and buffers share; auto: half of the memory of the machine or cgroup").at_start(),
     d("block-cache-size", AutoMemory(BYTES), "auto", "bytes of the engine's block cache; auto: a share of memory-budget").at_start(),
     d("accept-mode", OneOf(&["reuseport", "round-robin"]), "reuseport", "how connections are spread over threads").at_start(),

@@ -223,6 +223,12 @@ fn refusals_name_origin_directive_and_reason() {
         ("port", 1, "port", "wrong number of arguments"),
         ("port x", 1, "port x", "argument couldn't be parsed into an integer"),
         ("port 65536", 1, "port 65536", "argument must be between 0 and 65535 inclusive"),
+        (
+            "shards 1025",
+            1,
+            "shards 1025",
+            "argument must be between 1 and 1024 inclusive, or 'auto'",
+        ),
         ("requirepass 'x", 1, "requirepass 'x", "Unbalanced quotes in configuration line"),
         ("requirepass a b", 1, "requirepass ***", "wrong number of arguments"),
         ("loadmodule x.so", 1, "loadmodule x.so", "modules are not supported"),

@@ -19,7 +19,7 @@ use xxhash_rust::xxh3::xxh3_128;
 const FORMAT: u32 = 1;
 
 /// Maximum number of shards of a node.
-const MAX_SHARDS: u16 = 1024;
+pub const MAX_SHARDS: u16 = 1024;
 
 const NAME: &str = "flagstone.json";
 

@@ -38,7 +38,7 @@ pub(crate) use identity::identity_problems;
 pub use location::Location;
 pub use lock::{Locks, is_open};
 pub(crate) use lock::{lock, lock_all};
-pub use manifest::is_data_directory;
+pub use manifest::{MAX_SHARDS, is_data_directory};
 pub(crate) use manifest::{Manifest, create_private_dir, manifest_of};
 pub(crate) use new_directory::NewDirectory;
 pub use reshard::{Resharded, reshard};
