@@ -153,7 +153,9 @@ async fn check_journal(
         records += u64::from(piece.last);
     }
     check_salt(&journal, manifest, location)?;
-    let controls = peek_controls(store, manifest.layout().shards).await?;
+    // A branch in a bucket has its rows in files of its parent at first.
+    let shared = store.with_shared().await?;
+    let controls = peek_controls(&shared, manifest.layout().shards).await?;
     let shards = controls.iter().map(|(id, control)| (*id, control));
     let problems = identity_problems(manifest, store, shards.clone());
     problems.iter().for_each(|problem| findings.problem(problem));

@@ -173,6 +173,25 @@ async fn a_sound_store_in_a_bucket_is_sound() {
     assert_told(&told.0.into_inner().unwrap(), &last);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_branch_that_shares_its_parents_files_is_sound() {
+    let bucket = in_a_bucket().store;
+    let location: Location = bucket.join("parent").into();
+    fill(&location).await;
+    let report = check(&location, &Told::default()).await.unwrap();
+    let mut from = location;
+    // A branch, and a branch of that; neither was ever opened.
+    for name in ["first", "second"] {
+        let to = bucket.join(name);
+        branch_state(&from, &to).await.unwrap();
+        from = to.into();
+        let told = Told::default();
+        let branch = check(&from, &told).await.unwrap();
+        assert_eq!(told.0.into_inner().unwrap(), Vec::<String>::new(), "{name}");
+        assert_eq!((branch.keys, branch.rows), (report.keys, report.rows), "{name}");
+    }
+}
+
 /// A server that writes during a check.
 struct Writer(Place, AtomicU64);
 

@@ -490,7 +490,7 @@ async fn check_unopened(
     if location.store.dir().is_some() || location.journal().dir().is_none() {
         return Ok(());
     }
-    let found = peek_controls(&location.store, manifest.shards).await?;
+    let found = peek_controls(&location.store.with_shared().await?, manifest.shards).await?;
     check_shards(recovery, manifest, &location.store, found.iter().map(|(id, c)| (*id, c)))
 }
 
