@@ -252,3 +252,8 @@ pub fn int_arg(args: Args<'_>, index: usize) -> Result<i64, ErrorText> {
 pub fn is_word(arg: &[u8], word: &str) -> bool {
     arg.eq_ignore_ascii_case(word.as_bytes())
 }
+
+/// Returns an argument as an error text shows it: up to its first zero byte.
+pub fn until_zero_byte(arg: &[u8]) -> &[u8] {
+    arg.split(|&byte| byte == 0).next().unwrap_or_default()
+}

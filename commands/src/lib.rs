@@ -34,6 +34,7 @@ pub mod zset;
 
 pub use context::{
     Awaited, Block, Ctx, ErrorText, Misses, Nil, Outcome, Stop, arg, error, int_arg, is_word, tail,
+    until_zero_byte,
 };
 pub use key_spec::{Begin, Find, KeySpec, key};
 pub use settings::DataSettings;

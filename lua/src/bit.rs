@@ -2,9 +2,8 @@
 
 use std::ffi::c_int;
 
-use crate::libraries::push_table;
 use crate::raw::{State, entry};
-use crate::vm::Vm;
+use crate::vm::{Vm, push_table};
 
 /// 2^52 + 2^51: added to a number, its low 32 bits are those of the number modulo 2^32.
 const TO_BITS: f64 = 6_755_399_441_055_744.0;

@@ -4,9 +4,8 @@ use std::ffi::c_int;
 
 use mlua::ffi;
 
-use crate::libraries::push_table;
 use crate::raw::{State, entry};
-use crate::vm::{Scratch, Vm};
+use crate::vm::{Scratch, Vm, push_table};
 use crate::work::{charge, charge_bytes};
 
 /// Tables nested deeper are packed as nil.

@@ -81,16 +81,6 @@ pub(crate) fn install(state: State, vm: *const Vm) {
     state.pop(1);
 }
 
-/// Pushes a table of functions whose first upvalue is the VM.
-pub(crate) fn push_table(state: State, vm: *const Vm, functions: &[(&str, mlua::lua_CFunction)]) {
-    state.new_table();
-    for &(name, function) in functions {
-        state.push_light(vm.cast_mut().cast());
-        state.push_function(function, 1);
-        state.set_name(-2, name);
-    }
-}
-
 /// Removes everything not in the list from the table on top of the stack.
 fn remove_others(state: State, kept: &[&str]) {
     let table = state.top();

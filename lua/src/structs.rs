@@ -2,9 +2,8 @@
 
 use std::ffi::c_int;
 
-use crate::libraries::push_table;
 use crate::raw::{State, entry};
-use crate::vm::Vm;
+use crate::vm::{Vm, push_table};
 use crate::work::charge;
 
 /// Maximum size of an integer in bytes.

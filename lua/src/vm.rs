@@ -129,3 +129,13 @@ impl Shared {
         self.vm.random.set(Random::seeded(seed));
     }
 }
+
+/// Pushes a table of functions whose first upvalue is the VM.
+pub(crate) fn push_table(state: State, vm: *const Vm, functions: &[(&str, mlua::lua_CFunction)]) {
+    state.new_table();
+    for &(name, function) in functions {
+        state.push_light(vm.cast_mut().cast());
+        state.push_function(function, 1);
+        state.set_name(-2, name);
+    }
+}

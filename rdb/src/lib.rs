@@ -23,6 +23,7 @@ mod integer;
 mod intset;
 mod listpack;
 mod lzf;
+mod parts;
 mod reader;
 mod restore;
 mod stream;
@@ -38,9 +39,10 @@ use thiserror::Error;
 
 pub use dump::{NodeLimit, dump};
 pub use functions::{dump_functions, restore_functions};
+pub use parts::{
+    EntriesRead, Kind, Part, Sink, StreamConsumer, StreamGroup, StreamHead, StreamPending,
+};
 pub use restore::{restore, restore_newer};
-pub use stream_groups::{EntriesRead, StreamConsumer, StreamGroup, StreamPending};
-pub use walk::{Kind, Part, Sink, StreamHead};
 
 /// A value of any type that has a payload; `B` are its bytes, owned or borrowed.
 #[derive(Debug, Clone, PartialEq)]

@@ -7,7 +7,6 @@
 
 use crate::input::Input;
 use crate::reader::{Reader, Result};
-use crate::walk::Packed;
 use crate::{RestoreError, integer};
 use std::borrow::Cow;
 
@@ -17,6 +16,17 @@ const END: u8 = 0xff;
 const COUNT_UNKNOWN: u16 = u16::MAX;
 /// Maximum size of a listpack in bytes.
 pub(crate) const MAX_LEN: usize = 1 << 30;
+
+/// Elements packed in one run of bytes.
+pub(crate) trait Packed<'a> {
+    /// Returns the next element, or `None` at the end, when everything has been validated.
+    fn element(&mut self) -> Result<Option<Element<'a>>>;
+
+    /// Returns the next element, which must exist.
+    fn more(&mut self) -> Result<Element<'a>> {
+        self.element()?.ok_or(RestoreError::BadFormat)
+    }
+}
 
 /// An element of a listpack or a ziplist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,8 +1,9 @@
 //! Decodes a payload to an object.
 
 use crate::input::Input;
+use crate::parts::{Kind, Part, Sink, StreamHead};
 use crate::reader::{Reader, Result};
-use crate::walk::{Kind, Part, Sink, StreamHead, kind, walk};
+use crate::walk::{kind, walk};
 use crate::{
     HashField, Object, RestoreError, StreamObject, VERSION_FIELD_EXPIRY, VERSION_FOREIGN_MAX,
     crc64, distinct, object_type::LAST_COMMON,

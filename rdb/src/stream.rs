@@ -8,8 +8,8 @@
 
 use crate::input::Input;
 use crate::listpack::{self, Element, Listpack};
+use crate::parts::{Part, Sink, StreamHead};
 use crate::reader::Result;
-use crate::walk::{Part, Sink, StreamHead};
 use crate::writer::Writer;
 use crate::{
     EntryId, Limits, RestoreError, StreamEntry, StreamNode, StreamObject, VERSION, object_type,

@@ -6,48 +6,10 @@
 //! of Valkey 8.1.1.
 
 use crate::input::Input;
-use crate::walk::{Part, Sink};
+use crate::parts::{EntriesRead, Part, Sink, StreamConsumer, StreamGroup, StreamPending};
 use crate::writer::Writer;
 use crate::{EntryId, RestoreError, object_type};
 use std::collections::{BTreeMap, HashSet};
-
-/// A consumer group of a stream.
-#[derive(Debug, Clone, PartialEq)]
-pub struct StreamGroup<B = Vec<u8>> {
-    pub name: B,
-    pub last_id: EntryId,
-    pub entries_read: EntriesRead,
-    /// Pending entries by ascending id.
-    pub pending: Vec<StreamPending>,
-    pub consumers: Vec<StreamConsumer<B>>,
-}
-
-/// The number of entries that a group has read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum EntriesRead {
-    Known(i64),
-    Unknown,
-    /// The payload does not have it.
-    Missing,
-}
-
-/// An entry that was delivered and not acknowledged.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct StreamPending {
-    pub id: EntryId,
-    pub delivered_ms: u64,
-    pub deliveries: u64,
-    /// Index in the group's consumers.
-    pub consumer: usize,
-}
-
-/// A consumer of a group.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StreamConsumer<B = Vec<u8>> {
-    pub name: B,
-    pub seen_ms: u64,
-    pub active_ms: Option<u64>,
-}
 
 /// A missing time, or an unknown number.
 const NONE: u64 = u64::MAX;

@@ -6,9 +6,8 @@
 //! `ziplist.c`.
 
 use crate::input::Input;
-use crate::listpack::Element;
+use crate::listpack::{Element, Packed};
 use crate::reader::{Reader, Result};
-use crate::walk::Packed;
 use crate::{RestoreError, integer};
 
 const HEADER_LEN: usize = 10;

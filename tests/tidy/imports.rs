@@ -86,10 +86,7 @@ const STILL_CIRCLES: &[(&str, &[&str])] = &[
             "value",
         ],
     ),
-    ("rdb", &["listpack", "stream", "stream_groups", "walk", "ziplist"]),
-    ("lua", &["bit", "cmsgpack", "libraries", "structs"]),
     ("lua", &["cjson", "random", "raw", "vm", "work"]),
-    ("commands", &["generic", "stream"]),
 ];
 
 /// Crates whose modules are held to have no circles.

@@ -1,6 +1,7 @@
 //! EXPIRE, TTL, PERSIST and their variants: the expiry of keys.
 
-use super::{peek_key, shown};
+use super::peek_key;
+use crate::until_zero_byte;
 use crate::{Ctx, KeySpec, Outcome, Run, Spec, Stop, acl, arg, error, flag, int_arg, is_word, key};
 use flagstone_storage::notify::NotifyFlags;
 use flagstone_wire::resp::{Args, Reply};
@@ -30,7 +31,7 @@ impl ExpireOptions {
             match chosen {
                 Some((_, chosen)) => *chosen = true,
                 None => {
-                    out.error([b"ERR Unsupported option ", shown(option)].concat());
+                    out.error([b"ERR Unsupported option ", until_zero_byte(option)].concat());
                     return None;
                 }
             }

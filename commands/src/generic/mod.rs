@@ -47,11 +47,6 @@ fn peek_key_without_event<T>(
     Ok(found)
 }
 
-/// Returns an argument as an error text shows it: up to its first zero byte.
-pub fn shown(arg: &[u8]) -> &[u8] {
-    arg.split(|&byte| byte == 0).next().unwrap_or_default()
-}
-
 /// Parses a database number: like [`super::int_arg`], but within 32 bits.
 fn db_arg(args: Args<'_>, index: usize) -> Result<i32, ErrorText> {
     let number = super::int_arg(args, index)?;

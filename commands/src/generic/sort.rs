@@ -150,7 +150,7 @@ impl<'a> Pattern<'a> {
 
 /// Returns the text before the first zero byte: the reference treats these texts as C strings.
 fn c_string(text: &[u8]) -> &[u8] {
-    crate::generic::shown(text)
+    crate::until_zero_byte(text)
 }
 
 /// Returns the elements of a key, and the positions to select from them. Of a list or sorted set

@@ -6,7 +6,7 @@ use super::{
     entry_with_fields, fields_from, hash_in, hash_or_new, key_arg, remove_expired, remove_field,
     tail,
 };
-use crate::generic::shown;
+use crate::until_zero_byte;
 use crate::{Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, is_word, key};
 use flagstone_storage::notify::NotifyFlags;
 use flagstone_storage::store::OrLoad;
@@ -157,7 +157,7 @@ impl HsetexOptions {
                 }
                 options.must_exist = Some(is_word(word, "FXX"));
             } else {
-                out.error([b"ERR unknown argument: ", shown(word)].concat());
+                out.error([b"ERR unknown argument: ", until_zero_byte(word)].concat());
                 return Ok(None);
             }
             at += 1;

@@ -2,7 +2,8 @@
 
 use super::NOT_A_SKETCH;
 use super::estimate::Histogram;
-use super::sketch::{REGISTERS, Sketch};
+use super::registers::REGISTERS;
+use super::sketch::Sketch;
 use crate::bitmap::string_of;
 use crate::{Ctx, Outcome, Stop, arg};
 use flagstone_storage::notify::NotifyFlags;

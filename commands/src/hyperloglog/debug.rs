@@ -1,6 +1,7 @@
 //! PFDEBUG, and the test of PFSELFTEST.
 
-use super::sketch::{REGISTERS, Sketch};
+use super::registers::REGISTERS;
+use super::sketch::Sketch;
 use super::{NOT_A_SKETCH, dense};
 use crate::bitmap::string_of;
 use crate::{Ctx, Outcome, arg, is_word};

@@ -1,7 +1,7 @@
 //! The dense encoding: registers packed into six bits each, from the lowest bit of the first byte
 //! on.
 
-use super::sketch::REGISTERS;
+use super::registers::REGISTERS;
 
 /// Size of all registers in bytes.
 pub(super) const BYTES: usize = REGISTERS * 6 / 8;

@@ -1,7 +1,7 @@
 //! Estimates a cardinality from registers: Otmar Ertl, "New cardinality estimation algorithms for
 //! HyperLogLog sketches" (arXiv:1702.01284).
 
-use super::sketch::{MAX_RANK, REGISTERS};
+use super::registers::{MAX_RANK, REGISTERS};
 
 /// 1 / (2 ln 2).
 const ALPHA: f64 = 0.721_347_520_444_481_7;

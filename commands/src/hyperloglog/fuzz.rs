@@ -1,6 +1,7 @@
 //! Fuzz target: a string is parsed as a sketch or refused, whatever its runs are.
 
-use super::sketch::{REGISTERS, Sketch};
+use super::registers::REGISTERS;
+use super::sketch::Sketch;
 use flagstone_storage::value::Str;
 
 /// The default of `hll-sparse-max-bytes`.

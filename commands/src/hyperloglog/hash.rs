@@ -1,6 +1,6 @@
 //! The hash of an element, and the register and rank that a sketch derives from it.
 
-use super::sketch::{INDEX_BITS, MAX_RANK, REGISTERS};
+use super::registers::{INDEX_BITS, MAX_RANK, REGISTERS};
 
 /// Seed of the hash, common to all sketches: it determines the registers of an element.
 const SEED: u64 = 0xadc8_3b19;

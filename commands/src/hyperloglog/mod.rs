@@ -8,12 +8,13 @@ mod estimate;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod hash;
+mod registers;
 mod sketch;
 mod sparse;
 
 use super::{Group, KeySpec, Run, Spec, Stop, flag, key};
 pub use debug::self_test;
-use sketch::Corrupt;
+use registers::Corrupt;
 
 const NOT_A_SKETCH: &str = "WRONGTYPE Key is not a valid HyperLogLog string value.";
 

@@ -9,17 +9,11 @@
 //! | 16– | the registers |
 
 use super::estimate::Histogram;
+use super::registers::{Corrupt, REGISTERS};
 use super::{dense, hash, sparse};
 use flagstone_storage::store::Part;
 use flagstone_storage::value::Str;
 use std::borrow::Cow;
-
-/// Number of bits of an element's hash that select its register.
-pub(super) const INDEX_BITS: u32 = 14;
-pub(super) const REGISTERS: usize = 1 << INDEX_BITS;
-
-/// Maximum rank of an element: the rest of its hash is zeros.
-pub(super) const MAX_RANK: u8 = 64 - INDEX_BITS as u8 + 1;
 
 const MAGIC: &[u8] = b"HYLL";
 const ENCODING: usize = 4;
@@ -30,10 +24,6 @@ const HEADER: usize = 16;
 
 /// Flag in the last byte of the cached estimate: it is out of date.
 const STALE: u8 = 0x80;
-
-/// Error: the runs of a sparse sketch do not add up to its registers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Corrupt;
 
 /// A sketch. Its bytes are copied at the first change.
 #[derive(Debug)]

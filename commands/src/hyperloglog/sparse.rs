@@ -6,7 +6,7 @@
 //! | `01xxxxxx yyyyyyyy` | xzero | 1 to 16384 zeros |
 //! | `1vvvvvxx` | val | 1 to 4 registers of value 1 to 32 |
 
-use super::sketch::{Corrupt, REGISTERS};
+use super::registers::{Corrupt, REGISTERS};
 use smallvec::SmallVec;
 
 /// Maximum value of an opcode's registers.

@@ -1,7 +1,7 @@
 //! Look-ups, changes and replies shared by the commands on consumer groups.
 
 use super::reply_id;
-use crate::generic::shown;
+use crate::until_zero_byte;
 use crate::{Ctx, Outcome, Stop};
 use flagstone_storage::Store;
 use flagstone_storage::need::Part;
@@ -17,14 +17,19 @@ pub(super) const NEW: ConsumerNo = 0;
 
 /// Returns the error of commands that need a key with a group.
 pub(super) fn no_group(key: &[u8], group: &[u8]) -> Vec<u8> {
-    let parts =
-        [b"NOGROUP No such key '", shown(key), b"' or consumer group '", shown(group), b"'"];
+    let parts = [
+        b"NOGROUP No such key '",
+        until_zero_byte(key),
+        b"' or consumer group '",
+        until_zero_byte(group),
+        b"'",
+    ];
     parts.concat()
 }
 
 /// Returns the error of commands that need a group, for a key that exists.
 pub(super) fn no_group_of_key(key: &[u8], group: &[u8]) -> Vec<u8> {
-    let (key, group) = (shown(key), shown(group));
+    let (key, group) = (until_zero_byte(key), until_zero_byte(group));
     [b"NOGROUP No such consumer group '", group, b"' for key name '", key, b"'"].concat()
 }
 

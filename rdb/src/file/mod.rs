@@ -11,8 +11,9 @@ mod tests;
 mod write;
 
 use super::input::Input;
+use super::parts::{Kind, Part, Sink};
 use super::restore::Collector;
-use super::walk::{Kind, Part, Sink, kind, walk};
+use super::walk::{kind, walk};
 use super::{
     RestoreError, VERSION, VERSION_FIELD_EXPIRY, crc64, module_opcode, object_type, opcode,
 };

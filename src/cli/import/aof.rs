@@ -1,6 +1,6 @@
 //! Append-only files: commands, behind an RDB file or without one, in one file or several.
 
-use super::loader::ImportLoader;
+use super::loader::{ImportLoader, Role};
 use crate::cli::pipeline::Expect;
 use crate::config::split_words;
 use anyhow::{Context, Result, anyhow, bail};
@@ -17,17 +17,6 @@ const COMMAND_MAX: usize = 1 << 30;
 const MARK: usize = 40;
 /// Assumed memory of a word beside its bytes.
 const WORD_OVERHEAD: usize = 32;
-
-/// The position of a file in an append-only log.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Role {
-    /// The only file, or no part of a log.
-    Alone,
-    /// A file with successors.
-    Before,
-    /// The last file: the server may have stopped while writing it.
-    Last,
-}
 
 /// Returns the files to load, in order.
 pub(super) fn files(path: &Path) -> Result<Vec<(PathBuf, Role)>> {

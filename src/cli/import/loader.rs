@@ -1,14 +1,12 @@
 //! Sends the keys of RDB files.
 
-use super::aof::Role;
 use super::large::Large;
-use super::shift::{self, Shift};
+use super::shift::{self, Shift, now_ms};
 use crate::cli::connection::{Address, Reply};
 use crate::cli::pipeline::{About, Expect, Pipeline};
 use anyhow::{Context, Result, bail};
 use flagstone_rdb::file::{self, FileError, Item, Key, Value};
 use flagstone_rdb::{Part, Sink};
-use flagstone_storage::clock::Clock;
 use indicatif::ProgressBar;
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -38,6 +36,17 @@ struct LeftOut {
     modules: BTreeMap<String, u64>,
     /// Data of modules beside keys.
     module_data: BTreeMap<String, u64>,
+}
+
+/// The position of a file in an append-only log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Role {
+    /// The only file, or no part of a log.
+    Alone,
+    /// A file with successors.
+    Before,
+    /// The last file: the server may have stopped while writing it.
+    Last,
 }
 
 /// Sends the contents of files to a server.
@@ -327,11 +336,6 @@ impl ImportLoader {
         }
         text
     }
-}
-
-/// Returns the present time, in milliseconds since 1970.
-pub(super) fn now_ms() -> i64 {
-    i64::try_from(Clock::default().now_ms()).unwrap_or(i64::MAX)
 }
 
 /// Returns true if an auxiliary field of a file says that commands follow.

@@ -11,7 +11,7 @@ use super::progress;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use indicatif::ProgressBar;
-use loader::{Existing, ImportLoader};
+use loader::{Existing, ImportLoader, Role};
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -81,7 +81,7 @@ fn size(path: &Path) -> Option<u64> {
 
 fn load(
     loader: &mut ImportLoader,
-    files: &[(PathBuf, aof::Role)],
+    files: &[(PathBuf, Role)],
     bar: &ProgressBar,
 ) -> Result<()> {
     let mut progress = 0;

@@ -5,9 +5,9 @@
 //! anew. So times that are past, or soon will be, are postponed by a fixed span, which no other
 //! expiry has; at the end the keys that still have such a time get the true one.
 
-use super::loader::now_ms;
 use crate::cli::connection::{Address, Reply, ServerConnection};
 use anyhow::{Result, bail};
+use flagstone_storage::clock::Clock;
 
 /// The span by which times are postponed: a thousand years, in milliseconds.
 const SPAN_MS: i64 = 1000 * 31_556_952_000;
@@ -116,6 +116,11 @@ fn undo_page(connection: &mut ServerConnection, keys: &[Vec<u8>]) -> Result<()> 
         connection.receive()?.integer()?;
     }
     Ok(())
+}
+
+/// Returns the present time, in milliseconds since 1970.
+pub(super) fn now_ms() -> i64 {
+    i64::try_from(Clock::default().now_ms()).unwrap_or(i64::MAX)
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! CLIENT: lists, names, closes, pauses and unblocks connections.
 
+use super::flags::ANY_TIME;
 use super::handshake::{client_name, is_printable};
 use super::tracking;
 use crate::clients::{Cancel, Client, state};
@@ -367,9 +368,6 @@ fn show_help(out: &mut Reply) {
         ],
     );
 }
-
-/// Flags of most subcommands of CLIENT.
-pub(super) const ANY_TIME: u32 = flag::NOSCRIPT | flag::LOADING | flag::STALE;
 
 /// Declarations of the subcommands of CLIENT.
 pub(super) const SUBCOMMANDS: &[Spec] = &[

@@ -1,6 +1,7 @@
 //! Commands on the connection itself.
 
 mod client;
+mod flags;
 mod handshake;
 mod tracking;
 
@@ -8,6 +9,7 @@ use crate::commands::{Handler, Spec};
 use crate::routing::{Call, CallOutcome, CallStop};
 use crate::session::chosen_db;
 use crate::unit::{Unit, UnitOutcome};
+use flags::ANY_TIME;
 use flagstone_commands::{Ctx, Group, arg, error, flag};
 use flagstone_wire::resp::Args;
 
@@ -85,9 +87,6 @@ fn reset(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
     cx.out.simple("RESET");
     Ok(())
 }
-
-/// Flags of most commands on connections.
-const ANY_TIME: u32 = flag::NOSCRIPT | flag::LOADING | flag::STALE;
 
 /// Flags of commands that end the connection's state, including a transaction.
 const ENDS: u32 =

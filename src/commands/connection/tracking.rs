@@ -1,6 +1,6 @@
 //! CLIENT TRACKING, CACHING, TRACKINGINFO and GETREDIR.
 
-use super::client::ANY_TIME;
+use super::flags::ANY_TIME;
 use crate::clients::state;
 use crate::commands::{Handler, Spec};
 use crate::routing::{Call, CallOutcome};

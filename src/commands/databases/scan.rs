@@ -3,8 +3,8 @@
 use crate::commands::{Handler, Spec};
 use crate::routing::{Databases, Waiting};
 use crate::worker::{Cursor, ScanKey};
-use flagstone_commands::generic::shown;
 use flagstone_commands::scan::parse_cursor;
+use flagstone_commands::until_zero_byte;
 use flagstone_commands::{ErrorText, acl, arg, error, flag, is_word};
 use flagstone_storage::slot::SLOTS;
 use flagstone_wire::glob;
@@ -69,7 +69,7 @@ fn scan_options<'a>(
             Some(value) if is_word(option, "type") => {
                 filter.type_name = TYPES.into_iter().find(|name| is_word(value, name));
                 if filter.type_name.is_none() {
-                    out.error([b"ERR unknown type name '", shown(value), b"'"].concat());
+                    out.error([b"ERR unknown type name '", until_zero_byte(value), b"'"].concat());
                     return Ok(None);
                 }
             }
