@@ -79,11 +79,7 @@ fn size(path: &Path) -> Option<u64> {
     path.metadata().ok().filter(std::fs::Metadata::is_file).map(|metadata| metadata.len())
 }
 
-fn load(
-    loader: &mut ImportLoader,
-    files: &[(PathBuf, Role)],
-    bar: &ProgressBar,
-) -> Result<()> {
+fn load(loader: &mut ImportLoader, files: &[(PathBuf, Role)], bar: &ProgressBar) -> Result<()> {
     let mut progress = 0;
     for (path, role) in files {
         let shown = path.display();
