@@ -23,6 +23,7 @@ use flagstone_storage::directory::{Directory, OpenOptions};
 use flagstone_storage::lease::LEASE;
 use flagstone_storage::partition::Partition;
 use flagstone_storage::place::Place;
+use flagstone_wire::resp::Reply;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
@@ -474,8 +475,8 @@ fn admit(worker: &Rc<Worker>, stream: tokio::net::TcpStream, addr: SocketAddr) {
         worker.node.clients.refusals.unprotected(addr);
         refuse(
             stream,
-            "-DENIED Flagstone is running in protected mode: no password is set. \
-            Connect from the loopback address, set requirepass, or set protected-mode no.\r\n",
+            "DENIED Flagstone is running in protected mode: no password is set. \
+            Connect from the loopback address, set requirepass, or set protected-mode no.",
         );
         return;
     }
@@ -487,16 +488,18 @@ fn admit(worker: &Rc<Worker>, stream: tokio::net::TcpStream, addr: SocketAddr) {
     let make = |n| Client::new(n, (addr, laddr), fd, id, now_ms);
     let Some(client) = worker.node.clients.admit(max, is_stranger, make) else {
         worker.node.clients.refusals.too_many(addr);
-        refuse(stream, "-ERR max number of clients reached\r\n");
+        refuse(stream, "ERR max number of clients reached");
         return;
     };
     worker.stats().connections.fetch_add(1, Ordering::Relaxed);
     worker.spawn_connection(connection::serve(worker.clone(), stream, client));
 }
 
-fn refuse(stream: tokio::net::TcpStream, text: &'static str) {
+fn refuse(stream: tokio::net::TcpStream, error: &'static str) {
+    let mut reply = Reply::default();
+    reply.error(error);
     // The client may have disconnected already.
-    let _ = stream.try_write(text.as_bytes());
+    let _ = stream.try_write(reply.as_bytes());
 }
 
 /// The pid file, which exists while the server runs.

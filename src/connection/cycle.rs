@@ -308,6 +308,16 @@ impl<'a> CheckedReplies<'a> {
     /// Appends a reply whose rounds have been waited for.
     pub(super) fn push(&mut self, command: &'static Command, reply: &[u8]) {
         self.bytes.append(reply);
+        self.end(command);
+    }
+
+    /// Appends an error in the place of a reply that does not come.
+    pub(super) fn push_error(&mut self, command: &'static Command, text: &str) {
+        self.bytes.error(text);
+        self.end(command);
+    }
+
+    fn end(&mut self, command: &'static Command) {
         self.ends.push(End { at: self.bytes.len(), round: 0, command: Some(command) });
     }
 }

@@ -113,8 +113,7 @@ impl Scattered {
                     match next_of(worker, remote).await {
                         Some(bytes) => whole.push(command, bytes),
                         None => {
-                            let gone = format!("-ERR worker {target} is gone\r\n");
-                            whole.push(command, gone.as_bytes());
+                            whole.push_error(command, &format!("ERR worker {target} is gone"));
                         }
                     }
                 }

@@ -7,7 +7,7 @@ use crate::command::{Command, Invocation, OwnedCommand, Route};
 use flagstone_commands::{Block, Ctx, Stop, flag};
 use flagstone_storage::Scope;
 use flagstone_storage::store::Need;
-use flagstone_wire::resp::Reply;
+use flagstone_wire::resp::{Proto, Reply};
 use std::rc::Rc;
 
 /// Reason why a command could not run in place.
@@ -69,6 +69,13 @@ impl Ran {
         Self::shows(reply.into(), Shown::default())
     }
 
+    /// Creates an error reply.
+    pub fn failed(proto: Proto, text: impl AsRef<[u8]>) -> Self {
+        let mut reply = Reply::new(proto);
+        reply.error(text);
+        Self::reply(reply)
+    }
+
     /// Creates a reply and the rounds that it shows.
     pub(crate) fn shows(reply: Reply, shown: Shown) -> Self {
         Self { reply, shown, block: None, put_off: None }
@@ -85,7 +92,7 @@ impl Ran {
     }
 
     /// Replies to a command that has found nothing and may not block.
-    pub fn end_wait(&mut self, proto: flagstone_wire::resp::Proto) {
+    pub fn end_wait(&mut self, proto: Proto) {
         if let Some(block) = self.block.take() {
             let mut out = Reply::new(proto);
             block.nil.write(&mut out);
@@ -94,14 +101,14 @@ impl Ran {
     }
 
     /// Returns the reply to a command that may not block.
-    pub fn into_reply(mut self, proto: flagstone_wire::resp::Proto) -> Reply {
+    pub fn into_reply(mut self, proto: Proto) -> Reply {
         self.end_wait(proto);
         self.reply
     }
 
     /// Creates the result of a command whose task has ended.
     pub fn abandoned() -> Self {
-        Self::reply(b"-ERR the command was abandoned\r\n".to_vec())
+        Self::failed(Proto::default(), "ERR the command was abandoned")
     }
 }
 

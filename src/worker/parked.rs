@@ -314,8 +314,7 @@ impl Parked {
     /// Ends the command with an error, because its data could not be read.
     pub(super) fn fail(self, lock: Lock, text: &str) {
         lock.worker.stats().failed(self.command.command, text);
-        let mut out = Reply::new(self.command.request.proto);
-        out.error(text);
-        self.end(lock, Ran::reply(out.into_bytes()));
+        let failed = Ran::failed(self.command.request.proto, text);
+        self.end(lock, failed);
     }
 }

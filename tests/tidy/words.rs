@@ -11,11 +11,7 @@ const LINE_ENDS: &[(&str, usize, &str)] = &[
     ("src/cli/connection.rs", 5, "requests of a client"),
     ("src/cli/export.rs", 1, "replies as a client reads them"),
     ("src/cli/import/aof.rs", 1, "requests in an append-only file"),
-    ("src/commands/server/debug_keys.rs", 6, "replies of commands that DEBUG runs"),
     ("src/commands/server/info.rs", 2, "lines of INFO"),
-    ("src/connection/scattered.rs", 1, "an error, until replies carry errors"),
-    ("src/server.rs", 2, "errors before there is a session"),
-    ("src/worker/execute.rs", 1, "an error, until replies carry errors"),
 ];
 
 /// Words that no documentation begins with: it begins with the noun or the verb itself.

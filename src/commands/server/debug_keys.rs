@@ -52,6 +52,12 @@ fn bulk(reply: &[u8]) -> Option<&[u8]> {
     rest.get(line + 2..line + 2 + len)
 }
 
+/// Returns the line of a simple string or an integer; empty if the reply is of another type.
+fn line(reply: &[u8], prefix: u8) -> &str {
+    let line = reply.strip_prefix(&[prefix]).unwrap_or_default();
+    std::str::from_utf8(line.trim_ascii_end()).unwrap_or_default()
+}
+
 async fn encoding(cx: &Call<'_>, key: &[u8]) -> Result<Option<String>, ErrorText> {
     let reply = run_seeing(cx, cx.session.db, &[b"object", b"encoding", key], true).await?;
     Ok(bulk(&reply).map(|name| String::from_utf8_lossy(name).into_owned()))
@@ -137,25 +143,25 @@ impl Digest {
 async fn digest_of(cx: &Call<'_>, db: u32, key: &[u8]) -> Result<Digest, ErrorText> {
     let mut digest = Digest::default();
     let kind = run(cx, db, &[b"type", key]).await?;
-    match kind.as_slice() {
-        b"+none\r\n" => return Ok(digest),
-        b"+string\r\n" => digest.add(run(cx, db, &[b"get", key]).await?),
-        b"+hash\r\n" => {
+    match line(&kind, b'+') {
+        "none" => return Ok(digest),
+        "string" => digest.add(run(cx, db, &[b"get", key]).await?),
+        "hash" => {
             let reply = run(cx, db, &[b"hgetall", key]).await?;
             let fields = bulks(&reply);
             for pair in fields.chunks(2) {
                 digest.add(pair);
             }
         }
-        b"+set\r\n" => {
+        "set" => {
             let reply = run(cx, db, &[b"smembers", key]).await?;
             bulks(&reply).into_iter().for_each(|name| digest.add(name));
         }
-        b"+list\r\n" => digest.add(run(cx, db, &[b"lrange", key, b"0", b"-1"]).await?),
+        "list" => digest.add(run(cx, db, &[b"lrange", key, b"0", b"-1"]).await?),
         _ => digest.add(run(cx, db, &[b"dump", key]).await?),
     }
     let expiry = run(cx, db, &[b"pexpiretime", key]).await?;
-    if expiry != b":-1\r\n" {
+    if line(&expiry, b':') != "-1" {
         digest.add("expires");
     }
     Ok(digest)
