@@ -1,17 +1,17 @@
 //! Commands that run by themselves, behind the replies before them; they may wait.
 
 use super::cycle::Cycle;
+use super::step::{Manner, NextStep};
 use super::wire::Wire;
 use super::{Connection, gate};
 use crate::clients::state;
-use crate::command::{Command, Route};
+use crate::command::Command;
 use crate::config::Settings;
 use crate::large;
-use crate::routing::{self, Call, Databases, NO_HANDLER};
+use crate::routing::{self, Call, Databases};
 use crate::session::ReplyMode;
 use crate::worker::says_away;
 use bytes::Buf;
-use flagstone_commands::{error, flag};
 use flagstone_wire::resp::{Args, Limits, Parsed, Parser, Reply};
 use gate::Admitted;
 use std::time::Instant;
@@ -107,53 +107,48 @@ impl Connection {
                 }
             }
         };
-        if self.session.transaction.is_some() && !command.spec.has(flag::UNQUEUED) {
-            return Ok(!self.queue(command, args, settings, out));
+        match NextStep::of(&self.session, command, args) {
+            NextStep::Queue => Ok(!self.queue(command, args, settings, out)),
+            NextStep::Exec => {
+                self.note_command(command, args, left);
+                self.run_exec(command, args, out).await
+            }
+            NextStep::Run(manner) => {
+                self.note_command(command, args, left);
+                self.run_admitted(command, manner, args, settings, out).await
+            }
         }
-        self.note_command(command, args, left);
-        if command.spec.has(flag::EXEC) {
-            return self.run_exec(command, args, out).await;
-        }
-        self.run_admitted(command, args, settings, out).await
     }
 
     /// Runs an admitted command by itself.
     pub(super) async fn run_admitted(
         &mut self,
         command: &'static Command,
+        manner: Manner,
         args: Args<'_>,
         settings: &Settings,
         out: &mut Reply,
     ) -> std::io::Result<bool> {
         let mark = out.len();
-        let on_session = command.spec.run.is_on_session();
+        let on_session = matches!(manner, Manner::Session);
         if !on_session {
             self.show(command, args);
         }
         let began = Instant::now();
-        let handlers = routing::handlers(command);
-        let outcome = match command.spec.run {
-            route if route.is_on_keys() && (command.spec.blocks)(args) => {
+        let outcome = match manner {
+            Manner::BlockingKeys => {
                 out.take_over(self.run_blocking(command, args).await?);
                 return Ok(false);
             }
-            Route::Keys(_) | Route::Unit | Route::Script => {
+            Manner::Keys => {
                 let mut cycle = Cycle::new(&self.worker, self.session.proto);
                 self.worker.start_watch();
                 let bytes = cycle.alone(&self.worker, &self.session, command, args).await;
                 out.take_over(bytes);
                 return Ok(false);
             }
-            Route::Session | Route::Either | Route::Help(_) => {
-                let mut call = Call {
-                    session: &mut self.session,
-                    node: &self.worker.node,
-                    worker: &self.worker,
-                    out,
-                };
-                routing::run_on_session(command, &mut call, args)
-            }
-            Route::Wait => {
+            Manner::Session => self.run_on_session(command, args, out),
+            Manner::Wait(handler) => {
                 let client = self.session.client.clone();
                 let mut wire = Wire {
                     worker: &self.worker,
@@ -168,20 +163,13 @@ impl Connection {
                     worker: &self.worker,
                     out,
                 };
-                match handlers.wait {
-                    Some(handler) => wire.keep_until(handler(&mut call, args)).await?,
-                    None => Err(NO_HANDLER.into()),
-                }
+                wire.keep_until(handler(&mut call, args)).await?
             }
-            Route::Databases => {
+            Manner::Databases(handler) => {
                 let mut databases = Databases::new(&self.worker, self.session.db, out);
-                match handlers.databases {
-                    Some(handler) => handler(&mut databases, args).await,
-                    None => Err(NO_HANDLER.into()),
-                }
+                handler(&mut databases, args).await
             }
-            // Reached only without a subcommand: an unknown one is refused.
-            Route::Container => Err(error::arity(command.full_name).into()),
+            Manner::Nothing(text) => Err(text.into()),
         };
         if on_session {
             self.show(command, args);

@@ -1,6 +1,7 @@
 //! Transactions on a connection: queues commands, and runs them with EXEC.
 
 use super::cycle::Cycle;
+use super::step::Manner;
 use super::{Connection, Dispatched};
 use crate::command::Command;
 use crate::config::Settings;
@@ -163,7 +164,9 @@ impl Connection {
             if runs_in_unit(queued.command) {
                 out.append(parts.next().unwrap_or_default());
             } else {
-                close |= self.run_admitted(queued.command, queued.args, &settings, out).await?;
+                let (command, args) = (queued.command, queued.args);
+                let manner = Manner::of(command, args);
+                close |= self.run_admitted(command, manner, args, &settings, out).await?;
             }
         }
         self.session.in_exec = false;

@@ -14,10 +14,11 @@ mod exec;
 mod gate;
 mod replies;
 mod scattered;
+mod step;
 mod wire;
 
 use crate::clients::{Client, count};
-use crate::command::{Command, Route};
+use crate::command::Command;
 use crate::config::Settings;
 use crate::large;
 use crate::monitor::Line;
@@ -38,6 +39,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::time::{Duration, Instant};
+use step::{Manner, NextStep};
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::net::TcpStream;
 use wire::Wire;
@@ -428,19 +430,16 @@ impl Connection {
         if self.session.reply_mode != ReplyMode::On {
             return Dispatched::Barrier;
         }
-        if self.session.transaction.is_some() && !command.spec.has(flag::UNQUEUED) {
-            let queued = self.queue(command, args, settings, cycle.out());
-            cycle.end_command();
-            // Queueing has taken time, too.
-            self.worker.start_watch();
-            return if queued { Dispatched::Done } else { Dispatched::Close };
-        }
-        if command.spec.has(flag::EXEC) {
-            return self.exec_in_cycle(command, args, cycle, settings);
-        }
-        match command.spec.run {
-            route if route.is_on_keys() && (command.spec.blocks)(args) => Dispatched::Barrier,
-            Route::Keys(_) | Route::Unit | Route::Script => {
+        match NextStep::of(&self.session, command, args) {
+            NextStep::Queue => {
+                let queued = self.queue(command, args, settings, cycle.out());
+                cycle.end_command();
+                // Queueing has taken time, too.
+                self.worker.start_watch();
+                if queued { Dispatched::Done } else { Dispatched::Close }
+            }
+            NextStep::Exec => self.exec_in_cycle(command, args, cycle, settings),
+            NextStep::Run(Manner::Keys) => {
                 if cycle.route(&self.worker, &self.session, command, args, ready.at, settings) {
                     self.session.client.runs(command.id);
                     self.show(command, args);
@@ -450,17 +449,10 @@ impl Connection {
                     Dispatched::Barrier
                 }
             }
-            route if route.is_on_session() && cycle.is_plain() => {
+            NextStep::Run(Manner::Session) if cycle.is_plain() => {
                 self.note_command(command, args, left);
-                let out = cycle.out();
-                let mark = out.len();
-                let mut call = Call {
-                    session: &mut self.session,
-                    node: &self.worker.node,
-                    worker: &self.worker,
-                    out,
-                };
-                let outcome = routing::run_on_session(command, &mut call, args);
+                let mark = cycle.out().len();
+                let outcome = self.run_on_session(command, args, cycle.out());
                 self.show(command, args);
                 self.session.end_caching(Some(command));
                 let close = self.settle(command, outcome, cycle.out(), mark);
@@ -468,8 +460,26 @@ impl Connection {
                 cycle.end_command();
                 if close || self.session.closing { Dispatched::Close } else { Dispatched::Done }
             }
-            _ => Dispatched::Barrier,
+            NextStep::Run(
+                Manner::BlockingKeys
+                | Manner::Session
+                | Manner::Wait(_)
+                | Manner::Databases(_)
+                | Manner::Nothing(_),
+            ) => Dispatched::Barrier,
         }
+    }
+
+    /// Runs a command on the session.
+    fn run_on_session(
+        &mut self,
+        command: &Command,
+        args: Args<'_>,
+        out: &mut Reply,
+    ) -> CallOutcome {
+        let (node, worker) = (&self.worker.node, &self.worker);
+        let mut call = Call { session: &mut self.session, node, worker, out };
+        routing::run_on_session(command, &mut call, args)
     }
 
     /// Records the start of a command for CLIENT LIST. `left`: bytes behind it that are read and
