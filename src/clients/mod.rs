@@ -247,7 +247,7 @@ impl Client {
         self.last_ms.store(now_ms, Ordering::Relaxed);
     }
 
-    /// Counts the start of a command ([`registry::Command::id`]).
+    /// Counts the start of a command ([`crate::command::Command::id`]).
     pub fn runs(&self, command: usize) {
         self.last_command.store(command as u32 + 1, Ordering::Relaxed);
         count(&self.commands, 1);
