@@ -27,10 +27,11 @@ use flagstone_storage::store::Need;
 use flagstone_storage::{Entry, Store};
 use flagstone_wire::resp::Reply;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Instant;
-use tokio::sync::oneshot;
+use std::time::{Duration, Instant};
+use tokio::sync::{SemaphorePermit, oneshot};
 
 /// Maximum number of times that a command may miss data before it fails.
 const MAX_ATTEMPTS: usize = 10_000;
@@ -41,6 +42,9 @@ const MAX_LOCKINGS: usize = 8;
 /// Such a number for units: with a hold on every worker, a unit need not start again for each
 /// further key.
 const MAX_UNIT_LOCKINGS: usize = 4;
+
+/// Interval at which a command that waits for a permit checks that its client is still connected.
+const CLIENT_CHECK: Duration = Duration::from_millis(100);
 
 /// State of a coordinator.
 #[derive(Default)]
@@ -88,19 +92,24 @@ impl Wanted {
     }
 }
 
-/// Runs a command on keys of several workers, and returns its whole reply. The task continues even
-/// if the future is dropped.
+/// Runs a command on keys of several workers, and returns its whole reply.
 pub async fn run_across(worker: &Rc<Worker>, command: OwnedCommand) -> Reply {
+    let proto = command.request.proto;
+    coordinate_to_end(worker, Rc::new(command)).await.into_reply(proto)
+}
+
+/// Runs [`coordinate`] in a task, which continues even if the future is dropped: a command that
+/// stopped in the middle would never release its holds.
+pub(super) async fn coordinate_to_end(worker: &Rc<Worker>, command: Rc<OwnedCommand>) -> Ran {
     let (tx, rx) = oneshot::channel();
     let coordinator = worker.clone();
-    let proto = command.request.proto;
     let under_way = worker.node.ending.coordinator();
     tokio::task::spawn_local(async move {
         let _under_way = under_way;
         let ran = coordinate(&coordinator, &command, Elsewhere::default()).await;
         let _ = tx.send(ran);
     });
-    rx.await.unwrap_or_else(|_| Ran::abandoned()).into_reply(proto)
+    rx.await.unwrap_or_else(|_| Ran::abandoned())
 }
 
 /// Wraps [`coordinate`] for workers, which are given it at their start.
@@ -198,7 +207,7 @@ async fn run(
             // A task that holds locks never waits for a permit, so those that have one get their
             // locks.
             release(worker, held, Vec::new()).await;
-            permit = worker.node.apart.acquire().await.ok();
+            permit = Some(permit_of(&worker.node, client).await?);
         }
         if wanted.whole && !held.whole {
             hold_whole(worker, held).await?;
@@ -215,6 +224,20 @@ async fn run(
     }
     release(worker, held, Vec::new()).await;
     Err("ERR the command needs more of its keys than can be loaded".into())
+}
+
+/// Waits for a permit to run apart; fails if the client's connection ends before.
+async fn permit_of(node: &Node, client: u64) -> Result<SemaphorePermit<'_>, UnitStop> {
+    let mut acquired = pin!(node.apart.acquire());
+    loop {
+        let permit = tokio::time::timeout(CLIENT_CHECK, &mut acquired).await;
+        if client != 0 && node.clients.get(client).is_none() {
+            return Err(UnitStop::Closing);
+        }
+        if let Ok(permit) = permit {
+            return permit.map_err(|_| UnitStop::Closing);
+        }
+    }
 }
 
 /// Runs the command once, under the current holds or under new ones. Only after a miss, holds that

@@ -20,8 +20,8 @@ pub use call::{
     Call, CallOutcome, CallStop, DatabasesHandler, FlagsFinder, Handlers, NO_HANDLER,
     SessionHandler, WaitHandler, Waiting, flags, handlers, install, run_on_session, shows_data,
 };
+pub(crate) use coordinator::coordinate_boxed;
 pub use coordinator::run_across;
-pub(crate) use coordinator::{coordinate, coordinate_boxed};
 pub use databases::Databases;
 pub(crate) use wait::run_or_wait;
 

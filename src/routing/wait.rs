@@ -1,11 +1,12 @@
 //! The connection's side of blocking: runs a command that may block, and registers a waiter with
 //! the workers of its keys. The workers' side is `crate::worker`'s `waiters`.
 
-use super::{Target, coordinate, target};
+use super::coordinator::coordinate_to_end;
+use super::{Target, target};
 use crate::blocking::{UNBLOCKED, Waiter};
 use crate::clients::{Cancel, Client, Ended};
 use crate::command::OwnedCommand;
-use crate::worker::{Elsewhere, Ran, Worker};
+use crate::worker::{Ran, Worker};
 use flagstone_commands::Block;
 use flagstone_wire::resp::Reply;
 use std::collections::BTreeSet;
@@ -31,15 +32,16 @@ pub(crate) async fn run_or_wait(
 ) -> Result<Reply, KeyWait> {
     let (node, db) = (&worker.node, command.request.db);
     let target = target(node, command.command, command.args(), None, db, worker.id);
+    let command = Rc::new(command);
     let ran = match target {
         Target::One(target, _) if target == worker.id => worker.run_one(&command).await,
         Target::One(target, _) => {
-            let command = command.clone();
+            let command = OwnedCommand::clone(&command);
             let run = move |worker: Rc<Worker>| async move { worker.run_shown(&command).await };
             let ran = worker.peers.on_worker(target, false, run).await;
             ran.map_or_else(|_| Ran::abandoned(), |ran| ran.map_or_else(Ran::blocked, Ran::reply))
         }
-        Target::Many => coordinate(worker, &command, Elsewhere::default()).await,
+        Target::Many => coordinate_to_end(worker, command.clone()).await,
     };
     match ran.block {
         None => Ok(worker.settle_reply(command.command, ran).await),

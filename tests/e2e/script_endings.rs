@@ -178,6 +178,141 @@ fn a_text_that_takes_long_to_compile_is_refused() {
     assert!(run(&mut server.client(), &["SCRIPT", "LOAD", &long]).is_ok());
 }
 
+/// Waits until so many clients are in a command.
+fn until_in(client: &mut Connection, command: &str, clients: usize) {
+    until(command, || {
+        let list: String = redis::cmd("CLIENT").arg("LIST").query(client).expect("listed");
+        list.matches(&format!("cmd={command} ")).count() == clients
+    });
+    // It is received. What it does until it waits or runs for long takes milliseconds.
+    sleep(Duration::from_millis(100));
+}
+
+/// Repeats SCRIPT KILL until all of these have ended.
+fn kill_all(client: &mut Connection, attacks: Vec<JoinHandle<RedisResult<Value>>>) {
+    until("all are killed", || {
+        let _ = run(client, &["SCRIPT", "KILL"]);
+        attacks.iter().all(JoinHandle::is_finished)
+    });
+    for attack in attacks {
+        let text = attack.join().expect("joined").expect_err("killed").to_string();
+        assert!(text.contains("killed by user"), "{text}");
+    }
+}
+
+#[test]
+fn scripts_that_wait_to_begin_run_behind_those_that_are_killed_or_end_with_their_client() {
+    let server = Server::start(OPTIONS);
+    let mut client = server.client();
+    // SCRIPT KILL ends no function.
+    let library = "#!lua name=ghosts\nredis.register_function('ghost', function(keys) \
+                   redis.call('SET', keys[1], 1) for i = 1, 20000000 do local x = i end end)";
+    run(&mut client, &["FUNCTION", "LOAD", library]).expect("loaded");
+    let endless: Vec<_> = (0..10).map(|n| ["EVAL", CATCHING[n % 5], "0"]).collect();
+    let attacks: Vec<_> = endless.iter().map(|words| in_background(&server, words)).collect();
+    until_in(&mut client, "eval", 10);
+    // More than may run wait before it.
+    let mut last = server.client();
+    let id: u64 = redis::cmd("CLIENT").arg("ID").query(&mut last).expect("its id");
+    let last = spawn(move || run(&mut last, &["FCALL", "ghost", "1", "ghost"]));
+    until_in(&mut client, "fcall", 1);
+    run(&mut client, &["CLIENT", "KILL", "ID", &id.to_string()]).expect("closed");
+    assert!(last.join().expect("joined").is_err());
+    beside_others(&server, "ten that are killed", || kill_all(&mut client, attacks));
+    // If it ran, this waited for it.
+    let ghost: Option<String> = redis::cmd("GET").arg("ghost").query(&mut client).expect("read");
+    assert_eq!(ghost, None, "a script has begun whose client was closed before");
+}
+
+#[test]
+fn scripts_in_transactions_are_killed_and_nothing_is_half_written() {
+    let server = Server::start(OPTIONS);
+    let mut client = server.client();
+    for script in [CATCHING[0], CATCHING[4], NATIVE[0], LOOPS[6]] {
+        run(&mut client, &["DEL", "a", "b", "c"]).expect("deleted");
+        let mut other = server.client();
+        let script_ = script.to_owned();
+        beside_others(&server, script, || {
+            let attack = spawn(move || -> RedisResult<Value> {
+                run(&mut other, &["MULTI"])?;
+                run(&mut other, &["SET", "a", "1"])?;
+                run(&mut other, &["EVAL", &script_, "1", "c"])?;
+                run(&mut other, &["SET", "b", "1"])?;
+                run(&mut other, &["EXEC"])
+            });
+            until_in(&mut client, "exec", 1);
+            until(script, || {
+                let _ = run(&mut client, &["SCRIPT", "KILL"]);
+                attack.is_finished()
+            });
+            let reply = format!("{:?}", attack.join().expect("joined"));
+            assert!(reply.contains("killed by user"), "{script}: {reply}");
+            let written: Vec<Option<String>> =
+                redis::cmd("MGET").arg(&["a", "b", "c"]).query(&mut client).expect("read");
+            let whole = [Some("1".to_owned()), Some("1".to_owned()), None];
+            assert!(written == whole || written == [None, None, None], "{script}: {written:?}");
+        });
+    }
+}
+
+#[test]
+fn scripts_that_read_what_is_not_in_memory_are_killed() {
+    let mut server = Server::start(OPTIONS);
+    let mut load = redis::pipe();
+    for n in 0..20_000 {
+        load.set(format!("cold:{n}"), "x".repeat(100)).ignore();
+    }
+    let () = load.query(&mut server.client()).expect("written");
+    let each = "local n = 0 while true do n = (n + 1) % 20000 redis.CALL('GET', 'cold:' .. n) end";
+    for call in ["call", "pcall"] {
+        server.stop();
+        server.restart();
+        attacked(&server, &["EVAL", &each.replace("CALL", call), "0"], "SCRIPT");
+        let written = "redis.call('SET', KEYS[1], 1) local n = 0 while true do n = n + 1 \
+                       redis.call('EXISTS', 'cold:' .. n % 20000) end";
+        let mut client = server.client();
+        // It has written: only the end of the server ends it, and takes that back.
+        let attack = in_background(&server, &["EVAL", written, "1", "half"]);
+        until_in(&mut client, "eval", 1);
+        until("it has written", || {
+            let refused = run(&mut client, &["SCRIPT", "KILL"]).map_err(|error| error.to_string());
+            refused.is_err_and(|text| text.to_lowercase().contains("unkillable"))
+        });
+        server.stop();
+        assert!(attack.join().expect("joined").is_err());
+        server.restart();
+        let half: Option<String> =
+            redis::cmd("GET").arg("half").query(&mut server.client()).expect("read");
+        assert_eq!(half, None, "what a script has written that was ended");
+    }
+}
+
+#[test]
+fn a_client_that_is_killed_while_its_wait_begins_leaves_no_lock() {
+    let server = Server::start(OPTIONS);
+    let mut client = server.client();
+    client.set_read_timeout(Some(PATIENCE)).expect("set");
+    let keys: Vec<String> = (0..8).map(|n| format!("k{n}")).collect();
+    for held in &keys[..4] {
+        let attack = in_background(&server, &["EVAL", CATCHING[0], "1", held]);
+        until_in(&mut client, "eval", 1);
+        let mut blocked = server.client();
+        let id: u64 = redis::cmd("CLIENT").arg("ID").query(&mut blocked).expect("its id");
+        let words = keys.clone();
+        let blocked = spawn(move || -> RedisResult<Value> {
+            redis::cmd("BLPOP").arg(words).arg(0).query(&mut blocked)
+        });
+        // It holds the keys of one worker, or waits for them.
+        until_in(&mut client, "blpop", 1);
+        run(&mut client, &["CLIENT", "KILL", "ID", &id.to_string()]).expect("closed");
+        assert!(blocked.join().expect("joined").is_err());
+        kill_all(&mut client, vec![attack]);
+        for key in &keys {
+            run(&mut client, &["EXISTS", key]).expect("nobody holds the key");
+        }
+    }
+}
+
 #[test]
 fn a_server_that_is_told_to_end_ends_whatever_scripts_do() {
     let mut server = Server::start(OPTIONS);
