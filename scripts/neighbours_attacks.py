@@ -137,6 +137,23 @@ def exec_(target):
     flood(target, encode(["MULTI"]) + queued + encode(["EXEC"]), b"", clients=4)
 
 
+@attack("waits", "ten BLPOPs on 100,000 keys each, that end when all have begun, again and again")
+def waits(target):
+    commands = [encode(["BLPOP", *[f"wait:{client}:{n}" for n in range(100_000)], 0]) for client in range(10)]
+    with target.connect() as watcher:
+        while not target.stopped():
+            clients = [target.socket() for _ in commands]
+            senders = [threading.Thread(target=client.sendall, args=(command,)) for client, command in zip(clients, commands)]
+            for sender in senders:
+                sender.start()
+            while b"blocked_clients:10\r" not in watcher.command("INFO", "clients") and not target.stopped():
+                target.stop.wait(0.05)
+            for sender in senders:
+                sender.join()
+            for client in clients:
+                client.close()
+
+
 @attack("garbage", "clients without the password send garbage and do not read", locked_out=True)
 def garbage(target):
     flood(target, b"", b"x\r\n" * 20_000, authenticate=False)

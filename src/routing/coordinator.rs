@@ -415,7 +415,9 @@ fn by_worker(node: &Node, wanted: &Wanted, held: &Held) -> BTreeMap<usize, Acqui
         acquire.keys.push((*db, key.clone()));
         acquire.under = held.holds.get(&target).copied();
         acquire.reader = wanted.reader;
-        if wanted.read.as_ref().is_none_or(|read| read.contains(&(*db, key.clone()))) {
+        if wanted.reader.is_some()
+            && wanted.read.as_ref().is_none_or(|read| read.contains(&(*db, key.clone())))
+        {
             acquire.reads.push(key.clone());
         }
     }
@@ -454,6 +456,7 @@ pub(super) async fn borrow(
     here: impl Fn(u32) -> u32,
 ) -> Result<(), String> {
     for (target, asked) in by_worker(&worker.node, wanted, held) {
+        worker.end_long_turn(asked.keys.len()).await;
         let grant = acquire(worker, target, asked).await?;
         held.holds.insert(target, grant.hold);
         // Under a hold on every worker, the generations are unchanged.
@@ -463,6 +466,7 @@ pub(super) async fn borrow(
         for (db, entry) in grant.entries {
             space.adopt(here(db), entry);
         }
+        worker.end_long_turn(wanted.keys.len()).await;
     }
     Ok(())
 }
@@ -558,6 +562,7 @@ pub(super) async fn hand_back(
             Changed::Stored { .. } => apply.entries.push((db, entry, changed.contains(&key))),
         }
     }
+    worker.end_long_turn(applies.values().map(|apply| apply.entries.len()).sum()).await;
     send_all(worker, applies).await;
 }
 

@@ -5,6 +5,7 @@
 //! rounds are stored, the worker answers with a [`Grant`]. [`Apply`] returns the entries with the
 //! record that the coordinator has appended, applies its changes, and ends the hold.
 
+use super::turns::MANY_KEYS;
 use super::{Lock, LockKey, Shown, Worker};
 use crate::blocking::HeldLocks;
 use flagstone_storage::Entry;
@@ -93,6 +94,7 @@ impl Worker {
                 }
                 lock = Some(queued);
             }
+            worker.end_long_turn(acquire.keys.len()).await;
             match worker.prepare(&acquire).await {
                 Ok(()) => worker.lend(&acquire, lock, to),
                 Err(error) => {
@@ -107,6 +109,7 @@ impl Worker {
     async fn prepare(self: &Rc<Self>, acquire: &Acquire) -> Result<(), String> {
         loop {
             self.load_for_loan(acquire).await?;
+            self.end_long_turn(acquire.keys.len()).await;
             if self.settle_loan(acquire).await? {
                 return Ok(());
             }
@@ -193,6 +196,7 @@ impl Worker {
 
     /// Ends a hold, and applies the coordinator's record.
     pub(crate) fn apply(self: &Rc<Self>, apply: Apply) {
+        let takes_long = apply.entries.len() > MANY_KEYS;
         let dbs = self.arrange(&apply);
         let mut partition = self.partition.borrow_mut();
         partition.store.notes.want(self.node.interest(&self.settings()));
@@ -201,6 +205,10 @@ impl Worker {
         }
         for (db, entry, written) in apply.entries {
             partition.store.give_back(db, entry, written);
+        }
+        if takes_long {
+            // It counts for the drain.
+            self.start_watch();
         }
         if let Some((lsn, body)) = &apply.record {
             partition.merge(*lsn, body);

@@ -12,6 +12,9 @@ use tokio::sync::{Notify, oneshot};
 /// Number of busy connections that have a turn between two polls of the sockets.
 const AT_ONCE: usize = 2;
 
+/// Keys that a task may handle in one turn.
+pub(super) const MANY_KEYS: usize = 1000;
+
 /// Busy connections of a worker.
 #[derive(Debug, Default)]
 pub(crate) struct Turns {
@@ -54,6 +57,13 @@ impl Turns {
 }
 
 impl Worker {
+    /// Ends the turn of a task if it has handled many keys, or is about to.
+    pub(crate) async fn end_long_turn(&self, keys: usize) {
+        if keys > MANY_KEYS {
+            self.turns.end().await;
+        }
+    }
+
     /// Gives connections their turns, until the worker ends.
     pub(crate) async fn run_turns(self: Rc<Self>) {
         loop {
