@@ -44,8 +44,8 @@ pub(super) async fn run_apart(
                 let mut store = question.store;
                 let answer = match question.ask {
                     Ask::Load(needs) => lend_more(worker, wanted, held, &mut store, needs).await,
-                    Ask::Whole if held.whole => Ok(Vec::new()),
-                    Ask::Whole => Err(UnitStop::Exclusive),
+                    Ask::Exclusive if held.whole => Ok(Vec::new()),
+                    Ask::Exclusive => Err(UnitStop::Exclusive),
                     Ask::Run(command) => run_for(worker, held, &mut store, &command).await,
                 };
                 // The unit waits for the answer.

@@ -22,7 +22,7 @@ pub enum Ask {
     /// Load entries that are not in memory.
     Load(Vec<Need>),
     /// Hold every worker.
-    Whole,
+    Exclusive,
     /// Run a command that is not on keys, and return its reply.
     Run(Box<OwnedCommand>),
 }
@@ -81,7 +81,7 @@ pub fn spawn(apart: Apart) -> (JoinHandle<Ran>, mpsc::Receiver<Question>) {
 fn run(apart: Apart, to: mpsc::Sender<Question>) -> Ran {
     let Apart { node, worker, settings, command, mut store } = apart;
     let mut out = Reply::new(command.request.proto);
-    let unit = Unit::new(node, worker, command.request, &settings, Place::Apart(to));
+    let unit = Unit::new(node, worker, command.request, &settings, Place::Detached(to));
     let outcome = match super::handler(command.command) {
         Some(handler) => {
             let mut cx = Ctx {

@@ -37,7 +37,7 @@ enum Place {
     /// A worker's thread: the unit never waits.
     Here,
     /// A thread of its own; its coordinator answers its requests.
-    Apart(mpsc::Sender<Question>),
+    Detached(mpsc::Sender<Question>),
 }
 
 /// Context of a command that runs others.
@@ -75,7 +75,7 @@ impl<'a> Unit<'a> {
 
     /// Returns true if it runs on a thread of its own.
     pub fn is_apart(&self) -> bool {
-        matches!(self.place, Place::Apart(_))
+        matches!(self.place, Place::Detached(_))
     }
 
     /// Returns true if this run has taken so little time that it could have run in place.
@@ -97,15 +97,15 @@ impl<'a> Unit<'a> {
     /// Requests a hold on every worker, for a command on databases. To be called before anything is
     /// changed: otherwise that is rolled back.
     pub fn hold_whole(&self, store: &mut Store) -> UnitOutcome {
-        self.ask(store, Ask::Whole).map(drop)
+        self.ask(store, Ask::Exclusive).map(drop)
     }
 
     /// Sends a request to the coordinator; without one, the unit stops, and runs again at one.
     fn ask(&self, store: &mut Store, ask: Ask) -> Result<Vec<u8>, UnitStop> {
         match (&self.place, ask) {
-            (Place::Apart(to), ask) => apart::ask(to, store, ask),
+            (Place::Detached(to), ask) => apart::ask(to, store, ask),
             (Place::Here, Ask::Load(needs)) => Err(Stop::Miss(needs).into()),
-            (Place::Here, Ask::Whole) => Err(UnitStop::Exclusive),
+            (Place::Here, Ask::Exclusive) => Err(UnitStop::Exclusive),
             (Place::Here, Ask::Run(_)) => Err(UnitStop::Detached),
         }
     }

@@ -22,9 +22,9 @@ pub enum Blocked {
     /// It has found nothing, and blocks.
     Empty(Box<Block>),
     /// It is a unit that cannot run on this thread.
-    Apart,
+    Detached,
     /// It is such a unit, and needs a hold on every worker.
-    Whole,
+    Exclusive,
 }
 
 /// Request of a command to a coordinator.

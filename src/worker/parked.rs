@@ -119,11 +119,11 @@ impl Worker {
                 self.run_elsewhere(command, Elsewhere { missed, ..Elsewhere::default() }, to);
                 return rx;
             }
-            Blocked::Apart => {
+            Blocked::Detached => {
                 self.run_elsewhere(command, Elsewhere::apart(), to);
                 return rx;
             }
-            Blocked::Whole => {
+            Blocked::Exclusive => {
                 self.run_elsewhere(command, Elsewhere::whole(), to);
                 return rx;
             }
@@ -193,11 +193,11 @@ impl Worker {
                     drop(lock);
                     return self.run_elsewhere(parked.command, elsewhere, parked.to);
                 }
-                Err(Blocked::Apart) => {
+                Err(Blocked::Detached) => {
                     drop(lock);
                     return self.run_elsewhere(parked.command, Elsewhere::apart(), parked.to);
                 }
-                Err(Blocked::Whole) => {
+                Err(Blocked::Exclusive) => {
                     drop(lock);
                     return self.run_elsewhere(parked.command, Elsewhere::whole(), parked.to);
                 }

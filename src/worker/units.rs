@@ -43,12 +43,12 @@ impl Worker {
                 }
                 Err(UnitStop::Exclusive) => {
                     out.truncate(mark);
-                    return Err(Blocked::Whole);
+                    return Err(Blocked::Exclusive);
                 }
                 // No part of a unit waits, and its coordinator notices by itself that a client has disconnected.
                 Err(UnitStop::Detached | UnitStop::Closing | UnitStop::Handler(Stop::Block(_))) => {
                     out.truncate(mark);
-                    return Err(Blocked::Apart);
+                    return Err(Blocked::Detached);
                 }
             };
             out.replace_lost(mark);
@@ -60,7 +60,7 @@ impl Worker {
             }
             return Ok(self.unit_done(run, effects));
         }
-        Err(Blocked::Apart)
+        Err(Blocked::Detached)
     }
 
     /// Runs a unit once. Its changes are rolled back if it could not run to its end.
