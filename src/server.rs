@@ -183,7 +183,7 @@ fn serve(
         background.handle().clone(),
     );
     let mut node = node.map_err(anyhow::Error::msg).context("libraries of functions")?;
-    node.replayed = opened.replayed;
+    node.start.replayed = opened.replayed;
     let node = Arc::new(node);
     let peers = Arc::new(Peers::new(mailboxes, shard_workers));
     let (listening, sockets) = Listening::begin(settings.clone(), net.clone())?;

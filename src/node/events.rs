@@ -10,7 +10,7 @@ impl Node {
     /// Returns the changes and events that any client listens for.
     pub fn interest(&self, settings: &Settings) -> Interest {
         Interest {
-            changes: self.change_listeners.load(Ordering::Relaxed) != 0,
+            changes: self.listeners.count.load(Ordering::Relaxed) != 0,
             events: settings.notify_keyspace_events.classes(),
         }
     }

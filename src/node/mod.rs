@@ -7,14 +7,18 @@ mod ending;
 mod events;
 mod health;
 pub mod limits;
+mod listeners;
 mod pauses;
+mod start;
 mod stats;
 
 pub use budget::Budget;
 pub use checkpoints::{Checkpoints, SaveStats};
 pub use ending::{Ending, ShutdownRequest};
 pub use health::Health;
+pub use listeners::ChangeListeners;
 pub use pauses::{ClientPause, Pauses};
+pub use start::StartFacts;
 pub use stats::{Counters, WorkerStats};
 pub(crate) use stats::{MAX_ERRORS, OTHER_ERRORS, Tally, error_code};
 
@@ -26,7 +30,7 @@ use crate::pubsub::PubSub;
 use crate::rates::Rates;
 use crate::scripts::Scripts;
 use crate::slowlog::SlowLog;
-use crate::tracking::{Audience, Prefixes};
+use crate::tracking::Audience;
 use flagstone_storage::clock::Clock;
 use flagstone_storage::encoding::Library;
 use flagstone_storage::journal::{Journal, SyncMode};
@@ -34,9 +38,8 @@ use flagstone_storage::place::Requests;
 use flagstone_storage::slot::slot_of;
 use flagstone_storage::{Layout, Store};
 use flagstone_wire::client_memory::{CLIENTS, Limit};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 
 /// Maximum number of units that run on threads of their own at a time; further ones wait before
@@ -65,14 +68,8 @@ pub struct Node {
     /// Number of workers that own shards; the others only serve connections.
     pub shard_workers: usize,
     pub clients: Clients,
-    /// Number of clients that wait for keys, watch them, or track them.
-    pub change_listeners: Arc<AtomicUsize>,
-    /// Bytes that watched keys take.
-    pub watched_bytes: AtomicUsize,
-    /// Number of the last client that began to wait for keys.
-    pub last_waiter: AtomicU64,
+    pub listeners: ChangeListeners,
     pub pubsub: Arc<PubSub>,
-    pub prefixes: Arc<Prefixes>,
     pub monitors: Arc<Monitors>,
     pub scripts: Scripts,
     /// Permits for units that run on threads of their own.
@@ -83,10 +80,7 @@ pub struct Node {
     pub slowlog: SlowLog,
     /// Requests to the bucket of the data, and to that of the journal, which may be the same.
     pub requests: [Arc<Requests>; 2],
-    pub started: Instant,
-    pub started_ms: u64,
-    /// 40 hexadecimal digits, new at each start.
-    pub run_id: String,
+    pub start: StartFacts,
     pub next_generation: AtomicU64,
     /// True unless DEBUG SET-ACTIVE-EXPIRE has switched active expiry off.
     pub active_expire: AtomicBool,
@@ -96,8 +90,6 @@ pub struct Node {
     pub health: Health,
     pub pauses: Pauses,
     pub ending: Ending,
-    /// Number of records that the start has replayed.
-    pub replayed: u64,
     /// Serialises CONFIG SET.
     pub(crate) configuring: tokio::sync::Mutex<()>,
     /// Sender of changes to the listening addresses.
@@ -132,9 +124,7 @@ impl Node {
             ending: Ending::new(workers),
             functions: Functions::new(libraries, budget.functions)?,
             pubsub: Arc::new(PubSub::new(workers, budget.subscriptions)),
-            change_listeners: Arc::default(),
-            watched_bytes: AtomicUsize::new(0),
-            prefixes: Arc::new(Prefixes::new(budget.prefixes)),
+            listeners: ChangeListeners::new(budget.prefixes),
             scripts: Scripts::new(budget.scripts, budget.script_vm),
             apart: Semaphore::new(MAX_APART),
             budget,
@@ -147,20 +137,14 @@ impl Node {
             workers,
             shard_workers,
             clients: Clients::default(),
-            last_waiter: AtomicU64::new(0),
             monitors: Arc::default(),
             stats,
             rates: Rates::default(),
             slowlog: SlowLog::default(),
             requests,
-            started: Instant::now(),
-            started_ms,
-            run_id: (0..40)
-                .map(|_| char::from(b"0123456789abcdef"[rand::random_range(0..16)]))
-                .collect(),
+            start: StartFacts::now(started_ms),
             next_generation: AtomicU64::new(u64::from(next_generation)),
             active_expire: AtomicBool::new(true),
-            replayed: 0,
             configuring: tokio::sync::Mutex::new(()),
             listener: OnceLock::new(),
             background,

@@ -57,10 +57,10 @@ impl KeyWait {
         block: Box<Block>,
     ) -> Self {
         let node = &worker.node;
-        let id = node.last_waiter.fetch_add(1, Ordering::Relaxed) + 1;
+        let id = node.listeners.last_waiter.fetch_add(1, Ordering::Relaxed) + 1;
         let waiter = Arc::new(Waiter::new(id, command, &block, client.fd));
         // From now on, writers note the keys that they change.
-        node.change_listeners.fetch_add(1, Ordering::Relaxed);
+        node.listeners.count.fetch_add(1, Ordering::Relaxed);
         client.set_turn(&waiter.turn, block.until_ms != 0);
         let workers = waiter.keys.iter().map(|(_, key)| node.owner(key)).collect();
         let waiting =
@@ -115,7 +115,7 @@ impl Drop for KeyWait {
         let node = &self.worker.node;
         self.client.end_turn(node.clock.now_ms());
         self.waiter.turn.cancel(Cancel::Gone);
-        node.change_listeners.fetch_sub(1, Ordering::Relaxed);
+        node.listeners.count.fetch_sub(1, Ordering::Relaxed);
         // The message may overtake the waiter, which is then not added.
         self.at_each(Worker::remove_waiter);
     }

@@ -80,7 +80,7 @@ impl Worker {
                 self.tell_each(&news, &settings, &mut changes);
             }
         }
-        self.node.audience(&settings).broadcast(&self.node.prefixes, &changes);
+        self.node.audience(&settings).broadcast(&self.node.listeners.prefixes, &changes);
         self.node.pubsub.ring();
     }
 
@@ -98,7 +98,7 @@ impl Worker {
         let settings = self.settings();
         let mut changes = Changes::default();
         self.tell_each(news, &settings, &mut changes);
-        self.node.audience(&settings).broadcast(&self.node.prefixes, &changes);
+        self.node.audience(&settings).broadcast(&self.node.listeners.prefixes, &changes);
         self.node.pubsub.ring();
     }
 

@@ -72,7 +72,7 @@ impl Worker {
     pub(crate) fn tell_change(&self, news: &News, note: &Note, changes: &mut Changes) {
         // No client has caused an expiry.
         let by = if note.what == NoteKind::Expired { 0 } else { news.client };
-        if self.node.prefixes.any() {
+        if self.node.listeners.prefixes.any() {
             changes.add(&note.key, by);
         }
         let wants_no_own = |id| {

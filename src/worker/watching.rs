@@ -36,7 +36,7 @@ impl std::fmt::Debug for Watches {
 impl Watches {
     fn new(worker: &Rc<Worker>, client: &Arc<Client>) -> Self {
         // From now on, writers note the keys that they change.
-        worker.node.change_listeners.fetch_add(1, Ordering::Relaxed);
+        worker.node.listeners.count.fetch_add(1, Ordering::Relaxed);
         let watch: Arc<Watch> = Arc::default();
         client.set_watch(Some(watch.clone()));
         let (worker, client) = (worker.clone(), client.clone());
@@ -62,7 +62,7 @@ impl Watches {
                 continue;
             }
             let bytes = key.1.len() * 3 + ENTRY;
-            let before = node.watched_bytes.fetch_add(bytes, Ordering::Relaxed);
+            let before = node.listeners.watched_bytes.fetch_add(bytes, Ordering::Relaxed);
             self.bytes += bytes;
             if before + bytes > node.budget.watches {
                 return Err(TOO_MANY);
@@ -81,8 +81,8 @@ impl Drop for Watches {
         self.watch.end();
         self.client.set_watch(None);
         self.client.watched.store(0, Ordering::Relaxed);
-        node.change_listeners.fetch_sub(1, Ordering::Relaxed);
-        node.watched_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+        node.listeners.count.fetch_sub(1, Ordering::Relaxed);
+        node.listeners.watched_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
         let mut by_worker: BTreeMap<usize, Vec<Key>> = BTreeMap::new();
         for key in std::mem::take(&mut self.keys).into_keys() {
             by_worker.entry(node.owner(&key.1)).or_default().push(key);

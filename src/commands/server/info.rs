@@ -177,7 +177,7 @@ impl Page<'_> {
     fn server(&mut self) {
         let node = self.node;
         let settings = self.worker.settings();
-        let uptime_s = node.started.elapsed().as_secs();
+        let uptime_s = node.start.at.elapsed().as_secs();
         let now_us = node.clock.now_us();
         let mode_field = match settings.extended_redis_compatibility {
             true => "redis_mode",
@@ -202,7 +202,7 @@ impl Page<'_> {
             ("gcc_version", &"0.0.0"),
             ("process_id", &std::process::id()),
             ("process_supervised", &"no"),
-            ("run_id", &node.run_id),
+            ("run_id", &node.start.run_id),
             ("tcp_port", &settings.port),
             ("server_time_usec", &now_us),
             ("uptime_in_seconds", &uptime_s),
@@ -446,7 +446,7 @@ impl Page<'_> {
             ("slave_expires_tracked_keys", &0),
             ("tracking_total_keys", &self.sum(|s| &s.tracked_keys)),
             ("tracking_total_items", &self.sum(|s| &s.tracked_reads)),
-            ("tracking_total_prefixes", &self.node.prefixes.count()),
+            ("tracking_total_prefixes", &self.node.listeners.prefixes.count()),
             ("unexpected_error_replies", &0),
             ("total_error_replies", &self.sum(|s| &s.error_replies)),
             ("dump_payload_sanitizations", &0),
@@ -473,7 +473,7 @@ impl Page<'_> {
             ("connected_slaves", &0),
             ("replicas_waiting_psync", &0),
             ("master_failover_state", &"no-failover"),
-            ("master_replid", &self.node.run_id),
+            ("master_replid", &self.node.start.run_id),
             ("master_replid2", &"0000000000000000000000000000000000000000"),
             ("master_repl_offset", &0),
             ("second_repl_offset", &-1),
@@ -564,7 +564,7 @@ impl Page<'_> {
             ("journal_appended_bytes", &journal.appended_bytes),
             ("journal_syncs", &journal.syncs),
             ("journal_backlog_bytes", &backlog),
-            ("journal_replayed_records", &node.replayed),
+            ("journal_replayed_records", &node.start.replayed),
             ("journal_unflushed_operations", &node.unflushed_ops()),
             ("store_puts", &self.requests(|requests| &requests.puts)),
             ("store_gets", &self.requests(|requests| &requests.gets)),

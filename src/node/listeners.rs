@@ -1,0 +1,29 @@
+//! Clients that have to hear of changed keys: what all workers share of them.
+
+use crate::tracking::Prefixes;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize};
+
+/// See the module's description.
+pub struct ChangeListeners {
+    /// Number of clients that wait for keys, watch them, or track them.
+    pub count: Arc<AtomicUsize>,
+    /// Bytes that watched keys take.
+    pub watched_bytes: AtomicUsize,
+    /// Number of the last client that began to wait for keys.
+    pub last_waiter: AtomicU64,
+    /// Prefixes that clients track.
+    pub prefixes: Arc<Prefixes>,
+}
+
+impl ChangeListeners {
+    /// No listeners; their prefixes may take so many bytes.
+    pub(super) fn new(max_prefix_bytes: usize) -> Self {
+        Self {
+            count: Arc::default(),
+            watched_bytes: AtomicUsize::new(0),
+            last_waiter: AtomicU64::new(0),
+            prefixes: Arc::new(Prefixes::new(max_prefix_bytes)),
+        }
+    }
+}

@@ -1,0 +1,26 @@
+//! The start of the process.
+
+use std::time::Instant;
+
+/// Digits of a run id.
+const RUN_ID_DIGITS: usize = 40;
+
+/// When the process started, and what it found.
+pub struct StartFacts {
+    pub at: Instant,
+    /// The same in ms since the Unix epoch.
+    pub at_ms: u64,
+    /// 40 hexadecimal digits, new at each start.
+    pub run_id: String,
+    /// Number of records that the start has replayed.
+    pub replayed: u64,
+}
+
+impl StartFacts {
+    /// A start at this moment.
+    pub(super) fn now(at_ms: u64) -> Self {
+        let digit = |_| char::from(b"0123456789abcdef"[rand::random_range(0..16)]);
+        let run_id = (0..RUN_ID_DIGITS).map(digit).collect();
+        Self { at: Instant::now(), at_ms, run_id, replayed: 0 }
+    }
+}
