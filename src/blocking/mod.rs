@@ -24,7 +24,7 @@
 mod serve;
 mod table;
 
-pub(crate) use serve::{Serves, Step, Tried, end_apart, serve_all, step};
+pub(crate) use serve::{Serves, Step, Tried, end_detached, serve_all, step};
 pub(crate) use table::{Content, HeldLocks, WaitTable};
 
 use crate::clients::Turn;

@@ -3,7 +3,7 @@
 //! anything may happen between two keys of a client. Turns, tables and the order of serving are the
 //! real ones; only the execution of commands is a model.
 
-use super::serve::{Serves, Step, Tried, end_apart, serve_all, step};
+use super::serve::{Serves, Step, Tried, end_detached, serve_all, step};
 use super::table::Content;
 use super::{WaitTable, Waiter, testing};
 use crate::clients::{Cancel, Ended};
@@ -32,7 +32,7 @@ enum Message {
     /// Pops an element without waiting.
     Pop(Key),
     /// The task that serves a waiter by itself has come to the point where it takes an element.
-    Apart(Arc<Waiter>, Key),
+    Detached(Arc<Waiter>, Key),
     /// The task has learned the key's type.
     Fetched(Key),
     Stop,
@@ -137,9 +137,9 @@ impl ModelWorker {
                     let popped = self.net.take(&key);
                     self.net.shared.lock().unwrap().popped.extend(popped);
                 }
-                Message::Apart(waiter, key) => {
+                Message::Detached(waiter, key) => {
                     let served = self.serve(&waiter);
-                    end_apart(self, &waiter, &key, served);
+                    end_detached(self, &waiter, &key, served);
                 }
                 Message::Fetched(key) => {
                     self.table.borrow_mut().set_busy(&key, false);
@@ -197,8 +197,8 @@ impl Serves for ModelWorker {
     fn try_serve(&self, waiter: &Arc<Waiter>, key: &Key) -> Tried {
         if thread_rng().gen_ratio(1, 3) {
             self.table.borrow_mut().set_busy(key, true);
-            self.net.post(self.number, false, Message::Apart(waiter.clone(), key.clone()));
-            return Tried::Apart;
+            self.net.post(self.number, false, Message::Detached(waiter.clone(), key.clone()));
+            return Tried::Detached;
         }
         if self.serve(waiter) { Tried::Served } else { Tried::Nothing }
     }

@@ -13,7 +13,7 @@ pub(crate) enum Tried {
     /// The key has nothing for it.
     Nothing,
     /// A task of its own serves it; the key is busy meanwhile.
-    Apart,
+    Detached,
 }
 
 /// The part of a worker that serving needs: these functions decide the order, and a model test runs
@@ -117,7 +117,7 @@ fn serve_key(at: &impl Serves, key: &Key) {
                 after = waiter.id;
                 release(at, &waiter, key);
             }
-            Tried::Apart => return,
+            Tried::Detached => return,
         }
     }
 }
@@ -133,7 +133,7 @@ fn release(at: &impl Serves, waiter: &Arc<Waiter>, key: &Key) {
 }
 
 /// Ends a task that served a waiter of a key by itself.
-pub(crate) fn end_apart(at: &impl Serves, waiter: &Arc<Waiter>, key: &Key, served: bool) {
+pub(crate) fn end_detached(at: &impl Serves, waiter: &Arc<Waiter>, key: &Key, served: bool) {
     if served {
         leave(at, waiter, key);
     } else {

@@ -54,7 +54,7 @@ const PRESSURE_POLL: Duration = Duration::from_millis(2);
 const STRANGERS_TURN: usize = 16;
 
 /// Rest of a connection's turn.
-struct Turn {
+struct TurnBudget {
     began: Instant,
     /// Number of commands that are left if the client has yet to authenticate.
     left: usize,
@@ -84,7 +84,7 @@ pub struct Connection {
     taken: Taken,
     /// Number of bytes that the client was sent before it authenticated.
     told_stranger: usize,
-    turn: Turn,
+    turn: TurnBudget,
     /// Time for which its commands have run since others had a turn.
     busy: Duration,
     /// Number of bytes that it has read and written since then.
@@ -102,7 +102,7 @@ pub async fn serve(worker: Rc<Worker>, stream: TcpStream, client: Arc<Client>) {
         buf: BytesMut::new(),
         taken: Taken::default(),
         told_stranger: 0,
-        turn: Turn { began: worker.last_ran(), left: STRANGERS_TURN },
+        turn: TurnBudget { began: worker.last_ran(), left: STRANGERS_TURN },
         busy: Duration::ZERO,
         moved: 0,
     });
@@ -326,7 +326,7 @@ impl Connection {
         let mut parser = std::mem::take(&mut self.parser);
         let mut ahead = self.worker.buffers.take_ahead();
         self.worker.start_watch();
-        self.turn = Turn { began: self.worker.last_ran(), left: STRANGERS_TURN };
+        self.turn = TurnBudget { began: self.worker.last_ran(), left: STRANGERS_TURN };
         // The commands up to `done` have run, those up to `parsed` are parsed.
         let (mut done, mut parsed) = (0, 0);
         let pause = loop {

@@ -44,7 +44,7 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 
 /// Maximum number of units that run on threads of their own at a time; further ones wait before
 /// they hold any lock. Each may have a VM.
-pub const MAX_APART: usize = 8;
+pub const MAX_DETACHED: usize = 8;
 
 /// Minimum memory in bytes for all connections: a few large values in transit.
 const CLIENTS_MIN: u64 = 32 << 20;
@@ -73,7 +73,7 @@ pub struct Node {
     pub monitors: Arc<Monitors>,
     pub scripts: Scripts,
     /// Permits for units that run on threads of their own.
-    pub apart: Semaphore,
+    pub detached_permits: Semaphore,
     pub functions: Functions,
     pub stats: Vec<Arc<WorkerStats>>,
     pub rates: Rates,
@@ -126,7 +126,7 @@ impl Node {
             pubsub: Arc::new(PubSub::new(workers, budget.subscriptions)),
             listeners: ChangeListeners::new(budget.prefixes),
             scripts: Scripts::new(budget.scripts, budget.script_vm),
-            apart: Semaphore::new(MAX_APART),
+            detached_permits: Semaphore::new(MAX_DETACHED),
             budget,
             inline_sync: workers == 1 && !journal.is_remote(),
             config,

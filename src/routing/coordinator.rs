@@ -10,15 +10,15 @@
 //! in the end.
 
 use super::databases;
-use super::units::{lose, run_apart};
+use super::units::{lose, run_detached};
 use crate::command::{OwnedCommand, Request, Route};
 use crate::config::Settings;
 use crate::node::Node;
 use crate::transaction;
 use crate::unit::{self, Effects, Unit, UnitOutcome, UnitStop};
 use crate::worker::{
-    Acquire, Apply, Coordinated, Elsewhere, Grant, LockKey, Message, News, Ran, Shown, Worker,
-    changer, refusal,
+    Acquire, Apply, Coordinated, CoordinatorRequest, Grant, LockKey, Message, News, Ran, Shown,
+    Worker, changer, refusal,
 };
 use flagstone_commands::{Ctx, Stop, flag};
 use flagstone_storage::journal::Lsn;
@@ -54,7 +54,7 @@ pub(super) struct Held {
     /// Holds, by worker.
     pub(super) holds: BTreeMap<usize, u64>,
     /// True if the holds are on whole workers; they last until the command has ended.
-    pub(super) whole: bool,
+    pub(super) exclusive: bool,
     /// Keys that it was lent beyond those that it wanted at first.
     pub(super) lent: BTreeSet<LockKey>,
     /// Notes of the command, and the rounds that show with it at the coordinator's worker.
@@ -77,9 +77,9 @@ pub(super) struct Wanted {
     /// Parts of the keys' values.
     pub(super) parts: Vec<Need>,
     /// True if it needs a hold on every worker.
-    pub(super) whole: bool,
+    pub(super) exclusive: bool,
     /// True if it needs a thread of its own.
-    pub(super) apart: bool,
+    pub(super) detached: bool,
 }
 
 impl Wanted {
@@ -106,7 +106,7 @@ pub(super) async fn coordinate_to_end(worker: &Rc<Worker>, command: Rc<OwnedComm
     let under_way = worker.node.ending.coordinator();
     tokio::task::spawn_local(async move {
         let _under_way = under_way;
-        let ran = coordinate(&coordinator, &command, Elsewhere::default()).await;
+        let ran = coordinate(&coordinator, &command, CoordinatorRequest::default()).await;
         let _ = tx.send(ran);
     });
     rx.await.unwrap_or_else(|_| Ran::abandoned())
@@ -116,9 +116,9 @@ pub(super) async fn coordinate_to_end(worker: &Rc<Worker>, command: Rc<OwnedComm
 pub(crate) fn coordinate_boxed<'a>(
     worker: &'a Rc<Worker>,
     command: &'a OwnedCommand,
-    elsewhere: Elsewhere,
+    request: CoordinatorRequest,
 ) -> Coordinated<'a> {
-    Box::pin(coordinate(worker, command, elsewhere))
+    Box::pin(coordinate(worker, command, request))
 }
 
 /// Runs a command that holds no locks on keys of any workers: those that it has declared, and those
@@ -126,12 +126,12 @@ pub(crate) fn coordinate_boxed<'a>(
 pub(crate) async fn coordinate(
     worker: &Rc<Worker>,
     command: &OwnedCommand,
-    elsewhere: Elsewhere,
+    request: CoordinatorRequest,
 ) -> Ran {
     let mut out = Reply::new(command.request.proto);
     let client = changer(command.command, command.request.client);
     let mut held = Held { client, ..Held::default() };
-    let outcome = run(worker, command, elsewhere, &mut held, &mut out).await;
+    let outcome = run(worker, command, request, &mut held, &mut out).await;
     let text = match &outcome {
         Err(UnitStop::Handler(Stop::Error(text)) | UnitStop::Undone(text)) => Some(&**text),
         _ => None,
@@ -184,7 +184,7 @@ pub(crate) async fn coordinate(
 async fn run(
     worker: &Rc<Worker>,
     command: &OwnedCommand,
-    elsewhere: Elsewhere,
+    request: CoordinatorRequest,
     held: &mut Held,
     out: &mut Reply,
 ) -> UnitOutcome {
@@ -192,33 +192,35 @@ async fn run(
     let Request { client, track, .. } = command.request;
     let spec = command.command.spec;
     let reader = (track && (spec.runs_others() || spec.has(flag::READONLY))).then_some(client);
-    let Elsewhere { missed, apart, whole } = elsewhere;
+    let CoordinatorRequest { missed, detached, exclusive } = request;
     let read = spec.has(flag::EXEC).then(|| transaction::read_keys(command.args()));
-    let mut wanted = Wanted { reader, read, keys, apart, whole, ..Wanted::default() };
+    let mut wanted = Wanted { reader, read, keys, detached, exclusive, ..Wanted::default() };
     wanted.add(missed);
     let max_lockings = if spec.runs_others() { MAX_UNIT_LOCKINGS } else { MAX_LOCKINGS };
     let mut lockings = 1;
     let mut permit = None;
     for _ in 0..MAX_ATTEMPTS {
         if lockings > max_lockings {
-            (wanted.whole, wanted.apart) = (true, spec.runs_others());
+            (wanted.exclusive, wanted.detached) = (true, spec.runs_others());
         }
-        if wanted.apart && permit.is_none() {
+        if wanted.detached && permit.is_none() {
             // A task that holds locks never waits for a permit, so those that have one get their
             // locks.
             release(worker, held, Vec::new()).await;
             permit = Some(permit_of(&worker.node, client).await?);
         }
-        if wanted.whole && !held.whole {
-            hold_whole(worker, held).await?;
+        if wanted.exclusive && !held.exclusive {
+            hold_all(worker, held).await?;
         }
         match attempt(worker, command, &wanted, held, out).await {
             Ok(()) => return Ok(()),
             Err(UnitStop::Handler(Stop::Miss(missed))) => {
                 lockings += usize::from(wanted.add(missed))
             }
-            Err(UnitStop::Detached) => wanted.apart = true,
-            Err(UnitStop::Exclusive) => (wanted.whole, wanted.apart) = (true, spec.runs_others()),
+            Err(UnitStop::Detached) => wanted.detached = true,
+            Err(UnitStop::Exclusive) => {
+                (wanted.exclusive, wanted.detached) = (true, spec.runs_others())
+            }
             Err(stop) => return Err(stop),
         }
     }
@@ -226,9 +228,9 @@ async fn run(
     Err("ERR the command needs more of its keys than can be loaded".into())
 }
 
-/// Waits for a permit to run apart; fails if the client's connection ends before.
+/// Waits for a permit to run detached; fails if the client's connection ends before.
 async fn permit_of(node: &Node, client: u64) -> Result<SemaphorePermit<'_>, UnitStop> {
-    let mut acquired = pin!(node.apart.acquire());
+    let mut acquired = pin!(node.detached_permits.acquire());
     loop {
         let permit = tokio::time::timeout(CLIENT_CHECK, &mut acquired).await;
         if client != 0 && node.clients.get(client).is_none() {
@@ -258,8 +260,8 @@ async fn attempt(
     // The workers that own the keys note the changes.
     space.notes.want(Interest { changes: false, ..node.interest(&settings) });
     let began = Instant::now();
-    let mut ran = if wanted.apart {
-        run_apart(worker, command, wanted, held, space).await?
+    let mut ran = if wanted.detached {
+        run_detached(worker, command, wanted, held, space).await?
     } else {
         run_here(worker, command, &settings, space)
     };
@@ -304,7 +306,7 @@ async fn commit_and_apply(
     let node = &worker.node;
     let generations = space.generations();
     let before = worker.partition.borrow().store.generations();
-    held.rearranged = held.whole && generations != before;
+    held.rearranged = held.exclusive && generations != before;
     let changed: HashSet<LockKey> =
         space.changed_keys().map(|(db, key)| (db, key.into())).collect();
     let committed = if held.rearranged {
@@ -340,7 +342,7 @@ fn run_here(
     command: &OwnedCommand,
     settings: &Settings,
     mut store: Store,
-) -> unit::Ran {
+) -> unit::UnitRun {
     let Request { db, again, proto, .. } = command.request;
     let mut out = Reply::new(proto);
     let unit = Unit::here(&worker.node, worker.id, command.request, settings);
@@ -353,7 +355,7 @@ fn run_here(
             None => Err("ERR this command does not run on keys".into()),
         },
     };
-    unit::Ran { store, out, outcome, effects: unit.into_effects() }
+    unit::UnitRun { store, out, outcome, effects: unit.into_effects() }
 }
 
 /// Returns the entries of a command that has not run to its end. Changes of a unit are discarded;
@@ -376,7 +378,8 @@ async fn abandon(
 
 /// Discards all changes of a unit.
 async fn take_back(worker: &Worker, held: &mut Held, mut space: Store, keep: bool) {
-    let entries = if held.whole { databases::unmoved(worker, &mut space) } else { space.drain() };
+    let entries =
+        if held.exclusive { databases::unmoved(worker, &mut space) } else { space.drain() };
     let changed = entries.iter().filter(|(_, entry)| entry.is_dirty());
     let changed = changed.map(|(db, entry)| (*db, entry.key().into())).collect();
     hand_back(worker, held, entries, &changed, Changed::Forgotten, keep).await;
@@ -460,7 +463,7 @@ pub(super) async fn borrow(
         let grant = acquire(worker, target, asked).await?;
         held.holds.insert(target, grant.hold);
         // Under a hold on every worker, the generations are unchanged.
-        if !held.whole && space.is_untouched() {
+        if !held.exclusive && space.is_untouched() {
             *space = space.workspace(&grant.generations);
         }
         for (db, entry) in grant.entries {
@@ -472,8 +475,8 @@ pub(super) async fn borrow(
 }
 
 /// Holds every worker, in their order.
-pub(super) async fn hold_whole(worker: &Worker, held: &mut Held) -> Result<(), String> {
-    held.whole = true;
+pub(super) async fn hold_all(worker: &Worker, held: &mut Held) -> Result<(), String> {
+    held.exclusive = true;
     // Workers that own no shard know the databases, too, and come last.
     for target in 0..worker.peers.mailboxes.len() {
         match acquire_whole(worker, target).await {
@@ -513,7 +516,7 @@ fn ends(held: &mut Held) -> BTreeMap<usize, Apply> {
     let mut applies = loans(held);
     applies.values_mut().for_each(|apply| apply.keep = false);
     held.lent.clear();
-    held.whole = false;
+    held.exclusive = false;
     held.holds.clear();
     applies
 }
@@ -546,7 +549,7 @@ pub(super) async fn hand_back(
     what: Changed<'_>,
     keep: bool,
 ) {
-    let mut applies = if keep && held.whole { loans(held) } else { ends(held) };
+    let mut applies = if keep && held.exclusive { loans(held) } else { ends(held) };
     if let Changed::Stored { record, generations } = &what {
         for apply in applies.values_mut() {
             apply.record = record.cloned();

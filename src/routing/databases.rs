@@ -4,7 +4,7 @@
 //! A flush or a swap holds every worker, and appends one record for all shards, which gives the
 //! databases other generations. In a unit, the workspace is changed first.
 
-use super::coordinator::{Changed, Held, hand_back, hold_whole, release};
+use super::coordinator::{Changed, Held, hand_back, hold_all, release};
 use crate::node::Node;
 use crate::worker::{Cursor, LockKey, ScanKey, ScanPage, Worker, refusal};
 use flagstone_commands::ErrorText;
@@ -156,7 +156,7 @@ async fn change_now(
 ) -> Result<(), String> {
     let node = &worker.node;
     let mut held = Held::default();
-    hold_whole(worker, &mut held).await?;
+    hold_all(worker, &mut held).await?;
     let before = worker.partition.borrow().store.generations();
     let mut now = before.clone();
     make(node, &mut now);

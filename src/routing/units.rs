@@ -12,7 +12,7 @@ use super::{Databases, handlers, run_on_session};
 use crate::command::{OwnedCommand, Request};
 use crate::routing::Call;
 use crate::session::Session;
-use crate::unit::{self, Apart, Ask, UnitStop};
+use crate::unit::{self, Ask, DetachedUnit, UnitStop};
 use crate::worker::{LockKey, Worker};
 use flagstone_commands::Stop;
 use flagstone_storage::Store;
@@ -22,21 +22,21 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 /// Runs a unit on a thread of its own.
-pub(super) async fn run_apart(
+pub(super) async fn run_detached(
     worker: &Rc<Worker>,
     command: &OwnedCommand,
     wanted: &Wanted,
     held: &mut Held,
     space: Store,
-) -> Result<unit::Ran, UnitStop> {
-    let apart = Apart {
+) -> Result<unit::UnitRun, UnitStop> {
+    let detached = DetachedUnit {
         node: worker.node.clone(),
         worker: worker.id,
         settings: worker.settings(),
         command: command.clone(),
         store: space,
     };
-    let (mut running, mut questions) = unit::spawn(apart);
+    let (mut running, mut questions) = unit::spawn(detached);
     let ran = loop {
         tokio::select! {
             ran = &mut running => break ran,
@@ -44,7 +44,7 @@ pub(super) async fn run_apart(
                 let mut store = question.store;
                 let answer = match question.ask {
                     Ask::Load(needs) => lend_more(worker, wanted, held, &mut store, needs).await,
-                    Ask::Exclusive if held.whole => Ok(Vec::new()),
+                    Ask::Exclusive if held.exclusive => Ok(Vec::new()),
                     Ask::Exclusive => Err(UnitStop::Exclusive),
                     Ask::Run(command) => run_for(worker, held, &mut store, &command).await,
                 };
@@ -75,7 +75,7 @@ async fn run_for(
     let (handlers, args) = (handlers(command.command), command.args());
     if let Some(handler) = handlers.databases {
         // A command that changes databases needs a hold on every worker before it changes anything.
-        if !held.whole {
+        if !held.exclusive {
             return Err(UnitStop::Exclusive);
         }
         handler(&mut Databases::in_unit(worker, store, db, &mut out), args).await?;
@@ -108,7 +108,7 @@ async fn lend_more(
     let dbs = Moved::new(worker, held, space);
     let is_covered = |need: &Need, space: &mut Store| {
         let key: LockKey = (need.db, need.key.clone());
-        (held.whole || wanted.keys.contains(&key))
+        (held.exclusive || wanted.keys.contains(&key))
             && !(need.part.is_some() && space.is_unsettled(need.db, &need.key))
     };
     if !needs.iter().all(|need| is_covered(need, space)) {
@@ -141,7 +141,7 @@ struct Moved {
 impl Moved {
     fn new(worker: &Worker, held: &Held, space: &Store) -> Self {
         // Only under a hold on every worker do all agree on the databases.
-        let owners = held.whole.then(|| worker.partition.borrow().store.generations());
+        let owners = held.exclusive.then(|| worker.partition.borrow().store.generations());
         Self { here: space.generations(), owners }
     }
 

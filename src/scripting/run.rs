@@ -112,7 +112,7 @@ impl Run<'_, '_> {
             return Err(UnitStop::Undone("ERR the script was ended: it has run more instructions than script-instruction-limit allows".into()));
         }
         let elapsed = self.unit.began.elapsed();
-        if !self.unit.is_apart() {
+        if !self.unit.is_detached() {
             let is_long = elapsed > IN_PLACE || instructions > AT_ONCE_IN_PLACE;
             return if is_long { Err(UnitStop::Detached) } else { Ok(()) };
         }
@@ -197,7 +197,7 @@ pub fn run(
     call: ScriptCall<'_>,
     form: InputForm,
 ) -> UnitOutcome {
-    let entered = unit.is_apart().then(|| {
+    let entered = unit.is_detached().then(|| {
         let command = call.command.iter().map(Box::from).collect();
         let control = Control::new(call.kind, call.name.to_owned(), command, unit.began);
         unit.node.scripts.running.add(control)

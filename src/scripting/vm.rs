@@ -3,7 +3,7 @@
 
 use super::api;
 use crate::functions::{self, Found, Libraries, Library, LoadError};
-use crate::node::{MAX_APART, Node};
+use crate::node::{MAX_DETACHED, Node};
 use crate::scripts::{Script, Scripts, Sha, VmFigures, within};
 use crate::unit::UnitStop;
 use flagstone_lua as lua;
@@ -43,7 +43,7 @@ pub struct Vm {
     figures: Arc<VmFigures>,
     /// Bytes that are counted for it in the figures.
     counted: usize,
-    is_apart: bool,
+    is_detached: bool,
 }
 
 /// A library that a VM has loaded.
@@ -60,18 +60,18 @@ impl Drop for Vm {
     fn drop(&mut self) {
         self.figures.bytes.fetch_sub(self.counted, Ordering::Relaxed);
         self.figures.all.fetch_sub(1, Ordering::Relaxed);
-        self.figures.apart.fetch_sub(usize::from(self.is_apart), Ordering::Relaxed);
+        self.figures.detached.fetch_sub(usize::from(self.is_detached), Ordering::Relaxed);
     }
 }
 
 impl Vm {
-    fn new(scripts: &Scripts, is_apart: bool) -> mlua::Result<Self> {
+    fn new(scripts: &Scripts, is_detached: bool) -> mlua::Result<Self> {
         let lua = lua::new_vm(scripts.max_vm_bytes)?;
         api::install(&lua)?;
         lua::seal(&lua)?;
         let figures = scripts.vms.clone();
         figures.all.fetch_add(1, Ordering::Relaxed);
-        figures.apart.fetch_add(usize::from(is_apart), Ordering::Relaxed);
+        figures.detached.fetch_add(usize::from(is_detached), Ordering::Relaxed);
         Ok(Self {
             lua,
             compiled: FnvHashMap::default(),
@@ -80,13 +80,13 @@ impl Vm {
             version: 0,
             figures,
             counted: 0,
-            is_apart,
+            is_detached,
         })
     }
 
     /// Updates the count of its memory; returns true if it is small enough to be kept.
     fn settle(&mut self) -> bool {
-        let collects = self.is_apart || self.lua.used_memory() > MAX_KEPT_BYTES;
+        let collects = self.is_detached || self.lua.used_memory() > MAX_KEPT_BYTES;
         if collects && self.lua.gc_collect().is_err() {
             return false;
         }
@@ -102,7 +102,7 @@ impl Vm {
         &mut self,
         node: &Node,
         script: &Script,
-        is_apart: bool,
+        is_detached: bool,
     ) -> Result<Function, Uncompiled> {
         let failed = |error: mlua::Error| Uncompiled::Failed(format!("ERR {error}"));
         let epoch = node.scripts.epoch();
@@ -114,7 +114,7 @@ impl Vm {
         if let Some(function) = self.compiled.get(&script.sha) {
             return Ok(function.clone());
         }
-        if !is_apart && script.code().len() > COMPILED_IN_PLACE {
+        if !is_detached && script.code().len() > COMPILED_IN_PLACE {
             return Err(Uncompiled::Long);
         }
         let function = compile(self, script.code()).map_err(Uncompiled::Failed)?;
@@ -217,22 +217,23 @@ pub fn forget_vms() {
     KEPT.with_borrow_mut(Vec::clear);
 }
 
-/// Lends one of this thread's VMs, or a new one. Threads of units that run apart are short-lived:
+/// Lends one of this thread's VMs, or a new one. Threads of units that run detached are short-lived:
 /// only a limited number of them keep theirs.
 pub fn with_vm<T>(
     node: &Arc<Node>,
-    is_apart: bool,
+    is_detached: bool,
     run: impl FnOnce(&mut Vm) -> Result<T, String>,
 ) -> Result<T, String> {
     let scripts = &node.scripts;
     let kept = KEPT.with_borrow_mut(Vec::pop);
     let mut vm = match kept {
         Some(vm) => vm,
-        None => Vm::new(scripts, is_apart)
+        None => Vm::new(scripts, is_detached)
             .map_err(|error| format!("ERR there is no VM for scripts: {error}"))?,
     };
     let result = run(&mut vm);
-    if vm.settle() && !(is_apart && scripts.vms.apart.load(Ordering::Relaxed) > MAX_APART) {
+    if vm.settle() && !(is_detached && scripts.vms.detached.load(Ordering::Relaxed) > MAX_DETACHED)
+    {
         KEPT.with_borrow_mut(|kept| {
             if kept.len() < MAX_KEPT {
                 kept.push(vm);

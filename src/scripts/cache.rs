@@ -57,7 +57,7 @@ struct Cache {
 pub struct VmFigures {
     pub all: AtomicUsize,
     /// Number of VMs of short-lived threads.
-    pub apart: AtomicUsize,
+    pub detached: AtomicUsize,
     /// Memory of the VMs in bytes, each as of the end of its last run.
     pub bytes: AtomicUsize,
 }

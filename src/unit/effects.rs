@@ -22,7 +22,7 @@ pub struct Published {
 
 /// A command that monitors are shown.
 #[derive(Debug)]
-struct Shown {
+struct MonitoredPart {
     db: u32,
     by_script: bool,
     args: OwnedArgs,
@@ -42,7 +42,7 @@ pub struct Effects {
     pub published: Vec<Published>,
     /// Keys that it has read, if its client tracks.
     pub read: Vec<Box<[u8]>>,
-    shown: Vec<Shown>,
+    shown: Vec<MonitoredPart>,
     /// Memory of the effects in bytes.
     bytes: usize,
     logged: Vec<(usize, String)>,
@@ -118,7 +118,7 @@ impl Effects {
         if self.fits(bytes).is_err() {
             return;
         }
-        self.shown.push(Shown { db, by_script, args: args.into() });
+        self.shown.push(MonitoredPart { db, by_script, args: args.into() });
     }
 
     /// Records a part that has run. `failed`: the text of its error.

@@ -3,16 +3,16 @@
 //! it knows which others it needs. So its changes can be rolled back (`storage/src/store/unit.rs`),
 //! and it runs again from its start, with more data in memory or locked.
 //!
-//! A unit that takes long, or needs something slow (all keys, other workers), runs *apart*: on a
+//! A unit that takes long, or needs something slow (all keys, other workers), runs *detached*: on a
 //! thread of its own, on the entries that its coordinator was lent. There it can wait in the
 //! middle, and delays only clients that want its keys.
 
-mod apart;
+mod detached;
 mod effects;
 mod handlers;
 mod stop;
 
-pub use apart::{Apart, Ask, Question, Ran, spawn};
+pub use detached::{Ask, DetachedUnit, Question, UnitRun, spawn};
 pub use effects::{Effects, Published};
 pub use handlers::{UnitHandler, handler, install};
 pub use stop::{UnitOutcome, UnitStop};
@@ -29,7 +29,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
-/// Maximum time that a unit may run on a worker's thread; then it is rolled back, and runs apart.
+/// Maximum time that a unit may run on a worker's thread; then it is rolled back, and runs detached.
 pub const IN_PLACE: Duration = Duration::from_millis(4);
 
 /// Thread of a unit.
@@ -74,7 +74,7 @@ impl<'a> Unit<'a> {
     }
 
     /// Returns true if it runs on a thread of its own.
-    pub fn is_apart(&self) -> bool {
+    pub fn is_detached(&self) -> bool {
         matches!(self.place, Place::Detached(_))
     }
 
@@ -103,7 +103,7 @@ impl<'a> Unit<'a> {
     /// Sends a request to the coordinator; without one, the unit stops, and runs again at one.
     fn ask(&self, store: &mut Store, ask: Ask) -> Result<Vec<u8>, UnitStop> {
         match (&self.place, ask) {
-            (Place::Detached(to), ask) => apart::ask(to, store, ask),
+            (Place::Detached(to), ask) => detached::ask(to, store, ask),
             (Place::Here, Ask::Load(needs)) => Err(Stop::Miss(needs).into()),
             (Place::Here, Ask::Exclusive) => Err(UnitStop::Exclusive),
             (Place::Here, Ask::Run(_)) => Err(UnitStop::Detached),

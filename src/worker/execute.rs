@@ -29,24 +29,24 @@ pub enum Blocked {
 
 /// Request of a command to a coordinator.
 #[derive(Debug, Default)]
-pub struct Elsewhere {
+pub struct CoordinatorRequest {
     /// Data that the last attempt missed.
     pub missed: Vec<Need>,
     /// True if it is a unit that runs on a thread of its own.
-    pub apart: bool,
+    pub detached: bool,
     /// True if it needs a hold on every worker.
-    pub whole: bool,
+    pub exclusive: bool,
 }
 
-impl Elsewhere {
+impl CoordinatorRequest {
     /// Requests a hold on every worker.
-    pub(super) fn whole() -> Self {
-        Self { missed: Vec::new(), apart: true, whole: true }
+    pub(super) fn exclusive() -> Self {
+        Self { missed: Vec::new(), detached: true, exclusive: true }
     }
 
     /// Requests a thread of its own.
-    pub(super) fn apart() -> Self {
-        Self { apart: true, ..Self::default() }
+    pub(super) fn detached() -> Self {
+        Self { detached: true, ..Self::default() }
     }
 }
 

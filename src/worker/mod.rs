@@ -36,7 +36,7 @@ pub use batch::{BatchReply, CmdBatch, MAX_REPLIES};
 pub(crate) use buffers::READ;
 pub use cron::CRON_HZ;
 pub(crate) use execute::changer;
-pub use execute::{Blocked, Elsewhere, Ran};
+pub use execute::{Blocked, CoordinatorRequest, Ran};
 pub use lending::{Acquire, Apply, Grant, Holds};
 pub(crate) use locks::LockKey;
 pub use mailbox::{Inbox, Mailbox, Message, WorkerGone, mailbox};
@@ -122,7 +122,8 @@ pub struct Worker {
 
 /// Runs a command that needs more than this worker: keys of others, or a thread of its own. The
 /// coordinator stands above the workers, so they receive this function at their start.
-pub type Coordinate = for<'a> fn(&'a Rc<Worker>, &'a OwnedCommand, Elsewhere) -> Coordinated<'a>;
+pub type Coordinate =
+    for<'a> fn(&'a Rc<Worker>, &'a OwnedCommand, CoordinatorRequest) -> Coordinated<'a>;
 
 /// Future of a command that a coordinator runs.
 pub type Coordinated<'a> = Pin<Box<dyn Future<Output = Ran> + 'a>>;

@@ -2,7 +2,7 @@
 //! they wait they are not tasks but data, in the lock table or with the loader. One task runs those
 //! that can go on.
 
-use super::execute::{Blocked, Elsewhere, Ran, declared};
+use super::execute::{Blocked, CoordinatorRequest, Ran, declared};
 use super::{Lock, LockKey, Worker};
 use crate::blocking::HeldLocks;
 use crate::command::OwnedCommand;
@@ -116,15 +116,19 @@ impl Worker {
                 return rx;
             }
             Blocked::Undeclared(missed) => {
-                self.run_elsewhere(command, Elsewhere { missed, ..Elsewhere::default() }, to);
+                self.send_to_coordinator(
+                    command,
+                    CoordinatorRequest { missed, ..CoordinatorRequest::default() },
+                    to,
+                );
                 return rx;
             }
             Blocked::Detached => {
-                self.run_elsewhere(command, Elsewhere::apart(), to);
+                self.send_to_coordinator(command, CoordinatorRequest::detached(), to);
                 return rx;
             }
             Blocked::Exclusive => {
-                self.run_elsewhere(command, Elsewhere::whole(), to);
+                self.send_to_coordinator(command, CoordinatorRequest::exclusive(), to);
                 return rx;
             }
         };
@@ -189,17 +193,25 @@ impl Worker {
                 // It holds its locks, so no other command can be before it.
                 Err(Blocked::Locked) => return self.go_on_with(std::iter::once((lock, parked))),
                 Err(Blocked::Undeclared(missed)) => {
-                    let elsewhere = Elsewhere { missed, ..Elsewhere::default() };
+                    let request = CoordinatorRequest { missed, ..CoordinatorRequest::default() };
                     drop(lock);
-                    return self.run_elsewhere(parked.command, elsewhere, parked.to);
+                    return self.send_to_coordinator(parked.command, request, parked.to);
                 }
                 Err(Blocked::Detached) => {
                     drop(lock);
-                    return self.run_elsewhere(parked.command, Elsewhere::apart(), parked.to);
+                    return self.send_to_coordinator(
+                        parked.command,
+                        CoordinatorRequest::detached(),
+                        parked.to,
+                    );
                 }
                 Err(Blocked::Exclusive) => {
                     drop(lock);
-                    return self.run_elsewhere(parked.command, Elsewhere::whole(), parked.to);
+                    return self.send_to_coordinator(
+                        parked.command,
+                        CoordinatorRequest::exclusive(),
+                        parked.to,
+                    );
                 }
             }
         }
@@ -237,16 +249,16 @@ impl Worker {
     }
 
     /// Sends a command that holds no locks to a coordinator.
-    fn run_elsewhere(
+    fn send_to_coordinator(
         self: &Rc<Self>,
         command: OwnedCommand,
-        elsewhere: Elsewhere,
+        request: CoordinatorRequest,
         to: oneshot::Sender<Ran>,
     ) {
         let worker = self.clone();
         tokio::task::spawn_local(async move {
             // If the connection has ended, the command runs all the same.
-            let _ = to.send((worker.coordinate)(&worker, &command, elsewhere).await);
+            let _ = to.send((worker.coordinate)(&worker, &command, request).await);
         });
     }
 

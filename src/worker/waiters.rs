@@ -1,8 +1,8 @@
 //! Serves the clients that wait for keys of this worker (see [`crate::blocking`]).
 
-use super::{Blocked, Elsewhere, Ran, Worker};
+use super::{Blocked, CoordinatorRequest, Ran, Worker};
 use crate::blocking::{
-    Content, HeldLocks, Serves, Step, Tried, WaitTable, Waiter, end_apart, serve_all, step,
+    Content, HeldLocks, Serves, Step, Tried, WaitTable, Waiter, end_detached, serve_all, step,
 };
 use crate::clients::Cancel;
 use flagstone_storage::Value;
@@ -101,13 +101,13 @@ impl Serves for Rc<Worker> {
         let command = &waiter.command;
         let mut others = waiter.others.iter();
         if !others.all(|(_, other)| self.owns(other)) {
-            self.serve_apart(waiter, key, None);
-            return Tried::Apart;
+            self.serve_detached(waiter, key, None);
+            return Tried::Detached;
         }
         let mut keys = waiter.keys.iter().chain(&waiter.others);
         if !keys.all(|(db, key)| self.is_open(*db, key)) {
-            self.serve_apart(waiter, key, Some(Blocked::Locked));
-            return Tried::Apart;
+            self.serve_detached(waiter, key, Some(Blocked::Locked));
+            return Tried::Detached;
         }
         self.start_watch();
         match self.execute_open(command) {
@@ -117,8 +117,8 @@ impl Serves for Rc<Worker> {
             }
             Err(Blocked::Empty(_)) => Tried::Nothing,
             Err(blocked) => {
-                self.serve_apart(waiter, key, Some(blocked));
-                Tried::Apart
+                self.serve_detached(waiter, key, Some(blocked));
+                Tried::Detached
             }
         }
     }
@@ -203,7 +203,7 @@ impl Worker {
 
     /// Runs the command of a waiter in a task, because it has to wait for locks, data or other
     /// workers.
-    fn serve_apart(self: &Rc<Self>, waiter: &Arc<Waiter>, key: &Key, blocked: Option<Blocked>) {
+    fn serve_detached(self: &Rc<Self>, waiter: &Arc<Waiter>, key: &Key, blocked: Option<Blocked>) {
         self.waiting.borrow_mut().set_busy(key, true);
         let (worker, waiter, key) = (self.clone(), waiter.clone(), key.clone());
         // Queues for the locks now.
@@ -213,13 +213,16 @@ impl Worker {
             let _under_way = under_way;
             let ran = match parked {
                 Some(done) => done.await.unwrap_or_else(|_| Ran::abandoned()),
-                None => (worker.coordinate)(&worker, &waiter.command, Elsewhere::default()).await,
+                None => {
+                    (worker.coordinate)(&worker, &waiter.command, CoordinatorRequest::default())
+                        .await
+                }
             };
             let served = ran.block.is_none();
             if served {
                 worker.deliver(&waiter, ran);
             }
-            end_apart(&worker, &waiter, &key, served);
+            end_detached(&worker, &waiter, &key, served);
             worker.count_awaited();
         });
     }

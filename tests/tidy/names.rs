@@ -5,7 +5,7 @@ use crate::{Figure, hold, ratchet};
 use std::collections::BTreeMap;
 
 /// Types of one name in a crate: the crate, the name, how many there are.
-const SAME_NAMES: &[(&str, &str, usize)] = &[(".", "Ran", 2), (".", "Shown", 2), (".", "Turn", 2)];
+const SAME_NAMES: &[(&str, &str, usize)] = &[];
 
 /// Literals in rooms of the server that are names of commands too: the file, the literal, and why it
 /// is there.

@@ -30,7 +30,7 @@ pub(super) fn fcall(
     let [keys, rest] = keys_and_args(args)?;
     let flags = Flags(found.function.flags as u32);
     check_flags(unit, flags, read_only)?;
-    if !unit.is_apart() && found.is_slow.load(Ordering::Relaxed) {
+    if !unit.is_detached() && found.is_slow.load(Ordering::Relaxed) {
         return Err(UnitStop::Detached);
     }
     let call = ScriptCall {
@@ -64,15 +64,15 @@ fn run_function(
     call: ScriptCall<'_>,
 ) -> UnitOutcome {
     let loads_slowly = &found.library.loads_slowly;
-    let limit = match (unit.is_apart(), loads_slowly.load(Ordering::Relaxed)) {
+    let limit = match (unit.is_detached(), loads_slowly.load(Ordering::Relaxed)) {
         (true, _) => LOAD_LIMIT,
         (false, false) => IN_PLACE,
         (false, true) => Duration::ZERO,
     };
-    with_vm(&unit.node, unit.is_apart(), |vm| {
+    with_vm(&unit.node, unit.is_detached(), |vm| {
         let function = match vm.library_function(libraries, found, limit) {
             Ok(function) => function,
-            Err(LoadError::Late) if !unit.is_apart() => {
+            Err(LoadError::Late) if !unit.is_detached() => {
                 loads_slowly.store(true, Ordering::Relaxed);
                 return Ok(Err(UnitStop::Detached));
             }

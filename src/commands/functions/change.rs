@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 const RESTORE_LIMIT: Duration = Duration::from_secs(30);
 
 /// Runs a job that takes up to half a second for each library on a thread of its own.
-async fn apart<T: Send + 'static>(
+async fn on_own_thread<T: Send + 'static>(
     node: &Node,
     job: impl FnOnce() -> Result<T, String> + Send + 'static,
 ) -> Result<T, ErrorText> {
@@ -43,7 +43,7 @@ pub(super) fn load<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
         }
         let max_vm_bytes = cx.node.scripts.max_vm_bytes;
         edit.has_room(code.len())?;
-        let library = apart(cx.node, move || Library::inspect(&code, max_vm_bytes)).await?;
+        let library = on_own_thread(cx.node, move || Library::inspect(&code, max_vm_bytes)).await?;
         edit.add(&[Arc::new(library)], policy)?;
         store(cx.worker, edit).await?;
         cx.out.bulk(&name);
@@ -116,7 +116,7 @@ pub(super) fn restore<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
             };
             codes.iter().map(library).collect::<Result<Vec<_>, String>>()
         };
-        edit.add(&apart(cx.node, inspect).await?, policy)?;
+        edit.add(&on_own_thread(cx.node, inspect).await?, policy)?;
         store(cx.worker, edit).await?;
         cx.out.ok();
         Ok(())

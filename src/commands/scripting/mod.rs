@@ -32,7 +32,7 @@ fn eval(cx: &mut Ctx<'_>, unit: &Unit<'_>, args: Args<'_>, read_only: bool) -> U
     let body = arg(args, 1)?;
     let script = match unit.node.scripts.get(sha1(body)) {
         Some(script) => script,
-        None => add(&unit.node, body, false, unit.is_apart())?,
+        None => add(&unit.node, body, false, unit.is_detached())?,
     };
     run_script(cx, unit, &script, read_only, &inputs, args)
 }
@@ -76,12 +76,12 @@ fn add(
     node: &Arc<Node>,
     body: &[u8],
     loaded: bool,
-    is_apart: bool,
+    is_detached: bool,
 ) -> Result<Arc<Script>, Uncompiled> {
     let (flags, start) =
         parse_shebang(body).map_err(|text| String::from_utf8_lossy(&text).into_owned())?;
     let script = Arc::new(Script::new(body, flags, start));
-    with_vm(node, is_apart, |vm| Ok(vm.function(node, &script, is_apart)))??;
+    with_vm(node, is_detached, |vm| Ok(vm.function(node, &script, is_detached)))??;
     if !node.scripts.add(&script, loaded) {
         return Err(Uncompiled::Failed(TOO_MANY_SCRIPTS.into()));
     }
@@ -130,7 +130,7 @@ fn run_script(
     command: Args<'_>,
 ) -> UnitOutcome {
     check_flags(unit, script.flags, read_only)?;
-    if !unit.is_apart() && script.is_slow.load(Ordering::Relaxed) {
+    if !unit.is_detached() && script.is_slow.load(Ordering::Relaxed) {
         return Err(UnitStop::Detached);
     }
     let call = ScriptCall {
@@ -142,8 +142,8 @@ fn run_script(
         args: rest,
         command,
     };
-    let outcome = with_vm(&unit.node, unit.is_apart(), |vm| {
-        let function = vm.function(&unit.node, script, unit.is_apart());
+    let outcome = with_vm(&unit.node, unit.is_detached(), |vm| {
+        let function = vm.function(&unit.node, script, unit.is_detached());
         Ok(function
             .map_err(UnitStop::from)
             .and_then(|function| run(cx, unit, vm, &function, call, InputForm::Globals)))

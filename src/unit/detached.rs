@@ -1,6 +1,6 @@
 //! A unit on a thread of its own, and its requests to the coordinator.
 //!
-//! Permits limit the number of units that run apart. A coordinator takes one before any lock;
+//! Permits limit the number of units that run detached. A coordinator takes one before any lock;
 //! if it finds only later that it needs one, it releases its locks first. So no holder of a lock waits for a
 //! permit, and each holder of a permit gets its locks.
 
@@ -36,7 +36,7 @@ pub struct Question {
 }
 
 /// Result of a unit's run.
-pub struct Ran {
+pub struct UnitRun {
     pub store: Store,
     pub out: Reply,
     pub outcome: UnitOutcome,
@@ -44,7 +44,7 @@ pub struct Ran {
 }
 
 /// A unit that is to run on a thread of its own.
-pub struct Apart {
+pub struct DetachedUnit {
     pub node: Arc<Node>,
     pub worker: usize,
     pub settings: Arc<Settings>,
@@ -72,14 +72,14 @@ pub(super) fn ask(
 }
 
 /// Starts a unit. Its requests have to be answered until it has ended.
-pub fn spawn(apart: Apart) -> (JoinHandle<Ran>, mpsc::Receiver<Question>) {
+pub fn spawn(unit: DetachedUnit) -> (JoinHandle<UnitRun>, mpsc::Receiver<Question>) {
     let (to, questions) = mpsc::channel(1);
-    let background = apart.node.background.clone();
-    (background.spawn_blocking(move || run(apart, to)), questions)
+    let background = unit.node.background.clone();
+    (background.spawn_blocking(move || run(unit, to)), questions)
 }
 
-fn run(apart: Apart, to: mpsc::Sender<Question>) -> Ran {
-    let Apart { node, worker, settings, command, mut store } = apart;
+fn run(unit: DetachedUnit, to: mpsc::Sender<Question>) -> UnitRun {
+    let DetachedUnit { node, worker, settings, command, mut store } = unit;
     let mut out = Reply::new(command.request.proto);
     let unit = Unit::new(node, worker, command.request, &settings, Place::Detached(to));
     let outcome = match super::handler(command.command) {
@@ -96,5 +96,5 @@ fn run(apart: Apart, to: mpsc::Sender<Question>) -> Ran {
         }
         None => Err("ERR this command runs no others".into()),
     };
-    Ran { store, out, outcome, effects: unit.into_effects() }
+    UnitRun { store, out, outcome, effects: unit.into_effects() }
 }
