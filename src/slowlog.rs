@@ -26,7 +26,7 @@ pub struct SlowCommand {
     pub name: String,
 }
 
-/// See the module's description.
+/// The latest slow commands, up to `slowlog-max-len`.
 #[derive(Debug, Default)]
 pub struct SlowLog {
     next_id: AtomicU64,

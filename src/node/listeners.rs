@@ -4,7 +4,7 @@ use crate::tracking::Prefixes;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 
-/// See the module's description.
+/// Shared figures of the clients that listen for changes.
 pub struct ChangeListeners {
     /// Number of clients that wait for keys, watch them, or track them.
     pub count: Arc<AtomicUsize>,
@@ -17,7 +17,7 @@ pub struct ChangeListeners {
 }
 
 impl ChangeListeners {
-    /// No listeners; their prefixes may take so many bytes.
+    /// Creates the figures without listeners, whose prefixes may take so many bytes.
     pub(super) fn new(max_prefix_bytes: usize) -> Self {
         Self {
             count: Arc::default(),

@@ -2,13 +2,13 @@
 
 use std::time::Instant;
 
-/// Digits of a run id.
+/// Number of digits of a run id.
 const RUN_ID_DIGITS: usize = 40;
 
-/// When the process started, and what it found.
+/// Facts of the process's start.
 pub struct StartFacts {
     pub at: Instant,
-    /// The same in ms since the Unix epoch.
+    /// Time of the start in ms since the Unix epoch.
     pub at_ms: u64,
     /// 40 hexadecimal digits, new at each start.
     pub run_id: String,
@@ -17,7 +17,7 @@ pub struct StartFacts {
 }
 
 impl StartFacts {
-    /// A start at this moment.
+    /// Creates the facts of a start at this moment.
     pub(super) fn now(at_ms: u64) -> Self {
         let digit = |_| char::from(b"0123456789abcdef"[rand::random_range(0..16)]);
         let run_id = (0..RUN_ID_DIGITS).map(digit).collect();
