@@ -5,6 +5,7 @@ use super::Server;
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -188,27 +189,28 @@ fn a_failed_write_in_front_of_one_that_waits_is_an_error_after_a_thousand_others
 fn refuse_on_all_ways(server: &Server, client: &mut Client) -> u64 {
     let value = "x".repeat(LARGE);
     let (mut errors, mut blocked) = (0, 0);
-    let mut expect_errors = |client: &mut Client, commands: &[&[&str]], expected: u64| {
-        client.send(commands);
-        let answers: Vec<_> = commands.iter().map(|_| client.answer()).collect();
-        let refused = answers.iter().filter(|answer| answer.is_error()).count() as u64;
-        assert_eq!(refused, expected, "{:?}: {answers:?}", commands[0]);
-        errors += refused;
-    };
+    let mut expect_errors =
+        |client: &mut Client, commands: &[&[&str]], expected: RangeInclusive<u64>| {
+            client.send(commands);
+            let answers: Vec<_> = commands.iter().map(|_| client.answer()).collect();
+            let refused = answers.iter().filter(|answer| answer.is_error()).count() as u64;
+            assert!(expected.contains(&refused), "{:?}: {answers:?}", commands[0]);
+            errors += refused;
+        };
     for tag in TAGS {
         let key = |name: &str| format!("{tag}{name}");
         let (one, two, list) = (key("one"), key("two"), key("list"));
         let set: &[&str] = &["SET", &one, &value];
-        expect_errors(client, &[set], 1);
-        // Who reads what is not stored gets the error, too.
-        expect_errors(client, &[set, &["GET", &two], set, &["GET", &one]], 3);
-        expect_errors(client, &[&["MULTI"], set, &["SET", &two, "1"], &["EXEC"]], 1);
+        expect_errors(client, &[set], 1..=1);
+        // A read of what is not stored gets the error, too, unless it arrives after that was undone.
+        expect_errors(client, &[set, &["GET", &two], set, &["GET", &one]], 2..=3);
+        expect_errors(client, &[&["MULTI"], set, &["SET", &two, "1"], &["EXEC"]], 1..=1);
         let script = "return redis.call('SET', KEYS[1], ARGV[1])";
-        expect_errors(client, &[&["EVAL", script, "1", &one, &value]], 1);
+        expect_errors(client, &[&["EVAL", script, "1", &one, &value]], 1..=1);
         let mut waiting = Client::of(server);
         waiting.send(&[&["BLPOP", &list, "0"]]);
         wait_for_blocked(client);
-        expect_errors(client, &[&["RPUSH", &list, &value, &value]], 1);
+        expect_errors(client, &[&["RPUSH", &list, &value, &value]], 1..=1);
         assert!(waiting.answer().is_error(), "it was given what is not stored");
         blocked += 1;
         assert_eq!(client.run(&["EXISTS", &one, &two, &list]), Answer::Text("0".into()));
