@@ -30,6 +30,7 @@ KEY_HOLE, VERSION_HOLE = b"#" * 12, b"@" * 8
 HEAD_BYTES = len(KEY_HOLE) + len(VERSION_HOLE)
 KEY_BYTES = len(b"key:") + len(KEY_HOLE)
 VERSIONS = 10 ** len(VERSION_HOLE)
+VALUE_FORMAT = b"%012d%08d%b"
 POOL_BYTES, MOST_FILLERS = 16 << 20, 4096
 
 
@@ -45,13 +46,18 @@ class Values:
         self.fillers = [source.randbytes(rest).translate(no_lines)
                         for _ in range(max(64, min(MOST_FILLERS, POOL_BYTES // max(1, rest))))]
         self.template = encode(["SET", b"key:" + KEY_HOLE, b"~" * size])
-        self.template = self.template.replace(KEY_HOLE, b"%012d").replace(b"~" * size, b"%012d%08d%b")
+        self.template = self.template.replace(KEY_HOLE, b"%012d").replace(b"~" * size, VALUE_FORMAT)
 
     def filler(self, key, version):
         return self.fillers[(key * 31 + version) % len(self.fillers)]
 
     def set(self, key, version):
         return self.template % (key, key, version, self.filler(key, version))
+
+    def parts(self, key, version):
+        """The arguments of VALUE_FORMAT for a value."""
+        version %= VERSIONS
+        return key, version, self.filler(key, version)
 
     def right(self, key, value):
         head = value[:HEAD_BYTES]
@@ -127,12 +133,19 @@ def fnv64(number):
 class Work:
     """What is sent: kinds of commands by weight, a choice of keys.
 
-    kinds maps a name to (weight, function of key and version that makes the bytes). GET is looked up in the values; with
-    must_hit a nil is an error. Any other command's reply only has to be no error.
+    kinds maps a name to (weight, function of key and version that makes the bytes). checks maps a name to a function of key,
+    first line and bulk strings of a reply, which returns whether that is right; a reply without a check only has to be no
+    error. With must_hit a nil is an error. units is the number of lines of a reply, not counting the contents of bulk strings:
+    1, and that of its elements for an array.
     """
 
-    def __init__(self, values, kinds, keys, pipeline, must_hit=False):
+    def __init__(self, values, kinds, keys, pipeline, must_hit=False, checks=None, units=1):
         self.values, self.kinds, self.keys, self.pipeline, self.must_hit = values, kinds, keys, pipeline, must_hit
+        self.checks = {"GET": self.got, "SET": lambda _, line, __: line == b"+OK"} if checks is None else checks
+        self.units = units
+
+    def got(self, key, line, bodies):
+        return self.values.right(key, bodies[0]) if bodies else line == b"$-1" and not self.must_hit
 
     def prepare(self, index, processes):
         """Makes the choices of one process."""
@@ -160,20 +173,20 @@ class Work:
     def wrong(self, plan, lines):
         """What is wrong about the replies to a batch, or None."""
         keys, turn = plan
-        place = 0
+        rest = iter(lines)
         for key, name in zip(keys, self.names[turn:]):
-            line = lines[place]
-            place += 1
-            body = None
-            if line.startswith(b"$") and line != b"$-1\r":
-                body = lines[place][:-1]
-                place += 1
-                if len(body) != int(line[1:]):
-                    return f"{name} of key {key}: {len(body)} bytes after {line!r}"
-            if name == "GET" and (body is None or not self.values.right(key, body)) and (self.must_hit or line != b"$-1\r"):
-                return f"GET of key {key}: {line!r} {(body or b'')[:40]!r}"
-            if name == "SET" and line != b"+OK\r":
-                return f"SET of key {key}: {line!r}"
+            line = next(rest)[:-1]
+            bodies, is_array = [], line.startswith(b"*")
+            for _ in range(int(line[1:]) if is_array else 1):
+                head = next(rest)[:-1] if is_array else line
+                if not head.startswith(b"$") or head == b"$-1":
+                    continue
+                bodies.append(next(rest)[:-1])
+                if len(bodies[-1]) != int(head[1:]):
+                    return f"{name} of key {key}: {len(bodies[-1])} bytes after {head!r}"
+            check = self.checks.get(name)
+            if check and not check(key, line, bodies):
+                return f"{name} of key {key}: {line!r} {bodies[0][:40] if bodies else b''!r}"
         return None
 
 
@@ -184,6 +197,11 @@ def gets(values, keys, pipeline):
 
 def sets(values, keys, pipeline):
     return Work(values, {"SET": (1, values.set)}, keys, pipeline)
+
+
+def halves(values, keys, pipeline):
+    line = template("GET", b"key:" + KEY_HOLE)
+    return Work(values, {"GET": (1, lambda key, _: line % key), "SET": (1, values.set)}, keys, pipeline, must_hit=True)
 
 
 class Figures:
@@ -298,21 +316,22 @@ class Loop:
         lines.pop()
         marks = b"".join([line[:1] for line in lines])
         nils = lines.count(b"$-1\r")
-        answered = len(lines) - marks.count(b"$") + nils
-        if answered < state[3]:
+        errors, units = marks.count(b"-"), self.work.units
+        answered = len(lines) - marks.count(b"$") + nils + errors * (units - 1)
+        if answered < state[3] * units:
             return False
         figures = self.figures
         figures.add(clock() - state[2], state[3])
         figures.nils += nils
-        errors = marks.count(b"-")
         if errors:
             figures.errors += errors
             figures.first_error = figures.first_error or lines[marks.index(b"-")].decode(errors="replace")
         self.batches += 1
-        if self.work.must_hit and nils or answered != state[3] or (not errors and self.batches % VERIFY_EVERY == 1):
+        surplus = answered - state[3] * units
+        if self.work.must_hit and nils or surplus or (not errors and self.batches % VERIFY_EVERY == 1):
             wrong = self.work.wrong(state[4], lines)
-            if wrong or answered != state[3]:
-                raise ConnectionError(f"wrong replies: {wrong or f'{answered} to {state[3]} commands'}")
+            if wrong or surplus:
+                raise ConnectionError(f"wrong replies: {wrong or f'{surplus} too many to {state[3]} commands'}")
         state[1].clear()
         return True
 

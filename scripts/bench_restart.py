@@ -7,8 +7,9 @@ import time
 
 import bench_load
 import servers
-from bench_cold import fill
+from bench_cold import FILL_PIPELINE, fill
 from bench_common import byte_count, drop_caches, machine, need_disk, targets, write_json
+from bench_data import Strings
 from bench_load import KEY_BYTES, Load, Uniform, Values, Zipfian
 from servers import Connection, ReplyError, fail
 
@@ -31,7 +32,7 @@ def restart(options):
     for server in targets(options, options.modes[0]):
         with server:
             server.start(600)
-            filled = fill(server, values, keys, options)
+            filled = fill(server, Strings(keys, values), FILL_PIPELINE, options)
             works = {name: bench_load.gets(values, choice, options.pipeline) for name, choice in choices.items()}
             before = {name: speed(server, name, work, options) for name, work in works.items()}
             rounds = []

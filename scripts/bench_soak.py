@@ -4,8 +4,9 @@ import statistics
 import sys
 import time
 
-from bench_cold import fill
+from bench_cold import FILL_PIPELINE, fill
 from bench_common import Usage, byte_count, machine, need_disk, targets, write_json
+from bench_data import Strings
 from bench_load import KEY_BYTES, KEY_HOLE, VERSION_HOLE, Load, Uniform, Values, Work, Zipfian, template
 from servers import fail
 
@@ -47,7 +48,7 @@ def soak(options):
     for server in targets(options, options.modes[0]):
         with server:
             server.start(600)
-            filled = fill(server, values, keys, options)
+            filled = fill(server, Strings(keys, values), FILL_PIPELINE, options)
             work = Work(values, mix(values, keys), choice, options.pipeline)
             result = soak_on(server, work, window, options)
             report["servers"][server.name] = {"fill": filled} | result
