@@ -3,12 +3,14 @@
 use super::image::{ImageFile, sizes};
 use crate::place::Place;
 use anyhow::{Context, Result, bail};
+use futures::FutureExt;
 use futures::future::BoxFuture;
 use futures::stream::{self, StreamExt, TryStreamExt};
 use object_store::buffered::BufWriter;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::io::AsyncWriteExt;
 use xxhash_rust::xxh3::Xxh3;
 
@@ -103,9 +105,32 @@ pub(super) async fn checksum(store: &dyn ObjectStore, path: &Path) -> Result<u12
     Ok(hash.digest128())
 }
 
-/// Runs all futures, a few at a time, and returns the results in the same order.
+/// Runs all futures, `AT_ONCE` at a time, and returns the results in the same order.
 pub(super) async fn all<R>(futures: Vec<BoxFuture<'_, Result<R>>>) -> Result<Vec<R>> {
-    stream::iter(futures).buffered(AT_ONCE).try_collect().await
+    all_of(AT_ONCE, futures).await
+}
+
+/// Runs all futures, `at_once` at a time, and returns the results in the same order. After an error
+/// no further one begins, and those under way are awaited: a copy that went on in the background
+/// would write files beside the removal of what was copied.
+pub(super) async fn all_of<R>(
+    at_once: usize,
+    futures: Vec<BoxFuture<'_, Result<R>>>,
+) -> Result<Vec<R>> {
+    let failed = AtomicBool::new(false);
+    let each: Vec<_> = futures.into_iter().map(|future| unless(&failed, future).boxed()).collect();
+    let results: Vec<_> = stream::iter(each).buffered(at_once).collect().await;
+    results.into_iter().flatten().collect()
+}
+
+/// Runs a future unless another one has `failed`, and notes if this one fails.
+async fn unless<R>(failed: &AtomicBool, future: BoxFuture<'_, Result<R>>) -> Option<Result<R>> {
+    if failed.load(Ordering::Relaxed) {
+        return None;
+    }
+    let result = future.await;
+    failed.fetch_or(result.is_err(), Ordering::Relaxed);
+    Some(result)
 }
 
 /// Returns true if an object exists with this size.
@@ -114,5 +139,32 @@ pub(super) async fn is_there(place: &Place, name: &str, size: u64) -> Result<boo
         Ok(meta) => Ok(meta.size == size),
         Err(object_store::Error::NotFound { .. }) => Ok(false),
         Err(error) => Err(error).with_context(|| format!("looking for {name} in {place}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicUsize;
+
+    #[tokio::test]
+    async fn what_is_under_way_ends_before_an_error_is_returned() {
+        let (begun, ended) = (&AtomicUsize::new(0), &AtomicUsize::new(0));
+        let each = |n: usize| {
+            let work = async move {
+                begun.fetch_add(1, Ordering::Relaxed);
+                // The second one fails while others are under way.
+                for _ in 0..if n == 1 { 1 } else { 9 } {
+                    tokio::task::yield_now().await;
+                }
+                ended.fetch_add(1, Ordering::Relaxed);
+                if n == 1 { bail!("failed") } else { Ok(n) }
+            };
+            work.boxed()
+        };
+        let error = all_of(3, (0..50).map(each).collect()).await.unwrap_err();
+        assert_eq!(error.to_string(), "failed");
+        let (begun, ended) = (begun.load(Ordering::Relaxed), ended.load(Ordering::Relaxed));
+        assert!(begun == ended && (3..50).contains(&begun), "{begun} begun, {ended} ended");
     }
 }

@@ -1,6 +1,6 @@
 //! Makes a data directory from an image.
 
-use super::copy::{Copy, Progress, all};
+use super::copy::{Copy, Progress, all, all_of};
 use super::history::replay;
 use super::image::{Image, ImageFile, engine_dir, sizes};
 use super::restore::AsOf;
@@ -16,7 +16,6 @@ use crate::place::{Place, Share, Shares};
 use crate::slot::Layout;
 use anyhow::{Context, Result, bail};
 use futures::FutureExt;
-use futures::stream::{self, StreamExt, TryStreamExt};
 use object_store::ObjectStoreExt;
 use slatedb::admin::Admin;
 use std::collections::{BTreeMap, BTreeSet};
@@ -256,13 +255,13 @@ impl TargetDirectory {
         let store = image.place.store();
         let copy = |piece: &ImageFile| {
             let (store, from, to) = (store.clone(), piece.at.clone(), self.place.path(&piece.name));
-            async move {
+            let copying = async move {
                 let copied = store.copy(&from, &to).await;
                 copied.with_context(|| format!("copying {from} to {to}"))
-            }
+            };
+            copying.boxed()
         };
-        let copies = stream::iter(pieces.iter().map(copy)).buffer_unordered(COPIES);
-        copies.try_collect::<()>().await?;
+        all_of(COPIES, pieces.iter().map(copy).collect()).await?;
         let there = sizes(&self.place).await?;
         match pieces.iter().find(|piece| there.get(&piece.name) != Some(&piece.size)) {
             Some(piece) => bail!("{} is not in {} as it was copied", piece.name, self.place),

@@ -133,9 +133,11 @@ fn what_a_kill_leaves_of_a_restore_is_taken_away_by_the_next_one() {
     for after in 1..5 {
         let to = run.fresh();
         let dies = Dies(AtomicU32::new(after));
-        let world = &run.history.world;
         let killed = catch_unwind(AssertUnwindSafe(|| {
-            world.block_on(restore(&from, &to, None, None, &dies)).map(drop)
+            // A kill ends the writes that are under way. The runtime waits for them as it is
+            // dropped.
+            let runtime = tokio::runtime::Runtime::new().unwrap();
+            runtime.block_on(restore(&from, &to, None, None, &dies)).map(drop)
         }));
         assert!(killed.is_err(), "after {after} files");
         let dir = to.dir().unwrap();
