@@ -3,8 +3,10 @@
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::net::{TcpListener, TcpStream};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -14,6 +16,13 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// `FLAGSTONE_TEST_STORE=s3://bucket/prefix`: the data of each server lies below that, in a prefix of
 /// its own that stays. Not for tests of what is in the directory, or of what `everysec` keeps.
 const STORE: &str = "FLAGSTONE_TEST_STORE";
+
+/// Ports for servers: below those that systems give to outgoing connections, so that no client of
+/// another test takes one between its choice and the start of its server.
+const PORTS: Range<u16> = 10_000..30_000;
+
+/// Ports between the first tries of two processes with consecutive numbers.
+const STRIDE: u32 = 997;
 
 /// A running server on a directory that outlives it.
 pub struct Server {
@@ -257,8 +266,17 @@ impl Drop for Server {
     }
 }
 
-/// A port that nobody listens on just now.
+/// A port that nobody listens on just now, and that no other test of this process gets.
 pub fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    listener.local_addr().expect("its address").port()
+    static TRIED: AtomicU32 = AtomicU32::new(0);
+    let first = std::process::id().wrapping_mul(STRIDE);
+    let mut ports = std::iter::repeat_with(|| {
+        let tried = first.wrapping_add(TRIED.fetch_add(1, Ordering::Relaxed));
+        PORTS.start + (tried % u32::from(PORTS.end - PORTS.start)) as u16
+    });
+    let free = ports
+        .by_ref()
+        .take(PORTS.len())
+        .find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok());
+    free.expect("a free port")
 }
