@@ -2,6 +2,7 @@
 
 use crate::clients::count;
 use crate::command::{Command, registry};
+use flagstone_storage::need::PointReads;
 use flagstone_wire::resp::Reply;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -92,6 +93,13 @@ pub struct WorkerStats {
     pub handed: AtomicU64,
     /// Memory of the filters of keys.
     pub filter_bytes: AtomicU64,
+    /// Memory of indexes and filters that point reads use.
+    pub point_bytes: AtomicU64,
+    /// Rows that commands read from files in the system's memory, from the disk, and through the
+    /// engine.
+    pub point_cached: AtomicU64,
+    pub point_disk: AtomicU64,
+    pub point_elsewhere: AtomicU64,
     /// Number of keys that clients wait for.
     pub awaited_keys: AtomicU64,
     /// Number of keys whose deletion unblocks a client, too.
@@ -133,6 +141,10 @@ impl Default for WorkerStats {
             unflushed_ops: AtomicU64::default(),
             handed: AtomicU64::new(u64::MAX),
             filter_bytes: AtomicU64::default(),
+            point_bytes: AtomicU64::default(),
+            point_cached: AtomicU64::default(),
+            point_disk: AtomicU64::default(),
+            point_elsewhere: AtomicU64::default(),
             awaited_keys: AtomicU64::default(),
             awaited_absent_keys: AtomicU64::default(),
             tracked_keys: AtomicU64::default(),
@@ -142,6 +154,14 @@ impl Default for WorkerStats {
 }
 
 impl WorkerStats {
+    /// Shows the numbers of rows that commands have read, and the memory that this takes.
+    pub(crate) fn publish_reads(&self, reads: PointReads, bytes: usize) {
+        self.point_cached.store(reads.cached, Ordering::Relaxed);
+        self.point_disk.store(reads.from_disk, Ordering::Relaxed);
+        self.point_elsewhere.store(reads.elsewhere, Ordering::Relaxed);
+        self.point_bytes.store(bytes as u64, Ordering::Relaxed);
+    }
+
     /// Counts a command that has run.
     pub(crate) fn ran(&self, command: &Command, time_ns: u64) {
         if let Some(counters) = self.by_command.get(command.id) {

@@ -10,6 +10,11 @@ use flagstone_storage::store::Need;
 use flagstone_wire::resp::{Proto, Reply};
 use std::rc::Rc;
 
+/// Maximum number of loads in place for one command, and of the needs of one such load: others have
+/// a turn before more.
+const LOADS: usize = 4;
+const NEEDS: usize = 16;
+
 /// Reason why a command could not run in place.
 #[derive(Debug)]
 pub enum Blocked {
@@ -135,8 +140,38 @@ impl Worker {
             }
         }
         drop(locks);
-        let scope = if is_idle { Scope::Own } else { declared(run) };
-        self.execute_unlocked(run, scope, out)
+        let scope = || if is_idle { Scope::Own } else { declared(run) };
+        self.execute_loading(run, scope, out)
+    }
+
+    /// Runs a command, and again when what it missed was at hand. Nobody else may hold locks on its
+    /// keys.
+    pub(super) fn execute_loading(
+        self: &Rc<Self>,
+        run: &Invocation<'_>,
+        scope: impl Fn() -> Scope,
+        out: &mut Reply,
+    ) -> Result<u64, Blocked> {
+        let mut loads = 0;
+        let done = loop {
+            match self.execute_unlocked(run, scope(), out) {
+                Err(Blocked::Miss(needs)) if loads < LOADS && needs.len() <= NEEDS => {
+                    // The next try of a unit may miss what this one has not.
+                    if run.command.spec.runs_others() {
+                        break Err(Blocked::Miss(needs));
+                    }
+                    loads += 1;
+                    if let Err(needs) = self.partition.borrow_mut().load_in_place(needs) {
+                        break Err(Blocked::Miss(needs));
+                    }
+                }
+                done => break done,
+            }
+        };
+        if loads > 0 {
+            self.evict();
+        }
+        done
     }
 
     /// Runs a command that may use its keys although they are locked.

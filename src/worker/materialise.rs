@@ -273,6 +273,7 @@ impl Worker {
         stats.unflushed_ops.store(partition.unflushed_ops(), Ordering::Relaxed);
         stats.handed.store(partition.handed(), Ordering::Relaxed);
         stats.filter_bytes.store(partition.presence_bytes() as u64, Ordering::Relaxed);
+        stats.publish_reads(partition.point_reads(), partition.point_bytes());
         let limit = self.node.pending_limit();
         let total = self.node.health.stalls.counted(self.node.pending_bytes(), limit);
         let since = &self.node.health.pressure_since_ms;

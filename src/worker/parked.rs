@@ -242,7 +242,7 @@ impl Worker {
         let run = command.invocation(self.node.clock.now_ms(), &settings);
         self.start_watch();
         let held = self.hold_for_waiters(command);
-        let ran = self.execute_unlocked(&run, declared(&run), &mut out);
+        let ran = self.execute_loading(&run, || declared(&run), &mut out);
         self.waiting.borrow_mut().hold(held);
         let shown = |seen| self.rounds.seen(seen);
         ran.map(|seen| Ran::shows(out, shown(seen)))

@@ -69,6 +69,25 @@ pub struct Page {
 /// A piece of an index: its first element key and the number of its elements.
 pub type IndexPiece = (Bytes, u64);
 
+/// Number of rows that were read for commands, by the way of reading them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PointReads {
+    /// Rows in files that the system has in memory.
+    pub cached: u64,
+    /// Rows that were read from the disk.
+    pub from_disk: u64,
+    /// Rows that the engine read.
+    pub elsewhere: u64,
+}
+
+impl PointReads {
+    pub(crate) fn add(&mut self, other: Self) {
+        self.cached += other.cached;
+        self.from_disk += other.from_disk;
+        self.elsewhere += other.elsewhere;
+    }
+}
+
 impl ElementRange {
     /// Returns true if an element key lies in the range.
     pub fn contains(&self, element: &[u8]) -> bool {

@@ -6,6 +6,7 @@ use crate::encoding::{Delta, Library};
 use crate::engine::Engine;
 use crate::journal::{Journal, JournalError, Lsn};
 use crate::materialise::hand_over;
+use crate::need::PointReads;
 use crate::presence::Presence;
 use crate::reopen::{Reopen, Reopened};
 use crate::shard::{Cut, Shard};
@@ -47,6 +48,8 @@ pub struct Partition {
     closed_lsn: Lsn,
     /// Open holds of coordinators, by number.
     holds: BTreeSet<u64>,
+    /// Rows that were read for commands.
+    pub(crate) reads: PointReads,
 }
 
 impl Partition {
@@ -63,6 +66,7 @@ impl Partition {
             last_lsn,
             closed_lsn: last_lsn,
             holds: BTreeSet::new(),
+            reads: PointReads::default(),
         };
         this.publish_presence();
         this
@@ -276,6 +280,16 @@ impl Partition {
     /// Returns the memory use of the filters of keys in bytes.
     pub fn presence_bytes(&self) -> usize {
         self.shards.values().filter_map(Shard::presence).map(|presence| presence.bytes()).sum()
+    }
+
+    /// Returns the memory use of what the engines hold for point reads, in bytes.
+    pub fn point_bytes(&self) -> usize {
+        self.shards.values().map(|shard| shard.engine().points().bytes()).sum()
+    }
+
+    /// Returns the number of rows that were read for commands.
+    pub fn point_reads(&self) -> PointReads {
+        self.reads
     }
 
     /// Reports the flushed lsns of the engines to the journal.

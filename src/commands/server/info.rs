@@ -333,7 +333,7 @@ impl Page<'_> {
 
     fn sized(&mut self, name: &str, bytes: u64) {
         self.field(name, bytes);
-        self.field(&format!("{name}_human"), human(bytes));
+        self.field(&format!("{name}_human"), super::human(bytes));
     }
 
     fn persistence(&mut self) {
@@ -550,6 +550,10 @@ impl Page<'_> {
             ("pending_limit_bytes", &node.pending_limit()),
             ("stalled_shards", &self.stalled_shards()),
             ("key_filter_bytes", &self.sum(|s| &s.filter_bytes)),
+            ("point_read_bytes", &self.sum(|s| &s.point_bytes)),
+            ("point_reads_cached", &self.sum(|s| &s.point_cached)),
+            ("point_reads_disk", &self.sum(|s| &s.point_disk)),
+            ("point_reads_elsewhere", &self.sum(|s| &s.point_elsewhere)),
             ("commands_local", &self.sum(|s| &s.local)),
             ("commands_remote", &self.sum(|s| &s.remote)),
             ("commands_parked", &self.sum(|s| &s.parked)),
@@ -581,19 +585,4 @@ impl Page<'_> {
             ("clock_jumps", &node.clock.jumps()),
         ]);
     }
-}
-
-/// Formats bytes for people: "1.50M".
-pub(super) fn human(bytes: u64) -> String {
-    const UNITS: [char; 6] = ['K', 'M', 'G', 'T', 'P', 'E'];
-    if bytes < 1024 {
-        return format!("{bytes}B");
-    }
-    let mut size = bytes as f64 / 1024.0;
-    let mut unit = 0;
-    while size >= 1024.0 && unit + 1 < UNITS.len() {
-        size /= 1024.0;
-        unit += 1;
-    }
-    format!("{size:.2}{}", UNITS[unit])
 }

@@ -20,6 +20,21 @@ pub use admin::ADMIN_COMMANDS;
 pub use save::SAVE_COMMANDS;
 pub use selftest::SELFTEST_COMMANDS;
 
+/// Formats bytes for people: "1.50M".
+fn human(bytes: u64) -> String {
+    const UNITS: [char; 6] = ['K', 'M', 'G', 'T', 'P', 'E'];
+    if bytes < 1024 {
+        return format!("{bytes}B");
+    }
+    let mut size = bytes as f64 / 1024.0;
+    let mut unit = 0;
+    while size >= 1024.0 && unit + 1 < UNITS.len() {
+        size /= 1024.0;
+        unit += 1;
+    }
+    format!("{size:.2}{}", UNITS[unit])
+}
+
 /// Flags of most commands on the server.
 const ADMIN: u32 = flag::ADMIN | flag::NOSCRIPT | flag::LOADING | flag::STALE;
 

@@ -3,6 +3,7 @@
 
 #[cfg(test)]
 mod damage_tests;
+mod engines;
 mod identity;
 #[cfg(test)]
 mod identity_tests;
@@ -20,7 +21,7 @@ use crate::control::{Control, Generations, incomplete_row, presence_key};
 use crate::encoding::{Library, row};
 use crate::engine::files::{OpenFiles, ShardFiles};
 use crate::engine::peek::peek;
-use crate::engine::{Engine, Upkeep, prefix_range};
+use crate::engine::{Engine, prefix_range};
 use crate::journal::{
     BucketJournal, BucketOptions, CommitPiece, Disk, Journal, LocalJournal, Lsn, Options, RealDisk,
     Recovered, SyncMode,
@@ -33,6 +34,7 @@ use crate::shard::Shard;
 use crate::slot::Layout;
 use crate::store::{Store, Versions};
 use anyhow::{Context, Result, bail};
+use engines::open_engines;
 use futures::future::try_join_all;
 pub(crate) use identity::identity_problems;
 pub use location::Location;
@@ -42,20 +44,11 @@ pub use manifest::{MAX_SHARDS, is_data_directory};
 pub(crate) use manifest::{Manifest, create_private_dir, manifest_of};
 pub(crate) use new_directory::NewDirectory;
 pub use reshard::{Resharded, reshard};
-use slatedb::db_cache::foyer::{FoyerCache, FoyerCacheOptions};
-use slatedb::db_cache::{DbCache, SplitCache};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-
-/// Maximum number of parts of a cache, each of which has its own lock.
-const CACHE_PARTS: usize = 8;
-
-/// Least bytes of a part of the cache of filters and indexes: these are up to 1 MiB each, and two
-/// that do not fit together would be read again for each row.
-const META_PART_BYTES: u64 = 16 << 20;
 
 /// Options to open a data directory.
 #[derive(Clone, Debug)]
@@ -77,7 +70,8 @@ pub struct OpenOptions {
     /// True if the only committer syncs by itself.
     pub inline_sync: bool,
     pub block_cache_bytes: u64,
-    /// Bytes of the cache of filters and indexes.
+    /// Bytes of filters and indexes of files in memory. In a local directory, half of them are for
+    /// point reads, the other half for the engines' cache.
     pub meta_cache_bytes: u64,
     /// Bytes of the memtables of all engines together, before they are flushed.
     pub memtable_bytes: usize,
@@ -356,65 +350,6 @@ pub(crate) fn check_salt(
 
 fn shard_place(store: &Place, id: u16) -> Place {
     store.join(&format!("shard-{id}"))
-}
-
-/// Opens all engines concurrently, with one block cache.
-async fn open_engines(
-    options: &OpenOptions,
-    manifest: &Manifest,
-    clock: &Clock,
-    open_store: &OpenStore<'_>,
-) -> Result<Vec<Engine>> {
-    let block = FoyerCache::new_with_opts(FoyerCacheOptions {
-        max_capacity: options.block_cache_bytes,
-        shards: CACHE_PARTS,
-    });
-    let parts = (options.meta_cache_bytes / META_PART_BYTES).clamp(1, CACHE_PARTS as u64);
-    let meta = FoyerCache::new_with_opts(FoyerCacheOptions {
-        max_capacity: options.meta_cache_bytes,
-        shards: parts as usize,
-    });
-    let cache: Arc<dyn DbCache> = Arc::new(
-        SplitCache::new()
-            .with_block_cache(Some(Arc::new(block)))
-            .with_meta_cache(Some(Arc::new(meta)))
-            .build(),
-    );
-    let shards = manifest.shards;
-    let memtable_bytes = options.memtable_bytes / usize::from(shards.max(1));
-    let merge_bytes = options.merge_bytes / usize::from(shards.max(1));
-    let upkeep = match options.store.dir() {
-        Some(_) => Upkeep::default(),
-        None => Upkeep::remote(options.store_timeout),
-    };
-    // A shard that has an identity must exist.
-    let must_exist = manifest.identified;
-    let upkeep = Upkeep { memtable_bytes, merge_bytes, must_exist, ..upkeep };
-    let mut opening = Vec::with_capacity(usize::from(shards));
-    for id in 0..shards {
-        let shard = shard_place(&options.store, id);
-        if let Some(dir) = shard.dir() {
-            fs::create_dir_all(dir).with_context(|| format!("creating {shard}"))?;
-            remove_staged(dir).with_context(|| format!("cleaning {shard}"))?;
-        }
-        let place = open_store(&shard).with_context(|| format!("opening {shard}"))?.join("db");
-        let (cache, clock) = (cache.clone(), clock.clone());
-        let disk_cache = options.cache.as_ref().filter(|_| place.dir().is_none());
-        let disk_cache = disk_cache.map(|(dir, bytes)| {
-            (dir.join(format!("shard-{id}")), bytes / u64::from(shards.max(1)))
-        });
-        let upkeep = Upkeep { disk_cache, ..upkeep.clone() };
-        opening.push(tokio::spawn(async move {
-            Engine::open(&place, cache, u64::from(id), clock, &upkeep)
-                .await
-                .with_context(|| format!("shard {id} ({shard})"))
-        }));
-    }
-    let mut engines = Vec::with_capacity(opening.len());
-    for engine in opening {
-        engines.push(engine.await??);
-    }
-    Ok(engines)
 }
 
 /// Removes objects that a kill has left half-written: the local store writes them under names that

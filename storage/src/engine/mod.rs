@@ -5,7 +5,10 @@ mod fences;
 pub(crate) mod files;
 mod garbage;
 pub(crate) mod peek;
+pub(crate) mod points;
+mod reads;
 mod scheduler;
+mod settings;
 #[cfg(test)]
 mod tests;
 pub(crate) mod trial;
@@ -18,16 +21,13 @@ use anyhow::{Context, Error, Result, anyhow, ensure};
 use bytes::Bytes;
 use chrono::{DateTime, Utc};
 use garbage::Garbage;
-use slatedb::config::{
-    CompactionWorkerOptions, CompactorOptions, FlushOptions, FlushType,
-    GarbageCollectorDirectoryOptions, GarbageCollectorOptions, ObjectStoreCacheOptions,
-    ScanOptions, Settings, SstBlockSize, WriteOptions,
-};
-use slatedb::db_cache::{CacheTarget, DbCache};
+use points::{DiskReaders, Follower, PointLimits, Points};
+use settings::{cache_policy, compactor_options, engine_settings};
+use slatedb::config::{FlushOptions, FlushType, ScanOptions, SstBlockSize, WriteOptions};
+use slatedb::db_cache::DbCache;
 use slatedb::manifest::VersionedManifest;
 use slatedb::{
-    BlockCachePolicy, CloseReason, CompactorBuilder, Db, IterationOrder, SstReader,
-    VersionedCompactions, WriteBatch,
+    CloseReason, CompactorBuilder, Db, IterationOrder, SstReader, VersionedCompactions, WriteBatch,
 };
 use slatedb_common::clock::{DefaultSystemClock, SystemClock, SystemClockTicker};
 use std::future::Future;
@@ -44,19 +44,6 @@ use tokio::sync::{Mutex, MutexGuard};
 /// too many files; larger ones would write files as big as merges of smaller ones do.
 const MEMTABLE_BYTES: RangeInclusive<usize> = 4 << 20..=128 << 20;
 
-/// Bytes that a merge reads at a time from each of its inputs: fewer would mean many reads, more
-/// would save few.
-const FETCH_BYTES: RangeInclusive<usize> = 64 << 10..=512 << 10;
-
-/// Number of such reads in memory for each input: one that is being merged, and one that is read
-/// ahead.
-const READ_AHEAD: usize = 2;
-
-/// Bytes of a file that a merge writes. Its filter and its index, about 2 % of it, are each cached
-/// as a whole, and the hashes of all its keys are in memory while it is written. On the other hand
-/// every file has an entry in the manifest, which each flush rewrites.
-const FILE_BYTES: usize = 64 << 20;
-
 /// Time limit for opening an engine in a remote store, and on a local disk.
 const OPENING: Duration = Duration::from_secs(120);
 const OPENING_LOCAL: Duration = Duration::from_secs(30);
@@ -71,17 +58,6 @@ const FLUSH: Duration = Duration::from_secs(60);
 /// the time below: tests keep files only for a moment.
 const READ_PARTS: u32 = 4;
 const LEAST_READ: Duration = Duration::from_secs(5);
-
-/// How long the engine tries to write its manifest before it closes itself. Closing would not help:
-/// the store will answer again, and unflushed rows are in the journal.
-const MANIFEST_LIMIT: Duration = Duration::from_secs(24 * 3600);
-
-/// Bytes of a file that are read into the disk cache at a time: a request to a bucket takes about
-/// as long for one block as for these.
-const CACHED_BYTES: usize = 256 << 10;
-
-/// Files of the disk cache that each engine keeps open.
-const CACHED_FILES: usize = 128;
 
 /// Settings of an engine's files.
 #[derive(Clone, Debug)]
@@ -106,6 +82,10 @@ pub struct Upkeep {
     pub is_remote: bool,
     /// True if a missing engine is an error, false if it is created.
     pub must_exist: bool,
+    /// How much of its files is held for point reads, if these are in a local directory.
+    pub(crate) points: PointLimits,
+    /// The threads that read from the disk for them.
+    pub(crate) readers: Arc<DiskReaders>,
 }
 
 impl Upkeep {
@@ -126,7 +106,7 @@ impl Default for Upkeep {
     fn default() -> Self {
         Self {
             memtable_bytes: *MEMTABLE_BYTES.end(),
-            merge_bytes: scheduler::INPUTS * READ_AHEAD * *FETCH_BYTES.end(),
+            merge_bytes: settings::MOST_READ_AHEAD,
             least_garbage: 8 << 20,
             poll: Duration::from_secs(1),
             keep_files: Duration::from_secs(120),
@@ -135,6 +115,8 @@ impl Default for Upkeep {
             read_limit: LOCAL_READ,
             is_remote: false,
             must_exist: false,
+            points: PointLimits::default(),
+            readers: Arc::default(),
         }
     }
 }
@@ -153,9 +135,6 @@ const LONG_READ_BYTES: usize = 512 << 10;
 
 /// Approximate maximum size of a batch of a hand-over in bytes.
 pub const BATCH_BYTES: usize = 2 << 20;
-
-/// Age below which a manifest is not deleted.
-const MANIFEST_AGE: Duration = Duration::from_secs(300);
 
 /// The clock given to SlateDB: a [`Clock`], which does not step back (a clock that does closes the
 /// writer).
@@ -200,6 +179,8 @@ struct OpenDb {
     written: Arc<AtomicU64>,
     /// State of its writes.
     writes: Arc<Writes>,
+    /// Point reads in its files.
+    points: Arc<Points>,
 }
 
 /// The arguments that an engine was opened with.
@@ -317,11 +298,6 @@ impl Engine {
         (self.how.upkeep.keep_files / READ_PARTS).max(LEAST_READ)
     }
 
-    pub async fn get(&self, key: &[u8]) -> Result<Option<Bytes>> {
-        let db = self.db();
-        self.read(db.get(key)).await
-    }
-
     /// Returns the rows of a key range in order, `limit` at most.
     pub async fn scan(&self, range: Range<Vec<u8>>, limit: usize) -> Result<Vec<(Bytes, Bytes)>> {
         self.scan_in(IterationOrder::Ascending, range, limit).await
@@ -423,6 +399,8 @@ impl Engine {
         value_bytes: u64,
     ) -> Result<u64> {
         let opened = self.opened();
+        // Before anything of it can be in a memtable.
+        let noted = opened.points.note(rows.iter().map(|(key, _)| &key[..]));
         let mut batch = WriteBatch::new();
         let mut garbage = value_bytes;
         for (key, value) in rows {
@@ -439,6 +417,7 @@ impl Engine {
             batch.put_bytes(garbage_key(), garbage_value(opened.garbage.add(garbage)));
         }
         let handle = opened.db.write_with_options(batch, &WriteOptions::default()).await?;
+        noted.written(handle.seqnum());
         opened.written.fetch_max(handle.seqnum(), Ordering::Relaxed);
         Ok(handle.seqnum())
     }
@@ -537,12 +516,28 @@ impl How {
             .with_sst_block_size(BLOCK)
             .with_compactor_builder(compactor)
             .with_db_cache(self.cache.clone(), self.cache_id)
-            .with_block_cache_policy(cache_policy())
+            .with_block_cache_policy(cache_policy(self.has_points()))
             .with_system_clock(Arc::new(clock))
             .build();
         let db = Box::pin(opening).await.map_err(with_causes)?;
         let writes = store.writes().clone();
-        Ok(OpenDb { db, files, garbage, written: Arc::default(), writes })
+        let points = Arc::new(Points::new(upkeep.memtable_bytes, upkeep.readers.clone()));
+        if let Some(dir) = self.place.dir().filter(|_| self.has_points()) {
+            let follower = Follower {
+                points: points.clone(),
+                status: db.subscribe(),
+                reader: files.clone(),
+                dir: dir.to_owned(),
+                limits: upkeep.points,
+            };
+            tokio::spawn(follower.run());
+        }
+        Ok(OpenDb { db, files, garbage, written: Arc::default(), writes, points })
+    }
+
+    /// Returns true if files are held open for point reads.
+    fn has_points(&self) -> bool {
+        self.place.dir().is_some() && !self.upkeep.is_remote
     }
 }
 
@@ -592,87 +587,4 @@ pub fn prefix_range(prefix: &[u8]) -> Range<Vec<u8>> {
         }
     }
     prefix.to_vec()..end
-}
-
-fn compactor_options(upkeep: &Upkeep) -> CompactorOptions {
-    let fetch_bytes = upkeep.merge_bytes / (scheduler::INPUTS * READ_AHEAD);
-    let worker = CompactionWorkerOptions {
-        compactions_poll_interval: upkeep.poll,
-        heartbeat_interval: 10 * upkeep.poll,
-        max_concurrent_compactions: scheduler::AT_ONCE,
-        max_sst_size: FILE_BYTES,
-        max_fetch_tasks: READ_AHEAD - 1,
-        bytes_to_fetch: fetch_bytes.clamp(*FETCH_BYTES.start(), *FETCH_BYTES.end()),
-        // Each part of a merge would read ahead separately.
-        max_subcompactions: 1,
-        ..CompactionWorkerOptions::default()
-    };
-    CompactorOptions {
-        poll_interval: upkeep.poll,
-        manifest_update_timeout: MANIFEST_LIMIT,
-        commit_compacted_interval: upkeep.poll,
-        max_concurrent_compactions: scheduler::AT_ONCE,
-        checkpoint_lifetime: upkeep.keep_files,
-        // After this time a merge that a killed process had begun goes on.
-        worker_heartbeat_timeout: 30 * upkeep.poll,
-        worker: Some(worker),
-        ..CompactorOptions::default()
-    }
-}
-
-/// Returns what is cached when a file is written: not its rows. Rows in use are in the hot tier
-/// already; those of the file would only displace rows that were read.
-fn cache_policy() -> BlockCachePolicy {
-    BlockCachePolicy::default().with_flush_targets(&[CacheTarget::Index, CacheTarget::Filters])
-}
-
-fn cache_options(upkeep: &Upkeep) -> ObjectStoreCacheOptions {
-    let (dir, bytes) = upkeep.disk_cache.clone().unzip();
-    ObjectStoreCacheOptions {
-        root_folder: dir,
-        max_cache_size_bytes: bytes.map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX)),
-        part_size_bytes: CACHED_BYTES,
-        max_open_file_handles: CACHED_FILES,
-        ..ObjectStoreCacheOptions::default()
-    }
-}
-
-fn engine_settings(upkeep: &Upkeep) -> Settings {
-    let memtable_bytes =
-        upkeep.memtable_bytes.clamp(*MEMTABLE_BYTES.start(), *MEMTABLE_BYTES.end());
-    let directory = |min_age| {
-        Some(GarbageCollectorDirectoryOptions {
-            interval: Some(upkeep.collect),
-            min_age,
-            ..GarbageCollectorDirectoryOptions::default()
-        })
-    };
-    Settings {
-        wal_enabled: false,
-        flush_interval: None,
-        l0_sst_size_bytes: memtable_bytes,
-        l0_max_ssts: 64,
-        l0_max_ssts_per_key: 64,
-        // Below twice the memtable and a batch the engine would wait for itself.
-        max_unflushed_bytes: 3 * memtable_bytes + 2 * BATCH_BYTES,
-        // Until this process knows of the new files, it reads replaced ones.
-        manifest_poll_interval: upkeep.poll,
-        manifest_update_timeout: MANIFEST_LIMIT,
-        // Background work retries until the store answers; reads have a limit.
-        object_store_max_retries: None,
-        object_store_cache_options: cache_options(upkeep),
-        // The builder gets them.
-        compactor_options: None,
-        garbage_collector_options: Some(GarbageCollectorOptions {
-            manifest_options: directory(MANIFEST_AGE),
-            compacted_options: directory(upkeep.keep_files),
-            compactions_options: directory(MANIFEST_AGE),
-            wal_options: None,
-            wal_fence_options: None,
-            // Local directories have no conditional overwrite.
-            boundary_files_enabled: false,
-            ..GarbageCollectorOptions::default()
-        }),
-        ..Settings::default()
-    }
 }

@@ -1,7 +1,8 @@
 //! Tries the files of an engine: it is opened as a start would open it and writes its manifest, but
 //! all its writes stay in memory.
 
-use super::{BLOCK, EngineClock, OPENING, Upkeep, checkpoint, engine_settings, fences};
+use super::settings::engine_settings;
+use super::{BLOCK, EngineClock, OPENING, Upkeep, checkpoint, fences};
 use super::{prefix_range, with_causes, within};
 use crate::clock::Clock;
 use crate::control::Control;

@@ -8,7 +8,8 @@ mod range;
 
 use crate::encoding::{RowKey, decode_entry};
 use crate::engine::Engine;
-use crate::need::{ElementRange, IndexPiece, Need, Page, Part};
+use crate::engine::points::{OnDisk, Point, Points};
+use crate::need::{ElementRange, IndexPiece, Need, Page, Part, PointReads};
 use crate::partition::Partition;
 use crate::shard::Shard;
 use crate::slot::KeyHash;
@@ -23,6 +24,10 @@ use std::collections::HashSet;
 const PARALLEL: usize = 16;
 const PER_TASK: usize = 8;
 
+/// Rows that a plan looks for in the engines' files; it has the others read from the disk, although
+/// the system may have them in memory.
+const IN_PLACE: usize = 64;
+
 /// One thing to load.
 struct LoadItem {
     need: Need,
@@ -32,23 +37,30 @@ struct LoadItem {
 }
 
 enum Work {
-    /// The meta row: its pending value (`Some`), or the row key to read.
-    Meta { pending: Option<Option<Vec<u8>>>, row_key: Vec<u8> },
-    /// Some element rows: name or chunk, row key, pending value.
-    Elements(Vec<ElementWork>),
+    /// The meta row.
+    Meta(RowWork),
+    /// Some element rows, each with its name (or chunk number).
+    Elements(Vec<(Box<[u8]>, RowWork)>),
     /// Element rows of a version in a range.
     Range(RangeWork),
 }
 
-struct ElementWork {
-    name: Box<[u8]>,
-    row_key: Vec<u8>,
-    pending: Option<Option<Vec<u8>>>,
+/// One row to load.
+enum RowWork {
+    /// Its value is known, or that there is none.
+    Known(Option<Bytes>),
+    /// It has to be read from the disk, as that row.
+    OnDisk(Vec<u8>, OnDisk),
+    /// It has to be read by the engine, as that row.
+    InEngine(Vec<u8>),
 }
 
 /// A plan of reads.
 pub struct LoadPlan {
     items: Vec<LoadItem>,
+    reads: PointReads,
+    /// Number of further rows to look for in place.
+    tries: usize,
 }
 
 /// The rows found for one need.
@@ -66,26 +78,57 @@ enum LoadedRows {
 /// Result of a [`LoadPlan`].
 pub struct Loaded {
     found: Result<Vec<(Need, KeyHash, LoadedRows)>>,
+    reads: PointReads,
 }
 
 impl Partition {
     /// Plans to load the needs. Needs of keys of other partitions are left out.
     pub fn plan_load(&mut self, needs: Vec<Need>) -> LoadPlan {
-        let items = needs.into_iter().filter_map(|need| self.plan_one(need)).collect();
-        LoadPlan { items }
+        let items = Vec::with_capacity(needs.len());
+        let mut plan = LoadPlan { items, reads: PointReads::default(), tries: IN_PLACE };
+        for need in needs {
+            if let Some(item) = self.plan_one(need, &mut plan) {
+                plan.items.push(item);
+            }
+        }
+        plan
     }
 
-    fn plan_one(&mut self, need: Need) -> Option<LoadItem> {
+    /// Loads the needs at once, if all their rows are in memory: pending, or in files that the
+    /// system has there. Else returns the needs.
+    ///
+    /// Nothing can change meanwhile, so the keys need not be locked; but nobody else may hold
+    /// locks on them, who might be reading the same. Changes of the open round are not in the way:
+    /// what it changes is known to the value until the round is closed, and not asked for.
+    pub fn load_in_place(&mut self, needs: Vec<Need>) -> Result<(), Vec<Need>> {
+        let is_point =
+            |need: &Need| matches!(need.part, None | Some(Part::Fields(_) | Part::Chunks(_)));
+        if !needs.iter().all(is_point) {
+            return Err(needs);
+        }
+        let plan = self.plan_load(needs.clone());
+        if plan.items.iter().all(LoadItem::is_known) && self.finish_load(plan.into_loaded()).is_ok()
+        {
+            return Ok(());
+        }
+        Err(needs)
+    }
+
+    fn plan_one(&mut self, need: Need, plan: &mut LoadPlan) -> Option<LoadItem> {
         let at = self.store.layout().key_hash(&need.key);
         let shard = self.shards.get(&self.store.layout().shard_of(at.slot))?;
         let engine = shard.engine().clone();
         let Some(part) = &need.part else {
             let generation = self.store.generation(need.db);
-            let pending = shard.pending_meta(generation, at, &need.key);
-            let pending = pending.map(|value| value.map(<[u8]>::to_vec));
-            let mut row_key = Vec::new();
-            RowKey::meta(&mut row_key, generation, at, &need.key);
-            return Some(LoadItem { at, engine, work: Work::Meta { pending, row_key }, need });
+            let row = match shard.pending_meta(generation, at, &need.key) {
+                Some(value) => RowWork::Known(value.map(Bytes::copy_from_slice)),
+                None => {
+                    let mut key = Vec::new();
+                    RowKey::meta(&mut key, generation, at, &need.key);
+                    plan.look_for(&engine.points(), key)
+                }
+            };
+            return Some(LoadItem { at, engine, work: Work::Meta(row), need });
         };
         let layout = self.store.layout().clone();
         let value = &self.store.entry_for_part(need.db, &need.key)?.value;
@@ -97,11 +140,11 @@ impl Partition {
                 let collection = value.collection()?;
                 let elements =
                     names.iter().map(|n| (n.clone(), collection.element_key(n, &layout)));
-                named(shard, &head, version, elements)
+                named(shard, &head, version, elements, plan)
             }
             Part::Chunks(chunks) => {
                 let elements = chunks.iter().map(|n| n.to_be_bytes());
-                named(shard, &head, version, elements.map(|n| (n[..].into(), n.to_vec())))
+                named(shard, &head, version, elements.map(|n| (n[..].into(), n.to_vec())), plan)
             }
             ranged => Work::Range(RangeWork::new(shard, head, version, ranged)?),
         };
@@ -110,6 +153,7 @@ impl Partition {
 
     /// Applies loaded rows to the store.
     pub fn finish_load(&mut self, loaded: Loaded) -> Result<()> {
+        self.reads.add(loaded.reads);
         for (need, at, found) in loaded.found? {
             self.apply_one(&need, at, found).with_context(|| {
                 format!("reading the key {:?}", String::from_utf8_lossy(&need.key))
@@ -167,13 +211,17 @@ fn named(
     head: &[u8],
     version: u64,
     elements: impl Iterator<Item = (Box<[u8]>, Vec<u8>)>,
+    plan: &mut LoadPlan,
 ) -> Work {
-    let work = |(name, element): (Box<[u8]>, Vec<u8>)| ElementWork {
-        name,
-        pending: shard.pending_element(version, &element).map(|v| v.map(<[u8]>::to_vec)),
-        row_key: [head, &element].concat(),
+    let points = shard.engine().points();
+    let mut work = |(name, element): (Box<[u8]>, Vec<u8>)| {
+        let row = match shard.pending_element(version, &element) {
+            Some(value) => RowWork::Known(value.map(Bytes::copy_from_slice)),
+            None => plan.look_for(&points, [head, &element].concat()),
+        };
+        (name, row)
     };
-    Work::Elements(elements.map(work).collect())
+    Work::Elements(elements.map(&mut work).collect())
 }
 
 fn apply_chunks(big: &mut BigStr, found: LoadedRows) -> Result<()> {
@@ -215,15 +263,72 @@ fn apply_elements(value: &mut Value, found: LoadedRows) -> Result<()> {
 }
 
 impl LoadPlan {
-    /// Reads on the background runtime.
-    pub async fn run(self, background: &tokio::runtime::Handle) -> Loaded {
-        let pending_only =
-            |item: &LoadItem| matches!(&item.work, Work::Meta { pending: Some(_), .. });
-        if self.items.iter().all(pending_only) {
-            return Loaded { found: each(self.items, LoadItem::read).await };
+    /// Looks for a row that is not pending.
+    fn look_for(&mut self, points: &Points, key: Vec<u8>) -> RowWork {
+        let tries = self.tries > 0;
+        self.tries = self.tries.saturating_sub(1);
+        match points.find(&key, tries, |value| value.map(Bytes::copy_from_slice)) {
+            Point::Known(value) => {
+                self.reads.cached += 1;
+                RowWork::Known(value)
+            }
+            Point::OnDisk(place) => RowWork::OnDisk(key, place),
+            Point::Elsewhere => RowWork::InEngine(key),
         }
+    }
+
+    /// Reads what is not known yet: from the disk, then by the engine on the background runtime.
+    pub async fn run(mut self, background: &tokio::runtime::Handle) -> Loaded {
+        let mut reads = self.reads;
+        if let Err(error) = self.read_from_disk(&mut reads).await {
+            return Loaded { found: Err(error), reads };
+        }
+        if self.items.iter().all(LoadItem::is_known) {
+            return Loaded { reads, ..self.into_loaded() };
+        }
+        let rest = self.items.iter_mut().flat_map(|item| item.work.rows());
+        reads.elsewhere += rest.filter(|row| matches!(row, RowWork::InEngine(_))).count() as u64;
         let reading = background.spawn(each(self.items, LoadItem::read));
-        Loaded { found: reading.await.unwrap_or_else(|e| Err(e.into())) }
+        Loaded { found: reading.await.unwrap_or_else(|e| Err(e.into())), reads }
+    }
+
+    /// Returns the rows, which are all known.
+    fn into_loaded(self) -> Loaded {
+        let known = self.items.into_iter().map(LoadItem::known);
+        Loaded {
+            found: known.collect::<Option<_>>().context("a row is missing"),
+            reads: self.reads,
+        }
+    }
+
+    /// Reads the rows that have to come from the disk. Those that it cannot read are left to the
+    /// engine.
+    async fn read_from_disk(&mut self, reads: &mut PointReads) -> Result<()> {
+        let Some(engine) = self.items.first().map(|item| item.engine.clone()) else {
+            return Ok(());
+        };
+        let mut rows: Vec<&mut RowWork> =
+            self.items.iter_mut().flat_map(|item| item.work.rows()).collect();
+        let mut wanted = Vec::new();
+        for (number, row) in rows.iter_mut().enumerate() {
+            match std::mem::replace(*row, RowWork::Known(None)) {
+                RowWork::OnDisk(key, place) => {
+                    **row = RowWork::InEngine(key.clone());
+                    wanted.push((number, key, place));
+                }
+                other => **row = other,
+            }
+        }
+        if wanted.is_empty() {
+            return Ok(());
+        }
+        for (number, found) in engine.read_from_disk(wanted).await? {
+            if let Some(value) = found {
+                reads.from_disk += 1;
+                *rows[number] = RowWork::Known(value);
+            }
+        }
+        Ok(())
     }
 }
 
@@ -266,25 +371,70 @@ where
     Ok(found)
 }
 
+impl Work {
+    /// Returns its single rows.
+    fn rows(&mut self) -> Vec<&mut RowWork> {
+        match self {
+            Self::Meta(row) => vec![row],
+            Self::Elements(rows) => rows.iter_mut().map(|(_, row)| row).collect(),
+            Self::Range(_) => Vec::new(),
+        }
+    }
+}
+
+impl RowWork {
+    fn known(self) -> Option<Option<Bytes>> {
+        match self {
+            Self::Known(value) => Some(value),
+            Self::OnDisk(..) | Self::InEngine(_) => None,
+        }
+    }
+
+    async fn read(self, engine: &Engine) -> Result<Option<Bytes>> {
+        match self {
+            Self::Known(value) => Ok(value),
+            Self::OnDisk(key, _) | Self::InEngine(key) => engine.get(&key).await,
+        }
+    }
+}
+
 async fn read_element(
-    (engine, element): (Engine, ElementWork),
+    (engine, (name, row)): (Engine, (Box<[u8]>, RowWork)),
 ) -> Result<(Box<[u8]>, Option<Bytes>)> {
-    let value = match element.pending {
-        Some(value) => value.map(Into::into),
-        None => engine.get(&element.row_key).await?,
-    };
-    Ok((element.name, value))
+    Ok((name, row.read(&engine).await?))
 }
 
 impl LoadItem {
+    /// Returns true if nothing has to be read for it.
+    fn is_known(&self) -> bool {
+        let is_known = |row: &RowWork| matches!(row, RowWork::Known(_));
+        match &self.work {
+            Work::Meta(row) => is_known(row),
+            Work::Elements(rows) => rows.iter().all(|(_, row)| is_known(row)),
+            Work::Range(_) => false,
+        }
+    }
+
+    /// Returns its rows, if all are known.
+    fn known(self) -> Option<(Need, KeyHash, LoadedRows)> {
+        let found = match self.work {
+            Work::Meta(row) => LoadedRows::Meta(row.known()?),
+            Work::Elements(rows) => {
+                let known = rows.into_iter().map(|(name, row)| Some((name, row.known()?)));
+                LoadedRows::Elements(known.collect::<Option<_>>()?)
+            }
+            Work::Range(_) => return None,
+        };
+        Some((self.need, self.at, found))
+    }
+
     async fn read(self) -> Result<(Need, KeyHash, LoadedRows)> {
         let Self { need, at, engine, work } = self;
         let found = match work {
-            Work::Meta { pending: Some(value), .. } => LoadedRows::Meta(value.map(Into::into)),
-            Work::Meta { pending: None, row_key } => LoadedRows::Meta(engine.get(&row_key).await?),
-            Work::Elements(elements) => {
-                let elements = elements.into_iter().map(|element| (engine.clone(), element));
-                LoadedRows::Elements(each(elements.collect(), read_element).await?)
+            Work::Meta(row) => LoadedRows::Meta(row.read(&engine).await?),
+            Work::Elements(rows) => {
+                let rows = rows.into_iter().map(|row| (engine.clone(), row));
+                LoadedRows::Elements(each(rows.collect(), read_element).await?)
             }
             Work::Range(range) => range.read(&engine).await?,
         };

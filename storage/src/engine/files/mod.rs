@@ -32,8 +32,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use upload::FileUpload;
 
-/// Files that are kept open, of all shards together.
-const KEPT_FILES: usize = 512;
+/// Files that are kept open, of all shards together; beside those that are open for point reads.
+const KEPT_FILES: usize = 256;
 
 /// Bytes up to which a read is tried in place, in case the system has them in memory.
 const IN_PLACE_BYTES: u64 = 64 << 10;

@@ -1,0 +1,62 @@
+//! Reads of single rows.
+
+use super::Engine;
+use super::points::{self, DiskRow, OnDisk, Point, Points};
+use anyhow::Result;
+use bytes::Bytes;
+use std::collections::BTreeMap;
+use std::sync::{Arc, PoisonError};
+
+impl Engine {
+    pub async fn get(&self, key: &[u8]) -> Result<Option<Bytes>> {
+        let db = self.db();
+        self.read(db.get(key)).await
+    }
+
+    /// Returns the point reads in its files.
+    pub(crate) fn points(&self) -> Arc<Points> {
+        self.opened.read().unwrap_or_else(PoisonError::into_inner).points.clone()
+    }
+
+    /// Reads rows from the disk, each with a number. Those that are missing in the answer, or are
+    /// `None` there, have to be read by [`get`](Self::get).
+    ///
+    /// # Errors
+    /// If no row arrives within the limit of a read.
+    pub(crate) async fn read_from_disk(
+        &self,
+        rows: Vec<(usize, Vec<u8>, OnDisk)>,
+    ) -> Result<Vec<(usize, DiskRow)>> {
+        let mut read = Vec::with_capacity(rows.len());
+        for some in points::read_from_disk(rows) {
+            read.extend(self.read(async { Ok(some.await.unwrap_or_default()) }).await?);
+        }
+        Ok(read)
+    }
+
+    /// Returns the rows of some keys, in their order; faster than [`get`](Self::get) one by one.
+    /// Must run on the background runtime.
+    pub async fn get_many(&self, keys: Vec<Vec<u8>>) -> Result<Vec<Option<Bytes>>> {
+        let points = self.points();
+        let mut rows = vec![None; keys.len()];
+        let (mut on_disk, mut unread) = (Vec::new(), BTreeMap::new());
+        for (n, key) in keys.into_iter().enumerate() {
+            match points.find(&key, true, |value| value.map(Bytes::copy_from_slice)) {
+                Point::Known(row) => rows[n] = row,
+                Point::OnDisk(place) => on_disk.push((n, key, place)),
+                Point::Elsewhere => drop(unread.insert(n, key)),
+            }
+        }
+        unread.extend(on_disk.iter().map(|(n, key, _)| (*n, key.clone())));
+        for (n, row) in self.read_from_disk(on_disk).await? {
+            if let Some(row) = row {
+                unread.remove(&n);
+                rows[n] = row;
+            }
+        }
+        for (n, key) in unread {
+            rows[n] = self.get(&key).await?;
+        }
+        Ok(rows)
+    }
+}

@@ -1,0 +1,127 @@
+//! The settings of SlateDB.
+
+use super::{BATCH_BYTES, MEMTABLE_BYTES, Upkeep, scheduler};
+use slatedb::BlockCachePolicy;
+use slatedb::config::{
+    CompactionWorkerOptions, CompactorOptions, GarbageCollectorDirectoryOptions,
+    GarbageCollectorOptions, ObjectStoreCacheOptions, Settings,
+};
+use slatedb::db_cache::CacheTarget;
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+/// Bytes that a merge reads at a time from each of its inputs: fewer would mean many reads, more
+/// would save few.
+const FETCH_BYTES: RangeInclusive<usize> = 64 << 10..=512 << 10;
+
+/// Number of such reads in memory for each input: one that is being merged, and one that is read
+/// ahead.
+const READ_AHEAD: usize = 2;
+
+/// Bytes that all merges of an engine read ahead at most.
+pub(super) const MOST_READ_AHEAD: usize = scheduler::INPUTS * READ_AHEAD * *FETCH_BYTES.end();
+
+/// Bytes of a file that a merge writes. Its filter and its index, about 2 % of it, are each cached
+/// as a whole, and the hashes of all its keys are in memory while it is written. On the other hand
+/// every file has an entry in the manifest, which each flush rewrites.
+const FILE_BYTES: usize = 64 << 20;
+
+/// How long the engine tries to write its manifest before it closes itself. Closing would not help:
+/// the store will answer again, and unflushed rows are in the journal.
+const MANIFEST_LIMIT: Duration = Duration::from_secs(24 * 3600);
+
+/// Bytes of a file that are read into the disk cache at a time: a request to a bucket takes about
+/// as long for one block as for these.
+const CACHED_BYTES: usize = 256 << 10;
+
+/// Files of the disk cache that each engine keeps open.
+const CACHED_FILES: usize = 128;
+
+/// Age below which a manifest is not deleted.
+const MANIFEST_AGE: Duration = Duration::from_secs(300);
+
+pub(super) fn compactor_options(upkeep: &Upkeep) -> CompactorOptions {
+    let fetch_bytes = upkeep.merge_bytes / (scheduler::INPUTS * READ_AHEAD);
+    let worker = CompactionWorkerOptions {
+        compactions_poll_interval: upkeep.poll,
+        heartbeat_interval: 10 * upkeep.poll,
+        max_concurrent_compactions: scheduler::AT_ONCE,
+        max_sst_size: FILE_BYTES,
+        max_fetch_tasks: READ_AHEAD - 1,
+        bytes_to_fetch: fetch_bytes.clamp(*FETCH_BYTES.start(), *FETCH_BYTES.end()),
+        // Each part of a merge would read ahead separately.
+        max_subcompactions: 1,
+        ..CompactionWorkerOptions::default()
+    };
+    CompactorOptions {
+        poll_interval: upkeep.poll,
+        manifest_update_timeout: MANIFEST_LIMIT,
+        commit_compacted_interval: upkeep.poll,
+        max_concurrent_compactions: scheduler::AT_ONCE,
+        checkpoint_lifetime: upkeep.keep_files,
+        // After this time a merge that a killed process had begun goes on.
+        worker_heartbeat_timeout: 30 * upkeep.poll,
+        worker: Some(worker),
+        ..CompactorOptions::default()
+    }
+}
+
+/// Returns what is cached when a file is written: not its rows. Rows in use are in the hot tier
+/// already; those of the file would only displace rows that were read. Point reads hold filters of
+/// their own, and scans use none.
+pub(super) fn cache_policy(has_points: bool) -> BlockCachePolicy {
+    let targets = [CacheTarget::Index, CacheTarget::Filters];
+    let targets = if has_points { &targets[..1] } else { &targets[..] };
+    BlockCachePolicy::default().with_flush_targets(targets).with_compaction_output_targets(targets)
+}
+
+pub(super) fn cache_options(upkeep: &Upkeep) -> ObjectStoreCacheOptions {
+    let (dir, bytes) = upkeep.disk_cache.clone().unzip();
+    ObjectStoreCacheOptions {
+        root_folder: dir,
+        max_cache_size_bytes: bytes.map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX)),
+        part_size_bytes: CACHED_BYTES,
+        max_open_file_handles: CACHED_FILES,
+        ..ObjectStoreCacheOptions::default()
+    }
+}
+
+pub(super) fn engine_settings(upkeep: &Upkeep) -> Settings {
+    let memtable_bytes =
+        upkeep.memtable_bytes.clamp(*MEMTABLE_BYTES.start(), *MEMTABLE_BYTES.end());
+    let directory = |min_age| {
+        Some(GarbageCollectorDirectoryOptions {
+            interval: Some(upkeep.collect),
+            min_age,
+            ..GarbageCollectorDirectoryOptions::default()
+        })
+    };
+    Settings {
+        wal_enabled: false,
+        flush_interval: None,
+        l0_sst_size_bytes: memtable_bytes,
+        l0_max_ssts: 64,
+        l0_max_ssts_per_key: 64,
+        // Below twice the memtable and a batch the engine would wait for itself.
+        max_unflushed_bytes: 3 * memtable_bytes + 2 * BATCH_BYTES,
+        // Until this process knows of the new files, it reads replaced ones.
+        manifest_poll_interval: upkeep.poll,
+        manifest_update_timeout: MANIFEST_LIMIT,
+        // Background work retries until the store answers; reads have a limit.
+        object_store_max_retries: None,
+        object_store_cache_options: cache_options(upkeep),
+        // The builder gets them.
+        compactor_options: None,
+        garbage_collector_options: Some(GarbageCollectorOptions {
+            manifest_options: directory(MANIFEST_AGE),
+            compacted_options: directory(upkeep.keep_files),
+            compactions_options: directory(MANIFEST_AGE),
+            wal_options: None,
+            wal_fence_options: None,
+            // Local directories have no conditional overwrite.
+            boundary_files_enabled: false,
+            ..GarbageCollectorOptions::default()
+        }),
+        ..Settings::default()
+    }
+}
