@@ -3,6 +3,15 @@
 //!
 //! [`new_vm`], then [`set_global`] for the user's functions, then [`seal`]. For each run
 //! [`begin_run`], [`set_global`] for the run's values (KEYS), `call`.
+//!
+//! Rules of the libraries:
+//!
+//! - A function whose time grows with its arguments charges it before or while it works. One that
+//!   catches errors raises the end of a run again (`work::rethrow_end`).
+//! - An error leaves a C function by `longjmp`. A frame that holds a `raw::State` owns nothing that
+//!   has to be dropped; values that must last are in `Vm`.
+//! - No script gets a protected table itself. A function of `base.rs` that gives or takes a table
+//!   without metamethods uses `sandbox::push_unshielded` or `refuse_shield`.
 
 mod base;
 mod bit;

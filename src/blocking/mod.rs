@@ -7,7 +7,9 @@
 //! whenever the key has changed (`serve.rs`, `worker/waiters.rs`): it runs their commands in FIFO
 //! order, directly behind the command that made the change and before any other, so that a push and
 //! the pop that it serves are in one journal record. A waiter may be at several workers: its
-//! [`Turn`] lets only one serve it.
+//! [`Turn`] lets only one serve it. Nothing is taken for a waiter whose turn is not claimed. A worker
+//! that had something for it while another had the turn looks again when the turn is released. A
+//! waiter that comes to a worker after its end is not queued.
 //!
 //! A waiter may have very many keys. A worker adds it to their queues, and removes it from them,
 //! slice by slice, and yields in between. It checks the keys of each slice that it has added, as they
