@@ -7,6 +7,7 @@ use super::serve::{Serves, Step, Tried, end_detached, serve_all, step};
 use super::table::Content;
 use super::{WaitTable, Waiter, testing};
 use crate::clients::{Cancel, Ended};
+use crate::command::{Answer, Outcome};
 use flagstone_commands::Awaited;
 use flagstone_storage::need::Key;
 use shuttle::rand::{Rng, thread_rng};
@@ -158,7 +159,8 @@ impl ModelWorker {
         let Some(element) = here.find_map(|key| self.net.take(key)) else { return false };
         let again = self.net.shared.lock().unwrap().served.insert(waiter.id, element);
         assert_eq!(again, None, "a client is served twice");
-        waiter.turn.serve(element.to_string().into_bytes());
+        let reply = element.to_string().into_bytes().into();
+        waiter.turn.serve(Answer { reply, outcome: Outcome::Done });
         true
     }
 }
@@ -264,7 +266,8 @@ fn check_elements(net: &Net, ends: &[Option<Ended>]) {
         match end {
             // An element taken for the client is lost with it.
             None => {}
-            Some(Ended::Served(got)) => assert_eq!(Some(got), reply.as_ref()),
+            Some(Ended::Served(got, Outcome::Done)) => assert_eq!(Some(got), reply.as_ref()),
+            Some(Ended::Served(..)) => panic!("the outcome has changed"),
             Some(Ended::Cancelled(_)) => assert_eq!(reply, None),
         }
     }

@@ -13,6 +13,7 @@
 //! the turn is released, so nothing that came in between is overlooked. A client that gives up
 //! meanwhile is either served all the same, or its wait ends with the release.
 
+use crate::command::{Answer, Outcome};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 
@@ -36,15 +37,15 @@ enum TurnState {
         /// The wait has ended, unless the client is served.
         cancelled: Option<Cancel>,
     },
-    Served(Vec<u8>),
+    Served(Vec<u8>, Outcome),
     Cancelled(Cancel),
 }
 
 /// End of a wait.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// The reply.
-    Served(Vec<u8>),
+    /// The reply and its outcome.
+    Served(Vec<u8>, Outcome),
     Cancelled(Cancel),
 }
 
@@ -82,13 +83,14 @@ impl Turn {
                 }
                 false
             }
-            TurnState::Served(_) | TurnState::Cancelled(_) => false,
+            TurnState::Served(..) | TurnState::Cancelled(_) => false,
         }
     }
 
     /// Ends a claimed turn with the reply.
-    pub fn serve(&self, reply: Vec<u8>) {
-        *self.state() = TurnState::Served(reply);
+    pub fn serve(&self, answer: Answer) {
+        let Answer { reply, outcome } = answer;
+        *self.state() = TurnState::Served(reply.into_bytes(), outcome);
         self.changed.notify_one();
     }
 
@@ -115,7 +117,7 @@ impl Turn {
         match &mut *state {
             TurnState::Waiting => *state = TurnState::Cancelled(why),
             TurnState::Claimed { cancelled, .. } => return cancelled.replace(why).is_none(),
-            TurnState::Served(_) | TurnState::Cancelled(_) => return false,
+            TurnState::Served(..) | TurnState::Cancelled(_) => return false,
         }
         drop(state);
         self.changed.notify_one();
@@ -126,14 +128,16 @@ impl Turn {
     pub fn is_over(&self) -> bool {
         match *self.state() {
             TurnState::Waiting | TurnState::Claimed { cancelled: None, .. } => false,
-            TurnState::Claimed { .. } | TurnState::Served(_) | TurnState::Cancelled(_) => true,
+            TurnState::Claimed { .. } | TurnState::Served(..) | TurnState::Cancelled(_) => true,
         }
     }
 
     /// Returns how the wait has ended, if it has.
     pub fn ended(&self) -> Option<Ended> {
         match &mut *self.state() {
-            TurnState::Served(reply) => Some(Ended::Served(std::mem::take(reply))),
+            TurnState::Served(reply, outcome) => {
+                Some(Ended::Served(std::mem::take(reply), *outcome))
+            }
             TurnState::Cancelled(why) => Some(Ended::Cancelled(*why)),
             TurnState::Waiting | TurnState::Claimed { .. } => None,
         }

@@ -1,10 +1,12 @@
 //! Commands as routing and workers see them: the declaration, the route, and a request. The
 //! handlers of the server's own commands are known to their callers alone.
 
+mod outcome;
 pub mod registry;
 mod request;
 mod route;
 
+pub use outcome::{Answer, Outcome, RoundError};
 pub use request::{Invocation, OwnedCommand, Request};
 pub use route::Route;
 

@@ -1,16 +1,14 @@
 //! Commands that run by themselves, behind the replies before them; they may wait.
 
-use super::cycle::Cycle;
 use super::step::{Manner, NextStep};
 use super::wire::Wire;
-use super::{Connection, gate};
+use super::{Connection, Settled, gate};
 use crate::clients::state;
-use crate::command::Command;
+use crate::command::{Answer, Command, Outcome};
 use crate::config::Settings;
 use crate::large;
 use crate::routing::{self, Call, Databases};
 use crate::session::ReplyMode;
-use crate::worker::says_away;
 use bytes::Buf;
 use flagstone_wire::resp::{Args, Limits, Parsed, Parser, Reply};
 use gate::Admitted;
@@ -35,15 +33,15 @@ impl Connection {
             self.session.reply_mode = ReplyMode::Skip;
         }
         let left = buf.len() - parser.consumed();
-        let close = self.run_alone(args, left, &settings, &mut out).await?;
+        let ended = self.run_alone(args, left, &settings, &mut out).await?;
         // Other clients need not wait until this one has read its reply.
         self.worker.node.pubsub.ring();
         let command = gate::resolve(args).ok();
         if command.is_some_and(routing::shows_data)
-            && !says_away(out.as_bytes())
+            && ended.outcome != Outcome::Refused
             && let Err(text) = self.worker.node.health.confirm_owner(&settings).await
         {
-            if let Some(command) = command.filter(|_| !out.as_bytes().starts_with(b"-")) {
+            if let Some(command) = command.filter(|_| !ended.outcome.is_error()) {
                 self.worker.stats().failed(command, text);
             }
             out.truncate(0);
@@ -78,7 +76,7 @@ impl Connection {
             self.add_pushes(&mut out);
             self.reply(&out).await?;
         }
-        Ok(!close && !self.session.closing)
+        Ok(!ended.close && !self.session.closing)
     }
 
     async fn run_alone(
@@ -87,16 +85,16 @@ impl Connection {
         left: usize,
         settings: &Settings,
         out: &mut Reply,
-    ) -> std::io::Result<bool> {
+    ) -> std::io::Result<Settled> {
         let command = loop {
             match gate::admit(&self.session, &self.worker, None, args, settings) {
                 Admitted::Run(command) => break command,
                 Admitted::Refused(text) => {
                     let text = self.refused(args, text);
                     out.error(&text);
-                    return Ok(false);
+                    return Ok(Settled::REFUSED);
                 }
-                Admitted::Hostile => return Ok(true),
+                Admitted::Hostile => return Ok(Settled::CLOSING),
                 Admitted::Wait => {
                     let node = self.worker.node.clone();
                     self.session.client.set(state::BLOCKED, true);
@@ -108,7 +106,10 @@ impl Connection {
             }
         };
         match NextStep::of(&self.session, command, args) {
-            NextStep::Queue => Ok(!self.queue(command, args, settings, out)),
+            NextStep::Queue => {
+                let close = !self.queue(command, args, settings, out);
+                Ok(Settled { close, ..Settled::DONE })
+            }
             NextStep::Exec => {
                 self.note_command(command, args, left);
                 self.run_exec(command, args, out).await
@@ -128,7 +129,7 @@ impl Connection {
         args: Args<'_>,
         settings: &Settings,
         out: &mut Reply,
-    ) -> std::io::Result<bool> {
+    ) -> std::io::Result<Settled> {
         let mark = out.len();
         let on_session = matches!(manner, Manner::Session);
         if !on_session {
@@ -137,15 +138,15 @@ impl Connection {
         let began = Instant::now();
         let outcome = match manner {
             Manner::BlockingKeys => {
-                out.take_over(self.run_blocking(command, args).await?);
-                return Ok(false);
+                let Answer { reply, outcome } = self.run_blocking(command, args).await?;
+                out.take_over(reply);
+                return Ok(Settled { outcome, ..Settled::DONE });
             }
             Manner::Keys => {
-                let mut cycle = Cycle::new(&self.worker, self.session.proto);
-                self.worker.start_watch();
-                let bytes = cycle.alone(&self.worker, &self.session, command, args).await;
-                out.take_over(bytes);
-                return Ok(false);
+                let request = self.session.request();
+                let ran = routing::run(&self.worker, command, args, request).await;
+                out.take_over(ran.reply);
+                return Ok(Settled { outcome: ran.outcome, ..Settled::DONE });
             }
             Manner::Session => self.run_on_session(command, args, out),
             Manner::Wait(handler) => {

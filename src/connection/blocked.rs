@@ -6,9 +6,9 @@
 use super::Connection;
 use super::wire::Wire;
 use crate::clients::{Cancel, Ended};
-use crate::command::{Command, OwnedCommand};
+use crate::command::{Answer, Command};
 use crate::routing::run_or_wait;
-use flagstone_wire::resp::{Args, Reply};
+use flagstone_wire::resp::Args;
 use std::io::{ErrorKind, Result};
 
 impl Connection {
@@ -17,11 +17,11 @@ impl Connection {
         &mut self,
         command: &'static Command,
         args: Args<'_>,
-    ) -> Result<Reply> {
-        let owned = OwnedCommand::new(command, args, self.session.request());
+    ) -> Result<Answer> {
+        let request = self.session.request();
         let client = self.session.client.clone();
-        let waiting = match run_or_wait(&self.worker, &client, owned).await {
-            Ok(reply) => return Ok(reply),
+        let waiting = match run_or_wait(&self.worker, &client, command, args, request).await {
+            Ok(answer) => return Ok(answer),
             Err(waiting) => waiting,
         };
         let mut wire = Wire {
@@ -41,6 +41,6 @@ impl Connection {
             let settings = self.worker.settings();
             self.worker.ran(command, args, self.session.client.id, &settings);
         }
-        Ok(waiting.reply(ended))
+        Ok(waiting.answer(ended))
     }
 }

@@ -2,11 +2,11 @@
 //! workers, and collects their replies in order.
 
 use super::scattered::Scattered;
-use crate::command::{Command, Invocation, OwnedCommand};
+use crate::command::{Command, Invocation, Outcome, OwnedCommand, RoundError};
 use crate::config::Settings;
 use crate::routing::{self, Target};
 use crate::session::Session;
-use crate::worker::{CmdBatch, MAX_REPLIES, Ran, Room, RoundError, Shown, Worker, says_away};
+use crate::worker::{CmdBatch, Executed, MAX_REPLIES, Ran, Room, Shown, Worker};
 use flagstone_storage::KeyHash;
 use flagstone_wire::resp::{Args, Proto, Reply};
 use std::collections::VecDeque;
@@ -41,9 +41,13 @@ pub(super) struct End {
     pub(super) at: usize,
     /// Round that the reply shows.
     round: u64,
-    /// Command on keys that the reply answers, if any.
+    outcome: Outcome,
+    /// Command on keys that the reply answers, if any: other replies show no data.
     command: Option<&'static Command>,
 }
+
+/// Result of a command that is not on keys.
+const NO_DATA: Executed = Executed { round: 0, outcome: Outcome::Done };
 
 /// State of a read cycle.
 pub(super) struct Cycle {
@@ -123,7 +127,7 @@ impl Cycle {
 
     /// Ends the reply in the buffer, which shows no data.
     pub(super) fn end_command(&mut self) {
-        self.note(0, None);
+        self.note(NO_DATA, None);
     }
 
     /// Replies to a command that was refused.
@@ -134,11 +138,12 @@ impl Cycle {
             ReplyMode::SkipNext | ReplyMode::Skip => session.reply_mode = ReplyMode::On,
             ReplyMode::Off => {}
         }
-        self.note(0, None);
+        self.note(NO_DATA, None);
     }
 
-    fn note(&mut self, round: u64, command: Option<&'static Command>) {
-        let end = End { at: self.out.len(), round, command };
+    fn note(&mut self, ran: Executed, command: Option<&'static Command>) {
+        let Executed { round, outcome } = ran;
+        let end = End { at: self.out.len(), round, outcome, command };
         if self.plain {
             self.own.push(end);
         } else {
@@ -162,7 +167,7 @@ impl Cycle {
 
     /// Runs a command on keys here, or adds it to the batch for its worker. Returns false if it
     /// must run alone: its keys belong to several workers, or later commands might change keys that
-    /// it has not declared before it can lock them.
+    /// it has not declared before it can lock them. `at`: its only key, if it was hashed.
     pub(super) fn route(
         &mut self,
         worker: &Rc<Worker>,
@@ -172,21 +177,9 @@ impl Cycle {
         at: Option<KeyHash>,
         settings: &Settings,
     ) -> bool {
-        (command.spec.runs_others() || !command.undeclared_keys)
-            && self.send(worker, session, command, args, at, settings)
-    }
-
-    /// Runs a command here, or adds it to the batch for its worker; returns false if its keys
-    /// belong to several workers. `at`: its only key, if it was hashed.
-    fn send(
-        &mut self,
-        worker: &Rc<Worker>,
-        session: &Session,
-        command: &'static Command,
-        args: Args<'_>,
-        at: Option<KeyHash>,
-        settings: &Settings,
-    ) -> bool {
+        if command.undeclared_keys && !command.spec.runs_others() {
+            return false;
+        }
         let Target::One(target, at) =
             routing::target(&worker.node, command, args, at, session.db, worker.id)
         else {
@@ -217,9 +210,9 @@ impl Cycle {
         let now_ms = self.now_ms;
         let run = Invocation { command, args, request, at, now_ms, settings };
         match worker.execute(&run, &mut self.out) {
-            Ok(round) => {
-                worker.rounds.see(round, &mut self.shown);
-                self.note(round, Some(command));
+            Ok(ran) => {
+                worker.rounds.see(ran.round, &mut self.shown);
+                self.note(ran, Some(command));
             }
             Err(blocked) => {
                 self.scatter();
@@ -233,23 +226,6 @@ impl Cycle {
             }
         }
         true
-    }
-
-    /// Runs one command on keys of any workers, and returns its reply.
-    pub(super) async fn alone(
-        &mut self,
-        worker: &Rc<Worker>,
-        session: &Session,
-        command: &'static Command,
-        args: Args<'_>,
-    ) -> Reply {
-        let settings = worker.settings();
-        if self.send(worker, session, command, args, None, &settings) {
-            let cycle = std::mem::replace(self, Self::new(worker, session.proto));
-            return cycle.finish(worker).await.0;
-        }
-        let request = session.request();
-        routing::run_across(worker, OwnedCommand::new(command, args, request)).await
     }
 
     /// Sends the batches, then waits until every reply has arrived, what the replies show is
@@ -301,24 +277,26 @@ impl<'a> CheckedReplies<'a> {
     /// known.
     pub(super) fn push_own(&mut self, shown: &Shown, end: End, reply: &[u8]) {
         let failure = self.worker.rounds.failure(shown, end.round, self.to_disk);
-        self.worker.stats().give(&mut self.bytes, end.command, reply, failure.map(|error| error.0));
-        self.ends.push(End { at: self.bytes.len(), ..end });
+        let given = (reply, end.outcome);
+        let outcome = self.worker.stats().give(&mut self.bytes, end.command, given, failure);
+        self.ends.push(End { at: self.bytes.len(), outcome, ..end });
     }
 
     /// Appends a reply whose rounds have been waited for.
-    pub(super) fn push(&mut self, command: &'static Command, reply: &[u8]) {
+    pub(super) fn push(&mut self, command: &'static Command, (reply, outcome): (&[u8], Outcome)) {
         self.bytes.append(reply);
-        self.end(command);
+        self.end(command, outcome);
     }
 
     /// Appends an error in the place of a reply that does not come.
     pub(super) fn push_error(&mut self, command: &'static Command, text: &str) {
         self.bytes.error(text);
-        self.end(command);
+        self.end(command, Outcome::Failed);
     }
 
-    fn end(&mut self, command: &'static Command) {
-        self.ends.push(End { at: self.bytes.len(), round: 0, command: Some(command) });
+    fn end(&mut self, command: &'static Command, outcome: Outcome) {
+        let at = self.bytes.len();
+        self.ends.push(End { at, round: 0, outcome, command: Some(command) });
     }
 }
 
@@ -338,14 +316,14 @@ pub(super) async fn confirmed(
     }
 }
 
-/// Replaces replies that may be out of date by errors. A reply that already says that the store is
-/// unreachable stays.
+/// Replaces replies that may be out of date by errors. A reply that shows no data stays.
 fn disowned(worker: &Worker, replies: &[u8], ends: &[End], text: &str) -> Reply {
     let (mut whole, mut from) = (Reply::default(), 0);
     for end in ends {
         let reply = &replies[from..end.at];
-        let told = (!says_away(reply)).then(|| RoundError(text.to_owned()));
-        worker.stats().give(&mut whole, end.command, reply, told.map(|error| error.0));
+        let shows_data = end.command.is_some() && end.outcome != Outcome::Refused;
+        let told = shows_data.then(|| RoundError::from(text));
+        worker.stats().give(&mut whole, end.command, (reply, end.outcome), told);
         from = end.at;
     }
     whole

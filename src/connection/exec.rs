@@ -2,14 +2,14 @@
 
 use super::cycle::Cycle;
 use super::step::Manner;
-use super::{Connection, Dispatched};
-use crate::command::Command;
+use super::{Connection, Dispatched, Settled};
+use crate::command::{Command, Outcome};
 use crate::config::Settings;
 use crate::routing;
 use crate::session::chosen_db;
 use crate::transaction::{Transaction, queued, runs_in_unit};
 use flagstone_commands::flag;
-use flagstone_wire::resp::{Args, Reply, array_items};
+use flagstone_wire::resp::{Args, Reply};
 use std::io::Result;
 use std::sync::atomic::Ordering;
 
@@ -93,13 +93,13 @@ impl Connection {
         }
     }
 
-    /// Runs EXEC behind the replies before it. Returns true if the connection has to be closed.
+    /// Runs EXEC behind the replies before it.
     pub(super) async fn run_exec(
         &mut self,
         exec: &'static Command,
         args: Args<'_>,
         out: &mut Reply,
-    ) -> Result<bool> {
+    ) -> Result<Settled> {
         self.name_exec(args);
         let Some(transaction) = self.session.end_transaction() else {
             return Ok(self.fail_exec(exec, args, "ERR EXEC without MULTI", out));
@@ -109,27 +109,27 @@ impl Connection {
         if transaction.is_broken() {
             return Ok(self.fail_exec(exec, args, ABORTED, out));
         }
-        self.worker.start_watch();
-        let mut cycle = Cycle::new(&self.worker, self.session.proto);
-        let reply = cycle.alone(&self.worker, &self.session, exec, transaction.args()).await;
+        let request = self.session.request();
+        let ran = routing::run(&self.worker, exec, transaction.args(), request).await;
         drop(watches);
-        if array_items(reply.as_bytes()).is_some() {
+        let mut ended = Settled { outcome: ran.outcome, ..Settled::DONE };
+        if ran.outcome == Outcome::Done {
             self.session.client.runs_queued(transaction.commands().len());
             self.session.select(transaction.db());
         }
         if !transaction.is_mixed() {
-            out.take_over(reply);
-            return Ok(false);
+            out.take_over(ran.reply);
+            return Ok(ended);
         }
         // Confirmations of its subscriptions are part of the reply: no other pushes may come there.
         self.session.take_pushes(out);
-        let mut close = false;
-        match array_items(reply.as_bytes()) {
-            Some(parts) => close = self.run_others(&transaction, parts, out).await?,
-            None => out.append(reply.as_bytes()),
+        if ran.outcome == Outcome::Done {
+            ended.close = self.run_others(&transaction, ran.reply.pieces(), out).await?;
+        } else {
+            out.append(ran.reply.as_bytes());
         }
         self.show(exec, args);
-        Ok(close)
+        Ok(ended)
     }
 
     /// Fails an EXEC that has nothing to run.
@@ -139,7 +139,7 @@ impl Connection {
         args: Args<'_>,
         text: &'static str,
         out: &mut Reply,
-    ) -> bool {
+    ) -> Settled {
         let mark = out.len();
         let settings = self.worker.settings();
         self.show(exec, args);
@@ -149,7 +149,7 @@ impl Connection {
     }
 
     /// Runs the commands of a transaction that need the connection, behind its part on keys; writes
-    /// the reply of all.
+    /// the reply of all. Returns true if the connection has to be closed.
     async fn run_others(
         &mut self,
         transaction: &Transaction,
@@ -166,7 +166,8 @@ impl Connection {
             } else {
                 let (command, args) = (queued.command, queued.args);
                 let manner = Manner::of(command, args);
-                close |= self.run_admitted(command, manner, args, &settings, out).await?;
+                let ended = self.run_admitted(command, manner, args, &settings, out).await?;
+                close |= ended.close;
             }
         }
         self.session.in_exec = false;

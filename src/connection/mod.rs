@@ -18,7 +18,7 @@ mod step;
 mod wire;
 
 use crate::clients::{Client, count};
-use crate::command::Command;
+use crate::command::{Command, Outcome, RoundError};
 use crate::config::Settings;
 use crate::large;
 use crate::monitor::Line;
@@ -455,7 +455,7 @@ impl Connection {
                 let outcome = self.run_on_session(command, args, cycle.out());
                 self.show(command, args);
                 self.session.end_caching(Some(command));
-                let close = self.settle(command, outcome, cycle.out(), mark);
+                let close = self.settle(command, outcome, cycle.out(), mark).close;
                 self.worker.ran(command, args, self.session.client.id, settings);
                 cycle.end_command();
                 if close || self.session.closing { Dispatched::Close } else { Dispatched::Done }
@@ -513,27 +513,25 @@ impl Connection {
         text
     }
 
-    /// Replaces the reply by an error, if there is one; returns true if the connection has to be
-    /// closed.
+    /// Replaces the reply by an error, if there is one.
     fn settle(
         &self,
         command: &Command,
         outcome: CallOutcome,
         out: &mut Reply,
         mark: usize,
-    ) -> bool {
-        let text = match outcome {
-            Ok(()) => {
-                out.replace_lost(mark);
-                return false;
-            }
-            Err(CallStop::Close) => return true,
-            Err(CallStop::Error(text)) => text,
+    ) -> Settled {
+        let error = match outcome {
+            Ok(()) if out.replace_lost(mark) => return Settled::FAILED,
+            Ok(()) => return Settled::DONE,
+            Err(CallStop::Close) => return Settled::CLOSING,
+            Err(CallStop::Error(text)) => RoundError::from(&*text),
+            Err(CallStop::Unstored(error)) => error,
         };
-        self.worker.stats().failed(command, &text);
+        self.worker.stats().failed(command, &error.text);
         out.truncate(mark);
-        out.error(&*text);
-        false
+        out.error(error.text);
+        Settled { outcome: error.outcome, ..Settled::DONE }
     }
 
     /// Shows a command that runs to monitors.
@@ -554,6 +552,20 @@ impl Connection {
         let limits = self.worker.settings().client_output_buffer_limit;
         node.monitors.tell(&line, &limits, now_us / 1000);
     }
+}
+
+/// End of a command that ran by itself.
+struct Settled {
+    outcome: Outcome,
+    /// True if the connection has to be closed.
+    close: bool,
+}
+
+impl Settled {
+    const DONE: Self = Self { outcome: Outcome::Done, close: false };
+    const FAILED: Self = Self { outcome: Outcome::Failed, close: false };
+    const REFUSED: Self = Self { outcome: Outcome::Refused, close: false };
+    const CLOSING: Self = Self { outcome: Outcome::Done, close: true };
 }
 
 #[derive(PartialEq, Eq)]

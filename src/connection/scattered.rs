@@ -3,6 +3,7 @@
 //! client that reads slowly keeps little memory however much it asks for.
 
 use super::cycle::{CheckedReplies, ReplySource, confirmed};
+use crate::command::Outcome;
 use crate::worker::{BatchReply, CmdBatch, MAX_REPLIES, Ran, Shown, Worker};
 use flagstone_wire::resp::Reply;
 use std::collections::VecDeque;
@@ -103,15 +104,17 @@ impl Scattered {
                 ReplySource::Parked(command, done) => {
                     let mut ran = done.await.unwrap_or_else(|_| Ran::abandoned());
                     if let Some(command) = ran.put_off.take() {
-                        ran = worker.run_one(&command).await;
+                        ran =
+                            worker.run_one(command.command, command.args(), command.request).await;
                     }
                     ran.end_wait(self.out.proto());
-                    whole.push(command, worker.settle_reply(command, ran).await.as_bytes());
+                    let answer = worker.settle_reply(command, ran).await;
+                    whole.push(command, (answer.reply.as_bytes(), answer.outcome));
                 }
                 ReplySource::Remote { worker: target, command } => {
                     let remote = self.remote.iter_mut().find(|remote| remote.worker == target);
                     match next_of(worker, remote).await {
-                        Some(bytes) => whole.push(command, bytes),
+                        Some(reply) => whole.push(command, reply),
                         None => {
                             whole.push_error(command, &format!("ERR worker {target} is gone"));
                         }
@@ -129,7 +132,10 @@ impl Scattered {
 }
 
 /// Returns the next reply of a worker; `None` if it has ended.
-async fn next_of<'a>(worker: &Worker, remote: Option<&'a mut Remote>) -> Option<&'a [u8]> {
+async fn next_of<'a>(
+    worker: &Worker,
+    remote: Option<&'a mut Remote>,
+) -> Option<(&'a [u8], Outcome)> {
     let remote = remote?;
     if remote.reply.as_ref()?.get(remote.next).is_none() {
         remote.go_on(worker).await;

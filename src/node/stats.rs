@@ -1,7 +1,7 @@
 //! Counters of a worker, which other threads read. Only the worker itself writes them.
 
 use crate::clients::count;
-use crate::command::{Command, registry};
+use crate::command::{Answer, Command, Outcome, RoundError, registry};
 use flagstone_storage::need::PointReads;
 use flagstone_wire::resp::Reply;
 use std::borrow::Cow;
@@ -204,22 +204,40 @@ impl WorkerStats {
     }
 
     /// Appends a reply, or `failure` in its place, which is counted. If nothing is to be replied,
-    /// no error is either.
+    /// no error is either. Returns the outcome to go with it.
     pub(crate) fn give(
         &self,
         out: &mut Reply,
         command: Option<&Command>,
-        reply: &[u8],
-        failure: Option<String>,
-    ) {
-        let Some(text) = failure.filter(|_| !reply.is_empty()) else {
-            return out.append(reply);
+        (reply, outcome): (&[u8], Outcome),
+        failure: Option<RoundError>,
+    ) -> Outcome {
+        let Some(failure) = failure.filter(|_| !reply.is_empty()) else {
+            out.append(reply);
+            return outcome;
         };
         // An error reply that is replaced is counted already.
-        if let Some(command) = command.filter(|_| !reply.starts_with(b"-")) {
-            self.failed(command, &text);
+        if let Some(command) = command.filter(|_| !outcome.is_error()) {
+            self.failed(command, &failure.text);
         }
-        out.error(text);
+        out.error(failure.text);
+        failure.outcome
+    }
+
+    /// Returns a reply, or `failure` in its place, like [`WorkerStats::give`].
+    pub(crate) fn replaced(
+        &self,
+        command: Option<&Command>,
+        answer: Answer,
+        failure: Option<RoundError>,
+    ) -> Answer {
+        if failure.is_none() {
+            return answer;
+        }
+        let mut reply = Reply::new(answer.reply.proto());
+        let given = (answer.reply.as_bytes(), answer.outcome);
+        let outcome = self.give(&mut reply, command, given, failure);
+        Answer { reply, outcome }
     }
 
     /// Counts a unit that has ended. `text`: the error with which it is answered. `is_counted`: an

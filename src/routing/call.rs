@@ -1,7 +1,7 @@
 //! Handlers of commands that do not run on keys: their arguments, and their registration.
 
 use super::Databases;
-use crate::command::{Command, Route};
+use crate::command::{Command, RoundError, Route};
 use crate::node::Node;
 use crate::scripts::Flags;
 use crate::session::Session;
@@ -30,8 +30,17 @@ pub type CallOutcome = Result<(), CallStop>;
 pub enum CallStop {
     /// The error replaces its partial reply.
     Error(ErrorText),
+    /// It could not be stored, or needs data that could not be: the error replaces its partial
+    /// reply.
+    Unstored(RoundError),
     /// The connection closes after the reply written so far.
     Close,
+}
+
+impl From<RoundError> for CallStop {
+    fn from(error: RoundError) -> Self {
+        Self::Unstored(error)
+    }
 }
 
 impl From<ErrorText> for CallStop {
@@ -56,6 +65,8 @@ impl From<CallStop> for UnitStop {
     fn from(stop: CallStop) -> Self {
         match stop {
             CallStop::Error(text) => text.into(),
+            // The unit may catch it, and give it as its own.
+            CallStop::Unstored(error) => error.text.into(),
             CallStop::Close => Self::Closing,
         }
     }

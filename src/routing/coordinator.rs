@@ -11,7 +11,7 @@
 
 use super::databases;
 use super::units::{lose, run_detached};
-use crate::command::{OwnedCommand, Request, Route};
+use crate::command::{Outcome, OwnedCommand, Request, RoundError, Route};
 use crate::config::Settings;
 use crate::node::Node;
 use crate::transaction;
@@ -95,12 +95,12 @@ impl Wanted {
 /// Runs a command on keys of several workers, and returns its whole reply.
 pub async fn run_across(worker: &Rc<Worker>, command: OwnedCommand) -> Reply {
     let proto = command.request.proto;
-    coordinate_to_end(worker, Rc::new(command)).await.into_reply(proto)
+    coordinate_to_end(worker, command).await.into_answer(proto).reply
 }
 
 /// Runs [`coordinate`] in a task, which continues even if the future is dropped: a command that
 /// stopped in the middle would never release its holds.
-pub(super) async fn coordinate_to_end(worker: &Rc<Worker>, command: Rc<OwnedCommand>) -> Ran {
+pub(super) async fn coordinate_to_end(worker: &Rc<Worker>, command: OwnedCommand) -> Ran {
     let (tx, rx) = oneshot::channel();
     let coordinator = worker.clone();
     let under_way = worker.node.ending.coordinator();
@@ -132,10 +132,8 @@ pub(crate) async fn coordinate(
     let client = changer(command.command, command.request.client);
     let mut held = Held { client, ..Held::default() };
     let outcome = run(worker, command, request, &mut held, &mut out).await;
-    let text = match &outcome {
-        Err(UnitStop::Handler(Stop::Error(text)) | UnitStop::Undone(text)) => Some(&**text),
-        _ => None,
-    };
+    let text = outcome.as_ref().err().and_then(UnitStop::text);
+    let mut ended = if text.is_some() { Outcome::Failed } else { held.effects.outcome() };
     let is_counted = std::mem::take(&mut held.effects.error_counted);
     worker.stats().unit_ended(command.command, text, is_counted);
     worker.tell_parts(&mut held.effects, command.request.client, &worker.settings());
@@ -150,9 +148,10 @@ pub(crate) async fn coordinate(
                 }
             }
             Err(error) => {
-                worker.stats().failed(command.command, &error.0);
+                worker.stats().failed(command.command, &error.text);
                 out.clear();
-                out.error(error.0);
+                out.error(error.text);
+                ended = error.outcome;
             }
         },
         Err(UnitStop::Handler(Stop::Block(block))) => {
@@ -166,8 +165,17 @@ pub(crate) async fn coordinate(
             out.clear();
             match worker.wait_shown(&held.shown).await {
                 Ok(()) => out.error(&*text),
-                Err(error) => out.error(error.0),
+                Err(error) => {
+                    out.error(error.text);
+                    ended = error.outcome;
+                }
             }
+        }
+        Err(UnitStop::Unstored(error)) => {
+            worker.spread(held.shown, 0, held.notes, published);
+            out.clear();
+            out.error(error.text);
+            ended = error.outcome;
         }
         Err(
             UnitStop::Handler(Stop::Miss(_) | Stop::Unsettled)
@@ -176,8 +184,10 @@ pub(crate) async fn coordinate(
             | UnitStop::Closing,
         ) => return Ran::abandoned(),
     }
-    out.replace_lost(0);
-    Ran::reply(out)
+    if out.replace_lost(0) {
+        ended = Outcome::Failed;
+    }
+    Ran::shows(out, ended, Shown::default())
 }
 
 /// Repeats attempts until nothing is missing.
@@ -270,7 +280,8 @@ async fn attempt(
         | UnitStop::Detached
         | UnitStop::Exclusive
         | UnitStop::Closing
-        | UnitStop::Undone(_),
+        | UnitStop::Undone(_)
+        | UnitStop::Unstored(_),
     ) = ran.outcome
     {
         let keep = matches!(ran.outcome, Err(UnitStop::Handler(Stop::Miss(_))));
@@ -302,7 +313,7 @@ async fn commit_and_apply(
     wanted: &Wanted,
     held: &mut Held,
     mut space: Store,
-) -> Result<(), String> {
+) -> Result<(), RoundError> {
     let node = &worker.node;
     let generations = space.generations();
     let before = worker.partition.borrow().store.generations();
@@ -313,7 +324,7 @@ async fn commit_and_apply(
         let lent = space.lent().map(|(db, entry)| (db, entry.key().into())).collect();
         match databases::load_watched(worker, &before, &generations, lent).await {
             Ok(()) => commit(node, &mut space, Some((&before, &generations))),
-            Err(text) => Err(text),
+            Err(text) => Err(text.into()),
         }
     } else {
         commit(node, &mut space, None)
@@ -393,7 +404,7 @@ fn commit(
     node: &Node,
     space: &mut Store,
     databases: Option<(&[u32], &[u32])>,
-) -> Result<Option<Record>, String> {
+) -> Result<Option<Record>, RoundError> {
     let mut sealed = space.seal();
     if let Some((before, now)) = databases {
         databases::seal(node, &mut sealed, before, now);
@@ -457,7 +468,7 @@ pub(super) async fn borrow(
     held: &mut Held,
     space: &mut Store,
     here: impl Fn(u32) -> u32,
-) -> Result<(), String> {
+) -> Result<(), RoundError> {
     for (target, asked) in by_worker(&worker.node, wanted, held) {
         worker.end_long_turn(asked.keys.len()).await;
         let grant = acquire(worker, target, asked).await?;
@@ -475,7 +486,7 @@ pub(super) async fn borrow(
 }
 
 /// Holds every worker, in their order.
-pub(super) async fn hold_all(worker: &Worker, held: &mut Held) -> Result<(), String> {
+pub(super) async fn hold_all(worker: &Worker, held: &mut Held) -> Result<(), RoundError> {
     held.exclusive = true;
     // Workers that own no shard know the databases, too, and come last.
     for target in 0..worker.peers.mailboxes.len() {
@@ -493,20 +504,20 @@ pub(super) async fn hold_all(worker: &Worker, held: &mut Held) -> Result<(), Str
 }
 
 /// Holds one worker; fails with the error text for the client.
-async fn acquire_whole(worker: &Worker, target: usize) -> Result<u64, String> {
+async fn acquire_whole(worker: &Worker, target: usize) -> Result<u64, RoundError> {
     let whole = Acquire { all: true, ..Acquire::default() };
     acquire(worker, target, whole).await.map(|grant| grant.hold)
 }
 
 /// Sends a request to one worker; fails with the error text for the client.
-async fn acquire(worker: &Worker, target: usize, acquire: Acquire) -> Result<Grant, String> {
-    let gone = || format!("ERR worker {target} is gone");
+async fn acquire(worker: &Worker, target: usize, acquire: Acquire) -> Result<Grant, RoundError> {
+    let gone = || RoundError::from(format!("ERR worker {target} is gone"));
     let (tx, rx) = oneshot::channel();
     let mailbox = &worker.peers.mailboxes[target];
     mailbox.send(Message::Acquire(acquire, tx)).await.map_err(|_| gone())?;
     let grant = rx.await.map_err(|_| gone())?;
     match grant.error {
-        Some(text) => Err(text),
+        Some(error) => Err(error),
         None => Ok(grant),
     }
 }

@@ -4,6 +4,7 @@
 //! A flush or a swap holds every worker, and appends one record for all shards, which gives the
 //! databases other generations. In a unit, the workspace is changed first.
 
+use super::call::{CallOutcome, CallStop};
 use super::coordinator::{Changed, Held, hand_back, hold_all, release};
 use crate::node::Node;
 use crate::worker::{Cursor, LockKey, ScanKey, ScanPage, Worker, refusal};
@@ -63,7 +64,7 @@ impl<'a> Databases<'a> {
     }
 
     /// Returns the number of keys in the selected database.
-    pub async fn key_count(&self) -> Result<u64, ErrorText> {
+    pub async fn key_count(&self) -> Result<u64, CallStop> {
         let mut keys = 0;
         if let Some(db) = self.stored_db() {
             let count = move |worker: Rc<Worker>| async move { worker.key_count(db).await };
@@ -81,7 +82,7 @@ impl<'a> Databases<'a> {
         &self,
         from: Cursor,
         limit: usize,
-    ) -> Result<(Vec<ScanKey>, Option<Cursor>), ErrorText> {
+    ) -> Result<(Vec<ScanKey>, Option<Cursor>), CallStop> {
         let node = &self.worker.node;
         let shard = node.layout.shard_of(from.slot);
         let target = node.worker_of(from.slot);
@@ -112,7 +113,7 @@ impl<'a> Databases<'a> {
     }
 
     /// Flushes databases.
-    pub async fn flush(&mut self, dbs: Vec<u32>) -> Result<(), ErrorText> {
+    pub async fn flush(&mut self, dbs: Vec<u32>) -> CallOutcome {
         let next = |node: &Node| node.next_generation.fetch_add(1, Ordering::Relaxed) as u32;
         if let Some(space) = &mut self.unit {
             dbs.into_iter().for_each(|db| space.flush(db, next(&self.worker.node)));
@@ -121,18 +122,18 @@ impl<'a> Databases<'a> {
         let flush = move |node: &Node, generations: &mut [u32]| {
             dbs.into_iter().for_each(|db| generations[db as usize] = next(node));
         };
-        Ok(change(self.worker, flush).await?)
+        change(self.worker, flush).await
     }
 
     /// Swaps two databases.
-    pub async fn swap(&mut self, a: u32, b: u32) -> Result<(), ErrorText> {
+    pub async fn swap(&mut self, a: u32, b: u32) -> CallOutcome {
         if let Some(space) = &mut self.unit {
             space.swap(a, b);
             return Ok(());
         }
         let swap =
             move |_: &Node, generations: &mut [u32]| generations.swap(a as usize, b as usize);
-        Ok(change(self.worker, swap).await?)
+        change(self.worker, swap).await
     }
 }
 
@@ -140,7 +141,7 @@ impl<'a> Databases<'a> {
 async fn change(
     worker: &Rc<Worker>,
     make: impl FnOnce(&Node, &mut [u32]) + 'static,
-) -> Result<(), String> {
+) -> CallOutcome {
     let coordinator = worker.clone();
     let under_way = worker.node.ending.coordinator();
     let changing = tokio::task::spawn_local(async move {
@@ -150,10 +151,7 @@ async fn change(
     changing.await.unwrap_or_else(|_| Err("ERR the command was abandoned".into()))
 }
 
-async fn change_now(
-    worker: &Rc<Worker>,
-    make: impl FnOnce(&Node, &mut [u32]),
-) -> Result<(), String> {
+async fn change_now(worker: &Rc<Worker>, make: impl FnOnce(&Node, &mut [u32])) -> CallOutcome {
     let node = &worker.node;
     let mut held = Held::default();
     hold_all(worker, &mut held).await?;
@@ -168,19 +166,19 @@ async fn change_now(
             .journal
             .append(node.clock.now_ms(), &sealed.shards(), &[&body])
             .map_err(|error| refusal(&error)),
-        Err(text) => Err(text),
+        Err(text) => Err(text.into()),
     };
     let lsn = match appended {
         Ok(lsn) => lsn,
-        Err(text) => {
+        Err(error) => {
             release(worker, &mut held, Vec::new()).await;
-            return Err(text);
+            return Err(error.into());
         }
     };
     let record = (lsn, Arc::new(body));
     let stored = Changed::Stored { record: Some(&record), generations: &now };
     hand_back(worker, &mut held, Vec::new(), &HashSet::new(), stored, false).await;
-    worker.wait_shown(&worker.showing(lsn)).await.map_err(|error| error.0)?;
+    worker.wait_shown(&worker.showing(lsn)).await?;
     node.audience(&worker.settings()).invalidate_everything();
     Ok(())
 }

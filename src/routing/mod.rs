@@ -23,7 +23,7 @@ pub use call::{
 pub(crate) use coordinator::coordinate_boxed;
 pub use coordinator::run_across;
 pub use databases::Databases;
-pub(crate) use wait::run_or_wait;
+pub(crate) use wait::{run, run_or_wait};
 
 use crate::command::Command;
 use crate::node::Node;

@@ -5,10 +5,10 @@ use super::coordinator::coordinate_to_end;
 use super::{Target, target};
 use crate::blocking::{UNBLOCKED, Waiter};
 use crate::clients::{Cancel, Client, Ended};
-use crate::command::OwnedCommand;
-use crate::worker::{Ran, Worker};
+use crate::command::{Answer, Command, Outcome, OwnedCommand, Request};
+use crate::worker::{ABANDONED, Worker};
 use flagstone_commands::Block;
-use flagstone_wire::resp::Reply;
+use flagstone_wire::resp::{Args, Reply};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -24,29 +24,58 @@ pub(crate) struct KeyWait {
     block: Box<Block>,
 }
 
+/// Runs a command on keys of any workers, and returns its reply, or the block.
+async fn run_anywhere(
+    worker: &Rc<Worker>,
+    command: &'static Command,
+    args: Args<'_>,
+    request: Request,
+) -> Result<Answer, Box<Block>> {
+    match target(&worker.node, command, args, None, request.db, worker.id) {
+        Target::One(target, _) if target == worker.id => {
+            worker.run_shown(command, args, request).await
+        }
+        Target::One(target, _) => {
+            let owned = OwnedCommand::new(command, args, request);
+            let run = move |worker: Rc<Worker>| async move {
+                worker.run_shown(owned.command, owned.args(), owned.request).await
+            };
+            let ran = worker.peers.on_worker(target, false, run).await;
+            ran.unwrap_or_else(|_| Ok(Answer::failed(request.proto, ABANDONED)))
+        }
+        Target::Many => {
+            let owned = OwnedCommand::new(command, args, request);
+            worker.settle(command, coordinate_to_end(worker, owned).await).await
+        }
+    }
+}
+
+/// Runs a command that may not block on keys of any workers, and returns its reply.
+pub(crate) async fn run(
+    worker: &Rc<Worker>,
+    command: &'static Command,
+    args: Args<'_>,
+    request: Request,
+) -> Answer {
+    run_anywhere(worker, command, args, request).await.unwrap_or_else(|block| {
+        let mut reply = Reply::new(request.proto);
+        block.nil.write(&mut reply);
+        Answer { reply, outcome: Outcome::Done }
+    })
+}
+
 /// Runs a command of a client, and returns its reply, or a wait for it.
 pub(crate) async fn run_or_wait(
     worker: &Rc<Worker>,
     client: &Arc<Client>,
-    command: OwnedCommand,
-) -> Result<Reply, KeyWait> {
-    let (node, db) = (&worker.node, command.request.db);
-    let target = target(node, command.command, command.args(), None, db, worker.id);
-    let command = Rc::new(command);
-    let ran = match target {
-        Target::One(target, _) if target == worker.id => worker.run_one(&command).await,
-        Target::One(target, _) => {
-            let command = OwnedCommand::clone(&command);
-            let run = move |worker: Rc<Worker>| async move { worker.run_shown(&command).await };
-            let ran = worker.peers.on_worker(target, false, run).await;
-            ran.map_or_else(|_| Ran::abandoned(), |ran| ran.map_or_else(Ran::blocked, Ran::reply))
-        }
-        Target::Many => coordinate_to_end(worker, command.clone()).await,
-    };
-    match ran.block {
-        None => Ok(worker.settle_reply(command.command, ran).await),
-        Some(block) => Err(KeyWait::begin(worker, client, &command, block)),
-    }
+    command: &'static Command,
+    args: Args<'_>,
+    request: Request,
+) -> Result<Answer, KeyWait> {
+    run_anywhere(worker, command, args, request).await.map_err(|block| {
+        let command = OwnedCommand::new(command, args, request);
+        KeyWait::begin(worker, client, &command, block)
+    })
 }
 
 impl KeyWait {
@@ -99,14 +128,19 @@ impl KeyWait {
     }
 
     /// Returns the reply to a client whose wait has ended.
-    pub(crate) fn reply(&self, ended: Ended) -> Reply {
-        let mut out = Reply::new(self.waiter.command.request.proto);
+    pub(crate) fn answer(&self, ended: Ended) -> Answer {
+        let proto = self.waiter.command.request.proto;
         match ended {
-            Ended::Served(reply) => return Reply::rendered(out.proto(), reply),
-            Ended::Cancelled(Cancel::Unblocked) => out.error(UNBLOCKED),
-            Ended::Cancelled(_) => self.block.nil.write(&mut out),
+            Ended::Served(reply, outcome) => {
+                Answer { reply: Reply::rendered(proto, reply), outcome }
+            }
+            Ended::Cancelled(Cancel::Unblocked) => Answer::failed(proto, UNBLOCKED),
+            Ended::Cancelled(_) => {
+                let mut reply = Reply::new(proto);
+                self.block.nil.write(&mut reply);
+                Answer { reply, outcome: Outcome::Done }
+            }
         }
-        out
     }
 }
 

@@ -2,7 +2,7 @@
 //! recorded, and take place once it has run to its end.
 
 use super::{UnitOutcome, UnitStop};
-use crate::command::Command;
+use crate::command::{Command, Outcome};
 use crate::config::Settings;
 use crate::monitor::Line;
 use crate::node::{MAX_ERRORS, Node, OTHER_ERRORS, Tally, error_code};
@@ -52,6 +52,8 @@ pub struct Effects {
     pub(crate) errors: BTreeMap<String, u64>,
     /// True if an error of the running command is counted, but not yet that the command failed.
     pub(crate) error_counted: bool,
+    /// True if it is EXEC, and has run nothing, because a watched key has changed.
+    pub(crate) is_aborted: bool,
     /// The latest slow parts.
     pub(crate) slow: VecDeque<SlowPart>,
 }
@@ -70,6 +72,15 @@ const MAX_BYTES: usize = 64 << 20;
 const NOTE: usize = 64;
 
 impl Effects {
+    /// Returns the outcome of the unit, if it has not stopped.
+    pub(crate) fn outcome(&self) -> Outcome {
+        match (self.error_counted, self.is_aborted) {
+            (true, _) => Outcome::Failed,
+            (false, true) => Outcome::Aborted,
+            (false, false) => Outcome::Done,
+        }
+    }
+
     /// Records a line that a script logs. Levels: 0 (debug) to 3 (warning).
     pub fn log(&mut self, level: usize, mut text: String) {
         if self.logged.len() < MAX_LOGGED {

@@ -1,5 +1,6 @@
 //! Reasons why a unit, or a part of it, stops.
 
+use crate::command::RoundError;
 use flagstone_commands::{ErrorText, Stop};
 use flagstone_storage::store::Fault;
 
@@ -19,9 +20,25 @@ pub enum UnitStop {
     Exclusive,
     /// It is aborted with this error: its changes are undone.
     Undone(ErrorText),
+    /// It could not be stored, or not be lent what it needs first: its changes are undone.
+    Unstored(RoundError),
     /// Its client has disconnected, or the server is shutting down: its changes are undone, and there
     /// is no reply.
     Closing,
+}
+
+impl UnitStop {
+    /// Returns the text of the error with which the unit is answered, if it is not to run again.
+    pub fn text(&self) -> Option<&str> {
+        match self {
+            Self::Handler(Stop::Error(text)) | Self::Undone(text) => Some(text),
+            Self::Unstored(error) => Some(&error.text),
+            Self::Handler(Stop::Miss(_) | Stop::Block(_) | Stop::Unsettled)
+            | Self::Detached
+            | Self::Exclusive
+            | Self::Closing => None,
+        }
+    }
 }
 
 impl From<Stop> for UnitStop {
@@ -33,6 +50,12 @@ impl From<Stop> for UnitStop {
 impl From<Fault> for UnitStop {
     fn from(fault: Fault) -> Self {
         Self::Handler(fault.into())
+    }
+}
+
+impl From<RoundError> for UnitStop {
+    fn from(error: RoundError) -> Self {
+        Self::Unstored(error)
     }
 }
 

@@ -4,11 +4,11 @@
 //! back, and run once the connection has written those replies. Parked commands are waited for. The
 //! replies are held until all rounds that they show are stored or have failed.
 
+use super::Worker;
 use super::execute::Ran;
 use super::parked::Room;
 use super::rounds::Shown;
-use super::{RoundError, Worker};
-use crate::command::{Command, Invocation, OwnedCommand, Request};
+use crate::command::{Answer, Command, Invocation, Outcome, OwnedCommand, Request, RoundError};
 use crate::large;
 use crate::node::WorkerStats;
 use flagstone_storage::KeyHash;
@@ -108,8 +108,8 @@ impl CmdBatch {
 #[derive(Debug, Default)]
 pub struct BatchReply {
     bytes: Reply,
-    /// End of each reply.
-    ends: Vec<usize>,
+    /// End and outcome of each reply.
+    ends: Vec<(usize, Outcome)>,
     /// Positions of the missing replies, ascending.
     waiting: Vec<u32>,
     /// Commands of the missing replies. They have not run: the other replies take many bytes, and
@@ -119,18 +119,19 @@ pub struct BatchReply {
 
 impl BatchReply {
     /// Returns the `n`-th reply; `None` if it is missing.
-    pub fn get(&self, n: usize) -> Option<&[u8]> {
+    pub fn get(&self, n: usize) -> Option<(&[u8], Outcome)> {
         if !self.waiting.is_empty() && self.waiting.binary_search(&(n as u32)).is_ok() {
             return None;
         }
-        let end = *self.ends.get(n)?;
-        let start = if n == 0 { 0 } else { self.ends[n - 1] };
-        self.bytes.as_bytes().get(start..end)
+        let (end, outcome) = *self.ends.get(n)?;
+        let start = if n == 0 { 0 } else { self.ends[n - 1].0 };
+        Some((self.bytes.as_bytes().get(start..end)?, outcome))
     }
 
     /// Returns the number of bytes of the replies from the `n`-th on.
     pub fn bytes_from(&self, n: usize) -> usize {
-        self.bytes.len() - n.checked_sub(1).and_then(|last| self.ends.get(last)).unwrap_or(&0)
+        let last = n.checked_sub(1).and_then(|last| self.ends.get(last));
+        self.bytes.len() - last.map_or(0, |(end, _)| *end)
     }
 
     /// Returns true if the replies were lost because there was no memory.
@@ -150,11 +151,10 @@ impl BatchReply {
         let mut places = 0..;
         for n in from..self.ends.len() {
             let reply = self.get(n).or_else(|| later.get(places.next()?));
-            match reply {
-                Some(reply) => whole.bytes.append(reply),
-                None => whole.waiting.push(whole.ends.len() as u32),
+            if reply.is_none() {
+                whole.waiting.push(whole.ends.len() as u32);
             }
-            whole.ends.push(whole.bytes.len());
+            whole.push(reply.unwrap_or_default());
         }
         if rest.is_empty() {
             rest = later.take_rest();
@@ -163,11 +163,16 @@ impl BatchReply {
         whole
     }
 
+    fn push(&mut self, (reply, outcome): (&[u8], Outcome)) {
+        self.bytes.append(reply);
+        self.ends.push((self.bytes.len(), outcome));
+    }
+
     /// Puts off the commands at `places` and all behind the replies so far: they have not run.
     fn put_off(&mut self, mut batch: CmdBatch, mut places: Vec<u32>) {
         let ran = self.ends.len();
         places.extend(ran as u32..batch.len() as u32);
-        self.ends.resize(batch.len(), self.bytes.len());
+        self.ends.resize(batch.len(), (self.bytes.len(), Outcome::Done));
         batch.retain(&places);
         self.waiting = places;
         self.rest = batch;
@@ -207,10 +212,12 @@ impl Worker {
             out.set_proto(item.request.proto);
             let BatchCommand { command, request, at, .. } = *item;
             let run = Invocation { command, args, request, at, now_ms, settings: &settings };
+            let mut outcome = Outcome::Done;
             match self.execute(&run, &mut out) {
-                Ok(round) => {
-                    self.rounds.see(round, &mut shown);
-                    seen.push((item.command, round));
+                Ok(ran) => {
+                    self.rounds.see(ran.round, &mut shown);
+                    seen.push((item.command, ran.round));
+                    outcome = ran.outcome;
                 }
                 Err(blocked) => {
                     seen.push((item.command, 0));
@@ -219,7 +226,7 @@ impl Worker {
                     parked.push((n, self.park(owned, blocked, room)));
                 }
             }
-            ends.push(out.len());
+            ends.push((out.len(), outcome));
         }
         if let Some(room) = room {
             room.set(MAX_REPLIES.saturating_sub(out.len()));
@@ -299,15 +306,18 @@ impl HeldReplies {
         let mut late = late.into_iter().peekable();
         for (n, (_, round)) in seen.iter_mut().enumerate() {
             match late.next_if(|(at, _)| *at == n) {
-                Some((_, ran)) if ran.put_off.is_some() => put_off.push(n as u32),
+                Some((_, ran)) if ran.put_off.is_some() => {
+                    put_off.push(n as u32);
+                    whole.push((&[], Outcome::Done));
+                }
                 Some((_, mut ran)) => {
                     *round = ran.shown.round();
                     shown.add(std::mem::take(&mut ran.shown));
-                    whole.bytes.append(ran.into_reply(Proto::Resp2).as_bytes());
+                    let Answer { reply, outcome } = ran.into_answer(Proto::Resp2);
+                    whole.push((reply.as_bytes(), outcome));
                 }
-                None => whole.bytes.append(reply.get(n).unwrap_or_default()),
+                None => whole.push(reply.get(n).unwrap_or_default()),
             }
-            whole.ends.push(whole.bytes.len());
         }
         if !put_off.is_empty() || whole.ends.len() < batch.len() {
             whole.put_off(batch, put_off);
@@ -332,11 +342,11 @@ impl BatchReply {
         };
         for (n, &(command, round)) in seen.iter().enumerate() {
             let reply = self.get(n).unwrap_or_default();
-            stats.give(&mut out.bytes, Some(command), reply, failure(round).map(|error| error.0));
-            out.ends.push(out.bytes.len());
+            let outcome = stats.give(&mut out.bytes, Some(command), reply, failure(round));
+            out.ends.push((out.bytes.len(), outcome));
         }
         // Commands that have not run show nothing.
-        out.ends.resize(self.ends.len(), out.bytes.len());
+        out.ends.resize(self.ends.len(), (out.bytes.len(), Outcome::Done));
         out
     }
 }

@@ -3,11 +3,11 @@
 
 use super::Worker;
 use super::rounds::Shown;
-use crate::command::{Command, Invocation, OwnedCommand, Route};
+use crate::command::{Answer, Command, Invocation, Outcome, OwnedCommand, Request, Route};
 use flagstone_commands::{Block, Ctx, Stop, flag};
 use flagstone_storage::Scope;
 use flagstone_storage::store::Need;
-use flagstone_wire::resp::{Proto, Reply};
+use flagstone_wire::resp::{Args, Proto, Reply};
 use std::rc::Rc;
 
 /// Maximum number of loads in place for one command, and of the needs of one such load: others have
@@ -55,10 +55,18 @@ impl CoordinatorRequest {
     }
 }
 
+/// Result of a command that has run in place; its reply is written.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Executed {
+    /// Greatest round that the reply shows.
+    pub(crate) round: u64,
+    pub(crate) outcome: Outcome,
+}
+
 /// Result of a parked command.
 #[derive(Debug)]
 pub struct Ran {
-    pub reply: Reply,
+    pub answer: Answer,
     /// Rounds that the reply shows.
     pub(crate) shown: Shown,
     /// Set if there is no reply, because the command blocks.
@@ -69,31 +77,29 @@ pub struct Ran {
 }
 
 impl Ran {
-    /// Creates a reply that shows no round.
-    pub fn reply(reply: impl Into<Reply>) -> Self {
-        Self::shows(reply.into(), Shown::default())
+    /// Creates the result of a command whose reply is written.
+    pub(crate) fn shows(reply: Reply, outcome: Outcome, shown: Shown) -> Self {
+        Self { answer: Answer { reply, outcome }, shown, block: None, put_off: None }
     }
 
-    /// Creates an error reply.
+    /// Creates an error reply, which shows no round.
     pub fn failed(proto: Proto, text: impl AsRef<[u8]>) -> Self {
-        let mut reply = Reply::new(proto);
-        reply.error(text);
-        Self::reply(reply)
+        let Answer { reply, outcome } = Answer::failed(proto, text);
+        Self::shows(reply, outcome, Shown::default())
     }
 
-    /// Creates a reply and the rounds that it shows.
-    pub(crate) fn shows(reply: Reply, shown: Shown) -> Self {
-        Self { reply, shown, block: None, put_off: None }
+    fn without_reply() -> Self {
+        Self::shows(Reply::default(), Outcome::Done, Shown::default())
     }
 
     /// Creates the result of a command that is to run later.
     pub fn put_off(command: OwnedCommand) -> Self {
-        Self { put_off: Some(Box::new(command)), ..Self::reply(Reply::default()) }
+        Self { put_off: Some(Box::new(command)), ..Self::without_reply() }
     }
 
     /// Creates the result of a command that has found nothing.
     pub fn blocked(block: Box<Block>) -> Self {
-        Self { block: Some(block), ..Self::reply(Reply::default()) }
+        Self { block: Some(block), ..Self::without_reply() }
     }
 
     /// Replies to a command that has found nothing and may not block.
@@ -101,33 +107,36 @@ impl Ran {
         if let Some(block) = self.block.take() {
             let mut out = Reply::new(proto);
             block.nil.write(&mut out);
-            self.reply = out;
+            self.answer.reply = out;
         }
     }
 
     /// Returns the reply to a command that may not block.
-    pub fn into_reply(mut self, proto: Proto) -> Reply {
+    pub fn into_answer(mut self, proto: Proto) -> Answer {
         self.end_wait(proto);
-        self.reply
+        self.answer
     }
 
     /// Creates the result of a command whose task has ended.
     pub fn abandoned() -> Self {
-        Self::failed(Proto::default(), "ERR the command was abandoned")
+        Self::failed(Proto::default(), ABANDONED)
     }
 }
+
+/// Error of a command whose task has ended.
+pub(crate) const ABANDONED: &str = "ERR the command was abandoned";
 
 /// Error of a command outside of a unit whose changes would have to be undone.
 const UNSETTLED: &str = "ERR the command needs changes undone, which only units can";
 
 impl Worker {
     /// Runs a command of [`Route::Keys`] whose keys are all this worker's. Appends the reply to
-    /// `out`, and returns the greatest round that it shows.
+    /// `out`.
     pub(crate) fn execute(
         self: &Rc<Self>,
         run: &Invocation<'_>,
         out: &mut Reply,
-    ) -> Result<u64, Blocked> {
+    ) -> Result<Executed, Blocked> {
         let &Invocation { command, args, request, .. } = run;
         let locks = self.locks.borrow();
         let is_idle = locks.is_idle();
@@ -151,7 +160,7 @@ impl Worker {
         run: &Invocation<'_>,
         scope: impl Fn() -> Scope,
         out: &mut Reply,
-    ) -> Result<u64, Blocked> {
+    ) -> Result<Executed, Blocked> {
         let mut loads = 0;
         let done = loop {
             match self.execute_unlocked(run, scope(), out) {
@@ -179,8 +188,8 @@ impl Worker {
         let mut out = Reply::new(command.request.proto);
         let settings = self.settings();
         let run = command.invocation(self.node.clock.now_ms(), &settings);
-        let seen = self.execute_unlocked(&run, Scope::Own, &mut out)?;
-        Ok(Ran::shows(out, self.rounds.seen(seen)))
+        let ran = self.execute_unlocked(&run, Scope::Own, &mut out)?;
+        Ok(self.ran_with(out, ran))
     }
 
     pub(super) fn execute_unlocked(
@@ -188,7 +197,7 @@ impl Worker {
         run: &Invocation<'_>,
         scope: Scope,
         out: &mut Reply,
-    ) -> Result<u64, Blocked> {
+    ) -> Result<Executed, Blocked> {
         let &Invocation { command, args, request, at, now_ms, settings } = run;
         let handler = match command.spec.run {
             Route::Keys(handler) => handler,
@@ -197,7 +206,7 @@ impl Worker {
             }
             _ => {
                 out.error("ERR this command does not run on keys");
-                return Ok(0);
+                return Ok(Executed { round: 0, outcome: Outcome::Done });
             }
         };
         let mark = out.len();
@@ -216,10 +225,10 @@ impl Worker {
         let mut cx = Ctx { store, out, db, settings: data, again, in_script: false };
         let outcome = handler(&mut cx, args);
         let mut empty = None;
+        let mut ended = Outcome::Failed;
         match outcome {
-            Ok(()) => {
-                out.replace_lost(mark);
-            }
+            Ok(()) if out.replace_lost(mark) => {}
+            Ok(()) => ended = Outcome::Done,
             Err(Stop::Block(block)) => {
                 out.truncate(mark);
                 empty = Some(block);
@@ -255,7 +264,8 @@ impl Worker {
             partition.store.notes.retry();
         }
         self.take_notes(partition, changer(command, request.client));
-        empty.map_or(Ok(seen), |block| Err(Blocked::Empty(block)))
+        let ran = Executed { round: seen, outcome: ended };
+        empty.map_or(Ok(ran), |block| Err(Blocked::Empty(block)))
     }
 }
 
@@ -267,39 +277,50 @@ impl Worker {
         out.error(text);
     }
 
+    /// Returns the result of a command that has run in place.
+    pub(super) fn ran_with(&self, out: Reply, ran: Executed) -> Ran {
+        Ran::shows(out, ran.outcome, self.rounds.seen(ran.round))
+    }
+
     /// Runs a command whose keys are this worker's.
-    pub(crate) async fn run_one(self: &Rc<Self>, command: &OwnedCommand) -> Ran {
-        let mut out = Reply::new(command.request.proto);
+    pub(crate) async fn run_one(
+        self: &Rc<Self>,
+        command: &'static Command,
+        args: Args<'_>,
+        request: Request,
+    ) -> Ran {
+        let mut out = Reply::new(request.proto);
         self.start_watch();
-        let now_ms = self.node.clock.now_ms();
-        let ran = self.execute(&command.invocation(now_ms, &self.settings()), &mut out);
-        match ran {
-            Ok(seen) => {
-                let shown = self.rounds.seen(seen);
-                Ran::shows(out, shown)
-            }
-            Err(blocked) => self.park_or_block(command, blocked).await,
-        }
+        let (now_ms, settings) = (self.node.clock.now_ms(), self.settings());
+        let run = Invocation { command, args, request, at: None, now_ms, settings: &settings };
+        let parked = match self.execute(&run, &mut out) {
+            Ok(ran) => return self.ran_with(out, ran),
+            Err(Blocked::Empty(block)) => return Ran::blocked(block),
+            Err(blocked) => self.park(OwnedCommand::new(command, args, request), blocked, None),
+        };
+        parked.await.unwrap_or_else(|_| Ran::abandoned())
     }
 
-    async fn park_or_block(self: &Rc<Self>, command: &OwnedCommand, blocked: Blocked) -> Ran {
-        match blocked {
-            Blocked::Empty(block) => Ran::blocked(block),
-            blocked => {
-                self.park(command.clone(), blocked, None).await.unwrap_or_else(|_| Ran::abandoned())
-            }
-        }
-    }
-
-    /// Runs a command for a connection of another worker: returns the reply, whose writes are
-    /// stored, or the block.
+    /// Runs a command whose keys are this worker's: returns the reply, whose writes are stored, or
+    /// the block.
     pub(crate) async fn run_shown(
         self: &Rc<Self>,
-        command: &OwnedCommand,
-    ) -> Result<Reply, Box<Block>> {
-        let mut ran = self.run_one(command).await;
+        command: &'static Command,
+        args: Args<'_>,
+        request: Request,
+    ) -> Result<Answer, Box<Block>> {
+        let ran = self.run_one(command, args, request).await;
+        self.settle(command, ran).await
+    }
+
+    /// Returns the reply of a command that did not run in place, once it may be sent, or the block.
+    pub(crate) async fn settle(
+        &self,
+        command: &Command,
+        mut ran: Ran,
+    ) -> Result<Answer, Box<Block>> {
         match ran.block.take() {
-            None => Ok(self.settle_reply(command.command, ran).await),
+            None => Ok(self.settle_reply(command, ran).await),
             Some(block) => Err(block),
         }
     }

@@ -8,6 +8,7 @@
 use super::turns::MANY_KEYS;
 use super::{Lock, LockKey, Shown, Worker};
 use crate::blocking::HeldLocks;
+use crate::command::RoundError;
 use flagstone_storage::Entry;
 use flagstone_storage::journal::Lsn;
 use flagstone_storage::store::Need;
@@ -42,7 +43,7 @@ pub struct Grant {
     /// Generations of the databases; they are constant while the hold lasts.
     pub generations: Vec<u32>,
     /// Error text for the client if loading failed: nothing is lent, and no new lock is held.
-    pub error: Option<String>,
+    pub error: Option<RoundError>,
 }
 
 /// The end of a hold, or of what was lent under it.
@@ -106,7 +107,7 @@ impl Worker {
     }
 
     /// Loads everything that is asked for, and waits until it is stored.
-    async fn prepare(self: &Rc<Self>, acquire: &Acquire) -> Result<(), String> {
+    async fn prepare(self: &Rc<Self>, acquire: &Acquire) -> Result<(), RoundError> {
         loop {
             self.load_for_loan(acquire).await?;
             self.end_long_turn(acquire.keys.len()).await;
@@ -135,7 +136,7 @@ impl Worker {
 
     /// Waits until the entries to be lent are stored. Returns false if that failed: they have to be
     /// loaded again as they were before.
-    async fn settle_loan(&self, acquire: &Acquire) -> Result<bool, String> {
+    async fn settle_loan(&self, acquire: &Acquire) -> Result<bool, RoundError> {
         let round = {
             let mut partition = self.partition.borrow_mut();
             let store = &mut partition.store;
@@ -145,7 +146,7 @@ impl Worker {
         if round > self.partition.borrow().closed() {
             self.commit();
         }
-        self.wait_shown(&Shown::stored(round)).await.map_err(|e| e.0)?;
+        self.wait_shown(&Shown::stored(round)).await?;
         let mut partition = self.partition.borrow_mut();
         Ok(acquire.keys.iter().all(|(db, key)| partition.store.is_hot(*db, key)))
     }

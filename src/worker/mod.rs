@@ -35,7 +35,7 @@ pub(crate) use ahead::{Ahead, Ready, Stopped};
 pub use batch::{BatchReply, CmdBatch, MAX_REPLIES};
 pub(crate) use buffers::READ;
 pub use cron::CRON_HZ;
-pub(crate) use execute::changer;
+pub(crate) use execute::{ABANDONED, Executed, changer};
 pub use execute::{Blocked, CoordinatorRequest, Ran};
 pub use lending::{Acquire, Apply, Grant, Holds};
 pub(crate) use locks::LockKey;
@@ -43,13 +43,12 @@ pub use mailbox::{Inbox, Mailbox, Message, WorkerGone, mailbox};
 pub(crate) use news::News;
 pub(crate) use parked::Room;
 pub use peers::Peers;
-pub use rounds::RoundError;
-pub(crate) use rounds::{Shown, refusal, says_away};
+pub(crate) use rounds::{Shown, refusal};
 pub use scan::{Cursor, ScanKey, ScanPage};
 pub use watching::{Watches, begin_watch};
 
 use crate::blocking::WaitTable;
-use crate::command::{Command, OwnedCommand};
+use crate::command::{Answer, Command, OwnedCommand, RoundError};
 use crate::config::Settings;
 use crate::node::{Node, ShutdownRequest, WorkerStats};
 use crate::slowlog::{self, SlowCommand, is_slow};
@@ -57,7 +56,7 @@ use crate::unit::Effects;
 use buffers::Buffers;
 use flagstone_commands::flag;
 use flagstone_storage::partition::Partition;
-use flagstone_wire::resp::{Args, Reply};
+use flagstone_wire::resp::Args;
 use locks::{LockTable, TicketId};
 use rounds::Rounds;
 use std::cell::{Cell, RefCell};
@@ -439,10 +438,8 @@ impl Worker {
     }
 
     /// Returns the reply of a command that did not run in place, once it may be sent.
-    pub(crate) async fn settle_reply(&self, command: &Command, ran: Ran) -> Reply {
-        let Err(error) = self.wait_shown(&ran.shown).await else { return ran.reply };
-        let mut reply = Reply::new(ran.reply.proto());
-        self.stats().give(&mut reply, Some(command), ran.reply.as_bytes(), Some(error.0));
-        reply
+    pub(crate) async fn settle_reply(&self, command: &Command, ran: Ran) -> Answer {
+        let Err(error) = self.wait_shown(&ran.shown).await else { return ran.answer };
+        self.stats().replaced(Some(command), ran.answer, Some(error))
     }
 }

@@ -244,8 +244,7 @@ impl Worker {
         let held = self.hold_for_waiters(command);
         let ran = self.execute_loading(&run, || declared(&run), &mut out);
         self.waiting.borrow_mut().hold(held);
-        let shown = |seen| self.rounds.seen(seen);
-        ran.map(|seen| Ran::shows(out, shown(seen)))
+        ran.map(|ran| self.ran_with(out, ran))
     }
 
     /// Sends a command that holds no locks to a coordinator.
@@ -316,7 +315,7 @@ impl Parked {
     /// Ends the command, which has run or failed, and releases its locks.
     fn end(self, lock: Lock, ran: Ran) {
         if let Some(room) = &self.room {
-            room.spend(ran.reply.len());
+            room.spend(ran.answer.reply.len());
         }
         drop(lock);
         // If the connection has ended, the reply is dropped.

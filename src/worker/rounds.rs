@@ -5,6 +5,7 @@
 //! its parked commands. So a reply that shows an open round keeps a reference to the round's
 //! [`Fate`], and no list of failed rounds can grow without bound.
 
+use crate::command::{Outcome, RoundError};
 use flagstone_storage::journal::JournalError;
 use smallvec::SmallVec;
 use std::cell::{Cell, OnceCell, RefCell};
@@ -12,26 +13,17 @@ use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::{Poll, Waker};
 
-/// Error text for commands whose round could not be stored.
-#[derive(Clone, Debug)]
-pub struct RoundError(pub String);
-
-/// Prefix of the errors which say that the journal's store is unreachable.
-const AWAY: &str = "MISCONF";
-
-/// Returns true if a reply says that the journal's store is unreachable.
-pub(crate) fn says_away(reply: &[u8]) -> bool {
-    reply.strip_prefix(b"-").is_some_and(|text| text.starts_with(AWAY.as_bytes()))
-}
-
-/// Returns the error text for a record that could not be appended: nothing has changed.
-pub(crate) fn refusal(error: &JournalError) -> String {
+/// Returns the error for a record that could not be appended: nothing has changed.
+pub(crate) fn refusal(error: &JournalError) -> RoundError {
     match error {
-        JournalError::NoSpace { .. } => format!("ERR no space left to store the write: {error}"),
-        JournalError::Away { .. } => {
-            format!("{AWAY} the write was not accepted: {error}")
+        JournalError::NoSpace { .. } => {
+            format!("ERR no space left to store the write: {error}").into()
         }
-        _ => format!("ERR the write could not be stored: {error}"),
+        JournalError::Away { .. } => {
+            let text = format!("MISCONF the write was not accepted: {error}");
+            RoundError { text, outcome: Outcome::Refused }
+        }
+        _ => format!("ERR the write could not be stored: {error}").into(),
     }
 }
 
@@ -136,13 +128,13 @@ impl Rounds {
     /// Fails the open round, whose record was not appended.
     pub(crate) fn fail(&self, error: &JournalError) {
         // The first reason counts.
-        let _ = self.fate.borrow().error.set(RoundError(refusal(error)));
+        let _ = self.fate.borrow().error.set(refusal(error));
     }
 
     /// Fails all rounds that are not durable, for good.
     pub(crate) fn fail_all(&self, reason: &str) {
         let text = format!("ERR the write could not be stored: the journal has failed: {reason}");
-        *self.journal_failed.borrow_mut() = Some(RoundError(text));
+        *self.journal_failed.borrow_mut() = Some(text.into());
         self.wake(|_, _| true);
     }
 
@@ -153,11 +145,12 @@ impl Rounds {
         }
         let text = |error| {
             format!(
-                "{AWAY} it is not known whether the write is stored, and it may be later: \
+                "MISCONF it is not known whether the write is stored, and it may be later: \
                  {error}"
             )
         };
-        *self.away.borrow_mut() = error.map(|error| RoundError(text(error)));
+        let away = |error| RoundError { text: text(error), outcome: Outcome::Refused };
+        *self.away.borrow_mut() = error.map(away);
         if error.is_some() {
             self.wake(|_, to_disk| to_disk);
         }

@@ -183,3 +183,19 @@ fn every_reply_is_answered_as_its_round_has_ended() {
     }
     assert!(answered > 1000 && refused > 100, "{answered} answered, {refused} of them refused");
 }
+
+#[test]
+fn an_error_stays_only_if_it_says_that_the_store_is_away() {
+    let away = JournalError::Away { place: "s3://bucket".into(), reason: "no answer".into() };
+    assert_eq!(refusal(&away).outcome, Outcome::Refused);
+    assert_eq!(refusal(&no_space()).outcome, Outcome::Failed);
+    let mut world = World::new();
+    let shown = world.rounds.seen(world.open);
+    world.close(false);
+    world.rounds.set_away(Some(&away));
+    let unknown = world.rounds.failure(&shown, shown.round(), true).expect("an error");
+    assert_eq!(unknown.outcome, Outcome::Refused);
+    world.rounds.fail_all("a reason");
+    let lost = world.rounds.failure(&shown, shown.round(), true).expect("an error");
+    assert_eq!(lost.outcome, Outcome::Failed, "another server may have taken over");
+}

@@ -1,18 +1,18 @@
 //! The worker's side of commands that iterate over the whole keyspace.
 
 use super::{Blocked, Shown, Worker};
-use crate::command::{OwnedCommand, Request, registry};
+use crate::command::{OwnedCommand, Request, RoundError, registry};
 pub use flagstone_storage::scan::{Cursor, ScanKey, ScanPage};
 use flagstone_wire::resp::OwnedArgs;
 use std::rc::Rc;
 
 impl Worker {
     /// Waits until what this worker's clients wrote before is stored, and part of what is scanned.
-    async fn settle(self: &Rc<Self>) -> Result<(), String> {
+    async fn settle_writes(self: &Rc<Self>) -> Result<(), RoundError> {
         self.commit();
         // If the round has failed, its changes are discarded, and not scanned.
         let closed = self.partition.borrow().closed();
-        self.wait_shown(&Shown::stored(closed)).await.map_err(|e| e.0)
+        self.wait_shown(&Shown::stored(closed)).await
     }
 
     /// Returns about `limit` keys of a database in one of this worker's shards, from a cursor on.
@@ -22,21 +22,22 @@ impl Worker {
         shard: u16,
         from: Cursor,
         limit: usize,
-    ) -> Result<ScanPage, String> {
-        self.settle().await?;
+    ) -> Result<ScanPage, RoundError> {
+        self.settle_writes().await?;
         let Some(plan) = self.partition.borrow().plan_scan(db, shard, from, limit) else {
-            return Err(format!("ERR shard {shard} is not on worker {}", self.id));
+            return Err(format!("ERR shard {shard} is not on worker {}", self.id).into());
         };
         let scanned = self.node.background.spawn(plan.run()).await;
-        scanned
+        let page = scanned
             .map_err(|e| format!("ERR the scan was abandoned: {e}"))?
-            .map_err(|e| format!("ERR the data could not be read: {e:#}"))
+            .map_err(|e| format!("ERR the data could not be read: {e:#}"))?;
+        Ok(page)
     }
 
     /// Returns the number of keys of a database in this worker's shards, and of those with an
     /// expiry.
-    pub async fn key_count(self: &Rc<Self>, db: u32) -> Result<(u64, u64), String> {
-        self.settle().await?;
+    pub async fn key_count(self: &Rc<Self>, db: u32) -> Result<(u64, u64), RoundError> {
+        self.settle_writes().await?;
         Ok(self.partition.borrow().totals(db))
     }
 

@@ -1,8 +1,8 @@
 //! Runs units (transactions, scripts) in place: entirely, or not at all.
 
-use super::execute::blocked_by;
+use super::execute::{Executed, blocked_by};
 use super::{Blocked, Worker, changer};
-use crate::command::Invocation;
+use crate::command::{Invocation, Outcome};
 use crate::unit::{self, Effects, Unit, UnitOutcome, UnitStop};
 use flagstone_commands::{Ctx, Stop};
 use flagstone_storage::Scope;
@@ -21,13 +21,15 @@ impl Worker {
         run: &Invocation<'_>,
         scope: &Scope,
         out: &mut Reply,
-    ) -> Result<u64, Blocked> {
+    ) -> Result<Executed, Blocked> {
         let mark = out.len();
         for _ in 0..RUNS {
             let (outcome, mut effects) = self.try_unit(run, scope, out);
             let text = match outcome {
                 Ok(()) => None,
                 Err(UnitStop::Handler(Stop::Error(text))) => Some(text),
+                // Nothing in place asks for a loan, or stores.
+                Err(UnitStop::Unstored(error)) => Some(error.text.into()),
                 Err(UnitStop::Undone(text)) => {
                     effects.published.clear();
                     Some(text)
@@ -51,14 +53,17 @@ impl Worker {
                     return Err(Blocked::Detached);
                 }
             };
-            out.replace_lost(mark);
+            let mut ended = effects.outcome();
+            if out.replace_lost(mark) || text.is_some() {
+                ended = Outcome::Failed;
+            }
             let is_counted = std::mem::take(&mut effects.error_counted);
             self.stats().unit_ended(run.command, text.as_deref(), is_counted);
             if let Some(text) = text {
                 out.truncate(mark);
                 out.error(&*text);
             }
-            return Ok(self.unit_done(run, effects));
+            return Ok(Executed { round: self.unit_done(run, effects), outcome: ended });
         }
         Err(Blocked::Detached)
     }

@@ -5,10 +5,10 @@ use crate::blocking::{
     Content, HeldLocks, Serves, Step, Tried, WaitTable, Waiter, end_detached, serve_all, step,
 };
 use crate::clients::Cancel;
+use crate::command::Answer;
 use flagstone_storage::Value;
 use flagstone_storage::need::Key;
 use flagstone_storage::store::Need;
-use flagstone_wire::resp::Reply;
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -233,9 +233,7 @@ impl Worker {
         let first = self.waiting.borrow().first(key);
         let Some(waiter) = first.filter(|waiter| waiter.turn.claim(self.id)) else { return false };
         self.stats().failed(waiter.command.command, text);
-        let mut reply = Reply::new(waiter.command.request.proto);
-        reply.error(text);
-        waiter.turn.serve(reply.into_bytes());
+        waiter.turn.serve(Answer::failed(waiter.command.request.proto, text));
         self.waiting.borrow_mut().remove(&waiter, std::slice::from_ref(key));
         true
     }
@@ -243,7 +241,7 @@ impl Worker {
     /// Gives a waiter its reply as soon as the rounds that it shows are stored.
     fn deliver(&self, waiter: &Arc<Waiter>, ran: Ran) {
         if self.rounds.is_stored(&ran.shown, self.is_always()) {
-            return waiter.turn.serve(ran.reply.into_bytes());
+            return waiter.turn.serve(ran.answer);
         }
         self.deliveries.borrow_mut().push_back(Delivery { waiter: waiter.clone(), ran });
         // The round may have failed already.
@@ -260,15 +258,8 @@ impl Worker {
         let is_known = |next: &mut Delivery| self.rounds.is_known(&next.ran.shown, to_disk);
         while let Some(Delivery { waiter, ran }) = deliveries.pop_front_if(is_known) {
             let failure = self.rounds.any_failure(&ran.shown, to_disk);
-            let mut reply = Reply::new(ran.reply.proto());
             let command = waiter.command.command;
-            self.stats().give(
-                &mut reply,
-                Some(command),
-                ran.reply.as_bytes(),
-                failure.map(|error| error.0),
-            );
-            waiter.turn.serve(reply.into_bytes());
+            waiter.turn.serve(self.stats().replaced(Some(command), ran.answer, failure));
         }
     }
 }

@@ -291,6 +291,34 @@ fn no_command_waits_longer_for_a_bucket_than_it_is_told_to() {
     server.stop();
 }
 
+/// A script's error may show data, whatever its text: it is not sent once another server may own
+/// the data.
+#[test]
+fn a_script_cannot_pass_data_off_as_an_error_of_the_server() {
+    let bucket = Bucket::start();
+    let options = ["--store", "s3://bucket/data", "--store-timeout-ms", "1000"];
+    let mut server = Server::start_in(bucket.environment(), &options);
+    let mut client = server.client();
+    let () = client.set("key", "secret").expect("stored");
+    let script = "local value = redis.call('get', KEYS[1]) local began = os.clock() \
+        while os.clock() < began + ARGV[1] do end \
+        return redis.error_reply('MISCONF ' .. value)";
+    let mut told_after = |seconds: u64| {
+        let mut eval = redis::cmd("EVAL");
+        eval.arg(script).arg(1).arg("key").arg(seconds);
+        eval.query::<String>(&mut client).expect_err("an error").to_string()
+    };
+    let told = told_after(0);
+    assert!(told.contains("MISCONF") && told.contains("secret"), "{told}");
+    bucket.set_away(true);
+    // By then the lease on the data, of three seconds, has run out.
+    let told = told_after(4);
+    assert!(told.contains("another server") && !told.contains("secret"), "{told}");
+    bucket.set_away(false);
+    wait_until("data is shown again", || client.get::<_, String>("key").is_ok());
+    server.stop();
+}
+
 /// A terminal that is closed is no reason to lose what `everysec` has not stored yet.
 #[test]
 fn a_closed_terminal_loses_nothing_that_was_acknowledged() {

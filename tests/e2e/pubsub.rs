@@ -356,3 +356,34 @@ fn monitors_see_the_commands_of_a_connection_in_order() {
     assert!(other.lines(1).ends_with("\"RESET\""));
     assert!(other.lines(1).ends_with("\"PING\""));
 }
+
+/// Commands on keys run first, as one unit, and those on the connection behind it; the replies are
+/// in the order of the queue.
+#[test]
+fn a_mixed_transaction_answers_in_the_order_of_its_queue() {
+    let server = two_workers();
+    for other_key in ["{a}", "{b}"] {
+        // One of two clients is on the worker of the key.
+        for _ in 0..2 {
+            let (mut client, mut other) = (Raw::connect(&server), Raw::connect(&server));
+            other.expect("DEL {a} {a}none {b}none", ":0");
+            client.send(&format!(
+                "MULTI\r\nSET {{a}} 1\r\nCLIENT SETNAME me\r\nINCR {{a}}\r\nLPUSH {{a}} x\r\n\
+                CLIENT GETNAME\r\nGET {other_key}none\r\nEXEC\r\n"
+            ));
+            assert_eq!(client.lines(8), format!("+OK{} *6", " +QUEUED".repeat(6)));
+            assert_eq!(client.lines(3), "+OK +OK :2");
+            let error = client.lines(1);
+            assert!(error.starts_with("-WRONGTYPE "), "{error}");
+            assert_eq!(client.lines(3), "$2 me $-1");
+            // An array that is the reply of one command is not taken apart.
+            client.send("MULTI\r\nMGET {a} {a}none\r\nCLIENT GETNAME\r\nEXEC\r\n");
+            assert_eq!(client.lines(10), "+OK +QUEUED +QUEUED *2 *2 $1 2 $-1 $2 me");
+            client.expect("WATCH {a}", "+OK");
+            other.expect("SET {a} 3", "+OK");
+            client.send("MULTI\r\nSELECT 1\r\nSET {a} 4\r\nEXEC\r\nGET {a}\r\n");
+            assert_eq!(client.lines(6), "+OK +QUEUED +QUEUED *-1 $1 3");
+            other.expect("DEL {a}", ":1");
+        }
+    }
+}

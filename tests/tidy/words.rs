@@ -45,6 +45,38 @@ fn one_place_renders_the_protocol() {
     hold(rule, ("LINE_ENDS", listed), (0, true), &figures);
 }
 
+/// Rooms that pass replies on: no literal in them is the type byte of a reply, or begins with one.
+const PASSING_ON: &[&str] = &[
+    "src/blocking/",
+    "src/clients/",
+    "src/connection/",
+    "src/node/",
+    "src/routing/",
+    "src/unit/",
+    "src/worker/",
+];
+
+#[test]
+fn nobody_reads_a_decision_from_rendered_bytes() {
+    let is_reply = |text: &str| {
+        let bytes = text.strip_prefix("b'").or_else(|| text.strip_prefix("b\""));
+        bytes.is_some_and(|text| text.starts_with(['-', '+', '*']))
+    };
+    let mut complaints = Vec::new();
+    let rooms = |path: &str| PASSING_ON.iter().any(|room| path.starts_with(room));
+    for file in PRODUCTION.iter().filter(|file| rooms(&file.path)) {
+        for token in file.tokens.iter().filter(|token| is_reply(token.text)) {
+            complaints.push(format!("{}:{}: {}", file.path, token.line, token.text));
+        }
+    }
+    assert!(
+        complaints.is_empty(),
+        "the type byte of a reply, where replies are passed on. Carry what you need to know as a \
+         type beside the reply (`Outcome` in src/command/outcome.rs):\n    {}",
+        complaints.join("\n    ")
+    );
+}
+
 /// The doc comments of `krate` that begin with one of `RIDDLES`: places and first lines.
 fn riddles(krate: &str) -> Vec<String> {
     let mut found = Vec::new();

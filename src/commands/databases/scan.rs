@@ -1,7 +1,7 @@
 //! SCAN, KEYS and RANDOMKEY: iterate over the keys of a database.
 
 use crate::commands::{Handler, Spec};
-use crate::routing::{Databases, Waiting};
+use crate::routing::{CallStop, Databases, Waiting};
 use crate::worker::{Cursor, ScanKey};
 use flagstone_commands::scan::parse_cursor;
 use flagstone_commands::until_zero_byte;
@@ -153,7 +153,7 @@ fn randomkey<'a>(dbs: &'a mut Databases<'_>, _args: Args<'a>) -> Waiting<'a> {
 /// Returns a random key, of a page that begins at a random cursor. Keys of a slot have random
 /// positions in it, but slots have very different numbers of keys; so first a random cursor in the
 /// keyspace chooses the slot, then a random position in this slot the page.
-async fn random_key(dbs: &Databases<'_>) -> Result<Option<Box<[u8]>>, ErrorText> {
+async fn random_key(dbs: &Databases<'_>) -> Result<Option<Box<[u8]>>, CallStop> {
     let anywhere = |slot| Cursor { slot, hash48: rand::random_range(0..1u64 << 48) };
     let near = anywhere(rand::random_range(0..SLOTS));
     let Some(first) = live_keys_from(dbs, near, 1).await?.pop() else { return Ok(None) };
@@ -171,7 +171,7 @@ async fn live_keys_from(
     dbs: &Databases<'_>,
     from: Cursor,
     limit: usize,
-) -> Result<Vec<ScanKey>, ErrorText> {
+) -> Result<Vec<ScanKey>, CallStop> {
     let mut found = Vec::new();
     let mut places = vec![from];
     if from != Cursor::START {

@@ -1,5 +1,6 @@
 //! Subcommands of FUNCTION that change the libraries. Each change is one record.
 
+use crate::command::RoundError;
 use crate::functions::{Edit, Library, Metadata, Policy};
 use crate::node::Node;
 use crate::routing::{Call, Waiting};
@@ -125,7 +126,7 @@ pub(super) fn restore<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
 
 /// Stores a change as one record, at the worker that owns the libraries, and then puts it into
 /// effect. Continues even if the future is dropped.
-async fn store(worker: &Worker, edit: Edit) -> Result<(), String> {
+async fn store(worker: &Worker, edit: Edit) -> Result<(), RoundError> {
     if edit.changes().is_empty() {
         return Ok(());
     }
@@ -134,7 +135,7 @@ async fn store(worker: &Worker, edit: Edit) -> Result<(), String> {
         let now_ms = worker.node.clock.now_ms();
         let put = worker.partition.borrow_mut().put_libraries(now_ms, &edit.changes());
         let lsn = put.map_err(|error| refusal(&error))?;
-        worker.wait_shown(&worker.showing(lsn)).await.map_err(|error| error.0)?;
+        worker.wait_shown(&worker.showing(lsn)).await?;
         edit.finish(&worker.node.functions);
         Ok(())
     });

@@ -1,7 +1,7 @@
 //! Subcommands of DEBUG that examine keys. They run ordinary commands and parse the replies, so
 //! they work whichever worker owns a key.
 
-use crate::command::{OwnedCommand, Request, registry};
+use crate::command::{OwnedCommand, Request, RoundError, registry};
 use crate::routing;
 use crate::routing::{Call, CallOutcome};
 use crate::worker::{Cursor, Worker};
@@ -209,7 +209,7 @@ pub(super) async fn digest(cx: &mut Call<'_>) -> CallOutcome {
 }
 
 /// Returns all keys of a database on a worker.
-async fn keys_of(worker: Rc<Worker>, db: u32) -> Result<Vec<Box<[u8]>>, String> {
+async fn keys_of(worker: Rc<Worker>, db: u32) -> Result<Vec<Box<[u8]>>, RoundError> {
     let mut keys = Vec::new();
     let node = &worker.node;
     let own = (0..node.layout.shards)

@@ -104,7 +104,7 @@ pub(super) async fn keyspace(worker: &Worker) -> Result<Keyspace, String> {
     let count = move |worker: Rc<Worker>| async move {
         let mut counts = Vec::with_capacity(databases as usize);
         for db in 0..databases {
-            counts.push(worker.key_count(db).await?);
+            counts.push(worker.key_count(db).await.map_err(|error| error.text)?);
         }
         Ok::<_, String>(counts)
     };

@@ -80,6 +80,7 @@ fn exec(cx: &mut Ctx<'_>, unit: &Unit<'_>, args: Args<'_>) -> UnitOutcome {
         run_queued(cx, unit, args)
     } else {
         cx.out.null_array();
+        unit.effects().is_aborted = true;
         Ok(())
     };
     // If the connection runs the remaining commands, it shows EXEC behind them.
@@ -96,7 +97,12 @@ fn run_queued(cx: &mut Ctx<'_>, unit: &Unit<'_>, args: Args<'_>) -> UnitOutcome 
     }
     let shows = unit.node.monitors.any();
     let parts = || queued(args).filter(|queued| runs_in_unit(queued.command));
-    cx.out.array(parts().count());
+    let count = parts().count();
+    // The connection puts the replies of a mixed queue together.
+    let is_mixed = count < queued(args).count();
+    if !is_mixed {
+        cx.out.array(count);
+    }
     let mut missed = Vec::new();
     for part in parts() {
         cx.db = part.db;
@@ -114,6 +120,9 @@ fn run_queued(cx: &mut Ctx<'_>, unit: &Unit<'_>, args: Args<'_>) -> UnitOutcome 
             }
             Err(_) if !missed.is_empty() => break,
             Err(stop) => return Err(stop),
+        }
+        if is_mixed {
+            cx.out.end_piece();
         }
     }
     if missed.is_empty() { Ok(()) } else { Err(Stop::Miss(missed).into()) }

@@ -9,10 +9,8 @@ mod inline;
 mod owned;
 pub mod parse;
 pub mod reply;
-mod walk;
 
 pub use inline::split_args;
 pub use owned::OwnedArgs;
 pub use parse::{ArgRanges, Args, Limits, Parsed, Parser, ProtocolError};
 pub use reply::{Mark, Proto, Reply};
-pub use walk::{array_items, value_len};

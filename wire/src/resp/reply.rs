@@ -48,6 +48,8 @@ pub struct Reply {
     /// Offset from which on bytes are missing for lack of room; [`WHOLE`] if none is missing.
     lost_at: usize,
     taken: Taken,
+    /// Ends of the pieces, if there are any.
+    pieces: Vec<usize>,
 }
 
 /// Offset that means complete replies.
@@ -68,7 +70,7 @@ impl From<Vec<u8>> for Reply {
 impl Reply {
     /// Creates an empty buffer for replies in `proto`.
     pub fn new(proto: Proto) -> Self {
-        Self { buf: Vec::new(), proto, lost_at: WHOLE, taken: Taken::default() }
+        Self::of(Vec::new(), proto, Taken::default())
     }
 
     /// Creates an empty buffer that takes `bytes` bytes before it grows.
@@ -88,7 +90,11 @@ impl Reply {
     pub fn rendered(proto: Proto, buf: Vec<u8>) -> Self {
         let mut taken = Taken::default();
         taken.set(buf.capacity());
-        Self { buf, proto, lost_at: WHOLE, taken }
+        Self::of(buf, proto, taken)
+    }
+
+    fn of(buf: Vec<u8>, proto: Proto, taken: Taken) -> Self {
+        Self { buf, proto, lost_at: WHOLE, taken, pieces: Vec::new() }
     }
 
     /// Returns the memory of the buffer for reuse.
@@ -338,6 +344,17 @@ impl Reply {
         }
     }
 
+    /// Ends a piece, which others are to put together: everything rendered since the last one.
+    pub fn end_piece(&mut self) {
+        self.pieces.push(self.buf.len());
+    }
+
+    /// Returns the pieces.
+    pub fn pieces(&self) -> impl Iterator<Item = &[u8]> {
+        let starts = std::iter::once(&0).chain(&self.pieces);
+        starts.zip(&self.pieces).map(|(&start, &end)| &self.buf[start..end])
+    }
+
     /// Returns true if some bytes did not fit: then the rendered ones are incomplete.
     #[inline]
     pub fn is_lost(&self) -> bool {
@@ -376,6 +393,7 @@ impl Reply {
     /// Removes everything behind the first `len` bytes ([`Reply::len`] at an earlier point).
     pub fn truncate(&mut self, len: usize) {
         self.buf.truncate(len);
+        while self.pieces.pop_if(|end| *end > len).is_some() {}
         if self.is_lost() && len <= self.lost_at {
             self.lost_at = WHOLE;
             self.buf.shrink_to(len + FIRST);

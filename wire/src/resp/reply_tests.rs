@@ -162,3 +162,23 @@ fn what_finds_no_room_is_an_error_in_its_own_place() {
     reply.discard_rest();
     assert!(reply.into_bytes().starts_with(b"-ERR the command has run"));
 }
+
+#[test]
+fn pieces_end_where_they_were_ended() {
+    let mut out = Reply::new(Proto::Resp2);
+    assert_eq!(out.pieces().count(), 0);
+    out.int(1);
+    out.end_piece();
+    out.array(1);
+    out.ok();
+    out.end_piece();
+    let whole = |out: &Reply| out.pieces().map(<[u8]>::to_vec).collect::<Vec<_>>();
+    assert_eq!(whole(&out), [&b":1\r\n"[..], b"*1\r\n+OK\r\n"]);
+    out.truncate(4);
+    assert_eq!(whole(&out), [b":1\r\n"], "what is removed is no piece");
+    out.null();
+    out.end_piece();
+    assert_eq!(whole(&out), [&b":1\r\n"[..], b"$-1\r\n"]);
+    out.clear();
+    assert_eq!(out.pieces().count(), 0);
+}
