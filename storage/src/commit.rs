@@ -283,7 +283,8 @@ fn seal_times(
     }
 }
 
-/// Writes the changed element rows; a value that has outgrown its meta row gets a version.
+/// Writes the changed element rows; a value that has outgrown its meta row gets a version, one that
+/// fits into it again loses its version.
 fn seal_elements(
     entry: &mut Entry,
     slot: u16,
@@ -303,8 +304,14 @@ fn seal_elements(
         }
     }
     let Some(collection) = entry.value.collection_mut() else { return };
-    if collection.version() == 0 && collection.is_too_big() {
-        collection.unpack(versions.next());
+    if collection.is_small_again() {
+        collection.detach();
+    }
+    if collection.version() == 0 {
+        collection.note_rewrite();
+        if collection.is_too_big() {
+            collection.unpack(versions.next());
+        }
     }
     if collection.version() != 0 {
         collection.seal(&mut ElementRows::new(ops, slot, collection.version(), hash_of));
@@ -401,8 +408,9 @@ mod tests {
     fn a_renamed_big_hash_keeps_its_rows_in_its_slot() {
         let mut store = store();
         let mut hash = Hash::new();
-        hash.set(b"f", b"v", 0);
-        hash.make_table();
+        for n in 0..600u32 {
+            hash.set(&n.to_be_bytes(), b"v", 0);
+        }
         store.entry_mut(0, b"{t}a").unwrap().value = Value::Hash(Box::new(hash));
         store.seal();
         store.rename((0, b"{t}a"), (0, b"{t}b")).unwrap();

@@ -199,6 +199,7 @@ fn every_key_to_store_to_is_known_before() {
 fn a_search_asks_for_the_cells_around() {
     let mut disk = sicily();
     disk.seal();
+    disk.entry_for_part(0, b"k").unwrap().value.unpack(7);
     let mut row = Vec::new();
     encode_meta(&mut row, disk.entry(0, b"k").unwrap().unwrap());
     let mut cold = store(true);

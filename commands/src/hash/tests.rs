@@ -36,6 +36,7 @@ fn encoding(store: &mut Store, key: &[u8]) -> &'static str {
 /// missed, in order, and its reply. Missing rows are loaded from `disk`.
 fn run_cold(disk: &mut Store, words: &[&str]) -> (Vec<String>, String) {
     let mut row = Vec::new();
+    disk.entry_for_part(0, b"h").unwrap().value.unpack(7);
     encode_meta(&mut row, disk.entry(0, b"h").unwrap().unwrap());
     let mut store = store(true);
     store.apply_loaded(0, decode_entry(b"h", 0, &row).unwrap());

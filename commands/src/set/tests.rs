@@ -96,6 +96,9 @@ fn disk() -> Store {
     run(&mut disk, "sadd small a x");
     run(&mut disk, "sadd ints 1 2");
     disk.seal();
+    for (key, version) in [(b"big".as_slice(), 7), (b"more", 8)] {
+        disk.entry_for_part(0, key).unwrap().value.unpack(version);
+    }
     disk
 }
 

@@ -161,6 +161,7 @@ fn cold() -> Store {
     let mut disk = some();
     run(&mut disk, "zunionstore big 2 a b");
     disk.seal();
+    disk.entry_for_part(0, b"big").unwrap().value.unpack(7);
     let mut store = store(true);
     for key in ["a", "big", "none"] {
         let mut row = Vec::new();

@@ -129,6 +129,7 @@ fn cold() -> Store {
     let mut disk = store(false);
     run(&mut disk, "zadd z 1 a 2 b 3 c 4 d 5 e");
     disk.seal();
+    disk.entry_for_part(0, b"z").unwrap().value.unpack(7);
     let mut row = Vec::new();
     encode_meta(&mut row, disk.entry(0, b"z").unwrap().unwrap());
     let mut store = store(true);

@@ -34,13 +34,12 @@ fn hash() -> Value {
     for n in 0..1000 {
         hash.set(format!("field{n}").as_bytes(), b"value", 0);
     }
-    hash.make_table();
     Value::Hash(Box::new(hash))
 }
 
 fn zset() -> Value {
     let mut zset = Zset::new(true);
-    for n in 0..300 {
+    for n in 0..600 {
         zset.set(format!("member{n}").as_bytes(), f64::from(n));
     }
     Value::Zset(Box::new(zset))

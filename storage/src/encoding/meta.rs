@@ -4,13 +4,13 @@
 //! meta row    type u8 | flags u8 | [expire_at_ms u64] | payload
 //!   string    the bytes
 //!   big string   version u64 | len u64                              (chunks: E rows)
-//!   packed hash  count | (name, value, [expire_at_ms u64])…          (lengths are varints)
+//!   packed hash  count | (name, value, [expire_at_ms u64])… | [rewrites]  (lengths are varints)
 //!   big hash     version u64 | len u64 | min_expire_at_ms u64        (fields: E rows)
-//!   packed set   count | name…
+//!   packed set   count | name… | [rewrites]
 //!   big set      version u64 | len u64                              (members: E rows)
 //! packed list  count | element…
 //! big list     version u64 | len u64 | first u64 | last u64 | listpack u64  (nodes: E rows)
-//!   packed zset  count | (score f64, name)…                          (in order)
+//!   packed zset  count | (score f64, name)… | [rewrites]             (in order)
 //!   big zset     version u64 | len u64 | low f64 | high f64          (members, order: E rows)
 //!   stream       last_id | max_deleted_id | entries_added u64 | count | (id, node)… | groups
 //!   big stream   version u64 | len u64 | nodes u64 | low | first_id | last_id | max_deleted_id |
@@ -36,10 +36,10 @@ pub(crate) const EXPIRES: u8 = 1;
 pub(crate) const BIG: u8 = 2;
 /// A hash whose fields have, or had, expiries.
 pub(crate) const TIMED: u8 = 4;
-/// A packed value with the encoding of a big one: a hash as "hashtable", a list as "quicklist", a
-/// sorted set as "skiplist".
+/// OBJECT ENCODING answers "hashtable" for a hash or a set, "quicklist" for a list, "skiplist" for a
+/// sorted set, packed or not.
 pub(crate) const TABLE: u8 = 8;
-/// A packed set of integers only.
+/// OBJECT ENCODING answers "intset" for a set.
 pub(crate) const INTSET: u8 = 16;
 
 /// The field expires: the time follows the flags.
@@ -107,6 +107,24 @@ fn pack_hash(out: &mut Vec<u8>, hash: &Hash) {
             out.extend_from_slice(&field.expire_at_ms.to_be_bytes());
         }
     }
+    put_rewrites(out, hash.rewrites());
+}
+
+/// Appends the number of rewrites of a packed collection, if there were any.
+fn put_rewrites(out: &mut Vec<u8>, rewrites: u32) {
+    if rewrites != 0 {
+        put_varint(out, u64::from(rewrites));
+    }
+}
+
+/// Reads the number of rewrites behind the elements of a packed collection. There is none if there
+/// were no rewrites, and in rows of earlier versions.
+fn take_rewrites(rest: &mut &[u8]) -> Result<u32, MetaError> {
+    if rest.is_empty() {
+        return Ok(0);
+    }
+    let rewrites = get_varint(rest).ok_or(damaged("no rewrites"))?;
+    Ok(u32::try_from(rewrites).unwrap_or(u32::MAX))
 }
 
 /// Decodes a meta row, without the elements in element rows.
@@ -184,6 +202,7 @@ fn unpack_hash(mut rest: &[u8], timed: bool) -> Result<Hash, MetaError> {
             if timed { take_u64(&mut rest).ok_or(damaged("no field expiry"))? } else { 0 };
         hash.set(name, value, expire_at_ms);
     }
+    hash.set_rewrites(take_rewrites(&mut rest)?);
     Ok(hash)
 }
 
@@ -193,6 +212,7 @@ pub(crate) fn encode_set(out: &mut Vec<u8>, set: &Set) {
     if version == 0 {
         put_varint(out, set.len());
         set.iter().for_each(|name| put_bytes(out, name));
+        put_rewrites(out, set.rewrites());
         return;
     }
     out.extend_from_slice(&version.to_be_bytes());
@@ -210,6 +230,7 @@ fn unpack_set(mut rest: &[u8], encoding: SetEncoding) -> Result<Set, MetaError> 
     for _ in 0..get_varint(&mut rest).ok_or(damaged("no count"))? {
         set.add(get_bytes(&mut rest).ok_or(damaged("no member"))?);
     }
+    set.set_rewrites(take_rewrites(&mut rest)?);
     Ok(set)
 }
 
@@ -253,6 +274,7 @@ pub(crate) fn encode_zset(out: &mut Vec<u8>, zset: &Zset) {
             out.extend_from_slice(&score.to_bits().to_be_bytes());
             put_bytes(out, name);
         }
+        put_rewrites(out, zset.rewrites());
         return;
     }
     out.extend_from_slice(&version.to_be_bytes());
@@ -276,6 +298,7 @@ fn unpack_zset(mut rest: &[u8], skiplist: bool) -> Result<Zset, MetaError> {
         let score = take_score(&mut rest).ok_or(damaged("no score"))?;
         zset.set(get_bytes(&mut rest).ok_or(damaged("no member"))?, score);
     }
+    zset.set_rewrites(take_rewrites(&mut rest)?);
     Ok(zset)
 }
 

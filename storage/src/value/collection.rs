@@ -6,8 +6,26 @@ use crate::need::{ElementRange, IndexPiece, Page, Part};
 use crate::slot::Layout;
 use anyhow::Result;
 
-/// Bytes beyond which a packed collection goes to element rows whatever Redis's limits are.
-pub(crate) const PACKED_MAX: usize = 64 * 1024;
+/// Bytes, and elements, beyond which a hash, set or sorted set goes to element rows. A packed
+/// collection is one read, but all of it is decoded even for one element: for larger ones, that
+/// costs more than to read an element's row behind a meta row, which is small and mostly cached.
+pub(crate) const PACKED_MAX: usize = 8 * 1024;
+pub(crate) const PACKED_MAX_ELEMENTS: u64 = 512;
+
+/// Bytes up to which one stays packed however often it changes: to write all of it anew costs no
+/// more than to read and write an element's rows. A list goes to element rows beyond them.
+pub(crate) const PACKED_ALWAYS: usize = 2048;
+
+/// Rounds that changed little of a packed hash, set or sorted set, after which it goes to element
+/// rows if it takes more than [`PACKED_ALWAYS`] bytes.
+pub(crate) const MAX_REWRITES: u32 = 8;
+
+/// A change of at most this part of a packed collection is little.
+pub(crate) const LITTLE: usize = 4;
+
+/// Bytes up to which one in element rows is packed again when it changes, if all of it is in
+/// memory. The distance to [`PACKED_ALWAYS`] bounds how often a collection is converted.
+pub(crate) const PACKED_AGAIN: usize = 1536;
 
 /// An element that a command will ask for.
 #[derive(Clone, Copy, Debug)]
@@ -57,6 +75,15 @@ pub(crate) trait Collection {
 
     /// Returns true if the collection must be unpacked.
     fn is_too_big(&self) -> bool;
+
+    /// Returns true if a collection in element rows is wholly in memory and so small that it is to
+    /// be packed again.
+    fn is_small_again(&self) -> bool {
+        false
+    }
+
+    /// Notes that a packed collection is written to its meta row.
+    fn note_rewrite(&mut self) {}
 
     /// Gives it a version: the next [`Collection::seal`] writes each element as a row.
     fn unpack(&mut self, version: u64);

@@ -1,6 +1,6 @@
 //! Hashes: packed into the meta row while small, an element row per field when big.
 
-use super::collection::{Collection, PACKED_MAX, Wanted};
+use super::collection::{Collection, Wanted};
 use super::members::{Members, Name, Payload};
 use crate::encoding::{ElementRows, Row, RowKey, decode_field, encode_field, encode_hash, meta};
 use crate::need::{Page, Part};
@@ -46,6 +46,10 @@ impl Payload for Field {
     fn memory(&self) -> usize {
         self.value.len() + 16
     }
+
+    fn packed(&self) -> usize {
+        self.value.len() + if self.expire_at_ms == 0 { 1 } else { 9 }
+    }
 }
 
 impl Hash {
@@ -87,6 +91,16 @@ impl Hash {
     /// Returns true if the fields are packed into the meta row.
     pub fn is_packed(&self) -> bool {
         self.fields.version() == 0
+    }
+
+    /// Returns the number of rounds that changed little of it while it was packed.
+    pub(crate) fn rewrites(&self) -> u32 {
+        self.fields.rewrites()
+    }
+
+    /// Notes that it was decoded from a packed row, with its number of rewrites.
+    pub(crate) fn set_rewrites(&mut self, rewrites: u32) {
+        self.fields.set_rewrites(rewrites);
     }
 
     /// Returns true if OBJECT ENCODING calls it a "hashtable".
@@ -299,7 +313,15 @@ impl Collection for Hash {
     }
 
     fn is_too_big(&self) -> bool {
-        self.table || Self::memory(self) > PACKED_MAX
+        self.fields.outgrow_packing()
+    }
+
+    fn is_small_again(&self) -> bool {
+        self.fields.fit_packing_again()
+    }
+
+    fn note_rewrite(&mut self) {
+        self.fields.note_rewrite();
     }
 
     fn unpack(&mut self, version: u64) {

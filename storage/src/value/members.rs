@@ -1,5 +1,8 @@
 //! The named elements of a hash, set or sorted set, some of which may not be in memory.
 
+use super::collection::{
+    LITTLE, MAX_REWRITES, PACKED_AGAIN, PACKED_ALWAYS, PACKED_MAX, PACKED_MAX_ELEMENTS,
+};
 use super::spread::Spread;
 use crate::need::{ElementRange, Page, Part};
 use crate::reclaim::Reclaimed;
@@ -30,6 +33,9 @@ const OVERHEAD: usize = size_of::<Name>() + 24;
 pub(crate) trait Payload: Clone + Send + 'static {
     /// Returns the approximate memory use in bytes.
     fn memory(&self) -> usize;
+
+    /// Returns the approximate size in a packed row in bytes.
+    fn packed(&self) -> usize;
 }
 
 /// See the module's description.
@@ -42,6 +48,12 @@ pub(crate) struct Members<V: Payload> {
     known: Reclaimed<Spread<Option<V>>>,
     /// Bytes of names (beyond those inline in a [`Name`]) and payloads in `known`.
     bytes: usize,
+    /// Bytes that the elements in memory take in a packed row.
+    packed: usize,
+    /// The same of the elements that changed since the last round, each as often as it changed.
+    changed: usize,
+    /// Rounds that changed little of it while it was packed.
+    rewrites: u32,
     /// Number of existing elements, in memory or not.
     len: u64,
     /// 0 while packed into the meta row.
@@ -78,6 +90,9 @@ impl<V: Payload> Default for Members<V> {
         Self {
             known: Reclaimed::default(),
             bytes: 0,
+            packed: 0,
+            changed: 0,
+            rewrites: 0,
             len: 0,
             version: 0,
             complete: true,
@@ -86,6 +101,11 @@ impl<V: Payload> Default for Members<V> {
             hand: 0,
         }
     }
+}
+
+/// Returns the bytes of an element in a packed row.
+fn packed_bytes(name: &[u8], value: &impl Payload) -> usize {
+    1 + name.len() + value.packed()
 }
 
 fn heap_bytes(name: &Name) -> usize {
@@ -201,6 +221,9 @@ impl<V: Payload> Members<V> {
     /// Sets a known element (see [`Members::require`]), and returns its old payload.
     pub(crate) fn insert(&mut self, name: &[u8], value: V) -> Option<V> {
         self.bytes += value.memory();
+        let packed = packed_bytes(name, &value);
+        self.packed += packed;
+        self.changed += packed;
         let old = match self.known.get_mut(name) {
             Some(slot) => slot.replace(value),
             None => {
@@ -212,7 +235,10 @@ impl<V: Payload> Members<V> {
         };
         self.note(name, old.is_none());
         match &old {
-            Some(old) => self.bytes -= old.memory(),
+            Some(old) => {
+                self.bytes -= old.memory();
+                self.packed -= packed_bytes(name, old);
+            }
             None => {
                 self.len += 1;
                 if let Some(window) = self.window.get_mut() {
@@ -227,8 +253,12 @@ impl<V: Payload> Members<V> {
     pub(crate) fn update<R>(&mut self, name: &[u8], change: impl FnOnce(&mut V) -> R) -> Option<R> {
         let value = self.known.get_mut(name)?.as_mut()?;
         self.bytes -= value.memory();
+        self.packed -= packed_bytes(name, value);
         let result = change(value);
         self.bytes += value.memory();
+        let packed = packed_bytes(name, value);
+        self.packed += packed;
+        self.changed += packed;
         self.note(name, false);
         Some(result)
     }
@@ -248,6 +278,9 @@ impl<V: Payload> Members<V> {
             old?
         };
         self.bytes -= old.memory();
+        let packed = packed_bytes(name, &old);
+        self.packed -= packed;
+        self.changed += packed;
         self.note(name, false);
         self.len -= 1;
         Some(old)
@@ -261,6 +294,7 @@ impl<V: Payload> Members<V> {
         }
         let name = Name::from_slice(name);
         self.bytes += heap_bytes(&name) + value.as_ref().map_or(0, Payload::memory);
+        self.packed += value.as_ref().map_or(0, |value| packed_bytes(&name, value));
         self.known.insert_new(name, value);
         true
     }
@@ -295,8 +329,45 @@ impl<V: Payload> Members<V> {
 
     pub(crate) fn detach(&mut self) {
         self.version = 0;
+        self.rewrites = 0;
         self.dirty.clear();
         *self.window.get_mut() = None;
+    }
+
+    /// Returns true if packed members must go to element rows: there are too many of them, or they
+    /// are rewritten again and again for little changes.
+    pub(crate) fn outgrow_packing(&self) -> bool {
+        self.packed > PACKED_MAX
+            || self.len > PACKED_MAX_ELEMENTS
+            || (self.packed > PACKED_ALWAYS && self.rewrites >= MAX_REWRITES)
+    }
+
+    /// Returns true if members in element rows are all in memory and so few that they are to be
+    /// packed again.
+    pub(crate) fn fit_packing_again(&self) -> bool {
+        self.version != 0
+            && self.complete
+            && self.packed <= PACKED_AGAIN
+            && self.len <= PACKED_MAX_ELEMENTS
+    }
+
+    /// Returns the number of rounds that changed little of it since it was packed.
+    pub(crate) fn rewrites(&self) -> u32 {
+        self.rewrites
+    }
+
+    /// Notes that packed members were decoded, with their number of rewrites.
+    pub(crate) fn set_rewrites(&mut self, rewrites: u32) {
+        self.rewrites = rewrites;
+        self.changed = 0;
+    }
+
+    /// Notes that packed members are written; see [`Members::rewrites`].
+    pub(crate) fn note_rewrite(&mut self) {
+        if self.changed <= self.packed / LITTLE && self.rewrites < MAX_REWRITES {
+            self.rewrites += 1;
+        }
+        self.changed = 0;
     }
 
     /// Notes a change of an element; `new` if it did not exist before.
@@ -332,6 +403,7 @@ impl<V: Payload> Members<V> {
             self.bytes -= heap_bytes(&name);
             if let Some(value) = value {
                 self.bytes -= value.memory();
+                self.packed -= packed_bytes(&name, &value);
                 dropped(&name, &value);
             }
             // The element that took its position is examined in the next round.
@@ -536,6 +608,10 @@ mod tests {
     impl Payload for u64 {
         fn memory(&self) -> usize {
             0
+        }
+
+        fn packed(&self) -> usize {
+            8
         }
     }
 

@@ -6,6 +6,8 @@ pub mod list;
 pub(crate) mod members;
 pub(crate) mod order;
 pub(crate) mod pack;
+#[cfg(test)]
+mod packing_tests;
 pub(crate) mod sequence;
 pub mod set;
 mod spread;
@@ -129,6 +131,17 @@ impl Value {
         match self {
             Self::Str(Str::Big(big)) => big.require_whole(),
             _ => self.collection().map_or(Ok(()), Collection::require_whole),
+        }
+    }
+
+    /// Gives a packed collection element rows under a version, however small it is. Rounds do this
+    /// for those that are too big.
+    #[doc(hidden)]
+    pub fn unpack(&mut self, version: u64) {
+        if self.version() == 0
+            && let Some(collection) = self.collection_mut()
+        {
+            collection.unpack(version);
         }
     }
 

@@ -1,6 +1,6 @@
 //! Sets: packed into the meta row while small, an element row per member when big.
 
-use super::collection::{Collection, PACKED_MAX, Wanted};
+use super::collection::{Collection, Wanted};
 use super::members::{Members, Name, Payload};
 use crate::encoding::{ElementRows, Row, RowKey, encode_set, meta};
 use crate::need::{Page, Part};
@@ -19,6 +19,10 @@ pub enum SetEncoding {
 
 impl Payload for () {
     fn memory(&self) -> usize {
+        0
+    }
+
+    fn packed(&self) -> usize {
         0
     }
 }
@@ -50,6 +54,16 @@ impl Set {
 
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Returns the number of rounds that changed little of it while it was packed.
+    pub(crate) fn rewrites(&self) -> u32 {
+        self.members.rewrites()
+    }
+
+    /// Notes that it was decoded from a packed row, with its number of rewrites.
+    pub(crate) fn set_rewrites(&mut self, rewrites: u32) {
+        self.members.set_rewrites(rewrites);
     }
 
     /// Returns the encoding for OBJECT ENCODING.
@@ -204,7 +218,15 @@ impl Collection for Set {
     }
 
     fn is_too_big(&self) -> bool {
-        self.encoding == SetEncoding::Table || Collection::memory(self) > PACKED_MAX
+        self.members.outgrow_packing()
+    }
+
+    fn is_small_again(&self) -> bool {
+        self.members.fit_packing_again()
+    }
+
+    fn note_rewrite(&mut self) {
+        self.members.note_rewrite();
     }
 
     fn unpack(&mut self, version: u64) {

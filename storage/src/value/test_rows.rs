@@ -24,9 +24,15 @@ pub(super) struct TestRows {
 impl TestRows {
     /// Seals a collection like a round does.
     pub(super) fn seal(&mut self, collection: &mut dyn Collection) {
-        if collection.version() == 0 && collection.is_too_big() {
-            self.versions += 1;
-            collection.unpack(self.versions);
+        if collection.is_small_again() {
+            collection.detach();
+        }
+        if collection.version() == 0 {
+            collection.note_rewrite();
+            if collection.is_too_big() {
+                self.versions += 1;
+                collection.unpack(self.versions);
+            }
         }
         if collection.version() != self.version {
             self.version = collection.version();

@@ -1,7 +1,7 @@
 //! Sorted sets: packed into the meta row while small; two element rows per member when big, one by
 //! its name with its score, one in the order.
 
-use super::collection::{Collection, PACKED_MAX, Wanted};
+use super::collection::{Collection, Wanted};
 use super::members::{Members, Name, Payload};
 pub use super::order::ZsetWalk;
 use super::order::{Order, OrderPlace, PREFIX as ORDER_PREFIX};
@@ -25,6 +25,10 @@ const LEX_SEARCH: u64 = 512;
 impl Payload for f64 {
     fn memory(&self) -> usize {
         0
+    }
+
+    fn packed(&self) -> usize {
+        size_of::<Self>()
     }
 }
 
@@ -137,6 +141,16 @@ impl Zset {
 
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Returns the number of rounds that changed little of it while it was packed.
+    pub(crate) fn rewrites(&self) -> u32 {
+        self.members.rewrites()
+    }
+
+    /// Notes that it was decoded from a packed row, with its number of rewrites.
+    pub(crate) fn set_rewrites(&mut self, rewrites: u32) {
+        self.members.set_rewrites(rewrites);
     }
 
     /// Returns true if OBJECT ENCODING calls it a "skiplist".
@@ -394,7 +408,15 @@ impl Collection for Zset {
     }
 
     fn is_too_big(&self) -> bool {
-        self.skiplist || Collection::memory(self) > PACKED_MAX
+        self.members.outgrow_packing()
+    }
+
+    fn is_small_again(&self) -> bool {
+        self.order.is_complete() && self.members.fit_packing_again()
+    }
+
+    fn note_rewrite(&mut self) {
+        self.members.note_rewrite();
     }
 
     fn unpack(&mut self, version: u64) {

@@ -197,8 +197,10 @@ impl History {
     fn set_fields(&mut self) {
         let (db, name) = (self.db(), key(&mut self.random));
         let mut fields: Vec<(Vec<u8>, Vec<u8>, u64)> = Vec::new();
+        // Now and then enough to leave the meta row.
+        let longest = if self.random.random_range(0..8) == 0 { 6000 } else { 300 };
         for _ in 0..self.random.random_range(1..6) {
-            let len = self.random.random_range(0..300);
+            let len = self.random.random_range(0..longest);
             fields.push((self.field(), bytes(&mut self.random, len), self.expiry()));
         }
         let table = self.random.random_range(0..3) == 0;
@@ -234,7 +236,18 @@ impl History {
         if hash.is_empty() {
             return;
         }
-        let gone: Vec<Vec<u8>> = (0..3).map(|_| self.field()).collect();
+        let mut gone: Vec<Vec<u8>> = (0..3).map(|_| self.field()).collect();
+        if self.random.random_range(0..4) == 0 {
+            // Most of them, with all of it in memory: it may be packed again.
+            gone.extend(hash.keys().skip(1).cloned());
+            self.world.run(|store| {
+                let entry = store.entry(db, &name)?;
+                let Some(Value::Hash(hash)) = entry.map(|entry| &entry.value) else {
+                    panic!("a hash")
+                };
+                hash.require_all().or_load(db, &name)
+            });
+        }
         self.world.run(|store| {
             let mut entry = store.entry_mut(db, &name)?;
             if let Value::Hash(hash) = &entry.value {

@@ -85,7 +85,10 @@ impl History {
         if members.is_empty() {
             return;
         }
-        let gone: Vec<Vec<u8>> = (0..5).map(|_| self.member()).collect();
+        let mut gone: Vec<Vec<u8>> = (0..5).map(|_| self.member()).collect();
+        if self.random.random_range(0..4) == 0 {
+            gone.extend(members.iter().skip(1).cloned());
+        }
         self.drop_some(db, &name);
         self.world.run(|store| {
             let mut entry = store.entry_mut(db, &name)?;

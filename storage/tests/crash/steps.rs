@@ -45,21 +45,24 @@ fn kill(world: World, root: &TempDir, number: &mut u32) -> World {
     again
 }
 
+/// Bytes that a hash with element rows has at least.
+const ROWS_BYTES: u32 = 20_000;
+
 /// Sets a hash whose fields are element rows.
 fn set_hash(world: &mut World, db: u32, key: &[u8], fields: u32) {
     let name = |n: u32| format!("f{n}").into_bytes();
+    let value = vec![b'v'; (ROWS_BYTES / fields + 1) as usize];
     world.run(|store| {
         let mut hash = Hash::new();
         for n in 0..fields {
-            hash.set(&name(n), b"value", 0);
+            hash.set(&name(n), &value, 0);
         }
-        hash.make_table();
         let mut entry = store.entry_mut(db, key)?;
         entry.value = Value::Hash(Box::new(hash));
         entry.expire_at_ms = 0;
         Ok(())
     });
-    let hash: BTreeMap<_, _> = (0..fields).map(|n| (name(n), (b"value".to_vec(), 0))).collect();
+    let hash: BTreeMap<_, _> = (0..fields).map(|n| (name(n), (value.clone(), 0))).collect();
     world.model.dbs[db as usize].insert(key.to_vec(), (Arc::new(V::Hash(hash)), 0));
 }
 
@@ -387,6 +390,70 @@ fn a_flush_that_is_not_handed_over_is_not_swept() {
     world.settle();
     assert!(rows(&world) < before);
     kill(world, &root, &mut number).verify_no_garbage("after the sweep");
+}
+
+/// Sets some fields of a hash, removes others, and closes the round.
+fn change_hash(world: &mut World, key: &'static [u8], set: &[(u32, usize)], removed: &[u32]) {
+    let name = |n: u32| format!("f{n}").into_bytes();
+    let mut hash = world.model.hash(0, key);
+    for (n, len) in set {
+        hash.insert(name(*n), (vec![b'w'; *len], 0));
+    }
+    for n in removed {
+        hash.remove(&name(*n));
+    }
+    world.run(|store| {
+        let mut entry = store.entry_mut(0, key)?;
+        match &entry.value {
+            Value::Hash(hash) => hash.require_all().or_load(0, key)?,
+            _ => entry.value = Value::Hash(Box::new(Hash::new())),
+        }
+        let hash = entry.as_hash_mut().expect("a hash");
+        for (n, len) in set {
+            hash.set(&name(*n), &vec![b'w'; *len], 0);
+        }
+        for n in removed {
+            hash.remove(&name(*n));
+        }
+        Ok(())
+    });
+    world.model.dbs[0].insert(key.to_vec(), (Arc::new(V::Hash(hash)), 0));
+    world.commit();
+}
+
+#[test]
+fn a_hash_is_unpacked_and_packed_again_between_kills() {
+    let root = tempfile::tempdir().unwrap();
+    let mut number = 0;
+    let mut world = world(&fresh(root.path(), &mut number), no_images());
+    let all: Vec<(u32, usize)> = (0..10).map(|n| (n, 500)).collect();
+    change_hash(&mut world, b"h", &all, &[]);
+    world.settle();
+    assert_eq!(elements(&world), 0, "it is packed");
+    let mut rounds = 0;
+    while elements(&world) == 0 {
+        rounds += 1;
+        assert!(rounds <= 8, "it is rewritten again and again");
+        world.evict();
+        change_hash(&mut world, b"h", &[(rounds, 499)], &[]);
+        // What is on disk is what the number of rewrites is counted from.
+        world = kill(world, &root, &mut number);
+        if rounds % 2 == 0 || rounds == 8 {
+            world.settle();
+        }
+    }
+    assert_eq!(elements(&world), 10, "it has rows");
+    change_hash(&mut world, b"h", &[(3, 7)], &[0, 1, 2, 5, 6, 7, 8]);
+    let mut world = kill(world, &root, &mut number);
+    world.settle();
+    assert_eq!(elements(&world), 0, "it is packed again, and its rows are swept");
+    change_hash(&mut world, b"h", &all, &[]);
+    change_hash(&mut world, b"h", &[(1, 20_000)], &[]);
+    let mut world = kill(world, &root, &mut number);
+    world.settle();
+    assert_eq!(elements(&world), 10);
+    world.verify("unpacked by its size");
+    kill(world, &root, &mut number).verify_no_garbage("unpacked by its size");
 }
 
 /// Returns the number of element rows in all engines.

@@ -10,9 +10,6 @@ use super::sequence::{At, Sequence, SequencePiece};
 use super::string::parse_int;
 use crate::need::{ElementRange, IndexBy, Part};
 
-/// Bytes up to which a list stays in the meta row.
-const PACKED_BYTES: usize = 1024;
-
 /// Difference between the numbers of new nodes at the ends: as many nodes fit between two of them.
 const STEP: u64 = 1 << 20;
 

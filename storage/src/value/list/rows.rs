@@ -1,8 +1,8 @@
 //! Element rows of lists, and which of them are in memory.
 
-use super::super::collection::Collection;
+use super::super::collection::{Collection, PACKED_ALWAYS};
 use super::super::pack::Pack;
-use super::{List, ListNode, NodeState, PACKED_BYTES};
+use super::{List, ListNode, NodeState};
 use crate::encoding::{ElementRows, encode_list, meta};
 use crate::need::{ElementRange, IndexPiece, Page, Part};
 use anyhow::{Context, Result, ensure};
@@ -142,7 +142,7 @@ impl Collection for List {
     }
 
     fn is_too_big(&self) -> bool {
-        self.bytes > PACKED_BYTES
+        self.bytes > PACKED_ALWAYS
     }
 
     fn unpack(&mut self, version: u64) {
