@@ -88,7 +88,10 @@ impl Connection {
     ) -> std::io::Result<Settled> {
         let command = loop {
             match gate::admit(&self.session, &self.worker, None, args, settings) {
-                Admitted::Run(command) => break command,
+                Admitted::Run(command) => {
+                    self.wrote |= gate::may_change(command);
+                    break command;
+                }
                 Admitted::Refused(text) => {
                     let text = self.refused(args, text);
                     out.error(&text);

@@ -138,6 +138,12 @@ fn flags_of(session: &Session, node: &Node, command: &Command, args: Args<'_>) -
     routing::flags(command, node, args) | queued.map_or(0, |transaction| transaction.flags())
 }
 
+/// Returns true if the client is slowed after the command while the engines fall behind. Those that
+/// run others may run some that write.
+pub(super) fn may_change(command: &Command) -> bool {
+    command.spec.has(flag::WRITE | flag::EXEC) || command.spec.runs_others()
+}
+
 /// Returns true if CLIENT PAUSE WRITE delays a command with these flags.
 fn may_be_paused(flags: u32) -> bool {
     flags & (flag::WRITE | flag::MAY_REPLICATE) != 0

@@ -89,6 +89,10 @@ pub struct Connection {
     busy: Duration,
     /// Number of bytes that it has read and written since then.
     moved: usize,
+    /// Number of bytes that it has read for commands that write, and since its last one.
+    unpaid: usize,
+    /// True if it has run such a command since its last read.
+    wrote: bool,
 }
 
 /// Serves a connection until it ends.
@@ -105,6 +109,8 @@ pub async fn serve(worker: Rc<Worker>, stream: TcpStream, client: Arc<Client>) {
         turn: TurnBudget { began: worker.last_ran(), left: STRANGERS_TURN },
         busy: Duration::ZERO,
         moved: 0,
+        unpaid: 0,
+        wrote: false,
     });
     tokio::select! {
         // A reset is the client's way to disconnect.
@@ -136,6 +142,7 @@ impl Connection {
             // There may always be something to read.
             self.give_turn().await;
             self.wait_readable().await?;
+            self.keep_pace().await;
             if self.worker.node.health.is_pressed() {
                 self.wait_for_room().await;
             }
@@ -157,6 +164,7 @@ impl Connection {
                 Err(e) => return Err(e),
             };
             self.moved += n;
+            self.unpaid += n;
             count(&self.worker.stats().reads, 1);
             count(&self.session.client.bytes_in, n as u64);
             self.worker.stats().bytes_in.fetch_add(n as u64, Ordering::Relaxed);
@@ -234,6 +242,18 @@ impl Connection {
             stream: &mut self.stream,
             buf: &mut self.buf,
             taken: &mut self.taken,
+        }
+    }
+
+    /// Pauses after commands that write, while writers are slowed.
+    async fn keep_pace(&mut self) {
+        if std::mem::take(&mut self.wrote) {
+            let pause = self.worker.node.pace.charge(std::mem::take(&mut self.unpaid) as u64);
+            if !pause.is_zero() {
+                tokio::time::sleep(pause).await;
+            }
+        } else if self.buf.is_empty() {
+            self.unpaid = 0;
         }
     }
 
@@ -427,6 +447,7 @@ impl Connection {
             Admitted::Wait => return Dispatched::Barrier,
             Admitted::Hostile => return Dispatched::Close,
         };
+        self.wrote |= gate::may_change(command);
         if self.session.reply_mode != ReplyMode::On {
             return Dispatched::Barrier;
         }

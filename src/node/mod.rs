@@ -8,6 +8,7 @@ mod events;
 mod health;
 pub mod limits;
 mod listeners;
+mod pace;
 mod pauses;
 mod start;
 mod stats;
@@ -17,6 +18,7 @@ pub use checkpoints::{Checkpoints, SaveStats};
 pub use ending::{Ending, ShutdownRequest};
 pub use health::Health;
 pub use listeners::ChangeListeners;
+pub use pace::Pace;
 pub use pauses::{ClientPause, Pauses};
 pub use start::StartFacts;
 pub use stats::{Counters, WorkerStats};
@@ -88,6 +90,8 @@ pub struct Node {
     /// True if there is only one committer, which syncs the journal itself.
     pub inline_sync: bool,
     pub health: Health,
+    /// Slows writers while the engines fall behind.
+    pub pace: Pace,
     pub pauses: Pauses,
     pub ending: Ending,
     /// Serialises CONFIG SET.
@@ -119,6 +123,7 @@ impl Node {
         CLIENTS.set_limit(Self::client_memory_limit(&config.settings()));
         let stats = (0..workers).map(|_| Arc::default()).collect();
         Ok(Self {
+            pace: Pace::default(),
             health: Health::new(journal.lease(), clock.clone(), layout.shards),
             pauses: Pauses::new(clock.clone()),
             ending: Ending::new(workers),
@@ -188,6 +193,12 @@ impl Node {
     pub fn pending_limit(&self) -> u64 {
         let lent = self.stats.iter().map(|stats| stats.loan_bytes.load(Ordering::Relaxed));
         self.budget.pending as u64 + lent.sum::<u64>()
+    }
+
+    /// Returns the greatest use of an engine's room for files of level 0, as of some ms ago.
+    pub fn level0_use(&self) -> f64 {
+        let used = self.stats.iter().map(|stats| stats.level0_permille.load(Ordering::Relaxed));
+        used.max().unwrap_or_default() as f64 / 1000.0
     }
 
     /// Returns the number of operations that a start would replay, as of some ms ago.

@@ -87,6 +87,8 @@ pub struct WorkerStats {
     pub pending_bytes: AtomicU64,
     /// Part of the budget for decoded values that pending rows may use.
     pub loan_bytes: AtomicU64,
+    /// Use of the room for files of level 0, of the engine that uses most of it, in permille.
+    pub level0_permille: AtomicU64,
     /// Number of operations that a start would replay.
     pub unflushed_ops: AtomicU64,
     /// Lsn up to which the worker's shards have handed all rows over.
@@ -138,6 +140,7 @@ impl Default for WorkerStats {
             hot_bytes: AtomicU64::default(),
             pending_bytes: AtomicU64::default(),
             loan_bytes: AtomicU64::default(),
+            level0_permille: AtomicU64::default(),
             unflushed_ops: AtomicU64::default(),
             handed: AtomicU64::new(u64::MAX),
             filter_bytes: AtomicU64::default(),

@@ -266,6 +266,15 @@ impl Worker {
         !self.is_stalled()
     }
 
+    /// Returns the greatest use of the room for files of level 0, of the engines that are not
+    /// stalled: at 1 an engine flushes nothing more.
+    fn level0_use(&self) -> f64 {
+        let (partition, jobs) = (self.partition.borrow(), self.jobs.borrow());
+        let works = |id: &u16| jobs.get(id).is_none_or(|job| !job.watched.is_stalled());
+        let shards = partition.shards.iter().filter(|(id, _)| works(id));
+        shards.map(|(_, shard)| shard.engine().level0_use()).fold(0.0, f64::max)
+    }
+
     fn publish_pressure(&self) {
         let partition = self.partition.borrow();
         let (stats, bytes) = (self.stats(), partition.pending_bytes() as u64);
@@ -274,8 +283,11 @@ impl Worker {
         stats.handed.store(partition.handed(), Ordering::Relaxed);
         stats.filter_bytes.store(partition.presence_bytes() as u64, Ordering::Relaxed);
         stats.publish_reads(partition.point_reads(), partition.point_bytes());
+        stats.level0_permille.store((self.level0_use() * 1000.0) as u64, Ordering::Relaxed);
         let limit = self.node.pending_limit();
         let total = self.node.health.stalls.counted(self.node.pending_bytes(), limit);
+        let pending = total as f64 / limit.max(1) as f64;
+        self.node.pace.adapt(Instant::now(), pending.max(self.node.level0_use()));
         let since = &self.node.health.pressure_since_ms;
         let waiting = self.node.journal.stats().waiting_bytes;
         let waits = waiting > self.node.budget.journal as u64 / 2 && !self.node.health.is_cut_off();

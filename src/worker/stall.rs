@@ -83,6 +83,11 @@ impl EngineWatch {
         silent.then(|| format!("its engine takes no rows{}", error()))
     }
 
+    /// Returns true if the engine was stalled at the last check.
+    pub(super) fn is_stalled(&self) -> bool {
+        self.stall.is_some()
+    }
+
     /// Schedules the next attempt after a failed opening.
     fn back_off(&mut self) {
         self.pause = (self.pause * 2).clamp(REOPEN_FIRST, REOPEN_LAST);
@@ -131,7 +136,7 @@ impl Worker {
 
     /// Returns true if a shard cannot store rows.
     pub(super) fn is_stalled(&self) -> bool {
-        self.jobs.borrow().values().any(|job| job.watched.stall.is_some())
+        self.jobs.borrow().values().any(|job| job.watched.is_stalled())
     }
 
     /// Logs an error of reading, but not at every read.

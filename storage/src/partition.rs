@@ -316,9 +316,10 @@ impl Partition {
         self.shards.values().map(Shard::unflushed_ops).sum()
     }
 
-    /// Returns a number that changes when an engine of these shards takes rows.
+    /// Returns a number that changes when an engine of these shards takes rows, or flushes or merges
+    /// some, so that it will take more.
     pub fn engine_progress(&self) -> u64 {
-        self.shards.values().map(|shard| shard.engine().written()).sum()
+        self.shards.values().map(|shard| shard.engine().progress()).sum()
     }
 
     /// Returns the number of keys, and of keys with an expiry, of a database in these shards.

@@ -14,6 +14,7 @@ mod hostile;
 mod keyspace;
 mod moving;
 mod neighbours;
+mod pace;
 mod partial;
 mod pipelines;
 mod process;

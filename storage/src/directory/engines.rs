@@ -3,7 +3,7 @@
 use super::{Manifest, OpenOptions, OpenStore, remove_staged, shard_place};
 use crate::clock::Clock;
 use crate::engine::points::{MAX_FILES, PointLimits};
-use crate::engine::{Engine, Upkeep};
+use crate::engine::{Engine, RunMerges, Upkeep};
 use anyhow::{Context, Result};
 use slatedb::db_cache::foyer::{FoyerCache, FoyerCacheOptions};
 use slatedb::db_cache::{DbCache, SplitCache};
@@ -55,7 +55,8 @@ pub(super) async fn open_engines(
         bytes: point_bytes as usize / usize::from(shards.max(1)),
         files: MAX_FILES / usize::from(shards.max(1)),
     };
-    let upkeep = Upkeep { memtable_bytes, merge_bytes, must_exist, points, ..upkeep };
+    let run_merges = RunMerges::new(shards);
+    let upkeep = Upkeep { memtable_bytes, merge_bytes, run_merges, must_exist, points, ..upkeep };
     let mut opening = Vec::with_capacity(usize::from(shards));
     for id in 0..shards {
         let shard = shard_place(&options.store, id);

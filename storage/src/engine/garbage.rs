@@ -104,7 +104,8 @@ impl Engine {
     /// Checks whether the garbage justifies a merge of all files, and requests it. No other writes
     /// may run meanwhile.
     pub(crate) async fn check_garbage(&self) -> Result<()> {
-        let OpenDb { db, garbage, .. } = self.opened();
+        let OpenDb { db, garbage, readers, .. } = self.opened();
+        let _reading = readers.begin();
         let manifest = db.manifest();
         let last = last_run(&manifest);
         let total = garbage.total.load(Ordering::Relaxed);

@@ -6,12 +6,16 @@ pub(crate) mod files;
 mod garbage;
 pub(crate) mod peek;
 pub(crate) mod points;
+mod readers;
 mod reads;
+mod scans;
 mod scheduler;
 mod settings;
 #[cfg(test)]
 mod tests;
 pub(crate) mod trial;
+
+pub use scheduler::RunMerges;
 
 use crate::clock::Clock;
 use crate::control::{garbage_key, garbage_value};
@@ -22,12 +26,14 @@ use bytes::Bytes;
 use chrono::{DateTime, Utc};
 use garbage::Garbage;
 use points::{DiskReaders, Follower, PointLimits, Points};
-use settings::{cache_policy, compactor_options, engine_settings};
-use slatedb::config::{FlushOptions, FlushType, ScanOptions, SstBlockSize, WriteOptions};
+use readers::{EngineRead, Readers};
+use settings::{MAX_LEVEL0, cache_policy, compactor_options, engine_settings};
+use slatedb::config::{FlushOptions, FlushType, SstBlockSize, WriteOptions};
 use slatedb::db_cache::DbCache;
 use slatedb::manifest::VersionedManifest;
 use slatedb::{
-    CloseReason, CompactorBuilder, Db, IterationOrder, SstReader, VersionedCompactions, WriteBatch,
+    CloseReason, CompactorBuilder, Db, GarbageCollectorBuilder, SstReader, VersionedCompactions,
+    WriteBatch,
 };
 use slatedb_common::clock::{DefaultSystemClock, SystemClock, SystemClockTicker};
 use std::future::Future;
@@ -37,7 +43,7 @@ use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::sync::{Mutex, MutexGuard};
 
 /// Minimum and maximum size of a memtable in bytes before it is flushed: smaller ones would leave
@@ -54,11 +60,6 @@ const LOCAL_READ: Duration = Duration::from_secs(30);
 /// Time limit for a caller that waits for a flush or a checkpoint. The engine goes on trying.
 const FLUSH: Duration = Duration::from_secs(60);
 
-/// A read may take one part in so many of the time for which replaced files are kept, but at least
-/// the time below: tests keep files only for a moment.
-const READ_PARTS: u32 = 4;
-const LEAST_READ: Duration = Duration::from_secs(5);
-
 /// Settings of an engine's files.
 #[derive(Clone, Debug)]
 pub struct Upkeep {
@@ -66,12 +67,15 @@ pub struct Upkeep {
     pub memtable_bytes: usize,
     /// Bytes that merges read ahead, within bounds.
     pub merge_bytes: usize,
+    /// Permits for merges of runs, which all engines of a node share.
+    pub run_merges: RunMerges,
     /// Bytes of deleted rows below which all files are never merged because of them.
     pub least_garbage: u64,
     /// Interval of checks for merges to start, and for merges that ended.
     pub poll: Duration,
-    /// How long replaced files are kept: reads end long before.
-    pub keep_files: Duration,
+    /// How long replaced files are kept: reads end long before. `None`: until no read of this
+    /// process may need them any more, because no other process reads them without a checkpoint.
+    pub keep_files: Option<Duration>,
     /// Interval of checks for files to delete.
     pub collect: Duration,
     /// Local directory for files that were read, and the bytes it may take.
@@ -93,7 +97,7 @@ impl Upkeep {
     pub fn remote(read_limit: Duration) -> Self {
         Self {
             poll: Duration::from_secs(5),
-            keep_files: Duration::from_secs(600),
+            keep_files: Some(Duration::from_secs(600)),
             collect: Duration::from_secs(300),
             read_limit,
             is_remote: true,
@@ -107,10 +111,11 @@ impl Default for Upkeep {
         Self {
             memtable_bytes: *MEMTABLE_BYTES.end(),
             merge_bytes: settings::MOST_READ_AHEAD,
+            run_merges: RunMerges::new(1),
             least_garbage: 8 << 20,
-            poll: Duration::from_secs(1),
-            keep_files: Duration::from_secs(120),
-            collect: Duration::from_secs(30),
+            poll: Duration::from_millis(200),
+            keep_files: None,
+            collect: Duration::from_secs(2),
             disk_cache: None,
             read_limit: LOCAL_READ,
             is_remote: false,
@@ -125,13 +130,6 @@ impl Default for Upkeep {
 /// indexes of a data set ten times the memory budget would not fit into their cache, and a read
 /// that misses there has to read a whole index.
 const BLOCK: SstBlockSize = SstBlockSize::Block16Kib;
-
-/// Rows from which on a scan reads more than a block at a time, and from which on it reads far
-/// ahead.
-const SHORT_SCAN: usize = 64;
-const LONG_SCAN: usize = 4096;
-const PAGE_READ_BYTES: usize = 32 << 10;
-const LONG_READ_BYTES: usize = 512 << 10;
 
 /// Approximate maximum size of a batch of a hand-over in bytes.
 pub const BATCH_BYTES: usize = 2 << 20;
@@ -181,6 +179,8 @@ struct OpenDb {
     writes: Arc<Writes>,
     /// Point reads in its files.
     points: Arc<Points>,
+    /// Its running reads.
+    readers: Arc<Readers>,
 }
 
 /// The arguments that an engine was opened with.
@@ -278,6 +278,13 @@ impl Engine {
         self.opened.read().unwrap_or_else(PoisonError::into_inner).db.clone()
     }
 
+    /// Begins a read of the database: as long as the guard lives, no file is deleted that it needs.
+    fn begin_read(&self) -> (EngineRead, Db) {
+        let opened = self.opened.read().unwrap_or_else(PoisonError::into_inner);
+        // The files are those of the manifest that is known after that.
+        (opened.readers.begin(), opened.db.clone())
+    }
+
     /// Returns the place of its files.
     pub(crate) fn place(&self) -> &Place {
         &self.how.place
@@ -293,86 +300,9 @@ impl Engine {
         .with_context(|| format!("reading {}", self.how.place))
     }
 
-    /// Returns the limit for a whole read: the files that it goes through must exist until its end.
-    fn whole_read(&self) -> Duration {
-        (self.how.upkeep.keep_files / READ_PARTS).max(LEAST_READ)
-    }
-
-    /// Returns the rows of a key range in order, `limit` at most.
-    pub async fn scan(&self, range: Range<Vec<u8>>, limit: usize) -> Result<Vec<(Bytes, Bytes)>> {
-        self.scan_in(IterationOrder::Ascending, range, limit).await
-    }
-
-    /// Returns the last rows of a key range, last one first.
-    pub async fn scan_back(
-        &self,
-        range: Range<Vec<u8>>,
-        limit: usize,
-    ) -> Result<Vec<(Bytes, Bytes)>> {
-        self.scan_in(IterationOrder::Descending, range, limit).await
-    }
-
-    async fn scan_in(
-        &self,
-        order: IterationOrder,
-        range: Range<Vec<u8>>,
-        limit: usize,
-    ) -> Result<Vec<(Bytes, Bytes)>> {
-        let mut rows = Vec::new();
-        if range.start >= range.end {
-            return Ok(rows);
-        }
-        // A long scan reads ahead, and does not fill the cache.
-        let (read_ahead_bytes, cache_blocks) = match limit {
-            ..SHORT_SCAN => (1, true),
-            SHORT_SCAN..LONG_SCAN => (PAGE_READ_BYTES, true),
-            LONG_SCAN.. => (LONG_READ_BYTES, false),
-        };
-        let options =
-            ScanOptions { read_ahead_bytes, cache_blocks, order, ..ScanOptions::default() };
-        let (begun, db) = (Instant::now(), self.db());
-        let mut iterator = self.read(db.scan_with_options(range, &options)).await?;
-        while rows.len() < limit
-            && let Some(row) = self.read(iterator.next()).await?
-        {
-            rows.push((row.key, row.value));
-            if rows.len().is_multiple_of(SHORT_SCAN) && begun.elapsed() > self.whole_read() {
-                let (place, seconds) = (&self.how.place, begun.elapsed().as_secs());
-                return Err(anyhow!("reading {place}: {} rows took {seconds} s", rows.len()));
-            }
-        }
-        Ok(rows)
-    }
-
     /// Returns true if each read may be a request to a bucket.
     pub(crate) fn is_remote(&self) -> bool {
         self.how.upkeep.is_remote
-    }
-
-    /// Passes the rows of a range to `each`, in order, until that returns false, or until it takes
-    /// so long that the files might be deleted. Returns the key to go on at, if there may be more
-    /// rows.
-    pub(crate) async fn walk(
-        &self,
-        range: Range<Vec<u8>>,
-        mut each: impl FnMut(Bytes, Bytes) -> bool,
-    ) -> Result<Option<Vec<u8>>> {
-        if range.start >= range.end {
-            return Ok(None);
-        }
-        let options = ScanOptions { read_ahead_bytes: LONG_READ_BYTES, ..ScanOptions::default() };
-        let (begun, db) = (Instant::now(), self.db());
-        let mut iterator = self.read(db.scan_with_options(range, &options)).await?;
-        let mut count = 0_usize;
-        while let Some(row) = self.read(iterator.next()).await? {
-            let key = row.key.clone();
-            count += 1;
-            let is_late = count.is_multiple_of(SHORT_SCAN) && begun.elapsed() > self.whole_read();
-            if !each(row.key, row.value) || is_late {
-                return Ok(Some([&key[..], &[0]].concat()));
-            }
-        }
-        Ok(None)
     }
 
     /// Waits until no hand-over, sweep or checkpoint is under way; none begins while the returned
@@ -427,16 +357,24 @@ impl Engine {
         self.opened().written.load(Ordering::Relaxed)
     }
 
-    /// Returns a number that changes when the engine takes rows, or flushes some.
+    /// Returns a number that changes when the engine takes rows, or flushes or merges some.
     pub fn progress(&self) -> u64 {
         let opened = self.opened();
-        let durable = opened.db.status().durable_seq;
+        let durable = opened.db.subscribe().borrow().durable_seq;
         opened.written.load(Ordering::Relaxed) + durable + opened.writes.progress()
+    }
+
+    /// Returns the part of the room for files of level 0 that is in use: 1 when the engine cannot
+    /// flush any more.
+    pub fn level0_use(&self) -> f64 {
+        let status = self.db().subscribe();
+        let files = status.borrow().current_manifest.l0().len();
+        files as f64 / MAX_LEVEL0 as f64
     }
 
     /// Returns the sequence number up to which writes are flushed.
     pub fn durable(&self) -> u64 {
-        self.db().status().durable_seq
+        self.db().subscribe().borrow().durable_seq
     }
 
     /// Returns why the engine has closed itself, or `None` while it is open.
@@ -509,10 +447,21 @@ impl How {
         let garbage = Arc::new(Garbage::new(upkeep.least_garbage));
         let compactor = CompactorBuilder::new(path.clone(), store.clone())
             .with_options(compactor_options(upkeep))
-            .with_scheduler_supplier(Arc::new(scheduler::Supplier(garbage.clone())));
+            .with_scheduler_supplier(Arc::new(scheduler::Supplier {
+                garbage: garbage.clone(),
+                run_merges: upkeep.run_merges.clone(),
+            }));
         let files = Arc::new(SstReader::new(path.clone(), store.clone(), None, None));
+        let mut settings = engine_settings(upkeep);
+        let readers = Arc::new(Readers::default());
+        let mut collector = GarbageCollectorBuilder::new(path.clone(), store.clone())
+            .with_options(settings.garbage_collector_options.take().unwrap_or_default());
+        if upkeep.keep_files.is_none() {
+            collector = collector.with_gc_filter(readers.clone());
+        }
         let opening = Db::builder(path, store.clone())
-            .with_settings(engine_settings(upkeep))
+            .with_settings(settings)
+            .with_gc_builder(collector)
             .with_sst_block_size(BLOCK)
             .with_compactor_builder(compactor)
             .with_db_cache(self.cache.clone(), self.cache_id)
@@ -520,6 +469,7 @@ impl How {
             .with_system_clock(Arc::new(clock))
             .build();
         let db = Box::pin(opening).await.map_err(with_causes)?;
+        readers.know(db.subscribe());
         let writes = store.writes().clone();
         let points = Arc::new(Points::new(upkeep.memtable_bytes, upkeep.readers.clone()));
         if let Some(dir) = self.place.dir().filter(|_| self.has_points()) {
@@ -532,7 +482,7 @@ impl How {
             };
             tokio::spawn(follower.run());
         }
-        Ok(OpenDb { db, files, garbage, written: Arc::default(), writes, points })
+        Ok(OpenDb { db, files, garbage, written: Arc::default(), writes, points, readers })
     }
 
     /// Returns true if files are held open for point reads.

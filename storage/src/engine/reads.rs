@@ -9,7 +9,7 @@ use std::sync::{Arc, PoisonError};
 
 impl Engine {
     pub async fn get(&self, key: &[u8]) -> Result<Option<Bytes>> {
-        let db = self.db();
+        let (_reading, db) = self.begin_read();
         self.read(db.get(key)).await
     }
 

@@ -1,33 +1,70 @@
-//! Schedules merges: SlateDB's size-tiered ones, and merges of all files when that frees much
-//! space.
+//! Schedules merges of files.
 //!
-//! Size-tiered merging waits for several runs of about the same size. After a large deletion, with
-//! few writes, the tombstones would never meet the rows that they delete. So when the engine
-//! requests it ([`super::garbage`]), first the files of level 0 are merged into a run of their own,
-//! which is quick, and then all runs into the last one, which drops the tombstones. The second step
-//! may take long; level 0 is still merged beside it, so that it does not fill up.
+//! Two merges may run at a time, each of its kind. One takes files of level 0 into a run of its own,
+//! so that the engine can always flush. The other merges runs: all of them into the last one when
+//! the upper ones have a certain part of its size, which bounds the space that replaced rows take,
+//! and before that some of the upper ones, newest first, when there are many, which bounds the
+//! number of places where a row may be. While many files of level 0 wait, merges of runs are put
+//! off, as they would take the CPU that those need.
+//!
+//! A merge of all runs needs room for its result beside its sources until it ends, and memory for
+//! the files that it writes. So a node merges the runs of at most half of its shards at a time.
+//!
+//! The bound of the space does not count deleted rows: after a large deletion, with few writes, the
+//! tombstones would never meet the rows that they delete. So when the engine requests it
+//! ([`super::garbage`]), first the files of level 0 that hold the tombstones are merged, and then
+//! all runs into the last one, which drops the tombstones.
 
-use super::garbage::{Garbage, last_run};
+use super::garbage::{Garbage, Request, last_run};
 use slatedb::compactor::{
     CompactionScheduler, CompactionSchedulerSupplier, CompactionSpec, CompactorStateView,
     SizeTieredCompactionSchedulerSupplier, SourceId,
 };
 use slatedb::config::CompactorOptions;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Maximum number of files of level 0 in one merge: they count against the limit of level 0 until
-/// they are merged, and each takes memory to read ahead.
-const LEVEL0_AT_ONCE: usize = 8;
+/// Minimum and maximum number of files of level 0 in one merge: they count against the limit of
+/// level 0 until they are merged, and each takes memory to read ahead.
+const LEVEL0_LEAST: usize = 4;
+const LEVEL0_AT_ONCE: usize = 16;
 
-/// Maximum number of concurrent merges: one, and one of level 0 beside a merge into the last run.
+/// Number of waiting files of level 0 from which on merges of runs are put off.
+const LEVEL0_MANY: usize = 24;
+
+/// Number of upper runs from which on some of them are merged; the second number holds while many
+/// files of level 0 wait.
+const UPPER_MANY: usize = 8;
+const UPPER_MOST: usize = 24;
+
+/// The upper runs are merged into the last one when they have this part of its size in percent; the
+/// second number holds while many files of level 0 wait.
+const UPPER_PERCENT: u64 = 50;
+const UPPER_PERCENT_CROWDED: u64 = 200;
+
+/// Maximum number of concurrent merges: one of level 0, and one of runs.
 pub(super) const AT_ONCE: usize = 2;
 
-/// Maximum number of inputs that all merges together read at the same time; SlateDB's scheduler
-/// takes no more than this one. A merge of everything may have a few more.
-pub(super) const INPUTS: usize = AT_ONCE * LEVEL0_AT_ONCE;
+/// Number of inputs that all merges together usually read at the same time. A merge of all runs may
+/// have a few more.
+pub(super) const INPUTS: usize = LEVEL0_AT_ONCE + UPPER_MANY;
+
+/// Permits for merges of runs, of all engines of a node.
+#[derive(Clone, Debug)]
+pub struct RunMerges(Arc<Semaphore>);
+
+impl RunMerges {
+    /// Returns the permits of a node with so many engines.
+    pub(crate) fn new(engines: u16) -> Self {
+        Self(Arc::new(Semaphore::new(usize::from(engines / 2).max(1))))
+    }
+}
 
 /// Creates the scheduler of an engine.
-pub(super) struct Supplier(pub(super) Arc<Garbage>);
+pub(super) struct Supplier {
+    pub(super) garbage: Arc<Garbage>,
+    pub(super) run_merges: RunMerges,
+}
 
 impl CompactionSchedulerSupplier for Supplier {
     fn compaction_scheduler(
@@ -35,32 +72,46 @@ impl CompactionSchedulerSupplier for Supplier {
         options: &CompactorOptions,
     ) -> Box<dyn CompactionScheduler + Send + Sync> {
         let tiered = SizeTieredCompactionSchedulerSupplier::new().compaction_scheduler(options);
-        Box::new(Scheduler { tiered, garbage: self.0.clone() })
+        let (garbage, run_merges) = (self.garbage.clone(), self.run_merges.clone());
+        Box::new(Scheduler { tiered, garbage, run_merges, permit: Mutex::default() })
     }
 }
 
 struct Scheduler {
+    /// Its checks hold for any merge of neighbours.
     tiered: Box<dyn CompactionScheduler + Send + Sync>,
     garbage: Arc<Garbage>,
+    run_merges: RunMerges,
+    /// The permit of the engine's merge of runs.
+    permit: Mutex<Option<OwnedSemaphorePermit>>,
+}
+
+/// Files of level 0 and runs, newest first.
+#[derive(Debug, Default)]
+struct Tree {
+    level0: Vec<SourceId>,
+    runs: Vec<Run>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    id: u32,
+    bytes: u64,
 }
 
 impl CompactionScheduler for Scheduler {
     fn propose(&self, state: &CompactorStateView) -> Vec<CompactionSpec> {
-        let runs: Vec<u32> = state.manifest().compacted().iter().map(|run| run.id).collect();
+        let manifest = state.manifest();
+        let runs = manifest.compacted().iter();
+        let tree = Tree {
+            level0: manifest.l0().iter().map(|view| SourceId::SstView(view.id)).collect(),
+            runs: runs.map(|run| Run { id: run.id, bytes: run.estimate_size() }).collect(),
+        };
         let compactions = state.compactions().into_iter().flat_map(|c| c.recent_compactions());
         let active: Vec<&CompactionSpec> =
             compactions.filter(|c| c.active()).map(|c| c.spec()).collect();
-        if active.is_empty()
-            && let Some(spec) = self.everything(state, &runs)
-        {
-            return vec![spec];
-        }
-        if !leaves_room(&active, &runs) {
-            return Vec::new();
-        }
-        let mut specs = self.tiered.propose(state);
-        specs.truncate(1);
-        specs
+        let request = self.garbage.request().filter(|request| last_run(manifest) == request.last);
+        self.permitted(plan(&tree, &active, request.as_ref()), &active)
     }
 
     fn validate(
@@ -73,39 +124,97 @@ impl CompactionScheduler for Scheduler {
 }
 
 impl Scheduler {
-    /// Returns the next step of merging everything, if that was requested.
-    fn everything(&self, state: &CompactorStateView, runs: &[u32]) -> Option<CompactionSpec> {
-        let request = self.garbage.request()?;
-        if last_run(state.manifest()) != request.last {
-            return None;
+    /// Returns the merges that may begin now, of those that are due. After a merge of runs, other
+    /// engines have a turn.
+    fn permitted(
+        &self,
+        mut due: Vec<CompactionSpec>,
+        active: &[&CompactionSpec],
+    ) -> Vec<CompactionSpec> {
+        let mut permit = self.permit.lock().unwrap_or_else(PoisonError::into_inner);
+        let has_ended = permit.is_some() && !active.iter().any(|spec| !spec.has_l0_sources());
+        if has_ended {
+            *permit = None;
         }
-        let level0: Vec<SourceId> =
-            state.manifest().l0().iter().map(|view| SourceId::SstView(view.id)).collect();
-        plan(&level0, runs, &request.level0)
+        due.retain(|spec| {
+            spec.has_l0_sources()
+                || !has_ended && {
+                    *permit = self.run_merges.0.clone().try_acquire_owned().ok();
+                    permit.is_some()
+                }
+        });
+        due
     }
 }
 
-/// Returns true if another merge may run beside these.
-fn leaves_room(active: &[&CompactionSpec], runs: &[u32]) -> bool {
-    match active {
-        [] => true,
-        [one] => !one.has_l0_sources() && one.destination() == runs.last().copied(),
-        _ => false,
+/// Returns the merges to begin beside the active ones.
+fn plan(tree: &Tree, active: &[&CompactionSpec], request: Option<&Request>) -> Vec<CompactionSpec> {
+    let is_wanted = |file: &SourceId| request.is_some_and(|request| request.level0.contains(file));
+    let merges_level0 = active.iter().any(|spec| spec.has_l0_sources());
+    let merges_runs = active.iter().any(|spec| !spec.has_l0_sources());
+    let mut specs = Vec::with_capacity(AT_ONCE);
+    if !merges_level0 {
+        specs.extend(level0(tree, active, is_wanted));
     }
+    if !merges_runs {
+        let everything = request.is_some() && !tree.level0.iter().any(is_wanted);
+        specs.extend(merge_of_runs(tree, everything));
+    }
+    specs
 }
 
-/// Returns the next step of merging everything: `level0` and `runs` are the existing ones, newest
-/// first; `wanted` are the files of level 0 that must be included.
-fn plan(level0: &[SourceId], runs: &[u32], wanted: &[SourceId]) -> Option<CompactionSpec> {
-    if let Some(newest) = level0.iter().position(|file| wanted.contains(file)) {
-        // The oldest files go first.
-        let from = newest.max(level0.len().saturating_sub(LEVEL0_AT_ONCE));
-        let run = runs.iter().max().map_or(0, |id| id + 1);
-        return Some(CompactionSpec::new(level0[from..].to_vec(), run));
+/// Returns a merge of files of level 0. The oldest go first.
+fn level0(
+    tree: &Tree,
+    active: &[&CompactionSpec],
+    is_wanted: impl Fn(&SourceId) -> bool,
+) -> Option<CompactionSpec> {
+    let files = &tree.level0;
+    let newest = match files.iter().position(is_wanted) {
+        Some(wanted) => wanted,
+        None if files.len() >= LEVEL0_LEAST => 0,
+        None => return None,
+    };
+    let from = newest.max(files.len().saturating_sub(LEVEL0_AT_ONCE));
+    let ids = tree.runs.iter().map(|run| run.id);
+    let run = ids.chain(active.iter().filter_map(|spec| spec.destination())).max();
+    Some(CompactionSpec::new(files[from..].to_vec(), run.map_or(0, |id| id + 1)))
+}
+
+/// Returns a merge of runs: of all of them if that was requested, or is due.
+fn merge_of_runs(tree: &Tree, everything: bool) -> Option<CompactionSpec> {
+    let (last, upper) = tree.runs.split_last()?;
+    let is_crowded = tree.level0.len() >= LEVEL0_MANY;
+    let percent = if is_crowded { UPPER_PERCENT_CROWDED } else { UPPER_PERCENT };
+    let bytes: u64 = upper.iter().map(|run| run.bytes).sum();
+    if upper.is_empty() {
+        return None;
     }
-    let last = *runs.last()?;
-    let sources: Vec<SourceId> = runs.iter().map(|run| SourceId::SortedRun(*run)).collect();
-    (sources.len() > 1).then(|| CompactionSpec::new(sources, last))
+    if everything || bytes >= last.bytes / 100 * percent {
+        return Some(merge(&tree.runs));
+    }
+    let most = if is_crowded { UPPER_MOST } else { UPPER_MANY };
+    (upper.len() >= most).then(|| merge(&upper[..similar(upper)]))
+}
+
+/// Returns the number of runs, from the newest on, of which none is larger than all before it. If
+/// there are few, all are taken.
+fn similar(runs: &[Run]) -> usize {
+    let mut sum = 0;
+    let end = runs.iter().position(|run| {
+        let is_larger = sum > 0 && run.bytes > sum;
+        sum += run.bytes;
+        is_larger
+    });
+    end.filter(|count| *count >= LEVEL0_LEAST).unwrap_or(runs.len())
+}
+
+/// Returns the merge of neighbouring runs.
+fn merge(runs: &[Run]) -> CompactionSpec {
+    let sources = runs.iter().map(|run| SourceId::SortedRun(run.id)).collect();
+    // The oldest run has the lowest id.
+    let oldest = runs.iter().map(|run| run.id).min().unwrap_or_default();
+    CompactionSpec::new(sources, oldest)
 }
 
 #[cfg(test)]
@@ -117,46 +226,128 @@ mod tests {
         ids.rev().map(|id| SstView(id.into())).collect()
     }
 
+    /// Returns a tree with files of level 0, and runs given as id and size.
+    fn tree(files: std::ops::Range<u128>, runs: &[(u32, u64)]) -> Tree {
+        let runs = runs.iter().map(|&(id, bytes)| Run { id, bytes }).collect();
+        Tree { level0: level0(files), runs }
+    }
+
     #[test]
-    fn level_0_goes_before_the_runs() {
+    fn engines_merge_their_runs_in_turn_and_level_0_at_any_time() {
+        let run_merges = RunMerges::new(2);
+        let [one, two] = [(), ()].map(|()| Scheduler {
+            tiered: SizeTieredCompactionSchedulerSupplier::new()
+                .compaction_scheduler(&CompactorOptions::default()),
+            garbage: Arc::new(Garbage::new(0)),
+            run_merges: run_merges.clone(),
+            permit: Mutex::default(),
+        });
+        let due = || plan(&tree(1..5, &[(7, 1000), (3, 1000)]), &[], None);
+        let runs = |specs: &[CompactionSpec]| specs.iter().any(|spec| !spec.has_l0_sources());
+        let begun = one.permitted(due(), &[]);
+        assert!(begun.len() == 2 && runs(&begun));
+        let others = two.permitted(due(), &[]);
+        assert!(others.len() == 1 && !runs(&others));
+        // The merge is active, then it has ended.
+        assert!(one.permitted(Vec::new(), &[&begun[1]]).is_empty());
+        assert!(!runs(&two.permitted(due(), &[])));
+        assert!(!runs(&one.permitted(due(), &[])));
+        assert!(runs(&two.permitted(due(), &[])));
+        assert!(!runs(&one.permitted(due(), &[])));
+        drop(two);
+        assert!(runs(&one.permitted(due(), &[])));
+    }
+
+    fn request(files: &[SourceId]) -> Request {
+        Request { last: None, level0: files.to_vec() }
+    }
+
+    #[test]
+    fn level_0_is_merged_into_a_run_of_its_own() {
+        assert!(plan(&tree(1..4, &[(3, 100)]), &[], None).is_empty());
+        let specs = plan(&tree(1..5, &[(3, 100)]), &[], None);
+        assert_eq!(specs.len(), 1);
+        assert_eq!((specs[0].sources(), specs[0].destination()), (&level0(1..5)[..], Some(4)));
+        assert_eq!(plan(&tree(1..5, &[]), &[], None)[0].destination(), Some(0));
+        // Of many files the oldest are taken.
+        let specs = plan(&tree(0..40, &[(5, 100)]), &[], None);
+        assert_eq!(specs[0].sources(), &level0(0..LEVEL0_AT_ONCE as u128)[..]);
+    }
+
+    #[test]
+    fn level_0_does_not_wait_for_any_merge_of_runs() {
+        let runs = [(9, 50), (7, 50), (3, 1000)];
+        for sources in [vec![SortedRun(9), SortedRun(7)], vec![SortedRun(7), SortedRun(3)]] {
+            let active = CompactionSpec::new(sources.clone(), 3);
+            let specs = plan(&tree(1..5, &runs), &[&active], None);
+            assert_eq!(specs.len(), 1, "{sources:?}");
+            assert!(specs[0].has_l0_sources() && specs[0].destination() == Some(10));
+            let files = CompactionSpec::new(level0(1..3), 10);
+            assert!(plan(&tree(1..9, &runs), &[&active, &files], None).is_empty());
+        }
+    }
+
+    #[test]
+    fn upper_runs_go_into_the_last_when_they_have_half_of_its_size() {
+        assert!(plan(&tree(0..0, &[(8, 200), (7, 299), (3, 1000)]), &[], None).is_empty());
+        let specs = plan(&tree(0..0, &[(8, 200), (7, 300), (3, 1000)]), &[], None);
+        assert_eq!(specs[0].sources(), [SortedRun(8), SortedRun(7), SortedRun(3)]);
+        assert_eq!(specs[0].destination(), Some(3));
+        // A merge of runs is active.
+        let active = CompactionSpec::new(vec![SortedRun(8), SortedRun(7)], 7);
+        let runs = tree(0..0, &[(9, 500), (8, 200), (7, 300), (3, 1000)]);
+        assert!(plan(&runs, &[&active], None).is_empty());
+    }
+
+    #[test]
+    fn many_upper_runs_become_fewer() {
+        let mut runs: Vec<(u32, u64)> = (0..7).map(|n| (20 - n, 10)).collect();
+        runs.extend([(5, 200), (3, 1000)]);
+        let specs = plan(&tree(0..0, &runs), &[], None);
+        let newest: Vec<SourceId> = (14..=20).rev().map(SortedRun).collect();
+        assert_eq!((specs[0].sources(), specs[0].destination()), (&newest[..], Some(14)));
+        // Few are similar: all upper ones are merged.
+        let runs: Vec<(u32, u64)> = (0..8).map(|n| (20 - n, 1 << n)).chain([(3, 1000)]).collect();
+        let specs = plan(&tree(0..0, &runs), &[], None);
+        assert_eq!((specs[0].sources().len(), specs[0].destination()), (8, Some(13)));
+        assert!(plan(&tree(0..0, &runs[1..]), &[], None).is_empty());
+    }
+
+    #[test]
+    fn runs_wait_while_many_files_of_level_0_do() {
+        let due = [(8, 1999), (3, 1000)];
+        let specs = plan(&tree(0..LEVEL0_MANY as u128, &due), &[], None);
+        assert!(specs.len() == 1 && specs[0].has_l0_sources());
+        assert_eq!(plan(&tree(0..LEVEL0_MANY as u128 - 1, &due), &[], None).len(), 2);
+        let doubled = [(8, 2000), (3, 1000)];
+        assert_eq!(plan(&tree(0..LEVEL0_MANY as u128, &doubled), &[], None).len(), 2);
+        let most: Vec<(u32, u64)> = (0..=UPPER_MOST as u32).map(|n| (100 - n, 10)).collect();
+        assert_eq!(plan(&tree(0..LEVEL0_MANY as u128, &most), &[], None).len(), 2);
+    }
+
+    #[test]
+    fn on_request_level_0_goes_before_the_runs() {
         let files = level0(1..4);
-        let spec = plan(&files, &[7, 3], &files).unwrap();
-        assert_eq!((spec.sources(), spec.destination()), (&files[..], Some(8)));
-        let spec = plan(&files, &[], &files).unwrap();
-        assert_eq!(spec.destination(), Some(0));
-        let spec = plan(&[], &[7, 3], &files).unwrap();
-        assert_eq!(spec.sources(), [SortedRun(7), SortedRun(3)]);
-        assert_eq!(spec.destination(), Some(3));
+        let asked = request(&files);
+        let runs = [(7, 10), (3, 1000)];
+        let specs = plan(&tree(1..4, &runs), &[], Some(&asked));
+        assert_eq!(specs.len(), 1);
+        assert_eq!((specs[0].sources(), specs[0].destination()), (&files[..], Some(8)));
+        let specs = plan(&tree(0..0, &runs), &[], Some(&asked));
+        assert_eq!(specs[0].sources(), [SortedRun(7), SortedRun(3)]);
+        assert_eq!(specs[0].destination(), Some(3));
+        assert!(plan(&tree(0..0, &[(1, 10)]), &[], Some(&asked)).is_empty());
+        assert!(plan(&tree(0..0, &[]), &[], Some(&asked)).is_empty());
     }
 
     #[test]
     fn newer_files_of_level_0_are_not_waited_for() {
-        let (new, old) = (level0(1..8), level0(1..6));
-        let spec = plan(&new, &[2, 1], &old).unwrap();
-        assert_eq!(spec.sources(), &old[..]);
-        let spec = plan(&level0(6..8), &[2, 1], &old).unwrap();
-        assert_eq!(spec.sources(), [SortedRun(2), SortedRun(1)]);
-        assert!(plan(&level0(6..8), &[1], &old).is_none());
-        assert!(plan(&level0(6..8), &[], &old).is_none());
-    }
-
-    #[test]
-    fn of_many_files_of_level_0_the_oldest_are_taken() {
-        let files = level0(0..40);
-        let spec = plan(&files, &[5], &files).unwrap();
-        assert_eq!(spec.sources(), &level0(0..LEVEL0_AT_ONCE as u128)[..]);
-    }
-
-    #[test]
-    fn level_0_is_merged_beside_the_runs_only() {
-        let runs = [7, 3];
-        let everything = plan(&[], &runs, &[]).unwrap();
-        let files = CompactionSpec::new(level0(1..3), 8);
-        let upper = CompactionSpec::new(vec![SortedRun(9), SortedRun(7)], 7);
-        assert!(leaves_room(&[], &runs));
-        assert!(leaves_room(&[&everything], &runs));
-        assert!(!leaves_room(&[&everything, &files], &runs));
-        assert!(!leaves_room(&[&files], &runs));
-        assert!(!leaves_room(&[&upper], &[9, 7, 3]));
+        let asked = request(&level0(1..6));
+        let runs = [(2, 10), (1, 1000)];
+        let specs = plan(&tree(1..8, &runs), &[], Some(&asked));
+        assert_eq!(specs[0].sources(), &level0(1..6)[..]);
+        let specs = plan(&tree(6..8, &runs), &[], Some(&asked));
+        assert_eq!(specs[0].sources(), [SortedRun(2), SortedRun(1)]);
+        assert!(plan(&tree(6..8, &runs[1..]), &[], Some(&asked)).is_empty());
     }
 }

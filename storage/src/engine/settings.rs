@@ -37,14 +37,29 @@ const CACHED_BYTES: usize = 256 << 10;
 /// Files of the disk cache that each engine keeps open.
 const CACHED_FILES: usize = 128;
 
-/// Age below which a manifest is not deleted.
+/// Age below which a manifest is not deleted, in a remote store and on a local disk, where there are
+/// several new ones a second.
 const MANIFEST_AGE: Duration = Duration::from_secs(300);
+const LOCAL_MANIFEST_AGE: Duration = Duration::from_secs(60);
+
+/// Age below which no file is deleted, whoever may read it.
+const NEW_FILES: Duration = Duration::from_secs(1);
+
+/// Minimum interval at which a running merge is noted, so that the next process may go on with it.
+const HEARTBEAT: Duration = Duration::from_secs(10);
+
+/// Maximum number of memtables that are flushed at a time: each is in memory once more meanwhile.
+const FLUSHES: usize = 2;
+
+/// Maximum number of files of level 0: beyond it, the engine flushes nothing more until some are
+/// merged.
+pub(super) const MAX_LEVEL0: usize = 64;
 
 pub(super) fn compactor_options(upkeep: &Upkeep) -> CompactorOptions {
     let fetch_bytes = upkeep.merge_bytes / (scheduler::INPUTS * READ_AHEAD);
     let worker = CompactionWorkerOptions {
         compactions_poll_interval: upkeep.poll,
-        heartbeat_interval: 10 * upkeep.poll,
+        heartbeat_interval: (10 * upkeep.poll).max(HEARTBEAT),
         max_concurrent_compactions: scheduler::AT_ONCE,
         max_sst_size: FILE_BYTES,
         max_fetch_tasks: READ_AHEAD - 1,
@@ -58,9 +73,9 @@ pub(super) fn compactor_options(upkeep: &Upkeep) -> CompactorOptions {
         manifest_update_timeout: MANIFEST_LIMIT,
         commit_compacted_interval: upkeep.poll,
         max_concurrent_compactions: scheduler::AT_ONCE,
-        checkpoint_lifetime: upkeep.keep_files,
+        checkpoint_lifetime: upkeep.keep_files.unwrap_or(NEW_FILES),
         // After this time a merge that a killed process had begun goes on.
-        worker_heartbeat_timeout: 30 * upkeep.poll,
+        worker_heartbeat_timeout: (30 * upkeep.poll).max(3 * HEARTBEAT),
         worker: Some(worker),
         ..CompactorOptions::default()
     }
@@ -96,12 +111,14 @@ pub(super) fn engine_settings(upkeep: &Upkeep) -> Settings {
             ..GarbageCollectorDirectoryOptions::default()
         })
     };
+    let manifest_age = upkeep.keep_files.map_or(LOCAL_MANIFEST_AGE, |_| MANIFEST_AGE);
     Settings {
         wal_enabled: false,
+        l0_flush_parallelism: FLUSHES,
         flush_interval: None,
         l0_sst_size_bytes: memtable_bytes,
-        l0_max_ssts: 64,
-        l0_max_ssts_per_key: 64,
+        l0_max_ssts: MAX_LEVEL0,
+        l0_max_ssts_per_key: MAX_LEVEL0,
         // Below twice the memtable and a batch the engine would wait for itself.
         max_unflushed_bytes: 3 * memtable_bytes + 2 * BATCH_BYTES,
         // Until this process knows of the new files, it reads replaced ones.
@@ -113,9 +130,9 @@ pub(super) fn engine_settings(upkeep: &Upkeep) -> Settings {
         // The builder gets them.
         compactor_options: None,
         garbage_collector_options: Some(GarbageCollectorOptions {
-            manifest_options: directory(MANIFEST_AGE),
-            compacted_options: directory(upkeep.keep_files),
-            compactions_options: directory(MANIFEST_AGE),
+            manifest_options: directory(manifest_age),
+            compacted_options: directory(upkeep.keep_files.unwrap_or(NEW_FILES)),
+            compactions_options: directory(manifest_age),
             wal_options: None,
             wal_fence_options: None,
             // Local directories have no conditional overwrite.

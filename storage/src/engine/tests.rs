@@ -29,7 +29,6 @@ impl Process {
         let upkeep = Upkeep {
             least_garbage: 64 << 10,
             poll: Duration::from_millis(100),
-            keep_files: Duration::from_secs(1),
             collect: Duration::from_millis(200),
             ..Upkeep::default()
         };
@@ -135,6 +134,108 @@ fn delete_and_kill(sweeps: u32) {
     process.kill();
 }
 
+/// Returns the paths of all data files.
+fn files(store: &InMemory) -> Vec<Path> {
+    let files = store.list(Some(&"db/compacted".into())).try_collect::<Vec<_>>();
+    futures::executor::block_on(files).unwrap().into_iter().map(|file| file.location).collect()
+}
+
+/// Writes all rows of a version again, in several files, with a value of this byte.
+fn overwrite(process: &Process, version: u64, byte: u8) {
+    let value = Bytes::from(vec![byte; 1000]);
+    for from in (0..OVERWRITTEN).step_by(1000) {
+        process.write((from..from + 1000).map(|n| (element(version, n), Some(value.clone()))));
+        process.flush();
+    }
+}
+
+/// Waits until none of these files is left.
+fn wait_until_gone(process: &Process, store: &InMemory, replaced: &[Path]) {
+    let begun = Instant::now();
+    while files(store).iter().any(|file| replaced.contains(file)) {
+        assert!(begun.elapsed() < Duration::from_secs(30), "replaced files are left");
+        // The collector leaves what is newer than the newest file of level 0.
+        process.put(DEAD, 0..10);
+        process.flush();
+        std::thread::sleep(Duration::from_millis(200));
+    }
+}
+
+const OVERWRITTEN: u32 = 8000;
+
+#[test]
+fn a_long_walk_while_everything_is_merged_sees_what_was_there() {
+    let store = Arc::new(InMemory::new());
+    let process = Process::start(&store);
+    overwrite(&process, LIVE, 1);
+    let held = files(&store);
+    let (merged, is_merged) = std::sync::mpsc::channel();
+    let (at_first, is_at_first) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        let process = &process;
+        let walk = scope.spawn(move || {
+            let mut head = Vec::new();
+            RowKey::elements(&mut head, 1, LIVE);
+            let (mut seen, mut is_first) = (0, true);
+            let each = |_, value: Bytes| {
+                if std::mem::take(&mut is_first) {
+                    at_first.send(()).unwrap();
+                    is_merged.recv().unwrap();
+                }
+                assert_eq!(value[0], 1);
+                seen += 1;
+                true
+            };
+            let walked = process.engine.walk(prefix_range(&head), each);
+            (process.runtime.block_on(walked).unwrap(), seen)
+        });
+        is_at_first.recv().unwrap();
+        overwrite(process, LIVE, 2);
+        // Meanwhile the collector runs again and again.
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_secs(4) {
+            process.put(DEAD, 0..10);
+            process.flush();
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        let manifest = process.engine.db().manifest();
+        let used: Vec<String> =
+            manifest.all_sst_views().map(|view| view.sst.id.value().to_string()).collect();
+        let is_used = |file: &Path| used.iter().any(|id| file.as_ref().contains(id.as_str()));
+        assert!(!held.iter().any(is_used), "they are merged");
+        merged.send(()).unwrap();
+        let (rest, seen) = walk.join().unwrap();
+        assert_eq!((rest, seen), (None, OVERWRITTEN));
+    });
+    wait_until_gone(&process, &store, &held);
+    assert_eq!(process.count(LIVE), OVERWRITTEN as usize);
+    process.kill();
+}
+
+#[test]
+fn replaced_files_go_within_seconds_and_after_a_kill_too() {
+    let store = Arc::new(InMemory::new());
+    let process = Process::start(&store);
+    overwrite(&process, LIVE, 1);
+    let replaced = files(&store);
+    overwrite(&process, LIVE, 2);
+    process.kill();
+    let process = Process::start(&store);
+    wait_until_gone(&process, &store, &replaced);
+    assert_eq!(process.count(LIVE), OVERWRITTEN as usize);
+    process.kill();
+}
+
+#[test]
+fn in_a_bucket_replaced_files_stay_for_a_while() {
+    let upkeep = Upkeep::remote(Duration::from_secs(1));
+    let kept = upkeep.keep_files.unwrap();
+    assert_eq!(compactor_options(&upkeep).checkpoint_lifetime, kept);
+    let options = engine_settings(&upkeep).garbage_collector_options.unwrap();
+    assert_eq!(options.compacted_options.unwrap().min_age, kept);
+    assert_eq!(options.manifest_options.unwrap().min_age, Duration::from_secs(300));
+}
+
 #[test]
 fn the_space_of_a_dead_version_comes_back() {
     delete_and_kill(0);
@@ -152,7 +253,7 @@ fn the_space_comes_back_after_a_kill_before_the_merge() {
 
 #[test]
 fn merges_read_ahead_what_they_are_given_within_bounds() {
-    for (given, taken) in [(0, 2 << 20), (4 << 20, 4 << 20), (1 << 30, 16 << 20)] {
+    for (given, taken) in [(0, 3 << 20), (6 << 20, 6 << 20), (1 << 30, 24 << 20)] {
         let upkeep = Upkeep { merge_bytes: given, ..Upkeep::default() };
         let worker = compactor_options(&upkeep).worker.unwrap();
         let each = (1 + worker.max_fetch_tasks) * worker.bytes_to_fetch;

@@ -45,7 +45,7 @@ impl Local {
         let runtime = runtime.unwrap();
         let upkeep = change(Upkeep {
             poll: Duration::from_millis(50),
-            keep_files: Duration::from_secs(1),
+            keep_files: None,
             collect: Duration::from_millis(200),
             ..Upkeep::default()
         });

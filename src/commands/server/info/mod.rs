@@ -1,5 +1,7 @@
 //! INFO: state and counters of the server.
 
+mod own;
+
 use crate::command::registry;
 use crate::node::{Counters, Node, WorkerStats};
 use crate::process;
@@ -529,60 +531,5 @@ impl Page<'_> {
             let code = code.replace([':', '#', '\r', '\n'], "_");
             self.line(format_args!("errorstat_{code}:count={n}"));
         }
-    }
-
-    fn flagstone(&mut self) {
-        let node = self.node;
-        let settings = self.worker.settings();
-        let journal = node.journal.stats();
-        let backlog: u64 = journal.backlog.iter().map(|(_, bytes)| bytes).sum();
-        self.fields(&[
-            ("workers", &node.shard_workers),
-            ("net_workers", &settings.net_workers),
-            ("background_workers", &settings.background_workers),
-            ("shards", &node.layout.shards),
-            ("accept_mode", &settings.accept_mode.as_str()),
-            ("appendfsync", &settings.appendfsync.as_str()),
-            ("memory_budget", &settings.memory_budget),
-            ("hot_bytes", &self.sum(|s| &s.hot_bytes)),
-            ("hot_dropped_entries", &self.sum(|s| &s.dropped)),
-            ("pending_bytes", &self.sum(|s| &s.pending_bytes)),
-            ("pending_limit_bytes", &node.pending_limit()),
-            ("stalled_shards", &self.stalled_shards()),
-            ("key_filter_bytes", &self.sum(|s| &s.filter_bytes)),
-            ("point_read_bytes", &self.sum(|s| &s.point_bytes)),
-            ("point_reads_cached", &self.sum(|s| &s.point_cached)),
-            ("point_reads_disk", &self.sum(|s| &s.point_disk)),
-            ("point_reads_elsewhere", &self.sum(|s| &s.point_elsewhere)),
-            ("commands_local", &self.sum(|s| &s.local)),
-            ("commands_remote", &self.sum(|s| &s.remote)),
-            ("commands_parked", &self.sum(|s| &s.parked)),
-            ("commits", &self.sum(|s| &s.commits)),
-            ("failed_commits", &self.sum(|s| &s.failed_commits)),
-            ("journal_end_lsn", &node.journal.end()),
-            ("journal_durable_lsn", &node.journal.durable()),
-            ("journal_segments", &journal.segments),
-            ("journal_spare_segments", &journal.spares),
-            ("journal_bytes", &journal.bytes),
-            ("journal_appends", &journal.appends),
-            ("journal_appended_bytes", &journal.appended_bytes),
-            ("journal_syncs", &journal.syncs),
-            ("journal_backlog_bytes", &backlog),
-            ("journal_replayed_records", &node.start.replayed),
-            ("journal_unflushed_operations", &node.unflushed_ops()),
-            ("store_puts", &self.requests(|requests| &requests.puts)),
-            ("store_gets", &self.requests(|requests| &requests.gets)),
-            ("store_lists", &self.requests(|requests| &requests.lists)),
-            ("store_deletes", &self.requests(|requests| &requests.deletes)),
-            ("store_put_bytes", &self.requests(|requests| &requests.put_bytes)),
-            ("store_get_bytes", &self.requests(|requests| &requests.get_bytes)),
-            ("journal_refusing", &i32::from(journal.refusing)),
-            ("journal_waiting_bytes", &journal.waiting_bytes),
-            ("journal_away", &i32::from(node.health.is_cut_off())),
-            ("journal_lease_left_ms", &node.health.lease_left_ms().unwrap_or(0)),
-            ("journal_failed", &i32::from(node.journal.failed().is_some())),
-            ("clock_ahead_ms", &node.clock.ahead_ms()),
-            ("clock_jumps", &node.clock.jumps()),
-        ]);
     }
 }

@@ -1,0 +1,107 @@
+//! Reads of ranges of rows.
+
+use super::Engine;
+use anyhow::{Result, anyhow};
+use bytes::Bytes;
+use slatedb::IterationOrder;
+use slatedb::config::ScanOptions;
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+/// Rows from which on a scan reads more than a block at a time, and from which on it reads far
+/// ahead.
+const SHORT_SCAN: usize = 64;
+const LONG_SCAN: usize = 4096;
+const PAGE_READ_BYTES: usize = 32 << 10;
+const LONG_READ_BYTES: usize = 512 << 10;
+
+/// A read may take one part in so many of the time for which replaced files are kept, but at least
+/// the time below: tests keep files only for a moment.
+const READ_PARTS: u32 = 4;
+const LEAST_READ: Duration = Duration::from_secs(5);
+
+/// Time after which a walk goes on in a new read where files are kept for as long as a read needs
+/// them.
+const WALK: Duration = Duration::from_secs(30);
+
+impl Engine {
+    /// Returns the limit for a whole read, if the files that it goes through are kept for a time
+    /// only.
+    fn whole_read(&self) -> Option<Duration> {
+        self.how.upkeep.keep_files.map(|kept| (kept / READ_PARTS).max(LEAST_READ))
+    }
+
+    /// Returns the rows of a key range in order, `limit` at most.
+    pub async fn scan(&self, range: Range<Vec<u8>>, limit: usize) -> Result<Vec<(Bytes, Bytes)>> {
+        self.scan_in(IterationOrder::Ascending, range, limit).await
+    }
+
+    /// Returns the last rows of a key range, last one first.
+    pub async fn scan_back(
+        &self,
+        range: Range<Vec<u8>>,
+        limit: usize,
+    ) -> Result<Vec<(Bytes, Bytes)>> {
+        self.scan_in(IterationOrder::Descending, range, limit).await
+    }
+
+    async fn scan_in(
+        &self,
+        order: IterationOrder,
+        range: Range<Vec<u8>>,
+        limit: usize,
+    ) -> Result<Vec<(Bytes, Bytes)>> {
+        let mut rows = Vec::new();
+        if range.start >= range.end {
+            return Ok(rows);
+        }
+        // A long scan reads ahead, and does not fill the cache.
+        let (read_ahead_bytes, cache_blocks) = match limit {
+            ..SHORT_SCAN => (1, true),
+            SHORT_SCAN..LONG_SCAN => (PAGE_READ_BYTES, true),
+            LONG_SCAN.. => (LONG_READ_BYTES, false),
+        };
+        let options =
+            ScanOptions { read_ahead_bytes, cache_blocks, order, ..ScanOptions::default() };
+        let (begun, (_reading, db)) = (Instant::now(), self.begin_read());
+        let limit_of_time = self.whole_read().unwrap_or(Duration::MAX);
+        let mut iterator = self.read(db.scan_with_options(range, &options)).await?;
+        while rows.len() < limit
+            && let Some(row) = self.read(iterator.next()).await?
+        {
+            rows.push((row.key, row.value));
+            if rows.len().is_multiple_of(SHORT_SCAN) && begun.elapsed() > limit_of_time {
+                let (place, seconds) = (&self.how.place, begun.elapsed().as_secs());
+                return Err(anyhow!("reading {place}: {} rows took {seconds} s", rows.len()));
+            }
+        }
+        Ok(rows)
+    }
+
+    /// Passes the rows of a range to `each`, in order, until that returns false, or until it takes
+    /// so long that the files might be deleted, or that they should be. Returns the key to go on at,
+    /// if there may be more rows.
+    pub(crate) async fn walk(
+        &self,
+        range: Range<Vec<u8>>,
+        mut each: impl FnMut(Bytes, Bytes) -> bool,
+    ) -> Result<Option<Vec<u8>>> {
+        if range.start >= range.end {
+            return Ok(None);
+        }
+        let options = ScanOptions { read_ahead_bytes: LONG_READ_BYTES, ..ScanOptions::default() };
+        let (begun, (_reading, db)) = (Instant::now(), self.begin_read());
+        let limit_of_time = self.whole_read().unwrap_or(WALK);
+        let mut iterator = self.read(db.scan_with_options(range, &options)).await?;
+        let mut count = 0_usize;
+        while let Some(row) = self.read(iterator.next()).await? {
+            let key = row.key.clone();
+            count += 1;
+            let is_late = count.is_multiple_of(SHORT_SCAN) && begun.elapsed() > limit_of_time;
+            if !each(row.key, row.value) || is_late {
+                return Ok(Some([&key[..], &[0]].concat()));
+            }
+        }
+        Ok(None)
+    }
+}
