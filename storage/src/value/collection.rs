@@ -9,7 +9,7 @@ use anyhow::Result;
 /// Bytes, and elements, beyond which a hash, set or sorted set goes to element rows. A packed
 /// collection is one read, but all of it is decoded even for one element: for larger ones, that
 /// costs more than to read an element's row behind a meta row, which is small and mostly cached.
-pub(crate) const PACKED_MAX: usize = 8 * 1024;
+pub(crate) const PACKED_MAX: usize = 4 * 1024;
 pub(crate) const PACKED_MAX_ELEMENTS: u64 = 512;
 
 /// Bytes up to which one stays packed however often it changes: to write all of it anew costs no

@@ -426,7 +426,7 @@ fn a_hash_is_unpacked_and_packed_again_between_kills() {
     let root = tempfile::tempdir().unwrap();
     let mut number = 0;
     let mut world = world(&fresh(root.path(), &mut number), no_images());
-    let all: Vec<(u32, usize)> = (0..10).map(|n| (n, 500)).collect();
+    let all: Vec<(u32, usize)> = (0..10).map(|n| (n, 350)).collect();
     change_hash(&mut world, b"h", &all, &[]);
     world.settle();
     assert_eq!(elements(&world), 0, "it is packed");
@@ -435,7 +435,7 @@ fn a_hash_is_unpacked_and_packed_again_between_kills() {
         rounds += 1;
         assert!(rounds <= 8, "it is rewritten again and again");
         world.evict();
-        change_hash(&mut world, b"h", &[(rounds, 499)], &[]);
+        change_hash(&mut world, b"h", &[(rounds, 349)], &[]);
         // What is on disk is what the number of rewrites is counted from.
         world = kill(world, &root, &mut number);
         if rounds % 2 == 0 || rounds == 8 {
