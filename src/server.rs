@@ -7,7 +7,7 @@
 use crate::checkpoints::run_periodically;
 use crate::clients::Client;
 use crate::commands;
-use crate::config::{AcceptMode, Config, Settings};
+use crate::config::{AcceptMode, Compression, Config, Settings};
 use crate::connection;
 use crate::listen::{self, ListenerTicket, Listening, Socket};
 use crate::log;
@@ -20,6 +20,7 @@ use anyhow::{Context, Result};
 use flagstone_storage::checkpoint::{Catalog, CheckpointSource};
 use flagstone_storage::clock::Clock;
 use flagstone_storage::directory::{Directory, OpenOptions};
+use flagstone_storage::engine;
 use flagstone_storage::lease::LEASE;
 use flagstone_storage::partition::Partition;
 use flagstone_storage::place::Place;
@@ -138,6 +139,11 @@ fn open_options(settings: &Settings) -> Result<OpenOptions> {
         meta_cache_bytes: budget.meta_cache,
         memtable_bytes: budget.memtables,
         merge_bytes: budget.merges,
+        compression: match settings.compression {
+            Compression::None => None,
+            Compression::Lz4 => Some(engine::Compression::Lz4),
+            Compression::Zstd => Some(engine::Compression::Zstd),
+        },
         presence_bytes: budget.presence,
         replay_bytes: budget.replay(),
         journal_bytes: budget.journal,

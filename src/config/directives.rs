@@ -92,7 +92,7 @@ pub(super) static TABLE: &[Directive] = &[
     d("checkpoint-interval", Integer((0, 3_153_600_000)), "0", "seconds between checkpoints; 0: only by BGSAVE and the like"),
     d("checkpoint-keep", Integer((1, 10_000)), "2", "checkpoints that are kept"),
     d("checkpoint-max-age", Integer((0, 3_153_600_000)), "0", "seconds after which a checkpoint goes, but for the newest; 0: never"),
-    d("compression", OneOf(&["none"]), "none", "compression of stored blocks").at_start(),
+    d("compression", OneOf(&["none", "lz4", "zstd"]), "none", "compression of the engine's new files").at_start(),
 
     // Network.
     d("port", Integer(PORT), "6379", "TCP port"),

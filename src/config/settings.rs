@@ -103,8 +103,13 @@ choice! {
     }
 }
 choice! {
-    /// Compression of stored blocks.
-    Compression { None = "none" }
+    /// Compression of the blocks of the engine's new files.
+    Compression {
+        None = "none",
+        Lz4 = "lz4",
+        /// Zstandard, level 3.
+        Zstd = "zstd",
+    }
 }
 choice! {
     /// The least level that is logged.

@@ -56,7 +56,16 @@ pub(super) async fn open_engines(
         files: MAX_FILES / usize::from(shards.max(1)),
     };
     let run_merges = RunMerges::new(shards);
-    let upkeep = Upkeep { memtable_bytes, merge_bytes, run_merges, must_exist, points, ..upkeep };
+    let compression = options.compression;
+    let upkeep = Upkeep {
+        compression,
+        memtable_bytes,
+        merge_bytes,
+        run_merges,
+        must_exist,
+        points,
+        ..upkeep
+    };
     let mut opening = Vec::with_capacity(usize::from(shards));
     for id in 0..shards {
         let shard = shard_place(&options.store, id);

@@ -21,7 +21,7 @@ use crate::control::{Control, Generations, incomplete_row, presence_key};
 use crate::encoding::{Library, row};
 use crate::engine::files::{OpenFiles, ShardFiles};
 use crate::engine::peek::peek;
-use crate::engine::{Engine, prefix_range};
+use crate::engine::{Compression, Engine, prefix_range};
 use crate::journal::{
     BucketJournal, BucketOptions, CommitPiece, Disk, Journal, LocalJournal, Lsn, Options, RealDisk,
     Recovered, SyncMode,
@@ -77,6 +77,8 @@ pub struct OpenOptions {
     pub memtable_bytes: usize,
     /// Bytes that merges of files read ahead, all engines together.
     pub merge_bytes: usize,
+    /// How new files of the engines are compressed, if at all.
+    pub compression: Option<Compression>,
     /// Bytes of the filters of keys, all shards together.
     pub presence_bytes: usize,
     /// Local directory for cached files of a bucket, and the bytes it may take.

@@ -16,6 +16,7 @@ mod tests;
 pub(crate) mod trial;
 
 pub use scheduler::RunMerges;
+pub use settings::Compression;
 
 use crate::clock::Clock;
 use crate::control::{garbage_key, garbage_value};
@@ -71,6 +72,8 @@ pub struct Upkeep {
     pub run_merges: RunMerges,
     /// Bytes of deleted rows below which all files are never merged because of them.
     pub least_garbage: u64,
+    /// How new files are compressed, if at all.
+    pub compression: Option<Compression>,
     /// Interval of checks for merges to start, and for merges that ended.
     pub poll: Duration,
     /// How long replaced files are kept: reads end long before. `None`: until no read of this
@@ -113,6 +116,7 @@ impl Default for Upkeep {
             merge_bytes: settings::MOST_READ_AHEAD,
             run_merges: RunMerges::new(1),
             least_garbage: 8 << 20,
+            compression: None,
             poll: Duration::from_millis(200),
             keep_files: None,
             collect: Duration::from_secs(2),

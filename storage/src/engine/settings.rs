@@ -3,7 +3,7 @@
 use super::{BATCH_BYTES, MEMTABLE_BYTES, Upkeep, scheduler};
 use slatedb::BlockCachePolicy;
 use slatedb::config::{
-    CompactionWorkerOptions, CompactorOptions, GarbageCollectorDirectoryOptions,
+    CompactionWorkerOptions, CompactorOptions, CompressionCodec, GarbageCollectorDirectoryOptions,
     GarbageCollectorOptions, ObjectStoreCacheOptions, Settings,
 };
 use slatedb::db_cache::CacheTarget;
@@ -55,6 +55,24 @@ const FLUSHES: usize = 2;
 /// merged.
 pub(super) const MAX_LEVEL0: usize = 64;
 
+/// How blocks of new files are compressed. Files say how theirs are, so those of before stay
+/// readable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Compression {
+    Lz4,
+    /// Zstandard, level 3.
+    Zstd,
+}
+
+impl Compression {
+    fn codec(self) -> CompressionCodec {
+        match self {
+            Self::Lz4 => CompressionCodec::Lz4,
+            Self::Zstd => CompressionCodec::Zstd,
+        }
+    }
+}
+
 pub(super) fn compactor_options(upkeep: &Upkeep) -> CompactorOptions {
     let fetch_bytes = upkeep.merge_bytes / (scheduler::INPUTS * READ_AHEAD);
     let worker = CompactionWorkerOptions {
@@ -66,6 +84,7 @@ pub(super) fn compactor_options(upkeep: &Upkeep) -> CompactorOptions {
         bytes_to_fetch: fetch_bytes.clamp(*FETCH_BYTES.start(), *FETCH_BYTES.end()),
         // Each part of a merge would read ahead separately.
         max_subcompactions: 1,
+        compression_codec: upkeep.compression.map(Compression::codec),
         ..CompactionWorkerOptions::default()
     };
     CompactorOptions {
@@ -114,6 +133,7 @@ pub(super) fn engine_settings(upkeep: &Upkeep) -> Settings {
     let manifest_age = upkeep.keep_files.map_or(LOCAL_MANIFEST_AGE, |_| MANIFEST_AGE);
     Settings {
         wal_enabled: false,
+        compression_codec: upkeep.compression.map(Compression::codec),
         l0_flush_parallelism: FLUSHES,
         flush_interval: None,
         l0_sst_size_bytes: memtable_bytes,

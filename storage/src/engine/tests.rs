@@ -23,11 +23,16 @@ struct Process {
 
 impl Process {
     fn start(store: &Arc<InMemory>) -> Self {
+        Self::start_with(store, None)
+    }
+
+    fn start_with(store: &Arc<InMemory>, compression: Option<Compression>) -> Self {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.unwrap();
         let upkeep = Upkeep {
             least_garbage: 64 << 10,
+            compression,
             poll: Duration::from_millis(100),
             collect: Duration::from_millis(200),
             ..Upkeep::default()
@@ -223,6 +228,41 @@ fn replaced_files_go_within_seconds_and_after_a_kill_too() {
     let process = Process::start(&store);
     wait_until_gone(&process, &store, &replaced);
     assert_eq!(process.count(LIVE), OVERWRITTEN as usize);
+    process.kill();
+}
+
+#[test]
+fn files_are_readable_and_merged_whatever_their_compression() {
+    let store = Arc::new(InMemory::new());
+    let text = Bytes::from(r#"{"user":"alice","active":true,"score":17},"#.repeat(20));
+    let all = [None, Some(Compression::Lz4), Some(Compression::Zstd), None];
+    let mut sizes = Vec::new();
+    for (round, compression) in (0..).zip(all) {
+        let process = Process::start_with(&store, compression);
+        let before = size(&store);
+        let rows = (0..2000).map(|n| (element(LIVE, round * 2000 + n), Some(text.clone())));
+        process.write(rows);
+        process.flush();
+        sizes.push(size(&store) - before);
+        let mut head = Vec::new();
+        RowKey::elements(&mut head, 1, LIVE);
+        let rows = process.engine.scan(prefix_range(&head), usize::MAX);
+        let rows = process.runtime.block_on(rows).unwrap();
+        assert_eq!(rows.len(), (round as usize + 1) * 2000);
+        assert!(rows.iter().all(|(_, value)| *value == text));
+        let key = element(LIVE, 7);
+        assert_eq!(process.runtime.block_on(process.engine.get(&key)).unwrap(), Some(text.clone()));
+        process.kill();
+    }
+    assert!(sizes[1] < sizes[0] / 2 && sizes[2] < sizes[0] / 2, "{sizes:?}");
+    assert!(sizes[3] > sizes[1] * 2, "{sizes:?}");
+    // Files of all kinds become one run.
+    let process = Process::start_with(&store, Some(Compression::Zstd));
+    process.put(DEAD, 0..70_000);
+    process.write(std::iter::once((RowKey::dead(1, DEAD).into(), Some(Bytes::new()))));
+    process.flush();
+    process.wait_for_space(&store, sizes[0] / 2);
+    assert_eq!((process.count(LIVE), process.count(DEAD)), (8000, 0));
     process.kill();
 }
 
