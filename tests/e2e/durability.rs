@@ -4,7 +4,7 @@ use super::Server;
 use redis::Commands;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Connections that write while the server is killed.
 const WRITERS: u64 = 4;
@@ -163,6 +163,50 @@ fn cold_data_is_read_from_the_engine() {
     let whole: String = client.get("big").expect("an answer");
     assert_eq!(whole.len(), 200_000);
     assert_eq!(&whole[149_999..150_003], "xyyx");
+}
+
+#[test]
+fn cold_rows_are_read_from_files_where_the_command_runs() {
+    const KEYS: u32 = 20_000;
+    let options = ["--workers", "2", "--shards", "2", "--handover-interval-ms", "50"];
+    let mut server = Server::start(&options);
+    let mut client = server.client();
+    for keys in (0..KEYS).collect::<Vec<_>>().chunks(1000) {
+        let mut pipe = redis::pipe();
+        for n in keys {
+            pipe.set(format!("k{n}"), format!("value {n}")).ignore();
+            pipe.hset(format!("h{}", n % 3), format!("f{n}"), n).ignore();
+        }
+        let () = pipe.query(&mut client).expect("stored");
+    }
+    drop(client);
+    server.stop();
+    server.restart();
+    let mut client = server.client();
+    let reads = |client: &mut redis::Connection, name: &str| -> u64 {
+        std::thread::sleep(Duration::from_millis(100));
+        let info: redis::InfoDict = redis::cmd("INFO").query(client).expect("INFO");
+        info.get(name).expect("a number")
+    };
+    // The indexes are read in the background.
+    let begun = Instant::now();
+    while reads(&mut client, "point_read_bytes") == 0 {
+        assert!(begun.elapsed() < Duration::from_secs(30), "no file is open for point reads");
+    }
+    for n in (0..KEYS).step_by(7) {
+        let value: String = client.get(format!("k{n}")).expect("an answer");
+        assert_eq!(value, format!("value {n}"));
+        let field: u32 = client.hget(format!("h{}", n % 3), format!("f{n}")).expect("an answer");
+        assert_eq!(field, n);
+        let absent: Option<u32> =
+            client.hget(format!("h{}", n % 3), format!("g{n}")).expect("an answer");
+        assert_eq!(absent, None);
+    }
+    let from_files =
+        reads(&mut client, "point_reads_cached") + reads(&mut client, "point_reads_disk");
+    let elsewhere = reads(&mut client, "point_reads_elsewhere");
+    assert!(from_files > 3 * u64::from(KEYS / 7), "{from_files} reads of files");
+    assert!(elsewhere < from_files / 10, "{elsewhere} reads through SlateDB");
 }
 
 #[test]

@@ -4,6 +4,7 @@ use super::*;
 use crate::checkpoint::offline_options;
 use crate::clock::ManualTime;
 use crate::materialise::hand_over;
+use crate::need::Need;
 use crate::value::{Str, Value};
 use bytes::Bytes;
 use object_store::memory::InMemory;
@@ -289,4 +290,75 @@ async fn after_a_clean_stop_nothing_is_replayed_and_after_a_kill_what_was_not_fl
         drop((partitions, journal, locks));
         assert_eq!(open().await.replayed, 7);
     }
+}
+
+/// A row that was handed over is in the engine's memtable only: its older version in a file is not
+/// read in its place.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_that_was_handed_over_is_never_read_stale() {
+    let root = tempfile::tempdir().unwrap();
+    let location = Location { store: Place::local(root.path()).unwrap(), journal: None };
+    let mut options = offline_options(&location).await.unwrap();
+    options.databases = 1;
+    let opened = Directory::open(options, Clock::default()).await.unwrap();
+    let (journal, engine) = (opened.journal.clone(), opened.engines().remove(0));
+    let (mut partitions, _locks) = opened.into_partitions(1, 1);
+    let mut partition = partitions.remove(0);
+    // An entry that was used lately stays at first.
+    let forget = |partition: &mut Partition| {
+        let durable = partition.durable();
+        (0..4).for_each(|_| partition.store.evict(0, durable, 1 << 20, |_, _| false));
+    };
+    let need = || Need { db: 0, key: b"key"[..].into(), part: None };
+    let mut in_place = 0;
+    for n in 0..40_u8 {
+        partition.store.begin(NOW, true);
+        if partition.store.peek(0, b"key").is_err() {
+            partition.load_in_place(vec![need()]).unwrap();
+        }
+        partition.store.entry_mut(0, b"key").unwrap().value = Value::Str(Str::new(&[n]));
+        partition.commit(NOW).unwrap();
+        journal.sync_now().unwrap();
+        partition.observe_durable();
+        for step in ["pending", "handed over", "flushed"] {
+            if step == "handed over" {
+                partition.cut(0);
+                let cut = partition.take_cut(0).unwrap();
+                let (lsn, engine) = (cut.lsn, engine.clone());
+                let seq = hand_over(engine, journal.clone(), cut).await.unwrap();
+                partition.shards.get_mut(&0).unwrap().handed_over(lsn, seq);
+            } else if step == "flushed" {
+                engine.flush().await.unwrap();
+                partition.observe_flushed();
+            }
+            forget(&mut partition);
+            assert!(partition.store.peek(0, b"key").is_err(), "it is not in memory");
+            let loaded = partition.load_in_place(vec![need()]);
+            assert!(step != "pending" || loaded.is_ok());
+            assert!(step != "handed over" || loaded.is_err(), "no file has it yet");
+            in_place += u32::from(step == "flushed" && loaded.is_ok());
+            if loaded.is_err() {
+                let plan = partition.plan_load(vec![need()]);
+                let loaded = plan.run(&tokio::runtime::Handle::current()).await;
+                partition.finish_load(loaded).unwrap();
+            }
+            let entry = partition.store.peek(0, b"key").unwrap().unwrap();
+            let Value::Str(text) = &entry.value else { panic!("{:?}", entry.value) };
+            assert_eq!(*text.whole().unwrap(), [n], "{step}");
+        }
+        // In half of the rounds the view has time to follow.
+        tokio::time::sleep(Duration::from_millis(u64::from(n % 2) * 20)).await;
+        forget(&mut partition);
+        in_place += u32::from(partition.load_in_place(vec![need()]).is_ok());
+        forget(&mut partition);
+        let plan = partition.plan_load(vec![need()]);
+        let loaded = plan.run(&tokio::runtime::Handle::current()).await;
+        partition.finish_load(loaded).unwrap();
+        let entry = partition.store.peek(0, b"key").unwrap().unwrap();
+        let Value::Str(text) = &entry.value else { panic!("{:?}", entry.value) };
+        assert_eq!(*text.whole().unwrap(), [n]);
+    }
+    assert!(in_place > 10, "{in_place} reads were made in place");
+    assert!(partition.point_reads().cached >= u64::from(in_place));
+    partition.close().await.unwrap();
 }

@@ -47,17 +47,23 @@ use view::{BlockSpot, FileView, Sought};
 /// Bytes of a thread's buffer for blocks that are kept.
 const BUFFER: usize = 64 << 10;
 
-/// Reads in a row whose block the system did not have in memory, after which a thread tries only
-/// some: a try that fails is a system call for nothing.
-const COLD_READS: u32 = 16;
+/// The share of blocks that the system has in memory, of this number, below which a thread tries to
+/// read only some in place: a try that fails is a system call for nothing.
+const ALL_CACHED: u32 = 1 << 16;
+const WORTH_TRYING: u32 = ALL_CACHED / 10;
 
 /// Of those it tries one in so many.
 const COLD_TRIES: u32 = 32;
 
+/// A try counts as one part in so many of that share.
+const CACHED_PARTS: u32 = 32;
+
 thread_local! {
     static BLOCK: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
-    /// Number of reads in a row whose block was not in memory.
-    static COLD: Cell<u32> = const { Cell::new(0) };
+    /// The share of blocks that were in memory lately, of [`ALL_CACHED`].
+    static CACHED: Cell<u32> = const { Cell::new(ALL_CACHED) };
+    /// Number of reads that were not tried in place.
+    static UNTRIED: Cell<u32> = const { Cell::new(0) };
 }
 
 /// Maximum number of files that the engines of a directory hold open for point reads.
@@ -180,12 +186,12 @@ impl Points {
         let access = if tries && is_worth_trying() { Access::InMemory } else { Access::Locate };
         with_buffer(|buffer| match snapshot.find(key, access, buffer) {
             Sought::Value(place) => {
-                COLD.set(0);
+                note_try(access, true);
                 Point::Known(take(Some(&buffer[place])))
             }
             Sought::Absent => Point::Known(take(None)),
             Sought::OnDisk(spot) => {
-                COLD.set(COLD.get().wrapping_add(1));
+                note_try(access, false);
                 Point::OnDisk(OnDisk { snapshot, spot, readers: self.readers.clone() })
             }
             Sought::Elsewhere => Point::Elsewhere,
@@ -213,10 +219,24 @@ pub(crate) fn read_from_disk(rows: Vec<(usize, Vec<u8>, OnDisk)>) -> Vec<DiskRow
     readers.map_or_else(Vec::new, |readers| readers.read(rows))
 }
 
-/// Returns true if a block may be in the system's memory: others were.
+/// Returns true if a block is likely enough to be in the system's memory, or if that is to be found
+/// out.
 fn is_worth_trying() -> bool {
-    let cold = COLD.get();
-    cold < COLD_READS || cold.is_multiple_of(COLD_TRIES)
+    if CACHED.get() >= WORTH_TRYING {
+        return true;
+    }
+    let untried = UNTRIED.get().wrapping_add(1);
+    UNTRIED.set(untried);
+    untried.is_multiple_of(COLD_TRIES)
+}
+
+/// Notes if the block that was tried in place was in memory.
+fn note_try(access: Access, was_cached: bool) {
+    if access == Access::InMemory {
+        let share = CACHED.get();
+        let gain = if was_cached { ALL_CACHED / CACHED_PARTS } else { 0 };
+        CACHED.set(share - share / CACHED_PARTS + gain);
+    }
 }
 
 /// Runs `work` with this thread's buffer.

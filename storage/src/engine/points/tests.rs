@@ -414,3 +414,81 @@ fn deleted_files_stay_readable_in_a_snapshot() {
     let super::Sought::Value(place) = found else { panic!("{found:?}") };
     assert_eq!(&buffer[place], b"1");
 }
+
+/// A snapshot of the engine makes files keep older versions of a row, over several blocks.
+#[test]
+fn of_many_versions_in_a_file_the_newest_is_found() {
+    let local = Local::open();
+    let held = local.engine.db().snapshot().unwrap();
+    for (n, key) in [b"a", b"k", b"z"].repeat(100).into_iter().enumerate() {
+        local.put(key, &[n as u8; 900]);
+        if n % 50 == 20 {
+            local.write(vec![(Bytes::from_static(b"l"), None)]);
+        }
+        local.put(format!("k{n}").as_bytes(), b"a neighbour");
+    }
+    local.put(b"l", b"last");
+    local.flush();
+    let blocks = local.points().snapshot().view.as_ref().unwrap().runs[0][0].open.clone().unwrap();
+    assert!(blocks.bytes() > 100, "the versions take several blocks");
+    for (n, key) in [(297, b"a"), (298, b"k"), (299, b"z")] {
+        let wanted = Bytes::from(vec![n as u8; 900]);
+        assert_eq!(local.find(key), Read::Known(Some(wanted.clone())));
+        assert_eq!(local.get(key), Some(wanted));
+    }
+    assert_eq!(local.find(b"l"), Read::Known(Some("last".into())));
+    assert_eq!(local.find(b"k7"), Read::Known(Some("a neighbour".into())));
+    drop(held);
+}
+
+/// Bytes that no checksum protects may be anything: they are refused, or give a place in them.
+#[test]
+fn no_bytes_of_a_block_lead_out_of_it() {
+    let mut random = Random(77);
+    let mut block = Vec::new();
+    for n in 0..40_u8 {
+        // shared, unshared, length of the value; the key's end, the value; seq, flags
+        block.extend([u8::from(n % 16 != 0), 1 + u8::from(n % 16 == 0), 3]);
+        block.extend(if n % 16 == 0 { vec![b'k', n] } else { vec![n] });
+        block.extend([1, 2, 3, 0, 0, 0, 0, 0, 0, 0, n, 0]);
+    }
+    // Rows 0, 16 and 32 begin at 0, and behind 15 rows of 16 bytes and one of 17.
+    for offset in [0_u16, 257, 514] {
+        block.extend(offset.to_be_bytes());
+    }
+    block.extend(3_u16.to_be_bytes());
+    for n in 0..40_u8 {
+        let found = super::block::find(&block, &[b'k', n]);
+        assert!(matches!(found, Some(super::block::BlockRow::Value(_))), "row {n}: {found:?}");
+    }
+    for _ in 0..200_000 {
+        let mut bytes = block.clone();
+        for _ in 0..random.below(4) + 1 {
+            let at = random.below(bytes.len() as u64) as usize;
+            bytes[at] = random.below(256) as u8;
+        }
+        bytes.truncate(bytes.len() - (random.below(8) * random.below(20)) as usize);
+        let key = [b'k', random.below(45) as u8];
+        if let Some(super::block::BlockRow::Value(place)) = super::block::find(&bytes, &key) {
+            assert!(bytes.get(place).is_some());
+        }
+        let _ = super::bloom::Bloom::parse(&bytes).map(|filter| filter.may_have(random.0));
+    }
+}
+
+/// Where the system has hardly any block in memory, reads go to the disk without a try, until that
+/// changes.
+#[test]
+fn tries_in_place_follow_what_is_in_memory() {
+    std::thread::spawn(|| {
+        let tries = |reads: u32| (0..reads).filter(|_| super::is_worth_trying()).count();
+        assert_eq!(tries(100), 100);
+        (0..200).for_each(|_| super::note_try(Access::InMemory, false));
+        assert_eq!(tries(3200), 100);
+        (0..10).for_each(|_| super::note_try(Access::InMemory, true));
+        (0..200).for_each(|_| super::note_try(Access::Disk, false));
+        assert_eq!(tries(100), 100);
+    })
+    .join()
+    .unwrap();
+}
