@@ -117,7 +117,9 @@ impl Follower {
         for (n, view) in runs.iter().flatten().enumerate() {
             let id = view.sst.id;
             let size = kept.get(&id).map_or(view.sst.info.index_len as usize, |k| k.open.bytes());
-            if n >= self.limits.files || bytes + size > self.limits.bytes {
+            // Blocks of compressed files are not understood here.
+            let is_plain = view.sst.info.compression_codec.is_none();
+            if n >= self.limits.files || bytes + size > self.limits.bytes || !is_plain {
                 kept.remove(&id);
                 continue;
             }
