@@ -102,6 +102,10 @@ pub struct WorkerStats {
     pub point_cached: AtomicU64,
     pub point_disk: AtomicU64,
     pub point_elsewhere: AtomicU64,
+    /// Number of writes whose replaced rows are not known yet, and of passes that have read such
+    /// rows.
+    pub unresolved: AtomicU64,
+    pub passes: AtomicU64,
     /// Number of keys that clients wait for.
     pub awaited_keys: AtomicU64,
     /// Number of keys whose deletion unblocks a client, too.
@@ -148,6 +152,8 @@ impl Default for WorkerStats {
             point_cached: AtomicU64::default(),
             point_disk: AtomicU64::default(),
             point_elsewhere: AtomicU64::default(),
+            unresolved: AtomicU64::default(),
+            passes: AtomicU64::default(),
             awaited_keys: AtomicU64::default(),
             awaited_absent_keys: AtomicU64::default(),
             tracked_keys: AtomicU64::default(),

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 const PERIOD: Duration = Duration::from_millis(50);
 
 /// Pause before a failed hand-over is tried again.
-const RETRY: Duration = Duration::from_secs(1);
+pub(super) const RETRY: Duration = Duration::from_secs(1);
 
 /// Age from which on pending rows are handed over if the journal has grown long.
 const HURRIED_AGE: Duration = Duration::from_secs(5);
@@ -55,6 +55,10 @@ pub(super) struct ShardJob {
     scanning: bool,
     swept: Option<Instant>,
     pub(super) flushing: bool,
+    /// True while passes over blind operations run, and until that may be tried again.
+    pub(super) resolving: bool,
+    /// The error of the last pass.
+    pub(super) unresolvable: Option<String>,
     pub(super) watched: EngineWatch,
 }
 
@@ -75,6 +79,7 @@ impl Worker {
             for id in ids {
                 self.reopen_if_closed(id);
                 self.tend(id);
+                self.resolve(id, false);
             }
             self.watch_shards();
             self.publish_pressure();
@@ -126,7 +131,9 @@ impl Worker {
                 tokio::task::spawn_local(self.clone().flush(id));
             }
             Some(_) => {}
-            None if job.swept.is_none_or(|at| at.elapsed() >= SWEEP_PERIOD) => {
+            None if shard.may_sweep()
+                && job.swept.is_none_or(|at| at.elapsed() >= SWEEP_PERIOD) =>
+            {
                 job.busy = true;
                 tokio::task::spawn_local(self.clone().sweep(id));
             }
@@ -281,6 +288,7 @@ impl Worker {
         stats.pending_bytes.store(bytes, Ordering::Relaxed);
         stats.unflushed_ops.store(partition.unflushed_ops(), Ordering::Relaxed);
         stats.handed.store(partition.handed(), Ordering::Relaxed);
+        stats.unresolved.store(partition.unresolved() as u64, Ordering::Relaxed);
         stats.filter_bytes.store(partition.presence_bytes() as u64, Ordering::Relaxed);
         stats.publish_reads(partition.point_reads(), partition.point_bytes());
         stats.level0_permille.store((self.level0_use() * 1000.0) as u64, Ordering::Relaxed);

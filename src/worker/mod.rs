@@ -23,6 +23,7 @@ mod parked;
 mod peers;
 mod read_trouble;
 mod reads;
+mod resolve;
 mod rounds;
 mod scan;
 mod stall;
@@ -88,6 +89,8 @@ pub struct Worker {
     held: RefCell<std::collections::VecDeque<batch::HeldReplies>>,
     pub(crate) buffers: Buffers,
     jobs: materialise::ShardJobs,
+    /// Notified when a pass over blind operations ends.
+    passes: Notify,
     /// Bytes of the budget for decoded values that pending rows may use.
     loan: Cell<usize>,
     /// Progress of hand-overs and of the journal's store at the last pressure check.
@@ -169,6 +172,7 @@ impl Worker {
             held: RefCell::default(),
             buffers: Buffers::default(),
             jobs: materialise::ShardJobs::default(),
+            passes: Notify::new(),
             loan: Cell::new(0),
             progress: Cell::new(0),
             loader: load::ColdLoader::default(),

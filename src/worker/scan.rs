@@ -38,7 +38,19 @@ impl Worker {
     /// expiry.
     pub async fn key_count(self: &Rc<Self>, db: u32) -> Result<(u64, u64), RoundError> {
         self.settle_writes().await?;
+        self.count_exactly().await?;
         Ok(self.partition.borrow().totals(db))
+    }
+
+    /// Like [`key_count`](Self::key_count), for each of the first databases. If the counters cannot
+    /// be made exact, as the engine cannot be read, those that there are: replaced keys may count
+    /// twice.
+    pub async fn key_counts(self: &Rc<Self>, databases: u32) -> Result<Vec<(u64, u64)>, String> {
+        self.settle_writes().await.map_err(|error| error.text)?;
+        // The log has the error.
+        let _exact = self.count_exactly().await.is_ok();
+        let partition = self.partition.borrow();
+        Ok((0..databases).map(|db| partition.totals(db)).collect())
     }
 
     /// Removes the keys that have expired; all belong to this worker.

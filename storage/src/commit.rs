@@ -234,7 +234,7 @@ fn seal_entry(
     let old = std::mem::take(&mut entry.stored);
     entry.stored = entry.state();
     let new = &entry.stored;
-    if !old.live && !new.live {
+    if !old.live && !new.live && !old.unseen {
         return;
     }
     if old.version() != 0 && old.version() != new.version() {
@@ -248,13 +248,17 @@ fn seal_entry(
     if new.live {
         ops.put_built(
             delta,
+            old.unseen,
             |key| RowKey::meta(key, generation, at, &entry.key),
             |row| encode_meta(row, entry),
         );
     } else {
         let mut key = Vec::with_capacity(13 + entry.key.len());
         RowKey::meta(&mut key, generation, at, &entry.key);
-        ops.delete(&key, delta);
+        match old.unseen {
+            true => ops.delete_blindly(&key),
+            false => ops.delete(&key, delta),
+        }
     }
 }
 
@@ -278,7 +282,8 @@ fn seal_times(
             ops.delete(&RowKey::time(before, slot, generation, fields, key), Delta::default());
         }
         if after != 0 {
-            ops.put(&RowKey::time(after, slot, generation, fields, key), b"", true);
+            // A row that is not known may have the same time.
+            ops.put(&RowKey::time(after, slot, generation, fields, key), b"", !old.unseen);
         }
     }
 }
@@ -340,7 +345,9 @@ mod tests {
                     Op::Put { key, delta, .. } => {
                         format!("put {} {delta:?}", char::from(key[0]))
                     }
-                    Op::Delete { key, delta } => format!("del {} {delta:?}", char::from(key[0])),
+                    Op::Delete { key, delta, .. } => {
+                        format!("del {} {delta:?}", char::from(key[0]))
+                    }
                     Op::Generation { .. } => "generation".into(),
                 };
                 out.push((shard, text));

@@ -3,6 +3,7 @@
 //! ```text
 //! C reaches         lsn u64                      written with the first batch of a hand-over
 //! C applied         lsn u64 | epoch u64          with the last
+//! C resolved        of blind operations, see `shard/resolved.rs`      before the meta rows of a hand-over
 //! C complete        lsn u64 | epoch u64          while the shard is closed with all applied
 //! C identity        id u128 | shard u16 | shards u16 | hash of the seed u64     at the first start
 //! C generations     next u32 | n | n × u32 | dead | dead × u32      (varints)
@@ -16,6 +17,7 @@ use crate::counters::Counters;
 use crate::encoding::{Library, Row, get_varint, put_varint, row};
 use crate::journal::Lsn;
 use crate::presence::FilterPiece;
+use crate::shard::resolved::Resolved;
 use crate::slot::Layout;
 use bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,6 +25,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 const REACHES: &[u8] = b"reaches";
 const APPLIED: &[u8] = b"applied";
+const RESOLVED: &[u8] = b"resolved";
 const COMPLETE: &[u8] = b"complete";
 const IDENTITY: &[u8] = b"identity";
 const GENERATIONS: &[u8] = b"generations";
@@ -127,6 +130,8 @@ impl Identity {
 pub struct Control {
     pub reaches: Lsn,
     pub applied: Lsn,
+    /// The blind operations that are resolved, if a hand-over was cut off.
+    pub resolved: Option<Resolved>,
     /// The journal's end at which the shard was closed with everything applied.
     pub complete: Option<Lsn>,
     /// The journal's epoch at that time; 0 if an earlier version has closed it.
@@ -148,6 +153,16 @@ fn key(name: &[u8]) -> Bytes {
 /// Returns the row for the first batch of a hand-over.
 pub fn reaches_row(lsn: Lsn) -> (Bytes, Option<Bytes>) {
     (key(REACHES), Some(Bytes::copy_from_slice(&lsn.to_be_bytes())))
+}
+
+/// Returns the row for a hand-over of blind operations.
+pub(crate) fn resolved_row(resolved: &Resolved) -> (Bytes, Bytes) {
+    (key(RESOLVED), resolved.encode().into())
+}
+
+/// Returns the delete of that row, for the last batch.
+pub(crate) fn no_resolved_row() -> (Bytes, Option<Bytes>) {
+    (key(RESOLVED), None)
 }
 
 /// Returns the row that marks the shard as complete without the journal, up to the journal's end in
@@ -245,6 +260,7 @@ impl Control {
                 self.closed_in =
                     value.get(8..).filter(|v| !v.is_empty()).map_or(Some(0), be_u64)?;
             }
+            RESOLVED => self.resolved = Some(Resolved::decode(value)?),
             IDENTITY => self.identity = Some(Identity::decode(value)?),
             APPLIED => {
                 self.applied = be_u64(value.get(..8)?)?;

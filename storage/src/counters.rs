@@ -52,6 +52,17 @@ impl Counters {
         self.dirty.insert((generation, slot / BLOCK as u16));
     }
 
+    /// Takes keys, and keys with an expiry, off a slot's counters. A dead generation has none.
+    pub(crate) fn take_off(&mut self, generation: u32, slot: u16, (keys, expires): (u32, u32)) {
+        let Some(counts) = self.generations.get_mut(&generation) else { return };
+        let Some(count) = counts.slots.get_mut(usize::from(slot)) else { return };
+        count.keys = count.keys.saturating_sub(keys);
+        count.expires = count.expires.saturating_sub(expires);
+        counts.keys = counts.keys.saturating_sub(u64::from(keys));
+        counts.expires = counts.expires.saturating_sub(u64::from(expires));
+        self.dirty.insert((generation, slot / BLOCK as u16));
+    }
+
     /// Returns the number of keys, and of keys with an expiry, of a generation.
     pub fn totals(&self, generation: u32) -> (u64, u64) {
         self.generations.get(&generation).map_or((0, 0), |g| (g.keys, g.expires))

@@ -44,6 +44,7 @@ mod table;
 pub mod value;
 
 pub use scope::Scope;
+pub use shard::resolved::{OldRows, Replaced, Resolved};
 pub use slot::{KeyHash, Layout, SLOTS};
 pub use store::{Fault, Need, Store};
 pub use value::{Entry, Value};

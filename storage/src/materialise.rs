@@ -4,7 +4,9 @@
 //! carries `reaches`, the last one `applied` with the counters and generations of the cut. Batches
 //! are awaited in order. Only the engine reports rows as flushed.
 
-use crate::control::{Generations, applied_rows, counter_prefix, generations_key, reaches_row};
+use crate::control::{
+    Generations, applied_rows, counter_prefix, generations_key, no_resolved_row, reaches_row,
+};
 use crate::encoding::{Row, RowKey, decode_entry, row};
 use crate::engine::{BATCH_BYTES, Engine, Swept, prefix_range};
 use crate::journal::{Journal, Lsn};
@@ -90,6 +92,9 @@ pub fn each_hand_over_batch(cut: &Cut, rows: usize, emit: &mut dyn FnMut(Batch))
     let mut batch = vec![reaches_row(cut.reaches)];
     gather_rows(&cut.pending, &mut batch, rows, emit);
     batch.extend(applied_rows(cut.lsn, cut.epoch, &cut.generations, &cut.counters));
+    if cut.pending.resolved().is_some_and(|resolved| resolved.lsn <= cut.lsn) {
+        batch.push(no_resolved_row());
+    }
     emit(batch);
 }
 
@@ -218,8 +223,7 @@ async fn sweep_generation(engine: &Engine, place: &mut Swept, generation: u32) -
             if version != 0 {
                 batch.push((RowKey::dead(slot, version).into(), Some(Bytes::new())));
             }
-            let times = [(entry.expire_at_ms, false), (entry.value.fields_expire_at_ms(), true)];
-            for (at_ms, fields) in times.into_iter().filter(|(at_ms, _)| *at_ms != 0) {
+            for (at_ms, fields) in entry.state().times() {
                 batch.push((RowKey::time(at_ms, slot, generation, fields, name).into(), None));
             }
         }

@@ -96,6 +96,11 @@ impl Notes {
         self.interest.events != 0
     }
 
+    /// Returns true if any of these classes of events has a listener.
+    pub(crate) fn wants(&self, classes: u32) -> bool {
+        self.interest.events & classes != 0
+    }
+
     /// Notes an event of a class, if it has a listener.
     #[inline]
     pub fn event(&mut self, db: u32, key: &[u8], class: u32, name: &'static str) {

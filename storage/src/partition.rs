@@ -9,12 +9,15 @@ use crate::materialise::hand_over;
 use crate::need::PointReads;
 use crate::presence::Presence;
 use crate::reopen::{Reopen, Reopened};
+use crate::shard::resolved::OldRows;
 use crate::shard::{Cut, Shard};
 use crate::slot::Layout;
 use crate::store::{DirtyKey, Store, Versions};
+use crate::value::JournaledState;
 use anyhow::{Context, Result, bail};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The shard that stores the libraries of functions.
 pub const LIBRARIES_SHARD: u16 = 0;
@@ -33,6 +36,9 @@ impl FailedRound {
     }
 }
 
+/// The states of keys that a pass has read; `None`: the key did not exist.
+pub type PassStates = Vec<Option<JournaledState>>;
+
 /// See the module's description.
 pub struct Partition {
     pub store: Store,
@@ -50,6 +56,18 @@ pub struct Partition {
     holds: BTreeSet<u64>,
     /// Rows that were read for commands.
     pub(crate) reads: PointReads,
+    /// Number of those who wait for exact counters: no put is blind meanwhile.
+    counting: Arc<AtomicUsize>,
+}
+
+/// Forbids further blind operations as long as it lives.
+#[derive(Debug)]
+pub struct Counting(Arc<AtomicUsize>);
+
+impl Drop for Counting {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Partition {
@@ -67,8 +85,10 @@ impl Partition {
             closed_lsn: last_lsn,
             holds: BTreeSet::new(),
             reads: PointReads::default(),
+            counting: Arc::default(),
         };
         this.publish_presence();
+        this.allow_blind();
         this
     }
 
@@ -105,6 +125,7 @@ impl Partition {
                 }
                 self.close_round(sealed.round, lsn);
                 self.store.recycle(sealed);
+                self.allow_blind();
                 Ok(true)
             }
             Err(error) => {
@@ -219,6 +240,62 @@ impl Partition {
     /// Ends a hold; its record, if any, is merged.
     pub fn released(&mut self, hold: u64) {
         self.holds.remove(&hold);
+    }
+
+    // ---- blind operations --------------------------------------------------------------------
+
+    /// Lets the store replace as many keys unseen as may be resolved later.
+    fn allow_blind(&mut self) {
+        let free = self.shards.values().map(Shard::may_be_blind).min().unwrap_or(0);
+        let is_counting = self.counting.load(Ordering::Relaxed) > 0;
+        self.store.allow_blind(if is_counting { 0 } else { free });
+    }
+
+    /// Returns the number of unresolved blind operations.
+    pub fn unresolved(&self) -> usize {
+        self.shards.values().map(Shard::unresolved).sum()
+    }
+
+    /// Forbids further blind operations: once those before are resolved, the counters are exact.
+    pub fn begin_counting(&mut self) -> Counting {
+        self.counting.fetch_add(1, Ordering::Relaxed);
+        self.allow_blind();
+        Counting(self.counting.clone())
+    }
+
+    /// Begins a pass that resolves blind operations of a shard, if one is due: returns the rows to
+    /// read. `all`: it is due if any is unresolved.
+    pub fn begin_pass(&mut self, shard: u16, all: bool) -> Option<OldRows> {
+        self.allow_blind();
+        self.shards.get_mut(&shard)?.begin_pass(all)
+    }
+
+    /// Ends a pass with what was read.
+    ///
+    /// # Errors
+    /// That of the read: the operations remain unresolved.
+    pub fn end_pass(&mut self, shard: u16, read: Result<PassStates>) -> Result<()> {
+        let Some(of) = self.shards.get_mut(&shard) else { return Ok(()) };
+        let read = match read {
+            Ok(states) => {
+                of.end_pass(&states);
+                Ok(())
+            }
+            Err(error) => {
+                of.abort_pass();
+                Err(error)
+            }
+        };
+        self.allow_blind();
+        read
+    }
+
+    /// Resolves all blind operations of a shard. Must run on the background runtime.
+    async fn resolve_all(&mut self, id: u16) -> Result<()> {
+        let Some(shard) = self.shards.get_mut(&id) else { return Ok(()) };
+        // A pass that the stop has interrupted is repeated.
+        shard.abort_pass();
+        shard.resolve_all().await
     }
 
     // ---- materialising -----------------------------------------------------------------------
@@ -351,6 +428,7 @@ impl Partition {
         if let Some(lsn) = self.shards.get(&id).and_then(Shard::broken) {
             bail!("the record {lsn} of the journal could not be understood");
         }
+        self.resolve_all(id).await?;
         // A hand-over that was interrupted by the stop is repeated: rows are absolute.
         for _ in 0..2 {
             self.cut(id);

@@ -17,18 +17,14 @@ use crate::encoding::row;
 use crate::engine::{Closed, Engine, Turn, prefix_range};
 use crate::journal::{HoldId, Journal, Lsn, Record};
 use crate::materialise::write_cut;
-use crate::shard::{Cut, Shard};
+use crate::shard::Shard;
 use anyhow::{Context, Result, bail};
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::mpsc;
 
 /// Bytes of journal rows that are handed over in one piece.
 const PIECE_BYTES: usize = 8 << 20;
-
-/// Pieces that are prepared while one is written.
-const PIECES_AHEAD: usize = 1;
 
 /// Time limit for closing the old engine.
 const CLOSING: Duration = Duration::from_secs(5);
@@ -129,71 +125,104 @@ impl Reopen {
         let from = (control.applied + 1).max(self.journal.oldest());
         let reaches = control.reaches;
         let shard = Shard::new(self.shard, engine.clone(), self.epoch, control, 0);
-        let (ready, mut pieces) = mpsc::channel(PIECES_AHEAD);
-        let mut replay = CutBuilder { shard, reaches, ready, records: 0 };
+        let runtime = tokio::runtime::Handle::current();
+        let given = Given { shard, reaches, seq: None, ops: 0, records: 0 };
+        let mut replay = CutBuilder { given: Some(given), runtime, error: None };
         let (journal, handed) = (self.journal.clone(), self.handed);
         let reading = tokio::task::spawn_blocking(move || {
-            if from <= handed {
-                journal.read(hold, (from, handed), &mut |record| replay.take(&record))?;
+            let mut take = |record: Record| replay.take(&record);
+            let read = if from <= handed {
+                journal.read(hold, (from, handed), &mut take).map_err(anyhow::Error::new)
+            } else {
+                Ok(())
+            };
+            let read = read.and_then(|()| Ok(replay.cut(handed)?));
+            if let Some(error) = replay.error {
+                return Err(error.context("handing over what was lost"));
             }
-            replay.cut(handed)?;
-            Ok::<_, anyhow::Error>(replay.records)
+            read.context("reading what was lost from the journal")?;
+            replay.given.context("handing over what was lost was broken off")
         });
-        let mut given = Ok(());
-        while let Some(cut) = pieces.recv().await {
-            match write_cut(engine, cut.clone()).await {
-                Ok(seq) => reopened.handed = Some((cut.lsn, seq)),
-                Err(error) => {
-                    given = Err(error);
-                    break;
-                }
-            }
-            reopened.ops += cut.pending.ops();
-        }
-        drop(pieces);
-        let read = reading.await?;
-        given.context("handing over what was lost")?;
-        reopened.records = read.context("reading what was lost from the journal")?;
+        let given = reading.await??;
+        reopened.handed = given.seq.map(|seq| (self.handed, seq));
+        (reopened.ops, reopened.records) = (given.ops, given.records);
         Ok(())
     }
 }
 
-/// Builds cuts from journal records.
-struct CutBuilder {
+/// A new engine, and what it was given.
+struct Given {
+    /// Replays the records that the engine lacks.
     shard: Shard,
-    /// Greatest lsn of rows that the engine has already.
+    /// Greatest lsn of rows that the engine had from the beginning.
     reaches: Lsn,
-    ready: mpsc::Sender<Arc<Cut>>,
+    /// The sequence number of the last batch.
+    seq: Option<u64>,
+    ops: u64,
     records: u64,
 }
 
-impl CutBuilder {
-    fn take(&mut self, record: &Record) -> io::Result<()> {
-        let damaged = || io::Error::other(format!("the record {} is damaged", record.lsn));
-        for (id, ops) in split_body(&record.body).ok_or_else(damaged)? {
-            if id == self.shard.id {
-                self.records += 1;
-                if self.shard.replay(record.lsn, ops) != ops.len() {
-                    return Err(damaged());
-                }
-            }
-        }
-        if self.shard.pending_bytes() >= PIECE_BYTES {
-            self.cut(record.lsn)?;
-        }
-        Ok(())
-    }
-
-    /// Emits everything up to `lsn` as a cut to write.
-    fn cut(&mut self, lsn: Lsn) -> io::Result<()> {
+impl Given {
+    /// Gives everything up to `lsn` to the engine, in which blind operations find all rows that
+    /// were given before.
+    async fn give(&mut self, lsn: Lsn) -> Result<()> {
+        self.shard.resolve_all().await?;
         self.shard.cut(lsn, 0);
         let taken = self.shard.take_cut(None);
         drop(self.shard.handed_over(lsn, 0));
         if let Some(mut cut) = taken.and_then(Arc::into_inner) {
             cut.reaches = cut.reaches.max(self.reaches);
-            let sent = self.ready.blocking_send(Arc::new(cut));
-            sent.map_err(|_| io::Error::other("nobody takes the rows"))?;
+            self.ops += cut.pending.ops();
+            let engine = self.shard.engine().clone();
+            self.seq = Some(write_cut(&engine, Arc::new(cut)).await?);
         }
+        Ok(())
+    }
+}
+
+/// Replays records of the journal into a new engine, on a thread that may block.
+struct CutBuilder {
+    /// `None` while the engine is given something, and if that fails.
+    given: Option<Given>,
+    runtime: tokio::runtime::Handle,
+    /// The reason why the engine could not be given something.
+    error: Option<anyhow::Error>,
+}
+
+impl CutBuilder {
+    fn take(&mut self, record: &Record) -> io::Result<()> {
+        let damaged = || io::Error::other(format!("the record {} is damaged", record.lsn));
+        let Some(given) = &mut self.given else { return Ok(()) };
+        for (id, ops) in split_body(&record.body).ok_or_else(damaged)? {
+            if id == given.shard.id {
+                given.records += 1;
+                if given.shard.replay(record.lsn, ops) != ops.len() {
+                    return Err(damaged());
+                }
+            }
+        }
+        if given.shard.pending_bytes() >= PIECE_BYTES {
+            self.cut(record.lsn)?;
+        }
+        Ok(())
+    }
+
+    /// Gives everything up to `lsn` to the engine, and waits for that. The journal's reader may be
+    /// on a runtime of its own here, so the work is done elsewhere.
+    fn cut(&mut self, lsn: Lsn) -> io::Result<()> {
+        let Some(mut given) = self.given.take() else { return Ok(()) };
+        let (done, outcome) = std::sync::mpsc::sync_channel(1);
+        self.runtime.spawn(async move {
+            let outcome = given.give(lsn).await;
+            // Nobody waits if the reader has ended.
+            let _ = done.send(outcome.map(|()| given));
+        });
+        let failed = |error| {
+            self.error = Some(error);
+            io::Error::other("the engine does not take the rows")
+        };
+        let outcome = outcome.recv().unwrap_or_else(|error| Err(error.into()));
+        self.given = Some(outcome.map_err(failed)?);
         Ok(())
     }
 }

@@ -297,6 +297,10 @@ fn who_waits_for_a_key_is_served_when_its_deletion_could_not_be_stored() {
     push(&mut client);
     let mut served = 0;
     for _ in 0..30 {
+        // The journal has no room for many more.
+        if served == 3 {
+            break;
+        }
         // While the worker is busy both come in, so that they run in the same round.
         busy.send(&[&["EVAL", LOOP, "0", "3"]]);
         std::thread::sleep(Duration::from_millis(1));

@@ -1,6 +1,7 @@
 //! End-to-end tests: the built binary, real clients, kill -9.
 
 mod atomicity;
+mod blind;
 mod blocking;
 mod bucket;
 mod checkpoints;

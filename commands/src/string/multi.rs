@@ -35,9 +35,7 @@ fn any_exists(cx: &mut Ctx<'_>, args: Args<'_>) -> Result<bool, Stop> {
 
 fn set_all(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     for (name, value) in pairs(args) {
-        let mut entry = cx.store.entry_mut(cx.db, name)?;
-        entry.set_string(value);
-        entry.expire_at_ms = 0;
+        let mut entry = cx.store.replace(cx.db, name, value, 0)?;
         entry.event(NotifyFlags::STRING, "set");
     }
     Ok(())
@@ -53,7 +51,7 @@ fn check_pairs(args: Args<'_>, command: &str) -> Outcome {
 /// `MSET key value [key value …]`
 fn mset(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     check_pairs(args, "mset")?;
-    any_exists(cx, args)?;
+    cx.store.can_replace(cx.db, pairs(args).map(|(name, _)| name))?;
     set_all(cx, args)?;
     cx.out.ok();
     Ok(())

@@ -59,6 +59,12 @@ impl<'a> SetOptions<'a> {
         Ok(options)
     }
 
+    /// Returns true if the effect or the reply depends on what the key holds.
+    fn needs_key(&self) -> bool {
+        let is_plain = matches!(self.condition, SetCondition::Always) && !self.get;
+        !is_plain || self.expiry == ExpiryOption::Word
+    }
+
     /// Parses one option; returns the number of its arguments, `None` if it is unknown or
     /// contradicts another.
     fn take(&mut self, word: &[u8], next: Option<&'a [u8]>) -> Option<usize> {
@@ -107,11 +113,16 @@ fn store(
         }
         return Ok(true);
     }
-    let mut entry = cx.store.entry_mut(cx.db, name)?;
-    entry.set_string(value);
-    if options.expiry != ExpiryOption::Word {
-        entry.expire_at_ms = expire_at_ms.unwrap_or(0);
-    }
+    let mut entry = if options.needs_key() {
+        let mut entry = cx.store.entry_mut(cx.db, name)?;
+        entry.set_string(value);
+        if options.expiry != ExpiryOption::Word {
+            entry.expire_at_ms = expire_at_ms.unwrap_or(0);
+        }
+        entry
+    } else {
+        cx.store.replace(cx.db, name, value, expire_at_ms.unwrap_or(0))?
+    };
     entry.event(NotifyFlags::STRING, "set");
     if expire_at_ms.is_some() {
         entry.event(NotifyFlags::GENERIC, "expire");

@@ -37,6 +37,7 @@ pub fn rows(data: &[u8]) {
             Some(Row::Control { .. } | Row::Library { .. }) | None => {
                 let _library = Library::decode(key, value);
                 let _generations = crate::control::Generations::decode(value);
+                let _resolved = crate::Resolved::decode(value);
             }
             Some(Row::Time { .. } | Row::Dead { .. }) => {}
         }

@@ -11,22 +11,22 @@ mod location;
 mod lock;
 mod manifest;
 mod new_directory;
+mod replay;
 mod reshard;
 #[cfg(test)]
 mod tests;
 
 use crate::clock::Clock;
-use crate::commit::{BodyReader, Sealed};
+use crate::commit::Sealed;
 use crate::control::{Control, Generations, incomplete_row, presence_key};
 use crate::encoding::{Library, row};
 use crate::engine::files::{OpenFiles, ShardFiles};
 use crate::engine::peek::peek;
 use crate::engine::{Compression, Engine, prefix_range};
 use crate::journal::{
-    BucketJournal, BucketOptions, CommitPiece, Disk, Journal, LocalJournal, Lsn, Options, RealDisk,
-    Recovered, SyncMode,
+    BucketJournal, BucketOptions, Disk, Journal, LocalJournal, Lsn, Options, RealDisk, Recovered,
+    SyncMode,
 };
-use crate::materialise::make_room;
 use crate::partition::{LIBRARIES_SHARD, Partition};
 use crate::pending::Batch;
 use crate::place::{Guarded, Place};
@@ -35,7 +35,6 @@ use crate::slot::Layout;
 use crate::store::{Store, Versions};
 use anyhow::{Context, Result, bail};
 use engines::open_engines;
-use futures::future::try_join_all;
 pub(crate) use identity::identity_problems;
 pub use location::Location;
 pub use lock::{Locks, is_open};
@@ -43,6 +42,7 @@ pub(crate) use lock::{lock, lock_all};
 pub use manifest::{MAX_SHARDS, is_data_directory};
 pub(crate) use manifest::{Manifest, create_private_dir, manifest_of};
 pub(crate) use new_directory::NewDirectory;
+use replay::StartReplay;
 pub use reshard::{Resharded, reshard};
 use std::collections::BTreeMap;
 use std::fs;
@@ -173,7 +173,7 @@ impl Directory {
         let epoch = (recovery.max_epoch() + 1).max(epoch + 1).max(manifest.epoch + 1);
         let end = |c: &Control| c.reaches.max(c.applied).max(c.complete.unwrap_or(0));
         let highest = opened.iter().map(|(.., c)| end(c)).max().unwrap_or(0);
-        let mut libraries = opened
+        let libraries = opened
             .get_mut(usize::from(LIBRARIES_SHARD))
             .map(|(.., control)| std::mem::take(&mut control.libraries))
             .unwrap_or_default();
@@ -184,15 +184,14 @@ impl Directory {
             .into_iter()
             .map(|(id, engine, control)| Shard::new(id, engine, epoch, control, presence_bytes))
             .collect();
-        let mut replay = StartReplay { stale, bytes: options.replay_bytes, unchecked: 0 };
+        let bytes = options.replay_bytes;
+        let mut replay = StartReplay { stale, bytes, unchecked: 0, libraries };
         let replayed = replay.run(&recovery, &mut shards, &complete).await?;
+        shards.iter_mut().for_each(Shard::end_replay);
         if replayed > 0 {
             tracing::info!(records = replayed, "the journal's tail was replayed");
         }
-        if let Some(shard) = shards.get(usize::from(LIBRARIES_SHARD)) {
-            let whole = shard.apply_libraries(&mut libraries);
-            whole.context("a library of functions in the journal is damaged")?;
-        }
+        replay.take_libraries(&shards)?;
         let journal = recovery.start(epoch, highest + 1).await?;
         // From here on the journal has a record of its end, which a new journal had not.
         replay.delete_stale().await?;
@@ -213,7 +212,7 @@ impl Directory {
             layout,
             journal,
             generations: Generations { next, ..generations },
-            libraries: libraries.into_values().collect(),
+            libraries: replay.libraries.into_values().collect(),
             origin: manifest.salt,
             replayed,
             versions: Arc::new(Versions::new(epoch)),
@@ -466,91 +465,6 @@ fn outdated(control: &Control, id: u16, manifest: &Manifest) -> Batch {
     let complete = control.complete.map(|_| incomplete_row());
     let identity = Some(manifest.identity(id)).filter(|own| control.identity != Some(*own));
     kept.chain(complete).chain(identity.map(|own| own.row())).collect()
-}
-
-/// Replays records of the journal that the shards do not have.
-struct StartReplay {
-    /// Control rows of the engines that are not true any more.
-    stale: Vec<(Engine, Batch)>,
-    /// Bytes of rows from which on the engines get them.
-    bytes: usize,
-    /// Bytes of records since the rows were last counted.
-    unchecked: usize,
-}
-
-impl StartReplay {
-    /// Merges the records that each shard has not applied, and returns their number. A shard that
-    /// was closed cleanly has applied all up to the journal's end of that time, even if its last
-    /// record is far before.
-    async fn run(
-        &mut self,
-        recovery: &Recovered,
-        shards: &mut [Shard],
-        applied: &[Lsn],
-    ) -> Result<u64> {
-        let from = applied.iter().min().map_or(1, |lsn| lsn + 1);
-        let (mut records, mut is_counted, mut body) = (0, false, BodyReader::default());
-        let mut pieces = recovery.pieces(from);
-        while let Some(CommitPiece { record, first, last }) = pieces.next().await? {
-            let lsn = record.lsn;
-            if first {
-                (is_counted, body) = (false, BodyReader::default());
-            }
-            let mut is_merged = false;
-            let mut unknown = None;
-            let taken = body.take(&record.body, &mut |id, ops| {
-                let Some(shard) = shards.get_mut(usize::from(id)) else {
-                    unknown = Some(id);
-                    return None;
-                };
-                let is_new = lsn > applied[usize::from(id)];
-                is_merged |= is_new;
-                Some(if is_new { shard.replay(lsn, ops) } else { ops.len() })
-            });
-            records += u64::from(is_merged && !is_counted);
-            is_counted |= is_merged;
-            if let Some(id) = unknown {
-                bail!("the journal record {lsn} names shard {id}, which does not exist");
-            }
-            if taken.is_none() || (last && !body.is_done()) {
-                bail!("the journal record {lsn} is damaged");
-            }
-            self.unchecked += record.body.len();
-            if self.unchecked >= self.bytes / 8 {
-                self.unchecked = 0;
-                self.make_room(recovery, shards, lsn).await?;
-            }
-        }
-        Ok(records)
-    }
-
-    /// Gives the engines the replayed rows, if these take too many bytes.
-    async fn make_room(
-        &mut self,
-        recovery: &Recovered,
-        shards: &mut [Shard],
-        lsn: Lsn,
-    ) -> Result<()> {
-        if shards.iter().map(Shard::pending_bytes).sum::<usize>() < self.bytes {
-            return Ok(());
-        }
-        recovery.settle()?;
-        self.delete_stale().await?;
-        let making = shards.iter_mut().filter(|shard| shard.pending_rows() > 0).map(|shard| {
-            let (engine, replayed) = (shard.engine().clone(), shard.take_replayed());
-            async move { make_room(&engine, lsn, replayed).await }
-        });
-        try_join_all(making).await?;
-        Ok(())
-    }
-
-    async fn delete_stale(&mut self) -> Result<()> {
-        for (engine, rows) in self.stale.drain(..).filter(|(_, rows)| !rows.is_empty()) {
-            engine.write(rows).await?;
-            engine.flush().await?;
-        }
-        Ok(())
-    }
 }
 
 /// Gives new databases a generation, by a journal record.

@@ -13,6 +13,9 @@ const KIND: u8 = 0b11;
 /// Flag of a put of a row that does not exist yet.
 const NEW: u8 = 1 << 6;
 
+/// Flag of an operation on a meta row that may exist, although `delta` says that it does not.
+const BLIND: u8 = 1 << 7;
+
 /// A row's change of its slot's counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Delta {
@@ -41,17 +44,17 @@ pub enum Op<'a> {
         delta: Delta,
         /// True if the row is known not to exist; if false, it may or may not exist.
         new: bool,
+        /// True if `delta` is that of a new row, although the row may exist (RFC 12).
+        blind: bool,
     },
     Delete {
         key: &'a [u8],
         delta: Delta,
+        /// Like that of a put.
+        blind: bool,
     },
     /// Sets the generation of database `db`; `dead` is swept, if it is not 0.
-    Generation {
-        db: u32,
-        generation: u32,
-        dead: u32,
-    },
+    Generation { db: u32, generation: u32, dead: u32 },
 }
 
 impl<'a> Op<'a> {
@@ -130,10 +133,12 @@ impl OpWriter {
         (bytes <= KEEP_BYTES).then_some(self)
     }
 
-    /// Puts a row whose key and value are built in place. If `delta` adds a key, the row is new.
+    /// Puts a row whose key and value are built in place. If `delta` adds a key, the row is new,
+    /// unless the put is blind.
     pub fn put_built(
         &mut self,
         delta: Delta,
+        blind: bool,
         key: impl FnOnce(&mut Vec<u8>),
         value: impl FnOnce(&mut Vec<u8>),
     ) {
@@ -141,9 +146,13 @@ impl OpWriter {
         key(&mut self.key);
         self.value.clear();
         value(&mut self.value);
-        let new = if delta.keys > 0 { NEW } else { 0 };
+        let flag = match blind {
+            true => BLIND,
+            false if delta.keys > 0 => NEW,
+            false => 0,
+        };
         self.reserve(self.key.len() + self.value.len());
-        self.buf.push(PUT | delta.encode() | new);
+        self.buf.push(PUT | delta.encode() | flag);
         put_bytes(&mut self.buf, &self.key);
         put_bytes(&mut self.buf, &self.value);
     }
@@ -159,6 +168,13 @@ impl OpWriter {
     pub fn delete(&mut self, key: &[u8], delta: Delta) {
         self.reserve(key.len());
         self.buf.push(DELETE | delta.encode());
+        put_bytes(&mut self.buf, key);
+    }
+
+    /// Deletes a meta row that may exist; the counters are those without it.
+    pub fn delete_blindly(&mut self, key: &[u8]) {
+        self.reserve(key.len());
+        self.buf.push(DELETE | Delta::default().encode() | BLIND);
         put_bytes(&mut self.buf, key);
     }
 
@@ -195,14 +211,19 @@ impl<'a> OpReader<'a> {
         let mut rest = self.rest;
         let (&flags, after) = rest.split_first()?;
         rest = after;
+        let blind = flags & BLIND != 0;
+        if blind && flags & NEW != 0 {
+            return None;
+        }
         let op = match flags & KIND {
             PUT => Op::Put {
                 key: get_bytes(&mut rest)?,
                 value: get_bytes(&mut rest)?,
                 delta: Delta::decode(flags),
                 new: flags & NEW != 0,
+                blind,
             },
-            DELETE => Op::Delete { key: get_bytes(&mut rest)?, delta: Delta::decode(flags) },
+            DELETE => Op::Delete { key: get_bytes(&mut rest)?, delta: Delta::decode(flags), blind },
             GENERATION => Op::Generation {
                 db: u32::try_from(get_varint(&mut rest)?).ok()?,
                 generation: u32::try_from(get_varint(&mut rest)?).ok()?,
@@ -231,19 +252,36 @@ mod tests {
     fn operations_roundtrip() {
         let mut writer = OpWriter::default();
         let delta = Delta { keys: 1, expires: -1 };
-        writer.put_built(delta, |key| key.push(b'k'), |value| value.push(b'v'));
+        writer.put_built(delta, false, |key| key.push(b'k'), |value| value.push(b'v'));
+        writer.put_built(delta, true, |key| key.push(b'k'), |value| value.push(b'v'));
         writer.put(b"k3", b"", false);
         writer.delete(b"k2", Delta::default());
+        writer.delete_blindly(b"k2");
         writer.generation(3, 9, 4);
         let mut reader = OpReader::new(writer.pieces().1);
-        let first = Op::Put { key: &b"k"[..], value: b"v", delta, new: true };
-        assert_eq!(reader.next(), Some(first));
-        let other = Op::Put { key: b"k3", value: b"", delta: Delta::default(), new: false };
+        for (new, blind) in [(true, false), (false, true)] {
+            let put = Op::Put { key: &b"k"[..], value: b"v", delta, new, blind };
+            assert_eq!(reader.next(), Some(put));
+        }
+        let delta = Delta::default();
+        let other = Op::Put { key: b"k3", value: b"", delta, new: false, blind: false };
         assert_eq!(reader.next(), Some(other));
-        assert_eq!(reader.next(), Some(Op::Delete { key: b"k2", delta: Delta::default() }));
+        for blind in [false, true] {
+            assert_eq!(reader.next(), Some(Op::Delete { key: b"k2", delta, blind }));
+        }
         assert_eq!(reader.next(), Some(Op::Generation { db: 3, generation: 9, dead: 4 }));
         assert_eq!(reader.next(), None);
         assert!(reader.is_done());
+    }
+
+    #[test]
+    fn no_row_is_new_and_may_exist() {
+        let mut writer = OpWriter::default();
+        writer.put_built(Delta { keys: 1, expires: 0 }, true, |_| {}, |_| {});
+        let mut bytes = writer.pieces().1.to_vec();
+        assert!(OpReader::new(&bytes).next().is_some());
+        bytes[0] |= NEW;
+        assert_eq!(OpReader::new(&bytes).next(), None);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! Meta rows are in hash tables by slot range, so that none pauses to grow; element rows are
 //! grouped by version; other rows are few.
 
+mod blind;
 mod rows;
 
 use crate::encoding::{Library, Row, RowKey, decode_entry};
@@ -56,6 +57,7 @@ pub struct Pending {
     others: BTreeMap<Box<[u8]>, RowMark>,
     /// Libraries of functions, by name.
     libraries: BTreeMap<Box<[u8]>, Option<Box<[u8]>>>,
+    blind: blind::PendingBlind,
     rows: usize,
     bytes: usize,
     /// The lsn of the newest record merged.
@@ -240,6 +242,13 @@ impl Pending {
         table.at(row).map(PendingRow::value)
     }
 
+    /// Returns a pending meta row by its key.
+    pub(crate) fn meta_row(&self, key: &[u8]) -> Lookup<'_> {
+        let Some(Row::Meta { generation, slot, hash48, .. }) = Row::parse(key) else { return None };
+        let table = &self.meta.get(&generation)?[sub_table(slot)];
+        table.at(table.find(table_hash(hash48), key)?).map(PendingRow::value)
+    }
+
     /// Returns the pending row of an element.
     pub fn element(&self, version: u64, element: &[u8]) -> Lookup<'_> {
         Some(self.elements.get(&version)?.rows.get(element)?.value())
@@ -329,8 +338,7 @@ impl Pending {
                 rows.insert(RowKey::dead(slot, version), true);
                 versions.insert(version);
             }
-            let times = [(entry.expire_at_ms, false), (entry.value.fields_expire_at_ms(), true)];
-            for (at_ms, fields) in times.into_iter().filter(|(at_ms, _)| *at_ms != 0) {
+            for (at_ms, fields) in entry.state().times() {
                 rows.insert(RowKey::time(at_ms, slot, generation, fields, key), false);
             }
         }
@@ -362,6 +370,9 @@ impl Pending {
         let others = others.map(|(key, mark)| (&key[..], mark.put));
         for (key, put) in others.chain(remains.iter().map(|(key, put)| (&key[..], *put))) {
             batches.push(&[key], put.then(Bytes::new));
+        }
+        if let Some((key, value)) = self.blind.resolved_row() {
+            batches.push(&[&key], Some(value));
         }
         for (name, value) in &self.libraries {
             let value = value.as_deref().map(Bytes::copy_from_slice);

@@ -14,6 +14,7 @@
 //! Only staged entries carry the number of the round itself, and they are forgotten if its record
 //! cannot be appended. So only readers of the open round can hold the number of a round that fails.
 
+mod blind;
 mod databases;
 mod entry_mut;
 mod lending;
@@ -203,6 +204,8 @@ pub struct Store {
     pub(crate) own_shards: Vec<u16>,
     /// Filter of the keys on disk, by shard, where it is known.
     presence: Vec<Option<Arc<Presence>>>,
+    /// Number of keys that may be replaced unseen from now on.
+    may_replace: usize,
     pub(crate) memory: usize,
     pub(crate) hand: (usize, usize, usize),
     /// Keys whose values may be dropped from memory in part.
@@ -240,6 +243,7 @@ impl Store {
             unit: unit::Unit::default(),
             own_shards: Vec::new(),
             presence: Vec::new(),
+            may_replace: 0,
             memory: 0,
             hand: (0, 0, 0),
             large: VecDeque::new(),
@@ -607,15 +611,6 @@ impl Store {
         presence
             .and_then(Option::as_ref)
             .is_none_or(|presence| presence.may_hold(self.dbs[db as usize].generation, at.hash48()))
-    }
-
-    /// Sets the filter of a shard's keys.
-    pub(crate) fn set_presence(&mut self, shard: u16, presence: Option<&Arc<Presence>>) {
-        let shard = usize::from(shard);
-        if self.presence.len() <= shard {
-            self.presence.resize(shard + 1, None);
-        }
-        self.presence[shard] = presence.cloned();
     }
 
     /// Returns the round of a key's last write, if its entry is in memory.

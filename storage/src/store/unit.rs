@@ -81,7 +81,7 @@ impl Store {
     fn revert(&mut self, db: u32, key: &[u8], good: u64) {
         let at = self.layout.key_hash(key);
         let Some(entry) = self.get_mut(db, at, key) else { return };
-        if entry.stored.live {
+        if entry.stored.live || entry.stored.unseen {
             return self.forget(db, key);
         }
         let mut absent = Entry::absent(key, at.hash);

@@ -219,6 +219,8 @@ typed!(Stream, Stream, Box::new);
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct JournaledState {
     pub live: bool,
+    /// True if nothing is known about it: the key's row is to be replaced blindly (RFC 12).
+    pub(crate) unseen: bool,
     pub expire_at_ms: u64,
     /// Version and field expiry, which most keys do not have.
     elements: Option<Box<StoredElements>>,
@@ -236,7 +238,19 @@ impl JournaledState {
     pub fn new(expire_at_ms: u64, version: u64, fields_expire_at_ms: u64) -> Self {
         let some = version != 0 || fields_expire_at_ms != 0;
         let elements = some.then(|| Box::new(StoredElements { version, fields_expire_at_ms }));
-        Self { live: true, expire_at_ms, elements }
+        Self { live: true, unseen: false, expire_at_ms, elements }
+    }
+
+    /// Creates the state of a key whose row was not read.
+    pub(crate) fn unseen() -> Self {
+        Self { unseen: true, ..Self::default() }
+    }
+
+    /// Returns the times under which the expiry index has the key: those of the key itself and, with
+    /// true, of its fields.
+    pub(crate) fn times(&self) -> impl Iterator<Item = (u64, bool)> + use<> {
+        let times = [(self.expire_at_ms, false), (self.fields_expire_at_ms(), true)];
+        times.into_iter().filter(|(at_ms, _)| *at_ms != 0)
     }
 
     /// Returns the version of its element rows; 0: there is none.

@@ -78,7 +78,8 @@ impl History {
             61..64 => self.copy(),
             64..67 => self.coordinate(),
             67..75 => self.world.commit(),
-            75..77 => self.world.evict(),
+            75 => self.world.evict(),
+            76 => self.pass(),
             77 => {
                 let shard = self.random.random_range(0..SHARDS);
                 self.world.look_for_keys(shard);
@@ -122,6 +123,19 @@ impl History {
         }
     }
 
+    /// Takes a step of a pass over blind operations. The map may be cut between two.
+    fn pass(&mut self) {
+        self.world.commit();
+        let shard = self.random.random_range(0..SHARDS);
+        if !self.world.begin_pass(shard, true) {
+            let reads = self.random.random();
+            self.world.end_pass(shard, reads);
+        }
+        if self.random.random() {
+            self.world.partition.cut(shard);
+        }
+    }
+
     fn change_library(&mut self) {
         let mut libraries = self.world.libraries.clone();
         let name = vec![self.random.random_range(b'a'..b'd')].into_boxed_slice();
@@ -154,6 +168,9 @@ impl History {
                 bytes(&mut self.random, len)
             }
         };
+        if self.random.random_range(0..3) == 0 {
+            self.world.evict();
+        }
         self.world.set(db, &name, &value, expiry);
     }
 

@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod bank;
+mod blind;
 mod bucket;
 mod checkpoints;
 mod copies;

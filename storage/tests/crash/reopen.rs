@@ -32,6 +32,7 @@ impl World {
         self.journal.sync_now().unwrap();
         if let Some((rows, batches)) = part {
             self.partition.cut(id);
+            self.resolve(id, false);
             if let Some(cut) = self.partition.take_cut(id) {
                 let mut all = Vec::new();
                 each_hand_over_batch(&cut, rows, &mut |batch| all.push(batch));

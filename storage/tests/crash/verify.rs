@@ -20,6 +20,9 @@ impl World {
     }
 
     fn verify_counters(&mut self, at: &str) {
+        let _counting = self.partition.begin_counting();
+        (0..SHARDS).for_each(|shard| self.resolve(shard, true));
+        assert_eq!(self.partition.unresolved(), 0);
         for db in 0..self.model.dbs.len() {
             let found = self.partition.totals(db as u32);
             assert_eq!(found, self.model.totals(db), "{at}: counters of database {db}");

@@ -3,6 +3,7 @@
 use crate::image::{Image, Pick, Probe};
 use crate::model::{Model, Pending, StreamModel, V};
 use crate::store::Watched;
+use flagstone_storage::OldRows;
 use flagstone_storage::clock::Clock;
 use flagstone_storage::commit::Sealed;
 use flagstone_storage::directory::{Directory, Locks, OpenOptions, OpenStore};
@@ -14,9 +15,10 @@ use flagstone_storage::partition::Partition;
 use flagstone_storage::place::Place;
 use flagstone_storage::presence::Presence;
 use flagstone_storage::scan::DueCursor;
+use flagstone_storage::shard::Cut;
 use flagstone_storage::store::{Fault, Need, OrLoad, Part, Store};
 use flagstone_storage::value::stream::StreamEntry;
-use flagstone_storage::value::{Str, Stream, StreamId, Value};
+use flagstone_storage::value::{Stream, StreamId, Value};
 use object_store::local::LocalFileSystem;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -42,6 +44,8 @@ pub(crate) struct World {
     pub(crate) holds: u64,
     /// The libraries at the start, with later changes.
     pub(crate) libraries: Vec<Library>,
+    /// Passes over blind operations that have begun, by shard.
+    passes: BTreeMap<u16, OldRows>,
     /// Shards whose keys are being read; true if that is done.
     scans: BTreeMap<u16, (Scan, bool)>,
     _locks: Locks,
@@ -112,6 +116,7 @@ impl World {
             model,
             holds: 0,
             libraries,
+            passes: BTreeMap::new(),
             scans,
             _locks: locks,
         })
@@ -119,6 +124,26 @@ impl World {
 
     pub(crate) fn open(dir: &Path, model: Model, pick: Pick) -> Self {
         Self::try_open(dir, model, pick).unwrap_or_else(|e| panic!("opening {dir:?}: {e:#}"))
+    }
+
+    /// Opens a directory with other options than usual.
+    pub(crate) fn open_with(options: OpenOptions, model: Model) -> Self {
+        let dir = options.store.dir().unwrap().to_owned();
+        let probe = Arc::new(Probe::new(&dir, model.clone(), Box::new(|_| false)));
+        let same = |place: &Place| Ok(place.clone());
+        Self::open_on(options, model, probe, Arc::new(RealDisk), &same).unwrap()
+    }
+
+    /// Gives an engine all batches of a cut but the last, of so many rows each.
+    pub(crate) fn write_some(&mut self, shard: u16, cut: &Cut, rows: usize) {
+        self.journal.sync_now().unwrap();
+        let engine = self.partition.shards[&shard].engine().clone();
+        let mut batches = Vec::new();
+        each_hand_over_batch(cut, rows, &mut |batch| batches.push(batch));
+        batches.pop();
+        for batch in batches {
+            self.block_on(engine.write(batch)).unwrap();
+        }
     }
 
     /// Opens a copy of an image.
@@ -211,14 +236,9 @@ impl World {
         })
     }
 
-    /// Sets a string.
+    /// Sets a string, blindly if its key is not in memory.
     pub(crate) fn set(&mut self, db: u32, key: &[u8], value: &[u8], expire_at_ms: u64) {
-        self.run(|store| {
-            let mut entry = store.entry_mut(db, key)?;
-            entry.value = Value::Str(Str::new(value));
-            entry.expire_at_ms = expire_at_ms;
-            Ok(())
-        });
+        self.run(|store| store.replace(db, key, value, expire_at_ms).map(|_| ()));
         let item = (Arc::new(V::Str(value.to_vec())), expire_at_ms);
         self.model.dbs[db as usize].insert(key.to_vec(), item);
     }
@@ -326,10 +346,41 @@ impl World {
         }
     }
 
+    /// Begins a pass over the blind operations of a shard. Returns false if none is due.
+    pub(crate) fn begin_pass(&mut self, shard: u16, all: bool) -> bool {
+        let rows = self.partition.begin_pass(shard, all);
+        let begun = rows.is_some();
+        self.passes.extend(rows.map(|rows| (shard, rows)));
+        begun
+    }
+
+    /// Ends the pass of a shard, if there is one: the rows are read, or cannot be.
+    pub(crate) fn end_pass(&mut self, shard: u16, reads: bool) {
+        let Some(rows) = self.passes.remove(&shard) else { return };
+        if !reads {
+            let failed = Err(anyhow::anyhow!("no answer"));
+            assert!(self.partition.end_pass(shard, failed).is_err());
+            return;
+        }
+        let read = self.block_on(rows.read());
+        self.probe.point(|| format!("replaced rows of shard {shard} are read"));
+        self.partition.end_pass(shard, read).unwrap();
+        self.probe.point(|| format!("blind operations of shard {shard} are resolved"));
+    }
+
+    /// Resolves the blind operations of a shard that stand before a hand-over, or all of them.
+    pub(crate) fn resolve(&mut self, shard: u16, all: bool) {
+        self.end_pass(shard, true);
+        while self.begin_pass(shard, all) {
+            self.end_pass(shard, true);
+        }
+    }
+
     /// Hands a shard over at once or, with `batch`, step by step with a flush after every step.
     pub(crate) fn hand_over(&mut self, shard: u16, batch: Option<usize>) {
         self.partition.cut(shard);
         self.probe.point(|| format!("shard {shard} is cut"));
+        self.resolve(shard, false);
         let Some(cut) = self.partition.take_cut(shard) else { return };
         let engine = self.partition.shards[&shard].engine().clone();
         let seq = if let Some(rows) = batch {
@@ -369,7 +420,7 @@ impl World {
     pub(crate) fn sweep(&mut self, id: u16) -> bool {
         self.partition.observe_flushed();
         let shard = &self.partition.shards[&id];
-        if shard.unflushed_age().is_some() || shard.handing().is_some() {
+        if !shard.may_sweep() {
             return false;
         }
         let dead = shard.generations().dead.iter().copied().collect();

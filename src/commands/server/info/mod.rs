@@ -103,13 +103,7 @@ fn wanted(args: Args<'_>) -> Vec<&'static str> {
 
 pub(super) async fn keyspace(worker: &Worker) -> Result<Keyspace, String> {
     let databases = worker.node.config.settings().databases;
-    let count = move |worker: Rc<Worker>| async move {
-        let mut counts = Vec::with_capacity(databases as usize);
-        for db in 0..databases {
-            counts.push(worker.key_count(db).await.map_err(|error| error.text)?);
-        }
-        Ok::<_, String>(counts)
-    };
+    let count = move |worker: Rc<Worker>| async move { worker.key_counts(databases).await };
     let all = worker.peers.on_all(true, count).await.map_err(|_| "ERR a worker is gone")?;
     let mut sums = vec![(0, 0); databases as usize];
     for counts in all {

@@ -24,6 +24,8 @@ impl Page<'_> {
             ("writers_rate_bytes", &node.pace.rate()),
             ("writers_paused_us", &node.pace.paused_us()),
             ("stalled_shards", &self.stalled_shards()),
+            ("unresolved_writes", &self.sum(|s| &s.unresolved)),
+            ("old_row_passes", &self.sum(|s| &s.passes)),
             ("key_filter_bytes", &self.sum(|s| &s.filter_bytes)),
             ("point_read_bytes", &self.sum(|s| &s.point_bytes)),
             ("point_reads_cached", &self.sum(|s| &s.point_cached)),

@@ -231,6 +231,20 @@ fn a_floor_of_an_earlier_version_is_read() {
 }
 
 #[test]
+fn segments_of_an_earlier_version_are_read() {
+    let disk = in_the_fourth_segment();
+    for number in 1..=4 {
+        disk.edit(&segment_path(dir(), number), |bytes| {
+            bytes[8] = 1;
+            let crc = crc32c::crc32c(&bytes[..12]);
+            let crc = crc32c::crc32c_append(crc, &bytes[16..SEGMENT_HEADER]);
+            bytes[12..16].copy_from_slice(&crc.to_le_bytes());
+        });
+    }
+    assert_eq!(recover(&disk).unwrap().end(), 16);
+}
+
+#[test]
 fn damage_is_named_by_file_and_offset() {
     let disk = Arc::new(SimDisk::default());
     let journal = start(&disk, SyncMode::No);
@@ -253,12 +267,12 @@ fn a_newer_format_is_refused() {
     let (disk, _) = small_journal(true);
     let path = &segments(&disk)[0];
     disk.edit(path, |bytes| {
-        bytes[8] = 2;
+        bytes[8] = 3;
         let crc = crc32c::crc32c_append(crc32c::crc32c(&bytes[..12]), &bytes[16..SEGMENT_HEADER]);
         bytes[12..16].copy_from_slice(&crc.to_le_bytes());
     });
     let error = recover(&disk).map(|recovery| recovery.end()).unwrap_err();
-    assert!(matches!(error, JournalError::NewerFormat { found: 2, known: 1, .. }), "{error}");
+    assert!(matches!(error, JournalError::NewerFormat { found: 3, known: 2, .. }), "{error}");
 }
 
 #[test]

@@ -6,9 +6,13 @@
 //! such grants have ended the map is handed over by [`crate::materialise`], and lives until its
 //! rows are in the engine.
 
+mod blind;
+mod merge;
+pub mod resolved;
+
 use crate::control::{Control, Generations};
 use crate::counters::Counters;
-use crate::encoding::{Delta, Library, Op, OpReader, OpWriter, Row, row};
+use crate::encoding::{Library, OpReader, OpWriter};
 use crate::engine::Engine;
 use crate::journal::{Journal, Lsn};
 use crate::pending::{Lookup, Pending, TOGETHER};
@@ -16,6 +20,8 @@ use crate::presence::Presence;
 use crate::reopen::{Reopen, Reopened};
 use crate::slot::KeyHash;
 use bytes::Bytes;
+use merge::MergeTarget;
+use resolved::BlindState;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
@@ -92,6 +98,7 @@ pub struct Shard {
     presence_bytes: usize,
     /// Lower bound of the times in the expiry index, except rows that a pass is deleting.
     due_from_ms: u64,
+    blind: BlindState,
 }
 
 impl std::fmt::Debug for Shard {
@@ -136,6 +143,7 @@ impl Shard {
             making: None,
             presence_bytes,
             due_from_ms: 0,
+            blind: BlindState::new(control.resolved, control.applied),
         };
         shard.refresh_presence();
         shard
@@ -224,13 +232,6 @@ impl Shard {
         self.merge_rows(lsn, ops, None, false)
     }
 
-    /// Takes replayed rows out, to give them to the engine before the replay ends. They do not
-    /// advance `applied`: a further start begins where this one did.
-    pub(crate) fn take_replayed(&mut self) -> Pending {
-        // `since` stays: a hand-over must follow, even if it has only counters.
-        std::mem::take(&mut self.current)
-    }
-
     /// Merges operations. `memory`: the buffer that holds `ops`, if rows may keep it.
     fn merge_rows(
         &mut self,
@@ -240,12 +241,20 @@ impl Shard {
         trusts_new: bool,
     ) -> usize {
         self.merged = self.merged.max(lsn);
-        let late = self.closing.as_mut().filter(|closing| lsn <= closing.cut.lsn);
-        let late = late.map(|closing| &mut closing.cut);
-        if late.is_none() && self.since.is_none() {
+        let is_late = self.closing.as_ref().is_some_and(|closing| lsn <= closing.cut.lsn);
+        let (late, closing) = match &mut self.closing {
+            Some(closing) if is_late => (Some(&mut closing.cut), None),
+            closing => (None, closing.as_ref().map(|closing| &closing.cut.pending)),
+        };
+        if !is_late && self.since.is_none() {
             self.since = Some(Instant::now());
         }
+        self.blind.count(lsn, &mut self.counters);
         let mut target = MergeTarget {
+            lsn,
+            blind: &mut self.blind,
+            older: [closing, self.handing.as_ref().map(|cut| &cut.pending)],
+            is_whole: true,
             generations: &mut self.generations,
             counters: &mut self.counters,
             current: &mut self.current,
@@ -269,7 +278,7 @@ impl Shard {
             }
         }
         target.pending().note_record(lsn, count);
-        ops.len() - reader.left()
+        if target.is_whole { ops.len() - reader.left() } else { 0 }
     }
 
     // ---- reading -----------------------------------------------------------------------------
@@ -333,6 +342,7 @@ impl Shard {
     pub fn cut(&mut self, lsn: Lsn, until_hold: u64) {
         let pending = std::mem::take(&mut self.current);
         self.since = None;
+        self.blind.count(lsn.saturating_add(1), &mut self.counters);
         let cut = Cut {
             pending,
             lsn,
@@ -342,17 +352,20 @@ impl Shard {
             counters: self.counters.cut(),
         };
         self.closing = Some(Closing { cut, until_hold });
+        self.blind.cut();
     }
 
     /// Returns the cut to hand over, once no open hold can add to it. `oldest`: the oldest open
     /// hold.
     pub fn take_cut(&mut self, oldest: Option<u64>) -> Option<Arc<Cut>> {
         let ready = |closing: &Closing| oldest.is_none_or(|hold| hold > closing.until_hold);
-        if self.broken.is_some() || !self.closing.as_ref().is_some_and(ready) {
+        let is_broken = self.broken.is_some() || !self.is_closing_resolved();
+        if is_broken || !self.closing.as_ref().is_some_and(ready) {
             return None;
         }
-        let closing = self.closing.take()?;
-        let cut = Arc::new(closing.cut);
+        let mut cut = self.closing.take()?.cut;
+        self.note_resolved(cut.lsn, true, &mut cut.pending);
+        let cut = Arc::new(cut);
         self.handing = Some(cut.clone());
         Some(cut)
     }
@@ -366,6 +379,7 @@ impl Shard {
     /// dropped elsewhere.
     pub fn handed_over(&mut self, lsn: Lsn, seq: u64) -> Option<Arc<Cut>> {
         self.handed = lsn;
+        self.blind.applied(lsn);
         let cut = self.handing.take();
         let ops = cut.as_ref().map_or(0, |cut| cut.pending.ops());
         self.unflushed.push_back(HandedOver { applied: lsn, seq, ops, at: Instant::now() });
@@ -484,80 +498,6 @@ impl Shard {
             } else {
                 making.scanning = false;
                 self.making = Some(making);
-            }
-        }
-    }
-}
-
-/// Returns the time of a row of the expiry index.
-fn time_of(key: &[u8]) -> Option<u64> {
-    let (kind, rest) = key.split_first()?;
-    let at_ms = rest.first_chunk().filter(|_| *kind == row::TIME)?;
-    Some(u64::from_be_bytes(*at_ms))
-}
-
-/// Destination of a record's operations.
-struct MergeTarget<'a> {
-    generations: &'a mut Generations,
-    counters: &'a mut Counters,
-    current: &'a mut Pending,
-    late: Option<&'a mut Cut>,
-    /// True if a new row leaves no trace when it is deleted.
-    trusts_new: bool,
-    /// The buffer that holds the operations, if rows may keep it.
-    memory: Option<&'a Bytes>,
-    presence: Option<&'a Presence>,
-    making: Option<&'a Presence>,
-    due_from_ms: &'a mut u64,
-}
-
-impl MergeTarget<'_> {
-    fn pending(&mut self) -> &mut Pending {
-        match &mut self.late {
-            Some(cut) => &mut cut.pending,
-            None => self.current,
-        }
-    }
-
-    fn apply(&mut self, op: Op<'_>) {
-        match op {
-            Op::Put { key, value, delta, new } => {
-                self.count(key, delta);
-                if let Some(at_ms) = time_of(key) {
-                    *self.due_from_ms = at_ms.min(*self.due_from_ms);
-                }
-                let new = new && self.trusts_new;
-                let memory = self.memory;
-                self.pending().set_in(key, Some(value), new, memory);
-            }
-            Op::Delete { key, delta } => {
-                self.count(key, delta);
-                self.pending().set(key, None, false);
-            }
-            Op::Generation { db, generation, dead } => {
-                self.generations.set(db, generation, dead);
-                if let Some(cut) = &mut self.late {
-                    cut.generations.set(db, generation, dead);
-                    cut.counters.drop_generation(dead);
-                }
-                self.counters.drop_generation(dead);
-                self.pending().drop_generation(dead);
-            }
-        }
-    }
-
-    fn count(&mut self, key: &[u8], delta: Delta) {
-        if delta == Delta::default() {
-            return;
-        }
-        if let Some(Row::Meta { generation, slot, hash48, .. }) = Row::parse(key) {
-            if delta.keys > 0 {
-                let filters = self.presence.into_iter().chain(self.making);
-                filters.for_each(|filter| filter.insert(generation, hash48));
-            }
-            self.counters.add(generation, slot, delta);
-            if let Some(cut) = &mut self.late {
-                cut.counters.add(generation, slot, delta);
             }
         }
     }

@@ -1,0 +1,91 @@
+//! Passes over the blind operations of the shards: reading the rows that they have replaced, in the
+//! background (RFC 12).
+
+use super::Worker;
+use super::materialise::RETRY;
+use flagstone_storage::OldRows;
+use flagstone_storage::partition::PassStates;
+use std::rc::Rc;
+use std::sync::atomic::Ordering;
+
+impl Worker {
+    /// Starts a pass for a shard if one is due; `all`: it is due if anything is unresolved.
+    pub(super) fn resolve(self: &Rc<Self>, id: u16, all: bool) {
+        let mut jobs = self.jobs.borrow_mut();
+        let job = jobs.entry(id).or_default();
+        if job.resolving {
+            return;
+        }
+        if let Some(rows) = self.partition.borrow_mut().begin_pass(id, all) {
+            job.resolving = true;
+            tokio::task::spawn_local(self.clone().run_passes(id, rows));
+        }
+    }
+
+    /// Runs passes of a shard as long as they are due.
+    async fn run_passes(self: Rc<Self>, id: u16, rows: OldRows) {
+        let mut next = Some(rows);
+        while let Some(rows) = next.take() {
+            // The runtime may be shutting down: the pass is repeated when the shard is closed.
+            let Ok(read) = self.node.background.spawn(rows.read()).await else { return };
+            self.stats().passes.fetch_add(1, Ordering::Relaxed);
+            let error = match self.end_pass(id, read) {
+                Ok(due) => {
+                    next = due;
+                    None
+                }
+                Err(error) => {
+                    self.tell_unreadable(&format!("replaced rows of shard {id}"), &error);
+                    Some(format!("ERR the data could not be read: {error:#}"))
+                }
+            };
+            let has_failed = error.is_some();
+            if let Some(job) = self.jobs.borrow_mut().get_mut(&id) {
+                job.unresolvable = error;
+            }
+            self.passes.notify_waiters();
+            if has_failed {
+                tokio::time::sleep(RETRY).await;
+            }
+        }
+        if let Some(job) = self.jobs.borrow_mut().get_mut(&id) {
+            job.resolving = false;
+        }
+        self.passes.notify_waiters();
+    }
+
+    /// Returns the error of a pass that has failed and is not repeated yet.
+    fn unresolvable(&self) -> Option<String> {
+        self.jobs.borrow().values().find_map(|job| job.unresolvable.clone())
+    }
+
+    /// Ends a pass with what was read, and begins the next one if it is due.
+    fn end_pass(
+        &self,
+        id: u16,
+        read: anyhow::Result<PassStates>,
+    ) -> anyhow::Result<Option<OldRows>> {
+        let mut partition = self.partition.borrow_mut();
+        partition.end_pass(id, read)?;
+        Ok(partition.begin_pass(id, false))
+    }
+
+    /// Waits until the counters are exact: until no operation is unresolved, whose number does not
+    /// grow meanwhile. Returns the error text for the client if the replaced rows cannot be read.
+    pub(super) async fn count_exactly(self: &Rc<Self>) -> Result<(), String> {
+        if self.partition.borrow().unresolved() == 0 {
+            return Ok(());
+        }
+        let _counting = self.partition.borrow_mut().begin_counting();
+        let ids: Vec<u16> = self.partition.borrow().shards.keys().copied().collect();
+        while self.partition.borrow().unresolved() > 0 {
+            let ended = self.passes.notified();
+            ids.iter().for_each(|id| self.resolve(*id, true));
+            if let Some(error) = self.unresolvable() {
+                return Err(error);
+            }
+            ended.await;
+        }
+        Ok(())
+    }
+}

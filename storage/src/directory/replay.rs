@@ -1,0 +1,110 @@
+//! Replaying the journal at a start.
+
+use crate::commit::BodyReader;
+use crate::encoding::Library;
+use crate::engine::Engine;
+use crate::journal::{CommitPiece, Lsn, Recovered};
+use crate::materialise::make_room;
+use crate::partition::LIBRARIES_SHARD;
+use crate::pending::Batch;
+use crate::shard::Shard;
+use anyhow::{Context, Result, bail};
+use futures::future::try_join_all;
+use std::collections::BTreeMap;
+
+/// Replays records of the journal that the shards do not have.
+pub(super) struct StartReplay {
+    /// Control rows of the engines that are not true any more.
+    pub(super) stale: Vec<(Engine, Batch)>,
+    /// Bytes of rows from which on the engines get them.
+    pub(super) bytes: usize,
+    /// Bytes of records since the rows were last counted.
+    pub(super) unchecked: usize,
+    /// The libraries of functions; those in replayed rows join when the rows are given away.
+    pub(super) libraries: BTreeMap<Box<[u8]>, Library>,
+}
+
+impl StartReplay {
+    /// Merges the records that each shard has not applied, and returns their number. A shard that
+    /// was closed cleanly has applied all up to the journal's end of that time, even if its last
+    /// record is far before.
+    pub(super) async fn run(
+        &mut self,
+        recovery: &Recovered,
+        shards: &mut [Shard],
+        applied: &[Lsn],
+    ) -> Result<u64> {
+        let from = applied.iter().min().map_or(1, |lsn| lsn + 1);
+        let (mut records, mut is_counted, mut body) = (0, false, BodyReader::default());
+        let mut pieces = recovery.pieces(from);
+        while let Some(CommitPiece { record, first, last }) = pieces.next().await? {
+            let lsn = record.lsn;
+            if first {
+                (is_counted, body) = (false, BodyReader::default());
+            }
+            let mut is_merged = false;
+            let mut unknown = None;
+            let taken = body.take(&record.body, &mut |id, ops| {
+                let Some(shard) = shards.get_mut(usize::from(id)) else {
+                    unknown = Some(id);
+                    return None;
+                };
+                let is_new = lsn > applied[usize::from(id)];
+                is_merged |= is_new;
+                Some(if is_new { shard.replay(lsn, ops) } else { ops.len() })
+            });
+            records += u64::from(is_merged && !is_counted);
+            is_counted |= is_merged;
+            if let Some(id) = unknown {
+                bail!("the journal record {lsn} names shard {id}, which does not exist");
+            }
+            if taken.is_none() || (last && !body.is_done()) {
+                bail!("the journal record {lsn} is damaged");
+            }
+            self.unchecked += record.body.len();
+            if self.unchecked >= self.bytes / 8 {
+                self.unchecked = 0;
+                self.make_room(recovery, shards, lsn).await?;
+            }
+        }
+        Ok(records)
+    }
+
+    /// Gives the engines the replayed rows, if these take too many bytes.
+    async fn make_room(
+        &mut self,
+        recovery: &Recovered,
+        shards: &mut [Shard],
+        lsn: Lsn,
+    ) -> Result<()> {
+        if shards.iter().map(Shard::pending_bytes).sum::<usize>() < self.bytes {
+            return Ok(());
+        }
+        recovery.settle()?;
+        self.delete_stale().await?;
+        self.take_libraries(shards)?;
+        let making = shards.iter_mut().filter(|shard| shard.pending_rows() > 0);
+        let making = making.map(|shard| async move {
+            shard.resolve_all().await?;
+            let replayed = shard.take_replayed(lsn);
+            make_room(shard.engine(), lsn, replayed).await
+        });
+        try_join_all(making).await?;
+        Ok(())
+    }
+
+    pub(super) async fn delete_stale(&mut self) -> Result<()> {
+        for (engine, rows) in self.stale.drain(..).filter(|(_, rows)| !rows.is_empty()) {
+            engine.write(rows).await?;
+            engine.flush().await?;
+        }
+        Ok(())
+    }
+
+    /// Applies the changes of libraries that are pending.
+    pub(super) fn take_libraries(&mut self, shards: &[Shard]) -> Result<()> {
+        let Some(shard) = shards.get(usize::from(LIBRARIES_SHARD)) else { return Ok(()) };
+        let whole = shard.apply_libraries(&mut self.libraries);
+        whole.context("a library of functions in the journal is damaged")
+    }
+}

@@ -1,0 +1,145 @@
+//! Resolving the blind operations of a shard (RFC 12).
+
+use super::resolved::{MAX_UNRESOLVED, OldRows, PASS_FROM, Pass, Replaced, Resolved};
+use super::{Closing, Shard};
+use crate::journal::Lsn;
+use crate::pending::Pending;
+use crate::value::JournaledState;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Age of an unresolved operation at which a pass begins.
+const PASS_AGE: Duration = Duration::from_secs(1);
+
+impl Shard {
+    /// Returns the number of unresolved operations.
+    pub fn unresolved(&self) -> usize {
+        let in_pass = self.blind.pass.as_ref().map_or(0, |pass| pass.keys.len());
+        self.maps().map(Pending::unresolved).sum::<usize>() + in_pass
+    }
+
+    /// Returns how many more operations may be unresolved.
+    pub(crate) fn may_be_blind(&self) -> usize {
+        MAX_UNRESOLVED.saturating_sub(self.unresolved())
+    }
+
+    /// Begins a pass if one is due: returns the rows to read. With `all` it is due if anything is
+    /// unresolved.
+    pub(crate) fn begin_pass(&mut self, all: bool) -> Option<OldRows> {
+        if self.blind.pass.is_some() {
+            return None;
+        }
+        let closing = self.closing.as_mut().map(|closing| &mut closing.cut.pending);
+        let closing = closing.filter(|pending| pending.unresolved() > 0);
+        let (pending, is_cut) = match closing {
+            Some(pending) => (pending, true),
+            None => (&mut self.current, false),
+        };
+        let many = pending.unresolved() >= PASS_FROM || pending.unresolved_for() >= PASS_AGE;
+        if pending.unresolved() == 0 || !(all || is_cut || many) {
+            return None;
+        }
+        let keys = Arc::new(pending.take_unresolved());
+        self.blind.pass = Some(Pass { keys: keys.clone(), is_cut });
+        Some(OldRows { engine: self.engine.clone(), keys })
+    }
+
+    /// Ends the pass with the old states, in the order of the rows.
+    pub(crate) fn end_pass(&mut self, states: &[Option<JournaledState>]) {
+        let Some(pass) = self.blind.pass.take() else { return };
+        let (pending, cut_counters) = match &mut self.closing {
+            Some(Closing { cut, .. }) if pass.is_cut => (&mut cut.pending, Some(&mut cut.counters)),
+            _ => (&mut self.current, None),
+        };
+        let mut replaced = Replaced::default();
+        for (key, state) in pass.keys.iter().zip(states) {
+            let Some(old) = state else { continue };
+            pending.correct_stored(key, old);
+            replaced.add_row(key, old);
+        }
+        replaced.take_off(&mut self.counters);
+        if let Some(counters) = cut_counters {
+            replaced.take_off(counters);
+        }
+    }
+
+    /// Ends a pass that has read nothing: its operations are unresolved again.
+    pub(crate) fn abort_pass(&mut self) {
+        let Some(pass) = self.blind.pass.take() else { return };
+        let keys = Arc::unwrap_or_clone(pass.keys);
+        match &mut self.closing {
+            Some(closing) if pass.is_cut => closing.cut.pending.add_unresolved(keys),
+            _ => self.current.add_unresolved(keys),
+        }
+    }
+
+    /// Resolves all operations. No pass may be running.
+    ///
+    /// # Errors
+    /// If an old row cannot be read.
+    pub(crate) async fn resolve_all(&mut self) -> anyhow::Result<()> {
+        while let Some(rows) = self.begin_pass(true) {
+            match rows.read().await {
+                Ok(states) => self.end_pass(&states),
+                Err(error) => {
+                    self.abort_pass();
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns true if every operation of the closing map is resolved.
+    pub(super) fn is_closing_resolved(&self) -> bool {
+        let is_open = |closing: &Closing| closing.cut.pending.unresolved() > 0;
+        let in_pass = self.blind.pass.as_ref().is_some_and(|pass| pass.is_cut);
+        !in_pass && !self.closing.as_ref().is_some_and(is_open)
+    }
+
+    /// Returns true if the dead rows of the engine may be swept now: everything that was handed
+    /// over is flushed, and no replay could bring them back without the record that they are dead.
+    pub fn may_sweep(&self) -> bool {
+        self.unflushed.is_empty() && self.handing.is_none() && self.blind.carried.is_none()
+    }
+
+    /// Ends the replay: every record that the engine may have rows of is merged.
+    pub(crate) fn end_replay(&mut self) {
+        self.blind.count(Lsn::MAX, &mut self.counters);
+    }
+
+    /// Sets the control row of a map whose operations are resolved: with its rows the engine has
+    /// those of records up to `lsn`; `whole`: all of them.
+    pub(super) fn note_resolved(&mut self, lsn: Lsn, whole: bool, pending: &mut Pending) {
+        if !pending.has_blind() && self.blind.carried.is_none() {
+            return;
+        }
+        debug_assert_eq!(pending.unresolved(), 0, "a row leaves before it is resolved");
+        let resolved = self.blind.resolved_up_to(lsn, whole, pending.replaced());
+        pending.set_resolved(resolved);
+    }
+
+    /// Takes replayed rows out, to give them to the engine before the replay ends: those of records
+    /// up to `lsn`, the last one perhaps in part. All operations must be resolved. `applied` stays:
+    /// a further start begins where this one did.
+    pub(crate) fn take_replayed(&mut self, lsn: Lsn) -> Pending {
+        // `since` stays: a hand-over must follow, even if it has only counters.
+        let mut replayed = std::mem::take(&mut self.current);
+        self.note_resolved(lsn, false, &mut replayed);
+        if let Some(resolved) = replayed.resolved() {
+            self.carry(resolved.clone());
+        }
+        replayed
+    }
+
+    /// Notes what the engine is about to have resolved above its `applied`.
+    fn carry(&mut self, resolved: Resolved) {
+        let same = |carried: &Resolved| (carried.lsn, carried.ops) == (resolved.lsn, resolved.ops);
+        // If the replay has not passed what was carried, that is still to be counted.
+        if !self.blind.carried.as_ref().is_some_and(same) {
+            self.blind.count(Lsn::MAX, &mut self.counters);
+            self.blind.is_counted = true;
+        }
+        self.blind.carried = Some(resolved);
+    }
+}

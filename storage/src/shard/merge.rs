@@ -1,0 +1,138 @@
+//! Merging the operations of a record into the pending rows and the counters of a shard.
+
+use super::Cut;
+use super::resolved::{BlindState, Replaced, state_in};
+use crate::control::Generations;
+use crate::counters::Counters;
+use crate::encoding::{Delta, Op, Row, row};
+use crate::journal::Lsn;
+use crate::pending::Pending;
+use crate::presence::Presence;
+use crate::value::JournaledState;
+use bytes::Bytes;
+
+/// Returns the time of a row of the expiry index.
+fn time_of(key: &[u8]) -> Option<u64> {
+    let (kind, rest) = key.split_first()?;
+    let at_ms = rest.first_chunk().filter(|_| *kind == row::TIME)?;
+    Some(u64::from_be_bytes(*at_ms))
+}
+
+/// Destination of a record's operations.
+pub(super) struct MergeTarget<'a> {
+    pub(super) lsn: Lsn,
+    pub(super) blind: &'a mut BlindState,
+    /// The maps before the one that takes the operations, newest first.
+    pub(super) older: [Option<&'a Pending>; 2],
+    /// False if a row in the maps is damaged.
+    pub(super) is_whole: bool,
+    pub(super) generations: &'a mut Generations,
+    pub(super) counters: &'a mut Counters,
+    pub(super) current: &'a mut Pending,
+    pub(super) late: Option<&'a mut Cut>,
+    /// True if a new row leaves no trace when it is deleted.
+    pub(super) trusts_new: bool,
+    /// The buffer that holds the operations, if rows may keep it.
+    pub(super) memory: Option<&'a Bytes>,
+    pub(super) presence: Option<&'a Presence>,
+    pub(super) making: Option<&'a Presence>,
+    pub(super) due_from_ms: &'a mut u64,
+}
+
+impl MergeTarget<'_> {
+    pub(super) fn pending(&mut self) -> &mut Pending {
+        match &mut self.late {
+            Some(cut) => &mut cut.pending,
+            None => self.current,
+        }
+    }
+
+    pub(super) fn apply(&mut self, op: Op<'_>) {
+        match op {
+            Op::Put { key, value, delta, new, blind } => {
+                if blind {
+                    self.look_back(key, Some(value));
+                }
+                self.count(key, delta);
+                if let Some(at_ms) = time_of(key) {
+                    *self.due_from_ms = at_ms.min(*self.due_from_ms);
+                    if self.blind.has_times(self.lsn) {
+                        return;
+                    }
+                }
+                let new = new && self.trusts_new;
+                let memory = self.memory;
+                self.pending().set_in(key, Some(value), new, memory);
+            }
+            Op::Delete { key, delta, blind } => {
+                if blind {
+                    self.look_back(key, None);
+                }
+                self.count(key, delta);
+                if time_of(key).is_none() || !self.blind.has_times(self.lsn) {
+                    self.pending().set(key, None, false);
+                }
+            }
+            Op::Generation { db, generation, dead } => {
+                self.generations.set(db, generation, dead);
+                if let Some(cut) = &mut self.late {
+                    cut.generations.set(db, generation, dead);
+                    cut.counters.drop_generation(dead);
+                }
+                self.counters.drop_generation(dead);
+                self.pending().drop_generation(dead);
+            }
+        }
+    }
+
+    /// Looks for the row that a blind operation replaces, before it is replaced.
+    fn look_back(&mut self, key: &[u8], value: Option<&[u8]>) {
+        self.pending().note_blind();
+        if !self.blind.next(self.lsn) {
+            return;
+        }
+        let older = self.older.into_iter().flatten();
+        let own = match &self.late {
+            Some(cut) => &cut.pending,
+            None => &*self.current,
+        };
+        let found = std::iter::once(own).chain(older).find_map(|map| map.meta_row(key));
+        let states = match found {
+            // The engine has the old row, if there is one.
+            None => return self.pending().add_unresolved([key.into()]),
+            Some(None) => return,
+            Some(Some(old)) => {
+                let new = value.map_or(Ok(JournaledState::default()), |new| state_in(key, new));
+                state_in(key, old).and_then(|old| Ok((old, new?)))
+            }
+        };
+        match states {
+            Ok((old, new)) => {
+                self.pending().correct_pending(key, &old, &new);
+                let mut replaced = Replaced::default();
+                replaced.add_row(key, &old);
+                replaced.take_off(self.counters);
+                if let Some(cut) = &mut self.late {
+                    replaced.take_off(&mut cut.counters);
+                }
+            }
+            Err(_) => self.is_whole = false,
+        }
+    }
+
+    fn count(&mut self, key: &[u8], delta: Delta) {
+        if delta == Delta::default() {
+            return;
+        }
+        if let Some(Row::Meta { generation, slot, hash48, .. }) = Row::parse(key) {
+            if delta.keys > 0 {
+                let filters = self.presence.into_iter().chain(self.making);
+                filters.for_each(|filter| filter.insert(generation, hash48));
+            }
+            self.counters.add(generation, slot, delta);
+            if let Some(cut) = &mut self.late {
+                cut.counters.add(generation, slot, delta);
+            }
+        }
+    }
+}

@@ -1,0 +1,318 @@
+//! Blind operations: puts and deletes of meta rows that were not read before (RFC 12).
+//!
+//! A blind operation is *resolved* once the row that it replaced is known: corrections of the
+//! counters, the expiry index and the dead versions follow. Old rows are in a pending map or in the
+//! engine, which keeps them until the map with the operation is handed over.
+
+use crate::counters::Counters;
+use crate::encoding::{Row, decode_entry, get_varint, put_varint};
+use crate::engine::Engine;
+use crate::journal::Lsn;
+use crate::value::JournaledState;
+use anyhow::{Context, Result};
+use futures::stream::{self, StreamExt};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// Maximum number of a shard's unresolved operations; beyond it no put is blind.
+pub(crate) const MAX_UNRESOLVED: usize = 16_384;
+
+/// Number of unresolved operations at which a pass begins.
+pub(crate) const PASS_FROM: usize = 512;
+
+/// Maximum number of rows that a pass reads: at the maximum above, as many puts wait for its end.
+pub(crate) const PASS_LIMIT: usize = 1024;
+
+/// Reads of a pass that are under way at the same time.
+const READS: usize = 8;
+
+/// Keys, and keys with an expiry, that blind operations replaced, by generation and slot.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Replaced(BTreeMap<(u32, u16), (u32, u32)>);
+
+impl Replaced {
+    /// Adds a replaced row, given its key.
+    pub(crate) fn add_row(&mut self, key: &[u8], old: &JournaledState) {
+        if let Some(Row::Meta { generation, slot, .. }) = Row::parse(key) {
+            self.add(generation, slot, old);
+        }
+    }
+
+    /// Adds a replaced row.
+    pub(crate) fn add(&mut self, generation: u32, slot: u16, old: &JournaledState) {
+        let sum = self.0.entry((generation, slot)).or_default();
+        sum.0 += 1;
+        sum.1 += u32::from(old.expire_at_ms != 0);
+    }
+
+    fn add_all(&mut self, other: &Self) {
+        for (place, (keys, expires)) in &other.0 {
+            let sum = self.0.entry(*place).or_default();
+            *sum = (sum.0 + keys, sum.1 + expires);
+        }
+    }
+
+    /// Takes the replaced keys off the counters.
+    pub(crate) fn take_off(&self, counters: &mut Counters) {
+        for (&(generation, slot), &sum) in &self.0 {
+            counters.take_off(generation, slot, sum);
+        }
+    }
+}
+
+/// The control row that says which blind operations are resolved, although the shard has not
+/// applied their records:
+///
+/// ```text
+/// lsn u64 | operations | n | n × (generation | slot | keys | expires)      (varints)
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Resolved {
+    /// All operations of earlier records are resolved,
+    pub(crate) lsn: Lsn,
+    /// and so many blind ones of the record at this lsn.
+    pub(crate) ops: u64,
+    /// The sum of their corrections since the shard's `applied`.
+    pub(crate) replaced: Replaced,
+}
+
+impl Resolved {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut out = self.lsn.to_be_bytes().to_vec();
+        put_varint(&mut out, self.ops);
+        put_varint(&mut out, self.replaced.0.len() as u64);
+        for ((generation, slot), (keys, expires)) in &self.replaced.0 {
+            for number in [*generation, u32::from(*slot), *keys, *expires] {
+                put_varint(&mut out, u64::from(number));
+            }
+        }
+        out
+    }
+
+    /// Reads the control row; `None` if it is damaged.
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
+        let (lsn, mut rest) = bytes.split_first_chunk()?;
+        let ops = get_varint(&mut rest)?;
+        let mut replaced = BTreeMap::new();
+        for _ in 0..get_varint(&mut rest)? {
+            let mut number = || u32::try_from(get_varint(&mut rest)?).ok();
+            let place = (number()?, u16::try_from(number()?).ok()?);
+            replaced.insert(place, (number()?, number()?));
+        }
+        let whole = rest.is_empty();
+        whole.then(|| Self { lsn: u64::from_be_bytes(*lsn), ops, replaced: Replaced(replaced) })
+    }
+}
+
+/// Progress of a shard with its blind operations.
+#[derive(Debug, Default)]
+pub(crate) struct BlindState {
+    /// Operations that were resolved and are in the engine, above its `applied`.
+    pub(crate) carried: Option<Resolved>,
+    /// True if the counters in memory have the corrections of `carried`.
+    pub(crate) is_counted: bool,
+    /// The last record that was merged, and the number of its blind operations so far.
+    at: (Lsn, u64),
+    /// The operations that a pass is resolving.
+    pub(crate) pass: Option<Pass>,
+}
+
+/// A pass: old rows are being read.
+#[derive(Debug)]
+pub(crate) struct Pass {
+    pub(crate) keys: Arc<Vec<Box<[u8]>>>,
+    /// True if the map of the operations was cut since the pass began.
+    pub(crate) is_cut: bool,
+}
+
+impl BlindState {
+    /// Creates the state of a shard that is replayed from `applied` on.
+    pub(crate) fn new(resolved: Option<Resolved>, applied: Lsn) -> Self {
+        let carried = resolved.filter(|resolved| resolved.lsn > applied);
+        Self { carried, ..Self::default() }
+    }
+
+    /// Notes the next blind operation, of the record at `lsn`. Returns true if it is to be
+    /// resolved; otherwise the engine has resolved it already.
+    pub(crate) fn next(&mut self, lsn: Lsn) -> bool {
+        if self.at.0 != lsn {
+            self.at = (lsn, 0);
+        }
+        self.at.1 += 1;
+        let place = (lsn, self.at.1);
+        self.carried.as_ref().is_none_or(|carried| place > (carried.lsn, carried.ops))
+    }
+
+    /// Returns true if the engine has the expiry index as it was behind the record at `lsn`, or
+    /// later: a replay must not bring back what corrections have removed.
+    pub(crate) fn has_times(&self, lsn: Lsn) -> bool {
+        self.carried.as_ref().is_some_and(|carried| lsn < carried.lsn)
+    }
+
+    /// Corrects the counters once all that `carried` covers is merged: records up to `merged`.
+    pub(crate) fn count(&mut self, merged: Lsn, counters: &mut Counters) {
+        let Some(carried) = &self.carried else { return };
+        if !self.is_counted && merged > carried.lsn {
+            carried.replaced.take_off(counters);
+            self.is_counted = true;
+        }
+    }
+
+    /// Returns what is resolved once all operations up to `lsn` are, or those that were merged of
+    /// it; `replaced`: the corrections that `carried` does not have.
+    pub(crate) fn resolved_up_to(&self, lsn: Lsn, whole: bool, replaced: &Replaced) -> Resolved {
+        let merged = if self.at.0 == lsn { self.at.1 } else { 0 };
+        let ops = if whole { u64::MAX } else { merged };
+        let mut resolved = self.carried.clone().unwrap_or_default();
+        if (lsn, ops) > (resolved.lsn, resolved.ops) {
+            (resolved.lsn, resolved.ops) = (lsn, ops);
+        }
+        resolved.replaced.add_all(replaced);
+        resolved
+    }
+
+    /// Notes that the current map was cut.
+    pub(crate) fn cut(&mut self) {
+        if let Some(pass) = &mut self.pass {
+            pass.is_cut = true;
+        }
+    }
+
+    /// Forgets what the engine has applied.
+    pub(crate) fn applied(&mut self, lsn: Lsn) {
+        if self.carried.as_ref().is_some_and(|carried| carried.lsn <= lsn) {
+            self.carried = None;
+        }
+    }
+}
+
+/// Old rows to be read from an engine.
+pub struct OldRows {
+    pub(crate) engine: Engine,
+    /// Meta row keys, ascending.
+    pub(crate) keys: Arc<Vec<Box<[u8]>>>,
+}
+
+impl std::fmt::Debug for OldRows {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("OldRows").field("rows", &self.keys.len()).finish_non_exhaustive()
+    }
+}
+
+impl OldRows {
+    /// Returns the number of rows.
+    pub fn len(&self) -> usize {
+        self.keys.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.keys.is_empty()
+    }
+
+    /// Reads the states that were in the engine, by the keys. Runs on the background runtime.
+    ///
+    /// # Errors
+    /// If a row cannot be read, or is damaged.
+    pub async fn read(self) -> Result<Vec<Option<JournaledState>>> {
+        let mut states = vec![None; self.keys.len()];
+        let reads = (0..self.keys.len()).map(|n| read_old(&self.engine, &self.keys, n));
+        let mut reads = stream::iter(reads).buffered(READS);
+        while let Some(read) = reads.next().await {
+            let (n, state) = read?;
+            states[n] = state;
+        }
+        Ok(states)
+    }
+}
+
+async fn read_old(
+    engine: &Engine,
+    keys: &[Box<[u8]>],
+    n: usize,
+) -> Result<(usize, Option<JournaledState>)> {
+    let row = engine.get(&keys[n]).await?;
+    Ok((n, row.map(|row| state_in(&keys[n], &row)).transpose()?))
+}
+
+/// Returns the state that a meta row holds.
+pub(crate) fn state_in(key: &[u8], row: &[u8]) -> Result<JournaledState> {
+    let Some(Row::Meta { key, .. }) = Row::parse(key) else {
+        anyhow::bail!("the key of a meta row is damaged");
+    };
+    let name = || format!("the old value of the key {:?}", String::from_utf8_lossy(key));
+    Ok(decode_entry(key, 0, row).with_context(name)?.state())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::encoding::Delta;
+
+    fn state(expire_at_ms: u64) -> JournaledState {
+        JournaledState::new(expire_at_ms, 0, 0)
+    }
+
+    #[test]
+    fn the_row_roundtrips() {
+        let mut replaced = Replaced::default();
+        for slot in [0, 9, 16383, 9] {
+            replaced.add(7, slot, &state(u64::from(slot)));
+        }
+        let resolved = Resolved { lsn: 5, ops: u64::MAX, replaced };
+        let bytes = resolved.encode();
+        assert_eq!(Resolved::decode(&bytes), Some(resolved));
+        for len in 0..bytes.len() {
+            assert_eq!(Resolved::decode(&bytes[..len]), None, "{len} bytes");
+        }
+        assert_eq!(Resolved::decode(&[&bytes[..], &[0]].concat()), None);
+    }
+
+    #[test]
+    fn operations_that_the_engine_has_resolved_are_not_resolved_again() {
+        let carried = Resolved { lsn: 5, ops: 2, replaced: Replaced::default() };
+        let mut blind = BlindState::new(Some(carried.clone()), 3);
+        let found: Vec<bool> = [4, 4, 4, 5, 5, 5, 6].map(|lsn| blind.next(lsn)).into();
+        assert_eq!(found, [false, false, false, false, false, true, true]);
+        assert!(BlindState::new(Some(carried), 5).next(5), "it is not above what is applied");
+        assert!(BlindState::default().next(1));
+    }
+
+    #[test]
+    fn corrections_come_behind_what_they_correct() {
+        let mut replaced = Replaced::default();
+        replaced.add(1, 0, &state(0));
+        let mut blind = BlindState::new(Some(Resolved { lsn: 5, ops: 1, replaced }), 3);
+        let mut counters = Counters::default();
+        // The key was created, and replaced blindly, by the records 4 and 5.
+        for lsn in [4, 5] {
+            blind.count(lsn, &mut counters);
+            counters.add(1, 0, Delta { keys: 1, expires: 0 });
+        }
+        blind.count(5, &mut counters);
+        assert_eq!(counters.totals(1), (2, 0));
+        for _ in 0..2 {
+            blind.count(6, &mut counters);
+            assert_eq!(counters.totals(1), (1, 0));
+        }
+    }
+
+    #[test]
+    fn what_is_resolved_only_grows() {
+        let mut blind = BlindState::default();
+        blind.next(4);
+        let mut replaced = Replaced::default();
+        replaced.add(1, 0, &state(0));
+        let some = blind.resolved_up_to(4, false, &replaced);
+        assert_eq!((some.lsn, some.ops), (4, 1));
+        blind.carried = Some(some.clone());
+        blind.next(4);
+        assert_eq!(blind.resolved_up_to(3, true, &Replaced::default()), some);
+        assert_eq!(blind.resolved_up_to(4, false, &Replaced::default()).ops, 2);
+        let all = blind.resolved_up_to(9, true, &replaced);
+        assert_eq!((all.lsn, all.ops, all.replaced.0[&(1, 0)]), (9, u64::MAX, (2, 0)));
+        blind.applied(3);
+        assert!(blind.carried.is_some());
+        blind.applied(4);
+        assert!(blind.carried.is_none());
+    }
+}
