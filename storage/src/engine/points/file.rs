@@ -2,6 +2,7 @@
 
 use super::block::{self, BlockRow};
 use super::bloom::Bloom;
+use super::codec::decompress;
 use anyhow::{Context, Result, ensure};
 use slatedb::SstIndex;
 use slatedb::config::CompressionCodec;
@@ -113,7 +114,7 @@ impl PointFile {
         }
         let mut bytes = vec![0; length];
         self.file.read_exact_at(&mut bytes, self.filter.start)?;
-        let valid = is_valid(&bytes) && decompress(self.codec, &mut bytes);
+        let valid = is_valid(&bytes) && unpack(self.codec, &mut bytes);
         ensure!(valid, "its filter is damaged");
         Ok(Bloom::parse(&bytes))
     }
@@ -182,7 +183,7 @@ impl PointFile {
                 Err(_) => return Err(Unread::Unknown),
             }
         }
-        if !is_valid(buffer) || !decompress(self.codec, buffer) {
+        if !is_valid(buffer) || !unpack(self.codec, buffer) {
             return Err(Unread::Unknown);
         }
         Ok(())
@@ -196,11 +197,10 @@ fn is_valid(bytes: &[u8]) -> bool {
         .is_some_and(|(data, checksum)| crc32fast::hash(data) == u32::from_be_bytes(*checksum))
 }
 
-/// Takes the checksum off, and decompresses the bytes before it. Returns false if the codec is not
-/// understood here.
-fn decompress(codec: Option<CompressionCodec>, bytes: &mut Vec<u8>) -> bool {
+/// Takes the checksum off, and decompresses the bytes before it. Returns false if they are damaged.
+fn unpack(codec: Option<CompressionCodec>, bytes: &mut Vec<u8>) -> bool {
     bytes.truncate(bytes.len().saturating_sub(CHECKSUM));
-    codec.is_none()
+    codec.is_none_or(|codec| decompress(codec, bytes).is_some())
 }
 
 /// Tells the system that reads have no order: it need not read ahead.

@@ -117,9 +117,7 @@ impl Follower {
         for (n, view) in runs.iter().flatten().enumerate() {
             let id = view.sst.id;
             let size = kept.get(&id).map_or(view.sst.info.index_len as usize, |k| k.open.bytes());
-            // Blocks of compressed files are not understood here.
-            let is_plain = view.sst.info.compression_codec.is_none();
-            if n >= self.limits.files || bytes + size > self.limits.bytes || !is_plain {
+            if n >= self.limits.files || bytes + size > self.limits.bytes {
                 kept.remove(&id);
                 continue;
             }
@@ -136,7 +134,7 @@ impl Follower {
                     }
                 }
             }
-            bytes += size;
+            bytes += kept.get(&id).map_or(size, |file| file.open.bytes());
         }
         for view in runs.iter().flatten() {
             let Some(file) = kept.get_mut(&view.sst.id) else { continue };

@@ -8,7 +8,7 @@
 //!
 //! Files are only part of an engine: newer rows may be in its memtables. [`RecentKeys`] has the keys
 //! of all rows that no file of the view has, and such keys are read by SlateDB, as are files that
-//! are not held open, compressed or of another format, merge operands, and whatever is damaged or
+//! are not held open or of another format, merge operands, and whatever is damaged or
 //! cannot be read: its errors are those that everybody knows. So an answer from here is one that
 //! SlateDB would give. That rests on these facts:
 //!
@@ -25,6 +25,7 @@
 
 mod block;
 mod bloom;
+mod codec;
 mod file;
 mod follow;
 mod readers;

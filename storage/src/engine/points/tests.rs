@@ -3,7 +3,7 @@
 use super::file::Access;
 use super::{Point, Points};
 use crate::clock::Clock;
-use crate::engine::{Engine, Upkeep};
+use crate::engine::{Compression, Engine, Upkeep};
 use crate::place::Place;
 use bytes::Bytes;
 use slatedb::db_cache::SplitCache;
@@ -180,8 +180,13 @@ impl Random {
 fn random_rows_are_found_as_the_engine_finds_them() {
     let seed = std::env::var("FLAGSTONE_SEED").ok().and_then(|seed| seed.parse().ok());
     let seed = seed.unwrap_or(0x9e37_79b9_7f4a_7c15);
+    for compression in [None, Some(Compression::Lz4), Some(Compression::Zstd)] {
+        find_random_rows(seed, &Local::open_with(|upkeep| Upkeep { compression, ..upkeep }));
+    }
+}
+
+fn find_random_rows(seed: u64, local: &Local) {
     let mut random = Random(seed);
-    let local = Local::open();
     let mut model = BTreeMap::new();
     let mut known = 0_u64;
     for round in 0..60 {
