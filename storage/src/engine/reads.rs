@@ -4,8 +4,12 @@ use super::Engine;
 use super::points::{self, DiskRow, OnDisk, Point, Points};
 use anyhow::Result;
 use bytes::Bytes;
+use futures::stream::{self, StreamExt};
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError};
+
+/// Reads through SlateDB that are under way at the same time for one caller.
+const READS: usize = 8;
 
 impl Engine {
     pub async fn get(&self, key: &[u8]) -> Result<Option<Bytes>> {
@@ -54,9 +58,22 @@ impl Engine {
                 rows[n] = row;
             }
         }
-        for (n, key) in unread {
-            rows[n] = self.get(&key).await?;
+        let unread: Vec<(usize, Vec<u8>)> = unread.into_iter().collect();
+        let reads = (0..unread.len()).map(|at| self.get_numbered(&unread, at));
+        let mut reads = stream::iter(reads).buffered(READS);
+        while let Some(read) = reads.next().await {
+            let (n, row) = read?;
+            rows[n] = row;
         }
         Ok(rows)
+    }
+
+    async fn get_numbered(
+        &self,
+        rows: &[(usize, Vec<u8>)],
+        at: usize,
+    ) -> Result<(usize, Option<Bytes>)> {
+        let (n, key) = &rows[at];
+        Ok((*n, self.get(key).await?))
     }
 }

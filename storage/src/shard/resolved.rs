@@ -10,7 +10,6 @@ use crate::engine::Engine;
 use crate::journal::Lsn;
 use crate::value::JournaledState;
 use anyhow::{Context, Result};
-use futures::stream::{self, StreamExt};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -22,9 +21,6 @@ pub(crate) const PASS_FROM: usize = 512;
 
 /// Maximum number of rows that a pass reads: at the maximum above, as many puts wait for its end.
 pub(crate) const PASS_LIMIT: usize = 1024;
-
-/// Reads of a pass that are under way at the same time.
-const READS: usize = 8;
 
 /// Keys, and keys with an expiry, that blind operations replaced, by generation and slot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -214,24 +210,11 @@ impl OldRows {
     /// # Errors
     /// If a row cannot be read, or is damaged.
     pub async fn read(self) -> Result<Vec<Option<JournaledState>>> {
-        let mut states = vec![None; self.keys.len()];
-        let reads = (0..self.keys.len()).map(|n| read_old(&self.engine, &self.keys, n));
-        let mut reads = stream::iter(reads).buffered(READS);
-        while let Some(read) = reads.next().await {
-            let (n, state) = read?;
-            states[n] = state;
-        }
-        Ok(states)
+        let keys = self.keys.iter().map(|key| key.to_vec()).collect();
+        let rows = self.engine.get_many(keys).await?;
+        let states = self.keys.iter().zip(rows);
+        states.map(|(key, row)| row.map(|row| state_in(key, &row)).transpose()).collect()
     }
-}
-
-async fn read_old(
-    engine: &Engine,
-    keys: &[Box<[u8]>],
-    n: usize,
-) -> Result<(usize, Option<JournaledState>)> {
-    let row = engine.get(&keys[n]).await?;
-    Ok((n, row.map(|row| state_in(&keys[n], &row)).transpose()?))
 }
 
 /// Returns the state that a meta row holds.
