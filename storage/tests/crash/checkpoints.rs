@@ -510,6 +510,7 @@ fn a_kill_while_a_checkpoint_is_taken_or_removed_leaves_whole_ones() {
         copy.block_on(take(&source, u64::MAX)).unwrap();
         let now = copy.block_on(catalog.list()).unwrap();
         assert_eq!(now.len(), listed.len() + 1, "{at}");
+        drop((source, copy));
         std::fs::remove_dir_all(dir).unwrap();
     }
 }
