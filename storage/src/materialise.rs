@@ -53,7 +53,8 @@ pub(crate) async fn write_cut(engine: &Engine, cut: Arc<Cut>) -> Result<u64> {
 }
 
 /// Gives an engine rows replayed at the start up to `lsn`, which is durable, to make room for more.
-/// If the start does not finish, the next one replays them again.
+/// If the start does not finish, the next one replays them again; before it finishes, the engine
+/// must be flushed.
 pub(crate) async fn make_room(engine: &Engine, lsn: Lsn, replayed: Pending) -> Result<()> {
     let _turn = engine.turn().await;
     let gather = move |emit: &mut dyn FnMut(Batch)| {

@@ -3,7 +3,8 @@
 //! An engine that closes itself loses the rows that it has not flushed: rows of maps that were
 //! handed over and are not in memory any more. The journal has them. So a new engine is opened in
 //! the same place, and given the records behind its `applied`, up to the last cut that the old one
-//! had taken whole; only then it replaces the old one. The data in memory (the shard's maps, its
+//! had taken whole; only then it replaces the old one. Rows that a start gave away before its replay
+//! ended belong to no cut, so the start has flushed them. The data in memory (the shard's maps, its
 //! counters, decoded values) stays valid: the new engine has all rows that the old one was known to
 //! have. A map that the old one had taken in part is kept, read before the engine, and handed over
 //! again.

@@ -185,7 +185,8 @@ impl Directory {
             .map(|(id, engine, control)| Shard::new(id, engine, epoch, control, presence_bytes))
             .collect();
         let bytes = options.replay_bytes;
-        let mut replay = StartReplay { stale, bytes, unchecked: 0, libraries };
+        let mut replay =
+            StartReplay { stale, bytes, given: BTreeMap::new(), unchecked: 0, libraries };
         let replayed = replay.run(&recovery, &mut shards, &complete).await?;
         shards.iter_mut().for_each(Shard::end_replay);
         if replayed > 0 {

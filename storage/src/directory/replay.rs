@@ -18,6 +18,8 @@ pub(super) struct StartReplay {
     pub(super) stale: Vec<(Engine, Batch)>,
     /// Bytes of rows from which on the engines get them.
     pub(super) bytes: usize,
+    /// The engines that got some, by shard: they are flushed at the end.
+    pub(super) given: BTreeMap<u16, Engine>,
     /// Bytes of records since the rows were last counted.
     pub(super) unchecked: usize,
     /// The libraries of functions; those in replayed rows join when the rows are given away.
@@ -67,6 +69,7 @@ impl StartReplay {
                 self.make_room(recovery, shards, lsn).await?;
             }
         }
+        self.flush_given().await?;
         Ok(records)
     }
 
@@ -83,13 +86,23 @@ impl StartReplay {
         recovery.settle()?;
         self.delete_stale().await?;
         self.take_libraries(shards)?;
-        let making = shards.iter_mut().filter(|shard| shard.pending_rows() > 0);
-        let making = making.map(|shard| async move {
+        let making: Vec<_> = shards.iter_mut().filter(|shard| shard.pending_rows() > 0).collect();
+        self.given.extend(making.iter().map(|shard| (shard.id, shard.engine().clone())));
+        let making = making.into_iter().map(|shard| async move {
             shard.resolve_all().await?;
             let replayed = shard.take_replayed(lsn);
             make_room(shard.engine(), lsn, replayed).await
         });
         try_join_all(making).await?;
+        Ok(())
+    }
+
+    /// Flushes the rows that the engines got. They are in no map any more, and no hand-over has
+    /// noted them: a reopened engine gets only records that were handed over, so it would lack
+    /// them.
+    async fn flush_given(&mut self) -> Result<()> {
+        let given = std::mem::take(&mut self.given);
+        try_join_all(given.values().map(Engine::flush)).await?;
         Ok(())
     }
 

@@ -36,6 +36,11 @@ pub(crate) fn key(random: &mut StdRng) -> Vec<u8> {
     if random.random() { format!("{{t}}{n}").into() } else { format!("key{n}").into() }
 }
 
+/// Returns the memory that a start has for replayed rows: enough for all, or for few.
+fn replay_bytes(random: &mut StdRng) -> usize {
+    if random.random_range(0..3) == 0 { random.random_range(500..20_000) } else { 4 << 20 }
+}
+
 fn bytes(random: &mut StdRng, len: usize) -> Vec<u8> {
     let mut out = vec![0; len];
     random.fill_bytes(&mut out);
@@ -461,7 +466,8 @@ fn run(seed: u64) -> u32 {
         for image in world.probe.images() {
             let at = format!("seed {seed}, cycle {cycle}, {}", image.at);
             let dir = fresh(root.path(), &mut number);
-            let mut copy = World::reopen(&image, &dir, Box::new(|_| false));
+            let room = replay_bytes(&mut random);
+            let mut copy = World::reopen_within(&image, &dir, Box::new(|_| false), room);
             copy.verify(&at);
             crashes += 1;
             drop(copy);
@@ -470,7 +476,8 @@ fn run(seed: u64) -> u32 {
         drop(world);
         let at = format!("seed {seed}, {}", last.at);
         let dir = fresh(root.path(), &mut number);
-        world = World::reopen(&last, &dir, pick_some(&mut random));
+        let (pick, room) = (pick_some(&mut random), replay_bytes(&mut random));
+        world = World::reopen_within(&last, &dir, pick, room);
         world.verify(&at);
         crashes += 1;
     }

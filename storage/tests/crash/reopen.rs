@@ -135,6 +135,35 @@ fn an_engine_that_has_closed_itself_is_opened_again_with_all_that_it_had() {
     }
 }
 
+/// A start with little memory has given rows to an engine that closes itself before any hand-over.
+#[test]
+fn what_a_start_has_given_an_engine_is_there_when_that_is_opened_again() {
+    let root = tempfile::tempdir().unwrap();
+    let mut number = 0;
+    let mut world = World::open(&fresh(root.path(), &mut number), model(), Box::new(|_| false));
+    fill(&mut world, 0..40, 1);
+    world.settle();
+    fill(&mut world, 20..200, 2);
+    let image = world.probe.now("killed");
+    drop(world);
+    let dir = fresh(root.path(), &mut number);
+    let mut world = World::reopen_within(&image, &dir, Box::new(|_| false), 3000);
+    assert!(world.partition.pending_bytes() < 10_000, "the engines have most rows");
+    (0..SHARDS).for_each(|shard| world.break_engine(shard, None, false));
+    world.open_again();
+    world.verify("opened again");
+    let killed = world.probe.now("killed again");
+    world.settle();
+    world.evict();
+    world.verify("settled");
+    let settled = world.probe.now("settled");
+    drop(world);
+    for image in [killed, settled] {
+        let dir = fresh(root.path(), &mut number);
+        World::reopen(&image, &dir, Box::new(|_| false)).verify(&image.at);
+    }
+}
+
 /// Flushed files are missing: the engine must not be reopened.
 #[test]
 fn an_engine_that_has_lost_what_was_flushed_is_not_opened_again() {

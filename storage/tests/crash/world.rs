@@ -79,6 +79,12 @@ pub(crate) fn options(dir: &Path, databases: u32) -> OpenOptions {
 
 impl World {
     pub(crate) fn try_open(dir: &Path, model: Model, pick: Pick) -> anyhow::Result<Self> {
+        let options = options(dir, model.dbs.len() as u32);
+        Self::try_open_with(options, model, pick)
+    }
+
+    fn try_open_with(options: OpenOptions, model: Model, pick: Pick) -> anyhow::Result<Self> {
+        let dir = options.store.dir().unwrap();
         let probe = Arc::new(Probe::new(dir, model.clone(), pick));
         let watch = probe.clone();
         let store = move |place: &Place| -> anyhow::Result<Place> {
@@ -86,7 +92,6 @@ impl World {
             let watched = Arc::new(Watched::new(local, watch.clone()));
             Ok(place.through(watched))
         };
-        let options = options(dir, model.dbs.len() as u32);
         Self::open_on(options, model, probe, Arc::new(RealDisk), &store)
     }
 
@@ -128,10 +133,7 @@ impl World {
 
     /// Opens a directory with other options than usual.
     pub(crate) fn open_with(options: OpenOptions, model: Model) -> Self {
-        let dir = options.store.dir().unwrap().to_owned();
-        let probe = Arc::new(Probe::new(&dir, model.clone(), Box::new(|_| false)));
-        let same = |place: &Place| Ok(place.clone());
-        Self::open_on(options, model, probe, Arc::new(RealDisk), &same).unwrap()
+        Self::try_open_with(options, model, Box::new(|_| false)).unwrap()
     }
 
     /// Gives an engine all batches of a cut but the last, of so many rows each.
@@ -150,6 +152,20 @@ impl World {
     pub(crate) fn reopen(image: &Image, dir: &Path, pick: Pick) -> Self {
         image.unpack(dir);
         Self::try_open(dir, image.model.clone(), pick)
+            .unwrap_or_else(|e| panic!("{}: opening: {e:#}", image.at))
+    }
+
+    /// Opens a copy of an image with so much memory for replayed rows.
+    pub(crate) fn reopen_within(
+        image: &Image,
+        dir: &Path,
+        pick: Pick,
+        replay_bytes: usize,
+    ) -> Self {
+        image.unpack(dir);
+        let model = image.model.clone();
+        let options = OpenOptions { replay_bytes, ..options(dir, model.dbs.len() as u32) };
+        Self::try_open_with(options, model, pick)
             .unwrap_or_else(|e| panic!("{}: opening: {e:#}", image.at))
     }
 
