@@ -9,16 +9,19 @@ use std::process::ExitCode;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// `mi_option_purge_delay` of mimalloc 3, which the bindings do not name.
+/// `mi_option_purge_delay` and `mi_option_arena_purge_mult` of mimalloc 3, which the bindings do not
+/// name.
 const PURGE_DELAY: libmimalloc_sys::mi_option_t = 15;
+const ARENA_PURGE_MULT: libmimalloc_sys::mi_option_t = 24;
 
 /// Milliseconds for which freed memory is kept before it returns to the system (arenas: ten times
 /// that), so that the memory of one hand-over serves the next.
 const KEEP_MS: std::ffi::c_long = 2000;
 
-/// Memory budget in bytes below which memory comes in small pages: of huge ones, some 100 MB stay
-/// unused, and the budget would be exceeded. Above, they make reads a few percent faster.
-const HUGE_PAGES_FROM: u64 = 4 << 30;
+/// Memory budget in bytes below which memory comes in small pages, and freed arenas return to the
+/// system at once: of huge pages, some 100 MB stay unused, and as much would wait in arenas, so that
+/// the budget would be exceeded. Above, both make some commands a few percent faster.
+const LARGE_BUDGET: u64 = 4 << 30;
 
 /// Makes the system give this process small pages only.
 #[cfg(target_os = "linux")]
@@ -66,8 +69,10 @@ fn main() -> ExitCode {
             return ExitCode::from(REFUSED);
         }
     };
-    if config.settings().memory_budget < HUGE_PAGES_FROM {
+    if config.settings().memory_budget < LARGE_BUDGET {
         refuse_huge_pages();
+        // SAFETY: options may be set at any time.
+        unsafe { libmimalloc_sys::mi_option_set(ARENA_PURGE_MULT, 0) };
     }
     let prepared = match flagstone::server::prepare(config) {
         Ok(prepared) => prepared,
