@@ -275,8 +275,9 @@ fn a_newer_format_is_refused() {
     assert!(matches!(error, JournalError::NewerFormat { found: 3, known: 2, .. }), "{error}");
 }
 
-#[test]
-fn records_of_an_earlier_life_of_a_segment_are_not_taken() {
+/// Returns a disk whose newest segment is a recycled file with a whole older record right behind
+/// the end; `None` if the upkeep has used a new file this time.
+fn recycled() -> Option<Arc<SimDisk>> {
     let disk = Arc::new(SimDisk::default());
     let journal = start(&disk, SyncMode::No);
     // Records of equal length: those of a recycled file lie at the offsets of new ones.
@@ -290,16 +291,20 @@ fn records_of_an_earlier_life_of_a_segment_are_not_taken() {
         journal.flushed(0, lsn);
     }
     drop(journal);
+    let file = Handle(Arc::clone(&disk)).open(&segment_path(dir(), newest(&disk))).unwrap();
+    assert_eq!(remains(&file, 0x5A17, FIRST_RECORD).unwrap().last, 200);
+    let in_use = (200 - 1) % 13 + 1;
+    let older = remains(&file, 0x5A17, FIRST_RECORD + in_use * 272).unwrap();
+    (older.last > 100 && older.last < 200).then_some(disk)
+}
+
+#[test]
+fn records_of_an_earlier_life_of_a_segment_are_not_taken() {
+    let disk = (0..20).find_map(|_| recycled()).expect("a recycled file");
     let recovery = recover(&disk).unwrap();
     assert_eq!(recovery.end(), 200);
     let used = bodies(&recovery).len();
     assert!(used <= 26);
-    // A whole older record lies right behind the end.
-    let file = Handle(Arc::clone(&disk)).open(&segment_path(dir(), newest(&disk))).unwrap();
-    let behind = remains(&file, 0x5A17, FIRST_RECORD).unwrap();
-    let in_use = (200 - 1) % 13 + 1;
-    let older = remains(&file, 0x5A17, FIRST_RECORD + in_use * 272).unwrap();
-    assert!(behind.last == 200 && older.last > 100 && older.last < 200, "{older:?}");
     let journal = recovery.start(0, 0).unwrap();
     assert_eq!(journal.append(0, &[0], &[b"x"]).unwrap(), 201);
     drop(journal);
