@@ -4,6 +4,7 @@
 //! command up and checks it ([`commands`]), and routes it ([`routing`]) to the [`worker`] that owns
 //! its keys; the connection writes the replies in order.
 
+pub mod accept;
 pub mod blocking;
 pub mod checkpoints;
 pub mod cli;
@@ -34,6 +35,7 @@ pub mod slowlog;
 pub mod stalls;
 pub mod tracking;
 pub mod transaction;
+pub mod transport;
 pub mod unit;
 mod version;
 pub mod watch;

@@ -105,6 +105,7 @@ impl Drop for Monitoring {
 mod tests {
     use super::*;
     use crate::config::Settings;
+    use crate::transport::PeerAddr;
     use flagstone_wire::resp::OwnedArgs;
     use std::net::{Ipv4Addr, SocketAddr};
 
@@ -143,8 +144,8 @@ mod tests {
 
     #[test]
     fn who_watches_is_told_until_it_ends() {
-        let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
-        let client = Arc::new(Client::new(1, (addr, addr), 0, 0, 1));
+        let addr = PeerAddr::from(SocketAddr::from((Ipv4Addr::LOCALHOST, 1)));
+        let client = Arc::new(Client::new(1, (addr.clone(), addr), 0, 0, 1));
         let monitors = Arc::new(Monitors::default());
         let limits = Settings::default().client_output_buffer_limit;
         let args = Args::new(b"ping", &[(0, 4)]);

@@ -4,18 +4,17 @@
 //! end, and the shards are completed, so that the next start has little to replay. If an engine
 //! cannot take its rows in time, they stay in the journal.
 
+use crate::accept::accept_from;
 use crate::checkpoints::run_periodically;
-use crate::clients::Client;
 use crate::commands;
-use crate::config::{AcceptMode, Compression, Config, Settings};
-use crate::connection;
-use crate::listen::{self, ListenerTicket, Listening, Socket};
+use crate::config::{Compression, Config, Settings};
+use crate::listen::{self, Endpoint, Listening, Socket};
 use crate::log;
 use crate::node::{Budget, Checkpoints, ListenChange, Node, ShutdownRequest, sync_mode};
 use crate::open_files;
 use crate::routing;
 use crate::signals::{self, Stops};
-use crate::worker::{Inbox, Mailbox, Message, Peers, Worker, mailbox};
+use crate::worker::{Inbox, Mailbox, Peers, Worker, mailbox};
 use anyhow::{Context, Result};
 use flagstone_storage::checkpoint::{Catalog, CheckpointSource};
 use flagstone_storage::clock::Clock;
@@ -24,17 +23,11 @@ use flagstone_storage::engine;
 use flagstone_storage::lease::LEASE;
 use flagstone_storage::partition::Partition;
 use flagstone_storage::place::Place;
-use flagstone_wire::resp::Reply;
 use std::io::Write;
-use std::net::SocketAddr;
-use std::os::fd::AsRawFd;
 use std::path::PathBuf;
-use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::Duration;
-use tokio::net::TcpListener;
 use tokio::runtime::{Builder, LocalOptions};
 use tokio::sync::{Notify, watch};
 
@@ -46,9 +39,6 @@ const CLOSE: Duration = Duration::from_secs(120);
 
 /// Maximum time to complete the shards of a worker if the disk is known to be full.
 const CLOSE_FULL: Duration = Duration::from_secs(5);
-
-/// Pause after an accept that failed for lack of file descriptors or memory.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// A configuration that was checked and can be served.
 pub struct Prepared {
@@ -72,7 +62,7 @@ pub fn prepare(config: Config) -> Result<Prepared> {
     let settings = config.settings();
     let options = open_options(&settings)?;
     // The final number depends on the number of shards.
-    listen::addresses(&settings)?;
+    listen::endpoints(&settings)?;
     Ok(Prepared { config: Arc::new(config), options })
 }
 
@@ -193,7 +183,7 @@ fn serve(
     let node = Arc::new(node);
     let peers = Arc::new(Peers::new(mailboxes, shard_workers));
     let (listening, sockets) = Listening::begin(settings.clone(), net.clone())?;
-    let addresses: Vec<SocketAddr> = listening.addresses().collect();
+    let endpoints: Vec<Endpoint> = listening.endpoints().cloned().collect();
     let (stop, stopped) = watch::channel(false);
     let store = opened.store.clone();
     let (mut partitions, locks) = opened.into_partitions(shard_workers, total);
@@ -230,7 +220,7 @@ fn serve(
         "Server initialized"
     );
     let _pid_file = settings.pidfile.as_deref().and_then(PidFile::write);
-    say_ready(&addresses);
+    say_ready(&endpoints);
     background.spawn(serve_changes(listening, node.clone(), peers));
     background.spawn(run_periodically(node.clone()));
     let request = background.block_on(wait_for_stop(&node, &mut stops));
@@ -244,9 +234,9 @@ fn serve(
 }
 
 /// Announces on standard output that the server is ready. Standard output may be closed.
-fn say_ready(addresses: &[SocketAddr]) {
-    for address in addresses {
-        let _ = writeln!(std::io::stdout(), "Ready to accept connections tcp {address}");
+fn say_ready(endpoints: &[Endpoint]) {
+    for endpoint in endpoints {
+        let _ = writeln!(std::io::stdout(), "Ready to accept connections {endpoint}");
     }
 }
 
@@ -381,131 +371,6 @@ async fn run_worker(start: Start) -> Result<Partition> {
         );
     }
     worker.into_partition()
-}
-
-/// Makes a worker accept connections from these sockets.
-fn accept_from(worker: &Rc<Worker>, sockets: Vec<Socket>, net: std::ops::Range<usize>) {
-    for Socket { listener, ticket } in sockets {
-        let taken = listener.set_nonblocking(true).and_then(|()| TcpListener::from_std(listener));
-        match taken {
-            Ok(listener) => {
-                let accepting = accept(worker.clone(), listener, ticket, net.clone());
-                tokio::task::spawn_local(accepting);
-            }
-            Err(error) => tracing::error!(%error, "a listener cannot be taken over"),
-        }
-    }
-}
-
-/// Accepts connections while the worker runs and the address is listened on.
-async fn accept(
-    worker: Rc<Worker>,
-    listener: TcpListener,
-    ticket: ListenerTicket,
-    net: std::ops::Range<usize>,
-) {
-    let mut next = net.start;
-    let mut is_failing = false;
-    loop {
-        if worker.is_stopping() {
-            return;
-        }
-        let (stream, addr) = tokio::select! {
-            accepted = listener.accept() => match accepted {
-                Ok(accepted) => accepted,
-                Err(error) => {
-                    if !std::mem::replace(&mut is_failing, true) {
-                        tracing::warn!(%error, "connections cannot be accepted");
-                    }
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
-                    continue;
-                }
-            },
-            () = worker.stopping() => break,
-            () = ticket.closing() => break,
-        };
-        if std::mem::take(&mut is_failing) {
-            tracing::info!("connections are accepted again");
-        }
-        let settings = worker.settings();
-        if settings.accept_mode == AcceptMode::Reuseport || net.len() == 1 {
-            admit(&worker, stream, addr);
-            continue;
-        }
-        let target = next;
-        next = if next + 1 == net.end { net.start } else { next + 1 };
-        hand_over(&worker, target, stream, addr).await;
-    }
-    // Before the ticket, which tells that the listener is closed.
-    drop(listener);
-}
-
-/// Hands a connection to another worker (round-robin mode).
-async fn hand_over(
-    worker: &Rc<Worker>,
-    target: usize,
-    stream: tokio::net::TcpStream,
-    addr: SocketAddr,
-) {
-    if target == worker.id {
-        admit(worker, stream, addr);
-        return;
-    }
-    let Ok(stream) = stream.into_std() else { return };
-    let job =
-        Message::Run(Box::new(move |worker: &Rc<Worker>| {
-            match tokio::net::TcpStream::from_std(stream) {
-                Ok(stream) => admit(worker, stream, addr),
-                Err(error) => tracing::warn!(%error, "a connection could not be handed over"),
-            }
-        }));
-    if worker.peers.mailboxes[target].send_urgent(job).await.is_err() {
-        tracing::error!(target, "a worker is gone; a connection is dropped");
-    }
-}
-
-/// Admits or refuses a connection.
-fn admit(worker: &Rc<Worker>, stream: tokio::net::TcpStream, addr: SocketAddr) {
-    let settings = worker.settings();
-    // A socket that cannot be tuned still works.
-    let _ = stream.set_nodelay(true);
-    if settings.tcp_keepalive_seconds > 0 {
-        let idle = Duration::from_secs(u64::from(settings.tcp_keepalive_seconds));
-        let keepalive = socket2::TcpKeepalive::new().with_time(idle).with_interval(idle / 3);
-        let _ = socket2::SockRef::from(&stream).set_tcp_keepalive(&keepalive);
-    }
-    if settings.protected_mode
-        && settings.requirepass.is_none()
-        && !addr.ip().to_canonical().is_loopback()
-    {
-        worker.node.clients.refusals.unprotected(addr);
-        refuse(
-            stream,
-            "DENIED Flagstone is running in protected mode: no password is set. \
-            Connect from the loopback address, set requirepass, or set protected-mode no.",
-        );
-        return;
-    }
-    let laddr = stream.local_addr().unwrap_or(addr);
-    let now_ms = worker.node.clock.now_ms();
-    let id = worker.id;
-    let fd = stream.as_raw_fd();
-    let (max, is_stranger) = (settings.maxclients as usize, settings.requirepass.is_some());
-    let make = |n| Client::new(n, (addr, laddr), fd, id, now_ms);
-    let Some(client) = worker.node.clients.admit(max, is_stranger, make) else {
-        worker.node.clients.refusals.too_many(addr);
-        refuse(stream, "ERR max number of clients reached");
-        return;
-    };
-    worker.stats().connections.fetch_add(1, Ordering::Relaxed);
-    worker.spawn_connection(connection::serve(worker.clone(), stream, client));
-}
-
-fn refuse(stream: tokio::net::TcpStream, error: &'static str) {
-    let mut reply = Reply::default();
-    reply.error(error);
-    // The client may have disconnected already.
-    let _ = stream.try_write(reply.as_bytes());
 }
 
 /// The pid file, which exists while the server runs.

@@ -19,9 +19,9 @@ pub use watch::Watch;
 use crate::command::registry;
 use crate::config::OutputBufferLimits;
 use crate::outbox::{Allowed, Outbox, TooSlow};
+use crate::transport::PeerAddr;
 use bytes::Bytes;
 use std::fmt::Write;
-use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
@@ -90,8 +90,8 @@ const BASE_MEMORY: u64 = 1024;
 #[derive(Debug)]
 pub struct Client {
     pub id: u64,
-    pub addr: SocketAddr,
-    pub laddr: SocketAddr,
+    pub addr: PeerAddr,
+    pub laddr: PeerAddr,
     /// File descriptor of the socket, to be shown.
     pub fd: i32,
     pub worker: usize,
@@ -146,7 +146,7 @@ pub(crate) fn count(counter: &AtomicU64, n: u64) {
 impl Client {
     pub fn new(
         id: u64,
-        (addr, laddr): (SocketAddr, SocketAddr),
+        (addr, laddr): (PeerAddr, PeerAddr),
         fd: i32,
         worker: usize,
         now_ms: u64,
@@ -187,12 +187,18 @@ impl Client {
 
     /// Creates a client of the same connection that is not registered.
     pub(crate) fn double(&self) -> Self {
-        Self::new(self.id, (self.addr, self.laddr), self.fd, self.worker, self.created_ms)
+        Self::new(
+            self.id,
+            (self.addr.clone(), self.laddr.clone()),
+            self.fd,
+            self.worker,
+            self.created_ms,
+        )
     }
 
     /// Returns true if it runs on the same machine.
     pub fn is_local(&self) -> bool {
-        self.addr.ip().to_canonical().is_loopback()
+        self.addr.is_local()
     }
 
     pub fn labels(&self) -> MutexGuard<'_, Labels> {

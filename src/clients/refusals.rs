@@ -1,7 +1,7 @@
 //! Log of refused and closed clients: one line for all of some seconds, so that an attack is
 //! neither overlooked nor able to flood the log.
 
-use std::net::SocketAddr;
+use crate::transport::PeerAddr;
 use std::sync::{Mutex, PoisonError};
 
 /// Time between two lines in ms.
@@ -11,7 +11,7 @@ const PERIOD_MS: u64 = 10_000;
 #[derive(Debug, Default)]
 struct RefusalCount {
     times: u64,
-    last: Option<SocketAddr>,
+    last: Option<PeerAddr>,
 }
 
 #[derive(Debug, Default)]
@@ -29,35 +29,35 @@ struct RefusalCounts {
 pub struct Refusals(Mutex<RefusalCounts>);
 
 impl Refusals {
-    fn count(&self, which: impl FnOnce(&mut RefusalCounts) -> &mut RefusalCount, addr: SocketAddr) {
+    fn count(&self, which: impl FnOnce(&mut RefusalCounts) -> &mut RefusalCount, addr: &PeerAddr) {
         let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let count = which(&mut counts);
         count.times += 1;
-        count.last = Some(addr);
+        count.last = Some(addr.clone());
     }
 
     /// Counts a client that has given a wrong password.
-    pub fn wrong_password(&self, addr: SocketAddr) {
+    pub fn wrong_password(&self, addr: &PeerAddr) {
         self.count(|counts| &mut counts.wrong_passwords, addr);
     }
 
     /// Counts a client that was closed because it did not authenticate in time.
-    pub fn silent(&self, addr: SocketAddr) {
+    pub fn silent(&self, addr: &PeerAddr) {
         self.count(|counts| &mut counts.silent, addr);
     }
 
     /// Counts a client that was refused because there are too many.
-    pub fn too_many(&self, addr: SocketAddr) {
+    pub fn too_many(&self, addr: &PeerAddr) {
         self.count(|counts| &mut counts.too_many, addr);
     }
 
     /// Counts a client of another machine that was refused because there is no password.
-    pub fn unprotected(&self, addr: SocketAddr) {
+    pub fn unprotected(&self, addr: &PeerAddr) {
         self.count(|counts| &mut counts.unprotected, addr);
     }
 
     /// Counts a client that was closed because all clients together took too much memory.
-    pub fn evicted(&self, addr: SocketAddr) {
+    pub fn evicted(&self, addr: &PeerAddr) {
         self.count(|counts| &mut counts.evicted, addr);
     }
 
@@ -80,7 +80,9 @@ impl Refusals {
             (evicted, "closed by maxmemory-clients, those that took most"),
         ]
         .into_iter()
-        .filter_map(|(count, what)| Some(format!("{} {what} (last: {})", count.times, count.last?)))
+        .filter_map(|(count, what)| {
+            Some(format!("{} {what} (last: {})", count.times, count.last.as_ref()?))
+        })
         .collect();
         if told.is_empty() {
             return None;
@@ -100,23 +102,24 @@ impl Refusals {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::net::SocketAddr;
 
     #[test]
     fn there_is_one_line_for_all_of_some_seconds() {
         let refusals = Refusals::default();
         assert_eq!(refusals.due(50_000), None);
-        let addr = |port| SocketAddr::from(([10, 0, 0, 1], port));
+        let addr = |port| PeerAddr::from(SocketAddr::from(([10, 0, 0, 1], port)));
         for port in 1..=500 {
-            refusals.wrong_password(addr(port));
+            refusals.wrong_password(&addr(port));
         }
-        refusals.silent(addr(7));
+        refusals.silent(&addr(7));
         let first = refusals.due(50_000).expect("a line");
         assert_eq!(
             first,
             "500 wrong passwords (last: 10.0.0.1:500); \
             1 closed that gave no password (last: 10.0.0.1:7)"
         );
-        refusals.evicted(addr(9));
+        refusals.evicted(&addr(9));
         assert_eq!(refusals.due(59_999), None);
         let second = refusals.due(60_000).expect("a line");
         assert!(second.starts_with("1 closed by maxmemory-clients"), "{second}");

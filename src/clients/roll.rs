@@ -129,7 +129,7 @@ impl Clients {
             let since_ms = client.stranger_since_ms.load(Ordering::Relaxed);
             if since_ms != 0 && now_ms.saturating_sub(since_ms) >= STRANGER_TIME.as_millis() as u64
             {
-                self.refusals.silent(client.addr);
+                self.refusals.silent(&client.addr);
                 client.kill();
             }
         }
@@ -176,7 +176,7 @@ impl Clients {
             }
             total -= bytes;
             self.evicted.fetch_add(1, Ordering::Relaxed);
-            self.refusals.evicted(client.addr);
+            self.refusals.evicted(&client.addr);
             client.set_greedy();
             self.kill(&client);
         }
@@ -202,11 +202,12 @@ impl Drop for Leaving<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::transport::PeerAddr;
     use std::net::{Ipv4Addr, SocketAddr};
 
     fn client(id: u64) -> Client {
-        let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
-        Client::new(id, (addr, addr), 0, 0, 1000)
+        let addr = PeerAddr::from(SocketAddr::from((Ipv4Addr::LOCALHOST, 1)));
+        Client::new(id, (addr.clone(), addr), 0, 0, 1000)
     }
 
     #[test]

@@ -50,7 +50,6 @@ const NO_TLS: &str = "this server does not speak TLS";
 const NO_RDMA: &str = "this server does not speak RDMA";
 const INIT_SYSTEM: &str = "the process stays in the foreground; the init system supervises it";
 const STDERR_LOG: &str = "the log has one format and goes to standard error or the log file";
-const TCP_ONLY: &str = "this server listens on TCP only";
 const NO_EVICTION: &str = "no key is evicted: all data are on disk";
 const PACE: &str = "background work has a pace of its own";
 const NO_LATENCY: &str = "there is no latency monitor and there are no latency histograms";
@@ -97,9 +96,9 @@ pub(super) static TABLE: &[Directive] = &[
     // Network.
     d("port", Integer(PORT), "6379", "TCP port"),
     d("bind", Structured(Structure::Bind), "* -::*", "addresses to listen on; - before one: may be missing"),
-    d("unixsocket", OptionalText, "", "path of a Unix socket to listen on").immutable().check(check::no_unix_socket).inert(TCP_ONLY),
-    d("unixsocketgroup", OptionalText, "", "group of the Unix socket").immutable().inert(TCP_ONLY),
-    d("unixsocketperm", Octal((0, 0o777)), "0", "permissions of the Unix socket; 0: by umask").immutable().inert(TCP_ONLY),
+    d("unixsocket", OptionalText, "", "path of a Unix socket to listen on, too").immutable(),
+    d("unixsocketgroup", OptionalText, "", "group of the Unix socket, by name or number; empty: that of the process").immutable(),
+    d("unixsocketperm", Octal((0, 0o777)), "0", "permissions of the Unix socket, octal; 0: by umask").immutable(),
     d("tcp-backlog", Integer(INT), "511", "connections waiting to be accepted").immutable(),
     d("tcp-keepalive", Integer(INT), "300", "seconds between keep-alive probes; 0: none"),
     d("timeout", Integer(INT), "0", "seconds until an idle client is closed; 0: never"),

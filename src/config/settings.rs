@@ -248,6 +248,12 @@ settings! {
     port: u16 = |v, _| v.number("port");
     /// Addresses as written; `*` and `-::*` mean all, a leading `-` means "may be missing".
     bind: Vec<String> = |v, _| v.text("bind").split_whitespace().map(str::to_owned).collect();
+    /// Path of a Unix socket to listen on.
+    unixsocket: Option<String> = |v, _| v.optional_text("unixsocket");
+    /// Group of its file, by name or number; `None`: that of the process.
+    unixsocketgroup: Option<String> = |v, _| v.optional_text("unixsocketgroup");
+    /// Permissions of its file; zero: by the umask.
+    unixsocketperm: u32 = |v, _| u32::from_str_radix(v.text("unixsocketperm"), 8).unwrap_or(0o600);
     tcp_backlog: i32 = |v, _| v.number("tcp-backlog");
     /// Zero: none.
     tcp_keepalive_seconds: u32 = |v, _| v.number("tcp-keepalive");

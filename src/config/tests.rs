@@ -275,7 +275,6 @@ fn what_promises_something_that_is_absent_is_refused_by_name() {
             "this server does not offer deprecated functions to scripts",
         ),
         ("syslog-enabled yes", "this server does not write to syslog: use logfile"),
-        ("unixsocket /tmp/x", "this server listens on TCP only"),
         ("aclfile users.acl", "there are no users but 'default': use requirepass"),
         ("user alice on >secret ~*", "there are no users but 'default': use requirepass"),
         ("rename-command FLUSHALL x", "commands cannot be renamed or removed in this server"),

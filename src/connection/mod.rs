@@ -24,6 +24,7 @@ use crate::large;
 use crate::monitor::Line;
 use crate::routing::{self, Call, CallOutcome, CallStop};
 use crate::session::{ReplyMode, Session};
+use crate::transport::Stream;
 use crate::worker::{Ahead, READ, Ready, Stopped, TURN, Worker};
 use bytes::{Buf, BufMut, BytesMut};
 use cycle::Cycle;
@@ -33,15 +34,13 @@ use flagstone_wire::resp::{Args, Limits, Parser, Reply};
 use gate::Admitted;
 use std::future::poll_fn;
 use std::io::ErrorKind;
-use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 use step::{Manner, NextStep};
-use tokio::io::{AsyncRead, ReadBuf};
-use tokio::net::TcpStream;
+use tokio::io::ReadBuf;
 use wire::Wire;
 
 /// Number of bytes that a connection reads and writes before others have a turn.
@@ -75,7 +74,7 @@ enum Pause {
 /// A connection's task.
 pub struct Connection {
     worker: Rc<Worker>,
-    stream: TcpStream,
+    stream: Stream,
     session: Session,
     parser: Parser,
     /// Bytes that were read and not parsed; usually none.
@@ -96,7 +95,7 @@ pub struct Connection {
 }
 
 /// Serves a connection until it ends.
-pub async fn serve(worker: Rc<Worker>, stream: TcpStream, client: Arc<Client>) {
+pub async fn serve(worker: Rc<Worker>, stream: Stream, client: Arc<Client>) {
     let session = Session::new(client.clone(), !client.is_stranger());
     let mut connection = Box::new(Connection {
         worker: worker.clone(),
@@ -187,7 +186,7 @@ impl Connection {
     /// filled, so the next wait needs no further read.
     async fn read_now(&mut self, buf: &mut [u8]) -> std::io::Result<usize> {
         let mut buf = ReadBuf::new(buf);
-        let polled = poll_fn(|cx| Poll::Ready(Pin::new(&mut self.stream).poll_read(cx, &mut buf)));
+        let polled = poll_fn(|cx| Poll::Ready(self.stream.poll_read(cx, &mut buf)));
         match polled.await {
             Poll::Ready(read) => read.map(|()| buf.filled().len()),
             Poll::Pending => Err(ErrorKind::WouldBlock.into()),
@@ -199,7 +198,7 @@ impl Connection {
         let mut sent = false;
         loop {
             let readable = poll_fn(|cx| {
-                let readable = self.stream.poll_read_ready(cx).map(|ready| ready.map(|()| true));
+                let readable = self.stream.poll_readable(cx).map(|ready| ready.map(|()| true));
                 // Commands are read even if there are always more pushes.
                 if sent && readable.is_ready() {
                     return readable;
@@ -568,7 +567,7 @@ impl Connection {
     fn show_to_monitors(&self, args: Args<'_>) {
         let node = &self.worker.node;
         let now_us = node.clock.now_us();
-        let source = self.session.client.addr.to_string();
+        let source = self.session.client.addr.in_monitor();
         let line = Line { now_us, db: self.session.db, source: &source, args };
         let limits = self.worker.settings().client_output_buffer_limit;
         node.monitors.tell(&line, &limits, now_us / 1000);

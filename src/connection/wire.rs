@@ -3,6 +3,7 @@
 use super::{TURN_BYTES, count};
 use crate::clients::{Client, state};
 use crate::large;
+use crate::transport::Stream;
 use crate::worker::{READ, Worker};
 use bytes::{BufMut, BytesMut};
 use flagstone_wire::client_memory::Taken;
@@ -11,8 +12,6 @@ use std::io::{Error, ErrorKind, Result};
 use std::pin::pin;
 use std::sync::atomic::Ordering;
 use std::task::Poll;
-use tokio::io::Interest;
-use tokio::net::TcpStream;
 
 /// Event that ends a wait.
 enum Woken<T> {
@@ -25,7 +24,7 @@ enum Woken<T> {
 pub(super) struct Wire<'a> {
     pub(super) worker: &'a Worker,
     pub(super) client: &'a Client,
-    pub(super) stream: &'a mut TcpStream,
+    pub(super) stream: &'a mut Stream,
     pub(super) buf: &'a mut BytesMut,
     /// Memory charged for `buf`.
     pub(super) taken: &'a mut Taken,
@@ -49,7 +48,7 @@ impl Wire<'_> {
                 if self.client.outbox.poll_ready(cx).is_ready() {
                     return Poll::Ready(Ok(Woken::Pushes));
                 }
-                self.stream.poll_read_ready(cx).map(|ready| ready.map(|()| Woken::Readable))
+                self.stream.poll_readable(cx).map(|ready| ready.map(|()| Woken::Readable))
             });
             match woken.await? {
                 Woken::Done(value) => return Ok(value),
@@ -82,7 +81,7 @@ impl Wire<'_> {
     }
 
     /// Writes as much as the socket takes at once, usually everything, and returns the rest.
-    fn try_write<'b>(&self, out: &'b [u8]) -> Result<&'b [u8]> {
+    fn try_write<'b>(&mut self, out: &'b [u8]) -> Result<&'b [u8]> {
         if out.is_empty() {
             return Ok(out);
         }
@@ -105,7 +104,7 @@ impl Wire<'_> {
             if is_reply {
                 self.client.outbox.set_replies(left.len());
             }
-            self.stream.ready(Interest::WRITABLE).await?;
+            self.stream.writable().await?;
             match self.stream.try_write(left) {
                 Ok(n) => left = &left[n..],
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
@@ -120,7 +119,7 @@ impl Wire<'_> {
     /// has disconnected or sends too much.
     fn read_ahead(&mut self) -> Result<usize> {
         large::reserve(self.buf, READ, 0);
-        match self.stream.try_read_buf(&mut self.buf.limit(TURN_BYTES)) {
+        match self.stream.try_read_buf(&mut (&mut *self.buf).limit(TURN_BYTES)) {
             Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
             Ok(n) => {
                 count(&self.worker.stats().reads, 1);

@@ -1,5 +1,6 @@
 use super::*;
 use crate::config::{OutputBufferLimit, Settings};
+use crate::transport::PeerAddr;
 use std::future::poll_fn;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::AtomicU64;
@@ -9,8 +10,8 @@ use std::time::Duration;
 const ROOM: usize = 1 << 20;
 
 fn client(id: u64) -> Arc<Client> {
-    let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
-    Arc::new(Client::new(id, (addr, addr), 0, 0, 1))
+    let addr = PeerAddr::from(SocketAddr::from((Ipv4Addr::LOCALHOST, 1)));
+    Arc::new(Client::new(id, (addr.clone(), addr), 0, 0, 1))
 }
 
 fn limits() -> OutputBufferLimits {

@@ -180,7 +180,7 @@ impl Effects {
         if self.shown.is_empty() {
             return;
         }
-        let addr = node.clients.get(client).map(|c| c.addr.to_string()).unwrap_or_default();
+        let addr = node.clients.get(client).map(|c| c.addr.in_monitor()).unwrap_or_default();
         let now_us = node.clock.now_us();
         for shown in self.shown.drain(..) {
             let source = if shown.by_script { "lua" } else { &*addr };

@@ -26,6 +26,7 @@ mod script_errors;
 mod scripts;
 mod server;
 mod shown;
+mod sockets;
 mod stream_watch;
 mod streams;
 mod tracking;

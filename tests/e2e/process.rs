@@ -113,7 +113,6 @@ fn help_describes_what_there_is() {
     let help = Command::new(FLAGSTONE).arg("--help").output().expect("it runs");
     let help = String::from_utf8_lossy(&help.stdout).into_owned();
     for absent in [
-        "--unixsocket ",
         "--aclfile ",
         "--cluster-enabled ",
         "--maxmemory-samples ",
@@ -136,7 +135,6 @@ fn a_refused_configuration_is_status_2_and_names_the_directive() {
     server.stop();
     let cases: &[(&[&str], &str)] = &[
         (&["--cluster-enabled", "yes"], "cluster-enabled"),
-        (&["--unixsocket", "/tmp/socket"], "unixsocket"),
         (&["--aclfile", "users.acl"], "aclfile"),
         (&["--user", "alice", "on"], "user"),
         (&["--rename-command", "FLUSHALL", "x"], "rename-command"),

@@ -30,6 +30,7 @@ pub(crate) const FLOORS: &[&str] = &[
     "process",
     "outbox",
     "stalls",
+    "transport",
     "command",
     "slowlog",
     "clients",
@@ -51,6 +52,7 @@ pub(crate) const FLOORS: &[&str] = &[
     "connection",
     "commands",
     "listen",
+    "accept",
     "server",
     "cli",
 ];

@@ -123,7 +123,7 @@ fn authenticate(cx: &mut Call<'_>, user: &[u8], password: &[u8]) -> CallOutcome 
     };
     let session = &mut *cx.session;
     if user != b"default" || !right {
-        cx.node.clients.refusals.wrong_password(session.client.addr);
+        cx.node.clients.refusals.wrong_password(&session.client.addr);
         session.penalty = Some(penalty(session.wrong_passwords));
         session.wrong_passwords = session.wrong_passwords.saturating_add(1);
         return Err(WRONG_PASS.into());

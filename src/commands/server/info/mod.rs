@@ -1,5 +1,6 @@
 //! INFO: state and counters of the server.
 
+mod listeners;
 mod own;
 
 use crate::command::registry;
@@ -11,6 +12,7 @@ use crate::version::{COMPATIBLE_VERSION, REDIS_VERSION};
 use crate::worker::{CRON_HZ, Worker};
 use flagstone_storage::place::Requests;
 use flagstone_wire::resp::Args;
+use listeners::listeners;
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
 use std::rc::Rc;
@@ -211,15 +213,10 @@ impl Page<'_> {
             ("config_file", &file),
             ("io_threads_active", &0),
             ("availability_zone", &settings.availability_zone),
-            (
-                "listener0",
-                &format_args!(
-                    "name=tcp,bind={},port={}",
-                    settings.bind.join(",bind="),
-                    settings.port
-                ),
-            ),
         ]);
+        for (n, listener) in listeners(&settings).iter().enumerate() {
+            self.field(&format!("listener{n}"), listener);
+        }
     }
 
     fn clients(&mut self) {
