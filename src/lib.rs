@@ -14,6 +14,7 @@ pub mod commands;
 pub mod config;
 pub mod connection;
 pub mod functions;
+pub mod http;
 mod large;
 pub mod listen;
 pub mod log;

@@ -1,6 +1,9 @@
 //! Figures of this process from the operating system.
 
+use std::ffi::CString;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 /// Memory in bytes.
 #[derive(Clone, Copy, Debug, Default)]
@@ -39,6 +42,25 @@ pub(crate) fn resident() -> u64 {
     // SAFETY: asks for a constant of the system.
     let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     pages * u64::try_from(page).unwrap_or(0)
+}
+
+/// Room on a disk in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Disk {
+    /// Bytes that processes without privileges may still write.
+    pub(crate) free: u64,
+    pub(crate) total: u64,
+}
+
+/// Returns the room on the disk of a directory.
+pub(crate) fn disk(dir: &Path) -> Option<Disk> {
+    let path = CString::new(dir.as_os_str().as_bytes()).ok()?;
+    // SAFETY: a statvfs of zeros is a valid one.
+    let mut room: libc::statvfs = unsafe { std::mem::zeroed() };
+    // SAFETY: both pointers are valid for the call; the path ends with a zero.
+    let result = unsafe { libc::statvfs(path.as_ptr(), &raw mut room) };
+    let bytes = |blocks: libc::fsblkcnt_t| blocks.saturating_mul(room.f_frsize);
+    (result == 0).then(|| Disk { free: bytes(room.f_bavail), total: bytes(room.f_blocks) })
 }
 
 /// Returns the bytes in a line such as `VmRSS:  1234 kB`.

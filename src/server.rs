@@ -8,6 +8,7 @@ use crate::accept::accept_from;
 use crate::checkpoints::run_periodically;
 use crate::commands;
 use crate::config::{Compression, Config, Settings};
+use crate::http::HttpPort;
 use crate::listen::{self, Endpoint, Listening, Socket};
 use crate::log;
 use crate::node::{Budget, Checkpoints, ListenChange, Node, ShutdownRequest, sync_mode};
@@ -93,6 +94,8 @@ pub fn run(prepared: Prepared) -> Result<()> {
         .enable_all()
         .build()
         .context("starting the background runtime")?;
+    // Open before the data is loaded, which may take long.
+    let http = HttpPort::open(&config)?;
     let clock = Clock::default();
     let archive = options.location().archive();
     let opening = background.spawn(Directory::open(options, clock.clone()));
@@ -101,7 +104,7 @@ pub fn run(prepared: Prepared) -> Result<()> {
     background
         .block_on(Catalog::of(&opened.store).clean(&opened.engines()))
         .context("removing what is left of unfinished checkpoints")?;
-    let served = serve(&config, &settings, (opened, archive), clock, &background);
+    let served = serve(&config, &settings, (opened, archive), clock, (&background, http));
     background.shutdown_timeout(DRAIN);
     served
 }
@@ -161,7 +164,7 @@ fn serve(
     settings: &Arc<Settings>,
     (mut opened, archive): (Directory, Place),
     clock: Clock,
-    background: &tokio::runtime::Runtime,
+    (background, http): (&tokio::runtime::Runtime, Option<HttpPort>),
 ) -> Result<()> {
     let shard_workers = settings.workers.clamp(1, usize::from(opened.layout.shards));
     let total = shard_workers + settings.net_workers;
@@ -220,16 +223,19 @@ fn serve(
         "Server initialized"
     );
     let _pid_file = settings.pidfile.as_deref().and_then(PidFile::write);
+    http.iter().for_each(|http| http.show(node.clone(), peers.clone()));
     say_ready(&endpoints);
     background.spawn(serve_changes(listening, node.clone(), peers));
     background.spawn(run_periodically(node.clone()));
     let request = background.block_on(wait_for_stop(&node, &mut stops));
     // Long-running scripts see the request, whatever asked for it.
     node.ending.request_shutdown(request);
+    http.iter().for_each(HttpPort::end);
     drop(stopped);
     stop.send_replace(true);
     let drained = drain(threads, &node, background, request, stops);
-    drop(locks);
+    // It has told until now why nothing is served.
+    drop((locks, http));
     drained
 }
 

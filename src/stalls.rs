@@ -86,6 +86,19 @@ impl Stalls {
         stalled.map(|s| s.pending_bytes.load(Ordering::Relaxed)).sum()
     }
 
+    /// Returns the bytes of pending rows of a shard, as of some ms ago.
+    pub fn pending_bytes(&self, shard: u16) -> u64 {
+        let state = self.shards.get(usize::from(shard));
+        state.map_or(0, |state| state.pending_bytes.load(Ordering::Relaxed))
+    }
+
+    /// Returns the reason why a shard cannot store rows, if it cannot.
+    pub fn why(&self, shard: u16) -> Option<String> {
+        let state = self.shards.get(usize::from(shard))?;
+        let stall = state.stall.lock().unwrap_or_else(PoisonError::into_inner);
+        stall.as_ref().map(|stall| stall.why.clone())
+    }
+
     /// Returns the stalled shards.
     pub fn list(&self) -> Vec<u16> {
         let all = (0..).zip(&self.shards);

@@ -96,6 +96,8 @@ pub(super) static TABLE: &[Directive] = &[
     // Network.
     d("port", Integer(PORT), "6379", "TCP port"),
     d("bind", Structured(Structure::Bind), "* -::*", "addresses to listen on; - before one: may be missing"),
+    d("http-port", Integer(PORT), "0", "port of metrics, health, REST and the dashboard over HTTP; 0: none").at_start(),
+    d("http-bind", Structured(Structure::Bind), "127.0.0.1 -::1", "addresses of the HTTP port; beyond loopback it answers only if there is a password").at_start(),
     d("unixsocket", OptionalText, "", "path of a Unix socket to listen on, too").immutable(),
     d("unixsocketgroup", OptionalText, "", "group of the Unix socket, by name or number; empty: that of the process").immutable(),
     d("unixsocketperm", Octal((0, 0o777)), "0", "permissions of the Unix socket, octal; 0: by umask").immutable(),

@@ -254,6 +254,10 @@ settings! {
     unixsocketgroup: Option<String> = |v, _| v.optional_text("unixsocketgroup");
     /// Permissions of its file; zero: by the umask.
     unixsocketperm: u32 = |v, _| u32::from_str_radix(v.text("unixsocketperm"), 8).unwrap_or(0o600);
+    /// Zero: no HTTP port.
+    http_port: u16 = |v, _| v.number("http-port");
+    /// Addresses of the HTTP port, in the form of `bind`.
+    http_bind: Vec<String> = |v, _| v.text("http-bind").split_whitespace().map(str::to_owned).collect();
     tcp_backlog: i32 = |v, _| v.number("tcp-backlog");
     /// Zero: none.
     tcp_keepalive_seconds: u32 = |v, _| v.number("tcp-keepalive");

@@ -63,6 +63,8 @@ pub struct WorkerStats {
     pub local: AtomicU64,
     /// Commands that came from other workers' connections.
     pub remote: AtomicU64,
+    /// Messages that brought them.
+    pub remote_batches: AtomicU64,
     pub parked: AtomicU64,
     /// Approximate number of bytes of the commands that are parked now.
     pub parked_bytes: AtomicU64,
@@ -125,6 +127,7 @@ impl Default for WorkerStats {
             commands: AtomicU64::default(),
             local: AtomicU64::default(),
             remote: AtomicU64::default(),
+            remote_batches: AtomicU64::default(),
             parked_bytes: AtomicU64::default(),
             parked: AtomicU64::default(),
             connections: AtomicU64::default(),
@@ -294,6 +297,7 @@ impl WorkerStats {
             &self.commands,
             &self.local,
             &self.remote,
+            &self.remote_batches,
             &self.parked,
             &self.commits,
             &self.failed_commits,

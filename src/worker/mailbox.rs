@@ -115,6 +115,12 @@ impl Mailbox {
         })
     }
 
+    /// Returns the number of messages that wait in its lanes: urgent ones, batches of few commands,
+    /// and others.
+    pub fn depths(&self) -> [usize; 3] {
+        [&self.urgent, &self.few, &self.normal].map(|lane| lane.max_capacity() - lane.capacity())
+    }
+
     /// Sends an urgent message if there is room now, else returns it.
     pub fn try_send_urgent(&self, message: Message) -> Result<(), Message> {
         self.urgent.try_send(message).map_err(|e| match e {

@@ -303,6 +303,7 @@ impl Worker {
             Message::Batch(batch, to) => {
                 let n = batch.len() as u64;
                 self.stats().remote.fetch_add(n, std::sync::atomic::Ordering::Relaxed);
+                self.stats().remote_batches.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
                 self.run_batch(batch, to);
             }
             Message::Acquire(acquire, to) => self.acquire(acquire, to),

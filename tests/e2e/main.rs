@@ -12,6 +12,7 @@ mod events;
 mod full_disk;
 mod functions;
 mod hostile;
+mod http;
 mod keyspace;
 mod moving;
 mod neighbours;

@@ -53,6 +53,7 @@ pub(crate) const FLOORS: &[&str] = &[
     "commands",
     "listen",
     "accept",
+    "http",
     "server",
     "cli",
 ];

@@ -94,9 +94,9 @@ fn is_family(path: &str) -> bool {
 
 #[test]
 fn commands_are_known_by_their_declarations() {
-    /// `config` and `log` have words of their own that commands have too; a client (`cli`) names the
-    /// commands that it sends.
-    const OTHERS: &[&str] = &["commands", "config", "log", "cli"];
+    /// `config` and `log` have words of their own that commands have too; clients (`cli`, `http`) name
+    /// the commands that they send.
+    const OTHERS: &[&str] = &["commands", "config", "log", "cli", "http"];
     let commands = commands();
     let is_command = |text: &str| commands.iter().any(|name| name.eq_ignore_ascii_case(text));
     let mut found = BTreeMap::new();

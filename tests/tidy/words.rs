@@ -12,6 +12,7 @@ const LINE_ENDS: &[(&str, usize, &str)] = &[
     ("src/cli/export.rs", 1, "replies as a client reads them"),
     ("src/cli/import/aof.rs", 1, "requests in an append-only file"),
     ("src/commands/server/info/mod.rs", 2, "lines of INFO"),
+    ("src/http/errand.rs", 1, "requests of a client"),
 ];
 
 /// Words that no documentation begins with: it begins with the noun or the verb itself.

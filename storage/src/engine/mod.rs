@@ -2,6 +2,7 @@
 
 pub(crate) mod checkpoint;
 mod fences;
+mod figures;
 pub(crate) mod files;
 mod garbage;
 pub(crate) mod peek;
@@ -15,6 +16,7 @@ mod settings;
 mod tests;
 pub(crate) mod trial;
 
+pub use figures::EngineFigures;
 pub use scheduler::RunMerges;
 pub use settings::Compression;
 
@@ -25,6 +27,7 @@ use crate::place::{Guarded, Place, Writes};
 use anyhow::{Context, Error, Result, anyhow, ensure};
 use bytes::Bytes;
 use chrono::{DateTime, Utc};
+use figures::Meters;
 use garbage::Garbage;
 use points::{DiskReaders, Follower, PointLimits, Points};
 use readers::{EngineRead, Readers};
@@ -185,6 +188,8 @@ struct OpenDb {
     points: Arc<Points>,
     /// Its running reads.
     readers: Arc<Readers>,
+    /// Counters of its own work.
+    meters: Arc<Meters>,
 }
 
 /// The arguments that an engine was opened with.
@@ -449,8 +454,10 @@ impl How {
         }
         let clock = EngineClock { clock: self.clock.clone(), timer: DefaultSystemClock::new() };
         let garbage = Arc::new(Garbage::new(upkeep.least_garbage));
+        let meters = Arc::new(Meters::default());
         let compactor = CompactorBuilder::new(path.clone(), store.clone())
             .with_options(compactor_options(upkeep))
+            .with_metrics_recorder(meters.clone())
             .with_scheduler_supplier(Arc::new(scheduler::Supplier {
                 garbage: garbage.clone(),
                 run_merges: upkeep.run_merges.clone(),
@@ -468,6 +475,7 @@ impl How {
             .with_gc_builder(collector)
             .with_sst_block_size(BLOCK)
             .with_compactor_builder(compactor)
+            .with_metrics_recorder(meters.clone())
             .with_db_cache(self.cache.clone(), self.cache_id)
             .with_block_cache_policy(cache_policy(self.has_points()))
             .with_system_clock(Arc::new(clock))
@@ -486,7 +494,8 @@ impl How {
             };
             tokio::spawn(follower.run());
         }
-        Ok(OpenDb { db, files, garbage, written: Arc::default(), writes, points, readers })
+        let written = Arc::default();
+        Ok(OpenDb { db, files, garbage, written, writes, points, readers, meters })
     }
 
     /// Returns true if files are held open for point reads.

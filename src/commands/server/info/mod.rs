@@ -66,8 +66,11 @@ pub(super) type Keyspace = Vec<(u64, u64)>;
 pub(super) fn info<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
     Box::pin(async move {
         let wanted = wanted(args);
-        let publish = |worker: Rc<Worker>| async move { worker.publish_stats() };
-        cx.worker.peers.on_all(true, publish).await.map_err(|_| "ERR a worker is gone")?;
+        // A section without figures needs nothing of the workers.
+        if wanted != ["modules"] {
+            let publish = |worker: Rc<Worker>| async move { worker.publish_stats() };
+            cx.worker.peers.on_all(true, publish).await.map_err(|_| "ERR a worker is gone")?;
+        }
         let keyspace = match wanted.contains(&"keyspace") {
             true => keyspace(cx.worker).await?,
             false => Vec::new(),

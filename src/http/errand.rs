@@ -1,0 +1,192 @@
+//! A session of the server for one HTTP request.
+//!
+//! The request's end is one of a pair of connected sockets; the other one is served by a worker as
+//! any connection is. The client of the HTTP request is that session's client, with its address.
+
+use super::access::{self, Caller, Ends};
+use super::answer::Denial;
+use super::values::ReplyScan;
+use super::{LoadedServer, Site};
+use crate::clients::Client;
+use crate::connection;
+use crate::transport::Stream;
+use crate::worker::Worker;
+use bytes::{Bytes, BytesMut};
+use flagstone_wire::client_memory::Taken;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream as StdUnixStream;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+
+/// Maximum size of all replies to a request, in bytes.
+const MAX_REPLIES_BYTES: usize = 16 << 20;
+
+const TOO_LARGE: &str = "ERR the replies are larger than this port sends; ask for less at once";
+const ENDED: &str = "ERR the server has ended the session";
+
+/// Appends a command to a buffer, as clients send it.
+pub(super) fn put_command<'a>(
+    out: &mut Vec<u8>,
+    args: impl IntoIterator<Item = &'a [u8], IntoIter: ExactSizeIterator>,
+) {
+    let args = args.into_iter();
+    put_head(out, args.len());
+    args.for_each(|arg| put_argument(out, arg));
+}
+
+/// Appends the head of a command with so many arguments.
+pub(super) fn put_head(out: &mut Vec<u8>, arguments: usize) {
+    out.extend_from_slice(format!("*{arguments}").as_bytes());
+    out.extend_from_slice(END);
+}
+
+/// Appends an argument of a command.
+pub(super) fn put_argument(out: &mut Vec<u8>, arg: &[u8]) {
+    out.extend_from_slice(format!("${}", arg.len()).as_bytes());
+    out.extend_from_slice(END);
+    out.extend_from_slice(arg);
+    out.extend_from_slice(END);
+}
+
+/// End of a line of the protocol.
+const END: &[u8] = b"\r\n";
+
+/// The session.
+pub(super) struct Errand {
+    input: OwnedReadHalf,
+    output: OwnedWriteHalf,
+}
+
+impl Errand {
+    /// Begins a session on a worker, and authenticates it if the caller has credentials.
+    ///
+    /// # Errors
+    /// The server is loading, has too many clients, or does not accept the credentials.
+    pub(super) async fn begin(site: &Site, caller: &Caller) -> Result<Self, Denial> {
+        let running = site.loaded().ok_or_else(|| {
+            Denial::unavailable("LOADING Flagstone is loading the dataset in memory")
+        })?;
+        let ended = |_| Denial::unavailable(ENDED);
+        let (own, other) = StdUnixStream::pair().map_err(cannot_begin)?;
+        own.set_nonblocking(true).and(other.set_nonblocking(true)).map_err(cannot_begin)?;
+        let own = UnixStream::from_std(own).map_err(cannot_begin)?;
+        let ends = caller.ends;
+        let attach = move |worker: Rc<Worker>| async move { attach(&worker, other, ends) };
+        let worker = worker_of(site, running);
+        if !running.peers.on_worker(worker, true, attach).await.map_err(ended)? {
+            return Err(Denial::unavailable("ERR max number of clients reached"));
+        }
+        let (input, output) = own.into_split();
+        let mut errand = Self { input, output };
+        if let Some(given) = &caller.credentials {
+            let mut login = Vec::new();
+            put_command(&mut login, [b"AUTH", &given.user[..], &given.password[..]]);
+            let reply = errand.run(login, 1).await?;
+            if let Some(text) = super::values::error_of(&reply) {
+                let delay = site.guard.wrong(ends.peer.ip(), Instant::now());
+                drop(errand);
+                tokio::time::sleep(delay).await;
+                return Err(Denial::unauthorized(text));
+            }
+            site.guard.right(ends.peer.ip());
+        }
+        Ok(errand)
+    }
+
+    /// Sends commands, and returns the bytes of their `count` replies.
+    ///
+    /// # Errors
+    /// The session has ended, or the replies are too large.
+    pub(super) async fn run(&mut self, commands: Vec<u8>, count: usize) -> Result<Bytes, Denial> {
+        let (input, output) = (&mut self.input, &mut self.output);
+        let mut taken = Taken::default();
+        taken.set(commands.capacity());
+        let sending = async move {
+            // A session that has ended is found by reading.
+            let _ = output.write_all(&commands).await;
+            drop((commands, taken));
+            Ok(())
+        };
+        let reading = read(input, count);
+        let ((), replies) = tokio::try_join!(sending, reading)?;
+        Ok(replies)
+    }
+}
+
+async fn read(input: &mut OwnedReadHalf, count: usize) -> Result<Bytes, Denial> {
+    let (mut buf, mut taken, mut scan) =
+        (BytesMut::with_capacity(4096), Taken::default(), ReplyScan::new(count));
+    while !scan.find_end(&buf).map_err(|_| Denial::unavailable("ERR the reply is malformed"))? {
+        let wanted = scan.missing(buf.len());
+        if buf.len().saturating_add(wanted) > MAX_REPLIES_BYTES {
+            return Err(Denial::new(axum::http::StatusCode::PAYLOAD_TOO_LARGE, TOO_LARGE));
+        }
+        // Doubled each time, so that what is copied stays in proportion to what is read.
+        let more = wanted.max(buf.len()).max(4096);
+        if buf.capacity() - buf.len() < wanted.clamp(1, 4096) {
+            if !taken.try_set(buf.len() + more) {
+                return Err(Denial::no_memory());
+            }
+            buf.reserve(more);
+        }
+        match input.read_buf(&mut buf).await {
+            Ok(0) | Err(_) => return Err(Denial::unavailable(ENDED)),
+            Ok(_) => {}
+        }
+    }
+    Ok(buf.freeze())
+}
+
+fn cannot_begin(error: std::io::Error) -> Denial {
+    Denial::unavailable(format!("ERR no session can begin: {error}"))
+}
+
+/// Returns the worker of the next session: those that serve connections, in turn.
+fn worker_of(site: &Site, running: &LoadedServer) -> usize {
+    let node = &running.node;
+    let first = if node.workers == node.shard_workers { 0 } else { node.shard_workers };
+    first + site.errands.fetch_add(1, Ordering::Relaxed) % (node.workers - first)
+}
+
+/// Lets a worker serve the other end; returns false if there are too many clients.
+fn attach(worker: &Rc<Worker>, stream: StdUnixStream, ends: Ends) -> bool {
+    let stream = match UnixStream::from_std(stream) {
+        Ok(stream) => Stream::Unix(stream),
+        Err(error) => {
+            tracing::warn!(%error, "a session of the HTTP port cannot be served");
+            return false;
+        }
+    };
+    let fd = stream.as_raw_fd();
+    let (node, settings) = (&worker.node, worker.settings());
+    let (id, now_ms) = (worker.id, node.clock.now_ms());
+    let make = |n| Client::new(n, (ends.peer.into(), ends.local.into()), fd, id, now_ms);
+    let (max, is_stranger) = (settings.maxclients as usize, access::needs_password(&settings));
+    let Some(client) = node.clients.admit(max, is_stranger, make) else {
+        node.clients.refusals.too_many(&ends.peer.into());
+        return false;
+    };
+    worker.stats().connections.fetch_add(1, Ordering::Relaxed);
+    worker.spawn_connection(connection::serve(Rc::clone(worker), stream, client));
+    true
+}
+
+/// Checks that a caller may run INFO, which shows what the port shows.
+///
+/// # Errors
+/// The caller may not, or is unknown.
+pub(super) async fn may_see(site: &Arc<Site>, caller: &Caller) -> Result<(), Denial> {
+    let mut errand = Errand::begin(site, caller).await?;
+    let mut asked = Vec::new();
+    put_command(&mut asked, [&b"INFO"[..], b"modules"]);
+    let reply = errand.run(asked, 1).await?;
+    match super::values::error_of(&reply) {
+        None => Ok(()),
+        Some(text) => Err(super::values::denial(text)),
+    }
+}

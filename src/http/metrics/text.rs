@@ -1,0 +1,135 @@
+//! Writes metrics as OpenMetrics text
+//! (<https://prometheus.io/docs/specs/om/open_metrics_spec/>).
+
+use std::fmt::{Display, Write};
+
+/// Type of a family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum MetricKind {
+    Counter,
+    Gauge,
+    Info,
+}
+
+impl MetricKind {
+    const fn word(self) -> &'static str {
+        match self {
+            Self::Counter => "counter",
+            Self::Gauge => "gauge",
+            Self::Info => "info",
+        }
+    }
+
+    /// Returns the suffix of the samples.
+    const fn suffix(self) -> &'static str {
+        match self {
+            Self::Counter => "_total",
+            Self::Info => "_info",
+            Self::Gauge => "",
+        }
+    }
+}
+
+/// Units that a name may end with.
+const UNITS: [&str; 5] = ["seconds", "bytes", "ratio", "dollars", "lsn"];
+
+/// A text that is being written.
+#[derive(Debug, Default)]
+pub(super) struct MetricsText {
+    text: String,
+    family: String,
+    suffix: &'static str,
+}
+
+impl MetricsText {
+    /// Begins a family; its name goes on behind `flagstone_`, without the suffix of its kind.
+    pub(super) fn family(&mut self, kind: MetricKind, name: &str, help: &str) -> &mut Self {
+        self.family = format!("flagstone_{name}");
+        self.suffix = kind.suffix();
+        let (family, word) = (&self.family, kind.word());
+        // Writing into a String cannot fail.
+        let _ = writeln!(self.text, "# TYPE {family} {word}");
+        if let Some(unit) = UNITS.iter().find(|unit| name.rsplit('_').next() == Some(unit)) {
+            let _ = writeln!(self.text, "# UNIT {family} {unit}");
+        }
+        let _ = writeln!(self.text, "# HELP {family} {help}");
+        self
+    }
+
+    pub(super) fn counter(&mut self, name: &str, help: &str) -> &mut Self {
+        self.family(MetricKind::Counter, name, help)
+    }
+
+    pub(super) fn gauge(&mut self, name: &str, help: &str) -> &mut Self {
+        self.family(MetricKind::Gauge, name, help)
+    }
+
+    /// Adds a sample without labels.
+    pub(super) fn value(&mut self, value: impl Display) -> &mut Self {
+        self.sample(&[], value)
+    }
+
+    /// Adds a sample of the family.
+    pub(super) fn sample(
+        &mut self,
+        labels: &[(&str, &dyn Display)],
+        value: impl Display,
+    ) -> &mut Self {
+        let _ = write!(self.text, "{}{}", self.family, self.suffix);
+        for (at, (name, text)) in labels.iter().enumerate() {
+            self.text.push(if at == 0 { '{' } else { ',' });
+            let _ = write!(self.text, "{name}=\"{}\"", escaped(&text.to_string()));
+        }
+        if !labels.is_empty() {
+            self.text.push('}');
+        }
+        let _ = writeln!(self.text, " {value}");
+        self
+    }
+
+    /// Ends the text.
+    pub(super) fn finish(mut self) -> String {
+        self.text.push_str("# EOF\n");
+        self.text
+    }
+}
+
+/// Escapes the value of a label.
+fn escaped(value: &str) -> String {
+    let mut out = String::with_capacity(value.len());
+    for c in value.chars() {
+        match c {
+            '\\' => out.push_str("\\\\"),
+            '"' => out.push_str("\\\""),
+            '\n' => out.push_str("\\n"),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn families_have_type_unit_and_help() {
+        let mut text = MetricsText::default();
+        text.counter("calls", "Calls.").sample(&[("command", &"get"), ("x", &1)], 7);
+        text.gauge("age_seconds", "Age.").value(0.5);
+        text.family(MetricKind::Info, "build", "Build.").sample(&[("version", &"a\"b\\c\nd")], 1);
+        let expected = "\
+            # TYPE flagstone_calls counter\n\
+            # HELP flagstone_calls Calls.\n\
+            flagstone_calls_total{command=\"get\",x=\"1\"} 7\n\
+            # TYPE flagstone_age_seconds gauge\n\
+            # UNIT flagstone_age_seconds seconds\n\
+            # HELP flagstone_age_seconds Age.\n\
+            flagstone_age_seconds 0.5\n\
+            # TYPE flagstone_build info\n\
+            # HELP flagstone_build Build.\n\
+            flagstone_build_info{version=\"a\\\"b\\\\c\\nd\"} 1\n\
+            # EOF\n";
+        assert_eq!(text.finish(), expected);
+    }
+}
