@@ -401,7 +401,12 @@ impl Stream {
         self.cold = None;
         let mut ids = &plan.ids[..];
         while let Some(id) = ids.first() {
-            let Ok(Some((key, node))) = self.nodes.floor(id) else { return };
+            // Where [`Stream::get_behind`] has found it. Whether other rows follow before the id need
+            // not be known.
+            let Some((key, node)) = self.nodes.floor_in_memory(id) else {
+                ids = &ids[1..];
+                continue;
+            };
             let (key, last) = (*key, node.last());
             let (here, rest) = ids.split_at(ids.partition_point(|id| *id <= last).max(1));
             let changed = self.nodes.update(&key, |node| {
