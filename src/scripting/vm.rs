@@ -24,6 +24,11 @@ const MAX_COMPILED: usize = 1000;
 /// Maximum memory in bytes of a VM that is kept.
 const MAX_KEPT_BYTES: usize = 4 << 20;
 
+/// A VM that has more than this part of its limit begins no further script before its garbage is
+/// collected, and then without the scripts that it keeps compiled: Lua collects nothing when an
+/// allocation fails.
+const FREE_PART: usize = 2;
+
 /// Maximum length in bytes of a script that is compiled on a worker's thread.
 pub const COMPILED_IN_PLACE: usize = 32 * 1024;
 
@@ -43,6 +48,8 @@ pub struct Vm {
     figures: Arc<VmFigures>,
     /// Bytes that are counted for it in the figures.
     counted: usize,
+    /// Maximum memory in bytes.
+    limit: usize,
     is_detached: bool,
 }
 
@@ -66,7 +73,8 @@ impl Drop for Vm {
 
 impl Vm {
     fn new(scripts: &Scripts, is_detached: bool) -> mlua::Result<Self> {
-        let lua = lua::new_vm(scripts.max_vm_bytes)?;
+        let limit = scripts.max_vm_bytes;
+        let lua = lua::new_vm(limit)?;
         api::install(&lua)?;
         lua::seal(&lua)?;
         let figures = scripts.vms.clone();
@@ -80,21 +88,31 @@ impl Vm {
             version: 0,
             figures,
             counted: 0,
+            limit,
             is_detached,
         })
     }
 
     /// Updates the count of its memory; returns true if it is small enough to be kept.
     fn settle(&mut self) -> bool {
-        let collects = self.is_detached || self.lua.used_memory() > MAX_KEPT_BYTES;
+        let least_free = self.limit / FREE_PART;
+        let most = MAX_KEPT_BYTES.min(self.limit - least_free);
+        let collects = self.is_detached || self.lua.used_memory() > most;
         if collects && self.lua.gc_collect().is_err() {
             return false;
+        }
+        if self.lua.used_memory() > most && !self.compiled.is_empty() {
+            self.compiled.clear();
+            if self.lua.gc_collect().is_err() {
+                return false;
+            }
         }
         let used = self.lua.used_memory();
         let before = std::mem::replace(&mut self.counted, used);
         self.figures.bytes.fetch_add(used, Ordering::Relaxed);
         self.figures.bytes.fetch_sub(before, Ordering::Relaxed);
-        used <= MAX_KEPT_BYTES
+        // Loaded libraries may take half of what is to be free.
+        used <= MAX_KEPT_BYTES.min(self.limit - least_free / 2)
     }
 
     /// Returns the function of a script, compiling it if necessary.
@@ -141,6 +159,8 @@ impl Vm {
                 // There may be enough memory without the other libraries.
                 Err(LoadError::Failed(_)) if !self.libraries.is_empty() => {
                     self.libraries.clear();
+                    let collected = self.lua.gc_collect();
+                    collected.map_err(|error| LoadError::Failed(format!("ERR {error}")))?;
                     self.load(library, limit)?
                 }
                 loaded => loaded?,

@@ -225,3 +225,21 @@ fn a_pause_of_writes_holds_back_functions_that_may_write() {
         assert_eq!(writing.join().expect("no panic").expect("an answer"), 1);
     });
 }
+
+#[test]
+fn a_small_vm_is_not_filled_by_scripts_and_libraries_of_the_past() {
+    let server = Server::start(&["--memory-budget", "32mb", "--workers", "1", "--shards", "1"]);
+    let mut client = server.client();
+    for round in 0..700 {
+        load(&mut client, &library("f", round));
+        let found: RedisResult<u64> = fcall(&mut client, &["f", "0"]);
+        assert_eq!(found.unwrap_or_else(|error| panic!("library {round}: {error}")), round);
+    }
+    // Each takes some kilobytes when it is compiled.
+    let body = "a = a + 1; ".repeat(400);
+    for round in 0..700 {
+        let code = format!("local a = {round}; {body} return a");
+        let found: RedisResult<u64> = redis::cmd("EVAL").arg(code).arg(0).query(&mut client);
+        assert_eq!(found.unwrap_or_else(|error| panic!("script {round}: {error}")), round + 400);
+    }
+}
