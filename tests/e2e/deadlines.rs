@@ -218,3 +218,41 @@ fn an_engine_that_has_closed_itself_is_opened_again_while_the_server_runs() {
         }
     }
 }
+
+#[test]
+fn a_damaged_block_does_not_keep_its_shard_from_storing_what_replaces_it() {
+    let mut server = Server::start(&OPTIONS);
+    let mut pipe = redis::pipe();
+    for n in 0..20_000 {
+        pipe.set(key(n % 2, n), "v".repeat(100)).ignore();
+    }
+    let () = pipe.query(&mut server.client()).expect("stored");
+    server.stop();
+    server.restart();
+    let file = biggest(&server.dir().join("data"));
+    let mut bytes = fs::read(&file).expect("read");
+    let third = bytes.len() / 3;
+    bytes[third..third + 100].fill(0);
+    // The server has the file open.
+    let mut open = fs::File::options().write(true).open(&file).expect("opened");
+    std::io::Write::write_all(&mut open, &bytes).expect("damaged");
+    let mut client = client(&server);
+    let is_lost =
+        |n: usize, client: &mut Connection| client.get::<_, String>(key(n % 2, n)).is_err();
+    let lost = (4000..8000).filter(|n| is_lost(*n, &mut client)).count();
+    assert!(lost > 0, "no key of the block is among those");
+    let mut pipe = redis::pipe();
+    for n in 0..4000 {
+        pipe.set(key(n % 2, n), n).ignore();
+    }
+    let () = pipe.query(&mut client).expect("stored without a look at what was there");
+    let keys: usize = redis::cmd("DBSIZE").query(&mut client).expect("a number");
+    assert_eq!(keys, 20_000);
+    server.stop();
+    server.restart();
+    let mut client = server.client();
+    for n in 0..4000 {
+        assert_eq!(client.get::<_, usize>(key(n % 2, n)), Ok(n));
+    }
+    server.stop();
+}

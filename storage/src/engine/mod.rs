@@ -515,6 +515,7 @@ pub enum Closed {
 
 /// Converts an error with its causes, each of which is named once.
 fn with_causes(error: slatedb::Error) -> Error {
+    let is_damage = error.kind() == slatedb::ErrorKind::Data;
     let error: &dyn std::error::Error = &error;
     let mut text = error.to_string();
     for cause in successors(error.source(), |error| error.source()).map(ToString::to_string) {
@@ -522,8 +523,21 @@ fn with_causes(error: slatedb::Error) -> Error {
             text = format!("{text}: {cause}");
         }
     }
-    Error::msg(text)
+    if is_damage { Error::new(DamagedFile(text)) } else { Error::msg(text) }
 }
+
+/// A file of an engine is damaged, or is gone: its rows are lost, unlike those of a store that does
+/// not answer.
+#[derive(Debug)]
+pub(crate) struct DamagedFile(String);
+
+impl std::fmt::Display for DamagedFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for DamagedFile {}
 
 /// Waits for the engine within a limit, as the engine retries writes to its store without end.
 async fn within<T>(

@@ -1,7 +1,7 @@
 //! Reads of single rows.
 
-use super::Engine;
 use super::points::{self, DiskRow, OnDisk, Point, Points};
+use super::{DamagedFile, Engine};
 use anyhow::Result;
 use bytes::Bytes;
 use futures::stream::{self, StreamExt};
@@ -38,15 +38,18 @@ impl Engine {
         Ok(read)
     }
 
-    /// Returns the rows of some keys, in their order; faster than [`get`](Self::get) one by one.
-    /// Must run on the background runtime.
-    pub async fn get_many(&self, keys: Vec<Vec<u8>>) -> Result<Vec<Option<Bytes>>> {
+    /// Returns the rows of some keys, in their order, and errors in place of those that lie in a
+    /// damaged file; faster than [`get`](Self::get) one by one. Must run on the background runtime.
+    ///
+    /// # Errors
+    /// If a row cannot be read for another reason.
+    pub async fn get_many(&self, keys: Vec<Vec<u8>>) -> Result<Vec<Result<Option<Bytes>>>> {
         let points = self.points();
-        let mut rows = vec![None; keys.len()];
+        let mut rows: Vec<_> = keys.iter().map(|_| Ok(None)).collect();
         let (mut on_disk, mut unread) = (Vec::new(), BTreeMap::new());
         for (n, key) in keys.into_iter().enumerate() {
             match points.find(&key, true, |value| value.map(Bytes::copy_from_slice)) {
-                Point::Known(row) => rows[n] = row,
+                Point::Known(row) => rows[n] = Ok(row),
                 Point::OnDisk(place) => on_disk.push((n, key, place)),
                 Point::Elsewhere => drop(unread.insert(n, key)),
             }
@@ -55,15 +58,18 @@ impl Engine {
         for (n, row) in self.read_from_disk(on_disk).await? {
             if let Some(row) = row {
                 unread.remove(&n);
-                rows[n] = row;
+                rows[n] = Ok(row);
             }
         }
         let unread: Vec<(usize, Vec<u8>)> = unread.into_iter().collect();
         let reads = (0..unread.len()).map(|at| self.get_numbered(&unread, at));
         let mut reads = stream::iter(reads).buffered(READS);
         while let Some(read) = reads.next().await {
-            let (n, row) = read?;
-            rows[n] = row;
+            let (n, row) = read;
+            rows[n] = match row {
+                Err(error) if !error.is::<DamagedFile>() => return Err(error),
+                row => row,
+            };
         }
         Ok(rows)
     }
@@ -72,8 +78,8 @@ impl Engine {
         &self,
         rows: &[(usize, Vec<u8>)],
         at: usize,
-    ) -> Result<(usize, Option<Bytes>)> {
+    ) -> (usize, Result<Option<Bytes>>) {
         let (n, key) = &rows[at];
-        Ok((*n, self.get(key).await?))
+        (*n, self.get(key).await)
     }
 }

@@ -205,15 +205,32 @@ impl OldRows {
         self.keys.is_empty()
     }
 
-    /// Reads the states that were in the engine, by the keys. Runs on the background runtime.
+    /// Reads the states that were in the engine, by the keys. A row that is damaged is lost: it
+    /// counts as a key without an expiry and without elements, because the shard could not store
+    /// anything as long as it waits for the row. Runs on the background runtime.
     ///
     /// # Errors
-    /// If a row cannot be read, or is damaged.
+    /// If a row cannot be read for another reason.
     pub async fn read(self) -> Result<Vec<Option<JournaledState>>> {
         let keys = self.keys.iter().map(|key| key.to_vec()).collect();
         let rows = self.engine.get_many(keys).await?;
-        let states = self.keys.iter().zip(rows);
-        states.map(|(key, row)| row.map(|row| state_in(key, &row)).transpose()).collect()
+        let (mut lost, mut reason) = (0, None);
+        let states = self.keys.iter().zip(rows).map(|(key, row)| {
+            let state = row.and_then(|row| row.map(|row| state_in(key, &row)).transpose());
+            state.unwrap_or_else(|error| {
+                lost += 1;
+                reason.get_or_insert(error);
+                Some(JournaledState::new(0, 0, 0))
+            })
+        });
+        let states = states.collect();
+        if let Some(error) = reason {
+            tracing::error!(
+                "{lost} replaced rows are damaged, and their keys are counted as if they had been \
+                plain strings: {error:#}"
+            );
+        }
+        Ok(states)
     }
 }
 

@@ -233,6 +233,7 @@ fn find_random_rows(seed: u64, local: &Local) {
     assert!(known > 2000, "of all reads only {known} were point reads");
     let keys: Vec<Vec<u8>> = model.keys().map(|key| key.to_vec()).collect();
     let rows = local.runtime.block_on(local.engine.get_many(keys)).unwrap();
+    let rows: Vec<_> = rows.into_iter().map(Result::unwrap).collect();
     assert_eq!(rows, model.into_values().collect::<Vec<_>>());
 }
 
