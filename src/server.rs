@@ -35,6 +35,9 @@ use tokio::sync::{Notify, watch};
 /// Maximum time that connections may take to write their last replies at the shutdown.
 const DRAIN: Duration = Duration::from_secs(5);
 
+/// Time after which a thread for blocking work ends: an idle one holds the memory that it freed.
+const IDLE_THREAD: Duration = Duration::from_millis(500);
+
 /// Maximum time that the shards of a worker may take to be completed at the shutdown.
 const CLOSE: Duration = Duration::from_secs(120);
 
@@ -90,6 +93,7 @@ pub fn run(prepared: Prepared) -> Result<()> {
     let background = Builder::new_multi_thread()
         .worker_threads(settings.background_workers)
         .max_blocking_threads(16)
+        .thread_keep_alive(IDLE_THREAD)
         .thread_name("background")
         .enable_all()
         .build()
@@ -132,6 +136,7 @@ fn open_options(settings: &Settings) -> Result<OpenOptions> {
         meta_cache_bytes: budget.meta_cache,
         memtable_bytes: budget.memtables,
         merge_bytes: budget.merges,
+        merges: budget.merges_at_once,
         compression: match settings.compression {
             Compression::None => None,
             Compression::Lz4 => Some(engine::Compression::Lz4),

@@ -15,6 +15,9 @@ const PENDING_MAX: u64 = 1 << 30;
 /// for each file that it writes. Small budgets reserve a quarter for it.
 const OVERHEAD: u64 = 128 << 20;
 
+/// Bytes of the whole budget for each merge of a kind at a time: it takes 20 to 30 MiB.
+const MERGE_BUDGET: u64 = 256 << 20;
+
 /// The memory budget's parts in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Budget {
@@ -30,6 +33,8 @@ pub struct Budget {
     pub memtables: usize,
     /// Blocks that the engines read ahead when they merge files.
     pub merges: usize,
+    /// Number of merges of each kind at a time.
+    pub merges_at_once: usize,
     /// Filters of keys; while one is rebuilt, they take up to twice that.
     pub presence: usize,
     /// Records that may wait for the store of a journal in a bucket; from half of it on, writers
@@ -70,6 +75,7 @@ impl Budget {
             meta_cache: (total / 8).min(64 << 20).max(total / 16),
             memtables: (total / 16) as usize,
             merges: (total / 64) as usize,
+            merges_at_once: (settings.memory_budget / MERGE_BUDGET).max(1) as usize,
             presence: (total / 32) as usize,
             journal: (total / 16).clamp(JOURNAL_MIN, JOURNAL_MAX) as usize,
             parked: (total / 32) as usize,

@@ -10,6 +10,7 @@ pub mod limits;
 mod listeners;
 mod pace;
 mod pauses;
+mod squeeze;
 mod start;
 mod stats;
 
@@ -20,6 +21,7 @@ pub use health::Health;
 pub use listeners::ChangeListeners;
 pub use pace::Pace;
 pub use pauses::{ClientPause, Pauses};
+pub use squeeze::Squeeze;
 pub use start::StartFacts;
 pub use stats::{Counters, WorkerStats};
 pub(crate) use stats::{MAX_ERRORS, OTHER_ERRORS, Tally, error_code};
@@ -92,6 +94,8 @@ pub struct Node {
     pub health: Health,
     /// Slows writers while the engines fall behind.
     pub pace: Pace,
+    /// Takes memory from decoded values while the process exceeds its budget.
+    pub squeeze: Squeeze,
     pub pauses: Pauses,
     pub ending: Ending,
     /// Serialises CONFIG SET.
@@ -124,6 +128,7 @@ impl Node {
         let stats = (0..workers).map(|_| Arc::default()).collect();
         Ok(Self {
             pace: Pace::default(),
+            squeeze: Squeeze::default(),
             health: Health::new(journal.lease(), clock.clone(), layout.shards),
             pauses: Pauses::new(clock.clone()),
             ending: Ending::new(workers),

@@ -2,7 +2,9 @@
 //! unused is lent to rows: the longer these gather, the more writes of the same row are merged.
 
 use super::Worker;
+use crate::process;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 /// Maximum number of entries that the eviction examines after a commit.
 const EVICT_STEPS: usize = 2048;
@@ -21,7 +23,7 @@ struct Shares {
 fn loan(budget: Shares, used: Shares, lent: usize) -> usize {
     let borrowed = used.pending.saturating_sub(budget.pending);
     let kept = if borrowed == 0 { 0 } else { lent.min(borrowed + budget.pending / 2) };
-    if used.hot > (budget.hot - lent) / 16 * 15 {
+    if used.hot > budget.hot.saturating_sub(lent) / 16 * 15 {
         return kept;
     }
     let free = budget.hot.saturating_sub(used.hot + used.hot / 8);
@@ -32,7 +34,8 @@ impl Worker {
     /// Returns this worker's budgets, before anything is lent.
     fn shares(&self) -> Shares {
         let (node, workers) = (&self.node, self.node.shard_workers);
-        Shares { hot: node.budget.hot / workers, pending: node.budget.pending / workers }
+        let hot = node.budget.hot.saturating_sub(node.squeeze.bytes() as usize);
+        Shares { hot: hot / workers, pending: node.budget.pending / workers }
     }
 
     /// Updates how much memory pending rows may borrow.
@@ -41,6 +44,8 @@ impl Worker {
         if partition.shards.is_empty() {
             return;
         }
+        let (budget, hot) = (self.settings().memory_budget, self.node.budget.hot as u64);
+        self.node.squeeze.adapt(Instant::now(), budget, hot, process::resident);
         let used = Shares { hot: partition.store.memory(), pending: partition.pending_bytes() };
         self.loan.set(loan(self.shares(), used, self.loan.get()));
         self.stats().loan_bytes.store(self.loan.get() as u64, Ordering::Relaxed);
@@ -54,7 +59,7 @@ impl Worker {
 
     /// Evicts entries if the hot tier is over its budget.
     pub(crate) fn evict(&self) {
-        let budget = self.shares().hot - self.loan.get();
+        let budget = self.shares().hot.saturating_sub(self.loan.get());
         let mut partition = self.partition.borrow_mut();
         if partition.store.memory() <= budget {
             return;
@@ -96,6 +101,14 @@ mod tests {
         assert_eq!(lent(800, 400, 800), 0);
         assert_eq!(lent(1500, 500, 100), 100);
         assert_eq!(lent(1500, 400, 100), 0);
+    }
+
+    #[test]
+    fn a_loan_beyond_a_share_that_shrank_comes_back_with_the_rows() {
+        let small = Shares { hot: 300, pending: 400 };
+        assert_eq!(loan(small, Shares { hot: 100, pending: 1000 }, 800), 800);
+        assert_eq!(loan(small, Shares { hot: 100, pending: 500 }, 800), 300);
+        assert_eq!(loan(small, Shares { hot: 100, pending: 400 }, 300), 0);
     }
 
     #[test]

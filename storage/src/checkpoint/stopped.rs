@@ -42,6 +42,7 @@ pub async fn offline_options(location: &Location) -> Result<OpenOptions> {
         meta_cache_bytes: CACHE_BYTES,
         memtable_bytes: MEMTABLE_BYTES,
         merge_bytes: 0,
+        merges: 1,
         compression: None,
         presence_bytes: 0,
         replay_bytes: REPLAY_BYTES,

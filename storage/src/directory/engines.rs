@@ -3,7 +3,7 @@
 use super::{Manifest, OpenOptions, OpenStore, remove_staged, shard_place};
 use crate::clock::Clock;
 use crate::engine::points::{MAX_FILES, PointLimits};
-use crate::engine::{Engine, RunMerges, Upkeep};
+use crate::engine::{Engine, MergePermits, Upkeep};
 use anyhow::{Context, Result};
 use slatedb::db_cache::foyer::{FoyerCache, FoyerCacheOptions};
 use slatedb::db_cache::{DbCache, SplitCache};
@@ -55,13 +55,17 @@ pub(super) async fn open_engines(
         bytes: point_bytes as usize / usize::from(shards.max(1)),
         files: MAX_FILES / usize::from(shards.max(1)),
     };
-    let run_merges = RunMerges::new(shards);
+    let merges = MergePermits::new(shards, options.merges);
+    // One engine alone flushes a memtable while the disk has another one; two have the disk at work
+    // anyway. A bucket answers late.
+    let flushes = if is_local && shards > 1 { 1 } else { upkeep.flushes };
     let compression = options.compression;
     let upkeep = Upkeep {
         compression,
         memtable_bytes,
         merge_bytes,
-        run_merges,
+        merges,
+        flushes,
         must_exist,
         points,
         ..upkeep

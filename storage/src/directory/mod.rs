@@ -77,6 +77,8 @@ pub struct OpenOptions {
     pub memtable_bytes: usize,
     /// Bytes that merges of files read ahead, all engines together.
     pub merge_bytes: usize,
+    /// Maximum number of merges of each kind at a time, all engines together; at least one.
+    pub merges: usize,
     /// How new files of the engines are compressed, if at all.
     pub compression: Option<Compression>,
     /// Bytes of the filters of keys, all shards together.

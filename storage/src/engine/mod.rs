@@ -17,7 +17,7 @@ mod tests;
 pub(crate) mod trial;
 
 pub use figures::EngineFigures;
-pub use scheduler::RunMerges;
+pub use scheduler::MergePermits;
 pub use settings::Compression;
 
 use crate::clock::Clock;
@@ -71,8 +71,10 @@ pub struct Upkeep {
     pub memtable_bytes: usize,
     /// Bytes that merges read ahead, within bounds.
     pub merge_bytes: usize,
-    /// Permits for merges of runs, which all engines of a node share.
-    pub run_merges: RunMerges,
+    /// Permits for merges, which all engines of a node share.
+    pub merges: MergePermits,
+    /// Number of memtables that are flushed at a time: each is in memory once more meanwhile.
+    pub flushes: usize,
     /// Bytes of deleted rows below which all files are never merged because of them.
     pub least_garbage: u64,
     /// How new files are compressed, if at all.
@@ -117,7 +119,8 @@ impl Default for Upkeep {
         Self {
             memtable_bytes: *MEMTABLE_BYTES.end(),
             merge_bytes: settings::MOST_READ_AHEAD,
-            run_merges: RunMerges::new(1),
+            merges: MergePermits::new(1, 1),
+            flushes: 2,
             least_garbage: 8 << 20,
             compression: None,
             poll: Duration::from_millis(200),
@@ -460,7 +463,7 @@ impl How {
             .with_metrics_recorder(meters.clone())
             .with_scheduler_supplier(Arc::new(scheduler::Supplier {
                 garbage: garbage.clone(),
-                run_merges: upkeep.run_merges.clone(),
+                merges: upkeep.merges.clone(),
             }));
         let files = Arc::new(SstReader::new(path.clone(), store.clone(), None, None));
         let mut settings = engine_settings(upkeep);

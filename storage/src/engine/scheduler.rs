@@ -7,8 +7,10 @@
 //! number of places where a row may be. While many files of level 0 wait, merges of runs are put
 //! off, as they would take the CPU that those need.
 //!
-//! A merge of all runs needs room for its result beside its sources until it ends, and memory for
-//! the files that it writes. So a node merges the runs of at most half of its shards at a time.
+//! A merge of all runs needs room for its result beside its sources until it ends. So a node merges
+//! the runs of at most half of its shards at a time. And each merge needs memory: SlateDB gathers
+//! 10 MiB of a file before it writes them. So the budget limits how many merges of each kind a node
+//! has at a time, and the shards take turns.
 //!
 //! The bound of the space does not count deleted rows: after a large deletion, with few writes, the
 //! tombstones would never meet the rows that they delete. So when the engine requests it
@@ -49,21 +51,26 @@ pub(super) const AT_ONCE: usize = 2;
 /// have a few more.
 pub(super) const INPUTS: usize = LEVEL0_AT_ONCE + UPPER_MANY;
 
-/// Permits for merges of runs, of all engines of a node.
+/// Permits for merges, of all engines of a node.
 #[derive(Clone, Debug)]
-pub struct RunMerges(Arc<Semaphore>);
+pub struct MergePermits {
+    level0: Arc<Semaphore>,
+    runs: Arc<Semaphore>,
+}
 
-impl RunMerges {
-    /// Returns the permits of a node with so many engines.
-    pub(crate) fn new(engines: u16) -> Self {
-        Self(Arc::new(Semaphore::new(usize::from(engines / 2).max(1))))
+impl MergePermits {
+    /// Returns the permits of a node with so many engines, and at most so many merges of each kind
+    /// at a time.
+    pub(crate) fn new(engines: u16, most: usize) -> Self {
+        let permits = |wanted: u16| Arc::new(Semaphore::new(usize::from(wanted).min(most).max(1)));
+        Self { level0: permits(engines), runs: permits(engines / 2) }
     }
 }
 
 /// Creates the scheduler of an engine.
 pub(super) struct Supplier {
     pub(super) garbage: Arc<Garbage>,
-    pub(super) run_merges: RunMerges,
+    pub(super) merges: MergePermits,
 }
 
 impl CompactionSchedulerSupplier for Supplier {
@@ -72,8 +79,10 @@ impl CompactionSchedulerSupplier for Supplier {
         options: &CompactorOptions,
     ) -> Box<dyn CompactionScheduler + Send + Sync> {
         let tiered = SizeTieredCompactionSchedulerSupplier::new().compaction_scheduler(options);
-        let (garbage, run_merges) = (self.garbage.clone(), self.run_merges.clone());
-        Box::new(Scheduler { tiered, garbage, run_merges, permit: Mutex::default() })
+        let lanes = [&self.merges.level0, &self.merges.runs]
+            .map(|permits| MergeLane { permits: permits.clone(), permit: Mutex::default() });
+        let [level0, runs] = lanes;
+        Box::new(Scheduler { tiered, garbage: self.garbage.clone(), level0, runs })
     }
 }
 
@@ -81,9 +90,33 @@ struct Scheduler {
     /// Its checks hold for any merge of neighbours.
     tiered: Box<dyn CompactionScheduler + Send + Sync>,
     garbage: Arc<Garbage>,
-    run_merges: RunMerges,
-    /// The permit of the engine's merge of runs.
+    level0: MergeLane,
+    runs: MergeLane,
+}
+
+/// Merges of one kind.
+struct MergeLane {
+    /// Those of the node.
+    permits: Arc<Semaphore>,
+    /// That of the engine's merge.
     permit: Mutex<Option<OwnedSemaphorePermit>>,
+}
+
+impl MergeLane {
+    /// Returns the permit of a merge that has ended, and takes one if a merge is due. Returns true
+    /// if that may begin now. After a merge, other engines have a turn.
+    fn may_begin(&self, is_active: bool, is_due: bool) -> bool {
+        let mut permit = self.permit.lock().unwrap_or_else(PoisonError::into_inner);
+        if permit.is_some() && !is_active {
+            *permit = None;
+            return false;
+        }
+        if !is_due || permit.is_some() {
+            return false;
+        }
+        *permit = self.permits.clone().try_acquire_owned().ok();
+        permit.is_some()
+    }
 }
 
 /// Files of level 0 and runs, newest first.
@@ -124,25 +157,17 @@ impl CompactionScheduler for Scheduler {
 }
 
 impl Scheduler {
-    /// Returns the merges that may begin now, of those that are due. After a merge of runs, other
-    /// engines have a turn.
+    /// Returns the merges that may begin now, of those that are due.
     fn permitted(
         &self,
         mut due: Vec<CompactionSpec>,
         active: &[&CompactionSpec],
     ) -> Vec<CompactionSpec> {
-        let mut permit = self.permit.lock().unwrap_or_else(PoisonError::into_inner);
-        let has_ended = permit.is_some() && !active.iter().any(|spec| !spec.has_l0_sources());
-        if has_ended {
-            *permit = None;
-        }
-        due.retain(|spec| {
-            spec.has_l0_sources()
-                || !has_ended && {
-                    *permit = self.run_merges.0.clone().try_acquire_owned().ok();
-                    permit.is_some()
-                }
+        let may_begin = [(&self.runs, false), (&self.level0, true)].map(|(lane, of_level0)| {
+            let is_one = |spec: &CompactionSpec| spec.has_l0_sources() == of_level0;
+            lane.may_begin(active.iter().any(|spec| is_one(spec)), due.iter().any(is_one))
         });
+        due.retain(|spec| may_begin[usize::from(spec.has_l0_sources())]);
         due
     }
 }
@@ -232,30 +257,63 @@ mod tests {
         Tree { level0: level0(files), runs }
     }
 
+    /// Returns the schedulers of two engines of a node.
+    fn two(most: usize) -> [Scheduler; 2] {
+        let merges = MergePermits::new(2, most);
+        [(), ()].map(|()| {
+            let lane = |permits: &Arc<Semaphore>| MergeLane {
+                permits: permits.clone(),
+                permit: Mutex::default(),
+            };
+            Scheduler {
+                tiered: SizeTieredCompactionSchedulerSupplier::new()
+                    .compaction_scheduler(&CompactorOptions::default()),
+                garbage: Arc::new(Garbage::new(0)),
+                level0: lane(&merges.level0),
+                runs: lane(&merges.runs),
+            }
+        })
+    }
+
+    /// Returns merges of both kinds.
+    fn due() -> Vec<CompactionSpec> {
+        plan(&tree(1..5, &[(7, 1000), (3, 1000)]), &[], None)
+    }
+
+    fn has(specs: &[CompactionSpec], of_level0: bool) -> bool {
+        specs.iter().any(|spec| spec.has_l0_sources() == of_level0)
+    }
+
     #[test]
     fn engines_merge_their_runs_in_turn_and_level_0_at_any_time() {
-        let run_merges = RunMerges::new(2);
-        let [one, two] = [(), ()].map(|()| Scheduler {
-            tiered: SizeTieredCompactionSchedulerSupplier::new()
-                .compaction_scheduler(&CompactorOptions::default()),
-            garbage: Arc::new(Garbage::new(0)),
-            run_merges: run_merges.clone(),
-            permit: Mutex::default(),
-        });
-        let due = || plan(&tree(1..5, &[(7, 1000), (3, 1000)]), &[], None);
-        let runs = |specs: &[CompactionSpec]| specs.iter().any(|spec| !spec.has_l0_sources());
+        let [one, two] = two(2);
         let begun = one.permitted(due(), &[]);
-        assert!(begun.len() == 2 && runs(&begun));
+        assert!(begun.len() == 2 && has(&begun, false));
         let others = two.permitted(due(), &[]);
-        assert!(others.len() == 1 && !runs(&others));
+        assert!(others.len() == 1 && !has(&others, false));
         // The merge is active, then it has ended.
         assert!(one.permitted(Vec::new(), &[&begun[1]]).is_empty());
-        assert!(!runs(&two.permitted(due(), &[])));
-        assert!(!runs(&one.permitted(due(), &[])));
-        assert!(runs(&two.permitted(due(), &[])));
-        assert!(!runs(&one.permitted(due(), &[])));
+        assert!(!has(&two.permitted(due(), &[]), false));
+        assert!(!has(&one.permitted(due(), &[]), false));
+        assert!(has(&two.permitted(due(), &[]), false));
+        assert!(!has(&one.permitted(due(), &[]), false));
         drop(two);
-        assert!(runs(&one.permitted(due(), &[])));
+        assert!(has(&one.permitted(due(), &[]), false));
+    }
+
+    #[test]
+    fn with_little_memory_engines_merge_level_0_in_turn() {
+        let [one, two] = two(1);
+        let begun = one.permitted(due(), &[]);
+        assert!(has(&begun, true));
+        assert!(two.permitted(due(), &[]).is_empty());
+        // Both merges are active, then that of level 0 has ended: the other engine has its turn.
+        assert!(one.permitted(due(), &[&begun[0], &begun[1]]).is_empty());
+        let runs: Vec<&CompactionSpec> = begun.iter().filter(|s| !s.has_l0_sources()).collect();
+        assert!(!has(&one.permitted(due(), &runs), true));
+        let others = two.permitted(due(), &[]);
+        assert!(has(&others, true) && !has(&others, false));
+        assert!(!has(&one.permitted(due(), &runs), true));
     }
 
     fn request(files: &[SourceId]) -> Request {

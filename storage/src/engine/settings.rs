@@ -48,9 +48,6 @@ const NEW_FILES: Duration = Duration::from_secs(1);
 /// Minimum interval at which a running merge is noted, so that the next process may go on with it.
 const HEARTBEAT: Duration = Duration::from_secs(10);
 
-/// Maximum number of memtables that are flushed at a time: each is in memory once more meanwhile.
-const FLUSHES: usize = 2;
-
 /// Maximum number of files of level 0: beyond it, the engine flushes nothing more until some are
 /// merged.
 pub(super) const MAX_LEVEL0: usize = 64;
@@ -134,7 +131,7 @@ pub(super) fn engine_settings(upkeep: &Upkeep) -> Settings {
     Settings {
         wal_enabled: false,
         compression_codec: upkeep.compression.map(Compression::codec),
-        l0_flush_parallelism: FLUSHES,
+        l0_flush_parallelism: upkeep.flushes,
         flush_interval: None,
         l0_sst_size_bytes: memtable_bytes,
         l0_max_ssts: MAX_LEVEL0,

@@ -68,6 +68,7 @@ pub(crate) fn options(dir: &Path, databases: u32) -> OpenOptions {
         meta_cache_bytes: 1 << 20,
         memtable_bytes: 64 << 20,
         merge_bytes: 16 << 20,
+        merges: 2,
         compression: None,
         presence_bytes: 4 << 20,
         replay_bytes: 4 << 20,

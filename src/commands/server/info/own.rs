@@ -17,6 +17,7 @@ impl Page<'_> {
             ("appendfsync", &settings.appendfsync.as_str()),
             ("memory_budget", &settings.memory_budget),
             ("hot_bytes", &self.sum(|s| &s.hot_bytes)),
+            ("hot_squeezed_bytes", &node.squeeze.bytes()),
             ("hot_dropped_entries", &self.sum(|s| &s.dropped)),
             ("pending_bytes", &self.sum(|s| &s.pending_bytes)),
             ("pending_limit_bytes", &node.pending_limit()),
