@@ -26,9 +26,7 @@ const LARGE_BUDGET: u64 = 4 << 30;
 /// Makes the system give this process small pages only.
 #[cfg(target_os = "linux")]
 fn refuse_huge_pages() {
-    // SAFETY: the call takes no pointers.
-    if unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) } != 0 {
-        let error = std::io::Error::last_os_error();
+    if let Err(error) = rustix::thread::disable_transparent_huge_pages(true) {
         eprintln!("flagstone: huge pages stay, and memory may exceed the budget: {error}");
     }
 }

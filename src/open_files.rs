@@ -1,5 +1,7 @@
 //! The limit of open files, raised for clients and for the files of the data.
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
 /// Maximum number of files that the server itself opens; of a low limit it gets half.
 const OWN_FILES: u64 = 1024;
 
@@ -8,20 +10,15 @@ const OWN_FILES: u64 = 1024;
 /// # Errors
 /// The number of clients that fit.
 pub fn make_room(clients: u32) -> Result<(), u32> {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` is a valid rlimit for the call to fill.
-    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } != 0 {
-        return Ok(());
-    }
+    let limit = getrlimit(Resource::Nofile);
     let wanted = u64::from(clients) + OWN_FILES;
-    if limit.rlim_cur >= wanted {
+    let before = limit.current.unwrap_or(u64::MAX);
+    if before >= wanted {
         return Ok(());
     }
-    let before = limit.rlim_cur;
-    limit.rlim_cur = wanted.min(limit.rlim_max);
-    // SAFETY: `limit` is a valid rlimit.
-    let failed = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) } != 0;
-    let files = if failed { before } else { limit.rlim_cur };
+    let raised = wanted.min(limit.maximum.unwrap_or(u64::MAX));
+    let done = setrlimit(Resource::Nofile, Rlimit { current: Some(raised), ..limit });
+    let files = if done.is_ok() { raised } else { before };
     let fitting = files - OWN_FILES.min(files / 2);
     match u32::try_from(fitting) {
         Ok(fitting) if fitting < clients => Err(fitting.max(1)),

@@ -39,9 +39,7 @@ pub(crate) fn memory() -> Memory {
 pub(crate) fn resident() -> u64 {
     let pages = fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages = pages.split(' ').nth(1).and_then(|n| n.parse::<u64>().ok()).unwrap_or(0);
-    // SAFETY: asks for a constant of the system.
-    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    pages * u64::try_from(page).unwrap_or(0)
+    pages * rustix::param::page_size() as u64
 }
 
 /// Room on a disk in bytes.

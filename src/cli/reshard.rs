@@ -9,10 +9,9 @@ use flagstone_storage::clock::Clock;
 use flagstone_storage::directory::{Location, OpenOptions, Resharded, reshard};
 use flagstone_storage::place::Place;
 use indicatif::HumanBytes;
-use std::ffi::CString;
+use rustix::fs::{CWD, RenameFlags, renameat_with};
 use std::fs::File;
 use std::io;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -128,21 +127,7 @@ fn beside(dir: &Path, what: &str) -> Result<PathBuf> {
 
 /// Exchanges two directories in one step, durably.
 fn exchange(a: &Path, b: &Path) -> io::Result<()> {
-    let (from, to) =
-        (CString::new(a.as_os_str().as_bytes())?, CString::new(b.as_os_str().as_bytes())?);
-    // SAFETY: both are strings that end in 0, and live as long as the call.
-    let result = unsafe {
-        libc::renameat2(
-            libc::AT_FDCWD,
-            from.as_ptr(),
-            libc::AT_FDCWD,
-            to.as_ptr(),
-            libc::RENAME_EXCHANGE,
-        )
-    };
-    if result != 0 {
-        return Err(io::Error::last_os_error());
-    }
+    renameat_with(CWD, a, CWD, b, RenameFlags::EXCHANGE)?;
     match b.parent() {
         Some(parent) => File::open(parent)?.sync_all(),
         None => Ok(()),

@@ -5,6 +5,7 @@
 //! lease lasts. So an object of this process that is stored, with all before it, proves that no
 //! other process answers for the lease's time from the moment at which its put began (RFC 9).
 
+use rustix::time::{ClockId, clock_gettime};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -33,10 +34,7 @@ pub struct BootTime(u64);
 
 impl BootTime {
     pub fn now() -> Self {
-        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: `time` is valid for writes.
-        let result = unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut time) };
-        debug_assert_eq!(result, 0, "Linux has this clock since 2.6.39");
+        let time = clock_gettime(ClockId::Boottime);
         let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
         Self(seconds * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0))
     }

@@ -2,6 +2,7 @@
 
 use super::Server;
 use redis::Commands;
+use rustix::process::Signal;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::fs;
@@ -329,7 +330,7 @@ fn a_closed_terminal_loses_nothing_that_was_acknowledged() {
     for n in 0..500 {
         let () = client.set(n, n).expect("acknowledged");
     }
-    server.signal(libc::SIGHUP);
+    server.signal(Signal::HUP);
     thread::sleep(Duration::from_millis(100));
     let () = client.set("after", 1).expect("it goes on");
     server.stop();

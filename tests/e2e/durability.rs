@@ -2,6 +2,7 @@
 
 use super::Server;
 use redis::Commands;
+use rustix::process::Signal;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -268,7 +269,7 @@ fn a_clean_stop_under_commands_on_several_workers_leaves_nothing_to_replay() {
             while total.load(Ordering::Relaxed) < 1000 {
                 std::thread::sleep(Duration::from_millis(1));
             }
-            server.signal(libc::SIGTERM);
+            server.signal(Signal::TERM);
         });
         server.stop();
         server.restart();

@@ -2,6 +2,7 @@
 
 use super::{Server, free_port};
 use redis::Commands;
+use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Command, Stdio};
@@ -20,16 +21,16 @@ fn ping(server: &Server) -> String {
 fn a_signal_that_is_not_for_the_server_does_not_end_it() {
     let mut server = Server::start(&["--appendfsync", "everysec"]);
     let () = server.client().set("key", "value").expect("stored");
-    let stray = [libc::SIGHUP, libc::SIGPIPE, libc::SIGUSR1, libc::SIGUSR2, libc::SIGXFSZ];
-    for number in stray {
-        server.signal(number);
-        assert_eq!(ping(&server), "PONG", "signal {number}");
+    let stray = [Signal::HUP, Signal::PIPE, Signal::USR1, Signal::USR2, Signal::XFSZ];
+    for signal in stray {
+        server.signal(signal);
+        assert_eq!(ping(&server), "PONG", "{signal:?}");
     }
-    server.stop_by(libc::SIGQUIT);
+    server.stop_by(Signal::QUIT);
     server.restart();
     assert_eq!(server.client().get::<_, String>("key").expect("a value"), "value");
     // One who asks twice is no emergency.
-    server.signal(libc::SIGTERM);
+    server.signal(Signal::TERM);
     server.stop();
 }
 
@@ -62,8 +63,7 @@ fn a_server_whose_output_nobody_reads_goes_on() {
         let () = redis::cmd("DEBUG").arg("LOG").arg("x").query(&mut client).expect("logged");
     }
     let () = client.set("key", "value").expect("stored");
-    // SAFETY: the process is our child and not reaped yet.
-    unsafe { libc::kill(child.id() as libc::pid_t, libc::SIGTERM) };
+    kill_process(Pid::from_child(&child), Signal::TERM).expect("the signal is sent");
     assert!(child.wait().expect("its status").success());
 }
 

@@ -1,5 +1,6 @@
 //! A server process of a test's own.
 
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, prlimit};
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::net::{TcpListener, TcpStream};
@@ -109,16 +110,11 @@ impl Server {
 
     /// From now on its files may have so many bytes each; `None`: as many as they like.
     pub fn limit_files(&self, bytes: Option<u64>) {
-        let pid = self.child.as_ref().expect("running").id() as libc::pid_t;
-        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        let (which, none) = (libc::RLIMIT_FSIZE, std::ptr::null_mut());
-        // SAFETY: `limit` outlives the calls; nothing is read or written through null pointers.
-        let set = unsafe {
-            libc::prlimit(pid, which, std::ptr::null(), &raw mut limit);
-            limit.rlim_cur = bytes.unwrap_or(limit.rlim_max);
-            libc::prlimit(pid, which, &raw const limit, none)
-        };
-        assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
+        let child = self.child.as_ref().expect("running");
+        // The server has inherited its maximum from this process.
+        let maximum = getrlimit(Resource::Fsize).maximum;
+        let limit = Rlimit { current: bytes.or(maximum), maximum };
+        prlimit(Some(Pid::from_child(child)), Resource::Fsize, limit).expect("the limit is set");
     }
 
     /// Starts again with other options (the directory and the port stay).
@@ -151,9 +147,9 @@ impl Server {
     }
 
     /// Sends it a signal.
-    pub fn signal(&self, number: i32) {
-        // SAFETY: the process is our child and not reaped yet.
-        unsafe { libc::kill(self.pid() as libc::pid_t, number) };
+    pub fn signal(&self, signal: Signal) {
+        let child = self.child.as_ref().expect("running");
+        kill_process(Pid::from_child(child), signal).expect("the signal is sent");
     }
 
     /// The same, of a start or a subcommand that must fail in time.
@@ -195,9 +191,7 @@ impl Server {
 
     /// kill -9 while other threads use the server; [`Server::reap`] follows.
     pub fn kill_shared(&self) {
-        let child = self.child.as_ref().expect("running");
-        // SAFETY: the process is our child and not reaped yet.
-        unsafe { libc::kill(child.id() as libc::pid_t, libc::SIGKILL) };
+        self.signal(Signal::KILL);
     }
 
     /// Waits for the end of a server that was killed.
@@ -208,12 +202,12 @@ impl Server {
 
     /// SIGTERM, and a clean end.
     pub fn stop(&mut self) {
-        self.stop_by(libc::SIGTERM);
+        self.stop_by(Signal::TERM);
     }
 
     /// A signal, and a clean end.
-    pub fn stop_by(&mut self, number: i32) {
-        self.signal(number);
+    pub fn stop_by(&mut self, signal: Signal) {
+        self.signal(signal);
         let mut child = self.child.take().expect("running");
         let deadline = Instant::now() + PATIENCE;
         loop {

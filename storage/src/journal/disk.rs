@@ -1,9 +1,9 @@
 //! The few file operations of the journal, as traits, so that a test can lose writes that were not
 //! synced.
 
+use rustix::io::{Errno, pwritev};
 use std::fs::{self, OpenOptions};
 use std::io::{self, IoSlice};
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -85,9 +85,6 @@ impl Disk for RealDisk {
     }
 }
 
-/// Maximum number of slices of one `pwritev` on Linux.
-const MAX_SLICES: usize = 1024;
-
 impl File for fs::File {
     fn size(&self) -> io::Result<u64> {
         Ok(self.metadata()?.len())
@@ -100,11 +97,11 @@ impl File for fs::File {
     fn write_all_at(&self, mut slices: &mut [IoSlice<'_>], mut offset: u64) -> io::Result<()> {
         IoSlice::advance_slices(&mut slices, 0); // drops empty ones in front
         while !slices.is_empty() {
-            let written = match write_vectored_at(self, slices, offset) {
+            let written = match pwritev(self, slices, offset) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(written) => written,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) => return Err(error),
+                Err(Errno::INTR) => continue,
+                Err(error) => return Err(error.into()),
             };
             IoSlice::advance_slices(&mut slices, written);
             offset += written as u64;
@@ -115,19 +112,6 @@ impl File for fs::File {
     fn sync(&self) -> io::Result<()> {
         self.sync_data()
     }
-}
-
-/// Calls `pwritev` once; the standard library's is not stable.
-fn write_vectored_at(file: &fs::File, slices: &[IoSlice<'_>], offset: u64) -> io::Result<usize> {
-    let count = slices.len().min(MAX_SLICES);
-    let offset = libc::off_t::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
-    // SAFETY: `IoSlice` is guaranteed to have the layout of `iovec`; `slices` holds at least
-    // `count` of them (≤ 1024, so the cast is exact), each borrowing readable memory for the
-    // length of the call; the descriptor is open as long as `file` is borrowed.
-    let written = unsafe {
-        libc::pwritev(file.as_raw_fd(), slices.as_ptr().cast(), count as libc::c_int, offset)
-    };
-    usize::try_from(written).map_err(|_| io::Error::last_os_error())
 }
 
 /// Size of the pieces in which long ranges are copied or wiped.

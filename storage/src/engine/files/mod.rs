@@ -26,7 +26,6 @@ use std::fmt;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -230,13 +229,8 @@ impl OpenFile {
 /// Reads bytes that the system has in memory, without waiting for a disk, and returns their number.
 #[cfg(target_os = "linux")]
 fn read_cached(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
-    let offset = libc::off_t::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
-    let slice = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
-    // SAFETY: `slice` is one slice of `bytes`, which are borrowed and writable; the descriptor is
-    // open as long as `file` is borrowed.
-    let read =
-        unsafe { libc::preadv2(file.as_raw_fd(), &raw const slice, 1, offset, libc::RWF_NOWAIT) };
-    usize::try_from(read).map_err(|_| io::Error::last_os_error())
+    use rustix::io::{ReadWriteFlags, preadv2};
+    Ok(preadv2(file, &mut [io::IoSliceMut::new(bytes)], offset, ReadWriteFlags::NOWAIT)?)
 }
 
 #[cfg(not(target_os = "linux"))]

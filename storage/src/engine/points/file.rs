@@ -207,9 +207,9 @@ fn unpack(codec: Option<CompressionCodec>, bytes: &mut Vec<u8>) -> bool {
 fn advise_random(file: &File) {
     #[cfg(target_os = "linux")]
     {
-        use std::os::fd::AsRawFd;
-        // SAFETY: the descriptor is open as long as `file` is borrowed; the call touches no memory.
-        unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_RANDOM) };
+        use rustix::fs::{Advice, fadvise};
+        // Reads without the advice are only slower.
+        let _ = fadvise(file, 0, None, Advice::Random);
     }
     #[cfg(not(target_os = "linux"))]
     let _ = file;
