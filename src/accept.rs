@@ -1,6 +1,6 @@
 //! Takes connections from the listening sockets: admits or refuses each, and gives it to a worker.
 
-use crate::clients::{Client, state};
+use crate::clients::{Client, ClientState};
 use crate::config::{AcceptMode, Settings};
 use crate::connection;
 use crate::listen::{Listener, ListenerTicket, Socket};
@@ -183,7 +183,7 @@ fn admit(worker: &Rc<Worker>, Visitor { mut stream, addr }: Visitor<Stream>) {
     let (max, is_stranger) = (settings.maxclients as usize, settings.requirepass.is_some());
     let make = |n| {
         let client = Client::new(n, (addr.clone(), laddr), fd, id, now_ms);
-        client.set(state::UNIX, is_unix);
+        client.set(ClientState::UNIX, is_unix);
         client
     };
     let Some(client) = worker.node.clients.admit(max, is_stranger, make) else {

@@ -1,6 +1,6 @@
 //! MONITOR: shows every command that runs to the monitoring clients.
 
-use crate::clients::{Client, state};
+use crate::clients::{Client, ClientState};
 use crate::config::{OutputBufferLimits, quote_into};
 use crate::secrets;
 use bytes::Bytes;
@@ -71,7 +71,7 @@ impl Monitors {
         let mut clients = self.lock();
         clients.insert(client.id, client.clone());
         self.any.store(true, Ordering::Relaxed);
-        client.set(state::MONITOR, true);
+        client.set(ClientState::MONITOR, true);
         Monitoring { monitors: self.clone(), client: client.clone() }
     }
 
@@ -97,7 +97,7 @@ impl Drop for Monitoring {
         let mut clients = self.monitors.lock();
         clients.remove(&self.client.id);
         self.monitors.any.store(!clients.is_empty(), Ordering::Relaxed);
-        self.client.set(state::MONITOR, false);
+        self.client.set(ClientState::MONITOR, false);
     }
 }
 
@@ -152,11 +152,11 @@ mod tests {
         let line = Line { now_us: 5, db: 0, source: "lua", args };
         assert!(!monitors.any());
         let monitoring = monitors.add(&client);
-        assert!(monitors.any() && client.is(state::MONITOR));
+        assert!(monitors.any() && client.is(ClientState::MONITOR));
         monitors.tell(&line, &limits, 1);
         assert_eq!(client.outbox.take().copied, b"+0.000005 [0 lua] \"ping\"\r\n");
         drop(monitoring);
-        assert!(!monitors.any() && !client.is(state::MONITOR));
+        assert!(!monitors.any() && !client.is(ClientState::MONITOR));
         monitors.tell(&line, &limits, 1);
         assert_eq!(client.outbox.size().0, 0);
     }

@@ -1,7 +1,7 @@
 //! The session of a connection: the state that its commands depend on and change. Its task alone
 //! has it; the part that other threads may see is its `Client`.
 
-use crate::clients::{Client, state};
+use crate::clients::{Client, ClientState};
 use crate::command::{Command, Request};
 use crate::config::Settings;
 use crate::monitor::Monitoring;
@@ -133,7 +133,7 @@ impl Session {
 
     /// Begins a transaction (MULTI).
     pub fn begin_transaction(&mut self, transaction: Transaction) {
-        self.client.set(state::MULTI, true);
+        self.client.set(ClientState::MULTI, true);
         self.client.queued.store(0, Ordering::Relaxed);
         self.transaction = Some(Box::new(transaction));
     }
@@ -148,7 +148,7 @@ impl Session {
 
     /// Ends the transaction (EXEC and DISCARD), and returns its queue.
     pub fn end_transaction(&mut self) -> Option<Box<Transaction>> {
-        self.client.set(state::MULTI, false);
+        self.client.set(ClientState::MULTI, false);
         self.client.queued.store(-1, Ordering::Relaxed);
         self.client.queued_bytes.store(0, Ordering::Relaxed);
         self.transaction.take()

@@ -5,7 +5,7 @@
 //! when it is decided whether other writers have to wait. The journal keeps their records, and with
 //! them those of all shards: beyond [`JOURNAL_PARTS`] times its size, all writes are refused.
 
-use flagstone_commands::flag;
+use flagstone_commands::{CommandFlags, flag};
 use flagstone_storage::Layout;
 use flagstone_storage::slot::slot_of;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -132,11 +132,11 @@ impl Stalls {
     pub fn refusal<'a>(
         &self,
         layout: &Layout,
-        flags: u32,
+        flags: CommandFlags,
         keys: impl IntoIterator<Item = &'a [u8]>,
     ) -> Option<String> {
         let refuses_writes =
-            flags & flag::WRITE != 0 && self.refused.load(Ordering::Relaxed) != NOTHING;
+            flags.contains(flag!(WRITE)) && self.refused.load(Ordering::Relaxed) != NOTHING;
         for key in keys {
             let id = layout.shard_of(slot_of(key));
             let Some(state) = self.shards.get(usize::from(id)) else { continue };
@@ -179,7 +179,7 @@ mod tests {
         })
     }
 
-    fn refused(stalls: &Stalls, flags: u32) -> [bool; 2] {
+    fn refused(stalls: &Stalls, flags: CommandFlags) -> [bool; 2] {
         let layout = Layout { shards: 2, seed: 0 };
         keys(&layout).map(|key| stalls.refusal(&layout, flags, [&key[..]]).is_some())
     }
@@ -192,17 +192,17 @@ mod tests {
         assert!(!stalls.any());
         stalls.set(1, Some(&stall(false)), LIMIT / 2);
         stalls.weigh(LIMIT, 0, 100);
-        assert_eq!(refused(&stalls, flag::WRITE), [false, false]);
+        assert_eq!(refused(&stalls, flag!(WRITE)), [false, false]);
         stalls.set(1, Some(&stall(false)), LIMIT / 2 + 1);
         stalls.weigh(LIMIT, 0, 100);
         assert!(stalls.any());
-        assert_eq!(refused(&stalls, flag::WRITE), [false, true]);
-        assert_eq!(refused(&stalls, flag::READONLY), [false, false]);
+        assert_eq!(refused(&stalls, flag!(WRITE)), [false, true]);
+        assert_eq!(refused(&stalls, flag!(READONLY)), [false, false]);
         // The shard's rows beyond its share do not count for the others.
         assert_eq!(stalls.counted(LIMIT / 2 + 100, LIMIT), LIMIT / 2 + 99);
         stalls.set(1, None, LIMIT / 2 + 1);
         stalls.weigh(LIMIT, 0, 100);
-        assert_eq!(refused(&stalls, flag::WRITE), [false, false]);
+        assert_eq!(refused(&stalls, flag!(WRITE)), [false, false]);
         assert!(!stalls.any());
     }
 
@@ -224,6 +224,6 @@ mod tests {
         stalls.set(0, Some(&stall(true)), 0);
         stalls.weigh(LIMIT, 0, 100);
         assert!(stalls.any());
-        assert_eq!(refused(&stalls, flag::READONLY), [true, false]);
+        assert_eq!(refused(&stalls, flag!(READONLY)), [true, false]);
     }
 }

@@ -8,7 +8,7 @@
 use crate::command::{Command, Route, registry};
 use crate::unit;
 use crate::worker::Watches;
-use flagstone_commands::flag;
+use flagstone_commands::{CommandFlags, flag};
 use flagstone_storage::need::Key;
 use flagstone_wire::client_memory::Taken;
 use flagstone_wire::num::parse_i64;
@@ -30,7 +30,7 @@ pub struct Transaction {
     args: OwnedArgs,
     commands: Vec<&'static Command>,
     /// Union of the commands' flags.
-    flags: u32,
+    flags: CommandFlags,
     /// True if a command was refused, so that EXEC fails.
     broken: bool,
     /// Database of the next command.
@@ -45,7 +45,7 @@ impl Transaction {
         let mut this = Self {
             args: OwnedArgs::default(),
             commands: Vec::new(),
-            flags: 0,
+            flags: CommandFlags::empty(),
             broken: false,
             db,
             taken: Taken::default(),
@@ -66,7 +66,7 @@ impl Transaction {
     pub fn push(
         &mut self,
         command: &'static Command,
-        flags: u32,
+        flags: CommandFlags,
         args: Args<'_>,
         selected: Option<u32>,
     ) {
@@ -90,7 +90,7 @@ impl Transaction {
     }
 
     /// Returns the union of the commands' flags.
-    pub fn flags(&self) -> u32 {
+    pub fn flags(&self) -> CommandFlags {
         self.flags
     }
 
@@ -187,7 +187,7 @@ pub fn queued(args: Args<'_>) -> impl Iterator<Item = Queued<'_>> {
 
 /// Returns the keys of the commands that only read.
 pub fn read_keys(args: Args<'_>) -> BTreeSet<Key> {
-    let reading = queued(args).filter(|queued| queued.command.spec.has(flag::READONLY));
+    let reading = queued(args).filter(|queued| queued.command.spec.has(flag!(READONLY)));
     let keys = reading.flat_map(|queued| queued.command.keys(queued.args, queued.db));
     keys.map(|(db, key)| (db, key.into())).collect()
 }

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use flagstone::command::{Command, registry};
-use flagstone_commands::{Begin, Find, key};
+use flagstone_commands::{Begin, Find};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
@@ -38,8 +38,7 @@ fn reference() -> BTreeMap<String, Value> {
 
 fn keys(command: &Command) -> Value {
     let specs = command.spec.keys.iter().map(|spec| {
-        let flags: Vec<_> =
-            key::NAMES.iter().filter(|(bit, _)| spec.flags & bit != 0).map(|(_, n)| *n).collect();
+        let flags: Vec<_> = spec.flags.iter_names().map(|(name, _)| name).collect();
         let begin = match spec.begin {
             Begin::Index(index) => json!(["index", index]),
             Begin::Keyword(word, start) => json!(["keyword", word, start]),

@@ -192,7 +192,7 @@ impl Ctx<'_> {
 
     /// Publishes a keyspace event of a key in another database.
     pub fn notify_in(&mut self, db: u32, class: NotifyFlags, event: &'static str, key: &[u8]) {
-        self.store.notes.event(db, key, class.into(), event);
+        self.store.notes.event(db, key, class, event);
     }
 
     /// Deletes a key and publishes the event; returns true if the key existed.

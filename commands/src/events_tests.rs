@@ -5,6 +5,7 @@ use super::testing::{NOW_MS, try_run};
 use crate::DataSettings;
 use flagstone_storage::Store;
 use flagstone_storage::notes::{Interest, Note, NoteKind};
+use flagstone_storage::notify::NotifyFlags;
 use flagstone_storage::slot::Layout;
 use flagstone_storage::store::Versions;
 use flagstone_wire::resp::Proto;
@@ -15,7 +16,7 @@ const CASES: &str = include_str!("../../tests/data/keyspace_events.txt");
 fn store(partial: bool) -> Store {
     let layout = Arc::new(Layout { shards: 2, seed: 1 });
     let mut store = Store::new(layout, Arc::new(Versions::new(1)), &[1, 2, 3], partial);
-    store.notes.want(Interest { changes: true, events: u32::MAX });
+    store.notes.want(Interest { changes: true, events: NotifyFlags::all() });
     store
 }
 
@@ -84,7 +85,7 @@ fn commands_that_miss_keys_tell_the_same_once() {
 #[test]
 fn nobody_is_told_what_nobody_wants_to_hear() {
     let (mut hot, mut disk) = (store(false), store(false));
-    hot.notes.want(Interest { changes: false, events: 1 << 3 });
+    hot.notes.want(Interest { changes: false, events: NotifyFlags::STRING });
     assert_eq!(events(&mut hot, &mut disk, NOW_MS, "set a 1"), "set a");
     assert_eq!(events(&mut hot, &mut disk, NOW_MS, "del a"), "");
     assert!(hot.notes.is_empty());

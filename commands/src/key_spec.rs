@@ -1,44 +1,48 @@
 //! Key specs: where the keys of a command are among its arguments, as COMMAND INFO shows it. Routing
 //! and locks find the keys of a command by them.
 
+use bitflags::bitflags;
 use flagstone_wire::resp::Args;
 
 /// The positions of keys among a command's arguments, and the access to them.
 #[derive(Clone, Copy, Debug)]
 pub struct KeySpec {
-    /// Bits of [`key`].
-    pub flags: u32,
+    pub flags: KeyFlags,
     pub begin: Begin,
     pub find: Find,
 }
 
-/// Flags of a key spec, as named by COMMAND INFO.
-pub mod key {
-    pub const RO: u32 = 1;
-    pub const RW: u32 = 1 << 1;
-    pub const OW: u32 = 1 << 2;
-    pub const RM: u32 = 1 << 3;
-    pub const ACCESS: u32 = 1 << 4;
-    pub const UPDATE: u32 = 1 << 5;
-    pub const INSERT: u32 = 1 << 6;
-    pub const DELETE: u32 = 1 << 7;
-    pub const NOT_KEY: u32 = 1 << 8;
-    pub const INCOMPLETE: u32 = 1 << 9;
-    pub const VARIABLE_FLAGS: u32 = 1 << 10;
+bitflags! {
+    /// Flags of a key spec, named as COMMAND INFO shows them, in its order.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct KeyFlags: u32 {
+        const RO = 1 << 0;
+        const RW = 1 << 1;
+        const OW = 1 << 2;
+        const RM = 1 << 3;
+        #[bitflags(flag_name = "access")]
+        const ACCESS = 1 << 4;
+        #[bitflags(flag_name = "update")]
+        const UPDATE = 1 << 5;
+        #[bitflags(flag_name = "insert")]
+        const INSERT = 1 << 6;
+        #[bitflags(flag_name = "delete")]
+        const DELETE = 1 << 7;
+        #[bitflags(flag_name = "not_key")]
+        const NOT_KEY = 1 << 8;
+        #[bitflags(flag_name = "incomplete")]
+        const INCOMPLETE = 1 << 9;
+        #[bitflags(flag_name = "variable_flags")]
+        const VARIABLE_FLAGS = 1 << 10;
+    }
+}
 
-    pub const NAMES: &[(u32, &str)] = &[
-        (RO, "RO"),
-        (RW, "RW"),
-        (OW, "OW"),
-        (RM, "RM"),
-        (ACCESS, "access"),
-        (UPDATE, "update"),
-        (INSERT, "insert"),
-        (DELETE, "delete"),
-        (NOT_KEY, "not_key"),
-        (INCOMPLETE, "incomplete"),
-        (VARIABLE_FLAGS, "variable_flags"),
-    ];
+/// Returns a set of [`KeyFlags`], as [`flag!`](crate::flag!) does.
+#[macro_export]
+macro_rules! key {
+    ($($name:ident)|+) => {
+        $crate::KeyFlags::empty()$(.union($crate::KeyFlags::$name))+
+    };
 }
 
 /// The start of the search for keys.
@@ -67,23 +71,23 @@ pub enum Find {
 
 impl KeySpec {
     /// Returns the spec of one key at argument `index`.
-    pub const fn one(index: usize, flags: u32) -> Self {
+    pub const fn one(index: usize, flags: KeyFlags) -> Self {
         Self { flags, begin: Begin::Index(index), find: Find::Range { last: 0, step: 1, limit: 0 } }
     }
 
     /// Returns the spec of keys from argument `first` to the end, every `step`-th.
-    pub const fn to_end(first: usize, step: usize, flags: u32) -> Self {
+    pub const fn to_end(first: usize, step: usize, flags: KeyFlags) -> Self {
         Self { flags, begin: Begin::Index(first), find: Find::Range { last: -1, step, limit: 0 } }
     }
 
     /// Returns the spec of keys behind their count at argument `at`.
-    pub const fn numkeys(at: usize, flags: u32) -> Self {
+    pub const fn numkeys(at: usize, flags: KeyFlags) -> Self {
         let find = Find::KeyNum { at: 0, first: 1, step: 1 };
         Self { flags, begin: Begin::Index(at), find }
     }
 
     /// Returns the spec of keys that do not depend on the arguments.
-    pub const fn unknown(flags: u32) -> Self {
+    pub const fn unknown(flags: KeyFlags) -> Self {
         Self { flags, begin: Begin::Unknown, find: Find::Unknown }
     }
 

@@ -36,9 +36,11 @@ pub use context::{
     Awaited, Block, Ctx, ErrorText, Misses, Nil, Outcome, Stop, arg, error, int_arg, is_word, tail,
     until_zero_byte,
 };
-pub use key_spec::{Begin, Find, KeySpec, key};
+pub use key_spec::{Begin, Find, KeyFlags, KeySpec};
 pub use settings::DataSettings;
-pub use spec::{Group, HelpWriter, KeyRange, KeysHandler, Names, Run, Runner, Spec, acl, flag};
+pub use spec::{
+    Categories, CommandFlags, Group, HelpWriter, KeyRange, KeysHandler, Names, Run, Runner, Spec,
+};
 
 /// The declarations of every family.
 pub const FAMILIES: &[&[Spec]] = &[

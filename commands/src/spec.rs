@@ -2,7 +2,9 @@
 //! statistics and documentation derive.
 
 use crate::context::{Ctx, Outcome};
-use crate::key_spec::{Begin, Find, KeySpec, key};
+use crate::key_spec::{Begin, Find, KeySpec};
+use crate::{acl, flag, key};
+use bitflags::bitflags;
 use flagstone_storage::value::Wanted;
 use flagstone_wire::num::parse_f64;
 use flagstone_wire::resp::{Args, Reply};
@@ -24,11 +26,10 @@ pub struct Spec<R: 'static = Run> {
     pub arguments: &'static str,
     /// Number of arguments including the name; negative: at least that many.
     pub arity: i16,
-    /// Bits of [`flag`].
-    pub flags: u32,
+    pub flags: CommandFlags,
     pub keys: &'static [KeySpec],
-    /// Bits of [`acl`] beyond those derived from flags and group (see [`Spec::categories`]).
-    pub acl: u32,
+    /// Categories beyond those derived from flags and group (see [`Spec::categories`]).
+    pub acl: Categories,
     pub tips: &'static [&'static str],
     /// Finds the keys that `keys` does not cover: in databases other than the selected one (MOVE,
     /// COPY … DB), or behind a word that occurs twice (GEORADIUS … STORE). Gets the arguments, the
@@ -52,9 +53,9 @@ impl<R: Runner> Spec<R> {
         summary: "",
         arguments: "",
         arity: 0,
-        flags: 0,
+        flags: CommandFlags::empty(),
         keys: &[],
-        acl: 0,
+        acl: Categories::empty(),
         tips: &[],
         other_db: None,
         names: None,
@@ -63,8 +64,9 @@ impl<R: Runner> Spec<R> {
         run: R::CONTAINER,
     };
 
-    pub const fn has(&self, flag: u32) -> bool {
-        self.flags & flag != 0
+    /// Returns true if it has one of these flags.
+    pub const fn has(&self, flags: CommandFlags) -> bool {
+        self.flags.intersects(flags)
     }
 
     /// Returns true if it runs other commands, whose keys it need not declare.
@@ -104,26 +106,27 @@ impl<R: Runner> Spec<R> {
     }
 
     /// Returns its ACL categories: those derived from flags and group, and its own.
-    pub fn categories(&self) -> u32 {
+    pub fn categories(&self) -> Categories {
         // A container does not belong to its group's category itself.
-        let group = if self.run.is_container() { 0 } else { self.group.category() };
+        let of_group = !self.run.is_container();
+        let group = if of_group { self.group.category() } else { Categories::empty() };
         let mut set = self.acl | group;
         for (flag, category) in [
-            (flag::WRITE, acl::WRITE),
-            (flag::READONLY, acl::READ),
-            (flag::ADMIN, acl::ADMIN | acl::DANGEROUS),
-            (flag::PUBSUB, acl::PUBSUB),
-            (flag::FAST, acl::FAST),
-            (flag::BLOCKING, acl::BLOCKING),
+            (flag!(WRITE), acl!(WRITE)),
+            (flag!(READONLY), acl!(READ)),
+            (flag!(ADMIN), acl!(ADMIN | DANGEROUS)),
+            (flag!(PUBSUB), acl!(PUBSUB)),
+            (flag!(FAST), acl!(FAST)),
+            (flag!(BLOCKING), acl!(BLOCKING)),
         ] {
             // A script's reads are those of its commands: READONLY implies no category.
-            let is_told = flag == flag::READONLY && self.group == Group::Scripting;
+            let is_told = flag == flag!(READONLY) && self.group == Group::Scripting;
             if self.has(flag) && !is_told {
                 set |= category;
             }
         }
         // As in Redis, every command that is not fast is slow.
-        if set & acl::FAST == 0 { set | acl::SLOW } else { set }
+        if set.contains(acl!(FAST)) { set } else { set | acl!(SLOW) }
     }
 }
 
@@ -273,133 +276,149 @@ impl Group {
         }
     }
 
-    const fn category(self) -> u32 {
+    const fn category(self) -> Categories {
         match self {
-            Self::String => acl::STRING,
-            Self::List => acl::LIST,
-            Self::Set => acl::SET,
-            Self::SortedSet => acl::SORTEDSET,
-            Self::Hash => acl::HASH,
-            Self::Transactions => acl::TRANSACTION,
-            Self::Connection => acl::CONNECTION,
-            Self::Scripting => acl::SCRIPTING,
-            Self::Hyperloglog => acl::HYPERLOGLOG,
-            Self::Geo => acl::GEO,
-            Self::Stream => acl::STREAM,
-            Self::Bitmap => acl::BITMAP,
+            Self::String => acl!(STRING),
+            Self::List => acl!(LIST),
+            Self::Set => acl!(SET),
+            Self::SortedSet => acl!(SORTEDSET),
+            Self::Hash => acl!(HASH),
+            Self::Transactions => acl!(TRANSACTION),
+            Self::Connection => acl!(CONNECTION),
+            Self::Scripting => acl!(SCRIPTING),
+            Self::Hyperloglog => acl!(HYPERLOGLOG),
+            Self::Geo => acl!(GEO),
+            Self::Stream => acl!(STREAM),
+            Self::Bitmap => acl!(BITMAP),
             // The publish/subscribe commands get their category by their flag.
-            Self::Generic | Self::Server | Self::Cluster | Self::Pubsub => 0,
+            Self::Generic | Self::Server | Self::Cluster | Self::Pubsub => Categories::empty(),
         }
     }
 }
 
-/// Command flags, as named by COMMAND.
-pub mod flag {
-    pub const WRITE: u32 = 1;
-    pub const READONLY: u32 = 1 << 1;
-    pub const DENYOOM: u32 = 1 << 2;
-    pub const ADMIN: u32 = 1 << 3;
-    pub const PUBSUB: u32 = 1 << 4;
-    pub const NOSCRIPT: u32 = 1 << 5;
-    pub const BLOCKING: u32 = 1 << 6;
-    pub const LOADING: u32 = 1 << 7;
-    pub const STALE: u32 = 1 << 8;
-    pub const FAST: u32 = 1 << 9;
-    pub const NO_AUTH: u32 = 1 << 10;
-    pub const SKIP_MONITOR: u32 = 1 << 11;
-    pub const SKIP_SLOWLOG: u32 = 1 << 12;
-    pub const ASKING: u32 = 1 << 13;
-    pub const MAY_REPLICATE: u32 = 1 << 14;
-    pub const NO_MANDATORY_KEYS: u32 = 1 << 15;
-    pub const PROTECTED: u32 = 1 << 16;
-    pub const NO_ASYNC_LOADING: u32 = 1 << 17;
-    pub const NO_MULTI: u32 = 1 << 18;
-    pub const ALLOW_BUSY: u32 = 1 << 19;
-    pub const MOVABLE_KEYS: u32 = 1 << 20;
-    /// A subscribed RESP2 client may run it.
-    pub const SUBSCRIBER: u32 = 1 << 21;
-    /// Within MULTI it runs at once instead of being queued.
-    pub const UNQUEUED: u32 = 1 << 22;
-    /// Runs the queued commands, which the connection passes as its arguments.
-    pub const EXEC: u32 = 1 << 23;
-    /// Within MULTI, the commands queued behind it run on another database.
-    pub const SELECTS: u32 = 1 << 24;
+bitflags! {
+    /// Flags of a command, named as COMMAND shows them, in its order.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct CommandFlags: u32 {
+        #[bitflags(flag_name = "write")]
+        const WRITE = 1 << 0;
+        #[bitflags(flag_name = "readonly")]
+        const READONLY = 1 << 1;
+        #[bitflags(flag_name = "denyoom")]
+        const DENYOOM = 1 << 2;
+        #[bitflags(flag_name = "admin")]
+        const ADMIN = 1 << 3;
+        #[bitflags(flag_name = "pubsub")]
+        const PUBSUB = 1 << 4;
+        #[bitflags(flag_name = "noscript")]
+        const NOSCRIPT = 1 << 5;
+        #[bitflags(flag_name = "blocking")]
+        const BLOCKING = 1 << 6;
+        #[bitflags(flag_name = "loading")]
+        const LOADING = 1 << 7;
+        #[bitflags(flag_name = "stale")]
+        const STALE = 1 << 8;
+        #[bitflags(flag_name = "skip_monitor")]
+        const SKIP_MONITOR = 1 << 9;
+        #[bitflags(flag_name = "skip_commandlog")]
+        const SKIP_SLOWLOG = 1 << 10;
+        #[bitflags(flag_name = "asking")]
+        const ASKING = 1 << 11;
+        #[bitflags(flag_name = "fast")]
+        const FAST = 1 << 12;
+        #[bitflags(flag_name = "no_auth")]
+        const NO_AUTH = 1 << 13;
+        #[bitflags(flag_name = "no_mandatory_keys")]
+        const NO_MANDATORY_KEYS = 1 << 14;
+        #[bitflags(flag_name = "no_async_loading")]
+        const NO_ASYNC_LOADING = 1 << 15;
+        #[bitflags(flag_name = "no_multi")]
+        const NO_MULTI = 1 << 16;
+        #[bitflags(flag_name = "movablekeys")]
+        const MOVABLE_KEYS = 1 << 17;
+        #[bitflags(flag_name = "allow_busy")]
+        const ALLOW_BUSY = 1 << 18;
+        const MAY_REPLICATE = 1 << 19;
+        const PROTECTED = 1 << 20;
+        /// A subscribed RESP2 client may run it.
+        const SUBSCRIBER = 1 << 21;
+        /// Within MULTI it runs at once instead of being queued.
+        const UNQUEUED = 1 << 22;
+        /// Runs the queued commands, which the connection passes as its arguments.
+        const EXEC = 1 << 23;
+        /// Within MULTI, the commands queued behind it run on another database.
+        const SELECTS = 1 << 24;
+        /// Runs during a pause: it ends pauses.
+        const ENDS_PAUSE = 1 << 25;
+    }
 
-    /// Runs during a pause: it ends pauses.
-    pub const ENDS_PAUSE: u32 = 1 << 25;
-
-    /// The flags that COMMAND shows, in its order.
-    pub const NAMES: &[(u32, &str)] = &[
-        (WRITE, "write"),
-        (READONLY, "readonly"),
-        (DENYOOM, "denyoom"),
-        (ADMIN, "admin"),
-        (PUBSUB, "pubsub"),
-        (NOSCRIPT, "noscript"),
-        (BLOCKING, "blocking"),
-        (LOADING, "loading"),
-        (STALE, "stale"),
-        (SKIP_MONITOR, "skip_monitor"),
-        (SKIP_SLOWLOG, "skip_commandlog"),
-        (ASKING, "asking"),
-        (FAST, "fast"),
-        (NO_AUTH, "no_auth"),
-        (NO_MANDATORY_KEYS, "no_mandatory_keys"),
-        (NO_ASYNC_LOADING, "no_async_loading"),
-        (NO_MULTI, "no_multi"),
-        (MOVABLE_KEYS, "movablekeys"),
-        (ALLOW_BUSY, "allow_busy"),
-    ];
+    /// ACL categories, in the order of ACL CAT's reply.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct Categories: u32 {
+        #[bitflags(flag_name = "keyspace")]
+        const KEYSPACE = 1 << 0;
+        #[bitflags(flag_name = "read")]
+        const READ = 1 << 1;
+        #[bitflags(flag_name = "write")]
+        const WRITE = 1 << 2;
+        #[bitflags(flag_name = "set")]
+        const SET = 1 << 3;
+        #[bitflags(flag_name = "sortedset")]
+        const SORTEDSET = 1 << 4;
+        #[bitflags(flag_name = "list")]
+        const LIST = 1 << 5;
+        #[bitflags(flag_name = "hash")]
+        const HASH = 1 << 6;
+        #[bitflags(flag_name = "string")]
+        const STRING = 1 << 7;
+        #[bitflags(flag_name = "bitmap")]
+        const BITMAP = 1 << 8;
+        #[bitflags(flag_name = "hyperloglog")]
+        const HYPERLOGLOG = 1 << 9;
+        #[bitflags(flag_name = "geo")]
+        const GEO = 1 << 10;
+        #[bitflags(flag_name = "stream")]
+        const STREAM = 1 << 11;
+        #[bitflags(flag_name = "pubsub")]
+        const PUBSUB = 1 << 12;
+        #[bitflags(flag_name = "admin")]
+        const ADMIN = 1 << 13;
+        #[bitflags(flag_name = "fast")]
+        const FAST = 1 << 14;
+        #[bitflags(flag_name = "slow")]
+        const SLOW = 1 << 15;
+        #[bitflags(flag_name = "blocking")]
+        const BLOCKING = 1 << 16;
+        #[bitflags(flag_name = "dangerous")]
+        const DANGEROUS = 1 << 17;
+        #[bitflags(flag_name = "connection")]
+        const CONNECTION = 1 << 18;
+        #[bitflags(flag_name = "transaction")]
+        const TRANSACTION = 1 << 19;
+        #[bitflags(flag_name = "scripting")]
+        const SCRIPTING = 1 << 20;
+    }
 }
 
-/// ACL categories.
-pub mod acl {
-    pub const KEYSPACE: u32 = 1;
-    pub const READ: u32 = 1 << 1;
-    pub const WRITE: u32 = 1 << 2;
-    pub const SET: u32 = 1 << 3;
-    pub const SORTEDSET: u32 = 1 << 4;
-    pub const LIST: u32 = 1 << 5;
-    pub const HASH: u32 = 1 << 6;
-    pub const STRING: u32 = 1 << 7;
-    pub const BITMAP: u32 = 1 << 8;
-    pub const HYPERLOGLOG: u32 = 1 << 9;
-    pub const GEO: u32 = 1 << 10;
-    pub const STREAM: u32 = 1 << 11;
-    pub const PUBSUB: u32 = 1 << 12;
-    pub const ADMIN: u32 = 1 << 13;
-    pub const FAST: u32 = 1 << 14;
-    pub const SLOW: u32 = 1 << 15;
-    pub const BLOCKING: u32 = 1 << 16;
-    pub const DANGEROUS: u32 = 1 << 17;
-    pub const CONNECTION: u32 = 1 << 18;
-    pub const TRANSACTION: u32 = 1 << 19;
-    pub const SCRIPTING: u32 = 1 << 20;
+/// Flags that COMMAND does not show.
+const HIDDEN: CommandFlags =
+    flag!(MAY_REPLICATE | PROTECTED | SUBSCRIBER | UNQUEUED | EXEC | SELECTS | ENDS_PAUSE);
 
-    /// Every category with its name, in the order of ACL CAT's reply.
-    pub const NAMES: &[(u32, &str)] = &[
-        (KEYSPACE, "keyspace"),
-        (READ, "read"),
-        (WRITE, "write"),
-        (SET, "set"),
-        (SORTEDSET, "sortedset"),
-        (LIST, "list"),
-        (HASH, "hash"),
-        (STRING, "string"),
-        (BITMAP, "bitmap"),
-        (HYPERLOGLOG, "hyperloglog"),
-        (GEO, "geo"),
-        (STREAM, "stream"),
-        (PUBSUB, "pubsub"),
-        (ADMIN, "admin"),
-        (FAST, "fast"),
-        (SLOW, "slow"),
-        (BLOCKING, "blocking"),
-        (DANGEROUS, "dangerous"),
-        (CONNECTION, "connection"),
-        (TRANSACTION, "transaction"),
-        (SCRIPTING, "scripting"),
-    ];
+/// Returns a set of [`CommandFlags`]: `flag!(WRITE | FAST)`. Unlike the operator, it can stand in a
+/// constant.
+#[macro_export]
+macro_rules! flag {
+    ($($name:ident)|+) => {
+        $crate::CommandFlags::empty()$(.union($crate::CommandFlags::$name))+
+    };
+}
+
+/// Returns a set of [`Categories`], as [`flag!`] does.
+#[macro_export]
+macro_rules! acl {
+    ($($name:ident)|+) => {
+        $crate::Categories::empty()$(.union($crate::Categories::$name))+
+    };
 }
 
 /// A command's keys as one range: first and last key (negative: from the end), and step.
@@ -433,7 +452,7 @@ impl<R: Runner> Spec<R> {
                     continue;
                 }
             }
-            misses |= spec.flags & key::INCOMPLETE != 0;
+            misses |= spec.flags.contains(key!(INCOMPLETE));
             let first = range.map_or(first, |before| before.first);
             range = Some(KeyRange { first, last, step });
         }
@@ -442,15 +461,14 @@ impl<R: Runner> Spec<R> {
 
     /// Returns the names of its flags, as COMMAND shows them.
     pub fn flag_names(&self) -> Vec<&'static str> {
-        let movable = if self.key_range().1 { flag::MOVABLE_KEYS } else { 0 };
-        let flags = self.flags | movable;
-        flag::NAMES.iter().filter(|(bit, _)| flags & bit != 0).map(|(_, name)| *name).collect()
+        let mut flags = self.flags.difference(HIDDEN);
+        flags.set(CommandFlags::MOVABLE_KEYS, self.has(flag!(MOVABLE_KEYS)) || self.key_range().1);
+        flags.iter_names().map(|(name, _)| name).collect()
     }
 
     /// Returns the names of its ACL categories.
     pub fn category_names(&self) -> Vec<&'static str> {
-        let set = self.categories();
-        acl::NAMES.iter().filter(|(bit, _)| set & bit != 0).map(|(_, name)| *name).collect()
+        self.categories().iter_names().map(|(name, _)| name).collect()
     }
 }
 
@@ -474,6 +492,6 @@ impl<R: Runner> Spec<R> {
 
     /// Returns the specs of its real keys (without `NOT_KEY`).
     fn key_specs(&self) -> impl Iterator<Item = &'static KeySpec> {
-        self.keys.iter().filter(|s| s.flags & key::NOT_KEY == 0)
+        self.keys.iter().filter(|s| !s.flags.contains(key!(NOT_KEY)))
     }
 }

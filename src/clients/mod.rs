@@ -20,6 +20,7 @@ use crate::command::registry;
 use crate::config::OutputBufferLimits;
 use crate::outbox::{Allowed, Outbox, TooSlow};
 use crate::transport::PeerAddr;
+use bitflags::bitflags;
 use bytes::Bytes;
 use std::fmt::Write;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
@@ -44,44 +45,47 @@ impl Labels {
     }
 }
 
-/// States of a connection that CLIENT LIST shows as letters.
-pub mod state {
-    pub const MONITOR: u32 = 1;
-    pub const PUBSUB: u32 = 1 << 1;
-    pub const MULTI: u32 = 1 << 2;
-    pub const BLOCKED: u32 = 1 << 3;
-    pub const TRACKING: u32 = 1 << 4;
-    pub const BROKEN_REDIRECT: u32 = 1 << 5;
-    pub const BROADCAST: u32 = 1 << 6;
-    /// True if a watched key has changed; derived from the watch alone.
-    pub const DIRTY: u32 = 1 << 7;
-    pub const UNIX: u32 = 1 << 8;
-    pub const NO_EVICT: u32 = 1 << 9;
-    pub const NO_TOUCH: u32 = 1 << 10;
-    pub const IMPORT: u32 = 1 << 11;
-    /// CLIENT CAPA REDIRECT; it is shown in a field of its own.
-    pub const CAPA_REDIRECT: u32 = 1 << 12;
-    /// CLIENT TRACKING … NOLOOP.
-    pub const NOLOOP: u32 = 1 << 13;
-    /// The client is blocked with a timeout; it is not shown.
-    pub const TIMED: u32 = 1 << 14;
-
-    /// Letters of the states, in the order in which they are shown.
-    pub(super) const LETTERS: &[(u32, char)] = &[
-        (MONITOR, 'O'),
-        (PUBSUB, 'P'),
-        (MULTI, 'x'),
-        (BLOCKED, 'b'),
-        (TRACKING, 't'),
-        (BROKEN_REDIRECT, 'R'),
-        (BROADCAST, 'B'),
-        (DIRTY, 'd'),
-        (UNIX, 'U'),
-        (NO_EVICT, 'e'),
-        (NO_TOUCH, 'T'),
-        (IMPORT, 'I'),
-    ];
+bitflags! {
+    /// States of a connection; CLIENT LIST shows most of them as letters.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct ClientState: u32 {
+        const MONITOR = 1;
+        const PUBSUB = 1 << 1;
+        const MULTI = 1 << 2;
+        const BLOCKED = 1 << 3;
+        const TRACKING = 1 << 4;
+        const BROKEN_REDIRECT = 1 << 5;
+        const BROADCAST = 1 << 6;
+        /// True if a watched key has changed; derived from the watch alone.
+        const DIRTY = 1 << 7;
+        const UNIX = 1 << 8;
+        const NO_EVICT = 1 << 9;
+        const NO_TOUCH = 1 << 10;
+        const IMPORT = 1 << 11;
+        /// CLIENT CAPA REDIRECT; it is shown in a field of its own.
+        const CAPA_REDIRECT = 1 << 12;
+        /// CLIENT TRACKING … NOLOOP.
+        const NOLOOP = 1 << 13;
+        /// The client is blocked with a timeout; it is not shown.
+        const TIMED = 1 << 14;
+    }
 }
+
+/// Letters of the states, in the order in which they are shown.
+const LETTERS: &[(ClientState, char)] = &[
+    (ClientState::MONITOR, 'O'),
+    (ClientState::PUBSUB, 'P'),
+    (ClientState::MULTI, 'x'),
+    (ClientState::BLOCKED, 'b'),
+    (ClientState::TRACKING, 't'),
+    (ClientState::BROKEN_REDIRECT, 'R'),
+    (ClientState::BROADCAST, 'B'),
+    (ClientState::DIRTY, 'd'),
+    (ClientState::UNIX, 'U'),
+    (ClientState::NO_EVICT, 'e'),
+    (ClientState::NO_TOUCH, 'T'),
+    (ClientState::IMPORT, 'I'),
+];
 
 /// Approximate memory in bytes of a connection with empty buffers.
 const BASE_MEMORY: u64 = 1024;
@@ -100,7 +104,7 @@ pub struct Client {
     db: AtomicU32,
     /// RESP version: 2 or 3.
     resp: AtomicU32,
-    /// Bits of [`state`].
+    /// Bits of [`ClientState`].
     states: AtomicU32,
     /// Client that receives the invalidations; 0 if it is this one.
     redirect: AtomicU64,
@@ -221,17 +225,21 @@ impl Client {
         self.resp.store(version, Ordering::Relaxed);
     }
 
-    /// Returns true if one of these states ([`state`]) holds.
-    pub fn is(&self, states: u32) -> bool {
-        self.states.load(Ordering::Relaxed) & states != 0
+    fn states(&self) -> ClientState {
+        ClientState::from_bits_retain(self.states.load(Ordering::Relaxed))
     }
 
-    /// Enters or leaves states ([`state`]).
-    pub fn set(&self, states: u32, on: bool) {
+    /// Returns true if one of these states holds.
+    pub fn is(&self, states: ClientState) -> bool {
+        self.states().intersects(states)
+    }
+
+    /// Enters or leaves states.
+    pub fn set(&self, states: ClientState, on: bool) {
         if on {
-            self.states.fetch_or(states, Ordering::Relaxed);
+            self.states.fetch_or(states.bits(), Ordering::Relaxed);
         } else {
-            self.states.fetch_and(!states, Ordering::Relaxed);
+            self.states.fetch_and(!states.bits(), Ordering::Relaxed);
         }
     }
 
@@ -272,14 +280,20 @@ impl Client {
 
     /// Returns true if it may be idle for any time: it is subscribed, monitors, or is blocked.
     pub fn may_be_idle(&self) -> bool {
-        self.is(state::PUBSUB | state::MONITOR | state::BLOCKED)
+        self.is(ClientState::PUBSUB | ClientState::MONITOR | ClientState::BLOCKED)
     }
 
     /// Resets the state that RESET resets.
     pub(crate) fn reset(&self) {
         self.set_db(0);
         self.set_resp(2);
-        self.set(state::NO_EVICT | state::NO_TOUCH | state::IMPORT | state::CAPA_REDIRECT, false);
+        self.set(
+            ClientState::NO_EVICT
+                | ClientState::NO_TOUCH
+                | ClientState::IMPORT
+                | ClientState::CAPA_REDIRECT,
+            false,
+        );
         self.labels().name.clear();
     }
 
@@ -303,7 +317,7 @@ impl Client {
     pub fn describe(&self, now_ms: u64, runs: bool, line: &mut String) {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         // A command that has not ended is not counted.
-        let ended = get(&self.commands) - u64::from(runs || self.is(state::BLOCKED));
+        let ended = get(&self.commands) - u64::from(runs || self.is(ClientState::BLOCKED));
         let seconds = |since_ms: u64| now_ms.saturating_sub(since_ms) / 1000;
         let labels = self.labels().clone();
         let (pieces, unsent) = self.outbox.size();
@@ -323,7 +337,7 @@ impl Client {
             seconds(self.created_ms),
             seconds(self.last_ms()),
             self.letters(),
-            if self.is(state::CAPA_REDIRECT) { "r" } else { "" },
+            if self.is(ClientState::CAPA_REDIRECT) { "r" } else { "" },
             self.db(),
             self.queued.load(Ordering::Relaxed),
             self.watched.load(Ordering::Relaxed),
@@ -334,7 +348,7 @@ impl Client {
             unsent,
             self.memory(),
             self.last_command(),
-            if self.is(state::TRACKING) { self.redirect().cast_signed() } else { -1 },
+            if self.is(ClientState::TRACKING) { self.redirect().cast_signed() } else { -1 },
             self.resp(),
             labels.lib_name,
             labels.lib_ver,
@@ -356,9 +370,9 @@ impl Client {
     }
 
     fn letters(&self) -> String {
-        let dirty = if self.is_dirty() { state::DIRTY } else { 0 };
-        let states = self.states.load(Ordering::Relaxed) | dirty;
-        let letters = state::LETTERS.iter().filter(|(bit, _)| states & bit != 0);
+        let mut states = self.states();
+        states.set(ClientState::DIRTY, self.is_dirty());
+        let letters = LETTERS.iter().filter(|(state, _)| states.contains(*state));
         let letters: String = letters.map(|(_, c)| *c).collect();
         if letters.is_empty() { "N".to_owned() } else { letters }
     }
@@ -370,7 +384,10 @@ impl Client {
     /// Blocks the client until [`Client::end_turn`]. `timed`: it has a timeout.
     pub fn set_turn(&self, turn: &Arc<Turn>, timed: bool) {
         *self.turn() = Some(turn.clone());
-        self.set(if timed { state::BLOCKED | state::TIMED } else { state::BLOCKED }, true);
+        self.set(
+            if timed { ClientState::BLOCKED | ClientState::TIMED } else { ClientState::BLOCKED },
+            true,
+        );
         if self.is_killed() {
             turn.cancel(Cancel::Gone);
         }
@@ -380,7 +397,7 @@ impl Client {
     pub fn end_turn(&self, now_ms: u64) {
         self.seen_at(now_ms);
         *self.turn() = None;
-        self.set(state::BLOCKED | state::TIMED, false);
+        self.set(ClientState::BLOCKED | ClientState::TIMED, false);
     }
 
     /// Ends its wait (CLIENT UNBLOCK), unless it is served before; returns false if it does not
@@ -422,7 +439,7 @@ impl Client {
 
     /// Returns true if it may be sent so many bytes of replies at once; otherwise it is closed.
     pub fn may_reply(&self, bytes: usize, limits: &OutputBufferLimits) -> bool {
-        let limit = if self.is(state::PUBSUB) { &limits.pubsub } else { &limits.normal };
+        let limit = if self.is(ClientState::PUBSUB) { &limits.pubsub } else { &limits.normal };
         let may = limit.hard_bytes == 0 || (bytes as u64) < limit.hard_bytes;
         if !may {
             self.close_slow();
@@ -434,7 +451,7 @@ impl Client {
     /// subscribers.
     fn allowed<'a>(&self, limits: &'a OutputBufferLimits) -> Allowed<'a> {
         let (normal, pubsub) = (&limits.normal, &limits.pubsub);
-        if self.is(state::PUBSUB) {
+        if self.is(ClientState::PUBSUB) {
             Allowed { all: Some(pubsub), unasked: pubsub }
         } else if normal.hard_bytes == 0 {
             Allowed { all: (normal.soft_bytes != 0).then_some(normal), unasked: pubsub }

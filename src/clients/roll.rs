@@ -1,7 +1,7 @@
 //! All connections of the node: admits clients, and closes them if they take too much memory.
 
 use super::farewell::Farewells;
-use super::{Client, Refusals, state};
+use super::{Client, ClientState, Refusals};
 use flagstone_wire::client_memory::{self, Limit};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -171,7 +171,7 @@ impl Clients {
             if total <= limit.all || (is_single && total - bytes <= limit.all) {
                 break;
             }
-            if client.is(state::NO_EVICT) {
+            if client.is(ClientState::NO_EVICT) {
                 continue;
             }
             total -= bytes;
@@ -259,7 +259,7 @@ mod tests {
             let client = clients.admit(10, false, client).expect("there is room");
             client.query_bytes.store(bytes, Ordering::Relaxed);
         }
-        clients.get(2).expect("there").set(state::NO_EVICT, true);
+        clients.get(2).expect("there").set(ClientState::NO_EVICT, true);
         clients.evict(strict(0));
         clients.evict(strict(3_000_000));
         assert_eq!(clients.len(), 4);

@@ -3,7 +3,7 @@
 use super::step::{Manner, NextStep};
 use super::wire::Wire;
 use super::{Connection, Settled, gate};
-use crate::clients::state;
+use crate::clients::ClientState;
 use crate::command::{Answer, Command, Outcome};
 use crate::config::Settings;
 use crate::large;
@@ -100,11 +100,11 @@ impl Connection {
                 Admitted::Hostile => return Ok(Settled::CLOSING),
                 Admitted::Wait => {
                     let node = self.worker.node.clone();
-                    self.session.client.set(state::BLOCKED, true);
+                    self.session.client.set(ClientState::BLOCKED, true);
                     let may_write = gate::may_write(&self.session, &node, args);
                     self.wire().keep_until(node.pauses.wait(may_write)).await?;
                     self.session.client.seen_at(self.worker.node.clock.now_ms());
-                    self.session.client.set(state::BLOCKED, false);
+                    self.session.client.set(ClientState::BLOCKED, false);
                 }
             }
         };

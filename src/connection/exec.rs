@@ -34,7 +34,7 @@ impl Connection {
         settings: &Settings,
         out: &mut Reply,
     ) -> bool {
-        let selects = command.spec.has(flag::SELECTS);
+        let selects = command.spec.has(flag!(SELECTS));
         let selected = if selects { chosen_db(args, settings).ok() } else { None };
         let Some(transaction) = &mut self.session.transaction else { return true };
         let flags = routing::flags(command, &self.worker.node, args);

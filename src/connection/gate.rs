@@ -6,7 +6,7 @@ use crate::node::{Node, limits};
 use crate::routing;
 use crate::session::Session;
 use crate::worker::Worker;
-use flagstone_commands::{error, flag};
+use flagstone_commands::{CommandFlags, error, flag};
 use flagstone_wire::resp::Args;
 
 /// Maximum number of bytes that an unknown command's error shows of its arguments.
@@ -62,16 +62,16 @@ pub(super) fn admit(
     if !command.spec.arity_allows(args.len()) {
         return Admitted::Refused(error::arity(command.full_name).into());
     }
-    if command.spec.has(flag::PROTECTED)
+    if command.spec.has(flag!(PROTECTED))
         && let Some(text) = protected(session, command, settings)
     {
         return Admitted::Refused(text.into());
     }
-    if !session.authenticated && settings.requirepass.is_some() && !command.spec.has(flag::NO_AUTH)
+    if !session.authenticated && settings.requirepass.is_some() && !command.spec.has(flag!(NO_AUTH))
     {
         return Admitted::Refused("NOAUTH Authentication required.".into());
     }
-    if session.transaction.is_some() && command.spec.has(flag::NO_MULTI) {
+    if session.transaction.is_some() && command.spec.has(flag!(NO_MULTI)) {
         return Admitted::Refused("ERR Command not allowed inside a transaction".into());
     }
     if let Some(text) = command.too_long_key(args) {
@@ -85,7 +85,7 @@ pub(super) fn admit(
             return Admitted::Refused(text.into());
         }
     }
-    if session.is_subscriber() && !command.spec.has(flag::SUBSCRIBER) {
+    if session.is_subscriber() && !command.spec.has(flag!(SUBSCRIBER)) {
         let text = format!(
             "ERR Can't execute '{}': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET \
             are allowed in this context",
@@ -94,12 +94,12 @@ pub(super) fn admit(
         return Admitted::Refused(text.into());
     }
     if let Some(kind) = node.scripts.running.busy()
-        && !command.spec.has(flag::ALLOW_BUSY)
+        && !command.spec.has(flag!(ALLOW_BUSY))
     {
         return Admitted::Refused(kind.busy_text().into());
     }
     if let Some(pause) = node.pauses.now()
-        && !command.spec.has(flag::ENDS_PAUSE)
+        && !command.spec.has(flag!(ENDS_PAUSE))
         && (!pause.writes_only || may_be_paused(flags()))
     {
         return Admitted::Wait;
@@ -113,7 +113,7 @@ fn stalled(session: &Session, node: &Node, command: &Command, args: Args<'_>) ->
         return None;
     }
     let flags = flags_of(session, node, command, args);
-    let queued = session.transaction.as_ref().filter(|_| command.spec.has(flag::EXEC));
+    let queued = session.transaction.as_ref().filter(|_| command.spec.has(flag!(EXEC)));
     let args = queued.map_or(args, |transaction| transaction.args());
     let keys = command.keys(args, session.db);
     node.health.stalls.refusal(&node.layout, flags, keys.into_iter().map(|(_, key)| key))
@@ -133,20 +133,21 @@ fn protected(session: &Session, command: &Command, settings: &Settings) -> Optio
 }
 
 /// Returns a command's flags; EXEC has those of the queued commands, too.
-fn flags_of(session: &Session, node: &Node, command: &Command, args: Args<'_>) -> u32 {
-    let queued = session.transaction.as_ref().filter(|_| command.spec.has(flag::EXEC));
-    routing::flags(command, node, args) | queued.map_or(0, |transaction| transaction.flags())
+fn flags_of(session: &Session, node: &Node, command: &Command, args: Args<'_>) -> CommandFlags {
+    let queued = session.transaction.as_ref().filter(|_| command.spec.has(flag!(EXEC)));
+    routing::flags(command, node, args)
+        | queued.map_or(CommandFlags::empty(), |transaction| transaction.flags())
 }
 
 /// Returns true if the client is slowed after the command while the engines fall behind. Those that
 /// run others may run some that write.
 pub(super) fn may_change(command: &Command) -> bool {
-    command.spec.has(flag::WRITE | flag::EXEC) || command.spec.runs_others()
+    command.spec.has(flag!(WRITE | EXEC)) || command.spec.runs_others()
 }
 
 /// Returns true if CLIENT PAUSE WRITE delays a command with these flags.
-fn may_be_paused(flags: u32) -> bool {
-    flags & (flag::WRITE | flag::MAY_REPLICATE) != 0
+fn may_be_paused(flags: CommandFlags) -> bool {
+    flags.intersects(flag!(WRITE | MAY_REPLICATE))
 }
 
 /// Returns true if CLIENT PAUSE WRITE delays a command that is not looked up yet.

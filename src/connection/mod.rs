@@ -516,7 +516,7 @@ impl Connection {
     /// client.
     fn refused(&mut self, args: Args<'_>, text: Vec<u8>) -> Vec<u8> {
         let command = gate::resolve(args).ok();
-        let exec = command.filter(|command| command.spec.has(flag::EXEC));
+        let exec = command.filter(|command| command.spec.has(flag!(EXEC)));
         let text = match exec {
             Some(_) => exec::aborted_by(&text),
             None => text,
@@ -557,7 +557,7 @@ impl Connection {
     /// Shows a command that runs to monitors.
     #[inline]
     fn show(&self, command: &Command, args: Args<'_>) {
-        let hidden = flag::ADMIN | flag::SKIP_MONITOR;
+        let hidden = flag!(ADMIN | SKIP_MONITOR);
         if self.worker.node.monitors.any() && !command.spec.has(hidden) {
             self.show_to_monitors(args);
         }

@@ -2,7 +2,7 @@
 //! it guesses passwords.
 
 use super::Connection;
-use crate::clients::{STRANGER_TIME, state};
+use crate::clients::{ClientState, STRANGER_TIME};
 use flagstone_wire::resp::Reply;
 use std::io::ErrorKind;
 
@@ -25,7 +25,7 @@ impl Connection {
     /// the reply.
     pub(super) fn add_pushes(&self, out: &mut Reply) {
         let client = &self.session.client;
-        if client.is(state::TRACKING) && !client.outbox.is_empty() {
+        if client.is(ClientState::TRACKING) && !client.outbox.is_empty() {
             self.session.take_pushes(out);
         }
     }

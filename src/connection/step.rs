@@ -36,9 +36,9 @@ pub(super) enum Manner {
 impl NextStep {
     #[inline]
     pub(super) fn of(session: &Session, command: &Command, args: Args<'_>) -> Self {
-        if session.transaction.is_some() && !command.spec.has(flag::UNQUEUED) {
+        if session.transaction.is_some() && !command.spec.has(flag!(UNQUEUED)) {
             Self::Queue
-        } else if command.spec.has(flag::EXEC) {
+        } else if command.spec.has(flag!(EXEC)) {
             Self::Exec
         } else {
             Self::Run(Manner::of(command, args))

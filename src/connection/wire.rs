@@ -1,7 +1,7 @@
 //! The socket of a connection: writes replies and pushes, and reads ahead while a command waits.
 
 use super::{TURN_BYTES, count};
-use crate::clients::{Client, state};
+use crate::clients::{Client, ClientState};
 use crate::large;
 use crate::transport::Stream;
 use crate::worker::{READ, Worker};
@@ -42,7 +42,7 @@ impl Wire<'_> {
                 if let Poll::Ready(value) = done.as_mut().poll(cx) {
                     return Poll::Ready(Ok(Woken::Done(value)));
                 }
-                if !self.client.is(state::BLOCKED) {
+                if !self.client.is(ClientState::BLOCKED) {
                     return Poll::Pending;
                 }
                 if self.client.outbox.poll_ready(cx).is_ready() {

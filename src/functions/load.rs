@@ -1,7 +1,7 @@
 //! Loads a library: runs its code, which registers its functions.
 
 use super::metadata::is_name;
-use crate::scripts::{Flags, error_table, log_line, put_constants, within, write_log};
+use crate::scripts::{ScriptFlags, error_table, log_line, put_constants, within, write_log};
 use flagstone_lua::{self as lua, Watch};
 use flagstone_storage::encoding::Function as Row;
 use mlua::{Function, Lua, MultiValue, Table, Value};
@@ -23,7 +23,7 @@ const TIMEOUT: &str = "ERR FUNCTION LOAD timeout";
 pub struct Registered {
     pub name: Vec<u8>,
     pub description: Option<Vec<u8>>,
-    pub flags: Flags,
+    pub flags: ScriptFlags,
     pub callback: Function,
 }
 
@@ -67,7 +67,7 @@ pub fn inspect(body: &[u8], max_bytes: usize) -> Result<Vec<Row>, String> {
         rows.push(Row {
             name: function.name.into(),
             description: function.description.map(Into::into),
-            flags: function.flags.0.into(),
+            flags: function.flags.bits().into(),
         });
     }
     if rows.is_empty() { Err("ERR No functions registered".into()) } else { Ok(rows) }
@@ -190,7 +190,7 @@ fn read_args(args: MultiValue) -> Result<Registered, &'static str> {
             let Value::Function(callback) = callback else {
                 return Err("second argument to server.register_function must be a function");
             };
-            Ok(Registered { name, description: None, flags: Flags::default(), callback })
+            Ok(Registered { name, description: None, flags: ScriptFlags::default(), callback })
         }
         _ => Err("wrong number of arguments to server.register_function"),
     }
@@ -201,7 +201,8 @@ fn read_named(args: &Value) -> Result<Registered, &'static str> {
         return Err("calling server.register_function with a single argument is only applicable \
                     to Lua table (representing named arguments).");
     };
-    let (mut name, mut description, mut flags, mut callback) = (None, None, Flags::default(), None);
+    let (mut name, mut description, mut flags, mut callback) =
+        (None, None, ScriptFlags::default(), None);
     for pair in args.pairs::<Value, Value>() {
         const KEY: &str = "named argument key given to server.register_function is not a string";
         let (key, value) = pair.map_err(|_| KEY)?;
@@ -239,12 +240,12 @@ fn read_named(args: &Value) -> Result<Registered, &'static str> {
     Ok(Registered { name, description, flags, callback })
 }
 
-fn read_flags(names: &Table) -> Option<Flags> {
-    let mut flags = Flags::default();
+fn read_flags(names: &Table) -> Option<ScriptFlags> {
+    let mut flags = ScriptFlags::default();
     for at in 1.. {
         match names.raw_get::<Value>(at).ok()? {
             Value::Nil => break,
-            name => flags.0 |= Flags::named(&string(&name)?.to_ascii_lowercase())?,
+            name => flags |= ScriptFlags::named(&string(&name)?.to_ascii_lowercase())?,
         }
     }
     Some(flags)

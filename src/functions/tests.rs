@@ -1,7 +1,7 @@
 //! Tests of metadata, of loading and of the registry.
 
 use super::*;
-use crate::scripts::Flags;
+use crate::scripts::ScriptFlags;
 use std::sync::Arc;
 
 const VM_BYTES: usize = 64 << 20;
@@ -60,7 +60,7 @@ fn functions_are_registered_in_order() {
     let [b, a] = &library.functions[..] else { panic!("two functions") };
     assert_eq!((&*b.name, &b.description, b.flags), (&b"b"[..], &None, 0));
     assert_eq!((&*a.name, a.description.as_deref()), (&b"a"[..], Some(&b"d"[..])));
-    assert_eq!(a.flags, u64::from(Flags::NO_WRITES | Flags::ALLOW_OOM));
+    assert_eq!(a.flags, u64::from((ScriptFlags::NO_WRITES | ScriptFlags::ALLOW_OOM).bits()));
     assert_eq!(library.body(), format!("\n{body}").as_bytes());
 }
 

@@ -49,7 +49,7 @@ fn refused(node: &Node, settings: &Settings) -> Vec<String> {
     } else if node.journal.stats().refusing {
         reasons.push("writes are refused: there is no space left for the journal".to_owned());
     }
-    let flags = flag::WRITE | flag::DENYOOM;
+    let flags = flag!(WRITE | DENYOOM);
     reasons.extend(limits::refusal(&node.health, settings, flags).map(str::to_owned));
     for shard in node.health.stalls.list() {
         let why = node.health.stalls.why(shard).unwrap_or_default();

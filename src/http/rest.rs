@@ -221,7 +221,7 @@ impl Asked {
     fn only_reads(&self) -> bool {
         let command = registry::lookup(&self.args[0]);
         let sub = command.and_then(|command| command.subcommand(self.args.get(1)?)).or(command);
-        sub.is_some_and(|command| command.spec.has(flag::READONLY))
+        sub.is_some_and(|command| command.spec.has(flag!(READONLY)))
     }
 
     async fn run(self, mut errand: Errand, form: Form) -> Answered {

@@ -11,7 +11,7 @@ impl Node {
     pub fn interest(&self, settings: &Settings) -> Interest {
         Interest {
             changes: self.listeners.count.load(Ordering::Relaxed) != 0,
-            events: settings.notify_keyspace_events.classes(),
+            events: settings.notify_keyspace_events.published(),
         }
     }
 

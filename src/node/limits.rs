@@ -5,7 +5,7 @@ use super::Health;
 use super::health::{CHOKED, CUT_OFF, DISOWNED};
 use crate::config::{MaxmemoryPolicy, Settings};
 use crate::stalls::JOURNAL_FULL;
-use flagstone_commands::flag;
+use flagstone_commands::{CommandFlags, flag};
 
 const OUT_OF_MEMORY: &str = "OOM command not allowed when used memory > 'maxmemory'.";
 const NO_REPLICAS: &str = "NOREPLICAS Not enough good replicas to write.";
@@ -22,19 +22,19 @@ pub fn any(health: &Health, settings: &Settings) -> bool {
 }
 
 /// Returns the error if a command with these flags is refused.
-pub fn refusal(health: &Health, settings: &Settings, flags: u32) -> Option<&'static str> {
-    let needs_memory = flags & flag::DENYOOM != 0;
+pub fn refusal(health: &Health, settings: &Settings, flags: CommandFlags) -> Option<&'static str> {
+    let needs_memory = flags.contains(flag!(DENYOOM));
     if needs_memory && health.is_over_maxmemory() {
         Some(OUT_OF_MEMORY)
     } else if needs_memory && health.is_choked() {
         Some(CHOKED)
-    } else if flags & flag::WRITE != 0 && health.is_cut_off() {
+    } else if flags.contains(flag!(WRITE)) && health.is_cut_off() {
         Some(CUT_OFF)
-    } else if flags & flag::WRITE != 0 && health.stalls.refuses_all_writes() {
+    } else if flags.contains(flag!(WRITE)) && health.stalls.refuses_all_writes() {
         Some(JOURNAL_FULL)
-    } else if flags & flag::STALE == 0 && health.is_disowned() && !settings.serve_stale_data {
+    } else if !flags.contains(flag!(STALE)) && health.is_disowned() && !settings.serve_stale_data {
         Some(DISOWNED)
-    } else if flags & flag::WRITE != 0 && lacks_replicas(settings) {
+    } else if flags.contains(flag!(WRITE)) && lacks_replicas(settings) {
         Some(NO_REPLICAS)
     } else {
         None

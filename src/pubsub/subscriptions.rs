@@ -1,7 +1,7 @@
 //! The subscriptions of one connection.
 
 use super::{PubSub, SubscriptionKind};
-use crate::clients::{Client, state};
+use crate::clients::{Client, ClientState};
 use bytes::Bytes;
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ impl Subscriptions {
         }
         names.insert(self.pubsub.add(kind, name, &self.client));
         self.show(kind);
-        self.client.set(state::PUBSUB, true);
+        self.client.set(ClientState::PUBSUB, true);
     }
 
     /// Ends a subscription; messages sent before are in the client's outbox.
@@ -38,7 +38,7 @@ impl Subscriptions {
         if self.names[kind as usize].remove(name) {
             self.pubsub.remove(kind, name, &self.client);
             self.show(kind);
-            self.client.set(state::PUBSUB, !self.is_empty());
+            self.client.set(ClientState::PUBSUB, !self.is_empty());
         }
     }
 
@@ -72,6 +72,6 @@ impl Drop for Subscriptions {
             }
             self.show(kind);
         }
-        self.client.set(state::PUBSUB, false);
+        self.client.set(ClientState::PUBSUB, false);
     }
 }

@@ -74,7 +74,7 @@ fn a_pattern_counts_from_its_subscription_on_until_its_end() {
     assert_eq!(pubsub.publish(b"a", b"2", &limits(), 1), 1);
     first.remove(SubscriptionKind::Pattern, b"a");
     assert_eq!(pubsub.publish(b"a", b"3", &limits(), 1), 0);
-    assert!(!one.is(crate::clients::state::PUBSUB));
+    assert!(!one.is(crate::clients::ClientState::PUBSUB));
 }
 
 #[test]
@@ -95,7 +95,7 @@ fn dropped_subscriptions_leave_nothing() {
         assert_eq!((pubsub.listeners(kind, b"a"), pubsub.listeners(kind, b"b")), (0, 1));
         assert_eq!(one.subscriptions[kind as usize].load(Ordering::Relaxed), 0);
     }
-    assert!(!one.is(crate::clients::state::PUBSUB));
+    assert!(!one.is(crate::clients::ClientState::PUBSUB));
     assert_eq!(Arc::strong_count(&one), 1);
     drop(second);
     assert!(SubscriptionKind::ALL.iter().all(|&kind| pubsub.count(kind) == 0));

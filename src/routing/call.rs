@@ -3,11 +3,11 @@
 use super::Databases;
 use crate::command::{Command, RoundError, Route};
 use crate::node::Node;
-use crate::scripts::Flags;
+use crate::scripts::ScriptFlags;
 use crate::session::Session;
 use crate::unit::UnitStop;
 use crate::worker::Worker;
-use flagstone_commands::{ErrorText, flag};
+use flagstone_commands::{CommandFlags, ErrorText, flag};
 use flagstone_wire::resp::{Args, Reply};
 use std::future::Future;
 use std::pin::Pin;
@@ -84,7 +84,7 @@ pub type DatabasesHandler = for<'a> fn(&'a mut Databases<'_>, Args<'a>) -> Waiti
 
 /// Returns the flags that a script declares, in the arguments of the command that runs it or in the
 /// node.
-pub type FlagsFinder = fn(&Node, Args<'_>) -> Option<Flags>;
+pub type FlagsFinder = fn(&Node, Args<'_>) -> Option<ScriptFlags>;
 
 /// Error of a command that cannot run in its context.
 pub const NO_HANDLER: &str = "ERR this command is not available here";
@@ -125,7 +125,7 @@ pub fn run_on_session(command: &Command, call: &mut Call<'_>, args: Args<'_>) ->
 }
 
 /// Returns the flags of a command with these arguments: those of its script, if that declares any.
-pub fn flags(command: &Command, node: &Node, args: Args<'_>) -> u32 {
+pub fn flags(command: &Command, node: &Node, args: Args<'_>) -> CommandFlags {
     let own = command.spec.flags;
     if !matches!(command.spec.run, Route::Script) {
         return own;
@@ -138,7 +138,7 @@ pub fn flags(command: &Command, node: &Node, args: Args<'_>) -> u32 {
 pub fn shows_data(command: &Command) -> bool {
     match command.spec.run {
         Route::Keys(_) | Route::Unit | Route::Script | Route::Databases => true,
-        Route::Wait => !command.spec.has(flag::STALE),
+        Route::Wait => !command.spec.has(flag!(STALE)),
         Route::Session | Route::Either | Route::Help(_) | Route::Container => false,
     }
 }

@@ -201,9 +201,9 @@ async fn run(
     let keys = command.lock_keys().into_iter().collect();
     let Request { client, track, .. } = command.request;
     let spec = command.command.spec;
-    let reader = (track && (spec.runs_others() || spec.has(flag::READONLY))).then_some(client);
+    let reader = (track && (spec.runs_others() || spec.has(flag!(READONLY)))).then_some(client);
     let CoordinatorRequest { missed, detached, exclusive } = request;
-    let read = spec.has(flag::EXEC).then(|| transaction::read_keys(command.args()));
+    let read = spec.has(flag!(EXEC)).then(|| transaction::read_keys(command.args()));
     let mut wanted = Wanted { reader, read, keys, detached, exclusive, ..Wanted::default() };
     wanted.add(missed);
     let max_lockings = if spec.runs_others() { MAX_UNIT_LOCKINGS } else { MAX_LOCKINGS };

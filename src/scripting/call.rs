@@ -4,7 +4,7 @@ use super::run::{Run, current};
 use crate::command::{Command, registry};
 use crate::node::limits;
 use crate::unit::UnitStop;
-use flagstone_commands::{Ctx, Stop, flag};
+use flagstone_commands::{CommandFlags, Ctx, Stop, flag};
 use flagstone_lua::{CallArg, CallArgs, Called, charge_time};
 use flagstone_wire::num::format_f64;
 use flagstone_wire::resp::Args;
@@ -77,11 +77,11 @@ impl Run<'_, '_> {
         let spec = command.spec;
         let refusal = if !spec.arity_allows(args.len()) || !command.subcommands.is_empty() {
             "ERR Wrong number of args calling command from script"
-        } else if spec.has(flag::NOSCRIPT)
+        } else if spec.has(flag!(NOSCRIPT))
             && (spec.runs_others() || !self.unit.node.scripts.allow_all())
         {
             "ERR This Redis command is not allowed from script"
-        } else if self.read_only && (spec.has(flag::WRITE) || spec.has(flag::MAY_REPLICATE)) {
+        } else if self.read_only && (spec.has(flag!(WRITE)) || spec.has(flag!(MAY_REPLICATE))) {
             "ERR Write commands are not allowed from read-only scripts."
         } else if let Some(text) = self.refusal(spec.flags) {
             text
@@ -107,21 +107,21 @@ impl Run<'_, '_> {
 
     /// Returns the error if the node refuses commands with these flags. Once a script has written,
     /// it is no longer refused.
-    fn refusal(&self, flags: u32) -> Option<&'static str> {
+    fn refusal(&self, flags: CommandFlags) -> Option<&'static str> {
         if self.wrote {
             return None;
         }
         let unit = self.unit;
-        let refused = limits::refusal(&unit.node.health, unit.settings, flags & flag::WRITE);
-        refused.or(self.no_memory.filter(|_| flags & flag::DENYOOM != 0))
+        let refused = limits::refusal(&unit.node.health, unit.settings, flags & flag!(WRITE));
+        refused.or(self.no_memory.filter(|_| flags.contains(flag!(DENYOOM))))
     }
 
     fn execute(&mut self, command: &'static Command, args: Args<'_>) -> Called {
-        if command.spec.has(flag::WRITE) {
+        if command.spec.has(flag!(WRITE)) {
             self.writes();
         }
         let unit = self.unit;
-        if unit.node.monitors.any() && !command.spec.has(flag::ADMIN | flag::SKIP_MONITOR) {
+        if unit.node.monitors.any() && !command.spec.has(flag!(ADMIN | SKIP_MONITOR)) {
             unit.effects().show(self.cx.db, true, args);
         }
         self.reply.clear();

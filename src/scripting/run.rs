@@ -3,7 +3,7 @@
 use super::to_reply::{Limits, is_counted_error, write_error, write_value};
 use super::vm::Vm;
 use crate::node::limits;
-use crate::scripts::{Control, Flags, ScriptKind};
+use crate::scripts::{Control, ScriptFlags, ScriptKind};
 use crate::unit::{IN_PLACE, Unit, UnitOutcome, UnitStop};
 use flagstone_commands::{Ctx, ErrorText, flag};
 use flagstone_lua::{self as lua, Inputs};
@@ -23,7 +23,7 @@ pub struct ScriptCall<'a> {
     pub kind: ScriptKind,
     /// Hash of the script, or name of the function.
     pub name: &'a str,
-    pub flags: Flags,
+    pub flags: ScriptFlags,
     /// True for EVAL_RO and the like.
     pub read_only: bool,
     pub keys: &'a [&'a [u8]],
@@ -204,16 +204,16 @@ pub fn run(
     });
     let db = cx.db;
     let mut out = std::mem::replace(cx.out, Reply::new(cx.out.proto()));
-    let compatible = call.flags.has(Flags::COMPATIBLE);
-    let allows_oom = !compatible && call.flags.has(Flags::ALLOW_OOM);
+    let compatible = call.flags.contains(ScriptFlags::COMPATIBLE);
+    let allows_oom = !compatible && call.flags.contains(ScriptFlags::ALLOW_OOM);
     let no_memory = match allows_oom {
         true => None,
-        false => limits::refusal(&unit.node.health, unit.settings, flag::DENYOOM),
+        false => limits::refusal(&unit.node.health, unit.settings, flag!(DENYOOM)),
     };
     let mut run = Run {
         unit,
         kind: call.kind,
-        read_only: call.read_only || (!compatible && call.flags.has(Flags::NO_WRITES)),
+        read_only: call.read_only || (!compatible && call.flags.contains(ScriptFlags::NO_WRITES)),
         no_memory,
         proto: Proto::Resp2,
         wrote: false,

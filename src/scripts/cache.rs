@@ -2,7 +2,7 @@
 //! find one missing send it again.
 
 use super::running::Running;
-use super::shebang::Flags;
+use super::shebang::ScriptFlags;
 use fnv::FnvHashMap;
 use sha1::{Digest, Sha1};
 use std::collections::VecDeque;
@@ -26,13 +26,13 @@ pub struct Script {
     pub body: Box<[u8]>,
     /// Start of the code, behind the first line with flags.
     pub start: usize,
-    pub flags: Flags,
+    pub flags: ScriptFlags,
     /// True if its last run took so long that it is not tried on a worker's thread.
     pub is_slow: AtomicBool,
 }
 
 impl Script {
-    pub fn new(body: &[u8], flags: Flags, start: usize) -> Self {
+    pub fn new(body: &[u8], flags: ScriptFlags, start: usize) -> Self {
         let sha = sha1(body);
         let is_slow = AtomicBool::new(false);
         Self { sha, name: hex(sha), body: body.into(), start, flags, is_slow }
@@ -192,7 +192,7 @@ mod tests {
     use super::*;
 
     fn script(body: &str) -> Arc<Script> {
-        Arc::new(Script::new(body.as_bytes(), Flags::default(), 0))
+        Arc::new(Script::new(body.as_bytes(), ScriptFlags::default(), 0))
     }
 
     #[test]

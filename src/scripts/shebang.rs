@@ -1,73 +1,68 @@
 //! The first line of a script: `#!lua flags=no-writes,allow-stale`.
 
-use flagstone_commands::flag;
+use bitflags::bitflags;
+use flagstone_commands::{CommandFlags, flag};
 use flagstone_wire::resp::split_args;
 
-/// Flags that a script declares.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Flags(pub u32);
-
-impl Flags {
-    pub const NO_WRITES: u32 = 1;
-    pub const ALLOW_OOM: u32 = 1 << 1;
-    pub const ALLOW_STALE: u32 = 1 << 2;
-    pub const NO_CLUSTER: u32 = 1 << 3;
-    pub const ALLOW_CROSS_SLOT_KEYS: u32 = 1 << 4;
-    /// The script has no such line: it may do all that scripts always could.
-    pub const COMPATIBLE: u32 = 1 << 5;
-
-    /// Names of the flags, for scripts and functions.
-    pub const NAMES: &[(u32, &str)] = &[
-        (Self::NO_WRITES, "no-writes"),
-        (Self::ALLOW_OOM, "allow-oom"),
-        (Self::ALLOW_STALE, "allow-stale"),
-        (Self::NO_CLUSTER, "no-cluster"),
-        (Self::ALLOW_CROSS_SLOT_KEYS, "allow-cross-slot-keys"),
-    ];
-
-    pub fn has(self, flag: u32) -> bool {
-        self.0 & flag != 0
+bitflags! {
+    /// ScriptFlags that a script declares, with their names there; libraries of functions are stored with
+    /// these bits.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub struct ScriptFlags: u32 {
+        #[bitflags(flag_name = "no-writes")]
+        const NO_WRITES = 1;
+        #[bitflags(flag_name = "allow-oom")]
+        const ALLOW_OOM = 1 << 1;
+        #[bitflags(flag_name = "allow-stale")]
+        const ALLOW_STALE = 1 << 2;
+        #[bitflags(flag_name = "no-cluster")]
+        const NO_CLUSTER = 1 << 3;
+        #[bitflags(flag_name = "allow-cross-slot-keys")]
+        const ALLOW_CROSS_SLOT_KEYS = 1 << 4;
+        /// The script has no such line: it may do all that scripts always could.
+        const COMPATIBLE = 1 << 5;
     }
+}
 
+impl ScriptFlags {
     /// Returns the flags of a command that runs the script. `own`: the command's own flags.
-    pub fn command_flags(self, own: u32) -> u32 {
-        if self.has(Self::COMPATIBLE) {
+    pub fn command_flags(self, own: CommandFlags) -> CommandFlags {
+        if self.contains(Self::COMPATIBLE) {
             return own;
         }
-        let mut flags = own & !(flag::STALE | flag::DENYOOM | flag::WRITE | flag::MAY_REPLICATE);
-        for (set, flag) in [
-            (!self.has(Self::NO_WRITES) && !self.has(Self::ALLOW_OOM), flag::DENYOOM),
-            (!self.has(Self::NO_WRITES), flag::WRITE),
-            (self.has(Self::ALLOW_STALE), flag::STALE),
-        ] {
-            if set {
-                flags |= flag;
-            }
-        }
+        let writes = !self.contains(Self::NO_WRITES);
+        let mut flags = own.difference(flag!(MAY_REPLICATE));
+        flags.set(flag!(DENYOOM), writes && !self.contains(Self::ALLOW_OOM));
+        flags.set(flag!(WRITE), writes);
+        flags.set(flag!(STALE), self.contains(Self::ALLOW_STALE));
         flags
     }
 
-    /// Returns the flag with a name.
-    pub fn named(name: &[u8]) -> Option<u32> {
-        Self::NAMES.iter().find(|(_, known)| known.as_bytes() == name).map(|(flag, _)| *flag)
+    /// Returns the flag that a script calls so.
+    pub fn named(name: &[u8]) -> Option<Self> {
+        Self::all()
+            .difference(Self::COMPATIBLE)
+            .iter_names()
+            .find(|(known, _)| known.as_bytes() == name)
+            .map(|(_, flag)| flag)
     }
 }
 
 /// Parses the first line: returns the flags and the line's end, or the error text.
-pub fn parse(body: &[u8]) -> Result<(Flags, usize), Vec<u8>> {
+pub fn parse(body: &[u8]) -> Result<(ScriptFlags, usize), Vec<u8>> {
     if !body.starts_with(b"#!") {
-        return Ok((Flags(Flags::COMPATIBLE), 0));
+        return Ok((ScriptFlags::COMPATIBLE, 0));
     }
     let end = memchr::memchr(b'\n', body).ok_or(&b"ERR Invalid script shebang"[..])?;
     let parts = split_args(&body[..end]).ok().filter(|parts| !parts.is_empty());
     let parts = parts.ok_or(&b"ERR Invalid engine in script shebang"[..])?;
-    let mut flags = Flags::default();
+    let mut flags = ScriptFlags::default();
     for part in &parts[1..] {
         let Some(names) = part.strip_prefix(b"flags=") else {
             return Err([b"ERR Unknown lua shebang option: ", &part[..]].concat());
         };
         for name in names.split(|byte| *byte == b',').filter(|_| !names.is_empty()) {
-            flags.0 |= Flags::named(name)
+            flags |= ScriptFlags::named(name)
                 .ok_or_else(|| [b"ERR Unexpected flag in script shebang: ", name].concat())?;
         }
     }
@@ -84,21 +79,21 @@ mod tests {
 
     #[test]
     fn flags_are_read() {
-        assert_eq!(parse(b"return 1"), Ok((Flags(Flags::COMPATIBLE), 0)));
-        assert_eq!(parse(b"#!lua\nreturn 1"), Ok((Flags(0), 5)));
-        assert_eq!(parse(b"#!lua flags=\nx"), Ok((Flags(0), 12)));
-        let both = Flags(Flags::NO_WRITES | Flags::ALLOW_OOM);
+        assert_eq!(parse(b"return 1"), Ok((ScriptFlags::COMPATIBLE, 0)));
+        assert_eq!(parse(b"#!lua\nreturn 1"), Ok((ScriptFlags::empty(), 5)));
+        assert_eq!(parse(b"#!lua flags=\nx"), Ok((ScriptFlags::empty(), 12)));
+        let both = ScriptFlags::NO_WRITES | ScriptFlags::ALLOW_OOM;
         assert_eq!(parse(b"#!lua flags=no-writes,allow-oom\n"), Ok((both, 31)));
     }
 
     #[test]
     fn they_become_those_of_the_command() {
-        let own = flag::NOSCRIPT | flag::STALE | flag::MAY_REPLICATE;
-        let of = |flags| Flags(flags).command_flags(own);
-        assert_eq!(of(Flags::COMPATIBLE), own);
-        assert_eq!(of(0), flag::NOSCRIPT | flag::DENYOOM | flag::WRITE);
-        assert_eq!(of(Flags::ALLOW_OOM), flag::NOSCRIPT | flag::WRITE);
-        assert_eq!(of(Flags::NO_WRITES | Flags::ALLOW_STALE), flag::NOSCRIPT | flag::STALE);
+        let own = flag!(NOSCRIPT | STALE | MAY_REPLICATE);
+        let of = |flags: ScriptFlags| flags.command_flags(own);
+        assert_eq!(of(ScriptFlags::COMPATIBLE), own);
+        assert_eq!(of(ScriptFlags::empty()), flag!(NOSCRIPT | DENYOOM | WRITE));
+        assert_eq!(of(ScriptFlags::ALLOW_OOM), flag!(NOSCRIPT | WRITE));
+        assert_eq!(of(ScriptFlags::NO_WRITES | ScriptFlags::ALLOW_STALE), flag!(NOSCRIPT | STALE));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! CLIENT TRACKING with BCAST: clients that are told of every changed key with some prefix.
 
 use super::Audience;
-use crate::clients::{Client, state};
+use crate::clients::{Client, ClientState};
 use bytes::Bytes;
 use flagstone_storage::value::KeyBuf;
 use std::collections::BTreeMap;
@@ -98,7 +98,7 @@ impl Audience<'_> {
         for (prefix, listeners) in prefixes.lock().iter() {
             let keys = changes.with(prefix);
             let (noloop, rest): (Vec<_>, Vec<_>) =
-                listeners.iter().partition(|client| client.is(state::NOLOOP));
+                listeners.iter().partition(|client| client.is(ClientState::NOLOOP));
             if !rest.is_empty() {
                 let keys = keys.clone().map(|(key, _)| key);
                 self.invalidate_all_of(keys, rest.into_iter());

@@ -1,6 +1,6 @@
 //! Invalidation messages.
 
-use crate::clients::{Client, Clients, state};
+use crate::clients::{Client, ClientState, Clients};
 use crate::config::OutputBufferLimits;
 use crate::pubsub::PubSub;
 use bytes::Bytes;
@@ -50,7 +50,7 @@ impl Audience<'_> {
     pub(crate) fn invalidate(&self, key: &[u8], readers: &[u64]) {
         let invalid = Invalid::keys(std::iter::once(key));
         for client in readers.iter().filter_map(|id| self.clients.get(*id)) {
-            if client.is(state::TRACKING) && !client.is(state::BROADCAST) {
+            if client.is(ClientState::TRACKING) && !client.is(ClientState::BROADCAST) {
                 self.send_invalid(&client, &invalid);
             }
         }
@@ -71,7 +71,7 @@ impl Audience<'_> {
 
     /// Tells every tracking client that all keys have changed.
     pub(crate) fn invalidate_everything(&self) {
-        for client in self.clients.all().iter().filter(|client| client.is(state::TRACKING)) {
+        for client in self.clients.all().iter().filter(|client| client.is(ClientState::TRACKING)) {
             self.send_invalid(client, &Invalid::Everything);
         }
     }
@@ -86,14 +86,14 @@ impl Audience<'_> {
             return;
         }
         if let Some(target) = self.clients.get(redirect).filter(|target| !target.is_killed()) {
-            let listens = target.is(state::PUBSUB);
+            let listens = target.is(ClientState::PUBSUB);
             self.push_rendered(&target, |proto| match proto {
                 Proto::Resp3 => Some((invalidate_head(), invalid.body(proto))),
                 Proto::Resp2 => listens.then(|| (message_head(), invalid.body(proto))),
             });
             return;
         }
-        client.set(state::BROKEN_REDIRECT, true);
+        client.set(ClientState::BROKEN_REDIRECT, true);
         self.push_rendered(client, |proto| {
             (proto == Proto::Resp3).then(|| (broken_redirect(redirect), Bytes::new()))
         });

@@ -1,7 +1,7 @@
 //! Tracking of one connection.
 
 use super::Prefixes;
-use crate::clients::{Client, state};
+use crate::clients::{Client, ClientState};
 use bytes::Bytes;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -65,10 +65,10 @@ impl Tracked {
     pub fn set(&mut self, mode: Mode, noloop: bool, redirect: u64) {
         self.mode = mode;
         self.client.set_redirect(redirect);
-        self.client.set(state::BROKEN_REDIRECT, false);
-        self.client.set(state::BROADCAST, mode == Mode::Broadcast);
-        self.client.set(state::NOLOOP, noloop);
-        self.client.set(state::TRACKING, true);
+        self.client.set(ClientState::BROKEN_REDIRECT, false);
+        self.client.set(ClientState::BROADCAST, mode == Mode::Broadcast);
+        self.client.set(ClientState::NOLOOP, noloop);
+        self.client.set(ClientState::TRACKING, true);
     }
 
     /// Adds a prefix.
@@ -98,7 +98,10 @@ impl Tracked {
 
 impl Drop for Tracked {
     fn drop(&mut self) {
-        let states = state::TRACKING | state::BROKEN_REDIRECT | state::BROADCAST | state::NOLOOP;
+        let states = ClientState::TRACKING
+            | ClientState::BROKEN_REDIRECT
+            | ClientState::BROADCAST
+            | ClientState::NOLOOP;
         self.client.set(states, false);
         self.client.set_redirect(0);
         for prefix in &self.prefixes {

@@ -149,7 +149,7 @@ impl Effects {
         if let Some(text) = failed.filter(|_| !is_counted) {
             self.error(text.as_bytes());
         }
-        if is_slow(settings, time_ns) && !command.spec.has(flag::SKIP_SLOWLOG) {
+        if is_slow(settings, time_ns) && !command.spec.has(flag!(SKIP_SLOWLOG)) {
             if self.slow.len() >= settings.slowlog_max_len.max(1) {
                 self.slow.pop_front();
             }

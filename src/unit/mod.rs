@@ -179,7 +179,7 @@ impl Unit<'_> {
         args: Args<'_>,
         handler: impl Fn(&mut Ctx<'_>, Args<'_>) -> UnitOutcome,
     ) -> UnitOutcome {
-        if self.request.track && command.spec.has(flag::READONLY) {
+        if self.request.track && command.spec.has(flag!(READONLY)) {
             let keys = command.keys(args, cx.db).into_iter();
             self.effects().reads(keys.map(|(_, key)| key))?;
         }

@@ -329,7 +329,7 @@ impl Worker {
 /// Returns the client that has made a command's changes; 0 for a command that only reads, because
 /// no client has caused an expiry that it finds.
 pub(crate) fn changer(command: &Command, client: u64) -> u64 {
-    if command.spec.has(flag::READONLY) { 0 } else { client }
+    if command.spec.has(flag!(READONLY)) { 0 } else { client }
 }
 
 /// Returns the keys that a command may access while other keys are locked: those that it has

@@ -226,7 +226,7 @@ impl Worker {
         let now = Instant::now();
         let time_ns = (now - self.watch.replace(now)).as_nanos() as u64;
         self.stats().ran(command, time_ns);
-        if is_slow(settings, time_ns) && !command.spec.has(flag::SKIP_SLOWLOG) {
+        if is_slow(settings, time_ns) && !command.spec.has(flag!(SKIP_SLOWLOG)) {
             let args = slowlog::kept_args(args);
             self.log_slow(args, client, time_ns / 1000, settings.slowlog_max_len);
         }

@@ -1,7 +1,7 @@
 //! Records which tracking clients have read which keys of this worker (see [`crate::tracking`]).
 
 use super::{News, Worker};
-use crate::clients::state;
+use crate::clients::ClientState;
 use crate::command::Invocation;
 use crate::tracking::Changes;
 use flagstone_commands::flag;
@@ -17,7 +17,7 @@ impl Worker {
     #[cold]
     pub(crate) fn remember_read(&self, run: &Invocation<'_>, has_news: bool) {
         let &Invocation { command, args, request, .. } = run;
-        if command.spec.has(flag::READONLY) {
+        if command.spec.has(flag!(READONLY)) {
             let told = self.news_count.get() + u64::from(has_news);
             let keys = command.keys(args, request.db);
             self.remember(keys.into_iter().map(|(_, key)| key), request.client, told);
@@ -76,7 +76,8 @@ impl Worker {
             changes.add(&note.key, by);
         }
         let wants_no_own = |id| {
-            id == by && self.node.clients.get(id).is_some_and(|client| client.is(state::NOLOOP))
+            id == by
+                && self.node.clients.get(id).is_some_and(|client| client.is(ClientState::NOLOOP))
         };
         let readers = self.tracking.borrow_mut().take(&note.key, news.number, wants_no_own);
         if !readers.is_empty() {

@@ -1,6 +1,7 @@
 //! Notes of what commands did to keys, in order, for waiting clients, watchers and subscribers. The
 //! runner of a command takes its notes, and passes them on once the changes are stored.
 
+use crate::notify::NotifyFlags;
 use crate::value::KeyBuf;
 
 /// The kind of a note: the effect of the command on the key.
@@ -13,8 +14,8 @@ pub enum NoteKind {
     Touched,
     /// The key was deleted because its time had come, not by a command.
     Expired,
-    /// A keyspace event: its class, one bit, and its name.
-    Event(u32, &'static str),
+    /// A keyspace event: its class and its name.
+    Event(NotifyFlags, &'static str),
 }
 
 impl NoteKind {
@@ -42,20 +43,7 @@ pub struct Note {
 pub struct Interest {
     /// True if [`NoteKind::Changed`] and [`NoteKind::Expired`] are wanted.
     pub changes: bool,
-    /// Bits of event classes.
-    pub events: u32,
-}
-
-/// Classes of keyspace events that the store itself notes.
-pub mod class {
-    /// Commands on keys of any type.
-    pub const GENERIC: u32 = 1 << 2;
-    pub const HASH: u32 = 1 << 6;
-    pub const EXPIRED: u32 = 1 << 8;
-    /// A key that was asked for does not exist.
-    pub const KEY_MISS: u32 = 1 << 11;
-    /// A key came into existence.
-    pub const NEW: u32 = 1 << 14;
+    pub events: NotifyFlags,
 }
 
 /// See the module's description.
@@ -82,7 +70,7 @@ impl Notes {
 
     /// Drops the notes of a command that missed data: it will look its keys up again.
     pub fn retry(&mut self) {
-        self.taken.retain(|note| !matches!(note.what, NoteKind::Event(class::KEY_MISS, _)));
+        self.taken.retain(|note| !matches!(note.what, NoteKind::Event(class, _) if class == NotifyFlags::KEY_MISS));
     }
 
     /// Drops the changes of a command that changed nothing visible to others.
@@ -93,18 +81,19 @@ impl Notes {
     /// Returns true if keyspace events have a listener.
     #[inline]
     pub(crate) fn wants_events(&self) -> bool {
-        self.interest.events != 0
+        !self.interest.events.is_empty()
     }
 
     /// Returns true if any of these classes of events has a listener.
-    pub(crate) fn wants(&self, classes: u32) -> bool {
-        self.interest.events & classes != 0
+    #[inline]
+    pub(crate) fn wants(&self, classes: NotifyFlags) -> bool {
+        self.interest.events.intersects(classes)
     }
 
     /// Notes an event of a class, if it has a listener.
     #[inline]
-    pub fn event(&mut self, db: u32, key: &[u8], class: u32, name: &'static str) {
-        if self.interest.events & class != 0 {
+    pub fn event(&mut self, db: u32, key: &[u8], class: NotifyFlags, name: &'static str) {
+        if self.wants(class) {
             self.push(db, key, NoteKind::Event(class, name));
         }
     }

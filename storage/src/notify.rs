@@ -1,46 +1,37 @@
 //! The classes of keyspace events, `notify-keyspace-events`.
 
-use crate::notes::class;
+use bitflags::bitflags;
 use std::fmt;
 
-/// A set of event classes. Bits as in Valkey's module API (`VALKEYMODULE_NOTIFY_*`).
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct NotifyFlags(u32);
+bitflags! {
+    /// A set of event classes. Bits as in Valkey's module API (`VALKEYMODULE_NOTIFY_*`).
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+    pub struct NotifyFlags: u32 {
+        const KEYSPACE = 1;
+        const KEYEVENT = 1 << 1;
+        /// Commands on keys of any type.
+        const GENERIC = 1 << 2;
+        const STRING = 1 << 3;
+        const LIST = 1 << 4;
+        const SET = 1 << 5;
+        const HASH = 1 << 6;
+        const ZSET = 1 << 7;
+        const EXPIRED = 1 << 8;
+        const EVICTED = 1 << 9;
+        const STREAM = 1 << 10;
+        /// A key that was asked for does not exist.
+        const KEY_MISS = 1 << 11;
+        const MODULE = 1 << 13;
+        /// A key came into existence.
+        const NEW = 1 << 14;
+    }
+}
 
 impl NotifyFlags {
-    pub const KEYSPACE: Self = Self(1);
-    pub const KEYEVENT: Self = Self(1 << 1);
-    pub const GENERIC: Self = Self(class::GENERIC);
-    pub const STRING: Self = Self(1 << 3);
-    pub const LIST: Self = Self(1 << 4);
-    pub const SET: Self = Self(1 << 5);
-    pub const HASH: Self = Self(class::HASH);
-    pub const ZSET: Self = Self(1 << 7);
-    pub const EXPIRED: Self = Self(class::EXPIRED);
-    pub const EVICTED: Self = Self(1 << 9);
-    pub const STREAM: Self = Self(1 << 10);
-    pub const KEY_MISS: Self = Self(class::KEY_MISS);
-    pub const MODULE: Self = Self(1 << 13);
-    pub const NEW: Self = Self(class::NEW);
-
-    /// Returns true if nothing is published: no class, or neither channel kind.
-    pub const fn is_silent(self) -> bool {
-        self.0 & (Self::KEYSPACE.0 | Self::KEYEVENT.0) == 0
-    }
-
-    /// Returns true if all classes of `other` are in this set.
-    pub const fn contains(self, other: Self) -> bool {
-        self.0 & other.0 == other.0
-    }
-
-    /// Returns the bits of its classes; none if nothing is published.
-    pub const fn classes(self) -> u32 {
-        if self.is_silent() { 0 } else { self.0 }
-    }
-
-    /// Returns the union of both sets.
-    pub const fn union(self, other: Self) -> Self {
-        Self(self.0 | other.0)
+    /// Returns the classes that are published: none without a kind of channel.
+    pub const fn published(self) -> Self {
+        let is_silent = !self.intersects(Self::KEYSPACE.union(Self::KEYEVENT));
+        if is_silent { Self::empty() } else { self }
     }
 
     /// Parses letters of classes; `None` if one is unknown.
@@ -48,25 +39,18 @@ impl NotifyFlags {
         let mut flags = Self::default();
         for letter in classes.chars() {
             if letter == 'A' {
-                flags = flags.union(Self::all());
+                flags |= Self::lettered_a();
                 continue;
             }
             let (_, class) = ORDER.iter().find(|(known, _)| *known == letter)?;
-            flags = flags.union(*class);
+            flags |= *class;
         }
         Some(flags)
     }
 
     /// Returns the classes of the letter `A`.
-    fn all() -> Self {
-        ORDER[..ALL_COUNT].iter().fold(Self::default(), |all, (_, class)| all.union(*class))
-    }
-}
-
-impl From<NotifyFlags> for u32 {
-    /// Returns the bits of its classes.
-    fn from(flags: NotifyFlags) -> Self {
-        flags.0
+    fn lettered_a() -> Self {
+        ORDER[..ALL_COUNT].iter().map(|(_, class)| *class).collect()
     }
 }
 
@@ -95,7 +79,7 @@ impl fmt::Display for NotifyFlags {
     /// be read back without loss.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut letters = &ORDER[..];
-        if self.contains(Self::all()) {
+        if self.contains(Self::lettered_a()) {
             formatter.write_str("A")?;
             letters = &ORDER[ALL_COUNT..];
         }

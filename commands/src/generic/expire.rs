@@ -184,18 +184,18 @@ fn persist(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 /// Common declaration of the commands that set an expiry.
 const SETS: Spec = Spec {
     arity: -3,
-    flags: flag::WRITE | flag::FAST,
-    keys: &[KeySpec::one(1, key::RW | key::UPDATE)],
-    acl: acl::KEYSPACE,
+    flags: flag!(WRITE | FAST),
+    keys: &[KeySpec::one(1, key!(RW | UPDATE))],
+    acl: acl!(KEYSPACE),
     ..Spec::NEW
 };
 
 /// Common declaration of the commands that return an expiry.
 const SHOWS: Spec = Spec {
     arity: 2,
-    flags: flag::READONLY | flag::FAST,
-    keys: &[KeySpec::one(1, key::RO | key::ACCESS)],
-    acl: acl::KEYSPACE,
+    flags: flag!(READONLY | FAST),
+    keys: &[KeySpec::one(1, key!(RO | ACCESS))],
+    acl: acl!(KEYSPACE),
     ..Spec::NEW
 };
 

@@ -98,9 +98,9 @@ fn object_help(out: &mut Reply) {
 const ON_KEY: Spec = Spec {
     since: "2.2.3",
     arity: 3,
-    flags: flag::READONLY,
-    keys: &[KeySpec::one(2, key::RO)],
-    acl: acl::KEYSPACE,
+    flags: flag!(READONLY),
+    keys: &[KeySpec::one(2, key!(RO))],
+    acl: acl!(KEYSPACE),
     tips: &["nondeterministic_output"],
     ..Spec::NEW
 };
@@ -124,8 +124,8 @@ const SUBCOMMANDS: &[Spec] = &[
         since: "6.2.0",
         summary: "Lists the subcommands.",
         arity: 2,
-        flags: flag::LOADING | flag::STALE,
-        acl: acl::KEYSPACE,
+        flags: flag!(LOADING | STALE),
+        acl: acl!(KEYSPACE),
         run: Run::Help(object_help),
         ..Spec::NEW
     },

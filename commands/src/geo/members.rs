@@ -95,7 +95,7 @@ const READ: Spec = Spec {
     since: "3.2.0",
     complexity: "O(N) where N is the number of members named.",
     arity: -2,
-    flags: flag::READONLY,
+    flags: flag!(READONLY),
     keys: &[read_key(1)],
     ..Spec::NEW
 };
@@ -108,8 +108,8 @@ pub const COMMANDS: &[Spec] = &[
         complexity: "O(log(N)) for each member, N being how many the sorted set has.",
         summary: "Adds members with their positions, or moves them.",
         arity: -5,
-        flags: flag::WRITE | flag::DENYOOM,
-        keys: &[KeySpec::one(1, key::RW | key::UPDATE)],
+        flags: flag!(WRITE | DENYOOM),
+        keys: &[KeySpec::one(1, key!(RW | UPDATE))],
         run: Run::Keys(geoadd),
         ..READ
     },

@@ -13,7 +13,7 @@ use grid::{EARTH, Position};
 
 /// Returns the key spec of an argument that is read.
 const fn read_key(at: usize) -> KeySpec {
-    KeySpec::one(at, key::RO | key::ACCESS)
+    KeySpec::one(at, key!(RO | ACCESS))
 }
 
 /// Parses a longitude and a latitude, at an argument and the next one.

@@ -432,7 +432,7 @@ fn georadiusbymember_ro(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 /// Returns the key spec of the key behind a word, which is overwritten.
 const fn target_key(word: &'static str, from: i32) -> KeySpec {
     KeySpec {
-        flags: key::OW | key::UPDATE,
+        flags: key!(OW | UPDATE),
         begin: Begin::Keyword(word, from),
         find: Find::Range { last: 0, step: 1, limit: 0 },
     }
@@ -454,13 +454,13 @@ const READ: Spec = Spec {
     since: "6.2.0",
     complexity: "O(N+log(M)) for N members in the cells around the area, and M members in all.",
     arity: -7,
-    flags: flag::READONLY,
+    flags: flag!(READONLY),
     keys: &[read_key(1)],
     ..Spec::NEW
 };
 
 /// Common declaration of the searches that may store their result.
-const STORE: Spec = Spec { since: "3.2.0", flags: flag::WRITE | flag::DENYOOM, ..READ };
+const STORE: Spec = Spec { since: "3.2.0", flags: flag!(WRITE | DENYOOM), ..READ };
 
 /// Declarations of the search commands.
 pub const COMMANDS: &[Spec] = &[
@@ -475,7 +475,7 @@ pub const COMMANDS: &[Spec] = &[
         since: "6.2.0",
         summary: "Stores the members in a circle or box.",
         arity: -8,
-        keys: &[KeySpec::one(1, key::OW | key::UPDATE), read_key(2)],
+        keys: &[KeySpec::one(1, key!(OW | UPDATE)), read_key(2)],
         run: Run::Keys(geosearchstore),
         ..STORE
     },

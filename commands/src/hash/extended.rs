@@ -265,7 +265,7 @@ const EXTENDED: Spec = Spec {
     since: "8.0.0",
     complexity: "O(N) where N is the number of fields named.",
     arity: -5,
-    flags: flag::WRITE | flag::FAST,
+    flags: flag!(WRITE | FAST),
     ..Spec::NEW
 };
 
@@ -275,7 +275,7 @@ pub const COMMANDS: &[Spec] = &[
         name: "hgetdel",
         summary: "Returns the values of fields and removes them.",
         arguments: "key:key@0 fields:block`FIELDS`[numfields:integer field:string*]",
-        keys: &[KeySpec::one(1, key::RW | key::ACCESS | key::DELETE)],
+        keys: &[KeySpec::one(1, key!(RW | ACCESS | DELETE))],
         run: Run::Keys(hgetdel),
         ..EXTENDED
     },
@@ -299,7 +299,7 @@ pub const COMMANDS: &[Spec] = &[
             keepttl:pure-token`KEEPTTL`] fields:block`FIELDS`[numfields:integer \
             data:block*[field:string value:string]]",
         arity: -6,
-        flags: flag::WRITE | flag::DENYOOM | flag::FAST,
+        flags: flag!(WRITE | DENYOOM | FAST),
         keys: UPDATES,
         run: Run::Keys(hsetex),
         ..EXTENDED

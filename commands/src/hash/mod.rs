@@ -20,13 +20,13 @@ use flagstone_storage::value::{Field, Hash, Value};
 use flagstone_wire::resp::Args;
 
 /// Key spec of commands that read fields.
-const READS: &[KeySpec] = &[KeySpec::one(1, key::RO | key::ACCESS)];
+const READS: &[KeySpec] = &[KeySpec::one(1, key!(RO | ACCESS))];
 /// Key spec of commands that return only lengths or existence.
-const LOOKS: &[KeySpec] = &[KeySpec::one(1, key::RO)];
+const LOOKS: &[KeySpec] = &[KeySpec::one(1, key!(RO))];
 /// Key spec of commands that change fields.
-const UPDATES: &[KeySpec] = &[KeySpec::one(1, key::RW | key::UPDATE)];
+const UPDATES: &[KeySpec] = &[KeySpec::one(1, key!(RW | UPDATE))];
 /// Key spec of commands that return fields and change them.
-const READS_UPDATES: &[KeySpec] = &[KeySpec::one(1, key::RW | key::ACCESS | key::UPDATE)];
+const READS_UPDATES: &[KeySpec] = &[KeySpec::one(1, key!(RW | ACCESS | UPDATE))];
 
 /// Returns the hash of an entry, created if the key does not exist.
 fn hash_or_new<'a>(entry: &'a mut EntryMut<'_>) -> Result<&'a mut Hash, Stop> {

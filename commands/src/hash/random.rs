@@ -66,7 +66,7 @@ pub const COMMANDS: &[Spec] = &[Spec {
     complexity: "O(N) where N is the number of fields returned.",
     summary: "Returns fields drawn at random.",
     arity: -2,
-    flags: flag::READONLY,
+    flags: flag!(READONLY),
     keys: READS,
     tips: &["nondeterministic_output"],
     run: Run::Keys(hrandfield),

@@ -122,7 +122,7 @@ fn hlen(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 
 /// Common declaration of the commands that read a hash.
 const READ: Spec =
-    Spec { group: Group::Hash, since: "2.0.0", flags: flag::READONLY, keys: READS, ..Spec::NEW };
+    Spec { group: Group::Hash, since: "2.0.0", flags: flag!(READONLY), keys: READS, ..Spec::NEW };
 
 /// Declarations of the commands that read fields.
 pub const COMMANDS: &[Spec] = &[
@@ -131,7 +131,7 @@ pub const COMMANDS: &[Spec] = &[
         names: Some(Names::from(2, 1)),
         summary: "Returns the value of a field.",
         arity: 3,
-        flags: flag::READONLY | flag::FAST,
+        flags: flag!(READONLY | FAST),
         run: Run::Keys(hget),
         ..READ
     },
@@ -141,7 +141,7 @@ pub const COMMANDS: &[Spec] = &[
         complexity: "O(N) where N is the number of fields asked for.",
         summary: "Returns the values of fields.",
         arity: -3,
-        flags: flag::READONLY | flag::FAST,
+        flags: flag!(READONLY | FAST),
         run: Run::Keys(hmget),
         ..READ
     },
@@ -176,7 +176,7 @@ pub const COMMANDS: &[Spec] = &[
         name: "hlen",
         summary: "Returns the number of fields.",
         arity: 2,
-        flags: flag::READONLY | flag::FAST,
+        flags: flag!(READONLY | FAST),
         keys: LOOKS,
         run: Run::Keys(hlen),
         ..READ
@@ -187,7 +187,7 @@ pub const COMMANDS: &[Spec] = &[
         since: "3.2.0",
         summary: "Returns the length of a field's value.",
         arity: 3,
-        flags: flag::READONLY | flag::FAST,
+        flags: flag!(READONLY | FAST),
         keys: LOOKS,
         run: Run::Keys(hstrlen),
         ..READ
@@ -197,7 +197,7 @@ pub const COMMANDS: &[Spec] = &[
         names: Some(Names::from(2, 1)),
         summary: "Tests if a field exists.",
         arity: 3,
-        flags: flag::READONLY | flag::FAST,
+        flags: flag!(READONLY | FAST),
         keys: LOOKS,
         run: Run::Keys(hexists),
         ..READ

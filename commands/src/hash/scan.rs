@@ -50,7 +50,7 @@ pub const COMMANDS: &[Spec] = &[Spec {
     complexity: "O(1) for each call, O(N) for a whole scan of N fields.",
     summary: "Iterates over the fields.",
     arity: -3,
-    flags: flag::READONLY,
+    flags: flag!(READONLY),
     keys: READS,
     tips: &["nondeterministic_output"],
     run: Run::Keys(hscan),

@@ -140,13 +140,13 @@ const TTL: Spec = Spec {
     since: "7.4.0",
     complexity: "O(N) where N is the number of fields named.",
     arity: -5,
-    flags: flag::READONLY | flag::FAST,
+    flags: flag!(READONLY | FAST),
     keys: READS,
     ..Spec::NEW
 };
 
 /// Common declaration of the commands that set an expiry.
-const EXPIRE: Spec = Spec { arity: -6, flags: flag::WRITE | flag::FAST, keys: UPDATES, ..TTL };
+const EXPIRE: Spec = Spec { arity: -6, flags: flag!(WRITE | FAST), keys: UPDATES, ..TTL };
 
 /// Declarations of this file's commands.
 pub const COMMANDS: &[Spec] = &[

@@ -147,7 +147,7 @@ fn hincrbyfloat(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 const WRITE: Spec = Spec {
     group: Group::Hash,
     since: "2.0.0",
-    flags: flag::WRITE | flag::DENYOOM | flag::FAST,
+    flags: flag!(WRITE | DENYOOM | FAST),
     keys: UPDATES,
     ..Spec::NEW
 };
@@ -177,7 +177,7 @@ pub const COMMANDS: &[Spec] = &[
         names: Some(Names::from(2, 2)),
         summary: "Sets a field that does not exist.",
         arity: 4,
-        keys: &[KeySpec::one(1, key::RW | key::INSERT)],
+        keys: &[KeySpec::one(1, key!(RW | INSERT))],
         run: Run::Keys(hsetnx),
         ..WRITE
     },
@@ -187,8 +187,8 @@ pub const COMMANDS: &[Spec] = &[
         complexity: "O(N) where N is the number of fields removed.",
         summary: "Removes fields, and the key with the last one.",
         arity: -3,
-        flags: flag::WRITE | flag::FAST,
-        keys: &[KeySpec::one(1, key::RW | key::DELETE)],
+        flags: flag!(WRITE | FAST),
+        keys: &[KeySpec::one(1, key!(RW | DELETE))],
         run: Run::Keys(hdel),
         ..WRITE
     },

@@ -33,8 +33,8 @@ pub const COMMANDS: &[Spec] = &[
         complexity: "O(1) for each element",
         summary: "Adds elements to a sketch, which is created if it is missing.",
         arity: -2,
-        flags: flag::WRITE | flag::DENYOOM | flag::FAST,
-        keys: &[KeySpec::one(1, key::RW | key::INSERT)],
+        flags: flag!(WRITE | DENYOOM | FAST),
+        keys: &[KeySpec::one(1, key!(RW | INSERT))],
         run: Run::Keys(commands::pfadd),
         ..Spec::NEW
     },
@@ -45,8 +45,8 @@ pub const COMMANDS: &[Spec] = &[
         complexity: "O(1) for one key, which keeps the estimate; O(N) for several",
         summary: "Estimates the number of different elements in one sketch or in the union of several.",
         arity: -2,
-        flags: flag::READONLY | flag::MAY_REPLICATE,
-        keys: &[KeySpec::to_end(1, 1, key::RW | key::ACCESS)],
+        flags: flag!(READONLY | MAY_REPLICATE),
+        keys: &[KeySpec::to_end(1, 1, key!(RW | ACCESS))],
         run: Run::Keys(commands::pfcount),
         ..Spec::NEW
     },
@@ -57,10 +57,10 @@ pub const COMMANDS: &[Spec] = &[
         complexity: "O(N) with N the number of keys",
         summary: "Merges sketches into one, which is created if it is missing.",
         arity: -2,
-        flags: flag::WRITE | flag::DENYOOM,
+        flags: flag!(WRITE | DENYOOM),
         keys: &[
-            KeySpec::one(1, key::RW | key::ACCESS | key::INSERT),
-            KeySpec::to_end(2, 1, key::RO | key::ACCESS),
+            KeySpec::one(1, key!(RW | ACCESS | INSERT)),
+            KeySpec::to_end(2, 1, key!(RO | ACCESS)),
         ],
         run: Run::Keys(commands::pfmerge),
         ..Spec::NEW
@@ -72,8 +72,8 @@ pub const COMMANDS: &[Spec] = &[
         complexity: "O(N) with N the length of the sketch",
         summary: "Returns internals of a sketch, for debugging.",
         arity: 3,
-        flags: flag::WRITE | flag::DENYOOM | flag::ADMIN,
-        keys: &[KeySpec::one(2, key::RW | key::ACCESS)],
+        flags: flag!(WRITE | DENYOOM | ADMIN),
+        keys: &[KeySpec::one(2, key!(RW | ACCESS))],
         run: Run::Keys(debug::pfdebug),
         ..Spec::NEW
     },

@@ -69,7 +69,7 @@ const POP: Spec = Spec {
     since: "2.0.0",
     complexity: "O(N) where N is the number of keys.",
     arity: -3,
-    flags: flag::WRITE | flag::BLOCKING,
+    flags: flag!(WRITE | BLOCKING),
     keys: &[KeySpec { find: Find::Range { last: -2, step: 1, limit: 0 }, ..TAKES }],
     blocks: |_| true,
     ..Spec::NEW
@@ -108,7 +108,7 @@ pub const COMMANDS: &[Spec] = &[
         since: "6.2.0",
         summary: "Moves an element from an end of a list to an end of another, or waits for one.",
         arity: 6,
-        flags: MOVE.flags | flag::BLOCKING,
+        flags: MOVE.flags.union(flag!(BLOCKING)),
         blocks: |_| true,
         run: Run::Keys(blmove),
         ..MOVE
@@ -118,7 +118,7 @@ pub const COMMANDS: &[Spec] = &[
         since: "2.2.0",
         summary: "Moves the last element of a list to the front of another, or waits for one.",
         arity: 4,
-        flags: MOVE.flags | flag::BLOCKING,
+        flags: MOVE.flags.union(flag!(BLOCKING)),
         blocks: |_| true,
         run: Run::Keys(brpoplpush),
         ..MOVE

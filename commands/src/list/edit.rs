@@ -109,7 +109,7 @@ fn ltrim(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 }
 
 /// Common declaration of the commands that change a list.
-const EDIT: Spec = Spec { group: Group::List, flags: flag::WRITE, arity: 4, ..Spec::NEW };
+const EDIT: Spec = Spec { group: Group::List, flags: flag!(WRITE), arity: 4, ..Spec::NEW };
 
 /// Declarations of this file's commands.
 pub const COMMANDS: &[Spec] = &[
@@ -117,8 +117,8 @@ pub const COMMANDS: &[Spec] = &[
         name: "lset",
         complexity: "O(N) where N is the distance to the nearer end, in nodes of elements.",
         summary: "Sets the element at a position.",
-        flags: flag::WRITE | flag::DENYOOM,
-        keys: &[KeySpec::one(1, key::RW | key::UPDATE)],
+        flags: flag!(WRITE | DENYOOM),
+        keys: &[KeySpec::one(1, key!(RW | UPDATE))],
         run: Run::Keys(lset),
         ..EDIT
     },
@@ -128,8 +128,8 @@ pub const COMMANDS: &[Spec] = &[
         complexity: "O(N) where N is the number of elements up to the pivot.",
         summary: "Inserts an element before or after another.",
         arity: 5,
-        flags: flag::WRITE | flag::DENYOOM,
-        keys: &[KeySpec::one(1, key::RW | key::INSERT)],
+        flags: flag!(WRITE | DENYOOM),
+        keys: &[KeySpec::one(1, key!(RW | INSERT))],
         run: Run::Keys(linsert),
         ..EDIT
     },
@@ -137,7 +137,7 @@ pub const COMMANDS: &[Spec] = &[
         name: "lrem",
         complexity: "O(N) where N is the number of elements looked at.",
         summary: "Removes elements equal to a given one.",
-        keys: &[KeySpec::one(1, key::RW | key::DELETE)],
+        keys: &[KeySpec::one(1, key!(RW | DELETE))],
         run: Run::Keys(lrem),
         ..EDIT
     },
@@ -145,7 +145,7 @@ pub const COMMANDS: &[Spec] = &[
         name: "ltrim",
         complexity: "O(N) where N is the number of elements removed, or kept if these are fewer.",
         summary: "Removes all elements outside of a range.",
-        keys: &[KeySpec::one(1, key::RW | key::DELETE)],
+        keys: &[KeySpec::one(1, key!(RW | DELETE))],
         run: Run::Keys(ltrim),
         ..EDIT
     },

@@ -16,7 +16,7 @@ use flagstone_storage::value::List;
 use flagstone_wire::resp::Args;
 
 /// Key spec of commands that pop elements and return them.
-const TAKES: KeySpec = KeySpec::one(1, key::RW | key::ACCESS | key::DELETE);
+const TAKES: KeySpec = KeySpec::one(1, key!(RW | ACCESS | DELETE));
 
 /// Returns the key, the first argument of most commands here.
 fn key_arg(args: Args<'_>) -> Result<&[u8], ErrorText> {

@@ -70,8 +70,8 @@ fn rpoplpush(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 /// Common declaration of the commands that move an element.
 pub(super) const MOVE: Spec = Spec {
     group: Group::List,
-    flags: flag::WRITE | flag::DENYOOM,
-    keys: &[TAKES, KeySpec::one(2, key::RW | key::INSERT)],
+    flags: flag!(WRITE | DENYOOM),
+    keys: &[TAKES, KeySpec::one(2, key!(RW | INSERT))],
     ..Spec::NEW
 };
 

@@ -162,7 +162,7 @@ const POP: Spec = Spec {
     group: Group::List,
     complexity: "O(N) where N is the number of elements returned.",
     arity: -2,
-    flags: flag::WRITE | flag::FAST,
+    flags: flag!(WRITE | FAST),
     keys: &[TAKES],
     ..Spec::NEW
 };
@@ -187,7 +187,7 @@ pub const COMMANDS: &[Spec] = &[
         complexity: "O(N+M) where N is the number of keys and M the number of elements returned.",
         summary: "Pops elements from an end of the first list that exists.",
         arity: -4,
-        flags: flag::WRITE,
+        flags: flag!(WRITE),
         keys: &[KeySpec {
             begin: Begin::Index(1),
             find: Find::KeyNum { at: 0, first: 1, step: 1 },

@@ -57,8 +57,8 @@ const PUSH: Spec = Spec {
     group: Group::List,
     complexity: "O(N) where N is the number of elements added.",
     arity: -3,
-    flags: flag::WRITE | flag::DENYOOM | flag::FAST,
-    keys: &[KeySpec::one(1, key::RW | key::INSERT)],
+    flags: flag!(WRITE | DENYOOM | FAST),
+    keys: &[KeySpec::one(1, key!(RW | INSERT))],
     ..Spec::NEW
 };
 

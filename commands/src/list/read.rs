@@ -138,8 +138,8 @@ fn lpos(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 /// Common declaration of the commands that read a list.
 const READ: Spec = Spec {
     group: Group::List,
-    flags: flag::READONLY,
-    keys: &[KeySpec::one(1, key::RO | key::ACCESS)],
+    flags: flag!(READONLY),
+    keys: &[KeySpec::one(1, key!(RO | ACCESS))],
     ..Spec::NEW
 };
 
@@ -149,8 +149,8 @@ pub const COMMANDS: &[Spec] = &[
         name: "llen",
         summary: "Returns the length of a list.",
         arity: 2,
-        flags: flag::READONLY | flag::FAST,
-        keys: &[KeySpec::one(1, key::RO)],
+        flags: flag!(READONLY | FAST),
+        keys: &[KeySpec::one(1, key!(RO))],
         run: Run::Keys(llen),
         ..READ
     },

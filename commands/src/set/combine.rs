@@ -131,7 +131,7 @@ fn sintercard(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 
 /// Returns the key spec of keys from `first` to the end, which are read.
 const fn all_from(first: usize) -> KeySpec {
-    KeySpec::to_end(first, 1, key::RO | key::ACCESS)
+    KeySpec::to_end(first, 1, key!(RO | ACCESS))
 }
 
 /// Common declaration of the commands that reply with a set.
@@ -139,7 +139,7 @@ const SHOW: Spec = Spec {
     group: Group::Set,
     complexity: "O(N) where N is the number of members in all sets.",
     arity: -2,
-    flags: flag::READONLY,
+    flags: flag!(READONLY),
     keys: &[all_from(1)],
     tips: &["nondeterministic_output_order"],
     ..Spec::NEW
@@ -148,8 +148,8 @@ const SHOW: Spec = Spec {
 /// Common declaration of the commands that store a set.
 const STORE: Spec = Spec {
     arity: -3,
-    flags: flag::WRITE | flag::DENYOOM,
-    keys: &[KeySpec::one(1, key::OW | key::UPDATE), all_from(2)],
+    flags: flag!(WRITE | DENYOOM),
+    keys: &[KeySpec::one(1, key!(OW | UPDATE)), all_from(2)],
     tips: &[],
     ..SHOW
 };
@@ -173,7 +173,7 @@ pub const COMMANDS: &[Spec] = &[
         summary: "Returns the number of members in the intersection of several sets.",
         arity: -3,
         keys: &[KeySpec {
-            flags: key::RO | key::ACCESS,
+            flags: key!(RO | ACCESS),
             begin: Begin::Index(1),
             find: Find::KeyNum { at: 0, first: 1, step: 1 },
         }],

@@ -58,7 +58,7 @@ fn smembers(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 
 /// Common declaration of the commands that test membership or size.
 const LOOK: Spec =
-    Spec { group: Group::Set, flags: flag::READONLY | flag::FAST, keys: LOOKS, ..Spec::NEW };
+    Spec { group: Group::Set, flags: flag!(READONLY | FAST), keys: LOOKS, ..Spec::NEW };
 
 /// Declarations of the commands that read one set.
 pub const COMMANDS: &[Spec] = &[
@@ -93,7 +93,7 @@ pub const COMMANDS: &[Spec] = &[
         complexity: "O(N) where N is the number of members.",
         summary: "Returns all members.",
         arity: 2,
-        flags: flag::READONLY,
+        flags: flag!(READONLY),
         keys: READS,
         tips: &["nondeterministic_output_order"],
         run: Run::Keys(smembers),

@@ -120,7 +120,7 @@ fn smove(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 }
 
 /// Common declaration of the commands that change members.
-const WRITE: Spec = Spec { group: Group::Set, flags: flag::WRITE | flag::FAST, ..Spec::NEW };
+const WRITE: Spec = Spec { group: Group::Set, flags: flag!(WRITE | FAST), ..Spec::NEW };
 
 /// Declarations of the commands that change members.
 pub const COMMANDS: &[Spec] = &[
@@ -130,8 +130,8 @@ pub const COMMANDS: &[Spec] = &[
         complexity: "O(N) where N is the number of members named.",
         summary: "Adds members to a set, which is created if it is missing.",
         arity: -3,
-        flags: flag::WRITE | flag::DENYOOM | flag::FAST,
-        keys: &[KeySpec::one(1, key::RW | key::INSERT)],
+        flags: flag!(WRITE | DENYOOM | FAST),
+        keys: &[KeySpec::one(1, key!(RW | INSERT))],
         run: Run::Keys(sadd),
         ..WRITE
     },
@@ -141,7 +141,7 @@ pub const COMMANDS: &[Spec] = &[
         complexity: "O(N) where N is the number of members named.",
         summary: "Removes members, and the key with the last one.",
         arity: -3,
-        keys: &[KeySpec::one(1, key::RW | key::DELETE)],
+        keys: &[KeySpec::one(1, key!(RW | DELETE))],
         run: Run::Keys(srem),
         ..WRITE
     },
@@ -150,10 +150,7 @@ pub const COMMANDS: &[Spec] = &[
         names: Some(Names::from(3, 1)),
         summary: "Moves a member from one set to another.",
         arity: 4,
-        keys: &[
-            KeySpec::one(1, key::RW | key::ACCESS | key::DELETE),
-            KeySpec::one(2, key::RW | key::INSERT),
-        ],
+        keys: &[KeySpec::one(1, key!(RW | ACCESS | DELETE)), KeySpec::one(2, key!(RW | INSERT))],
         run: Run::Keys(smove),
         ..WRITE
     },

@@ -36,8 +36,8 @@ pub const COMMANDS: &[Spec] = &[Spec {
     complexity: "O(1) for each id.",
     summary: "Acknowledges entries that were delivered to a consumer of a group.",
     arity: -4,
-    flags: flag::WRITE | flag::FAST,
-    keys: &[KeySpec::one(1, key::RW | key::UPDATE)],
+    flags: flag!(WRITE | FAST),
+    keys: &[KeySpec::one(1, key!(RW | UPDATE))],
     run: Run::Keys(xack),
     ..Spec::NEW
 }];

@@ -114,8 +114,8 @@ pub const COMMANDS: &[Spec] = &[Spec {
     complexity: "O(1), and O(N) for a trim of N entries.",
     summary: "Appends an entry to a stream, which is created if it is missing.",
     arity: -5,
-    flags: flag::WRITE | flag::DENYOOM | flag::FAST,
-    keys: &[KeySpec::one(1, key::RW | key::UPDATE)],
+    flags: flag!(WRITE | DENYOOM | FAST),
+    keys: &[KeySpec::one(1, key!(RW | UPDATE))],
     tips: &["nondeterministic_output"],
     run: Run::Keys(xadd),
     ..Spec::NEW

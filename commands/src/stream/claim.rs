@@ -304,8 +304,8 @@ pub const COMMANDS: &[Spec] = &[
         complexity: "O(log N) for each id, where N is the number of pending entries of the group.",
         summary: "Transfers pending entries to a consumer.",
         arity: -6,
-        flags: flag::WRITE | flag::FAST,
-        keys: &[KeySpec::one(1, key::RW | key::UPDATE)],
+        flags: flag!(WRITE | FAST),
+        keys: &[KeySpec::one(1, key!(RW | UPDATE))],
         tips: &["nondeterministic_output"],
         run: Run::Keys(xclaim),
         ..Spec::NEW
@@ -317,8 +317,8 @@ pub const COMMANDS: &[Spec] = &[
         complexity: "O(COUNT)",
         summary: "Transfers entries that have been pending for some time to a consumer.",
         arity: -6,
-        flags: flag::WRITE | flag::FAST,
-        keys: &[KeySpec::one(1, key::RW | key::DELETE)],
+        flags: flag!(WRITE | FAST),
+        keys: &[KeySpec::one(1, key!(RW | DELETE))],
         tips: &["nondeterministic_output"],
         run: Run::Keys(xautoclaim),
         ..Spec::NEW

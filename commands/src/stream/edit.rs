@@ -132,8 +132,8 @@ fn xsetid(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 const EDIT: Spec = Spec {
     group: Group::Stream,
     since: "5.0.0",
-    flags: flag::WRITE,
-    keys: &[KeySpec::one(1, key::RW | key::DELETE)],
+    flags: flag!(WRITE),
+    keys: &[KeySpec::one(1, key!(RW | DELETE))],
     ..Spec::NEW
 };
 
@@ -144,7 +144,7 @@ pub const COMMANDS: &[Spec] = &[
         complexity: "O(N*log(M)) for N ids in a stream of M nodes.",
         summary: "Deletes entries by their ids and returns the number of deleted ones.",
         arity: -3,
-        flags: flag::WRITE | flag::FAST,
+        flags: flag!(WRITE | FAST),
         run: Run::Keys(xdel),
         ..EDIT
     },
@@ -161,8 +161,8 @@ pub const COMMANDS: &[Spec] = &[
         name: "xsetid",
         summary: "Sets the last id of a stream, for replication.",
         arity: -3,
-        flags: flag::WRITE | flag::DENYOOM | flag::FAST,
-        keys: &[KeySpec::one(1, key::RW | key::UPDATE)],
+        flags: flag!(WRITE | DENYOOM | FAST),
+        keys: &[KeySpec::one(1, key!(RW | UPDATE))],
         run: Run::Keys(xsetid),
         ..EDIT
     },

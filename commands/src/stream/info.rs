@@ -93,8 +93,8 @@ const SUBCOMMANDS: &[Spec] = &[
         since: "5.0.0",
         summary: "Describes the consumers of a group.",
         arity: 4,
-        flags: flag::READONLY,
-        keys: &[KeySpec::one(2, key::RO | key::ACCESS)],
+        flags: flag!(READONLY),
+        keys: &[KeySpec::one(2, key!(RO | ACCESS))],
         tips: &["nondeterministic_output"],
         run: Run::Keys(info_groups::consumers),
         ..Spec::NEW
@@ -105,8 +105,8 @@ const SUBCOMMANDS: &[Spec] = &[
         since: "5.0.0",
         summary: "Describes the consumer groups of a stream.",
         arity: 3,
-        flags: flag::READONLY,
-        keys: &[KeySpec::one(2, key::RO | key::ACCESS)],
+        flags: flag!(READONLY),
+        keys: &[KeySpec::one(2, key!(RO | ACCESS))],
         run: Run::Keys(info_groups::groups),
         ..Spec::NEW
     },
@@ -116,7 +116,7 @@ const SUBCOMMANDS: &[Spec] = &[
         since: "5.0.0",
         summary: "Lists the subcommands.",
         arity: 2,
-        flags: flag::LOADING | flag::STALE,
+        flags: flag!(LOADING | STALE),
         run: Run::Help(info_help),
         ..Spec::NEW
     },
@@ -126,8 +126,8 @@ const SUBCOMMANDS: &[Spec] = &[
         since: "5.0.0",
         summary: "Describes a stream.",
         arity: -3,
-        flags: flag::READONLY,
-        keys: &[KeySpec::one(2, key::RO | key::ACCESS)],
+        flags: flag!(READONLY),
+        keys: &[KeySpec::one(2, key!(RO | ACCESS))],
         run: Run::Keys(stream),
         ..Spec::NEW
     },

@@ -183,15 +183,16 @@ fn group_help(out: &mut Reply) {
 }
 
 /// Common declaration of the subcommands that change a stream.
-const CHANGE: Spec = Spec { group: Group::Stream, since: "5.0.0", flags: flag::WRITE, ..Spec::NEW };
+const CHANGE: Spec =
+    Spec { group: Group::Stream, since: "5.0.0", flags: flag!(WRITE), ..Spec::NEW };
 
 const SUBCOMMANDS: &[Spec] = &[
     Spec {
         name: "create",
         summary: "Creates a consumer group.",
         arity: -5,
-        flags: flag::WRITE | flag::DENYOOM,
-        keys: &[KeySpec::one(2, key::RW | key::INSERT)],
+        flags: flag!(WRITE | DENYOOM),
+        keys: &[KeySpec::one(2, key!(RW | INSERT))],
         run: Run::Keys(create),
         ..CHANGE
     },
@@ -200,8 +201,8 @@ const SUBCOMMANDS: &[Spec] = &[
         since: "6.2.0",
         summary: "Creates a consumer in a group.",
         arity: 5,
-        flags: flag::WRITE | flag::DENYOOM,
-        keys: &[KeySpec::one(2, key::RW | key::INSERT)],
+        flags: flag!(WRITE | DENYOOM),
+        keys: &[KeySpec::one(2, key!(RW | INSERT))],
         run: Run::Keys(create_consumer),
         ..CHANGE
     },
@@ -210,7 +211,7 @@ const SUBCOMMANDS: &[Spec] = &[
         summary: "Deletes a consumer with its pending entries.",
         complexity: "O(N) where N is the number of entries that are pending in the group.",
         arity: 5,
-        keys: &[KeySpec::one(2, key::RW | key::DELETE)],
+        keys: &[KeySpec::one(2, key!(RW | DELETE))],
         run: Run::Keys(delete_consumer),
         ..CHANGE
     },
@@ -219,7 +220,7 @@ const SUBCOMMANDS: &[Spec] = &[
         summary: "Deletes a consumer group.",
         complexity: "O(N) where N is the number of nodes of pending entries in memory.",
         arity: 4,
-        keys: &[KeySpec::one(2, key::RW | key::DELETE)],
+        keys: &[KeySpec::one(2, key!(RW | DELETE))],
         run: Run::Keys(destroy),
         ..CHANGE
     },
@@ -227,7 +228,7 @@ const SUBCOMMANDS: &[Spec] = &[
         name: "help",
         summary: "Lists the subcommands.",
         arity: 2,
-        flags: flag::LOADING | flag::STALE,
+        flags: flag!(LOADING | STALE),
         run: Run::Help(group_help),
         ..CHANGE
     },
@@ -235,7 +236,7 @@ const SUBCOMMANDS: &[Spec] = &[
         name: "setid",
         summary: "Sets the last delivered id of a group.",
         arity: -5,
-        keys: &[KeySpec::one(2, key::RW | key::UPDATE)],
+        keys: &[KeySpec::one(2, key!(RW | UPDATE))],
         run: Run::Keys(set_id),
         ..CHANGE
     },

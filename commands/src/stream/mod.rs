@@ -28,7 +28,7 @@ use flagstone_storage::value::stream::{NodeLimits, StreamEntry};
 use flagstone_wire::resp::{Args, Reply};
 
 /// Key spec of commands that read a stream.
-pub(super) const READS: KeySpec = KeySpec::one(1, key::RO | key::ACCESS);
+pub(super) const READS: KeySpec = KeySpec::one(1, key!(RO | ACCESS));
 
 /// Returns the key, the first argument of most commands here.
 fn key_arg(args: Args<'_>) -> Result<&[u8], ErrorText> {

@@ -151,7 +151,7 @@ pub const COMMANDS: &[Spec] = &[Spec {
     complexity: "O(N) where N is the number of entries returned; with a consumer, of those in between.",
     summary: "Describes the pending entries of a group: delivered, not yet acknowledged.",
     arity: -3,
-    flags: flag::READONLY,
+    flags: flag!(READONLY),
     keys: &[READS],
     tips: &["nondeterministic_output"],
     run: Run::Keys(xpending),

@@ -55,7 +55,7 @@ fn xrevrange(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 const READ: Spec = Spec {
     group: Group::Stream,
     since: "5.0.0",
-    flags: flag::READONLY,
+    flags: flag!(READONLY),
     keys: &[READS],
     ..Spec::NEW
 };
@@ -66,8 +66,8 @@ pub const COMMANDS: &[Spec] = &[
         name: "xlen",
         summary: "Returns the number of entries of a stream.",
         arity: 2,
-        flags: flag::READONLY | flag::FAST,
-        keys: &[KeySpec::one(1, key::RO)],
+        flags: flag!(READONLY | FAST),
+        keys: &[KeySpec::one(1, key!(RO))],
         run: Run::Keys(xlen),
         ..READ
     },

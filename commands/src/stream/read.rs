@@ -91,9 +91,9 @@ pub const COMMANDS: &[Spec] = &[Spec {
     complexity: "O(log(N)+M) for each stream, where N is the number of its nodes and M the number of entries returned.",
     summary: "Returns entries of streams behind the given ids.",
     arity: -4,
-    flags: flag::READONLY | flag::BLOCKING | flag::MOVABLE_KEYS,
+    flags: flag!(READONLY | BLOCKING | MOVABLE_KEYS),
     keys: &[KeySpec {
-        flags: key::RO | key::ACCESS,
+        flags: key!(RO | ACCESS),
         begin: Begin::Keyword("STREAMS", 1),
         find: Find::Range { last: -1, step: 1, limit: 2 },
     }],

@@ -254,9 +254,9 @@ pub const COMMANDS: &[Spec] = &[Spec {
     complexity: "O(log(N)+M) for each stream, where N is the number of its nodes and M the number of entries returned.",
     summary: "Returns entries of streams to a consumer of a group.",
     arity: -7,
-    flags: flag::WRITE | flag::BLOCKING | flag::MOVABLE_KEYS,
+    flags: flag!(WRITE | BLOCKING | MOVABLE_KEYS),
     keys: &[KeySpec {
-        flags: key::RO | key::ACCESS,
+        flags: key!(RO | ACCESS),
         begin: Begin::Keyword("STREAMS", 4),
         find: Find::Range { last: -1, step: 1, limit: 2 },
     }],

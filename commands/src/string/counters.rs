@@ -1,6 +1,8 @@
 //! Strings as numbers: INCR, DECR and their variants.
 
-use crate::{Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, int_arg, key};
+use crate::{
+    CommandFlags, Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, int_arg, key,
+};
 use flagstone_storage::notify::NotifyFlags;
 use flagstone_storage::value::{Str, Value};
 use flagstone_wire::num::{LongDouble, parse_i64};
@@ -86,8 +88,8 @@ fn incrbyfloat(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-const FLAGS: u32 = flag::WRITE | flag::DENYOOM | flag::FAST;
-const KEYS: &[KeySpec] = &[KeySpec::one(1, key::RW | key::ACCESS | key::UPDATE)];
+const FLAGS: CommandFlags = flag!(WRITE | DENYOOM | FAST);
+const KEYS: &[KeySpec] = &[KeySpec::one(1, key!(RW | ACCESS | UPDATE))];
 
 /// Declarations of the commands that count.
 pub const COMMANDS: &[Spec] = &[

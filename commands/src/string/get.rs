@@ -73,8 +73,8 @@ pub const COMMANDS: &[Spec] = &[
         group: Group::String,
         summary: "Returns the string of a key.",
         arity: 2,
-        flags: flag::READONLY | flag::FAST,
-        keys: &[KeySpec::one(1, key::RO | key::ACCESS)],
+        flags: flag!(READONLY | FAST),
+        keys: &[KeySpec::one(1, key!(RO | ACCESS))],
         run: Run::Keys(get),
         ..Spec::NEW
     },
@@ -84,8 +84,8 @@ pub const COMMANDS: &[Spec] = &[
         since: "6.2.0",
         summary: "Returns the string of a key and deletes the key.",
         arity: 2,
-        flags: flag::WRITE | flag::FAST,
-        keys: &[KeySpec::one(1, key::RW | key::ACCESS | key::DELETE)],
+        flags: flag!(WRITE | FAST),
+        keys: &[KeySpec::one(1, key!(RW | ACCESS | DELETE))],
         run: Run::Keys(getdel),
         ..Spec::NEW
     },
@@ -95,8 +95,8 @@ pub const COMMANDS: &[Spec] = &[
         since: "6.2.0",
         summary: "Returns the string of a key and sets or removes the key's expiry.",
         arity: -2,
-        flags: flag::WRITE | flag::FAST,
-        keys: &[KeySpec::one(1, key::RW | key::ACCESS | key::UPDATE)],
+        flags: flag!(WRITE | FAST),
+        keys: &[KeySpec::one(1, key!(RW | ACCESS | UPDATE))],
         run: Run::Keys(getex),
         ..Spec::NEW
     },

@@ -125,10 +125,10 @@ pub const COMMANDS: &[Spec] = &[Spec {
     complexity: "O(N*M) with N and M the lengths of the strings.",
     summary: "Finds the longest common subsequence of two strings.",
     arity: -3,
-    flags: flag::READONLY,
+    flags: flag!(READONLY),
     keys: &[KeySpec {
         find: Find::Range { last: 1, step: 1, limit: 0 },
-        ..KeySpec::one(1, key::RO | key::ACCESS)
+        ..KeySpec::one(1, key!(RO | ACCESS))
     }],
     run: Run::Keys(lcs),
     ..Spec::NEW

@@ -76,8 +76,8 @@ pub const COMMANDS: &[Spec] = &[
         complexity: "O(N) with N the number of keys.",
         summary: "Returns the strings of several keys atomically.",
         arity: -2,
-        flags: flag::READONLY | flag::FAST,
-        keys: &[KeySpec::to_end(1, 1, key::RO | key::ACCESS)],
+        flags: flag!(READONLY | FAST),
+        keys: &[KeySpec::to_end(1, 1, key!(RO | ACCESS))],
         tips: &["request_policy:multi_shard"],
         run: Run::Keys(mget),
         ..Spec::NEW
@@ -89,8 +89,8 @@ pub const COMMANDS: &[Spec] = &[
         complexity: "O(N) with N the number of keys.",
         summary: "Sets several keys to strings atomically.",
         arity: -3,
-        flags: flag::WRITE | flag::DENYOOM,
-        keys: &[KeySpec::to_end(1, 2, key::OW | key::UPDATE)],
+        flags: flag!(WRITE | DENYOOM),
+        keys: &[KeySpec::to_end(1, 2, key!(OW | UPDATE))],
         tips: &["request_policy:multi_shard", "response_policy:all_succeeded"],
         run: Run::Keys(mset),
         ..Spec::NEW
@@ -102,8 +102,8 @@ pub const COMMANDS: &[Spec] = &[
         complexity: "O(N) with N the number of keys.",
         summary: "Sets several keys to strings atomically, if none of them exists.",
         arity: -3,
-        flags: flag::WRITE | flag::DENYOOM,
-        keys: &[KeySpec::to_end(1, 2, key::OW | key::INSERT)],
+        flags: flag!(WRITE | DENYOOM),
+        keys: &[KeySpec::to_end(1, 2, key!(OW | INSERT))],
         run: Run::Keys(msetnx),
         ..Spec::NEW
     },

@@ -2,7 +2,9 @@
 
 use super::pop::{ZmpopArgs, pop};
 use crate::timeout::{last_arg, seconds_arg, wait_for};
-use crate::{Awaited, Begin, Ctx, Find, Group, KeySpec, Nil, Outcome, Run, Spec, arg, flag, key};
+use crate::{
+    Awaited, Begin, Ctx, Find, Group, KeyFlags, KeySpec, Nil, Outcome, Run, Spec, arg, flag, key,
+};
 use flagstone_storage::value::Zset;
 use flagstone_wire::resp::Args;
 
@@ -45,7 +47,7 @@ fn bzmpop(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Err(wait_for(from.keys(args), Awaited::Zset, until_ms, Nil::Array))
 }
 
-const TAKES: u32 = key::RW | key::ACCESS | key::DELETE;
+const TAKES: KeyFlags = key!(RW | ACCESS | DELETE);
 
 /// Common declaration of the commands that wait for a member of several sorted sets.
 const POP: Spec = Spec {
@@ -53,7 +55,7 @@ const POP: Spec = Spec {
     since: "5.0.0",
     complexity: "O(log(N)) with N being the number of members.",
     arity: -3,
-    flags: flag::WRITE | flag::BLOCKING | flag::FAST,
+    flags: flag!(WRITE | BLOCKING | FAST),
     keys: &[KeySpec {
         flags: TAKES,
         begin: Begin::Index(1),
@@ -83,7 +85,7 @@ pub const COMMANDS: &[Spec] = &[
         complexity: "O(K)+O(M*log(N)) for K keys and M members popped of N.",
         summary: "Pops members from the first nonempty sorted set, or waits for one.",
         arity: -5,
-        flags: flag::WRITE | flag::BLOCKING,
+        flags: flag!(WRITE | BLOCKING),
         keys: &[KeySpec {
             flags: TAKES,
             begin: Begin::Index(2),

@@ -316,7 +316,7 @@ fn zdiffstore(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 /// Returns the key spec of keys behind their number, which are read.
 const fn counted_keys(at: usize) -> KeySpec {
     KeySpec {
-        flags: key::RO | key::ACCESS,
+        flags: key!(RO | ACCESS),
         begin: Begin::Index(at),
         find: Find::KeyNum { at: 0, first: 1, step: 1 },
     }
@@ -334,7 +334,7 @@ const SHOW: Spec = Spec {
     group: Group::SortedSet,
     since: "6.2.0",
     arity: -3,
-    flags: flag::READONLY,
+    flags: flag!(READONLY),
     keys: &[counted_keys(1)],
     ..Spec::NEW
 };
@@ -342,8 +342,8 @@ const SHOW: Spec = Spec {
 /// Common declaration of the commands that store members.
 const STORE: Spec = Spec {
     arity: -4,
-    flags: flag::WRITE | flag::DENYOOM,
-    keys: &[KeySpec::one(1, key::OW | key::UPDATE), counted_keys(2)],
+    flags: flag!(WRITE | DENYOOM),
+    keys: &[KeySpec::one(1, key!(OW | UPDATE)), counted_keys(2)],
     ..SHOW
 };
 

@@ -19,9 +19,9 @@ use flagstone_storage::value::Zset;
 use flagstone_wire::resp::{Args, Reply};
 
 /// Key spec of commands that read members.
-const READS: &[KeySpec] = &[KeySpec::one(1, key::RO | key::ACCESS)];
+const READS: &[KeySpec] = &[KeySpec::one(1, key!(RO | ACCESS))];
 /// Key spec of commands that remove members.
-const REMOVES: &[KeySpec] = &[KeySpec::one(1, key::RW | key::DELETE)];
+const REMOVES: &[KeySpec] = &[KeySpec::one(1, key!(RW | DELETE))];
 
 /// Returns the key, the first argument of most commands here.
 fn key_arg(args: Args<'_>) -> Result<&[u8], ErrorText> {

@@ -148,8 +148,8 @@ const POP: Spec = Spec {
     since: "5.0.0",
     complexity: "O(M*log(N)) for M members popped of N.",
     arity: -2,
-    flags: flag::WRITE | flag::FAST,
-    keys: &[KeySpec::one(1, key::RW | key::ACCESS | key::DELETE)],
+    flags: flag!(WRITE | FAST),
+    keys: &[KeySpec::one(1, key!(RW | ACCESS | DELETE))],
     ..Spec::NEW
 };
 
@@ -173,9 +173,9 @@ pub const COMMANDS: &[Spec] = &[
         complexity: "O(K)+O(M*log(N)) for K keys and M members popped of N.",
         summary: "Pops members from the first of several sorted sets that exists.",
         arity: -4,
-        flags: flag::WRITE,
+        flags: flag!(WRITE),
         keys: &[KeySpec {
-            flags: key::RW | key::ACCESS | key::DELETE,
+            flags: key!(RW | ACCESS | DELETE),
             begin: Begin::Index(1),
             find: Find::KeyNum { at: 0, first: 1, step: 1 },
         }],

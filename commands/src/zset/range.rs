@@ -214,7 +214,7 @@ const RANGE: Spec = Spec {
     group: Group::SortedSet,
     complexity: "O(log(N)+M) for M members returned of N.",
     arity: -4,
-    flags: flag::READONLY,
+    flags: flag!(READONLY),
     keys: READS,
     ..Spec::NEW
 };
@@ -269,8 +269,8 @@ pub const COMMANDS: &[Spec] = &[
         complexity: "O(log(N)+M) for M members stored of N.",
         summary: "Stores the members in a range as another sorted set.",
         arity: -5,
-        flags: flag::WRITE | flag::DENYOOM,
-        keys: &[KeySpec::one(1, key::OW | key::UPDATE), KeySpec::one(2, key::RO | key::ACCESS)],
+        flags: flag!(WRITE | DENYOOM),
+        keys: &[KeySpec::one(1, key!(OW | UPDATE)), KeySpec::one(2, key!(RO | ACCESS))],
         run: Run::Keys(zrangestore),
         ..RANGE
     },

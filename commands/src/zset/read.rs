@@ -123,7 +123,7 @@ fn zlexcount(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 const READ: Spec = Spec {
     group: Group::SortedSet,
     since: "1.2.0",
-    flags: flag::READONLY | flag::FAST,
+    flags: flag!(READONLY | FAST),
     keys: READS,
     ..Spec::NEW
 };
@@ -160,7 +160,7 @@ pub const COMMANDS: &[Spec] = &[
         name: "zcard",
         summary: "Returns the number of members.",
         arity: 2,
-        keys: &[KeySpec::one(1, key::RO)],
+        keys: &[KeySpec::one(1, key!(RO))],
         run: Run::Keys(zcard),
         ..READ
     },

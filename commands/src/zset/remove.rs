@@ -75,7 +75,7 @@ const REMOVE: Spec = Spec {
     group: Group::SortedSet,
     complexity: "O(M*log(N)) for M members removed of N.",
     arity: 4,
-    flags: flag::WRITE,
+    flags: flag!(WRITE),
     keys: REMOVES,
     ..Spec::NEW
 };

@@ -54,7 +54,7 @@ pub const COMMANDS: &[Spec] = &[Spec {
     complexity: "O(1) for each call, O(N) for a whole scan of N members.",
     summary: "Iterates over the members and their scores.",
     arity: -3,
-    flags: flag::READONLY,
+    flags: flag!(READONLY),
     keys: READS,
     tips: &["nondeterministic_output"],
     run: Run::Keys(zscan),

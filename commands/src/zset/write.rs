@@ -203,7 +203,7 @@ const ADD: Spec = Spec {
     since: "1.2.0",
     complexity: "O(log(N)) for each member, N being how many the sorted set has.",
     arity: -4,
-    flags: flag::WRITE | flag::DENYOOM | flag::FAST,
+    flags: flag!(WRITE | DENYOOM | FAST),
     ..Spec::NEW
 };
 
@@ -213,7 +213,7 @@ pub const COMMANDS: &[Spec] = &[
         name: "zadd",
         names: Some(Names::behind(&["NX", "XX", "GT", "LT", "CH", "INCR"], 3, 2).scored()),
         summary: "Adds members with their scores, or changes scores.",
-        keys: &[KeySpec::one(1, key::RW | key::UPDATE)],
+        keys: &[KeySpec::one(1, key!(RW | UPDATE))],
         run: Run::Keys(zadd),
         ..ADD
     },
@@ -222,7 +222,7 @@ pub const COMMANDS: &[Spec] = &[
         names: Some(Names::from(3, 1)),
         summary: "Increments a member's score.",
         arity: 4,
-        keys: &[KeySpec::one(1, key::RW | key::ACCESS | key::UPDATE)],
+        keys: &[KeySpec::one(1, key!(RW | ACCESS | UPDATE))],
         run: Run::Keys(zincrby),
         ..ADD
     },
@@ -232,7 +232,7 @@ pub const COMMANDS: &[Spec] = &[
         complexity: "O(M*log(N)) for M members removed of N.",
         summary: "Removes members, and the key with the last one.",
         arity: -3,
-        flags: flag::WRITE | flag::FAST,
+        flags: flag!(WRITE | FAST),
         keys: REMOVES,
         run: Run::Keys(zrem),
         ..ADD

@@ -3,7 +3,7 @@
 use super::flags::ANY_TIME;
 use super::handshake::{client_name, is_printable};
 use super::tracking;
-use crate::clients::{Cancel, Client, state};
+use crate::clients::{Cancel, Client, ClientState};
 use crate::commands::{Handler, Spec};
 use crate::node::ClientPause;
 use crate::routing::{Call, CallOutcome};
@@ -36,7 +36,7 @@ enum ClientKind {
 
 impl ClientKind {
     fn of(client: &Client) -> Self {
-        if client.is(state::PUBSUB) { Self::Pubsub } else { Self::Normal }
+        if client.is(ClientState::PUBSUB) { Self::Pubsub } else { Self::Normal }
     }
 
     fn named(name: &[u8]) -> Result<Self, ErrorText> {
@@ -230,7 +230,7 @@ fn on_off(args: Args<'_>) -> Result<bool, ErrorText> {
 
 /// `CLIENT NO-EVICT <ON | OFF>`
 fn no_evict(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
-    cx.session.client.set(state::NO_EVICT, on_off(args)?);
+    cx.session.client.set(ClientState::NO_EVICT, on_off(args)?);
     cx.out.ok();
     Ok(())
 }
@@ -239,7 +239,7 @@ fn no_evict(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
 fn no_touch(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     let on = on_off(args)?;
     cx.session.no_touch = on;
-    cx.session.client.set(state::NO_TOUCH, on);
+    cx.session.client.set(ClientState::NO_TOUCH, on);
     cx.out.ok();
     Ok(())
 }
@@ -249,7 +249,7 @@ fn import_source(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     if !is_word(arg(args, 2)?, "off") {
         return Err("ERR Server is not in import mode".into());
     }
-    cx.session.client.set(state::IMPORT, false);
+    cx.session.client.set(ClientState::IMPORT, false);
     cx.out.ok();
     Ok(())
 }
@@ -257,7 +257,7 @@ fn import_source(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
 /// `CLIENT CAPA option [option …]`
 fn capa(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
     if args.iter().skip(2).any(|option| is_word(option, "redirect")) {
-        cx.session.client.set(state::CAPA_REDIRECT, true);
+        cx.session.client.set(ClientState::CAPA_REDIRECT, true);
     }
     cx.out.ok();
     Ok(())
@@ -400,7 +400,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         since: "5.0.0",
         summary: "Tells the subcommands.",
         arity: 2,
-        flags: flag::LOADING | flag::STALE,
+        flags: flag!(LOADING | STALE),
         run: Handler::Help(show_help),
         ..Spec::NEW
     },
@@ -442,7 +442,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         complexity: "O(N) where N is the number of client connections",
         summary: "Closes connections.",
         arity: -3,
-        flags: flag::ADMIN | ANY_TIME,
+        flags: ANY_TIME.union(flag!(ADMIN)),
         run: Handler::Session(kill),
         ..Spec::NEW
     },
@@ -453,7 +453,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         complexity: "O(N) where N is the number of client connections",
         summary: "Describes the connections.",
         arity: -2,
-        flags: flag::ADMIN | ANY_TIME,
+        flags: ANY_TIME.union(flag!(ADMIN)),
         tips: &["nondeterministic_output"],
         run: Handler::Session(list),
         ..Spec::NEW
@@ -464,7 +464,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         since: "7.0.0",
         summary: "Keeps the connection when clients take too much memory.",
         arity: 3,
-        flags: flag::ADMIN | ANY_TIME,
+        flags: ANY_TIME.union(flag!(ADMIN)),
         run: Handler::Session(no_evict),
         ..Spec::NEW
     },
@@ -484,7 +484,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         since: "3.0.0",
         summary: "Makes commands of all connections wait.",
         arity: -3,
-        flags: flag::ADMIN | ANY_TIME,
+        flags: ANY_TIME.union(flag!(ADMIN)),
         run: Handler::Session(pause),
         ..Spec::NEW
     },
@@ -528,7 +528,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         complexity: "O(log N) where N is the number of client connections",
         summary: "Ends the wait of a blocked connection.",
         arity: -3,
-        flags: flag::ADMIN | ANY_TIME,
+        flags: ANY_TIME.union(flag!(ADMIN)),
         run: Handler::Session(unblock),
         ..Spec::NEW
     },
@@ -539,7 +539,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         complexity: "O(N) Where N is the number of paused clients",
         summary: "Ends the wait that PAUSE began.",
         arity: 2,
-        flags: flag::ADMIN | ANY_TIME | flag::ENDS_PAUSE,
+        flags: ANY_TIME.union(flag!(ADMIN | ENDS_PAUSE)),
         run: Handler::Session(unpause),
         ..Spec::NEW
     },

@@ -1,6 +1,6 @@
 //! Flags that commands on the connection share.
 
-use flagstone_commands::flag;
+use flagstone_commands::{CommandFlags, flag};
 
 /// Flags of most commands on connections.
-pub(super) const ANY_TIME: u32 = flag::NOSCRIPT | flag::LOADING | flag::STALE;
+pub(super) const ANY_TIME: CommandFlags = flag!(NOSCRIPT | LOADING | STALE);

@@ -10,7 +10,7 @@ use crate::routing::{Call, CallOutcome, CallStop};
 use crate::session::chosen_db;
 use crate::unit::{Unit, UnitOutcome};
 use flags::ANY_TIME;
-use flagstone_commands::{Ctx, Group, arg, error, flag};
+use flagstone_commands::{CommandFlags, Ctx, Group, arg, error, flag};
 use flagstone_wire::resp::Args;
 
 /// `PING [message]`
@@ -89,8 +89,8 @@ fn reset(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
 }
 
 /// Flags of commands that end the connection's state, including a transaction.
-const ENDS: u32 =
-    ANY_TIME | flag::FAST | flag::NO_AUTH | flag::ALLOW_BUSY | flag::SUBSCRIBER | flag::UNQUEUED;
+const ENDS: CommandFlags =
+    ANY_TIME.union(flag!(FAST | NO_AUTH | ALLOW_BUSY | SUBSCRIBER | UNQUEUED));
 
 /// Declarations of the commands on connections.
 pub const COMMANDS: &[Spec] = &[
@@ -109,7 +109,7 @@ pub const COMMANDS: &[Spec] = &[
         group: Group::Connection,
         summary: "Answers PONG, or the message.",
         arity: -1,
-        flags: flag::FAST | flag::SUBSCRIBER,
+        flags: flag!(FAST | SUBSCRIBER),
         tips: &["request_policy:all_shards", "response_policy:all_succeeded"],
         run: Handler::Either { alone: ping, in_unit: ping_in_unit },
         ..Spec::NEW
@@ -119,7 +119,7 @@ pub const COMMANDS: &[Spec] = &[
         group: Group::Connection,
         summary: "Answers the message.",
         arity: 2,
-        flags: flag::LOADING | flag::STALE | flag::FAST,
+        flags: flag!(LOADING | STALE | FAST),
         run: Handler::Either { alone: echo, in_unit: echo_in_unit },
         ..Spec::NEW
     },
@@ -129,7 +129,7 @@ pub const COMMANDS: &[Spec] = &[
         since: "6.0.0",
         summary: "Chooses the protocol version, and may authenticate and name the connection.",
         arity: -1,
-        flags: ANY_TIME | flag::FAST | flag::NO_AUTH | flag::ALLOW_BUSY,
+        flags: ANY_TIME.union(flag!(FAST | NO_AUTH | ALLOW_BUSY)),
         run: Handler::Session(handshake::hello),
         ..Spec::NEW
     },
@@ -139,7 +139,7 @@ pub const COMMANDS: &[Spec] = &[
         complexity: "O(N) where N is the number of passwords defined for the user",
         summary: "Authenticates the connection by a password.",
         arity: -2,
-        flags: ANY_TIME | flag::FAST | flag::NO_AUTH | flag::ALLOW_BUSY,
+        flags: ANY_TIME.union(flag!(FAST | NO_AUTH | ALLOW_BUSY)),
         run: Handler::Session(handshake::auth),
         ..Spec::NEW
     },
@@ -148,7 +148,7 @@ pub const COMMANDS: &[Spec] = &[
         group: Group::Connection,
         summary: "Chooses the database of the connection.",
         arity: 2,
-        flags: flag::LOADING | flag::STALE | flag::FAST | flag::SELECTS,
+        flags: flag!(LOADING | STALE | FAST | SELECTS),
         run: Handler::Either { alone: select, in_unit: select_in_unit },
         ..Spec::NEW
     },

@@ -1,7 +1,7 @@
 //! CLIENT TRACKING, CACHING, TRACKINGINFO and GETREDIR.
 
 use super::flags::ANY_TIME;
-use crate::clients::state;
+use crate::clients::ClientState;
 use crate::commands::{Handler, Spec};
 use crate::routing::{Call, CallOutcome};
 use crate::tracking::{Mode, Tracked};
@@ -205,8 +205,8 @@ fn trackinginfo(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
         (is(Mode::OptIn) && caching, "caching-yes"),
         (is(Mode::OptOut), "optout"),
         (is(Mode::OptOut) && caching, "caching-no"),
-        (client.is(state::NOLOOP), "noloop"),
-        (client.is(state::BROKEN_REDIRECT), "broken_redirect"),
+        (client.is(ClientState::NOLOOP), "noloop"),
+        (client.is(ClientState::BROKEN_REDIRECT), "broken_redirect"),
     ];
     let out = &mut *cx.out;
     out.map(3);

@@ -200,8 +200,8 @@ pub const COMMANDS: &[Spec] = &[
         summary: "Lists the keys that match a pattern.",
         complexity: "O(N) in the number of keys of the database",
         arity: 2,
-        flags: flag::READONLY,
-        acl: acl::KEYSPACE | acl::DANGEROUS,
+        flags: flag!(READONLY),
+        acl: acl!(KEYSPACE | DANGEROUS),
         tips: &["request_policy:all_shards", "nondeterministic_output_order"],
         run: Handler::Databases(keys),
         ..Spec::NEW
@@ -212,8 +212,8 @@ pub const COMMANDS: &[Spec] = &[
         summary: "Walks over the keys, some at every call.",
         complexity: "O(1) for every call, O(N) in the number of keys for the whole walk",
         arity: -2,
-        flags: flag::READONLY,
-        acl: acl::KEYSPACE,
+        flags: flag!(READONLY),
+        acl: acl!(KEYSPACE),
         tips: &["nondeterministic_output", "request_policy:special", "response_policy:special"],
         run: Handler::Databases(scan),
         ..Spec::NEW
@@ -222,8 +222,8 @@ pub const COMMANDS: &[Spec] = &[
         name: "randomkey",
         summary: "Returns a key by chance.",
         arity: 1,
-        flags: flag::READONLY,
-        acl: acl::KEYSPACE,
+        flags: flag!(READONLY),
+        acl: acl!(KEYSPACE),
         tips: &["request_policy:all_shards", "response_policy:special", "nondeterministic_output"],
         run: Handler::Databases(randomkey),
         ..Spec::NEW

@@ -71,8 +71,8 @@ async fn swap(dbs: &mut Databases<'_>, args: Args<'_>) -> CallOutcome {
 const FLUSHES: Spec = Spec {
     group: Group::Server,
     arity: -1,
-    flags: flag::WRITE,
-    acl: acl::KEYSPACE | acl::DANGEROUS,
+    flags: flag!(WRITE),
+    acl: acl!(KEYSPACE | DANGEROUS),
     tips: &["request_policy:all_shards", "response_policy:all_succeeded"],
     ..Spec::NEW
 };
@@ -84,8 +84,8 @@ pub const COMMANDS: &[Spec] = &[
         group: Group::Server,
         summary: "Counts the keys of the selected database.",
         arity: 1,
-        flags: flag::READONLY | flag::FAST,
-        acl: acl::KEYSPACE,
+        flags: flag!(READONLY | FAST),
+        acl: acl!(KEYSPACE),
         tips: &["request_policy:all_shards", "response_policy:agg_sum"],
         run: Handler::Databases(dbsize),
         ..Spec::NEW
@@ -108,8 +108,8 @@ pub const COMMANDS: &[Spec] = &[
         since: "4.0.0",
         summary: "Exchanges the contents of two databases.",
         arity: 3,
-        flags: flag::WRITE | flag::FAST,
-        acl: acl::KEYSPACE | acl::DANGEROUS,
+        flags: flag!(WRITE | FAST),
+        acl: acl!(KEYSPACE | DANGEROUS),
         run: Handler::Databases(swapdb),
         ..Spec::NEW
     },

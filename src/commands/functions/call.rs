@@ -4,7 +4,7 @@ use crate::commands::scripting::{NUMKEYS, check_flags, keys_and_args, show};
 use crate::functions::{Found, Libraries, LoadError};
 use crate::node::Node;
 use crate::scripting::{InputForm, ScriptCall, run, with_vm};
-use crate::scripts::{Flags, ScriptKind};
+use crate::scripts::{ScriptFlags, ScriptKind};
 use crate::unit::{IN_PLACE, Unit, UnitOutcome, UnitStop};
 use flagstone_commands::{Ctx, arg};
 use flagstone_wire::num::parse_i64;
@@ -28,7 +28,7 @@ pub(super) fn fcall(
     let found = libraries.function(arg(args, 1)?).ok_or("ERR Function not found")?;
     parse_i64(arg(args, NUMKEYS)?).ok_or("ERR Bad number of keys provided")?;
     let [keys, rest] = keys_and_args(args)?;
-    let flags = Flags(found.function.flags as u32);
+    let flags = ScriptFlags::from_bits_retain(found.function.flags as u32);
     check_flags(unit, flags, read_only)?;
     if !unit.is_detached() && found.is_slow.load(Ordering::Relaxed) {
         return Err(UnitStop::Detached);
@@ -51,9 +51,9 @@ pub(super) fn fcall(
 }
 
 /// Returns the flags of the function that is to be called.
-pub(super) fn flags(node: &Node, args: Args<'_>) -> Option<Flags> {
+pub(super) fn flags(node: &Node, args: Args<'_>) -> Option<ScriptFlags> {
     let libraries = node.functions.now();
-    Some(Flags(libraries.function(args.get(1)?)?.function.flags as u32))
+    Some(ScriptFlags::from_bits_retain(libraries.function(args.get(1)?)?.function.flags as u32))
 }
 
 fn run_function(

@@ -9,7 +9,7 @@ use crate::commands::{Handler, Spec};
 use flagstone_commands::{Group, flag};
 
 const SUBCOMMAND: Spec =
-    Spec { group: Group::Scripting, since: "7.0.0", flags: flag::NOSCRIPT, ..Spec::NEW };
+    Spec { group: Group::Scripting, since: "7.0.0", flags: flag!(NOSCRIPT), ..Spec::NEW };
 
 const ALL_SHARDS: &[&str] = &["request_policy:all_shards", "response_policy:all_succeeded"];
 
@@ -19,7 +19,7 @@ const SUBCOMMANDS: &[Spec] = &[
         complexity: "O(1) (considering compilation time is redundant)",
         summary: "Adds a library.",
         arity: -3,
-        flags: flag::NOSCRIPT | flag::WRITE | flag::DENYOOM,
+        flags: flag!(NOSCRIPT | WRITE | DENYOOM),
         tips: ALL_SHARDS,
         run: Handler::Wait(change::load),
         ..SUBCOMMAND
@@ -28,7 +28,7 @@ const SUBCOMMANDS: &[Spec] = &[
         name: "delete",
         summary: "Removes a library and its functions.",
         arity: 3,
-        flags: flag::NOSCRIPT | flag::WRITE,
+        flags: flag!(NOSCRIPT | WRITE),
         tips: ALL_SHARDS,
         run: Handler::Wait(change::delete),
         ..SUBCOMMAND
@@ -38,7 +38,7 @@ const SUBCOMMANDS: &[Spec] = &[
         complexity: "O(N) where N is the number of functions deleted",
         summary: "Removes all libraries.",
         arity: -2,
-        flags: flag::NOSCRIPT | flag::WRITE,
+        flags: flag!(NOSCRIPT | WRITE),
         tips: ALL_SHARDS,
         run: Handler::Wait(change::flush),
         ..SUBCOMMAND
@@ -48,7 +48,7 @@ const SUBCOMMANDS: &[Spec] = &[
         complexity: "O(N) where N is the number of functions on the payload",
         summary: "Adds the libraries of a payload.",
         arity: -3,
-        flags: flag::NOSCRIPT | flag::WRITE | flag::DENYOOM,
+        flags: flag!(NOSCRIPT | WRITE | DENYOOM),
         tips: ALL_SHARDS,
         run: Handler::Wait(change::restore),
         ..SUBCOMMAND
@@ -74,7 +74,7 @@ const SUBCOMMANDS: &[Spec] = &[
         name: "stats",
         summary: "Answers which function runs, and how many there are.",
         arity: 2,
-        flags: flag::NOSCRIPT | flag::ALLOW_BUSY,
+        flags: flag!(NOSCRIPT | ALLOW_BUSY),
         tips: &["nondeterministic_output", "request_policy:all_shards", "response_policy:special"],
         run: Handler::Session(show::stats),
         ..SUBCOMMAND
@@ -83,7 +83,7 @@ const SUBCOMMANDS: &[Spec] = &[
         name: "kill",
         summary: "Ends the functions that have been running for long and have not written.",
         arity: 2,
-        flags: flag::NOSCRIPT | flag::ALLOW_BUSY,
+        flags: flag!(NOSCRIPT | ALLOW_BUSY),
         tips: &["request_policy:all_shards", "response_policy:one_succeeded"],
         run: Handler::Session(show::kill),
         ..SUBCOMMAND
@@ -92,7 +92,7 @@ const SUBCOMMANDS: &[Spec] = &[
         name: "help",
         summary: "Answers what there is.",
         arity: 2,
-        flags: flag::LOADING | flag::STALE,
+        flags: flag!(LOADING | STALE),
         run: Handler::Help(show::show_help),
         ..SUBCOMMAND
     },

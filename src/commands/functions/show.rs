@@ -3,7 +3,7 @@
 use crate::commands::scripting::answer_kill;
 use crate::functions::{ENGINE, Library};
 use crate::routing::{Call, CallOutcome};
-use crate::scripts::{Flags, ScriptKind};
+use crate::scripts::{ScriptFlags, ScriptKind};
 use flagstone_commands::help::help;
 use flagstone_commands::is_word;
 use flagstone_rdb::dump_functions;
@@ -53,10 +53,10 @@ fn show_library(out: &mut Reply, library: &Library, with_code: bool) {
         out.bulk_str("description");
         out.bulk_or_null(function.description.as_deref());
         out.bulk_str("flags");
-        let flags = Flags(function.flags as u32);
-        let names: Vec<_> = Flags::NAMES.iter().filter(|(flag, _)| flags.has(*flag)).collect();
+        let flags = ScriptFlags::from_bits_retain(function.flags as u32);
+        let names: Vec<_> = flags.iter_names().map(|(name, _)| name).collect();
         out.set(names.len());
-        names.iter().for_each(|(_, name)| out.simple(name));
+        names.iter().for_each(|name| out.simple(name));
     }
     if with_code {
         out.bulk_str("library_code");

@@ -4,7 +4,7 @@ use crate::commands::{Handler, Spec};
 use crate::pubsub::SubscriptionKind;
 use crate::routing::{Call, CallOutcome};
 use flagstone_commands::help::{help, syntax};
-use flagstone_commands::{Group, arg, flag};
+use flagstone_commands::{CommandFlags, Group, arg, flag};
 use flagstone_wire::glob;
 use flagstone_wire::resp::{Args, Reply};
 
@@ -76,7 +76,7 @@ fn show_help(out: &mut Reply) {
     );
 }
 
-const SHOWS: u32 = flag::PUBSUB | flag::LOADING | flag::STALE;
+const SHOWS: CommandFlags = flag!(PUBSUB | LOADING | STALE);
 
 /// Declarations of the subcommands of PUBSUB.
 pub(super) const SUBCOMMANDS: &[Spec] = &[
@@ -140,7 +140,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         since: "6.2.0",
         summary: "Tells the subcommands.",
         arity: 2,
-        flags: flag::LOADING | flag::STALE,
+        flags: flag!(LOADING | STALE),
         run: Handler::Help(show_help),
         ..Spec::NEW
     },

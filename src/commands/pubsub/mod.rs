@@ -6,7 +6,7 @@ mod subscribe;
 use crate::commands::{Handler, Spec};
 use crate::routing::{Call, CallOutcome};
 use crate::unit::{Published, Unit, UnitOutcome};
-use flagstone_commands::{Ctx, Group, KeySpec, arg, flag, key};
+use flagstone_commands::{CommandFlags, Ctx, Group, KeySpec, arg, flag, key};
 use flagstone_wire::resp::Args;
 
 /// `PUBLISH channel message`
@@ -40,10 +40,8 @@ fn publish_in_unit(
     unit.effects().publish(Published { to_shard, channel, message })
 }
 
-const PUBLISHES: u32 =
-    flag::PUBSUB | flag::LOADING | flag::STALE | flag::FAST | flag::MAY_REPLICATE;
-const SUBSCRIBES: u32 =
-    flag::PUBSUB | flag::NOSCRIPT | flag::LOADING | flag::STALE | flag::SUBSCRIBER;
+const PUBLISHES: CommandFlags = flag!(PUBSUB | LOADING | STALE | FAST | MAY_REPLICATE);
+const SUBSCRIBES: CommandFlags = flag!(PUBSUB | NOSCRIPT | LOADING | STALE | SUBSCRIBER);
 
 /// Declarations of the commands to publish and subscribe.
 pub const COMMANDS: &[Spec] = &[
@@ -70,7 +68,7 @@ pub const COMMANDS: &[Spec] = &[
         summary: "Sends a message to a shard channel.",
         arity: 3,
         flags: PUBLISHES,
-        keys: &[KeySpec::one(1, key::NOT_KEY)],
+        keys: &[KeySpec::one(1, key!(NOT_KEY))],
         run: Handler::Either {
             alone: spublish,
             in_unit: |cx, unit, args| publish_in_unit(cx, unit, args, true),
@@ -107,7 +105,7 @@ pub const COMMANDS: &[Spec] = &[
         summary: "Begins to listen to shard channels.",
         arity: -2,
         flags: SUBSCRIBES,
-        keys: &[KeySpec::to_end(1, 1, key::NOT_KEY)],
+        keys: &[KeySpec::to_end(1, 1, key!(NOT_KEY))],
         run: Handler::Session(subscribe::ssubscribe),
         ..Spec::NEW
     },
@@ -141,7 +139,7 @@ pub const COMMANDS: &[Spec] = &[
         summary: "Ends to listen to shard channels, or to all of them.",
         arity: -1,
         flags: SUBSCRIBES,
-        keys: &[KeySpec::to_end(1, 1, key::NOT_KEY)],
+        keys: &[KeySpec::to_end(1, 1, key!(NOT_KEY))],
         run: Handler::Session(subscribe::sunsubscribe),
         ..Spec::NEW
     },

@@ -121,7 +121,7 @@ fn show_help(out: &mut Reply) {
 }
 
 const SUBCOMMAND: Spec =
-    Spec { group: Group::Scripting, since: "2.6.0", flags: flag::NOSCRIPT, ..Spec::NEW };
+    Spec { group: Group::Scripting, since: "2.6.0", flags: flag!(NOSCRIPT), ..Spec::NEW };
 
 const ALL_NODES: &[&str] = &["request_policy:all_nodes", "response_policy:all_succeeded"];
 
@@ -131,7 +131,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         complexity: "O(N) with N being the length in bytes of the script body.",
         summary: "Adds a script without running it.",
         arity: 3,
-        flags: flag::NOSCRIPT | flag::STALE,
+        flags: flag!(NOSCRIPT | STALE),
         tips: ALL_NODES,
         run: Handler::Wait(load),
         ..SUBCOMMAND
@@ -158,7 +158,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         name: "kill",
         summary: "Ends the scripts that have been running for long and have not written.",
         arity: 2,
-        flags: flag::NOSCRIPT | flag::ALLOW_BUSY,
+        flags: flag!(NOSCRIPT | ALLOW_BUSY),
         tips: &["request_policy:all_shards", "response_policy:one_succeeded"],
         run: Handler::Session(kill),
         ..SUBCOMMAND
@@ -184,7 +184,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         since: "5.0.0",
         summary: "Answers what there is.",
         arity: 2,
-        flags: flag::LOADING | flag::STALE,
+        flags: flag!(LOADING | STALE),
         run: Handler::Help(show_help),
         ..SUBCOMMAND
     },

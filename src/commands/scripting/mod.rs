@@ -7,9 +7,9 @@ pub(in crate::commands) use manage::answer_kill;
 use crate::commands::{Handler, Spec};
 use crate::node::{Node, limits};
 use crate::scripting::{InputForm, ScriptCall, Uncompiled, run, with_vm};
-use crate::scripts::{Flags, Script, ScriptKind, parse_sha, parse_shebang, sha1};
+use crate::scripts::{Script, ScriptFlags, ScriptKind, parse_sha, parse_shebang, sha1};
 use crate::unit::{Unit, UnitOutcome, UnitStop};
-use flagstone_commands::{Ctx, ErrorText, Group, KeySpec, arg, error, flag, key};
+use flagstone_commands::{CommandFlags, Ctx, ErrorText, Group, KeySpec, arg, error, flag, key};
 use flagstone_wire::num::parse_i64;
 use flagstone_wire::resp::Args;
 use std::sync::Arc;
@@ -89,19 +89,23 @@ fn add(
 }
 
 /// Checks that a script with these flags may run.
-pub(super) fn check_flags(unit: &Unit<'_>, flags: Flags, read_only: bool) -> Result<(), ErrorText> {
-    if flags.has(Flags::COMPATIBLE) {
+pub(super) fn check_flags(
+    unit: &Unit<'_>,
+    flags: ScriptFlags,
+    read_only: bool,
+) -> Result<(), ErrorText> {
+    if flags.contains(ScriptFlags::COMPATIBLE) {
         return Ok(());
     }
-    if read_only && !flags.has(Flags::NO_WRITES) {
+    if read_only && !flags.contains(ScriptFlags::NO_WRITES) {
         return Err("ERR Can not execute a script with write flag using *_ro command.".into());
     }
     // The refusal may have begun after the script was admitted.
-    let needs = flags.command_flags(0);
-    if let Some(text) = limits::refusal(&unit.node.health, unit.settings, needs & flag::WRITE) {
+    let needs = flags.command_flags(CommandFlags::empty());
+    if let Some(text) = limits::refusal(&unit.node.health, unit.settings, needs & flag!(WRITE)) {
         return Err(text.into());
     }
-    if limits::refusal(&unit.node.health, unit.settings, needs & flag::DENYOOM).is_some() {
+    if limits::refusal(&unit.node.health, unit.settings, needs & flag!(DENYOOM)).is_some() {
         return Err(
             "OOM allow-oom flag is not set on the script, can not run it when used memory > \
             'maxmemory'"
@@ -112,12 +116,12 @@ pub(super) fn check_flags(unit: &Unit<'_>, flags: Flags, read_only: bool) -> Res
 }
 
 /// Returns the flags of the script in the arguments of EVAL.
-fn flags_of_text(_: &Node, args: Args<'_>) -> Option<Flags> {
+fn flags_of_text(_: &Node, args: Args<'_>) -> Option<ScriptFlags> {
     parse_shebang(args.get(1)?).ok().map(|(flags, _)| flags)
 }
 
 /// Returns the flags of the script that EVALSHA names.
-fn flags_of_sha(node: &Node, args: Args<'_>) -> Option<Flags> {
+fn flags_of_sha(node: &Node, args: Args<'_>) -> Option<ScriptFlags> {
     Some(node.scripts.get(parse_sha(args.get(1)?)?)?.flags)
 }
 
@@ -161,19 +165,15 @@ pub(super) const EVALUATES: Spec = Spec {
     since: "2.6.0",
     complexity: "Depends on the script that is executed.",
     arity: -3,
-    flags: flag::NOSCRIPT
-        | flag::SKIP_MONITOR
-        | flag::MAY_REPLICATE
-        | flag::NO_MANDATORY_KEYS
-        | flag::STALE,
-    keys: &[KeySpec::numkeys(NUMKEYS, key::RW | key::ACCESS | key::UPDATE)],
+    flags: flag!(NOSCRIPT | SKIP_MONITOR | MAY_REPLICATE | NO_MANDATORY_KEYS | STALE),
+    keys: &[KeySpec::numkeys(NUMKEYS, key!(RW | ACCESS | UPDATE))],
     ..Spec::NEW
 };
 
 pub(super) const READ_ONLY: Spec = Spec {
     since: "7.0.0",
-    flags: (EVALUATES.flags & !flag::MAY_REPLICATE) | flag::READONLY,
-    keys: &[KeySpec::numkeys(NUMKEYS, key::RO | key::ACCESS)],
+    flags: EVALUATES.flags.difference(flag!(MAY_REPLICATE)).union(flag!(READONLY)),
+    keys: &[KeySpec::numkeys(NUMKEYS, key!(RO | ACCESS))],
     ..EVALUATES
 };
 

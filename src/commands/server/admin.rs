@@ -189,7 +189,7 @@ pub const ADMIN_COMMANDS: &[Spec] = &[
         since: "2.6.0",
         summary: "Answers the time of the server.",
         arity: 1,
-        flags: flag::LOADING | flag::STALE | flag::FAST,
+        flags: flag!(LOADING | STALE | FAST),
         tips: &["nondeterministic_output"],
         run: Handler::Either { alone: time, in_unit: time_in_unit },
         ..Spec::NEW
@@ -200,8 +200,8 @@ pub const ADMIN_COMMANDS: &[Spec] = &[
         since: "2.8.12",
         summary: "Answers the role in replication.",
         arity: 1,
-        flags: flag::NOSCRIPT | flag::LOADING | flag::STALE | flag::FAST,
-        acl: acl::ADMIN | acl::DANGEROUS,
+        flags: flag!(NOSCRIPT | LOADING | STALE | FAST),
+        acl: acl!(ADMIN | DANGEROUS),
         run: Handler::Session(role),
         ..Spec::NEW
     },
@@ -211,7 +211,7 @@ pub const ADMIN_COMMANDS: &[Spec] = &[
         since: "5.0.0",
         summary: "Chooses the primary to copy; there is none to choose here.",
         arity: 3,
-        flags: flag::NO_ASYNC_LOADING | flag::ADMIN | flag::NOSCRIPT | flag::STALE,
+        flags: flag!(NO_ASYNC_LOADING | ADMIN | NOSCRIPT | STALE),
         run: Handler::Session(replicaof),
         ..Spec::NEW
     },
@@ -220,7 +220,7 @@ pub const ADMIN_COMMANDS: &[Spec] = &[
         group: Group::Server,
         summary: "The old name of REPLICAOF.",
         arity: 3,
-        flags: flag::NO_ASYNC_LOADING | flag::ADMIN | flag::NOSCRIPT | flag::STALE,
+        flags: flag!(NO_ASYNC_LOADING | ADMIN | NOSCRIPT | STALE),
         run: Handler::Session(replicaof),
         ..Spec::NEW
     },
@@ -230,8 +230,8 @@ pub const ADMIN_COMMANDS: &[Spec] = &[
         since: "3.0.0",
         summary: "Waits until replicas have the writes of the connection.",
         arity: 3,
-        flags: flag::BLOCKING,
-        acl: acl::CONNECTION,
+        flags: flag!(BLOCKING),
+        acl: acl!(CONNECTION),
         tips: &["request_policy:all_shards", "response_policy:agg_min"],
         run: Handler::Wait(wait),
         ..Spec::NEW
@@ -242,8 +242,8 @@ pub const ADMIN_COMMANDS: &[Spec] = &[
         since: "7.2.0",
         summary: "Waits until the writes of the connection are durable.",
         arity: 4,
-        flags: flag::BLOCKING,
-        acl: acl::CONNECTION,
+        flags: flag!(BLOCKING),
+        acl: acl!(CONNECTION),
         tips: &["request_policy:all_shards", "response_policy:agg_min"],
         run: Handler::Wait(waitaof),
         ..Spec::NEW
@@ -254,12 +254,7 @@ pub const ADMIN_COMMANDS: &[Spec] = &[
         complexity: "O(N) when saving, where N is the total number of keys in all databases when saving data, otherwise O(1)",
         summary: "Ends the server.",
         arity: -1,
-        flags: flag::ADMIN
-            | flag::NOSCRIPT
-            | flag::LOADING
-            | flag::STALE
-            | flag::NO_MULTI
-            | flag::ALLOW_BUSY,
+        flags: flag!(ADMIN | NOSCRIPT | LOADING | STALE | NO_MULTI | ALLOW_BUSY),
         run: Handler::Wait(shutdown),
         ..Spec::NEW
     },
@@ -269,7 +264,7 @@ pub const ADMIN_COMMANDS: &[Spec] = &[
         since: "5.0.0",
         summary: "Shows a picture and the version.",
         arity: -1,
-        flags: flag::READONLY | flag::FAST,
+        flags: flag!(READONLY | FAST),
         run: Handler::Session(lolwut),
         ..Spec::NEW
     },

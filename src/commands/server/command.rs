@@ -5,7 +5,9 @@ use crate::command::{Command, Route, registry};
 use crate::commands::{Handler, Spec};
 use crate::routing::{Call, CallOutcome};
 use flagstone_commands::help::help;
-use flagstone_commands::{Begin, Find, Group, KeySpec, acl, arg, error, flag, is_word, key};
+use flagstone_commands::{
+    Begin, Categories, Find, Group, KeyFlags, KeySpec, acl, arg, error, flag, is_word, key,
+};
 use flagstone_wire::glob;
 use flagstone_wire::resp::{Args, Reply};
 
@@ -85,9 +87,8 @@ fn statuses(out: &mut Reply, names: &[&str]) {
     }
 }
 
-fn key_flags(out: &mut Reply, flags: u32) {
-    let names: Vec<&str> =
-        key::NAMES.iter().filter(|(bit, _)| flags & bit != 0).map(|(_, name)| *name).collect();
+fn key_flags(out: &mut Reply, flags: KeyFlags) {
+    let names: Vec<&str> = flags.iter_names().map(|(name, _)| name).collect();
     statuses(out, &names);
 }
 
@@ -150,9 +151,10 @@ fn list(cx: &mut Call<'_>, args: Args<'_>) -> CallOutcome {
             if is_word(kind, "module") {
                 Box::new(|_| false)
             } else if is_word(kind, "aclcat") {
-                let named = acl::NAMES.iter().find(|(_, name)| is_word(value, name));
-                let bit = named.map_or(0, |(bit, _)| *bit);
-                Box::new(move |command| command.spec.categories() & bit != 0)
+                let mut all = Categories::all().iter_names();
+                let named = all.find(|(name, _)| is_word(value, name));
+                let category = named.map_or(Categories::empty(), |(_, category)| category);
+                Box::new(move |command| command.spec.categories().intersects(category))
             } else if is_word(kind, "pattern") {
                 Box::new(|command| glob::matches_nocase(value, command.full_name.as_bytes()))
             } else {
@@ -188,14 +190,14 @@ fn keys_of(out: &mut Reply, args: Args<'_>, with_flags: bool) -> CallOutcome {
         _ => Some(command),
     });
     let spec = command.ok_or("ERR Invalid command specified")?.spec;
-    if spec.keys.iter().all(|keys| keys.flags & key::NOT_KEY != 0) {
+    if spec.keys.iter().all(|keys| keys.flags.contains(key!(NOT_KEY))) {
         return Err("ERR The command has no key arguments".into());
     }
     if !spec.arity_allows(inner.len()) {
         return Err("ERR Invalid number of arguments specified for command".into());
     }
     let mut found = Vec::new();
-    for keys in spec.keys.iter().filter(|keys| keys.flags & key::NOT_KEY == 0) {
+    for keys in spec.keys.iter().filter(|keys| !keys.flags.contains(key!(NOT_KEY))) {
         let mut indices = Vec::new();
         if keys.find(inner, &mut indices).is_none() {
             return Err("ERR Invalid arguments specified for command".into());
@@ -203,7 +205,7 @@ fn keys_of(out: &mut Reply, args: Args<'_>, with_flags: bool) -> CallOutcome {
         let flags = precise_flags(spec, keys.flags, inner);
         found.extend(indices.into_iter().map(|index| (index, flags)));
     }
-    if found.is_empty() && !spec.has(flag::NO_MANDATORY_KEYS) {
+    if found.is_empty() && !spec.has(flag!(NO_MANDATORY_KEYS)) {
         return Err("ERR Invalid arguments specified for command".into());
     }
     out.array(found.len());
@@ -220,18 +222,22 @@ fn keys_of(out: &mut Reply, args: Args<'_>, with_flags: bool) -> CallOutcome {
 }
 
 /// Returns the flags of a key, which may depend on the arguments.
-fn precise_flags(spec: &flagstone_commands::Spec<Route>, flags: u32, args: Args<'_>) -> u32 {
-    if flags & key::VARIABLE_FLAGS == 0 {
+fn precise_flags(
+    spec: &flagstone_commands::Spec<Route>,
+    flags: KeyFlags,
+    args: Args<'_>,
+) -> KeyFlags {
+    if !flags.contains(key!(VARIABLE_FLAGS)) {
         return flags;
     }
     let has = |word: &str| args.iter().skip(3).any(|arg| is_word(arg, word));
     match spec.name {
-        "set" if has("get") => key::RW | key::ACCESS | key::UPDATE,
-        "set" => key::OW | key::UPDATE,
+        "set" if has("get") => key!(RW | ACCESS | UPDATE),
+        "set" => key!(OW | UPDATE),
         "bitfield" if !args.iter().skip(2).any(|a| is_word(a, "set") || is_word(a, "incrby")) => {
-            key::RO | key::ACCESS
+            key!(RO | ACCESS)
         }
-        "bitfield" => key::RW | key::ACCESS | key::UPDATE,
+        "bitfield" => key!(RW | ACCESS | UPDATE),
         _ => flags,
     }
 }
@@ -264,8 +270,8 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         since: "2.8.13",
         summary: "Answers how many commands there are.",
         arity: 2,
-        flags: flag::LOADING | flag::STALE,
-        acl: acl::CONNECTION,
+        flags: flag!(LOADING | STALE),
+        acl: acl!(CONNECTION),
         run: Handler::Session(count),
         ..Spec::NEW
     },
@@ -276,8 +282,8 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         complexity: "O(N) where N is the number of commands to look up",
         summary: "Documents commands.",
         arity: -2,
-        flags: flag::LOADING | flag::STALE,
-        acl: acl::CONNECTION,
+        flags: flag!(LOADING | STALE),
+        acl: acl!(CONNECTION),
         tips: &["nondeterministic_output_order"],
         run: Handler::Session(docs::docs),
         ..Spec::NEW
@@ -289,8 +295,8 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         complexity: "O(N) where N is the number of arguments to the command",
         summary: "Answers the keys among the arguments of a command.",
         arity: -3,
-        flags: flag::LOADING | flag::STALE,
-        acl: acl::CONNECTION,
+        flags: flag!(LOADING | STALE),
+        acl: acl!(CONNECTION),
         run: Handler::Session(getkeys),
         ..Spec::NEW
     },
@@ -301,8 +307,8 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         complexity: "O(N) where N is the number of arguments to the command",
         summary: "Answers the keys among the arguments of a command, and what is done to them.",
         arity: -3,
-        flags: flag::LOADING | flag::STALE,
-        acl: acl::CONNECTION,
+        flags: flag!(LOADING | STALE),
+        acl: acl!(CONNECTION),
         run: Handler::Session(getkeysandflags),
         ..Spec::NEW
     },
@@ -312,8 +318,8 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         since: "5.0.0",
         summary: "Tells the subcommands.",
         arity: 2,
-        flags: flag::LOADING | flag::STALE,
-        acl: acl::CONNECTION,
+        flags: flag!(LOADING | STALE),
+        acl: acl!(CONNECTION),
         run: Handler::Help(show_help),
         ..Spec::NEW
     },
@@ -324,8 +330,8 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         complexity: "O(N) where N is the number of commands to look up",
         summary: "Describes commands.",
         arity: -2,
-        flags: flag::LOADING | flag::STALE,
-        acl: acl::CONNECTION,
+        flags: flag!(LOADING | STALE),
+        acl: acl!(CONNECTION),
         tips: &["nondeterministic_output_order"],
         run: Handler::Session(info),
         ..Spec::NEW
@@ -337,8 +343,8 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         complexity: "O(N) where N is the total number of commands",
         summary: "Answers the commands' names.",
         arity: -2,
-        flags: flag::LOADING | flag::STALE,
-        acl: acl::CONNECTION,
+        flags: flag!(LOADING | STALE),
+        acl: acl!(CONNECTION),
         tips: &["nondeterministic_output_order"],
         run: Handler::Session(list),
         ..Spec::NEW

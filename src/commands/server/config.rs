@@ -169,7 +169,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         since: "5.0.0",
         summary: "Tells the subcommands.",
         arity: 2,
-        flags: flag::LOADING | flag::STALE,
+        flags: flag!(LOADING | STALE),
         run: Handler::Help(show_help),
         ..Spec::NEW
     },

@@ -144,7 +144,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         since: "4.0.0",
         summary: "Tells the subcommands.",
         arity: 2,
-        flags: flag::LOADING | flag::STALE,
+        flags: flag!(LOADING | STALE),
         run: Handler::Help(show_help),
         ..Spec::NEW
     },
@@ -155,7 +155,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         complexity: "Depends on how much memory is allocated, could be slow",
         summary: "Answers figures of the allocator.",
         arity: 2,
-        flags: flag::LOADING,
+        flags: flag!(LOADING),
         tips: &["nondeterministic_output", "request_policy:all_shards", "response_policy:special"],
         run: Handler::Session(malloc_stats),
         ..Spec::NEW
@@ -167,7 +167,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         complexity: "Depends on how much memory is allocated, could be slow",
         summary: "Asks the allocator to give memory back.",
         arity: 2,
-        flags: flag::LOADING,
+        flags: flag!(LOADING),
         tips: &["request_policy:all_shards", "response_policy:all_succeeded"],
         run: Handler::Session(purge),
         ..Spec::NEW
@@ -189,8 +189,8 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         complexity: "O(N) where N is the number of samples.",
         summary: "Answers the bytes that a key takes in memory.",
         arity: -3,
-        flags: flag::READONLY,
-        keys: &[KeySpec::one(2, key::RO)],
+        flags: flag!(READONLY),
+        keys: &[KeySpec::one(2, key!(RO))],
         run: Handler::Keys(usage),
         ..Spec::NEW
     },

@@ -14,7 +14,7 @@ mod selftest;
 mod slowlog;
 
 use crate::commands::{Handler, Spec};
-use flagstone_commands::{Group, acl, flag};
+use flagstone_commands::{CommandFlags, Group, acl, flag};
 
 pub use admin::ADMIN_COMMANDS;
 pub use save::SAVE_COMMANDS;
@@ -36,7 +36,7 @@ fn human(bytes: u64) -> String {
 }
 
 /// Flags of most commands on the server.
-const ADMIN: u32 = flag::ADMIN | flag::NOSCRIPT | flag::LOADING | flag::STALE;
+const ADMIN: CommandFlags = flag!(ADMIN | NOSCRIPT | LOADING | STALE);
 
 /// Declarations of the commands on the server.
 pub const COMMANDS: &[Spec] = &[
@@ -56,7 +56,7 @@ pub const COMMANDS: &[Spec] = &[
         complexity: "Depends on subcommand.",
         summary: "Holds commands for tests of the server.",
         arity: -2,
-        flags: ADMIN | flag::PROTECTED,
+        flags: ADMIN.union(flag!(PROTECTED)),
         run: Handler::Wait(debug::debug),
         ..Spec::NEW
     },
@@ -67,8 +67,8 @@ pub const COMMANDS: &[Spec] = &[
         complexity: "O(N) where N is the total number of commands",
         summary: "Describes all commands.",
         arity: -1,
-        flags: flag::LOADING | flag::STALE,
-        acl: acl::CONNECTION,
+        flags: flag!(LOADING | STALE),
+        acl: acl!(CONNECTION),
         tips: &["nondeterministic_output_order"],
         subcommands: command::SUBCOMMANDS,
         run: Handler::Session(command::all),
@@ -79,8 +79,8 @@ pub const COMMANDS: &[Spec] = &[
         group: Group::Server,
         summary: "Answers figures and facts of the server.",
         arity: -1,
-        flags: flag::LOADING | flag::STALE,
-        acl: acl::DANGEROUS,
+        flags: flag!(LOADING | STALE),
+        acl: acl!(DANGEROUS),
         tips: &["nondeterministic_output", "request_policy:all_shards", "response_policy:special"],
         run: Handler::Wait(info::info),
         ..Spec::NEW

@@ -4,7 +4,7 @@ use crate::checkpoints::{begin, branch_off, take_new};
 use crate::commands::{Handler, Spec};
 use crate::routing::{Call, CallOutcome, Waiting};
 use flagstone_commands::help::help;
-use flagstone_commands::{Group, acl, arg, error, flag, is_word};
+use flagstone_commands::{CommandFlags, Group, acl, arg, error, flag, is_word};
 use flagstone_storage::checkpoint::Catalog;
 use flagstone_storage::place::Place;
 use flagstone_wire::resp::{Args, Reply};
@@ -123,7 +123,7 @@ fn show_help(out: &mut Reply) {
     );
 }
 
-const OWN: u32 = flag::ADMIN | flag::NOSCRIPT | flag::NO_MULTI;
+const OWN: CommandFlags = flag!(ADMIN | NOSCRIPT | NO_MULTI);
 
 const SUBCOMMANDS: &[Spec] = &[
     Spec {
@@ -159,7 +159,7 @@ const SUBCOMMANDS: &[Spec] = &[
         group: Group::Server,
         summary: "Describes the subcommands.",
         arity: 2,
-        flags: flag::LOADING | flag::STALE,
+        flags: flag!(LOADING | STALE),
         run: Handler::Help(show_help),
         ..Spec::NEW
     },
@@ -172,8 +172,8 @@ pub const SAVE_COMMANDS: &[Spec] = &[
         group: Group::Server,
         summary: "Answers when the last checkpoint was taken.",
         arity: 1,
-        flags: flag::LOADING | flag::STALE | flag::FAST,
-        acl: acl::ADMIN | acl::DANGEROUS,
+        flags: flag!(LOADING | STALE | FAST),
+        acl: acl!(ADMIN | DANGEROUS),
         tips: &["nondeterministic_output"],
         run: Handler::Session(lastsave),
         ..Spec::NEW
@@ -183,7 +183,7 @@ pub const SAVE_COMMANDS: &[Spec] = &[
         group: Group::Server,
         summary: "Takes a checkpoint in the background.",
         arity: -1,
-        flags: flag::NO_ASYNC_LOADING | flag::ADMIN | flag::NOSCRIPT,
+        flags: flag!(NO_ASYNC_LOADING | ADMIN | NOSCRIPT),
         run: Handler::Session(bgsave),
         ..Spec::NEW
     },
@@ -193,7 +193,7 @@ pub const SAVE_COMMANDS: &[Spec] = &[
         complexity: "O(N) where N is the number of rows written in the last seconds",
         summary: "Takes a checkpoint and answers once it is there.",
         arity: 1,
-        flags: flag::NO_ASYNC_LOADING | flag::ADMIN | flag::NOSCRIPT | flag::NO_MULTI,
+        flags: flag!(NO_ASYNC_LOADING | ADMIN | NOSCRIPT | NO_MULTI),
         run: Handler::Wait(save),
         ..Spec::NEW
     },

@@ -28,8 +28,8 @@ pub const SELFTEST_COMMANDS: &[Spec] = &[Spec {
     complexity: "O(1), but a second or so",
     summary: "Tests the sketches themselves.",
     arity: 1,
-    flags: flag::ADMIN,
-    acl: acl::HYPERLOGLOG,
+    flags: flag!(ADMIN),
+    acl: acl!(HYPERLOGLOG),
     run: Handler::Wait(pfselftest),
     ..Spec::NEW
 }];

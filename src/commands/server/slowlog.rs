@@ -76,7 +76,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         complexity: "O(N) where N is the number of entries returned",
         summary: "Answers the latest slow commands.",
         arity: -2,
-        flags: flag::ADMIN | flag::LOADING | flag::STALE,
+        flags: flag!(ADMIN | LOADING | STALE),
         tips: &["request_policy:all_nodes", "nondeterministic_output"],
         run: Handler::Session(get),
         ..Spec::NEW
@@ -87,7 +87,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         since: "6.2.0",
         summary: "Tells the subcommands.",
         arity: 2,
-        flags: flag::LOADING | flag::STALE,
+        flags: flag!(LOADING | STALE),
         run: Handler::Help(show_help),
         ..Spec::NEW
     },
@@ -97,7 +97,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         since: "2.2.12",
         summary: "Answers how many slow commands are kept.",
         arity: 2,
-        flags: flag::ADMIN | flag::LOADING | flag::STALE,
+        flags: flag!(ADMIN | LOADING | STALE),
         tips: &["request_policy:all_nodes", "response_policy:agg_sum", "nondeterministic_output"],
         run: Handler::Session(len),
         ..Spec::NEW
@@ -109,7 +109,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         complexity: "O(N) where N is the number of entries in the slowlog",
         summary: "Forgets the slow commands.",
         arity: 2,
-        flags: flag::ADMIN | flag::LOADING | flag::STALE,
+        flags: flag!(ADMIN | LOADING | STALE),
         tips: &["request_policy:all_nodes", "response_policy:all_succeeded"],
         run: Handler::Session(reset),
         ..Spec::NEW

@@ -107,7 +107,7 @@ fn run_queued(cx: &mut Ctx<'_>, unit: &Unit<'_>, args: Args<'_>) -> UnitOutcome 
     for part in parts() {
         cx.db = part.db;
         let ran = unit.run_part(cx, part.command, part.args);
-        if shows && !part.command.spec.has(flag::ADMIN | flag::SKIP_MONITOR) {
+        if shows && !part.command.spec.has(flag!(ADMIN | SKIP_MONITOR)) {
             unit.effects().show(cx.db, false, part.args);
         }
         match ran {
@@ -133,12 +133,7 @@ const CONTROL: Spec = Spec {
     group: Group::Transactions,
     since: "1.2.0",
     arity: 1,
-    flags: flag::NOSCRIPT
-        | flag::LOADING
-        | flag::STALE
-        | flag::FAST
-        | flag::ALLOW_BUSY
-        | flag::UNQUEUED,
+    flags: flag!(NOSCRIPT | LOADING | STALE | FAST | ALLOW_BUSY | UNQUEUED),
     ..Spec::NEW
 };
 
@@ -147,7 +142,7 @@ pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "multi",
         summary: "Begins a transaction.",
-        flags: CONTROL.flags | flag::NO_MULTI,
+        flags: CONTROL.flags.union(flag!(NO_MULTI)),
         run: Handler::Session(multi),
         ..CONTROL
     },
@@ -157,8 +152,8 @@ pub const COMMANDS: &[Spec] = &[
         complexity: "O(1) for every key",
         summary: "Keeps the next EXEC from running if one of the keys changes before.",
         arity: -2,
-        flags: CONTROL.flags | flag::NO_MULTI,
-        keys: &[KeySpec::to_end(1, 1, key::RO)],
+        flags: CONTROL.flags.union(flag!(NO_MULTI)),
+        keys: &[KeySpec::to_end(1, 1, key!(RO))],
         run: Handler::Wait(watch),
         ..CONTROL
     },
@@ -166,7 +161,7 @@ pub const COMMANDS: &[Spec] = &[
         name: "unwatch",
         since: "2.2.0",
         summary: "Forgets what is watched.",
-        flags: CONTROL.flags & !flag::UNQUEUED,
+        flags: CONTROL.flags.difference(flag!(UNQUEUED)),
         run: Handler::Either { alone: unwatch, in_unit: unwatch_in_unit },
         ..CONTROL
     },
@@ -182,12 +177,7 @@ pub const COMMANDS: &[Spec] = &[
         name: "exec",
         complexity: "Depends on commands in the transaction",
         summary: "Runs a transaction.",
-        flags: flag::NOSCRIPT
-            | flag::LOADING
-            | flag::STALE
-            | flag::SKIP_SLOWLOG
-            | flag::UNQUEUED
-            | flag::EXEC,
+        flags: flag!(NOSCRIPT | LOADING | STALE | SKIP_SLOWLOG | UNQUEUED | EXEC),
         other_db: Some(transaction::keys),
         run: Handler::Unit(exec),
         ..CONTROL

@@ -2,7 +2,7 @@
 
 use super::super::{HttpCounters, LoadedServer};
 use super::text::{MetricKind, MetricsText};
-use crate::clients::state;
+use crate::clients::ClientState;
 use crate::node::Node;
 use crate::process;
 use crate::pubsub::SubscriptionKind;
@@ -76,13 +76,13 @@ fn put_disk(text: &mut MetricsText, running: &LoadedServer) {
 
 fn put_clients(text: &mut MetricsText, node: &Node) {
     let clients = node.clients.all();
-    let with = |states: u32| clients.iter().filter(|client| client.is(states)).count();
+    let with = |states: ClientState| clients.iter().filter(|client| client.is(states)).count();
     let get = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
     text.gauge("clients", "Connections, by state; a connection may be in several.");
     text.sample(&[("state", &"connected")], clients.len())
-        .sample(&[("state", &"blocked")], with(state::BLOCKED))
-        .sample(&[("state", &"subscribed")], with(state::PUBSUB))
-        .sample(&[("state", &"tracking")], with(state::TRACKING));
+        .sample(&[("state", &"blocked")], with(ClientState::BLOCKED))
+        .sample(&[("state", &"subscribed")], with(ClientState::PUBSUB))
+        .sample(&[("state", &"tracking")], with(ClientState::TRACKING));
     text.gauge("clients_limit", "maxclients.").value(node.config.settings().maxclients);
     text.gauge("clients_memory_bytes", "Memory of all connections.")
         .value(clients.iter().map(|client| client.memory()).sum::<u64>());

@@ -2,13 +2,13 @@
 
 use super::{EntryAddress, EntryMut, Store};
 use crate::need::Fault;
-use crate::notes::class;
+use crate::notify::NotifyFlags;
 use crate::presence::Presence;
 use crate::value::JournaledState;
 use std::sync::Arc;
 
 /// Classes of events that tell about the replaced row.
-const OF_OLD_ROW: u32 = class::NEW | class::EXPIRED;
+const OF_OLD_ROW: NotifyFlags = NotifyFlags::NEW.union(NotifyFlags::EXPIRED);
 
 impl Store {
     /// Sets the filter of a shard's keys.
@@ -125,7 +125,8 @@ mod tests {
     #[test]
     fn an_event_of_the_old_row_needs_the_row() {
         let mut store = blind();
-        for (events, allowed) in [(class::NEW, false), (class::EXPIRED, false), (class::HASH, true)]
+        for (events, allowed) in
+            [(NotifyFlags::NEW, false), (NotifyFlags::EXPIRED, false), (NotifyFlags::HASH, true)]
         {
             store.notes.want(Interest { changes: true, events });
             assert_eq!(set(&mut store, b"a"), allowed);

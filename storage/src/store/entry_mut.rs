@@ -2,7 +2,8 @@
 
 use super::{DirtyKey, EntryAddress, Store};
 use crate::need::Fault;
-use crate::notes::{NoteKind, Notes, class};
+use crate::notes::{NoteKind, Notes};
+use crate::notify::NotifyFlags;
 use crate::slot::KeyHash;
 use crate::value::{Entry, Hash, Str, Typed, Value};
 use std::ops::{Deref, DerefMut};
@@ -68,9 +69,9 @@ impl EntryMut<'_> {
 
     /// Notes a keyspace event of the key, after the event that the key is new if it is.
     #[inline]
-    pub fn event(&mut self, class: impl Into<u32>, name: &'static str) {
+    pub fn event(&mut self, class: NotifyFlags, name: &'static str) {
         if self.notes.wants_events() {
-            self.note_event(class.into(), name);
+            self.note_event(class, name);
         }
     }
 
@@ -79,12 +80,12 @@ impl EntryMut<'_> {
     pub fn creation_event(&mut self) {
         if self.is_new && self.entry.is_live() {
             self.is_new = false;
-            self.notes.event(self.db, &self.entry.key, class::NEW, "new");
+            self.notes.event(self.db, &self.entry.key, NotifyFlags::NEW, "new");
         }
     }
 
     #[cold]
-    fn note_event(&mut self, class: u32, name: &'static str) {
+    fn note_event(&mut self, class: NotifyFlags, name: &'static str) {
         self.creation_event();
         self.notes.event(self.db, &self.entry.key, class, name);
     }
@@ -92,7 +93,7 @@ impl EntryMut<'_> {
     /// Notes a keyspace event of a removal from the key, before the event that the key is deleted
     /// if it is.
     #[inline]
-    pub fn removal_event(&mut self, class: impl Into<u32>, name: &'static str) {
+    pub fn removal_event(&mut self, class: NotifyFlags, name: &'static str) {
         self.event(class, name);
         self.deletion_event();
     }
@@ -101,7 +102,7 @@ impl EntryMut<'_> {
     #[inline]
     pub fn deletion_event(&mut self) {
         if !self.entry.is_live() {
-            self.event(class::GENERIC, "del");
+            self.event(NotifyFlags::GENERIC, "del");
         }
     }
 

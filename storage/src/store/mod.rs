@@ -21,7 +21,8 @@ mod lending;
 mod unit;
 
 pub use crate::need::{Fault, Need, OrLoad, Part};
-use crate::notes::{NoteKind, Notes, class};
+use crate::notes::{NoteKind, Notes};
+use crate::notify::NotifyFlags;
 use crate::presence::Presence;
 use crate::scope::Scope;
 use crate::slot::{KeyHash, Layout, SUB_TABLES, sub_table};
@@ -333,7 +334,7 @@ impl Store {
             self.stats.hits += 1;
         } else {
             self.stats.misses += 1;
-            self.notes.event(db, key, class::KEY_MISS, "keymiss");
+            self.notes.event(db, key, NotifyFlags::KEY_MISS, "keymiss");
         }
         Ok(found.filter(|_| live).map(|f| f.entry(self)))
     }
@@ -489,7 +490,7 @@ impl Store {
         if hash.is_empty() {
             entry.clear();
         }
-        entry.removal_event(class::HASH, "hexpired");
+        entry.removal_event(NotifyFlags::HASH, "hexpired");
         self.stats.expired_fields += expired;
     }
 
@@ -579,7 +580,7 @@ impl Store {
             let mut entry = self.change(found)?;
             entry.note_change(NoteKind::Expired);
             entry.clear();
-            entry.event(class::EXPIRED, "expired");
+            entry.event(NotifyFlags::EXPIRED, "expired");
             self.stats.expired += 1;
         }
         Ok(Some(found))

@@ -223,9 +223,9 @@ impl Page<'_> {
     }
 
     fn clients(&mut self) {
-        use crate::clients::state;
+        use crate::clients::ClientState;
         let clients = self.node.clients.all();
-        let with = |states: u32| clients.iter().filter(|c| c.is(states)).count();
+        let with = |states: ClientState| clients.iter().filter(|c| c.is(states)).count();
         let watching: Vec<u64> =
             clients.iter().map(|c| c.watched.load(Ordering::Relaxed).into()).collect();
         let input = clients.iter().map(|c| c.query_bytes.load(Ordering::Relaxed)).max();
@@ -243,11 +243,11 @@ impl Page<'_> {
             ("maxclients", &self.worker.settings().maxclients),
             ("client_recent_max_input_buffer", &input.unwrap_or(0)),
             ("client_recent_max_output_buffer", &0),
-            ("blocked_clients", &with(state::BLOCKED)),
-            ("tracking_clients", &with(state::TRACKING)),
-            ("pubsub_clients", &with(state::PUBSUB)),
+            ("blocked_clients", &with(ClientState::BLOCKED)),
+            ("tracking_clients", &with(ClientState::TRACKING)),
+            ("pubsub_clients", &with(ClientState::PUBSUB)),
             ("watching_clients", &watching.iter().filter(|&&n| n > 0).count()),
-            ("clients_in_timeout_table", &with(state::TIMED)),
+            ("clients_in_timeout_table", &with(ClientState::TIMED)),
             ("total_watched_keys", &watching.iter().sum::<u64>()),
             ("total_blocking_keys", &self.sum(|s| &s.awaited_keys)),
             ("total_blocking_keys_on_nokey", &self.sum(|s| &s.awaited_absent_keys)),
