@@ -1,4 +1,4 @@
-//! ARCHITECTURE.md has the rooms and the dependencies that the tree has.
+//! ARCHITECTURE.md has the rooms, and docs/dependencies.md the dependencies, that the tree has.
 
 use crate::imports::FLOORS;
 use crate::settle;
@@ -7,12 +7,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
 const MAP: &str = "ARCHITECTURE.md";
+const DEPENDENCIES: &str = "docs/dependencies.md";
 
-/// The rows of the table with this head, with their lines.
-fn table(head: &str) -> Vec<(usize, Vec<String>)> {
-    let text = fs::read_to_string(root().join(MAP)).unwrap();
+/// The rows of the table with this head in a document, with their lines.
+fn table(document: &str, head: &str) -> Vec<(usize, Vec<String>)> {
+    let text = fs::read_to_string(root().join(document)).unwrap();
     let mut lines = text.lines().enumerate().skip_while(|(_, line)| *line != head);
-    assert!(lines.next().is_some(), "{MAP} has no table `{head}`: mend it, or this test");
+    assert!(lines.next().is_some(), "{document} has no table `{head}`: mend it, or this test");
     let rows = lines.skip(1).take_while(|(_, line)| line.starts_with('|'));
     rows.map(|(at, line)| {
         let cells = line.trim_matches('|').split(" | ").map(|cell| cell.trim().to_owned());
@@ -23,7 +24,7 @@ fn table(head: &str) -> Vec<(usize, Vec<String>)> {
 
 #[test]
 fn the_map_has_all_rooms_in_their_order() {
-    let rows = table("| room of `src/` | is |");
+    let rows = table(MAP, "| room of `src/` | is |");
     let rooms: Vec<String> = rows
         .iter()
         .flat_map(|(_, cells)| cells[0].split(", ").map(|room| room.trim_matches('`').to_owned()))
@@ -76,19 +77,19 @@ fn packages() -> BTreeMap<String, BTreeSet<String>> {
 }
 
 #[test]
-fn the_map_has_all_dependencies() {
+fn all_dependencies_have_a_reason() {
     let packages = packages();
     let mut complaints = Vec::new();
     let mut seen = BTreeSet::new();
-    for (line, cells) in table("| package | used by | why |") {
+    for (line, cells) in table(DEPENDENCIES, "| package | used by | why |") {
         let by: BTreeSet<String> = cells[1].split(", ").map(ToOwned::to_owned).collect();
         match packages.get(&cells[0]) {
             None => complaints.push(format!(
-                "{MAP}:{line}: no Cargo.toml names `{}` any more. Take the row out.",
+                "{DEPENDENCIES}:{line}: no Cargo.toml names `{}` any more. Take the row out.",
                 cells[0]
             )),
             Some(real) if *real != by => complaints.push(format!(
-                "{MAP}:{line}: `{}` is used by {real:?}. Write that into the second cell.",
+                "{DEPENDENCIES}:{line}: `{}` is used by {real:?}. Write that into the second cell.",
                 cells[0]
             )),
             Some(_) => {}
@@ -96,7 +97,9 @@ fn the_map_has_all_dependencies() {
         seen.insert(cells[0].clone());
     }
     for name in packages.keys().filter(|name| !seen.contains(*name)) {
-        complaints.push(format!("{MAP}: `{name}` is missing. Add a row that says why it is used."));
+        complaints.push(format!(
+            "{DEPENDENCIES}: `{name}` is missing. Add a row that says why it is used."
+        ));
     }
-    settle("The table of dependencies in ARCHITECTURE.md is that of the manifests.", complaints);
+    settle("The table in docs/dependencies.md is that of the manifests.", complaints);
 }
