@@ -8,6 +8,8 @@ use flagstone_storage::value::Value;
 use flagstone_wire::resp::{Args, Reply};
 use std::borrow::Cow;
 use std::collections::HashSet;
+use std::fmt;
+use std::ops::Deref;
 
 /// A handler's result: its reply is written, or the reason why it stopped.
 pub type Outcome = Result<(), Stop>;
@@ -26,7 +28,53 @@ pub enum Stop {
 }
 
 /// The text of an error reply, with its code ("ERR …", "WRONGTYPE …").
-pub type ErrorText = Cow<'static, str>;
+/// Names from arguments stand in it as they are, in UTF-8 or not.
+#[derive(Clone, PartialEq, Eq)]
+pub struct ErrorText(Cow<'static, [u8]>);
+
+impl Deref for ErrorText {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl AsRef<[u8]> for ErrorText {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl From<&'static str> for ErrorText {
+    fn from(text: &'static str) -> Self {
+        Self(Cow::Borrowed(text.as_bytes()))
+    }
+}
+
+impl From<String> for ErrorText {
+    fn from(text: String) -> Self {
+        Self(Cow::Owned(text.into_bytes()))
+    }
+}
+
+impl From<Vec<u8>> for ErrorText {
+    fn from(text: Vec<u8>) -> Self {
+        Self(Cow::Owned(text))
+    }
+}
+
+impl fmt::Display for ErrorText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&String::from_utf8_lossy(&self.0))
+    }
+}
+
+impl fmt::Debug for ErrorText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&String::from_utf8_lossy(&self.0), f)
+    }
+}
 
 /// The wait of a blocking command that has found nothing.
 #[derive(Debug)]
@@ -92,7 +140,7 @@ impl From<Fault> for Stop {
     fn from(fault: Fault) -> Self {
         match fault {
             Fault::Miss(need) => Self::Miss(vec![*need]),
-            Fault::WrongType => Self::Error(Cow::Borrowed(error::WRONG_TYPE)),
+            Fault::WrongType => error::WRONG_TYPE.into(),
             Fault::Unsettled => Self::Unsettled,
         }
     }
@@ -106,13 +154,19 @@ impl From<ErrorText> for Stop {
 
 impl From<&'static str> for Stop {
     fn from(text: &'static str) -> Self {
-        Self::Error(Cow::Borrowed(text))
+        Self::Error(text.into())
     }
 }
 
 impl From<String> for Stop {
     fn from(text: String) -> Self {
-        Self::Error(Cow::Owned(text))
+        Self::Error(text.into())
+    }
+}
+
+impl From<Vec<u8>> for Stop {
+    fn from(text: Vec<u8>) -> Self {
+        Self::Error(text.into())
     }
 }
 
@@ -232,7 +286,7 @@ impl Ctx<'_> {
 
 /// Returns the argument at `index`, for handlers whose arity was checked.
 pub fn arg<'a>(args: Args<'a>, index: usize) -> Result<&'a [u8], ErrorText> {
-    args.get(index).ok_or(Cow::Borrowed(error::SYNTAX))
+    args.get(index).ok_or_else(|| error::SYNTAX.into())
 }
 
 /// Returns the arguments from `first` on.

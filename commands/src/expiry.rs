@@ -118,7 +118,7 @@ mod tests {
 
     fn text(stop: Stop) -> String {
         match stop {
-            Stop::Error(text) => text.into_owned(),
+            Stop::Error(text) => text.to_string(),
             other => panic!("{other:?}"),
         }
     }

@@ -63,7 +63,7 @@ pub(crate) fn run_line(
 ) -> String {
     match try_line(store, settings, proto, command) {
         Ok(reply) => reply.replace("\r\n", " ").trim_end().to_owned(),
-        Err(Stop::Error(text)) => text.into_owned(),
+        Err(Stop::Error(text)) => text.to_string(),
         Err(other) => panic!("{command}: {other:?}"),
     }
 }

@@ -66,7 +66,7 @@ mod tests {
     fn text(result: Result<u64, Stop>) -> String {
         match result {
             Ok(until_ms) => until_ms.to_string(),
-            Err(Stop::Error(text)) => text.into_owned(),
+            Err(Stop::Error(text)) => text.to_string(),
             Err(other) => panic!("{other:?}"),
         }
     }

@@ -18,7 +18,7 @@ mod step;
 mod wire;
 
 use crate::clients::{Client, count};
-use crate::command::{Command, Outcome, RoundError};
+use crate::command::{Command, Outcome};
 use crate::config::Settings;
 use crate::large;
 use crate::monitor::Line;
@@ -521,7 +521,7 @@ impl Connection {
             Some(_) => exec::aborted_by(&text),
             None => text,
         };
-        self.worker.stats().refused(command, &String::from_utf8_lossy(&text));
+        self.worker.stats().refused(command, &text);
         match exec {
             Some(exec) => {
                 self.session.discard();
@@ -541,17 +541,17 @@ impl Connection {
         out: &mut Reply,
         mark: usize,
     ) -> Settled {
-        let error = match outcome {
+        let (text, outcome) = match outcome {
             Ok(()) if out.replace_lost(mark) => return Settled::FAILED,
             Ok(()) => return Settled::DONE,
             Err(CallStop::Close) => return Settled::CLOSING,
-            Err(CallStop::Error(text)) => RoundError::from(&*text),
-            Err(CallStop::Unstored(error)) => error,
+            Err(CallStop::Error(text)) => (text, Outcome::Failed),
+            Err(CallStop::Unstored(error)) => (error.text.into(), error.outcome),
         };
-        self.worker.stats().failed(command, &error.text);
+        self.worker.stats().failed(command, &text);
         out.truncate(mark);
-        out.error(error.text);
-        Settled { outcome: error.outcome, ..Settled::DONE }
+        out.error(text);
+        Settled { outcome, ..Settled::DONE }
     }
 
     /// Shows a command that runs to monitors.

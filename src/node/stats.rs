@@ -200,7 +200,7 @@ impl WorkerStats {
     }
 
     /// Counts a command that was refused before it ran; `None` if it is unknown.
-    pub(crate) fn refused(&self, command: Option<&Command>, text: &str) {
+    pub(crate) fn refused(&self, command: Option<&Command>, text: impl AsRef<[u8]>) {
         if let Some(counters) = command.and_then(|c| self.by_command.get(c.id)) {
             count(&counters.rejected, 1);
         }
@@ -208,7 +208,7 @@ impl WorkerStats {
     }
 
     /// Counts a command that was answered with an error.
-    pub(crate) fn failed(&self, command: &Command, text: &str) {
+    pub(crate) fn failed(&self, command: &Command, text: impl AsRef<[u8]>) {
         if let Some(counters) = self.by_command.get(command.id) {
             count(&counters.failed, 1);
         }
@@ -254,7 +254,7 @@ impl WorkerStats {
 
     /// Counts a unit that has ended. `text`: the error with which it is answered. `is_counted`: an
     /// error of it is counted already.
-    pub(crate) fn unit_ended(&self, command: &Command, text: Option<&str>, is_counted: bool) {
+    pub(crate) fn unit_ended(&self, command: &Command, text: Option<&[u8]>, is_counted: bool) {
         match (is_counted, text) {
             (false, None) => {}
             (false, Some(text)) => self.failed(command, text),
@@ -267,8 +267,8 @@ impl WorkerStats {
     }
 
     /// Counts an error reply.
-    pub(crate) fn error(&self, text: &str) {
-        self.errors_of(&error_code(text.as_bytes()), 1);
+    pub(crate) fn error(&self, text: impl AsRef<[u8]>) {
+        self.errors_of(&error_code(text.as_ref()), 1);
     }
 
     /// Counts `n` error replies with a code.

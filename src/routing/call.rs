@@ -55,6 +55,12 @@ impl From<&'static str> for CallStop {
     }
 }
 
+impl From<Vec<u8>> for CallStop {
+    fn from(text: Vec<u8>) -> Self {
+        Self::Error(text.into())
+    }
+}
+
 impl From<String> for CallStop {
     fn from(text: String) -> Self {
         Self::Error(text.into())

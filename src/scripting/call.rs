@@ -31,17 +31,17 @@ impl Run<'_, '_> {
         let args = std::mem::take(&mut self.args);
         let called = match self.admit(args.args()) {
             Ok(command) => self.execute(command, args.args()),
-            Err(text) => self.fail(&text),
+            Err(text) => self.fail(text.as_bytes()),
         };
         self.args = args;
         called
     }
 
     /// Ends the call with an error.
-    fn fail(&mut self, text: &str) -> Called {
+    fn fail(&mut self, text: &[u8]) -> Called {
         self.failure.clear();
-        self.failure.push_str(text);
-        Called::Error(self.failure.as_bytes())
+        self.failure.extend_from_slice(text);
+        Called::Error(&*self.failure)
     }
 
     /// Copies the arguments as bytes.

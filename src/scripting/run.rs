@@ -1,6 +1,6 @@
 //! One run of a script: its context, and the conditions that end it.
 
-use super::to_reply::{Limits, is_counted_error, write_error, write_value};
+use super::to_reply::{Limits, error_text, is_counted_error, write_value};
 use super::vm::Vm;
 use crate::node::limits;
 use crate::scripts::{Control, ScriptFlags, ScriptKind};
@@ -49,7 +49,7 @@ pub(super) struct Run<'a, 'c> {
     /// Buffer for the replies of its commands.
     pub(super) reply: Reply,
     /// Text of the last error.
-    pub(super) failure: String,
+    pub(super) failure: Vec<u8>,
     /// Arguments of its commands.
     pub(super) args: OwnedArgs,
     control: Option<Arc<Control>>,
@@ -219,7 +219,7 @@ pub fn run(
         wrote: false,
         stop: None,
         reply: Reply::new(Proto::Resp2),
-        failure: String::new(),
+        failure: Vec::new(),
         args: OwnedArgs::default(),
         control: entered.as_ref().map(|entered| entered.control.clone()),
         instructions: 0,
@@ -232,7 +232,7 @@ pub fn run(
         Ok((true, value)) => run.reply_with(&mut out, &value).map_err(UnitStop::from),
         Ok((false, error)) => {
             unit.effects().error_counted = is_counted_error(&error);
-            write_error(&mut out, &error, call.name).map_err(UnitStop::from)
+            Err(error_text(&error, call.name).into())
         }
         Err(error) => Err(format!("ERR Error running script {}, {error}", call.name).into()),
     };

@@ -194,8 +194,8 @@ pub(super) fn is_counted_error(raised: &Value) -> bool {
     matches!(raised, Value::Table(table) if is_counted(table))
 }
 
-/// Writes an error that a script has raised as the reply of its command.
-pub(super) fn write_error(out: &mut Reply, raised: &Value, name: &str) -> Result<(), ErrorText> {
+/// Returns the text of an error that a script has raised.
+pub(super) fn error_text(raised: &Value, name: &str) -> ErrorText {
     let text = match raised {
         Value::Table(table) => {
             let field = |name: &str| match table.raw_get::<Value>(name) {
@@ -227,11 +227,5 @@ pub(super) fn write_error(out: &mut Reply, raised: &Value, name: &str) -> Result
         }
         _ => format!("ERR Error running script {name}, execution failure").into_bytes(),
     };
-    match String::from_utf8(text) {
-        Ok(text) => Err(text.into()),
-        Err(error) => {
-            out.error(error.as_bytes());
-            Ok(())
-        }
-    }
+    text.into()
 }

@@ -6,6 +6,7 @@ use crate::functions::{self, Found, Libraries, Library, LoadError};
 use crate::node::{MAX_DETACHED, Node};
 use crate::scripts::{Script, Scripts, Sha, VmFigures, within};
 use crate::unit::UnitStop;
+use flagstone_commands::ErrorText;
 use flagstone_lua as lua;
 use fnv::FnvHashMap;
 use mlua::{Function, Lua};
@@ -122,7 +123,7 @@ impl Vm {
         script: &Script,
         is_detached: bool,
     ) -> Result<Function, Uncompiled> {
-        let failed = |error: mlua::Error| Uncompiled::Failed(format!("ERR {error}"));
+        let failed = |error: mlua::Error| Uncompiled::from(format!("ERR {error}"));
         let epoch = node.scripts.epoch();
         if self.epoch != epoch || self.compiled.len() >= MAX_COMPILED {
             self.compiled.clear();
@@ -135,7 +136,7 @@ impl Vm {
         if !is_detached && script.code().len() > COMPILED_IN_PLACE {
             return Err(Uncompiled::Long);
         }
-        let function = compile(self, script.code()).map_err(Uncompiled::Failed)?;
+        let function = compile(self, script.code())?;
         self.compiled.insert(script.sha, function.clone());
         Ok(function)
     }
@@ -189,13 +190,13 @@ impl Vm {
 pub enum Uncompiled {
     /// The script is too long for a worker's thread.
     Long,
-    /// The script has failed, with this error text.
-    Failed(String),
+    /// The script has failed.
+    Failed(ErrorText),
 }
 
 impl Uncompiled {
     /// Returns the error text for a command that cannot run again on another thread.
-    pub fn into_text(self) -> String {
+    pub fn into_text(self) -> ErrorText {
         match self {
             Self::Long => "ERR the script is too long to be compiled on a worker's thread".into(),
             Self::Failed(text) => text,
@@ -205,7 +206,13 @@ impl Uncompiled {
 
 impl From<String> for Uncompiled {
     fn from(text: String) -> Self {
-        Self::Failed(text)
+        Self::Failed(text.into())
+    }
+}
+
+impl From<Vec<u8>> for Uncompiled {
+    fn from(text: Vec<u8>) -> Self {
+        Self::Failed(text.into())
     }
 }
 

@@ -138,7 +138,7 @@ impl Effects {
         command: &Command,
         args: Args<'_>,
         time_ns: u64,
-        failed: Option<&str>,
+        failed: Option<&[u8]>,
         settings: &Settings,
     ) {
         let is_counted = std::mem::take(&mut self.error_counted);
@@ -147,7 +147,7 @@ impl Effects {
         tally.time_ns += time_ns;
         tally.failed += u64::from(is_counted || failed.is_some());
         if let Some(text) = failed.filter(|_| !is_counted) {
-            self.error(text.as_bytes());
+            self.error(text);
         }
         if is_slow(settings, time_ns) && !command.spec.has(flag!(SKIP_SLOWLOG)) {
             if self.slow.len() >= settings.slowlog_max_len.max(1) {

@@ -29,10 +29,10 @@ pub enum UnitStop {
 
 impl UnitStop {
     /// Returns the text of the error with which the unit is answered, if it is not to run again.
-    pub fn text(&self) -> Option<&str> {
+    pub fn text(&self) -> Option<&[u8]> {
         match self {
             Self::Handler(Stop::Error(text)) | Self::Undone(text) => Some(text),
-            Self::Unstored(error) => Some(&error.text),
+            Self::Unstored(error) => Some(error.text.as_bytes()),
             Self::Handler(Stop::Miss(_) | Stop::Block(_) | Stop::Unsettled)
             | Self::Detached
             | Self::Exclusive
@@ -67,6 +67,12 @@ impl From<ErrorText> for UnitStop {
 
 impl From<&'static str> for UnitStop {
     fn from(text: &'static str) -> Self {
+        Self::Handler(text.into())
+    }
+}
+
+impl From<Vec<u8>> for UnitStop {
+    fn from(text: Vec<u8>) -> Self {
         Self::Handler(text.into())
     }
 }

@@ -235,7 +235,7 @@ impl Worker {
             }
             Err(Stop::Error(text)) => self.replace_by_error(command, &text, out, mark),
             // The store returns this fault to units only.
-            Err(Stop::Unsettled) => self.replace_by_error(command, UNSETTLED, out, mark),
+            Err(Stop::Unsettled) => self.replace_by_error(command, UNSETTLED.as_bytes(), out, mark),
             Err(Stop::Miss(needs)) => {
                 out.truncate(mark);
                 // Entries that it has met may have expired.
@@ -271,7 +271,7 @@ impl Worker {
 
 impl Worker {
     /// Replaces the output of a command behind `mark` by an error, and counts it.
-    fn replace_by_error(&self, command: &Command, text: &str, out: &mut Reply, mark: usize) {
+    fn replace_by_error(&self, command: &Command, text: &[u8], out: &mut Reply, mark: usize) {
         self.stats().failed(command, text);
         out.truncate(mark);
         out.error(text);

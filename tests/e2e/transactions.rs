@@ -2,6 +2,7 @@
 
 use super::Server;
 use redis::{Commands, Value};
+use std::io::{BufRead, BufReader, Write};
 use std::time::{Duration, Instant};
 
 /// Keys in different shards of two.
@@ -554,6 +555,57 @@ fn exec_waits_while_writes_are_paused_if_it_writes() {
         let () = run(&mut other, "CLIENT UNPAUSE");
         assert_eq!(ran.join().expect("a reply"), Value::Array(vec![Value::Okay, Value::Okay]));
     });
+}
+
+#[test]
+fn errors_with_arguments_in_them_are_counted_as_they_are_sent() {
+    /// A command, its arguments, and the error.
+    type Wrong<'a> = (&'a str, &'a [&'a [u8]], &'a [u8]);
+    let server = Server::start(&[]);
+    let mut client = server.client();
+    let () = run(&mut client, "XADD stream 1-1 a b");
+    let () = run(&mut client, "SET string x");
+    let () = run(&mut client, "CONFIG RESETSTAT");
+    let wrong: [Wrong<'_>; 6] = [
+        ("hsetex", &[b"h", b"\xff", b"FIELDS", b"1", b"a", b"b"], b"ERR unknown argument: \xff"),
+        ("expire", &[b"string", b"1", b"\xff"], b"ERR Unsupported option \xff"),
+        (
+            "pexpire",
+            &[b"string", b"1", b"GT", b"LT"],
+            b"ERR GT and LT options at the same time are not compatible",
+        ),
+        ("scan", &[b"0", b"TYPE", b"\xff"], b"ERR unknown type name '\xff'"),
+        (
+            "xgroup|setid",
+            &[b"stream", b"\xff", b"$"],
+            b"NOGROUP No such consumer group '\xff' for key name 'stream'",
+        ),
+        (
+            "eval",
+            &[b"#!lua flags=\xff\nreturn 1", b"0"],
+            b"ERR Unexpected flag in script shebang: \xff",
+        ),
+    ];
+    for (name, arguments, error) in wrong {
+        let words: Vec<&[u8]> =
+            name.split('|').map(str::as_bytes).chain(arguments.iter().copied()).collect();
+        let mut request = format!("*{}\r\n", words.len()).into_bytes();
+        for word in words {
+            request.extend([format!("${}\r\n", word.len()).as_bytes(), word, b"\r\n"].concat());
+        }
+        let mut socket = server.socket();
+        socket.write_all(&request).expect("sent");
+        let mut reply = Vec::new();
+        BufReader::new(socket).read_until(b'\n', &mut reply).expect("a reply");
+        let text = String::from_utf8_lossy(&reply);
+        assert_eq!(reply, [b"-", error, b"\r\n"].concat(), "{name}: {text}");
+        let stats: String = run(&mut client, "INFO commandstats");
+        let mut lines = stats.lines();
+        let line = lines.find(|line| line.starts_with(&format!("cmdstat_{name}:")));
+        assert!(line.is_some_and(|line| line.ends_with("failed_calls=1")), "{name}: {stats}");
+    }
+    let errors: String = run(&mut client, "INFO errorstats");
+    assert!(errors.contains("errorstat_ERR:count=5\r\nerrorstat_NOGROUP:count=1\r\n"), "{errors}");
 }
 
 #[test]

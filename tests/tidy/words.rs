@@ -46,6 +46,32 @@ fn one_place_renders_the_protocol() {
     hold(rule, ("LINE_ENDS", listed), (0, true), &figures);
 }
 
+/// Folders of handlers, and the calls of `Reply::error` that may stand there: an error inside a
+/// reply, and one that the reference does not count either.
+const HANDLERS: &[&str] = &["commands/src/", "src/commands/"];
+const ERRORS_IN_REPLIES: &[(&str, usize)] =
+    &[("src/commands/server/debug.rs", 1), ("src/commands/transactions/mod.rs", 1)];
+
+#[test]
+fn an_error_is_the_result_of_a_handler() {
+    let handlers = |path: &str| HANDLERS.iter().any(|folder| path.starts_with(folder));
+    let figures = PRODUCTION.iter().filter(|file| handlers(&file.path)).map(|file| {
+        let path = &file.path;
+        let calls =
+            file.tokens.windows(3).filter(|t| t[0].is(".") && t[1].is("error") && t[2].is("("));
+        let lines: Vec<usize> = calls.map(|three| three[1].line).collect();
+        let complaint = format!(
+            "{path}: `.error(` in the lines {lines:?}. Return the error (`Err(text.into())`): its \
+             caller writes it, and counts it in the statistics."
+        );
+        Figure { key: format!("{path:?}"), number: lines.len(), complaint }
+    });
+    let figures: Vec<_> = figures.collect();
+    let listed = ERRORS_IN_REPLIES.iter().map(|(path, n)| (format!("{path:?}"), *n)).collect();
+    let rule = "An error is the result of a handler (ERRORS_IN_REPLIES in tests/tidy/words.rs).";
+    hold(rule, ("ERRORS_IN_REPLIES", listed), (0, true), &figures);
+}
+
 /// Rooms that pass replies on: no literal in them is the type byte of a reply, or begins with one.
 const PASSING_ON: &[&str] = &[
     "src/blocking/",

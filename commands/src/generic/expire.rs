@@ -1,10 +1,12 @@
 //! EXPIRE, TTL, PERSIST and their variants: the expiry of keys.
 
 use super::peek_key;
-use crate::until_zero_byte;
-use crate::{Ctx, KeySpec, Outcome, Run, Spec, Stop, acl, arg, error, flag, int_arg, is_word, key};
+use crate::{
+    Ctx, ErrorText, KeySpec, Outcome, Run, Spec, Stop, acl, arg, error, flag, int_arg, is_word,
+    key, until_zero_byte,
+};
 use flagstone_storage::notify::NotifyFlags;
-use flagstone_wire::resp::{Args, Reply};
+use flagstone_wire::resp::Args;
 
 /// The options of EXPIRE and its variants: a condition on the current expiry.
 #[derive(Clone, Copy, Debug, Default)]
@@ -17,7 +19,7 @@ struct ExpireOptions {
 
 impl ExpireOptions {
     /// Parses the options; returns `None` after it has written an error for an invalid one.
-    fn parse(args: Args<'_>, out: &mut Reply) -> Option<Self> {
+    fn parse(args: Args<'_>) -> Result<Self, ErrorText> {
         let mut condition = Self::default();
         for option in args.iter().skip(3) {
             let chosen = [
@@ -31,21 +33,22 @@ impl ExpireOptions {
             match chosen {
                 Some((_, chosen)) => *chosen = true,
                 None => {
-                    out.error([b"ERR Unsupported option ", until_zero_byte(option)].concat());
-                    return None;
+                    return Err([b"ERR Unsupported option ", until_zero_byte(option)]
+                        .concat()
+                        .into());
                 }
             }
         }
         let Self { nx, xx, gt, lt } = condition;
         if nx && (xx || gt || lt) {
-            out.error("ERR NX and XX, GT or LT options at the same time are not compatible");
-            return None;
+            return Err(
+                "ERR NX and XX, GT or LT options at the same time are not compatible".into()
+            );
         }
         if gt && lt {
-            out.error("ERR GT and LT options at the same time are not compatible");
-            return None;
+            return Err("ERR GT and LT options at the same time are not compatible".into());
         }
-        Some(condition)
+        Ok(condition)
     }
 
     /// Returns true if a key that expires at `current` (0: never) may be set to expire at `at`.
@@ -85,7 +88,7 @@ impl ExpireTime {
 }
 
 fn set_expiry(cx: &mut Ctx<'_>, args: Args<'_>, unit: ExpireTime) -> Outcome {
-    let Some(condition) = ExpireOptions::parse(args, cx.out) else { return Ok(()) };
+    let condition = ExpireOptions::parse(args)?;
     let at = unit.at_ms(int_arg(args, 2)?, cx.now_ms())?;
     let now_ms = cx.now_ms();
     let name = arg(args, 1)?;

@@ -19,7 +19,7 @@ fn run(store: &mut Store, command: &str) -> String {
             let texts: Vec<_> = texts.map(|line| line.replace("$-1", "-")).collect();
             texts.join(" ").trim().to_owned()
         }
-        Err(Stop::Error(text)) => text.into_owned(),
+        Err(Stop::Error(text)) => text.to_string(),
         Err(other) => panic!("{command}: {other:?}"),
     }
 }

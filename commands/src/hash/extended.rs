@@ -10,7 +10,7 @@ use crate::until_zero_byte;
 use crate::{Ctx, Group, KeySpec, Outcome, Run, Spec, Stop, arg, error, flag, is_word, key};
 use flagstone_storage::notify::NotifyFlags;
 use flagstone_storage::store::OrLoad;
-use flagstone_wire::resp::{Args, Reply};
+use flagstone_wire::resp::Args;
 
 /// `HGETDEL key FIELDS count field…`
 fn hgetdel(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
@@ -129,14 +129,13 @@ struct HsetexOptions {
 }
 
 impl HsetexOptions {
-    /// Parses the options; returns `None` after it has written an error for an unknown one.
-    fn parse(args: Args<'_>, now_ms: u64, out: &mut Reply) -> Result<Option<Self>, Stop> {
+    fn parse(args: Args<'_>, now_ms: u64) -> Result<Self, Stop> {
         let mut options = Self { must_exist: None, expiry: NewExpiry::Discard, first: 0 };
         let mut at = 2;
         while let Some(word) = args.get(at) {
             if is_word(word, "FIELDS") {
                 options.first = pairs_from(args, at)?;
-                return Ok(Some(options));
+                return Ok(options);
             }
             let form = FieldTimeForm::of_word(word);
             if form.is_some() || is_word(word, "KEEPTTL") {
@@ -157,8 +156,7 @@ impl HsetexOptions {
                 }
                 options.must_exist = Some(is_word(word, "FXX"));
             } else {
-                out.error([b"ERR unknown argument: ", until_zero_byte(word)].concat());
-                return Ok(None);
+                return Err([b"ERR unknown argument: ", until_zero_byte(word)].concat().into());
             }
             at += 1;
         }
@@ -186,7 +184,7 @@ fn pairs_from(args: Args<'_>, at: usize) -> Result<usize, Stop> {
 /// `HSETEX key [FNX | FXX] [EX s | PX ms | EXAT s | PXAT ms | KEEPTTL] FIELDS count field value…`
 fn hsetex(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let (key, now_ms, settings) = (key_arg(args)?, cx.now_ms(), cx.settings);
-    let Some(options) = HsetexOptions::parse(args, now_ms, cx.out)? else { return Ok(()) };
+    let options = HsetexOptions::parse(args, now_ms)?;
     let names = || tail(args, options.first).step_by(2);
     if !condition_holds(cx, key, names, options.must_exist)? {
         cx.out.int(0);

@@ -307,7 +307,7 @@ fn arguments_are_checked() {
     ] {
         let words: Vec<&str> = command.split(' ').collect();
         match try_once(&mut disk(), &words) {
-            Err(Stop::Error(text)) => assert_eq!(text, want, "{command}"),
+            Err(Stop::Error(text)) => assert_eq!(text.to_string(), want, "{command}"),
             other => panic!("{command}: {other:?}"),
         }
     }

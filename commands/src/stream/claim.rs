@@ -190,7 +190,7 @@ fn xclaim(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let (db, key, name, now_ms) = (cx.db, key_arg(args)?, arg(args, 2)?, cx.now_ms());
     let consumer = arg(args, 3)?;
     let Some((stream, group)) = group::find(cx.store, db, key, name)? else {
-        return group::refuse(cx.out, no_group(key, name));
+        return Err(no_group(key, name).into());
     };
     let claim = ClaimOptions::parse(args, now_ms)?;
     let number = consumer_no(stream, group, consumer).or_load(db, key)?;
@@ -280,7 +280,7 @@ fn xautoclaim(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let (db, key, name, now_ms) = (cx.db, key_arg(args)?, arg(args, 2)?, cx.now_ms());
     let (consumer, options) = (arg(args, 3)?, AutoClaimOptions::parse(args)?);
     let Some((stream, group)) = group::find(cx.store, cx.db, key, name)? else {
-        return group::refuse(cx.out, no_group(key, name));
+        return Err(no_group(key, name).into());
     };
     let number = consumer_no(stream, group, consumer).or_load(db, key)?;
     let (plan, next) = options.plan(stream, group, number, now_ms).or_load(db, key)?;

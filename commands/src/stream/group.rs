@@ -1,8 +1,7 @@
 //! Look-ups, changes and replies shared by the commands on consumer groups.
 
 use super::reply_id;
-use crate::until_zero_byte;
-use crate::{Ctx, Outcome, Stop};
+use crate::{Ctx, Stop, until_zero_byte};
 use flagstone_storage::Store;
 use flagstone_storage::need::Part;
 use flagstone_storage::notify::NotifyFlags;
@@ -36,18 +35,6 @@ pub(super) fn no_group_of_key(key: &[u8], group: &[u8]) -> Vec<u8> {
 /// Returns the error of XREADGROUP without key or group.
 pub(super) fn no_group_to_read(key: &[u8], group: &[u8]) -> Vec<u8> {
     [&no_group(key, group)[..], b" in XREADGROUP with GROUP option"].concat()
-}
-
-/// Stops the command with an error. One that is not UTF-8, because of a name in it, is written as
-/// it is.
-pub(super) fn refuse(out: &mut Reply, error: Vec<u8>) -> Outcome {
-    match String::from_utf8(error) {
-        Ok(text) => Err(text.into()),
-        Err(bytes) => {
-            out.error(bytes.into_bytes());
-            Ok(())
-        }
-    }
 }
 
 /// Returns a stream and its group, if both exist.

@@ -27,7 +27,7 @@ impl World {
         let words: Vec<&str> = line.split(' ').collect();
         match try_run(&mut self.store, &self.settings, self.proto, NOW_MS + ms, &words) {
             Ok(reply) => reply.replace("\r\n", " ").trim_end().trim_start_matches('-').to_owned(),
-            Err(Stop::Error(text)) => text.into_owned(),
+            Err(Stop::Error(text)) => text.to_string(),
             Err(other) => panic!("{line}: {other:?}"),
         }
     }

@@ -1,6 +1,6 @@
 //! XINFO GROUPS and XINFO CONSUMERS.
 
-use super::group::{self, no_group_of_key, reply_progress};
+use super::group::{no_group_of_key, reply_progress};
 use crate::{Ctx, Outcome, arg, error};
 use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::Stream;
@@ -31,7 +31,7 @@ pub(super) fn consumers(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let stream = cx.store.typed::<Stream>(db, key)?.ok_or(error::NO_SUCH_KEY)?;
     let group = stream.groups().group(name).or_load(db, key)?;
     let Some(group) = group else {
-        return group::refuse(cx.out, no_group_of_key(key, name));
+        return Err(no_group_of_key(key, name).into());
     };
     let consumers = stream.groups().consumers(group).or_load(db, key)?;
     let since = |ms: u64| now_ms.wrapping_sub(ms) as i64;

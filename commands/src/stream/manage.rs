@@ -74,23 +74,22 @@ fn create(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     Ok(())
 }
 
-/// Returns the last id of a stream that has the group; returns `None` after it has written an error
-/// if it has not.
-fn require_group(cx: &mut Ctx<'_>, key: &[u8], name: &[u8]) -> Result<Option<StreamId>, Stop> {
+/// Returns the last id of a stream that has the group.
+fn require_group(cx: &mut Ctx<'_>, key: &[u8], name: &[u8]) -> Result<StreamId, Stop> {
     let db = cx.db;
     let stream = cx.store.typed::<Stream>(db, key)?.ok_or(NO_KEY)?;
     let group = stream.groups().group(name).or_load(db, key)?;
     if group.is_none() {
-        return group::refuse(cx.out, no_group_of_key(key, name)).map(|()| None);
+        return Err(no_group_of_key(key, name).into());
     }
-    Ok(Some(stream.last_id()))
+    Ok(stream.last_id())
 }
 
 /// `XGROUP SETID key group id|$ [ENTRIESREAD entries]`
 fn set_id(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let (key, name, id) = (arg(args, 2)?, arg(args, 3)?, arg(args, 4)?);
     let options = GroupOptions::parse(args, false)?;
-    let Some(last_id) = require_group(cx, key, name)? else { return Ok(()) };
+    let last_id = require_group(cx, key, name)?;
     if !matches!(args.len(), 5 | 7) {
         return Err(unknown(args).into());
     }
@@ -118,9 +117,7 @@ fn destroy(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 /// `XGROUP CREATECONSUMER key group consumer`
 fn create_consumer(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let (key, name, consumer) = (arg(args, 2)?, arg(args, 3)?, arg(args, 4)?);
-    if require_group(cx, key, name)?.is_none() {
-        return Ok(());
-    }
+    require_group(cx, key, name)?;
     let (db, now_ms) = (cx.db, cx.now_ms());
     let Some((stream, group)) = group::find(cx.store, cx.db, key, name)? else { return Ok(()) };
     let exists = stream.groups().consumer(group, consumer).or_load(db, key)?.is_some();
@@ -136,9 +133,7 @@ fn create_consumer(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 /// `XGROUP DELCONSUMER key group consumer`
 fn delete_consumer(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let (key, name, consumer) = (arg(args, 2)?, arg(args, 3)?, arg(args, 4)?);
-    if require_group(cx, key, name)?.is_none() {
-        return Ok(());
-    }
+    require_group(cx, key, name)?;
     let db = cx.db;
     let Some((stream, group)) = group::find(cx.store, cx.db, key, name)? else { return Ok(()) };
     let groups = stream.groups();

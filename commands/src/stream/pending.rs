@@ -1,6 +1,6 @@
 //! Entries delivered but not acknowledged: XPENDING.
 
-use super::group::{self, find, no_group};
+use super::group::{find, no_group};
 use super::{READS, key_arg, parse, reply_id};
 use crate::{Ctx, Group, Outcome, Run, Spec, Stop, arg, error, flag, int_arg, is_word};
 use flagstone_storage::need::Part;
@@ -91,7 +91,7 @@ fn xpending(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         _ => return Err(error::SYNTAX.into()),
     };
     let Some((stream, group)) = find(cx.store, db, key, name)? else {
-        return group::refuse(cx.out, no_group(key, name));
+        return Err(no_group(key, name).into());
     };
     let out = &mut *cx.out;
     let Some(range) = range else { return Ok(summary(out, stream, group).or_load(db, key)?) };

@@ -213,7 +213,7 @@ fn xreadgroup(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
             continue;
         }
         if group::find(cx.store, cx.db, key, name)?.is_none() {
-            return group::refuse(cx.out, no_group_to_read(key, name));
+            return Err(no_group_to_read(key, name).into());
         }
         streams.push((key, EntriesToRead::parse(id)?));
     }

@@ -14,7 +14,7 @@ pub(crate) fn run(store: &mut Store, disk: &mut Store, words: &[&str]) -> (Vec<S
     loop {
         match try_run(store, &settings, Proto::Resp2, NOW_MS, words) {
             Ok(reply) => return (missed, reply),
-            Err(Stop::Error(text)) => return (missed, text.into_owned()),
+            Err(Stop::Error(text)) => return (missed, text.to_string()),
             Err(Stop::Miss(mut needs)) => {
                 let need = needs.pop().unwrap();
                 assert!(!store.is_dirty(), "{words:?} changed something before it missed");

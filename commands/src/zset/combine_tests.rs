@@ -29,7 +29,7 @@ fn try_once(store: &mut Store, proto: Proto, command: &str) -> Result<String, St
 fn run(store: &mut Store, command: &str) -> String {
     match try_once(store, Proto::Resp2, command) {
         Ok(reply) => reply.replace("\r\n", " ").trim_end().to_owned(),
-        Err(Stop::Error(text)) => text.into_owned(),
+        Err(Stop::Error(text)) => text.to_string(),
         Err(other) => panic!("{command}: {other:?}"),
     }
 }

@@ -4,12 +4,11 @@ use crate::commands::{Handler, Spec};
 use crate::routing::{CallStop, Databases, Waiting};
 use crate::worker::{Cursor, ScanKey};
 use flagstone_commands::scan::parse_cursor;
-use flagstone_commands::until_zero_byte;
-use flagstone_commands::{ErrorText, acl, arg, error, flag, is_word};
+use flagstone_commands::{ErrorText, acl, arg, error, flag, is_word, until_zero_byte};
 use flagstone_storage::slot::SLOTS;
 use flagstone_wire::glob;
 use flagstone_wire::num::parse_i64;
-use flagstone_wire::resp::{Args, Reply};
+use flagstone_wire::resp::Args;
 
 /// Number of keys that SCAN examines without COUNT.
 const DEFAULT_COUNT: usize = 10;
@@ -50,11 +49,8 @@ async fn keep(
     dbs.remove_expired(expired.into_iter().map(|key| key.key).collect()).await
 }
 
-/// Parses the options of SCAN; returns `None` for an unknown type, after writing the error.
-fn scan_options<'a>(
-    args: Args<'a>,
-    out: &mut Reply,
-) -> Result<Option<(KeyFilter<'a>, usize)>, ErrorText> {
+/// Parses the options of SCAN.
+fn scan_options<'a>(args: Args<'a>) -> Result<(KeyFilter<'a>, usize), ErrorText> {
     let (mut filter, mut count) = (KeyFilter::default(), DEFAULT_COUNT);
     let mut at = 2;
     while let Some(option) = args.get(at) {
@@ -69,8 +65,8 @@ fn scan_options<'a>(
             Some(value) if is_word(option, "type") => {
                 filter.type_name = TYPES.into_iter().find(|name| is_word(value, name));
                 if filter.type_name.is_none() {
-                    out.error([b"ERR unknown type name '", until_zero_byte(value), b"'"].concat());
-                    return Ok(None);
+                    let name = until_zero_byte(value);
+                    return Err([b"ERR unknown type name '", name, b"'"].concat().into());
                 }
             }
             _ if is_word(option, "novalues") => {
@@ -83,14 +79,14 @@ fn scan_options<'a>(
         }
         at += 2;
     }
-    Ok(Some((filter, count)))
+    Ok((filter, count))
 }
 
 /// `SCAN cursor [MATCH pattern] [COUNT count] [TYPE type]`
 fn scan<'a>(dbs: &'a mut Databases<'_>, args: Args<'a>) -> Waiting<'a> {
     Box::pin(async move {
         let number = parse_cursor(arg(args, 1)?)?;
-        let Some((filter, count)) = scan_options(args, dbs.out)? else { return Ok(()) };
+        let (filter, count) = scan_options(args)?;
         let layout = &dbs.worker.node.layout;
         let mut next = Cursor::from_number(number, layout);
         let mut left = count;

@@ -78,8 +78,7 @@ fn add(
     loaded: bool,
     is_detached: bool,
 ) -> Result<Arc<Script>, Uncompiled> {
-    let (flags, start) =
-        parse_shebang(body).map_err(|text| String::from_utf8_lossy(&text).into_owned())?;
+    let (flags, start) = parse_shebang(body)?;
     let script = Arc::new(Script::new(body, flags, start));
     with_vm(node, is_detached, |vm| Ok(vm.function(node, &script, is_detached)))??;
     if !node.scripts.add(&script, loaded) {
