@@ -11,7 +11,7 @@
 
 use super::databases;
 use super::units::{lose, run_detached};
-use crate::command::{Outcome, OwnedCommand, Request, RoundError, Route};
+use crate::command::{Answer, Outcome, OwnedCommand, Request, RoundError, Route};
 use crate::config::Settings;
 use crate::node::Node;
 use crate::transaction;
@@ -93,9 +93,9 @@ impl Wanted {
 }
 
 /// Runs a command on keys of several workers, and returns its whole reply.
-pub async fn run_across(worker: &Rc<Worker>, command: OwnedCommand) -> Reply {
+pub async fn run_across(worker: &Rc<Worker>, command: OwnedCommand) -> Answer {
     let proto = command.request.proto;
-    coordinate_to_end(worker, command).await.into_answer(proto).reply
+    coordinate_to_end(worker, command).await.into_answer(proto)
 }
 
 /// Runs [`coordinate`] in a task, which continues even if the future is dropped: a command that

@@ -288,6 +288,19 @@ fn every_refused_write_is_counted_and_operators_are_told_once() {
 }
 
 #[test]
+fn keys_of_debug_populate_that_are_not_stored_are_an_error() {
+    let segment = SEGMENT.to_string();
+    let options = ["--enable-debug-command", "yes", "--journal-segment-size", &segment];
+    let server = Server::start(&options);
+    fill(&server);
+    let mut client = Client::of(&server);
+    let populate = ["DEBUG", "POPULATE", "3", "{a}", &LARGE.to_string()];
+    let Answer::Error(text) = client.run(&populate) else { panic!("nothing is stored") };
+    assert!(text.starts_with("ERR the write could not be stored"), "{text}");
+    assert_eq!(client.run(&["DBSIZE"]), Answer::Text("1".into()));
+}
+
+#[test]
 fn who_waits_for_a_key_is_served_when_its_deletion_could_not_be_stored() {
     let server = full_server("always", "1");
     let (mut busy, mut writer) = (Client::of(&server), Client::of(&server));

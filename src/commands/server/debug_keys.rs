@@ -21,11 +21,14 @@ const DIGEST: usize = 20;
 const PAGE: usize = 1000;
 
 /// Runs a command, and returns its reply in RESP2.
+///
+/// # Errors
+/// If the command fails.
 async fn run(cx: &Call<'_>, db: u32, words: &[&[u8]]) -> Result<Vec<u8>, ErrorText> {
     run_seeing(cx, db, words, false).await
 }
 
-/// Runs a command, and returns its reply. `expired`: expired keys count as existing.
+/// Like [`run`]. `expired`: expired keys count as existing.
 async fn run_seeing(
     cx: &Call<'_>,
     db: u32,
@@ -41,10 +44,12 @@ async fn run_seeing(
     let args: OwnedArgs = words.iter().collect();
     let request = Request { sees_expired: expired, ..Request::of_nobody(db) };
     let owned = OwnedCommand::new(command, args, request);
-    Ok(routing::run_across(cx.worker, owned).await.into_bytes())
+    let answer = routing::run_across(cx.worker, owned).await;
+    let reply = answer.reply.into_bytes();
+    if answer.outcome.is_error() { Err(line(&reply, b'-').to_owned().into()) } else { Ok(reply) }
 }
 
-/// Returns the bytes of a bulk string; `None` for null or an error.
+/// Returns the bytes of a bulk string; `None` for null.
 fn bulk(reply: &[u8]) -> Option<&[u8]> {
     let rest = reply.strip_prefix(b"$")?;
     let line = rest.iter().position(|&byte| byte == b'\r')?;
@@ -52,7 +57,7 @@ fn bulk(reply: &[u8]) -> Option<&[u8]> {
     rest.get(line + 2..line + 2 + len)
 }
 
-/// Returns the line of a simple string or an integer; empty if the reply is of another type.
+/// Returns the line of a simple string, an integer or an error; empty if the reply is of another type.
 fn line(reply: &[u8], prefix: u8) -> &str {
     let line = reply.strip_prefix(&[prefix]).unwrap_or_default();
     std::str::from_utf8(line.trim_ascii_end()).unwrap_or_default()
