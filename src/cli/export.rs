@@ -24,8 +24,8 @@ const BATCH_BYTES: usize = 32 << 10;
 /// Write an RDB file with the keys of a running server
 ///
 /// All databases and libraries of functions are written, in a form that Valkey 8.1 and Redis 7.2 or newer
-/// load. Hashes with fields that expire need Redis 8.0: with one of them in it, the file is of the version
-/// that only Redis 7.4 or newer load; --drop-field-expiry keeps it loadable by all.
+/// load. A file with hashes whose fields expire is of a version that only Redis 7.4 or newer loads;
+/// --drop-field-expiry keeps it loadable by all.
 ///
 /// While others write, the file is not one moment: each key is whole and as it was when it was read, but
 /// later keys are from later. For one moment, stop the writers.

@@ -49,57 +49,44 @@ fn type_of(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 /// Tips for cluster clients: spread the command over the nodes, sum the replies.
 const SUMMED: &[&str] = &["request_policy:multi_shard", "response_policy:agg_sum"];
 
+/// Common declaration of the commands that count keys.
+const COUNT: Spec = Spec {
+    complexity: "O(N) in the number of keys",
+    arity: -2,
+    flags: flag!(READONLY | FAST),
+    keys: &[KeySpec::to_end(1, 1, key!(RO))],
+    acl: acl!(KEYSPACE),
+    tips: SUMMED,
+    ..Spec::NEW
+};
+
+/// Common declaration of the commands that delete keys.
+const DELETE: Spec =
+    Spec { flags: flag!(WRITE), keys: &[KeySpec::to_end(1, 1, key!(RM | DELETE))], ..COUNT };
+
 /// Declarations of the commands that look up or delete keys.
 pub const COMMANDS: &[Spec] = &[
-    Spec {
-        name: "del",
-        summary: "Deletes keys of any type.",
-        complexity: "O(N) in the number of keys",
-        arity: -2,
-        flags: flag!(WRITE),
-        keys: &[KeySpec::to_end(1, 1, key!(RM | DELETE))],
-        acl: acl!(KEYSPACE),
-        tips: SUMMED,
-        run: Run::Keys(del),
-        ..Spec::NEW
-    },
+    Spec { name: "del", summary: "Deletes keys of any type.", run: Run::Keys(del), ..DELETE },
     Spec {
         name: "unlink",
         since: "4.0.0",
         summary: "Deletes keys; their memory is freed later.",
-        complexity: "O(N) in the number of keys",
-        arity: -2,
         flags: flag!(WRITE | FAST),
-        keys: &[KeySpec::to_end(1, 1, key!(RM | DELETE))],
-        acl: acl!(KEYSPACE),
-        tips: SUMMED,
         run: Run::Keys(del),
-        ..Spec::NEW
+        ..DELETE
     },
     Spec {
         name: "exists",
         summary: "Returns the number of the given keys that exist.",
-        complexity: "O(N) in the number of keys",
-        arity: -2,
-        flags: flag!(READONLY | FAST),
-        keys: &[KeySpec::to_end(1, 1, key!(RO))],
-        acl: acl!(KEYSPACE),
-        tips: SUMMED,
         run: Run::Keys(exists),
-        ..Spec::NEW
+        ..COUNT
     },
     Spec {
         name: "touch",
         since: "3.2.1",
         summary: "Updates the access time of keys and returns the number of those that exist.",
-        complexity: "O(N) in the number of keys",
-        arity: -2,
-        flags: flag!(READONLY | FAST),
-        keys: &[KeySpec::to_end(1, 1, key!(RO))],
-        acl: acl!(KEYSPACE),
-        tips: SUMMED,
         run: Run::Keys(touch),
-        ..Spec::NEW
+        ..COUNT
     },
     Spec {
         name: "type",

@@ -295,32 +295,33 @@ fn xautoclaim(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     plan.apply(cx, &Delivery { key, group: name, consumer, number, now_ms, active })
 }
 
+/// Common declaration of the commands that claim entries.
+const CLAIMS: Spec = Spec {
+    group: Group::Stream,
+    arity: -6,
+    flags: flag!(WRITE | FAST),
+    tips: &["nondeterministic_output"],
+    ..Spec::NEW
+};
+
 /// Declarations of this file's commands.
 pub const COMMANDS: &[Spec] = &[
     Spec {
         name: "xclaim",
-        group: Group::Stream,
         since: "5.0.0",
         complexity: "O(log N) for each id, where N is the number of pending entries of the group.",
         summary: "Transfers pending entries to a consumer.",
-        arity: -6,
-        flags: flag!(WRITE | FAST),
         keys: &[KeySpec::one(1, key!(RW | UPDATE))],
-        tips: &["nondeterministic_output"],
         run: Run::Keys(xclaim),
-        ..Spec::NEW
+        ..CLAIMS
     },
     Spec {
         name: "xautoclaim",
-        group: Group::Stream,
         since: "6.2.0",
         complexity: "O(COUNT)",
         summary: "Transfers entries that have been pending for some time to a consumer.",
-        arity: -6,
-        flags: flag!(WRITE | FAST),
         keys: &[KeySpec::one(1, key!(RW | DELETE))],
-        tips: &["nondeterministic_output"],
         run: Run::Keys(xautoclaim),
-        ..Spec::NEW
+        ..CLAIMS
     },
 ];

@@ -7,7 +7,7 @@ use crate::{
 };
 use flagstone_storage::store::OrLoad;
 use flagstone_storage::value::{Stream, StreamId};
-use flagstone_wire::resp::{Args, Reply};
+use flagstone_wire::resp::{Args, Mark, Reply};
 
 /// Returns the id behind which a stream is read.
 fn read_behind(cx: &mut Ctx<'_>, key: &[u8], id: &[u8]) -> Result<StreamId, Stop> {
@@ -27,13 +27,24 @@ fn read_behind(cx: &mut Ctx<'_>, key: &[u8], id: &[u8]) -> Result<StreamId, Stop
 const GROUPS_ONLY: &str = "ERR The > ID can be specified only when calling XREADGROUP using the \
                            GROUP <group> <consumer> option.";
 
-/// Replies that there is nothing to read; with BLOCK, stops the command to wait, and replaces these
-/// arguments when it runs again.
-pub(super) fn nothing_to_read(
+/// Begins the reply of streams by their keys.
+pub(super) fn begin_streams(out: &mut Reply) -> Mark {
+    if out.is_resp3() { out.begin_map() } else { out.begin_array() }
+}
+
+/// Ends the reply of so many streams. Without any, the command has nothing to read: with BLOCK, it
+/// stops to wait, and replaces these arguments when it runs again.
+pub(super) fn end_streams(
     out: &mut Reply,
+    (mark, found): (Mark, usize),
     options: &ReadOptions<'_>,
     replaced: Vec<(usize, Vec<u8>)>,
 ) -> Outcome {
+    if found > 0 {
+        out.end(mark, found);
+        return Ok(());
+    }
+    out.discard(mark);
     let Some(until_ms) = options.until_ms else {
         out.null_array();
         return Ok(());
@@ -59,7 +70,7 @@ fn xread(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         streams.push((key, behind));
     }
     let mut found = 0;
-    let mark = if cx.out.is_resp3() { cx.out.begin_map() } else { cx.out.begin_array() };
+    let mark = begin_streams(cx.out);
     for (key, id) in streams {
         let Some(stream) = cx.store.typed::<Stream>(cx.db, key)? else { continue };
         let Some(from) = id.next().filter(|from| *from <= stream.last_id()) else { continue };
@@ -75,12 +86,7 @@ fn xread(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         reply_entries(cx.out, entries);
         found += 1;
     }
-    if found == 0 {
-        cx.out.discard(mark);
-        return nothing_to_read(cx.out, &options, replaced);
-    }
-    cx.out.end(mark, found);
-    Ok(())
+    end_streams(cx.out, (mark, found), &options, replaced)
 }
 
 /// Declarations of this file's commands.

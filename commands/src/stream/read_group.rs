@@ -1,7 +1,7 @@
 //! Reading as a consumer of a group: XREADGROUP.
 
 use super::group::{self, Delivery, NEW, no_group_to_read};
-use super::read::nothing_to_read;
+use super::read::{begin_streams, end_streams};
 use super::read_options::ReadOptions;
 use super::{parse, reply_entries, reply_entry, reply_id};
 use crate::{Begin, Ctx, Find, Group, KeySpec, Outcome, Run, Spec, Stop, flag, key};
@@ -221,7 +221,7 @@ fn xreadgroup(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         require(cx, &options, &streams)?;
     }
     let mut found = 0;
-    let mark = if cx.out.is_resp3() { cx.out.begin_map() } else { cx.out.begin_array() };
+    let mark = begin_streams(cx.out);
     for (key, wanted) in streams {
         let plan = plan(cx, &options, (key, wanted))?;
         if cx.again && !plan.answers() {
@@ -238,12 +238,7 @@ fn xreadgroup(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
         let event = group::creation_event(plan.number);
         group::change(cx, key, event, |stream| plan.apply(stream, delivery))?;
     }
-    if found == 0 {
-        cx.out.discard(mark);
-        return nothing_to_read(cx.out, &options, Vec::new());
-    }
-    cx.out.end(mark, found);
-    Ok(())
+    end_streams(cx.out, (mark, found), &options, Vec::new())
 }
 
 /// Declarations of this file's commands.

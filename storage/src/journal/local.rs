@@ -136,6 +136,16 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Waits for the end of threads of a journal. A subscriber may drop the last reference to the
+/// journal on one of them: that one ends by itself.
+pub(super) fn join(threads: impl IntoIterator<Item = JoinHandle<()>>) {
+    for thread in threads {
+        if thread.thread().id() != thread::current().id() && thread.join().is_err() {
+            tracing::error!("a journal thread has panicked");
+        }
+    }
+}
+
 impl LocalJournal {
     pub(super) fn open(opened: RecoveredState) -> Result<Arc<Self>, JournalError> {
         let shared = Arc::new(LocalShared::new(opened));
@@ -166,12 +176,7 @@ impl LocalJournal {
         lock(&self.shared.upkeep_due).stop = true;
         self.shared.wake_upkeep.notify_all();
         let threads = std::mem::take(&mut *lock(&self.threads));
-        for thread in threads {
-            // A subscriber may drop the last reference to the journal on the sync thread.
-            if thread.thread().id() != thread::current().id() && thread.join().is_err() {
-                tracing::error!("a journal thread has panicked");
-            }
-        }
+        join(threads);
     }
 }
 

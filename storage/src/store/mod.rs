@@ -19,6 +19,7 @@ mod databases;
 mod entry_mut;
 mod lending;
 mod unit;
+mod versions;
 
 pub use crate::need::{Fault, Need, OrLoad, Part};
 use crate::notes::{NoteKind, Notes};
@@ -26,35 +27,12 @@ use crate::notify::NotifyFlags;
 use crate::presence::Presence;
 use crate::scope::Scope;
 use crate::slot::{KeyHash, Layout, SUB_TABLES, sub_table};
-use crate::value::{Counted, Entry, Hash, KeyBuf, Str, Typed, Value, Wanted};
+use crate::value::{Counted, ElementHint, Entry, Hash, KeyBuf, Str, Typed, Value};
 pub use entry_mut::EntryMut;
 use hashbrown::HashTable;
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-
-/// Hands out versions: the journal epoch in the high bits, so that none repeats after a restart.
-#[derive(Debug)]
-pub struct Versions(AtomicU64);
-
-/// Bits of a version below the epoch.
-const VERSION_BITS: u32 = 44;
-
-impl Versions {
-    /// Creates the versions of a journal epoch (1 to 2²⁰ − 1).
-    pub fn new(epoch: u64) -> Self {
-        Self(AtomicU64::new(epoch << VERSION_BITS | 1))
-    }
-
-    pub fn next(&self) -> u64 {
-        self.0.fetch_add(1, Ordering::Relaxed)
-    }
-
-    /// Returns the epoch a version was given in.
-    pub fn epoch_of(version: u64) -> u64 {
-        version >> VERSION_BITS
-    }
-}
+pub use versions::Versions;
 
 /// A sub-table: the keys of some slots.
 #[derive(Debug, Default)]
@@ -518,7 +496,7 @@ impl Store {
         &self,
         db: u32,
         at: KeyHash,
-        wanted: impl Iterator<Item = Wanted<'a>>,
+        wanted: impl Iterator<Item = ElementHint<'a>>,
     ) -> usize {
         let collection = self
             .same_hash(db, at)

@@ -27,7 +27,7 @@ use object_store::path::Path;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::local::lock;
+use super::local::{join, lock};
 use super::read::Holds;
 use super::segment::ShardSpans;
 use super::{HoldId, Journal, JournalError, JournalStats, Lsn, Record, Subscriber, SyncMode};
@@ -211,11 +211,8 @@ impl BucketJournal {
     fn stop(&self) {
         lock(&self.shared.state).stop = true;
         self.shared.wake.notify_one();
-        let Some(thread) = lock(&self.thread).take() else { return };
-        // A subscriber may drop the last reference to the journal on the journal's own thread.
-        if thread.thread().id() != thread::current().id() && thread.join().is_err() {
-            tracing::error!("the journal's thread has panicked");
-        }
+        let thread = lock(&self.thread).take();
+        join(thread);
     }
 }
 
