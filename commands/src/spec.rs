@@ -5,7 +5,7 @@ use crate::context::{Ctx, Outcome};
 use crate::key_spec::{Begin, Find, KeySpec};
 use crate::{acl, flag, key};
 use bitflags::bitflags;
-use flagstone_storage::value::Wanted;
+use flagstone_storage::value::ElementHint;
 use flagstone_wire::num::parse_f64;
 use flagstone_wire::resp::{Args, Reply};
 
@@ -168,7 +168,7 @@ impl Names {
     }
 
     /// Returns the names with their scores, as far as these are known before the command runs.
-    pub fn wanted(self, args: Args<'_>) -> impl Iterator<Item = Wanted<'_>> {
+    pub fn wanted(self, args: Args<'_>) -> impl Iterator<Item = ElementHint<'_>> {
         let is_option = |word: &[u8]| {
             self.options.iter().any(|option| word.eq_ignore_ascii_case(option.as_bytes()))
         };
@@ -179,7 +179,7 @@ impl Names {
         let names = (self.first + options..args.len()).step_by(self.step);
         names.filter_map(move |at| {
             let score = || parse_f64(args.get(at - 1)?);
-            Some(Wanted { name: args.get(at)?, score: self.scored.then(score).flatten() })
+            Some(ElementHint { name: args.get(at)?, score: self.scored.then(score).flatten() })
         })
     }
 }

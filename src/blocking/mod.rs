@@ -26,7 +26,7 @@
 mod serve;
 mod table;
 
-pub(crate) use serve::{Serves, Step, Tried, end_detached, serve_all, step};
+pub(crate) use serve::{ServeAttempt, Serves, Step, end_detached, serve_all, step};
 pub(crate) use table::{Content, HeldLocks, WaitTable};
 
 use crate::clients::Turn;

@@ -3,7 +3,7 @@
 //! anything may happen between two keys of a client. Turns, tables and the order of serving are the
 //! real ones; only the execution of commands is a model.
 
-use super::serve::{Serves, Step, Tried, end_detached, serve_all, step};
+use super::serve::{ServeAttempt, Serves, Step, end_detached, serve_all, step};
 use super::table::Content;
 use super::{WaitTable, Waiter, testing};
 use crate::clients::{Cancel, Ended};
@@ -196,13 +196,13 @@ impl Serves for ModelWorker {
         self.net.post(self.number, false, Message::Fetched(key.clone()));
     }
 
-    fn try_serve(&self, waiter: &Arc<Waiter>, key: &Key) -> Tried {
+    fn try_serve(&self, waiter: &Arc<Waiter>, key: &Key) -> ServeAttempt {
         if thread_rng().gen_ratio(1, 3) {
             self.table.borrow_mut().set_busy(key, true);
             self.net.post(self.number, false, Message::Detached(waiter.clone(), key.clone()));
-            return Tried::Detached;
+            return ServeAttempt::Detached;
         }
-        if self.serve(waiter) { Tried::Served } else { Tried::Nothing }
+        if self.serve(waiter) { ServeAttempt::Served } else { ServeAttempt::Nothing }
     }
 
     fn ask(&self, worker: usize, waiter: &Arc<Waiter>) {

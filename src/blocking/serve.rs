@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 /// Result of an attempt to serve a waiter.
-pub(crate) enum Tried {
+pub(crate) enum ServeAttempt {
     /// The waiter has its reply, or will have it.
     Served,
     /// The key has nothing for it.
@@ -36,7 +36,7 @@ pub(crate) trait Serves {
     fn fetch(&self, key: &Key);
 
     /// Runs the command of a waiter, whose turn is claimed.
-    fn try_serve(&self, waiter: &Arc<Waiter>, key: &Key) -> Tried;
+    fn try_serve(&self, waiter: &Arc<Waiter>, key: &Key) -> ServeAttempt;
 
     /// Asks a worker, maybe this one, to check a waiter again.
     fn ask(&self, worker: usize, waiter: &Arc<Waiter>);
@@ -112,12 +112,12 @@ fn serve_key(at: &impl Serves, key: &Key) {
             continue;
         }
         match at.try_serve(&waiter, key) {
-            Tried::Served => leave(at, &waiter, key),
-            Tried::Nothing => {
+            ServeAttempt::Served => leave(at, &waiter, key),
+            ServeAttempt::Nothing => {
                 after = waiter.id;
                 release(at, &waiter, key);
             }
-            Tried::Detached => return,
+            ServeAttempt::Detached => return,
         }
     }
 }

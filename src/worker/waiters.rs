@@ -2,7 +2,8 @@
 
 use super::{Blocked, CoordinatorRequest, Ran, Worker};
 use crate::blocking::{
-    Content, HeldLocks, Serves, Step, Tried, WaitTable, Waiter, end_detached, serve_all, step,
+    Content, HeldLocks, ServeAttempt, Serves, Step, WaitTable, Waiter, end_detached, serve_all,
+    step,
 };
 use crate::clients::Cancel;
 use crate::command::Answer;
@@ -93,32 +94,32 @@ impl Serves for Rc<Worker> {
         });
     }
 
-    fn try_serve(&self, waiter: &Arc<Waiter>, key: &Key) -> Tried {
+    fn try_serve(&self, waiter: &Arc<Waiter>, key: &Key) -> ServeAttempt {
         if waiter.has_hung_up() {
             waiter.turn.cancel(Cancel::Gone);
-            return Tried::Nothing;
+            return ServeAttempt::Nothing;
         }
         let command = &waiter.command;
         let mut others = waiter.others.iter();
         if !others.all(|(_, other)| self.owns(other)) {
             self.serve_detached(waiter, key, None);
-            return Tried::Detached;
+            return ServeAttempt::Detached;
         }
         let mut keys = waiter.keys.iter().chain(&waiter.others);
         if !keys.all(|(db, key)| self.is_open(*db, key)) {
             self.serve_detached(waiter, key, Some(Blocked::Locked));
-            return Tried::Detached;
+            return ServeAttempt::Detached;
         }
         self.start_watch();
         match self.execute_open(command) {
             Ok(ran) => {
                 self.deliver(waiter, ran);
-                Tried::Served
+                ServeAttempt::Served
             }
-            Err(Blocked::Empty(_)) => Tried::Nothing,
+            Err(Blocked::Empty(_)) => ServeAttempt::Nothing,
             Err(blocked) => {
                 self.serve_detached(waiter, key, Some(blocked));
-                Tried::Detached
+                ServeAttempt::Detached
             }
         }
     }

@@ -29,7 +29,7 @@ pub(crate) const PACKED_AGAIN: usize = 1536;
 
 /// An element that a command will ask for.
 #[derive(Clone, Copy, Debug)]
-pub struct Wanted<'a> {
+pub struct ElementHint<'a> {
     pub name: &'a [u8],
     /// The score that it will get, if that is known.
     pub score: Option<f64>,
@@ -47,7 +47,7 @@ pub(crate) trait Collection {
     fn len(&self) -> u64;
 
     /// Prefetches the memory of elements.
-    fn touch(&self, _wanted: &mut dyn Iterator<Item = Wanted<'_>>) {}
+    fn touch(&self, _wanted: &mut dyn Iterator<Item = ElementHint<'_>>) {}
 
     /// Returns true if it is known in memory if there is an element of a name.
     fn knows(&self, _name: &[u8]) -> bool {

@@ -1,6 +1,6 @@
 //! Hashes: packed into the meta row while small, an element row per field when big.
 
-use super::collection::{Collection, Wanted};
+use super::collection::{Collection, ElementHint};
 use super::members::{Members, Name, Payload};
 use crate::encoding::{ElementRows, Row, RowKey, decode_field, encode_field, encode_hash, meta};
 use crate::need::{Page, Part};
@@ -288,7 +288,7 @@ impl Collection for Hash {
         self.fields.len()
     }
 
-    fn touch(&self, wanted: &mut dyn Iterator<Item = Wanted<'_>>) {
+    fn touch(&self, wanted: &mut dyn Iterator<Item = ElementHint<'_>>) {
         self.fields.touch(wanted.map(|wanted| wanted.name));
     }
 

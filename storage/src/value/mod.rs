@@ -19,7 +19,7 @@ pub mod zset;
 
 use crate::need::Part;
 use collection::Collection;
-pub use collection::Wanted;
+pub use collection::ElementHint;
 pub use hash::{Field, Hash};
 pub use list::List;
 pub use set::{Set, SetEncoding};

@@ -1,6 +1,6 @@
 //! Sets: packed into the meta row while small, an element row per member when big.
 
-use super::collection::{Collection, Wanted};
+use super::collection::{Collection, ElementHint};
 use super::members::{Members, Name, Payload};
 use crate::encoding::{ElementRows, Row, RowKey, encode_set, meta};
 use crate::need::{Page, Part};
@@ -197,7 +197,7 @@ impl Collection for Set {
         self.members.len()
     }
 
-    fn touch(&self, wanted: &mut dyn Iterator<Item = Wanted<'_>>) {
+    fn touch(&self, wanted: &mut dyn Iterator<Item = ElementHint<'_>>) {
         self.members.touch(wanted.map(|wanted| wanted.name));
     }
 

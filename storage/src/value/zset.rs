@@ -1,7 +1,7 @@
 //! Sorted sets: packed into the meta row while small; two element rows per member when big, one by
 //! its name with its score, one in the order.
 
-use super::collection::{Collection, Wanted};
+use super::collection::{Collection, ElementHint};
 use super::members::{Members, Name, Payload};
 pub use super::order::ZsetWalk;
 use super::order::{Order, OrderPlace, PREFIX as ORDER_PREFIX};
@@ -381,8 +381,8 @@ impl Collection for Zset {
         self.members.len()
     }
 
-    fn touch(&self, wanted: &mut dyn Iterator<Item = Wanted<'_>>) {
-        let wanted: SmallVec<[Wanted<'_>; 16]> = wanted.collect();
+    fn touch(&self, wanted: &mut dyn Iterator<Item = ElementHint<'_>>) {
+        let wanted: SmallVec<[ElementHint<'_>; 16]> = wanted.collect();
         self.members.touch(wanted.iter().map(|wanted| wanted.name));
         let places = wanted.iter().flat_map(|wanted| {
             let old = self.members.known(wanted.name).copied();
