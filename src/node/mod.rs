@@ -23,7 +23,7 @@ pub use pace::Pace;
 pub use pauses::{ClientPause, Pauses};
 pub use squeeze::Squeeze;
 pub use start::StartFacts;
-pub use stats::{Counters, WorkerStats};
+pub use stats::{AudienceStats, ByCommand, Counters, EngineStats, StoreStats, WorkerStats};
 pub(crate) use stats::{MAX_ERRORS, OTHER_ERRORS, Tally, error_code};
 
 use crate::clients::Clients;
@@ -190,30 +190,31 @@ impl Node {
 
     /// Returns the approximate number of bytes of rows that are not handed over yet.
     pub fn pending_bytes(&self) -> u64 {
-        self.stats.iter().map(|stats| stats.pending_bytes.load(Ordering::Relaxed)).sum()
+        self.stats.iter().map(|stats| stats.engine.pending_bytes.load(Ordering::Relaxed)).sum()
     }
 
     /// Returns the bytes of pending rows beyond which writers wait: their budget, and what decoded
     /// values leave unused.
     pub fn pending_limit(&self) -> u64 {
-        let lent = self.stats.iter().map(|stats| stats.loan_bytes.load(Ordering::Relaxed));
+        let lent = self.stats.iter().map(|stats| stats.engine.loan_bytes.load(Ordering::Relaxed));
         self.budget.pending as u64 + lent.sum::<u64>()
     }
 
     /// Returns the greatest use of an engine's room for files of level 0, as of some ms ago.
     pub fn level0_use(&self) -> f64 {
-        let used = self.stats.iter().map(|stats| stats.level0_permille.load(Ordering::Relaxed));
+        let used =
+            self.stats.iter().map(|stats| stats.engine.level0_permille.load(Ordering::Relaxed));
         used.max().unwrap_or_default() as f64 / 1000.0
     }
 
     /// Returns the number of operations that a start would replay, as of some ms ago.
     pub fn unflushed_ops(&self) -> u64 {
-        self.stats.iter().map(|stats| stats.unflushed_ops.load(Ordering::Relaxed)).sum()
+        self.stats.iter().map(|stats| stats.engine.unflushed_ops.load(Ordering::Relaxed)).sum()
     }
 
     /// Returns the lsn up to which the engines have taken all rows, as of some ms ago.
     pub fn handed(&self) -> u64 {
-        let handed = self.stats.iter().map(|stats| stats.handed.load(Ordering::Relaxed));
+        let handed = self.stats.iter().map(|stats| stats.engine.handed.load(Ordering::Relaxed));
         handed.min().unwrap_or_default()
     }
 
@@ -266,7 +267,7 @@ impl Node {
 
     /// Returns the number of changes to the data since the start.
     pub fn changes(&self) -> u64 {
-        self.stats.iter().map(|stats| stats.changes.load(Ordering::Relaxed)).sum()
+        self.stats.iter().map(|stats| stats.store.changes.load(Ordering::Relaxed)).sum()
     }
 
     /// CONFIG RESETSTAT.

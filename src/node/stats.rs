@@ -6,6 +6,7 @@ use flagstone_storage::need::PointReads;
 use flagstone_wire::resp::Reply;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -49,11 +50,28 @@ pub(crate) struct Tally {
     pub(crate) rejected: u64,
 }
 
-/// All counters of a worker.
+/// The counters of all commands, by [`Command::id`].
 #[derive(Debug)]
+pub struct ByCommand(Vec<Counters>);
+
+impl Default for ByCommand {
+    fn default() -> Self {
+        Self((0..registry::count()).map(|_| Counters::default()).collect())
+    }
+}
+
+impl Deref for ByCommand {
+    type Target = [Counters];
+
+    fn deref(&self) -> &[Counters] {
+        &self.0
+    }
+}
+
+/// All counters of a worker.
+#[derive(Debug, Default)]
 pub struct WorkerStats {
-    /// Counters of the commands, by [`Command::id`].
-    pub by_command: Vec<Counters>,
+    pub by_command: ByCommand,
     /// Number of error replies by code.
     errors: Mutex<BTreeMap<String, u64>>,
     /// Number of error replies.
@@ -77,6 +95,14 @@ pub struct WorkerStats {
     pub bytes_out: AtomicU64,
     /// Connections closed because of `client-query-buffer-limit`.
     pub query_limit_closes: AtomicU64,
+    pub store: StoreStats,
+    pub engine: EngineStats,
+    pub audience: AudienceStats,
+}
+
+/// Counters of a worker's hot tier.
+#[derive(Debug, Default)]
+pub struct StoreStats {
     pub hits: AtomicU64,
     pub misses: AtomicU64,
     pub expired: AtomicU64,
@@ -86,6 +112,11 @@ pub struct WorkerStats {
     /// Number of changed keys, counted once per command.
     pub changes: AtomicU64,
     pub hot_bytes: AtomicU64,
+}
+
+/// Counters of a worker's rows on their way to the engines, and of its reads from there.
+#[derive(Debug)]
+pub struct EngineStats {
     pub pending_bytes: AtomicU64,
     /// Part of the budget for decoded values that pending rows may use.
     pub loan_bytes: AtomicU64,
@@ -93,7 +124,7 @@ pub struct WorkerStats {
     pub level0_permille: AtomicU64,
     /// Number of operations that a start would replay.
     pub unflushed_ops: AtomicU64,
-    /// Lsn up to which the worker's shards have handed all rows over.
+    /// Lsn up to which the worker's shards have handed all rows over; the greatest if it has none.
     pub handed: AtomicU64,
     /// Memory of the filters of keys.
     pub filter_bytes: AtomicU64,
@@ -108,43 +139,11 @@ pub struct WorkerStats {
     /// rows.
     pub unresolved: AtomicU64,
     pub passes: AtomicU64,
-    /// Number of keys that clients wait for.
-    pub awaited_keys: AtomicU64,
-    /// Number of keys whose deletion unblocks a client, too.
-    pub awaited_absent_keys: AtomicU64,
-    /// Number of keys that tracking clients have read, and of pairs of a key and a client that has
-    /// read it.
-    pub tracked_keys: AtomicU64,
-    pub tracked_reads: AtomicU64,
 }
 
-impl Default for WorkerStats {
+impl Default for EngineStats {
     fn default() -> Self {
         Self {
-            by_command: (0..registry::count()).map(|_| Counters::default()).collect(),
-            errors: Mutex::default(),
-            error_replies: AtomicU64::default(),
-            commands: AtomicU64::default(),
-            local: AtomicU64::default(),
-            remote: AtomicU64::default(),
-            remote_batches: AtomicU64::default(),
-            parked_bytes: AtomicU64::default(),
-            parked: AtomicU64::default(),
-            connections: AtomicU64::default(),
-            changes: AtomicU64::default(),
-            commits: AtomicU64::default(),
-            failed_commits: AtomicU64::default(),
-            reads: AtomicU64::default(),
-            writes: AtomicU64::default(),
-            bytes_in: AtomicU64::default(),
-            bytes_out: AtomicU64::default(),
-            query_limit_closes: AtomicU64::default(),
-            hits: AtomicU64::default(),
-            misses: AtomicU64::default(),
-            expired: AtomicU64::default(),
-            expired_fields: AtomicU64::default(),
-            dropped: AtomicU64::default(),
-            hot_bytes: AtomicU64::default(),
             pending_bytes: AtomicU64::default(),
             loan_bytes: AtomicU64::default(),
             level0_permille: AtomicU64::default(),
@@ -157,15 +156,11 @@ impl Default for WorkerStats {
             point_elsewhere: AtomicU64::default(),
             unresolved: AtomicU64::default(),
             passes: AtomicU64::default(),
-            awaited_keys: AtomicU64::default(),
-            awaited_absent_keys: AtomicU64::default(),
-            tracked_keys: AtomicU64::default(),
-            tracked_reads: AtomicU64::default(),
         }
     }
 }
 
-impl WorkerStats {
+impl EngineStats {
     /// Shows the numbers of rows that commands have read, and the memory that this takes.
     pub(crate) fn publish_reads(&self, reads: PointReads, bytes: usize) {
         self.point_cached.store(reads.cached, Ordering::Relaxed);
@@ -173,7 +168,22 @@ impl WorkerStats {
         self.point_elsewhere.store(reads.elsewhere, Ordering::Relaxed);
         self.point_bytes.store(bytes as u64, Ordering::Relaxed);
     }
+}
 
+/// Numbers of keys that a worker's clients wait for or track.
+#[derive(Debug, Default)]
+pub struct AudienceStats {
+    /// Number of keys that clients wait for.
+    pub awaited_keys: AtomicU64,
+    /// Number of keys whose deletion unblocks a client, too.
+    pub awaited_absent_keys: AtomicU64,
+    /// Number of keys that tracking clients have read, and of pairs of a key and a client that has
+    /// read it.
+    pub tracked_keys: AtomicU64,
+    pub tracked_reads: AtomicU64,
+}
+
+impl WorkerStats {
     /// Counts a command that has run.
     pub(crate) fn ran(&self, command: &Command, time_ns: u64) {
         if let Some(counters) = self.by_command.get(command.id) {

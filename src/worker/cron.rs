@@ -114,7 +114,7 @@ impl Worker {
     pub(crate) fn publish_stats(&self) {
         let partition = self.partition.borrow();
         let store = &partition.store;
-        let stats = self.stats();
+        let stats = &self.stats().store;
         stats.hits.store(store.stats.hits, Ordering::Relaxed);
         stats.misses.store(store.stats.misses, Ordering::Relaxed);
         stats.expired.store(store.stats.expired, Ordering::Relaxed);

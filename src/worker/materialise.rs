@@ -284,7 +284,7 @@ impl Worker {
 
     fn publish_pressure(&self) {
         let partition = self.partition.borrow();
-        let (stats, bytes) = (self.stats(), partition.pending_bytes() as u64);
+        let (stats, bytes) = (&self.stats().engine, partition.pending_bytes() as u64);
         stats.pending_bytes.store(bytes, Ordering::Relaxed);
         stats.unflushed_ops.store(partition.unflushed_ops(), Ordering::Relaxed);
         stats.handed.store(partition.handed(), Ordering::Relaxed);

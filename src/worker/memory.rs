@@ -48,7 +48,7 @@ impl Worker {
         self.node.squeeze.adapt(Instant::now(), budget, hot, process::resident);
         let used = Shares { hot: partition.store.memory(), pending: partition.pending_bytes() };
         self.loan.set(loan(self.shares(), used, self.loan.get()));
-        self.stats().loan_bytes.store(self.loan.get() as u64, Ordering::Relaxed);
+        self.stats().engine.loan_bytes.store(self.loan.get() as u64, Ordering::Relaxed);
     }
 
     /// Returns the bytes of pending rows at which a shard hands them over: as many again may gather

@@ -88,7 +88,7 @@ impl Worker {
 
     fn show_tracking(&self) {
         let table = self.tracking.borrow();
-        self.stats().tracked_keys.store(table.len() as u64, Ordering::Relaxed);
-        self.stats().tracked_reads.store(table.reads() as u64, Ordering::Relaxed);
+        self.stats().audience.tracked_keys.store(table.len() as u64, Ordering::Relaxed);
+        self.stats().audience.tracked_reads.store(table.reads() as u64, Ordering::Relaxed);
     }
 }

@@ -28,7 +28,7 @@ impl Worker {
         while let Some(rows) = next.take() {
             // The runtime may be shutting down: the pass is repeated when the shard is closed.
             let Ok(read) = self.node.background.spawn(rows.read()).await else { return };
-            self.stats().passes.fetch_add(1, Ordering::Relaxed);
+            self.stats().engine.passes.fetch_add(1, Ordering::Relaxed);
             let error = match self.end_pass(id, read) {
                 Ok(due) => {
                     next = due;

@@ -162,8 +162,8 @@ impl Worker {
 
     fn count_awaited(&self) {
         let (keys, absent) = self.waiting.borrow().len();
-        self.stats().awaited_keys.store(keys as u64, Ordering::Relaxed);
-        self.stats().awaited_absent_keys.store(absent as u64, Ordering::Relaxed);
+        self.stats().audience.awaited_keys.store(keys as u64, Ordering::Relaxed);
+        self.stats().audience.awaited_absent_keys.store(absent as u64, Ordering::Relaxed);
     }
 
     /// Marks keys as changed.

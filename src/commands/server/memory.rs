@@ -56,7 +56,8 @@ fn stats<'a>(cx: &'a mut Call<'_>, _: Args<'a>) -> Waiting<'a> {
 /// Returns the figures; those of the allocator are the operating system's figures of the process.
 fn figures(node: &Node, keys: u64) -> Vec<(&'static str, Figure)> {
     let memory = process::memory();
-    let dataset: u64 = node.stats.iter().map(|stats| stats.hot_bytes.load(Ordering::Relaxed)).sum();
+    let dataset: u64 =
+        node.stats.iter().map(|stats| stats.store.hot_bytes.load(Ordering::Relaxed)).sum();
     let clients: u64 = node.clients.all().iter().map(|client| client.memory()).sum();
     let share = |part: u64, whole: u64| Ratio(part as f64 * 100.0 / whole.max(1) as f64);
     vec![

@@ -36,16 +36,18 @@ const COUNTERS: &[OfWorker] = &[
     ("worker_commits", "Rounds appended to the journal.", |s| &s.commits),
     ("worker_failed_commits", "Rounds that could not be appended.", |s| &s.failed_commits),
     ("worker_changes", "Changes of keys; divided by commits they are the size of rounds.", |s| {
-        &s.changes
+        &s.store.changes
     }),
-    ("worker_keyspace_hits", "Lookups of keys that exist.", |s| &s.hits),
-    ("worker_keyspace_misses", "Lookups of keys that do not exist.", |s| &s.misses),
-    ("worker_expired_keys", "Keys that have expired.", |s| &s.expired),
-    ("worker_expired_fields", "Fields of hashes that have expired.", |s| &s.expired_fields),
-    ("worker_dropped_entries", "Entries evicted from memory, which are on disk.", |s| &s.dropped),
+    ("worker_keyspace_hits", "Lookups of keys that exist.", |s| &s.store.hits),
+    ("worker_keyspace_misses", "Lookups of keys that do not exist.", |s| &s.store.misses),
+    ("worker_expired_keys", "Keys that have expired.", |s| &s.store.expired),
+    ("worker_expired_fields", "Fields of hashes that have expired.", |s| &s.store.expired_fields),
+    ("worker_dropped_entries", "Entries evicted from memory, which are on disk.", |s| {
+        &s.store.dropped
+    }),
     ("worker_error_replies", "Error replies.", |s| &s.error_replies),
     ("worker_old_row_passes", "Passes that read rows which blind writes have replaced.", |s| {
-        &s.passes
+        &s.engine.passes
     }),
     ("worker_query_limit_closes", "Connections closed by client-query-buffer-limit.", |s| {
         &s.query_limit_closes
@@ -56,23 +58,25 @@ const COUNTERS: &[OfWorker] = &[
 const GAUGES: &[OfWorker] = &[
     ("worker_connections", "Connections of the worker.", |s| &s.connections),
     ("worker_parked_bytes", "Bytes of commands that wait for locks or data.", |s| &s.parked_bytes),
-    ("worker_hot_bytes", "Bytes of decoded values in memory.", |s| &s.hot_bytes),
+    ("worker_hot_bytes", "Bytes of decoded values in memory.", |s| &s.store.hot_bytes),
     ("worker_pending_bytes", "Bytes of rows that are not handed to the engine.", |s| {
-        &s.pending_bytes
+        &s.engine.pending_bytes
     }),
     ("worker_lent_bytes", "Bytes of the values' memory that pending rows may use.", |s| {
-        &s.loan_bytes
+        &s.engine.loan_bytes
     }),
-    ("worker_unflushed_operations", "Operations that a start would replay.", |s| &s.unflushed_ops),
-    ("worker_filter_bytes", "Bytes of the filters of keys.", |s| &s.filter_bytes),
+    ("worker_unflushed_operations", "Operations that a start would replay.", |s| {
+        &s.engine.unflushed_ops
+    }),
+    ("worker_filter_bytes", "Bytes of the filters of keys.", |s| &s.engine.filter_bytes),
     ("worker_point_index_bytes", "Bytes of indexes and filters for reads of single rows.", |s| {
-        &s.point_bytes
+        &s.engine.point_bytes
     }),
     ("worker_unresolved_writes", "Blind writes whose replaced rows are not known yet.", |s| {
-        &s.unresolved
+        &s.engine.unresolved
     }),
-    ("worker_awaited_keys", "Keys that blocked clients wait for.", |s| &s.awaited_keys),
-    ("worker_tracked_keys", "Keys that tracking clients have read.", |s| &s.tracked_keys),
+    ("worker_awaited_keys", "Keys that blocked clients wait for.", |s| &s.audience.awaited_keys),
+    ("worker_tracked_keys", "Keys that tracking clients have read.", |s| &s.audience.tracked_keys),
 ];
 
 pub(super) fn put(text: &mut MetricsText, running: &LoadedServer) {
@@ -91,9 +95,9 @@ pub(super) fn put(text: &mut MetricsText, running: &LoadedServer) {
     );
     for (id, stats) in node.stats.iter().enumerate() {
         for (source, counter) in [
-            ("memory", &stats.point_cached),
-            ("disk", &stats.point_disk),
-            ("engine", &stats.point_elsewhere),
+            ("memory", &stats.engine.point_cached),
+            ("disk", &stats.engine.point_disk),
+            ("engine", &stats.engine.point_elsewhere),
         ] {
             let count = counter.load(Ordering::Relaxed);
             text.sample(&[("worker", &id), ("source", &source)], count);

@@ -249,8 +249,8 @@ impl Page<'_> {
             ("watching_clients", &watching.iter().filter(|&&n| n > 0).count()),
             ("clients_in_timeout_table", &with(ClientState::TIMED)),
             ("total_watched_keys", &watching.iter().sum::<u64>()),
-            ("total_blocking_keys", &self.sum(|s| &s.awaited_keys)),
-            ("total_blocking_keys_on_nokey", &self.sum(|s| &s.awaited_absent_keys)),
+            ("total_blocking_keys", &self.sum(|s| &s.audience.awaited_keys)),
+            ("total_blocking_keys_on_nokey", &self.sum(|s| &s.audience.awaited_absent_keys)),
             ("paused_reason", &reason),
             ("paused_actions", &actions),
             ("paused_timeout_milliseconds", &left),
@@ -260,7 +260,7 @@ impl Page<'_> {
     fn memory(&mut self) {
         let settings = self.worker.settings();
         let used = process::memory();
-        let dataset = self.sum(|s| &s.hot_bytes);
+        let dataset = self.sum(|s| &s.store.hot_bytes);
         let clients: u64 = self.node.clients.all().iter().map(|c| c.memory()).sum();
         let overhead = used.resident.saturating_sub(dataset);
         let share = |part: u64| part as f64 * 100.0 / used.resident.max(1) as f64;
@@ -420,8 +420,8 @@ impl Page<'_> {
             ("sync_full", &0),
             ("sync_partial_ok", &0),
             ("sync_partial_err", &0),
-            ("expired_keys", &self.sum(|s| &s.expired)),
-            ("expired_fields", &self.sum(|s| &s.expired_fields)),
+            ("expired_keys", &self.sum(|s| &s.store.expired)),
+            ("expired_fields", &self.sum(|s| &s.store.expired_fields)),
             ("expired_stale_perc", &"0.00"),
             ("expired_time_cap_reached_count", &0),
             ("expire_cycle_cpu_milliseconds", &0),
@@ -431,8 +431,8 @@ impl Page<'_> {
             ("evicted_scripts", &self.node.scripts.figures().2),
             ("total_eviction_exceeded_time", &0),
             ("current_eviction_exceeded_time", &0),
-            ("keyspace_hits", &self.sum(|s| &s.hits)),
-            ("keyspace_misses", &self.sum(|s| &s.misses)),
+            ("keyspace_hits", &self.sum(|s| &s.store.hits)),
+            ("keyspace_misses", &self.sum(|s| &s.store.misses)),
             ("pubsub_channels", &self.node.pubsub.count(SubscriptionKind::Channel)),
             ("pubsub_patterns", &self.node.pubsub.count(SubscriptionKind::Pattern)),
             ("pubsubshard_channels", &self.node.pubsub.count(SubscriptionKind::Shard)),
@@ -440,8 +440,8 @@ impl Page<'_> {
             ("total_forks", &0),
             ("migrate_cached_sockets", &0),
             ("slave_expires_tracked_keys", &0),
-            ("tracking_total_keys", &self.sum(|s| &s.tracked_keys)),
-            ("tracking_total_items", &self.sum(|s| &s.tracked_reads)),
+            ("tracking_total_keys", &self.sum(|s| &s.audience.tracked_keys)),
+            ("tracking_total_items", &self.sum(|s| &s.audience.tracked_reads)),
             ("tracking_total_prefixes", &self.node.listeners.prefixes.count()),
             ("unexpected_error_replies", &0),
             ("total_error_replies", &self.sum(|s| &s.error_replies)),
