@@ -48,7 +48,7 @@ const CLIENT_CHECK: Duration = Duration::from_millis(100);
 
 /// State of a coordinator.
 #[derive(Default)]
-pub(super) struct Held {
+pub(super) struct Coordination {
     /// The connection whose changes they are; 0 if none.
     client: u64,
     /// Holds, by worker.
@@ -68,7 +68,7 @@ pub(super) struct Held {
 
 /// Keys and holds that a command needs.
 #[derive(Default)]
-pub(super) struct Wanted {
+pub(super) struct Requirements {
     /// Client that tracks what the command reads.
     pub(super) reader: Option<u64>,
     /// Keys that it reads, if it does not read all.
@@ -82,7 +82,7 @@ pub(super) struct Wanted {
     pub(super) detached: bool,
 }
 
-impl Wanted {
+impl Requirements {
     /// Adds what was missed; returns true if that includes new keys.
     pub(super) fn add(&mut self, missed: Vec<Need>) -> bool {
         let before = self.keys.len();
@@ -130,7 +130,7 @@ pub(crate) async fn coordinate(
 ) -> Ran {
     let mut out = Reply::new(command.request.proto);
     let client = changer(command.command, command.request.client);
-    let mut held = Held { client, ..Held::default() };
+    let mut held = Coordination { client, ..Coordination::default() };
     let outcome = run(worker, command, request, &mut held, &mut out).await;
     let text = outcome.as_ref().err().and_then(UnitStop::text);
     let mut ended = if text.is_some() { Outcome::Failed } else { held.effects.outcome() };
@@ -195,7 +195,7 @@ async fn run(
     worker: &Rc<Worker>,
     command: &OwnedCommand,
     request: CoordinatorRequest,
-    held: &mut Held,
+    held: &mut Coordination,
     out: &mut Reply,
 ) -> UnitOutcome {
     let keys = command.lock_keys().into_iter().collect();
@@ -204,7 +204,8 @@ async fn run(
     let reader = (track && (spec.runs_others() || spec.has(flag!(READONLY)))).then_some(client);
     let CoordinatorRequest { missed, detached, exclusive } = request;
     let read = spec.has(flag!(EXEC)).then(|| transaction::read_keys(command.args()));
-    let mut wanted = Wanted { reader, read, keys, detached, exclusive, ..Wanted::default() };
+    let mut wanted =
+        Requirements { reader, read, keys, detached, exclusive, ..Requirements::default() };
     wanted.add(missed);
     let max_lockings = if spec.runs_others() { MAX_UNIT_LOCKINGS } else { MAX_LOCKINGS };
     let mut lockings = 1;
@@ -257,8 +258,8 @@ async fn permit_of(node: &Node, client: u64) -> Result<SemaphorePermit<'_>, Unit
 async fn attempt(
     worker: &Rc<Worker>,
     command: &OwnedCommand,
-    wanted: &Wanted,
-    held: &mut Held,
+    wanted: &Requirements,
+    held: &mut Coordination,
     out: &mut Reply,
 ) -> UnitOutcome {
     let node = &worker.node;
@@ -310,8 +311,8 @@ async fn attempt(
 /// Stores all changes of a command or none, and returns the entries that it was lent.
 async fn commit_and_apply(
     worker: &Rc<Worker>,
-    wanted: &Wanted,
-    held: &mut Held,
+    wanted: &Requirements,
+    held: &mut Coordination,
     mut space: Store,
 ) -> Result<(), RoundError> {
     let node = &worker.node;
@@ -374,7 +375,7 @@ fn run_here(
 async fn abandon(
     worker: &Worker,
     command: &OwnedCommand,
-    held: &mut Held,
+    held: &mut Coordination,
     mut space: Store,
     keep: bool,
 ) {
@@ -388,7 +389,7 @@ async fn abandon(
 }
 
 /// Discards all changes of a unit.
-async fn take_back(worker: &Worker, held: &mut Held, mut space: Store, keep: bool) {
+async fn take_back(worker: &Worker, held: &mut Coordination, mut space: Store, keep: bool) {
     let entries =
         if held.exclusive { databases::unmoved(worker, &mut space) } else { space.drain() };
     let changed = entries.iter().filter(|(_, entry)| entry.is_dirty());
@@ -421,7 +422,7 @@ fn commit(
 }
 
 /// Returns the request to each worker, in their order.
-fn by_worker(node: &Node, wanted: &Wanted, held: &Held) -> BTreeMap<usize, Acquire> {
+fn by_worker(node: &Node, wanted: &Requirements, held: &Coordination) -> BTreeMap<usize, Acquire> {
     let mut out: BTreeMap<usize, Acquire> = BTreeMap::new();
     for (db, key) in &wanted.keys {
         let target = node.owner(key);
@@ -444,8 +445,8 @@ fn by_worker(node: &Node, wanted: &Wanted, held: &Held) -> BTreeMap<usize, Acqui
 /// Acquires all locks in the workers' order, and collects the lent entries in a workspace.
 async fn acquire_all(
     worker: &Rc<Worker>,
-    wanted: &Wanted,
-    held: &mut Held,
+    wanted: &Requirements,
+    held: &mut Coordination,
 ) -> Result<Store, UnitStop> {
     let mut space = {
         let store = &worker.partition.borrow().store;
@@ -464,8 +465,8 @@ async fn acquire_all(
 /// workspace's number of their database.
 pub(super) async fn borrow(
     worker: &Rc<Worker>,
-    wanted: &Wanted,
-    held: &mut Held,
+    wanted: &Requirements,
+    held: &mut Coordination,
     space: &mut Store,
     here: impl Fn(u32) -> u32,
 ) -> Result<(), RoundError> {
@@ -486,7 +487,7 @@ pub(super) async fn borrow(
 }
 
 /// Holds every worker, in their order.
-pub(super) async fn hold_all(worker: &Worker, held: &mut Held) -> Result<(), RoundError> {
+pub(super) async fn hold_all(worker: &Worker, held: &mut Coordination) -> Result<(), RoundError> {
     held.exclusive = true;
     // Workers that own no shard know the databases, too, and come last.
     for target in 0..worker.peers.mailboxes.len() {
@@ -523,7 +524,7 @@ async fn acquire(worker: &Worker, target: usize, acquire: Acquire) -> Result<Gra
 }
 
 /// Returns the messages that end all holds.
-fn ends(held: &mut Held) -> BTreeMap<usize, Apply> {
+fn ends(held: &mut Coordination) -> BTreeMap<usize, Apply> {
     let mut applies = loans(held);
     applies.values_mut().for_each(|apply| apply.keep = false);
     held.lent.clear();
@@ -533,7 +534,7 @@ fn ends(held: &mut Held) -> BTreeMap<usize, Apply> {
 }
 
 /// Returns the messages that end the loans under the holds, which continue.
-pub(super) fn loans(held: &Held) -> BTreeMap<usize, Apply> {
+pub(super) fn loans(held: &Coordination) -> BTreeMap<usize, Apply> {
     let client = held.client;
     let loan = |(&worker, &hold): (&usize, &u64)| {
         (worker, Apply { hold, client, keep: true, ..Apply::default() })
@@ -554,7 +555,7 @@ pub(super) enum Changed<'a> {
 /// `keep`, those on whole workers.
 pub(super) async fn hand_back(
     worker: &Worker,
-    held: &mut Held,
+    held: &mut Coordination,
     entries: Vec<(u32, Entry)>,
     changed: &HashSet<LockKey>,
     what: Changed<'_>,
@@ -581,7 +582,7 @@ pub(super) async fn hand_back(
 }
 
 /// Ends all holds, and returns the entries, which are unchanged.
-pub(super) async fn release(worker: &Worker, held: &mut Held, entries: Vec<(u32, Entry)>) {
+pub(super) async fn release(worker: &Worker, held: &mut Coordination, entries: Vec<(u32, Entry)>) {
     hand_back(worker, held, entries, &HashSet::new(), Changed::Forgotten, false).await;
 }
 

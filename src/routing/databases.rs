@@ -5,7 +5,7 @@
 //! databases other generations. In a unit, the workspace is changed first.
 
 use super::call::{CallOutcome, CallStop};
-use super::coordinator::{Changed, Held, hand_back, hold_all, release};
+use super::coordinator::{Changed, Coordination, hand_back, hold_all, release};
 use crate::node::Node;
 use crate::worker::{Cursor, LockKey, ScanKey, ScanPage, Worker, refusal};
 use flagstone_commands::ErrorText;
@@ -153,7 +153,7 @@ async fn change(
 
 async fn change_now(worker: &Rc<Worker>, make: impl FnOnce(&Node, &mut [u32])) -> CallOutcome {
     let node = &worker.node;
-    let mut held = Held::default();
+    let mut held = Coordination::default();
     hold_all(worker, &mut held).await?;
     let before = worker.partition.borrow().store.generations();
     let mut now = before.clone();

@@ -7,7 +7,7 @@
 //! the end. Commands that are neither on keys nor on databases run at the coordinator, with a session
 //! of their own.
 
-use super::coordinator::{Held, Wanted, borrow, loans, release, send_all};
+use super::coordinator::{Coordination, Requirements, borrow, loans, release, send_all};
 use super::{Databases, handlers, run_on_session};
 use crate::command::{OwnedCommand, Request};
 use crate::routing::Call;
@@ -25,8 +25,8 @@ use std::sync::Arc;
 pub(super) async fn run_detached(
     worker: &Rc<Worker>,
     command: &OwnedCommand,
-    wanted: &Wanted,
-    held: &mut Held,
+    wanted: &Requirements,
+    held: &mut Coordination,
     space: Store,
 ) -> Result<unit::UnitRun, UnitStop> {
     let detached = DetachedUnit {
@@ -66,7 +66,7 @@ pub(super) async fn run_detached(
 /// Runs a command that is not on keys as part of a unit, and returns its reply.
 async fn run_for(
     worker: &Rc<Worker>,
-    held: &Held,
+    held: &Coordination,
     store: &mut Store,
     command: &OwnedCommand,
 ) -> Result<Vec<u8>, UnitStop> {
@@ -100,8 +100,8 @@ async fn run_for(
 /// an entry of which parts are missing, it has to start again.
 async fn lend_more(
     worker: &Rc<Worker>,
-    wanted: &Wanted,
-    held: &mut Held,
+    wanted: &Requirements,
+    held: &mut Coordination,
     space: &mut Store,
     needs: Vec<Need>,
 ) -> Result<Vec<u8>, UnitStop> {
@@ -125,7 +125,7 @@ async fn lend_more(
     }
     applies.retain(|_, apply| !apply.entries.is_empty());
     send_all(worker, applies).await;
-    let mut more = Wanted { reader: wanted.reader, ..Wanted::default() };
+    let mut more = Requirements { reader: wanted.reader, ..Requirements::default() };
     more.add(dbs.at_owners(needs));
     held.lent.extend(more.keys.iter().cloned());
     let lent = borrow(worker, &more, held, space, |db| dbs.here(db)).await;
@@ -141,7 +141,7 @@ struct Moved {
 }
 
 impl Moved {
-    fn new(worker: &Worker, held: &Held, space: &Store) -> Self {
+    fn new(worker: &Worker, held: &Coordination, space: &Store) -> Self {
         // Only under a hold on every worker do all agree on the databases.
         let owners = held.exclusive.then(|| worker.partition.borrow().store.generations());
         Self { here: space.generations(), owners }
@@ -170,7 +170,7 @@ impl Moved {
 }
 
 /// Discards the entries that a unit was lent: the owners read them again from disk.
-pub(super) async fn lose(worker: &Rc<Worker>, wanted: &Wanted, held: &mut Held) {
+pub(super) async fn lose(worker: &Rc<Worker>, wanted: &Requirements, held: &mut Coordination) {
     let mut applies = loans(held);
     for key in wanted.keys.union(&held.lent) {
         if let Some(apply) = applies.get_mut(&worker.node.owner(&key.1)) {
