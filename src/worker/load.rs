@@ -116,15 +116,11 @@ impl Worker {
     }
 
     async fn load_now(&self, needs: Vec<Need>) -> Result<(), String> {
-        // Ranges of elements are read from pending rows and the engine, so these must have all
-        // changes.
-        if needs.iter().any(|need| need.part.is_some()) && self.partition.borrow().store.is_dirty()
-        {
-            self.commit();
+        let behind = self.parts_behind(&needs);
+        let mut finished = self.load_step(needs).await;
+        if finished.is_ok() && !behind.is_empty() {
+            finished = self.load_step(behind).await;
         }
-        let plan = self.partition.borrow_mut().plan_load(needs);
-        let loaded = plan.run(&self.node.background).await;
-        let finished = self.partition.borrow_mut().finish_load(loaded);
         self.evict();
         match finished {
             Ok(()) => {
@@ -142,5 +138,27 @@ impl Worker {
                 Err(format!("ERR the data could not be read: {error:#}"))
             }
         }
+    }
+
+    /// Returns the parts of values whose meta rows have to be loaded before. A unit that is rolled
+    /// back needs both: if it ran with the meta rows alone, the values of which it has parts would
+    /// be changed and discarded in turn, for ever.
+    fn parts_behind(&self, needs: &[Need]) -> Vec<Need> {
+        let mut partition = self.partition.borrow_mut();
+        let mut is_behind =
+            |need: &Need| need.part.is_some() && !partition.store.is_hot(need.db, &need.key);
+        needs.iter().filter(|need| is_behind(need)).cloned().collect()
+    }
+
+    async fn load_step(&self, needs: Vec<Need>) -> anyhow::Result<()> {
+        // Ranges of elements are read from pending rows and the engine, so these must have all
+        // changes.
+        if needs.iter().any(|need| need.part.is_some()) && self.partition.borrow().store.is_dirty()
+        {
+            self.commit();
+        }
+        let plan = self.partition.borrow_mut().plan_load(needs);
+        let loaded = plan.run(&self.node.background).await;
+        self.partition.borrow_mut().finish_load(loaded)
     }
 }

@@ -260,3 +260,38 @@ fn pipelines_on_collections_partly_in_memory_see_what_is() {
         assert!(dropped > 0, "everything was in memory");
     }
 }
+
+#[test]
+fn a_transaction_ends_although_its_commands_miss_parts_of_values_in_turn() {
+    let trim = redis::cmd("LTRIM").arg("list").arg(15).arg(-1).clone();
+    let delete = redis::cmd("XDEL").arg("stream").arg("6061-0").arg("9001-0").clone();
+    for workers in ["1", "2"] {
+        let options = ["--workers", workers, "--shards", "2", "--memory-budget", "64mb"];
+        let mut server = Server::start(&options);
+        let mut pipe = redis::pipe();
+        for n in 0..NAMES {
+            let id = format!("{}-0", 3 * n + 1);
+            pipe.cmd("XADD").arg("stream").arg(id).arg("field").arg(PAD).ignore();
+            pipe.cmd("RPUSH").arg("list").arg(PAD).ignore();
+        }
+        let () = pipe.query(&mut server.client()).expect("stored");
+        for commands in [[&delete, &trim], [&trim, &delete]] {
+            // Behind a restart, nothing is in memory.
+            server.stop();
+            server.restart();
+            let mut client = server.client();
+            let patience = std::time::Duration::from_secs(20);
+            client.set_read_timeout(Some(patience)).expect("a timeout");
+            let mut pipe = redis::pipe();
+            pipe.atomic();
+            commands.iter().for_each(|command| _ = pipe.add_command((*command).clone()));
+            let done: redis::RedisResult<Vec<Value>> = pipe.query(&mut client);
+            assert_eq!(done.expect("it ends").len(), 2, "{workers} workers");
+        }
+        let mut client = server.client();
+        let left: u64 = redis::cmd("XLEN").arg("stream").query(&mut client).expect("a number");
+        assert_eq!(left, NAMES - 2);
+        let left: u64 = redis::cmd("LLEN").arg("list").query(&mut client).expect("a number");
+        assert_eq!(left, NAMES - 30);
+    }
+}
