@@ -5,11 +5,13 @@
 //! its keys; the connection writes the replies in order.
 
 pub mod accept;
+mod allocator;
 pub mod blocking;
 pub mod checkpoints;
 pub mod cli;
 pub mod clients;
 pub mod command;
+pub mod commandlog;
 pub mod commands;
 pub mod config;
 pub mod connection;
@@ -32,7 +34,6 @@ pub mod secrets;
 pub mod server;
 pub mod session;
 pub mod signals;
-pub mod slowlog;
 pub mod stalls;
 pub mod tracking;
 pub mod transaction;

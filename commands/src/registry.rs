@@ -1,6 +1,7 @@
 //! Looks commands up by name.
 
 use crate::{Begin, Find, KeySpec, Run, Runner, Spec, flag};
+use flagstone_storage::latency::LatencyEvent;
 use flagstone_wire::resp::Args;
 use fnv::FnvHashMap;
 
@@ -91,6 +92,14 @@ impl<R: Runner> Command<R> {
         let undeclared_keys =
             spec.runs_others() || spec.keys.iter().any(|keys| matches!(keys.find, Find::Unknown));
         Self { spec, id, full_name, one_key, undeclared_keys, subcommands }
+    }
+
+    /// Returns the class of events that its slow runs belong to.
+    pub fn latency_event(&self) -> LatencyEvent {
+        match self.spec.has(flag!(FAST)) {
+            true => LatencyEvent::FastCommand,
+            false => LatencyEvent::Command,
+        }
     }
 
     /// Returns the keys among the arguments with their databases, for routing and locks.

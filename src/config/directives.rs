@@ -52,8 +52,6 @@ const INIT_SYSTEM: &str = "the process stays in the foreground; the init system 
 const STDERR_LOG: &str = "the log has one format and goes to standard error or the log file";
 const NO_EVICTION: &str = "no key is evicted: all data are on disk";
 const PACE: &str = "background work has a pace of its own";
-const NO_LATENCY: &str = "there is no latency monitor and there are no latency histograms";
-const SLOW_ONLY: &str = "of the command logs there is that of slow commands";
 const LAZY: &str = "removal of a key takes constant time, whatever its size";
 const TABLES: &str = "there is no hash table to rehash in the background";
 const NO_CRASH_REPORT: &str = "there is no crash report";
@@ -159,13 +157,13 @@ pub(super) static TABLE: &[Directive] = &[
     d("logfile", Text, "", "file of the log, opened anew for each line; empty: standard error").immutable(),
     d("commandlog-execution-slower-than", Integer((-1, LONG_MAX)), "10000", "microseconds from which a command is logged as slow; -1: never").alias("slowlog-log-slower-than"),
     d("commandlog-slow-execution-max-len", Integer(LONG), "128", "entries of the log of slow commands").alias("slowlog-max-len"),
-    d("commandlog-request-larger-than", Integer((-1, LONG_MAX)), "1048576", "bytes from which a request is logged; -1: never").inert(SLOW_ONLY),
-    d("commandlog-large-request-max-len", Integer(LONG), "128", "entries of the log of large requests").inert(SLOW_ONLY),
-    d("commandlog-reply-larger-than", Integer((-1, LONG_MAX)), "1048576", "bytes from which a reply is logged; -1: never").inert(SLOW_ONLY),
-    d("commandlog-large-reply-max-len", Integer(LONG), "128", "entries of the log of large replies").inert(SLOW_ONLY),
-    d("latency-monitor-threshold", Integer(LONG), "0", "milliseconds from which an event is recorded; 0: off").inert(NO_LATENCY),
-    d("latency-tracking", YesNo, "yes", "latency histograms per command").inert(NO_LATENCY),
-    d("latency-tracking-info-percentiles", Structured(Structure::Percentiles), "50 99 99.9", "percentiles in INFO latencystats").inert(NO_LATENCY),
+    d("commandlog-request-larger-than", Integer((-1, LONG_MAX)), "1048576", "bytes from which a request is logged; -1: never"),
+    d("commandlog-large-request-max-len", Integer(LONG), "128", "entries of the log of large requests"),
+    d("commandlog-reply-larger-than", Integer((-1, LONG_MAX)), "1048576", "bytes from which a reply is logged; -1: never"),
+    d("commandlog-large-reply-max-len", Integer(LONG), "128", "entries of the log of large replies"),
+    d("latency-monitor-threshold", Integer(LONG), "0", "milliseconds from which an event is recorded; 0: off"),
+    d("latency-tracking", YesNo, "yes", "latency histograms per command"),
+    d("latency-tracking-info-percentiles", Structured(Structure::Percentiles), "50 99 99.9", "percentiles in INFO latencystats"),
     d("hide-user-data-from-log", YesNo, "yes", "keep keys and values out of the log").inert("the server logs no keys and no values by itself"),
     d("log-format", OneOf(&["legacy", "logfmt"]), "legacy", "format of log lines").inert(STDERR_LOG),
     d("log-timestamp-format", OneOf(&["legacy", "iso8601", "milliseconds"]), "legacy", "format of the log's time").inert(STDERR_LOG),

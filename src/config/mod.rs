@@ -36,7 +36,7 @@ use settings::Values;
 pub use error::{ConfigError, Origin};
 pub use parse::{quote_into, split_words};
 pub use settings::{
-    AcceptMode, AppendFsync, ClientMemory, Compression, LogLevel, MaxmemoryPolicy,
+    AcceptMode, AppendFsync, ClientMemory, Compression, LogLevel, LogLimit, MaxmemoryPolicy,
     OutputBufferLimit, OutputBufferLimits, ProtectedAction, RdbVersionCheck, Settings,
 };
 

@@ -176,6 +176,15 @@ pub struct OutputBufferLimits {
     pub pubsub: OutputBufferLimit,
 }
 
+/// Limit of a log of commands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LogLimit {
+    /// Value from which a command is logged; the greatest: never.
+    pub from: u64,
+    /// Number of entries that are kept.
+    pub max_len: usize,
+}
+
 /// `maxmemory-clients`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ClientMemory {
@@ -288,9 +297,16 @@ settings! {
     loglevel: LogLevel = |v, _| v.choice("loglevel");
     logfile: Option<String> = |v, _| v.optional_text("logfile");
     pidfile: Option<String> = |v, _| v.optional_text("pidfile");
-    /// Microseconds; -1: never.
-    slowlog_log_slower_than_us: i64 = |v, _| v.number("commandlog-execution-slower-than");
-    slowlog_max_len: usize = |v, _| v.number("commandlog-slow-execution-max-len");
+    /// Limits of the logs of commands, in the order of `LogKind`: microseconds, bytes, bytes.
+    command_logs: [LogLimit; 3] = |v, _| [
+        log_limit(v, "commandlog-execution-slower-than", "commandlog-slow-execution-max-len"),
+        log_limit(v, "commandlog-request-larger-than", "commandlog-large-request-max-len"),
+        log_limit(v, "commandlog-reply-larger-than", "commandlog-large-reply-max-len"),
+    ];
+    /// Zero: no event is recorded.
+    latency_monitor_threshold_ms: u64 = |v, _| v.number("latency-monitor-threshold");
+    latency_tracking: bool = |v, _| v.flag("latency-tracking");
+    latency_percentiles: Vec<f64> = |v, _| v.text("latency-tracking-info-percentiles").split_whitespace().filter_map(|word| word.parse().ok()).collect();
     availability_zone: String = |v, _| v.text("availability-zone").to_owned();
 
     // Commands and RDB files.
@@ -341,6 +357,12 @@ fn data_settings(values: &Values) -> DataSettings {
         rdbcompression: values.flag("rdbcompression"),
         rdb_newer_versions: version_check == RdbVersionCheck::Relaxed,
     }
+}
+
+fn log_limit(values: &Values, threshold: &str, max_len: &str) -> LogLimit {
+    let max_len = values.number(max_len);
+    let from = u64::try_from(values.number::<i64>(threshold)).ok().filter(|_| max_len > 0);
+    LogLimit { from: from.unwrap_or(u64::MAX), max_len }
 }
 
 fn client_memory(values: &Values) -> ClientMemory {

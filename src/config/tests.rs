@@ -452,7 +452,7 @@ fn config_set_changes_all_or_nothing() {
     let changed = set(&config, &[("timeout", "5"), ("slowlog-max-len", "9"), ("hz", "10")]);
     assert_eq!(changed, Ok(vec!["timeout", "commandlog-slow-execution-max-len"]));
     assert_eq!(config.generation(), 1);
-    assert_eq!((kept.timeout_seconds, config.settings().slowlog_max_len), (0, 9));
+    assert_eq!((kept.timeout_seconds, config.settings().command_logs[0].max_len), (0, 9));
 }
 
 #[test]

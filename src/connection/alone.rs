@@ -9,6 +9,7 @@ use crate::config::Settings;
 use crate::large;
 use crate::routing::{self, Call, Databases};
 use crate::session::ReplyMode;
+use crate::worker::FinishedCommand;
 use bytes::Buf;
 use flagstone_wire::resp::{Args, Limits, Parsed, Parser, Reply};
 use gate::Admitted;
@@ -178,8 +179,20 @@ impl Connection {
         if on_session {
             self.show(command, args);
         }
-        let client = self.session.client.id;
-        self.worker.ran_since(began, command, args, client, settings);
+        self.worker.start_watch_at(began);
+        self.ran(command, args, out.len().saturating_sub(mark), settings);
         Ok(self.settle(command, outcome, out, mark))
+    }
+
+    /// Counts a command that has run since the last one ended or the watch was started.
+    pub(super) fn ran(
+        &self,
+        command: &Command,
+        args: Args<'_>,
+        reply_bytes: usize,
+        settings: &Settings,
+    ) {
+        let (db, client) = (self.session.db, self.session.client.id);
+        self.worker.ran(FinishedCommand { command, args, db, client, reply_bytes }, settings);
     }
 }

@@ -39,7 +39,7 @@ impl Connection {
             // Counts the call now; when the command is served, it is counted again as it runs.
             self.worker.start_watch();
             let settings = self.worker.settings();
-            self.worker.ran(command, args, self.session.client.id, &settings);
+            self.ran(command, args, 0, &settings);
         }
         Ok(waiting.answer(ended))
     }

@@ -144,7 +144,7 @@ impl Connection {
         let settings = self.worker.settings();
         self.show(exec, args);
         self.worker.start_watch();
-        self.worker.ran(exec, args, self.session.client.id, &settings);
+        self.ran(exec, args, text.len(), &settings);
         self.settle(exec, Err(text.into()), out, mark)
     }
 

@@ -476,7 +476,8 @@ impl Connection {
                 self.show(command, args);
                 self.session.end_caching(Some(command));
                 let close = self.settle(command, outcome, cycle.out(), mark).close;
-                self.worker.ran(command, args, self.session.client.id, settings);
+                let reply_bytes = cycle.out().len().saturating_sub(mark);
+                self.ran(command, args, reply_bytes, settings);
                 cycle.end_command();
                 if close || self.session.closing { Dispatched::Close } else { Dispatched::Done }
             }

@@ -6,6 +6,7 @@ mod checkpoints;
 mod ending;
 mod events;
 mod health;
+mod histogram;
 pub mod limits;
 mod listeners;
 mod pace;
@@ -18,6 +19,7 @@ pub use budget::Budget;
 pub use checkpoints::{Checkpoints, SaveStats};
 pub use ending::{Ending, ShutdownRequest};
 pub use health::Health;
+pub use histogram::{Histogram, Times};
 pub use listeners::ChangeListeners;
 pub use pace::Pace;
 pub use pauses::{ClientPause, Pauses};
@@ -27,17 +29,18 @@ pub use stats::{AudienceStats, ByCommand, Counters, EngineStats, StoreStats, Wor
 pub(crate) use stats::{MAX_ERRORS, OTHER_ERRORS, Tally, error_code};
 
 use crate::clients::Clients;
+use crate::commandlog::CommandLogs;
 use crate::config::{AppendFsync, ClientMemory, Config, Settings};
 use crate::functions::Functions;
 use crate::monitor::Monitors;
 use crate::pubsub::PubSub;
 use crate::rates::Rates;
 use crate::scripts::Scripts;
-use crate::slowlog::SlowLog;
 use crate::tracking::Audience;
 use flagstone_storage::clock::Clock;
 use flagstone_storage::encoding::Library;
 use flagstone_storage::journal::{Journal, SyncMode};
+use flagstone_storage::latency::LATENCY;
 use flagstone_storage::place::Requests;
 use flagstone_storage::slot::slot_of;
 use flagstone_storage::{Layout, Store};
@@ -81,7 +84,7 @@ pub struct Node {
     pub functions: Functions,
     pub stats: Vec<Arc<WorkerStats>>,
     pub rates: Rates,
-    pub slowlog: SlowLog,
+    pub command_logs: CommandLogs,
     /// Requests to the bucket of the data, and to that of the journal, which may be the same.
     pub requests: [Arc<Requests>; 2],
     pub start: StartFacts,
@@ -123,6 +126,8 @@ impl Node {
         let (layout, clock) = (source.layout.clone(), source.clock.clone());
         let journal = source.journal.clone();
         let started_ms = clock.now_ms();
+        LATENCY.set_clock(clock.clone());
+        LATENCY.set_threshold(config.settings().latency_monitor_threshold_ms);
         let budget = Budget::new(&config.settings()).with_shards(layout.shards);
         CLIENTS.set_limit(Self::client_memory_limit(&config.settings()));
         let stats = (0..workers).map(|_| Arc::default()).collect();
@@ -150,7 +155,7 @@ impl Node {
             monitors: Arc::default(),
             stats,
             rates: Rates::default(),
-            slowlog: SlowLog::default(),
+            command_logs: CommandLogs::default(),
             requests,
             start: StartFacts::now(started_ms),
             next_generation: AtomicU64::new(u64::from(next_generation)),
@@ -283,6 +288,11 @@ impl Node {
     /// Returns the durability mode, for which replies wait.
     pub fn appendfsync(&self) -> AppendFsync {
         self.config.settings().appendfsync
+    }
+
+    /// Applies `latency-monitor-threshold`.
+    pub fn apply_latency_threshold(&self) {
+        LATENCY.set_threshold(self.config.settings().latency_monitor_threshold_ms);
     }
 
     /// Applies `appendfsync` to the journal.

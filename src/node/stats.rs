@@ -1,5 +1,6 @@
 //! Counters of a worker, which other threads read. Only the worker itself writes them.
 
+use super::histogram::{Histogram, Recorded};
 use crate::clients::count;
 use crate::command::{Answer, Command, Outcome, RoundError, registry};
 use flagstone_storage::need::PointReads;
@@ -38,6 +39,8 @@ pub struct Counters {
     pub rejected: AtomicU64,
     /// Number of calls that were answered with an error.
     pub failed: AtomicU64,
+    /// Times of the calls (`latency-tracking`).
+    pub times: Histogram,
 }
 
 /// Counts of a command that ran as part of a unit.
@@ -48,6 +51,8 @@ pub(crate) struct Tally {
     pub(crate) failed: u64,
     /// Number of calls that were refused before they ran.
     pub(crate) rejected: u64,
+    /// Times of the calls (`latency-tracking`).
+    pub(crate) times: Recorded,
 }
 
 /// The counters of all commands, by [`Command::id`].
@@ -184,11 +189,14 @@ pub struct AudienceStats {
 }
 
 impl WorkerStats {
-    /// Counts a command that has run.
-    pub(crate) fn ran(&self, command: &Command, time_ns: u64) {
+    /// Counts a command that has run. `track`: its time is counted in the histogram, too.
+    pub(crate) fn ran(&self, command: &Command, time_ns: u64, track: bool) {
         if let Some(counters) = self.by_command.get(command.id) {
             count(&counters.calls, 1);
             count(&counters.time_ns, time_ns);
+            if track {
+                counters.times.add(time_ns);
+            }
         }
     }
 
@@ -204,6 +212,7 @@ impl WorkerStats {
                 count(&counters.time_ns, tally.time_ns);
                 count(&counters.failed, tally.failed);
                 count(&counters.rejected, tally.rejected);
+                counters.times.add_all(&tally.times);
             }
         }
         errors.iter().for_each(|(code, n)| self.errors_of(code, *n));
@@ -320,6 +329,7 @@ impl WorkerStats {
         for counter in by_command.chain(own) {
             counter.store(0, Ordering::Relaxed);
         }
+        self.by_command.iter().for_each(|counters| counters.times.reset());
         self.errors.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 }

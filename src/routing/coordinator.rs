@@ -17,8 +17,8 @@ use crate::node::Node;
 use crate::transaction;
 use crate::unit::{self, Effects, Unit, UnitOutcome, UnitStop};
 use crate::worker::{
-    Acquire, Apply, Coordinated, CoordinatorRequest, Grant, LockKey, Message, News, Ran, Shown,
-    Worker, changer, refusal,
+    Acquire, Apply, Coordinated, CoordinatorRequest, FinishedCommand, Grant, LockKey, Message,
+    News, Ran, Shown, Worker, changer, refusal,
 };
 use flagstone_commands::{Ctx, Stop, flag};
 use flagstone_storage::journal::Lsn;
@@ -296,10 +296,11 @@ async fn attempt(
         return ran.outcome;
     }
     let mut notes = ran.store.notes.take();
-    let (name, client) = (command.command, command.request.client);
     if !matches!(ran.outcome, Err(UnitStop::Handler(Stop::Block(_)))) {
-        worker.log_slow_parts(&mut ran.effects, client, &settings);
-        worker.ran_since(began, name, command.args(), client, &settings);
+        worker.log_parts(&mut ran.effects, command.request.client);
+        let run = FinishedCommand::of(command, ran.out.len());
+        worker.start_watch_at(began);
+        worker.ran(run, &settings);
     }
     commit_and_apply(worker, wanted, held, ran.store).await?;
     // Changes that could not be stored are not announced.

@@ -3,12 +3,12 @@
 
 use super::{UnitOutcome, UnitStop};
 use crate::command::{Command, Outcome};
+use crate::commandlog::{self, CommandCost, Excess, LogKind};
 use crate::config::Settings;
 use crate::monitor::Line;
 use crate::node::{MAX_ERRORS, Node, OTHER_ERRORS, Tally, error_code};
 use crate::scripts::write_log;
-use crate::slowlog::{self, is_slow};
-use flagstone_commands::flag;
+use flagstone_storage::latency::LATENCY;
 use flagstone_wire::resp::{Args, OwnedArgs};
 use std::collections::{BTreeMap, VecDeque};
 
@@ -28,12 +28,12 @@ struct MonitoredPart {
     args: OwnedArgs,
 }
 
-/// A slow part of a unit.
+/// A part of a unit that belongs in a log of commands.
 #[derive(Debug)]
-pub(crate) struct SlowPart {
+pub(crate) struct LoggedPart {
     /// Its arguments, shortened.
     pub(crate) args: Vec<Vec<u8>>,
-    pub(crate) duration_us: u64,
+    pub(crate) excess: Excess,
 }
 
 /// Recorded effects of a unit.
@@ -54,8 +54,8 @@ pub struct Effects {
     pub(crate) error_counted: bool,
     /// True if it is EXEC, and has run nothing, because a watched key has changed.
     pub(crate) is_aborted: bool,
-    /// The latest slow parts.
-    pub(crate) slow: VecDeque<SlowPart>,
+    /// The latest parts for the logs of commands.
+    pub(crate) for_logs: [VecDeque<LoggedPart>; LogKind::ALL.len()],
 }
 
 /// Maximum number of log lines that a unit may write; further ones are dropped.
@@ -137,24 +137,29 @@ impl Effects {
         &mut self,
         command: &Command,
         args: Args<'_>,
-        time_ns: u64,
+        cost: CommandCost,
         failed: Option<&[u8]>,
         settings: &Settings,
     ) {
+        let time_ns = cost.took.as_nanos() as u64;
         let is_counted = std::mem::take(&mut self.error_counted);
         let tally = self.tallies.entry(command.id).or_default();
         tally.calls += 1;
         tally.time_ns += time_ns;
+        if settings.latency_tracking {
+            tally.times.add(time_ns);
+        }
         tally.failed += u64::from(is_counted || failed.is_some());
         if let Some(text) = failed.filter(|_| !is_counted) {
             self.error(text);
         }
-        if is_slow(settings, time_ns) && !command.spec.has(flag!(SKIP_SLOWLOG)) {
-            if self.slow.len() >= settings.slowlog_max_len.max(1) {
-                self.slow.pop_front();
+        LATENCY.note(command.latency_event(), cost.took);
+        for excess in commandlog::exceeds(settings, command, args, cost) {
+            let parts = &mut self.for_logs[excess.kind as usize];
+            if parts.len() >= excess.max {
+                parts.pop_front();
             }
-            let duration_us = time_ns / 1000;
-            self.slow.push_back(SlowPart { args: slowlog::kept_args(args), duration_us });
+            parts.push_back(LoggedPart { args: commandlog::kept_args(args), excess });
         }
     }
 

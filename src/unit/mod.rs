@@ -18,6 +18,7 @@ pub use handlers::{UnitHandler, handler, install};
 pub use stop::{UnitOutcome, UnitStop};
 
 use crate::command::{Command, OwnedCommand, Request, Route};
+use crate::commandlog::CommandCost;
 use crate::config::Settings;
 use crate::node::Node;
 use flagstone_commands::{Ctx, Stop, flag};
@@ -139,9 +140,11 @@ impl Unit<'_> {
             // The unit runs again, or nothing of it counts.
             Err(_) => return outcome,
         };
-        let time_ns = began.elapsed().as_nanos() as u64;
-        self.part_ns.set(time_ns);
-        self.effects().ran(command, args, time_ns, failed, self.settings);
+        let took = began.elapsed();
+        self.part_ns.set(took.as_nanos() as u64);
+        let reply_bytes = failed.map_or(cx.out.len().saturating_sub(mark), <[u8]>::len);
+        let cost = CommandCost { took, reply_bytes };
+        self.effects().ran(command, args, cost, failed, self.settings);
         if failed.is_some() {
             cx.out.truncate(mark);
         }

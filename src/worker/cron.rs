@@ -41,6 +41,8 @@ impl Worker {
             // One command may have loaded more than its commit has evicted.
             self.evict();
             self.publish_stats();
+            self.hot_keys.turn(self.node.clock.now_ms());
+            self.partition.borrow_mut().store.refresh_big_keys();
             if self.id == 0 {
                 self.node.clock.look();
                 self.node.health.look_at_memory(&self.settings());

@@ -1,8 +1,8 @@
 //! Runs commands on the worker's store: in place if everything they need is in memory and not
 //! locked, else parked until it is (see `parked.rs`).
 
-use super::Worker;
 use super::rounds::Shown;
+use super::{FinishedCommand, Worker};
 use crate::command::{Answer, Command, Invocation, Outcome, OwnedCommand, Request, Route};
 use flagstone_commands::{Block, Ctx, Stop, flag};
 use flagstone_storage::Scope;
@@ -253,7 +253,8 @@ impl Worker {
             self.commit_soon();
         }
         if empty.is_none() {
-            self.ran(command, args, request.client, settings);
+            let (client, reply_bytes) = (request.client, out.len().saturating_sub(mark));
+            self.ran(FinishedCommand { command, args, db, client, reply_bytes }, settings);
         }
         if empty.is_some() {
             // A blocked command changed nothing, so it must not wake waiters.

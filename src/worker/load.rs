@@ -8,6 +8,7 @@
 use super::parked::Parked;
 use super::read_trouble::{ReadTrouble, TroubleLine};
 use super::{Lock, Worker};
+use flagstone_storage::latency::{LATENCY, LatencyEvent};
 use flagstone_storage::store::{Need, Part};
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -116,11 +117,13 @@ impl Worker {
     }
 
     async fn load_now(&self, needs: Vec<Need>) -> Result<(), String> {
+        let begun = Instant::now();
         let behind = self.parts_behind(&needs);
         let mut finished = self.load_step(needs).await;
         if finished.is_ok() && !behind.is_empty() {
             finished = self.load_step(behind).await;
         }
+        LATENCY.note(LatencyEvent::ColdRead, begun.elapsed());
         self.evict();
         match finished {
             Ok(()) => {

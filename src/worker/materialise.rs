@@ -9,6 +9,7 @@
 use super::stall::EngineWatch;
 use super::{LockKey, Worker};
 use flagstone_storage::journal::Lsn;
+use flagstone_storage::latency::{LATENCY, LatencyEvent};
 use flagstone_storage::materialise::{hand_over, sweep};
 use flagstone_storage::scan::{DueCursor, DueExpiry};
 use flagstone_storage::shard::Cut;
@@ -101,7 +102,9 @@ impl Worker {
         let is_wanted = self.node.checkpoints.wants_rows();
         let due = due || is_wanted || shard.pending_bytes() >= share;
         if due && shard.can_cut() {
+            let begun = Instant::now();
             partition.cut(id);
+            LATENCY.note(LatencyEvent::HandOver, begun.elapsed());
         }
         let mut all = self.jobs.borrow_mut();
         let job = all.entry(id).or_default();
@@ -175,9 +178,11 @@ impl Worker {
         let lsn = cut.lsn;
         drop(cut);
         if let Some(seq) = handed {
+            let begun = Instant::now();
             let mut partition = self.partition.borrow_mut();
             let freed = partition.shards.get_mut(&id).and_then(|s| s.handed_over(lsn, seq));
             drop(partition);
+            LATENCY.note(LatencyEvent::HandOver, begun.elapsed());
             self.node.background.spawn_blocking(move || drop(freed));
         }
         if let Some(job) = self.jobs.borrow_mut().get_mut(&id) {
@@ -387,7 +392,7 @@ impl Worker {
         if !self.may_expire() {
             return false;
         }
-        let now_ms = self.node.clock.now_ms();
+        let (now_ms, begun) = (self.node.clock.now_ms(), Instant::now());
         let mut partition = self.partition.borrow_mut();
         let store = &mut partition.store;
         store.begin(now_ms, false);
@@ -402,7 +407,9 @@ impl Worker {
         store.see_open_round();
         self.take_notes(partition, 0);
         // Closes the round with these deletions, so that the index is read afresh.
-        self.commit()
+        let stored = self.commit();
+        LATENCY.note(LatencyEvent::ExpireCycle, begun.elapsed());
+        stored
     }
 
     async fn load_due(self: &Rc<Self>, due: &[(u32, DueExpiry)]) -> Result<(), String> {

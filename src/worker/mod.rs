@@ -7,11 +7,13 @@
 //! journal as a record; replies are held until the rounds that they show are stored, in the mode
 //! `always` until they are durable.
 
+mod account;
 mod ahead;
 mod batch;
 mod buffers;
 mod cron;
 mod execute;
+mod hot_keys;
 mod lending;
 mod load;
 mod locks;
@@ -32,12 +34,15 @@ mod units;
 mod waiters;
 mod watching;
 
+pub(crate) use account::FinishedCommand;
 pub(crate) use ahead::{Ahead, Ready, Stopped};
 pub use batch::{BatchReply, CmdBatch, MAX_REPLIES};
 pub(crate) use buffers::READ;
 pub use cron::CRON_HZ;
 pub(crate) use execute::{ABANDONED, Executed, changer};
 pub use execute::{Blocked, CoordinatorRequest, Ran};
+pub use hot_keys::HotKey;
+pub(crate) use hot_keys::MAX_HOT;
 pub use lending::{Acquire, Apply, Grant, Holds};
 pub(crate) use locks::LockKey;
 pub use mailbox::{Inbox, Mailbox, Message, WorkerGone, mailbox};
@@ -52,12 +57,8 @@ use crate::blocking::WaitTable;
 use crate::command::{Answer, Command, OwnedCommand, RoundError};
 use crate::config::Settings;
 use crate::node::{Node, ShutdownRequest, WorkerStats};
-use crate::slowlog::{self, SlowCommand, is_slow};
-use crate::unit::Effects;
 use buffers::Buffers;
-use flagstone_commands::flag;
 use flagstone_storage::partition::Partition;
-use flagstone_wire::resp::Args;
 use locks::{LockTable, TicketId};
 use rounds::Rounds;
 use std::cell::{Cell, RefCell};
@@ -119,6 +120,8 @@ pub struct Worker {
     pub(crate) tracking: RefCell<crate::tracking::Table>,
     /// Clients that watch keys of this worker.
     pub(crate) watching: RefCell<crate::watch::WatchTable>,
+    /// Keys that its commands name most often.
+    pub(crate) hot_keys: hot_keys::HotKeys,
     settings: RefCell<(u64, Arc<Settings>)>,
 }
 
@@ -160,6 +163,7 @@ impl Worker {
     ) -> Rc<Self> {
         let settings = (node.config.generation(), node.config.settings());
         let locks = LockTable::new(node.layout.clone());
+        let hot_keys = hot_keys::HotKeys::new(node.clock.now_ms());
         Rc::new(Self {
             id,
             node,
@@ -192,6 +196,7 @@ impl Worker {
             news_count: Cell::new(0),
             tracking: RefCell::default(),
             watching: RefCell::default(),
+            hot_keys,
             settings: RefCell::new(settings),
         })
     }
@@ -209,68 +214,6 @@ impl Worker {
     /// Returns this worker's counters.
     pub fn stats(&self) -> &WorkerStats {
         &self.node.stats[self.id]
-    }
-
-    /// Starts the time of the next command.
-    pub(crate) fn start_watch(&self) {
-        self.watch.set(Instant::now());
-    }
-
-    /// Returns when the last timed command ended, or the next began.
-    pub(crate) fn last_ran(&self) -> Instant {
-        self.watch.get()
-    }
-
-    /// Counts a command that has run since the last one ended or the watch was started.
-    pub(crate) fn ran(&self, command: &Command, args: Args<'_>, client: u64, settings: &Settings) {
-        let now = Instant::now();
-        let time_ns = (now - self.watch.replace(now)).as_nanos() as u64;
-        self.stats().ran(command, time_ns);
-        if is_slow(settings, time_ns) && !command.spec.has(flag!(SKIP_SLOWLOG)) {
-            let args = slowlog::kept_args(args);
-            self.log_slow(args, client, time_ns / 1000, settings.slowlog_max_len);
-        }
-    }
-
-    /// Counts a command that has run since `began`.
-    pub(crate) fn ran_since(
-        &self,
-        began: Instant,
-        command: &Command,
-        args: Args<'_>,
-        client: u64,
-        settings: &Settings,
-    ) {
-        self.watch.set(began);
-        self.ran(command, args, client, settings);
-    }
-
-    /// Counts the parts of a unit that has run, and shows them to monitors.
-    pub(crate) fn tell_parts(&self, effects: &mut Effects, client: u64, settings: &Settings) {
-        self.stats().ran_parts(&effects.tallies, &effects.errors);
-        self.log_slow_parts(effects, client, settings);
-        effects.tell_monitors(&self.node, client, settings);
-    }
-
-    /// Logs the slow parts of a unit: before the unit, because they have ended before it.
-    pub(crate) fn log_slow_parts(&self, effects: &mut Effects, client: u64, settings: &Settings) {
-        for slow in effects.slow.drain(..) {
-            self.log_slow(slow.args, client, slow.duration_us, settings.slowlog_max_len);
-        }
-    }
-
-    #[cold]
-    fn log_slow(&self, args: Vec<Vec<u8>>, client: u64, duration_us: u64, max: usize) {
-        let client = self.node.clients.get(client);
-        let command = SlowCommand {
-            id: 0,
-            time_s: self.node.clock.now_ms() / 1000,
-            duration_us,
-            args,
-            addr: client.as_ref().map(|c| c.addr.to_string()).unwrap_or_default(),
-            name: client.map(|c| slowlog::kept_name(&c.labels().name)).unwrap_or_default(),
-        };
-        self.node.slowlog.push(command, max);
     }
 
     /// Serves the mailbox in drains, each of up to 256 messages or one turn, urgent ones first;

@@ -1,7 +1,7 @@
 //! Runs units (transactions, scripts) in place: entirely, or not at all.
 
 use super::execute::{Executed, blocked_by};
-use super::{Blocked, Worker, changer};
+use super::{Blocked, FinishedCommand, Worker, changer};
 use crate::command::{Invocation, Outcome};
 use crate::unit::{self, Effects, Unit, UnitOutcome, UnitStop};
 use flagstone_commands::{Ctx, Stop};
@@ -63,7 +63,9 @@ impl Worker {
                 out.truncate(mark);
                 out.error(&*text);
             }
-            return Ok(Executed { round: self.unit_done(run, effects), outcome: ended });
+            let reply_bytes = out.len().saturating_sub(mark);
+            let round = self.unit_done(run, effects, reply_bytes);
+            return Ok(Executed { round, outcome: ended });
         }
         Err(Blocked::Detached)
     }
@@ -99,7 +101,12 @@ impl Worker {
 
     /// Publishes the effects of a unit that has run to its end, and returns the greatest round that
     /// its reply shows.
-    fn unit_done(self: &Rc<Self>, run: &Invocation<'_>, mut effects: Effects) -> u64 {
+    fn unit_done(
+        self: &Rc<Self>,
+        run: &Invocation<'_>,
+        mut effects: Effects,
+        reply_bytes: usize,
+    ) -> u64 {
         let &Invocation { command, args, request, settings, .. } = run;
         let mut partition = self.partition.borrow_mut();
         let store = &mut partition.store;
@@ -115,8 +122,9 @@ impl Worker {
         if dirty || is_open {
             self.commit_soon();
         }
-        self.log_slow_parts(&mut effects, request.client, settings);
-        self.ran(command, args, request.client, settings);
+        self.log_parts(&mut effects, request.client);
+        let (db, client) = (request.db, request.client);
+        self.ran(FinishedCommand { command, args, db, client, reply_bytes }, settings);
         self.tell_parts(&mut effects, request.client, settings);
         if !notes.is_empty() || !effects.published.is_empty() {
             let client = changer(command, request.client);

@@ -2,6 +2,7 @@
 
 use crate::encoding::{Delta, ElementRows, OpWriter, RowKey, encode_meta};
 use crate::slot::KeyHash;
+use crate::store::big::measure;
 use crate::store::{DirtyKey, Store, Versions};
 use crate::value::string::CHUNK;
 use crate::value::{Entry, JournaledState, Str, Value};
@@ -172,8 +173,9 @@ impl Store {
             if !moved.is_empty() {
                 alive.insert(entry.value.version());
             }
-            let counted = entry.count();
+            let (counted, measured) = (entry.count(), measure(&entry.value));
             self.counted(key, counted);
+            self.see_size(generation, key.at, &key.key, measured);
             if !live {
                 self.add_tombstone(key.clone());
             }

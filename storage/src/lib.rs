@@ -22,6 +22,7 @@ mod evict;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 pub mod journal;
+pub mod latency;
 pub mod lease;
 pub mod load;
 pub mod materialise;

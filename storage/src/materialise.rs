@@ -10,13 +10,14 @@ use crate::control::{
 use crate::encoding::{Row, RowKey, decode_entry, row};
 use crate::engine::{BATCH_BYTES, Engine, Swept, prefix_range};
 use crate::journal::{Journal, Lsn};
+use crate::latency::{LATENCY, LatencyEvent};
 use crate::pending::{Batch, Pending};
 use crate::shard::Cut;
 use anyhow::{Context, Result, bail};
 use bytes::Bytes;
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Batches that are prepared while one is written.
 const BATCHES_AHEAD: usize = 2;
@@ -81,7 +82,9 @@ async fn write_batches(
     });
     let mut seq = 0;
     while let Some(batch) = batches.recv().await {
+        let begun = Instant::now();
         seq = engine.write(batch).await?;
+        LATENCY.note(LatencyEvent::EngineWriteStall, begun.elapsed());
     }
     gathering.await?;
     Ok(seq)

@@ -56,6 +56,50 @@ const ROWS: &[Row] = &[
         &["CONFIG SET slowlog-log-slower-than 0", "SLOWLOG RESET", "ECHO hello", "SLOWLOG LEN"],
         |r| r == "int(0)",
     ),
+    (
+        "commandlog-request-larger-than",
+        "10",
+        &["COMMANDLOG RESET large-request", "ECHO hello", "COMMANDLOG GET 9 large-request"],
+        |r| r.contains("hello"),
+    ),
+    (
+        "commandlog-large-request-max-len",
+        "0",
+        &[
+            "CONFIG SET commandlog-request-larger-than 0",
+            "COMMANDLOG RESET large-request",
+            "COMMANDLOG LEN large-request",
+        ],
+        |r| r == "int(0)",
+    ),
+    (
+        "commandlog-reply-larger-than",
+        "10",
+        &["COMMANDLOG RESET large-reply", "ECHO hello", "COMMANDLOG GET 9 large-reply"],
+        |r| r.contains("hello"),
+    ),
+    (
+        "commandlog-large-reply-max-len",
+        "0",
+        &[
+            "CONFIG SET commandlog-reply-larger-than 0",
+            "COMMANDLOG RESET large-reply",
+            "COMMANDLOG LEN large-reply",
+        ],
+        |r| r == "int(0)",
+    ),
+    ("latency-monitor-threshold", "1", &["LATENCY RESET", "LATENCY DOCTOR"], |r| {
+        !r.contains("monitoring is off")
+    }),
+    (
+        "latency-tracking",
+        "no",
+        &["CONFIG RESETSTAT", "ECHO hello", "LATENCY HISTOGRAM echo"],
+        |r| !r.contains("calls"),
+    ),
+    ("latency-tracking-info-percentiles", "90", &["ECHO hello", "INFO latencystats"], |r| {
+        r.contains(":p90=")
+    }),
     ("availability-zone", "north", &["HELLO"], |r| r.contains("north")),
     ("extended-redis-compatibility", "yes", &["HELLO"], |r| !r.contains("valkey")),
 ];
@@ -169,7 +213,13 @@ fn what_config_set_accepts_is_in_effect_when_it_is_answered() {
 
 /// Takes back what the commands of a row have done.
 fn tidy(admin: &mut redis::Connection) {
-    for reset in ["maxmemory 0", "min-replicas-to-write 0", "slowlog-log-slower-than 10000"] {
+    for reset in [
+        "maxmemory 0",
+        "min-replicas-to-write 0",
+        "slowlog-log-slower-than 10000",
+        "commandlog-request-larger-than 1048576",
+        "commandlog-reply-larger-than 1048576",
+    ] {
         assert_eq!(ask(admin, &format!("CONFIG SET {reset}")), "ok");
     }
     assert_eq!(ask(admin, "FLUSHALL"), "ok");

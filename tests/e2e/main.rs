@@ -25,6 +25,7 @@ mod reshard;
 mod script_endings;
 mod script_errors;
 mod scripts;
+mod seeing;
 mod server;
 mod shown;
 mod sockets;

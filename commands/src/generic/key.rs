@@ -33,7 +33,7 @@ fn exists(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
 fn touch(cx: &mut Ctx<'_>, args: Args<'_>) -> Outcome {
     let mut found = 0;
     for name in args.iter().skip(1) {
-        found += usize::from(cx.store.exists(cx.db, name)?);
+        found += usize::from(cx.store.exists_touching(cx.db, name)?);
     }
     cx.out.count(found);
     Ok(())

@@ -47,6 +47,7 @@ fn set<'a>(cx: &'a mut Call<'_>, args: Args<'a>) -> Waiting<'a> {
         if syncs {
             node.apply_appendfsync();
         }
+        node.apply_latency_threshold();
         node.health.look_at_memory(&node.config.settings());
         cx.out.ok();
         Ok(())

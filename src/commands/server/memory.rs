@@ -1,14 +1,18 @@
 //! MEMORY: memory of keys and of the process.
 
 use super::info::keyspace;
+use super::memory_report::{MemoryFigures, doctor_text};
+use crate::allocator;
 use crate::commands::{Handler, Spec};
 use crate::node::Node;
 use crate::process;
 use crate::routing::{Call, CallOutcome, Waiting};
+use crate::worker::Worker;
 use flagstone_commands::help::help;
 use flagstone_commands::{Ctx, Group, KeySpec, Outcome, arg, error, flag, is_word, key};
 use flagstone_wire::num::parse_i64;
 use flagstone_wire::resp::{Args, Reply};
+use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
 /// `MEMORY USAGE key [SAMPLES count]`: the whole part of the key that is in memory.
@@ -96,20 +100,40 @@ fn figures(node: &Node, keys: u64) -> Vec<(&'static str, Figure)> {
 
 /// `MEMORY DOCTOR`
 fn doctor(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
-    cx.out.verbatim(*b"txt", b"Nothing to complain about: see INFO memory and INFO flagstone.\n");
+    let (node, settings) = (cx.node, cx.node.config.settings());
+    let used = process::memory();
+    let clients_limit = Node::client_memory_limit(&settings).all;
+    let vms = node.scripts.vms.bytes.load(Ordering::Relaxed);
+    let figures = MemoryFigures {
+        resident: used.resident,
+        peak: used.peak,
+        budget: settings.memory_budget,
+        values_share: node.budget.hot as u64,
+        squeezed: node.squeeze.bytes(),
+        pending: node.pending_bytes(),
+        pending_limit: node.pending_limit(),
+        clients: node.clients.all().iter().map(|client| client.memory()).sum(),
+        clients_limit: if clients_limit == 0 { u64::MAX } else { clients_limit },
+        scripts: (vms + node.scripts.figures().1 + node.functions.now().bytes()) as u64,
+    };
+    cx.out.verbatim(*b"txt", doctor_text(&figures).as_bytes());
     Ok(())
 }
 
 /// `MEMORY MALLOC-STATS`
 fn malloc_stats(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
-    cx.out.bulk_str("Stats not supported for the current allocator");
+    cx.out.verbatim(*b"txt", allocator::report().as_bytes());
     Ok(())
 }
 
-/// `MEMORY PURGE`: does nothing, because the allocator returns memory by itself.
-fn purge(cx: &mut Call<'_>, _: Args<'_>) -> CallOutcome {
-    cx.out.ok();
-    Ok(())
+/// `MEMORY PURGE`: each worker gives its free memory back to the system.
+fn purge<'a>(cx: &'a mut Call<'_>, _: Args<'a>) -> Waiting<'a> {
+    Box::pin(async move {
+        let purge = |_: Rc<Worker>| async move { allocator::purge() };
+        cx.worker.peers.on_all(true, purge).await.map_err(|_| "ERR a worker is gone")?;
+        cx.out.ok();
+        Ok(())
+    })
 }
 
 /// `MEMORY HELP`
@@ -170,7 +194,7 @@ pub(super) const SUBCOMMANDS: &[Spec] = &[
         arity: 2,
         flags: flag!(LOADING),
         tips: &["request_policy:all_shards", "response_policy:all_succeeded"],
-        run: Handler::Session(purge),
+        run: Handler::Wait(purge),
         ..Spec::NEW
     },
     Spec {

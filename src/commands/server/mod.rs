@@ -2,16 +2,20 @@
 
 mod admin;
 mod command;
+mod commandlog;
 mod config;
 mod debug;
 mod debug_keys;
 mod docs;
 mod info;
+mod keys;
+mod latency;
+mod latency_report;
 mod memory;
+mod memory_report;
 mod monitor;
 mod save;
 mod selftest;
-mod slowlog;
 
 use crate::commands::{Handler, Spec};
 use flagstone_commands::{CommandFlags, Group, acl, flag};
@@ -75,6 +79,16 @@ pub const COMMANDS: &[Spec] = &[
         ..Spec::NEW
     },
     Spec {
+        name: "commandlog",
+        group: Group::Server,
+        since: "8.1.0",
+        complexity: "Depends on subcommand.",
+        summary: "Holds the commands on the logs of slow and large commands.",
+        arity: -2,
+        subcommands: commandlog::SUBCOMMANDS,
+        ..Spec::NEW
+    },
+    Spec {
         name: "info",
         group: Group::Server,
         summary: "Answers figures and facts of the server.",
@@ -83,6 +97,16 @@ pub const COMMANDS: &[Spec] = &[
         acl: acl!(DANGEROUS),
         tips: &["nondeterministic_output", "request_policy:all_shards", "response_policy:special"],
         run: Handler::Wait(info::info),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "latency",
+        group: Group::Server,
+        since: "2.8.13",
+        complexity: "Depends on subcommand.",
+        summary: "Holds the commands on events that took long.",
+        arity: -2,
+        subcommands: latency::SUBCOMMANDS,
         ..Spec::NEW
     },
     Spec {
@@ -111,7 +135,7 @@ pub const COMMANDS: &[Spec] = &[
         complexity: "Depends on subcommand.",
         summary: "Holds the commands on the log of slow commands.",
         arity: -2,
-        subcommands: slowlog::SUBCOMMANDS,
+        subcommands: commandlog::SLOWLOG_SUBCOMMANDS,
         ..Spec::NEW
     },
 ];

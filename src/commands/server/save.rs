@@ -1,5 +1,6 @@
 //! Checkpoints: BGSAVE, SAVE, LASTSAVE, and FLAGSTONE, whose subcommands Redis does not have.
 
+use super::keys::{big_keys, hot_keys};
 use crate::checkpoints::{begin, branch_off, take_new};
 use crate::commands::{Handler, Spec};
 use crate::routing::{Call, CallOutcome, Waiting};
@@ -116,9 +117,15 @@ fn show_help(out: &mut Reply) {
         out,
         "FLAGSTONE",
         &[
+            (
+                "BIGKEYS",
+                "Lists the biggest keys of each type that were written or loaded: strings by bytes, \
+                others by elements.",
+            ),
             ("BRANCH <place>", "Makes a data directory of its own, as the data is now."),
             ("CHECKPOINT", "Takes a checkpoint and answers its id."),
             ("CHECKPOINTS", "Lists the checkpoints."),
+            ("HOTKEYS", "Lists the keys that commands named most often in ten seconds."),
         ],
     );
 }
@@ -126,6 +133,16 @@ fn show_help(out: &mut Reply) {
 const OWN: CommandFlags = flag!(ADMIN | NOSCRIPT | NO_MULTI);
 
 const SUBCOMMANDS: &[Spec] = &[
+    Spec {
+        name: "bigkeys",
+        group: Group::Server,
+        complexity: "O(N) where N is the number of keys returned",
+        summary: "Lists the biggest keys of each type.",
+        arity: 2,
+        flags: OWN,
+        run: Handler::Wait(big_keys),
+        ..Spec::NEW
+    },
     Spec {
         name: "branch",
         group: Group::Server,
@@ -161,6 +178,16 @@ const SUBCOMMANDS: &[Spec] = &[
         arity: 2,
         flags: flag!(LOADING | STALE),
         run: Handler::Help(show_help),
+        ..Spec::NEW
+    },
+    Spec {
+        name: "hotkeys",
+        group: Group::Server,
+        complexity: "O(N) where N is the number of keys returned",
+        summary: "Lists the keys that commands name most often.",
+        arity: 2,
+        flags: OWN,
+        run: Handler::Wait(hot_keys),
         ..Spec::NEW
     },
 ];

@@ -126,7 +126,7 @@ const duration = (s) => {
   if (s < 172800) return Math.round(s / 3600) + " h";
   return Math.round(s / 86400) + " days";
 };
-const micros = (s) => (s < 0.001 ? Math.round(s * 1e6) + " µs" : (s * 1000).toFixed(s < 0.1 ? 1 : 0) + " ms");
+const micros = (s) => (s < 0.001 ? (s * 1e6).toFixed(s < 1e-5 ? 1 : 0) + " µs" : (s * 1000).toFixed(s < 0.1 ? 1 : 0) + " ms");
 
 function facts(id, rows) {
   $(id).replaceChildren(...rows.filter(Boolean).flatMap(([name, value, kind]) => [make("dt", name), make("dd", value, kind)]));
@@ -228,7 +228,16 @@ function quantile(now, part) {
   const bounds = [...counts.keys()].sort((a, b) => a - b);
   const all = counts.get(Infinity) || 0;
   if (all <= 0) return null;
-  return bounds.find((bound) => counts.get(bound) >= all * part);
+  // Within a bucket the times are taken to be spread evenly.
+  let [below, from] = [0, 0];
+  for (const bound of bounds) {
+    const upTo = counts.get(bound);
+    if (upTo >= all * part && upTo > below) {
+      return bound === Infinity ? from : from + ((bound - from) * (all * part - below)) / (upTo - below);
+    }
+    [below, from] = [upTo, bound];
+  }
+  return from;
 }
 
 function showCommands(now) {
@@ -236,7 +245,7 @@ function showCommands(now) {
   if (now.has("command_latency_seconds_bucket")) {
     for (const [name, part] of [["p50", 0.5], ["p99", 0.99], ["p99.9", 0.999]]) {
       const value = quantile(now, part);
-      figures.push([value === null ? "–" : "≤ " + micros(value), name]);
+      figures.push([value === null ? "–" : micros(value), name]);
     }
   } else {
     const calls = rate(now, "command_calls_total");
@@ -392,6 +401,32 @@ function showSlow(reply) {
   ]), "None.");
 }
 
+function showHot(reply) {
+  if (reply.error) return rows("hot", [], reply.error);
+  rows("hot", reply.result.map(paired).map((k) => [keyButton(k.db, k.key), String(k.db), "≈ " + number(Number(k["per-second"]))]),
+    "No key stands out in the last ten seconds.");
+}
+
+function showBig(reply) {
+  if (reply.error) return rows("big", [], reply.error);
+  const weight = (k) => (k.type === "string" ? bytes(k.size) : `${number(k.size)} elements`);
+  rows("big", reply.result.map(paired).map((k) => [keyButton(k.db, k.key, k.type), String(k.db), k.type, weight(k)]),
+    "No key was written or read since the start.");
+}
+
+// A key that opens in the browser of keys.
+function keyButton(db, key, kind) {
+  if (typeof key !== "string") return make("span", shown(key));
+  const button = make("button", key === "" ? "(empty)" : key);
+  button.type = "button";
+  button.addEventListener("click", () => guarded(async () => {
+    const type = kind || shown((await run([["SELECT", String(db)], ["TYPE", key]]))[1].result);
+    await open(String(db), key, type);
+    $("value").scrollIntoView({ behavior: "smooth", block: "nearest" });
+  }));
+  return button;
+}
+
 function showClients(reply) {
   if (reply.error) return rows("clients", [], reply.error);
   const all = shown(reply.result).split("\n").filter(Boolean).map((line) => Object.fromEntries(line.split(" ").map((pair) => {
@@ -439,10 +474,13 @@ async function look() {
     showStore(now);
     before = now;
     if (rounds++ % SLOW_EVERY === 0) {
-      const [slow, clients, checkpoints, keyspace] = await run([
+      const [slow, clients, checkpoints, keyspace, hot, big] = await run([
         ["SLOWLOG", "GET", "20"], ["CLIENT", "LIST"], ["FLAGSTONE", "CHECKPOINTS"], ["INFO", "keyspace"],
+        ["FLAGSTONE", "HOTKEYS"], ["FLAGSTONE", "BIGKEYS"],
       ]);
       showSlow(slow);
+      showHot(hot);
+      showBig(big);
       showClients(clients);
       showCheckpoints(checkpoints);
       showDatabases(keyspace);

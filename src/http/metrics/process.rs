@@ -2,7 +2,9 @@
 
 use super::super::{HttpCounters, LoadedServer};
 use super::text::{MetricKind, MetricsText};
+use crate::allocator;
 use crate::clients::ClientState;
+use crate::commandlog::LogKind;
 use crate::node::Node;
 use crate::process;
 use crate::pubsub::SubscriptionKind;
@@ -40,14 +42,18 @@ fn put_process(text: &mut MetricsText, node: &Node) {
         .value(node.clock.ahead_ms() as f64 / 1000.0);
     text.counter("clock_jumps", "Jumps of the system's clock by ten seconds or more.")
         .value(node.clock.jumps());
-    text.gauge("slow_log_entries", "Entries of the log of slow commands.")
-        .value(node.slowlog.len());
+    text.gauge("command_log_entries", "Entries of the logs of commands (COMMANDLOG).");
+    for kind in LogKind::ALL {
+        text.sample(&[("log", &kind.name())], node.command_logs.of(kind).len());
+    }
 }
 
 fn put_memory(text: &mut MetricsText, node: &Node) {
     let (used, settings) = (process::memory(), node.config.settings());
     text.gauge("memory_resident_bytes", "Resident memory of the process.").value(used.resident);
     text.gauge("memory_peak_bytes", "Greatest resident memory so far.").value(used.peak);
+    text.gauge("memory_committed_bytes", "Memory that the allocator has from the system.")
+        .value(allocator::committed().0);
     text.gauge("memory_installed_bytes", "Memory of the machine.").value(used.installed);
     text.gauge("memory_budget_bytes", "memory-budget.").value(settings.memory_budget);
     text.gauge("memory_share_bytes", "Parts of the memory budget.");

@@ -4,14 +4,8 @@ use super::super::LoadedServer;
 use super::text::MetricsText;
 use crate::node::Node;
 use flagstone_storage::engine::EngineFigures;
-use flagstone_storage::place::Requests;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-
-/// Dollars for a request of S3 Standard: PUT and LIST, and GET. DELETE costs nothing, and neither
-/// does traffic within a region.
-const PUT_DOLLARS: f64 = 5e-6;
-const GET_DOLLARS: f64 = 0.4e-6;
 
 pub(super) fn put(text: &mut MetricsText, running: &LoadedServer) {
     put_journal(text, running);
@@ -169,11 +163,6 @@ fn put_stores(text: &mut MetricsText, node: &Node) {
         "Price of the requests to buckets, by the prices of S3 Standard.",
     );
     for (store, requests, _) in stores.iter().filter(|(.., is_remote)| *is_remote) {
-        text.sample(&[("store", store)], dollars(requests));
+        text.sample(&[("store", store)], requests.dollars());
     }
-}
-
-fn dollars(requests: &Requests) -> f64 {
-    let get = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed) as f64;
-    (get(&requests.puts) + get(&requests.lists)) * PUT_DOLLARS + get(&requests.gets) * GET_DOLLARS
 }

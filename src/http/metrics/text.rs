@@ -8,6 +8,7 @@ use std::fmt::{Display, Write};
 pub(super) enum MetricKind {
     Counter,
     Gauge,
+    Histogram,
     Info,
 }
 
@@ -16,6 +17,7 @@ impl MetricKind {
         match self {
             Self::Counter => "counter",
             Self::Gauge => "gauge",
+            Self::Histogram => "histogram",
             Self::Info => "info",
         }
     }
@@ -25,7 +27,7 @@ impl MetricKind {
         match self {
             Self::Counter => "_total",
             Self::Info => "_info",
-            Self::Gauge => "",
+            Self::Gauge | Self::Histogram => "",
         }
     }
 }
@@ -62,6 +64,28 @@ impl MetricsText {
 
     pub(super) fn gauge(&mut self, name: &str, help: &str) -> &mut Self {
         self.family(MetricKind::Gauge, name, help)
+    }
+
+    /// Adds the samples of a histogram: its buckets, each with its greatest value and the number of
+    /// values up to it, ascending; their number and their sum.
+    pub(super) fn histogram(
+        &mut self,
+        labels: &[(&str, &dyn Display)],
+        buckets: impl Iterator<Item = (f64, u64)>,
+        count: u64,
+        sum: f64,
+    ) {
+        self.suffix = "_bucket";
+        for (most, count) in buckets {
+            // Prometheus wants a decimal point.
+            self.sample(&[labels, &[("le", &format_args!("{most:?}"))]].concat(), count);
+        }
+        self.sample(&[labels, &[("le", &"+Inf")]].concat(), count);
+        self.suffix = "_count";
+        self.sample(labels, count);
+        self.suffix = "_sum";
+        self.sample(labels, sum);
+        self.suffix = "";
     }
 
     /// Adds a sample without labels.
@@ -118,6 +142,8 @@ mod tests {
         text.counter("calls", "Calls.").sample(&[("command", &"get"), ("x", &1)], 7);
         text.gauge("age_seconds", "Age.").value(0.5);
         text.family(MetricKind::Info, "build", "Build.").sample(&[("version", &"a\"b\\c\nd")], 1);
+        text.family(MetricKind::Histogram, "time", "Time.");
+        text.histogram(&[("x", &1)], [(0.5, 2), (1.0, 3)].into_iter(), 4, 7.5);
         let expected = "\
             # TYPE flagstone_calls counter\n\
             # HELP flagstone_calls Calls.\n\
@@ -129,6 +155,13 @@ mod tests {
             # TYPE flagstone_build info\n\
             # HELP flagstone_build Build.\n\
             flagstone_build_info{version=\"a\\\"b\\\\c\\nd\"} 1\n\
+            # TYPE flagstone_time histogram\n\
+            # HELP flagstone_time Time.\n\
+            flagstone_time_bucket{x=\"1\",le=\"0.5\"} 2\n\
+            flagstone_time_bucket{x=\"1\",le=\"1.0\"} 3\n\
+            flagstone_time_bucket{x=\"1\",le=\"+Inf\"} 4\n\
+            flagstone_time_count{x=\"1\"} 4\n\
+            flagstone_time_sum{x=\"1\"} 7.5\n\
             # EOF\n";
         assert_eq!(text.finish(), expected);
     }

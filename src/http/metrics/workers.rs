@@ -1,10 +1,11 @@
 //! Figures of the workers and of the commands.
 
 use super::super::LoadedServer;
-use super::text::MetricsText;
+use super::text::{MetricKind, MetricsText};
 use crate::command::registry;
-use crate::node::{Counters, WorkerStats};
+use crate::node::{Counters, Times, WorkerStats};
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A figure of each worker: its name, its meaning, and the counter.
@@ -158,6 +159,20 @@ fn put_commands(text: &mut MetricsText, stats: &[std::sync::Arc<WorkerStats>]) {
     text.counter("command_rejections", "Calls that were refused before they ran.");
     for (name, [.., rejected]) in &called {
         text.sample(&[("command", name)], rejected);
+    }
+    text.family(
+        MetricKind::Histogram,
+        "command_latency_seconds",
+        "Time of a worker that a call of the command has taken (latency-tracking).",
+    );
+    for command in registry::every() {
+        let all = stats.iter().filter_map(|stats| stats.by_command.get(command.id));
+        if let Some(times) = Times::of(all.map(|counters| &counters.times)) {
+            let buckets = times.by_power().map(|(ns, count)| (ns as f64 / 1e9, count));
+            let spent = sum(command.id, |c| &c.time_ns) as f64 / 1e9;
+            let name: &dyn Display = &command.full_name;
+            text.histogram(&[("command", name)], buckets, times.count(), spent);
+        }
     }
     // Codes are bounded where they are counted.
     let mut errors: BTreeMap<String, u64> = BTreeMap::new();

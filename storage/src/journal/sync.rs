@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::local::{LocalShared, Writer, lock};
 use super::{JournalError, Lsn, SyncMode};
+use crate::latency::{LATENCY, LatencyEvent};
 
 /// Requests to the sync thread.
 pub(super) struct Signal {
@@ -156,7 +157,9 @@ impl LocalShared {
             files.push(Arc::clone(&writer.current.file));
             (writer.last, files, writer.current.number)
         };
+        let begun = Instant::now();
         let synced = files.iter().try_for_each(|file| file.sync());
+        LATENCY.note(LatencyEvent::JournalSync, begun.elapsed());
         let mut writer = lock(&self.writer);
         if let Err(error) = synced {
             // The kernel may have dropped pages that it could not write: never sync again.

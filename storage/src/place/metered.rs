@@ -14,6 +14,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Listed objects of a page; each page is a request.
 const PAGE: u64 = 1000;
 
+/// Dollars for a request of S3 Standard: PUT and LIST, and GET. DELETE costs nothing, and neither
+/// does traffic within a region.
+const PUT_DOLLARS: f64 = 5e-6;
+const GET_DOLLARS: f64 = 0.4e-6;
+
 /// Counters of requests to a store since the start, without its client's retries.
 #[derive(Debug, Default)]
 pub struct Requests {
@@ -27,6 +32,12 @@ pub struct Requests {
 }
 
 impl Requests {
+    /// Returns the price of the requests in dollars, by the prices of S3 Standard.
+    pub fn dollars(&self) -> f64 {
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed) as f64;
+        (get(&self.puts) + get(&self.lists)) * PUT_DOLLARS + get(&self.gets) * GET_DOLLARS
+    }
+
     fn put(&self, payload: &PutPayload) {
         add(&self.puts, 1);
         add(&self.put_bytes, payload.content_length() as u64);

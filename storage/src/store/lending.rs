@@ -1,5 +1,6 @@
 //! Entries that are lent to a command on keys of several workers, and their return.
 
+use super::big::measure;
 use super::{DirtyKey, Store};
 use crate::notes::NoteKind;
 use crate::slot::KeyHash;
@@ -46,6 +47,9 @@ impl Store {
             self.dirty.push(DirtyKey { db, at, key: entry.key.clone() });
         }
         entry.counted = entry.memory();
+        let generation = self.generation(db);
+        let at = KeyHash { slot: crate::slot::slot_of(&entry.key), hash: entry.hash };
+        self.see_size(generation, at, &entry.key, measure(&entry.value));
         self.adopt(db, entry);
     }
 

@@ -14,10 +14,12 @@
 //! Only staged entries carry the number of the round itself, and they are forgotten if its record
 //! cannot be appended. So only readers of the open round can hold the number of a round that fails.
 
+pub(crate) mod big;
 mod blind;
 mod databases;
 mod entry_mut;
 mod lending;
+mod read;
 mod unit;
 mod versions;
 
@@ -28,6 +30,7 @@ use crate::presence::Presence;
 use crate::scope::Scope;
 use crate::slot::{KeyHash, Layout, SUB_TABLES, sub_table};
 use crate::value::{Counted, ElementHint, Entry, Hash, KeyBuf, Str, Typed, Value};
+pub use big::{BigKey, MAX_BIG};
 pub use entry_mut::EntryMut;
 use hashbrown::HashTable;
 use std::collections::{HashSet, VecDeque};
@@ -189,6 +192,8 @@ pub struct Store {
     pub(crate) hand: (usize, usize, usize),
     /// Keys whose values may be dropped from memory in part.
     pub(crate) large: VecDeque<DirtyKey>,
+    /// The biggest keys.
+    big: big::BigKeys,
     pub stats: StoreStats,
     pub notes: Notes,
 }
@@ -226,6 +231,7 @@ impl Store {
             memory: 0,
             hand: (0, 0, 0),
             large: VecDeque::new(),
+            big: big::BigKeys::default(),
             stats: StoreStats::default(),
             notes: Notes::default(),
         }
@@ -324,19 +330,6 @@ impl Store {
         let found = self.find_for_read(db, key);
         self.touch = touch;
         Ok(found?.map(|f| f.entry(self)).filter(|e| e.is_live()))
-    }
-
-    /// Returns a key that this command has found before; `None` when it does not exist.
-    pub fn found(&self, db: u32, key: &[u8]) -> Option<&Entry> {
-        let at = self.at(key);
-        let table = self.dbs.get(db as usize)?.tables.get(sub_table(at.slot))?;
-        let entry = table.map.find(at.hash, |e| *e.key == *key)?;
-        (entry.is_live() && !entry.has_expired(self.now_ms)).then_some(entry)
-    }
-
-    /// Returns true if a key exists; counts as a hit or miss.
-    pub fn exists(&mut self, db: u32, key: &[u8]) -> Result<bool, Fault> {
-        Ok(self.entry(db, key)?.is_some())
     }
 
     /// Returns a value of one type for reading.
@@ -612,6 +605,8 @@ impl Store {
         entry.round = self.forgotten;
         entry.accessed_s = (self.now_ms / 1000) as u32;
         entry.counted = entry.memory();
+        let generation = self.generation(db);
+        self.see_size(generation, at, &entry.key, big::measure(&entry.value));
         let table = self.dbs[db as usize].table(at.slot);
         table.note_known(&entry.key);
         if table.map.find(at.hash, |e| *e.key == *entry.key).is_none() {

@@ -160,6 +160,12 @@ impl<'a> Args<'a> {
         self.ranges.is_empty()
     }
 
+    /// Returns the number of bytes of all arguments.
+    #[inline]
+    pub fn bytes(&self) -> usize {
+        self.ranges.iter().map(|&(start, end)| (end - start) as usize).sum()
+    }
+
     /// Returns the argument at `index`.
     #[inline]
     pub fn get(&self, index: usize) -> Option<&'a [u8]> {

@@ -2,7 +2,9 @@
 
 mod listeners;
 mod own;
+mod sections;
 
+use super::latency::times_of;
 use crate::command::registry;
 use crate::node::{Counters, Node, WorkerStats};
 use crate::process;
@@ -35,6 +37,11 @@ const SECTIONS: &[(&str, bool)] = &[
     ("cluster", true),
     ("keyspace", true),
     ("flagstone", true),
+    ("durability", true),
+    ("engine", true),
+    ("store", true),
+    ("client_memory", true),
+    ("shards", false),
 ];
 
 /// Fields of section "stats" that count mechanisms which this server does not have.
@@ -147,6 +154,7 @@ impl Page<'_> {
             "cpu" => self.cpu(),
             "commandstats" => self.commandstats(),
             "errorstats" => self.errorstats(),
+            "latencystats" => self.latencystats(),
             "cluster" => self.field("cluster_enabled", 0),
             "keyspace" => {
                 for (db, (keys, expires)) in keyspace.iter().enumerate() {
@@ -156,6 +164,11 @@ impl Page<'_> {
                 }
             }
             "flagstone" => self.flagstone(),
+            "durability" => self.durability(),
+            "engine" => self.engine(),
+            "store" => self.store(),
+            "client_memory" => self.client_memory(),
+            "shards" => self.shards(),
             _ => {}
         }
     }
@@ -200,6 +213,7 @@ impl Page<'_> {
             ("arch_bits", &usize::BITS),
             ("monotonic_clock", &"POSIX clock_gettime"),
             ("multiplexing_api", &"epoll"),
+            ("atomicvar_api", &"c11-builtin"),
             ("gcc_version", &"0.0.0"),
             ("process_id", &std::process::id()),
             ("process_supervised", &"no"),
@@ -316,6 +330,7 @@ impl Page<'_> {
             ("mem_overhead_db_hashtable_rehashing", &0),
             ("mem_replication_backlog", &0),
             ("mem_total_replication_buffers", &0),
+            ("mem_replica_full_sync_buffer", &0),
             ("mem_clients_slaves", &0),
             ("mem_clients_normal", &clients),
             ("mem_cluster_links", &0),
@@ -422,6 +437,8 @@ impl Page<'_> {
             ("sync_partial_err", &0),
             ("expired_keys", &self.sum(|s| &s.store.expired)),
             ("expired_fields", &self.sum(|s| &s.store.expired_fields)),
+            // The name of Redis 8.
+            ("expired_subkeys", &self.sum(|s| &s.store.expired_fields)),
             ("expired_stale_perc", &"0.00"),
             ("expired_time_cap_reached_count", &0),
             ("expire_cycle_cpu_milliseconds", &0),
@@ -511,6 +528,20 @@ impl Page<'_> {
                 "cmdstat_{name}:calls={calls},usec={usec},usec_per_call={each:.2},\
                 rejected_calls={rejected},failed_calls={failed}"
             ));
+        }
+    }
+
+    fn latencystats(&mut self) {
+        let settings = self.worker.settings();
+        for command in registry::every() {
+            let Some(times) = times_of(self.node, command) else { continue };
+            let each: Vec<String> = settings
+                .latency_percentiles
+                .iter()
+                .map(|p| format!("p{p}={:.3}", times.percentile(*p) as f64 / 1000.0))
+                .collect();
+            let name = command.full_name;
+            self.line(format_args!("latency_percentiles_usec_{name}:{}", each.join(",")));
         }
     }
 

@@ -14,6 +14,7 @@ use super::super::SyncMode;
 use super::super::local::lock;
 use super::object::{ObjectHeader, Position};
 use super::{BucketShared, BucketState, Flight, RecordBatch, StoredObject};
+use crate::latency::{LATENCY, LatencyEvent};
 use crate::lease::BootTime;
 use crate::place::{Place, cause};
 
@@ -210,6 +211,13 @@ impl BucketShared {
 
     /// Puts an object, retrying until the store has it.
     async fn put(&self, object: Object) -> Done {
+        let begun = Instant::now();
+        let done = self.put_until_stored(object).await;
+        LATENCY.note(LatencyEvent::JournalSync, begun.elapsed());
+        done
+    }
+
+    async fn put_until_stored(&self, object: Object) -> Done {
         let path = object.at.path(self.place.root());
         let bytes = object.header.len() + object.records.len();
         let transfer = Duration::from_secs((bytes / BYTES_PER_SECOND) as u64);

@@ -1,0 +1,94 @@
+//! Accounts of the commands that have run: counters, histograms, latency events, and the logs of
+//! commands.
+
+use super::Worker;
+use crate::command::{Command, OwnedCommand, Request};
+use crate::commandlog::{self, CommandCost, Excess, LoggedCommand};
+use crate::config::Settings;
+use crate::unit::Effects;
+use flagstone_storage::latency::LATENCY;
+use flagstone_wire::resp::Args;
+use std::time::Instant;
+
+/// A command that has run.
+#[derive(Clone, Copy)]
+pub(crate) struct FinishedCommand<'a> {
+    pub(crate) command: &'a Command,
+    pub(crate) args: Args<'a>,
+    /// Database that was selected.
+    pub(crate) db: u32,
+    /// Id of the connection.
+    pub(crate) client: u64,
+    pub(crate) reply_bytes: usize,
+}
+
+impl<'a> FinishedCommand<'a> {
+    /// Describes a command that has its own copy of the arguments.
+    pub(crate) fn of(command: &'a OwnedCommand, reply_bytes: usize) -> Self {
+        let Request { db, client, .. } = command.request;
+        Self { command: command.command, args: command.args(), db, client, reply_bytes }
+    }
+}
+
+impl Worker {
+    /// Starts the time of the next command.
+    pub(crate) fn start_watch(&self) {
+        self.watch.set(Instant::now());
+    }
+
+    /// Starts it at a moment that has passed.
+    pub(crate) fn start_watch_at(&self, began: Instant) {
+        self.watch.set(began);
+    }
+
+    /// Returns when the last timed command ended, or the next began.
+    pub(crate) fn last_ran(&self) -> Instant {
+        self.watch.get()
+    }
+
+    /// Counts a command that has run since the last one ended or the watch was started.
+    pub(crate) fn ran(&self, run: FinishedCommand<'_>, settings: &Settings) {
+        let FinishedCommand { command, args, db, client, reply_bytes } = run;
+        let now = Instant::now();
+        let took = now - self.watch.replace(now);
+        self.stats().ran(command, took.as_nanos() as u64, settings.latency_tracking);
+        LATENCY.note(command.latency_event(), took);
+        if self.hot_keys.is_due() {
+            self.hot_keys.see(command.keys(args, db).into_iter());
+        }
+        let exceeded =
+            commandlog::exceeds(settings, command, args, CommandCost { took, reply_bytes });
+        if !exceeded.is_empty() {
+            let kept = commandlog::kept_args(args);
+            exceeded.iter().for_each(|excess| self.log_command(kept.clone(), client, excess));
+        }
+    }
+
+    /// Counts the parts of a unit that has run, and shows them to monitors.
+    pub(crate) fn tell_parts(&self, effects: &mut Effects, client: u64, settings: &Settings) {
+        self.stats().ran_parts(&effects.tallies, &effects.errors);
+        self.log_parts(effects, client);
+        effects.tell_monitors(&self.node, client, settings);
+    }
+
+    /// Logs parts of a unit: before the unit, because they have ended before it.
+    pub(crate) fn log_parts(&self, effects: &mut Effects, client: u64) {
+        for part in effects.for_logs.iter_mut().flat_map(|parts| parts.drain(..)) {
+            self.log_command(part.args, client, &part.excess);
+        }
+    }
+
+    #[cold]
+    fn log_command(&self, args: Vec<Vec<u8>>, client: u64, excess: &Excess) {
+        let client = self.node.clients.get(client);
+        let command = LoggedCommand {
+            id: 0,
+            time_s: self.node.clock.now_ms() / 1000,
+            value: 0,
+            args,
+            addr: client.as_ref().map(|c| c.addr.to_string()).unwrap_or_default(),
+            name: client.map(|c| commandlog::kept_name(&c.labels().name)).unwrap_or_default(),
+        };
+        self.node.command_logs.push(excess, command);
+    }
+}

@@ -1,0 +1,288 @@
+//! Figures for operators: LATENCY, COMMANDLOG, MEMORY, and the sections of INFO that are our own.
+
+use super::Server;
+use redis::{Connection, Value};
+use std::time::{Duration, Instant};
+
+const WORKERS: [&str; 2] = ["1", "2"];
+
+fn server(workers: &str) -> Server {
+    let options = ["--workers", workers, "--shards", "2", "--enable-debug-command", "yes"];
+    Server::start(&options)
+}
+
+fn ask(client: &mut Connection, line: &str) -> Value {
+    let mut words = line.split(' ');
+    let mut command = redis::cmd(words.next().unwrap_or_default());
+    words.for_each(|word| {
+        command.arg(word);
+    });
+    command.query(client).unwrap_or_else(|error| Value::SimpleString(error.to_string()))
+}
+
+fn text(client: &mut Connection, line: &str) -> String {
+    match ask(client, line) {
+        Value::BulkString(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
+        Value::VerbatimString { text, .. } | Value::SimpleString(text) => text,
+        value => format!("{value:?}"),
+    }
+}
+
+/// The value of a field of INFO.
+fn field(client: &mut Connection, section: &str, name: &str) -> String {
+    let info = text(client, &format!("INFO {section}"));
+    let found = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    found.unwrap_or_else(|| panic!("no {name} in {info}")).to_owned()
+}
+
+/// A reply as a map of texts.
+fn pairs(value: Value) -> Vec<(String, Value)> {
+    let flat: Vec<Value> = match value {
+        Value::Array(all) => all,
+        Value::Map(all) => all.into_iter().flat_map(|(name, value)| [name, value]).collect(),
+        value => panic!("{value:?} is no map"),
+    };
+    let mut flat = flat.into_iter();
+    let mut all = Vec::new();
+    while let (Some(name), Some(value)) = (flat.next(), flat.next()) {
+        let Value::BulkString(name) = name else { panic!("{name:?}") };
+        all.push((String::from_utf8_lossy(&name).into_owned(), value));
+    }
+    all
+}
+
+#[test]
+fn histograms_count_the_calls_of_all_workers_and_of_the_parts_of_units() {
+    for workers in WORKERS {
+        let server = server(workers);
+        let mut client = server.client();
+        ask(&mut client, "CONFIG RESETSTAT");
+        for n in 0..20 {
+            ask(&mut client, &format!("SET key{n} value"));
+        }
+        for line in ["MULTI", "SET key1 x", "SET key2 x", "EXEC", "CLIENT ID"] {
+            ask(&mut client, line);
+        }
+        let mut eval = redis::cmd("EVAL");
+        eval.arg("return redis.call('SET', KEYS[1], 'x')").arg(1).arg("key3");
+        eval.exec(&mut client).expect("run");
+        let calls = |client: &mut Connection, line: &str| -> Vec<(String, Value)> {
+            pairs(ask(client, line))
+                .into_iter()
+                .map(|(name, value)| (name, pairs(value).remove(0).1))
+                .collect()
+        };
+        let set = ("set".to_owned(), Value::Int(23));
+        assert_eq!(calls(&mut client, "LATENCY HISTOGRAM set nosuch"), [set], "{workers}");
+        let of_client = calls(&mut client, "LATENCY HISTOGRAM client");
+        assert_eq!(of_client, [("client|id".to_owned(), Value::Int(1))]);
+        let line = field(&mut client, "latencystats", "latency_percentiles_usec_set");
+        let names: Vec<&str> = line.split(',').filter_map(|pair| pair.split('=').next()).collect();
+        assert_eq!(names, ["p50", "p99", "p99.9"]);
+        ask(&mut client, "CONFIG SET latency-tracking no");
+        ask(&mut client, "CONFIG RESETSTAT");
+        ask(&mut client, "SET key1 y");
+        assert_eq!(calls(&mut client, "LATENCY HISTOGRAM"), []);
+    }
+}
+
+#[test]
+fn events_are_recorded_from_the_threshold_on() {
+    for workers in WORKERS {
+        let server = server(workers);
+        let mut client = server.client();
+        assert!(text(&mut client, "LATENCY DOCTOR").starts_with("Latency monitoring is off"));
+        ask(&mut client, "DEBUG SLEEP 0.02");
+        assert_eq!(ask(&mut client, "LATENCY LATEST"), Value::Array(vec![]));
+        ask(&mut client, "CONFIG SET latency-monitor-threshold 15");
+        ask(&mut client, "DEBUG SLEEP 0.02");
+        let Value::Array(history) = ask(&mut client, "LATENCY HISTORY command") else { panic!() };
+        assert!(!history.is_empty(), "{workers}");
+        let graph = text(&mut client, "LATENCY GRAPH command");
+        assert!(graph.starts_with("command - high "), "{graph}");
+        assert!(text(&mut client, "LATENCY DOCTOR").contains("command: "));
+        let none = text(&mut client, "LATENCY GRAPH nosuch");
+        assert!(none.contains("No samples available for event 'nosuch'"), "{none}");
+        assert_eq!(ask(&mut client, "LATENCY RESET nosuch"), Value::Int(0));
+        assert_eq!(ask(&mut client, "LATENCY RESET command"), Value::Int(1));
+        assert_eq!(ask(&mut client, "LATENCY HISTORY command"), Value::Array(vec![]));
+    }
+}
+
+#[test]
+fn events_of_the_storage_are_recorded() {
+    let server = server("2");
+    let mut client = server.client();
+    ask(&mut client, "CONFIG SET latency-monitor-threshold 1");
+    let mut fill = redis::cmd("EVAL");
+    fill.arg("for n = 1, 200000 do redis.call('SADD', KEYS[1], n) end").arg(1).arg("set");
+    fill.exec(&mut client).expect("filled");
+    ask(&mut client, "PEXPIRE set 50");
+    let begun = Instant::now();
+    loop {
+        let latest = format!("{:?}", ask(&mut client, "LATENCY LATEST"));
+        let seen = |name: &str| latest.contains(&format!("{name:?}"));
+        if seen("expire-cycle") && seen("command") {
+            break;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(30), "{latest}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// The values of a log's entries and their arguments.
+fn entries(client: &mut Connection, log: &str) -> Vec<(i64, String)> {
+    let all = ask(client, &format!("COMMANDLOG GET -1 {log}"));
+    let Value::Array(all) = all else { panic!("{all:?}") };
+    let entry = |entry: Value| {
+        let Value::Array(fields) = entry else { panic!("{entry:?}") };
+        let (Value::Int(value), Value::Array(args)) = (&fields[2], &fields[3]) else { panic!() };
+        let word = |arg: &Value| match arg {
+            Value::BulkString(bytes) => String::from_utf8_lossy(bytes).into_owned(),
+            other => format!("{other:?}"),
+        };
+        (*value, args.iter().map(word).collect::<Vec<_>>().join(" "))
+    };
+    all.into_iter().map(entry).collect()
+}
+
+#[test]
+fn large_requests_and_replies_are_logged_wherever_the_key_is() {
+    for workers in WORKERS {
+        let server = server(workers);
+        let mut client = server.client();
+        ask(&mut client, "CONFIG SET commandlog-request-larger-than 1000");
+        ask(&mut client, "CONFIG SET commandlog-reply-larger-than 1000");
+        let value = "x".repeat(1000);
+        let keys = ["a", "b", "c", "d"];
+        for key in keys {
+            ask(&mut client, &format!("SET {key} {value}"));
+            ask(&mut client, &format!("GET {key}"));
+            ask(&mut client, &format!("STRLEN {key}"));
+        }
+        let requests = entries(&mut client, "large-request");
+        let replies = entries(&mut client, "large-reply");
+        assert_eq!((requests.len(), replies.len()), (4, 4), "{workers}: {requests:?} {replies:?}");
+        let size = format!("*3\r\n$3\r\nSET\r\n$1\r\na\r\n$1000\r\n{value}\r\n").len() as i64;
+        assert!(requests.iter().all(|(bytes, args)| *bytes == size && args.starts_with("SET ")));
+        let size = format!("$1000\r\n{value}\r\n").len() as i64;
+        assert_eq!(replies[0], (size, "GET d".to_owned()));
+        // On keys of several workers, in a transaction and in a script.
+        ask(&mut client, "COMMANDLOG RESET large-reply");
+        for line in ["MGET a b c", "MULTI", "GET a", "EXEC"] {
+            ask(&mut client, line);
+        }
+        let told: Vec<String> =
+            entries(&mut client, "large-reply").into_iter().map(|entry| entry.1).collect();
+        assert_eq!(told, ["GET a", "MGET a b c"], "{workers}");
+        assert_eq!(ask(&mut client, "COMMANDLOG LEN large-reply"), Value::Int(2));
+        let wrong = text(&mut client, "COMMANDLOG LEN large");
+        assert!(wrong.contains("type should be one of the following: slow, large-request"));
+        let wrong = text(&mut client, "COMMANDLOG GET -2 slow");
+        assert!(wrong.contains("count should be greater than or equal to -1"), "{wrong}");
+        ask(&mut client, "CONFIG SET commandlog-reply-larger-than -1");
+        ask(&mut client, "GET a");
+        assert_eq!(ask(&mut client, "COMMANDLOG LEN large-reply"), Value::Int(2));
+    }
+}
+
+#[test]
+fn hot_and_big_keys_are_known_without_a_scan() {
+    for workers in WORKERS {
+        let server = server(workers);
+        let mut client = server.client();
+        let mut fill = redis::cmd("EVAL");
+        fill.arg("for n = 1, 300 do redis.call('RPUSH', KEYS[1], n) end").arg(1).arg("list");
+        fill.exec(&mut client).expect("filled");
+        ask(&mut client, &format!("SET long {}", "x".repeat(5000)));
+        for n in 0..100 {
+            ask(&mut client, &format!("SET key{n} short"));
+        }
+        let found = |client: &mut Connection, command: &str| -> Vec<Vec<(String, Value)>> {
+            let Value::Array(all) = ask(client, command) else { panic!() };
+            all.into_iter().map(pairs).collect()
+        };
+        let first = |client: &mut Connection, kind: &str| -> Option<(String, Value)> {
+            let mut all = found(client, "FLAGSTONE BIGKEYS").into_iter();
+            let of_kind = all.find(|key| key[2].1 == Value::BulkString(kind.into()))?;
+            Some((format!("{:?}", of_kind[1].1), of_kind[3].1.clone()))
+        };
+        let named = |name: &str| format!("{:?}", Value::BulkString(name.into()));
+        assert_eq!(first(&mut client, "string"), Some((named("long"), Value::Int(5000))));
+        assert_eq!(first(&mut client, "list"), Some((named("list"), Value::Int(300))));
+        ask(&mut client, "SET long now-short");
+        ask(&mut client, "LPOP list");
+        assert_eq!(first(&mut client, "string").expect("keys").1, Value::Int(9));
+        assert_eq!(first(&mut client, "list"), Some((named("list"), Value::Int(299))));
+        ask(&mut client, "DEL list");
+        assert_eq!(first(&mut client, "list"), None);
+        ask(&mut client, "FLUSHALL");
+        assert_eq!(first(&mut client, "string"), None, "{workers}");
+        let begun = Instant::now();
+        loop {
+            let mut pipe = redis::pipe();
+            (0..500).for_each(|_| {
+                pipe.cmd("GET").arg("hot").ignore();
+            });
+            pipe.exec(&mut client).expect("got");
+            let hot = found(&mut client, "FLAGSTONE HOTKEYS");
+            if hot.first().is_some_and(|hot| format!("{:?}", hot[1].1) == named("hot")) {
+                let Value::Int(rate) = hot[0][2].1 else { panic!() };
+                assert!(rate > 50, "{rate}");
+                break;
+            }
+            assert!(begun.elapsed() < Duration::from_secs(40), "{hot:?}");
+        }
+    }
+}
+
+#[test]
+fn memory_is_reported_and_given_back() {
+    let server = server("2");
+    let mut client = server.client();
+    assert!(text(&mut client, "MEMORY DOCTOR").contains("memory-budget"));
+    assert_eq!(ask(&mut client, "MEMORY PURGE"), Value::Okay);
+    let report = text(&mut client, "MEMORY MALLOC-STATS");
+    assert!(report.contains("arenas"), "{report}");
+}
+
+#[test]
+fn the_sections_of_our_own_are_true() {
+    for workers in WORKERS {
+        let server = server(workers);
+        let mut client = server.client();
+        for n in 0..50 {
+            ask(&mut client, &format!("SET key{n} value"));
+        }
+        let number = |client: &mut Connection, section: &str, name: &str| -> f64 {
+            field(client, section, name).parse().expect("a number")
+        };
+        assert_eq!(field(&mut client, "durability", "durability_mode"), "always");
+        assert_eq!(number(&mut client, "durability", "journal_accepts_writes"), 1.0);
+        assert_eq!(number(&mut client, "durability", "unsynced_records"), 0.0);
+        assert!(number(&mut client, "durability", "disk_free_bytes") > 0.0);
+        assert!(number(&mut client, "durability", "changes_since_checkpoint") >= 50.0);
+        let shards = text(&mut client, "INFO shards");
+        let owner = if workers == "1" { 0 } else { 1 };
+        assert!(shards.contains("shard0:worker=0,slots=0-8191,stalled=0,"), "{shards}");
+        assert!(shards.contains(&format!("shard1:worker={owner},slots=8192-16383,")), "{shards}");
+        assert!(!text(&mut client, "INFO").contains("shard1:"), "only when it is asked for");
+        assert_eq!(number(&mut client, "store", "store_remote"), 0.0);
+        assert_eq!(number(&mut client, "store", "store_dollars"), 0.0);
+        let flushed = number(&mut client, "engine", "engine_flushed_bytes");
+        assert_eq!(
+            ask(&mut client, "BGSAVE"),
+            Value::SimpleString("Background saving started".into())
+        );
+        let begun = Instant::now();
+        while number(&mut client, "engine", "engine_flushed_bytes") == flushed {
+            assert!(begun.elapsed() < Duration::from_secs(60), "a checkpoint flushes");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        assert!(number(&mut client, "engine", "engine_files") >= 1.0);
+        let largest = number(&mut client, "client_memory", "client_memory_largest_bytes");
+        assert!(
+            largest > 0.0 && largest <= number(&mut client, "client_memory", "client_memory_bytes")
+        );
+    }
+}
