@@ -1,4 +1,4 @@
-"""The data sets of `bench cold`: strings, hashes and sorted sets; their commands, and replies that are right."""
+"""The data sets of `bench cold`: strings, hashes, sets and sorted sets; their commands, and replies that are right."""
 
 import bench_load
 from bench_load import KEY_BYTES, KEY_HOLE, VALUE_FORMAT, Values, Work, template
@@ -85,6 +85,48 @@ class Hashes:
         return isinstance(reply, bytes) and self.values.right(key, reply)
 
 
+class Sets:
+    """Keys with a set each, with members of one size; half of the members that commands name are in it."""
+
+    name, commands = "sets", ("SISMEMBER", "SADD")
+
+    def __init__(self, number, members, size):
+        self.number, self.members = number, members
+        self.live_bytes = number * (KEY_BYTES + members * size)
+        self.names = [b"member:%0*d" % (size - len("member:"), member) for member in range(2 * members)]
+        self.all = template("SADD", b"key:" + KEY_HOLE, *self.names[:members])
+        self.asks = [template("SISMEMBER", b"key:" + KEY_HOLE, name) for name in self.names]
+        self.adds = [template("SADD", b"key:" + KEY_HOLE, name) for name in self.names[:members]]
+
+    def fill(self, choice, pipeline):
+        return Work(None, {"SADD": (1, lambda key, _: self.all % key)}, choice, pipeline, checks={})
+
+    def work(self, command, choice, pipeline):
+        members, asks, adds = self.members, self.asks, self.adds
+        if command == "SADD":
+            kinds = {"SADD": (1, lambda key, version: adds[(key * 7 + version) % members] % key)}
+            return Work(None, kinds, choice, pipeline, checks={"SADD": lambda _, line, __: line == b":0"})
+        kinds = {
+            "there": (1, lambda key, version: asks[(key * 7 + version) % members] % key),
+            "missing": (1, lambda key, version: asks[members + (key * 7 + version) % members] % key),
+        }
+        checks = {"there": lambda _, line, __: line == b":1", "missing": lambda _, line, __: line == b":0"}
+        return Work(None, kinds, choice, pipeline, checks=checks)
+
+    def returned(self, _command):
+        return 0
+
+    def sent(self, _command):
+        """SADD of a member that is there changes nothing."""
+        return 0
+
+    def question(self, key):
+        return ["SCARD", f"key:{key:012}"]
+
+    def is_right(self, _key, reply):
+        return reply == self.members
+
+
 class SortedSets:
     """Keys with a sorted set each, with members of one size."""
 
@@ -132,7 +174,7 @@ class SortedSets:
         return reply == self.members
 
 
-COMMANDS = [command for data in (Strings, Hashes, SortedSets) for command in data.commands]
+COMMANDS = [command for data in (Strings, Hashes, Sets, SortedSets) for command in data.commands]
 
 
 def chosen(options, strings):
@@ -140,6 +182,7 @@ def chosen(options, strings):
     found = {
         Strings: lambda: Strings(strings, Values(options.size)),
         Hashes: lambda: Hashes(options.hashes, options.fields, options.field_size),
+        Sets: lambda: Sets(options.sets, options.members, options.member_size),
         SortedSets: lambda: SortedSets(options.zsets, options.members, options.member_size),
     }
     return [make() for data, make in found.items() if set(data.commands) & set(options.cells)]
