@@ -8,8 +8,8 @@ RUN apt-get update \
  && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY . .
-RUN cargo build --release --locked --bin flagstone \
- && cp target/release/flagstone /usr/local/bin/flagstone
+RUN cargo build --profile dist --locked --bin flagstone \
+ && cp target/dist/flagstone /usr/local/bin/flagstone
 
 FROM debian:trixie-slim
 # Certificates are for stores in a cloud.
