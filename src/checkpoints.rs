@@ -129,7 +129,7 @@ async fn run(node: &Node) -> Taken {
     let taken = tokio::select! {
         taken = take(source, max_journal) => taken,
         () = checkpoints.cancelled.notified() => {
-            // Removes what was begun.
+            // Removes the unfinished checkpoint.
             let cleaned = catalog.clean(&source.engines).await;
             cleaned.and(Err(anyhow::anyhow!("it was cancelled")))
         }

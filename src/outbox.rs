@@ -127,7 +127,7 @@ impl Outbox {
         }
     }
 
-    /// Removes all frames, to be written before what comes next.
+    /// Removes all frames, to be written before the next reply.
     pub fn drain(&self, mut write: impl FnMut(&[u8])) {
         let mut inner = self.lock();
         let inner = &mut *inner;

@@ -19,7 +19,7 @@ pub(super) struct DataArgs {
     /// The data directory, or the place of a store: s3://bucket/prefix, gs://…, az://…
     #[arg(long, default_value = "data", value_name = "DIR|URL")]
     dir: String,
-    /// Where its journal is, if it is not in the store
+    /// The place of its journal, if that is not in the store
     #[arg(long, value_name = "DIR|URL")]
     journal: Option<String>,
 }
@@ -36,11 +36,11 @@ impl DataArgs {
 pub(super) struct CheckpointArgs {
     #[command(flatten)]
     data: DataArgs,
-    /// A checkpoint that is there, instead of a new one
+    /// An existing checkpoint, in the place of a new one
     #[arg(long, value_name = "ID")]
     checkpoint: Option<String>,
-    /// No server has the store in a bucket open: open it for a moment, as a start would. Of a local
-    /// directory a lock tells that
+    /// The store is in a bucket, and no server has it open: open it for a moment, as a start would.
+    /// (A local directory has a lock that tells)
     #[arg(long)]
     stopped: bool,
     #[command(flatten)]
@@ -50,10 +50,10 @@ pub(super) struct CheckpointArgs {
 #[derive(Args)]
 #[command(disable_help_flag = true)]
 pub(super) struct BackupArgs {
-    /// Where to: a directory, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix
+    /// The destination: a directory, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix
     #[arg(long, value_name = "URL")]
     to: String,
-    /// Keep so many backups of this data directory, and remove older ones
+    /// Number of backups of this data directory to keep; older ones are removed
     #[arg(long, value_name = "N")]
     keep: Option<usize>,
     /// Read files that are there already, and compare their checksums
@@ -65,16 +65,16 @@ pub(super) struct BackupArgs {
 
 #[derive(Args, Debug)]
 pub(super) struct RestoreArgs {
-    /// Where from: a place of backups, or a data directory with checkpoints
+    /// The source: a place of backups, or a data directory with checkpoints
     #[arg(long, value_name = "URL")]
     from: String,
-    /// Where its journal is, if it is a data directory and the journal is not in it
+    /// The place of the source's journal, if it is a data directory and its journal is elsewhere
     #[arg(long, value_name = "DIR|URL")]
     journal: Option<String>,
     /// The data directory to make: a directory, or a place in a bucket
     #[arg(long, visible_alias = "to", value_name = "DIR|URL")]
     dir: String,
-    /// Which backup or checkpoint; the newest one without
+    /// The backup or checkpoint; default: the newest one
     #[arg(long, value_name = "ID")]
     backup: Option<String>,
     /// The last moment to restore: 2026-11-22T04:03:12.123 (UTC), seconds since 1970, or lsn:N

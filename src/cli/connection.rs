@@ -26,7 +26,7 @@ pub(super) struct Server {
     /// Password to log in with
     #[arg(short = 'a', long, env = "REDISCLI_AUTH", hide_env_values = true)]
     pass: Option<String>,
-    /// Shows how the command is used
+    /// Print help
     #[arg(long, action = clap::ArgAction::Help)]
     help: Option<bool>,
 }

@@ -27,15 +27,15 @@ const BATCH_BYTES: usize = 32 << 10;
 /// load. A file with hashes whose fields expire is of a version that only Redis 7.4 or newer loads;
 /// --drop-field-expiry keeps it loadable by all.
 ///
-/// While others write, the file is not one moment: each key is whole and as it was when it was read, but
-/// later keys are from later. For one moment, stop the writers.
+/// Each key is written as it was when the command read it. If clients write meanwhile, the file is no
+/// snapshot of one moment; stop them to get one.
 ///
-/// The file has its name once it is complete and on disk. The server has one value after another in memory
-/// as a whole; the command itself takes a few MiB, whatever there is.
+/// The file gets its name when it is complete and on disk. The server holds one value at a time in memory
+/// as a whole; the command needs a few MiB, however much data there is.
 #[derive(Args)]
 #[command(disable_help_flag = true)]
 pub(super) struct ExportArguments {
-    /// The file to write; one that is there is replaced
+    /// The file to write; an existing one is replaced
     file: PathBuf,
     /// The server, in place of the options for it; with a database, only that one is written
     #[arg(

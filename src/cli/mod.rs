@@ -35,15 +35,15 @@ enum CliCommand {
     Import(import::ImportArguments),
     Export(export::ExportArguments),
     Reshard(reshard::ReshardArguments),
-    /// Copies a checkpoint of a data directory to another place
+    /// Copy a checkpoint of a data directory to another place
     Backup(backup::BackupArgs),
-    /// Makes a data directory of a backup or of a checkpoint
+    /// Make a data directory from a backup or a checkpoint
     Restore(backup::RestoreArgs),
-    /// Makes a data directory that shares its files with another one, without copying them
+    /// Make a data directory that shares its files with another one and copies none
     Branch(backup::BranchArgs),
-    /// Reads every row of a stopped data directory and tells what is wrong
+    /// Read every row of a stopped data directory and report damage
     Check(check::CheckArgs),
-    /// Lists the checkpoints of a data directory, or the backups in a place
+    /// List the checkpoints of a data directory, or the backups in a place
     Checkpoints(backup::CheckpointsArgs),
 }
 

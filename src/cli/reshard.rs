@@ -25,13 +25,13 @@ use std::time::Instant;
 /// still needed, or make a backup first.
 #[derive(Args)]
 pub(super) struct ReshardArguments {
-    /// How many shards there shall be
+    /// The new number of shards
     #[arg(long, value_name = "N")]
     shards: u16,
     /// The data directory; or the place of a store, with --to
     #[arg(long, default_value = "data", value_name = "DIR|URL")]
     dir: String,
-    /// Where its journal is, if it is not in the directory
+    /// The place of its journal, if that is not in the directory
     #[arg(long, value_name = "URL")]
     journal: Option<String>,
     /// Where to make the new directory; then the old one stays
@@ -67,7 +67,7 @@ pub(super) fn run(arguments: &ReshardArguments) -> Result<()> {
     let dir = dir.canonicalize().with_context(|| format!("{from}"))?;
     let beside = beside(&dir, "resharding")?;
     let before = self::beside(&dir, "before")?;
-    // Removes what an earlier run has left that was interrupted before the exchange.
+    // Removes the remains of an earlier run that was interrupted before the exchange.
     let taken = [(&beside, beside.join("flagstone.json").exists()), (&before, before.exists())];
     for (path, is_taken) in taken {
         if is_taken {

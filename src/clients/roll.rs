@@ -31,7 +31,7 @@ pub struct Clients {
     evicted_at_ms: AtomicU64,
     pub accepted: AtomicU64,
     pub rejected: AtomicU64,
-    /// Number of clients closed because they did not read what they were sent.
+    /// Number of clients closed because they did not read their replies.
     pub too_slow: AtomicU64,
     /// Number of clients closed because all together took too much memory.
     pub evicted: AtomicU64,

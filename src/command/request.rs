@@ -14,7 +14,7 @@ pub struct Request {
     pub touch: bool,
     /// Id of the connection.
     pub client: u64,
-    /// True if the connection tracks what it reads.
+    /// True if the connection tracks the keys that it reads.
     pub track: bool,
     /// True if the command was blocked, and runs again because there may be something for it.
     pub again: bool,

@@ -1,4 +1,4 @@
-//! Who may ask for what: addresses, the Host and Origin headers, credentials, and slow answers to
+//! Access to the HTTP port: addresses, the Host and Origin headers, credentials, and slow answers to
 //! wrong ones.
 //!
 //! Without a password, only clients of this machine may ask, and their Host header must be a name of
@@ -128,7 +128,7 @@ fn look(request: &Request, ends: Ends, settings: &Settings) -> Result<Option<Cre
     credentials(value.as_bytes()).map(Some).ok_or_else(wrong)
 }
 
-/// Refuses what a browser sends because of a page of another site. Such a page may show a link to
+/// Refuses requests that a browser sends because of a page of another site. Such a page may show a link to
 /// the dashboard.
 fn refuse_other_sites(request: &Request, host: &str) -> Result<(), Denial> {
     let headers = request.headers();

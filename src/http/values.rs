@@ -99,7 +99,7 @@ impl ReplyScan {
     }
 }
 
-/// Returns the first reply, and what is behind it.
+/// Returns the first reply, and the bytes behind it.
 pub(super) fn split(replies: &[u8]) -> (&[u8], &[u8]) {
     let mut scan = ReplyScan::new(1);
     match scan.find_end(replies) {
@@ -207,7 +207,7 @@ pub(super) fn put_value(out: &mut Vec<u8>, reply: &[u8], form: Form) {
     }
 }
 
-/// Appends a value that has no parts, and returns what is behind it.
+/// Appends a value that has no parts, and returns the bytes behind it.
 fn put_scalar<'a>(out: &mut Vec<u8>, head: &Head<'_>, rest: &'a [u8], form: Form) -> &'a [u8] {
     let line = head.line;
     match head.kind {

@@ -21,7 +21,7 @@ pub(super) struct SocketFile {
 impl Drop for SocketFile {
     fn drop(&mut self) {
         if fs::symlink_metadata(&self.path).is_ok_and(|file| identity(&file) == self.identity) {
-            // Somebody may have removed it just now.
+            // Another process may have removed it just now.
             let _ = fs::remove_file(&self.path);
         }
     }

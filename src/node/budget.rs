@@ -60,11 +60,11 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// Splits what the process does not need for itself: five sixteenths for decoded values, an
+    /// Splits the memory that the process does not need for itself: five sixteenths for decoded values, an
     /// eighth for pending rows, a sixteenth each for blocks, for memtables, and for filters and
     /// indexes (of a small budget up to an eighth), a sixty-fourth for merges, a thirty-second for
     /// the filters of keys. The rest is for hand-overs and flushes, buffers, and the allocator's
-    /// overhead. Decoded values get what pending rows have no use for.
+    /// overhead. Decoded values get the memory that pending rows do not use.
     pub fn new(settings: &Settings) -> Self {
         let total = settings.memory_budget - (settings.memory_budget / 4).min(OVERHEAD);
         let pending = (total / 8).min(PENDING_MAX);
@@ -95,7 +95,7 @@ impl Budget {
         self.pending + self.hot / 2
     }
 
-    /// Adds to decoded values what the memtables of so many shards have no use for.
+    /// Adds the memory that the memtables of so many shards do not use to decoded values.
     pub(super) fn with_shards(mut self, shards: u16) -> Self {
         let most = Upkeep::default().memtable_bytes * usize::from(shards);
         let unused = self.memtables.saturating_sub(most);

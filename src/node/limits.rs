@@ -1,4 +1,4 @@
-//! Refuses commands because of the node's health, whoever sends them. Connections ask before a
+//! Refuses commands because of the node's health, for every client. Connections ask before a
 //! command runs, scripts before they run and before each command that they call.
 
 use super::Health;

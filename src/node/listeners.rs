@@ -1,4 +1,4 @@
-//! Clients that have to hear of changed keys: what all workers share of them.
+//! Clients that have to hear of changed keys: the part that all workers share.
 
 use crate::tracking::Prefixes;
 use std::sync::Arc;

@@ -2,8 +2,8 @@
 //!
 //! Shares of the budget are estimates. While files are merged, rows are many, or clients send much,
 //! the process may take more than their sum: buffers, and memory that the allocator holds in parts.
-//! What exceeds the budget is then taken off the share of decoded values, which are on disk too, and
-//! what of it they lend to pending rows shrinks with it. It comes back slowly.
+//! The excess is then taken off the share of decoded values, which are on disk too, and the part of
+//! that share which they lend to pending rows shrinks with it. It comes back slowly.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};

@@ -69,7 +69,7 @@ pub(super) struct Coordination {
 /// Keys and holds that a command needs.
 #[derive(Default)]
 pub(super) struct Requirements {
-    /// Client that tracks what the command reads.
+    /// The client that tracks the keys which the command reads.
     pub(super) reader: Option<u64>,
     /// Keys that it reads, if it does not read all.
     pub(super) read: Option<BTreeSet<LockKey>>,
@@ -83,7 +83,7 @@ pub(super) struct Requirements {
 }
 
 impl Requirements {
-    /// Adds what was missed; returns true if that includes new keys.
+    /// Adds the missed data; returns true if that includes new keys.
     pub(super) fn add(&mut self, missed: Vec<Need>) -> bool {
         let before = self.keys.len();
         self.keys.extend(missed.iter().map(|need| (need.db, need.key.clone())));

@@ -28,7 +28,7 @@ pub struct ScriptCall<'a> {
     pub read_only: bool,
     pub keys: &'a [&'a [u8]],
     pub args: &'a [&'a [u8]],
-    /// The command that runs it, for clients that ask what runs.
+    /// The command that runs it, for clients that ask for the running script.
     pub command: flagstone_wire::resp::Args<'a>,
 }
 

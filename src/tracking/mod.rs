@@ -1,4 +1,4 @@
-//! CLIENT TRACKING: clients that cache what they have read are told when it changes.
+//! CLIENT TRACKING: clients that cache keys are told when a key that they have read changes.
 //!
 //! Each worker records which clients have read which of its keys (`table.rs`), on its own thread,
 //! at the moment when the read runs or its entry is lent. A change is announced when its round is

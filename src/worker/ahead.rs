@@ -1,4 +1,4 @@
-//! Parses some commands ahead of the one that runs, and prefetches what they will look up in the
+//! Parses some commands ahead of the one that runs, and prefetches the entries that they will look up in the
 //! hot tier, so that the processor waits for the memory of many keys at once instead of one after
 //! the other.
 

@@ -46,7 +46,7 @@ pub struct Grant {
     pub error: Option<RoundError>,
 }
 
-/// The end of a hold, or of what was lent under it.
+/// The end of a hold, or of a loan under it.
 #[derive(Debug, Default)]
 pub struct Apply {
     pub hold: u64,
@@ -79,7 +79,7 @@ impl Holds {
 }
 
 impl Worker {
-    /// Locks what a coordinator asks for, loads it, and lends it.
+    /// Locks the keys that a coordinator asks for, loads their entries, and lends them.
     pub(crate) fn acquire(self: &Rc<Self>, acquire: Acquire, to: oneshot::Sender<Grant>) {
         let locked = match acquire.under {
             Some(_) => None,

@@ -48,7 +48,7 @@ impl Worker {
         loaded.await.unwrap_or_else(|_| Err("ERR the command was abandoned".into()))
     }
 
-    /// Loads what a parked command needs; the command goes on afterwards.
+    /// Loads the data that a parked command needs; the command goes on afterwards.
     pub(super) fn load_for(&self, needs: Vec<Need>, lock: Lock, parked: Box<Parked>) {
         self.request(needs, LoadWaiter::Command(lock, parked));
     }

@@ -161,7 +161,7 @@ impl LockTable {
         (id, rx)
     }
 
-    /// Releases what a ticket holds or waits for.
+    /// Releases the locks that a ticket holds or waits for.
     pub(crate) fn release(&mut self, id: TicketId) {
         if self.barrier == Some(id) {
             self.barrier = None;

@@ -348,7 +348,7 @@ impl Worker {
         }
     }
 
-    /// Deletes what is due from `from_ms` on. Returns false if something may be left.
+    /// Deletes the keys that are due from `from_ms` on. Returns false if something may be left.
     async fn expire_from(self: &Rc<Self>, id: u16, from_ms: u64, now_ms: u64) -> bool {
         let mut from = DueCursor::at(from_ms);
         loop {

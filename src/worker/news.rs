@@ -67,7 +67,7 @@ impl Worker {
         self.tell_news();
     }
 
-    /// Announces, in order, what is stored by now.
+    /// Announces, in order, the changes that are stored by now.
     pub(crate) fn tell_news(&self) {
         if self.news.borrow().is_empty() {
             return;

@@ -180,7 +180,7 @@ impl Worker {
         }
     }
 
-    /// Loads what a command misses, or runs it.
+    /// Loads the data that a command misses, or runs it.
     fn go_on(self: &Rc<Self>, lock: Lock, mut parked: Box<Parked>) {
         if parked.room.as_ref().is_some_and(Room::is_spent) {
             return parked.put_off(lock);
@@ -219,7 +219,7 @@ impl Worker {
         self.load_for(needs, lock, parked);
     }
 
-    /// Returns what has to be loaded for a command that has its locks: all its cold keys at once.
+    /// Returns the data to load for a command that has its locks: all its cold keys at once.
     fn needs(&self, parked: &mut Parked) -> Vec<Need> {
         let Parked { command, missed, parts, .. } = parked;
         if command.command.one_key && !command.command.spec.runs_others() {

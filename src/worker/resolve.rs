@@ -59,7 +59,7 @@ impl Worker {
         self.jobs.borrow().values().find_map(|job| job.unresolvable.clone())
     }
 
-    /// Ends a pass with what was read, and begins the next one if it is due.
+    /// Ends a pass with the rows that were read, and begins the next one if it is due.
     fn end_pass(
         &self,
         id: u16,

@@ -20,10 +20,11 @@ use std::path::{Path, PathBuf};
 ///
 /// FILE is an RDB file (dump.rdb), an append-only file (appendonly.aof), the directory of one
 /// (appendonlydir) or its manifest, or - for standard input. All versions up to Valkey 8.1 and Redis
-/// 8.0 are read. What was loaded before an error stays.
+/// 8.0 are read. Keys that were loaded before an error stay.
 ///
-/// Keys go into the database they were in. Expired keys are left out, and values of modules, which are
-/// counted. Of an append-only file, the commands are run: by default only on a server without keys.
+/// Keys go into the database they were in. The command leaves out expired keys, and values of modules,
+/// which it counts. It runs the commands of an append-only file, without --replace only on a server that
+/// has no keys.
 #[derive(Args)]
 #[command(disable_help_flag = true)]
 pub(super) struct ImportArguments {
@@ -39,10 +40,10 @@ pub(super) struct ImportArguments {
     to: Option<String>,
     #[command(flatten)]
     server: Server,
-    /// Overwrite keys and libraries that are there (default: an error)
+    /// Overwrite existing keys and libraries (default: an error)
     #[arg(long)]
     replace: bool,
-    /// Leave out keys and libraries that are there (default: an error)
+    /// Leave out keys and libraries that exist on the server (default: an error)
     #[arg(long, conflicts_with = "replace")]
     skip: bool,
     /// Show no progress
